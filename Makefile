@@ -1,0 +1,41 @@
+# Everything runs from a fresh checkout with nothing but Python 3.11 or newer: `make run`, `make test`.
+
+PYTHON ?= python3
+BIN := .venv/bin
+READY := .venv/.ready
+TRUTH := .venv-truth/.ready
+
+.PHONY: run test lint bench truth clean
+
+run: $(READY)  ## a first comparison: the same model under two frameworks
+	$(BIN)/rankscope run scenarios/nano-megatron-vs-fsdp2
+
+test: lint
+	$(BIN)/python -m pytest -q
+
+lint: $(READY)
+	$(BIN)/ruff check .
+	$(BIN)/mypy
+
+bench: $(READY)  ## speed, apart from the tests because it needs a quiet machine
+	$(BIN)/python -m pytest -q tests/bench
+
+truth: $(TRUTH)  ## does the data under tests/truth still come out of the real frameworks?
+	.venv-truth/bin/python tests/truth/regenerate.py --check
+
+clean:
+	rm -rf .venv .venv-truth build dist .mypy_cache .pytest_cache .ruff_cache .hypothesis .benchmarks
+	find . -name __pycache__ -type d -prune -exec rm -rf {} +
+
+# The stamp is newer than what it was made from, so that the environment is made once and again when these change.
+$(READY): pyproject.toml requirements.lock
+	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11) and "rankscope needs Python 3.11 or newer; try: make PYTHON=python3.12")'
+	$(PYTHON) -m venv .venv
+	$(BIN)/python -m pip install -q -c requirements.lock hatchling
+	$(BIN)/python -m pip install -q -c requirements.lock --no-build-isolation -e '.[test]'
+	@touch $@
+
+$(TRUTH): tests/truth/requirements.txt
+	$(PYTHON) -m venv .venv-truth
+	.venv-truth/bin/python -m pip install -q -r tests/truth/requirements.txt
+	@touch $@

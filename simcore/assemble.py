@@ -1,0 +1,134 @@
+"""Putting the report together: everything is known, here it gets its published names."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+import numpy as np
+
+from simcore.errors import RankscopeError
+from simcore.fold import RankClass, coordinate_text, format_ranks
+from simcore.framework import Framework
+from simcore.job import Job
+from simcore.ledger import Balance, balance
+from simcore.models.blocks import Moe
+from simcore.plan import Plan
+from simcore.program import Program
+from simcore.report import (
+    Assumption,
+    AtRest,
+    Communicator,
+    Owner,
+    Peak,
+    ProblemRow,
+    RankReport,
+    Report,
+)
+from simcore.scenario import Scenario
+from simcore.schedule import lowered_microbatches
+from simcore.topology import Topology
+from simcore.traffic import traffic
+from simcore.units import parse_quantity
+
+__all__ = ["Parts", "failed", "report"]
+
+
+@dataclass(eq=False)
+class Parts:
+    """Everything that one simulation made, before it is put into a report."""
+
+    job: Job
+    framework: Framework
+    topology: Topology
+    classes: tuple[RankClass, ...]
+    plans: tuple[Plan, ...]
+    rank: int | None = None
+    programs: dict[int, Program] = field(default_factory=dict)
+
+    def rows_per_token(self) -> int:
+        """See `recording.Run.rows_per_token`; routing is balanced."""
+        for kind in self.job.graph.kinds:
+            for branch in kind.branches:
+                if isinstance(branch.block, Moe):
+                    return branch.block.top_k << 16
+        return 0
+
+    def usable_bytes(self) -> int:
+        """What a rank may fill: the scenario's limit, or what the driver leaves."""
+        usable = self.job.scenario.limits.usable_memory
+        return self.topology.device.usable_bytes if usable == "auto" else int(parse_quantity(usable, "B"))
+
+
+def failed(scenario: Scenario, error: RankscopeError, status: str) -> Report:
+    """The report of a scenario that was refused."""
+    problems = tuple(ProblemRow(where=p.where, message=p.message, rule=p.rule) for p in error.problems)
+    return Report(name=scenario.name, scenario=scenario.normalised(), status=status, problems=problems)
+
+
+def report(parts: Parts, *, series: bool) -> Report:
+    """The answer, from whatever was simulated."""
+    scenario = parts.job.scenario
+    ranks = tuple(_rank(parts, c, plan, series=series) for c, plan in zip(parts.classes, parts.plans, strict=True))
+    worst = max((r.peak.device_bytes for r in ranks if r.peak), default=None)
+    capacity = parts.usable_bytes()
+    limit = int(capacity * scenario.limits.max_fill)
+    return Report(
+        name=scenario.name, scenario=scenario.normalised(), status="ok",
+        verdict=None if worst is None else "fits" if worst <= limit else "oom",
+        capacity_bytes=capacity, headroom_bytes=None if worst is None else limit - worst,
+        assumptions=_assumptions(parts),
+        communicators=tuple(Communicator(axis=axis, size=parts.job.mesh.axis(axis).size)
+                            for axis in parts.framework.communicators),
+        ranks=ranks)
+
+
+def _rank(parts: Parts, rank_class: RankClass, plan: Plan, *, series: bool) -> RankReport:
+    mesh = parts.job.mesh
+    members = rank_class.members(mesh)
+    axes = [mesh.axis(a) for a in ("pp", "dp_replicate", "dp_shard", "cp", "tp", "ep", "expert_dp")]
+    program = parts.programs.get(rank_class.representative)
+    rest = plan.at_rest()
+    return RankReport(
+        ranks=format_ranks(members), num_ranks=rank_class.num_ranks,
+        coordinates={a.name: coordinate_text(a, members) for a in axes if a.size > 1}, stage=rank_class.stage,
+        at_rest={name: AtRest(params_bytes=r.params_bytes, grads_bytes=r.grads_bytes,
+                              optimizer_bytes=r.optimizer_bytes, num_params=r.num_params,
+                              num_trainable_params=r.num_trainable_params) for name, r in rest.items()},
+        padding_bytes=plan.padding_bytes(), grads_persist=_grads_persist(parts.framework),
+        peak=None if program is None else _peak(parts, balance(program)),
+        traffic=() if program is None else traffic(program, mesh, _repeats(parts)))
+
+
+def _grads_persist(framework: Framework) -> bool:
+    return any(rule.life.grads_persist for rule in framework.rules)
+
+
+def _repeats(parts: Parts) -> int:
+    count = parts.job.scenario.num_microbatches
+    return count - lowered_microbatches(parts.job.mesh.pp, count) + 1
+
+
+def _peak(parts: Parts, peak: Balance) -> Peak:
+    device = peak.peak_bytes + parts.topology.device.context_bytes
+    return Peak(
+        allocated_bytes=peak.peak_bytes, reserved_bytes=peak.peak_bytes, device_bytes=device, phase=peak.phase,
+        event=peak.event, layer=peak.layer, microbatch=peak.microbatch, by_category=peak.by_category,
+        by_phase=peak.by_phase, top=tuple(Owner(owner=o, category=c, bytes=b) for o, c, b in peak.top),
+        band_bytes=(device, device))
+
+
+def _assumptions(parts: Parts) -> tuple[Assumption, ...]:
+    autos = [Assumption(what=key, value=value, kind="default", source=source)
+             for key, (value, source) in parts.job.autos.items()]
+    noted = [Assumption.model_validate({"what": w, "value": v, "kind": k, "source": s})
+             for w, v, k, s in parts.framework.assumptions]
+    return (*autos, *noted, *_ENGINE_ASSUMPTIONS)
+
+
+_ENGINE_ASSUMPTIONS = (
+    Assumption(what="reserved_bytes", value="allocated_bytes", kind="assumed",
+               source="allocator rounding and fragmentation are not modelled in this version"),
+    Assumption(what="device_bytes", value="reserved_bytes + CUDA context", kind="assumed",
+               source="NCCL buffers and library workspaces are not modelled in this version; the band does not "
+                      "include them"),
+)

@@ -1,0 +1,291 @@
+"""The command line: reads arguments, calls the engine, prints. What it prints is made in `output`, `table`, `finding`.
+
+The engine is imported inside the commands,
+so that `--help` and completion start at once.
+"""
+
+from __future__ import annotations
+
+import os
+import sys
+from collections.abc import Sequence
+from enum import StrEnum
+from functools import partial
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, NoReturn
+
+import typer
+
+from simcore.errors import InputError, NotYet, Problem, RankscopeError
+
+if TYPE_CHECKING:
+    from simcore.batch import Outcome, Work
+    from simcore.finding import Gate
+    from simcore.loading import Entry
+    from simcore.report import Report
+
+__all__ = ["app", "main"]
+
+INTERRUPTED = 130
+
+app = typer.Typer(
+    name="rankscope",
+    no_args_is_help=True,
+    rich_markup_mode=None,
+    pretty_exceptions_enable=False,
+    help="What lies on every rank, when memory is highest and why, what crosses the wires, how long a step takes.\n\n"
+    "Exit codes: 0 fits, 1 does not fit or got worse, 2 wrong input or an illegal layout, 3 a bug of ours, "
+    "130 interrupted with results kept.",
+)
+
+Paths = Annotated[list[str], typer.Argument(metavar="PATH...", help="Scenario files, folders or globs.")]
+OptionalPaths = Annotated[list[str] | None, typer.Argument(metavar="PATH...", help="Scenario files, folders or globs.")]
+Json = Annotated[bool, typer.Option("--json", help="Print a list of results as JSON, nothing else.")]
+Set = Annotated[list[str] | None, typer.Option("--set", metavar="KEY=VALUE", help="Override a key, e.g. mesh.ep=4.")]
+Rank = Annotated[int | None, typer.Option("--rank", min=0, help="Only this rank, exactly.")]
+Jobs = Annotated[int | None, typer.Option("-j", "--jobs", min=1, help="Worker processes; omitted: as many as pay off.")]
+
+
+class Format(StrEnum):
+    """How a build server wants to be told."""
+
+    GITHUB = "github"
+    JUNIT = "junit"
+
+
+@app.command()
+def run(
+    paths: OptionalPaths = None,
+    *,
+    example: Annotated[list[str] | None, typer.Option(help="A scenario that comes with rankscope.")] = None,
+    output: Annotated[Path | None, typer.Option("-o", "--output", help="Write DIR/results.jsonl.")] = None,
+    jobs: Jobs = None,
+    html: Annotated[Path | None, typer.Option(help="Write a page to look at.")] = None,
+    max_fill: Annotated[str | None, typer.Option(help="Allowed share of the capacity, e.g. 92%.")] = None,
+    baseline: Annotated[Path | None, typer.Option(help="Earlier --json output; worse by over 1 % is exit 1.")] = None,
+    report_format: Annotated[Format | None, typer.Option("--format", help="Tell a build server.")] = None,
+    json: Json = False,
+    overrides: Set = None,
+    rank: Rank = None,
+) -> None:
+    """Simulate scenarios: memory, traffic and time of a training step."""
+    from simcore.data import example as example_path
+    from simcore.finding import gates
+    from simcore.output import write_page
+    from simcore.simulate import simulate
+
+    asked = gates(max_fill, baseline)
+    entries = _entries([*(paths or ()), *map(example_path, example or ())], overrides)
+    outcomes, finished = _outcomes(entries, partial(simulate, rank=rank, series=html is not None), jobs, output)
+    if html is not None:
+        write_page(html, [o.report for o in outcomes])
+    _finish(outcomes, finished=finished, asked=asked, json=json, report_format=report_format)
+
+
+@app.command()
+def place(scenario: str, *, rank: Rank = None, json: Json = False, overrides: Set = None) -> None:
+    """Show what lies on every rank, component by component."""
+    from simcore import simulate
+    from simcore.output import print_shown
+
+    outcomes, finished = _outcomes(_entries([scenario], overrides), partial(simulate.place, rank=rank))
+    if not json:
+        from simcore.table import placement
+
+        print_shown(*(part for o in outcomes for part in placement(o.report)))
+    _finish(outcomes, finished=finished, json=json)
+
+
+@app.command()
+def check(paths: Paths, *, json: Json = False, overrides: Set = None) -> None:
+    """Parse scenarios and ask the frameworks' rules whether their layouts are legal."""
+    from simcore import simulate
+
+    outcomes, finished = _outcomes(_entries(paths, overrides), simulate.check)
+    _finish(outcomes, finished=finished, json=json)
+
+
+@app.command()
+def compare(a: str, b: str, *, json: Json = False, overrides: Set = None) -> None:
+    """Compare two scenarios, or results of `run --json`, on their worst ranks."""
+    from simcore.compare import compare as side_by_side
+    from simcore.output import print_json, print_shown
+
+    both = side_by_side(_result(a, overrides), _result(b, overrides))
+    if json:
+        print_json([both])
+    else:
+        from simcore.table import comparison
+
+        print_shown(comparison(both))
+
+
+@app.command()
+def validate(*, json: Json = False, overrides: Set = None) -> None:
+    """Compare with measured runs (not in this version yet)."""
+    raise NotYet(Problem("", "validate compares with measured runs; it is not in this version yet"))
+
+
+@app.command()
+def schema(
+    *, result: Annotated[bool, typer.Option("--result", help="Of results, not scenarios.")] = False, json: Json = False
+) -> None:
+    """Print the JSON Schema of scenario files, for editors."""
+    from json import dumps
+
+    if result:
+        from simcore.report import Report
+
+        found = Report.model_json_schema(mode="serialization")
+    else:
+        from simcore.scenario import scenario_schema
+
+        found = scenario_schema()
+    typer.echo(dumps(found, indent=2))
+
+
+@app.command()
+def init(
+    file: Annotated[str, typer.Argument(help="Where to write it; - is standard output.")] = "scenario.yaml",
+    *,
+    name: Annotated[str | None, typer.Option(help="Its name; omitted: the file's.")] = None,
+    model: str = "nemotron-3-nano-30b-a3b",
+    framework: str = "fsdp2",
+    topology: str = "dgx-h100",
+    force: Annotated[bool, typer.Option("--force", help="Overwrite FILE.")] = False,
+    json: Json = False,
+) -> None:
+    """Write a first scenario with a comment beside every key."""
+    from simcore.output import writing
+    from simcore.starter import starter_text
+
+    path = Path("scenario.yaml" if file == "-" else file)
+    text = starter_text(name or path.stem, model, framework, topology)
+    if file == "-":
+        typer.echo(text, nl=False)
+        return
+    if path.exists() and not force:
+        raise InputError(Problem(file, "exists already; --force overwrites it"))
+    with writing(path):
+        path.write_text(text, encoding="utf-8")
+    if not json:
+        typer.echo(f"wrote {path}; next: rankscope run {path}")
+
+
+def _entries(paths: Sequence[str | Path], overrides: Sequence[str] | None) -> list[Entry]:
+    from simcore.loading import read
+
+    if not paths:
+        raise InputError(Problem("", "no scenario given: name files, folders or globs, or --example NAME"))
+    entries = read(paths, overrides or ())
+    if not entries:
+        raise InputError(Problem(", ".join(map(str, paths)), "holds no scenario"))
+    return entries
+
+
+def _outcomes(
+    entries: Sequence[Entry], work: Work, jobs: int | None = None, output: Path | None = None
+) -> tuple[list[Outcome], bool]:
+    """What came out, in order, and whether nobody interrupted it."""
+    from simcore.batch import num_workers, run_batch
+    from simcore.output import lines, progress
+
+    outcomes: list[Outcome] = []
+    with lines(output) as write, progress(len(entries)) as advance:
+
+        def keep(outcome: Outcome) -> None:
+            outcomes.append(outcome)
+            write(outcome.report)
+            advance()
+
+        finished = run_batch(entries, work, keep, workers=jobs or num_workers(len(entries)))
+    return outcomes, finished
+
+
+def _finish(
+    outcomes: Sequence[Outcome],
+    *,
+    finished: bool,
+    json: bool,
+    asked: Sequence[Gate] | None = None,
+    report_format: Format | None = None,
+    summary: bool = True,
+) -> NoReturn:
+    """Prints everything and exits with the highest code of the scenarios."""
+    from simcore import output
+    from simcore.finding import gates
+
+    reports = [o.report for o in outcomes]
+    findings = [found for o in outcomes for gate in asked or gates() for found in gate(o)]
+    if report_format is not None:
+        typer.echo(output.ci_text(report_format, [r.name for r in reports], findings), nl=False)
+    elif json:
+        output.print_json(reports)
+    elif summary:
+        output.print_summary(reports)
+    output.complain(findings)
+    if not finished:
+        typer.echo(f"rankscope: interrupted, {len(outcomes)} results kept", err=True)
+    codes = (*(o.code for o in outcomes), *(f.code for f in findings))
+    raise typer.Exit(max(codes, default=0) if finished else INTERRUPTED)
+
+
+def _result(path: str, overrides: Sequence[str] | None) -> Report:
+    """Of the one scenario in a file, simulated, or of an earlier `run --json`."""
+    from simcore.finding import read_results
+    from simcore.simulate import simulate
+
+    if path.endswith(".json"):
+        reports = read_results(Path(path))
+    else:
+        outcomes, finished = _outcomes(_entries([path], overrides), simulate)
+        if not finished or any(o.code > 1 for o in outcomes):
+            _finish(outcomes, finished=finished, json=False, summary=False)
+        reports = [o.report for o in outcomes]
+    if len(reports) != 1:
+        raise InputError(Problem(path, f"compare takes one scenario from each file, this has {len(reports)}"))
+    return reports[0]
+
+
+def main() -> NoReturn:
+    """The command `rankscope`; ends the process with the published exit codes."""
+    try:
+        app()
+        code = 0
+    except SystemExit as end:
+        code = end.code if isinstance(end.code, int) else 2
+    except RankscopeError as error:
+        code = _refuse(error)
+    except KeyboardInterrupt:
+        code = INTERRUPTED
+    except BrokenPipeError:
+        code = 0
+    except Exception as error:  # noqa: BLE001 - whatever it is, a person sees one line and a way to report it
+        code = _bug(error)
+    sys.exit(_flushed(code))
+
+
+def _refuse(error: RankscopeError) -> int:
+    from simcore.output import complain
+
+    complain(error.problems)
+    return 2
+
+
+def _bug(error: Exception) -> int:
+    if os.environ.get("RANKSCOPE_DEBUG"):
+        import traceback
+
+        traceback.print_exc()
+    what = f"bug in rankscope: {type(error).__name__}: {error}"
+    typer.echo(f"{what}, please report; rerun with RANKSCOPE_DEBUG=1 for the traceback", err=True)
+    return 3
+
+
+def _flushed(code: int) -> int:
+    """Nobody may be reading any more (`| head`), which Python would complain about at its very end."""
+    try:
+        sys.stdout.flush()
+    except BrokenPipeError:
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+    return code

@@ -1,0 +1,129 @@
+"""One file of input: plain values, and the place of every one of them.
+
+This is the only door for YAML and JSON files: size and kind of the file are judged before it is read, and what is in
+it by `yaml_parser`. Nothing here knows what a scenario is.
+"""
+
+from __future__ import annotations
+
+import os
+import stat
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import Any, Final
+
+from simcore.errors import InputError, Problem
+from simcore.yaml_parser import KeyPath, Parser, dotted
+
+__all__ = ["MAX_BYTES", "Document", "parse_document", "parse_value", "read_document"]
+
+MAX_BYTES: Final = 2**20
+
+
+@dataclass(frozen=True)
+class Document:
+    """A parsed file: plain values (shared where the file used an alias: never change them), and where each stands."""
+
+    path: str
+    data: dict[str, Any]
+    lines: Mapping[KeyPath, int] = field(default_factory=dict, repr=False)
+    places: Mapping[KeyPath, str] = field(default_factory=dict, repr=False)
+    """Where values that `with_value` put in come from."""
+
+    def line_of(self, key_path: KeyPath) -> int:
+        """Line (from 1) of a key; of the nearest enclosing key when the path itself is not in the file."""
+        return next((self.lines[part] for part in _prefixes(key_path) if part in self.lines), 1)
+
+    def where(self, key_path: KeyPath) -> str:
+        """`file:line` of a key, or the place that was given for a value put in later."""
+        put_in = next((self.places[part] for part in _prefixes(key_path) if part in self.places), None)
+        return put_in or f"{self.path}:{self.line_of(key_path)}"
+
+    def with_value(self, key_path: KeyPath, value: object, place: str) -> Document:
+        """Copy, with one value set; mappings on the way are made where absent, and only they are copied.
+
+        InputError when something on the way is there and is no mapping.
+        """
+        data = dict(self.data)
+        inner, made = data, None
+        for depth, key in enumerate(key_path[:-1], 1):
+            step = inner.get(str(key))
+            if step is not None and not isinstance(step, dict):
+                told = dotted(key_path[:depth])
+                raise InputError(Problem(place, f"cannot set {dotted(key_path)}: {told} is {step!r}, not a mapping"))
+            made = made or (key_path[:depth] if step is None else None)
+            inner[str(key)] = inner = dict(step or {})
+        inner[str(key_path[-1])] = value
+        return replace(self, data=data, places={**self.places, (made or key_path): place, key_path: place})
+
+    def without(self, key: str) -> Document:
+        """Copy, without one top-level key."""
+        return replace(self, data={name: value for name, value in self.data.items() if name != key})
+
+
+def _prefixes(key_path: KeyPath) -> Iterator[KeyPath]:
+    return (key_path[:length] for length in range(len(key_path), -1, -1))
+
+
+def read_document(path: str | os.PathLike[str]) -> Document:
+    """Read one YAML or JSON file; InputError (with `file:line`) for whatever is wrong with it."""
+    return parse_document(_text(_bytes(Path(path)), str(path)), str(path))
+
+
+def parse_document(text: str, path: str) -> Document:
+    """Parse the text of one document whose top level is a mapping; `path` names it in messages; InputError."""
+    builder = Parser(text, path)
+    data = builder.document()
+    if isinstance(data, dict):
+        return Document(path, data, builder.lines)
+    got = "nothing: the file is empty" if data is None else f"{'a list' if isinstance(data, list) else repr(data)[:60]}"
+    raise InputError(Problem(f"{path}:{builder.lines.get((), 1)}", f"expected a mapping (key: value), got {got}"))
+
+
+def parse_value(text: str, where: str) -> Any:
+    """Parse a single value as it would stand after `key:`, within the same bounds; InputError at `where`."""
+    try:
+        return Parser(text, where).document()
+    except InputError as error:
+        raise InputError(Problem(where, problem.message) for problem in error.problems) from None
+
+
+def _bytes(path: Path) -> bytes:
+    try:
+        status = path.stat()
+        problem = _unfit(status)
+        if not problem:
+            with path.open("rb") as file:
+                content = file.read(MAX_BYTES + 1)  # one more than allowed: the size that stat told may be stale
+            problem = _too_large(len(content))
+    except (OSError, ValueError) as error:  # ValueError: a NUL in the path
+        problem = "no such file" if isinstance(error, FileNotFoundError) else f"cannot be read: {_reason(error)}"
+    if problem:
+        raise InputError(Problem(str(path), problem)) from None
+    return content
+
+
+def _reason(error: Exception) -> str:
+    return (error.strerror or "unknown reason").lower() if isinstance(error, OSError) else str(error)
+
+
+def _unfit(status: os.stat_result) -> str:
+    if stat.S_ISDIR(status.st_mode):
+        return "expected a file, got a directory"
+    if not stat.S_ISREG(status.st_mode):
+        return "expected a regular file, got a pipe, socket or device"
+    return _too_large(status.st_size)
+
+
+def _too_large(num_bytes: int) -> str:
+    return f"expected at most {MAX_BYTES:,} bytes, got {num_bytes:,} or more" if num_bytes > MAX_BYTES else ""
+
+
+def _text(content: bytes, path: str) -> str:
+    try:
+        return content.decode("utf-8-sig")
+    except UnicodeDecodeError as error:
+        line = content.count(b"\n", 0, error.start) + 1
+        told = f"expected UTF-8 text, got byte 0x{error.object[error.start]:02x} at byte {error.start}"
+        raise InputError(Problem(f"{path}:{line}", told)) from None

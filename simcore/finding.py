@@ -1,0 +1,192 @@
+"""What a gate finds in results, and how a person, GitHub and JUnit readers want to be told.
+
+    problem     wrong input, or the framework refuses the file's own layout   exit code 2
+    crash       a bug of ours                                                 exit code 3
+    oom         more than the device has                                      exit code 1
+    fill        more of the device than `--max-fill` allows                   exit code 1
+    regression  worse than `--baseline` by more than `TOLERANCE`              exit code 1
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from functools import partial
+from pathlib import Path
+from xml.etree import ElementTree
+
+from simcore.batch import Outcome
+from simcore.errors import InputError, Problem
+from simcore.report import Peak, Report
+from simcore.units import format_bytes, format_seconds, parse_quantity
+
+__all__ = ["TOLERANCE", "Finding", "Gate", "gates", "github", "junit", "read_results"]
+
+TOLERANCE = 0.01
+
+
+@dataclass(frozen=True, slots=True)
+class Finding:
+    """One thing that a gate objects to: in which scenario, where it is written (`file:line`), and the exit code."""
+
+    name: str
+    where: str
+    kind: str
+    message: str
+    code: int
+
+    def __str__(self) -> str:
+        return f"{self.where or self.name}: {self.message}"
+
+
+Gate = Callable[[Outcome], Iterable[Finding]]
+
+
+def gates(max_fill: str | None = None, baseline: Path | None = None) -> list[Gate]:
+    """What looks at each outcome for something to object to; InputError when a gate itself is wrong.
+
+    `max_fill` is a share of the capacity (`92%` or `0.92`), `baseline` the file of an earlier `--json` output.
+    """
+    chosen: list[Gate] = [_problems, _oom]
+    if max_fill is not None:
+        chosen.append(partial(_over_fill, max_fill=_share(max_fill)))
+    if baseline is not None:
+        chosen.append(partial(_regressions, before={report.name: report for report in read_results(baseline)}))
+    return chosen
+
+
+def _share(text: str) -> float:
+    try:
+        share = parse_quantity(text, "%") if "%" in text else float(text)
+    except ValueError as error:
+        raise InputError(Problem("--max-fill", str(error))) from None
+    if not 0 < share <= 1:
+        raise InputError(Problem("--max-fill", f"is a share of the capacity, above 0% and up to 100%, got {text!r}"))
+    return share
+
+
+def _problems(outcome: Outcome) -> Iterator[Finding]:
+    """Why a scenario has no result; a combination that a sweep made and the framework refuses is an answer."""
+    if outcome.code < 2:
+        return
+    kind = "crash" if outcome.code == 3 else "problem"
+    for row in outcome.report.problems:
+        rule = f" [{row.rule}]" if row.rule else ""
+        yield Finding(outcome.report.name, row.where or outcome.where, kind, f"{row.message}{rule}", outcome.code)
+
+
+def _oom(outcome: Outcome) -> Iterator[Finding]:
+    if outcome.report.verdict == "oom":
+        yield _finding(outcome, "oom", f"does not fit: {_fill(outcome.report)}")
+
+
+def _over_fill(outcome: Outcome, max_fill: float) -> Iterator[Finding]:
+    peak, capacity = _peak(outcome.report), outcome.report.capacity_bytes
+    if outcome.report.verdict == "fits" and peak and capacity and peak.device_bytes > max_fill * capacity:
+        yield _finding(outcome, "fill", f"{_fill(outcome.report)} (limit {max_fill:.0%})")
+
+
+def _regressions(outcome: Outcome, before: Mapping[str, Report]) -> Iterator[Finding]:
+    """What is worse than the result of the same name before; nothing for a new name."""
+    new, old = outcome.report, before.get(outcome.report.name)
+    if old is not None:
+        for message in (*_lost(old, new), *_higher_peak(old, new), *_longer_step(old, new)):
+            yield _finding(outcome, "regression", f"{message} since the baseline")
+
+
+def _finding(outcome: Outcome, kind: str, message: str) -> Finding:
+    return Finding(outcome.report.name, outcome.where, kind, message, 1)
+
+
+def _lost(old: Report, new: Report) -> Iterator[str]:
+    if old.status == "ok" and new.status != "ok":
+        yield f"{new.status}, was ok,"
+    elif old.verdict == "fits" and new.verdict == "oom":
+        yield "no longer fits"
+
+
+def _higher_peak(old: Report, new: Report) -> Iterator[str]:
+    before, after = _peak(old), _peak(new)
+    if before and after and after.device_bytes > before.device_bytes * (1 + TOLERANCE):
+        grown = {name: size - before.by_category.get(name, 0) for name, size in after.by_category.items()}
+        most = max(grown, key=lambda name: grown[name], default="")
+        cause = f" ({most} {format_bytes(grown[most])} more)" if most and grown[most] > 0 else ""
+        more = format_bytes(after.device_bytes - before.device_bytes)
+        yield f"peak {format_bytes(after.device_bytes)}, +{more}{cause}"
+
+
+def _longer_step(old: Report, new: Report) -> Iterator[str]:
+    if old.time and new.time and new.time.step_s > old.time.step_s * (1 + TOLERANCE):
+        yield f"step {format_seconds(new.time.step_s)}, +{new.time.step_s / old.time.step_s - 1:.1%}"
+
+
+def _peak(report: Report) -> Peak | None:
+    return report.peak_rank.peak if report.peak_rank else None
+
+
+def _fill(report: Report) -> str:
+    peak, capacity = _peak(report), report.capacity_bytes
+    if peak is None or not capacity:
+        return "no peak known"
+    share = f"{peak.device_bytes / capacity:.0%} of {format_bytes(capacity)}"
+    return f"peak {format_bytes(peak.device_bytes)} = {share}, in {peak.phase} at {peak.layer or peak.event}"
+
+
+def read_results(path: Path) -> list[Report]:
+    """The reports of an earlier `--json` output; InputError when it is none."""
+    try:
+        rows = json.loads(path.read_text(encoding="utf-8"))
+        return [Report.model_validate_json(json.dumps(row)) for row in (rows if isinstance(rows, list) else [rows])]
+    except OSError as error:
+        raise InputError(Problem(str(path), f"cannot be read: {error.strerror}")) from None
+    except ValueError:
+        raise InputError(Problem(str(path), "is no result of `rankscope run --json`")) from None
+
+
+def github(findings: Iterable[Finding]) -> str:
+    """Workflow commands that GitHub shows beside the line of the file."""
+    return "".join(f"::error {_place(f.where)}title={_property(f.name)}::{_escaped(f.message)}\n" for f in findings)
+
+
+def _place(where: str) -> str:
+    file, _, line = where.rpartition(":")
+    if file and line.isdigit():
+        return f"file={_property(file)},line={line},"
+    return f"file={_property(where)}," if where else ""
+
+
+def _property(text: str) -> str:
+    return _escaped(text, "%:,")
+
+
+def _escaped(text: str, special: str = "%") -> str:
+    """In a message, percent signs and line ends are special to GitHub; in a property, colons and commas too."""
+    return "".join(f"%{ord(c):02X}" if c in special + "\r\n" else c for c in text)
+
+
+def junit(names: Sequence[str], findings: Iterable[Finding]) -> str:
+    """JUnit XML: one test case a scenario, in order; code 1 is a failure, more is an error."""
+    found: dict[str, list[Finding]] = {name: [] for name in names}
+    for finding in findings:
+        found[finding.name].append(finding)
+    flat = [f for of_one in found.values() for f in of_one]
+    suite = ElementTree.Element(
+        "testsuite",
+        name="rankscope",
+        tests=str(len(names)),
+        failures=str(sum(f.code == 1 for f in flat)),
+        errors=str(sum(f.code > 1 for f in flat)),
+    )
+    for name, of_one in found.items():
+        case = ElementTree.SubElement(suite, "testcase", name=_xml(name), classname="rankscope")
+        for f in of_one:
+            tag = "failure" if f.code == 1 else "error"
+            ElementTree.SubElement(case, tag, type=f.kind, message=_xml(f.message)).text = _xml(str(f))
+    ElementTree.indent(suite)
+    return '<?xml version="1.0" encoding="UTF-8"?>\n' + ElementTree.tostring(suite, encoding="unicode") + "\n"
+
+
+def _xml(text: str) -> str:
+    """XML has no way to write control characters."""
+    return "".join(c if c.isprintable() or c in "\n\t" else "\ufffd" for c in text)

@@ -1,0 +1,62 @@
+"""What lives across steps, and what the optimizer's step needs for a moment."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import numpy as np
+
+from simcore.mesh import IntArray
+from simcore.plan import Placed, Plan
+from simcore.program import Builder, Phase, Tables, Tile
+from simcore.tape import Kernel, Op
+from simcore.units import dtype_bytes
+
+__all__ = ["optimizer_temporaries", "post_rest"]
+
+Posting = tuple[str, str, int]
+
+
+def post_rest(plan: Plan, tables: Tables, builder: Builder, of: Callable[[Placed], list[Posting]]) -> None:
+    """Post what `of` says of each tensor, layer by layer; layers of a kind are tiles."""
+    builder.at(Phase.BUILD)
+    tiles: dict[int, Tile] = {}
+    for layer in plan.layers:
+        kind = plan.graph.layers[layer].kind
+        if kind not in tiles:
+            rows = [(Op.ALLOC, 0, tables.slot(name, category), num_bytes, 0, 0)
+                    for placed in plan.kinds[kind] for name, category, num_bytes in of(placed) if num_bytes]
+            columns: IntArray = np.array(rows, dtype=np.int64).reshape(-1, 6)
+            tiles[kind] = Tile(columns, np.zeros(len(rows), dtype=np.int64))
+        builder.tile(tiles[kind], layer)
+    slot = tables.slot("buffers", "buffer")
+    for _, num_bytes in plan.graph.architecture.buffers if plan.stage == 0 else ():
+        builder.alloc(plan.layers[0], slot, num_bytes)
+
+
+def rest_postings(placed: Placed) -> list[Posting]:
+    """Parameters and optimizer states; buffers by their own category."""
+    name = placed.spec.name
+    if placed.spec.is_buffer:
+        return [(name, "buffer", placed.spec.numel * placed.spec.copies * dtype_bytes(placed.life.rest.dtype))]
+    states = [(f"{name}.{state}", "opt_state", num_bytes) for state, num_bytes in placed.states]
+    return [(name, placed.life.rest_category, placed.rest_bytes), *states]
+
+
+def optimizer_temporaries(plan: Plan, tables: Tables, builder: Builder) -> None:
+    """Adam's temporaries (torch 2.13 `optim/adam.py`).
+
+    foreach: a square root of every second moment at once; for_loop: two of the largest tensor; fused and te: none.
+    """
+    trained = [(layer, placed) for layer in plan.layers for placed in plan.of_layer(layer) if placed.trainable]
+    layer, slot = plan.layers[0], tables.slot("sqrt_exp_avg_sq", "optim_temp")
+    sizes = [placed.local * dtype_bytes(_moment_dtype(placed)) for _, placed in trained]
+    held = {"foreach": sum(sizes), "for_loop": 2 * max(sizes, default=0)}.get(plan.framework.optimizer.implementation, 0)
+    builder.alloc(layer, slot, held)
+    moved = sum(3 * p.state_bytes // 2 + 3 * p.local * dtype_bytes(p.life.grad.dtype) for _, p in trained)
+    builder.compute(Kernel.OPTIMIZER, 12 * sum(p.local for _, p in trained), moved)
+    builder.free(layer, slot, held)
+
+
+def _moment_dtype(placed: Placed) -> str:
+    return next((form.dtype for name, form in placed.life.states if name == "exp_avg_sq"), placed.life.rest.dtype)

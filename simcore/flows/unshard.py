@@ -1,0 +1,108 @@
+"""The flow of frameworks that gather units for use: which hooks run at which border of the layers."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from simcore.flows.hooks import UnshardHooks
+from simcore.flows.rest import optimizer_temporaries, post_rest, rest_postings
+from simcore.framework import UnshardFlow
+from simcore.plan import Plan
+from simcore.program import Builder, Tables
+from simcore.schedule import Action
+from simcore.tape import Param
+
+__all__ = ["GatheredFlow"]
+
+FORWARD_BEGIN, FORWARD_END, BACKWARD_BEGIN, BACKWARD_END = range(2, 6)
+
+
+class GatheredFlow:
+    """Implements `lower.Flow` over the framework's units."""
+
+    def __init__(self, plan: Plan, tables: Tables, builder: Builder) -> None:
+        assert isinstance(plan.framework.flow, UnshardFlow)
+        self.plan, self.tables, self.out, self.flow = plan, tables, builder, plan.framework.flow
+        inside = set(plan.layers)
+        units = [u for u in plan.framework.units if u.first in inside]
+        self.units = units
+        self.hooks = UnshardHooks(plan, units, self.flow, tables, builder)
+        outer = [u for u in range(len(units)) if not units[u].inner]
+        self.starting = {layer: [u for u in outer if units[u].first == layer] for layer in plan.layers}
+        self.ending = {layer: [u for u in reversed(outer) if units[u].last == layer] for layer in plan.layers}
+        self.inner = {units[u].first: u for u in range(len(units)) if units[u].inner}
+        self.unit_of = {(layer, plan.of_layer(layer)[i].spec.name): u for u, unit in enumerate(units)
+                        for layer, numbers in unit.members for i in numbers}
+        self.needs_no_hook = {u for u in outer if not self._input_has_grad(units[u].first)}
+        self.opt_marks = [tables.label(f"opt:{edge}") for edge in ("begin", "end")] + [tables.label("step:end")]
+        self.free_grads: dict[tuple[int, int], int] = {}
+
+    def _input_has_grad(self, layer: int) -> bool:
+        return any(p.trainable for below in range(layer) for p in self.plan.of_layer(below))
+
+    # ---- lower.Flow ---------------------------------------------------------------------------------------------
+    def rest(self) -> None:
+        post_rest(self.plan, self.tables, self.out, rest_postings)
+
+    def begin_microbatch(self, action: Action) -> None:
+        if not action.forward:
+            self.hooks.reduce_grads = self.flow.sync == "every" or action.is_last
+            self.hooks.is_last_backward = action.is_last
+
+    def forward_begin(self, layer: int) -> None:
+        for u in self.starting[layer]:
+            self.hooks.pre_forward(u)
+
+    def forward_end(self, layer: int) -> None:
+        for u in self.ending[layer]:
+            self.hooks.post_forward(u)
+
+    def backward_begin(self, layer: int) -> None:
+        for u in self.ending[layer]:
+            self.hooks.pre_backward(u)
+
+    def backward_end(self, layer: int, grads: Sequence[tuple[Param, int, int]]) -> None:
+        self._sort_grads(layer, grads)
+        for u in reversed(self.starting[layer]):
+            if u not in self.needs_no_hook:
+                self.hooks.post_backward(u)
+
+    def experts(self, layer: int, mark: int, grads: Sequence[tuple[Param, int, int]], replay: bool) -> None:
+        u = self.inner[layer]
+        self.hooks.replay = replay
+        if mark == FORWARD_BEGIN:
+            self.hooks.pre_forward(u)
+        elif mark == FORWARD_END:
+            self.hooks.post_forward(u)
+        elif mark == BACKWARD_BEGIN:
+            self.hooks.pre_backward(u)
+        else:
+            self._sort_grads(layer, grads)
+            self.hooks.post_backward(u)
+        self.hooks.replay = False
+
+    def end_pass(self, action: Action) -> None:
+        if not action.forward:
+            self.hooks.end_backward()
+
+    def optimize(self) -> None:
+        begin, end, step_end = self.opt_marks
+        self.out.mark(begin)
+        optimizer_temporaries(self.plan, self.tables, self.out)
+        self.out.mark(end)
+        self.hooks.zero_grad()
+        for (layer, slot), num_bytes in self.free_grads.items():
+            self.out.free(layer, slot, num_bytes)
+        self.out.mark(step_end)
+
+    def _sort_grads(self, layer: int, grads: Sequence[tuple[Param, int, int]]) -> None:
+        """Gradients of units go to their units; those of plain local parameters rest until zero_grad."""
+        numbers = {p.spec.name: i for i, p in enumerate(self.plan.of_layer(layer))}
+        for param, slot, num_bytes in sorted(grads, key=lambda g: numbers[g[0].name]):
+            u = self.unit_of.get((layer, param.name))
+            if u is not None:
+                self.hooks.add_grads(u, [(layer, slot, num_bytes)])
+            elif (layer, slot) in self.free_grads:
+                self.out.free(layer, slot, num_bytes)
+            else:
+                self.free_grads[layer, slot] = num_bytes

@@ -1,0 +1,150 @@
+"""Folding: ranks that hold and meet the same are one class.
+
+Comes in: mesh and the cuts of every tensor. Goes out: `RankClass`es. Facts are sizes at an axis coordinate, known by
+their breakpoints (`form.shard_intervals`); ranks are looked at only along the digits on which something changes, and
+classes are refined until members of one class meet the same classes in every group (coarsest equitable partition).
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+
+from simcore.form import shard_intervals
+from simcore.framework import Framework
+from simcore.graph import ModelGraph
+from simcore.mesh import Axis, IntArray, Mesh
+from simcore.plan import cuts
+
+__all__ = ["RankClass", "coordinate_text", "fold", "format_ranks", "unfolded", "unfolded_one"]
+
+
+@dataclass(frozen=True, eq=False)
+class RankClass:
+    """Equal ranks of one stage. `offsets`: places inside a period of the stage's ranks, `period` apart from the next."""
+
+    stage: int
+    representative: int
+    num_ranks: int
+    offsets: IntArray
+    period: int
+
+    def members(self, mesh: Mesh) -> IntArray:
+        """All ranks of the class, in order."""
+        repeats = np.arange(0, mesh.stage_size, self.period, dtype=np.int64)
+        base: IntArray = self.stage * mesh.stage_size + (repeats[:, None] + self.offsets[None, :]).ravel()
+        return base
+
+
+def fold(graph: ModelGraph, mesh: Mesh, framework: Framework) -> tuple[RankClass, ...]:
+    """The classes of every stage, stage by stage, in order of their first rank."""
+    edges = _breakpoints(graph, mesh, framework)
+    if not edges:
+        offsets = np.arange(1, dtype=np.int64)
+        return _per_stage(mesh, [offsets], 1)
+    step, period = _window(mesh, [mesh.axis(name) for name in edges])
+    places = np.arange(0, period, step, dtype=np.int64)
+    facts = [np.searchsorted(np.array(stops), mesh.axis(name).coordinates(places), side="right")
+             for name, stops in edges.items()]
+    labels = _refine(_label(facts), places, _group_axes(mesh, framework, step, period))
+    fine = np.arange(step, dtype=np.int64)
+    groups = [(places[labels == label][:, None] + fine[None, :]).ravel() for label in _in_order(labels)]
+    return _per_stage(mesh, groups, period)
+
+
+def unfolded(mesh: Mesh) -> tuple[RankClass, ...]:
+    """Every rank its own class."""
+    groups = [np.array([n], dtype=np.int64) for n in range(mesh.stage_size)]
+    return _per_stage(mesh, groups, mesh.stage_size)
+
+
+def unfolded_one(mesh: Mesh, rank: int) -> RankClass:
+    """A single rank as its own class."""
+    offset = np.array([rank % mesh.stage_size], dtype=np.int64)
+    return RankClass(rank // mesh.stage_size, rank, 1, offset, mesh.stage_size)
+
+
+def _per_stage(mesh: Mesh, groups: Sequence[IntArray], period: int) -> tuple[RankClass, ...]:
+    repeats = mesh.stage_size // period
+    return tuple(RankClass(stage, stage * mesh.stage_size + int(group[0]), len(group) * repeats, group, period)
+                 for stage in range(mesh.pp) for group in groups)
+
+
+def _breakpoints(graph: ModelGraph, mesh: Mesh, framework: Framework) -> dict[str, list[int]]:
+    """Axis -> coordinates at which some tensor's size changes."""
+    edges: dict[str, set[int]] = {}
+    for spec, layout in cuts(graph, framework):
+        local = [spec.copies, *spec.shape]
+        for name, cut in layout:
+            size, at = mesh.axis(name).size, cut.dim + 1
+            for edge in shard_intervals(local[at], size):
+                edges.setdefault(name, set()).add(edge)
+            local[at] = -(-local[at] // size)
+    return {name: sorted(found) for name, found in edges.items()}
+
+
+def _window(mesh: Mesh, axes: Sequence[Axis]) -> tuple[int, int]:
+    """The smallest (step, period) of ranks within a stage on which these axes are whole digits."""
+    step = math.gcd(*(axis.stride for axis in axes))
+    period = math.lcm(*(axis.stride * axis.size for axis in axes))
+    return step, (period if mesh.stage_size % period == 0 else mesh.stage_size)
+
+
+def _group_axes(mesh: Mesh, framework: Framework, step: int, period: int) -> list[Axis]:
+    """Axes whose groups can meet different classes: those inside the window."""
+    axes = [mesh.axis(name) for name in framework.communicators if name != "pp"]
+    return [a for a in axes if a.size > 1 and a.stride >= step and a.stride * a.size <= period]
+
+
+def _label(facts: Sequence[IntArray]) -> IntArray:
+    _, labels = np.unique(np.stack(facts, axis=1), axis=0, return_inverse=True)
+    return np.asarray(labels, dtype=np.int64).reshape(-1)
+
+
+def _refine(labels: IntArray, places: IntArray, axes: Sequence[Axis]) -> IntArray:
+    while True:
+        facts = [labels, *(_met(labels, places, axis) for axis in axes)]
+        finer = _label(facts)
+        if finer.max() == labels.max():
+            return finer
+        labels = finer
+
+
+def _met(labels: IntArray, places: IntArray, axis: Axis) -> IntArray:
+    """For each place a number for the multiset of classes in its group on `axis`."""
+    group = places - axis.coordinates(places) * axis.stride
+    _, group_ids = np.unique(group, return_inverse=True)
+    counts = np.zeros((int(group_ids.max()) + 1, int(labels.max()) + 1), dtype=np.int64)
+    np.add.at(counts, (group_ids, labels), 1)
+    return _label([*counts.T])[group_ids]
+
+
+def _in_order(labels: IntArray) -> list[int]:
+    _, first = np.unique(labels, return_index=True)
+    return [int(labels[i]) for i in sorted(first)]
+
+
+def format_ranks(ranks: IntArray) -> tuple[str, ...]:
+    """[0, 1, 2, 3] -> ("0-3",); [0, 64, 128] -> ("0-128:64",); runs are found greedily from the left."""
+    out: list[str] = []
+    at = 0
+    while at < len(ranks):
+        stop = at + 1
+        stride = int(ranks[stop] - ranks[at]) if stop < len(ranks) else 1
+        breaks = np.flatnonzero(np.diff(ranks[at:]) != stride)
+        stop = at + (int(breaks[0]) if len(breaks) else len(ranks) - at - 1)
+        if stop == at:
+            out.append(str(int(ranks[at])))
+        else:
+            out.append(f"{int(ranks[at])}-{int(ranks[stop])}" + (f":{stride}" if stride != 1 else ""))
+        at = stop + 1
+    return tuple(out)
+
+
+def coordinate_text(axis: Axis, ranks: Iterable[int] | IntArray) -> int | str:
+    """The coordinates of some ranks on an axis: a number, or ranges as text."""
+    values = np.unique(axis.coordinates(np.asarray(ranks, dtype=np.int64)))
+    return int(values[0]) if len(values) == 1 else ",".join(format_ranks(values))

@@ -1,0 +1,166 @@
+"""The words a framework is written in.
+
+A framework is a table: for each class of tensors a `Life` (first matching rule wins), how tensors are grouped into
+`Unit`s, and how buffers flow. The files of `simcore/frameworks` fill it in from a scenario; nothing else in the engine
+knows a framework by name. Rules cite upstream file and version.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from enum import Enum
+
+from simcore.form import Form
+from simcore.tensor import TensorSpec
+
+__all__ = ["Buckets", "Framework", "Life", "Moment", "Optimizer", "Rule", "Unit", "UnshardFlow"]
+
+
+class Moment(Enum):
+    """When something happens to a tensor."""
+
+    BUILD = "build"
+    STEP_BEGIN = "step begin"
+    MICROBATCH_BEGIN = "microbatch begin"
+    UNIT_FORWARD_BEGIN = "unit forward begin"
+    UNIT_FORWARD_END = "unit forward end"
+    UNIT_BACKWARD_BEGIN = "unit backward begin"
+    UNIT_BACKWARD_END = "unit backward end"
+    LAST_USE = "last use"
+    BUCKET_FULL = "bucket full"
+    MICROBATCH_END = "microbatch end"
+    LAST_MICROBATCH = "last microbatch"
+    OPTIMIZER_BEGIN = "optimizer begin"
+    OPTIMIZER_END = "optimizer end"
+    NEVER = "never"
+
+
+@dataclass(frozen=True, slots=True)
+class Life:
+    """How the tensors of one class live.
+
+    `rest` -> `use` is the unshard, `grad_made` -> `grad` the reduction; `states` are the optimizer's, by name.
+    `pad_storage`: the parameter's storage on each rank is rounded up to the same size (FSDP2).
+    `grads_persist`: gradient storage survives into the next forward (Megatron's main_grad).
+    """
+
+    name: str
+    rest: Form
+    use: Form
+    grad_made: Form
+    grad: Form
+    states: tuple[tuple[str, Form], ...] = ()
+    brought: Moment = Moment.NEVER
+    dropped: Moment = Moment.NEVER
+    reduced: Moment = Moment.NEVER
+    updated: Moment = Moment.OPTIMIZER_BEGIN
+    pad_storage: bool = False
+    grads_persist: bool = False
+    rest_category: str = "sharded_param"
+    grad_made_category: str = "unsharded_grad"
+
+
+@dataclass(frozen=True, slots=True)
+class Rule:
+    """Tensors that satisfy `matches` live like `life`."""
+
+    matches: Callable[[TensorSpec], bool]
+    life: Life
+
+
+@dataclass(frozen=True, slots=True)
+class Unit:
+    """A group of tensors that is brought, used and reduced together.
+
+    `name` as upstream prints it in hooks. `members`: (layer number, tensor numbers of the layer's kind), in parameter
+    order. `first`..`last`: the layers between whose forward begin and end it is used; `inner`: it wraps a submodule
+    inside the layer (the experts). `reshard_after_forward`: True, False, or ranks of the smaller group.
+    `explicit`: takes part in explicit prefetch. `param_dtype` "" gathers in the stored dtype; mixed stored dtypes are
+    gathered as raw bytes.
+    """
+
+    name: str
+    members: tuple[tuple[int, tuple[int, ...]], ...]
+    first: int
+    last: int
+    shard_axis: str
+    replicate_axis: str = ""
+    reshard_after_forward: bool | int = True
+    inner: bool = False
+    is_root: bool = False
+    explicit: bool = False
+    param_dtype: str = "bf16"
+    reduce_dtype: str = "fp32"
+    gather_dtype: str = "bf16"
+
+
+@dataclass(frozen=True, slots=True)
+class UnshardFlow:
+    """Buffers of units that are gathered for use (FSDP2 and what is built on it).
+
+    `prefetch`: units of explicit look-ahead in forward and backward, 0 for the framework's implicit one.
+    `sync`: reduce gradients every microbatch, or only in the last one. `reshard_after_backward`: parameters are freed
+    after each microbatch's backward, not only after the last.
+    """
+
+    prefetch: int = 0
+    sync: str = "last"
+    reshard_after_backward: bool = True
+
+
+@dataclass(frozen=True, slots=True)
+class Buckets:
+    """Gradient (and parameter) buffers that are whole on every rank and reduced bucket by bucket.
+
+    `axes`: (dense, expert) axes over which gradients are reduced; `scatter`: reduce-scatter (distributed optimizer) or
+    all-reduce; `param_gather`: parameters are gathered after the step. Sizes in elements.
+    """
+
+    bucket_numel: int
+    axes: tuple[str, str]
+    replicate_axes: tuple[str, str]
+    grad_dtype: str
+    scatter: bool
+    param_gather: bool
+    align_param: int
+    align_bucket: int
+    overlap: bool = True
+
+
+@dataclass(frozen=True, slots=True)
+class Optimizer:
+    """`implementation`: foreach, fused, for_loop, te. `temporaries`: none, all (a copy of every state at once), largest."""
+
+    name: str
+    implementation: str
+    grad_copy: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class Framework:
+    """A framework applied to one job: ready to place and to lower."""
+
+    name: str
+    version: str
+    rules: tuple[Rule, ...]
+    units: tuple[Unit, ...]
+    flow: UnshardFlow | Buckets
+    optimizer: Optimizer
+    compute_dtype: str
+    checkpoint: str
+    loss: str
+    sequence_parallel: bool
+    stages: tuple[tuple[int, ...], ...]
+    ep_axis: str = "ep"
+    frees_sent_output: bool = False
+    options: tuple[tuple[str, str], ...] = ()
+    communicators: tuple[str, ...] = ()
+    assumptions: tuple[tuple[str, str, str, str], ...] = field(default=())
+
+    def life(self, spec: TensorSpec) -> Life:
+        """The first rule that matches."""
+        for rule in self.rules:
+            if rule.matches(spec):
+                return rule.life
+        raise AssertionError(f"{self.name}: no rule for {spec.name}")

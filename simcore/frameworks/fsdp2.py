@@ -1,0 +1,221 @@
+"""Plain PyTorch FSDP2 (`fully_shard`) and HSDP, torch 2.13, around Hugging Face models.
+
+Rules: `torch/distributed/fsdp/_fully_shard/` (one `fully_shard` call is one unit; every parameter is cut on dimension 0
+in `ceil(d0 / W)` rows and its storage is padded; `reshard_after_forward=None` means True for children, False for the
+root). Experts on an expert-parallel axis are either plain local tensors in `ignored_params`, or DTensors cut again by
+`fully_shard` on the remaining data-parallel ranks.
+"""
+
+from __future__ import annotations
+
+from simcore.form import Form, Layout, Partial, Shard
+from simcore.framework import Framework, Life, Moment, Optimizer, Rule, Unit, UnshardFlow
+from simcore.graph import ModelGraph
+from simcore.job import Job
+from simcore.lora_names import name_adapters
+from simcore.models.blocks import LayerKind, Moe
+from simcore.tensor import TensorSpec
+
+__all__ = ["DEFAULT_IMPLEMENTATION", "VERSIONS", "adapters", "table"]
+
+VERSIONS = ("torch 2.13",)
+DEFAULT_IMPLEMENTATION = "hf"
+SOURCE = "torch 2.13 fully_shard"
+RULE = "torch 2.13 torch/distributed/fsdp/_fully_shard/_fsdp_init.py"
+OPTIONS = {
+    "wrap": ("layers_root", "separate_embedding_head"),
+    "reshard_after_forward": (None, True, False, int),
+    "set_last_reshard": (None, True, False),
+    "sync_gradients": ("last", "every"),
+    "prefetch": (None, int),
+    "experts": ("fully_shard", "ignored"),
+}
+
+adapters = name_adapters
+
+
+def table(job: Job) -> Framework:
+    """FSDP2 applied to a job."""
+    _check(job)
+    options, precision = job.options(OPTIONS), job.scenario.training.precision
+    stored = job.auto("training.precision.params", precision.params, "fp32", "sharded fp32 parameters under a policy")
+    reduce = job.auto("training.precision.grad_reduce", precision.grad_reduce, precision.compute,
+                      "MixedPrecisionPolicy(reduce_dtype=None): the compute dtype")
+    fully = job.mesh.ep > 1 and options.get("experts", "fully_shard") == "fully_shard"
+    return Framework(
+        name="fsdp2", version=VERSIONS[0],
+        rules=_rules(job, stored, fully),
+        units=_units(job, options, reduce, stored, fully),
+        flow=UnshardFlow(options.get("prefetch") or 0, options.get("sync_gradients", "last")),
+        optimizer=_optimizer(job),
+        compute_dtype=precision.compute,
+        checkpoint=_checkpoint(job),
+        loss=job.auto("training.loss", job.scenario.training.loss, "hf", "transformers 5.23 ForCausalLMLoss"),
+        sequence_parallel=False,
+        stages=(tuple(range(len(job.graph.layers))),),
+        options=(("experts_unit", "1"),) if fully else (),
+        communicators=_communicators(job, fully),
+    )
+
+
+def _check(job: Job) -> None:
+    mesh, training = job.mesh, job.scenario.training
+    if mesh.pp > 1:
+        raise job.not_yet("mesh.pp", "fsdp2 with pipeline stages (torch.distributed.pipelining)")
+    if mesh.tp > 1:
+        raise job.not_yet("mesh.tp", "fsdp2 with tensor parallelism")
+    if mesh.cp > 1:
+        raise job.not_yet("mesh.cp", "fsdp2 with context parallelism")
+    if mesh.etp > 1:
+        raise job.not_yet("mesh.etp", "fsdp2 with experts split by width")
+    if mesh.stage_size % mesh.ep:
+        raise job.illegal("mesh.ep", f"{mesh.stage_size} ranks must be a multiple of ep {mesh.ep}",
+                          "torch 2.13 init_device_mesh: the mesh must cover the ranks")
+    if training.pipeline.virtual_stages > 1:
+        raise job.not_yet("training.pipeline", "virtual stages")
+    _check_experts(job)
+    _check_reshard(job)
+
+
+def _check_experts(job: Job) -> None:
+    for kind in job.graph.kinds:
+        for branch in kind.branches:
+            if isinstance(branch.block, Moe) and branch.block.num_experts % job.mesh.ep:
+                raise job.illegal("mesh.ep", f"{branch.block.num_experts} experts must be divisible by ep "
+                                  f"{job.mesh.ep}", "expert parallel: DTensor Shard(0) of the experts, even cut")
+
+
+def _check_reshard(job: Job) -> None:
+    reshard = job.scenario.framework_options.get("reshard_after_forward")
+    shards = job.mesh.dp_shard
+    if isinstance(reshard, int) and not isinstance(reshard, bool) and (shards % reshard or not 1 < reshard < shards):
+        raise job.illegal("framework_options.reshard_after_forward",
+                          f"expected a factor of the {shards} shards, other than 1 and {shards}, got {reshard}",
+                          f"{RULE} _get_post_forward_mesh_info")
+
+
+def _rules(job: Job, stored: str, fully: bool) -> tuple[Rule, ...]:
+    compute = job.scenario.training.precision.compute
+    dense: Layout = (("dp_shard_cp", Shard(0)),)
+    lives = [Rule(lambda t: t.is_buffer, _life("buffer", (), "fp32", "fp32", job, pad=False))]
+    if job.mesh.ep > 1:
+        split: Layout = (("ep", Shard(0, even=True)),)
+        experts = (_life("experts, sharded", (*split, ("expert_dp", Shard(0))), stored, compute, job, used=split)
+                   if fully else _plain_experts(split, job))
+        lives.append(Rule(lambda t: t.component == "routed_experts", experts))
+    adapter = job.scenario.training.lora.dtype
+    adapter_stored = stored if adapter == "auto" else adapter
+    lives.append(Rule(lambda t: t.module == "adapter", _life("adapters", dense, adapter_stored, compute, job)))
+    lives.append(Rule(lambda t: True, _life("sharded", dense, stored, compute, job)))
+    return tuple(lives)
+
+
+def _life(name: str, layout: Layout, stored: str, compute: str, job: Job, used: Layout = (), *,
+          pad: bool = True) -> Life:
+    moments = job.scenario.training.optimizer.moments
+    moment = stored if moments == "auto" else moments
+    states = _states(job, layout, moment)
+    partial: Layout = (("dp_shard_cp", Partial()),)
+    return Life(name, Form(layout, stored), Form(used, compute), Form((*used, *partial), compute), Form(layout, stored),
+                states, Moment.UNIT_FORWARD_BEGIN, Moment.UNIT_FORWARD_END, Moment.UNIT_BACKWARD_END, pad_storage=pad)
+
+
+def _plain_experts(split: Layout, job: Job) -> Life:
+    """Local slices outside FSDP: mixed precision does not reach them, nothing reduces their gradients."""
+    compute = job.scenario.training.precision.compute
+    form = Form(split, compute)
+    return Life("experts, ignored", form, form, form, form, _states(job, split, compute),
+                rest_category="ignored_param", grad_made_category="ignored_grad")
+
+
+def _states(job: Job, layout: Layout, dtype: str) -> tuple[tuple[str, Form], ...]:
+    if job.scenario.training.optimizer.name == "sgd":
+        return ()
+    return (("exp_avg", Form(layout, dtype)), ("exp_avg_sq", Form(layout, dtype)))
+
+
+def _units(job: Job, options: dict[str, object], reduce: str, stored: str, fully: bool) -> tuple[Unit, ...]:
+    graph, reshard = job.graph, options.get("reshard_after_forward")
+    make = _UnitMaker(job, reduce, stored)
+    children = True if reshard is None else reshard
+    last = len(graph.layers) - 1
+    around = [layer.index for layer in graph.layers if graph.kinds[layer.kind].block is not None]
+    blocks = [layer.index for layer in graph.layers if graph.kinds[layer.kind].block is None]
+    units: list[Unit] = []
+    if options.get("wrap", "layers_root") == "layers_root":
+        units.append(make("root", around, 0, last, False if reshard is None else reshard, is_root=True))
+    else:
+        norm, head = around[1], around[2]
+        names = f"{graph.layers[norm].path}, {graph.layers[head].path}"
+        units.append(make("", [], 0, last, False, is_root=True))
+        units.append(make(graph.layers[0].path, [0], 0, 0, children))
+        units.append(make(names, [norm, head], norm, head, False))
+    for block in blocks:
+        keep = options.get("set_last_reshard")
+        policy = keep if block == blocks[-1] and keep is not None else children
+        units.append(make(graph.layers[block].path, [block], block, block, policy, experts=False if fully else None,
+                          explicit=True))
+        if fully and _is_moe(graph, block):
+            units.append(make(_experts_name(job, block), [block], block, block, children, experts=True))
+    return tuple(units)
+
+
+def _experts_name(job: Job, layer: int) -> str:
+    wrapped = "._checkpoint_wrapped_module" if _checkpoint(job) != "none" else ""
+    return f"{job.graph.layers[layer].path}{wrapped}.mixer.experts"
+
+
+class _UnitMaker:
+    """Units over layers. `experts`: None all tensors, True only routed experts, False all but them."""
+
+    def __init__(self, job: Job, reduce: str, stored: str) -> None:
+        self.job, self.reduce, self.stored = job, reduce, stored
+        self.ignored = job.mesh.ep > 1
+
+    def __call__(self, name: str, layers: list[int], first: int, last: int, reshard: object, *, is_root: bool = False,
+                 experts: bool | None = None, explicit: bool = False) -> Unit:
+        members = tuple((layer, self._numbers(layer, experts)) for layer in layers)
+        axis = "expert_dp" if experts else "dp_shard_cp"
+        assert isinstance(reshard, (bool, int))
+        precision = self.job.scenario.training.precision
+        replicate = "dp_replicate" if self.job.mesh.dp_replicate > 1 and not experts else ""
+        return Unit(name, tuple(m for m in members if m[1]), first, last, axis, replicate, reshard, bool(experts),
+                    is_root, explicit, precision.compute, self.reduce, precision.compute)
+
+    def _numbers(self, layer: int, experts: bool | None) -> tuple[int, ...]:
+        specs = self.job.graph.tensors[self.job.graph.layers[layer].kind]
+        return tuple(i for i, t in enumerate(specs) if not t.is_buffer and self._belongs(t, experts))
+
+    def _belongs(self, spec: TensorSpec, experts: bool | None) -> bool:
+        routed = spec.component == "routed_experts" and self.ignored
+        return routed if experts else not routed
+
+
+def _is_moe(graph: ModelGraph, layer: int) -> bool:
+    kind: LayerKind = graph.kinds[graph.layers[layer].kind]
+    return any(isinstance(branch.block, Moe) for branch in kind.branches)
+
+
+def _optimizer(job: Job) -> Optimizer:
+    optimizer = job.scenario.training.optimizer
+    if optimizer.name not in ("adamw", "adam", "sgd"):
+        raise job.not_yet("training.optimizer.name", f"{optimizer.name} under fsdp2")
+    if optimizer.implementation not in ("auto", "foreach", "fused", "for_loop"):
+        raise job.not_yet("training.optimizer.implementation", f"{optimizer.implementation} under fsdp2")
+    kind = job.auto("training.optimizer.implementation", optimizer.implementation, "foreach",
+                    "torch 2.13 optim/adam.py: foreach by default on CUDA")
+    return Optimizer(optimizer.name, "fused" if optimizer.name == "sgd" else kind)
+
+
+def _checkpoint(job: Job) -> str:
+    recompute = job.scenario.training.recompute
+    if recompute in ("none", "full"):
+        return str(recompute)
+    raise job.not_yet("training.recompute", "selective checkpointing under fsdp2")
+
+
+def _communicators(job: Job, fully: bool) -> tuple[str, ...]:
+    mesh = job.mesh
+    sizes = {"dp_shard_cp": mesh.dp_shard * mesh.cp, "dp_replicate": mesh.dp_replicate, "ep": mesh.ep,
+             "expert_dp": mesh.expert_dp if fully else 1}
+    return tuple(name for name, size in sizes.items() if size > 1)

@@ -1,0 +1,145 @@
+"""The model as a graph: layers in order, their edges, and for each kind of layer its tensors.
+
+Comes in: a preset's name or a Hugging Face `config.json`, and the implementation whose code runs. Goes out: `ModelGraph`.
+Layers that are alike share one `LayerKind`; everything expensive is done once per kind.
+"""
+
+from __future__ import annotations
+
+import importlib
+import json
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, replace
+from functools import cached_property, lru_cache
+from importlib import resources
+from itertools import pairwise
+from typing import Any
+
+import networkx as nx
+
+from simcore.document import read_document
+from simcore.errors import InputError, Problem
+from simcore.models.architecture import Architecture, Config
+from simcore.models.blocks import LayerKind
+from simcore.tensor import TensorSpec
+
+__all__ = ["Layer", "ModelGraph", "build", "known_presets", "model_config"]
+
+FAMILIES = ("llama", "nemotron_h")
+
+
+@dataclass(frozen=True, slots=True)
+class Layer:
+    """One layer or part: where it stands in the chain, its kind's number, and its module path."""
+
+    index: int
+    kind: int
+    path: str
+
+
+@dataclass(frozen=True, eq=False)
+class ModelGraph:
+    """Layers in running order; `tensors[k]` are those of `kinds[k]`."""
+
+    architecture: Architecture
+    implementation: str
+    kinds: tuple[LayerKind, ...]
+    tensors: tuple[tuple[TensorSpec, ...], ...]
+    layers: tuple[Layer, ...]
+
+    @cached_property
+    def network(self) -> nx.DiGraph:
+        """Layers as nodes (with their kind), data flow and tied weights as edges."""
+        graph = nx.DiGraph()
+        for layer in self.layers:
+            graph.add_node(layer.index, kind=self.kinds[layer.kind].name, path=layer.path)
+        graph.add_edges_from(((a.index, b.index) for a, b in pairwise(self.layers)), carries="hidden_states")
+        if self.architecture.tied:
+            graph.add_edge(self.layers[0].index, self.layers[-2].index, carries="tied weight")
+        return graph
+
+    def running_order(self) -> tuple[int, ...]:
+        """Layer numbers in an order that respects every edge (lexicographic, so it is the only one)."""
+        return tuple(nx.lexicographical_topological_sort(self.network))
+
+    @cached_property
+    def num_blocks(self) -> int:
+        """Layers without the parts around them."""
+        return sum(1 for layer in self.layers if self.kinds[layer.kind].block is None)
+
+    def count(self, component: str | None = None, *, trainable: bool = False) -> int:
+        """Parameters of the whole model, by component or in all."""
+        per_kind = [sum(t.numel * t.copies for t in specs if not t.is_buffer
+                        and (component is None or t.component == component) and (t.trainable or not trainable))
+                    for specs in self.tensors]
+        return sum(per_kind[layer.kind] for layer in self.layers)
+
+    def components(self) -> tuple[str, ...]:
+        """Components that hold parameters, in order of first appearance."""
+        seen = {t.component: None for layer in self.layers[:] for t in self.tensors[layer.kind] if not t.is_buffer}
+        return tuple(seen)
+
+    def with_tensors(self, change: Callable[[LayerKind, tuple[TensorSpec, ...]], tuple[TensorSpec, ...]]) -> ModelGraph:
+        """The same graph with each kind's tensors changed (adapters added, weights frozen)."""
+        changed = tuple(change(k, specs) for k, specs in zip(self.kinds, self.tensors, strict=True))
+        return replace(self, tensors=changed)
+
+
+def known_presets() -> tuple[str, ...]:
+    """Names of the built-in models."""
+    folder = resources.files("simcore.models").joinpath("presets")
+    return tuple(sorted(p.name.removesuffix(".json") for p in folder.iterdir() if p.name.endswith(".json")))
+
+
+@lru_cache(maxsize=64)
+def _preset(name: str) -> Mapping[str, Any]:
+    file = resources.files("simcore.models").joinpath("presets", f"{name}.json")
+    fields: Mapping[str, Any] = json.loads(file.read_text(encoding="utf-8"))
+    return fields
+
+
+def model_config(reference: str, overrides: Mapping[str, Any] | None, where: str) -> Mapping[str, Any]:
+    """The configuration that a scenario's `model` names: a preset, or the path of a `config.json`."""
+    if reference in known_presets():
+        fields = dict(_preset(reference))
+    elif reference.endswith(".json"):
+        fields = dict(read_document(reference).data)
+    else:
+        raise InputError(Problem(where, _unknown(reference)))
+    for key, value in (overrides or {}).items():
+        if key not in fields and key not in _OPTIONAL_FIELDS:
+            raise InputError(Problem(where, f"model override {key!r}: the configuration has no such field"))
+        fields[key] = value
+    return fields
+
+
+_OPTIONAL_FIELDS = ("num_hidden_layers", "tie_word_embeddings", "head_dim", "chunk_size", "layers_block_type")
+
+
+def _unknown(reference: str) -> str:
+    import difflib
+
+    close = difflib.get_close_matches(reference, known_presets(), n=1, cutoff=0.5)
+    hint = f"; did you mean {close[0]!r}?" if close else ""
+    return f"unknown model {reference!r}: expected a path to a config.json or one of {', '.join(known_presets())}{hint}"
+
+
+def build(fields: Mapping[str, Any], implementation: str, where: str = "model") -> ModelGraph:
+    """The graph of a configuration under an implementation; InputError for a family that is not known."""
+    key = json.dumps(fields, sort_keys=True, default=str)
+    return _build(key, implementation, where)
+
+
+@lru_cache(maxsize=64)
+def _build(key: str, implementation: str, where: str) -> ModelGraph:
+    config = Config(json.loads(key), where)
+    family = str(config.fields.get("model_type"))
+    if family not in FAMILIES:
+        raise config.fail("model_type", f"expected one of {', '.join(FAMILIES)}, got {family!r}")
+    architecture: Architecture = importlib.import_module(f"simcore.models.{family}").architecture(config)
+    kinds = tuple(dict.fromkeys(kind for _, kind in architecture.parts))
+    number = {kind: i for i, kind in enumerate(kinds)}
+    layers = tuple(Layer(i, number[kind], path) for i, (path, kind) in enumerate(architecture.parts))
+    operators = importlib.import_module(f"simcore.operators.{implementation}")
+    tensors = tuple(tuple(operators.tensors(kind)) for kind in kinds)
+    return ModelGraph(architecture, implementation, kinds, tensors, layers)

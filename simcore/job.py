@@ -1,0 +1,66 @@
+"""One scenario, ready for the engine: its graph, its mesh, and what `auto` became."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+from simcore.errors import IllegalLayout, InputError, NotYet, Problem
+from simcore.graph import ModelGraph
+from simcore.mesh import Mesh
+from simcore.scenario import Scenario
+
+__all__ = ["Job"]
+
+
+@dataclass(frozen=True, eq=False)
+class Job:
+    """What a framework's table is made from.
+
+    `auto` notes each value that a person left to the framework, so that reports can list it.
+    """
+
+    scenario: Scenario
+    graph: ModelGraph
+    mesh: Mesh
+    autos: dict[str, tuple[str, str]] = field(default_factory=dict)
+
+    def auto(self, key: str, given: str, default: str, source: str) -> str:
+        """`given`, or the framework's default, noted with its source."""
+        if given != "auto":
+            return given
+        self.autos[key] = (default, source)
+        return default
+
+    def illegal(self, key: str, message: str, rule: str) -> IllegalLayout:
+        """The framework refuses; `rule` cites file and version."""
+        return IllegalLayout(Problem(self.scenario.where(*key.split(".")), message, rule))
+
+    def not_yet(self, key: str, message: str) -> NotYet:
+        """rankscope cannot model it in this version."""
+        return NotYet(Problem(self.scenario.where(*key.split(".")), f"not yet: {message}"))
+
+    def options(self, known: Mapping[str, tuple[Any, ...]]) -> dict[str, Any]:
+        """`framework_options`, closed: name -> allowed values (a type, or literals). Unknown keys are refused."""
+        given = dict(self.scenario.framework_options)
+        problems = [self._option_problem(key, value, known) for key, value in given.items()]
+        if any(problems):
+            raise InputError([p for p in problems if p])
+        return given
+
+    def _option_problem(self, key: str, value: Any, known: Mapping[str, tuple[Any, ...]]) -> Problem | None:
+        where = self.scenario.where("framework_options", key)
+        if key not in known:
+            names = ", ".join(sorted(known)) or "none"
+            return Problem(where, f"unknown option {key!r} of {self.scenario.framework}: it knows {names}")
+        if not any(_allows(allowed, value) for allowed in known[key]):
+            wanted = " or ".join(a.__name__ if isinstance(a, type) else repr(a) for a in known[key])
+            return Problem(where, f"{key}: expected {wanted}, got {value!r}")
+        return None
+
+
+def _allows(allowed: Any, value: Any) -> bool:
+    if isinstance(allowed, type):
+        return type(value) is allowed and (allowed is not int or value > 0)
+    return type(value) is type(allowed) and bool(value == allowed)

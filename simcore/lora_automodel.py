@@ -1,0 +1,118 @@
+"""Which modules NeMo Automodel adapts, and the adapters' tensors (nemo-automodel 0.7.0).
+
+Rules of `components/_peft/module_matcher.py`, `lora.py` and `lora_experts.py`:
+
+ * patterns are compared with the *whole* module path: `q_proj` hits nothing in a layer, `*q_proj` does;
+ * with targets, a linear layer or the routed experts' module is hit when one of them fits;
+ * with exclusions only, every linear layer that none of them fits is hit, `lm_head` among them. Routed experts are no
+   linear layer, so they get nothing;
+ * with neither, the target is `*_proj`; with both, Automodel refuses;
+ * routed experts get one adapter for each expert, in four 3-D tensors: input dimension before output dimension, as the
+   experts themselves (`GroupedExpertsLoRA`). FSDP2 splits them on dimension 1, which is the rank in the two `B`.
+
+The frozen norm, convolution and router are never hit: they are of other classes.
+"""
+
+from __future__ import annotations
+
+import re
+from functools import lru_cache
+from typing import Final
+
+from simcore.errors import IllegalLayout, NotYet, Problem
+from simcore.lora import LoraChoice
+from simcore.models.blocks import LayerKind
+from simcore.tensor import TensorSpec
+
+__all__ = ["DEFAULT_TARGETS", "adapters", "matches"]
+
+DEFAULT_TARGETS: Final = ("*_proj",)
+_WHERE: Final = "training.lora"
+
+
+def adapters(kind: LayerKind, specs: tuple[TensorSpec, ...], lora: LoraChoice) -> tuple[TensorSpec, ...]:
+    """The adapters of `kind`, in registration order, unsplit."""
+    _refuse(lora)
+    inside = "" if kind.block is not None else "model.layers.0."
+    found: list[TensorSpec] = []
+    for spec in specs:
+        if spec.module == "linear" and matches(f"{inside}{spec.path}", "linear", lora):
+            found += _pair(spec, lora.rank)
+    grouped = tuple(spec for spec in specs if spec.module == "grouped")
+    if not grouped or lora.expert_adapters == "none":
+        return tuple(found)
+    if matches(f"{inside}{grouped[0].path}", "grouped", lora):
+        return tuple(_in_order(found, grouped, lora.rank))
+    if lora.expert_adapters == "per_expert":
+        raise IllegalLayout(Problem(_WHERE, f"expert_adapters: per_expert, but no target module fits "
+                                    f"{inside}{grouped[0].path} (such as '*experts')",
+                                    "_peft/module_matcher.py: without targets only linear layers are matched"))
+    return tuple(found)
+
+
+def _refuse(lora: LoraChoice) -> None:
+    if lora.target_modules and lora.exclude_modules:
+        raise IllegalLayout(Problem(_WHERE, "Automodel takes target_modules or exclude_modules, not both",
+                                    "_peft/module_matcher.py: target_modules and exclude_modules are mutually "
+                                    "exclusive. Please provide only one of them."))
+    if lora.expert_adapters == "shared":
+        raise IllegalLayout(Problem(_WHERE, "Automodel has no adapter that experts share",
+                                    "_peft/lora_experts.py: GroupedExpertsLoRA holds one adapter for each expert"))
+    for pattern in (*lora.target_modules, *lora.exclude_modules):
+        if re.search(r"layers\.\d", pattern):
+            raise NotYet(Problem(_WHERE, f"{pattern!r} names single layers; only patterns that treat all layers of a "
+                                 "kind alike are modelled"))
+
+
+def matches(path: str, module: str, lora: LoraChoice) -> bool:
+    """Whether Automodel's matcher hits the module at `path`; `module` is linear or grouped."""
+    targets = lora.target_modules or (() if lora.exclude_modules else DEFAULT_TARGETS)
+    if targets:
+        return any(_fits(pattern, path) for pattern in targets)
+    return module == "linear" and not any(_fits(pattern, path) for pattern in lora.exclude_modules)
+
+
+def _fits(pattern: str, path: str) -> bool:
+    return pattern == path or _wildcard(pattern).match(path) is not None
+
+
+@lru_cache(maxsize=256)
+def _wildcard(pattern: str) -> re.Pattern[str]:
+    # `*` and `.*` both mean any text. After a whole segment (".layers", the start of the pattern) or an index (".1") a
+    # `.*` keeps its dot, so that ".1.*" does not fit layer 10. Upstream escapes nothing: other dots fit any character.
+    parts = re.split(r"(\.?\*)", pattern)
+    text = ""
+    for i, part in enumerate(parts):
+        before = parts[i - 1] if i else ""
+        whole_segment = before.startswith(".") or (i == 1 and before) or re.search(r"\.\d+$", before)
+        if i % 2 == 0:
+            text += part
+        else:
+            text += r"(\..*)?" if part == ".*" and whole_segment else "(.*)"
+    return re.compile(f"^{text}$")
+
+
+def _pair(spec: TensorSpec, rank: int) -> list[TensorSpec]:
+    (out_features, in_features), (out_dim, in_dim) = spec.shape, spec.dims
+    return [
+        TensorSpec(f"{spec.path}.lora_A.weight", (rank, in_features), ("rank", in_dim), "adapters", "adapter"),
+        TensorSpec(f"{spec.path}.lora_B.weight", (out_features, rank), (out_dim, "rank"), "adapters", "adapter"),
+    ]
+
+
+def _in_order(found: list[TensorSpec], grouped: tuple[TensorSpec, ...], rank: int) -> list[TensorSpec]:
+    # The experts' module is registered before the shared expert's, the only linear layers of a MoE block.
+    return _expert_adapters(grouped, rank) + found
+
+
+def _expert_adapters(grouped: tuple[TensorSpec, ...], rank: int) -> list[TensorSpec]:
+    made = []
+    for spec, name in zip(grouped, ("gate_and_up", "down"), strict=True):
+        (experts, rows, columns), (_, row_dim, column_dim) = spec.shape, spec.dims
+        at = f"{spec.path}.lora_{name}"
+        made += [
+            TensorSpec(f"{at}_A", (experts, rows, rank), ("experts", row_dim, "rank"), "expert_adapters", "adapter"),
+            TensorSpec(f"{at}_B", (experts, rank, columns), ("experts", "rank", column_dim), "expert_adapters",
+                       "adapter"),
+        ]
+    return made

@@ -1,0 +1,83 @@
+"""Which modules Megatron-Bridge adapts, and the adapters' tensors (megatron-bridge 0.3.1 and main of 2026-08-22).
+
+Rules of `peft/module_matcher.py`, `peft/lora.py` and `peft/utils.py`, which both versions share:
+
+ * `target_modules` hits a module by its leaf name or by a wildcard on its full path, whatever its class is, so
+   `linear_fc1` also hits the grouped GEMM of the routed experts. Recipes give the six names of `DEFAULT_TARGETS`.
+ * without targets every module of five linear classes is hit unless excluded: `output_layer` is one of them, the
+   grouped GEMM is not.
+ * a grouped GEMM gets *one* pair of matrices on each rank, used by all its local experts. 0.3.1 knows nothing else;
+   main can give each expert its own pair (`share_expert_adapters: false`): `expert_adapters: per_expert` here.
+ * `linear_in` is split by its rank dimension where the base is column parallel, by its input dimension where the base
+   is row parallel; `linear_out` is always split by its output dimension. Experts use the expert-tensor group.
+
+A column-parallel `linear_in` needs a rank that the group's size divides: the framework's table refuses the others.
+"""
+
+from __future__ import annotations
+
+import re
+from typing import Final
+
+from simcore.errors import IllegalLayout, NotYet, Problem
+from simcore.lora import LoraChoice
+from simcore.models.blocks import LayerKind
+from simcore.tensor import TensorSpec
+
+__all__ = ["DEFAULT_TARGETS", "adapters", "matches"]
+
+DEFAULT_TARGETS: Final = ("linear_qkv", "linear_proj", "linear_fc1", "linear_fc2", "in_proj", "out_proj")
+_ADAPTABLE: Final = ("linear", "grouped", "router")
+_ROW_PARALLEL: Final = frozenset({"linear_proj", "linear_fc2", "out_proj"})
+
+
+def adapters(kind: LayerKind, specs: tuple[TensorSpec, ...], lora: LoraChoice) -> tuple[TensorSpec, ...]:
+    """The adapters of `kind`, in registration order, unsplit."""
+    if lora.target_modules and lora.exclude_modules:
+        raise IllegalLayout(Problem("training.lora", "Bridge takes target_modules or exclude_modules, not both",
+                                    "module_matcher.py: exclude_modules should be empty when using target_modules"))
+    outside = kind.block is not None
+    found: list[TensorSpec] = []
+    for spec in specs:
+        if spec.is_buffer or len(spec.shape) != 2 or spec.module not in _ADAPTABLE:
+            continue
+        path = spec.path if outside else f"decoder.layers.*.{spec.path}"
+        if matches(path, spec.module, lora) and not (spec.module == "grouped" and lora.expert_adapters == "none"):
+            found += _pair(spec, lora)
+    return tuple(found)
+
+
+def matches(path: str, module: str, lora: LoraChoice) -> bool:
+    """Whether Bridge's matcher hits the module at `path` (`*` stands for the layer's number)."""
+    name = path.rpartition(".")[2]
+    if lora.target_modules:
+        return any(_hit(pattern, name, path) for pattern in lora.target_modules)
+    if lora.exclude_modules:
+        return module == "linear" and not any(_hit(pattern, name, path) for pattern in lora.exclude_modules)
+    return name in DEFAULT_TARGETS  # what every recipe of this family writes
+
+
+def _hit(pattern: str, name: str, path: str) -> bool:
+    if re.search(r"layers\.\d", pattern):
+        raise NotYet(Problem("training.lora", f"{pattern!r} names single layers; only patterns that treat all layers "
+                             "of a kind alike are modelled"))
+    # Upstream escapes nothing, so a dot matches any character (`wildcard_match`).
+    wild = "^" + pattern.replace("*", "(.*)") + "$"
+    return name == pattern or re.match(wild, path.replace("*", "0")) is not None
+
+
+def _pair(spec: TensorSpec, lora: LoraChoice) -> list[TensorSpec]:
+    grouped, rank = spec.module == "grouped", lora.rank
+    axis = "etp" if grouped else "tp"
+    row_parallel = spec.path.rpartition(".")[2] in _ROW_PARALLEL
+    out_features, in_features = spec.shape
+    dims_in = ("rank", f"{axis}_in") if row_parallel else (f"{axis}_rank", "hidden")
+    experts = (spec.copies,) if grouped and lora.expert_adapters == "per_expert" else ()
+    named = ("experts",) * len(experts)
+    component = "expert_adapters" if grouped else "adapters"
+    return [
+        TensorSpec(f"{spec.path}.adapter.linear_in.weight", (*experts, rank, in_features), (*named, *dims_in),
+                   component, "adapter"),
+        TensorSpec(f"{spec.path}.adapter.linear_out.weight", (*experts, out_features, rank),
+                   (*named, f"{axis}_out", "rank"), component, "adapter"),
+    ]

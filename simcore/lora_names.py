@@ -1,0 +1,28 @@
+"""LoRA by module name: a linear whose last path part is in the target list gets an adapter, nothing else does."""
+
+from __future__ import annotations
+
+from simcore.lora import LoraChoice
+from simcore.models.blocks import LayerKind
+from simcore.tensor import TensorSpec
+
+__all__ = ["name_adapters"]
+
+DEFAULT_TARGETS = ("q_proj", "k_proj", "v_proj", "o_proj", "gate_proj", "up_proj", "down_proj", "in_proj")
+
+
+def name_adapters(kind: LayerKind, specs: tuple[TensorSpec, ...], lora: LoraChoice) -> tuple[TensorSpec, ...]:
+    """Two matrices for every hit: `lora_a` [rank, in] and `lora_b` [out, rank]."""
+    del kind
+    targets = lora.target_modules or DEFAULT_TARGETS
+    out: list[TensorSpec] = []
+    for spec in specs:
+        leaf = spec.path.rpartition(".")[2]
+        if spec.module != "linear" or leaf not in targets or leaf in lora.exclude_modules:
+            continue
+        rows, columns = spec.shape
+        out.append(TensorSpec(f"{spec.path}.lora_a.weight", (lora.rank, columns), ("rank", spec.dims[1]), "adapters",
+                              "adapter"))
+        out.append(TensorSpec(f"{spec.path}.lora_b.weight", (rows, lora.rank), (spec.dims[0], "rank"), "adapters",
+                              "adapter"))
+    return tuple(out)

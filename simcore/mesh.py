@@ -1,0 +1,93 @@
+"""The device mesh: named axes, two views of the same ranks, and no table of ranks.
+
+Ranks are row-major over `pp, dp_replicate, dp_shard, cp, tp` (tp fastest). The expert view re-cuts the ranks of one
+pipeline stage as `expert_dp, ep, etp` (etp fastest), as Megatron-Core (`parallel_state.py`, order tp-cp-ep-dp-pp) and
+NeMo Automodel (`mesh_utils.py`, moe mesh) both do. An axis is a digit of the rank: `rank // stride % size`.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+import numpy.typing as npt
+
+__all__ = ["Axis", "IntArray", "Mesh"]
+
+IntArray = npt.NDArray[np.int64]
+
+
+@dataclass(frozen=True, slots=True)
+class Axis:
+    """A digit of the rank."""
+
+    name: str
+    size: int
+    stride: int
+
+    def coordinate(self, rank: int) -> int:
+        """Where `rank` stands on this axis."""
+        return rank // self.stride % self.size
+
+    def coordinates(self, ranks: IntArray) -> IntArray:
+        """`coordinate` of many ranks."""
+        return ranks // self.stride % self.size
+
+
+@dataclass(frozen=True, slots=True)
+class Mesh:
+    """Sizes of the axes; `ep * etp` must divide the ranks of a stage (frameworks check and cite their rule)."""
+
+    pp: int = 1
+    dp_replicate: int = 1
+    dp_shard: int = 1
+    cp: int = 1
+    tp: int = 1
+    ep: int = 1
+    etp: int = 1
+
+    @property
+    def stage_size(self) -> int:
+        """Ranks of one pipeline stage."""
+        return self.dp_replicate * self.dp_shard * self.cp * self.tp
+
+    @property
+    def size(self) -> int:
+        """All ranks."""
+        return self.pp * self.stage_size
+
+    @property
+    def expert_dp(self) -> int:
+        """Ranks of a stage that hold the same experts."""
+        return self.stage_size // (self.ep * self.etp)
+
+    def axis(self, name: str) -> Axis:
+        """A mesh axis, a flattened view (dp, dp_shard_cp, dp_cp), or a part of one ("dp_shard_cp/4")."""
+        whole, _, part = name.partition("/")
+        if part:
+            return Axis(name, int(part), self.axis(whole).stride)
+        size, stride = self._digit(whole)
+        return Axis(name, size, stride)
+
+    def _digit(self, name: str) -> tuple[int, int]:
+        digits = {
+            "tp": (self.tp, 1),
+            "cp": (self.cp, self.tp),
+            "dp_shard": (self.dp_shard, self.tp * self.cp),
+            "dp_replicate": (self.dp_replicate, self.tp * self.cp * self.dp_shard),
+            "dp": (self.dp_replicate * self.dp_shard, self.tp * self.cp),
+            "dp_shard_cp": (self.dp_shard * self.cp, self.tp),
+            "dp_cp": (self.dp_replicate * self.dp_shard * self.cp, self.tp),
+            "etp": (self.etp, 1),
+            "ep": (self.ep, self.etp),
+            "expert_dp": (self.expert_dp, self.ep * self.etp),
+            "pp": (self.pp, self.stage_size),
+            "world": (self.size, 1),
+        }
+        return digits[name]
+
+    def group(self, rank: int, name: str) -> range:
+        """The ranks of `rank`'s communicator on an axis."""
+        axis = self.axis(name)
+        base = rank - axis.coordinate(rank) * axis.stride
+        return range(base, base + axis.size * axis.stride, axis.stride)

@@ -1,0 +1,59 @@
+"""What a model family hands on: the chain of layer kinds, in the order in which they run."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from simcore.errors import InputError, Problem
+from simcore.models.blocks import LayerKind
+
+__all__ = ["Architecture", "Config"]
+
+
+@dataclass(frozen=True, slots=True)
+class Architecture:
+    """`parts`: (module path, kind) from embedding to loss; `tied`: the head uses the embedding's weight.
+
+    `buffers`: replicated bytes outside the layers, as (name, bytes) (rotary tables).
+    """
+
+    family: str
+    parts: tuple[tuple[str, LayerKind], ...]
+    vocab: int
+    hidden: int
+    tied: bool
+    pattern: str
+    buffers: tuple[tuple[str, int], ...] = ()
+
+
+class Config:
+    """A Hugging Face `config.json` that is read strictly: a missing or odd field is an error that names it."""
+
+    def __init__(self, fields: Mapping[str, Any], where: str) -> None:
+        self.fields, self.where = fields, where
+
+    def fail(self, field: str, message: str) -> InputError:
+        """The error to raise for `field`."""
+        return InputError(Problem(self.where, f"model configuration: {field}: {message}"))
+
+    def integer(self, *names: str, default: int | None = None, least: int = 1) -> int:
+        """The first of `names` that is given, as an integer of at least `least`."""
+        for name in names:
+            value = self.fields.get(name)
+            if value is None:
+                continue
+            if isinstance(value, bool) or not isinstance(value, int) or not least <= value <= 2**40:
+                raise self.fail(name, f"expected an integer from {least} to 2**40, got {value!r}")
+            return value
+        if default is None:
+            raise self.fail(" or ".join(names), "expected an integer, found nothing")
+        return default
+
+    def boolean(self, name: str, default: bool) -> bool:
+        """A boolean field."""
+        value = self.fields.get(name, default)
+        if not isinstance(value, bool):
+            raise self.fail(name, f"expected true or false, got {value!r}")
+        return value

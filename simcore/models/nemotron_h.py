@@ -1,0 +1,118 @@
+"""The Nemotron-H family: Mamba-2, MoE, attention and MLP layers in a pattern, as transformers 5.23 `models/nemotron_h`.
+
+Both spellings of the pattern are read: `hybrid_override_pattern` ("MEM*-") and `layers_block_type` / `layer_types`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+from simcore.models.architecture import Architecture, Config
+from simcore.models.blocks import (
+    Attention,
+    Branch,
+    Embedding,
+    FinalNorm,
+    Head,
+    LayerKind,
+    Loss,
+    Mamba2,
+    Mixer,
+    Mlp,
+    Moe,
+)
+
+__all__ = ["architecture"]
+
+_LETTER_OF_TYPE = {
+    "mamba": "M", "linear_attention": "M", "moe": "E", "attention": "*", "full_attention": "*", "mlp": "-",
+}
+_KIND_OF_LETTER = {"M": "mamba", "E": "moe", "*": "attention", "-": "mlp"}
+
+
+def architecture(config: Config) -> Architecture:
+    """Layers of a `NemotronHConfig`."""
+    hidden, vocab = config.integer("hidden_size"), config.integer("vocab_size")
+    pattern = _pattern(config)
+    kinds = {letter: _layer_kind(config, letter, hidden) for letter in sorted(set(pattern))}
+    tied = config.boolean("tie_word_embeddings", False)
+    if tied:
+        raise config.fail("tie_word_embeddings", "tied Nemotron-H embeddings are not modelled yet")
+    parts = (
+        ("model.embeddings", LayerKind("embedding", "nemotron_h", hidden, block=Embedding(vocab, hidden))),
+        *((f"model.layers.{i}", kinds[letter]) for i, letter in enumerate(pattern)),
+        ("model.norm_f", LayerKind("final_norm", "nemotron_h", hidden, block=FinalNorm(hidden))),
+        ("lm_head", LayerKind("head", "nemotron_h", hidden, block=Head(vocab, hidden))),
+        ("loss", LayerKind("loss", "nemotron_h", hidden, block=Loss(vocab, upcast=True))),
+    )
+    return Architecture("nemotron_h", parts, vocab, hidden, False, pattern)
+
+
+def _pattern(config: Config) -> str:
+    text = config.fields.get("hybrid_override_pattern")
+    names = config.fields.get("layers_block_type") or config.fields.get("layer_types")
+    if text is None and names is None:
+        raise config.fail("hybrid_override_pattern", "expected a pattern such as 'MEM*E' or layers_block_type")
+    pattern = _from_letters(config, text) if text is not None else _from_names(config, names)
+    num_layers = config.integer("num_hidden_layers", default=len(pattern))
+    if num_layers > len(pattern):
+        raise config.fail("num_hidden_layers", f"expected at most the pattern's {len(pattern)} layers, got {num_layers}")
+    return pattern[:num_layers]
+
+
+def _from_letters(config: Config, text: object) -> str:
+    if not isinstance(text, str) or not text:
+        raise config.fail("hybrid_override_pattern", f"expected letters of M, E, * and -, got {text!r}")
+    for place, letter in enumerate(text):
+        if letter not in _KIND_OF_LETTER:
+            raise config.fail(
+                "hybrid_override_pattern", f"expected letters of M, E, * and -, got {letter!r} at layer {place}")
+    return text
+
+
+def _from_names(config: Config, names: object) -> str:
+    if not isinstance(names, list) or not names:
+        raise config.fail("layers_block_type", f"expected a list of layer types, got {names!r}")
+    for place, name in enumerate(names):
+        if name not in _LETTER_OF_TYPE:
+            known = ", ".join(sorted(_LETTER_OF_TYPE))
+            raise config.fail("layers_block_type", f"expected one of {known}, got {name!r} at layer {place}")
+    return "".join(_LETTER_OF_TYPE[name] for name in names)
+
+
+def _layer_kind(config: Config, letter: str, hidden: int) -> LayerKind:
+    mixer = _MIXERS[letter](config, hidden)
+    return LayerKind(_KIND_OF_LETTER[letter], "nemotron_h", hidden, (Branch("norm", "mixer", mixer),))
+
+
+def _mamba(config: Config, hidden: int) -> Mixer:
+    groups, heads = config.integer("n_groups"), config.integer("mamba_num_heads")
+    if heads % groups:
+        raise config.fail("n_groups", f"expected a divisor of {heads} Mamba heads, got {groups}")
+    return Mamba2(hidden, heads, config.integer("mamba_head_dim"), groups, config.integer("ssm_state_size"),
+                  config.integer("conv_kernel", default=4), config.integer("chunk_size", default=128))
+
+
+def _moe(config: Config, hidden: int) -> Mixer:
+    if config.fields.get("moe_latent_size") is not None:
+        raise config.fail("moe_latent_size", "latent MoE is not modelled yet")
+    experts, top_k = config.integer("n_routed_experts"), config.integer("num_experts_per_tok")
+    if top_k > experts:
+        raise config.fail("num_experts_per_tok", f"expected at most {experts} experts, got {top_k}")
+    return Moe(hidden, experts, top_k, config.integer("moe_intermediate_size"),
+               config.integer("moe_shared_expert_intermediate_size"))
+
+
+def _attention(config: Config, hidden: int) -> Mixer:
+    heads = config.integer("num_attention_heads")
+    kv_heads = config.integer("num_key_value_heads", default=heads)
+    if heads % kv_heads:
+        raise config.fail("num_key_value_heads", f"expected a divisor of {heads} heads, got {kv_heads}")
+    return Attention(hidden, heads, kv_heads, config.integer("head_dim", default=max(1, hidden // heads)))
+
+
+def _mlp(config: Config, hidden: int) -> Mixer:
+    return Mlp(hidden, config.integer("intermediate_size"), gated=False)
+
+
+_MIXERS: dict[str, Callable[[Config, int], Mixer]] = {"M": _mamba, "E": _moe, "*": _attention, "-": _mlp}

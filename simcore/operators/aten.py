@@ -1,0 +1,433 @@
+"""PyTorch's eager operators: what each allocates, what its autograd node saves, and what its backward allocates.
+
+Every function follows the formula of torch 2.13 (`tools/autograd/derivatives.yaml`) and the order in which the
+generated code evaluates it: gradients of later arguments first, then of earlier ones, then broadcast gradients are
+summed to the argument's shape. A node saves an argument only if another argument's gradient needs it.
+
+A function's locals die when it returns, as PyTorch's do, so the order of its lines is the order of its allocations.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+
+from simcore.tape import Kernel, Param, Tape, Tensor
+from simcore.units import dtype_bytes
+
+__all__ = ["add", "add_scalar", "all_to_all", "bmm", "cast", "cat", "cross_entropy", "div_", "embedding", "exp",
+           "gather", "index", "index_add", "linear", "log_softmax", "masked_fill", "matmul", "mean", "mul", "mul_scalar",
+           "neg", "new", "relu", "rsqrt", "scaled_dot_product_attention", "select", "sigmoid", "silu", "slice_half",
+           "sort", "square", "strided", "sum_last", "swap_dims", "to_heads", "topk"]
+
+Operand = Tensor | Param
+Grads = list[Tensor | None]
+Saved = list[Tensor]
+
+
+def needs_grad(x: Operand) -> bool:
+    """Whether a gradient will flow into it."""
+    return x.trainable if isinstance(x, Param) else x.node is not None
+
+
+def new(tape: Tape, shape: Sequence[int], dtype: str, name: str, moved: int = 0, kernel: Kernel = Kernel.ELEMENTWISE,
+        flops: int = -1) -> Tensor:
+    """The output of a kernel that reads `moved` bytes; `flops` defaults to one an element."""
+    out = tape.empty(shape, dtype, name)
+    numel = out.numel
+    tape.compute(kernel, numel if flops < 0 else flops, moved + numel * dtype_bytes(dtype))
+    return out
+
+
+def _unary(tape: Tape, x: Operand, name: str, save: str = "", *, dtype: str = "", steps: int = 1) -> Tensor:
+    """An operator on one tensor; its backward is `steps` kernels, the results of all but the last are temporary."""
+    shape, in_dtype = x.shape, x.dtype
+
+    def backward(tape: Tape, grads: Grads, saved: Saved) -> Grads:
+        made = [new(tape, shape, in_dtype, f"grad_{name}", 2 * x_bytes) for _ in range(steps)]
+        return made[-1:]
+
+    x_bytes = x.nbytes
+    node = tape.node((x,), _SAVED_INPUT.get(save, (x,) if save == "input" else ()), backward)
+    out = new(tape, shape, dtype or in_dtype, name, x_bytes)
+    if save == "output":
+        tape.save(node, out)
+    out.node = node
+    return out
+
+
+_SAVED_INPUT: dict[str, tuple[None, ...]] = {"scalar": (None,)}
+
+
+def cast(tape: Tape, x: Operand, dtype: str) -> Operand:
+    """`x.to(dtype)`: itself where it has that type."""
+    return x if x.dtype == dtype else _unary(tape, x, f"to_{dtype}", dtype=dtype)
+
+
+def neg(tape: Tape, x: Tensor) -> Tensor:
+    """Negation."""
+    return _unary(tape, x, "neg")
+
+
+def exp(tape: Tape, x: Operand) -> Tensor:
+    """Exponential."""
+    return _unary(tape, x, "exp", "output")
+
+
+def silu(tape: Tape, x: Tensor) -> Tensor:
+    """SiLU."""
+    return _unary(tape, x, "silu", "input")
+
+
+def relu(tape: Tape, x: Tensor) -> Tensor:
+    """ReLU."""
+    return _unary(tape, x, "relu", "output")
+
+
+def sigmoid(tape: Tape, x: Tensor) -> Tensor:
+    """Sigmoid."""
+    return _unary(tape, x, "sigmoid", "output")
+
+
+def square(tape: Tape, x: Operand) -> Tensor:
+    """`x.pow(2)`; its gradient is `grad * (2 * x.pow(1))`."""
+    return _unary(tape, x, "pow", "input", steps=3)
+
+
+def rsqrt(tape: Tape, x: Tensor) -> Tensor:
+    """`x.rsqrt()`; its gradient is `-0.5 * grad * result.pow(3)`."""
+    return _unary(tape, x, "rsqrt", "output", steps=3)
+
+
+def mul_scalar(tape: Tape, x: Tensor) -> Tensor:
+    """`x * number`; the number is a saved tensor without weight."""
+    return _unary(tape, x, "scale", "scalar")
+
+
+def log_softmax(tape: Tape, x: Tensor) -> Tensor:
+    """Log-softmax over the last dimension."""
+    return _unary(tape, x, "log_softmax", "output")
+
+
+def add_scalar(tape: Tape, x: Tensor) -> Tensor:
+    """`x + number`: the gradient passes."""
+    node = tape.node((x,), (), _pass)
+    out = new(tape, x.shape, x.dtype, "add", x.nbytes)
+    out.node = node
+    return out
+
+
+def _pass(tape: Tape, grads: Grads, saved: Saved) -> Grads:
+    return [grads[0]]
+
+
+def add(tape: Tape, a: Tensor, b: Tensor, name: str = "add") -> Tensor:
+    """`a + b` of one shape: both get the gradient itself."""
+    node = tape.node((a, b), (), _pass_twice)
+    out = new(tape, a.shape, a.dtype, name, a.nbytes + b.nbytes)
+    out.node = node
+    return out
+
+
+def _pass_twice(tape: Tape, grads: Grads, saved: Saved) -> Grads:
+    return [grads[0], grads[0]]
+
+
+def mean(tape: Tape, x: Tensor) -> Tensor:
+    """`x.mean(-1, keepdim=True)`; its gradient is the expanded one divided."""
+    shape, dtype = x.shape, x.dtype
+    node = tape.node((x,), (), lambda tape, grads, saved: [new(tape, shape, dtype, "grad_mean")])
+    out = new(tape, (*shape[:-1], 1), dtype, "mean", x.nbytes, flops=x.numel)
+    out.node = node
+    return out
+
+
+def sum_last(tape: Tape, x: Tensor, *, keepdim: bool = False) -> Tensor:
+    """`x.sum(-1)`; its gradient is a view."""
+    shape = x.shape
+
+    def backward(tape: Tape, grads: Grads, saved: Saved) -> Grads:
+        (grad,) = grads
+        return [grad and grad.view(*shape)]
+
+    node = tape.node((x,), (), backward)
+    out = new(tape, (*shape[:-1], 1) if keepdim else shape[:-1], x.dtype, "sum", x.nbytes, flops=x.numel)
+    out.node = node
+    return out
+
+
+def _broadcast(a: Operand, b: Operand) -> tuple[int, ...]:
+    """The shape of a product; `a` and `b` broadcast against each other."""
+    rank = max(len(a.shape), len(b.shape))
+    left, right = (1,) * (rank - len(a.shape)) + a.shape, (1,) * (rank - len(b.shape)) + b.shape
+    return tuple(max(m, n) for m, n in zip(left, right, strict=True))
+
+
+def _sum_to(tape: Tape, grad: Tensor | None, shape: tuple[int, ...]) -> Tensor | None:
+    """The gradient of a broadcast argument."""
+    if grad is None or grad.numel == math.prod(shape):
+        return grad
+    return new(tape, shape, grad.dtype, "grad_sum_to_size", grad.nbytes, flops=grad.numel)
+
+
+def mul(tape: Tape, a: Operand, b: Operand, name: str = "mul") -> Tensor:
+    """`a * b` with broadcasting."""
+    shape, dtype, a_shape, b_shape = _broadcast(a, b), a.dtype, a.shape, b.shape
+    a_needs, b_needs, moved = needs_grad(a), needs_grad(b), a.nbytes + b.nbytes
+
+    def backward(tape: Tape, grads: Grads, saved: Saved) -> Grads:
+        to_b = new(tape, shape, dtype, f"grad_{name}", moved) if b_needs else None
+        to_a = new(tape, shape, dtype, f"grad_{name}", moved) if a_needs else None
+        to_a = _sum_to(tape, to_a, a_shape)
+        to_b = _sum_to(tape, to_b, b_shape)
+        return [to_a, to_b]
+
+    save = [b] * a_needs + [a] * b_needs
+    node = tape.node((a, b), save, backward)
+    out = new(tape, shape, dtype, name, moved)
+    out.node = node
+    return out
+
+
+def div_(tape: Tape, a: Tensor, b: Tensor) -> None:
+    """`a /= b` in place: the node saves a copy of `a` as it was."""
+    shape, b_shape, dtype, moved = a.shape, b.shape, a.dtype, a.nbytes + b.nbytes
+
+    def backward(tape: Tape, grads: Grads, saved: Saved) -> Grads:
+        to_b: Tensor | None = [new(tape, shape, dtype, "grad_div", moved) for _ in range(4)][-1]
+        to_a = new(tape, shape, dtype, "grad_div", moved)
+        to_b = _sum_to(tape, to_b, b_shape)
+        return [to_a, to_b]
+
+    node = None
+    if needs_grad(b):
+        before = new(tape, shape, dtype, "clone", a.nbytes)
+        node = tape.node((a, b), (before, b), backward)
+    tape.compute(Kernel.ELEMENTWISE, a.numel, moved + a.nbytes)
+    a.node = node
+
+
+def matmul(tape: Tape, x: Tensor, weight: Operand, name: str, kernel: Kernel = Kernel.GEMM) -> Tensor:
+    """`x @ weight.T` of x [..., k] and weight [n, k]: the weight's gradient comes first."""
+    n, k = weight.shape
+    x_shape, w_shape, w_dtype, dtype, moved = x.shape, weight.shape, weight.dtype, x.dtype, x.nbytes + weight.nbytes
+    x_needs, w_needs, flops = needs_grad(x), needs_grad(weight), 2 * x.numel * n
+
+    def backward(tape: Tape, grads: Grads, saved: Saved) -> Grads:
+        (grad,) = grads
+        assert grad is not None
+        moved = grad.nbytes
+        to_w = new(tape, w_shape, w_dtype, "grad_weight", moved + x_bytes, kernel, flops) if w_needs else None
+        to_x = new(tape, x_shape, dtype, f"grad_{name}", moved + w_bytes, kernel, flops) if x_needs else None
+        return [to_x, to_w]
+
+    x_bytes, w_bytes = x.nbytes, weight.nbytes
+    save: list[Operand] = [x] * w_needs + [weight] * x_needs
+    node = tape.node((x, weight), save, backward)
+    out = new(tape, (*x_shape[:-1], n), dtype, name, moved, kernel, flops)
+    out.node = node
+    return out
+
+
+linear = matmul
+
+
+def bmm(tape: Tape, x: Tensor, weight: Tensor, name: str) -> Tensor:
+    """`torch.bmm(x, weight.transpose(1, 2))` of rows [r, k], evenly over the experts, and weight [e, n, k]."""
+    n, k = weight.shape[1:]
+    x_shape, w_shape, dtype = x.shape, weight.shape, x.dtype
+    x_needs, w_needs, flops = needs_grad(x), needs_grad(weight), 2 * x.numel * n
+    x_bytes, w_bytes, kernel = x.nbytes, math.prod(w_shape) * dtype_bytes(dtype), Kernel.GROUPED_GEMM
+
+    def backward(tape: Tape, grads: Grads, saved: Saved) -> Grads:
+        to_w = new(tape, w_shape, dtype, "grad_weight", x_bytes, kernel, flops) if w_needs else None
+        to_x = new(tape, x_shape, dtype, f"grad_{name}", w_bytes, kernel, flops) if x_needs else None
+        return [to_x, to_w]
+
+    save: list[Tensor | None] = ([x] if w_needs else []) + ([None] if x_needs else [])
+    node = tape.node((x, weight), save, backward)
+    out = new(tape, (*x_shape[:-1], n), dtype, name, x_bytes + w_bytes, kernel, flops)
+    out.node = node
+    return out
+
+
+def strided(tape: Tape, weight: Param) -> Tensor:
+    """A parameter whose gradient will arrive transposed: AccumulateGrad copies it into the parameter's strides."""
+    shape, dtype = weight.shape, weight.dtype
+
+    def backward(tape: Tape, grads: Grads, saved: Saved) -> Grads:
+        return [new(tape, shape, dtype, "grad_weight", weight.nbytes, Kernel.COPY)]
+
+    return Tensor(None, shape, dtype, tape.node((weight,), (), backward))
+
+
+def scaled_dot_product_attention(tape: Tape, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+    """Causal flash attention of q [b, s, heads, d]; it saves its inputs, its output and the fp32 log-sum-exp."""
+    shapes, dtype = (q.shape, k.shape, v.shape), q.dtype
+    batch, seq, heads, dim = q.shape
+    flops = 2 * batch * heads * seq * seq * dim  # two products of 2 s^2 d, half of each masked
+    moved = q.nbytes + k.nbytes + v.nbytes
+
+    def backward(tape: Tape, grads: Grads, saved: Saved) -> Grads:
+        made: Grads = [tape.empty(shape, dtype, "grad_attention") for shape in shapes]
+        tape.compute(Kernel.ATTENTION, flops * 5 // 2, 3 * moved)
+        return made
+
+    node = tape.node((q, k, v), (q, k, v), backward)
+    out = new(tape, q.shape, dtype, "attention", moved, Kernel.ATTENTION, flops)
+    lse = tape.empty((batch, seq, heads), "fp32", "log_sum_exp")
+    tape.save(node, out, lse)
+    out.node = node
+    return out
+
+
+def to_heads(tape: Tape, x: Tensor, dim: int, *, copy_grad: bool = False) -> Tensor:
+    """A view of [b, s, heads * dim] as [b, s, heads, dim]; `copy_grad`: the gradient arrives in another order and is copied."""
+    shape, dtype = x.shape, x.dtype
+
+    def backward(tape: Tape, grads: Grads, saved: Saved) -> Grads:
+        (grad,) = grads
+        assert grad is not None
+        return [new(tape, shape, dtype, "grad_heads", grad.nbytes, Kernel.COPY) if copy_grad else grad.view(*shape)]
+
+    node = tape.node((x,), (), backward)
+    return Tensor(x.storage, (*shape[:2], shape[2] // dim, dim), dtype, node)
+
+
+def slice_half(tape: Tape, x: Tensor) -> Tensor:
+    """Half of the last dimension, a view; its gradient is written into zeros of the whole shape."""
+    shape, dtype = x.shape, x.dtype
+    node = tape.node((x,), (), lambda tape, grads, saved: [new(tape, shape, dtype, "grad_slice")])
+    return Tensor(x.storage, (*shape[:-1], shape[-1] // 2), dtype, node)
+
+
+def cat(tape: Tape, a: Tensor, b: Tensor) -> Tensor:
+    """Concatenation of the last dimension; the gradients are views of one."""
+    shapes = (a.shape, b.shape)
+
+    def backward(tape: Tape, grads: Grads, saved: Saved) -> Grads:
+        (grad,) = grads
+        assert grad is not None
+        return [grad.view(*shape) for shape in shapes]
+
+    node = tape.node((a, b), (), backward)
+    out = new(tape, (*a.shape[:-1], a.shape[-1] + b.shape[-1]), a.dtype, "cat", a.nbytes + b.nbytes)
+    out.node = node
+    return out
+
+
+def swap_dims(tape: Tape, x: Tensor, name: str) -> Tensor:
+    """`x.transpose(...).reshape(...)`: a copy each way."""
+    shape, dtype, num_bytes = x.shape, x.dtype, x.nbytes
+    node = tape.node((x,), (), lambda tape, grads, saved: [new(tape, shape, dtype, name, num_bytes, Kernel.PERMUTE)])
+    out = new(tape, shape, dtype, name, num_bytes, Kernel.PERMUTE)
+    out.node = node
+    return out
+
+
+def topk(tape: Tape, x: Tensor, k: int) -> tuple[Tensor, Tensor]:
+    """The k largest and their indices (saved)."""
+    shape, dtype = x.shape, x.dtype
+    node = tape.node((x,), (), lambda tape, grads, saved: _scatter(tape, shape, dtype))
+    values = new(tape, (*shape[:-1], k), dtype, "topk", x.nbytes, flops=x.numel)
+    indices = tape.empty(values.shape, "int64", "topk_indices")
+    tape.save(node, indices)
+    values.node = node
+    return values, indices
+
+
+def _scatter(tape: Tape, shape: tuple[int, ...], dtype: str) -> Grads:
+    """A gradient scattered into zeros, out of place."""
+    zeros = new(tape, shape, dtype, "zeros")
+    return [new(tape, shape, dtype, "grad_scatter", zeros.nbytes, Kernel.PERMUTE)]
+
+
+def gather(tape: Tape, x: Tensor, indices: Tensor, name: str = "gather") -> Tensor:
+    """`x.gather(-1, indices)`; the indices are saved."""
+    shape, dtype = x.shape, x.dtype
+    node = tape.node((x,), (indices,), lambda tape, grads, saved: _scatter(tape, shape, dtype))
+    out = new(tape, indices.shape, dtype, name, 2 * indices.nbytes, Kernel.PERMUTE)
+    out.node = node
+    return out
+
+
+def index(tape: Tape, x: Tensor, rows: Tensor, name: str = "index") -> Tensor:
+    """`x[rows]`; the row numbers are saved."""
+    shape, dtype = x.shape, x.dtype
+    node = tape.node((x,), (rows,), lambda tape, grads, saved: _scatter(tape, shape, dtype))
+    out = tape.empty((*rows.shape, *shape[1:]), dtype, name)
+    tape.compute(Kernel.PERMUTE, 0, 2 * out.nbytes)
+    out.node = node
+    return out
+
+
+def index_add(tape: Tape, into: Tensor, rows: Tensor, x: Tensor) -> Tensor:
+    """`into.index_add(0, rows, x)` of constants `into`; `x` is saved too, for its shape."""
+    shape, dtype, num_bytes = x.shape, x.dtype, x.nbytes
+    node = tape.node((x,), (rows, x),
+                     lambda tape, grads, saved: [new(tape, shape, dtype, "grad_index_add", num_bytes, Kernel.PERMUTE)])
+    out = new(tape, into.shape, dtype, "index_add", into.nbytes + num_bytes, Kernel.PERMUTE)
+    out.node = node
+    return out
+
+
+def masked_fill(tape: Tape, x: Tensor, mask: Tensor) -> Tensor:
+    """`x.masked_fill(mask, number)`; the mask is saved."""
+    shape, dtype, moved = x.shape, x.dtype, x.nbytes + mask.nbytes
+    node = tape.node((x,), (mask,), lambda tape, grads, saved: [new(tape, shape, dtype, "grad_masked_fill", moved)])
+    out = new(tape, shape, dtype, "masked_fill", moved)
+    out.node = node
+    return out
+
+
+def sort(tape: Tape, x: Tensor) -> Tensor:
+    """`x.argsort()` of indices: the sorted values are dropped."""
+    values = new(tape, x.shape, "int64", "sort", x.nbytes, Kernel.PERMUTE)
+    return tape.empty(values.shape, "int64", "order")
+
+
+def select(tape: Tape, x: Tensor, shape: Sequence[int], dtype: str, name: str) -> Tensor:
+    """Any elementwise operator that no gradient flows through."""
+    return new(tape, shape, dtype, name, x.nbytes)
+
+
+def all_to_all(tape: Tape, x: Tensor, rows: int, axis: str) -> Tensor:
+    """Rows to the ranks that want them; `rows` arrive. Backward sends them home."""
+    shape, dtype = x.shape, x.dtype
+
+    def send(tape: Tape, shape: tuple[int, ...], name: str) -> Tensor:
+        out = tape.empty(shape, dtype, name)
+        tape.collective("all_to_all", axis, out.nbytes, dtype)
+        return out
+
+    node = tape.node((x,), (), lambda tape, grads, saved: [send(tape, shape, "grad_all_to_all")])
+    out = send(tape, (rows, *shape[1:]), "all_to_all")
+    out.node = node
+    return out
+
+
+def embedding(tape: Tape, weight: Param, batch: int, seq: int) -> Tensor:
+    """Rows of the table; the indices are the data loader's."""
+    shape, dtype = weight.shape, weight.dtype
+
+    def backward(tape: Tape, grads: Grads, saved: Saved) -> Grads:
+        return [new(tape, shape, dtype, "grad_weight", batch * seq * shape[1] * dtype_bytes(dtype), Kernel.EMBEDDING)]
+
+    node = tape.node((weight,), (), backward)
+    out = tape.empty((batch, seq, shape[1]), dtype, "embedding")
+    tape.compute(Kernel.EMBEDDING, 0, 2 * out.nbytes)
+    out.node = node
+    return out
+
+
+def cross_entropy(tape: Tape, logits: Tensor, target: Tensor) -> Tensor:
+    """`F.cross_entropy(logits, target)`: log-softmax, then the mean of the targets' entries."""
+    shape, dtype = logits.shape, logits.dtype
+    log_probabilities = log_softmax(tape, logits)
+    node = tape.node((log_probabilities,), (log_probabilities, target),
+                     lambda tape, grads, saved: [new(tape, shape, dtype, "grad_nll_loss", kernel=Kernel.LOSS)])
+    loss = new(tape, (), dtype, "loss", target.nbytes, Kernel.LOSS)
+    total_weight = tape.empty((), dtype, "total_weight")
+    tape.save(node, total_weight)
+    loss.node = node
+    return loss

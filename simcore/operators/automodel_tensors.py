@@ -1,0 +1,121 @@
+"""The parameters and buffers that NeMo Automodel's own models register.
+
+Order, names and shapes are those of `named_parameters()` of `NemotronHForCausalLM` and `LlamaForCausalLM`
+(nemo-automodel 0.7.0, `components/models/nemotron_v3/{model,layers}.py`, `components/models/llama/model.py`,
+`components/moe/{layers,experts}.py`), before expert parallelism and FSDP2 split them:
+
+ * routed experts are two 3-D tensors, input dimension before output dimension; dimension 0 is what expert parallelism
+   splits, dimension 1 what FSDP2 splits over `ep_shard` (`components/moe/parallelizer.py`, `_moe_shard_placement`);
+ * dt_bias, A_log and D sit in a holder of their own, `_fp32_params`, stored and computed in fp32;
+ * Automodel's `MLP` registers up before gate, its Llama the other way round;
+ * Llama's layer registers its norms after attention and MLP.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any, Final
+
+from simcore.models.blocks import Attention, Branch, Embedding, FinalNorm, Head, LayerKind, Mamba2, Mlp, Moe
+from simcore.tensor import TensorSpec
+
+__all__ = ["tensors"]
+
+
+def tensors(kind: LayerKind) -> tuple[TensorSpec, ...]:
+    """Parameters and buffers of `kind` in registration order; names relative to the layer, or to the model outside."""
+    block = kind.block
+    if block is None:
+        return _layer(kind)
+    if isinstance(block, Embedding):
+        return (TensorSpec("model.embed_tokens.weight", (block.vocab, block.hidden), ("vocab", "hidden"), "embedding",
+                           "embedding"),)
+    if isinstance(block, FinalNorm):
+        return (_norm("model.norm", block.hidden),)
+    if isinstance(block, Head):
+        component = "embedding" if block.tied else "lm_head"
+        return (TensorSpec("lm_head.weight", (block.vocab, block.hidden), ("vocab", "hidden"), component, "linear"),)
+    return ()  # the loss
+
+
+def _layer(kind: LayerKind) -> tuple[TensorSpec, ...]:
+    norms = [_norm(branch.norm, kind.hidden) for branch in kind.branches]
+    blocks = [spec for branch in kind.branches for spec in _BRANCH[type(branch.block)](branch, kind.family)]
+    return tuple(blocks + norms) if kind.family == "llama" else tuple(norms + blocks)
+
+
+def _norm(path: str, size: int) -> TensorSpec:
+    return TensorSpec(f"{path}.weight", (size,), ("hidden",), "norms", "norm")
+
+
+def _linear(path: str, out: tuple[int, str], into: tuple[int, str], component: str) -> TensorSpec:
+    return TensorSpec(f"{path}.weight", (out[0], into[0]), (out[1], into[1]), component, "linear")
+
+
+def _mamba(branch: Branch, family: str) -> tuple[TensorSpec, ...]:
+    b: Any = branch.block
+    at = branch.name
+    hidden, inner = (b.hidden, "hidden"), (b.inner, "mamba_inner")
+    conv = (b.conv_dim, "mamba_conv")
+    holder = [TensorSpec(f"{at}._fp32_params.{name}", (b.num_heads,), ("mamba_heads",), "mamba", stored="fp32")
+              for name in ("dt_bias", "A_log", "D")]
+    return (
+        _linear(f"{at}.in_proj", (b.in_proj, "mamba_in"), hidden, "mamba"),
+        TensorSpec(f"{at}.conv1d.weight", (conv[0], 1, b.conv_kernel), (conv[1], "one", "kernel"), "mamba", "conv"),
+        TensorSpec(f"{at}.conv1d.bias", (conv[0],), (conv[1],), "mamba", "conv"),
+        *holder,
+        TensorSpec(f"{at}.norm.weight", (b.inner,), ("mamba_inner",), "mamba", "norm"),
+        _linear(f"{at}.out_proj", hidden, inner, "mamba"),
+    )
+
+
+def _attention(branch: Branch, family: str) -> tuple[TensorSpec, ...]:
+    b: Any = branch.block
+    hidden, q, kv = (b.hidden, "hidden"), (b.q_size, "heads"), (b.kv_size, "heads")
+    at = branch.name
+    return (
+        _linear(f"{at}.q_proj", q, hidden, "attention"),
+        _linear(f"{at}.k_proj", kv, hidden, "attention"),
+        _linear(f"{at}.v_proj", kv, hidden, "attention"),
+        _linear(f"{at}.o_proj", hidden, q, "attention"),
+    )
+
+
+def _mlp(branch: Branch, family: str) -> tuple[TensorSpec, ...]:
+    b: Any = branch.block
+    return _mlp_at(branch.name, b.hidden, (b.ffn, "ffn"), b.gated, "mlp", gate_first=family == "llama")
+
+
+def _mlp_at(at: str, hidden: int, ffn: tuple[int, str], gated: bool, component: str, *,
+            gate_first: bool) -> tuple[TensorSpec, ...]:
+    up = _linear(f"{at}.up_proj", ffn, (hidden, "hidden"), component)
+    gate = _linear(f"{at}.gate_proj", ffn, (hidden, "hidden"), component)
+    down = _linear(f"{at}.down_proj", (hidden, "hidden"), ffn, component)
+    if not gated:
+        return up, down
+    return (gate, up, down) if gate_first else (up, gate, down)
+
+
+def _moe(branch: Branch, family: str) -> tuple[TensorSpec, ...]:
+    b: Any = branch.block
+    at, experts = branch.name, b.num_experts
+    up = b.expert_ffn * (2 if b.gated else 1)
+    specs = [
+        TensorSpec(f"{at}.gate.weight", (experts, b.hidden), ("experts_router", "hidden"), "router", "router"),
+        # Routing on a bf16 bias would choose other experts: upstream pins this buffer to fp32 (`moe/layers.py`, Gate).
+        TensorSpec(f"{at}.gate.e_score_correction_bias", (experts,), ("experts_router",), "router", "router", "fp32",
+                   is_buffer=True, trainable=False),
+        TensorSpec(f"{at}.experts.gate_and_up_projs", (experts, b.hidden, up), ("experts", "hidden", "expert_ffn"),
+                   "routed_experts", "grouped"),
+        TensorSpec(f"{at}.experts.down_projs", (experts, b.expert_ffn, b.hidden), ("experts", "expert_ffn", "hidden"),
+                   "routed_experts", "grouped"),
+    ]
+    if b.shared_ffn:
+        shared = (b.shared_ffn, "shared_ffn")
+        specs += _mlp_at(f"{at}.shared_experts", b.hidden, shared, b.gated, "shared_experts", gate_first=False)
+    return tuple(specs)
+
+
+_BRANCH: Final[dict[type, Callable[[Branch, str], tuple[TensorSpec, ...]]]] = {
+    Mamba2: _mamba, Attention: _attention, Mlp: _mlp, Moe: _moe
+}

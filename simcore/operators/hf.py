@@ -1,0 +1,254 @@
+"""transformers 5.23 models (`models/llama`, `models/nemotron_h`) on eager PyTorch 2.13: tensors and tapes.
+
+What crosses the border between layers:
+
+ * the stem's rotary tables and position ids belong to the embedding, which makes them; the layer with `run.first` posts
+   their deaths (row offset -1): in its backward where a node or a checkpoint keeps them, else in `late`;
+ * the head's input, where nobody keeps it, dies when the causal model returns: `after` of the head belongs behind the
+   loss;
+ * `late` of the loss is what the training loop holds until backward is over: the loss, its gradient, and the logits if
+   it keeps the output object;
+ * a tied head's gradient waits in the engine for the embedding's; the embedding posts its death with offset TIED_HEAD.
+
+`run.options`: ("experts", "unit"): the experts are a data-parallel unit of their own; ("inv_freq", dtype): the stored
+type of the rotary frequencies.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import replace
+from functools import partial
+
+from simcore.models.blocks import Attention, Embedding, FinalNorm, Head, LayerKind, Loss, Mamba2, Mlp, Moe
+from simcore.operators import aten, hf_nemotron
+from simcore.operators.hf_layers import Inputs, attention, linear, mlp, rms_norm
+from simcore.operators.hf_tensors import tensors
+from simcore.recording import LayerTape, Run
+from simcore.tape import GRAD_HIDDEN, HIDDEN, Node, Section, Tape, Tensor
+
+__all__ = ["TIED_HEAD", "record", "tensors"]
+
+TIED_HEAD = 1 << 30
+"""Row offset: the slot is the head's, however far away that is."""
+
+_BEFORE, _AFTER = -1, 1
+
+
+def record(kind: LayerKind, run: Run, slots: dict[tuple[str, str], int],
+           comms: dict[tuple[str, str, str], int]) -> LayerTape:
+    """Record one layer or part."""
+    assert run.tp == run.cp == run.etp == 1, "transformers' own tensor and context parallelism are not modelled"
+    tape = Tape(slots, comms)
+    if isinstance(kind.block, Embedding):
+        return _embedding(tape, kind.block, run)
+    if isinstance(kind.block, Loss):
+        return _loss(tape, kind.block, run)
+    if isinstance(kind.block, FinalNorm):
+        return _final_norm(tape, kind, run)
+    if isinstance(kind.block, Head):
+        return _head(tape, kind.block, run)
+    return _layer(tape, kind, run)
+
+
+def _hidden(tape: Tape, run: Run, width: int) -> Tensor:
+    """The input, which the layer before has made; its node collects the gradient."""
+    hidden = tape.external((run.batch, run.seq, width), run.compute, HIDDEN, _BEFORE)
+    hidden.node = Node() if run.input_requires_grad else None
+    return hidden
+
+
+def _hand_on(tape: Tape, out: Tensor) -> None:
+    """The output is the next layer's to free."""
+    tape.rename(out.storage, HIDDEN)
+    out.disown()
+
+
+def _backward(tape: Tape, out: Tensor, inputs: Node | None, finish: Callable[[Tape], None]) -> Section:
+    """Backward from the gradient that the next layer made to the gradient of this layer's input."""
+    if out.node is not None:
+        tape.seed(out, tape.external(out.shape, out.dtype, GRAD_HIDDEN, _AFTER))
+        tape.backward()
+        finish(tape)
+    if inputs is not None:
+        _hand_back(tape, inputs)
+    return tape.cut()
+
+
+def _hand_back(tape: Tape, inputs: Node) -> None:
+    grad = inputs.grads.pop(0)
+    tape.rename(grad.storage, GRAD_HIDDEN)
+    grad.disown()
+
+
+# ---- layers -----------------------------------------------------------------------------------------------------
+def _layer(tape: Tape, kind: LayerKind, run: Run) -> LayerTape:
+    inputs: Inputs | None = _stem(tape, kind, run)
+    assert inputs is not None
+    leaf = inputs.hidden.node
+    body = partial(_body, tape, kind, run, inputs)
+    out = tape.checkpoint(body) if run.checkpoint != "none" else body()
+    _hand_on(tape, out)
+    forward = tape.cut()
+    del body
+    inputs = None
+    dropped = tape.cut()
+    empty = Section(())
+    after, late = (empty, dropped) if run.first else (dropped, empty)
+    backward = _backward(tape, out, leaf, _nothing)
+    return LayerTape(forward, backward, after, late, grads=tape.release_grads())
+
+
+def _stem(tape: Tape, kind: LayerKind, run: Run) -> Inputs:
+    """Only the first layer posts deaths of what all layers share."""
+    hidden = _hidden(tape, run, kind.hidden)
+    shared = [tape.external((run.seq,), "int64", tape.slot("position_ids", "activation"), _BEFORE)]
+    rotary = next((b.block.head_dim for b in kind.branches if isinstance(b.block, Attention) and b.block.rotary), 0)
+    if rotary:
+        shared += [tape.external((1, run.seq, 1, rotary), run.compute, tape.slot(f"rotary.{name}", "activation"),
+                                 _BEFORE) for name in ("cos", "sin")]
+    if not run.first:
+        for tensor in shared:
+            tensor.disown()
+    positions, cos, sin = [*shared, None, None][:3]
+    assert positions is not None
+    return Inputs(hidden, cos, sin, positions)
+
+
+def _body(tape: Tape, kind: LayerKind, run: Run, inputs: Inputs) -> Tensor:
+    """`x + block(norm(x))` for every branch."""
+    x = inputs.hidden
+    for branch in kind.branches:
+        residual = x
+        x = rms_norm(tape, run.params[f"{branch.norm}.weight"], x, weight_in_fp32=kind.family == "nemotron_h")
+        block = branch.block
+        if isinstance(block, Attention):
+            x = attention(tape, run, branch, Inputs(x, inputs.cos, inputs.sin, inputs.positions))
+        elif isinstance(block, Mlp):
+            x = mlp(tape, run, branch.name, block, x)
+        elif isinstance(block, Moe):
+            x = hf_nemotron.moe(tape, run, branch, x)
+        elif isinstance(block, Mamba2):
+            x = hf_nemotron.mamba(tape, run, branch, x)
+        x = aten.add(tape, residual, x, "residual")
+    return x
+
+
+# ---- parts around the layers ------------------------------------------------------------------------------------
+def _embedding(tape: Tape, block: Embedding, run: Run) -> LayerTape:
+    weight = run.params["weight"]
+    out = aten.embedding(tape, weight, run.batch, run.seq)
+    _hand_on(tape, out)
+    _shared_tables(tape, block, run)
+    forward = tape.cut()
+    backward = _backward(tape, out, None, _meet_waiting if weight.tied else _nothing)
+    return LayerTape(forward, backward, grads=tape.release_grads())
+
+
+def _shared_tables(tape: Tape, block: Embedding, run: Run) -> None:
+    """Position ids and, for rotary models, cos and sin: the layers' to free."""
+    count: Tensor | None = aten.new(tape, (run.seq,), "int64", "arange")
+    positions = aten.new(tape, (run.seq,), "int64", "position_ids", 8 * run.seq)
+    count = None
+    made = [positions, *(_rotary_tables(tape, run, block.rotary_dim, positions) if block.rotary_dim else ())]
+    for name, tensor in zip(("position_ids", "rotary.cos", "rotary.sin"), made, strict=False):
+        tape.rename(tensor.storage, tape.slot(name, "activation"))
+        tensor.disown()
+
+
+def _rotary_tables(tape: Tape, run: Run, dim: int, positions: Tensor) -> tuple[Tensor, Tensor]:
+    """cos and sin, made in fp32."""
+    shape = (run.seq, dim)
+    freqs = _frequencies(tape, run, dim, aten.select(tape, positions, positions.shape, "fp32", "positions"))
+    angles = aten.select(tape, freqs, shape, "fp32", "angles")
+    cos = aten.select(tape, aten.select(tape, angles, shape, "fp32", "cos"), shape, "fp32", "cos")
+    sin = aten.select(tape, aten.select(tape, angles, shape, "fp32", "sin"), shape, "fp32", "sin")
+    return aten.cast(tape, cos, run.compute), aten.cast(tape, sin, run.compute)
+
+
+def _frequencies(tape: Tape, run: Run, dim: int, positions: Tensor) -> Tensor:
+    half, stored = dim // 2, dict(run.options).get("inv_freq", "fp32")
+    _inverse = None if stored == "fp32" else aten.new(tape, (half,), "fp32", "inv_freq")
+    return aten.select(tape, positions, (run.seq, half), "fp32", "freqs")
+
+
+def _final_norm(tape: Tape, kind: LayerKind, run: Run) -> LayerTape:
+    return _simple(tape, run, kind.hidden, lambda hidden: rms_norm(
+        tape, run.params["weight"], hidden, weight_in_fp32=kind.family == "nemotron_h"))
+
+
+def _head(tape: Tape, block: Head, run: Run) -> LayerTape:
+    weight = run.params["weight"]
+    return _simple(tape, run, block.hidden, lambda hidden: linear(tape, run, "", hidden),
+                   _leave_waiting if weight.tied else _nothing)
+
+
+def _simple(tape: Tape, run: Run, width: int, body: Callable[[Tensor], Tensor],
+            finish: Callable[[Tape], None] | None = None) -> LayerTape:
+    """A part that is one function of the hidden state, which its caller drops after it has returned."""
+    hidden: Tensor | None = _hidden(tape, run, width)
+    assert hidden is not None
+    leaf = hidden.node
+    out = body(hidden)
+    _hand_on(tape, out)
+    forward = tape.cut()
+    hidden = None
+    after = tape.cut()
+    return LayerTape(forward, _backward(tape, out, leaf, finish or _nothing), after, grads=tape.release_grads())
+
+
+def _leave_waiting(tape: Tape) -> None:
+    """A tied head's gradient lies in the engine's input buffer of the weight until the embedding's is there."""
+    for _, grad in tape.grads:
+        tape.rename(grad.storage, tape.slot("tied.grad", "backward_temp"))
+        grad.disown()
+    tape.grads.clear()
+
+
+def _meet_waiting(tape: Tape) -> None:
+    if not tape.grads:
+        return
+    param, grad = tape.grads.pop()
+    waiting: Tensor | None = tape.external(grad.shape, grad.dtype, tape.slot("tied.grad", "backward_temp"), TIED_HEAD)
+    assert waiting is not None
+    total = tape.add_grads(waiting, grad)
+    del grad, waiting
+    tape.give_param(replace(param, tied=False), total)
+
+
+def _nothing(tape: Tape) -> None:
+    pass
+
+
+# ---- loss -------------------------------------------------------------------------------------------------------
+def _loss(tape: Tape, block: Loss, run: Run) -> LayerTape:
+    logits: Tensor | None = _hidden(tape, run, block.vocab)
+    assert logits is not None
+    leaf = logits.node
+    if block.upcast:
+        logits = aten.cast(tape, logits, "fp32")
+    loss: Tensor | None = _causal_loss(tape, run, logits)
+    assert loss is not None
+    forward = tape.cut()
+    kept = logits if run.loss == "hf_keep_logits" else None
+    logits = None
+    after = tape.cut()
+    tape.phase = "backward"
+    ones: Tensor | None = tape.empty((), loss.dtype, "ones_like")
+    assert ones is not None
+    seed = tape.cut()
+    tape.seed(loss, ones)
+    tape.backward()
+    if leaf is not None:
+        _hand_back(tape, leaf)
+    backward = tape.cut()
+    ones = loss = kept = None
+    return LayerTape(forward, backward, after, tape.cut(), seed)
+
+
+def _causal_loss(tape: Tape, run: Run, logits: Tensor) -> Tensor:
+    """Logits in fp32, labels shifted by one, cross entropy."""
+    logits = aten.cast(tape, logits, "fp32")
+    labels = aten.new(tape, (run.batch, run.seq + 1), "int64", "labels", 8 * run.tokens)
+    target = labels if run.batch == 1 else aten.new(tape, (run.batch, run.seq), "int64", "shifted_labels", labels.nbytes)
+    return aten.cross_entropy(tape, logits.view(run.tokens, logits.shape[-1]), target)

@@ -1,0 +1,99 @@
+"""Norm, linear, attention and MLP of transformers 5.23 (`models/llama`, `models/nemotron_h`), eager, with SDPA.
+
+Same operators in the same order as the modelling code, and local variables that live as long as its own do.
+"""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+from simcore.models.blocks import Attention, Branch, Mlp
+from simcore.operators import aten
+from simcore.recording import Run
+from simcore.tape import Param, Tape, Tensor
+
+__all__ = ["Inputs", "attention", "linear", "mlp", "rms_norm"]
+
+
+class Inputs(NamedTuple):
+    """What the stem hands to a layer: the hidden state, the rotary tables, and position ids that nobody reads."""
+
+    hidden: Tensor
+    cos: Tensor | None
+    sin: Tensor | None
+    positions: Tensor
+
+
+def rms_norm(tape: Tape, weight: Param, x: Tensor, *, weight_in_fp32: bool) -> Tensor:
+    """RMSNorm in fp32. Llama multiplies by the weight after the cast back, Nemotron-H before it."""
+    dtype = x.dtype
+    x = aten.cast(tape, x, "fp32")
+    variance = aten.mean(tape, aten.square(tape, x))
+    x = aten.mul(tape, x, aten.rsqrt(tape, aten.add_scalar(tape, variance)))
+    if weight_in_fp32:
+        return aten.cast(tape, aten.mul(tape, aten.cast(tape, weight, "fp32"), x), dtype)
+    return aten.mul(tape, weight, aten.cast(tape, x, dtype))
+
+
+def linear(tape: Tape, run: Run, name: str, x: Tensor) -> Tensor:
+    """A linear module, with its adapter where there is one: `base(x) + lora_b(lora_a(x)) * scale`."""
+    prefix = f"{name}." if name else ""
+    base = aten.linear(tape, x, run.params[f"{prefix}weight"], name or "logits")
+    lora_a = run.params.get(f"{prefix}lora_a.weight")
+    if lora_a is None:
+        return base
+    down = aten.linear(tape, x, lora_a, f"{prefix}lora_a")
+    scaled = _scaled_up(tape, run.params[f"{prefix}lora_b.weight"], down, f"{prefix}lora_b")
+    del down
+    return aten.add(tape, base, scaled, f"{prefix}sum")
+
+
+def _scaled_up(tape: Tape, lora_b: Param, down: Tensor, name: str) -> Tensor:
+    return aten.mul_scalar(tape, aten.linear(tape, down, lora_b, name))
+
+
+def attention(tape: Tape, run: Run, branch: Branch, inputs: Inputs) -> Tensor:
+    """Grouped-query attention over `inputs.hidden`; head counts follow from the weights that this rank has."""
+    block = branch.block
+    assert isinstance(block, Attention)
+    name, dim, x = branch.name, block.head_dim, inputs.hidden
+    q = _heads(tape, run, f"{name}.q_proj", x, block)
+    k = _heads(tape, run, f"{name}.k_proj", x, block)
+    v = aten.to_heads(tape, linear(tape, run, f"{name}.v_proj", x), dim)
+    if inputs.cos is not None and inputs.sin is not None:
+        rotated = (_rotate(tape, q, inputs.cos, inputs.sin), _rotate(tape, k, inputs.cos, inputs.sin))
+        q, k = rotated
+        del rotated
+    out = aten.scaled_dot_product_attention(tape, q, k, v)
+    return linear(tape, run, f"{name}.o_proj", out.view(*out.shape[:2], out.shape[2] * dim))
+
+
+def _heads(tape: Tape, run: Run, name: str, x: Tensor, block: Attention) -> Tensor:
+    # A rotary gradient comes in [b, heads, s, d] order and is copied back, SDPA's own does not.
+    return aten.to_heads(tape, linear(tape, run, name, x), block.head_dim, copy_grad=block.rotary)
+
+
+def _rotate(tape: Tape, x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
+    """`x * cos + rotate_half(x) * sin`."""
+    straight = aten.mul(tape, x, cos, "rotary")
+    return aten.add(tape, straight, aten.mul(tape, _rotate_half(tape, x), sin, "rotary"), "rotary")
+
+
+def _rotate_half(tape: Tape, x: Tensor) -> Tensor:
+    first, second = aten.slice_half(tape, x), aten.slice_half(tape, x)
+    return aten.cat(tape, aten.neg(tape, second), first)
+
+
+def mlp(tape: Tape, run: Run, name: str, block: Mlp, x: Tensor) -> Tensor:
+    """SwiGLU, or relu squared between two linears."""
+    if not block.gated:
+        return linear(tape, run, f"{name}.down_proj", relu2(tape, linear(tape, run, f"{name}.up_proj", x)))
+    gate = aten.silu(tape, linear(tape, run, f"{name}.gate_proj", x))
+    product = aten.mul(tape, gate, linear(tape, run, f"{name}.up_proj", x))
+    del gate
+    return linear(tape, run, f"{name}.down_proj", product)
+
+
+def relu2(tape: Tape, x: Tensor) -> Tensor:
+    """`relu(x) ** 2`; the input lives until the square is made."""
+    return aten.square(tape, aten.relu(tape, x))

@@ -1,0 +1,132 @@
+"""Megatron-Core with Transformer Engine: what each kind of layer holds, computes and sends.
+
+Layers: `megatron_mamba.py`, `megatron_moe.py`, `megatron_attention.py`; around them: `megatron_head.py`; their
+parameters: `megatron_tensors.py`; shared operators and notes on weight gradients: `megatron_ops.py`. Versions:
+megatron-core 0.16.1 (core_v0.16.1), TransformerEngine 2.18 unless a rule says otherwise, mamba_ssm of August 2026.
+
+Recompute is Megatron's own spelling in `Run.checkpoint`: "none", "full" (each layer keeps its input), or a comma list
+of selective modules: moe, layernorm, moe_act, shared_experts, mlp, core_attn (`transformer_config.py`).
+"""
+
+from __future__ import annotations
+
+from simcore.models.blocks import Attention, Branch, Embedding, FinalNorm, Head, LayerKind, Mamba2, Mlp
+from simcore.operators.megatron_attention import attention, mlp
+from simcore.operators.megatron_head import embedding, head, loss
+from simcore.operators.megatron_mamba import mamba
+from simcore.operators.megatron_moe import moe
+from simcore.operators.megatron_ops import Context, add, norm
+from simcore.operators.megatron_tensors import FINAL_NORM, tensors
+from simcore.recording import LayerTape, Run
+from simcore.tape import GRAD_HIDDEN, HIDDEN, Param, Section, Tape, Tensor
+
+__all__ = ["idle_gradients", "record", "tensors"]
+
+_EMPTY = Section(())
+
+
+def idle_gradients(kind: LayerKind, run: Run) -> frozenset[tuple[tuple[int, ...], str]]:
+    """Shapes of the tensors that GEMMs return in place of a gradient that went into main_grad.
+
+    TE makes one for each shape and dtype of the whole process at its first backward and never frees it
+    (`pytorch/module/base.py`, get_dummy_wgrad; megatron-core's own linear uses it too): a constant of a job, which no
+    layer can post. Their sum over the distinct shapes of all kinds is 0.87 GB for Nemotron 3 Nano at tp 1.
+    """
+    made_by_gemm = {s.name for s in tensors(kind) if s.module in ("linear", "grouped")}
+    return frozenset((p.shape[-2:], p.dtype) for name, p in run.params.items()
+                     if p.trainable and not p.grad_category and (name in made_by_gemm or ".adapter." in name))
+
+
+def record(kind: LayerKind, run: Run, slots: dict[tuple[str, str], int],
+           comms: dict[tuple[str, str, str], int]) -> LayerTape:
+    """One layer of `kind`, forward and backward, on a tape of its own."""
+    c = Context(Tape(slots, comms), run, kind)
+    tape = c.tape
+    caught: list[Tensor] = []
+    x = [] if isinstance(kind.block, Embedding) else [_input(c, caught)]
+    out = _forward(c, x)
+    is_loss = out.shape[1] == 1 and out.dtype == "fp32"
+    if not is_loss:
+        _hand_over(tape, out, HIDDEN)
+    forward = tape.cut()
+    stem = x.copy() if run.first else []
+    x.clear()
+    after = tape.cut()
+    stem.clear()
+    late = tape.cut()
+    tape.phase = "backward"
+    grad = c.tape.empty(out.shape, out.dtype, "grad_loss") if is_loss else \
+        tape.external(out.shape, out.dtype, GRAD_HIDDEN, 1)
+    seed = tape.cut() if is_loss else _EMPTY
+    tape.seed(out, grad)
+    ends = [out]
+    del grad, out
+    tape.backward()
+    ends.clear()
+    c.held.clear()
+    for end in caught:
+        _hand_over(tape, end, GRAD_HIDDEN)
+    grads = tape.release_grads()
+    return LayerTape(forward, tape.cut(), after, late, seed, grads)
+
+
+def _input(c: Context, caught: list[Tensor]) -> Tensor:
+    """The layer's input; where something below it trains, its gradient is caught."""
+    columns = _input_columns(c)
+    rows = c.tokens if c.kind.name == "loss" else c.local
+    x = c.tape.external((rows, columns), c.dtype, HIDDEN, -1)
+    if c.run.input_requires_grad:
+        def catch(_tape: Tape, grads: list[Tensor | None], _saved: list[Tensor]) -> list[Tensor | None]:
+            caught.extend(g for g in grads if g is not None)
+            return [None]
+
+        x.node = c.tape.node((Param("hidden_states", x.shape, x.dtype, trainable=True),), (), catch)
+    return x
+
+
+def _input_columns(c: Context) -> int:
+    vocab = getattr(c.kind.block, "vocab", 0)
+    if vocab and not isinstance(c.kind.block, Head):
+        return -(-int(vocab) // c.run.tp)
+    return c.kind.hidden
+
+
+def _hand_over(tape: Tape, tensor: Tensor, slot: int) -> None:
+    """The tensor crosses the layer's border: it gets the border's name, and its death is posted by the neighbour."""
+    assert tensor.storage is not None
+    tape.rename(tensor.storage, slot)
+    tensor.storage.num_bytes = 0
+
+
+def _forward(c: Context, x: list[Tensor]) -> Tensor:
+    block = c.kind.block
+    if block is None:
+        if c.run.checkpoint == "full":
+            held = x.copy()
+            return c.region(lambda: _branches(c, held))
+        return _branches(c, x)
+    if isinstance(block, Embedding):
+        return embedding(c, block)
+    if isinstance(block, FinalNorm):
+        path = FINAL_NORM.get(c.kind.family, "decoder.final_layernorm")
+        return norm(c, path, x[0], "hidden_states")
+    if isinstance(block, Head):
+        return head(c, block, x[0])
+    return loss(c, x[0])
+
+
+def _branches(c: Context, x: list[Tensor]) -> Tensor:
+    stream = x[0]
+    for i, branch in enumerate(c.kind.branches):
+        last = i == len(c.kind.branches) - 1
+        stream = add(c, stream, _mixer(c, branch, stream), "hidden_states" if last else "residual")
+    return stream
+
+
+def _mixer(c: Context, branch: Branch, x: Tensor) -> Tensor:
+    block = branch.block
+    if isinstance(block, Mamba2):
+        return mamba(c, block, x)
+    if isinstance(block, Attention):
+        return attention(c, block, x)
+    return mlp(c, block, x) if isinstance(block, Mlp) else moe(c, block, x)

@@ -1,0 +1,113 @@
+"""Megatron-Core's self-attention with Transformer Engine's fused attention, and its dense MLP.
+
+megatron-core 0.16.1 `transformer/attention.py`, `transformer/mlp.py`; TransformerEngine 2.18
+`pytorch/attention/dot_product_attention/backends.py` and `utils.py`. Query, key and value must share a layout: the
+query of grouped heads is copied by its reshape, keys and values (views at an offset) are made contiguous by TE.
+"""
+
+from __future__ import annotations
+
+from simcore.models.blocks import Attention, Mlp
+from simcore.operators.megatron_ops import Context, Grads, Saved, act, norm_linear, row
+from simcore.tape import Kernel, Tape, Tensor
+
+__all__ = ["attention", "mlp"]
+
+
+def attention(c: Context, block: Attention, x: Tensor) -> Tensor:
+    """Self-attention on the residual stream `x`; the caller adds the residual."""
+    mixed = norm_linear(c, "self_attention.linear_qkv", x)
+    parts = _split(c, block, mixed)
+    if c.recomputes("core_attn"):
+        out = c.region(lambda: _core(c, block, *parts))
+    else:
+        out = _core(c, block, *parts)
+    # `forward` holds query, key and value (views of `mixed`) until linear_proj has returned.
+    return row(c, "self_attention.linear_proj", out)
+
+
+def _split(c: Context, block: Attention, mixed: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+    """Query, key, value: views, but a copy of the query where one group holds several heads and groups are many."""
+    q, kv = block.q_size // c.run.tp, max(block.kv_size // c.run.tp, block.head_dim)
+    rows, width = mixed.shape
+
+    def back(_tape: Tape, grads: Grads, _saved: Saved) -> list[Tensor | None]:
+        del grads
+        grad = c.new(rows, width, "grad_qkv")  # _SplitAlongDim.backward concatenates
+        c.elementwise(grad, 2, Kernel.COPY)
+        return [grad]
+
+    views = [Tensor(mixed.storage, (rows, n), mixed.dtype) for n in (q, kv, kv)]
+    c.node(views[0], (mixed,), (), back)
+    for i in (1, 2):
+        views[i].node, views[i].output = views[0].node, i
+    grouped = block.num_heads > block.num_kv_heads and block.num_kv_heads // c.run.tp > 1
+    if block.rotary:
+        return _moved(c, views[0], "query"), _moved(c, views[1], "key"), views[2]
+    return _moved(c, views[0], "query") if grouped else views[0], views[1], views[2]
+
+
+def _moved(c: Context, x: Tensor, name: str) -> Tensor:
+    """A copy (or rotation, fused: angles are constants) of a part of qkv; keeps nothing."""
+    rows, columns = x.shape
+
+    def back(_tape: Tape, grads: Grads, _saved: Saved) -> list[Tensor | None]:
+        if not rotary:
+            return [grads[0]]
+        grad = c.new(rows, columns, f"grad_{name}")
+        c.elementwise(grad, 2)
+        return [grad]
+
+    rotary = name == "key" or any(getattr(b.block, "rotary", False) for b in c.kind.branches)
+    out = c.new(rows, columns, name)
+    c.elementwise(out, 2)
+    c.node(out, (x,), (), back)
+    return out
+
+
+def _core(c: Context, block: Attention, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+    """Fused causal attention: keeps q, k, v, the output and the softmax statistics (fp32, one a head)."""
+    rows, heads = q.shape[0], block.num_heads // c.run.tp
+    pairs = rows * c.run.seq * c.run.cp // 2  # causal: half of the square
+    flops = 4 * pairs * q.shape[1]
+    shapes = [t.shape for t in (q, k, v)]
+    exchange = 2 * (c.run.cp - 1) * k.nbytes
+
+    def back(tape: Tape, _grads: Grads, saved: Saved) -> list[Tensor | None]:
+        grads = [tape.empty(s, c.dtype, f"grad_{n}") for s, n in zip(shapes, ("query", "key", "value"), strict=True)]
+        # Estimate: flash backward accumulates dq in fp32 and needs one sum a row and head.
+        work = tape.empty((rows, shapes[0][1] + heads), "fp32", "attention_workspace")
+        tape.compute(Kernel.ATTENTION, flops * 5 // 2, 2 * sum(t.nbytes for t in saved))
+        if exchange:
+            tape.collective("send_recv", "cp", 2 * exchange, c.dtype)
+        del work
+        return list(grads)
+
+    made = [_whole(c, t, n) for t, n in ((q, "query"), (k, "key"), (v, "value"))]
+    out = c.new(rows, q.shape[1], "attention_out")
+    stats = c.new(rows, heads, "softmax_stats", "fp32")
+    if exchange:
+        c.tape.collective("send_recv", "cp", exchange, c.dtype)
+    c.tape.compute(Kernel.ATTENTION, flops, 2 * q.nbytes + k.nbytes + v.nbytes)
+    c.node(out, (q, k, v), (*made, out, stats), back)
+    return out
+
+
+def _whole(c: Context, x: Tensor, name: str) -> Tensor:
+    """The tensor itself if it owns its storage, else a contiguous copy."""
+    if x.storage is not None and x.storage.num_bytes == x.nbytes:
+        return x
+    out = c.tape.empty(x.shape, c.dtype, f"{name}_contiguous")
+    c.elementwise(out, 2, Kernel.COPY)
+    return out
+
+
+def mlp(c: Context, block: Mlp, x: Tensor) -> Tensor:
+    """A dense MLP on the residual stream; the caller adds the residual."""
+
+    def run() -> Tensor:
+        inner = norm_linear(c, "mlp.linear_fc1", x)
+        inner = act(c, inner, "mlp.activation", gated=block.gated)
+        return row(c, "mlp.linear_fc2", inner)
+
+    return c.region(run) if c.recomputes("mlp") else run()

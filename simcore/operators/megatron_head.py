@@ -1,0 +1,170 @@
+"""What stands around Megatron-Core's layers: embedding, final norm, output layer, vocabulary-parallel cross entropy.
+
+megatron-core 0.16.1: `tensor_parallel/layers.py`, `fusions/fused_cross_entropy.py`,
+`models/common/embeddings/language_model_embedding.py`; TransformerEngine `pytorch/cross_entropy.py` of 2.17.1 and 2.18.
+
+[Note: loss heads]
+In bytes per token and entry of this rank's vocabulary (bf16 logits are 2):
+ * `megatron`, native fused (torch.compile): keeps the fp32 softmax, 4. Forward peaks at 6 with the logits, backward at
+   10: the index update clones the softmax, and the bf16 gradient comes besides it.
+ * `te`, TE 2.18 and later: keeps an fp32 gradient, 4; both ways peak at 6.
+ * `te_inplace`, TE up to 2.17.1: writes the gradient over the logits, 2.
+"""
+
+from __future__ import annotations
+
+from simcore.errors import NotYet, Problem
+from simcore.models.blocks import Embedding, Head
+from simcore.operators.megatron_ops import Context, Grads, Saved, adapted, add, all_gather, gather_backward
+from simcore.tape import Kernel, Param, Tape, Tensor
+
+__all__ = ["embedding", "head", "loss"]
+
+
+def embedding(c: Context, block: Embedding) -> Tensor:
+    """`VocabParallelEmbedding`; its dense weight gradient is made whole and added to main_grad by DDP's hook."""
+    weight, h = c.param("embedding.word_embeddings.weight"), block.hidden
+
+    def back(_tape: Tape, grads: Grads, _saved: Saved) -> list[Tensor | None]:
+        assert grads[0] is not None
+        total = all_gather(c, grads[0], "grad_embedding") if c.local != c.tokens else grads[0]
+        c.tape.compute(Kernel.EMBEDDING, 0, 2 * total.nbytes + weight.nbytes)
+        grad = c.small_grad(weight)
+        del total
+        return [grad]
+
+    out = c.new(c.tokens, h, "hidden_states")
+    c.tape.compute(Kernel.EMBEDDING, 0, 2 * out.nbytes)
+    if c.run.tp > 1:
+        whole = out
+        if c.local != c.tokens:
+            out = c.new(c.local, h, "hidden_states")
+        c.send("reduce_scatter" if c.local != c.tokens else "all_reduce", "tp", whole)
+        del whole
+    c.node(out, (weight,), (), back)
+    return _sequence_first(c, out)
+
+
+def _sequence_first(c: Context, x: Tensor) -> Tensor:
+    """`transpose(0, 1).contiguous()`: a copy only where there are several sequences."""
+    if c.run.batch == 1:
+        return x
+    rows, columns = x.shape
+
+    def back(_tape: Tape, _grads: Grads, _saved: Saved) -> list[Tensor | None]:
+        grad = c.new(rows, columns, "grad_embedding_copy")
+        c.elementwise(grad, 2, Kernel.COPY)
+        return [grad]
+
+    out = c.new(rows, columns, "hidden_states")
+    c.elementwise(out, 2, Kernel.COPY)
+    c.node(out, (x,), (), back)
+    return out
+
+
+def head(c: Context, block: Head, x: Tensor) -> Tensor:
+    """`ColumnParallelLinear` without TE; under sequence parallelism the gathered input is in the global "mpu" buffer.
+
+    Frozen, the gather is an ordinary one and only the weight is kept (`linear_with_frozen_weight`).
+    """
+    name = "embedding.word_embeddings.weight" if block.tied and "output_layer.weight" not in c.run.params else \
+        "output_layer.weight"
+    weight, gathered = c.param(name), c.local != c.tokens
+
+    def back(_tape: Tape, _grads: Grads, saved: Saved) -> list[Tensor | None]:
+        if weight.trainable and gathered:
+            c.tape.collective("all_gather", "tp", saved[0].nbytes * c.sp, c.dtype)
+        grad = c.new(c.tokens, block.hidden, "grad_hidden_total" if gathered else "grad_final_norm")
+        c.gemm(c.tokens, block.hidden, weight.shape[0])
+        if gathered:
+            full, grad = grad, c.new(c.local, block.hidden, "grad_final_norm")
+            c.send("reduce_scatter", "tp", full)
+            del full
+        elif c.run.tp > 1:
+            c.send("all_reduce", "tp", grad)
+        return [grad, c.wgrad(weight, c.tokens)]
+
+    total = all_gather(c, x, "output_layer.input") if gathered and not weight.trainable else None
+    if gathered and weight.trainable:
+        c.tape.collective("all_gather", "tp", x.nbytes * c.sp, c.dtype)
+    out = c.new(c.tokens, weight.shape[0], "hidden_states")
+    c.gemm(c.tokens, weight.shape[0], block.hidden)
+    del total
+    c.node(out, (x, weight), (x,) if weight.trainable else (), back)
+    return _with_adapter(c, x, out, c.pair("output_layer"))
+
+
+def _with_adapter(c: Context, x: Tensor, out: Tensor, pair: tuple[Param, Param] | None) -> Tensor:
+    if pair is None:
+        return out
+    seen = gather_backward(c, x, "output_layer.adapter_input") if c.local != c.tokens else x
+    return add(c, out, adapted(c, "output_layer", seen, pair), "hidden_states")
+
+
+def loss(c: Context, logits: Tensor) -> Tensor:
+    """Cross entropy of the logits by the head that `Run.loss` names; returns one fp32 number a token."""
+    heads = {"megatron": _native, "te": _te, "te_inplace": _te_inplace}
+    if c.run.loss not in heads:
+        raise NotYet(Problem("training.loss", f"Megatron-Core has no loss {c.run.loss!r}; known: {', '.join(heads)}"))
+    return heads[c.run.loss](c, logits)
+
+
+def _native(c: Context, logits: Tensor) -> Tensor:
+    rows, vocab = logits.shape
+
+    def back(_tape: Tape, _grads: Grads, _saved: Saved) -> list[Tensor | None]:
+        clone = c.new(rows, vocab, "grad_softmax", "fp32")
+        grad = c.new(rows, vocab, "grad_logits")
+        c.tape.compute(Kernel.LOSS, rows * vocab, 2 * clone.nbytes + grad.nbytes)
+        del clone
+        return [grad]
+
+    softmax = c.new(rows, vocab, "softmax", "fp32")
+    if c.run.tp > 1:
+        c.tape.collective("all_reduce", "tp", 4 * rows, "fp32")  # maxima
+        c.tape.collective("all_reduce", "tp", 8 * rows, "fp32")  # target logits and sums of exponentials
+    mask, target = c.new(rows, 1, "target_mask", "uint8"), c.new(rows, 1, "masked_target", "int64")
+    out = c.new(rows, 1, "loss", "fp32")
+    c.tape.compute(Kernel.LOSS, 4 * rows * vocab, logits.nbytes + 4 * softmax.nbytes)
+    c.node(out, (logits,), (softmax, mask, target), back)
+    return out
+
+
+def _statistics(c: Context, rows: int) -> None:
+    """TE gathers three numbers a row from every vocabulary rank."""
+    if c.run.tp > 1:
+        c.tape.collective("all_gather", "tp", 12 * rows * c.run.tp, "fp32")
+
+
+def _te(c: Context, logits: Tensor) -> Tensor:
+    rows, vocab = logits.shape
+
+    def back(_tape: Tape, _grads: Grads, saved: Saved) -> list[Tensor | None]:
+        grad = c.new(rows, vocab, "grad_logits")
+        c.tape.compute(Kernel.LOSS, rows * vocab, 3 * saved[0].nbytes + grad.nbytes)
+        return [grad]
+
+    out, kept = c.new(rows, 1, "loss", "fp32"), c.new(rows, vocab, "grad_logits_fp32", "fp32")
+    _statistics(c, rows)
+    c.tape.compute(Kernel.LOSS, 4 * rows * vocab, 2 * logits.nbytes + kept.nbytes)
+    c.node(out, (logits,), (kept,), back)
+    return out
+
+
+def _te_inplace(c: Context, logits: Tensor) -> Tensor:
+    rows, vocab = logits.shape
+
+    def back(_tape: Tape, _grads: Grads, saved: Saved) -> list[Tensor | None]:
+        storage = saved[0].storage
+        assert storage is not None
+        storage.__del__()  # the same bytes change their name: they are the gradient from here on
+        storage.num_bytes = 0
+        grad = c.new(rows, vocab, "grad_logits")
+        c.tape.compute(Kernel.LOSS, rows * vocab, 2 * grad.nbytes)
+        return [grad]
+
+    out = c.new(rows, 1, "loss", "fp32")
+    _statistics(c, rows)
+    c.tape.compute(Kernel.LOSS, 4 * rows * vocab, 3 * logits.nbytes)
+    c.node(out, (logits,), (logits,), back)
+    return out

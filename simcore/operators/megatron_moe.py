@@ -1,0 +1,310 @@
+"""Megatron-Core's MoE layer: norm, shared expert, fp32 router, all-to-all dispatcher, grouped experts.
+
+megatron-core 0.16.1: `transformer/transformer_layer.py` (`_forward_mlp`), `transformer/moe/moe_layer.py`,
+`router.py`, `moe_utils.py`, `token_dispatcher.py` (`MoEAlltoAllTokenDispatcher`, permute fusion on), `experts.py`
+(`TEGroupedMLP`), `fusions/fused_weighted_squared_relu.py`; TransformerEngine 2.18 `pytorch/permutation.py`.
+
+`Run.rows_per_token` counts the rows that this rank receives in its all-to-all for each token that it sends: under
+sequence parallelism every tp rank sends its own part of the sequence. Expert tensor parallelism then gathers the rows
+of its etp ranks, so the experts see etp times as many.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from simcore.errors import NotYet, Problem
+from simcore.models.blocks import Moe
+from simcore.operators.megatron_ops import (
+    Context,
+    Discarded,
+    Grads,
+    Saved,
+    act,
+    add,
+    column,
+    grouped,
+    norm,
+    norm_discarded,
+    row,
+)
+from simcore.tape import Kernel, Tape, Tensor
+
+__all__ = ["moe"]
+
+_HELD = "dispatcher"
+
+
+@dataclass(frozen=True, slots=True)
+class Rows:
+    """Tokens of the residual stream here, rows sent, rows received, rows that the experts compute."""
+
+    tokens: int
+    sent: int
+    received: int
+    computed: int
+    local_experts: int
+
+
+def moe(c: Context, block: Moe, x: Tensor) -> Tensor:
+    """The MoE block on the residual stream `x`; the caller adds the residual."""
+    received = c.local * c.run.rows_per_token >> 16
+    rows = Rows(c.local, c.local * block.top_k, received, received * c.run.etp, block.num_experts // c.run.ep)
+    discarded = None
+    if c.recomputes("layernorm") and not c.inside:
+        ln_out, discarded = norm_discarded(c, "pre_mlp_layernorm", x)
+    else:
+        ln_out = norm(c, "pre_mlp_layernorm", x)
+    out = c.region(lambda: _layer(c, block, rows, ln_out)) if c.recomputes("moe") else _layer(c, block, rows, ln_out)
+    return discarded.drop_after(out) if discarded else out
+
+
+def _layer(c: Context, block: Moe, rows: Rows, x: Tensor) -> Tensor:
+    """`MoELayer.forward`: its variables keep what was sent and received alive until it returns."""
+    shared = _shared(c, block, x) if block.shared_ffn else None
+    probs = _route(c, block, rows, x)
+    sent, sent_probs = _permute(c, block, rows, x, probs)
+    received = _all_to_all(c, sent, rows.received, "dispatched")
+    received_probs = _all_to_all(c, sent_probs, rows.received, "dispatched_probs")
+    out = _experts(c, block, rows, received, received_probs)
+    out = _all_to_all(c, out, rows.sent, "combined")
+    out = _unpermute(c, rows, out)
+    return add(c, out, shared, "mlp.output") if shared else out
+
+
+# ---- shared expert ----------------------------------------------------------------------------------------------------
+def _shared(c: Context, block: Moe, x: Tensor) -> Tensor:
+    def run() -> Tensor:
+        inner = column(c, "mlp.shared_experts.linear_fc1", x)
+        inner = act(c, inner, "mlp.shared_experts.activation", gated=block.gated)
+        return row(c, "mlp.shared_experts.linear_fc2", inner)
+
+    return c.region(run) if c.recomputes("shared_experts") else run()
+
+
+# ---- router -----------------------------------------------------------------------------------------------------------
+def _route(c: Context, block: Moe, rows: Rows, x: Tensor) -> Tensor:
+    """Gate in fp32, scores, top-k, probabilities spread over all experts; the dispatcher holds them and the map."""
+    logits = _gate(c, block, rows, x)
+    t, e, k = rows.tokens, block.num_experts, block.top_k
+
+    def back(_tape: Tape, _grads: Grads, _saved: Saved) -> list[Tensor | None]:
+        # Gather and division over k, then the scatter of gather's backward and the scores' own: fp32 (t, e) each.
+        top = c.new(t, k, "grad_top_scores", "fp32")
+        spread = c.new(t, e, "grad_scores", "fp32")
+        grad = c.new(t, e, "grad_logits", "fp32")
+        c.elementwise(grad, 8)
+        del top, spread
+        return [grad]
+
+    scores = c.new(t, e, "router.scores", "fp32")
+    biased = c.new(t, e, "router.biased_scores", "fp32")
+    indices = c.new(t, k, "router.top_indices", "int64")
+    del biased
+    top = c.new(t, k, "router.top_scores", "fp32")
+    total = c.new(t, 1, "router.top_sum", "fp32")
+    balance = c.new(t, e + 1, "router.balance_scores", "fp32")  # sequence-wise balance loss
+    probs = c.new(t, e, "router.probs", "fp32", _HELD)
+    chosen = c.new(t, e, "router.routing_map", "uint8", _HELD)
+    c.elementwise(scores, 14)
+    c.node(probs, (logits,), (scores, indices, top, total, balance), back)
+    c.held.update(probs=probs, map=chosen)
+    return probs
+
+
+def _gate(c: Context, block: Moe, rows: Rows, x: Tensor) -> Tensor:
+    """`RouterGatingLinearFunction`: keeps its bf16 input whether it trains or not; casts to fp32 in backward."""
+    weight, t, e, h = c.param("mlp.router.weight"), rows.tokens, block.num_experts, block.hidden
+
+    def back(_tape: Tape, _grads: Grads, _saved: Saved) -> list[Tensor | None]:
+        wide = c.tape.empty(weight.shape, "fp32", "router.weight_fp32")
+        grad32 = c.new(t, h, "grad_router_input_fp32", "fp32")
+        c.gemm(t, h, e)
+        del wide
+        x32 = c.new(t, h, "router_input_fp32", "fp32")
+        c.elementwise(x32, 2)
+        wgrad32 = c.tape.empty(weight.shape, "fp32", "grad_router_weight_fp32")
+        c.gemm(e, h, t)
+        del x32
+        grad = c.new(t, h, "grad_router_input")
+        c.elementwise(grad, 3)
+        del grad32
+        wgrad = c.small_grad(weight)
+        del wgrad32
+        return [grad, wgrad]
+
+    logits = c.new(t, e, "router.logits", "fp32")
+    c.gemm(t, e, h)
+    c.node(logits, (x, weight), (x,), back)
+    if c.pair("mlp.router"):
+        raise NotYet(Problem("training.lora.target_modules", "adapters of the router are not modelled"))
+    return logits
+
+
+# ---- dispatcher -------------------------------------------------------------------------------------------------------
+def _permute(c: Context, block: Moe, rows: Rows, x: Tensor, probs: Tensor) -> tuple[Tensor, Tensor]:
+    """Copies of the tokens in expert order, with their probabilities; keeps only the row map, held besides."""
+    h, t, e = block.hidden, rows.tokens, block.num_experts
+
+    def back(_tape: Tape, _grads: Grads, _saved: Saved) -> list[Tensor | None]:
+        grad = c.new(t, h, "grad_permute")
+        grad_probs = c.new(t, e, "grad_probs", "fp32")
+        c.tape.compute(Kernel.PERMUTE, 0, c.size * h * (rows.sent + t))
+        return [grad, grad_probs]
+
+    row_map = c.new(t, 2 * e + 1, "row_id_map", "int32", _HELD)
+    out = c.new(rows.sent, h, "permuted")
+    out_probs = c.new(rows.sent, 1, "permuted_probs", "fp32")
+    c.tape.compute(Kernel.PERMUTE, 0, c.size * h * (rows.sent + t))
+    c.node(out, (x, probs), (row_map,), back)
+    out_probs.node, out_probs.output = out.node, 1
+    c.held["row_map"] = row_map
+    return out, out_probs
+
+
+def _all_to_all(c: Context, x: Tensor, rows: int, name: str) -> Tensor:
+    """Over expert parallelism; nothing at all on one rank."""
+    if c.run.ep == 1:
+        return x
+    back_rows, columns, dtype = *x.shape, x.dtype
+    larger = max(rows, back_rows) * x.nbytes // back_rows
+
+    def back(_tape: Tape, _grads: Grads, _saved: Saved) -> list[Tensor | None]:
+        grad = c.new(back_rows, columns, f"grad_{name}", dtype)
+        c.tape.collective("all_to_all", c.run.ep_axis, larger, dtype)
+        return [grad]
+
+    out = c.new(rows, columns, name, dtype)
+    c.tape.collective("all_to_all", c.run.ep_axis, larger, dtype)
+    c.node(out, (x,), (), back)
+    return out
+
+
+def _sorted(c: Context, rows: Rows, x: Tensor, probs: Tensor | None, name: str) -> tuple[Tensor, Tensor | None]:
+    """Rows by local expert and back (`sort_chunks_by_idxs`): keeps a row map; nothing for a single expert."""
+    if rows.local_experts == 1:
+        return x, probs
+    n, columns, with_probs = *x.shape, probs is not None
+
+    def back(_tape: Tape, _grads: Grads, _saved: Saved) -> list[Tensor | None]:
+        grad = c.new(n, columns, f"grad_{name}")
+        grad_probs = c.new(n, 1, f"grad_{name}_probs", "fp32") if with_probs else None
+        c.tape.compute(Kernel.PERMUTE, 0, 2 * grad.nbytes)
+        return [grad, grad_probs]
+
+    row_map = c.new(n, 1, f"{name}_map", "int32")
+    out = c.new(n, columns, name)
+    out_probs = c.new(n, 1, f"{name}_probs", "fp32") if with_probs else None
+    c.tape.compute(Kernel.PERMUTE, 0, 2 * out.nbytes)
+    c.node(out, (x, probs), (row_map,), back)
+    if out_probs is not None:
+        out_probs.node, out_probs.output = out.node, 1
+    return out, out_probs
+
+
+def _etp_gather(c: Context, x: Tensor, name: str) -> Tensor:
+    """Rows of all expert-tensor ranks; the gradient is reduce-scattered."""
+    n, columns, dtype = *x.shape, x.dtype
+
+    def back(_tape: Tape, grads: Grads, _saved: Saved) -> list[Tensor | None]:
+        assert grads[0] is not None
+        grad = c.new(n, columns, f"grad_{name}", dtype)
+        c.send("reduce_scatter", "etp", grads[0])
+        return [grad]
+
+    out = c.new(n * c.run.etp, columns, name, dtype)
+    c.send("all_gather", "etp", out)
+    c.node(out, (x,), (), back)
+    return out
+
+
+def _etp_scatter(c: Context, x: Tensor) -> Tensor:
+    """Sum over the expert-tensor ranks, in the probabilities' fp32 (`combine_preprocess`)."""
+    n, columns = x.shape
+    own = n // c.run.etp
+
+    def back(_tape: Tape, _grads: Grads, _saved: Saved) -> list[Tensor | None]:
+        wide = c.new(own, columns, "grad_expert_sum_fp32", "fp32")
+        full = c.new(n, columns, "grad_expert_out_fp32", "fp32")
+        c.send("all_gather", "etp", full)
+        grad = c.new(n, columns, "grad_expert_out")
+        c.elementwise(grad, 3)
+        del wide, full
+        return [grad]
+
+    wide = c.new(n, columns, "expert_out_fp32", "fp32")
+    c.elementwise(wide, 2)
+    part = c.new(own, columns, "expert_sum_fp32", "fp32")
+    c.send("reduce_scatter", "etp", wide)
+    del wide
+    out = c.new(own, columns, "expert_sum")
+    c.elementwise(out, 3)
+    del part
+    c.node(out, (x,), (), back)
+    return out
+
+
+def _unpermute(c: Context, rows: Rows, x: Tensor) -> Tensor:
+    """Sums the rows of each token (probabilities are in them already): keeps only the row map."""
+    n, h = x.shape
+
+    def back(_tape: Tape, _grads: Grads, _saved: Saved) -> list[Tensor | None]:
+        grad = c.new(n, h, "grad_unpermute")
+        c.tape.compute(Kernel.PERMUTE, 0, c.size * h * (n + rows.tokens))
+        return [grad]
+
+    out = c.new(rows.tokens, h, "unpermuted")
+    c.tape.compute(Kernel.PERMUTE, 0, c.size * h * (n + rows.tokens))
+    c.node(out, (x,), (c.held["row_map"],), back)
+    return out
+
+
+# ---- experts ----------------------------------------------------------------------------------------------------------
+def _experts(c: Context, block: Moe, rows: Rows, x: Tensor, probs: Tensor) -> Tensor:
+    """`routed_experts_compute`: gather over etp, sort, two grouped GEMMs, sort back, scatter over etp."""
+    if c.run.etp > 1:
+        x, probs = _etp_gather(c, x, "gathered"), _etp_gather(c, probs, "gathered_probs")
+    ordered, weights = _sorted(c, rows, x, probs, "sorted")
+    assert weights is not None
+    del x, probs
+    out = _grouped_mlp(c, block, rows, ordered, weights)
+    back, _ = _sorted(c, rows, out, None, "unsorted")
+    return _etp_scatter(c, back) if c.run.etp > 1 else back
+
+
+def _grouped_mlp(c: Context, block: Moe, rows: Rows, x: Tensor, probs: Tensor) -> Tensor:
+    inner = grouped(c, "mlp.experts.linear_fc1", x, rows.local_experts)
+    if not c.recomputes("moe_act") or c.inside:
+        out, _ = _weighted(c, block, inner, probs, discard=False)
+        return grouped(c, "mlp.experts.linear_fc2", out, rows.local_experts)
+    out, discarded = _weighted(c, block, inner, probs, discard=True)
+    result = grouped(c, "mlp.experts.linear_fc2", out, rows.local_experts)
+    assert discarded is not None
+    return discarded.drop_after(result)
+
+
+def _weighted(c: Context, block: Moe, x: Tensor, probs: Tensor, *, discard: bool) -> tuple[Tensor, Discarded | None]:
+    """Fused weighted relu^2 or SwiGLU: keeps its input and the fp32 probabilities."""
+    rows, wide = x.shape
+    narrow = wide // (2 if block.gated else 1)
+    holder: list[Discarded] = []
+
+    def again() -> list[Tensor]:
+        made = c.new(rows, narrow, "experts.activation", category="recompute")
+        c.elementwise(made, 3 if block.gated else 2)
+        return [made]
+
+    def back(_tape: Tape, _grads: Grads, _saved: Saved) -> list[Tensor | None]:
+        grad = c.new(rows, wide, "grad_experts_activation")
+        grad_probs = c.new(rows, 1, "grad_experts_probs", "fp32")
+        c.elementwise(grad, 3)
+        for discarded in holder:
+            discarded.made.clear()
+        return [grad, grad_probs]
+
+    out = c.new(rows, narrow, "experts.activation")
+    c.elementwise(out, 3 if block.gated else 2)
+    c.node(out, (x, probs), (x, probs), back)
+    if discard:
+        holder.append(Discarded(c, out, again))
+    return out, holder[0] if holder else None

@@ -1,0 +1,470 @@
+"""The operators that Megatron-Core layers share: fused norm + linear, linears, grouped linears, adapters, sums.
+
+Sources: TransformerEngine 2.18 (`pytorch/module/layernorm_linear.py`, `linear.py`, `grouped_linear.py`),
+megatron-core 0.16.1 (`tensor_parallel/layers.py`, `tensor_parallel/random.py`), megatron-bridge 0.3.1
+(`peft/lora_layers.py`, `peft/utils.py`). A fused operator is one node: it keeps what its `save_for_backward` names.
+
+[Note: weight gradients]
+The GEMM of a weight gradient adds into `main_grad` (gradient accumulation fusion): nothing is allocated where
+`Param.grad_category` is "". Gradients that no GEMM makes (norms, Mamba's vectors, router, embedding) are allocated,
+added to `main_grad` by DDP's hook, and dropped.
+
+[Note: sequence parallelism]
+The residual stream and norms are split over tp along the sequence. Column-parallel linears all-gather their input in
+forward and again in backward (for the weight gradient), row-parallel ones reduce-scatter their output.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+
+from simcore.models.blocks import LayerKind
+from simcore.recording import Run
+from simcore.tape import RECOMPUTE_BEGIN, RECOMPUTE_END, Kernel, Node, Param, Storage, Tape, Tensor
+from simcore.units import dtype_bytes
+
+__all__ = ["Context", "Discarded", "act", "adapted", "add", "all_gather", "column", "gather_backward", "grouped",
+           "identity", "norm", "norm_linear", "row"]
+
+Grads = list[Tensor | None]
+Saved = list[Tensor]
+_ADAPTER = "adapter.linear_{}.weight"
+
+
+@dataclass(slots=True)
+class Context:
+    """What every operator needs: the tape, the workload, and how the tokens are split.
+
+    `tokens`: of this rank after context parallelism; `local`: of them, those in the residual stream of this rank.
+    `held`: tensors that a module holds as attributes. `inside`: a recomputed region is being run.
+    """
+
+    tape: Tape
+    run: Run
+    kind: LayerKind
+    held: dict[str, Tensor] = field(default_factory=dict)
+    inside: bool = False
+
+    @property
+    def sp(self) -> int:
+        return self.run.tp if self.run.sequence_parallel else 1
+
+    @property
+    def tokens(self) -> int:
+        return self.run.tokens
+
+    @property
+    def local(self) -> int:
+        return -(-self.run.tokens // self.sp)
+
+    @property
+    def dtype(self) -> str:
+        return self.run.compute
+
+    @property
+    def size(self) -> int:
+        return dtype_bytes(self.run.compute)
+
+    def recomputes(self, module: str) -> bool:
+        """Whether Megatron's selective recompute names `module` (`transformer_config.py`, recompute_modules)."""
+        return module in [m.strip() for m in self.run.checkpoint.split(",")]
+
+    def param(self, name: str) -> Param:
+        return self.run.params[name]
+
+    def pair(self, path: str) -> tuple[Param, Param] | None:
+        """The adapter of the linear at `path`, if it has one."""
+        names = [f"{path}.{_ADAPTER.format(end)}" for end in ("in", "out")]
+        return (self.run.params[names[0]], self.run.params[names[1]]) if names[0] in self.run.params else None
+
+    def new(self, rows: int, columns: int, name: str, dtype: str = "", category: str = "") -> Tensor:
+        return self.tape.empty((rows, columns), dtype or self.dtype, name, category)
+
+    def node(self, out: Tensor, inputs: Sequence[Tensor | Param | None], save: Sequence[Tensor],
+             backward: Callable[[Tape, Grads, Saved], Sequence[Tensor | None]]) -> Node | None:
+        """Put `out` behind a node. Custom functions keep their tensors at the end of forward, after all outputs."""
+        out.node = self.tape.node(inputs, save, backward)
+        return out.node
+
+    # ---- cost ---------------------------------------------------------------------------------------------------
+    def gemm(self, m: int, n: int, k: int, kernel: Kernel = Kernel.GEMM, weights: int = 1) -> None:
+        """One (m, k) x (k, n); a grouped GEMM reads `weights` matrices."""
+        self.tape.compute(kernel, 2 * m * n * k, self.size * (m * k + m * n + weights * n * k))
+
+    def wgrad(self, param: Param, m: int, kernel: Kernel = Kernel.GEMM, weights: int = 1) -> Tensor | None:
+        """A weight gradient: adds into main_grad (read and written), or makes a new tensor."""
+        if not param.trainable:
+            return None
+        n, k = param.shape[-2:]
+        main = 2 * int(dict(self.run.options).get("main_grad_bytes", "4"))
+        grad = None
+        if param.grad_category:
+            main = dtype_bytes(param.dtype)
+            shape = param.shape if len(param.shape) > 2 or weights == 1 else (weights, *param.shape)
+            grad = self.tape.empty(shape, param.dtype, f"{param.name}.grad")
+        self.tape.compute(kernel, 2 * m * n * k, self.size * m * (n + k) + weights * n * k * main)
+        return grad
+
+    def small_grad(self, param: Param) -> Tensor | None:
+        """A gradient that a kernel writes out and DDP's hook adds to main_grad."""
+        if not param.trainable:
+            return None
+        grad = self.tape.empty(param.shape, param.dtype, f"{param.name}.grad")
+        if param.grad_category:
+            return grad
+        main = 2 * int(dict(self.run.options).get("main_grad_bytes", "4"))
+        self.tape.compute(Kernel.ELEMENTWISE, grad.numel, grad.nbytes + grad.numel * main)
+        return None
+
+    def elementwise(self, tensor: Tensor, passes: int, kernel: Kernel = Kernel.ELEMENTWISE) -> None:
+        """A kernel bound by memory: `passes` reads and writes of a tensor this large."""
+        self.tape.compute(kernel, tensor.numel, passes * tensor.nbytes)
+
+    def send(self, collective: str, axis: str, tensor: Tensor) -> None:
+        """A collective whose payload (gathered output, or whole input) is `tensor`."""
+        self.tape.collective(collective, axis, tensor.nbytes, tensor.dtype)
+
+    # ---- recomputation ------------------------------------------------------------------------------------------
+    def region(self, run: Callable[[], Tensor]) -> Tensor:
+        """`tensor_parallel.checkpoint`: reentrant, so the replay runs to the region's end (`random.py`)."""
+        if self.inside:
+            return run()
+
+        def whole() -> Tensor:
+            self.inside = True
+            try:
+                out = run()
+                ended = Tensor(out.storage, out.shape, out.dtype)
+                self.node(ended, (out,), (out,), lambda tape, grads, saved: grads)
+                return ended if ended.node else out
+            finally:
+                self.inside = False
+
+        return self.tape.checkpoint(whole)
+
+
+class Discarded:
+    """`CheckpointWithoutOutput`: an output is freed after its last use in forward, and made again in backward.
+
+    The replay makes a second tensor and copies it into the emptied storage; both live until the operator's own
+    backward (megatron-core 0.16.1, `tensor_parallel/random.py`).
+    """
+
+    def __init__(self, c: Context, tensor: Tensor, again: Callable[[], list[Tensor]]) -> None:
+        assert tensor.storage is not None
+        self.c, self.again, self.made = c, again, list[Tensor]()
+        self.storage: Storage = tensor.storage
+        self.shape, self.dtype = tensor.shape, tensor.dtype
+
+    def drop_after(self, out: Tensor) -> Tensor:
+        """Free the storage now; fill it again when the gradient of `out` arrives."""
+        self.storage.__del__()
+        self.storage.num_bytes = 0
+        hooked = Tensor(out.storage, out.shape, out.dtype)
+        self.c.node(hooked, (out,), (), self._fill)
+        return hooked
+
+    def _fill(self, tape: Tape, grads: Grads, _saved: Saved) -> Grads:
+        tape.mark(RECOMPUTE_BEGIN)
+        self.made = self.again()
+        copy = tape.empty(self.shape, self.dtype, "restored", "recompute")
+        self.c.elementwise(copy, 2, Kernel.COPY)
+        assert copy.storage is not None
+        self.storage.slot, self.storage.num_bytes = copy.storage.slot, copy.storage.num_bytes
+        copy.storage.num_bytes = 0
+        del self.storage
+        tape.mark(RECOMPUTE_END)
+        return grads
+
+
+def identity(_tape: Tape, grads: Grads, _saved: Saved) -> Grads:
+    """Backward of views and copies-that-are-none."""
+    return grads
+
+
+def add(c: Context, a: Tensor, b: Tensor, name: str) -> Tensor:
+    """`a + b` into a new tensor; both get the same gradient tensor (dropout 0 and no bias add nothing)."""
+    out = c.tape.empty(a.shape, a.dtype, name)
+    c.elementwise(out, 3)
+    c.node(out, (a, b), (), lambda tape, grads, saved: [grads[0], grads[0]])
+    return out
+
+
+def norm(c: Context, path: str, x: Tensor, name: str = "ln_out") -> Tensor:
+    """TE RMSNorm: keeps its input and rsigma (fp32, one a row), trainable or not."""
+    weight = c.param(f"{path}.weight")
+
+    def back(tape: Tape, grads: Grads, saved: Saved) -> list[Tensor | None]:
+        grad = tape.empty(saved[0].shape, c.dtype, "grad_norm")
+        c.elementwise(grad, 4, Kernel.NORM)
+        return [grad, c.small_grad(weight)]
+
+    rsigma = c.new(x.shape[0], 1, f"{path}.rsigma", "fp32")
+    out = c.tape.empty(x.shape, c.dtype, name)
+    c.elementwise(out, 2, Kernel.NORM)
+    c.node(out, (x, weight), (x, rsigma), back)
+    return out
+
+
+def norm_discarded(c: Context, path: str, x: Tensor) -> tuple[Tensor, Discarded]:
+    """The same under recompute `layernorm`: runs without a graph, so only its input is kept, not even rsigma."""
+    weight = c.param(f"{path}.weight")
+
+    def again() -> list[Tensor]:
+        made = [c.tape.empty((rows, 1), "fp32", f"{path}.rsigma", "recompute"),
+                c.tape.empty(shape, c.dtype, "ln_out", "recompute")]
+        c.elementwise(made[1], 2, Kernel.NORM)
+        return made
+
+    def back(tape: Tape, grads: Grads, saved: Saved) -> list[Tensor | None]:
+        grad = tape.empty(saved[0].shape, c.dtype, "grad_norm")
+        c.elementwise(grad, 4, Kernel.NORM)
+        holder[0].made.clear()
+        return [grad, c.small_grad(weight)]
+
+    shape, rows = x.shape, x.shape[0]
+    out = c.tape.empty(shape, c.dtype, "ln_out")
+    c.elementwise(out, 2, Kernel.NORM)
+    c.node(out, (x, weight), (x,), back)
+    holder = [Discarded(c, out, again)]
+    return out, holder[0]
+
+
+def all_gather(c: Context, x: Tensor, name: str) -> Tensor:
+    """Along the sequence over tp, without a graph."""
+    out = c.new(x.shape[0] * c.sp, x.shape[1], name)
+    c.send("all_gather", "tp", out)
+    return out
+
+
+def gather_backward(c: Context, x: Tensor, name: str) -> Tensor:
+    """Along the sequence over tp; its gradient is reduce-scattered (`gather_from_sequence_parallel_region`)."""
+    out = all_gather(c, x, name)
+    rows, columns = x.shape
+
+    def back(_tape: Tape, grads: Grads, _saved: Saved) -> list[Tensor | None]:
+        full = grads[0]
+        assert full is not None
+        grad = c.new(rows, columns, f"grad_{name}")
+        c.send("reduce_scatter", "tp", full)
+        return [grad]
+
+    c.node(out, (x,), (), back)
+    return out
+
+
+def norm_linear(c: Context, path: str, x: Tensor) -> Tensor:
+    """TE LayerNormLinear, column parallel, with its adapter.
+
+    Keeps the input and rsigma; the norm's output too where the weight trains or an adapter reads it. Under sequence
+    parallelism an adapter reads (and keeps) the *gathered* output, and the local one is kept besides it: with
+    return_layernorm_output nothing clears it, frozen weight or not.
+    """
+    weight, gamma, pair = c.param(f"{path}.weight"), c.param(f"{path}.layer_norm_weight"), c.pair(path)
+    h, out_features = x.shape[1], weight.shape[0]
+    gathered = c.local != c.tokens
+
+    def back(tape: Tape, grads: Grads, saved: Saved) -> list[Tensor | None]:
+        total = all_gather(c, saved[2], "ln_out_total") if weight.trainable and gathered else None
+        grad = c.new(c.tokens, h, "grad_ln_out")
+        c.gemm(c.tokens, h, out_features)
+        if len(grads) > 1 and grads[1] is not None:  # what the adapter sends to the norm's output
+            grad = c.new(c.tokens, h, "grad_ln_out_sum")
+            c.elementwise(grad, 3)
+        grad = _reduce(c, grad)
+        wgrad = c.wgrad(weight, c.tokens)
+        del total
+        grad_x = tape.empty(saved[0].shape, c.dtype, "grad_norm")
+        c.elementwise(grad_x, 4, Kernel.NORM)
+        return [grad_x, c.small_grad(gamma), wgrad]
+
+    ln_out = c.tape.empty(x.shape, c.dtype, f"{path}.ln_out")
+    rsigma = c.new(x.shape[0], 1, f"{path}.rsigma", "fp32")
+    c.elementwise(ln_out, 2, Kernel.NORM)
+    total = all_gather(c, ln_out, f"{path}.ln_out_total") if gathered else ln_out
+    out = c.new(c.tokens, out_features, path)
+    c.gemm(c.tokens, out_features, h)
+    c.node(out, (x, gamma, weight), (x, rsigma, *((ln_out,) if weight.trainable or pair else ())), back)
+    if pair is None:
+        return out
+    seen = Tensor(total.storage, total.shape, total.dtype, out.node, 1)
+    del total, ln_out, rsigma
+    return add(c, out, adapted(c, path, seen, pair), f"{path}.sum")
+
+
+def _reduce(c: Context, grad: Tensor) -> Tensor:
+    """The input gradient of a column-parallel linear, summed over tp."""
+    if c.run.tp == 1:
+        return grad
+    if c.sp == 1:
+        c.send("all_reduce", "tp", grad)
+        return grad
+    out = c.new(grad.shape[0] // c.sp, grad.shape[1], "grad_scattered")
+    c.send("reduce_scatter", "tp", grad)
+    return out
+
+
+def column(c: Context, path: str, x: Tensor) -> Tensor:
+    """TE Linear, column parallel; keeps its local input where the weight trains."""
+    weight, pair, h = c.param(f"{path}.weight"), c.pair(path), x.shape[1]
+    gathered = c.local != c.tokens
+
+    def back(_tape: Tape, _grads: Grads, saved: Saved) -> list[Tensor | None]:
+        total = all_gather(c, saved[0], "input_total") if weight.trainable and gathered else None
+        grad = c.new(c.tokens, h, f"grad_{path}")
+        c.gemm(c.tokens, h, weight.shape[0])
+        grad = _reduce(c, grad)
+        wgrad = c.wgrad(weight, c.tokens)
+        del total
+        return [grad, wgrad]
+
+    total = all_gather(c, x, f"{path}.input_total") if gathered else x
+    out = c.new(c.tokens, weight.shape[0], path)
+    c.gemm(c.tokens, weight.shape[0], h)
+    del total
+    c.node(out, (x, weight), (x,) if weight.trainable else (), back)
+    if pair is None:
+        return out
+    seen = gather_backward(c, x, f"{path}.adapter_input") if gathered else x
+    return add(c, out, adapted(c, path, seen, pair), f"{path}.sum")
+
+
+def row(c: Context, path: str, x: Tensor) -> Tensor:
+    """TE Linear, row parallel; keeps its input where the weight trains."""
+    weight, pair = c.param(f"{path}.weight"), c.pair(path)
+    out_features, in_features = weight.shape
+    gathered = c.local != c.tokens
+
+    def back(_tape: Tape, grads: Grads, _saved: Saved) -> list[Tensor | None]:
+        source = grads[0]
+        assert source is not None
+        total = all_gather(c, source, "grad_total") if gathered else source
+        grad = c.new(c.tokens, in_features, f"grad_{path}")
+        c.gemm(c.tokens, in_features, out_features)
+        wgrad = c.wgrad(weight, c.tokens)
+        del total
+        return [grad, wgrad]
+
+    out = c.new(c.tokens, out_features, path)
+    c.gemm(c.tokens, out_features, in_features)
+    if c.run.tp > 1:
+        partial = out
+        if gathered:
+            out = c.new(c.local, out_features, path)
+        c.send("reduce_scatter" if gathered else "all_reduce", "tp", partial)
+        del partial
+    c.node(out, (x, weight), (x,) if weight.trainable else (), back)
+    if pair is None:
+        return out
+    return add(c, out, adapted(c, path, x, pair, row_parallel=True), f"{path}.sum")
+
+
+def grouped(c: Context, path: str, x: Tensor, experts: int) -> Tensor:
+    """TE GroupedLinear over this rank's experts; keeps its input where the weights train."""
+    weight, pair, rows = c.param(f"{path}.weight"), c.pair(path), x.shape[0]
+    out_features, in_features = weight.shape[-2:]
+
+    def back(_tape: Tape, _grads: Grads, _saved: Saved) -> list[Tensor | None]:
+        grad = c.new(rows, in_features, f"grad_{path}")
+        c.gemm(rows, in_features, out_features, Kernel.GROUPED_GEMM, experts)
+        return [grad, c.wgrad(weight, rows, Kernel.GROUPED_GEMM, experts)]
+
+    out = c.new(rows, out_features, path)
+    c.gemm(rows, out_features, in_features, Kernel.GROUPED_GEMM, experts)
+    c.node(out, (x, weight), (x,) if weight.trainable else (), back)
+    if pair is None:
+        return out
+    extra = adapted(c, path, x, pair, row_parallel=path.endswith("fc2"), axis="etp", size=c.run.etp)
+    return add(c, out, extra, f"{path}.sum")
+
+
+def mm(c: Context, x: Tensor, weight: Param, name: str, axis: str = "") -> Tensor:
+    """`x @ weight.T` of megatron-core's own linear: keeps x; `axis`: its input gradient is all-reduced over it."""
+    rows, out_features, in_features = x.shape[0], *weight.shape[-2:]
+    kernel, copies = (Kernel.GROUPED_GEMM, weight.shape[0]) if len(weight.shape) > 2 else (Kernel.GEMM, 1)
+
+    def back(_tape: Tape, _grads: Grads, _saved: Saved) -> list[Tensor | None]:
+        grad = c.new(rows, in_features, f"grad_{name}")
+        c.gemm(rows, in_features, out_features, kernel, copies)
+        if axis:
+            c.send("all_reduce", axis, grad)
+        return [grad, c.wgrad(weight, rows, kernel, copies)]
+
+    out = c.new(rows, out_features, name)
+    c.gemm(rows, out_features, in_features, kernel, copies)
+    c.node(out, (x, weight), (x,) if weight.trainable else (), back)
+    return out
+
+
+def _widen(c: Context, x: Tensor, name: str, axis: str, size: int) -> Tensor:
+    """All-gather along the last dimension (`gather_output`); its gradient is this rank's part."""
+    rows, columns = x.shape
+    out = c.new(rows, columns * size, name)
+    c.send("all_gather", axis, out)
+
+    def back(_tape: Tape, _grads: Grads, _saved: Saved) -> list[Tensor | None]:
+        return [c.new(rows, columns, f"grad_{name}")]
+
+    c.node(out, (x,), (), back)
+    return out
+
+
+def adapted(c: Context, path: str, x: Tensor, pair: tuple[Param, Param], *, row_parallel: bool = False,
+            axis: str = "tp", size: int = 0) -> Tensor:
+    """`ParallelLinearAdapter`: linear_in, linear_out, times a number; keeps x and the low-rank rows."""
+    size = size or c.run.tp
+    split = axis if size > 1 else ""
+    low = mm(c, x, pair[0], f"{path}.linear_in", "" if row_parallel or c.sp > 1 else split)
+    if split and row_parallel:
+        c.send("all_reduce", axis, low)
+    elif split:
+        low = _widen(c, low, f"{path}.low_rank", axis, size)
+    out = mm(c, low, pair[1], f"{path}.linear_out", split)
+    del low
+    if split and row_parallel:
+        out = _widen(c, out, f"{path}.gathered", axis, size)
+    if row_parallel and axis == "tp" and c.local != c.tokens:
+        out = _scatter(c, out, f"{path}.scattered")
+    return _scaled(c, out, f"{path}.scaled")
+
+
+def _scatter(c: Context, x: Tensor, name: str) -> Tensor:
+    """This rank's part of the sequence; its gradient is all-gathered (`scatter_to_sequence_parallel_region`)."""
+    rows, columns = c.local, x.shape[1]
+
+    def back(_tape: Tape, grads: Grads, _saved: Saved) -> list[Tensor | None]:
+        assert grads[0] is not None
+        return [all_gather(c, grads[0], f"grad_{name}")]
+
+    out = c.new(rows, columns, name)
+    c.node(out, (x,), (), back)
+    return out
+
+
+def _scaled(c: Context, x: Tensor, name: str) -> Tensor:
+    def back(tape: Tape, grads: Grads, _saved: Saved) -> list[Tensor | None]:
+        assert grads[0] is not None
+        grad = tape.empty(grads[0].shape, c.dtype, f"grad_{name}")
+        c.elementwise(grad, 2)
+        return [grad]
+
+    out = c.tape.empty(x.shape, c.dtype, name)
+    c.elementwise(out, 2)
+    c.node(out, (x,), (), back)
+    return out
+
+
+def act(c: Context, x: Tensor, name: str, *, gated: bool) -> Tensor:
+    """relu^2 or fused SwiGLU of a dense MLP: keeps its input (`fusions/fused_bias_swiglu.py`, `activations.py`)."""
+    rows, columns = x.shape
+
+    def back(_tape: Tape, _grads: Grads, _saved: Saved) -> list[Tensor | None]:
+        grad = c.new(rows, columns, f"grad_{name}")
+        c.elementwise(grad, 3)
+        return [grad]
+
+    out = c.new(rows, columns // (2 if gated else 1), name)
+    c.elementwise(out, 3 if gated else 2)
+    c.node(out, (x,), (x,), back)
+    return out

@@ -1,0 +1,121 @@
+"""Where things go: results to standard output or files, problems and progress to standard error."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+from typing import TYPE_CHECKING, Protocol
+
+from simcore.errors import InputError, Problem
+from simcore.finding import Finding, github, junit
+from simcore.report import Report
+
+if TYPE_CHECKING:
+    from rich.console import RenderableType
+
+__all__ = [
+    "ci_text",
+    "complain",
+    "lines",
+    "print_json",
+    "print_shown",
+    "print_summary",
+    "progress",
+    "write_page",
+    "writing",
+]
+
+_LONG = 20
+"""Batches from this size on show their progress on a terminal."""
+
+
+class _Json(Protocol):
+    def model_dump_json(self) -> str: ...
+
+
+def print_json(results: Sequence[_Json]) -> None:
+    """A list, one result a line."""
+    sys.stdout.write("[\n" + ",\n".join(result.model_dump_json() for result in results) + "\n]\n")
+
+
+def print_summary(reports: Sequence[Report]) -> None:
+    """The table of all scenarios."""
+    from simcore import table
+
+    console = table.console(sys.stdout)
+    console.print(*table.summary(reports, console.width), sep="\n")
+
+
+def print_shown(*shown: RenderableType) -> None:
+    """Tables and lines, below each other."""
+    from simcore import table
+
+    table.console(sys.stdout).print(*shown, sep="\n")
+
+
+def complain(problems: Sequence[Problem | Finding]) -> None:
+    """One line each, on standard error."""
+    for problem in problems:
+        text = "".join(c if c.isprintable() else "\ufffd" for c in str(problem))
+        sys.stderr.write(f"rankscope: {text}\n")
+
+
+def ci_text(report_format: str, names: Sequence[str], findings: Sequence[Finding]) -> str:
+    """What a build server reads: `github` or `junit`."""
+    return {"github": lambda: github(findings), "junit": lambda: junit(names, findings)}[report_format]()
+
+
+@contextmanager
+def lines(folder: Path | None) -> Iterator[Callable[[Report], None]]:
+    """Gives what writes one result a line to `folder/results.jsonl` as they come; without a folder, nowhere.
+
+    An interrupted batch so leaves what it had. InputError when it cannot be written.
+    """
+    if folder is None:
+        yield lambda report: None
+        return
+    path = folder / "results.jsonl"
+    with writing(path):
+        folder.mkdir(parents=True, exist_ok=True)
+        file = path.open("w", encoding="utf-8", newline="\n", buffering=1)
+
+    def write(report: Report) -> None:
+        with writing(path):
+            file.write(report.model_dump_json() + "\n")
+
+    with file:
+        yield write
+
+
+@contextmanager
+def progress(total: int) -> Iterator[Callable[[], None]]:
+    """Gives what advances a bar by one scenario; there is a bar only for a long batch on a terminal."""
+    if total < _LONG or not sys.stderr.isatty():
+        yield lambda: None
+        return
+    from rich.console import Console
+    from rich.progress import Progress
+
+    with Progress(console=Console(stderr=True), transient=True) as bar:
+        task = bar.add_task("scenarios", total=total)
+        yield lambda: bar.advance(task)
+
+
+def write_page(path: Path, reports: Sequence[Report]) -> None:
+    """A page to look at; InputError when it cannot be written."""
+    from viz.page import render
+
+    text = render(reports)
+    with writing(path):
+        path.write_text(text, encoding="utf-8")
+
+
+@contextmanager
+def writing(path: Path) -> Iterator[None]:
+    """Turns what the file system says into an InputError about `path`."""
+    try:
+        yield
+    except OSError as error:
+        raise InputError(Problem(str(path), f"cannot be written: {error.strerror}")) from None

@@ -1,0 +1,197 @@
+"""A Program: what one class of ranks does in one step, in the order in which its host issues it. No times in it.
+
+Rows are integer columns (`OP LAYER SLOT AMOUNT STREAM AUX`, see `tape.Op`). Layers are tiles of recorded sections, so a
+step of a thousand layers is a handful of array copies; names are looked up only for what is shown.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from enum import IntEnum
+
+import numpy as np
+
+from simcore.mesh import IntArray
+from simcore.tape import RECOMPUTE_BEGIN, RECOMPUTE_END, Op, Row, Section
+
+__all__ = ["AMOUNT", "AUX", "LAYER", "OP", "SLOT", "STREAM", "Builder", "Phase", "Program", "Stream", "Tables"]
+
+OP, LAYER, SLOT, AMOUNT, STREAM, AUX = range(6)
+TAPE_MARKS = ("bwd:recompute_begin", "bwd:recompute_end", "experts:forward_begin", "experts:forward_end",
+              "experts:backward_begin", "experts:backward_end")
+"""What the marks mean that a tape makes by number."""
+
+
+class Phase(IntEnum):
+    """Phases of a step, as reports name them."""
+
+    BUILD = 0
+    FORWARD = 1
+    LOSS = 2
+    BACKWARD = 3
+    RECOMPUTE = 4
+    OPTIMIZER = 5
+
+
+class Stream(IntEnum):
+    """Streams of a device; the host issues to all of them in program order."""
+
+    COMPUTE = 0
+    ALL_GATHER = 1
+    REDUCE = 2
+    ALL_REDUCE = 3
+    SEND = 4
+    RECEIVE = 5
+    COPY = 6
+
+
+class Tables:
+    """Row numbers -> what they are, shared by all sections of one program."""
+
+    def __init__(self) -> None:
+        self.slots: dict[tuple[str, str], int] = {}
+        self.comms: dict[tuple[str, str, str], int] = {}
+        self.labels: dict[str, int] = {text: code for code, text in enumerate(TAPE_MARKS)}
+
+    def slot(self, name: str, category: str) -> int:
+        """The row of an owner."""
+        return self.slots.setdefault((name, category), len(self.slots))
+
+    def comm(self, collective: str, axis: str, dtype: str) -> int:
+        """The row of a kind of communication."""
+        return self.comms.setdefault((collective, axis, dtype), len(self.comms))
+
+    def label(self, text: str) -> int:
+        """The row of a hook's name."""
+        return self.labels.setdefault(text, len(self.labels))
+
+
+@dataclass(frozen=True, eq=False)
+class Tile:
+    """A section as an array, with the rows that are a checkpoint's replay, ready to be laid at any layer."""
+
+    rows: IntArray
+    replay: IntArray
+
+    @classmethod
+    def of(cls, section: Section) -> Tile:
+        """The tile of a recorded section; the marks of a replay become its flags."""
+        kept: list[Row] = []
+        replay: list[int] = []
+        inside = 0
+        for row in section.rows:
+            if row[0] == Op.MARK and row[2] in (RECOMPUTE_BEGIN, RECOMPUTE_END):
+                inside = int(row[2] == RECOMPUTE_BEGIN)
+            kept.append(row)
+            replay.append(inside)
+        return cls(np.array(kept, dtype=np.int64).reshape(-1, 6), np.array(replay, dtype=np.int64))
+
+
+@dataclass(frozen=True, eq=False)
+class Program:
+    """Columns of one step. `phase` and `microbatch` per row; `layer_paths` name layers, tables name the rest."""
+
+    columns: IntArray
+    phase: IntArray
+    microbatch: IntArray
+    tables: Tables
+    layer_paths: tuple[str, ...]
+
+    def check(self) -> None:
+        """Our own promises: no owner goes below zero, frees are negative, allocations positive."""
+        op, amount = self.columns[:, OP], self.columns[:, AMOUNT]
+        assert (amount[op == Op.ALLOC] > 0).all(), "an allocation of nothing"
+        assert (amount[op == Op.FREE] < 0).all(), "a free of nothing"
+        held: dict[tuple[int, int], int] = {}
+        for row in self.columns[op <= Op.FREE]:
+            key = (int(row[LAYER]), int(row[SLOT]))
+            held[key] = held.get(key, 0) + int(row[AMOUNT])
+            assert held[key] >= 0, f"{self.owner(*key)} holds {held[key]} bytes"
+
+    def owner(self, layer: int, slot: int) -> tuple[str, str]:
+        """(name, category) of an owner."""
+        name, category = list(self.tables.slots)[slot]
+        path = self.layer_paths[layer] if 0 <= layer < len(self.layer_paths) else f"stage border {layer}"
+        return f"{path}/{name}", category
+
+
+class Builder:
+    """Puts a program together, in issue order."""
+
+    def __init__(self, tables: Tables) -> None:
+        self.tables = tables
+        self._chunks: list[IntArray] = []
+        self._layers: list[int] = []
+        self._phases: list[int] = []
+        self._microbatches: list[int] = []
+        self._replays: list[tuple[int, IntArray]] = []
+        self._loose: list[Row] = []
+        self.phase = Phase.BUILD
+        self.microbatch = 0
+
+    def at(self, phase: Phase, microbatch: int | None = None) -> None:
+        """Rows from here on belong to this phase."""
+        self._flush()
+        self.phase = phase
+        self.microbatch = self.microbatch if microbatch is None else microbatch
+
+    def tile(self, tile: Tile, layer: int) -> None:
+        """Lay a recorded section at a layer."""
+        if not len(tile.rows):
+            return
+        self._flush()
+        if tile.replay.any():
+            self._replays.append((len(self._chunks), tile.replay))
+        self._append(tile.rows, layer)
+
+    def alloc(self, layer: int, slot: int, num_bytes: int) -> None:
+        """An owner takes bytes; nothing is posted for none."""
+        if num_bytes:
+            self._loose.append((Op.ALLOC, layer, slot, num_bytes, 0, 0))
+
+    def free(self, layer: int, slot: int, num_bytes: int) -> None:
+        """An owner gives bytes back."""
+        if num_bytes:
+            self._loose.append((Op.FREE, layer, slot, -num_bytes, 0, 0))
+
+    def mark(self, label: int) -> None:
+        """A hook is passed."""
+        self._loose.append((Op.MARK, 0, label, 0, 0, 0))
+
+    def compute(self, kernel: int, flops: int, moved_bytes: int) -> None:
+        """A kernel on the compute stream."""
+        self._loose.append((Op.COMPUTE, 0, kernel, flops, 0, moved_bytes))
+
+    def collective(self, layer: int, comm: int, payload: int, stream: Stream, handle: int) -> None:
+        """A collective that the host does not wait for; (layer, handle) names it."""
+        self._loose.append((Op.COLLECTIVE, layer, comm, payload, stream, handle))
+
+    def wait(self, layer: int, handle: int) -> None:
+        """The compute stream waits for a collective."""
+        self._loose.append((Op.WAIT, layer, 0, 0, 0, handle))
+
+    def _append(self, rows: IntArray, layer: int) -> None:
+        self._chunks.append(rows)
+        self._layers.append(layer)
+        self._phases.append(self.phase)
+        self._microbatches.append(self.microbatch)
+
+    def _flush(self) -> None:
+        if self._loose:
+            self._append(np.array(self._loose, dtype=np.int64), 0)
+            self._loose = []
+
+    def build(self, layer_paths: Sequence[str]) -> Program:
+        """The finished program."""
+        self._flush()
+        lengths = np.array([len(c) for c in self._chunks])
+        columns = np.concatenate(self._chunks)
+        columns[:, LAYER] += np.repeat(np.array(self._layers, dtype=np.int64), lengths)
+        phase = np.repeat(np.array(self._phases, dtype=np.int64), lengths)
+        starts = np.concatenate([[0], np.cumsum(lengths)])
+        for chunk, replay in self._replays:
+            span = phase[starts[chunk]:starts[chunk + 1]]
+            span[replay == 1] = Phase.RECOMPUTE
+        microbatch = np.repeat(np.array(self._microbatches, dtype=np.int64), lengths)
+        return Program(columns, phase, microbatch, self.tables, tuple(layer_paths))

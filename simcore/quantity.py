@@ -1,0 +1,101 @@
+"""A number in a topology file: its unit, how far it can be trusted, and where it comes from."""
+
+from __future__ import annotations
+
+import math
+from functools import cached_property
+from typing import Any, ClassVar, Literal
+
+from pydantic import BaseModel, ConfigDict, Field, field_validator, model_validator
+
+from simcore.units import parse_quantity
+
+__all__ = ["Bytes", "Duration", "FlopRate", "Frozen", "GpuCount", "Quantity", "Rate", "Share", "SmCount"]
+
+
+class Frozen(BaseModel):
+    """A part of a file: immutable, hashable, closed to keys it does not know."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid")
+
+
+class Quantity(Frozen):
+    """In a file: `"450 GB/s"`, or `{value: "450 GB/s", kind: datasheet, source: "..."}`.
+
+    datasheet: the vendor says so; measured: a named source measured it; fitted: calibrated, `source` names the rows;
+    assumed: neither, `source` says why. Zero, infinity and another unit are refused.
+    """
+
+    unit: ClassVar[str]
+    smallest: ClassVar[float] = math.ulp(0.0)
+    largest: ClassVar[float] = 1e30
+    value: str
+    kind: Literal["datasheet", "measured", "fitted", "assumed"] = "assumed"
+    source: str = Field("written in the topology file", min_length=1)
+
+    @model_validator(mode="before")
+    @classmethod
+    def _accept_plain(cls, data: Any) -> Any:
+        return data if isinstance(data, (dict, Quantity)) else {"value": data}
+
+    @field_validator("value", mode="before")
+    @classmethod
+    def _in_range(cls, text: Any) -> Any:
+        number = parse_quantity(text, cls.unit)
+        if not cls.smallest <= number <= cls.largest:
+            raise ValueError(f"must be more than zero{' and at most 100%' if cls.unit == '%' else ''}, got {text!r}")
+        return text
+
+    @cached_property
+    def si(self) -> float:
+        """In bytes, bytes/s, FLOP/s, seconds, or a plain count; a share is 0 to 1."""
+        return parse_quantity(self.value, self.unit)
+
+    def __int__(self) -> int:
+        return round(self.si)
+
+
+class Bytes(Quantity):
+    """Of memory."""
+
+    unit = "B"
+
+
+class Rate(Quantity):
+    """Of a link or a memory, one way."""
+
+    unit = "B/s"
+
+
+class FlopRate(Quantity):
+    """Of a GPU; two for a multiply-add."""
+
+    unit = "FLOP/s"
+
+
+class Share(Quantity):
+    """Of a peak, more than 0 and at most 100%."""
+
+    unit = "%"
+    largest = 1.0
+
+
+class Duration(Quantity):
+    """Of a latency; zero is allowed."""
+
+    unit = "s"
+    smallest = 0.0
+
+
+class GpuCount(Quantity):
+    """Of a node."""
+
+    unit = "GPU"
+    smallest = 1.0
+
+
+class SmCount(Quantity):
+    """Streaming multiprocessors of a GPU."""
+
+    unit = "SM"
+    smallest = 1.0

@@ -1,0 +1,63 @@
+"""What an implementation is told before it records a layer, and what it gives back."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+from simcore.tape import Param, Section
+
+__all__ = ["LayerTape", "Run"]
+
+_EMPTY = Section(())
+
+
+@dataclass(frozen=True, slots=True)
+class Run:
+    """The workload of one layer on one rank.
+
+    `seq`: tokens of one sequence on this rank, after context parallelism, before sequence parallelism.
+    `rows_per_token`: routed rows that this rank's experts receive per token of this rank, times 2**16, rounded
+    (top_k x 2**16 when routing is balanced).
+    `first`: the layer's input is the stem's output, which the stem holds until the last layer is done.
+    `input_requires_grad`: something below the layer is trained.
+    """
+
+    batch: int
+    seq: int
+    compute: str
+    params: Mapping[str, Param]
+    loss: str = "hf"
+    checkpoint: str = "none"
+    tp: int = 1
+    sequence_parallel: bool = False
+    cp: int = 1
+    ep: int = 1
+    etp: int = 1
+    ep_axis: str = "ep"
+    rows_per_token: int = 0
+    first: bool = False
+    input_requires_grad: bool = True
+    options: tuple[tuple[str, str], ...] = ()
+
+    @property
+    def tokens(self) -> int:
+        return self.batch * self.seq
+
+
+@dataclass(frozen=True, slots=True)
+class LayerTape:
+    """One layer on the tape.
+
+    `forward`: until the module returns; `after`: what its caller then drops (after the unit's post-forward hook);
+    `late`: what the stem drops after the last layer; `seed`: before the first backward hook (the loss only);
+    `backward`: until the gradient of the layer's input is there; `grads`: the parameter gradients alive at the end of
+    `backward`, as (parameter, slot, bytes).
+    """
+
+    forward: Section
+    backward: Section
+    after: Section = _EMPTY
+    late: Section = _EMPTY
+    seed: Section = _EMPTY
+    grads: tuple[tuple[Param, int, int], ...] = ()

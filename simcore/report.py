@@ -1,0 +1,166 @@
+"""The answer to one scenario, frozen, JSON in and out.
+
+Names are those of the published interface; units are in the names (`_bytes`, `_s`), bytes are `int`.
+"""
+
+from __future__ import annotations
+
+from typing import Any, Literal
+
+from pydantic import BaseModel, ConfigDict
+
+__all__ = ["SCHEMA_VERSION", "AtRest", "Assumption", "Communicator", "MemorySeries", "Owner", "Peak", "ProblemRow",
+           "RankReport", "Report", "StepTime", "TrafficRow"]
+
+SCHEMA_VERSION = "1.0"
+
+
+class _Frozen(BaseModel):
+    model_config = ConfigDict(frozen=True, extra="forbid")
+
+
+class ProblemRow(_Frozen):
+    """One problem; see `simcore.errors.Problem`."""
+
+    where: str
+    message: str
+    rule: str = ""
+
+
+class Assumption(_Frozen):
+    """A value that was not written in the scenario, or not proved; `kind` says how far it can be trusted."""
+
+    what: str
+    value: str
+    kind: Literal["derived", "calibrated", "assumed", "default"]
+    source: str
+
+
+class Communicator(_Frozen):
+    """A process group that the job opens."""
+
+    axis: str
+    size: int
+
+
+class AtRest(_Frozen):
+    """What lives across layers just before `optimizer.step` of a steady step, of one component on one rank."""
+
+    params_bytes: int = 0
+    grads_bytes: int = 0
+    optimizer_bytes: int = 0
+    num_params: int = 0
+    num_trainable_params: int = 0
+
+
+class Owner(_Frozen):
+    """Who holds bytes at the peak: `layer/tensor` and its category."""
+
+    owner: str
+    category: str
+    bytes: int
+
+
+class MemorySeries(_Frozen):
+    """Allocated bytes over the step by category, thinned: `values[i]` belongs to `categories[i]`.
+
+    `event_index` numbers the postings of the program (the issue clock); `time_s` dates them on the timeline.
+    """
+
+    categories: tuple[str, ...]
+    event_index: tuple[int, ...]
+    time_s: tuple[float, ...]
+    phases: tuple[str, ...]
+    values: tuple[tuple[int, ...], ...]
+
+
+class Peak(_Frozen):
+    """The highest moment of the step on this rank."""
+
+    allocated_bytes: int
+    reserved_bytes: int
+    device_bytes: int
+    host_bytes: int = 0
+    step: Literal["first", "steady"] = "steady"
+    phase: str
+    event: str
+    layer: str
+    microbatch: int
+    by_category: dict[str, int]
+    by_phase: dict[str, int]
+    top: tuple[Owner, ...]
+    band_bytes: tuple[int, int]
+
+
+class TrafficRow(_Frozen):
+    """All collectives of one kind in one step of one rank.
+
+    `payload_bytes`: full gathered output (all-gather), full input (reduce-scatter), buffer (all-reduce, all-to-all),
+    message (send_recv). `wire_bytes`: what leaves the rank.
+    """
+
+    collective: str
+    axis: str
+    group_size: int
+    phase: str
+    dtype: str
+    calls: int
+    payload_bytes: int
+    wire_bytes: int
+    algorithm: str = "ring"
+
+
+class RankReport(_Frozen):
+    """One class of ranks that hold and do the same."""
+
+    ranks: tuple[str, ...]
+    num_ranks: int
+    coordinates: dict[str, int | str]
+    stage: int
+    at_rest: dict[str, AtRest]
+    apportioned: bool = False
+    padding_bytes: int
+    grads_persist: bool
+    peak: Peak | None = None
+    traffic: tuple[TrafficRow, ...] = ()
+    memory: MemorySeries | None = None
+
+    def at_rest_bytes(self) -> int:
+        """Parameters, gradients and optimizer states of all components, without padding."""
+        return sum(c.params_bytes + c.grads_bytes + c.optimizer_bytes for c in self.at_rest.values())
+
+
+class StepTime(_Frozen):
+    """Time of one steady step."""
+
+    step_s: float
+    forward_s: float
+    backward_s: float
+    optimizer_s: float
+    exposed_communication_s: float
+    tokens_per_s_per_gpu: float
+    model_tflops_per_gpu: float
+    mfu: float
+
+
+class Report(_Frozen):
+    """The result of one scenario."""
+
+    schema_version: str = SCHEMA_VERSION
+    name: str
+    scenario: dict[str, Any]
+    status: Literal["ok", "illegal", "error"]
+    problems: tuple[ProblemRow, ...] = ()
+    verdict: Literal["fits", "oom"] | None = None
+    capacity_bytes: int | None = None
+    headroom_bytes: int | None = None
+    assumptions: tuple[Assumption, ...] = ()
+    communicators: tuple[Communicator, ...] = ()
+    ranks: tuple[RankReport, ...] = ()
+    time: StepTime | None = None
+
+    @property
+    def peak_rank(self) -> RankReport | None:
+        """The class of ranks with the highest device memory; None before any peak is known."""
+        with_peak = [r for r in self.ranks if r.peak is not None]
+        return max(with_peak, key=lambda r: r.peak.device_bytes if r.peak else 0, default=None)

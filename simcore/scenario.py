@@ -1,0 +1,219 @@
+"""What a person asks: model, framework, layout, training. Strict, and every value knows where it was written."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated, Any, Literal
+
+from pydantic import AfterValidator, Field, PrivateAttr, ValidationError
+
+from simcore.block import BY_SHAPE, MAP, WORD, Block, Count, Fraction, Name, OpenMap, Text, problems_of
+from simcore.document import Document
+from simcore.errors import InputError, Problem
+from simcore.training import DType, Training
+from simcore.units import parse_quantity
+from simcore.yaml_parser import dotted
+
+__all__ = [
+    "MAX_RANKS",
+    "Generation",
+    "Limits",
+    "Mesh",
+    "ModelFile",
+    "Rl",
+    "Scenario",
+    "TopologyFile",
+    "parse_scenario",
+    "scenario_schema",
+]
+
+MAX_RANKS = 2**31
+"""Largest world size that a scenario may ask for."""
+
+_Degree = Annotated[int, Field(ge=1, le=2**20)]
+
+
+class ModelFile(Block):
+    """A model given by its configuration, with some of its keys changed."""
+
+    config: Text = Field(description="Preset, or path of a Hugging Face config.json")
+    overrides: OpenMap = Field(default={}, description="Keys of the configuration that get another value")
+
+
+class TopologyFile(Block):
+    """A topology with a bounded number of nodes."""
+
+    file: Text = Field(description="A name in topologies/, or a path")
+    num_nodes: _Degree | None = Field(default=None, description="Nodes there are; left out: as many as the mesh needs")
+
+
+class Mesh(Block):
+    """Degrees of parallelism; the world size is pp x dp_replicate x dp_shard x cp x tp."""
+
+    pp: _Degree = Field(default=1, description="Pipeline stages")
+    dp_replicate: _Degree = Field(default=1, description="Copies of the sharded data-parallel group")
+    dp_shard: _Degree = Field(default=1, description="Ranks that split what the framework splits over data parallel")
+    cp: _Degree = Field(default=1, description="Ranks that split the sequence")
+    tp: _Degree = Field(default=1, description="Ranks that split a layer's matrices")
+    ep: _Degree = Field(default=1, description="Ranks that split experts by count")
+    etp: _Degree | None = Field(
+        default=None, description="Ranks that split an expert by width; left out: framework's default"
+    )
+
+    @property
+    def world_size(self) -> int:
+        """Number of ranks."""
+        return self.pp * self.dp_replicate * self.dp_shard * self.cp * self.tp
+
+
+class Rl(Block):
+    """One step of reinforcement learning."""
+
+    prompts: Count = Field(description="Prompts per step")
+    generations: Count = Field(description="Generations per prompt")
+    logprob_batch_size: Count = Field(default=1, description="Sequences per rank of one log-probability pass")
+    reference: Literal["none", "device", "host"] = Field(
+        default="none", description="Where the reference policy's copy lies"
+    )
+    refit_buffer: Fraction = Field(default=0.3, description="Fraction of free memory that refitting may use")
+
+
+class Generation(Block):
+    """The engine that generates."""
+
+    engine: Name = Field(default="vllm", description="Inference engine")
+    colocated: bool = Field(default=True, description="On the GPUs that train")
+    tp: _Degree = Field(default=1, description="Tensor-parallel degree of the engine")
+    gpu_memory_utilization: Fraction = Field(default=0.9, description="Fraction of device memory that the engine takes")
+    max_model_len: Count | None = Field(
+        default=None, description="Longest sequence, in tokens; left out: training.seq_len"
+    )
+    kv_dtype: DType = Field(default="auto", description="Format of the KV cache")
+    sleep_level: Annotated[int, Field(ge=0, le=2)] = Field(
+        default=1, description="What the engine drops while training runs"
+    )
+
+
+def _bytes_or_auto(text: str) -> str:
+    if text != "auto" and parse_quantity(text, "B") < 1:
+        raise ValueError(f"expected auto, or at least one byte, got {text!r}")
+    return text
+
+
+class Limits(Block):
+    """How much of a device may be used."""
+
+    usable_memory: Annotated[Text, AfterValidator(_bytes_or_auto)] = Field(
+        default="auto", description="Device memory that the job may use, such as 79 GiB; auto: what the topology says"
+    )
+    max_fill: Fraction = Field(default=1.0, description="Fraction of that at which a layout still counts as fitting")
+
+
+_SWEEP_SCHEMA: dict[str, Any] = {
+    "anyOf": [
+        {"type": "object", "additionalProperties": {"type": "array", "minItems": 1}},
+        {"type": "array", "items": {"type": "object"}, "minItems": 1},
+        {"type": "null"},
+    ]
+}
+
+
+class Scenario(Block):
+    """One question to rankscope: what runs, how it is laid out, on what."""
+
+    name: Name = Field(description="Name, unique in a batch")
+    workload: Literal["train", "dpo", "grpo", "serve"] = Field(default="train", description="What runs")
+    model: Annotated[Annotated[Text, WORD] | Annotated[ModelFile, MAP], BY_SHAPE] = Field(
+        description="Preset, path of a Hugging Face config.json, or {config, overrides}"
+    )
+    implementation: Name = Field(
+        default="auto", description="Whose layer code runs: megatron, automodel, hf, torchtitan"
+    )
+    framework: Name = Field(description="Training framework, such as fsdp2, automodel, megatron")
+    framework_version: Name = Field(default="auto", description="Version of the framework")
+    topology: Annotated[Annotated[Text, WORD] | Annotated[TopologyFile, MAP], BY_SHAPE] = Field(
+        description="A name in topologies/, a path, or {file, num_nodes}"
+    )
+    mesh: Mesh = Field(default=Mesh(), description="Degrees of parallelism")
+    training: Training = Field(description="What one optimizer step does")
+    rl: Rl | None = Field(default=None, description="Reinforcement learning, for the workload grpo")
+    generation: Generation | None = Field(default=None, description="The engine that generates, for grpo and serve")
+    framework_options: OpenMap = Field(default={}, description="What only this framework knows, in its own spelling")
+    limits: Limits = Field(default=Limits(), description="How much of a device may be used")
+    sweep: Any = Field(
+        default=None, description="Keys with lists of values: one scenario for each", json_schema_extra=_SWEEP_SCHEMA
+    )
+
+    _document: Document | None = PrivateAttr(default=None)
+    _swept: bool = PrivateAttr(default=False)
+
+    def __eq__(self, other: object) -> bool:
+        """Equal when they ask the same; where it was written does not matter."""
+        return isinstance(other, Scenario) and self.normalised() == other.normalised()
+
+    __hash__ = None  # type: ignore[assignment]
+
+    @property
+    def swept(self) -> bool:
+        """Whether a sweep made this scenario: an illegal layout is then an answer and no mistake."""
+        return self._swept
+
+    @property
+    def folder(self) -> Path:
+        """The folder that relative paths in the scenario start from."""
+        return Path(self._document.path).parent if self._document else Path()
+
+    @property
+    def world_size(self) -> int:
+        """Number of ranks of the mesh."""
+        return self.mesh.world_size
+
+    @property
+    def num_microbatches(self) -> int:
+        """Microbatches of one optimizer step on each rank; InputError when the batch does not divide."""
+        training, mesh = self.training, self.mesh
+        replicas = mesh.dp_replicate * mesh.dp_shard
+        per_pass = training.micro_batch_size * replicas
+        if training.global_batch_size is None:
+            return 1
+        if training.global_batch_size % per_pass:
+            told = (
+                f"training.global_batch_size: expected a multiple of {per_pass} (micro_batch_size "
+                f"{training.micro_batch_size} x dp_replicate {mesh.dp_replicate} x dp_shard {mesh.dp_shard}), "
+                f"got {training.global_batch_size}"
+            )
+            raise InputError(Problem(self.where("training", "global_batch_size"), told))
+        return training.global_batch_size // per_pass
+
+    def where(self, *key_path: str | int) -> str:
+        """`file:line` of a key (or of what encloses it); the dotted key itself when nobody wrote a file."""
+        return self._document.where(key_path) if self._document else dotted(key_path)
+
+    def normalised(self) -> dict[str, Any]:
+        """Give every key, defaults filled in, as JSON has it; reading that back gives an equal scenario."""
+        return self.model_dump(mode="json", exclude={"sweep"})
+
+
+def parse_scenario(document: Document, *, swept: bool = False) -> Scenario:
+    """Validate one document (its `sweep`, if any, is left out); InputError with every problem that it has."""
+    data = {key: value for key, value in document.data.items() if key != "sweep"}
+    try:
+        scenario = Scenario.model_validate(data)
+    except ValidationError as error:
+        raise InputError(problems_of(error, Scenario, document.where)) from None
+    scenario._document, scenario._swept = document, swept
+    _check_world_size(scenario)
+    _ = scenario.num_microbatches
+    return scenario
+
+
+def _check_world_size(scenario: Scenario) -> None:
+    if scenario.world_size > MAX_RANKS:
+        told = f"mesh: expected at most {MAX_RANKS} ranks, got {scenario.world_size}"
+        raise InputError(Problem(scenario.where("mesh"), told))
+
+
+def scenario_schema() -> dict[str, Any]:
+    """JSON Schema (draft 2020-12) of a scenario file, for editors; descriptions are those of the fields."""
+    head = {"$schema": "https://json-schema.org/draft/2020-12/schema", "title": "rankscope scenario"}
+    return {**Scenario.model_json_schema(), **head}

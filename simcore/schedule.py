@@ -1,0 +1,33 @@
+"""The order of passes on a pipeline stage; each schedule is a file of `simcore/schedules`."""
+
+from __future__ import annotations
+
+import importlib
+from dataclasses import dataclass
+
+__all__ = ["Action", "actions", "lowered_microbatches"]
+
+
+@dataclass(frozen=True, slots=True)
+class Action:
+    """One entry: forward or backward of a microbatch; `is_last`: of the step."""
+
+    forward: bool
+    microbatch: int
+    is_last: bool = False
+
+
+def actions(name: str, stage: int, num_stages: int, num_microbatches: int) -> tuple[Action, ...]:
+    """The passes of one stage under a schedule (file name of `simcore/schedules`)."""
+    module = importlib.import_module(f"simcore.schedules.{_MODULE[name]}")
+    order: tuple[Action, ...] = module.order(stage, num_stages, num_microbatches)
+    return order
+
+
+_MODULE = {"1f1b": "one_f_one_b"}
+SCHEDULES = tuple(_MODULE)
+
+
+def lowered_microbatches(num_stages: int, num_microbatches: int) -> int:
+    """How many microbatches must be written out so that all later ones repeat: the first, a steady one, the last."""
+    return min(num_microbatches, 3 if num_stages == 1 else 2 * num_stages + 1)

@@ -1,0 +1,23 @@
+"""1F1B: stage s of p runs p - s - 1 forward passes ahead, then one forward and one backward in turn.
+
+Source: Megatron-Core 0.16.1 `pipeline_parallel/schedules.py` (forward_backward_pipelining_without_interleaving) and
+torch 2.13 `distributed/pipelining/schedules.py` (Schedule1F1B); with one stage it is plain gradient accumulation.
+"""
+
+from __future__ import annotations
+
+from simcore.schedule import Action
+
+__all__ = ["order"]
+
+
+def order(stage: int, num_stages: int, num_microbatches: int) -> tuple[Action, ...]:
+    """The passes of a stage, in order."""
+    ahead = min(num_stages - stage - 1, num_microbatches)
+    last = num_microbatches - 1
+    out = [Action(True, i, i == last) for i in range(ahead)]
+    for i in range(num_microbatches):
+        if i + ahead < num_microbatches:
+            out.append(Action(True, i + ahead, i + ahead == last))
+        out.append(Action(False, i, i == last))
+    return tuple(out)

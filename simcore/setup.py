@@ -1,0 +1,130 @@
+"""From a scenario to a job: which framework, which model, which mesh; everything that can be refused early is refused."""
+
+from __future__ import annotations
+
+import difflib
+import importlib
+import pkgutil
+from functools import lru_cache
+from types import ModuleType
+
+import simcore.frameworks
+from simcore.errors import InputError, NotYet, Problem
+from simcore.framework import Framework
+from simcore.graph import ModelGraph, build, model_config
+from simcore.job import Job
+from simcore.lora import LoraChoice
+from simcore.mesh import Mesh
+from simcore.models.blocks import LayerKind
+from simcore.plan import check_even
+from simcore.scenario import ModelFile, Scenario
+from simcore.schedule import SCHEDULES
+from simcore.tensor import TensorSpec
+
+__all__ = ["known_frameworks", "prepare"]
+
+IMPLEMENTATIONS = ("automodel", "hf", "megatron")
+
+
+@lru_cache(maxsize=1)
+def known_frameworks() -> tuple[str, ...]:
+    """File names of `simcore/frameworks` that are frameworks."""
+    names = (m.name for m in pkgutil.iter_modules(simcore.frameworks.__path__))
+    return tuple(sorted(n for n in names if "_" not in n))
+
+
+def prepare(scenario: Scenario) -> tuple[Job, Framework]:
+    """The job and its framework's table. Raises InputError, IllegalLayout or NotYet."""
+    _refuse_unserved(scenario)
+    module = _framework_module(scenario)
+    graph = _graph(scenario, module)
+    sizes = scenario.mesh
+    etp = sizes.etp if sizes.etp is not None else module.default_etp(sizes) if hasattr(module, "default_etp") else 1
+    mesh = Mesh(sizes.pp, sizes.dp_replicate, sizes.dp_shard, sizes.cp, sizes.tp, sizes.ep, etp)
+    job = Job(scenario, graph, mesh)
+    framework: Framework = module.table(job)
+    check_even(graph, mesh, framework, f"{framework.name}: this cut must be even ({framework.version})")
+    return job, framework
+
+
+def _framework_module(scenario: Scenario) -> ModuleType:
+    name = scenario.framework
+    if name not in known_frameworks():
+        close = difflib.get_close_matches(name, known_frameworks(), n=1)
+        hint = f"; did you mean {close[0]!r}?" if close else ""
+        message = f"unknown framework {name!r}: this version has {', '.join(known_frameworks())}{hint}"
+        raise InputError(Problem(scenario.where("framework"), message))
+    module = importlib.import_module(f"simcore.frameworks.{name}")
+    if scenario.framework_version not in ("auto", *module.VERSIONS):
+        message = f"expected one of {', '.join(module.VERSIONS)}, got {scenario.framework_version!r}"
+        raise InputError(Problem(scenario.where("framework_version"), message))
+    return module
+
+
+def _graph(scenario: Scenario, module: ModuleType) -> ModelGraph:
+    where = scenario.where("model")
+    reference, overrides = (scenario.model, None) if isinstance(scenario.model, str) else _model_file(scenario.model)
+    if reference.endswith(".json") and scenario.folder is not None:
+        reference = str(scenario.folder / reference)
+    implementation = scenario.implementation
+    if implementation == "auto":
+        implementation = module.DEFAULT_IMPLEMENTATION
+    if implementation not in IMPLEMENTATIONS:
+        message = f"expected auto or one of {', '.join(IMPLEMENTATIONS)}, got {implementation!r}"
+        raise InputError(Problem(scenario.where("implementation"), message))
+    graph = build(model_config(reference, overrides, where), implementation, where)
+    return graph if scenario.training.method == "full" else _with_adapters(graph, scenario, module)
+
+
+def _model_file(model: ModelFile) -> tuple[str, dict[str, object]]:
+    return model.config, dict(model.overrides)
+
+
+def _with_adapters(graph: ModelGraph, scenario: Scenario, module: ModuleType) -> ModelGraph:
+    lora = scenario.training.lora
+    targets = () if lora.target_modules == "auto" else tuple(lora.target_modules)
+    choice = LoraChoice(lora.rank, targets, tuple(lora.exclude_modules), lora.expert_adapters)
+    return _adapted(graph, choice, module.__name__)
+
+
+@lru_cache(maxsize=64)
+def _adapted(graph: ModelGraph, choice: LoraChoice, framework: str) -> ModelGraph:
+    adapters = importlib.import_module(framework).adapters
+
+    def change(kind: LayerKind, specs: tuple[TensorSpec, ...]) -> tuple[TensorSpec, ...]:
+        return (*(_frozen(t) for t in specs), *adapters(kind, specs, choice))
+
+    return graph.with_tensors(change)
+
+
+def _frozen(spec: TensorSpec) -> TensorSpec:
+    return TensorSpec(spec.name, spec.shape, spec.dims, spec.component, spec.module, spec.stored, spec.is_buffer,
+                      False, spec.copies)
+
+
+def _refuse_unserved(scenario: Scenario) -> None:
+    """Blocks that this version does not serve are refused by name, never ignored."""
+    training = scenario.training
+    offload = training.offload
+    unserved = [
+        (("workload",), scenario.workload != "train", f"workload {scenario.workload}"),
+        (("rl",), scenario.rl is not None, "the rl block"),
+        (("generation",), scenario.generation is not None, "the generation block"),
+        (("training", "method"), training.method == "qlora", "qlora"),
+        (("training", "lengths"), training.lengths not in ("fixed", "packed"), "a distribution of lengths"),
+        (("training", "routing"), training.routing != "balanced", "unbalanced routing"),
+        (("training", "offload"), any(p != "none" for p in
+                                      (offload.params, offload.optimizer, offload.gradients, offload.activations)),
+         "offload"),
+        (("training", "pipeline", "schedule"), training.pipeline.schedule not in SCHEDULES,
+         f"schedule {training.pipeline.schedule}"),
+        (("training", "pipeline", "virtual_stages"), training.pipeline.virtual_stages > 1, "virtual stages"),
+        (("training", "optimizer", "paged"), training.optimizer.paged, "paged optimizer states"),
+        (("training", "lora", "dropout"), training.method != "full" and training.lora.dropout > 0, "LoRA dropout"),
+        (("training", "precision", "compute"), training.precision.compute not in ("auto", "bf16", "fp32", "fp16"),
+         f"compute in {training.precision.compute}"),
+    ]
+    problems = [Problem(scenario.where(*key), f"not yet: {what} is not modelled in this version")
+                for key, refused, what in unserved if refused]
+    if problems:
+        raise NotYet(problems)

@@ -1,0 +1,104 @@
+"""The way of the data: scenario -> job -> plan -> classes -> programs -> ledger and timeline -> report."""
+
+from __future__ import annotations
+
+from functools import lru_cache, partial
+
+from simcore.assemble import Parts, failed, report
+from simcore.errors import IllegalLayout, InputError, Problem, RankscopeError
+from simcore.flows import flow_of
+from simcore.fold import RankClass, unfolded, unfolded_one
+from simcore.fold import fold as fold_ranks
+from simcore.framework import Framework
+from simcore.job import Job
+from simcore.lower import Workload, lower
+from simcore.plan import Plan, place as place_rank
+from simcore.program import Program
+from simcore.report import Report
+from simcore.scenario import Scenario
+from simcore.schedule import actions, lowered_microbatches
+from simcore.setup import prepare
+from simcore.topology import Topology, load_topology
+
+__all__ = ["check", "place", "simulate"]
+
+
+def simulate(scenario: Scenario, *, series: bool = False, fold: bool = True, rank: int | None = None) -> Report:
+    """Simulate one training step of one scenario. Refusals come back as a report (status illegal or error)."""
+    return _guarded(partial(_simulate, scenario, series=series, folded=fold, rank=rank), scenario)
+
+
+def place(scenario: Scenario, *, rank: int | None = None) -> Report:
+    """What lies on every rank; no peak and no time."""
+    return _guarded(partial(_place, scenario, rank=rank), scenario)
+
+
+def check(scenario: Scenario) -> Report:
+    """Legality only: parse, and ask the framework's table."""
+    return _guarded(partial(_check, scenario), scenario)
+
+
+def _guarded(work: partial[Report], scenario: Scenario) -> Report:
+    try:
+        return work()
+    except RankscopeError as error:
+        return failed(scenario, error, "illegal" if isinstance(error, IllegalLayout) else "error")
+
+
+def _simulate(scenario: Scenario, *, series: bool, folded: bool, rank: int | None) -> Report:
+    parts = _parts(scenario, folded=folded, rank=rank)
+    for rank_class, plan in zip(parts.classes, parts.plans, strict=True):
+        parts.programs[rank_class.representative] = _program(parts, plan)
+    return report(parts, series=series)
+
+
+def _place(scenario: Scenario, *, rank: int | None) -> Report:
+    return report(_parts(scenario, folded=True, rank=rank), series=False)
+
+
+def _check(scenario: Scenario) -> Report:
+    job, framework = prepare(scenario)
+    topology = _topology(scenario)
+    return report(Parts(job, framework, topology, (), ()), series=False)
+
+
+def _parts(scenario: Scenario, *, folded: bool, rank: int | None) -> Parts:
+    job, framework = prepare(scenario)
+    topology = _topology(scenario)
+    classes = _classes(job, framework, folded=folded, rank=rank)
+    plans = tuple(place_rank(job.graph, job.mesh, framework, c.representative) for c in classes)
+    return Parts(job, framework, topology, classes, plans, rank)
+
+
+def _classes(job: Job, framework: Framework, *, folded: bool, rank: int | None) -> tuple[RankClass, ...]:
+    if rank is not None:
+        if not 0 <= rank < job.mesh.size:
+            raise InputError(Problem("--rank", f"expected a rank from 0 to {job.mesh.size - 1}, got {rank}"))
+        every = unfolded_one(job.mesh, rank)
+        return (every,)
+    return fold_ranks(job.graph, job.mesh, framework) if folded else unfolded(job.mesh)
+
+
+def _topology(scenario: Scenario) -> Topology:
+    given = scenario.topology
+    name, nodes = (given, None) if isinstance(given, str) else (given.file, given.num_nodes)
+    if scenario.folder is not None and name.endswith((".yaml", ".yml")):
+        name = str(scenario.folder / name)
+    topology = _load(name, nodes)
+    topology.check_world_size(scenario.world_size, scenario.where("mesh"))
+    return topology
+
+
+@lru_cache(maxsize=64)
+def _load(name: str, num_nodes: int | None) -> Topology:
+    return load_topology(name, num_nodes)
+
+
+def _program(parts: Parts, plan: Plan) -> Program:
+    scenario, mesh = parts.job.scenario, parts.job.mesh
+    training = scenario.training
+    count = scenario.num_microbatches
+    lowered = lowered_microbatches(mesh.pp, count)
+    workload = Workload(training.micro_batch_size, training.seq_len // mesh.cp, count, parts.rows_per_token())
+    order = actions(training.pipeline.schedule, plan.stage, mesh.pp, lowered)
+    return lower(plan, workload, order, flow_of(parts.framework))

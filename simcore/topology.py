@@ -1,0 +1,222 @@
+"""The machine: nodes of GPUs and the links between them, read from `topologies/*.yaml`.
+
+A *node* here is what NVLink joins (8 GPUs of a DGX, 72 of an NVL72); a *host* is what shares one host memory.
+"""
+
+from __future__ import annotations
+
+import difflib
+import math
+from collections.abc import Iterator
+from dataclasses import dataclass
+from functools import cache
+from pathlib import Path
+from typing import Final, Literal, Self
+
+from pydantic import Field, ValidationError, model_validator
+
+from simcore.data import data_folder
+from simcore.device import Device
+from simcore.document import Document, read_document
+from simcore.errors import InputError, Problem
+from simcore.quantity import Bytes, Duration, Frozen, GpuCount, Rate
+
+__all__ = ["BusBandwidth", "Fabric", "HostLink", "Link", "Node", "Topology", "load_topology", "topology_names"]
+
+_MESSAGES: Final = {"extra_forbidden": "unknown key", "missing": "is missing"}
+
+
+class BusBandwidth(Frozen):
+    """Bus bandwidth (as nccl-tests defines it) of one rank in place, by collective."""
+
+    all_gather: Rate
+    reduce_scatter: Rate
+    all_reduce: Rate
+    all_to_all: Rate
+    send_recv: Rate
+
+
+class Fabric(Frozen):
+    """Links of one level.
+
+    `bandwidth`: one GPU, one way, datasheet. `latency`: of a call; `hop_latency`: more per hop of a ring inside a node,
+    per square root of the number of nodes across nodes.
+    """
+
+    bandwidth: Rate
+    latency: Duration
+    hop_latency: Duration
+    bus_bandwidth: BusBandwidth
+
+
+class HostLink(Frozen):
+    """GPU to host memory, one GPU, one way: datasheet `bandwidth`, and what a pinned copy reaches."""
+
+    bandwidth: Rate
+    to_device: Rate
+    to_host: Rate
+    latency: Duration
+
+
+class Node(Frozen):
+    """What NVLink joins; `host_memory` is per host, and a node of several hosts says `gpus_per_host`."""
+
+    gpus: GpuCount
+    gpus_per_host: GpuCount | None = None
+    nvlink: Fabric | None = None
+    host_memory: Bytes
+    host_link: HostLink
+
+    @model_validator(mode="after")
+    def _joined(self) -> Self:
+        if int(self.gpus) > 1 and self.nvlink is None:
+            raise ValueError("a node of several GPUs needs the link between them: nvlink")
+        if self.gpus_per_host is not None and int(self.gpus) % int(self.gpus_per_host):
+            raise ValueError("gpus must be a multiple of gpus_per_host")
+        return self
+
+
+@dataclass(frozen=True, slots=True)
+class Link:
+    """What a communicator crosses at worst.
+
+    `bytes_per_s`: one rank, one way, datasheet; `latency_s` of a call. `ranks_per_node`: the fewest members that a node
+    with any member holds; `num_nodes`: nodes with a member. `local` is the level inside the node of a network link.
+    Without a `fabric` every collective reaches `bytes_per_s`.
+    """
+
+    name: Literal["nvlink", "network", "self"]
+    bytes_per_s: int
+    latency_s: float
+    ranks_per_node: int
+    num_nodes: int
+    fabric: Fabric | None = None
+    local: Fabric | None = None
+
+
+class Topology(Frozen):
+    """A cluster of equal nodes; `num_nodes` None: as many as the mesh needs."""
+
+    name: str
+    device: Device
+    node: Node
+    network: Fabric | None = None
+    num_nodes: int | None = Field(None, ge=1, strict=True)
+
+    @property
+    def gpus_per_node(self) -> int:
+        """GPUs that NVLink joins."""
+        return int(self.node.gpus)
+
+    @property
+    def gpus_per_host(self) -> int:
+        """GPUs that share one `node.host_memory`."""
+        return int(self.node.gpus_per_host or self.node.gpus)
+
+    @property
+    def max_gpus(self) -> int | None:
+        """GPUs that there are; None when not bounded."""
+        return None if self.num_nodes is None else self.num_nodes * self.gpus_per_node
+
+    def bounded(self, num_nodes: int) -> Topology:
+        """Bound the number of nodes; InputError when it is less than one or more than there are."""
+        if not 1 <= num_nodes <= (self.num_nodes or num_nodes):
+            there = self.num_nodes or "one or more"
+            raise _problem("topology.num_nodes", f"{self.name} has {there} node(s), not {num_nodes}")
+        return self.model_copy(update={"num_nodes": num_nodes})
+
+    def check_world_size(self, world_size: int, where: str = "mesh") -> None:
+        """InputError when the job needs more GPUs than there are, or a second node with no network to it."""
+        if self.max_gpus is not None and world_size > self.max_gpus:
+            raise _problem(where, f"{world_size} ranks do not fit on {self.name}: {self.num_nodes} node(s) of "
+                                  f"{self.gpus_per_node} GPU(s) = {self.max_gpus}")
+        if world_size > self.gpus_per_node and self.network is None:
+            raise _problem(where, f"{world_size} ranks need several nodes, and {self.name} has no network")
+
+    def link(self, group_size: int, stride: int, world_size: int | None = None) -> Link:
+        """Find what a communicator of ranks base, base + stride, ... crosses; nodes hold consecutive ranks.
+
+        Of all the groups that the axis cuts from `world_size` ranks (None: the least, group_size * stride) it is the
+        one that is worst off: most nodes, fewest members in one. InputError when there are not so many GPUs.
+        """
+        if group_size < 1 or stride < 1:
+            raise ValueError(f"group of {group_size} with stride {stride}")
+        world = max(world_size or 0, group_size * stride)
+        self.check_world_size(world)
+        if group_size == 1:
+            return Link("self", int(self.device.memory_bandwidth), 0.0, 1, 1)
+        num_nodes, ranks_per_node = _worst_spread(group_size, stride, world, self.gpus_per_node)
+        fabric = self.node.nvlink if num_nodes == 1 else self.network
+        if fabric is None:
+            raise _problem("topology", f"{self.name} has no link for a group of {group_size} with stride {stride}")
+        bandwidth, latency = int(fabric.bandwidth), fabric.latency.si
+        if num_nodes == 1:
+            return Link("nvlink", bandwidth, latency, ranks_per_node, 1, fabric)
+        return Link("network", bandwidth, latency, ranks_per_node, num_nodes, fabric, self.node.nvlink)
+
+
+@cache
+def _worst_spread(group_size: int, stride: int, world_size: int, gpus_per_node: int) -> tuple[int, int]:
+    """(nodes, fewest members in one of them) of the worst-off group of an axis."""
+    block = group_size * stride
+    num_alignments = min(max(world_size // block, 1), gpus_per_node // math.gcd(block, gpus_per_node))
+    offsets = range(min(stride, gpus_per_node))
+    starts = {(i * block + offset) % gpus_per_node for i in range(num_alignments) for offset in offsets}
+    spreads = [_spread(start, group_size, stride, gpus_per_node) for start in starts]
+    return max(spreads, key=lambda spread: (spread[0] > 1, -spread[1], spread[0]))
+
+
+def _spread(start: int, group_size: int, stride: int, gpus_per_node: int) -> tuple[int, int]:
+    """(nodes, fewest members in one of them) of the ranks start, start + stride, ...; 0 <= start < gpus_per_node."""
+    if stride >= gpus_per_node:
+        return group_size, 1
+    last_node = (start + (group_size - 1) * stride) // gpus_per_node
+    # Full nodes repeat after `stride` of them, so the first `stride` and the last tell all.
+    nodes = {*range(min(last_node, stride + 1)), last_node}
+    return last_node + 1, min(_members(node, start, group_size, stride, gpus_per_node) for node in nodes)
+
+
+def _members(node: int, start: int, group_size: int, stride: int, gpus_per_node: int) -> int:
+    def before(rank: int) -> int:
+        return min(max(-((start - rank) // stride), 0), group_size)
+
+    return before((node + 1) * gpus_per_node) - before(node * gpus_per_node)
+
+
+def topology_names() -> list[str]:
+    """Names of the built-in topologies, sorted."""
+    return sorted(path.stem for path in data_folder("topologies").glob("*.yaml"))
+
+
+def load_topology(ref: str | Path, num_nodes: int | None = None) -> Topology:
+    """Load the built-in topology of that name, or the file at that path; `num_nodes` bounds it.
+
+    InputError: unknown name or file, a key or a quantity that is wrong (all of them at once), fewer nodes than asked.
+    """
+    document = read_document(_find(ref))
+    try:
+        topology = Topology.model_validate(document.data)
+    except ValidationError as error:
+        raise InputError(_problems(document, error)) from None
+    return topology if num_nodes is None else topology.bounded(num_nodes)
+
+
+def _find(ref: str | Path) -> Path:
+    if str(ref) in (names := topology_names()):
+        return data_folder("topologies") / f"{ref}.yaml"
+    if Path(ref).exists():
+        return Path(ref)
+    near = difflib.get_close_matches(str(ref), names, n=1)
+    hint = f"; did you mean {near[0]}?" if near else "."
+    raise _problem("topology", f"no topology {str(ref)!r}{hint} Known: {', '.join(names)}, or the path of a file")
+
+
+def _problem(where: str, message: str) -> InputError:
+    return InputError(Problem(where, message))
+
+
+def _problems(document: Document, error: ValidationError) -> Iterator[Problem]:
+    for item in error.errors():
+        key = ".".join(map(str, item["loc"])).removesuffix(".value")
+        message = _MESSAGES.get(item["type"], item["msg"].removeprefix("Value error, "))
+        yield Problem(document.where(item["loc"]), f"{key}: {message}" if key else message)

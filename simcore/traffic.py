@@ -1,0 +1,53 @@
+"""Traffic of one step of one rank: collectives of a program, counted and weighed.
+
+A program writes out a few microbatches (`schedule.lowered_microbatches`); the steady one stands for all that repeat it.
+"""
+
+from __future__ import annotations
+
+import numpy as np
+
+from simcore.cost import wire_bytes
+from simcore.mesh import Mesh
+from simcore.program import AMOUNT, OP, SLOT, Phase, Program
+from simcore.report import TrafficRow
+from simcore.tape import Op
+
+__all__ = ["traffic"]
+
+
+def traffic(program: Program, mesh: Mesh, repeats: int) -> tuple[TrafficRow, ...]:
+    """Rows by collective, axis, phase and dtype. `repeats`: how often the steady microbatch (number 1) happens."""
+    columns = program.columns
+    at = np.flatnonzero((columns[:, OP] == Op.COLLECTIVE) | (columns[:, OP] == Op.COPY))
+    comms = list(program.tables.comms)
+    keys = columns[at, SLOT] * len(Phase) + _phase(program.phase[at])
+    weight = np.where(program.microbatch[at] == 1, repeats, 1)
+    rows = []
+    for key in np.unique(keys):
+        comm, phase = divmod(int(key), len(Phase))
+        collective, axis, dtype = comms[comm]
+        group = mesh.axis(axis).size
+        if group < 2:
+            continue
+        mine = keys == key
+        rows.append(_row(columns[at[mine], AMOUNT], weight[mine], collective, axis, group, dtype, phase))
+    return tuple(sorted(rows, key=lambda r: (r.collective, r.axis, r.phase, r.dtype)))
+
+
+def _phase(codes: np.ndarray[tuple[int, ...], np.dtype[np.int64]]) -> np.ndarray[tuple[int, ...], np.dtype[np.int64]]:
+    """The loss is part of forward here."""
+    return np.where(codes == Phase.LOSS, int(Phase.FORWARD), codes)
+
+
+def _row(payload: np.ndarray[tuple[int, ...], np.dtype[np.int64]],
+         weight: np.ndarray[tuple[int, ...], np.dtype[np.int64]], collective: str, axis: str, group: int, dtype: str,
+         phase: int) -> TrafficRow:
+    sizes, first = np.unique(payload, return_inverse=True)
+    counts = np.bincount(first, weights=weight).astype(np.int64)
+    wires = [wire_bytes(collective, int(size), group) for size in sizes]
+    algorithm = {"all_to_all": "pairwise", "send_recv": "direct"}.get(collective, "ring")
+    return TrafficRow(
+        collective=collective, axis=axis, group_size=group, phase=Phase(phase).name.lower(), dtype=dtype,
+        calls=int(counts.sum()), payload_bytes=int((sizes * counts).sum()),
+        wire_bytes=sum(w * int(n) for w, n in zip(wires, counts, strict=True)), algorithm=algorithm)

@@ -1,0 +1,195 @@
+"""How a model is trained: the `training` block of a scenario. Batches count sequences, lengths count tokens."""
+
+from __future__ import annotations
+
+from typing import Annotated, Literal
+
+from pydantic import Discriminator, Field, Tag, model_validator
+
+from simcore.block import BY_SHAPE, FLAG, LIST, MAP, WORD, Block, Count, Fraction, Name, Names
+
+__all__ = ["Capacity", "DType", "Draws", "Imbalance", "Lengths", "Lora", "Offload", "OffloadPart", "Optimizer",
+           "Pipeline", "Precision", "Quantization", "Recompute", "Routing", "Seed", "Training"]  # fmt: skip
+
+Seed = Annotated[int, Field(ge=0, le=2**63 - 1)]
+DType = Literal["auto", "fp32", "bf16", "fp16", "fp8"]
+
+
+class Lengths(Block):
+    """Sequences of unequal length, packed or padded to `seq_len`."""
+
+    mean: Count = Field(description="Mean length of a sequence, in tokens")
+    max: Count = Field(description="Longest sequence, in tokens")
+    seed: Seed = Field(default=0, description="Seed of the draw")
+
+    @model_validator(mode="after")
+    def _ordered(self) -> Lengths:
+        if self.mean > self.max:
+            raise ValueError(f"expected mean <= max, got mean {self.mean} and max {self.max}")
+        return self
+
+
+class Recompute(Block):
+    """Which activations are made again in backward."""
+
+    mode: Literal["uniform", "block", "per_op"] = Field(description="How layers are chosen")
+    num_layers: Count = Field(default=1, description="Layers of a recomputed group (uniform) or of a stage (block)")
+    modules: Names = Field(default=(), description="Modules or operators that are recomputed")
+
+
+class Pipeline(Block):
+    """How pipeline stages are cut and scheduled."""
+
+    schedule: Name = Field(default="1f1b", description="Order of forward and backward passes, such as 1f1b")
+    virtual_stages: Annotated[int, Field(ge=1, le=2**20)] = Field(
+        default=1, description="Model chunks on each pipeline rank"
+    )
+    layers: Annotated[
+        Annotated[Literal["auto"], WORD]
+        | Annotated[tuple[Annotated[int, Field(ge=0, le=2**20)], ...], Field(strict=False), LIST],
+        BY_SHAPE,
+    ] = Field(default="auto", description="Layers of each stage, in order; auto: what the framework does")
+
+
+class Imbalance(Block):
+    """The busiest expert gets this many times the mean."""
+
+    imbalance: Annotated[float, Field(ge=1, le=2**20)] = Field(description="Largest load over mean load")
+
+
+class Capacity(Block):
+    """Experts take tokens up to a capacity and drop the rest."""
+
+    capacity_factor: Annotated[float, Field(gt=0, le=2**20)] = Field(description="Capacity over mean load")
+
+
+class Draws(Block):
+    """Loads drawn at random."""
+
+    seed: Seed = Field(description="Seed of the draws")
+    draws: Count = Field(default=1000, description="Number of draws")
+    concentration: Annotated[float, Field(gt=0)] = Field(default=1.0, description="Dirichlet concentration")
+
+
+def _routing_kind(value: object) -> str:
+    keys = value if isinstance(value, dict) else vars(value) if isinstance(value, Block) else None
+    if keys is None:
+        return "<word>"
+    return "<imbalance>" if "imbalance" in keys else "<capacity>" if "capacity_factor" in keys else "<draws>"
+
+
+Routing = Annotated[
+    Annotated[Literal["balanced"], WORD]
+    | Annotated[Imbalance, Tag("<imbalance>")]
+    | Annotated[Capacity, Tag("<capacity>")]
+    | Annotated[Draws, Tag("<draws>")],
+    Discriminator(_routing_kind),
+]
+"""How tokens fall on experts."""
+
+
+class Precision(Block):
+    """Formats of what is stored, computed and reduced."""
+
+    params: DType = Field(default="auto", description="Format in which parameters are stored")
+    experts: DType = Field(default="auto", description="Format in which routed experts are stored")
+    compute: DType = Field(default="bf16", description="Format of forward and backward")
+    grad_reduce: DType = Field(default="auto", description="Format in which gradients are reduced")
+    main_grads: DType = Field(default="auto", description="Format in which gradients are accumulated")
+
+
+class Optimizer(Block):
+    """The optimizer and the formats of its states."""
+
+    name: Literal["adamw", "adam", "sgd", "muon"] = Field(default="adamw", description="Optimizer")
+    implementation: Literal["auto", "foreach", "fused", "for_loop", "te", "bitsandbytes", "cpu"] = Field(
+        default="auto", description="Whose code runs the step: it decides what the step needs for a moment"
+    )
+    master: Literal["auto", "none", "fp32", "bf16", "fp16"] = Field(
+        default="auto", description="Format of master parameters"
+    )
+    moments: Literal["auto", "fp32", "bf16", "fp16", "fp8", "int8"] = Field(
+        default="auto", description="Format of moments"
+    )
+    paged: bool = Field(default=False, description="States in memory that the driver pages to the host")
+
+
+class OffloadPart(Block):
+    """A part of a tensor class that lies elsewhere."""
+
+    space: Literal["host", "nvme"] = Field(description="Where it lies")
+    fraction: Fraction = Field(default=1.0, description="Fraction that lies there, in (0, 1]")
+
+
+_Offloaded = Annotated[
+    Annotated[Literal["none", "host", "nvme"], WORD] | Annotated[OffloadPart, MAP], BY_SHAPE
+]  # fmt: skip
+
+
+class Offload(Block):
+    """What does not stay on the device."""
+
+    params: _Offloaded = Field(default="none", description="Parameters")
+    optimizer: _Offloaded = Field(default="none", description="Optimizer states")
+    gradients: _Offloaded = Field(default="none", description="Gradients")
+    activations: _Offloaded = Field(default="none", description="Activations kept for backward")
+
+
+class Lora(Block):
+    """Low-rank adapters (used by the methods lora and qlora)."""
+
+    rank: Annotated[int, Field(ge=1, le=2**16)] = Field(default=8, description="Rank of the adapters")
+    alpha: Annotated[float, Field(gt=0)] = Field(
+        default=32.0, description="Scale: the adapter is multiplied by alpha / rank"
+    )
+    dropout: Annotated[float, Field(ge=0, lt=1)] = Field(
+        default=0.0, description="Dropout in front of the adapter, in [0, 1)"
+    )
+    target_modules: Annotated[Annotated[Literal["auto"], WORD] | Annotated[Names, LIST], BY_SHAPE] = Field(
+        default="auto", description="Module names or patterns that get an adapter"
+    )
+    exclude_modules: Names = Field(default=(), description="Module names or patterns that get none")
+    expert_adapters: Literal["auto", "none", "shared", "per_expert"] = Field(
+        default="auto", description="Adapters of routed experts"
+    )
+    dtype: DType = Field(default="auto", description="Format of the adapters")
+
+
+class Quantization(Block):
+    """The frozen base of qlora."""
+
+    format: Literal["nf4", "fp4", "int8"] = Field(default="nf4", description="Format of a block of values")
+    block_size: Count = Field(default=64, description="Values that share one scale")
+    double_quant: bool = Field(default=True, description="Scales are quantised again")
+
+
+class Training(Block):
+    """What one optimizer step does."""
+
+    method: Literal["full", "lora", "qlora"] = Field(default="full", description="What is trained")
+    seq_len: Count = Field(description="Tokens of one sequence, before cp splits it")
+    micro_batch_size: Count = Field(default=1, description="Sequences of one microbatch, per data-parallel rank")
+    global_batch_size: Count | None = Field(
+        default=None, description="Sequences per optimizer step; left out: one microbatch on every data-parallel rank"
+    )
+    num_tokens: Annotated[int, Field(ge=1, le=2**63 - 1)] | None = Field(
+        default=None, description="Tokens of the whole run, for its cost"
+    )
+    lengths: Annotated[
+        Annotated[Literal["fixed", "packed"], WORD] | Annotated[Lengths, MAP], BY_SHAPE
+    ] = Field(default="fixed", description="Lengths of the sequences")  # fmt: skip
+    sequence_parallel: Annotated[Annotated[Literal["auto"], WORD] | Annotated[bool, FLAG], BY_SHAPE] = Field(
+        default="auto", description="Split norms and dropout over tp; auto: where tp > 1"
+    )
+    recompute: Annotated[
+        Annotated[Literal["none", "full"], WORD] | Annotated[Names, LIST] | Annotated[Recompute, MAP], BY_SHAPE
+    ] = Field(default="none", description="Activation checkpointing: none, full, a list of modules, or a mode")
+    pipeline: Pipeline = Field(default=Pipeline(), description="Pipeline schedule and stages")
+    loss: Literal["auto", "megatron", "te", "te_inplace", "hf", "hf_keep_logits", "masked_fp32", "liger", "cut",
+                  "chunked"] = Field(default="auto", description="Whose loss code runs")  # fmt: skip
+    routing: Routing = Field(default="balanced", description="How tokens fall on experts")
+    precision: Precision = Field(default=Precision(), description="Formats")
+    optimizer: Optimizer = Field(default=Optimizer(), description="Optimizer")
+    offload: Offload = Field(default=Offload(), description="What lies outside the device")
+    lora: Lora = Field(default=Lora(), description="Adapters, for the methods lora and qlora")
+    quantization: Quantization = Field(default=Quantization(), description="The frozen base, for the method qlora")

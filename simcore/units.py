@@ -1,0 +1,62 @@
+"""Quantities: bytes and nanoseconds are `int`, and a quantity in a file carries its unit.
+
+GB is 1e9 bytes, GiB is 2**30 bytes; they are never confused.
+"""
+
+from __future__ import annotations
+
+import re
+from typing import Final
+
+__all__ = ["DTYPE_BYTES", "dtype_bytes", "format_bytes", "format_seconds", "parse_quantity"]
+
+DTYPE_BYTES: Final = {"fp32": 4, "bf16": 2, "fp16": 2, "fp8": 1, "int8": 1, "uint8": 1, "int32": 4, "int64": 8}
+
+_SCALE: Final = {"": 1, "k": 10**3, "K": 10**3, "M": 10**6, "G": 10**9, "T": 10**12, "P": 10**15} | {
+    "Ki": 2**10, "Mi": 2**20, "Gi": 2**30, "Ti": 2**40
+}
+_TIME: Final = {"s": 1.0, "ms": 1e-3, "us": 1e-6, "ns": 1e-9}
+_QUANTITY: Final = re.compile(r"^\s*([0-9][0-9_]*(?:\.[0-9]+)?(?:[eE][+-]?[0-9]+)?)\s*([A-Za-z/%]+)\s*$")
+
+
+def dtype_bytes(dtype: str) -> int:
+    """Bytes of one element of `dtype`; KeyError for a dtype that is not known."""
+    return DTYPE_BYTES[dtype]
+
+
+def parse_quantity(text: str, unit: str) -> float:
+    """`"450 GB/s"` with unit `"B/s"` -> 4.5e11; units: B, B/s, FLOP/s, s, %, W, USD/h.
+
+    Raises ValueError that says what was expected when the unit is missing or another one.
+    """
+    match = _QUANTITY.match(text) if isinstance(text, str) else None
+    if match is None:
+        raise ValueError(f"expected a number with the unit {unit} (such as {_example(unit)!r}), got {text!r}")
+    number, given = float(match[1].replace("_", "")), match[2]
+    if unit == "s" and given in _TIME:
+        return number * _TIME[given]
+    if unit == "%" and given == "%":
+        return number / 100
+    if given.endswith(unit) and given[: -len(unit)] in _SCALE:
+        return number * _SCALE[given[: -len(unit)]]
+    raise ValueError(f"expected a quantity in {unit} (such as {_example(unit)!r}), got {text!r}")
+
+
+def _example(unit: str) -> str:
+    return {"B": "80 GiB", "B/s": "450 GB/s", "FLOP/s": "989 TFLOP/s", "s": "5 us", "%": "92%"}.get(unit, f"1 {unit}")
+
+
+def format_bytes(num_bytes: float) -> str:
+    """Bytes for a person, in GiB, MiB, KiB or B."""
+    for scale, unit in ((2**30, "GiB"), (2**20, "MiB"), (2**10, "KiB")):
+        if abs(num_bytes) >= scale:
+            return f"{num_bytes / scale:.2f} {unit}"
+    return f"{num_bytes:.0f} B"
+
+
+def format_seconds(seconds: float) -> str:
+    """Seconds for a person."""
+    for scale, unit in ((1.0, "s"), (1e-3, "ms"), (1e-6, "us")):
+        if abs(seconds) >= scale:
+            return f"{seconds / scale:.3g} {unit}"
+    return f"{seconds:.3g} s"

@@ -1,0 +1,217 @@
+"""YAML text (JSON is part of it) to plain values: bounded, checked, and every value knows its line.
+
+The text becomes events (ruamel.yaml, pure Python), and one pass over the events builds the values and a map from key
+path to line. Scalars follow the YAML 1.2 core schema, so `no` and `1:30` are text, and dates stay text. Building from
+events instead of nodes means that depth, size and cycles are judged before anything is made of them.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import Any, Final, NoReturn
+
+from ruamel.yaml import YAML
+from ruamel.yaml.error import MarkedYAMLError
+from ruamel.yaml.events import (
+    AliasEvent,
+    DocumentStartEvent,
+    Event,
+    MappingEndEvent,
+    MappingStartEvent,
+    ScalarEvent,
+    SequenceEndEvent,
+    SequenceStartEvent,
+    StreamEndEvent,
+)
+
+from simcore.errors import InputError, Problem
+
+__all__ = ["MAX_DEPTH", "MAX_NODES", "KeyPath", "Parser", "dotted"]
+
+MAX_NODES: Final = 100_000
+"""Values in one document, counted with aliases expanded."""
+MAX_DEPTH: Final = 64
+
+KeyPath = tuple[str | int, ...]
+"""Mapping keys and list positions from the top of a document, such as `("mesh", "ep")`."""
+
+_CONTROL: Final = re.compile("[\x00-\x08\x0b\x0c\x0e-\x1f\x7f-\x9f\u2028\u2029\ufffe\uffff]")
+_SURROGATE: Final = re.compile("[\ud800-\udfff]")
+_WORDS: Final[dict[str, bool | None]] = {
+    "": None, "~": None, "null": None, "Null": None, "NULL": None,
+    "true": True, "True": True, "TRUE": True, "false": False, "False": False, "FALSE": False,
+}  # fmt: skip
+_INT: Final = re.compile(r"[-+]?(?:0|[1-9][0-9]*(?:_[0-9]+)*)")
+_BASED: Final = re.compile(r"0o[0-7]+|0x[0-9a-fA-F]+")
+_FLOAT: Final = re.compile(r"[-+]?(?:\.[0-9]+|[0-9]+(?:_[0-9]+)*(?:\.[0-9]*)?)(?:[eE][-+]?[0-9]+)?")
+_SPECIAL: Final = re.compile(r"[-+]?\.(?:inf|Inf|INF)|\.(?:nan|NaN|NAN)")
+_OLD_OCTAL: Final = re.compile(r"[-+]?0[0-9_]+")
+_MAX_DIGITS: Final = 400
+
+
+def dotted(key_path: KeyPath) -> str:
+    """`("mesh", "ep")` -> `"mesh.ep"`."""
+    return ".".join(map(str, key_path))
+
+
+@dataclass(frozen=True, slots=True)
+class _Built:
+    """A value with the number of values in it and how deep it goes, aliases expanded."""
+
+    value: Any
+    num_nodes: int = 1
+    depth: int = 0
+
+
+class Parser:
+    """Builds the values of one text; `path` names it in messages. Depth is bounded, so plain recursion is safe."""
+
+    def __init__(self, text: str, path: str) -> None:
+        self.path = path
+        self.lines: dict[KeyPath, int] = {}
+        self.problems: list[Problem] = []
+        self.anchors: dict[str, _Built | None] = {}  # None: still being built
+        self.num_nodes = 0
+        self.text = text
+        self.events = self._events()
+
+    def document(self) -> Any:
+        """Build the one document of the text, None when there is none; InputError with all that is wrong."""
+        if match := _CONTROL.search(self.text):
+            line = len(re.findall("\r\n|\r|\n", self.text[: match.start()]))
+            self._refuse(line, f"control character U+{ord(match[0]):04X}: remove it")
+        value = None
+        next(self.events)
+        if isinstance(next(self.events), DocumentStartEvent):
+            value = self._node(next(self.events), (), 0).value
+            next(self.events)
+            if not isinstance(event := next(self.events), StreamEndEvent):
+                self._refuse(event.start_mark.line, "expected one document, a second one starts here")
+        if self.problems:
+            raise InputError(self.problems)
+        return value
+
+    def _events(self) -> Iterator[Event]:
+        try:
+            yield from YAML(typ="safe", pure=True).parse(self.text)
+        except MarkedYAMLError as error:
+            mark = error.problem_mark or error.context_mark
+            self._refuse(mark.line if mark else 0, _syntax(error))
+        except InputError:
+            raise
+        except Exception as error:  # noqa: BLE001 - the scanner lets plain ones through, such as chr() of \UFFFFFFFF
+            self._refuse(0, f"cannot be read as YAML: {error}")
+
+    def _refuse(self, line: int, message: str) -> NoReturn:
+        """Stop here (lines from 0, as ruamel counts)."""
+        raise InputError([*self.problems, Problem(f"{self.path}:{line + 1}", message)])
+
+    def _note(self, event: Event, message: str) -> None:
+        """Remember a problem that does not hinder reading the rest."""
+        self.problems.append(Problem(f"{self.path}:{event.start_mark.line + 1}", message))
+
+    def _node(self, event: Any, key_path: KeyPath, depth: int) -> _Built:
+        """Build the value that starts with `event`."""
+        line = event.start_mark.line
+        self.lines.setdefault(key_path, line + 1)
+        if isinstance(event, AliasEvent):
+            return self._alias(event, depth)
+        self._count(1, depth, line)
+        if tag := getattr(event, "tag", None):
+            self._note(event, f"tag {str(tag)[:60]!r} is not read: write a plain value, and quote what must be text")
+        if event.anchor:
+            self.anchors[event.anchor] = None
+        built = self._value(event, key_path, depth)
+        if event.anchor:
+            self.anchors[event.anchor] = built
+        return built
+
+    def _value(self, event: Any, key_path: KeyPath, depth: int) -> _Built:
+        if isinstance(event, MappingStartEvent):
+            return self._mapping(key_path, depth)
+        if isinstance(event, SequenceStartEvent):
+            return self._sequence(key_path, depth)
+        return _Built(self._scalar(event))
+
+    def _alias(self, event: AliasEvent, depth: int) -> _Built:
+        line, name = event.start_mark.line, event.anchor
+        if name not in self.anchors:
+            self._refuse(line, f"alias *{name} has no anchor &{name} before it")
+        built = self.anchors[name]
+        if built is None:
+            self._refuse(line, f"alias *{name} stands inside its own anchor &{name}: the value would be endless")
+        self._count(built.num_nodes, depth + built.depth, line)
+        return built
+
+    def _count(self, num_nodes: int, depth: int, line: int) -> None:
+        self.num_nodes += num_nodes
+        if self.num_nodes > MAX_NODES:
+            self._refuse(line, f"expected at most {MAX_NODES:,} values (aliases expanded), got more")
+        if depth > MAX_DEPTH:
+            self._refuse(line, f"expected at most {MAX_DEPTH} levels of nesting, got more")
+
+    def _mapping(self, key_path: KeyPath, depth: int) -> _Built:
+        values: dict[str, Any] = {}
+        parts = []
+        while not isinstance(event := next(self.events), MappingEndEvent):
+            key = self._key(event, key_path, values, depth)
+            self.lines.setdefault((*key_path, key), event.start_mark.line + 1)
+            parts.append(self._node(next(self.events), (*key_path, key), depth + 1))
+            values[key] = parts[-1].value
+        return _container(values, parts)
+
+    def _key(self, event: Event, key_path: KeyPath, values: dict[str, Any], depth: int) -> str:
+        key = self._node(event, (*key_path, "?"), depth + 1).value
+        self.lines.pop((*key_path, "?"), None)
+        if not isinstance(key, str):
+            self._note(event, f"expected a text key, got {repr(key)[:60]}: put it in quotes")
+        elif key == "<<":
+            self._note(event, "merge keys (<<) are not read: write the keys out")
+        elif key in values:
+            first = self.lines[(*key_path, key)]
+            self._note(event, f"duplicate key {dotted((*key_path, key))!r}, first given on line {first}")
+        return str(key)
+
+    def _sequence(self, key_path: KeyPath, depth: int) -> _Built:
+        parts: list[_Built] = []
+        while not isinstance(event := next(self.events), SequenceEndEvent):
+            parts.append(self._node(event, (*key_path, len(parts)), depth + 1))
+        return _container([part.value for part in parts], parts)
+
+    def _scalar(self, event: ScalarEvent) -> Any:
+        text: str = event.value
+        if _OLD_OCTAL.fullmatch(text) and event.implicit[0]:
+            self._note(event, f"{text}: a leading zero is octal to some readers: leave it out, or quote text")
+        if _SURROGATE.search(text):  # JSON writes characters beyond U+FFFF as two escapes
+            text = text.encode("utf-16", "surrogatepass").decode("utf-16", "replace")
+        return _plain(text) if event.implicit[0] else text
+
+
+def _container(value: Any, parts: list[_Built]) -> _Built:
+    depth = 1 + max((part.depth for part in parts), default=0)
+    return _Built(value, 1 + sum(part.num_nodes for part in parts), depth)
+
+
+def _plain(text: str) -> Any:
+    """Read an unquoted scalar by the YAML 1.2 core schema (and `1_000` as people write it)."""
+    if text in _WORDS:
+        return _WORDS[text]
+    if len(text) > _MAX_DIGITS or text[0] not in "+-.0123456789":
+        return text
+    if _INT.fullmatch(text):
+        return int(text)
+    if _BASED.fullmatch(text):
+        return int(text, 0)
+    if _SPECIAL.fullmatch(text):
+        return float(text.replace(".", ""))
+    return float(text) if _FLOAT.fullmatch(text) else text
+
+
+def _syntax(error: MarkedYAMLError) -> str:
+    told = " ".join(f"{error.problem or error.context or 'not YAML'}".split())
+    if "'\\t'" in told:
+        return "a tab where YAML expects spaces: indent with spaces"
+    context = " ".join(f"{error.context}".split()) if error.context and error.problem else ""
+    return f"not valid YAML: {told}" + (f" ({context})" if context else "")

@@ -1,0 +1,147 @@
+"""The shape of the code, read from its syntax: imports run one way, files and functions stay small."""
+
+from __future__ import annotations
+
+import ast
+from collections.abc import Iterator
+from pathlib import Path
+from statistics import median
+
+import pytest
+
+ROOT = Path(__file__).resolve().parents[1]
+
+# A file imports only from files above it. A name that ends in `/` is a folder, whose files may import each other;
+# a file that is also named by itself stands where it is named.
+ORDER = (
+    "errors", "units", "quantity", "data", "yaml_parser", "document", "block", "training", "scenario", "sweep",
+    "starter", "loading", "tensor", "models/blocks", "models/architecture", "tape", "recording", "operators/",
+    "models/", "graph", "mesh", "form", "framework", "lora", "lora_bridge", "lora_automodel", "frameworks/", "plan",
+    "fold", "program", "flows/", "schedules/", "lower", "ledger", "device", "topology", "cost", "timeline", "report",
+    "compare", "simulate", "table", "batch", "finding", "output", "cli", "__init__", "__main__",
+)  # fmt: skip
+
+# A library has one door: what it does could be replaced by rewriting the files named here.
+DOORS = {
+    "networkx": {"graph"},
+    "simpy": {"timeline"},
+    "ruamel": {"document", "yaml_parser"},
+    "pydantic": {"block", "quantity", "training", "scenario", "device", "topology", "report", "compare"},
+    "rich": {"table", "output"},
+    "typer": {"cli"},
+}
+VIZ_READS = {"report", "units"}
+
+MAX_FILE, MAX_FUNCTION, MAX_MEDIAN = 300, 40, 10
+TABLES = ("operators/", "frameworks/")  # data in the shape of code, as long as it has to be
+
+Function = ast.FunctionDef | ast.AsyncFunctionDef
+
+
+def files(package: str) -> list[Path]:
+    return sorted(path for path in (ROOT / package).rglob("*.py") if "_data" not in path.parts)
+
+
+def name_of(path: Path) -> str:
+    """`simcore/models/llama.py` is `models/llama`."""
+    return "/".join(path.relative_to(ROOT).with_suffix("").parts[1:]).removesuffix("/__init__")
+
+
+def place_of(name: str) -> str | None:
+    """The entry of ORDER that a file or folder stands at."""
+    if name in ORDER:
+        return name
+    return next((entry for entry in ORDER if entry.endswith("/") and f"{name}/".startswith(entry)), None)
+
+
+def imported(path: Path) -> Iterator[str]:
+    """Dotted names of all modules that a file imports, at its top and inside functions."""
+    for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
+        if isinstance(node, ast.Import):
+            yield from (alias.name for alias in node.names)
+        elif isinstance(node, ast.ImportFrom):
+            assert node.level == 0, f"{path}: relative import"
+            yield from (_module(str(node.module), alias.name) for alias in node.names)
+
+
+def _module(module: str, name: str) -> str:
+    """`from simcore import table` imports simcore.table, `from simcore.table import verdict` too."""
+    inner = ROOT.joinpath(*module.split("."), name)
+    return f"{module}.{name}" if inner.with_suffix(".py").exists() or inner.is_dir() else module
+
+
+def within(package: str, path: Path) -> set[str]:
+    """What a file imports from a package of ours, as names of ORDER."""
+    ours = {name for name in imported(path) if name.startswith(f"{package}.")}
+    return {name.removeprefix(f"{package}.").replace(".", "/") for name in ours}
+
+
+def functions(path: Path) -> list[Function]:
+    tree = ast.parse(path.read_text(encoding="utf-8"))
+    return [node for node in ast.walk(tree) if isinstance(node, Function)]
+
+
+def length(function: Function) -> int:
+    return (function.end_lineno or function.lineno) - function.lineno + 1
+
+
+def test_every_file_has_its_place() -> None:
+    assert [name_of(path) for path in files("simcore") if place_of(name_of(path)) is None] == []
+
+
+@pytest.mark.parametrize("path", files("simcore"), ids=name_of)
+def test_imports_run_one_way(path: Path) -> None:
+    own = place_of(name_of(path))
+    for other in within("simcore", path):
+        place = place_of(other)
+        assert place is not None, f"{other} has no place in ORDER"
+        same_folder = own == place and str(own).endswith("/")
+        assert same_folder or ORDER.index(place) < ORDER.index(str(own)), f"imports {other}, which comes later"
+
+
+@pytest.mark.parametrize("path", files("simcore"), ids=name_of)
+def test_a_library_has_one_door(path: Path) -> None:
+    used = {name.partition(".")[0] for name in imported(path)} & set(DOORS)
+    assert {library for library in used if name_of(path) not in DOORS[library]} == set()
+
+
+@pytest.mark.parametrize("path", files("viz"), ids=name_of)
+def test_viz_reads_reports_alone(path: Path) -> None:
+    assert within("simcore", path) <= VIZ_READS
+    assert "simcore" not in imported(path)
+
+
+@pytest.mark.parametrize("path", [*files("simcore"), *files("viz")], ids=name_of)
+def test_files_and_functions_are_small(path: Path) -> None:
+    if name_of(path).startswith(TABLES):
+        return
+    num_lines = len(path.read_text(encoding="utf-8").splitlines())
+    assert num_lines <= MAX_FILE
+    assert [f"{f.name}: {length(f)} lines" for f in functions(path) if length(f) > MAX_FUNCTION] == []
+
+
+def test_most_functions_are_read_at_a_glance() -> None:
+    assert median(length(f) for path in files("simcore") for f in functions(path)) < MAX_MEDIAN
+
+
+@pytest.mark.parametrize("path", files("simcore"), ids=name_of)
+def test_no_framework_is_asked_for_by_name(path: Path) -> None:
+    if name_of(path).startswith("frameworks"):
+        return
+    tree = ast.parse(path.read_text(encoding="utf-8"))
+    assert [node.lineno for node in ast.walk(tree) if _asks_by_name(node)] == []
+
+
+def _asks_by_name(node: ast.AST) -> bool:
+    """`framework == ...`, `x.framework.name in (...)`, `match framework`."""
+    if isinstance(node, ast.Match):
+        return _is_framework(node.subject)
+    return isinstance(node, ast.Compare) and any(
+        _is_framework(side) and not isinstance(operator, ast.Is | ast.IsNot)
+        for side, operator in zip((node.left, *node.comparators), (node.ops[0], *node.ops), strict=True)
+    )
+
+
+def _is_framework(node: ast.expr) -> bool:
+    words = ast.unparse(node).split(".")
+    return words[-1] == "framework" or words[-2:] == ["framework", "name"]

@@ -1,0 +1,181 @@
+"""Topologies: what the built-in files say, what wrong files are told, and which link a communicator crosses."""
+
+from __future__ import annotations
+
+import copy
+from collections import Counter
+from pathlib import Path
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from simcore.data import data_folder
+from simcore.errors import InputError
+from simcore.topology import Link, Topology, load_topology, topology_names
+
+BUILT_IN = ("dgx-a100", "dgx-b200", "dgx-h100", "dgx-h200", "gb200-nvl72", "h100-1gpu")
+H100 = load_topology("dgx-h100")
+NVL72 = load_topology("gb200-nvl72")
+ONE = load_topology("h100-1gpu")
+
+
+def edited(folder: Path, *changes: tuple[str, str]) -> Path:
+    """A copy of dgx-h100 with some text replaced."""
+    text = (data_folder("topologies") / "dgx-h100.yaml").read_text(encoding="utf-8")
+    for old, new in changes:
+        assert old in text
+        text = text.replace(old, new, 1)
+    path = folder / "mine.yaml"
+    path.write_text(text, encoding="utf-8")
+    return path
+
+
+def told(path: Path) -> str:
+    with pytest.raises(InputError) as error:
+        load_topology(path)
+    return str(error.value)
+
+
+def test_the_built_in_files_are_all_there() -> None:
+    assert set(BUILT_IN) <= set(topology_names())
+
+
+@pytest.mark.parametrize("name", topology_names())
+def test_every_built_in_file_loads_and_is_named_as_its_file(name: str) -> None:
+    topology = load_topology(name)
+    assert topology.name == name
+    assert topology.device.context_bytes < topology.device.usable_bytes <= topology.device.memory_bytes
+    assert hash(topology) == hash(load_topology(name))
+    assert copy.deepcopy(topology) == topology
+
+
+@pytest.mark.parametrize("name", topology_names())
+def test_every_number_of_a_built_in_file_has_a_source(name: str) -> None:
+    assert "written in the topology file" not in load_topology(name).model_dump_json()
+
+
+def test_dgx_h100_reads_as_the_driver_and_the_datasheet_say() -> None:
+    device = H100.device
+    assert device.memory_bytes == 85_520_809_984  # 81559 MiB
+    assert device.usable_bytes == round(79.11 * 2**30)
+    assert device.peak.bf16.si == pytest.approx(989.4e12)
+    assert (H100.gpus_per_node, H100.gpus_per_host, H100.max_gpus) == (8, 8, None)
+    assert load_topology("dgx-h100", num_nodes=2).max_gpus == 16
+
+
+def test_nvl72_is_one_node_of_eighteen_hosts() -> None:
+    assert (NVL72.gpus_per_node, NVL72.gpus_per_host) == (72, 4)
+    assert NVL72.link(72, 1).name == "nvlink"
+    assert NVL72.link(4, 36).name == "network"
+
+
+def test_unknown_name_lists_the_known_ones_and_suggests() -> None:
+    with pytest.raises(InputError, match=r"did you mean dgx-h100\?") as error:
+        load_topology("dgx-h10")
+    assert all(name in str(error.value) for name in BUILT_IN)
+
+
+def test_a_path_is_read_too(tmp_path: Path) -> None:
+    path = edited(tmp_path, ("name: dgx-h100", "name: mine"), ("{value: \"8 GPU\", kind: datasheet, source: "
+                  "\"NVIDIA DGX H100 datasheet\"}", "4 GPU"))
+    topology = load_topology(path)
+    assert (topology.name, topology.gpus_per_node, topology.node.gpus.kind) == ("mine", 4, "assumed")
+
+
+@pytest.mark.parametrize(("old", "new", "message"), [
+    ('"450 GB/s"', '"0 GB/s"', "node.nvlink.bandwidth: must be more than zero"),
+    ('"450 GB/s"', '"450"', "node.nvlink.bandwidth: expected a number with the unit B/s"),
+    ('"450 GB/s"', '"450 GiB"', "node.nvlink.bandwidth: expected a quantity in B/s"),
+    ('"3.35 TB/s"', "3", "device.memory_bandwidth: expected a number with the unit B/s"),
+    ('"3.35 TB/s"', '"1e999 TB/s"', "device.memory_bandwidth: must be"),
+    ('"72.3%"', '"123%"', "device.kernels.gemm.compute: must be more than zero and at most 100%"),
+    ('"79.11 GiB"', '"99 GiB"', "device.memory: expected context < usable <= total"),
+    ("  hop_latency", "  hop_latenzy", "node.nvlink.hop_latenzy: unknown key"),
+    ("  num_sms", "  num_sm", "device.num_sms: is missing"),
+    ('"8 GPU"', '"0 GPU"', "node.gpus: must be"),
+    ("network:", "num_nodes: 0\nnetwork:", "num_nodes"),
+    ("network:", "num_nodes: true\nnetwork:", "num_nodes"),
+    ("kind: datasheet", "kind: hearsay", "kind"),
+])
+def test_wrong_files_are_told_where_and_what(tmp_path: Path, old: str, new: str, message: str) -> None:
+    text = told(edited(tmp_path, (old, new)))
+    assert message in text
+    assert "mine.yaml:" in text
+
+
+def test_all_mistakes_are_told_together(tmp_path: Path) -> None:
+    text = told(edited(tmp_path, ('"450 GB/s"', '"0 GB/s"'), ('"50 GB/s"', '"0 GB/s"')))
+    assert "node.nvlink.bandwidth" in text
+    assert "network.bandwidth" in text
+
+
+def test_more_ranks_than_gpus_are_refused() -> None:
+    two = load_topology("dgx-h100", num_nodes=2)
+    two.check_world_size(16)
+    with pytest.raises(InputError, match="17 ranks do not fit"):
+        two.check_world_size(17)
+    with pytest.raises(InputError, match="32 ranks do not fit"):
+        two.link(4, 8)
+    with pytest.raises(InputError, match="2 ranks do not fit"):
+        ONE.link(2, 1)
+
+
+@pytest.mark.parametrize("num_nodes", [0, -1])
+def test_no_nodes_are_refused(num_nodes: int) -> None:
+    with pytest.raises(InputError):
+        load_topology("dgx-h100", num_nodes=num_nodes)
+
+
+def test_a_file_that_bounds_itself_cannot_be_widened() -> None:
+    with pytest.raises(InputError, match="not 2"):
+        load_topology("h100-1gpu", num_nodes=2)
+
+
+@pytest.mark.parametrize(("group_size", "stride", "name", "ranks_per_node", "num_nodes"), [
+    (1, 1, "self", 1, 1),
+    (8, 1, "nvlink", 8, 1),
+    (2, 4, "nvlink", 2, 1),
+    (2, 8, "network", 1, 2),
+    (16, 1, "network", 8, 2),
+    (4, 4, "network", 2, 2),
+    (9, 1, "network", 1, 2),  # eight in the first node, one in the second
+    (12, 1, "network", 4, 2),
+    (2, 5, "network", 1, 2),  # {0, 5} is inside a node, {3, 8} is not
+    (4, 3, "network", 1, 2),  # {2, 5}, {8, 11}, and {1, 4, 7}, {10}
+    (128, 8, "network", 1, 128),
+    (16384, 8, "network", 1, 16384),
+    (131072, 1, "network", 8, 16384),
+])
+def test_link_of_a_group(group_size: int, stride: int, name: str, ranks_per_node: int, num_nodes: int) -> None:
+    link = H100.link(group_size, stride)
+    assert (link.name, link.ranks_per_node, link.num_nodes) == (name, ranks_per_node, num_nodes)
+
+
+def test_the_world_decides_whether_groups_of_three_cross() -> None:
+    assert H100.link(3, 1).name == "nvlink"
+    assert H100.link(3, 1, world_size=6).name == "nvlink"
+    assert H100.link(3, 1, world_size=9).name == "network"  # {6, 7, 8}
+
+
+def brute_force(topology: Topology, group_size: int, stride: int, num_blocks: int) -> tuple[int, int]:
+    spreads = []
+    for base in (block * group_size * stride + offset for block in range(num_blocks) for offset in range(stride)):
+        members = Counter((base + i * stride) // topology.gpus_per_node for i in range(group_size))
+        spreads.append((len(members), min(members.values())))
+    return max(spreads, key=lambda spread: (spread[0] > 1, -spread[1], spread[0]))
+
+
+@settings(max_examples=40, deadline=None)
+@given(group_size=st.integers(2, 40), stride=st.integers(1, 80), num_blocks=st.integers(1, 9))
+def test_link_agrees_with_counting_members(group_size: int, stride: int, num_blocks: int) -> None:
+    for topology in (H100, NVL72):
+        link = topology.link(group_size, stride, world_size=group_size * stride * num_blocks)
+        assert (link.num_nodes, link.ranks_per_node) == brute_force(topology, group_size, stride, num_blocks)
+
+
+def test_a_network_link_knows_the_level_inside_its_nodes() -> None:
+    link = H100.link(16, 1)
+    assert (link.bytes_per_s, link.fabric, link.local) == (50 * 10**9, H100.network, H100.node.nvlink)
+    assert isinstance(hash(link), int)
+    assert Link("nvlink", 1, 0.0, 2, 1) != link

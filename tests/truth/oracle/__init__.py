@@ -1,0 +1,1 @@
+"""Ground truth: the real frameworks, driven on one CPU without data and without a GPU."""

@@ -1,0 +1,233 @@
+"""Presets, and the small patches that let Hugging Face models run on fake tensors."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+import torch.distributed as dist
+import torch.nn.functional as fn
+from torch import nn
+from transformers import LlamaConfig, LlamaForCausalLM, NemotronHConfig, NemotronHForCausalLM
+from transformers.models.llama import modeling_llama
+from transformers.models.nemotron_h import modeling_nemotron_h
+
+from .nano import NANO, PATTERN
+
+LLAMA = {
+    "llama-tiny": dict(vocab_size=1000, hidden_size=256, intermediate_size=688, num_hidden_layers=4,
+                       num_attention_heads=8, num_key_value_heads=4, max_position_embeddings=8192),
+    "llama-3.1-8b": dict(vocab_size=128256, hidden_size=4096, intermediate_size=14336, num_hidden_layers=32,
+                         num_attention_heads=32, num_key_value_heads=8, max_position_embeddings=131072),
+    "llama-3.2-3b": dict(vocab_size=128256, hidden_size=3072, intermediate_size=8192, num_hidden_layers=28,
+                         num_attention_heads=24, num_key_value_heads=8, head_dim=128,
+                         max_position_embeddings=131072, tie_word_embeddings=True),
+}  # fmt: skip
+
+NEMOTRON = {
+    "nemotron3-nano-30b-a3b": dict(
+        NANO, hybrid_override_pattern=PATTERN, max_position_embeddings=262144, expand=2),
+    "nemotron3-tiny": dict(
+        vocab_size=1024, hidden_size=256, intermediate_size=128, max_position_embeddings=8192,
+        hybrid_override_pattern="MEM*E", num_attention_heads=4, num_key_value_heads=2,
+        head_dim=64, mamba_num_heads=8, mamba_head_dim=32, ssm_state_size=32, n_groups=2, conv_kernel=4,
+        chunk_size=64, expand=2, n_routed_experts=8, n_shared_experts=1, moe_intermediate_size=128,
+        moe_shared_expert_intermediate_size=256, num_experts_per_tok=2, routed_scaling_factor=2.5,
+        n_group=1, topk_group=1, norm_topk_prob=True, tie_word_embeddings=False),
+}  # fmt: skip
+
+
+def build_meta(preset: str, overrides: dict[str, Any] | None = None) -> nn.Module:
+    kw = {**(LLAMA | NEMOTRON)[preset], **(overrides or {})}
+    llama = preset in LLAMA
+    cfg = LlamaConfig(**kw) if llama else NemotronHConfig(**kw)
+    patch_masks()
+    cfg._attn_implementation = "sdpa"
+    cfg.use_cache = False
+    with torch.device("meta"):
+        return LlamaForCausalLM(cfg) if llama else NemotronHForCausalLM(cfg)
+
+
+def no_mask(*_: Any, **__: Any) -> None:
+    return None
+
+
+def patch_masks() -> None:
+    """Keep ``is_causal=True`` with no explicit mask, as an unpadded eager run does.
+
+    Under fake tensors transformers cannot inspect values and would materialise an S x S mask per layer and expand the
+    grouped KV heads, which no real run does.
+    """
+    modeling_llama.create_causal_mask = no_mask
+    modeling_nemotron_h.create_causal_mask = no_mask
+    modeling_nemotron_h.create_recurrent_attention_mask = no_mask
+
+
+def decoder_layers(model: Any) -> nn.ModuleList:
+    layers: nn.ModuleList = model.model.layers
+    return layers
+
+
+def embed_head_norm(model: Any) -> tuple[nn.Module, nn.Module, nn.Module]:
+    inner = model.model
+    emb = inner.embed_tokens if hasattr(inner, "embed_tokens") else inner.embeddings
+    norm = inner.norm if hasattr(inner, "norm") else inner.norm_f
+    return emb, norm, model.lm_head
+
+
+def expert_modules(model: nn.Module) -> list[Any]:
+    return [m for m in model.modules() if type(m).__name__ == "NemotronHExperts"]
+
+
+# ---- MoE with static (perfectly balanced) routing ----------------------------------------
+class AllToAll(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, x: torch.Tensor, group: Any) -> torch.Tensor:
+        ctx.group = group
+        out = torch.empty_like(x)
+        dist.all_to_all_single(out, x.contiguous(), group=group)
+        return out
+
+    @staticmethod
+    def backward(ctx: Any, g: torch.Tensor) -> tuple[torch.Tensor, None]:
+        out = torch.empty_like(g)
+        dist.all_to_all_single(out, g.contiguous(), group=ctx.group)
+        return out, None
+
+
+class BalancedExperts:
+    """The experts as batched matmuls: T*k/E rows per expert.  With EP, tokens travel through two all-to-alls."""
+
+    def __init__(self, module: Any, ep_group: Any, ep: int) -> None:
+        self.module, self.ep_group, self.ep, self.experts = module, ep_group, ep, module.num_experts
+
+    def __call__(self, hidden: torch.Tensor, idx: torch.Tensor, w: torch.Tensor) -> torch.Tensor:
+        width, ep = hidden.shape[-1], self.ep
+        order = torch.argsort(idx.reshape(-1))
+        tok = order // idx.shape[-1]
+        x = hidden[tok]
+        up, down = self.module.up_proj, self.module.down_proj
+        up = up.to_local() if hasattr(up, "to_local") else up
+        down = down.to_local() if hasattr(down, "to_local") else down
+        here = up.shape[0]
+        if ep > 1:
+            x = AllToAll.apply(x, self.ep_group)
+            x = x.view(ep, here, -1, width).transpose(0, 1).reshape(here, -1, width)
+        else:
+            x = x.view(self.experts, -1, width)
+        h = torch.bmm(x, up.transpose(1, 2))
+        h = self.module.act_fn(h)
+        y = torch.bmm(h, down.transpose(1, 2))
+        if ep > 1:
+            y = y.view(here, ep, -1, width).transpose(0, 1).reshape(-1, width)
+            y = AllToAll.apply(y, self.ep_group)
+        else:
+            y = y.view(-1, width)
+        y = y * w.reshape(-1)[order][:, None].to(y.dtype)
+        return torch.zeros_like(hidden).index_add(0, tok, y)
+
+
+def patch_balanced_experts(model: nn.Module, ep_group: Any = None, ep: int = 1) -> None:
+    for m in expert_modules(model):
+        m.forward = BalancedExperts(m, ep_group, ep)
+
+
+# ---- Mamba-2 with the memory profile of the fused kernel ---------------------------------
+class FusedMamba(torch.autograd.Function):
+    """Allocates what a fused conv + scan + norm + out_proj kernel keeps or uses.
+
+    Saved for backward: the in_proj output, the scan output before the norm, the inverse RMS per group, and parameters.
+    Everything else (conv output, dt, cumulative dA, chunk states, C.B scores) is a temporary that backward recomputes.
+    This is an estimate of the fused kernel's profile, not a measurement.
+    """
+
+    @staticmethod
+    def forward(ctx: Any, z: torch.Tensor, dims: tuple[int, ...], *weights: torch.Tensor) -> torch.Tensor:
+        _, heads, head_dim, groups, state = dims
+        conv_w, conv_b, dt_bias, a, d, norm_w, out_w = weights
+        batch, seq, _ = z.shape
+        xbc = z.new_empty(batch, seq, heads * head_dim + 2 * groups * state)
+        scratch = scan_scratch(z, dims)
+        scanned = z.new_empty(batch, seq, heads * head_dim)
+        del scratch, xbc
+        normed = z.new_empty(batch, seq, heads * head_dim)
+        rstd = torch.empty(batch * seq * groups, dtype=torch.float32, device=z.device)
+        out = fn.linear(normed, out_w)
+        ctx.save_for_backward(z, conv_w, conv_b, dt_bias, a, d, norm_w, out_w, scanned, rstd)
+        ctx.dims = dims
+        return out
+
+    @staticmethod
+    def backward(ctx: Any, g: torch.Tensor) -> tuple[torch.Tensor | None, ...]:
+        z, *weights, _, _ = ctx.saved_tensors
+        _, heads, head_dim, groups, state = ctx.dims
+        batch, seq, _ = z.shape
+        conv_dim = heads * head_dim + 2 * groups * state
+        xbc = z.new_empty(batch, seq, conv_dim)
+        dz = torch.empty_like(z)
+        dnormed = torch.matmul(g, weights[-1])
+        normed = z.new_empty(batch, seq, heads * head_dim)
+        dout_w = torch.mm(g.reshape(-1, g.shape[-1]).t(), normed.reshape(-1, normed.shape[-1]))
+        dscan = z.new_empty(batch, seq, heads * head_dim)
+        del normed, dnormed
+        scratch = scan_scratch(z, ctx.dims)
+        scratch.append(torch.empty_like(scratch[2]))  # gradient of the chunk states
+        scratch.append(z.new_empty(batch, seq, conv_dim))
+        scratch.append(torch.empty_like(scratch[0]))  # gradient of dt
+        del scratch, xbc, dscan
+        return (dz, None, *(torch.empty_like(w) for w in weights[:-1]), dout_w)
+
+
+def scan_scratch(z: torch.Tensor, dims: tuple[int, ...]) -> list[torch.Tensor]:
+    """dt and cumulative dA per position, the chunk states and the C.B scores, all fp32."""
+    chunk, heads, head_dim, groups, state = dims
+    batch, seq, _ = z.shape
+    chunks = (seq + chunk - 1) // chunk
+    shapes = [
+        (batch, heads, chunks, chunk),
+        (batch, heads, chunks, chunk),
+        (batch, chunks, heads, head_dim, state),
+        (batch, chunks, groups, chunk, chunk),
+    ]
+    return [torch.empty(s, dtype=torch.float32, device=z.device) for s in shapes]
+
+
+def fused_mamba(
+    z: torch.Tensor, conv_w: torch.Tensor, conv_b: torch.Tensor, dt_bias: torch.Tensor, a: torch.Tensor, **k: Any
+) -> torch.Tensor:
+    heads, head_dim, groups = a.shape[0], k["headdim"], k["ngroups"]
+    state = (conv_w.shape[0] - heads * head_dim) // (2 * groups)
+    dims = (k["chunk_size"], heads, head_dim, groups, state)
+    weights = (conv_w, conv_b, dt_bias, a, k["D"], k["rmsnorm_weight"], k["outproj_weight"])
+    out: torch.Tensor = FusedMamba.apply(z, dims, *weights)
+    return out
+
+
+def patch_fused_mamba() -> None:
+    modeling_nemotron_h.mamba2_split_conv1d_scan_combined = fused_mamba
+
+
+# ---- LoRA --------------------------------------------------------------------------------
+class LoRALinear(nn.Module):
+    """y = base(x) + scale * B(A(x)); the base layer is frozen."""
+
+    def __init__(self, base: nn.Linear, r: int, dtype: torch.dtype) -> None:
+        super().__init__()
+        self.base = base
+        dev = base.weight.device
+        self.lora_a = nn.Linear(base.in_features, r, bias=False, device=dev, dtype=dtype)
+        self.lora_b = nn.Linear(r, base.out_features, bias=False, device=dev, dtype=dtype)
+        self.scale = 2.0
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        out: torch.Tensor = self.base(x) + self.lora_b(self.lora_a(x)) * self.scale
+        return out
+
+
+def apply_lora(model: nn.Module, r: int, targets: set[str], dtype: torch.dtype) -> None:
+    for p in model.parameters():
+        p.requires_grad_(requires_grad=False)
+    for mod in list(model.modules()):
+        for name, child in list(mod.named_children()):
+            if isinstance(child, nn.Linear) and name in targets:
+                setattr(mod, name, LoRALinear(child, r, dtype))

@@ -1,0 +1,160 @@
+"""The model of one FSDP2 case: meta parameters, meshes, checkpointing, ``fully_shard``, optimizer."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator
+from typing import Any
+
+import torch
+from torch import nn
+from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
+from torch.distributed.fsdp import FSDPModule, MixedPrecisionPolicy, fully_shard
+from torch.distributed.tensor import Shard, distribute_tensor
+from torch.optim import adam
+
+from . import fsdp2_models as models
+from .fsdp2_tracker import local
+
+Spec = dict[str, Any]
+EXPERT_WEIGHTS = ("up_proj", "down_proj")
+
+
+def dt(name: str | None) -> torch.dtype | None:
+    return None if name is None else getattr(torch, name)
+
+
+def dp_mesh(spec: Spec) -> DeviceMesh:
+    w, r = spec["world"], spec["dp_replicate"]
+    if r > 1:
+        return init_device_mesh("cpu", (r, w // r), mesh_dim_names=("dp_replicate", "dp_shard"))
+    return init_device_mesh("cpu", (w,), mesh_dim_names=("dp_shard",))
+
+
+def build(spec: Spec) -> nn.Module:
+    m = spec["model"]
+    model = models.build_meta(m["preset"], m.get("overrides"))
+    model.to(dt(spec["store_dtype"]))
+    model.train()
+    return model
+
+
+def split_experts(model: nn.Module, spec: Spec, ep_mesh: DeviceMesh) -> set[nn.Parameter]:
+    """Give every rank its slice of the experts; returns the parameters FSDP has to ignore."""
+    ignored = set()
+    for em in models.expert_modules(model):
+        for n in EXPERT_WEIGHTS:
+            p = getattr(em, n)
+            if spec["ep_mode"] == "ignored":
+                shape = (p.shape[0] // spec["ep"], *p.shape[1:])
+                q = nn.Parameter(p.new_empty(shape).to(dt(spec["store_dtype"])))
+                ignored.add(q)
+            else:
+                q = nn.Parameter(distribute_tensor(p.detach(), ep_mesh, [Shard(0)]))
+            setattr(em, n, q)
+    return ignored
+
+
+def checkpoint(model: nn.Module, layers: nn.ModuleList, spec: Spec) -> None:
+    if spec["ac"] == "layer":
+        from torch.distributed.algorithms._checkpoint.checkpoint_wrapper import checkpoint_wrapper
+
+        for i in range(len(layers)):
+            layers[i] = checkpoint_wrapper(layers[i])
+    elif spec["ac"] == "hf":
+        model.gradient_checkpointing_enable(gradient_checkpointing_kwargs={"use_reentrant": False})
+        if spec["lora"]:
+            model.enable_input_require_grads()
+
+
+def wrap(model: nn.Module, spec: Spec) -> None:
+    """Apply EP, LoRA, checkpointing and ``fully_shard``."""
+    mp = MixedPrecisionPolicy(param_dtype=dt(spec["mp_param"]), reduce_dtype=dt(spec["mp_reduce"]))
+    kw: dict[str, Any] = dict(mesh=dp_mesh(spec), mp_policy=mp, reshard_after_forward=spec["reshard"])
+    ep, ep_mesh, edp_mesh = spec["ep"], None, None
+    if ep > 1:
+        grid = init_device_mesh("cpu", (spec["world"] // ep, ep), mesh_dim_names=("edp", "ep"))
+        ep_mesh, edp_mesh = grid["ep"], grid["edp"]
+    if models.expert_modules(model):
+        models.patch_balanced_experts(model, ep_mesh.get_group() if ep_mesh else None, ep)
+        if spec["mamba"] == "fused_stub":
+            models.patch_fused_mamba()
+    if ep_mesh:
+        kw["ignored_params"] = split_experts(model, spec, ep_mesh) or None
+    if spec["lora"]:
+        lo = spec["lora"]
+        models.apply_lora(model, lo["r"], set(lo["targets"]), dt(lo.get("dtype") or spec["store_dtype"]))
+    layers = models.decoder_layers(model)
+    checkpoint(model, layers, spec)
+    shard(model, layers, spec, kw, edp_mesh if spec["ep_mode"] == "dtensor" else None)
+    if spec["set_last_reshard"] is not None:
+        layers[-1].set_reshard_after_forward(spec["set_last_reshard"])
+    if spec["prefetch"]:
+        n, ls = spec["prefetch"], list(layers)
+        for i, layer in enumerate(ls):
+            layer.set_modules_to_forward_prefetch(ls[i + 1 : i + 1 + n])
+            layer.set_modules_to_backward_prefetch(ls[max(0, i - n) : i][::-1])
+
+
+def shard(model: nn.Module, layers: nn.ModuleList, spec: Spec, kw: dict[str, Any], edp: DeviceMesh | None) -> None:
+    """One group per layer (and per expert module on the ``edp`` mesh), then the root."""
+    emb, norm, head = models.embed_head_norm(model)
+    titan = spec["wrap"] == "titan"
+    if titan:
+        fully_shard(emb, **kw)
+    for layer in layers:
+        for em in models.expert_modules(layer) if edp else ():
+            fully_shard(em, **{**kw, "mesh": edp})
+        fully_shard(layer, **kw)
+    if titan:
+        fully_shard([norm, head], **{**kw, "reshard_after_forward": False})
+    fully_shard(model, **kw)
+
+
+def unfuse_precision(model: nn.Module, names: set[str], dtype: torch.dtype) -> None:
+    """Expert slices bypass FSDP's mixed precision: they are kept in the compute dtype."""
+    for n in names:
+        owner, _, leaf = n.rpartition(".")
+        parent = model.get_submodule(owner)
+        setattr(parent, leaf, nn.Parameter(getattr(parent, leaf).detach().to(dtype)))
+
+
+def fsdp_params(model: nn.Module) -> Iterator[Any]:
+    for mod in model.modules():
+        if isinstance(mod, FSDPModule):
+            for g in mod._get_fsdp_state()._fsdp_param_groups:
+                yield from g.fsdp_params
+
+
+def placement(model: nn.Module, ignored: set[nn.Parameter]) -> dict[str, int]:
+    """Distinct parameters, their elements in the model, this rank's bytes without and with padding."""
+    out = dict(params=0, numel=0, local_bytes=0, padded_bytes=0)
+    seen = set()
+    rows = []
+    for p in fsdp_params(model):
+        if id(p) not in seen:
+            seen.add(id(p))
+            size = p.sharded_param.element_size()
+            here = local(p.sharded_param).numel() * size
+            rows.append((math.prod(p._orig_size), here, p._sharded_param_data.numel() * size))
+    rows += [(q.numel(), q.numel() * q.element_size(), q.numel() * q.element_size()) for q in ignored]
+    for numel, here, padded in rows:
+        out["params"] += 1
+        out["numel"] += numel
+        out["local_bytes"] += here
+        out["padded_bytes"] += padded
+    return out
+
+
+def make_optim(model: nn.Module, spec: Spec) -> torch.optim.Optimizer | None:
+    # AdamW reads its step counters with .item(); fake tensors have no value
+    adam._get_value = lambda x: 1.0 if isinstance(x, torch.Tensor) else x
+    ps = [p for p in model.parameters() if p.requires_grad]
+    kind = spec["optim"]
+    if kind == "none":
+        return None
+    if kind == "sgd":
+        return torch.optim.SGD(ps, lr=1e-4, foreach=True)
+    if kind == "adamw_fused":
+        return torch.optim.AdamW(ps, lr=1e-4, fused=True)
+    return torch.optim.AdamW(ps, lr=1e-4, foreach={"adamw_foreach": True, "adamw_forloop": False}[kind])

@@ -1,0 +1,59 @@
+"""HTML and SVG text in which nothing is trusted: a plain `str` is escaped wherever it lands, only `Markup` is not."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable
+from typing import Final
+
+__all__ = ["Attribute", "Child", "Markup", "element", "escape", "join", "number"]
+
+
+class Markup(str):
+    """Text that is already well-formed markup."""
+
+    __slots__ = ()
+
+
+Child = str | int | None
+Attribute = str | int | float | bool | None
+
+_VOID: Final = frozenset({"meta", "input", "br", "hr", "col", "path", "rect", "line", "circle"})
+_ENTITY: Final = {"&": "&amp;", "<": "&lt;", ">": "&gt;", '"': "&quot;", "'": "&#39;"}
+# Control characters, lone surrogates and non-characters: no XML text may hold them.
+_UNPRINTABLE: Final = re.compile("[\x00-\x08\x0b\x0c\x0e-\x1f\x7f-\x9f\ud800-\udfff\ufffe\uffff]")
+_SPECIAL: Final = re.compile("[&<>\"']")
+
+
+def escape(text: object) -> Markup:
+    """`text` as it reads, harmless in an element and in a quoted attribute; control characters become U+FFFD."""
+    if isinstance(text, Markup):
+        return text
+    visible = _UNPRINTABLE.sub("\ufffd", str(text))
+    return Markup(_SPECIAL.sub(lambda match: _ENTITY[match[0]], visible))
+
+
+def join(parts: Iterable[Child], separator: str = "") -> Markup:
+    """The parts one after the other, each escaped unless it is markup."""
+    return Markup(escape(separator).join(escape(part) for part in parts if part is not None))
+
+
+def number(value: float) -> str:
+    """A coordinate with at most two decimals and no padding."""
+    text = f"{value:.2f}".rstrip("0").rstrip(".")
+    return "0" if text == "-0" else text
+
+
+def element(name: str, /, *children: Child, **attributes: Attribute) -> Markup:
+    """`<name attribute="...">children</name>`: `class_` is class, `aria_label` aria-label, None and False left out."""
+    opening = f"<{name}{''.join(_attribute(key, value) for key, value in attributes.items())}"
+    if name in _VOID and not children:
+        return Markup(f"{opening}/>")
+    return Markup(f"{opening}>{join(children)}</{name}>")
+
+
+def _attribute(key: str, value: Attribute) -> str:
+    if value is None or value is False:
+        return ""
+    shown = number(value) if isinstance(value, float) else key if value is True else str(value)
+    return f' {key.rstrip("_").replace("_", "-")}="{escape(shown)}"'

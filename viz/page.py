@@ -1,0 +1,56 @@
+"""Reports as one HTML page that needs nothing else: no network, no library, a strict content policy."""
+
+from __future__ import annotations
+
+import base64
+import hashlib
+from collections.abc import Sequence
+from importlib.resources import files
+from typing import Final
+
+from simcore.report import Report
+from viz.article import article, overview
+from viz.markup import Markup, element, join
+from viz.palette import style_rules, texture_definitions
+
+__all__ = ["render"]
+
+
+def _packaged(name: str) -> str:
+    return files("viz").joinpath(name).read_text(encoding="utf-8").strip()
+
+
+_STYLE: Final = f"{style_rules()}\n{_packaged('style.css')}"
+_SCRIPT: Final = _packaged("page.js")
+_NOTE: Final = "1 GiB is 2\u00b3\u2070 bytes. \u201cAllocated\u201d is what the device\u2019s allocator has handed out."
+
+
+def render(reports: Sequence[Report]) -> str:
+    """One self-contained page for one report or a few."""
+    articles = (article(report, n) for n, report in enumerate(reports, 1))
+    main = element("main", element("h1", "rankscope report"), overview(reports), *articles)
+    textures = element("svg", texture_definitions(), class_="textures", width=0, height=0, aria_hidden="true")
+    body = element("body", textures, main, element("footer", element("p", _NOTE)), element("script", Markup(_SCRIPT)))
+    return f"<!DOCTYPE html>\n{element('html', _head(reports), body, lang='en')}\n"
+
+
+def _head(reports: Sequence[Report]) -> Markup:
+    names = join((report.name for report in reports), ", ") or "no reports"
+    return element(
+        "head",
+        element("meta", charset="utf-8"),
+        element("meta", http_equiv="Content-Security-Policy", content=_policy()),
+        element("meta", name="viewport", content="width=device-width, initial-scale=1"),
+        element("meta", name="color-scheme", content="light dark"),
+        element("title", join((names, Markup(" \u00b7 rankscope")))),
+        element("style", Markup(_STYLE)))
+
+
+def _policy() -> str:
+    """Nothing may be loaded; of styles and scripts, only the two in this page may run."""
+    return (f"default-src 'none'; style-src {_digest(_STYLE)}; script-src {_digest(_SCRIPT)}; "
+            "base-uri 'none'; form-action 'none'")
+
+
+def _digest(text: str) -> str:
+    return f"'sha256-{base64.b64encode(hashlib.sha256(text.encode()).digest()).decode()}'"

@@ -1,0 +1,127 @@
+"""One fixed colour and texture for each category of memory, the same on every page.
+
+A hue is a family: blues are weights, purple the optimizer, oranges gradients, yellows what reduce-scatter moves,
+greens activations, greys the rest. Within a family lightness and texture tell members apart, so that no two
+categories differ by hue alone; the distances are tested under simulated colour blindness.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Final, Literal
+
+from viz.markup import Markup, element, join
+
+__all__ = ["CATEGORIES", "TONES", "Swatch", "luminance", "style_rules", "swatch", "texture_definitions"]
+
+Texture = Literal["plain", "hatch", "bars"]
+
+
+@dataclass(frozen=True)
+class Swatch:
+    """How a category is drawn; `held` says that its bytes usually live for the whole step."""
+
+    tone: str
+    texture: Texture = "plain"
+    held: bool = False
+
+    @property
+    def css_class(self) -> str | None:
+        """Class that fills a shape with the plain tone."""
+        return f"fill-{self.tone}" if self.texture == "plain" else None
+
+    @property
+    def fill(self) -> str | None:
+        """Presentation attribute that fills a shape with the texture."""
+        return None if self.texture == "plain" else f"url(#{self.tone}-{self.texture})"
+
+
+# name: (on light paper, on dark paper)
+TONES: Final[dict[str, tuple[str, str]]] = {
+    "navy": ("#1d3b80", "#2f74b8"),
+    "sky": ("#6cc3f5", "#8abcfb"),
+    "cyan": ("#0f95a5", "#52b3b4"),
+    "plum": ("#8049aa", "#823a9c"),
+    "lilac": ("#ad91dc", "#a78bd8"),
+    "rust": ("#98330a", "#b04a0c"),
+    "apricot": ("#dc9337", "#e59d44"),
+    "gold": ("#f7d04e", "#f9d450"),
+    "green": ("#258452", "#38925f"),
+    "mint": ("#a8efd3", "#b1efc8"),
+    "rose": ("#dc5681", "#e75f7e"),
+    "slate": ("#4f545b", "#62666c"),
+    "silver": ("#b5b7bb", "#c6c8cb"),
+}
+
+CATEGORIES: Final[dict[str, Swatch]] = {
+    "sharded_param": Swatch("navy", held=True),
+    "ignored_param": Swatch("navy", "hatch", held=True),
+    "main_param": Swatch("navy", "bars", held=True),
+    "opt_state": Swatch("plum", held=True),
+    "main_grad": Swatch("rust", "bars", held=True),
+    "buffer": Swatch("slate", held=True),
+    "context": Swatch("slate", "hatch", held=True),
+    "nccl": Swatch("slate", "bars", held=True),
+    "graph_pool": Swatch("silver", "hatch", held=True),
+    "kv_cache": Swatch("rose", "hatch", held=True),
+    "unsharded_param": Swatch("sky"),
+    "post_forward_shard": Swatch("sky", "hatch"),
+    "all_gather_cast_input": Swatch("cyan", "hatch"),
+    "all_gather_output": Swatch("cyan"),
+    "reduce_scatter_input": Swatch("gold"),
+    "reduce_scatter_output": Swatch("gold", "hatch"),
+    "unsharded_grad": Swatch("apricot"),
+    "sharded_grad": Swatch("rust"),
+    "ignored_grad": Swatch("rust", "hatch"),
+    "optim_temp": Swatch("lilac"),
+    "activation": Swatch("green"),
+    "recompute": Swatch("mint"),
+    "backward_temp": Swatch("rose"),
+    "input": Swatch("silver"),
+    "workspace": Swatch("silver", "bars"),
+    "dispatcher": Swatch("lilac", "hatch"),
+    "fragmentation": Swatch("mint", "bars"),
+}
+_OTHER: Final = Swatch("apricot", "bars")
+
+
+def swatch(category: str) -> Swatch:
+    """The swatch of a category; one that is not known shares a swatch of its own."""
+    return CATEGORIES.get(category, _OTHER)
+
+
+def luminance(colour: str) -> float:
+    """Relative luminance of `#rrggbb`, 0 to 1."""
+    channels = (int(colour[i : i + 2], 16) / 255 for i in (1, 3, 5))
+    linear = [c / 12.92 if c <= 0.04045 else ((c + 0.055) / 1.055) ** 2.4 for c in channels]
+    return 0.2126 * linear[0] + 0.7152 * linear[1] + 0.0722 * linear[2]
+
+
+def style_rules() -> str:
+    """Style rules for every tone: the colours of both schemes, and classes for fills and for labels on a fill."""
+    schemes = [" ".join(_variables(name, pair[dark]) for name, pair in TONES.items()) for dark in (0, 1)]
+    rules = [f":root {{ {schemes[0]} }}", f"@media (prefers-color-scheme: dark) {{ :root {{ {schemes[1]} }} }}"]
+    for name in TONES:
+        rules.append(f".fill-{name} {{ fill: var(--{name}) }}")
+        rules.append(f".on-{name} {{ fill: var(--on-{name}); stroke: var(--{name}) }}")
+    return "\n".join(rules)
+
+
+def _variables(name: str, colour: str) -> str:
+    ink = "#ffffff" if luminance(colour) < 0.26 else "#10141a"
+    return f"--{name}: {colour}; --on-{name}: {ink};"
+
+
+def texture_definitions() -> Markup:
+    """Pattern definitions for every textured swatch; once on a page."""
+    textured = {s for s in (*CATEGORIES.values(), _OTHER) if s.texture != "plain"}
+    return element("defs", *(_pattern(s) for s in sorted(textured, key=lambda s: (s.tone, s.texture))))
+
+
+def _pattern(drawn: Swatch) -> Markup:
+    """Slanted or upright threads on the tone: both show on a layer of any thickness."""
+    period, tilt = (7, "rotate(45)") if drawn.texture == "hatch" else (11, "rotate(90)")
+    ground = element("rect", width=period, height=period, class_=f"fill-{drawn.tone}")
+    thread = element("rect", width=period, height=2.5, class_="thread")
+    return element("pattern", join((ground, thread)), id=f"{drawn.tone}-{drawn.texture}", width=period, height=period,
+                   patternUnits="userSpaceOnUse", patternTransform=tilt)
