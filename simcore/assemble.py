@@ -8,7 +8,8 @@ import numpy as np
 
 from simcore.errors import RankscopeError
 from simcore.fold import RankClass, coordinate_text, format_ranks
-from simcore.framework import Framework
+from simcore.flows.flat import exact_at_rest, padding_elements
+from simcore.framework import Buckets, Framework
 from simcore.job import Job
 from simcore.ledger import Balance, balance
 from simcore.models.blocks import Moe
@@ -28,7 +29,7 @@ from simcore.scenario import Scenario
 from simcore.schedule import lowered_microbatches
 from simcore.topology import Topology
 from simcore.traffic import traffic
-from simcore.units import parse_quantity
+from simcore.units import dtype_bytes, parse_quantity
 
 __all__ = ["Parts", "failed", "report"]
 
@@ -87,16 +88,26 @@ def _rank(parts: Parts, rank_class: RankClass, plan: Plan, *, series: bool) -> R
     members = rank_class.members(mesh)
     axes = [mesh.axis(a) for a in ("pp", "dp_replicate", "dp_shard", "cp", "tp", "ep", "expert_dp")]
     program = parts.programs.get(rank_class.representative)
-    rest = plan.at_rest()
+    flat = isinstance(plan.framework.flow, Buckets)
+    exact = flat and rank_class.num_ranks == 1
+    rest = exact_at_rest(plan) if exact else plan.at_rest()
+    padding = padding_elements(plan) if flat else 0
     return RankReport(
         ranks=format_ranks(members), num_ranks=rank_class.num_ranks,
         coordinates={a.name: coordinate_text(a, members) for a in axes if a.size > 1}, stage=rank_class.stage,
         at_rest={name: AtRest(params_bytes=r.params_bytes, grads_bytes=r.grads_bytes,
                               optimizer_bytes=r.optimizer_bytes, num_params=r.num_params,
                               num_trainable_params=r.num_trainable_params) for name, r in rest.items()},
-        padding_bytes=plan.padding_bytes(), grads_persist=_grads_persist(parts.framework),
+        apportioned=flat and not exact,
+        padding_bytes=plan.padding_bytes() + padding * _stored_bytes(plan),
+        grads_padding_bytes=plan.padding_bytes() if not flat else padding * dtype_bytes(plan.framework.flow.grad_dtype),
+        grads_persist=_grads_persist(parts.framework),
         peak=None if program is None else _peak(parts, balance(program)),
         traffic=() if program is None else traffic(program, mesh, _repeats(parts)))
+
+
+def _stored_bytes(plan: Plan) -> int:
+    return dtype_bytes(next(p.life.rest.dtype for layer in plan.layers for p in plan.of_layer(layer)))
 
 
 def _grads_persist(framework: Framework) -> bool:

@@ -14,7 +14,10 @@ from enum import Enum
 from simcore.form import Form
 from simcore.tensor import TensorSpec
 
-__all__ = ["Buckets", "Framework", "Life", "Moment", "Optimizer", "Rule", "Unit", "UnshardFlow"]
+__all__ = ["Buckets", "Framework", "Life", "Matches", "Moment", "Optimizer", "Rule", "Unit", "UnshardFlow"]
+
+
+Matches = Callable[[TensorSpec], bool]
 
 
 class Moment(Enum):
@@ -65,7 +68,7 @@ class Life:
 class Rule:
     """Tensors that satisfy `matches` live like `life`."""
 
-    matches: Callable[[TensorSpec], bool]
+    matches: Matches
     life: Life
 
 

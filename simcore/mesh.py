@@ -81,6 +81,8 @@ class Mesh:
             "etp": (self.etp, 1),
             "ep": (self.ep, self.etp),
             "expert_dp": (self.expert_dp, self.ep * self.etp),
+            "expert_dp_replicate": (self.dp_replicate,
+                                    self.ep * self.etp * max(1, self.expert_dp // self.dp_replicate)),
             "pp": (self.pp, self.stage_size),
             "world": (self.size, 1),
         }

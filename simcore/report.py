@@ -120,6 +120,7 @@ class RankReport(_Frozen):
     at_rest: dict[str, AtRest]
     apportioned: bool = False
     padding_bytes: int
+    grads_padding_bytes: int = 0
     grads_persist: bool
     peak: Peak | None = None
     traffic: tuple[TrafficRow, ...] = ()

@@ -30,7 +30,7 @@ IMPLEMENTATIONS = ("automodel", "hf", "megatron")
 def known_frameworks() -> tuple[str, ...]:
     """File names of `simcore/frameworks` that are frameworks."""
     names = (m.name for m in pkgutil.iter_modules(simcore.frameworks.__path__))
-    return tuple(sorted(n for n in names if "_" not in n))
+    return tuple(sorted(n for n in names if not n.startswith("_")))
 
 
 def prepare(scenario: Scenario) -> tuple[Job, Framework]:

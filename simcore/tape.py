@@ -162,6 +162,7 @@ class Node:
     outputs_of: tuple[int, ...] = ()
     backward: Backward | None = None
     scope: str = ""
+    reduce_to: tuple[tuple[int, ...], ...] = ()
     saved: list[Tensor] = field(default_factory=list)
     frame: Frame | None = None
     grads: dict[int, Tensor] = field(default_factory=dict)
@@ -248,16 +249,17 @@ class Tape:
 
     # ---- the graph ----------------------------------------------------------------------------------------------
     def node(self, inputs: Sequence[Tensor | Param | None], save: Sequence[Tensor | Param | None],
-             backward: Backward) -> Node | None:
+             backward: Backward, reduce_to: tuple[tuple[int, ...], ...] = ()) -> Node | None:
         """An autograd node, or None when nothing that flows in needs a gradient.
 
         `save` is what the node keeps: saved *before* the operator allocates its output, as PyTorch does for inputs.
+        `reduce_to`: shapes of inputs that were broadcast; the engine sums their gradients when the node has returned.
         """
         edges = tuple(_edge(x) for x in inputs)
         if not any(edges):
             return None
         outputs_of = tuple(x.output if isinstance(x, Tensor) else 0 for x in inputs)
-        node = Node(edges, outputs_of, backward, self.scope)
+        node = Node(edges, outputs_of, backward, self.scope, reduce_to)
         self.nodes.append(ref(node))
         self.save(node, *save)
         return node
@@ -266,11 +268,13 @@ class Tape:
         """Keep tensors for `node`. Parameters are kept by their owner and scalars (None) weigh nothing: they count."""
         if node is None:
             return
-        if self.frame is None:
+        if self.frame is None or self.phase == "recompute":  # a replay's own graph keeps things while it lasts
             node.saved.extend(x.detach() for x in things if isinstance(x, Tensor))
-        elif self.phase == "recompute":
+        if self.frame is None or not things:
+            return
+        if self.phase == "recompute":
             self._save_again(self.frame, things)
-        elif things:
+        else:
             node.frame = self.frame
             self.frame.owners.extend([ref(node)] * len(things))
 
@@ -316,6 +320,10 @@ class Tape:
         given.clear()
         assert node.backward is not None
         outputs = list(node.backward(self, grads, node.saved))
+        if node.frame is not None:  # a checkpoint hands saved tensors to the function itself, which is over
+            node.saved.clear()
+        for i, shape in enumerate(node.reduce_to):
+            outputs[i] = self._sum_to(outputs[i], shape)
         grads.clear()
         node.saved, node.frame, node.backward = [], None, None
         params = []
@@ -328,6 +336,13 @@ class Tape:
         grad = None
         while params:
             self.give_param(*params.pop(0))
+
+    def _sum_to(self, grad: Tensor | None, shape: tuple[int, ...]) -> Tensor | None:
+        if grad is None or grad.numel == math.prod(shape):
+            return grad
+        total = self.empty(shape, grad.dtype, "grad_sum_to_size")
+        self.compute(Kernel.ELEMENTWISE, grad.numel, grad.nbytes + total.nbytes)
+        return total
 
     def _replay(self, frame: Frame) -> None:
         nodes, phase, scope = self.nodes, self.phase, self.scope

@@ -48,15 +48,12 @@ def _unary(tape: Tape, x: Operand, name: str, save: str = "", *, dtype: str = ""
         return made[-1:]
 
     x_bytes = x.nbytes
-    node = tape.node((x,), _SAVED_INPUT.get(save, (x,) if save == "input" else ()), backward)
+    node = tape.node((x,), (x,) if save == "input" else (), backward)
     out = new(tape, shape, dtype or in_dtype, name, x_bytes)
     if save == "output":
         tape.save(node, out)
     out.node = node
     return out
-
-
-_SAVED_INPUT: dict[str, tuple[None, ...]] = {"scalar": (None,)}
 
 
 def cast(tape: Tape, x: Operand, dtype: str) -> Operand:
@@ -100,8 +97,8 @@ def rsqrt(tape: Tape, x: Tensor) -> Tensor:
 
 
 def mul_scalar(tape: Tape, x: Tensor) -> Tensor:
-    """`x * number`; the number is a saved tensor without weight."""
-    return _unary(tape, x, "scale", "scalar")
+    """`x * number`: nothing is saved, wrapped numbers do not pass through saved-tensor hooks."""
+    return _unary(tape, x, "scale")
 
 
 def log_softmax(tape: Tape, x: Tensor) -> Tensor:
@@ -163,13 +160,6 @@ def _broadcast(a: Operand, b: Operand) -> tuple[int, ...]:
     return tuple(max(m, n) for m, n in zip(left, right, strict=True))
 
 
-def _sum_to(tape: Tape, grad: Tensor | None, shape: tuple[int, ...]) -> Tensor | None:
-    """The gradient of a broadcast argument."""
-    if grad is None or grad.numel == math.prod(shape):
-        return grad
-    return new(tape, shape, grad.dtype, "grad_sum_to_size", grad.nbytes, flops=grad.numel)
-
-
 def mul(tape: Tape, a: Operand, b: Operand, name: str = "mul") -> Tensor:
     """`a * b` with broadcasting."""
     shape, dtype, a_shape, b_shape = _broadcast(a, b), a.dtype, a.shape, b.shape
@@ -178,12 +168,10 @@ def mul(tape: Tape, a: Operand, b: Operand, name: str = "mul") -> Tensor:
     def backward(tape: Tape, grads: Grads, saved: Saved) -> Grads:
         to_b = new(tape, shape, dtype, f"grad_{name}", moved) if b_needs else None
         to_a = new(tape, shape, dtype, f"grad_{name}", moved) if a_needs else None
-        to_a = _sum_to(tape, to_a, a_shape)
-        to_b = _sum_to(tape, to_b, b_shape)
         return [to_a, to_b]
 
-    save = [b] * a_needs + [a] * b_needs
-    node = tape.node((a, b), save, backward)
+    save: list[Operand] = [b] * a_needs + [a] * b_needs
+    node = tape.node((a, b), save, backward, reduce_to=(a_shape, b_shape))
     out = new(tape, shape, dtype, name, moved)
     out.node = node
     return out
@@ -196,13 +184,12 @@ def div_(tape: Tape, a: Tensor, b: Tensor) -> None:
     def backward(tape: Tape, grads: Grads, saved: Saved) -> Grads:
         to_b: Tensor | None = [new(tape, shape, dtype, "grad_div", moved) for _ in range(4)][-1]
         to_a = new(tape, shape, dtype, "grad_div", moved)
-        to_b = _sum_to(tape, to_b, b_shape)
         return [to_a, to_b]
 
     node = None
     if needs_grad(b):
         before = new(tape, shape, dtype, "clone", a.nbytes)
-        node = tape.node((a, b), (before, b), backward)
+        node = tape.node((a, b), (before, b), backward, reduce_to=(shape, b_shape))
     tape.compute(Kernel.ELEMENTWISE, a.numel, moved + a.nbytes)
     a.node = node
 

@@ -1,7 +1,172 @@
-"""NeMo Automodel's own models: what its layers hold, compute and send."""
+"""NeMo Automodel's own models (nemo-automodel 0.7.0): what each kind of layer holds, computes and sends.
+
+Layers: `automodel_layers.py`, `automodel_moe.py`; head and losses: `automodel_head.py`; parameters:
+`automodel_tensors.py`.
+
+`Run.checkpoint`: "none" or "full". With expert parallelism every block is wrapped whole and saves the router's product
+and its top-k (`components/moe/parallelizer.py`, `apply_ac`); without it Nemotron-H wraps its Mamba and MLP blocks only
+(`models/nemotron_v3/parallelization.py`).
+
+`run.options`, where upstream leaves a choice or versions differ; the first value is the default:
+
+ * ("dispatcher", "deepep" | "torch"); without expert parallelism it is torch;
+ * ("linear", "torch" | "te"): TE's linear layers keep x A of their adapters;
+ * ("experts", "unit"): the experts are an FSDP2 unit of their own;
+ * ("norm_rstd", "yes" | "no"), ("lora_mlp", "fused" | "separate"), ("logits", "kept" | "released"),
+   ("dispatch_replay", "no" | "yes"): the second value is what a multi-GPU FSDP2 run of 0.7.0 does, `RELEASE_0_7_0`.
+"""
 
 from __future__ import annotations
 
-from simcore.operators.automodel_tensors import tensors
+from functools import partial
+from typing import Final
 
-__all__ = ["tensors"]
+from simcore.models.blocks import Attention, Branch, Embedding, FinalNorm, Head, LayerKind, Loss, Mamba2, Mlp, Moe
+from simcore.operators import aten
+from simcore.operators.automodel_head import LINEAR_LOSSES, head, loss
+from simcore.operators.automodel_layers import Env, attention, mamba, mlp, norm
+from simcore.operators.automodel_moe import moe
+from simcore.operators.automodel_tensors import tensors
+from simcore.recording import LayerTape, Run
+from simcore.tape import GRAD_HIDDEN, HIDDEN, Node, Section, Tape, Tensor
+
+__all__ = ["RELEASE_0_7_0", "record", "tensors"]
+
+RELEASE_0_7_0: Final = (
+    ("dispatch_replay", "yes"), ("logits", "released"), ("lora_mlp", "separate"), ("norm_rstd", "no"),
+)
+_BEFORE, _AFTER = -1, 1
+_EMPTY = Section(())
+
+
+def record(kind: LayerKind, run: Run, slots: dict[tuple[str, str], int],
+           comms: dict[tuple[str, str, str], int]) -> LayerTape:
+    """Record one layer or part."""
+    env = Env(Tape(slots, comms), run, dict(run.options))
+    if isinstance(kind.block, Embedding):
+        return _embedding(env, kind.block)
+    if isinstance(kind.block, Loss):
+        return _loss(env, kind.block)
+    return _part(env, kind)
+
+
+def _part(env: Env, kind: LayerKind) -> LayerTape:
+    """A layer, the final norm or the head: its caller drops the input when it has returned."""
+    tape, run = env.tape, env.run
+    hidden: Tensor | None = _input(env, (run.batch, run.seq, kind.hidden), run.compute)
+    assert hidden is not None
+    leaf = hidden.node
+    out = _run(env, kind, hidden)
+    tape.rename(out.storage, HIDDEN)
+    out.disown()
+    forward = tape.cut()
+    hidden = None
+    dropped = tape.cut()
+    # Llama's model still holds the stem's output under the name `inputs_embeds`, Nemotron-H's reuses the variable.
+    late = run.first and kind.family == "llama"
+    if out.node is not None:
+        tape.seed(out, tape.external(out.shape, out.dtype, GRAD_HIDDEN, _AFTER))
+    tape.backward()
+    _hand_back(tape, leaf)
+    sections = (_EMPTY, dropped) if late else (dropped, _EMPTY)
+    return LayerTape(forward, tape.cut(), *sections, grads=tape.release_grads())
+
+
+def _input(env: Env, shape: tuple[int, ...], dtype: str) -> Tensor:
+    """What the layer before has made; its node collects the gradient."""
+    hidden = env.tape.external(shape, dtype, HIDDEN, _BEFORE)
+    hidden.node = Node() if env.run.input_requires_grad else None
+    return hidden
+
+
+def _hand_back(tape: Tape, leaf: Node | None) -> None:
+    """The gradient of the input is the layer before's to free."""
+    if leaf is None or not leaf.grads:
+        return
+    grad = leaf.grads.pop(0)
+    tape.rename(grad.storage, GRAD_HIDDEN)
+    grad.disown()
+
+
+def _run(env: Env, kind: LayerKind, hidden: Tensor) -> Tensor:
+    if isinstance(kind.block, FinalNorm):
+        return norm(env, hidden, "model.norm")
+    if isinstance(kind.block, Head):
+        return head(env, hidden, kind.block)
+    if not _checkpointed(kind, env.run):
+        return _layer(env, kind, hidden)
+    if env.run.ep > 1:
+        env.cache = {}
+    return env.tape.checkpoint(partial(_layer, env, kind, hidden))
+
+
+def _checkpointed(kind: LayerKind, run: Run) -> bool:
+    everything = run.ep > 1 or kind.family != "nemotron_h"
+    return run.checkpoint == "full" and (everything or isinstance(kind.branches[0].block, Mamba2 | Mlp))
+
+
+def _layer(env: Env, kind: LayerKind, hidden: Tensor) -> Tensor:
+    """`x + block(norm(x))` for every branch."""
+    for branch in kind.branches:
+        residual = hidden
+        env.tape.scope = ""
+        hidden = norm(env, hidden, branch.norm)
+        env.tape.scope = f"{branch.name}."
+        hidden = _block(env, kind, branch, hidden)
+        env.tape.scope = ""
+        hidden = aten.add(env.tape, residual, hidden, "residual")
+    return hidden
+
+
+def _block(env: Env, kind: LayerKind, branch: Branch, x: Tensor) -> Tensor:
+    block = branch.block
+    if isinstance(block, Mamba2):
+        return mamba(env, x, block, branch.name)
+    if isinstance(block, Moe):
+        return moe(env, x, block, branch.name)
+    if isinstance(block, Attention):
+        return attention(env, x, block, branch.name)
+    return mlp(env, x, branch.name, gated=block.gated)
+
+
+# ---- the parts around the layers --------------------------------------------------------------------------------
+def _embedding(env: Env, block: Embedding) -> LayerTape:
+    tape, run = env.tape, env.run
+    out = aten.embedding(tape, env.param("model.embed_tokens.weight"), run.batch, run.seq)
+    tape.rename(out.storage, HIDDEN)
+    out.disown()
+    # cos and sin: the layers' nodes keep them until the first layer's backward, right before this one's.
+    tables = [tape.empty((1, run.seq, block.rotary_dim), run.compute, f"rotary_{name}")
+              for name in ("cos", "sin") if block.rotary_dim]
+    forward = tape.cut()
+    if out.node is not None:
+        tape.seed(out, tape.external(out.shape, out.dtype, GRAD_HIDDEN, _AFTER))
+    tables.clear()
+    tape.backward()
+    return LayerTape(forward, tape.cut(), grads=tape.release_grads())
+
+
+def _loss(env: Env, block: Loss) -> LayerTape:
+    tape, run = env.tape, env.run
+    linear_loss = run.loss in LINEAR_LOSSES
+    shape = () if linear_loss else (run.batch, run.seq, block.vocab // run.tp)
+    given: Tensor | None = _input(env, shape, "fp32" if linear_loss else run.compute)
+    assert given is not None
+    leaf = given.node
+    value: Tensor | None = aten.mul_scalar(tape, given) if linear_loss else loss(env, given, block)
+    assert value is not None
+    forward = tape.cut()
+    # Over logits that became their own gradient nobody needs to hold a second view.
+    held = given if env.option("logits", "kept") == "kept" and run.loss != "te_inplace" else None
+    given = None
+    after = tape.cut()
+    tape.phase = "backward"
+    ones: Tensor | None = tape.empty((), "fp32", "grad_loss")
+    assert ones is not None
+    seed = tape.cut()
+    tape.seed(value, ones)
+    tape.backward()
+    _hand_back(tape, leaf)
+    backward = tape.cut()
+    ones = value = held = None
+    return LayerTape(forward, backward, after, tape.cut(), seed)

@@ -42,14 +42,11 @@ def linear(tape: Tape, run: Run, name: str, x: Tensor) -> Tensor:
     lora_a = run.params.get(f"{prefix}lora_a.weight")
     if lora_a is None:
         return base
-    down = aten.linear(tape, x, lora_a, f"{prefix}lora_a")
-    scaled = _scaled_up(tape, run.params[f"{prefix}lora_b.weight"], down, f"{prefix}lora_b")
-    del down
+    lora_b = run.params[f"{prefix}lora_b.weight"]
+    down_up = aten.linear(tape, aten.linear(tape, x, lora_a, f"{prefix}lora_a"), lora_b, f"{prefix}lora_b")
+    scaled = aten.mul_scalar(tape, down_up)
+    del down_up
     return aten.add(tape, base, scaled, f"{prefix}sum")
-
-
-def _scaled_up(tape: Tape, lora_b: Param, down: Tensor, name: str) -> Tensor:
-    return aten.mul_scalar(tape, aten.linear(tape, down, lora_b, name))
 
 
 def attention(tape: Tape, run: Run, branch: Branch, inputs: Inputs) -> Tensor:

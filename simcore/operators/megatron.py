@@ -55,19 +55,25 @@ def record(kind: LayerKind, run: Run, slots: dict[tuple[str, str], int],
     stem.clear()
     late = tape.cut()
     tape.phase = "backward"
-    grad = c.tape.empty(out.shape, out.dtype, "grad_loss") if is_loss else \
-        tape.external(out.shape, out.dtype, GRAD_HIDDEN, 1)
-    seed = tape.cut() if is_loss else _EMPTY
-    tape.seed(out, grad)
-    ends = [out]
-    del grad, out
+    seed = _seed(tape, out, is_loss=is_loss)
     tape.backward()
-    ends.clear()
+    del out  # the trainer's loss, and the graph's last reference
     c.held.clear()
     for end in caught:
         _hand_over(tape, end, GRAD_HIDDEN)
     grads = tape.release_grads()
     return LayerTape(forward, tape.cut(), after, late, seed, grads)
+
+
+def _seed(tape: Tape, out: Tensor, *, is_loss: bool) -> Section:
+    """The gradient of the output; without a graph the next layer makes none."""
+    if out.node is None:
+        return _EMPTY
+    if not is_loss:
+        tape.seed(out, tape.external(out.shape, out.dtype, GRAD_HIDDEN, 1))
+        return _EMPTY
+    tape.seed(out, tape.empty(out.shape, out.dtype, "grad_loss"))
+    return tape.cut()
 
 
 def _input(c: Context, caught: list[Tensor]) -> Tensor:

@@ -18,10 +18,7 @@ def attention(c: Context, block: Attention, x: Tensor) -> Tensor:
     """Self-attention on the residual stream `x`; the caller adds the residual."""
     mixed = norm_linear(c, "self_attention.linear_qkv", x)
     parts = _split(c, block, mixed)
-    if c.recomputes("core_attn"):
-        out = c.region(lambda: _core(c, block, *parts))
-    else:
-        out = _core(c, block, *parts)
+    out = c.region(lambda: _core(c, block, *parts)) if c.recomputes("core_attn") else _core(c, block, *parts)
     # `forward` holds query, key and value (views of `mixed`) until linear_proj has returned.
     return row(c, "self_attention.linear_proj", out)
 

@@ -11,6 +11,7 @@ of its etp ranks, so the experts see etp times as many.
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
 
 from simcore.errors import NotYet, Problem
@@ -63,6 +64,9 @@ def _layer(c: Context, block: Moe, rows: Rows, x: Tensor) -> Tensor:
     """`MoELayer.forward`: its variables keep what was sent and received alive until it returns."""
     shared = _shared(c, block, x) if block.shared_ffn else None
     probs = _route(c, block, rows, x)
+    if dict(c.run.options).get("moe_token_dispatcher_type") == "flex" and c.run.ep > 1:
+        out = _flex(c, block, rows, x, probs)
+        return add(c, out, shared, "mlp.output") if shared else out
     sent, sent_probs = _permute(c, block, rows, x, probs)
     received = _all_to_all(c, sent, rows.received, "dispatched")
     received_probs = _all_to_all(c, sent_probs, rows.received, "dispatched_probs")
@@ -72,7 +76,7 @@ def _layer(c: Context, block: Moe, rows: Rows, x: Tensor) -> Tensor:
     return add(c, out, shared, "mlp.output") if shared else out
 
 
-# ---- shared expert ----------------------------------------------------------------------------------------------------
+# ---- shared expert ---------------------------------------------------------------------------------------------------
 def _shared(c: Context, block: Moe, x: Tensor) -> Tensor:
     def run() -> Tensor:
         inner = column(c, "mlp.shared_experts.linear_fc1", x)
@@ -82,7 +86,7 @@ def _shared(c: Context, block: Moe, x: Tensor) -> Tensor:
     return c.region(run) if c.recomputes("shared_experts") else run()
 
 
-# ---- router -----------------------------------------------------------------------------------------------------------
+# ---- router ----------------------------------------------------------------------------------------------------------
 def _route(c: Context, block: Moe, rows: Rows, x: Tensor) -> Tensor:
     """Gate in fp32, scores, top-k, probabilities spread over all experts; the dispatcher holds them and the map."""
     logits = _gate(c, block, rows, x)
@@ -108,7 +112,8 @@ def _route(c: Context, block: Moe, rows: Rows, x: Tensor) -> Tensor:
     chosen = c.new(t, e, "router.routing_map", "uint8", _HELD)
     c.elementwise(scores, 14)
     c.node(probs, (logits,), (scores, indices, top, total, balance), back)
-    c.held.update(probs=probs, map=chosen)
+    if dict(c.run.options).get("moe_token_dispatcher_type") != "flex":
+        c.held.update(probs=probs.detach(), map=chosen)
     return probs
 
 
@@ -141,7 +146,7 @@ def _gate(c: Context, block: Moe, rows: Rows, x: Tensor) -> Tensor:
     return logits
 
 
-# ---- dispatcher -------------------------------------------------------------------------------------------------------
+# ---- dispatcher ------------------------------------------------------------------------------------------------------
 def _permute(c: Context, block: Moe, rows: Rows, x: Tensor, probs: Tensor) -> tuple[Tensor, Tensor]:
     """Copies of the tokens in expert order, with their probabilities; keeps only the row map, held besides."""
     h, t, e = block.hidden, rows.tokens, block.num_experts
@@ -259,7 +264,82 @@ def _unpermute(c: Context, rows: Rows, x: Tensor) -> Tensor:
     return out
 
 
-# ---- experts ----------------------------------------------------------------------------------------------------------
+# ---- flex dispatcher: DeepEP, HybridEP ------------------------------------------------------------------------------
+def distinct_ranks(num_experts: int, top_k: int, ep: int) -> float:
+    """Ranks that a token goes to, on average: the rows that each rank receives for each token it has."""
+    others = num_experts - num_experts // ep
+    return ep * (1 - math.prod((others - i) / (num_experts - i) for i in range(top_k)))
+
+
+def _flex(c: Context, block: Moe, rows: Rows, x: Tensor, probs: Tensor) -> Tensor:
+    """`MoEFlexTokenDispatcher`: a token crosses once for each rank, and is copied for its experts there.
+
+    Metadata is an estimate (20 %, 0.3 % of what a layer keeps). HybridEP is taken to be equal. The communication
+    buffers come from cudaMalloc, so PyTorch does not see them (`token_dispatcher.py`, `fused_a2a.py`).
+    """
+    t, e, k, h, ep = rows.tokens, block.num_experts, block.top_k, block.hidden, c.run.ep
+    here = distinct_ranks(e, k, ep)
+    landed = int(t * here)
+    metadata = int(t * (12 * k + 5 * ep + 4 * here + here * (e // ep) + here * k)) + 32 * rows.received
+    c.held["metadata"] = c.new(metadata, 1, "dispatch_metadata", "uint8", _HELD)
+    received = _crossed(c, (x, probs), (t, e), landed, "dispatched")
+    ordered, weights = _expanded(c, rows, received, e // ep, h)
+    out = _grouped_mlp(c, block, rows, ordered, weights)
+    folded = _folded(c, out, landed, h)
+    del out
+    return _crossed(c, (folded,), (landed, 0), t, "combined")
+
+
+def _crossed(c: Context, inputs: tuple[Tensor, ...], shape: tuple[int, int], rows: int, name: str) -> Tensor:
+    """One of DeepEP's two exchanges; in backward it is the other one."""
+    (before, spread), h = shape, inputs[0].shape[1]
+    payload = max(rows, before) * h * c.size
+
+    def back(_tape: Tape, _grads: Grads, _saved: Saved) -> list[Tensor | None]:
+        grads: list[Tensor | None] = [c.new(before, h, f"grad_{name}")]
+        c.tape.collective("all_to_all", c.run.ep_axis, payload, c.dtype)
+        return [*grads, c.new(before, spread, "grad_probs", "fp32")] if spread else grads
+
+    out = c.new(rows, h, name)
+    c.tape.collective("all_to_all", c.run.ep_axis, payload, c.dtype)
+    c.node(out, inputs, (c.held["metadata"],), back)
+    return out
+
+
+def _expanded(c: Context, rows: Rows, x: Tensor, experts: int, h: int) -> tuple[Tensor, Tensor]:
+    """Received tokens copied in the order of the local experts (`permute`, fused), gathered over etp."""
+    landed = x.shape[0]
+
+    def back(_tape: Tape, _grads: Grads, _saved: Saved) -> list[Tensor | None]:
+        grad = c.new(landed, h, "grad_permute")
+        c.tape.compute(Kernel.PERMUTE, 0, c.size * h * (rows.computed + landed))
+        return [grad]
+
+    row_map = c.new(landed, 2 * experts + 1, "row_id_map", "int32", _HELD)
+    out, weights = c.new(rows.computed, h, "sorted"), c.new(rows.computed, 1, "sorted_probs", "fp32")
+    c.tape.compute(Kernel.PERMUTE, 0, c.size * h * (rows.computed + landed))
+    c.node(out, (x,), (row_map,), back)
+    weights.node, weights.output = out.node, 1
+    c.held["row_map"] = row_map
+    return out, weights
+
+
+def _folded(c: Context, x: Tensor, landed: int, h: int) -> Tensor:
+    """Rows of the same token summed before they go back."""
+    n = x.shape[0]
+
+    def back(_tape: Tape, _grads: Grads, _saved: Saved) -> list[Tensor | None]:
+        grad = c.new(n, h, "grad_unpermute")
+        c.tape.compute(Kernel.PERMUTE, 0, c.size * h * (n + landed))
+        return [grad]
+
+    out = c.new(landed, h, "unpermuted")
+    c.tape.compute(Kernel.PERMUTE, 0, c.size * h * (n + landed))
+    c.node(out, (x,), (c.held["row_map"],), back)
+    return out
+
+
+# ---- experts ---------------------------------------------------------------------------------------------------------
 def _experts(c: Context, block: Moe, rows: Rows, x: Tensor, probs: Tensor) -> Tensor:
     """`routed_experts_compute`: gather over etp, sort, two grouped GEMMs, sort back, scatter over etp."""
     if c.run.etp > 1:

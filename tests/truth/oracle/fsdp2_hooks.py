@@ -162,11 +162,12 @@ def backward(tr: Tracker) -> None:
     def after(old: Call) -> Call:
         def post_backward(self: FSDPParamGroup, *a: Any) -> Any:
             previous, tr.layer = tr.layer, name_of(self)
-            grads = [p.unsharded_param.grad for p in self.fsdp_params if hasattr(p, "_unsharded_param")]
-            grads = [g for g in grads if g is not None]
-            for g in grads:
-                tr.tag(g, "unsharded_grad")
-            tr.mark(f"bwd:post_backward_begin:{tr.layer}:grads={int(bool(grads))}")
+            grads = 0  # no reference to a gradient may be kept here: FSDP2 frees them inside the original
+            for p in self.fsdp_params:
+                if hasattr(p, "_unsharded_param") and p.unsharded_param.grad is not None:
+                    tr.tag(p.unsharded_param.grad, "unsharded_grad")
+                    grads = 1
+            tr.mark(f"bwd:post_backward_begin:{tr.layer}:grads={grads}")
             r = old(self, *a)
             for p in self.fsdp_params:
                 if p.sharded_param.grad is not None:

@@ -1,0 +1,79 @@
+"""Flat buffers: many tensors laid end to end, cut into buckets, and each bucket cut over ranks.
+
+[Note: Megatron buffers]
+Megatron-Core 0.16.1 `distributed/param_and_grad_buffer.py`: parameters in reverse registration order, each start padded
+to 64 elements; a bucket closes when it holds `bucket_size` elements and its end is padded to lcm(dp, 128); each rank
+owns `1 / dp` of every bucket (`optimizer/distrib_optimizer.py`, `_build_model_gbuf_range`). What lies inside a rank's
+part is worked out for one rank, on request.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+from functools import lru_cache
+
+import numpy as np
+
+from simcore.mesh import IntArray
+
+__all__ = ["FlatBuffer", "lay_out"]
+
+
+@dataclass(frozen=True, eq=False)
+class FlatBuffer:
+    """`starts`/`ends` of parameters in the order they were given; `buckets`: (start, end) with padding, in buffer order.
+
+    `bucket_of`: the bucket number of each parameter. Unit: elements.
+    """
+
+    starts: IntArray
+    ends: IntArray
+    bucket_of: IntArray
+    buckets: tuple[tuple[int, int], ...]
+    num_unpadded: int
+
+    @property
+    def numel(self) -> int:
+        """Elements of storage, padding included."""
+        return self.buckets[-1][1] if self.buckets else 0
+
+    @property
+    def padding(self) -> int:
+        """Elements that belong to no parameter."""
+        return self.numel - int((self.ends - self.starts).sum())
+
+    def part(self, index: int, parts: int) -> IntArray:
+        """Elements of each parameter inside part `index` of every bucket."""
+        lows = np.array([s + index * ((e - s) // parts) for s, e in self.buckets], dtype=np.int64)
+        size = np.array([(e - s) // parts for s, e in self.buckets], dtype=np.int64)
+        low, high = lows[self.bucket_of], (lows + size)[self.bucket_of]
+        inside: IntArray = np.minimum(self.ends, high) - np.maximum(self.starts, low)
+        return np.maximum(inside, 0)
+
+
+def lay_out(sizes: Sequence[int], *, bucket_numel: int, align_param: int, align_bucket: int) -> FlatBuffer:
+    """Lay parameters out in reverse of the given (registration) order. `bucket_numel` 0: one bucket."""
+    return _lay_out(tuple(sizes), bucket_numel, align_param, align_bucket)
+
+
+@lru_cache(maxsize=64)
+def _lay_out(sizes: tuple[int, ...], bucket_numel: int, align_param: int, align_bucket: int) -> FlatBuffer:
+    starts, ends, bucket_of = ([0] * len(sizes) for _ in range(3))
+    buckets: list[tuple[int, int]] = []
+    at = bucket_start = unpadded = 0
+    for i in range(len(sizes) - 1, -1, -1):
+        at = math.ceil(at / align_param) * align_param
+        starts[i], ends[i], bucket_of[i] = at, at + sizes[i], len(buckets)
+        at += sizes[i]
+        if bucket_numel and at - bucket_start >= bucket_numel:
+            unpadded += at - bucket_start
+            end = math.ceil(at / align_bucket) * align_bucket
+            buckets.append((bucket_start, end))
+            at = bucket_start = end
+    if at > bucket_start:
+        unpadded += at - bucket_start
+        buckets.append((bucket_start, math.ceil(at / align_bucket) * align_bucket))
+    as_array = [np.array(column, dtype=np.int64) for column in (starts, ends, bucket_of)]
+    return FlatBuffer(as_array[0], as_array[1], as_array[2], tuple(buckets), unpadded)

@@ -1,0 +1,77 @@
+"""A rank's parameters in flat buffers, dense and expert apart: [Note: Megatron buffers] in `simcore.buffers`."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+
+import numpy as np
+
+from simcore.buffers import FlatBuffer, lay_out
+from simcore.framework import Buckets
+from simcore.mesh import IntArray
+from simcore.plan import AtRestBytes, Placed, Plan
+from simcore.units import dtype_bytes
+
+__all__ = ["RankBuffer", "exact_at_rest", "padding_elements", "rank_buffers"]
+
+
+@dataclass(frozen=True, eq=False)
+class RankBuffer:
+    """One buffer of a rank: which layer and tensor each entry is, and where it lies."""
+
+    axis: str
+    replicate_axis: str
+    layers: IntArray
+    tensors: IntArray
+    flat: FlatBuffer
+
+
+def rank_buffers(plan: Plan) -> tuple[RankBuffer, ...]:
+    """The dense and the expert buffer; empty ones are left out."""
+    flow = plan.framework.flow
+    assert isinstance(flow, Buckets)
+    found = (_buffer(plan, flow, expert) for expert in (0, 1))
+    return tuple(b for b in found if len(b.layers))
+
+
+def _buffer(plan: Plan, flow: Buckets, expert: int) -> RankBuffer:
+    layers, tensors, sizes = [], [], []
+    for layer in plan.layers:
+        for number, placed in enumerate(plan.of_layer(layer)):
+            if placed.trainable and (placed.life.name == "expert") == bool(expert):
+                copies = placed.used_copies
+                layers += [layer] * copies
+                tensors += [number] * copies
+                sizes += [placed.local // copies] * copies
+    parts = plan.mesh.axis(flow.axes[expert]).size
+    # Buckets only on the first stage: core 0.16.1 distributed_data_parallel.py:98, `pp_rank > 0`.
+    bucket = flow.bucket_numel if plan.stage == 0 else 0
+    align = math.lcm(parts, flow.align_bucket) if flow.align_bucket > 1 else 1
+    flat = lay_out(sizes, bucket_numel=bucket, align_param=flow.align_param, align_bucket=align)
+    return RankBuffer(flow.axes[expert], flow.replicate_axes[expert], np.array(layers, dtype=np.int64),
+                      np.array(tensors, dtype=np.int64), flat)
+
+
+def padding_elements(plan: Plan) -> int:
+    """Elements of the buffers that belong to no parameter."""
+    return sum(buffer.flat.padding for buffer in rank_buffers(plan))
+
+
+def exact_at_rest(plan: Plan) -> dict[str, AtRestBytes]:
+    """`Plan.at_rest` with optimizer states counted inside this rank's own part of every bucket."""
+    totals = {name: AtRestBytes(r.params_bytes, r.grads_bytes, 0, r.num_params, r.num_trainable_params)
+              for name, r in plan.at_rest().items()}
+    for buffer in rank_buffers(plan):
+        axis = plan.mesh.axis(buffer.axis)
+        inside = buffer.flat.part(axis.coordinate(plan.rank), axis.size)
+        for layer, number in dict.fromkeys(zip(buffer.layers.tolist(), buffer.tensors.tolist(), strict=True)):
+            mine = (buffer.layers == layer) & (buffer.tensors == number)
+            placed = plan.of_layer(layer)[number]
+            add = AtRestBytes(optimizer_bytes=int(inside[mine].sum()) * _state_bytes_per_element(placed))
+            totals[placed.spec.component] = totals[placed.spec.component] + add
+    return totals
+
+
+def _state_bytes_per_element(placed: Placed) -> int:
+    return sum(dtype_bytes(form.dtype) for _, form in placed.life.states)

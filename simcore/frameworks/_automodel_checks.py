@@ -1,0 +1,62 @@
+"""What NeMo Automodel 0.7.0 refuses, each with its rule."""
+
+from __future__ import annotations
+
+from simcore.job import Job
+from simcore.models.blocks import Moe
+
+__all__ = ["check"]
+
+
+def check(job: Job) -> None:
+    """IllegalLayout for the first rule that is broken."""
+    _check_mesh(job)
+    _check_tensor_parallel(job)
+    _check_pipeline(job)
+    _check_context_parallel(job)
+
+
+def _check_mesh(job: Job) -> None:
+    mesh = job.mesh
+    if mesh.dp_replicate > 1 and mesh.dp_shard == 1:
+        raise job.illegal("mesh.dp_replicate", f"dp_replicate_size={mesh.dp_replicate} must be less than dp_size="
+                          f"{mesh.dp_replicate * mesh.dp_shard} since DDP usecase is not supported by FSDP2",
+                          "0.7.0 distributed/mesh_utils.py:311")
+    if mesh.stage_size % mesh.ep:
+        raise job.illegal("mesh.ep", f"non_pp_size={mesh.stage_size} must be a multiple of ep_size={mesh.ep}",
+                          "0.7.0 distributed/mesh_utils.py:318")
+    if mesh.etp > 1:
+        raise job.illegal("mesh.etp", "routed experts are split by count and by ep_shard, not by width over etp",
+                          "0.7.0 moe/parallelizer.py")
+    for kind in job.graph.kinds:
+        for branch in kind.branches:
+            if isinstance(branch.block, Moe) and branch.block.num_experts % mesh.ep:
+                raise job.illegal("mesh.ep", f"n_routed_experts {branch.block.num_experts} must be divisible by "
+                                  f"expert_parallel_degree {mesh.ep}", "0.7.0 moe/parallelizer.py:1244")
+
+
+def _check_tensor_parallel(job: Job) -> None:
+    mesh = job.mesh
+    if mesh.tp > 1 and mesh.ep > 1:
+        raise job.illegal("mesh.tp", "no safe tensor-parallel plan is registered for custom MoE model "
+                          f"'NemotronHForCausalLM' at tp_size={mesh.tp}", "0.7.0 moe/parallelizer.py:301")
+    if job.scenario.training.sequence_parallel is True:
+        raise job.illegal("training.sequence_parallel", "sequence parallelism is not supported for this model",
+                          "0.7.0 models/nemotron_v3/parallelization.py:68")
+
+
+def _check_pipeline(job: Job) -> None:
+    """A batch that is written down must fill the pipeline; an omitted one is not checked."""
+    training, pp = job.scenario.training, job.mesh.pp
+    microbatches = job.scenario.num_microbatches
+    if pp > 1 and training.global_batch_size is not None and microbatches < pp:
+        raise job.illegal("training.global_batch_size", f"pp_batch_size {microbatches * training.micro_batch_size} // "
+                          f"pp_microbatch_size {training.micro_batch_size} must be >= pp_size {pp}",
+                          "0.7.0 recipes/llm/train_ft.py:675")
+
+
+def _check_context_parallel(job: Job) -> None:
+    cp, seq_len = job.mesh.cp, job.scenario.training.seq_len
+    if cp > 1 and seq_len % (2 * cp):
+        raise job.illegal("training.seq_len", f"{seq_len} tokens must be divisible by 2 x cp = {2 * cp}",
+                          "0.7.0 context parallel: load-balanced halves")

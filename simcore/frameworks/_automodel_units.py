@@ -1,0 +1,108 @@
+"""NeMo Automodel's FSDP2 units; see [Note: Automodel's two paths] in `automodel.py`."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+from simcore.framework import Unit
+from simcore.job import Job
+from simcore.tensor import TensorSpec
+
+__all__ = ["units"]
+
+Stages = tuple[tuple[int, ...], ...]
+Choose = Callable[[TensorSpec], bool]
+
+
+def units(job: Job, stages: Stages, options: dict[str, object], reduce: str, stored: str) -> tuple[Unit, ...]:
+    """Units of every stage, outermost first at each layer."""
+    maker = _Maker(job, options, reduce, stored)
+    path = maker.expert_parallel if job.mesh.ep > 1 else maker.dense
+    return tuple(unit for stage in stages for unit in path(stage))
+
+
+def _is_routed(spec: TensorSpec) -> bool:
+    return spec.component in ("routed_experts", "expert_adapters")
+
+
+def _is_fp32(spec: TensorSpec) -> bool:
+    return spec.stored == "fp32"
+
+
+class _Maker:
+    def __init__(self, job: Job, options: dict[str, object], reduce: str, stored: str) -> None:
+        self.job, self.reduce, self.stored = job, reduce, stored
+        self.compute = job.scenario.training.precision.compute
+        asked = options.get("reshard_after_forward")
+        if asked is None:
+            asked = options.get("moe.reshard_after_forward") if job.mesh.ep > 1 else None
+        self.asked: bool | None = asked if isinstance(asked, bool) else None
+        self.replicate = "dp_replicate" if job.mesh.dp_replicate > 1 else ""
+
+    def expert_parallel(self, stage: tuple[int, ...]) -> list[Unit]:
+        """ep > 1: nothing reshards by default; the outer model has no parameters of its own."""
+        reshard = bool(self.asked)
+        kinds = {layer: self._kind(layer) for layer in stage}
+        blocks = [layer for layer in stage if kinds[layer] not in ("embedding", "final_norm", "head", "loss")]
+        norms = [layer for layer in stage if kinds[layer] == "final_norm"]
+        end = next((layer for layer in stage if kinds[layer] == "head"), blocks[-1])
+        out = [Unit("", (), stage[0], end, "dp_shard_cp", is_root=True, reshard_after_forward=False)]
+        if norms:
+            out.append(self._unit("model", norms, stage[0], norms[-1], reshard))
+        if kinds[stage[0]] == "embedding":
+            out.append(self._unit("model.embed_tokens", [stage[0]], stage[0], stage[0], reshard))
+        for layer in blocks:
+            out += self._block(layer, reshard, separate_experts=True)
+        out += [self._unit("lm_head", [layer], layer, layer, reshard) for layer in stage if kinds[layer] == "head"]
+        return [unit for unit in out if unit.members or unit.is_root]
+
+    def dense(self, stage: tuple[int, ...]) -> list[Unit]:
+        """ep = 1: layers reshard; embedding and head are units only if they train; the rest is the root's."""
+        children = True if self.asked is None else self.asked
+        rest, own = [], []
+        blocks = []
+        for layer in stage:
+            kind = self._kind(layer)
+            if kind in ("embedding", "head") and self._trains(layer):
+                own.append((layer, children if kind == "embedding" else False))
+            elif kind in ("embedding", "final_norm", "head"):
+                rest.append(layer)
+            elif kind != "loss":
+                blocks.append(layer)
+        end = next((layer for layer in stage if self._kind(layer) == "head"), blocks[-1])
+        out = [self._unit("root", rest, stage[0], end, False, is_root=True)]
+        names = {"embedding": "model.embed_tokens", "head": "lm_head"}
+        out += [self._unit(names[self._kind(layer)], [layer], layer, layer, policy) for layer, policy in own]
+        for layer in blocks:
+            last_dense = self.job.graph.architecture.family == "llama" and layer == blocks[-1]
+            out += self._block(layer, False if last_dense else children, separate_experts=False)
+        return out
+
+    def _block(self, layer: int, reshard: bool, *, separate_experts: bool) -> list[Unit]:
+        path = self.job.graph.layers[layer].path
+        outside = (lambda t: not _is_routed(t) and not _is_fp32(t)) if separate_experts else (lambda t: not _is_fp32(t))
+        found = [self._unit(path, [layer], layer, layer, reshard, choose=outside),
+                 self._unit(f"{path}.mixer._fp32_params", [layer], layer, layer, reshard, choose=_is_fp32, dtype="fp32")]
+        if separate_experts and self.job.mesh.expert_dp > 1:
+            found.append(self._unit(f"{path}.mixer.experts", [layer], layer, layer, reshard, choose=_is_routed,
+                                    inner=True))
+        return [unit for unit in found if unit.members]
+
+    def _unit(self, name: str, layers: list[int], first: int, last: int, reshard: bool, *, choose: Choose | None = None,
+              dtype: str = "", inner: bool = False, is_root: bool = False) -> Unit:
+        members = tuple((layer, self._numbers(layer, choose)) for layer in layers)
+        axis, replicate = ("expert_dp", "") if inner else ("dp_shard_cp", self.replicate)
+        gathered = dtype or self.compute
+        return Unit(name, tuple(m for m in members if m[1]), first, last, axis, replicate, reshard, inner, is_root,
+                    False, gathered, dtype or self.reduce, gathered)
+
+    def _numbers(self, layer: int, choose: Choose | None) -> tuple[int, ...]:
+        specs = self.job.graph.tensors[self.job.graph.layers[layer].kind]
+        return tuple(i for i, t in enumerate(specs) if not t.is_buffer and (choose is None or choose(t)))
+
+    def _kind(self, layer: int) -> str:
+        graph = self.job.graph
+        return graph.kinds[graph.layers[layer].kind].name
+
+    def _trains(self, layer: int) -> bool:
+        return any(t.trainable for t in self.job.graph.tensors[self.job.graph.layers[layer].kind])

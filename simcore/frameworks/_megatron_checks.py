@@ -1,0 +1,99 @@
+"""What Megatron-Core refuses, each with its rule (core 0.16.1 unless said otherwise)."""
+
+from __future__ import annotations
+
+from simcore.job import Job
+from simcore.models.blocks import Attention, Mamba2, Mixer, Mlp, Moe
+
+__all__ = ["check"]
+
+
+def check(job: Job, *, sequence_parallel: bool) -> None:
+    """IllegalLayout for the first rule that is broken."""
+    _check_world(job)
+    for kind in job.graph.kinds:
+        for branch in kind.branches:
+            _check_block(job, branch.block, sequence_parallel=sequence_parallel)
+    _check_sequence(job, sequence_parallel=sequence_parallel)
+    _check_head(job)
+    _check_lora(job)
+
+
+def _check_world(job: Job) -> None:
+    mesh = job.mesh
+    parts = mesh.etp * mesh.ep * mesh.pp
+    if mesh.size % parts:
+        raise job.illegal("mesh.ep", f"world_size ({mesh.size}) is not divisible by "
+                          f"expert_tensor_model_pipeline_parallel size ({parts})",
+                          "core 0.16.1 parallel_state.py:792")
+
+
+def _check_block(job: Job, block: Mixer, *, sequence_parallel: bool) -> None:
+    if isinstance(block, Mamba2):
+        _check_mamba(job, block)
+    elif isinstance(block, Attention):
+        _divides(job, "tp", block.num_heads, "attention heads", "transformer_config.py: num_attention_heads % tp")
+        if block.num_kv_heads % job.mesh.tp and job.mesh.tp % block.num_kv_heads:
+            raise job.illegal("mesh.tp", f"{block.num_kv_heads} query groups and tp {job.mesh.tp}: one must divide the "
+                              "other", "core 0.16.1 attention.py: query groups over tp")
+    elif isinstance(block, Moe):
+        _check_moe(job, block, sequence_parallel=sequence_parallel)
+    elif isinstance(block, Mlp):
+        _divides(job, "tp", block.ffn, "FFN columns", "tensor_parallel/layers.py: divide(output_size, tp)")
+
+
+def _check_mamba(job: Job, block: Mamba2) -> None:
+    mesh = job.mesh
+    _divides(job, "tp", block.num_groups, "Mamba groups",
+             "ssm/mamba_mixer.py:258: ngroups must be evenly divisible by tp_size")
+    _divides(job, "tp", block.num_heads, "Mamba heads", "ssm/mamba_mixer.py: nheads % tp_size")
+    if (block.num_heads // mesh.tp) % mesh.cp:
+        raise job.illegal("mesh.cp", f"{block.num_heads // mesh.tp} Mamba heads a tp rank must be divisible by cp "
+                          f"{mesh.cp}", "core 0.16.1 ssm/mamba_context_parallel.py: nheads_local_tp % cp_size")
+    groups = block.num_groups // mesh.tp
+    if groups % mesh.cp and mesh.cp % groups:
+        raise job.illegal("mesh.cp", f"{groups} Mamba groups a tp rank and cp {mesh.cp}: one must divide the other",
+                          "core 0.16.1 ssm/mamba_context_parallel.py: ngroups_local_tp and cp_size")
+
+
+def _check_moe(job: Job, block: Moe, *, sequence_parallel: bool) -> None:
+    _divides(job, "ep", block.num_experts, "experts", "transformer_config.py: num_moe_experts % ep")
+    _divides(job, "etp", block.expert_ffn, "expert columns", "moe/experts.py: FFN width over etp")
+    _divides(job, "tp", block.shared_ffn, "shared expert columns", "moe/shared_experts.py: FFN width over tp")
+    if job.mesh.tp > 1 and not sequence_parallel:
+        raise job.illegal("training.sequence_parallel", "MoE with tensor parallelism trains only with sequence "
+                          "parallelism", "core 0.16.1 moe/moe_layer.py:379 (raised in forward, not at build)")
+
+
+def _check_sequence(job: Job, *, sequence_parallel: bool) -> None:
+    mesh, seq_len = job.mesh, job.scenario.training.seq_len
+    if mesh.cp > 1 and seq_len % (2 * mesh.cp):
+        raise job.illegal("training.seq_len", f"{seq_len} tokens must be divisible by 2 x cp = {2 * mesh.cp}",
+                          "core 0.16.1 context parallel: load-balanced halves")
+    if sequence_parallel and seq_len // mesh.cp % mesh.tp:
+        raise job.illegal("training.seq_len", f"{seq_len // mesh.cp} tokens a cp rank must be divisible by tp {mesh.tp}",
+                          "core 0.16.1 sequence parallel scatter")
+
+
+def _check_head(job: Job) -> None:
+    _divides(job, "tp", job.graph.architecture.vocab, "vocabulary rows",
+             "Bridge should_pad_vocab=False: VocabParallelEmbedding divides evenly")
+
+
+def _check_lora(job: Job) -> None:
+    training = job.scenario.training
+    if training.method == "full":
+        return
+    if training.lora.rank % job.mesh.tp:
+        raise job.illegal("training.lora.rank", f"rank {training.lora.rank} must be divisible by tp {job.mesh.tp}",
+                          "Bridge 0.3.1 peft/utils.py: ParallelLinearAdapter column-parallel linear_in")
+    per_expert = training.lora.expert_adapters == "per_expert"
+    if per_expert and job.scenario.framework_version != "main 2026-08-22":
+        raise job.illegal("training.lora.expert_adapters", "this Bridge shares one adapter among the local experts",
+                          "Bridge 0.3.1 has no share_expert_adapters; use framework_version: main 2026-08-22")
+
+
+def _divides(job: Job, axis: str, size: int, what: str, rule: str) -> None:
+    degree = job.mesh.axis(axis).size
+    if size % degree:
+        raise job.illegal(f"mesh.{axis}", f"{size} {what} must be divisible by {axis} {degree}", f"core 0.16.1 {rule}")

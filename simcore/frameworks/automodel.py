@@ -1,0 +1,170 @@
+"""NeMo Automodel 0.7.0: FSDP2 units over a dense mesh, experts over their own (ep_shard x ep) mesh.
+
+[Note: Automodel's two paths]
+With ep > 1 `moe/parallelizer.py` wraps experts (when ep_shard > 1), the fp32 Mamba holder, the block, embedding, head and
+inner model, and nothing is resharded after forward unless asked (`MoEParallelizerConfig.reshard_after_forward`, False).
+With ep = 1 `models/nemotron_v3/parallelization.py` wraps layers (resharded, torch's default) and embedding and head only
+if they train. Experts are cut on dimension 0 over ep and on dimension 1 over ep_shard, which takes in dp_replicate: they
+are never replicated by HSDP, and `expert_dp` here is Automodel's `ep_shard`. Parameters rest in the checkpoint's bf16
+and so do Adam's moments; A_log, D and dt_bias stay fp32.
+"""
+
+from __future__ import annotations
+
+from simcore.form import Form, Layout, Partial, Shard
+from simcore.framework import Framework, Life, Moment, Optimizer, Rule, UnshardFlow
+from simcore.frameworks._automodel_checks import check
+from simcore.frameworks._automodel_units import units
+from simcore.job import Job
+from simcore.lora_automodel import adapters
+from simcore.models.blocks import Moe
+from simcore.stages import contiguous, remainder_first, stage_layers
+
+__all__ = ["DEFAULT_IMPLEMENTATION", "VERSIONS", "adapters", "table"]
+
+VERSIONS = ("0.7.0",)
+DEFAULT_IMPLEMENTATION = "automodel"
+OPTIONS = {
+    "reshard_after_forward": (None, True, False),
+    "moe.reshard_after_forward": (None, True, False),
+    "defer_fsdp_grad_sync": (True, False),
+    "enable_fsdp_optimizations": (True, False),
+    "dispatcher": ("deepep", "torch"),
+}
+
+
+def table(job: Job) -> Framework:
+    """Automodel applied to a job."""
+    options = job.options(OPTIONS)
+    check(job)
+    training, mesh = job.scenario.training, job.mesh
+    stored = job.auto("training.precision.params", training.precision.params, "bf16",
+                      "from_pretrained(torch_dtype='auto'): the checkpoint's dtype")
+    reduce = job.auto("training.precision.grad_reduce", training.precision.grad_reduce, "fp32",
+                      "0.7.0 config.py:328 MixedPrecisionPolicy")
+    if training.method != "full" and stored == "fp32":
+        job.autos["precision of frozen parameters"] = (
+            training.precision.compute, "0.7.0 _transformers/infrastructure.py:683: PEFT stores them in the compute dtype")
+    stages = _stages(job)
+    own_unit = mesh.ep > 1 and mesh.expert_dp > 1
+    return Framework(
+        name="automodel", version=VERSIONS[0],
+        rules=_rules(job, stored),
+        units=units(job, stages, options, reduce, stored),
+        flow=_flow(job, options),
+        optimizer=Optimizer(training.optimizer.name, _optimizer(job)),
+        compute_dtype=training.precision.compute,
+        checkpoint=_checkpoint(job),
+        loss=job.auto("training.loss", training.loss, "masked_fp32", "0.7.0 recipes: MaskedCrossEntropy fp32_upcast"),
+        sequence_parallel=False,
+        stages=stages,
+        options=(*((("experts_unit", "1"),) if own_unit else ()), ("dispatcher", _dispatcher(job, options))),
+        communicators=_communicators(job),
+    )
+
+
+def _flow(job: Job, options: dict[str, object]) -> UnshardFlow:
+    """Under pipeline stages torch keeps parameters gathered until the last backward (`pipelining/stage.py`, 2.13)."""
+    defer = job.auto("framework_options.defer_fsdp_grad_sync",
+                     str(options.get("defer_fsdp_grad_sync", "auto")).lower(), "true", "0.7.0 config.py:340")
+    kept = bool(options.get("enable_fsdp_optimizations", False)) or job.mesh.pp > 1
+    return UnshardFlow(0, "last" if defer == "true" else "every", reshard_after_backward=not kept)
+
+
+def _dispatcher(job: Job, options: dict[str, object]) -> str:
+    default = "deepep" if job.mesh.ep > 1 else "torch"
+    return job.auto("framework_options.dispatcher", str(options.get("dispatcher", "auto")), default,
+                    "0.7.0 models/common/utils.py: DeepEP where installed and ep > 1, else torch")
+
+
+def _optimizer(job: Job) -> str:
+    optimizer = job.scenario.training.optimizer
+    if optimizer.name not in ("adamw", "adam", "sgd"):
+        raise job.not_yet("training.optimizer.name", f"{optimizer.name} under automodel")
+    if optimizer.implementation not in ("auto", "foreach", "fused", "for_loop"):
+        raise job.not_yet("training.optimizer.implementation", f"{optimizer.implementation} under automodel")
+    kind = job.auto("training.optimizer.implementation", optimizer.implementation, "foreach",
+                    "recipes: torch.optim.Adam, foreach by default on CUDA")
+    return "fused" if optimizer.name == "sgd" else kind
+
+
+def _checkpoint(job: Job) -> str:
+    recompute = job.scenario.training.recompute
+    if recompute in ("none", "full"):
+        return str(recompute)
+    raise job.not_yet("training.recompute", "selective checkpointing under automodel")
+
+
+def _stages(job: Job) -> tuple[tuple[int, ...], ...]:
+    """Contiguous, remainder to the first stages (0.7.0 pipelining/functional.py:98)."""
+    given, pp = job.scenario.training.pipeline.layers, job.mesh.pp
+    counts = remainder_first(job.graph.num_blocks, pp) if given == "auto" else list(given)
+    if len(counts) != pp or sum(counts) != job.graph.num_blocks or min(counts) < 1:
+        raise job.illegal("mesh.pp", f"expected {pp} stages of at least one layer, adding up to "
+                          f"{job.graph.num_blocks}, got {counts}",
+                          "0.7.0 pipelining/functional.py:135: stages cannot exceed layers")
+    return stage_layers(job.graph, contiguous(counts))
+
+
+# ---- lives ------------------------------------------------------------------------------------------------------------
+def _rules(job: Job, stored: str) -> tuple[Rule, ...]:
+    mesh, compute = job.mesh, job.scenario.training.precision.compute
+    dense: Layout = (("dp_shard_cp", Shard(0)),)
+    experts = job.scenario.training.precision.experts
+    rules = [
+        Rule(lambda t: t.is_buffer, _buffer()),
+        Rule(lambda t: t.stored == "fp32", _life(job, "fp32 holder", dense, (), "fp32", "fp32")),
+    ]
+    frozen = compute if job.scenario.training.method != "full" else stored
+    if mesh.ep > 1:
+        base = frozen if experts == "auto" else experts
+        rules.append(Rule(lambda t: t.component == "routed_experts", _experts(job, base)))
+        rules.append(Rule(lambda t: t.component == "expert_adapters", _experts(job, stored)))
+    if mesh.tp > 1:  # ep = 1: only the head is split, over its vocabulary (0.7.0 nemotron_v3/parallelization.py)
+        split: Layout = (("tp", Shard(0, even=True)),)
+        rules.append(Rule(lambda t: t.component == "lm_head", _life(job, "split head", (*split, *dense), split, frozen,
+                                                                    compute)))
+    adapter = job.scenario.training.lora.dtype
+    rules.append(Rule(lambda t: t.module == "adapter",
+                      _life(job, "adapters", dense, (), stored if adapter == "auto" else adapter, compute)))
+    rules.append(Rule(lambda t: True, _life(job, "sharded", dense, (), frozen, compute)))
+    return tuple(rules)
+
+
+def _buffer() -> Life:
+    form = Form((), "fp32")
+    return Life("buffer", form, form, form, form, rest_category="buffer")
+
+
+def _experts(job: Job, stored: str) -> Life:
+    compute = job.scenario.training.precision.compute
+    split: Layout = (("ep", Shard(0, even=True)),)
+    if job.mesh.expert_dp > 1:
+        return _life(job, "experts, sharded on dimension 1", (*split, ("expert_dp", Shard(1, even=True))), split, stored,
+                     compute)
+    form = Form(split, stored)
+    return Life("experts, local", form, Form(split, compute), form, form, _states(job, split, stored),
+                rest_category="ignored_param", grad_made_category="ignored_grad")
+
+
+def _life(job: Job, name: str, layout: Layout, used: Layout, stored: str, compute: str) -> Life:
+    partial: Layout = (*used, ("dp_shard_cp", Partial()))
+    return Life(name, Form(layout, stored), Form(used, compute), Form(partial, compute), Form(layout, stored),
+                _states(job, layout, stored), Moment.UNIT_FORWARD_BEGIN, Moment.UNIT_BACKWARD_END,
+                Moment.UNIT_BACKWARD_END, pad_storage=True)
+
+
+def _states(job: Job, layout: Layout, stored: str) -> tuple[tuple[str, Form], ...]:
+    optimizer = job.scenario.training.optimizer
+    moments = stored if optimizer.moments == "auto" else optimizer.moments
+    if optimizer.name == "sgd":
+        return ()
+    return (("exp_avg", Form(layout, moments)), ("exp_avg_sq", Form(layout, moments)))
+
+
+def _communicators(job: Job) -> tuple[str, ...]:
+    mesh = job.mesh
+    names = ["dp_shard_cp", "dp_replicate", "cp", "tp", "pp"]
+    if any(isinstance(b.block, Moe) for kind in job.graph.kinds for b in kind.branches) and mesh.ep > 1:
+        names += ["ep", "expert_dp"]
+    return tuple(name for name in names if mesh.axis(name).size > 1)

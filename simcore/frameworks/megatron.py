@@ -1,0 +1,227 @@
+"""Megatron-Core with Megatron-Bridge: tensor, pipeline, context and expert parallelism with the distributed optimizer.
+
+Versions: core 0.16.1 with Bridge 0.3.1, and the main branches of 2026-08-22 ("main 2026-08-22"). Parameters and main
+gradients are whole on every data-parallel rank, in flat buffers; masters and moments are cut over the dense
+data-parallel ranks (context parallel ranks included) and, for experts, over the expert-data-parallel ones.
+"""
+
+from __future__ import annotations
+
+from simcore.form import COPIES, Flat, Form, Layout, Partial, Shard
+from simcore.framework import Buckets, Framework, Life, Matches, Moment, Optimizer, Rule
+from simcore.frameworks._megatron_checks import check
+from simcore.job import Job
+from simcore.lora_bridge import adapters
+from simcore.models.blocks import Moe
+from simcore.scenario import Mesh as Degrees
+from simcore.stages import contiguous, stage_layers
+from simcore.tensor import TensorSpec
+
+__all__ = ["DEFAULT_IMPLEMENTATION", "VERSIONS", "adapters", "default_etp", "table"]
+
+VERSIONS = ("core 0.16.1 + bridge 0.3.1", "main 2026-08-22")
+DEFAULT_IMPLEMENTATION = "megatron"
+OPTIONS = {
+    "use_distributed_optimizer": (True, False),
+    "use_precision_aware_optimizer": (True, False),
+    "overlap_grad_reduce": (True, False),
+    "overlap_param_gather": (True, False),
+    "num_layers_in_first_pipeline_stage": (None, int),
+    "num_layers_in_last_pipeline_stage": (None, int),
+    "moe_token_dispatcher_type": ("alltoall", "flex"),
+    "moe_flex_dispatcher_backend": ("deepep", "hybridep"),
+}
+TP_DIMS = ("vocab", "heads", "ffn", "shared_ffn", "mamba_in", "mamba_conv", "mamba_heads", "mamba_inner", "tp_rank",
+           "tp_in", "tp_out")
+ETP_DIMS = ("expert_ffn", "etp_rank", "etp_in", "etp_out")
+
+
+def default_etp(degrees: Degrees) -> int:
+    """Omitted expert tensor parallelism is tp (core 0.16.1 `parallel_state.py:787`)."""
+    return degrees.tp
+
+
+def table(job: Job) -> Framework:
+    """Megatron applied to a job."""
+    options = job.options(OPTIONS)
+    sequence_parallel = _sequence_parallel(job)
+    stages = _stages(job, options)
+    check(job, sequence_parallel=sequence_parallel)
+    training = job.scenario.training
+    grads = _grad_dtype(job)
+    precise = bool(options.get("use_precision_aware_optimizer", False))
+    scatter = bool(options.get("use_distributed_optimizer", True))
+    return Framework(
+        name="megatron", version=_version(job),
+        rules=tuple(_rules(job, grads, precise=precise, scatter=scatter)),
+        units=(),
+        flow=_buckets(job, options, grads, scatter=scatter),
+        optimizer=Optimizer(training.optimizer.name, "te", grad_copy=grads != "fp32" and not precise),
+        compute_dtype=training.precision.compute,
+        checkpoint=_checkpoint(job),
+        loss=job.auto("training.loss", training.loss, "megatron",
+                      "Bridge recipes: cross_entropy_loss_fusion, native"),
+        sequence_parallel=sequence_parallel,
+        stages=stages,
+        frees_sent_output=True,
+        options=_run_options(options),
+        communicators=_communicators(job),
+    )
+
+
+def _version(job: Job) -> str:
+    given = job.scenario.framework_version
+    return VERSIONS[0] if given == "auto" else given
+
+
+def _sequence_parallel(job: Job) -> bool:
+    given = job.scenario.training.sequence_parallel
+    return job.mesh.tp > 1 if given == "auto" else bool(given)
+
+
+def _grad_dtype(job: Job) -> str:
+    precision = job.scenario.training.precision
+    given = precision.main_grads if precision.main_grads != "auto" else precision.grad_reduce
+    return job.auto("training.precision.main_grads", given, "fp32",
+                    "Bridge 0.3.1 bf16_mixed: grad_reduce_in_fp32=True (SFT and PEFT recipes)")
+
+
+def _checkpoint(job: Job) -> str:
+    recompute = job.scenario.training.recompute
+    if isinstance(recompute, str):
+        return recompute
+    if isinstance(recompute, tuple):
+        return ",".join(recompute)
+    raise job.not_yet("training.recompute", "recompute by mode under megatron")
+
+
+def _run_options(options: dict[str, object]) -> tuple[tuple[str, str], ...]:
+    dispatcher = options.get("moe_flex_dispatcher_backend", "deepep") \
+        if options.get("moe_token_dispatcher_type") == "flex" else "alltoall"
+    return (("dispatcher", str(dispatcher)),)
+
+
+# ---- lives ------------------------------------------------------------------------------------------------------------
+def _rules(job: Job, grads: str, *, precise: bool, scatter: bool) -> list[Rule]:
+    """One rule for each way in which tensors are cut: by the names of their dimensions."""
+    rules: dict[tuple[tuple[str, ...], str, bool, bool], Rule] = {}
+    for specs in job.graph.tensors:
+        for spec in specs:
+            key = (spec.dims, spec.component, spec.copies > 1, spec.is_buffer)
+            if key not in rules:
+                life = _life(job, spec, grads, precise=precise, scatter=scatter)
+                rules[key] = Rule(_same(key), life)
+    return list(rules.values())
+
+
+def _same(key: tuple[tuple[str, ...], str, bool, bool]) -> Matches:
+    def matches(spec: TensorSpec) -> bool:
+        return (spec.dims, spec.component, spec.copies > 1, spec.is_buffer) == key
+
+    return matches
+
+
+def _is_expert(job: Job, spec: TensorSpec) -> bool:
+    """Experts have buffers of their own only under expert parallelism (core 0.16.1 extensions/transformer_engine.py:
+    `param.allreduce = not (is_expert and expert_parallel)`)."""
+    return job.mesh.ep > 1 and spec.component in ("routed_experts", "expert_adapters")
+
+
+def _layout(spec: TensorSpec) -> Layout:
+    cut: list[tuple[str, Shard]] = []
+    if spec.copies > 1:
+        cut.append(("ep", Shard(COPIES, even=True)))
+    for place, dim in enumerate(spec.dims):
+        axis = "ep" if dim == "experts" else "tp" if dim in TP_DIMS else "etp" if dim in ETP_DIMS else ""
+        if axis:
+            cut.append((axis, Shard(place, even=True)))
+    return tuple(cut)
+
+
+def _life(job: Job, spec: TensorSpec, grads: str, *, precise: bool, scatter: bool) -> Life:
+    precision, layout = job.scenario.training.precision, _layout(spec)
+    stored = "bf16" if precision.params == "auto" else precision.params
+    if spec.is_buffer:
+        form = Form((), spec.stored or stored)
+        return Life("buffer", form, form, form, form, rest_category="buffer")
+    expert = _is_expert(job, spec)
+    axis = shard_axes(job)[expert]
+    whole: Layout = ((axis, Flat("buffer")),) if scatter else ()
+    rest = Form(layout, stored)
+    return Life(
+        "expert" if expert else "dense", rest, Form(layout, precision.compute),
+        Form((*layout, (axis, Partial())), grads), Form(layout, grads),
+        _states(job, (*layout, *whole), precise=precise), Moment.NEVER, Moment.NEVER, Moment.BUCKET_FULL,
+        grads_persist=True, rest_category="sharded_param", grad_made_category="")
+
+
+def _states(job: Job, layout: Layout, *, precise: bool) -> tuple[tuple[str, Form], ...]:
+    """fp32 masters and moments; precision-aware keeps 16-bit remainders (core 0.16.1 `optimizer_config.py:187`)."""
+    optimizer = job.scenario.training.optimizer
+    moments = "fp32" if optimizer.moments == "auto" else optimizer.moments
+    master = "bf16" if precise else "fp32" if optimizer.master in ("auto", "none") else optimizer.master
+    states: list[tuple[str, Form]] = [("master_param", Form(layout, master))]
+    if optimizer.name != "sgd":
+        states += [("exp_avg", Form(layout, moments)), ("exp_avg_sq", Form(layout, moments))]
+    return tuple(states)
+
+
+def shard_axes(job: Job) -> tuple[str, str]:
+    """(dense, expert) axes over which optimizer states are cut; several optimizer instances cut a part of them."""
+    copies = job.mesh.dp_replicate
+    if copies == 1:
+        return "dp_cp", "expert_dp"
+    if job.mesh.expert_dp % copies:
+        raise job.illegal("mesh.dp_replicate", f"expert data parallel size {job.mesh.expert_dp} must be divisible by "
+                          f"{copies} optimizer instances", "core 0.16.1 parallel_state.py: "
+                          "num_distributed_optimizer_instances")
+    return "dp_shard_cp", f"expert_dp/{job.mesh.expert_dp // copies}"
+
+
+def _buckets(job: Job, options: dict[str, object], grads: str, *, scatter: bool) -> Buckets:
+    mesh = job.mesh
+    dense, expert = shard_axes(job)
+    overlap = bool(options.get("overlap_grad_reduce", True))
+    bucket = max(40_000_000, 1_000_000 * mesh.axis("dp").size) if overlap else 0
+    replicate = ("dp_replicate", "expert_dp_replicate") if mesh.dp_replicate > 1 else ("", "")
+    return Buckets(bucket, (dense, expert), replicate, grads, scatter, scatter, 64 if scatter else 1,
+                   128 if scatter else 1, overlap)
+
+
+# ---- stages -----------------------------------------------------------------------------------------------------------
+def _stages(job: Job, options: dict[str, object]) -> tuple[tuple[int, ...], ...]:
+    blocks, pp = job.graph.num_blocks, job.mesh.pp
+    given = job.scenario.training.pipeline.layers
+    first, last = (options.get(f"num_layers_in_{end}_pipeline_stage") for end in ("first", "last"))
+    if given != "auto":
+        counts = list(given)
+    elif first or last:
+        counts = _uneven(job, blocks, pp, int(str(first or 0)), int(str(last or 0)))
+    else:
+        if blocks % pp:
+            raise job.illegal("mesh.pp", f"{blocks} layers do not divide into {pp} stages",
+                              "main 2026-08-22 raises; core 0.16.1 (ssm/mamba_block.py:172) silently drops the last "
+                              "layers, which nobody wants")
+        counts = [blocks // pp] * pp
+    if len(counts) != pp or sum(counts) != blocks or min(counts) < 1:
+        raise job.illegal("training.pipeline.layers", f"expected {pp} numbers that add up to {blocks}, got {counts}",
+                          "core 0.16.1 mamba_block.py: stages are contiguous slices of the pattern")
+    return stage_layers(job.graph, contiguous(counts))
+
+
+def _uneven(job: Job, blocks: int, pp: int, first: int, last: int) -> list[int]:
+    middle_stages = pp - (first > 0) - (last > 0)
+    middle = blocks - first - last
+    if middle_stages < 0 or middle < 0 or (middle_stages and middle % middle_stages) or (not middle_stages and middle):
+        raise job.illegal("framework_options", f"{middle} layers do not divide into {middle_stages} middle stages",
+                          "core 0.16.1 transformer_config.py: uneven pipeline stages")
+    counts = [middle // middle_stages] * middle_stages if middle_stages else []
+    return [*([first] if first else []), *counts, *([last] if last else [])]
+
+
+def _communicators(job: Job) -> tuple[str, ...]:
+    mesh = job.mesh
+    names = ["tp", "cp", "dp_cp", "pp"]
+    if any(isinstance(b.block, Moe) for kind in job.graph.kinds for b in kind.branches):
+        names += ["ep", "etp", "expert_dp"]
+    return tuple(name for name in names if mesh.axis(name).size > 1)

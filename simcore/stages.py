@@ -1,0 +1,33 @@
+"""Which layers a pipeline stage holds: contiguous slices, embedding first, final norm, head and loss last."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from itertools import accumulate
+
+from simcore.graph import ModelGraph
+
+__all__ = ["contiguous", "remainder_first", "stage_layers"]
+
+
+def contiguous(counts: Sequence[int]) -> tuple[range, ...]:
+    """[2, 3] -> (range(0, 2), range(2, 5))."""
+    ends = list(accumulate(counts))
+    return tuple(range(end - count, end) for end, count in zip(ends, counts, strict=True))
+
+
+def remainder_first(num_layers: int, num_stages: int) -> list[int]:
+    """Equal counts, the remainder one each to the first stages."""
+    whole, rest = divmod(num_layers, num_stages)
+    return [whole + (stage < rest) for stage in range(num_stages)]
+
+
+def stage_layers(graph: ModelGraph, blocks: Sequence[range]) -> tuple[tuple[int, ...], ...]:
+    """Graph layer numbers of each stage, from the numbers of its blocks."""
+    inner = [layer.index for layer in graph.layers if graph.kinds[layer.kind].block is None]
+    before = [layer.index for layer in graph.layers if layer.index < inner[0]]
+    after = [layer.index for layer in graph.layers if layer.index > inner[-1]]
+    stages = [[inner[i] for i in part] for part in blocks]
+    stages[0] = before + stages[0]
+    stages[-1] = stages[-1] + after
+    return tuple(tuple(stage) for stage in stages)

@@ -1,0 +1,329 @@
+"""Megatron-Core's tensors against what it registers; its records against published and measured bytes."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from collections.abc import Iterable
+from pathlib import Path
+
+import pytest
+
+from simcore.lora import LoraChoice
+from simcore.lora_bridge import adapters
+from simcore.models.blocks import (
+    Attention,
+    Branch,
+    Embedding,
+    FinalNorm,
+    Head,
+    LayerKind,
+    Loss,
+    Mamba2,
+    Mixer,
+    Mlp,
+    Moe,
+)
+from simcore.operators.megatron import idle_gradients, record, tensors
+from simcore.recording import LayerTape, Run
+from simcore.tape import GRAD_HIDDEN, HIDDEN, Kernel, Op, Param, Section
+
+H, V, T = 2688, 131072, 8192
+
+
+def _layer(name: str, block: Mixer, family: str = "nemotron_h") -> LayerKind:
+    return LayerKind(name, family, block.hidden, (Branch("norm", "mixer", block),))
+
+
+MAMBA = _layer("mamba", Mamba2(H, 64, 64, 8, 128, 4, 128))
+MOE = _layer("moe", Moe(H, 128, 6, 1856, 3712))
+ATTENTION = _layer("attention", Attention(H, 32, 2, 128))
+MLP = _layer("mlp", Mlp(H, 1856, gated=False))
+LLAMA = LayerKind("layer", "llama", 4096, (
+    Branch("input_layernorm", "self_attn", Attention(4096, 32, 8, 128, rotary=True)),
+    Branch("post_attention_layernorm", "mlp", Mlp(4096, 14336))))
+EMBEDDING, NORM, HEAD, LOSS = (LayerKind(name, "nemotron_h", H, block=block) for name, block in (
+    ("embedding", Embedding(V, H)), ("final_norm", FinalNorm(H)), ("head", Head(V, H)), ("loss", Loss(V))))
+NANO = ((EMBEDDING, 1), (MAMBA, 23), (MOE, 23), (ATTENTION, 6), (NORM, 1), (HEAD, 1))
+
+# `named_parameters()` at tp 1 (megatron-core 0.16.1; norm weights of fused linears where TE has them). `#n`: copies.
+REGISTERED = {
+    "mamba": ["mixer.dt_bias 64", "mixer.A_log 64", "mixer.D 64", "mixer.in_proj.layer_norm_weight 2688",
+              "mixer.in_proj.weight 10304x2688", "mixer.conv1d.weight 6144x1x4", "mixer.conv1d.bias 6144",
+              "mixer.norm.weight 4096", "mixer.out_proj.weight 2688x4096"],
+    "moe": ["pre_mlp_layernorm.weight 2688", "mlp.router.weight 128x2688",
+            "mlp.experts.linear_fc1.weight 1856x2688 #128", "mlp.experts.linear_fc2.weight 2688x1856 #128",
+            "mlp.shared_experts.linear_fc1.weight 3712x2688", "mlp.shared_experts.linear_fc2.weight 2688x3712"],
+    "attention": ["self_attention.linear_proj.weight 2688x4096", "self_attention.linear_qkv.layer_norm_weight 2688",
+                  "self_attention.linear_qkv.weight 4608x2688"],
+    "mlp": ["mlp.linear_fc1.layer_norm_weight 2688", "mlp.linear_fc1.weight 1856x2688",
+            "mlp.linear_fc2.weight 2688x1856"],
+    "layer": ["self_attention.linear_proj.weight 4096x4096", "self_attention.linear_qkv.layer_norm_weight 4096",
+              "self_attention.linear_qkv.weight 6144x4096", "mlp.linear_fc1.layer_norm_weight 4096",
+              "mlp.linear_fc1.weight 28672x4096", "mlp.linear_fc2.weight 4096x14336"],
+    "embedding": ["embedding.word_embeddings.weight 131072x2688"],
+    "final_norm": ["decoder.final_norm.weight 2688"],
+    "head": ["output_layer.weight 131072x2688"],
+    "loss": [],
+}
+
+
+def _spelled(kind: LayerKind) -> list[str]:
+    return [f"{s.name} {'x'.join(map(str, s.shape))}{f' #{s.copies}' if s.copies > 1 else ''}"
+            for s in tensors(kind) if not s.is_buffer]
+
+
+@pytest.mark.parametrize("kind", [MAMBA, MOE, ATTENTION, MLP, LLAMA, EMBEDDING, NORM, HEAD, LOSS], ids=lambda k: k.name)
+def test_tensors_are_those_that_megatron_registers(kind: LayerKind) -> None:
+    assert _spelled(kind) == REGISTERED[kind.name]
+
+
+def test_router_buffers_are_no_parameters() -> None:
+    assert [(s.name, s.stored) for s in tensors(MOE) if s.is_buffer] == [
+        ("mlp.router.local_tokens_per_expert", "fp32"), ("mlp.router.expert_bias", "fp32")]
+
+
+def test_parameters_of_nano_sum_to_the_published_total() -> None:
+    # 31,577,937,344: research/frameworks.md section 1, counted in three code bases.
+    assert sum(n * s.numel * s.copies for kind, n in NANO for s in tensors(kind) if not s.is_buffer) == 31_577_937_344
+
+
+_LIVE = """
+import json, sys
+sys.path.insert(0, {truth!r})
+from oracle import megatron, te_stub
+names = []
+ask = megatron.MambaModel.named_parameters
+def note(self, *a, **k):
+    found = list(ask(self, *a, **k))
+    names[:] = names or [n for n, _ in found]
+    return iter(found)
+megatron.MambaModel.named_parameters = note
+megatron.measure({{"world": 1, "rank": 0}})
+print("NAMES " + json.dumps(names))
+"""
+
+
+@pytest.mark.slow
+def test_names_and_order_are_the_installed_packages_own() -> None:
+    truth = Path(__file__).parent / "truth"
+    asked = subprocess.run([sys.executable, "-c", _LIVE.format(truth=str(truth))], capture_output=True, text=True,
+                           timeout=300, check=False)
+    line = next((x for x in asked.stdout.splitlines() if x.startswith("NAMES ")), None)
+    if line is None:
+        pytest.skip("megatron-core is not installed here")
+    found = [n.split("layers.")[1].split(".", 1) for n in json.loads(line[6:]) if ".layers." in n]
+    for kind, index in ((MAMBA, "0"), (MOE, "1"), (ATTENTION, "5")):
+        names = [n for i, n in found if i == index]
+        expanded = [f"{s.name}{i if s.copies > 1 else ''}" for s in tensors(kind) if not s.is_buffer
+                    for i in range(s.copies)]
+        # The stand-in for TE registers `weight` first; TE itself `layer_norm_weight`.
+        assert sorted(names) == sorted(expanded)
+        assert [n for n in names if "layer_norm" not in n] == [n for n in expanded if "layer_norm" not in n]
+
+
+# ---- records ---------------------------------------------------------------------------------------------------------
+_TP = ("vocab", "heads", "shared_ffn", "ffn", "mamba_in", "mamba_conv", "mamba_heads", "mamba_inner",
+       "tp_rank", "tp_in", "tp_out")
+
+
+def _run(kind: LayerKind, *, lora: int = 0, frozen: bool = False, tokens: int = T, top_k: int = 6,
+         **options: object) -> Run:
+    tp, etp, ep = (int(str(options.get(n, 1))) for n in ("tp", "etp", "ep"))
+    params = {}
+    specs = tensors(kind)
+    extra = adapters(kind, specs, LoraChoice(lora)) if lora else ()
+    for spec in (*specs, *extra):
+        shape = [n // (tp if d in _TP else etp if d == "expert_ffn" else 1)
+                 for n, d in zip(spec.shape, spec.dims, strict=True)]
+        if spec.copies > 1:
+            shape = [spec.copies // ep, *shape]
+        trains = spec in extra or not (lora or frozen)
+        params[spec.name] = Param(spec.name, tuple(shape), "bf16", trains, "", grad_exists=True)
+    options.setdefault("loss", "megatron")
+    return Run(1, tokens, "bf16", params, rows_per_token=top_k << 16, **options)  # type: ignore[arg-type]
+
+
+def _bytes(sections: Iterable[Section], skip: tuple[int, ...] = ()) -> tuple[int, int]:
+    """Balance and highest balance of the rows, the tensors that cross the layer's border apart."""
+    now = peak = 0
+    for section in sections:
+        for op, _, slot, amount, _, _ in section.rows:
+            if op in (Op.ALLOC, Op.FREE) and slot not in skip:
+                now += amount
+                peak = max(peak, now)
+    return now, peak
+
+
+def _kept(kind: LayerKind, run: Run) -> int:
+    """Bytes that the layer keeps for backward, its input among them, its output not."""
+    tape = record(kind, run, {}, {})
+    rows = [r for s in (tape.forward, tape.after) for r in s.rows]
+    own = sum(r[3] for r in rows if r[0] in (Op.ALLOC, Op.FREE) and r[2] != HIDDEN)
+    dropped = sum(r[3] for r in rows if r[0] == Op.FREE and r[2] == HIDDEN)
+    width = 2 * (kind.block.vocab // run.tp if isinstance(kind.block, Loss) else kind.hidden)
+    local = run.tokens // (run.tp if run.sequence_parallel and not isinstance(kind.block, Loss) else 1)
+    return own + local * width + dropped
+
+
+def _closes(kind: LayerKind, run: Run, tape: LayerTape) -> None:
+    """All that is born dies, but for the output and the input's gradient, which the neighbours free."""
+    sections = (tape.forward, tape.after, tape.late, tape.seed, tape.backward)
+    balance = {}
+    for op, offset, slot, amount, _, _ in (r for s in sections for r in s.rows):
+        if op in (Op.ALLOC, Op.FREE):
+            balance[offset, slot] = balance.get((offset, slot), 0) + amount
+    borders = {key: value for key, value in balance.items() if value}
+    output, given = {(0, HIDDEN)}, {(1, GRAD_HIDDEN)}
+    inward = {(-1, HIDDEN)} if kind is not EMBEDDING else set()
+    back = {(0, GRAD_HIDDEN)} if kind is not EMBEDDING and run.input_requires_grad else set()
+    has_graph = bool(back) or any(p.trainable for p in run.params.values())
+    expected = inward | back | (set() if kind is LOSS else output | (given if has_graph else set()))
+    assert set(borders) == expected
+    assert tape.grads == ()
+
+
+EVERY = [MAMBA, MOE, ATTENTION, MLP, LLAMA, EMBEDDING, NORM, HEAD, LOSS]
+
+
+@pytest.mark.parametrize("kind", EVERY, ids=lambda k: k.name)
+@pytest.mark.parametrize("options", [
+    {}, {"lora": 32}, {"frozen": True}, {"checkpoint": "full"}, {"checkpoint": "moe,layernorm"},
+    {"checkpoint": "moe_act"}, {"checkpoint": "shared_experts,core_attn,mlp"},
+    {"tp": 2, "sequence_parallel": True, "ep": 8},
+    {"tp": 2, "sequence_parallel": True, "etp": 2, "ep": 4, "lora": 32}, {"tp": 2}, {"cp": 2, "ep": 8},
+    {"ep": 8, "options": (("moe_token_dispatcher_type", "flex"),)},
+    {"lora": 8, "checkpoint": "moe_act,layernorm"}, {"lora": 8, "input_requires_grad": False, "first": True},
+], ids=str)
+def test_all_that_is_born_dies(kind: LayerKind, options: dict[str, object]) -> None:
+    for loss in ("megatron", "te", "te_inplace") if kind is LOSS else ("megatron",):
+        run = _run(kind, tokens=512, loss=loss, **options)  # type: ignore[arg-type]
+        _closes(kind, run, record(kind, run, {}, {}))
+
+
+# research/activations.md table 1.1, rows "Megatron alltoall"; attention and Mamba of "frozen" from section 1.2.
+@pytest.mark.parametrize(("kind", "options", "per_token"), [
+    (MAMBA, {}, 55_972), (MOE, {}, 105_248), (ATTENTION, {}, 28_292), (NORM, {}, 5_380),
+    (MAMBA, {"lora": 32}, 56_100), (MOE, {"lora": 32}, 106_144), (ATTENTION, {"lora": 32}, 28_420),
+    (MAMBA, {"lora": 8}, 56_004), (ATTENTION, {"lora": 8}, 28_324),
+    (MAMBA, {"frozen": True}, 42_404), (ATTENTION, {"frozen": True}, 22_916),
+    (MOE, {"checkpoint": "moe_act"}, 82_976),
+    (MOE, {"checkpoint": "shared_experts"}, 105_248 - 4 * 3712),
+    (MAMBA, {"checkpoint": "full"}, 5_376), (ATTENTION, {"checkpoint": "full"}, 5_376),
+    (MAMBA, {"checkpoint": "moe,layernorm"}, 55_972),
+], ids=str)
+def test_kept_bytes_are_the_closed_forms(kind: LayerKind, options: dict[str, object], per_token: int) -> None:
+    assert _kept(kind, _run(kind, ep=8, **options)) == per_token * T  # type: ignore[arg-type]
+
+
+def test_a_recomputed_moe_layer_keeps_its_input_and_what_the_dispatcher_holds() -> None:
+    # The page says 5,380: it counts rsigma, which a norm that runs without a graph does not keep, and forgets that
+    # probabilities, routing map (5E) and row map (4(2E+1)) are attributes of the dispatcher (token_dispatcher.py).
+    held = 5 * 128 + 4 * (2 * 128 + 1)
+    assert _kept(MOE, _run(MOE, ep=8, checkpoint="moe,layernorm")) == (5_376 + held) * T
+    assert _kept(MOE, _run(MOE, ep=8, checkpoint="full")) == (5_376 + held) * T
+
+
+def test_deepep_keeps_what_the_page_estimates() -> None:
+    # activations.md table 1.1, rows "Megatron deepep"; metadata 20 % at best.
+    flex = (("moe_token_dispatcher_type", "flex"),)
+    assert _kept(MOE, _run(MOE, ep=8, options=flex)) / T == pytest.approx(104_542, rel=1e-4)
+    assert _kept(MOE, _run(MOE, ep=8, lora=32, options=flex)) / T == pytest.approx(105_438, rel=1e-4)
+    assert _kept(MOE, _run(MOE, ep=8, frozen=True, options=flex)) / T == pytest.approx(42_590, rel=1e-4)
+
+
+def test_a_gated_dense_layer_keeps_the_closed_form() -> None:
+    # activations.md section 4: attention + dense gated MLP, h 4096, qkv 6144, q 4096, 32 heads, ffn 14336.
+    attention = 2 * 4096 * 2 + 4 + 2 * 6144 + 2 * 4096 + 4 * 32
+    mlp = 2 * 4096 * 2 + 4 + 6 * 14336
+    assert _kept(LLAMA, _run(LLAMA)) == (attention + mlp) * T
+
+
+@pytest.mark.parametrize("tp", [2, 4])
+def test_tensor_and_sequence_parallelism_split_what_is_kept(tp: int) -> None:
+    # activations.md section 4 with /tp; rsigma is one number for a *local* row, so it is split too.
+    run = {"tp": tp, "sequence_parallel": True, "ep": 8}
+    assert _kept(MAMBA, _run(MAMBA, **run)) == 55_972 * T // tp  # type: ignore[arg-type]
+    assert _kept(MOE, _run(MOE, **run)) == 105_248 * T // tp  # type: ignore[arg-type]
+
+
+def test_loss_heads_keep_and_peak_as_measured() -> None:
+    # research/nano_runs.md section 3, one head, in units of bytes per token and vocabulary entry.
+    for loss, kept, forward, backward in (("megatron", 4, 6, 10), ("te", 4, 6, 6), ("te_inplace", 2, 2, 2)):
+        run = _run(LOSS, loss=loss)
+        tape = record(LOSS, run, {}, {})
+        unit, logits = T * V, 2 * T * V
+        small = 64 * T  # masks, targets and losses: a few bytes a token
+        assert _kept(LOSS, run) == pytest.approx(kept * unit, abs=small)
+        _, top = _bytes((tape.forward,))
+        assert logits + top == pytest.approx(forward * unit, abs=small)
+        _, top = _bytes((tape.seed, tape.backward))
+        assert _kept(LOSS, run) + top == pytest.approx(backward * unit, abs=small)
+
+
+def test_mamba_scan_peaks_as_measured() -> None:
+    # truth/activations_reference.json, "transient_peaks": mamba_ssm's own wrappers run with stubbed kernels,
+    # 8192 tokens: 41,728 and 107,747 B a token for scan and gated norm. Besides here: what in_proj keeps.
+    tape = record(MAMBA, _run(MAMBA), {}, {})
+    before = 2 * 5_376 + 4 + 20_608 - 5_376  # ln_out, rsigma, zxbcdt; the input is another layer's
+    _, top = _bytes((tape.forward,))
+    assert top == (before + 41_728) * T
+    _, top = _bytes((tape.backward,), skip=(0,))
+    freed = 8_192 + 8_192 + 32 - 8_192  # gated norm's kept tensors are gone, the gradient of its input is there
+    assert top + freed * T == pytest.approx(107_747 * T, rel=1e-3)
+
+
+def test_flops_of_a_forward_pass_are_counted_ones() -> None:
+    # research/time.md section 1: projections, scan, experts, attention at 8192.
+    def flops(kind: LayerKind, *kernels: Kernel) -> int:
+        rows = record(kind, _run(kind, ep=8), {}, {}).forward.rows
+        return sum(r[3] for r in rows if r[0] == Op.COMPUTE and r[2] in kernels) // T
+
+    assert flops(MAMBA, Kernel.GEMM) == 55_394_304 + 22_020_096
+    assert flops(MAMBA, Kernel.CONV) == 49_152
+    assert flops(MAMBA, Kernel.MAMBA_SCAN) == pytest.approx(3_416_064, rel=0.005)
+    assert flops(MOE, Kernel.GEMM, Kernel.GROUPED_GEMM) == 688_128 + 119_734_272 + 39_911_424
+    assert flops(ATTENTION, Kernel.GEMM) == 46_792_704
+    assert flops(ATTENTION, Kernel.ATTENTION) == 67_108_864
+    assert flops(HEAD, Kernel.GEMM) == 704_643_072
+
+
+def test_backward_of_the_scan_costs_what_the_page_counts() -> None:
+    rows = record(MAMBA, _run(MAMBA), {}, {}).backward.rows
+    assert sum(r[3] for r in rows if r[0] == Op.COMPUTE and r[2] == Kernel.MAMBA_SCAN) == 9_175_040 * T
+
+
+def test_collectives_of_dispatch_and_sequence_parallelism() -> None:
+    def sent(kind: LayerKind, **options: object) -> dict[tuple[str, str, str], list[int]]:
+        comms: dict[tuple[str, str, str], int] = {}
+        tape = record(kind, _run(kind, **options), {}, comms)  # type: ignore[arg-type]
+        names = {row: key for key, row in comms.items()}
+        found: dict[tuple[str, str, str], list[int]] = {}
+        for r in tape.forward.rows:
+            if r[0] == Op.COLLECTIVE:
+                found.setdefault(names[r[2]], []).append(r[3])
+        return found
+
+    rows = 6 * T
+    assert sent(MOE, ep=8) == {("all_to_all", "ep", "bf16"): [rows * 2 * H] * 2,
+                               ("all_to_all", "ep", "fp32"): [4 * rows]}
+    assert sent(MOE) == {}
+    assert sent(MAMBA, tp=2, sequence_parallel=True) == {
+        ("all_gather", "tp", "bf16"): [2 * H * T], ("reduce_scatter", "tp", "bf16"): [2 * H * T]}
+    assert sent(MAMBA, tp=2) == {("all_reduce", "tp", "bf16"): [2 * H * T]}
+    assert sent(LOSS, tp=2) == {("all_reduce", "tp", "fp32"): [4 * T, 8 * T]}
+
+
+def test_idle_gradients_are_one_for_each_shape() -> None:
+    shapes = {s for kind, _ in NANO for s in idle_gradients(kind, _run(kind, ep=8))}
+    assert len(shapes) == 8
+    assert sum(2 * a * b for (a, b), _ in shapes) == pytest.approx(0.867e9, rel=1e-3)
+    assert not idle_gradients(MAMBA, _run(MAMBA, frozen=True))
+
+
+def test_gradients_of_other_frameworks_stay() -> None:
+    run = _run(ATTENTION)
+    params = {n: Param(n, p.shape, p.dtype, trainable=True) for n, p in run.params.items()}
+    tape = record(ATTENTION, Run(1, T, "bf16", params), {}, {})
+    assert sorted((p.name, size) for p, _, size in tape.grads) == sorted((n, 2 * p.numel) for n, p in params.items())

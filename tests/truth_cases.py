@@ -1,0 +1,115 @@
+"""Scenarios of the stored truth: the cases that the real frameworks ran, in rankscope's words."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+from simcore.document import parse_document
+from simcore.scenario import Scenario, parse_scenario
+
+TRUTH = Path(__file__).parent / "truth"
+DTYPES = {"float32": "fp32", "bfloat16": "bf16", None: None}
+
+
+def rows(name: str) -> list[dict[str, Any]]:
+    """Rows of a truth file."""
+    loaded: list[dict[str, Any]] = json.loads((TRUTH / name).read_text(encoding="utf-8"))
+    return loaded
+
+
+def scenario(data: dict[str, Any]) -> Scenario:
+    """A scenario from plain data."""
+    return parse_scenario(parse_document(json.dumps(data), "truth.json"))
+
+
+def automodel(case: dict[str, Any], name: str = "truth") -> Scenario:
+    """A case of the Automodel probe."""
+    training: dict[str, Any] = {"seq_len": 2048}
+    if case.get("dtype"):
+        training["precision"] = {"params": DTYPES[case["dtype"]]}
+    _add_lora(case, training)
+    return scenario(_base(case, name, "automodel", training) | {"topology": "dgx-h100"})
+
+
+def megatron(case: dict[str, Any], name: str = "truth", version: str = "auto") -> Scenario:
+    """A case of the Megatron probe."""
+    training: dict[str, Any] = {"seq_len": 4096}
+    if "sp" in case:
+        training["sequence_parallel"] = case["sp"]
+    if case.get("grad_fp32") is False:
+        training["precision"] = {"grad_reduce": "bf16"}
+    _add_lora(case, training)
+    data = _base(case, name, "megatron", training)
+    if "kv_groups" in case:
+        data["model"] = {"config": data["model"], "overrides": {"num_key_value_heads": case["kv_groups"]}}
+    options = {f"num_layers_in_{k}_pipeline_stage": case[k] for k in ("first", "last") if case.get(k)}
+    return scenario(data | {"framework_options": options, "framework_version": version})
+
+
+def _base(case: dict[str, Any], name: str, framework: str, training: dict[str, Any]) -> dict[str, Any]:
+    degrees = {k: case[k] for k in ("pp", "dp_replicate", "cp", "tp", "ep", "etp") if case.get(k)}
+    others = degrees.get("pp", 1) * degrees.get("dp_replicate", 1) * degrees.get("cp", 1) * degrees.get("tp", 1)
+    degrees["dp_shard"] = max(1, case["world"] // others)
+    return {"name": name, "model": "nemotron-3-nano-30b-a3b", "framework": framework, "topology": "dgx-h100",
+            "mesh": degrees, "training": training}
+
+
+def _add_lora(case: dict[str, Any], training: dict[str, Any]) -> None:
+    if not case.get("lora"):
+        return
+    lora: dict[str, Any] = {"rank": case["lora"]}
+    if case.get("target_modules"):
+        lora["target_modules"] = case["target_modules"]
+    if case.get("exclude_modules"):
+        lora["exclude_modules"] = case["exclude_modules"]
+    if case.get("share_expert_adapters") is False:
+        lora["expert_adapters"] = "per_expert"
+    training |= {"method": "lora", "lora": lora}
+
+
+def fsdp2(spec: dict[str, Any], name: str = "truth") -> Scenario:
+    """A case of the FSDP2 probe (its README has the keys)."""
+    world, copies, accum = spec.get("world", 8), spec.get("dp_replicate", 1), spec.get("grad_accum", 1)
+    store = DTYPES[spec.get("store_dtype", "float32")]
+    compute = DTYPES[spec.get("mp_param", "bfloat16")] or store
+    reduce = DTYPES[spec.get("mp_reduce", "float32")] or compute
+    batch = spec.get("batch", 1)
+    training: dict[str, Any] = {
+        "seq_len": spec.get("seq", 4096), "micro_batch_size": batch, "global_batch_size": batch * world * accum,
+        "recompute": "none" if spec.get("ac", "none") == "none" else "full",
+        "precision": {"params": store, "compute": compute, "grad_reduce": reduce},
+        "optimizer": _optimizer(spec.get("optim", "adamw_foreach")),
+        "loss": "hf_keep_logits" if spec.get("loss") == "hf" else "hf",
+    }
+    if spec.get("lora"):
+        lora = spec["lora"]
+        training |= {"method": "lora", "lora": {"rank": lora["r"], "target_modules": lora["targets"],
+                                                "dtype": DTYPES[lora.get("dtype")] or store}}
+    model = spec["model"]
+    presets = {"nemotron3-nano-30b-a3b": "nemotron-3-nano-30b-a3b", "nemotron3-tiny": "nemotron-3-tiny"}
+    preset = presets.get(model["preset"], model["preset"])
+    return scenario({
+        "name": name, "framework": "fsdp2", "topology": "dgx-h100", "training": training,
+        "model": {"config": preset, "overrides": model["overrides"]} if model.get("overrides") else preset,
+        "mesh": {"dp_replicate": copies, "dp_shard": world // copies, "ep": spec.get("ep", 1)},
+        "framework_options": _fsdp2_options(spec),
+    })
+
+
+def _optimizer(name: str) -> dict[str, Any]:
+    if name == "sgd":
+        return {"name": "sgd"}
+    return {"name": "adamw", "implementation": {"adamw_forloop": "for_loop"}.get(name, name.removeprefix("adamw_"))}
+
+
+def _fsdp2_options(spec: dict[str, Any]) -> dict[str, Any]:
+    options: dict[str, Any] = {"wrap": "separate_embedding_head" if spec.get("wrap") == "titan" else "layers_root",
+                               "sync_gradients": spec.get("accum_sync", "last")}
+    for theirs, ours in (("reshard", "reshard_after_forward"), ("set_last_reshard",) * 2, ("prefetch",) * 2):
+        if spec.get(theirs) is not None:
+            options[ours] = spec[theirs]
+    if spec.get("ep", 1) > 1:
+        options["experts"] = {"dtensor": "fully_shard"}.get(spec.get("ep_mode", "ignored"), "ignored")
+    return options
