@@ -69,14 +69,14 @@ class ModelGraph:
 
     def count(self, component: str | None = None, *, trainable: bool = False) -> int:
         """Parameters of the whole model, by component or in all."""
-        per_kind = [sum(t.numel * t.copies for t in specs if not t.is_buffer
+        per_kind = [sum(t.numel * t.copies for t in specs if t.is_owned
                         and (component is None or t.component == component) and (t.trainable or not trainable))
                     for specs in self.tensors]
         return sum(per_kind[layer.kind] for layer in self.layers)
 
     def components(self) -> tuple[str, ...]:
         """Components that hold parameters, in order of first appearance."""
-        seen = {t.component: None for layer in self.layers[:] for t in self.tensors[layer.kind] if not t.is_buffer}
+        seen = {t.component: None for layer in self.layers[:] for t in self.tensors[layer.kind] if t.is_owned}
         return tuple(seen)
 
     def with_tensors(self, change: Callable[[LayerKind, tuple[TensorSpec, ...]], tuple[TensorSpec, ...]]) -> ModelGraph:
@@ -141,5 +141,11 @@ def _build(key: str, implementation: str, where: str) -> ModelGraph:
     number = {kind: i for i, kind in enumerate(kinds)}
     layers = tuple(Layer(i, number[kind], path) for i, (path, kind) in enumerate(architecture.parts))
     operators = importlib.import_module(f"simcore.operators.{implementation}")
-    tensors = tuple(tuple(operators.tensors(kind)) for kind in kinds)
+    tensors = tuple(_tied(architecture, kind, tuple(operators.tensors(kind))) for kind in kinds)
     return ModelGraph(architecture, implementation, kinds, tensors, layers)
+
+
+def _tied(architecture: Architecture, kind: LayerKind, specs: tuple[TensorSpec, ...]) -> tuple[TensorSpec, ...]:
+    """A tied head owns nothing: its weight is the embedding's."""
+    tied = architecture.tied and kind.name == "head"
+    return tuple(replace(spec, tied=True) for spec in specs) if tied else specs

@@ -9,13 +9,12 @@ from __future__ import annotations
 
 import importlib
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from functools import lru_cache
 from typing import Protocol
 
 import numpy as np
 
-from simcore.framework import Framework
 from simcore.graph import ModelGraph
 from simcore.models.blocks import LayerKind
 from simcore.plan import Placed, Plan
@@ -25,6 +24,9 @@ from simcore.schedule import Action
 from simcore.tape import GRAD_HIDDEN, HIDDEN, Op, Param
 
 __all__ = ["Flow", "LayerTiles", "Workload", "lower", "record_layers"]
+
+TIED_HEAD = 1 << 30
+"""Layer offset of rows that belong to a tied head, wherever it is."""
 
 EXPERTS_MARKS = range(2, 6)
 """Marks that a tape puts around an experts module that is a unit of its own."""
@@ -117,12 +119,14 @@ def record_layers(plan: Plan, workload: Workload) -> tuple[Tables, dict[int, Lay
     framework, mesh = plan.framework, plan.mesh
     first_block = plan.layers[0] + 1 if plan.stage == 0 else -1
     below = _trained_below(plan)
+    tied = plan.graph.architecture.tied
     runs: dict[tuple[int, bool, bool], Run] = {}
     for layer in plan.layers:
         kind = plan.graph.layers[layer].kind
         key = (kind, layer == first_block, below[layer])
         if key not in runs:
-            params = tuple(_param(p, framework) for p in plan.kinds[kind] if not p.spec.is_buffer)
+            params = tuple(_param(p, tied=tied and plan.graph.kinds[kind].block is not None) for p in plan.kinds[kind]
+                           if not p.spec.is_buffer)
             runs[key] = Run(
                 workload.batch, workload.seq, framework.compute_dtype, _Params(params), framework.loss,
                 framework.checkpoint, mesh.tp, framework.sequence_parallel, mesh.cp, mesh.ep, mesh.etp,
@@ -144,11 +148,12 @@ class _Params(dict[str, Param]):
         return hash(self.key)
 
 
-def _param(placed: Placed, framework: Framework) -> Param:
+def _param(placed: Placed, *, tied: bool) -> Param:
     life = placed.life
     shape = (placed.used_copies, *placed.used_shape) if placed.spec.copies > 1 else placed.used_shape
-    return Param(placed.spec.name, shape, life.use.dtype, placed.trainable, life.grad_made_category,
-                 life.grad_made_category == "")
+    trainable = placed.spec.trainable and not placed.spec.is_buffer
+    return Param(placed.spec.name, shape, life.use.dtype, trainable, life.grad_made_category,
+                 life.grad_made_category == "", tied)
 
 
 def _trained_below(plan: Plan) -> dict[int, bool]:
@@ -167,21 +172,19 @@ def _record(graph: ModelGraph, runs: tuple[tuple[tuple[int, bool, bool], Run], .
     operators = importlib.import_module(f"simcore.operators.{graph.implementation}")
     tables = Tables()
     tiles = {}
-    head_grad = _tied_gradient(graph)
+    head = next((i for i, layer in enumerate(graph.layers) if graph.kinds[layer.kind].name == "head"), 0)
     for key, run in runs:
         kind: LayerKind = graph.kinds[key[0]]
-        if kind.name == "embedding" and head_grad:
-            run = replace(run, params=_Params(tuple(replace(p, grad_exists=True) for p in run.params.values())))
-        tiles[key] = _tiles(operators.record(kind, run, tables.slots, tables.comms))
+        tiles[key] = _tiles(operators.record(kind, run, tables.slots, tables.comms), head)
     return tables, tiles
 
 
-def _tied_gradient(graph: ModelGraph) -> bool:
-    return graph.architecture.tied
-
-
-def _tiles(tape: LayerTape) -> LayerTiles:
-    return LayerTiles(_cut(Tile.of(tape.forward)), _cut(Tile.of(tape.backward)), Tile.of(tape.after),
+def _tiles(tape: LayerTape, head: int) -> LayerTiles:
+    """`head`: where rows of the embedding that are a tied head's point to."""
+    backward = Tile.of(tape.backward)
+    layer = backward.rows[:, 1]
+    layer[layer >= TIED_HEAD] = head
+    return LayerTiles(_cut(Tile.of(tape.forward)), _cut(backward), Tile.of(tape.after),
                       Tile.of(tape.late), Tile.of(tape.seed), tape.grads)
 
 
@@ -216,6 +219,7 @@ class _Walk:
         self.first, self.last = plan.layers[0], plan.layers[-1]
         self.is_first, self.is_last = plan.stage == 0, plan.stage == plan.mesh.pp - 1
         self.norm = next((layer for layer in plan.layers if self._kind(layer) == "final_norm"), -1)
+        self.head = next((layer for layer in plan.layers if self._kind(layer) == "head"), -1)
 
     def _kind(self, layer: int) -> str:
         return self.plan.graph.kinds[self.plan.graph.layers[layer].kind].name
@@ -234,9 +238,12 @@ class _Walk:
             flow.forward_begin(layer)
             self._pass(layer, self.tiles[layer].forward)
             flow.forward_end(layer)
-            out.tile(self.tiles[layer].after, layer)
+            if layer != self.head:
+                out.tile(self.tiles[layer].after, layer)
             if layer == self.norm and self.is_first:
                 out.tile(self.tiles[self.first + 1].late, self.first + 1)
+        if self.head >= 0:
+            out.tile(self.tiles[self.head].after, self.head)
         if not self.is_last:
             self._send(self.last, HIDDEN, forward=True)
         flow.end_pass(action)
@@ -257,6 +264,10 @@ class _Walk:
         if not self.is_first:
             self._send(self.first, GRAD_HIDDEN, forward=False)
         flow.end_pass(action)
+        if self.is_last:
+            out.tile(self.tiles[self.last].late, self.last)
+        elif not self.plan.framework.frees_sent_output:
+            out.free(self.last, HIDDEN, self.hidden_bytes)
         out.free(self.first, self.input, self.input_bytes)
         out.mark(self.end[False])
 

@@ -40,7 +40,7 @@ class Placed:
 
     @property
     def trainable(self) -> bool:
-        return self.spec.trainable and not self.spec.is_buffer
+        return self.spec.trainable and self.spec.is_owned
 
     @property
     def rest_bytes(self) -> int:
@@ -103,7 +103,7 @@ class Plan:
         totals: dict[str, AtRestBytes] = {}
         for kind, count in self.kind_counts:
             for placed in self.kinds[kind]:
-                if not placed.spec.is_buffer:
+                if placed.spec.is_owned:
                     add = _at_rest(placed).times(count)
                     component = placed.spec.component
                     totals[component] = totals.get(component, AtRestBytes()) + add
@@ -124,9 +124,11 @@ def place(graph: ModelGraph, mesh: Mesh, framework: Framework, rank: int) -> Pla
 
 
 def _place_tensor(spec: TensorSpec, life: Life, mesh: Mesh, rank: int) -> Placed:
+    used_copies, *used_shape = local_shape(spec.copies, spec.shape, life.use.layout, mesh, rank)
+    if spec.tied:
+        return Placed(spec, life, 0, 0, tuple(used_shape), used_copies, ())
     local = math.prod(local_shape(spec.copies, spec.shape, life.rest.layout, mesh, rank))
     padded = padded_numel(spec.copies, spec.shape, life.rest.layout, mesh) if life.pad_storage else local
-    used_copies, *used_shape = local_shape(spec.copies, spec.shape, life.use.layout, mesh, rank)
     trains = spec.trainable and not spec.is_buffer
     states = tuple((name, _state_bytes(spec, form, mesh, rank)) for name, form in life.states) if trains else ()
     return Placed(spec, life, local, padded, tuple(used_shape), used_copies, states)

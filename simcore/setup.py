@@ -5,6 +5,7 @@ from __future__ import annotations
 import difflib
 import importlib
 import pkgutil
+from dataclasses import replace
 from functools import lru_cache
 from types import ModuleType
 
@@ -98,8 +99,7 @@ def _adapted(graph: ModelGraph, choice: LoraChoice, framework: str) -> ModelGrap
 
 
 def _frozen(spec: TensorSpec) -> TensorSpec:
-    return TensorSpec(spec.name, spec.shape, spec.dims, spec.component, spec.module, spec.stored, spec.is_buffer,
-                      False, spec.copies)
+    return replace(spec, trainable=False)
 
 
 def _refuse_unserved(scenario: Scenario) -> None:

@@ -16,6 +16,7 @@ class TensorSpec:
     `dims` names each dimension of `shape`; frameworks split by these names or by position.
     `module` says what kind of module holds it: linear, grouped (3-D experts or grouped GEMM), norm, embedding, conv,
     router, other. Adapter matchers look at it.
+    `copies`: separate tensors of this shape (one weight an expert). `tied`: the storage is another layer's.
     `stored` is a dtype that the implementation insists on ("" follows the scenario).
     """
 
@@ -28,6 +29,7 @@ class TensorSpec:
     is_buffer: bool = False
     trainable: bool = True
     copies: int = 1
+    tied: bool = False
 
     def __post_init__(self) -> None:
         assert len(self.dims) == len(self.shape), f"{self.name}: {len(self.shape)} dimensions, {len(self.dims)} names"
@@ -36,6 +38,11 @@ class TensorSpec:
     def numel(self) -> int:
         """Elements of one copy."""
         return math.prod(self.shape)
+
+    @property
+    def is_owned(self) -> bool:
+        """A parameter whose storage is this layer's own."""
+        return not self.is_buffer and not self.tied
 
     @property
     def path(self) -> str:

@@ -83,7 +83,8 @@ def test_names_and_shapes_are_upstreams() -> None:
         ("mixer.shared_experts.down_proj.lora_A.weight", (8, 3712)),
         ("mixer.shared_experts.down_proj.lora_B.weight", (2688, 8)),
     ]
-    assert {t.module for t in found} == {"adapter"} and all(t.trainable for t in found)
+    assert {t.module for t in found} == {"adapter"}
+    assert all(t.trainable for t in found)
     head = LayerKind("head", "nemotron_h", H, block=Head(V, H))
     assert [t.name for t in adapters(head, tensors(head), LoraChoice(8, exclude_modules=("x",)))] == [
         "lm_head.lora_A.weight", "lm_head.lora_B.weight"]

@@ -99,7 +99,7 @@ def fsdp2(spec: dict[str, Any], name: str = "truth") -> Scenario:
 
 
 def _optimizer(name: str) -> dict[str, Any]:
-    if name == "sgd":
+    if name in ("sgd", "none"):
         return {"name": "sgd"}
     return {"name": "adamw", "implementation": {"adamw_forloop": "for_loop"}.get(name, name.removeprefix("adamw_"))}
 

@@ -98,7 +98,7 @@ class _Maker:
 
     def _numbers(self, layer: int, choose: Choose | None) -> tuple[int, ...]:
         specs = self.job.graph.tensors[self.job.graph.layers[layer].kind]
-        return tuple(i for i, t in enumerate(specs) if not t.is_buffer and (choose is None or choose(t)))
+        return tuple(i for i, t in enumerate(specs) if t.is_owned and (choose is None or choose(t)))
 
     def _kind(self, layer: int) -> str:
         graph = self.job.graph

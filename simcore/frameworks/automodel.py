@@ -58,7 +58,7 @@ def table(job: Job) -> Framework:
         loss=job.auto("training.loss", training.loss, "masked_fp32", "0.7.0 recipes: MaskedCrossEntropy fp32_upcast"),
         sequence_parallel=False,
         stages=stages,
-        options=(*((("experts_unit", "1"),) if own_unit else ()), ("dispatcher", _dispatcher(job, options))),
+        options=(*((("experts", "unit"),) if own_unit else ()), ("dispatcher", _dispatcher(job, options))),
         communicators=_communicators(job),
     )
 

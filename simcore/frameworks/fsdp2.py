@@ -53,7 +53,7 @@ def table(job: Job) -> Framework:
         loss=job.auto("training.loss", job.scenario.training.loss, "hf", "transformers 5.23 ForCausalLMLoss"),
         sequence_parallel=False,
         stages=(tuple(range(len(job.graph.layers))),),
-        options=(("experts_unit", "1"),) if fully else (),
+        options=(("experts", "unit"),) if fully else (),
         communicators=_communicators(job, fully),
     )
 
@@ -184,7 +184,7 @@ class _UnitMaker:
 
     def _numbers(self, layer: int, experts: bool | None) -> tuple[int, ...]:
         specs = self.job.graph.tensors[self.job.graph.layers[layer].kind]
-        return tuple(i for i, t in enumerate(specs) if not t.is_buffer and self._belongs(t, experts))
+        return tuple(i for i, t in enumerate(specs) if t.is_owned and self._belongs(t, experts))
 
     def _belongs(self, spec: TensorSpec, experts: bool | None) -> bool:
         routed = spec.component == "routed_experts" and self.ignored

@@ -67,6 +67,7 @@ def _part(env: Env, kind: LayerKind) -> LayerTape:
     if out.node is not None:
         tape.seed(out, tape.external(out.shape, out.dtype, GRAD_HIDDEN, _AFTER))
     tape.backward()
+    env.cache = None
     _hand_back(tape, leaf)
     sections = (_EMPTY, dropped) if late else (dropped, _EMPTY)
     return LayerTape(forward, tape.cut(), *sections, grads=tape.release_grads())
@@ -157,7 +158,7 @@ def _loss(env: Env, block: Loss) -> LayerTape:
     assert value is not None
     forward = tape.cut()
     # Over logits that became their own gradient nobody needs to hold a second view.
-    held = given if env.option("logits", "kept") == "kept" and run.loss != "te_inplace" else None
+    held = [given] if env.option("logits", "kept") == "kept" and run.loss != "te_inplace" else []
     given = None
     after = tape.cut()
     tape.phase = "backward"
@@ -168,5 +169,6 @@ def _loss(env: Env, block: Loss) -> LayerTape:
     tape.backward()
     _hand_back(tape, leaf)
     backward = tape.cut()
-    ones = value = held = None
+    held.clear()
+    ones = value = None
     return LayerTape(forward, backward, after, tape.cut(), seed)

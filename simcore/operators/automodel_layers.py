@@ -129,7 +129,7 @@ def _low_rank(tape: Tape, x: Tensor, rows: int, rank: int, flops: int) -> Tensor
 
 
 # ---- MLP --------------------------------------------------------------------------------------------------------
-def mlp(env: Env, x: Tensor, path: str, *, gated: bool, gate_first: bool = False) -> Tensor:
+def mlp(env: Env, x: Tensor, path: str, *, gated: bool) -> Tensor:
     """relu^2 or SwiGLU MLP.
 
     `lora_mlp: fused` is Automodel's one-node MLP. 0.7.0 installs it only on weights that are materialised when the
@@ -197,8 +197,9 @@ def _low_rank_grads(tape: Tape, rows: int, rank: int, pair: list[Param], dtype: 
 def attention(env: Env, x: Tensor, block: Attention, path: str) -> Tensor:
     """Grouped-query attention through SDPA or TE; key and value heads are not expanded."""
     tape, batch, seq = env.tape, x.shape[0], x.shape[1]
-    q = aten.to_heads(tape, linear(env, x, f"{path}.q_proj"), block.head_dim)
-    k = aten.to_heads(tape, linear(env, x, f"{path}.k_proj"), block.head_dim)
+    # A rotary gradient comes in [b, heads, s, d] order and is copied back, SDPA's own does not.
+    q = aten.to_heads(tape, linear(env, x, f"{path}.q_proj"), block.head_dim, copy_grad=block.rotary)
+    k = aten.to_heads(tape, linear(env, x, f"{path}.k_proj"), block.head_dim, copy_grad=block.rotary)
     v = aten.to_heads(tape, linear(env, x, f"{path}.v_proj"), block.head_dim)
     if block.rotary:
         q, k = _rotate(tape, q), _rotate(tape, k)

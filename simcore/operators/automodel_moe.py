@@ -140,9 +140,9 @@ def _border(tape: Tape, inputs: tuple[Tensor, ...], label: int) -> tuple[Tensor,
     return tuple(Tensor(t.storage, t.shape, t.dtype, node if t.node else None, i) for i, t in enumerate(inputs))
 
 
-def _rows(env: Env) -> int:
+def _rows(env: Env, block: Moe) -> int:
     """Rows that the experts of this rank work on."""
-    return (env.run.tokens * env.run.rows_per_token) >> 16
+    return (env.run.tokens * (env.run.rows_per_token or block.top_k << 16)) >> 16
 
 
 def received_rows(tokens: int, block: Moe, ep: int) -> int:
@@ -214,7 +214,7 @@ def _deepep(env: Env, x: Tensor, weights: Tensor, indices: Tensor, block: Moe, p
     chosen = new(tape, indices.shape, "int64", "token_indices", indices.nbytes)
     probabilities = aten.cast(tape, weights, "fp32")
     assert isinstance(probabilities, Tensor)
-    sizes = received_rows(tokens, block, run.ep), _rows(env), block.num_experts // run.ep
+    sizes = received_rows(tokens, block, run.ep), _rows(env, block), block.num_experts // run.ep
     received, arrived_probabilities, handle = _dispatch(env, x, probabilities, chosen, block, sizes)
     permuted, permuted_probabilities, maps = _permute(tape, received, arrived_probabilities, block, sizes)
     del received, arrived_probabilities
@@ -255,7 +255,7 @@ def _dispatch(env: Env, x: Tensor, probabilities: Tensor, chosen: Tensor, block:
 
 
 def _record(env: Env, make: Callable[[], tuple[Tensor, ...]]) -> tuple[Tensor, ...]:
-    """0.7.0 keeps what a checkpointed block's dispatch received, to replay it (`_replay_deepep_dispatch_on_recompute`)."""
+    """0.7.0 keeps what a checkpointed block's dispatch received (`_replay_deepep_dispatch_on_recompute`)."""
     return env.kept("dispatch", make) if env.option("dispatch_replay", "no") == "yes" else make()
 
 
@@ -323,7 +323,7 @@ def _gathered(env: Env, x: Tensor, weights: Tensor, indices: Tensor, block: Moe,
     if run.ep > 1:
         x, probabilities = _all_gather(env, x, "x"), _all_gather(env, probabilities, "weights")
         indices = _all_gather(env, indices.detach(), "indices")
-    y = _own_rows(env, x, probabilities, indices, path)
+    y = _own_rows(env, x, probabilities, indices, _rows(env, block), path)
     if run.ep > 1:
         _keep_attached(tape, y, x)
         y = _all_reduce(env, y)
@@ -352,9 +352,9 @@ def _all_gather(env: Env, x: Tensor, name: str) -> Tensor:
     return out
 
 
-def _own_rows(env: Env, x: Tensor, probabilities: Tensor, indices: Tensor, path: str) -> Tensor:
+def _own_rows(env: Env, x: Tensor, probabilities: Tensor, indices: Tensor, rows: int, path: str) -> Tensor:
     """`_forward_grouped_mm`: the rows of this rank's experts, sorted, computed, added into fp32 zeros."""
-    tape, rows = env.tape, _rows(env)
+    tape = env.tape
     order, sorted_probabilities, slots = _sort_rows(tape, probabilities, indices, rows)
     y = new(tape, x.shape, "fp32", "expert_sum")
     permuted = aten.index(tape, x, order, "dispatched")

@@ -83,10 +83,10 @@ def _attention(branch: Branch, family: str) -> tuple[TensorSpec, ...]:
 
 def _mlp(branch: Branch, family: str) -> tuple[TensorSpec, ...]:
     b: Any = branch.block
-    return _mlp_at(branch.name, b.hidden, (b.ffn, "ffn"), b.gated, "mlp", gate_first=family == "llama")
+    return _mlp_at(branch.name, b.hidden, (b.ffn, "ffn"), "mlp", gated=b.gated, gate_first=family == "llama")
 
 
-def _mlp_at(at: str, hidden: int, ffn: tuple[int, str], gated: bool, component: str, *,
+def _mlp_at(at: str, hidden: int, ffn: tuple[int, str], component: str, *, gated: bool,
             gate_first: bool) -> tuple[TensorSpec, ...]:
     up = _linear(f"{at}.up_proj", ffn, (hidden, "hidden"), component)
     gate = _linear(f"{at}.gate_proj", ffn, (hidden, "hidden"), component)
@@ -112,7 +112,7 @@ def _moe(branch: Branch, family: str) -> tuple[TensorSpec, ...]:
     ]
     if b.shared_ffn:
         shared = (b.shared_ffn, "shared_ffn")
-        specs += _mlp_at(f"{at}.shared_experts", b.hidden, shared, b.gated, "shared_experts", gate_first=False)
+        specs += _mlp_at(f"{at}.shared_experts", b.hidden, shared, "shared_experts", gated=b.gated, gate_first=False)
     return tuple(specs)
 
 

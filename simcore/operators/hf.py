@@ -91,8 +91,11 @@ def _layer(tape: Tape, kind: LayerKind, run: Run) -> LayerTape:
     _hand_on(tape, out)
     forward = tape.cut()
     del body
+    # Where this layer does not keep the rotary tables, the ones above it do if anything trains here.
+    tables = (inputs.cos, inputs.sin) if out.node is not None else ()
     inputs = None
     dropped = tape.cut()
+    del tables
     empty = Section(())
     after, late = (empty, dropped) if run.first else (dropped, empty)
     backward = _backward(tape, out, leaf, _nothing)

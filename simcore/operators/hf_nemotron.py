@@ -199,17 +199,22 @@ def _experts(tape: Tape, run: Run, name: str, block: Moe, hidden: Tensor, indice
     if run.ep > 1:
         received = run.tokens * run.rows_per_token >> 16 if run.rows_per_token else rows
         x = aten.all_to_all(tape, x, received, run.ep_axis)
-        x = aten.swap_dims(tape, x, "experts_in")
+        x = _regroup(tape, run, name, x, "experts_in")
     h = _product(tape, run, f"{name}.experts.up_proj", x, matrices, 0)
     h = relu2(tape, h)
     y = _product(tape, run, f"{name}.experts.down_proj", h, matrices, 1)
     if run.ep > 1:
-        y = aten.swap_dims(tape, y, "experts_out")
+        y = _regroup(tape, run, name, y, "experts_out")
         y = aten.all_to_all(tape, y, rows, run.ep_axis)
     row_weights = _row_weights(tape, weights, order, y.dtype)
     y = aten.mul(tape, y, row_weights, "weighted")
     del row_weights
     return aten.index_add(tape, aten.select(tape, hidden, hidden.shape, hidden.dtype, "zeros"), token, y)
+
+
+def _regroup(tape: Tape, run: Run, name: str, x: Tensor, label: str) -> Tensor:
+    """Rows by rank and expert become rows by expert and rank, or back: a copy, unless there is only one expert."""
+    return aten.swap_dims(tape, x, label) if run.params[f"{name}.experts.up_proj"].shape[0] > 1 else x
 
 
 def _product(tape: Tape, run: Run, name: str, x: Tensor, matrices: list[Tensor], number: int) -> Tensor:

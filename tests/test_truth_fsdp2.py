@@ -1,0 +1,71 @@
+"""FSDP2 against PyTorch's own `fully_shard`: traffic exactly, peaks, events and breakdowns (tests/truth/README.md)."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from simcore.report import RankReport
+from simcore.simulate import simulate
+from tests import truth_cases
+
+FILES = ("fsdp2/torch-2.13.0.json", "fsdp2/fresh-torch-2.13.0.json")
+PHASES = {"fwd": "forward", "bwd": "backward", "opt": "optimizer"}
+TRAFFIC_PHASES = {"forward": "fwd", "backward": "bwd", "recompute": "recompute", "optimizer": "opt"}
+DTYPES = {"float32": "fp32", "bfloat16": "bf16", "uint8": "uint8"}
+NAIVE_MAMBA = "transformers' pure-torch scan: placement and traffic only"
+
+
+def _rows() -> list[dict[str, Any]]:
+    return [row for file in FILES for row in truth_cases.rows(file) if "error" not in row]
+
+
+def _ids(row: dict[str, Any]) -> str:
+    return str(row["name"])
+
+
+def _simulated(row: dict[str, Any]) -> RankReport:
+    report = simulate(truth_cases.fsdp2(row["spec"], row["name"]), rank=row["spec"].get("rank", 0))
+    assert report.status == "ok", report.problems
+    return report.ranks[0]
+
+
+def _step_counters(row: dict[str, Any]) -> int:
+    """The probe counts Adam's step counters (4 bytes a tensor); on a GPU they lie in host memory."""
+    return int(row["phases"]["step"]["breakdown"].get("opt_state", 0)) and 4 * int(row["placement"]["params"])
+
+
+@pytest.mark.parametrize("row", _rows(), ids=_ids)
+def test_placement(row: dict[str, Any]) -> None:
+    rank = _simulated(row)
+    rest = sum(c.params_bytes for c in rank.at_rest.values())
+    assert rest == row["placement"]["local_bytes"]
+    assert rest + rank.padding_bytes == row["placement"]["padded_bytes"]
+
+
+@pytest.mark.parametrize("row", _rows(), ids=_ids)
+def test_traffic(row: dict[str, Any]) -> None:
+    rank = _simulated(row)
+    got = sorted((t.collective, TRAFFIC_PHASES[t.phase], t.group_size, t.dtype, t.calls, t.payload_bytes)
+                 for t in rank.traffic)
+    want = sorted((t["collective"], t["phase"], t["group_size"], DTYPES[t["dtype"]], t["calls"], t["payload_bytes"])
+                  for t in row["traffic"])
+    assert got == want
+
+
+@pytest.mark.parametrize("row", [r for r in _rows() if r["spec"].get("mamba") != "hf"], ids=_ids)
+def test_peak(row: dict[str, Any]) -> None:
+    rank = _simulated(row)
+    assert rank.peak is not None
+    truth = row["phases"]["step"]
+    slack = _step_counters(row)
+    assert abs(rank.peak.allocated_bytes - truth["peak"]) <= slack + 0.001 * truth["peak"]
+    assert rank.peak.event == truth["where"]
+    for category, size in truth["breakdown"].items():
+        found = rank.peak.by_category.get(category, 0)
+        assert abs(found - size) <= 0.005 * truth["peak"], f"{category}: {found} instead of {size}"
+    for phase, name in PHASES.items():
+        if phase in row["phases"]:
+            peak = row["phases"][phase]["peak"]
+            assert abs(rank.peak.by_phase[name] - peak) <= slack + 0.005 * peak, name
