@@ -19,136 +19,26 @@ stop), and what it made dies as the nodes that saved it run. What nodes saved th
 
 from __future__ import annotations
 
+import contextlib
 import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
-from enum import IntEnum
 from weakref import ref
 
-from simcore.units import dtype_bytes
+from simcore.rows import COMPUTE_STREAM, Kernel, Op, Param, Recorder, Row, Section, Storage, Tensor
 
-__all__ = ["GRAD_HIDDEN", "HIDDEN", "RECOMPUTE_BEGIN", "RECOMPUTE_END", "Kernel", "Op", "Param", "Row", "Section",
-           "Storage", "Tape", "Tensor"]
-
-
-class Op(IntEnum):
-    """The closed set of things a program does. Column `AUX` and `SLOT` mean what the line says."""
-
-    ALLOC = 0  # SLOT owner row, AMOUNT +bytes
-    FREE = 1  # SLOT owner row, AMOUNT -bytes
-    COMPUTE = 2  # SLOT kernel, AMOUNT FLOPs, AUX bytes read and written
-    COLLECTIVE = 3  # SLOT communication row, AMOUNT payload bytes, AUX handle
-    COPY = 4  # SLOT communication row, AMOUNT bytes, AUX handle
-    WAIT = 5  # the compute stream waits for handle AUX
-    MARK = 6  # SLOT label
-
-
-class Kernel(IntEnum):
-    """Kernel classes of the cost model, in the order of `simcore.cost.KERNELS`."""
-
-    GEMM = 0
-    GROUPED_GEMM = 1
-    ATTENTION = 2
-    MAMBA_SCAN = 3
-    CONV = 4
-    NORM = 5
-    ELEMENTWISE = 6
-    PERMUTE = 7
-    LOSS = 8
-    EMBEDDING = 9
-    OPTIMIZER = 10
-    COPY = 11
-
-
-Row = tuple[int, int, int, int, int, int]
-"""(op, layer offset, slot, amount, stream, aux); the offset says whose layer the slot is counted from."""
+__all__ = ["COMPUTE_STREAM", "GRAD_HIDDEN", "HIDDEN", "INNER_BACKWARD_BEGIN", "INNER_BACKWARD_END",
+           "INNER_FORWARD_BEGIN", "INNER_FORWARD_END", "RECOMPUTE_BEGIN", "RECOMPUTE_END", "Kernel", "Node", "Op",
+           "Param", "Row", "Section", "Storage", "Tape", "Tensor"]
 
 HIDDEN = 0
+"""Slot of a layer's output."""
 GRAD_HIDDEN = 1
-COMPUTE_STREAM = 0
+"""Slot of the gradient of a layer's input."""
 RECOMPUTE_BEGIN, RECOMPUTE_END = 0, 1
+"""Marks around a replay."""
 INNER_FORWARD_BEGIN, INNER_FORWARD_END, INNER_BACKWARD_BEGIN, INNER_BACKWARD_END = 2, 3, 4, 5
-_CATEGORY_OF_PHASE = {"forward": "activation", "recompute": "recompute", "backward": "backward_temp"}
-_ALLOC, _FREE, _COMPUTE = int(Op.ALLOC), int(Op.FREE), int(Op.COMPUTE)
-
-
-class Storage:
-    """Bytes that live from creation until the last `Tensor` that refers to them goes.
-
-    `born`: False where another layer has posted the birth. Set `num_bytes` to 0 and the death is another's to post.
-    """
-
-    __slots__ = ("birth", "num_bytes", "offset", "slot", "tape")
-
-    def __init__(self, tape: Tape, num_bytes: int, slot: int, offset: int = 0, *, born: bool = True) -> None:
-        self.tape, self.num_bytes, self.slot, self.offset, self.birth = tape, num_bytes, slot, offset, -1
-        if born and num_bytes:
-            self.birth = len(tape.rows)
-            tape.rows.append((_ALLOC, offset, slot, num_bytes, COMPUTE_STREAM, 0))
-
-    def __del__(self) -> None:
-        if self.num_bytes:
-            self.tape.rows.append((_FREE, self.offset, self.slot, -self.num_bytes, COMPUTE_STREAM, 0))
-
-
-@dataclass(slots=True, eq=False)
-class Tensor:
-    """A view of a storage: a shape, a dtype, and the node that made it (None: nothing flows back)."""
-
-    storage: Storage | None
-    shape: tuple[int, ...]
-    dtype: str
-    node: Node | None = None
-    output: int = 0
-
-    @property
-    def numel(self) -> int:
-        return math.prod(self.shape)
-
-    @property
-    def nbytes(self) -> int:
-        return self.numel * dtype_bytes(self.dtype)
-
-    def detach(self) -> Tensor:
-        """The same storage without the graph."""
-        return Tensor(self.storage, self.shape, self.dtype)
-
-    def disown(self) -> None:
-        """Its death is for another layer to post."""
-        if self.storage is not None:
-            self.storage.num_bytes = 0
-
-    def view(self, *shape: int) -> Tensor:
-        """The same storage and graph under another shape (views cost nothing and gradients pass through)."""
-        return Tensor(self.storage, shape, self.dtype, self.node, self.output)
-
-
-@dataclass(frozen=True, slots=True)
-class Param:
-    """A parameter as an operator sees it: gathered, in the dtype it computes in.
-
-    `grad_category`: what its gradient is posted as.
-    `grad_exists`: it has a gradient already, the new one is added in place and dies.
-    `tied`: two modules use it, the output head and the embedding; the head's gradient waits for the embedding's, then
-    both are added into a new one.
-    """
-
-    name: str
-    shape: tuple[int, ...]
-    dtype: str
-    trainable: bool
-    grad_category: str = "unsharded_grad"
-    grad_exists: bool = False
-    tied: bool = False
-
-    @property
-    def numel(self) -> int:
-        return math.prod(self.shape)
-
-    @property
-    def nbytes(self) -> int:
-        return self.numel * dtype_bytes(self.dtype)
-
+"""Marks where the hooks of a data-parallel unit inside the layer run."""
 
 Backward = Callable[["Tape", list[Tensor | None], list[Tensor]], Sequence[Tensor | None]]
 """(tape, gradients of the node's outputs, what it saved) -> gradients of its inputs."""
@@ -178,74 +68,20 @@ class Frame:
     replayed: bool = False
 
 
-class _StopRecompute(Exception):  # noqa: N818 - it is no error
+class _StopRecompute(Exception):
     pass
 
 
-@dataclass(frozen=True, slots=True)
-class Section:
-    """Rows of one part of a layer (forward, backward, ...)."""
-
-    rows: tuple[Row, ...]
-
-
-class Tape:
+class Tape(Recorder):
     """Records one layer. `slots` and `comms` are shared tables: row number -> what it is."""
 
     def __init__(self, slots: dict[tuple[str, str], int], comms: dict[tuple[str, str, str], int]) -> None:
-        self.slots, self.comms = slots, comms
-        self.rows: list[Row] = []
+        super().__init__(slots, comms)
         self.nodes: list[ref[Node]] = []
-        self.phase = "forward"
-        self.scope = ""
         self.frame: Frame | None = None
         self.grads: list[tuple[Param, Tensor]] = []
         for name, category in (("hidden_states", "activation"), ("grad_hidden_states", "backward_temp")):
             slots.setdefault((name, category), len(slots))
-
-    # ---- what happens -------------------------------------------------------------------------------------------
-    def slot(self, name: str, category: str) -> int:
-        """The row of an owner in the shared table."""
-        return self.slots.setdefault((name, category), len(self.slots))
-
-    def empty(self, shape: Sequence[int], dtype: str, name: str, category: str = "") -> Tensor:
-        """A new storage, uninitialised; `category` defaults to the phase's own."""
-        slot = self.slot(self.scope + name, category or _CATEGORY_OF_PHASE[self.phase])
-        shape = tuple(shape)
-        return Tensor(Storage(self, math.prod(shape) * dtype_bytes(dtype), slot), shape, dtype)
-
-    def external(self, shape: Sequence[int], dtype: str, slot: int, offset: int) -> Tensor:
-        """A tensor that another layer made; its death is posted here."""
-        tensor = Tensor(None, tuple(shape), dtype)
-        tensor.storage = Storage(self, tensor.nbytes, slot, offset, born=False)
-        return tensor
-
-    def compute(self, kernel: Kernel, flops: int, moved_bytes: int) -> None:
-        """One kernel on the compute stream."""
-        self.rows.append((_COMPUTE, 0, kernel, flops, COMPUTE_STREAM, moved_bytes))
-
-    def collective(self, collective: str, axis: str, payload: int, dtype: str) -> None:
-        """A collective that the layer itself calls and waits for (token dispatch, tensor parallelism)."""
-        row = self.comms.setdefault((collective, axis, dtype), len(self.comms))
-        self.rows.append((int(Op.COLLECTIVE), 0, row, payload, COMPUTE_STREAM, 0))
-
-    def mark(self, label: int) -> None:
-        self.rows.append((int(Op.MARK), 0, label, 0, COMPUTE_STREAM, 0))
-
-    def cut(self) -> Section:
-        """Everything since the last cut; what was born before can no longer be renamed."""
-        rows, self.rows = tuple(self.rows), []
-        return Section(rows)
-
-    def rename(self, storage: Storage | None, slot: int) -> None:
-        """Say whose a storage is that was born since the last cut: it was so from its birth."""
-        assert storage is not None
-        op, offset, _, amount, stream, aux = self.rows[storage.birth]
-        assert (op, amount) == (_ALLOC, storage.num_bytes), "renamed a storage that was not born in this section"
-        self.rows[storage.birth] = (op, offset, slot, amount, stream, aux)
-        storage.slot = slot
-
-    _rename = rename
 
     # ---- the graph ----------------------------------------------------------------------------------------------
     def node(self, inputs: Sequence[Tensor | Param | None], save: Sequence[Tensor | Param | None],
@@ -326,12 +162,18 @@ class Tape:
             outputs[i] = self._sum_to(outputs[i], shape)
         grads.clear()
         node.saved, node.frame, node.backward = [], None, None
-        params = []
+        self._hand_on(node, outputs)
+
+    def _hand_on(self, node: Node, outputs: list[Tensor | None]) -> None:
+        """Gradients go to the nodes at once, to parameters (AccumulateGrad) when all nodes have theirs."""
+        params: list[tuple[Param, Tensor]] = []
         for i, edge in enumerate(node.edges):
             grad, outputs[i] = outputs[i], None
-            if grad is not None and isinstance(edge, Param):
+            if grad is None or edge is None:
+                continue
+            if isinstance(edge, Param):
                 params.append((edge, grad))
-            elif grad is not None and edge is not None:
+            else:
                 self._give(edge, node.outputs_of[i], grad)
         grad = None
         while params:
@@ -348,10 +190,8 @@ class Tape:
         nodes, phase, scope = self.nodes, self.phase, self.scope
         self.nodes, self.phase, self.frame, frame.replayed = [], "recompute", frame, True
         self.mark(RECOMPUTE_BEGIN)
-        try:
+        with contextlib.suppress(_StopRecompute):
             frame.run()
-        except _StopRecompute:
-            pass
         self.nodes, self.phase, self.scope, self.frame = nodes, phase, scope, None
 
     def _give(self, edge: Node, output: int, grad: Tensor) -> None:

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+from simcore.flows.resident import ResidentFlow
 from simcore.flows.unshard import GatheredFlow
-from simcore.framework import Framework
+from simcore.framework import Framework, UnshardFlow
 from simcore.lower import FlowMaker
 
 __all__ = ["flow_of"]
@@ -11,4 +12,4 @@ __all__ = ["flow_of"]
 
 def flow_of(framework: Framework) -> FlowMaker:
     """The flow that a framework's table asks for."""
-    return GatheredFlow
+    return GatheredFlow if isinstance(framework.flow, UnshardFlow) else ResidentFlow

@@ -171,10 +171,13 @@ class UnshardHooks:
 
     def end_backward(self) -> None:
         """The root's final callback: units that had no hook, waits, and the buffers that were kept."""
+        self.forward_root = None
         for u in self._outermost_first():
             if not self.states[u].post_backward_done:
                 self.post_backward(u)
             self.states[u].post_backward_done = False
+        if not self.is_last_backward:
+            return
         for u in self._outermost_first():
             self._drop_replicate_buffer(u)
             self._drop_pending(u)

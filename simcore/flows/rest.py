@@ -46,16 +46,21 @@ def rest_postings(placed: Placed) -> list[Posting]:
 def optimizer_temporaries(plan: Plan, tables: Tables, builder: Builder) -> None:
     """Adam's temporaries (torch 2.13 `optim/adam.py`).
 
-    foreach: a square root of every second moment at once; for_loop: two of the largest tensor; fused and te: none.
+    foreach: a square root of every second moment at once; for_loop: a square root and a quotient of one tensor beside
+    the quotient of the one before; fused and te: none.
     """
     trained = [(layer, placed) for layer in plan.layers for placed in plan.of_layer(layer) if placed.trainable]
     layer, slot = plan.layers[0], tables.slot("sqrt_exp_avg_sq", "optim_temp")
     sizes = [placed.local * dtype_bytes(_moment_dtype(placed)) for _, placed in trained]
-    held = {"foreach": sum(sizes), "for_loop": 2 * max(sizes, default=0)}.get(plan.framework.optimizer.implementation, 0)
+    held = {"foreach": sum(sizes), "for_loop": _two_in_a_row(sizes)}.get(plan.framework.optimizer.implementation, 0)
     builder.alloc(layer, slot, held)
     moved = sum(3 * p.state_bytes // 2 + 3 * p.local * dtype_bytes(p.life.grad.dtype) for _, p in trained)
     builder.compute(Kernel.OPTIMIZER, 12 * sum(p.local for _, p in trained), moved)
     builder.free(layer, slot, held)
+
+
+def _two_in_a_row(sizes: list[int]) -> int:
+    return max((before + 2 * size for before, size in zip([0, *sizes], sizes, strict=False)), default=0)
 
 
 def _moment_dtype(placed: Placed) -> str:

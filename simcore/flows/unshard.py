@@ -33,12 +33,10 @@ class GatheredFlow:
         self.inner = {units[u].first: u for u in range(len(units)) if units[u].inner}
         self.unit_of = {(layer, plan.of_layer(layer)[i].spec.name): u for u, unit in enumerate(units)
                         for layer, numbers in unit.members for i in numbers}
-        self.needs_no_hook = {u for u in outer if not self._input_has_grad(units[u].first)}
+        trained = [layer for layer in range(len(plan.graph.layers)) if any(p.trainable for p in plan.of_layer(layer))]
+        self.first_trained = trained[0] if trained else len(plan.graph.layers)
         self.opt_marks = [tables.label(f"opt:{edge}") for edge in ("begin", "end")] + [tables.label("step:end")]
         self.free_grads: dict[tuple[int, int], int] = {}
-
-    def _input_has_grad(self, layer: int) -> bool:
-        return any(p.trainable for below in range(layer) for p in self.plan.of_layer(below))
 
     # ---- lower.Flow ---------------------------------------------------------------------------------------------
     def rest(self) -> None:
@@ -47,7 +45,7 @@ class GatheredFlow:
     def begin_microbatch(self, action: Action) -> None:
         if not action.forward:
             self.hooks.reduce_grads = self.flow.sync == "every" or action.is_last
-            self.hooks.is_last_backward = action.is_last
+            self.hooks.is_last_backward = action.is_last or self.flow.reshard_after_backward
 
     def forward_begin(self, layer: int) -> None:
         for u in self.starting[layer]:
@@ -58,13 +56,15 @@ class GatheredFlow:
             self.hooks.post_forward(u)
 
     def backward_begin(self, layer: int) -> None:
+        if layer < self.first_trained:  # the layer's output carries no gradient: no hook on it
+            return
         for u in self.ending[layer]:
             self.hooks.pre_backward(u)
 
     def backward_end(self, layer: int, grads: Sequence[tuple[Param, int, int]]) -> None:
         self._sort_grads(layer, grads)
         for u in reversed(self.starting[layer]):
-            if u not in self.needs_no_hook:
+            if self.units[u].first > self.first_trained:  # its inputs carry a gradient
                 self.hooks.post_backward(u)
 
     def experts(self, layer: int, mark: int, grads: Sequence[tuple[Param, int, int]], replay: bool) -> None:

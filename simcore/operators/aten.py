@@ -11,12 +11,13 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
+from typing import overload
 
 from simcore.tape import Kernel, Param, Tape, Tensor
 from simcore.units import dtype_bytes
 
 __all__ = ["add", "add_scalar", "all_to_all", "bmm", "cast", "cat", "cross_entropy", "div_", "embedding", "exp",
-           "gather", "index", "index_add", "linear", "log_softmax", "masked_fill", "matmul", "mean", "mul", "mul_scalar",
+           "gather", "index", "index_add", "linear", "log_softmax", "masked_fill", "mean", "mul", "mul_scalar",
            "neg", "new", "relu", "rsqrt", "scaled_dot_product_attention", "select", "sigmoid", "silu", "slice_half",
            "sort", "square", "strided", "sum_last", "swap_dims", "to_heads", "topk"]
 
@@ -44,7 +45,7 @@ def _unary(tape: Tape, x: Operand, name: str, save: str = "", *, dtype: str = ""
     shape, in_dtype = x.shape, x.dtype
 
     def backward(tape: Tape, grads: Grads, saved: Saved) -> Grads:
-        made = [new(tape, shape, in_dtype, f"grad_{name}", 2 * x_bytes) for _ in range(steps)]
+        made: Grads = [new(tape, shape, in_dtype, f"grad_{name}", 2 * x_bytes) for _ in range(steps)]
         return made[-1:]
 
     x_bytes = x.nbytes
@@ -54,6 +55,12 @@ def _unary(tape: Tape, x: Operand, name: str, save: str = "", *, dtype: str = ""
         tape.save(node, out)
     out.node = node
     return out
+
+
+@overload
+def cast(tape: Tape, x: Tensor, dtype: str) -> Tensor: ...
+@overload
+def cast(tape: Tape, x: Param, dtype: str) -> Operand: ...
 
 
 def cast(tape: Tape, x: Operand, dtype: str) -> Operand:
@@ -194,9 +201,9 @@ def div_(tape: Tape, a: Tensor, b: Tensor) -> None:
     a.node = node
 
 
-def matmul(tape: Tape, x: Tensor, weight: Operand, name: str, kernel: Kernel = Kernel.GEMM) -> Tensor:
+def linear(tape: Tape, x: Tensor, weight: Operand, name: str, kernel: Kernel = Kernel.GEMM) -> Tensor:
     """`x @ weight.T` of x [..., k] and weight [n, k]: the weight's gradient comes first."""
-    n, k = weight.shape
+    n = weight.shape[0]
     x_shape, w_shape, w_dtype, dtype, moved = x.shape, weight.shape, weight.dtype, x.dtype, x.nbytes + weight.nbytes
     x_needs, w_needs, flops = needs_grad(x), needs_grad(weight), 2 * x.numel * n
 
@@ -209,19 +216,17 @@ def matmul(tape: Tape, x: Tensor, weight: Operand, name: str, kernel: Kernel = K
         return [to_x, to_w]
 
     x_bytes, w_bytes = x.nbytes, weight.nbytes
-    save: list[Operand] = [x] * w_needs + [weight] * x_needs
+    save: list[Operand] = [*[x] * w_needs, *[weight] * x_needs]
     node = tape.node((x, weight), save, backward)
     out = new(tape, (*x_shape[:-1], n), dtype, name, moved, kernel, flops)
     out.node = node
     return out
 
 
-linear = matmul
-
 
 def bmm(tape: Tape, x: Tensor, weight: Tensor, name: str) -> Tensor:
     """`torch.bmm(x, weight.transpose(1, 2))` of rows [r, k], evenly over the experts, and weight [e, n, k]."""
-    n, k = weight.shape[1:]
+    n = weight.shape[1]
     x_shape, w_shape, dtype = x.shape, weight.shape, x.dtype
     x_needs, w_needs, flops = needs_grad(x), needs_grad(weight), 2 * x.numel * n
     x_bytes, w_bytes, kernel = x.nbytes, math.prod(w_shape) * dtype_bytes(dtype), Kernel.GROUPED_GEMM
@@ -275,7 +280,9 @@ def to_heads(tape: Tape, x: Tensor, dim: int, *, copy_grad: bool = False) -> Ten
     def backward(tape: Tape, grads: Grads, saved: Saved) -> Grads:
         (grad,) = grads
         assert grad is not None
-        return [new(tape, shape, dtype, "grad_heads", grad.nbytes, Kernel.COPY) if copy_grad else grad.view(*shape)]
+        if not copy_grad:
+            return [grad.view(*shape)]
+        return [new(tape, shape, dtype, "grad_heads", grad.nbytes, Kernel.COPY)]
 
     node = tape.node((x,), (), backward)
     return Tensor(x.storage, (*shape[:2], shape[2] // dim, dim), dtype, node)
@@ -306,7 +313,8 @@ def cat(tape: Tape, a: Tensor, b: Tensor) -> Tensor:
 def swap_dims(tape: Tape, x: Tensor, name: str) -> Tensor:
     """`x.transpose(...).reshape(...)`: a copy each way."""
     shape, dtype, num_bytes = x.shape, x.dtype, x.nbytes
-    node = tape.node((x,), (), lambda tape, grads, saved: [new(tape, shape, dtype, name, num_bytes, Kernel.PERMUTE)])
+    node = tape.node((x,), (),
+                     lambda tape, grads, saved: [new(tape, shape, dtype, name, num_bytes, Kernel.PERMUTE)])
     out = new(tape, shape, dtype, name, num_bytes, Kernel.PERMUTE)
     out.node = node
     return out

@@ -391,7 +391,6 @@ def _scan_backward(tape: Tape, s: _Scan) -> None:
     dt = [new(tape, (tokens, b.num_heads), "fp32", "dt", kernel=scan) for _ in range(2)]
     cb = _cb(tape, s)
     states = new(tape, s.state, "fp32", "chunk_states", kernel=scan, flops=s.state_flops)
-    final = None
     states = new(tape, s.state, "fp32", "states", states.nbytes, scan, 2 * states.numel)
     final = tape.empty((s.batch, s.state[1]), "fp32", "final_states")
     d_states = new(tape, s.state, "fp32", "grad_states", kernel=scan, flops=s.state_flops)

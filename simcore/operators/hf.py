@@ -20,7 +20,7 @@ from collections.abc import Callable
 from dataclasses import replace
 from functools import partial
 
-from simcore.models.blocks import Attention, Embedding, FinalNorm, Head, LayerKind, Loss, Mamba2, Mlp, Moe
+from simcore.models.blocks import Attention, Branch, Embedding, FinalNorm, Head, LayerKind, Loss, Mlp, Moe
 from simcore.operators import aten, hf_nemotron
 from simcore.operators.hf_layers import Inputs, attention, linear, mlp, rms_norm
 from simcore.operators.hf_tensors import tensors
@@ -123,18 +123,23 @@ def _body(tape: Tape, kind: LayerKind, run: Run, inputs: Inputs) -> Tensor:
     x = inputs.hidden
     for branch in kind.branches:
         residual = x
+        tape.scope = f"{branch.norm}."
         x = rms_norm(tape, run.params[f"{branch.norm}.weight"], x, weight_in_fp32=kind.family == "nemotron_h")
-        block = branch.block
-        if isinstance(block, Attention):
-            x = attention(tape, run, branch, Inputs(x, inputs.cos, inputs.sin, inputs.positions))
-        elif isinstance(block, Mlp):
-            x = mlp(tape, run, branch.name, block, x)
-        elif isinstance(block, Moe):
-            x = hf_nemotron.moe(tape, run, branch, x)
-        elif isinstance(block, Mamba2):
-            x = hf_nemotron.mamba(tape, run, branch, x)
+        tape.scope = f"{branch.name}."
+        x = _mix(tape, run, branch, inputs._replace(hidden=x))
+        tape.scope = ""
         x = aten.add(tape, residual, x, "residual")
     return x
+
+
+def _mix(tape: Tape, run: Run, branch: Branch, inputs: Inputs) -> Tensor:
+    if isinstance(branch.block, Attention):
+        return attention(tape, run, branch, inputs)
+    if isinstance(branch.block, Mlp):
+        return mlp(tape, run, branch.name, branch.block, inputs.hidden)
+    if isinstance(branch.block, Moe):
+        return hf_nemotron.moe(tape, run, branch, inputs.hidden)
+    return hf_nemotron.mamba(tape, run, branch, inputs.hidden)
 
 
 # ---- parts around the layers ------------------------------------------------------------------------------------
@@ -150,17 +155,20 @@ def _embedding(tape: Tape, block: Embedding, run: Run) -> LayerTape:
 
 def _shared_tables(tape: Tape, block: Embedding, run: Run) -> None:
     """Position ids and, for rotary models, cos and sin: the layers' to free."""
-    count: Tensor | None = aten.new(tape, (run.seq,), "int64", "arange")
-    positions = aten.new(tape, (run.seq,), "int64", "position_ids", 8 * run.seq)
-    count = None
+    positions = _positions(tape, run)
     made = [positions, *(_rotary_tables(tape, run, block.rotary_dim, positions) if block.rotary_dim else ())]
     for name, tensor in zip(("position_ids", "rotary.cos", "rotary.sin"), made, strict=False):
         tape.rename(tensor.storage, tape.slot(name, "activation"))
         tensor.disown()
 
 
+def _positions(tape: Tape, run: Run) -> Tensor:
+    count = aten.new(tape, (run.seq,), "int64", "arange")
+    return aten.select(tape, count, (run.seq,), "int64", "position_ids")
+
+
 def _rotary_tables(tape: Tape, run: Run, dim: int, positions: Tensor) -> tuple[Tensor, Tensor]:
-    """cos and sin, made in fp32."""
+    """The tables of cos and sin, made in fp32."""
     shape = (run.seq, dim)
     freqs = _frequencies(tape, run, dim, aten.select(tape, positions, positions.shape, "fp32", "positions"))
     angles = aten.select(tape, freqs, shape, "fp32", "angles")
@@ -233,7 +241,7 @@ def _loss(tape: Tape, block: Loss, run: Run) -> LayerTape:
     loss: Tensor | None = _causal_loss(tape, run, logits)
     assert loss is not None
     forward = tape.cut()
-    kept = logits if run.loss == "hf_keep_logits" else None
+    outputs = [logits] if run.loss == "hf_keep_logits" else []
     logits = None
     after = tape.cut()
     tape.phase = "backward"
@@ -245,7 +253,8 @@ def _loss(tape: Tape, block: Loss, run: Run) -> LayerTape:
     if leaf is not None:
         _hand_back(tape, leaf)
     backward = tape.cut()
-    ones = loss = kept = None
+    ones = loss = None
+    outputs.clear()
     return LayerTape(forward, backward, after, tape.cut(), seed)
 
 
@@ -253,5 +262,7 @@ def _causal_loss(tape: Tape, run: Run, logits: Tensor) -> Tensor:
     """Logits in fp32, labels shifted by one, cross entropy."""
     logits = aten.cast(tape, logits, "fp32")
     labels = aten.new(tape, (run.batch, run.seq + 1), "int64", "labels", 8 * run.tokens)
-    target = labels if run.batch == 1 else aten.new(tape, (run.batch, run.seq), "int64", "shifted_labels", labels.nbytes)
+    target = labels  # a slice of one row is contiguous
+    if run.batch > 1:
+        target = aten.select(tape, labels, (run.batch, run.seq), "int64", "shifted_labels")
     return aten.cross_entropy(tape, logits.view(run.tokens, logits.shape[-1]), target)

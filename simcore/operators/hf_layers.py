@@ -37,16 +37,16 @@ def rms_norm(tape: Tape, weight: Param, x: Tensor, *, weight_in_fp32: bool) -> T
 
 def linear(tape: Tape, run: Run, name: str, x: Tensor) -> Tensor:
     """A linear module, with its adapter where there is one: `base(x) + lora_b(lora_a(x)) * scale`."""
-    prefix = f"{name}." if name else ""
-    base = aten.linear(tape, x, run.params[f"{prefix}weight"], name or "logits")
+    prefix, label = f"{name}." if name else "", name.removeprefix(tape.scope) or "logits"
+    base = aten.linear(tape, x, run.params[f"{prefix}weight"], label)
     lora_a = run.params.get(f"{prefix}lora_a.weight")
     if lora_a is None:
         return base
     lora_b = run.params[f"{prefix}lora_b.weight"]
-    down_up = aten.linear(tape, aten.linear(tape, x, lora_a, f"{prefix}lora_a"), lora_b, f"{prefix}lora_b")
+    down_up = aten.linear(tape, aten.linear(tape, x, lora_a, f"{label}.lora_a"), lora_b, f"{label}.lora_b")
     scaled = aten.mul_scalar(tape, down_up)
     del down_up
-    return aten.add(tape, base, scaled, f"{prefix}sum")
+    return aten.add(tape, base, scaled, f"{label}.sum")
 
 
 def attention(tape: Tape, run: Run, branch: Branch, inputs: Inputs) -> Tensor:

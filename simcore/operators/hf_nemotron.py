@@ -100,13 +100,12 @@ class _FusedMamba:
         tape.compute(Kernel.MAMBA_SCAN, 5 * self.scan_flops // 2, 2 * sum(x.nbytes for x in again))
         tape.compute(Kernel.CONV, 2 * self.conv_flops, 3 * again[0].nbytes)
         again.clear()
-        heads = tape.empty
         return [dz, _grad(tape, conv_weight), _grad(tape, conv_bias), _grad(tape, dt_bias),
-                heads((self.block.num_heads,), "fp32", "grad_a"), _grad(tape, d), _grad(tape, norm), dout_weight]
+                tape.empty((self.block.num_heads,), "fp32", "grad_a"), _grad(tape, d), _grad(tape, norm), dout_weight]
 
 
 def _grad(tape: Tape, param: Param) -> Tensor:
-    return tape.empty(param.shape, param.dtype, f"grad_{param.name}")
+    return tape.empty(param.shape, param.dtype, f"grad_{param.name.removeprefix(tape.scope)}")
 
 
 def moe(tape: Tape, run: Run, branch: Branch, x: Tensor) -> Tensor:
@@ -142,7 +141,7 @@ def _route(tape: Tape, run: Run, name: str, block: Moe, x: Tensor) -> tuple[Tens
     """Sigmoid scores, one group of experts, top k, normalised and scaled. All in fp32."""
     tokens, experts = run.tokens, block.num_experts
     weight = run.params[f"{name}.gate.weight"]
-    logits = aten.linear(tape, aten.cast(tape, x, "fp32"), aten.cast(tape, weight, "fp32"), f"{name}.gate")
+    logits = aten.linear(tape, aten.cast(tape, x, "fp32"), aten.cast(tape, weight, "fp32"), "gate")
     scores = aten.sigmoid(tape, logits)
     choice = aten.add_scalar(tape, scores)
     group_scores = aten.sum_last(tape, aten.topk(tape, choice.view(tokens, 1, experts), 2)[0])
@@ -162,7 +161,7 @@ def _route(tape: Tape, run: Run, name: str, block: Moe, x: Tensor) -> tuple[Tens
 
 
 def _inner_unit(tape: Tape, run: Run, name: str, block: Moe, x: Tensor, indices: Tensor, weights: Tensor) -> Tensor:
-    """The experts as a data-parallel unit of their own: its floating inputs are cast, its hooks run inside the layer."""
+    """The experts as a data-parallel unit of their own: it casts floating inputs, its hooks run inside the layer."""
     weights = aten.cast(tape, weights, run.compute)
     tape.mark(INNER_FORWARD_BEGIN)
     y = _experts(tape, run, name, block, *_unit_inputs(tape, x, indices, weights))
@@ -219,7 +218,7 @@ def _regroup(tape: Tape, run: Run, name: str, x: Tensor, label: str) -> Tensor:
 
 def _product(tape: Tape, run: Run, name: str, x: Tensor, matrices: list[Tensor], number: int) -> Tensor:
     matrix = matrices[number] if matrices else aten.strided(tape, run.params[name])
-    return aten.bmm(tape, x, matrix, name)
+    return aten.bmm(tape, x, matrix, name.removeprefix(tape.scope))
 
 
 def _row_weights(tape: Tape, weights: Tensor, order: Tensor, dtype: str) -> Tensor:

@@ -1,0 +1,158 @@
+"""The flow of frameworks whose parameters are whole on every rank: flat buffers, buckets, a sharded optimizer.
+
+[Note: Megatron's buckets]
+Megatron-Core 0.16.1 `distributed/param_and_grad_buffer.py`, `distributed_data_parallel.py`: weight gradients are added
+into main_grad by the GEMM itself; in the last microbatch a bucket is reduced as soon as its last gradient is there
+(`overlap_grad_reduce`); after the step parameters are gathered in the same buckets, one ahead of their use in the next
+forward (`overlap_param_gather`). Without overlap both happen in one go, at the end of backward and after the step.
+Before the step a non-precision-aware optimizer copies 16-bit gradients of its part to fp32 and keeps them until the next
+zero_grad (`optimizer/distrib_optimizer.py`).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import numpy as np
+
+from simcore.flows.flat import RankBuffer, rank_buffers
+from simcore.flows.rest import post_rest
+from simcore.framework import Buckets
+from simcore.plan import Placed, Plan
+from simcore.program import Builder, Phase, Stream, Tables
+from simcore.schedule import Action
+from simcore.tape import Kernel, Param
+from simcore.units import dtype_bytes
+
+__all__ = ["ResidentFlow"]
+
+REDUCE_HANDLE, GATHER_HANDLE = 16, 1 << 20
+
+
+class ResidentFlow:
+    """Implements `lower.Flow` over flat buffers."""
+
+    def __init__(self, plan: Plan, tables: Tables, builder: Builder) -> None:
+        assert isinstance(plan.framework.flow, Buckets)
+        self.plan, self.tables, self.out, self.flow = plan, tables, builder, plan.framework.flow
+        self.buffers = rank_buffers(plan)
+        self.grad_bytes = dtype_bytes(self.flow.grad_dtype)
+        self.first_use = [_first_layers(buffer) for buffer in self.buffers]
+        self.is_last = False
+        self.gathered: set[tuple[int, int]] = set()
+        self.marks = [tables.label(text) for text in ("opt:begin", "opt:end", "step:end")]
+        self.seen_forward = False
+
+    # ---- lower.Flow ---------------------------------------------------------------------------------------------
+    def rest(self) -> None:
+        """Parameters, main gradients, masters and moments; what alignment adds is the buffers' own."""
+        post_rest(self.plan, self.tables, self.out, self._postings)
+        layer = self.plan.layers[0]
+        padding = sum(buffer.flat.padding for buffer in self.buffers)
+        stored = dtype_bytes(self.plan.of_layer(layer)[0].life.rest.dtype) if self.plan.of_layer(layer) else 2
+        self.out.alloc(layer, self.tables.slot("param_buffer.padding", "sharded_param"), padding * stored)
+        self.out.alloc(layer, self.tables.slot("grad_buffer.padding", "main_grad"), padding * self.grad_bytes)
+
+    def _postings(self, placed: Placed) -> list[tuple[str, str, int]]:
+        name, life = placed.spec.name, placed.life
+        if placed.spec.is_buffer:
+            return [(name, "buffer", placed.spec.numel * placed.spec.copies * dtype_bytes(life.rest.dtype))]
+        grads = placed.local * self.grad_bytes if placed.trainable else 0
+        states = [(f"{name}.{state}", "main_param" if state == "master_param" else "opt_state", size)
+                  for state, size in placed.states]
+        return [(name, life.rest_category, placed.rest_bytes), (f"{name}.main_grad", "main_grad", grads), *states]
+
+    def begin_microbatch(self, action: Action) -> None:
+        self.is_last = action.is_last
+
+    def forward_begin(self, layer: int) -> None:
+        """In the first forward the buckets that this layer uses must have been gathered."""
+        if self.seen_forward or not (self.flow.param_gather and self.flow.overlap):
+            return
+        for b, buffer in enumerate(self.buffers):
+            for bucket in np.flatnonzero(self.first_use[b] == layer).tolist():
+                self._gather(b, buffer, bucket)
+                self.out.wait(bucket, GATHER_HANDLE + b)
+                if bucket > 0:  # the next one in forward order
+                    self._gather(b, buffer, bucket - 1)
+
+    def forward_end(self, layer: int) -> None:
+        """Nothing: parameters stay."""
+
+    def backward_begin(self, layer: int) -> None:
+        """Nothing."""
+
+    def backward_end(self, layer: int, grads: Sequence[tuple[Param, int, int]]) -> None:
+        """Gradients that an operator allocated are added into main_grad and die; full buckets are reduced."""
+        for _, slot, num_bytes in grads:
+            self.out.free(layer, slot, num_bytes)
+        if self.is_last and self.flow.overlap:
+            for b, buffer in enumerate(self.buffers):
+                for bucket in np.flatnonzero(self.first_use[b] == layer).tolist():
+                    self._reduce(b, buffer, bucket)
+
+    def experts(self, layer: int, mark: int, grads: Sequence[tuple[Param, int, int]], replay: bool) -> None:
+        """Never: experts are not a unit of their own here."""
+
+    def end_pass(self, action: Action) -> None:
+        """After the first forward everything is gathered; after the last backward everything is reduced."""
+        if action.forward:
+            self.seen_forward = True
+        elif action.is_last:
+            for b, buffer in enumerate(self.buffers):
+                for bucket in range(len(buffer.flat.buckets)):
+                    if not self.flow.overlap:
+                        self._reduce(b, buffer, bucket)
+                    self.out.wait(bucket, REDUCE_HANDLE + b)
+
+    def optimize(self) -> None:
+        """The step; then parameters are gathered, or left to the next forward."""
+        begin, end, step_end = self.marks
+        layer, slot = self.plan.layers[0], self.tables.slot("fp32_grad_shard", "optim_temp")
+        elements, held = self._shard_elements()
+        copy = 4 * elements if self.plan.framework.optimizer.grad_copy else 0
+        self.out.mark(begin)
+        self.out.alloc(layer, slot, copy)
+        self.out.compute(Kernel.OPTIMIZER, 12 * elements, 2 * held + (self.grad_bytes + 2) * elements)
+        if self.flow.param_gather and not self.flow.overlap:
+            for b, buffer in enumerate(self.buffers):
+                for bucket in range(len(buffer.flat.buckets)):
+                    self._gather(b, buffer, bucket)
+                    self.out.wait(bucket, GATHER_HANDLE + b)
+        self.out.mark(end)
+        self.out.free(layer, slot, copy)
+        self.out.mark(step_end)
+
+    # ---- pieces -------------------------------------------------------------------------------------------------
+    def _gather(self, b: int, buffer: RankBuffer, bucket: int) -> None:
+        if (b, bucket) in self.gathered:
+            return
+        self.gathered.add((b, bucket))
+        comm = self.tables.comm("all_gather", buffer.axis, "bf16")
+        start, end = buffer.flat.buckets[bucket]
+        self.out.collective(bucket, comm, 2 * (end - start), Stream.ALL_GATHER, GATHER_HANDLE + b)
+
+    def _reduce(self, b: int, buffer: RankBuffer, bucket: int) -> None:
+        start, end = buffer.flat.buckets[bucket]
+        payload = (end - start) * self.grad_bytes
+        name = "reduce_scatter" if self.flow.scatter else "all_reduce"
+        comm = self.tables.comm(name, buffer.axis, self.flow.grad_dtype)
+        self.out.collective(bucket, comm, payload, Stream.REDUCE, REDUCE_HANDLE + b)
+        if buffer.replicate_axis:
+            part = payload // self.plan.mesh.axis(buffer.axis).size if self.flow.scatter else payload
+            comm = self.tables.comm("all_reduce", buffer.replicate_axis, self.flow.grad_dtype)
+            self.out.collective(bucket, comm, part, Stream.REDUCE, REDUCE_HANDLE + b)
+
+    def _shard_elements(self) -> tuple[int, int]:
+        """(elements, state bytes) of this rank's part of the optimizer, as the class mean."""
+        elements = sum(int((b.flat.ends - b.flat.starts).sum()) // self.plan.mesh.axis(b.axis).size
+                       for b in self.buffers)
+        held = sum(count * sum(p.state_bytes for p in self.plan.kinds[kind]) for kind, count in self.plan.kind_counts)
+        return elements, held
+
+
+def _first_layers(buffer: RankBuffer) -> np.ndarray[tuple[int, ...], np.dtype[np.int64]]:
+    """For each bucket the lowest layer in it: the first to use it, the last to finish its gradients."""
+    lowest = np.full(len(buffer.flat.buckets), np.iinfo(np.int64).max, dtype=np.int64)
+    np.minimum.at(lowest, buffer.flat.bucket_of, buffer.layers)
+    return lowest
