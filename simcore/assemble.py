@@ -6,6 +6,7 @@ from dataclasses import dataclass, field
 
 import numpy as np
 
+from simcore.clocked import Clocked
 from simcore.errors import RankscopeError
 from simcore.fold import RankClass, coordinate_text, format_ranks
 from simcore.flows.flat import exact_at_rest, padding_elements
@@ -24,6 +25,7 @@ from simcore.report import (
     ProblemRow,
     RankReport,
     Report,
+    StepTime,
 )
 from simcore.scenario import Scenario
 from simcore.schedule import lowered_microbatches
@@ -45,6 +47,7 @@ class Parts:
     plans: tuple[Plan, ...]
     rank: int | None = None
     programs: dict[int, Program] = field(default_factory=dict)
+    clocked: Clocked | None = None
 
     def rows_per_token(self) -> int:
         """See `recording.Run.rows_per_token`; routing is balanced."""
@@ -80,7 +83,24 @@ def report(parts: Parts, *, series: bool) -> Report:
         assumptions=_assumptions(parts),
         communicators=tuple(Communicator(axis=axis, size=parts.job.mesh.axis(axis).size)
                             for axis in parts.framework.communicators),
-        ranks=ranks)
+        ranks=ranks, time=_time(parts))
+
+
+def _time(parts: Parts) -> StepTime | None:
+    """Rates of the step. Model FLOPs: three times those of forward GEMMs, attention and scan, recompute not counted."""
+    clocked = parts.clocked
+    if clocked is None:
+        return None
+    training, mesh = parts.job.scenario.training, parts.job.mesh
+    seconds = clocked.step_ns / 1e9
+    sequences = parts.job.scenario.num_microbatches * training.micro_batch_size * mesh.dp_replicate * mesh.dp_shard
+    flops = 3 * clocked.forward_flops / seconds / mesh.size
+    peak = getattr(parts.topology.device.peak, parts.framework.compute_dtype)
+    return StepTime(
+        step_s=seconds, forward_s=clocked.phase_ns["forward"] / 1e9, backward_s=clocked.phase_ns["backward"] / 1e9,
+        optimizer_s=clocked.phase_ns["optimizer"] / 1e9, exposed_communication_s=clocked.waited_ns / 1e9,
+        tokens_per_s_per_gpu=sequences * training.seq_len / seconds / mesh.size, model_tflops_per_gpu=flops / 1e12,
+        mfu=flops / peak.si if peak else 0.0)
 
 
 def _rank(parts: Parts, rank_class: RankClass, plan: Plan, *, series: bool) -> RankReport:

@@ -29,5 +29,5 @@ SCHEDULES = tuple(_MODULE)
 
 
 def lowered_microbatches(num_stages: int, num_microbatches: int) -> int:
-    """How many microbatches must be written out so that all later ones repeat: the first, a steady one, the last."""
-    return min(num_microbatches, 3 if num_stages == 1 else 2 * num_stages + 1)
+    """How many microbatches are written out: the first, two steady ones that must take the same time, the last."""
+    return min(num_microbatches, 4 if num_stages == 1 else 2 * num_stages + 2)

@@ -5,6 +5,7 @@ from __future__ import annotations
 from functools import lru_cache, partial
 
 from simcore.assemble import Parts, failed, report
+from simcore.clocked import Clocked, clock
 from simcore.errors import IllegalLayout, InputError, Problem, RankscopeError
 from simcore.flows import flow_of
 from simcore.fold import RankClass, unfolded, unfolded_one
@@ -23,9 +24,14 @@ from simcore.topology import Topology, load_topology
 __all__ = ["check", "place", "simulate"]
 
 
-def simulate(scenario: Scenario, *, series: bool = False, fold: bool = True, rank: int | None = None) -> Report:
-    """Simulate one training step of one scenario. Refusals come back as a report (status illegal or error)."""
-    return _guarded(partial(_simulate, scenario, series=series, folded=fold, rank=rank), scenario)
+def simulate(scenario: Scenario, *, series: bool = False, fold: bool = True, rank: int | None = None,
+             timed: bool = True) -> Report:
+    """Simulate one training step of one scenario. Refusals come back as a report (status illegal or error).
+
+    `series`: memory over the step too. `fold` False simulates every rank by itself. `rank`: that rank alone, exactly,
+    without time. `timed` False: memory and traffic only.
+    """
+    return _guarded(partial(_simulate, scenario, series=series, folded=fold, rank=rank, timed=timed), scenario)
 
 
 def place(scenario: Scenario, *, rank: int | None = None) -> Report:
@@ -45,11 +51,20 @@ def _guarded(work: partial[Report], scenario: Scenario) -> Report:
         return failed(scenario, error, "illegal" if isinstance(error, IllegalLayout) else "error")
 
 
-def _simulate(scenario: Scenario, *, series: bool, folded: bool, rank: int | None) -> Report:
+def _simulate(scenario: Scenario, *, series: bool, folded: bool, rank: int | None, timed: bool) -> Report:
     parts = _parts(scenario, folded=folded, rank=rank)
     for rank_class, plan in zip(parts.classes, parts.plans, strict=True):
         parts.programs[rank_class.representative] = _program(parts, plan)
+    if timed and rank is None:
+        parts.clocked = _clock(parts)
     return report(parts, series=series)
+
+
+def _clock(parts: Parts) -> Clocked:
+    count = parts.job.scenario.num_microbatches
+    extra = count - lowered_microbatches(parts.job.mesh.pp, count)
+    programs = [parts.programs[c.representative] for c in parts.classes]
+    return clock(programs, parts.classes, parts.job.mesh, parts.topology, parts.framework.compute_dtype, extra)
 
 
 def _place(scenario: Scenario, *, rank: int | None) -> Report:

@@ -274,7 +274,7 @@ def scaled_dot_product_attention(tape: Tape, q: Tensor, k: Tensor, v: Tensor) ->
 
 
 def to_heads(tape: Tape, x: Tensor, dim: int, *, copy_grad: bool = False) -> Tensor:
-    """A view of [b, s, heads * dim] as [b, s, heads, dim]; `copy_grad`: the gradient arrives in another order and is copied."""
+    """A view of [b, s, heads * dim] as [b, s, heads, dim]; `copy_grad`: its gradient has another order."""
     shape, dtype = x.shape, x.dtype
 
     def backward(tape: Tape, grads: Grads, saved: Saved) -> Grads:

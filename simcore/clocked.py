@@ -1,0 +1,157 @@
+"""Step time: programs of all classes costed, run on the timeline, extrapolated to all microbatches."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+
+from simcore.cost import DTYPES, collective_ns, compute_ns
+from simcore.fold import RankClass
+from simcore.mesh import IntArray, Mesh
+from simcore.program import AMOUNT, AUX, OP, SLOT, Phase, Program
+from simcore.streams import Track, tracks
+from simcore.tape import Kernel, Op
+from simcore.timeline import ClassTimes, run
+from simcore.topology import Topology
+
+__all__ = ["Clocked", "clock"]
+
+_DTYPE_ID = {name: DTYPES.index(name) for name in ("fp32", "bf16", "fp16")}
+
+
+@dataclass(frozen=True, eq=False)
+class Clocked:
+    """Times of one step, in ns. `steady`: the last two microbatches took the same time in every class.
+
+    `row_ns`: for each class, when each row of its program was reached on the compute stream.
+    """
+
+    step_ns: int
+    phase_ns: dict[str, int]
+    waited_ns: int
+    steady: bool
+    forward_flops: int
+    row_ns: tuple[IntArray, ...]
+    times: tuple[ClassTimes, ...]
+
+
+def clock(programs: Sequence[Program], classes: Sequence[RankClass], mesh: Mesh, topology: Topology, compute: str,
+          extra_microbatches: int) -> Clocked:
+    """Run programs that wrote out some microbatches; `extra_microbatches` more are extrapolated."""
+    compiled = [_track(program, mesh, topology, compute) for program in programs]
+    comms = list(programs[0].tables.comms)
+    links = {i: topology.link(mesh.axis(axis).size, mesh.axis(axis).stride, mesh.size).name
+             for i, (_, axis, _) in enumerate(comms)}
+    times = run(compiled, _meetings(programs, classes, mesh), lambda comm: links.get(comm, "network"))
+    periods = [_periods(program, track, t) for program, track, t in zip(programs, compiled, times, strict=True)]
+    steady = all(len(p) >= 2 and p[-1] == p[-2] for p in periods)
+    period = max((p[-1] for p in periods if p), default=0)
+    worst = max(range(len(times)), key=lambda i: (times[i].end, -i))
+    rows = tuple(_row_ns(track, t, len(p.columns)) for track, t, p in zip(compiled, times, programs, strict=True))
+    return Clocked(
+        max(t.end for t in times) + period * extra_microbatches,
+        _phases(programs[worst], rows[worst], extra_microbatches),
+        times[worst].waited + _waited_in(programs[worst], compiled[worst], times[worst]) * extra_microbatches,
+        steady, sum(_forward_flops(p, c, extra_microbatches) for p, c in zip(programs, classes, strict=True)), rows,
+        tuple(times))
+
+
+def _track(program: Program, mesh: Mesh, topology: Topology, compute: str) -> Track:
+    columns = program.columns
+    kernels = columns[:, OP] == Op.COMPUTE
+    ns = np.zeros(len(columns), dtype=np.int64)
+    mine = columns[kernels]
+    ns[kernels] = compute_ns(topology.device, mine[:, SLOT], mine[:, AMOUNT], mine[:, AUX],
+                             np.full(len(mine), _DTYPE_ID[compute]))
+    comms = list(program.tables.comms)
+    known: dict[tuple[int, int], int] = {}
+
+    def call_ns(comm: int, payload: int) -> int:
+        if (comm, payload) not in known:
+            collective, axis_name, _ = comms[comm]
+            axis = mesh.axis(axis_name)
+            size = 2 if collective == "send_recv" else axis.size
+            link = topology.link(size, axis.stride, mesh.size)
+            known[comm, payload] = collective_ns(collective, payload, size, link)
+        return known[comm, payload]
+
+    return tracks(program, ns, call_ns)
+
+
+def _meetings(programs: Sequence[Program], classes: Sequence[RankClass], mesh: Mesh) -> _Meets:
+    return _Meets(programs, classes, mesh)
+
+
+class _Meets:
+    """Which classes meet in a communicator of a class; one class alone meets only itself."""
+
+    def __init__(self, programs: Sequence[Program], classes: Sequence[RankClass], mesh: Mesh) -> None:
+        self.mesh, self.classes = mesh, classes
+        self.axes = [axis for _, axis, _ in programs[0].tables.comms]
+        self.many = len({c.stage for c in classes}) < len(classes)
+        self.known: dict[tuple[int, int], tuple[int, ...]] = {}
+        self.class_of = {(c.stage, c.period, int(o)): i for i, c in enumerate(classes) for o in c.offsets} \
+            if self.many else {}
+
+    def __call__(self, number: int, comm: int) -> tuple[int, ...]:
+        if not self.many:
+            return (number,)
+        if (number, comm) not in self.known:
+            self.known[number, comm] = self._find(number, self.axes[comm])
+        return self.known[number, comm]
+
+    def _find(self, number: int, axis: str) -> tuple[int, ...]:
+        mine = self.classes[number]
+        group = self.mesh.group(mine.representative, axis)
+        size = self.mesh.stage_size
+        found = {self.class_of[mine.stage, mine.period, rank % size % mine.period] for rank in group}
+        return tuple(sorted(found))
+
+
+def _periods(program: Program, track: Track, times: ClassTimes) -> list[int]:
+    """Time from one backward pass's begin to the next one's."""
+    rows = _row_ns(track, times, len(program.columns))
+    backward = (program.phase == Phase.BACKWARD) | (program.phase == Phase.RECOMPUTE)
+    starts = [int(rows[int(np.argmax(inside))]) for m in range(int(program.microbatch.max()) + 1)
+              if (inside := backward & (program.microbatch == m)).any()]
+    return [b - a for a, b in zip(starts, starts[1:], strict=False)]
+
+
+def _row_ns(track: Track, times: ClassTimes, num_rows: int) -> IntArray:
+    """When the compute stream reaches each row."""
+    ends = np.array(times.item_ends, dtype=np.int64)
+    item_rows = np.array([item.row for item in track.items], dtype=np.int64)
+    busy = np.cumsum([item.ns for item in track.items])
+    late = ends - busy  # what waiting has added up to, after each item
+    at = np.searchsorted(item_rows, np.arange(num_rows), side="left")
+    before = np.concatenate([[0], late])[at]
+    return track.clock + before
+
+
+def _phases(program: Program, rows: IntArray, extra: int) -> dict[str, int]:
+    """Compute-stream time by phase; recompute counts as backward, the loss as forward."""
+    spent = np.diff(np.concatenate([[0], rows]))
+    weight = np.where(program.microbatch == 1, 1 + extra, 1)
+    groups = {"forward": (Phase.FORWARD, Phase.LOSS), "backward": (Phase.BACKWARD, Phase.RECOMPUTE),
+              "optimizer": (Phase.OPTIMIZER,)}
+    return {name: int((spent * weight)[np.isin(program.phase, codes)].sum()) for name, codes in groups.items()}
+
+
+def _waited_in(program: Program, track: Track, times: ClassTimes) -> int:
+    """Waiting inside the steady microbatch."""
+    rows = [min(item.row, len(program.columns) - 1) for item in track.items]
+    return sum(w for w, row in zip(times.waited_at, rows, strict=True) if program.microbatch[row] == 1)
+
+
+def _forward_flops(program: Program, rank_class: RankClass, extra: int) -> int:
+    """FLOPs of forward passes of all ranks of a class."""
+    columns = program.columns
+    forward = (columns[:, OP] == Op.COMPUTE) & np.isin(program.phase, (Phase.FORWARD, Phase.LOSS))
+    forward &= np.isin(columns[:, SLOT], _MODEL_KERNELS)
+    weight = np.where(program.microbatch[forward] == 1, 1 + extra, 1)
+    return int((columns[forward, AMOUNT] * weight).sum()) * rank_class.num_ranks
+
+
+_MODEL_KERNELS = (Kernel.GEMM, Kernel.GROUPED_GEMM, Kernel.ATTENTION, Kernel.MAMBA_SCAN, Kernel.CONV)

@@ -1,0 +1,153 @@
+"""The timeline: tracks of all rank classes run on concurrent streams and shared links, in simpy.
+
+Comes in: a `Track` per class, which classes meet in which communicator, which links they share. Goes out: `Span`s in
+whole nanoseconds. One process a stream; a `Resource` only where two streams of a rank really share a link.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Generator, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import simpy
+
+from simcore.program import Stream
+from simcore.streams import Call, Track
+
+__all__ = ["ClassTimes", "run"]
+
+Process = Generator[simpy.Event, Any, None]
+Meets = Callable[[int, int], tuple[int, ...]]
+Peer = Callable[[int, Call], tuple[object, bool]]
+
+
+@dataclass(eq=False)
+class ClassTimes:
+    """What one class did. `item_ends`: when each compute item ended; `waited`: ns that its kernels waited for others;
+    `calls`: (call, start, end)."""
+
+    item_ends: list[int] = field(default_factory=list)
+    waited_at: list[int] = field(default_factory=list)
+    calls: list[tuple[Call, int, int]] = field(default_factory=list)
+
+    @property
+    def end(self) -> int:
+        """When everything of this class is done."""
+        last_call = max((end for _, _, end in self.calls), default=0)
+        return max(self.item_ends[-1] if self.item_ends else 0, last_call)
+
+    @property
+    def waited(self) -> int:
+        """Nanoseconds in which the compute stream had nothing to do but wait."""
+        return sum(self.waited_at)
+
+
+def run(tracks: Sequence[Track], meets: Meets, link_of: Callable[[int], str]) -> list[ClassTimes]:
+    """Run all classes. `meets(class, comm)`: classes in that communicator; `link_of(comm)`: the link it crosses."""
+    machine = _Machine(tracks, meets, link_of)
+    machine.environment.run()
+    return machine.times
+
+
+class _Machine:
+    def __init__(self, tracks: Sequence[Track], meets: Meets, link_of: Callable[[int], str]) -> None:
+        self.environment = simpy.Environment()
+        self.tracks, self.meets, self.link_of = tracks, meets, link_of
+        self.times = [ClassTimes() for _ in tracks]
+        self.meetings: dict[object, _Meeting] = {}
+        self.mail: dict[tuple[int, int, int], simpy.Event] = {}
+        for number, track in enumerate(tracks):
+            self._start(number, track)
+
+    def _start(self, number: int, track: Track) -> None:
+        environment = self.environment
+        done = {c.number: environment.event() for calls in track.calls.values() for c in calls}
+        gates = {c.gate: environment.event() for calls in track.calls.values() for c in calls if c.gate >= 0}
+        shared = self._shared_links(track)
+        for stream, calls in track.calls.items():
+            environment.process(self._calls(number, stream, calls, done, gates, shared))
+        environment.process(self._compute(number, track, done, gates))
+
+    def _shared_links(self, track: Track) -> dict[str, simpy.Resource]:
+        """Links on which more than one stream of a rank sends."""
+        users: dict[str, set[Stream]] = {}
+        for stream, calls in track.calls.items():
+            for comm in dict.fromkeys(c.comm for c in calls):
+                users.setdefault(self.link_of(comm), set()).add(stream)
+        return {link: simpy.Resource(self.environment) for link, streams in users.items() if len(streams) > 1}
+
+    # ---- processes ----------------------------------------------------------------------------------------------
+    def _compute(self, number: int, track: Track, done: dict[int, simpy.Event],
+                 gates: dict[int, simpy.Event]) -> Process:
+        environment, times = self.environment, self.times[number]
+        for place, item in enumerate(track.items):
+            if item.ns:
+                yield environment.timeout(item.ns)
+            before = environment.now
+            if item.call is not None:
+                yield from self._together(number, item.call)
+                times.calls.append((item.call, before, environment.now))
+            elif item.wait_for >= 0 and not done[item.wait_for].processed:
+                yield done[item.wait_for]
+            times.waited_at.append(int(environment.now - before))
+            times.item_ends.append(int(environment.now))
+            if place in gates:
+                gates[place].succeed()
+
+    def _calls(self, number: int, stream: Stream, calls: Sequence[Call], done: dict[int, simpy.Event],
+               gates: dict[int, simpy.Event], shared: dict[str, simpy.Resource]) -> Process:
+        environment, times = self.environment, self.times[number]
+        for call in calls:
+            if call.gate >= 0 and not gates[call.gate].processed:
+                yield gates[call.gate]
+            start = environment.now
+            if stream in (Stream.SEND, Stream.RECEIVE):
+                yield from self._message(stream, call)
+            else:
+                link = shared.get(self.link_of(call.comm))
+                if link is None:
+                    yield from self._together(number, call)
+                else:
+                    with link.request() as turn:
+                        yield turn
+                        start = environment.now
+                        yield from self._together(number, call)
+            times.calls.append((call, int(start), int(environment.now)))
+            done[call.number].succeed()
+
+    def _together(self, number: int, call: Call) -> Process:
+        """A collective starts when the last class of its communicator is there."""
+        classes = self.meets(number, call.comm)
+        if len(classes) < 2:
+            if call.ns:
+                yield self.environment.timeout(call.ns)
+            return
+        key = (call.comm, call.stream, call.serial, classes)
+        meeting = self.meetings.setdefault(key, _Meeting(self.environment))
+        meeting.arrived += 1
+        if meeting.arrived < len(classes):
+            yield meeting.over
+            return
+        yield self.environment.timeout(call.ns)
+        meeting.over.succeed()
+
+    def _message(self, stream: Stream, call: Call) -> Process:
+        """Send and receive between neighbouring stages: the receiver has it when the sender is done."""
+        key = (call.layer, call.handle, call.microbatch)
+        arrived = self.mail.setdefault(key, self.environment.event())
+        if stream == Stream.SEND:
+            yield self.environment.timeout(call.ns)
+            if not arrived.triggered:
+                arrived.succeed()
+        elif not arrived.processed:
+            yield arrived
+
+
+@dataclass(eq=False)
+class _Meeting:
+    environment: simpy.Environment
+    arrived: int = 0
+
+    def __post_init__(self) -> None:
+        self.over = self.environment.event()
