@@ -14,7 +14,7 @@ from simcore.mesh import IntArray
 from simcore.program import AMOUNT, LAYER, OP, SLOT, Phase, Program
 from simcore.tape import Op
 
-__all__ = ["Balance", "balance", "by_category", "owners", "running"]
+__all__ = ["Balance", "balance", "by_category", "event_at", "running"]
 
 _PHASES = {"forward": (Phase.FORWARD, Phase.LOSS), "loss": (Phase.LOSS,), "backward": (Phase.BACKWARD, Phase.RECOMPUTE),
            "recompute": (Phase.RECOMPUTE,), "optimizer": (Phase.OPTIMIZER,)}
@@ -47,34 +47,29 @@ def balance(program: Program, num_top: int = 12) -> Balance:
     """Peak, owners at the peak, and the peak of each phase."""
     total = running(program)
     row = int(np.argmax(total))
-    phases = {name: _phase_peak(program, total, codes) for name, codes in _PHASES.items()}
+    peaks = ((name, _phase_peak(program, total, codes)) for name, codes in _PHASES.items())
+    held = _held(program, row)
     return Balance(
-        int(total[row]), row, _phase_name(int(program.phase[row])), _event(program, row), _layer(program, row),
-        int(program.microbatch[row]), by_category(program, row),
-        {name: peak for name, peak in phases.items() if peak >= 0}, owners(program, row, num_top), int(total[-1]))
+        int(total[row]), row, Phase(int(program.phase[row])).name.lower(), event_at(program, row), _layer(program, row),
+        int(program.microbatch[row]), _by_category(program, held), {name: peak for name, peak in peaks if peak >= 0},
+        _owners(program, held, num_top), int(total[-1]))
 
 
 def _phase_peak(program: Program, total: IntArray, codes: tuple[Phase, ...]) -> int:
-    inside = np.isin(program.phase, [int(c) for c in codes])
-    if not inside.any():
-        return -1
+    inside = program.phase == codes[0]
+    for code in codes[1:]:
+        inside |= program.phase == code
     first = int(np.argmax(inside))
-    before = int(total[first - 1]) if first else 0
-    return max(before if codes[0] != Phase.RECOMPUTE else 0, int(total[inside].max()))
+    if not inside[first]:
+        return -1
+    before = int(total[first - 1]) if first and codes[0] != Phase.RECOMPUTE else 0
+    return max(before, int(total[inside].max()))
 
 
-def _phase_name(code: int) -> str:
-    return Phase(code).name.lower()
-
-
-def _event(program: Program, row: int) -> str:
+def event_at(program: Program, row: int) -> str:
     """The last hook passed at or before a row, in upstream's spelling."""
     marks = np.flatnonzero(program.columns[:row + 1, OP] == Op.MARK)
-    if not len(marks):
-        return "build"
-    mark = int(marks[-1])
-    label = list(program.tables.labels)[int(program.columns[mark, SLOT])]
-    return label if not label.startswith("bwd:recompute") else f"{label}:{_layer(program, mark)}"
+    return program.event(int(marks[-1])) if len(marks) else "build"
 
 
 def _layer(program: Program, row: int) -> str:
@@ -82,32 +77,39 @@ def _layer(program: Program, row: int) -> str:
     return program.layer_paths[layer] if 0 <= layer < len(program.layer_paths) else ""
 
 
+def _held(program: Program, row: int) -> IntArray:
+    """Bytes alive after a row by owner: [layer + 1, slot]. Sums stay far below 2**53, so floats count exactly."""
+    columns = program.columns[:row + 1]
+    posted = columns[columns[:, OP] <= Op.FREE]
+    num_slots = len(program.tables.slots)
+    keys = (posted[:, LAYER] + 1) * num_slots + posted[:, SLOT]
+    shape = (len(program.layer_paths) + 2, num_slots)
+    sums = np.bincount(keys, weights=posted[:, AMOUNT], minlength=shape[0] * shape[1])
+    return sums.astype(np.int64).reshape(shape)
+
+
 def by_category(program: Program, row: int) -> dict[str, int]:
     """Bytes alive after a row, by category, largest first."""
-    columns = program.columns[:row + 1]
-    posted = columns[columns[:, OP] <= Op.FREE]
-    categories = [category for _, category in program.tables.slots]
-    names = sorted(set(categories))
-    number = np.array([names.index(c) for c in categories])
-    sums = np.zeros(len(names), dtype=np.int64)
-    np.add.at(sums, number[posted[:, SLOT]], posted[:, AMOUNT])
-    found = [(int(b), name) for name, b in zip(names, sums, strict=True) if b]
-    return {name: b for b, name in sorted(found, key=lambda x: (-x[0], x[1]))}
+    return _by_category(program, _held(program, row))
 
 
-def owners(program: Program, row: int, limit: int) -> tuple[tuple[str, str, int], ...]:
-    """(owner, category, bytes) alive after a row, largest first."""
-    columns = program.columns[:row + 1]
-    posted = columns[columns[:, OP] <= Op.FREE]
-    keys = posted[:, LAYER] * len(program.tables.slots) + posted[:, SLOT]
-    unique, inverse = np.unique(keys, return_inverse=True)
-    sums = np.zeros(len(unique), dtype=np.int64)
-    np.add.at(sums, inverse, posted[:, AMOUNT])
-    best = np.argsort(-sums, kind="stable")[:limit * 4]
-    named = [(*_owner(program, int(unique[i])), int(sums[i])) for i in best if sums[i] > 0]
+def _by_category(program: Program, held: IntArray) -> dict[str, int]:
+    sums: dict[str, int] = {}
+    for (_, category), size in zip(program.tables.slots, held.sum(axis=0).tolist(), strict=True):
+        if size:
+            sums[category] = sums.get(category, 0) + size
+    return dict(sorted(sums.items(), key=lambda item: (-item[1], item[0])))
+
+
+def _owners(program: Program, held: IntArray, limit: int) -> tuple[tuple[str, str, int], ...]:
+    """(owner, category, bytes), largest first."""
+    flat = held.ravel()
+    least = np.partition(flat, -limit)[-limit] if len(flat) > limit else 1
+    found = np.flatnonzero(flat >= max(int(least), 1))
+    named = [(*_owner(program, int(i), held.shape[1]), int(flat[i])) for i in found[:40 * limit]]
     return tuple(sorted(named, key=lambda x: (-x[2], x[0], x[1]))[:limit])
 
 
-def _owner(program: Program, key: int) -> tuple[str, str]:
-    layer, slot = divmod(key, len(program.tables.slots))
-    return program.owner(layer, slot)
+def _owner(program: Program, key: int, num_slots: int) -> tuple[str, str]:
+    layer, slot = divmod(key, num_slots)
+    return program.owner(layer - 1, slot)

@@ -195,10 +195,12 @@ def _cut(tile: Tile) -> tuple[tuple[Tile, int, bool], ...]:
     pieces = []
     start = 0
     for border in at:
-        pieces.append((Tile(rows[start:border], tile.replay[start:border]), int(rows[border, 2]),
+        replay = tile.replay[start:border]
+        pieces.append((Tile(rows[start:border], replay, bool(replay.any())), int(rows[border, 2]),
                        bool(tile.replay[border])))
         start = int(border) + 1
-    pieces.append((Tile(rows[start:], tile.replay[start:]), 0, False))
+    replay = tile.replay[start:]
+    pieces.append((Tile(rows[start:], replay, bool(replay.any())), 0, False))
     return tuple(pieces)
 
 
@@ -210,8 +212,8 @@ class _Walk:
                  tiles: dict[int, LayerTiles]) -> None:
         self.plan, self.out, self.flow, self.tiles = plan, builder, flow, tiles
         self.tables = builder.tables
-        self.begin = {True: self.tables.label("fwd:begin"), False: self.tables.label("bwd:begin")}
-        self.end = {True: self.tables.label("fwd:end"), False: self.tables.label("bwd:end")}
+        self.begin = {True: self.tables.hook("fwd:begin"), False: self.tables.hook("bwd:begin")}
+        self.end = {True: self.tables.hook("fwd:end"), False: self.tables.hook("bwd:end")}
         self.input = self.tables.slot("input_ids_and_labels", "input")
         self.input_bytes = 2 * 8 * workload.batch * workload.seq
         self.hidden_bytes = workload.batch * workload.seq * plan.graph.architecture.hidden * 2

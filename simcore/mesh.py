@@ -8,6 +8,7 @@ NeMo Automodel (`mesh_utils.py`, moe mesh) both do. An axis is a digit of the ra
 from __future__ import annotations
 
 from dataclasses import dataclass
+from functools import lru_cache
 
 import numpy as np
 import numpy.typing as npt
@@ -63,13 +64,10 @@ class Mesh:
 
     def axis(self, name: str) -> Axis:
         """A mesh axis, a flattened view (dp, dp_shard_cp, dp_cp), or a part of one ("dp_shard_cp/4")."""
-        whole, _, part = name.partition("/")
-        if part:
-            return Axis(name, int(part), self.axis(whole).stride)
-        size, stride = self._digit(whole)
-        return Axis(name, size, stride)
+        return _axis(self, name)
 
-    def _digit(self, name: str) -> tuple[int, int]:
+    def digit(self, name: str) -> tuple[int, int]:
+        """(size, stride) of an axis or view."""
         digits = {
             "tp": (self.tp, 1),
             "cp": (self.cp, self.tp),
@@ -93,3 +91,12 @@ class Mesh:
         axis = self.axis(name)
         base = rank - axis.coordinate(rank) * axis.stride
         return range(base, base + axis.size * axis.stride, axis.stride)
+
+
+@lru_cache(maxsize=4096)
+def _axis(mesh: Mesh, name: str) -> Axis:
+    whole, _, part = name.partition("/")
+    if part:
+        return Axis(name, int(part), mesh.axis(whole).stride)
+    size, stride = mesh.digit(whole)
+    return Axis(name, size, stride)

@@ -47,12 +47,17 @@ class Stream(IntEnum):
 
 
 class Tables:
-    """Row numbers -> what they are, shared by all sections of one program."""
+    """Row numbers -> what they are, shared by all sections of one program.
+
+    `hooks` are texts with a place for a unit's name ("fwd:pre_forward_begin:{}"); `units` those names. A mark's SLOT is
+    its hook, its AMOUNT the unit.
+    """
 
     def __init__(self) -> None:
         self.slots: dict[tuple[str, str], int] = {}
         self.comms: dict[tuple[str, str, str], int] = {}
-        self.labels: dict[str, int] = {text: code for code, text in enumerate(TAPE_MARKS)}
+        self.hooks: dict[str, int] = {text: code for code, text in enumerate(TAPE_MARKS)}
+        self.units: list[str] = []
 
     def slot(self, name: str, category: str) -> int:
         """The row of an owner."""
@@ -62,9 +67,9 @@ class Tables:
         """The row of a kind of communication."""
         return self.comms.setdefault((collective, axis, dtype), len(self.comms))
 
-    def label(self, text: str) -> int:
+    def hook(self, text: str) -> int:
         """The row of a hook's name."""
-        return self.labels.setdefault(text, len(self.labels))
+        return self.hooks.setdefault(text, len(self.hooks))
 
 
 @dataclass(frozen=True, eq=False)
@@ -73,6 +78,7 @@ class Tile:
 
     rows: IntArray
     replay: IntArray
+    replayed: bool = False
 
     @classmethod
     def of(cls, section: Section) -> Tile:
@@ -83,9 +89,9 @@ class Tile:
         for row in section.rows:
             if row[0] == Op.MARK and row[2] in (RECOMPUTE_BEGIN, RECOMPUTE_END):
                 inside = int(row[2] == RECOMPUTE_BEGIN)
-            kept.append(row)
+            kept.append(row if row[0] != Op.MARK else (*row[:3], -1, *row[4:]))
             replay.append(inside)
-        return cls(np.array(kept, dtype=np.int64).reshape(-1, 6), np.array(replay, dtype=np.int64))
+        return cls(np.array(kept, dtype=np.int64).reshape(-1, 6), np.array(replay, dtype=np.int64), any(replay))
 
 
 @dataclass(frozen=True, eq=False)
@@ -109,6 +115,14 @@ class Program:
             held[key] = held.get(key, 0) + int(row[AMOUNT])
             assert held[key] >= 0, f"{self.owner(*key)} holds {held[key]} bytes"
 
+    def event(self, row: int) -> str:
+        """The text of a mark."""
+        hook, unit = int(self.columns[row, SLOT]), int(self.columns[row, AMOUNT])
+        text = list(self.tables.hooks)[hook]
+        if hook in (RECOMPUTE_BEGIN, RECOMPUTE_END):
+            return f"{text}:{self.layer_paths[int(self.columns[row, LAYER])]}"
+        return text.format(self.tables.units[unit]) if unit >= 0 else text
+
     def owner(self, layer: int, slot: int) -> tuple[str, str]:
         """(name, category) of an owner."""
         name, category = list(self.tables.slots)[slot]
@@ -117,81 +131,82 @@ class Program:
 
 
 class Builder:
-    """Puts a program together, in issue order."""
+    """Puts a program together, in issue order. Rows that are no tile's are kept flat and become an array at the end."""
 
     def __init__(self, tables: Tables) -> None:
         self.tables = tables
-        self._chunks: list[IntArray] = []
-        self._layers: list[int] = []
-        self._phases: list[int] = []
-        self._microbatches: list[int] = []
-        self._replays: list[tuple[int, IntArray]] = []
-        self._loose: list[Row] = []
         self.phase = Phase.BUILD
         self.microbatch = 0
+        self._loose: list[int] = []
+        self._taken = 0
+        self._chunks: list[IntArray | tuple[int, int]] = []
+        self._where: list[tuple[int, int, int, int]] = []
+        self._replays: list[tuple[int, IntArray]] = []
 
     def at(self, phase: Phase, microbatch: int | None = None) -> None:
         """Rows from here on belong to this phase."""
-        self._flush()
+        self._close()
         self.phase = phase
         self.microbatch = self.microbatch if microbatch is None else microbatch
 
     def tile(self, tile: Tile, layer: int) -> None:
         """Lay a recorded section at a layer."""
-        if not len(tile.rows):
+        rows = tile.rows
+        if not len(rows):
             return
-        self._flush()
-        if tile.replay.any():
+        self._close()
+        if tile.replayed:
             self._replays.append((len(self._chunks), tile.replay))
-        self._append(tile.rows, layer)
+        self._chunks.append(rows)
+        self._where.append((layer, self.phase, self.microbatch, len(rows)))
 
     def alloc(self, layer: int, slot: int, num_bytes: int) -> None:
         """An owner takes bytes; nothing is posted for none."""
         if num_bytes:
-            self._loose.append((Op.ALLOC, layer, slot, num_bytes, 0, 0))
+            self._loose += (0, layer, slot, num_bytes, 0, 0)
 
     def free(self, layer: int, slot: int, num_bytes: int) -> None:
         """An owner gives bytes back."""
         if num_bytes:
-            self._loose.append((Op.FREE, layer, slot, -num_bytes, 0, 0))
+            self._loose += (1, layer, slot, -num_bytes, 0, 0)
 
-    def mark(self, label: int) -> None:
-        """A hook is passed."""
-        self._loose.append((Op.MARK, 0, label, 0, 0, 0))
+    def mark(self, hook: int, unit: int = -1) -> None:
+        """A hook is passed (of a unit, if it is one's)."""
+        self._loose += (6, 0, hook, unit, 0, 0)
 
     def compute(self, kernel: int, flops: int, moved_bytes: int) -> None:
         """A kernel on the compute stream."""
-        self._loose.append((Op.COMPUTE, 0, kernel, flops, 0, moved_bytes))
+        self._loose += (2, 0, kernel, flops, 0, moved_bytes)
 
     def collective(self, layer: int, comm: int, payload: int, stream: Stream, handle: int) -> None:
         """A collective that the host does not wait for; (layer, handle) names it."""
-        self._loose.append((Op.COLLECTIVE, layer, comm, payload, stream, handle))
+        self._loose += (3, layer, comm, payload, stream, handle)
 
     def wait(self, layer: int, handle: int) -> None:
         """The compute stream waits for a collective."""
-        self._loose.append((Op.WAIT, layer, 0, 0, 0, handle))
+        self._loose += (5, layer, 0, 0, 0, handle)
 
-    def _append(self, rows: IntArray, layer: int) -> None:
-        self._chunks.append(rows)
-        self._layers.append(layer)
-        self._phases.append(self.phase)
-        self._microbatches.append(self.microbatch)
-
-    def _flush(self) -> None:
-        if self._loose:
-            self._append(np.array(self._loose, dtype=np.int64), 0)
-            self._loose = []
+    def _close(self) -> None:
+        """End the run of loose rows."""
+        end = len(self._loose) // 6
+        if end > self._taken:
+            self._chunks.append((self._taken, end))
+            self._where.append((0, self.phase, self.microbatch, end - self._taken))
+            self._taken = end
 
     def build(self, layer_paths: Sequence[str]) -> Program:
         """The finished program."""
-        self._flush()
-        lengths = np.array([len(c) for c in self._chunks])
-        columns = np.concatenate(self._chunks)
-        columns[:, LAYER] += np.repeat(np.array(self._layers, dtype=np.int64), lengths)
-        phase = np.repeat(np.array(self._phases, dtype=np.int64), lengths)
-        starts = np.concatenate([[0], np.cumsum(lengths)])
+        self._close()
+        loose = np.array(self._loose, dtype=np.int64).reshape(-1, 6)
+        columns = np.concatenate([loose[c[0]:c[1]] if isinstance(c, tuple) else c for c in self._chunks])
+        where = np.array(self._where, dtype=np.int64)
+        spread = np.repeat(where[:, :3], where[:, 3], axis=0)
+        columns[:, LAYER] += spread[:, 0]
+        phase = spread[:, 1].copy()
+        starts = np.concatenate([[0], np.cumsum(where[:, 3])])
         for chunk, replay in self._replays:
-            span = phase[starts[chunk]:starts[chunk + 1]]
-            span[replay == 1] = Phase.RECOMPUTE
-        microbatch = np.repeat(np.array(self._microbatches, dtype=np.int64), lengths)
-        return Program(columns, phase, microbatch, self.tables, tuple(layer_paths))
+            phase[starts[chunk]:starts[chunk + 1]][replay == 1] = Phase.RECOMPUTE
+        return Program(columns, phase, spread[:, 2], self.tables, tuple(layer_paths))
+
+
+assert (Op.ALLOC, Op.FREE, Op.COMPUTE, Op.COLLECTIVE, Op.WAIT, Op.MARK) == (0, 1, 2, 3, 5, 6)  # as written above

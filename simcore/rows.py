@@ -1,4 +1,4 @@
-"""What a recording is made of: operations as integer rows, storages that post their birth and death, tensors of them.
+"""What a recording is made of: operations as integer rows, and storages that post their birth and death.
 
 Every row has six integers; `Op` says what its columns mean. Owners, communications and labels are numbers of shared
 tables, so rows of different layers can be laid side by side.
@@ -7,17 +7,14 @@ tables, so rows of different layers can be laid side by side.
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
 from dataclasses import dataclass
 from enum import IntEnum
-from typing import TYPE_CHECKING
 
 from simcore.units import DTYPE_BYTES
 
-if TYPE_CHECKING:
-    from simcore.tape import Node
-
-__all__ = ["COMPUTE_STREAM", "Kernel", "Op", "Param", "Recorder", "Row", "Section", "Storage", "Tensor"]
+__all__ = ["CATEGORY_OF_PHASE", "COMPUTE_STREAM", "GRAD_HIDDEN", "HIDDEN", "INNER_BACKWARD_BEGIN",
+           "INNER_BACKWARD_END", "INNER_FORWARD_BEGIN", "INNER_FORWARD_END", "RECOMPUTE_BEGIN", "RECOMPUTE_END",
+           "Kernel", "Op", "Param", "Recorder", "Row", "Section", "Storage"]
 
 
 class Op(IntEnum):
@@ -52,8 +49,16 @@ class Kernel(IntEnum):
 Row = tuple[int, int, int, int, int, int]
 """(op, layer offset, slot, amount, stream, aux); the offset says whose layer the slot is counted from."""
 
+HIDDEN = 0
+"""Slot of a layer's output."""
+GRAD_HIDDEN = 1
+"""Slot of the gradient of a layer's input."""
+RECOMPUTE_BEGIN, RECOMPUTE_END = 0, 1
+"""Marks around a replay."""
+INNER_FORWARD_BEGIN, INNER_FORWARD_END, INNER_BACKWARD_BEGIN, INNER_BACKWARD_END = 2, 3, 4, 5
+"""Marks where the hooks of a data-parallel unit inside the layer run."""
 COMPUTE_STREAM = 0
-_CATEGORY_OF_PHASE = {"forward": "activation", "recompute": "recompute", "backward": "backward_temp"}
+CATEGORY_OF_PHASE = {"forward": "activation", "recompute": "recompute", "backward": "backward_temp"}
 _ALLOC, _FREE, _COMPUTE, _COLLECTIVE, _MARK = (
     int(op) for op in (Op.ALLOC, Op.FREE, Op.COMPUTE, Op.COLLECTIVE, Op.MARK))
 
@@ -75,38 +80,6 @@ class Storage:
     def __del__(self) -> None:
         if self.num_bytes:
             self.tape.rows.append((_FREE, self.offset, self.slot, -self.num_bytes, COMPUTE_STREAM, 0))
-
-
-@dataclass(slots=True, eq=False)
-class Tensor:
-    """A view of a storage: a shape, a dtype, and the node that made it (None: nothing flows back)."""
-
-    storage: Storage | None
-    shape: tuple[int, ...]
-    dtype: str
-    node: Node | None = None
-    output: int = 0
-
-    @property
-    def numel(self) -> int:
-        return math.prod(self.shape)
-
-    @property
-    def nbytes(self) -> int:
-        return self.numel * DTYPE_BYTES[self.dtype]
-
-    def detach(self) -> Tensor:
-        """The same storage without the graph."""
-        return Tensor(self.storage, self.shape, self.dtype)
-
-    def disown(self) -> None:
-        """Its death is for another layer to post."""
-        if self.storage is not None:
-            self.storage.num_bytes = 0
-
-    def view(self, *shape: int) -> Tensor:
-        """The same storage and graph under another shape (views cost nothing and gradients pass through)."""
-        return Tensor(self.storage, shape, self.dtype, self.node, self.output)
 
 
 @dataclass(frozen=True, slots=True)
@@ -155,18 +128,6 @@ class Recorder:
     def slot(self, name: str, category: str) -> int:
         """The row of an owner in the shared table."""
         return self.slots.setdefault((name, category), len(self.slots))
-
-    def empty(self, shape: Sequence[int], dtype: str, name: str, category: str = "") -> Tensor:
-        """A new storage, uninitialised; `category` defaults to the phase's own."""
-        slot = self.slot(self.scope + name, category or _CATEGORY_OF_PHASE[self.phase])
-        shape = tuple(shape)
-        return Tensor(Storage(self, math.prod(shape) * DTYPE_BYTES[dtype], slot), shape, dtype)
-
-    def external(self, shape: Sequence[int], dtype: str, slot: int, offset: int) -> Tensor:
-        """A tensor that another layer made; its death is posted here."""
-        tensor = Tensor(None, tuple(shape), dtype)
-        tensor.storage = Storage(self, tensor.nbytes, slot, offset, born=False)
-        return tensor
 
     def compute(self, kernel: Kernel, flops: int, moved_bytes: int) -> None:
         """One kernel on the compute stream."""

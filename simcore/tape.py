@@ -1,7 +1,7 @@
 """A tape records what one layer allocates, keeps, frees, computes and sends, in the order in which PyTorch would.
 
 Comes in: operator functions (`operators/*.py`) written like eager model code over `Tensor`s that have a size and no
-values. Goes out: `Section`s, integer rows that `lower.py` tiles over layers and microbatches.
+values. Goes out: `Section`s, integer rows (`rows.py`) that `lower.py` tiles over layers and microbatches.
 
 [Note: lifetimes are reference counts]
 PyTorch frees a storage when the last reference to it goes, on the host, in program order. CPython counts references
@@ -25,20 +25,63 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from weakref import ref
 
-from simcore.rows import COMPUTE_STREAM, Kernel, Op, Param, Recorder, Row, Section, Storage, Tensor
+from simcore.rows import (
+    CATEGORY_OF_PHASE,
+    COMPUTE_STREAM,
+    GRAD_HIDDEN,
+    HIDDEN,
+    INNER_BACKWARD_BEGIN,
+    INNER_BACKWARD_END,
+    INNER_FORWARD_BEGIN,
+    INNER_FORWARD_END,
+    RECOMPUTE_BEGIN,
+    RECOMPUTE_END,
+    Kernel,
+    Op,
+    Param,
+    Recorder,
+    Row,
+    Section,
+    Storage,
+)
+from simcore.units import DTYPE_BYTES
 
 __all__ = ["COMPUTE_STREAM", "GRAD_HIDDEN", "HIDDEN", "INNER_BACKWARD_BEGIN", "INNER_BACKWARD_END",
            "INNER_FORWARD_BEGIN", "INNER_FORWARD_END", "RECOMPUTE_BEGIN", "RECOMPUTE_END", "Kernel", "Node", "Op",
            "Param", "Row", "Section", "Storage", "Tape", "Tensor"]
 
-HIDDEN = 0
-"""Slot of a layer's output."""
-GRAD_HIDDEN = 1
-"""Slot of the gradient of a layer's input."""
-RECOMPUTE_BEGIN, RECOMPUTE_END = 0, 1
-"""Marks around a replay."""
-INNER_FORWARD_BEGIN, INNER_FORWARD_END, INNER_BACKWARD_BEGIN, INNER_BACKWARD_END = 2, 3, 4, 5
-"""Marks where the hooks of a data-parallel unit inside the layer run."""
+
+@dataclass(slots=True, eq=False)
+class Tensor:
+    """A view of a storage: a shape, a dtype, and the node that made it (None: nothing flows back)."""
+
+    storage: Storage | None
+    shape: tuple[int, ...]
+    dtype: str
+    node: Node | None = None
+    output: int = 0
+
+    @property
+    def numel(self) -> int:
+        return math.prod(self.shape)
+
+    @property
+    def nbytes(self) -> int:
+        return self.numel * DTYPE_BYTES[self.dtype]
+
+    def detach(self) -> Tensor:
+        """The same storage without the graph."""
+        return Tensor(self.storage, self.shape, self.dtype)
+
+    def disown(self) -> None:
+        """Its death is for another layer to post."""
+        assert self.storage is not None
+        self.storage.num_bytes = 0
+
+    def view(self, *shape: int) -> Tensor:
+        """The same storage and graph under another shape (views cost nothing and gradients pass through)."""
+        return Tensor(self.storage, shape, self.dtype, self.node, self.output)
+
 
 Backward = Callable[["Tape", list[Tensor | None], list[Tensor]], Sequence[Tensor | None]]
 """(tape, gradients of the node's outputs, what it saved) -> gradients of its inputs."""
@@ -73,7 +116,7 @@ class _StopRecompute(Exception):
 
 
 class Tape(Recorder):
-    """Records one layer. `slots` and `comms` are shared tables: row number -> what it is."""
+    """Records one layer."""
 
     def __init__(self, slots: dict[tuple[str, str], int], comms: dict[tuple[str, str, str], int]) -> None:
         super().__init__(slots, comms)
@@ -82,6 +125,19 @@ class Tape(Recorder):
         self.grads: list[tuple[Param, Tensor]] = []
         for name, category in (("hidden_states", "activation"), ("grad_hidden_states", "backward_temp")):
             slots.setdefault((name, category), len(slots))
+
+    # ---- tensors ------------------------------------------------------------------------------------------------
+    def empty(self, shape: Sequence[int], dtype: str, name: str, category: str = "") -> Tensor:
+        """A new storage, uninitialised; `category` defaults to the phase's own."""
+        slot = self.slot(self.scope + name, category or CATEGORY_OF_PHASE[self.phase])
+        shape = tuple(shape)
+        return Tensor(Storage(self, math.prod(shape) * DTYPE_BYTES[dtype], slot), shape, dtype)
+
+    def external(self, shape: Sequence[int], dtype: str, slot: int, offset: int) -> Tensor:
+        """A tensor that another layer made; its death is posted here."""
+        tensor = Tensor(None, tuple(shape), dtype)
+        tensor.storage = Storage(self, tensor.nbytes, slot, offset, born=False)
+        return tensor
 
     # ---- the graph ----------------------------------------------------------------------------------------------
     def node(self, inputs: Sequence[Tensor | Param | None], save: Sequence[Tensor | Param | None],

@@ -40,7 +40,7 @@ class ResidentFlow:
         self.first_use = [_first_layers(buffer) for buffer in self.buffers]
         self.is_last = False
         self.gathered: set[tuple[int, int]] = set()
-        self.marks = [tables.label(text) for text in ("opt:begin", "opt:end", "step:end")]
+        self.marks = [tables.hook(text) for text in ("opt:begin", "opt:end", "step:end")]
         self.seen_forward = False
 
     # ---- lower.Flow ---------------------------------------------------------------------------------------------

@@ -49,13 +49,19 @@ def optimizer_temporaries(plan: Plan, tables: Tables, builder: Builder) -> None:
     foreach: a square root of every second moment at once; for_loop: a square root and a quotient of one tensor beside
     the quotient of the one before; fused and te: none.
     """
-    trained = [(layer, placed) for layer in plan.layers for placed in plan.of_layer(layer) if placed.trainable]
     layer, slot = plan.layers[0], tables.slot("sqrt_exp_avg_sq", "optim_temp")
-    sizes = [placed.local * dtype_bytes(_moment_dtype(placed)) for _, placed in trained]
-    held = {"foreach": sum(sizes), "for_loop": _two_in_a_row(sizes)}.get(plan.framework.optimizer.implementation, 0)
+    per_kind = {kind: [p for p in plan.kinds[kind] if p.trainable] for kind, _ in plan.kind_counts}
+    sizes = {kind: [p.local * dtype_bytes(_moment_dtype(p)) for p in mine] for kind, mine in per_kind.items()}
+    implementation, held = plan.framework.optimizer.implementation, 0
+    if implementation == "foreach":
+        held = sum(count * sum(sizes[kind]) for kind, count in plan.kind_counts)
+    elif implementation == "for_loop":
+        held = _two_in_a_row([size for at in plan.layers for size in sizes[plan.graph.layers[at].kind]])
     builder.alloc(layer, slot, held)
-    moved = sum(3 * p.state_bytes // 2 + 3 * p.local * dtype_bytes(p.life.grad.dtype) for _, p in trained)
-    builder.compute(Kernel.OPTIMIZER, 12 * sum(p.local for _, p in trained), moved)
+    moved = sum(count * sum(3 * p.state_bytes // 2 + 3 * p.local * dtype_bytes(p.life.grad.dtype)
+                            for p in per_kind[kind]) for kind, count in plan.kind_counts)
+    flops = 12 * sum(count * sum(p.local for p in per_kind[kind]) for kind, count in plan.kind_counts)
+    builder.compute(Kernel.OPTIMIZER, flops, moved)
     builder.free(layer, slot, held)
 
 

@@ -23,6 +23,7 @@ class GatheredFlow:
     def __init__(self, plan: Plan, tables: Tables, builder: Builder) -> None:
         assert isinstance(plan.framework.flow, UnshardFlow)
         self.plan, self.tables, self.out, self.flow = plan, tables, builder, plan.framework.flow
+        self.trained_kinds: dict[int, bool] = {}
         inside = set(plan.layers)
         units = [u for u in plan.framework.units if u.first in inside]
         self.units = units
@@ -31,12 +32,26 @@ class GatheredFlow:
         self.starting = {layer: [u for u in outer if units[u].first == layer] for layer in plan.layers}
         self.ending = {layer: [u for u in reversed(outer) if units[u].last == layer] for layer in plan.layers}
         self.inner = {units[u].first: u for u in range(len(units)) if units[u].inner}
-        self.unit_of = {(layer, plan.of_layer(layer)[i].spec.name): u for u, unit in enumerate(units)
-                        for layer, numbers in unit.members for i in numbers}
-        trained = [layer for layer in range(len(plan.graph.layers)) if any(p.trainable for p in plan.of_layer(layer))]
-        self.first_trained = trained[0] if trained else len(plan.graph.layers)
-        self.opt_marks = [tables.label(f"opt:{edge}") for edge in ("begin", "end")] + [tables.label("step:end")]
+        self.routes: dict[tuple[int, bool], list[tuple[int, int, int]]] = {}
+        self.unit_at = self._units_of_layers()
+        trained = (layer for layer in range(len(plan.graph.layers)) if self._trains(layer))
+        self.first_trained = next(trained, len(plan.graph.layers))
+        self.opt_marks = [tables.hook(text) for text in ("opt:begin", "opt:end", "step:end")]
         self.free_grads: dict[tuple[int, int], int] = {}
+
+    def _units_of_layers(self) -> dict[int, list[tuple[int, frozenset[int]]]]:
+        """Layer -> (unit, tensor numbers that it wraps)."""
+        found: dict[int, list[tuple[int, frozenset[int]]]] = {layer: [] for layer in self.plan.layers}
+        for u, unit in enumerate(self.units):
+            for layer, numbers in unit.members:
+                found[layer].append((u, frozenset(numbers)))
+        return found
+
+    def _trains(self, layer: int) -> bool:
+        kind = self.plan.graph.layers[layer].kind
+        if kind not in self.trained_kinds:
+            self.trained_kinds[kind] = any(p.trainable for p in self.plan.kinds[kind])
+        return self.trained_kinds[kind]
 
     # ---- lower.Flow ---------------------------------------------------------------------------------------------
     def rest(self) -> None:
@@ -77,7 +92,7 @@ class GatheredFlow:
         elif mark == BACKWARD_BEGIN:
             self.hooks.pre_backward(u)
         else:
-            self._sort_grads(layer, grads)
+            self._sort_grads(layer, grads, inner=True)
             self.hooks.post_backward(u)
         self.hooks.replay = False
 
@@ -95,14 +110,26 @@ class GatheredFlow:
             self.out.free(layer, slot, num_bytes)
         self.out.mark(step_end)
 
-    def _sort_grads(self, layer: int, grads: Sequence[tuple[Param, int, int]]) -> None:
+    def _sort_grads(self, layer: int, grads: Sequence[tuple[Param, int, int]], *, inner: bool = False) -> None:
         """Gradients of units go to their units; those of plain local parameters rest until zero_grad."""
-        numbers = {p.spec.name: i for i, p in enumerate(self.plan.of_layer(layer))}
-        for param, slot, num_bytes in sorted(grads, key=lambda g: numbers[g[0].name]):
-            u = self.unit_of.get((layer, param.name))
-            if u is not None:
-                self.hooks.add_grads(u, [(layer, slot, num_bytes)])
+        key = (self.plan.graph.layers[layer].kind, inner)
+        if key not in self.routes:
+            self.routes[key] = self._route(layer, grads)
+        units = self.unit_at[layer]
+        for place, slot, num_bytes in self.routes[key]:
+            if place >= 0:
+                self.hooks.reductions.grads[units[place][0]].append((layer, slot, num_bytes))
             elif (layer, slot) in self.free_grads:
                 self.out.free(layer, slot, num_bytes)
             else:
                 self.free_grads[layer, slot] = num_bytes
+
+    def _route(self, layer: int, grads: Sequence[tuple[Param, int, int]]) -> list[tuple[int, int, int]]:
+        """In parameter order: (which of the layer's units or -1, slot, bytes)."""
+        numbers = {p.spec.name: i for i, p in enumerate(self.plan.of_layer(layer))}
+        units = self.unit_at[layer]
+        out = []
+        for param, slot, num_bytes in sorted(grads, key=lambda g: numbers[g[0].name]):
+            places = [i for i, (_, inside) in enumerate(units) if numbers[param.name] in inside]
+            out.append((places[0] if places else -1, slot, num_bytes))
+        return out

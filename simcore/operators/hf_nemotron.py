@@ -192,8 +192,8 @@ def _experts(tape: Tape, run: Run, name: str, block: Moe, hidden: Tensor, indice
     order = aten.sort(tape, indices.view(rows))
     token = aten.select(tape, order, (rows,), "int64", "token")
     x = aten.index(tape, hidden, token, "dispatched")
-    local = "unit" in dict(run.options).get("experts", "")
     # DTensor.to_local() makes its nodes here, a plain parameter's transpose next to each product.
+    local = ("experts", "unit") in run.options and run.ep > 1
     matrices = [aten.strided(tape, run.params[f"{name}.experts.{part}"]) for part in ("up_proj", "down_proj")] * local
     if run.ep > 1:
         received = run.tokens * run.rows_per_token >> 16 if run.rows_per_token else rows

@@ -1,0 +1,147 @@
+"""Reducing units' gradients: the gradient half of FSDP2's hand-over. See [Note: FSDP2 hand-over] in `hooks.py`."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from simcore.flows.unit import UnitBytes
+from simcore.framework import Unit
+from simcore.program import Builder, Stream, Tables
+from simcore.tape import Kernel
+
+__all__ = ["Reductions"]
+
+REDUCE, REPLICATE_REDUCE = 2, 3
+Grad = tuple[int, int, int]
+"""(layer, slot, bytes) of an unsharded gradient."""
+
+
+class Reductions:
+    """State and rows of every unit's gradients."""
+
+    def __init__(self, units: Sequence[Unit], weights: Sequence[UnitBytes], tables: Tables, builder: Builder) -> None:
+        self.units, self.weights, self.out = units, weights, builder
+        self.layers = [unit.first for unit in units]
+        self.grads: list[list[Grad]] = [[] for _ in units]
+        self.accumulated = [False] * len(units)
+        self.stored = [False] * len(units)
+        self.replicate_buffer = [False] * len(units)
+        self.inputs: list[int] = []
+        slots = (_Slots(tables, ""), _Slots(tables, "experts."))
+        self.slots = [slots[unit.inner] for unit in units]
+        self.comms = [(tables.comm("reduce_scatter", unit.shard_axis, unit.reduce_dtype),
+                       tables.comm("all_reduce", unit.replicate_axis or unit.shard_axis, unit.reduce_dtype))
+                      for unit in units]
+
+    def add_in_place(self, u: int) -> None:
+        """New gradients are added to the accumulated ones and die."""
+        if self.accumulated[u]:
+            for grad in self.grads[u]:
+                self.out.free(*grad)
+            self.grads[u].clear()
+
+    def keep(self, u: int) -> None:
+        """Unsynchronised: gradients stay whole, in the reduce dtype."""
+        if not self.grads[u]:
+            return
+        layer, slot = self.layers[u], self.slots[u].accumulated
+        kept = [p.accumulated for p in self.weights[u].params if p.accumulated]
+        for size, grad in zip(kept, self.grads[u], strict=True):
+            if size == grad[2]:  # the very same storage under another name
+                self.out.free(*grad)
+                self.out.alloc(layer, slot, size)
+            else:
+                self.out.alloc(layer, slot, size)
+                self.out.free(*grad)
+        self.grads[u].clear()
+        self.accumulated[u] = True
+
+    def wait_for_inputs(self) -> None:
+        """The previous unit's reduce-scatter input goes."""
+        for u in self.inputs:
+            self.out.wait(self.layers[u], REDUCE)
+            self.out.free(self.layers[u], self.slots[u].input, self.weights[u].reduce_input)
+        self.inputs.clear()
+
+    def reduce(self, u: int) -> None:
+        """Reduce what the unit has; nothing when it has nothing."""
+        if not (self.grads[u] or self.accumulated[u]):
+            return
+        weight, slots, layer = self.weights[u], self.slots[u], self.layers[u]
+        self.drop_replicate_buffer(u)
+        self._relay(u)
+        self.out.alloc(layer, slots.input, weight.reduce_input)
+        self.out.compute(Kernel.COPY, 0, 2 * weight.reduce_input)
+        last = self._free_all_but_last(u)
+        direct = weight.reduce_is_grad and not self.stored[u]
+        self.out.alloc(layer, slots.sharded if direct else slots.output, weight.reduce_output)
+        scatter, replicate = self.comms[u]
+        if weight.world > 1:
+            self.out.collective(layer, scatter, weight.reduce_input, Stream.REDUCE, REDUCE)
+        if self.units[u].replicate_axis:
+            self.out.collective(layer, replicate, weight.reduce_output, Stream.ALL_REDUCE, REPLICATE_REDUCE)
+        self._store(u, direct=direct)
+        for grad in last:
+            self.out.free(*grad)
+        self.accumulated[u] = False
+        self.inputs.append(u)
+
+    def drop_replicate_buffer(self, u: int) -> None:
+        """The all-reduced buffer that HSDP keeps goes."""
+        if self.replicate_buffer[u]:
+            self.out.wait(self.layers[u], REPLICATE_REDUCE)
+            self.out.free(self.layers[u], self.slots[u].output, self.weights[u].reduce_output)
+            self.replicate_buffer[u] = False
+
+    def zero_grad(self, u: int) -> None:
+        """`zero_grad(set_to_none=True)`: the sharded gradient dies."""
+        if self.stored[u]:
+            self.out.free(self.layers[u], self.slots[u].sharded, self.weights[u].sharded_grad)
+            self.stored[u] = False
+
+    def _store(self, u: int, *, direct: bool) -> None:
+        """The reduced gradient becomes the sharded one, or a cast of it does, or it is added to what is there."""
+        weight, slots, layer = self.weights[u], self.slots[u], self.layers[u]
+        if not direct:
+            if not weight.reduce_is_grad:
+                self.out.alloc(layer, slots.sharded, weight.sharded_grad)
+                if self.stored[u]:
+                    self.out.free(layer, slots.sharded, weight.sharded_grad)
+            if self.units[u].replicate_axis:
+                self.replicate_buffer[u] = True
+            else:
+                self.out.free(layer, slots.output, weight.reduce_output)
+        self.stored[u] = True
+
+    def _relay(self, u: int) -> None:
+        """Gradients of sideways cuts are concatenated into new ones."""
+        if not self.weights[u].extra_copy:
+            return
+        layer, slot = self.layers[u], self.slots[u].relayout
+        for place, grad in enumerate(self.grads[u]):
+            self.out.alloc(layer, slot, grad[2])
+            self.out.free(*grad)
+            self.grads[u][place] = (layer, slot, grad[2])
+
+    def _free_all_but_last(self, u: int) -> list[Grad]:
+        if self.accumulated[u]:
+            layer, slot = self.layers[u], self.slots[u].accumulated
+            grads = [(layer, slot, p.accumulated) for p in self.weights[u].params if p.accumulated]
+        else:
+            grads = self.grads[u]
+        for grad in grads[:-1]:
+            self.out.free(*grad)
+        last = grads[-1:]
+        self.grads[u] = []
+        return last
+
+
+class _Slots:
+    """Owner rows of a unit's gradient buffers."""
+
+    def __init__(self, tables: Tables, inner: str) -> None:
+        self.input = tables.slot(f"{inner}reduce_scatter_input", "reduce_scatter_input")
+        self.output = tables.slot(f"{inner}reduce_scatter_output", "reduce_scatter_output")
+        self.sharded = tables.slot(f"{inner}sharded_grad", "sharded_grad")
+        self.relayout = tables.slot(f"{inner}reduce_scatter_relayout", "unsharded_grad")
+        self.accumulated = tables.slot(f"{inner}accumulated_grad", "unsharded_grad")

@@ -1,0 +1,305 @@
+"""The glossary and the scenario's keys as Markdown, made from the code's own tables: one spelling of everything.
+
+    python -m simcore.glossary > docs/glossary.md          the whole glossary
+    python -m simcore.glossary docs/scenario.md            the keys between the two markers of a page, written anew
+
+What the code has no words for (what a category or a component *is*) is written here; a test holds it against programs.
+"""
+
+from __future__ import annotations
+
+import ast
+import inspect
+import json
+import re
+import sys
+import textwrap
+from collections.abc import Iterable, Iterator, Sequence
+from enum import Enum
+from pathlib import Path
+from typing import Any, Final, get_args
+
+from simcore.cost import COLLECTIVES
+from simcore.document import parse_document
+from simcore.flows import flow_of
+from simcore.form import Placement
+from simcore.framework import Moment
+from simcore.lower import Workload, lower
+from simcore.mesh import Mesh
+from simcore.plan import place
+from simcore.program import SLOT, Phase, Program, Stream
+from simcore.scenario import Mesh as Degrees
+from simcore.scenario import parse_scenario, scenario_schema
+from simcore.schedule import actions
+from simcore.setup import prepare
+from simcore.tape import Kernel, Op
+
+__all__ = ["CATEGORIES", "COMPONENTS", "RESERVED", "events", "filled", "glossary", "scenario_keys"]
+
+AXES: Final = {
+    "dp": "all data-parallel ranks",
+    "dp_shard_cp": "ranks over which FSDP2 shards: data parallel and the sequence",
+    "dp_cp": "ranks over which Megatron reduces gradients of dense parameters",
+    "expert_dp": "ranks of a stage that hold the same experts (Automodel: `ep_shard`)",
+    "expert_dp_replicate": "copies of that, with several optimizer instances",
+    "world": "all ranks",
+}
+"""What the axes are that no scenario sets; the scenario's own words say it of the others."""
+
+COMPONENTS: Final = {
+    "embedding": "token embedding; a tied head counts here",
+    "attention": "query, key, value and output projections",
+    "mamba": "Mamba-2 mixers, their norm included",
+    "mlp": "dense feed-forward layers",
+    "routed_experts": "experts that tokens are routed to",
+    "shared_experts": "experts that every token visits",
+    "router": "the router's weight; its correction bias is a buffer, in no component",
+    "norms": "norms of layers and the final norm",
+    "lm_head": "output head, unless tied",
+    "adapters": "LoRA pairs outside routed experts",
+    "expert_adapters": "LoRA pairs of routed experts",
+}
+
+CATEGORIES: Final = {
+    "sharded_param": "parameters as they rest on the rank",
+    "ignored_param": "parameters that the framework's sharding leaves alone (local experts)",
+    "main_param": "masters beside 16-bit parameters",
+    "main_grad": "gradient buffers that survive the step",
+    "opt_state": "moments",
+    "buffer": "tensors that are no parameters: rotary frequencies, the router's correction bias",
+    "all_gather_cast_input": "the shard, cast for the all-gather",
+    "all_gather_output": "flat buffer that an all-gather fills",
+    "unsharded_param": "whole parameters, copied out of it, while they are used",
+    "post_forward_shard": "the larger shard that is kept between forward and backward",
+    "unsharded_grad": "whole gradients, as an operator made them or summed over microbatches",
+    "reduce_scatter_input": "flat copy of whole gradients",
+    "reduce_scatter_output": "the reduced shard, where it does not become the gradient itself",
+    "sharded_grad": "reduced gradients, until `zero_grad`",
+    "ignored_grad": "gradients of ignored parameters",
+    "optim_temp": "what the optimizer's step needs for a moment",
+    "activation": "what forward allocates: for a moment, or kept for backward",
+    "recompute": "what a checkpoint's replay allocates",
+    "backward_temp": "what backward allocates beside parameter gradients",
+    "dispatcher": "buffers of the token dispatcher",
+    "input": "token ids and labels of a microbatch",
+}
+RESERVED: Final = ("context", "fragmentation", "graph_pool", "kv_cache", "nccl", "workspace")
+"""Published names of categories that no program of this version posts."""
+
+_PHASES: Final = {
+    Phase.BUILD: "before the step: what rests; not in reports",
+    Phase.FORWARD: "forward passes of all microbatches",
+    Phase.LOSS: "the loss of a forward pass",
+    Phase.BACKWARD: "backward passes",
+    Phase.RECOMPUTE: "a checkpoint's replay inside backward",
+    Phase.OPTIMIZER: "the step, until gradients are dropped",
+}
+_PAYLOADS: Final = {
+    "all_gather": "full gathered output", "reduce_scatter": "full input", "all_reduce": "buffer",
+    "all_to_all": "buffer", "send_recv": "message",
+}  # fmt: skip
+
+_UNIT, _LAYER = "UNIT", "LAYER"
+_BEGIN, _END = "<!-- made by `python -m simcore.glossary` from here -->", "<!-- to here -->"
+
+
+# ---- tables ----------------------------------------------------------------------------------------------------------
+def table(head: Sequence[str], rows: Iterable[Sequence[str]]) -> str:
+    """A Markdown table."""
+    lines = [head, ["---"] * len(head), *rows]
+    return "\n".join("| " + " | ".join(cell.replace("|", "\\|") for cell in line) + " |" for line in lines)
+
+
+def glossary() -> str:
+    """The whole page."""
+    head = "# Glossary\n\nMade by `python -m simcore.glossary` from the code's own tables; edit those, not this page."
+    parts = (_axes(), _components(), _categories(), _phases(), _collectives(), _ops(), _streams(), _moments(),
+             _placements(), _events())
+    return "\n\n".join((head, *(f"## {title}\n\n{text}" for title, text in parts))) + "\n"
+
+
+def _axes() -> tuple[str, str]:
+    told = {name: _lower(str(field.description)) for name, field in Degrees.model_fields.items()} | AXES
+    rows = [(f"`{name}`", f"`{size}`", f"`{stride}`", told[name]) for name, size, stride in _digits()]
+    note = ("An axis is a digit of the rank: `rank // stride % size`. `NAME/4` is a part of an axis: groups of 4 "
+            "neighbours on it.")
+    return "Mesh axes", f"{note}\n\n{table(('axis', 'size', 'stride', 'is'), rows)}"
+
+
+def _lower(sentence: str) -> str:
+    return sentence[:1].lower() + sentence[1:]
+
+
+def _digits() -> Iterator[tuple[str, str, str]]:
+    """(axis, size, stride) as `Mesh` writes them down."""
+    tree = ast.parse(textwrap.dedent(inspect.getsource(Mesh._digit)))
+    digits = next(node for node in ast.walk(tree) if isinstance(node, ast.Dict))
+    for key, value in zip(digits.keys, digits.values, strict=True):
+        assert isinstance(key, ast.Constant)
+        assert isinstance(value, ast.Tuple)
+        size, stride = (ast.unparse(part).replace("self.", "") for part in value.elts)
+        yield str(key.value), size, stride
+
+
+def _components() -> tuple[str, str]:
+    return "Components", table(("component", "holds"), [(f"`{name}`", what) for name, what in COMPONENTS.items()])
+
+
+def _categories() -> tuple[str, str]:
+    rows = [(f"`{name}`", what) for name, what in CATEGORIES.items()]
+    reserved = ", ".join(f"`{name}`" for name in RESERVED)
+    return ("Categories of bytes", f"{table(('category', 'is'), rows)}\n\nReserved for later versions, posted by none "
+            f"now: {reserved}.")
+
+
+def _phases() -> tuple[str, str]:
+    note = "Traffic counts the loss as forward; the peak of `backward` includes that of `recompute`."
+    rows = [(f"`{phase.name.lower()}`", what) for phase, what in _PHASES.items()]
+    return "Phases", f"{table(('phase', 'is'), rows)}\n\n{note}"
+
+
+def _collectives() -> tuple[str, str]:
+    rows = [(f"`{name}`", _PAYLOADS.get(name, "not sent by any program yet")) for name in COLLECTIVES]
+    return "Collectives", table(("collective", "`payload_bytes` is the"), rows)
+
+
+def _ops() -> tuple[str, str]:
+    rows = [(f"`{name}`", what) for name, what in _commented(Op)]
+    kernels = ", ".join(f"`{kernel.name.lower()}`" for kernel in Kernel)
+    return ("Op kinds", f"Kinds of rows of a program. Kernels of `COMPUTE`: {kernels}.\n\n"
+            f"{table(('op', 'columns'), rows)}")
+
+
+def _commented(enum: type[Enum]) -> Iterator[tuple[str, str]]:
+    """(name, comment beside it) of an enumeration."""
+    for line in inspect.getsource(enum).splitlines():
+        found = re.fullmatch(r"\s+([A-Z_]+) = \d+(?:\s+# (.*))?", line)
+        if found:
+            yield found[1], found[2] or ""
+
+
+def _streams() -> tuple[str, str]:
+    names = ", ".join(f"`{stream.name.lower()}`" for stream in Stream)
+    return "Streams", f"{_sentence(Stream)} They are {names}."
+
+
+def _moments() -> tuple[str, str]:
+    note = "When a `Life` is brought, dropped, reduced, updated."
+    return "Moments", f"{note}\n\n{table(('moment', 'says'), [(f'`{m.name}`', m.value) for m in Moment])}"
+
+
+def _placements() -> tuple[str, str]:
+    rows = [(f"`{_signature(kind)}`", " ".join((inspect.getdoc(kind) or "").split())) for kind in get_args(Placement)]
+    return "Placements", f"How a tensor lies on one axis of its `Form`.\n\n{table(('placement', 'is'), rows)}"
+
+
+def _signature(kind: type) -> str:
+    return f"{kind.__name__}{inspect.signature(kind)}".replace("'", "").removesuffix(" -> None").replace("()", "")
+
+
+def _sentence(thing: object) -> str:
+    return (inspect.getdoc(thing) or "").split("\n")[0]
+
+
+# ---- events ----------------------------------------------------------------------------------------------------------
+def _events() -> tuple[str, str]:
+    note = (f"The last hook passed before a moment, here all those of an FSDP2 job. `{_UNIT}` is a unit's name as "
+            f"upstream prints it (`root`, `model.layers.3`), `{_LAYER}` a layer's path. `grads=0`: the unit has no "
+            "gradients. Before the first hook the event is `build`.")
+    return "Events", "\n".join((note, "", *(f"- `{event}`" for event in events())))
+
+
+def events() -> tuple[str, ...]:
+    """The hooks that a small FSDP2 job passes, in the order in which it first passes them."""
+    program, units = _sample()
+    labels = list(program.tables.labels)
+    columns = program.columns
+    passed = (labels[row[SLOT]] for row in columns[columns[:, 0] == Op.MARK].tolist())
+    return tuple(dict.fromkeys(_anonymous(label, units) for label in passed))
+
+
+def _anonymous(label: str, units: Sequence[str]) -> str:
+    parts = label.split(":")
+    if label.startswith("bwd:recompute"):
+        return f"{label}:{_LAYER}"
+    return ":".join(_UNIT if part in units and i == 2 else part for i, part in enumerate(parts))
+
+
+def _sample() -> tuple[Program, tuple[str, ...]]:
+    """A job that passes every hook: experts that are a unit of their own, checkpoints, two microbatches."""
+    asked = {"name": "events", "model": "nemotron-3-tiny", "framework": "fsdp2", "topology": "dgx-h100",
+             "mesh": {"dp_shard": 4, "ep": 2},
+             "training": {"seq_len": 128, "global_batch_size": 8, "recompute": "full"}}
+    job, framework = prepare(parse_scenario(parse_document(json.dumps(asked), "events")))
+    plan = place(job.graph, job.mesh, framework, 0)
+    program = lower(plan, Workload(1, 128, 2, 1 << 16), actions("1f1b", 0, 1, 2), flow_of(framework))
+    return program, tuple(unit.name for unit in framework.units)
+
+
+# ---- the scenario's keys ---------------------------------------------------------------------------------------------
+def scenario_keys() -> str:
+    """Every key of a scenario file, as its schema describes it."""
+    schema = scenario_schema()
+    rows = [(f"`{key}`", _values(field, schema["$defs"]), _left_out(field, required=required), field["description"])
+            for key, field, required in _keys(schema, schema["$defs"], "")]
+    return table(("key", "value", "left out", "what it says"), rows)
+
+
+def _keys(block: dict[str, Any], known: dict[str, Any], prefix: str) -> Iterator[tuple[str, dict[str, Any], bool]]:
+    for name, field in block["properties"].items():
+        yield f"{prefix}{name}", field, name in block.get("required", ())
+        for branch in _branches(field):
+            if "$ref" in branch:
+                yield from _keys(_block(branch, known), known, f"{prefix}{name}.")
+
+
+def _branches(field: dict[str, Any]) -> list[dict[str, Any]]:
+    branches: list[dict[str, Any]] = field.get("oneOf") or field.get("anyOf") or [field]
+    return branches
+
+
+def _block(branch: dict[str, Any], known: dict[str, Any]) -> dict[str, Any]:
+    block: dict[str, Any] = known[branch["$ref"].rpartition("/")[2]]
+    return block
+
+
+_TYPES: Final = {"string": "text", "integer": "whole number", "number": "number", "boolean": "true or false",
+                 "null": "null", "array": "list", "object": "mapping"}  # fmt: skip
+
+
+def _values(field: dict[str, Any], known: dict[str, Any]) -> str:
+    return ", or ".join(_value(branch, known) for branch in _branches(field))
+
+
+def _value(branch: dict[str, Any], known: dict[str, Any]) -> str:
+    if "$ref" in branch:
+        return "{" + ", ".join(_block(branch, known)["properties"]) + "}"
+    words = [branch["const"]] if "const" in branch else branch.get("enum", [])
+    return " ".join(f"`{word}`" for word in words) or _TYPES[branch["type"]]
+
+
+def _left_out(field: dict[str, Any], *, required: bool) -> str:
+    if required:
+        return "required"
+    default = field["default"]
+    return "each key's own" if isinstance(default, dict) and default else f"`{json.dumps(default).strip(chr(34))}`"
+
+
+def filled(page: str) -> str:
+    """A page with the scenario's keys between its two markers."""
+    before, _, rest = page.partition(_BEGIN)
+    _, _, after = rest.partition(_END)
+    assert after, f"expected the lines {_BEGIN} and {_END}"
+    return f"{before}{_BEGIN}\n\n{scenario_keys()}\n\n{_END}{after}"
+
+
+def main(pages: Sequence[str]) -> None:
+    """Print the glossary, or fill the pages named."""
+    for page in map(Path, pages):
+        page.write_text(filled(page.read_text(encoding="utf-8")), encoding="utf-8")
+    if not pages:
+        sys.stdout.write(glossary())
+
+
+if __name__ == "__main__":
+    main(sys.argv[1:])

@@ -1,0 +1,160 @@
+"""The pages of `docs/` say what the code says: generated parts are current, named files exist, sketches run."""
+
+from __future__ import annotations
+
+import json
+import re
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from simcore.document import parse_document
+from simcore.flows import flow_of
+from simcore.framework import Framework
+from simcore.glossary import CATEGORIES, COMPONENTS, RESERVED, filled, glossary
+from simcore.graph import ModelGraph, build, known_presets, model_config
+from simcore.loading import load
+from simcore.lower import Workload, lower
+from simcore.mesh import Mesh
+from simcore.plan import Plan, place
+from simcore.program import OP, SLOT, Program
+from simcore.scenario import parse_scenario
+from simcore.schedule import actions
+from simcore.setup import IMPLEMENTATIONS, known_frameworks, prepare
+from simcore.simulate import check
+from simcore.tape import Op
+from simcore.traffic import traffic
+from viz.palette import CATEGORIES as DRAWN
+
+ROOT = Path(__file__).resolve().parents[1]
+DOCS = ROOT / "docs"
+PAGES = sorted(DOCS.glob("*.md"))
+
+
+def text(name: str) -> str:
+    return (ROOT / name).read_text(encoding="utf-8")
+
+
+def blocks(name: str, language: str) -> list[str]:
+    """Fenced blocks of a page."""
+    return re.findall(rf"^```{language}\n(.*?)^```$", text(name), re.MULTILINE | re.DOTALL)
+
+
+# ---- generated parts ------------------------------------------------------------------------------------------------
+def test_the_glossary_is_the_codes_own() -> None:
+    assert text("docs/glossary.md") == glossary(), "run: python -m simcore.glossary > docs/glossary.md"
+
+
+def test_the_scenarios_keys_are_the_schemas() -> None:
+    page = text("docs/scenario.md")
+    assert page == filled(page), "run: python -m simcore.glossary docs/scenario.md"
+
+
+SMALL: dict[str, dict[str, Any]] = {
+    "whole units": {"framework": "fsdp2", "mesh": {"dp_shard": 4}, "framework_options": {"reshard_after_forward": 2}},
+    "checkpoints": {"framework": "fsdp2", "mesh": {"dp_shard": 4, "ep": 2}, "training": {"recompute": "full"}},
+    "ignored experts": {"framework": "fsdp2", "mesh": {"dp_shard": 4, "ep": 2},
+                        "framework_options": {"experts": "ignored"}},
+    "fp32 parameters": {"framework": "automodel", "mesh": {"dp_shard": 4, "ep": 2}},
+    "16-bit gradients": {"framework": "megatron", "mesh": {"dp_shard": 4, "ep": 2},
+                         "training": {"precision": {"grad_reduce": "bf16"}}},
+}  # fmt: skip
+
+
+def small_program(change: dict[str, Any]) -> Program:
+    training = {"seq_len": 128, **change.get("training", {})}
+    asked = {"name": "small", "model": "nemotron-3-tiny", "topology": "dgx-h100"} | change | {"training": training}
+    job, framework = prepare(parse_scenario(parse_document(json.dumps(asked), "small")))
+    return program_of(place(job.graph, job.mesh, framework, 0))
+
+
+def program_of(plan: Plan) -> Program:
+    return lower(plan, Workload(1, 128, 1, 1 << 16), actions("1f1b", 0, 1, 1), flow_of(plan.framework))
+
+
+def test_every_framework_is_among_the_small_jobs() -> None:
+    assert {job["framework"] for job in SMALL.values()} == set(known_frameworks())
+
+
+def test_categories_are_those_that_programs_post() -> None:
+    posted = set()
+    for change in SMALL.values():
+        program = small_program(change)
+        names = list(program.tables.slots)
+        rows = program.columns[program.columns[:, OP] == Op.ALLOC]
+        posted |= {names[slot][1] for slot in rows[:, SLOT].tolist()}
+    assert posted == set(CATEGORIES)
+    assert not posted & set(RESERVED)
+
+
+def test_pages_draw_the_categories_of_the_glossary() -> None:
+    assert set(DRAWN) == set(CATEGORIES) | set(RESERVED)
+
+
+def test_components_are_those_of_the_models() -> None:
+    fields = [model_config(preset, None, "") for preset in known_presets()]
+    found = {name for one in fields for code in IMPLEMENTATIONS for name in build(one, code).components()}
+    assert found | {"adapters", "expert_adapters"} == set(COMPONENTS)
+
+
+# ---- the map --------------------------------------------------------------------------------------------------------
+def named(page: str) -> set[str]:
+    """Paths that a page names in backquotes, from the root of the repository."""
+    top = "|".join(sorted(p.name for p in ROOT.iterdir() if p.is_dir() and not p.name.startswith((".", "_"))))
+    return set(re.findall(rf"`((?:{top})/[\w./-]*)`", page))
+
+
+@pytest.mark.parametrize("page", [*(f"docs/{page.name}" for page in PAGES), "README.md"])
+def test_what_a_page_names_exists(page: str) -> None:
+    assert [path for path in sorted(named(text(page))) if not (ROOT / path).exists()] == []
+
+
+def test_the_readmes_table_names_folders_that_exist() -> None:
+    rows = re.findall(r"^\| (`[^|]*`) \|", text("README.md"), re.MULTILINE)
+    folders = re.findall(r"`([^`]+/)`", " ".join(rows))
+    assert folders
+    assert [folder for folder in folders if not (ROOT / folder).is_dir()] == []
+
+
+def test_every_file_of_the_engine_is_on_the_map() -> None:
+    files = {f"simcore/{path.name}" for path in (ROOT / "simcore").glob("*.py")}
+    folders = {f"simcore/{path.parent.name}/" for path in (ROOT / "simcore").glob("*/__init__.py")}
+    listed = re.findall(r"^- `(simcore/[^`]*)`: ", text("docs/design.md"), re.MULTILINE)
+    assert sorted(listed) == sorted(files | folders)
+
+
+@pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)
+def test_links_between_pages_hold(page: Path) -> None:
+    targets = re.findall(r"\]\(([^)#:]+)\)", page.read_text(encoding="utf-8"))
+    assert [target for target in targets if not (page.parent / target).exists()] == []
+
+
+@pytest.mark.parametrize("page", [*PAGES, ROOT / "README.md"], ids=lambda page: page.name)
+def test_no_page_knows_a_machine(page: Path) -> None:
+    absolute = re.findall(r"(?<![\w.:/<])/(?:[a-z]+/)+[\w.-]+|[A-Z]:\\\w+|~/\w+", page.read_text(encoding="utf-8"))
+    assert absolute == []
+
+
+# ---- examples -------------------------------------------------------------------------------------------------------
+@pytest.mark.parametrize("number", range(len(blocks("docs/scenario.md", "yaml"))))
+def test_examples_of_scenarios_are_legal(number: int, tmp_path: Path) -> None:
+    file = tmp_path / "example.yaml"
+    file.write_text(blocks("docs/scenario.md", "yaml")[number], encoding="utf-8")
+    scenarios = load(file)
+    assert scenarios
+    assert {check(scenario).status for scenario in scenarios} == {"ok"}
+
+
+def sketch(name: str, *arguments: object) -> tuple[ModelGraph, Framework]:
+    """A framework of `docs/sketches.md`, for a dense model."""
+    known: dict[str, Any] = {}
+    for block in blocks("docs/sketches.md", "python"):
+        exec(compile(block, "docs/sketches.md", "exec"), known)  # noqa: S102 - our own page
+    graph = build(model_config("llama-3.1-8b", None, ""), "hf")
+    framework: Framework = known[name](graph, *(known[a](b) if (a, b) else None for a, b in arguments))  # type: ignore[misc]
+    return graph, framework
+
+
+def resting_bytes(plan: Plan) -> int:
+    return sum(r.params_bytes + r.grads_bytes + r.optimizer_bytes for r in plan.at_rest().values())
