@@ -13,6 +13,7 @@ from simcore.flows.flat import exact_at_rest, padding_elements
 from simcore.framework import Buckets, Framework
 from simcore.job import Job
 from simcore.ledger import Balance, balance
+from simcore.mesh import IntArray
 from simcore.models.blocks import Moe
 from simcore.plan import Plan
 from simcore.program import Program
@@ -29,6 +30,7 @@ from simcore.report import (
 )
 from simcore.scenario import Scenario
 from simcore.schedule import lowered_microbatches
+from simcore.series import memory_series
 from simcore.topology import Topology
 from simcore.traffic import traffic
 from simcore.units import dtype_bytes, parse_quantity
@@ -45,7 +47,7 @@ class Parts:
     topology: Topology
     classes: tuple[RankClass, ...]
     plans: tuple[Plan, ...]
-    rank: int | None = None
+    exact: bool = False
     programs: dict[int, Program] = field(default_factory=dict)
     clocked: Clocked | None = None
 
@@ -109,7 +111,7 @@ def _rank(parts: Parts, rank_class: RankClass, plan: Plan, *, series: bool) -> R
     axes = [mesh.axis(a) for a in ("pp", "dp_replicate", "dp_shard", "cp", "tp", "ep", "expert_dp")]
     program = parts.programs.get(rank_class.representative)
     flat = isinstance(plan.framework.flow, Buckets)
-    exact = flat and rank_class.num_ranks == 1
+    exact = flat and parts.exact
     rest = exact_at_rest(plan) if exact else plan.at_rest()
     padding = padding_elements(plan) if flat else 0
     return RankReport(
@@ -123,7 +125,14 @@ def _rank(parts: Parts, rank_class: RankClass, plan: Plan, *, series: bool) -> R
         grads_padding_bytes=plan.padding_bytes() if not flat else padding * dtype_bytes(plan.framework.flow.grad_dtype),
         grads_persist=_grads_persist(parts.framework),
         peak=None if program is None else _peak(parts, balance(program)),
-        traffic=() if program is None else traffic(program, mesh, _repeats(parts)))
+        traffic=() if program is None else traffic(program, mesh, _repeats(parts)),
+        memory=memory_series(program, _row_ns(parts, rank_class)) if series and program is not None else None)
+
+
+def _row_ns(parts: Parts, rank_class: RankClass) -> IntArray | None:
+    if parts.clocked is None:
+        return None
+    return parts.clocked.row_ns[parts.classes.index(rank_class)]
 
 
 def _stored_bytes(plan: Plan) -> int:

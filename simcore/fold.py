@@ -19,7 +19,7 @@ from simcore.graph import ModelGraph
 from simcore.mesh import Axis, IntArray, Mesh
 from simcore.plan import cuts
 
-__all__ = ["RankClass", "coordinate_text", "fold", "format_ranks", "unfolded", "unfolded_one"]
+__all__ = ["RankClass", "coordinate_text", "fold", "format_ranks", "joined", "unfolded", "unfolded_one"]
 
 
 @dataclass(frozen=True, eq=False)
@@ -59,6 +59,13 @@ def unfolded(mesh: Mesh) -> tuple[RankClass, ...]:
     """Every rank its own class."""
     groups = [np.array([n], dtype=np.int64) for n in range(mesh.stage_size)]
     return _per_stage(mesh, groups, mesh.stage_size)
+
+
+def joined(classes: Sequence[RankClass]) -> RankClass:
+    """Several classes of one stage and period as one."""
+    offsets = np.sort(np.concatenate([c.offsets for c in classes]))
+    return RankClass(classes[0].stage, classes[0].representative, sum(c.num_ranks for c in classes), offsets,
+                     classes[0].period)
 
 
 def unfolded_one(mesh: Mesh, rank: int) -> RankClass:

@@ -27,7 +27,7 @@ from simcore.framework import Moment
 from simcore.lower import Workload, lower
 from simcore.mesh import Mesh
 from simcore.plan import place
-from simcore.program import SLOT, Phase, Program, Stream
+from simcore.program import OP, SLOT, Phase, Program, Stream
 from simcore.scenario import Mesh as Degrees
 from simcore.scenario import parse_scenario, scenario_schema
 from simcore.schedule import actions
@@ -81,9 +81,10 @@ CATEGORIES: Final = {
     "recompute": "what a checkpoint's replay allocates",
     "backward_temp": "what backward allocates beside parameter gradients",
     "dispatcher": "buffers of the token dispatcher",
+    "workspace": "what a library or an operator keeps for itself from one step to the next",
     "input": "token ids and labels of a microbatch",
 }
-RESERVED: Final = ("context", "fragmentation", "graph_pool", "kv_cache", "nccl", "workspace")
+RESERVED: Final = ("context", "fragmentation", "graph_pool", "kv_cache", "nccl")
 """Published names of categories that no program of this version posts."""
 
 _PHASES: Final = {
@@ -132,7 +133,7 @@ def _lower(sentence: str) -> str:
 
 def _digits() -> Iterator[tuple[str, str, str]]:
     """(axis, size, stride) as `Mesh` writes them down."""
-    tree = ast.parse(textwrap.dedent(inspect.getsource(Mesh._digit)))
+    tree = ast.parse(textwrap.dedent(inspect.getsource(Mesh.digit)))
     digits = next(node for node in ast.walk(tree) if isinstance(node, ast.Dict))
     for key, value in zip(digits.keys, digits.values, strict=True):
         assert isinstance(key, ast.Constant)
@@ -211,29 +212,25 @@ def _events() -> tuple[str, str]:
 
 def events() -> tuple[str, ...]:
     """The hooks that a small FSDP2 job passes, in the order in which it first passes them."""
-    program, units = _sample()
-    labels = list(program.tables.labels)
+    program = _sample()
+    hooks = list(program.tables.hooks)
     columns = program.columns
-    passed = (labels[row[SLOT]] for row in columns[columns[:, 0] == Op.MARK].tolist())
-    return tuple(dict.fromkeys(_anonymous(label, units) for label in passed))
+    passed = (hooks[hook] for hook in columns[columns[:, OP] == Op.MARK, SLOT].tolist())
+    return tuple(dict.fromkeys(_event(hook) for hook in passed))
 
 
-def _anonymous(label: str, units: Sequence[str]) -> str:
-    parts = label.split(":")
-    if label.startswith("bwd:recompute"):
-        return f"{label}:{_LAYER}"
-    return ":".join(_UNIT if part in units and i == 2 else part for i, part in enumerate(parts))
+def _event(hook: str) -> str:
+    return f"{hook}:{_LAYER}" if hook.startswith("bwd:recompute") else hook.format(_UNIT)
 
 
-def _sample() -> tuple[Program, tuple[str, ...]]:
+def _sample() -> Program:
     """A job that passes every hook: experts that are a unit of their own, checkpoints, two microbatches."""
     asked = {"name": "events", "model": "nemotron-3-tiny", "framework": "fsdp2", "topology": "dgx-h100",
              "mesh": {"dp_shard": 4, "ep": 2},
              "training": {"seq_len": 128, "global_batch_size": 8, "recompute": "full"}}
     job, framework = prepare(parse_scenario(parse_document(json.dumps(asked), "events")))
     plan = place(job.graph, job.mesh, framework, 0)
-    program = lower(plan, Workload(1, 128, 2, 1 << 16), actions("1f1b", 0, 1, 2), flow_of(framework))
-    return program, tuple(unit.name for unit in framework.units)
+    return lower(plan, Workload(1, 128, 2, 1 << 16), actions("1f1b", 0, 1, 2), flow_of(framework))
 
 
 # ---- the scenario's keys ---------------------------------------------------------------------------------------------

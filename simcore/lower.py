@@ -87,12 +87,14 @@ class LayerTiles:
 
 def lower(plan: Plan, workload: Workload, actions: Iterable[Action], flow_of: FlowMaker) -> Program:
     """The program of the plan's rank for the given order of passes."""
-    tables, tiles = record_layers(plan, workload)
+    tables, tiles, standing = record_layers(plan, workload)
     tables = _own_copy(tables)
     builder = Builder(tables)
     flow = flow_of(plan, tables, builder)
     walk = _Walk(plan, workload, builder, flow, tiles)
     flow.rest()
+    for name, num_bytes in standing.items():
+        builder.alloc(plan.layers[0], tables.slot(name, "workspace"), num_bytes)
     for action in actions:
         walk.forward(action) if action.forward else walk.backward(action)
     builder.at(Phase.OPTIMIZER)
@@ -114,8 +116,8 @@ def _own_copy(tables: Tables) -> Tables:
 
 
 # ---- recording --------------------------------------------------------------------------------------------------------
-def record_layers(plan: Plan, workload: Workload) -> tuple[Tables, dict[int, LayerTiles]]:
-    """Tiles of every layer of the plan's stage, and the tables that their rows point into."""
+def record_layers(plan: Plan, workload: Workload) -> tuple[Tables, dict[int, LayerTiles], dict[str, int]]:
+    """Tiles of every layer of the plan's stage, the tables that their rows point into, and standing workspaces."""
     framework, mesh = plan.framework, plan.mesh
     first_block = plan.layers[0] + 1 if plan.stage == 0 else -1
     below = _trained_below(plan)
@@ -131,10 +133,10 @@ def record_layers(plan: Plan, workload: Workload) -> tuple[Tables, dict[int, Lay
                 workload.batch, workload.seq, framework.compute_dtype, _Params(params), framework.loss,
                 framework.checkpoint, mesh.tp, framework.sequence_parallel, mesh.cp, mesh.ep, mesh.etp,
                 framework.ep_axis, workload.rows_per_token, key[1], key[2], framework.options)
-    tables, by_key = _record(plan.graph, tuple(runs.items()))
+    tables, by_key, standing = _record(plan.graph, tuple(runs.items()))
     tiles = {layer: by_key[plan.graph.layers[layer].kind, layer == first_block, below[layer]]
              for layer in plan.layers}
-    return tables, tiles
+    return tables, tiles, standing
 
 
 class _Params(dict[str, Param]):
@@ -168,7 +170,7 @@ def _trained_below(plan: Plan) -> dict[int, bool]:
 
 @lru_cache(maxsize=128)
 def _record(graph: ModelGraph, runs: tuple[tuple[tuple[int, bool, bool], Run], ...]) -> tuple[
-        Tables, dict[tuple[int, bool, bool], LayerTiles]]:
+        Tables, dict[tuple[int, bool, bool], LayerTiles], dict[str, int]]:
     operators = importlib.import_module(f"simcore.operators.{graph.implementation}")
     tables = Tables()
     tiles = {}
@@ -176,7 +178,12 @@ def _record(graph: ModelGraph, runs: tuple[tuple[tuple[int, bool, bool], Run], .
     for key, run in runs:
         kind: LayerKind = graph.kinds[key[0]]
         tiles[key] = _tiles(operators.record(kind, run, tables.slots, tables.comms), head)
-    return tables, tiles
+    standing = operators.standing if hasattr(operators, "standing") else _no_standing
+    return tables, tiles, standing([(graph.kinds[key[0]], run) for key, run in runs])
+
+
+def _no_standing(runs: object) -> dict[str, int]:
+    return {}
 
 
 def _tiles(tape: LayerTape, head: int) -> LayerTiles:

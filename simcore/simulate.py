@@ -2,15 +2,17 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from functools import lru_cache, partial
 
 from simcore.assemble import Parts, failed, report
 from simcore.clocked import Clocked, clock
 from simcore.errors import IllegalLayout, InputError, Problem, RankscopeError
 from simcore.flows import flow_of
-from simcore.fold import RankClass, unfolded, unfolded_one
+from simcore.flows.flat import exact_at_rest
+from simcore.fold import RankClass, joined, unfolded, unfolded_one
 from simcore.fold import fold as fold_ranks
-from simcore.framework import Framework
+from simcore.framework import Buckets, Framework
 from simcore.job import Job
 from simcore.lower import Workload, lower
 from simcore.plan import Plan, place as place_rank
@@ -22,6 +24,9 @@ from simcore.setup import prepare
 from simcore.topology import Topology, load_topology
 
 __all__ = ["check", "place", "simulate"]
+
+EXACT_RANKS = 64
+"""Up to this many ranks `place` works out flat shards for every rank."""
 
 
 def simulate(scenario: Scenario, *, series: bool = False, fold: bool = True, rank: int | None = None,
@@ -68,7 +73,22 @@ def _clock(parts: Parts) -> Clocked:
 
 
 def _place(scenario: Scenario, *, rank: int | None) -> Report:
-    return report(_parts(scenario, folded=True, rank=rank), series=False)
+    parts = _parts(scenario, folded=True, rank=rank)
+    if rank is None and isinstance(parts.framework.flow, Buckets) and scenario.world_size <= EXACT_RANKS:
+        parts = _exact_parts(parts)
+    return report(parts, series=False)
+
+
+def _exact_parts(parts: Parts) -> Parts:
+    """Ranks that hold the same inside their flat shards are one class: what differs is alignment and its padding."""
+    mesh, graph, framework = parts.job.mesh, parts.job.graph, parts.framework
+    alike: dict[object, list[RankClass]] = {}
+    for single in unfolded(mesh):
+        rest = exact_at_rest(place_rank(graph, mesh, framework, single.representative))
+        alike.setdefault((single.stage, tuple(sorted(rest.items(), key=lambda item: item[0]))), []).append(single)
+    classes = tuple(joined(group) for group in alike.values())
+    plans = tuple(place_rank(graph, mesh, framework, c.representative) for c in classes)
+    return replace(parts, classes=classes, plans=plans, exact=True)
 
 
 def _check(scenario: Scenario) -> Report:
@@ -82,7 +102,7 @@ def _parts(scenario: Scenario, *, folded: bool, rank: int | None) -> Parts:
     topology = _topology(scenario)
     classes = _classes(job, framework, folded=folded, rank=rank)
     plans = tuple(place_rank(job.graph, job.mesh, framework, c.representative) for c in classes)
-    return Parts(job, framework, topology, classes, plans, rank)
+    return Parts(job, framework, topology, classes, plans, exact=rank is not None)
 
 
 def _classes(job: Job, framework: Framework, *, folded: bool, rank: int | None) -> tuple[RankClass, ...]:

@@ -146,15 +146,63 @@ def test_examples_of_scenarios_are_legal(number: int, tmp_path: Path) -> None:
     assert {check(scenario).status for scenario in scenarios} == {"ok"}
 
 
-def sketch(name: str, *arguments: object) -> tuple[ModelGraph, Framework]:
-    """A framework of `docs/sketches.md`, for a dense model."""
+def sketches() -> dict[str, Any]:
+    """What the blocks of `docs/sketches.md` define."""
     known: dict[str, Any] = {}
     for block in blocks("docs/sketches.md", "python"):
-        exec(compile(block, "docs/sketches.md", "exec"), known)  # noqa: S102 - our own page
-    graph = build(model_config("llama-3.1-8b", None, ""), "hf")
-    framework: Framework = known[name](graph, *(known[a](b) if (a, b) else None for a, b in arguments))  # type: ignore[misc]
-    return graph, framework
+        exec(block, known)  # noqa: S102 - our own page
+    return known
+
+
+def llama() -> ModelGraph:
+    return build(model_config("llama-3.1-8b", None, ""), "hf")
 
 
 def resting_bytes(plan: Plan) -> int:
     return sum(r.params_bytes + r.grads_bytes + r.optimizer_bytes for r in plan.at_rest().values())
+
+
+@pytest.mark.parametrize(("stored", "per_parameter"), [("fp32", 4 + 4 + 8), ("bf16", 2 + 2 + 4)])
+def test_ddp_rests_whole_on_every_rank(stored: str, per_parameter: int) -> None:
+    graph = llama()
+    plan = place(graph, Mesh(dp_replicate=8), sketches()["ddp"](graph, stored), 3)
+    assert resting_bytes(plan) == per_parameter * graph.count()
+
+
+def test_ddp_sends_every_gradient_once() -> None:
+    graph, mesh = llama(), Mesh(dp_replicate=8)
+    rows = traffic(program_of(place(graph, mesh, sketches()["ddp"](graph), 0)), mesh, 1)
+    assert [(row.collective, row.axis, row.payload_bytes) for row in rows] == [
+        ("all_reduce", "dp_replicate", 4 * graph.count())]
+
+
+@pytest.mark.parametrize("ranks", [8, 64])
+def test_zero3_rests_in_equal_parts(ranks: int) -> None:
+    graph = llama()
+    plan = place(graph, Mesh(dp_shard=ranks), sketches()["zero3"](graph), ranks - 1)
+    assert resting_bytes(plan) * ranks == (2 + 2 + 12) * graph.count()
+
+
+@pytest.mark.parametrize("ranks", [7, 24])
+def test_zero3_pads_each_tensor_by_less_than_a_row_a_rank(ranks: int) -> None:
+    graph = llama()
+    framework = sketches()["zero3"](graph)
+    most = resting_bytes(place(graph, Mesh(dp_shard=ranks), framework, 0))
+    tensors = [t for layer in graph.layers for t in graph.tensors[layer.kind]]
+    rows = sum(t.numel // t.shape[0] for t in tensors)
+    assert 0 <= most - 16 * graph.count() // ranks <= 4 * rows
+
+
+def test_zero3_can_be_written_with_upstreams_own_cut() -> None:
+    graph, known = llama(), sketches()
+    framework: Framework = known["zero3"](graph, known["Flat"]("tensor"))
+    states = sum(r.optimizer_bytes for r in place(graph, Mesh(dp_shard=8), framework, 0).at_rest().values())
+    assert states == 12 * graph.count() // 8
+    assert {t.name for specs in graph.tensors for t in specs if not framework.life(t).states} == set()
+
+
+def test_zero3s_units_hold_every_tensor_once() -> None:
+    graph = llama()
+    held = [(layer, i) for unit in sketches()["zero3"](graph).units for layer, numbers in unit.members for i in numbers]
+    every = [(layer.index, i) for layer in graph.layers for i in range(len(graph.tensors[layer.kind]))]
+    assert sorted(held) == every

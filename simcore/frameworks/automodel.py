@@ -18,6 +18,7 @@ from simcore.frameworks._automodel_units import units
 from simcore.job import Job
 from simcore.lora_automodel import adapters
 from simcore.models.blocks import Moe
+from simcore.operators.automodel import RELEASE_0_7_0
 from simcore.stages import contiguous, remainder_first, stage_layers
 
 __all__ = ["DEFAULT_IMPLEMENTATION", "VERSIONS", "adapters", "table"]
@@ -58,7 +59,8 @@ def table(job: Job) -> Framework:
         loss=job.auto("training.loss", training.loss, "masked_fp32", "0.7.0 recipes: MaskedCrossEntropy fp32_upcast"),
         sequence_parallel=False,
         stages=stages,
-        options=(*((("experts", "unit"),) if own_unit else ()), ("dispatcher", _dispatcher(job, options))),
+        options=(*((("experts", "unit"),) if own_unit else ()), ("dispatcher", _dispatcher(job, options)),
+                 *RELEASE_0_7_0),
         communicators=_communicators(job),
     )
 

@@ -10,6 +10,9 @@ of selective modules: moe, layernorm, moe_act, shared_experts, mlp, core_attn (`
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+from math import prod
+
 from simcore.models.blocks import Attention, Branch, Embedding, FinalNorm, Head, LayerKind, Mamba2, Mlp
 from simcore.operators.megatron_attention import attention, mlp
 from simcore.operators.megatron_head import embedding, head, loss
@@ -19,8 +22,9 @@ from simcore.operators.megatron_ops import Context, add, norm
 from simcore.operators.megatron_tensors import FINAL_NORM, tensors
 from simcore.recording import LayerTape, Run
 from simcore.tape import GRAD_HIDDEN, HIDDEN, Param, Section, Tape, Tensor
+from simcore.units import dtype_bytes
 
-__all__ = ["idle_gradients", "record", "tensors"]
+__all__ = ["idle_gradients", "record", "standing", "tensors"]
 
 _EMPTY = Section(())
 
@@ -35,6 +39,12 @@ def idle_gradients(kind: LayerKind, run: Run) -> frozenset[tuple[tuple[int, ...]
     made_by_gemm = {s.name for s in tensors(kind) if s.module in ("linear", "grouped")}
     return frozenset((p.shape[-2:], p.dtype) for name, p in run.params.items()
                      if p.trainable and not p.grad_category and (name in made_by_gemm or ".adapter." in name))
+
+
+def standing(runs: Sequence[tuple[LayerKind, Run]]) -> dict[str, int]:
+    """Workspaces that no layer can post because all share them: name -> bytes."""
+    shapes = frozenset().union(*(idle_gradients(kind, run) for kind, run in runs))
+    return {"idle_weight_gradients": sum(prod(shape) * dtype_bytes(dtype) for shape, dtype in shapes)}
 
 
 def record(kind: LayerKind, run: Run, slots: dict[tuple[str, str], int],

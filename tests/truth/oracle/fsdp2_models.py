@@ -159,7 +159,7 @@ class FusedMamba(torch.autograd.Function):
 
     @staticmethod
     def backward(ctx: Any, g: torch.Tensor) -> tuple[torch.Tensor | None, ...]:
-        z, *weights, _, _ = ctx.saved_tensors
+        z, *weights, scanned, rstd = ctx.saved_tensors  # like the kernel's arguments, they live until it returns
         _, heads, head_dim, groups, state = ctx.dims
         batch, seq, _ = z.shape
         conv_dim = heads * head_dim + 2 * groups * state
@@ -175,6 +175,8 @@ class FusedMamba(torch.autograd.Function):
         scratch.append(z.new_empty(batch, seq, conv_dim))
         scratch.append(torch.empty_like(scratch[0]))  # gradient of dt
         del scratch, xbc, dscan
+        assert scanned.shape[:2] == (batch, seq)
+        assert rstd.numel() == batch * seq * groups
         return (dz, None, *(torch.empty_like(w) for w in weights[:-1]), dout_w)
 
 
