@@ -23,9 +23,9 @@ __all__ = ["FlatBuffer", "lay_out"]
 
 @dataclass(frozen=True, eq=False)
 class FlatBuffer:
-    """`starts`/`ends` of parameters in the order they were given; `buckets`: (start, end) with padding, in buffer order.
+    """`starts`/`ends` of parameters in the order they were given; `bucket_of`: the bucket number of each.
 
-    `bucket_of`: the bucket number of each parameter. Unit: elements.
+    `buckets`: (start, end) with padding, in buffer order. Unit: elements.
     """
 
     starts: IntArray

@@ -85,10 +85,10 @@ def run(
 @app.command()
 def place(scenario: str, *, rank: Rank = None, json: Json = False, overrides: Set = None) -> None:
     """Show what lies on every rank, component by component."""
-    from simcore import simulate
     from simcore.output import print_shown
+    from simcore.simulate import place as place_ranks
 
-    outcomes, finished = _outcomes(_entries([scenario], overrides), partial(simulate.place, rank=rank))
+    outcomes, finished = _outcomes(_entries([scenario], overrides), partial(place_ranks, rank=rank))
     if not json:
         from simcore.table import placement
 
@@ -99,9 +99,9 @@ def place(scenario: str, *, rank: Rank = None, json: Json = False, overrides: Se
 @app.command()
 def check(paths: Paths, *, json: Json = False, overrides: Set = None) -> None:
     """Parse scenarios and ask the frameworks' rules whether their layouts are legal."""
-    from simcore import simulate
+    from simcore.simulate import check as check_layout
 
-    outcomes, finished = _outcomes(_entries(paths, overrides), simulate.check)
+    outcomes, finished = _outcomes(_entries(paths, overrides), check_layout)
     _finish(outcomes, finished=finished, json=json)
 
 

@@ -24,7 +24,7 @@ __all__ = ["RankClass", "coordinate_text", "fold", "format_ranks", "joined", "un
 
 @dataclass(frozen=True, eq=False)
 class RankClass:
-    """Equal ranks of one stage. `offsets`: places inside a period of the stage's ranks, `period` apart from the next."""
+    """Equal ranks of one stage. `offsets`: places inside a period of the stage's ranks, which repeats."""
 
     stage: int
     representative: int

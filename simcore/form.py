@@ -114,7 +114,7 @@ def collective(source: Placement, destination: Placement) -> str | None:
     """The collective that turns one placement into another on the same axis; None when nothing crosses.
 
     Shard -> Replicate all-gather, Partial -> Shard reduce-scatter, Partial -> Replicate all-reduce,
-    Shard(i) -> Shard(j) all-to-all; Flat cuts behave like Shard. Source: DTensor, `tensor/_redistribute.py`, torch 2.13.
+    Shard(i) -> Shard(j) all-to-all; Flat cuts behave like Shard. Source: torch 2.13 DTensor `tensor/_redistribute.py`.
     """
     cut = (Shard, Flat)
     if isinstance(source, cut) and isinstance(destination, Replicate):

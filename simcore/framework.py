@@ -133,7 +133,7 @@ class Buckets:
 
 @dataclass(frozen=True, slots=True)
 class Optimizer:
-    """`implementation`: foreach, fused, for_loop, te. `temporaries`: none, all (a copy of every state at once), largest."""
+    """`implementation`: foreach, fused, for_loop, te. `grad_copy`: 16-bit gradients are copied to fp32 for the step."""
 
     name: str
     implementation: str

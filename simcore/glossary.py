@@ -181,7 +181,7 @@ def _commented(enum: type[Enum]) -> Iterator[tuple[str, str]]:
 
 def _streams() -> tuple[str, str]:
     names = ", ".join(f"`{stream.name.lower()}`" for stream in Stream)
-    return "Streams", f"{_sentence(Stream)} They are {names}."
+    return "Streams", f"{inspect.getdoc(Stream)} They are {names}."
 
 
 def _moments() -> tuple[str, str]:
@@ -196,10 +196,6 @@ def _placements() -> tuple[str, str]:
 
 def _signature(kind: type) -> str:
     return f"{kind.__name__}{inspect.signature(kind)}".replace("'", "").removesuffix(" -> None").replace("()", "")
-
-
-def _sentence(thing: object) -> str:
-    return (inspect.getdoc(thing) or "").split("\n")[0]
 
 
 # ---- events ----------------------------------------------------------------------------------------------------------

@@ -1,6 +1,6 @@
 """The model as a graph: layers in order, their edges, and for each kind of layer its tensors.
 
-Comes in: a preset's name or a Hugging Face `config.json`, and the implementation whose code runs. Goes out: `ModelGraph`.
+Comes in: a preset's name or a Hugging Face `config.json`, and whose code runs. Goes out: `ModelGraph`.
 Layers that are alike share one `LayerKind`; everything expensive is done once per kind.
 """
 

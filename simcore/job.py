@@ -38,7 +38,7 @@ class Job:
         return IllegalLayout(Problem(self.scenario.where(*key.split(".")), message, rule))
 
     def not_yet(self, key: str, message: str) -> NotYet:
-        """rankscope cannot model it in this version."""
+        """The framework would accept it; this version of rankscope cannot model it."""
         return NotYet(Problem(self.scenario.where(*key.split(".")), f"not yet: {message}"))
 
     def options(self, known: Mapping[str, tuple[Any, ...]]) -> dict[str, Any]:
@@ -61,6 +61,8 @@ class Job:
 
 
 def _allows(allowed: Any, value: Any) -> bool:
+    if allowed is int:
+        return type(value) is int and value > 0
     if isinstance(allowed, type):
-        return type(value) is allowed and (allowed is not int or value > 0)
+        return type(value) is allowed
     return type(value) is type(allowed) and bool(value == allowed)

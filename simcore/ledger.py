@@ -1,6 +1,6 @@
 """The ledger: postings of a program on its issue clock, by owner. Peak = the maximum of a running sum.
 
-Comes in: a `Program`. Goes out: `Balance`, the highest moment, who is there, and the peak of each phase. Allocated bytes
+Comes in: a `Program`. Goes out: `Balance`: the highest moment, who is there, the peak of each phase. Allocated bytes
 depend on the order of issue alone (PyTorch lowers them in `free()` on the host), so no clock is needed.
 """
 

@@ -63,7 +63,7 @@ class Flow(Protocol):
     def backward_end(self, layer: int, grads: Sequence[tuple[Param, int, int]]) -> None:
         """After it; `grads` exist now."""
 
-    def experts(self, layer: int, mark: int, grads: Sequence[tuple[Param, int, int]], replay: bool) -> None:
+    def experts(self, layer: int, mark: int, grads: Sequence[tuple[Param, int, int]], *, replay: bool) -> None:
         """A border of an experts module that is a unit of its own."""
 
     def end_pass(self, action: Action) -> None:
@@ -115,7 +115,7 @@ def _own_copy(tables: Tables) -> Tables:
     return mine
 
 
-# ---- recording --------------------------------------------------------------------------------------------------------
+# ---- recording ------------------------------------------------------------------------------------------------------
 def record_layers(plan: Plan, workload: Workload) -> tuple[Tables, dict[int, LayerTiles], dict[str, int]]:
     """Tiles of every layer of the plan's stage, the tables that their rows point into, and standing workspaces."""
     framework, mesh = plan.framework, plan.mesh
@@ -159,7 +159,7 @@ def _param(placed: Placed, *, tied: bool) -> Param:
 
 
 def _trained_below(plan: Plan) -> dict[int, bool]:
-    """For each layer of the stage: does its input carry a gradient?"""
+    """For each layer of the stage, whether its input carries a gradient."""
     trained = any(p.trainable for layer in range(plan.layers[0]) for p in plan.of_layer(layer))
     below = {}
     for layer in plan.layers:
@@ -198,7 +198,7 @@ def _tiles(tape: LayerTape, head: int) -> LayerTiles:
 def _cut(tile: Tile) -> tuple[tuple[Tile, int, bool], ...]:
     """Split a pass at the borders of an experts unit."""
     rows = tile.rows
-    at = np.flatnonzero((rows[:, 0] == Op.MARK) & (rows[:, 2] >= EXPERTS_MARKS.start)) if len(rows) else []
+    at = np.flatnonzero((rows[:, 0] == Op.MARK) & (rows[:, 2] >= EXPERTS_MARKS.start))
     pieces = []
     start = 0
     for border in at:
@@ -211,7 +211,7 @@ def _cut(tile: Tile) -> tuple[tuple[Tile, int, bool], ...]:
     return tuple(pieces)
 
 
-# ---- the walk ---------------------------------------------------------------------------------------------------------
+# ---- the walk -------------------------------------------------------------------------------------------------------
 class _Walk:
     """Passes over the layers of one stage."""
 
@@ -251,6 +251,8 @@ class _Walk:
                 out.tile(self.tiles[layer].after, layer)
             if layer == self.norm and self.is_first:
                 out.tile(self.tiles[self.first + 1].late, self.first + 1)
+        if self.is_first and self.norm < 0:
+            out.tile(self.tiles[self.first + 1].late, self.first + 1)
         if self.head >= 0:
             out.tile(self.tiles[self.head].after, self.head)
         if not self.is_last:
@@ -284,7 +286,7 @@ class _Walk:
         for tile, mark, replay in pieces:
             self.out.tile(tile, layer)
             if mark:
-                self.flow.experts(layer, mark, self._expert_grads(layer), replay)
+                self.flow.experts(layer, mark, self._expert_grads(layer), replay=replay)
 
     def _expert_grads(self, layer: int) -> list[tuple[Param, int, int]]:
         return [g for g in self.tiles[layer].grads if ".experts." in f".{g[0].name}"]
@@ -297,14 +299,14 @@ class _Walk:
     def _receive(self, layer: int, slot: int, *, forward: bool) -> None:
         """Hidden states, or their gradient, come from the neighbouring stage."""
         self.out.alloc(layer, slot, self.hidden_bytes)
-        self.out.collective(layer, self.border, self.hidden_bytes, Stream.RECEIVE, _border_handle(forward))
-        self.out.wait(layer, _border_handle(forward))
+        self.out.collective(layer, self.border, self.hidden_bytes, Stream.RECEIVE, _border_handle(forward=forward))
+        self.out.wait(layer, _border_handle(forward=forward))
 
     def _send(self, layer: int, slot: int, *, forward: bool) -> None:
-        self.out.collective(layer, self.border, self.hidden_bytes, Stream.SEND, _border_handle(forward))
+        self.out.collective(layer, self.border, self.hidden_bytes, Stream.SEND, _border_handle(forward=forward))
         if not forward or self.plan.framework.frees_sent_output:
             self.out.free(layer, slot, self.hidden_bytes)
 
 
-def _border_handle(forward: bool) -> int:
+def _border_handle(*, forward: bool) -> int:
     return 8 if forward else 9

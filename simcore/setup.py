@@ -1,4 +1,4 @@
-"""From a scenario to a job: which framework, which model, which mesh; everything that can be refused early is refused."""
+"""From a scenario to a job: which framework, which model, which mesh; what can be refused early is refused."""
 
 from __future__ import annotations
 

@@ -5,7 +5,7 @@ nothing to wait for between them are one item.
 
 [Note: who waits]
 The host issues everything ahead. A reduction starts when the kernels issued before it are done
-(`reduce_scatter_stream.wait_stream(current_stream)`); a gather when the copy-out of an earlier gather is done, which has
+(`reduce_scatter_stream.wait_stream(current_stream)`); a gather when the copy-out of an earlier gather is done, which
 freed its buffer: the last one in backward, the one before that in forward (torch 2.13 `_fsdp_param_group.py`,
 wait_for_unshard); a kernel when the collective that its `wait` names is done. Collectives that a layer calls itself are
 in line with its kernels.
@@ -29,8 +29,11 @@ FORWARD_GATHER, BACKWARD_GATHER = 0, 1
 
 @dataclass(frozen=True, slots=True)
 class Call:
-    """One collective. `gate`: the compute item after which it may start (-1: at once). `serial`: its number among the
-    calls of this kind, so that the ranks of a group find each other."""
+    """One collective.
+
+    `gate`: the compute item after which it may start (-1: at once). `serial`: its number among the calls of this kind,
+    so that the ranks of a group find each other.
+    """
 
     number: int
     comm: int

@@ -24,8 +24,10 @@ Peer = Callable[[int, Call], tuple[object, bool]]
 
 @dataclass(eq=False)
 class ClassTimes:
-    """What one class did. `item_ends`: when each compute item ended; `waited`: ns that its kernels waited for others;
-    `calls`: (call, start, end)."""
+    """What one class did.
+
+    `item_ends`: when each compute item ended; `waited_at`: ns that it waited there; `calls`: (call, start, end).
+    """
 
     item_ends: list[int] = field(default_factory=list)
     waited_at: list[int] = field(default_factory=list)
@@ -84,13 +86,13 @@ class _Machine:
         for place, item in enumerate(track.items):
             if item.ns:
                 yield environment.timeout(item.ns)
-            before = environment.now
+            before = int(environment.now)
             if item.call is not None:
                 yield from self._together(number, item.call)
-                times.calls.append((item.call, before, environment.now))
+                times.calls.append((item.call, before, int(environment.now)))
             elif item.wait_for >= 0 and not done[item.wait_for].processed:
                 yield done[item.wait_for]
-            times.waited_at.append(int(environment.now - before))
+            times.waited_at.append(int(environment.now) - before)
             times.item_ends.append(int(environment.now))
             if place in gates:
                 gates[place].succeed()
@@ -101,7 +103,7 @@ class _Machine:
         for call in calls:
             if call.gate >= 0 and not gates[call.gate].processed:
                 yield gates[call.gate]
-            start = environment.now
+            start = int(environment.now)
             if stream in (Stream.SEND, Stream.RECEIVE):
                 yield from self._message(stream, call)
             else:
@@ -111,9 +113,9 @@ class _Machine:
                 else:
                     with link.request() as turn:
                         yield turn
-                        start = environment.now
+                        start = int(environment.now)
                         yield from self._together(number, call)
-            times.calls.append((call, int(start), int(environment.now)))
+            times.calls.append((call, start, int(environment.now)))
             done[call.number].succeed()
 
     def _together(self, number: int, call: Call) -> Process:

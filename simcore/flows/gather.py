@@ -15,7 +15,7 @@ FORWARD_GATHER, BACKWARD_GATHER = 0, 1
 
 
 class Gathers:
-    """State and rows of every unit's parameters: sharded, gathered and pending, unsharded, or kept in a smaller group."""
+    """State and rows of every unit's parameters: sharded, gathered and pending, whole, or kept in a smaller group."""
 
     def __init__(self, units: Sequence[Unit], weights: Sequence[UnitBytes], tables: Tables, builder: Builder) -> None:
         self.units, self.weights, self.out = units, weights, builder

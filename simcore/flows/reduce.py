@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from simcore.flows.unit import UnitBytes
+from simcore.flows.unit import GradBytes, UnitBytes
 from simcore.framework import Unit
 from simcore.program import Builder, Stream, Tables
 from simcore.tape import Kernel
@@ -14,6 +14,8 @@ __all__ = ["Reductions"]
 REDUCE, REPLICATE_REDUCE = 2, 3
 Grad = tuple[int, int, int]
 """(layer, slot, bytes) of an unsharded gradient."""
+Places = tuple[int, ...]
+"""Which of a unit's parameters."""
 
 
 class Reductions:
@@ -23,9 +25,11 @@ class Reductions:
         self.units, self.weights, self.out = units, weights, builder
         self.layers = [unit.first for unit in units]
         self.grads: list[list[Grad]] = [[] for _ in units]
-        self.accumulated = [False] * len(units)
-        self.stored = [False] * len(units)
-        self.replicate_buffer = [False] * len(units)
+        self.places: list[Places] = [() for _ in units]
+        self.accumulated: list[Places] = [() for _ in units]
+        self.stored: list[GradBytes | None] = [None] * len(units)
+        self.replicate_buffer = [0] * len(units)
+        self.input_bytes = [0] * len(units)
         self.inputs: list[int] = []
         slots = (_Slots(tables, ""), _Slots(tables, "experts."))
         self.slots = [slots[unit.inner] for unit in units]
@@ -33,85 +37,94 @@ class Reductions:
                        tables.comm("all_reduce", unit.replicate_axis or unit.shard_axis, unit.reduce_dtype))
                       for unit in units]
 
+    def add(self, u: int, place: int, grad: Grad) -> None:
+        """A gradient of the unit's parameter number `place` exists now."""
+        self.grads[u].append(grad)
+        self.places[u] = (*self.places[u], place)
+
     def add_in_place(self, u: int) -> None:
         """New gradients are added to the accumulated ones and die."""
         if self.accumulated[u]:
             for grad in self.grads[u]:
                 self.out.free(*grad)
-            self.grads[u].clear()
+            self._forget(u)
 
     def keep(self, u: int) -> None:
         """Unsynchronised: gradients stay whole, in the reduce dtype."""
         if not self.grads[u]:
             return
         layer, slot = self.layers[u], self.slots[u].accumulated
-        kept = [p.accumulated for p in self.weights[u].params if p.accumulated]
-        for size, grad in zip(kept, self.grads[u], strict=True):
+        params = self.weights[u].params
+        for place, grad in zip(self.places[u], self.grads[u], strict=True):
+            size = params[place].accumulated
             if size == grad[2]:  # the very same storage under another name
                 self.out.free(*grad)
                 self.out.alloc(layer, slot, size)
             else:
                 self.out.alloc(layer, slot, size)
                 self.out.free(*grad)
-        self.grads[u].clear()
-        self.accumulated[u] = True
+        self.accumulated[u] = self.places[u]
+        self._forget(u)
 
     def wait_for_inputs(self) -> None:
         """The previous unit's reduce-scatter input goes."""
         for u in self.inputs:
             self.out.wait(self.layers[u], REDUCE)
-            self.out.free(self.layers[u], self.slots[u].input, self.weights[u].reduce_input)
+            self.out.free(self.layers[u], self.slots[u].input, self.input_bytes[u])
         self.inputs.clear()
 
     def reduce(self, u: int) -> None:
         """Reduce what the unit has; nothing when it has nothing."""
         if not (self.grads[u] or self.accumulated[u]):
             return
-        weight, slots, layer = self.weights[u], self.slots[u], self.layers[u]
+        weight = self.weights[u].grads(self.accumulated[u] or self.places[u])
+        slots, layer = self.slots[u], self.layers[u]
         self.drop_replicate_buffer(u)
         self._relay(u)
-        self.out.alloc(layer, slots.input, weight.reduce_input)
-        self.out.compute(Kernel.COPY, 0, 2 * weight.reduce_input)
+        self.out.alloc(layer, slots.input, weight.input)
+        self.out.compute(Kernel.COPY, 0, 2 * weight.input)
         last = self._free_all_but_last(u)
-        direct = weight.reduce_is_grad and not self.stored[u]
-        self.out.alloc(layer, slots.sharded if direct else slots.output, weight.reduce_output)
+        direct = weight.is_grad and self.stored[u] is None
+        self.out.alloc(layer, slots.sharded if direct else slots.output, weight.output)
         scatter, replicate = self.comms[u]
-        if weight.world > 1:
-            self.out.collective(layer, scatter, weight.reduce_input, Stream.REDUCE, REDUCE)
+        if self.weights[u].world > 1:
+            self.out.collective(layer, scatter, weight.input, Stream.REDUCE, REDUCE)
         if self.units[u].replicate_axis:
-            self.out.collective(layer, replicate, weight.reduce_output, Stream.ALL_REDUCE, REPLICATE_REDUCE)
-        self._store(u, direct=direct)
+            self.out.collective(layer, replicate, weight.output, Stream.ALL_REDUCE, REPLICATE_REDUCE)
+        self._store(u, weight, direct=direct)
         for grad in last:
             self.out.free(*grad)
-        self.accumulated[u] = False
+        self.accumulated[u] = ()
+        self.input_bytes[u] = weight.input
         self.inputs.append(u)
 
     def drop_replicate_buffer(self, u: int) -> None:
         """The all-reduced buffer that HSDP keeps goes."""
         if self.replicate_buffer[u]:
             self.out.wait(self.layers[u], REPLICATE_REDUCE)
-            self.out.free(self.layers[u], self.slots[u].output, self.weights[u].reduce_output)
-            self.replicate_buffer[u] = False
+            self.out.free(self.layers[u], self.slots[u].output, self.replicate_buffer[u])
+            self.replicate_buffer[u] = 0
 
     def zero_grad(self, u: int) -> None:
         """`zero_grad(set_to_none=True)`: the sharded gradient dies."""
-        if self.stored[u]:
-            self.out.free(self.layers[u], self.slots[u].sharded, self.weights[u].sharded_grad)
-            self.stored[u] = False
+        stored = self.stored[u]
+        if stored is not None:
+            self.out.free(self.layers[u], self.slots[u].sharded, stored.stored)
+            self.stored[u] = None
 
-    def _store(self, u: int, *, direct: bool) -> None:
+    def _store(self, u: int, weight: GradBytes, *, direct: bool) -> None:
         """The reduced gradient becomes the sharded one, or a cast of it does, or it is added to what is there."""
-        weight, slots, layer = self.weights[u], self.slots[u], self.layers[u]
+        slots, layer = self.slots[u], self.layers[u]
         if not direct:
-            if not weight.reduce_is_grad:
-                self.out.alloc(layer, slots.sharded, weight.sharded_grad)
+            if not weight.is_grad:
+                self.out.alloc(layer, slots.sharded, weight.stored)
                 if self.stored[u]:
-                    self.out.free(layer, slots.sharded, weight.sharded_grad)
+                    self.out.free(layer, slots.sharded, weight.stored)
             if self.units[u].replicate_axis:
-                self.replicate_buffer[u] = True
+                self.replicate_buffer[u] = weight.output
             else:
-                self.out.free(layer, slots.output, weight.reduce_output)
-        self.stored[u] = True
+                self.out.free(layer, slots.output, weight.output)
+        self.stored[u] = weight
 
     def _relay(self, u: int) -> None:
         """Gradients of sideways cuts are concatenated into new ones."""
@@ -126,14 +139,18 @@ class Reductions:
     def _free_all_but_last(self, u: int) -> list[Grad]:
         if self.accumulated[u]:
             layer, slot = self.layers[u], self.slots[u].accumulated
-            grads = [(layer, slot, p.accumulated) for p in self.weights[u].params if p.accumulated]
+            params = self.weights[u].params
+            grads = [(layer, slot, params[place].accumulated) for place in self.accumulated[u]]
         else:
             grads = self.grads[u]
         for grad in grads[:-1]:
             self.out.free(*grad)
         last = grads[-1:]
-        self.grads[u] = []
+        self._forget(u)
         return last
+
+    def _forget(self, u: int) -> None:
+        self.grads[u], self.places[u] = [], ()
 
 
 class _Slots:

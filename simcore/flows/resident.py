@@ -5,8 +5,8 @@ Megatron-Core 0.16.1 `distributed/param_and_grad_buffer.py`, `distributed_data_p
 into main_grad by the GEMM itself; in the last microbatch a bucket is reduced as soon as its last gradient is there
 (`overlap_grad_reduce`); after the step parameters are gathered in the same buckets, one ahead of their use in the next
 forward (`overlap_param_gather`). Without overlap both happen in one go, at the end of backward and after the step.
-Before the step a non-precision-aware optimizer copies 16-bit gradients of its part to fp32 and keeps them until the next
-zero_grad (`optimizer/distrib_optimizer.py`).
+Before the step a non-precision-aware optimizer copies 16-bit gradients of its part to fp32 and keeps them until the
+next zero_grad (`optimizer/distrib_optimizer.py`).
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from simcore.flows.flat import RankBuffer, rank_buffers
 from simcore.flows.rest import post_rest
 from simcore.framework import Buckets
 from simcore.plan import Placed, Plan
-from simcore.program import Builder, Phase, Stream, Tables
+from simcore.program import Builder, Stream, Tables
 from simcore.schedule import Action
 from simcore.tape import Kernel, Param
 from simcore.units import dtype_bytes
@@ -91,7 +91,7 @@ class ResidentFlow:
                 for bucket in np.flatnonzero(self.first_use[b] == layer).tolist():
                     self._reduce(b, buffer, bucket)
 
-    def experts(self, layer: int, mark: int, grads: Sequence[tuple[Param, int, int]], replay: bool) -> None:
+    def experts(self, layer: int, mark: int, grads: Sequence[tuple[Param, int, int]], *, replay: bool) -> None:
         """Never: experts are not a unit of their own here."""
 
     def end_pass(self, action: Action) -> None:

@@ -9,19 +9,37 @@ from simcore.framework import Unit
 from simcore.plan import Placed, Plan
 from simcore.units import dtype_bytes
 
-__all__ = ["ParamBytes", "UnitBytes", "Weigher"]
+__all__ = ["GradBytes", "ParamBytes", "UnitBytes", "Weigher"]
 
 
 @dataclass(frozen=True, slots=True)
 class ParamBytes:
-    """One parameter of a unit on this rank. `kept_shard`: its part of a smaller group after forward; `extra_copy`: the
-    second buffer of a sideways cut; `accumulated`: its whole gradient in the reduce dtype, 0 when frozen."""
+    """One parameter of a unit on this rank.
+
+    `kept_shard`: its part of a smaller group after forward; `extra_copy`: the second buffer of a sideways cut;
+    `accumulated`: its whole gradient in the reduce dtype, 0 when frozen.
+    """
 
     name: str
     used: int
     kept_shard: int
     extra_copy: int
     accumulated: int
+    reduced: int
+    stored: int
+
+
+@dataclass(frozen=True, slots=True)
+class GradBytes:
+    """What reducing some of a unit's gradients takes. `is_grad`: the result needs no cast to become the stored one."""
+
+    input: int
+    output: int
+    stored: int
+
+    @property
+    def is_grad(self) -> bool:
+        return self.stored == self.output
 
 
 @dataclass(frozen=True, slots=True)
@@ -33,17 +51,15 @@ class UnitBytes:
     cast: int
     gathered: int
     regathered: int
-    reduce_input: int
-    reduce_output: int
-    sharded_grad: int
     used: int
     kept_shard: int
     extra_copy: int
 
-    @property
-    def reduce_is_grad(self) -> bool:
-        """The reduced gradient needs no cast to become the stored one."""
-        return self.sharded_grad == self.reduce_output
+    def grads(self, places: tuple[int, ...]) -> GradBytes:
+        """Of the parameters at `places`: an adapter that a fused kernel bypasses has none."""
+        mine = [self.params[place] for place in places]
+        output = sum(p.reduced for p in mine)
+        return GradBytes(output * self.world, output, sum(p.stored for p in mine))
 
 
 class Weigher:
@@ -70,19 +86,18 @@ def _unit_bytes(plan: Plan, unit: Unit) -> UnitBytes:
     shard = sum(p.padded * _gathered_bytes(unit, p) for p in placed)
     uses_cast = any(dtype_bytes(p.life.rest.dtype) != _gathered_bytes(unit, p) for p in placed)
     regathered = sum(_padded_to(p, partial) * _gathered_bytes(unit, p) for p in placed) if partial else shard * world
-    reduced = sum(p.padded for p in placed if p.trainable) * dtype_bytes(unit.reduce_dtype)
-    stored = sum(p.padded * dtype_bytes(p.life.grad.dtype) for p in placed if p.trainable)
-    return UnitBytes(params, world, shard if uses_cast else 0, shard * world, regathered, reduced * world, reduced,
-                     stored, sum(p.used for p in params), sum(p.kept_shard for p in params),
-                     sum(p.extra_copy for p in params))
+    return UnitBytes(params, world, shard if uses_cast else 0, shard * world, regathered, sum(p.used for p in params),
+                     sum(p.kept_shard for p in params), sum(p.extra_copy for p in params))
 
 
 def _param_bytes(placed: Placed, unit: Unit, world: int, partial: int) -> ParamBytes:
     full = placed.padded * world * _gathered_bytes(unit, placed)
     sideways = world > 1 and any(isinstance(cut, Shard) and cut.dim > 0 for axis, cut in placed.life.rest.layout
                                  if axis == unit.shard_axis)
-    whole_grad = placed.used * dtype_bytes(unit.reduce_dtype) if placed.trainable else 0
-    return ParamBytes(placed.spec.name, full, full // partial if partial else 0, full if sideways else 0, whole_grad)
+    reduce_bytes = dtype_bytes(unit.reduce_dtype) if placed.trainable else 0
+    stored_bytes = dtype_bytes(placed.life.grad.dtype) if placed.trainable else 0
+    return ParamBytes(placed.spec.name, full, full // partial if partial else 0, full if sideways else 0,
+                      placed.used * reduce_bytes, placed.padded * reduce_bytes, placed.padded * stored_bytes)
 
 
 def _padded_to(placed: Placed, parts: int) -> int:
@@ -94,5 +109,5 @@ def _gathered_bytes(unit: Unit, placed: Placed) -> int:
     return dtype_bytes(unit.param_dtype or placed.life.rest.dtype)
 
 
-def _is_int(value: bool | int) -> bool:
+def _is_int(value: object) -> bool:
     return isinstance(value, int) and not isinstance(value, bool)

@@ -32,19 +32,21 @@ class GatheredFlow:
         self.starting = {layer: [u for u in outer if units[u].first == layer] for layer in plan.layers}
         self.ending = {layer: [u for u in reversed(outer) if units[u].last == layer] for layer in plan.layers}
         self.inner = {units[u].first: u for u in range(len(units)) if units[u].inner}
-        self.routes: dict[tuple[int, bool], list[tuple[int, int, int]]] = {}
+        self.routes: dict[tuple[int, bool], list[tuple[int, int, int, int]]] = {}
         self.unit_at = self._units_of_layers()
         trained = (layer for layer in range(len(plan.graph.layers)) if self._trains(layer))
         self.first_trained = next(trained, len(plan.graph.layers))
         self.opt_marks = [tables.hook(text) for text in ("opt:begin", "opt:end", "step:end")]
         self.free_grads: dict[tuple[int, int], int] = {}
 
-    def _units_of_layers(self) -> dict[int, list[tuple[int, frozenset[int]]]]:
-        """Layer -> (unit, tensor numbers that it wraps)."""
-        found: dict[int, list[tuple[int, frozenset[int]]]] = {layer: [] for layer in self.plan.layers}
+    def _units_of_layers(self) -> dict[int, list[tuple[int, int, tuple[int, ...]]]]:
+        """Layer -> (unit, parameters of the unit before this layer's, tensor numbers that it wraps)."""
+        found: dict[int, list[tuple[int, int, tuple[int, ...]]]] = {layer: [] for layer in self.plan.layers}
         for u, unit in enumerate(self.units):
+            before = 0
             for layer, numbers in unit.members:
-                found[layer].append((u, frozenset(numbers)))
+                found[layer].append((u, before, numbers))
+                before += len(numbers)
         return found
 
     def _trains(self, layer: int) -> bool:
@@ -82,7 +84,7 @@ class GatheredFlow:
             if self.units[u].first > self.first_trained:  # its inputs carry a gradient
                 self.hooks.post_backward(u)
 
-    def experts(self, layer: int, mark: int, grads: Sequence[tuple[Param, int, int]], replay: bool) -> None:
+    def experts(self, layer: int, mark: int, grads: Sequence[tuple[Param, int, int]], *, replay: bool) -> None:
         u = self.inner[layer]
         self.hooks.replay = replay
         if mark == FORWARD_BEGIN:
@@ -116,20 +118,22 @@ class GatheredFlow:
         if key not in self.routes:
             self.routes[key] = self._route(layer, grads)
         units = self.unit_at[layer]
-        for place, slot, num_bytes in self.routes[key]:
-            if place >= 0:
-                self.hooks.reductions.grads[units[place][0]].append((layer, slot, num_bytes))
+        for which, place, slot, num_bytes in self.routes[key]:
+            if which >= 0:
+                u, before, _ = units[which]
+                self.hooks.reductions.add(u, before + place, (layer, slot, num_bytes))
             elif (layer, slot) in self.free_grads:
                 self.out.free(layer, slot, num_bytes)
             else:
                 self.free_grads[layer, slot] = num_bytes
 
-    def _route(self, layer: int, grads: Sequence[tuple[Param, int, int]]) -> list[tuple[int, int, int]]:
-        """In parameter order: (which of the layer's units or -1, slot, bytes)."""
+    def _route(self, layer: int, grads: Sequence[tuple[Param, int, int]]) -> list[tuple[int, int, int, int]]:
+        """In parameter order: (which of the layer's units or -1, its parameter there, slot, bytes)."""
         numbers = {p.spec.name: i for i, p in enumerate(self.plan.of_layer(layer))}
         units = self.unit_at[layer]
         out = []
         for param, slot, num_bytes in sorted(grads, key=lambda g: numbers[g[0].name]):
-            places = [i for i, (_, inside) in enumerate(units) if numbers[param.name] in inside]
-            out.append((places[0] if places else -1, slot, num_bytes))
+            number = numbers[param.name]
+            which = next((i for i, (_, _, inside) in enumerate(units) if number in inside), -1)
+            out.append((which, units[which][2].index(number) if which >= 0 else 0, slot, num_bytes))
         return out

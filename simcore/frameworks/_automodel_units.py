@@ -40,7 +40,7 @@ class _Maker:
         self.replicate = "dp_replicate" if job.mesh.dp_replicate > 1 else ""
 
     def expert_parallel(self, stage: tuple[int, ...]) -> list[Unit]:
-        """ep > 1: nothing reshards by default; the outer model has no parameters of its own."""
+        """With ep > 1 nothing reshards by default; the outer model has no parameters of its own."""
         reshard = bool(self.asked)
         kinds = {layer: self._kind(layer) for layer in stage}
         blocks = [layer for layer in stage if kinds[layer] not in ("embedding", "final_norm", "head", "loss")]
@@ -48,16 +48,17 @@ class _Maker:
         end = next((layer for layer in stage if kinds[layer] == "head"), blocks[-1])
         out = [Unit("", (), stage[0], end, "dp_shard_cp", is_root=True, reshard_after_forward=False)]
         if norms:
-            out.append(self._unit("model", norms, stage[0], norms[-1], reshard))
+            out.append(self._unit("model", norms, stage[0], norms[-1], reshard=reshard))
         if kinds[stage[0]] == "embedding":
-            out.append(self._unit("model.embed_tokens", [stage[0]], stage[0], stage[0], reshard))
+            out.append(self._unit("model.embed_tokens", [stage[0]], stage[0], stage[0], reshard=reshard))
         for layer in blocks:
-            out += self._block(layer, reshard, separate_experts=True)
-        out += [self._unit("lm_head", [layer], layer, layer, reshard) for layer in stage if kinds[layer] == "head"]
+            out += self._block(layer, reshard=reshard, separate_experts=True)
+        out += [self._unit("lm_head", [layer], layer, layer, reshard=reshard) for layer in stage
+                if kinds[layer] == "head"]
         return [unit for unit in out if unit.members or unit.is_root]
 
     def dense(self, stage: tuple[int, ...]) -> list[Unit]:
-        """ep = 1: layers reshard; embedding and head are units only if they train; the rest is the root's."""
+        """With ep = 1 layers reshard; embedding and head are units only if they train; the rest is the root's."""
         children = True if self.asked is None else self.asked
         rest, own = [], []
         blocks = []
@@ -70,31 +71,32 @@ class _Maker:
             elif kind != "loss":
                 blocks.append(layer)
         end = next((layer for layer in stage if self._kind(layer) == "head"), blocks[-1])
-        out = [self._unit("root", rest, stage[0], end, False, is_root=True)]
+        out = [self._unit("root", rest, stage[0], end, reshard=False, is_root=True)]
         names = {"embedding": "model.embed_tokens", "head": "lm_head"}
-        out += [self._unit(names[self._kind(layer)], [layer], layer, layer, policy) for layer, policy in own]
+        out += [self._unit(names[self._kind(layer)], [layer], layer, layer, reshard=policy) for layer, policy in own]
         for layer in blocks:
             last_dense = self.job.graph.architecture.family == "llama" and layer == blocks[-1]
-            out += self._block(layer, False if last_dense else children, separate_experts=False)
+            out += self._block(layer, reshard=not last_dense and children, separate_experts=False)
         return out
 
-    def _block(self, layer: int, reshard: bool, *, separate_experts: bool) -> list[Unit]:
+    def _block(self, layer: int, *, reshard: bool, separate_experts: bool) -> list[Unit]:
         path = self.job.graph.layers[layer].path
-        outside = (lambda t: not _is_routed(t) and not _is_fp32(t)) if separate_experts else (lambda t: not _is_fp32(t))
-        found = [self._unit(path, [layer], layer, layer, reshard, choose=outside),
-                 self._unit(f"{path}.mixer._fp32_params", [layer], layer, layer, reshard, choose=_is_fp32, dtype="fp32")]
+        found = [self._unit(path, [layer], layer, layer, reshard=reshard,
+                            choose=lambda t: not _is_fp32(t) and not (separate_experts and _is_routed(t))),
+                 self._unit(f"{path}.mixer._fp32_params", [layer], layer, layer, reshard=reshard, choose=_is_fp32,
+                            dtype="fp32")]
         if separate_experts and self.job.mesh.expert_dp > 1:
-            found.append(self._unit(f"{path}.mixer.experts", [layer], layer, layer, reshard, choose=_is_routed,
-                                    inner=True))
+            found.append(self._unit(f"{path}.mixer.experts", [layer], layer, layer, reshard=reshard,
+                                    choose=_is_routed, inner=True))
         return [unit for unit in found if unit.members]
 
-    def _unit(self, name: str, layers: list[int], first: int, last: int, reshard: bool, *, choose: Choose | None = None,
+    def _unit(self, name: str, layers: list[int], first: int, last: int, *, reshard: bool, choose: Choose | None = None,
               dtype: str = "", inner: bool = False, is_root: bool = False) -> Unit:
         members = tuple((layer, self._numbers(layer, choose)) for layer in layers)
         axis, replicate = ("expert_dp", "") if inner else ("dp_shard_cp", self.replicate)
         gathered = dtype or self.compute
         return Unit(name, tuple(m for m in members if m[1]), first, last, axis, replicate, reshard, inner, is_root,
-                    False, gathered, dtype or self.reduce, gathered)
+                    param_dtype=gathered, reduce_dtype=dtype or self.reduce, gather_dtype=gathered)
 
     def _numbers(self, layer: int, choose: Choose | None) -> tuple[int, ...]:
         specs = self.job.graph.tensors[self.job.graph.layers[layer].kind]

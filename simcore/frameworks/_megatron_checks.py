@@ -71,8 +71,8 @@ def _check_sequence(job: Job, *, sequence_parallel: bool) -> None:
         raise job.illegal("training.seq_len", f"{seq_len} tokens must be divisible by 2 x cp = {2 * mesh.cp}",
                           "core 0.16.1 context parallel: load-balanced halves")
     if sequence_parallel and seq_len // mesh.cp % mesh.tp:
-        raise job.illegal("training.seq_len", f"{seq_len // mesh.cp} tokens a cp rank must be divisible by tp {mesh.tp}",
-                          "core 0.16.1 sequence parallel scatter")
+        raise job.illegal("training.seq_len",
+                          f"{seq_len // mesh.cp} tokens a cp rank must be divisible by tp {mesh.tp}", "core 0.16.1 sequence parallel scatter")
 
 
 def _check_head(job: Job) -> None:

@@ -1,11 +1,11 @@
 """NeMo Automodel 0.7.0: FSDP2 units over a dense mesh, experts over their own (ep_shard x ep) mesh.
 
 [Note: Automodel's two paths]
-With ep > 1 `moe/parallelizer.py` wraps experts (when ep_shard > 1), the fp32 Mamba holder, the block, embedding, head and
-inner model, and nothing is resharded after forward unless asked (`MoEParallelizerConfig.reshard_after_forward`, False).
-With ep = 1 `models/nemotron_v3/parallelization.py` wraps layers (resharded, torch's default) and embedding and head only
-if they train. Experts are cut on dimension 0 over ep and on dimension 1 over ep_shard, which takes in dp_replicate: they
-are never replicated by HSDP, and `expert_dp` here is Automodel's `ep_shard`. Parameters rest in the checkpoint's bf16
+With ep > 1 `moe/parallelizer.py` wraps experts (when ep_shard > 1), the fp32 Mamba holder, the block, embedding, head
+and inner model, and nothing is resharded after forward unless asked (`MoEParallelizerConfig.reshard_after_forward`,
+False). With ep = 1 `models/nemotron_v3/parallelization.py` wraps layers (resharded, torch's default) and embedding and
+head only if they train. Experts are cut on dimension 0 over ep and on dimension 1 over ep_shard, which takes in
+dp_replicate: they are never replicated by HSDP, and `expert_dp` here is Automodel's `ep_shard`. Parameters rest in the checkpoint's bf16
 and so do Adam's moments; A_log, D and dt_bias stay fp32.
 """
 
@@ -44,8 +44,8 @@ def table(job: Job) -> Framework:
     reduce = job.auto("training.precision.grad_reduce", training.precision.grad_reduce, "fp32",
                       "0.7.0 config.py:328 MixedPrecisionPolicy")
     if training.method != "full" and stored == "fp32":
-        job.autos["precision of frozen parameters"] = (
-            training.precision.compute, "0.7.0 _transformers/infrastructure.py:683: PEFT stores them in the compute dtype")
+        source = "0.7.0 _transformers/infrastructure.py:683: PEFT stores them in the compute dtype"
+        job.autos["precision of frozen parameters"] = (training.precision.compute, source)
     stages = _stages(job)
     own_unit = mesh.ep > 1 and mesh.expert_dp > 1
     return Framework(
@@ -108,7 +108,7 @@ def _stages(job: Job) -> tuple[tuple[int, ...], ...]:
     return stage_layers(job.graph, contiguous(counts))
 
 
-# ---- lives ------------------------------------------------------------------------------------------------------------
+# ---- lives ----------------------------------------------------------------------------------------------------------
 def _rules(job: Job, stored: str) -> tuple[Rule, ...]:
     mesh, compute = job.mesh, job.scenario.training.precision.compute
     dense: Layout = (("dp_shard_cp", Shard(0)),)
@@ -142,8 +142,8 @@ def _experts(job: Job, stored: str) -> Life:
     compute = job.scenario.training.precision.compute
     split: Layout = (("ep", Shard(0, even=True)),)
     if job.mesh.expert_dp > 1:
-        return _life(job, "experts, sharded on dimension 1", (*split, ("expert_dp", Shard(1, even=True))), split, stored,
-                     compute)
+        layout = (*split, ("expert_dp", Shard(1, even=True)))
+        return _life(job, "experts, sharded on dimension 1", layout, split, stored, compute)
     form = Form(split, stored)
     return Life("experts, local", form, Form(split, compute), form, form, _states(job, split, stored),
                 rest_category="ignored_param", grad_made_category="ignored_grad")

@@ -44,8 +44,8 @@ def table(job: Job) -> Framework:
     fully = job.mesh.ep > 1 and options.get("experts", "fully_shard") == "fully_shard"
     return Framework(
         name="fsdp2", version=VERSIONS[0],
-        rules=_rules(job, stored, fully),
-        units=_units(job, options, reduce, stored, fully),
+        rules=_rules(job, stored, fully=fully),
+        units=_units(job, options, reduce, stored, fully=fully),
         flow=UnshardFlow(options.get("prefetch") or 0, options.get("sync_gradients", "last")),
         optimizer=_optimizer(job),
         compute_dtype=precision.compute,
@@ -54,7 +54,7 @@ def table(job: Job) -> Framework:
         sequence_parallel=False,
         stages=(tuple(range(len(job.graph.layers))),),
         options=(("experts", "unit"),) if fully else (),
-        communicators=_communicators(job, fully),
+        communicators=_communicators(job, fully=fully),
     )
 
 
@@ -94,7 +94,7 @@ def _check_reshard(job: Job) -> None:
                           f"{RULE} _get_post_forward_mesh_info")
 
 
-def _rules(job: Job, stored: str, fully: bool) -> tuple[Rule, ...]:
+def _rules(job: Job, stored: str, *, fully: bool) -> tuple[Rule, ...]:
     compute = job.scenario.training.precision.compute
     dense: Layout = (("dp_shard_cp", Shard(0)),)
     lives = [Rule(lambda t: t.is_buffer, _life("buffer", (), "fp32", "fp32", job, pad=False))]
@@ -134,7 +134,7 @@ def _states(job: Job, layout: Layout, dtype: str) -> tuple[tuple[str, Form], ...
     return (("exp_avg", Form(layout, dtype)), ("exp_avg_sq", Form(layout, dtype)))
 
 
-def _units(job: Job, options: dict[str, object], reduce: str, stored: str, fully: bool) -> tuple[Unit, ...]:
+def _units(job: Job, options: dict[str, object], reduce: str, stored: str, *, fully: bool) -> tuple[Unit, ...]:
     graph, reshard = job.graph, options.get("reshard_after_forward")
     make = _UnitMaker(job, reduce, stored)
     children = True if reshard is None else reshard
@@ -147,9 +147,9 @@ def _units(job: Job, options: dict[str, object], reduce: str, stored: str, fully
     else:
         norm, head = around[1], around[2]
         names = f"{graph.layers[norm].path}, {graph.layers[head].path}"
-        units.append(make("", [], 0, last, False, is_root=True))
+        units.append(make("", [], 0, last, reshard=False, is_root=True))
         units.append(make(graph.layers[0].path, [0], 0, 0, children))
-        units.append(make(names, [norm, head], norm, head, False))
+        units.append(make(names, [norm, head], norm, head, reshard=False))
     for block in blocks:
         keep = options.get("set_last_reshard")
         policy = keep if block == blocks[-1] and keep is not None else children
@@ -174,7 +174,7 @@ class _UnitMaker:
 
     def __call__(self, name: str, layers: list[int], first: int, last: int, reshard: object, *, is_root: bool = False,
                  experts: bool | None = None, explicit: bool = False) -> Unit:
-        members = tuple((layer, self._numbers(layer, experts)) for layer in layers)
+        members = tuple((layer, self._numbers(layer, experts=experts)) for layer in layers)
         axis = "expert_dp" if experts else "dp_shard_cp"
         assert isinstance(reshard, (bool, int))
         precision = self.job.scenario.training.precision
@@ -182,11 +182,11 @@ class _UnitMaker:
         return Unit(name, tuple(m for m in members if m[1]), first, last, axis, replicate, reshard, bool(experts),
                     is_root, explicit, precision.compute, self.reduce, precision.compute)
 
-    def _numbers(self, layer: int, experts: bool | None) -> tuple[int, ...]:
+    def _numbers(self, layer: int, *, experts: bool | None) -> tuple[int, ...]:
         specs = self.job.graph.tensors[self.job.graph.layers[layer].kind]
-        return tuple(i for i, t in enumerate(specs) if t.is_owned and self._belongs(t, experts))
+        return tuple(i for i, t in enumerate(specs) if t.is_owned and self._belongs(t, experts=experts))
 
-    def _belongs(self, spec: TensorSpec, experts: bool | None) -> bool:
+    def _belongs(self, spec: TensorSpec, *, experts: bool | None) -> bool:
         routed = spec.component == "routed_experts" and self.ignored
         return routed if experts else not routed
 
@@ -214,7 +214,7 @@ def _checkpoint(job: Job) -> str:
     raise job.not_yet("training.recompute", "selective checkpointing under fsdp2")
 
 
-def _communicators(job: Job, fully: bool) -> tuple[str, ...]:
+def _communicators(job: Job, *, fully: bool) -> tuple[str, ...]:
     mesh = job.mesh
     sizes = {"dp_shard_cp": mesh.dp_shard * mesh.cp, "dp_replicate": mesh.dp_replicate, "ep": mesh.ep,
              "expert_dp": mesh.expert_dp if fully else 1}

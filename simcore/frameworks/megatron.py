@@ -101,7 +101,7 @@ def _run_options(options: dict[str, object]) -> tuple[tuple[str, str], ...]:
     return (("dispatcher", str(dispatcher)),)
 
 
-# ---- lives ------------------------------------------------------------------------------------------------------------
+# ---- lives ----------------------------------------------------------------------------------------------------------
 def _rules(job: Job, grads: str, *, precise: bool, scatter: bool) -> list[Rule]:
     """One rule for each way in which tensors are cut: by the names of their dimensions."""
     rules: dict[tuple[tuple[str, ...], str, bool, bool], Rule] = {}
@@ -122,8 +122,10 @@ def _same(key: tuple[tuple[str, ...], str, bool, bool]) -> Matches:
 
 
 def _is_expert(job: Job, spec: TensorSpec) -> bool:
-    """Experts have buffers of their own only under expert parallelism (core 0.16.1 extensions/transformer_engine.py:
-    `param.allreduce = not (is_expert and expert_parallel)`)."""
+    """Experts have buffers of their own only under expert parallelism.
+
+    Core 0.16.1 extensions/transformer_engine.py: `param.allreduce = not (is_expert and expert_parallel)`.
+    """
     return job.mesh.ep > 1 and spec.component in ("routed_experts", "expert_adapters")
 
 
@@ -188,7 +190,7 @@ def _buckets(job: Job, options: dict[str, object], grads: str, *, scatter: bool)
                    128 if scatter else 1, overlap)
 
 
-# ---- stages -----------------------------------------------------------------------------------------------------------
+# ---- stages ---------------------------------------------------------------------------------------------------------
 def _stages(job: Job, options: dict[str, object]) -> tuple[tuple[int, ...], ...]:
     blocks, pp = job.graph.num_blocks, job.mesh.pp
     given = job.scenario.training.pipeline.layers

@@ -51,7 +51,7 @@ class Config:
             raise self.fail(" or ".join(names), "expected an integer, found nothing")
         return default
 
-    def boolean(self, name: str, default: bool) -> bool:
+    def boolean(self, name: str, *, default: bool) -> bool:
         """A boolean field."""
         value = self.fields.get(name, default)
         if not isinstance(value, bool):

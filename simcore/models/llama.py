@@ -18,14 +18,14 @@ def architecture(config: Config) -> Architecture:
     if heads % kv_heads:
         raise config.fail("num_key_value_heads", f"expected a divisor of {heads} heads, got {kv_heads}")
     for field in ("attention_bias", "mlp_bias"):
-        if config.boolean(field, False):
+        if config.boolean(field, default=False):
             raise config.fail(field, "biases are not modelled yet")
     attention = Attention(hidden, heads, kv_heads, head_dim, rotary=True)
     mlp = Mlp(hidden, config.integer("intermediate_size"))
     branches = (Branch("input_layernorm", "self_attn", attention), Branch("post_attention_layernorm", "mlp", mlp))
     layer = LayerKind("decoder", "llama", hidden, branches)
     num_layers = config.integer("num_hidden_layers")
-    tied = config.boolean("tie_word_embeddings", False)
+    tied = config.boolean("tie_word_embeddings", default=False)
     parts = (
         ("model.embed_tokens", LayerKind("embedding", "llama", hidden, block=Embedding(vocab, hidden, head_dim))),
         *((f"model.layers.{i}", layer) for i in range(num_layers)),

@@ -35,7 +35,7 @@ def architecture(config: Config) -> Architecture:
     hidden, vocab = config.integer("hidden_size"), config.integer("vocab_size")
     pattern = _pattern(config)
     kinds = {letter: _layer_kind(config, letter, hidden) for letter in sorted(set(pattern))}
-    tied = config.boolean("tie_word_embeddings", False)
+    tied = config.boolean("tie_word_embeddings", default=False)
     if tied:
         raise config.fail("tie_word_embeddings", "tied Nemotron-H embeddings are not modelled yet")
     parts = (
@@ -45,7 +45,7 @@ def architecture(config: Config) -> Architecture:
         ("lm_head", LayerKind("head", "nemotron_h", hidden, block=Head(vocab, hidden))),
         ("loss", LayerKind("loss", "nemotron_h", hidden, block=Loss(vocab, upcast=True))),
     )
-    return Architecture("nemotron_h", parts, vocab, hidden, False, pattern)
+    return Architecture("nemotron_h", parts, vocab, hidden, tied=False, pattern=pattern)
 
 
 def _pattern(config: Config) -> str:
@@ -56,7 +56,8 @@ def _pattern(config: Config) -> str:
     pattern = _from_letters(config, text) if text is not None else _from_names(config, names)
     num_layers = config.integer("num_hidden_layers", default=len(pattern))
     if num_layers > len(pattern):
-        raise config.fail("num_hidden_layers", f"expected at most the pattern's {len(pattern)} layers, got {num_layers}")
+        raise config.fail("num_hidden_layers",
+                          f"expected at most the pattern's {len(pattern)} layers, got {num_layers}")
     return pattern[:num_layers]
 
 

@@ -15,9 +15,9 @@ def order(stage: int, num_stages: int, num_microbatches: int) -> tuple[Action, .
     """The passes of a stage, in order."""
     ahead = min(num_stages - stage - 1, num_microbatches)
     last = num_microbatches - 1
-    out = [Action(True, i, i == last) for i in range(ahead)]
+    forward = [Action(forward=True, microbatch=i, is_last=i == last) for i in range(num_microbatches)]
+    out = forward[:ahead]
     for i in range(num_microbatches):
-        if i + ahead < num_microbatches:
-            out.append(Action(True, i + ahead, i + ahead == last))
-        out.append(Action(False, i, i == last))
+        out += forward[i + ahead:i + ahead + 1]
+        out.append(Action(forward=False, microbatch=i, is_last=i == last))
     return tuple(out)
