@@ -3,13 +3,12 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field
-
-import numpy as np
+from typing import Literal
 
 from simcore.clocked import Clocked
 from simcore.errors import RankscopeError
-from simcore.fold import RankClass, coordinate_text, format_ranks
 from simcore.flows.flat import exact_at_rest, padding_elements
+from simcore.fold import RankClass, coordinate_text, format_ranks
 from simcore.framework import Buckets, Framework
 from simcore.job import Job
 from simcore.ledger import Balance, balance
@@ -65,7 +64,7 @@ class Parts:
         return self.topology.device.usable_bytes if usable == "auto" else int(parse_quantity(usable, "B"))
 
 
-def failed(scenario: Scenario, error: RankscopeError, status: str) -> Report:
+def failed(scenario: Scenario, error: RankscopeError, status: Literal["illegal", "error"]) -> Report:
     """The report of a scenario that was refused."""
     problems = tuple(ProblemRow(where=p.where, message=p.message, rule=p.rule) for p in error.problems)
     return Report(name=scenario.name, scenario=scenario.normalised(), status=status, problems=problems)
@@ -122,7 +121,7 @@ def _rank(parts: Parts, rank_class: RankClass, plan: Plan, *, series: bool) -> R
                               num_trainable_params=r.num_trainable_params) for name, r in rest.items()},
         apportioned=flat and not exact,
         padding_bytes=plan.padding_bytes() + padding * _stored_bytes(plan),
-        grads_padding_bytes=plan.padding_bytes() if not flat else padding * dtype_bytes(plan.framework.flow.grad_dtype),
+        grads_padding_bytes=plan.padding_bytes() + padding * _grad_bytes(plan),
         grads_persist=_grads_persist(parts.framework),
         peak=None if program is None else _peak(parts, balance(program)),
         traffic=() if program is None else traffic(program, mesh, _repeats(parts)),
@@ -137,6 +136,12 @@ def _row_ns(parts: Parts, rank_class: RankClass) -> IntArray | None:
 
 def _stored_bytes(plan: Plan) -> int:
     return dtype_bytes(next(p.life.rest.dtype for layer in plan.layers for p in plan.of_layer(layer)))
+
+
+def _grad_bytes(plan: Plan) -> int:
+    """Of one element of a flat gradient buffer."""
+    flow = plan.framework.flow
+    return dtype_bytes(flow.grad_dtype) if isinstance(flow, Buckets) else 0
 
 
 def _grads_persist(framework: Framework) -> bool:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from itertools import pairwise
 
 import numpy as np
 
@@ -116,7 +117,7 @@ def _periods(program: Program, track: Track, times: ClassTimes) -> list[int]:
     backward = (program.phase == Phase.BACKWARD) | (program.phase == Phase.RECOMPUTE)
     starts = [int(rows[int(np.argmax(inside))]) for m in range(int(program.microbatch.max()) + 1)
               if (inside := backward & (program.microbatch == m)).any()]
-    return [b - a for a, b in zip(starts, starts[1:], strict=False)]
+    return [b - a for a, b in pairwise(starts)]
 
 
 def _row_ns(track: Track, times: ClassTimes, num_rows: int) -> IntArray:
@@ -127,7 +128,8 @@ def _row_ns(track: Track, times: ClassTimes, num_rows: int) -> IntArray:
     late = ends - busy  # what waiting has added up to, after each item
     at = np.searchsorted(item_rows, np.arange(num_rows), side="left")
     before = np.concatenate([[0], late])[at]
-    return track.clock + before
+    row_ns: IntArray = track.clock + before
+    return row_ns
 
 
 def _phases(program: Program, rows: IntArray, extra: int) -> dict[str, int]:

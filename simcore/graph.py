@@ -48,9 +48,9 @@ class ModelGraph:
     layers: tuple[Layer, ...]
 
     @cached_property
-    def network(self) -> nx.DiGraph:
+    def network(self) -> nx.DiGraph[int]:
         """Layers as nodes (with their kind), data flow and tied weights as edges."""
-        graph = nx.DiGraph()
+        graph: nx.DiGraph[int] = nx.DiGraph()
         for layer in self.layers:
             graph.add_node(layer.index, kind=self.kinds[layer.kind].name, path=layer.path)
         graph.add_edges_from(((a.index, b.index) for a, b in pairwise(self.layers)), carries="hidden_states")

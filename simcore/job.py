@@ -26,6 +26,26 @@ class Job:
     mesh: Mesh
     autos: dict[str, tuple[str, str]] = field(default_factory=dict)
 
+    @property
+    def compute(self) -> str:
+        """The dtype of forward and backward; auto is bf16."""
+        given = self.scenario.training.precision.compute
+        return "bf16" if given == "auto" else given
+
+    def one_of(self, key: str, given: str, served: tuple[str, ...]) -> None:
+        """NotYet unless this framework's table serves the value."""
+        if given not in served:
+            raise self.not_yet(key, f"{given} under {self.scenario.framework} (served: {', '.join(served)})")
+
+    def refuse_given(self, keys: Mapping[str, str]) -> None:
+        """NotYet for keys that a person wrote and that this framework's table has no use for: key -> ignored value."""
+        for key, idle in keys.items():
+            value: Any = self.scenario
+            for part in key.split("."):
+                value = getattr(value, part)
+            if str(value) not in (idle, "auto"):
+                raise self.not_yet(key, f"{value} under {self.scenario.framework}")
+
     def auto(self, key: str, given: str, default: str, source: str) -> str:
         """`given`, or the framework's default, noted with its source."""
         if given != "auto":

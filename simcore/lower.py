@@ -22,6 +22,7 @@ from simcore.program import Builder, Phase, Program, Stream, Tables, Tile
 from simcore.recording import LayerTape, Run
 from simcore.schedule import Action
 from simcore.tape import GRAD_HIDDEN, HIDDEN, Op, Param
+from simcore.units import dtype_bytes
 
 __all__ = ["Flow", "LayerTiles", "Workload", "lower", "record_layers"]
 
@@ -223,7 +224,9 @@ class _Walk:
         self.end = {True: self.tables.hook("fwd:end"), False: self.tables.hook("bwd:end")}
         self.input = self.tables.slot("input_ids_and_labels", "input")
         self.input_bytes = 2 * 8 * workload.batch * workload.seq
-        self.hidden_bytes = workload.batch * workload.seq * plan.graph.architecture.hidden * 2
+        parts = plan.mesh.tp if plan.framework.sequence_parallel else 1
+        width = plan.graph.architecture.hidden * dtype_bytes(plan.framework.compute_dtype)
+        self.hidden_bytes = workload.batch * workload.seq // parts * width
         self.border = self.tables.comm("send_recv", "pp", plan.framework.compute_dtype)
         self.first, self.last = plan.layers[0], plan.layers[-1]
         self.is_first, self.is_last = plan.stage == 0, plan.stage == plan.mesh.pp - 1

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from itertools import pairwise
+
 import numpy as np
 
 from simcore.ledger import running
@@ -32,7 +34,7 @@ def memory_series(program: Program, row_ns: IntArray | None) -> MemorySeries:
 def _highest_rows(total: IntArray, first: int) -> IntArray:
     """The row with most bytes in each of `MAX_SAMPLES` equal stretches after `first`."""
     edges = np.unique(np.linspace(first, len(total), MAX_SAMPLES + 1).astype(np.int64))
-    picks = [int(a) + int(np.argmax(total[a:b])) for a, b in zip(edges, edges[1:], strict=False)]
+    picks = [int(a) + int(np.argmax(total[a:b])) for a, b in pairwise(edges)]
     return np.array(picks, dtype=np.int64)
 
 

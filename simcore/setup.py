@@ -120,6 +120,7 @@ def _refuse_unserved(scenario: Scenario) -> None:
          f"schedule {training.pipeline.schedule}"),
         (("training", "pipeline", "virtual_stages"), training.pipeline.virtual_stages > 1, "virtual stages"),
         (("training", "optimizer", "paged"), training.optimizer.paged, "paged optimizer states"),
+        (("training", "quantization"), "quantization" in training.model_fields_set, "quantization"),
         (("training", "lora", "dropout"), training.method != "full" and training.lora.dropout > 0, "LoRA dropout"),
         (("training", "precision", "compute"), training.precision.compute not in ("auto", "bf16", "fp32", "fp16"),
          f"compute in {training.precision.compute}"),

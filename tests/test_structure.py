@@ -15,10 +15,11 @@ ROOT = Path(__file__).resolve().parents[1]
 # a file that is also named by itself stands where it is named.
 ORDER = (
     "errors", "units", "quantity", "data", "yaml_parser", "document", "block", "training", "scenario", "sweep",
-    "starter", "loading", "tensor", "models/blocks", "models/architecture", "tape", "recording", "operators/",
-    "models/", "graph", "mesh", "form", "framework", "lora", "lora_bridge", "lora_automodel", "frameworks/", "plan",
-    "fold", "program", "flows/", "schedules/", "lower", "ledger", "device", "topology", "cost", "timeline", "report",
-    "compare", "simulate", "table", "batch", "finding", "output", "cli", "__init__", "__main__",
+    "starter", "loading", "tensor", "models/blocks", "models/architecture", "rows", "tape", "recording", "operators/",
+    "models/", "graph", "mesh", "form", "framework", "lora", "lora_names", "lora_bridge", "lora_automodel", "job",
+    "stages", "frameworks/", "plan", "buffers", "fold", "schedule", "schedules/", "setup", "program", "lower", "flows/",
+    "ledger", "device", "topology", "cost", "report", "traffic", "series", "streams", "timeline", "clocked", "assemble",
+    "simulate", "compare", "table", "batch", "finding", "output", "glossary", "cli", "__init__", "__main__",
 )  # fmt: skip
 
 # A library has one door: what it does could be replaced by rewriting the files named here.
@@ -87,6 +88,11 @@ def length(function: Function) -> int:
 
 def test_every_file_has_its_place() -> None:
     assert [name_of(path) for path in files("simcore") if place_of(name_of(path)) is None] == []
+
+
+def test_every_place_has_its_file() -> None:
+    taken = {place_of(name_of(path)) for path in files("simcore")}
+    assert [place for place in ORDER if place not in taken] == []
 
 
 @pytest.mark.parametrize("path", files("simcore"), ids=name_of)

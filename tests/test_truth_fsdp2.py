@@ -5,10 +5,10 @@ from __future__ import annotations
 from typing import Any
 
 import pytest
+import truth_cases
 
 from simcore.report import RankReport
 from simcore.simulate import simulate
-from tests import truth_cases
 
 FILES = ("fsdp2/torch-2.13.0.json", "fsdp2/fresh-torch-2.13.0.json")
 PHASES = {"fwd": "forward", "bwd": "backward", "opt": "optimizer"}

@@ -5,10 +5,10 @@ from __future__ import annotations
 from typing import Any
 
 import pytest
+import truth_cases
 
 from simcore.report import RankReport
 from simcore.simulate import place
-from tests import truth_cases
 
 COMPONENTS = {"embeddings": "embedding", "lora_dense": "adapters", "lora_expert": "expert_adapters"}
 AUTOMODEL = ("placement/automodel-0.7.0.json", "placement/fresh-automodel-0.7.0.json")

@@ -37,6 +37,7 @@ class ResidentFlow:
         self.plan, self.tables, self.out, self.flow = plan, tables, builder, plan.framework.flow
         self.buffers = rank_buffers(plan)
         self.grad_bytes = dtype_bytes(self.flow.grad_dtype)
+        self.param_dtype = plan.of_layer(plan.layers[0])[0].life.rest.dtype
         self.first_use = [_first_layers(buffer) for buffer in self.buffers]
         self.is_last = False
         self.gathered: set[tuple[int, int]] = set()
@@ -49,7 +50,7 @@ class ResidentFlow:
         post_rest(self.plan, self.tables, self.out, self._postings)
         layer = self.plan.layers[0]
         padding = sum(buffer.flat.padding for buffer in self.buffers)
-        stored = dtype_bytes(self.plan.of_layer(layer)[0].life.rest.dtype) if self.plan.of_layer(layer) else 2
+        stored = dtype_bytes(self.param_dtype)
         self.out.alloc(layer, self.tables.slot("param_buffer.padding", "sharded_param"), padding * stored)
         self.out.alloc(layer, self.tables.slot("grad_buffer.padding", "main_grad"), padding * self.grad_bytes)
 
@@ -128,9 +129,9 @@ class ResidentFlow:
         if (b, bucket) in self.gathered:
             return
         self.gathered.add((b, bucket))
-        comm = self.tables.comm("all_gather", buffer.axis, "bf16")
+        comm = self.tables.comm("all_gather", buffer.axis, self.param_dtype)
         start, end = buffer.flat.buckets[bucket]
-        self.out.collective(bucket, comm, 2 * (end - start), Stream.ALL_GATHER, GATHER_HANDLE + b)
+        self.out.collective(bucket, comm, dtype_bytes(self.param_dtype) * (end - start), Stream.ALL_GATHER, GATHER_HANDLE + b)
 
     def _reduce(self, b: int, buffer: RankBuffer, bucket: int) -> None:
         start, end = buffer.flat.buckets[bucket]
@@ -145,8 +146,8 @@ class ResidentFlow:
 
     def _shard_elements(self) -> tuple[int, int]:
         """(elements, state bytes) of this rank's part of the optimizer, as the class mean."""
-        elements = sum(int((b.flat.ends - b.flat.starts).sum()) // self.plan.mesh.axis(b.axis).size
-                       for b in self.buffers)
+        elements = sum(int((b.flat.ends - b.flat.starts).sum()) // (self.plan.mesh.axis(b.axis).size
+                                                                    if self.flow.scatter else 1) for b in self.buffers)
         held = sum(count * sum(p.state_bytes for p in self.plan.kinds[kind]) for kind, count in self.plan.kind_counts)
         return elements, held
 

@@ -14,6 +14,9 @@ def check(job: Job) -> None:
     _check_tensor_parallel(job)
     _check_pipeline(job)
     _check_context_parallel(job)
+    job.one_of("training.loss", job.scenario.training.loss,
+               ("auto", "masked_fp32", "te_inplace", "cut", "chunked"))
+    job.refuse_given({"training.precision.main_grads": "auto", "training.optimizer.master": "none"})
 
 
 def _check_mesh(job: Job) -> None:

@@ -32,7 +32,7 @@ def _is_fp32(spec: TensorSpec) -> bool:
 class _Maker:
     def __init__(self, job: Job, options: dict[str, object], reduce: str, stored: str) -> None:
         self.job, self.reduce, self.stored = job, reduce, stored
-        self.compute = job.scenario.training.precision.compute
+        self.compute = self.job.compute
         asked = options.get("reshard_after_forward")
         if asked is None:
             asked = options.get("moe.reshard_after_forward") if job.mesh.ep > 1 else None

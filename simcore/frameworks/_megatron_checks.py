@@ -17,6 +17,16 @@ def check(job: Job, *, sequence_parallel: bool) -> None:
     _check_sequence(job, sequence_parallel=sequence_parallel)
     _check_head(job)
     _check_lora(job)
+    _check_served(job)
+
+
+def _check_served(job: Job) -> None:
+    """What Megatron can and this version of rankscope cannot."""
+    training = job.scenario.training
+    job.one_of("training.loss", training.loss, ("auto", "megatron", "te", "te_inplace"))
+    job.one_of("training.optimizer.name", training.optimizer.name, ("adam", "adamw", "sgd"))
+    job.one_of("training.optimizer.implementation", training.optimizer.implementation, ("auto", "te", "fused"))
+    job.refuse_given({"training.precision.experts": "auto", "training.lora.dtype": "bf16"})
 
 
 def _check_world(job: Job) -> None:
@@ -72,7 +82,8 @@ def _check_sequence(job: Job, *, sequence_parallel: bool) -> None:
                           "core 0.16.1 context parallel: load-balanced halves")
     if sequence_parallel and seq_len // mesh.cp % mesh.tp:
         raise job.illegal("training.seq_len",
-                          f"{seq_len // mesh.cp} tokens a cp rank must be divisible by tp {mesh.tp}", "core 0.16.1 sequence parallel scatter")
+                          f"{seq_len // mesh.cp} tokens a cp rank must be divisible by tp {mesh.tp}",
+                          "core 0.16.1 sequence parallel scatter")
 
 
 def _check_head(job: Job) -> None:

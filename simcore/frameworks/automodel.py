@@ -5,8 +5,8 @@ With ep > 1 `moe/parallelizer.py` wraps experts (when ep_shard > 1), the fp32 Ma
 and inner model, and nothing is resharded after forward unless asked (`MoEParallelizerConfig.reshard_after_forward`,
 False). With ep = 1 `models/nemotron_v3/parallelization.py` wraps layers (resharded, torch's default) and embedding and
 head only if they train. Experts are cut on dimension 0 over ep and on dimension 1 over ep_shard, which takes in
-dp_replicate: they are never replicated by HSDP, and `expert_dp` here is Automodel's `ep_shard`. Parameters rest in the checkpoint's bf16
-and so do Adam's moments; A_log, D and dt_bias stay fp32.
+dp_replicate: they are never replicated by HSDP, and `expert_dp` here is Automodel's `ep_shard`. Parameters rest in the
+checkpoint's bf16 and so do Adam's moments; A_log, D and dt_bias stay fp32.
 """
 
 from __future__ import annotations
@@ -45,7 +45,7 @@ def table(job: Job) -> Framework:
                       "0.7.0 config.py:328 MixedPrecisionPolicy")
     if training.method != "full" and stored == "fp32":
         source = "0.7.0 _transformers/infrastructure.py:683: PEFT stores them in the compute dtype"
-        job.autos["precision of frozen parameters"] = (training.precision.compute, source)
+        job.autos["precision of frozen parameters"] = (job.compute, source)
     stages = _stages(job)
     own_unit = mesh.ep > 1 and mesh.expert_dp > 1
     return Framework(
@@ -54,7 +54,7 @@ def table(job: Job) -> Framework:
         units=units(job, stages, options, reduce, stored),
         flow=_flow(job, options),
         optimizer=Optimizer(training.optimizer.name, _optimizer(job)),
-        compute_dtype=training.precision.compute,
+        compute_dtype=job.compute,
         checkpoint=_checkpoint(job),
         loss=job.auto("training.loss", training.loss, "masked_fp32", "0.7.0 recipes: MaskedCrossEntropy fp32_upcast"),
         sequence_parallel=False,
@@ -110,7 +110,7 @@ def _stages(job: Job) -> tuple[tuple[int, ...], ...]:
 
 # ---- lives ----------------------------------------------------------------------------------------------------------
 def _rules(job: Job, stored: str) -> tuple[Rule, ...]:
-    mesh, compute = job.mesh, job.scenario.training.precision.compute
+    mesh, compute = job.mesh, job.compute
     dense: Layout = (("dp_shard_cp", Shard(0)),)
     experts = job.scenario.training.precision.experts
     rules = [
@@ -139,7 +139,7 @@ def _buffer() -> Life:
 
 
 def _experts(job: Job, stored: str) -> Life:
-    compute = job.scenario.training.precision.compute
+    compute = job.compute
     split: Layout = (("ep", Shard(0, even=True)),)
     if job.mesh.expert_dp > 1:
         layout = (*split, ("expert_dp", Shard(1, even=True)))

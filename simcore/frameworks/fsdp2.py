@@ -39,7 +39,7 @@ def table(job: Job) -> Framework:
     _check(job)
     options, precision = job.options(OPTIONS), job.scenario.training.precision
     stored = job.auto("training.precision.params", precision.params, "fp32", "sharded fp32 parameters under a policy")
-    reduce = job.auto("training.precision.grad_reduce", precision.grad_reduce, precision.compute,
+    reduce = job.auto("training.precision.grad_reduce", precision.grad_reduce, job.compute,
                       "MixedPrecisionPolicy(reduce_dtype=None): the compute dtype")
     fully = job.mesh.ep > 1 and options.get("experts", "fully_shard") == "fully_shard"
     return Framework(
@@ -48,7 +48,7 @@ def table(job: Job) -> Framework:
         units=_units(job, options, reduce, stored, fully=fully),
         flow=UnshardFlow(options.get("prefetch") or 0, options.get("sync_gradients", "last")),
         optimizer=_optimizer(job),
-        compute_dtype=precision.compute,
+        compute_dtype=job.compute,
         checkpoint=_checkpoint(job),
         loss=job.auto("training.loss", job.scenario.training.loss, "hf", "transformers 5.23 ForCausalLMLoss"),
         sequence_parallel=False,
@@ -71,8 +71,10 @@ def _check(job: Job) -> None:
     if mesh.stage_size % mesh.ep:
         raise job.illegal("mesh.ep", f"{mesh.stage_size} ranks must be a multiple of ep {mesh.ep}",
                           "torch 2.13 init_device_mesh: the mesh must cover the ranks")
-    if training.pipeline.virtual_stages > 1:
-        raise job.not_yet("training.pipeline", "virtual stages")
+    job.one_of("training.loss", training.loss, ("auto", "hf", "hf_keep_logits"))
+    job.refuse_given({"training.sequence_parallel": "False", "training.precision.main_grads": "auto",
+                      "training.precision.experts": "auto", "training.optimizer.master": "none",
+                      "training.pipeline.layers": "auto"})
     _check_experts(job)
     _check_reshard(job)
 
@@ -95,7 +97,7 @@ def _check_reshard(job: Job) -> None:
 
 
 def _rules(job: Job, stored: str, *, fully: bool) -> tuple[Rule, ...]:
-    compute = job.scenario.training.precision.compute
+    compute = job.compute
     dense: Layout = (("dp_shard_cp", Shard(0)),)
     lives = [Rule(lambda t: t.is_buffer, _life("buffer", (), "fp32", "fp32", job, pad=False))]
     if job.mesh.ep > 1:
@@ -122,7 +124,7 @@ def _life(name: str, layout: Layout, stored: str, compute: str, job: Job, used: 
 
 def _plain_experts(split: Layout, job: Job) -> Life:
     """Local slices outside FSDP: mixed precision does not reach them, nothing reduces their gradients."""
-    compute = job.scenario.training.precision.compute
+    compute = job.compute
     form = Form(split, compute)
     return Life("experts, ignored", form, form, form, form, _states(job, split, compute),
                 rest_category="ignored_param", grad_made_category="ignored_grad")
@@ -180,7 +182,7 @@ class _UnitMaker:
         precision = self.job.scenario.training.precision
         replicate = "dp_replicate" if self.job.mesh.dp_replicate > 1 and not experts else ""
         return Unit(name, tuple(m for m in members if m[1]), first, last, axis, replicate, reshard, bool(experts),
-                    is_root, explicit, precision.compute, self.reduce, precision.compute)
+                    is_root, explicit, self.job.compute, self.reduce, self.job.compute)
 
     def _numbers(self, layer: int, *, experts: bool | None) -> tuple[int, ...]:
         specs = self.job.graph.tensors[self.job.graph.layers[layer].kind]

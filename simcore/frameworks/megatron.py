@@ -16,6 +16,7 @@ from simcore.models.blocks import Moe
 from simcore.scenario import Mesh as Degrees
 from simcore.stages import contiguous, stage_layers
 from simcore.tensor import TensorSpec
+from simcore.units import dtype_bytes
 
 __all__ = ["DEFAULT_IMPLEMENTATION", "VERSIONS", "adapters", "default_etp", "table"]
 
@@ -29,7 +30,6 @@ OPTIONS = {
     "num_layers_in_first_pipeline_stage": (None, int),
     "num_layers_in_last_pipeline_stage": (None, int),
     "moe_token_dispatcher_type": ("alltoall", "flex"),
-    "moe_flex_dispatcher_backend": ("deepep", "hybridep"),
 }
 TP_DIMS = ("vocab", "heads", "ffn", "shared_ffn", "mamba_in", "mamba_conv", "mamba_heads", "mamba_inner", "tp_rank",
            "tp_in", "tp_out")
@@ -57,14 +57,14 @@ def table(job: Job) -> Framework:
         units=(),
         flow=_buckets(job, options, grads, scatter=scatter),
         optimizer=Optimizer(training.optimizer.name, "te", grad_copy=grads != "fp32" and not precise),
-        compute_dtype=training.precision.compute,
+        compute_dtype=job.compute,
         checkpoint=_checkpoint(job),
         loss=job.auto("training.loss", training.loss, "megatron",
                       "Bridge recipes: cross_entropy_loss_fusion, native"),
         sequence_parallel=sequence_parallel,
         stages=stages,
         frees_sent_output=True,
-        options=_run_options(options),
+        options=_run_options(options, grads),
         communicators=_communicators(job),
     )
 
@@ -95,10 +95,9 @@ def _checkpoint(job: Job) -> str:
     raise job.not_yet("training.recompute", "recompute by mode under megatron")
 
 
-def _run_options(options: dict[str, object]) -> tuple[tuple[str, str], ...]:
-    dispatcher = options.get("moe_flex_dispatcher_backend", "deepep") \
-        if options.get("moe_token_dispatcher_type") == "flex" else "alltoall"
-    return (("dispatcher", str(dispatcher)),)
+def _run_options(options: dict[str, object], grads: str) -> tuple[tuple[str, str], ...]:
+    return (("moe_token_dispatcher_type", str(options.get("moe_token_dispatcher_type", "alltoall"))),
+            ("main_grad_bytes", str(dtype_bytes(grads))))
 
 
 # ---- lives ----------------------------------------------------------------------------------------------------------
@@ -151,7 +150,7 @@ def _life(job: Job, spec: TensorSpec, grads: str, *, precise: bool, scatter: boo
     whole: Layout = ((axis, Flat("buffer")),) if scatter else ()
     rest = Form(layout, stored)
     return Life(
-        "expert" if expert else "dense", rest, Form(layout, precision.compute),
+        "expert" if expert else "dense", rest, Form(layout, job.compute),
         Form((*layout, (axis, Partial())), grads), Form(layout, grads),
         _states(job, (*layout, *whole), precise=precise), Moment.NEVER, Moment.NEVER, Moment.BUCKET_FULL,
         grads_persist=True, rest_category="sharded_param", grad_made_category="")

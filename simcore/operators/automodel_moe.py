@@ -64,7 +64,7 @@ def _gate(env: Env, x: Tensor, block: Moe, path: str) -> tuple[Tensor, Tensor]:
         weights = _divide(tape, weights, total)
         original = _divide(tape, original, everything)
     weights = aten.mul_scalar(tape, weights)
-    made, original = aten.cast(tape, weights, dtype), aten.cast(tape, original, dtype)  # type: ignore[assignment]
+    made, original = aten.cast(tape, weights, dtype), aten.cast(tape, original, dtype)
     assert isinstance(made, Tensor)
     return made, indices
 
