@@ -2,14 +2,41 @@
 
     from simcore import load, simulate, compare
     reports = [simulate(scenario) for scenario in load("scenarios/nano-ep4/automodel-4gpu.yaml")]
+
+Names are looked up when first asked for, so that the command line starts without the engine.
 """
 
 from __future__ import annotations
 
-from simcore.compare import compare
-from simcore.loading import load
-from simcore.report import Report
-from simcore.scenario import Scenario
-from simcore.simulate import simulate
+import sys
+from importlib import import_module
+from types import ModuleType
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from simcore.compare import compare
+    from simcore.loading import load
+    from simcore.report import Report
+    from simcore.scenario import Scenario
+    from simcore.simulate import simulate
 
 __all__ = ["Report", "Scenario", "compare", "load", "simulate"]
+
+_HOME = {"Report": "report", "Scenario": "scenario", "compare": "compare", "load": "loading", "simulate": "simulate"}
+
+
+def __getattr__(name: str) -> Any:
+    if name not in _HOME:
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    return getattr(import_module(f"{__name__}.{_HOME[name]}"), name)
+
+
+class _Package(ModuleType):
+    """`simcore.simulate` and `simcore.compare` are the functions, also after the modules of these names are loaded."""
+
+    def __setattr__(self, name: str, value: object) -> None:
+        if not (name in _HOME and isinstance(value, ModuleType)):
+            super().__setattr__(name, value)
+
+
+sys.modules[__name__].__class__ = _Package

@@ -24,7 +24,7 @@ from simcore.document import parse_document
 from simcore.flows import flow_of
 from simcore.form import Placement
 from simcore.framework import Moment
-from simcore.lower import Workload, lower
+from simcore.lower import lower
 from simcore.mesh import Mesh
 from simcore.plan import place
 from simcore.program import OP, SLOT, Phase, Program, Stream
@@ -33,6 +33,7 @@ from simcore.scenario import parse_scenario, scenario_schema
 from simcore.schedule import actions
 from simcore.setup import prepare
 from simcore.tape import Kernel, Op
+from simcore.tiles import Workload
 
 __all__ = ["CATEGORIES", "COMPONENTS", "RESERVED", "events", "filled", "glossary", "scenario_keys"]
 

@@ -13,15 +13,16 @@ from dataclasses import dataclass, replace
 from functools import cached_property, lru_cache
 from importlib import resources
 from itertools import pairwise
-from typing import Any
-
-import networkx as nx
+from typing import TYPE_CHECKING, Any
 
 from simcore.document import read_document
 from simcore.errors import InputError, Problem
 from simcore.models.architecture import Architecture, Config
 from simcore.models.blocks import LayerKind
 from simcore.tensor import TensorSpec
+
+if TYPE_CHECKING:
+    import networkx as nx
 
 __all__ = ["Layer", "ModelGraph", "build", "known_presets", "model_config"]
 
@@ -60,6 +61,8 @@ class ModelGraph:
 
     def running_order(self) -> tuple[int, ...]:
         """Layer numbers in an order that respects every edge (lexicographic, so it is the only one)."""
+        import networkx as nx
+
         return tuple(nx.lexicographical_topological_sort(self.network))
 
     @cached_property

@@ -198,7 +198,8 @@ class Builder:
         """The finished program."""
         self._close()
         loose = np.array(self._loose, dtype=np.int64).reshape(-1, 6)
-        columns = np.concatenate([loose[c[0]:c[1]] if isinstance(c, tuple) else c for c in self._chunks])
+        rows = np.concatenate([loose[c[0]:c[1]] if isinstance(c, tuple) else c for c in self._chunks])
+        columns = np.asfortranarray(rows)  # whole columns are read, never whole rows
         where = np.array(self._where, dtype=np.int64)
         spread = np.repeat(where[:, :3], where[:, 3], axis=0)
         columns[:, LAYER] += spread[:, 0]

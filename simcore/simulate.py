@@ -14,13 +14,15 @@ from simcore.fold import RankClass, joined, unfolded, unfolded_one
 from simcore.fold import fold as fold_ranks
 from simcore.framework import Buckets, Framework
 from simcore.job import Job
-from simcore.lower import Workload, lower
-from simcore.plan import Plan, place as place_rank
+from simcore.lower import lower
+from simcore.plan import Plan
+from simcore.plan import place as place_rank
 from simcore.program import Program
 from simcore.report import Report
 from simcore.scenario import Scenario
 from simcore.schedule import actions, lowered_microbatches
 from simcore.setup import prepare
+from simcore.tiles import Workload
 from simcore.topology import Topology, load_topology
 
 __all__ = ["check", "place", "simulate"]

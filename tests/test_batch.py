@@ -6,17 +6,25 @@ import os
 import signal
 import threading
 import time
+from collections.abc import Callable
 from pathlib import Path
+from typing import cast
 
 import pytest
 
-from fakes import entry, unreadable, work
-from simcore.batch import Outcome, num_workers, run_batch
+from fakes import FakeEntry, entry, unreadable, work
+from simcore.batch import Outcome, Work, num_workers, run_batch
+from simcore.loading import Entry
 
 
-def outcomes(entries: list, workers: int = 1) -> list[Outcome]:
+def run(entries: list[FakeEntry], take: Callable[[Outcome], None], workers: int = 1) -> bool:
+    """A batch of fakes: they have what a batch asks of entries and of an engine."""
+    return run_batch(cast("list[Entry]", entries), cast("Work", work), take, workers=workers)
+
+
+def outcomes(entries: list[FakeEntry], workers: int = 1) -> list[Outcome]:
     kept: list[Outcome] = []
-    assert run_batch(entries, work, kept.append, workers=workers)
+    assert run(entries, kept.append, workers)
     return kept
 
 
@@ -53,7 +61,7 @@ def test_a_worker_that_died_once_gets_a_second_chance(tmp_path: Path) -> None:
 
 def test_an_interrupt_keeps_what_is_there() -> None:
     kept: list[Outcome] = []
-    assert not run_batch([entry("a"), entry("b", "interrupt"), entry("c")], work, kept.append)
+    assert not run([entry("a"), entry("b", "interrupt"), entry("c")], kept.append)
     assert [o.report.name for o in kept] == ["a"]
 
 
@@ -67,7 +75,7 @@ def test_an_interrupt_stops_workers_at_once() -> None:
             threading.Timer(0.5, os.kill, (os.getpid(), signal.SIGINT)).start()
 
     start = time.monotonic()
-    assert not run_batch(entries, work, interrupt_when_some_are_done, workers=2)
+    assert not run(entries, interrupt_when_some_are_done, workers=2)
     assert time.monotonic() - start < 20
     names = [o.report.name for o in kept]
     assert "s5" not in names

@@ -22,14 +22,13 @@ from simcore.report import Report
 def _engine(monkeypatch: pytest.MonkeyPatch) -> None:
     """A path is `name=what the engine does with it`."""
     loading, simulate, starter = (ModuleType(f"simcore.{name}") for name in ("loading", "simulate", "starter"))
-    loading.read = lambda paths, overrides: [_read(str(path)) for path in paths]
-    simulate.simulate = work
-    simulate.place = lambda scenario, *, rank=None: report(scenario.name, None)
-    simulate.check = lambda scenario: report(scenario.name, None, ranks=(), time=None)
-    starter.starter_text = lambda name, model, framework, topology: f"name: {name}\nmodel: {model}\n"
+    vars(loading)["read"] = lambda paths, overrides: [_read(str(path)) for path in paths]
+    vars(simulate).update(
+        simulate=work, place=lambda scenario, *, rank=None: report(scenario.name, None),
+        check=lambda scenario: report(scenario.name, None, ranks=(), time=None))
+    vars(starter)["starter_text"] = lambda name, model, framework, topology: f"name: {name}\nmodel: {model}\n"
     for module in (loading, simulate, starter):
         monkeypatch.setitem(sys.modules, module.__name__, module)
-        monkeypatch.setattr(f"simcore.{module.__name__.partition('.')[2]}", module, raising=False)
 
 
 def _read(path: str) -> FakeEntry:
@@ -194,7 +193,7 @@ def test_an_output_folder_that_is_a_file_is_a_wrong_input(ran: Run, tmp_path: Pa
 
 def test_a_page_is_written_from_all_results(ran: Run, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     page = ModuleType("viz.page")
-    page.render = lambda reports: ",".join(r.name for r in reports)
+    vars(page)["render"] = lambda reports: ",".join(r.name for r in reports)
     monkeypatch.setitem(sys.modules, "viz.page", page)
     assert ran("run", "a", "b", "--html", tmp_path / "page.html").code == 0
     assert (tmp_path / "page.html").read_text() == "a,b"

@@ -15,7 +15,7 @@ from simcore.framework import Framework
 from simcore.glossary import CATEGORIES, COMPONENTS, RESERVED, filled, glossary
 from simcore.graph import ModelGraph, build, known_presets, model_config
 from simcore.loading import load
-from simcore.lower import Workload, lower
+from simcore.lower import lower
 from simcore.mesh import Mesh
 from simcore.plan import Plan, place
 from simcore.program import OP, SLOT, Program
@@ -24,6 +24,7 @@ from simcore.schedule import actions
 from simcore.setup import IMPLEMENTATIONS, known_frameworks, prepare
 from simcore.simulate import check
 from simcore.tape import Op
+from simcore.tiles import Workload
 from simcore.traffic import traffic
 from viz.palette import CATEGORIES as DRAWN
 

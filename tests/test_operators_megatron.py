@@ -170,7 +170,7 @@ def _kept(kind: LayerKind, run: Run) -> int:
 def _closes(kind: LayerKind, run: Run, tape: LayerTape) -> None:
     """All that is born dies, but for the output and the input's gradient, which the neighbours free."""
     sections = (tape.forward, tape.after, tape.late, tape.seed, tape.backward)
-    balance = {}
+    balance: dict[tuple[int, int], int] = {}
     for op, offset, slot, amount, _, _ in (r for s in sections for r in s.rows):
         if op in (Op.ALLOC, Op.FREE):
             balance[offset, slot] = balance.get((offset, slot), 0) + amount

@@ -208,7 +208,7 @@ def test_places() -> None:
 def test_frozen_and_picklable() -> None:
     scenario = parse(HEAD + "training: {seq_len: 1}")
     with pytest.raises(ValidationError):
-        scenario.mesh.tp = 2  # type: ignore[misc]
+        scenario.mesh.tp = 2
     again = pickle.loads(pickle.dumps(scenario))  # noqa: S301
     assert again == scenario
     assert again.where("training") == "f.yaml:5"

@@ -135,7 +135,7 @@ def test_no_framework_is_asked_for_by_name(path: Path) -> None:
     if name_of(path).startswith("frameworks"):
         return
     tree = ast.parse(path.read_text(encoding="utf-8"))
-    assert [node.lineno for node in ast.walk(tree) if _asks_by_name(node)] == []
+    assert [ast.unparse(node) for node in ast.walk(tree) if _asks_by_name(node)] == []
 
 
 def _asks_by_name(node: ast.AST) -> bool:

@@ -5,8 +5,8 @@ from __future__ import annotations
 from typing import Any
 
 import pytest
-import truth_cases
 
+import truth_cases
 from simcore.report import RankReport
 from simcore.simulate import place
 

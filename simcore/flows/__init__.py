@@ -2,15 +2,14 @@
 
 from __future__ import annotations
 
+from simcore.flow import FlowMaker
 from simcore.flows.resident import ResidentFlow
 from simcore.flows.unshard import GatheredFlow
-from simcore.framework import Framework, Moment
-from simcore.lower import FlowMaker
+from simcore.framework import Framework, UnshardFlow
 
 __all__ = ["flow_of"]
 
 
 def flow_of(framework: Framework) -> FlowMaker:
-    """The flow that a framework's table asks for: are parameters brought for each unit, or always there?"""
-    brought = {rule.life.brought for rule in framework.rules}
-    return GatheredFlow if Moment.UNIT_FORWARD_BEGIN in brought else ResidentFlow
+    """The flow that a framework's table asks for."""
+    return GatheredFlow if isinstance(framework.flow, UnshardFlow) else ResidentFlow

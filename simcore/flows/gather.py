@@ -26,7 +26,8 @@ class Gathers:
         self.held, self.held_bytes = -1, 0
         slots = (_Slots(tables, ""), _Slots(tables, "experts."))
         self.slots = [slots[unit.inner] for unit in units]
-        self.comms = [_comms(unit, tables) for unit in units]
+        known: dict[tuple[str, bool | int, str], tuple[int, int]] = {}
+        self.comms = [_comms(unit, tables, known) for unit in units]
 
     def unshard(self, u: int, *, backward: bool) -> None:
         """Issue the all-gather, unless it is pending or the unit is whole."""
@@ -105,9 +106,10 @@ class _Slots:
         self.kept = tables.slot(f"{inner}post_forward_shard", "post_forward_shard")
 
 
-def _comms(unit: Unit, tables: Tables) -> tuple[int, int]:
+def _comms(unit: Unit, tables: Tables, known: dict[tuple[str, bool | int, str], tuple[int, int]]) -> tuple[int, int]:
     """All-gathers of the sharded unit, and of one that is kept in a smaller group."""
-    policy = unit.reshard_after_forward
-    smaller = unit.shard_axis if isinstance(policy, bool) else f"{unit.shard_axis}/{policy}"
-    return (tables.comm("all_gather", unit.shard_axis, unit.gather_dtype),
-            tables.comm("all_gather", smaller, unit.gather_dtype))
+    axis, policy, dtype = key = (unit.shard_axis, unit.reshard_after_forward, unit.gather_dtype)
+    if key not in known:
+        smaller = axis if isinstance(policy, bool) else f"{axis}/{policy}"
+        known[key] = tables.comm("all_gather", axis, dtype), tables.comm("all_gather", smaller, dtype)
+    return known[key]

@@ -33,9 +33,9 @@ class Reductions:
         self.inputs: list[int] = []
         slots = (_Slots(tables, ""), _Slots(tables, "experts."))
         self.slots = [slots[unit.inner] for unit in units]
-        self.comms = [(tables.comm("reduce_scatter", unit.shard_axis, unit.reduce_dtype),
-                       tables.comm("all_reduce", unit.replicate_axis or unit.shard_axis, unit.reduce_dtype))
-                      for unit in units]
+        kinds = {(unit.shard_axis, unit.replicate_axis, unit.reduce_dtype) for unit in units}
+        known = {key: _comms(tables, *key) for key in sorted(kinds)}
+        self.comms = [known[unit.shard_axis, unit.replicate_axis, unit.reduce_dtype] for unit in units]
 
     def add(self, u: int, place: int, grad: Grad) -> None:
         """A gradient of the unit's parameter number `place` exists now."""
@@ -162,3 +162,8 @@ class _Slots:
         self.sharded = tables.slot(f"{inner}sharded_grad", "sharded_grad")
         self.relayout = tables.slot(f"{inner}reduce_scatter_relayout", "unsharded_grad")
         self.accumulated = tables.slot(f"{inner}accumulated_grad", "unsharded_grad")
+
+
+def _comms(tables: Tables, shard_axis: str, replicate_axis: str, dtype: str) -> tuple[int, int]:
+    return (tables.comm("reduce_scatter", shard_axis, dtype),
+            tables.comm("all_reduce", replicate_axis or shard_axis, dtype))

@@ -29,8 +29,11 @@ class GatheredFlow:
         self.units = units
         self.hooks = UnshardHooks(plan, units, self.flow, tables, builder)
         outer = [u for u in range(len(units)) if not units[u].inner]
-        self.starting = {layer: [u for u in outer if units[u].first == layer] for layer in plan.layers}
-        self.ending = {layer: [u for u in reversed(outer) if units[u].last == layer] for layer in plan.layers}
+        self.starting: dict[int, list[int]] = {layer: [] for layer in plan.layers}
+        self.ending: dict[int, list[int]] = {layer: [] for layer in plan.layers}
+        for u in outer:
+            self.starting[units[u].first].append(u)
+            self.ending[units[u].last].insert(0, u)
         self.inner = {units[u].first: u for u in range(len(units)) if units[u].inner}
         self.routes: dict[tuple[int, bool], list[tuple[int, int, int, int]]] = {}
         self.unit_at = self._units_of_layers()

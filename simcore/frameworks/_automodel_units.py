@@ -8,14 +8,21 @@ from simcore.framework import Unit
 from simcore.job import Job
 from simcore.tensor import TensorSpec
 
-__all__ = ["units"]
+__all__ = ["is_sharded", "units"]
+
+def is_sharded(job: Job) -> bool:
+    """One data-parallel rank: no `fully_shard` at all (0.7.0 distributed/fsdp2.py:44, moe/parallelizer.py:1276)."""
+    return job.mesh.dp_shard * job.mesh.cp * job.mesh.dp_replicate > 1
+
 
 Stages = tuple[tuple[int, ...], ...]
 Choose = Callable[[TensorSpec], bool]
 
 
 def units(job: Job, stages: Stages, options: dict[str, object], reduce: str, stored: str) -> tuple[Unit, ...]:
-    """Units of every stage, outermost first at each layer."""
+    """Units of every stage, outermost first at each layer; none where there is nothing to shard over."""
+    if not is_sharded(job):
+        return ()
     maker = _Maker(job, options, reduce, stored)
     path = maker.expert_parallel if job.mesh.ep > 1 else maker.dense
     return tuple(unit for stage in stages for unit in path(stage))

@@ -14,7 +14,7 @@ from __future__ import annotations
 from simcore.form import Form, Layout, Partial, Shard
 from simcore.framework import Framework, Life, Moment, Optimizer, Rule, UnshardFlow
 from simcore.frameworks._automodel_checks import check
-from simcore.frameworks._automodel_units import units
+from simcore.frameworks._automodel_units import is_sharded, units
 from simcore.job import Job
 from simcore.lora_automodel import adapters
 from simcore.models.blocks import Moe
@@ -150,6 +150,10 @@ def _experts(job: Job, stored: str) -> Life:
 
 
 def _life(job: Job, name: str, layout: Layout, used: Layout, stored: str, compute: str) -> Life:
+    if not is_sharded(job):
+        form = Form(used, stored)
+        return Life(f"{name}, alone", form, Form(used, compute), form, form, _states(job, used, stored),
+                    grad_made_category="sharded_grad")
     partial: Layout = (*used, ("dp_shard_cp", Partial()))
     return Life(name, Form(layout, stored), Form(used, compute), Form(partial, compute), Form(layout, stored),
                 _states(job, layout, stored), Moment.UNIT_FORWARD_BEGIN, Moment.UNIT_BACKWARD_END,

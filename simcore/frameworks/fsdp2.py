@@ -173,6 +173,7 @@ class _UnitMaker:
     def __init__(self, job: Job, reduce: str, stored: str) -> None:
         self.job, self.reduce, self.stored = job, reduce, stored
         self.ignored = job.mesh.ep > 1
+        self.known: dict[tuple[int, bool | None], tuple[int, ...]] = {}
 
     def __call__(self, name: str, layers: list[int], first: int, last: int, reshard: object, *, is_root: bool = False,
                  experts: bool | None = None, explicit: bool = False) -> Unit:

@@ -1,0 +1,53 @@
+"""Scenarios of small models, and the pieces of a simulation one by one."""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+from simcore.document import parse_document
+from simcore.flows import flow_of
+from simcore.framework import Framework
+from simcore.job import Job
+from simcore.lower import lower
+from simcore.plan import Plan, place
+from simcore.program import Program
+from simcore.scenario import Scenario, parse_scenario
+from simcore.schedule import actions
+from simcore.setup import prepare
+from simcore.tiles import Workload
+
+TINY = "nemotron-3-tiny"
+FRAMEWORKS = ("fsdp2", "automodel", "megatron")
+
+
+def scenario(framework: str, mesh: dict[str, int] | None = None, *, microbatches: int = 1, model: Any = TINY,
+             options: dict[str, Any] | None = None, **training: Any) -> Scenario:
+    """One question about a small model: 64 tokens, one sequence a microbatch."""
+    mesh = mesh or {}
+    copies = mesh.get("dp_replicate", 1) * mesh.get("dp_shard", 1)
+    data = {"name": "small", "model": model, "framework": framework, "topology": "dgx-h100", "mesh": mesh,
+            "training": {"seq_len": 64, "global_batch_size": microbatches * copies, **training},
+            "framework_options": options or {}}
+    return parse_scenario(parse_document(json.dumps(data), "small.json"))
+
+
+def prepared(framework: str, mesh: dict[str, int] | None = None, **given: Any) -> tuple[Job, Framework]:
+    """Its job and its framework's table."""
+    return prepare(scenario(framework, mesh, **given))
+
+
+def plan_of(framework: str, mesh: dict[str, int] | None = None, *, rank: int = 0, **given: Any) -> Plan:
+    """What one rank holds."""
+    job, table = prepared(framework, mesh, **given)
+    return place(job.graph, job.mesh, table, rank)
+
+
+def program_of(framework: str, mesh: dict[str, int] | None = None, *, rank: int = 0, **given: Any) -> Program:
+    """What one rank does, every microbatch written out."""
+    asked = scenario(framework, mesh, **given)
+    job, table = prepare(asked)
+    plan = place(job.graph, job.mesh, table, rank)
+    count = asked.num_microbatches
+    workload = Workload(1, asked.training.seq_len // job.mesh.cp, count, 2 << 16)
+    return lower(plan, workload, actions("1f1b", plan.stage, job.mesh.pp, count), flow_of(table))
