@@ -11,7 +11,8 @@ import numpy as np
 from simcore.cost import DTYPES, collective_ns, compute_ns
 from simcore.fold import RankClass
 from simcore.mesh import IntArray, Mesh
-from simcore.program import AMOUNT, AUX, OP, SLOT, Phase, Program
+from simcore.program import Phase, Program
+from simcore.tile import AMOUNT, AUX, OP, SLOT
 from simcore.streams import Track, tracks
 from simcore.tape import Kernel, Op
 from simcore.timeline import ClassTimes, run

@@ -27,7 +27,8 @@ from simcore.framework import Moment
 from simcore.lower import lower
 from simcore.mesh import Mesh
 from simcore.plan import place
-from simcore.program import OP, SLOT, Phase, Program, Stream
+from simcore.program import Phase, Program, Stream
+from simcore.tile import OP, SLOT
 from simcore.scenario import Mesh as Degrees
 from simcore.scenario import parse_scenario, scenario_schema
 from simcore.schedule import actions

@@ -9,15 +9,16 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 from enum import IntEnum
+from functools import cached_property
 
 import numpy as np
 
 from simcore.mesh import IntArray
-from simcore.tape import RECOMPUTE_BEGIN, RECOMPUTE_END, Op, Row, Section
+from simcore.tape import RECOMPUTE_BEGIN, RECOMPUTE_END, Op
+from simcore.tile import AMOUNT, AUX, LAYER, OP, SLOT, STREAM, Tile
 
 __all__ = ["AMOUNT", "AUX", "LAYER", "OP", "SLOT", "STREAM", "Builder", "Phase", "Program", "Stream", "Tables"]
 
-OP, LAYER, SLOT, AMOUNT, STREAM, AUX = range(6)
 TAPE_MARKS = ("bwd:recompute_begin", "bwd:recompute_end", "experts:forward_begin", "experts:forward_end",
               "experts:backward_begin", "experts:backward_end")
 """What the marks mean that a tape makes by number."""
@@ -73,36 +74,76 @@ class Tables:
 
 
 @dataclass(frozen=True, eq=False)
-class Tile:
-    """A section as an array, with the rows that are a checkpoint's replay, ready to be laid at any layer."""
+class Piece:
+    """Where a stretch of the program comes from: a tile at a layer, or rows `start` to `end` of the loose ones."""
 
-    rows: IntArray
-    replay: IntArray
-    replayed: bool = False
+    tile: Tile | None
+    start: int
+    end: int
+    layer: int
+    phase: int
+    microbatch: int
 
-    @classmethod
-    def of(cls, section: Section) -> Tile:
-        """The tile of a recorded section; the marks of a replay become its flags."""
-        kept: list[Row] = []
-        replay: list[int] = []
-        inside = 0
-        for row in section.rows:
-            if row[0] == Op.MARK and row[2] in (RECOMPUTE_BEGIN, RECOMPUTE_END):
-                inside = int(row[2] == RECOMPUTE_BEGIN)
-            kept.append(row if row[0] != Op.MARK else (*row[:3], -1, *row[4:]))
-            replay.append(inside)
-        return cls(np.array(kept, dtype=np.int64).reshape(-1, 6), np.array(replay, dtype=np.int64), any(replay))
+    @property
+    def num_rows(self) -> int:
+        return self.end - self.start
 
 
 @dataclass(frozen=True, eq=False)
 class Program:
-    """Columns of one step. `phase` and `microbatch` per row; `layer_paths` name layers, tables name the rest."""
+    """One step: pieces in order. `layer_paths` name layers, tables name the rest.
 
-    columns: IntArray
-    phase: IntArray
-    microbatch: IntArray
+    `columns`, `phase` and `microbatch` write all rows out, for those who need each of them.
+    """
+
+    pieces: tuple[Piece, ...]
+    loose: IntArray
     tables: Tables
     layer_paths: tuple[str, ...]
+
+    @cached_property
+    def columns(self) -> IntArray:
+        """All rows; whole columns are read, never whole rows, so columns are contiguous."""
+        rows = np.concatenate([p.tile.rows if p.tile else self.loose[p.start:p.end] for p in self.pieces])
+        columns: IntArray = np.asfortranarray(rows)
+        columns[:, LAYER] += self._spread([p.layer for p in self.pieces])
+        return columns
+
+    @cached_property
+    def phase(self) -> IntArray:
+        """The phase of each row."""
+        phase = self._spread([p.phase for p in self.pieces])
+        at = 0
+        for piece in self.pieces:
+            if piece.tile is not None and piece.tile.replayed:
+                phase[at:at + piece.num_rows][piece.tile.replay == 1] = Phase.RECOMPUTE
+            at += piece.num_rows
+        return phase
+
+    @cached_property
+    def microbatch(self) -> IntArray:
+        """The microbatch of each row."""
+        return self._spread([p.microbatch for p in self.pieces])
+
+    def _spread(self, values: list[int]) -> IntArray:
+        return np.repeat(np.array(values, dtype=np.int64), [p.num_rows for p in self.pieces])
+
+    def calls(self) -> IntArray:
+        """Collectives and copies: rows of (communication row, payload bytes, phase, microbatch)."""
+        found = []
+        op = self.loose[:, OP]
+        is_call = (op == Op.COLLECTIVE) | (op == Op.COPY)
+        for piece in self.pieces:
+            if piece.tile is None:
+                calls = self.loose[piece.start:piece.end][is_call[piece.start:piece.end]][:, [SLOT, AMOUNT]]
+                phases = np.full(len(calls), piece.phase)
+            else:
+                calls = piece.tile.calls[:, :2]
+                phases = np.where(piece.tile.calls[:, 2] == 1, int(Phase.RECOMPUTE), piece.phase)
+            if len(calls):
+                rest = np.stack([phases, np.full(len(calls), piece.microbatch)], axis=1)
+                found.append(np.concatenate([calls, rest], axis=1))
+        return np.concatenate(found) if found else np.zeros((0, 4), dtype=np.int64)
 
     def check(self) -> None:
         """Our own promises: no owner goes below zero, frees are negative, allocations positive."""
@@ -115,12 +156,12 @@ class Program:
             held[key] = held.get(key, 0) + int(row[AMOUNT])
             assert held[key] >= 0, f"{self.owner(*key)} holds {held[key]} bytes"
 
-    def event(self, row: int) -> str:
-        """The text of a mark."""
-        hook, unit = int(self.columns[row, SLOT]), int(self.columns[row, AMOUNT])
+    def event(self, mark: IntArray, layer: int) -> str:
+        """The text of a mark's row; `layer` is its piece's."""
+        hook, unit = int(mark[SLOT]), int(mark[AMOUNT])
         text = list(self.tables.hooks)[hook]
         if hook in (RECOMPUTE_BEGIN, RECOMPUTE_END):
-            return f"{text}:{self.layer_paths[int(self.columns[row, LAYER])]}"
+            return f"{text}:{self.layer_paths[int(mark[LAYER]) + layer]}"
         return text.format(self.tables.units[unit]) if unit >= 0 else text
 
     def owner(self, layer: int, slot: int) -> tuple[str, str]:
@@ -139,9 +180,7 @@ class Builder:
         self.microbatch = 0
         self._loose: list[int] = []
         self._taken = 0
-        self._chunks: list[IntArray | tuple[int, int]] = []
-        self._where: list[tuple[int, int, int, int]] = []
-        self._replays: list[tuple[int, IntArray]] = []
+        self._pieces: list[Piece] = []
 
     def at(self, phase: Phase, microbatch: int | None = None) -> None:
         """Rows from here on belong to this phase."""
@@ -151,14 +190,9 @@ class Builder:
 
     def tile(self, tile: Tile, layer: int) -> None:
         """Lay a recorded section at a layer."""
-        rows = tile.rows
-        if not len(rows):
-            return
-        self._close()
-        if tile.replayed:
-            self._replays.append((len(self._chunks), tile.replay))
-        self._chunks.append(rows)
-        self._where.append((layer, self.phase, self.microbatch, len(rows)))
+        if len(tile.rows):
+            self._close()
+            self._pieces.append(Piece(tile, 0, len(tile.rows), layer, self.phase, self.microbatch))
 
     def alloc(self, layer: int, slot: int, num_bytes: int) -> None:
         """An owner takes bytes; nothing is posted for none."""
@@ -190,24 +224,14 @@ class Builder:
         """End the run of loose rows."""
         end = len(self._loose) // 6
         if end > self._taken:
-            self._chunks.append((self._taken, end))
-            self._where.append((0, self.phase, self.microbatch, end - self._taken))
+            self._pieces.append(Piece(None, self._taken, end, 0, self.phase, self.microbatch))
             self._taken = end
 
     def build(self, layer_paths: Sequence[str]) -> Program:
         """The finished program."""
         self._close()
         loose = np.array(self._loose, dtype=np.int64).reshape(-1, 6)
-        rows = np.concatenate([loose[c[0]:c[1]] if isinstance(c, tuple) else c for c in self._chunks])
-        columns = np.asfortranarray(rows)  # whole columns are read, never whole rows
-        where = np.array(self._where, dtype=np.int64)
-        spread = np.repeat(where[:, :3], where[:, 3], axis=0)
-        columns[:, LAYER] += spread[:, 0]
-        phase = spread[:, 1].copy()
-        starts = np.concatenate([[0], np.cumsum(where[:, 3])])
-        for chunk, replay in self._replays:
-            phase[starts[chunk]:starts[chunk + 1]][replay == 1] = Phase.RECOMPUTE
-        return Program(columns, phase, spread[:, 2], self.tables, tuple(layer_paths))
+        return Program(tuple(self._pieces), loose, self.tables, tuple(layer_paths))
 
 
 assert (Op.ALLOC, Op.FREE, Op.COMPUTE, Op.COLLECTIVE, Op.WAIT, Op.MARK) == (0, 1, 2, 3, 5, 6)  # as written above

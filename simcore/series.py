@@ -8,7 +8,8 @@ import numpy as np
 
 from simcore.ledger import running
 from simcore.mesh import IntArray
-from simcore.program import AMOUNT, OP, SLOT, Phase, Program
+from simcore.program import Phase, Program
+from simcore.tile import AMOUNT, OP, SLOT
 from simcore.report import MemorySeries
 from simcore.tape import Op
 

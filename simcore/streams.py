@@ -19,7 +19,8 @@ from dataclasses import dataclass
 import numpy as np
 
 from simcore.mesh import IntArray
-from simcore.program import AMOUNT, AUX, LAYER, OP, SLOT, STREAM, Program, Stream
+from simcore.program import Program, Stream
+from simcore.tile import AMOUNT, AUX, LAYER, OP, SLOT, STREAM
 from simcore.tape import Kernel, Op
 
 __all__ = ["Call", "Item", "Track", "tracks"]

@@ -15,9 +15,10 @@ import numpy as np
 from simcore.graph import ModelGraph
 from simcore.models.blocks import LayerKind
 from simcore.plan import Placed, Plan
-from simcore.program import Tables, Tile
+from simcore.program import Tables
 from simcore.recording import LayerTape, Run
 from simcore.tape import Op, Param
+from simcore.tile import Tile
 
 __all__ = ["LayerTiles", "Workload", "record_layers"]
 
@@ -136,10 +137,8 @@ def _cut(tile: Tile) -> tuple[tuple[Tile, int, bool], ...]:
     pieces = []
     start = 0
     for border in at:
-        replay = tile.replay[start:border]
-        pieces.append((Tile(rows[start:border], replay, bool(replay.any())), int(rows[border, 2]),
+        pieces.append((Tile(rows[start:border], tile.replay[start:border]), int(rows[border, 2]),
                        bool(tile.replay[border])))
         start = int(border) + 1
-    replay = tile.replay[start:]
-    pieces.append((Tile(rows[start:], replay, bool(replay.any())), 0, False))
+    pieces.append((Tile(rows[start:], tile.replay[start:]), 0, False))
     return tuple(pieces)

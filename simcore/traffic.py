@@ -8,21 +8,19 @@ from __future__ import annotations
 import numpy as np
 
 from simcore.cost import wire_bytes
-from simcore.mesh import Mesh
-from simcore.program import AMOUNT, OP, SLOT, Phase, Program
+from simcore.mesh import IntArray, Mesh
+from simcore.program import Phase, Program
 from simcore.report import TrafficRow
-from simcore.tape import Op
 
 __all__ = ["traffic"]
 
 
 def traffic(program: Program, mesh: Mesh, repeats: int) -> tuple[TrafficRow, ...]:
     """Rows by collective, axis, phase and dtype. `repeats`: how often the steady microbatch (number 1) happens."""
-    columns = program.columns
-    at = np.flatnonzero((columns[:, OP] == Op.COLLECTIVE) | (columns[:, OP] == Op.COPY))
+    comm_of, payload, phase_of, microbatch = program.calls().T
     comms = list(program.tables.comms)
-    keys = columns[at, SLOT] * len(Phase) + _phase(program.phase[at])
-    weight = np.where(program.microbatch[at] == 1, repeats, 1)
+    keys = comm_of * len(Phase) + np.where(phase_of == Phase.LOSS, int(Phase.FORWARD), phase_of)
+    weight = np.where(microbatch == 1, repeats, 1)
     rows = []
     for key in np.unique(keys):
         comm, phase = divmod(int(key), len(Phase))
@@ -31,17 +29,11 @@ def traffic(program: Program, mesh: Mesh, repeats: int) -> tuple[TrafficRow, ...
         if group < 2:
             continue
         mine = keys == key
-        rows.append(_row(columns[at[mine], AMOUNT], weight[mine], collective, axis, group, dtype, phase))
+        rows.append(_row(payload[mine], weight[mine], collective, axis, group, dtype, phase))
     return tuple(sorted(rows, key=lambda r: (r.collective, r.axis, r.phase, r.dtype)))
 
 
-def _phase(codes: np.ndarray[tuple[int, ...], np.dtype[np.int64]]) -> np.ndarray[tuple[int, ...], np.dtype[np.int64]]:
-    """The loss is part of forward here."""
-    return np.where(codes == Phase.LOSS, int(Phase.FORWARD), codes)
-
-
-def _row(payload: np.ndarray[tuple[int, ...], np.dtype[np.int64]],
-         weight: np.ndarray[tuple[int, ...], np.dtype[np.int64]], collective: str, axis: str, group: int, dtype: str,
+def _row(payload: IntArray, weight: IntArray, collective: str, axis: str, group: int, dtype: str,
          phase: int) -> TrafficRow:
     sizes, first = np.unique(payload, return_inverse=True)
     counts = np.bincount(first, weights=weight).astype(np.int64)

@@ -18,7 +18,8 @@ from simcore.loading import load
 from simcore.lower import lower
 from simcore.mesh import Mesh
 from simcore.plan import Plan, place
-from simcore.program import OP, SLOT, Program
+from simcore.program import Program
+from simcore.tile import OP, SLOT
 from simcore.scenario import parse_scenario
 from simcore.schedule import actions
 from simcore.setup import IMPLEMENTATIONS, known_frameworks, prepare

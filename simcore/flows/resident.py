@@ -131,7 +131,8 @@ class ResidentFlow:
         self.gathered.add((b, bucket))
         comm = self.tables.comm("all_gather", buffer.axis, self.param_dtype)
         start, end = buffer.flat.buckets[bucket]
-        self.out.collective(bucket, comm, dtype_bytes(self.param_dtype) * (end - start), Stream.ALL_GATHER, GATHER_HANDLE + b)
+        payload = dtype_bytes(self.param_dtype) * (end - start)
+        self.out.collective(bucket, comm, payload, Stream.ALL_GATHER, GATHER_HANDLE + b)
 
     def _reduce(self, b: int, buffer: RankBuffer, bucket: int) -> None:
         start, end = buffer.flat.buckets[bucket]

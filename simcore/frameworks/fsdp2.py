@@ -180,7 +180,6 @@ class _UnitMaker:
         members = tuple((layer, self._numbers(layer, experts=experts)) for layer in layers)
         axis = "expert_dp" if experts else "dp_shard_cp"
         assert isinstance(reshard, (bool, int))
-        precision = self.job.scenario.training.precision
         replicate = "dp_replicate" if self.job.mesh.dp_replicate > 1 and not experts else ""
         return Unit(name, tuple(m for m in members if m[1]), first, last, axis, replicate, reshard, bool(experts),
                     is_root, explicit, self.job.compute, self.reduce, self.job.compute)

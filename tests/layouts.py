@@ -1,0 +1,60 @@
+"""Random layouts that a framework accepts, for property tests: made legal, not filtered."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from hypothesis import strategies as st
+
+Layout = tuple[str, dict[str, int], dict[str, Any]]
+"""Framework, mesh, framework options."""
+
+SIZES = (1, 2, 3, 4, 5, 6, 7, 8, 12, 16)
+
+
+@st.composite
+def layouts(draw: st.DrawFn, most: int = 64, frameworks: tuple[str, ...] = ("fsdp2", "automodel", "megatron")) -> Layout:
+    """At most `most` ranks; sizes that do not divide the tensors are wanted."""
+    name = draw(st.sampled_from(frameworks))
+    return {"fsdp2": _fsdp2, "automodel": _automodel, "megatron": _megatron}[name](draw, most)
+
+
+def _pick(draw: st.DrawFn, most: int, sizes: tuple[int, ...] = SIZES) -> int:
+    return draw(st.sampled_from([size for size in sizes if size <= most] or [1]))
+
+
+def _experts(draw: st.DrawFn, ranks: int) -> int:
+    """An ep that divides 8 experts and the ranks."""
+    return draw(st.sampled_from([ep for ep in (1, 2, 4, 8) if ranks % ep == 0]))
+
+
+def _fsdp2(draw: st.DrawFn, most: int) -> Layout:
+    copies = _pick(draw, most, (1, 1, 2, 3))
+    shards = _pick(draw, most // copies)
+    mesh = {"dp_replicate": copies, "dp_shard": shards, "ep": _experts(draw, copies * shards)}
+    experts = draw(st.sampled_from(["fully_shard", "ignored"]))
+    return "fsdp2", mesh, {"experts": experts, "wrap": draw(st.sampled_from(["layers_root", "separate_embedding_head"]))}
+
+
+def _automodel(draw: st.DrawFn, most: int) -> Layout:
+    """Experts are cut evenly on their second dimension, 256 and 128: what is left beside ep is a power of two."""
+    stages = _pick(draw, most, (1, 1, 2, 3, 5))
+    if draw(st.booleans()):
+        shards = _pick(draw, most // stages)
+        return "automodel", {"pp": stages, "dp_shard": shards}, {}
+    shards = _pick(draw, most // stages, (2, 4, 8, 16))
+    copies = _pick(draw, most // stages // shards, (1, 1, 2))
+    ep = _experts(draw, copies * shards)
+    return "automodel", {"pp": stages, "dp_replicate": copies, "dp_shard": shards, "ep": ep}, {}
+
+
+def _megatron(draw: st.DrawFn, most: int) -> Layout:
+    stages = _pick(draw, most, (1, 1, 5))
+    tp = _pick(draw, most // stages, (1, 1, 2))
+    cp = _pick(draw, most // stages // tp, (1, 1, 2))
+    shards = _pick(draw, most // stages // tp // cp)
+    etp = draw(st.sampled_from([1, tp]))
+    ranks = tp * cp * shards
+    ep = draw(st.sampled_from([ep for ep in (1, 2, 4, 8) if ranks % (ep * etp) == 0]))
+    mesh = {"pp": stages, "dp_shard": shards, "cp": cp, "tp": tp, "ep": ep, "etp": etp}
+    return "megatron", mesh, {"overlap_grad_reduce": draw(st.booleans())}

@@ -1,0 +1,127 @@
+"""What is split is still whole: over all ranks shards, states and messages add up, whatever the layout."""
+
+from __future__ import annotations
+
+import math
+
+import small
+from hypothesis import given, settings
+from layouts import Layout, layouts
+
+from simcore.form import Flat, Shard
+from simcore.plan import place as place_rank
+from simcore.program import Phase
+from simcore.ledger import by_category
+from simcore.report import Report
+from simcore.setup import prepare
+from simcore.simulate import place, simulate
+
+import numpy as np
+import pytest
+
+RARELY = settings(max_examples=25, deadline=None, derandomize=True)
+
+
+def _ok(report: Report) -> Report:
+    assert report.status == "ok", report.problems
+    return report
+
+
+@RARELY
+@given(layouts())
+def test_every_element_lies_somewhere_and_as_often_as_it_is_copied(layout: Layout) -> None:
+    name, mesh, options = layout
+    job, table = prepare(small.scenario(name, mesh, options=options))
+    plans = [place_rank(job.graph, job.mesh, table, rank) for rank in range(job.mesh.size)]
+    for layer in job.graph.layers:
+        for number, spec in enumerate(job.graph.tensors[layer.kind]):
+            cut = math.prod(job.mesh.axis(axis).size for axis, _ in table.life(spec).rest.layout)
+            held = sum(plan.of_layer(layer.index)[number].local for plan in plans if layer.index in plan.layers)
+            assert held * cut == spec.numel * spec.copies * job.mesh.stage_size, spec.name
+
+
+@RARELY
+@given(layouts(frameworks=("fsdp2", "automodel")))
+def test_a_report_counts_dense_parameters_once_in_every_replica(layout: Layout) -> None:
+    name, mesh, options = layout
+    asked = small.scenario(name, mesh, options=options)
+    graph = prepare(asked)[0].graph
+    dense = [c for c in graph.components() if c != "routed_experts"]
+    report = _ok(place(asked))
+    held = sum(r.num_ranks * r.at_rest[c].num_params for r in report.ranks for c in dense if c in r.at_rest)
+    assert held == mesh.get("dp_replicate", 1) * sum(graph.count(c) for c in dense)
+
+
+@RARELY
+@given(layouts(frameworks=("megatron",)))
+def test_optimizer_states_of_megatron_add_up_exactly(layout: Layout) -> None:
+    """fp32 master and two fp32 moments of every element, once in every data-parallel group."""
+    _, mesh, options = layout
+    asked = small.scenario("megatron", mesh, options=options)
+    job, table = prepare(asked)
+    want = 0
+    for rank in range(job.mesh.size):
+        plan = place_rank(job.graph, job.mesh, table, rank)
+        for layer in plan.layers:
+            for placed in plan.of_layer(layer):
+                if placed.trainable:
+                    _, form = placed.life.states[0]
+                    axis = next(axis for axis, cut in form.layout if isinstance(cut, Flat))
+                    want += 12 * 5040 * placed.local // job.mesh.axis(axis).size
+    held = sum(_exact_optimizer_bytes(asked, rank) for rank in range(job.mesh.size))
+    assert held * 5040 == want
+
+
+def _exact_optimizer_bytes(asked: small.Scenario, rank: int) -> int:
+    report = _ok(place(asked, rank=rank))
+    return sum(c.optimizer_bytes for c in report.ranks[0].at_rest.values())
+
+
+@RARELY
+@given(layouts(frameworks=("fsdp2",)))
+def test_forward_gathers_whole_padded_parameters(layout: Layout) -> None:
+    """bf16 is gathered: ceil(rows / ranks) rows from each rank, in each of two microbatches."""
+    name, mesh, options = layout
+    asked = small.scenario(name, mesh, options=options, microbatches=2)
+    job, table = prepare(asked)
+    gathered = {"dp_shard_cp": 0, "expert_dp": 0}
+    for layer in job.graph.layers:
+        for spec in job.graph.tensors[layer.kind]:
+            routed = spec.component == "routed_experts" and job.mesh.ep > 1
+            if spec.is_owned and not (routed and options["experts"] == "ignored"):
+                axis, rows = ("expert_dp", spec.shape[0] // job.mesh.ep) if routed else ("dp_shard_cp", spec.shape[0])
+                size = job.mesh.axis(axis).size
+                gathered[axis] += 2 * -(-rows // size) * size * (spec.numel // spec.shape[0])
+    rank = _ok(simulate(asked, timed=False)).ranks[0]
+    found = {axis: sum(t.payload_bytes for t in rank.traffic
+                       if (t.collective, t.axis, t.phase) == ("all_gather", axis, "forward")) for axis in gathered}
+    assert found == {axis: 2 * size if job.mesh.axis(axis).size > 1 else 0 for axis, size in gathered.items()}
+    for row in rank.traffic:
+        if row.collective in ("all_gather", "reduce_scatter", "all_to_all"):  # n - 1 of n parts come from others
+            assert abs(row.wire_bytes * row.group_size - row.payload_bytes * (row.group_size - 1)) <= (
+                row.calls * row.group_size)
+
+
+@pytest.mark.parametrize("name", ["automodel", "megatron"])
+@pytest.mark.parametrize("microbatches", [5, 9])
+def test_what_a_stage_sends_the_next_one_receives(name: str, microbatches: int) -> None:
+    """Hidden states go up once a microbatch and their gradients come down: 64 tokens x 256 x bf16."""
+    report = _ok(simulate(small.scenario(name, {"pp": 5, "dp_shard": 2}, microbatches=microbatches), timed=False))
+    message = 64 * 256 * 2
+    for rank in report.ranks:
+        neighbours = (rank.stage > 0) + (rank.stage < 4)
+        sent = sum(t.wire_bytes for t in rank.traffic if t.collective == "send_recv")
+        assert sent == microbatches * neighbours * message, rank.stage
+
+
+@pytest.mark.parametrize("name", small.FRAMEWORKS)
+@pytest.mark.parametrize("model", [small.TINY, "llama-tiny"])
+@pytest.mark.parametrize("ep", [1, 2])
+def test_recompute_never_keeps_more(name: str, model: str, ep: int) -> None:
+    kept = {}
+    for recompute in ("none", "full"):
+        program = small.program_of(name, {"dp_shard": 4, "ep": ep if model == small.TINY else 1}, model=model,
+                                   recompute=recompute)
+        first_backward = int(np.argmax(program.phase == Phase.BACKWARD))
+        kept[recompute] = by_category(program, first_backward - 1)["activation"]
+    assert 0 < kept["full"] < kept["none"]

@@ -1,0 +1,99 @@
+"""Folded and unfolded, extrapolated and written out: shortcuts give the same integers."""
+
+from __future__ import annotations
+
+from importlib import import_module
+
+import pytest
+import small
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from layouts import Layout, layouts
+
+from simcore.report import RankReport, Report
+from simcore.scenario import Scenario
+from simcore.simulate import simulate
+
+
+def _ok(report: Report) -> Report:
+    assert report.status == "ok", report.problems
+    return report
+
+
+def _per_rank(report: Report) -> dict[int, RankReport]:
+    """Rank -> the report of its class."""
+    return {number: rank for rank in report.ranks for text in rank.ranks for number in _numbers(text)}
+
+
+def _numbers(text: str) -> range:
+    """"0-128:64" -> 0, 64, 128."""
+    ends, _, stride = text.partition(":")
+    first, _, last = ends.partition("-")
+    return range(int(first), int(last or first) + 1, int(stride or 1))
+
+
+def _same_time(a: Report, b: Report) -> None:
+    assert a.time is not None
+    assert b.time is not None
+    assert round(a.time.step_s * 1e9) == round(b.time.step_s * 1e9)
+
+
+@settings(max_examples=30, deadline=None, derandomize=True)
+@given(layouts(most=16), st.sampled_from([1, 3]), st.sampled_from(["none", "full"]))
+def test_a_class_is_what_each_of_its_ranks_is(layout: Layout, microbatches: int, recompute: str) -> None:
+    name, mesh, options = layout
+    count = microbatches if mesh.get("pp", 1) == 1 else mesh["pp"] + microbatches
+    asked = small.scenario(name, mesh, options=options, microbatches=count, recompute=recompute)
+    folded, unfolded = _ok(simulate(asked)), _ok(simulate(asked, fold=False))
+    classes, ranks = _per_rank(folded), _per_rank(unfolded)
+    assert sorted(classes) == sorted(ranks) == list(range(asked.world_size))
+    for number, rank in ranks.items():
+        mine = classes[number]
+        assert mine.peak == rank.peak, number
+        assert mine.traffic == rank.traffic, number
+        if not mine.apportioned:
+            assert mine.at_rest == rank.at_rest, number
+        assert mine.padding_bytes == rank.padding_bytes, number
+    assert folded.verdict == unfolded.verdict
+    _same_time(folded, unfolded)
+
+
+STEADY = [
+    ("fsdp2", {"dp_shard": 3}, {}), ("fsdp2", {"dp_replicate": 2, "dp_shard": 4, "ep": 2}, {}),
+    ("fsdp2", {"dp_shard": 4}, {"sync_gradients": "every"}), ("fsdp2", {"dp_shard": 4}, {"reshard_after_forward": False}),
+    ("automodel", {"dp_shard": 4, "ep": 2}, {}), ("automodel", {"dp_replicate": 2, "dp_shard": 2}, {}),
+    ("automodel", {"pp": 2, "dp_shard": 2, "ep": 2}, {}), ("automodel", {"pp": 2, "dp_shard": 3}, {}),
+    ("automodel", {"dp_shard": 4, "ep": 2}, {"defer_fsdp_grad_sync": False}),
+    ("megatron", {"dp_shard": 4, "ep": 2, "tp": 2, "etp": 1}, {}),
+    ("megatron", {"pp": 5, "dp_shard": 2, "ep": 2}, {}),
+    ("megatron", {"pp": 2, "dp_shard": 3}, {"num_layers_in_first_pipeline_stage": 2}),
+]
+
+
+@pytest.mark.parametrize(("name", "mesh", "options"), STEADY)
+@pytest.mark.parametrize("microbatches", [6, 9])
+def test_extrapolated_microbatches_are_simulated_ones(name: str, mesh: dict[str, int], options: dict[str, object],
+                                                      microbatches: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    if mesh.get("pp", 1) == 5:
+        microbatches += 8  # twelve of them are written out
+    asked = small.scenario(name, mesh, options=options, microbatches=microbatches)
+    short = _ok(simulate(asked))
+    long = _ok(_in_full(asked, monkeypatch))
+    for a, b in zip(short.ranks, long.ranks, strict=True):
+        assert a.traffic == b.traffic
+        assert a.at_rest == b.at_rest
+        assert a.peak is not None
+        assert b.peak is not None
+        assert (a.peak.allocated_bytes, a.peak.by_category, a.peak.by_phase) == (
+            b.peak.allocated_bytes, b.peak.by_category, b.peak.by_phase)
+    _same_time(short, long)
+    assert short.time is not None
+    assert long.time is not None
+    for part in ("forward_s", "backward_s", "optimizer_s", "exposed_communication_s", "model_tflops_per_gpu"):
+        assert getattr(short.time, part) == pytest.approx(getattr(long.time, part), rel=1e-12), part
+
+
+def _in_full(asked: Scenario, monkeypatch: pytest.MonkeyPatch) -> Report:
+    for module in ("simulate", "assemble"):
+        monkeypatch.setattr(import_module(f"simcore.{module}"), "lowered_microbatches", lambda num_stages, count: count)
+    return simulate(asked)
