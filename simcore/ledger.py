@@ -12,7 +12,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from simcore.mesh import IntArray
-from simcore.program import Phase, Piece, Program
+from simcore.program import Phase, Program
 from simcore.tape import Op
 from simcore.tile import AMOUNT, LAYER, OP, SLOT, posted_bytes
 
@@ -114,26 +114,25 @@ def _event(program: Program, piece: int, row: int) -> str:
 
 def _held(program: Program, piece: int, row: int) -> IntArray:
     """Bytes alive after a row by owner: [layer + 1, slot]. Sums stay far below 2**53, so floats count exactly."""
-    tables = [_at_layer(p.tile.nets, p) for p in program.pieces[:piece] if p.tile is not None]
+    before = [p for p in program.pieces[:piece] if p.tile is not None]
     at = program.pieces[piece]
     last_loose = next((p.end for p in reversed(program.pieces[:piece]) if p.tile is None), 0)
+    tables = [p.tile.nets for p in before if p.tile is not None]
+    layers = [p.layer for p in before]
     if at.tile is not None:
-        tables.append(_at_layer(at.tile.nets_until(row), at))
+        tables.append(at.tile.nets_until(row))
+        layers.append(at.layer)
     else:
         last_loose = row + 1
     loose = program.loose[:last_loose]
     tables.append(loose[loose[:, OP] <= Op.FREE][:, [LAYER, SLOT, AMOUNT]])
     every = np.concatenate(tables)
+    every[:, 0] += np.repeat([*layers, 0], [len(t) for t in tables])
     num_slots = len(program.tables.slots)
     shape = (len(program.layer_paths) + 2, num_slots)
     keys = (every[:, 0] + 1) * num_slots + every[:, 1]
     sums = np.bincount(keys, weights=every[:, 2], minlength=shape[0] * shape[1])
     return sums.astype(np.int64).reshape(shape)
-
-
-def _at_layer(nets: IntArray, piece: Piece) -> IntArray:
-    placed: IntArray = nets + np.array([piece.layer, 0, 0])
-    return placed
 
 
 def _by_category(program: Program, held: IntArray) -> dict[str, int]:

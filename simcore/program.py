@@ -10,6 +10,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from enum import IntEnum
 from functools import cached_property
+from typing import NamedTuple
 
 import numpy as np
 
@@ -73,8 +74,7 @@ class Tables:
         return self.hooks.setdefault(text, len(self.hooks))
 
 
-@dataclass(frozen=True, eq=False)
-class Piece:
+class Piece(NamedTuple):
     """Where a stretch of the program comes from: a tile at a layer, or rows `start` to `end` of the loose ones."""
 
     tile: Tile | None
@@ -86,6 +86,7 @@ class Piece:
 
     @property
     def num_rows(self) -> int:
+        """Rows of the stretch."""
         return self.end - self.start
 
 
@@ -130,20 +131,14 @@ class Program:
 
     def calls(self) -> IntArray:
         """Collectives and copies: rows of (communication row, payload bytes, phase, microbatch)."""
-        found = []
         op = self.loose[:, OP]
-        is_call = (op == Op.COLLECTIVE) | (op == Op.COPY)
-        for piece in self.pieces:
-            if piece.tile is None:
-                calls = self.loose[piece.start:piece.end][is_call[piece.start:piece.end]][:, [SLOT, AMOUNT]]
-                phases = np.full(len(calls), piece.phase)
-            else:
-                calls = piece.tile.calls[:, :2]
-                phases = np.where(piece.tile.calls[:, 2] == 1, int(Phase.RECOMPUTE), piece.phase)
-            if len(calls):
-                rest = np.stack([phases, np.full(len(calls), piece.microbatch)], axis=1)
-                found.append(np.concatenate([calls, rest], axis=1))
-        return np.concatenate(found) if found else np.zeros((0, 4), dtype=np.int64)
+        at = np.flatnonzero((op == Op.COLLECTIVE) | (op == Op.COPY))
+        runs = [p for p in self.pieces if p.tile is None]
+        of = np.searchsorted(np.array([p.start for p in runs]), at, side="right") - 1
+        where = np.array([(p.phase, p.microbatch) for p in runs], dtype=np.int64).reshape(-1, 2)
+        found = [np.concatenate([self.loose[at][:, [SLOT, AMOUNT]], where[of]], axis=1)]
+        found += [_tile_calls(p.tile.calls, p) for p in self.pieces if p.tile is not None and len(p.tile.calls)]
+        return np.concatenate(found)
 
     def check(self) -> None:
         """Our own promises: no owner goes below zero, frees are negative, allocations positive."""
@@ -169,6 +164,11 @@ class Program:
         name, category = list(self.tables.slots)[slot]
         path = self.layer_paths[layer] if 0 <= layer < len(self.layer_paths) else f"stage border {layer}"
         return f"{path}/{name}", category
+
+
+def _tile_calls(calls: IntArray, piece: Piece) -> IntArray:
+    phases = np.where(calls[:, 2] == 1, int(Phase.RECOMPUTE), piece.phase)
+    return np.stack([calls[:, 0], calls[:, 1], phases, np.full(len(calls), piece.microbatch)], axis=1)
 
 
 class Builder:

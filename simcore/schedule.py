@@ -5,7 +5,7 @@ from __future__ import annotations
 import importlib
 from dataclasses import dataclass
 
-__all__ = ["Action", "actions", "lowered_microbatches"]
+__all__ = ["Action", "actions", "lowered_microbatches", "steady_microbatch"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -31,3 +31,8 @@ SCHEDULES = tuple(_MODULE)
 def lowered_microbatches(num_stages: int, num_microbatches: int) -> int:
     """How many microbatches are written out: the first, two steady ones that must take the same time, the last."""
     return min(num_microbatches, 4 if num_stages == 1 else 2 * num_stages + 2)
+
+
+def steady_microbatch(num_stages: int) -> int:
+    """The number of one that stands for all that are not written out: on no stage in warm-up or cool-down."""
+    return num_stages

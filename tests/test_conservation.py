@@ -4,20 +4,19 @@ from __future__ import annotations
 
 import math
 
-import small
+import numpy as np
+import pytest
 from hypothesis import given, settings
-from layouts import Layout, layouts
 
-from simcore.form import Flat, Shard
+import small
+from layouts import Layout, layouts
+from simcore.form import Flat
 from simcore.plan import place as place_rank
-from simcore.program import Phase
-from simcore.ledger import by_category
+from simcore.program import AMOUNT, OP, SLOT, Phase
 from simcore.report import Report
 from simcore.setup import prepare
 from simcore.simulate import place, simulate
-
-import numpy as np
-import pytest
+from simcore.tape import Op
 
 RARELY = settings(max_examples=25, deadline=None, derandomize=True)
 
@@ -122,6 +121,8 @@ def test_recompute_never_keeps_more(name: str, model: str, ep: int) -> None:
     for recompute in ("none", "full"):
         program = small.program_of(name, {"dp_shard": 4, "ep": ep if model == small.TINY else 1}, model=model,
                                    recompute=recompute)
-        first_backward = int(np.argmax(program.phase == Phase.BACKWARD))
-        kept[recompute] = by_category(program, first_backward - 1)["activation"]
+        activations = [number for (_, category), number in program.tables.slots.items() if category == "activation"]
+        columns = program.columns[:int(np.argmax(program.phase == Phase.BACKWARD))]
+        posted = (columns[:, OP] <= Op.FREE) & np.isin(columns[:, SLOT], activations)
+        kept[recompute] = int(columns[posted, AMOUNT].sum())
     assert 0 < kept["full"] < kept["none"]

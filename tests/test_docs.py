@@ -19,12 +19,12 @@ from simcore.lower import lower
 from simcore.mesh import Mesh
 from simcore.plan import Plan, place
 from simcore.program import Program
-from simcore.tile import OP, SLOT
 from simcore.scenario import parse_scenario
 from simcore.schedule import actions
 from simcore.setup import IMPLEMENTATIONS, known_frameworks, prepare
 from simcore.simulate import check
 from simcore.tape import Op
+from simcore.tile import OP, SLOT
 from simcore.tiles import Workload
 from simcore.traffic import traffic
 from viz.palette import CATEGORIES as DRAWN

@@ -5,11 +5,11 @@ from __future__ import annotations
 from importlib import import_module
 
 import pytest
-import small
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from layouts import Layout, layouts
 
+import small
+from layouts import Layout, layouts
 from simcore.report import RankReport, Report
 from simcore.scenario import Scenario
 from simcore.simulate import simulate

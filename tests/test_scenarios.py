@@ -156,6 +156,13 @@ def test_stored_answers_are_what_comes_out(file: Path) -> None:
         assert facts == stored[name], f"{name}: if this is meant, python -m tests.test_scenarios --write"
 
 
+@pytest.mark.parametrize("file", FILES, ids=_id)
+def test_only_a_sweep_asks_for_what_is_refused(file: Path) -> None:
+    """What this version cannot model (status error) has no answer to store."""
+    refused = [report for report in reports(file) if report.status != "ok"]
+    assert [(r.name, r.problems) for r in refused if r.status == "error" or "[" not in r.name] == []
+
+
 @pytest.mark.parametrize("folder", FOLDERS, ids=_id)
 def test_stored_tables_are_what_comes_out(folder: Path) -> None:
     assert (folder / "answers" / "table.md").read_text(encoding="utf-8") == table(folder)

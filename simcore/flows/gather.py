@@ -12,6 +12,7 @@ from simcore.tape import Kernel
 __all__ = ["BACKWARD_GATHER", "FORWARD_GATHER", "Gathers"]
 
 FORWARD_GATHER, BACKWARD_GATHER = 0, 1
+_STREAM, _COPY = Stream.ALL_GATHER, Kernel.COPY  # looking an enum up is slow
 
 
 class Gathers:
@@ -38,7 +39,7 @@ class Gathers:
         size, cast = (weight.regathered, 0) if kept else (weight.gathered, weight.cast)
         self.out.alloc(layer, slots.cast, cast)
         self.out.alloc(layer, slots.gathered, size)
-        self.out.collective(layer, self.comms[u][kept], size, Stream.ALL_GATHER,
+        self.out.collective(layer, self.comms[u][kept], size, _STREAM,
                             BACKWARD_GATHER if backward else FORWARD_GATHER)
         self.out.free(layer, slots.cast, cast)
         self.pending[u] = size
@@ -54,7 +55,7 @@ class Gathers:
             self.out.wait(layer, BACKWARD_GATHER)
         self.out.alloc(layer, slots.unsharded, weight.used)
         self.out.alloc(layer, slots.relayout, weight.extra_copy)
-        self.out.compute(Kernel.COPY, 0, 2 * weight.used)
+        self.out.compute(_COPY, 0, 2 * weight.used)
         self.out.free(layer, slots.relayout, weight.extra_copy)
         if self.kept[u]:
             self.out.free(layer, slots.kept, weight.kept_shard)

@@ -12,6 +12,7 @@ from simcore.tape import Kernel
 __all__ = ["Reductions"]
 
 REDUCE, REPLICATE_REDUCE = 2, 3
+_SCATTER, _REPLICATE, _COPY = Stream.REDUCE, Stream.ALL_REDUCE, Kernel.COPY  # looking an enum up is slow
 Grad = tuple[int, int, int]
 """(layer, slot, bytes) of an unsharded gradient."""
 Places = tuple[int, ...]
@@ -82,15 +83,15 @@ class Reductions:
         self.drop_replicate_buffer(u)
         self._relay(u)
         self.out.alloc(layer, slots.input, weight.input)
-        self.out.compute(Kernel.COPY, 0, 2 * weight.input)
+        self.out.compute(_COPY, 0, 2 * weight.input)
         last = self._free_all_but_last(u)
         direct = weight.is_grad and self.stored[u] is None
         self.out.alloc(layer, slots.sharded if direct else slots.output, weight.output)
         scatter, replicate = self.comms[u]
         if self.weights[u].world > 1:
-            self.out.collective(layer, scatter, weight.input, Stream.REDUCE, REDUCE)
+            self.out.collective(layer, scatter, weight.input, _SCATTER, REDUCE)
         if self.units[u].replicate_axis:
-            self.out.collective(layer, replicate, weight.output, Stream.ALL_REDUCE, REPLICATE_REDUCE)
+            self.out.collective(layer, replicate, weight.output, _REPLICATE, REPLICATE_REDUCE)
         self._store(u, weight, direct=direct)
         for grad in last:
             self.out.free(*grad)
