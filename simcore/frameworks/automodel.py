@@ -145,7 +145,7 @@ def _experts(job: Job, stored: str) -> Life:
         layout = (*split, ("expert_dp", Shard(1, even=True)))
         return _life(job, "experts, sharded on dimension 1", layout, split, stored, compute)
     form = Form(split, stored)
-    return Life("experts, local", form, Form(split, compute), form, form, _states(job, split, stored),
+    return Life("experts, local", form, form, form, form, _states(job, split, stored),
                 rest_category="ignored_param", grad_made_category="ignored_grad")
 
 

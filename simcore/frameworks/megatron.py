@@ -30,6 +30,7 @@ OPTIONS = {
     "num_layers_in_first_pipeline_stage": (None, int),
     "num_layers_in_last_pipeline_stage": (None, int),
     "moe_token_dispatcher_type": ("alltoall", "flex"),
+    "moe_flex_dispatcher_backend": ("deepep", "hybridep"),
 }
 TP_DIMS = ("vocab", "heads", "ffn", "shared_ffn", "mamba_in", "mamba_conv", "mamba_heads", "mamba_inner", "tp_rank",
            "tp_in", "tp_out")
@@ -66,7 +67,15 @@ def table(job: Job) -> Framework:
         frees_sent_output=True,
         options=_run_options(options, grads),
         communicators=_communicators(job),
+        assumptions=_assumptions(options),
     )
+
+
+def _assumptions(options: dict[str, object]) -> tuple[tuple[str, str, str, str], ...]:
+    if options.get("moe_flex_dispatcher_backend") != "hybridep":
+        return ()
+    return (("moe_flex_dispatcher_backend", "recorded like deepep", "assumed",
+             "HybridEP's buffers come from cudaMalloc, outside torch (DeepEP branch hybrid-ep, allocator.cu)"),)
 
 
 def _version(job: Job) -> str:

@@ -176,16 +176,18 @@ def _expert_adapter(env: Env, x: Tensor, path: str) -> tuple[Tensor, Tensor]:
 
 
 def _grouped(tape: Tape, x: Tensor, weight: Param, name: str) -> Tensor:
-    """`torch._grouped_mm` of rows [r, k] and weight [e, k, n]."""
+    """`torch._grouped_mm` of rows [r, k] and weight [e, k, n]; weights stored in another type are cast for each use
+    (0.7.0 `moe/experts.py:468`, `.to(x.dtype)`), which only happens outside FSDP's mixed precision."""
+    matrix = aten.cast(tape, weight, x.dtype)
     x_shape, w_shape, dtype, n = x.shape, weight.shape, x.dtype, weight.shape[2]
-    x_needs, w_needs, moved, flops = needs_grad(x), weight.trainable, x.nbytes + weight.nbytes, 2 * x.numel * n
+    x_needs, w_needs, moved, flops = needs_grad(x), needs_grad(matrix), x.nbytes + weight.nbytes, 2 * x.numel * n
 
     def backward(tape: Tape, grads: Grads, saved: Saved) -> Grads:
         to_weight = new(tape, w_shape, dtype, "grad_weight", moved, Kernel.GROUPED_GEMM, flops) if w_needs else None
         to_x = new(tape, x_shape, dtype, f"grad_{name}", moved, Kernel.GROUPED_GEMM, flops) if x_needs else None
         return [to_x, to_weight]
 
-    node = tape.node((x, weight), [x] * w_needs + [weight] * x_needs, backward)
+    node = tape.node((x, matrix), [x] * w_needs + [matrix] * x_needs, backward)
     out = new(tape, (x_shape[0], n), dtype, name, moved, Kernel.GROUPED_GEMM, flops)
     out.node = node
     return out
