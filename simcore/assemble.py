@@ -28,7 +28,6 @@ from simcore.report import (
     StepTime,
 )
 from simcore.scenario import Scenario
-from simcore.schedule import lowered_microbatches
 from simcore.series import memory_series
 from simcore.topology import Topology
 from simcore.traffic import traffic
@@ -46,6 +45,7 @@ class Parts:
     topology: Topology
     classes: tuple[RankClass, ...]
     plans: tuple[Plan, ...]
+    lowered: int
     exact: bool = False
     programs: dict[int, Program] = field(default_factory=dict)
     clocked: Clocked | None = None
@@ -149,8 +149,8 @@ def _grads_persist(framework: Framework) -> bool:
 
 
 def _repeats(parts: Parts) -> int:
-    count = parts.job.scenario.num_microbatches
-    return count - lowered_microbatches(parts.job.mesh.pp, count) + 1
+    """How often the steady microbatch happens."""
+    return parts.job.scenario.num_microbatches - parts.lowered + 1
 
 
 def _peak(parts: Parts, peak: Balance) -> Peak:

@@ -13,6 +13,7 @@ from simcore.fold import RankClass
 from simcore.mesh import IntArray, Mesh
 from simcore.program import Phase, Program
 from simcore.tile import AMOUNT, AUX, OP, SLOT
+from simcore.schedule import steady_microbatch
 from simcore.streams import Track, tracks
 from simcore.tape import Kernel, Op
 from simcore.timeline import ClassTimes, run
@@ -25,7 +26,8 @@ _DTYPE_ID = {name: DTYPES.index(name) for name in ("fp32", "bf16", "fp16")}
 
 @dataclass(frozen=True, eq=False)
 class Clocked:
-    """Times of one step, in ns. `steady`: the last two microbatches took the same time in every class.
+    """Times of one step, in ns. `steady`: the last two microbatches took the same time in every class (or there is
+    nothing to extrapolate).
 
     `row_ns`: for each class, when each row of its program was reached on the compute stream.
     """
@@ -48,15 +50,16 @@ def clock(programs: Sequence[Program], classes: Sequence[RankClass], mesh: Mesh,
              for i, (_, axis, _) in enumerate(comms)}
     times = run(compiled, _meetings(programs, classes, mesh), lambda comm: links.get(comm, "network"))
     periods = [_periods(program, track, t) for program, track, t in zip(programs, compiled, times, strict=True)]
-    steady = all(len(p) >= 2 and p[-1] == p[-2] for p in periods)
+    steady = not extra_microbatches or all(len(p) >= 2 and p[-1] == p[-2] for p in periods)
     period = max((p[-1] for p in periods if p), default=0)
+    weights = [np.where(p.microbatch == steady_microbatch(mesh.pp), 1 + extra_microbatches, 1) for p in programs]
     worst = max(range(len(times)), key=lambda i: (times[i].end, -i))
     rows = tuple(_row_ns(track, t, len(p.columns)) for track, t, p in zip(compiled, times, programs, strict=True))
     return Clocked(
         max(t.end for t in times) + period * extra_microbatches,
-        _phases(programs[worst], rows[worst], extra_microbatches),
-        times[worst].waited + _waited_in(programs[worst], compiled[worst], times[worst]) * extra_microbatches,
-        steady, sum(_forward_flops(p, c, extra_microbatches) for p, c in zip(programs, classes, strict=True)), rows,
+        _phases(programs[worst], rows[worst], weights[worst]),
+        _waited(compiled[worst], times[worst], weights[worst]), steady,
+        sum(_forward_flops(p, w) * c.num_ranks for p, w, c in zip(programs, weights, classes, strict=True)), rows,
         tuple(times))
 
 
@@ -133,28 +136,26 @@ def _row_ns(track: Track, times: ClassTimes, num_rows: int) -> IntArray:
     return row_ns
 
 
-def _phases(program: Program, rows: IntArray, extra: int) -> dict[str, int]:
+def _phases(program: Program, rows: IntArray, weight: IntArray) -> dict[str, int]:
     """Compute-stream time by phase; recompute counts as backward, the loss as forward."""
-    spent = np.diff(np.concatenate([[0], rows]))
-    weight = np.where(program.microbatch == 1, 1 + extra, 1)
+    spent = np.diff(np.concatenate([[0], rows])) * weight
     groups = {"forward": (Phase.FORWARD, Phase.LOSS), "backward": (Phase.BACKWARD, Phase.RECOMPUTE),
               "optimizer": (Phase.OPTIMIZER,)}
-    return {name: int((spent * weight)[np.isin(program.phase, codes)].sum()) for name, codes in groups.items()}
+    return {name: int(spent[np.isin(program.phase, codes)].sum()) for name, codes in groups.items()}
 
 
-def _waited_in(program: Program, track: Track, times: ClassTimes) -> int:
-    """Waiting inside the steady microbatch."""
-    rows = [min(item.row, len(program.columns) - 1) for item in track.items]
-    return sum(w for w, row in zip(times.waited_at, rows, strict=True) if program.microbatch[row] == 1)
+def _waited(track: Track, times: ClassTimes, weight: IntArray) -> int:
+    """Time in which the compute stream only waited."""
+    rows = np.minimum([item.row for item in track.items], len(weight) - 1)
+    return int((np.array(times.waited_at) * weight[rows]).sum())
 
 
-def _forward_flops(program: Program, rank_class: RankClass, extra: int) -> int:
-    """FLOPs of forward passes of all ranks of a class."""
+def _forward_flops(program: Program, weight: IntArray) -> int:
+    """FLOPs of one rank's forward passes."""
     columns = program.columns
-    forward = (columns[:, OP] == Op.COMPUTE) & np.isin(program.phase, (Phase.FORWARD, Phase.LOSS))
+    forward = (columns[:, OP] == Op.COMPUTE) & ((program.phase == Phase.FORWARD) | (program.phase == Phase.LOSS))
     forward &= np.isin(columns[:, SLOT], _MODEL_KERNELS)
-    weight = np.where(program.microbatch[forward] == 1, 1 + extra, 1)
-    return int((columns[forward, AMOUNT] * weight).sum()) * rank_class.num_ranks
+    return int((columns[forward, AMOUNT] * weight[forward]).sum())
 
 
 _MODEL_KERNELS = (Kernel.GEMM, Kernel.GROUPED_GEMM, Kernel.ATTENTION, Kernel.MAMBA_SCAN, Kernel.CONV)

@@ -29,8 +29,11 @@ SCHEDULES = tuple(_MODULE)
 
 
 def lowered_microbatches(num_stages: int, num_microbatches: int) -> int:
-    """How many microbatches are written out: the first, two steady ones that must take the same time, the last."""
-    return min(num_microbatches, 4 if num_stages == 1 else 2 * num_stages + 2)
+    """How many microbatches are written out at first: one to begin with, a steady one, the last; more to fill a pipeline.
+
+    If the steady ones do not take the same time, more are written out.
+    """
+    return min(num_microbatches, 3 if num_stages == 1 else 2 * num_stages + 2)
 
 
 def steady_microbatch(num_stages: int) -> int:

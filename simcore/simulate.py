@@ -59,17 +59,22 @@ def _guarded(work: partial[Report], scenario: Scenario) -> Report:
 
 
 def _simulate(scenario: Scenario, *, series: bool, folded: bool, rank: int | None, timed: bool) -> Report:
+    """Write out a few microbatches; where the steady ones do not take the same time, twice as many."""
     parts = _parts(scenario, folded=folded, rank=rank)
-    for rank_class, plan in zip(parts.classes, parts.plans, strict=True):
-        parts.programs[rank_class.representative] = _program(parts, plan)
-    if timed and rank is None:
+    while True:
+        for rank_class, plan in zip(parts.classes, parts.plans, strict=True):
+            parts.programs[rank_class.representative] = _program(parts, plan)
+        if not timed or rank is not None:
+            break
         parts.clocked = _clock(parts)
+        if parts.clocked.steady or parts.lowered == scenario.num_microbatches:
+            break
+        parts.lowered = min(2 * parts.lowered, scenario.num_microbatches)
     return report(parts, series=series)
 
 
 def _clock(parts: Parts) -> Clocked:
-    count = parts.job.scenario.num_microbatches
-    extra = count - lowered_microbatches(parts.job.mesh.pp, count)
+    extra = parts.job.scenario.num_microbatches - parts.lowered
     programs = [parts.programs[c.representative] for c in parts.classes]
     return clock(programs, parts.classes, parts.job.mesh, parts.topology, parts.framework.compute_dtype, extra)
 
@@ -96,7 +101,7 @@ def _exact_parts(parts: Parts) -> Parts:
 def _check(scenario: Scenario) -> Report:
     job, framework = prepare(scenario)
     topology = _topology(scenario)
-    return report(Parts(job, framework, topology, (), ()), series=False)
+    return report(Parts(job, framework, topology, (), (), 1), series=False)
 
 
 def _parts(scenario: Scenario, *, folded: bool, rank: int | None) -> Parts:
@@ -104,7 +109,8 @@ def _parts(scenario: Scenario, *, folded: bool, rank: int | None) -> Parts:
     topology = _topology(scenario)
     classes = _classes(job, framework, folded=folded, rank=rank)
     plans = tuple(place_rank(job.graph, job.mesh, framework, c.representative) for c in classes)
-    return Parts(job, framework, topology, classes, plans, exact=rank is not None)
+    lowered = lowered_microbatches(job.mesh.pp, scenario.num_microbatches)
+    return Parts(job, framework, topology, classes, plans, lowered, exact=rank is not None)
 
 
 def _classes(job: Job, framework: Framework, *, folded: bool, rank: int | None) -> tuple[RankClass, ...]:
@@ -135,7 +141,6 @@ def _program(parts: Parts, plan: Plan) -> Program:
     scenario, mesh = parts.job.scenario, parts.job.mesh
     training = scenario.training
     count = scenario.num_microbatches
-    lowered = lowered_microbatches(mesh.pp, count)
     workload = Workload(training.micro_batch_size, training.seq_len // mesh.cp, count, parts.rows_per_token())
-    order = actions(training.pipeline.schedule, plan.stage, mesh.pp, lowered)
+    order = actions(training.pipeline.schedule, plan.stage, mesh.pp, parts.lowered)
     return lower(plan, workload, order, flow_of(parts.framework))

@@ -15,6 +15,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
+from typing import NamedTuple
 
 import numpy as np
 
@@ -26,10 +27,10 @@ from simcore.tape import Kernel, Op
 __all__ = ["Call", "Item", "Track", "tracks"]
 
 FORWARD_GATHER, BACKWARD_GATHER = 0, 1
+_COMPUTE, _GATHER, _RECEIVE = int(Stream.COMPUTE), int(Stream.ALL_GATHER), int(Stream.RECEIVE)
 
 
-@dataclass(frozen=True, slots=True)
-class Call:
+class Call(NamedTuple):
     """One collective.
 
     `gate`: the compute item after which it may start (-1: at once). `serial`: its number among the calls of this kind,
@@ -40,7 +41,7 @@ class Call:
     comm: int
     payload: int
     ns: int
-    stream: Stream
+    stream: int
     gate: int
     serial: int
     layer: int
@@ -49,8 +50,7 @@ class Call:
     row: int
 
 
-@dataclass(frozen=True, slots=True)
-class Item:
+class Item(NamedTuple):
     """One thing on the compute stream: `ns` of kernels, then maybe an in-line call or a wait for call `wait_for`."""
 
     ns: int
@@ -64,7 +64,7 @@ class Track:
     """The compute stream's items and, for every other stream, its calls in issue order. `clock`: kernel ns by row."""
 
     items: tuple[Item, ...]
-    calls: dict[Stream, tuple[Call, ...]]
+    calls: dict[int, tuple[Call, ...]]
     clock: IntArray
 
 
@@ -91,7 +91,7 @@ class _Compiler:
     def __init__(self, call_ns: Callable[[int, int], int]) -> None:
         self.call_ns = call_ns
         self.items: list[Item] = []
-        self.calls: dict[Stream, list[Call]] = {}
+        self.calls: dict[int, list[Call]] = {}
         self.open: dict[tuple[int, int], int] = {}
         self.serials: dict[tuple[int, int], int] = {}
         self.numbers = 0
@@ -113,7 +113,7 @@ class _Compiler:
             self.copies_out = False
 
     def call(self, row: int, fields: list[int], microbatch: int, now: int) -> None:
-        stream, handle = Stream(fields[STREAM]), fields[AUX]
+        stream, handle = fields[STREAM], fields[AUX]
         serial = self.serials.get((fields[SLOT], fields[STREAM]), 0)
         self.serials[fields[SLOT], fields[STREAM]] = serial + 1
         ns = self.call_ns(fields[SLOT], fields[AMOUNT])
@@ -121,16 +121,16 @@ class _Compiler:
         made = Call(self.numbers, fields[SLOT], fields[AMOUNT], ns, stream, gate, serial, fields[LAYER], handle,
                     microbatch, row)
         self.numbers += 1
-        if stream == Stream.COMPUTE:
+        if stream == _COMPUTE:
             self._item(now, row, call=made)
             return
         self.calls.setdefault(stream, []).append(made)
         self.open[fields[LAYER], handle] = made.number
 
-    def _gate(self, stream: Stream, handle: int, now: int, row: int) -> int:
-        if handle in (FORWARD_GATHER, BACKWARD_GATHER) and stream == Stream.ALL_GATHER:
+    def _gate(self, stream: int, handle: int, now: int, row: int) -> int:
+        if handle in (FORWARD_GATHER, BACKWARD_GATHER) and stream == _GATHER:
             return self.copy_outs[handle]
-        if stream == Stream.ALL_GATHER or stream in (Stream.COMPUTE, Stream.RECEIVE):
+        if stream in (_GATHER, _COMPUTE, _RECEIVE):
             return -1
         if now > self.spent:
             self._item(now, row)

@@ -17,6 +17,8 @@ from simcore.streams import Call, Track
 
 __all__ = ["ClassTimes", "run"]
 
+_SEND = int(Stream.SEND)
+_MESSAGES = (_SEND, int(Stream.RECEIVE))
 Process = Generator[simpy.Event, Any, None]
 Meets = Callable[[int, int], tuple[int, ...]]
 Peer = Callable[[int, Call], tuple[object, bool]]
@@ -38,11 +40,6 @@ class ClassTimes:
         """When everything of this class is done."""
         last_call = max((end for _, _, end in self.calls), default=0)
         return max(self.item_ends[-1] if self.item_ends else 0, last_call)
-
-    @property
-    def waited(self) -> int:
-        """Nanoseconds in which the compute stream had nothing to do but wait."""
-        return sum(self.waited_at)
 
 
 def run(tracks: Sequence[Track], meets: Meets, link_of: Callable[[int], str]) -> list[ClassTimes]:
@@ -73,7 +70,7 @@ class _Machine:
 
     def _shared_links(self, track: Track) -> dict[str, simpy.Resource]:
         """Links on which more than one stream of a rank sends."""
-        users: dict[str, set[Stream]] = {}
+        users: dict[str, set[int]] = {}
         for stream, calls in track.calls.items():
             for comm in dict.fromkeys(c.comm for c in calls):
                 users.setdefault(self.link_of(comm), set()).add(stream)
@@ -97,14 +94,14 @@ class _Machine:
             if place in gates:
                 gates[place].succeed()
 
-    def _calls(self, number: int, stream: Stream, calls: Sequence[Call], done: dict[int, simpy.Event],
+    def _calls(self, number: int, stream: int, calls: Sequence[Call], done: dict[int, simpy.Event],
                gates: dict[int, simpy.Event], shared: dict[str, simpy.Resource]) -> Process:
         environment, times = self.environment, self.times[number]
         for call in calls:
             if call.gate >= 0 and not gates[call.gate].processed:
                 yield gates[call.gate]
             start = int(environment.now)
-            if stream in (Stream.SEND, Stream.RECEIVE):
+            if stream in _MESSAGES:
                 yield from self._message(stream, call)
             else:
                 link = shared.get(self.link_of(call.comm))
@@ -134,11 +131,11 @@ class _Machine:
         yield self.environment.timeout(call.ns)
         meeting.over.succeed()
 
-    def _message(self, stream: Stream, call: Call) -> Process:
+    def _message(self, stream: int, call: Call) -> Process:
         """Send and receive between neighbouring stages: the receiver has it when the sender is done."""
         key = (call.layer, call.handle, call.microbatch)
         arrived = self.mail.setdefault(key, self.environment.event())
-        if stream == Stream.SEND:
+        if stream == _SEND:
             yield self.environment.timeout(call.ns)
             if not arrived.triggered:
                 arrived.succeed()

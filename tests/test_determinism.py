@@ -1,0 +1,38 @@
+"""The same question twice has the same answer, byte for byte, whatever the hash seed."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+import small
+
+from simcore.simulate import simulate
+
+ROOT = Path(__file__).parents[1]
+MESHES = {"fsdp2": {"dp_shard": 3}, "automodel": {"dp_shard": 4, "ep": 2}, "megatron": {"dp_shard": 3, "tp": 2}}
+
+
+@pytest.mark.parametrize("name", small.FRAMEWORKS)
+def test_the_same_report_twice(name: str) -> None:
+    asked = small.scenario(name, MESHES[name], microbatches=2)
+    assert simulate(asked, series=True).model_dump_json() == simulate(asked, series=True).model_dump_json()
+
+
+def test_the_same_reports_under_another_hash_seed() -> None:
+    script = ("import small; from simcore.simulate import simulate; from test_determinism import MESHES\n"
+              "for name, mesh in MESHES.items():\n"
+              "    print(simulate(small.scenario(name, mesh, microbatches=2), series=True).model_dump_json())")
+    texts = {_output(script, seed) for seed in ("1", "2")}
+    assert len(texts) == 1
+    assert texts.pop().count('"status":"ok"') == len(MESHES)
+
+
+def _output(script: str, seed: str) -> str:
+    path = os.pathsep.join([str(ROOT), str(ROOT / "tests")])
+    environment = {**os.environ, "PYTHONHASHSEED": seed, "PYTHONPATH": path}
+    return subprocess.run([sys.executable, "-c", script], env=environment, capture_output=True, text=True,
+                          check=True).stdout
