@@ -28,6 +28,7 @@ from simcore.report import (
     StepTime,
 )
 from simcore.scenario import Scenario
+from simcore.schedule import steady_microbatch
 from simcore.series import memory_series
 from simcore.topology import Topology
 from simcore.traffic import traffic
@@ -150,15 +151,26 @@ def _grads_persist(framework: Framework) -> bool:
 
 def _repeats(parts: Parts) -> int:
     """How often the steady microbatch happens."""
-    return parts.job.scenario.num_microbatches - parts.lowered + 1
+    return _count(parts) - parts.lowered + 1
+
+
+def _count(parts: Parts) -> int:
+    return parts.job.scenario.num_microbatches
+
+
+def _microbatch(parts: Parts, written: int) -> int:
+    """Its number in the step; those after the steady one were written out with smaller numbers."""
+    is_later = written > steady_microbatch(parts.job.mesh.pp)
+    return written + is_later * (_count(parts) - parts.lowered)
 
 
 def _peak(parts: Parts, peak: Balance) -> Peak:
     device = peak.peak_bytes + parts.topology.device.context_bytes
     return Peak(
         allocated_bytes=peak.peak_bytes, reserved_bytes=peak.peak_bytes, device_bytes=device, phase=peak.phase,
-        event=peak.event, layer=peak.layer, microbatch=peak.microbatch, by_category=peak.by_category,
-        by_phase=peak.by_phase, top=tuple(Owner(owner=o, category=c, bytes=b) for o, c, b in peak.top),
+        event=peak.event, layer=peak.layer, microbatch=_microbatch(parts, peak.microbatch),
+        by_category=peak.by_category, by_phase=peak.by_phase,
+        top=tuple(Owner(owner=o, category=c, bytes=b) for o, c, b in peak.top),
         band_bytes=(device, device))
 
 

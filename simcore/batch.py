@@ -73,6 +73,9 @@ def _attempt(entry: Entry, work: Work) -> Outcome:
         return Outcome(_without_result(entry, *rows), entry.where, 2)
     try:
         report = work(entry.scenario)
+    except OverflowError:
+        row = ProblemRow(where=entry.where, message="the sizes of this model and batch pass what 64 bits can count")
+        return Outcome(_without_result(entry, row), entry.where, 2)
     except Exception as error:  # noqa: BLE001 - a bug of ours costs one scenario, not the batch
         if os.environ.get("RANKSCOPE_DEBUG"):
             traceback.print_exc(file=sys.stderr)

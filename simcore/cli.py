@@ -223,6 +223,7 @@ def _finish(
         output.print_json(reports)
     elif summary:
         output.print_summary(reports)
+    findings.sort(key=lambda found: -found.code)
     output.complain(findings)
     if not finished:
         typer.echo(f"rankscope: interrupted, {len(outcomes)} results kept", err=True)

@@ -12,10 +12,10 @@ from simcore.cost import DTYPES, collective_ns, compute_ns
 from simcore.fold import RankClass
 from simcore.mesh import IntArray, Mesh
 from simcore.program import Phase, Program
-from simcore.tile import AMOUNT, AUX, OP, SLOT
 from simcore.schedule import steady_microbatch
 from simcore.streams import Track, tracks
 from simcore.tape import Kernel, Op
+from simcore.tile import AMOUNT, AUX, OP, SLOT
 from simcore.timeline import ClassTimes, run
 from simcore.topology import Topology
 
@@ -26,9 +26,9 @@ _DTYPE_ID = {name: DTYPES.index(name) for name in ("fp32", "bf16", "fp16")}
 
 @dataclass(frozen=True, eq=False)
 class Clocked:
-    """Times of one step, in ns. `steady`: the last two microbatches took the same time in every class (or there is
-    nothing to extrapolate).
+    """Times of one step, in ns.
 
+    `steady`: the last two microbatches took the same time in every class (or there is nothing to extrapolate).
     `row_ns`: for each class, when each row of its program was reached on the compute stream.
     """
 
@@ -45,10 +45,7 @@ def clock(programs: Sequence[Program], classes: Sequence[RankClass], mesh: Mesh,
           extra_microbatches: int) -> Clocked:
     """Run programs that wrote out some microbatches; `extra_microbatches` more are extrapolated."""
     compiled = [_track(program, mesh, topology, compute) for program in programs]
-    comms = list(programs[0].tables.comms)
-    links = {i: topology.link(mesh.axis(axis).size, mesh.axis(axis).stride, mesh.size).name
-             for i, (_, axis, _) in enumerate(comms)}
-    times = run(compiled, _meetings(programs, classes, mesh), lambda comm: links.get(comm, "network"))
+    times = run(compiled, _Wires(programs, classes, mesh, topology))
     periods = [_periods(program, track, t) for program, track, t in zip(programs, compiled, times, strict=True)]
     steady = not extra_microbatches or all(len(p) >= 2 and p[-1] == p[-2] for p in periods)
     period = max((p[-1] for p in periods if p), default=0)
@@ -85,27 +82,31 @@ def _track(program: Program, mesh: Mesh, topology: Topology, compute: str) -> Tr
     return tracks(program, ns, call_ns)
 
 
-def _meetings(programs: Sequence[Program], classes: Sequence[RankClass], mesh: Mesh) -> _Meets:
-    return _Meets(programs, classes, mesh)
+class _Wires:
+    """Implements `timeline.Wiring`: communicators by the numbers that each class's own program gave them."""
 
-
-class _Meets:
-    """Which classes meet in a communicator of a class; one class alone meets only itself."""
-
-    def __init__(self, programs: Sequence[Program], classes: Sequence[RankClass], mesh: Mesh) -> None:
-        self.mesh, self.classes = mesh, classes
-        self.axes = [axis for _, axis, _ in programs[0].tables.comms]
+    def __init__(self, programs: Sequence[Program], classes: Sequence[RankClass], mesh: Mesh,
+                 topology: Topology) -> None:
+        self.mesh, self.classes, self.topology = mesh, classes, topology
+        self.axes = [[axis for _, axis, _ in program.tables.comms] for program in programs]
         self.many = len({c.stage for c in classes}) < len(classes)
         self.known: dict[tuple[int, int], tuple[int, ...]] = {}
         self.class_of = {(c.stage, c.period, int(o)): i for i, c in enumerate(classes) for o in c.offsets} \
             if self.many else {}
 
-    def __call__(self, number: int, comm: int) -> tuple[int, ...]:
-        if not self.many:
+    def meets(self, number: int, comm: int) -> tuple[int, ...]:
+        if not self.many:  # one class a stage meets only itself
             return (number,)
         if (number, comm) not in self.known:
-            self.known[number, comm] = self._find(number, self.axes[comm])
+            self.known[number, comm] = self._find(number, self.axes[number][comm])
         return self.known[number, comm]
+
+    def link(self, number: int, comm: int) -> str:
+        axis = self.mesh.axis(self.axes[number][comm])
+        return self.topology.link(axis.size, axis.stride, self.mesh.size).name
+
+    def lane(self, number: int) -> int:
+        return self.classes[number].representative % self.mesh.stage_size
 
     def _find(self, number: int, axis: str) -> tuple[int, ...]:
         mine = self.classes[number]

@@ -18,7 +18,8 @@ from simcore.yaml_parser import KeyPath, Parser, dotted
 
 __all__ = ["MAX_BYTES", "Document", "parse_document", "parse_value", "read_document"]
 
-MAX_BYTES: Final = 2**20
+MAX_BYTES: Final = 2**18
+"""Of one file. The scanner takes time that grows with the square of a token: at this size, a second or two."""
 
 
 @dataclass(frozen=True)

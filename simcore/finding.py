@@ -37,7 +37,9 @@ class Finding:
     code: int
 
     def __str__(self) -> str:
-        return f"{self.where or self.name}: {self.message}"
+        """The place says enough of a problem with a file; of what a sweep made, the name is needed too."""
+        name = f"{self.name}: " if self.where and self.kind != "problem" else ""
+        return f"{self.where or self.name}: {name}{self.message}"
 
 
 Gate = Callable[[Outcome], Iterable[Finding]]

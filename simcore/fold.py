@@ -45,11 +45,12 @@ def fold(graph: ModelGraph, mesh: Mesh, framework: Framework) -> tuple[RankClass
     if not edges:
         offsets = np.arange(1, dtype=np.int64)
         return _per_stage(mesh, [offsets], 1)
-    step, period = _window(mesh, [mesh.axis(name) for name in edges])
+    met = [mesh.axis(name) for name in framework.communicators if name != "pp"]
+    step, period = _window(mesh, [mesh.axis(name) for name in edges], met)
     places = np.arange(0, period, step, dtype=np.int64)
     facts = [np.searchsorted(np.array(stops), mesh.axis(name).coordinates(places), side="right")
              for name, stops in edges.items()]
-    labels = _refine(_label(facts), places, _group_axes(mesh, framework, step, period))
+    labels = _refine(_label(facts), places, _inside(met, step, period))
     fine = np.arange(step, dtype=np.int64)
     groups = [(places[labels == label][:, None] + fine[None, :]).ravel() for label in _in_order(labels)]
     return _per_stage(mesh, groups, period)
@@ -93,22 +94,35 @@ def _breakpoints(graph: ModelGraph, mesh: Mesh, framework: Framework) -> dict[st
     return {name: sorted(found) for name, found in edges.items()}
 
 
-def _window(mesh: Mesh, axes: Sequence[Axis]) -> tuple[int, int]:
-    """The smallest (step, period) of ranks within a stage on which these axes are whole digits."""
-    step = math.gcd(*(axis.stride for axis in axes))
-    period = math.lcm(*(axis.stride * axis.size for axis in axes))
-    return step, (period if mesh.stage_size % period == 0 else mesh.stage_size)
+def _window(mesh: Mesh, cut: Sequence[Axis], met: Sequence[Axis]) -> tuple[int, int]:
+    """The smallest (step, period) of ranks in a stage on which all axes repeat: groups never straddle its borders."""
+    step = math.gcd(*(axis.stride for axis in cut))
+    period = math.lcm(*(axis.stride * axis.size for axis in cut))
+    period = mesh.stage_size if mesh.stage_size % period else period
+    borders = [border for axis in met for border in (axis.stride, axis.stride * axis.size)]
+    while not all(_nested(border, step) and _nested(border, period) for border in borders):
+        for border in borders:
+            step = step if _nested(border, step) else math.gcd(step, border)
+            period = period if _nested(border, period) else math.lcm(period, border)
+    return step, period
 
 
-def _group_axes(mesh: Mesh, framework: Framework, step: int, period: int) -> list[Axis]:
-    """Axes whose groups can meet different classes: those inside the window."""
-    axes = [mesh.axis(name) for name in framework.communicators if name != "pp"]
-    return [a for a in axes if a.size > 1 and a.stride >= step and a.stride * a.size <= period]
+def _nested(a: int, b: int) -> bool:
+    return a % b == 0 or b % a == 0
+
+
+def _inside(met: Sequence[Axis], step: int, period: int) -> list[Axis]:
+    """Axes as the places of a window see them; a group that is wider than the period meets each of its places alike."""
+    bounds = [(a.name, max(a.stride, step), min(a.stride * a.size, period)) for a in met]
+    return [Axis(name, high // low, low) for name, low, high in bounds if high > low]
 
 
 def _label(facts: Sequence[IntArray]) -> IntArray:
-    _, labels = np.unique(np.stack(facts, axis=1), axis=0, return_inverse=True)
-    return np.asarray(labels, dtype=np.int64).reshape(-1)
+    """A number for each distinct row of facts (column by column, which is much faster than rows at once)."""
+    labels = np.zeros_like(facts[0])
+    for fact in facts:
+        _, labels = np.unique(labels * (int(fact.max()) + 1) + fact, return_inverse=True)
+    return np.asarray(labels, dtype=np.int64)
 
 
 def _refine(labels: IntArray, places: IntArray, axes: Sequence[Axis]) -> IntArray:

@@ -28,12 +28,12 @@ from simcore.lower import lower
 from simcore.mesh import Mesh
 from simcore.plan import place
 from simcore.program import Phase, Program, Stream
-from simcore.tile import OP, SLOT
 from simcore.scenario import Mesh as Degrees
 from simcore.scenario import parse_scenario, scenario_schema
 from simcore.schedule import actions
 from simcore.setup import prepare
 from simcore.tape import Kernel, Op
+from simcore.tile import OP, SLOT
 from simcore.tiles import Workload
 
 __all__ = ["CATEGORIES", "COMPONENTS", "RESERVED", "events", "filled", "glossary", "scenario_keys"]

@@ -51,6 +51,8 @@ class ModelGraph:
     @cached_property
     def network(self) -> nx.DiGraph[int]:
         """Layers as nodes (with their kind), data flow and tied weights as edges."""
+        import networkx as nx
+
         graph: nx.DiGraph[int] = nx.DiGraph()
         for layer in self.layers:
             graph.add_node(layer.index, kind=self.kinds[layer.kind].name, path=layer.path)

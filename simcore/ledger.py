@@ -1,6 +1,6 @@
 """The ledger: postings of a program on its issue clock, by owner. Peak = the maximum of a running sum.
 
-Comes in: a `Program`. Goes out: `Balance`, the highest moment, who is there, and the peak of each phase. Allocated bytes
+Comes in: a `Program`. Goes out: `Balance`: the highest moment, who is there, the peak of each phase. Allocated bytes
 depend on the order of issue alone (PyTorch lowers them in `free()` on the host), so no clock is needed. Sums run over
 pieces; only the piece that holds the peak is looked into.
 """
@@ -137,17 +137,20 @@ def _held(program: Program, piece: int, row: int) -> IntArray:
 
 def _by_category(program: Program, held: IntArray) -> dict[str, int]:
     sums: dict[str, int] = {}
-    for (_, category), size in zip(program.tables.slots, held.sum(axis=0).tolist(), strict=True):
-        if size:
-            sums[category] = sums.get(category, 0) + size
+    sizes, owners = held.sum(axis=0), list(program.tables.slots)
+    for slot in np.flatnonzero(sizes).tolist():
+        category = owners[slot][1]
+        sums[category] = sums.get(category, 0) + int(sizes[slot])
     return dict(sorted(sums.items(), key=lambda item: (-item[1], item[0])))
 
 
 def _owners(program: Program, held: IntArray, limit: int) -> tuple[tuple[str, str, int], ...]:
     """(owner, category, bytes), largest first."""
     flat = held.ravel()
-    least = np.partition(flat, -limit)[-limit] if len(flat) > limit else 1
-    found = np.flatnonzero(flat >= max(int(least), 1))
+    found = np.flatnonzero(flat > 0)
+    sizes = flat[found]
+    if len(found) > limit:
+        found = found[sizes >= np.partition(sizes, -limit)[-limit]]
     named = [(*_owner(program, int(i), held.shape[1]), int(flat[i])) for i in found[:40 * limit]]
     return tuple(sorted(named, key=lambda x: (-x[2], x[0], x[1]))[:limit])
 

@@ -12,9 +12,9 @@ from collections.abc import Iterable, Sequence
 from simcore.flow import Flow, FlowMaker
 from simcore.plan import Plan
 from simcore.program import Builder, Phase, Program, Stream, Tables
-from simcore.tile import Tile
 from simcore.schedule import Action
 from simcore.tape import GRAD_HIDDEN, HIDDEN, Param
+from simcore.tile import Tile
 from simcore.tiles import LayerTiles, Workload, record_layers
 from simcore.units import dtype_bytes
 

@@ -27,6 +27,8 @@ __all__ = [
     "writing",
 ]
 
+_MOST_LINES = 30
+_LONGEST_LINE = 1000
 _LONG = 20
 """Batches from this size on show their progress on a terminal."""
 
@@ -42,24 +44,27 @@ def print_json(results: Sequence[_Json]) -> None:
 
 def print_summary(reports: Sequence[Report]) -> None:
     """The table of all scenarios."""
-    from simcore import table
+    from simcore.summary import summary
+    from simcore.table import console
 
-    console = table.console(sys.stdout)
-    console.print(*table.summary(reports, console.width), sep="\n")
+    screen = console(sys.stdout)
+    screen.print(*summary(reports, screen.width), sep="\n")
 
 
 def print_shown(*shown: RenderableType) -> None:
     """Tables and lines, below each other."""
-    from simcore import table
+    from simcore.table import console
 
-    table.console(sys.stdout).print(*shown, sep="\n")
+    console(sys.stdout).print(*shown, sep="\n")
 
 
 def complain(problems: Sequence[Problem | Finding]) -> None:
-    """One line each, on standard error."""
-    for problem in problems:
-        text = "".join(c if c.isprintable() else "\ufffd" for c in str(problem))
+    """One line each, on standard error; of very many, the first."""
+    for problem in problems[:_MOST_LINES]:
+        text = "".join(c if c.isprintable() else "\ufffd" for c in str(problem)[:_LONGEST_LINE])
         sys.stderr.write(f"rankscope: {text}\n")
+    if len(problems) > _MOST_LINES:
+        sys.stderr.write(f"rankscope: and {len(problems) - _MOST_LINES:,} more, all of them in --json\n")
 
 
 def ci_text(report_format: str, names: Sequence[str], findings: Sequence[Finding]) -> str:

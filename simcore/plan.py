@@ -130,12 +130,16 @@ def _place_tensor(spec: TensorSpec, life: Life, mesh: Mesh, rank: int) -> Placed
     local = math.prod(local_shape(spec.copies, spec.shape, life.rest.layout, mesh, rank))
     padded = padded_numel(spec.copies, spec.shape, life.rest.layout, mesh) if life.pad_storage else local
     trains = spec.trainable and not spec.is_buffer
-    states = tuple((name, _state_bytes(spec, form, mesh, rank)) for name, form in life.states) if trains else ()
+    states = tuple((name, _state_bytes(spec, form, life, local, mesh, rank))
+                   for name, form in life.states) if trains else ()
     return Placed(spec, life, local, padded, tuple(used_shape), used_copies, states)
 
 
-def _state_bytes(spec: TensorSpec, form: Form, mesh: Mesh, rank: int) -> int:
-    numel = math.prod(local_shape(spec.copies, spec.shape, form.layout, mesh, rank))
+def _state_bytes(spec: TensorSpec, form: Form, life: Life, local: int, mesh: Mesh, rank: int) -> int:
+    """`local`: elements of the parameter at rest, which most states are cut like."""
+    numel = local
+    if form.layout is not life.rest.layout:
+        numel = math.prod(local_shape(spec.copies, spec.shape, form.layout, mesh, rank))
     parts = math.prod(mesh.axis(axis).size for axis, cut in form.layout if isinstance(cut, Flat))
     return numel * dtype_bytes(form.dtype) // parts
 

@@ -130,9 +130,10 @@ class Program:
         return np.repeat(np.array(values, dtype=np.int64), [p.num_rows for p in self.pieces])
 
     def calls(self) -> IntArray:
-        """Collectives and copies: rows of (communication row, payload bytes, phase, microbatch)."""
+        """Collectives, copies and what is sent, not received: (communication row, payload bytes, phase, microbatch)."""
         op = self.loose[:, OP]
-        at = np.flatnonzero((op == Op.COLLECTIVE) | (op == Op.COPY))
+        sent = ((op == Op.COLLECTIVE) | (op == Op.COPY)) & (self.loose[:, STREAM] != Stream.RECEIVE)
+        at = np.flatnonzero(sent)
         runs = [p for p in self.pieces if p.tile is None]
         of = np.searchsorted(np.array([p.start for p in runs]), at, side="right") - 1
         where = np.array([(p.phase, p.microbatch) for p in runs], dtype=np.int64).reshape(-1, 2)

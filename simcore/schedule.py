@@ -29,7 +29,7 @@ SCHEDULES = tuple(_MODULE)
 
 
 def lowered_microbatches(num_stages: int, num_microbatches: int) -> int:
-    """How many microbatches are written out at first: one to begin with, a steady one, the last; more to fill a pipeline.
+    """How many microbatches are written out at first: the first, a steady one, the last; more to fill a pipeline.
 
     If the steady ones do not take the same time, more are written out.
     """

@@ -9,9 +9,9 @@ import numpy as np
 from simcore.ledger import running
 from simcore.mesh import IntArray
 from simcore.program import Phase, Program
-from simcore.tile import AMOUNT, OP, SLOT
 from simcore.report import MemorySeries
 from simcore.tape import Op
+from simcore.tile import AMOUNT, OP, SLOT
 
 __all__ = ["MAX_SAMPLES", "memory_series"]
 

@@ -21,8 +21,8 @@ import numpy as np
 
 from simcore.mesh import IntArray
 from simcore.program import Program, Stream
-from simcore.tile import AMOUNT, AUX, LAYER, OP, SLOT, STREAM
 from simcore.tape import Kernel, Op
+from simcore.tile import AMOUNT, AUX, LAYER, OP, SLOT, STREAM
 
 __all__ = ["Call", "Item", "Track", "tracks"]
 

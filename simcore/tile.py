@@ -18,6 +18,7 @@ __all__ = ["AMOUNT", "AUX", "LAYER", "OP", "SLOT", "STREAM", "Tile", "posted_byt
 
 OP, LAYER, SLOT, AMOUNT, STREAM, AUX = range(6)
 _NOTHING = -(1 << 62)
+_LAST_POSTING = int(Op.FREE)
 
 
 def posted_bytes(rows: IntArray) -> IntArray:
@@ -48,7 +49,7 @@ class Tile:
 
     @cached_property
     def replayed(self) -> bool:
-        """Is any of it a replay?"""
+        """Whether any of it is a replay."""
         return bool(self.replay.any())
 
     @cached_property
@@ -93,10 +94,10 @@ class Tile:
 
 
 def _by_owner(rows: IntArray) -> IntArray:
-    posted = rows[rows[:, OP] <= Op.FREE]
-    owners, inverse = np.unique(posted[:, [LAYER, SLOT]], axis=0, return_inverse=True)
-    sums = np.zeros(len(owners), dtype=np.int64)
-    np.add.at(sums, inverse.reshape(-1), posted[:, AMOUNT])
-    table: IntArray = np.concatenate([owners, sums[:, None]], axis=1)
-    kept: IntArray = table[sums != 0]
-    return kept
+    """Rows of (layer offset, slot, bytes) that are not zero; a dictionary is faster than numpy on so few rows."""
+    sums: dict[tuple[int, int], int] = {}
+    for op, layer, slot, amount, _, _ in rows.tolist():
+        if op <= _LAST_POSTING:
+            sums[layer, slot] = sums.get((layer, slot), 0) + amount
+    table: IntArray = np.array([(*owner, size) for owner, size in sums.items() if size], dtype=np.int64)
+    return table.reshape(-1, 3)

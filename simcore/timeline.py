@@ -1,27 +1,39 @@
 """The timeline: tracks of all rank classes run on concurrent streams and shared links, in simpy.
 
-Comes in: a `Track` per class, which classes meet in which communicator, which links they share. Goes out: `Span`s in
-whole nanoseconds. One process a stream; a `Resource` only where two streams of a rank really share a link.
+Comes in: a `Track` per class, and a `Wiring` that says which classes meet in which communicator and over which links.
+Goes out: `ClassTimes` in whole nanoseconds. One process a stream; a `Resource` only where two streams of a rank really
+share a link.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Generator, Sequence
+from collections.abc import Generator, Sequence
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, Protocol
 
 import simpy
 
 from simcore.program import Stream
 from simcore.streams import Call, Track
 
-__all__ = ["ClassTimes", "run"]
+__all__ = ["ClassTimes", "Wiring", "run"]
 
 _SEND = int(Stream.SEND)
 _MESSAGES = (_SEND, int(Stream.RECEIVE))
 Process = Generator[simpy.Event, Any, None]
-Meets = Callable[[int, int], tuple[int, ...]]
-Peer = Callable[[int, Call], tuple[object, bool]]
+
+
+class Wiring(Protocol):
+    """How classes are connected. `comm` is the number that the class's own program gives a communicator."""
+
+    def meets(self, number: int, comm: int) -> tuple[int, ...]:
+        """Classes in that communicator of a class."""
+
+    def link(self, number: int, comm: int) -> str:
+        """The link that it crosses."""
+
+    def lane(self, number: int) -> int:
+        """Classes of the same lane send each other what crosses a stage border."""
 
 
 @dataclass(eq=False)
@@ -42,20 +54,20 @@ class ClassTimes:
         return max(self.item_ends[-1] if self.item_ends else 0, last_call)
 
 
-def run(tracks: Sequence[Track], meets: Meets, link_of: Callable[[int], str]) -> list[ClassTimes]:
-    """Run all classes. `meets(class, comm)`: classes in that communicator; `link_of(comm)`: the link it crosses."""
-    machine = _Machine(tracks, meets, link_of)
+def run(tracks: Sequence[Track], wiring: Wiring) -> list[ClassTimes]:
+    """Run all classes."""
+    machine = _Machine(tracks, wiring)
     machine.environment.run()
     return machine.times
 
 
 class _Machine:
-    def __init__(self, tracks: Sequence[Track], meets: Meets, link_of: Callable[[int], str]) -> None:
+    def __init__(self, tracks: Sequence[Track], wiring: Wiring) -> None:
         self.environment = simpy.Environment()
-        self.tracks, self.meets, self.link_of = tracks, meets, link_of
+        self.wiring = wiring
         self.times = [ClassTimes() for _ in tracks]
         self.meetings: dict[object, _Meeting] = {}
-        self.mail: dict[tuple[int, int, int], simpy.Event] = {}
+        self.mail: dict[tuple[int, int, int, int], simpy.Event] = {}
         for number, track in enumerate(tracks):
             self._start(number, track)
 
@@ -63,17 +75,17 @@ class _Machine:
         environment = self.environment
         done = {c.number: environment.event() for calls in track.calls.values() for c in calls}
         gates = {c.gate: environment.event() for calls in track.calls.values() for c in calls if c.gate >= 0}
-        shared = self._shared_links(track)
+        shared = self._shared_links(number, track)
         for stream, calls in track.calls.items():
             environment.process(self._calls(number, stream, calls, done, gates, shared))
         environment.process(self._compute(number, track, done, gates))
 
-    def _shared_links(self, track: Track) -> dict[str, simpy.Resource]:
+    def _shared_links(self, number: int, track: Track) -> dict[str, simpy.Resource]:
         """Links on which more than one stream of a rank sends."""
         users: dict[str, set[int]] = {}
         for stream, calls in track.calls.items():
             for comm in dict.fromkeys(c.comm for c in calls):
-                users.setdefault(self.link_of(comm), set()).add(stream)
+                users.setdefault(self.wiring.link(number, comm), set()).add(stream)
         return {link: simpy.Resource(self.environment) for link, streams in users.items() if len(streams) > 1}
 
     # ---- processes ----------------------------------------------------------------------------------------------
@@ -102,9 +114,9 @@ class _Machine:
                 yield gates[call.gate]
             start = int(environment.now)
             if stream in _MESSAGES:
-                yield from self._message(stream, call)
+                yield from self._message(number, stream, call)
             else:
-                link = shared.get(self.link_of(call.comm))
+                link = shared.get(self.wiring.link(number, call.comm))
                 if link is None:
                     yield from self._together(number, call)
                 else:
@@ -117,7 +129,7 @@ class _Machine:
 
     def _together(self, number: int, call: Call) -> Process:
         """A collective starts when the last class of its communicator is there."""
-        classes = self.meets(number, call.comm)
+        classes = self.wiring.meets(number, call.comm)
         if len(classes) < 2:
             if call.ns:
                 yield self.environment.timeout(call.ns)
@@ -131,9 +143,9 @@ class _Machine:
         yield self.environment.timeout(call.ns)
         meeting.over.succeed()
 
-    def _message(self, stream: int, call: Call) -> Process:
+    def _message(self, number: int, stream: int, call: Call) -> Process:
         """Send and receive between neighbouring stages: the receiver has it when the sender is done."""
-        key = (call.layer, call.handle, call.microbatch)
+        key = (self.wiring.lane(number), call.layer, call.handle, call.microbatch)
         arrived = self.mail.setdefault(key, self.environment.event())
         if stream == _SEND:
             yield self.environment.timeout(call.ns)

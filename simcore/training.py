@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Annotated, Literal
+from typing import Annotated, Final, Literal
 
 from pydantic import Discriminator, Field, Tag, model_validator
 
@@ -13,6 +13,8 @@ __all__ = ["Capacity", "DType", "Draws", "Imbalance", "Lengths", "Lora", "Offloa
 
 Seed = Annotated[int, Field(ge=0, le=2**63 - 1)]
 DType = Literal["auto", "fp32", "bf16", "fp16", "fp8"]
+MAX_TOKENS: Final = 2**26
+"""Of one microbatch."""
 
 
 class Lengths(Block):
@@ -167,7 +169,7 @@ class Training(Block):
     """What one optimizer step does."""
 
     method: Literal["full", "lora", "qlora"] = Field(default="full", description="What is trained")
-    seq_len: Count = Field(description="Tokens of one sequence, before cp splits it")
+    seq_len: Annotated[int, Field(ge=1, le=2**22)] = Field(description="Tokens of one sequence, before cp splits it")
     micro_batch_size: Count = Field(default=1, description="Sequences of one microbatch, per data-parallel rank")
     global_batch_size: Count | None = Field(
         default=None, description="Sequences per optimizer step; left out: one microbatch on every data-parallel rank"
@@ -193,3 +195,11 @@ class Training(Block):
     offload: Offload = Field(default=Offload(), description="What lies outside the device")
     lora: Lora = Field(default=Lora(), description="Adapters, for the methods lora and qlora")
     quantization: Quantization = Field(default=Quantization(), description="The frozen base, for the method qlora")
+
+    @model_validator(mode="after")
+    def _countable(self) -> Training:
+        """Bytes and operations of one microbatch are counted in 64 bits."""
+        if self.seq_len * self.micro_batch_size > MAX_TOKENS:
+            told = f"seq_len {self.seq_len} x micro_batch_size {self.micro_batch_size}"
+            raise ValueError(f"expected at most {MAX_TOKENS} tokens in one microbatch, got {told}")
+        return self

@@ -30,7 +30,7 @@ from simcore.errors import InputError, Problem
 
 __all__ = ["MAX_DEPTH", "MAX_NODES", "KeyPath", "Parser", "dotted"]
 
-MAX_NODES: Final = 100_000
+MAX_NODES: Final = 20_000
 """Values in one document, counted with aliases expanded."""
 MAX_DEPTH: Final = 64
 
@@ -98,7 +98,7 @@ class Parser:
             yield from YAML(typ="safe", pure=True).parse(self.text)
         except MarkedYAMLError as error:
             mark = error.problem_mark or error.context_mark
-            self._refuse(mark.line if mark else 0, _syntax(error))
+            self._refuse(mark.line if mark else 0, _syntax(error, "JSON" if self.path.endswith(".json") else "YAML"))
         except InputError:
             raise
         except Exception as error:  # noqa: BLE001 - the scanner lets plain ones through, such as chr() of \UFFFFFFFF
@@ -137,11 +137,12 @@ class Parser:
 
     def _alias(self, event: AliasEvent, depth: int) -> _Built:
         line, name = event.start_mark.line, event.anchor
+        shown = name[:60]
         if name not in self.anchors:
-            self._refuse(line, f"alias *{name} has no anchor &{name} before it")
+            self._refuse(line, f"alias *{shown} has no anchor &{shown} before it")
         built = self.anchors[name]
         if built is None:
-            self._refuse(line, f"alias *{name} stands inside its own anchor &{name}: the value would be endless")
+            self._refuse(line, f"alias *{shown} stands inside its own anchor: the value would be endless")
         self._count(built.num_nodes, depth + built.depth, line)
         return built
 
@@ -209,9 +210,9 @@ def _plain(text: str) -> Any:
     return float(text) if _FLOAT.fullmatch(text) else text
 
 
-def _syntax(error: MarkedYAMLError) -> str:
+def _syntax(error: MarkedYAMLError, language: str) -> str:
     told = " ".join(f"{error.problem or error.context or 'not YAML'}".split())
     if "'\\t'" in told:
         return "a tab where YAML expects spaces: indent with spaces"
     context = " ".join(f"{error.context}".split()) if error.context and error.problem else ""
-    return f"not valid YAML: {told}" + (f" ({context})" if context else "")
+    return f"not valid {language}: {told}" + (f" ({context})" if context else "")

@@ -53,7 +53,7 @@ def report(name: str = "a", peak_gib: float | None = 40, step_s: float = 0.5, **
     fits = peak_gib is None or peak_gib <= 80
     values: dict[str, object] = {
         "name": name,
-        "scenario": {"name": name, "framework": "fsdp2", "mesh": MESH},
+        "scenario": {"name": name, "framework": "fsdp2", "mesh": MESH, "training": {"method": "lora"}},
         "status": "ok",
         "verdict": None if peak_gib is None else ("fits" if fits else "oom"),
         "capacity_bytes": 80 * GIB,

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Iterator
 from typing import Any
 
 from simcore.document import parse_document
@@ -11,10 +12,11 @@ from simcore.framework import Framework
 from simcore.job import Job
 from simcore.lower import lower
 from simcore.plan import Plan, place
-from simcore.program import Program
+from simcore.program import Phase, Program
 from simcore.scenario import Scenario, parse_scenario
 from simcore.schedule import actions
 from simcore.setup import prepare
+from simcore.tape import Op
 from simcore.tiles import Workload
 
 TINY = "nemotron-3-tiny"
@@ -51,3 +53,26 @@ def program_of(framework: str, mesh: dict[str, int] | None = None, *, rank: int 
     count = asked.num_microbatches
     workload = Workload(1, asked.training.seq_len // job.mesh.cp, count, 2 << 16)
     return lower(plan, workload, actions("1f1b", plan.stage, job.mesh.pp, count), flow_of(table))
+
+
+def marks(program: Program) -> list[str]:
+    """Hooks in the order in which they are passed."""
+    return [program.event(row, 0) for row in program.columns if row[0] == Op.MARK]
+
+
+def postings(program: Program, name: str) -> list[tuple[int, str, int]]:
+    """(layer, phase, signed bytes) of every owner called `name`, in order."""
+    slots = {number for (owner, _), number in program.tables.slots.items() if owner == name}
+    return [(layer, Phase(phase).name.lower(), amount)
+            for (op, layer, slot, amount, _, _), phase in _rows(program) if op in (Op.ALLOC, Op.FREE) and slot in slots]
+
+
+def calls(program: Program, collective: str) -> list[tuple[str, str, int]]:
+    """(axis, phase, payload) of every call of a collective, in order."""
+    comms = {number: axis for (name, axis, _), number in program.tables.comms.items() if name == collective}
+    return [(comms[slot], Phase(phase).name.lower(), amount)
+            for (op, _, slot, amount, _, _), phase in _rows(program) if op == Op.COLLECTIVE and slot in comms]
+
+
+def _rows(program: Program) -> Iterator[tuple[list[int], int]]:
+    return zip(program.columns.tolist(), program.phase.tolist(), strict=True)

@@ -7,15 +7,16 @@ from typing import Any
 
 import numpy as np
 import pytest
-import small
 
+import small
 from simcore.ledger import balance, running
 from simcore.program import Phase
 
 LORA: dict[str, Any] = {"method": "lora", "lora": {"rank": 8}}
 MESHES = {
     "fsdp2": [{"dp_shard": 1}, {"dp_shard": 3}, {"dp_replicate": 2, "dp_shard": 4, "ep": 4}],
-    "automodel": [{"dp_shard": 3}, {"dp_shard": 4, "ep": 2}, {"dp_shard": 2, "ep": 2}, {"pp": 2, "dp_shard": 4, "ep": 2}],
+    "automodel": [{"dp_shard": 3}, {"dp_shard": 4, "ep": 2}, {"dp_shard": 2, "ep": 2},
+                  {"pp": 2, "dp_shard": 4, "ep": 2}],
     "megatron": [{"dp_shard": 3}, {"dp_shard": 4, "ep": 2, "tp": 2, "etp": 1}, {"pp": 5, "dp_shard": 2, "ep": 2}],
 }
 CASES = [(name, mesh, recompute, method) for name, meshes in MESHES.items()

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from itertools import pairwise
+
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -39,7 +41,7 @@ def test_parts_cover_every_parameter_once(sizes: list[int], bucket: int, align: 
 def test_nothing_overlaps_and_buckets_are_without_gaps(sizes: list[int], bucket: int, align: int) -> None:
     flat = lay_out(sizes, bucket_numel=bucket, align_param=align, align_bucket=128)
     ranges = sorted(zip(flat.starts.tolist(), flat.ends.tolist(), strict=True))
-    assert all(a[1] <= b[0] for a, b in zip(ranges, ranges[1:], strict=False))
+    assert all(a[1] <= b[0] for a, b in pairwise(ranges))
     assert all(start % align == 0 for start, _ in ranges if align == 1 or start not in dict(flat.buckets))
     edges = [0, *(end for _, end in flat.buckets)]
     assert [start for start, _ in flat.buckets] == edges[:-1]

@@ -14,6 +14,7 @@ from simcore.form import Flat
 from simcore.plan import place as place_rank
 from simcore.program import AMOUNT, OP, SLOT, Phase
 from simcore.report import Report
+from simcore.scenario import Scenario
 from simcore.setup import prepare
 from simcore.simulate import place, simulate
 from simcore.tape import Op
@@ -71,7 +72,7 @@ def test_optimizer_states_of_megatron_add_up_exactly(layout: Layout) -> None:
     assert held * 5040 == want
 
 
-def _exact_optimizer_bytes(asked: small.Scenario, rank: int) -> int:
+def _exact_optimizer_bytes(asked: Scenario, rank: int) -> int:
     report = _ok(place(asked, rank=rank))
     return sum(c.optimizer_bytes for c in report.ranks[0].at_rest.values())
 

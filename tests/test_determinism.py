@@ -8,8 +8,8 @@ import sys
 from pathlib import Path
 
 import pytest
-import small
 
+import small
 from simcore.simulate import simulate
 
 ROOT = Path(__file__).parents[1]

@@ -5,11 +5,12 @@ from __future__ import annotations
 from dataclasses import replace
 
 import pytest
-import small
 
+import small
 from simcore.form import Form
 from simcore.framework import Framework, Life, Rule
 from simcore.tensor import TensorSpec
+from simcore.units import dtype_bytes
 
 
 def life(name: str) -> Life:
@@ -41,12 +42,14 @@ def test_a_tensor_without_a_rule_is_a_bug() -> None:
         framework(NORMS).life(spec("w"))
 
 
-@pytest.mark.parametrize(("name", "mesh"), [("fsdp2", {"dp_shard": 4, "ep": 2}), ("automodel", {"dp_shard": 4, "ep": 2}),
+@pytest.mark.parametrize(("name", "mesh"), [("fsdp2", {"dp_shard": 4, "ep": 2}),
+                                            ("automodel", {"dp_shard": 4, "ep": 2}),
                                             ("megatron", {"dp_shard": 4, "ep": 2, "tp": 2, "etp": 1})])
 @pytest.mark.parametrize("method", ["full", "lora"])
-def test_every_tensor_of_a_model_has_a_life(name: str, mesh: dict[str, int], method: str) -> None:
+def test_every_tensor_of_a_model_has_a_life_and_buffers_are_whole(name: str, mesh: dict[str, int], method: str) -> None:
     job, table = small.prepared(name, mesh, method=method)
     for specs in job.graph.tensors:
         for tensor in specs:
             found = table.life(tensor)
-            assert (found.rest_category == "buffer") == tensor.is_buffer
+            assert found.rest.layout == () or not tensor.is_buffer
+            assert dtype_bytes(found.rest.dtype) in (2, 4)

@@ -34,6 +34,7 @@ _VERDICTS: Final = {
     "none": ("\u2013", "No verdict", "plain"),
 }
 _MANY: Final = 4  # with more classes of ranks than this, only the highest is open
+_MOST: Final = 16  # classes of ranks that are drawn; beyond them only the highest
 _KINDS: Final = {
     "derived": "follows from the framework\u2019s source",
     "calibrated": "fitted to measured runs",
@@ -67,8 +68,12 @@ def article(report: Report, ordinal: int) -> Markup:
     """Everything about one report."""
     head = element("header", element("h2", report.name, id=f"report-{ordinal}-name", dir="auto"),
                    element("p", verdict(report), " ", _sentence(report), class_="answer"), _fill(report))
-    classes = (_rank(report, rank, f"r{ordinal}-{n}") for n, rank in enumerate(report.ranks, 1))
-    return element("article", head, _problems(report), _facts(report), *classes, _assumptions(report),
+    chosen = [rank for n, rank in enumerate(report.ranks) if n < _MOST or rank is report.peak_rank]
+    classes = (_rank(report, rank, f"r{ordinal}-{n}") for n, rank in enumerate(chosen, 1))
+    left = len(report.ranks) - len(chosen)
+    more = element("p", f"{left:,} more classes of ranks are in the result, not on this page.", class_="note")
+    return element("article", head, _problems(report), _facts(report), *classes, more if left else None,
+                   _assumptions(report),
                    _communicators(report), _scenario(report), id=f"report-{ordinal}",
                    aria_labelledby=f"report-{ordinal}-name")
 
@@ -117,7 +122,7 @@ def _scenario_facts(report: Report) -> list[Fact]:
                          if isinstance(scenario.get(key), str)]
     mesh = scenario.get("mesh")
     if isinstance(mesh, dict) and mesh:
-        facts.append(("mesh", ", ".join(f"{axis} {size}" for axis, size in mesh.items())))
+        facts.append(("mesh", ", ".join(f"{axis} {size}" for axis, size in mesh.items() if size)))
     ranks = sum(rank.num_ranks for rank in report.ranks)
     return facts + ([("ranks", f"{ranks:,}, in {len(report.ranks):,} classes")] if len(report.ranks) > 1 else [])
 
@@ -130,10 +135,11 @@ def _peak_facts(report: Report) -> list[Fact]:
     facts: list[Fact] = [
         ("allocated", format_bytes(peak.allocated_bytes)), ("reserved", format_bytes(peak.reserved_bytes)),
         ("in use in all", format_bytes(peak.device_bytes)), ("headroom", _signed(report.headroom_bytes)),
-        ("likely between", " and ".join(map(format_bytes, peak.band_bytes))),
         ("when", f"{peak.phase}, microbatch {peak.microbatch}, {peak.step} step"),
         ("event", code(peak.event)), ("layer", code(peak.layer))]
-    return facts + ([("on the host", format_bytes(peak.host_bytes))] if peak.host_bytes else [])
+    low, high = peak.band_bytes
+    between = [("likely between", f"{format_bytes(low)} and {format_bytes(high)}")] if low < high else []
+    return facts + between + ([("on the host", format_bytes(peak.host_bytes))] if peak.host_bytes else [])
 
 
 def _time_facts(report: Report) -> list[Fact]:

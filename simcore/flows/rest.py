@@ -9,8 +9,8 @@ import numpy as np
 from simcore.mesh import IntArray
 from simcore.plan import Placed, Plan
 from simcore.program import Builder, Phase, Tables
-from simcore.tile import Tile
 from simcore.tape import Kernel, Op
+from simcore.tile import Tile
 from simcore.units import dtype_bytes
 
 __all__ = ["optimizer_temporaries", "post_rest"]

@@ -101,8 +101,8 @@ def _param_bytes(placed: Placed, unit: Unit, world: int, partial: int) -> ParamB
 
 
 def _padded_to(placed: Placed, parts: int) -> int:
-    rows = placed.spec.shape[0]
-    return -(-rows // parts) * parts * (placed.spec.numel // rows)
+    rows = placed.used_shape[0]
+    return -(-rows // parts) * parts * (placed.used // rows)
 
 
 def _gathered_bytes(unit: Unit, placed: Placed) -> int:

@@ -62,7 +62,17 @@ def table(job: Job) -> Framework:
         options=(*((("experts", "unit"),) if own_unit else ()), ("dispatcher", _dispatcher(job, options)),
                  *RELEASE_0_7_0),
         communicators=_communicators(job),
+        assumptions=_assumptions(job),
     )
+
+
+def _assumptions(job: Job) -> tuple[tuple[str, str, str, str], ...]:
+    """A mesh that the parallelizer serves and the model loader before it does not is shown, with that said."""
+    if job.mesh.tp == 1 or job.graph.architecture.family == "llama":
+        return ()
+    return (("mesh.tp", "as the parallelizer places it", "assumed",
+             "0.7.0 NeMoAutoModel's capability check refuses it first: 'Tensor parallelism (tp_size="
+             f"{job.mesh.tp}) requested but NemotronHForCausalLM has no TP plan'; only lm_head would be split"),)
 
 
 def _flow(job: Job, options: dict[str, object]) -> UnshardFlow:

@@ -76,7 +76,6 @@ def _check(job: Job) -> None:
                       "training.precision.experts": "auto", "training.optimizer.master": "none",
                       "training.pipeline.layers": "auto"})
     _check_experts(job)
-    _check_reshard(job)
 
 
 def _check_experts(job: Job) -> None:
@@ -87,13 +86,15 @@ def _check_experts(job: Job) -> None:
                                   f"{job.mesh.ep}", "expert parallel: DTensor Shard(0) of the experts, even cut")
 
 
-def _check_reshard(job: Job) -> None:
-    reshard = job.scenario.framework_options.get("reshard_after_forward")
-    shards = job.mesh.dp_shard
-    if isinstance(reshard, int) and not isinstance(reshard, bool) and (shards % reshard or not 1 < reshard < shards):
-        raise job.illegal("framework_options.reshard_after_forward",
-                          f"expected a factor of the {shards} shards, other than 1 and {shards}, got {reshard}",
-                          f"{RULE} _get_post_forward_mesh_info")
+def _policy(job: Job, reshard: object, shards: int) -> bool | int:
+    """A group of 1 means False, of all shards True (torch 2.13 `_fsdp_init.py`, `_get_post_forward_mesh_info`)."""
+    assert isinstance(reshard, (bool, int))
+    if isinstance(reshard, bool) or reshard == 1:
+        return reshard is True
+    if reshard < 1 or shards % reshard:
+        raise job.illegal("framework_options.reshard_after_forward", "if passing reshard_after_forward as an int, it "
+                          f"should be a factor of {shards}, not {reshard}", f"{RULE} _get_post_forward_mesh_info")
+    return True if reshard == shards else reshard
 
 
 def _rules(job: Job, stored: str, *, fully: bool) -> tuple[Rule, ...]:
@@ -179,14 +180,18 @@ class _UnitMaker:
                  experts: bool | None = None, explicit: bool = False) -> Unit:
         members = tuple((layer, self._numbers(layer, experts=experts)) for layer in layers)
         axis = "expert_dp" if experts else "dp_shard_cp"
-        assert isinstance(reshard, (bool, int))
+        policy = _policy(self.job, reshard, self.job.mesh.axis(axis).size)
         replicate = "dp_replicate" if self.job.mesh.dp_replicate > 1 and not experts else ""
-        return Unit(name, tuple(m for m in members if m[1]), first, last, axis, replicate, reshard, bool(experts),
+        return Unit(name, tuple(m for m in members if m[1]), first, last, axis, replicate, policy, bool(experts),
                     is_root, explicit, self.job.compute, self.reduce, self.job.compute)
 
     def _numbers(self, layer: int, *, experts: bool | None) -> tuple[int, ...]:
-        specs = self.job.graph.tensors[self.job.graph.layers[layer].kind]
-        return tuple(i for i, t in enumerate(specs) if t.is_owned and self._belongs(t, experts=experts))
+        kind = self.job.graph.layers[layer].kind
+        if (kind, experts) not in self.known:
+            specs = self.job.graph.tensors[kind]
+            self.known[kind, experts] = tuple(i for i, t in enumerate(specs)
+                                              if t.is_owned and self._belongs(t, experts=experts))
+        return self.known[kind, experts]
 
     def _belongs(self, spec: TensorSpec, *, experts: bool | None) -> bool:
         routed = spec.component == "routed_experts" and self.ignored

@@ -176,8 +176,11 @@ def _expert_adapter(env: Env, x: Tensor, path: str) -> tuple[Tensor, Tensor]:
 
 
 def _grouped(tape: Tape, x: Tensor, weight: Param, name: str) -> Tensor:
-    """`torch._grouped_mm` of rows [r, k] and weight [e, k, n]; weights stored in another type are cast for each use
-    (0.7.0 `moe/experts.py:468`, `.to(x.dtype)`), which only happens outside FSDP's mixed precision."""
+    """`torch._grouped_mm` of rows [r, k] and weight [e, k, n].
+
+    Weights stored in another type are cast for each use (0.7.0 `moe/experts.py:468`, `.to(x.dtype)`), which only
+    happens outside FSDP's mixed precision.
+    """
     matrix = aten.cast(tape, weight, x.dtype)
     x_shape, w_shape, dtype, n = x.shape, weight.shape, x.dtype, weight.shape[2]
     x_needs, w_needs, moved, flops = needs_grad(x), needs_grad(matrix), x.nbytes + weight.nbytes, 2 * x.numel * n

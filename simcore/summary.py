@@ -1,0 +1,252 @@
+"""One line a scenario: what it is, whether it fits, where the peak is, what is sent, how long a step takes.
+
+A verdict is always a word, colour only repeats it.
+"""
+
+from __future__ import annotations
+
+import re
+from collections import Counter
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from functools import partial
+
+from rich.box import SIMPLE_HEAD
+from rich.console import JustifyMethod, RenderableType
+from rich.table import Table
+from rich.text import Text
+
+from simcore.compare import worst_rank
+from simcore.report import Peak, Report
+from simcore.table import plain
+from simcore.units import format_seconds
+
+__all__ = ["summary", "verdict"]
+
+_STYLE = {
+    "fits": "green",
+    "legal": "green",
+    "placed": "green",
+    "illegal": "yellow",
+    "OOM": "bold red",
+    "error": "bold red",
+}
+_BAR = 8
+_GAP = 2
+"""Characters between two columns."""
+_PLACE = 24
+"""Characters of a module path at most."""
+
+
+def verdict(report: Report) -> str:
+    """One word: fits, OOM, illegal, error; placed or legal when nothing more was asked."""
+    if report.status != "ok":
+        return report.status
+    if report.verdict:
+        return {"fits": "fits", "oom": "OOM"}[report.verdict]
+    return "placed" if report.ranks else "legal"
+
+
+@dataclass(frozen=True, slots=True)
+class _Column:
+    heading: str
+    cell: Callable[[Report], str | Text]
+    justify: JustifyMethod = "right"
+
+    def width(self, reports: Sequence[Report]) -> int:
+        cells = [self.heading, *(str(self.cell(r)) for r in reports)]
+        return max(len(line) for cell in cells for line in cell.split("\n"))
+
+
+def summary(reports: Sequence[Report], width: int) -> list[RenderableType]:
+    """The table. What does not fit beside the names in `width` characters follows in another one below."""
+    name = _Column("scenario", partial(_name, limit=max(24, width // 4)), "left")
+    parts = _cut(name, _columns(reports), reports, width)
+    shown: list[RenderableType] = [_table((name, *part), reports) for part in parts]
+    if len(reports) > 1:
+        shown.append(_count(reports))
+    return [part for table in shown for part in (table, "")][:-1]
+
+
+def _columns(reports: Sequence[Report]) -> tuple[_Column, ...]:
+    """Those that have something to say."""
+    if any(r.peak_rank for r in reports):
+        return (*_WHAT, _AT_REST, *_MEMORY, _VERDICT, *_STEP)
+    return (*_WHAT, _AT_REST, _VERDICT) if any(r.ranks for r in reports) else (*_WHAT, _VERDICT)
+
+
+def _cut(name: _Column, columns: Sequence[_Column], reports: Sequence[Report], width: int) -> list[list[_Column]]:
+    """The columns, cut before they would pass `width`, with room for the names before each part."""
+    parts: list[list[_Column]] = [[]]
+    used = start = name.width(reports)
+    for column in columns:
+        wide = _GAP + column.width(reports)
+        if parts[-1] and used + wide > width:
+            parts.append([])
+            used = start
+        parts[-1].append(column)
+        used += wide
+    return parts
+
+
+def _table(columns: Sequence[_Column], reports: Sequence[Report]) -> Table:
+    table = Table(box=SIMPLE_HEAD, pad_edge=False, show_edge=False, collapse_padding=True)
+    tallest = max(column.heading.count("\n") for column in columns)
+    for column in columns:
+        heading = "\n" * (tallest - column.heading.count("\n")) + column.heading
+        table.add_column(heading, justify=column.justify, overflow="fold")
+    for report in reports:
+        table.add_row(*(column.cell(report) for column in columns))
+    return table
+
+
+def _count(reports: Sequence[Report]) -> Text:
+    """`14 scenarios: 12 fits, 2 OOM`."""
+    words = Counter(map(verdict, reports))
+    return Text(f"{len(reports):,} scenarios: " + ", ".join(f"{words[w]:,} {w}" for w in _STYLE if words[w]))
+
+
+def _name(report: Report, limit: int) -> Text:
+    """Long names, as sweeps make them, go on below."""
+    return Text("\n".join(_folded(plain(report.name), limit)))
+
+
+def _folded(name: str, limit: int) -> Iterator[str]:
+    """Cut behind a comma, bracket or dash where there is one."""
+    line = ""
+    for piece in re.findall(r"[^-,\[]*[-,\[]?", name):
+        if line.strip() and len(line) + len(piece) > limit:
+            yield line
+            line = "  "
+        line += piece
+        while len(line) > limit:
+            yield line[:limit]
+            line = "  " + line[limit:]
+    if line.strip():
+        yield line
+
+
+def _framework(report: Report) -> Text:
+    framework = report.scenario.get("framework", "")
+    return Text(plain(str(framework.get("name", "") if isinstance(framework, dict) else framework)))
+
+
+def _axis(report: Report, axis: str) -> int:
+    mesh = report.scenario.get("mesh")
+    size = mesh.get(axis, 1) if isinstance(mesh, dict) else 1
+    return size if isinstance(size, int) else 1
+
+
+def _layout(report: Report) -> str:
+    """Axes of more than one rank, `pp2 dp2x4 ep8`: dp is `replicas x shards`, or the one of them that there is."""
+    if "mesh" not in report.scenario:
+        return ""
+    replicate, shard = _axis(report, "dp_replicate"), _axis(report, "dp_shard")
+    sizes = {axis: _axis(report, axis) for axis in ("pp", "dp", "cp", "tp", "ep", "etp")} | {"dp": replicate * shard}
+    words = {axis: f"{axis}{size}" for axis, size in sizes.items() if size > 1}
+    if replicate > 1 and shard > 1:
+        words["dp"] = f"dp{replicate}x{shard}"
+    return " ".join(words.values()) or "1 rank"
+
+
+def _num_gpus(report: Report) -> str:
+    if "mesh" not in report.scenario:
+        return ""
+    product = 1
+    for axis in ("pp", "dp_replicate", "dp_shard", "cp", "tp"):
+        product *= _axis(report, axis)
+    return f"{product:,}"
+
+
+def _method(report: Report) -> str:
+    training = report.scenario.get("training")
+    return plain(str(training.get("method", ""))) if isinstance(training, dict) else ""
+
+
+def _verdict(report: Report) -> Text:
+    word = verdict(report)
+    return Text(word, style=_STYLE[word])
+
+
+def _gib(num_bytes: float) -> str:
+    """Under a heading that says GiB, so that points stand below each other; what is there is never shown as none."""
+    return "<0.01" if 0 < num_bytes < 2**30 / 200 else f"{num_bytes / 2**30:,.2f}"
+
+
+def _at_rest(report: Report) -> str:
+    rank = worst_rank(report)
+    return _gib(rank.at_rest_bytes() + rank.padding_bytes) if rank else ""
+
+
+def _of_peak(show: Callable[[Peak], str]) -> Callable[[Report], str]:
+    """A cell about the peak of the worst rank; empty when there is none."""
+
+    def cell(report: Report) -> str:
+        rank = report.peak_rank
+        return show(rank.peak) if rank and rank.peak else ""
+
+    return cell
+
+
+def _peak_at(peak: Peak) -> str:
+    """`backward, layers.51`: shortened from the front, where long module paths are alike."""
+    place = plain(peak.layer or peak.event)
+    return plain(f"{peak.phase}, {place if len(place) <= _PLACE else '...' + place[3 - _PLACE :]}")
+
+
+def _capacity(report: Report) -> str:
+    return _gib(report.capacity_bytes) if report.capacity_bytes else ""
+
+
+def _fill(report: Report) -> Text:
+    """A bar and the share of the capacity; the bar is full at 100 %, the number goes on."""
+    rank = report.peak_rank
+    if not (rank and rank.peak and report.capacity_bytes):
+        return Text("")
+    share = rank.peak.device_bytes / report.capacity_bytes
+    full = min(_BAR, round(share * _BAR))
+    return Text("█" * full + "░" * (_BAR - full) + f" {share:4.0%}", style=_STYLE[verdict(report)])
+
+
+def _traffic(*collectives: str) -> Callable[[Report], str]:
+    """Bytes that leave the worst rank in one step; without names, all that is not named by the other columns."""
+
+    def cell(report: Report) -> str:
+        rank = worst_rank(report)
+        if rank is None or rank.peak is None:
+            return ""
+        named = collectives or ("all_gather", "reduce_scatter")
+        return _gib(sum(t.wire_bytes for t in rank.traffic if (t.collective in named) == bool(collectives)))
+
+    return cell
+
+
+def _step(report: Report) -> str:
+    return format_seconds(report.time.step_s) if report.time else ""
+
+
+def _tokens(report: Report) -> str:
+    return f"{report.time.tokens_per_s_per_gpu:,.0f}" if report.time else ""
+
+
+_WHAT = (
+    _Column("framework", _framework, "left"),
+    _Column("layout", _layout, "left"),
+    _Column("GPUs", _num_gpus),
+    _Column("method", _method, "left"),
+)
+_VERDICT = _Column("verdict", _verdict, "left")
+_AT_REST = _Column("at rest\nGiB", _at_rest)
+_MEMORY = (
+    _Column("peak\nGiB", _of_peak(lambda peak: _gib(peak.device_bytes))),
+    _Column("capacity\nGiB", _capacity),
+    _Column("fill", _fill, "left"),
+)
+_STEP = (
+    _Column("peak at", _of_peak(_peak_at), "left"),
+    _Column("all-gather\nGiB/step", _traffic("all_gather")),
+    _Column("red.-scatter\nGiB/step", _traffic("reduce_scatter")),
+    _Column("other sent\nGiB/step", _traffic()),
+    _Column("step", _step),
+    _Column("tokens/s\nper GPU", _tokens),
+)

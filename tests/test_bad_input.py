@@ -1,0 +1,298 @@
+"""The whole command line against wrong and hostile input: one clear message, exit code 2, no traceback, in time.
+
+Nothing here reaches into the engine: each test starts the command as a person does.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import pytest
+
+from simcore import cli
+
+ROOT = Path(__file__).resolve().parents[1]
+NANO = json.loads((ROOT / "simcore/models/presets/nemotron-3-nano-30b-a3b.json").read_text(encoding="utf-8"))
+PATTERN = NANO["hybrid_override_pattern"]
+SECONDS = 10
+"""Within which any refusal comes, on a busy machine."""
+
+
+def scenario(**changed: str) -> str:
+    keys = {"name": "s", "model": "nemotron-3-tiny", "framework": "fsdp2", "topology": "dgx-h100",
+            "mesh": "{dp_shard: 8}", "training": "{seq_len: 64, global_batch_size: 8}"}  # fmt: skip
+    return "".join(f"{key}: {value}\n" for key, value in (keys | changed).items())
+
+
+@pytest.fixture
+def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    monkeypatch.chdir(tmp_path)
+    return tmp_path
+
+
+class Ran:
+    """One call in this process."""
+
+    def __init__(self, capsys: pytest.CaptureFixture[str], *arguments: str) -> None:
+        start = time.monotonic()
+        with pytest.MonkeyPatch.context() as patch:
+            patch.setattr(sys, "argv", ["rankscope", *arguments])
+            with pytest.raises(SystemExit) as end:
+                cli.main()
+        self.seconds, self.code = time.monotonic() - start, end.value.code
+        self.out, self.err = capsys.readouterr()
+
+    def refused(self, *words: str) -> str:
+        """Checks that this was refused as it should be, and gives the message."""
+        assert self.code == 2, self.err
+        assert "Traceback" not in self.err
+        assert "bug in rankscope" not in self.err
+        assert len(self.err) < 3000
+        for word in words:
+            assert word in self.err
+        assert self.seconds < SECONDS
+        return self.err
+
+
+Run = Callable[..., Ran]
+
+
+@pytest.fixture
+def ran(capsys: pytest.CaptureFixture[str], folder: Path) -> Run:
+    return lambda *arguments: Ran(capsys, *map(str, arguments))
+
+
+def started(*arguments: str, **environment: str) -> subprocess.CompletedProcess[bytes]:
+    """One call in a process of its own."""
+    return subprocess.run([sys.executable, "-m", "simcore", *arguments], capture_output=True, check=False, timeout=120,
+                          env={**os.environ, "PYTHONPATH": str(ROOT), **environment})  # fmt: skip
+
+
+WRONG = {
+    "misspelt key": (scenario(mesh="{dp_shrad: 8}"), ["f.yaml:5", "unknown key 'mesh.dp_shrad'", "'dp_shard'"]),
+    "duplicate key": (scenario(mesh="{tp: 1, tp: 2}"), ["f.yaml:5", "duplicate key 'mesh.tp'"]),
+    "yes for a number": (scenario(mesh="{tp: true}"), ["mesh.tp: expected a whole number, got true"]),
+    "zero": (scenario(mesh="{tp: 0}"), ["mesh.tp: expected at least 1, got 0"]),
+    "not a number": (scenario(training="{seq_len: .nan}"), ["training.seq_len: expected a whole number, got nan"]),
+    "huge": (scenario(training=f"{{seq_len: {10**30}}}"), ["training.seq_len: expected at most"]),
+    "many tokens": (scenario(training="{seq_len: 1048576, micro_batch_size: 65536}"), ["67108864 tokens"]),
+    "batch": (scenario(training="{seq_len: 8, global_batch_size: 12}"), ["f.yaml:6", "a multiple of 8", "got 12"]),
+    "odd experts": (scenario(model="nemotron-3-nano-30b-a3b", framework="megatron", mesh="{dp_shard: 3, ep: 3}",
+                             training="{seq_len: 64}"), ["f.yaml:5", "128 experts", "ep 3", "[core 0.16.1"]),
+    "wide tp": (scenario(model="nemotron-3-nano-30b-a3b", framework="megatron", mesh="{tp: 16}",
+                         training="{seq_len: 64}"), ["f.yaml:5", "8 Mamba groups", "tp 16", "[core 0.16.1"]),
+    "cycle": ("name: &a [*a]\n", ["f.yaml:1", "endless"]),
+    "bomb": ("a: &a [1, 1]\n" + "".join(f"{chr(i + 1)}: &{chr(i + 1)} [{', '.join([f'*{chr(i)}'] * 9)}]\n"
+                                        for i in range(97, 110)), ["aliases expanded"]),
+    "preset": (scenario(model="nemotron-3-nona"), ["f.yaml:2", "unknown model", "did you mean"]),
+    "framework": (scenario(framework="fdsp2"), ["f.yaml:3", "did you mean 'fsdp2'"]),
+    "topology": (scenario(topology="dgx-h1000"), ["no topology 'dgx-h1000'", "did you mean dgx-h100"]),
+    "option": (scenario(framework_options="{warp: layers_root}"), ["f.yaml:7", "unknown option 'warp' of fsdp2"]),
+    "machine": (scenario(topology="{file: dgx-h100, num_nodes: 2}", mesh="{dp_shard: 32}", training="{seq_len: 8}"),
+                ["f.yaml:5", "32 ranks do not fit", "16"]),
+    "tag": ("name: !!python/object/apply:os.system [ls]\n", ["f.yaml:1", "tag"]),
+    "documents": ("name: a\n---\nname: b\n", ["f.yaml:2", "one document"]),
+    "control character": (scenario(name='"a\\e[31m"'), ["f.yaml:1", "control characters"]),
+    "empty": ("", ["f.yaml:1", "empty"]),
+    "sweep of a million": (scenario(sweep=f"{{training.seq_len: {list(range(1, 1001))}, "
+                                          f"training.micro_batch_size: {list(range(1, 1001))}}}"), ["1,000,000"]),
+    "letter in overrides": (scenario(model="{config: nemotron-3-nano-30b-a3b, overrides: "
+                                           f"{{hybrid_override_pattern: 'MQ{PATTERN[2:]}'}}}}"), ["f.yaml:2", "'Q'"]),
+    "no heads": (scenario(model="{config: nemotron-3-tiny, overrides: {num_attention_heads: 0}}"), ["f.yaml:2"]),
+    "not yet": (scenario(workload="grpo"), ["f.yaml:7", "not yet"]),
+    "negative limit": (scenario(limits="{usable_memory: -5 GiB}"), ["f.yaml:7", "usable_memory"]),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize(("text", "words"), WRONG.values(), ids=WRONG)
+def test_wrong_scenario(ran: Run, folder: Path, text: str, words: list[str]) -> None:
+    (folder / "f.yaml").write_text(text)
+    told = ran("run", "f.yaml").refused(*words)
+    assert len(told.splitlines()) == 1
+
+
+SIZE = 2**18 - 40
+HOSTILE = {
+    "long tag": b"name: !" + b"x" * SIZE + b" y\n",
+    "only tags": b"!" * SIZE,
+    "keys": b"".join(b"k%d: 1\n" % i for i in range(22_000)),
+    "list": b"a: [" + b"1," * (SIZE // 2) + b"]",
+    "nesting": b"a: " + b"[" * SIZE,
+    "lines": b"a: '" + b"\n" * SIZE + b"'",
+    "anchor": b"a: &" + b"x" * SIZE,
+    "alias": b"a: *" + b"x" * SIZE,
+    "escapes": b'a: "' + b"\\x41" * (SIZE // 4) + b'"',
+    "directive": b"%YAML " + b"1" * SIZE + b".1\n---\na: 1",
+    "documents": b"---\n" * (SIZE // 4),
+    "latin-1": "name: café\n".encode("latin-1"),
+    "zeros": bytes(SIZE),
+}
+
+
+@pytest.mark.parametrize("content", HOSTILE.values(), ids=HOSTILE)
+def test_hostile_file_is_refused_soon(ran: Run, folder: Path, content: bytes) -> None:
+    (folder / "f.yaml").write_bytes(content)
+    ran("run", "f.yaml").refused("f.yaml:")
+
+
+@pytest.mark.parametrize("megabytes", [1, 100])
+def test_large_file_is_not_even_read(ran: Run, folder: Path, megabytes: int) -> None:
+    with (folder / "f.yaml").open("wb") as file:
+        file.truncate(megabytes * 2**20)
+    assert "expected at most 262,144 bytes" in ran("run", "f.yaml").refused()
+
+
+@pytest.mark.parametrize(
+    ("content", "words"),
+    [
+        (json.dumps(NANO)[:-20], ["m.json:1", "not valid JSON"]),
+        ("[1]", ["m.json:1", "expected a mapping"]),
+        (json.dumps({**NANO, "hybrid_override_pattern": f"ME*X{PATTERN[4:]}"}), ["'X' at layer 3"]),
+        (json.dumps({**NANO, "model_type": "gpt9"}), ["model_type", "'gpt9'"]),
+        (json.dumps({k: v for k, v in NANO.items() if k != "hidden_size"}), ["hidden_size"]),
+        (json.dumps({**NANO, "hidden_size": 2**40, "vocab_size": 2**40}), ["f.yaml"]),
+    ],
+    ids=["broken", "list", "letter", "family", "missing", "huge"],
+)
+def test_wrong_model_file(ran: Run, folder: Path, content: str, words: list[str]) -> None:
+    (folder / "m.json").write_text(content)
+    (folder / "f.yaml").write_text(scenario(model="m.json"))
+    ran("run", "f.yaml").refused(*words)
+
+
+def test_paths_that_are_no_files(ran: Run, folder: Path) -> None:
+    (folder / "empty").mkdir()
+    (folder / "model.json").mkdir()
+    os.mkfifo(folder / "pipe.yaml")
+    (folder / "f.yaml").write_text(scenario(model="model.json"))
+    (folder / "g.yaml").write_text(scenario(model="nowhere/config.json"))
+    ran("run", "missing.yaml").refused("missing.yaml: no such file")
+    ran("run", "empty").refused("empty: the folder holds no scenario")
+    ran("run", "no*.yaml").refused("no file matches")
+    ran("run", "pipe.yaml").refused("got a pipe")
+    ran("run", "f.yaml").refused("got a directory")
+    ran("run", "g.yaml").refused("nowhere/config.json: no such file")
+
+
+@pytest.mark.parametrize("setting", ["", "=", "mesh.tp", "mesh..tp=1", "mesh.tp=[", "mesh.tp=&a *a", "name.x=1",
+                                     "mesh.tpp=2", "mesh.tp=!!int 2", "training=7", "sweep.mesh.tp=2"])  # fmt: skip
+def test_nonsense_settings(ran: Run, folder: Path, setting: str) -> None:
+    (folder / "f.yaml").write_text(scenario())
+    ran("run", "f.yaml", "--set", setting).refused("--set")
+
+
+def test_options_that_cannot_be(ran: Run, folder: Path) -> None:
+    (folder / "f.yaml").write_text(scenario())
+    ran("run", "f.yaml", "--rank", "8").refused("expected a rank from 0 to 7, got 8")
+    for arguments in (["--rank", "-1"], ["-j", "0"], ["--max-fill", "nan"], ["--max-fill", "0"],
+                      ["--baseline", "f.yaml"], ["--format", "html"], ["--example", "../x"]):  # fmt: skip
+        ran("run", "f.yaml", *arguments).refused()
+
+
+def test_a_name_is_no_path(ran: Run, folder: Path) -> None:
+    (folder / "f.yaml").write_text(scenario(name='"../../escaped"'))
+    assert ran("run", "f.yaml", "-o", "out").code == 0
+    assert [path.relative_to(folder).as_posix() for path in sorted(folder.rglob("*"))] == [
+        "f.yaml", "out", "out/results.jsonl"]  # fmt: skip
+
+
+def test_a_page_or_results_where_there_is_no_place(ran: Run, folder: Path) -> None:
+    (folder / "f.yaml").write_text(scenario())
+    ran("run", "f.yaml", "-o", "f.yaml/out").refused("cannot be written")
+    ran("run", "f.yaml", "--html", "no/such/folder/page.html").refused("cannot be written")
+
+
+def test_one_of_a_hundred(ran: Run, folder: Path) -> None:
+    for i in range(100):
+        (folder / f"s{i:02}.yaml").write_text(scenario(name=f"s{i:02}", mesh="{dp: 8}" if i == 37 else "{dp_shard: 8}"))
+    result = ran("run", folder, "--json")
+    found = json.loads(result.out)
+    assert result.code == 2
+    assert [report["name"] for report in found if report["status"] != "ok"] == ["s37"]
+    assert len(found) == 100
+    assert len(result.err.splitlines()) == 1
+
+
+def test_what_a_sweep_makes_may_be_illegal(ran: Run, folder: Path) -> None:
+    text = scenario(framework="megatron", mesh="{dp_shard: 6, ep: 4}", training="{seq_len: 64}")
+    (folder / "f.yaml").write_text(text)
+    (folder / "g.yaml").write_text(text + "sweep: {mesh.ep: [4, 1]}\n")
+    ran("run", "f.yaml").refused("f.yaml:5", "[core 0.16.1")
+    result = ran("run", "g.yaml", "--json")
+    assert [(r["status"], bool(r["problems"])) for r in json.loads(result.out)] == [("illegal", True), ("ok", False)]
+    assert result.code == 0
+
+
+def test_ten_thousand_layers(ran: Run, folder: Path) -> None:
+    (folder / "m.json").write_text(json.dumps({**NANO, "num_hidden_layers": 10_000,
+                                               "hybrid_override_pattern": "MEM*E" * 2000}))  # fmt: skip
+    (folder / "f.yaml").write_text(scenario(model="m.json"))
+    result = ran("run", "f.yaml", "--json")
+    assert result.code == 1
+    assert json.loads(result.out)[0]["ranks"][0]["at_rest"]["mamba"]["num_params"] > 0
+    assert result.seconds < SECONDS
+
+
+@pytest.fixture(scope="module")
+def many(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A sweep that takes a while, with every kind of outcome but a bug."""
+    path = tmp_path_factory.mktemp("many") / "many.yaml"
+    path.write_text(scenario(sweep="{framework: [fsdp2, automodel, megatron], mesh.ep: [1, 3, 8], "
+                                   "training.seq_len: [64, 128], limits.usable_memory: [79 GiB, 1 MiB]}"))  # fmt: skip
+    return path
+
+
+def test_results_do_not_depend_on_workers_or_hashing(many: Path, tmp_path: Path) -> None:
+    printed, written = set(), set()
+    for jobs, seed in (("1", "0"), ("2", "1")):
+        done = started("run", str(many), "--json", "-j", jobs, "-o", str(tmp_path / jobs), PYTHONHASHSEED=seed)
+        assert done.returncode == 1, done.stderr
+        printed.add(done.stdout)
+        written.add((tmp_path / jobs / "results.jsonl").read_bytes())
+    assert len(json.loads(printed.pop())) == 36
+    assert not printed
+    assert len(written) == 1
+
+
+@pytest.fixture
+def _listening() -> Iterator[None]:
+    """A shell that starts tests in the background lets them ignore Ctrl-C, and their children with them."""
+    before = signal.signal(signal.SIGINT, signal.default_int_handler)
+    yield
+    signal.signal(signal.SIGINT, before)
+
+
+@pytest.mark.usefixtures("_listening")
+@pytest.mark.parametrize("jobs", ["1", "2"])
+def test_an_interrupt_keeps_what_is_there(many: Path, tmp_path: Path, jobs: str) -> None:
+    many_more = tmp_path / "more.yaml"
+    many_more.write_text(many.read_text().replace("[64, 128]", str(list(range(64, 6400, 64)))))
+    results = tmp_path / "out" / "results.jsonl"
+    command = [sys.executable, "-m", "simcore", "run", str(many_more), "-j", jobs, "-o", str(results.parent)]
+    with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True,
+                          env={**os.environ, "PYTHONPATH": str(ROOT)}) as process:  # fmt: skip
+        deadline = time.monotonic() + 60
+        while not (results.exists() and results.stat().st_size) and time.monotonic() < deadline:
+            time.sleep(0.05)
+        process.send_signal(signal.SIGINT)
+        _, told = process.communicate(timeout=60)
+    assert process.returncode == 130, told
+    assert "interrupted" in told
+    assert "Traceback" not in told
+    assert all(json.loads(line)["name"] for line in results.read_text().splitlines())
+
+
+def test_a_reader_that_stops_early(many: Path) -> None:
+    command = f"{sys.executable} -m simcore run {many} --json -j 1 | head -c 1"
+    done = subprocess.run(["bash", "-c", command], capture_output=True, check=False, timeout=120,  # noqa: S607
+                          env={**os.environ, "PYTHONPATH": str(ROOT)})  # fmt: skip
+    assert done.stdout == b"["
+    assert b"Traceback" not in done.stderr
+    assert b"BrokenPipe" not in done.stderr

@@ -1,0 +1,53 @@
+"""Gradients of FSDP2: reduced once or every microbatch, whole in between, gone after the step."""
+
+from __future__ import annotations
+
+import pytest
+
+import small
+
+LAYER = 2 * 256 * 256 + 2 * 128 * 256 + 3 * 256 * 688 + 2 * 256
+ROOT = 2 * 1000 * 256 + 256
+WHOLE = 4 * LAYER + ROOT
+"""Elements of llama-tiny."""
+
+
+@pytest.mark.parametrize(("sync", "times"), [("last", 1), ("every", 3)])
+def test_reductions_of_three_microbatches(sync: str, times: int) -> None:
+    program = small.program_of("fsdp2", {"dp_shard": 2}, model="llama-tiny", microbatches=3,
+                               options={"sync_gradients": sync})
+    payloads = [size for _, _, size in small.calls(program, "reduce_scatter")]
+    assert sorted(payloads) == sorted([2 * LAYER] * 4 * times + [2 * ROOT] * times)  # in bf16, the compute dtype
+
+
+def test_replicas_reduce_what_is_left_of_the_shards() -> None:
+    program = small.program_of("fsdp2", {"dp_replicate": 2, "dp_shard": 2}, model="llama-tiny")
+    scattered = [size for _, _, size in small.calls(program, "reduce_scatter")]
+    assert [(axis, size) for axis, _, size in small.calls(program, "all_reduce")] == [
+        ("dp_replicate", size // 2) for size in scattered]
+
+
+def test_sharded_gradients_live_until_zero_grad() -> None:
+    program = small.program_of("fsdp2", {"dp_shard": 2}, model="llama-tiny")
+    held = small.postings(program, "sharded_grad")
+    assert sum(amount for _, phase, amount in held if phase == "backward") == 4 * WHOLE // 2
+    assert sum(amount for _, phase, amount in held if phase == "optimizer") == -4 * WHOLE // 2
+
+
+def test_unsynchronised_gradients_stay_whole_between_microbatches() -> None:
+    program = small.program_of("fsdp2", {"dp_shard": 2}, model="llama-tiny", microbatches=2,
+                               precision={"grad_reduce": "fp32"})
+    made = [amount for *_, amount in small.postings(program, "accumulated_grad")]
+    assert sum(amount for amount in made if amount > 0) == 4 * WHOLE
+    assert sum(made) == 0
+
+
+def test_one_reduce_scatter_input_gives_way_to_the_next() -> None:
+    program = small.program_of("fsdp2", {"dp_shard": 2}, model="llama-tiny")
+    signs = [amount > 0 for *_, amount in small.postings(program, "reduce_scatter_input")]
+    assert signs == [True, False] * 5
+
+
+def test_frozen_units_reduce_nothing() -> None:
+    program = small.program_of("fsdp2", {"dp_shard": 2}, model="llama-tiny", method="lora", lora={"rank": 4})
+    assert len(small.calls(program, "reduce_scatter")) == 4

@@ -1,0 +1,101 @@
+"""Classes of ranks: they partition the world, members are equal, and ranges are written shortly."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+from hypothesis import example, given, settings
+from hypothesis import strategies as st
+
+import small
+from layouts import Layout, layouts
+from simcore.fold import RankClass, coordinate_text, fold, format_ranks, unfolded, unfolded_one
+from simcore.mesh import Axis, IntArray, Mesh
+from simcore.plan import place
+
+
+def ranks_of(text: str) -> list[int]:
+    ends, _, stride = text.partition(":")
+    first, _, last = ends.partition("-")
+    return list(range(int(first), int(last or first) + 1, int(stride or 1)))
+
+
+@settings(max_examples=30, deadline=None, derandomize=True)
+@given(layouts())
+def test_classes_partition_the_ranks_and_members_hold_the_same(layout: Layout) -> None:
+    name, mesh, options = layout
+    job, table = small.prepared(name, mesh, options=options)
+    classes = fold(job.graph, job.mesh, table)
+    members = [c.members(job.mesh).tolist() for c in classes]
+    assert sorted(rank for group in members for rank in group) == list(range(job.mesh.size))
+    for rank_class, group in zip(classes, members, strict=True):
+        assert (rank_class.num_ranks, rank_class.representative) == (len(group), group[0])
+        held = {tuple(tuple((p.local, p.padded, p.used_shape) for p in specs)
+                      for specs in place(job.graph, job.mesh, table, rank).kinds) for rank in group}
+        assert len(held) == 1
+
+
+def test_even_cuts_make_one_class_a_stage() -> None:
+    job, table = small.prepared("megatron", {"pp": 5, "dp_shard": 4, "tp": 2})
+    assert [c.num_ranks for c in fold(job.graph, job.mesh, table)] == [8] * 5
+
+
+def test_an_uneven_cut_separates_the_last_ranks() -> None:
+    """8 rows over 3 ranks: 3, 3, 2; 256 rows: 86, 86, 84. The first two ranks are alike."""
+    job, table = small.prepared("fsdp2", {"dp_shard": 3})
+    assert [c.members(job.mesh).tolist() for c in fold(job.graph, job.mesh, table)] == [[0, 1], [2]]
+
+
+def test_replicas_of_a_class_are_of_the_class() -> None:
+    job, table = small.prepared("fsdp2", {"dp_replicate": 2, "dp_shard": 3})
+    assert [c.members(job.mesh).tolist() for c in fold(job.graph, job.mesh, table)] == [[0, 1, 3, 4], [2, 5]]
+
+
+@settings(max_examples=40, deadline=None, derandomize=True)
+@given(layouts(frameworks=("fsdp2", "automodel")))
+@example(("fsdp2", {"dp_replicate": 2, "dp_shard": 3, "ep": 2}, {"experts": "ignored"}))
+@example(("fsdp2", {"dp_shard": 6, "ep": 2}, {"experts": "fully_shard"}))
+def test_members_of_a_class_meet_the_same_classes(layout: Layout) -> None:
+    """Otherwise a rank would wait for one that, standing for its class, never comes."""
+    name, mesh, options = layout
+    job, table = small.prepared(name, mesh, options=options)
+    classes = fold(job.graph, job.mesh, table)
+    label = {rank: i for i, c in enumerate(classes) for rank in c.members(job.mesh).tolist()}
+    for axis in (name for name in table.communicators if name != "pp"):
+        met: dict[int, set[tuple[int, ...]]] = {}
+        for rank in range(job.mesh.size):
+            met.setdefault(label[rank], set()).add(tuple(sorted(label[r] for r in job.mesh.group(rank, axis))))
+        assert all(len(groups) == 1 for groups in met.values()), axis
+
+
+def test_a_hundred_thousand_ranks_are_a_few_classes() -> None:
+    job, table = small.prepared("fsdp2", {"dp_replicate": 2048, "dp_shard": 64, "ep": 8})
+    classes = fold(job.graph, job.mesh, table)
+    assert sum(c.num_ranks for c in classes) == 131_072
+    assert len(classes) < 64
+
+
+def test_unfolded() -> None:
+    mesh = Mesh(pp=2, dp_shard=3)
+    assert [c.members(mesh).tolist() for c in unfolded(mesh)] == [[rank] for rank in range(6)]
+    alone = unfolded_one(mesh, 4)
+    assert isinstance(alone, RankClass)
+    assert (alone.stage, alone.num_ranks, alone.members(mesh).tolist()) == (1, 1, [4])
+
+
+@given(st.sets(st.integers(0, 200), min_size=1, max_size=40))
+def test_formatted_ranks_can_be_read_back(chosen: set[int]) -> None:
+    ranks: IntArray = np.array(sorted(chosen), dtype=np.int64)
+    assert [rank for text in format_ranks(ranks) for rank in ranks_of(text)] == sorted(chosen)
+
+
+@pytest.mark.parametrize(("ranks", "text"), [
+    ([7], ("7",)), ([0, 1, 2, 3], ("0-3",)), ([0, 64, 128], ("0-128:64",)), ([0, 1, 2, 9], ("0-2", "9"))])
+def test_formats(ranks: list[int], text: tuple[str, ...]) -> None:
+    assert format_ranks(np.array(ranks, dtype=np.int64)) == text
+
+
+def test_coordinates_are_a_number_or_a_range() -> None:
+    axis = Axis("dp_shard", 4, 2)
+    assert coordinate_text(axis, [4, 5, 12]) == 2
+    assert coordinate_text(axis, range(8)) == "0-3"

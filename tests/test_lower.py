@@ -1,0 +1,74 @@
+"""Lowering: passes in the schedule's order, equal layers equal rows, borders between stages."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+
+import small
+from simcore.program import Phase, Program, Stream
+from simcore.tape import Op
+from simcore.tile import LAYER, OP, STREAM
+
+HIDDEN = 64 * 256 * 2
+"""Bytes of hidden states between stages."""
+
+
+def passes(program: Program) -> list[str]:
+    """F0, B0, ...: forward and backward of microbatches, in order."""
+    order = {Phase.FORWARD: "F", Phase.LOSS: "F", Phase.BACKWARD: "B", Phase.RECOMPUTE: "B"}
+    names = [f"{order[Phase(phase)]}{microbatch}" for phase, microbatch in
+             zip(program.phase.tolist(), program.microbatch.tolist(), strict=True) if Phase(phase) in order]
+    return [name for i, name in enumerate(names) if i == 0 or name != names[i - 1]]
+
+
+def test_passes_follow_the_schedule() -> None:
+    assert passes(small.program_of("fsdp2", microbatches=2)) == ["F0", "B0", "F1", "B1"]
+    assert passes(small.program_of("automodel", {"pp": 2}, microbatches=3)) == ["F0", "F1", "B0", "F2", "B1", "B2"]
+    assert passes(small.program_of("automodel", {"pp": 2}, rank=1, microbatches=2)) == ["F0", "B0", "F1", "B1"]
+
+
+def test_a_step_begins_with_building_and_ends_with_the_optimizer() -> None:
+    phases = small.program_of("megatron").phase
+    assert (phases[0], phases[-1]) == (Phase.BUILD, Phase.OPTIMIZER)
+    assert (np.diff((phases == Phase.OPTIMIZER).astype(int)) >= 0).all()
+
+
+@pytest.mark.parametrize("name", small.FRAMEWORKS)
+def test_equal_layers_do_equal_work(name: str) -> None:
+    """Of four Llama layers the second and the third: the first has the stem's output, the last may keep weights."""
+    program = small.program_of(name, model="llama-tiny")
+    kernels = program.columns[program.columns[:, OP] == Op.COMPUTE]
+    second, third = (kernels[kernels[:, LAYER] == layer][:, 2:].tolist() for layer in (2, 3))
+    assert second == third != []
+
+
+@pytest.mark.parametrize("name", ["automodel", "megatron"])
+def test_stages_pass_hidden_states_up_and_gradients_down(name: str) -> None:
+    for stage in range(5):
+        program = small.program_of(name, {"pp": 5}, rank=stage, microbatches=6)
+        rows = program.columns[program.columns[:, OP] == Op.COLLECTIVE]
+        sent, received = (rows[rows[:, STREAM] == stream] for stream in (Stream.SEND, Stream.RECEIVE))
+        assert len(sent) == len(received) == 6 * ((stage > 0) + (stage < 4))
+        assert set(sent[:, 3].tolist()) == set(received[:, 3].tolist()) == {HIDDEN}
+
+
+def test_both_sides_of_a_border_name_a_message_alike() -> None:
+    def messages(stage: int, stream: Stream) -> list[tuple[int, ...]]:
+        program = small.program_of("automodel", {"pp": 2}, rank=stage, microbatches=3)
+        chosen = (program.columns[:, OP] == Op.COLLECTIVE) & (program.columns[:, STREAM] == stream)
+        rows, microbatches = program.columns[chosen], program.microbatch[chosen]
+        return [(int(row[LAYER]), int(row[5]), int(m)) for row, m in zip(rows, microbatches, strict=True)]
+
+    assert messages(0, Stream.SEND) == messages(1, Stream.RECEIVE)
+    assert messages(1, Stream.SEND) == messages(0, Stream.RECEIVE)
+
+
+def test_tokens_and_labels_live_from_forward_to_backward() -> None:
+    found = small.postings(small.program_of("fsdp2", microbatches=2), "input_ids_and_labels")
+    assert found == [(0, "forward", 1024), (0, "backward", -1024)] * 2  # two of 64 int64
+
+
+def test_programs_do_not_share_their_tables() -> None:
+    one, two = (small.program_of("fsdp2", {"dp_shard": shards}) for shards in (2, 4))
+    assert one.tables is not two.tables

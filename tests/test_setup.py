@@ -1,0 +1,69 @@
+"""From a scenario to a job, and everything that is refused before anything is simulated."""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+import pytest
+
+import small
+from simcore.document import parse_document
+from simcore.errors import InputError, NotYet
+from simcore.scenario import parse_scenario
+from simcore.setup import known_frameworks, prepare
+
+
+def test_frameworks_are_files() -> None:
+    assert known_frameworks() == ("automodel", "fsdp2", "megatron")
+
+
+@pytest.mark.parametrize(("name", "implementation"), [("fsdp2", "hf"), ("automodel", "automodel"),
+                                                      ("megatron", "megatron")])
+def test_a_framework_brings_its_implementation(name: str, implementation: str) -> None:
+    job, table = small.prepared(name)
+    assert (job.graph.implementation, table.name) == (implementation, name)
+
+
+@pytest.mark.parametrize(("mesh", "etp"), [({"tp": 2}, 2), ({"tp": 2, "etp": 1}, 1), ({}, 1)])
+def test_omitted_expert_tensor_parallelism_is_the_frameworks(mesh: dict[str, int], etp: int) -> None:
+    assert small.prepared("megatron", mesh)[0].mesh.etp == etp
+
+
+def test_lora_freezes_what_was_there() -> None:
+    job, _ = small.prepared("fsdp2", method="lora", lora={"rank": 4, "target_modules": ["q_proj"]})
+    assert job.graph.count(trainable=True) == job.graph.count("adapters") == 4 * (256 + 256)
+
+
+def given(**changed: Any) -> str:
+    base = {"name": "x", "model": small.TINY, "framework": "fsdp2", "topology": "dgx-h100", "training": {"seq_len": 64}}
+    with pytest.raises((InputError, NotYet)) as refused:
+        prepare(parse_scenario(parse_document(json.dumps(base | changed), "x.json")))
+    return str(refused.value)
+
+
+@pytest.mark.parametrize(("changed", "told"), [
+    ({"framework": "fsdp"}, "unknown framework 'fsdp'"), ({"framework": "fsdp"}, "did you mean 'fsdp2'?"),
+    ({"framework_version": "torch 1.0"}, "expected one of torch 2.13, got 'torch 1.0'"),
+    ({"implementation": "jax"}, "expected auto or one of automodel, hf, megatron, got 'jax'"),
+    ({"model": "gpt-2"}, "unknown model 'gpt-2'"), ({"workload": "grpo"}, "not yet: workload grpo"),
+    ({"framework_options": {"x": 1}}, "unknown option 'x'")])
+def test_what_is_not_known_is_refused(changed: dict[str, Any], told: str) -> None:
+    assert told in given(**changed)
+
+
+@pytest.mark.parametrize(("training", "told"), [
+    ({"method": "qlora"}, "qlora"), ({"offload": {"params": "host"}}, "offload"),
+    ({"pipeline": {"virtual_stages": 2}}, "virtual stages"),
+    ({"pipeline": {"schedule": "dualpipe"}}, "schedule dualpipe"),
+    ({"lengths": {"mean": 10, "max": 20}}, "lengths"), ({"routing": {"imbalance": 2.0}}, "routing"),
+    ({"precision": {"compute": "fp8"}}, "compute in fp8"), ({"optimizer": {"paged": True}}, "paged")])
+def test_what_is_not_served_is_named_and_never_ignored(training: dict[str, Any], told: str) -> None:
+    text = given(training={"seq_len": 64, **training})
+    assert "not yet" in text
+    assert told in text
+
+
+def test_everything_unserved_is_told_at_once() -> None:
+    text = given(workload="dpo", training={"seq_len": 64, "method": "qlora", "optimizer": {"paged": True}})
+    assert text.count("not yet") == 3

@@ -1,0 +1,95 @@
+"""The whole way, from a scenario to a report; and through the command line."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+import small
+from simcore.simulate import check, place, simulate
+
+ROOT = Path(__file__).parents[1]
+MESH = {"dp_shard": 3}
+
+
+@pytest.mark.parametrize("name", small.FRAMEWORKS)
+def test_memory_without_time_is_the_memory_with_it(name: str) -> None:
+    asked = small.scenario(name, MESH, microbatches=2)
+    timed, untimed = simulate(asked), simulate(asked, timed=False)
+    assert timed.time is not None
+    assert untimed.time is None
+    assert timed.ranks == untimed.ranks
+
+
+@pytest.mark.parametrize("name", small.FRAMEWORKS)
+def test_one_rank_is_that_rank(name: str) -> None:
+    asked = small.scenario(name, MESH)
+    alone = simulate(asked, rank=2).ranks
+    assert [r.ranks for r in alone] == [("2",)]
+    whole = next(r for r in simulate(asked, fold=False, timed=False).ranks if r.ranks == ("2",))
+    assert (alone[0].peak, alone[0].traffic) == (whole.peak, whole.traffic)
+
+
+def test_a_rank_that_there_is_not() -> None:
+    report = simulate(small.scenario("fsdp2", MESH), rank=3)
+    assert report.status == "error"
+    assert "expected a rank from 0 to 2, got 3" in report.problems[0].message
+
+
+@pytest.mark.parametrize("name", small.FRAMEWORKS)
+def test_placement_is_what_the_simulation_begins_with(name: str) -> None:
+    asked = small.scenario(name, MESH)
+    placed, simulated = place(asked), simulate(asked, timed=False)
+    assert all(r.peak is None for r in placed.ranks)
+    assert sum(r.num_ranks for r in placed.ranks) == 3
+    held = [sum(r.num_ranks * sum(c.params_bytes for c in r.at_rest.values()) for r in report.ranks)
+            for report in (placed, simulated)]
+    assert held[0] == held[1]
+
+
+def test_a_check_says_only_whether() -> None:
+    report = check(small.scenario("fsdp2", MESH))
+    assert (report.status, report.ranks, report.verdict) == ("ok", (), None)
+
+
+def test_a_refusal_is_a_report() -> None:
+    for ask in (simulate, place, check):
+        report = ask(small.scenario("megatron", {"tp": 3}))
+        assert report.status == "illegal"
+        assert report.problems[0].rule
+        assert report.ranks == ()
+
+
+def test_what_is_not_modelled_is_an_error() -> None:
+    report = simulate(small.scenario("fsdp2", {"pp": 2}))
+    assert report.status == "error"
+    assert "not yet" in report.problems[0].message
+
+
+def test_the_series_holds_the_peak() -> None:
+    (rank,) = simulate(small.scenario("megatron", {"dp_shard": 2}, microbatches=2), series=True).ranks
+    assert rank.memory is not None
+    assert rank.peak is not None
+    assert max(map(sum, zip(*rank.memory.values, strict=True))) == rank.peak.allocated_bytes
+    assert list(rank.memory.time_s) == sorted(rank.memory.time_s)
+    assert list(rank.memory.event_index) == sorted(rank.memory.event_index)
+
+
+def test_more_tokens_take_more() -> None:
+    short, long = (simulate(small.scenario("fsdp2", {"dp_shard": 2}, seq_len=n)) for n in (64, 32_768))
+    assert short.time is not None
+    assert long.time is not None
+    assert short.time.step_s < long.time.step_s
+    assert short.ranks[0].peak is not None
+    assert long.ranks[0].peak is not None
+    assert short.ranks[0].peak.allocated_bytes < long.ranks[0].peak.allocated_bytes
+
+
+@pytest.mark.parametrize("command", ["run", "place", "check"])
+def test_the_command_line_reaches_the_engine(command: str) -> None:
+    done = subprocess.run([sys.executable, "-m", "simcore", command, "scenarios/first-look/first-look.yaml"], cwd=ROOT,
+                          capture_output=True, text=True, check=False)
+    assert (done.returncode, "first-look" in done.stdout) == (0, True), done.stderr

@@ -1,0 +1,119 @@
+"""Streams run at once, links are shared, ranks wait for each other: by hand, in nanoseconds."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+import numpy as np
+import pytest
+
+from simcore.program import Stream
+from simcore.streams import Call, Item, Track
+from simcore.timeline import ClassTimes, run
+
+GATHER, REDUCE = int(Stream.ALL_GATHER), int(Stream.REDUCE)
+
+
+def call(number: int, ns: int, stream: int, *, gate: int = -1, serial: int = 0, comm: int = 0, layer: int = 0) -> Call:
+    return Call(number, comm, 0, ns, Stream(stream), gate, serial, layer, 0, 0, number)
+
+
+def track(items: list[Item], calls: Mapping[int, list[Call]] | None = None) -> Track:
+    by_stream = {int(stream): tuple(found) for stream, found in (calls or {}).items()}
+    return Track(tuple(items), by_stream, np.zeros(1, dtype=np.int64))
+
+
+@dataclass(frozen=True)
+class Wires:
+    """All classes meet, or none do; all communicators share a link, or none do."""
+
+    together: tuple[int, ...] = ()
+    shared: bool = True
+
+    def meets(self, number: int, comm: int) -> tuple[int, ...]:
+        return self.together or (number,)
+
+    def link(self, number: int, comm: int) -> str:
+        return "link" if self.shared else f"link {comm}"
+
+    def lane(self, number: int) -> int:
+        return 0
+
+
+def run_one(one: Track, *, shared: bool = False) -> ClassTimes:
+    (times,) = run([one], Wires(shared=shared))
+    return times
+
+
+def spans(times: ClassTimes) -> dict[int, tuple[int, int]]:
+    return {made.number: (start, end) for made, start, end in times.calls}
+
+
+def test_kernels_run_one_after_another() -> None:
+    times = run_one(track([Item(10, 0), Item(5, 1)]))
+    assert (times.item_ends, times.end, sum(times.waited_at)) == ([10, 15], 15, 0)
+
+
+def test_a_collective_hides_behind_kernels() -> None:
+    times = run_one(track([Item(10, 0, wait_for=0), Item(5, 1)], {GATHER: [call(0, 8, GATHER)]}))
+    assert (times.end, sum(times.waited_at)) == (15, 0)
+
+
+def test_what_it_takes_longer_is_waited_for() -> None:
+    times = run_one(track([Item(10, 0, wait_for=0), Item(5, 1)], {GATHER: [call(0, 18, GATHER)]}))
+    assert (times.item_ends, sum(times.waited_at), times.end) == ([18, 23], 8, 23)
+
+
+def test_a_gate_holds_a_call_back() -> None:
+    times = run_one(track([Item(10, 0), Item(5, 1)], {REDUCE: [call(0, 8, REDUCE, gate=0)]}))
+    assert spans(times) == {0: (10, 18)}
+    assert times.end == 18
+
+
+def test_calls_of_a_stream_queue() -> None:
+    times = run_one(track([Item(1, 0)], {GATHER: [call(0, 8, GATHER), call(1, 4, GATHER, serial=1)]}))
+    assert spans(times) == {0: (0, 8), 1: (8, 12)}
+
+
+@pytest.mark.parametrize(("shared", "end"), [(False, 8), (True, 16)])
+def test_streams_share_a_link_or_do_not(shared: bool, end: int) -> None:
+    calls = {GATHER: [call(0, 8, GATHER)], REDUCE: [call(1, 8, REDUCE, comm=1)]}
+    assert run_one(track([Item(1, 0)], calls), shared=shared).end == end
+
+
+def test_an_in_line_call_stops_the_kernels() -> None:
+    times = run_one(track([Item(3, 0, call=call(0, 4, Stream.COMPUTE)), Item(2, 1)]))
+    assert (times.item_ends, sum(times.waited_at)) == ([7, 9], 4)
+
+
+def test_a_collective_begins_when_the_last_rank_is_there() -> None:
+    def one(before: int) -> Track:
+        return track([Item(before, 0, call=call(0, 4, Stream.COMPUTE)), Item(1, 1)])
+
+    fast, slow = run([one(2), one(10)], Wires(together=(0, 1)))
+    assert (fast.item_ends, slow.item_ends) == ([14, 15], [14, 15])
+    assert (sum(fast.waited_at), sum(slow.waited_at)) == (12, 4)
+
+
+def test_groups_that_do_not_meet_do_not_wait() -> None:
+    def one(before: int) -> Track:
+        return track([Item(before, 0, call=call(0, 4, Stream.COMPUTE))])
+
+    fast, slow = run([one(2), one(10)], Wires())
+    assert (fast.end, slow.end) == (6, 14)
+
+
+def test_a_message_arrives_when_its_sender_is_done() -> None:
+    sender = track([Item(10, 0)], {Stream.SEND: [call(0, 5, Stream.SEND, gate=0, layer=3)]})
+    receiver = track([Item(1, 0, wait_for=0), Item(2, 1)], {Stream.RECEIVE: [call(0, 5, Stream.RECEIVE, layer=3)]})
+    first, second = run([sender, receiver], Wires())
+    assert first.end == 15
+    assert (second.item_ends, sum(second.waited_at)) == ([15, 17], 14)
+
+
+def test_a_message_that_is_there_already_is_not_waited_for() -> None:
+    sender = track([Item(1, 0)], {Stream.SEND: [call(0, 5, Stream.SEND, gate=0, layer=3)]})
+    receiver = track([Item(20, 0, wait_for=0)], {Stream.RECEIVE: [call(0, 5, Stream.RECEIVE, layer=3)]})
+    _, second = run([sender, receiver], Wires())
+    assert (second.end, sum(second.waited_at)) == (20, 0)
