@@ -91,6 +91,7 @@ class _Wires:
         self.axes = [[axis for _, axis, _ in program.tables.comms] for program in programs]
         self.many = len({c.stage for c in classes}) < len(classes)
         self.known: dict[tuple[int, int], tuple[int, ...]] = {}
+        self.links: dict[str, str] = {}
         self.class_of = {(c.stage, c.period, int(o)): i for i, c in enumerate(classes) for o in c.offsets} \
             if self.many else {}
 
@@ -102,8 +103,11 @@ class _Wires:
         return self.known[number, comm]
 
     def link(self, number: int, comm: int) -> str:
-        axis = self.mesh.axis(self.axes[number][comm])
-        return self.topology.link(axis.size, axis.stride, self.mesh.size).name
+        name = self.axes[number][comm]
+        if name not in self.links:
+            axis = self.mesh.axis(name)
+            self.links[name] = self.topology.link(axis.size, axis.stride, self.mesh.size).name
+        return self.links[name]
 
     def lane(self, number: int) -> int:
         return self.classes[number].representative % self.mesh.stage_size
@@ -156,7 +160,7 @@ def _forward_flops(program: Program, weight: IntArray) -> int:
     columns = program.columns
     forward = (columns[:, OP] == Op.COMPUTE) & ((program.phase == Phase.FORWARD) | (program.phase == Phase.LOSS))
     forward &= np.isin(columns[:, SLOT], _MODEL_KERNELS)
-    return int((columns[forward, AMOUNT] * weight[forward]).sum())
+    return int((columns[forward, AMOUNT].astype(float) * weight[forward]).sum())
 
 
 _MODEL_KERNELS = (Kernel.GEMM, Kernel.GROUPED_GEMM, Kernel.ATTENTION, Kernel.MAMBA_SCAN, Kernel.CONV)

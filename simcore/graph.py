@@ -132,12 +132,15 @@ def _unknown(reference: str) -> str:
 def build(fields: Mapping[str, Any], implementation: str, where: str = "model") -> ModelGraph:
     """The graph of a configuration under an implementation; InputError for a family that is not known."""
     key = json.dumps(fields, sort_keys=True, default=str)
-    return _build(key, implementation, where)
+    try:
+        return _build(key, implementation)
+    except InputError as error:
+        raise InputError(Problem(where, problem.message) for problem in error.problems) from None
 
 
 @lru_cache(maxsize=64)
-def _build(key: str, implementation: str, where: str) -> ModelGraph:
-    config = Config(json.loads(key), where)
+def _build(key: str, implementation: str) -> ModelGraph:
+    config = Config(json.loads(key), "model")
     family = str(config.fields.get("model_type"))
     if family not in FAMILIES:
         raise config.fail("model_type", f"expected one of {', '.join(FAMILIES)}, got {family!r}")

@@ -137,9 +137,18 @@ class Program:
         runs = [p for p in self.pieces if p.tile is None]
         of = np.searchsorted(np.array([p.start for p in runs]), at, side="right") - 1
         where = np.array([(p.phase, p.microbatch) for p in runs], dtype=np.int64).reshape(-1, 2)
-        found = [np.concatenate([self.loose[at][:, [SLOT, AMOUNT]], where[of]], axis=1)]
-        found += [_tile_calls(p.tile.calls, p) for p in self.pieces if p.tile is not None and len(p.tile.calls)]
-        return np.concatenate(found)
+        return np.concatenate([np.concatenate([self.loose[at][:, [SLOT, AMOUNT]], where[of]], axis=1),
+                               self._tile_calls()])
+
+    def _tile_calls(self) -> IntArray:
+        tiles = [(p.tile.calls, p.phase, p.microbatch) for p in self.pieces if p.tile is not None and len(p.tile.calls)]
+        if not tiles:
+            return np.zeros((0, 4), dtype=np.int64)
+        calls = np.concatenate([made for made, _, _ in tiles])
+        times = [len(made) for made, _, _ in tiles]
+        phase, microbatch = (np.repeat([tile[i] for tile in tiles], times) for i in (1, 2))
+        phase[calls[:, 2] == 1] = Phase.RECOMPUTE
+        return np.stack([calls[:, 0], calls[:, 1], phase, microbatch], axis=1)
 
     def check(self) -> None:
         """Our own promises: no owner goes below zero, frees are negative, allocations positive."""
@@ -165,11 +174,6 @@ class Program:
         name, category = list(self.tables.slots)[slot]
         path = self.layer_paths[layer] if 0 <= layer < len(self.layer_paths) else f"stage border {layer}"
         return f"{path}/{name}", category
-
-
-def _tile_calls(calls: IntArray, piece: Piece) -> IntArray:
-    phases = np.where(calls[:, 2] == 1, int(Phase.RECOMPUTE), piece.phase)
-    return np.stack([calls[:, 0], calls[:, 1], phases, np.full(len(calls), piece.microbatch)], axis=1)
 
 
 class Builder:

@@ -10,7 +10,7 @@ from functools import lru_cache
 from types import ModuleType
 
 import simcore.frameworks
-from simcore.errors import InputError, NotYet, Problem
+from simcore.errors import IllegalLayout, InputError, NotYet, Problem
 from simcore.framework import Framework
 from simcore.graph import ModelGraph, build, model_config
 from simcore.job import Job
@@ -85,7 +85,12 @@ def _with_adapters(graph: ModelGraph, scenario: Scenario, module: ModuleType) ->
     lora = scenario.training.lora
     targets = () if lora.target_modules == "auto" else tuple(lora.target_modules)
     choice = LoraChoice(lora.rank, targets, tuple(lora.exclude_modules), lora.expert_adapters)
-    return _adapted(graph, choice, module.__name__)
+    adapted = _adapted(graph, choice, module.__name__)
+    if not any(t.module == "adapter" for specs in adapted.tensors for t in specs):
+        raise IllegalLayout(Problem(scenario.where("training", "lora"), "no module of the model is matched by "
+                                    f"target_modules {', '.join(targets) or 'auto'}",
+                                    "PEFT: target modules not found in the base model; no parameters to optimize"))
+    return adapted
 
 
 @lru_cache(maxsize=64)

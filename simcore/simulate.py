@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import replace
-from functools import lru_cache, partial
+from functools import partial
 
 from simcore.assemble import Parts, failed, report
 from simcore.clocked import Clocked, clock
@@ -127,14 +127,9 @@ def _topology(scenario: Scenario) -> Topology:
     name, nodes = (given, None) if isinstance(given, str) else (given.file, given.num_nodes)
     if scenario.folder is not None and name.endswith((".yaml", ".yml")):
         name = str(scenario.folder / name)
-    topology = _load(name, nodes)
+    topology = load_topology(name, nodes, scenario.where("topology"))
     topology.check_world_size(scenario.world_size, scenario.where("mesh"))
     return topology
-
-
-@lru_cache(maxsize=64)
-def _load(name: str, num_nodes: int | None) -> Topology:
-    return load_topology(name, num_nodes)
 
 
 def _program(parts: Parts, plan: Plan) -> Program:

@@ -72,13 +72,12 @@ class _Machine:
             self._start(number, track)
 
     def _start(self, number: int, track: Track) -> None:
-        environment = self.environment
-        done = {c.number: environment.event() for calls in track.calls.values() for c in calls}
-        gates = {c.gate: environment.event() for calls in track.calls.values() for c in calls if c.gate >= 0}
+        environment, done, gates = self.environment, _Flags(self.environment), _Flags(self.environment)
+        watched = {c.gate for calls in track.calls.values() for c in calls}
         shared = self._shared_links(number, track)
         for stream, calls in track.calls.items():
             environment.process(self._calls(number, stream, calls, done, gates, shared))
-        environment.process(self._compute(number, track, done, gates))
+        environment.process(self._compute(number, track, done, gates, watched))
 
     def _shared_links(self, number: int, track: Track) -> dict[str, simpy.Resource]:
         """Links on which more than one stream of a rank sends."""
@@ -89,29 +88,38 @@ class _Machine:
         return {link: simpy.Resource(self.environment) for link, streams in users.items() if len(streams) > 1}
 
     # ---- processes ----------------------------------------------------------------------------------------------
-    def _compute(self, number: int, track: Track, done: dict[int, simpy.Event],
-                 gates: dict[int, simpy.Event]) -> Process:
-        environment, times = self.environment, self.times[number]
+    def _compute(self, number: int, track: Track, done: _Flags, gates: _Flags, watched: set[int]) -> Process:
+        """Kernels one after another; the environment hears of them only where another stream can notice."""
+        environment, times, ahead = self.environment, self.times[number], 0
         for place, item in enumerate(track.items):
-            if item.ns:
-                yield environment.timeout(item.ns)
-            before = int(environment.now)
+            ahead += item.ns
+            alone = item.call is not None and self._is_alone(number, item.call)
+            if ahead and (place in watched or item.wait_for >= 0 or (item.call is not None and not alone)):
+                yield environment.timeout(ahead)
+                ahead = 0
+            before = int(environment.now) + ahead
             if item.call is not None:
-                yield from self._together(number, item.call)
-                times.calls.append((item.call, before, int(environment.now)))
-            elif item.wait_for >= 0 and not done[item.wait_for].processed:
-                yield done[item.wait_for]
-            times.waited_at.append(int(environment.now) - before)
-            times.item_ends.append(int(environment.now))
-            if place in gates:
-                gates[place].succeed()
+                if alone:
+                    ahead += item.call.ns
+                else:
+                    yield from self._together(number, item.call)
+                times.calls.append((item.call, before, int(environment.now) + ahead))
+            elif item.wait_for >= 0 and not done.is_up(item.wait_for):
+                yield done.event(item.wait_for)
+            times.waited_at.append(int(environment.now) + ahead - before)
+            times.item_ends.append(int(environment.now) + ahead)
+            if place in watched:
+                gates.put_up(place)
 
-    def _calls(self, number: int, stream: int, calls: Sequence[Call], done: dict[int, simpy.Event],
-               gates: dict[int, simpy.Event], shared: dict[str, simpy.Resource]) -> Process:
+    def _is_alone(self, number: int, call: Call) -> bool:
+        return len(self.wiring.meets(number, call.comm)) < 2
+
+    def _calls(self, number: int, stream: int, calls: Sequence[Call], done: _Flags, gates: _Flags,
+               shared: dict[str, simpy.Resource]) -> Process:
         environment, times = self.environment, self.times[number]
         for call in calls:
-            if call.gate >= 0 and not gates[call.gate].processed:
-                yield gates[call.gate]
+            if call.gate >= 0 and not gates.is_up(call.gate):
+                yield gates.event(call.gate)
             start = int(environment.now)
             if stream in _MESSAGES:
                 yield from self._message(number, stream, call)
@@ -125,7 +133,7 @@ class _Machine:
                         start = int(environment.now)
                         yield from self._together(number, call)
             times.calls.append((call, start, int(environment.now)))
-            done[call.number].succeed()
+            done.put_up(call.number)
 
     def _together(self, number: int, call: Call) -> Process:
         """A collective starts when the last class of its communicator is there."""
@@ -162,3 +170,25 @@ class _Meeting:
 
     def __post_init__(self) -> None:
         self.over = self.environment.event()
+
+
+class _Flags:
+    """Things that happen once, by number; simpy hears only of those that somebody waits for."""
+
+    def __init__(self, environment: simpy.Environment) -> None:
+        self.environment = environment
+        self.up: set[int] = set()
+        self.awaited: dict[int, simpy.Event] = {}
+
+    def is_up(self, number: int) -> bool:
+        return number in self.up
+
+    def put_up(self, number: int) -> None:
+        self.up.add(number)
+        if number in self.awaited:
+            self.awaited.pop(number).succeed()
+
+    def event(self, number: int) -> simpy.Event:
+        if number not in self.awaited:
+            self.awaited[number] = self.environment.event()
+        return self.awaited[number]

@@ -9,7 +9,7 @@ import difflib
 import math
 from collections.abc import Iterator
 from dataclasses import dataclass
-from functools import cache
+from functools import cache, lru_cache
 from pathlib import Path
 from typing import Final, Literal, Self
 
@@ -183,32 +183,39 @@ def _members(node: int, start: int, group_size: int, stride: int, gpus_per_node:
     return before((node + 1) * gpus_per_node) - before(node * gpus_per_node)
 
 
-def topology_names() -> list[str]:
+@lru_cache(maxsize=1)
+def topology_names() -> tuple[str, ...]:
     """Names of the built-in topologies, sorted."""
-    return sorted(path.stem for path in data_folder("topologies").glob("*.yaml"))
+    return tuple(sorted(path.stem for path in data_folder("topologies").glob("*.yaml")))
 
 
-def load_topology(ref: str | Path, num_nodes: int | None = None) -> Topology:
+def load_topology(ref: str | Path, num_nodes: int | None = None, where: str = "topology") -> Topology:
     """Load the built-in topology of that name, or the file at that path; `num_nodes` bounds it.
 
-    InputError: unknown name or file, a key or a quantity that is wrong (all of them at once), fewer nodes than asked.
+    InputError: unknown name or file (asked for at `where`), a key or a quantity that is wrong (all of them at once),
+    fewer nodes than asked. A file is read once.
     """
-    document = read_document(_find(ref))
-    try:
-        topology = Topology.model_validate(document.data)
-    except ValidationError as error:
-        raise InputError(_problems(document, error)) from None
+    topology = _read(_find(ref, where))
     return topology if num_nodes is None else topology.bounded(num_nodes)
 
 
-def _find(ref: str | Path) -> Path:
+@lru_cache(maxsize=64)
+def _read(path: Path) -> Topology:
+    document = read_document(path)
+    try:
+        return Topology.model_validate(document.data)
+    except ValidationError as error:
+        raise InputError(_problems(document, error)) from None
+
+
+def _find(ref: str | Path, where: str) -> Path:
     if str(ref) in (names := topology_names()):
         return data_folder("topologies") / f"{ref}.yaml"
     if Path(ref).exists():
         return Path(ref)
     near = difflib.get_close_matches(str(ref), names, n=1)
     hint = f"; did you mean {near[0]}?" if near else "."
-    raise _problem("topology", f"no topology {str(ref)!r}{hint} Known: {', '.join(names)}, or the path of a file")
+    raise _problem(where, f"no topology {str(ref)!r}{hint} Known: {', '.join(names)}, or the path of a file")
 
 
 def _problem(where: str, message: str) -> InputError:

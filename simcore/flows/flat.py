@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import lru_cache
 
 import numpy as np
 
@@ -27,6 +29,7 @@ class RankBuffer:
     flat: FlatBuffer
 
 
+@lru_cache(maxsize=8)  # one plan asks twice: for its flow and for its padding
 def rank_buffers(plan: Plan) -> tuple[RankBuffer, ...]:
     """The dense and the expert buffer; empty ones are left out."""
     flow = plan.framework.flow
@@ -37,13 +40,12 @@ def rank_buffers(plan: Plan) -> tuple[RankBuffer, ...]:
 
 def _buffer(plan: Plan, flow: Buckets, expert: int) -> RankBuffer:
     layers, tensors, sizes = [], [], []
+    entries = {kind: _entries(plan.kinds[kind], expert=bool(expert)) for kind, _ in plan.kind_counts}
     for layer in plan.layers:
-        for number, placed in enumerate(plan.of_layer(layer)):
-            if placed.trainable and (placed.life.name == "expert") == bool(expert):
-                copies = placed.used_copies
-                layers += [layer] * copies
-                tensors += [number] * copies
-                sizes += [placed.local // copies] * copies
+        mine = entries[plan.graph.layers[layer].kind]
+        layers += [layer] * len(mine)
+        tensors += [number for number, _ in mine]
+        sizes += [size for _, size in mine]
     parts = plan.mesh.axis(flow.axes[expert]).size
     # Buckets only on the first stage: core 0.16.1 distributed_data_parallel.py:98, `pp_rank > 0`.
     bucket = flow.bucket_numel if plan.stage == 0 else 0
@@ -51,6 +53,12 @@ def _buffer(plan: Plan, flow: Buckets, expert: int) -> RankBuffer:
     flat = lay_out(sizes, bucket_numel=bucket, align_param=flow.align_param, align_bucket=align)
     return RankBuffer(flow.axes[expert], flow.replicate_axes[expert], np.array(layers, dtype=np.int64),
                       np.array(tensors, dtype=np.int64), flat)
+
+
+def _entries(kind: Sequence[Placed], *, expert: bool) -> list[tuple[int, int]]:
+    """(tensor number, elements) of each parameter of a layer: every expert's matrix is its own."""
+    return [(number, placed.local // placed.used_copies) for number, placed in enumerate(kind)
+            if placed.trainable and (placed.life.name == "expert") == expert for _ in range(placed.used_copies)]
 
 
 def padding_elements(plan: Plan) -> int:
