@@ -89,18 +89,22 @@ def report(parts: Parts, *, series: bool) -> Report:
 
 
 def _time(parts: Parts) -> StepTime | None:
-    """Rates of the step. Model FLOPs: three times those of forward GEMMs, attention and scan, recompute not counted."""
+    """Rates of the step. Model FLOPs: three times those of forward GEMMs, attention and scan, recompute not counted.
+
+    Twice where the base is frozen: its weights get no gradient.
+    """
     clocked = parts.clocked
     if clocked is None:
         return None
     training, mesh = parts.job.scenario.training, parts.job.mesh
     seconds = clocked.step_ns / 1e9
     sequences = parts.job.scenario.num_microbatches * training.micro_batch_size * mesh.dp_replicate * mesh.dp_shard
-    flops = 3 * clocked.forward_flops / seconds / mesh.size
+    passes = 3 if training.method == "full" else 2
+    flops = passes * clocked.forward_flops / seconds / mesh.size
     peak = getattr(parts.topology.device.peak, parts.framework.compute_dtype)
     return StepTime(
         step_s=seconds, forward_s=clocked.phase_ns["forward"] / 1e9, backward_s=clocked.phase_ns["backward"] / 1e9,
-        optimizer_s=clocked.phase_ns["optimizer"] / 1e9, exposed_communication_s=clocked.waited_ns / 1e9,
+        optimizer_s=clocked.phase_ns["optimizer"] / 1e9, exposed_communication_s=clocked.exposed_ns / 1e9,
         tokens_per_s_per_gpu=sequences * training.seq_len / seconds / mesh.size, model_tflops_per_gpu=flops / 1e12,
         mfu=flops / peak.si if peak else 0.0)
 
@@ -125,7 +129,7 @@ def _rank(parts: Parts, rank_class: RankClass, plan: Plan, *, series: bool) -> R
         grads_padding_bytes=plan.padding_bytes() + padding * _grad_bytes(plan),
         grads_persist=_grads_persist(parts.framework),
         peak=None if program is None else _peak(parts, balance(program)),
-        traffic=() if program is None else traffic(program, mesh, _repeats(parts)),
+        traffic=() if program is None else traffic(program, mesh, steady_microbatch(parts.lowered), _repeats(parts)),
         memory=memory_series(program, _row_ns(parts, rank_class)) if series and program is not None else None)
 
 
@@ -160,7 +164,7 @@ def _count(parts: Parts) -> int:
 
 def _microbatch(parts: Parts, written: int) -> int:
     """Its number in the step; those after the steady one were written out with smaller numbers."""
-    is_later = written > steady_microbatch(parts.job.mesh.pp)
+    is_later = written > steady_microbatch(parts.lowered)
     return written + is_later * (_count(parts) - parts.lowered)
 
 

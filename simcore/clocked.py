@@ -4,14 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from itertools import pairwise
 
 import numpy as np
 
 from simcore.cost import DTYPES, collective_ns, compute_ns
 from simcore.fold import RankClass
 from simcore.mesh import IntArray, Mesh
-from simcore.program import Phase, Program
+from simcore.program import Phase, Program, Stream
 from simcore.schedule import steady_microbatch
 from simcore.streams import Track, tracks
 from simcore.tape import Kernel, Op
@@ -28,13 +27,14 @@ _DTYPE_ID = {name: DTYPES.index(name) for name in ("fp32", "bf16", "fp16")}
 class Clocked:
     """Times of one step, in ns.
 
-    `steady`: the last two microbatches took the same time in every class (or there is nothing to extrapolate).
+    `steady`: microbatches around the steady one take the same time on every rank (or nothing is extrapolated).
+    `exposed_ns`: the compute stream waited for a collective.
     `row_ns`: for each class, when each row of its program was reached on the compute stream.
     """
 
     step_ns: int
     phase_ns: dict[str, int]
-    waited_ns: int
+    exposed_ns: int
     steady: bool
     forward_flops: int
     row_ns: tuple[IntArray, ...]
@@ -43,21 +43,35 @@ class Clocked:
 
 def clock(programs: Sequence[Program], classes: Sequence[RankClass], mesh: Mesh, topology: Topology, compute: str,
           extra_microbatches: int) -> Clocked:
-    """Run programs that wrote out some microbatches; `extra_microbatches` more are extrapolated."""
+    """Run programs that wrote out some microbatches; `extra_microbatches` more are like the steady one."""
     compiled = [_track(program, mesh, topology, compute) for program in programs]
     times = run(compiled, _Wires(programs, classes, mesh, topology))
-    periods = [_periods(program, track, t) for program, track, t in zip(programs, compiled, times, strict=True)]
-    steady = not extra_microbatches or all(len(p) >= 2 and p[-1] == p[-2] for p in periods)
-    period = max((p[-1] for p in periods if p), default=0)
-    weights = [np.where(p.microbatch == steady_microbatch(mesh.pp), 1 + extra_microbatches, 1) for p in programs]
-    worst = max(range(len(times)), key=lambda i: (times[i].end, -i))
     rows = tuple(_row_ns(track, t, len(p.columns)) for track, t, p in zip(compiled, times, programs, strict=True))
+    spent = [_spent(p, r) for p, r in zip(programs, rows, strict=True)]
+    starts = [_backward_starts(p, r) for p, r in zip(programs, rows, strict=True)]
+    number = steady_microbatch(len(starts[0]))
+    steady = not extra_microbatches or _is_steady(starts, spent, number)
+    period = int(starts[0][number] - starts[0][number - 1]) if extra_microbatches else 0
+    weight = np.ones(len(starts[0]), dtype=np.int64)
+    weight[number] += extra_microbatches
+    worst = max(range(len(times)), key=lambda i: (times[i].end, -i))
     return Clocked(
-        max(t.end for t in times) + period * extra_microbatches,
-        _phases(programs[worst], rows[worst], weights[worst]),
-        _waited(compiled[worst], times[worst], weights[worst]), steady,
-        sum(_forward_flops(p, w) * c.num_ranks for p, w, c in zip(programs, weights, classes, strict=True)), rows,
-        tuple(times))
+        max(t.end for t in times) + period * extra_microbatches, _phases(weight @ spent[worst]),
+        _exposed(compiled[worst], times[worst], weight[programs[worst].microbatch]), steady,
+        sum(_forward_flops(p, weight[p.microbatch]) * c.num_ranks for p, c in zip(programs, classes, strict=True)),
+        rows, tuple(times))
+
+
+def _is_steady(starts: Sequence[IntArray], spent: Sequence[IntArray], number: int) -> bool:
+    """The steady microbatch takes as long as its neighbours: from backward to backward on all ranks, and by phase.
+
+    The step's last microbatch reduces gradients, so phases are not compared with it.
+    """
+    if number + 1 >= len(starts[0]):
+        return False
+    periods = {int(p) for s in starts for p in np.diff(s[number - 1:number + 2])}
+    is_last = number + 2 == len(starts[0])
+    return len(periods) == 1 and (is_last or all((s[number] == s[number + 1]).all() for s in spent))
 
 
 def _track(program: Program, mesh: Mesh, topology: Topology, compute: str) -> Track:
@@ -120,13 +134,20 @@ class _Wires:
         return tuple(sorted(found))
 
 
-def _periods(program: Program, track: Track, times: ClassTimes) -> list[int]:
-    """Time from one backward pass's begin to the next one's."""
-    rows = _row_ns(track, times, len(program.columns))
-    backward = (program.phase == Phase.BACKWARD) | (program.phase == Phase.RECOMPUTE)
-    starts = [int(rows[int(np.argmax(inside))]) for m in range(int(program.microbatch.max()) + 1)
-              if (inside := backward & (program.microbatch == m)).any()]
-    return [b - a for a, b in pairwise(starts)]
+def _backward_starts(program: Program, rows: IntArray) -> IntArray:
+    """When each microbatch's backward pass begins."""
+    at = np.flatnonzero((program.phase == Phase.BACKWARD) | (program.phase == Phase.RECOMPUTE))
+    _, first = np.unique(program.microbatch[at], return_index=True)
+    starts: IntArray = rows[at[first]]
+    return starts
+
+
+def _spent(program: Program, rows: IntArray) -> IntArray:
+    """Compute-stream time by [microbatch, phase]; before the first microbatch counts as its own."""
+    ns = np.diff(np.concatenate([[0], rows]))
+    shape = (int(program.microbatch.max()) + 1, len(Phase))
+    sums = np.bincount(program.microbatch * len(Phase) + program.phase, weights=ns, minlength=shape[0] * shape[1])
+    return sums.astype(np.int64).reshape(shape)
 
 
 def _row_ns(track: Track, times: ClassTimes, num_rows: int) -> IntArray:
@@ -141,18 +162,20 @@ def _row_ns(track: Track, times: ClassTimes, num_rows: int) -> IntArray:
     return row_ns
 
 
-def _phases(program: Program, rows: IntArray, weight: IntArray) -> dict[str, int]:
-    """Compute-stream time by phase; recompute counts as backward, the loss as forward."""
-    spent = np.diff(np.concatenate([[0], rows])) * weight
+def _phases(spent: IntArray) -> dict[str, int]:
+    """By the three phases that a report has; recompute counts as backward, the loss as forward."""
     groups = {"forward": (Phase.FORWARD, Phase.LOSS), "backward": (Phase.BACKWARD, Phase.RECOMPUTE),
               "optimizer": (Phase.OPTIMIZER,)}
-    return {name: int(spent[np.isin(program.phase, codes)].sum()) for name, codes in groups.items()}
+    return {name: int(spent[list(codes)].sum()) for name, codes in groups.items()}
 
 
-def _waited(track: Track, times: ClassTimes, weight: IntArray) -> int:
-    """Time in which the compute stream only waited."""
+def _exposed(track: Track, times: ClassTimes, weight: IntArray) -> int:
+    """Time in which the compute stream waited for a collective; waiting for a neighbouring stage is the bubble."""
+    messages = {call.number for call in track.calls.get(int(Stream.RECEIVE), ())}
+    waited = np.array([0 if item.wait_for in messages else ns
+                       for item, ns in zip(track.items, times.waited_at, strict=True)], dtype=np.int64)
     rows = np.minimum([item.row for item in track.items], len(weight) - 1)
-    return int((np.array(times.waited_at) * weight[rows]).sum())
+    return int((waited * weight[rows]).sum())
 
 
 def _forward_flops(program: Program, weight: IntArray) -> int:

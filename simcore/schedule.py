@@ -36,6 +36,6 @@ def lowered_microbatches(num_stages: int, num_microbatches: int) -> int:
     return min(num_microbatches, 3 if num_stages == 1 else 2 * num_stages + 2)
 
 
-def steady_microbatch(num_stages: int) -> int:
-    """The number of one that stands for all that are not written out: on no stage in warm-up or cool-down."""
-    return num_stages
+def steady_microbatch(num_lowered: int) -> int:
+    """Of those written out, the one that stands for all that are not: on no stage in warm-up or cool-down."""
+    return num_lowered // 2

@@ -135,7 +135,6 @@ def _topology(scenario: Scenario) -> Topology:
 def _program(parts: Parts, plan: Plan) -> Program:
     scenario, mesh = parts.job.scenario, parts.job.mesh
     training = scenario.training
-    count = scenario.num_microbatches
-    workload = Workload(training.micro_batch_size, training.seq_len // mesh.cp, count, parts.rows_per_token())
+    workload = Workload(training.micro_batch_size, training.seq_len // mesh.cp, parts.rows_per_token())
     order = actions(training.pipeline.schedule, plan.stage, mesh.pp, parts.lowered)
     return lower(plan, workload, order, flow_of(parts.framework))

@@ -31,11 +31,10 @@ EXPERTS_MARKS = range(2, 6)
 
 @dataclass(frozen=True, slots=True)
 class Workload:
-    """What one rank computes per microbatch. `num_microbatches` of the step, `lowered` of them written out."""
+    """What one rank computes per microbatch. `seq` positions of its own; `rows_per_token`: see `recording.Run`."""
 
     batch: int
     seq: int
-    num_microbatches: int
     rows_per_token: int
 
 

@@ -11,17 +11,16 @@ from simcore.cost import wire_bytes
 from simcore.mesh import IntArray, Mesh
 from simcore.program import Phase, Program
 from simcore.report import TrafficRow
-from simcore.schedule import steady_microbatch
 
 __all__ = ["traffic"]
 
 
-def traffic(program: Program, mesh: Mesh, repeats: int) -> tuple[TrafficRow, ...]:
-    """Rows by collective, axis, phase and dtype. `repeats`: how often the steady microbatch happens."""
+def traffic(program: Program, mesh: Mesh, steady: int, repeats: int) -> tuple[TrafficRow, ...]:
+    """Rows by collective, axis, phase and dtype. `repeats`: how often microbatch `steady` happens."""
     comm_of, payload, phase_of, microbatch = program.calls().T
     comms = list(program.tables.comms)
     keys = comm_of * len(Phase) + np.where(phase_of == Phase.LOSS, int(Phase.FORWARD), phase_of)
-    weight = np.where(microbatch == steady_microbatch(mesh.pp), repeats, 1)
+    weight = np.where(microbatch == steady, repeats, 1)
     rows = []
     for key in np.unique(keys):
         comm, phase = divmod(int(key), len(Phase))

@@ -46,7 +46,8 @@ def test_a_step_of_many_is_written_out_in_part(num_stages: int, count: int, lowe
 @pytest.mark.parametrize("num_stages", [1, 2, 3, 8])
 def test_the_steady_one_is_neither_warm_up_nor_cool_down(num_stages: int) -> None:
     """On every stage its forward follows a backward, its backward follows a forward, and it is not the last."""
-    count, steady = lowered_microbatches(num_stages, 1000), steady_microbatch(num_stages)
+    count = lowered_microbatches(num_stages, 1000)
+    steady = steady_microbatch(count)
     for stage in range(num_stages):
         before = {b: a for a, b in pairwise(actions("1f1b", stage, num_stages, count)) if b.microbatch == steady}
         assert {mine.forward: other.forward for mine, other in before.items()} == {True: False, False: True}
