@@ -8,7 +8,7 @@ from typing import Literal
 from simcore.clocked import Clocked
 from simcore.errors import RankscopeError
 from simcore.flows.flat import exact_at_rest, padding_elements
-from simcore.fold import RankClass, coordinate_text, format_ranks
+from simcore.fold import RankClass
 from simcore.framework import Buckets, Framework
 from simcore.job import Job
 from simcore.ledger import Balance, balance
@@ -111,7 +111,6 @@ def _time(parts: Parts) -> StepTime | None:
 
 def _rank(parts: Parts, rank_class: RankClass, plan: Plan, *, series: bool) -> RankReport:
     mesh = parts.job.mesh
-    members = rank_class.members(mesh)
     axes = [mesh.axis(a) for a in ("pp", "dp_replicate", "dp_shard", "cp", "tp", "ep", "expert_dp")]
     program = parts.programs.get(rank_class.representative)
     flat = isinstance(plan.framework.flow, Buckets)
@@ -119,8 +118,8 @@ def _rank(parts: Parts, rank_class: RankClass, plan: Plan, *, series: bool) -> R
     rest = exact_at_rest(plan) if exact else plan.at_rest()
     padding = padding_elements(plan) if flat else 0
     return RankReport(
-        ranks=format_ranks(members), num_ranks=rank_class.num_ranks,
-        coordinates={a.name: coordinate_text(a, members) for a in axes if a.size > 1}, stage=rank_class.stage,
+        ranks=rank_class.rank_text(mesh), num_ranks=rank_class.num_ranks,
+        coordinates={a.name: rank_class.coordinates(mesh, a) for a in axes if a.size > 1}, stage=rank_class.stage,
         at_rest={name: AtRest(params_bytes=r.params_bytes, grads_bytes=r.grads_bytes,
                               optimizer_bytes=r.optimizer_bytes, num_params=r.num_params,
                               num_trainable_params=r.num_trainable_params) for name, r in rest.items()},

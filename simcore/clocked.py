@@ -106,8 +106,9 @@ class _Wires:
         self.many = len({c.stage for c in classes}) < len(classes)
         self.known: dict[tuple[int, int], tuple[int, ...]] = {}
         self.links: dict[str, str] = {}
-        self.class_of = {(c.stage, c.period, int(o)): i for i, c in enumerate(classes) for o in c.offsets} \
-            if self.many else {}
+        self.class_at = {c.stage: np.zeros(c.period, dtype=np.int64) for c in classes}
+        for number, c in enumerate(classes):
+            self.class_at[c.stage][c.offsets] = number
 
     def meets(self, number: int, comm: int) -> tuple[int, ...]:
         if not self.many:  # one class a stage meets only itself
@@ -129,9 +130,9 @@ class _Wires:
     def _find(self, number: int, axis: str) -> tuple[int, ...]:
         mine = self.classes[number]
         group = self.mesh.group(mine.representative, axis)
-        size = self.mesh.stage_size
-        found = {self.class_of[mine.stage, mine.period, rank % size % mine.period] for rank in group}
-        return tuple(sorted(found))
+        ranks = np.arange(group.start, group.stop, group.step, dtype=np.int64)
+        places = ranks % self.mesh.stage_size % mine.period
+        return tuple(np.flatnonzero(np.bincount(self.class_at[mine.stage][places])).tolist())
 
 
 def _backward_starts(program: Program, rows: IntArray) -> IntArray:

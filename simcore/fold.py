@@ -38,6 +38,22 @@ class RankClass:
         base: IntArray = self.stage * mesh.stage_size + (repeats[:, None] + self.offsets[None, :]).ravel()
         return base
 
+    def rank_text(self, mesh: Mesh) -> tuple[str, ...]:
+        """All ranks as ranges; a whole stage is not written out first."""
+        if len(self.offsets) < self.period or mesh.stage_size == 1:
+            return format_ranks(self.members(mesh))
+        first = self.stage * mesh.stage_size
+        return (f"{first}-{first + mesh.stage_size - 1}",)
+
+    def coordinates(self, mesh: Mesh, axis: Axis) -> int | str:
+        """Where the ranks stand on an axis: a number, or ranges as text. An axis wider than the period is met whole."""
+        if axis.name == "pp":
+            return self.stage
+        if axis.stride % self.period == 0:
+            return coordinate_text(axis, range(0, axis.stride * axis.size, axis.stride))
+        inside = self.period % (axis.stride * axis.size) == 0
+        return coordinate_text(axis, self.offsets if inside else self.members(mesh))
+
 
 def fold(graph: ModelGraph, mesh: Mesh, framework: Framework) -> tuple[RankClass, ...]:
     """The classes of every stage, stage by stage, in order of their first rank."""
@@ -167,5 +183,5 @@ def format_ranks(ranks: IntArray) -> tuple[str, ...]:
 
 def coordinate_text(axis: Axis, ranks: Iterable[int] | IntArray) -> int | str:
     """The coordinates of some ranks on an axis: a number, or ranges as text."""
-    values = np.unique(axis.coordinates(np.asarray(ranks, dtype=np.int64)))
+    values = np.flatnonzero(np.bincount(axis.coordinates(np.asarray(ranks, dtype=np.int64))))
     return int(values[0]) if len(values) == 1 else ",".join(format_ranks(values))

@@ -99,3 +99,18 @@ def test_coordinates_are_a_number_or_a_range() -> None:
     axis = Axis("dp_shard", 4, 2)
     assert coordinate_text(axis, [4, 5, 12]) == 2
     assert coordinate_text(axis, range(8)) == "0-3"
+
+
+@pytest.mark.parametrize("mesh", [Mesh(pp=2, dp_replicate=2, dp_shard=6, ep=4), Mesh(dp_shard=4, tp=2, ep=2, etp=2)])
+@pytest.mark.parametrize("period", [1, 2, 4, 8, 12, 24])
+def test_shortcuts_say_what_the_members_say(mesh: Mesh, period: int) -> None:
+    if mesh.stage_size % period:
+        return
+    for offsets in ([0], list(range(period)), list(range(0, period, 2))):
+        repeats = mesh.stage_size // period
+        mine = RankClass(mesh.pp - 1, 0, len(offsets) * repeats, np.array(offsets, dtype=np.int64), period)
+        members = mine.members(mesh)
+        assert mine.rank_text(mesh) == format_ranks(members)
+        for name in ("pp", "dp_replicate", "dp_shard", "cp", "tp", "ep", "expert_dp"):
+            axis = mesh.axis(name)
+            assert mine.coordinates(mesh, axis) == coordinate_text(axis, members), (name, offsets)
