@@ -28,8 +28,8 @@ __all__ = ["Keep", "Outcome", "Work", "num_workers", "run_batch"]
 _SMALL = 64
 """Scenarios a worker must have to do before it pays for its start."""
 
-_CHUNK = 16
-"""Most scenarios in one message to a worker: few enough that an interrupt loses little."""
+_CHUNK = 8
+"""Most scenarios in one message to a worker: few enough that an interrupt loses little and none idles long."""
 
 
 @dataclass(frozen=True, slots=True)

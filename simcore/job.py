@@ -9,6 +9,7 @@ from typing import Any
 from simcore.errors import IllegalLayout, InputError, NotYet, Problem
 from simcore.graph import ModelGraph
 from simcore.mesh import Mesh
+from simcore.models.blocks import Moe
 from simcore.scenario import Scenario
 
 __all__ = ["Job"]
@@ -32,6 +33,11 @@ class Job:
         given = self.scenario.training.precision.compute
         return "bf16" if given == "auto" else given
 
+    @property
+    def has_experts(self) -> bool:
+        """Whether any layer of the model is a mixture of experts."""
+        return any(isinstance(b.block, Moe) for kind in self.graph.kinds for b in kind.branches)
+
     def one_of(self, key: str, given: str, served: tuple[str, ...]) -> None:
         """NotYet unless this framework's table serves the value."""
         if given not in served:
@@ -52,6 +58,11 @@ class Job:
             return given
         self.autos[key] = (default, source)
         return default
+
+    def flag(self, options: Mapping[str, Any], name: str, source: str, *, default: bool) -> bool:
+        """A framework option that is true or false; its default is noted with its source."""
+        given = str(options.get(name, "auto")).lower()
+        return self.auto(f"framework_options.{name}", given, str(default).lower(), source) == "true"
 
     def illegal(self, key: str, message: str, rule: str) -> IllegalLayout:
         """The framework refuses; `rule` cites file and version."""

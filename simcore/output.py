@@ -43,12 +43,12 @@ def print_json(results: Sequence[_Json]) -> None:
 
 
 def print_summary(reports: Sequence[Report]) -> None:
-    """The table of all scenarios."""
+    """The table of all scenarios; a terminal narrower than a name and one column wraps it, nothing is cut off."""
     from simcore.summary import summary
     from simcore.table import console
 
     screen = console(sys.stdout)
-    screen.print(*summary(reports, screen.width), sep="\n")
+    screen.print(*summary(reports, screen.width), sep="\n", soft_wrap=True)
 
 
 def print_shown(*shown: RenderableType) -> None:

@@ -21,10 +21,12 @@ from simcore.plan import check_even
 from simcore.scenario import ModelFile, Scenario
 from simcore.schedule import SCHEDULES
 from simcore.tensor import TensorSpec
+from simcore.training import Quantization
 
 __all__ = ["known_frameworks", "prepare"]
 
 IMPLEMENTATIONS = ("automodel", "hf", "megatron")
+SERVED_FORMATS = ("auto", "none", "fp32", "bf16", "fp16")
 
 
 @lru_cache(maxsize=1)
@@ -73,6 +75,10 @@ def _graph(scenario: Scenario, module: ModuleType) -> ModelGraph:
     if implementation not in IMPLEMENTATIONS:
         message = f"expected auto or one of {', '.join(IMPLEMENTATIONS)}, got {implementation!r}"
         raise InputError(Problem(scenario.where("implementation"), message))
+    if implementation not in module.IMPLEMENTATIONS:
+        message = (f"not yet: the layers of {implementation} under {scenario.framework} "
+                   f"(served: {', '.join(module.IMPLEMENTATIONS)})")
+        raise NotYet(Problem(scenario.where("implementation"), message))
     graph = build(model_config(reference, overrides, where), implementation, where)
     return graph if scenario.training.method == "full" else _with_adapters(graph, scenario, module)
 
@@ -116,7 +122,9 @@ def _refuse_unserved(scenario: Scenario) -> None:
         (("rl",), scenario.rl is not None, "the rl block"),
         (("generation",), scenario.generation is not None, "the generation block"),
         (("training", "method"), training.method == "qlora", "qlora"),
-        (("training", "lengths"), training.lengths not in ("fixed", "packed"), "a distribution of lengths"),
+        (("training", "num_tokens"), training.num_tokens is not None, "num_tokens (the cost of a whole run)"),
+        (("training", "lengths"), training.lengths == "packed", "packed lengths (attention within each sequence)"),
+        (("training", "lengths"), not isinstance(training.lengths, str), "a distribution of lengths"),
         (("training", "routing"), training.routing != "balanced", "unbalanced routing"),
         (("training", "offload"), any(p != "none" for p in
                                       (offload.params, offload.optimizer, offload.gradients, offload.activations)),
@@ -125,12 +133,25 @@ def _refuse_unserved(scenario: Scenario) -> None:
          f"schedule {training.pipeline.schedule}"),
         (("training", "pipeline", "virtual_stages"), training.pipeline.virtual_stages > 1, "virtual stages"),
         (("training", "optimizer", "paged"), training.optimizer.paged, "paged optimizer states"),
-        (("training", "quantization"), "quantization" in training.model_fields_set, "quantization"),
+        (("training", "quantization"), training.quantization != Quantization(), "quantization"),
         (("training", "lora", "dropout"), training.method != "full" and training.lora.dropout > 0, "LoRA dropout"),
         (("training", "precision", "compute"), training.precision.compute not in ("auto", "bf16", "fp32", "fp16"),
          f"compute in {training.precision.compute}"),
+        *_unserved_formats(scenario),
     ]
     problems = [Problem(scenario.where(*key), f"not yet: {what} is not modelled in this version")
                 for key, refused, what in unserved if refused]
     if problems:
         raise NotYet(problems)
+
+
+def _unserved_formats(scenario: Scenario) -> list[tuple[tuple[str, ...], bool, str]]:
+    """Formats of 8 bits come with scales, which nothing here counts."""
+    training = scenario.training
+    precision, optimizer = training.precision, training.optimizer
+    formats = {("precision", "params"): precision.params, ("precision", "experts"): precision.experts,
+               ("precision", "grad_reduce"): precision.grad_reduce, ("precision", "main_grads"): precision.main_grads,
+               ("optimizer", "moments"): optimizer.moments, ("optimizer", "master"): optimizer.master,
+               ("lora", "dtype"): training.lora.dtype}
+    return [(("training", *key), given not in SERVED_FORMATS, f"{'.'.join(key)} in {given} (a format with scales)")
+            for key, given in formats.items()]

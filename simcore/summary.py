@@ -10,10 +10,12 @@ from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import partial
+from typing import Literal
 
-from rich.box import SIMPLE_HEAD
-from rich.console import JustifyMethod, RenderableType
-from rich.table import Table
+from rich.cells import cell_len
+from rich.console import Console, ConsoleOptions, RenderableType, RenderResult
+from rich.segment import Segment
+from rich.style import Style
 from rich.text import Text
 
 from simcore.compare import worst_rank
@@ -50,19 +52,65 @@ def verdict(report: Report) -> str:
 @dataclass(frozen=True, slots=True)
 class _Column:
     heading: str
-    cell: Callable[[Report], str | Text]
-    justify: JustifyMethod = "right"
+    cell: Callable[[Report], str]
+    justify: Literal["left", "right"] = "right"
+    coloured: bool = False
+    """By the verdict."""
 
-    def width(self, reports: Sequence[Report]) -> int:
-        cells = [self.heading, *(str(self.cell(r)) for r in reports)]
-        return max(len(line) for cell in cells for line in cell.split("\n"))
+    def filled(self, reports: Sequence[Report]) -> _Filled:
+        cells = [self.heading.split("\n"), *(self.cell(r).split("\n") for r in reports)]
+        width = max(cell_len(line) for cell in cells for line in cell)
+        return _Filled(cells, width, self.justify == "left", self.coloured)
+
+
+@dataclass(frozen=True, slots=True)
+class _Filled:
+    """A column's cells, line by line, the heading first."""
+
+    cells: list[list[str]]
+    width: int
+    left: bool
+    coloured: bool
+
+    def line(self, row: int, line: int, height: int) -> str:
+        """One of the `height` lines of a row, as wide as the column; headings stand at the bottom, cells at the top."""
+        cell = self.cells[row]
+        at = line if row else line - height + len(cell)
+        text = cell[at] if 0 <= at < len(cell) else ""
+        space = " " * (self.width - cell_len(text))
+        return text + space if self.left else space + text
+
+
+@dataclass(frozen=True, slots=True)
+class _Table:
+    """Laid out here, where widths are known: rich measures and wraps every cell, seconds for a thousand rows."""
+
+    columns: Sequence[_Filled]
+    styles: Sequence[Style]
+
+    def __rich_console__(self, console: Console, options: ConsoleOptions) -> RenderResult:
+        bold = Style(bold=True)
+        yield from self._row(0, [bold] * len(self.columns))
+        width = sum(column.width + _GAP for column in self.columns) - _GAP
+        yield Segment(("-" if options.ascii_only else "─") * width + "\n")
+        for row, style in enumerate(self.styles, start=1):
+            yield from self._row(row, [style if column.coloured else None for column in self.columns])
+
+    def _row(self, row: int, styles: Sequence[Style | None]) -> Iterator[Segment]:
+        height = max(len(column.cells[row]) for column in self.columns)
+        ends = [" " * _GAP] * (len(self.columns) - 1) + ["\n"]
+        for line in range(height):
+            for column, style, end in zip(self.columns, styles, ends, strict=True):
+                yield Segment(column.line(row, line, height), style)
+                yield Segment(end)
 
 
 def summary(reports: Sequence[Report], width: int) -> list[RenderableType]:
     """The table. What does not fit beside the names in `width` characters follows in another one below."""
-    name = _Column("scenario", partial(_name, limit=max(24, width // 4)), "left")
-    parts = _cut(name, _columns(reports), reports, width)
-    shown: list[RenderableType] = [_table((name, *part), reports) for part in parts]
+    name = _Column("scenario", partial(_name, limit=max(24, width // 4)), "left").filled(reports)
+    parts = _cut(name, [column.filled(reports) for column in _columns(reports)], width)
+    styles = [Style.parse(_STYLE[verdict(report)]) for report in reports]
+    shown: list[RenderableType] = [_Table((name, *part), styles) for part in parts]
     if len(reports) > 1:
         shown.append(_count(reports))
     return [part for table in shown for part in (table, "")][:-1]
@@ -75,29 +123,18 @@ def _columns(reports: Sequence[Report]) -> tuple[_Column, ...]:
     return (*_WHAT, _AT_REST, _VERDICT) if any(r.ranks for r in reports) else (*_WHAT, _VERDICT)
 
 
-def _cut(name: _Column, columns: Sequence[_Column], reports: Sequence[Report], width: int) -> list[list[_Column]]:
+def _cut(name: _Filled, columns: Sequence[_Filled], width: int) -> list[list[_Filled]]:
     """The columns, cut before they would pass `width`, with room for the names before each part."""
-    parts: list[list[_Column]] = [[]]
-    used = start = name.width(reports)
+    parts: list[list[_Filled]] = [[]]
+    used = name.width
     for column in columns:
-        wide = _GAP + column.width(reports)
+        wide = _GAP + column.width
         if parts[-1] and used + wide > width:
             parts.append([])
-            used = start
+            used = name.width
         parts[-1].append(column)
         used += wide
     return parts
-
-
-def _table(columns: Sequence[_Column], reports: Sequence[Report]) -> Table:
-    table = Table(box=SIMPLE_HEAD, pad_edge=False, show_edge=False, collapse_padding=True)
-    tallest = max(column.heading.count("\n") for column in columns)
-    for column in columns:
-        heading = "\n" * (tallest - column.heading.count("\n")) + column.heading
-        table.add_column(heading, justify=column.justify, overflow="fold")
-    for report in reports:
-        table.add_row(*(column.cell(report) for column in columns))
-    return table
 
 
 def _count(reports: Sequence[Report]) -> Text:
@@ -106,9 +143,9 @@ def _count(reports: Sequence[Report]) -> Text:
     return Text(f"{len(reports):,} scenarios: " + ", ".join(f"{words[w]:,} {w}" for w in _STYLE if words[w]))
 
 
-def _name(report: Report, limit: int) -> Text:
+def _name(report: Report, limit: int) -> str:
     """Long names, as sweeps make them, go on below."""
-    return Text("\n".join(_folded(plain(report.name), limit)))
+    return "\n".join(_folded(plain(report.name), limit))
 
 
 def _folded(name: str, limit: int) -> Iterator[str]:
@@ -126,9 +163,9 @@ def _folded(name: str, limit: int) -> Iterator[str]:
         yield line
 
 
-def _framework(report: Report) -> Text:
+def _framework(report: Report) -> str:
     framework = report.scenario.get("framework", "")
-    return Text(plain(str(framework.get("name", "") if isinstance(framework, dict) else framework)))
+    return plain(str(framework.get("name", "") if isinstance(framework, dict) else framework))
 
 
 def _axis(report: Report, axis: str) -> int:
@@ -163,11 +200,6 @@ def _method(report: Report) -> str:
     return plain(str(training.get("method", ""))) if isinstance(training, dict) else ""
 
 
-def _verdict(report: Report) -> Text:
-    word = verdict(report)
-    return Text(word, style=_STYLE[word])
-
-
 def _gib(num_bytes: float) -> str:
     """Under a heading that says GiB, so that points stand below each other; what is there is never shown as none."""
     return "<0.01" if 0 < num_bytes < 2**30 / 200 else f"{num_bytes / 2**30:,.2f}"
@@ -198,14 +230,14 @@ def _capacity(report: Report) -> str:
     return _gib(report.capacity_bytes) if report.capacity_bytes else ""
 
 
-def _fill(report: Report) -> Text:
+def _fill(report: Report) -> str:
     """A bar and the share of the capacity; the bar is full at 100 %, the number goes on."""
     rank = report.peak_rank
     if not (rank and rank.peak and report.capacity_bytes):
-        return Text("")
+        return ""
     share = rank.peak.device_bytes / report.capacity_bytes
     full = min(_BAR, round(share * _BAR))
-    return Text("█" * full + "░" * (_BAR - full) + f" {share:4.0%}", style=_STYLE[verdict(report)])
+    return "█" * full + "░" * (_BAR - full) + f" {share:4.0%}"
 
 
 def _traffic(*collectives: str) -> Callable[[Report], str]:
@@ -235,12 +267,12 @@ _WHAT = (
     _Column("GPUs", _num_gpus),
     _Column("method", _method, "left"),
 )
-_VERDICT = _Column("verdict", _verdict, "left")
+_VERDICT = _Column("verdict", verdict, "left", coloured=True)
 _AT_REST = _Column("at rest\nGiB", _at_rest)
 _MEMORY = (
     _Column("peak\nGiB", _of_peak(lambda peak: _gib(peak.device_bytes))),
     _Column("capacity\nGiB", _capacity),
-    _Column("fill", _fill, "left"),
+    _Column("fill", _fill, "left", coloured=True),
 )
 _STEP = (
     _Column("peak at", _of_peak(_peak_at), "left"),

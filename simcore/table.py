@@ -34,6 +34,8 @@ def console(stream: IO[str]) -> Console:
 
 def plain(text: str) -> str:
     """Without control characters: a name from a file must not steer the terminal."""
+    if text.isprintable():
+        return text
     return "".join(c if c.isprintable() else "\ufffd" for c in text)
 
 

@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import pytest
 
 import small
 from simcore.report import Report
+from simcore.scenario import Scenario
 from simcore.simulate import simulate
 
 
@@ -36,3 +39,57 @@ def test_a_number_that_is_no_factor_is_refused() -> None:
 def test_a_smaller_group_gathers_the_same_bytes_again(expert: bool) -> None:
     report = _ran(2, {"dp_shard": 8, "ep": 2})
     assert _gathered(report, "backward", expert) == _gathered(report, "forward", expert) > 0
+
+
+# ---- refusals and defaults -------------------------------------------------------------------------------------------
+@pytest.mark.parametrize(("given", "status", "told"), [
+    ({"mesh": {"dp_shard": 2, "ep": 2}, "model": "llama-tiny"}, "illegal", "a model without experts"),
+    ({"optimizer": {"moments": "int8"}}, "error", "not yet: optimizer.moments in int8 (a format with scales)"),
+    ({"optimizer": {"moments": "fp8"}}, "error", "optimizer.moments in fp8"),
+    ({"precision": {"params": "fp8"}}, "error", "precision.params in fp8"),
+    ({"precision": {"grad_reduce": "fp8"}}, "error", "precision.grad_reduce in fp8"),
+    ({"method": "lora", "lora": {"dtype": "fp8"}}, "error", "lora.dtype in fp8"),
+    ({"method": "lora", "lora": {"expert_adapters": "per_expert"}}, "error", "not yet: per_expert under fsdp2"),
+    ({"method": "lora", "lora": {"expert_adapters": "shared"}}, "error", "not yet: shared under fsdp2"),
+    ({"method": "lora", "lora": {"exclude_modules": ["*q_proj"]}}, "error", "patterns (*q_proj) under fsdp2"),
+    ({"lengths": "packed"}, "error", "not yet: packed lengths"),
+    ({"num_tokens": 10**9}, "error", "not yet: num_tokens")])
+def test_what_is_refused(given: dict[str, Any], status: str, told: str) -> None:
+    mesh = given.get("mesh", {"dp_shard": 2})
+    report = simulate(small.scenario("fsdp2", mesh, **{key: value for key, value in given.items() if key != "mesh"}))
+    assert report.status == status
+    assert told in report.problems[0].message
+
+
+@pytest.mark.parametrize("implementation", ["automodel", "megatron"])
+def test_other_layers_do_not_run_here(implementation: str) -> None:
+    data = small.scenario("fsdp2").normalised() | {"implementation": implementation}
+    report = simulate(Scenario.model_validate(data))
+    assert report.status == "error"
+    assert f"not yet: the layers of {implementation} under fsdp2" in report.problems[0].message
+
+
+def test_adapters_of_experts_may_be_refused_by_name() -> None:
+    asked = small.scenario("fsdp2", {"dp_shard": 2}, method="lora", lora={"expert_adapters": "none"})
+    assert simulate(asked).status == "ok"
+
+
+def test_ignored_experts_have_the_moments_that_were_asked_for() -> None:
+    def moments(**given: Any) -> int:
+        plan = small.plan_of("fsdp2", {"dp_shard": 4, "ep": 2}, options={"experts": "ignored"}, **given)
+        return sum(size for layer in plan.layers for p in plan.of_layer(layer) if p.life.name == "experts, ignored"
+                   for _, size in p.states)
+
+    assert moments(optimizer={"moments": "fp32"}) == 2 * moments() > 0
+
+
+def test_defaults_are_listed() -> None:
+    def listed(**given: Any) -> dict[str, str]:
+        report = simulate(small.scenario("fsdp2", {"dp_shard": 2}, **given))
+        return {a.what: a.value for a in report.assumptions if a.kind == "default"}
+
+    found = listed()
+    assert found["framework_options.reshard_after_forward"] == "true for layers, false for the root"
+    assert found["training.optimizer.moments"] == "as each parameter is stored"
+    given = listed(options={"reshard_after_forward": False}, optimizer={"moments": "bf16"})
+    assert not [key for key in given if "reshard" in key or "moments" in key]

@@ -31,6 +31,9 @@ def _check_mesh(job: Job) -> None:
     if mesh.etp > 1:
         raise job.illegal("mesh.etp", "routed experts are split by count and by ep_shard, not by width over etp",
                           "0.7.0 moe/parallelizer.py")
+    if mesh.ep > 1 and not job.has_experts:
+        raise job.illegal("mesh.ep", f"Expert parallelism (ep_size={mesh.ep}) requires a MoE model",
+                          "0.7.0 _transformers/capabilities.py:518")
     for kind in job.graph.kinds:
         for branch in kind.branches:
             if isinstance(branch.block, Moe) and branch.block.num_experts % mesh.ep:
@@ -43,6 +46,10 @@ def _check_tensor_parallel(job: Job) -> None:
     if mesh.tp > 1 and mesh.ep > 1:
         raise job.illegal("mesh.tp", "no safe tensor-parallel plan is registered for custom MoE model "
                           f"'NemotronHForCausalLM' at tp_size={mesh.tp}", "0.7.0 moe/parallelizer.py:301")
+    if job.graph.architecture.family == "llama":
+        job.refuse_given({"training.sequence_parallel": "False"})
+        if mesh.tp > 1:
+            raise job.not_yet("mesh.tp", "automodel's tensor-parallel plan of the dense llama family")
     if job.scenario.training.sequence_parallel is True:
         raise job.illegal("training.sequence_parallel", "sequence parallelism is not supported for this model",
                           "0.7.0 models/nemotron_v3/parallelization.py:68")
@@ -51,6 +58,9 @@ def _check_tensor_parallel(job: Job) -> None:
 def _check_pipeline(job: Job) -> None:
     """A batch that is written down must fill the pipeline; an omitted one is not checked."""
     training, pp = job.scenario.training, job.mesh.pp
+    if pp > 1 and job.graph.architecture.tied:
+        raise job.illegal("mesh.pp", "Pipeline parallelism does not support tie_word_embeddings=True",
+                          "0.7.0 distributed/pipelining/hf_utils.py:755")
     microbatches = job.scenario.num_microbatches
     if pp > 1 and training.global_batch_size is not None and microbatches < pp:
         raise job.illegal("training.global_batch_size", f"pp_batch_size {microbatches * training.micro_batch_size} // "

@@ -10,6 +10,12 @@ from simcore.tensor import TensorSpec
 
 __all__ = ["is_sharded", "units"]
 
+_DEFAULT_RESHARD = (
+    ("true for layers, false for the root", "0.7.0 distributed/config.py:341: None, torch's default"),
+    ("false", "0.7.0 distributed/config.py:198 MoEParallelizerConfig.reshard_after_forward"),
+)
+
+
 def is_sharded(job: Job) -> bool:
     """One data-parallel rank: no `fully_shard` at all (0.7.0 distributed/fsdp2.py:44, moe/parallelizer.py:1276)."""
     return job.mesh.dp_shard * job.mesh.cp * job.mesh.dp_replicate > 1
@@ -44,6 +50,8 @@ class _Maker:
         if asked is None:
             asked = options.get("moe.reshard_after_forward") if job.mesh.ep > 1 else None
         self.asked: bool | None = asked if isinstance(asked, bool) else None
+        if self.asked is None:
+            job.auto("framework_options.reshard_after_forward", "auto", *_DEFAULT_RESHARD[job.mesh.ep > 1])
         self.replicate = "dp_replicate" if job.mesh.dp_replicate > 1 else ""
 
     def expert_parallel(self, stage: tuple[int, ...]) -> list[Unit]:

@@ -5,12 +5,15 @@ from __future__ import annotations
 from simcore.job import Job
 from simcore.models.blocks import Attention, Mamba2, Mixer, Mlp, Moe
 
-__all__ = ["check"]
+__all__ = ["check", "checkpoint"]
+
+RECOMPUTE = ("core_attn", "layernorm", "mla_up_proj", "mlp", "moe", "moe_act", "shared_experts")
 
 
 def check(job: Job, *, sequence_parallel: bool) -> None:
     """IllegalLayout for the first rule that is broken."""
     _check_world(job)
+    _check_tied(job)
     for kind in job.graph.kinds:
         for branch in kind.branches:
             _check_block(job, branch.block, sequence_parallel=sequence_parallel)
@@ -29,8 +32,37 @@ def _check_served(job: Job) -> None:
     job.refuse_given({"training.precision.experts": "auto", "training.lora.dtype": "bf16"})
 
 
+def checkpoint(job: Job) -> str:
+    """`Run.checkpoint`: none, full, or the names of recomputed modules."""
+    recompute = job.scenario.training.recompute
+    if isinstance(recompute, str):
+        return recompute
+    if not isinstance(recompute, tuple):
+        raise job.not_yet("training.recompute", "recompute by mode under megatron")
+    unknown = [name for name in recompute if name not in RECOMPUTE]
+    if unknown:
+        raise job.illegal("training.recompute", f"Invalid choices for recompute_modules: {', '.join(unknown)}. Allowed "
+                          f"modules are: {', '.join(RECOMPUTE)}", "core 0.16.1 transformer_config.py:1208")
+    if "mla_up_proj" in recompute:  # no model of this version has it
+        raise job.illegal("training.recompute", "mla_up_proj in recompute_modules is only supported with "
+                          "multi_latent_attention", "core 0.16.1 transformer_config.py:1219")
+    if "moe_act" in recompute and not job.has_experts:
+        raise job.illegal("training.recompute", "moe_act in recompute_modules is only supported with moe_grouped_gemm",
+                          "core 0.16.1 transformer_config.py:1213")
+    return ",".join(recompute) or "none"
+
+
+def _check_tied(job: Job) -> None:
+    """The last stage has a copy of the embedding, whose gradients are all-reduced (core 0.16.1 gpt_model.py:249)."""
+    if job.mesh.pp > 1 and job.graph.architecture.tied:
+        raise job.not_yet("mesh.pp", "tied embeddings over pipeline stages under megatron (the last stage's copy)")
+
+
 def _check_world(job: Job) -> None:
     mesh = job.mesh
+    if mesh.ep > 1 and not job.has_experts:
+        raise job.illegal("mesh.ep", "num_moe_experts must be non None to use expert-parallel",
+                          "core 0.16.1 transformer_config.py:1049")
     parts = mesh.etp * mesh.ep * mesh.pp
     if mesh.size % parts:
         raise job.illegal("mesh.ep", f"world_size ({mesh.size}) is not divisible by "
@@ -77,6 +109,9 @@ def _check_moe(job: Job, block: Moe, *, sequence_parallel: bool) -> None:
 
 def _check_sequence(job: Job, *, sequence_parallel: bool) -> None:
     mesh, seq_len = job.mesh, job.scenario.training.seq_len
+    if sequence_parallel and mesh.tp == 1:
+        raise job.illegal("training.sequence_parallel", "Cannot use sequence parallelism without tensor parallelism",
+                          "core 0.16.1 model_parallel_config.py:411")
     if mesh.cp > 1 and seq_len % (2 * mesh.cp):
         raise job.illegal("training.seq_len", f"{seq_len} tokens must be divisible by 2 x cp = {2 * mesh.cp}",
                           "core 0.16.1 context parallel: load-balanced halves")

@@ -17,14 +17,14 @@ from simcore.frameworks._automodel_checks import check
 from simcore.frameworks._automodel_units import is_sharded, units
 from simcore.job import Job
 from simcore.lora_automodel import adapters
-from simcore.models.blocks import Moe
 from simcore.operators.automodel import RELEASE_0_7_0
 from simcore.stages import contiguous, remainder_first, stage_layers
 
-__all__ = ["DEFAULT_IMPLEMENTATION", "VERSIONS", "adapters", "table"]
+__all__ = ["DEFAULT_IMPLEMENTATION", "IMPLEMENTATIONS", "VERSIONS", "adapters", "table"]
 
 VERSIONS = ("0.7.0",)
 DEFAULT_IMPLEMENTATION = "automodel"
+IMPLEMENTATIONS = ("automodel",)
 OPTIONS = {
     "reshard_after_forward": (None, True, False),
     "moe.reshard_after_forward": (None, True, False),
@@ -46,6 +46,9 @@ def table(job: Job) -> Framework:
     if training.method != "full" and stored == "fp32":
         source = "0.7.0 _transformers/infrastructure.py:683: PEFT stores them in the compute dtype"
         job.autos["precision of frozen parameters"] = (job.compute, source)
+    if training.optimizer.name != "sgd":
+        job.auto("training.optimizer.moments", training.optimizer.moments, "as each parameter is stored",
+                 "recipes: torch.optim.Adam, zeros_like(parameter)")
     stages = _stages(job)
     own_unit = mesh.ep > 1 and mesh.expert_dp > 1
     return Framework(
@@ -68,7 +71,7 @@ def table(job: Job) -> Framework:
 
 def _assumptions(job: Job) -> tuple[tuple[str, str, str, str], ...]:
     """A mesh that the parallelizer serves and the model loader before it does not is shown, with that said."""
-    if job.mesh.tp == 1 or job.graph.architecture.family == "llama":
+    if job.mesh.tp == 1:
         return ()
     return (("mesh.tp", "as the parallelizer places it", "assumed",
              "0.7.0 NeMoAutoModel's capability check refuses it first: 'Tensor parallelism (tp_size="
@@ -77,10 +80,9 @@ def _assumptions(job: Job) -> tuple[tuple[str, str, str, str], ...]:
 
 def _flow(job: Job, options: dict[str, object]) -> UnshardFlow:
     """Under pipeline stages torch keeps parameters gathered until the last backward (`pipelining/stage.py`, 2.13)."""
-    defer = job.auto("framework_options.defer_fsdp_grad_sync",
-                     str(options.get("defer_fsdp_grad_sync", "auto")).lower(), "true", "0.7.0 config.py:340")
+    defer = job.flag(options, "defer_fsdp_grad_sync", "0.7.0 config.py:340", default=True)
     kept = bool(options.get("enable_fsdp_optimizations", False)) or job.mesh.pp > 1
-    return UnshardFlow(0, "last" if defer == "true" else "every", reshard_after_backward=not kept)
+    return UnshardFlow(0, "last" if defer else "every", reshard_after_backward=not kept)
 
 
 def _dispatcher(job: Job, options: dict[str, object]) -> str:
@@ -181,6 +183,6 @@ def _states(job: Job, layout: Layout, stored: str) -> tuple[tuple[str, Form], ..
 def _communicators(job: Job) -> tuple[str, ...]:
     mesh = job.mesh
     names = ["dp_shard_cp", "dp_replicate", "cp", "tp", "pp"]
-    if any(isinstance(b.block, Moe) for kind in job.graph.kinds for b in kind.branches) and mesh.ep > 1:
+    if mesh.ep > 1:
         names += ["ep", "expert_dp"]
     return tuple(name for name in names if mesh.axis(name).size > 1)

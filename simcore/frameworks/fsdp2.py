@@ -16,10 +16,11 @@ from simcore.lora_names import name_adapters
 from simcore.models.blocks import LayerKind, Moe
 from simcore.tensor import TensorSpec
 
-__all__ = ["DEFAULT_IMPLEMENTATION", "VERSIONS", "adapters", "table"]
+__all__ = ["DEFAULT_IMPLEMENTATION", "IMPLEMENTATIONS", "VERSIONS", "adapters", "table"]
 
 VERSIONS = ("torch 2.13",)
 DEFAULT_IMPLEMENTATION = "hf"
+IMPLEMENTATIONS = ("hf",)
 SOURCE = "torch 2.13 fully_shard"
 RULE = "torch 2.13 torch/distributed/fsdp/_fully_shard/_fsdp_init.py"
 OPTIONS = {
@@ -41,6 +42,7 @@ def table(job: Job) -> Framework:
     stored = job.auto("training.precision.params", precision.params, "fp32", "sharded fp32 parameters under a policy")
     reduce = job.auto("training.precision.grad_reduce", precision.grad_reduce, job.compute,
                       "MixedPrecisionPolicy(reduce_dtype=None): the compute dtype")
+    _note_defaults(job, options)
     fully = job.mesh.ep > 1 and options.get("experts", "fully_shard") == "fully_shard"
     return Framework(
         name="fsdp2", version=VERSIONS[0],
@@ -56,6 +58,16 @@ def table(job: Job) -> Framework:
         options=(("experts", "unit"),) if fully else (),
         communicators=_communicators(job, fully=fully),
     )
+
+
+def _note_defaults(job: Job, options: dict[str, object]) -> None:
+    """What is decided tensor by tensor or unit by unit further down."""
+    if options.get("reshard_after_forward") is None:
+        job.auto("framework_options.reshard_after_forward", "auto", "true for layers, false for the root",
+                 "torch 2.13 _fully_shard/_fully_shard.py: reshard_after_forward=None")
+    if job.scenario.training.optimizer.name != "sgd":
+        job.auto("training.optimizer.moments", job.scenario.training.optimizer.moments, "as each parameter is stored",
+                 "torch 2.13 optim/adam.py: zeros_like(parameter)")
 
 
 def _check(job: Job) -> None:
@@ -75,10 +87,24 @@ def _check(job: Job) -> None:
     job.refuse_given({"training.sequence_parallel": "False", "training.precision.main_grads": "auto",
                       "training.precision.experts": "auto", "training.optimizer.master": "none",
                       "training.pipeline.layers": "auto"})
+    if training.method != "full":
+        _check_lora(job)
     _check_experts(job)
 
 
+def _check_lora(job: Job) -> None:
+    job.refuse_given({"training.lora.expert_adapters": "none"})
+    lora = job.scenario.training.lora
+    targets = () if lora.target_modules == "auto" else lora.target_modules
+    patterns = [name for name in (*targets, *lora.exclude_modules) if "*" in name]
+    if patterns:
+        raise job.not_yet("training.lora", f"patterns ({', '.join(patterns)}) under fsdp2: only last names of modules")
+
+
 def _check_experts(job: Job) -> None:
+    if job.mesh.ep > 1 and not job.has_experts:
+        raise job.illegal("mesh.ep", f"ep {job.mesh.ep} on a model without experts: there is nothing to place on it",
+                          "expert parallel: DTensor Shard(0) of the experts")
     for kind in job.graph.kinds:
         for branch in kind.branches:
             if isinstance(branch.block, Moe) and branch.block.num_experts % job.mesh.ep:
@@ -127,7 +153,9 @@ def _plain_experts(split: Layout, job: Job) -> Life:
     """Local slices outside FSDP: mixed precision does not reach them, nothing reduces their gradients."""
     compute = job.compute
     form = Form(split, compute)
-    return Life("experts, ignored", form, form, form, form, _states(job, split, compute),
+    moments = job.scenario.training.optimizer.moments
+    states = _states(job, split, compute if moments == "auto" else moments)
+    return Life("experts, ignored", form, form, form, form, states,
                 rest_category="ignored_param", grad_made_category="ignored_grad")
 
 

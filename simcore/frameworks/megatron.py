@@ -9,22 +9,24 @@ from __future__ import annotations
 
 from simcore.form import COPIES, Flat, Form, Layout, Partial, Shard
 from simcore.framework import Buckets, Framework, Life, Matches, Moment, Optimizer, Rule
-from simcore.frameworks._megatron_checks import check
+from simcore.frameworks._megatron_checks import check, checkpoint
+from simcore.frameworks._megatron_formats import Formats, formats
 from simcore.job import Job
 from simcore.lora_bridge import adapters
-from simcore.models.blocks import Moe
 from simcore.scenario import Mesh as Degrees
 from simcore.stages import contiguous, stage_layers
 from simcore.tensor import TensorSpec
 from simcore.units import dtype_bytes
 
-__all__ = ["DEFAULT_IMPLEMENTATION", "VERSIONS", "adapters", "default_etp", "table"]
+__all__ = ["DEFAULT_IMPLEMENTATION", "IMPLEMENTATIONS", "VERSIONS", "adapters", "default_etp", "table"]
 
 VERSIONS = ("core 0.16.1 + bridge 0.3.1", "main 2026-08-22")
 DEFAULT_IMPLEMENTATION = "megatron"
+IMPLEMENTATIONS = ("megatron",)
 OPTIONS = {
     "use_distributed_optimizer": (True, False),
     "use_precision_aware_optimizer": (True, False),
+    "store_param_remainders": (True, False),
     "overlap_grad_reduce": (True, False),
     "overlap_param_gather": (True, False),
     "num_layers_in_first_pipeline_stage": (None, int),
@@ -48,24 +50,22 @@ def table(job: Job) -> Framework:
     sequence_parallel = _sequence_parallel(job)
     stages = _stages(job, options)
     check(job, sequence_parallel=sequence_parallel)
-    training = job.scenario.training
-    grads = _grad_dtype(job)
-    precise = bool(options.get("use_precision_aware_optimizer", False))
-    scatter = bool(options.get("use_distributed_optimizer", True))
+    training, made = job.scenario.training, formats(job, options)
+    _note_defaults(job)
     return Framework(
         name="megatron", version=_version(job),
-        rules=tuple(_rules(job, grads, precise=precise, scatter=scatter)),
+        rules=tuple(_rules(job, made)),
         units=(),
-        flow=_buckets(job, options, grads, scatter=scatter),
-        optimizer=Optimizer(training.optimizer.name, "te", grad_copy=grads != "fp32" and not precise),
+        flow=_buckets(job, options, made),
+        optimizer=Optimizer(training.optimizer.name, "te", grad_copy=made.grads != "fp32" and not made.precise),
         compute_dtype=job.compute,
-        checkpoint=_checkpoint(job),
+        checkpoint=checkpoint(job),
         loss=job.auto("training.loss", training.loss, "megatron",
                       "Bridge recipes: cross_entropy_loss_fusion, native"),
         sequence_parallel=sequence_parallel,
         stages=stages,
         frees_sent_output=True,
-        options=_run_options(options, grads),
+        options=_run_options(job, options, made.grads),
         communicators=_communicators(job),
         assumptions=_assumptions(options),
     )
@@ -85,40 +85,41 @@ def _version(job: Job) -> str:
 
 def _sequence_parallel(job: Job) -> bool:
     given = job.scenario.training.sequence_parallel
-    return job.mesh.tp > 1 if given == "auto" else bool(given)
+    return job.auto("training.sequence_parallel", str(given).lower(), str(job.mesh.tp > 1).lower(),
+                    "Bridge 0.3.1 recipes/nemotronh/nemotron_3_nano.py:46; core needs tp > 1") == "true"
 
 
-def _grad_dtype(job: Job) -> str:
-    precision = job.scenario.training.precision
-    given = precision.main_grads if precision.main_grads != "auto" else precision.grad_reduce
-    return job.auto("training.precision.main_grads", given, "fp32",
-                    "Bridge 0.3.1 bf16_mixed: grad_reduce_in_fp32=True (SFT and PEFT recipes)")
+def _note_defaults(job: Job) -> None:
+    if job.scenario.mesh.etp is None and job.has_experts:
+        job.auto("mesh.etp", "auto", str(job.mesh.etp), "core 0.16.1 parallel_state.py:787: as tp")
+    job.auto("training.optimizer.implementation", job.scenario.training.optimizer.implementation, "te",
+             "core 0.16.1 optimizer/__init__.py: TransformerEngine's FusedAdam and FusedSGD")
 
 
-def _checkpoint(job: Job) -> str:
-    recompute = job.scenario.training.recompute
-    if isinstance(recompute, str):
-        return recompute
-    if isinstance(recompute, tuple):
-        return ",".join(recompute)
-    raise job.not_yet("training.recompute", "recompute by mode under megatron")
-
-
-def _run_options(options: dict[str, object], grads: str) -> tuple[tuple[str, str], ...]:
-    return (("moe_token_dispatcher_type", str(options.get("moe_token_dispatcher_type", "alltoall"))),
-            ("main_grad_bytes", str(dtype_bytes(grads))))
+def _run_options(job: Job, options: dict[str, object], grads: str) -> tuple[tuple[str, str], ...]:
+    dispatcher = str(options.get("moe_token_dispatcher_type", "auto"))
+    if job.has_experts:
+        dispatcher = job.auto("framework_options.moe_token_dispatcher_type", dispatcher, "alltoall",
+                              "Bridge 0.3.1 models/nemotronh/nemotron_h_provider.py:54")
+    if options.get("moe_flex_dispatcher_backend") is not None and dispatcher != "flex":
+        raise job.illegal("framework_options.moe_flex_dispatcher_backend", "this backend is only supported with flex "
+                          "token dispatcher: moe_token_dispatcher_type: flex", "core 0.16.1 transformer_config.py:1065")
+    if dispatcher == "flex":
+        job.auto("framework_options.moe_flex_dispatcher_backend",
+                 str(options.get("moe_flex_dispatcher_backend", "auto")), "deepep",
+                 "core 0.16.1 transformer_config.py:682")
+    return ("moe_token_dispatcher_type", dispatcher), ("main_grad_bytes", str(dtype_bytes(grads)))
 
 
 # ---- lives ----------------------------------------------------------------------------------------------------------
-def _rules(job: Job, grads: str, *, precise: bool, scatter: bool) -> list[Rule]:
+def _rules(job: Job, made: Formats) -> list[Rule]:
     """One rule for each way in which tensors are cut: by the names of their dimensions."""
     rules: dict[tuple[tuple[str, ...], str, bool, bool], Rule] = {}
     for specs in job.graph.tensors:
         for spec in specs:
             key = (spec.dims, spec.component, spec.copies > 1, spec.is_buffer)
             if key not in rules:
-                life = _life(job, spec, grads, precise=precise, scatter=scatter)
-                rules[key] = Rule(_same(key), life)
+                rules[key] = Rule(_same(key), _life(job, spec, made))
     return list(rules.values())
 
 
@@ -148,31 +149,26 @@ def _layout(spec: TensorSpec) -> Layout:
     return tuple(cut)
 
 
-def _life(job: Job, spec: TensorSpec, grads: str, *, precise: bool, scatter: bool) -> Life:
-    precision, layout = job.scenario.training.precision, _layout(spec)
-    stored = "bf16" if precision.params == "auto" else precision.params
+def _life(job: Job, spec: TensorSpec, made: Formats) -> Life:
+    layout = _layout(spec)
     if spec.is_buffer:
-        form = Form((), spec.stored or stored)
+        form = Form((), spec.stored or made.params)
         return Life("buffer", form, form, form, form, rest_category="buffer")
     expert = _is_expert(job, spec)
     axis = shard_axes(job)[expert]
-    whole: Layout = ((axis, Flat("buffer")),) if scatter else ()
-    rest = Form(layout, stored)
+    whole: Layout = ((axis, Flat("buffer")),) if made.scatter else ()
+    rest = Form(layout, made.params)
     return Life(
         "expert" if expert else "dense", rest, Form(layout, job.compute),
-        Form((*layout, (axis, Partial())), grads), Form(layout, grads),
-        _states(job, (*layout, *whole), precise=precise), Moment.NEVER, Moment.NEVER, Moment.BUCKET_FULL,
+        Form((*layout, (axis, Partial())), made.grads), Form(layout, made.grads),
+        _states(job, (*layout, *whole), made), Moment.NEVER, Moment.NEVER, Moment.BUCKET_FULL,
         grads_persist=True, rest_category="sharded_param", grad_made_category="")
 
 
-def _states(job: Job, layout: Layout, *, precise: bool) -> tuple[tuple[str, Form], ...]:
-    """fp32 masters and moments; precision-aware keeps 16-bit remainders (core 0.16.1 `optimizer_config.py:187`)."""
-    optimizer = job.scenario.training.optimizer
-    moments = "fp32" if optimizer.moments == "auto" else optimizer.moments
-    master = "bf16" if precise else "fp32" if optimizer.master in ("auto", "none") else optimizer.master
-    states: list[tuple[str, Form]] = [("master_param", Form(layout, master))]
-    if optimizer.name != "sgd":
-        states += [("exp_avg", Form(layout, moments)), ("exp_avg_sq", Form(layout, moments))]
+def _states(job: Job, layout: Layout, made: Formats) -> tuple[tuple[str, Form], ...]:
+    states: list[tuple[str, Form]] = [("master_param", Form(layout, made.master))]
+    if job.scenario.training.optimizer.name != "sgd":
+        states += [("exp_avg", Form(layout, made.moments)), ("exp_avg_sq", Form(layout, made.moments))]
     return tuple(states)
 
 
@@ -188,14 +184,33 @@ def shard_axes(job: Job) -> tuple[str, str]:
     return "dp_shard_cp", f"expert_dp/{job.mesh.expert_dp // copies}"
 
 
-def _buckets(job: Job, options: dict[str, object], grads: str, *, scatter: bool) -> Buckets:
-    mesh = job.mesh
+def _buckets(job: Job, options: dict[str, object], made: Formats) -> Buckets:
+    mesh, scatter = job.mesh, made.scatter
     dense, expert = shard_axes(job)
-    overlap = bool(options.get("overlap_grad_reduce", True))
+    overlap = _overlap(job, options, scatter=scatter)
     bucket = max(40_000_000, 1_000_000 * mesh.axis("dp").size) if overlap else 0
     replicate = ("dp_replicate", "expert_dp_replicate") if mesh.dp_replicate > 1 else ("", "")
-    return Buckets(bucket, (dense, expert), replicate, grads, scatter, scatter, 64 if scatter else 1,
+    return Buckets(bucket, (dense, expert), replicate, made.grads, scatter, scatter, 64 if scatter else 1,
                    128 if scatter else 1, overlap)
+
+
+def _overlap(job: Job, options: dict[str, object], *, scatter: bool) -> bool:
+    """One switch for both overlaps: upstream can have the first without the second, which is not modelled."""
+    source = "Bridge 0.3.1 recipes/nemotronh/nemotron_3_nano.py:140"
+    grads = job.flag(options, "overlap_grad_reduce", source, default=True)
+    if not scatter:  # nothing is gathered
+        if options.get("overlap_param_gather"):
+            raise job.illegal("framework_options.overlap_param_gather", "--overlap-param-gather only supported with "
+                              "distributed optimizer", "Megatron-LM training/arguments.py")
+        return grads
+    gather = job.flag(options, "overlap_param_gather", f"{source}; never without overlap_grad_reduce", default=grads)
+    if gather and not grads:
+        raise job.illegal("framework_options.overlap_param_gather",
+                          "Must use --overlap-param-gather with --overlap-grad-reduce",
+                          "Megatron-LM training/arguments.py")
+    if grads and not gather:
+        raise job.not_yet("framework_options.overlap_param_gather", "overlap_grad_reduce without overlap_param_gather")
+    return grads
 
 
 # ---- stages ---------------------------------------------------------------------------------------------------------
@@ -232,6 +247,6 @@ def _uneven(job: Job, blocks: int, pp: int, first: int, last: int) -> list[int]:
 def _communicators(job: Job) -> tuple[str, ...]:
     mesh = job.mesh
     names = ["tp", "cp", "dp_cp", "pp"]
-    if any(isinstance(b.block, Moe) for kind in job.graph.kinds for b in kind.branches):
+    if job.has_experts:
         names += ["ep", "etp", "expert_dp"]
     return tuple(name for name in names if mesh.axis(name).size > 1)

@@ -1,0 +1,98 @@
+"""Formats under Megatron-Core: what mixed precision and the optimizer's own dtypes allow together.
+
+Core 0.16.1 `optimizer/optimizer_config.py`: only the precision-aware optimizer has dtypes to choose. Of an fp32 master
+it keeps the 16 bits that a bf16 parameter lacks (`store_param_remainders`).
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from simcore.job import Job
+
+__all__ = ["Formats", "formats"]
+
+RULE = "core 0.16.1 optimizer/optimizer_config.py __post_init__"
+RECIPE = "Bridge 0.3.1 recipes/nemotronh/nemotron_3_nano.py:387"
+
+
+@dataclass(frozen=True, slots=True)
+class Formats:
+    """`master` is what is stored of it; `precise`: precision-aware; `scatter`: the distributed optimizer."""
+
+    params: str
+    grads: str
+    master: str
+    moments: str
+    precise: bool
+    scatter: bool
+
+
+def formats(job: Job, options: dict[str, object]) -> Formats:
+    """What was asked, checked, with the recipes' defaults."""
+    precise = job.flag(options, "use_precision_aware_optimizer", RECIPE, default=False)
+    scatter = job.flag(options, "use_distributed_optimizer", "Bridge 0.3.1 nemotron_3_nano.py:455", default=True)
+    params, grads = _params(job), _grads(job)
+    (_check_precise if precise else _check_plain)(job, scatter=scatter)
+    optimizer = job.scenario.training.optimizer
+    master = job.auto("training.optimizer.master", optimizer.master, "fp32", f"{RECIPE}: main_params_dtype")
+    moments = "fp32"
+    if optimizer.name != "sgd":
+        moments = job.auto("training.optimizer.moments", optimizer.moments, "fp32", f"{RECIPE}: exp_avg_dtype")
+    return Formats(params, grads, _stored_master(job, options, master, precise=precise), moments, precise, scatter)
+
+
+def _params(job: Job) -> str:
+    job.one_of("training.precision.compute", job.compute, ("bf16", "fp16"))
+    params = job.auto("training.precision.params", job.scenario.training.precision.params, job.compute,
+                      "Bridge 0.3.1 training/mixed_precision.py bf16_mixed: params_dtype, the compute dtype")
+    job.one_of("training.precision.params", params, (job.compute,))
+    return params
+
+
+def _grads(job: Job) -> str:
+    """One buffer: gradients are reduced in the format in which they are accumulated."""
+    precision = job.scenario.training.precision
+    for key, given in (("main_grads", precision.main_grads), ("grad_reduce", precision.grad_reduce)):
+        job.one_of(f"training.precision.{key}", given, ("auto", "fp32", job.compute))
+    if "auto" not in (precision.main_grads, precision.grad_reduce) and precision.main_grads != precision.grad_reduce:
+        raise job.illegal("training.precision", f"main_grads {precision.main_grads} and grad_reduce "
+                          f"{precision.grad_reduce}: gradients are accumulated and reduced in one buffer",
+                          "core 0.16.1 distributed/distributed_data_parallel.py:147: grad_reduce_in_fp32")
+    given = precision.main_grads if precision.main_grads != "auto" else precision.grad_reduce
+    return job.auto("training.precision.main_grads", given, "fp32",
+                    "Bridge 0.3.1 bf16_mixed: grad_reduce_in_fp32=True (SFT and PEFT recipes)")
+
+
+def _check_plain(job: Job, *, scatter: bool) -> None:
+    del scatter
+    optimizer = job.scenario.training.optimizer
+    if optimizer.master not in ("auto", "fp32"):
+        raise job.illegal("training.optimizer.master", f"{optimizer.master}: main_params_dtype can only be fp32 when "
+                          "not using precision-aware optimizer", RULE)
+    if optimizer.moments not in ("auto", "fp32"):
+        raise job.illegal("training.optimizer.moments", f"{optimizer.moments}: exp_avg_dtype can only be fp32 when not "
+                          "using precision-aware optimizer", RULE)
+
+
+def _check_precise(job: Job, *, scatter: bool) -> None:
+    optimizer, option = job.scenario.training.optimizer, "framework_options.use_precision_aware_optimizer"
+    if optimizer.name == "sgd":
+        raise job.illegal(option, "--use-precision-aware-optimizer only supported with adam", RULE)
+    if not scatter:
+        raise job.illegal(option, "--use-precision-aware-optimizer only supported with distributed optimizer", RULE)
+    if optimizer.master in ("none", "bf16"):
+        raise job.illegal("training.optimizer.master", f"{optimizer.master}: FusedAdam only supports fp32/fp16 master "
+                          "weights", "TransformerEngine pytorch/optimizers/fused_adam.py")
+    if optimizer.master == "fp16":
+        raise job.not_yet("training.optimizer.master", "fp16 masters of the precision-aware optimizer")
+
+
+def _stored_master(job: Job, options: dict[str, object], master: str, *, precise: bool) -> str:
+    if not precise:
+        if "store_param_remainders" in options:
+            raise job.not_yet("framework_options.store_param_remainders",
+                              "store_param_remainders without use_precision_aware_optimizer: it has no effect")
+        return master
+    halves = job.flag(options, "store_param_remainders", "core 0.16.1 optimizer/optimizer_config.py:187", default=True)
+    return "bf16" if halves and job.compute == "bf16" else master  # 16 bits: the other half is the parameter

@@ -1,0 +1,77 @@
+"""What NeMo Automodel refuses, what is not modelled of it, and the defaults that a report lists."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+import small
+from simcore.report import Report
+from simcore.scenario import Scenario
+from simcore.simulate import simulate
+
+TIED = {"config": "llama-tiny", "overrides": {"tie_word_embeddings": True}}
+
+
+def _ran(mesh: dict[str, int], **given: Any) -> Report:
+    return simulate(small.scenario("automodel", mesh, **given))
+
+
+def _defaults(mesh: dict[str, int], **given: Any) -> dict[str, str]:
+    report = _ran(mesh, **given)
+    assert report.status == "ok", report.problems
+    return {a.what: a.value for a in report.assumptions if a.kind == "default"}
+
+
+@pytest.mark.parametrize(("mesh", "model", "status", "told"), [
+    ({"tp": 2}, "llama-tiny", "error", "not yet: automodel's tensor-parallel plan of the dense llama family"),
+    ({"tp": 2, "dp_shard": 2}, "llama-tiny", "error", "tensor-parallel plan"),
+    ({"pp": 2}, TIED, "illegal", "Pipeline parallelism does not support tie_word_embeddings=True"),
+    ({"dp_shard": 2, "ep": 2}, "llama-tiny", "illegal", "Expert parallelism (ep_size=2) requires a MoE model")])
+def test_meshes_that_are_refused(mesh: dict[str, int], model: Any, status: str, told: str) -> None:
+    report = _ran(mesh, model=model)
+    assert report.status == status
+    assert told in report.problems[0].message
+    assert bool(report.problems[0].rule) == (status == "illegal")
+
+
+@pytest.mark.parametrize(("mesh", "model"), [({"tp": 2, "dp_shard": 2}, small.TINY), ({"dp_shard": 2}, TIED),
+                                             ({"pp": 2}, "llama-tiny")])
+def test_meshes_beside_them_are_served(mesh: dict[str, int], model: Any) -> None:
+    assert _ran(mesh, model=model).status == "ok"
+
+
+@pytest.mark.parametrize(("model", "status"), [(small.TINY, "illegal"), ("llama-tiny", "error")])
+def test_no_sequence_parallelism(model: str, status: str) -> None:
+    assert _ran({"dp_shard": 2}, model=model, sequence_parallel=True).status == status
+
+
+@pytest.mark.parametrize("implementation", ["hf", "megatron"])
+def test_other_layers_do_not_run_here(implementation: str) -> None:
+    data = small.scenario("automodel").normalised() | {"implementation": implementation}
+    report = simulate(Scenario.model_validate(data))
+    assert report.status == "error"
+    assert f"not yet: the layers of {implementation} under automodel" in report.problems[0].message
+
+
+@pytest.mark.parametrize("precision", [{"experts": "fp8"}, {"params": "fp8"}, {"grad_reduce": "fp8"}])
+def test_formats_with_scales_are_not_modelled(precision: dict[str, str]) -> None:
+    report = _ran({"dp_shard": 2}, precision=precision)
+    assert report.status == "error"
+    assert "in fp8 (a format with scales)" in report.problems[0].message
+
+
+@pytest.mark.parametrize(("mesh", "value"), [({"dp_shard": 4}, "true for layers, false for the root"),
+                                             ({"dp_shard": 4, "ep": 2}, "false")])
+def test_defaults_are_listed(mesh: dict[str, int], value: str) -> None:
+    found = _defaults(mesh)
+    assert found["framework_options.reshard_after_forward"] == value
+    assert found["training.optimizer.moments"] == "as each parameter is stored"
+    assert found["framework_options.defer_fsdp_grad_sync"] == "true"
+
+
+def test_what_is_given_is_no_default() -> None:
+    options = {"reshard_after_forward": True, "defer_fsdp_grad_sync": False}
+    found = _defaults({"dp_shard": 4}, options=options, optimizer={"moments": "fp32"})
+    assert not [key for key in found if "reshard" in key or "moments" in key or "defer" in key]

@@ -1,0 +1,156 @@
+"""What Megatron refuses, what is not modelled of it, and the defaults that a report lists."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+import small
+from simcore.scenario import Scenario
+from simcore.simulate import simulate
+
+PRECISE = {"use_precision_aware_optimizer": True}
+TIED = {"config": "llama-tiny", "overrides": {"tie_word_embeddings": True}}
+FORMATS = ({"optimizer": {"moments": "bf16"}}, {"optimizer": {"master": "bf16"}}, {"optimizer": {"master": "none"}})
+
+
+def _refused(status: str, told: str, mesh: dict[str, int] | None = None, **given: Any) -> None:
+    report = simulate(small.scenario("megatron", mesh or {"dp_shard": 2}, **given))
+    assert report.status == status
+    assert told in report.problems[0].message
+    assert bool(report.problems[0].rule) == (status == "illegal")
+    assert report.problems[0].message.startswith("not yet") == (status == "error")
+
+
+def _defaults(mesh: dict[str, int] | None = None, **given: Any) -> dict[str, str]:
+    report = simulate(small.scenario("megatron", mesh or {"dp_shard": 2}, **given))
+    assert report.status == "ok", report.problems
+    found = [a for a in report.assumptions if a.kind == "default"]
+    assert all(a.source for a in found)
+    return {a.what: a.value for a in found}
+
+
+def _master(**given: Any) -> int:
+    """Bytes of the embedding's master."""
+    placed = small.plan_of("megatron", **given).of_layer(0)[0]
+    return dict(placed.states)["master_param"]
+
+
+# ---- the mesh --------------------------------------------------------------------------------------------------------
+def test_tied_embeddings_over_stages_are_not_modelled() -> None:
+    _refused("error", "tied embeddings", {"pp": 2}, model=TIED)
+    assert _defaults({"dp_shard": 2}, model=TIED)
+
+
+def test_experts_need_a_model_that_has_them() -> None:
+    _refused("illegal", "num_moe_experts must be non None", {"dp_shard": 2, "ep": 2}, model="llama-tiny")
+
+
+def test_sequence_parallelism_needs_tensor_parallelism() -> None:
+    _refused("illegal", "Cannot use sequence parallelism", sequence_parallel=True)
+
+
+@pytest.mark.parametrize("implementation", ["hf", "automodel"])
+def test_other_layers_do_not_run_here(implementation: str) -> None:
+    data = small.scenario("megatron").normalised() | {"implementation": implementation}
+    report = simulate(Scenario.model_validate(data))
+    assert report.status == "error"
+    assert f"not yet: the layers of {implementation} under megatron" in report.problems[0].message
+
+
+# ---- recompute -------------------------------------------------------------------------------------------------------
+@pytest.mark.parametrize("names", [["moee"], ["full"], ["none"], ["moe", "attention"]])
+def test_only_upstreams_names_are_recomputed(names: list[str]) -> None:
+    _refused("illegal", f"Invalid choices for recompute_modules: {names[-1]}.", recompute=names)
+
+
+@pytest.mark.parametrize(("names", "told"), [(["mla_up_proj"], "multi_latent_attention"),
+                                             (["moe_act"], "moe_grouped_gemm")])
+def test_a_name_needs_its_module(names: list[str], told: str) -> None:
+    _refused("illegal", told, model="llama-tiny", recompute=names)
+
+
+@pytest.mark.parametrize("name", ["core_attn", "layernorm", "mlp", "moe", "moe_act", "shared_experts"])
+def test_every_other_name_is_served(name: str) -> None:
+    assert _defaults(recompute=[name])
+
+
+# ---- formats ---------------------------------------------------------------------------------------------------------
+@pytest.mark.parametrize("training", FORMATS)
+def test_formats_are_the_precision_aware_optimizers(training: dict[str, Any]) -> None:
+    _refused("illegal", "can only be fp32 when not using precision-aware optimizer", **training)
+
+
+@pytest.mark.parametrize(("options", "optimizer", "told"), [
+    ({"use_distributed_optimizer": False}, {}, "only supported with distributed optimizer"),
+    ({}, {"name": "sgd"}, "only supported with adam"),
+    ({}, {"master": "bf16"}, "only supports fp32/fp16 master weights"),
+    ({}, {"master": "none"}, "only supports fp32/fp16 master weights")])
+def test_what_the_precision_aware_optimizer_refuses(options: dict[str, Any], optimizer: dict[str, Any],
+                                                    told: str) -> None:
+    _refused("illegal", told, options=PRECISE | options, optimizer=optimizer)
+
+
+def test_what_is_not_modelled_of_it() -> None:
+    _refused("error", "fp16 masters", options=PRECISE, optimizer={"master": "fp16"})
+    _refused("error", "it has no effect", options={"store_param_remainders": False})
+
+
+def test_a_master_is_kept_in_halves_only_beside_bf16_parameters() -> None:
+    whole = _master()
+    assert _master(options=PRECISE) == _master(options=PRECISE, optimizer={"master": "fp32"}) == whole // 2
+    assert _master(options=PRECISE | {"store_param_remainders": False}) == whole
+    assert _master(options=PRECISE, precision={"compute": "fp16"}) == whole
+
+
+@pytest.mark.parametrize("moments", ["bf16", "fp16", "fp32"])
+def test_the_precision_aware_optimizer_chooses_its_moments(moments: str) -> None:
+    assert "training.optimizer.moments" not in _defaults(options=PRECISE, optimizer={"moments": moments})
+
+
+@pytest.mark.parametrize(("precision", "told"), [
+    ({"compute": "fp32"}, "fp32 under megatron"), ({"params": "fp32"}, "fp32 under megatron"),
+    ({"main_grads": "fp16"}, "fp16 under megatron"), ({"grad_reduce": "fp16"}, "fp16 under megatron"),
+    ({"main_grads": "fp8"}, "main_grads in fp8")])
+def test_other_formats_are_not_modelled(precision: dict[str, str], told: str) -> None:
+    _refused("error", told, precision=precision)
+
+
+def test_gradients_have_one_buffer() -> None:
+    _refused("illegal", "one buffer", precision={"main_grads": "fp32", "grad_reduce": "bf16"})
+    assert _defaults(precision={"main_grads": "bf16", "grad_reduce": "bf16"})
+
+
+# ---- options ---------------------------------------------------------------------------------------------------------
+@pytest.mark.parametrize(("options", "told"), [
+    ({"overlap_grad_reduce": False, "overlap_param_gather": True}, "Must use --overlap-param-gather with"),
+    ({"use_distributed_optimizer": False, "overlap_param_gather": True}, "only supported with distributed optimizer"),
+    ({"moe_flex_dispatcher_backend": "deepep"}, "only supported with flex token dispatcher"),
+    ({"moe_flex_dispatcher_backend": "hybridep", "moe_token_dispatcher_type": "alltoall"}, "flex token dispatcher")])
+def test_options_that_exclude_each_other(options: dict[str, Any], told: str) -> None:
+    _refused("illegal", told, options=options)
+
+
+def test_overlaps_are_one_switch() -> None:
+    _refused("error", "without overlap_param_gather", options={"overlap_param_gather": False})
+    assert _defaults(options={"overlap_grad_reduce": False})["framework_options.overlap_param_gather"] == "false"
+
+
+# ---- defaults --------------------------------------------------------------------------------------------------------
+def test_every_default_is_listed() -> None:
+    found = _defaults({"tp": 2})
+    options = {"use_precision_aware_optimizer": "false", "use_distributed_optimizer": "true",
+               "overlap_grad_reduce": "true", "overlap_param_gather": "true", "moe_token_dispatcher_type": "alltoall"}
+    expected = {"training.precision.params": "bf16", "training.precision.main_grads": "fp32",
+                "training.optimizer.master": "fp32", "training.optimizer.moments": "fp32", "mesh.etp": "2",
+                "training.sequence_parallel": "true", **{f"framework_options.{k}": v for k, v in options.items()}}
+    assert {key: found.get(key) for key in expected} == expected
+
+
+def test_what_is_given_is_no_default() -> None:
+    found = _defaults({"tp": 2, "etp": 1}, precision={"params": "bf16"}, optimizer={"master": "fp32"},
+                      options={"overlap_grad_reduce": True, "moe_token_dispatcher_type": "flex"})
+    assert not {"mesh.etp", "training.precision.params", "training.optimizer.master",
+                "framework_options.overlap_grad_reduce", "framework_options.moe_token_dispatcher_type"} & set(found)
+    assert found["framework_options.moe_flex_dispatcher_backend"] == "deepep"

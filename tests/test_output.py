@@ -1,0 +1,64 @@
+"""The two streams and the files: what is complete, what is kept short, what is refused."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+
+from fakes import illegal, report
+from simcore import output
+from simcore.errors import InputError, Problem
+from simcore.report import Report
+
+
+def test_json_is_a_list_with_one_result_a_line(capsys: pytest.CaptureFixture[str]) -> None:
+    output.print_json([report("a"), illegal("b")])
+    text = capsys.readouterr().out
+    assert [row["name"] for row in json.loads(text)] == ["a", "b"]
+    assert len(text.splitlines()) == 4
+
+
+def test_nothing_of_the_summary_is_cut_off(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:
+    """A terminal narrower than a name and one column wraps lines by itself."""
+    monkeypatch.setenv("COLUMNS", "20")
+    output.print_summary([report("a-name-of-24-characters.")])
+    text = capsys.readouterr().out
+    for word in ("a-name-of-24-characters.", "pp2 dp4 tp2 ep4", "backward, layers.51", "12,346"):
+        assert word in text
+
+
+def test_of_very_many_problems_the_first_are_said(capsys: pytest.CaptureFixture[str]) -> None:
+    output.complain([Problem(f"x.yaml:{i}", "evil\x1b[31m" + "x" * 2000) for i in range(1234)])
+    lines = capsys.readouterr().err.splitlines()
+    assert len(lines) == 31
+    assert lines[-1] == "rankscope: and 1,204 more, all of them in --json"
+    assert "\x1b" not in lines[0]
+    assert max(map(len, lines)) < 1100
+
+
+def test_lines_are_there_before_the_batch_ends(tmp_path: Path) -> None:
+    with output.lines(tmp_path / "deep" / "out") as write:
+        write(report("a"))
+        text = (tmp_path / "deep" / "out" / "results.jsonl").read_text(encoding="utf-8")
+        assert Report.model_validate_json(text) == report("a")
+
+
+def test_without_a_folder_lines_go_nowhere(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    with output.lines(None) as write:
+        write(report("a"))
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_a_place_that_cannot_be_written_is_a_wrong_input(tmp_path: Path) -> None:
+    (tmp_path / "file").touch()
+    with pytest.raises(InputError, match="cannot be written"), output.lines(tmp_path / "file"):
+        pass
+
+
+def test_no_bar_where_nobody_looks(capsys: pytest.CaptureFixture[str]) -> None:
+    with output.progress(1000) as advance:
+        advance()
+    assert capsys.readouterr().err == ""
