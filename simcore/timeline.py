@@ -1,12 +1,12 @@
 """The timeline: tracks of all rank classes run on concurrent streams and shared links, in simpy.
 
 Comes in: a `Track` per class, and a `Wiring` that says which classes meet in which communicator and over which links.
-Goes out: `ClassTimes` in whole nanoseconds. One process a stream; a `Resource` only where two streams of a rank really
-share a link.
+Goes out: `ClassTimes` in whole nanoseconds. One process a stream; a `_Link` only where two streams of a rank share one.
 """
 
 from __future__ import annotations
 
+from collections import deque
 from collections.abc import Generator, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Protocol
@@ -79,13 +79,13 @@ class _Machine:
             environment.process(self._calls(number, stream, calls, done, gates, shared))
         environment.process(self._compute(number, track, done, gates, watched))
 
-    def _shared_links(self, number: int, track: Track) -> dict[str, simpy.Resource]:
+    def _shared_links(self, number: int, track: Track) -> dict[str, _Link]:
         """Links on which more than one stream of a rank sends."""
         users: dict[str, set[int]] = {}
         for stream, calls in track.calls.items():
             for comm in dict.fromkeys(c.comm for c in calls):
                 users.setdefault(self.wiring.link(number, comm), set()).add(stream)
-        return {link: simpy.Resource(self.environment) for link, streams in users.items() if len(streams) > 1}
+        return {link: _Link(self.environment) for link, streams in users.items() if len(streams) > 1}
 
     # ---- processes ----------------------------------------------------------------------------------------------
     def _compute(self, number: int, track: Track, done: _Flags, gates: _Flags, watched: set[int]) -> Process:
@@ -115,7 +115,7 @@ class _Machine:
         return len(self.wiring.meets(number, call.comm)) < 2
 
     def _calls(self, number: int, stream: int, calls: Sequence[Call], done: _Flags, gates: _Flags,
-               shared: dict[str, simpy.Resource]) -> Process:
+               shared: dict[str, _Link]) -> Process:
         environment, times = self.environment, self.times[number]
         for call in calls:
             if call.gate >= 0 and not gates.is_up(call.gate):
@@ -128,10 +128,12 @@ class _Machine:
                 if link is None:
                     yield from self._together(number, call)
                 else:
-                    with link.request() as turn:
-                        yield turn
-                        start = int(environment.now)
-                        yield from self._together(number, call)
+                    if link.is_busy:
+                        yield link.turn()
+                    link.is_busy = True
+                    start = int(environment.now)
+                    yield from self._together(number, call)
+                    link.leave()
             times.calls.append((call, start, int(environment.now)))
             done.put_up(call.number)
 
@@ -170,6 +172,26 @@ class _Meeting:
 
     def __post_init__(self) -> None:
         self.over = self.environment.event()
+
+
+class _Link:
+    """One call at a time, first come first served: `simpy.Resource` with events only for those that must queue."""
+
+    def __init__(self, environment: simpy.Environment) -> None:
+        self.environment = environment
+        self.is_busy = False
+        self.queue: deque[simpy.Event] = deque()
+
+    def turn(self) -> simpy.Event:
+        self.queue.append(self.environment.event())
+        return self.queue[-1]
+
+    def leave(self) -> None:
+        """The next in the queue goes on at once; the link stays busy for it."""
+        if self.queue:
+            self.queue.popleft().succeed()
+        else:
+            self.is_busy = False
 
 
 class _Flags:

@@ -5,9 +5,7 @@ from __future__ import annotations
 import copy
 import json
 import pickle
-import time
 from collections.abc import Iterator
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -300,14 +298,3 @@ def test_schema_names_every_key() -> None:
     blocks = [schema, *schema["$defs"].values()]
     assert all("description" in field for block in blocks for field in block["properties"].values())
     json.dumps(schema)
-
-
-def test_a_plain_file_loads_fast(tmp_path: Path) -> None:
-    path = tmp_path / "plain.yaml"
-    path.write_text(HEAD + "mesh: {dp_shard: 4}\ntraining:\n  seq_len: 1\n  global_batch_size: 8\n", encoding="utf-8")
-    seconds = []
-    for _ in range(10):
-        started = time.perf_counter()
-        load(path)
-        seconds.append(time.perf_counter() - started)
-    assert min(seconds) < 8e-3

