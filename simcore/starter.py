@@ -13,36 +13,36 @@ _SAFE: Final = re.compile(r"[A-Za-z_][A-Za-z0-9_./-]*")
 _TEXT: Final = """\
 # yaml-language-server: $schema=scenario.schema.json
 name: {name}  # unique in a batch
-workload: train  # train | dpo | grpo | serve
+workload: train  # not yet: dpo, grpo, serve
 model: {model}  # preset, path of a Hugging Face config.json, or {{config: ..., overrides: {{...}}}}
-implementation: auto  # whose layer code runs: megatron | automodel | hf | torchtitan
-framework: {framework}  # fsdp2 | automodel | megatron | megatron_fsdp | ddp | zero1 | zero2 | zero3 | fsdp1
+implementation: auto  # whose layer code runs; auto: the framework's own
+framework: {framework}  # fsdp2 | automodel | megatron
 framework_version: auto  # auto: the newest one that is described; other versions in quotes
 topology: {topology}  # a name in topologies/, a path, or {{file: ..., num_nodes: 2}}
 
 mesh:  # world size = pp x dp_replicate x dp_shard x cp x tp
   pp: 1  # pipeline stages
   dp_replicate: 1  # copies of the sharded data-parallel group
-  dp_shard: 1  # ranks that split parameters, gradients or optimizer states, as the framework does
+  dp_shard: 8  # ranks that split parameters, gradients or optimizer states, as the framework does
   cp: 1  # ranks that split the sequence
   tp: 1  # ranks that split a layer's matrices
   ep: 1  # ranks that split experts by count
 
 training:
-  method: full  # full | lora | qlora
+  method: full  # full | lora; not yet: qlora
   seq_len: 4096  # tokens of one sequence, before cp splits it
   micro_batch_size: 1  # sequences of one microbatch, per data-parallel rank
   # global_batch_size: 8  # sequences per optimizer step; left out: one microbatch on every rank
-  lengths: fixed  # fixed | packed | {{mean: 900, max: 2048, seed: 0}}
+  lengths: fixed  # fixed; not yet: packed, {{mean: 900, max: 2048, seed: 0}}
   sequence_parallel: auto  # auto: where tp > 1
-  recompute: none  # none | full | [modules] | {{mode: uniform, num_layers: 1}}
+  recompute: full  # none | full | [modules], as far as the framework has them
   pipeline: {{schedule: 1f1b, virtual_stages: 1, layers: auto}}  # used where pp > 1
   loss: auto  # auto: the framework's own
-  routing: balanced  # how tokens fall on experts: balanced | {{imbalance: 1.3}} | {{capacity_factor: 1.0}}
-  precision: {{params: auto, compute: bf16, grad_reduce: auto, main_grads: auto}}  # auto | fp32 | bf16 | fp16 | fp8
+  routing: balanced  # how tokens fall on experts; not yet: {{imbalance: 1.3}}, {{capacity_factor: 1.0}}
+  precision: {{params: auto, compute: bf16, grad_reduce: auto, main_grads: auto}}  # auto | fp32 | bf16 | fp16; not yet: fp8
   optimizer: {{name: adamw, implementation: auto, master: auto, moments: auto}}  # auto: the framework's own
-  offload: {{params: none, optimizer: none, gradients: none, activations: none}}  # none | host | nvme
-  lora: {{rank: 8, alpha: 32, target_modules: auto}}  # used by the methods lora and qlora
+  offload: {{params: none, optimizer: none, gradients: none, activations: none}}  # not yet: host, nvme
+  lora: {{rank: 8, alpha: 32, target_modules: auto}}  # used by the method lora
 
 framework_options: {{}}  # what only this framework knows, in its own spelling
 limits: {{usable_memory: auto, max_fill: 1.0}}  # device memory the job may use, and how full it may be

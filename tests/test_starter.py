@@ -23,7 +23,7 @@ def test_it_loads_as_it_is(tmp_path: Path) -> None:
     scenario = loaded(tmp_path, "first", "nemotron-3-nano-30b-a3b", "automodel", "dgx-h100")
     assert (scenario.name, scenario.framework, scenario.topology) == ("first", "automodel", "dgx-h100")
     assert scenario.model == "nemotron-3-nano-30b-a3b"
-    assert scenario.world_size == 1
+    assert scenario.world_size == 8
 
 
 def test_editors_find_the_schema() -> None:
@@ -37,8 +37,10 @@ def test_every_line_with_a_value_has_a_comment() -> None:
 
 
 def test_what_it_writes_are_the_defaults(tmp_path: Path) -> None:
+    """But for a node of ranks and recomputation, so that a first run fits."""
     scenario = loaded(tmp_path, "a", "b", "c", "d")
-    bare = {"name": "a", "model": "b", "framework": "c", "topology": "d", "training": {"seq_len": 4096}}
+    bare = {"name": "a", "model": "b", "framework": "c", "topology": "d", "mesh": {"dp_shard": 8},
+            "training": {"seq_len": 4096, "recompute": "full"}}
     assert scenario.normalised() == Scenario.model_validate(bare).normalised()
 
 
