@@ -39,7 +39,7 @@ training:
   pipeline: {{schedule: 1f1b, virtual_stages: 1, layers: auto}}  # used where pp > 1
   loss: auto  # auto: the framework's own
   routing: balanced  # how tokens fall on experts; not yet: {{imbalance: 1.3}}, {{capacity_factor: 1.0}}
-  precision: {{params: auto, compute: bf16, grad_reduce: auto, main_grads: auto}}  # auto | fp32 | bf16 | fp16; not yet: fp8
+  precision: {{params: auto, compute: bf16, grad_reduce: auto, main_grads: auto}}  # auto | fp32 | bf16 | fp16
   optimizer: {{name: adamw, implementation: auto, master: auto, moments: auto}}  # auto: the framework's own
   offload: {{params: none, optimizer: none, gradients: none, activations: none}}  # not yet: host, nvme
   lora: {{rank: 8, alpha: 32, target_modules: auto}}  # used by the method lora
