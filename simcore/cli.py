@@ -11,6 +11,7 @@ import sys
 from collections.abc import Sequence
 from enum import StrEnum
 from functools import partial
+from io import TextIOWrapper
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, NoReturn
 
@@ -70,7 +71,7 @@ def run(
 ) -> None:
     """Simulate scenarios: memory, traffic and time of a training step."""
     from simcore.data import example as example_path
-    from simcore.finding import gates
+    from simcore.finding import gates, unmatched
     from simcore.output import write_page
     from simcore.simulate import simulate
 
@@ -79,6 +80,8 @@ def run(
     outcomes, finished = _outcomes(entries, partial(simulate, rank=rank, series=html is not None), jobs, output)
     if html is not None:
         write_page(html, [o.report for o in outcomes])
+    if baseline is not None and (told := unmatched([o.report.name for o in outcomes], baseline)):
+        typer.echo(f"rankscope: {baseline}: {told}", err=True)
     _finish(outcomes, finished=finished, asked=asked, json=json, report_format=report_format)
 
 
@@ -250,6 +253,9 @@ def _result(path: str, overrides: Sequence[str] | None) -> Report:
 
 def main() -> NoReturn:
     """The command `rankscope`; ends the process with the published exit codes."""
+    for stream in (sys.stdout, sys.stderr):
+        if isinstance(stream, TextIOWrapper):
+            stream.reconfigure(errors="replace")  # a terminal without our bars still gets the numbers
     try:
         app()
         code = 0

@@ -1,6 +1,7 @@
 """What a gate finds in results, and how a person, GitHub and JUnit readers want to be told.
 
     problem     wrong input, or the framework refuses the file's own layout   exit code 2
+    refused     the framework refuses what a sweep made: an answer            exit code 0
     crash       a bug of ours                                                 exit code 3
     oom         more than the device has                                      exit code 1
     fill        more of the device than `--max-fill` allows                   exit code 1
@@ -21,7 +22,7 @@ from simcore.errors import InputError, Problem
 from simcore.report import Peak, Report
 from simcore.units import format_bytes, format_seconds, parse_quantity
 
-__all__ = ["TOLERANCE", "Finding", "Gate", "gates", "github", "junit", "read_results"]
+__all__ = ["TOLERANCE", "Finding", "Gate", "gates", "github", "junit", "read_results", "unmatched"]
 
 TOLERANCE = 0.01
 
@@ -58,6 +59,20 @@ def gates(max_fill: str | None = None, baseline: Path | None = None) -> list[Gat
     return chosen
 
 
+def unmatched(names: Sequence[str], baseline: Path) -> str:
+    """What a baseline cannot say anything of; empty when every name is in it and none is missing.
+
+    InputError when it has none of the names: such a gate would always pass.
+    """
+    before = {report.name for report in read_results(baseline)}
+    new, gone = [n for n in names if n not in before], [n for n in sorted(before) if n not in names]
+    if names and len(new) == len(names):
+        told = f"has none of these scenarios, such as {names[0]!r}: there is nothing to compare"
+        raise InputError(Problem(str(baseline), told))
+    return "; ".join(f"{len(found)} {what}, such as {found[0]!r}" for found, what in
+                     ((new, "not in it"), (gone, "of it not run")) if found)
+
+
 def _share(text: str) -> float:
     try:
         share = parse_quantity(text, "%") if "%" in text else float(text)
@@ -70,17 +85,19 @@ def _share(text: str) -> float:
 
 def _problems(outcome: Outcome) -> Iterator[Finding]:
     """Why a scenario has no result; a combination that a sweep made and the framework refuses is an answer."""
-    if outcome.code < 2:
-        return
-    kind = "crash" if outcome.code == 3 else "problem"
+    kind = {0: "refused", 3: "crash"}.get(outcome.code, "problem")
     for row in outcome.report.problems:
         rule = f" [{row.rule}]" if row.rule else ""
-        yield Finding(outcome.report.name, row.where or outcome.where, kind, f"{row.message}{rule}", outcome.code)
+        message = f"{row.message}{rule}" if outcome.code else f"illegal: {row.message}{rule}"
+        yield Finding(outcome.report.name, row.where or outcome.where, kind, message, outcome.code)
 
 
 def _oom(outcome: Outcome) -> Iterator[Finding]:
-    if outcome.report.verdict == "oom":
-        yield _finding(outcome, "oom", f"does not fit: {_fill(outcome.report)}")
+    peak = _peak(outcome.report)
+    if outcome.report.verdict == "oom" and peak:
+        most = sorted(peak.by_category.items(), key=lambda item: -item[1])[:3]
+        there = ", ".join(f"{name} {format_bytes(size)}" for name, size in most)
+        yield _finding(outcome, "oom", f"does not fit: {_fill(outcome.report)}; most of it: {there}")
 
 
 def _over_fill(outcome: Outcome, max_fill: float) -> Iterator[Finding]:
@@ -136,19 +153,21 @@ def _fill(report: Report) -> str:
 
 
 def read_results(path: Path) -> list[Report]:
-    """The reports of an earlier `--json` output; InputError when it is none."""
+    """The reports of an earlier `--json` output or `results.jsonl`; InputError when it is none."""
     try:
-        rows = json.loads(path.read_text(encoding="utf-8"))
+        text = path.read_text(encoding="utf-8")
+        rows = [json.loads(line) for line in text.splitlines()] if path.suffix == ".jsonl" else json.loads(text)
         return [Report.model_validate_json(json.dumps(row)) for row in (rows if isinstance(rows, list) else [rows])]
     except OSError as error:
         raise InputError(Problem(str(path), f"cannot be read: {error.strerror}")) from None
     except ValueError:
-        raise InputError(Problem(str(path), "is no result of `rankscope run --json`")) from None
+        raise InputError(Problem(str(path), "is no result of `rankscope run --json`, nor a results.jsonl")) from None
 
 
 def github(findings: Iterable[Finding]) -> str:
     """Workflow commands that GitHub shows beside the line of the file."""
-    return "".join(f"::error {_place(f.where)}title={_property(f.name)}::{_escaped(f.message)}\n" for f in findings)
+    return "".join(f"::{'error' if f.code else 'notice'} {_place(f.where)}title={_property(f.name)}::"
+                   f"{_escaped(f.message)}\n" for f in findings)
 
 
 def _place(where: str) -> str:
@@ -168,7 +187,7 @@ def _escaped(text: str, special: str = "%") -> str:
 
 
 def junit(names: Sequence[str], findings: Iterable[Finding]) -> str:
-    """JUnit XML: one test case a scenario, in order; code 1 is a failure, more is an error."""
+    """JUnit XML: one test case a scenario, in order; 1 is a failure, more an error, 0 (refused) is skipped."""
     found: dict[str, list[Finding]] = {name: [] for name in names}
     for finding in findings:
         found[finding.name].append(finding)
@@ -179,11 +198,12 @@ def junit(names: Sequence[str], findings: Iterable[Finding]) -> str:
         tests=str(len(names)),
         failures=str(sum(f.code == 1 for f in flat)),
         errors=str(sum(f.code > 1 for f in flat)),
+        skipped=str(sum(f.code == 0 for f in flat)),
     )
     for name, of_one in found.items():
         case = ElementTree.SubElement(suite, "testcase", name=_xml(name), classname="rankscope")
         for f in of_one:
-            tag = "failure" if f.code == 1 else "error"
+            tag = {0: "skipped", 1: "failure"}.get(f.code, "error")
             ElementTree.SubElement(case, tag, type=f.kind, message=_xml(f.message)).text = _xml(str(f))
     ElementTree.indent(suite)
     return '<?xml version="1.0" encoding="UTF-8"?>\n' + ElementTree.tostring(suite, encoding="unicode") + "\n"

@@ -12,7 +12,7 @@ from typing import Any, Final
 from simcore.document import Document, parse_value, read_document
 from simcore.errors import InputError, Problem
 from simcore.scenario import Scenario, parse_scenario
-from simcore.sweep import Member, members
+from simcore.sweep import Member, members, split_key
 from simcore.yaml_parser import KeyPath
 
 __all__ = ["Entry", "load", "read"]
@@ -68,7 +68,7 @@ def load(path: str | os.PathLike[str], overrides: Sequence[str] = ()) -> list[Sc
 
 def _override(text: str) -> _Override:
     key, equals, value = text.partition("=")
-    key_path = tuple(key.strip().split("."))
+    key_path = split_key(key.strip())
     place = f"--set {text}"[:120]
     if not equals or not all(key_path):
         raise InputError(Problem(place, f"expected key=value, such as mesh.ep=4, got {text!r}"))

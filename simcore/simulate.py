@@ -24,6 +24,7 @@ from simcore.schedule import actions, lowered_microbatches
 from simcore.setup import prepare
 from simcore.tiles import Workload
 from simcore.topology import Topology, load_topology
+from simcore.units import parse_quantity
 
 __all__ = ["check", "place", "simulate"]
 
@@ -129,6 +130,10 @@ def _topology(scenario: Scenario) -> Topology:
         name = str(scenario.folder / name)
     topology = load_topology(name, nodes, scenario.where("topology"))
     topology.check_world_size(scenario.world_size, scenario.where("mesh"))
+    usable, total = scenario.limits.usable_memory, topology.device.memory.total.si
+    if usable != "auto" and parse_quantity(usable, "B") > total:
+        told = f"expected at most the {total:,.0f} B of {topology.device.name}, got {usable}"
+        raise InputError(Problem(scenario.where("limits", "usable_memory"), told))
     return topology
 
 

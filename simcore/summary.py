@@ -34,6 +34,8 @@ _STYLE = {
     "error": "bold red",
 }
 _BAR = 8
+_TIGHT = 0.9
+"""Share of the capacity from which on what is not modelled may decide."""
 _GAP = 2
 """Characters between two columns."""
 _PLACE = 24
@@ -113,7 +115,15 @@ def summary(reports: Sequence[Report], width: int) -> list[RenderableType]:
     shown: list[RenderableType] = [_Table((name, *part), styles) for part in parts]
     if len(reports) > 1:
         shown.append(_count(reports))
+    if any(_is_tight(report) for report in reports):
+        shown.append(Text("fits above 90%: NCCL buffers, library workspaces and fragmentation come on top of the peak"))
     return [part for table in shown for part in (table, "")][:-1]
+
+
+def _is_tight(report: Report) -> bool:
+    rank, capacity = report.peak_rank, report.capacity_bytes
+    peak = rank.peak if rank else None
+    return report.verdict == "fits" and peak is not None and peak.device_bytes > _TIGHT * (capacity or 0)
 
 
 def _columns(reports: Sequence[Report]) -> tuple[_Column, ...]:

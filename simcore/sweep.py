@@ -19,7 +19,7 @@ from simcore.document import Document
 from simcore.errors import InputError, Problem
 from simcore.yaml_parser import KeyPath
 
-__all__ = ["MAX_MEMBERS", "Member", "members"]
+__all__ = ["MAX_MEMBERS", "Member", "members", "split_key"]
 
 MAX_MEMBERS: Final = 100_000
 """Scenarios that one file may ask for."""
@@ -35,6 +35,12 @@ class Member:
     problems: tuple[Problem, ...] = ()
 
 
+def split_key(key: str) -> KeyPath:
+    """`mesh.ep` as a path; the names of framework options have points of their own."""
+    block, point, option = key.partition(".")
+    return (block, option) if point and block == "framework_options" else tuple(key.split("."))
+
+
 @dataclass(frozen=True, slots=True)
 class _Key:
     """A swept key with its values, and where it is written in the file."""
@@ -45,7 +51,7 @@ class _Key:
 
     @property
     def key_path(self) -> KeyPath:
-        return tuple(self.key.split("."))
+        return split_key(self.key)
 
 
 def members(document: Document) -> list[Member]:

@@ -85,7 +85,7 @@ def _total(rank: RankReport) -> AtRest:
 def comparison(both: Comparison) -> Table:
     """Two results side by side, difference as bytes or seconds and as a share of the first."""
     table = _plain_table("on the worst rank", both.a, both.b, "difference", "%")
-    _section(table, "at rest", both.at_rest, format_bytes)
+    _section(table, "at rest (flat shards: their mean)", both.at_rest, format_bytes)
     _section(table, "at the peak", both.peak, format_bytes)
     _section(table, "traffic per step", both.traffic, format_bytes)
     _section(table, "time", both.time, format_seconds)

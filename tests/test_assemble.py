@@ -20,7 +20,7 @@ def limited(**limits: object) -> Scenario:
 
 
 @pytest.mark.parametrize(("limits", "verdict"), [({}, "fits"), ({"usable_memory": "1 MiB"}, "oom"),
-                                                 ({"usable_memory": "80 GiB", "max_fill": 1e-6}, "oom")])
+                                                 ({"usable_memory": "79 GiB", "max_fill": 1e-6}, "oom")])
 def test_the_verdict_compares_the_worst_rank_with_the_limit(limits: dict[str, object], verdict: str) -> None:
     report = simulate(limited(**limits))
     assert report.verdict == verdict

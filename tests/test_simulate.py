@@ -93,3 +93,11 @@ def test_the_command_line_reaches_the_engine(command: str) -> None:
     done = subprocess.run([sys.executable, "-m", "simcore", command, "scenarios/first-look/first-look.yaml"], cwd=ROOT,
                           capture_output=True, text=True, check=False)
     assert (done.returncode, "first-look" in done.stdout) == (0, True), done.stderr
+
+
+def test_no_more_memory_than_the_device_has() -> None:
+    asked = small.scenario("fsdp2", {"dp_shard": 2})
+    limits = asked.limits.model_copy(update={"usable_memory": "900 GiB"})
+    report = simulate(asked.model_copy(update={"limits": limits}))
+    assert report.status == "error"
+    assert "expected at most the" in report.problems[0].message

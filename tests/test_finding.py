@@ -1,0 +1,54 @@
+"""What a gate says of refused answers, and of a baseline that fits the run only in part."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from xml.etree import ElementTree
+
+import pytest
+
+import small
+from simcore.batch import Outcome
+from simcore.errors import InputError
+from simcore.finding import gates, github, junit, read_results, unmatched
+from simcore.report import Report
+from simcore.simulate import check
+
+REFUSED = check(small.scenario("fsdp2", {"dp_shard": 6, "ep": 3}))
+FITS = check(small.scenario("fsdp2", {"dp_shard": 6}))
+
+
+def _stored(path: Path, *reports: Report) -> Path:
+    path.write_text("".join(report.model_dump_json() + "\n" for report in reports), encoding="utf-8")
+    return path
+
+
+def test_what_a_sweep_made_and_a_framework_refuses_is_told_and_passes() -> None:
+    (told,) = [found for gate in gates() for found in gate(Outcome(REFUSED, "a.yaml:1", 0))]
+    assert (told.kind, told.code) == ("refused", 0)
+    assert told.message.startswith("illegal: ")
+    assert github([told]).startswith("::notice ")
+    suite = ElementTree.fromstring(junit(["small"], [told]))  # noqa: S314 - we wrote it
+    assert [child.tag for case in suite for child in case] == ["skipped"]
+    assert (suite.get("failures"), suite.get("errors"), suite.get("skipped")) == ("0", "0", "1")
+
+
+def test_the_same_layout_written_by_hand_is_a_problem() -> None:
+    (told,) = [found for gate in gates() for found in gate(Outcome(REFUSED, "a.yaml:1", 2))]
+    assert (told.kind, told.code) == ("problem", 2)
+
+
+def test_a_baseline_may_be_lines(tmp_path: Path) -> None:
+    assert read_results(_stored(tmp_path / "results.jsonl", FITS, REFUSED)) == [FITS, REFUSED]
+
+
+def test_a_baseline_says_what_it_cannot_compare(tmp_path: Path) -> None:
+    path = _stored(tmp_path / "results.jsonl", FITS, FITS.model_copy(update={"name": "old"}))
+    assert unmatched(["small"], path) == "1 of it not run, such as 'old'"
+    assert unmatched(["new", "old", "small"], path) == "1 not in it, such as 'new'"
+    assert unmatched(["old", "small"], path) == ""
+
+
+def test_a_baseline_of_other_scenarios_is_refused(tmp_path: Path) -> None:
+    with pytest.raises(InputError, match="nothing to compare"):
+        unmatched(["renamed"], _stored(tmp_path / "results.jsonl", FITS))
