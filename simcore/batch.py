@@ -11,9 +11,10 @@ import os
 import signal
 import sys
 import traceback
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import CancelledError, Future, ProcessPoolExecutor
 from concurrent.futures.process import BrokenProcessPool
+from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
@@ -58,13 +59,41 @@ def run_batch(entries: Sequence[Entry], work: Work, keep: Keep, *, workers: int 
     """
     try:
         if workers == 1:
-            for entry in entries:
-                keep(_attempt(entry, work))
-        else:
-            _parallel(entries, work, keep, workers)
+            return _one_by_one(entries, work, keep)
+        _parallel(entries, work, keep, workers)
     except KeyboardInterrupt:
         return False
     return True
+
+
+def _one_by_one(entries: Sequence[Entry], work: Work, keep: Keep) -> bool:
+    with _interrupts() as asked:
+        for entry in entries:
+            keep(_attempt(entry, work))
+            if asked():
+                return entry is entries[-1]
+    return True
+
+
+@contextmanager
+def _interrupts() -> Iterator[Callable[[], bool]]:
+    """Ctrl-C is looked at between scenarios: Python loses one that comes inside a finalizer. A second one raises."""
+    found: list[int] = []
+
+    def note(number: int, frame: object) -> None:
+        found.append(number)
+        if len(found) > 1:
+            raise KeyboardInterrupt
+
+    before = signal.getsignal(signal.SIGINT)
+    if before == signal.SIG_IGN:
+        yield lambda: False
+        return
+    signal.signal(signal.SIGINT, note)
+    try:
+        yield lambda: bool(found)
+    finally:
+        signal.signal(signal.SIGINT, before)
 
 
 def _attempt(entry: Entry, work: Work) -> Outcome:

@@ -155,7 +155,6 @@ class Framework:
     loss: str
     sequence_parallel: bool
     stages: tuple[tuple[int, ...], ...]
-    ep_axis: str = "ep"
     frees_sent_output: bool = False
     options: tuple[tuple[str, str], ...] = ()
     communicators: tuple[str, ...] = ()

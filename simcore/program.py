@@ -18,7 +18,8 @@ from simcore.mesh import IntArray
 from simcore.tape import RECOMPUTE_BEGIN, RECOMPUTE_END, Op
 from simcore.tile import AMOUNT, AUX, LAYER, OP, SLOT, STREAM, Tile
 
-__all__ = ["AMOUNT", "AUX", "LAYER", "OP", "SLOT", "STREAM", "Builder", "Phase", "Program", "Stream", "Tables"]
+__all__ = ["AMOUNT", "AUX", "BACKWARD_GATHER", "FORWARD_GATHER", "LAYER", "OP", "SLOT", "STREAM", "Builder", "Phase",
+           "Program", "Stream", "Tables"]
 
 TAPE_MARKS = ("bwd:recompute_begin", "bwd:recompute_end", "experts:forward_begin", "experts:forward_end",
               "experts:backward_begin", "experts:backward_end")
@@ -46,6 +47,10 @@ class Stream(IntEnum):
     SEND = 4
     RECEIVE = 5
     COPY = 6
+
+
+FORWARD_GATHER, BACKWARD_GATHER = 0, 1
+"""Handles of a unit's all-gathers, by the pass that issues them."""
 
 
 class Tables:

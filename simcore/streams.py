@@ -20,13 +20,12 @@ from typing import NamedTuple
 import numpy as np
 
 from simcore.mesh import IntArray
-from simcore.program import Program, Stream
+from simcore.program import BACKWARD_GATHER, FORWARD_GATHER, Program, Stream
 from simcore.tape import Kernel, Op
 from simcore.tile import AMOUNT, AUX, LAYER, OP, SLOT, STREAM
 
 __all__ = ["Call", "Item", "Track", "tracks"]
 
-FORWARD_GATHER, BACKWARD_GATHER = 0, 1
 _COMPUTE, _GATHER, _RECEIVE = int(Stream.COMPUTE), int(Stream.ALL_GATHER), int(Stream.RECEIVE)
 
 

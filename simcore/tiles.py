@@ -66,7 +66,7 @@ def record_layers(plan: Plan, workload: Workload) -> tuple[Tables, dict[int, Lay
             runs[key] = Run(
                 workload.batch, workload.seq, framework.compute_dtype, _Params(params), framework.loss,
                 framework.checkpoint, mesh.tp, framework.sequence_parallel, mesh.cp, mesh.ep, mesh.etp,
-                framework.ep_axis, workload.rows_per_token, key[1], key[2], framework.options)
+                "ep", workload.rows_per_token, key[1], key[2], framework.options)
     tables, by_key, standing = _record(plan.graph, tuple(runs.items()))
     tiles = {layer: by_key[plan.graph.layers[layer].kind, layer == first_block, below[layer]]
              for layer in plan.layers}

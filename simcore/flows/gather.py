@@ -6,12 +6,11 @@ from collections.abc import Sequence
 
 from simcore.flows.unit import UnitBytes
 from simcore.framework import Unit
-from simcore.program import Builder, Stream, Tables
+from simcore.program import BACKWARD_GATHER, FORWARD_GATHER, Builder, Stream, Tables
 from simcore.tape import Kernel
 
-__all__ = ["BACKWARD_GATHER", "FORWARD_GATHER", "Gathers"]
+__all__ = ["Gathers"]
 
-FORWARD_GATHER, BACKWARD_GATHER = 0, 1
 _STREAM, _COPY = Stream.ALL_GATHER, Kernel.COPY  # looking an enum up is slow
 
 

@@ -25,11 +25,11 @@ Stages = tuple[tuple[int, ...], ...]
 Choose = Callable[[TensorSpec], bool]
 
 
-def units(job: Job, stages: Stages, options: dict[str, object], reduce: str, stored: str) -> tuple[Unit, ...]:
+def units(job: Job, stages: Stages, options: dict[str, object], reduce: str) -> tuple[Unit, ...]:
     """Units of every stage, outermost first at each layer; none where there is nothing to shard over."""
     if not is_sharded(job):
         return ()
-    maker = _Maker(job, options, reduce, stored)
+    maker = _Maker(job, options, reduce)
     path = maker.expert_parallel if job.mesh.ep > 1 else maker.dense
     return tuple(unit for stage in stages for unit in path(stage))
 
@@ -43,8 +43,8 @@ def _is_fp32(spec: TensorSpec) -> bool:
 
 
 class _Maker:
-    def __init__(self, job: Job, options: dict[str, object], reduce: str, stored: str) -> None:
-        self.job, self.reduce, self.stored = job, reduce, stored
+    def __init__(self, job: Job, options: dict[str, object], reduce: str) -> None:
+        self.job, self.reduce = job, reduce
         self.compute = self.job.compute
         asked = options.get("reshard_after_forward")
         if asked is None:

@@ -54,7 +54,7 @@ def table(job: Job) -> Framework:
     return Framework(
         name="automodel", version=VERSIONS[0],
         rules=_rules(job, stored),
-        units=units(job, stages, options, reduce, stored),
+        units=units(job, stages, options, reduce),
         flow=_flow(job, options),
         optimizer=Optimizer(training.optimizer.name, _optimizer(job)),
         compute_dtype=job.compute,

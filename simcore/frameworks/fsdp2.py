@@ -21,7 +21,6 @@ __all__ = ["DEFAULT_IMPLEMENTATION", "IMPLEMENTATIONS", "VERSIONS", "adapters", 
 VERSIONS = ("torch 2.13",)
 DEFAULT_IMPLEMENTATION = "hf"
 IMPLEMENTATIONS = ("hf",)
-SOURCE = "torch 2.13 fully_shard"
 RULE = "torch 2.13 torch/distributed/fsdp/_fully_shard/_fsdp_init.py"
 OPTIONS = {
     "wrap": ("layers_root", "separate_embedding_head"),
@@ -47,7 +46,7 @@ def table(job: Job) -> Framework:
     return Framework(
         name="fsdp2", version=VERSIONS[0],
         rules=_rules(job, stored, fully=fully),
-        units=_units(job, options, reduce, stored, fully=fully),
+        units=_units(job, options, reduce, fully=fully),
         flow=UnshardFlow(options.get("prefetch") or 0, options.get("sync_gradients", "last")),
         optimizer=_optimizer(job),
         compute_dtype=job.compute,
@@ -165,9 +164,9 @@ def _states(job: Job, layout: Layout, dtype: str) -> tuple[tuple[str, Form], ...
     return (("exp_avg", Form(layout, dtype)), ("exp_avg_sq", Form(layout, dtype)))
 
 
-def _units(job: Job, options: dict[str, object], reduce: str, stored: str, *, fully: bool) -> tuple[Unit, ...]:
+def _units(job: Job, options: dict[str, object], reduce: str, *, fully: bool) -> tuple[Unit, ...]:
     graph, reshard = job.graph, options.get("reshard_after_forward")
-    make = _UnitMaker(job, reduce, stored)
+    make = _UnitMaker(job, reduce)
     children = True if reshard is None else reshard
     last = len(graph.layers) - 1
     around = [layer.index for layer in graph.layers if graph.kinds[layer.kind].block is not None]
@@ -199,8 +198,8 @@ def _experts_name(job: Job, layer: int) -> str:
 class _UnitMaker:
     """Units over layers. `experts`: None all tensors, True only routed experts, False all but them."""
 
-    def __init__(self, job: Job, reduce: str, stored: str) -> None:
-        self.job, self.reduce, self.stored = job, reduce, stored
+    def __init__(self, job: Job, reduce: str) -> None:
+        self.job, self.reduce = job, reduce
         self.ignored = job.mesh.ep > 1
         self.known: dict[tuple[int, bool | None], tuple[int, ...]] = {}
 
