@@ -12,9 +12,10 @@ checkpoint's bf16 and so do Adam's moments; A_log, D and dt_bias stay fp32.
 from __future__ import annotations
 
 from simcore.form import Form, Layout, Partial, Shard
-from simcore.framework import Framework, Life, Moment, Optimizer, Rule, UnshardFlow
+from simcore.framework import Framework, Life, Moment, Rule, UnshardFlow
 from simcore.frameworks._automodel_checks import check
 from simcore.frameworks._automodel_units import is_sharded, units
+from simcore.frameworks._torch import all_or_no_checkpoint, torch_optimizer
 from simcore.job import Job
 from simcore.lora_automodel import adapters
 from simcore.operators.automodel import RELEASE_0_7_0
@@ -56,9 +57,9 @@ def table(job: Job) -> Framework:
         rules=_rules(job, stored),
         units=units(job, stages, options, reduce),
         flow=_flow(job, options),
-        optimizer=Optimizer(training.optimizer.name, _optimizer(job)),
+        optimizer=torch_optimizer(job, "recipes: torch.optim.Adam, foreach by default on CUDA"),
         compute_dtype=job.compute,
-        checkpoint=_checkpoint(job),
+        checkpoint=all_or_no_checkpoint(job),
         loss=job.auto("training.loss", training.loss, "masked_fp32", "0.7.0 recipes: MaskedCrossEntropy fp32_upcast"),
         sequence_parallel=False,
         stages=stages,
@@ -89,24 +90,6 @@ def _dispatcher(job: Job, options: dict[str, object]) -> str:
     default = "deepep" if job.mesh.ep > 1 else "torch"
     return job.auto("framework_options.dispatcher", str(options.get("dispatcher", "auto")), default,
                     "0.7.0 models/common/utils.py: DeepEP where installed and ep > 1, else torch")
-
-
-def _optimizer(job: Job) -> str:
-    optimizer = job.scenario.training.optimizer
-    if optimizer.name not in ("adamw", "adam", "sgd"):
-        raise job.not_yet("training.optimizer.name", f"{optimizer.name} under automodel")
-    if optimizer.implementation not in ("auto", "foreach", "fused", "for_loop"):
-        raise job.not_yet("training.optimizer.implementation", f"{optimizer.implementation} under automodel")
-    kind = job.auto("training.optimizer.implementation", optimizer.implementation, "foreach",
-                    "recipes: torch.optim.Adam, foreach by default on CUDA")
-    return "fused" if optimizer.name == "sgd" else kind
-
-
-def _checkpoint(job: Job) -> str:
-    recompute = job.scenario.training.recompute
-    if recompute in ("none", "full"):
-        return str(recompute)
-    raise job.not_yet("training.recompute", "selective checkpointing under automodel")
 
 
 def _stages(job: Job) -> tuple[tuple[int, ...], ...]:

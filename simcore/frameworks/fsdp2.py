@@ -9,7 +9,8 @@ root). Experts on an expert-parallel axis are either plain local tensors in `ign
 from __future__ import annotations
 
 from simcore.form import Form, Layout, Partial, Shard
-from simcore.framework import Framework, Life, Moment, Optimizer, Rule, Unit, UnshardFlow
+from simcore.framework import Framework, Life, Moment, Rule, Unit, UnshardFlow
+from simcore.frameworks._torch import all_or_no_checkpoint, torch_optimizer
 from simcore.graph import ModelGraph
 from simcore.job import Job
 from simcore.lora_names import name_adapters
@@ -48,9 +49,9 @@ def table(job: Job) -> Framework:
         rules=_rules(job, stored, fully=fully),
         units=_units(job, options, reduce, fully=fully),
         flow=UnshardFlow(options.get("prefetch") or 0, options.get("sync_gradients", "last")),
-        optimizer=_optimizer(job),
+        optimizer=torch_optimizer(job, "torch 2.13 optim/adam.py: foreach by default on CUDA"),
         compute_dtype=job.compute,
-        checkpoint=_checkpoint(job),
+        checkpoint=all_or_no_checkpoint(job),
         loss=job.auto("training.loss", job.scenario.training.loss, "hf", "transformers 5.23 ForCausalLMLoss"),
         sequence_parallel=False,
         stages=(tuple(range(len(job.graph.layers))),),
@@ -191,7 +192,7 @@ def _units(job: Job, options: dict[str, object], reduce: str, *, fully: bool) ->
 
 
 def _experts_name(job: Job, layer: int) -> str:
-    wrapped = "._checkpoint_wrapped_module" if _checkpoint(job) != "none" else ""
+    wrapped = "._checkpoint_wrapped_module" if all_or_no_checkpoint(job) != "none" else ""
     return f"{job.graph.layers[layer].path}{wrapped}.mixer.experts"
 
 
@@ -228,24 +229,6 @@ class _UnitMaker:
 def _is_moe(graph: ModelGraph, layer: int) -> bool:
     kind: LayerKind = graph.kinds[graph.layers[layer].kind]
     return any(isinstance(branch.block, Moe) for branch in kind.branches)
-
-
-def _optimizer(job: Job) -> Optimizer:
-    optimizer = job.scenario.training.optimizer
-    if optimizer.name not in ("adamw", "adam", "sgd"):
-        raise job.not_yet("training.optimizer.name", f"{optimizer.name} under fsdp2")
-    if optimizer.implementation not in ("auto", "foreach", "fused", "for_loop"):
-        raise job.not_yet("training.optimizer.implementation", f"{optimizer.implementation} under fsdp2")
-    kind = job.auto("training.optimizer.implementation", optimizer.implementation, "foreach",
-                    "torch 2.13 optim/adam.py: foreach by default on CUDA")
-    return Optimizer(optimizer.name, "fused" if optimizer.name == "sgd" else kind)
-
-
-def _checkpoint(job: Job) -> str:
-    recompute = job.scenario.training.recompute
-    if recompute in ("none", "full"):
-        return str(recompute)
-    raise job.not_yet("training.recompute", "selective checkpointing under fsdp2")
 
 
 def _communicators(job: Job, *, fully: bool) -> tuple[str, ...]:

@@ -15,10 +15,11 @@ from math import prod
 
 from simcore.models.blocks import Attention, Branch, Embedding, FinalNorm, Head, LayerKind, Mamba2, Mlp
 from simcore.operators.megatron_attention import attention, mlp
+from simcore.operators.megatron_context import Context
 from simcore.operators.megatron_head import embedding, head, loss
 from simcore.operators.megatron_mamba import mamba
 from simcore.operators.megatron_moe import moe
-from simcore.operators.megatron_ops import Context, add, norm
+from simcore.operators.megatron_ops import add, norm
 from simcore.operators.megatron_tensors import FINAL_NORM, tensors
 from simcore.recording import LayerTape, Run
 from simcore.tape import GRAD_HIDDEN, HIDDEN, Param, Section, Tape, Tensor

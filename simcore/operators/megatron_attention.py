@@ -8,7 +8,8 @@ query of grouped heads is copied by its reshape, keys and values (views at an of
 from __future__ import annotations
 
 from simcore.models.blocks import Attention, Mlp
-from simcore.operators.megatron_ops import Context, Grads, Saved, act, norm_linear, row
+from simcore.operators.megatron_context import Context, Grads, Saved
+from simcore.operators.megatron_ops import act, norm_linear, row
 from simcore.tape import Kernel, Tape, Tensor
 
 __all__ = ["attention", "mlp"]

@@ -15,7 +15,8 @@ from __future__ import annotations
 
 from simcore.errors import NotYet, Problem
 from simcore.models.blocks import Embedding, Head
-from simcore.operators.megatron_ops import Context, Grads, Saved, adapted, add, all_gather, gather_backward
+from simcore.operators.megatron_context import Context, Grads, Saved
+from simcore.operators.megatron_ops import adapted, add, all_gather, gather_backward
 from simcore.tape import Kernel, Param, Tape, Tensor
 
 __all__ = ["embedding", "head", "loss"]

@@ -11,7 +11,8 @@ import math
 from dataclasses import dataclass
 
 from simcore.models.blocks import Mamba2
-from simcore.operators.megatron_ops import Context, Grads, Saved, norm_linear, row
+from simcore.operators.megatron_context import Context, Grads, Saved
+from simcore.operators.megatron_ops import norm_linear, row
 from simcore.tape import Kernel, Tape, Tensor
 
 __all__ = ["mamba"]

@@ -16,19 +16,8 @@ from dataclasses import dataclass
 
 from simcore.errors import NotYet, Problem
 from simcore.models.blocks import Moe
-from simcore.operators.megatron_ops import (
-    Context,
-    Discarded,
-    Grads,
-    Saved,
-    act,
-    add,
-    column,
-    grouped,
-    norm,
-    norm_discarded,
-    row,
-)
+from simcore.operators.megatron_context import Context, Discarded, Grads, Saved
+from simcore.operators.megatron_ops import act, add, column, grouped, norm, norm_discarded, row
 from simcore.tape import Kernel, Tape, Tensor
 
 __all__ = ["moe"]

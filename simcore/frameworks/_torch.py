@@ -1,0 +1,27 @@
+"""What tables around plain PyTorch share: its optimizers, and checkpointing of whole layers."""
+
+from __future__ import annotations
+
+from simcore.framework import Optimizer
+from simcore.job import Job
+
+__all__ = ["all_or_no_checkpoint", "torch_optimizer"]
+
+
+def torch_optimizer(job: Job, source: str) -> Optimizer:
+    """`torch.optim`: foreach by default (`source` says where); SGD has no temporaries, as if fused."""
+    optimizer, framework = job.scenario.training.optimizer, job.scenario.framework
+    if optimizer.name not in ("adamw", "adam", "sgd"):
+        raise job.not_yet("training.optimizer.name", f"{optimizer.name} under {framework}")
+    if optimizer.implementation not in ("auto", "foreach", "fused", "for_loop"):
+        raise job.not_yet("training.optimizer.implementation", f"{optimizer.implementation} under {framework}")
+    kind = job.auto("training.optimizer.implementation", optimizer.implementation, "foreach", source)
+    return Optimizer(optimizer.name, "fused" if optimizer.name == "sgd" else kind)
+
+
+def all_or_no_checkpoint(job: Job) -> str:
+    """`none` or `full`: every layer whole, or none."""
+    recompute = job.scenario.training.recompute
+    if recompute in ("none", "full"):
+        return str(recompute)
+    raise job.not_yet("training.recompute", f"selective checkpointing under {job.scenario.framework}")

@@ -1,0 +1,166 @@
+"""Where Megatron-Core's operators write: a layer's tape with its parameters, and outputs that are made again.
+
+Sources: megatron-core 0.16.1 (`tensor_parallel/random.py`).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+
+from simcore.models.blocks import LayerKind
+from simcore.recording import Run
+from simcore.tape import RECOMPUTE_BEGIN, RECOMPUTE_END, Kernel, Node, Param, Storage, Tape, Tensor
+from simcore.units import dtype_bytes
+
+__all__ = ["Context", "Discarded", "Grads", "Saved"]
+
+Grads = list[Tensor | None]
+Saved = list[Tensor]
+_ADAPTER = "adapter.linear_{}.weight"
+
+
+@dataclass(slots=True)
+class Context:
+    """What every operator needs: the tape, the workload, and how the tokens are split.
+
+    `tokens`: of this rank after context parallelism; `local`: of them, those in the residual stream of this rank.
+    `held`: tensors that a module holds as attributes. `inside`: a recomputed region is being run.
+    """
+
+    tape: Tape
+    run: Run
+    kind: LayerKind
+    held: dict[str, Tensor] = field(default_factory=dict)
+    inside: bool = False
+
+    @property
+    def sp(self) -> int:
+        return self.run.tp if self.run.sequence_parallel else 1
+
+    @property
+    def tokens(self) -> int:
+        return self.run.tokens
+
+    @property
+    def local(self) -> int:
+        return -(-self.run.tokens // self.sp)
+
+    @property
+    def dtype(self) -> str:
+        return self.run.compute
+
+    @property
+    def size(self) -> int:
+        return dtype_bytes(self.run.compute)
+
+    def recomputes(self, module: str) -> bool:
+        """Whether Megatron's selective recompute names `module` (`transformer_config.py`, recompute_modules)."""
+        return module in [m.strip() for m in self.run.checkpoint.split(",")]
+
+    def param(self, name: str) -> Param:
+        return self.run.params[name]
+
+    def pair(self, path: str) -> tuple[Param, Param] | None:
+        """The adapter of the linear at `path`, if it has one."""
+        names = [f"{path}.{_ADAPTER.format(end)}" for end in ("in", "out")]
+        return (self.run.params[names[0]], self.run.params[names[1]]) if names[0] in self.run.params else None
+
+    def new(self, rows: int, columns: int, name: str, dtype: str = "", category: str = "") -> Tensor:
+        return self.tape.empty((rows, columns), dtype or self.dtype, name, category)
+
+    def node(self, out: Tensor, inputs: Sequence[Tensor | Param | None], save: Sequence[Tensor],
+             backward: Callable[[Tape, Grads, Saved], Sequence[Tensor | None]]) -> Node | None:
+        """Put `out` behind a node. Custom functions keep their tensors at the end of forward, after all outputs."""
+        out.node = self.tape.node(inputs, save, backward)
+        return out.node
+
+    # ---- cost ---------------------------------------------------------------------------------------------------
+    def gemm(self, m: int, n: int, k: int, kernel: Kernel = Kernel.GEMM, weights: int = 1) -> None:
+        """One (m, k) x (k, n); a grouped GEMM reads `weights` matrices."""
+        self.tape.compute(kernel, 2 * m * n * k, self.size * (m * k + m * n + weights * n * k))
+
+    def wgrad(self, param: Param, m: int, kernel: Kernel = Kernel.GEMM, weights: int = 1) -> Tensor | None:
+        """A weight gradient: adds into main_grad (read and written), or makes a new tensor."""
+        if not param.trainable:
+            return None
+        n, k = param.shape[-2:]
+        main = 2 * int(dict(self.run.options).get("main_grad_bytes", "4"))
+        grad = None
+        if param.grad_category:
+            main = dtype_bytes(param.dtype)
+            shape = param.shape if len(param.shape) > 2 or weights == 1 else (weights, *param.shape)
+            grad = self.tape.empty(shape, param.dtype, f"{param.name}.grad")
+        self.tape.compute(kernel, 2 * m * n * k, self.size * m * (n + k) + weights * n * k * main)
+        return grad
+
+    def small_grad(self, param: Param) -> Tensor | None:
+        """A gradient that a kernel writes out and DDP's hook adds to main_grad."""
+        if not param.trainable:
+            return None
+        grad = self.tape.empty(param.shape, param.dtype, f"{param.name}.grad")
+        if param.grad_category:
+            return grad
+        main = 2 * int(dict(self.run.options).get("main_grad_bytes", "4"))
+        self.tape.compute(Kernel.ELEMENTWISE, grad.numel, grad.nbytes + grad.numel * main)
+        return None
+
+    def elementwise(self, tensor: Tensor, passes: int, kernel: Kernel = Kernel.ELEMENTWISE) -> None:
+        """A kernel bound by memory: `passes` reads and writes of a tensor this large."""
+        self.tape.compute(kernel, tensor.numel, passes * tensor.nbytes)
+
+    def send(self, collective: str, axis: str, tensor: Tensor) -> None:
+        """A collective whose payload (gathered output, or whole input) is `tensor`."""
+        self.tape.collective(collective, axis, tensor.nbytes, tensor.dtype)
+
+    # ---- recomputation ------------------------------------------------------------------------------------------
+    def region(self, run: Callable[[], Tensor]) -> Tensor:
+        """`tensor_parallel.checkpoint`: reentrant, so the replay runs to the region's end (`random.py`)."""
+        if self.inside:
+            return run()
+
+        def whole() -> Tensor:
+            self.inside = True
+            try:
+                out = run()
+                ended = Tensor(out.storage, out.shape, out.dtype)
+                self.node(ended, (out,), (out,), lambda tape, grads, saved: grads)
+                return ended if ended.node else out
+            finally:
+                self.inside = False
+
+        return self.tape.checkpoint(whole)
+
+
+class Discarded:
+    """`CheckpointWithoutOutput`: an output is freed after its last use in forward, and made again in backward.
+
+    The replay makes a second tensor and copies it into the emptied storage; both live until the operator's own
+    backward (megatron-core 0.16.1, `tensor_parallel/random.py`).
+    """
+
+    def __init__(self, c: Context, tensor: Tensor, again: Callable[[], list[Tensor]]) -> None:
+        assert tensor.storage is not None
+        self.c, self.again, self.made = c, again, list[Tensor]()
+        self.storage: Storage = tensor.storage
+        self.shape, self.dtype = tensor.shape, tensor.dtype
+
+    def drop_after(self, out: Tensor) -> Tensor:
+        """Free the storage now; fill it again when the gradient of `out` arrives."""
+        self.storage.__del__()
+        self.storage.num_bytes = 0
+        hooked = Tensor(out.storage, out.shape, out.dtype)
+        self.c.node(hooked, (out,), (), self._fill)
+        return hooked
+
+    def _fill(self, tape: Tape, grads: Grads, _saved: Saved) -> Grads:
+        tape.mark(RECOMPUTE_BEGIN)
+        self.made = self.again()
+        copy = tape.empty(self.shape, self.dtype, "restored", "recompute")
+        self.c.elementwise(copy, 2, Kernel.COPY)
+        assert copy.storage is not None
+        self.storage.slot, self.storage.num_bytes = copy.storage.slot, copy.storage.num_bytes
+        copy.storage.num_bytes = 0
+        del self.storage
+        tape.mark(RECOMPUTE_END)
+        return grads
