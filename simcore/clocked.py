@@ -10,10 +10,11 @@ import numpy as np
 from simcore.cost import DTYPES, collective_ns, compute_ns
 from simcore.fold import RankClass
 from simcore.mesh import IntArray, Mesh
-from simcore.program import Phase, Program, Stream
+from simcore.outline import Phase
+from simcore.program import Program
 from simcore.schedule import steady_microbatch
 from simcore.streams import Track, tracks
-from simcore.tape import Kernel, Op
+from simcore.tape import Kernel, Op, Stream
 from simcore.tile import AMOUNT, AUX, OP, SLOT
 from simcore.timeline import ClassTimes, run
 from simcore.topology import Topology

@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Protocol
 
+from simcore.outline import Builder, Tables
 from simcore.plan import Plan
-from simcore.program import Builder, Tables
 from simcore.schedule import Action
 from simcore.tape import Param
 
@@ -49,3 +49,6 @@ class FlowMaker(Protocol):
 
     def __call__(self, plan: Plan, tables: Tables, builder: Builder) -> Flow:
         """A fresh flow."""
+
+    def __hash__(self) -> int:
+        """Outlines are kept by it."""

@@ -8,7 +8,7 @@ classes are refined until members of one class meet the same classes in every gr
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -50,7 +50,7 @@ class RankClass:
         if axis.name == "pp":
             return self.stage
         if axis.stride % self.period == 0:
-            return coordinate_text(axis, range(0, axis.stride * axis.size, axis.stride))
+            return coordinate_text(axis, np.arange(0, axis.stride * axis.size, axis.stride, dtype=np.int64))
         inside = self.period % (axis.stride * axis.size) == 0
         return coordinate_text(axis, self.offsets if inside else self.members(mesh))
 
@@ -181,7 +181,17 @@ def format_ranks(ranks: IntArray) -> tuple[str, ...]:
     return tuple(out)
 
 
-def coordinate_text(axis: Axis, ranks: Iterable[int] | IntArray) -> int | str:
-    """The coordinates of some ranks on an axis: a number, or ranges as text."""
-    values = np.flatnonzero(np.bincount(axis.coordinates(np.asarray(ranks, dtype=np.int64))))
+def coordinate_text(axis: Axis, ranks: IntArray) -> int | str:
+    """The coordinates of some ranks, in order, on an axis: a number, or ranges as text.
+
+    Ranks in a row stand at coordinates in a row, round the axis once or more: only the ends of such runs are looked at.
+    """
+    breaks = np.flatnonzero(np.diff(ranks) != 1)
+    first = ranks[np.concatenate([[0], breaks + 1])] // axis.stride
+    last = ranks[np.concatenate([breaks, [-1]])] // axis.stride
+    start = first % axis.size
+    stop = start + np.minimum(last - first, axis.size - 1) + 1
+    ends = 2 * axis.size + 1
+    open_runs = np.cumsum(np.bincount(start, minlength=ends) - np.bincount(stop, minlength=ends))[:-1]
+    values = np.flatnonzero(open_runs.reshape(2, axis.size).any(axis=0))
     return int(values[0]) if len(values) == 1 else ",".join(format_ranks(values))

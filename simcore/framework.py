@@ -142,11 +142,14 @@ class Optimizer:
 
 @dataclass(frozen=True, slots=True)
 class Framework:
-    """A framework applied to one job: ready to place and to lower."""
+    """A framework applied to one job: ready to place and to lower.
+
+    What is not compared has no part in lowering: rules are seen in what they placed.
+    """
 
     name: str
     version: str
-    rules: tuple[Rule, ...]
+    rules: tuple[Rule, ...] = field(compare=False)
     units: tuple[Unit, ...]
     flow: UnshardFlow | Buckets
     optimizer: Optimizer
@@ -158,7 +161,7 @@ class Framework:
     frees_sent_output: bool = False
     options: tuple[tuple[str, str], ...] = ()
     communicators: tuple[str, ...] = ()
-    assumptions: tuple[tuple[str, str, str, str], ...] = field(default=())
+    assumptions: tuple[tuple[str, str, str, str], ...] = field(default=(), compare=False)
 
     def life(self, spec: TensorSpec) -> Life:
         """The first rule that matches."""

@@ -26,13 +26,14 @@ from simcore.form import Placement
 from simcore.framework import Moment
 from simcore.lower import lower
 from simcore.mesh import Mesh
+from simcore.outline import Phase
 from simcore.plan import place
-from simcore.program import Phase, Program, Stream
+from simcore.program import Program
 from simcore.scenario import Mesh as Degrees
 from simcore.scenario import parse_scenario, scenario_schema
 from simcore.schedule import actions
 from simcore.setup import prepare
-from simcore.tape import Kernel, Op
+from simcore.tape import Kernel, Op, Stream
 from simcore.tile import OP, SLOT
 from simcore.tiles import Workload
 
@@ -211,8 +212,7 @@ def _events() -> tuple[str, str]:
 def events() -> tuple[str, ...]:
     """The hooks that a small FSDP2 job passes, in the order in which it first passes them."""
     program = _sample()
-    hooks = list(program.tables.hooks)
-    columns = program.columns
+    hooks, columns = list(program.tables.hooks), program.columns
     passed = (hooks[hook] for hook in columns[columns[:, OP] == Op.MARK, SLOT].tolist())
     return tuple(dict.fromkeys(_event(hook) for hook in passed))
 

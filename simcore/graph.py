@@ -90,6 +90,7 @@ class ModelGraph:
         return replace(self, tensors=changed)
 
 
+@lru_cache(maxsize=1)
 def known_presets() -> tuple[str, ...]:
     """Names of the built-in models."""
     folder = resources.files("simcore.models").joinpath("presets")

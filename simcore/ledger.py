@@ -12,7 +12,8 @@ from dataclasses import dataclass
 import numpy as np
 
 from simcore.mesh import IntArray
-from simcore.program import Phase, Program
+from simcore.outline import Phase
+from simcore.program import Program
 from simcore.tape import Op
 from simcore.tile import AMOUNT, LAYER, OP, SLOT, posted_bytes
 
@@ -44,9 +45,9 @@ def balance(program: Program, num_top: int = 12) -> Balance:
     sums = _Sums(program)
     piece, row = sums.peak()
     held = _held(program, piece, row)
-    at = program.pieces[piece]
-    in_replay = at.tile is not None and bool(at.tile.replay[row])
-    rows = at.tile.rows if at.tile else program.loose
+    at = program.outline.pieces[piece]
+    in_replay = at.tile >= 0 and bool(program.tiles[at.tile].replay[row])
+    rows = program.outline.loose if at.tile < 0 else program.tiles[at.tile].rows
     layer = int(rows[row, LAYER]) + at.layer
     return Balance(
         sums.peak_bytes(piece), (Phase.RECOMPUTE if in_replay else Phase(at.phase)).name.lower(),
@@ -58,16 +59,11 @@ class _Sums:
     """Bytes at the borders of pieces, and the most inside each."""
 
     def __init__(self, program: Program) -> None:
-        self.pieces = pieces = program.pieces
-        self.loose = np.cumsum(posted_bytes(program.loose))
-        starts = np.array([p.start for p in pieces if p.tile is None], dtype=np.int64)
-        ends = np.array([p.end for p in pieces if p.tile is None], dtype=np.int64)
-        before = np.concatenate([[0], self.loose])[starts]
-        nets = np.array([0 if p.tile is None else p.tile.net for p in pieces], dtype=np.int64)
-        tops = np.array([0 if p.tile is None else p.tile.top for p in pieces], dtype=np.int64)
-        mine = np.array([p.tile is None for p in pieces])
-        nets[mine] = self.loose[ends - 1] - before
-        tops[mine] = (np.maximum.reduceat(self.loose, starts) if len(starts) else 0) - before
+        self.program = program
+        outline, tiles = program.outline, program.tiles
+        self.tile = outline.columns[0]
+        nets = outline.nets + program.of_tiles([len(t.rows) and t.net for t in tiles])[self.tile]
+        tops = outline.tops + program.of_tiles([len(t.rows) and t.top for t in tiles])[self.tile]
         self.after = np.cumsum(nets)
         self.base = self.after - nets
         self.peaks = self.base + tops
@@ -75,10 +71,10 @@ class _Sums:
     def peak(self) -> tuple[int, int]:
         """(piece, row): a tile's own row, or a loose row's number."""
         number = int(np.argmax(self.peaks))
-        piece = self.pieces[number]
-        if piece.tile is not None:
-            return number, piece.tile.highest
-        return number, piece.start + int(np.argmax(self.loose[piece.start:piece.end]))
+        piece = self.program.outline.pieces[number]
+        if piece.tile >= 0:
+            return number, self.program.tiles[piece.tile].highest
+        return number, piece.start + int(np.argmax(self.program.outline.running[piece.start:piece.end]))
 
     def peak_bytes(self, piece: int) -> int:
         return int(self.peaks[piece])
@@ -88,22 +84,23 @@ class _Sums:
 
     def by_phase(self) -> dict[str, int]:
         """The loss is part of forward too, a replay part of backward too; a phase begins with what was there before."""
-        phases = np.array([p.phase for p in self.pieces])
+        phases = self.program.outline.columns[4]
         forward = (phases == Phase.FORWARD) | (phases == Phase.LOSS)
         groups = {"forward": forward, "loss": phases == Phase.LOSS, "backward": phases == Phase.BACKWARD,
                   "optimizer": phases == Phase.OPTIMIZER}
         found = {name: max(int(self.base[np.argmax(inside)]), int(self.peaks[inside].max()))
                  for name, inside in groups.items() if inside.any()}
-        replays = [int(self.base[i]) + p.tile.top_of_replay for i, p in enumerate(self.pieces)
-                   if p.tile is not None and p.tile.replayed]
+        replays = [int(self.base[self.tile == number].max()) + tile.top_of_replay
+                   for number, tile in enumerate(self.program.tiles) if tile.replayed]
         return found | ({"recompute": max(replays)} if replays else {})
 
 
 def _event(program: Program, piece: int, row: int) -> str:
     """The last hook passed at or before a row, in upstream's spelling."""
+    loose = program.outline.loose
     for number in range(piece, -1, -1):
-        at = program.pieces[number]
-        rows = at.tile.rows if at.tile else program.loose[at.start:at.end]
+        at = program.outline.pieces[number]
+        rows = loose[at.start:at.end] if at.tile < 0 else program.tiles[at.tile].rows
         if number == piece:
             rows = rows[:row + 1 - at.start]
         marks = np.flatnonzero(rows[:, OP] == Op.MARK)
@@ -114,17 +111,16 @@ def _event(program: Program, piece: int, row: int) -> str:
 
 def _held(program: Program, piece: int, row: int) -> IntArray:
     """Bytes alive after a row by owner: [layer + 1, slot]. Sums stay far below 2**53, so floats count exactly."""
-    before = [p for p in program.pieces[:piece] if p.tile is not None]
-    at = program.pieces[piece]
-    last_loose = next((p.end for p in reversed(program.pieces[:piece]) if p.tile is None), 0)
-    tables = [p.tile.nets for p in before if p.tile is not None]
-    layers = [p.layer for p in before]
-    if at.tile is not None:
-        tables.append(at.tile.nets_until(row))
+    outline = program.outline
+    at, nets = outline.pieces[piece], [tile.nets for tile in program.tiles]
+    before = [p for p in outline.pieces[:piece] if p.tile >= 0]
+    tables, layers = [nets[p.tile] for p in before], [p.layer for p in before]
+    last_loose = row + 1
+    if at.tile >= 0:
+        tables.append(program.tiles[at.tile].nets_until(row))
         layers.append(at.layer)
-    else:
-        last_loose = row + 1
-    loose = program.loose[:last_loose]
+        last_loose = int(outline.columns[2, :piece].max(initial=0))
+    loose = outline.loose[:last_loose]
     tables.append(loose[loose[:, OP] <= Op.FREE][:, [LAYER, SLOT, AMOUNT]])
     every = np.concatenate(tables)
     every[:, 0] += np.repeat([*layers, 0], [len(t) for t in tables])
@@ -137,7 +133,7 @@ def _held(program: Program, piece: int, row: int) -> IntArray:
 
 def _by_category(program: Program, held: IntArray) -> dict[str, int]:
     sums: dict[str, int] = {}
-    sizes, owners = held.sum(axis=0), list(program.tables.slots)
+    sizes, owners = held.sum(axis=0), program.outline.owners
     for slot in np.flatnonzero(sizes).tolist():
         category = owners[slot][1]
         sums[category] = sums.get(category, 0) + int(sizes[slot])

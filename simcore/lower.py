@@ -8,34 +8,49 @@ framework's flow (`flows/*.py`) writes what it brings, drops and reduces. Layers
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
+from functools import lru_cache
 
 from simcore.flow import Flow, FlowMaker
+from simcore.outline import Builder, Outline, Phase, Tables
 from simcore.plan import Plan
-from simcore.program import Builder, Phase, Program, Stream, Tables
+from simcore.program import Program
 from simcore.schedule import Action
-from simcore.tape import GRAD_HIDDEN, HIDDEN, Param
+from simcore.tape import Param
 from simcore.tile import Tile
-from simcore.tiles import LayerTiles, Workload, record_layers
-from simcore.units import dtype_bytes
+from simcore.tiles import Recording, Workload, keys_of, record_layers
 
 __all__ = ["lower"]
 
 
 def lower(plan: Plan, workload: Workload, actions: Iterable[Action], flow_of: FlowMaker) -> Program:
     """The program of the plan's rank for the given order of passes."""
-    tables, tiles, standing = record_layers(plan, workload)
-    tables = _own_copy(tables)
+    recording = record_layers(plan, workload)
+    outline, places = _outline(plan, recording, tuple(actions), flow_of)
+    tiles = (own if place < 0 else recording.tiles[place] for own, place in zip(outline.tiles, places, strict=True))
+    return Program(outline, tuple(tiles))
+
+
+@lru_cache(maxsize=64)
+def _outline(plan: Plan, recording: Recording, actions: tuple[Action, ...], flow_of: FlowMaker) -> tuple[
+        Outline, tuple[int, ...]]:
+    """The outline, and for each of its tiles the number in `recording.tiles`, or -1 for a tile of the flow.
+
+    The walk and the flow look at the plan, at the order of passes and at the recording's shape, which are the key; what
+    a layer takes is inside its tiles alone.
+    """
+    tables = _own_copy(recording.tables)
     builder = Builder(tables)
     flow = flow_of(plan, tables, builder)
-    walk = _Walk(plan, workload, builder, flow, tiles)
+    walk = _Walk(plan, builder, flow, recording)
     flow.rest()
-    for name, num_bytes in standing.items():
-        builder.alloc(plan.layers[0], tables.slot(name, "workspace"), num_bytes)
+    builder.tile(recording.standing, plan.layers[0])
     for action in actions:
         walk.forward(action) if action.forward else walk.backward(action)
     builder.at(Phase.OPTIMIZER)
     flow.optimize()
-    return builder.build([layer.path for layer in plan.graph.layers])
+    outline = builder.build([layer.path for layer in plan.graph.layers])
+    numbers = {id(tile): number for number, tile in enumerate(recording.tiles)}
+    return outline, tuple(numbers.get(id(tile), -1) for tile in outline.tiles)
 
 
 def _own_copy(tables: Tables) -> Tables:
@@ -48,18 +63,12 @@ def _own_copy(tables: Tables) -> Tables:
 class _Walk:
     """Passes over the layers of one stage."""
 
-    def __init__(self, plan: Plan, workload: Workload, builder: Builder, flow: Flow,
-                 tiles: dict[int, LayerTiles]) -> None:
-        self.plan, self.out, self.flow, self.tiles = plan, builder, flow, tiles
+    def __init__(self, plan: Plan, builder: Builder, flow: Flow, recording: Recording) -> None:
+        self.plan, self.out, self.flow, self.edges = plan, builder, flow, recording.edges
+        self.tiles = {layer: recording.kinds[key] for layer, key in keys_of(plan).items()}
         self.tables = builder.tables
         self.begin = {True: self.tables.hook("fwd:begin"), False: self.tables.hook("bwd:begin")}
         self.end = {True: self.tables.hook("fwd:end"), False: self.tables.hook("bwd:end")}
-        self.input = self.tables.slot("input_ids_and_labels", "input")
-        self.input_bytes = 2 * 8 * workload.batch * workload.seq
-        parts = plan.mesh.tp if plan.framework.sequence_parallel else 1
-        width = plan.graph.architecture.hidden * dtype_bytes(plan.framework.compute_dtype)
-        self.hidden_bytes = workload.batch * workload.seq // parts * width
-        self.border = self.tables.comm("send_recv", "pp", plan.framework.compute_dtype)
         self.first, self.last = plan.layers[0], plan.layers[-1]
         self.is_first, self.is_last = plan.stage == 0, plan.stage == plan.mesh.pp - 1
         self.norm = next((layer for layer in plan.layers if self._kind(layer) == "final_norm"), -1)
@@ -71,11 +80,11 @@ class _Walk:
     def forward(self, action: Action) -> None:
         out, flow = self.out, self.flow
         out.at(Phase.FORWARD, action.microbatch)
-        out.alloc(self.first, self.input, self.input_bytes)
+        out.tile(self.edges.tokens, self.first)
         out.mark(self.begin[True])
         flow.begin_microbatch(action)
         if not self.is_first:
-            self._receive(self.first - 1, HIDDEN, forward=True)
+            out.tile(self.edges.receive_hidden, self.first - 1)
         for layer in self.plan.layers:
             if self._kind(layer) == "loss":
                 out.at(Phase.LOSS)
@@ -91,7 +100,9 @@ class _Walk:
         if self.head >= 0:
             out.tile(self.tiles[self.head].after, self.head)
         if not self.is_last:
-            self._send(self.last, HIDDEN, forward=True)
+            out.tile(self.edges.send_hidden, self.last)
+            if self.plan.framework.frees_sent_output:
+                out.tile(self.edges.drop_hidden, self.last)
         flow.end_pass(action)
         out.mark(self.end[True])
 
@@ -101,20 +112,20 @@ class _Walk:
         out.mark(self.begin[False])
         flow.begin_microbatch(action)
         if not self.is_last:
-            self._receive(self.last + 1, GRAD_HIDDEN, forward=False)
+            out.tile(self.edges.receive_grad, self.last + 1)
         for layer in reversed(self.plan.layers):
             out.tile(self.tiles[layer].seed, layer)
             flow.backward_begin(layer)
             self._pass(layer, self.tiles[layer].backward)
             flow.backward_end(layer, self._outer_grads(layer))
         if not self.is_first:
-            self._send(self.first, GRAD_HIDDEN, forward=False)
+            out.tile(self.edges.send_grad, self.first)
         flow.end_pass(action)
         if self.is_last:
             out.tile(self.tiles[self.last].late, self.last)
         elif not self.plan.framework.frees_sent_output:
-            out.free(self.last, HIDDEN, self.hidden_bytes)
-        out.free(self.first, self.input, self.input_bytes)
+            out.tile(self.edges.drop_hidden, self.last)
+        out.tile(self.edges.drop_tokens, self.first)
         out.mark(self.end[False])
 
     def _pass(self, layer: int, pieces: Sequence[tuple[Tile, int, bool]]) -> None:
@@ -130,18 +141,3 @@ class _Walk:
         pieces = self.tiles[layer].backward
         inner = self._expert_grads(layer) if any(mark for _, mark, _ in pieces) else []
         return [g for g in self.tiles[layer].grads if g not in inner]
-
-    def _receive(self, layer: int, slot: int, *, forward: bool) -> None:
-        """Hidden states, or their gradient, come from the neighbouring stage."""
-        self.out.alloc(layer, slot, self.hidden_bytes)
-        self.out.collective(layer, self.border, self.hidden_bytes, Stream.RECEIVE, _border_handle(forward=forward))
-        self.out.wait(layer, _border_handle(forward=forward))
-
-    def _send(self, layer: int, slot: int, *, forward: bool) -> None:
-        self.out.collective(layer, self.border, self.hidden_bytes, Stream.SEND, _border_handle(forward=forward))
-        if not forward or self.plan.framework.frees_sent_output:
-            self.out.free(layer, slot, self.hidden_bytes)
-
-
-def _border_handle(*, forward: bool) -> int:
-    return 8 if forward else 9

@@ -73,9 +73,9 @@ class AtRestBytes:
                            self.num_params * count, self.num_trainable_params * count)
 
 
-@dataclass(frozen=True, eq=False)
+@dataclass(frozen=True)
 class Plan:
-    """All kinds as one rank holds them; `layers` are those of its pipeline stage."""
+    """All kinds as one rank holds them; `layers` are those of its pipeline stage. Equal plans are lowered once."""
 
     graph: ModelGraph
     mesh: Mesh
@@ -84,6 +84,10 @@ class Plan:
     stage: int
     layers: tuple[int, ...]
     kinds: tuple[tuple[Placed, ...], ...]
+
+    def __hash__(self) -> int:
+        """Of a part, for speed: a plan is looked up several times a scenario."""
+        return hash((self.graph, self.mesh, self.rank, self.layers, self.framework.flow))
 
     def of_layer(self, layer: int) -> tuple[Placed, ...]:
         """The tensors of layer number `layer`."""

@@ -6,154 +6,91 @@ step of a thousand layers is a handful of array copies; names are looked up only
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from dataclasses import dataclass
-from enum import IntEnum
 from functools import cached_property
-from typing import NamedTuple
 
 import numpy as np
 
 from simcore.mesh import IntArray
+from simcore.outline import Outline, Phase, Tables
 from simcore.tape import RECOMPUTE_BEGIN, RECOMPUTE_END, Op
-from simcore.tile import AMOUNT, AUX, LAYER, OP, SLOT, STREAM, Tile
+from simcore.tile import AMOUNT, LAYER, OP, SLOT, Tile
 
-__all__ = ["AMOUNT", "AUX", "BACKWARD_GATHER", "FORWARD_GATHER", "LAYER", "OP", "SLOT", "STREAM", "Builder", "Phase",
-           "Program", "Stream", "Tables"]
-
-TAPE_MARKS = ("bwd:recompute_begin", "bwd:recompute_end", "experts:forward_begin", "experts:forward_end",
-              "experts:backward_begin", "experts:backward_end")
-"""What the marks mean that a tape makes by number."""
-
-
-class Phase(IntEnum):
-    """Phases of a step, as reports name them."""
-
-    BUILD = 0
-    FORWARD = 1
-    LOSS = 2
-    BACKWARD = 3
-    RECOMPUTE = 4
-    OPTIMIZER = 5
-
-
-class Stream(IntEnum):
-    """Streams of a device; the host issues to all of them in program order."""
-
-    COMPUTE = 0
-    ALL_GATHER = 1
-    REDUCE = 2
-    ALL_REDUCE = 3
-    SEND = 4
-    RECEIVE = 5
-    COPY = 6
-
-
-FORWARD_GATHER, BACKWARD_GATHER = 0, 1
-"""Handles of a unit's all-gathers, by the pass that issues them."""
-
-
-class Tables:
-    """Row numbers -> what they are, shared by all sections of one program.
-
-    `hooks` are texts with a place for a unit's name ("fwd:pre_forward_begin:{}"); `units` those names. A mark's SLOT is
-    its hook, its AMOUNT the unit.
-    """
-
-    def __init__(self) -> None:
-        self.slots: dict[tuple[str, str], int] = {}
-        self.comms: dict[tuple[str, str, str], int] = {}
-        self.hooks: dict[str, int] = {text: code for code, text in enumerate(TAPE_MARKS)}
-        self.units: list[str] = []
-
-    def slot(self, name: str, category: str) -> int:
-        """The row of an owner."""
-        return self.slots.setdefault((name, category), len(self.slots))
-
-    def comm(self, collective: str, axis: str, dtype: str) -> int:
-        """The row of a kind of communication."""
-        return self.comms.setdefault((collective, axis, dtype), len(self.comms))
-
-    def hook(self, text: str) -> int:
-        """The row of a hook's name."""
-        return self.hooks.setdefault(text, len(self.hooks))
-
-
-class Piece(NamedTuple):
-    """Where a stretch of the program comes from: a tile at a layer, or rows `start` to `end` of the loose ones."""
-
-    tile: Tile | None
-    start: int
-    end: int
-    layer: int
-    phase: int
-    microbatch: int
-
-    @property
-    def num_rows(self) -> int:
-        """Rows of the stretch."""
-        return self.end - self.start
+__all__ = ["Program"]
 
 
 @dataclass(frozen=True, eq=False)
 class Program:
-    """One step: pieces in order. `layer_paths` name layers, tables name the rest.
+    """One step: an outline whose tiles are `tiles`, in order of number.
 
     `columns`, `phase` and `microbatch` write all rows out, for those who need each of them.
     """
 
-    pieces: tuple[Piece, ...]
-    loose: IntArray
-    tables: Tables
-    layer_paths: tuple[str, ...]
+    outline: Outline
+    tiles: tuple[Tile, ...]
+
+    @property
+    def tables(self) -> Tables:
+        """What the numbers in rows are."""
+        return self.outline.tables
+
+    @property
+    def layer_paths(self) -> tuple[str, ...]:
+        """Names of layers."""
+        return self.outline.layer_paths
 
     @cached_property
     def columns(self) -> IntArray:
         """All rows; whole columns are read, never whole rows, so columns are contiguous."""
-        rows = np.concatenate([p.tile.rows if p.tile else self.loose[p.start:p.end] for p in self.pieces])
+        loose, tiles = self.outline.loose, [tile.rows for tile in self.tiles]
+        rows = np.concatenate([loose[p.start:p.end] if p.tile < 0 else tiles[p.tile] for p in self.outline.pieces])
         columns: IntArray = np.asfortranarray(rows)
-        columns[:, LAYER] += self._spread([p.layer for p in self.pieces])
+        columns[:, LAYER] += self._spread(3)
         return columns
 
     @cached_property
     def phase(self) -> IntArray:
         """The phase of each row."""
-        phase = self._spread([p.phase for p in self.pieces])
-        at = 0
-        for piece in self.pieces:
-            if piece.tile is not None and piece.tile.replayed:
-                phase[at:at + piece.num_rows][piece.tile.replay == 1] = Phase.RECOMPUTE
-            at += piece.num_rows
+        phase = self._spread(4)
+        ends = np.cumsum(self._num_rows)
+        for number, tile in enumerate(self.tiles):
+            if tile.replayed:
+                for piece in np.flatnonzero(self.outline.columns[0] == number).tolist():
+                    phase[ends[piece] - len(tile.rows):ends[piece]][tile.replay == 1] = Phase.RECOMPUTE
         return phase
 
     @cached_property
     def microbatch(self) -> IntArray:
         """The microbatch of each row."""
-        return self._spread([p.microbatch for p in self.pieces])
+        return self._spread(5)
 
-    def _spread(self, values: list[int]) -> IntArray:
-        return np.repeat(np.array(values, dtype=np.int64), [p.num_rows for p in self.pieces])
+    @cached_property
+    def _num_rows(self) -> IntArray:
+        tile, start, end, *_ = self.outline.columns
+        num_rows: IntArray = end - start + self.of_tiles([len(tile.rows) for tile in self.tiles])[tile]
+        return num_rows
+
+    def _spread(self, field: int) -> IntArray:
+        return np.repeat(self.outline.columns[field], self._num_rows)
+
+    def of_tiles(self, values: list[int]) -> IntArray:
+        """One value a tile, to be looked up by tile number: that of loose rows, -1, finds 0."""
+        return np.array([*values, 0], dtype=np.int64)
 
     def calls(self) -> IntArray:
         """Collectives, copies and what is sent, not received: (communication row, payload bytes, phase, microbatch)."""
-        op = self.loose[:, OP]
-        sent = ((op == Op.COLLECTIVE) | (op == Op.COPY)) & (self.loose[:, STREAM] != Stream.RECEIVE)
-        at = np.flatnonzero(sent)
-        runs = [p for p in self.pieces if p.tile is None]
-        of = np.searchsorted(np.array([p.start for p in runs]), at, side="right") - 1
-        where = np.array([(p.phase, p.microbatch) for p in runs], dtype=np.int64).reshape(-1, 2)
-        return np.concatenate([np.concatenate([self.loose[at][:, [SLOT, AMOUNT]], where[of]], axis=1),
-                               self._tile_calls()])
+        return np.concatenate([self.outline.calls, self._tile_calls()])
 
     def _tile_calls(self) -> IntArray:
-        tiles = [(p.tile.calls, p.phase, p.microbatch) for p in self.pieces if p.tile is not None and len(p.tile.calls)]
-        if not tiles:
+        calls = [tile.calls for tile in self.tiles]
+        pieces = [p for p in self.outline.pieces if p.tile >= 0 and len(calls[p.tile])]
+        if not pieces:
             return np.zeros((0, 4), dtype=np.int64)
-        calls = np.concatenate([made for made, _, _ in tiles])
-        times = [len(made) for made, _, _ in tiles]
-        phase, microbatch = (np.repeat([tile[i] for tile in tiles], times) for i in (1, 2))
-        phase[calls[:, 2] == 1] = Phase.RECOMPUTE
-        return np.stack([calls[:, 0], calls[:, 1], phase, microbatch], axis=1)
+        made = np.concatenate([calls[p.tile] for p in pieces])
+        times = [len(calls[p.tile]) for p in pieces]
+        phase, microbatch = (np.repeat([p[field] for p in pieces], times) for field in (4, 5))
+        phase[made[:, 2] == 1] = Phase.RECOMPUTE
+        return np.stack([made[:, 0], made[:, 1], phase, microbatch], axis=1)
 
     def check(self) -> None:
         """Our own promises: no owner goes below zero, frees are negative, allocations positive."""
@@ -176,72 +113,6 @@ class Program:
 
     def owner(self, layer: int, slot: int) -> tuple[str, str]:
         """(name, category) of an owner."""
-        name, category = list(self.tables.slots)[slot]
+        name, category = self.outline.owners[slot]
         path = self.layer_paths[layer] if 0 <= layer < len(self.layer_paths) else f"stage border {layer}"
         return f"{path}/{name}", category
-
-
-class Builder:
-    """Puts a program together, in issue order. Rows that are no tile's are kept flat and become an array at the end."""
-
-    def __init__(self, tables: Tables) -> None:
-        self.tables = tables
-        self.phase = Phase.BUILD
-        self.microbatch = 0
-        self._loose: list[int] = []
-        self._taken = 0
-        self._pieces: list[Piece] = []
-
-    def at(self, phase: Phase, microbatch: int | None = None) -> None:
-        """Rows from here on belong to this phase."""
-        self._close()
-        self.phase = phase
-        self.microbatch = self.microbatch if microbatch is None else microbatch
-
-    def tile(self, tile: Tile, layer: int) -> None:
-        """Lay a recorded section at a layer."""
-        if len(tile.rows):
-            self._close()
-            self._pieces.append(Piece(tile, 0, len(tile.rows), layer, self.phase, self.microbatch))
-
-    def alloc(self, layer: int, slot: int, num_bytes: int) -> None:
-        """An owner takes bytes; nothing is posted for none."""
-        if num_bytes:
-            self._loose += (0, layer, slot, num_bytes, 0, 0)
-
-    def free(self, layer: int, slot: int, num_bytes: int) -> None:
-        """An owner gives bytes back."""
-        if num_bytes:
-            self._loose += (1, layer, slot, -num_bytes, 0, 0)
-
-    def mark(self, hook: int, unit: int = -1) -> None:
-        """A hook is passed (of a unit, if it is one's)."""
-        self._loose += (6, 0, hook, unit, 0, 0)
-
-    def compute(self, kernel: int, flops: int, moved_bytes: int) -> None:
-        """A kernel on the compute stream."""
-        self._loose += (2, 0, kernel, flops, 0, moved_bytes)
-
-    def collective(self, layer: int, comm: int, payload: int, stream: Stream, handle: int) -> None:
-        """A collective that the host does not wait for; (layer, handle) names it."""
-        self._loose += (3, layer, comm, payload, stream, handle)
-
-    def wait(self, layer: int, handle: int) -> None:
-        """The compute stream waits for a collective."""
-        self._loose += (5, layer, 0, 0, 0, handle)
-
-    def _close(self) -> None:
-        """End the run of loose rows."""
-        end = len(self._loose) // 6
-        if end > self._taken:
-            self._pieces.append(Piece(None, self._taken, end, 0, self.phase, self.microbatch))
-            self._taken = end
-
-    def build(self, layer_paths: Sequence[str]) -> Program:
-        """The finished program."""
-        self._close()
-        loose = np.array(self._loose, dtype=np.int64).reshape(-1, 6)
-        return Program(tuple(self._pieces), loose, self.tables, tuple(layer_paths))
-
-
-assert (Op.ALLOC, Op.FREE, Op.COMPUTE, Op.COLLECTIVE, Op.WAIT, Op.MARK) == (0, 1, 2, 3, 5, 6)  # as written above

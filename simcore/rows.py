@@ -14,7 +14,7 @@ from simcore.units import DTYPE_BYTES
 
 __all__ = ["CATEGORY_OF_PHASE", "COMPUTE_STREAM", "GRAD_HIDDEN", "HIDDEN", "INNER_BACKWARD_BEGIN",
            "INNER_BACKWARD_END", "INNER_FORWARD_BEGIN", "INNER_FORWARD_END", "RECOMPUTE_BEGIN", "RECOMPUTE_END",
-           "Kernel", "Op", "Param", "Recorder", "Row", "Section", "Storage"]
+           "Kernel", "Op", "Param", "Recorder", "Row", "Section", "Storage", "Stream"]
 
 
 class Op(IntEnum):
@@ -46,6 +46,18 @@ class Kernel(IntEnum):
     COPY = 11
 
 
+class Stream(IntEnum):
+    """Streams of a device; the host issues to all of them in program order."""
+
+    COMPUTE = 0
+    ALL_GATHER = 1
+    REDUCE = 2
+    ALL_REDUCE = 3
+    SEND = 4
+    RECEIVE = 5
+    COPY = 6
+
+
 Row = tuple[int, int, int, int, int, int]
 """(op, layer offset, slot, amount, stream, aux); the offset says whose layer the slot is counted from."""
 
@@ -57,7 +69,7 @@ RECOMPUTE_BEGIN, RECOMPUTE_END = 0, 1
 """Marks around a replay."""
 INNER_FORWARD_BEGIN, INNER_FORWARD_END, INNER_BACKWARD_BEGIN, INNER_BACKWARD_END = 2, 3, 4, 5
 """Marks where the hooks of a data-parallel unit inside the layer run."""
-COMPUTE_STREAM = 0
+COMPUTE_STREAM = int(Stream.COMPUTE)
 CATEGORY_OF_PHASE = {"forward": "activation", "recompute": "recompute", "backward": "backward_temp"}
 _ALLOC, _FREE, _COMPUTE, _COLLECTIVE, _MARK = (
     int(op) for op in (Op.ALLOC, Op.FREE, Op.COMPUTE, Op.COLLECTIVE, Op.MARK))

@@ -8,7 +8,8 @@ import numpy as np
 
 from simcore.ledger import running
 from simcore.mesh import IntArray
-from simcore.program import Phase, Program
+from simcore.outline import Phase
+from simcore.program import Program
 from simcore.report import MemorySeries
 from simcore.tape import Op
 from simcore.tile import AMOUNT, OP, SLOT

@@ -20,8 +20,9 @@ from typing import NamedTuple
 import numpy as np
 
 from simcore.mesh import IntArray
-from simcore.program import BACKWARD_GATHER, FORWARD_GATHER, Program, Stream
-from simcore.tape import Kernel, Op
+from simcore.outline import BACKWARD_GATHER, FORWARD_GATHER
+from simcore.program import Program
+from simcore.tape import Kernel, Op, Stream
 from simcore.tile import AMOUNT, AUX, LAYER, OP, SLOT, STREAM
 
 __all__ = ["Call", "Item", "Track", "tracks"]

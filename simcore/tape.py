@@ -43,12 +43,13 @@ from simcore.rows import (
     Row,
     Section,
     Storage,
+    Stream,
 )
 from simcore.units import DTYPE_BYTES
 
 __all__ = ["COMPUTE_STREAM", "GRAD_HIDDEN", "HIDDEN", "INNER_BACKWARD_BEGIN", "INNER_BACKWARD_END",
            "INNER_FORWARD_BEGIN", "INNER_FORWARD_END", "RECOMPUTE_BEGIN", "RECOMPUTE_END", "Kernel", "Node", "Op",
-           "Param", "Row", "Section", "Storage", "Tape", "Tensor"]
+           "Param", "Row", "Section", "Storage", "Stream", "Tape", "Tensor"]
 
 
 @dataclass(slots=True, eq=False)

@@ -12,7 +12,7 @@ from functools import cached_property
 import numpy as np
 
 from simcore.mesh import IntArray
-from simcore.tape import RECOMPUTE_BEGIN, RECOMPUTE_END, Op, Row, Section
+from simcore.tape import RECOMPUTE_BEGIN, RECOMPUTE_END, Op, Row, Section, Stream
 
 __all__ = ["AMOUNT", "AUX", "LAYER", "OP", "SLOT", "STREAM", "Tile", "posted_bytes"]
 
@@ -88,8 +88,10 @@ class Tile:
 
     @cached_property
     def calls(self) -> IntArray:
-        """Collectives and copies: rows of (communication row, payload bytes, is replay)."""
-        at = np.flatnonzero((self.rows[:, OP] == Op.COLLECTIVE) | (self.rows[:, OP] == Op.COPY))
+        """Collectives, copies and what is sent, not received: rows of (communication row, payload bytes, is replay)."""
+        op = self.rows[:, OP]
+        sent = ((op == Op.COLLECTIVE) | (op == Op.COPY)) & (self.rows[:, STREAM] != Stream.RECEIVE)
+        at = np.flatnonzero(sent)
         return np.stack([self.rows[at, SLOT], self.rows[at, AMOUNT], self.replay[at]], axis=1)
 
 

@@ -1,26 +1,28 @@
 """Recording: each kind of layer once, cut into tiles that a program lays end to end.
 
-Comes in: a plan (what parameters look like on this rank) and the workload. Goes out: `LayerTiles` of every layer of the
-stage, and the tables that their rows point into. Equal layers, and equal jobs, share their recording.
+Comes in: a plan (what parameters look like on this rank) and the workload. Goes out: a `Recording`: tiles of every kind
+of layer of the stage and of its borders, and the tables that their rows point into. Equal layers, and equal jobs, share
+their recording.
 """
 
 from __future__ import annotations
 
 import importlib
-from dataclasses import dataclass
-from functools import lru_cache
+from dataclasses import dataclass, field
+from functools import cached_property, lru_cache
 
 import numpy as np
 
 from simcore.graph import ModelGraph
 from simcore.models.blocks import LayerKind
+from simcore.outline import Tables
 from simcore.plan import Placed, Plan
-from simcore.program import Tables
 from simcore.recording import LayerTape, Run
-from simcore.tape import Op, Param
+from simcore.tape import GRAD_HIDDEN, HIDDEN, Op, Param, Row, Section, Stream
 from simcore.tile import Tile
+from simcore.units import dtype_bytes
 
-__all__ = ["LayerTiles", "Workload", "record_layers"]
+__all__ = ["Edges", "LayerTiles", "Recording", "Shape", "Workload", "keys_of", "record_layers"]
 
 TIED_HEAD = 1 << 30
 """Layer offset of rows that belong to a tied head, wherever it is."""
@@ -49,28 +51,81 @@ class LayerTiles:
     seed: Tile
     grads: tuple[tuple[Param, int, int], ...]
 
+    @property
+    def tiles(self) -> tuple[Tile, ...]:
+        """All of them, in a fixed order."""
+        return (*(t for t, _, _ in (*self.forward, *self.backward)), self.after, self.late, self.seed)
 
-def record_layers(plan: Plan, workload: Workload) -> tuple[Tables, dict[int, LayerTiles], dict[str, int]]:
-    """Tiles of every layer of the plan's stage, the tables that their rows point into, and standing workspaces."""
-    framework, mesh = plan.framework, plan.mesh
+    @property
+    def shape(self) -> tuple[object, ...]:
+        """All but rows: where passes are cut, and which gradients they leave."""
+        cuts = tuple(tuple(cut[1:] for cut in cuts) for cuts in (self.forward, self.backward))
+        return cuts, tuple(len(t.rows) > 0 for t in self.tiles), self.grads
+
+
+@dataclass(frozen=True, eq=False)
+class Edges:
+    """What a pass brings in and hands on: tokens and labels; hidden states, or their gradient, between stages."""
+
+    tokens: Tile
+    drop_tokens: Tile
+    receive_hidden: Tile
+    send_hidden: Tile
+    drop_hidden: Tile
+    receive_grad: Tile
+    send_grad: Tile
+
+    @property
+    def tiles(self) -> tuple[Tile, ...]:
+        """All of them, in a fixed order."""
+        return (self.tokens, self.drop_tokens, self.receive_hidden, self.send_hidden, self.drop_hidden,
+                self.receive_grad, self.send_grad)
+
+
+Key = tuple[int, bool, bool]
+"""A kind of layer, whether it is the first block, and whether its input carries a gradient."""
+
+
+class Shape:
+    """What an outline sees of a recording. Recordings of one shape differ in bytes and FLOPs alone."""
+
+
+@dataclass(frozen=True)
+class Recording:
+    """Recorded kinds, by key. Equal if they have one shape; `standing`: workspaces that no layer can post."""
+
+    shape: Shape
+    tables: Tables = field(compare=False)
+    kinds: dict[Key, LayerTiles] = field(compare=False)
+    edges: Edges = field(compare=False)
+    standing: Tile = field(compare=False)
+
+    @cached_property
+    def tiles(self) -> tuple[Tile, ...]:
+        """All tiles, in an order that equal recordings share."""
+        return (*(t for kind in self.kinds.values() for t in kind.tiles), *self.edges.tiles, self.standing)
+
+
+def keys_of(plan: Plan) -> dict[int, Key]:
+    """Which recorded kind each layer of the plan's stage is."""
     first_block = plan.layers[0] + 1 if plan.stage == 0 else -1
     below = _trained_below(plan)
+    return {layer: (plan.graph.layers[layer].kind, layer == first_block, below[layer]) for layer in plan.layers}
+
+
+def record_layers(plan: Plan, workload: Workload) -> Recording:
+    """Every kind of layer of the plan's stage."""
+    framework, mesh = plan.framework, plan.mesh
     tied = plan.graph.architecture.tied
-    runs: dict[tuple[int, bool, bool], Run] = {}
-    for layer in plan.layers:
-        kind = plan.graph.layers[layer].kind
-        key = (kind, layer == first_block, below[layer])
-        if key not in runs:
-            params = tuple(_param(p, tied=tied and plan.graph.kinds[kind].block is not None) for p in plan.kinds[kind]
-                           if not p.spec.is_buffer)
-            runs[key] = Run(
-                workload.batch, workload.seq, framework.compute_dtype, _Params(params), framework.loss,
-                framework.checkpoint, mesh.tp, framework.sequence_parallel, mesh.cp, mesh.ep, mesh.etp,
-                "ep", workload.rows_per_token, key[1], key[2], framework.options)
-    tables, by_key, standing = _record(plan.graph, tuple(runs.items()))
-    tiles = {layer: by_key[plan.graph.layers[layer].kind, layer == first_block, below[layer]]
-             for layer in plan.layers}
-    return tables, tiles, standing
+    runs: dict[Key, Run] = {}
+    for key in dict.fromkeys(keys_of(plan).values()):
+        params = tuple(_param(p, tied=tied and plan.graph.kinds[key[0]].block is not None)
+                       for p in plan.kinds[key[0]] if not p.spec.is_buffer)
+        runs[key] = Run(
+            workload.batch, workload.seq, framework.compute_dtype, _Params(params), framework.loss,
+            framework.checkpoint, mesh.tp, framework.sequence_parallel, mesh.cp, mesh.ep, mesh.etp,
+            "ep", workload.rows_per_token, key[1], key[2], framework.options)
+    return _record(plan.graph, tuple(runs.items()))
 
 
 class _Params(dict[str, Param]):
@@ -94,17 +149,18 @@ def _param(placed: Placed, *, tied: bool) -> Param:
 
 def _trained_below(plan: Plan) -> dict[int, bool]:
     """For each layer of the stage, whether its input carries a gradient."""
-    trained = any(p.trainable for layer in range(plan.layers[0]) for p in plan.of_layer(layer))
+    kind_of = [layer.kind for layer in plan.graph.layers]
+    trains = [any(p.trainable for p in kind) for kind in plan.kinds]
+    trained = any(trains[kind] for kind in kind_of[:plan.layers[0]])
     below = {}
     for layer in plan.layers:
         below[layer] = trained
-        trained = trained or any(p.trainable for p in plan.of_layer(layer))
+        trained = trained or trains[kind_of[layer]]
     return below
 
 
 @lru_cache(maxsize=128)
-def _record(graph: ModelGraph, runs: tuple[tuple[tuple[int, bool, bool], Run], ...]) -> tuple[
-        Tables, dict[tuple[int, bool, bool], LayerTiles], dict[str, int]]:
+def _record(graph: ModelGraph, runs: tuple[tuple[Key, Run], ...]) -> Recording:
     operators = importlib.import_module(f"simcore.operators.{graph.implementation}")
     tables = Tables()
     tiles = {}
@@ -113,7 +169,45 @@ def _record(graph: ModelGraph, runs: tuple[tuple[tuple[int, bool, bool], Run], .
         kind: LayerKind = graph.kinds[key[0]]
         tiles[key] = _tiles(operators.record(kind, run, tables.slots, tables.comms), head)
     standing = operators.standing if hasattr(operators, "standing") else _no_standing
-    return tables, tiles, standing([(graph.kinds[key[0]], run) for key, run in runs])
+    spaces = _tile(*((Op.ALLOC, tables.slot(name, "workspace"), size)
+                     for name, size in standing([(graph.kinds[key[0]], run) for key, run in runs]).items() if size))
+    edges = _edges(runs[0][1], graph.architecture.hidden, tables)
+    shape = _shape(tuple(tables.slots), tuple(tables.comms), len(spaces.rows),
+                   tuple((key, kind.shape) for key, kind in tiles.items()))
+    return Recording(shape, tables, tiles, edges, spaces)
+
+
+@lru_cache(maxsize=256)
+def _shape(*parts: object) -> Shape:
+    return Shape()
+
+
+def _edges(run: Run, hidden: int, tables: Tables) -> Edges:
+    """Tokens and labels are int64; hidden states are cut over tp where the framework keeps sequences parallel."""
+    tokens, border = tables.slot("input_ids_and_labels", "input"), tables.comm("send_recv", "pp", run.compute)
+    of_tokens = 2 * 8 * run.tokens
+    of_hidden = run.tokens // (run.tp if run.sequence_parallel else 1) * hidden * dtype_bytes(run.compute)
+    (receive, send), (receive_grad, send_grad) = (_messages(border, of_hidden, handle) for handle in BORDER_HANDLES)
+    return Edges(
+        _tile((Op.ALLOC, tokens, of_tokens)), _tile((Op.FREE, tokens, -of_tokens)),
+        _tile((Op.ALLOC, HIDDEN, of_hidden), *receive), _tile(send), _tile((Op.FREE, HIDDEN, -of_hidden)),
+        _tile((Op.ALLOC, GRAD_HIDDEN, of_hidden), *receive_grad), _tile(send_grad, (Op.FREE, GRAD_HIDDEN, -of_hidden)))
+
+
+BORDER_HANDLES = 8, 9
+"""Handles of what crosses a stage border: in forward, in backward."""
+
+
+def _messages(comm: int, size: int, handle: int) -> tuple[tuple[tuple[int, ...], ...], tuple[int, ...]]:
+    """(receive and wait, send)."""
+    receive = ((Op.COLLECTIVE, comm, size, Stream.RECEIVE, handle), (Op.WAIT, 0, 0, 0, handle))
+    return receive, (Op.COLLECTIVE, comm, size, Stream.SEND, handle)
+
+
+def _tile(*rows: tuple[int, ...]) -> Tile:
+    """Rows of (op, slot, amount, stream, handle), of the layer where the tile is laid; what is left out is 0."""
+    full: list[Row] = [(op, 0, slot, amount, *(rest or (0, 0))) for op, slot, amount, *rest in rows]
+    return Tile.of(Section(tuple(full)))
 
 
 def _no_standing(runs: object) -> dict[str, int]:

@@ -13,8 +13,8 @@ from typing import Any, Protocol
 
 import simpy
 
-from simcore.program import Stream
 from simcore.streams import Call, Track
+from simcore.tape import Stream
 
 __all__ = ["ClassTimes", "Wiring", "run"]
 

@@ -9,7 +9,8 @@ import numpy as np
 
 from simcore.cost import wire_bytes
 from simcore.mesh import IntArray, Mesh
-from simcore.program import Phase, Program
+from simcore.outline import Phase
+from simcore.program import Program
 from simcore.report import TrafficRow
 
 __all__ = ["traffic"]

@@ -6,13 +6,15 @@ import json
 from collections.abc import Iterator
 from typing import Any
 
+import simcore.lower as lowering
 from simcore.document import parse_document
 from simcore.flows import flow_of
 from simcore.framework import Framework
 from simcore.job import Job
 from simcore.lower import lower
+from simcore.outline import Builder, Phase
 from simcore.plan import Plan, place
-from simcore.program import Phase, Program
+from simcore.program import Program
 from simcore.scenario import Scenario, parse_scenario
 from simcore.schedule import actions
 from simcore.setup import prepare
@@ -53,6 +55,17 @@ def program_of(framework: str, mesh: dict[str, int] | None = None, *, rank: int 
     count = asked.num_microbatches
     workload = Workload(1, asked.training.seq_len // job.mesh.cp, 2 << 16)
     return lower(plan, workload, actions("1f1b", plan.stage, job.mesh.pp, count), flow_of(table))
+
+
+def written(out: Builder, *layer_paths: str) -> Program:
+    """What was put together by hand."""
+    outline = out.build(layer_paths)
+    return Program(outline, outline.tiles)
+
+
+def forget_outlines() -> None:
+    """The next programs are lowered anew."""
+    lowering._outline.cache_clear()
 
 
 def marks(program: Program) -> list[str]:

@@ -11,13 +11,14 @@ from hypothesis import given, settings
 import small
 from layouts import Layout, layouts
 from simcore.form import Flat
+from simcore.outline import Phase
 from simcore.plan import place as place_rank
-from simcore.program import AMOUNT, OP, SLOT, Phase
 from simcore.report import Report
 from simcore.scenario import Scenario
 from simcore.setup import prepare
 from simcore.simulate import place, simulate
 from simcore.tape import Op
+from simcore.tile import AMOUNT, OP, SLOT
 
 RARELY = settings(max_examples=25, deadline=None, derandomize=True)
 

@@ -9,7 +9,7 @@ import pytest
 
 import small
 from simcore.ledger import running
-from simcore.program import Phase
+from simcore.outline import Phase
 
 WHOLE = 4 * (2 * 256 * 256 + 2 * 128 * 256 + 3 * 256 * 688 + 2 * 256) + 2 * 1000 * 256 + 256
 ROTARY = 2 * 4 * 16

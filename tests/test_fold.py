@@ -97,8 +97,16 @@ def test_formats(ranks: list[int], text: tuple[str, ...]) -> None:
 
 def test_coordinates_are_a_number_or_a_range() -> None:
     axis = Axis("dp_shard", 4, 2)
-    assert coordinate_text(axis, [4, 5, 12]) == 2
-    assert coordinate_text(axis, range(8)) == "0-3"
+    assert coordinate_text(axis, np.array([4, 5, 12])) == 2
+    assert coordinate_text(axis, np.arange(8)) == "0-3"
+
+
+@given(st.integers(1, 6), st.integers(1, 6), st.sets(st.integers(0, 80), min_size=1))
+def test_coordinates_are_those_of_each_rank(size: int, stride: int, ranks: set[int]) -> None:
+    axis = Axis("dp_shard", size, stride)
+    values = sorted({axis.coordinate(rank) for rank in ranks})
+    expected = values[0] if len(values) == 1 else ",".join(format_ranks(np.array(values)))
+    assert coordinate_text(axis, np.array(sorted(ranks))) == expected
 
 
 @pytest.mark.parametrize("mesh", [Mesh(pp=2, dp_replicate=2, dp_shard=6, ep=4), Mesh(dp_shard=4, tp=2, ep=2, etp=2)])

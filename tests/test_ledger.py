@@ -7,7 +7,8 @@ import pytest
 
 import small
 from simcore.ledger import balance, running
-from simcore.program import Builder, Phase, Program, Tables
+from simcore.outline import Builder, Phase, Tables
+from simcore.program import Program
 from simcore.tape import Op
 
 
@@ -31,7 +32,7 @@ def program() -> Program:
     out.free(1, temp, 5)
     out.at(Phase.OPTIMIZER)
     out.mark(out.tables.hook("opt:begin"))
-    return out.build(("embedding", "layers.0", "layers.1"))
+    return small.written(out, "embedding", "layers.0", "layers.1")
 
 
 def test_the_highest_moment() -> None:

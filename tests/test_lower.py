@@ -6,8 +6,9 @@ import numpy as np
 import pytest
 
 import small
-from simcore.program import Phase, Program, Stream
-from simcore.tape import Op
+from simcore.outline import Phase
+from simcore.program import Program
+from simcore.tape import Op, Stream
 from simcore.tile import LAYER, OP, STREAM
 
 HIDDEN = 64 * 256 * 2

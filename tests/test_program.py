@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import pytest
 
-from simcore.program import Builder, Phase, Program, Stream, Tables
-from simcore.tape import RECOMPUTE_BEGIN, RECOMPUTE_END, Op, Row, Section
+import small
+from simcore.outline import Builder, Phase, Tables
+from simcore.program import Program
+from simcore.tape import RECOMPUTE_BEGIN, RECOMPUTE_END, Op, Row, Section, Stream
 from simcore.tile import AMOUNT, LAYER, Tile
 
 PATHS = ("embedding", "layers.0", "layers.1")
@@ -21,7 +23,7 @@ def tile(*rows: Row) -> Tile:
 
 
 def build(out: Builder) -> Program:
-    return out.build(PATHS)
+    return small.written(out, *PATHS)
 
 
 def test_tables_give_each_name_one_number() -> None:

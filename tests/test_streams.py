@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import numpy as np
 
-from simcore.program import Builder, Phase, Program, Stream, Tables
+import small
+from simcore.outline import Builder, Phase, Tables
 from simcore.streams import Track, tracks
-from simcore.tape import Kernel, Op
+from simcore.tape import Kernel, Op, Stream
 from simcore.tile import AUX, OP
 
 GATHER, REDUCE = 0, 2
@@ -21,7 +22,7 @@ def builder() -> Builder:
 
 def track(out: Builder) -> Track:
     """A kernel takes as many ns as it moves bytes, a call as many as its payload."""
-    program: Program = out.build(("a", "b", "c"))
+    program = small.written(out, "a", "b", "c")
     columns = program.columns
     kernels = np.where(columns[:, OP] == Op.COMPUTE, columns[:, AUX], 0)
     return tracks(program, kernels, lambda comm, payload: payload)

@@ -17,10 +17,10 @@ ORDER = (
     "errors", "units", "quantity", "data", "yaml_parser", "document", "block", "training", "scenario", "sweep",
     "starter", "loading", "tensor", "models/blocks", "models/architecture", "rows", "tape", "recording", "operators/",
     "models/", "graph", "mesh", "form", "framework", "lora", "lora_names", "lora_bridge", "lora_automodel", "job",
-    "stages", "frameworks/", "plan", "buffers", "fold", "schedule", "schedules/", "setup", "tile", "program", "tiles",
-    "flow", "lower", "flows/", "ledger", "device", "topology", "cost", "report", "traffic", "series", "streams",
-    "timeline", "clocked", "assemble", "simulate", "compare", "table", "summary", "batch", "finding", "output",
-    "glossary", "cli", "__init__", "__main__",
+    "stages", "frameworks/", "plan", "buffers", "fold", "schedule", "schedules/", "setup", "tile", "outline", "program",
+    "tiles", "flow", "lower", "flows/", "ledger", "device", "topology", "cost", "report", "traffic", "series",
+    "streams", "timeline", "clocked", "assemble", "simulate", "compare", "table", "summary", "batch", "finding",
+    "output", "glossary", "cli", "__init__", "__main__",
 )  # fmt: skip
 
 # A library has one door: what it does could be replaced by rewriting the files named here.

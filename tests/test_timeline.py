@@ -8,8 +8,8 @@ from dataclasses import dataclass
 import numpy as np
 import pytest
 
-from simcore.program import Stream
 from simcore.streams import Call, Item, Track
+from simcore.tape import Stream
 from simcore.timeline import ClassTimes, run
 
 GATHER, REDUCE = int(Stream.ALL_GATHER), int(Stream.REDUCE)

@@ -6,9 +6,11 @@ import pytest
 
 import small
 from simcore.mesh import Mesh
-from simcore.program import Builder, Phase, Program, Stream, Tables
+from simcore.outline import Builder, Phase, Tables
+from simcore.program import Program
 from simcore.report import TrafficRow
 from simcore.simulate import simulate
+from simcore.tape import Stream
 from simcore.traffic import traffic
 
 MESH = Mesh(dp_shard=4, ep=2)
@@ -27,7 +29,7 @@ def program(num_microbatches: int = 1, reduced: str = "dp_shard_cp") -> Program:
         out.collective(1, dispatch, 100, Stream.COMPUTE, 0)
         out.at(Phase.BACKWARD)
         out.collective(0, reduce, 1000, Stream.REDUCE, 2)
-    return out.build(("a", "b"))
+    return small.written(out, "a", "b")
 
 
 def by_name(rows: tuple[TrafficRow, ...]) -> dict[str, TrafficRow]:
@@ -66,7 +68,7 @@ def test_phases_and_dtypes_are_rows_of_their_own() -> None:
         for phase in (Phase.FORWARD, Phase.BACKWARD):
             out.at(phase, 0)
             out.collective(0, comm, 8, Stream.ALL_GATHER, 0)
-    rows = traffic(out.build(("a",)), MESH, 0, 1)
+    rows = traffic(small.written(out, "a"), MESH, 0, 1)
     assert [(r.phase, r.dtype, r.calls) for r in rows] == [
         ("backward", "bf16", 1), ("backward", "fp32", 1), ("forward", "bf16", 1), ("forward", "fp32", 1)]
 

@@ -6,8 +6,8 @@ from collections.abc import Sequence
 
 from simcore.flows.unit import UnitBytes
 from simcore.framework import Unit
-from simcore.program import BACKWARD_GATHER, FORWARD_GATHER, Builder, Stream, Tables
-from simcore.tape import Kernel
+from simcore.outline import BACKWARD_GATHER, FORWARD_GATHER, Builder, Tables
+from simcore.tape import Kernel, Stream
 
 __all__ = ["Gathers"]
 

@@ -19,8 +19,8 @@ from simcore.flows.gather import Gathers
 from simcore.flows.reduce import Reductions
 from simcore.flows.unit import Weigher
 from simcore.framework import Unit, UnshardFlow
+from simcore.outline import Builder, Tables
 from simcore.plan import Plan
-from simcore.program import Builder, Tables
 
 __all__ = ["UnshardHooks"]
 

@@ -6,8 +6,8 @@ from collections.abc import Sequence
 
 from simcore.flows.unit import GradBytes, UnitBytes
 from simcore.framework import Unit
-from simcore.program import Builder, Stream, Tables
-from simcore.tape import Kernel
+from simcore.outline import Builder, Tables
+from simcore.tape import Kernel, Stream
 
 __all__ = ["Reductions"]
 

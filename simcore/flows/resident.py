@@ -18,10 +18,10 @@ import numpy as np
 from simcore.flows.flat import RankBuffer, rank_buffers
 from simcore.flows.rest import post_rest
 from simcore.framework import Buckets
+from simcore.outline import Builder, Tables
 from simcore.plan import Placed, Plan
-from simcore.program import Builder, Stream, Tables
 from simcore.schedule import Action
-from simcore.tape import Kernel, Param
+from simcore.tape import Kernel, Param, Stream
 from simcore.units import dtype_bytes
 
 __all__ = ["ResidentFlow"]

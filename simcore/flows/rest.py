@@ -7,8 +7,8 @@ from collections.abc import Callable
 import numpy as np
 
 from simcore.mesh import IntArray
+from simcore.outline import Builder, Phase, Tables
 from simcore.plan import Placed, Plan
-from simcore.program import Builder, Phase, Tables
 from simcore.tape import Kernel, Op
 from simcore.tile import Tile
 from simcore.units import dtype_bytes

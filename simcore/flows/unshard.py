@@ -7,8 +7,8 @@ from collections.abc import Sequence
 from simcore.flows.hooks import UnshardHooks
 from simcore.flows.rest import optimizer_temporaries, post_rest, rest_postings
 from simcore.framework import UnshardFlow
+from simcore.outline import Builder, Tables
 from simcore.plan import Plan
-from simcore.program import Builder, Tables
 from simcore.schedule import Action
 from simcore.tape import Param
 

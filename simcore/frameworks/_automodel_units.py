@@ -42,6 +42,14 @@ def _is_fp32(spec: TensorSpec) -> bool:
     return spec.stored == "fp32"
 
 
+def _is_plain(spec: TensorSpec) -> bool:
+    return not _is_fp32(spec)
+
+
+def _is_plain_unrouted(spec: TensorSpec) -> bool:
+    return not _is_fp32(spec) and not _is_routed(spec)
+
+
 class _Maker:
     def __init__(self, job: Job, options: dict[str, object], reduce: str) -> None:
         self.job, self.reduce = job, reduce
@@ -53,6 +61,7 @@ class _Maker:
         if self.asked is None:
             job.auto("framework_options.reshard_after_forward", "auto", *_DEFAULT_RESHARD[job.mesh.ep > 1])
         self.replicate = "dp_replicate" if job.mesh.dp_replicate > 1 else ""
+        self.known: dict[tuple[int, Choose | None], tuple[int, ...]] = {}
 
     def expert_parallel(self, stage: tuple[int, ...]) -> list[Unit]:
         """With ep > 1 nothing reshards by default; the outer model has no parameters of its own."""
@@ -97,7 +106,7 @@ class _Maker:
     def _block(self, layer: int, *, reshard: bool, separate_experts: bool) -> list[Unit]:
         path = self.job.graph.layers[layer].path
         found = [self._unit(path, [layer], layer, layer, reshard=reshard,
-                            choose=lambda t: not _is_fp32(t) and not (separate_experts and _is_routed(t))),
+                            choose=_is_plain_unrouted if separate_experts else _is_plain),
                  self._unit(f"{path}.mixer._fp32_params", [layer], layer, layer, reshard=reshard, choose=_is_fp32,
                             dtype="fp32")]
         if separate_experts and self.job.mesh.expert_dp > 1:
@@ -114,8 +123,12 @@ class _Maker:
                     param_dtype=gathered, reduce_dtype=dtype or self.reduce, gather_dtype=gathered)
 
     def _numbers(self, layer: int, choose: Choose | None) -> tuple[int, ...]:
-        specs = self.job.graph.tensors[self.job.graph.layers[layer].kind]
-        return tuple(i for i, t in enumerate(specs) if t.is_owned and (choose is None or choose(t)))
+        kind = self.job.graph.layers[layer].kind
+        if (kind, choose) not in self.known:
+            specs = self.job.graph.tensors[kind]
+            self.known[kind, choose] = tuple(i for i, t in enumerate(specs)
+                                             if t.is_owned and (choose is None or choose(t)))
+        return self.known[kind, choose]
 
     def _kind(self, layer: int) -> str:
         graph = self.job.graph

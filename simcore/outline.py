@@ -1,0 +1,217 @@
+"""An outline: a step of one rank without what happens inside layers. It does not know the workload.
+
+Which tiles are laid where, and the rows between them that a framework's flow writes, follow from the placement, the
+schedule and which gradients exist. Scenarios that differ in length, batch or hardware share an outline; a `Program` is
+an outline with its tiles filled in.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from enum import IntEnum
+from functools import cached_property
+from typing import NamedTuple
+
+import numpy as np
+
+from simcore.mesh import IntArray
+from simcore.tape import Op, Stream
+from simcore.tile import AMOUNT, OP, SLOT, STREAM, Tile, posted_bytes
+
+__all__ = ["BACKWARD_GATHER", "FORWARD_GATHER", "Builder", "Outline", "Phase", "Piece", "Tables"]
+
+TAPE_MARKS = ("bwd:recompute_begin", "bwd:recompute_end", "experts:forward_begin", "experts:forward_end",
+              "experts:backward_begin", "experts:backward_end")
+"""What the marks mean that a tape makes by number."""
+
+
+class Phase(IntEnum):
+    """Phases of a step, as reports name them."""
+
+    BUILD = 0
+    FORWARD = 1
+    LOSS = 2
+    BACKWARD = 3
+    RECOMPUTE = 4
+    OPTIMIZER = 5
+
+
+FORWARD_GATHER, BACKWARD_GATHER = 0, 1
+"""Handles of a unit's all-gathers, by the pass that issues them."""
+
+
+class Tables:
+    """Row numbers -> what they are, shared by all sections of one program.
+
+    `hooks` are texts with a place for a unit's name ("fwd:pre_forward_begin:{}"); `units` those names. A mark's SLOT is
+    its hook, its AMOUNT the unit.
+    """
+
+    def __init__(self) -> None:
+        self.slots: dict[tuple[str, str], int] = {}
+        self.comms: dict[tuple[str, str, str], int] = {}
+        self.hooks: dict[str, int] = {text: code for code, text in enumerate(TAPE_MARKS)}
+        self.units: list[str] = []
+
+    def slot(self, name: str, category: str) -> int:
+        """The row of an owner."""
+        return self.slots.setdefault((name, category), len(self.slots))
+
+    def comm(self, collective: str, axis: str, dtype: str) -> int:
+        """The row of a kind of communication."""
+        return self.comms.setdefault((collective, axis, dtype), len(self.comms))
+
+    def hook(self, text: str) -> int:
+        """The row of a hook's name."""
+        return self.hooks.setdefault(text, len(self.hooks))
+
+
+class Piece(NamedTuple):
+    """A stretch of the step: tile number `tile` at a layer, or, if that is -1, loose rows `start` to `end`."""
+
+    tile: int
+    start: int
+    end: int
+    layer: int
+    phase: int
+    microbatch: int
+
+
+@dataclass(frozen=True, eq=False)
+class Outline:
+    """Pieces in order, and the rows that are no tile's. `tiles`: those it was written with, in order of number.
+
+    `layer_paths` name layers, `tables` the rest. Sums over pieces that need no tile are worked out here, once.
+    """
+
+    pieces: tuple[Piece, ...]
+    loose: IntArray
+    tiles: tuple[Tile, ...]
+    tables: Tables
+    layer_paths: tuple[str, ...]
+
+    @cached_property
+    def owners(self) -> tuple[tuple[str, str], ...]:
+        """(name, category) by slot."""
+        return tuple(self.tables.slots)
+
+    @cached_property
+    def columns(self) -> IntArray:
+        """The pieces' fields, a row each, in `Piece`'s order; tile numbers of loose rows are -1."""
+        columns: IntArray = np.array(self.pieces, dtype=np.int64).reshape(-1, 6).T
+        return columns
+
+    @cached_property
+    def is_loose(self) -> np.ndarray[tuple[int, ...], np.dtype[np.bool_]]:
+        """Which pieces are loose rows."""
+        loose: np.ndarray[tuple[int, ...], np.dtype[np.bool_]] = self.columns[0] < 0
+        return loose
+
+    @cached_property
+    def running(self) -> IntArray:
+        """Bytes that loose rows have added up to, after each of them."""
+        return np.cumsum(posted_bytes(self.loose))
+
+    @cached_property
+    def nets(self) -> IntArray:
+        """Bytes that each loose piece adds; 0 for tiles."""
+        nets = np.zeros(len(self.pieces), dtype=np.int64)
+        _, starts, ends, *_ = self.columns[:, self.is_loose]
+        nets[self.is_loose] = self.running[ends - 1] - self._before(starts)
+        return nets
+
+    @cached_property
+    def tops(self) -> IntArray:
+        """The most that each loose piece adds at any of its rows; 0 for tiles."""
+        tops = np.zeros(len(self.pieces), dtype=np.int64)
+        starts = self.columns[1, self.is_loose]
+        if len(starts):
+            tops[self.is_loose] = np.maximum.reduceat(self.running, starts) - self._before(starts)
+        return tops
+
+    def _before(self, starts: IntArray) -> IntArray:
+        sums: IntArray = np.concatenate([[0], self.running])[starts]
+        return sums
+
+    @cached_property
+    def calls(self) -> IntArray:
+        """Collectives, copies and what is sent: (communication row, payload bytes, phase, microbatch) of loose rows."""
+        op = self.loose[:, OP]
+        sent = ((op == Op.COLLECTIVE) | (op == Op.COPY)) & (self.loose[:, STREAM] != Stream.RECEIVE)
+        at = np.flatnonzero(sent)
+        _, starts, _, _, phase, microbatch = self.columns[:, self.is_loose]
+        of = np.searchsorted(starts, at, side="right") - 1
+        return np.stack([self.loose[at, SLOT], self.loose[at, AMOUNT], phase[of], microbatch[of]], axis=1)
+
+
+class Builder:
+    """Puts an outline together, in issue order. Loose rows are kept flat and become an array at the end."""
+
+    def __init__(self, tables: Tables) -> None:
+        self.tables = tables
+        self.phase = Phase.BUILD
+        self.microbatch = 0
+        self._loose: list[int] = []
+        self._taken = 0
+        self._pieces: list[Piece] = []
+        self._tiles: list[Tile] = []
+        self._numbers: dict[int, int] = {}
+
+    def at(self, phase: Phase, microbatch: int | None = None) -> None:
+        """Rows from here on belong to this phase."""
+        self._close()
+        self.phase = phase
+        self.microbatch = self.microbatch if microbatch is None else microbatch
+
+    def tile(self, tile: Tile, layer: int) -> None:
+        """Lay a recorded section at a layer."""
+        number = self._numbers.get(id(tile))
+        if number is None:
+            number = self._numbers[id(tile)] = len(self._tiles)
+            self._tiles.append(tile)
+        if len(tile.rows):
+            self._close()
+            self._pieces.append(Piece(number, 0, 0, layer, self.phase, self.microbatch))
+
+    def alloc(self, layer: int, slot: int, num_bytes: int) -> None:
+        """An owner takes bytes; nothing is posted for none."""
+        if num_bytes:
+            self._loose += (0, layer, slot, num_bytes, 0, 0)
+
+    def free(self, layer: int, slot: int, num_bytes: int) -> None:
+        """An owner gives bytes back."""
+        if num_bytes:
+            self._loose += (1, layer, slot, -num_bytes, 0, 0)
+
+    def mark(self, hook: int, unit: int = -1) -> None:
+        """A hook is passed (of a unit, if it is one's)."""
+        self._loose += (6, 0, hook, unit, 0, 0)
+
+    def compute(self, kernel: int, flops: int, moved_bytes: int) -> None:
+        """A kernel on the compute stream."""
+        self._loose += (2, 0, kernel, flops, 0, moved_bytes)
+
+    def collective(self, layer: int, comm: int, payload: int, stream: Stream, handle: int) -> None:
+        """A collective that the host does not wait for; (layer, handle) names it."""
+        self._loose += (3, layer, comm, payload, stream, handle)
+
+    def wait(self, layer: int, handle: int) -> None:
+        """The compute stream waits for a collective."""
+        self._loose += (5, layer, 0, 0, 0, handle)
+
+    def _close(self) -> None:
+        """End the run of loose rows."""
+        end = len(self._loose) // 6
+        if end > self._taken:
+            self._pieces.append(Piece(-1, self._taken, end, 0, self.phase, self.microbatch))
+            self._taken = end
+
+    def build(self, layer_paths: Sequence[str]) -> Outline:
+        """The finished outline."""
+        self._close()
+        loose = np.array(self._loose, dtype=np.int64).reshape(-1, 6)
+        return Outline(tuple(self._pieces), loose, tuple(self._tiles), self.tables, tuple(layer_paths))
+
+
+assert (Op.ALLOC, Op.FREE, Op.COMPUTE, Op.COLLECTIVE, Op.WAIT, Op.MARK) == (0, 1, 2, 3, 5, 6)  # as written above
