@@ -162,9 +162,15 @@ class Framework:
     options: tuple[tuple[str, str], ...] = ()
     communicators: tuple[str, ...] = ()
     assumptions: tuple[tuple[str, str, str, str], ...] = field(default=(), compare=False)
+    _lives: dict[int, tuple[TensorSpec, Life]] = field(default_factory=dict, compare=False, repr=False)
 
     def life(self, spec: TensorSpec) -> Life:
-        """The first rule that matches."""
+        """That of the first rule that matches. Kept by identity: each tensor is asked about several times."""
+        if id(spec) not in self._lives:
+            self._lives[id(spec)] = spec, self._first_match(spec)
+        return self._lives[id(spec)][1]
+
+    def _first_match(self, spec: TensorSpec) -> Life:
         for rule in self.rules:
             if rule.matches(spec):
                 return rule.life

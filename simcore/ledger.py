@@ -141,16 +141,10 @@ def _by_category(program: Program, held: IntArray) -> dict[str, int]:
 
 
 def _owners(program: Program, held: IntArray, limit: int) -> tuple[tuple[str, str, int], ...]:
-    """(owner, category, bytes), largest first."""
+    """(owner, category, bytes), largest first; equal ones by layer, then in the order in which they first appear."""
     flat = held.ravel()
     found = np.flatnonzero(flat > 0)
-    sizes = flat[found]
-    if len(found) > limit:
-        found = found[sizes >= np.partition(sizes, -limit)[-limit]]
-    named = [(*_owner(program, int(i), held.shape[1]), int(flat[i])) for i in found[:40 * limit]]
-    return tuple(sorted(named, key=lambda x: (-x[2], x[0], x[1]))[:limit])
-
-
-def _owner(program: Program, key: int, num_slots: int) -> tuple[str, str]:
-    layer, slot = divmod(key, num_slots)
-    return program.owner(layer - 1, slot)
+    largest = found[np.argsort(-flat[found], kind="stable")[:limit]]
+    layers, slots = np.divmod(largest, held.shape[1])
+    return tuple((*program.owner(layer - 1, slot), size) for layer, slot, size in
+                 zip(layers.tolist(), slots.tolist(), flat[largest].tolist(), strict=True))

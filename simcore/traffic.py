@@ -5,10 +5,12 @@ A program writes out a few microbatches (`schedule.lowered_microbatches`); the s
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 import numpy as np
 
 from simcore.cost import wire_bytes
-from simcore.mesh import IntArray, Mesh
+from simcore.mesh import Mesh
 from simcore.outline import Phase
 from simcore.program import Program
 from simcore.report import TrafficRow
@@ -19,28 +21,27 @@ __all__ = ["traffic"]
 def traffic(program: Program, mesh: Mesh, steady: int, repeats: int) -> tuple[TrafficRow, ...]:
     """Rows by collective, axis, phase and dtype. `repeats`: how often microbatch `steady` happens."""
     comm_of, payload, phase_of, microbatch = program.calls().T
-    comms = list(program.tables.comms)
     keys = comm_of * len(Phase) + np.where(phase_of == Phase.LOSS, int(Phase.FORWARD), phase_of)
-    weight = np.where(microbatch == steady, repeats, 1)
-    rows = []
-    for key in np.unique(keys):
-        comm, phase = divmod(int(key), len(Phase))
-        collective, axis, dtype = comms[comm]
-        group = mesh.axis(axis).size
-        if group < 2:
-            continue
-        mine = keys == key
-        rows.append(_row(payload[mine], weight[mine], collective, axis, group, dtype, phase))
-    return tuple(sorted(rows, key=lambda r: (r.collective, r.axis, r.phase, r.dtype)))
+    sizes, which = np.unique(keys << _SIZE_BITS | payload, return_inverse=True)
+    counts = np.bincount(which, weights=np.where(microbatch == steady, repeats, 1))
+    found: dict[int, list[tuple[int, int]]] = {}
+    for size, count in zip(sizes.tolist(), counts.tolist(), strict=True):
+        found.setdefault(size >> _SIZE_BITS, []).append((size & (1 << _SIZE_BITS) - 1, int(count)))
+    comms = list(program.tables.comms)
+    rows = [_row(calls, *comms[key // len(Phase)], key % len(Phase), mesh) for key, calls in found.items()]
+    return tuple(sorted((r for r in rows if r.group_size > 1), key=lambda r: (r.collective, r.axis, r.phase, r.dtype)))
 
 
-def _row(payload: IntArray, weight: IntArray, collective: str, axis: str, group: int, dtype: str,
-         phase: int) -> TrafficRow:
-    sizes, first = np.unique(payload, return_inverse=True)
-    counts = np.bincount(first, weights=weight).astype(np.int64)
-    wires = [wire_bytes(collective, int(size), group) for size in sizes]
+_SIZE_BITS = 48
+"""Room for a payload beside its key: 256 TiB."""
+
+
+def _row(calls: Sequence[tuple[int, int]], collective: str, axis: str, dtype: str, phase: int,
+         mesh: Mesh) -> TrafficRow:
+    """`calls`: (payload bytes, how often)."""
+    group = mesh.axis(axis).size
     algorithm = {"all_to_all": "pairwise", "send_recv": "direct"}.get(collective, "ring")
     return TrafficRow(
         collective=collective, axis=axis, group_size=group, phase=Phase(phase).name.lower(), dtype=dtype,
-        calls=int(counts.sum()), payload_bytes=int((sizes * counts).sum()),
-        wire_bytes=sum(w * int(n) for w, n in zip(wires, counts, strict=True)), algorithm=algorithm)
+        calls=sum(count for _, count in calls), payload_bytes=sum(size * count for size, count in calls),
+        wire_bytes=sum(wire_bytes(collective, size, group) * count for size, count in calls), algorithm=algorithm)
