@@ -47,7 +47,7 @@ def clock(programs: Sequence[Program], classes: Sequence[RankClass], mesh: Mesh,
     """Run programs that wrote out some microbatches; `extra_microbatches` more are like the steady one."""
     compiled = [_track(program, mesh, topology, compute) for program in programs]
     times = run(compiled, _Wires(programs, classes, mesh, topology))
-    rows = tuple(_row_ns(track, t, len(p.columns)) for track, t, p in zip(compiled, times, programs, strict=True))
+    rows = tuple(_row_ns(track, t, len(p.places)) for track, t, p in zip(compiled, times, programs, strict=True))
     spent = [_spent(p, r) for p, r in zip(programs, rows, strict=True)]
     starts = [_backward_starts(p, r) for p, r in zip(programs, rows, strict=True)]
     number = steady_microbatch(len(starts[0]))
@@ -76,12 +76,11 @@ def _is_steady(starts: Sequence[IntArray], spent: Sequence[IntArray], number: in
 
 
 def _track(program: Program, mesh: Mesh, topology: Topology, compute: str) -> Track:
-    columns = program.columns
-    kernels = columns[:, OP] == Op.COMPUTE
-    ns = np.zeros(len(columns), dtype=np.int64)
-    mine = columns[kernels]
-    ns[kernels] = compute_ns(topology.device, mine[:, SLOT], mine[:, AMOUNT], mine[:, AUX],
-                             np.full(len(mine), _DTYPE_ID[compute]))
+    rows = program.distinct
+    kernels = np.flatnonzero(rows[:, OP] == Op.COMPUTE)
+    ns = np.zeros(len(rows), dtype=np.int64)
+    ns[kernels] = compute_ns(topology.device, rows[kernels, SLOT], rows[kernels, AMOUNT], rows[kernels, AUX],
+                             np.full(len(kernels), _DTYPE_ID[compute]))
     comms = list(program.tables.comms)
     known: dict[tuple[int, int], int] = {}
 
@@ -94,7 +93,7 @@ def _track(program: Program, mesh: Mesh, topology: Topology, compute: str) -> Tr
             known[comm, payload] = collective_ns(collective, payload, size, link)
         return known[comm, payload]
 
-    return tracks(program, ns, call_ns)
+    return tracks(program, ns[program.places], call_ns)
 
 
 class _Wires:
@@ -158,8 +157,8 @@ def _row_ns(track: Track, times: ClassTimes, num_rows: int) -> IntArray:
     item_rows = np.array([item.row for item in track.items], dtype=np.int64)
     busy = np.cumsum([item.ns for item in track.items])
     late = ends - busy  # what waiting has added up to, after each item
-    at = np.searchsorted(item_rows, np.arange(num_rows), side="left")
-    before = np.concatenate([[0], late])[at]
+    reached = np.diff(np.concatenate([[-1], item_rows])).clip(0)  # rows up to and with each item's own
+    before = np.repeat(np.concatenate([[0], late[:-1]]), reached)[:num_rows]
     row_ns: IntArray = track.clock + before
     return row_ns
 
@@ -182,10 +181,11 @@ def _exposed(track: Track, times: ClassTimes, weight: IntArray) -> int:
 
 def _forward_flops(program: Program, weight: IntArray) -> int:
     """FLOPs of one rank's forward passes."""
-    columns = program.columns
-    forward = (columns[:, OP] == Op.COMPUTE) & ((program.phase == Phase.FORWARD) | (program.phase == Phase.LOSS))
-    forward &= np.isin(columns[:, SLOT], _MODEL_KERNELS)
-    return int((columns[forward, AMOUNT].astype(float) * weight[forward]).sum())
+    rows = program.distinct
+    counted = (rows[:, OP] == Op.COMPUTE) & np.isin(rows[:, SLOT], _MODEL_KERNELS)
+    flops = np.where(counted, rows[:, AMOUNT], 0).astype(float)[program.places]
+    forward = (program.phase == Phase.FORWARD) | (program.phase == Phase.LOSS)
+    return int((flops * weight)[forward].sum())
 
 
 _MODEL_KERNELS = (Kernel.GEMM, Kernel.GROUPED_GEMM, Kernel.ATTENTION, Kernel.MAMBA_SCAN, Kernel.CONV)

@@ -40,11 +40,30 @@ class Program:
         return self.outline.layer_paths
 
     @cached_property
+    def distinct(self) -> IntArray:
+        """Rows of all tiles and the loose ones, once each; whole columns are read, so columns are contiguous."""
+        rows = np.concatenate([*(tile.rows for tile in self.tiles), self.outline.loose])
+        return np.asfortranarray(rows)
+
+    @cached_property
+    def places(self) -> IntArray:
+        """For each row of the step its number in `distinct`: what does not depend on the layer is worked out there."""
+        tile, start, *_ = self.outline.columns
+        firsts = np.cumsum([0, *(len(tile.rows) for tile in self.tiles)])[tile]
+        first = firsts + start - (np.cumsum(self._num_rows) - self._num_rows)
+        places: IntArray = np.arange(self._num_rows.sum()) + np.repeat(first, self._num_rows)
+        return places
+
+    def rows(self, at: IntArray) -> IntArray:
+        """The rows with these numbers."""
+        rows = self.distinct[self.places[at]]
+        rows[:, LAYER] += self._spread(3)[at]
+        return rows
+
+    @cached_property
     def columns(self) -> IntArray:
-        """All rows; whole columns are read, never whole rows, so columns are contiguous."""
-        loose, tiles = self.outline.loose, [tile.rows for tile in self.tiles]
-        rows = np.concatenate([loose[p.start:p.end] if p.tile < 0 else tiles[p.tile] for p in self.outline.pieces])
-        columns: IntArray = np.asfortranarray(rows)
+        """All rows."""
+        columns: IntArray = self.distinct.T[:, self.places].T
         columns[:, LAYER] += self._spread(3)
         return columns
 

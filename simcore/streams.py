@@ -70,12 +70,13 @@ class Track:
 
 def tracks(program: Program, kernel_ns: IntArray, call_ns: Callable[[int, int], int]) -> Track:
     """Compile a program. `kernel_ns`: per row, 0 where no kernel; `call_ns(comm, payload)` in nanoseconds."""
-    columns = program.columns
+    rows = program.distinct
     clock = np.cumsum(kernel_ns)
     compiler = _Compiler(call_ns)
-    copies = (columns[:, OP] == Op.COMPUTE) & (columns[:, SLOT] == Kernel.COPY)
-    at = np.flatnonzero((columns[:, OP] == Op.COLLECTIVE) | (columns[:, OP] == Op.WAIT) | copies)
-    for row, fields, microbatch, now in zip(at.tolist(), columns[at].tolist(), program.microbatch[at].tolist(),
+    copies = (rows[:, OP] == Op.COMPUTE) & (rows[:, SLOT] == Kernel.COPY)
+    seen = (rows[:, OP] == Op.COLLECTIVE) | (rows[:, OP] == Op.WAIT) | copies
+    at = np.flatnonzero(seen[program.places])
+    for row, fields, microbatch, now in zip(at.tolist(), program.rows(at).tolist(), program.microbatch[at].tolist(),
                                             clock[at].tolist(), strict=True):
         if fields[OP] == Op.WAIT:
             compiler.wait(row, fields[LAYER], fields[AUX], now)
@@ -83,7 +84,7 @@ def tracks(program: Program, kernel_ns: IntArray, call_ns: Callable[[int, int], 
             compiler.copy(row, now)
         else:
             compiler.call(row, fields, microbatch, now)
-    compiler.finish(len(columns), int(clock[-1]) if len(clock) else 0)
+    compiler.finish(len(clock), int(clock[-1]) if len(clock) else 0)
     return Track(tuple(compiler.items), {s: tuple(c) for s, c in compiler.calls.items()}, clock)
 
 

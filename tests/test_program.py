@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import numpy as np
 import pytest
 
 import small
@@ -111,3 +112,15 @@ def test_calls_are_collectives_with_phase_and_microbatch(out: Builder) -> None:
     out.wait(0, 0)
     out.tile(tile((Op.COLLECTIVE, 0, inner, 32, 0, 0)), 1)
     assert build(out).calls().tolist() == [[gather, 64, Phase.FORWARD, 1], [inner, 32, Phase.FORWARD, 1]]
+
+
+@pytest.mark.parametrize("framework", small.FRAMEWORKS)
+def test_rows_are_those_of_the_pieces_one_after_another(framework: str) -> None:
+    program = small.program_of(framework, {"dp_shard": 2}, microbatches=2, recompute="full")
+    rows = []
+    for piece in program.outline.pieces:
+        found = program.outline.loose[piece.start:piece.end] if piece.tile < 0 else program.tiles[piece.tile].rows
+        rows += [[op, layer + piece.layer, *rest] for op, layer, *rest in found.tolist()]
+    assert program.columns.tolist() == rows
+    some = np.arange(0, len(rows), 7)
+    assert program.rows(some).tolist() == rows[::7]
