@@ -113,7 +113,8 @@ def _rank(parts: Parts, rank_class: RankClass, plan: Plan, *, series: bool) -> R
     mesh = parts.job.mesh
     axes = [mesh.axis(a) for a in ("pp", "dp_replicate", "dp_shard", "cp", "tp", "ep", "expert_dp")]
     program = parts.programs.get(rank_class.representative)
-    flat = isinstance(plan.framework.flow, Buckets)
+    flow = plan.framework.flow
+    flat = isinstance(flow, Buckets)
     exact = flat and parts.exact
     rest = exact_at_rest(plan) if exact else plan.at_rest()
     padding = padding_elements(plan) if flat else 0
@@ -123,7 +124,7 @@ def _rank(parts: Parts, rank_class: RankClass, plan: Plan, *, series: bool) -> R
         at_rest={name: AtRest(params_bytes=r.params_bytes, grads_bytes=r.grads_bytes,
                               optimizer_bytes=r.optimizer_bytes, num_params=r.num_params,
                               num_trainable_params=r.num_trainable_params) for name, r in rest.items()},
-        apportioned=flat and not exact,
+        apportioned=isinstance(flow, Buckets) and flow.scatter and not exact,
         padding_bytes=plan.padding_bytes() + padding * _stored_bytes(plan),
         grads_padding_bytes=plan.padding_bytes() + padding * _grad_bytes(plan),
         grads_persist=_grads_persist(parts.framework),

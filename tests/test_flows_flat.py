@@ -47,6 +47,13 @@ def test_states_inside_the_parts_of_all_ranks_are_all_states(shards: int) -> Non
                              for t in plans[0].graph.tensors[layer.kind] if t.is_owned)
 
 
+def test_whole_states_are_nobodys_part() -> None:
+    """Without the distributed optimizer every rank holds all states."""
+    found = small.plan_of("megatron", {"dp_shard": 4}, rank=1, options={"use_distributed_optimizer": False})
+    assert sum(r.optimizer_bytes for r in exact_at_rest(found).values()) == 12 * (
+        trained(found, expert=False) + trained(found, expert=True))
+
+
 def test_only_states_differ_from_the_class_mean() -> None:
     found = plan(1, dp_shard=3)
     mean, exact = found.at_rest(), exact_at_rest(found)

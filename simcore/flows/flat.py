@@ -67,7 +67,11 @@ def padding_elements(plan: Plan) -> int:
 
 
 def exact_at_rest(plan: Plan) -> dict[str, AtRestBytes]:
-    """`Plan.at_rest` with optimizer states counted inside this rank's own part of every bucket."""
+    """`Plan.at_rest` with optimizer states counted inside this rank's own part of every bucket, if they are cut."""
+    flow = plan.framework.flow
+    assert isinstance(flow, Buckets)
+    if not flow.scatter:
+        return plan.at_rest()
     totals = {name: AtRestBytes(r.params_bytes, r.grads_bytes, 0, r.num_params, r.num_trainable_params)
               for name, r in plan.at_rest().items()}
     for buffer in rank_buffers(plan):
