@@ -113,6 +113,7 @@ def _rank(parts: Parts, rank_class: RankClass, plan: Plan, *, series: bool) -> R
     mesh = parts.job.mesh
     axes = [mesh.axis(a) for a in ("pp", "dp_replicate", "dp_shard", "cp", "tp", "ep", "expert_dp")]
     program = parts.programs.get(rank_class.representative)
+    balanced = None if program is None else balance(program)
     flow = plan.framework.flow
     flat = isinstance(flow, Buckets)
     exact = flat and parts.exact
@@ -128,7 +129,8 @@ def _rank(parts: Parts, rank_class: RankClass, plan: Plan, *, series: bool) -> R
         padding_bytes=plan.padding_bytes() + padding * _stored_bytes(plan),
         grads_padding_bytes=plan.padding_bytes() + padding * _grad_bytes(plan),
         grads_persist=_grads_persist(parts.framework),
-        peak=None if program is None else _peak(parts, balance(program)),
+        peak=None if balanced is None else _peak(parts, balanced),
+        end_bytes=None if balanced is None else balanced.end_bytes,
         traffic=() if program is None else traffic(program, mesh, steady_microbatch(parts.lowered), _repeats(parts)),
         memory=memory_series(program, _row_ns(parts, rank_class)) if series and program is not None else None)
 

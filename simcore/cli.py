@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Annotated, NoReturn
 
 import typer
 
-from simcore.errors import InputError, NotYet, Problem, RankscopeError
+from simcore.errors import InputError, Problem, RankscopeError
 
 if TYPE_CHECKING:
     from simcore.batch import Outcome, Work
@@ -41,6 +41,7 @@ app = typer.Typer(
 
 Paths = Annotated[list[str], typer.Argument(metavar="PATH...", help="Scenario files, folders or globs.")]
 OptionalPaths = Annotated[list[str] | None, typer.Argument(metavar="PATH...", help="Scenario files, folders or globs.")]
+Rows = Annotated[list[str] | None, typer.Argument(metavar="PATH...", help="Measured rows; none: those that come.")]
 Json = Annotated[bool, typer.Option("--json", help="Print a list of results as JSON, nothing else.")]
 Set = Annotated[list[str] | None, typer.Option("--set", metavar="KEY=VALUE", help="Override a key, e.g. mesh.ep=4.")]
 Rank = Annotated[int | None, typer.Option("--rank", min=0, help="Only this rank, exactly.")]
@@ -124,9 +125,25 @@ def compare(a: str, b: str, *, json: Json = False, overrides: Set = None) -> Non
 
 
 @app.command()
-def validate(*, json: Json = False, overrides: Set = None) -> None:
-    """Compare with measured runs (not in this version yet)."""
-    raise NotYet(Problem("", "validate compares with measured runs; it is not in this version yet"))
+def validate(paths: Rows = None, *, jobs: Jobs = None, json: Json = False, overrides: Set = None) -> None:
+    """Compare with measured runs: errors by group and quantity; exit 1 where they pass the tolerance."""
+    from simcore.measured import read_measured
+    from simcore.output import complain, print_validation
+    from simcore.simulate import simulate
+    from simcore.validate import layout_of, layouts
+    from simcore.validate import validate as judge
+
+    measured, problems = read_measured(paths or (), overrides or ())
+    entries = layouts(measured)
+    outcomes, finished = _outcomes(entries, partial(simulate, timed=False), jobs)
+    complain(problems)
+    if not finished:
+        raise typer.Exit(INTERRUPTED)
+    reports = {layout_of(entry): outcome.report for entry, outcome in zip(entries, outcomes, strict=True)}
+    found = judge(measured, reports)
+    print_validation(found, json=json)
+    bugs = [3 for outcome in outcomes if outcome.code == 3]
+    raise typer.Exit(max([*bugs, 2 * bool(problems), int(not found.is_within)]))
 
 
 @app.command()
@@ -134,17 +151,9 @@ def schema(
     *, result: Annotated[bool, typer.Option("--result", help="Of results, not scenarios.")] = False, json: Json = False
 ) -> None:
     """Print the JSON Schema of scenario files, for editors."""
-    from json import dumps
+    from simcore.output import print_schema
 
-    if result:
-        from simcore.report import Report
-
-        found = Report.model_json_schema(mode="serialization")
-    else:
-        from simcore.scenario import scenario_schema
-
-        found = scenario_schema()
-    typer.echo(dumps(found, indent=2))
+    print_schema(result=result)
 
 
 @app.command()
@@ -159,7 +168,7 @@ def init(
     json: Json = False,
 ) -> None:
     """Write a first scenario with a comment beside every key."""
-    from simcore.output import writing
+    from simcore.output import write_new
     from simcore.starter import starter_text
 
     path = Path("scenario.yaml" if file == "-" else file)
@@ -167,10 +176,7 @@ def init(
     if file == "-":
         typer.echo(text, nl=False)
         return
-    if path.exists() and not force:
-        raise InputError(Problem(file, "exists already; --force overwrites it"))
-    with writing(path):
-        path.write_text(text, encoding="utf-8")
+    write_new(path, text, force=force)
     if not json:
         typer.echo(f"wrote {path}; next: rankscope run {path}")
 
@@ -262,7 +268,10 @@ def main() -> NoReturn:
     except SystemExit as end:
         code = end.code if isinstance(end.code, int) else 2
     except RankscopeError as error:
-        code = _refuse(error)
+        from simcore.output import complain
+
+        complain(error.problems)
+        code = 2
     except KeyboardInterrupt:
         code = INTERRUPTED
     except BrokenPipeError:
@@ -270,13 +279,6 @@ def main() -> NoReturn:
     except Exception as error:  # noqa: BLE001 - whatever it is, a person sees one line and a way to report it
         code = _bug(error)
     sys.exit(_flushed(code))
-
-
-def _refuse(error: RankscopeError) -> int:
-    from simcore.output import complain
-
-    complain(error.problems)
-    return 2
 
 
 def _bug(error: Exception) -> int:

@@ -1,22 +1,24 @@
-"""Where the data that comes with rankscope lies: the topologies and the example scenarios."""
+"""Where the data that comes with rankscope lies: topologies, example scenarios, measured runs."""
 
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Literal
+from typing import Final, Literal
 
 from simcore.errors import InputError, Problem
 
 __all__ = ["Kind", "data_folder", "example"]
 
-Kind = Literal["topologies", "scenarios"]
+Kind = Literal["topologies", "scenarios", "measured"]
+_IN_CHECKOUT: Final[dict[Kind, str]] = {"measured": "tests/truth/measured"}
+"""Of those that do not lie at the top."""
 
 
 def data_folder(kind: Kind) -> Path:
-    """The folder of that kind, inside the installed package or at the top of a checkout."""
+    """The folder of that kind, inside the installed package or in a checkout."""
     package = Path(__file__).resolve().parent
     installed = package / "_data" / kind
-    return installed if installed.is_dir() else package.parent / kind
+    return installed if installed.is_dir() else package.parent / _IN_CHECKOUT.get(kind, kind)
 
 
 def example(name: str) -> Path:

@@ -15,7 +15,7 @@ from simcore.scenario import Scenario, parse_scenario
 from simcore.sweep import Member, members, split_key
 from simcore.yaml_parser import KeyPath
 
-__all__ = ["Entry", "load", "read"]
+__all__ = ["Entry", "entry_of", "load", "read"]
 
 _SUFFIXES: Final = (".yaml", ".yml")
 
@@ -64,6 +64,23 @@ def load(path: str | os.PathLike[str], overrides: Sequence[str] = ()) -> list[Sc
     if problems:
         raise InputError(problems)
     return [entry.scenario for entry in entries if entry.scenario]
+
+
+def entry_of(document: Document, overrides: Sequence[str] = ()) -> Entry:
+    """The scenario of one document that was read elsewhere; a sweep in it is a problem of its own."""
+    settings = [_override(text) for text in overrides]
+    if document.data.get("sweep") is not None:
+        return _failed(document, document.path, (Problem(document.where(("sweep",)), "no sweep is expected here"),))
+    try:
+        return _entry(Member(_changed(document, settings)), swept=False)
+    except InputError as error:
+        return _failed(document, document.path, error.problems)
+
+
+def _changed(document: Document, settings: Iterable[_Override]) -> Document:
+    for setting in settings:
+        document = document.with_value(setting.key_path, setting.value, setting.place)
+    return document
 
 
 def _override(text: str) -> _Override:
@@ -126,8 +143,7 @@ def _entries(path: str, settings: list[_Override]) -> list[Entry]:
     document = None
     try:
         document = read_document(path)
-        for setting in settings:
-            document = document.with_value(setting.key_path, setting.value, setting.place)
+        document = _changed(document, settings)
         parts = members(document)
     except InputError as error:
         return [_failed(document, path, error.problems)]

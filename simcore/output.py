@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json as json_text
 import sys
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
@@ -15,14 +16,19 @@ from simcore.report import Report
 if TYPE_CHECKING:
     from rich.console import RenderableType
 
+    from simcore.validate import Validation
+
 __all__ = [
     "ci_text",
     "complain",
     "lines",
     "print_json",
+    "print_schema",
     "print_shown",
     "print_summary",
+    "print_validation",
     "progress",
+    "write_new",
     "write_page",
     "writing",
 ]
@@ -56,6 +62,24 @@ def print_shown(*shown: RenderableType) -> None:
     from simcore.table import console
 
     console(sys.stdout).print(*shown, sep="\n")
+
+
+def print_schema(*, result: bool) -> None:
+    """The JSON Schema of results, or of scenario files."""
+    from simcore.scenario import scenario_schema
+
+    found = Report.model_json_schema(mode="serialization") if result else scenario_schema()
+    sys.stdout.write(json_text.dumps(found, indent=2) + "\n")
+
+
+def print_validation(found: Validation, *, json: bool) -> None:
+    """What a comparison with measured runs found: tables, or all of it as JSON."""
+    if json:
+        print_json([found])
+        return
+    from simcore.table import console, validation
+
+    console(sys.stdout).print(*validation(found), sep="\n", soft_wrap=True)
 
 
 def complain(problems: Sequence[Problem | Finding]) -> None:
@@ -113,6 +137,14 @@ def write_page(path: Path, reports: Sequence[Report]) -> None:
     from viz.page import render
 
     text = render(reports)
+    with writing(path):
+        path.write_text(text, encoding="utf-8")
+
+
+def write_new(path: Path, text: str, *, force: bool) -> None:
+    """A file that is not there yet, or may be overwritten; InputError otherwise, or when it cannot be written."""
+    if path.exists() and not force:
+        raise InputError(Problem(str(path), "exists already; --force overwrites it"))
     with writing(path):
         path.write_text(text, encoding="utf-8")
 

@@ -111,7 +111,7 @@ class TrafficRow(_Frozen):
 
 
 class RankReport(_Frozen):
-    """One class of ranks that hold and do the same."""
+    """One class of ranks that hold and do the same. `end_bytes`: allocated when the step has ended."""
 
     ranks: tuple[str, ...]
     num_ranks: int
@@ -123,6 +123,7 @@ class RankReport(_Frozen):
     grads_padding_bytes: int = 0
     grads_persist: bool
     peak: Peak | None = None
+    end_bytes: int | None = None
     traffic: tuple[TrafficRow, ...] = ()
     memory: MemorySeries | None = None
 

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable, Sequence
-from typing import IO
+from typing import IO, TYPE_CHECKING
 
 from rich.box import SIMPLE_HEAD
 from rich.console import Console, RenderableType
@@ -18,9 +18,15 @@ from simcore.compare import Comparison, Row
 from simcore.report import AtRest, RankReport, Report
 from simcore.units import format_bytes, format_seconds
 
-__all__ = ["comparison", "console", "placement", "plain"]
+if TYPE_CHECKING:
+    from simcore.tolerance import Judged
+    from simcore.validate import Compared, Gap, Summary, Validation, Verdicts
+
+__all__ = ["comparison", "console", "placement", "plain", "validation"]
 
 _MOST_CLASSES = 16
+_MOST_GAPS, _REASON = 25, 110
+"""Reasons that are shown, and columns of one."""
 _PIPE = 240
 """Columns of a pipe or file that does not say how many it has."""
 
@@ -99,6 +105,66 @@ def _section(table: Table, heading: str, rows: Sequence[Row], show: Callable[[fl
         sign = "+" if row.difference > 0 else ""
         table.add_row(f"  {plain(row.what)}", show(row.a), show(row.b), sign + show(row.difference), percent)
     table.add_section()
+
+
+def validation(found: Validation) -> list[RenderableType]:
+    """Errors by group and quantity, verdicts, the worst observations, what has no answer, and the tolerances."""
+    return [_errors(found.summaries), _told(found.verdicts), _worst(found.worst), _gaps(found.gaps),
+            _tolerances(found.judged)]
+
+
+def _errors(summaries: Sequence[Summary]) -> Table:
+    heads = ("quantity", "readings", "distinct", "modelled", "median", "90 %", "bias", "worst", "of row")
+    table = _plain_table("group", *heads)
+    for one in summaries:
+        table.add_row(one.group, one.quantity, *map(str, (one.num_readings, one.num_distinct, one.num_modelled)),
+                      *map(_percent, (one.median, one.percentile_90)), *map(_signed, (one.bias, one.worst_error)),
+                      plain(one.worst))
+    return table
+
+
+def _told(verdicts: Sequence[Verdicts]) -> Table:
+    table = _plain_table("measured", "told fits", "told oom", "not modelled", "wrong")
+    for one in verdicts:
+        table.add_row(one.measured, *map(str, (one.told_fits, one.told_oom, one.not_modelled)),
+                      plain(", ".join(one.wrong)))
+    return table
+
+
+def _worst(worst: Sequence[Compared]) -> Table:
+    table = _plain_table("worst", "quantity", "rank", "measured", "simulated", "error")
+    for one in worst:
+        table.add_row(plain(one.rows[0]), one.quantity, str(one.rank), format_bytes(one.measured_bytes),
+                      format_bytes(one.simulated_bytes), _signed(one.error))
+    return table
+
+
+def _gaps(gaps: Sequence[Gap]) -> Table:
+    """The most frequent reasons, each in a line; `--json` has them all, in full."""
+    table = _plain_table("no answer, because", "rows", "groups")
+    for one in gaps[:_MOST_GAPS]:
+        told = one.reason if len(one.reason) <= _REASON else f"{one.reason[:_REASON - 3]}..."
+        table.add_row(plain(told), str(one.num_rows), plain(", ".join(one.groups)))
+    if len(gaps) > _MOST_GAPS:
+        left = gaps[_MOST_GAPS:]
+        table.add_row(f"and {len(left)} more reasons: --json has them", str(sum(one.num_rows for one in left)), "")
+    return table
+
+
+def _tolerances(judged: Sequence[Judged]) -> Table:
+    table = _plain_table("tolerance", "observations", "allowed", "found", "")
+    for one in judged:
+        table.add_row(one.what, str(one.num), *map(_percent, (one.allowed, one.found)),
+                      "kept" if one.is_kept else "NOT KEPT")
+    return table
+
+
+def _percent(share: float | None) -> str:
+    return "" if share is None else f"{share:.1%}"
+
+
+def _signed(share: float | None) -> str:
+    return "" if share is None else f"{share:+.1%}"
 
 
 def _plain_table(first: str, *others: str) -> Table:

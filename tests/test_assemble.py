@@ -46,6 +46,18 @@ def test_a_peak_is_its_categories_and_its_phases(name: str) -> None:
         assert all(o.bytes <= rank.peak.by_category[o.category] for o in rank.peak.top)
 
 
+@pytest.mark.parametrize("name", small.FRAMEWORKS)
+def test_after_a_step_a_rank_holds_what_it_rests_with(name: str) -> None:
+    """Parameters and states at least, and gradients where they persist; beside them only workspaces."""
+    for rank in simulate(small.scenario(name, {"dp_shard": 4, "ep": 2}), timed=False).ranks:
+        rests = sum(at.params_bytes + at.optimizer_bytes + at.grads_bytes * rank.grads_persist
+                    for at in rank.at_rest.values())
+        assert rank.peak is not None
+        assert rank.end_bytes is not None
+        assert rests <= rank.end_bytes < rests + 2**21
+        assert rank.end_bytes < rank.peak.allocated_bytes
+
+
 def test_every_default_that_was_taken_is_listed() -> None:
     defaults = {a.what: a.value for a in simulate(small.scenario("fsdp2")).assumptions if a.kind == "default"}
     assert defaults["training.precision.params"] == "fp32"

@@ -165,12 +165,6 @@ def test_check_says_legal(ran: Run) -> None:
     assert ran("check", "a", "b=bad").code == 2
 
 
-def test_validate_is_refused_politely(ran: Run) -> None:
-    result = ran("validate", "--json")
-    assert (result.code, result.out) == (2, "")
-    assert "not in this version yet" in result.err
-
-
 def test_schema_of_results_is_json_schema(ran: Run) -> None:
     assert "headroom_bytes" in json.loads(ran("schema", "--result").out)["properties"]
 

@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import tomllib
 from pathlib import Path
 
 import pytest
@@ -8,11 +9,23 @@ import simcore.data
 from simcore.data import data_folder, example
 from simcore.errors import InputError
 
+KINDS: dict[simcore.data.Kind, str] = {
+    "topologies": "topologies", "scenarios": "scenarios", "measured": "tests/truth/measured"}
 
-@pytest.mark.parametrize("kind", ["topologies", "scenarios"])
-def test_a_checkout_has_its_data_at_the_top(kind: simcore.data.Kind) -> None:
-    assert data_folder(kind) == Path(simcore.data.__file__).parents[1] / kind
+
+@pytest.mark.parametrize(("kind", "place"), KINDS.items())
+def test_a_checkout_has_its_data_where_people_edit_it(kind: simcore.data.Kind, place: str) -> None:
+    assert data_folder(kind) == Path(simcore.data.__file__).parents[1] / place
     assert list(data_folder(kind).iterdir())
+
+
+@pytest.mark.parametrize(("kind", "place"), KINDS.items())
+def test_an_installed_package_takes_that_data_along(kind: str, place: str) -> None:
+    """A wheel has each folder once, where `data_folder` looks in an installed package."""
+    project = tomllib.loads((Path(simcore.data.__file__).parents[1] / "pyproject.toml").read_text(encoding="utf-8"))
+    wheel = project["tool"]["hatch"]["build"]["targets"]["wheel"]
+    assert place in wheel["only-include"]
+    assert wheel["sources"][place] == f"simcore/_data/{kind}"
 
 
 def test_an_installed_package_has_its_data_inside(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:

@@ -1,0 +1,145 @@
+"""Measured runs: what somebody read off real GPUs, and the scenario that was run.
+
+A file holds one row a line, each a JSON object. A row that is wrong costs only itself: its problem names file, line and
+id, and all others are read.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Annotated, Any, Final, Literal
+
+from pydantic import Field, ValidationError, model_validator
+
+from simcore.block import Block, Name, OpenMap, Text, problems_of
+from simcore.data import data_folder
+from simcore.document import Document
+from simcore.errors import InputError, Problem
+from simcore.loading import Entry, entry_of
+from simcore.yaml_parser import dotted
+
+__all__ = ["QUANTITIES", "Measured", "Reading", "Row", "read_measured"]
+
+MAX_BYTES: Final = 2**24
+"""Of one file."""
+
+QUANTITIES: Final = ("allocated_peak", "allocated_peak_first", "allocated_end", "reserved_peak", "device_peak")
+Quantity = Literal["allocated_peak", "allocated_peak_first", "allocated_end", "reserved_peak", "device_peak"]
+Rank = Annotated[int, Field(ge=0)] | Literal["last", "max"]
+
+
+class Reading(Block):
+    """One number that was read. `rank`: the rank it was read on, `last` of the world, or the `max` over all ranks.
+
+    `allocated_peak_first` is the peak of the very first step, `allocated_end` what is allocated after a step.
+    """
+
+    of: Quantity
+    rank: Rank
+    bytes: Annotated[int, Field(ge=1)]
+
+
+class Row(Block):
+    """One run: either its scenario, without a name, or why none can be written."""
+
+    id: Name
+    group: Name
+    source: Text
+    scenario: OpenMap | None = None
+    not_modelled: Text | None = None
+    readings: Annotated[tuple[Reading, ...], Field(strict=False)] = ()
+    verdict: Literal["fits", "oom"] | None = None
+    step_s: Annotated[float, Field(gt=0, strict=False)] | None = None
+
+    @model_validator(mode="after")
+    def _whole(self) -> Row:
+        if (self.scenario is None) == (self.not_modelled is None):
+            raise ValueError("expected either scenario or not_modelled")
+        if not self.readings and self.verdict is None:
+            raise ValueError("expected readings or a verdict")
+        return self
+
+
+@dataclass(frozen=True, slots=True)
+class Measured:
+    """A row, and its scenario ready to be simulated (None where there is none)."""
+
+    row: Row
+    entry: Entry | None
+
+
+def read_measured(paths: Iterable[str] = (), overrides: Sequence[str] = ()) -> tuple[list[Measured], list[Problem]]:
+    """Rows of files, or of all files in folders, in order, and what is wrong with the others.
+
+    Without paths: the rows that come with rankscope. InputError for a path that cannot be read.
+    """
+    found: list[Measured] = []
+    problems: list[Problem] = []
+    seen: set[str] = set()
+    for file in _files(list(paths) or [str(data_folder("measured"))]):
+        for line, text in enumerate(_lines(file), 1):
+            if text.strip():
+                try:
+                    measured = _measured(text, f"{file}:{line}", overrides, seen)
+                except InputError as error:
+                    problems += error.problems
+                else:
+                    found.append(measured)
+    return found, problems
+
+
+def _files(paths: Sequence[str]) -> Iterator[Path]:
+    for path in map(Path, paths):
+        inside = sorted(path.glob("*.jsonl")) if path.is_dir() else [path]
+        if not inside:
+            raise InputError(Problem(str(path), "the folder holds no measured rows (*.jsonl)"))
+        yield from inside
+
+
+def _lines(path: Path) -> list[str]:
+    try:
+        if path.stat().st_size > MAX_BYTES:
+            raise InputError(Problem(str(path), f"expected at most {MAX_BYTES:,} bytes"))
+        return path.read_text(encoding="utf-8").splitlines()
+    except (OSError, UnicodeDecodeError) as error:
+        reason = error.strerror if isinstance(error, OSError) else "it is not UTF-8 text"
+        raise InputError(Problem(str(path), f"cannot be read: {reason}")) from None
+
+
+def _measured(text: str, where: str, overrides: Sequence[str], seen: set[str]) -> Measured:
+    row = _row(text, where)
+    if row.id in seen:
+        raise InputError(Problem(where, f"row {row.id}: another row has this id already"))
+    seen.add(row.id)
+    return Measured(row, None if row.scenario is None else _entry(row, row.scenario, where, overrides))
+
+
+def _row(text: str, where: str) -> Row:
+    try:
+        data = json.loads(text)
+    except (ValueError, RecursionError) as error:
+        raise InputError(Problem(where, f"expected a JSON object on one line: {error}")) from None
+    if not isinstance(data, dict):
+        raise InputError(Problem(where, f"expected a JSON object on one line, got {type(data).__name__}"))
+    try:
+        return Row.model_validate(data)
+    except ValidationError as error:
+        raise _about(data.get("id"), where, problems_of(error, Row, dotted)) from None
+
+
+def _entry(row: Row, scenario: dict[str, Any], where: str, overrides: Sequence[str]) -> Entry:
+    path, _, line = where.rpartition(":")
+    document = Document(path, {"name": row.id, **scenario}, {(): int(line)})
+    entry = entry_of(document, overrides)
+    if entry.scenario is None:
+        raise _about(row.id, where, entry.problems)
+    return entry
+
+
+def _about(row_id: object, where: str, problems: Sequence[Problem]) -> InputError:
+    """Everything that is wrong with one row, as one problem."""
+    told = "; ".join(problem.message for problem in problems)
+    return InputError(Problem(where, f"row {row_id or 'without an id'}: {told}"))

@@ -1,0 +1,203 @@
+"""Golden values of Megatron-LM's functional tests: the rule that turns a case's configuration into a scenario.
+
+The last rank logs. `allocated_peak` is the highest reading of the whole run, `allocated_peak_first` that of iteration 1
+(no Adam states before its optimizer step), `allocated_end` what is allocated after the optimizer step, before gradients
+are zeroed. Options are written where they differ from Megatron-Bridge's recipes, whose defaults `framework: megatron`
+stands for; the overlap switches and the distributed optimizer are always written.
+"""
+
+from __future__ import annotations
+
+GROUPS = {"gpt": "mcore-golden-gpt", "moe": "mcore-golden-moe", "hybrid": "mcore-golden-hybrid",
+          "nemotron": "mcore-golden-hybrid", "mixtral": "mcore-golden-moe"}
+TOPOLOGY = {"A100": "dgx-a100", "H100": "dgx-h100", "GB200": "gb200-nvl72"}
+OTHER_MODELS = {"bert": "BERT", "t5": "T5 (encoder and decoder)", "multimodal-llava": "LLaVA (vision tower)",
+                "mimo": "MIMO (vision tower)"}
+# What the collection says of a row and no scenario can say, by the first words it uses.
+UNSAYABLE = {
+    "reinforcement-learning run": "a reinforcement-learning step: rollouts and offload between phases are not stated",
+    "teacher model": "distillation with a teacher model beside the student",
+    "flextron": "Flextron: several widths of one model in a step",
+    "world size not stated": "world size not stated",
+    "vocabulary size unknown": "vocabulary size unknown from the case files",
+}
+UNFUSED = "attention backend auto, which ran unfused: the configuration does not say so"
+OTHER_GPU = "values of another GPU's run: the file is an inferred copy"
+
+
+def is_copy(golden):
+    """The same iteration times as another file: the same run, stored twice."""
+    return any(flag.startswith("copy_of") for flag in golden["flags"])
+
+
+def row(golden):
+    """Our row of one golden file."""
+    made = {"id": golden["id"], "group": _group(golden), "source": golden["source"]}
+    reason = _reason(golden)
+    made |= {"not_modelled": reason} if reason else {"scenario": scenario(golden)}
+    measured = golden["measured"]
+    readings = [_reading("allocated_peak", measured["peak_bytes"]), _reading("allocated_end", measured["steady_bytes"])]
+    if measured["first_iteration"] == 1:
+        readings.append(_reading("allocated_peak_first", measured["peak_iter1_bytes"]))
+    return made | {"readings": readings, "verdict": "fits", "step_s": measured["iteration_time_s_median"]}
+
+
+def unfiled(run):
+    """A golden file that only the collection of runs has: its YAML as written, without the defaults filled in."""
+    measured = run["measured"]
+    return {
+        "id": run["id"], "group": GROUPS[run["source"].split("/test_cases/")[1].partition("/")[0]],
+        "source": run["source"],
+        "not_modelled": "world size not stated" if run["gpus"] is None else
+        "only the case's own YAML is given, without the defaults of the version that ran it",
+        "readings": [_reading("allocated_peak", measured["peak_alloc_bytes"]),
+                     _reading("allocated_end", measured["steady_alloc_bytes"]),
+                     _reading("allocated_peak_first", round(measured["first_iter_peak_alloc_gib"] * 2**30))],
+        "verdict": "fits", "step_s": measured["step_time_s"]}
+
+
+def _reading(quantity, num_bytes):
+    return {"of": quantity, "rank": "last", "bytes": num_bytes}
+
+
+def _group(golden):
+    """Runs that resumed from a checkpoint are apart: their peak includes loading it."""
+    if golden["model"] in OTHER_MODELS:
+        return "mcore-golden-other"
+    return "mcore-golden-resumed" if golden["second_run"] else GROUPS[golden["model"]]
+
+
+def _reason(golden):
+    if golden["model"] in OTHER_MODELS:
+        return f"no model family: {OTHER_MODELS[golden['model']]}"
+    for start, told in UNSAYABLE.items():
+        if any(reason.startswith(start) for reason in golden["not_modelled"]):
+            return told
+    flags = {flag.partition("(")[0] for flag in golden["flags"]}
+    if "peak_matches_unfused_attention" in flags:
+        return UNFUSED
+    return OTHER_GPU if "a100_file_with_h100_workspaces" in flags else ""
+
+
+def scenario(golden):
+    """The scenario of a case: what ran, how it was laid out, how it was trained."""
+    config = golden["config"]
+    return {"model": _model(config), "framework": "megatron_fsdp" if config.get("fsdp") else "megatron",
+            "topology": TOPOLOGY[golden["gpu"]], "mesh": _mesh(golden), "training": _training(config),
+            "framework_options": _options(config)}
+
+
+# ---- model ----------------------------------------------------------------------------------------------------------
+def _model(config):
+    return _hybrid(config) if config.get("hybrid_pattern") else _gpt(config)
+
+
+def _shape(config):
+    """Keys that both families share. The vocabulary is the padded one, which is what is stored."""
+    return {"hidden_size": config["hidden"], "vocab_size": config["padded_vocab"],
+            "tie_word_embeddings": not config["untie"], "intermediate_size": config["ffn"],
+            "num_attention_heads": config["heads"], "num_key_value_heads": config["groups"],
+            "head_dim": config["head_dim"], "max_position_embeddings": config["max_pos"]}
+
+
+def _gpt(config):
+    overrides = _shape(config) | {
+        "num_hidden_layers": config["layers"], "normalization": config["norm"], "add_bias_linear": config["bias"],
+        "hidden_act": _activation(config), "position_embedding_type": config["pos"],
+        "attention_dropout": config["adrop"], "hidden_dropout": config["hdrop"], "qk_layernorm": config["qk_layernorm"]}
+    if config["pos"] == "rope":
+        overrides["partial_rotary_factor"] = config["rotary_percent"]
+    if config["mla"]:
+        overrides |= {"multi_latent_attention": True, "q_lora_rank": config["q_lora"],
+                      "kv_lora_rank": config["kv_lora"], "qk_nope_head_dim": config["qk_head_dim"],
+                      "qk_rope_head_dim": config["qk_pos_dim"], "v_head_dim": config["v_head_dim"]}
+    if config.get("experts"):
+        overrides |= _experts(config) | {"moe_layer_pattern": config["moe_layer_pattern"]}
+    if config.get("mtp"):
+        overrides["num_nextn_predict_layers"] = config["mtp"]
+    return {"config": "gpt", "overrides": overrides}
+
+
+def _experts(config):
+    return {"n_routed_experts": config["experts"], "num_experts_per_tok": config["topk"],
+            "moe_intermediate_size": config["moe_ffn"],
+            "moe_shared_expert_intermediate_size": config.get("shared_ffn", 0)}
+
+
+def _hybrid(config):
+    """Megatron's Mamba layers without a head count have 2 x hidden / head_dim heads (`ssm/mamba_mixer.py`)."""
+    pattern, *heads = config["hybrid_pattern"].replace("|", "").split("/")
+    overrides = _shape(config) | {
+        "hybrid_override_pattern": pattern, "num_hidden_layers": len(pattern), "n_groups": config["mamba_groups"],
+        "mamba_num_heads": config.get("mamba_heads", 2 * config["hidden"] // config["mamba_head_dim"]),
+        "mamba_head_dim": config["mamba_head_dim"], "ssm_state_size": config["mamba_state"]}
+    if config.get("experts"):
+        overrides |= _experts(config)
+    if config["norm"] != "RMSNorm":
+        overrides |= {"normalization": config["norm"], "add_bias_linear": config["bias"],
+                      "mlp_hidden_act": _activation(config), "position_embedding_type": config["pos"],
+                      "hidden_dropout": config["hdrop"], "attention_dropout": config["adrop"]}
+    if heads:
+        overrides |= {"num_nextn_predict_layers": len(heads), "mtp_hybrid_override_pattern": heads[0],
+                      "mtp_use_repeated_layer": config["mtp_repeat"]}
+    return {"config": "nemotron-3-nano-30b-a3b", "overrides": overrides}
+
+
+def _activation(config):
+    return "silu" if config["swiglu"] else "relu2" if config["squared_relu"] else "gelu"
+
+
+# ---- layout ---------------------------------------------------------------------------------------------------------
+def _mesh(golden):
+    config, dp = golden["config"], golden["dp"]
+    mesh = {"pp": config["pp"], "dp_replicate": config["opt_instances"], "dp_shard": dp // config["opt_instances"],
+            "cp": config["cp"], "tp": config["tp"]}
+    mesh = {axis: size for axis, size in mesh.items() if size > 1}
+    if config.get("experts"):
+        mesh |= {"ep": config["ep"], "etp": config["etp"]}
+    return mesh
+
+
+def _training(config):
+    made = {"seq_len": config["seq"], "micro_batch_size": config["mbs"], "global_batch_size": config["gbs"],
+            "sequence_parallel": config["sp"], "loss": "te" if config.get("xent_fusion") == "te" else "megatron"}
+    if config.get("recompute_modules"):
+        made["recompute"] = config["recompute_modules"]
+    segments = config.get("hybrid_pattern", "").count("|") + 1
+    chunks = config.get("vpp") or (segments // config["pp"] if segments > 1 else 1)
+    if chunks > 1:
+        made["pipeline"] = {"virtual_stages": chunks}
+    compute = "fp8" if config.get("fp8") else config["dtype"]
+    grads = config["grad_reduce_dtype"]
+    made["precision"] = {"compute": compute, "main_grads": grads, "grad_reduce": grads}
+    made["optimizer"] = {"name": config["optimizer"]}
+    return made
+
+
+def _options(config):
+    fused = "xent_fusion" in config
+    wanted = {  # option: (as it ran, as Megatron-Bridge's recipes have it)
+        "transformer_impl": (config["impl"], "transformer_engine"),
+        "attention_backend": (config["attention_backend"] if config["attention_backend"] in ("unfused", "local")
+                              else "fused", "fused"),
+        "cross_entropy_loss_fusion": (fused, True),
+        "gradient_accumulation_fusion": (config["grad_accum_fusion"], True),
+        "create_attention_mask": (config["mask_in_loader"], False),
+        "bias_activation_fusion": (config["bias_gelu_fusion"] or not config["bias"], True),
+        "tp_comm_overlap": (config["tp_comm_overlap"], False),
+        "overlap_moe_expert_parallel_comm": (config["a2a_overlap"], False),
+        "defer_embedding_wgrad_compute": (config["defer_embedding_wgrad"], False),
+        "use_transformer_engine_op_fuser": (config["op_fuser"], False),
+        "ddp_pad_buckets_for_high_nccl_busbw": (config["high_bw"], False),
+        "cuda_graph_impl": (config.get("cuda_graph", "none"), "none"),
+        "pipeline_model_parallel_layout": (config.get("pp_layout"), None),
+        "moe_latent_size": (config.get("moe_latent"), None),
+        "moe_grouped_gemm": (config.get("grouped_gemm", True), True),
+        "moe_permute_fusion": (config.get("permute_fusion", True), True),
+    }
+    made = {"use_distributed_optimizer": config["dist_opt"], "overlap_grad_reduce": config["overlap_grad_reduce"]}
+    if config["dist_opt"]:
+        made["overlap_param_gather"] = config["overlap_param_gather"]
+    if config.get("experts"):
+        made["moe_token_dispatcher_type"] = config["dispatcher"]
+    return made | {name: ran for name, (ran, default) in wanted.items() if ran != default}

@@ -1,0 +1,395 @@
+"""Measured training runs: one rule a group that turns a row's published configuration into a scenario.
+
+A rule raises `Unsayable` where the configuration is not complete, or is of something that a scenario has no key for.
+What a scenario *can* say and the engine cannot model yet is written down all the same: the engine refuses it by name.
+"""
+
+from __future__ import annotations
+
+import math
+import re
+
+GIB, MIB = 2**30, 2**20
+
+
+class Unsayable(Exception):
+    """Why no scenario can be written."""
+
+
+def row(run):
+    """Our row of a run; None for one that carries neither a memory reading nor a verdict."""
+    rule = RULES.get(run["group"])
+    readings, verdict = _readings(run), _verdict(run)
+    if rule is None or not (readings or verdict == "oom"):
+        return None
+    made = {"id": run["id"], "group": run["group"], "source": run["source"]}
+    try:
+        made["scenario"] = rule(run)
+    except Unsayable as reason:
+        made["not_modelled"] = str(reason)
+    step = run["measured"].get("step_time_s")
+    made |= {"readings": readings, "verdict": verdict}
+    return made if step is None else made | {"step_s": step}
+
+
+# ---- readings -------------------------------------------------------------------------------------------------------
+QUANTITIES = {"peak_alloc_gib": "allocated_peak", "peak_reserved_gib": "reserved_peak",
+              "device_mem_gib_per_gpu": "device_peak"}
+MAX_GROUPS = ("torchtitan",)
+"""Groups whose source prints the maximum over the GPUs; all others print one rank, the first unless their notes say."""
+
+
+def _readings(run):
+    measured = run["measured"]
+    if "per_rank_max_alloc_mib" in measured:
+        return _per_stage(run)
+    rank = _rank(run)
+    return [{"of": quantity, "rank": rank, "bytes": round(measured[key] * GIB)}
+            for key, quantity in QUANTITIES.items() if measured.get(key) is not None]
+
+
+def _per_stage(run):
+    """All ranks were read: the first of each pipeline stage stands for its stage (they agree within a few MiB)."""
+    size = run["gpus"] // run["pp"]
+    readings = []
+    for quantity, key in (("allocated_peak", "per_rank_max_alloc_mib"), ("reserved_peak", "per_rank_max_reserved_mib")):
+        readings += [{"of": quantity, "rank": rank, "bytes": round(run["measured"][key][str(rank)] * MIB)}
+                     for rank in range(0, run["gpus"], size)]
+    return readings
+
+
+def _rank(run):
+    if run["group"] in MAX_GROUPS or "worst rank" in run["notes"]:
+        return "max"
+    told = re.search(r"rank (\d+) = last", run["notes"])
+    return int(told[1]) if told else 0
+
+
+def _verdict(run):
+    return "oom" if "oom" in str(run["measured"].get("outcome", "")).lower() else "fits"
+
+
+# ---- what rules share -----------------------------------------------------------------------------------------------
+def _unsayable(reason):
+    raise Unsayable(reason)
+
+
+def _over(config, **overrides):
+    return {"config": config, "overrides": overrides}
+
+
+def _degrees(run):
+    """`dp` leaves out context parallel ranks, `dp_shard` sometimes counts them; `etp` only with experts."""
+    mesh = {"pp": run["pp"], "dp_shard": run["dp"] or run["dp_shard"], "cp": run["cp"], "tp": run["tp"]}
+    world = math.prod(size or 1 for size in mesh.values())
+    if world != run["gpus"]:
+        _unsayable(f"the degrees make {world} ranks, on {run['gpus']} GPUs")
+    mesh = {axis: size for axis, size in mesh.items() if size and size > 1}
+    if run["ep"]:
+        mesh["ep"] = run["ep"]
+        mesh |= {"etp": run["etp"]} if run["etp"] else {}
+    return mesh
+
+
+def _batch(run):
+    made = {"seq_len": run["seq_len"], "micro_batch_size": run["micro_batch"]}
+    return made | ({"global_batch_size": run["global_batch"]} if run["global_batch"] else {})
+
+
+def _recompute(run):
+    told = run["recompute"] or ""
+    listed = re.search(r"\[(.*)\]", told)
+    if listed:
+        return {"recompute": re.findall(r"[a-z_]+", listed[1])}
+    if "full" in told or told.startswith("gradient checkpointing"):
+        return {"recompute": "full"}
+    if told.startswith("selective AC"):
+        return {"recompute": {"mode": "per_op"}}
+    return {"recompute": ["core_attn"]} if told.startswith("selective") else {}
+
+
+# ---- SimuMax --------------------------------------------------------------------------------------------------------
+def _simumax(run):
+    """TransformerEngine 2.11, whose cross entropy writes its gradient over the logits; fp32 gradients, no overlap."""
+    config = run["config"]
+    options = {"overlap_grad_reduce": False, "overlap_param_gather": False}
+    if config["cp_comm"]:
+        options["cp_comm_type"] = config["cp_comm"]
+    if config["dispatcher"]:
+        options["moe_token_dispatcher_type"] = config["dispatcher"]
+    training = _batch(run) | {
+        "sequence_parallel": config["sequence_parallel"], "loss": "te_inplace",
+        "precision": {"main_grads": "fp32", "grad_reduce": "fp32"}, "optimizer": {"name": "adam"}}
+    if config.get("moe_capacity_factor"):
+        training["routing"] = {"capacity_factor": float(config["moe_capacity_factor"])}
+    return {"model": _simumax_mla(config) if config.get("mla") else _llama(config), "framework": "megatron",
+            "topology": "dgx-b200", "mesh": _degrees(run), "training": training, "framework_options": options}
+
+
+def _llama(config):
+    return _over("llama-3.1-8b", hidden_size=config["hidden"], intermediate_size=config["ffn"],
+                 num_hidden_layers=config["layers"], num_attention_heads=config["heads"],
+                 num_key_value_heads=config["kv"], head_dim=config["hidden"] // config["heads"],
+                 vocab_size=config["vocab"])
+
+
+def _simumax_mla(config):
+    mla = config["mla"]
+    preset = "deepseek-v2" if config["experts"] == 160 else "deepseek-v3"
+    return _over(preset, num_hidden_layers=config["layers"], hidden_size=config["hidden"],
+                 intermediate_size=config["ffn"], num_attention_heads=config["heads"], vocab_size=config["vocab"],
+                 n_routed_experts=config["experts"], num_experts_per_tok=config["topk"],
+                 moe_intermediate_size=config["moe_ffn"],
+                 n_shared_experts=config["shared_ffn"] // config["moe_ffn"],
+                 first_k_dense_replace=config["first_dense"], q_lora_rank=mla["q_lora"], kv_lora_rank=mla["kv_lora"],
+                 qk_nope_head_dim=mla["qk"], qk_rope_head_dim=mla["rope"], v_head_dim=mla["v"])
+
+
+# ---- Megatron-Bridge ------------------------------------------------------------------------------------------------
+TE_INPLACE_COMMITS = ("600d069b824d", "968ab25dd0e8")
+"""Megatron-Bridge commits that lock TransformerEngine 2.17 (its cross entropy works in place); the others lock 2.18."""
+BRIDGE_TOPOLOGY = {"H100": "dgx-h100", "H100 80GB": "dgx-h100", "GB200": "gb200-nvl72"}
+NANO = "nemotron-3-nano-30b-a3b"
+
+
+def _bridge_card(run):
+    """Memory is printed after iteration 2, before CUDA graphs are captured: they are no part of the reading."""
+    if not run["model"].startswith("Nemotron-3.5-Lightning"):
+        _unsayable(f"no model family: {run['model'].partition('-it')[0]} (vision and language)")
+    config = run["config"]
+    fsdp = "fsdp" in run["task"]
+    training = _batch(run) | {
+        "precision": _bridge_formats(run), "optimizer": {"name": "adam"}, "loss": _bridge_loss(run)}
+    if (config["features"] or {}).get("sequence_packing"):
+        training["lengths"] = "packed"
+    options = {} if fsdp else {"use_precision_aware_optimizer": _is_benchmark(config["recipe"])}
+    options |= {"moe_token_dispatcher_type": "flex", "moe_flex_dispatcher_backend": "hybridep"}
+    model = _over(NANO, num_nextn_predict_layers=int(config["mtp_num_layers"]), mtp_hybrid_override_pattern="*E",
+                  mtp_use_repeated_layer=True)
+    return {"model": model, "framework": "megatron_fsdp" if fsdp else "megatron",
+            "topology": BRIDGE_TOPOLOGY[run["gpu_type"]], "mesh": _degrees(run), "training": training,
+            "framework_options": options}
+
+
+def _is_benchmark(recipe):
+    """`..._8gpu_gb200_bf16_config`: the runner switches the precision-aware optimizer on for these."""
+    return re.search(r"_\d+gpu_[a-z0-9]+_(bf16|fp8\w*)_", recipe) is not None
+
+
+def _bridge_formats(run):
+    """Fp8 is refused by name; main gradients are what the recipe reduces in."""
+    grads = "fp32" if run["config"]["grad_reduce_fp32"] == "True" else "bf16"
+    return {"compute": "fp8" if run["precision"].startswith("fp8") else "bf16", "main_grads": grads,
+            "grad_reduce": grads}
+
+
+def _bridge_loss(run):
+    """Fine-tuning recipes compute the native cross entropy, pretraining recipes that of TransformerEngine."""
+    if run["task"] == "sft":
+        return "megatron"
+    return "te_inplace" if run["framework"].split()[1] in TE_INPLACE_COMMITS else "te"
+
+
+def _bridge_skill(run):
+    """Matched ladders of recomputed modules; benchmark recipes, so cross entropy is TransformerEngine's."""
+    training = _batch(run) | _recompute(run) | {"optimizer": {"name": "adam"}}
+    options = {}
+    if run["model"].startswith("Llama-3-70B"):
+        training |= {"precision": {"compute": "fp8"}, "pipeline": {"virtual_stages": run["vpp"]}}
+        model = "llama-3-70b"
+    else:
+        aware = "precision-aware" in run["optimizer"]
+        training |= {"precision": {"main_grads": "bf16", "grad_reduce": "bf16"}, "loss": "te_inplace"}
+        model = "moonlight-16b-a3b" if aware else NANO
+        options["use_precision_aware_optimizer"] = aware
+        training["optimizer"] |= {"moments": "bf16"} if "bf16 moments" in run["optimizer"] else {}
+    if "HybridEP" in run["framework"]:
+        options |= {"moe_token_dispatcher_type": "flex", "moe_flex_dispatcher_backend": "hybridep"}
+    return {"model": model, "framework": "megatron", "topology": BRIDGE_TOPOLOGY[run["gpu_type"]],
+            "mesh": _degrees(run), "training": training, "framework_options": options}
+
+
+# ---- Automodel ------------------------------------------------------------------------------------------------------
+def _automodel_blog(run):
+    if run["framework"].startswith("HF Transformers v4"):
+        _unsayable("the layers are the model's own code from the hub (transformers v4, eager attention, a loop over "
+                   "experts), which no implementation describes")
+    loop = "foreach=False" in run["optimizer"]
+    training = _batch(run) | {"precision": {"params": "bf16", "grad_reduce": "bf16"},
+                              "optimizer": {"name": "adam", "implementation": "for_loop" if loop else "foreach"}}
+    return {"model": NANO, "framework": "automodel", "topology": "dgx-h100", "mesh": _degrees(run),
+            "training": training, "framework_options": {"dispatcher": "deepep"}}
+
+
+def _automodel_perf(run):
+    if not run["complete"]:
+        _unsayable("the number of GPUs is not stated")
+    training = _batch(run) | _recompute(run) | {"precision": {"params": "bf16"}, "optimizer": {"name": "adam"}}
+    return {"model": "deepseek-v3", "framework": "automodel", "topology": "gb200-nvl72", "mesh": _degrees(run),
+            "training": training, "framework_options": {"dispatcher": "hybridep"}}
+
+
+def _automodel_docs(_run):
+    _unsayable("format of the parameters, unit of the reading and global batch not stated")
+
+
+# ---- torchtitan -----------------------------------------------------------------------------------------------------
+def _torchtitan(run):
+    """FSDP2 over torchtitan's own layers: fp32 parameters and reduction, bf16 compute, fused AdamW."""
+    told = _titan_gap(run)
+    if told:
+        _unsayable(told)
+    config = run["config"] or {}
+    fp8 = "float8" in run["precision"]
+    training = _batch(run) | _recompute(run) | {
+        "precision": {"params": "fp32", "grad_reduce": "fp32"} | ({"compute": "fp8"} if fp8 else {}),
+        "optimizer": {"name": "adamw", "implementation": "fused"}}
+    training["micro_batch_size"] = config.get("pp_microbatch_size", training["micro_batch_size"])
+    schedule = config.get("schedule", "1f1b").split()[0].lower()
+    if schedule != "1f1b":
+        training["pipeline"] = {"schedule": schedule} | ({"virtual_stages": run["vpp"]} if run["vpp"] else {})
+        training["micro_batch_size"] = 1
+    options = {"wrap": "separate_embedding_head"} | ({"compile": True} if config.get("compile") else {})
+    return {"model": TITAN_MODELS[run["model"]], "framework": "fsdp2", "implementation": "torchtitan",
+            **_titan_device(run), "mesh": _degrees(run), "training": training, "framework_options": options}
+
+
+TITAN_MODELS = {
+    "Llama-3.1-8B": "llama-3.1-8b",
+    "Llama-3.1-405B": _over("llama-3.1-8b", hidden_size=16384, intermediate_size=53248, num_hidden_layers=126,
+                            num_attention_heads=128, num_key_value_heads=8),
+    "Qwen3-32B": "qwen3-32b",
+    "DeepSeek-V3-16B (torchtitan flavor)": "deepseek-v2-lite",
+}
+
+
+def _titan_gap(run):
+    if run["complete"]:
+        return ""
+    if run["model"] not in TITAN_MODELS:
+        return "model not named" if "not named" in run["model"] else "batch not stated"
+    return "which activations are recomputed is not stated" if "config default" in run["recompute"] or \
+        "may differ" in run["recompute"] else "the local batch is not stated"
+
+
+def _titan_device(run):
+    """The 96 GB H100 of these machines has no topology; of another device with the memory the job may use what it has.
+
+    Nothing else about the device enters allocated or reserved bytes of this framework.
+    """
+    if run["gpu_type"].startswith("H100"):
+        return {"topology": "dgx-h200", "limits": {"usable_memory": "95 GiB"}}
+    return {"topology": "dgx-h200"}
+
+
+# ---- KempnerForge ---------------------------------------------------------------------------------------------------
+def _kempner(run):
+    """FSDP2 with its own tensor parallelism: fp32 parameters, fused AdamW, checkpointed layers."""
+    if not run["complete"]:
+        _unsayable("gradient accumulation not stated" if run["global_batch"] is None else
+                   "how FSDP wraps the experts is not stated")
+    config = run["config"]
+    training = _batch(run) | _recompute(run) | {
+        "precision": {"params": "fp32"}, "optimizer": {"name": "adamw", "implementation": "fused"}}
+    options = {"compile": True} if config.get("compile") else {}
+    return {"model": _kempner_model(run), "framework": "fsdp2", "topology": "dgx-h200", "mesh": _degrees(run),
+            "training": training, "framework_options": options}
+
+
+def _kempner_model(run):
+    moe = re.search(r"MoE E=(\d+) top(\d) \(d(\d+) L(\d+) h(\d+) kv(\d+)", run["model"])
+    if moe:
+        experts, top, hidden, layers, heads, kv = map(int, moe.groups())
+        return _over("mixtral-8x7b", num_local_experts=experts, num_experts_per_tok=top, vocab_size=128256,
+                     **_kempner_shape(hidden, layers, heads, kv))
+    size = re.search(r"style (\d+)", run["model"])[1]
+    if size == "29":
+        _unsayable("the 29B shape is in a file of the source that the row does not restate")
+    hidden, layers, heads = {"7": (4096, 32, 32), "13": (5120, 40, 40)}[size]
+    return _over("llama-3.1-8b", **_kempner_shape(hidden, layers, heads, 8))
+
+
+def _kempner_shape(hidden, layers, heads, kv):
+    """`ffn auto(1.3x)` is Llama's rule: two thirds of 4 x hidden, x 1.3, up to a multiple of 256 (4096 gives 14336)."""
+    ffn = int(1.3 * int(8 * hidden / 3))
+    return {"hidden_size": hidden, "num_hidden_layers": layers, "num_attention_heads": heads, "num_key_value_heads": kv,
+            "head_dim": hidden // heads, "intermediate_size": -(-ffn // 256) * 256}
+
+
+# ---- one GPU, DeepSpeed, Megatron-SWIFT -----------------------------------------------------------------------------
+def _torchtune(run):
+    """One process without sharding: `ddp` of one rank. bf16 parameters and states."""
+    if not run["complete"]:
+        _unsayable("batches are not packed: their lengths are not stated" if "not packed" in run["notes"] or
+                   run["seq_len"] is None else "which activations are recomputed or offloaded is not stated")
+    training = _batch(run) | _recompute(run) | {
+        "loss": "chunked", "precision": {"params": "bf16"}, "lengths": "packed", "optimizer": {"name": "adamw"}}
+    if "in backward" in run["optimizer"] or "opt-in-bwd" in run["optimizer"]:
+        _unsayable("the optimizer runs inside backward: no key says when")
+    if "offload" in run["recompute"]:
+        training["offload"] = {"activations": "host"}
+    if run["peft"]:
+        training |= {"method": "lora", "lora": {
+            "rank": 64, "alpha": 128.0,
+            "target_modules": ["q_proj", "v_proj", "o_proj", "gate_proj", "up_proj", "down_proj"]}}
+    return {"model": "llama-3.2-3b", "framework": "ddp", "topology": "dgx-a100", "mesh": {}, "training": training,
+            "framework_options": {"compile": True}}
+
+
+SWIFT_MODELS = {"Qwen3-30B-A3B": "qwen3-30b-a3b", "Qwen3-30B-A3B-Base": "qwen3-30b-a3b", "Qwen2.5-7B": "qwen2.5-7b",
+                "Qwen2.5-14B": "qwen2.5-14b", "Qwen2.5-72B-Instruct": "qwen2.5-72b",
+                "Qwen3-235B-A22B-Instruct-2507": "qwen3-235b-a22b"}
+
+
+def _swift(run):
+    """Script headers: whole GiB on the device. Packed rows say so; unpacked ones are padded to the full length."""
+    if not run["complete"]:
+        _unsayable("batch and format of the frozen base not stated")
+    if run["model"] not in SWIFT_MODELS:
+        _unsayable(f"no model family: {run['model']}")
+    deepspeed = "DeepSpeed" in run["framework"]
+    training = _batch(run) | _recompute(run) | {"optimizer": {"name": "adam"}}
+    if not deepspeed:
+        training |= {"sequence_parallel": run["config"]["sequence_parallel"], "loss": "megatron"}
+    if run["config"]["packing"]:
+        training["lengths"] = "packed"
+    if "offloaded" in run["optimizer"]:
+        training["offload"] = {"optimizer": "host"}
+    if run["peft"]:
+        training |= {"method": "lora", "lora": {"rank": 8, "alpha": 32.0, "target_modules": [
+            "linear_qkv", "linear_proj", "linear_fc1", "linear_fc2"]}}
+    return {"model": SWIFT_MODELS[run["model"]], "framework": run["sharding"] if deepspeed else "megatron",
+            "topology": "dgx-a100", "mesh": _degrees(run), "training": training}
+
+
+def _axolotl(run):
+    """README figures, "about N GiB" on the device, of yaml files with packing and a cut cross entropy."""
+    if not run["model"].startswith("gpt-oss"):
+        _unsayable(f"no model family: {run['model'].split()[0]}")
+    training = _batch(run) | {"recompute": "full", "lengths": "packed", "loss": "cut", "precision": {"params": "bf16"}}
+    eight = "8bit" in run["optimizer"]
+    training["optimizer"] = {"name": "adamw", "moments": "int8"} if eight else \
+        {"name": "adamw", "implementation": "fused"}
+    if run["peft"]:
+        training |= {"method": "lora", "lora": {"rank": 8, "alpha": 16.0}}
+    if "offload" in run["model"]:
+        training["offload"] = {"params": "host", "optimizer": "host", "gradients": "host"}
+    made = {"model": "gpt-oss-20b", "framework": "fsdp2" if run["sharding"] == "fsdp2" else "ddp",
+            "topology": "dgx-a100", "mesh": _degrees(run), "training": training}
+    size = int(re.search(r"(\d+)GB", run["gpu_type"])[1])  # cards of less than 80 GB: a part of one that has them
+    return made if size >= 80 else made | {"limits": {"usable_memory": f"{size} GB"}}
+
+
+def _estimator(_run):
+    _unsayable("expert parallel size and exact shape are in a file that the source does not restate")
+
+
+def _issue(run):
+    _unsayable("lengths and batch not stated" if "DPO" in (run["task"] or "") else
+               "no model family: Qwen3-VL (vision tower)")
+
+
+RULES = {"simumax-b200": _simumax, "mbridge-card": _bridge_card, "mbridge-skill": _bridge_skill,
+         "automodel-blog": _automodel_blog, "automodel-perf": _automodel_perf, "automodel-docs": _automodel_docs,
+         "torchtitan": _torchtitan, "torchtitan-log": _torchtitan, "kempnerforge": _kempner, "torchtune": _torchtune,
+         "ms-swift": _swift, "axolotl": _axolotl, "mbridge-est": _estimator, "issues": _issue}
