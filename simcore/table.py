@@ -115,7 +115,7 @@ def validation(found: Validation) -> list[RenderableType]:
 
 def _errors(summaries: Sequence[Summary]) -> Table:
     heads = ("quantity", "readings", "distinct", "modelled", "median", "90 %", "bias", "worst", "of row")
-    table = _plain_table("group", *heads)
+    table = _plain_table("group", *heads, left=("quantity", "of row"))
     for one in summaries:
         table.add_row(one.group, one.quantity, *map(str, (one.num_readings, one.num_distinct, one.num_modelled)),
                       *map(_percent, (one.median, one.percentile_90)), *map(_signed, (one.bias, one.worst_error)),
@@ -124,7 +124,7 @@ def _errors(summaries: Sequence[Summary]) -> Table:
 
 
 def _told(verdicts: Sequence[Verdicts]) -> Table:
-    table = _plain_table("measured", "told fits", "told oom", "not modelled", "wrong")
+    table = _plain_table("measured", "told fits", "told oom", "not modelled", "wrong", left=("wrong",))
     for one in verdicts:
         table.add_row(one.measured, *map(str, (one.told_fits, one.told_oom, one.not_modelled)),
                       plain(", ".join(one.wrong)))
@@ -132,7 +132,7 @@ def _told(verdicts: Sequence[Verdicts]) -> Table:
 
 
 def _worst(worst: Sequence[Compared]) -> Table:
-    table = _plain_table("worst", "quantity", "rank", "measured", "simulated", "error")
+    table = _plain_table("worst", "quantity", "rank", "measured", "simulated", "error", left=("quantity",))
     for one in worst:
         table.add_row(plain(one.rows[0]), one.quantity, str(one.rank), format_bytes(one.measured_bytes),
                       format_bytes(one.simulated_bytes), _signed(one.error))
@@ -141,7 +141,7 @@ def _worst(worst: Sequence[Compared]) -> Table:
 
 def _gaps(gaps: Sequence[Gap]) -> Table:
     """The most frequent reasons, each in a line; `--json` has them all, in full."""
-    table = _plain_table("no answer, because", "rows", "groups")
+    table = _plain_table("no answer, because", "rows", "groups", left=("groups",))
     for one in gaps[:_MOST_GAPS]:
         told = one.reason if len(one.reason) <= _REASON else f"{one.reason[:_REASON - 3]}..."
         table.add_row(plain(told), str(one.num_rows), plain(", ".join(one.groups)))
@@ -167,9 +167,10 @@ def _signed(share: float | None) -> str:
     return "" if share is None else f"{share:+.1%}"
 
 
-def _plain_table(first: str, *others: str) -> Table:
+def _plain_table(first: str, *others: str, left: Sequence[str] = ()) -> Table:
+    """Columns of numbers, after a first one of names; `left`: those of words."""
     table = Table(box=SIMPLE_HEAD, pad_edge=False)
     table.add_column(Text(plain(first)))
     for heading in others:
-        table.add_column(Text(plain(heading)), justify="right", overflow="fold")
+        table.add_column(Text(plain(heading)), justify="left" if heading in left else "right", overflow="fold")
     return table

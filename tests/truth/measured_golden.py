@@ -84,38 +84,61 @@ def scenario(golden):
     config = golden["config"]
     return {"model": _model(config), "framework": "megatron_fsdp" if config.get("fsdp") else "megatron",
             "topology": TOPOLOGY[golden["gpu"]], "mesh": _mesh(golden), "training": _training(config),
-            "framework_options": _options(config)}
+            "framework_options": _options(config) | _context(golden)}
 
 
 # ---- model ----------------------------------------------------------------------------------------------------------
 def _model(config):
-    return _hybrid(config) if config.get("hybrid_pattern") else _gpt(config)
+    """A hybrid, DeepSeek (latent attention, RMSNorm, SwiGLU), or GPT-2 with changes.
 
-
-def _shape(config):
-    """Keys that both families share. The vocabulary is the padded one, which is what is stored."""
-    return {"hidden_size": config["hidden"], "vocab_size": config["padded_vocab"],
-            "tie_word_embeddings": not config["untie"], "intermediate_size": config["ffn"],
-            "num_attention_heads": config["heads"], "num_key_value_heads": config["groups"],
-            "head_dim": config["head_dim"], "max_position_embeddings": config["max_pos"]}
+    The vocabulary is the padded one, which is what is stored.
+    """
+    if config.get("hybrid_pattern"):
+        return _hybrid(config)
+    latent = config["mla"] and config["norm"] == "RMSNorm" and config["swiglu"] and not config["bias"]
+    return _deepseek(config) if latent else _gpt(config)
 
 
 def _gpt(config):
-    overrides = _shape(config) | {
-        "num_hidden_layers": config["layers"], "normalization": config["norm"], "add_bias_linear": config["bias"],
-        "hidden_act": _activation(config), "position_embedding_type": config["pos"],
-        "attention_dropout": config["adrop"], "hidden_dropout": config["hdrop"], "qk_layernorm": config["qk_layernorm"]}
-    if config["pos"] == "rope":
-        overrides["partial_rotary_factor"] = config["rotary_percent"]
+    """GPT-2 has biases, LayerNorm, learned positions and GELU; what else a case has is written in Megatron's words."""
+    overrides = {"n_embd": config["hidden"], "n_layer": config["layers"], "n_head": config["heads"],
+                 "n_inner": config["ffn"], "n_positions": config["max_pos"], "vocab_size": config["padded_vocab"],
+                 "tie_word_embeddings": not config["untie"]}
+    if config["adrop"]:
+        overrides["attn_pdrop"] = config["adrop"]
+    if config["hdrop"]:
+        overrides |= {"resid_pdrop": config["hdrop"], "embd_pdrop": config["hdrop"]}
+    changes = {  # key: (as it ran, as GPT-2 has it)
+        "normalization": (config["norm"], "LayerNorm"), "add_bias_linear": (config["bias"], True),
+        "position_embedding_type": (config["pos"], "learned_absolute"),
+        "activation_function": (_activation(config), "gelu"), "qk_layernorm": (config["qk_layernorm"], False),
+        "num_query_groups": (config["groups"], config["heads"]), "multi_latent_attention": (config["mla"], False),
+        "mtp_num_layers": (config.get("mtp", 0), 0)}
+    overrides |= {key: ran for key, (ran, usual) in changes.items() if ran != usual}
     if config["mla"]:
-        overrides |= {"multi_latent_attention": True, "q_lora_rank": config["q_lora"],
-                      "kv_lora_rank": config["kv_lora"], "qk_nope_head_dim": config["qk_head_dim"],
-                      "qk_rope_head_dim": config["qk_pos_dim"], "v_head_dim": config["v_head_dim"]}
-    if config.get("experts"):
-        overrides |= _experts(config) | {"moe_layer_pattern": config["moe_layer_pattern"]}
+        overrides |= _latent(config)
+    return {"config": "gpt2", "overrides": overrides | (_experts(config) if config.get("experts") else {})}
+
+
+def _deepseek(config):
+    pattern = config["moe_layer_pattern"]
+    overrides = {
+        "hidden_size": config["hidden"], "vocab_size": config["padded_vocab"], "intermediate_size": config["ffn"],
+        "num_hidden_layers": len(pattern), "first_k_dense_replace": pattern.count("0"),
+        "num_attention_heads": config["heads"], "num_key_value_heads": config["heads"], **_latent(config),
+        "n_routed_experts": config["experts"], "num_experts_per_tok": config["topk"],
+        "moe_intermediate_size": config["moe_ffn"],
+        "n_shared_experts": config.get("shared_ffn", 0) // config["moe_ffn"],
+        "tie_word_embeddings": not config["untie"], "max_position_embeddings": config["max_pos"]}
     if config.get("mtp"):
-        overrides["num_nextn_predict_layers"] = config["mtp"]
-    return {"config": "gpt", "overrides": overrides}
+        overrides["mtp_num_layers"] = config["mtp"]
+    return {"config": "deepseek-v3", "overrides": overrides}
+
+
+def _latent(config):
+    return {"q_lora_rank": config["q_lora"], "kv_lora_rank": config["kv_lora"],
+            "qk_nope_head_dim": config["qk_head_dim"], "qk_rope_head_dim": config["qk_pos_dim"],
+            "v_head_dim": config["v_head_dim"]}
 
 
 def _experts(config):
@@ -127,8 +150,12 @@ def _experts(config):
 def _hybrid(config):
     """Megatron's Mamba layers without a head count have 2 x hidden / head_dim heads (`ssm/mamba_mixer.py`)."""
     pattern, *heads = config["hybrid_pattern"].replace("|", "").split("/")
-    overrides = _shape(config) | {
-        "hybrid_override_pattern": pattern, "num_hidden_layers": len(pattern), "n_groups": config["mamba_groups"],
+    overrides = {
+        "hidden_size": config["hidden"], "vocab_size": config["padded_vocab"], "intermediate_size": config["ffn"],
+        "tie_word_embeddings": not config["untie"], "num_attention_heads": config["heads"],
+        "num_key_value_heads": config["groups"], "head_dim": config["head_dim"],
+        "max_position_embeddings": config["max_pos"], "hybrid_override_pattern": pattern,
+        "num_hidden_layers": len(pattern), "n_groups": config["mamba_groups"],
         "mamba_num_heads": config.get("mamba_heads", 2 * config["hidden"] // config["mamba_head_dim"]),
         "mamba_head_dim": config["mamba_head_dim"], "ssm_state_size": config["mamba_state"]}
     if config.get("experts"):
@@ -138,7 +165,7 @@ def _hybrid(config):
                       "mlp_hidden_act": _activation(config), "position_embedding_type": config["pos"],
                       "hidden_dropout": config["hdrop"], "attention_dropout": config["adrop"]}
     if heads:
-        overrides |= {"num_nextn_predict_layers": len(heads), "mtp_hybrid_override_pattern": heads[0],
+        overrides |= {"mtp_num_layers": len(heads), "mtp_hybrid_override_pattern": heads[0],
                       "mtp_use_repeated_layer": config["mtp_repeat"]}
     return {"config": "nemotron-3-nano-30b-a3b", "overrides": overrides}
 
@@ -172,6 +199,12 @@ def _training(config):
     made["precision"] = {"compute": compute, "main_grads": grads, "grad_reduce": grads}
     made["optimizer"] = {"name": config["optimizer"]}
     return made
+
+
+def _context(golden):
+    """How attention crosses context parallel ranks, where it is not ring by ring."""
+    kind = golden["raw_args"].get("cp-comm-type", "p2p")
+    return {} if kind == "p2p" else {"cp_comm_type": kind}
 
 
 def _options(config):

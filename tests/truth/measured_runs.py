@@ -135,9 +135,10 @@ def _llama(config):
 
 def _simumax_mla(config):
     mla = config["mla"]
-    preset = "deepseek-v2" if config["experts"] == 160 else "deepseek-v3"
+    preset = "deepseek-v2-lite" if config["experts"] == 160 else "deepseek-v3"  # the first routes by softmax
     return _over(preset, num_hidden_layers=config["layers"], hidden_size=config["hidden"],
-                 intermediate_size=config["ffn"], num_attention_heads=config["heads"], vocab_size=config["vocab"],
+                 intermediate_size=config["ffn"], num_attention_heads=config["heads"],
+                 num_key_value_heads=config["heads"], vocab_size=config["vocab"],
                  n_routed_experts=config["experts"], num_experts_per_tok=config["topk"],
                  moe_intermediate_size=config["moe_ffn"],
                  n_shared_experts=config["shared_ffn"] // config["moe_ffn"],
@@ -164,7 +165,7 @@ def _bridge_card(run):
         training["lengths"] = "packed"
     options = {} if fsdp else {"use_precision_aware_optimizer": _is_benchmark(config["recipe"])}
     options |= {"moe_token_dispatcher_type": "flex", "moe_flex_dispatcher_backend": "hybridep"}
-    model = _over(NANO, num_nextn_predict_layers=int(config["mtp_num_layers"]), mtp_hybrid_override_pattern="*E",
+    model = _over(NANO, mtp_num_layers=int(config["mtp_num_layers"]), mtp_hybrid_override_pattern="*E",
                   mtp_use_repeated_layer=True)
     return {"model": model, "framework": "megatron_fsdp" if fsdp else "megatron",
             "topology": BRIDGE_TOPOLOGY[run["gpu_type"]], "mesh": _degrees(run), "training": training,
@@ -258,7 +259,8 @@ TITAN_MODELS = {
     "Llama-3.1-8B": "llama-3.1-8b",
     "Llama-3.1-405B": _over("llama-3.1-8b", hidden_size=16384, intermediate_size=53248, num_hidden_layers=126,
                             num_attention_heads=128, num_key_value_heads=8),
-    "Qwen3-32B": "qwen3-32b",
+    "Qwen3-32B": _over("qwen3-8b", hidden_size=5120, intermediate_size=25600, num_hidden_layers=64,
+                       num_attention_heads=64),
     "DeepSeek-V3-16B (torchtitan flavor)": "deepseek-v2-lite",
 }
 
@@ -336,9 +338,18 @@ def _torchtune(run):
             "framework_options": {"compile": True}}
 
 
-SWIFT_MODELS = {"Qwen3-30B-A3B": "qwen3-30b-a3b", "Qwen3-30B-A3B-Base": "qwen3-30b-a3b", "Qwen2.5-7B": "qwen2.5-7b",
-                "Qwen2.5-14B": "qwen2.5-14b", "Qwen2.5-72B-Instruct": "qwen2.5-72b",
-                "Qwen3-235B-A22B-Instruct-2507": "qwen3-235b-a22b"}
+SWIFT_MODELS = {
+    "Qwen3-30B-A3B": "qwen3-30b-a3b",
+    "Qwen3-30B-A3B-Base": "qwen3-30b-a3b",
+    "Qwen3-235B-A22B-Instruct-2507": _over("qwen3-30b-a3b", hidden_size=4096, num_hidden_layers=94,
+                                           num_attention_heads=64, moe_intermediate_size=1536),
+    "Qwen2.5-7B": "qwen2.5-7b",
+    "Qwen2.5-14B": _over("qwen2.5-7b", hidden_size=5120, intermediate_size=13824, num_hidden_layers=48,
+                         num_attention_heads=40, num_key_value_heads=8),
+    "Qwen2.5-72B-Instruct": _over("qwen2.5-7b", hidden_size=8192, intermediate_size=29568, num_hidden_layers=80,
+                                  num_attention_heads=64, num_key_value_heads=8),
+}
+"""Shapes of models without a preset are those of their published configurations; so are torchtitan's."""
 
 
 def _swift(run):
