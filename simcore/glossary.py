@@ -50,15 +50,15 @@ AXES: Final = {
 """What the axes are that no scenario sets; the scenario's own words say it of the others."""
 
 COMPONENTS: Final = {
-    "embedding": "token embedding; a tied head counts here",
+    "embedding": "token embedding and learned positions; a tied head counts here",
     "attention": "query, key, value and output projections",
     "mamba": "Mamba-2 mixers, their norm included",
     "mlp": "dense feed-forward layers",
     "routed_experts": "experts that tokens are routed to",
     "shared_experts": "experts that every token visits",
     "router": "the router's weight; its correction bias is a buffer, in no component",
-    "norms": "norms of layers and the final norm",
-    "lm_head": "output head, unless tied",
+    "norms": "norms of layers, heads and latent vectors, and the final norm",
+    "lm_head": "output head, unless tied", "mtp": "modules of multi-token prediction, everything in them",
     "adapters": "LoRA pairs outside routed experts",
     "expert_adapters": "LoRA pairs of routed experts",
 }

@@ -16,9 +16,9 @@ from itertools import pairwise
 from typing import TYPE_CHECKING, Any
 
 from simcore.document import read_document
-from simcore.errors import InputError, Problem
+from simcore.errors import InputError, NotYet, Problem
 from simcore.models.architecture import Architecture, Config
-from simcore.models.blocks import LayerKind
+from simcore.models.blocks import LayerKind, Mtp
 from simcore.tensor import TensorSpec
 
 if TYPE_CHECKING:
@@ -26,7 +26,11 @@ if TYPE_CHECKING:
 
 __all__ = ["Layer", "ModelGraph", "build", "known_presets", "model_config"]
 
-FAMILIES = ("llama", "nemotron_h")
+FAMILIES = {
+    "deepseek_v2": "deepseek", "deepseek_v3": "deepseek", "gpt2": "gpt2", "gpt_oss": "gpt_oss", "llama": "llama",
+    "mixtral": "mixtral", "nemotron_h": "nemotron_h", "qwen2": "qwen", "qwen3": "qwen", "qwen3_moe": "qwen",
+}
+"""A configuration's `model_type` -> the file of `simcore/models` that reads it."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -119,7 +123,8 @@ def model_config(reference: str, overrides: Mapping[str, Any] | None, where: str
     return fields
 
 
-_OPTIONAL_FIELDS = ("num_hidden_layers", "tie_word_embeddings", "head_dim", "chunk_size", "layers_block_type")
+_OPTIONAL_FIELDS = ("num_hidden_layers", "tie_word_embeddings", "head_dim", "chunk_size", "layers_block_type",
+                    "layer_types", "mtp_num_layers")
 
 
 def _unknown(reference: str) -> str:
@@ -131,12 +136,15 @@ def _unknown(reference: str) -> str:
 
 
 def build(fields: Mapping[str, Any], implementation: str, where: str = "model") -> ModelGraph:
-    """The graph of a configuration under an implementation; InputError for a family that is not known."""
+    """The graph of a configuration under an implementation.
+
+    InputError for a family that is not known, NotYet for one that the implementation's layers are not described of.
+    """
     key = json.dumps(fields, sort_keys=True, default=str)
     try:
         return _build(key, implementation)
-    except InputError as error:
-        raise InputError(Problem(where, problem.message) for problem in error.problems) from None
+    except (InputError, NotYet) as error:
+        raise type(error)(Problem(where, problem.message) for problem in error.problems) from None
 
 
 @lru_cache(maxsize=64)
@@ -145,13 +153,20 @@ def _build(key: str, implementation: str) -> ModelGraph:
     family = str(config.fields.get("model_type"))
     if family not in FAMILIES:
         raise config.fail("model_type", f"expected one of {', '.join(FAMILIES)}, got {family!r}")
-    architecture: Architecture = importlib.import_module(f"simcore.models.{family}").architecture(config)
+    architecture: Architecture = importlib.import_module(f"simcore.models.{FAMILIES[family]}").architecture(config)
+    operators = importlib.import_module(f"simcore.operators.{implementation}")
+    _check_mtp(config, architecture, operators.tensors)
     kinds = tuple(dict.fromkeys(kind for _, kind in architecture.parts))
     number = {kind: i for i, kind in enumerate(kinds)}
     layers = tuple(Layer(i, number[kind], path) for i, (path, kind) in enumerate(architecture.parts))
-    operators = importlib.import_module(f"simcore.operators.{implementation}")
     tensors = tuple(_tied(architecture, kind, tuple(operators.tensors(kind))) for kind in kinds)
     return ModelGraph(architecture, implementation, kinds, tensors, layers)
+
+
+def _check_mtp(config: Config, architecture: Architecture, tensors: Callable[[LayerKind], Any]) -> None:
+    """Multi-token prediction is asked for only where the implementation builds it."""
+    if any(isinstance(kind.block, Mtp) and not tensors(kind) for _, kind in architecture.parts):
+        raise config.fail("mtp_num_layers", "this implementation builds no modules of multi-token prediction")
 
 
 def _tied(architecture: Architecture, kind: LayerKind, specs: tuple[TensorSpec, ...]) -> tuple[TensorSpec, ...]:

@@ -15,7 +15,7 @@ class TensorSpec:
     `name` is its path inside the layer, as the implementation spells it (`mixer.in_proj.weight`).
     `dims` names each dimension of `shape`; frameworks split by these names or by position.
     `module` says what kind of module holds it: linear, grouped (3-D experts or grouped GEMM), norm, embedding, conv,
-    router, other. Adapter matchers look at it.
+    router, bias, other. Adapter matchers look at it.
     `copies`: separate tensors of this shape (one weight an expert). `tied`: the storage is another layer's.
     `stored` is a dtype that the implementation insists on ("" follows the scenario).
     """

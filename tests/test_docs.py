@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import contextlib
+import itertools
 import json
 import re
 from pathlib import Path
@@ -10,6 +12,7 @@ from typing import Any
 import pytest
 
 from simcore.document import parse_document
+from simcore.errors import InputError, NotYet
 from simcore.flows import flow_of
 from simcore.framework import Framework
 from simcore.glossary import CATEGORIES, COMPONENTS, RESERVED, filled, glossary
@@ -96,7 +99,11 @@ def test_pages_draw_the_categories_of_the_glossary() -> None:
 
 def test_components_are_those_of_the_models() -> None:
     fields = [model_config(preset, None, "") for preset in known_presets()]
-    found = {name for one in fields for code in IMPLEMENTATIONS for name in build(one, code).components()}
+    fields.append(model_config("deepseek-v3", {"mtp_num_layers": 1}, ""))
+    found: set[str] = set()
+    for one, code in itertools.product(fields, IMPLEMENTATIONS):
+        with contextlib.suppress(NotYet, InputError):  # not every family is described for every implementation
+            found |= set(build(one, code).components())
     assert found | {"adapters", "expert_adapters"} == set(COMPONENTS)
 
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from simcore.job import Job
-from simcore.models.blocks import Attention, Mamba2, Mixer, Mlp, Moe
+from simcore.models.blocks import Attention, LatentAttention, Mamba2, Mixer, Mlp, Moe
 
 __all__ = ["check", "checkpoint"]
 
@@ -43,13 +43,19 @@ def checkpoint(job: Job) -> str:
     if unknown:
         raise job.illegal("training.recompute", f"Invalid choices for recompute_modules: {', '.join(unknown)}. Allowed "
                           f"modules are: {', '.join(RECOMPUTE)}", "core 0.16.1 transformer_config.py:1208")
-    if "mla_up_proj" in recompute:  # no model of this version has it
+    if "mla_up_proj" in recompute:
+        if _has_latent_attention(job):
+            raise job.not_yet("training.recompute", "mla_up_proj in recompute_modules")
         raise job.illegal("training.recompute", "mla_up_proj in recompute_modules is only supported with "
                           "multi_latent_attention", "core 0.16.1 transformer_config.py:1219")
     if "moe_act" in recompute and not job.has_experts:
         raise job.illegal("training.recompute", "moe_act in recompute_modules is only supported with moe_grouped_gemm",
                           "core 0.16.1 transformer_config.py:1213")
     return ",".join(recompute) or "none"
+
+
+def _has_latent_attention(job: Job) -> bool:
+    return any(isinstance(b.block, LatentAttention) for kind in job.graph.kinds for b in kind.branches)
 
 
 def _check_tied(job: Job) -> None:
@@ -73,6 +79,8 @@ def _check_world(job: Job) -> None:
 def _check_block(job: Job, block: Mixer, *, sequence_parallel: bool) -> None:
     if isinstance(block, Mamba2):
         _check_mamba(job, block)
+    elif isinstance(block, LatentAttention):
+        _divides(job, "tp", block.num_heads, "attention heads", "transformer_config.py: num_attention_heads % tp")
     elif isinstance(block, Attention):
         _divides(job, "tp", block.num_heads, "attention heads", "transformer_config.py: num_attention_heads % tp")
         if block.num_kv_heads % job.mesh.tp and job.mesh.tp % block.num_kv_heads:

@@ -193,7 +193,9 @@ def _units(job: Job, options: dict[str, object], reduce: str, *, fully: bool) ->
 
 def _experts_name(job: Job, layer: int) -> str:
     wrapped = "._checkpoint_wrapped_module" if all_or_no_checkpoint(job) != "none" else ""
-    return f"{job.graph.layers[layer].path}{wrapped}.mixer.experts"
+    kind = job.graph.kinds[job.graph.layers[layer].kind]
+    name = next(branch.name for branch in kind.branches if isinstance(branch.block, Moe))
+    return f"{job.graph.layers[layer].path}{wrapped}.{name}.experts"
 
 
 class _UnitMaker:

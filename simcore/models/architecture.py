@@ -57,3 +57,27 @@ class Config:
         if not isinstance(value, bool):
             raise self.fail(name, f"expected true or false, got {value!r}")
         return value
+
+    def choice(self, name: str, known: tuple[str, ...]) -> str:
+        """A field that is one of a few words; the first is the default."""
+        value = self.fields.get(name)
+        if value is None:
+            return known[0]
+        if value not in known:
+            raise self.fail(name, f"expected {' or '.join(known)}, got {value!r}: others are not modelled yet")
+        return str(value)
+
+    def names(self, name: str, default: tuple[str, ...], known: tuple[str, ...]) -> tuple[str, ...]:
+        """A list of words, of at least the default's length."""
+        value = self.fields.get(name)
+        if value is None:
+            return default
+        if not isinstance(value, list) or len(value) < len(default) or any(one not in known for one in value):
+            raise self.fail(name, f"expected {len(default)} or more of {', '.join(known)}, got {value!r}")
+        return tuple(value[:len(default)])
+
+    def refuse(self, *names: str) -> None:
+        """Fields that must be false or absent, because what they switch on is not modelled."""
+        for name in names:
+            if self.boolean(name, default=False):
+                raise self.fail(name, "not modelled yet")

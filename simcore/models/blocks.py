@@ -1,25 +1,34 @@
 """The blocks that layers are made of: architecture only, no implementation and no parallelism.
 
-`h` is the hidden size everywhere. A layer is a chain of residual branches `x + block(norm(x))`.
+`h` is the hidden size everywhere. A layer is a chain of residual branches `x + block(norm(x))`. Norms are RMSNorm, with
+`layer_norm` LayerNorm with a bias.
 """
 
 from __future__ import annotations
 
 from dataclasses import dataclass
 
-__all__ = ["Attention", "Block", "Branch", "Embedding", "FinalNorm", "Head", "LayerKind", "Loss", "Mamba2", "Mixer",
-           "Mlp", "Moe"]
+__all__ = ["Attention", "Block", "Branch", "Embedding", "FinalNorm", "Head", "LatentAttention", "LayerKind", "Loss",
+           "Mamba2", "Mixer", "Mlp", "Moe", "Mtp"]
 
 
 @dataclass(frozen=True, slots=True)
 class Attention:
-    """Grouped-query attention; `rotary`: rotary position embedding on q and k."""
+    """Grouped-query attention; `rotary`: rotary position embedding on q and k.
+
+    `bias`: "" none, "qkv" of query, key and value, "all" of the output projection too. `qk_norm`: an RMSNorm over each
+    head of q and of k. `sinks`: one learned number a head in the softmax. `window`: tokens seen, 0 all.
+    """
 
     hidden: int
     num_heads: int
     num_kv_heads: int
     head_dim: int
     rotary: bool = False
+    bias: str = ""
+    qk_norm: bool = False
+    sinks: bool = False
+    window: int = 0
 
     @property
     def q_size(self) -> int:
@@ -28,6 +37,36 @@ class Attention:
     @property
     def kv_size(self) -> int:
         return self.num_kv_heads * self.head_dim
+
+
+@dataclass(frozen=True, slots=True)
+class LatentAttention:
+    """Multi-head latent attention: q, and k with v, are projected down to a rank and up again.
+
+    `q_rank` 0: the query is not compressed. `nope`, `rope`: sizes of a query head without and with rotation (all heads
+    share one rotated key); `value`: size of a value head.
+    """
+
+    hidden: int
+    num_heads: int
+    q_rank: int
+    kv_rank: int
+    nope: int
+    rope: int
+    value: int
+
+    @property
+    def q_size(self) -> int:
+        return self.num_heads * (self.nope + self.rope)
+
+    @property
+    def kv_size(self) -> int:
+        """Rows of the projection up: keys without rotation, and values."""
+        return self.num_heads * (self.nope + self.value)
+
+    @property
+    def out_size(self) -> int:
+        return self.num_heads * self.value
 
 
 @dataclass(frozen=True, slots=True)
@@ -59,7 +98,11 @@ class Mamba2:
 
 @dataclass(frozen=True, slots=True)
 class Moe:
-    """Routed experts with a shared expert. `gated`: SwiGLU experts (three matrices), else relu^2 (two)."""
+    """Routed experts with a shared expert. `gated`: SwiGLU experts (three matrices), else relu^2 (two).
+
+    `router`: "sigmoid" scores whose choice a buffer corrects; "softmax" before the choice; "topk_softmax" after it,
+    with a bias on the logits. `normalised`: the weights of the chosen add up to one. `bias`: experts have biases.
+    """
 
     hidden: int
     num_experts: int
@@ -67,31 +110,49 @@ class Moe:
     expert_ffn: int
     shared_ffn: int
     gated: bool = False
+    router: str = "sigmoid"
+    normalised: bool = True
+    bias: bool = False
 
 
 @dataclass(frozen=True, slots=True)
 class Mlp:
-    """A dense MLP. `gated`: SwiGLU, else relu^2."""
+    """A dense MLP. `gated`: SwiGLU, `gelu`: GELU, else relu^2. `bias`: of both matrices."""
 
     hidden: int
     ffn: int
     gated: bool = True
+    gelu: bool = False
+    bias: bool = False
 
 
 @dataclass(frozen=True, slots=True)
 class Embedding:
-    """The token embedding. `rotary_dim` > 0: the stem makes cos and sin tables for the layers."""
+    """The token embedding. `rotary_dim` > 0: the stem makes cos and sin tables for the layers.
+
+    `positions` > 0: so many learned position vectors besides.
+    """
 
     vocab: int
     hidden: int
     rotary_dim: int = 0
+    positions: int = 0
 
 
 @dataclass(frozen=True, slots=True)
 class FinalNorm:
-    """The RMSNorm after the last layer."""
+    """The norm after the last layer."""
 
     hidden: int
+    layer_norm: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class Mtp:
+    """A module that predicts one token further: two norms, a projection of both halves, one layer, a final norm."""
+
+    hidden: int
+    branches: tuple[Branch, ...]
 
 
 @dataclass(frozen=True, slots=True)
@@ -111,8 +172,8 @@ class Loss:
     upcast: bool = False
 
 
-Mixer = Attention | Mamba2 | Moe | Mlp
-Block = Mixer | Embedding | FinalNorm | Head | Loss
+Mixer = Attention | LatentAttention | Mamba2 | Moe | Mlp
+Block = Mixer | Embedding | FinalNorm | Head | Loss | Mtp
 
 
 @dataclass(frozen=True, slots=True)
@@ -122,18 +183,19 @@ class Branch:
     norm: str
     name: str
     block: Mixer
+    layer_norm: bool = False
 
 
 @dataclass(frozen=True, slots=True)
 class LayerKind:
     """Layers that are alike, or one of the parts around them (embedding, norm, head, loss).
 
-    `family` tells implementations which modelling code runs (nemotron_h, llama). A model runs its kinds in the order
-    embedding, layers, final norm, head, loss.
+    `family` tells implementations which modelling code runs: the configuration's `model_type`. A model runs its kinds
+    in the order embedding, layers, final norm, head, loss; modules of multi-token prediction stand before the norm.
     """
 
     name: str
     family: str
     hidden: int
     branches: tuple[Branch, ...] = ()
-    block: Embedding | FinalNorm | Head | Loss | None = None
+    block: Embedding | FinalNorm | Head | Loss | Mtp | None = None

@@ -127,6 +127,7 @@ def _block(env: Env, kind: LayerKind, branch: Branch, x: Tensor) -> Tensor:
         return moe(env, x, block, branch.name)
     if isinstance(block, Attention):
         return attention(env, x, block, branch.name)
+    assert isinstance(block, Mlp), "other families are refused"
     return mlp(env, x, branch.name, gated=block.gated)
 
 

@@ -16,15 +16,21 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any, Final
 
+from simcore.errors import NotYet, Problem
 from simcore.models.blocks import Attention, Branch, Embedding, FinalNorm, Head, LayerKind, Mamba2, Mlp, Moe
 from simcore.tensor import TensorSpec
 
-__all__ = ["tensors"]
+__all__ = ["FAMILIES", "tensors"]
+
+FAMILIES: Final = ("llama", "nemotron_h")
 
 
 def tensors(kind: LayerKind) -> tuple[TensorSpec, ...]:
     """Parameters and buffers of `kind` in registration order; names relative to the layer, or to the model outside."""
     block = kind.block
+    if kind.family not in FAMILIES:
+        raise NotYet(Problem("model", f"not yet: Automodel's own layers of {kind.family} (served: "
+                             f"{', '.join(FAMILIES)})"))
     if block is None:
         return _layer(kind)
     if isinstance(block, Embedding):

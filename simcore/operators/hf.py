@@ -19,15 +19,20 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import replace
 from functools import partial
+from typing import Final
 
 from simcore.models.blocks import Attention, Branch, Embedding, FinalNorm, Head, LayerKind, Loss, Mlp, Moe
 from simcore.operators import aten, hf_nemotron
+from simcore.operators.features import refuse
 from simcore.operators.hf_layers import Inputs, attention, linear, mlp, rms_norm
 from simcore.operators.hf_tensors import tensors
 from simcore.recording import LayerTape, Run
 from simcore.tape import GRAD_HIDDEN, HIDDEN, Node, Section, Tape, Tensor
 
 __all__ = ["TIED_HEAD", "record", "tensors"]
+
+SERVED: Final[frozenset[str]] = frozenset()
+"""What of `features.py` is recorded here."""
 
 TIED_HEAD = 1 << 30
 """Row offset: the slot is the head's, however far away that is."""
@@ -38,6 +43,7 @@ _BEFORE, _AFTER = -1, 1
 def record(kind: LayerKind, run: Run, slots: dict[tuple[str, str], int],
            comms: dict[tuple[str, str, str], int]) -> LayerTape:
     """Record one layer or part."""
+    refuse(kind, SERVED, "hf")
     assert run.tp == run.cp == run.etp == 1, "transformers' own tensor and context parallelism are not modelled"
     tape = Tape(slots, comms)
     if isinstance(kind.block, Embedding):

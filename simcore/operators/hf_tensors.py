@@ -9,7 +9,17 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable
 from typing import Any, Final
 
-from simcore.models.blocks import Attention, Embedding, FinalNorm, Head, LayerKind, Mamba2, Mlp, Moe
+from simcore.models.blocks import (
+    Attention,
+    Embedding,
+    FinalNorm,
+    Head,
+    LatentAttention,
+    LayerKind,
+    Mamba2,
+    Mlp,
+    Moe,
+)
 from simcore.tensor import TensorSpec
 
 __all__ = ["tensors"]
@@ -19,44 +29,94 @@ def tensors(kind: LayerKind) -> tuple[TensorSpec, ...]:
     """Parameters and buffers of `kind` in registration order."""
     block = kind.block
     if isinstance(block, Embedding):
-        return (TensorSpec("weight", (block.vocab, block.hidden), ("vocab", "hidden"), "embedding", "embedding"),)
+        return _embedding(block)
     if isinstance(block, FinalNorm):
-        return (_norm("weight", block.hidden),)
+        return _norm("", block.hidden, layer_norm=block.layer_norm)
     if isinstance(block, Head):
         component = "embedding" if block.tied else "lm_head"
         return (TensorSpec("weight", (block.vocab, block.hidden), ("vocab", "hidden"), component, "linear"),)
     if block is not None:
-        return ()  # the loss
-    norms = [_norm(f"{branch.norm}.weight", kind.hidden) for branch in kind.branches]
-    blocks = [spec for b in kind.branches for spec in _BLOCK[type(b.block)](b.name, b.block)]
-    # Llama makes its norms after attention and MLP, Nemotron-H before the mixer.
-    return tuple([*norms, *blocks] if kind.family == "nemotron_h" else [*blocks, *norms])
+        return ()  # the loss; transformers builds no modules of multi-token prediction
+    norms = [_norm(f"{b.norm}.", kind.hidden, layer_norm=b.layer_norm) for b in kind.branches]
+    blocks = [tuple(_BLOCK[type(b.block)](b.name, b.block, kind.family)) for b in kind.branches]
+    # Llama and its like make their norms after attention and MLP, Nemotron-H and GPT-2 each before its block.
+    alternate = kind.family in ("nemotron_h", "gpt2")
+    groups = [x for pair in zip(norms, blocks, strict=True) for x in pair] if alternate else [*blocks, *norms]
+    return tuple(spec for group in groups for spec in group)
 
 
-def _norm(name: str, size: int) -> TensorSpec:
-    return TensorSpec(name, (size,), ("hidden",), "norms", "norm")
+def _embedding(block: Embedding) -> tuple[TensorSpec, ...]:
+    tables = (("wte.", block.vocab, "vocab"), ("wpe.", block.positions, "positions"))
+    used = tables if block.positions else (("", block.vocab, "vocab"),)
+    return tuple(TensorSpec(f"{at}weight", (size, block.hidden), (dim, "hidden"), "embedding", "embedding")
+                 for at, size, dim in used)
+
+
+def _norm(at: str, size: int, dim: str = "hidden", *, layer_norm: bool = False) -> tuple[TensorSpec, ...]:
+    parts = ("weight", "bias") if layer_norm else ("weight",)
+    return tuple(TensorSpec(f"{at}{part}", (size,), (dim,), "norms", "norm") for part in parts)
 
 
 def _linear(name: str, out: tuple[int, str], into: tuple[int, str], component: str) -> TensorSpec:
     return TensorSpec(f"{name}.weight", (out[0], into[0]), (out[1], into[1]), component, "linear")
 
 
-def _attention(name: str, b: Any) -> Iterable[TensorSpec]:
+def _bias(name: str, out: tuple[int, str], component: str) -> TensorSpec:
+    return TensorSpec(f"{name}.bias", (out[0],), (out[1],), component, "bias")
+
+
+def _conv1d(name: str, out: tuple[int, str], into: tuple[int, str], component: str) -> Iterable[TensorSpec]:
+    """GPT-2's linear: weight transposed (`pytorch_utils.Conv1D`), with a bias."""
+    yield TensorSpec(f"{name}.weight", (into[0], out[0]), (into[1], out[1]), component)
+    yield _bias(name, out, component)
+
+
+def _attention(name: str, b: Any, family: str) -> Iterable[TensorSpec]:
     hidden, q, kv = (b.hidden, "hidden"), (b.q_size, "heads"), (b.kv_size, "kv_heads")
+    if family == "gpt2":
+        yield from _conv1d(f"{name}.c_attn", (b.q_size + 2 * b.kv_size, "heads"), hidden, "attention")
+        yield from _conv1d(f"{name}.c_proj", hidden, q, "attention")
+        return
+    if b.sinks:
+        yield TensorSpec(f"{name}.sinks", (b.num_heads,), ("heads",), "attention")
     for part, out, into in (("q_proj", q, hidden), ("k_proj", kv, hidden), ("v_proj", kv, hidden),
                             ("o_proj", hidden, q)):
         yield _linear(f"{name}.{part}", out, into, "attention")
+        if b.bias == "all" or (b.bias == "qkv" and part != "o_proj"):
+            yield _bias(f"{name}.{part}", out, "attention")
+    if b.qk_norm:
+        yield from _norm(f"{name}.q_norm.", b.head_dim, "head_dim")
+        yield from _norm(f"{name}.k_norm.", b.head_dim, "head_dim")
 
 
-def _mlp(name: str, b: Any, component: str = "mlp") -> Iterable[TensorSpec]:
+def _latent(name: str, b: Any, family: str) -> Iterable[TensorSpec]:
+    """`DeepseekV3Attention`: the norms stand between the two projections."""
+    hidden, q = (b.hidden, "hidden"), (b.q_size, "heads")
+    if b.q_rank:
+        yield _linear(f"{name}.q_a_proj", (b.q_rank, "q_rank"), hidden, "attention")
+        yield from _norm(f"{name}.q_a_layernorm.", b.q_rank, "q_rank")
+        yield _linear(f"{name}.q_b_proj", q, (b.q_rank, "q_rank"), "attention")
+    else:
+        yield _linear(f"{name}.q_proj", q, hidden, "attention")
+    yield _linear(f"{name}.kv_a_proj_with_mqa", (b.kv_rank + b.rope, "kv_rank"), hidden, "attention")
+    yield from _norm(f"{name}.kv_a_layernorm.", b.kv_rank, "kv_rank")
+    yield _linear(f"{name}.kv_b_proj", (b.kv_size, "heads"), (b.kv_rank, "kv_rank"), "attention")
+    yield _linear(f"{name}.o_proj", hidden, (b.out_size, "heads"), "attention")
+
+
+def _mlp(name: str, b: Any, family: str, component: str = "mlp") -> Iterable[TensorSpec]:
     hidden, ffn = (b.hidden, "hidden"), (b.ffn, "ffn")
+    if b.gelu:
+        yield from _conv1d(f"{name}.c_fc", ffn, hidden, component)
+        yield from _conv1d(f"{name}.c_proj", hidden, ffn, component)
+        return
     if b.gated:
         yield _linear(f"{name}.gate_proj", ffn, hidden, component)
     yield _linear(f"{name}.up_proj", ffn, hidden, component)
     yield _linear(f"{name}.down_proj", hidden, ffn, component)
 
 
-def _mamba(name: str, b: Any) -> Iterable[TensorSpec]:
+def _mamba(name: str, b: Any, family: str) -> Iterable[TensorSpec]:
     for part in ("dt_bias", "A_log", "D"):
         yield TensorSpec(f"{name}.{part}", (b.num_heads,), ("mamba_heads",), "mamba")
     yield TensorSpec(f"{name}.conv1d.weight", (b.conv_dim, 1, b.conv_kernel), ("mamba_conv", "one", "kernel"), "mamba",
@@ -67,18 +127,38 @@ def _mamba(name: str, b: Any) -> Iterable[TensorSpec]:
     yield _linear(f"{name}.out_proj", (b.hidden, "hidden"), (b.inner, "mamba_inner"), "mamba")
 
 
-def _moe(name: str, b: Any) -> Iterable[TensorSpec]:
-    for part, shape, dims in (("up_proj", (b.expert_ffn, b.hidden), ("expert_ffn", "hidden")),
-                              ("down_proj", (b.hidden, b.expert_ffn), ("hidden", "expert_ffn"))):
-        yield TensorSpec(f"{name}.experts.{part}", (b.num_experts, *shape), ("experts", *dims), "routed_experts",
-                         "grouped")
-    yield TensorSpec(f"{name}.gate.weight", (b.num_experts, b.hidden), ("experts_router", "hidden"), "router", "router")
-    yield TensorSpec(f"{name}.gate.e_score_correction_bias", (b.num_experts,), ("experts_router",), "router", "router",
-                     "fp32", is_buffer=True, trainable=False)
+def _moe(name: str, b: Any, family: str) -> Iterable[TensorSpec]:
+    experts, router = [*_experts(f"{name}.experts", b)], [*_router(name, b)]
+    # Mixtral and GPT-OSS make the router first.
+    yield from (*router, *experts) if family in ("mixtral", "gpt_oss") else (*experts, *router)
     if b.shared_ffn:
-        yield from _mlp(f"{name}.shared_experts", Mlp(b.hidden, b.shared_ffn, gated=b.gated), "shared_experts")
+        shared = Mlp(b.hidden, b.shared_ffn, gated=b.gated)
+        yield from _mlp(f"{name}.shared_experts", shared, family, "shared_experts")
 
 
-_BLOCK: Final[dict[type, Callable[[str, Any], Iterable[TensorSpec]]]] = {
-    Mamba2: _mamba, Attention: _attention, Mlp: _mlp, Moe: _moe
+def _experts(at: str, b: Any) -> Iterable[TensorSpec]:
+    """Gate and up are one tensor; with biases (`GptOssExperts`) the input dimension comes before the output's."""
+    hidden, ffn = (b.hidden, "hidden"), (b.expert_ffn, "expert_ffn")
+    first = ("gate_up_proj", (2 * b.expert_ffn, "expert_ffn")) if b.gated else ("up_proj", ffn)
+    for part, out, into in ((*first, hidden), ("down_proj", hidden, ffn)):
+        rows, columns = (into, out) if b.bias else (out, into)
+        yield TensorSpec(f"{at}.{part}", (b.num_experts, rows[0], columns[0]), ("experts", rows[1], columns[1]),
+                         "routed_experts", "grouped")
+        if b.bias:
+            yield TensorSpec(f"{at}.{part}_bias", (b.num_experts, out[0]), ("experts", out[1]), "routed_experts",
+                             "bias")
+
+
+def _router(name: str, b: Any) -> Iterable[TensorSpec]:
+    at = f"{name}.router" if b.router == "topk_softmax" else f"{name}.gate"
+    yield TensorSpec(f"{at}.weight", (b.num_experts, b.hidden), ("experts_router", "hidden"), "router", "router")
+    if b.router == "topk_softmax":
+        yield TensorSpec(f"{at}.bias", (b.num_experts,), ("experts_router",), "router", "bias")
+    if b.router == "sigmoid":
+        yield TensorSpec(f"{at}.e_score_correction_bias", (b.num_experts,), ("experts_router",), "router", "router",
+                         "fp32", is_buffer=True, trainable=False)
+
+
+_BLOCK: Final[dict[type, Callable[[str, Any, str], Iterable[TensorSpec]]]] = {
+    Mamba2: _mamba, Attention: _attention, LatentAttention: _latent, Mlp: _mlp, Moe: _moe
 }

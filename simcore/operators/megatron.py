@@ -12,8 +12,10 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from math import prod
+from typing import Final
 
-from simcore.models.blocks import Attention, Branch, Embedding, FinalNorm, Head, LayerKind, Mamba2, Mlp
+from simcore.models.blocks import Attention, Branch, Embedding, FinalNorm, Head, LayerKind, Mamba2, Mlp, Moe
+from simcore.operators.features import refuse
 from simcore.operators.megatron_attention import attention, mlp
 from simcore.operators.megatron_context import Context
 from simcore.operators.megatron_head import embedding, head, loss
@@ -26,6 +28,9 @@ from simcore.tape import GRAD_HIDDEN, HIDDEN, Param, Section, Tape, Tensor
 from simcore.units import dtype_bytes
 
 __all__ = ["idle_gradients", "record", "standing", "tensors"]
+
+SERVED: Final[frozenset[str]] = frozenset()
+"""What of `features.py` is recorded here."""
 
 _EMPTY = Section(())
 
@@ -51,6 +56,7 @@ def standing(runs: Sequence[tuple[LayerKind, Run]]) -> dict[str, int]:
 def record(kind: LayerKind, run: Run, slots: dict[tuple[str, str], int],
            comms: dict[tuple[str, str, str], int]) -> LayerTape:
     """One layer of `kind`, forward and backward, on a tape of its own."""
+    refuse(kind, SERVED, "megatron")
     c = Context(Tape(slots, comms), run, kind)
     tape = c.tape
     caught: list[Tensor] = []
@@ -146,4 +152,7 @@ def _mixer(c: Context, branch: Branch, x: Tensor) -> Tensor:
         return mamba(c, block, x)
     if isinstance(block, Attention):
         return attention(c, block, x)
-    return mlp(c, block, x) if isinstance(block, Mlp) else moe(c, block, x)
+    if isinstance(block, Mlp):
+        return mlp(c, block, x)
+    assert isinstance(block, Moe), "latent attention is refused"
+    return moe(c, block, x)

@@ -6,7 +6,10 @@ Order, names and shapes are those of `named_parameters()` of `MambaModel` and `G
  * a module's own parameters come before its children's, so the mixer starts with dt_bias, A_log, D;
  * `Attention` builds `linear_proj` before `SelfAttention` builds `linear_qkv` (`transformer/attention.py`);
  * TE's `LayerNormLinear` registers `layer_norm_weight` before `weight` (TransformerEngine 2.18,
-   `pytorch/module/layernorm_linear.py`).
+   `pytorch/module/layernorm_linear.py`);
+ * latent attention has a norm of its own before it, and its down projections lie whole on every tp rank
+   (`transformer/multi_latent_attention.py`, parallel_mode "duplicated"); the layer spec with qk_layernorm, which Bridge
+   sets for DeepSeek, fuses the inner norms into the projections up.
 
 Main of August 2026 holds the convolution in the mixer itself, as its first two parameters `conv1d_weight` and
 `conv1d_bias`: the same sizes under other names (`ssm/mamba_mixer.py`).
@@ -17,6 +20,7 @@ Float16Module casts the whole module, so A_log and D, made in fp32, rest in bf16
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import replace
 from typing import Any, Final
 
 from simcore.models.blocks import (
@@ -25,10 +29,12 @@ from simcore.models.blocks import (
     Embedding,
     FinalNorm,
     Head,
+    LatentAttention,
     LayerKind,
     Mamba2,
     Mlp,
     Moe,
+    Mtp,
 )
 from simcore.tensor import TensorSpec
 
@@ -41,21 +47,48 @@ def tensors(kind: LayerKind) -> tuple[TensorSpec, ...]:
     """Parameters and buffers of `kind` in registration order; names relative to the layer, or to the model outside."""
     block = kind.block
     if block is None:
-        return tuple(spec for branch in kind.branches for spec in _BRANCH[type(branch.block)](branch))
+        return _layer(kind.branches)
     if isinstance(block, Embedding):
-        return (TensorSpec("embedding.word_embeddings.weight", (block.vocab, block.hidden), ("vocab", "hidden"),
-                           "embedding", "embedding"),)
+        return _embedding(block)
     if isinstance(block, FinalNorm):
-        return (_norm(f"{FINAL_NORM.get(kind.family, 'decoder.final_layernorm')}.weight", block.hidden),)
+        return _norm(f"{FINAL_NORM.get(kind.family, 'decoder.final_layernorm')}.", block.hidden,
+                     layer_norm=block.layer_norm)
     if isinstance(block, Head):
         component = "embedding" if block.tied else "lm_head"
         return (TensorSpec("output_layer.weight", (block.vocab, block.hidden), ("vocab", "hidden"), component,
                            "linear"),)
-    return ()  # the loss
+    return _mtp(block) if isinstance(block, Mtp) else ()  # () is the loss
 
 
-def _norm(name: str, size: int) -> TensorSpec:
-    return TensorSpec(name, (size,), ("hidden",), "norms", "norm")
+def _layer(branches: tuple[Branch, ...]) -> tuple[TensorSpec, ...]:
+    return tuple(spec for branch in branches for spec in _BRANCH[type(branch.block)](branch))
+
+
+def _embedding(block: Embedding) -> tuple[TensorSpec, ...]:
+    at, vocab = "embedding", (("vocab", block.vocab, "word_embeddings"),)
+    rows = (*vocab, ("positions", block.positions, "position_embeddings")) if block.positions else vocab
+    return tuple(TensorSpec(f"{at}.{name}.weight", (size, block.hidden), (dim, "hidden"), "embedding", "embedding")
+                 for dim, size, name in rows)
+
+
+def _mtp(block: Mtp) -> tuple[TensorSpec, ...]:
+    """`MultiTokenPredictionLayer`; embedding and output head are the model's own. All of it counts as `mtp`."""
+    hidden = (block.hidden, "hidden")
+    inner = (replace(spec, name=f"transformer_layer.{spec.name}") for spec in _layer(block.branches))
+    specs = (*_norm("enorm.", block.hidden), *_norm("hnorm.", block.hidden),
+             _linear("eh_proj", (block.hidden, "tp_out"), (2 * block.hidden, hidden[1]), "mtp"), *inner,
+             *_norm("final_layernorm.", block.hidden))
+    return tuple(replace(spec, component="mtp") for spec in specs)
+
+
+def _norm(at: str, size: int, dim: str = "hidden", *, layer_norm: bool = False) -> tuple[TensorSpec, ...]:
+    """`at` ends in the separator: "." of a norm, "layer_norm_" of a fused one."""
+    parts = ("weight", "bias") if layer_norm else ("weight",)
+    return tuple(TensorSpec(f"{at}{part}", (size,), (dim,), "norms", "norm") for part in parts)
+
+
+def _bias(name: str, out: tuple[int, str], component: str, *, wanted: bool) -> tuple[TensorSpec, ...]:
+    return (TensorSpec(f"{name}.bias", (out[0],), (out[1],), component, "bias"),) if wanted else ()
 
 
 def _linear(name: str, out: tuple[int, str], into: tuple[int, str], component: str) -> TensorSpec:
@@ -73,7 +106,7 @@ def _mamba(branch: Branch) -> tuple[TensorSpec, ...]:
         small("dt_bias", (b.num_heads,), ("mamba_heads",), "other"),
         small("A_log", (b.num_heads,), ("mamba_heads",), "other"),
         small("D", (b.num_heads,), ("mamba_heads",), "other"),
-        _norm("mixer.in_proj.layer_norm_weight", b.hidden),
+        *_norm("mixer.in_proj.layer_norm_", b.hidden),
         _linear("mixer.in_proj", (b.in_proj, "mamba_in"), hidden, "mamba"),
         small("conv1d.weight", (b.conv_dim, 1, b.conv_kernel), ("mamba_conv", "one", "kernel"), "conv"),
         small("conv1d.bias", (b.conv_dim,), ("mamba_conv",), "conv"),
@@ -84,50 +117,85 @@ def _mamba(branch: Branch) -> tuple[TensorSpec, ...]:
 
 def _attention(branch: Branch) -> tuple[TensorSpec, ...]:
     b: Any = branch.block
-    qkv = b.q_size + 2 * b.kv_size
+    at, hidden, qkv = "self_attention", (b.hidden, "hidden"), (b.q_size + 2 * b.kv_size, "heads")
+    sinks = (TensorSpec(f"{at}.core_attention.softmax_offset", (b.num_heads,), ("heads",), "attention"),)
+    norms = (*_norm(f"{at}.q_layernorm.", b.head_dim, "head_dim"), *_norm(f"{at}.k_layernorm.", b.head_dim, "head_dim"))
     return (
-        _linear("self_attention.linear_proj", (b.hidden, "hidden"), (b.q_size, "heads"), "attention"),
-        _norm("self_attention.linear_qkv.layer_norm_weight", b.hidden),
-        _linear("self_attention.linear_qkv", (qkv, "heads"), (b.hidden, "hidden"), "attention"),
+        *(sinks if b.sinks else ()),
+        _linear(f"{at}.linear_proj", hidden, (b.q_size, "heads"), "attention"),
+        *_bias(f"{at}.linear_proj", hidden, "attention", wanted=b.bias == "all"),
+        *_norm(f"{at}.linear_qkv.layer_norm_", b.hidden, layer_norm=branch.layer_norm),
+        _linear(f"{at}.linear_qkv", qkv, hidden, "attention"),
+        *_bias(f"{at}.linear_qkv", qkv, "attention", wanted=bool(b.bias)),
+        *(norms if b.qk_norm else ()),
+    )
+
+
+def _latent(branch: Branch) -> tuple[TensorSpec, ...]:
+    b: Any = branch.block
+    at, hidden, q, rank = "self_attention", (b.hidden, "hidden"), (b.q_size, "heads"), (b.kv_rank, "kv_rank")
+    if b.q_rank:
+        query: tuple[TensorSpec, ...] = (
+            _linear(f"{at}.linear_q_down_proj", (b.q_rank, "q_rank"), hidden, "attention"),
+            *_norm(f"{at}.linear_q_up_proj.layer_norm_", b.q_rank, "q_rank"),
+            _linear(f"{at}.linear_q_up_proj", q, (b.q_rank, "q_rank"), "attention"))
+    else:
+        query = (_linear(f"{at}.linear_q_proj", q, hidden, "attention"),)
+    return (
+        *_norm("input_layernorm.", b.hidden),
+        _linear(f"{at}.linear_proj", hidden, (b.out_size, "heads"), "attention"),
+        *query,
+        _linear(f"{at}.linear_kv_down_proj", (b.kv_rank + b.rope, "kv_rank"), hidden, "attention"),
+        *_norm(f"{at}.linear_kv_up_proj.layer_norm_", b.kv_rank, "kv_rank"),
+        _linear(f"{at}.linear_kv_up_proj", (b.kv_size, "heads"), rank, "attention"),
     )
 
 
 def _mlp(branch: Branch) -> tuple[TensorSpec, ...]:
     b: Any = branch.block
-    rows = b.ffn * (2 if b.gated else 1)  # gate and up in one matrix
+    rows = (b.ffn * (2 if b.gated else 1), "ffn")  # gate and up in one matrix
+    hidden = (b.hidden, "hidden")
     return (
-        _norm("mlp.linear_fc1.layer_norm_weight", b.hidden),
-        _linear("mlp.linear_fc1", (rows, "ffn"), (b.hidden, "hidden"), "mlp"),
-        _linear("mlp.linear_fc2", (b.hidden, "hidden"), (b.ffn, "ffn"), "mlp"),
+        *_norm("mlp.linear_fc1.layer_norm_", b.hidden, layer_norm=branch.layer_norm),
+        _linear("mlp.linear_fc1", rows, hidden, "mlp"),
+        *_bias("mlp.linear_fc1", rows, "mlp", wanted=b.bias),
+        _linear("mlp.linear_fc2", hidden, (b.ffn, "ffn"), "mlp"),
+        *_bias("mlp.linear_fc2", hidden, "mlp", wanted=b.bias),
     )
 
 
 def _moe(branch: Branch) -> tuple[TensorSpec, ...]:
     b: Any = branch.block
     gates = 2 if b.gated else 1
+    hidden, wide, narrow = (b.hidden, "hidden"), (gates * b.expert_ffn, "expert_ffn"), (b.expert_ffn, "expert_ffn")
     specs = [
-        _norm("pre_mlp_layernorm.weight", b.hidden),
+        *_norm("pre_mlp_layernorm.", b.hidden),
         TensorSpec("mlp.router.weight", (b.num_experts, b.hidden), ("experts_router", "hidden"), "router", "router"),
-        _expert("linear_fc1", b, (gates * b.expert_ffn, b.hidden), ("expert_ffn", "hidden")),
-        _expert("linear_fc2", b, (b.hidden, b.expert_ffn), ("hidden", "expert_ffn")),
+        *_bias("mlp.router", (b.num_experts, "experts_router"), "router", wanted=b.router == "topk_softmax"),
+        *_expert("linear_fc1", b, wide, hidden),
+        *_expert("linear_fc2", b, hidden, narrow),
     ]
     if b.shared_ffn:
         shared = (gates * b.shared_ffn, "shared_ffn"), (b.shared_ffn, "shared_ffn")
-        specs.append(_linear("mlp.shared_experts.linear_fc1", shared[0], (b.hidden, "hidden"), "shared_experts"))
-        specs.append(_linear("mlp.shared_experts.linear_fc2", (b.hidden, "hidden"), shared[1], "shared_experts"))
-    # Buffers exist where the router corrects its choice with a bias (sigmoid scores), which is how this family routes.
+        specs.append(_linear("mlp.shared_experts.linear_fc1", shared[0], hidden, "shared_experts"))
+        specs.append(_linear("mlp.shared_experts.linear_fc2", hidden, shared[1], "shared_experts"))
+    # Buffers exist where the router corrects its choice with a bias (moe_router_enable_expert_bias, sigmoid scores).
     # Made in fp32; Float16Module casts them, the first forward puts expert_bias back (`moe/router.py`).
+    corrected = ("local_tokens_per_expert", "expert_bias") if b.router == "sigmoid" else ()
     specs += [TensorSpec(f"mlp.router.{name}", (b.num_experts,), ("experts_router",), "router", "router", "fp32",
-                         is_buffer=True, trainable=False)
-              for name in (("local_tokens_per_expert", "expert_bias") if not b.gated else ())]
+                         is_buffer=True, trainable=False) for name in corrected]
     return tuple(specs)
 
 
-def _expert(name: str, b: Moe, shape: tuple[int, int], dims: tuple[str, str]) -> TensorSpec:
+def _expert(name: str, b: Moe, out: tuple[int, str], into: tuple[int, str]) -> tuple[TensorSpec, ...]:
     # One 2-D parameter for each expert: weight0 .. weight{n-1} (TE 2.18, `pytorch/module/grouped_linear.py`).
-    return TensorSpec(f"mlp.experts.{name}.weight", shape, dims, "routed_experts", "grouped", copies=b.num_experts)
+    at = f"mlp.experts.{name}"
+    weight = TensorSpec(f"{at}.weight", (out[0], into[0]), (out[1], into[1]), "routed_experts", "grouped",
+                        copies=b.num_experts)
+    bias = TensorSpec(f"{at}.bias", (out[0],), (out[1],), "routed_experts", "bias", copies=b.num_experts)
+    return (weight, bias) if b.bias else (weight,)
 
 
 _BRANCH: Final[dict[type, Callable[[Branch], tuple[TensorSpec, ...]]]] = {
-    Mamba2: _mamba, Attention: _attention, Mlp: _mlp, Moe: _moe
+    Mamba2: _mamba, Attention: _attention, LatentAttention: _latent, Mlp: _mlp, Moe: _moe
 }

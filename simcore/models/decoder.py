@@ -1,0 +1,81 @@
+"""What decoders with rotary positions share: attention and SwiGLU behind RMSNorms, and the parts around the layers.
+
+Names of modules are those of transformers 5.23 (`models/llama`, `models/qwen2`, `models/qwen3_moe`, `models/mixtral`,
+`models/deepseek_v3`, `models/gpt_oss`).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from simcore.models.architecture import Architecture, Config
+from simcore.models.blocks import (
+    Attention,
+    Branch,
+    Embedding,
+    FinalNorm,
+    Head,
+    LatentAttention,
+    LayerKind,
+    Loss,
+    Mlp,
+    Moe,
+    Mtp,
+)
+
+__all__ = ["attention", "chain", "decoder_layer", "mlp", "top_k"]
+
+
+def attention(config: Config, *, bias: str = "", qk_norm: bool = False, sinks: bool = False,
+              window: int = 0) -> Attention:
+    """Rotary grouped-query attention by the usual field names."""
+    hidden, heads = config.integer("hidden_size"), config.integer("num_attention_heads")
+    head_dim = config.integer("head_dim", default=max(1, hidden // heads))
+    kv_heads = config.integer("num_key_value_heads", default=heads)
+    if heads % kv_heads:
+        raise config.fail("num_key_value_heads", f"expected a divisor of {heads} heads, got {kv_heads}")
+    return Attention(hidden, heads, kv_heads, head_dim, rotary=True, bias=bias, qk_norm=qk_norm, sinks=sinks,
+                     window=window)
+
+
+def mlp(config: Config) -> Mlp:
+    """SwiGLU of `intermediate_size`."""
+    config.choice("hidden_act", ("silu",))
+    return Mlp(config.integer("hidden_size"), config.integer("intermediate_size"))
+
+
+def top_k(config: Config, experts: int) -> int:
+    """Experts that a token goes to."""
+    chosen = config.integer("num_experts_per_tok")
+    if chosen > experts:
+        raise config.fail("num_experts_per_tok", f"expected at most {experts} experts, got {chosen}")
+    return chosen
+
+
+def decoder_layer(family: str, mixer: Attention | LatentAttention, feed_forward: Mlp | Moe) -> LayerKind:
+    """Attention, then MLP or experts, each behind its RMSNorm."""
+    name = "moe_decoder" if isinstance(feed_forward, Moe) else "decoder"
+    return LayerKind(name, family, mixer.hidden, (
+        Branch("input_layernorm", "self_attn", mixer), Branch("post_attention_layernorm", "mlp", feed_forward)))
+
+
+def chain(config: Config, family: str, layers: Sequence[LayerKind], rotary_dim: int, mtp: int = 0) -> Architecture:
+    """Embedding, `layers`, final norm, head and loss. `mtp`: modules like the last layer that predict further tokens.
+
+    `rotary_dim`: dimensions of a head that are rotated.
+    """
+    hidden, vocab = config.integer("hidden_size"), config.integer("vocab_size")
+    tied = config.boolean("tie_word_embeddings", default=False)
+    further = LayerKind("mtp", family, hidden, block=Mtp(hidden, layers[-1].branches))
+    parts = (
+        ("model.embed_tokens", LayerKind("embedding", family, hidden, block=Embedding(vocab, hidden, rotary_dim))),
+        *((f"model.layers.{i}", layer) for i, layer in enumerate(layers)),
+        *((f"mtp.layers.{i}", further) for i in range(mtp)),
+        ("model.norm", LayerKind("final_norm", family, hidden, block=FinalNorm(hidden))),
+        ("lm_head", LayerKind("head", family, hidden, block=Head(vocab, hidden, tied))),
+        ("loss", LayerKind("loss", family, hidden, block=Loss(vocab))),
+    )
+    # inv_freq and original_inv_freq, fp32, one value per pair of rotated dimensions
+    buffers = (("model.rotary_emb.inv_freq", 2 * 4 * (rotary_dim // 2)),)
+    pattern = "".join("E" if layer.name == "moe_decoder" else "D" for layer in layers)
+    return Architecture(family, parts, vocab, hidden, tied, pattern, buffers)

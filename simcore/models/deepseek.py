@@ -1,0 +1,52 @@
+"""The DeepSeek family with latent attention, as transformers 5.23 `models/deepseek_v2` and `models/deepseek_v3`.
+
+The first `first_k_dense_replace` layers are dense, the others have routed and shared experts. Shared experts are one
+MLP of `n_shared_experts` times the width. V2 routes by softmax, V3 (and Moonlight, which is a V3) by sigmoid.
+
+[Note: multi-token prediction]
+Published configurations say `num_nextn_predict_layers: 1`, and neither transformers nor Megatron-Bridge 0.3.1 builds
+the module (`modeling_deepseek_v3.py`, `_keys_to_ignore_on_load_unexpected`; `deepseek_v3_bridge.py`, `mtp_num_layers =
+None`). Here it is asked for in Megatron's word, `mtp_num_layers`.
+"""
+
+from __future__ import annotations
+
+from simcore.models.architecture import Architecture, Config
+from simcore.models.blocks import LatentAttention, Moe
+from simcore.models.decoder import chain, decoder_layer, mlp, top_k
+
+__all__ = ["architecture"]
+
+_ROUTERS = {"deepseek_v2": "softmax", "deepseek_v3": "sigmoid"}
+
+
+def architecture(config: Config) -> Architecture:
+    """Layers of a `DeepseekV2Config` or `DeepseekV3Config`."""
+    family = str(config.fields["model_type"])
+    config.refuse("attention_bias", "mlp_bias")
+    if config.integer("moe_layer_freq", default=1) != 1:
+        raise config.fail("moe_layer_freq", "experts in some layers only are not modelled yet")
+    mixer = _attention(config)
+    dense = decoder_layer(family, mixer, mlp(config))
+    sparse = decoder_layer(family, mixer, _moe(config, _ROUTERS[family]))
+    count = config.integer("num_hidden_layers")
+    first = min(count, config.integer("first_k_dense_replace", default=0, least=0))
+    return chain(config, family, [dense] * first + [sparse] * (count - first), mixer.rope,
+                 config.integer("mtp_num_layers", default=0, least=0))
+
+
+def _attention(config: Config) -> LatentAttention:
+    heads = config.integer("num_attention_heads")
+    if config.integer("num_key_value_heads", default=heads) != heads:
+        raise config.fail("num_key_value_heads", f"expected {heads}, as many as heads: latent attention has no groups")
+    return LatentAttention(
+        config.integer("hidden_size"), heads, config.integer("q_lora_rank", default=0), config.integer("kv_lora_rank"),
+        config.integer("qk_nope_head_dim"), config.integer("qk_rope_head_dim"), config.integer("v_head_dim"))
+
+
+def _moe(config: Config, router: str) -> Moe:
+    experts, ffn = config.integer("n_routed_experts"), config.integer("moe_intermediate_size")
+    normalised = config.boolean("norm_topk_prob", default=router == "sigmoid")
+    shared = ffn * config.integer("n_shared_experts", default=0, least=0)
+    return Moe(config.integer("hidden_size"), experts, top_k(config, experts), ffn, shared, gated=True, router=router,
+               normalised=normalised)

@@ -1,0 +1,68 @@
+"""What a layer needs beyond the plain blocks, in words: an implementation serves some and refuses the others."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from simcore.errors import NotYet, Problem
+from simcore.models.blocks import (
+    Attention,
+    Embedding,
+    FinalNorm,
+    LatentAttention,
+    LayerKind,
+    Mixer,
+    Mlp,
+    Moe,
+    Mtp,
+)
+
+__all__ = ["features", "refuse"]
+
+
+def refuse(kind: LayerKind, served: frozenset[str], code: str) -> None:
+    """NotYet where `kind` needs what the operators of `code` do not record."""
+    missing = [name for name in features(kind) if name not in served]
+    if missing:
+        raise NotYet(Problem("model", f"not yet: {', '.join(missing)} ({kind.family}, {kind.name}) in the layers of "
+                             f"{code}; placement is served"))
+
+
+def features(kind: LayerKind) -> tuple[str, ...]:
+    """Names of what `kind` needs, each once."""
+    found = [name for branch in kind.branches for name in _mixer(branch.block)]
+    if any(branch.layer_norm for branch in kind.branches):
+        found.append("LayerNorm")
+    if isinstance(kind.block, Embedding) and kind.block.positions:
+        found.append("learned positions")
+    if isinstance(kind.block, FinalNorm) and kind.block.layer_norm:
+        found.append("LayerNorm")
+    if isinstance(kind.block, Mtp):
+        found.append("multi-token prediction")
+    return tuple(dict.fromkeys(found))
+
+
+def _mixer(block: Mixer) -> Iterator[str]:
+    if isinstance(block, LatentAttention):
+        yield "latent attention"
+    elif isinstance(block, Attention):
+        yield from _named(("norms of query and key", block.qk_norm), ("attention sinks", block.sinks),
+                          ("attention within a window", block.window > 0),
+                          ("biases of query, key and value", block.bias == "qkv"),
+                          ("biases of attention", block.bias == "all"))
+    elif isinstance(block, Mlp):
+        yield from _named(("a GELU MLP", block.gelu), ("biases of the MLP", block.bias))
+    elif isinstance(block, Moe):
+        softmax = block.router == "softmax"
+        yield from _named(("gated experts", block.gated), ("a router by softmax", softmax and block.normalised),
+                          ("a router by softmax, not normalised", softmax and not block.normalised),
+                          ("a router by softmax of the chosen", block.router == "topk_softmax"),
+                          ("biases of experts", block.bias), ("gated experts with a shared one", _shares(block)))
+
+
+def _shares(block: Moe) -> bool:
+    return block.gated and block.shared_ffn > 0
+
+
+def _named(*things: tuple[str, bool]) -> tuple[str, ...]:
+    return tuple(name for name, there in things if there)

@@ -1,0 +1,53 @@
+"""What layers need beyond the plain blocks, by name; nothing of it is ignored by an implementation."""
+
+from __future__ import annotations
+
+import pytest
+
+from simcore.errors import NotYet
+from simcore.graph import build, model_config
+from simcore.operators import hf, megatron
+from simcore.operators.features import features, refuse
+from simcore.recording import Run
+
+NEEDS = {
+    "llama-tiny": set(), "nemotron-3-tiny": set(),
+    "qwen2.5-7b": {"biases of query, key and value"}, "qwen3-8b": {"norms of query and key"},
+    "qwen3-30b-a3b": {"norms of query and key", "gated experts", "a router by softmax"},
+    "mixtral-8x7b": {"gated experts", "a router by softmax"},
+    "deepseek-v2-lite": {"latent attention", "gated experts", "gated experts with a shared one",
+                         "a router by softmax, not normalised"},
+    "deepseek-v3": {"latent attention", "gated experts", "gated experts with a shared one"},
+    "gpt-oss-20b": {"attention sinks", "attention within a window", "biases of attention", "gated experts",
+                    "biases of experts", "a router by softmax of the chosen"},
+    "gpt2": {"LayerNorm", "learned positions", "biases of attention", "a GELU MLP", "biases of the MLP"},
+}
+
+
+def needs(preset: str, code: str = "megatron", **changed: int) -> set[str]:
+    kinds = build(model_config(preset, changed, "test"), code).kinds
+    return {name for kind in kinds for name in features(kind)}
+
+
+@pytest.mark.parametrize("preset", NEEDS)
+def test_what_a_model_needs(preset: str) -> None:
+    assert needs(preset) == NEEDS[preset]
+
+
+def test_a_further_token_is_a_need() -> None:
+    assert needs("deepseek-v3", mtp_num_layers=1) - needs("deepseek-v3") == {"multi-token prediction"}
+
+
+def test_what_is_not_served_is_told_by_name() -> None:
+    kind = build(model_config("gpt2", {}, "test"), "hf").kinds[0]
+    refuse(kind, frozenset({"learned positions"}), "hf")
+    with pytest.raises(NotYet, match=r"not yet: learned positions \(gpt2, embedding\) in the layers of hf"):
+        refuse(kind, frozenset(), "hf")
+
+
+@pytest.mark.parametrize("code", [hf, megatron], ids=["hf", "megatron"])
+def test_recording_refuses_what_it_would_ignore(code: object) -> None:
+    """A layer of GPT-2 would pass for an ungated MLP without biases."""
+    layer = build(model_config("gpt2", {}, "test"), "hf").kinds[1]
+    with pytest.raises(NotYet, match="a GELU MLP"):
+        code.record(layer, Run(1, 8, "bf16", {}), {}, {})  # type: ignore[attr-defined]

@@ -1,0 +1,38 @@
+"""GPT-2: the published count, both spellings of its fields, and what is refused."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from simcore.errors import InputError
+from simcore.graph import ModelGraph, build, model_config
+
+
+def graph(**changed: Any) -> ModelGraph:
+    return build({**model_config("gpt2", None, "model"), **changed}, "hf")
+
+
+def test_the_published_count() -> None:
+    """124,439,808: the tied head counts once."""
+    assert graph().count() == 124_439_808
+    assert graph(tie_word_embeddings=False).count() == 124_439_808 + 50257 * 768
+
+
+def test_positions_are_a_table_of_their_own() -> None:
+    assert graph().count("embedding") == (50257 + 1024) * 768
+
+
+def test_the_usual_names_come_first() -> None:
+    assert graph(num_hidden_layers=3).num_blocks == 3
+    assert graph(n_inner=100).count("mlp") == 12 * (2 * 100 * 768 + 100 + 768)
+
+
+@pytest.mark.parametrize(("changed", "told"), [
+    ({"n_head": 7}, "n_head: expected a divisor of 768, got 7"),
+    ({"activation_function": "relu"}, "activation_function: expected gelu_new or gelu, got 'relu'"),
+    ({"add_cross_attention": True}, "add_cross_attention: not modelled yet")])
+def test_refused(changed: dict[str, Any], told: str) -> None:
+    with pytest.raises(InputError, match=told):
+        graph(**changed)
