@@ -8,7 +8,7 @@ import pytest
 
 import small
 from simcore.scenario import Scenario
-from simcore.simulate import simulate
+from simcore.simulate import place, simulate
 
 PRECISE = {"use_precision_aware_optimizer": True}
 TIED = {"config": "llama-tiny", "overrides": {"tie_word_embeddings": True}}
@@ -154,3 +154,58 @@ def test_what_is_given_is_no_default() -> None:
     assert not {"mesh.etp", "training.precision.params", "training.optimizer.master",
                 "framework_options.overlap_grad_reduce", "framework_options.moe_token_dispatcher_type"} & set(found)
     assert found["framework_options.moe_flex_dispatcher_backend"] == "deepep"
+
+
+# ---- families --------------------------------------------------------------------------------------------------------
+def _small(preset: str, **more: int) -> dict[str, Any]:
+    return {"config": preset, "overrides": {
+        "hidden_size": 256, "vocab_size": 1024, "intermediate_size": 128, "num_hidden_layers": 2,
+        "num_attention_heads": 8, "num_key_value_heads": 4, **more}}
+
+
+QWEN3_MOE = _small("qwen3-30b-a3b", head_dim=32, moe_intermediate_size=64, num_experts=8, num_experts_per_tok=2)
+FUSION, ROUTER = "framework_options.bias_activation_fusion", "framework_options.moe_router_dtype"
+
+
+def test_bridge_leaves_qwens_activation_unfused_and_its_router_in_bf16() -> None:
+    found = _defaults({"dp_shard": 2, "ep": 2}, model=QWEN3_MOE)
+    assert (found[FUSION], found[ROUTER]) == ("false", "bf16")
+    chosen = _defaults({"dp_shard": 2, "ep": 2}, model=QWEN3_MOE,
+                       options={"bias_activation_fusion": True, "moe_router_dtype": "fp32"})
+    assert FUSION not in chosen
+    assert ROUTER not in chosen
+
+
+def test_other_families_fuse_it() -> None:
+    assert FUSION not in _defaults({"dp_shard": 2}, model="llama-tiny")
+    found = _defaults({"dp_shard": 2, "ep": 2}, model=_small("mixtral-8x7b"))
+    assert FUSION not in found
+    assert found[ROUTER] == "bf16"
+
+
+def test_fusion_saves_memory() -> None:
+    """Qwen2 of two layers of 128 columns: the SiLU and up + 0 of 64 tokens less in each layer."""
+    peaks = []
+    for fused in (True, False):
+        report = simulate(small.scenario("megatron", model=_small("qwen2.5-7b"), method="lora",
+                                         options={"bias_activation_fusion": fused}))
+        assert report.status == "ok", report.problems
+        peaks.append(report.ranks[0].peak.allocated_bytes if report.ranks[0].peak else 0)
+    assert peaks[1] - peaks[0] == 2 * 2 * 2 * 128 * 64
+
+
+@pytest.mark.parametrize("mesh", [{"dp_shard": 2, "tp": 2}, {"tp": 2, "etp": 1, "ep": 2}, {"pp": 2}, {"cp": 2}])
+def test_softmax_routed_experts_run_in_every_direction(mesh: dict[str, int]) -> None:
+    report = simulate(small.scenario("megatron", mesh, model=QWEN3_MOE))
+    assert report.status == "ok", report.problems
+
+
+def test_a_router_in_bf16_is_described_for_softmax_alone() -> None:
+    _refused("error", "not yet: a router of nemotron_h", options={"moe_router_dtype": None})
+
+
+def test_latent_attention_is_placed_and_not_run() -> None:
+    _refused("error", "not yet: latent attention (deepseek_v2, decoder)", model="deepseek-v2-lite")
+    _refused("error", "not yet: mla_up_proj", model="deepseek-v2-lite", recompute=["mla_up_proj"])
+    assert place(small.scenario("megatron", {"dp_shard": 2}, model="deepseek-v2-lite")).status == "ok"
+    _refused("illegal", "16 attention heads must be divisible by tp 32", {"tp": 32}, model="deepseek-v2-lite")

@@ -17,8 +17,9 @@ from simcore.operators import hf
 from simcore.recording import LayerTape, Run
 from simcore.tape import Op, Param, Section
 
-TRUTH = Path(__file__).parent / "truth" / "tape" / "hf-torch-2.13.0-transformers-5.23.0.json"
-CASES: dict[str, Any] = json.loads(TRUTH.read_text(encoding="utf-8"))
+TRUTH = Path(__file__).parent / "truth" / "tape"
+CASES: dict[str, Any] = {name: case for kind in ("hf", "families") for name, case in json.loads(
+    (TRUTH / f"{kind}-torch-2.13.0-transformers-5.23.0.json").read_text(encoding="utf-8")).items()}
 Events = list[Any]  # (bytes, category) or "all_to_all N" or "hook N"
 
 

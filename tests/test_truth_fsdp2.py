@@ -10,7 +10,8 @@ import truth_cases
 from simcore.report import RankReport
 from simcore.simulate import simulate
 
-FILES = ("fsdp2/torch-2.13.0.json", "fsdp2/fresh-torch-2.13.0.json")
+FILES = ("fsdp2/torch-2.13.0.json", "fsdp2/fresh-torch-2.13.0.json",
+         "fsdp2/families-torch-2.13.0.json")
 PHASES = {"fwd": "forward", "bwd": "backward", "opt": "optimizer"}
 TRAFFIC_PHASES = {"forward": "fwd", "backward": "bwd", "recompute": "recompute", "optimizer": "opt"}
 DTYPES = {"float32": "fp32", "bfloat16": "bf16", "uint8": "uint8"}
@@ -34,6 +35,11 @@ def _simulated(row: dict[str, Any]) -> RankReport:
 def _step_counters(row: dict[str, Any]) -> int:
     """The probe counts Adam's step counters (4 bytes a tensor); on a GPU they lie in host memory."""
     return int(row["phases"]["step"]["breakdown"].get("opt_state", 0)) and 4 * int(row["placement"]["params"])
+
+
+def _place(where: str) -> str:
+    """A replay that starts inside the experts' backward is told by the experts' name; rankscope tells the layer's."""
+    return where.removesuffix("._checkpoint_wrapped_module.mlp.experts") if ":recompute_" in where else where
 
 
 @pytest.mark.parametrize("row", _rows(), ids=_ids)
@@ -61,7 +67,7 @@ def test_peak(row: dict[str, Any]) -> None:
     truth = row["phases"]["step"]
     slack = _step_counters(row)
     assert abs(rank.peak.allocated_bytes - truth["peak"]) <= slack + 0.001 * truth["peak"]
-    assert rank.peak.event == truth["where"]
+    assert rank.peak.event == _place(truth["where"])
     for category, size in truth["breakdown"].items():
         found = rank.peak.by_category.get(category, 0)
         assert abs(found - size) <= 0.005 * truth["peak"], f"{category}: {found} instead of {size}"

@@ -33,9 +33,12 @@ OPTIONS = {
     "num_layers_in_last_pipeline_stage": (None, int),
     "moe_token_dispatcher_type": ("alltoall", "flex"),
     "moe_flex_dispatcher_backend": ("deepep", "hybridep"),
+    "bias_activation_fusion": (True, False),
+    "moe_router_dtype": (None, "fp32"),
 }
 TP_DIMS = ("vocab", "heads", "ffn", "shared_ffn", "mamba_in", "mamba_conv", "mamba_heads", "mamba_inner", "tp_rank",
            "tp_in", "tp_out")
+SOFTMAX_ROUTED = ("mixtral", "qwen3_moe")
 ETP_DIMS = ("expert_ffn", "etp_rank", "etp_in", "etp_out")
 
 
@@ -108,7 +111,25 @@ def _run_options(job: Job, options: dict[str, object], grads: str) -> tuple[tupl
         job.auto("framework_options.moe_flex_dispatcher_backend",
                  str(options.get("moe_flex_dispatcher_backend", "auto")), "deepep",
                  "core 0.16.1 transformer_config.py:682")
-    return ("moe_token_dispatcher_type", dispatcher), ("main_grad_bytes", str(dtype_bytes(grads)))
+    return (("moe_token_dispatcher_type", dispatcher), ("main_grad_bytes", str(dtype_bytes(grads))),
+            *_layer_options(job, options))
+
+
+def _layer_options(job: Job, options: dict[str, object]) -> tuple[tuple[str, str], ...]:
+    """What Bridge's providers of single families set, or leave as core has it."""
+    family = job.graph.architecture.family
+    made: list[tuple[str, str]] = []
+    if family.startswith("qwen") or "bias_activation_fusion" in options:
+        fused = job.flag(options, "bias_activation_fusion", "core 0.16.1 transformer_config.py:354; Bridge 0.3.1 "
+                         "models/qwen/ sets none", default=not family.startswith("qwen"))
+        made.append(("bias_activation_fusion", str(fused).lower()))
+    if family in SOFTMAX_ROUTED:
+        given = options.get("moe_router_dtype")
+        made.append(("moe_router_dtype", job.auto("framework_options.moe_router_dtype", str(given or "auto"),
+                                                  job.compute, "core 0.16.1 transformer_config.py:629: the input's")))
+    elif options.get("moe_router_dtype", "fp32") != "fp32":
+        raise job.not_yet("framework_options.moe_router_dtype", f"a router of {family} in {job.compute}")
+    return tuple(made)
 
 
 # ---- lives ----------------------------------------------------------------------------------------------------------

@@ -16,10 +16,10 @@ from typing import overload
 from simcore.tape import Kernel, Param, Tape, Tensor
 from simcore.units import dtype_bytes
 
-__all__ = ["add", "add_scalar", "all_to_all", "bmm", "cast", "cat", "cross_entropy", "div_", "embedding", "exp",
-           "gather", "index", "index_add", "linear", "log_softmax", "masked_fill", "mean", "mul", "mul_scalar",
+__all__ = ["add", "add_scalar", "all_to_all", "bmm", "cast", "cat", "chunk", "cross_entropy", "div_", "embedding",
+           "exp", "gather", "index", "index_add", "linear", "log_softmax", "masked_fill", "mean", "mul", "mul_scalar",
            "neg", "new", "relu", "rsqrt", "scaled_dot_product_attention", "select", "sigmoid", "silu", "slice_half",
-           "sort", "square", "strided", "sum_last", "swap_dims", "to_heads", "topk"]
+           "softmax", "sort", "square", "strided", "sum_last", "swap_dims", "to_heads", "topk"]
 
 Operand = Tensor | Param
 Grads = list[Tensor | None]
@@ -201,8 +201,12 @@ def div_(tape: Tape, a: Tensor, b: Tensor) -> None:
     a.node = node
 
 
-def linear(tape: Tape, x: Tensor, weight: Operand, name: str, kernel: Kernel = Kernel.GEMM) -> Tensor:
-    """`x @ weight.T` of x [..., k] and weight [n, k]: the weight's gradient comes first."""
+def linear(tape: Tape, x: Tensor, weight: Operand, name: str, kernel: Kernel = Kernel.GEMM,
+           bias: Param | None = None) -> Tensor:
+    """`x @ weight.T + bias` of x [..., k] and weight [n, k]: the weight's gradient comes first.
+
+    With a bias it is `addmm`, where x's comes first. The bias is broadcast: its gradient is the output's, summed.
+    """
     n = weight.shape[0]
     x_shape, w_shape, w_dtype, dtype, moved = x.shape, weight.shape, weight.dtype, x.dtype, x.nbytes + weight.nbytes
     x_needs, w_needs, flops = needs_grad(x), needs_grad(weight), 2 * x.numel * n
@@ -211,13 +215,18 @@ def linear(tape: Tape, x: Tensor, weight: Operand, name: str, kernel: Kernel = K
         (grad,) = grads
         assert grad is not None
         moved = grad.nbytes
-        to_w = new(tape, w_shape, w_dtype, "grad_weight", moved + x_bytes, kernel, flops) if w_needs else None
+        to_w = for_weight(tape, moved) if bias is None else None
         to_x = new(tape, x_shape, dtype, f"grad_{name}", moved + w_bytes, kernel, flops) if x_needs else None
-        return [to_x, to_w]
+        if bias is None:
+            return [None, to_x, to_w]
+        return [grad if bias.trainable else None, to_x, for_weight(tape, moved)]
+
+    def for_weight(tape: Tape, moved: int) -> Tensor | None:
+        return new(tape, w_shape, w_dtype, "grad_weight", moved + x_bytes, kernel, flops) if w_needs else None
 
     x_bytes, w_bytes = x.nbytes, weight.nbytes
     save: list[Operand] = [*[x] * w_needs, *[weight] * x_needs]
-    node = tape.node((x, weight), save, backward)
+    node = tape.node((bias, x, weight), save, backward, reduce_to=(bias.shape,) if bias else ())
     out = new(tape, (*x_shape[:-1], n), dtype, name, moved, kernel, flops)
     out.node = node
     return out
@@ -373,6 +382,19 @@ def masked_fill(tape: Tape, x: Tensor, mask: Tensor) -> Tensor:
     out = new(tape, shape, dtype, "masked_fill", moved)
     out.node = node
     return out
+
+
+def softmax(tape: Tape, x: Tensor) -> Tensor:
+    """Softmax over the last dimension."""
+    return _unary(tape, x, "softmax", "output")
+
+
+def chunk(tape: Tape, x: Tensor) -> tuple[Tensor, Tensor]:
+    """Two halves of the last dimension, views of one node; their gradients are concatenated (`split_backward`)."""
+    shape, dtype, num_bytes = x.shape, x.dtype, x.nbytes
+    node = tape.node((x,), (), lambda tape, grads, saved: [new(tape, shape, dtype, "grad_chunk", num_bytes)])
+    half = (*shape[:-1], shape[-1] // 2)
+    return Tensor(x.storage, half, dtype, node), Tensor(x.storage, half, dtype, node, 1)
 
 
 def sort(tape: Tape, x: Tensor) -> Tensor:

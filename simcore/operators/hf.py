@@ -1,4 +1,4 @@
-"""transformers 5.23 models (`models/llama`, `models/nemotron_h`) on eager PyTorch 2.13: tensors and tapes.
+"""transformers 5.23 models on eager PyTorch 2.13: tensors and tapes.
 
 What crosses the border between layers:
 
@@ -25,13 +25,15 @@ from simcore.models.blocks import Attention, Branch, Embedding, FinalNorm, Head,
 from simcore.operators import aten, hf_nemotron
 from simcore.operators.features import refuse
 from simcore.operators.hf_layers import Inputs, attention, linear, mlp, rms_norm
+from simcore.operators.hf_moe import moe
 from simcore.operators.hf_tensors import tensors
 from simcore.recording import LayerTape, Run
 from simcore.tape import GRAD_HIDDEN, HIDDEN, Node, Section, Tape, Tensor
 
 __all__ = ["TIED_HEAD", "record", "tensors"]
 
-SERVED: Final[frozenset[str]] = frozenset()
+SERVED: Final = frozenset({"norms of query and key", "biases of query, key and value", "gated experts",
+                           "a router by softmax"})
 """What of `features.py` is recorded here."""
 
 TIED_HEAD = 1 << 30
@@ -132,19 +134,19 @@ def _body(tape: Tape, kind: LayerKind, run: Run, inputs: Inputs) -> Tensor:
         tape.scope = f"{branch.norm}."
         x = rms_norm(tape, run.params[f"{branch.norm}.weight"], x, weight_in_fp32=kind.family == "nemotron_h")
         tape.scope = f"{branch.name}."
-        x = _mix(tape, run, branch, inputs._replace(hidden=x))
+        x = _mix(tape, run, branch, inputs._replace(hidden=x), kind.family)
         tape.scope = ""
         x = aten.add(tape, residual, x, "residual")
     return x
 
 
-def _mix(tape: Tape, run: Run, branch: Branch, inputs: Inputs) -> Tensor:
+def _mix(tape: Tape, run: Run, branch: Branch, inputs: Inputs, family: str) -> Tensor:
     if isinstance(branch.block, Attention):
         return attention(tape, run, branch, inputs)
     if isinstance(branch.block, Mlp):
         return mlp(tape, run, branch.name, branch.block, inputs.hidden)
     if isinstance(branch.block, Moe):
-        return hf_nemotron.moe(tape, run, branch, inputs.hidden)
+        return moe(tape, run, branch, inputs.hidden, family)
     return hf_nemotron.mamba(tape, run, branch, inputs.hidden)
 
 

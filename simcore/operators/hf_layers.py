@@ -1,4 +1,4 @@
-"""Norm, linear, attention and MLP of transformers 5.23 (`models/llama`, `models/nemotron_h`), eager, with SDPA.
+"""Norm, linear, attention and MLP of transformers 5.23 (`models/llama`, `models/qwen3`, ...), eager, with SDPA.
 
 Same operators in the same order as the modelling code, and local variables that live as long as its own do.
 """
@@ -38,7 +38,7 @@ def rms_norm(tape: Tape, weight: Param, x: Tensor, *, weight_in_fp32: bool) -> T
 def linear(tape: Tape, run: Run, name: str, x: Tensor) -> Tensor:
     """A linear module, with its adapter where there is one: `base(x) + lora_b(lora_a(x)) * scale`."""
     prefix, label = f"{name}." if name else "", name.removeprefix(tape.scope) or "logits"
-    base = aten.linear(tape, x, run.params[f"{prefix}weight"], label)
+    base = aten.linear(tape, x, run.params[f"{prefix}weight"], label, bias=run.params.get(f"{prefix}bias"))
     lora_a = run.params.get(f"{prefix}lora_a.weight")
     if lora_a is None:
         return base
@@ -54,8 +54,8 @@ def attention(tape: Tape, run: Run, branch: Branch, inputs: Inputs) -> Tensor:
     block = branch.block
     assert isinstance(block, Attention)
     name, dim, x = branch.name, block.head_dim, inputs.hidden
-    q = _heads(tape, run, f"{name}.q_proj", x, block)
-    k = _heads(tape, run, f"{name}.k_proj", x, block)
+    q = _heads(tape, run, name, "q", x, block)
+    k = _heads(tape, run, name, "k", x, block)
     v = aten.to_heads(tape, linear(tape, run, f"{name}.v_proj", x), dim)
     if inputs.cos is not None and inputs.sin is not None:
         rotated = (_rotate(tape, q, inputs.cos, inputs.sin), _rotate(tape, k, inputs.cos, inputs.sin))
@@ -65,9 +65,13 @@ def attention(tape: Tape, run: Run, branch: Branch, inputs: Inputs) -> Tensor:
     return linear(tape, run, f"{name}.o_proj", out.view(*out.shape[:2], out.shape[2] * dim))
 
 
-def _heads(tape: Tape, run: Run, name: str, x: Tensor, block: Attention) -> Tensor:
+def _heads(tape: Tape, run: Run, name: str, part: str, x: Tensor, block: Attention) -> Tensor:
+    """Query or key by heads, with their norm where there is one (`Qwen3Attention`)."""
     # A rotary gradient comes in [b, heads, s, d] order and is copied back, SDPA's own does not.
-    return aten.to_heads(tape, linear(tape, run, name, x), block.head_dim, copy_grad=block.rotary)
+    heads = aten.to_heads(tape, linear(tape, run, f"{name}.{part}_proj", x), block.head_dim, copy_grad=block.rotary)
+    if not block.qk_norm:
+        return heads
+    return rms_norm(tape, run.params[f"{name}.{part}_norm.weight"], heads, weight_in_fp32=False)
 
 
 def _rotate(tape: Tape, x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:

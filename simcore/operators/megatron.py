@@ -29,7 +29,8 @@ from simcore.units import dtype_bytes
 
 __all__ = ["idle_gradients", "record", "standing", "tensors"]
 
-SERVED: Final[frozenset[str]] = frozenset()
+SERVED: Final = frozenset({"norms of query and key", "biases of query, key and value", "gated experts",
+                           "a router by softmax"})
 """What of `features.py` is recorded here."""
 
 _EMPTY = Section(())

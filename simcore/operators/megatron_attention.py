@@ -40,9 +40,33 @@ def _split(c: Context, block: Attention, mixed: Tensor) -> tuple[Tensor, Tensor,
     for i in (1, 2):
         views[i].node, views[i].output = views[0].node, i
     grouped = block.num_heads > block.num_kv_heads and block.num_kv_heads // c.run.tp > 1
+    if block.qk_norm:
+        views[0] = _head_norm(c, "self_attention.q_layernorm", views[0], block.head_dim)
+        views[1] = _head_norm(c, "self_attention.k_layernorm", views[1], block.head_dim)
     if block.rotary:
         return _moved(c, views[0], "query"), _moved(c, views[1], "key"), views[2]
     return _moved(c, views[0], "query") if grouped else views[0], views[1], views[2]
+
+
+def _head_norm(c: Context, path: str, x: Tensor, head_dim: int) -> Tensor:
+    """TE RMSNorm over each head: keeps a contiguous copy of its input (a view of qkv), rsigma for each head.
+
+    The query of grouped heads is copied by its reshape, other views by the norm (TE 2.18 `ops/basic/rmsnorm.py`,
+    `input_.contiguous()`).
+    """
+    weight, (rows, columns) = c.param(f"{path}.weight"), x.shape
+
+    def back(_tape: Tape, _grads: Grads, _saved: Saved) -> list[Tensor | None]:
+        grad = c.new(rows, columns, "grad_head_norm")
+        c.elementwise(grad, 4, Kernel.NORM)
+        return [grad, c.small_grad(weight)]
+
+    whole = _whole(c, x, path)
+    rsigma = c.new(rows, columns // head_dim, f"{path}.rsigma", "fp32")
+    out = c.new(rows, columns, f"{path}.out")
+    c.elementwise(out, 2, Kernel.NORM)
+    c.node(out, (x, weight), (whole, rsigma), back)
+    return out
 
 
 def _moved(c: Context, x: Tensor, name: str) -> Tensor:

@@ -54,6 +54,11 @@ class Context:
     def size(self) -> int:
         return dtype_bytes(self.run.compute)
 
+    @property
+    def fuses_activation(self) -> bool:
+        """Whether a gated activation is one kernel (`transformer_config.py`, bias_activation_fusion)."""
+        return dict(self.run.options).get("bias_activation_fusion", "true") == "true"
+
     def recomputes(self, module: str) -> bool:
         """Whether Megatron's selective recompute names `module` (`transformer_config.py`, recompute_modules)."""
         return module in [m.strip() for m in self.run.checkpoint.split(",")]

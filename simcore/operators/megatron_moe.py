@@ -17,7 +17,7 @@ from dataclasses import dataclass
 from simcore.errors import NotYet, Problem
 from simcore.models.blocks import Moe
 from simcore.operators.megatron_context import Context, Discarded, Grads, Saved
-from simcore.operators.megatron_ops import act, add, column, grouped, norm, norm_discarded, row
+from simcore.operators.megatron_ops import act, add, column, grouped, norm, norm_discarded, row, swiglu
 from simcore.tape import Kernel, Tape, Tensor
 
 __all__ = ["moe"]
@@ -52,7 +52,7 @@ def moe(c: Context, block: Moe, x: Tensor) -> Tensor:
 def _layer(c: Context, block: Moe, rows: Rows, x: Tensor) -> Tensor:
     """`MoELayer.forward`: its variables keep what was sent and received alive until it returns."""
     shared = _shared(c, block, x) if block.shared_ffn else None
-    probs = _route(c, block, rows, x)
+    probs = _route(c, block, rows, x) if block.router == "sigmoid" else _route_by_softmax(c, block, rows, x)
     if dict(c.run.options).get("moe_token_dispatcher_type") == "flex" and c.run.ep > 1:
         out = _flex(c, block, rows, x, probs)
         return add(c, out, shared, "mlp.output") if shared else out
@@ -106,9 +106,53 @@ def _route(c: Context, block: Moe, rows: Rows, x: Tensor) -> Tensor:
     return probs
 
 
-def _gate(c: Context, block: Moe, rows: Rows, x: Tensor) -> Tensor:
+def _route_by_softmax(c: Context, block: Moe, rows: Rows, x: Tensor) -> Tensor:
+    """Top-k of the logits, softmax of the chosen in fp32, spread over all experts; the balance loss has another one.
+
+    `moe_utils.py`: topk_routing_with_score_function (use_pre_softmax False), compute_routing_scores_for_aux_loss.
+    Logits and probabilities are in the dtype of moe_router_dtype.
+    """
+    dtype = dict(c.run.options).get("moe_router_dtype", "fp32")
+    logits = _gate(c, block, rows, x, dtype)
+    t, e, k = rows.tokens, block.num_experts, block.top_k
+
+    def back(_tape: Tape, _grads: Grads, _saved: Saved) -> list[Tensor | None]:
+        # The balance loss ran last: its softmax and cast; then scatter, softmax and top-k; both are added.
+        wide = c.new(t, e, "grad_balance_scores", "fp32")
+        balance = wide if dtype == "fp32" else c.new(t, e, "grad_balance_logits", dtype)
+        del wide
+        top = c.new(t, k, "grad_top_scores", "fp32")
+        spread = c.new(t, e, "grad_top_logits", dtype)
+        del top
+        grad = c.new(t, e, "grad_logits", dtype)
+        c.elementwise(grad, 8)
+        del balance, spread
+        return [grad]
+
+    indices = c.new(t, k, "router.top_indices", "int64")
+    top = c.new(t, k, "router.top_scores", "fp32")
+    probs = c.new(t, e, "router.probs", dtype, _HELD)
+    chosen = c.new(t, e, "router.routing_map", "uint8", _HELD)
+    balance = c.new(t, e, "router.balance_scores", "fp32")
+    c.elementwise(probs, 14)
+    c.node(probs, (logits,), (indices, top, balance), back)
+    if dict(c.run.options).get("moe_token_dispatcher_type") != "flex":
+        c.held.update(probs=probs.detach(), map=chosen)
+    elif dtype != "fp32":
+        raise NotYet(Problem("framework_options.moe_token_dispatcher_type", "not yet: flex without moe_router_dtype: "
+                             "fp32, which casts the probabilities"))
+    return probs
+
+
+def _gate(c: Context, block: Moe, rows: Rows, x: Tensor, dtype: str = "fp32") -> Tensor:
     """`RouterGatingLinearFunction`: keeps its bf16 input whether it trains or not; casts to fp32 in backward."""
     weight, t, e, h = c.param("mlp.router.weight"), rows.tokens, block.num_experts, block.hidden
+
+    def back_alike(_tape: Tape, _grads: Grads, _saved: Saved) -> list[Tensor | None]:
+        grad = c.new(t, h, "grad_router_input")
+        c.gemm(t, h, e)
+        c.gemm(e, h, t)
+        return [grad, c.small_grad(weight)]
 
     def back(_tape: Tape, _grads: Grads, _saved: Saved) -> list[Tensor | None]:
         wide = c.tape.empty(weight.shape, "fp32", "router.weight_fp32")
@@ -127,9 +171,9 @@ def _gate(c: Context, block: Moe, rows: Rows, x: Tensor) -> Tensor:
         del wgrad32
         return [grad, wgrad]
 
-    logits = c.new(t, e, "router.logits", "fp32")
+    logits = c.new(t, e, "router.logits", dtype)
     c.gemm(t, e, h)
-    c.node(logits, (x, weight), (x,), back)
+    c.node(logits, (x, weight), (x,), back_alike if dtype == c.dtype else back)
     if c.pair("mlp.router"):
         raise NotYet(Problem("training.lora.target_modules", "adapters of the router are not modelled"))
     return logits
@@ -138,17 +182,17 @@ def _gate(c: Context, block: Moe, rows: Rows, x: Tensor) -> Tensor:
 # ---- dispatcher ------------------------------------------------------------------------------------------------------
 def _permute(c: Context, block: Moe, rows: Rows, x: Tensor, probs: Tensor) -> tuple[Tensor, Tensor]:
     """Copies of the tokens in expert order, with their probabilities; keeps only the row map, held besides."""
-    h, t, e = block.hidden, rows.tokens, block.num_experts
+    h, t, e, dtype = block.hidden, rows.tokens, block.num_experts, probs.dtype
 
     def back(_tape: Tape, _grads: Grads, _saved: Saved) -> list[Tensor | None]:
         grad = c.new(t, h, "grad_permute")
-        grad_probs = c.new(t, e, "grad_probs", "fp32")
+        grad_probs = c.new(t, e, "grad_probs", dtype)
         c.tape.compute(Kernel.PERMUTE, 0, c.size * h * (rows.sent + t))
         return [grad, grad_probs]
 
     row_map = c.new(t, 2 * e + 1, "row_id_map", "int32", _HELD)
     out = c.new(rows.sent, h, "permuted")
-    out_probs = c.new(rows.sent, 1, "permuted_probs", "fp32")
+    out_probs = c.new(rows.sent, 1, "permuted_probs", dtype)
     c.tape.compute(Kernel.PERMUTE, 0, c.size * h * (rows.sent + t))
     c.node(out, (x, probs), (row_map,), back)
     out_probs.node, out_probs.output = out.node, 1
@@ -178,17 +222,17 @@ def _sorted(c: Context, rows: Rows, x: Tensor, probs: Tensor | None, name: str) 
     """Rows by local expert and back (`sort_chunks_by_idxs`): keeps a row map; nothing for a single expert."""
     if rows.local_experts == 1:
         return x, probs
-    n, columns, with_probs = *x.shape, probs is not None
+    n, columns, dtype = *x.shape, probs.dtype if probs else ""
 
     def back(_tape: Tape, _grads: Grads, _saved: Saved) -> list[Tensor | None]:
         grad = c.new(n, columns, f"grad_{name}")
-        grad_probs = c.new(n, 1, f"grad_{name}_probs", "fp32") if with_probs else None
+        grad_probs = c.new(n, 1, f"grad_{name}_probs", dtype) if dtype else None
         c.tape.compute(Kernel.PERMUTE, 0, 2 * grad.nbytes)
         return [grad, grad_probs]
 
     row_map = c.new(n, 1, f"{name}_map", "int32")
     out = c.new(n, columns, name)
-    out_probs = c.new(n, 1, f"{name}_probs", "fp32") if with_probs else None
+    out_probs = c.new(n, 1, f"{name}_probs", dtype) if dtype else None
     c.tape.compute(Kernel.PERMUTE, 0, 2 * out.nbytes)
     c.node(out, (x, probs), (row_map,), back)
     if out_probs is not None:
@@ -212,10 +256,12 @@ def _etp_gather(c: Context, x: Tensor, name: str) -> Tensor:
     return out
 
 
-def _etp_scatter(c: Context, x: Tensor) -> Tensor:
-    """Sum over the expert-tensor ranks, in the probabilities' fp32 (`combine_preprocess`)."""
+def _etp_scatter(c: Context, x: Tensor, dtype: str) -> Tensor:
+    """Sum over the expert-tensor ranks, in the probabilities' dtype (`combine_preprocess`)."""
     n, columns = x.shape
     own = n // c.run.etp
+    if dtype == c.dtype:
+        return _etp_scatter_alike(c, x, own)
 
     def back(_tape: Tape, _grads: Grads, _saved: Saved) -> list[Tensor | None]:
         wide = c.new(own, columns, "grad_expert_sum_fp32", "fp32")
@@ -234,6 +280,21 @@ def _etp_scatter(c: Context, x: Tensor) -> Tensor:
     out = c.new(own, columns, "expert_sum")
     c.elementwise(out, 3)
     del part
+    c.node(out, (x,), (), back)
+    return out
+
+
+def _etp_scatter_alike(c: Context, x: Tensor, own: int) -> Tensor:
+    """The same where the probabilities have the rows' dtype: nothing is cast."""
+    n, columns = x.shape
+
+    def back(_tape: Tape, _grads: Grads, _saved: Saved) -> list[Tensor | None]:
+        grad = c.new(n, columns, "grad_expert_out")
+        c.send("all_gather", "etp", grad)
+        return [grad]
+
+    out = c.new(own, columns, "expert_sum")
+    c.send("reduce_scatter", "etp", x)
     c.node(out, (x,), (), back)
     return out
 
@@ -338,11 +399,13 @@ def _experts(c: Context, block: Moe, rows: Rows, x: Tensor, probs: Tensor) -> Te
     del x, probs
     out = _grouped_mlp(c, block, rows, ordered, weights)
     back, _ = _sorted(c, rows, out, None, "unsorted")
-    return _etp_scatter(c, back) if c.run.etp > 1 else back
+    return _etp_scatter(c, back, weights.dtype) if c.run.etp > 1 else back
 
 
 def _grouped_mlp(c: Context, block: Moe, rows: Rows, x: Tensor, probs: Tensor) -> Tensor:
     inner = grouped(c, "mlp.experts.linear_fc1", x, rows.local_experts)
+    if block.gated and not c.fuses_activation:
+        return grouped(c, "mlp.experts.linear_fc2", _unfused(c, inner, probs), rows.local_experts)
     if not c.recomputes("moe_act") or c.inside:
         out, _ = _weighted(c, block, inner, probs, discard=False)
         return grouped(c, "mlp.experts.linear_fc2", out, rows.local_experts)
@@ -352,9 +415,36 @@ def _grouped_mlp(c: Context, block: Moe, rows: Rows, x: Tensor, probs: Tensor) -
     return discarded.drop_after(result)
 
 
+def _unfused(c: Context, x: Tensor, probs: Tensor) -> Tensor:
+    """SwiGLU, then times the probabilities (`experts.py`, bias_act_func): keeps its parts and the product's inputs."""
+    if c.recomputes("moe_act"):
+        raise NotYet(Problem("training.recompute", "not yet: moe_act without bias_activation_fusion"))
+    inner = swiglu(c, x, "experts.activation")
+    rows, columns, wide = *inner.shape, "fp32" if "fp32" in (inner.dtype, probs.dtype) else inner.dtype
+    probs_dtype = probs.dtype
+
+    def back(_tape: Tape, _grads: Grads, _saved: Saved) -> list[Tensor | None]:
+        each = c.new(rows, columns, "grad_experts_probs_each", wide)
+        grad = c.new(rows, columns, "grad_experts_weighted", wide)
+        c.elementwise(grad, 6)
+        if wide != c.dtype:
+            grad = c.new(rows, columns, "grad_experts_activation")
+        grad_probs = c.new(rows, 1, "grad_experts_probs", probs_dtype)
+        del each
+        return [grad, grad_probs]
+
+    out = c.new(rows, columns, "experts.weighted", wide)
+    c.elementwise(out, 3)
+    if wide != c.dtype:
+        out = c.new(rows, columns, "experts.weighted")
+        c.elementwise(out, 3)
+    c.node(out, (inner, probs), (inner, probs), back)
+    return out
+
+
 def _weighted(c: Context, block: Moe, x: Tensor, probs: Tensor, *, discard: bool) -> tuple[Tensor, Discarded | None]:
     """Fused weighted relu^2 or SwiGLU: keeps its input and the fp32 probabilities."""
-    rows, wide = x.shape
+    rows, wide, dtype = *x.shape, probs.dtype
     narrow = wide // (2 if block.gated else 1)
     holder: list[Discarded] = []
 
@@ -365,7 +455,7 @@ def _weighted(c: Context, block: Moe, x: Tensor, probs: Tensor, *, discard: bool
 
     def back(_tape: Tape, _grads: Grads, _saved: Saved) -> list[Tensor | None]:
         grad = c.new(rows, wide, "grad_experts_activation")
-        grad_probs = c.new(rows, 1, "grad_experts_probs", "fp32")
+        grad_probs = c.new(rows, 1, "grad_experts_probs", dtype)
         c.elementwise(grad, 3)
         for discarded in holder:
             discarded.made.clear()

@@ -20,7 +20,7 @@ from simcore.operators.megatron_context import Context, Discarded, Grads, Saved
 from simcore.tape import Kernel, Param, Tape, Tensor
 
 __all__ = ["act", "adapted", "add", "all_gather", "column", "gather_backward", "grouped",
-           "identity", "norm", "norm_linear", "row"]
+           "identity", "norm", "norm_linear", "row", "swiglu"]
 
 
 def identity(_tape: Tape, grads: Grads, _saved: Saved) -> Grads:
@@ -107,6 +107,7 @@ def norm_linear(c: Context, path: str, x: Tensor) -> Tensor:
     return_layernorm_output nothing clears it, frozen weight or not.
     """
     weight, gamma, pair = c.param(f"{path}.weight"), c.param(f"{path}.layer_norm_weight"), c.pair(path)
+    bias = c.run.params.get(f"{path}.bias")
     h, out_features = x.shape[1], weight.shape[0]
     gathered = c.local != c.tokens
 
@@ -122,7 +123,7 @@ def norm_linear(c: Context, path: str, x: Tensor) -> Tensor:
         del total
         grad_x = tape.empty(saved[0].shape, c.dtype, "grad_norm")
         c.elementwise(grad_x, 4, Kernel.NORM)
-        return [grad_x, c.small_grad(gamma), wgrad]
+        return [grad_x, c.small_grad(gamma), wgrad, c.small_grad(bias) if bias else None]
 
     ln_out = c.tape.empty(x.shape, c.dtype, f"{path}.ln_out")
     rsigma = c.new(x.shape[0], 1, f"{path}.rsigma", "fp32")
@@ -130,7 +131,7 @@ def norm_linear(c: Context, path: str, x: Tensor) -> Tensor:
     total = all_gather(c, ln_out, f"{path}.ln_out_total") if gathered else ln_out
     out = c.new(c.tokens, out_features, path)
     c.gemm(c.tokens, out_features, h)
-    c.node(out, (x, gamma, weight), (x, rsigma, *((ln_out,) if weight.trainable or pair else ())), back)
+    c.node(out, (x, gamma, weight, bias), (x, rsigma, *((ln_out,) if weight.trainable or pair else ())), back)
     if pair is None:
         return out
     seen = Tensor(total.storage, total.shape, total.dtype, out.node, 1)
@@ -301,7 +302,9 @@ def _scaled(c: Context, x: Tensor, name: str) -> Tensor:
 
 
 def act(c: Context, x: Tensor, name: str, *, gated: bool) -> Tensor:
-    """relu^2 or fused SwiGLU of a dense MLP: keeps its input (`fusions/fused_bias_swiglu.py`, `activations.py`)."""
+    """relu^2 or SwiGLU of a dense MLP: fused keeps its input (`fusions/fused_bias_swiglu.py`, `activations.py`)."""
+    if gated and not c.fuses_activation:
+        return swiglu(c, x, name)
     rows, columns = x.shape
 
     def back(_tape: Tape, _grads: Grads, _saved: Saved) -> list[Tensor | None]:
@@ -312,4 +315,42 @@ def act(c: Context, x: Tensor, name: str, *, gated: bool) -> Tensor:
     out = c.new(rows, columns // (2 if gated else 1), name)
     c.elementwise(out, 3 if gated else 2)
     c.node(out, (x,), (x,), back)
+    return out
+
+
+def swiglu(c: Context, x: Tensor, name: str) -> Tensor:
+    """`silu(gate) * (up + glu_linear_offset)` without bias_activation_fusion (`mlp.py`, glu).
+
+    Keeps x, whose half the SiLU reads, the SiLU, and the sum, which is made even where the offset is 0.
+    """
+    rows, half = x.shape[0], x.shape[1] // 2
+
+    def concatenated(_tape: Tape, _grads: Grads, _saved: Saved) -> list[Tensor | None]:
+        grad = c.new(rows, 2 * half, f"grad_{name}")
+        c.elementwise(grad, 2, Kernel.COPY)
+        return [grad]
+
+    def of_product(_tape: Tape, _grads: Grads, _saved: Saved) -> list[Tensor | None]:
+        to_up = c.new(rows, half, f"grad_{name}.up")
+        to_gate = c.new(rows, half, f"grad_{name}.silu")
+        c.elementwise(to_up, 6)
+        return [to_gate, to_up]
+
+    def of_silu(_tape: Tape, _grads: Grads, _saved: Saved) -> list[Tensor | None]:
+        grad = c.new(rows, half, f"grad_{name}.gate")
+        c.elementwise(grad, 3)
+        return [grad]
+
+    gate, up = (Tensor(x.storage, (rows, half), x.dtype) for _ in range(2))
+    c.node(gate, (x,), (), concatenated)
+    up.node, up.output = gate.node, 1
+    activated = c.new(rows, half, f"{name}.silu")
+    c.elementwise(activated, 2)
+    c.node(activated, (gate,), (gate,), of_silu)
+    shifted = c.new(rows, half, f"{name}.shifted")
+    c.elementwise(shifted, 2)
+    c.node(shifted, (up,), (), identity)
+    out = c.new(rows, half, name)
+    c.elementwise(out, 3)
+    c.node(out, (activated, shifted), (activated, shifted), of_product)
     return out

@@ -2,13 +2,23 @@
 
 from __future__ import annotations
 
+import importlib
+import json
+from pathlib import Path
 from typing import Any
 
 import torch
 import torch.distributed as dist
 import torch.nn.functional as fn
 from torch import nn
-from transformers import LlamaConfig, LlamaForCausalLM, NemotronHConfig, NemotronHForCausalLM
+from transformers import (
+    AutoConfig,
+    AutoModelForCausalLM,
+    LlamaConfig,
+    LlamaForCausalLM,
+    NemotronHConfig,
+    NemotronHForCausalLM,
+)
 from transformers.models.llama import modeling_llama
 from transformers.models.nemotron_h import modeling_nemotron_h
 
@@ -37,7 +47,13 @@ NEMOTRON = {
 }  # fmt: skip
 
 
+PRESETS = Path(__file__).resolve().parents[3] / "simcore" / "models" / "presets"
+GATED_EXPERTS = ("Qwen3MoeExperts", "MixtralExperts")
+
+
 def build_meta(preset: str, overrides: dict[str, Any] | None = None) -> nn.Module:
+    if preset not in LLAMA | NEMOTRON:
+        return build_of_family(preset, overrides or {})
     kw = {**(LLAMA | NEMOTRON)[preset], **(overrides or {})}
     llama = preset in LLAMA
     cfg = LlamaConfig(**kw) if llama else NemotronHConfig(**kw)
@@ -46,6 +62,22 @@ def build_meta(preset: str, overrides: dict[str, Any] | None = None) -> nn.Modul
     cfg.use_cache = False
     with torch.device("meta"):
         return LlamaForCausalLM(cfg) if llama else NemotronHForCausalLM(cfg)
+
+
+def build_of_family(preset: str, overrides: dict[str, Any]) -> nn.Module:
+    """A preset that is a published configuration, by its `model_type`."""
+    fields = {**json.loads((PRESETS / f"{preset}.json").read_text(encoding="utf-8")), **overrides}
+    family = fields.pop("model_type")
+    modelling = importlib.import_module(f"transformers.models.{family}.modeling_{family}")
+    for name in ("create_causal_mask", "create_sliding_window_causal_mask"):
+        if hasattr(modelling, name):
+            setattr(modelling, name, no_mask)
+    cfg = AutoConfig.for_model(family, **fields)
+    cfg._attn_implementation = "sdpa"
+    cfg.use_cache = False
+    with torch.device("meta"):
+        made: nn.Module = AutoModelForCausalLM.from_config(cfg)
+    return made
 
 
 def no_mask(*_: Any, **__: Any) -> None:
@@ -76,7 +108,7 @@ def embed_head_norm(model: Any) -> tuple[nn.Module, nn.Module, nn.Module]:
 
 
 def expert_modules(model: nn.Module) -> list[Any]:
-    return [m for m in model.modules() if type(m).__name__ == "NemotronHExperts"]
+    return [m for m in model.modules() if type(m).__name__ in ("NemotronHExperts", *GATED_EXPERTS)]
 
 
 # ---- MoE with static (perfectly balanced) routing ----------------------------------------
@@ -106,7 +138,8 @@ class BalancedExperts:
         order = torch.argsort(idx.reshape(-1))
         tok = order // idx.shape[-1]
         x = hidden[tok]
-        up, down = self.module.up_proj, self.module.down_proj
+        gated = hasattr(self.module, "gate_up_proj")
+        up, down = self.module.gate_up_proj if gated else self.module.up_proj, self.module.down_proj
         up = up.to_local() if hasattr(up, "to_local") else up
         down = down.to_local() if hasattr(down, "to_local") else down
         here = up.shape[0]
@@ -116,7 +149,12 @@ class BalancedExperts:
         else:
             x = x.view(self.experts, -1, width)
         h = torch.bmm(x, up.transpose(1, 2))
-        h = self.module.act_fn(h)
+        if gated:
+            gate, h = h.chunk(2, dim=-1)
+            h = self.module.act_fn(gate) * h
+            del gate
+        else:
+            h = self.module.act_fn(h)
         y = torch.bmm(h, down.transpose(1, 2))
         if ep > 1:
             y = y.view(here, ep, -1, width).transpose(0, 1).reshape(-1, width)

@@ -17,7 +17,7 @@ from . import fsdp2_models as models
 from .fsdp2_tracker import local
 
 Spec = dict[str, Any]
-EXPERT_WEIGHTS = ("up_proj", "down_proj")
+EXPERT_WEIGHTS = ("gate_up_proj", "up_proj", "down_proj")
 
 
 def dt(name: str | None) -> torch.dtype | None:
@@ -44,6 +44,8 @@ def split_experts(model: nn.Module, spec: Spec, ep_mesh: DeviceMesh) -> set[nn.P
     ignored = set()
     for em in models.expert_modules(model):
         for n in EXPERT_WEIGHTS:
+            if not hasattr(em, n):
+                continue
             p = getattr(em, n)
             if spec["ep_mode"] == "ignored":
                 shape = (p.shape[0] // spec["ep"], *p.shape[1:])

@@ -160,7 +160,8 @@ class Tracker(TorchDispatchMode):
             return
         tensors = [a for a in tree_iter(args) if isinstance(a, torch.Tensor)]
         kind, payload, dtype = collective(name, tensors)
-        self.comms.append(dict(kind=kind, bytes=payload, group=group_size(args), dtype=short(dtype), phase=self.phase))
+        self.comms.append(dict(kind=kind, bytes=payload, group=group_size(args), dtype=short(dtype), phase=self.phase,
+                               at=len(self.events)))
 
     # ---- patches -----------------------------------------------------------------------
     def __enter__(self) -> Self:
