@@ -204,8 +204,39 @@ def test_a_router_in_bf16_is_described_for_softmax_alone() -> None:
     _refused("error", "not yet: a router of nemotron_h", options={"moe_router_dtype": None})
 
 
-def test_latent_attention_is_placed_and_not_run() -> None:
-    _refused("error", "not yet: latent attention (deepseek_v2, decoder)", model="deepseek-v2-lite")
-    _refused("error", "not yet: mla_up_proj", model="deepseek-v2-lite", recompute=["mla_up_proj"])
-    assert place(small.scenario("megatron", {"dp_shard": 2}, model="deepseek-v2-lite")).status == "ok"
-    _refused("illegal", "16 attention heads must be divisible by tp 32", {"tp": 32}, model="deepseek-v2-lite")
+DEEPSEEK = {"kv_lora_rank": 64, "qk_nope_head_dim": 32, "qk_rope_head_dim": 16, "v_head_dim": 32, "n_routed_experts": 8,
+            "num_experts_per_tok": 2, "moe_intermediate_size": 64, "num_key_value_heads": 8,
+            "first_k_dense_replace": 1}
+V2, V3 = _small("deepseek-v2-lite", **DEEPSEEK), _small("deepseek-v3", **DEEPSEEK, q_lora_rank=96)
+
+
+@pytest.mark.parametrize("model", [V2, V3], ids=["v2", "v3"])
+@pytest.mark.parametrize("mesh", [{"dp_shard": 2, "tp": 2}, {"dp_shard": 2, "ep": 2}, {"pp": 2}, {"cp": 2}])
+def test_latent_attention_runs_in_every_direction(model: dict[str, Any], mesh: dict[str, int]) -> None:
+    report = simulate(small.scenario("megatron", mesh, model=model))
+    assert report.status == "ok", report.problems
+
+
+def test_what_is_refused_of_latent_attention() -> None:
+    _refused("error", "not yet: mla_up_proj", model=V2, recompute=["mla_up_proj"])
+    _refused("illegal", "8 attention heads must be divisible by tp 16", {"tp": 16}, model=V2)
+    _refused("error", "not yet: an adapter of linear_kv_down_proj", model=V2, method="lora",
+             lora={"target_modules": ["linear_kv_down_proj"]})
+
+
+def test_losses_of_recipes_differ_by_family() -> None:
+    assert _defaults(model=V2)["training.loss"] == "te"
+    assert _defaults({"dp_shard": 2, "ep": 2}, model=QWEN3_MOE)["training.loss"] == "te"
+    assert _defaults(model="llama-tiny")["training.loss"] == "megatron"
+
+
+@pytest.mark.parametrize(("preset", "told"), [("gpt2", "learned positions"), ("gpt-oss-20b", "attention sinks")])
+def test_other_families_are_placed_and_not_run(preset: str, told: str) -> None:
+    _refused("error", f"not yet: {told}", model=preset)
+    assert place(small.scenario("megatron", {"dp_shard": 2}, model=preset)).status == "ok"
+
+
+def test_multi_token_prediction_is_placed_and_not_run() -> None:
+    further = {"config": V3["config"], "overrides": {**V3["overrides"], "mtp_num_layers": 1}}
+    _refused("error", "not yet: multi-token prediction", model=further)
+    assert place(small.scenario("megatron", {"dp_shard": 2}, model=further)).status == "ok"

@@ -19,6 +19,7 @@ from simcore.models.blocks import (
     Embedding,
     FinalNorm,
     Head,
+    LatentAttention,
     LayerKind,
     Loss,
     Mamba2,
@@ -50,6 +51,13 @@ QWEN2 = LayerKind("qwen2", "qwen2", 3584, (
 QWEN3 = LayerKind("qwen3", "qwen3_moe", 2048, (
     Branch("input_layernorm", "self_attn", Attention(2048, 32, 4, 128, rotary=True, qk_norm=True)),
     Branch("post_attention_layernorm", "mlp", Moe(2048, 128, 8, 768, 0, gated=True, router="softmax"))))
+V2 = LayerKind("v2", "deepseek_v2", 2048, (
+    Branch("input_layernorm", "self_attn", LatentAttention(2048, 16, 0, 512, 128, 64, 128)),
+    Branch("post_attention_layernorm", "mlp", Moe(2048, 64, 6, 1408, 2816, gated=True, router="softmax",
+                                                  normalised=False))))
+V3 = LayerKind("v3", "deepseek_v3", 7168, (
+    Branch("input_layernorm", "self_attn", LatentAttention(7168, 128, 1536, 512, 128, 64, 128)),
+    Branch("post_attention_layernorm", "mlp", Mlp(7168, 18432))))
 EMBEDDING, NORM, HEAD, LOSS = (LayerKind(name, "nemotron_h", H, block=block) for name, block in (
     ("embedding", Embedding(V, H)), ("final_norm", FinalNorm(H)), ("head", Head(V, H)), ("loss", Loss(V))))
 NANO = ((EMBEDDING, 1), (MAMBA, 23), (MOE, 23), (ATTENTION, 6), (NORM, 1), (HEAD, 1))
@@ -77,6 +85,19 @@ REGISTERED = {
               "self_attention.linear_qkv.weight 5120x2048", "self_attention.q_layernorm.weight 128",
               "self_attention.k_layernorm.weight 128", "pre_mlp_layernorm.weight 2048", "mlp.router.weight 128x2048",
               "mlp.experts.linear_fc1.weight 1536x2048 #128", "mlp.experts.linear_fc2.weight 2048x768 #128"],
+    "v2": ["input_layernorm.weight 2048", "self_attention.linear_proj.weight 2048x2048",
+           "self_attention.linear_q_proj.weight 3072x2048", "self_attention.linear_kv_down_proj.weight 576x2048",
+           "self_attention.linear_kv_up_proj.layer_norm_weight 512", "self_attention.linear_kv_up_proj.weight 4096x512",
+           "pre_mlp_layernorm.weight 2048", "mlp.router.weight 64x2048",
+           "mlp.experts.linear_fc1.weight 2816x2048 #64", "mlp.experts.linear_fc2.weight 2048x1408 #64",
+           "mlp.shared_experts.linear_fc1.weight 5632x2048", "mlp.shared_experts.linear_fc2.weight 2048x2816"],
+    "v3": ["input_layernorm.weight 7168", "self_attention.linear_proj.weight 7168x16384",
+           "self_attention.linear_q_down_proj.weight 1536x7168",
+           "self_attention.linear_q_up_proj.layer_norm_weight 1536",
+           "self_attention.linear_q_up_proj.weight 24576x1536", "self_attention.linear_kv_down_proj.weight 576x7168",
+           "self_attention.linear_kv_up_proj.layer_norm_weight 512",
+           "self_attention.linear_kv_up_proj.weight 32768x512", "mlp.linear_fc1.layer_norm_weight 7168",
+           "mlp.linear_fc1.weight 36864x7168", "mlp.linear_fc2.weight 7168x18432"],
     "embedding": ["embedding.word_embeddings.weight 131072x2688"],
     "final_norm": ["decoder.final_norm.weight 2688"],
     "head": ["output_layer.weight 131072x2688"],
@@ -89,7 +110,7 @@ def _spelled(kind: LayerKind) -> list[str]:
             for s in tensors(kind) if not s.is_buffer]
 
 
-@pytest.mark.parametrize("kind", [MAMBA, MOE, ATTENTION, MLP, LLAMA, QWEN2, QWEN3, EMBEDDING, NORM, HEAD, LOSS],
+@pytest.mark.parametrize("kind", [MAMBA, MOE, ATTENTION, MLP, LLAMA, QWEN2, QWEN3, V2, V3, EMBEDDING, NORM, HEAD, LOSS],
                          ids=lambda k: k.name)
 def test_tensors_are_those_that_megatron_registers(kind: LayerKind) -> None:
     assert _spelled(kind) == REGISTERED[kind.name]
@@ -200,7 +221,7 @@ def _closes(kind: LayerKind, run: Run, tape: LayerTape) -> None:
     assert tape.grads == ()
 
 
-EVERY = [MAMBA, MOE, ATTENTION, MLP, LLAMA, QWEN2, QWEN3, EMBEDDING, NORM, HEAD, LOSS]
+EVERY = [MAMBA, MOE, ATTENTION, MLP, LLAMA, QWEN2, QWEN3, V2, V3, EMBEDDING, NORM, HEAD, LOSS]
 
 
 @pytest.mark.parametrize("kind", EVERY, ids=lambda k: k.name)
@@ -281,6 +302,26 @@ def test_softmax_routed_experts_keep_the_closed_form(fused: bool, dtype: str) ->
     options = (("bias_activation_fusion", str(fused).lower()), ("moe_router_dtype", dtype))
     run = _run(QWEN3, ep=8, top_k=8, options=options)
     assert _kept(QWEN3, run) == (_QWEN3_ATTENTION + _qwen3_moe(fused, {"fp32": 4, "bf16": 2}[dtype])) * T
+
+
+def _latent_kept(h: int, heads: int, q_rank: int) -> int:
+    """By the source: norm, projections down (a view pins 576), q and k of 192, v of 128 a head, output, statistics."""
+    query = q_rank and 2 * (2 * q_rank) + 4
+    return 2 * (2 * h) + 4 + query + 2 * 576 + 4 + 2 * 512 + 2 * heads * (192 + 192 + 128 + 128) + 4 * heads
+
+
+def test_latent_attention_keeps_the_closed_form() -> None:
+    mlp = 2 * 7168 * 2 + 4 + 6 * 18432
+    assert _kept(V3, _run(V3)) == (_latent_kept(7168, 128, 1536) + mlp) * T
+    router = 8 * 6 + 2 * 4 * 64 + 5 * 64 + 4 * (2 * 64 + 1)  # the softmax before the choice is of all experts
+    experts = 6 * (2 * 2048 + 6 * 1408 + 4 + 2 * 4) + 6 * 2816
+    assert _kept(V2, _run(V2, ep=8)) == (_latent_kept(2048, 16, 0) + 2 * 2048 * 2 + 4 + router + experts) * T
+
+
+def test_latent_attention_counts_both_head_sizes() -> None:
+    """Scores over 192, values over 128, half of the square: s^2 (192 + 128) a head."""
+    rows = record(V3, _run(V3), {}, {}).forward.rows
+    assert sum(r[3] for r in rows if r[0] == Op.COMPUTE and r[2] == Kernel.ATTENTION) == T * T * 128 * (192 + 128)
 
 
 def test_unfused_swiglu_keeps_two_halves_more() -> None:

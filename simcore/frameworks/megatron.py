@@ -39,6 +39,8 @@ OPTIONS = {
 TP_DIMS = ("vocab", "heads", "ffn", "shared_ffn", "mamba_in", "mamba_conv", "mamba_heads", "mamba_inner", "tp_rank",
            "tp_in", "tp_out")
 SOFTMAX_ROUTED = ("mixtral", "qwen3_moe")
+TE_LOSS = ("deepseek_v2", "deepseek_v3", "qwen3_moe")
+"""Families whose recipes say cross_entropy_fusion_impl: te (Bridge 0.3.1 recipes/{deepseek,moonlight,qwen})."""
 ETP_DIMS = ("expert_ffn", "etp_rank", "etp_in", "etp_out")
 
 
@@ -63,8 +65,7 @@ def table(job: Job) -> Framework:
         optimizer=Optimizer(training.optimizer.name, "te", grad_copy=made.grads != "fp32" and not made.precise),
         compute_dtype=job.compute,
         checkpoint=checkpoint(job),
-        loss=job.auto("training.loss", training.loss, "megatron",
-                      "Bridge recipes: cross_entropy_loss_fusion, native"),
+        loss=_loss(job),
         sequence_parallel=sequence_parallel,
         stages=stages,
         frees_sent_output=True,
@@ -72,6 +73,13 @@ def table(job: Job) -> Framework:
         communicators=_communicators(job),
         assumptions=_assumptions(options),
     )
+
+
+def _loss(job: Job) -> str:
+    """The cross entropy of Bridge's recipes for the model's family."""
+    fused = "te" if job.graph.architecture.family in TE_LOSS else "megatron"
+    return job.auto("training.loss", job.scenario.training.loss, fused, "Bridge recipes: cross_entropy_loss_fusion, "
+                    f"{'te' if fused == 'te' else 'native'}")
 
 
 def _assumptions(options: dict[str, object]) -> tuple[tuple[str, str, str, str], ...]:

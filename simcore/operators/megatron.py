@@ -1,8 +1,9 @@
 """Megatron-Core with Transformer Engine: what each kind of layer holds, computes and sends.
 
-Layers: `megatron_mamba.py`, `megatron_moe.py`, `megatron_attention.py`; around them: `megatron_head.py`; their
-parameters: `megatron_tensors.py`; shared operators and notes on weight gradients: `megatron_ops.py`. Versions:
-megatron-core 0.16.1 (core_v0.16.1), TransformerEngine 2.18 unless a rule says otherwise, mamba_ssm of August 2026.
+Layers: `megatron_mamba.py`, `megatron_moe.py`, `megatron_attention.py`, `megatron_latent.py`; around them:
+`megatron_head.py`; their parameters: `megatron_tensors.py`; shared operators and notes on weight gradients:
+`megatron_ops.py`. Versions: megatron-core 0.16.1 (core_v0.16.1), TransformerEngine 2.18 unless a rule says otherwise,
+mamba_ssm of August 2026.
 
 Recompute is Megatron's own spelling in `Run.checkpoint`: "none", "full" (each layer keeps its input), or a comma list
 of selective modules: moe, layernorm, moe_act, shared_experts, mlp, core_attn (`transformer_config.py`).
@@ -14,11 +15,12 @@ from collections.abc import Sequence
 from math import prod
 from typing import Final
 
-from simcore.models.blocks import Attention, Branch, Embedding, FinalNorm, Head, LayerKind, Mamba2, Mlp, Moe
+from simcore.models.blocks import Attention, Branch, Embedding, FinalNorm, Head, LatentAttention, LayerKind, Mamba2, Mlp
 from simcore.operators.features import refuse
 from simcore.operators.megatron_attention import attention, mlp
 from simcore.operators.megatron_context import Context
 from simcore.operators.megatron_head import embedding, head, loss
+from simcore.operators.megatron_latent import latent_attention
 from simcore.operators.megatron_mamba import mamba
 from simcore.operators.megatron_moe import moe
 from simcore.operators.megatron_ops import add, norm
@@ -30,7 +32,8 @@ from simcore.units import dtype_bytes
 __all__ = ["idle_gradients", "record", "standing", "tensors"]
 
 SERVED: Final = frozenset({"norms of query and key", "biases of query, key and value", "gated experts",
-                           "a router by softmax"})
+                           "a router by softmax", "a router by softmax, not normalised", "latent attention",
+                           "gated experts with a shared one"})
 """What of `features.py` is recorded here."""
 
 _EMPTY = Section(())
@@ -153,7 +156,6 @@ def _mixer(c: Context, branch: Branch, x: Tensor) -> Tensor:
         return mamba(c, block, x)
     if isinstance(block, Attention):
         return attention(c, block, x)
-    if isinstance(block, Mlp):
-        return mlp(c, block, x)
-    assert isinstance(block, Moe), "latent attention is refused"
-    return moe(c, block, x)
+    if isinstance(block, LatentAttention):
+        return latent_attention(c, block, x)
+    return mlp(c, block, x) if isinstance(block, Mlp) else moe(c, block, x)

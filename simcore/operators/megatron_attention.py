@@ -12,14 +12,14 @@ from simcore.operators.megatron_context import Context, Grads, Saved
 from simcore.operators.megatron_ops import act, norm_linear, row
 from simcore.tape import Kernel, Tape, Tensor
 
-__all__ = ["attention", "mlp"]
+__all__ = ["attention", "core", "mlp"]
 
 
 def attention(c: Context, block: Attention, x: Tensor) -> Tensor:
     """Self-attention on the residual stream `x`; the caller adds the residual."""
     mixed = norm_linear(c, "self_attention.linear_qkv", x)
     parts = _split(c, block, mixed)
-    out = c.region(lambda: _core(c, block, *parts)) if c.recomputes("core_attn") else _core(c, block, *parts)
+    out = core(c, block.num_heads, *parts)
     # `forward` holds query, key and value (views of `mixed`) until linear_proj has returned.
     return row(c, "self_attention.linear_proj", out)
 
@@ -87,13 +87,21 @@ def _moved(c: Context, x: Tensor, name: str) -> Tensor:
     return out
 
 
-def _core(c: Context, block: Attention, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
-    """Fused causal attention: keeps q, k, v, the output and the softmax statistics (fp32, one a head)."""
-    rows, heads = q.shape[0], block.num_heads // c.run.tp
+def core(c: Context, num_heads: int, q: Tensor, k: Tensor, v: Tensor, columns: int = 0) -> Tensor:
+    """Fused causal attention, recomputed where that is asked for; `columns` of the output, if not those of q."""
+    def run() -> Tensor:
+        return _core(c, num_heads, q, k, v, columns or q.shape[1])
+
+    return c.region(run) if c.recomputes("core_attn") else run()
+
+
+def _core(c: Context, num_heads: int, q: Tensor, k: Tensor, v: Tensor, columns: int) -> Tensor:
+    """Keeps q, k, v, the output and the softmax statistics (fp32, one a head)."""
+    rows, heads = q.shape[0], num_heads // c.run.tp
     pairs = rows * c.run.seq * c.run.cp // 2  # causal: half of the square
-    flops = 4 * pairs * q.shape[1]
+    flops = 2 * pairs * (q.shape[1] + columns)
     shapes = [t.shape for t in (q, k, v)]
-    exchange = 2 * (c.run.cp - 1) * k.nbytes
+    exchange = (c.run.cp - 1) * (k.nbytes + v.nbytes)
 
     def back(tape: Tape, _grads: Grads, saved: Saved) -> list[Tensor | None]:
         grads = [tape.empty(s, c.dtype, f"grad_{n}") for s, n in zip(shapes, ("query", "key", "value"), strict=True)]
@@ -106,7 +114,7 @@ def _core(c: Context, block: Attention, q: Tensor, k: Tensor, v: Tensor) -> Tens
         return list(grads)
 
     made = [_whole(c, t, n) for t, n in ((q, "query"), (k, "key"), (v, "value"))]
-    out = c.new(rows, q.shape[1], "attention_out")
+    out = c.new(rows, columns, "attention_out")
     stats = c.new(rows, heads, "softmax_stats", "fp32")
     if exchange:
         c.tape.collective("send_recv", "cp", exchange, c.dtype)

@@ -109,8 +109,9 @@ def _route(c: Context, block: Moe, rows: Rows, x: Tensor) -> Tensor:
 def _route_by_softmax(c: Context, block: Moe, rows: Rows, x: Tensor) -> Tensor:
     """Top-k of the logits, softmax of the chosen in fp32, spread over all experts; the balance loss has another one.
 
-    `moe_utils.py`: topk_routing_with_score_function (use_pre_softmax False), compute_routing_scores_for_aux_loss.
-    Logits and probabilities are in the dtype of moe_router_dtype.
+    `moe_utils.py`: topk_routing_with_score_function, compute_routing_scores_for_aux_loss. Logits and probabilities are
+    in the dtype of moe_router_dtype. DeepSeek-V2 takes the softmax before the choice (Bridge 0.3.1
+    `models/deepseek/deepseek_v2_bridge.py`, moe_router_pre_softmax), which keeps it for all experts.
     """
     dtype = dict(c.run.options).get("moe_router_dtype", "fp32")
     logits = _gate(c, block, rows, x, dtype)
@@ -130,7 +131,7 @@ def _route_by_softmax(c: Context, block: Moe, rows: Rows, x: Tensor) -> Tensor:
         return [grad]
 
     indices = c.new(t, k, "router.top_indices", "int64")
-    top = c.new(t, k, "router.top_scores", "fp32")
+    top = c.new(t, e if c.kind.family == "deepseek_v2" else k, "router.top_scores", "fp32")
     probs = c.new(t, e, "router.probs", dtype, _HELD)
     chosen = c.new(t, e, "router.routing_map", "uint8", _HELD)
     balance = c.new(t, e, "router.balance_scores", "fp32")

@@ -1,0 +1,124 @@
+"""Megatron-Core's multi-head latent attention (MLA), without RoPE fusion, which Bridge switches off.
+
+megatron-core 0.16.1 `transformer/multi_latent_attention.py` (`MLASelfAttention`), layer spec with qk_layernorm; Bridge
+0.3.1 `models/deepseek/`. TE's fused linears keep the view they are given, and with it the storage behind it: the input
+of the projection up is a view of what the projection down made.
+"""
+
+from __future__ import annotations
+
+from simcore.errors import NotYet, Problem
+from simcore.models.blocks import LatentAttention
+from simcore.operators.megatron_attention import core
+from simcore.operators.megatron_context import Context, Grads, Saved
+from simcore.operators.megatron_ops import column, gather_backward, norm, norm_linear, row
+from simcore.tape import Kernel, Tape, Tensor
+
+__all__ = ["latent_attention"]
+
+_AT = "self_attention"
+
+
+def latent_attention(c: Context, block: LatentAttention, x: Tensor) -> Tensor:
+    """Latent self-attention on the residual stream `x`; the caller adds the residual."""
+    ln_out = norm(c, "input_layernorm", x)
+    heads = block.num_heads // c.run.tp
+    if block.q_rank:
+        query = norm_linear(c, f"{_AT}.linear_q_up_proj", _down(c, "linear_q_down_proj", ln_out))
+    else:
+        query = column(c, f"{_AT}.linear_q_proj", ln_out)
+    latent, rope_key = _split(c, block, _down(c, "linear_kv_down_proj", ln_out))
+    del ln_out
+    if c.local != c.tokens:
+        rope_key = gather_backward(c, rope_key, f"{_AT}.rope_key")
+    pair = norm_linear(c, f"{_AT}.linear_kv_up_proj", latent)
+    del latent
+    query = _query(c, block, heads, query)
+    key, value = _key_value(c, block, heads, pair, rope_key)
+    del pair, rope_key
+    out = core(c, block.num_heads, query, key, value, heads * block.value)
+    return row(c, f"{_AT}.linear_proj", out)
+
+
+def _down(c: Context, name: str, x: Tensor) -> Tensor:
+    """TE Linear that lies whole on every tp rank (parallel_mode "duplicated"), over this rank's tokens."""
+    path = f"{_AT}.{name}"
+    weight, (rows, h) = c.param(f"{path}.weight"), x.shape
+    if c.pair(path):
+        raise NotYet(Problem("training.lora.target_modules", f"not yet: an adapter of {name}"))
+
+    def back(_tape: Tape, _grads: Grads, _saved: Saved) -> list[Tensor | None]:
+        grad = c.new(rows, h, f"grad_{path}")
+        c.gemm(rows, h, weight.shape[0])
+        return [grad, c.wgrad(weight, rows)]
+
+    out = c.new(rows, weight.shape[0], path)
+    c.gemm(rows, weight.shape[0], h)
+    c.node(out, (x, weight), (x,) if weight.trainable else (), back)
+    return out
+
+
+def _split(c: Context, block: LatentAttention, x: Tensor) -> tuple[Tensor, Tensor]:
+    """Latent vector and the key's rotated part: views; their gradients are concatenated."""
+    rows, columns = x.shape
+
+    def back(_tape: Tape, _grads: Grads, _saved: Saved) -> list[Tensor | None]:
+        grad = c.new(rows, columns, "grad_kv_combined")
+        c.elementwise(grad, 2, Kernel.COPY)
+        return [grad]
+
+    latent, rope_key = (Tensor(x.storage, (rows, n), x.dtype) for n in (block.kv_rank, block.rope))
+    c.node(latent, (x,), (), back)
+    rope_key.node, rope_key.output = latent.node, 1
+    return latent, rope_key
+
+
+def _rotated(c: Context, rows: int, columns: int, name: str) -> Tensor:
+    """`apply_rotary_pos_emb`, unfused: products with cos and sin, their sum; angles are constants, nothing is kept."""
+    straight, turned = c.new(rows, columns, f"{name}.cos"), c.new(rows, columns, f"{name}.sin")
+    out = c.new(rows, columns, name)
+    c.elementwise(out, 10)
+    del straight, turned
+    return out
+
+
+def _query(c: Context, block: LatentAttention, heads: int, x: Tensor) -> Tensor:
+    """`cat(q_no_pe, rope(q_pos_emb))`: a new tensor; backward rotates back and concatenates."""
+    rows, columns = x.shape
+
+    def back(_tape: Tape, _grads: Grads, _saved: Saved) -> list[Tensor | None]:
+        turned = _rotated(c, rows, heads * block.rope, "grad_rope_query")
+        grad = c.new(rows, columns, "grad_query_up")
+        c.elementwise(grad, 2, Kernel.COPY)
+        del turned
+        return [grad]
+
+    turned = _rotated(c, rows, heads * block.rope, "rope_query")
+    out = c.new(rows, columns, "query")
+    c.elementwise(out, 2, Kernel.COPY)
+    del turned
+    c.node(out, (x,), (), back)
+    return out
+
+
+def _key_value(c: Context, block: LatentAttention, heads: int, x: Tensor, rope_key: Tensor) -> tuple[Tensor, Tensor]:
+    """The key gets the rotated part, the same for all heads; the value is made contiguous."""
+    rows, columns = x.shape
+
+    def back(_tape: Tape, _grads: Grads, _saved: Saved) -> list[Tensor | None]:
+        summed = c.new(rows, block.rope, "grad_rope_key_sum")  # over the heads that it was expanded to
+        turned = _rotated(c, rows, block.rope, "grad_rope_key")
+        del summed
+        grad = c.new(rows, columns, "grad_kv_up")
+        c.elementwise(grad, 2, Kernel.COPY)
+        return [grad, turned]
+
+    turned = _rotated(c, rows, block.rope, "rope_key")
+    key = c.new(rows, heads * (block.nope + block.rope), "key")
+    del turned
+    value = c.new(rows, heads * block.value, "value")
+    c.elementwise(key, 2, Kernel.COPY)
+    c.elementwise(value, 2, Kernel.COPY)
+    c.node(key, (x, rope_key), (), back)
+    value.node, value.output = key.node, 1
+    return key, value
