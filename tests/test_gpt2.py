@@ -29,7 +29,14 @@ def test_the_usual_names_come_first() -> None:
     assert graph(n_inner=100).count("mlp") == 12 * (2 * 100 * 768 + 100 + 768)
 
 
+def test_dropout_is_the_configurations() -> None:
+    assert [kind.name for kind in graph().kinds if kind.dropout] == ["embedding", "decoder"]
+    assert [kind.name for kind in graph(attn_pdrop=0, resid_pdrop=0.0).kinds if kind.dropout] == ["embedding"]
+    assert not [kind for kind in graph(attn_pdrop=0, resid_pdrop=0, embd_pdrop=0).kinds if kind.dropout]
+
+
 @pytest.mark.parametrize(("changed", "told"), [
+    ({"embd_pdrop": 2}, "embd_pdrop: expected a number from 0 to 1, got 2"),
     ({"n_head": 7}, "n_head: expected a divisor of 768, got 7"),
     ({"activation_function": "relu"}, "activation_function: expected gelu_new or gelu, got 'relu'"),
     ({"add_cross_attention": True}, "add_cross_attention: not modelled yet")])

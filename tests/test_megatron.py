@@ -230,10 +230,18 @@ def test_losses_of_recipes_differ_by_family() -> None:
     assert _defaults(model="llama-tiny")["training.loss"] == "megatron"
 
 
-@pytest.mark.parametrize(("preset", "told"), [("gpt2", "learned positions"), ("gpt-oss-20b", "attention sinks")])
+@pytest.mark.parametrize(("preset", "told"), [("gpt2", "dropout"), ("gpt-oss-20b", "attention sinks")])
 def test_other_families_are_placed_and_not_run(preset: str, told: str) -> None:
     _refused("error", f"not yet: {told}", model=preset)
     assert place(small.scenario("megatron", {"dp_shard": 2}, model=preset)).status == "ok"
+
+
+@pytest.mark.parametrize("mesh", [{"dp_shard": 2, "tp": 2}, {"dp_shard": 2}, {"cp": 2}])
+def test_gpt_runs_without_dropout(mesh: dict[str, int]) -> None:
+    still = {"n_embd": 256, "n_head": 8, "n_layer": 2, "vocab_size": 1024, "attn_pdrop": 0, "resid_pdrop": 0,
+             "embd_pdrop": 0}
+    report = simulate(small.scenario("megatron", mesh, model={"config": "gpt2", "overrides": still}))
+    assert report.status == "ok", report.problems
 
 
 def test_multi_token_prediction_is_placed_and_not_run() -> None:

@@ -58,6 +58,11 @@ V2 = LayerKind("v2", "deepseek_v2", 2048, (
 V3 = LayerKind("v3", "deepseek_v3", 7168, (
     Branch("input_layernorm", "self_attn", LatentAttention(7168, 128, 1536, 512, 128, 64, 128)),
     Branch("post_attention_layernorm", "mlp", Mlp(7168, 18432))))
+GPT = LayerKind("gpt", "gpt2", 1024, (
+    Branch("ln_1", "attn", Attention(1024, 16, 16, 64, bias="all"), layer_norm=True),
+    Branch("ln_2", "mlp", Mlp(1024, 4096, gated=False, gelu=True, bias=True), layer_norm=True)))
+GPT_STEM = LayerKind("stem", "gpt2", 1024, block=Embedding(50304, 1024, positions=2048))
+GPT_NORM = LayerKind("layer_norm", "gpt2", 1024, block=FinalNorm(1024, layer_norm=True))
 EMBEDDING, NORM, HEAD, LOSS = (LayerKind(name, "nemotron_h", H, block=block) for name, block in (
     ("embedding", Embedding(V, H)), ("final_norm", FinalNorm(H)), ("head", Head(V, H)), ("loss", Loss(V))))
 NANO = ((EMBEDDING, 1), (MAMBA, 23), (MOE, 23), (ATTENTION, 6), (NORM, 1), (HEAD, 1))
@@ -98,6 +103,14 @@ REGISTERED = {
            "self_attention.linear_kv_up_proj.layer_norm_weight 512",
            "self_attention.linear_kv_up_proj.weight 32768x512", "mlp.linear_fc1.layer_norm_weight 7168",
            "mlp.linear_fc1.weight 36864x7168", "mlp.linear_fc2.weight 7168x18432"],
+    "gpt": ["self_attention.linear_proj.weight 1024x1024", "self_attention.linear_proj.bias 1024",
+            "self_attention.linear_qkv.layer_norm_weight 1024", "self_attention.linear_qkv.layer_norm_bias 1024",
+            "self_attention.linear_qkv.weight 3072x1024", "self_attention.linear_qkv.bias 3072",
+            "mlp.linear_fc1.layer_norm_weight 1024", "mlp.linear_fc1.layer_norm_bias 1024",
+            "mlp.linear_fc1.weight 4096x1024", "mlp.linear_fc1.bias 4096", "mlp.linear_fc2.weight 1024x4096",
+            "mlp.linear_fc2.bias 1024"],
+    "stem": ["embedding.word_embeddings.weight 50304x1024", "embedding.position_embeddings.weight 2048x1024"],
+    "layer_norm": ["decoder.final_layernorm.weight 1024", "decoder.final_layernorm.bias 1024"],
     "embedding": ["embedding.word_embeddings.weight 131072x2688"],
     "final_norm": ["decoder.final_norm.weight 2688"],
     "head": ["output_layer.weight 131072x2688"],
@@ -110,8 +123,8 @@ def _spelled(kind: LayerKind) -> list[str]:
             for s in tensors(kind) if not s.is_buffer]
 
 
-@pytest.mark.parametrize("kind", [MAMBA, MOE, ATTENTION, MLP, LLAMA, QWEN2, QWEN3, V2, V3, EMBEDDING, NORM, HEAD, LOSS],
-                         ids=lambda k: k.name)
+@pytest.mark.parametrize("kind", [MAMBA, MOE, ATTENTION, MLP, LLAMA, QWEN2, QWEN3, V2, V3, GPT, GPT_STEM, GPT_NORM,
+                                  EMBEDDING, NORM, HEAD, LOSS], ids=lambda k: k.name)
 def test_tensors_are_those_that_megatron_registers(kind: LayerKind) -> None:
     assert _spelled(kind) == REGISTERED[kind.name]
 
@@ -213,15 +226,16 @@ def _closes(kind: LayerKind, run: Run, tape: LayerTape) -> None:
             balance[offset, slot] = balance.get((offset, slot), 0) + amount
     borders = {key: value for key, value in balance.items() if value}
     output, given = {(0, HIDDEN)}, {(1, GRAD_HIDDEN)}
-    inward = {(-1, HIDDEN)} if kind is not EMBEDDING else set()
-    back = {(0, GRAD_HIDDEN)} if kind is not EMBEDDING and run.input_requires_grad else set()
+    stem = kind in (EMBEDDING, GPT_STEM)
+    inward = set() if stem else {(-1, HIDDEN)}
+    back = {(0, GRAD_HIDDEN)} if not stem and run.input_requires_grad else set()
     has_graph = bool(back) or any(p.trainable for p in run.params.values())
     expected = inward | back | (set() if kind is LOSS else output | (given if has_graph else set()))
     assert set(borders) == expected
     assert tape.grads == ()
 
 
-EVERY = [MAMBA, MOE, ATTENTION, MLP, LLAMA, QWEN2, QWEN3, V2, V3, EMBEDDING, NORM, HEAD, LOSS]
+EVERY = [MAMBA, MOE, ATTENTION, MLP, LLAMA, QWEN2, QWEN3, V2, V3, GPT, GPT_STEM, GPT_NORM, EMBEDDING, NORM, HEAD, LOSS]
 
 
 @pytest.mark.parametrize("kind", EVERY, ids=lambda k: k.name)
@@ -322,6 +336,33 @@ def test_latent_attention_counts_both_head_sizes() -> None:
     """Scores over 192, values over 128, half of the square: s^2 (192 + 128) a head."""
     rows = record(V3, _run(V3), {}, {}).forward.rows
     assert sum(r[3] for r in rows if r[0] == Op.COMPUTE and r[2] == Kernel.ATTENTION) == T * T * 128 * (192 + 128)
+
+
+def test_a_gpt_layer_keeps_the_closed_form() -> None:
+    """megatron_goldens.md section 3 without dropout: two norms of 8 statistics, q, k, v where they lie, GELU fused."""
+    attention = 2 * 1024 * 2 + 8 + 2 * 3 * 1024 + 2 * 1024 + 4 * 16
+    assert _kept(GPT, _run(GPT)) == (attention + 2 * 1024 * 2 + 8 + 2 * 4096 + 2 * 4096) * T
+    assert _kept(GPT_NORM, _run(GPT_NORM)) == (2 * 1024 + 8) * T
+
+
+def test_learned_positions_are_split_after_they_are_added() -> None:
+    """Not a reduce-scatter but an all-reduce, then each rank's part; the gradient of the table is dense."""
+    comms: dict[tuple[str, str, str], int] = {}
+    slots: dict[tuple[str, str], int] = {}
+    tape = record(GPT_STEM, _run(GPT_STEM, tp=2, sequence_parallel=True), slots, comms)
+    names = {row: key[0] for key, row in comms.items()}
+    sent = [[names[r[2]] for r in s.rows if r[0] == Op.COLLECTIVE] for s in (tape.forward, tape.backward)]
+    assert sent == [["all_reduce"], ["all_gather"]]
+    made = slots["embedding.position_embeddings.weight.grad", "backward_temp"]
+    assert [r[3] for r in tape.backward.rows if r[0] == Op.ALLOC and r[2] == made] == [2 * 2048 * 1024]
+
+
+def test_gradients_of_three_views_are_not_concatenated() -> None:
+    """Query, key and value of as many heads lie side by side: one gradient of 3 x 1024 columns."""
+    slots: dict[tuple[str, str], int] = {}
+    tape = record(GPT, _run(GPT), slots, {})
+    made = slots["grad_qkv", "backward_temp"]
+    assert [r[3] for r in tape.backward.rows if r[0] == Op.ALLOC and r[2] == made] == [2 * 3 * 1024 * T]
 
 
 def test_unfused_swiglu_keeps_two_halves_more() -> None:

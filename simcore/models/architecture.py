@@ -58,6 +58,13 @@ class Config:
             raise self.fail(name, f"expected true or false, got {value!r}")
         return value
 
+    def fraction(self, name: str, default: float) -> float:
+        """A number from 0 to 1."""
+        value = self.fields.get(name, default)
+        if isinstance(value, bool) or not isinstance(value, int | float) or not 0 <= value <= 1:
+            raise self.fail(name, f"expected a number from 0 to 1, got {value!r}")
+        return float(value)
+
     def choice(self, name: str, known: tuple[str, ...]) -> str:
         """A field that is one of a few words; the first is the default."""
         value = self.fields.get(name)

@@ -192,6 +192,7 @@ class LayerKind:
 
     `family` tells implementations which modelling code runs: the configuration's `model_type`. A model runs its kinds
     in the order embedding, layers, final norm, head, loss; modules of multi-token prediction stand before the norm.
+    `dropout`: some of its activations are dropped.
     """
 
     name: str
@@ -199,3 +200,4 @@ class LayerKind:
     hidden: int
     branches: tuple[Branch, ...] = ()
     block: Embedding | FinalNorm | Head | Loss | Mtp | None = None
+    dropout: bool = False

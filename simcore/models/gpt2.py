@@ -1,6 +1,7 @@
 """GPT-2 and its like: LayerNorm, attention and GELU MLP with biases, learned positions (transformers `models/gpt2`).
 
-The configuration's own field names, or the usual ones that `GPT2Config.attribute_map` takes for them.
+The configuration's own field names, or the usual ones that `GPT2Config.attribute_map` takes for them. Without a word
+about it a tenth of the activations is dropped (`attn_pdrop`, `resid_pdrop`, `embd_pdrop`).
 """
 
 from __future__ import annotations
@@ -19,8 +20,10 @@ def architecture(config: Config) -> Architecture:
     positions = config.integer("max_position_embeddings", "n_positions")
     layer, count = _layer(config, hidden), config.integer("num_hidden_layers", "n_layer")
     tied = config.boolean("tie_word_embeddings", default=True)
+    stem = LayerKind("embedding", "gpt2", hidden, block=Embedding(vocab, hidden, positions=positions),
+                     dropout=config.fraction("embd_pdrop", 0.1) > 0)
     parts = (
-        ("transformer", LayerKind("embedding", "gpt2", hidden, block=Embedding(vocab, hidden, positions=positions))),
+        ("transformer", stem),
         *((f"transformer.h.{i}", layer) for i in range(count)),
         ("transformer.ln_f", LayerKind("final_norm", "gpt2", hidden, block=FinalNorm(hidden, layer_norm=True))),
         ("lm_head", LayerKind("head", "gpt2", hidden, block=Head(vocab, hidden, tied))),
@@ -36,5 +39,6 @@ def _layer(config: Config, hidden: int) -> LayerKind:
     attention = Attention(hidden, heads, heads, hidden // heads, bias="all")
     # `GPT2Block`: four times the width where n_inner is not given
     mlp = Mlp(hidden, config.integer("n_inner", default=4 * hidden), gated=False, gelu=True, bias=True)
+    dropout = config.fraction("attn_pdrop", 0.1) > 0 or config.fraction("resid_pdrop", 0.1) > 0
     return LayerKind("decoder", "gpt2", hidden, (Branch("ln_1", "attn", attention, layer_norm=True),
-                                                 Branch("ln_2", "mlp", mlp, layer_norm=True)))
+                                                 Branch("ln_2", "mlp", mlp, layer_norm=True)), dropout=dropout)

@@ -37,6 +37,8 @@ def features(kind: LayerKind) -> tuple[str, ...]:
         found.append("learned positions")
     if isinstance(kind.block, FinalNorm) and kind.block.layer_norm:
         found.append("LayerNorm")
+    if kind.dropout:
+        found.append("dropout")
     if isinstance(kind.block, Mtp):
         found.append("multi-token prediction")
     return tuple(dict.fromkeys(found))

@@ -19,7 +19,7 @@ def attention(c: Context, block: Attention, x: Tensor) -> Tensor:
     """Self-attention on the residual stream `x`; the caller adds the residual."""
     mixed = norm_linear(c, "self_attention.linear_qkv", x)
     parts = _split(c, block, mixed)
-    out = core(c, block.num_heads, *parts)
+    out = core(c, block.num_heads, *parts, plain=_is_plain(block))
     # `forward` holds query, key and value (views of `mixed`) until linear_proj has returned.
     return row(c, "self_attention.linear_proj", out)
 
@@ -30,7 +30,8 @@ def _split(c: Context, block: Attention, mixed: Tensor) -> tuple[Tensor, Tensor,
     rows, width = mixed.shape
 
     def back(_tape: Tape, grads: Grads, _saved: Saved) -> list[Tensor | None]:
-        del grads
+        if grads[0] is not None and _is_plain(block):  # they lie side by side, nothing is concatenated
+            return [Tensor(grads[0].storage, (rows, width), c.dtype)]
         grad = c.new(rows, width, "grad_qkv")  # _SplitAlongDim.backward concatenates
         c.elementwise(grad, 2, Kernel.COPY)
         return [grad]
@@ -87,16 +88,26 @@ def _moved(c: Context, x: Tensor, name: str) -> Tensor:
     return out
 
 
-def core(c: Context, num_heads: int, q: Tensor, k: Tensor, v: Tensor, columns: int = 0) -> Tensor:
-    """Fused causal attention, recomputed where that is asked for; `columns` of the output, if not those of q."""
+def _is_plain(block: Attention) -> bool:
+    """Query, key and value are the three parts of each head of one tensor: TE's layout sbh3d, which needs no copies."""
+    return block.num_heads == block.num_kv_heads and not block.rotary and not block.qk_norm
+
+
+def core(c: Context, num_heads: int, q: Tensor, k: Tensor, v: Tensor, columns: int = 0, *,
+         plain: bool = False) -> Tensor:
+    """Fused causal attention, recomputed where that is asked for.
+
+    `columns` of the output, if not those of q. `plain`: q, k and v are used where they lie, in one tensor.
+    """
     def run() -> Tensor:
-        return _core(c, num_heads, q, k, v, columns or q.shape[1])
+        return _core(c, num_heads, (q, k, v), columns or q.shape[1], plain=plain)
 
     return c.region(run) if c.recomputes("core_attn") else run()
 
 
-def _core(c: Context, num_heads: int, q: Tensor, k: Tensor, v: Tensor, columns: int) -> Tensor:
+def _core(c: Context, num_heads: int, parts: tuple[Tensor, Tensor, Tensor], columns: int, *, plain: bool) -> Tensor:
     """Keeps q, k, v, the output and the softmax statistics (fp32, one a head)."""
+    q, k, v = parts
     rows, heads = q.shape[0], num_heads // c.run.tp
     pairs = rows * c.run.seq * c.run.cp // 2  # causal: half of the square
     flops = 2 * pairs * (q.shape[1] + columns)
@@ -104,7 +115,13 @@ def _core(c: Context, num_heads: int, q: Tensor, k: Tensor, v: Tensor, columns: 
     exchange = (c.run.cp - 1) * (k.nbytes + v.nbytes)
 
     def back(tape: Tape, _grads: Grads, saved: Saved) -> list[Tensor | None]:
-        grads = [tape.empty(s, c.dtype, f"grad_{n}") for s, n in zip(shapes, ("query", "key", "value"), strict=True)]
+        if plain:
+            whole = c.new(rows, sum(s[1] for s in shapes), "grad_qkv")
+            grads = [Tensor(whole.storage, s, c.dtype) for s in shapes]
+            del whole
+        else:
+            names = ("query", "key", "value")
+            grads = [tape.empty(s, c.dtype, f"grad_{n}") for s, n in zip(shapes, names, strict=True)]
         # Estimate: flash backward accumulates dq in fp32 and needs one sum a row and head.
         work = tape.empty((rows, shapes[0][1] + heads), "fp32", "attention_workspace")
         tape.compute(Kernel.ATTENTION, flops * 5 // 2, 2 * sum(t.nbytes for t in saved))
@@ -113,7 +130,8 @@ def _core(c: Context, num_heads: int, q: Tensor, k: Tensor, v: Tensor, columns: 
         del work
         return list(grads)
 
-    made = [_whole(c, t, n) for t, n in ((q, "query"), (k, "key"), (v, "value"))]
+    named = ((q, "query"), (k, "key"), (v, "value"))
+    made = [t if plain else _whole(c, t, n) for t, n in named]
     out = c.new(rows, columns, "attention_out")
     stats = c.new(rows, heads, "softmax_stats", "fp32")
     if exchange:
@@ -137,7 +155,7 @@ def mlp(c: Context, block: Mlp, x: Tensor) -> Tensor:
 
     def run() -> Tensor:
         inner = norm_linear(c, "mlp.linear_fc1", x)
-        inner = act(c, inner, "mlp.activation", gated=block.gated)
+        inner = act(c, inner, "mlp.activation", gated=block.gated, bias=c.run.params.get("mlp.linear_fc1.bias"))
         return row(c, "mlp.linear_fc2", inner)
 
     return c.region(run) if c.recomputes("mlp") else run()

@@ -23,12 +23,24 @@ __all__ = ["embedding", "head", "loss"]
 
 
 def embedding(c: Context, block: Embedding) -> Tensor:
-    """`VocabParallelEmbedding`; its dense weight gradient is made whole and added to main_grad by DDP's hook."""
+    """`VocabParallelEmbedding`; its dense weight gradient is made whole and added to main_grad by DDP's hook.
+
+    Learned positions are looked up and added before the sequence is split (`language_model_embedding.py`,
+    reduce_scatter_embeddings).
+    """
+    if block.positions:
+        return _split_sequence(c, _sequence_first(c, _positions(c, block, _words(c, block, whole=True))))
+    return _sequence_first(c, _words(c, block, whole=False))
+
+
+def _words(c: Context, block: Embedding, *, whole: bool) -> Tensor:
+    """Rows of the table, summed over the vocabulary's parts; `whole`: not split over the sequence."""
     weight, h = c.param("embedding.word_embeddings.weight"), block.hidden
+    splits = c.local != c.tokens and not whole
 
     def back(_tape: Tape, grads: Grads, _saved: Saved) -> list[Tensor | None]:
         assert grads[0] is not None
-        total = all_gather(c, grads[0], "grad_embedding") if c.local != c.tokens else grads[0]
+        total = all_gather(c, grads[0], "grad_embedding") if splits else grads[0]
         c.tape.compute(Kernel.EMBEDDING, 0, 2 * total.nbytes + weight.nbytes)
         grad = c.small_grad(weight)
         del total
@@ -37,13 +49,44 @@ def embedding(c: Context, block: Embedding) -> Tensor:
     out = c.new(c.tokens, h, "hidden_states")
     c.tape.compute(Kernel.EMBEDDING, 0, 2 * out.nbytes)
     if c.run.tp > 1:
-        whole = out
-        if c.local != c.tokens:
+        partial = out
+        if splits:
             out = c.new(c.local, h, "hidden_states")
-        c.send("reduce_scatter" if c.local != c.tokens else "all_reduce", "tp", whole)
-        del whole
+        c.send("reduce_scatter" if splits else "all_reduce", "tp", partial)
+        del partial
     c.node(out, (weight,), (), back)
-    return _sequence_first(c, out)
+    return out
+
+
+def _positions(c: Context, block: Embedding, words: Tensor) -> Tensor:
+    """Words plus `nn.Embedding` of the positions, whose gradient is dense."""
+    weight = c.param("embedding.position_embeddings.weight")
+
+    def back(_tape: Tape, grads: Grads, _saved: Saved) -> list[Tensor | None]:
+        return [grads[0], c.small_grad(weight)]
+
+    found = c.new(c.tokens, block.hidden, "position_embeddings")
+    out = c.new(c.tokens, block.hidden, "hidden_states")
+    c.elementwise(out, 4, Kernel.EMBEDDING)
+    del found
+    c.node(out, (words, weight), (), back)
+    return out
+
+
+def _split_sequence(c: Context, x: Tensor) -> Tensor:
+    """`scatter_to_sequence_parallel_region`, and a clone that lets the whole go (clone_scatter_output_in_embedding)."""
+    if c.local == c.tokens:
+        return x
+    columns = x.shape[1]
+
+    def back(_tape: Tape, grads: Grads, _saved: Saved) -> list[Tensor | None]:
+        assert grads[0] is not None
+        return [all_gather(c, grads[0], "grad_embedding")]
+
+    out = c.new(c.local, columns, "hidden_states")
+    c.elementwise(out, 2, Kernel.COPY)
+    c.node(out, (x,), (), back)
+    return out
 
 
 def _sequence_first(c: Context, x: Tensor) -> Tensor:

@@ -37,19 +37,25 @@ def add(c: Context, a: Tensor, b: Tensor, name: str) -> Tensor:
 
 
 def norm(c: Context, path: str, x: Tensor, name: str = "ln_out") -> Tensor:
-    """TE RMSNorm: keeps its input and rsigma (fp32, one a row), trainable or not."""
-    weight = c.param(f"{path}.weight")
+    """TE RMSNorm: keeps its input and rsigma (fp32, one a row), trainable or not. LayerNorm keeps the mean too."""
+    weight, bias = c.param(f"{path}.weight"), c.run.params.get(f"{path}.bias")
 
     def back(tape: Tape, grads: Grads, saved: Saved) -> list[Tensor | None]:
         grad = tape.empty(saved[0].shape, c.dtype, "grad_norm")
         c.elementwise(grad, 4, Kernel.NORM)
-        return [grad, c.small_grad(weight)]
+        return [grad, c.small_grad(weight), c.small_grad(bias) if bias else None]
 
-    rsigma = c.new(x.shape[0], 1, f"{path}.rsigma", "fp32")
+    statistics = _statistics(c, path, x, centred=bias is not None)
     out = c.tape.empty(x.shape, c.dtype, name)
     c.elementwise(out, 2, Kernel.NORM)
-    c.node(out, (x, weight), (x, rsigma), back)
+    c.node(out, (x, weight, bias), (x, *statistics), back)
     return out
+
+
+def _statistics(c: Context, path: str, x: Tensor, *, centred: bool) -> list[Tensor]:
+    """rsigma, and of LayerNorm mu: fp32, one a row each."""
+    names = ("mu", "rsigma") if centred else ("rsigma",)
+    return [c.new(x.shape[0], 1, f"{path}.{name}", "fp32") for name in names]
 
 
 def norm_discarded(c: Context, path: str, x: Tensor) -> tuple[Tensor, Discarded]:
@@ -107,12 +113,13 @@ def norm_linear(c: Context, path: str, x: Tensor) -> Tensor:
     return_layernorm_output nothing clears it, frozen weight or not.
     """
     weight, gamma, pair = c.param(f"{path}.weight"), c.param(f"{path}.layer_norm_weight"), c.pair(path)
-    bias = c.run.params.get(f"{path}.bias")
+    bias, beta = c.run.params.get(f"{path}.bias"), c.run.params.get(f"{path}.layer_norm_bias")
+    added = None if path.endswith("fc1") else bias  # the MLP's bias is added by its activation
     h, out_features = x.shape[1], weight.shape[0]
     gathered = c.local != c.tokens
 
     def back(tape: Tape, grads: Grads, saved: Saved) -> list[Tensor | None]:
-        total = all_gather(c, saved[2], "ln_out_total") if weight.trainable and gathered else None
+        total = all_gather(c, saved[1], "ln_out_total") if weight.trainable and gathered else None
         grad = c.new(c.tokens, h, "grad_ln_out")
         c.gemm(c.tokens, h, out_features)
         if len(grads) > 1 and grads[1] is not None:  # what the adapter sends to the norm's output
@@ -123,19 +130,21 @@ def norm_linear(c: Context, path: str, x: Tensor) -> Tensor:
         del total
         grad_x = tape.empty(saved[0].shape, c.dtype, "grad_norm")
         c.elementwise(grad_x, 4, Kernel.NORM)
-        return [grad_x, c.small_grad(gamma), wgrad, c.small_grad(bias) if bias else None]
+        return [grad_x, c.small_grad(gamma), c.small_grad(beta) if beta else None, wgrad,
+                c.small_grad(added) if added else None]
 
     ln_out = c.tape.empty(x.shape, c.dtype, f"{path}.ln_out")
-    rsigma = c.new(x.shape[0], 1, f"{path}.rsigma", "fp32")
+    statistics = _statistics(c, path, x, centred=beta is not None)
     c.elementwise(ln_out, 2, Kernel.NORM)
     total = all_gather(c, ln_out, f"{path}.ln_out_total") if gathered else ln_out
     out = c.new(c.tokens, out_features, path)
     c.gemm(c.tokens, out_features, h)
-    c.node(out, (x, gamma, weight, bias), (x, rsigma, *((ln_out,) if weight.trainable or pair else ())), back)
+    kept = (ln_out,) if weight.trainable or pair else ()
+    c.node(out, (x, gamma, beta, weight, added), (x, *kept, *statistics), back)
     if pair is None:
         return out
     seen = Tensor(total.storage, total.shape, total.dtype, out.node, 1)
-    del total, ln_out, rsigma
+    del total, ln_out, kept, statistics
     return add(c, out, adapted(c, path, seen, pair), f"{path}.sum")
 
 
@@ -201,9 +210,20 @@ def row(c: Context, path: str, x: Tensor) -> Tensor:
         c.send("reduce_scatter" if gathered else "all_reduce", "tp", partial)
         del partial
     c.node(out, (x, weight), (x,) if weight.trainable else (), back)
+    out = _biased(c, path, out)
     if pair is None:
         return out
     return add(c, out, adapted(c, path, x, pair, row_parallel=True), f"{path}.sum")
+
+
+def _biased(c: Context, path: str, x: Tensor) -> Tensor:
+    """A bias that the residual's kernel adds (skip_bias_add, `fused_bias_dropout.py`): its gradient is a sum."""
+    bias = c.run.params.get(f"{path}.bias")
+    if bias is None:
+        return x
+    param, out = bias, Tensor(x.storage, x.shape, x.dtype)
+    c.node(out, (x, param), (), lambda tape, grads, saved: [grads[0], c.small_grad(param)])
+    return out
 
 
 def grouped(c: Context, path: str, x: Tensor, experts: int) -> Tensor:
@@ -301,8 +321,11 @@ def _scaled(c: Context, x: Tensor, name: str) -> Tensor:
     return out
 
 
-def act(c: Context, x: Tensor, name: str, *, gated: bool) -> Tensor:
-    """relu^2 or SwiGLU of a dense MLP: fused keeps its input (`fusions/fused_bias_swiglu.py`, `activations.py`)."""
+def act(c: Context, x: Tensor, name: str, *, gated: bool, bias: Param | None = None) -> Tensor:
+    """relu^2, GELU or SwiGLU of a dense MLP: fused keeps its input (`fusions/fused_bias_swiglu.py`, `activations.py`).
+
+    `bias`: added in the same kernel; its gradient is the input's, summed (`fusions/fused_bias_gelu.py`).
+    """
     if gated and not c.fuses_activation:
         return swiglu(c, x, name)
     rows, columns = x.shape
@@ -310,11 +333,11 @@ def act(c: Context, x: Tensor, name: str, *, gated: bool) -> Tensor:
     def back(_tape: Tape, _grads: Grads, _saved: Saved) -> list[Tensor | None]:
         grad = c.new(rows, columns, f"grad_{name}")
         c.elementwise(grad, 3)
-        return [grad]
+        return [grad, c.small_grad(bias) if bias else None]
 
     out = c.new(rows, columns // (2 if gated else 1), name)
     c.elementwise(out, 3 if gated else 2)
-    c.node(out, (x,), (x,), back)
+    c.node(out, (x, bias), (x,), back)
     return out
 
 
