@@ -1,4 +1,4 @@
-"""Parameters of every preset against transformers itself (tests/truth/models, made by tests/truth/probe_models.py)."""
+"""Parameters of every preset against transformers, and of small models against megatron-core (tests/truth/models)."""
 
 from __future__ import annotations
 
@@ -8,6 +8,7 @@ from typing import Any
 
 import pytest
 
+import small
 from simcore.graph import ModelGraph, build, known_presets, model_config
 from simcore.tensor import TensorSpec
 
@@ -53,3 +54,55 @@ def test_buffers_of_the_layers_and_around_them(preset: str) -> None:
     rotary = [name for name in ROWS[preset]["buffers"] if "rotary" in name]
     assert spelled(found, buffers=True) == [name for name in ROWS[preset]["buffers"] if name not in rotary]
     assert sum(size for _, size in found.architecture.buffers) == sum(4 * int(name.split()[1]) for name in rotary)
+
+
+# ---- Megatron-Core --------------------------------------------------------------------------------------------------
+CORE: dict[str, Any] = json.loads((TRUTH.parent / "megatron-core-0.16.1.json").read_text(encoding="utf-8"))
+SMALL: dict[str, Any] = {"hidden_size": 256, "vocab_size": 1024, "intermediate_size": 128, "num_hidden_layers": 2,
+                         "num_attention_heads": 8, "num_key_value_heads": 4}
+MOE: dict[str, Any] = {"moe_intermediate_size": 64, "num_experts_per_tok": 2}
+LATENT: dict[str, Any] = {**MOE, "kv_lora_rank": 64, "qk_nope_head_dim": 32, "qk_rope_head_dim": 16, "v_head_dim": 32,
+                          "n_routed_experts": 8, "n_shared_experts": 2, "first_k_dense_replace": 1,
+                          "num_key_value_heads": 8}
+FAMILIES: dict[str, tuple[str, dict[str, Any]]] = {
+    "qwen2": ("qwen2.5-7b", SMALL), "qwen3": ("qwen3-8b", {**SMALL, "head_dim": 32}),
+    "qwen3_moe": ("qwen3-30b-a3b", {**SMALL, **MOE, "num_experts": 8, "head_dim": 32}),
+    "mixtral": ("mixtral-8x7b", {**SMALL, "num_local_experts": 8}),
+    "deepseek_v2": ("deepseek-v2-lite", {**SMALL, **LATENT}),
+    "deepseek_v3": ("deepseek-v3", {**SMALL, **LATENT, "q_lora_rank": 96}),
+    "gpt2": ("gpt2", {"n_embd": 256, "n_head": 8, "n_layer": 2, "n_positions": 512, "vocab_size": 1024}),
+}  # fmt: skip
+
+
+def core_spelled(found: ModelGraph) -> list[str]:
+    """Megatron's names: layers by number, one matrix an expert."""
+    names = []
+    for layer in found.layers:
+        kind = found.kinds[layer.kind]
+        at = f"decoder.layers.{layer.index - 1}." if kind.block is None else ""
+        for spec in found.tensors[layer.kind]:
+            if spec.is_owned:
+                numbers = [str(i) for i in range(spec.copies)] if spec.copies > 1 else [""]
+                names += [f"{at}{spec.name}{i} {'x'.join(map(str, spec.shape))}" for i in numbers]
+    return names
+
+
+def test_every_family_is_asked_for() -> None:
+    assert set(CORE) == set(FAMILIES)
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+def test_megatron_registers_these_tensors(family: str) -> None:
+    """The stand-in for TE registers norms of fused linears last; TE itself first, so order is not compared."""
+    preset, changed = FAMILIES[family]
+    found = build(model_config(preset, changed, "test"), "megatron")
+    assert sorted(core_spelled(found)) == sorted(CORE[family]["whole"])
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+def test_megatron_splits_them_alike(family: str) -> None:
+    """bf16 on rank 0 of 8: tp 2, and where there are experts ep 2 and etp 1."""
+    preset, changed = FAMILIES[family]
+    mesh = {"dp_shard": 4, "tp": 2} | ({"ep": 2, "etp": 1} if "experts" in str(changed) else {})
+    plan = small.plan_of("megatron", mesh, model={"config": preset, "overrides": changed})
+    assert sum(component.params_bytes for component in plan.at_rest().values()) == 2 * CORE[family]["parallel"]
