@@ -97,6 +97,7 @@ class Node:
     backward: Backward | None = None
     scope: str = ""
     reduce_to: tuple[tuple[int, ...], ...] = ()
+    cast_to: tuple[str, ...] = ()
     saved: list[Tensor] = field(default_factory=list)
     frame: Frame | None = None
     grads: dict[int, Tensor] = field(default_factory=dict)
@@ -142,17 +143,19 @@ class Tape(Recorder):
 
     # ---- the graph ----------------------------------------------------------------------------------------------
     def node(self, inputs: Sequence[Tensor | Param | None], save: Sequence[Tensor | Param | None],
-             backward: Backward, reduce_to: tuple[tuple[int, ...], ...] = ()) -> Node | None:
+             backward: Backward, reduce_to: tuple[tuple[int, ...], ...] = (),
+             cast_to: tuple[str, ...] = ()) -> Node | None:
         """An autograd node, or None when nothing that flows in needs a gradient.
 
         `save` is what the node keeps: saved *before* the operator allocates its output, as PyTorch does for inputs.
-        `reduce_to`: shapes of inputs that were broadcast; the engine sums their gradients when the node has returned.
+        `reduce_to`: shapes of inputs that were broadcast; the engine sums their gradients when the node has returned,
+        and casts them to `cast_to` where the operator worked in a wider type (`validate_outputs`).
         """
         edges = tuple(_edge(x) for x in inputs)
         if not any(edges):
             return None
         outputs_of = tuple(x.output if isinstance(x, Tensor) else 0 for x in inputs)
-        node = Node(edges, outputs_of, backward, self.scope, reduce_to)
+        node = Node(edges, outputs_of, backward, self.scope, reduce_to, cast_to)
         self.nodes.append(ref(node))
         self.save(node, *save)
         return node
@@ -216,7 +219,7 @@ class Tape(Recorder):
         if node.frame is not None:  # a checkpoint hands saved tensors to the function itself, which is over
             node.saved.clear()
         for i, shape in enumerate(node.reduce_to):
-            outputs[i] = self._sum_to(outputs[i], shape)
+            outputs[i] = self._cast_to(self._sum_to(outputs[i], shape), node.cast_to[i:i + 1])
         grads.clear()
         node.saved, node.frame, node.backward = [], None, None
         self._hand_on(node, outputs)
@@ -242,6 +245,13 @@ class Tape(Recorder):
         total = self.empty(shape, grad.dtype, "grad_sum_to_size")
         self.compute(Kernel.ELEMENTWISE, grad.numel, grad.nbytes + total.nbytes)
         return total
+
+    def _cast_to(self, grad: Tensor | None, dtype: tuple[str, ...]) -> Tensor | None:
+        if grad is None or dtype in ((), (grad.dtype,)):
+            return grad
+        cast = self.empty(grad.shape, dtype[0], "grad_cast")
+        self.compute(Kernel.ELEMENTWISE, grad.numel, grad.nbytes + cast.nbytes)
+        return cast
 
     def _replay(self, frame: Frame) -> None:
         nodes, phase, scope = self.nodes, self.phase, self.scope

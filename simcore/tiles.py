@@ -22,7 +22,7 @@ from simcore.tape import GRAD_HIDDEN, HIDDEN, Op, Param, Row, Section, Stream
 from simcore.tile import Tile
 from simcore.units import dtype_bytes
 
-__all__ = ["Edges", "LayerTiles", "Recording", "Shape", "Workload", "keys_of", "record_layers"]
+__all__ = ["Edges", "LayerTiles", "Recording", "Shape", "Workload", "keys_of", "record_layers", "run_of"]
 
 TIED_HEAD = 1 << 30
 """Layer offset of rows that belong to a tied head, wherever it is."""
@@ -115,17 +115,19 @@ def keys_of(plan: Plan) -> dict[int, Key]:
 
 def record_layers(plan: Plan, workload: Workload) -> Recording:
     """Every kind of layer of the plan's stage."""
-    framework, mesh = plan.framework, plan.mesh
-    tied = plan.graph.architecture.tied
-    runs: dict[Key, Run] = {}
-    for key in dict.fromkeys(keys_of(plan).values()):
-        params = tuple(_param(p, tied=tied and plan.graph.kinds[key[0]].block is not None)
-                       for p in plan.kinds[key[0]] if not p.spec.is_buffer)
-        runs[key] = Run(
-            workload.batch, workload.seq, framework.compute_dtype, _Params(params), framework.loss,
-            framework.checkpoint, mesh.tp, framework.sequence_parallel, mesh.cp, mesh.ep, mesh.etp,
-            "ep", workload.rows_per_token, key[1], key[2], framework.options)
+    runs = {key: run_of(plan, key, workload.batch, workload.seq, workload.rows_per_token)
+            for key in dict.fromkeys(keys_of(plan).values())}
     return _record(plan.graph, tuple(runs.items()))
+
+
+def run_of(plan: Plan, key: Key, batch: int, seq: int, rows_per_token: int) -> Run:
+    """What an implementation is told of one kind of layer."""
+    framework, mesh = plan.framework, plan.mesh
+    tied = plan.graph.architecture.tied and plan.graph.kinds[key[0]].block is not None
+    params = tuple(_param(p, tied=tied) for p in plan.kinds[key[0]] if not p.spec.is_buffer)
+    return Run(batch, seq, framework.compute_dtype, _Params(params), framework.loss, framework.checkpoint, mesh.tp,
+               framework.sequence_parallel, mesh.cp, mesh.ep, mesh.etp, "ep", rows_per_token, key[1], key[2],
+               framework.options)
 
 
 class _Params(dict[str, Param]):

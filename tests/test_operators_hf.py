@@ -55,7 +55,9 @@ class Model:
 
     def record(self, kind: LayerKind, params: dict[str, Param], *, first: bool, trained_below: bool) -> LayerTape:
         case = self.case
-        options = (("experts", "unit"),) if case.get("experts") == "unit" else ()
+        options: tuple[tuple[str, str], ...] = (("experts", "unit"),) if case.get("experts") == "unit" else ()
+        if "experts_implementation" in case:
+            options = (("experts_implementation", case["experts_implementation"]),)
         run = Run(
             case.get("batch", 1), case["seq"], case.get("compute", "bf16"), params, case.get("loss", "hf"),
             "layer" if case.get("checkpoint") and kind.block is None else "none", ep=case.get("ep", 1), first=first,

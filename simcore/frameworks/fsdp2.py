@@ -30,6 +30,7 @@ OPTIONS = {
     "sync_gradients": ("last", "every"),
     "prefetch": (None, int),
     "experts": ("fully_shard", "ignored"),
+    "experts_implementation": (None, "grouped_mm"),
 }
 
 adapters = name_adapters
@@ -55,9 +56,21 @@ def table(job: Job) -> Framework:
         loss=job.auto("training.loss", job.scenario.training.loss, "hf", "transformers 5.23 ForCausalLMLoss"),
         sequence_parallel=False,
         stages=(tuple(range(len(job.graph.layers))),),
-        options=(("experts", "unit"),) if fully else (),
+        options=(*((("experts", "unit"),) if fully else ()), *_experts_implementation(job, options)),
         communicators=_communicators(job, fully=fully),
     )
+
+
+def _experts_implementation(job: Job, options: dict[str, object]) -> tuple[tuple[str, str], ...]:
+    """Transformers' own grouped products, or the stand-in that expert parallelism needs."""
+    if options.get("experts_implementation") is None:
+        if job.has_experts:
+            job.auto("framework_options.experts_implementation", "auto", "batched products over equal groups of rows",
+                     "a stand-in; transformers 5.23 integrations/moe.py has grouped_mm as its default on a GPU")
+        return ()
+    if job.mesh.ep > 1:
+        raise job.not_yet("framework_options.experts_implementation", "grouped_mm with experts split over ranks")
+    return (("experts_implementation", "grouped_mm"),)
 
 
 def _note_defaults(job: Job, options: dict[str, object]) -> None:

@@ -17,9 +17,10 @@ from simcore.tape import Kernel, Param, Tape, Tensor
 from simcore.units import dtype_bytes
 
 __all__ = ["add", "add_scalar", "all_to_all", "bmm", "cast", "cat", "chunk", "cross_entropy", "div_", "embedding",
-           "exp", "gather", "index", "index_add", "linear", "log_softmax", "masked_fill", "mean", "mul", "mul_scalar",
-           "neg", "new", "relu", "rsqrt", "scaled_dot_product_attention", "select", "sigmoid", "silu", "slice_half",
-           "softmax", "sort", "square", "strided", "sum_last", "swap_dims", "to_heads", "topk"]
+           "exp", "gather", "grouped_mm", "index", "index_add", "linear", "log_softmax", "masked_fill", "mean", "mul",
+           "mul_rows", "mul_scalar", "neg", "new", "relu", "rsqrt", "scaled_dot_product_attention", "select",
+           "sigmoid", "silu", "slice_half", "softmax", "sort", "square", "strided", "sum_last", "sum_of", "swap_dims",
+           "to_heads", "topk"]
 
 Operand = Tensor | Param
 Grads = list[Tensor | None]
@@ -126,9 +127,9 @@ def _pass(tape: Tape, grads: Grads, saved: Saved) -> Grads:
 
 
 def add(tape: Tape, a: Tensor, b: Tensor, name: str = "add") -> Tensor:
-    """`a + b` of one shape: both get the gradient itself."""
-    node = tape.node((a, b), (), _pass_twice)
-    out = new(tape, a.shape, a.dtype, name, a.nbytes + b.nbytes)
+    """`a + b` of one shape, in the wider of their types: both get the gradient itself."""
+    node = tape.node((a, b), (), _pass_twice, reduce_to=(a.shape, b.shape), cast_to=(a.dtype, b.dtype))
+    out = new(tape, a.shape, max((a.dtype, b.dtype), key=dtype_bytes), name, a.nbytes + b.nbytes)
     out.node = node
     return out
 
@@ -142,6 +143,36 @@ def mean(tape: Tape, x: Tensor) -> Tensor:
     shape, dtype = x.shape, x.dtype
     node = tape.node((x,), (), lambda tape, grads, saved: [new(tape, shape, dtype, "grad_mean")])
     out = new(tape, (*shape[:-1], 1), dtype, "mean", x.nbytes, flops=x.numel)
+    out.node = node
+    return out
+
+
+def sum_of(tape: Tape, x: Tensor, count: int) -> Tensor:
+    """`x.view(-1, count, k).sum(1)` of x [r, k]: the expanded gradient is copied by the view's backward."""
+    shape, dtype = x.shape, x.dtype
+    node = tape.node((x,), (), lambda tape, grads, saved: [new(tape, shape, dtype, "grad_sum")])
+    out = new(tape, (shape[0] // count, *shape[1:]), dtype, "sum", x.nbytes, flops=x.numel)
+    out.node = node
+    return out
+
+
+def mul_rows(tape: Tape, x: Tensor, weights: Tensor, name: str) -> Tensor:
+    """`x * weights.unsqueeze(-1)` of x [r, k] and weights [r], in the wider of their types.
+
+    Both gradients are made in that type.
+    """
+    shape, dtype, rows, weights_dtype = x.shape, x.dtype, (x.shape[0], 1), weights.dtype
+    wide = max((dtype, weights.dtype), key=dtype_bytes)
+    x_needs, w_needs, moved = needs_grad(x), needs_grad(weights), x.nbytes
+
+    def backward(tape: Tape, grads: Grads, saved: Saved) -> Grads:
+        to_w = new(tape, shape, wide, f"grad_{name}", 2 * moved) if w_needs else None
+        to_x = new(tape, shape, wide, f"grad_{name}", 2 * moved) if x_needs else None
+        return [to_x, to_w]
+
+    save: list[Operand] = [*[weights] * x_needs, *[x] * w_needs]
+    node = tape.node((x, weights), save, backward, reduce_to=(shape, rows), cast_to=(dtype, weights_dtype))
+    out = new(tape, shape, wide, name, moved)
     out.node = node
     return out
 
@@ -246,6 +277,28 @@ def bmm(tape: Tape, x: Tensor, weight: Tensor, name: str) -> Tensor:
         return [to_x, to_w]
 
     save: list[Tensor | None] = ([x] if w_needs else []) + ([None] if x_needs else [])
+    node = tape.node((x, weight), save, backward)
+    out = new(tape, (*x_shape[:-1], n), dtype, name, x_bytes + w_bytes, kernel, flops)
+    out.node = node
+    return out
+
+
+def grouped_mm(tape: Tape, x: Tensor, weight: Param, offsets: Tensor, name: str) -> Tensor:
+    """`F.grouped_mm(x, weight.transpose(-2, -1), offs=offsets)` of rows [r, k] by group and weight [e, n, k].
+
+    The weight's gradient comes first, in the weight's own strides (`_grouped_mm_mat2_backward`).
+    """
+    n = weight.shape[1]
+    x_shape, w_shape, w_dtype, dtype = x.shape, weight.shape, weight.dtype, x.dtype
+    x_needs, w_needs, flops = needs_grad(x), weight.trainable, 2 * x.numel * n
+    x_bytes, w_bytes, kernel = x.nbytes, weight.nbytes, Kernel.GROUPED_GEMM
+
+    def backward(tape: Tape, grads: Grads, saved: Saved) -> Grads:
+        to_w = new(tape, w_shape, w_dtype, "grad_weight", x_bytes, kernel, flops) if w_needs else None
+        to_x = new(tape, x_shape, dtype, f"grad_{name}", w_bytes, kernel, flops) if x_needs else None
+        return [to_x, to_w]
+
+    save: list[Operand] = [*[weight] * x_needs, offsets, *[x] * w_needs]
     node = tape.node((x, weight), save, backward)
     out = new(tape, (*x_shape[:-1], n), dtype, name, x_bytes + w_bytes, kernel, flops)
     out.node = node

@@ -36,17 +36,21 @@ def rms_norm(tape: Tape, weight: Param, x: Tensor, *, weight_in_fp32: bool) -> T
 
 
 def linear(tape: Tape, run: Run, name: str, x: Tensor) -> Tensor:
-    """A linear module, with its adapter where there is one: `base(x) + lora_b(lora_a(x)) * scale`."""
+    """A linear module, with its adapter where there is one: `base(x) + lora_b(lora_a(x)) * scale`.
+
+    Adapters of another type work on a copy of x in theirs, one a module (PEFT 0.21 `_cast_input_dtype`).
+    """
     prefix, label = f"{name}." if name else "", name.removeprefix(tape.scope) or "logits"
     base = aten.linear(tape, x, run.params[f"{prefix}weight"], label, bias=run.params.get(f"{prefix}bias"))
     lora_a = run.params.get(f"{prefix}lora_a.weight")
     if lora_a is None:
         return base
     lora_b = run.params[f"{prefix}lora_b.weight"]
+    x = aten.cast(tape, x, lora_a.dtype)
     down_up = aten.linear(tape, aten.linear(tape, x, lora_a, f"{label}.lora_a"), lora_b, f"{label}.lora_b")
     scaled = aten.mul_scalar(tape, down_up)
     del down_up
-    return aten.add(tape, base, scaled, f"{label}.sum")
+    return aten.cast(tape, aten.add(tape, base, scaled, f"{label}.sum"), base.dtype)
 
 
 def attention(tape: Tape, run: Run, branch: Branch, inputs: Inputs) -> Tensor:

@@ -36,7 +36,9 @@ def moe(tape: Tape, run: Run, branch: Branch, x: Tensor, family: str) -> Tensor:
         _logits, weights, indices = _route_by_softmax(tape, run, name, block, rows, dtype)
     del rows
     flat = _view(tape, x, (run.tokens, block.hidden))
-    if ("experts", "unit") in run.options:
+    if ("experts_implementation", "grouped_mm") in run.options:
+        y = _grouped_experts(tape, run, name, block, flat, indices, weights)
+    elif ("experts", "unit") in run.options:
         y = _inner_unit(tape, run, name, block, flat, indices, weights)
     else:
         y = _experts(tape, run, name, block, flat, indices, weights)
@@ -154,6 +156,29 @@ def _experts(tape: Tape, run: Run, name: str, block: Moe, hidden: Tensor, indice
     y = aten.mul(tape, y, row_weights, "weighted")
     del row_weights
     return aten.index_add(tape, aten.select(tape, hidden, hidden.shape, hidden.dtype, "zeros"), token, y)
+
+
+def _grouped_experts(tape: Tape, run: Run, name: str, block: Moe, hidden: Tensor, indices: Tensor,
+                     weights: Tensor) -> Tensor:
+    """`grouped_mm_experts_forward` of transformers 5.23 `integrations/moe.py`, its default on a GPU; local experts."""
+    rows = run.tokens * block.top_k
+    ids = aten.select(tape, indices, (rows,), "int64", "sorted")
+    order = tape.empty((rows,), "int64", "order")
+    selected = aten.index(tape, hidden, aten.select(tape, order, (rows,), "int64", "token"), "dispatched")
+    row_weights = aten.index(tape, weights.view(rows), order, "row_weights")
+    counted = aten.select(tape, ids, (rows,), "int32", "histc_input")
+    counts = aten.select(tape, counted, (block.num_experts,), "int32", "tokens_per_expert")
+    offsets = aten.select(tape, counts, (block.num_experts,), "int32", "offsets")
+    first = "gate_up_proj" if block.gated else "up_proj"
+    x = aten.grouped_mm(tape, selected, run.params[f"{name}.experts.{first}"], offsets, f"experts.{first}")
+    x = _swiglu(tape, x) if block.gated else relu2(tape, x)
+    x = aten.grouped_mm(tape, x, run.params[f"{name}.experts.down_proj"], offsets, "experts.down_proj")
+    weighted = aten.mul_rows(tape, x, row_weights, "weighted")
+    inverse = aten.select(tape, order, (rows,), "int64", "inverse")
+    aten.select(tape, order, (rows,), "int64", "arange")
+    weighted = aten.index(tape, weighted, inverse, "weighted")
+    out = aten.sum_of(tape, weighted, block.top_k)
+    return aten.cast(tape, out, hidden.dtype)
 
 
 def _swiglu(tape: Tape, x: Tensor) -> Tensor:

@@ -32,6 +32,8 @@ def spec_of(case: dict[str, Any]) -> dict[str, Any]:
             "loss": "hf" if case.get("loss") == "hf_keep_logits" else "hf_drop_logits", "ep": case.get("ep", 1)}
     if "experts" in case:
         spec["ep_mode"] = {"unit": "dtensor", "ignored": "ignored"}[case["experts"]]
+    if "experts_implementation" in case:
+        spec["experts_implementation"] = case["experts_implementation"]
     if case.get("compute") == "fp32":
         spec["mp_param"] = None
     return spec

@@ -78,7 +78,10 @@ def wrap(model: nn.Module, spec: Spec) -> None:
         grid = init_device_mesh("cpu", (spec["world"] // ep, ep), mesh_dim_names=("edp", "ep"))
         ep_mesh, edp_mesh = grid["ep"], grid["edp"]
     if models.expert_modules(model):
-        models.patch_balanced_experts(model, ep_mesh.get_group() if ep_mesh else None, ep)
+        if spec.get("experts_implementation", "balanced") == "balanced":
+            models.patch_balanced_experts(model, ep_mesh.get_group() if ep_mesh else None, ep)
+        else:
+            model.config._experts_implementation = spec["experts_implementation"]
         if spec["mamba"] == "fused_stub":
             models.patch_fused_mamba()
     if ep_mesh:
