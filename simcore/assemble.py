@@ -13,7 +13,6 @@ from simcore.framework import Buckets, Framework
 from simcore.job import Job
 from simcore.ledger import Balance, balance
 from simcore.mesh import IntArray
-from simcore.models.blocks import Moe
 from simcore.plan import Plan
 from simcore.program import Program
 from simcore.report import (
@@ -50,14 +49,6 @@ class Parts:
     exact: bool = False
     programs: dict[int, Program] = field(default_factory=dict)
     clocked: Clocked | None = None
-
-    def rows_per_token(self) -> int:
-        """See `recording.Run.rows_per_token`; routing is balanced."""
-        for kind in self.job.graph.kinds:
-            for branch in kind.branches:
-                if isinstance(branch.block, Moe):
-                    return branch.block.top_k << 16
-        return 0
 
     def usable_bytes(self) -> int:
         """What a rank may fill: the scenario's limit, or what the driver leaves."""

@@ -11,6 +11,7 @@ from simcore.graph import ModelGraph
 from simcore.mesh import Mesh
 from simcore.models.blocks import Moe
 from simcore.scenario import Scenario
+from simcore.training import Capacity
 
 __all__ = ["Job"]
 
@@ -51,6 +52,11 @@ class Job:
                 value = getattr(value, part)
             if str(value) not in (idle, "auto"):
                 raise self.not_yet(key, f"{value} under {self.scenario.framework}")
+
+    def refuse_capacity(self, rule: str) -> None:
+        """IllegalLayout for a capacity that the framework's dispatchers do not have."""
+        if isinstance(self.scenario.training.routing, Capacity):
+            raise self.illegal("training.routing", "capacity_factor: this framework has no expert capacity", rule)
 
     def auto(self, key: str, given: str, default: str, source: str) -> str:
         """`given`, or the framework's default, noted with its source."""

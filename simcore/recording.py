@@ -18,7 +18,7 @@ class Run:
 
     `seq`: tokens of one sequence on this rank, after context parallelism, before sequence parallelism.
     `rows_per_token`: routed rows that this rank's experts receive per token of this rank, times 2**16, rounded
-    (top_k x 2**16 when routing is balanced).
+    (top_k x 2**16 when routing is balanced). `sent_per_token`: those that it sends, 0 for top_k of them.
     `first`: the layer's input is the stem's output, which the stem holds until the last layer is done.
     `input_requires_grad`: something below the layer is trained.
     """
@@ -39,6 +39,7 @@ class Run:
     first: bool = False
     input_requires_grad: bool = True
     options: tuple[tuple[str, str], ...] = ()
+    sent_per_token: int = 0
 
     @property
     def tokens(self) -> int:

@@ -21,7 +21,7 @@ from simcore.plan import check_even
 from simcore.scenario import ModelFile, Scenario
 from simcore.schedule import SCHEDULES
 from simcore.tensor import TensorSpec
-from simcore.training import Quantization
+from simcore.training import Draws, Quantization
 
 __all__ = ["known_frameworks", "prepare"]
 
@@ -125,7 +125,7 @@ def _refuse_unserved(scenario: Scenario) -> None:
         (("training", "num_tokens"), training.num_tokens is not None, "num_tokens (the cost of a whole run)"),
         (("training", "lengths"), training.lengths == "packed", "packed lengths (attention within each sequence)"),
         (("training", "lengths"), not isinstance(training.lengths, str), "a distribution of lengths"),
-        (("training", "routing"), training.routing != "balanced", "unbalanced routing"),
+        (("training", "routing"), isinstance(training.routing, Draws), "a distribution of routing"),
         (("training", "offload"), any(p != "none" for p in
                                       (offload.params, offload.optimizer, offload.gradients, offload.activations)),
          "offload"),

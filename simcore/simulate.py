@@ -19,6 +19,7 @@ from simcore.plan import Plan
 from simcore.plan import place as place_rank
 from simcore.program import Program
 from simcore.report import Report
+from simcore.routing import received_per_token, sent_per_token, top_k_of
 from simcore.scenario import Scenario
 from simcore.schedule import actions, lowered_microbatches
 from simcore.setup import prepare
@@ -140,6 +141,8 @@ def _topology(scenario: Scenario) -> Topology:
 def _program(parts: Parts, plan: Plan) -> Program:
     scenario, mesh = parts.job.scenario, parts.job.mesh
     training = scenario.training
-    workload = Workload(training.micro_batch_size, training.seq_len // mesh.cp, parts.rows_per_token())
+    top_k = top_k_of(plan.graph)
+    workload = Workload(training.micro_batch_size, training.seq_len // mesh.cp,
+                        received_per_token(training.routing, top_k, mesh.ep), sent_per_token(training.routing, top_k))
     order = actions(training.pipeline.schedule, plan.stage, mesh.pp, parts.lowered)
     return lower(plan, workload, order, flow_of(parts.framework))

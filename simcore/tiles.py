@@ -33,11 +33,12 @@ EXPERTS_MARKS = range(2, 6)
 
 @dataclass(frozen=True, slots=True)
 class Workload:
-    """What one rank computes per microbatch. `seq` positions of its own; `rows_per_token`: see `recording.Run`."""
+    """What one rank computes per microbatch. `seq` positions of its own; rows of experts: see `recording.Run`."""
 
     batch: int
     seq: int
     rows_per_token: int
+    sent_per_token: int = 0
 
 
 @dataclass(frozen=True, eq=False)
@@ -115,19 +116,19 @@ def keys_of(plan: Plan) -> dict[int, Key]:
 
 def record_layers(plan: Plan, workload: Workload) -> Recording:
     """Every kind of layer of the plan's stage."""
-    runs = {key: run_of(plan, key, workload.batch, workload.seq, workload.rows_per_token)
+    runs = {key: run_of(plan, key, workload)
             for key in dict.fromkeys(keys_of(plan).values())}
     return _record(plan.graph, tuple(runs.items()))
 
 
-def run_of(plan: Plan, key: Key, batch: int, seq: int, rows_per_token: int) -> Run:
+def run_of(plan: Plan, key: Key, workload: Workload) -> Run:
     """What an implementation is told of one kind of layer."""
     framework, mesh = plan.framework, plan.mesh
     tied = plan.graph.architecture.tied and plan.graph.kinds[key[0]].block is not None
     params = tuple(_param(p, tied=tied) for p in plan.kinds[key[0]] if not p.spec.is_buffer)
-    return Run(batch, seq, framework.compute_dtype, _Params(params), framework.loss, framework.checkpoint, mesh.tp,
-               framework.sequence_parallel, mesh.cp, mesh.ep, mesh.etp, "ep", rows_per_token, key[1], key[2],
-               framework.options)
+    return Run(workload.batch, workload.seq, framework.compute_dtype, _Params(params), framework.loss,
+               framework.checkpoint, mesh.tp, framework.sequence_parallel, mesh.cp, mesh.ep, mesh.etp, "ep",
+               workload.rows_per_token, key[1], key[2], framework.options, workload.sent_per_token)
 
 
 class _Params(dict[str, Param]):

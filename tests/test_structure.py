@@ -16,7 +16,8 @@ ROOT = Path(__file__).resolve().parents[1]
 ORDER = (
     "errors", "units", "quantity", "data", "yaml_parser", "document", "block", "training", "scenario", "sweep",
     "starter", "loading", "tensor", "models/blocks", "models/architecture", "rows", "tape", "recording", "operators/",
-    "models/", "graph", "mesh", "form", "framework", "lora", "lora_names", "lora_bridge", "lora_automodel", "job",
+    "models/", "graph", "mesh", "form", "framework", "lora", "lora_names", "lora_bridge", "lora_automodel",
+    "routing", "job",
     "stages", "frameworks/", "plan", "buffers", "fold", "schedule", "schedules/", "setup", "tile", "outline", "program",
     "tiles", "flow", "lower", "flows/", "ledger", "device", "topology", "cost", "report", "traffic", "series",
     "streams", "timeline", "clocked", "assemble", "simulate", "compare", "measured", "tolerance",

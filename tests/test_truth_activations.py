@@ -18,7 +18,7 @@ from simcore.recording import LayerTape, Run
 from simcore.scenario import parse_scenario
 from simcore.setup import prepare
 from simcore.tape import Op, Param, Section
-from simcore.tiles import run_of
+from simcore.tiles import Workload, run_of
 
 TRUTH: dict[str, list[dict[str, Any]]] = json.loads(
     (Path(__file__).parent / "truth" / "activations" / "nano-kept.json").read_text(encoding="utf-8"))
@@ -88,7 +88,7 @@ def plan_of(implementation: str, method: str, rank: int, recompute: str) -> Plan
 def tape_of(plan: Plan, name: str, tokens: int, *, fp32_adapters: bool) -> LayerTape:
     """A layer that is not the first, recorded alone."""
     number, kind = next((i, k) for i, k in enumerate(plan.graph.kinds) if k.name == name)
-    run = run_of(plan, (number, False, True), batch=1, seq=tokens, rows_per_token=6 << 16)
+    run = run_of(plan, (number, False, True), Workload(1, tokens, 6 << 16))
     if fp32_adapters:
         run = replace(run, params={n: _fp32_if_adapter(p) for n, p in run.params.items()})
     return _record(plan, kind, run)

@@ -219,7 +219,8 @@ def _deepep(env: Env, x: Tensor, weights: Tensor, indices: Tensor, block: Moe, p
     chosen = new(tape, indices.shape, "int64", "token_indices", indices.nbytes)
     probabilities = aten.cast(tape, weights, "fp32")
     assert isinstance(probabilities, Tensor)
-    sizes = received_rows(tokens, block, run.ep), _rows(env, block), block.num_experts // run.ep
+    landed = received_rows(tokens, block, run.ep) * _rows(env, block) // (tokens * block.top_k)
+    sizes = min(landed, tokens * run.ep), _rows(env, block), block.num_experts // run.ep
     received, arrived_probabilities, handle = _dispatch(env, x, probabilities, chosen, block, sizes)
     permuted, permuted_probabilities, maps = _permute(tape, received, arrived_probabilities, block, sizes)
     del received, arrived_probabilities

@@ -39,7 +39,8 @@ class Rows:
 def moe(c: Context, block: Moe, x: Tensor) -> Tensor:
     """The MoE block on the residual stream `x`; the caller adds the residual."""
     received = c.local * c.run.rows_per_token >> 16
-    rows = Rows(c.local, c.local * block.top_k, received, received * c.run.etp, block.num_experts // c.run.ep)
+    sent = c.local * (c.run.sent_per_token or block.top_k << 16) >> 16
+    rows = Rows(c.local, sent, received, received * c.run.etp, block.num_experts // c.run.ep)
     discarded = None
     if c.recomputes("layernorm") and not c.inside:
         ln_out, discarded = norm_discarded(c, "pre_mlp_layernorm", x)
@@ -329,7 +330,7 @@ def _flex(c: Context, block: Moe, rows: Rows, x: Tensor, probs: Tensor) -> Tenso
     buffers come from cudaMalloc, so PyTorch does not see them (`token_dispatcher.py`, `fused_a2a.py`).
     """
     t, e, k, h, ep = rows.tokens, block.num_experts, block.top_k, block.hidden, c.run.ep
-    here = distinct_ranks(e, k, ep)
+    here = min(ep, distinct_ranks(e, k, ep) * rows.received / (t * k))
     landed = int(t * here)
     metadata = int(t * (12 * k + 5 * ep + 4 * here + here * (e // ep) + here * k)) + 32 * rows.received
     c.held["metadata"] = c.new(metadata, 1, "dispatch_metadata", "uint8", _HELD)

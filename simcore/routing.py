@@ -1,0 +1,35 @@
+"""How many rows a rank's experts get: what `training.routing` means in numbers.
+
+A token is sent to `top_k` experts. The mean over ranks of the rows that a rank receives per token it sends is `top_k`;
+the answer is for the busiest rank, because it decides whether a job fits. Rows are in units of 2**-16.
+"""
+
+from __future__ import annotations
+
+from simcore.graph import ModelGraph
+from simcore.models.blocks import Moe
+from simcore.training import Capacity, Imbalance, Routing
+
+__all__ = ["received_per_token", "sent_per_token", "top_k_of"]
+
+_ONE = 1 << 16
+
+
+def top_k_of(graph: ModelGraph) -> int:
+    """Experts per token; 0 in a model without experts."""
+    blocks = (branch.block for kind in graph.kinds for branch in kind.branches)
+    return next((block.top_k for block in blocks if isinstance(block, Moe)), 0)
+
+
+def sent_per_token(routing: Routing, top_k: int) -> int:
+    """Rows that a rank sends: with a capacity every expert's share is cut, and filled up, to it.
+
+    Core 0.16.1 `moe/moe_utils.py`, apply_router_token_dropping with `moe_pad_expert_input_to_capacity`.
+    """
+    return int(top_k * routing.capacity_factor * _ONE) if isinstance(routing, Capacity) else top_k * _ONE
+
+
+def received_per_token(routing: Routing, top_k: int, ep: int) -> int:
+    """Rows that the busiest rank receives. One rank of an expert group cannot get more than all rows."""
+    busiest = min(routing.imbalance, ep) if isinstance(routing, Imbalance) else 1
+    return int(sent_per_token(routing, top_k) * busiest)
