@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import Literal
 
+from simcore.adapters import adapted_modules, modules_without_gradient
 from simcore.clocked import Clocked
 from simcore.errors import RankscopeError
 from simcore.flows.flat import exact_at_rest, padding_elements
@@ -16,6 +17,7 @@ from simcore.mesh import IntArray
 from simcore.plan import Plan
 from simcore.program import Program
 from simcore.report import (
+    Adapters,
     Assumption,
     AtRest,
     Communicator,
@@ -26,9 +28,11 @@ from simcore.report import (
     Report,
     StepTime,
 )
+from simcore.routing import received_per_token, sent_per_token, top_k_of
 from simcore.scenario import Scenario
 from simcore.schedule import steady_microbatch
 from simcore.series import memory_series
+from simcore.tiles import Workload, record_layers
 from simcore.topology import Topology
 from simcore.traffic import traffic
 from simcore.units import dtype_bytes, parse_quantity
@@ -49,6 +53,12 @@ class Parts:
     exact: bool = False
     programs: dict[int, Program] = field(default_factory=dict)
     clocked: Clocked | None = None
+
+    def workload(self) -> Workload:
+        """Of one microbatch on one rank."""
+        training, mesh, top_k = self.job.scenario.training, self.job.mesh, top_k_of(self.job.graph)
+        return Workload(training.micro_batch_size, training.seq_len // mesh.cp,
+                        received_per_token(training.routing, top_k, mesh.ep), sent_per_token(training.routing, top_k))
 
     def usable_bytes(self) -> int:
         """What a rank may fill: the scenario's limit, or what the driver leaves."""
@@ -76,7 +86,16 @@ def report(parts: Parts, *, series: bool) -> Report:
         assumptions=_assumptions(parts),
         communicators=tuple(Communicator(axis=axis, size=parts.job.mesh.axis(axis).size)
                             for axis in parts.framework.communicators),
-        ranks=ranks, time=_time(parts))
+        adapters=_adapters(parts), ranks=ranks, time=_time(parts))
+
+
+def _adapters(parts: Parts) -> Adapters | None:
+    if parts.job.scenario.training.method == "full":
+        return None
+    stages = {plan.stage: plan for plan in parts.plans}.values()
+    recorded = ((plan, record_layers(plan, parts.workload())) for plan in stages)
+    return Adapters(adapted=adapted_modules(parts.job.graph), unmatched_targets=parts.job.unmatched_targets,
+                    without_gradient=modules_without_gradient(recorded) if parts.programs else {})
 
 
 def _time(parts: Parts) -> StepTime | None:

@@ -2,6 +2,7 @@
 
     problem     wrong input, or the framework refuses the file's own layout   exit code 2
     refused     the framework refuses what a sweep made: an answer            exit code 0
+    adapters    LoRA targets that hit nothing, adapters that never learn      exit code 0
     crash       a bug of ours                                                 exit code 3
     oom         more than the device has                                      exit code 1
     fill        more of the device than `--max-fill` allows                   exit code 1
@@ -51,7 +52,7 @@ def gates(max_fill: str | None = None, baseline: Path | None = None) -> list[Gat
 
     `max_fill` is a share of the capacity (`92%` or `0.92`), `baseline` the file of an earlier `--json` output.
     """
-    chosen: list[Gate] = [_problems, _oom]
+    chosen: list[Gate] = [_problems, _adapters, _oom]
     if max_fill is not None:
         chosen.append(partial(_over_fill, max_fill=_share(max_fill)))
     if baseline is not None:
@@ -90,6 +91,18 @@ def _problems(outcome: Outcome) -> Iterator[Finding]:
         rule = f" [{row.rule}]" if row.rule else ""
         message = f"{row.message}{rule}" if outcome.code else f"illegal: {row.message}{rule}"
         yield Finding(outcome.report.name, row.where or outcome.where, kind, message, outcome.code)
+
+
+def _adapters(outcome: Outcome) -> Iterator[Finding]:
+    """What a person who asked for adapters would not expect."""
+    found = outcome.report.adapters
+    told = []
+    if found and found.unmatched_targets:
+        told.append(f"no module is matched by target {', '.join(found.unmatched_targets)}")
+    if found and found.without_gradient:
+        modules = ", ".join(f"{name} in {count} layers" for name, count in found.without_gradient.items())
+        told.append(f"adapters that a fused kernel bypasses get no gradient: {modules}")
+    yield from (Finding(outcome.report.name, outcome.where, "adapters", message, 0) for message in told)
 
 
 def _oom(outcome: Outcome) -> Iterator[Finding]:
@@ -187,7 +200,7 @@ def _escaped(text: str, special: str = "%") -> str:
 
 
 def junit(names: Sequence[str], findings: Iterable[Finding]) -> str:
-    """JUnit XML: one test case a scenario, in order; 1 is a failure, more an error, 0 (refused) is skipped."""
+    """JUnit XML: one test case a scenario, in order; what is refused is skipped, notes are output."""
     found: dict[str, list[Finding]] = {name: [] for name in names}
     for finding in findings:
         found[finding.name].append(finding)
@@ -198,15 +211,22 @@ def junit(names: Sequence[str], findings: Iterable[Finding]) -> str:
         tests=str(len(names)),
         failures=str(sum(f.code == 1 for f in flat)),
         errors=str(sum(f.code > 1 for f in flat)),
-        skipped=str(sum(f.code == 0 for f in flat)),
+        skipped=str(sum(f.kind == "refused" for f in flat)),
     )
     for name, of_one in found.items():
         case = ElementTree.SubElement(suite, "testcase", name=_xml(name), classname="rankscope")
         for f in of_one:
-            tag = {0: "skipped", 1: "failure"}.get(f.code, "error")
-            ElementTree.SubElement(case, tag, type=f.kind, message=_xml(f.message)).text = _xml(str(f))
+            _add(case, f)
     ElementTree.indent(suite)
     return '<?xml version="1.0" encoding="UTF-8"?>\n' + ElementTree.tostring(suite, encoding="unicode") + "\n"
+
+
+def _add(case: ElementTree.Element, finding: Finding) -> None:
+    """A failure, an error, a reason to skip, or a line of output."""
+    by_code = "failure" if finding.code == 1 else "error"
+    tag = {"refused": "skipped", "adapters": "system-out"}.get(finding.kind, by_code)
+    told = {} if tag == "system-out" else {"type": finding.kind, "message": _xml(finding.message)}
+    ElementTree.SubElement(case, tag, told).text = _xml(str(finding))
 
 
 def _xml(text: str) -> str:

@@ -20,13 +20,15 @@ __all__ = ["Job"]
 class Job:
     """What a framework's table is made from.
 
-    `auto` notes each value that a person left to the framework, so that reports can list it.
+    `auto` notes each value that a person left to the framework, so that reports can list it. `unmatched_targets`: LoRA
+    targets that hit no module.
     """
 
     scenario: Scenario
     graph: ModelGraph
     mesh: Mesh
     autos: dict[str, tuple[str, str]] = field(default_factory=dict)
+    unmatched_targets: tuple[str, ...] = ()
 
     @property
     def compute(self) -> str:

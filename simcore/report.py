@@ -145,6 +145,18 @@ class StepTime(_Frozen):
     mfu: float
 
 
+class Adapters(_Frozen):
+    """What LoRA does to the model: modules by their path in a layer, and in how many layers.
+
+    `unmatched_targets`: patterns that the framework's own matcher finds nothing for. `without_gradient`: adapters that
+    a fused kernel bypasses; they are stored and stepped, and never learn.
+    """
+
+    adapted: dict[str, int]
+    unmatched_targets: tuple[str, ...] = ()
+    without_gradient: dict[str, int] = {}
+
+
 class Report(_Frozen):
     """The result of one scenario."""
 
@@ -158,6 +170,7 @@ class Report(_Frozen):
     headroom_bytes: int | None = None
     assumptions: tuple[Assumption, ...] = ()
     communicators: tuple[Communicator, ...] = ()
+    adapters: Adapters | None = None
     ranks: tuple[RankReport, ...] = ()
     time: StepTime | None = None
 

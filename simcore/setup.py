@@ -40,11 +40,12 @@ def prepare(scenario: Scenario) -> tuple[Job, Framework]:
     """The job and its framework's table. Raises InputError, IllegalLayout or NotYet."""
     _refuse_unserved(scenario)
     module = _framework_module(scenario)
-    graph = _graph(scenario, module)
+    base = _graph(scenario, module)
+    graph, unmatched = (base, ()) if scenario.training.method == "full" else _with_adapters(base, scenario, module)
     sizes = scenario.mesh
     etp = sizes.etp if sizes.etp is not None else module.default_etp(sizes) if hasattr(module, "default_etp") else 1
     mesh = Mesh(sizes.pp, sizes.dp_replicate, sizes.dp_shard, sizes.cp, sizes.tp, sizes.ep, etp)
-    job = Job(scenario, graph, mesh)
+    job = Job(scenario, graph, mesh, unmatched_targets=unmatched)
     framework: Framework = module.table(job)
     check_even(graph, mesh, framework, f"{framework.name}: this cut must be even ({framework.version})")
     return job, framework
@@ -79,24 +80,30 @@ def _graph(scenario: Scenario, module: ModuleType) -> ModelGraph:
         message = (f"not yet: the layers of {implementation} under {scenario.framework} "
                    f"(served: {', '.join(module.IMPLEMENTATIONS)})")
         raise NotYet(Problem(scenario.where("implementation"), message))
-    graph = build(model_config(reference, overrides, where), implementation, where)
-    return graph if scenario.training.method == "full" else _with_adapters(graph, scenario, module)
+    return build(model_config(reference, overrides, where), implementation, where)
 
 
 def _model_file(model: ModelFile) -> tuple[str, dict[str, object]]:
     return model.config, dict(model.overrides)
 
 
-def _with_adapters(graph: ModelGraph, scenario: Scenario, module: ModuleType) -> ModelGraph:
+def _with_adapters(graph: ModelGraph, scenario: Scenario, module: ModuleType) -> tuple[ModelGraph, tuple[str, ...]]:
+    """The model with its adapters, and the targets that hit nothing."""
     lora = scenario.training.lora
     targets = () if lora.target_modules == "auto" else tuple(lora.target_modules)
     choice = LoraChoice(lora.rank, targets, tuple(lora.exclude_modules), lora.expert_adapters)
     adapted = _adapted(graph, choice, module.__name__)
-    if not any(t.module == "adapter" for specs in adapted.tensors for t in specs):
+    if not _has_adapters(adapted):
         raise IllegalLayout(Problem(scenario.where("training", "lora"), "no module of the model is matched by "
                                     f"target_modules {', '.join(targets) or 'auto'}",
                                     "PEFT: target modules not found in the base model; no parameters to optimize"))
-    return adapted
+    unmatched = (t for t in targets if not _has_adapters(_adapted(graph, replace(choice, target_modules=(t,)),
+                                                                  module.__name__)))
+    return adapted, tuple(unmatched)
+
+
+def _has_adapters(graph: ModelGraph) -> bool:
+    return any(t.module == "adapter" for specs in graph.tensors for t in specs)
 
 
 @lru_cache(maxsize=64)

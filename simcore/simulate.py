@@ -19,11 +19,9 @@ from simcore.plan import Plan
 from simcore.plan import place as place_rank
 from simcore.program import Program
 from simcore.report import Report
-from simcore.routing import received_per_token, sent_per_token, top_k_of
 from simcore.scenario import Scenario
 from simcore.schedule import actions, lowered_microbatches
 from simcore.setup import prepare
-from simcore.tiles import Workload
 from simcore.topology import Topology, load_topology
 from simcore.units import parse_quantity
 
@@ -139,10 +137,6 @@ def _topology(scenario: Scenario) -> Topology:
 
 
 def _program(parts: Parts, plan: Plan) -> Program:
-    scenario, mesh = parts.job.scenario, parts.job.mesh
-    training = scenario.training
-    top_k = top_k_of(plan.graph)
-    workload = Workload(training.micro_batch_size, training.seq_len // mesh.cp,
-                        received_per_token(training.routing, top_k, mesh.ep), sent_per_token(training.routing, top_k))
-    order = actions(training.pipeline.schedule, plan.stage, mesh.pp, parts.lowered)
-    return lower(plan, workload, order, flow_of(parts.framework))
+    schedule = parts.job.scenario.training.pipeline.schedule
+    order = actions(schedule, plan.stage, parts.job.mesh.pp, parts.lowered)
+    return lower(plan, parts.workload(), order, flow_of(parts.framework))

@@ -12,7 +12,7 @@ from simcore.batch import Outcome
 from simcore.errors import InputError
 from simcore.finding import gates, github, junit, read_results, unmatched
 from simcore.report import Report
-from simcore.simulate import check
+from simcore.simulate import check, simulate
 
 REFUSED = check(small.scenario("fsdp2", {"dp_shard": 6, "ep": 3}))
 FITS = check(small.scenario("fsdp2", {"dp_shard": 6}))
@@ -21,6 +21,18 @@ FITS = check(small.scenario("fsdp2", {"dp_shard": 6}))
 def _stored(path: Path, *reports: Report) -> Path:
     path.write_text("".join(report.model_dump_json() + "\n" for report in reports), encoding="utf-8")
     return path
+
+
+def test_adapters_that_never_learn_are_told_and_pass() -> None:
+    asked = small.scenario("fsdp2", {"dp_shard": 2}, method="lora",
+                           lora={"rank": 8, "target_modules": ["out_proj", "gate_proj"]})
+    found = [f for gate in gates() for f in gate(Outcome(simulate(asked, timed=False), "a.yaml:1", 0))]
+    assert [(f.kind, f.code) for f in found] == [("adapters", 0)] * 2
+    assert "gate_proj" in found[0].message
+    assert "mixer.out_proj in 2 layers" in found[1].message
+    suite = ElementTree.fromstring(junit(["small"], found))  # noqa: S314 - we wrote it
+    assert [child.tag for case in suite for child in case] == ["system-out"] * 2
+    assert (suite.get("failures"), suite.get("errors"), suite.get("skipped")) == ("0", "0", "0")
 
 
 def test_what_a_sweep_made_and_a_framework_refuses_is_told_and_passes() -> None:

@@ -1,0 +1,47 @@
+"""What LoRA really does to a model: which modules have adapters, which targets hit nothing, which adapters never learn.
+
+An adapter learns only if its gradient is there after backward. Where a kernel takes a module's weight itself instead of
+calling the module (Mamba's fused kernel and `out_proj`), its adapter is bypassed: found here in what was recorded.
+"""
+
+from __future__ import annotations
+
+import re
+from collections import Counter
+from collections.abc import Iterable
+
+from simcore.framework import Buckets
+from simcore.graph import ModelGraph
+from simcore.plan import Plan
+from simcore.tiles import Recording, keys_of
+
+__all__ = ["adapted_modules", "modules_without_gradient"]
+
+_ADAPTER = re.compile(r"\.(?:lora_|adapter\.)")
+
+
+def adapted_modules(graph: ModelGraph) -> dict[str, int]:
+    """Module path inside a layer -> layers in which it has an adapter, in order of the layers."""
+    counts: Counter[str] = Counter()
+    for layer in graph.layers:
+        counts.update(_modules(t.name for t in graph.tensors[layer.kind] if t.module == "adapter"))
+    return dict(counts)
+
+
+def modules_without_gradient(recorded: Iterable[tuple[Plan, Recording]]) -> dict[str, int]:
+    """Adapted modules -> layers in which the adapter gets no gradient.
+
+    Frameworks that add weight gradients into buffers inside the GEMM leave none to be seen; nothing is said of them.
+    """
+    counts: Counter[str] = Counter()
+    for plan, recording in recorded:
+        if not isinstance(plan.framework.flow, Buckets):
+            for layer, key in keys_of(plan).items():
+                learns = {param.name for param, _, _ in recording.kinds[key].grads}
+                trained = (p.spec.name for p in plan.of_layer(layer) if p.spec.module == "adapter" and p.trainable)
+                counts.update(_modules(name for name in trained if name not in learns))
+    return dict(counts)
+
+
+def _modules(names: Iterable[str]) -> set[str]:
+    return {_ADAPTER.split(name)[0] for name in names}
