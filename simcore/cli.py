@@ -1,7 +1,6 @@
 """The command line: reads arguments, calls the engine, prints. What it prints is made in `output`, `table`, `finding`.
 
-The engine is imported inside the commands,
-so that `--help` and completion start at once.
+The engine is imported inside the commands, so that `--help` and completion start at once.
 """
 
 from __future__ import annotations
@@ -45,6 +44,7 @@ Rows = Annotated[list[str] | None, typer.Argument(metavar="PATH...", help="Measu
 Json = Annotated[bool, typer.Option("--json", help="Print a list of results as JSON, nothing else.")]
 Set = Annotated[list[str] | None, typer.Option("--set", metavar="KEY=VALUE", help="Override a key, e.g. mesh.ep=4.")]
 Rank = Annotated[int | None, typer.Option("--rank", min=0, help="Only this rank, exactly.")]
+Advise = Annotated[bool | None, typer.Option(help="Say what would make it fit; omitted: of up to 8 scenarios.")]
 Jobs = Annotated[int | None, typer.Option("-j", "--jobs", min=1, help="Worker processes; omitted: as many as pay off.")]
 
 
@@ -66,19 +66,21 @@ def run(
     max_fill: Annotated[str | None, typer.Option(help="Allowed share of the capacity, e.g. 92%.")] = None,
     baseline: Annotated[Path | None, typer.Option(help="Earlier --json output; worse by over 1 % is exit 1.")] = None,
     report_format: Annotated[Format | None, typer.Option("--format", help="Tell a build server.")] = None,
+    advise: Advise = None,
     json: Json = False,
     overrides: Set = None,
     rank: Rank = None,
 ) -> None:
     """Simulate scenarios: memory, traffic and time of a training step."""
+    from simcore.advice import work
     from simcore.data import example as example_path
     from simcore.finding import gates, unmatched
     from simcore.output import write_page
-    from simcore.simulate import simulate
 
     asked = gates(max_fill, baseline)
     entries = _entries([*(paths or ()), *map(example_path, example or ())], overrides)
-    outcomes, finished = _outcomes(entries, partial(simulate, rank=rank, series=html is not None), jobs, output)
+    chosen = partial(work(len(entries), asked=advise), rank=rank, series=html is not None)
+    outcomes, finished = _outcomes(entries, chosen, jobs, output)
     if html is not None:
         write_page(html, [o.report for o in outcomes])
     if baseline is not None and (told := unmatched([o.report.name for o in outcomes], baseline)):
@@ -91,11 +93,10 @@ def place(scenario: str, *, rank: Rank = None, json: Json = False, overrides: Se
     """Show what lies on every rank, component by component."""
     from simcore.output import print_shown
     from simcore.simulate import place as place_ranks
+    from simcore.table import placement
 
     outcomes, finished = _outcomes(_entries([scenario], overrides), partial(place_ranks, rank=rank))
     if not json:
-        from simcore.table import placement
-
         print_shown(*(part for o in outcomes for part in placement(o.report)))
     _finish(outcomes, finished=finished, json=json)
 
@@ -142,8 +143,7 @@ def validate(paths: Rows = None, *, jobs: Jobs = None, json: Json = False, overr
     reports = {layout_of(entry): outcome.report for entry, outcome in zip(entries, outcomes, strict=True)}
     found = judge(measured, reports)
     print_validation(found, json=json)
-    bugs = [3 for outcome in outcomes if outcome.code == 3]
-    raise typer.Exit(max([*bugs, 2 * bool(problems), int(not found.is_within)]))
+    raise typer.Exit(max([2 * bool(problems), int(not found.is_within), *(3 for o in outcomes if o.code == 3)]))
 
 
 @app.command()

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import glob
 import os
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, Final
@@ -15,7 +15,7 @@ from simcore.scenario import Scenario, parse_scenario
 from simcore.sweep import Member, members, split_key
 from simcore.yaml_parser import KeyPath
 
-__all__ = ["Entry", "entry_of", "load", "read"]
+__all__ = ["Entry", "changed", "entry_of", "load", "read"]
 
 _SUFFIXES: Final = (".yaml", ".yml")
 
@@ -75,6 +75,14 @@ def entry_of(document: Document, overrides: Sequence[str] = ()) -> Entry:
         return _entry(Member(_changed(document, settings)), swept=False)
     except InputError as error:
         return _failed(document, document.path, error.problems)
+
+
+def changed(scenario: Scenario, values: Mapping[str, Any]) -> Scenario:
+    """The same question with some keys set, as `--set` does; InputError for a value that no scenario may have."""
+    document = scenario.document
+    for key, value in values.items():
+        document = document.with_value(split_key(key), value, f"--set {key}")
+    return parse_scenario(document, swept=scenario.swept)
 
 
 def _changed(document: Document, settings: Iterable[_Override]) -> Document:

@@ -49,12 +49,13 @@ def print_json(results: Sequence[_Json]) -> None:
 
 
 def print_summary(reports: Sequence[Report]) -> None:
-    """The table of all scenarios; a terminal narrower than a name and one column wraps it, nothing is cut off."""
+    """The table of all scenarios, and advice; a terminal narrower than a line wraps it, nothing is cut off."""
     from simcore.summary import summary
-    from simcore.table import console
+    from simcore.table import advice, console
 
     screen = console(sys.stdout)
-    screen.print(*summary(reports, screen.width), sep="\n", soft_wrap=True)
+    told = [["", *lines] for lines in map(advice, reports) if lines]
+    screen.print(*summary(reports, screen.width), *(line for lines in told for line in lines), sep="\n", soft_wrap=True)
 
 
 def print_shown(*shown: RenderableType) -> None:

@@ -9,8 +9,8 @@ from typing import Any, Literal
 
 from pydantic import BaseModel, ConfigDict
 
-__all__ = ["SCHEMA_VERSION", "AtRest", "Assumption", "Communicator", "MemorySeries", "Owner", "Peak", "ProblemRow",
-           "RankReport", "Report", "StepTime", "TrafficRow"]
+__all__ = ["SCHEMA_VERSION", "Advice", "AtRest", "Assumption", "Communicator", "MemorySeries", "Owner", "Peak",
+           "ProblemRow", "RankReport", "Report", "StepTime", "TrafficRow"]
 
 SCHEMA_VERSION = "1.0"
 
@@ -157,8 +157,17 @@ class Adapters(_Frozen):
     without_gradient: dict[str, int] = {}
 
 
+class Advice(_Frozen):
+    """Keys that could be changed (as `--set` takes them), and what comes out then, on the fullest rank."""
+
+    changes: dict[str, Any]
+    verdict: Literal["fits", "oom"]
+    peak_bytes: int
+    headroom_bytes: int
+
+
 class Report(_Frozen):
-    """The result of one scenario."""
+    """The result of one scenario. `advice`: of one that does not fit, the smallest changes first."""
 
     schema_version: str = SCHEMA_VERSION
     name: str
@@ -173,6 +182,7 @@ class Report(_Frozen):
     adapters: Adapters | None = None
     ranks: tuple[RankReport, ...] = ()
     time: StepTime | None = None
+    advice: tuple[Advice, ...] = ()
 
     @property
     def peak_rank(self) -> RankReport | None:

@@ -159,6 +159,11 @@ class Scenario(Block):
         return self._swept
 
     @property
+    def document(self) -> Document:
+        """What it was read from; of one that nobody wrote down, all its keys."""
+        return self._document or Document(self.name, self.normalised())
+
+    @property
     def folder(self) -> Path:
         """The folder that relative paths in the scenario start from."""
         return Path(self._document.path).parent if self._document else Path()

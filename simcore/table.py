@@ -5,8 +5,11 @@ Names come from files, so nothing in them is markup.
 
 from __future__ import annotations
 
+import json
 import os
+import shlex
 from collections.abc import Callable, Sequence
+from itertools import starmap
 from typing import IO, TYPE_CHECKING
 
 from rich.box import SIMPLE_HEAD
@@ -15,14 +18,14 @@ from rich.table import Table
 from rich.text import Text
 
 from simcore.compare import Comparison, Row
-from simcore.report import AtRest, RankReport, Report
+from simcore.report import Advice, AtRest, RankReport, Report
 from simcore.units import format_bytes, format_seconds
 
 if TYPE_CHECKING:
     from simcore.tolerance import Judged
     from simcore.validate import Compared, Gap, Summary, Validation, Verdicts
 
-__all__ = ["comparison", "console", "placement", "plain", "validation"]
+__all__ = ["advice", "comparison", "console", "placement", "plain", "validation"]
 
 _MOST_CLASSES = 16
 _MOST_GAPS, _REASON = 25, 110
@@ -86,6 +89,26 @@ def _cells(at: AtRest, *, frozen: bool, padding: int = 0) -> list[str]:
 def _total(rank: RankReport) -> AtRest:
     parts = rank.at_rest.values()
     return AtRest(**{field: sum(getattr(part, field) for part in parts) for field in AtRest.model_fields})
+
+
+def advice(report: Report) -> list[RenderableType]:
+    """What to change where it does not fit, one line a change, to be pasted behind the command; empty without any."""
+    if not report.advice:
+        return []
+    fits = any(one.verdict == "fits" for one in report.advice)
+    told = "what would make it fit, the smallest change first" if fits else "one or two changes are not enough; nearest"
+    return [Text(plain(f"{report.name}: {told}:")), *map(_advised, report.advice)]
+
+
+def _advised(one: Advice) -> Text:
+    numbers = f"peak {format_bytes(one.peak_bytes):>10}, left {format_bytes(one.headroom_bytes):>10}"
+    return Text(plain(f"  {one.verdict:<4}  {numbers}  {' '.join(starmap(_setting, one.changes.items()))}"))
+
+
+def _setting(key: str, value: object) -> str:
+    """`--set KEY=VALUE`, quoted for a shell where it has to be."""
+    told = value if isinstance(value, str) else json.dumps(value, separators=(",", ":"))
+    return f"--set {shlex.quote(f'{key}={told}')}"
 
 
 def comparison(both: Comparison) -> Table:

@@ -6,6 +6,7 @@ import json
 import subprocess
 import sys
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from types import ModuleType
 from xml.etree import ElementTree
@@ -21,13 +22,15 @@ from simcore.report import Report
 @pytest.fixture(autouse=True)
 def _engine(monkeypatch: pytest.MonkeyPatch) -> None:
     """A path is `name=what the engine does with it`."""
-    loading, simulate, starter = (ModuleType(f"simcore.{name}") for name in ("loading", "simulate", "starter"))
+    names = ("loading", "simulate", "starter", "advice")
+    loading, simulate, starter, advice = (ModuleType(f"simcore.{name}") for name in names)
     vars(loading)["read"] = lambda paths, overrides: [_read(str(path)) for path in paths]
     vars(simulate).update(
         simulate=work, place=lambda scenario, *, rank=None: report(scenario.name, None),
         check=lambda scenario: report(scenario.name, None, ranks=(), time=None))
     vars(starter)["starter_text"] = lambda name, model, framework, topology: f"name: {name}\nmodel: {model}\n"
-    for module in (loading, simulate, starter):
+    vars(advice)["work"] = lambda num_scenarios, *, asked: partial(work, advise=asked)
+    for module in (loading, simulate, starter, advice):
         monkeypatch.setitem(sys.modules, module.__name__, module)
 
 
@@ -142,6 +145,21 @@ def test_junit_counts_failures_and_errors(ran: Run) -> None:
     assert [case.get("name") for case in suite] == ["a", "b", "c"]
 
 
+@pytest.mark.parametrize(("flag", "asked"), [((), None), (("--advise",), True), (("--no-advise",), False)])
+def test_advice_is_left_to_the_number_of_scenarios_unless_asked_for(
+    ran: Run, monkeypatch: pytest.MonkeyPatch, flag: tuple[str, ...], asked: bool | None
+) -> None:
+    heard: list[tuple[int, bool | None]] = []
+
+    def chosen(num_scenarios: int, *, asked: bool | None) -> object:
+        heard.append((num_scenarios, asked))
+        return work
+
+    monkeypatch.setattr(sys.modules["simcore.advice"], "work", chosen)
+    assert ran("run", "a", "b=oom", *flag).code == 1
+    assert heard == [(2, asked)]
+
+
 def test_place_shows_components(ran: Run) -> None:
     result = ran("place", "nano", "--rank", "3")
     assert result.code == 0
@@ -166,7 +184,9 @@ def test_check_says_legal(ran: Run) -> None:
 
 
 def test_schema_of_results_is_json_schema(ran: Run) -> None:
-    assert "headroom_bytes" in json.loads(ran("schema", "--result").out)["properties"]
+    schema = json.loads(ran("schema", "--result").out)
+    assert "headroom_bytes" in schema["properties"]
+    assert set(schema["$defs"]["Advice"]["properties"]) == {"changes", "verdict", "peak_bytes", "headroom_bytes"}
 
 
 def test_init_overwrites_nothing(ran: Run, tmp_path: Path) -> None:

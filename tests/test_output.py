@@ -10,7 +10,7 @@ import pytest
 from fakes import illegal, report
 from simcore import output
 from simcore.errors import InputError, Problem
-from simcore.report import Report
+from simcore.report import Advice, Report
 
 
 def test_json_is_a_list_with_one_result_a_line(capsys: pytest.CaptureFixture[str]) -> None:
@@ -27,6 +27,15 @@ def test_nothing_of_the_summary_is_cut_off(capsys: pytest.CaptureFixture[str], m
     text = capsys.readouterr().out
     for word in ("a-name-of-24-characters.", "pp2 dp4 tp2 ep4", "backward, layers.51", "12,346"):
         assert word in text
+
+
+def test_advice_stands_below_the_table_and_in_json(capsys: pytest.CaptureFixture[str]) -> None:
+    made = Advice(changes={"mesh.ep": 8}, verdict="fits", peak_bytes=2**30, headroom_bytes=2**30)
+    oom = report("big", 100, advice=(made,))
+    output.print_summary([report("small"), oom])
+    assert capsys.readouterr().out.splitlines()[-1].endswith("--set mesh.ep=8")
+    output.print_json([oom])
+    assert json.loads(capsys.readouterr().out)[0]["advice"] == [made.model_dump()]
 
 
 def test_of_very_many_problems_the_first_are_said(capsys: pytest.CaptureFixture[str]) -> None:

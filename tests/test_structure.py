@@ -20,7 +20,7 @@ ORDER = (
     "routing", "job",
     "stages", "frameworks/", "plan", "buffers", "fold", "schedule", "schedules/", "setup", "tile", "outline", "program",
     "tiles", "flow", "lower", "flows/", "ledger", "device", "topology", "cost", "report", "traffic", "series",
-    "streams", "timeline", "clocked", "adapters", "assemble", "simulate", "compare", "measured", "tolerance",
+    "streams", "timeline", "clocked", "adapters", "assemble", "simulate", "advice", "compare", "measured", "tolerance",
     "validate", "table", "summary", "batch", "finding", "output", "glossary", "cli", "__init__", "__main__",
 )  # fmt: skip
 

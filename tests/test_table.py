@@ -9,6 +9,7 @@ from rich.console import Console
 from fakes import rank, report
 from simcore import table
 from simcore.compare import compare
+from simcore.report import Advice
 
 
 def shown(*parts: object, width: int = 240) -> str:
@@ -25,6 +26,19 @@ def test_placement_lists_components_padding_and_total() -> None:
     for word in ("2,147,483,648", "536,870,912", "4.00 GiB", "1.00 GiB", "2.00 GiB", "7.00 GiB"):
         assert word in total
     assert "1.00 KiB" in text
+
+
+def test_advice_is_a_line_a_change() -> None:
+    change = {"training.recompute": ["moe", "mlp"], "framework_options.overlap": True, "mesh.ep": 8}
+    made = Advice(changes=change, verdict="fits", peak_bytes=60 * 2**30, headroom_bytes=20 * 2**30)
+    head, line = shown(*table.advice(report("odd\x1b[31m", 100, advice=(made,)))).splitlines()
+    assert "what would make it fit" in head
+    assert "\x1b" not in head
+    assert line == ("  fits  peak  60.00 GiB, left  20.00 GiB  --set 'training.recompute=[\"moe\",\"mlp\"]' "
+                    "--set framework_options.overlap=true --set mesh.ep=8")
+    nearest = made.model_copy(update={"verdict": "oom", "headroom_bytes": -(2**30)})
+    assert "not enough; nearest" in shown(*table.advice(report("a", 100, advice=(nearest,))))
+    assert table.advice(report("a", 100)) == []
 
 
 def test_comparison_shows_signs_and_percent() -> None:

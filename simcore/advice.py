@@ -1,0 +1,242 @@
+"""What to change when a scenario does not fit: the smallest changes that would make it fit, each simulated.
+
+Every framework is offered every change: what it has no option for, or refuses, it says itself, and that is skipped.
+Changes are keys, as `--set` takes them. The global batch stays, where it can.
+
+    size  changes                                                  what they cost
+    1     reshard, gradient sync, loss head, optimizer step        time
+    2     recompute: some modules, then every layer                time
+    3     half the micro batch, twice the microbatches             time
+    4     other degrees of parallelism on as many GPUs             time, and maybe another recipe
+    5     formats of gradients, states and parameters              numbers come out differently
+    6     half the sequence                                        another job
+    7     twice the GPUs; four times counts as two changes         money
+"""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import Any, Final
+
+from simcore.errors import InputError
+from simcore.loading import changed
+from simcore.report import Advice, Report
+from simcore.scenario import Scenario
+from simcore.setup import prepare
+from simcore.simulate import simulate
+
+__all__ = ["advise", "work"]
+
+_FEW: Final = 8
+"""Scenarios of a run that get advice without being asked for: it takes dozens of simulations each."""
+
+_DEEPEST: Final = 1000
+"""Layers of a model for which changes are tried, so that dozens of simulations stay a matter of seconds."""
+
+_MOST: Final = 5
+_NEAREST: Final = 3
+"""Shown where nothing fits: those that come nearest."""
+_FACTORS: Final = (2, 4, 8)
+
+_HELD: Final[tuple[tuple[str, Mapping[str, Any]], ...]] = (
+    ("reshard", {"framework_options.moe.reshard_after_forward": True}),
+    ("reshard", {"framework_options.reshard_after_forward": True}),
+    ("reshard", {"framework_options.set_last_reshard": True}),
+    ("reshard", {"framework_options.enable_fsdp_optimizations": False}),
+    ("units", {"framework_options.wrap": "separate_embedding_head"}),
+    ("sync", {"framework_options.defer_fsdp_grad_sync": False}),
+    ("sync", {"framework_options.sync_gradients": "every"}),
+    ("step", {"training.optimizer.implementation": "fused"}),
+    *(("loss", {"training.loss": name}) for name in ("te", "cut", "chunked", "liger")),
+)
+"""`te_inplace` is missing: it is the `te` of older releases, not a choice."""
+_MODULES: Final = ("core_attn", "layernorm", "mla_up_proj", "mlp", "moe", "moe_act", "shared_experts")
+_FORMATS: Final[tuple[Mapping[str, Any], ...]] = (
+    {"training.precision.grad_reduce": "bf16"},
+    {"training.precision.main_grads": "bf16"},
+    {"framework_options.use_precision_aware_optimizer": True},
+    {"training.optimizer.moments": "bf16"},
+    {"framework_options.use_precision_aware_optimizer": True, "training.optimizer.moments": "bf16"},
+    {"training.precision.params": "bf16"},
+)
+
+
+@dataclass(frozen=True, slots=True)
+class _Change:
+    """Keys that are set together. Of each kind only the best is told; smaller sizes first, then smaller factors."""
+
+    kind: str
+    size: int
+    keys: Mapping[str, Any]
+    factor: int = 1
+
+
+@dataclass(frozen=True, slots=True)
+class _Tried:
+    """A change, and what came out: device bytes on the fullest rank, bytes that are left."""
+
+    change: _Change
+    peak: int
+    headroom: int
+
+    @property
+    def fits(self) -> bool:
+        return self.headroom >= 0
+
+
+def work(num_scenarios: int, *, asked: bool | None) -> Callable[..., Report]:
+    """What to do with each scenario of a run; `asked` None: advice where they are few."""
+    return _advised if asked or (asked is None and num_scenarios <= _FEW) else simulate
+
+
+def _advised(scenario: Scenario, *, series: bool = False, rank: int | None = None) -> Report:
+    """As `simulate`; where it does not fit, with what would. A single rank gets none: others may be fuller."""
+    report = simulate(scenario, series=series, rank=rank)
+    if report.verdict != "oom" or rank is not None:
+        return report
+    return report.model_copy(update={"advice": advise(scenario)})
+
+
+def advise(scenario: Scenario) -> tuple[Advice, ...]:
+    """The smallest changes under which `scenario` fits, one of each kind; two at a time only where no single one does.
+
+    Where not even that is enough, those that come nearest, and their verdict says so.
+    """
+    base = _peak(simulate(scenario, timed=False))
+    if base is None or prepare(scenario)[0].graph.num_blocks > _DEEPEST:
+        return ()
+    singles = [tried for tried in _all_tried(scenario, _changes(scenario)) if tried.peak < base[0]]
+    found = _best(tried for tried in singles if tried.fits)
+    if not found:
+        pairs: list[_Tried] = []
+        for tried in _all_tried(scenario, sorted((*_pairs(singles), _more_gpus(scenario, 4)), key=_effort)):
+            pairs.append(tried)
+            if len(found := _best(one for one in pairs if one.fits)) == _MOST:
+                break
+        found = found or sorted(pairs or singles, key=lambda tried: tried.peak)[:_NEAREST]
+    return tuple(Advice(changes=dict(tried.change.keys), verdict="fits" if tried.fits else "oom",
+                        peak_bytes=tried.peak, headroom_bytes=tried.headroom) for tried in found[:_MOST])
+
+
+def _effort(change: _Change) -> tuple[int, int, int]:
+    return (change.size, change.factor, len(change.keys))
+
+
+def _best(tried: Iterable[_Tried]) -> list[_Tried]:
+    """The first of each kind: the smallest change, then the most headroom."""
+    first: dict[str, _Tried] = {}
+    for one in sorted(tried, key=lambda tried: (*_effort(tried.change), -tried.headroom)):
+        first.setdefault(one.change.kind, one)
+    return list(first.values())
+
+
+def _pairs(singles: Sequence[_Tried]) -> Iterator[_Change]:
+    """Of each kind and factor what helps most, with that of every other kind; and modules of recompute together."""
+    most: dict[tuple[str, int], _Change] = {}
+    for one in sorted(singles, key=lambda tried: tried.peak):
+        most.setdefault((one.change.kind, one.change.factor), one.change)
+    for a, b in itertools.combinations(sorted(most.values(), key=_effort), 2):
+        if not set(a.keys) & set(b.keys):
+            yield _Change(f"{a.kind}, {b.kind}", a.size + b.size, {**a.keys, **b.keys}, a.factor * b.factor)
+    modules = [one.change for one in singles if isinstance(one.change.keys.get("training.recompute"), list)]
+    for a, b in itertools.combinations(modules, 2):
+        together = dict.fromkeys((*a.keys["training.recompute"], *b.keys["training.recompute"]))
+        yield replace(a, size=a.size + b.size, keys={"training.recompute": list(together)})
+
+
+# ---- simulated ------------------------------------------------------------------------------------------------------
+def _all_tried(scenario: Scenario, changes: Iterable[_Change]) -> Iterator[_Tried]:
+    for change in changes:
+        tried = _tried(scenario, change)
+        if tried is not None:
+            yield tried
+
+
+def _tried(scenario: Scenario, change: _Change) -> _Tried | None:
+    """None for what is refused (by the scenario's rules, the framework's, the topology's), or shown with a doubt."""
+    try:
+        other = changed(scenario, change.keys)
+    except InputError:
+        return None
+    report = simulate(other, timed=False)
+    if other == scenario or any(a.what in change.keys and a.kind == "assumed" for a in report.assumptions):
+        return None
+    found = _peak(report)
+    return found and _Tried(change, *found)
+
+
+def _peak(report: Report) -> tuple[int, int] | None:
+    """(device bytes, headroom) on the fullest rank; None without a result."""
+    rank, headroom = report.peak_rank, report.headroom_bytes
+    return None if rank is None or rank.peak is None or headroom is None else (rank.peak.device_bytes, headroom)
+
+
+# ---- what there is to change ----------------------------------------------------------------------------------------
+def _changes(scenario: Scenario) -> Iterator[_Change]:
+    yield from (_Change(kind, 1, keys) for kind, keys in _HELD)
+    yield from _recompute(scenario)
+    yield from _micro_batch(scenario)
+    yield from _layouts(scenario)
+    yield from (_Change("formats", 5, keys) for keys in _FORMATS)
+    if scenario.training.seq_len % 2 == 0:
+        yield _Change("length", 6, {"training.seq_len": scenario.training.seq_len // 2})
+    yield _more_gpus(scenario, 2)
+
+
+def _recompute(scenario: Scenario) -> Iterator[_Change]:
+    """One module more than now; then everything."""
+    now = scenario.training.recompute
+    if isinstance(now, tuple) or now == "none":
+        modules = list(now) if isinstance(now, tuple) else []
+        for name in _MODULES:
+            if name not in modules:
+                yield _Change("recompute", 2, {"training.recompute": [*modules, name]})
+    if now != "full":
+        yield _Change("recompute", 3, {"training.recompute": "full"})
+
+
+def _micro_batch(scenario: Scenario) -> Iterator[_Change]:
+    size = scenario.training.micro_batch_size
+    if size % 2 == 0:
+        yield _Change("micro batch", 3, _with_batch(scenario, {"training.micro_batch_size": size // 2}))
+
+
+def _with_batch(scenario: Scenario, keys: dict[str, Any]) -> dict[str, Any]:
+    """With the global batch, where it was left out: it would follow what is changed."""
+    if scenario.training.global_batch_size is not None:
+        return keys
+    return {**keys, "training.global_batch_size": _global_batch(scenario)}
+
+
+def _global_batch(scenario: Scenario) -> int:
+    mesh, training = scenario.mesh, scenario.training
+    return training.micro_batch_size * mesh.dp_shard * mesh.dp_replicate * scenario.num_microbatches
+
+
+def _layouts(scenario: Scenario) -> Iterator[_Change]:
+    """As many GPUs, split otherwise. Experts stay as wide as they are: an etp left out would follow tp."""
+    mesh = scenario.mesh
+    if mesh.dp_replicate > 1:
+        yield _Change("shard", 4, {"mesh.dp_replicate": 1, "mesh.dp_shard": mesh.dp_shard * mesh.dp_replicate})
+    for factor in _FACTORS:
+        yield _Change("ep", 4, {"mesh.ep": mesh.ep * factor}, factor)
+        if mesh.dp_shard % factor:
+            continue
+        for axis, now in (("cp", mesh.cp), ("tp", mesh.tp), ("pp", mesh.pp)):
+            keys: dict[str, Any] = {f"mesh.{axis}": now * factor, "mesh.dp_shard": mesh.dp_shard // factor}
+            if axis == "tp" and mesh.etp is None and mesh.ep > 1 and mesh.tp == 1:
+                keys["mesh.etp"] = 1
+            yield _Change(axis, 4, _with_batch(scenario, keys), factor)
+
+
+def _more_gpus(scenario: Scenario, factor: int) -> _Change:
+    """That many times as many; with a larger batch only where some of them would get none of it."""
+    keys: dict[str, Any] = {"mesh.dp_shard": scenario.mesh.dp_shard * factor}
+    if scenario.training.global_batch_size is not None and scenario.num_microbatches % factor:
+        keys["training.global_batch_size"] = _global_batch(scenario) * factor
+    topology = scenario.topology
+    if not isinstance(topology, str) and topology.num_nodes is not None:
+        keys["topology.num_nodes"] = topology.num_nodes * factor
+    return _Change("GPUs", 7 * factor // 2, keys, factor)
