@@ -39,6 +39,7 @@ _MOST: Final = 5
 _NEAREST: Final = 3
 """Shown where nothing fits: those that come nearest."""
 _FACTORS: Final = (2, 4, 8)
+_BATCH: Final = "training.global_batch_size"
 
 _HELD: Final[tuple[tuple[str, Mapping[str, Any]], ...]] = (
     ("reshard", {"framework_options.moe.reshard_after_forward": True}),
@@ -104,8 +105,10 @@ def advise(scenario: Scenario) -> tuple[Advice, ...]:
 
     Where not even that is enough, those that come nearest, and their verdict says so.
     """
+    if prepare(scenario)[0].graph.num_blocks > _DEEPEST:
+        return ()
     base = _peak(simulate(scenario, timed=False))
-    if base is None or prepare(scenario)[0].graph.num_blocks > _DEEPEST:
+    if base is None:
         return ()
     singles = [tried for tried in _all_tried(scenario, _changes(scenario)) if tried.peak < base[0]]
     found = _best(tried for tried in singles if tried.fits)
@@ -138,7 +141,7 @@ def _pairs(singles: Sequence[_Tried]) -> Iterator[_Change]:
     for one in sorted(singles, key=lambda tried: tried.peak):
         most.setdefault((one.change.kind, one.change.factor), one.change)
     for a, b in itertools.combinations(sorted(most.values(), key=_effort), 2):
-        if not set(a.keys) & set(b.keys):
+        if all(key == _BATCH and a.keys[key] == b.keys[key] for key in set(a.keys) & set(b.keys)):
             yield _Change(f"{a.kind}, {b.kind}", a.size + b.size, {**a.keys, **b.keys}, a.factor * b.factor)
     modules = [one.change for one in singles if isinstance(one.change.keys.get("training.recompute"), list)]
     for a, b in itertools.combinations(modules, 2):
@@ -160,8 +163,10 @@ def _tried(scenario: Scenario, change: _Change) -> _Tried | None:
         other = changed(scenario, change.keys)
     except InputError:
         return None
+    if other == scenario:
+        return None
     report = simulate(other, timed=False)
-    if other == scenario or any(a.what in change.keys and a.kind == "assumed" for a in report.assumptions):
+    if any(a.what in change.keys and a.kind == "assumed" for a in report.assumptions):
         return None
     found = _peak(report)
     return found and _Tried(change, *found)
@@ -207,7 +212,7 @@ def _with_batch(scenario: Scenario, keys: dict[str, Any]) -> dict[str, Any]:
     """With the global batch, where it was left out: it would follow what is changed."""
     if scenario.training.global_batch_size is not None:
         return keys
-    return {**keys, "training.global_batch_size": _global_batch(scenario)}
+    return {**keys, _BATCH: _global_batch(scenario)}
 
 
 def _global_batch(scenario: Scenario) -> int:
@@ -235,7 +240,7 @@ def _more_gpus(scenario: Scenario, factor: int) -> _Change:
     """That many times as many; with a larger batch only where some of them would get none of it."""
     keys: dict[str, Any] = {"mesh.dp_shard": scenario.mesh.dp_shard * factor}
     if scenario.training.global_batch_size is not None and scenario.num_microbatches % factor:
-        keys["training.global_batch_size"] = _global_batch(scenario) * factor
+        keys[_BATCH] = _global_batch(scenario) * factor
     topology = scenario.topology
     if not isinstance(topology, str) and topology.num_nodes is not None:
         keys["topology.num_nodes"] = topology.num_nodes * factor

@@ -25,7 +25,7 @@ if TYPE_CHECKING:
     from simcore.tolerance import Judged
     from simcore.validate import Compared, Gap, Summary, Validation, Verdicts
 
-__all__ = ["advice", "comparison", "console", "placement", "plain", "validation"]
+__all__ = ["advice", "comparison", "console", "placement", "plain", "setting", "validation"]
 
 _MOST_CLASSES = 16
 _MOST_GAPS, _REASON = 25, 110
@@ -102,10 +102,10 @@ def advice(report: Report) -> list[RenderableType]:
 
 def _advised(one: Advice) -> Text:
     numbers = f"peak {format_bytes(one.peak_bytes):>10}, left {format_bytes(one.headroom_bytes):>10}"
-    return Text(plain(f"  {one.verdict:<4}  {numbers}  {' '.join(starmap(_setting, one.changes.items()))}"))
+    return Text(plain(f"  {one.verdict:<4}  {numbers}  {' '.join(starmap(setting, one.changes.items()))}"))
 
 
-def _setting(key: str, value: object) -> str:
+def setting(key: str, value: object) -> str:
     """`--set KEY=VALUE`, quoted for a shell where it has to be."""
     told = value if isinstance(value, str) else json.dumps(value, separators=(",", ":"))
     return f"--set {shlex.quote(f'{key}={told}')}"

@@ -87,6 +87,12 @@ def test_pairs_only_where_no_single_change_is_enough() -> None:
         assert simulate(changed(nano, one), timed=False).verdict == "oom"
 
 
+def test_two_changes_may_keep_the_same_global_batch() -> None:
+    asked = limited("megatron", 0.3, {"dp_shard": 4}, seq_len=4096, micro_batch_size=4)
+    both = {"training.micro_batch_size": 2, "training.global_batch_size": 16, "mesh.cp": 4, "mesh.dp_shard": 1}
+    assert both in [one.changes for one in advise(asked)]
+
+
 def test_where_nothing_is_enough_the_nearest_are_told_as_such() -> None:
     found = advise(load(SCENARIOS / "nano-ep4" / "megatron-4gpu.yaml", FULL)[0])
     assert [one.verdict for one in found] == ["oom"] * 3
