@@ -1,0 +1,410 @@
+"""The figures of `docs/questions.md` are what the engine gives today; only what others published stands there as text.
+
+`python -m tests.test_questions --write` makes its tables again.
+"""
+
+from __future__ import annotations
+
+import csv
+import re
+import sys
+from collections import Counter
+from collections.abc import Callable, Sequence
+from functools import cache
+from pathlib import Path
+
+import pytest
+
+from simcore.advice import advise
+from simcore.flows import flow_of
+from simcore.loading import load
+from simcore.lower import lower
+from simcore.measured import Measured, read_measured
+from simcore.outline import Phase
+from simcore.plan import place as place_rank
+from simcore.report import AtRest, Peak, RankReport, Report
+from simcore.schedule import actions
+from simcore.setup import prepare
+from simcore.simulate import place, simulate
+from simcore.table import setting
+from simcore.tape import Op
+from simcore.tile import AMOUNT, LAYER, OP, SLOT
+from simcore.tiles import Workload
+
+ROOT = Path(__file__).resolve().parents[1]
+SCENARIOS = ROOT / "scenarios"
+PAGE = ROOT / "docs" / "questions.md"
+LONGEST = 262_144
+"""Tokens that the model was made for (max_position_embeddings of Nemotron 3 Nano)."""
+
+Rows = list[list[str]]
+
+
+# ---- what is asked of the engine -------------------------------------------------------------------------------------
+@cache
+def reports(file: str, *overrides: str) -> tuple[Report, ...]:
+    return tuple(simulate(scenario, timed=False) for scenario in load(SCENARIOS / f"{file}.yaml", overrides))
+
+
+def one(file: str, *overrides: str) -> Report:
+    (report,) = reports(file, "sweep=null", *overrides)
+    assert report.status == "ok", report.problems
+    return report
+
+
+def named(name: str) -> Report:
+    """Of the sizing tables, by its name in `published.csv`."""
+    file = name.partition("[")[0]
+    paths = [SCENARIOS / "nano-published" / f"{stem}.yaml" for stem in (file, f"{file}-by-gpus")]
+    found = [report for path in paths if path.exists() for report in reports(f"nano-published/{path.stem}")]
+    return next(report for report in found if report.name == name)
+
+
+def fullest(report: Report) -> tuple[RankReport, Peak]:
+    rank = report.peak_rank
+    assert rank is not None
+    assert rank.peak is not None
+    return rank, rank.peak
+
+
+def longest(file: str, *overrides: str, step: int = 1024) -> int:
+    """The longest sequence that fits, in steps."""
+    low, high = 0, LONGEST // step + 1
+    while high - low > 1:
+        middle = (low + high) // 2
+        fits = one(file, *overrides, f"training.seq_len={middle * step}").verdict == "fits"
+        low, high = (middle, high) if fits else (low, middle)
+    return low * step
+
+
+def gb(size: float) -> str:
+    return f"{size / 1e9:.1f}"
+
+
+def peak_gb(report: Report) -> str:
+    return gb(fullest(report)[1].device_bytes)
+
+
+def held(peak: Peak, *categories: str) -> int:
+    return sum(peak.by_category.get(name, 0) for name in categories)
+
+
+def at_rest(rank: RankReport, part: Callable[[AtRest], int]) -> int:
+    return sum(part(component) for component in rank.at_rest.values())
+
+
+# ---- expert parallelism on four GPUs ---------------------------------------------------------------------------------
+def four_gpus() -> Rows:
+    rows = [["framework", "method", "at rest GB", "peak GB", "of GB", "verdict", "smallest change that makes it fit"]]
+    for framework in ("automodel", "megatron"):
+        for method in ("lora", "full"):
+            file, asked = f"nano-ep4/{framework}-4gpu", f"training.method={method}"
+            report = one(file, asked)
+            rows.append([framework, method, gb(fullest(report)[0].at_rest_bytes()), peak_gb(report),
+                         gb(report.capacity_bytes or 0), str(report.verdict), _advice(file, asked, report)])
+    return rows
+
+
+def _advice(file: str, asked: str, report: Report) -> str:
+    if report.verdict == "fits":
+        return ""
+    first = advise(load(SCENARIOS / f"{file}.yaml", ["sweep=null", asked])[0])[0]
+    told = " ".join(setting(key, value) for key, value in first.changes.items())
+    return f"`{told}`: {gb(first.peak_bytes)}" if first.verdict == "fits" else "none of one or two changes"
+
+
+# ---- the longest sequence --------------------------------------------------------------------------------------------
+NODE = "nano-megatron-vs-fsdp2"
+LADDERS = (
+    ("automodel", "full", f"{NODE}/sft-8-automodel", ("none", "full")),
+    ("megatron", "full", f"{NODE}/sft-8-megatron", ("none", "[moe]", "full")),
+    ("fsdp2", "full", f"{NODE}/sft-8-fsdp2-recompute", ("none", "full")),
+    ("automodel", "lora", f"{NODE}/lora-8-automodel", ("none", "full")),
+    ("megatron", "lora", f"{NODE}/lora-8-megatron", ("none", "[moe]", "full")),
+    ("fsdp2", "lora", f"{NODE}/lora-8-fsdp2", ("none", "full")),
+)
+SPLIT = (
+    ("automodel", "full", f"{NODE}/sft-8-automodel", "cp"),
+    ("megatron", "full", f"{NODE}/sft-8-megatron", "tp"),
+    ("automodel", "lora", f"{NODE}/lora-8-automodel", "cp"),
+    ("megatron", "lora", f"{NODE}/lora-8-megatron", "cp"),
+)
+
+
+def longest_sequence() -> Rows:
+    rows = [["framework", "method", "layout", "recompute", "longest sequence that fits"]]
+    for framework, method, file, recomputes in LADDERS:
+        for recompute in recomputes:
+            tokens = longest(file, "training.global_batch_size=8", f"training.recompute={recompute}")
+            layout = "dp 8" if framework == "fsdp2" else "dp 8, ep 8"
+            rows.append([framework, method, layout, recompute.strip("[]"), _tokens(tokens)])
+    for framework, method, file, axis in SPLIT:
+        tokens = longest(file, "training.global_batch_size=1", "training.recompute=full", "mesh.dp_shard=1",
+                         f"mesh.{axis}=8")
+        rows.append([framework, method, f"{axis} 8, ep 8", "full", _tokens(tokens)])
+    return rows
+
+
+def _tokens(tokens: int) -> str:
+    return "none fits" if tokens == 0 else f"{tokens:,} (the model's own limit)" if tokens == LONGEST else f"{tokens:,}"
+
+
+# ---- what is kept for backward ---------------------------------------------------------------------------------------
+def kept(file: str, *overrides: str) -> Counter[str]:
+    """Activation bytes that one microbatch leaves at the end of forward, by kind of layer; keys and values apart."""
+    (scenario,) = load(SCENARIOS / f"{file}.yaml", ["sweep=null", *overrides])
+    job, framework = prepare(scenario)
+    plan = place_rank(job.graph, job.mesh, framework, 0)
+    training = scenario.training
+    workload = Workload(training.micro_batch_size, training.seq_len // job.mesh.cp, TOP_K << 16)
+    program = lower(plan, workload, actions("1f1b", 0, 1, 1), flow_of(framework))
+    owners = {number: owner for owner, number in program.tables.slots.items()}
+    found: Counter[str] = Counter()
+    for row, phase in zip(program.columns.tolist(), program.phase.tolist(), strict=True):
+        name, category = owners.get(row[SLOT], ("", ""))
+        if phase not in (Phase.FORWARD, Phase.LOSS) or row[OP] not in (Op.ALLOC, Op.FREE) or category != "activation":
+            continue
+        kind = job.graph.kinds[job.graph.layers[row[LAYER]].kind].name
+        found[kind] += row[AMOUNT]
+        found["all layers"] += row[AMOUNT] * (kind not in ("loss", "head"))
+        found["keys and values"] += row[AMOUNT] * (re.search(r"^(key|value)|\b[kv]_proj", name) is not None)
+    return found
+
+
+TOP_K = 6
+"""Experts of Nemotron 3 Nano that a token visits; balanced, a rank receives as many rows as it sends."""
+EIGHT_K = ("training.seq_len=8192", "training.global_batch_size=8")
+KEEPERS = (("megatron", "lora-8-megatron", ()), ("automodel", "lora-8-automodel", ()), ("fsdp2", "lora-8-fsdp2", ()))
+
+
+def keys_and_values() -> Rows:
+    rows = [["framework", "kept for backward GB", "attention GB", "keys and values GB", "their share"]]
+    for framework, file, overrides in KEEPERS:
+        found = kept(f"{NODE}/{file}", *EIGHT_K, *overrides)
+        whole, pair = found["all layers"] + found["loss"], found["keys and values"]
+        rows.append([framework, gb(whole), gb(found["attention"]), f"{pair / 1e9:.2f}", f"{pair / whole:.2%}"])
+    return rows
+
+
+# ---- published sizes -------------------------------------------------------------------------------------------------
+@cache
+def published() -> dict[str, dict[str, str]]:
+    with (SCENARIOS / "nano-published" / "published.csv").open(encoding="utf-8", newline="") as stream:
+        return {row["scenario"]: row for row in csv.DictReader(stream)}
+
+
+def sizes(file: str, unpublished: str = "") -> Rows:
+    """Published totals of a table beside ours, a row each; then layouts that the table leaves out."""
+    rows = [["layout", "published weights GB", "ours", "published peak GB", "ours", "published verdict", "ours"]]
+    told = {name: row for name, row in published().items() if name.partition("[")[0] == file and row["total_gb"]}
+    others = reports(f"nano-published/{unpublished}") if unpublished else ()
+    for report in (*map(named, told), *others):
+        row = told.get(report.name, {})
+        weights = gb(at_rest(fullest(report)[0], lambda part: part.params_bytes))
+        rows.append([_layout(report), row.get("weights_gb", ""), weights, row.get("total_gb", ""), peak_gb(report),
+                     row.get("verdict", ""), str(report.verdict)])
+    return rows
+
+
+def _layout(report: Report) -> str:
+    mesh, training = report.scenario["mesh"], report.scenario["training"]
+    count = mesh["pp"] * mesh["dp_shard"] * mesh["cp"] * mesh["tp"]
+    axes = ", ".join(f"{axis} {mesh[axis]}" for axis in ("tp", "cp", "ep") if mesh[axis] > 1)
+    return f"{count} GPU{'s' * (count > 1)}{', ' if axes else ''}{axes}, {training['seq_len']:,} tokens"
+
+
+def adapters() -> Rows:
+    rows = [["rank", "published", "recipe", "adapters that are made", "on a rank"]]
+    recipes = (("8", "220 M", "Automodel", "nano-published/automodel-recommended-lora", 8, ()),
+               ("32", "883 M", "Megatron-Bridge", "nano-published/bridge-min-lora", 8, ()),
+               ("128", "3.5 B", "NeMo RL GRPO", f"{NODE}/lora-8-automodel", 1, RL),
+               ("256", "7.1 B", "NeMo RL SFT", f"{NODE}/lora-8-automodel", 1, RL))
+    for rank, told, recipe, file, ep, overrides in recipes:
+        (scenario,) = load(SCENARIOS / f"{file}.yaml", ["sweep=null", f"training.lora.rank={rank}", *overrides])
+        made, own = _trainable(place(scenario), ep)
+        rows.append([rank, told, recipe, f"{made / 1e6:.2f} M", f"{own / 1e6:.2f} M"])
+    return rows
+
+
+RL = ("mesh.ep=1", "training.lora.exclude_modules=['*out_proj*']")
+
+
+def _trainable(report: Report, ep: int) -> tuple[int, int]:
+    """(in all, on rank 0). Sharded adapters are parts of one; whole ones are copies, but of experts one an ep rank."""
+    rank = report.ranks[0]
+    own = at_rest(rank, lambda part: part.num_trainable_params)
+    if not rank.grads_persist:
+        return sum(r.num_ranks * at_rest(r, lambda part: part.num_trainable_params) for r in report.ranks), own
+    experts = rank.at_rest["expert_adapters"].num_trainable_params
+    return own + (ep - 1) * experts, own
+
+
+COLUMNS = (
+    ("full, 16 GPUs", "11.8", "23.6", "11.8", "6.1", "56", "bridge-min-sft[training.micro_batch_size=1]"),
+    ("LoRA, rank 32, 8 GPUs", "11.8", "1.1", "0.3", "6.1", "22", "bridge-lora[mesh.dp_shard=8,mesh.ep=8]"),
+    ("LoRA, rank 256, 16 GPUs, adapters as this Bridge makes them", "11.8", "8.9", "1.8", "6.1", "31",
+     "bridge-lora-rank256[training.lora.expert_adapters=shared]"),
+    ("LoRA, rank 256, 16 GPUs, one for each expert", "11.8", "8.9", "1.8", "6.1", "31",
+     "bridge-lora-rank256[training.lora.expert_adapters=per_expert]"),
+)
+
+
+def components() -> Rows:
+    rows = [["layout", "", "weights GB", "optimizer GB", "gradients GB", "activations and the rest GB", "peak GB"]]
+    for layout, *told, total, name in COLUMNS:
+        _, peak = fullest(named(name))
+        parts = [held(peak, "sharded_param"), held(peak, "opt_state", "main_param"), held(peak, "main_grad")]
+        rows.append([layout, "published", *told, total])
+        rows.append(["", "ours", *map(gb, (*parts, peak.device_bytes - sum(parts))), gb(peak.device_bytes)])
+    return rows
+
+
+def by_kind() -> Rows:
+    found = kept(f"{NODE}/lora-8-megatron", *EIGHT_K)
+    told = {"moe": "16.2", "mamba": "7.1", "attention": "1.1", "embedding": "0.1", "loss": "left out"}
+    words = {"embedding": "embeddings and other", "loss": "logits, in the loss"}
+    rest = found["embedding"] + found["final_norm"] + found["head"]
+    sums = {kind: rest if kind == "embedding" else found[kind] for kind in told}
+    rows = [["kept at 8,192 tokens", "published GB", "ours GB", "share"]]
+    for kind, size in sums.items():
+        rows.append([words.get(kind, kind), told[kind], gb(size), f"{size / sum(sums.values()):.0%}"])
+    return [*rows, ["together", "24.5", gb(sum(sums.values())), "100%"]]
+
+
+# ---- recompute ladder ------------------------------------------------------------------------------------------------
+def rungs() -> list[Measured]:
+    found, problems = read_measured([str(ROOT / "tests/truth/measured/mbridge-skill.jsonl")])
+    assert problems == []
+    return [measured for measured in found if "nemotron3nano" in measured.row.id]
+
+
+def ladder() -> Rows:
+    rows = [["recompute", "measured", "measured peak GB", "ours", "ours GB", "error", "device full to"]]
+    for rung in rungs():
+        assert rung.entry is not None
+        assert rung.entry.scenario is not None
+        report = simulate(rung.entry.scenario, timed=False)
+        peak = fullest(report)[1]
+        told = [reading.bytes for reading in rung.row.readings]
+        modules = ", ".join(report.scenario["training"]["recompute"])
+        error = f"{peak.allocated_bytes / told[0] - 1:+.1%}" if told else ""
+        rows.append([modules, str(rung.row.verdict), gb(told[0]) if told else "", str(report.verdict),
+                     gb(peak.allocated_bytes), error, f"{peak.device_bytes / (report.capacity_bytes or 1):.0%}"])
+    return rows
+
+
+# ---- gradient accumulation -------------------------------------------------------------------------------------------
+DENSE, EXPERTS, RANKS, EP = 2.203132e9, 29.374808e9, 8, 4
+"""Parameters of Nemotron 3 Nano outside and inside routed experts, and the layout."""
+BY_HAND = {
+    "weights at rest": 2 * (DENSE + EXPERTS) / RANKS,
+    "weights kept gathered": 2 * (DENSE + EXPERTS / EP),
+    "gradients of the first microbatch, whole, fp32": 4 * (DENSE + EXPERTS / EP),
+    "Adam's moments": 4 * (DENSE + EXPERTS) / RANKS,
+}
+HELD = {
+    "weights at rest": ("sharded_param",),
+    "weights kept gathered": ("unsharded_param", "all_gather_output"),
+    "gradients of the first microbatch, whole, fp32": ("unsharded_grad",),
+    "Adam's moments": ("opt_state",),
+}
+NANO = "gradient-accumulation/automodel-nano-cp2"
+DEFER, RESHARD = "framework_options.defer_fsdp_grad_sync", "framework_options.moe.reshard_after_forward"
+VARIANTS = (("defaults", "true", "false"), ("reshard", "true", "true"), ("sync each", "false", "false"),
+            ("both", "false", "true"))
+
+
+def variant(defer: str, reshard: str) -> tuple[str, ...]:
+    return (f"{DEFER}={defer}", f"{RESHARD}={reshard}")
+
+
+def accounting() -> Rows:
+    found = {word: one(NANO, *variant(*options)) for word, *options in VARIANTS}
+    peaks = {word: fullest(report)[1] for word, report in found.items()}
+    rows = [["at the peak, GB", "by hand", *found]]
+    rows += [[what, gb(size), *(gb(held(peak, *HELD[what])) for peak in peaks.values())]
+             for what, size in BY_HAND.items()]
+    named_bytes = [held(peak, *(name for names in HELD.values() for name in names)) for peak in peaks.values()]
+    rest = [peak.device_bytes - sum_ for peak, sum_ in zip(peaks.values(), named_bytes, strict=True)]
+    rows.append(["activations, reduced gradients, temporaries, CUDA context", "", *map(gb, rest)])
+    rows.append(["together", gb(sum(BY_HAND.values())), *(gb(peak.device_bytes) for peak in peaks.values())])
+    rows.append(["verdict", "", *(str(report.verdict) for report in found.values())])
+    rows.append(["longest sequence that fits", "", *(f"{longest(NANO, *variant(*options), step=256):,}"
+                                                     for _, *options in VARIANTS)])
+    return rows
+
+
+def syncing() -> Rows:
+    rows = [["sync_gradients", "microbatches", "whole gradients GB", "gradient shards GB", "peak GB",
+             "reduce-scatter sent, GB a step"]]
+    for report in reports("gradient-accumulation/fsdp2-llama"):
+        rank, peak = fullest(report)
+        sent = sum(row.wire_bytes for row in rank.traffic if row.collective == "reduce_scatter")
+        rows.append([report.scenario["framework_options"]["sync_gradients"],
+                     str(report.scenario["training"]["global_batch_size"] // 8), gb(held(peak, "unsharded_grad")),
+                     gb(held(peak, "sharded_grad")), gb(peak.device_bytes), gb(sent)])
+    return rows
+
+
+# ---- the page --------------------------------------------------------------------------------------------------------
+TABLES: dict[str, Callable[[], Rows]] = {
+    "four GPUs": four_gpus,
+    "longest sequence": longest_sequence,
+    "keys and values": keys_and_values,
+    "by length": lambda: sizes("bridge-lora-by-length"),
+    "longer sequences": lambda: sizes("bridge-lora-longer", "bridge-lora-fewer-gpus"),
+    "by GPUs, Megatron": lambda: sizes("bridge-lora"),
+    "by GPUs, Automodel": lambda: sizes("automodel-lora"),
+    "adapters": adapters,
+    "components": components,
+    "activations": by_kind,
+    "ladder": ladder,
+    "accounting": accounting,
+    "syncing": syncing,
+}
+MARKED = re.compile(r"(<!-- table: (.*?) -->\n).*?(<!-- end -->)", re.DOTALL)
+
+
+def markdown(rows: Sequence[Sequence[str]]) -> str:
+    return "".join(f"| {' | '.join(row)} |\n" for row in (rows[0], ["---"] * len(rows[0]), *rows[1:]))
+
+
+def text() -> str:
+    return PAGE.read_text(encoding="utf-8")
+
+
+@pytest.mark.parametrize("name", TABLES)
+def test_the_page_says_what_the_engine_says(name: str) -> None:
+    stored = {found[2]: found[0] for found in MARKED.finditer(text())}
+    assert stored[name] == f"<!-- table: {name} -->\n{markdown(TABLES[name]())}<!-- end -->", (
+        "if this is meant, python -m tests.test_questions --write")
+
+
+def test_every_table_of_the_page_is_made() -> None:
+    assert [found[2] for found in MARKED.finditer(text())] == list(TABLES)
+
+
+def test_no_figure_of_ours_stands_in_the_prose() -> None:
+    """What nobody makes again goes stale."""
+    assert re.findall(r"\d[\d.,]* (?:GB|GiB)", MARKED.sub("", text()).replace("80 GB", "")) == []
+
+
+def test_the_accounting_by_hand_is_the_engine_s() -> None:
+    peak = fullest(one(NANO, *variant("true", "false")))[1]
+    for what, size in BY_HAND.items():
+        assert held(peak, *HELD[what]) == pytest.approx(size, rel=0.002), what
+
+
+def test_only_the_last_microbatch_is_reduced_where_the_loop_takes_care() -> None:
+    """Llama-3.1-8B on 8 ranks: fp32 gradients whole are eight times their shards; and are sent once, not each time."""
+    whole = {(row[0], row[1]): row for row in syncing()[1:]}
+    assert float(whole["last", "8"][2]) == pytest.approx(8 * float(whole["every", "8"][3]), rel=0.01)
+    assert float(whole["every", "8"][5]) == pytest.approx(8 * float(whole["last", "8"][5]), rel=0.01)
+    assert whole["last", "1"][2:] == whole["every", "1"][2:]
+
+
+if __name__ == "__main__":
+    if sys.argv[1:] != ["--write"]:
+        sys.exit("usage: python -m tests.test_questions --write")
+    made = MARKED.sub(lambda found: f"{found[1]}{markdown(TABLES[found[2]]())}{found[3]}", text())
+    PAGE.write_text(made, encoding="utf-8", newline="\n")
