@@ -17,14 +17,15 @@ from simcore.tiles import Recording, keys_of
 
 __all__ = ["adapted_modules", "modules_without_gradient"]
 
-_ADAPTER = re.compile(r"\.(?:lora_|adapter\.)")
+_ADAPTER = re.compile(r"(?:^|\.)(?:lora_|adapter\.)")
 
 
 def adapted_modules(graph: ModelGraph) -> dict[str, int]:
     """Module path inside a layer -> layers in which it has an adapter, in order of the layers."""
     counts: Counter[str] = Counter()
     for layer in graph.layers:
-        counts.update(_modules(t.name for t in graph.tensors[layer.kind] if t.module == "adapter"))
+        names = (t.name for t in graph.tensors[layer.kind] if t.module == "adapter")
+        counts.update(_modules(names, layer.path))
     return dict(counts)
 
 
@@ -39,9 +40,10 @@ def modules_without_gradient(recorded: Iterable[tuple[Plan, Recording]]) -> dict
             for layer, key in keys_of(plan).items():
                 learns = {param.name for param, _, _ in recording.kinds[key].grads}
                 trained = (p.spec.name for p in plan.of_layer(layer) if p.spec.module == "adapter" and p.trainable)
-                counts.update(_modules(name for name in trained if name not in learns))
+                counts.update(_modules((name for name in trained if name not in learns), plan.graph.layers[layer].path))
     return dict(counts)
 
 
-def _modules(names: Iterable[str]) -> set[str]:
-    return {_ADAPTER.split(name)[0] for name in names}
+def _modules(names: Iterable[str], layer: str) -> set[str]:
+    """Paths inside the layer; the layer's own where it is the module."""
+    return {_ADAPTER.split(name)[0] or layer for name in names}

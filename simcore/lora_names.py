@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from simcore.lora import LoraChoice
-from simcore.models.blocks import LayerKind
+from simcore.models.blocks import Head, LayerKind
 from simcore.tensor import TensorSpec
 
 __all__ = ["name_adapters"]
@@ -12,17 +12,18 @@ DEFAULT_TARGETS = ("q_proj", "k_proj", "v_proj", "o_proj", "gate_proj", "up_proj
 
 
 def name_adapters(kind: LayerKind, specs: tuple[TensorSpec, ...], lora: LoraChoice) -> tuple[TensorSpec, ...]:
-    """Two matrices for every hit: `lora_a` [rank, in] and `lora_b` [out, rank]."""
-    del kind
+    """Two matrices for every hit: `lora_a` [rank, in] and `lora_b` [out, rank]. The output head is `lm_head`."""
+    head = isinstance(kind.block, Head)
     targets = lora.target_modules or DEFAULT_TARGETS
     out: list[TensorSpec] = []
     for spec in specs:
-        leaf = spec.path.rpartition(".")[2]
-        if spec.module != "linear" or leaf not in targets or leaf in lora.exclude_modules:
+        leaf = "lm_head" if head else spec.path.rpartition(".")[2]
+        if not (head or spec.module == "linear") or leaf not in targets or leaf in lora.exclude_modules:
             continue
         rows, columns = spec.shape
-        out.append(TensorSpec(f"{spec.path}.lora_a.weight", (lora.rank, columns), ("rank", spec.dims[1]), "adapters",
+        path = "" if head else f"{spec.path}."
+        out.append(TensorSpec(f"{path}lora_a.weight", (lora.rank, columns), ("rank", spec.dims[1]), "adapters",
                               "adapter"))
-        out.append(TensorSpec(f"{spec.path}.lora_b.weight", (rows, lora.rank), (spec.dims[0], "rank"), "adapters",
+        out.append(TensorSpec(f"{path}lora_b.weight", (rows, lora.rank), (spec.dims[0], "rank"), "adapters",
                               "adapter"))
     return tuple(out)

@@ -58,3 +58,16 @@ def test_targets_that_hit_nothing_are_told_beside_those_that_do() -> None:
     assert adapters("fsdp2", target_modules=["gate_proj", "in_proj"]).unmatched_targets == ("gate_proj",)
     assert adapters("automodel", target_modules=["*.gate_proj", "*.in_proj"]).unmatched_targets == ("*.gate_proj",)
     assert adapters("fsdp2").unmatched_targets == ()
+
+
+def test_the_head_can_be_adapted_and_learns() -> None:
+    found = adapters("fsdp2", target_modules=["lm_head", "q_proj"])
+    assert found.adapted == {"mixer.q_proj": 1, "lm_head": 1}
+    assert found.without_gradient == {}
+
+
+def test_a_tied_head_is_refused() -> None:
+    model = {"config": "llama-tiny", "overrides": {"tie_word_embeddings": True}}
+    report = place(small.scenario("fsdp2", {"dp_shard": 2}, model=model, method="lora",
+                                  lora={"rank": 8, "target_modules": ["lm_head", "q_proj"]}))
+    assert "tied lm_head" in report.problems[0].message

@@ -38,6 +38,11 @@ def test_defaults_hit_linears_alone(kind: str, hit: set[str]) -> None:
     assert modules(adapted(kind, LoraChoice(8))) == hit
 
 
+def test_the_head_is_lm_head() -> None:
+    down, up = adapted("head", LoraChoice(4, ("lm_head",)))
+    assert (down.name, up.name, down.shape[0], up.shape[1]) == ("lora_a.weight", "lora_b.weight", 4, 4)
+
+
 def test_exclusions_win() -> None:
     choice = LoraChoice(8, ("q_proj", "o_proj"), ("o_proj",))
     assert modules(adapted("attention", choice)) == {"mixer.q_proj"}

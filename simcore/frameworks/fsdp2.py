@@ -110,6 +110,8 @@ def _check_lora(job: Job) -> None:
     job.refuse_given({"training.lora.expert_adapters": "none"})
     lora = job.scenario.training.lora
     targets = () if lora.target_modules == "auto" else lora.target_modules
+    if "lm_head" in targets and job.graph.architecture.tied:
+        raise job.not_yet("training.lora.target_modules", "an adapter of a tied lm_head")
     patterns = [name for name in (*targets, *lora.exclude_modules) if "*" in name]
     if patterns:
         raise job.not_yet("training.lora", f"patterns ({', '.join(patterns)}) under fsdp2: only last names of modules")
