@@ -12,7 +12,7 @@ from simcore.flows.flat import exact_at_rest, padding_elements
 from simcore.fold import RankClass
 from simcore.framework import Buckets, Framework
 from simcore.job import Job
-from simcore.ledger import Balance, balance
+from simcore.ledger import Balance, balance, first_step
 from simcore.mesh import IntArray
 from simcore.plan import Plan
 from simcore.program import Program
@@ -139,7 +139,7 @@ def _rank(parts: Parts, rank_class: RankClass, plan: Plan, *, series: bool) -> R
         padding_bytes=plan.padding_bytes() + padding * _stored_bytes(plan),
         grads_padding_bytes=plan.padding_bytes() + padding * _grad_bytes(plan),
         grads_persist=_grads_persist(parts.framework),
-        peak=None if balanced is None else _peak(parts, balanced),
+        peak=None if balanced is None else _peak(parts, balanced, plan.born_in_step()),
         end_bytes=None if balanced is None else balanced.end_bytes,
         traffic=() if program is None else traffic(program, mesh, steady_microbatch(parts.lowered), _repeats(parts)),
         memory=memory_series(program, _row_ns(parts, rank_class)) if series and program is not None else None)
@@ -180,11 +180,12 @@ def _microbatch(parts: Parts, written: int) -> int:
     return written + is_later * (_count(parts) - parts.lowered)
 
 
-def _peak(parts: Parts, peak: Balance) -> Peak:
+def _peak(parts: Parts, peak: Balance, born_in_step: int) -> Peak:
     device = peak.peak_bytes + parts.topology.device.context_bytes
     return Peak(
         allocated_bytes=peak.peak_bytes, reserved_bytes=peak.peak_bytes, device_bytes=device, phase=peak.phase,
-        event=peak.event, layer=peak.layer, microbatch=_microbatch(parts, peak.microbatch),
+        first_step_bytes=first_step(peak, born_in_step), event=peak.event, layer=peak.layer,
+        microbatch=_microbatch(parts, peak.microbatch),
         by_category=peak.by_category, by_phase=peak.by_phase,
         top=tuple(Owner(owner=o, category=c, bytes=b) for o, c, b in peak.top),
         band_bytes=(device, device))

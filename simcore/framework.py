@@ -133,18 +133,24 @@ class Buckets:
 
 @dataclass(frozen=True, slots=True)
 class Optimizer:
-    """`implementation`: foreach, fused, for_loop, te. `grad_copy`: 16-bit gradients are copied to fp32 for the step."""
+    """`implementation`: foreach, fused, for_loop, te. `grad_copy`: 16-bit gradients are copied to fp32 for the step.
+
+    `late_master`: the master, like the moments, is made in the first step, not when the optimizer is built.
+    """
 
     name: str
     implementation: str
     grad_copy: bool = False
+    late_master: bool = False
 
 
 @dataclass(frozen=True, slots=True)
 class Framework:
     """A framework applied to one job: ready to place and to lower.
 
-    What is not compared has no part in lowering: rules are seen in what they placed.
+    What is not compared has no part in lowering: rules are seen in what they placed. `frees_sent_output`: a stage drops
+    what it has sent on; `keeps_received`: it keeps the last input that it received, and that input's gradient, until
+    the next ones are there.
     """
 
     name: str
@@ -159,6 +165,7 @@ class Framework:
     sequence_parallel: bool
     stages: tuple[tuple[int, ...], ...]
     frees_sent_output: bool = False
+    keeps_received: bool = False
     options: tuple[tuple[str, str], ...] = ()
     communicators: tuple[str, ...] = ()
     assumptions: tuple[tuple[str, str, str, str], ...] = field(default=(), compare=False)

@@ -11,9 +11,19 @@ from simcore.graph import ModelGraph
 from simcore.mesh import Mesh
 from simcore.models.blocks import Moe
 from simcore.scenario import Scenario
+from simcore.topology import Topology, load_topology
 from simcore.training import Capacity
 
-__all__ = ["Job"]
+__all__ = ["Job", "topology_of"]
+
+
+def topology_of(scenario: Scenario) -> Topology:
+    """The machines that a scenario names: shipped ones, or a file beside it."""
+    given = scenario.topology
+    name, nodes = (given, None) if isinstance(given, str) else (given.file, given.num_nodes)
+    if scenario.folder is not None and name.endswith((".yaml", ".yml")):
+        name = str(scenario.folder / name)
+    return load_topology(name, nodes, scenario.where("topology"))
 
 
 @dataclass(frozen=True, eq=False)
@@ -35,6 +45,11 @@ class Job:
         """The dtype of forward and backward; auto is bf16."""
         given = self.scenario.training.precision.compute
         return "bf16" if given == "auto" else given
+
+    @property
+    def compute_capability(self) -> tuple[int, ...]:
+        """Of the GPUs: 8, 0 is Ampere's A100, 9, 0 Hopper."""
+        return tuple(int(part) for part in topology_of(self.scenario).device.compute_capability.split("."))
 
     @property
     def has_experts(self) -> bool:

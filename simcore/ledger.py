@@ -17,7 +17,7 @@ from simcore.program import Program
 from simcore.tape import Op
 from simcore.tile import AMOUNT, LAYER, OP, SLOT, posted_bytes
 
-__all__ = ["Balance", "balance", "running"]
+__all__ = ["Balance", "balance", "first_step", "running"]
 
 
 @dataclass(frozen=True, eq=False)
@@ -33,6 +33,12 @@ class Balance:
     by_phase: dict[str, int]
     top: tuple[tuple[str, str, int], ...]
     end_bytes: int
+
+
+def first_step(balance: Balance, born_in_step: int) -> int:
+    """Peak of the very first step: states that it makes are not there before the optimizer's turn."""
+    before = max((size for phase, size in balance.by_phase.items() if phase != "optimizer"), default=0)
+    return max(before - born_in_step, balance.by_phase.get("optimizer", 0))
 
 
 def running(program: Program) -> IntArray:

@@ -17,7 +17,7 @@ from simcore.program import Program
 from simcore.schedule import Action
 from simcore.tape import Param
 from simcore.tile import Tile
-from simcore.tiles import Recording, Workload, keys_of, record_layers
+from simcore.tiles import Edges, Recording, Workload, keys_of, record_layers
 
 __all__ = ["lower"]
 
@@ -44,6 +44,7 @@ def _outline(plan: Plan, recording: Recording, actions: tuple[Action, ...], flow
     walk = _Walk(plan, builder, flow, recording)
     flow.rest()
     builder.tile(recording.standing, plan.layers[0])
+    walk.received.rest()
     for action in actions:
         walk.forward(action) if action.forward else walk.backward(action)
     builder.at(Phase.OPTIMIZER)
@@ -57,6 +58,55 @@ def _own_copy(tables: Tables) -> Tables:
     mine = Tables()
     mine.slots, mine.comms = dict(tables.slots), dict(tables.comms)
     return mine
+
+
+class _Received:
+    """What a stage holds of the microbatches that are over, besides its layers' own references.
+
+    Megatron's schedule (core 0.16.1 `pipeline_parallel/schedules.py`) keeps the last output until forward returns the
+    next: its graph, though used up, ends in the input that was received. It keeps that input's gradient, which is sent
+    back, until the next is there. Between steps the last input, with its `.grad`, is the block's attribute
+    (`transformer/transformer_block.py`, input_tensor). Others drop a gradient when it is sent.
+    """
+
+    def __init__(self, plan: Plan, builder: Builder, edges: Edges) -> None:
+        self.out, self.edges, self.first = builder, edges, plan.layers[0]
+        self.keeps = plan.framework.keeps_received and plan.stage > 0
+        self.has_input = self.has_grad = False
+        self.newest = -1
+
+    def rest(self) -> None:
+        """Those of the step before."""
+        if self.keeps:
+            self.out.tile(self.edges.keep_hidden, self.first - 1)
+            self.out.tile(self.edges.keep_grad, self.first)
+            self.has_input = self.has_grad = True
+
+    def begin_forward(self) -> None:
+        """An input is there: the first of a step replaces the last step's, with its gradient."""
+        if self.newest < 0 and self.has_grad:
+            self.out.tile(self.edges.drop_grad, self.first)
+            self.has_grad = False
+            self._drop_input()
+
+    def end_forward(self, microbatch: int) -> None:
+        """The next output is there."""
+        self.newest = microbatch
+        self._drop_input()
+
+    def _drop_input(self) -> None:
+        if self.has_input:
+            self.out.tile(self.edges.drop_hidden, self.first - 1)
+        self.has_input = False
+
+    def grad(self, microbatch: int) -> None:
+        """The next gradient is there and sent; layers have let go of the input."""
+        if self.has_grad or not self.keeps:
+            self.out.tile(self.edges.drop_grad, self.first)
+        self.has_grad = self.keeps
+        if self.keeps and microbatch == self.newest:
+            self.out.tile(self.edges.keep_hidden, self.first - 1)
+            self.has_input = True
 
 
 # ---- the walk -------------------------------------------------------------------------------------------------------
@@ -73,6 +123,7 @@ class _Walk:
         self.is_first, self.is_last = plan.stage == 0, plan.stage == plan.mesh.pp - 1
         self.norm = next((layer for layer in plan.layers if self._kind(layer) == "final_norm"), -1)
         self.head = next((layer for layer in plan.layers if self._kind(layer) == "head"), -1)
+        self.received = _Received(plan, builder, recording.edges)
 
     def _kind(self, layer: int) -> str:
         return self.plan.graph.kinds[self.plan.graph.layers[layer].kind].name
@@ -83,8 +134,10 @@ class _Walk:
         out.tile(self.edges.tokens, self.first)
         out.mark(self.begin[True])
         flow.begin_microbatch(action)
+        out.tile(self.edges.mask, self.first)
         if not self.is_first:
             out.tile(self.edges.receive_hidden, self.first - 1)
+            self.received.begin_forward()
         for layer in self.plan.layers:
             if self._kind(layer) == "loss":
                 out.at(Phase.LOSS)
@@ -103,6 +156,8 @@ class _Walk:
             out.tile(self.edges.send_hidden, self.last)
             if self.plan.framework.frees_sent_output:
                 out.tile(self.edges.drop_hidden, self.last)
+        self.received.end_forward(action.microbatch)
+        out.tile(self.edges.drop_mask, self.first)
         flow.end_pass(action)
         out.mark(self.end[True])
 
@@ -120,6 +175,7 @@ class _Walk:
             flow.backward_end(layer, self._outer_grads(layer))
         if not self.is_first:
             out.tile(self.edges.send_grad, self.first)
+            self.received.grad(action.microbatch)
         flow.end_pass(action)
         if self.is_last:
             out.tile(self.tiles[self.last].late, self.last)

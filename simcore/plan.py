@@ -47,6 +47,10 @@ class Placed:
         """Storage at rest, padding included."""
         return self.padded * dtype_bytes(self.life.rest.dtype)
 
+    def born_in_step(self, *, late_master: bool) -> int:
+        """Bytes of the states that the first step makes: moments, and masters if those are late too."""
+        return sum(num_bytes for name, num_bytes in self.states if late_master or name != "master_param")
+
     @property
     def state_bytes(self) -> int:
         return sum(num_bytes for _, num_bytes in self.states)
@@ -112,6 +116,11 @@ class Plan:
                     component = placed.spec.component
                     totals[component] = totals.get(component, AtRestBytes()) + add
         return totals
+
+    def born_in_step(self) -> int:
+        """Bytes of optimizer states that the very first step makes."""
+        return sum(count * sum(placed.born_in_step(late_master=self.framework.optimizer.late_master)
+                               for placed in self.kinds[kind]) for kind, count in self.kind_counts)
 
     def padding_bytes(self) -> int:
         """What storage adds to the parameters that the rank owns (even cuts; flat buffers count their own)."""

@@ -75,13 +75,17 @@ class MemorySeries(_Frozen):
 
 
 class Peak(_Frozen):
-    """The highest moment of the step on this rank."""
+    """The highest moment of the step on this rank.
+
+    `first_step_bytes`: the same of the very first step, whose optimizer has yet to make its states.
+    """
 
     allocated_bytes: int
     reserved_bytes: int
     device_bytes: int
     host_bytes: int = 0
     step: Literal["first", "steady"] = "steady"
+    first_step_bytes: int | None = None
     phase: str
     event: str
     layer: str

@@ -45,10 +45,19 @@ def prepare(scenario: Scenario) -> tuple[Job, Framework]:
     sizes = scenario.mesh
     etp = sizes.etp if sizes.etp is not None else module.default_etp(sizes) if hasattr(module, "default_etp") else 1
     mesh = Mesh(sizes.pp, sizes.dp_replicate, sizes.dp_shard, sizes.cp, sizes.tp, sizes.ep, etp)
+    if mesh.pp > 1 and graph.architecture.tied and hasattr(module, "COPIES_TIED_HEAD"):
+        graph = _untied(graph)
     job = Job(scenario, graph, mesh, unmatched_targets=unmatched)
     framework: Framework = module.table(job)
     check_even(graph, mesh, framework, f"{framework.name}: this cut must be even ({framework.version})")
     return job, framework
+
+
+@lru_cache(maxsize=64)
+def _untied(graph: ModelGraph) -> ModelGraph:
+    """The head holds a copy of the embedding's weight, which counts where the embedding does."""
+    own = graph.with_tensors(lambda _, specs: tuple(replace(spec, tied=False) for spec in specs))
+    return replace(own, architecture=replace(own.architecture, tied=False))
 
 
 def _framework_module(scenario: Scenario) -> ModuleType:

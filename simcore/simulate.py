@@ -13,7 +13,7 @@ from simcore.flows.flat import exact_at_rest
 from simcore.fold import RankClass, joined, unfolded, unfolded_one
 from simcore.fold import fold as fold_ranks
 from simcore.framework import Buckets, Framework
-from simcore.job import Job
+from simcore.job import Job, topology_of
 from simcore.lower import lower
 from simcore.plan import Plan
 from simcore.plan import place as place_rank
@@ -22,7 +22,7 @@ from simcore.report import Report
 from simcore.scenario import Scenario
 from simcore.schedule import actions, lowered_microbatches
 from simcore.setup import prepare
-from simcore.topology import Topology, load_topology
+from simcore.topology import Topology
 from simcore.units import parse_quantity
 
 __all__ = ["check", "place", "simulate"]
@@ -123,11 +123,7 @@ def _classes(job: Job, framework: Framework, *, folded: bool, rank: int | None) 
 
 
 def _topology(scenario: Scenario) -> Topology:
-    given = scenario.topology
-    name, nodes = (given, None) if isinstance(given, str) else (given.file, given.num_nodes)
-    if scenario.folder is not None and name.endswith((".yaml", ".yml")):
-        name = str(scenario.folder / name)
-    topology = load_topology(name, nodes, scenario.where("topology"))
+    topology = topology_of(scenario)
     topology.check_world_size(scenario.world_size, scenario.where("mesh"))
     usable, total = scenario.limits.usable_memory, topology.device.memory.total.si
     if usable != "auto" and parse_quantity(usable, "B") > total:

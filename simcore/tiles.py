@@ -14,7 +14,7 @@ from functools import cached_property, lru_cache
 import numpy as np
 
 from simcore.graph import ModelGraph
-from simcore.models.blocks import LayerKind
+from simcore.models.blocks import Embedding, LayerKind, Loss
 from simcore.outline import Tables
 from simcore.plan import Placed, Plan
 from simcore.recording import LayerTape, Run
@@ -66,21 +66,29 @@ class LayerTiles:
 
 @dataclass(frozen=True, eq=False)
 class Edges:
-    """What a pass brings in and hands on: tokens and labels; hidden states, or their gradient, between stages."""
+    """What a pass brings in and hands on: tokens and labels; hidden states, or their gradient, between stages.
+
+    `mask` is there while forward runs. `keep_hidden`, `keep_grad`: somebody besides the layers holds what crossed.
+    """
 
     tokens: Tile
     drop_tokens: Tile
+    mask: Tile
+    drop_mask: Tile
     receive_hidden: Tile
     send_hidden: Tile
+    keep_hidden: Tile
     drop_hidden: Tile
     receive_grad: Tile
     send_grad: Tile
+    keep_grad: Tile
+    drop_grad: Tile
 
     @property
     def tiles(self) -> tuple[Tile, ...]:
         """All of them, in a fixed order."""
-        return (self.tokens, self.drop_tokens, self.receive_hidden, self.send_hidden, self.drop_hidden,
-                self.receive_grad, self.send_grad)
+        return (self.tokens, self.drop_tokens, self.mask, self.drop_mask, self.receive_hidden, self.send_hidden,
+                self.keep_hidden, self.drop_hidden, self.receive_grad, self.send_grad, self.keep_grad, self.drop_grad)
 
 
 Key = tuple[int, bool, bool]
@@ -174,8 +182,9 @@ def _record(graph: ModelGraph, runs: tuple[tuple[Key, Run], ...]) -> Recording:
     standing = operators.standing if hasattr(operators, "standing") else _no_standing
     spaces = _tile(*((Op.ALLOC, tables.slot(name, "workspace"), size)
                      for name, size in standing([(graph.kinds[key[0]], run) for key, run in runs]).items() if size))
-    edges = _edges(runs[0][1], graph.architecture.hidden, tables)
-    shape = _shape(tuple(tables.slots), tuple(tables.comms), len(spaces.rows),
+    ends = any(isinstance(graph.kinds[key[0]].block, Embedding | Loss) for key, _ in runs)
+    edges = _edges(runs[0][1], graph.architecture.hidden, tables, reads_batch=ends)
+    shape = _shape(tuple(tables.slots), tuple(tables.comms), len(spaces.rows), len(edges.mask.rows),
                    tuple((key, kind.shape) for key, kind in tiles.items()))
     return Recording(shape, tables, tiles, edges, spaces)
 
@@ -185,16 +194,23 @@ def _shape(*parts: object) -> Shape:
     return Shape()
 
 
-def _edges(run: Run, hidden: int, tables: Tables) -> Edges:
-    """Tokens and labels are int64; hidden states are cut over tp where the framework keeps sequences parallel."""
+def _edges(run: Run, hidden: int, tables: Tables, *, reads_batch: bool) -> Edges:
+    """Tokens and labels are int64; hidden states are cut over tp where the framework keeps sequences parallel.
+
+    `reads_batch`: the first and the last stage, which get the data loader's mask, a byte for each pair of positions.
+    """
     tokens, border = tables.slot("input_ids_and_labels", "input"), tables.comm("send_recv", "pp", run.compute)
     of_tokens = 2 * 8 * run.tokens
     of_hidden = run.tokens // (run.tp if run.sequence_parallel else 1) * hidden * dtype_bytes(run.compute)
+    squares = reads_batch and dict(run.options).get("create_attention_mask") == "true"
+    mask, of_mask = tables.slot("attention_mask", "input"), run.tokens * run.seq * run.cp * squares
     (receive, send), (receive_grad, send_grad) = (_messages(border, of_hidden, handle) for handle in BORDER_HANDLES)
     return Edges(
         _tile((Op.ALLOC, tokens, of_tokens)), _tile((Op.FREE, tokens, -of_tokens)),
-        _tile((Op.ALLOC, HIDDEN, of_hidden), *receive), _tile(send), _tile((Op.FREE, HIDDEN, -of_hidden)),
-        _tile((Op.ALLOC, GRAD_HIDDEN, of_hidden), *receive_grad), _tile(send_grad, (Op.FREE, GRAD_HIDDEN, -of_hidden)))
+        _tile(*((Op.ALLOC, mask, of_mask),) * squares), _tile(*((Op.FREE, mask, -of_mask),) * squares),
+        _tile((Op.ALLOC, HIDDEN, of_hidden), *receive), _tile(send), _tile((Op.ALLOC, HIDDEN, of_hidden)),
+        _tile((Op.FREE, HIDDEN, -of_hidden)), _tile((Op.ALLOC, GRAD_HIDDEN, of_hidden), *receive_grad),
+        _tile(send_grad), _tile((Op.ALLOC, GRAD_HIDDEN, of_hidden)), _tile((Op.FREE, GRAD_HIDDEN, -of_hidden)))
 
 
 BORDER_HANDLES = 8, 9

@@ -222,12 +222,12 @@ def _reserved(rank: RankReport) -> tuple[int, int, int] | None:
     return low - outside, rank.peak.reserved_bytes, high - outside
 
 
-def _no_number(_rank: RankReport) -> None:
-    """A result describes a steady step: the very first one has no number."""
+def _first(rank: RankReport) -> tuple[int, int, int] | None:
+    return (rank.peak.first_step_bytes,) * 3 if rank.peak and rank.peak.first_step_bytes else None
 
 
 _NUMBER: Final[dict[str, Callable[[RankReport], tuple[int, int, int] | None]]] = {
-    "allocated_peak": _allocated, "allocated_peak_first": _no_number, "allocated_end": _end,
+    "allocated_peak": _allocated, "allocated_peak_first": _first, "allocated_end": _end,
     "reserved_peak": _reserved, "device_peak": _device}
 
 

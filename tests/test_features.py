@@ -45,9 +45,16 @@ def test_what_is_not_served_is_told_by_name() -> None:
         refuse(kind, frozenset(), "hf")
 
 
-@pytest.mark.parametrize("code", [hf, megatron], ids=["hf", "megatron"])
-def test_recording_refuses_what_it_would_ignore(code: object) -> None:
+@pytest.mark.parametrize(("code", "preset", "told"), [(hf, "gpt2", "dropout"), (megatron, "gpt-oss-20b", "sinks")])
+def test_recording_refuses_what_it_would_ignore(code: object, preset: str, told: str) -> None:
     """A layer of GPT-2 would pass for one that drops nothing."""
-    layer = build(model_config("gpt2", {}, "test"), "hf").kinds[1]
-    with pytest.raises(NotYet, match="dropout"):
+    layer = build(model_config(preset, {}, "test"), "hf").kinds[1]
+    with pytest.raises(NotYet, match=told):
         code.record(layer, Run(1, 8, "bf16", {}), {}, {})  # type: ignore[attr-defined]
+
+
+@pytest.mark.parametrize("field", ["attn_pdrop", "resid_pdrop", "embd_pdrop"])
+def test_each_kind_of_dropout_is_a_need(field: str) -> None:
+    still: dict[str, float] = {"attn_pdrop": 0, "resid_pdrop": 0, "embd_pdrop": 0}
+    kinds = build(model_config("gpt2", still | {field: 0.1}, "test"), "megatron").kinds
+    assert sum("dropout" in features(kind) for kind in kinds) == 1

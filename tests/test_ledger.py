@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 import small
-from simcore.ledger import balance, running
+from simcore.ledger import balance, first_step, running
 from simcore.outline import Builder, Phase, Tables
 from simcore.program import Program
 from simcore.tape import Op
@@ -51,6 +51,11 @@ def test_a_phase_begins_with_what_was_there() -> None:
 
 def test_running_sum() -> None:
     assert running(program()).tolist() == [100, 100, 110, 140, 130, 130, 155, 125, 130, 105, 100, 100]
+
+
+def test_the_first_step_makes_its_states_in_the_optimizers_turn() -> None:
+    assert first_step(balance(program()), 40) == 155 - 40
+    assert first_step(balance(program()), 90) == 100
 
 
 def test_top_is_cut() -> None:

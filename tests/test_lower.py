@@ -70,6 +70,20 @@ def test_tokens_and_labels_live_from_forward_to_backward() -> None:
     assert found == [(0, "forward", 1024), (0, "backward", -1024)] * 2  # two of 64 int64
 
 
+def test_megatron_keeps_what_it_received_last() -> None:
+    """The input until the next forward is over, its gradient until the next; at rest the last stage holds a pair."""
+    program = small.program_of("megatron", {"pp": 5}, rank=4, microbatches=3)
+    first = program.columns[program.columns[:, OP] == Op.COLLECTIVE][0, LAYER] + 1
+    hidden = [x for x in small.postings(program, "hidden_states") if x[0] == first - 1]
+    grads = [x for x in small.postings(program, "grad_hidden_states") if x[0] == first]
+    step = ["forward", "forward", "backward", "backward"]
+    assert [phase.replace("loss", "forward") for _, phase, _ in hidden] == ["build", *step * 3]
+    assert sum(size for *_, size in hidden) == sum(size for *_, size in grads) == HIDDEN
+    assert max(np.cumsum([size for *_, size in grads])) == 2 * HIDDEN
+    other = small.program_of("automodel", {"pp": 5}, rank=4, microbatches=6)
+    assert sum(size for layer, _, size in small.postings(other, "grad_hidden_states") if layer == first) == 0
+
+
 def test_programs_do_not_share_their_tables() -> None:
     one, two = (small.program_of("fsdp2", {"dp_shard": shards}) for shards in (2, 4))
     assert one.tables is not two.tables

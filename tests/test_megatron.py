@@ -38,9 +38,19 @@ def _master(**given: Any) -> int:
 
 
 # ---- the mesh --------------------------------------------------------------------------------------------------------
-def test_tied_embeddings_over_stages_are_not_modelled() -> None:
-    _refused("error", "tied embeddings", {"pp": 2}, model=TIED)
-    assert _defaults({"dp_shard": 2}, model=TIED)
+def test_the_last_stage_copies_a_tied_embedding() -> None:
+    first, last = (small.plan_of("megatron", {"pp": 2}, model=TIED, rank=rank).at_rest() for rank in (0, 1))
+    assert first["embedding"] == last["embedding"]
+    assert "lm_head" not in last
+    alone = small.plan_of("megatron", {"dp_shard": 2}, model=TIED).at_rest()
+    assert alone["embedding"].num_params == first["embedding"].num_params
+
+
+def test_a_copied_embedding_is_told_of() -> None:
+    report = simulate(small.scenario("megatron", {"pp": 2}, model=TIED))
+    assert [a.what for a in report.assumptions if a.what.startswith("tied")] == ["tied embedding"]
+    assert not [a for a in simulate(small.scenario("megatron", {"dp_shard": 2}, model=TIED)).assumptions
+                if a.what.startswith("tied")]
 
 
 def test_experts_need_a_model_that_has_them() -> None:
@@ -230,7 +240,7 @@ def test_losses_of_recipes_differ_by_family() -> None:
     assert _defaults(model="llama-tiny")["training.loss"] == "megatron"
 
 
-@pytest.mark.parametrize(("preset", "told"), [("gpt2", "dropout"), ("gpt-oss-20b", "attention sinks")])
+@pytest.mark.parametrize(("preset", "told"), [("gpt-oss-20b", "attention sinks")])
 def test_other_families_are_placed_and_not_run(preset: str, told: str) -> None:
     _refused("error", f"not yet: {told}", model=preset)
     assert place(small.scenario("megatron", {"dp_shard": 2}, model=preset)).status == "ok"
@@ -242,6 +252,68 @@ def test_gpt_runs_without_dropout(mesh: dict[str, int]) -> None:
              "embd_pdrop": 0}
     report = simulate(small.scenario("megatron", mesh, model={"config": "gpt2", "overrides": still}))
     assert report.status == "ok", report.problems
+
+
+GPT = {"config": "gpt2", "overrides": {"n_embd": 256, "n_head": 8, "n_layer": 2, "vocab_size": 1024}}
+
+
+@pytest.mark.parametrize(("options", "topology", "backend"), [
+    ({}, "dgx-a100", "flash"), ({}, "dgx-h100", "fused"), ({}, "gb200-nvl72", "fused"),
+    ({"deterministic_mode": True}, "dgx-h100", "fused"), ({"deterministic_mode": True}, "gb200-nvl72", "flash")])
+def test_who_computes_attention_is_the_gpus(options: dict[str, Any], topology: str, backend: str) -> None:
+    asked = small.scenario("megatron", {"dp_shard": 2}, model=GPT, options=options).model_copy(
+        update={"topology": topology})
+    found = {a.what: a.value for a in simulate(asked).assumptions}
+    assert found["framework_options.attention_backend"] == backend
+
+
+def test_without_attention_nobody_computes_it() -> None:
+    only = {"config": "nemotron-3-tiny", "overrides": {"hybrid_override_pattern": "MM", "num_hidden_layers": 2}}
+    assert "framework_options.attention_backend" not in _defaults(model=only)
+
+
+@pytest.mark.parametrize("options", [{"attention_backend": "unfused"}, {"attention_backend": "local"},
+                                     {"transformer_impl": "local"}])
+def test_unfused_attention_knows_no_context_parallelism(options: dict[str, str]) -> None:
+    _refused("illegal", "attention that is not fused", {"cp": 2}, model=GPT, options=options)
+    assert simulate(small.scenario("megatron", {"dp_shard": 2}, model=GPT, options=options)).status == "ok"
+
+
+def _peak(model: Any = GPT, mesh: dict[str, int] | None = None, options: dict[str, Any] | None = None,
+          **training: Any) -> int:
+    report = simulate(small.scenario("megatron", mesh or {"dp_shard": 2}, model=model, options=options, **training))
+    assert report.status == "ok", report.problems
+    assert report.ranks[-1].peak is not None
+    return report.ranks[-1].peak.allocated_bytes
+
+
+def test_a_loss_that_is_not_fused() -> None:
+    unfused = {"cross_entropy_loss_fusion": False}
+    assert _peak(options=unfused) == _peak(options=unfused, loss="megatron") < _peak()
+    _refused("illegal", "without fusion the loss is megatron's own, not te", options=unfused, loss="te")
+
+
+def test_the_loaders_mask_is_there_in_forward_alone() -> None:
+    found = small.postings(small.program_of("megatron", model=GPT, options={"create_attention_mask": True}),
+                           "attention_mask")
+    assert [(phase, size) for _, phase, size in found] == [("forward", 64 * 64), ("loss", -64 * 64)]
+    assert not small.postings(small.program_of("megatron", model=GPT), "attention_mask")
+    middle = small.program_of("megatron", {"pp": 5}, rank=2, options={"create_attention_mask": True})
+    assert not small.postings(middle, "attention_mask")
+
+
+def test_without_accumulation_fusion_nothing_stands_in_for_gradients() -> None:
+    unfused = small.program_of("megatron", model=GPT, options={"gradient_accumulation_fusion": False})
+    assert not small.postings(unfused, "idle_weight_gradients")
+    assert small.postings(small.program_of("megatron", model=GPT), "idle_weight_gradients")
+
+
+def test_a_tied_heads_gradient_waits_for_the_embeddings() -> None:
+    unfused = {"gradient_accumulation_fusion": False}
+    found = small.postings(small.program_of("megatron", model=GPT, options=unfused), "tied.grad")
+    assert [size for *_, size in found] == [1024 * 256 * 2, -1024 * 256 * 2]
+    apart = small.program_of("megatron", {"pp": 2}, model=GPT, options=unfused, rank=1)
+    assert not small.postings(apart, "tied.grad")
 
 
 def test_multi_token_prediction_is_placed_and_not_run() -> None:

@@ -6,6 +6,7 @@ import json
 import subprocess
 import sys
 from collections.abc import Iterable
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -235,7 +236,11 @@ def _closes(kind: LayerKind, run: Run, tape: LayerTape) -> None:
     assert tape.grads == ()
 
 
-EVERY = [MAMBA, MOE, ATTENTION, MLP, LLAMA, QWEN2, QWEN3, V2, V3, GPT, GPT_STEM, GPT_NORM, EMBEDDING, NORM, HEAD, LOSS]
+DROPS = LayerKind("gpt_drops", "gpt2", 1024, (
+    Branch("ln_1", "attn", Attention(1024, 16, 16, 64, bias="all", dropout=True), layer_norm=True),
+    GPT.branches[1]), dropout=True)
+EVERY = [MAMBA, MOE, ATTENTION, MLP, LLAMA, QWEN2, QWEN3, V2, V3, GPT, DROPS, GPT_STEM, GPT_NORM, EMBEDDING, NORM, HEAD,
+         LOSS]
 
 
 @pytest.mark.parametrize("kind", EVERY, ids=lambda k: k.name)
@@ -248,10 +253,13 @@ EVERY = [MAMBA, MOE, ATTENTION, MLP, LLAMA, QWEN2, QWEN3, V2, V3, GPT, GPT_STEM,
     {"ep": 8, "options": (("bias_activation_fusion", "false"), ("moe_router_dtype", "bf16"))},
     {"tp": 2, "sequence_parallel": True, "etp": 2, "options": (("moe_router_dtype", "bf16"),)},
     {"checkpoint": "moe", "options": (("bias_activation_fusion", "false"),)},
+    {"tp": 2, "options": (("attention_backend", "unfused"), ("gradient_accumulation_fusion", "false"))},
+    {"options": (("attention_backend", "unfused"), ("masked_softmax_fusion", "false"))},
+    {"checkpoint": "core_attn", "options": (("attention_backend", "flash"),)},
     {"lora": 8, "checkpoint": "moe_act,layernorm"}, {"lora": 8, "input_requires_grad": False, "first": True},
 ], ids=str)
 def test_all_that_is_born_dies(kind: LayerKind, options: dict[str, object]) -> None:
-    for loss in ("megatron", "te", "te_inplace") if kind is LOSS else ("megatron",):
+    for loss in ("megatron", "megatron_unfused", "te", "te_inplace") if kind is LOSS else ("megatron",):
         run = _run(kind, tokens=512, loss=loss, **options)  # type: ignore[arg-type]
         _closes(kind, run, record(kind, run, {}, {}))
 
@@ -285,6 +293,43 @@ def test_deepep_keeps_what_the_page_estimates() -> None:
     assert _kept(MOE, _run(MOE, ep=8, options=flex)) / T == pytest.approx(104_542, rel=1e-4)
     assert _kept(MOE, _run(MOE, ep=8, lora=32, options=flex)) / T == pytest.approx(105_438, rel=1e-4)
     assert _kept(MOE, _run(MOE, ep=8, frozen=True, options=flex)) / T == pytest.approx(42_590, rel=1e-4)
+
+
+def test_dropout_keeps_a_byte_an_element_of_what_is_added() -> None:
+    assert _kept(DROPS, _run(DROPS)) - _kept(GPT, _run(GPT)) == 2 * 1024 * T
+    half = {"tp": 2, "sequence_parallel": True}
+    assert _kept(DROPS, _run(DROPS, **half)) - _kept(GPT, _run(GPT, **half)) == 1024 * T  # type: ignore[arg-type]
+    stem = replace(GPT_STEM, dropout=True)
+    sums = [_bytes([record(kind, _run(kind), {}, {}).forward])[0] for kind in (stem, GPT_STEM)]
+    assert sums[0] - sums[1] == 1024 * T
+
+
+@pytest.mark.parametrize(("kind", "tp", "softmax", "square"), [
+    (GPT, 1, "true", 2), (DROPS, 1, "true", 2 + 1 + 2), (DROPS, 2, "true", 5), (DROPS, 1, "false", 4 + 1 + 2)])
+def test_unfused_attention_keeps_its_square(kind: LayerKind, tp: int, softmax: str, square: int) -> None:
+    """Softmax, and with dropout the mask and what is left of it; no statistics."""
+    unfused = (("attention_backend", "unfused"), ("masked_softmax_fusion", softmax))
+    kept = [_kept(kind, _run(kind, tokens=512, tp=tp, options=options)) for options in (unfused, ())]
+    assert kept[0] - kept[1] == 16 // tp * (square * 512 * 512 - 4 * 512)
+
+
+def test_flash_attention_keeps_its_output_twice() -> None:
+    """Sequence by sequence, and as it goes on: the same with one sequence."""
+    flash = (("attention_backend", "flash"),)
+    for batch, copies in ((1, 0), (2, 1)):
+        kept = [_kept(GPT, replace(_run(GPT, options=options), batch=batch, seq=T // batch)) for options in (flash, ())]
+        assert kept[0] - kept[1] == copies * 2 * 1024 * T
+
+
+def test_weight_gradients_that_no_gemm_adds_up_are_made() -> None:
+    apart = _run(GPT, options=(("gradient_accumulation_fusion", "false"),))
+    assert idle_gradients(GPT, apart) == frozenset() != idle_gradients(GPT, _run(GPT))
+    born: dict[tuple[str, str], int] = {}
+    tape = record(GPT, apart, born, {})
+    slots = {slot for op, _, slot, *_ in tape.backward.rows if op == Op.ALLOC}
+    made = {name for (name, _), slot in born.items() if slot in slots}
+    assert {f"{name}.weight.grad" for name in ("mlp.linear_fc1", "mlp.linear_fc2", "self_attention.linear_qkv",
+                                               "self_attention.linear_proj")} <= made
 
 
 def test_a_gated_dense_layer_keeps_the_closed_form() -> None:
@@ -400,7 +445,8 @@ def test_tensor_and_sequence_parallelism_split_what_is_kept(tp: int) -> None:
 
 def test_loss_heads_keep_and_peak_as_measured() -> None:
     # research/nano_runs.md section 3, one head, in units of bytes per token and vocabulary entry.
-    for loss, kept, forward, backward in (("megatron", 4, 6, 10), ("te", 4, 6, 6), ("te_inplace", 2, 2, 2)):
+    for loss, kept, forward, backward in (("megatron", 4, 6, 10), ("megatron_unfused", 4, 6, 6), ("te", 4, 6, 6),
+                                          ("te_inplace", 2, 2, 2)):
         run = _run(LOSS, loss=loss)
         tape = record(LOSS, run, {}, {})
         unit, logits = T * V, 2 * T * V

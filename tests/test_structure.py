@@ -15,12 +15,12 @@ ROOT = Path(__file__).resolve().parents[1]
 # a file that is also named by itself stands where it is named.
 ORDER = (
     "errors", "units", "quantity", "data", "yaml_parser", "document", "block", "training", "scenario", "sweep",
-    "starter", "loading", "tensor", "models/blocks", "models/architecture", "rows", "tape", "recording", "operators/",
-    "models/", "graph", "mesh", "form", "framework", "lora", "lora_names", "lora_bridge", "lora_automodel",
-    "routing", "job",
-    "stages", "frameworks/", "plan", "buffers", "fold", "schedule", "schedules/", "setup", "tile", "outline", "program",
-    "tiles", "flow", "lower", "flows/", "ledger", "device", "topology", "cost", "report", "traffic", "series",
-    "streams", "timeline", "clocked", "adapters", "assemble", "simulate", "advice", "compare", "measured", "tolerance",
+    "starter", "loading", "device", "topology", "tensor", "models/blocks", "models/architecture", "rows", "tape",
+    "recording", "operators/", "models/", "graph", "mesh", "form", "framework", "lora", "lora_names", "lora_bridge",
+    "lora_automodel", "routing", "job", "stages", "frameworks/", "plan", "buffers", "fold", "schedule", "schedules/",
+    "setup", "tile", "outline", "program", "tiles", "flow", "lower", "flows/", "ledger", "cost", "report", "traffic",
+    "series", "streams", "timeline", "clocked", "adapters", "assemble", "simulate", "advice", "compare", "measured",
+    "tolerance",
     "validate", "table", "summary", "batch", "finding", "output", "glossary", "cli", "__init__", "__main__",
 )  # fmt: skip
 

@@ -107,7 +107,7 @@ class ResidentFlow:
                     self.out.wait(bucket, REDUCE_HANDLE + b)
 
     def optimize(self) -> None:
-        """The step; then parameters are gathered, or left to the next forward."""
+        """The step; then parameters are gathered, or left to the next forward. fp32 copies stay until zero_grad."""
         begin, end, step_end = self.marks
         layer, slot = self.plan.layers[0], self.tables.slot("fp32_grad_shard", "optim_temp")
         elements, held = self._shard_elements()
@@ -121,7 +121,6 @@ class ResidentFlow:
                     self._gather(b, buffer, bucket)
                     self.out.wait(bucket, GATHER_HANDLE + b)
         self.out.mark(end)
-        self.out.free(layer, slot, copy)
         self.out.mark(step_end)
 
     # ---- pieces -------------------------------------------------------------------------------------------------

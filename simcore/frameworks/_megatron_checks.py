@@ -13,7 +13,6 @@ RECOMPUTE = ("core_attn", "layernorm", "mla_up_proj", "mlp", "moe", "moe_act", "
 def check(job: Job, *, sequence_parallel: bool) -> None:
     """IllegalLayout for the first rule that is broken."""
     _check_world(job)
-    _check_tied(job)
     for kind in job.graph.kinds:
         for branch in kind.branches:
             _check_block(job, branch.block, sequence_parallel=sequence_parallel)
@@ -56,12 +55,6 @@ def checkpoint(job: Job) -> str:
 
 def _has_latent_attention(job: Job) -> bool:
     return any(isinstance(b.block, LatentAttention) for kind in job.graph.kinds for b in kind.branches)
-
-
-def _check_tied(job: Job) -> None:
-    """The last stage has a copy of the embedding, whose gradients are all-reduced (core 0.16.1 gpt_model.py:249)."""
-    if job.mesh.pp > 1 and job.graph.architecture.tied:
-        raise job.not_yet("mesh.pp", "tied embeddings over pipeline stages under megatron (the last stage's copy)")
 
 
 def _check_world(job: Job) -> None:

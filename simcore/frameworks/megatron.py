@@ -13,16 +13,20 @@ from simcore.frameworks._megatron_checks import check, checkpoint
 from simcore.frameworks._megatron_formats import Formats, formats
 from simcore.job import Job
 from simcore.lora_bridge import adapters
+from simcore.models.blocks import Attention, Head, LatentAttention
 from simcore.scenario import Mesh as Degrees
 from simcore.stages import contiguous, stage_layers
 from simcore.tensor import TensorSpec
 from simcore.units import dtype_bytes
 
-__all__ = ["DEFAULT_IMPLEMENTATION", "IMPLEMENTATIONS", "VERSIONS", "adapters", "default_etp", "table"]
+__all__ = ["COPIES_TIED_HEAD", "DEFAULT_IMPLEMENTATION", "IMPLEMENTATIONS", "VERSIONS", "adapters", "default_etp",
+           "table"]
 
 VERSIONS = ("core 0.16.1 + bridge 0.3.1", "main 2026-08-22")
 DEFAULT_IMPLEMENTATION = "megatron"
 IMPLEMENTATIONS = ("megatron",)
+COPIES_TIED_HEAD = True
+"""Over pipeline stages the last holds a copy of the embedding (core 0.16.1 language_module.py:167)."""
 OPTIONS = {
     "use_distributed_optimizer": (True, False),
     "use_precision_aware_optimizer": (True, False),
@@ -35,6 +39,14 @@ OPTIONS = {
     "moe_flex_dispatcher_backend": ("deepep", "hybridep"),
     "bias_activation_fusion": (True, False),
     "moe_router_dtype": (None, "fp32"),
+    "transformer_impl": ("transformer_engine", "local"),
+    "attention_backend": ("auto", "flash", "fused", "unfused", "local"),
+    "cross_entropy_loss_fusion": (True, False),
+    "gradient_accumulation_fusion": (True, False),
+    "create_attention_mask": (True, False),
+    "masked_softmax_fusion": (True, False),
+    "deterministic_mode": (True, False),
+    "cp_comm_type": ("p2p", "a2a", "all_gather", "a2a+p2p"),
 }
 TP_DIMS = ("vocab", "heads", "ffn", "shared_ffn", "mamba_in", "mamba_conv", "mamba_heads", "mamba_inner", "tp_rank",
            "tp_in", "tp_out")
@@ -62,30 +74,42 @@ def table(job: Job) -> Framework:
         rules=tuple(_rules(job, made)),
         units=(),
         flow=_buckets(job, options, made),
-        optimizer=Optimizer(training.optimizer.name, "te", grad_copy=made.grads != "fp32" and not made.precise),
+        optimizer=Optimizer(training.optimizer.name, "te", grad_copy=made.grads != "fp32" and not made.precise,
+                            late_master=made.precise),
         compute_dtype=job.compute,
         checkpoint=checkpoint(job),
-        loss=_loss(job),
+        loss=_loss(job, options),
         sequence_parallel=sequence_parallel,
         stages=stages,
         frees_sent_output=True,
+        keeps_received=True,
         options=_run_options(job, options, made.grads),
         communicators=_communicators(job),
-        assumptions=_assumptions(options),
+        assumptions=_assumptions(job, options),
     )
 
 
-def _loss(job: Job) -> str:
-    """The cross entropy of Bridge's recipes for the model's family."""
+def _loss(job: Job, options: dict[str, object]) -> str:
+    """The cross entropy of Bridge's recipes for the model's family; without fusion, core's own in single kernels."""
+    given = job.scenario.training.loss
+    if options.get("cross_entropy_loss_fusion") is False:
+        if given not in ("auto", "megatron"):
+            raise job.illegal("framework_options.cross_entropy_loss_fusion", f"without fusion the loss is megatron's "
+                              f"own, not {given}", "core 0.16.1 models/common/language_module/language_module.py: "
+                              "cross_entropy_fusion_impl is read only with cross_entropy_loss_fusion")
+        return "megatron_unfused"
     fused = "te" if job.graph.architecture.family in TE_LOSS else "megatron"
-    return job.auto("training.loss", job.scenario.training.loss, fused, "Bridge recipes: cross_entropy_loss_fusion, "
+    return job.auto("training.loss", given, fused, "Bridge recipes: cross_entropy_loss_fusion, "
                     f"{'te' if fused == 'te' else 'native'}")
 
 
-def _assumptions(options: dict[str, object]) -> tuple[tuple[str, str, str, str], ...]:
+def _assumptions(job: Job, options: dict[str, object]) -> tuple[tuple[str, str, str, str], ...]:
+    tied = job.mesh.pp > 1 and any(isinstance(k.block, Head) and k.block.tied for k in job.graph.kinds)
+    copies = (("tied embedding", "the all-reduce of its gradients over the first and last stage is left out", "assumed",
+               "core 0.16.1 distributed/finalize_model_grads.py; in place, it takes no memory"),) * tied
     if options.get("moe_flex_dispatcher_backend") != "hybridep":
-        return ()
-    return (("moe_flex_dispatcher_backend", "recorded like deepep", "assumed",
+        return copies
+    return (*copies, ("moe_flex_dispatcher_backend", "recorded like deepep", "assumed",
              "HybridEP's buffers come from cudaMalloc, outside torch (DeepEP branch hybrid-ep, allocator.cu)"),)
 
 
@@ -120,7 +144,41 @@ def _run_options(job: Job, options: dict[str, object], grads: str) -> tuple[tupl
                  str(options.get("moe_flex_dispatcher_backend", "auto")), "deepep",
                  "core 0.16.1 transformer_config.py:682")
     return (("moe_token_dispatcher_type", dispatcher), ("main_grad_bytes", str(dtype_bytes(grads))),
-            *_layer_options(job, options))
+            *_layer_options(job, options), *_core_options(job, options))
+
+
+def _attention(job: Job, options: dict[str, object]) -> str:
+    """flash, fused or unfused. Left to TransformerEngine: flash before Hopper, fused from Hopper on.
+
+    No backward of cuDNN is deterministic on Blackwell for TransformerEngine up to 2.11 (utils.py:1068, "Disabling
+    FusedAttention for determinism reasons on Blackwell"), and then flash is left.
+    """
+    given = str(options.get("attention_backend", "auto"))
+    if options.get("transformer_impl") == "local" or given == "local":
+        return "unfused"
+    if not any(isinstance(b.block, Attention | LatentAttention) for kind in job.graph.kinds for b in kind.branches):
+        return "fused"
+    newest = (9, 9) if options.get("deterministic_mode") else (99, 9)
+    best = "fused" if (9, 0) <= job.compute_capability <= newest else "flash"
+    return job.auto("framework_options.attention_backend", given, best, "TransformerEngine 2.18 dot_product_attention/"
+                    "utils.py get_attention_backend, with flash-attn installed and heads that both serve")
+
+
+def _core_options(job: Job, options: dict[str, object]) -> tuple[tuple[str, str], ...]:
+    """What every layer is told: how attention runs, who adds up weight gradients, what a batch brings along."""
+    backend = _attention(job, options)
+    if backend == "unfused" and job.mesh.cp > 1:
+        raise job.illegal("mesh.cp", "attention that is not fused and context parallelism", "core 0.16.1 transformer/"
+                          "dot_product_attention.py:53; TransformerEngine 2.18 dot_product_attention/utils.py: "
+                          "UnfusedDotProductAttention does not support context parallelism")
+    made = [("attention_backend", backend)]
+    if options.get("gradient_accumulation_fusion") is False:
+        made.append(("gradient_accumulation_fusion", "false"))
+    if backend == "unfused" and options.get("masked_softmax_fusion") is False:
+        made.append(("masked_softmax_fusion", "false"))
+    if options.get("create_attention_mask"):
+        made.append(("create_attention_mask", "true"))
+    return tuple(made)
 
 
 def _layer_options(job: Job, options: dict[str, object]) -> tuple[tuple[str, str], ...]:

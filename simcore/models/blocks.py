@@ -17,7 +17,8 @@ class Attention:
     """Grouped-query attention; `rotary`: rotary position embedding on q and k.
 
     `bias`: "" none, "qkv" of query, key and value, "all" of the output projection too. `qk_norm`: an RMSNorm over each
-    head of q and of k. `sinks`: one learned number a head in the softmax. `window`: tokens seen, 0 all.
+    head of q and of k. `sinks`: one learned number a head in the softmax. `window`: tokens seen, 0 all. `dropout`: some
+    of the softmax is dropped.
     """
 
     hidden: int
@@ -29,6 +30,7 @@ class Attention:
     qk_norm: bool = False
     sinks: bool = False
     window: int = 0
+    dropout: bool = False
 
     @property
     def q_size(self) -> int:
@@ -192,7 +194,7 @@ class LayerKind:
 
     `family` tells implementations which modelling code runs: the configuration's `model_type`. A model runs its kinds
     in the order embedding, layers, final norm, head, loss; modules of multi-token prediction stand before the norm.
-    `dropout`: some of its activations are dropped.
+    `dropout`: some of what is added to the residual stream is dropped, or of the embedding's output.
     """
 
     name: str

@@ -36,9 +36,10 @@ def _layer(config: Config, hidden: int) -> LayerKind:
     heads = config.integer("num_attention_heads", "n_head")
     if hidden % heads:
         raise config.fail("n_head", f"expected a divisor of {hidden}, got {heads}")
-    attention = Attention(hidden, heads, heads, hidden // heads, bias="all")
+    attention = Attention(hidden, heads, heads, hidden // heads, bias="all",
+                          dropout=config.fraction("attn_pdrop", 0.1) > 0)
     # `GPT2Block`: four times the width where n_inner is not given
     mlp = Mlp(hidden, config.integer("n_inner", default=4 * hidden), gated=False, gelu=True, bias=True)
-    dropout = config.fraction("attn_pdrop", 0.1) > 0 or config.fraction("resid_pdrop", 0.1) > 0
+    dropout = config.fraction("resid_pdrop", 0.1) > 0
     return LayerKind("decoder", "gpt2", hidden, (Branch("ln_1", "attn", attention, layer_norm=True),
                                                  Branch("ln_2", "mlp", mlp, layer_norm=True)), dropout=dropout)

@@ -37,7 +37,7 @@ def features(kind: LayerKind) -> tuple[str, ...]:
         found.append("learned positions")
     if isinstance(kind.block, FinalNorm) and kind.block.layer_norm:
         found.append("LayerNorm")
-    if kind.dropout:
+    if kind.dropout or any(getattr(branch.block, "dropout", False) for branch in kind.branches):
         found.append("dropout")
     if isinstance(kind.block, Mtp):
         found.append("multi-token prediction")

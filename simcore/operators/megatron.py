@@ -18,12 +18,12 @@ from typing import Final
 from simcore.models.blocks import Attention, Branch, Embedding, FinalNorm, Head, LatentAttention, LayerKind, Mamba2, Mlp
 from simcore.operators.features import refuse
 from simcore.operators.megatron_attention import attention, mlp
-from simcore.operators.megatron_context import Context
-from simcore.operators.megatron_head import embedding, head, loss
+from simcore.operators.megatron_context import Context, fuses_wgrad
+from simcore.operators.megatron_head import TIED_GRAD, embedding, head, loss
 from simcore.operators.megatron_latent import latent_attention
 from simcore.operators.megatron_mamba import mamba
 from simcore.operators.megatron_moe import moe
-from simcore.operators.megatron_ops import add, norm
+from simcore.operators.megatron_ops import add, add_dropped, norm
 from simcore.operators.megatron_tensors import FINAL_NORM, tensors
 from simcore.recording import LayerTape, Run
 from simcore.tape import GRAD_HIDDEN, HIDDEN, Param, Section, Tape, Tensor
@@ -34,7 +34,7 @@ __all__ = ["idle_gradients", "record", "standing", "tensors"]
 SERVED: Final = frozenset({"norms of query and key", "biases of query, key and value", "gated experts",
                            "a router by softmax", "a router by softmax, not normalised", "latent attention",
                            "gated experts with a shared one", "LayerNorm", "learned positions", "biases of attention",
-                           "a GELU MLP", "biases of the MLP"})
+                           "a GELU MLP", "biases of the MLP", "dropout"})
 """What of `features.py` is recorded here."""
 
 _EMPTY = Section(())
@@ -47,6 +47,8 @@ def idle_gradients(kind: LayerKind, run: Run) -> frozenset[tuple[tuple[int, ...]
     (`pytorch/module/base.py`, get_dummy_wgrad; megatron-core's own linear uses it too): a constant of a job, which no
     layer can post. Their sum over the distinct shapes of all kinds is 0.87 GB for Nemotron 3 Nano at tp 1.
     """
+    if not fuses_wgrad(run):
+        return frozenset()
     made_by_gemm = {s.name for s in tensors(kind) if s.module in ("linear", "grouped")}
     return frozenset((p.shape[-2:], p.dtype) for name, p in run.params.items()
                      if p.trainable and not p.grad_category and (name in made_by_gemm or ".adapter." in name))
@@ -81,6 +83,8 @@ def record(kind: LayerKind, run: Run, slots: dict[tuple[str, str], int],
     tape.backward()
     del out  # the trainer's loss, and the graph's last reference
     c.held.clear()
+    if isinstance(kind.block, Head):
+        _leave_waiting(tape)
     for end in caught:
         _hand_over(tape, end, GRAD_HIDDEN)
     grads = tape.release_grads()
@@ -119,6 +123,14 @@ def _input_columns(c: Context) -> int:
     return c.kind.hidden
 
 
+def _leave_waiting(tape: Tape) -> None:
+    """A tied head's gradient lies in the engine's input buffer of the weight until the embedding's is there."""
+    for _, grad in tape.grads:
+        tape.rename(grad.storage, tape.slot(TIED_GRAD, "backward_temp"))
+        grad.disown()
+    tape.grads.clear()
+
+
 def _hand_over(tape: Tape, tensor: Tensor, slot: int) -> None:
     """The tensor crosses the layer's border: it gets the border's name, and its death is posted by the neighbour."""
     assert tensor.storage is not None
@@ -147,7 +159,8 @@ def _branches(c: Context, x: list[Tensor]) -> Tensor:
     stream = x[0]
     for i, branch in enumerate(c.kind.branches):
         last = i == len(c.kind.branches) - 1
-        stream = add(c, stream, _mixer(c, branch, stream), "hidden_states" if last else "residual")
+        join = add_dropped if c.kind.dropout else add
+        stream = join(c, stream, _mixer(c, branch, stream), "hidden_states" if last else "residual")
     return stream
 
 

@@ -10,6 +10,7 @@ from __future__ import annotations
 from simcore.models.blocks import Attention, Mlp
 from simcore.operators.megatron_context import Context, Grads, Saved
 from simcore.operators.megatron_ops import act, norm_linear, row
+from simcore.operators.megatron_unfused import unfused_core
 from simcore.tape import Kernel, Tape, Tensor
 
 __all__ = ["attention", "core", "mlp"]
@@ -19,7 +20,7 @@ def attention(c: Context, block: Attention, x: Tensor) -> Tensor:
     """Self-attention on the residual stream `x`; the caller adds the residual."""
     mixed = norm_linear(c, "self_attention.linear_qkv", x)
     parts = _split(c, block, mixed)
-    out = core(c, block.num_heads, *parts, plain=_is_plain(block))
+    out = core(c, block.num_heads, *parts, plain=_is_plain(block), dropout=block.dropout)
     # `forward` holds query, key and value (views of `mixed`) until linear_proj has returned.
     return row(c, "self_attention.linear_proj", out)
 
@@ -94,12 +95,15 @@ def _is_plain(block: Attention) -> bool:
 
 
 def core(c: Context, num_heads: int, q: Tensor, k: Tensor, v: Tensor, columns: int = 0, *,
-         plain: bool = False) -> Tensor:
-    """Fused causal attention, recomputed where that is asked for.
+         plain: bool = False, dropout: bool = False) -> Tensor:
+    """Causal attention, recomputed where that is asked for.
 
-    `columns` of the output, if not those of q. `plain`: q, k and v are used where they lie, in one tensor.
+    `columns` of the output, if not those of q. `plain`: q, k and v are used where they lie, in one tensor. `dropout`
+    costs a fused kernel no memory: it keeps the state of the random numbers.
     """
     def run() -> Tensor:
+        if c.has_unfused_attention:
+            return unfused_core(c, num_heads, (q, k, v), columns or q.shape[1], dropout=dropout, plain=plain)
         return _core(c, num_heads, (q, k, v), columns or q.shape[1], plain=plain)
 
     return c.region(run) if c.recomputes("core_attn") else run()
@@ -138,6 +142,21 @@ def _core(c: Context, num_heads: int, parts: tuple[Tensor, Tensor, Tensor], colu
         c.tape.collective("send_recv", "cp", exchange, c.dtype)
     c.tape.compute(Kernel.ATTENTION, flops, 2 * q.nbytes + k.nbytes + v.nbytes)
     c.node(out, (q, k, v), (*made, out, stats), back)
+    return _sequence_first(c, out) if c.has_flash_attention and c.run.batch > 1 else out
+
+
+def _sequence_first(c: Context, x: Tensor) -> Tensor:
+    """flash-attn keeps its output sequence by sequence; what goes on is a copy (`backends.py`, FlashAttention)."""
+    rows, columns = x.shape
+
+    def back(_tape: Tape, _grads: Grads, _saved: Saved) -> list[Tensor | None]:
+        grad = c.new(rows, columns, "grad_batch_first")
+        c.elementwise(grad, 2, Kernel.COPY)
+        return [grad]
+
+    out = c.new(rows, columns, "attention_sequence_first")
+    c.elementwise(out, 2, Kernel.COPY)
+    c.node(out, (x,), (), back)
     return out
 
 

@@ -13,11 +13,16 @@ from simcore.recording import Run
 from simcore.tape import RECOMPUTE_BEGIN, RECOMPUTE_END, Kernel, Node, Param, Storage, Tape, Tensor
 from simcore.units import dtype_bytes
 
-__all__ = ["Context", "Discarded", "Grads", "Saved"]
+__all__ = ["Context", "Discarded", "Grads", "Saved", "fuses_wgrad"]
 
 Grads = list[Tensor | None]
 Saved = list[Tensor]
 _ADAPTER = "adapter.linear_{}.weight"
+
+
+def fuses_wgrad(run: Run) -> bool:
+    """Whether a weight gradient is added to main_grad by its GEMM (gradient_accumulation_fusion)."""
+    return dict(run.options).get("gradient_accumulation_fusion", "true") == "true"
 
 
 @dataclass(slots=True)
@@ -59,6 +64,16 @@ class Context:
         """Whether a gated activation is one kernel (`transformer_config.py`, bias_activation_fusion)."""
         return dict(self.run.options).get("bias_activation_fusion", "true") == "true"
 
+    @property
+    def has_unfused_attention(self) -> bool:
+        """Whether attention keeps its square of probabilities (attention_backend unfused or local, local layers)."""
+        return dict(self.run.options).get("attention_backend", "fused") == "unfused"
+
+    @property
+    def has_flash_attention(self) -> bool:
+        """Whether attention is flash-attn's and not cuDNN's: it works on sequences one after the other."""
+        return dict(self.run.options).get("attention_backend", "fused") == "flash"
+
     def recomputes(self, module: str) -> bool:
         """Whether Megatron's selective recompute names `module` (`transformer_config.py`, recompute_modules)."""
         return module in [m.strip() for m in self.run.checkpoint.split(",")]
@@ -86,13 +101,17 @@ class Context:
         self.tape.compute(kernel, 2 * m * n * k, self.size * (m * k + m * n + weights * n * k))
 
     def wgrad(self, param: Param, m: int, kernel: Kernel = Kernel.GEMM, weights: int = 1) -> Tensor | None:
-        """A weight gradient: adds into main_grad (read and written), or makes a new tensor."""
+        """A weight gradient: adds into main_grad (read and written), or makes a new tensor.
+
+        Without gradient accumulation fusion it is made in the parameter's dtype, and DDP's hook adds it to main_grad
+        and drops it (`distributed/distributed_data_parallel.py`).
+        """
         if not param.trainable:
             return None
         n, k = param.shape[-2:]
         main = 2 * int(dict(self.run.options).get("main_grad_bytes", "4"))
         grad = None
-        if param.grad_category:
+        if param.grad_category or not fuses_wgrad(self.run):
             main = dtype_bytes(param.dtype)
             shape = param.shape if len(param.shape) > 2 or weights == 1 else (weights, *param.shape)
             grad = self.tape.empty(shape, param.dtype, f"{param.name}.grad")

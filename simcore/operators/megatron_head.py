@@ -5,6 +5,8 @@ megatron-core 0.16.1: `tensor_parallel/layers.py`, `fusions/fused_cross_entropy.
 
 [Note: loss heads]
 In bytes per token and entry of this rank's vocabulary (bf16 logits are 2):
+ * `megatron_unfused`, native without fusion: keeps the fp32 softmax, 4, in place of the logits' fp32 copy. Backward
+   writes the gradient into it, and autograd casts that to the logits' dtype: both ways peak at 6.
  * `megatron`, native fused (torch.compile): keeps the fp32 softmax, 4. Forward peaks at 6 with the logits, backward at
    10: the index update clones the softmax, and the bf16 gradient comes besides it.
  * `te`, TE 2.18 and later: keeps an fp32 gradient, 4; both ways peak at 6.
@@ -13,13 +15,22 @@ In bytes per token and entry of this rank's vocabulary (bf16 logits are 2):
 
 from __future__ import annotations
 
+from collections.abc import Callable, Sequence
+from typing import Final
+
 from simcore.errors import NotYet, Problem
 from simcore.models.blocks import Embedding, Head
-from simcore.operators.megatron_context import Context, Grads, Saved
-from simcore.operators.megatron_ops import adapted, add, all_gather, gather_backward
+from simcore.operators.megatron_context import Context, Grads, Saved, fuses_wgrad
+from simcore.operators.megatron_ops import adapted, add, all_gather, dropped, gather_backward
 from simcore.tape import Kernel, Param, Tape, Tensor
 
-__all__ = ["embedding", "head", "loss"]
+__all__ = ["TIED_GRAD", "embedding", "head", "loss"]
+
+TIED_GRAD: Final = "tied.grad"
+"""Who a tied head's gradient is until the embedding's is there."""
+TIED_HEAD: Final = 1 << 30
+"""Layer offset of rows of the embedding that are the head's (`tiles.py`)."""
+Backward = Callable[[Tape, Grads, Saved], Sequence[Tensor | None]]
 
 
 def embedding(c: Context, block: Embedding) -> Tensor:
@@ -29,8 +40,10 @@ def embedding(c: Context, block: Embedding) -> Tensor:
     reduce_scatter_embeddings).
     """
     if block.positions:
-        return _split_sequence(c, _sequence_first(c, _positions(c, block, _words(c, block, whole=True))))
-    return _sequence_first(c, _words(c, block, whole=False))
+        out = _split_sequence(c, _sequence_first(c, _positions(c, block, _words(c, block, whole=True))))
+    else:
+        out = _sequence_first(c, _words(c, block, whole=False))
+    return dropped(c, out, "hidden_states") if c.kind.dropout else out
 
 
 def _words(c: Context, block: Embedding, *, whole: bool) -> Tensor:
@@ -42,9 +55,12 @@ def _words(c: Context, block: Embedding, *, whole: bool) -> Tensor:
         assert grads[0] is not None
         total = all_gather(c, grads[0], "grad_embedding") if splits else grads[0]
         c.tape.compute(Kernel.EMBEDDING, 0, 2 * total.nbytes + weight.nbytes)
-        grad = c.small_grad(weight)
+        if weight.tied and not fuses_wgrad(c.run):
+            _meet_waiting(c, weight)
+        else:
+            c.small_grad(weight)
         del total
-        return [grad]
+        return [None]
 
     out = c.new(c.tokens, h, "hidden_states")
     c.tape.compute(Kernel.EMBEDDING, 0, 2 * out.nbytes)
@@ -56,6 +72,14 @@ def _words(c: Context, block: Embedding, *, whole: bool) -> Tensor:
         del partial
     c.node(out, (weight,), (), back)
     return out
+
+
+def _meet_waiting(c: Context, weight: Param) -> None:
+    """The gradient of a tied head has waited for the embedding's; their sum is added to main_grad."""
+    grad = c.tape.empty(weight.shape, weight.dtype, f"{weight.name}.grad")
+    waiting = c.tape.external(grad.shape, grad.dtype, c.tape.slot(TIED_GRAD, "backward_temp"), TIED_HEAD)
+    total = c.tape.add_grads(waiting, grad)
+    c.elementwise(total, 5)
 
 
 def _positions(c: Context, block: Embedding, words: Tensor) -> Tensor:
@@ -147,10 +171,22 @@ def _with_adapter(c: Context, x: Tensor, out: Tensor, pair: tuple[Param, Param] 
 
 def loss(c: Context, logits: Tensor) -> Tensor:
     """Cross entropy of the logits by the head that `Run.loss` names; returns one fp32 number a token."""
-    heads = {"megatron": _native, "te": _te, "te_inplace": _te_inplace}
+    heads = {"megatron": _native, "megatron_unfused": _unfused, "te": _te, "te_inplace": _te_inplace}
     if c.run.loss not in heads:
         raise NotYet(Problem("training.loss", f"Megatron-Core has no loss {c.run.loss!r}; known: {', '.join(heads)}"))
     return heads[c.run.loss](c, logits)
+
+
+def _unfused(c: Context, logits: Tensor) -> Tensor:
+    """`tensor_parallel/cross_entropy.py`: `float()`, then everything in place, in backward too."""
+    rows, vocab = logits.shape
+
+    def back(_tape: Tape, _grads: Grads, saved: Saved) -> list[Tensor | None]:
+        grad = c.new(rows, vocab, "grad_logits")  # the engine's cast (`engine.cpp`, validate_outputs)
+        c.tape.compute(Kernel.LOSS, rows * vocab, 3 * saved[0].nbytes + grad.nbytes)
+        return [grad]
+
+    return _softmax_kept(c, logits, back, 8)
 
 
 def _native(c: Context, logits: Tensor) -> Tensor:
@@ -163,13 +199,19 @@ def _native(c: Context, logits: Tensor) -> Tensor:
         del clone
         return [grad]
 
+    return _softmax_kept(c, logits, back, 4)
+
+
+def _softmax_kept(c: Context, logits: Tensor, back: Backward, passes: int) -> Tensor:
+    """Forward of both native heads: the softmax, the target's place in it, the loss. `passes` over the softmax."""
+    rows, vocab = logits.shape
     softmax = c.new(rows, vocab, "softmax", "fp32")
     if c.run.tp > 1:
         c.tape.collective("all_reduce", "tp", 4 * rows, "fp32")  # maxima
         c.tape.collective("all_reduce", "tp", 8 * rows, "fp32")  # target logits and sums of exponentials
     mask, target = c.new(rows, 1, "target_mask", "uint8"), c.new(rows, 1, "masked_target", "int64")
     out = c.new(rows, 1, "loss", "fp32")
-    c.tape.compute(Kernel.LOSS, 4 * rows * vocab, logits.nbytes + 4 * softmax.nbytes)
+    c.tape.compute(Kernel.LOSS, 4 * rows * vocab, logits.nbytes + passes * softmax.nbytes)
     c.node(out, (logits,), (softmax, mask, target), back)
     return out
 

@@ -19,7 +19,7 @@ from __future__ import annotations
 from simcore.operators.megatron_context import Context, Discarded, Grads, Saved
 from simcore.tape import Kernel, Param, Tape, Tensor
 
-__all__ = ["act", "adapted", "add", "all_gather", "column", "gather_backward", "grouped",
+__all__ = ["act", "adapted", "add", "add_dropped", "all_gather", "column", "dropped", "gather_backward", "grouped",
            "identity", "norm", "norm_linear", "row", "swiglu"]
 
 
@@ -33,6 +33,39 @@ def add(c: Context, a: Tensor, b: Tensor, name: str) -> Tensor:
     out = c.tape.empty(a.shape, a.dtype, name)
     c.elementwise(out, 3)
     c.node(out, (a, b), (), lambda tape, grads, saved: [grads[0], grads[0]])
+    return out
+
+
+def add_dropped(c: Context, a: Tensor, b: Tensor, name: str) -> Tensor:
+    """`a + dropout(b)` in one kernel that keeps the mask, a byte an element (`fusions/fused_bias_dropout.py`).
+
+    Compiled or not: random numbers are not made again in backward, so the comparison's outcome is kept.
+    """
+    def back(tape: Tape, grads: Grads, _saved: Saved) -> list[Tensor | None]:
+        assert grads[0] is not None
+        grad = tape.empty(grads[0].shape, c.dtype, "grad_dropped")
+        c.elementwise(grad, 3)
+        return [grads[0], grad]
+
+    mask = c.tape.empty(b.shape, "uint8", f"{name}.dropout_mask")
+    out = c.tape.empty(a.shape, a.dtype, name)
+    c.elementwise(out, 4)
+    c.node(out, (a, b), (mask,), back)
+    return out
+
+
+def dropped(c: Context, x: Tensor, name: str) -> Tensor:
+    """`dropout(x)` into a new tensor; keeps the mask (torch `native_dropout`)."""
+    def back(_tape: Tape, _grads: Grads, _saved: Saved) -> list[Tensor | None]:
+        grad = c.tape.empty(mask_shape, c.dtype, f"grad_{name}")
+        c.elementwise(grad, 3)
+        return [grad]
+
+    mask_shape = x.shape
+    mask = c.tape.empty(x.shape, "uint8", f"{name}.dropout_mask")
+    out = c.tape.empty(x.shape, x.dtype, name)
+    c.elementwise(out, 3)
+    c.node(out, (x,), (mask,), back)
     return out
 
 

@@ -104,10 +104,7 @@ def _gpt(config):
     overrides = {"n_embd": config["hidden"], "n_layer": config["layers"], "n_head": config["heads"],
                  "n_inner": config["ffn"], "n_positions": config["max_pos"], "vocab_size": config["padded_vocab"],
                  "tie_word_embeddings": not config["untie"]}
-    if config["adrop"]:
-        overrides["attn_pdrop"] = config["adrop"]
-    if config["hdrop"]:
-        overrides |= {"resid_pdrop": config["hdrop"], "embd_pdrop": config["hdrop"]}
+    overrides |= {"attn_pdrop": config["adrop"], "resid_pdrop": config["hdrop"], "embd_pdrop": config["hdrop"]}
     changes = {  # key: (as it ran, as GPT-2 has it)
         "normalization": (config["norm"], "LayerNorm"), "add_bias_linear": (config["bias"], True),
         "position_embedding_type": (config["pos"], "learned_absolute"),
@@ -211,8 +208,9 @@ def _options(config):
     fused = "xent_fusion" in config
     wanted = {  # option: (as it ran, as Megatron-Bridge's recipes have it)
         "transformer_impl": (config["impl"], "transformer_engine"),
-        "attention_backend": (config["attention_backend"] if config["attention_backend"] in ("unfused", "local")
-                              else "fused", "fused"),
+        "attention_backend": (config["attention_backend"], "auto"),
+        "deterministic_mode": (config["deterministic"], False),
+        "masked_softmax_fusion": (config["masked_softmax_fusion"], True),
         "cross_entropy_loss_fusion": (fused, True),
         "gradient_accumulation_fusion": (config["grad_accum_fusion"], True),
         "create_attention_mask": (config["mask_in_loader"], False),
