@@ -117,7 +117,7 @@ def model_config(reference: str, overrides: Mapping[str, Any] | None, where: str
     else:
         raise InputError(Problem(where, _unknown(reference)))
     for key, value in (overrides or {}).items():
-        if key not in fields and key not in _OPTIONAL_FIELDS:
+        if key not in fields and key not in (*_OPTIONAL_FIELDS, *_further_fields(fields)):
             raise InputError(Problem(where, f"model override {key!r}: the configuration has no such field"))
         fields[key] = value
     return fields
@@ -125,6 +125,14 @@ def model_config(reference: str, overrides: Mapping[str, Any] | None, where: str
 
 _OPTIONAL_FIELDS = ("num_hidden_layers", "tie_word_embeddings", "head_dim", "chunk_size", "layers_block_type",
                     "layer_types", "mtp_num_layers")
+
+
+def _further_fields(fields: Mapping[str, Any]) -> tuple[str, ...]:
+    """What a family reads besides what its shipped configurations say."""
+    family = FAMILIES.get(str(fields.get("model_type")))
+    module = importlib.import_module(f"simcore.models.{family}") if family else None
+    found: tuple[str, ...] = getattr(module, "FURTHER_FIELDS", ())
+    return found
 
 
 def _unknown(reference: str) -> str:

@@ -10,8 +10,8 @@ from simcore.errors import InputError
 from simcore.graph import ModelGraph, build, model_config
 
 
-def graph(**changed: Any) -> ModelGraph:
-    return build({**model_config("gpt2", None, "model"), **changed}, "hf")
+def graph(code: str = "megatron", **changed: Any) -> ModelGraph:
+    return build({**model_config("gpt2", None, "model"), **changed}, code)
 
 
 def test_the_published_count() -> None:
@@ -35,7 +35,23 @@ def test_dropout_is_the_configurations() -> None:
     assert not [kind for kind in graph(attn_pdrop=0, resid_pdrop=0, embd_pdrop=0).kinds if kind.dropout]
 
 
+def test_changes_in_megatrons_words() -> None:
+    changed = graph(add_bias_linear=False, normalization="RMSNorm")
+    assert graph().count("mlp") - changed.count("mlp") == 12 * (4 * 768 + 768)
+    assert graph().count("norms") == 2 * changed.count("norms")
+    experts = graph(add_bias_linear=False, n_routed_experts=8, num_experts_per_tok=2, moe_intermediate_size=1024)
+    assert experts.count("routed_experts") == 12 * 8 * 2 * 1024 * 768
+
+
+def test_overrides_may_be_fields_of_the_family() -> None:
+    assert model_config("gpt2", {"add_bias_linear": False}, "model")["add_bias_linear"] is False
+    with pytest.raises(InputError, match="no such field"):
+        model_config("llama-tiny", {"add_bias_linear": False}, "model")
+
+
 @pytest.mark.parametrize(("changed", "told"), [
+    ({"n_routed_experts": 8}, "experts with biases .* are not modelled yet"),
+    ({"normalization": "BatchNorm"}, "expected LayerNorm or RMSNorm"),
     ({"embd_pdrop": 2}, "embd_pdrop: expected a number from 0 to 1, got 2"),
     ({"n_head": 7}, "n_head: expected a divisor of 768, got 7"),
     ({"activation_function": "relu"}, "activation_function: expected gelu_new or gelu, got 'relu'"),

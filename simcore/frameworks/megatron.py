@@ -35,7 +35,9 @@ OPTIONS = {
     "overlap_param_gather": (True, False),
     "num_layers_in_first_pipeline_stage": (None, int),
     "num_layers_in_last_pipeline_stage": (None, int),
-    "moe_token_dispatcher_type": ("alltoall", "flex"),
+    "moe_token_dispatcher_type": ("alltoall", "flex", "allgather"),
+    "moe_grouped_gemm": (True, False),
+    "moe_permute_fusion": (True, False),
     "moe_flex_dispatcher_backend": ("deepep", "hybridep"),
     "bias_activation_fusion": (True, False),
     "moe_router_dtype": (None, "fp32"),
@@ -50,7 +52,7 @@ OPTIONS = {
 }
 TP_DIMS = ("vocab", "heads", "ffn", "shared_ffn", "mamba_in", "mamba_conv", "mamba_heads", "mamba_inner", "tp_rank",
            "tp_in", "tp_out")
-SOFTMAX_ROUTED = ("mixtral", "qwen3_moe")
+SOFTMAX_ROUTED = ("gpt2", "mixtral", "qwen3_moe")
 TE_LOSS = ("deepseek_v2", "deepseek_v3", "qwen3_moe")
 """Families whose recipes say cross_entropy_fusion_impl: te (Bridge 0.3.1 recipes/{deepseek,moonlight,qwen})."""
 ETP_DIMS = ("expert_ffn", "etp_rank", "etp_in", "etp_out")
@@ -172,12 +174,11 @@ def _core_options(job: Job, options: dict[str, object]) -> tuple[tuple[str, str]
                           "dot_product_attention.py:53; TransformerEngine 2.18 dot_product_attention/utils.py: "
                           "UnfusedDotProductAttention does not support context parallelism")
     made = [("attention_backend", backend)]
-    if options.get("gradient_accumulation_fusion") is False:
-        made.append(("gradient_accumulation_fusion", "false"))
+    made += [(name, "false") for name in ("gradient_accumulation_fusion", "moe_permute_fusion")
+             if options.get(name) is False]
     if backend == "unfused" and options.get("masked_softmax_fusion") is False:
         made.append(("masked_softmax_fusion", "false"))
-    if options.get("create_attention_mask"):
-        made.append(("create_attention_mask", "true"))
+    made += [(name, "true") for name in ("create_attention_mask", "deterministic_mode") if options.get(name)]
     return tuple(made)
 
 

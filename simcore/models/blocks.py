@@ -100,7 +100,7 @@ class Mamba2:
 
 @dataclass(frozen=True, slots=True)
 class Moe:
-    """Routed experts with a shared expert. `gated`: SwiGLU experts (three matrices), else relu^2 (two).
+    """Routed experts with a shared expert. `gated`: SwiGLU experts (three matrices), `gelu`: GELU, else relu^2 (two).
 
     `router`: "sigmoid" scores whose choice a buffer corrects; "softmax" before the choice; "topk_softmax" after it,
     with a bias on the logits. `normalised`: the weights of the chosen add up to one. `bias`: experts have biases.
@@ -115,6 +115,7 @@ class Moe:
     router: str = "sigmoid"
     normalised: bool = True
     bias: bool = False
+    gelu: bool = False
 
 
 @dataclass(frozen=True, slots=True)

@@ -7,9 +7,14 @@ about it a tenth of the activations is dropped (`attn_pdrop`, `resid_pdrop`, `em
 from __future__ import annotations
 
 from simcore.models.architecture import Architecture, Config
-from simcore.models.blocks import Attention, Branch, Embedding, FinalNorm, Head, LayerKind, Loss, Mlp
+from simcore.models.blocks import Attention, Branch, Embedding, FinalNorm, Head, LayerKind, Loss, Mlp, Moe
+from simcore.models.decoder import top_k
 
-__all__ = ["architecture"]
+__all__ = ["FURTHER_FIELDS", "architecture"]
+
+FURTHER_FIELDS = ("normalization", "add_bias_linear", "n_routed_experts", "num_experts_per_tok",
+                  "moe_intermediate_size", "moe_shared_expert_intermediate_size")
+"""What a configuration may say in Megatron's words: a case of its own tests is GPT-2 with changes."""
 
 
 def architecture(config: Config) -> Architecture:
@@ -25,7 +30,7 @@ def architecture(config: Config) -> Architecture:
     parts = (
         ("transformer", stem),
         *((f"transformer.h.{i}", layer) for i in range(count)),
-        ("transformer.ln_f", LayerKind("final_norm", "gpt2", hidden, block=FinalNorm(hidden, layer_norm=True))),
+        ("transformer.ln_f", LayerKind("final_norm", "gpt2", hidden, block=FinalNorm(hidden, _has_layer_norm(config)))),
         ("lm_head", LayerKind("head", "gpt2", hidden, block=Head(vocab, hidden, tied))),
         ("loss", LayerKind("loss", "gpt2", hidden, block=Loss(vocab))),
     )
@@ -36,10 +41,25 @@ def _layer(config: Config, hidden: int) -> LayerKind:
     heads = config.integer("num_attention_heads", "n_head")
     if hidden % heads:
         raise config.fail("n_head", f"expected a divisor of {hidden}, got {heads}")
-    attention = Attention(hidden, heads, heads, hidden // heads, bias="all",
+    bias, layer_norm = config.boolean("add_bias_linear", default=True), _has_layer_norm(config)
+    attention = Attention(hidden, heads, heads, hidden // heads, bias="all" if bias else "",
                           dropout=config.fraction("attn_pdrop", 0.1) > 0)
-    # `GPT2Block`: four times the width where n_inner is not given
-    mlp = Mlp(hidden, config.integer("n_inner", default=4 * hidden), gated=False, gelu=True, bias=True)
+    mlp = _feed_forward(config, hidden, bias=bias)
     dropout = config.fraction("resid_pdrop", 0.1) > 0
-    return LayerKind("decoder", "gpt2", hidden, (Branch("ln_1", "attn", attention, layer_norm=True),
-                                                 Branch("ln_2", "mlp", mlp, layer_norm=True)), dropout=dropout)
+    return LayerKind("decoder", "gpt2", hidden, (Branch("ln_1", "attn", attention, layer_norm=layer_norm),
+                                                 Branch("ln_2", "mlp", mlp, layer_norm=layer_norm)), dropout=dropout)
+
+
+def _has_layer_norm(config: Config) -> bool:
+    return config.choice("normalization", ("LayerNorm", "RMSNorm")) == "LayerNorm"
+
+
+def _feed_forward(config: Config, hidden: int, *, bias: bool) -> Mlp | Moe:
+    """Four times the width where `n_inner` is not given (`GPT2Block`); experts are Megatron's: GELU, no biases."""
+    if "n_routed_experts" not in config.fields:
+        return Mlp(hidden, config.integer("n_inner", default=4 * hidden), gated=False, gelu=True, bias=bias)
+    if bias:
+        raise config.fail("n_routed_experts", "experts with biases (add_bias_linear) are not modelled yet")
+    experts = config.integer("n_routed_experts")
+    return Moe(hidden, experts, top_k(config, experts), config.integer("moe_intermediate_size"),
+               config.integer("moe_shared_expert_intermediate_size", default=0, least=0), router="softmax", gelu=True)

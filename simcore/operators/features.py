@@ -59,7 +59,8 @@ def _mixer(block: Mixer) -> Iterator[str]:
         yield from _named(("gated experts", block.gated), ("a router by softmax", softmax and block.normalised),
                           ("a router by softmax, not normalised", softmax and not block.normalised),
                           ("a router by softmax of the chosen", block.router == "topk_softmax"),
-                          ("biases of experts", block.bias), ("gated experts with a shared one", _shares(block)))
+                          ("experts with GELU", block.gelu), ("biases of experts", block.bias),
+                          ("gated experts with a shared one", _shares(block)))
 
 
 def _shares(block: Moe) -> bool:

@@ -34,7 +34,8 @@ __all__ = ["idle_gradients", "record", "standing", "tensors"]
 SERVED: Final = frozenset({"norms of query and key", "biases of query, key and value", "gated experts",
                            "a router by softmax", "a router by softmax, not normalised", "latent attention",
                            "gated experts with a shared one", "LayerNorm", "learned positions", "biases of attention",
-                           "a GELU MLP", "biases of the MLP", "dropout"})
+                           "a GELU MLP", "biases of the MLP", "dropout",
+                           "experts with GELU"})
 """What of `features.py` is recorded here."""
 
 _EMPTY = Section(())

@@ -70,6 +70,11 @@ class Context:
         return dict(self.run.options).get("attention_backend", "fused") == "unfused"
 
     @property
+    def is_deterministic(self) -> bool:
+        """Whether torch.use_deterministic_algorithms is on (deterministic_mode)."""
+        return dict(self.run.options).get("deterministic_mode") == "true"
+
+    @property
     def has_flash_attention(self) -> bool:
         """Whether attention is flash-attn's and not cuDNN's: it works on sequences one after the other."""
         return dict(self.run.options).get("attention_backend", "fused") == "flash"

@@ -16,6 +16,7 @@ from dataclasses import dataclass
 
 from simcore.errors import NotYet, Problem
 from simcore.models.blocks import Moe
+from simcore.operators.megatron_allgather import gather_tokens, reduce_tokens
 from simcore.operators.megatron_context import Context, Discarded, Grads, Saved
 from simcore.operators.megatron_ops import act, add, column, grouped, norm, norm_discarded, row, swiglu
 from simcore.tape import Kernel, Tape, Tensor
@@ -56,6 +57,10 @@ def _layer(c: Context, block: Moe, rows: Rows, x: Tensor) -> Tensor:
     probs = _route(c, block, rows, x) if block.router == "sigmoid" else _route_by_softmax(c, block, rows, x)
     if dict(c.run.options).get("moe_token_dispatcher_type") == "flex" and c.run.ep > 1:
         out = _flex(c, block, rows, x, probs)
+        return add(c, out, shared, "mlp.output") if shared else out
+    if dict(c.run.options).get("moe_token_dispatcher_type") == "allgather":
+        given, weights = gather_tokens(c, rows.computed, rows.local_experts, x, probs)
+        out = reduce_tokens(c, _grouped_mlp(c, block, rows, given, weights))
         return add(c, out, shared, "mlp.output") if shared else out
     sent, sent_probs = _permute(c, block, rows, x, probs)
     received = _all_to_all(c, sent, rows.received, "dispatched")
@@ -182,6 +187,11 @@ def _gate(c: Context, block: Moe, rows: Rows, x: Tensor, dtype: str = "fp32") ->
 
 
 # ---- dispatcher ------------------------------------------------------------------------------------------------------
+def _fuses_permutation(c: Context) -> bool:
+    """Whether TE permutes (moe_permute_fusion); else torch selects rows by their places."""
+    return dict(c.run.options).get("moe_permute_fusion", "true") == "true"
+
+
 def _permute(c: Context, block: Moe, rows: Rows, x: Tensor, probs: Tensor) -> tuple[Tensor, Tensor]:
     """Copies of the tokens in expert order, with their probabilities; keeps only the row map, held besides."""
     h, t, e, dtype = block.hidden, rows.tokens, block.num_experts, probs.dtype
@@ -192,7 +202,8 @@ def _permute(c: Context, block: Moe, rows: Rows, x: Tensor, probs: Tensor) -> tu
         c.tape.compute(Kernel.PERMUTE, 0, c.size * h * (rows.sent + t))
         return [grad, grad_probs]
 
-    row_map = c.new(t, 2 * e + 1, "row_id_map", "int32", _HELD)
+    row_map = c.new(t, 2 * e + 1, "row_id_map", "int32", _HELD) if _fuses_permutation(c) else \
+        c.new(rows.sent, 1, "row_places", "int64", _HELD)
     out = c.new(rows.sent, h, "permuted")
     out_probs = c.new(rows.sent, 1, "permuted_probs", dtype)
     c.tape.compute(Kernel.PERMUTE, 0, c.size * h * (rows.sent + t))
@@ -302,7 +313,10 @@ def _etp_scatter_alike(c: Context, x: Tensor, own: int) -> Tensor:
 
 
 def _unpermute(c: Context, rows: Rows, x: Tensor) -> Tensor:
-    """Sums the rows of each token (probabilities are in them already): keeps only the row map."""
+    """Sums the rows of each token (probabilities are in them already): keeps only the row map.
+
+    Without permutation fusion and with deterministic algorithms `index_add_` keeps the rows (`moe_utils.py`).
+    """
     n, h = x.shape
 
     def back(_tape: Tape, _grads: Grads, _saved: Saved) -> list[Tensor | None]:
@@ -312,7 +326,8 @@ def _unpermute(c: Context, rows: Rows, x: Tensor) -> Tensor:
 
     out = c.new(rows.tokens, h, "unpermuted")
     c.tape.compute(Kernel.PERMUTE, 0, c.size * h * (n + rows.tokens))
-    c.node(out, (x,), (c.held["row_map"],), back)
+    apart = c.is_deterministic and not _fuses_permutation(c)
+    c.node(out, (x,), (c.held["row_map"], x) if apart else (c.held["row_map"],), back)
     return out
 
 
@@ -406,8 +421,8 @@ def _experts(c: Context, block: Moe, rows: Rows, x: Tensor, probs: Tensor) -> Te
 
 def _grouped_mlp(c: Context, block: Moe, rows: Rows, x: Tensor, probs: Tensor) -> Tensor:
     inner = grouped(c, "mlp.experts.linear_fc1", x, rows.local_experts)
-    if block.gated and not c.fuses_activation:
-        return grouped(c, "mlp.experts.linear_fc2", _unfused(c, inner, probs), rows.local_experts)
+    if block.gelu or (block.gated and not c.fuses_activation):
+        return grouped(c, "mlp.experts.linear_fc2", _unfused(c, block, inner, probs), rows.local_experts)
     if not c.recomputes("moe_act") or c.inside:
         out, _ = _weighted(c, block, inner, probs, discard=False)
         return grouped(c, "mlp.experts.linear_fc2", out, rows.local_experts)
@@ -417,11 +432,15 @@ def _grouped_mlp(c: Context, block: Moe, rows: Rows, x: Tensor, probs: Tensor) -
     return discarded.drop_after(result)
 
 
-def _unfused(c: Context, x: Tensor, probs: Tensor) -> Tensor:
-    """SwiGLU, then times the probabilities (`experts.py`, bias_act_func): keeps its parts and the product's inputs."""
+def _unfused(c: Context, block: Moe, x: Tensor, probs: Tensor) -> Tensor:
+    """The activation, then times the probabilities (`experts.py`, bias_act_func): keeps what both read.
+
+    No kernel fuses GELU with probabilities. Experts one after the other (SequentialMLP) keep the same in parts.
+    """
     if c.recomputes("moe_act"):
         raise NotYet(Problem("training.recompute", "not yet: moe_act without bias_activation_fusion"))
-    inner = swiglu(c, x, "experts.activation")
+    name = "experts.activation"
+    inner = swiglu(c, x, name) if block.gated else act(c, x, name, gated=False)
     rows, columns, wide = *inner.shape, "fp32" if "fp32" in (inner.dtype, probs.dtype) else inner.dtype
     probs_dtype = probs.dtype
 

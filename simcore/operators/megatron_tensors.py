@@ -169,7 +169,7 @@ def _moe(branch: Branch) -> tuple[TensorSpec, ...]:
     gates = 2 if b.gated else 1
     hidden, wide, narrow = (b.hidden, "hidden"), (gates * b.expert_ffn, "expert_ffn"), (b.expert_ffn, "expert_ffn")
     specs = [
-        *_norm("pre_mlp_layernorm.", b.hidden),
+        *_norm("pre_mlp_layernorm.", b.hidden, layer_norm=branch.layer_norm),
         TensorSpec("mlp.router.weight", (b.num_experts, b.hidden), ("experts_router", "hidden"), "router", "router"),
         *_bias("mlp.router", (b.num_experts, "experts_router"), "router", wanted=b.router == "topk_softmax"),
         *_expert("linear_fc1", b, wide, hidden),

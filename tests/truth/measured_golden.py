@@ -199,9 +199,10 @@ def _training(config):
 
 
 def _context(golden):
-    """How attention crosses context parallel ranks, where it is not ring by ring."""
-    kind = golden["raw_args"].get("cp-comm-type", "p2p")
-    return {} if kind == "p2p" else {"cp_comm_type": kind}
+    """What only the YAML says: how attention crosses context parallel ranks, and the router's format."""
+    kind, router = (golden["raw_args"].get(name) for name in ("cp-comm-type", "moe-router-dtype"))
+    crosses = {} if kind in (None, "p2p") else {"cp_comm_type": kind}
+    return crosses | ({"moe_router_dtype": router} if router else {})
 
 
 def _options(config):
