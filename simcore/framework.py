@@ -150,7 +150,8 @@ class Framework:
 
     What is not compared has no part in lowering: rules are seen in what they placed. `frees_sent_output`: a stage drops
     what it has sent on; `keeps_received`: it keeps the last input that it received, and that input's gradient, until
-    the next ones are there.
+    the next ones are there. `deferred_heads`: so many microbatches of a step keep what the weight gradient of the
+    output head needs until the end of the step.
     """
 
     name: str
@@ -166,6 +167,7 @@ class Framework:
     stages: tuple[tuple[int, ...], ...]
     frees_sent_output: bool = False
     keeps_received: bool = False
+    deferred_heads: int = 0
     options: tuple[tuple[str, str], ...] = ()
     communicators: tuple[str, ...] = ()
     assumptions: tuple[tuple[str, str, str, str], ...] = field(default=(), compare=False)

@@ -47,6 +47,7 @@ def _outline(plan: Plan, recording: Recording, actions: tuple[Action, ...], flow
     walk.received.rest()
     for action in actions:
         walk.forward(action) if action.forward else walk.backward(action)
+    walk.finish()
     builder.at(Phase.OPTIMIZER)
     flow.optimize()
     outline = builder.build([layer.path for layer in plan.graph.layers])
@@ -72,6 +73,8 @@ class _Received:
     def __init__(self, plan: Plan, builder: Builder, edges: Edges) -> None:
         self.out, self.edges, self.first = builder, edges, plan.layers[0]
         self.keeps = plan.framework.keeps_received and plan.stage > 0
+        self.deferred = plan.framework.deferred_heads if plan.stage == plan.mesh.pp - 1 else 0
+        self.waiting = 0
         self.has_input = self.has_grad = False
         self.newest = -1
 
@@ -90,9 +93,11 @@ class _Received:
             self._drop_input()
 
     def end_forward(self, microbatch: int) -> None:
-        """The next output is there."""
-        self.newest = microbatch
+        """The next output is there. Where a head's input waits, so does the graph that it ends."""
+        if self.has_input and 0 <= self.newest < self.deferred:
+            self.has_input, self.waiting = False, self.waiting + 1
         self._drop_input()
+        self.newest = microbatch
 
     def _drop_input(self) -> None:
         if self.has_input:
@@ -101,12 +106,20 @@ class _Received:
 
     def grad(self, microbatch: int) -> None:
         """The next gradient is there and sent; layers have let go of the input."""
-        if self.has_grad or not self.keeps:
+        waits = 0 < microbatch <= self.deferred
+        if (self.has_grad and not waits) or not self.keeps:
             self.out.tile(self.edges.drop_grad, self.first)
         self.has_grad = self.keeps
         if self.keeps and microbatch == self.newest:
             self.out.tile(self.edges.keep_hidden, self.first - 1)
             self.has_input = True
+
+
+    def finish(self) -> None:
+        """Heads get their weight gradients, and let go."""
+        for _ in range(self.waiting):
+            self.out.tile(self.edges.drop_hidden, self.first - 1)
+            self.out.tile(self.edges.drop_grad, self.first)
 
 
 # ---- the walk -------------------------------------------------------------------------------------------------------
@@ -124,6 +137,7 @@ class _Walk:
         self.norm = next((layer for layer in plan.layers if self._kind(layer) == "final_norm"), -1)
         self.head = next((layer for layer in plan.layers if self._kind(layer) == "head"), -1)
         self.received = _Received(plan, builder, recording.edges)
+        self.waiting = 0
 
     def _kind(self, layer: int) -> str:
         return self.plan.graph.kinds[self.plan.graph.layers[layer].kind].name
@@ -173,6 +187,9 @@ class _Walk:
             flow.backward_begin(layer)
             self._pass(layer, self.tiles[layer].backward)
             flow.backward_end(layer, self._outer_grads(layer))
+            if layer == self.head and action.microbatch < self.plan.framework.deferred_heads:
+                out.tile(self.edges.defer, layer)
+                self.waiting += 1
         if not self.is_first:
             out.tile(self.edges.send_grad, self.first)
             self.received.grad(action.microbatch)
@@ -183,6 +200,12 @@ class _Walk:
             out.tile(self.edges.drop_hidden, self.last)
         out.tile(self.edges.drop_tokens, self.first)
         out.mark(self.end[False])
+
+    def finish(self) -> None:
+        """What has waited for the end of the step (core 0.16.1 `schedules.py`, finish_embedding_wgrad_compute)."""
+        for _ in range(self.waiting):
+            self.out.tile(self.edges.drop_deferred, self.head)
+        self.received.finish()
 
     def _pass(self, layer: int, pieces: Sequence[tuple[Tile, int, bool]]) -> None:
         for tile, mark, replay in pieces:

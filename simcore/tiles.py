@@ -8,13 +8,14 @@ their recording.
 from __future__ import annotations
 
 import importlib
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from functools import cached_property, lru_cache
 
 import numpy as np
 
 from simcore.graph import ModelGraph
-from simcore.models.blocks import Embedding, LayerKind, Loss
+from simcore.models.blocks import Embedding, Head, LayerKind, Loss
 from simcore.outline import Tables
 from simcore.plan import Placed, Plan
 from simcore.recording import LayerTape, Run
@@ -69,6 +70,7 @@ class Edges:
     """What a pass brings in and hands on: tokens and labels; hidden states, or their gradient, between stages.
 
     `mask` is there while forward runs. `keep_hidden`, `keep_grad`: somebody besides the layers holds what crossed.
+    `defer`: the head's input and the gradient of its output wait.
     """
 
     tokens: Tile
@@ -83,12 +85,15 @@ class Edges:
     send_grad: Tile
     keep_grad: Tile
     drop_grad: Tile
+    defer: Tile
+    drop_deferred: Tile
 
     @property
     def tiles(self) -> tuple[Tile, ...]:
         """All of them, in a fixed order."""
         return (self.tokens, self.drop_tokens, self.mask, self.drop_mask, self.receive_hidden, self.send_hidden,
-                self.keep_hidden, self.drop_hidden, self.receive_grad, self.send_grad, self.keep_grad, self.drop_grad)
+                self.keep_hidden, self.drop_hidden, self.receive_grad, self.send_grad, self.keep_grad, self.drop_grad,
+                self.defer, self.drop_deferred)
 
 
 Key = tuple[int, bool, bool]
@@ -182,8 +187,7 @@ def _record(graph: ModelGraph, runs: tuple[tuple[Key, Run], ...]) -> Recording:
     standing = operators.standing if hasattr(operators, "standing") else _no_standing
     spaces = _tile(*((Op.ALLOC, tables.slot(name, "workspace"), size)
                      for name, size in standing([(graph.kinds[key[0]], run) for key, run in runs]).items() if size))
-    ends = any(isinstance(graph.kinds[key[0]].block, Embedding | Loss) for key, _ in runs)
-    edges = _edges(runs[0][1], graph.architecture.hidden, tables, reads_batch=ends)
+    edges = _edges(runs[0][1], [graph.kinds[key[0]].block for key, _ in runs], graph.architecture.hidden, tables)
     shape = _shape(tuple(tables.slots), tuple(tables.comms), len(spaces.rows), len(edges.mask.rows),
                    tuple((key, kind.shape) for key, kind in tiles.items()))
     return Recording(shape, tables, tiles, edges, spaces)
@@ -194,23 +198,28 @@ def _shape(*parts: object) -> Shape:
     return Shape()
 
 
-def _edges(run: Run, hidden: int, tables: Tables, *, reads_batch: bool) -> Edges:
+def _edges(run: Run, blocks: Sequence[object], hidden: int, tables: Tables) -> Edges:
     """Tokens and labels are int64; hidden states are cut over tp where the framework keeps sequences parallel.
 
-    `reads_batch`: the first and the last stage, which get the data loader's mask, a byte for each pair of positions.
+    The first and the last stage get the data loader's mask, a byte for each pair of positions.
     """
     tokens, border = tables.slot("input_ids_and_labels", "input"), tables.comm("send_recv", "pp", run.compute)
     of_tokens = 2 * 8 * run.tokens
     of_hidden = run.tokens // (run.tp if run.sequence_parallel else 1) * hidden * dtype_bytes(run.compute)
-    squares = reads_batch and dict(run.options).get("create_attention_mask") == "true"
+    ends = any(isinstance(block, Embedding | Loss) for block in blocks)
+    squares = ends and dict(run.options).get("create_attention_mask") == "true"
     mask, of_mask = tables.slot("attention_mask", "input"), run.tokens * run.seq * run.cp * squares
+    vocab = sum(block.vocab for block in blocks if isinstance(block, Head)) // run.tp
+    waiting = tables.slot("deferred_head", "activation")
+    of_head = of_hidden + run.tokens * vocab * dtype_bytes(run.compute)
     (receive, send), (receive_grad, send_grad) = (_messages(border, of_hidden, handle) for handle in BORDER_HANDLES)
     return Edges(
         _tile((Op.ALLOC, tokens, of_tokens)), _tile((Op.FREE, tokens, -of_tokens)),
         _tile(*((Op.ALLOC, mask, of_mask),) * squares), _tile(*((Op.FREE, mask, -of_mask),) * squares),
         _tile((Op.ALLOC, HIDDEN, of_hidden), *receive), _tile(send), _tile((Op.ALLOC, HIDDEN, of_hidden)),
         _tile((Op.FREE, HIDDEN, -of_hidden)), _tile((Op.ALLOC, GRAD_HIDDEN, of_hidden), *receive_grad),
-        _tile(send_grad), _tile((Op.ALLOC, GRAD_HIDDEN, of_hidden)), _tile((Op.FREE, GRAD_HIDDEN, -of_hidden)))
+        _tile(send_grad), _tile((Op.ALLOC, GRAD_HIDDEN, of_hidden)), _tile((Op.FREE, GRAD_HIDDEN, -of_hidden)),
+        _tile((Op.ALLOC, waiting, of_head)), _tile((Op.FREE, waiting, -of_head)))
 
 
 BORDER_HANDLES = 8, 9

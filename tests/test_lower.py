@@ -6,6 +6,7 @@ import numpy as np
 import pytest
 
 import small
+from simcore.models.blocks import Head
 from simcore.outline import Phase
 from simcore.program import Program
 from simcore.tape import Op, Stream
@@ -82,6 +83,24 @@ def test_megatron_keeps_what_it_received_last() -> None:
     assert max(np.cumsum([size for *_, size in grads])) == 2 * HIDDEN
     other = small.program_of("automodel", {"pp": 5}, rank=4, microbatches=6)
     assert sum(size for layer, _, size in small.postings(other, "grad_hidden_states") if layer == first) == 0
+
+
+@pytest.mark.parametrize("limit", [1, 2, 9])
+def test_deferred_heads_wait_for_the_end_of_the_step(limit: int) -> None:
+    """The gradient of logits and the head's input, and what the input's graph ends in: what the stage received."""
+    options = {"defer_embedding_wgrad_compute": True, "wgrad_deferral_limit": limit}
+    program = small.program_of("megatron", {"pp": 5}, rank=4, microbatches=3, options=options)
+    count = min(limit, 3)
+    vocab = next(kind.block.vocab for kind in small.plan_of("megatron").graph.kinds if isinstance(kind.block, Head))
+    size = 64 * (256 + vocab) * 2
+    assert [size for *_, size in small.postings(program, "deferred_head")] == [size] * count + [-size] * count
+    first = program.columns[program.columns[:, OP] == Op.COLLECTIVE][0, LAYER] + 1
+    for name, layer in (("hidden_states", first - 1), ("grad_hidden_states", first)):
+        held = [size for at, _, size in small.postings(program, name) if at == layer]
+        assert sum(held) == HIDDEN
+        assert max(np.cumsum(held)) == 3 * HIDDEN
+    other = small.program_of("megatron", {"pp": 5}, rank=0, microbatches=3, options=options)
+    assert not small.postings(other, "deferred_head")
 
 
 def test_programs_do_not_share_their_tables() -> None:

@@ -308,6 +308,17 @@ def test_without_accumulation_fusion_nothing_stands_in_for_gradients() -> None:
     assert small.postings(small.program_of("megatron", model=GPT), "idle_weight_gradients")
 
 
+def test_who_may_defer_the_heads_weight_gradient() -> None:
+    defer, limit = {"defer_embedding_wgrad_compute": True}, {"wgrad_deferral_limit": 2}
+    _refused("illegal", "when pipeline model parallel is not used", model=GPT, options=defer | limit)
+    _refused("illegal", "when gradient accumulation fusion is not used", {"pp": 2}, model=GPT,
+             options=defer | limit | {"gradient_accumulation_fusion": False})
+    _refused("error", "not yet: without wgrad_deferral_limit", {"pp": 2}, model=GPT, options=defer)
+    for options, count in ((defer | limit, 2), (limit, 0)):
+        _, table = small.prepared("megatron", {"pp": 2}, model=GPT, microbatches=4, options=options)
+        assert table.deferred_heads == count
+
+
 def test_a_tied_heads_gradient_waits_for_the_embeddings() -> None:
     unfused = {"gradient_accumulation_fusion": False}
     found = small.postings(small.program_of("megatron", model=GPT, options=unfused), "tied.grad")

@@ -47,6 +47,8 @@ OPTIONS = {
     "gradient_accumulation_fusion": (True, False),
     "create_attention_mask": (True, False),
     "masked_softmax_fusion": (True, False),
+    "defer_embedding_wgrad_compute": (True, False),
+    "wgrad_deferral_limit": (int,),
     "deterministic_mode": (True, False),
     "cp_comm_type": ("p2p", "a2a", "all_gather", "a2a+p2p"),
 }
@@ -85,6 +87,7 @@ def table(job: Job) -> Framework:
         stages=stages,
         frees_sent_output=True,
         keeps_received=True,
+        deferred_heads=_deferred(job, options),
         options=_run_options(job, options, made.grads),
         communicators=_communicators(job),
         assumptions=_assumptions(job, options),
@@ -103,6 +106,21 @@ def _loss(job: Job, options: dict[str, object]) -> str:
     fused = "te" if job.graph.architecture.family in TE_LOSS else "megatron"
     return job.auto("training.loss", given, fused, "Bridge recipes: cross_entropy_loss_fusion, "
                     f"{'te' if fused == 'te' else 'native'}")
+
+
+def _deferred(job: Job, options: dict[str, object]) -> int:
+    """Microbatches whose output head waits for its weight gradient until the pipeline is empty."""
+    if not options.get("defer_embedding_wgrad_compute"):
+        return 0
+    key, rule = "framework_options.defer_embedding_wgrad_compute", "core 0.16.1 model_parallel_config.py:425"
+    if job.mesh.pp == 1:
+        raise job.illegal(key, "Cannot defer embedding wgrad compute when pipeline model parallel is not used", rule)
+    if options.get("gradient_accumulation_fusion") is False:
+        raise job.illegal(key, "Cannot defer embedding wgrad compute when gradient accumulation fusion is not used",
+                          rule)
+    if "wgrad_deferral_limit" not in options:
+        raise job.not_yet(key, "without wgrad_deferral_limit every microbatch waits")
+    return min(int(str(options["wgrad_deferral_limit"])), job.scenario.num_microbatches)
 
 
 def _assumptions(job: Job, options: dict[str, object]) -> tuple[tuple[str, str, str, str], ...]:
