@@ -374,6 +374,13 @@ def test_deterministic_sums_keep_their_rows() -> None:
         assert kept[0] - kept[1] == change
 
 
+@pytest.mark.parametrize(("cp", "kind", "copies"), [(2, "a2a", 1), (2, "a2a+p2p", 1), (1, "a2a", 0), (2, "p2p", 0)])
+def test_ranks_that_swap_heads_keep_the_output_twice(cp: int, kind: str, copies: int) -> None:
+    """Of LLAMA's 4096 columns, bf16."""
+    kept = [_kept(LLAMA, _run(LLAMA, cp=cp, options=options)) for options in ((("cp_comm_type", kind),), ())]
+    assert kept[0] - kept[1] == copies * 2 * 4096 * T
+
+
 def test_weight_gradients_that_no_gemm_adds_up_are_made() -> None:
     apart = _run(GPT, options=(("gradient_accumulation_fusion", "false"),))
     assert idle_gradients(GPT, apart) == frozenset() != idle_gradients(GPT, _run(GPT))

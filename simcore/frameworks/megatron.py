@@ -191,7 +191,7 @@ def _core_options(job: Job, options: dict[str, object]) -> tuple[tuple[str, str]
         raise job.illegal("mesh.cp", "attention that is not fused and context parallelism", "core 0.16.1 transformer/"
                           "dot_product_attention.py:53; TransformerEngine 2.18 dot_product_attention/utils.py: "
                           "UnfusedDotProductAttention does not support context parallelism")
-    made = [("attention_backend", backend)]
+    made = [("attention_backend", backend), ("cp_comm_type", str(options.get("cp_comm_type", "p2p")))]
     made += [(name, "false") for name in ("gradient_accumulation_fusion", "moe_permute_fusion")
              if options.get(name) is False]
     if backend == "unfused" and options.get("masked_softmax_fusion") is False:

@@ -142,19 +142,24 @@ def _core(c: Context, num_heads: int, parts: tuple[Tensor, Tensor, Tensor], colu
         c.tape.collective("send_recv", "cp", exchange, c.dtype)
     c.tape.compute(Kernel.ATTENTION, flops, 2 * q.nbytes + k.nbytes + v.nbytes)
     c.node(out, (q, k, v), (*made, out, stats), back)
-    return _sequence_first(c, out) if c.has_flash_attention and c.run.batch > 1 else out
+    return _handed_on(c, out) if (c.has_flash_attention and c.run.batch > 1) or c.swaps_heads else out
 
 
-def _sequence_first(c: Context, x: Tensor) -> Tensor:
-    """flash-attn keeps its output sequence by sequence; what goes on is a copy (`backends.py`, FlashAttention)."""
+def _handed_on(c: Context, x: Tensor) -> Tensor:
+    """Attention keeps its output as it made it, what goes on is a copy.
+
+    flash-attn works sequence by sequence (`backends.py`, FlashAttention); with cp_comm_type a2a each rank has all
+    positions of some heads, and a second all-to-all gives positions back (`context_parallel.py`,
+    AttnFuncWithCPAndQKVOA2A saves out_part).
+    """
     rows, columns = x.shape
 
     def back(_tape: Tape, _grads: Grads, _saved: Saved) -> list[Tensor | None]:
-        grad = c.new(rows, columns, "grad_batch_first")
+        grad = c.new(rows, columns, "grad_attention_out")
         c.elementwise(grad, 2, Kernel.COPY)
         return [grad]
 
-    out = c.new(rows, columns, "attention_sequence_first")
+    out = c.new(rows, columns, "attention_handed_on")
     c.elementwise(out, 2, Kernel.COPY)
     c.node(out, (x,), (), back)
     return out

@@ -75,6 +75,11 @@ class Context:
         return dict(self.run.options).get("deterministic_mode") == "true"
 
     @property
+    def swaps_heads(self) -> bool:
+        """Whether context parallel ranks swap positions for heads around attention (cp_comm_type)."""
+        return self.run.cp > 1 and "a2a" in dict(self.run.options).get("cp_comm_type", "")
+
+    @property
     def has_flash_attention(self) -> bool:
         """Whether attention is flash-attn's and not cuDNN's: it works on sequences one after the other."""
         return dict(self.run.options).get("attention_backend", "fused") == "flash"
