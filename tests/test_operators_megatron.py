@@ -336,6 +336,13 @@ def test_flash_attention_keeps_its_output_twice() -> None:
         assert kept[0] - kept[1] == copies * 2 * 1024 * T
 
 
+def test_squared_relu_may_be_apart_from_the_probabilities() -> None:
+    """Its output is kept besides fc1's: two bytes a row and expert column."""
+    kept = [_kept(MOE, _run(MOE, ep=8, options=options)) for options in (
+        (("use_fused_weighted_squared_relu", "false"),), ())]
+    assert kept[0] - kept[1] == 6 * T * 2 * 1856
+
+
 _GATHERED = (("moe_token_dispatcher_type", "allgather"), ("moe_router_dtype", "bf16"))
 
 

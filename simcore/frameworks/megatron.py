@@ -38,6 +38,7 @@ OPTIONS = {
     "moe_token_dispatcher_type": ("alltoall", "flex", "allgather"),
     "moe_grouped_gemm": (True, False),
     "moe_permute_fusion": (True, False),
+    "use_fused_weighted_squared_relu": (True, False),
     "moe_flex_dispatcher_backend": ("deepep", "hybridep"),
     "bias_activation_fusion": (True, False),
     "moe_router_dtype": (None, "fp32"),
@@ -192,8 +193,8 @@ def _core_options(job: Job, options: dict[str, object]) -> tuple[tuple[str, str]
                           "dot_product_attention.py:53; TransformerEngine 2.18 dot_product_attention/utils.py: "
                           "UnfusedDotProductAttention does not support context parallelism")
     made = [("attention_backend", backend), ("cp_comm_type", str(options.get("cp_comm_type", "p2p")))]
-    made += [(name, "false") for name in ("gradient_accumulation_fusion", "moe_permute_fusion")
-             if options.get(name) is False]
+    unfused = ("gradient_accumulation_fusion", "moe_permute_fusion", "use_fused_weighted_squared_relu")
+    made += [(name, "false") for name in unfused if options.get(name) is False]
     if backend == "unfused" and options.get("masked_softmax_fusion") is False:
         made.append(("masked_softmax_fusion", "false"))
     made += [(name, "true") for name in ("create_attention_mask", "deterministic_mode") if options.get(name)]

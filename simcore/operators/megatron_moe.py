@@ -421,7 +421,7 @@ def _experts(c: Context, block: Moe, rows: Rows, x: Tensor, probs: Tensor) -> Te
 
 def _grouped_mlp(c: Context, block: Moe, rows: Rows, x: Tensor, probs: Tensor) -> Tensor:
     inner = grouped(c, "mlp.experts.linear_fc1", x, rows.local_experts)
-    if block.gelu or (block.gated and not c.fuses_activation):
+    if not _fuses_experts(c, block):
         return grouped(c, "mlp.experts.linear_fc2", _unfused(c, block, inner, probs), rows.local_experts)
     if not c.recomputes("moe_act") or c.inside:
         out, _ = _weighted(c, block, inner, probs, discard=False)
@@ -430,6 +430,12 @@ def _grouped_mlp(c: Context, block: Moe, rows: Rows, x: Tensor, probs: Tensor) -
     result = grouped(c, "mlp.experts.linear_fc2", out, rows.local_experts)
     assert discarded is not None
     return discarded.drop_after(result)
+
+
+def _fuses_experts(c: Context, block: Moe) -> bool:
+    """Whether activation and probabilities are one kernel: SwiGLU, and relu^2 where it is asked for."""
+    relu = dict(c.run.options).get("use_fused_weighted_squared_relu", "true") == "true"
+    return c.fuses_activation if block.gated else relu and not block.gelu
 
 
 def _unfused(c: Context, block: Moe, x: Tensor, probs: Tensor) -> Tensor:

@@ -202,6 +202,8 @@ def _context(golden):
     """What only the YAML says: how attention crosses context parallel ranks, and the router's format."""
     kind, router = (golden["raw_args"].get(name) for name in ("cp-comm-type", "moe-router-dtype"))
     crosses = {} if kind in (None, "p2p") else {"cp_comm_type": kind}
+    if golden["config"]["squared_relu"] and golden["config"].get("experts"):
+        crosses["use_fused_weighted_squared_relu"] = bool(golden["raw_args"].get("use-fused-weighted-squared-relu"))
     limit = golden["raw_args"].get("wgrad-deferral-limit")
     crosses |= {"wgrad_deferral_limit": limit} if limit else {}
     return crosses | ({"moe_router_dtype": router} if router else {})
