@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Literal
 
 from simcore.adapters import adapted_modules, modules_without_gradient
+from simcore.band import Band, band_of, layout_class
 from simcore.clocked import Clocked
 from simcore.errors import RankscopeError
 from simcore.flows.flat import exact_at_rest, padding_elements
@@ -14,6 +16,7 @@ from simcore.framework import Buckets, Framework
 from simcore.job import Job
 from simcore.ledger import Balance, balance, first_step
 from simcore.mesh import IntArray
+from simcore.outside import Held, Site, outside
 from simcore.plan import Plan
 from simcore.program import Program
 from simcore.report import (
@@ -28,6 +31,7 @@ from simcore.report import (
     Report,
     StepTime,
 )
+from simcore.reserve import EXPANDABLE, GATHERED, ORDINARY, Shares, reserved
 from simcore.routing import received_per_token, sent_per_token, top_k_of
 from simcore.scenario import Scenario
 from simcore.schedule import steady_microbatch
@@ -35,7 +39,8 @@ from simcore.series import memory_series
 from simcore.tiles import Workload, record_layers
 from simcore.topology import Topology
 from simcore.traffic import traffic
-from simcore.units import dtype_bytes, parse_quantity
+from simcore.units import dtype_bytes, format_bytes, parse_cublas, parse_quantity
+from simcore.workspace import Setting, Space, spaces
 
 __all__ = ["Parts", "failed", "report"]
 
@@ -52,13 +57,36 @@ class Parts:
     lowered: int
     exact: bool = False
     programs: dict[int, Program] = field(default_factory=dict)
+    workspaces: dict[int, tuple[Space, ...]] = field(default_factory=dict)
     clocked: Clocked | None = None
 
-    def workload(self) -> Workload:
-        """Of one microbatch on one rank."""
-        training, mesh, top_k = self.job.scenario.training, self.job.mesh, top_k_of(self.job.graph)
-        return Workload(training.micro_batch_size, training.seq_len // mesh.cp,
-                        received_per_token(training.routing, top_k, mesh.ep), sent_per_token(training.routing, top_k))
+    def workload(self, plan: Plan) -> Workload:
+        """Of one microbatch on the plan's rank."""
+        training, top_k, setting = self.job.scenario.training, top_k_of(self.job.graph), self.setting()
+        if plan.rank not in self.workspaces:
+            self.workspaces[plan.rank] = spaces(plan, setting)
+        kept = tuple((space.name, space.num_bytes) for space in self.workspaces[plan.rank])
+        return Workload(setting.batch, setting.seq, received_per_token(training.routing, top_k, self.job.mesh.ep),
+                        sent_per_token(training.routing, top_k), kept)
+
+    def site(self) -> Site:
+        """What buffers outside the allocator depend on."""
+        setting = self.setting()
+        return Site(self.job.mesh, self.topology, self.framework.libraries, setting.batch * setting.seq,
+                    self.job.graph.architecture.hidden)
+
+    def setting(self) -> Setting:
+        """What workspaces depend on."""
+        scenario = self.job.scenario
+        given = scenario.environment.cublas_workspace_config
+        return Setting(self.topology.device.architecture, None if given == "auto" else parse_cublas(given),
+                       scenario.training.micro_batch_size, scenario.training.seq_len // self.job.mesh.cp)
+
+    def shares(self) -> Shares:
+        """How much the allocator keeps."""
+        if not isinstance(self.framework.flow, Buckets):
+            return GATHERED
+        return EXPANDABLE if self.job.scenario.environment.expandable_segments else ORDINARY
 
     def usable_bytes(self) -> int:
         """What a rank may fill: the scenario's limit, or what the driver leaves."""
@@ -75,7 +103,9 @@ def failed(scenario: Scenario, error: RankscopeError, status: Literal["illegal",
 def report(parts: Parts, *, series: bool) -> Report:
     """The answer, from whatever was simulated."""
     scenario = parts.job.scenario
-    ranks = tuple(_rank(parts, c, plan, series=series) for c, plan in zip(parts.classes, parts.plans, strict=True))
+    band = band_of(layout_class(parts.job, parts.framework))
+    made = [_rank(parts, c, plan, band, series=series) for c, plan in zip(parts.classes, parts.plans, strict=True)]
+    ranks = tuple(rank for rank, _ in made)
     worst = max((r.peak.device_bytes for r in ranks if r.peak), default=None)
     capacity = parts.usable_bytes()
     limit = int(capacity * scenario.limits.max_fill)
@@ -83,7 +113,7 @@ def report(parts: Parts, *, series: bool) -> Report:
         name=scenario.name, scenario=scenario.normalised(), status="ok",
         verdict=None if worst is None else "fits" if worst <= limit else "oom",
         capacity_bytes=capacity, headroom_bytes=None if worst is None else limit - worst,
-        assumptions=_assumptions(parts),
+        assumptions=(*_assumptions(parts), *_of_memory(parts, band, [held for _, held in made])),
         communicators=tuple(Communicator(axis=axis, size=parts.job.mesh.axis(axis).size)
                             for axis in parts.framework.communicators),
         adapters=_adapters(parts), ranks=ranks, time=_time(parts))
@@ -93,7 +123,7 @@ def _adapters(parts: Parts) -> Adapters | None:
     if parts.job.scenario.training.method == "full":
         return None
     stages = {plan.stage: plan for plan in parts.plans}.values()
-    recorded = ((plan, record_layers(plan, parts.workload())) for plan in stages)
+    recorded = ((plan, record_layers(plan, parts.workload(plan))) for plan in stages)
     return Adapters(adapted=adapted_modules(parts.job.graph), unmatched_targets=parts.job.unmatched_targets,
                     without_gradient=modules_without_gradient(recorded) if parts.programs else {})
 
@@ -119,7 +149,9 @@ def _time(parts: Parts) -> StepTime | None:
         mfu=flops / peak.si if peak else 0.0)
 
 
-def _rank(parts: Parts, rank_class: RankClass, plan: Plan, *, series: bool) -> RankReport:
+def _rank(parts: Parts, rank_class: RankClass, plan: Plan, band: Band, *, series: bool) -> tuple[
+        RankReport, tuple[Held, ...]]:
+    """The class's report, and what its ranks hold outside the allocator."""
     mesh = parts.job.mesh
     axes = [mesh.axis(a) for a in ("pp", "dp_replicate", "dp_shard", "cp", "tp", "ep", "expert_dp")]
     program = parts.programs.get(rank_class.representative)
@@ -129,6 +161,8 @@ def _rank(parts: Parts, rank_class: RankClass, plan: Plan, *, series: bool) -> R
     exact = flat and parts.exact
     rest = exact_at_rest(plan) if exact else plan.at_rest()
     padding = padding_elements(plan) if flat else 0
+    sent = () if program is None else traffic(program, mesh, steady_microbatch(parts.lowered), _repeats(parts))
+    held = () if program is None else outside(parts.site(), sent)
     return RankReport(
         ranks=rank_class.rank_text(mesh), num_ranks=rank_class.num_ranks,
         coordinates={a.name: rank_class.coordinates(mesh, a) for a in axes if a.size > 1}, stage=rank_class.stage,
@@ -139,10 +173,10 @@ def _rank(parts: Parts, rank_class: RankClass, plan: Plan, *, series: bool) -> R
         padding_bytes=plan.padding_bytes() + padding * _stored_bytes(plan),
         grads_padding_bytes=plan.padding_bytes() + padding * _grad_bytes(plan),
         grads_persist=_grads_persist(parts.framework),
-        peak=None if balanced is None else _peak(parts, balanced, plan.born_in_step()),
+        peak=None if balanced is None else _peak(parts, balanced, plan.born_in_step(), held, band),
         end_bytes=None if balanced is None else balanced.end_bytes,
-        traffic=() if program is None else traffic(program, mesh, steady_microbatch(parts.lowered), _repeats(parts)),
-        memory=memory_series(program, _row_ns(parts, rank_class)) if series and program is not None else None)
+        traffic=sent,
+        memory=memory_series(program, _row_ns(parts, rank_class)) if series and program is not None else None), held
 
 
 def _row_ns(parts: Parts, rank_class: RankClass) -> IntArray | None:
@@ -180,15 +214,17 @@ def _microbatch(parts: Parts, written: int) -> int:
     return written + is_later * (_count(parts) - parts.lowered)
 
 
-def _peak(parts: Parts, peak: Balance, born_in_step: int) -> Peak:
-    device = peak.peak_bytes + parts.topology.device.context_bytes
+def _peak(parts: Parts, peak: Balance, born_in_step: int, held: Sequence[Held], band: Band) -> Peak:
+    allocated, beside = peak.peak_bytes, sum(one.num_bytes for one in held)
+    mine, low, high = (reserved(int(allocated * off), parts.shares()) for off in (1, band.low, band.high))
     return Peak(
-        allocated_bytes=peak.peak_bytes, reserved_bytes=peak.peak_bytes, device_bytes=device, phase=peak.phase,
+        allocated_bytes=allocated, reserved_bytes=mine.middle, device_bytes=mine.middle + beside, phase=peak.phase,
         first_step_bytes=first_step(peak, born_in_step), event=peak.event, layer=peak.layer,
         microbatch=_microbatch(parts, peak.microbatch),
         by_category=peak.by_category, by_phase=peak.by_phase,
         top=tuple(Owner(owner=o, category=c, bytes=b) for o, c, b in peak.top),
-        band_bytes=(device, device))
+        reserved_band_bytes=(mine.low, mine.high), outside={one.category: one.num_bytes for one in held},
+        band_bytes=(low.low + beside, high.high + beside))
 
 
 def _assumptions(parts: Parts) -> tuple[Assumption, ...]:
@@ -196,13 +232,35 @@ def _assumptions(parts: Parts) -> tuple[Assumption, ...]:
              for key, (value, source) in parts.job.autos.items()]
     noted = [Assumption.model_validate({"what": w, "value": v, "kind": k, "source": s})
              for w, v, k, s in parts.framework.assumptions]
-    return (*autos, *noted, *_ENGINE_ASSUMPTIONS)
+    return (*autos, *noted)
 
 
-_ENGINE_ASSUMPTIONS = (
-    Assumption(what="reserved_bytes", value="allocated_bytes", kind="assumed",
-               source="allocator rounding and fragmentation are not modelled in this version"),
-    Assumption(what="device_bytes", value="reserved_bytes + CUDA context", kind="assumed",
-               source="NCCL buffers and library workspaces are not modelled in this version; the band does not "
-                      "include them"),
-)
+def _of_memory(parts: Parts, band: Band, held: Sequence[tuple[Held, ...]]) -> tuple[Assumption, ...]:
+    """Where parts of allocated, reserved and device come from, the largest of all ranks. None without a peak."""
+    if not any(held):
+        return ()
+    kept = {space.name: space for spaces in parts.workspaces.values() for space in spaces}
+    beside = {one.category: one for ones in held for one in sorted(ones, key=lambda one: one.num_bytes)}
+    return (*(Assumption(what=s.name, value=format_bytes(s.num_bytes), kind=s.kind, source=s.source)
+              for s in kept.values()),
+            *(Assumption(what=one.category, value=format_bytes(one.num_bytes), kind=one.kind, source=one.source)
+              for one in beside.values()), _of_reserved(parts), _of_band(parts, band))
+
+
+def _of_reserved(parts: Parts) -> Assumption:
+    shares = parts.shares()
+    value = f"allocated + {shares.middle:.1%}, at most {shares.high:.1%}"
+    if shares == ORDINARY:
+        return Assumption(what="reserved_bytes", value=value, kind="calibrated", source="readings of both on one "
+                          "rank: simumax-b200 (11), mbridge-card (6); low end: allocated, in segments")
+    why = "gathered parameters" if shares == GATHERED else "expandable segments"
+    return Assumption(what="reserved_bytes", value=value, kind="assumed", source=f"{why}: no reading of both on one "
+                      "rank; a replay of torch's allocator, see simcore/reserve.py")
+
+
+def _of_band(parts: Parts, band: Band) -> Assumption:
+    name = layout_class(parts.job, parts.framework)
+    told = f"{band.num} observations" if band.num else "unvalidated: no measured run of this class"
+    return Assumption(
+        what="band_bytes", value=f"{name}: {band.low - 1:+.1%} to {band.high - 1:+.1%}, {told}",
+        kind="calibrated" if band.num else "assumed", source="10% and 90% of measured over simulated, bands.json")

@@ -85,6 +85,11 @@ class Device(Frozen):
     launch: Duration
 
     @property
+    def architecture(self) -> int:
+        """The major compute capability: 8 Ampere, 9 Hopper, 10 Blackwell."""
+        return int(self.compute_capability.partition(".")[0])
+
+    @property
     def memory_bytes(self) -> int:
         """Total as nvidia-smi prints it."""
         return int(self.memory.total)

@@ -14,7 +14,7 @@ from enum import Enum
 from simcore.form import Form
 from simcore.tensor import TensorSpec
 
-__all__ = ["Buckets", "Framework", "Life", "Matches", "Moment", "Optimizer", "Rule", "Unit", "UnshardFlow"]
+__all__ = ["Buckets", "Framework", "Libraries", "Life", "Matches", "Moment", "Optimizer", "Rule", "Unit", "UnshardFlow"]
 
 
 Matches = Callable[[TensorSpec], bool]
@@ -145,6 +145,23 @@ class Optimizer:
 
 
 @dataclass(frozen=True, slots=True)
+class Libraries:
+    """Whose matrix products run, and what the framework caches; their workspaces are in `simcore/workspace.py`.
+
+    `date`: the month of torch and TransformerEngine, whose defaults changed. `te_linears`: TransformerEngine's linears
+    and not torch's; `te_grouped`: its grouped GEMM for experts; `te_overlap`: user buffers of tensor parallel overlap.
+    `core_buffers`: Megatron-Core's global buffer and rotary cache. `dispatcher`: "nccl", "deepep", "hybridep".
+    """
+
+    date: str = "2026-07"
+    te_linears: bool = False
+    te_grouped: bool = False
+    te_overlap: bool = False
+    core_buffers: bool = False
+    dispatcher: str = "nccl"
+
+
+@dataclass(frozen=True, slots=True)
 class Framework:
     """A framework applied to one job: ready to place and to lower.
 
@@ -170,6 +187,7 @@ class Framework:
     deferred_heads: int = 0
     options: tuple[tuple[str, str], ...] = ()
     communicators: tuple[str, ...] = ()
+    libraries: Libraries = Libraries()
     assumptions: tuple[tuple[str, str, str, str], ...] = field(default=(), compare=False)
     _lives: dict[int, tuple[TensorSpec, Life]] = field(default_factory=dict, compare=False, repr=False)
 

@@ -87,8 +87,8 @@ CATEGORIES: Final = {
     "workspace": "what a library or an operator keeps for itself from one step to the next",
     "input": "token ids and labels of a microbatch",
 }
-RESERVED: Final = ("context", "fragmentation", "graph_pool", "kv_cache", "nccl")
-"""Published names of categories that no program of this version posts."""
+OUTSIDE: Final = ("context", "nccl", "dispatcher")  # of a peak's `outside`
+RESERVED: Final = ("fragmentation", "graph_pool", "kv_cache")  # published names that nothing of this version posts
 
 _PHASES: Final = {
     Phase.BUILD: "before the step: what rests; not in reports",
@@ -151,9 +151,9 @@ def _components() -> tuple[str, str]:
 
 def _categories() -> tuple[str, str]:
     rows = [(f"`{name}`", what) for name, what in CATEGORIES.items()]
-    reserved = ", ".join(f"`{name}`" for name in RESERVED)
-    return ("Categories of bytes", f"{table(('category', 'is'), rows)}\n\nReserved for later versions, posted by none "
-            f"now: {reserved}.")
+    outside, reserved = (", ".join(f"`{name}`" for name in names) for names in (OUTSIDE, RESERVED))
+    return ("Categories of bytes", f"{table(('category', 'is'), rows)}\n\nOutside torch's allocator: {outside}. "
+            f"Reserved for later versions, posted by none now: {reserved}.")
 
 
 def _phases() -> tuple[str, str]:

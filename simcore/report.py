@@ -78,6 +78,9 @@ class Peak(_Frozen):
     """The highest moment of the step on this rank.
 
     `first_step_bytes`: the same of the very first step, whose optimizer has yet to make its states.
+    Allocated: tensors and workspaces of libraries. Reserved: what the allocator holds for them, most likely, and
+    between which ends. Device: that and what lies outside the allocator (`outside`: `context`, `nccl`, `dispatcher`).
+    `band_bytes`: where measured runs of such layouts put the device.
     """
 
     allocated_bytes: int
@@ -93,6 +96,8 @@ class Peak(_Frozen):
     by_category: dict[str, int]
     by_phase: dict[str, int]
     top: tuple[Owner, ...]
+    reserved_band_bytes: tuple[int, int]
+    outside: dict[str, int]
     band_bytes: tuple[int, int]
 
 

@@ -11,11 +11,12 @@ from simcore.block import BY_SHAPE, MAP, WORD, Block, Count, Fraction, Name, Ope
 from simcore.document import Document
 from simcore.errors import InputError, Problem
 from simcore.training import DType, Training
-from simcore.units import parse_quantity
+from simcore.units import parse_cublas, parse_quantity
 from simcore.yaml_parser import dotted
 
 __all__ = [
     "MAX_RANKS",
+    "Environment",
     "Generation",
     "Limits",
     "Mesh",
@@ -100,6 +101,21 @@ def _bytes_or_auto(text: str) -> str:
     return text
 
 
+def _workspace_or_auto(text: str) -> str:
+    if text != "auto":
+        parse_cublas(text)
+    return text
+
+
+class Environment(Block):
+    """Variables that the job's processes are started with, as far as they change memory."""
+
+    cublas_workspace_config: Annotated[Text, AfterValidator(_workspace_or_auto)] = Field(
+        default="auto", description="CUBLAS_WORKSPACE_CONFIG, such as :4096:8 (KiB); auto: not set, torch's default"
+    )
+    expandable_segments: bool = Field(default=False, description="PYTORCH_CUDA_ALLOC_CONF=expandable_segments:True")
+
+
 class Limits(Block):
     """How much of a device may be used."""
 
@@ -139,6 +155,7 @@ class Scenario(Block):
     rl: Rl | None = Field(default=None, description="Reinforcement learning, for the workload grpo")
     generation: Generation | None = Field(default=None, description="The engine that generates, for grpo and serve")
     framework_options: OpenMap = Field(default={}, description="What only this framework knows, in its own spelling")
+    environment: Environment = Field(default=Environment(), description="Variables that change memory")
     limits: Limits = Field(default=Limits(), description="How much of a device may be used")
     sweep: Any = Field(
         default=None, description="Keys with lists of values: one scenario for each", json_schema_extra=_SWEEP_SCHEMA

@@ -135,4 +135,4 @@ def _topology(scenario: Scenario) -> Topology:
 def _program(parts: Parts, plan: Plan) -> Program:
     schedule = parts.job.scenario.training.pipeline.schedule
     order = actions(schedule, plan.stage, parts.job.mesh.pp, parts.lowered)
-    return lower(plan, parts.workload(), order, flow_of(parts.framework))
+    return lower(plan, parts.workload(plan), order, flow_of(parts.framework))

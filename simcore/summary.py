@@ -34,8 +34,7 @@ _STYLE = {
     "error": "bold red",
 }
 _BAR = 8
-_TIGHT = 0.9
-"""Share of the capacity from which on what is not modelled may decide."""
+"""Characters of a full one."""
 _GAP = 2
 """Characters between two columns."""
 _PLACE = 24
@@ -115,15 +114,18 @@ def summary(reports: Sequence[Report], width: int) -> list[RenderableType]:
     shown: list[RenderableType] = [_Table((name, *part), styles) for part in parts]
     if len(reports) > 1:
         shown.append(_count(reports))
-    if any(_is_tight(report) for report in reports):
-        shown.append(Text("fits above 90%: NCCL buffers, library workspaces and fragmentation come on top of the peak"))
+    if unsure := [plain(report.name) for report in reports if _is_unsure(report)]:
+        names = ", ".join(unsure[:3]) + (f" and {len(unsure) - 3:,} more" if len(unsure) > 3 else "")
+        shown.append(Text(f"fits, but not surely (the upper end of the band lies above the limit): {names}"))
     return [part for table in shown for part in (table, "")][:-1]
 
 
-def _is_tight(report: Report) -> bool:
-    rank, capacity = report.peak_rank, report.capacity_bytes
-    peak = rank.peak if rank else None
-    return report.verdict == "fits" and peak is not None and peak.device_bytes > _TIGHT * (capacity or 0)
+def _is_unsure(report: Report) -> bool:
+    """A fit by the middle, and not by what measured runs of such layouts allow."""
+    rank, left = report.peak_rank, report.headroom_bytes
+    if report.verdict != "fits" or rank is None or rank.peak is None or left is None:
+        return False
+    return any(other.peak.band_bytes[1] > rank.peak.device_bytes + left for other in report.ranks if other.peak)
 
 
 def _columns(reports: Sequence[Report]) -> tuple[_Column, ...]:

@@ -34,12 +34,16 @@ EXPERTS_MARKS = range(2, 6)
 
 @dataclass(frozen=True, slots=True)
 class Workload:
-    """What one rank computes per microbatch. `seq` positions of its own; rows of experts: see `recording.Run`."""
+    """What one rank computes per microbatch. `seq` positions of its own; rows of experts: see `recording.Run`.
+
+    `spaces`: workspaces of libraries, as (name, bytes).
+    """
 
     batch: int
     seq: int
     rows_per_token: int
     sent_per_token: int = 0
+    spaces: tuple[tuple[str, int], ...] = ()
 
 
 @dataclass(frozen=True, eq=False)
@@ -131,7 +135,7 @@ def record_layers(plan: Plan, workload: Workload) -> Recording:
     """Every kind of layer of the plan's stage."""
     runs = {key: run_of(plan, key, workload)
             for key in dict.fromkeys(keys_of(plan).values())}
-    return _record(plan.graph, tuple(runs.items()))
+    return _record(plan.graph, tuple(runs.items()), workload.spaces)
 
 
 def run_of(plan: Plan, key: Key, workload: Workload) -> Run:
@@ -176,7 +180,7 @@ def _trained_below(plan: Plan) -> dict[int, bool]:
 
 
 @lru_cache(maxsize=128)
-def _record(graph: ModelGraph, runs: tuple[tuple[Key, Run], ...]) -> Recording:
+def _record(graph: ModelGraph, runs: tuple[tuple[Key, Run], ...], spaces: tuple[tuple[str, int], ...]) -> Recording:
     operators = importlib.import_module(f"simcore.operators.{graph.implementation}")
     tables = Tables()
     tiles = {}
@@ -185,12 +189,12 @@ def _record(graph: ModelGraph, runs: tuple[tuple[Key, Run], ...]) -> Recording:
         kind: LayerKind = graph.kinds[key[0]]
         tiles[key] = _tiles(operators.record(kind, run, tables.slots, tables.comms), head)
     standing = operators.standing if hasattr(operators, "standing") else _no_standing
-    spaces = _tile(*((Op.ALLOC, tables.slot(name, "workspace"), size)
-                     for name, size in standing([(graph.kinds[key[0]], run) for key, run in runs]).items() if size))
+    own = standing([(graph.kinds[key[0]], run) for key, run in runs])
+    kept = _tile(*((Op.ALLOC, tables.slot(name, "workspace"), size) for name, size in (*own.items(), *spaces) if size))
     edges = _edges(runs[0][1], [graph.kinds[key[0]].block for key, _ in runs], graph.architecture.hidden, tables)
-    shape = _shape(tuple(tables.slots), tuple(tables.comms), len(spaces.rows), len(edges.mask.rows),
+    shape = _shape(tuple(tables.slots), tuple(tables.comms), len(kept.rows), len(edges.mask.rows),
                    tuple((key, kind.shape) for key, kind in tiles.items()))
-    return Recording(shape, tables, tiles, edges, spaces)
+    return Recording(shape, tables, tiles, edges, kept)
 
 
 @lru_cache(maxsize=256)

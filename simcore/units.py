@@ -8,7 +8,7 @@ from __future__ import annotations
 import re
 from typing import Final
 
-__all__ = ["DTYPE_BYTES", "dtype_bytes", "format_bytes", "format_seconds", "parse_quantity"]
+__all__ = ["DTYPE_BYTES", "dtype_bytes", "format_bytes", "format_seconds", "parse_cublas", "parse_quantity"]
 
 DTYPE_BYTES: Final = {"fp32": 4, "bf16": 2, "fp16": 2, "fp8": 1, "int8": 1, "uint8": 1, "int32": 4, "int64": 8}
 
@@ -40,6 +40,13 @@ def parse_quantity(text: str, unit: str) -> float:
     if given.endswith(unit) and given[: -len(unit)] in _SCALE:
         return number * _SCALE[given[: -len(unit)]]
     raise ValueError(f"expected a quantity in {unit} (such as {_example(unit)!r}), got {text!r}")
+
+
+def parse_cublas(text: str) -> int:
+    """Bytes of `CUBLAS_WORKSPACE_CONFIG`: pairs of `:SIZE:COUNT`, sizes in KiB; ValueError for anything else."""
+    if not re.fullmatch(r"(:[0-9]{1,7}:[0-9]{1,4})+", text):
+        raise ValueError(f"expected pairs of :SIZE:COUNT with sizes in KiB, such as :4096:8, got {text!r}")
+    return sum(1024 * int(size) * int(count) for size, count in re.findall(r":(\d+):(\d+)", text))
 
 
 def _example(unit: str) -> str:

@@ -214,12 +214,10 @@ def _device(rank: RankReport) -> tuple[int, int, int] | None:
 
 
 def _reserved(rank: RankReport) -> tuple[int, int, int] | None:
-    """The band is the device's; what lies outside the allocator is the same at both of its ends."""
     if rank.peak is None:
         return None
-    outside = rank.peak.device_bytes - rank.peak.reserved_bytes
-    low, high = rank.peak.band_bytes
-    return low - outside, rank.peak.reserved_bytes, high - outside
+    low, high = rank.peak.reserved_band_bytes
+    return low, rank.peak.reserved_bytes, high
 
 
 def _first(rank: RankReport) -> tuple[int, int, int] | None:

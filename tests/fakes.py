@@ -40,6 +40,7 @@ def peak(gib: float) -> Peak:
         event="bwd:layers.51", layer="layers.51", microbatch=1,
         by_category={"activation": size - 4 * GIB, "opt_state": 2 * GIB},
         by_phase={"backward": size}, top=(Owner(owner="layers.51/x", category="activation", bytes=GIB),),
+        reserved_band_bytes=(size - 2 * GIB, size - GIB), outside={"context": GIB},
         band_bytes=(size - GIB, size + GIB),
     )
 

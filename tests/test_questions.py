@@ -326,7 +326,7 @@ def accounting() -> Rows:
              for what, size in BY_HAND.items()]
     named_bytes = [held(peak, *(name for names in HELD.values() for name in names)) for peak in peaks.values()]
     rest = [peak.device_bytes - sum_ for peak, sum_ in zip(peaks.values(), named_bytes, strict=True)]
-    rows.append(["activations, reduced gradients, temporaries, CUDA context", "", *map(gb, rest)])
+    rows.append(["activations, reduced gradients, temporaries, libraries, context", "", *map(gb, rest)])
     rows.append(["together", gb(sum(BY_HAND.values())), *(gb(peak.device_bytes) for peak in peaks.values())])
     rows.append(["verdict", "", *(str(report.verdict) for report in found.values())])
     rows.append(["longest sequence that fits", "", *(f"{longest(NANO, *variant(*options), step=256):,}"

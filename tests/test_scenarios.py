@@ -24,8 +24,8 @@ FOLDERS = sorted(path for path in SCENARIOS.iterdir() if path.is_dir())
 FILES = sorted(SCENARIOS.glob("*/*.yaml"))
 GENERATED = (
     "<!-- Made by `python -m tests.test_scenarios --write`. -->\n\n"
-    "On the rank with the highest peak; GB is 1e9 bytes. Peaks include the CUDA context, not NCCL's buffers nor "
-    "the allocator's rounding.\n\n"
+    "On the rank with the highest peak; GB is 1e9 bytes. Peaks are of the device: what the allocator most likely "
+    "reserves, the CUDA context, buffers of NCCL and of token dispatchers.\n\n"
 )
 
 

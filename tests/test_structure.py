@@ -19,8 +19,8 @@ ORDER = (
     "recording", "operators/", "models/", "graph", "mesh", "form", "framework", "lora", "lora_names", "lora_bridge",
     "lora_automodel", "routing", "job", "stages", "frameworks/", "plan", "buffers", "fold", "schedule", "schedules/",
     "setup", "tile", "outline", "program", "tiles", "flow", "lower", "flows/", "ledger", "cost", "report", "traffic",
-    "series", "streams", "timeline", "clocked", "adapters", "assemble", "simulate", "advice", "compare", "measured",
-    "tolerance",
+    "series", "streams", "timeline", "clocked", "adapters", "workspace", "outside", "reserve",
+    "band", "assemble", "simulate", "advice", "compare", "measured", "tolerance",
     "validate", "table", "summary", "batch", "finding", "output", "glossary", "cli", "__init__", "__main__",
 )  # fmt: skip
 

@@ -42,6 +42,16 @@ def _place(where: str) -> str:
     return where.removesuffix("._checkpoint_wrapped_module.mlp.experts") if ":recompute_" in where else where
 
 
+def _tensors(rank: RankReport) -> tuple[int, dict[str, int]]:
+    """(peak, peak of each phase) without workspaces: the oracle ran on fake tensors, which no library multiplies.
+
+    Workspaces stand for the whole step, so they move no peak. The trace has no such category; nothing else is left out.
+    """
+    assert rank.peak is not None
+    kept = rank.peak.by_category["workspace"]
+    return rank.peak.allocated_bytes - kept, {name: size - kept for name, size in rank.peak.by_phase.items()}
+
+
 @pytest.mark.parametrize("row", _rows(), ids=_ids)
 def test_placement(row: dict[str, Any]) -> None:
     rank = _simulated(row)
@@ -66,7 +76,9 @@ def test_peak(row: dict[str, Any]) -> None:
     assert rank.peak is not None
     truth = row["phases"]["step"]
     slack = _step_counters(row)
-    assert abs(rank.peak.allocated_bytes - truth["peak"]) <= slack + 0.001 * truth["peak"]
+    allocated, by_phase = _tensors(rank)
+    assert "workspace" not in truth["breakdown"]
+    assert abs(allocated - truth["peak"]) <= slack + 0.001 * truth["peak"]
     assert rank.peak.event == _place(truth["where"])
     for category, size in truth["breakdown"].items():
         found = rank.peak.by_category.get(category, 0)
@@ -74,4 +86,4 @@ def test_peak(row: dict[str, Any]) -> None:
     for phase, name in PHASES.items():
         if phase in row["phases"]:
             peak = row["phases"][phase]["peak"]
-            assert abs(rank.peak.by_phase[name] - peak) <= slack + 0.005 * peak, name
+            assert abs(by_phase[name] - peak) <= slack + 0.005 * peak, name

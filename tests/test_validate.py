@@ -120,10 +120,8 @@ def test_a_rank_that_is_not_there_and_a_first_step_have_no_number(measured: Call
         "allocated_peak: a result has no such number", "allocated_peak_first: a result has no such number"]
 
 
-def test_reserved_has_the_interval_of_the_device_less_what_lies_outside(
-    measured: Callable[..., list[Measured]]
-) -> None:
-    banded = peak(40).model_copy(update={"reserved_bytes": 30, "device_bytes": 50, "band_bytes": (45, 70)})
+def test_reserved_has_an_interval_of_its_own(measured: Callable[..., list[Measured]]) -> None:
+    banded = peak(40).model_copy(update={"reserved_bytes": 30, "reserved_band_bytes": (25, 50), "band_bytes": (45, 70)})
     found = judged(measured(row("a", reading("reserved_peak"))), rank(40, peak=banded))
     assert [(c.low_bytes, c.simulated_bytes, c.high_bytes) for c in found.compared] == [(25, 30, 50)]
 

@@ -47,7 +47,7 @@ def small_rank(series: MemorySeries | None = None, **peak: object) -> RankReport
         "phase": series.phases[at], "event": "bwd:pre_backward_end:root", "layer": "model.layers.3", "microbatch": 0,
         "by_category": highest, "by_phase": {"forward": 18 * GIB, "backward": 26 * GIB, "optimizer": 14 * GIB},
         "top": (Owner(owner="model.layers.3/up_proj.x", category="activation", bytes=2 * GIB),),
-        "band_bytes": (25 * GIB, 28 * GIB),
+        "reserved_band_bytes": (26 * GIB, 28 * GIB), "outside": {"context": GIB}, "band_bytes": (25 * GIB, 28 * GIB),
     }
     return RankReport(ranks=("0-3",), num_ranks=4, coordinates={"pp": 0}, stage=0,
                       at_rest={"mlp": AtRest(params_bytes=8 * GIB, num_params=4 * GIB)}, padding_bytes=0,

@@ -36,7 +36,8 @@ def a_rank(text: str, ranks: str, device_gib: int) -> RankReport:
                           phases=("forward", text, "optimizer"), values=((4 * GIB,) * 3, (0, 6 * GIB, GIB)))
     peak = Peak(allocated_bytes=10 * GIB, reserved_bytes=11 * GIB, device_bytes=device_gib * GIB, phase=text,
                 event=text, layer=text, microbatch=1, by_category={"sharded_param": 4 * GIB, text: 6 * GIB},
-                by_phase={"forward": 4 * GIB, text: 10 * GIB}, top=(), band_bytes=(9 * GIB, 11 * GIB))
+                by_phase={"forward": 4 * GIB, text: 10 * GIB}, top=(),
+                reserved_band_bytes=(10 * GIB, 12 * GIB), outside={"context": GIB}, band_bytes=(9 * GIB, 11 * GIB))
     traffic = TrafficRow(collective="all_gather", axis=text, group_size=8, phase=text, dtype="bf16", calls=3,
                          payload_bytes=GIB, wire_bytes=GIB // 2)
     return RankReport(ranks=(ranks,), num_ranks=4, coordinates={"pp": text}, stage=0, at_rest={}, padding_bytes=0,

@@ -12,7 +12,7 @@ checkpoint's bf16 and so do Adam's moments; A_log, D and dt_bias stay fp32.
 from __future__ import annotations
 
 from simcore.form import Form, Layout, Partial, Shard
-from simcore.framework import Framework, Life, Moment, Rule, UnshardFlow
+from simcore.framework import Framework, Libraries, Life, Moment, Rule, UnshardFlow
 from simcore.frameworks._automodel_checks import check
 from simcore.frameworks._automodel_units import is_sharded, units
 from simcore.frameworks._torch import all_or_no_checkpoint, torch_optimizer
@@ -66,6 +66,7 @@ def table(job: Job) -> Framework:
         options=(*((("experts", "unit"),) if own_unit else ()), ("dispatcher", _dispatcher(job, options)),
                  *RELEASE_0_7_0),
         communicators=_communicators(job),
+        libraries=Libraries(dispatcher="deepep" if _dispatcher(job, options) == "deepep" else "nccl"),
         assumptions=_assumptions(job),
     )
 

@@ -8,7 +8,7 @@ data-parallel ranks (context parallel ranks included) and, for experts, over the
 from __future__ import annotations
 
 from simcore.form import COPIES, Flat, Form, Layout, Partial, Shard
-from simcore.framework import Buckets, Framework, Life, Matches, Moment, Optimizer, Rule
+from simcore.framework import Buckets, Framework, Libraries, Life, Matches, Moment, Optimizer, Rule
 from simcore.frameworks._megatron_checks import check, checkpoint
 from simcore.frameworks._megatron_formats import Formats, formats
 from simcore.job import Job
@@ -91,6 +91,7 @@ def table(job: Job) -> Framework:
         deferred_heads=_deferred(job, options),
         options=_run_options(job, options, made.grads),
         communicators=_communicators(job),
+        libraries=_libraries(job, options),
         assumptions=_assumptions(job, options),
     )
 
@@ -132,6 +133,17 @@ def _assumptions(job: Job, options: dict[str, object]) -> tuple[tuple[str, str, 
         return copies
     return (*copies, ("moe_flex_dispatcher_backend", "recorded like deepep", "assumed",
              "HybridEP's buffers come from cudaMalloc, outside torch (DeepEP branch hybrid-ep, allocator.cu)"),)
+
+
+def _libraries(job: Job, options: dict[str, object]) -> Libraries:
+    """TE's specs, or core's own with TE for experts alone; core 0.16.1 trains in a container of early 2026."""
+    local = options.get("transformer_impl") == "local"
+    flex = options.get("moe_token_dispatcher_type") == "flex"
+    return Libraries(
+        date="2026-08" if _version(job).startswith("main") else "2026-01", te_linears=job.has_experts or not local,
+        te_grouped=not local and options.get("moe_grouped_gemm") is not False,
+        te_overlap=options.get("tp_comm_overlap") is True, core_buffers=True,
+        dispatcher=str(options.get("moe_flex_dispatcher_backend", "deepep")) if flex else "nccl")
 
 
 def _version(job: Job) -> str:

@@ -84,7 +84,7 @@ def scenario(golden):
     config = golden["config"]
     return {"model": _model(config), "framework": "megatron_fsdp" if config.get("fsdp") else "megatron",
             "topology": TOPOLOGY[golden["gpu"]], "mesh": _mesh(golden), "training": _training(config),
-            "framework_options": _options(config) | _context(golden)}
+            "framework_options": _options(config) | _context(golden), **_environment(golden)}
 
 
 # ---- model ----------------------------------------------------------------------------------------------------------
@@ -207,6 +207,12 @@ def _context(golden):
     limit = golden["raw_args"].get("wgrad-deferral-limit")
     crosses |= {"wgrad_deferral_limit": limit} if limit else {}
     return crosses | ({"moe_router_dtype": router} if router else {})
+
+
+def _environment(golden):
+    """The one variable of a case that changes memory."""
+    given = (golden.get("env_vars") or {}).get("CUBLAS_WORKSPACE_CONFIG")
+    return {"environment": {"cublas_workspace_config": given}} if given else {}
 
 
 def _options(config):

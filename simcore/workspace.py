@@ -1,0 +1,135 @@
+"""What GEMM libraries and frameworks keep for themselves in torch's allocator, from one step to the next.
+
+[Note: which workspaces there are]
+torch hands cuBLAS a workspace for each thread and stream that multiplies matrices: forward runs in the main thread,
+backward in autograd's, so there are two (torch `aten/src/ATen/cuda/CublasHandlePool.cpp`, cuBLASLt shares them).
+TransformerEngine keeps one for its linears, four more for grouped GEMMs, three more for user buffers under tensor
+parallel overlap (TE d0067d0d `pytorch/cpp_extensions/gemm.py`, `get_cublas_workspace`; four streams:
+`common/util/multi_stream.cpp`). Megatron-Core gathers the output layer's input into one global buffer (0.16.1
+`tensor_parallel/layers.py:482`, `utils.py:609`) and caches the angles of rotary embeddings
+(`models/common/embeddings/rotary_pos_embedding.py:177`, `yarn_rotary_pos_embedding.py:159`: 32 entries).
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Final, Literal
+
+from simcore.framework import Libraries
+from simcore.models.blocks import Attention, Head, LatentAttention, LayerKind, Moe
+from simcore.plan import Plan
+from simcore.units import dtype_bytes
+
+__all__ = ["Setting", "Space", "spaces"]
+
+MIB: Final = 2**20
+_TORCH: Final = "torch aten/src/ATen/cuda/CublasHandlePool.cpp parseChosenWorkspaceSize"
+_TE: Final = "TransformerEngine d0067d0d pytorch/cpp_extensions/gemm.py get_cublas_workspace"
+_BLACKWELL: Final = 10, 12
+_WIDE_ON_BLACKWELL: Final = "2026-03"
+"""torch since PR 175344 (2026-02): 32 MiB on compute capability 10 and 12 too."""
+_TE_TAIL: Final = "2025-10"
+"""TE since 3f5b4754 (2025-09-29): 1,024 B more, for scales."""
+_ROPE_ENTRIES: Final = 32
+
+
+@dataclass(frozen=True, slots=True)
+class Space:
+    """One workspace: name, bytes, and how far the number can be trusted."""
+
+    name: str
+    num_bytes: int
+    kind: Literal["derived", "assumed"]
+    source: str
+
+
+@dataclass(frozen=True, slots=True)
+class Setting:
+    """What workspaces depend on beside the plan: the GPU's major compute capability, cuBLAS's setting, positions.
+
+    `cublas_bytes`: of one workspace, None for torch's default. `batch` sequences of `seq` positions on this rank.
+    """
+
+    capability: int
+    cublas_bytes: int | None
+    batch: int
+    seq: int
+
+
+def spaces(plan: Plan, setting: Setting) -> tuple[Space, ...]:
+    """The workspaces of the plan's rank; those of 0 bytes are left out."""
+    libraries = plan.framework.libraries
+    found = (*_torch(plan, setting), *_te(plan, setting, libraries), *_core(plan, setting, libraries))
+    return tuple(space for space in found if space.num_bytes)
+
+
+# ---- torch ----------------------------------------------------------------------------------------------------------
+def _torch(plan: Plan, setting: Setting) -> tuple[Space, ...]:
+    if not _runs_torch_gemms(plan):
+        return ()
+    size = _cublas_default(plan.framework.libraries, setting) if setting.cublas_bytes is None else setting.cublas_bytes
+    return tuple(Space(f"cublas_workspace.{thread}", size, "derived", _TORCH) for thread in ("forward", "backward"))
+
+
+def _runs_torch_gemms(plan: Plan) -> bool:
+    """Where TE runs all linears, torch multiplies for the output layer and for routers alone."""
+    return not plan.framework.libraries.te_linears or any(
+        isinstance(kind.block, Head) or _has(kind, Moe) for kind in _kinds(plan))
+
+
+def _cublas_default(libraries: Libraries, setting: Setting) -> int:
+    """32 MiB on Hopper, and on Blackwell since 2026-02; else two of 4 MiB and eight of 16 KiB."""
+    wide = setting.capability == 9 or (setting.capability in _BLACKWELL and libraries.date >= _WIDE_ON_BLACKWELL)
+    return 32 * MIB if wide else 2 * 4096 * 1024 + 8 * 16 * 1024
+
+
+# ---- TransformerEngine ----------------------------------------------------------------------------------------------
+def _te(plan: Plan, setting: Setting, libraries: Libraries) -> tuple[Space, ...]:
+    if not libraries.te_linears:
+        return ()
+    tail = 1024 if libraries.date >= _TE_TAIL else 0
+    size = 32 * MIB + tail if setting.capability >= 9 else 4 * MIB
+    grouped = libraries.te_grouped and any(_has(kind, Moe) for kind in _kinds(plan))
+    return (Space("te_workspace", size, "derived", _TE),
+            Space("te_workspace.grouped_gemm", 4 * size * grouped, "derived", _TE),
+            Space("te_workspace.user_buffers", 3 * size * libraries.te_overlap, "derived", _TE))
+
+
+# ---- Megatron-Core --------------------------------------------------------------------------------------------------
+def _core(plan: Plan, setting: Setting, libraries: Libraries) -> tuple[Space, ...]:
+    if not libraries.core_buffers:
+        return ()
+    return (Space("global_memory_buffer", _gathered_input(plan, setting), "derived",
+                  "core 0.16.1 tensor_parallel/layers.py:482: the output layer's input, gathered over tp"),
+            Space("rope_cache", _angles(plan, setting), "derived",
+                  "core 0.16.1 models/common/embeddings/rotary_pos_embedding.py:177: fp32, cached for good"))
+
+
+def _gathered_input(plan: Plan, setting: Setting) -> int:
+    """Only a trained output layer gathers into it (`linear_with_frozen_weight` gathers into an ordinary tensor)."""
+    if not plan.framework.sequence_parallel or plan.mesh.tp == 1:
+        return 0
+    heads = [kind.block for kind in _kinds(plan) if isinstance(kind.block, Head)]
+    trained = any(p.spec.trainable for number, _ in plan.kind_counts if isinstance(plan.graph.kinds[number].block, Head)
+                  for p in plan.kinds[number])
+    hidden = heads[0].hidden if heads and trained else 0
+    return setting.batch * setting.seq * hidden * dtype_bytes(plan.framework.compute_dtype)
+
+
+def _angles(plan: Plan, setting: Setting) -> int:
+    """One table a model; latent attention has one a layer, the cache keeps 32 of them."""
+    blocks = [(branch.block, count) for number, count in plan.kind_counts
+              for branch in plan.graph.kinds[number].branches]
+    shared = max((b.head_dim for b, _ in blocks if isinstance(b, Attention) and b.rotary), default=0)
+    own = [(b.rope, count) for b, count in blocks if isinstance(b, LatentAttention)]
+    kept = min(_ROPE_ENTRIES, sum(count for _, count in own)) * max((size for size, _ in own), default=0)
+    return 4 * setting.seq * (shared + kept)
+
+
+def _kinds(plan: Plan) -> list[LayerKind]:
+    """Of the plan's stage."""
+    return [plan.graph.kinds[number] for number, _ in plan.kind_counts]
+
+
+def _has(kind: LayerKind, block: type) -> bool:
+    return any(isinstance(branch.block, block) for branch in kind.branches)
