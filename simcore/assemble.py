@@ -34,7 +34,7 @@ from simcore.report import (
 from simcore.reserve import EXPANDABLE, GATHERED, ORDINARY, Shares, reserved
 from simcore.routing import received_per_token, sent_per_token, top_k_of
 from simcore.scenario import Scenario
-from simcore.schedule import steady_microbatch
+from simcore.schedule import steady_microbatches
 from simcore.series import memory_series
 from simcore.tiles import Workload, record_layers
 from simcore.topology import Topology
@@ -161,7 +161,7 @@ def _rank(parts: Parts, rank_class: RankClass, plan: Plan, band: Band, *, series
     exact = flat and parts.exact
     rest = exact_at_rest(plan) if exact else plan.at_rest()
     padding = padding_elements(plan) if flat else 0
-    sent = () if program is None else traffic(program, mesh, steady_microbatch(parts.lowered), _repeats(parts))
+    sent = () if program is None else traffic(program, mesh, _steady(parts), _repeats(parts))
     held = () if program is None else outside(parts.site(), sent)
     return RankReport(
         ranks=rank_class.rank_text(mesh), num_ranks=rank_class.num_ranks,
@@ -199,9 +199,14 @@ def _grads_persist(framework: Framework) -> bool:
     return any(rule.life.grads_persist for rule in framework.rules)
 
 
+def _steady(parts: Parts) -> range:
+    """Microbatches that stand for all that are not written out."""
+    return steady_microbatches(parts.framework.schedule, parts.lowered)
+
+
 def _repeats(parts: Parts) -> int:
-    """How often the steady microbatch happens."""
-    return _count(parts) - parts.lowered + 1
+    """How often the steady microbatches happen."""
+    return (_count(parts) - parts.lowered) // parts.framework.schedule.group + 1
 
 
 def _count(parts: Parts) -> int:
@@ -210,7 +215,7 @@ def _count(parts: Parts) -> int:
 
 def _microbatch(parts: Parts, written: int) -> int:
     """Its number in the step; those after the steady one were written out with smaller numbers."""
-    is_later = written > steady_microbatch(parts.lowered)
+    is_later = written >= _steady(parts).stop
     return written + is_later * (_count(parts) - parts.lowered)
 
 

@@ -12,7 +12,6 @@ from simcore.fold import RankClass
 from simcore.mesh import IntArray, Mesh
 from simcore.outline import Phase
 from simcore.program import Program
-from simcore.schedule import steady_microbatch
 from simcore.streams import Track, tracks
 from simcore.tape import Kernel, Op, Stream
 from simcore.tile import AMOUNT, AUX, OP, SLOT
@@ -28,7 +27,7 @@ _DTYPE_ID = {name: DTYPES.index(name) for name in ("fp32", "bf16", "fp16")}
 class Clocked:
     """Times of one step, in ns.
 
-    `steady`: microbatches around the steady one take the same time on every rank (or nothing is extrapolated).
+    `steady`: microbatches around the steady ones take the same time on every rank (or nothing is extrapolated).
     `exposed_ns`: the compute stream waited for a collective.
     `row_ns`: for each class, when each row of its program was reached on the compute stream.
     """
@@ -43,36 +42,40 @@ class Clocked:
 
 
 def clock(programs: Sequence[Program], classes: Sequence[RankClass], mesh: Mesh, topology: Topology, compute: str,
-          extra_microbatches: int) -> Clocked:
-    """Run programs that wrote out some microbatches; `extra_microbatches` more are like the steady one."""
+          steady_ones: range, extra_microbatches: int) -> Clocked:
+    """Run programs that wrote out some microbatches; `extra_microbatches` more are like the steady ones."""
     compiled = [_track(program, mesh, topology, compute) for program in programs]
     times = run(compiled, _Wires(programs, classes, mesh, topology))
     rows = tuple(_row_ns(track, t, len(p.places)) for track, t, p in zip(compiled, times, programs, strict=True))
     spent = [_spent(p, r) for p, r in zip(programs, rows, strict=True)]
     starts = [_backward_starts(p, r) for p, r in zip(programs, rows, strict=True)]
-    number = steady_microbatch(len(starts[0]))
-    steady = not extra_microbatches or _is_steady(starts, spent, number)
-    period = int(starts[0][number] - starts[0][number - 1]) if extra_microbatches else 0
+    first, group = steady_ones.start, len(steady_ones)
+    repeats = extra_microbatches // group
+    steady = not repeats or _is_steady(starts, spent, steady_ones)
+    period = int(starts[0][first] - starts[0][first - group]) if repeats else 0
     weight = np.ones(len(starts[0]), dtype=np.int64)
-    weight[number] += extra_microbatches
+    weight[first:steady_ones.stop] += repeats
     worst = max(range(len(times)), key=lambda i: (times[i].end, -i))
     return Clocked(
-        max(t.end for t in times) + period * extra_microbatches, _phases(weight @ spent[worst]),
+        max(t.end for t in times) + period * repeats, _phases(weight @ spent[worst]),
         _exposed(compiled[worst], times[worst], weight[programs[worst].microbatch]), steady,
         sum(_forward_flops(p, weight[p.microbatch]) * c.num_ranks for p, c in zip(programs, classes, strict=True)),
         rows, tuple(times))
 
 
-def _is_steady(starts: Sequence[IntArray], spent: Sequence[IntArray], number: int) -> bool:
-    """The steady microbatch takes as long as its neighbours: from backward to backward on all ranks, and by phase.
+def _is_steady(starts: Sequence[IntArray], spent: Sequence[IntArray], ones: range) -> bool:
+    """The steady microbatches take as long as their neighbours: from backward to backward on all ranks, and by phase.
 
     The step's last microbatch reduces gradients, so phases are not compared with it.
     """
-    if number + 1 >= len(starts[0]):
+    first, group = ones.start, len(ones)
+    if first < group or ones.stop + group > len(starts[0]):
         return False
-    periods = {int(p) for s in starts for p in np.diff(s[number - 1:number + 2])}
-    is_last = number + 2 == len(starts[0])
-    return len(periods) == 1 and (is_last or all((s[number] == s[number + 1]).all() for s in spent))
+    windows = [s[first - group:ones.stop + group] for s in starts]
+    periods = {int(p) for window in windows for p in window[group:] - window[:-group]}
+    is_last = ones.stop + group == len(starts[0])
+    following = slice(ones.stop, ones.stop + group)
+    return len(periods) == 1 and (is_last or all((s[first:ones.stop] == s[following]).all() for s in spent))
 
 
 def _track(program: Program, mesh: Mesh, topology: Topology, compute: str) -> Track:

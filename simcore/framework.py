@@ -12,6 +12,7 @@ from dataclasses import dataclass, field
 from enum import Enum
 
 from simcore.form import Form
+from simcore.schedule import Schedule
 from simcore.tensor import TensorSpec
 
 __all__ = ["Buckets", "Framework", "Libraries", "Life", "Matches", "Moment", "Optimizer", "Rule", "Unit", "UnshardFlow"]
@@ -165,6 +166,8 @@ class Libraries:
 class Framework:
     """A framework applied to one job: ready to place and to lower.
 
+    `stages`: layers of each pipeline stage, in the order of the model; stage number k is a chunk of rank k mod pp.
+    `kept_whole`: layers that `checkpoint` spares. `recomputed_together`: so many layers keep one input ("uniform").
     What is not compared has no part in lowering: rules are seen in what they placed. `frees_sent_output`: a stage drops
     what it has sent on; `keeps_received`: it keeps the last input that it received, and that input's gradient, until
     the next ones are there. `deferred_heads`: so many microbatches of a step keep what the weight gradient of the
@@ -182,6 +185,9 @@ class Framework:
     loss: str
     sequence_parallel: bool
     stages: tuple[tuple[int, ...], ...]
+    kept_whole: tuple[int, ...] = ()
+    recomputed_together: int = 1
+    schedule: Schedule = field(default_factory=Schedule)
     frees_sent_output: bool = False
     keeps_received: bool = False
     deferred_heads: int = 0

@@ -228,7 +228,7 @@ def _sample() -> Program:
              "training": {"seq_len": 128, "global_batch_size": 8, "recompute": "full"}}
     job, framework = prepare(parse_scenario(parse_document(json.dumps(asked), "events")))
     plan = place(job.graph, job.mesh, framework, 0)
-    return lower(plan, Workload(1, 128, 1 << 16), actions("1f1b", 0, 1, 2), flow_of(framework))
+    return lower(plan, Workload(1, 128, 1 << 16), actions(framework.schedule, 0, 2), flow_of(framework))
 
 
 # ---- the scenario's keys ---------------------------------------------------------------------------------------------

@@ -14,7 +14,7 @@ from simcore.flow import Flow, FlowMaker
 from simcore.outline import Builder, Outline, Phase, Tables
 from simcore.plan import Plan
 from simcore.program import Program
-from simcore.schedule import Action
+from simcore.schedule import Action, Pass
 from simcore.tape import Param
 from simcore.tile import Tile
 from simcore.tiles import Edges, Recording, Workload, keys_of, record_layers
@@ -44,9 +44,8 @@ def _outline(plan: Plan, recording: Recording, actions: tuple[Action, ...], flow
     walk = _Walk(plan, builder, flow, recording)
     flow.rest()
     builder.tile(recording.standing, plan.layers[0])
-    walk.received.rest()
-    for action in actions:
-        walk.forward(action) if action.forward else walk.backward(action)
+    walk.past.rest()
+    walk.step(actions)
     walk.finish()
     builder.at(Phase.OPTIMIZER)
     flow.optimize()
@@ -72,7 +71,7 @@ class _Received:
 
     def __init__(self, plan: Plan, builder: Builder, edges: Edges) -> None:
         self.out, self.edges, self.first = builder, edges, plan.layers[0]
-        self.keeps = plan.framework.keeps_received and plan.stage > 0
+        self.keeps = plan.framework.keeps_received and plan.stage > 0 and len(plan.chunks) == 1
         self.deferred = plan.framework.deferred_heads if plan.stage == plan.mesh.pp - 1 else 0
         self.waiting = 0
         self.has_input = self.has_grad = False
@@ -104,11 +103,11 @@ class _Received:
             self.out.tile(self.edges.drop_hidden, self.first - 1)
         self.has_input = False
 
-    def grad(self, microbatch: int) -> None:
+    def grad(self, microbatch: int, layer: int) -> None:
         """The next gradient is there and sent; layers have let go of the input."""
         waits = 0 < microbatch <= self.deferred
         if (self.has_grad and not waits) or not self.keeps:
-            self.out.tile(self.edges.drop_grad, self.first)
+            self.out.tile(self.edges.drop_grad, layer)
         self.has_grad = self.keeps
         if self.keeps and microbatch == self.newest:
             self.out.tile(self.edges.keep_hidden, self.first - 1)
@@ -123,6 +122,32 @@ class _Received:
 
 
 # ---- the walk -------------------------------------------------------------------------------------------------------
+class _Chunk:
+    """One of the rank's parts of the model: its layers, and whether the model begins or ends with it.
+
+    Groups of layers that are replayed together: by their last layer, that layer by the first, and layers whose input
+    nobody keeps.
+    """
+
+    def __init__(self, plan: Plan, number: int) -> None:
+        self.layers = plan.chunks[number]
+        self.first, self.last = self.layers[0], self.layers[-1]
+        self.is_first = plan.stage == 0 and number == 0
+        self.is_last = plan.stage == plan.mesh.pp - 1 and number == len(plan.chunks) - 1
+        names = {_kind(plan, layer): layer for layer in self.layers}
+        self.norm, self.head = names.get("final_norm", -1), names.get("head", -1)
+        inner = [layer for layer in self.layers if plan.graph.kinds[plan.graph.layers[layer].kind].block is None]
+        size = plan.framework.recomputed_together
+        groups = [inner[i:i + size] for i in range(0, len(inner), size)] if size > 1 else []
+        self.replayed_at = {group[-1]: group for group in groups}
+        self.last_of = {group[0]: group[-1] for group in groups}
+        self.unkept = {layer for group in groups for layer in group[1:]}
+
+
+def _kind(plan: Plan, layer: int) -> str:
+    return plan.graph.kinds[plan.graph.layers[layer].kind].name
+
+
 class _Walk:
     """Passes over the layers of one stage."""
 
@@ -132,81 +157,121 @@ class _Walk:
         self.tables = builder.tables
         self.begin = {True: self.tables.hook("fwd:begin"), False: self.tables.hook("bwd:begin")}
         self.end = {True: self.tables.hook("fwd:end"), False: self.tables.hook("bwd:end")}
-        self.first, self.last = plan.layers[0], plan.layers[-1]
-        self.is_first, self.is_last = plan.stage == 0, plan.stage == plan.mesh.pp - 1
-        self.norm = next((layer for layer in plan.layers if self._kind(layer) == "final_norm"), -1)
-        self.head = next((layer for layer in plan.layers if self._kind(layer) == "head"), -1)
-        self.received = _Received(plan, builder, recording.edges)
+        self.chunks = [_Chunk(plan, number) for number in range(len(plan.chunks))]
+        self.received: set[Pass] = set()
+        self.kept: _Chunk | None = None
+        self.past = _Received(plan, builder, recording.edges)
         self.waiting = 0
 
-    def _kind(self, layer: int) -> str:
-        return self.plan.graph.kinds[self.plan.graph.layers[layer].kind].name
+    def step(self, actions: Iterable[Action]) -> None:
+        """All passes, in order."""
+        for action in actions:
+            chunk, phase = self.chunks[action.chunk], Phase.FORWARD if action.forward else Phase.BACKWARD
+            self.out.at(phase, action.microbatch)
+            self.forward(action, chunk) if action.forward else self.backward(action, chunk)
+            self.out.mark(self.end[action.forward])
+            for key in action.ahead:
+                self.received.add(key)
+                self.out.at(phase, key[2])
+                self._receive(key)
+            if not action.keeps_output:
+                self._drop_kept()
 
-    def forward(self, action: Action) -> None:
+    def forward(self, action: Action, chunk: _Chunk) -> None:
         out, flow = self.out, self.flow
-        out.at(Phase.FORWARD, action.microbatch)
-        out.tile(self.edges.tokens, self.first)
+        out.tile(self.edges.tokens, chunk.first)
         out.mark(self.begin[True])
         flow.begin_microbatch(action)
-        out.tile(self.edges.mask, self.first)
-        if not self.is_first:
-            out.tile(self.edges.receive_hidden, self.first - 1)
-            self.received.begin_forward()
-        for layer in self.plan.layers:
-            if self._kind(layer) == "loss":
+        out.tile(self.edges.mask, chunk.first)
+        self._take_in(action, chunk)
+        if not chunk.is_first:
+            self.past.begin_forward()
+        for layer in chunk.layers:
+            if _kind(self.plan, layer) == "loss":
                 out.at(Phase.LOSS)
             flow.forward_begin(layer)
             self._pass(layer, self.tiles[layer].forward)
             flow.forward_end(layer)
-            if layer != self.head:
+            if layer != chunk.head:
                 out.tile(self.tiles[layer].after, layer)
-            if layer == self.norm and self.is_first:
-                out.tile(self.tiles[self.first + 1].late, self.first + 1)
-        if self.is_first and self.norm < 0:
-            out.tile(self.tiles[self.first + 1].late, self.first + 1)
-        if self.head >= 0:
-            out.tile(self.tiles[self.head].after, self.head)
-        if not self.is_last:
-            out.tile(self.edges.send_hidden, self.last)
-            if self.plan.framework.frees_sent_output:
-                out.tile(self.edges.drop_hidden, self.last)
-        self.received.end_forward(action.microbatch)
-        out.tile(self.edges.drop_mask, self.first)
+            if layer in chunk.unkept:
+                out.tile(self.edges.drop_hidden, layer - 1)
+            if layer == chunk.norm and chunk.is_first:
+                out.tile(self.tiles[chunk.first + 1].late, chunk.first + 1)
+        if chunk.is_first and chunk.norm < 0:
+            out.tile(self.tiles[chunk.first + 1].late, chunk.first + 1)
+        if chunk.head >= 0:
+            out.tile(self.tiles[chunk.head].after, chunk.head)
+        if not chunk.is_last:
+            out.tile(self.edges.send_hidden, chunk.last)
+            self._free_sent(action, chunk)
+        self.past.end_forward(action.microbatch)
+        out.tile(self.edges.drop_mask, chunk.first)
         flow.end_pass(action)
-        out.mark(self.end[True])
 
-    def backward(self, action: Action) -> None:
+    def backward(self, action: Action, chunk: _Chunk) -> None:
         out, flow = self.out, self.flow
-        out.at(Phase.BACKWARD, action.microbatch)
         out.mark(self.begin[False])
         flow.begin_microbatch(action)
-        if not self.is_last:
-            out.tile(self.edges.receive_grad, self.last + 1)
-        for layer in reversed(self.plan.layers):
+        self._take_in(action, chunk)
+        for layer in reversed(chunk.layers):
+            for again in chunk.replayed_at.get(layer, ()):
+                out.tile(self.tiles[again].again, again)
             out.tile(self.tiles[layer].seed, layer)
             flow.backward_begin(layer)
             self._pass(layer, self.tiles[layer].backward)
             flow.backward_end(layer, self._outer_grads(layer))
-            if layer == self.head and action.microbatch < self.plan.framework.deferred_heads:
+            if layer in chunk.last_of:  # the replay's own output
+                out.tile(self.edges.drop_hidden, chunk.last_of[layer])
+            if layer == chunk.head and action.microbatch < self.plan.framework.deferred_heads:
                 out.tile(self.edges.defer, layer)
                 self.waiting += 1
-        if not self.is_first:
-            out.tile(self.edges.send_grad, self.first)
-            self.received.grad(action.microbatch)
+        if not chunk.is_first:
+            out.tile(self.edges.send_grad, chunk.first)
+            self.past.grad(action.microbatch, chunk.first)
         flow.end_pass(action)
-        if self.is_last:
-            out.tile(self.tiles[self.last].late, self.last)
+        if chunk.is_last:
+            out.tile(self.tiles[chunk.last].late, chunk.last)
         elif not self.plan.framework.frees_sent_output:
-            out.tile(self.edges.drop_hidden, self.last)
-        out.tile(self.edges.drop_tokens, self.first)
-        out.mark(self.end[False])
+            out.tile(self.edges.drop_hidden, chunk.last)
+        out.tile(self.edges.drop_tokens, chunk.first)
 
     def finish(self) -> None:
         """What has waited for the end of the step (core 0.16.1 `schedules.py`, finish_embedding_wgrad_compute)."""
         for _ in range(self.waiting):
-            self.out.tile(self.edges.drop_deferred, self.head)
-        self.received.finish()
+            self.out.tile(self.edges.drop_deferred, self.chunks[-1].head)
+        self.past.finish()
 
+    # ---- what crosses borders ---------------------------------------------------------------------------------------
+    def _take_in(self, action: Action, chunk: _Chunk) -> None:
+        """The pass's input from the neighbouring stage, which may have begun to arrive long ago."""
+        if chunk.is_first if action.forward else chunk.is_last:
+            return
+        if action.key not in self.received:
+            self._receive(action.key)
+        wait, layer = ((self.edges.await_hidden, chunk.first - 1) if action.forward
+                       else (self.edges.await_grad, chunk.last + 1))
+        self.out.tile(wait, layer)
+
+    def _receive(self, key: Pass) -> None:
+        forward, number, _ = key
+        chunk = self.chunks[number]
+        tile, layer = ((self.edges.receive_hidden, chunk.first - 1) if forward
+                       else (self.edges.receive_grad, chunk.last + 1))
+        self.out.tile(tile, layer)
+
+    def _free_sent(self, action: Action, chunk: _Chunk) -> None:
+        if self.plan.framework.frees_sent_output:
+            self.kept = chunk
+            if not (action.keeps_output or action.ahead):
+                self._drop_kept()
+
+    def _drop_kept(self) -> None:
+        if self.kept is not None:
+            self.out.tile(self.edges.drop_hidden, self.kept.last)
+            self.kept = None
+
+    # ---- layers -----------------------------------------------------------------------------------------------------
     def _pass(self, layer: int, pieces: Sequence[tuple[Tile, int, bool]]) -> None:
         for tile, mark, replay in pieces:
             self.out.tile(tile, layer)

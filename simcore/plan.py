@@ -79,19 +79,24 @@ class AtRestBytes:
 
 @dataclass(frozen=True)
 class Plan:
-    """All kinds as one rank holds them; `layers` are those of its pipeline stage. Equal plans are lowered once."""
+    """All kinds as one rank holds them; `chunks`: layers of its pipeline stage. Equal plans are lowered once."""
 
     graph: ModelGraph
     mesh: Mesh
     framework: Framework
     rank: int
     stage: int
-    layers: tuple[int, ...]
+    chunks: tuple[tuple[int, ...], ...]
     kinds: tuple[tuple[Placed, ...], ...]
+
+    @cached_property
+    def layers(self) -> tuple[int, ...]:
+        """Those of all chunks, in order."""
+        return tuple(layer for chunk in self.chunks for layer in chunk)
 
     def __hash__(self) -> int:
         """Of a part, for speed: a plan is looked up several times a scenario."""
-        return hash((self.graph, self.mesh, self.rank, self.layers, self.framework.flow))
+        return hash((self.graph, self.mesh, self.rank, self.chunks, self.framework.flow))
 
     def of_layer(self, layer: int) -> tuple[Placed, ...]:
         """The tensors of layer number `layer`."""
@@ -133,7 +138,7 @@ def place(graph: ModelGraph, mesh: Mesh, framework: Framework, rank: int) -> Pla
     stage = mesh.axis("pp").coordinate(rank)
     kinds = tuple(tuple(_place_tensor(spec, framework.life(spec), mesh, rank) for spec in specs)
                   for specs in graph.tensors)
-    return Plan(graph, mesh, framework, rank, stage, framework.stages[stage], kinds)
+    return Plan(graph, mesh, framework, rank, stage, framework.stages[stage::mesh.pp], kinds)
 
 
 def _place_tensor(spec: TensorSpec, life: Life, mesh: Mesh, rank: int) -> Placed:

@@ -5,37 +5,75 @@ from __future__ import annotations
 import importlib
 from dataclasses import dataclass
 
-__all__ = ["Action", "actions", "lowered_microbatches", "steady_microbatch"]
+__all__ = ["Action", "Pass", "Schedule", "actions", "lowered_microbatches", "steady_microbatches"]
+
+Pass = tuple[bool, int, int]
+"""Forward (or backward), chunk, microbatch."""
+
+
+@dataclass(frozen=True, slots=True)
+class Schedule:
+    """How passes are ordered. A rank holds `num_chunks` parts of the model, in turn with the other stages.
+
+    `group`: microbatches that a chunk takes in a row before the rank's next chunk has its turn; a step repeats itself
+    group by group.
+    """
+
+    name: str = "1f1b"
+    num_stages: int = 1
+    num_chunks: int = 1
+    group: int = 1
 
 
 @dataclass(frozen=True, slots=True)
 class Action:
-    """One entry: forward or backward of a microbatch; `is_last`: of the step."""
+    """One entry: forward or backward of a microbatch through a chunk; `is_last`: of the step, through this chunk.
+
+    `ahead`: passes whose input the rank begins to receive when this one is over (others: when they begin).
+    `keeps_output`: what it sends is freed when the backward pass after it is over, not at once. `reduces`: chunks whose
+    gradients are reduced when it is over.
+    """
 
     forward: bool
     microbatch: int
     is_last: bool = False
+    chunk: int = 0
+    ahead: tuple[Pass, ...] = ()
+    keeps_output: bool = False
+    reduces: tuple[int, ...] = ()
+
+    @property
+    def key(self) -> Pass:
+        """The pass itself."""
+        return self.forward, self.chunk, self.microbatch
 
 
-def actions(name: str, stage: int, num_stages: int, num_microbatches: int) -> tuple[Action, ...]:
-    """The passes of one stage under a schedule (file name of `simcore/schedules`)."""
-    module = importlib.import_module(f"simcore.schedules.{_MODULE[name]}")
-    order: tuple[Action, ...] = module.order(stage, num_stages, num_microbatches)
+def actions(schedule: Schedule, stage: int, num_microbatches: int) -> tuple[Action, ...]:
+    """The passes of one stage."""
+    module = importlib.import_module(f"simcore.schedules.{_MODULE[schedule.name]}")
+    order: tuple[Action, ...] = module.order(schedule, stage, num_microbatches)
     return order
 
 
-_MODULE = {"1f1b": "one_f_one_b"}
-SCHEDULES = tuple(_MODULE)
+SCHEDULES = ("1f1b", "gpipe")
+"""What a scenario may ask for; virtual stages make it interleaved."""
+
+_MODULE = {"1f1b": "one_f_one_b", "gpipe": "gpipe", "interleaved": "interleaved"}
 
 
-def lowered_microbatches(num_stages: int, num_microbatches: int) -> int:
+def lowered_microbatches(schedule: Schedule, num_microbatches: int, doublings: int = 0) -> int:
     """How many microbatches are written out at first: the first, a steady one, the last; more to fill a pipeline.
 
-    If the steady ones do not take the same time, more are written out.
+    Whole groups, and what is left over of the step's last one. An interleaved stage is in warm-up for less than two
+    groups, and in cool-down. If the steady ones do not take the same time, twice as many are written out.
     """
-    return min(num_microbatches, 3 if num_stages == 1 else 2 * num_stages + 2)
+    if schedule.name == "gpipe":
+        return num_microbatches
+    groups = 3 if schedule.num_stages == 1 else 2 * schedule.num_stages + 2 if schedule.num_chunks == 1 else 5
+    return min(num_microbatches, (groups << doublings) * schedule.group + num_microbatches % schedule.group)
 
 
-def steady_microbatch(num_lowered: int) -> int:
-    """Of those written out, the one that stands for all that are not: on no stage in warm-up or cool-down."""
-    return num_lowered // 2
+def steady_microbatches(schedule: Schedule, num_lowered: int) -> range:
+    """Of those written out, the group that stands for all that are not: on no stage in warm-up or cool-down."""
+    first = num_lowered // schedule.group // 2 * schedule.group
+    return range(first, first + schedule.group)

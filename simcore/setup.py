@@ -147,7 +147,6 @@ def _refuse_unserved(scenario: Scenario) -> None:
          "offload"),
         (("training", "pipeline", "schedule"), training.pipeline.schedule not in SCHEDULES,
          f"schedule {training.pipeline.schedule}"),
-        (("training", "pipeline", "virtual_stages"), training.pipeline.virtual_stages > 1, "virtual stages"),
         (("training", "optimizer", "paged"), training.optimizer.paged, "paged optimizer states"),
         (("training", "quantization"), training.quantization != Quantization(), "quantization"),
         (("training", "lora", "dropout"), training.method != "full" and training.lora.dropout > 0, "LoRA dropout"),

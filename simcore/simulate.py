@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 from functools import partial
+from itertools import count
 
 from simcore.assemble import Parts, failed, report
 from simcore.clocked import Clocked, clock
@@ -20,7 +21,7 @@ from simcore.plan import place as place_rank
 from simcore.program import Program
 from simcore.report import Report
 from simcore.scenario import Scenario
-from simcore.schedule import actions, lowered_microbatches
+from simcore.schedule import actions, lowered_microbatches, steady_microbatches
 from simcore.setup import prepare
 from simcore.topology import Topology
 from simcore.units import parse_quantity
@@ -61,7 +62,8 @@ def _guarded(work: partial[Report], scenario: Scenario) -> Report:
 def _simulate(scenario: Scenario, *, series: bool, folded: bool, rank: int | None, timed: bool) -> Report:
     """Write out a few microbatches; where the steady ones do not take the same time, twice as many."""
     parts = _parts(scenario, folded=folded, rank=rank)
-    while True:
+    for doublings in count():
+        parts.lowered = lowered_microbatches(parts.framework.schedule, scenario.num_microbatches, doublings)
         for rank_class, plan in zip(parts.classes, parts.plans, strict=True):
             parts.programs[rank_class.representative] = _program(parts, plan)
         if not timed or rank is not None:
@@ -69,14 +71,14 @@ def _simulate(scenario: Scenario, *, series: bool, folded: bool, rank: int | Non
         parts.clocked = _clock(parts)
         if parts.clocked.steady or parts.lowered == scenario.num_microbatches:
             break
-        parts.lowered = min(2 * parts.lowered, scenario.num_microbatches)
     return report(parts, series=series)
 
 
 def _clock(parts: Parts) -> Clocked:
     extra = parts.job.scenario.num_microbatches - parts.lowered
     programs = [parts.programs[c.representative] for c in parts.classes]
-    return clock(programs, parts.classes, parts.job.mesh, parts.topology, parts.framework.compute_dtype, extra)
+    steady = steady_microbatches(parts.framework.schedule, parts.lowered)
+    return clock(programs, parts.classes, parts.job.mesh, parts.topology, parts.framework.compute_dtype, steady, extra)
 
 
 def _place(scenario: Scenario, *, rank: int | None) -> Report:
@@ -109,8 +111,7 @@ def _parts(scenario: Scenario, *, folded: bool, rank: int | None) -> Parts:
     topology = _topology(scenario)
     classes = _classes(job, framework, folded=folded, rank=rank)
     plans = tuple(place_rank(job.graph, job.mesh, framework, c.representative) for c in classes)
-    lowered = lowered_microbatches(job.mesh.pp, scenario.num_microbatches)
-    return Parts(job, framework, topology, classes, plans, lowered, exact=rank is not None)
+    return Parts(job, framework, topology, classes, plans, 1, exact=rank is not None)
 
 
 def _classes(job: Job, framework: Framework, *, folded: bool, rank: int | None) -> tuple[RankClass, ...]:
@@ -133,6 +134,5 @@ def _topology(scenario: Scenario) -> Topology:
 
 
 def _program(parts: Parts, plan: Plan) -> Program:
-    schedule = parts.job.scenario.training.pipeline.schedule
-    order = actions(schedule, plan.stage, parts.job.mesh.pp, parts.lowered)
+    order = actions(parts.framework.schedule, plan.stage, parts.lowered)
     return lower(plan, parts.workload(plan), order, flow_of(parts.framework))

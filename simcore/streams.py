@@ -24,6 +24,7 @@ from simcore.outline import BACKWARD_GATHER, FORWARD_GATHER
 from simcore.program import Program
 from simcore.tape import Kernel, Op, Stream
 from simcore.tile import AMOUNT, AUX, LAYER, OP, SLOT, STREAM
+from simcore.tiles import BORDER_HANDLES
 
 __all__ = ["Call", "Item", "Track", "tracks"]
 
@@ -79,7 +80,7 @@ def tracks(program: Program, kernel_ns: IntArray, call_ns: Callable[[int, int], 
     for row, fields, microbatch, now in zip(at.tolist(), program.rows(at).tolist(), program.microbatch[at].tolist(),
                                             clock[at].tolist(), strict=True):
         if fields[OP] == Op.WAIT:
-            compiler.wait(row, fields[LAYER], fields[AUX], now)
+            compiler.wait(row, fields[LAYER], fields[AUX], microbatch, now)
         elif fields[OP] == Op.COMPUTE:
             compiler.copy(row, now)
         else:
@@ -93,15 +94,15 @@ class _Compiler:
         self.call_ns = call_ns
         self.items: list[Item] = []
         self.calls: dict[int, list[Call]] = {}
-        self.open: dict[tuple[int, int], int] = {}
+        self.open: dict[tuple[int, int, int], int] = {}
         self.serials: dict[tuple[int, int], int] = {}
         self.numbers = 0
         self.spent = 0
         self.copy_outs = [-1, -1]
         self.copies_out = False
 
-    def wait(self, row: int, layer: int, handle: int, now: int) -> None:
-        number = self.open.pop((layer, handle), None)
+    def wait(self, row: int, layer: int, handle: int, microbatch: int, now: int) -> None:
+        number = self.open.pop(self._name(layer, handle, microbatch), None)
         if number is not None:
             self._item(now, row, wait_for=number)
             self.copies_out = handle in (FORWARD_GATHER, BACKWARD_GATHER)
@@ -126,7 +127,11 @@ class _Compiler:
             self._item(now, row, call=made)
             return
         self.calls.setdefault(stream, []).append(made)
-        self.open[fields[LAYER], handle] = made.number
+        self.open[self._name(fields[LAYER], handle, microbatch)] = made.number
+
+    def _name(self, layer: int, handle: int, microbatch: int) -> tuple[int, int, int]:
+        """What a wait says of its call. A stage may have several microbatches on their way at one border."""
+        return layer, handle, microbatch if handle in BORDER_HANDLES else 0
 
     def _gate(self, stream: int, handle: int, now: int, row: int) -> int:
         if handle in (FORWARD_GATHER, BACKWARD_GATHER) and stream == _GATHER:

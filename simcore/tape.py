@@ -209,7 +209,7 @@ class Tape(Recorder):
 
     def _run(self, node: Node) -> None:
         if node.frame is not None and not node.frame.replayed:
-            self._replay(node.frame)
+            self.replay(node.frame)
         self.scope = node.scope
         given, node.grads = node.grads, {}
         grads = [given.get(i) for i in range(max(given) + 1)]
@@ -253,7 +253,8 @@ class Tape(Recorder):
         self.compute(Kernel.ELEMENTWISE, grad.numel, grad.nbytes + cast.nbytes)
         return cast
 
-    def _replay(self, frame: Frame) -> None:
+    def replay(self, frame: Frame) -> None:
+        """Run a region again; its nodes get what they keep."""
         nodes, phase, scope = self.nodes, self.phase, self.scope
         self.nodes, self.phase, self.frame, frame.replayed = [], "recompute", frame, True
         self.mark(RECOMPUTE_BEGIN)

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import importlib
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import cached_property, lru_cache
 
 import numpy as np
@@ -23,7 +23,8 @@ from simcore.tape import GRAD_HIDDEN, HIDDEN, Op, Param, Row, Section, Stream
 from simcore.tile import Tile
 from simcore.units import dtype_bytes
 
-__all__ = ["Edges", "LayerTiles", "Recording", "Shape", "Workload", "keys_of", "record_layers", "run_of"]
+__all__ = ["BORDER_HANDLES", "Edges", "LayerTiles", "Recording", "Shape", "Workload", "keys_of", "record_layers",
+           "run_of"]
 
 TIED_HEAD = 1 << 30
 """Layer offset of rows that belong to a tied head, wherever it is."""
@@ -48,19 +49,23 @@ class Workload:
 
 @dataclass(frozen=True, eq=False)
 class LayerTiles:
-    """A recorded kind as tiles; passes are cut where an experts unit begins or ends: (tile, mark or 0, in replay)."""
+    """A recorded kind as tiles; passes are cut where an experts unit begins or ends: (tile, mark or 0, in replay).
+
+    `again`: the replay of a layer that is not replayed alone; other replays are part of `backward`.
+    """
 
     forward: tuple[tuple[Tile, int, bool], ...]
     backward: tuple[tuple[Tile, int, bool], ...]
     after: Tile
     late: Tile
     seed: Tile
+    again: Tile
     grads: tuple[tuple[Param, int, int], ...]
 
     @property
     def tiles(self) -> tuple[Tile, ...]:
         """All of them, in a fixed order."""
-        return (*(t for t, _, _ in (*self.forward, *self.backward)), self.after, self.late, self.seed)
+        return (*(t for t, _, _ in (*self.forward, *self.backward)), self.after, self.late, self.seed, self.again)
 
     @property
     def shape(self) -> tuple[object, ...]:
@@ -82,10 +87,12 @@ class Edges:
     mask: Tile
     drop_mask: Tile
     receive_hidden: Tile
+    await_hidden: Tile
     send_hidden: Tile
     keep_hidden: Tile
     drop_hidden: Tile
     receive_grad: Tile
+    await_grad: Tile
     send_grad: Tile
     keep_grad: Tile
     drop_grad: Tile
@@ -95,13 +102,13 @@ class Edges:
     @property
     def tiles(self) -> tuple[Tile, ...]:
         """All of them, in a fixed order."""
-        return (self.tokens, self.drop_tokens, self.mask, self.drop_mask, self.receive_hidden, self.send_hidden,
-                self.keep_hidden, self.drop_hidden, self.receive_grad, self.send_grad, self.keep_grad, self.drop_grad,
-                self.defer, self.drop_deferred)
+        return (self.tokens, self.drop_tokens, self.mask, self.drop_mask, self.receive_hidden, self.await_hidden,
+                self.send_hidden, self.keep_hidden, self.drop_hidden, self.receive_grad, self.await_grad,
+                self.send_grad, self.keep_grad, self.drop_grad, self.defer, self.drop_deferred)
 
 
-Key = tuple[int, bool, bool]
-"""A kind of layer, whether it is the first block, and whether its input carries a gradient."""
+Key = tuple[int, bool, bool, str]
+"""A kind of layer, whether it is the first block, whether its input carries a gradient, what is recomputed of it."""
 
 
 class Shape:
@@ -128,7 +135,9 @@ def keys_of(plan: Plan) -> dict[int, Key]:
     """Which recorded kind each layer of the plan's stage is."""
     first_block = plan.layers[0] + 1 if plan.stage == 0 else -1
     below = _trained_below(plan)
-    return {layer: (plan.graph.layers[layer].kind, layer == first_block, below[layer]) for layer in plan.layers}
+    framework, spared = plan.framework, set(plan.framework.kept_whole)
+    return {layer: (plan.graph.layers[layer].kind, layer == first_block, below[layer],
+                    "none" if layer in spared else framework.checkpoint) for layer in plan.layers}
 
 
 def record_layers(plan: Plan, workload: Workload) -> Recording:
@@ -144,7 +153,7 @@ def run_of(plan: Plan, key: Key, workload: Workload) -> Run:
     tied = plan.graph.architecture.tied and plan.graph.kinds[key[0]].block is not None
     params = tuple(_param(p, tied=tied) for p in plan.kinds[key[0]] if not p.spec.is_buffer)
     return Run(workload.batch, workload.seq, framework.compute_dtype, _Params(params), framework.loss,
-               framework.checkpoint, mesh.tp, framework.sequence_parallel, mesh.cp, mesh.ep, mesh.etp, "ep",
+               key[3], mesh.tp, framework.sequence_parallel, mesh.cp, mesh.ep, mesh.etp, "ep",
                workload.rows_per_token, key[1], key[2], framework.options, workload.sent_per_token)
 
 
@@ -171,12 +180,8 @@ def _trained_below(plan: Plan) -> dict[int, bool]:
     """For each layer of the stage, whether its input carries a gradient."""
     kind_of = [layer.kind for layer in plan.graph.layers]
     trains = [any(p.trainable for p in kind) for kind in plan.kinds]
-    trained = any(trains[kind] for kind in kind_of[:plan.layers[0]])
-    below = {}
-    for layer in plan.layers:
-        below[layer] = trained
-        trained = trained or trains[kind_of[layer]]
-    return below
+    first = next((layer for layer, kind in enumerate(kind_of) if trains[kind]), len(kind_of))
+    return {layer: layer > first for layer in plan.layers}
 
 
 @lru_cache(maxsize=128)
@@ -187,7 +192,10 @@ def _record(graph: ModelGraph, runs: tuple[tuple[Key, Run], ...], spaces: tuple[
     head = next((i for i, layer in enumerate(graph.layers) if graph.kinds[layer.kind].name == "head"), 0)
     for key, run in runs:
         kind: LayerKind = graph.kinds[key[0]]
-        tiles[key] = _tiles(operators.record(kind, run, tables.slots, tables.comms), head)
+        grouped = key[3] == "uniform" and kind.block is None
+        tapes = [operators.record(kind, replace(run, checkpoint=how) if grouped else run, tables.slots, tables.comms)
+                 for how in (("full", "none") if grouped else ("",))]
+        tiles[key] = _together(*(_tiles(tape, head) for tape in tapes)) if grouped else _tiles(tapes[0], head)
     standing = operators.standing if hasattr(operators, "standing") else _no_standing
     own = standing([(graph.kinds[key[0]], run) for key, run in runs])
     kept = _tile(*((Op.ALLOC, tables.slot(name, "workspace"), size) for name, size in (*own.items(), *spaces) if size))
@@ -216,24 +224,26 @@ def _edges(run: Run, blocks: Sequence[object], hidden: int, tables: Tables) -> E
     vocab = sum(block.vocab for block in blocks if isinstance(block, Head)) // run.tp
     waiting = tables.slot("deferred_head", "activation")
     of_head = of_hidden + run.tokens * vocab * dtype_bytes(run.compute)
-    (receive, send), (receive_grad, send_grad) = (_messages(border, of_hidden, handle) for handle in BORDER_HANDLES)
+    (receive, wait, send), (receive_grad, wait_grad, send_grad) = (
+        _messages(border, of_hidden, handle) for handle in BORDER_HANDLES)
     return Edges(
         _tile((Op.ALLOC, tokens, of_tokens)), _tile((Op.FREE, tokens, -of_tokens)),
         _tile(*((Op.ALLOC, mask, of_mask),) * squares), _tile(*((Op.FREE, mask, -of_mask),) * squares),
-        _tile((Op.ALLOC, HIDDEN, of_hidden), *receive), _tile(send), _tile((Op.ALLOC, HIDDEN, of_hidden)),
-        _tile((Op.FREE, HIDDEN, -of_hidden)), _tile((Op.ALLOC, GRAD_HIDDEN, of_hidden), *receive_grad),
-        _tile(send_grad), _tile((Op.ALLOC, GRAD_HIDDEN, of_hidden)), _tile((Op.FREE, GRAD_HIDDEN, -of_hidden)),
-        _tile((Op.ALLOC, waiting, of_head)), _tile((Op.FREE, waiting, -of_head)))
+        _tile((Op.ALLOC, HIDDEN, of_hidden), receive), _tile(wait), _tile(send), _tile((Op.ALLOC, HIDDEN, of_hidden)),
+        _tile((Op.FREE, HIDDEN, -of_hidden)), _tile((Op.ALLOC, GRAD_HIDDEN, of_hidden), receive_grad),
+        _tile(wait_grad), _tile(send_grad), _tile((Op.ALLOC, GRAD_HIDDEN, of_hidden)),
+        _tile((Op.FREE, GRAD_HIDDEN, -of_hidden)), _tile((Op.ALLOC, waiting, of_head)),
+        _tile((Op.FREE, waiting, -of_head)))
 
 
 BORDER_HANDLES = 8, 9
 """Handles of what crosses a stage border: in forward, in backward."""
 
 
-def _messages(comm: int, size: int, handle: int) -> tuple[tuple[tuple[int, ...], ...], tuple[int, ...]]:
-    """(receive and wait, send)."""
-    receive = ((Op.COLLECTIVE, comm, size, Stream.RECEIVE, handle), (Op.WAIT, 0, 0, 0, handle))
-    return receive, (Op.COLLECTIVE, comm, size, Stream.SEND, handle)
+def _messages(comm: int, size: int, handle: int) -> tuple[tuple[int, ...], ...]:
+    """(receive, wait for it, send)."""
+    return ((Op.COLLECTIVE, comm, size, Stream.RECEIVE, handle), (Op.WAIT, 0, 0, 0, handle),
+            (Op.COLLECTIVE, comm, size, Stream.SEND, handle))
 
 
 def _tile(*rows: tuple[int, ...]) -> Tile:
@@ -252,7 +262,23 @@ def _tiles(tape: LayerTape, head: int) -> LayerTiles:
     layer = backward.rows[:, 1]
     layer[layer >= TIED_HEAD] = head
     return LayerTiles(_cut(Tile.of(tape.forward)), _cut(backward), Tile.of(tape.after),
-                      Tile.of(tape.late), Tile.of(tape.seed), tape.grads)
+                      Tile.of(tape.late), Tile.of(tape.seed), _tile(), tape.grads)
+
+
+def _together(lean: LayerTiles, whole: LayerTiles) -> LayerTiles:
+    """A layer of a group that is replayed as one: `lean` as it runs first, then forward and backward of `whole`.
+
+    What the module itself still holds of the first run goes when the replay has put its own there.
+    """
+    left: dict[int, int] = {}
+    for tile in (*(t for t, _, _ in lean.forward), lean.after, lean.late):
+        for layer, slot, size in tile.nets.tolist():
+            if layer == 0 and slot != HIDDEN:
+                left[slot] = left.get(slot, 0) + size
+    freed = _tile(*((Op.FREE, slot, -size) for slot, size in left.items() if size))
+    rows = np.concatenate([*(t.rows for t, _, _ in whole.forward), whole.after.rows, whole.late.rows, freed.rows])
+    again = Tile(rows, np.ones(len(rows), dtype=np.int64))
+    return LayerTiles(lean.forward, whole.backward, lean.after, lean.late, whole.seed, again, whole.grads)
 
 
 def _cut(tile: Tile) -> tuple[tuple[Tile, int, bool], ...]:

@@ -1,6 +1,7 @@
 """Traffic of one step of one rank: collectives of a program, counted and weighed.
 
-A program writes out a few microbatches (`schedule.lowered_microbatches`); the steady one stands for all that repeat it.
+A program writes out a few microbatches (`schedule.lowered_microbatches`); the steady ones stand for all that repeat
+them.
 """
 
 from __future__ import annotations
@@ -18,12 +19,12 @@ from simcore.report import TrafficRow
 __all__ = ["traffic"]
 
 
-def traffic(program: Program, mesh: Mesh, steady: int, repeats: int) -> tuple[TrafficRow, ...]:
-    """Rows by collective, axis, phase and dtype. `repeats`: how often microbatch `steady` happens."""
+def traffic(program: Program, mesh: Mesh, steady: range, repeats: int) -> tuple[TrafficRow, ...]:
+    """Rows by collective, axis, phase and dtype. `repeats`: how often the microbatches of `steady` happen."""
     comm_of, payload, phase_of, microbatch = program.calls().T
     keys = comm_of * len(Phase) + np.where(phase_of == Phase.LOSS, int(Phase.FORWARD), phase_of)
     sizes, which = np.unique(keys << _SIZE_BITS | payload, return_inverse=True)
-    counts = np.bincount(which, weights=np.where(microbatch == steady, repeats, 1))
+    counts = np.bincount(which, weights=np.where((microbatch >= steady.start) & (microbatch < steady.stop), repeats, 1))
     found: dict[int, list[tuple[int, int]]] = {}
     for size, count in zip(sizes.tolist(), counts.tolist(), strict=True):
         found.setdefault(size >> _SIZE_BITS, []).append((size & (1 << _SIZE_BITS) - 1, int(count)))

@@ -42,7 +42,7 @@ class Recompute(Block):
 class Pipeline(Block):
     """How pipeline stages are cut and scheduled."""
 
-    schedule: Name = Field(default="1f1b", description="Order of forward and backward passes, such as 1f1b")
+    schedule: Name = Field(default="1f1b", description="Order of forward and backward passes, 1f1b or gpipe")
     virtual_stages: Annotated[int, Field(ge=1, le=2**20)] = Field(
         default=1, description="Model chunks on each pipeline rank"
     )

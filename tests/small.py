@@ -54,7 +54,7 @@ def program_of(framework: str, mesh: dict[str, int] | None = None, *, rank: int 
     plan = place(job.graph, job.mesh, table, rank)
     count = asked.num_microbatches
     workload = Workload(1, asked.training.seq_len // job.mesh.cp, 2 << 16)
-    return lower(plan, workload, actions("1f1b", plan.stage, job.mesh.pp, count), flow_of(table))
+    return lower(plan, workload, actions(table.schedule, plan.stage, count), flow_of(table))
 
 
 def written(out: Builder, *layer_paths: str) -> Program:

@@ -75,3 +75,24 @@ def test_what_is_given_is_no_default() -> None:
     options = {"reshard_after_forward": True, "defer_fsdp_grad_sync": False}
     found = _defaults({"dp_shard": 4}, options=options, optimizer={"moments": "fp32"})
     assert not [key for key in found if "reshard" in key or "moments" in key or "defer" in key]
+
+
+def test_gpipe_keeps_every_microbatch_and_sends_as_much() -> None:
+    """Stage 0 of two has two microbatches in flight under 1F1B, six under GPipe."""
+    plain, gpipe = (_ran({"pp": 2, "dp_shard": 2}, microbatches=6, pipeline={"schedule": name}, seq_len=1024)
+                    for name in ("1f1b", "gpipe"))
+    assert plain.time is not None
+    assert gpipe.time is not None
+    first, other = plain.ranks[0], gpipe.ranks[0]
+    assert first.peak is not None
+    assert other.peak is not None
+    assert other.peak.by_category["activation"] > 2 * first.peak.by_category["activation"]
+    sent = [[(row.phase, row.wire_bytes) for row in rank.traffic if row.axis == "pp"] for rank in (first, other)]
+    assert sent[0] == sent[1] != []
+    assert first.end_bytes == other.end_bytes
+
+
+def test_virtual_stages_are_not_modelled() -> None:
+    report = _ran({"pp": 2}, microbatches=4, pipeline={"virtual_stages": 2})
+    assert report.status == "error"
+    assert "not yet: virtual stages under automodel" in report.problems[0].message

@@ -22,7 +22,7 @@ def clocked(name: str, mesh: dict[str, int], *, microbatches: int = 2, **given: 
     classes = fold(job.graph, job.mesh, table)
     programs = [small.program_of(name, mesh, rank=c.representative, microbatches=microbatches, **given)
                 for c in classes]
-    return clock(programs, classes, job.mesh, load_topology("dgx-h100", None), "bf16", 0)
+    return clock(programs, classes, job.mesh, load_topology("dgx-h100", None), "bf16", range(1), 0)
 
 
 @pytest.mark.parametrize("name", small.FRAMEWORKS)

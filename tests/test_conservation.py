@@ -116,3 +116,22 @@ def test_recompute_never_keeps_more(name: str, model: str, ep: int) -> None:
         posted = (columns[:, OP] <= Op.FREE) & np.isin(columns[:, SLOT], activations)
         kept[recompute] = int(columns[posted, AMOUNT].sum())
     assert 0 < kept["full"] < kept["none"]
+
+
+@pytest.mark.parametrize(("mesh", "chunks"), [({"pp": 2, "dp_shard": 2}, 2), ({"pp": 4, "tp": 2}, 3), ({"pp": 3}, 4)])
+@pytest.mark.parametrize("method", ["full", "lora"])
+def test_virtual_stages_move_parameters_and_lose_none(mesh: dict[str, int], chunks: int, method: str) -> None:
+    """Parameters of all ranks, by component, are those of plain stages; so is the work."""
+    model = {"config": "llama-tiny", "overrides": {"num_hidden_layers": 24}}
+    held: list[dict[str, int]] = []
+    flops = []
+    for virtual in (1, chunks):
+        report = _ok(simulate(small.scenario("megatron", mesh, model=model, method=method, microbatches=24,
+                                             pipeline={"virtual_stages": virtual})))
+        names = sorted({name for rank in report.ranks for name in rank.at_rest})
+        held.append({name: sum(rank.num_ranks * rank.at_rest[name].num_params for rank in report.ranks
+                               if name in rank.at_rest) for name in names})
+        assert report.time is not None
+        flops.append(report.time.model_tflops_per_gpu * report.time.step_s)
+    assert held[0] == held[1]
+    assert flops[0] == pytest.approx(flops[1], rel=1e-12)

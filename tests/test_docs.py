@@ -75,7 +75,7 @@ def small_program(change: dict[str, Any]) -> Program:
 
 
 def program_of(plan: Plan) -> Program:
-    return lower(plan, Workload(1, 128, 1 << 16), actions("1f1b", 0, 1, 1), flow_of(plan.framework))
+    return lower(plan, Workload(1, 128, 1 << 16), actions(plan.framework.schedule, 0, 1), flow_of(plan.framework))
 
 
 def test_every_framework_is_among_the_small_jobs() -> None:
@@ -180,7 +180,7 @@ def test_ddp_rests_whole_on_every_rank(stored: str, per_parameter: int) -> None:
 
 def test_ddp_sends_every_gradient_once() -> None:
     graph, mesh = llama(), Mesh(dp_replicate=8)
-    rows = traffic(program_of(place(graph, mesh, sketches()["ddp"](graph), 0)), mesh, 0, 1)
+    rows = traffic(program_of(place(graph, mesh, sketches()["ddp"](graph), 0)), mesh, range(1), 1)
     assert [(row.collective, row.axis, row.payload_bytes) for row in rows] == [
         ("all_reduce", "dp_replicate", 4 * graph.count())]
 

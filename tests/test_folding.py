@@ -12,6 +12,8 @@ import small
 from layouts import Layout, layouts
 from simcore.report import RankReport, Report
 from simcore.scenario import Scenario
+from simcore.schedule import lowered_microbatches
+from simcore.setup import prepare
 from simcore.simulate import place, simulate
 
 
@@ -78,8 +80,10 @@ def test_extrapolated_microbatches_are_simulated_ones(name: str, mesh: dict[str,
                                                       microbatches: int, monkeypatch: pytest.MonkeyPatch) -> None:
     microbatches += 2 * mesh.get("pp", 1) - 2
     asked = small.scenario(name, mesh, options=options, microbatches=microbatches)
-    short = _ok(simulate(asked))
-    long = _ok(_in_full(asked, monkeypatch))
+    _same(_ok(simulate(asked)), _ok(_in_full(asked, monkeypatch)))
+
+
+def _same(short: Report, long: Report) -> None:
     for a, b in zip(short.ranks, long.ranks, strict=True):
         assert a.traffic == b.traffic
         assert a.at_rest == b.at_rest
@@ -93,8 +97,37 @@ def test_extrapolated_microbatches_are_simulated_ones(name: str, mesh: dict[str,
         assert getattr(short.time, part) == pytest.approx(getattr(long.time, part), rel=1e-12), part
 
 
+LAYERS = {"config": "llama-tiny", "overrides": {"num_hidden_layers": 24}}
+VIRTUAL: list[tuple[dict[str, int], int, int, dict[str, object]]] = [
+    ({"pp": 2, "dp_shard": 2}, 2, 16, {}), ({"pp": 2, "dp_shard": 3}, 3, 14, {}), ({"pp": 3, "tp": 2}, 2, 24, {}),
+    ({"pp": 4, "dp_shard": 2}, 2, 32, {}), ({"pp": 4, "cp": 2}, 3, 28, {}), ({"pp": 2, "dp_shard": 2}, 4, 30, {}),
+    ({"pp": 2, "dp_shard": 2}, 2, 31, {"microbatch_group_size_per_vp_stage": 4}),
+    ({"pp": 3, "dp_shard": 2}, 2, 44, {"microbatch_group_size_per_vp_stage": 5}),
+    ({"pp": 2, "dp_shard": 2}, 2, 24, {"overlap_grad_reduce": False}),
+    ({"pp": 4, "dp_shard": 2}, 2, 32,
+     {"num_layers_in_first_pipeline_stage": 4, "num_layers_in_last_pipeline_stage": 8}),
+]
+
+
+@pytest.mark.parametrize(("mesh", "chunks", "microbatches", "options"), VIRTUAL)
+@pytest.mark.parametrize("method", ["full", "lora"])
+def test_extrapolated_groups_are_simulated_ones(mesh: dict[str, int], chunks: int, microbatches: int, method: str,
+                                                options: dict[str, object], monkeypatch: pytest.MonkeyPatch) -> None:
+    """Interleaved: what repeats itself is a group of microbatches; a last group may be smaller."""
+    asked = small.scenario("megatron", mesh, options=options, microbatches=microbatches, model=LAYERS, method=method,
+                           pipeline={"virtual_stages": chunks})
+    assert lowered_microbatches(prepare(asked)[1].schedule, microbatches) < microbatches
+    short, unfolded = _ok(simulate(asked)), _ok(simulate(asked, fold=False))
+    _same(short, _ok(_in_full(asked, monkeypatch)))
+    _same_time(short, unfolded)
+    for number, rank in _per_rank(unfolded).items():
+        mine = _per_rank(short)[number]
+        assert (mine.peak, mine.traffic) == (rank.peak, rank.traffic), number
+
+
 def _in_full(asked: Scenario, monkeypatch: pytest.MonkeyPatch) -> Report:
-    monkeypatch.setattr(import_module("simcore.simulate"), "lowered_microbatches", lambda num_stages, count: count)
+    simulation = import_module("simcore.simulate")
+    monkeypatch.setattr(simulation, "lowered_microbatches", lambda schedule, count, doublings: count)
     return simulate(asked)
 
 

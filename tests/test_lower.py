@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import numpy as np
 import pytest
 
@@ -10,7 +12,7 @@ from simcore.models.blocks import Head
 from simcore.outline import Phase
 from simcore.program import Program
 from simcore.tape import Op, Stream
-from simcore.tile import LAYER, OP, STREAM
+from simcore.tile import AMOUNT, AUX, LAYER, OP, STREAM
 
 HIDDEN = 64 * 256 * 2
 """Bytes of hidden states between stages."""
@@ -106,3 +108,59 @@ def test_deferred_heads_wait_for_the_end_of_the_step(limit: int) -> None:
 def test_programs_do_not_share_their_tables() -> None:
     one, two = (small.program_of("fsdp2", {"dp_shard": shards}) for shards in (2, 4))
     assert one.tables is not two.tables
+
+
+# ---- virtual stages --------------------------------------------------------------------------------------------------
+EIGHT = {"config": "llama-tiny", "overrides": {"num_hidden_layers": 8}}
+
+
+def chunked(stage: int, microbatches: int = 4, **given: Any) -> Program:
+    """Two stages of two chunks, of two layers each."""
+    return small.program_of("megatron", {"pp": 2}, rank=stage, microbatches=microbatches, model=EIGHT,
+                            pipeline={"virtual_stages": 2}, **given)
+
+
+def messages(program: Program, stream: Stream) -> list[tuple[int, int, int, int]]:
+    """(layer, handle, microbatch, bytes) of what is sent, or received."""
+    chosen = (program.columns[:, OP] == Op.COLLECTIVE) & (program.columns[:, STREAM] == stream)
+    return [(int(row[LAYER]), int(row[AUX]), int(microbatch), int(row[AMOUNT])) for row, microbatch in
+            zip(program.columns[chosen], program.microbatch[chosen], strict=True)]
+
+
+def test_a_pass_walks_the_layers_of_its_chunk() -> None:
+    """Layers 1-2 and 5-6 of eight, after the embedding; 3-4 and 7-8, norm, head and loss."""
+    for stage, chunks in enumerate([[[0, 1, 2], [5, 6]], [[3, 4], [7, 8, 9, 10, 11]]]):
+        program = chunked(stage)
+        work = program.columns[:, OP] == Op.COMPUTE
+        for phases in ((Phase.FORWARD, Phase.LOSS), (Phase.BACKWARD,)):
+            for microbatch in range(4):
+                mine = work & np.isin(program.phase, phases) & (program.microbatch == microbatch)
+                layers = list(dict.fromkeys(program.columns[mine, LAYER].tolist()))
+                assert sorted(layers) == sorted(layer for chunk in chunks for layer in chunk)
+                where = [next(i for i, chunk in enumerate(chunks) if layer in chunk) for layer in layers]
+                assert where == sorted(where, reverse=phases == (Phase.BACKWARD,))
+
+
+@pytest.mark.parametrize("options", [{}, {"microbatch_group_size_per_vp_stage": 3}])
+def test_all_that_is_sent_between_chunks_is_received(options: dict[str, Any]) -> None:
+    """Three borders: 0 to 1, the last stage back to the first, 0 to 1 again; up and down, six microbatches."""
+    stages = [chunked(stage, 6, options=options) for stage in range(2)]
+    sent, received = ([message for program in stages for message in messages(program, stream)]
+                      for stream in (Stream.SEND, Stream.RECEIVE))
+    assert sorted(sent) == sorted(received)
+    assert len(sent) == len(set(sent)) == 2 * 3 * 6
+    assert {layer for layer, handle, *_ in sent if handle == 8} == {2, 4, 6}
+
+
+def test_what_a_warm_stage_sent_lives_through_a_backward_pass() -> None:
+    """`-1.4` of the truth: freed at once in warm-up, else after the backward pass that follows."""
+    hidden = small.postings(chunked(0), "hidden_states")
+    assert sum(amount for *_, amount in hidden) == 0
+    freed = [phase for layer, phase, amount in hidden if layer == 6 and amount < 0]
+    assert freed == ["forward", "forward", "backward", "backward"]
+
+
+def test_no_owner_of_a_chunk_is_in_debt() -> None:
+    for stage in range(2):
+        chunked(stage).check()
+        chunked(stage, 6, options={"microbatch_group_size_per_vp_stage": 3}, method="lora").check()

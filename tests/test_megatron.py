@@ -4,15 +4,30 @@ from __future__ import annotations
 
 from typing import Any
 
+import numpy as np
 import pytest
 
 import small
+from simcore.flows.flat import rank_buffers
+from simcore.outline import Phase
 from simcore.scenario import Scenario
 from simcore.simulate import place, simulate
+from simcore.tape import HIDDEN, Op
+from simcore.tile import AMOUNT, LAYER, OP, SLOT
 
 PRECISE = {"use_precision_aware_optimizer": True}
 TIED = {"config": "llama-tiny", "overrides": {"tie_word_embeddings": True}}
+DEEP = {"config": "llama-tiny", "overrides": {"num_hidden_layers": 8}}
 FORMATS = ({"optimizer": {"moments": "bf16"}}, {"optimizer": {"master": "bf16"}}, {"optimizer": {"master": "none"}})
+
+
+def _small(preset: str, **more: int) -> dict[str, Any]:
+    return {"config": preset, "overrides": {
+        "hidden_size": 256, "vocab_size": 1024, "intermediate_size": 128, "num_hidden_layers": 2,
+        "num_attention_heads": 8, "num_key_value_heads": 4, **more}}
+
+
+QWEN3_MOE = _small("qwen3-30b-a3b", head_dim=32, moe_intermediate_size=64, num_experts=8, num_experts_per_tok=2)
 
 
 def _refused(status: str, told: str, mesh: dict[str, int] | None = None, **given: Any) -> None:
@@ -29,6 +44,11 @@ def _defaults(mesh: dict[str, int] | None = None, **given: Any) -> dict[str, str
     found = [a for a in report.assumptions if a.kind == "default"]
     assert all(a.source for a in found)
     return {a.what: a.value for a in found}
+
+
+def _assumed(**given: Any) -> set[str]:
+    report = simulate(small.scenario("megatron", {"dp_shard": 2}, **given))
+    return {a.what for a in report.assumptions if a.kind == "assumed"}
 
 
 def _master(**given: Any) -> int:
@@ -75,15 +95,108 @@ def test_only_upstreams_names_are_recomputed(names: list[str]) -> None:
     _refused("illegal", f"Invalid choices for recompute_modules: {names[-1]}.", recompute=names)
 
 
-@pytest.mark.parametrize(("names", "told"), [(["mla_up_proj"], "multi_latent_attention"),
-                                             (["moe_act"], "moe_grouped_gemm")])
+@pytest.mark.parametrize(("names", "told"), [
+    (["mla_up_proj"], "multi_latent_attention"), (["moe_act"], "moe_grouped_gemm"), (["moe"], "has no experts"),
+    (["core_attn", "shared_experts"], "has no shared experts")])
 def test_a_name_needs_its_module(names: list[str], told: str) -> None:
     _refused("illegal", told, model="llama-tiny", recompute=names)
 
 
-@pytest.mark.parametrize("name", ["core_attn", "layernorm", "mlp", "moe", "moe_act", "shared_experts"])
+def test_a_name_needs_a_module_of_its_own_kind() -> None:
+    """The tiny Nemotron has no dense MLP, Mixtral no shared expert."""
+    _refused("illegal", "has no dense MLP", recompute=["mlp"])
+    mixtral = {"model": _small("mixtral-8x7b"), "recompute": ["shared_experts"]}
+    _refused("illegal", "has no shared experts", {"dp_shard": 2, "ep": 2}, **mixtral)
+
+
+@pytest.mark.parametrize("name", ["core_attn", "layernorm", "moe", "moe_act", "shared_experts"])
 def test_every_other_name_is_served(name: str) -> None:
     assert _defaults(recompute=[name])
+
+
+@pytest.mark.parametrize("name", ["core_attn", "layernorm", "mla_up_proj", "mlp", "moe", "shared_experts"])
+def test_every_name_makes_latent_attention_or_its_layer_keep_less(name: str) -> None:
+    peaks = []
+    for recompute in ("none", [name]):
+        report = simulate(small.scenario("megatron", {"dp_shard": 2, "ep": 2}, model=V2, recompute=recompute,
+                                         seq_len=4096))
+        assert report.status == "ok", report.problems
+        peaks.append(report.ranks[0].peak.allocated_bytes if report.ranks[0].peak else 0)
+    assert peaks[1] < peaks[0] or name == "core_attn"  # fused attention: its output is kept by the projection anyway
+
+
+def _kept_layers(mesh: dict[str, int], rank: int = 0, **given: Any) -> list[int]:
+    """Layers of a rank whose forward pass leaves more than its output, embedding and head apart."""
+    program = small.program_of("megatron", mesh, rank=rank, model=DEEP, **given)
+    columns = program.columns[:int(np.argmax(program.phase == Phase.BACKWARD))]
+    columns = columns[(columns[:, OP] <= Op.FREE) & (columns[:, LAYER] > 0) & (columns[:, LAYER] < 9)]
+    slots = {number for (name, category), number in program.tables.slots.items()
+             if category == "activation" and name != "hidden_states"}
+    held = {layer: int(columns[(columns[:, LAYER] == layer) & np.isin(columns[:, SLOT], list(slots)), AMOUNT].sum())
+            for layer in sorted(set(columns[:, LAYER].tolist()))}
+    return [layer for layer, size in held.items() if size]
+
+
+def test_mode_block_recomputes_the_first_layers_of_each_chunk() -> None:
+    block = {"mode": "block", "num_layers": 1}
+    assert _kept_layers({}, recompute=block) == list(range(2, 9))
+    assert _kept_layers({"pp": 2}, 1, microbatches=2, recompute=block) == [6, 7, 8]
+    virtual = {"microbatches": 2, "pipeline": {"virtual_stages": 2}}
+    assert _kept_layers({"pp": 2}, 0, recompute=block, **virtual) == [2, 6]
+    assert _kept_layers({"pp": 2}, 1, recompute=block, **virtual) == [4, 8]
+
+
+@pytest.mark.parametrize("mode", [{"mode": "uniform", "num_layers": 1}, {"mode": "block", "num_layers": 8}])
+def test_modes_that_recompute_every_layer_are_full(mode: dict[str, Any]) -> None:
+    full, same = (simulate(small.scenario("megatron", {"dp_shard": 2}, model=DEEP, recompute=recompute)).ranks[0]
+                  for recompute in ("full", mode))
+    assert (same.peak, same.traffic) == (full.peak, full.traffic)
+
+
+@pytest.mark.parametrize(("size", "inputs"), [(1, [0, 1, 2, 3, 4, 5, 6, 7]), (2, [0, 2, 4, 6]), (4, [0, 4]), (8, [0])])
+def test_mode_uniform_keeps_one_input_for_each_group(size: int, inputs: list[int]) -> None:
+    """What layer 8 makes is kept by the final norm, what the norm makes by the head."""
+    program = small.program_of("megatron", model=DEEP, recompute={"mode": "uniform", "num_layers": size})
+    program.check()
+    columns = program.columns[:int(np.argmax(program.phase == Phase.BACKWARD))]
+    columns = columns[(columns[:, OP] <= Op.FREE) & (columns[:, SLOT] == HIDDEN)]
+    held = np.bincount(columns[:, LAYER], weights=columns[:, AMOUNT], minlength=9)
+    assert np.flatnonzero(held).tolist() == [*inputs, 8, 9]
+
+
+@pytest.mark.parametrize(("model", "size"), [(DEEP, 2), (DEEP, 8), (QWEN3_MOE, 2)], ids=["pairs", "all", "experts"])
+@pytest.mark.parametrize("method", ["full", "lora"])
+def test_groups_do_the_work_of_single_layers_and_hold_more_in_backward(model: dict[str, Any], size: int,
+                                                                       method: str) -> None:
+    """The same kernels and collectives, the same bytes in the end; what a whole group keeps is there at once."""
+    mesh = {"dp_shard": 2, "ep": 2 if model is QWEN3_MOE else 1}
+    one, many = (simulate(small.scenario("megatron", mesh, model=model, method=method, seq_len=1024, microbatches=2,
+                                         recompute={"mode": "uniform", "num_layers": n})) for n in (1, size))
+    assert one.time is not None
+    assert many.time is not None
+    assert one.time.step_s == many.time.step_s
+    a, b = one.ranks[0], many.ranks[0]
+    assert (a.traffic, a.end_bytes) == (b.traffic, b.end_bytes)
+    assert a.peak is not None
+    assert b.peak is not None
+    assert a.peak.by_phase["recompute"] < b.peak.by_phase["recompute"]
+    assert a.peak.by_phase["forward"] >= b.peak.by_phase["forward"]
+
+
+def test_what_is_refused_of_modes() -> None:
+    _refused("illegal", "granularity selective", model=DEEP, recompute={"mode": "block", "modules": ["mlp"]})
+    groups = {"mode": "uniform", "num_layers": 3}
+    _refused("illegal", "groups of 3 layers do not divide the 8", model=DEEP, recompute=groups)
+    _refused("illegal", "groups of 3 layers do not divide the 2", {"pp": 2}, model=DEEP, recompute=groups,
+             microbatches=2, pipeline={"virtual_stages": 2})
+    _refused("error", "not yet: recompute per_op", model=DEEP, recompute={"mode": "per_op"})
+
+
+def test_full_recompute_of_a_hybrid_is_mains() -> None:
+    """Core 0.16.1 takes the setting and recomputes nothing (MambaStack.forward)."""
+    assert "training.recompute" in _assumed(recompute="full")
+    assert "training.recompute" not in _assumed(recompute="none")
+    assert "training.recompute" not in _assumed(model=DEEP, recompute="full")
 
 
 # ---- formats ---------------------------------------------------------------------------------------------------------
@@ -167,13 +280,6 @@ def test_what_is_given_is_no_default() -> None:
 
 
 # ---- families --------------------------------------------------------------------------------------------------------
-def _small(preset: str, **more: int) -> dict[str, Any]:
-    return {"config": preset, "overrides": {
-        "hidden_size": 256, "vocab_size": 1024, "intermediate_size": 128, "num_hidden_layers": 2,
-        "num_attention_heads": 8, "num_key_value_heads": 4, **more}}
-
-
-QWEN3_MOE = _small("qwen3-30b-a3b", head_dim=32, moe_intermediate_size=64, num_experts=8, num_experts_per_tok=2)
 FUSION, ROUTER = "framework_options.bias_activation_fusion", "framework_options.moe_router_dtype"
 
 
@@ -228,7 +334,6 @@ def test_latent_attention_runs_in_every_direction(model: dict[str, Any], mesh: d
 
 
 def test_what_is_refused_of_latent_attention() -> None:
-    _refused("error", "not yet: mla_up_proj", model=V2, recompute=["mla_up_proj"])
     _refused("illegal", "8 attention heads must be divisible by tp 16", {"tp": 16}, model=V2)
     _refused("error", "not yet: an adapter of linear_kv_down_proj", model=V2, method="lora",
              lora={"target_modules": ["linear_kv_down_proj"]})
@@ -331,3 +436,98 @@ def test_multi_token_prediction_is_placed_and_not_run() -> None:
     further = {"config": V3["config"], "overrides": {**V3["overrides"], "mtp_num_layers": 1}}
     _refused("error", "not yet: multi-token prediction", model=further)
     assert place(small.scenario("megatron", {"dp_shard": 2}, model=further)).status == "ok"
+
+
+# ---- pipeline stages -------------------------------------------------------------------------------------------------
+def _counts(mesh: dict[str, int], **given: Any) -> list[int]:
+    """Layers of each chunk, in the order of the model; the embedding, and norm, head and loss not counted."""
+    _, table = small.prepared("megatron", mesh, **{"model": DEEP, "microbatches": 8} | given)
+    found = [len(stage) for stage in table.stages]
+    return [found[0] - 1, *found[1:-1], found[-1] - 3]
+
+
+def test_virtual_stages_go_round_the_ranks() -> None:
+    assert _counts({"pp": 2}, pipeline={"virtual_stages": 2}) == [2, 2, 2, 2]
+    for rank, layers in enumerate([(0, 1, 2, 5, 6), (3, 4, 7, 8, 9, 10, 11)]):
+        plan = small.plan_of("megatron", {"pp": 2}, rank=rank, model=DEEP, microbatches=8,
+                             pipeline={"virtual_stages": 2})
+        assert plan.layers == layers
+
+
+@pytest.mark.parametrize(("options", "layers", "counts"), [
+    ({"num_layers_in_first_pipeline_stage": 2}, "auto", [1, 3, 1, 3]),
+    ({"num_layers_in_last_pipeline_stage": 2}, "auto", [3, 1, 3, 1]),
+    ({}, [1, 3, 2, 2], [1, 3, 2, 2]), ({}, [3, 2, 3, 0], [3, 2, 3, 0])])
+def test_virtual_stages_of_uneven_ranks(options: dict[str, Any], layers: object, counts: list[int]) -> None:
+    given = {"options": options, "pipeline": {"virtual_stages": 2, "layers": layers}}
+    assert _counts({"pp": 2}, **given) == counts
+    assert simulate(small.scenario("megatron", {"pp": 2}, model=DEEP, microbatches=8, **given)).status == "ok"
+
+
+@pytest.mark.parametrize(("ends", "chunks", "blocks", "counts"), [
+    (("embedding", "loss"), 1, 6, [3, 3]), (("loss",), 1, 7, [4, 3]), (("embedding",), 2, 7, [1, 2, 2, 2])])
+def test_the_embedding_and_the_loss_may_count_as_layers(ends: tuple[str, ...], chunks: int, blocks: int,
+                                                        counts: list[int]) -> None:
+    model = {"config": "llama-tiny", "overrides": {"num_hidden_layers": blocks}}
+    options = {f"account_for_{end}_in_pipeline_split": True for end in ends}
+    assert _counts({"pp": 2}, model=model, options=options, pipeline={"virtual_stages": chunks}) == counts
+
+
+@pytest.mark.parametrize(("told", "mesh", "microbatches", "pipeline", "options"), [
+    ("should be greater than 1", {}, 8, {"virtual_stages": 2}, {}),
+    ("must be divisible by virtual pipeline parallel degree 3", {"pp": 2}, 8, {"virtual_stages": 3}, {}),
+    ("should range in [PP=4, M=2]", {"pp": 4}, 2, {"virtual_stages": 2}, {}),
+    ("the remainder of 6 micro-batches divided by 4", {"pp": 4}, 6, {"virtual_stages": 2}, {}),
+    ("(3) should range", {"pp": 4}, 8, {"virtual_stages": 2}, {"microbatch_group_size_per_vp_stage": 3}),
+    ("expected 4 numbers", {"pp": 2}, 8, {"virtual_stages": 2, "layers": [4, 4]}, {}),
+    ("cannot be set at the same time", {"pp": 2}, 8, {"layers": [4, 4]}, {"num_layers_in_first_pipeline_stage": 4}),
+    ("gpipe: stages run 1F1B", {"pp": 2}, 8, {"schedule": "gpipe"}, {}),
+    ("no virtual stages", {"pp": 2}, 8, {}, {"microbatch_group_size_per_vp_stage": 2}),
+    ("no standalone embedding", {"pp": 2}, 8, {}, {"num_layers_in_first_pipeline_stage": 4,
+                                                   "account_for_loss_in_pipeline_split": True}),
+    ("should be divisible by pipeline_model_parallel_size 3", {"pp": 3}, 8, {}, {}),
+])
+def test_pipelines_that_core_refuses(told: str, mesh: dict[str, int], microbatches: int, pipeline: dict[str, Any],
+                                     options: dict[str, Any]) -> None:
+    _refused("illegal", told, mesh, model=DEEP, microbatches=microbatches, pipeline=pipeline, options=options)
+
+
+def test_a_stage_without_layers_is_not_modelled() -> None:
+    _refused("error", "not yet: a stage without layers", {"pp": 2}, model=DEEP, microbatches=8,
+             pipeline={"virtual_stages": 2, "layers": [3, 0, 3, 2]})
+
+
+def test_a_hybrid_model_has_virtual_stages_on_main_alone_where_its_pattern_says_so() -> None:
+    """nemotron-3-tiny has five layers."""
+    given: dict[str, Any] = {"microbatches": 4, "pipeline": {"virtual_stages": 2, "layers": [1, 1, 1, 2]}}
+    _refused("illegal", "does not currently support virtual", {"pp": 2}, **given)
+    newer = {"framework_version": "main 2026-08-22"}
+    asked = small.scenario("megatron", {"pp": 2}, **given).normalised() | newer
+    assert simulate(Scenario.model_validate(asked)).status == "ok"
+    asked["training"]["pipeline"]["layers"] = "auto"
+    report = simulate(Scenario.model_validate(asked))
+    assert report.status == "illegal"
+    assert "need `|` in its pattern" in report.problems[0].message
+
+
+def test_every_chunk_has_buffers_of_its_own() -> None:
+    """The first chunk of the first rank in buckets, the others in one each (DDP's disable_bucketing)."""
+    for rank, chunks in ((0, [0, 1]), (1, [0, 1])):
+        plan = small.plan_of("megatron", {"pp": 2, "dp_shard": 2}, rank=rank, model=DEEP, microbatches=8,
+                             pipeline={"virtual_stages": 2})
+        buffers = rank_buffers(plan)
+        assert [buffer.chunk for buffer in buffers] == chunks
+        assert [sorted(set(buffer.layers.tolist())) for buffer in buffers] == [
+            [layer for layer in chunk if plan.of_layer(layer)] for chunk in plan.chunks]
+
+
+@pytest.mark.parametrize("overlap", [True, False])
+def test_each_chunk_is_reduced_once_and_gathered_once(overlap: bool) -> None:
+    plain, virtual = (simulate(small.scenario(
+        "megatron", {"pp": 2, "dp_shard": 2}, model=DEEP, microbatches=8, pipeline={"virtual_stages": chunks},
+        options={"overlap_grad_reduce": overlap})) for chunks in (1, 2))
+    for name in ("reduce_scatter", "all_gather"):
+        one, other = ([row for rank in report.ranks for row in rank.traffic if row.collective == name]
+                      for report in (plain, virtual))
+        assert sum(row.calls for row in other) == 2 * sum(row.calls for row in one) == 4
+        assert sum(row.payload_bytes for row in other) >= sum(row.payload_bytes for row in one)

@@ -30,7 +30,7 @@ from simcore.models.blocks import (
 )
 from simcore.operators.megatron import idle_gradients, record, tensors
 from simcore.recording import LayerTape, Run
-from simcore.tape import GRAD_HIDDEN, HIDDEN, Kernel, Op, Param, Section
+from simcore.tape import GRAD_HIDDEN, HIDDEN, RECOMPUTE_BEGIN, RECOMPUTE_END, Kernel, Op, Param, Section
 
 H, V, T = 2688, 131072, 8192
 
@@ -261,6 +261,9 @@ EVERY = [MAMBA, MOE, ATTENTION, MLP, LLAMA, QWEN2, QWEN3, V2, V3, GPT, GPT_MOE, 
     {"ep": 8, "options": (("bias_activation_fusion", "false"), ("moe_router_dtype", "bf16"))},
     {"tp": 2, "sequence_parallel": True, "etp": 2, "options": (("moe_router_dtype", "bf16"),)},
     {"checkpoint": "moe", "options": (("bias_activation_fusion", "false"),)},
+    {"checkpoint": "mla_up_proj"}, {"checkpoint": "mla_up_proj,layernorm,core_attn,mlp", "tp": 2,
+                                    "sequence_parallel": True, "ep": 8},
+    {"checkpoint": "mla_up_proj,layernorm,moe", "frozen": True},
     {"tp": 2, "options": (("attention_backend", "unfused"), ("gradient_accumulation_fusion", "false"))},
     {"options": (("attention_backend", "unfused"), ("masked_softmax_fusion", "false"))},
     {"checkpoint": "core_attn", "options": (("attention_backend", "flash"),)},
@@ -442,6 +445,39 @@ def test_latent_attention_keeps_the_closed_form() -> None:
     router = 8 * 6 + 2 * 4 * 64 + 5 * 64 + 4 * (2 * 64 + 1)  # the softmax before the choice is of all experts
     experts = 6 * (2 * 2048 + 6 * 1408 + 4 + 2 * 4) + 6 * 2816
     assert _kept(V2, _run(V2, ep=8)) == (_latent_kept(2048, 16, 0) + 2 * 2048 * 2 + 4 + router + experts) * T
+
+
+@pytest.mark.parametrize(("checkpoint", "less"), [
+    # q, k and v; what the norms and projections on the way up keep of q (1536) and of the latent vector (512)
+    ("mla_up_proj", 2 * 128 * (192 + 192 + 128) + (2 * 1536 + 4) + (2 * 512 + 4)),
+    ("layernorm", 2 * 7168 + 4),
+    ("mla_up_proj,layernorm", 2 * 128 * (192 + 192 + 128) + (2 * 1536 + 4) + (2 * 512 + 4) + 2 * 7168 + 4)])
+def test_latent_attention_discards_what_is_made_again(checkpoint: str, less: int) -> None:
+    assert _kept(V3, _run(V3)) - _kept(V3, _run(V3, checkpoint=checkpoint)) == less * T
+
+
+def test_the_way_up_is_made_again_before_attentions_backward() -> None:
+    """`_recompute` is a hook on the core's output: copies of q, k and v lie beside what the replay made."""
+    tape = record(V3, _run(V3, checkpoint="mla_up_proj"), {}, {})
+    rows = tape.backward.rows
+    begin, end = (next(i for i, r in enumerate(rows) if r[0] == Op.MARK and r[2] == mark)
+                  for mark in (RECOMPUTE_BEGIN, RECOMPUTE_END))
+    attended = next(i for i, r in enumerate(rows) if r[0] == Op.COMPUTE and r[2] == Kernel.ATTENTION)
+    assert begin < end < attended
+    born = [r[3] for r in rows[begin:attended] if r[0] == Op.ALLOC]
+    for columns in (192 * 128, 192 * 128, 128 * 128):
+        assert born.count(2 * columns * T) >= 2, "the replay's own and the copy in the emptied storage"
+
+
+@pytest.mark.parametrize(("kind", "checkpoint"), [(LLAMA, "full"), (LLAMA, "mlp"), (MOE, "moe")])
+def test_what_a_replay_makes_stays_until_its_backward_is_over(kind: LayerKind, checkpoint: str) -> None:
+    """`outputs` of CheckpointFunction.backward: its output dies after the last kernel of the region's backward."""
+    rows = record(kind, _run(kind, checkpoint=checkpoint), {}, {}).backward.rows
+    end = next(i for i, r in enumerate(rows) if r[0] == Op.MARK and r[2] == RECOMPUTE_END)
+    born = [r for r in rows[:end] if r[0] == Op.ALLOC and r[3] == 2 * kind.hidden * T]
+    last = born[-1][2]
+    freed = next(i for i, r in enumerate(rows) if i > end and r[0] == Op.FREE and r[2] == last)
+    assert sum(r[0] == Op.COMPUTE for r in rows[end:freed]) > 3
 
 
 def test_latent_attention_counts_both_head_sizes() -> None:

@@ -70,7 +70,7 @@ def plan_of(framework: str, mesh: dict[str, int], **training: Any) -> Plan:
 
 
 def program(plan: Plan, batch: int, seq: int, microbatches: int = 2) -> Program:
-    order = actions("1f1b", plan.stage, plan.mesh.pp, microbatches)
+    order = actions(plan.framework.schedule, plan.stage, microbatches)
     return lower(plan, Workload(batch, seq, 2 << 16), order, flow_of(plan.framework))
 
 

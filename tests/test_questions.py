@@ -157,7 +157,7 @@ def kept(file: str, *overrides: str) -> Counter[str]:
     plan = place_rank(job.graph, job.mesh, framework, 0)
     training = scenario.training
     workload = Workload(training.micro_batch_size, training.seq_len // job.mesh.cp, TOP_K << 16)
-    program = lower(plan, workload, actions("1f1b", 0, 1, 1), flow_of(framework))
+    program = lower(plan, workload, actions(framework.schedule, 0, 1), flow_of(framework))
     owners = {number: owner for owner, number in program.tables.slots.items()}
     found: Counter[str] = Counter()
     for row, phase in zip(program.columns.tolist(), program.phase.tolist(), strict=True):

@@ -22,6 +22,7 @@ __all__ = ["RankBuffer", "exact_at_rest", "padding_elements", "rank_buffers"]
 class RankBuffer:
     """One buffer of a rank: which layer and tensor each entry is, and where it lies."""
 
+    chunk: int
     axis: str
     replicate_axis: str
     layers: IntArray
@@ -31,27 +32,28 @@ class RankBuffer:
 
 @lru_cache(maxsize=8)  # one plan asks twice: for its flow and for its padding
 def rank_buffers(plan: Plan) -> tuple[RankBuffer, ...]:
-    """The dense and the expert buffer; empty ones are left out."""
+    """The dense and the expert buffer of each chunk, which is a module of its own; empty ones are left out."""
     flow = plan.framework.flow
     assert isinstance(flow, Buckets)
-    found = (_buffer(plan, flow, expert) for expert in (0, 1))
+    found = (_buffer(plan, flow, chunk, expert) for chunk in range(len(plan.chunks)) for expert in (0, 1))
     return tuple(b for b in found if len(b.layers))
 
 
-def _buffer(plan: Plan, flow: Buckets, expert: int) -> RankBuffer:
+def _buffer(plan: Plan, flow: Buckets, chunk: int, expert: int) -> RankBuffer:
     layers, tensors, sizes = [], [], []
     entries = {kind: _entries(plan.kinds[kind], expert=bool(expert)) for kind, _ in plan.kind_counts}
-    for layer in plan.layers:
+    for layer in plan.chunks[chunk]:
         mine = entries[plan.graph.layers[layer].kind]
         layers += [layer] * len(mine)
         tensors += [number for number, _ in mine]
         sizes += [size for _, size in mine]
     parts = plan.mesh.axis(flow.axes[expert]).size
-    # Buckets only on the first stage: core 0.16.1 distributed_data_parallel.py:98, `pp_rank > 0`.
-    bucket = flow.bucket_numel if plan.stage == 0 else 0
+    # Only the model's first chunk has several: core 0.16.1 distributed_data_parallel.py:101, `disable_bucketing or
+    # pp_rank > 0`; Bridge 0.3.1 models/model_provider.py:718, `model_chunk_idx > 0`.
+    bucket = flow.bucket_numel if plan.stage == 0 and chunk == 0 else 0
     align = math.lcm(parts, flow.align_bucket) if flow.align_bucket > 1 else 1
     flat = lay_out(sizes, bucket_numel=bucket, align_param=flow.align_param, align_bucket=align)
-    return RankBuffer(flow.axes[expert], flow.replicate_axes[expert], np.array(layers, dtype=np.int64),
+    return RankBuffer(chunk, flow.axes[expert], flow.replicate_axes[expert], np.array(layers, dtype=np.int64),
                       np.array(tensors, dtype=np.int64), flat)
 
 

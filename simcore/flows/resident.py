@@ -5,6 +5,7 @@ Megatron-Core 0.16.1 `distributed/param_and_grad_buffer.py`, `distributed_data_p
 into main_grad by the GEMM itself; in the last microbatch a bucket is reduced as soon as its last gradient is there
 (`overlap_grad_reduce`); after the step parameters are gathered in the same buckets, one ahead of their use in the next
 forward (`overlap_param_gather`). Without overlap both happen in one go, at the end of backward and after the step.
+With virtual stages every chunk has buffers of its own, and they are reduced chunk by chunk ([Note: interleaved 1F1B]).
 Before the step a non-precision-aware optimizer copies 16-bit gradients of its part to fp32 and keeps them until the
 next zero_grad (`optimizer/distrib_optimizer.py`).
 """
@@ -42,7 +43,8 @@ class ResidentFlow:
         self.is_last = False
         self.gathered: set[tuple[int, int]] = set()
         self.marks = [tables.hook(text) for text in ("opt:begin", "opt:end", "step:end")]
-        self.seen_forward = False
+        self.seen_forward: set[int] = set()
+        self.chunk = 0
 
     # ---- lower.Flow ---------------------------------------------------------------------------------------------
     def rest(self) -> None:
@@ -64,17 +66,17 @@ class ResidentFlow:
         return [(name, life.rest_category, placed.rest_bytes), (f"{name}.main_grad", "main_grad", grads), *states]
 
     def begin_microbatch(self, action: Action) -> None:
-        self.is_last = action.is_last
+        self.is_last, self.chunk = action.is_last, action.chunk
 
     def forward_begin(self, layer: int) -> None:
         """In the first forward the buckets that this layer uses must have been gathered."""
-        if self.seen_forward or not (self.flow.param_gather and self.flow.overlap):
+        if self.chunk in self.seen_forward or not (self.flow.param_gather and self.flow.overlap):
             return
         for b, buffer in enumerate(self.buffers):
             for bucket in np.flatnonzero(self.first_use[b] == layer).tolist():
                 self._gather(b, buffer, bucket)
                 self.out.wait(bucket, GATHER_HANDLE + b)
-                if bucket > 0:  # the next one in forward order
+                if bucket > 0:  # the next one of the chunk in forward order
                     self._gather(b, buffer, bucket - 1)
 
     def forward_end(self, layer: int) -> None:
@@ -87,7 +89,7 @@ class ResidentFlow:
         """Gradients that an operator allocated are added into main_grad and die; full buckets are reduced."""
         for _, slot, num_bytes in grads:
             self.out.free(layer, slot, num_bytes)
-        if self.is_last and self.flow.overlap:
+        if self.is_last and self.flow.overlap and len(self.plan.chunks) == 1:
             for b, buffer in enumerate(self.buffers):
                 for bucket in np.flatnonzero(self.first_use[b] == layer).tolist():
                     self._reduce(b, buffer, bucket)
@@ -96,10 +98,12 @@ class ResidentFlow:
         """Never: experts are not a unit of their own here."""
 
     def end_pass(self, action: Action) -> None:
-        """After the first forward everything is gathered; after the last backward everything is reduced."""
+        """After its first forward a chunk is gathered; after the step's last backward everything is reduced."""
         if action.forward:
-            self.seen_forward = True
-        elif action.is_last:
+            self.seen_forward.add(action.chunk)
+        for chunk in action.reduces if self.flow.overlap else ():
+            self._reduce_chunk(chunk)
+        if not action.forward and action.is_last and action.chunk == 0:
             for b, buffer in enumerate(self.buffers):
                 for bucket in range(len(buffer.flat.buckets)):
                     if not self.flow.overlap:
@@ -143,6 +147,11 @@ class ResidentFlow:
             part = payload // self.plan.mesh.axis(buffer.axis).size if self.flow.scatter else payload
             comm = self.tables.comm("all_reduce", buffer.replicate_axis, self.flow.grad_dtype)
             self.out.collective(bucket, comm, part, Stream.REDUCE, REDUCE_HANDLE + b)
+
+    def _reduce_chunk(self, chunk: int) -> None:
+        for b, buffer in enumerate(self.buffers):
+            for bucket in range(len(buffer.flat.buckets)) if buffer.chunk == chunk else ():
+                self._reduce(b, buffer, bucket)
 
     def _shard_elements(self) -> tuple[int, int]:
         """(elements, state bytes) of this rank's part of the optimizer, as the class mean."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from simcore.frameworks._torch import refuse_virtual_stages
 from simcore.job import Job
 from simcore.models.blocks import Moe
 
@@ -18,6 +19,7 @@ def check(job: Job) -> None:
                ("auto", "masked_fp32", "te_inplace", "cut", "chunked"))
     job.refuse_given({"training.precision.main_grads": "auto", "training.optimizer.master": "none"})
     job.refuse_capacity("0.7.0 moe/experts.py: tokens are never dropped")
+    refuse_virtual_stages(job)
 
 
 def _check_mesh(job: Job) -> None:

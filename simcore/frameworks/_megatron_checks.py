@@ -5,9 +5,7 @@ from __future__ import annotations
 from simcore.job import Job
 from simcore.models.blocks import Attention, LatentAttention, Mamba2, Mixer, Mlp, Moe
 
-__all__ = ["check", "checkpoint"]
-
-RECOMPUTE = ("core_attn", "layernorm", "mla_up_proj", "mlp", "moe", "moe_act", "shared_experts")
+__all__ = ["check"]
 
 
 def check(job: Job, *, sequence_parallel: bool) -> None:
@@ -31,30 +29,6 @@ def _check_served(job: Job) -> None:
     job.refuse_given({"training.precision.experts": "auto", "training.lora.dtype": "bf16"})
 
 
-def checkpoint(job: Job) -> str:
-    """`Run.checkpoint`: none, full, or the names of recomputed modules."""
-    recompute = job.scenario.training.recompute
-    if isinstance(recompute, str):
-        return recompute
-    if not isinstance(recompute, tuple):
-        raise job.not_yet("training.recompute", "recompute by mode under megatron")
-    unknown = [name for name in recompute if name not in RECOMPUTE]
-    if unknown:
-        raise job.illegal("training.recompute", f"Invalid choices for recompute_modules: {', '.join(unknown)}. Allowed "
-                          f"modules are: {', '.join(RECOMPUTE)}", "core 0.16.1 transformer_config.py:1208")
-    if "mla_up_proj" in recompute:
-        if _has_latent_attention(job):
-            raise job.not_yet("training.recompute", "mla_up_proj in recompute_modules")
-        raise job.illegal("training.recompute", "mla_up_proj in recompute_modules is only supported with "
-                          "multi_latent_attention", "core 0.16.1 transformer_config.py:1219")
-    if "moe_act" in recompute and not job.has_experts:
-        raise job.illegal("training.recompute", "moe_act in recompute_modules is only supported with moe_grouped_gemm",
-                          "core 0.16.1 transformer_config.py:1213")
-    return ",".join(recompute) or "none"
-
-
-def _has_latent_attention(job: Job) -> bool:
-    return any(isinstance(b.block, LatentAttention) for kind in job.graph.kinds for b in kind.branches)
 
 
 def _check_world(job: Job) -> None:

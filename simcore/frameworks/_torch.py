@@ -5,7 +5,7 @@ from __future__ import annotations
 from simcore.framework import Optimizer
 from simcore.job import Job
 
-__all__ = ["all_or_no_checkpoint", "torch_optimizer"]
+__all__ = ["all_or_no_checkpoint", "refuse_virtual_stages", "torch_optimizer"]
 
 
 def torch_optimizer(job: Job, source: str) -> Optimizer:
@@ -25,3 +25,9 @@ def all_or_no_checkpoint(job: Job) -> str:
     if recompute in ("none", "full"):
         return str(recompute)
     raise job.not_yet("training.recompute", f"selective checkpointing under {job.scenario.framework}")
+
+
+def refuse_virtual_stages(job: Job) -> None:
+    """NotYet: torch has such schedules, with FSDP2 units of several stages on a rank."""
+    if job.scenario.training.pipeline.virtual_stages > 1:
+        raise job.not_yet("training.pipeline.virtual_stages", f"virtual stages under {job.scenario.framework}")

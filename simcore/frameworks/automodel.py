@@ -19,6 +19,7 @@ from simcore.frameworks._torch import all_or_no_checkpoint, torch_optimizer
 from simcore.job import Job
 from simcore.lora_automodel import adapters
 from simcore.operators.automodel import RELEASE_0_7_0
+from simcore.schedule import Schedule
 from simcore.stages import contiguous, remainder_first, stage_layers
 
 __all__ = ["DEFAULT_IMPLEMENTATION", "IMPLEMENTATIONS", "VERSIONS", "adapters", "table"]
@@ -63,6 +64,7 @@ def table(job: Job) -> Framework:
         loss=job.auto("training.loss", training.loss, "masked_fp32", "0.7.0 recipes: MaskedCrossEntropy fp32_upcast"),
         sequence_parallel=False,
         stages=stages,
+        schedule=Schedule(training.pipeline.schedule if mesh.pp > 1 else "1f1b", mesh.pp),
         options=(*((("experts", "unit"),) if own_unit else ()), ("dispatcher", _dispatcher(job, options)),
                  *RELEASE_0_7_0),
         communicators=_communicators(job),

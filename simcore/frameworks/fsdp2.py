@@ -10,7 +10,7 @@ from __future__ import annotations
 
 from simcore.form import Form, Layout, Partial, Shard
 from simcore.framework import Framework, Life, Moment, Rule, Unit, UnshardFlow
-from simcore.frameworks._torch import all_or_no_checkpoint, torch_optimizer
+from simcore.frameworks._torch import all_or_no_checkpoint, refuse_virtual_stages, torch_optimizer
 from simcore.graph import ModelGraph
 from simcore.job import Job
 from simcore.lora_names import name_adapters
@@ -100,7 +100,8 @@ def _check(job: Job) -> None:
     job.refuse_capacity("transformers 5.23 integrations/moe.py: tokens are never dropped")
     job.refuse_given({"training.sequence_parallel": "False", "training.precision.main_grads": "auto",
                       "training.precision.experts": "auto", "training.optimizer.master": "none",
-                      "training.pipeline.layers": "auto"})
+                      "training.pipeline.layers": "auto", "training.pipeline.schedule": "1f1b"})
+    refuse_virtual_stages(job)
     if training.method != "full":
         _check_lora(job)
     _check_experts(job)

@@ -9,13 +9,15 @@ from __future__ import annotations
 
 from simcore.form import COPIES, Flat, Form, Layout, Partial, Shard
 from simcore.framework import Buckets, Framework, Libraries, Life, Matches, Moment, Optimizer, Rule
-from simcore.frameworks._megatron_checks import check, checkpoint
+from simcore.frameworks._megatron_checks import check
 from simcore.frameworks._megatron_formats import Formats, formats
+from simcore.frameworks._megatron_recompute import assumptions as recompute_assumptions
+from simcore.frameworks._megatron_recompute import check_groups, checkpoint, kept_whole, together
+from simcore.frameworks._megatron_stages import schedule, stages
 from simcore.job import Job
 from simcore.lora_bridge import adapters
 from simcore.models.blocks import Attention, Head, LatentAttention
 from simcore.scenario import Mesh as Degrees
-from simcore.stages import contiguous, stage_layers
 from simcore.tensor import TensorSpec
 from simcore.units import dtype_bytes
 
@@ -35,6 +37,9 @@ OPTIONS = {
     "overlap_param_gather": (True, False),
     "num_layers_in_first_pipeline_stage": (None, int),
     "num_layers_in_last_pipeline_stage": (None, int),
+    "account_for_embedding_in_pipeline_split": (True, False),
+    "account_for_loss_in_pipeline_split": (True, False),
+    "microbatch_group_size_per_vp_stage": (None, int),
     "moe_token_dispatcher_type": ("alltoall", "flex", "allgather"),
     "moe_grouped_gemm": (True, False),
     "moe_permute_fusion": (True, False),
@@ -70,7 +75,8 @@ def table(job: Job) -> Framework:
     """Megatron applied to a job."""
     options = job.options(OPTIONS)
     sequence_parallel = _sequence_parallel(job)
-    stages = _stages(job, options)
+    made_stages, made_schedule = stages(job, options), schedule(job, options)
+    check_groups(job, made_stages)
     check(job, sequence_parallel=sequence_parallel)
     training, made = job.scenario.training, formats(job, options)
     _note_defaults(job)
@@ -83,16 +89,19 @@ def table(job: Job) -> Framework:
                             late_master=made.precise),
         compute_dtype=job.compute,
         checkpoint=checkpoint(job),
+        kept_whole=kept_whole(job, made_stages),
+        recomputed_together=together(job),
         loss=_loss(job, options),
         sequence_parallel=sequence_parallel,
-        stages=stages,
+        stages=made_stages,
+        schedule=made_schedule,
         frees_sent_output=True,
         keeps_received=True,
         deferred_heads=_deferred(job, options),
         options=_run_options(job, options, made.grads),
         communicators=_communicators(job),
         libraries=_libraries(job, options),
-        assumptions=_assumptions(job, options),
+        assumptions=(*_assumptions(job, options), *recompute_assumptions(job)),
     )
 
 
@@ -330,37 +339,6 @@ def _overlap(job: Job, options: dict[str, object], *, scatter: bool) -> bool:
     if grads and not gather:
         raise job.not_yet("framework_options.overlap_param_gather", "overlap_grad_reduce without overlap_param_gather")
     return grads
-
-
-# ---- stages ---------------------------------------------------------------------------------------------------------
-def _stages(job: Job, options: dict[str, object]) -> tuple[tuple[int, ...], ...]:
-    blocks, pp = job.graph.num_blocks, job.mesh.pp
-    given = job.scenario.training.pipeline.layers
-    first, last = (options.get(f"num_layers_in_{end}_pipeline_stage") for end in ("first", "last"))
-    if given != "auto":
-        counts = list(given)
-    elif first or last:
-        counts = _uneven(job, blocks, pp, int(str(first or 0)), int(str(last or 0)))
-    else:
-        if blocks % pp:
-            raise job.illegal("mesh.pp", f"{blocks} layers do not divide into {pp} stages",
-                              "main 2026-08-22 raises; core 0.16.1 (ssm/mamba_block.py:172) silently drops the last "
-                              "layers, which nobody wants")
-        counts = [blocks // pp] * pp
-    if len(counts) != pp or sum(counts) != blocks or min(counts) < 1:
-        raise job.illegal("training.pipeline.layers", f"expected {pp} numbers that add up to {blocks}, got {counts}",
-                          "core 0.16.1 mamba_block.py: stages are contiguous slices of the pattern")
-    return stage_layers(job.graph, contiguous(counts))
-
-
-def _uneven(job: Job, blocks: int, pp: int, first: int, last: int) -> list[int]:
-    middle_stages = pp - (first > 0) - (last > 0)
-    middle = blocks - first - last
-    if middle_stages < 0 or middle < 0 or (middle_stages and middle % middle_stages) or (not middle_stages and middle):
-        raise job.illegal("framework_options", f"{middle} layers do not divide into {middle_stages} middle stages",
-                          "core 0.16.1 transformer_config.py: uneven pipeline stages")
-    counts = [middle // middle_stages] * middle_stages if middle_stages else []
-    return [*([first] if first else []), *counts, *([last] if last else [])]
 
 
 def _communicators(job: Job) -> tuple[str, ...]:

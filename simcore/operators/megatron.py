@@ -6,7 +6,7 @@ Layers: `megatron_mamba.py`, `megatron_moe.py`, `megatron_attention.py`, `megatr
 mamba_ssm of August 2026.
 
 Recompute is Megatron's own spelling in `Run.checkpoint`: "none", "full" (each layer keeps its input), or a comma list
-of selective modules: moe, layernorm, moe_act, shared_experts, mlp, core_attn (`transformer_config.py`).
+of selective modules: moe, layernorm, moe_act, shared_experts, mlp, core_attn, mla_up_proj (`transformer_config.py`).
 """
 
 from __future__ import annotations

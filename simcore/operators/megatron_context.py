@@ -13,7 +13,7 @@ from simcore.recording import Run
 from simcore.tape import RECOMPUTE_BEGIN, RECOMPUTE_END, Kernel, Node, Param, Storage, Tape, Tensor
 from simcore.units import dtype_bytes
 
-__all__ = ["Context", "Discarded", "Grads", "Saved", "fuses_wgrad"]
+__all__ = ["Context", "Discarded", "Grads", "Saved", "discarded_region", "fuses_wgrad"]
 
 Grads = list[Tensor | None]
 Saved = list[Tensor]
@@ -152,14 +152,12 @@ class Context:
         """`tensor_parallel.checkpoint`: reentrant, so the replay runs to the region's end (`random.py`)."""
         if self.inside:
             return run()
+        made: list[Tensor] = []
 
         def whole() -> Tensor:
             self.inside = True
             try:
-                out = run()
-                ended = Tensor(out.storage, out.shape, out.dtype)
-                self.node(ended, (out,), (out,), lambda tape, grads, saved: grads)
-                return ended if ended.node else out
+                return _ended(self, run(), made)
             finally:
                 self.inside = False
 
@@ -198,3 +196,63 @@ class Discarded:
         del self.storage
         tape.mark(RECOMPUTE_END)
         return grads
+
+
+def discarded_region(c: Context, run: Callable[[], tuple[Tensor, ...]]) -> tuple[
+        tuple[Tensor, ...], Callable[[Tensor], Tensor]]:
+    """`CheckpointWithoutOutput` around several operators: their outputs, and what to call after these' last use.
+
+    The region keeps its inputs. When the gradient of the tensor arrives that the second is called with, the region runs
+    again to its end, with a graph; what it makes is copied into the emptied storages, and both stay: the copies for
+    those that saved the outputs, the others until the region's backward is over (`random.py`, _recompute).
+    """
+    made: list[Tensor] = []
+    ends: list[Tensor] = []
+
+    def whole() -> Tensor:
+        ends.extend([_ended(c, out, made) for out in run()])
+        return ends[-1]
+
+    c.tape.checkpoint(whole)
+    outputs = tuple(ends)
+    ends.clear()
+    frame = next((out.node.frame for out in outputs if out.node), None)
+    emptied = [(out.storage, out.shape, out.dtype) for out in outputs]
+
+    def fill(tape: Tape, grads: Grads, _saved: Saved) -> Grads:
+        assert frame is not None
+        tape.replay(frame)
+        for storage, shape, dtype in emptied:
+            copy = tape.empty(shape, dtype, "restored", "recompute")
+            c.elementwise(copy, 2, Kernel.COPY)
+            assert storage is not None
+            assert copy.storage is not None
+            storage.slot, storage.num_bytes = copy.storage.slot, copy.storage.num_bytes
+            copy.storage.num_bytes = 0
+        emptied.clear()
+        return grads
+
+    def drop_after(out: Tensor) -> Tensor:
+        for storage, _, _ in emptied:
+            assert storage is not None
+            storage.__del__()
+            storage.num_bytes = 0
+        hooked = Tensor(out.storage, out.shape, out.dtype)
+        c.node(hooked, (out,), (), fill)
+        return hooked
+
+    return outputs, drop_after
+
+
+def _ended(c: Context, out: Tensor, made: list[Tensor]) -> Tensor:
+    """The region's end: the replay runs so far. What it made, and the gradient of it, stay until its backward is over.
+
+    `outputs` and `args` are variables of `CheckpointFunction.backward`, which runs the region's backward (`random.py`).
+    """
+
+    def back(_tape: Tape, grads: Grads, saved: Saved) -> Grads:
+        made.extend([*saved, *(grad for grad in grads if grad)])
+        return grads
+
+    ended = Tensor(out.storage, out.shape, out.dtype)
+    return ended if c.node(ended, (out,), (out,), back) else out

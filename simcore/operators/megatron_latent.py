@@ -10,8 +10,8 @@ from __future__ import annotations
 from simcore.errors import NotYet, Problem
 from simcore.models.blocks import LatentAttention
 from simcore.operators.megatron_attention import core
-from simcore.operators.megatron_context import Context, Grads, Saved
-from simcore.operators.megatron_ops import column, gather_backward, norm, norm_linear, row
+from simcore.operators.megatron_context import Context, Grads, Saved, discarded_region
+from simcore.operators.megatron_ops import column, gather_backward, norm, norm_discarded, norm_linear, row
 from simcore.tape import Kernel, Tape, Tensor
 
 __all__ = ["latent_attention"]
@@ -21,23 +21,45 @@ _AT = "self_attention"
 
 def latent_attention(c: Context, block: LatentAttention, x: Tensor) -> Tensor:
     """Latent self-attention on the residual stream `x`; the caller adds the residual."""
-    ln_out = norm(c, "input_layernorm", x)
-    heads = block.num_heads // c.run.tp
-    if block.q_rank:
-        query = norm_linear(c, f"{_AT}.linear_q_up_proj", _down(c, "linear_q_down_proj", ln_out))
+    discarded = None
+    if c.recomputes("layernorm") and not c.inside:
+        ln_out, discarded = norm_discarded(c, "input_layernorm", x)
     else:
-        query = column(c, f"{_AT}.linear_q_proj", ln_out)
-    latent, rope_key = _split(c, block, _down(c, "linear_kv_down_proj", ln_out))
-    del ln_out
+        ln_out = norm(c, "input_layernorm", x)
+    out = _attention(c, block, ln_out)
+    return discarded.drop_after(out) if discarded else out
+
+
+def _attention(c: Context, block: LatentAttention, x: Tensor) -> Tensor:
+    """Down, up, rotated, attended, projected. What is made on the way up can be discarded once it was attended to."""
+    compressed = _down(c, "linear_q_down_proj", x) if block.q_rank else x
+    latent, rope_key = _split(c, block, _down(c, "linear_kv_down_proj", x))
     if c.local != c.tokens:
         rope_key = gather_backward(c, rope_key, f"{_AT}.rope_key")
+
+    def up() -> tuple[Tensor, Tensor, Tensor]:
+        return _up(c, block, compressed, latent, rope_key)
+
+    columns = block.num_heads // c.run.tp * block.value
+    if c.recomputes("mla_up_proj") and not c.inside:
+        (query, key, value), drop_after = discarded_region(c, up)
+        out = drop_after(core(c, block.num_heads, query, key, value, columns))
+    else:
+        query, key, value = up()
+        out = core(c, block.num_heads, query, key, value, columns)
+    return row(c, f"{_AT}.linear_proj", out)
+
+
+def _up(c: Context, block: LatentAttention, compressed: Tensor, latent: Tensor, rope_key: Tensor) -> tuple[
+        Tensor, Tensor, Tensor]:
+    """`qkv_up_proj_and_rope_apply`: (query, key, value)."""
+    heads = block.num_heads // c.run.tp
+    project, name = (norm_linear, "linear_q_up_proj") if block.q_rank else (column, "linear_q_proj")
+    query = project(c, f"{_AT}.{name}", compressed)
     pair = norm_linear(c, f"{_AT}.linear_kv_up_proj", latent)
-    del latent
     query = _query(c, block, heads, query)
     key, value = _key_value(c, block, heads, pair, rope_key)
-    del pair, rope_key
-    out = core(c, block.num_heads, query, key, value, heads * block.value)
-    return row(c, f"{_AT}.linear_proj", out)
+    return query, key, value
 
 
 def _down(c: Context, name: str, x: Tensor) -> Tensor:

@@ -6,14 +6,14 @@ torch 2.13 `distributed/pipelining/schedules.py` (Schedule1F1B); with one stage 
 
 from __future__ import annotations
 
-from simcore.schedule import Action
+from simcore.schedule import Action, Schedule
 
 __all__ = ["order"]
 
 
-def order(stage: int, num_stages: int, num_microbatches: int) -> tuple[Action, ...]:
+def order(schedule: Schedule, stage: int, num_microbatches: int) -> tuple[Action, ...]:
     """The passes of a stage, in order."""
-    ahead = min(num_stages - stage - 1, num_microbatches)
+    ahead = min(schedule.num_stages - stage - 1, num_microbatches)
     last = num_microbatches - 1
     forward = [Action(forward=True, microbatch=i, is_last=i == last) for i in range(num_microbatches)]
     out = forward[:ahead]

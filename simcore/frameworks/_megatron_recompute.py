@@ -1,0 +1,95 @@
+"""What Megatron-Core recomputes, and what it refuses of it (core 0.16.1 unless said otherwise)."""
+
+from __future__ import annotations
+
+from typing import Final
+
+from simcore.job import Job
+from simcore.models.blocks import LatentAttention, Mamba2, Mixer, Mlp, Moe
+from simcore.training import Recompute
+
+__all__ = ["assumptions", "check_groups", "checkpoint", "kept_whole", "together"]
+
+MODULES: Final = ("core_attn", "layernorm", "mla_up_proj", "mlp", "moe", "moe_act", "shared_experts")
+
+_NEEDED: Final = {
+    "mla_up_proj": ("is only supported with multi_latent_attention", "transformer_config.py:1218"),
+    "moe_act": ("is only supported with moe_grouped_gemm", "transformer_config.py:1213"),
+    "moe": ("names a module that the model lacks: it has no experts", "moe/moe_layer.py:153 alone reads it"),
+    "shared_experts": ("names a module that the model lacks: it has no shared experts",
+                       "moe/moe_layer.py:158 alone reads it"),
+    "mlp": ("names a module that the model lacks: it has no dense MLP", "transformer_layer.py:445: not a MoE layer"),
+}
+"""Names that do nothing, or that core refuses, without a module of the model. Every layer has norms and a core."""
+
+
+def checkpoint(job: Job) -> str:
+    """`Run.checkpoint`: none, full, uniform (several layers together), or the names of recomputed modules."""
+    recompute = job.scenario.training.recompute
+    if isinstance(recompute, str):
+        return recompute
+    if isinstance(recompute, Recompute):
+        return _by_mode(job, recompute)
+    unknown = [name for name in recompute if name not in MODULES]
+    if unknown:
+        raise job.illegal("training.recompute", f"Invalid choices for recompute_modules: {', '.join(unknown)}. Allowed "
+                          f"modules are: {', '.join(MODULES)}", "core 0.16.1 transformer_config.py:1208")
+    blocks = [b.block for kind in job.graph.kinds for b in kind.branches]
+    for name in recompute:
+        if name in _NEEDED and not any(_has(block, name) for block in blocks):
+            told, rule = _NEEDED[name]
+            raise job.illegal("training.recompute", f"{name} in recompute_modules {told}", f"core 0.16.1 {rule}")
+    return ",".join(recompute) or "none"
+
+
+def _has(block: Mixer, module: str) -> bool:
+    if isinstance(block, Moe):
+        return module in ("moe", "moe_act") or (module == "shared_experts" and block.shared_ffn > 0)
+    return isinstance(block, LatentAttention if module == "mla_up_proj" else Mlp) and module in ("mla_up_proj", "mlp")
+
+
+def _by_mode(job: Job, recompute: Recompute) -> str:
+    """Granularity full: whole layers, in groups (uniform) or the first few of each chunk (block)."""
+    if recompute.mode == "per_op":
+        raise job.not_yet("training.recompute", "recompute per_op under megatron")
+    if recompute.modules:
+        raise job.illegal("training.recompute", "modules are recomputed with granularity selective, not in mode "
+                          f"{recompute.mode}", "core 0.16.1 transformer_config.py:1196")
+    return "uniform" if together(job) > 1 else "full"
+
+
+def together(job: Job) -> int:
+    """Layers of a group that keeps its input alone and is replayed as one (transformer_block.py:532)."""
+    recompute = job.scenario.training.recompute
+    return recompute.num_layers if isinstance(recompute, Recompute) and recompute.mode == "uniform" else 1
+
+
+def check_groups(job: Job, stages: tuple[tuple[int, ...], ...]) -> None:
+    """Groups are cut without asking how many layers there are."""
+    size = together(job)
+    for count in (len(_inner(job, stage)) for stage in stages):
+        if count % size:
+            raise job.illegal("training.recompute", f"groups of {size} layers do not divide the {count} of a stage: "
+                              "index out of range", "core 0.16.1 transformer_block.py:539")
+
+
+def kept_whole(job: Job, stages: tuple[tuple[int, ...], ...]) -> tuple[int, ...]:
+    """Layers that mode block leaves alone: all but the first `num_layers` of each chunk (transformer_block.py:549)."""
+    recompute = job.scenario.training.recompute
+    if not isinstance(recompute, Recompute) or recompute.mode != "block":
+        return ()
+    return tuple(layer for stage in stages for layer in _inner(job, stage)[recompute.num_layers:])
+
+
+def _inner(job: Job, stage: tuple[int, ...]) -> list[int]:
+    kinds, layers = job.graph.kinds, job.graph.layers
+    return [layer for layer in stage if kinds[layers[layer].kind].block is None]
+
+
+def assumptions(job: Job) -> tuple[tuple[str, str, str, str], ...]:
+    """Core 0.16.1 takes full recompute for hybrid models and does nothing; what is shown is what main does."""
+    hybrid = any(isinstance(b.block, Mamba2) for kind in job.graph.kinds for b in kind.branches)
+    if checkpoint(job) not in ("full", "uniform") or not hybrid or job.scenario.framework_version == "main 2026-08-22":
+        return ()
+    return (("training.recompute", "as the main branch does it", "assumed",
+             "core 0.16.1 ssm/mamba_block.py: MambaStack.forward recomputes no layers"),)
