@@ -104,8 +104,8 @@ def _program(scenario: Scenario | None, rank: int | str) -> Program | None:
         return None
     plan = place(job.graph, job.mesh, table, int(rank))
     workload = Workload(scenario.training.micro_batch_size, scenario.training.seq_len // job.mesh.cp, 0)
-    count = lowered_microbatches(job.mesh.pp, scenario.num_microbatches)
-    return lower(plan, workload, actions("1f1b", plan.stage, job.mesh.pp, count), flow_of(table))
+    count = lowered_microbatches(table.schedule, scenario.num_microbatches)
+    return lower(plan, workload, actions(table.schedule, plan.stage, count), flow_of(table))
 
 
 def test_the_measured_runs_had_ordinary_segments() -> None:
