@@ -25,6 +25,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from weakref import ref
 
+from simcore.checkpoint import Frame, Keeps, StopReplay
 from simcore.rows import (
     CATEGORY_OF_PHASE,
     COMPUTE_STREAM,
@@ -103,20 +104,6 @@ class Node:
     grads: dict[int, Tensor] = field(default_factory=dict)
 
 
-@dataclass(slots=True, eq=False)
-class Frame:
-    """A checkpointed region: how to run it again (which keeps its inputs), and who saved what in it."""
-
-    run: Callable[[], object]
-    owners: list[ref[Node]] = field(default_factory=list)
-    position: int = 0
-    replayed: bool = False
-
-
-class _StopRecompute(Exception):
-    pass
-
-
 class Tape(Recorder):
     """Records one layer."""
 
@@ -180,18 +167,22 @@ class Tape(Recorder):
             frame.position += 1
             if owner is not None and isinstance(x, Tensor):
                 owner.saved.append(x.detach())
-        if frame.position == len(frame.owners):
+        if frame.is_complete:
             self.mark(RECOMPUTE_END)
-            raise _StopRecompute
+            raise StopReplay
 
-    def checkpoint(self, run: Callable[[], Tensor]) -> Tensor:
+    def checkpoint(self, run: Callable[[], Tensor], keeps: Keeps | None = None, *, early_stop: bool = True) -> Tensor:
         """Run a region whose nodes keep nothing but its inputs (what `run` refers to); it is run again in backward."""
         assert self.frame is None, "checkpoints are not nested"
-        self.frame = Frame(run)
+        self.frame = Frame(run, keeps, early_stop)
         try:
             return run()
         finally:
             self.frame = None
+
+    def outputs(self, operator: str, make: Callable[[], Sequence[Tensor]]) -> Sequence[Tensor]:
+        """The outputs of an operator that a selective checkpoint may keep."""
+        return self.frame.outputs(operator, make, replay=self.phase == "recompute") if self.frame else make()
 
     # ---- backward -----------------------------------------------------------------------------------------------
     def seed(self, tensor: Tensor, grad: Tensor) -> None:
@@ -258,8 +249,9 @@ class Tape(Recorder):
         nodes, phase, scope = self.nodes, self.phase, self.scope
         self.nodes, self.phase, self.frame, frame.replayed = [], "recompute", frame, True
         self.mark(RECOMPUTE_BEGIN)
-        with contextlib.suppress(_StopRecompute):
+        with contextlib.suppress(StopReplay):
             frame.run()
+            self.mark(RECOMPUTE_END)
         self.nodes, self.phase, self.scope, self.frame = nodes, phase, scope, None
 
     def _give(self, edge: Node, output: int, grad: Tensor) -> None:

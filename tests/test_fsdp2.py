@@ -93,3 +93,51 @@ def test_defaults_are_listed() -> None:
     assert found["training.optimizer.moments"] == "as each parameter is stored"
     given = listed(options={"reshard_after_forward": False}, optimizer={"moments": "bf16"})
     assert not [key for key in given if "reshard" in key or "moments" in key]
+
+
+# ---- torchtitan's layers ---------------------------------------------------------------------------------------------
+def _titan(mesh: dict[str, int], options: dict[str, Any] | None = None, **training: Any) -> Report:
+    asked = small.scenario("fsdp2", mesh, options=options, **{"model": "llama-tiny", **training})
+    return simulate(asked.model_copy(update={"implementation": "torchtitan"}))
+
+
+@pytest.mark.parametrize(("mesh", "given", "told"), [
+    ({"dp_shard": 1, "tp": 2}, {}, "not yet: torchtitan without FSDP"),
+    ({"dp_shard": 2, "tp": 8}, {}, "4 key and value heads must be divisible by tp 8"),
+    ({"dp_shard": 2, "tp": 2}, {"seq_len": 63}, "63 must be divisible by tp 2"),
+    ({"dp_shard": 2}, {"options": {"compile": True}}, "not yet: what compiled blocks and a compiled loss keep"),
+    ({"dp_shard": 2}, {"options": {"reshard_after_forward": 2}}, "reshard_after_forward: expected None or True"),
+    ({"dp_shard": 2}, {"options": {"sync_gradients": "last"}}, "sync_gradients: expected 'every'"),
+    ({"dp_shard": 2}, {"model": "qwen3-8b"}, "not yet: qwen3 in the layers of torchtitan"),
+    ({"dp_shard": 2}, {"model": "nemotron-3-tiny"}, "not yet: nemotron_h in the layers of torchtitan"),
+    ({"dp_shard": 2}, {"loss": "hf"}, "not yet: hf under fsdp2"),
+    ({"dp_shard": 2}, {"method": "lora", "lora": {"target_modules": ["wq"]}}, "not yet: lora with torchtitan's layers"),
+    ({"dp_shard": 2}, {"recompute": {"mode": "uniform", "num_layers": 2}}, "every n-th layer under torchtitan"),
+    ({"dp_shard": 2}, {"recompute": {"mode": "per_op", "modules": ["mm"]}}, "another list of operators")])
+def test_what_torchtitan_refuses(mesh: dict[str, int], given: dict[str, Any], told: str) -> None:
+    report = _titan(mesh, **given)
+    assert report.status != "ok"
+    assert told in "; ".join(str(problem.message) for problem in report.problems)
+
+
+def test_tensor_parallelism_is_refused_for_other_layers() -> None:
+    report = simulate(small.scenario("fsdp2", {"dp_shard": 2, "tp": 2}, model="llama-tiny"))
+    assert "served with implementation: torchtitan" in report.problems[0].message
+
+
+def test_defaults_are_torchtitan_s_own() -> None:
+    autos = {a.what: a.value for a in _titan({"dp_shard": 4, "tp": 2}).assumptions}
+    assert autos["training.optimizer.implementation"] == "fused"
+    assert autos["training.precision.grad_reduce"] == "fp32"
+    assert autos["framework_options.disable_loss_parallel"] == "false"
+
+
+def test_always_gathers_norm_and_head_again() -> None:
+    default, always = (_titan({"dp_shard": 4}, options=options) for options in ({}, {"reshard_after_forward": True}))
+    assert _gathered(always, "backward", False) > _gathered(default, "backward", False)
+
+
+def test_every_microbatch_reduces_its_gradients() -> None:
+    one, two = (_titan({"dp_shard": 4}, global_batch_size=4 * count) for count in (1, 2))
+    sent = [sum(t.calls for t in report.ranks[0].traffic if t.collective == "reduce_scatter") for report in (one, two)]
+    assert sent[1] == 2 * sent[0] > 0

@@ -15,8 +15,8 @@ ROOT = Path(__file__).resolve().parents[1]
 # a file that is also named by itself stands where it is named.
 ORDER = (
     "errors", "units", "quantity", "data", "yaml_parser", "document", "block", "training", "scenario", "sweep",
-    "starter", "loading", "device", "topology", "tensor", "models/blocks", "models/architecture", "rows", "tape",
-    "recording", "operators/", "models/", "graph", "mesh", "form", "schedule", "framework", "lora", "lora_names",
+    "starter", "loading", "device", "topology", "tensor", "models/blocks", "models/architecture", "rows",
+    "checkpoint", "tape", "recording", "operators/", "models/", "graph", "mesh", "form", "schedule", "framework", "lora", "lora_names",
     "lora_bridge", "lora_automodel", "routing", "job", "stages", "frameworks/", "plan", "buffers", "fold", "schedules/",
     "setup", "tile", "outline", "program", "tiles", "flow", "lower", "flows/", "ledger", "cost", "report", "traffic",
     "series", "streams", "timeline", "clocked", "adapters", "workspace", "outside", "reserve",

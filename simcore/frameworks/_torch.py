@@ -8,14 +8,14 @@ from simcore.job import Job
 __all__ = ["all_or_no_checkpoint", "refuse_virtual_stages", "torch_optimizer"]
 
 
-def torch_optimizer(job: Job, source: str) -> Optimizer:
-    """`torch.optim`: foreach by default (`source` says where); SGD has no temporaries, as if fused."""
+def torch_optimizer(job: Job, source: str, default: str = "foreach") -> Optimizer:
+    """`torch.optim`, by default of the framework's kind (`source` says where); SGD has no temporaries, as if fused."""
     optimizer, framework = job.scenario.training.optimizer, job.scenario.framework
     if optimizer.name not in ("adamw", "adam", "sgd"):
         raise job.not_yet("training.optimizer.name", f"{optimizer.name} under {framework}")
     if optimizer.implementation not in ("auto", "foreach", "fused", "for_loop"):
         raise job.not_yet("training.optimizer.implementation", f"{optimizer.implementation} under {framework}")
-    kind = job.auto("training.optimizer.implementation", optimizer.implementation, "foreach", source)
+    kind = job.auto("training.optimizer.implementation", optimizer.implementation, default, source)
     return Optimizer(optimizer.name, "fused" if optimizer.name == "sgd" else kind)
 
 

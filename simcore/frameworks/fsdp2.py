@@ -9,7 +9,8 @@ root). Experts on an expert-parallel axis are either plain local tensors in `ign
 from __future__ import annotations
 
 from simcore.form import Form, Layout, Partial, Shard
-from simcore.framework import Framework, Life, Moment, Rule, Unit, UnshardFlow
+from simcore.framework import Framework, Life, Matches, Moment, Rule, Unit, UnshardFlow
+from simcore.frameworks import _torchtitan
 from simcore.frameworks._torch import all_or_no_checkpoint, refuse_virtual_stages, torch_optimizer
 from simcore.graph import ModelGraph
 from simcore.job import Job
@@ -21,7 +22,7 @@ __all__ = ["DEFAULT_IMPLEMENTATION", "IMPLEMENTATIONS", "VERSIONS", "adapters", 
 
 VERSIONS = ("torch 2.13",)
 DEFAULT_IMPLEMENTATION = "hf"
-IMPLEMENTATIONS = ("hf",)
+IMPLEMENTATIONS = ("hf", "torchtitan")
 RULE = "torch 2.13 torch/distributed/fsdp/_fully_shard/_fsdp_init.py"
 OPTIONS = {
     "wrap": ("layers_root", "separate_embedding_head"),
@@ -38,27 +39,39 @@ adapters = name_adapters
 
 def table(job: Job) -> Framework:
     """FSDP2 applied to a job."""
+    titan = _is_titan(job)
     _check(job)
-    options, precision = job.options(OPTIONS), job.scenario.training.precision
+    options, precision = job.options(OPTIONS | (_torchtitan.OPTIONS if titan else {})), job.scenario.training.precision
+    if titan:
+        _torchtitan.check(job, options)
     stored = job.auto("training.precision.params", precision.params, "fp32", "sharded fp32 parameters under a policy")
-    reduce = job.auto("training.precision.grad_reduce", precision.grad_reduce, job.compute,
-                      "MixedPrecisionPolicy(reduce_dtype=None): the compute dtype")
+    reduce = job.auto("training.precision.grad_reduce", precision.grad_reduce, *(
+        ("fp32", "torchtitan 0.2.2 config/job_config.py: mixed_precision_reduce") if titan else
+        (job.compute, "MixedPrecisionPolicy(reduce_dtype=None): the compute dtype")))
     _note_defaults(job, options)
     fully = job.mesh.ep > 1 and options.get("experts", "fully_shard") == "fully_shard"
     return Framework(
         name="fsdp2", version=VERSIONS[0],
         rules=_rules(job, stored, fully=fully),
         units=_units(job, options, reduce, fully=fully),
-        flow=UnshardFlow(options.get("prefetch") or 0, options.get("sync_gradients", "last")),
-        optimizer=torch_optimizer(job, "torch 2.13 optim/adam.py: foreach by default on CUDA"),
+        flow=UnshardFlow(options.get("prefetch") or 0, options.get("sync_gradients", "every" if titan else "last")),
+        optimizer=torch_optimizer(job, "torchtitan 0.2.2 config/job_config.py: fused", "fused") if titan else
+        torch_optimizer(job, "torch 2.13 optim/adam.py: foreach by default on CUDA"),
         compute_dtype=job.compute,
-        checkpoint=all_or_no_checkpoint(job),
-        loss=job.auto("training.loss", job.scenario.training.loss, "hf", "transformers 5.23 ForCausalLMLoss"),
-        sequence_parallel=False,
+        checkpoint=_torchtitan.checkpoint(job) if titan else all_or_no_checkpoint(job),
+        loss=job.auto("training.loss", job.scenario.training.loss, *(
+            ("torchtitan", "torchtitan 0.2.2 components/loss.py") if titan else
+            ("hf", "transformers 5.23 ForCausalLMLoss"))),
+        sequence_parallel=job.mesh.tp > 1,
         stages=(tuple(range(len(job.graph.layers))),),
-        options=(*((("experts", "unit"),) if fully else ()), *_experts_implementation(job, options)),
+        options=_torchtitan.options_of(job, options) if titan else
+        (*((("experts", "unit"),) if fully else ()), *_experts_implementation(job, options)),
         communicators=_communicators(job, fully=fully),
     )
+
+
+def _is_titan(job: Job) -> bool:
+    return job.graph.implementation == "torchtitan"
 
 
 def _experts_implementation(job: Job, options: dict[str, object]) -> tuple[tuple[str, str], ...]:
@@ -76,8 +89,10 @@ def _experts_implementation(job: Job, options: dict[str, object]) -> tuple[tuple
 def _note_defaults(job: Job, options: dict[str, object]) -> None:
     """What is decided tensor by tensor or unit by unit further down."""
     if options.get("reshard_after_forward") is None:
-        job.auto("framework_options.reshard_after_forward", "auto", "true for layers, false for the root",
-                 "torch 2.13 _fully_shard/_fully_shard.py: reshard_after_forward=None")
+        job.auto("framework_options.reshard_after_forward", "auto", *(
+            ("true, false for norm and output", f"{_torchtitan.PLAN} apply_fsdp: default") if _is_titan(job) else
+            ("true for layers, false for the root",
+             "torch 2.13 _fully_shard/_fully_shard.py: reshard_after_forward=None")))
     if job.scenario.training.optimizer.name != "sgd":
         job.auto("training.optimizer.moments", job.scenario.training.optimizer.moments, "as each parameter is stored",
                  "torch 2.13 optim/adam.py: zeros_like(parameter)")
@@ -87,8 +102,8 @@ def _check(job: Job) -> None:
     mesh, training = job.mesh, job.scenario.training
     if mesh.pp > 1:
         raise job.not_yet("mesh.pp", "fsdp2 with pipeline stages (torch.distributed.pipelining)")
-    if mesh.tp > 1:
-        raise job.not_yet("mesh.tp", "fsdp2 with tensor parallelism")
+    if mesh.tp > 1 and not _is_titan(job):
+        raise job.not_yet("mesh.tp", "fsdp2 with tensor parallelism (served with implementation: torchtitan)")
     if mesh.cp > 1:
         raise job.not_yet("mesh.cp", "fsdp2 with context parallelism")
     if mesh.etp > 1:
@@ -96,7 +111,8 @@ def _check(job: Job) -> None:
     if mesh.stage_size % mesh.ep:
         raise job.illegal("mesh.ep", f"{mesh.stage_size} ranks must be a multiple of ep {mesh.ep}",
                           "torch 2.13 init_device_mesh: the mesh must cover the ranks")
-    job.one_of("training.loss", training.loss, ("auto", "hf", "hf_keep_logits"))
+    if not _is_titan(job):
+        job.one_of("training.loss", training.loss, ("auto", "hf", "hf_keep_logits"))
     job.refuse_capacity("transformers 5.23 integrations/moe.py: tokens are never dropped")
     job.refuse_given({"training.sequence_parallel": "False", "training.precision.main_grads": "auto",
                       "training.precision.experts": "auto", "training.optimizer.master": "none",
@@ -152,8 +168,24 @@ def _rules(job: Job, stored: str, *, fully: bool) -> tuple[Rule, ...]:
     adapter = job.scenario.training.lora.dtype
     adapter_stored = stored if adapter == "auto" else adapter
     lives.append(Rule(lambda t: t.module == "adapter", _life("adapters", dense, adapter_stored, compute, job)))
+    if job.mesh.tp > 1:
+        lives += _tp_rules(job, dense, stored)
     lives.append(Rule(lambda t: True, _life("sharded", dense, stored, compute, job)))
     return tuple(lives)
+
+
+def _tp_rules(job: Job, dense: Layout, stored: str) -> list[Rule]:
+    """FSDP2 cuts on dimension 0 what tensor parallelism has left (torch 2.13 `_fsdp_param.py`, strided shards)."""
+    cuts: dict[Layout, Rule] = {}
+    for spec in (t for kind in job.graph.tensors for t in kind):
+        cut = _torchtitan.tp_layout(spec)
+        if cut and cut not in cuts:
+            cuts[cut] = Rule(_lies_like(cut), _life("sharded, tp", (*cut, *dense), stored, job.compute, job, used=cut))
+    return list(cuts.values())
+
+
+def _lies_like(cut: Layout) -> Matches:
+    return lambda spec: _torchtitan.tp_layout(spec) == cut
 
 
 def _life(name: str, layout: Layout, stored: str, compute: str, job: Job, used: Layout = (), *,
@@ -190,14 +222,15 @@ def _units(job: Job, options: dict[str, object], reduce: str, *, fully: bool) ->
     around = [layer.index for layer in graph.layers if graph.kinds[layer.kind].block is not None]
     blocks = [layer.index for layer in graph.layers if graph.kinds[layer.kind].block is None]
     units: list[Unit] = []
-    if options.get("wrap", "layers_root") == "layers_root":
+    titan = _is_titan(job)
+    if options.get("wrap", "separate_embedding_head" if titan else "layers_root") == "layers_root":
         units.append(make("root", around, 0, last, False if reshard is None else reshard, is_root=True))
     else:
         norm, head = around[1], around[2]
         names = f"{graph.layers[norm].path}, {graph.layers[head].path}"
         units.append(make("", [], 0, last, reshard=False, is_root=True))
         units.append(make(graph.layers[0].path, [0], 0, 0, children))
-        units.append(make(names, [norm, head], norm, head, reshard=False))
+        units.append(make(names, [norm, head], norm, head, reshard=titan and reshard is True))
     for block in blocks:
         keep = options.get("set_last_reshard")
         policy = keep if block == blocks[-1] and keep is not None else children
@@ -252,6 +285,6 @@ def _is_moe(graph: ModelGraph, layer: int) -> bool:
 
 def _communicators(job: Job, *, fully: bool) -> tuple[str, ...]:
     mesh = job.mesh
-    sizes = {"dp_shard_cp": mesh.dp_shard * mesh.cp, "dp_replicate": mesh.dp_replicate, "ep": mesh.ep,
+    sizes = {"tp": mesh.tp, "dp_shard_cp": mesh.dp_shard * mesh.cp, "dp_replicate": mesh.dp_replicate, "ep": mesh.ep,
              "expert_dp": mesh.expert_dp if fully else 1}
     return tuple(name for name, size in sizes.items() if size > 1)

@@ -18,9 +18,9 @@ from simcore.units import dtype_bytes
 
 __all__ = ["add", "add_scalar", "all_to_all", "bmm", "cast", "cat", "chunk", "cross_entropy", "div_", "embedding",
            "exp", "gather", "grouped_mm", "index", "index_add", "linear", "log_softmax", "masked_fill", "mean", "mul",
-           "mul_rows", "mul_scalar", "neg", "new", "relu", "rsqrt", "scaled_dot_product_attention", "select",
-           "sigmoid", "silu", "slice_half", "softmax", "sort", "square", "strided", "sum_last", "sum_of", "swap_dims",
-           "to_heads", "topk"]
+           "mul_rows", "mul_scalar", "neg", "new", "relu", "rms_norm", "rotate", "rsqrt",
+           "scaled_dot_product_attention", "select", "sigmoid", "silu", "slice_half", "softmax", "sort", "square",
+           "strided", "sum_last", "sum_of", "swap_dims", "to_heads", "topk"]
 
 Operand = Tensor | Param
 Grads = list[Tensor | None]
@@ -102,6 +102,43 @@ def square(tape: Tape, x: Operand) -> Tensor:
 def rsqrt(tape: Tape, x: Tensor) -> Tensor:
     """`x.rsqrt()`; its gradient is `-0.5 * grad * result.pow(3)`."""
     return _unary(tape, x, "rsqrt", "output", steps=3)
+
+
+def rms_norm(tape: Tape, x: Tensor, weight: Param, name: str = "norm") -> Tensor:
+    """`F.rms_norm` as one kernel (`_fused_rms_norm`): it saves its input, the weight and the fp32 inverse RMS of rows.
+
+    torch 2.13 runs it in one piece on CUDA; the CPU build decomposes it.
+    """
+    shape, dtype, w_shape, w_dtype, moved = x.shape, x.dtype, weight.shape, weight.dtype, x.nbytes
+    x_needs, w_needs = needs_grad(x), needs_grad(weight)
+
+    def backward(tape: Tape, grads: Grads, saved: Saved) -> Grads:
+        to_x = new(tape, shape, dtype, f"grad_{name}", 3 * moved, Kernel.NORM) if x_needs else None
+        return [to_x, tape.empty(w_shape, w_dtype, "grad_weight") if w_needs else None]
+
+    node = tape.node((x, weight), (x, weight), backward)
+    out = new(tape, shape, dtype, name, moved, Kernel.NORM)
+    rstd = tape.empty((*shape[:-1], 1), "fp32", "rstd")
+    tape.save(node, rstd)
+    out.node = node
+    return out
+
+
+def rotate(tape: Tape, x: Tensor, table: tuple[int, int]) -> Tensor:
+    """`x * table` of x [b, s, heads, d] in fp32, seen as complex pairs, and a constant table [s, d / 2].
+
+    The gradient is multiplied by the conjugate, which is written out first (8 bytes an entry).
+    """
+    shape, dtype, moved = x.shape, x.dtype, x.nbytes
+
+    def backward(tape: Tape, grads: Grads, saved: Saved) -> Grads:
+        conjugate = new(tape, (*table, 2), "fp32", "conjugate")
+        return [new(tape, shape, dtype, "grad_rotary", moved + conjugate.nbytes)]
+
+    node = tape.node((x,), (None,), backward)
+    out = new(tape, shape, dtype, "rotary", moved)
+    out.node = node
+    return out
 
 
 def mul_scalar(tape: Tape, x: Tensor) -> Tensor:
@@ -258,7 +295,7 @@ def linear(tape: Tape, x: Tensor, weight: Operand, name: str, kernel: Kernel = K
     x_bytes, w_bytes = x.nbytes, weight.nbytes
     save: list[Operand] = [*[x] * w_needs, *[weight] * x_needs]
     node = tape.node((bias, x, weight), save, backward, reduce_to=(bias.shape,) if bias else ())
-    out = new(tape, (*x_shape[:-1], n), dtype, name, moved, kernel, flops)
+    (out,) = tape.outputs("mm", lambda: (new(tape, (*x_shape[:-1], n), dtype, name, moved, kernel, flops),))
     out.node = node
     return out
 
@@ -328,8 +365,9 @@ def scaled_dot_product_attention(tape: Tape, q: Tensor, k: Tensor, v: Tensor) ->
         return made
 
     node = tape.node((q, k, v), (q, k, v), backward)
-    out = new(tape, q.shape, dtype, "attention", moved, Kernel.ATTENTION, flops)
-    lse = tape.empty((batch, seq, heads), "fp32", "log_sum_exp")
+    out, lse = tape.outputs("attention", lambda: (
+        new(tape, (batch, seq, heads, dim), dtype, "attention", moved, Kernel.ATTENTION, flops),
+        tape.empty((batch, seq, heads), "fp32", "log_sum_exp")))
     tape.save(node, out, lse)
     out.node = node
     return out
@@ -476,9 +514,9 @@ def all_to_all(tape: Tape, x: Tensor, rows: int, axis: str) -> Tensor:
     return out
 
 
-def embedding(tape: Tape, weight: Param, batch: int, seq: int) -> Tensor:
-    """Rows of the table; the indices are the data loader's."""
-    shape, dtype = weight.shape, weight.dtype
+def embedding(tape: Tape, weight: Param, batch: int, seq: int, *, grad_rows: int = 0) -> Tensor:
+    """Rows of the table; the indices are the data loader's. `grad_rows`: rows of the gradient, 0 the table's."""
+    shape, dtype = (grad_rows or weight.shape[0], weight.shape[1]), weight.dtype
 
     def backward(tape: Tape, grads: Grads, saved: Saved) -> Grads:
         return [new(tape, shape, dtype, "grad_weight", batch * seq * shape[1] * dtype_bytes(dtype), Kernel.EMBEDDING)]

@@ -23,12 +23,13 @@ from typing import Final
 
 from simcore.models.blocks import Attention, Branch, Embedding, FinalNorm, Head, LayerKind, Loss, Mlp, Moe
 from simcore.operators import aten, hf_nemotron
+from simcore.operators.borders import hand_back, hand_on, hidden_state, nothing, run_backward
 from simcore.operators.features import refuse
 from simcore.operators.hf_layers import Inputs, attention, linear, mlp, rms_norm
 from simcore.operators.hf_moe import moe
 from simcore.operators.hf_tensors import tensors
 from simcore.recording import LayerTape, Run
-from simcore.tape import GRAD_HIDDEN, HIDDEN, Node, Section, Tape, Tensor
+from simcore.tape import Section, Tape, Tensor
 
 __all__ = ["TIED_HEAD", "record", "tensors"]
 
@@ -39,7 +40,7 @@ SERVED: Final = frozenset({"norms of query and key", "biases of query, key and v
 TIED_HEAD = 1 << 30
 """Row offset: the slot is the head's, however far away that is."""
 
-_BEFORE, _AFTER = -1, 1
+_BEFORE = -1
 
 
 def record(kind: LayerKind, run: Run, slots: dict[tuple[str, str], int],
@@ -59,36 +60,6 @@ def record(kind: LayerKind, run: Run, slots: dict[tuple[str, str], int],
     return _layer(tape, kind, run)
 
 
-def _hidden(tape: Tape, run: Run, width: int) -> Tensor:
-    """The input, which the layer before has made; its node collects the gradient."""
-    hidden = tape.external((run.batch, run.seq, width), run.compute, HIDDEN, _BEFORE)
-    hidden.node = Node() if run.input_requires_grad else None
-    return hidden
-
-
-def _hand_on(tape: Tape, out: Tensor) -> None:
-    """The output is the next layer's to free."""
-    tape.rename(out.storage, HIDDEN)
-    out.disown()
-
-
-def _backward(tape: Tape, out: Tensor, inputs: Node | None, finish: Callable[[Tape], None]) -> Section:
-    """Backward from the gradient that the next layer made to the gradient of this layer's input."""
-    if out.node is not None:
-        tape.seed(out, tape.external(out.shape, out.dtype, GRAD_HIDDEN, _AFTER))
-        tape.backward()
-        finish(tape)
-    if inputs is not None:
-        _hand_back(tape, inputs)
-    return tape.cut()
-
-
-def _hand_back(tape: Tape, inputs: Node) -> None:
-    grad = inputs.grads.pop(0)
-    tape.rename(grad.storage, GRAD_HIDDEN)
-    grad.disown()
-
-
 # ---- layers -----------------------------------------------------------------------------------------------------
 def _layer(tape: Tape, kind: LayerKind, run: Run) -> LayerTape:
     inputs: Inputs | None = _stem(tape, kind, run)
@@ -96,7 +67,7 @@ def _layer(tape: Tape, kind: LayerKind, run: Run) -> LayerTape:
     leaf = inputs.hidden.node
     body = partial(_body, tape, kind, run, inputs)
     out = tape.checkpoint(body) if run.checkpoint != "none" else body()
-    _hand_on(tape, out)
+    hand_on(tape, out)
     forward = tape.cut()
     del body
     # Where this layer does not keep the rotary tables, the ones above it do if anything trains here.
@@ -106,13 +77,13 @@ def _layer(tape: Tape, kind: LayerKind, run: Run) -> LayerTape:
     del tables
     empty = Section(())
     after, late = (empty, dropped) if run.first else (dropped, empty)
-    backward = _backward(tape, out, leaf, _nothing)
-    return LayerTape(forward, backward, after, late, grads=tape.release_grads())
+    back = run_backward(tape, out, leaf, nothing)
+    return LayerTape(forward, back, after, late, grads=tape.release_grads())
 
 
 def _stem(tape: Tape, kind: LayerKind, run: Run) -> Inputs:
     """Only the first layer posts deaths of what all layers share."""
-    hidden = _hidden(tape, run, kind.hidden)
+    hidden = hidden_state(tape, run, run.seq, kind.hidden)
     shared = [tape.external((run.seq,), "int64", tape.slot("position_ids", "activation"), _BEFORE)]
     rotary = next((b.block.head_dim for b in kind.branches if isinstance(b.block, Attention) and b.block.rotary), 0)
     if rotary:
@@ -154,11 +125,11 @@ def _mix(tape: Tape, run: Run, branch: Branch, inputs: Inputs, family: str) -> T
 def _embedding(tape: Tape, block: Embedding, run: Run) -> LayerTape:
     weight = run.params["weight"]
     out = aten.embedding(tape, weight, run.batch, run.seq)
-    _hand_on(tape, out)
+    hand_on(tape, out)
     _shared_tables(tape, block, run)
     forward = tape.cut()
-    backward = _backward(tape, out, None, _meet_waiting if weight.tied else _nothing)
-    return LayerTape(forward, backward, grads=tape.release_grads())
+    back = run_backward(tape, out, None, _meet_waiting if weight.tied else nothing)
+    return LayerTape(forward, back, grads=tape.release_grads())
 
 
 def _shared_tables(tape: Tape, block: Embedding, run: Run) -> None:
@@ -199,21 +170,21 @@ def _final_norm(tape: Tape, kind: LayerKind, run: Run) -> LayerTape:
 def _head(tape: Tape, block: Head, run: Run) -> LayerTape:
     weight = run.params["weight"]
     return _simple(tape, run, block.hidden, lambda hidden: linear(tape, run, "", hidden),
-                   _leave_waiting if weight.tied else _nothing)
+                   _leave_waiting if weight.tied else nothing)
 
 
 def _simple(tape: Tape, run: Run, width: int, body: Callable[[Tensor], Tensor],
             finish: Callable[[Tape], None] | None = None) -> LayerTape:
     """A part that is one function of the hidden state, which its caller drops after it has returned."""
-    hidden: Tensor | None = _hidden(tape, run, width)
+    hidden: Tensor | None = hidden_state(tape, run, run.seq, width)
     assert hidden is not None
     leaf = hidden.node
     out = body(hidden)
-    _hand_on(tape, out)
+    hand_on(tape, out)
     forward = tape.cut()
     hidden = None
     after = tape.cut()
-    return LayerTape(forward, _backward(tape, out, leaf, finish or _nothing), after, grads=tape.release_grads())
+    return LayerTape(forward, run_backward(tape, out, leaf, finish or nothing), after, grads=tape.release_grads())
 
 
 def _leave_waiting(tape: Tape) -> None:
@@ -235,13 +206,9 @@ def _meet_waiting(tape: Tape) -> None:
     tape.give_param(replace(param, tied=False), total)
 
 
-def _nothing(tape: Tape) -> None:
-    pass
-
-
 # ---- loss -------------------------------------------------------------------------------------------------------
 def _loss(tape: Tape, block: Loss, run: Run) -> LayerTape:
-    logits: Tensor | None = _hidden(tape, run, block.vocab)
+    logits: Tensor | None = hidden_state(tape, run, run.seq, block.vocab)
     assert logits is not None
     leaf = logits.node
     if block.upcast:
@@ -259,7 +226,7 @@ def _loss(tape: Tape, block: Loss, run: Run) -> LayerTape:
     tape.seed(loss, ones)
     tape.backward()
     if leaf is not None:
-        _hand_back(tape, leaf)
+        hand_back(tape, leaf)
     backward = tape.cut()
     ones = loss = None
     outputs.clear()

@@ -1,0 +1,91 @@
+"""What torchtitan 0.2.2 adds to FSDP2: its own options, checkpointing by operator, and its tensor parallel plan.
+
+Sources: `models/llama3/infra/parallelize.py`, `distributed/activation_checkpoint.py`, `config/job_config.py`.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+from simcore.form import Layout, Shard
+from simcore.job import Job
+from simcore.models.blocks import Attention
+from simcore.tensor import TensorSpec
+
+__all__ = ["OPTIONS", "check", "checkpoint", "options_of", "tp_layout"]
+
+OPTIONS: dict[str, tuple[Any, ...]] = {
+    "reshard_after_forward": (None, True, False),
+    "sync_gradients": ("every",),  # train.py never turns FSDP2's reduction off
+    "early_stop": (True, False),
+    "disable_loss_parallel": (True, False),
+    "compile": (True, False),
+}
+PLAN = "torchtitan 0.2.2 models/llama3/infra/parallelize.py"
+COLUMNS, ROWS = ("heads", "kv_heads", "ffn", "vocab"), ("heads", "ffn")
+_EVEN = "view(bs, seqlen, -1, head_dim) of what a column-parallel linear puts out"
+
+
+def check(job: Job, options: dict[str, Any]) -> None:
+    """Refuses what torchtitan refuses, and by name what is not modelled."""
+    mesh, training = job.mesh, job.scenario.training
+    family = job.graph.architecture.family
+    if family != "llama":
+        raise job.not_yet("implementation", f"{family} in the layers of torchtitan (served: llama)")
+    job.one_of("training.loss", training.loss, ("auto",))
+    if training.method != "full":
+        raise job.not_yet("training.method", f"{training.method} with torchtitan's layers")
+    if options.get("compile"):
+        raise job.not_yet("framework_options.compile", "what compiled blocks and a compiled loss keep")
+    if mesh.dp_shard == 1:
+        raise job.not_yet("mesh.dp_shard", "torchtitan without FSDP (autocast; fp32 with tensor parallelism)")
+    if job.graph.architecture.tied:
+        raise job.not_yet("model", "tied embeddings in the layers of torchtitan")
+    if training.seq_len % mesh.tp:
+        raise job.illegal("training.seq_len", f"{training.seq_len} must be divisible by tp {mesh.tp}",
+                          f"{PLAN} parallelize_llama: seq_len % seq_len_divisor")
+    _check_cuts(job)
+
+
+def _check_cuts(job: Job) -> None:
+    tp = job.mesh.tp
+    vocab = job.graph.architecture.vocab
+    if vocab % tp:
+        raise job.not_yet("mesh.tp", f"{vocab} entries of the vocabulary on {tp} ranks, unevenly")
+    for kind in job.graph.kinds:
+        for branch in kind.branches:
+            if isinstance(branch.block, Attention) and branch.block.num_kv_heads % tp:
+                raise job.illegal("mesh.tp", f"{branch.block.num_kv_heads} key and value heads must be divisible by "
+                                  f"tp {tp}", f"torchtitan 0.2.2 models/llama3/model/model.py: {_EVEN}")
+
+
+def checkpoint(job: Job) -> str:
+    """`Run.checkpoint`: none, full or per_op (`selective_ac_option = "op"`)."""
+    recompute = job.scenario.training.recompute
+    if recompute in ("none", "full"):
+        return str(recompute)
+    if getattr(recompute, "mode", "") == "per_op":
+        if recompute.modules:  # type: ignore[union-attr]
+            raise job.not_yet("training.recompute.modules", "another list of operators than torchtitan's own")
+        return "per_op"
+    raise job.not_yet("training.recompute", "checkpointing of every n-th layer under torchtitan (served: none, full, "
+                      "mode per_op)")
+
+
+def options_of(job: Job, options: dict[str, Any]) -> tuple[tuple[str, str], ...]:
+    """`Run.options`."""
+    stop = job.flag(options, "early_stop", "torchtitan 0.2.2 config/job_config.py: early_stop = False", default=False)
+    whole = job.mesh.tp > 1 and job.flag(options, "disable_loss_parallel",
+                                         "torchtitan 0.2.2 config/job_config.py: disable_loss_parallel = False",
+                                         default=False)
+    return tuple((name, "true") for name, given in (("early_stop", stop), ("disable_loss_parallel", whole)) if given)
+
+
+def tp_layout(spec: TensorSpec) -> Layout:
+    """Column-parallel linears and the embedding are cut on rows, row-parallel ones on columns, norms are whole."""
+    if len(spec.shape) == 1:
+        return ()
+    if spec.dims[0] in COLUMNS:
+        return (("tp", Shard(0, even=True)),)
+    assert spec.dims[1] in ROWS, spec.name
+    return (("tp", Shard(1, even=True)),)

@@ -1,0 +1,47 @@
+"""What crosses the borders of a layer under eager PyTorch: the hidden state down, its gradient up."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+from simcore.recording import Run
+from simcore.tape import GRAD_HIDDEN, HIDDEN, Node, Section, Tape, Tensor
+
+__all__ = ["hand_back", "hand_on", "hidden_state", "nothing", "run_backward"]
+
+_BEFORE, _AFTER = -1, 1
+
+
+def hidden_state(tape: Tape, run: Run, seq: int, width: int) -> Tensor:
+    """The input, which the layer before has made; its node collects the gradient."""
+    hidden = tape.external((run.batch, seq, width), run.compute, HIDDEN, _BEFORE)
+    hidden.node = Node() if run.input_requires_grad else None
+    return hidden
+
+
+def hand_on(tape: Tape, out: Tensor) -> None:
+    """The output is the next layer's to free."""
+    tape.rename(out.storage, HIDDEN)
+    out.disown()
+
+
+def run_backward(tape: Tape, out: Tensor, inputs: Node | None, finish: Callable[[Tape], None]) -> Section:
+    """Backward from the gradient that the next layer made to the gradient of this layer's input."""
+    if out.node is not None:
+        tape.seed(out, tape.external(out.shape, out.dtype, GRAD_HIDDEN, _AFTER))
+        tape.backward()
+        finish(tape)
+    if inputs is not None:
+        hand_back(tape, inputs)
+    return tape.cut()
+
+
+def hand_back(tape: Tape, inputs: Node) -> None:
+    """The gradient of the input is the layer's below to free."""
+    grad = inputs.grads.pop(0)
+    tape.rename(grad.storage, GRAD_HIDDEN)
+    grad.disown()
+
+
+def nothing(_tape: Tape) -> None:
+    """Nothing is left to do after backward."""

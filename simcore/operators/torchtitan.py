@@ -1,0 +1,211 @@
+"""torchtitan 0.2.2 Llama 3 (`models/llama3/model/model.py`) on eager PyTorch 2.13: tensors and tapes.
+
+Norms are one kernel each, queries and keys are rotated as complex numbers in fp32 by a table that is a buffer
+(`standing`), and the training loop drops the logits before backward. With tensor parallelism the plan is that of
+`infra/parallelize.py`: sequences split between blocks and in norms, gathered before attention and MLP, scattered after;
+the embedding and the output split by vocabulary; the loss too unless `disable_loss_parallel`.
+
+`run.checkpoint`: none, full, or per_op, which keeps what `_op_sac_save_list` names: attention, reduce-scatters, and of
+the matrix products every second (the first, the third, ...; `distributed/activation_checkpoint.py`). `run.options`:
+("early_stop", "true"), ("disable_loss_parallel", "true").
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from functools import partial
+from itertools import count
+from typing import Final
+
+from simcore.checkpoint import Keeps
+from simcore.models.blocks import Attention, Embedding, FinalNorm, Head, LayerKind, Loss
+from simcore.operators import aten
+from simcore.operators.borders import hand_back, hand_on, hidden_state, run_backward
+from simcore.operators.features import refuse
+from simcore.operators.torchtitan_loss import cross_entropy, parallel_cross_entropy, shifted_indices
+from simcore.operators.torchtitan_parallel import (
+    gather_last,
+    gather_sequence,
+    own_rows,
+    scatter_sequence,
+    sum_norms,
+)
+from simcore.operators.torchtitan_tensors import tensors
+from simcore.recording import LayerTape, Run
+from simcore.tape import Tape, Tensor
+
+__all__ = ["record", "standing", "tensors"]
+
+SERVED: Final = frozenset[str]()
+"""What of `features.py` is recorded here."""
+
+
+def standing(runs: Sequence[tuple[LayerKind, Run]]) -> dict[str, int]:
+    """`freqs_cis`, a buffer of the model: one complex64 for each pair of a head's dimensions and position."""
+    found = [run.seq * block.block.head_dim // 2 * 8 for kind, run in runs for block in kind.branches
+             if isinstance(block.block, Attention)]
+    return {"freqs_cis": max(found, default=0)}
+
+
+def record(kind: LayerKind, run: Run, slots: dict[tuple[str, str], int],
+           comms: dict[tuple[str, str, str], int]) -> LayerTape:
+    """Record one layer or part."""
+    refuse(kind, SERVED, "torchtitan")
+    assert run.cp == run.etp == 1, "torchtitan's context parallelism is not modelled"
+    tape = Tape(slots, comms)
+    if isinstance(kind.block, Embedding):
+        return _embedding(tape, run)
+    if isinstance(kind.block, Loss):
+        return _loss(tape, kind.block, run)
+    if isinstance(kind.block, FinalNorm):
+        return _simple(tape, run, kind.hidden, lambda x: aten.rms_norm(tape, x, run.params["weight"], "norm"))
+    if isinstance(kind.block, Head):
+        return _simple(tape, run, kind.hidden, partial(_output, tape, run))
+    return _layer(tape, kind, run)
+
+
+def _option(run: Run, name: str) -> bool:
+    return dict(run.options).get(name) == "true"
+
+
+# ---- layers ---------------------------------------------------------------------------------------------------------
+def _layer(tape: Tape, kind: LayerKind, run: Run) -> LayerTape:
+    x: Tensor | None = hidden_state(tape, run, run.seq // run.tp, kind.hidden)
+    assert x is not None
+    leaf = x.node
+    body = partial(_body, tape, kind, run, x)
+    x = None
+    keeps = _every_second_product() if run.checkpoint == "per_op" else None
+    out = body() if run.checkpoint == "none" else tape.checkpoint(body, keeps, early_stop=_option(run, "early_stop"))
+    hand_on(tape, out)
+    forward = tape.cut()
+    del body
+    return LayerTape(forward, run_backward(tape, out, leaf, lambda tape: sum_norms(tape, run)), tape.cut(),
+                     grads=tape.release_grads())
+
+
+def _every_second_product() -> Keeps:
+    products = count(1)
+    return lambda operator: operator != "mm" or next(products) % 2 == 1
+
+
+def _body(tape: Tape, kind: LayerKind, run: Run, x: Tensor) -> Tensor:
+    """`TransformerBlock.forward`."""
+    mixer = kind.branches[0].block
+    assert isinstance(mixer, Attention)
+    normed: Tensor | None = aten.rms_norm(tape, x, run.params["attention_norm.weight"], "attention_norm")
+    assert normed is not None
+    mixed: Tensor | None = _attention(tape, run, mixer, normed)
+    normed = None
+    assert mixed is not None
+    hidden = aten.add(tape, x, mixed, "residual")
+    mixed = None
+    normed = aten.rms_norm(tape, hidden, run.params["ffn_norm.weight"], "ffn_norm")
+    mixed = _feed_forward(tape, run, normed)
+    del normed
+    return aten.add(tape, hidden, mixed, "residual")
+
+
+def _linear(tape: Tape, run: Run, name: str, x: Tensor) -> Tensor:
+    return aten.linear(tape, x, run.params[f"{name}.weight"], name.rpartition(".")[2])
+
+
+def _attention(tape: Tape, run: Run, block: Attention, x: Tensor) -> Tensor:
+    dim = block.head_dim
+    x = gather_sequence(tape, run, x, "attention_in")
+    q, k, v = (_linear(tape, run, f"attention.{name}", x) for name in ("wq", "wk", "wv"))
+    q, k, v = (y.view(*y.shape[:2], y.shape[2] // dim, dim) for y in (q, k, v))
+    q, k = _rotary(tape, run, q, k)
+    mixed = aten.scaled_dot_product_attention(tape, q, k, v)
+    out = _linear(tape, run, "attention.wo", mixed.view(*mixed.shape[:2], mixed.shape[2] * dim))
+    return scatter_sequence(tape, run, out, "attention_out")  # the linear's hook: its input is still there
+
+
+def _rotary(tape: Tape, run: Run, q: Tensor, k: Tensor) -> tuple[Tensor, Tensor]:
+    """`apply_rotary_emb`: everything lives until it returns."""
+    table = (run.seq, q.shape[-1] // 2)
+    wide_q, wide_k = aten.cast(tape, q, "fp32"), aten.cast(tape, k, "fp32")
+    out_q, out_k = aten.rotate(tape, wide_q, table), aten.rotate(tape, wide_k, table)
+    return aten.cast(tape, out_q, q.dtype), aten.cast(tape, out_k, k.dtype)
+
+
+def _feed_forward(tape: Tape, run: Run, x: Tensor) -> Tensor:
+    x = gather_sequence(tape, run, x, "feed_forward_in")
+    gate = aten.silu(tape, _linear(tape, run, "feed_forward.w1", x))
+    product = aten.mul(tape, gate, _linear(tape, run, "feed_forward.w3", x))
+    del gate
+    out = _linear(tape, run, "feed_forward.w2", product)
+    return scatter_sequence(tape, run, out, "feed_forward_out")
+
+
+# ---- parts around the layers ----------------------------------------------------------------------------------------
+def _embedding(tape: Tape, run: Run) -> LayerTape:
+    out = scatter_sequence(tape, run, _rows(tape, run), "embedding")
+    hand_on(tape, out)
+    forward = tape.cut()
+    return LayerTape(forward, run_backward(tape, out, None, lambda tape: own_rows(tape, run)),
+                     grads=tape.release_grads())
+
+
+def _rows(tape: Tape, run: Run) -> Tensor:
+    """The table's rows; with tp each rank looks up what it has and puts zeros elsewhere. Its gradient is whole."""
+    weight = run.params["weight"]
+    if run.tp == 1:
+        return aten.embedding(tape, weight, run.batch, run.seq)
+    shape = (run.batch, run.seq)
+    _mask = _outside(tape, shape)
+    _indices = shifted_indices(tape, shape)
+    return aten.embedding(tape, weight, run.batch, run.seq, grad_rows=weight.shape[0] * run.tp)
+
+
+def _outside(tape: Tape, shape: tuple[int, int]) -> Tensor:
+    low, high = (aten.new(tape, shape, "int8", "mask") for _ in range(2))
+    out = aten.new(tape, shape, "int8", "mask")
+    del low, high
+    return out
+
+
+def _output(tape: Tape, run: Run, x: Tensor) -> Tensor:
+    logits = aten.linear(tape, gather_sequence(tape, run, x, "output_in"), run.params["weight"], "logits")
+    return gather_last(tape, run, logits) if run.tp > 1 and _option(run, "disable_loss_parallel") else logits
+
+
+def _simple(tape: Tape, run: Run, width: int, body: Callable[[Tensor], Tensor]) -> LayerTape:
+    """A part that is one function of the hidden state, which its caller drops after it has returned."""
+    hidden: Tensor | None = hidden_state(tape, run, run.seq // run.tp, width)
+    assert hidden is not None
+    leaf = hidden.node
+    out = body(hidden)
+    hand_on(tape, out)
+    forward = tape.cut()
+    hidden = None
+    after = tape.cut()
+    return LayerTape(forward, run_backward(tape, out, leaf, lambda tape: sum_norms(tape, run)), after,
+                     grads=tape.release_grads())
+
+
+def _loss(tape: Tape, block: Loss, run: Run) -> LayerTape:
+    split = run.tp > 1 and not _option(run, "disable_loss_parallel")
+    logits: Tensor | None = hidden_state(tape, run, run.seq, block.vocab // (run.tp if split else 1))
+    assert logits is not None
+    leaf = logits.node
+    loss: Tensor | None = _divided(tape, (parallel_cross_entropy if split else cross_entropy)(tape, logits))
+    assert loss is not None
+    logits = None
+    forward = tape.cut()
+    tape.phase = "backward"
+    ones: Tensor | None = tape.empty((), loss.dtype, "ones_like")
+    assert ones is not None
+    seed = tape.cut()
+    tape.seed(loss, ones)
+    tape.backward()
+    if leaf is not None:
+        hand_back(tape, leaf)
+    back = tape.cut()
+    ones = loss = None
+    return LayerTape(forward, back, late=tape.cut(), seed=seed)
+
+
+def _divided(tape: Tape, loss: Tensor) -> Tensor:
+    """By the number of tokens that count."""
+    return aten.mul_scalar(tape, loss)

@@ -1,0 +1,109 @@
+"""DTensor's part in torchtitan's tensor parallel plan: sequences gathered and scattered, sums over tp.
+
+Measured on torch 2.13 (`distributed/tensor/_redistribute.py`, `_functional_collectives.py`): a gather along dimension 1
+comes in rank order and is concatenated into another tensor, unless there is one sequence; a scatter copies first.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+from simcore.operators import aten
+from simcore.recording import Run
+from simcore.tape import Kernel, Tape, Tensor
+
+__all__ = ["gather_last", "gather_sequence", "own_rows", "scatter_sequence", "sum_norms", "summed"]
+
+Grads = list[Tensor | None]
+
+
+def gather_sequence(tape: Tape, run: Run, x: Tensor, name: str) -> Tensor:
+    """[b, s / tp, k] to [b, s, k] on every rank; the gradients are summed and scattered."""
+    if run.tp == 1:
+        return x
+    tp = run.tp
+    node = tape.node((x,), (), lambda tape, grads, saved: [_scatter(tape, tp, _only(grads), f"grad_{name}")])
+    out = _gather(tape, tp, x, name)
+    out.node = node
+    return out
+
+
+def scatter_sequence(tape: Tape, run: Run, x: Tensor, name: str) -> Tensor:
+    """Partial sums [b, s, k] to [b, s / tp, k]; the gradient is gathered."""
+    if run.tp == 1:
+        return x
+    tp = run.tp
+    node = tape.node((x,), (), lambda tape, grads, saved: [_gather(tape, tp, _only(grads), f"grad_{name}")])
+    out = _scatter(tape, tp, x, name)
+    out.node = node
+    return out
+
+
+def gather_last(tape: Tape, run: Run, x: Tensor) -> Tensor:
+    """The last dimension whole on every rank; the gradient is this rank's part of it, copied."""
+    shape, dtype, tp = x.shape, x.dtype, run.tp
+
+    def backward(tape: Tape, grads: Grads, saved: list[Tensor]) -> Grads:
+        return [aten.new(tape, shape, dtype, "grad_logits_part", kernel=Kernel.COPY)]
+
+    node = tape.node((x,), (), backward)
+    tape.collective("all_gather", "tp", x.nbytes * tp, dtype)
+    whole = tape.empty((tp, *shape), dtype, "logits_gathered")
+    out = aten.new(tape, (*shape[:-1], shape[-1] * tp), dtype, "logits", whole.nbytes, Kernel.COPY)
+    out.node = node
+    return out
+
+
+def summed(tape: Tape, x: Tensor, name: str) -> Tensor:
+    """The sum (or maximum) over tp in a new tensor."""
+    tape.collective("all_reduce", "tp", x.nbytes, x.dtype)
+    return tape.empty(x.shape, x.dtype, name)
+
+
+def sum_norms(tape: Tape, run: Run) -> None:
+    """Norms see a part of each sequence: FSDP2's post-backward sums their gradients over tp before it reduces them."""
+    if run.tp > 1:
+        _replace(tape, lambda grad: summed(tape, grad, "grad_norm"), only_norms=True)
+
+
+def own_rows(tape: Tape, run: Run) -> None:
+    """The embedding's gradient is made whole; FSDP2's post-backward copies this rank's rows out of it."""
+    if run.tp > 1:
+        shapes = {param.name: param.shape for param, _ in tape.grads}
+        _replace(tape, lambda grad: aten.new(tape, shapes["weight"], grad.dtype, "grad_rows", kernel=Kernel.COPY))
+
+
+def _replace(tape: Tape, make: Callable[[Tensor], Tensor], *, only_norms: bool = False) -> None:
+    for place, (param, grad) in enumerate(tape.grads):
+        if only_norms and len(param.shape) > 1:
+            continue
+        made = make(grad)
+        tape.rename(made.storage, tape.slot(f"{param.name}.grad", param.grad_category))
+        tape.grads[place] = (param, made)
+
+
+def _only(grads: Grads) -> Tensor:
+    (grad,) = grads
+    assert grad is not None
+    return grad
+
+
+def _gather(tape: Tape, tp: int, x: Tensor, name: str) -> Tensor:
+    batch, seq, *rest = x.shape
+    tape.collective("all_gather", "tp", x.nbytes * tp, x.dtype)
+    out = tape.empty((batch, seq * tp, *rest), x.dtype, f"{name}_gathered")
+    return out if batch == 1 else aten.new(tape, out.shape, x.dtype, f"{name}_gathered", out.nbytes, Kernel.COPY)
+
+
+def _scatter(tape: Tape, tp: int, x: Tensor, name: str) -> Tensor:
+    """A selective checkpoint may keep the result; the copy before it is made again."""
+    batch, seq, *rest = x.shape
+    num_bytes, dtype = x.nbytes, x.dtype
+
+    def send() -> tuple[Tensor]:
+        tape.collective("reduce_scatter", "tp", num_bytes, dtype)
+        return (tape.empty((batch, seq // tp, *rest), dtype, f"{name}_scattered"),)
+
+    _pieces = aten.new(tape, x.shape, dtype, f"{name}_pieces", num_bytes, Kernel.COPY)
+    (out,) = tape.outputs("reduce_scatter", send)
+    return out

@@ -1,0 +1,48 @@
+"""Parameters that torchtitan 0.2.2 registers (`models/llama3/model/model.py`), in the order of registration."""
+
+from __future__ import annotations
+
+from simcore.models.blocks import Attention, Embedding, FinalNorm, Head, LayerKind, Mlp
+from simcore.tensor import TensorSpec
+
+__all__ = ["tensors"]
+
+
+def tensors(kind: LayerKind) -> tuple[TensorSpec, ...]:
+    """Parameters of `kind`; names are relative to the layer. Norms are made after attention and MLP."""
+    block = kind.block
+    if isinstance(block, Embedding):
+        return (TensorSpec("weight", (block.vocab, block.hidden), ("vocab", "hidden"), "embedding", "embedding"),)
+    if isinstance(block, FinalNorm):
+        return (_norm("weight", block.hidden),)
+    if isinstance(block, Head):
+        component = "embedding" if block.tied else "lm_head"
+        return (TensorSpec("weight", (block.vocab, block.hidden), ("vocab", "hidden"), component, "linear"),)
+    found: list[TensorSpec] = []
+    for branch in kind.branches:
+        if isinstance(branch.block, Attention):
+            found += _attention(branch.block)
+        elif isinstance(branch.block, Mlp):
+            found += _mlp(branch.block)
+    norms = [_norm(f"{name}.weight", kind.hidden) for name in ("attention_norm", "ffn_norm")] if kind.branches else []
+    return (*found, *norms)
+
+
+def _norm(name: str, size: int) -> TensorSpec:
+    return TensorSpec(name, (size,), ("hidden",), "norms", "norm")
+
+
+def _linear(name: str, out: tuple[int, str], into: tuple[int, str], component: str) -> TensorSpec:
+    return TensorSpec(f"{name}.weight", (out[0], into[0]), (out[1], into[1]), component, "linear")
+
+
+def _attention(b: Attention) -> list[TensorSpec]:
+    hidden, q, kv = (b.hidden, "hidden"), (b.q_size, "heads"), (b.kv_size, "kv_heads")
+    parts = (("wq", q, hidden), ("wk", kv, hidden), ("wv", kv, hidden), ("wo", hidden, q))
+    return [_linear(f"attention.{name}", out, into, "attention") for name, out, into in parts]
+
+
+def _mlp(b: Mlp) -> list[TensorSpec]:
+    hidden, ffn = (b.hidden, "hidden"), (b.ffn, "ffn")
+    return [_linear(f"feed_forward.{name}", out, into, "mlp")
+            for name, out, into in (("w1", ffn, hidden), ("w2", hidden, ffn), ("w3", ffn, hidden))]

@@ -1,0 +1,124 @@
+"""Tapes of torchtitan's Llama 3 against event logs of torchtitan itself, see tests/truth/tape/README.md."""
+
+from __future__ import annotations
+
+import json
+from collections import Counter
+from functools import cache
+from itertools import accumulate
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from simcore.graph import ModelGraph, build, model_config
+from simcore.operators import torchtitan
+from simcore.recording import LayerTape, Run
+from simcore.tape import Op, Param, Section
+
+TRUTH = Path(__file__).parent / "truth" / "tape" / "torchtitan-0.2.2-torch-2.13.0.json"
+CASES: dict[str, Any] = json.loads(TRUTH.read_text(encoding="utf-8"))
+Events = list[Any]  # (bytes, category) or "all_gather N"
+MODES = {"op": "per_op"}
+
+
+class Model:
+    """Every layer of a case recorded on its own, then laid one after the other."""
+
+    def __init__(self, case: dict[str, Any]) -> None:
+        self.case = case
+        self.slots: dict[tuple[str, str], int] = {}
+        self.comms: dict[tuple[str, str, str], int] = {}
+        graph = build(model_config("llama-tiny", case["model"], "test"), "torchtitan")
+        self.tapes = [self.record(graph, layer.kind, first=layer.index == 1, below=layer.index > 0)
+                      for layer in graph.layers]
+
+    def params(self, graph: ModelGraph, number: int) -> dict[str, Param]:
+        tp, made = self.case.get("tp", 1), {}
+        for spec in graph.tensors[number]:
+            cut = 1 if spec.name.endswith(("wo.weight", "w2.weight")) else 0
+            parts = [tp if at == cut and len(spec.shape) > 1 else 1 for at in range(2)]
+            shape = tuple(size // part for size, part in zip(spec.shape, parts, strict=False))
+            made[spec.name] = Param(spec.name, shape, self.case.get("compute", "bf16"), trainable=True)
+        return made
+
+    def record(self, graph: ModelGraph, number: int, *, first: bool, below: bool) -> LayerTape:
+        case, kind = self.case, graph.kinds[number]
+        options = tuple((name, "true") for name in ("early_stop", "disable_loss_parallel") if case.get(name))
+        mode = case.get("checkpoint", "none") if kind.block is None else "none"
+        run = Run(case.get("batch", 1), case["seq"], case.get("compute", "bf16"), self.params(graph, number),
+                  "torchtitan", MODES.get(mode, mode), case.get("tp", 1), case.get("tp", 1) > 1, first=first,
+                  input_requires_grad=below, options=options)
+        return torchtitan.record(kind, run, self.slots, self.comms)
+
+    def events(self, *sections: Section) -> Events:
+        names = {number: name for name, number in self.slots.items()}
+        kinds = {number: kind for (kind, _, _), number in self.comms.items()}
+        found: Events = []
+        for op, _, slot, amount, _, _ in (row for section in sections for row in section.rows):
+            if op in (Op.ALLOC, Op.FREE) and amount and not (amount < 0 and names[slot][1] == "unsharded_grad"):
+                found.append((amount, names[slot][1]))
+            elif op == Op.COLLECTIVE:
+                found.append(f"{kinds[slot]} {amount}")
+        return found
+
+    def sections(self) -> list[tuple[str, Events]]:
+        stem, *layers, norm, head, loss = self.tapes
+        found = [("stem", self.events(stem.forward))]
+        for i, layer in enumerate(layers):
+            found += [(f"forward {i}", self.events(layer.forward)), (f"after {i}", self.events(layer.after))]
+        found[-1][1].extend(self.events(norm.forward, norm.after, head.forward, head.after, loss.forward, loss.after))
+        found.append(("loss", self.events(loss.seed, loss.backward, head.backward, norm.backward)))
+        found += [(f"backward {i}", self.events(layers[i].backward)) for i in reversed(range(len(layers)))]
+        found[-1][1].extend(self.events(stem.backward, loss.late))
+        return found
+
+
+@cache
+def recorded(name: str) -> list[tuple[str, Events]]:
+    return [(at, events) for at, events in Model(CASES[name]["case"]).sections() if events]
+
+
+def measured(name: str) -> list[tuple[str, Events]]:
+    return [(section["at"], section["events"]) for section in CASES[name]["sections"] if section["events"]]
+
+
+def sizes(events: Events) -> Events:
+    return [event[0] if isinstance(event, tuple) else event for event in events]
+
+
+def grouped(events: Events) -> Events:
+    """Everything in order, but deaths between two other events as a multiset: their order changes nothing."""
+    found: Events = [Counter()]
+    for event in events:
+        if isinstance(event, int) and event < 0:
+            found[-1][event] += 1
+        else:
+            found += [event, Counter()]
+    return found
+
+
+@pytest.mark.parametrize("name", CASES)
+def test_every_event_of_every_section_is_the_measured_one(name: str) -> None:
+    for (at, mine), (where, truth) in zip(recorded(name), measured(name), strict=True):
+        assert at == where
+        assert grouped(sizes(mine)) == grouped(truth), at
+
+
+@pytest.mark.parametrize("name", CASES)
+def test_running_maxima_and_net_bytes(name: str) -> None:
+    for (at, mine), (_, truth) in zip(recorded(name), measured(name), strict=True):
+        ours, theirs = ([e for e in events if isinstance(e, int)] for events in (sizes(mine), truth))
+        assert sum(ours) == sum(theirs), at
+        assert max(accumulate(ours, initial=0)) == max(accumulate(theirs, initial=0)), at
+
+
+@pytest.mark.parametrize("name", CASES)
+def test_bytes_born_by_category(name: str) -> None:
+    born_of = {section["at"]: section["born"] for section in CASES[name]["sections"]}
+    for at, mine in recorded(name):
+        born: Counter[str] = Counter()
+        for event in mine:
+            if isinstance(event, tuple) and event[0] > 0:
+                born[event[1]] += event[0]
+        assert born == born_of[at], at

@@ -1,0 +1,84 @@
+"""Whole steps of torchtitan under FSDP2 and tensor parallelism: the peak by category, and every collective."""
+
+from __future__ import annotations
+
+import json
+import math
+from collections import Counter
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from simcore.document import parse_document
+from simcore.graph import build, model_config
+from simcore.report import RankReport
+from simcore.scenario import parse_scenario
+from simcore.simulate import simulate
+
+TRUTH = Path(__file__).parent / "truth" / "tape" / "torchtitan-0.2.2-torch-2.13.0.json"
+CASES: dict[str, Any] = json.loads(TRUTH.read_text(encoding="utf-8"))
+ELSEWHERE = {"buffer", "workspace", "opt_state"}
+"""The rotary table is a buffer there and a workspace here; Adam's step counters (4 bytes each) are not counted here."""
+
+
+def scenario_of(case: dict[str, Any]) -> dict[str, Any]:
+    tp, batch = case.get("tp", 1), case.get("batch", 1)
+    shards, mode = case["world"] // tp, case.get("checkpoint", "none")
+    return {
+        "name": "torchtitan", "model": {"config": "llama-tiny", "overrides": case["model"]}, "framework": "fsdp2",
+        "implementation": "torchtitan", "topology": "dgx-h100", "mesh": {"dp_shard": shards, "tp": tp},
+        "training": {
+            "seq_len": case["seq"], "micro_batch_size": batch, "global_batch_size": batch * shards,
+            "recompute": {"mode": "per_op"} if mode == "op" else mode,
+            "precision": {"compute": case.get("compute", "bf16")}},
+        "framework_options": {k: case[k] for k in ("early_stop", "disable_loss_parallel") if k in case}}
+
+
+@cache
+def ran(name: str) -> RankReport:
+    report = simulate(parse_scenario(parse_document(json.dumps(scenario_of(CASES[name]["case"])), "x.json")))
+    assert report.status == "ok", report.problems
+    return report.ranks[0]
+
+
+@pytest.mark.parametrize("name", CASES)
+def test_what_is_there_at_the_peak_of_forward_and_backward(name: str) -> None:
+    peak, theirs = ran(name).peak, CASES[name]["breakdown"]
+    assert peak is not None
+    ours = peak.by_category
+    assert {k: v for k, v in ours.items() if k not in ELSEWHERE} == {
+        k: v for k, v in theirs.items() if k not in ELSEWHERE}
+    counters = 4 * len(CASES[name]["shapes"])
+    assert theirs["opt_state"] - ours["opt_state"] == counters
+    assert theirs["buffer"] == ours["workspace"]
+
+
+@pytest.mark.parametrize("name", CASES)
+def test_every_collective_of_a_step(name: str) -> None:
+    case = CASES[name]["case"]
+    sizes = {"tp": case.get("tp", 1), "dp_shard_cp": case["world"] // case.get("tp", 1)}
+    calls: Counter[tuple[str, int]] = Counter()
+    sent: Counter[tuple[str, int]] = Counter()
+    for key, count in CASES[name]["traffic"].items():
+        kind, payload, group = key.split()
+        calls[kind, int(group)] += count
+        sent[kind, int(group)] += count * int(payload)
+    for t in ran(name).traffic:
+        calls[t.collective, sizes[t.axis]] -= t.calls
+        sent[t.collective, sizes[t.axis]] -= t.payload_bytes
+    assert {key: (calls[key], sent[key]) for key in calls if calls[key] or sent[key]} == {}
+
+
+@pytest.mark.parametrize("name", CASES)
+def test_what_rests_on_the_first_rank(name: str) -> None:
+    numel = sum(math.prod(shape) for shape in CASES[name]["shapes"].values())
+    assert sum(a.params_bytes for a in ran(name).at_rest.values()) == 4 * numel
+
+
+def test_names_are_torchtitan_s_own() -> None:
+    graph = build(model_config("llama-tiny", CASES["none"]["case"]["model"], "test"), "torchtitan")
+    named = {layer.path: [t.name for t in graph.tensors[layer.kind]] for layer in graph.layers}
+    theirs = [name for name in CASES["none"]["shapes"] if name.startswith("layers.0.")]
+    assert [f"layers.0.{name}" for name in named["model.layers.0"]] == theirs

@@ -1,0 +1,142 @@
+"""torchtitan's own Llama 3 (0.2.2) under its own FSDP2, tensor parallel and checkpointing, on fake tensors.
+
+Stand-ins: the fused RMSNorm gets a CPU kernel that allocates what CUDA's does (output and fp32 rstd; its autograd
+formula is PyTorch's own), and per-op checkpointing saves the CPU flash kernel as it does the CUDA ones. Modules that
+torchtitan imports and never calls here (Triton kernels of its experts, TensorBoard) are empty.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import gc
+import sys
+import types
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch import nn
+from torch._subclasses.fake_tensor import FakeTensorMode
+from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
+from torch.distributed.tensor.parallel import loss_parallel
+from torch.testing._internal.distributed.fake_pg import FakeStore
+
+from .fsdp2_setup import fsdp_params, make_optim
+from .fsdp2_tracker import Tracker, local
+
+Case = dict[str, Any]
+KERNELS = torch.library.Library("aten", "IMPL")
+
+
+def stub(name: str, **attributes: Any) -> None:
+    module = types.ModuleType(name)
+    vars(module).update(attributes)
+    sys.modules[name] = module
+
+
+def fused_rms_norm(x: torch.Tensor, shape: list[int], _weight: Any, _eps: Any) -> tuple[torch.Tensor, torch.Tensor]:
+    rows = (*x.shape[: x.dim() - len(shape)], *[1] * len(shape))
+    return torch.empty_like(x), x.new_empty(rows, dtype=torch.float32)
+
+
+stub("torchtitan.models.moe.kernels", fill_indices_wrapper=None, generate_permute_indices=None)
+stub("torch.utils.tensorboard", SummaryWriter=object)
+KERNELS.impl("_fused_rms_norm", fused_rms_norm, "CPU")
+KERNELS.m.impl("_fused_rms_norm", "Meta", fused_rms_norm, False)
+
+from torchtitan.components.loss import cross_entropy_loss  # noqa: E402
+from torchtitan.config.job_config import ActivationCheckpoint  # noqa: E402
+from torchtitan.distributed.activation_checkpoint import apply_ac  # noqa: E402
+from torchtitan.models.llama3.infra import parallelize  # noqa: E402
+from torchtitan.models.llama3.model.args import TransformerModelArgs  # noqa: E402
+from torchtitan.models.llama3.model.model import FeedForward, Transformer  # noqa: E402
+
+SAVED = {*parallelize._op_sac_save_list, torch.ops.aten._scaled_dot_product_flash_attention_for_cpu.default}
+
+
+def build(case: Case) -> nn.Module:
+    m = case["model"]
+    args = TransformerModelArgs(dim=m["hidden_size"], n_layers=m["num_hidden_layers"], n_heads=m["num_attention_heads"],
+                                n_kv_heads=m["num_key_value_heads"], vocab_size=m["vocab_size"],
+                                max_seq_len=case["seq"])
+    with torch.device("meta"):
+        model = Transformer(args)
+        for block in model.layers.values():  # the width as such, not by torchtitan's rule of rounding
+            block.feed_forward = FeedForward(args.dim, 3 * m["intermediate_size"] // 2, 1, None)
+    model.train()
+    return model
+
+
+def meshes(case: Case) -> tuple[DeviceMesh, DeviceMesh | None]:
+    tp = case.get("tp", 1)
+    if tp == 1:
+        return init_device_mesh("cpu", (case["world"],), mesh_dim_names=("fsdp",)), None
+    grid = init_device_mesh("cpu", (case["world"] // tp, tp), mesh_dim_names=("fsdp", "tp"))
+    return grid["fsdp"], grid["tp"]
+
+
+def wrap(model: nn.Module, case: Case) -> None:
+    """The order of `parallelize_llama`: tensor parallel, checkpoints, FSDP2."""
+    dp_mesh, tp_mesh = meshes(case)
+    if tp_mesh is not None:
+        parallelize.apply_tp(model, tp_mesh, loss_parallel=not case.get("disable_loss_parallel", False),
+                             enable_float8_tensorwise_tp=False)
+    mode = case.get("checkpoint", "none")
+    if mode != "none":
+        option = {"mode": "full"} if mode == "full" else {"mode": "selective", "selective_ac_option": str(mode)}
+        apply_ac(model, ActivationCheckpoint(**option, early_stop=case.get("early_stop", False)),
+                 op_sac_save_list=SAVED)
+    compute = getattr(torch, {"bf16": "bfloat16", "fp32": "float32"}[case.get("compute", "bf16")])
+    parallelize.apply_fsdp(model, dp_mesh, param_dtype=compute, reduce_dtype=torch.float32, pp_enabled=False,
+                           reshard_after_forward_policy=case.get("reshard", "default"))
+
+
+def micro_step(model: nn.Module, case: Case, tr: Tracker) -> None:
+    shape = (case.get("batch", 1), case["seq"])
+    tr.phase = "fwd"
+    ids, labels = (torch.randint(0, case["model"]["vocab_size"], shape) for _ in range(2))
+    for tensor in (ids, labels):
+        tr.tag(tensor, "input")
+    parallel = case.get("tp", 1) > 1 and not case.get("disable_loss_parallel", False)
+    with loss_parallel() if parallel else contextlib.nullcontext():
+        tr.mark("fwd:begin")
+        pred = model(ids)
+        loss = cross_entropy_loss(pred, labels) / 1000.0
+        del pred
+        tr.mark("fwd:end")
+        for p in fsdp_params(model):
+            tr.tag(p._sharded_param_data, "sharded_param")
+            tr.tag(p.sharded_param, "sharded_param")
+        tr.phase, tr.layer = "bwd", "loss"
+        tr.mark("bwd:begin")
+        loss.backward()
+    del loss, ids, labels
+    gc.collect()
+    tr.mark("bwd:end")
+
+
+def logged(case: Case) -> tuple[Tracker, dict[str, tuple[int, ...]]]:
+    """The log of two steps, and the local shape of every parameter."""
+    dist.init_process_group("fake", store=FakeStore(), rank=case.get("rank", 0), world_size=case["world"])
+    model = build(case)
+    wrap(model, case)
+    tr = Tracker()
+    with FakeTensorMode(allow_non_fake_inputs=True), tr:
+        model.to_empty(device="cpu")
+        gc.collect()
+        for b in model.buffers():
+            tr.tag(b, "buffer")
+        opt = make_optim(model, {"optim": "adamw_fused"})
+        for _ in range(2):
+            micro_step(model, case, tr)
+            tr.phase, tr.layer = "opt", "optim"
+            opt.step()
+            for state in opt.state.values():
+                for value in state.values():
+                    if isinstance(value, torch.Tensor):
+                        tr.tag(value, "opt_state")
+            opt.zero_grad(set_to_none=True)
+            gc.collect()
+    shapes = {name.replace("_checkpoint_wrapped_module.", ""): tuple(local(p).shape)
+              for name, p in model.named_parameters()}
+    return tr, shapes

@@ -1,0 +1,105 @@
+"""Measures what torchtitan's own layers allocate, event by event: the cases of `tape/torchtitan-*.json`.
+
+    python tests/truth/probe_titan.py CASE... > tests/truth/tape/torchtitan-0.2.2-torch-2.13.0.json
+
+A case is a JSON object with `name` and the keys of `tape/README.md`; without cases those of `tape/cases-titan.json`.
+A step is logged and cut at FSDP2's hooks; buffers that FSDP2 owns are left out.
+"""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from collections import Counter
+from pathlib import Path
+from typing import Any
+
+from probe_tape import FSDP2_OWNS, section_at
+
+HERE = Path(__file__).resolve().parent
+ON_HOST = "aten.lift_fresh.default"
+"""Numbers that DTensor writes into masks: a real run makes them on the host."""
+COLLECTIVES = {"all_gather_into_tensor": "all_gather", "reduce_scatter_tensor": "reduce_scatter",
+               "all_reduce": "all_reduce"}  # fmt: skip
+
+
+def sent(comm: dict[str, Any]) -> str:
+    """A collective of tensor parallelism; of an all-gather the whole output counts."""
+    kind = COLLECTIVES.get(comm["kind"])
+    size = comm["bytes"] * (comm["group"] if kind == "all_gather" else 1)
+    return f"{kind} {size}" if kind else ""
+
+
+def sections(case: dict[str, Any]) -> dict[str, Any]:
+    """Signed bytes of every section, bytes born by category, and the shapes at rest."""
+    from oracle import titan
+    from oracle.fsdp2_log import Replay
+
+    tracker, shapes = titan.logged(case)
+    starts = [place for place, label in tracker.markers if label == "fwd:begin"]
+    ends = [place for place, label in tracker.markers if label == "bwd:end"]
+    marks = [(place, label) for place, label in tracker.markers if starts[-1] <= place]
+    comms = [(comm["at"], sent(comm)) for comm in tracker.comms]
+    found: dict[str, tuple[list[int | str], Counter[str]]] = {}
+    made_by_fsdp: set[int] = set()
+    now, reducing = "stem", False
+    for number in range(starts[-1], ends[-1]):
+        while marks and marks[0][0] <= number:
+            label = marks.pop(0)[1]
+            now = section_at(label.replace(":layers.", ":model.layers."), now)
+            reducing = "post_backward_begin" in label or (reducing and "post_backward_end" not in label)
+        events, born = found.setdefault(now, ([], Counter()))
+        events.extend(text for place, text in comms if place == number and text)
+        storage, change = tracker.events[number]
+        category = tracker.info[storage]["cat"]
+        if reducing and category == "backward_temp" and change > 0:
+            made_by_fsdp.add(storage)
+        if storage in made_by_fsdp:  # gradients that DTensor redistributes before they are reduced
+            category = "unsharded_grad"
+        if (category in FSDP2_OWNS or (category == "unsharded_grad" and change < 0)
+                or tracker.info[storage]["op"] == ON_HOST):
+            continue
+        events.append(change)
+        born[category] += max(change, 0)
+    peak = Replay(tracker).segment(starts[-1], ends[-1])
+    step = [comm for comm in tracker.comms if starts[-1] <= comm["at"] <= ends[-1]]
+    traffic = Counter(f"{sent(comm) or comm['kind'] + ' ' + str(comm['bytes'])} {comm['group']}" for comm in step)
+    return {"shapes": shapes, "peak": peak["peak"], "breakdown": peak["breakdown"], "traffic": traffic, "sections": [
+        {"at": at, "events": events, "born": {k: v for k, v in born.items() if v}}
+        for at, (events, born) in found.items()]}
+
+
+def measure_all(cases: list[dict[str, Any]]) -> dict[str, Any]:
+    """Each case in a process of its own: FSDP2 and fake tensors leave traces."""
+    rows = {}
+    for case in cases:
+        asked = subprocess.run([sys.executable, __file__, "--one", json.dumps(case)], capture_output=True, text=True,
+                               check=False)
+        if asked.returncode:
+            sys.exit(asked.stderr)
+        rows[case["name"]] = {"case": {k: v for k, v in case.items() if k != "name"},
+                              **json.loads(asked.stdout.splitlines()[-1])}
+    return rows
+
+
+def written(row: dict[str, Any]) -> str:
+    """Sections on a line each."""
+    head = json.dumps({key: value for key, value in row.items() if key != "sections"})
+    lines = ",\n".join(json.dumps(section, separators=(",", ":")) for section in row["sections"])
+    return f'{head[:-1]}, "sections": [\n{lines}]}}'
+
+
+def main() -> None:
+    """One object, a key a case, sections on a line each."""
+    if sys.argv[1:2] == ["--one"]:
+        print(json.dumps(sections(json.loads(sys.argv[2]))))
+        return
+    cases = [json.loads(text) for text in sys.argv[1:]] or json.loads((HERE / "tape" / "cases-titan.json").read_text())
+    rows = measure_all(cases)
+    body = ",\n".join(f"{json.dumps(name)}: {written(row)}" for name, row in rows.items())
+    print("{\n" + body + "\n}")
+
+
+if __name__ == "__main__":
+    main()
