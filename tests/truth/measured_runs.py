@@ -250,9 +250,20 @@ def _torchtitan(run):
     if schedule != "1f1b":
         training["pipeline"] = {"schedule": schedule} | ({"virtual_stages": run["vpp"]} if run["vpp"] else {})
         training["micro_batch_size"] = 1
-    options = {"wrap": "separate_embedding_head"} | ({"compile": True} if config.get("compile") else {})
+    options = _titan_wrapping(run) | ({"compile": True} if config.get("compile") else {})
     return {"model": TITAN_MODELS[run["model"]], "framework": "fsdp2", "implementation": "torchtitan",
             **_titan_device(run), "mesh": _degrees(run), "training": training, "framework_options": options}
+
+
+def _titan_wrapping(run):
+    """Until torchtitan's commit 83e694105 (July 2025) only blocks and the root were wrapped, and the last block kept.
+
+    Published sources of before are dated in their file names.
+    """
+    dated = re.search(r"_(20\d{4})_", run["source"])
+    if dated and dated[1] < "202508":
+        return {"wrap": "layers_root", "set_last_reshard": False}
+    return {"wrap": "separate_embedding_head"}
 
 
 TITAN_MODELS = {
