@@ -65,9 +65,20 @@ class Parts:
         training, top_k, setting = self.job.scenario.training, top_k_of(self.job.graph), self.setting()
         if plan.rank not in self.workspaces:
             self.workspaces[plan.rank] = spaces(plan, setting)
-        kept = tuple((space.name, space.num_bytes) for space in self.workspaces[plan.rank])
+        kept = () if self.beside(plan) else tuple((s.name, s.num_bytes) for s in self.workspaces[plan.rank])
         return Workload(setting.batch, setting.seq, received_per_token(training.routing, top_k, self.job.mesh.ep),
                         sent_per_token(training.routing, top_k), kept)
+
+    def beside(self, plan: Plan) -> tuple[Held, ...]:
+        """Workspaces that are counted beside tensors: where parameters are gathered, allocated is what traces count.
+
+        The traces that those frameworks are held against have tensors alone. Megatron's readings include workspaces.
+        """
+        if isinstance(self.framework.flow, Buckets):
+            return ()
+        num_bytes = sum(space.num_bytes for space in self.workspaces[plan.rank])
+        source = "; ".join(dict.fromkeys(space.source for space in self.workspaces[plan.rank]))
+        return (Held("workspace", num_bytes, "derived", f"{source}; beside what is allocated"),)
 
     def site(self) -> Site:
         """What buffers outside the allocator depend on."""
@@ -162,7 +173,7 @@ def _rank(parts: Parts, rank_class: RankClass, plan: Plan, band: Band, *, series
     rest = exact_at_rest(plan) if exact else plan.at_rest()
     padding = padding_elements(plan) if flat else 0
     sent = () if program is None else traffic(program, mesh, _steady(parts), _repeats(parts))
-    held = () if program is None else outside(parts.site(), sent)
+    held = () if program is None else (*outside(parts.site(), sent), *parts.beside(plan))
     return RankReport(
         ranks=rank_class.rank_text(mesh), num_ranks=rank_class.num_ranks,
         coordinates={a.name: rank_class.coordinates(mesh, a) for a in axes if a.size > 1}, stage=rank_class.stage,
@@ -244,7 +255,8 @@ def _of_memory(parts: Parts, band: Band, held: Sequence[tuple[Held, ...]]) -> tu
     """Where parts of allocated, reserved and device come from, the largest of all ranks. None without a peak."""
     if not any(held):
         return ()
-    kept = {space.name: space for spaces in parts.workspaces.values() for space in spaces}
+    flat = isinstance(parts.framework.flow, Buckets)
+    kept = {space.name: space for spaces in parts.workspaces.values() for space in spaces if flat}
     beside = {one.category: one for ones in held for one in sorted(ones, key=lambda one: one.num_bytes)}
     return (*(Assumption(what=s.name, value=format_bytes(s.num_bytes), kind=s.kind, source=s.source)
               for s in kept.values()),

@@ -87,7 +87,7 @@ CATEGORIES: Final = {
     "workspace": "what a library or an operator keeps for itself from one step to the next",
     "input": "token ids and labels of a microbatch",
 }
-OUTSIDE: Final = ("context", "nccl", "dispatcher")  # of a peak's `outside`
+OUTSIDE: Final = ("context", "nccl", "dispatcher", "workspace")  # of a peak's `outside`
 RESERVED: Final = ("fragmentation", "graph_pool", "kv_cache")  # published names that nothing of this version posts
 
 _PHASES: Final = {

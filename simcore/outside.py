@@ -46,7 +46,7 @@ _DEEPEP_RDMA_RECEIVED: Final = 128
 class Held:
     """Bytes of one category, and how far the number can be trusted."""
 
-    category: Literal["context", "nccl", "dispatcher"]
+    category: Literal["context", "nccl", "dispatcher", "workspace"]
     num_bytes: int
     kind: Literal["derived", "calibrated", "assumed"]
     source: str

@@ -78,8 +78,9 @@ class Peak(_Frozen):
     """The highest moment of the step on this rank.
 
     `first_step_bytes`: the same of the very first step, whose optimizer has yet to make its states.
-    Allocated: tensors and workspaces of libraries. Reserved: what the allocator holds for them, most likely, and
-    between which ends. Device: that and what lies outside the allocator (`outside`: `context`, `nccl`, `dispatcher`).
+    Allocated: tensors, and under Megatron the workspaces of libraries. Reserved: what the allocator holds for them,
+    most likely, and between which ends. Device: that and what lies beside it (`outside`: `context`, `nccl`,
+    `dispatcher`, and where parameters are gathered `workspace`: allocated is then what a trace of tensors counts).
     `band_bytes`: where measured runs of such layouts put the device.
     """
 

@@ -32,7 +32,7 @@ def held(report: Report) -> dict[str, int]:
 
 
 def test_one_gpu_has_its_context_alone() -> None:
-    assert set(held(simulated("fsdp2", {}, "h100-1gpu"))) == {"context"}
+    assert set(held(simulated("fsdp2", {}, "h100-1gpu"))) == {"context", "workspace"}
 
 
 @pytest.mark.parametrize(("topology", "ranks", "mib"), [
@@ -83,7 +83,15 @@ def test_device_is_reserved_and_what_is_held_outside() -> None:
     for rank in simulated("automodel", {"dp_shard": 4, "ep": 2}).ranks:
         assert rank.peak is not None
         assert rank.peak.device_bytes == rank.peak.reserved_bytes + sum(rank.peak.outside.values())
-        assert set(rank.peak.outside) == {"context", "nccl", "dispatcher"}
+        assert set(rank.peak.outside) == {"context", "nccl", "dispatcher", "workspace"}
+
+
+def test_workspaces_count_once() -> None:
+    """Beside tensors where parameters are gathered, among them under Megatron."""
+    for name in ("fsdp2", "megatron"):
+        (rank,) = simulated(name, {"dp_shard": 2}).ranks
+        assert rank.peak is not None
+        assert ("workspace" in rank.peak.outside) != ("workspace" in rank.peak.by_category)
 
 
 def test_each_part_says_how_far_it_can_be_trusted() -> None:

@@ -16,7 +16,8 @@ ROOT = Path(__file__).resolve().parents[1]
 ORDER = (
     "errors", "units", "quantity", "data", "yaml_parser", "document", "block", "training", "scenario", "sweep",
     "starter", "loading", "device", "topology", "tensor", "models/blocks", "models/architecture", "rows",
-    "checkpoint", "tape", "recording", "operators/", "models/", "graph", "mesh", "form", "schedule", "framework", "lora", "lora_names",
+    "checkpoint", "tape", "recording", "operators/", "models/", "graph", "mesh", "form", "schedule", "framework",
+    "lora", "lora_names",
     "lora_bridge", "lora_automodel", "routing", "job", "stages", "frameworks/", "plan", "buffers", "fold", "schedules/",
     "setup", "tile", "outline", "program", "tiles", "flow", "lower", "flows/", "ledger", "cost", "report", "traffic",
     "series", "streams", "timeline", "clocked", "adapters", "workspace", "outside", "reserve",

@@ -48,7 +48,7 @@ def _tensors(rank: RankReport) -> tuple[int, dict[str, int]]:
     Workspaces stand for the whole step, so they move no peak. The trace has no such category; nothing else is left out.
     """
     assert rank.peak is not None
-    kept = rank.peak.by_category["workspace"]
+    kept = rank.peak.by_category.get("workspace", 0)
     return rank.peak.allocated_bytes - kept, {name: size - kept for name, size in rank.peak.by_phase.items()}
 
 
