@@ -10,6 +10,7 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import cached_property
 
 import numpy as np
 
@@ -39,11 +40,19 @@ class RankClass:
         return base
 
     def rank_text(self, mesh: Mesh) -> tuple[str, ...]:
-        """All ranks as ranges; a whole stage is not written out first."""
-        if len(self.offsets) < self.period or mesh.stage_size == 1:
-            return format_ranks(self.members(mesh))
+        """All ranks as ranges; neither a whole stage nor long runs are written out first."""
         first = self.stage * mesh.stage_size
-        return (f"{first}-{first + mesh.stage_size - 1}",)
+        if len(self.offsets) == self.period and mesh.stage_size > 1:
+            return (f"{first}-{first + mesh.stage_size - 1}",)
+        starts, ends = self.runs
+        if self.period == mesh.stage_size and (starts < ends).all():
+            return tuple(f"{a}-{b}" for a, b in zip((first + starts).tolist(), (first + ends).tolist(), strict=True))
+        return format_ranks(self.members(mesh))
+
+    @cached_property
+    def runs(self) -> tuple[IntArray, IntArray]:
+        """The first and the last of each run of offsets in a row."""
+        return _runs(self.offsets)
 
     def coordinates(self, mesh: Mesh, axis: Axis) -> int | str:
         """Where the ranks stand on an axis: a number, or ranges as text. An axis wider than the period is met whole."""
@@ -52,7 +61,7 @@ class RankClass:
         if axis.stride % self.period == 0:
             return coordinate_text(axis, np.arange(0, axis.stride * axis.size, axis.stride, dtype=np.int64))
         inside = self.period % (axis.stride * axis.size) == 0
-        return coordinate_text(axis, self.offsets if inside else self.members(mesh))
+        return _run_text(axis, *(self.runs if inside else _runs(self.members(mesh))))
 
 
 def fold(graph: ModelGraph, mesh: Mesh, framework: Framework) -> tuple[RankClass, ...]:
@@ -182,16 +191,21 @@ def format_ranks(ranks: IntArray) -> tuple[str, ...]:
 
 
 def coordinate_text(axis: Axis, ranks: IntArray) -> int | str:
-    """The coordinates of some ranks, in order, on an axis: a number, or ranges as text.
+    """The coordinates of some ranks, in order, on an axis: a number, or ranges as text."""
+    return _run_text(axis, *_runs(ranks))
 
-    Ranks in a row stand at coordinates in a row, round the axis once or more: only the ends of such runs are looked at.
-    """
+
+def _runs(ranks: IntArray) -> tuple[IntArray, IntArray]:
     breaks = np.flatnonzero(np.diff(ranks) != 1)
-    first = ranks[np.concatenate([[0], breaks + 1])] // axis.stride
-    last = ranks[np.concatenate([breaks, [-1]])] // axis.stride
+    return ranks[np.concatenate([[0], breaks + 1])], ranks[np.concatenate([breaks, [-1]])]
+
+
+def _run_text(axis: Axis, starts: IntArray, ends: IntArray) -> int | str:
+    """Ranks in a row stand at coordinates in a row, round the axis once or more: the ends of runs say which."""
+    first, last = starts // axis.stride, ends // axis.stride
     start = first % axis.size
     stop = start + np.minimum(last - first, axis.size - 1) + 1
-    ends = 2 * axis.size + 1
-    open_runs = np.cumsum(np.bincount(start, minlength=ends) - np.bincount(stop, minlength=ends))[:-1]
+    size = 2 * axis.size + 1
+    open_runs = np.cumsum(np.bincount(start, minlength=size) - np.bincount(stop, minlength=size))[:-1]
     values = np.flatnonzero(open_runs.reshape(2, axis.size).any(axis=0))
     return int(values[0]) if len(values) == 1 else ",".join(format_ranks(values))
