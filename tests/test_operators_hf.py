@@ -11,6 +11,7 @@ from typing import Any
 
 import pytest
 
+from eventlog import Events, born, bytes_of, grouped, sizes
 from simcore.graph import ModelGraph, build, model_config
 from simcore.models.blocks import Embedding, Head, LayerKind
 from simcore.operators import hf
@@ -20,7 +21,6 @@ from simcore.tape import Op, Param, Section
 TRUTH = Path(__file__).parent / "truth" / "tape"
 CASES: dict[str, Any] = {name: case for kind in ("hf", "families") for name, case in json.loads(
     (TRUTH / f"{kind}-torch-2.13.0-transformers-5.23.0.json").read_text(encoding="utf-8")).items()}
-Events = list[Any]  # (bytes, category) or "all_to_all N" or "hook N"
 
 
 class Model:
@@ -98,25 +98,6 @@ def measured(name: str) -> list[tuple[str, Events]]:
     return [(section["at"], section["events"]) for section in CASES[name]["sections"]]
 
 
-def sizes(events: Events) -> Events:
-    return [event[0] if isinstance(event, tuple) else event for event in events]
-
-
-def grouped(events: Events) -> Events:
-    """Everything in order, but deaths between two other events as a multiset: their order changes nothing."""
-    found: Events = [Counter()]
-    for event in events:
-        if isinstance(event, int) and event < 0:
-            found[-1][event] += 1
-        else:
-            found += [event, Counter()]
-    return found
-
-
-def bytes_of(events: Events) -> list[int]:
-    return [event for event in events if isinstance(event, int)]
-
-
 @pytest.mark.parametrize("name", CASES)
 def test_every_event_of_every_section_is_the_measured_one(name: str) -> None:
     for (at, mine), (where, truth) in zip(recorded(name), measured(name), strict=True):
@@ -135,11 +116,7 @@ def test_running_maxima_and_net_bytes(name: str) -> None:
 @pytest.mark.parametrize("name", CASES)
 def test_bytes_born_by_category(name: str) -> None:
     for (at, mine), section in zip(recorded(name), CASES[name]["sections"], strict=True):
-        born: Counter[str] = Counter()
-        for event in mine:
-            if isinstance(event, tuple) and event[0] > 0:
-                born[event[1]] += event[0]
-        assert born == section["born"], at
+        assert born(mine) == section["born"], at
 
 
 @pytest.mark.parametrize("name", CASES)

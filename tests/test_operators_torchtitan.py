@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-from collections import Counter
 from functools import cache
 from itertools import accumulate
 from pathlib import Path
@@ -11,6 +10,7 @@ from typing import Any
 
 import pytest
 
+from eventlog import Events, born, bytes_of, grouped, sizes
 from simcore.graph import ModelGraph, build, model_config
 from simcore.operators import torchtitan
 from simcore.recording import LayerTape, Run
@@ -18,7 +18,6 @@ from simcore.tape import Op, Param, Section
 
 TRUTH = Path(__file__).parent / "truth" / "tape" / "torchtitan-0.2.2-torch-2.13.0.json"
 CASES: dict[str, Any] = json.loads(TRUTH.read_text(encoding="utf-8"))
-Events = list[Any]  # (bytes, category) or "all_gather N"
 MODES = {"op": "per_op"}
 
 
@@ -83,21 +82,6 @@ def measured(name: str) -> list[tuple[str, Events]]:
     return [(section["at"], section["events"]) for section in CASES[name]["sections"] if section["events"]]
 
 
-def sizes(events: Events) -> Events:
-    return [event[0] if isinstance(event, tuple) else event for event in events]
-
-
-def grouped(events: Events) -> Events:
-    """Everything in order, but deaths between two other events as a multiset: their order changes nothing."""
-    found: Events = [Counter()]
-    for event in events:
-        if isinstance(event, int) and event < 0:
-            found[-1][event] += 1
-        else:
-            found += [event, Counter()]
-    return found
-
-
 @pytest.mark.parametrize("name", CASES)
 def test_every_event_of_every_section_is_the_measured_one(name: str) -> None:
     for (at, mine), (where, truth) in zip(recorded(name), measured(name), strict=True):
@@ -108,7 +92,7 @@ def test_every_event_of_every_section_is_the_measured_one(name: str) -> None:
 @pytest.mark.parametrize("name", CASES)
 def test_running_maxima_and_net_bytes(name: str) -> None:
     for (at, mine), (_, truth) in zip(recorded(name), measured(name), strict=True):
-        ours, theirs = ([e for e in events if isinstance(e, int)] for events in (sizes(mine), truth))
+        ours, theirs = bytes_of(sizes(mine)), bytes_of(truth)
         assert sum(ours) == sum(theirs), at
         assert max(accumulate(ours, initial=0)) == max(accumulate(theirs, initial=0)), at
 
@@ -117,8 +101,4 @@ def test_running_maxima_and_net_bytes(name: str) -> None:
 def test_bytes_born_by_category(name: str) -> None:
     born_of = {section["at"]: section["born"] for section in CASES[name]["sections"]}
     for at, mine in recorded(name):
-        born: Counter[str] = Counter()
-        for event in mine:
-            if isinstance(event, tuple) and event[0] > 0:
-                born[event[1]] += event[0]
-        assert born == born_of[at], at
+        assert born(mine) == born_of[at], at

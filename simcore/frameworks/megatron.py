@@ -7,10 +7,10 @@ data-parallel ranks (context parallel ranks included) and, for experts, over the
 
 from __future__ import annotations
 
-from simcore.form import COPIES, Flat, Form, Layout, Partial, Shard
-from simcore.framework import Buckets, Framework, Libraries, Life, Matches, Moment, Optimizer, Rule
+from simcore.framework import Buckets, Framework, Libraries, Optimizer
 from simcore.frameworks._megatron_checks import check
 from simcore.frameworks._megatron_formats import Formats, formats
+from simcore.frameworks._megatron_lives import rules, shard_axes
 from simcore.frameworks._megatron_recompute import assumptions as recompute_assumptions
 from simcore.frameworks._megatron_recompute import check_groups, checkpoint, kept_whole, together
 from simcore.frameworks._megatron_stages import schedule, stages
@@ -18,7 +18,6 @@ from simcore.job import Job
 from simcore.lora_bridge import adapters
 from simcore.models.blocks import Attention, Head, LatentAttention
 from simcore.scenario import Mesh as Degrees
-from simcore.tensor import TensorSpec
 from simcore.units import dtype_bytes
 
 __all__ = ["COPIES_TIED_HEAD", "DEFAULT_IMPLEMENTATION", "IMPLEMENTATIONS", "VERSIONS", "adapters", "default_etp",
@@ -58,12 +57,9 @@ OPTIONS = {
     "deterministic_mode": (True, False),
     "cp_comm_type": ("p2p", "a2a", "all_gather", "a2a+p2p"),
 }
-TP_DIMS = ("vocab", "heads", "ffn", "shared_ffn", "mamba_in", "mamba_conv", "mamba_heads", "mamba_inner", "tp_rank",
-           "tp_in", "tp_out")
 SOFTMAX_ROUTED = ("gpt2", "mixtral", "qwen3_moe")
 TE_LOSS = ("deepseek_v2", "deepseek_v3", "qwen3_moe")
 """Families whose recipes say cross_entropy_fusion_impl: te (Bridge 0.3.1 recipes/{deepseek,moonlight,qwen})."""
-ETP_DIMS = ("expert_ffn", "etp_rank", "etp_in", "etp_out")
 
 
 def default_etp(degrees: Degrees) -> int:
@@ -82,7 +78,7 @@ def table(job: Job) -> Framework:
     _note_defaults(job)
     return Framework(
         name="megatron", version=_version(job),
-        rules=tuple(_rules(job, made)),
+        rules=tuple(rules(job, made)),
         units=(),
         flow=_buckets(job, options, made),
         optimizer=Optimizer(training.optimizer.name, "te", grad_copy=made.grads != "fp32" and not made.precise,
@@ -237,79 +233,6 @@ def _layer_options(job: Job, options: dict[str, object]) -> tuple[tuple[str, str
     elif options.get("moe_router_dtype", "fp32") != "fp32":
         raise job.not_yet("framework_options.moe_router_dtype", f"a router of {family} in {job.compute}")
     return tuple(made)
-
-
-# ---- lives ----------------------------------------------------------------------------------------------------------
-def _rules(job: Job, made: Formats) -> list[Rule]:
-    """One rule for each way in which tensors are cut: by the names of their dimensions."""
-    rules: dict[tuple[tuple[str, ...], str, bool, bool], Rule] = {}
-    for specs in job.graph.tensors:
-        for spec in specs:
-            key = (spec.dims, spec.component, spec.copies > 1, spec.is_buffer)
-            if key not in rules:
-                rules[key] = Rule(_same(key), _life(job, spec, made))
-    return list(rules.values())
-
-
-def _same(key: tuple[tuple[str, ...], str, bool, bool]) -> Matches:
-    def matches(spec: TensorSpec) -> bool:
-        return (spec.dims, spec.component, spec.copies > 1, spec.is_buffer) == key
-
-    return matches
-
-
-def _is_expert(job: Job, spec: TensorSpec) -> bool:
-    """Experts have buffers of their own only under expert parallelism.
-
-    Core 0.16.1 extensions/transformer_engine.py: `param.allreduce = not (is_expert and expert_parallel)`.
-    """
-    return job.mesh.ep > 1 and spec.component in ("routed_experts", "expert_adapters")
-
-
-def _layout(spec: TensorSpec) -> Layout:
-    cut: list[tuple[str, Shard]] = []
-    if spec.copies > 1:
-        cut.append(("ep", Shard(COPIES, even=True)))
-    for place, dim in enumerate(spec.dims):
-        axis = "ep" if dim == "experts" else "tp" if dim in TP_DIMS else "etp" if dim in ETP_DIMS else ""
-        if axis:
-            cut.append((axis, Shard(place, even=True)))
-    return tuple(cut)
-
-
-def _life(job: Job, spec: TensorSpec, made: Formats) -> Life:
-    layout = _layout(spec)
-    if spec.is_buffer:
-        form = Form((), spec.stored or made.params)
-        return Life("buffer", form, form, form, form, rest_category="buffer")
-    expert = _is_expert(job, spec)
-    axis = shard_axes(job)[expert]
-    whole: Layout = ((axis, Flat("buffer")),) if made.scatter else ()
-    rest = Form(layout, made.params)
-    return Life(
-        "expert" if expert else "dense", rest, Form(layout, job.compute),
-        Form((*layout, (axis, Partial())), made.grads), Form(layout, made.grads),
-        _states(job, (*layout, *whole), made), Moment.NEVER, Moment.NEVER, Moment.BUCKET_FULL,
-        grads_persist=True, rest_category="sharded_param", grad_made_category="")
-
-
-def _states(job: Job, layout: Layout, made: Formats) -> tuple[tuple[str, Form], ...]:
-    states: list[tuple[str, Form]] = [("master_param", Form(layout, made.master))]
-    if job.scenario.training.optimizer.name != "sgd":
-        states += [("exp_avg", Form(layout, made.moments)), ("exp_avg_sq", Form(layout, made.moments))]
-    return tuple(states)
-
-
-def shard_axes(job: Job) -> tuple[str, str]:
-    """(dense, expert) axes over which optimizer states are cut; several optimizer instances cut a part of them."""
-    copies = job.mesh.dp_replicate
-    if copies == 1:
-        return "dp_cp", "expert_dp"
-    if job.mesh.expert_dp % copies:
-        raise job.illegal("mesh.dp_replicate", f"expert data parallel size {job.mesh.expert_dp} must be divisible by "
-                          f"{copies} optimizer instances", "core 0.16.1 parallel_state.py: "
-                          "num_distributed_optimizer_instances")
-    return "dp_shard_cp", f"expert_dp/{job.mesh.expert_dp // copies}"
 
 
 def _buckets(job: Job, options: dict[str, object], made: Formats) -> Buckets:

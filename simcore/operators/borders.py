@@ -7,7 +7,7 @@ from collections.abc import Callable
 from simcore.recording import Run
 from simcore.tape import GRAD_HIDDEN, HIDDEN, Node, Section, Tape, Tensor
 
-__all__ = ["hand_back", "hand_on", "hidden_state", "nothing", "run_backward"]
+__all__ = ["hand_back", "hand_on", "hidden_state", "nothing", "run_backward", "run_backward_of_loss"]
 
 _BEFORE, _AFTER = -1, 1
 
@@ -34,6 +34,18 @@ def run_backward(tape: Tape, out: Tensor, inputs: Node | None, finish: Callable[
     if inputs is not None:
         hand_back(tape, inputs)
     return tape.cut()
+
+
+def run_backward_of_loss(tape: Tape, loss: Tensor, inputs: Node | None) -> tuple[Section, Section, Tensor]:
+    """(seed, backward, the seed's tensor): `loss.backward()`. The caller holds loss and seed until the step is over."""
+    tape.phase = "backward"
+    ones = tape.empty((), loss.dtype, "ones_like")
+    seed = tape.cut()
+    tape.seed(loss, ones)
+    tape.backward()
+    if inputs is not None:
+        hand_back(tape, inputs)
+    return seed, tape.cut(), ones
 
 
 def hand_back(tape: Tape, inputs: Node) -> None:

@@ -23,7 +23,7 @@ from typing import Final
 
 from simcore.models.blocks import Attention, Branch, Embedding, FinalNorm, Head, LayerKind, Loss, Mlp, Moe
 from simcore.operators import aten, hf_nemotron
-from simcore.operators.borders import hand_back, hand_on, hidden_state, nothing, run_backward
+from simcore.operators.borders import hand_on, hidden_state, nothing, run_backward, run_backward_of_loss
 from simcore.operators.features import refuse
 from simcore.operators.hf_layers import Inputs, attention, linear, mlp, rms_norm
 from simcore.operators.hf_moe import moe
@@ -213,22 +213,13 @@ def _loss(tape: Tape, block: Loss, run: Run) -> LayerTape:
     leaf = logits.node
     if block.upcast:
         logits = aten.cast(tape, logits, "fp32")
-    loss: Tensor | None = _causal_loss(tape, run, logits)
-    assert loss is not None
+    loss = _causal_loss(tape, run, logits)
     forward = tape.cut()
     outputs = [logits] if run.loss == "hf_keep_logits" else []
     logits = None
     after = tape.cut()
-    tape.phase = "backward"
-    ones: Tensor | None = tape.empty((), loss.dtype, "ones_like")
-    assert ones is not None
-    seed = tape.cut()
-    tape.seed(loss, ones)
-    tape.backward()
-    if leaf is not None:
-        hand_back(tape, leaf)
-    backward = tape.cut()
-    ones = loss = None
+    seed, backward, ones = run_backward_of_loss(tape, loss, leaf)
+    del ones, loss
     outputs.clear()
     return LayerTape(forward, backward, after, tape.cut(), seed)
 

@@ -223,12 +223,7 @@ def discarded_region(c: Context, run: Callable[[], tuple[Tensor, ...]]) -> tuple
         assert frame is not None
         tape.replay(frame)
         for storage, shape, dtype in emptied:
-            copy = tape.empty(shape, dtype, "restored", "recompute")
-            c.elementwise(copy, 2, Kernel.COPY)
-            assert storage is not None
-            assert copy.storage is not None
-            storage.slot, storage.num_bytes = copy.storage.slot, copy.storage.num_bytes
-            copy.storage.num_bytes = 0
+            _restore(c, storage, tape.empty(shape, dtype, "restored", "recompute"))
         emptied.clear()
         return grads
 
@@ -242,6 +237,15 @@ def discarded_region(c: Context, run: Callable[[], tuple[Tensor, ...]]) -> tuple
         return hooked
 
     return outputs, drop_after
+
+
+def _restore(c: Context, emptied: Storage | None, copy: Tensor) -> None:
+    """The emptied storage takes the copy's bytes over."""
+    c.elementwise(copy, 2, Kernel.COPY)
+    assert emptied is not None
+    assert copy.storage is not None
+    emptied.slot, emptied.num_bytes = copy.storage.slot, copy.storage.num_bytes
+    copy.storage.num_bytes = 0
 
 
 def _ended(c: Context, out: Tensor, made: list[Tensor]) -> Tensor:

@@ -146,10 +146,10 @@ def norm_linear(c: Context, path: str, x: Tensor) -> Tensor:
     return_layernorm_output nothing clears it, frozen weight or not.
     """
     weight, gamma, pair = c.param(f"{path}.weight"), c.param(f"{path}.layer_norm_weight"), c.pair(path)
-    bias, beta = c.run.params.get(f"{path}.bias"), c.run.params.get(f"{path}.layer_norm_bias")
-    added = None if path.endswith("fc1") else bias  # the MLP's bias is added by its activation
-    h, out_features = x.shape[1], weight.shape[0]
-    gathered = c.local != c.tokens
+    beta = c.run.params.get(f"{path}.layer_norm_bias")
+    # The MLP's bias is added by its activation.
+    added = None if path.endswith("fc1") else c.run.params.get(f"{path}.bias")
+    h, out_features, gathered = x.shape[1], weight.shape[0], c.local != c.tokens
 
     def back(tape: Tape, grads: Grads, saved: Saved) -> list[Tensor | None]:
         total = all_gather(c, saved[1], "ln_out_total") if weight.trainable and gathered else None

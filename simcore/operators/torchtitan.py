@@ -20,7 +20,7 @@ from typing import Final
 from simcore.checkpoint import Keeps
 from simcore.models.blocks import Attention, Embedding, FinalNorm, Head, LayerKind, Loss
 from simcore.operators import aten
-from simcore.operators.borders import hand_back, hand_on, hidden_state, run_backward
+from simcore.operators.borders import hand_on, hidden_state, run_backward, run_backward_of_loss
 from simcore.operators.features import refuse
 from simcore.operators.torchtitan_loss import cross_entropy, parallel_cross_entropy, shifted_indices
 from simcore.operators.torchtitan_parallel import (
@@ -189,21 +189,12 @@ def _loss(tape: Tape, block: Loss, run: Run) -> LayerTape:
     logits: Tensor | None = hidden_state(tape, run, run.seq, block.vocab // (run.tp if split else 1))
     assert logits is not None
     leaf = logits.node
-    loss: Tensor | None = _divided(tape, (parallel_cross_entropy if split else cross_entropy)(tape, logits))
-    assert loss is not None
+    loss = _divided(tape, (parallel_cross_entropy if split else cross_entropy)(tape, logits))
     logits = None
     forward = tape.cut()
-    tape.phase = "backward"
-    ones: Tensor | None = tape.empty((), loss.dtype, "ones_like")
-    assert ones is not None
-    seed = tape.cut()
-    tape.seed(loss, ones)
-    tape.backward()
-    if leaf is not None:
-        hand_back(tape, leaf)
-    back = tape.cut()
-    ones = loss = None
-    return LayerTape(forward, back, late=tape.cut(), seed=seed)
+    seed, backward, ones = run_backward_of_loss(tape, loss, leaf)
+    del ones, loss
+    return LayerTape(forward, backward, late=tape.cut(), seed=seed)
 
 
 def _divided(tape: Tape, loss: Tensor) -> Tensor:

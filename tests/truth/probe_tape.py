@@ -8,14 +8,11 @@ of `probe_fsdp2.py` is logged and cut at FSDP2's hooks; buffers that FSDP2 owns 
 
 from __future__ import annotations
 
-import json
-import subprocess
-import sys
 from collections import Counter
 from pathlib import Path
 from typing import Any
 
-from oracle import fsdp2_run
+from oracle import fsdp2_run, logs
 from oracle.fsdp2_log import Replay
 
 HERE = Path(__file__).resolve().parent
@@ -101,30 +98,5 @@ def sections(case: dict[str, Any]) -> list[dict[str, Any]]:
             for at, (events, born) in found.items()]
 
 
-def measure_all(cases: list[dict[str, Any]]) -> dict[str, Any]:
-    """Each case in a process of its own: FSDP2 and fake tensors leave traces."""
-    rows = {}
-    for case in cases:
-        asked = subprocess.run([sys.executable, __file__, "--one", json.dumps(case)], capture_output=True, text=True,
-                               check=False)
-        if asked.returncode:
-            sys.exit(asked.stderr)
-        rows[case["name"]] = {"case": {k: v for k, v in case.items() if k != "name"},
-                              "sections": json.loads(asked.stdout.splitlines()[-1])}
-    return rows
-
-
-def main() -> None:
-    """One object, a key a case, sections on a line each."""
-    if sys.argv[1:2] == ["--one"]:
-        print(json.dumps(sections(json.loads(sys.argv[2]))))
-        return
-    cases = [json.loads(text) for text in sys.argv[1:]] or json.loads((HERE / "tape" / "cases.json").read_text())
-    rows = measure_all(cases)
-    body = ",\n".join(f'{json.dumps(name)}: {{"case": {json.dumps(row["case"])}, "sections": [\n' + ",\n".join(
-        json.dumps(section, separators=(",", ":")) for section in row["sections"]) + "]}" for name, row in rows.items())
-    print("{\n" + body + "\n}")
-
-
 if __name__ == "__main__":
-    main()
+    logs.main(__file__, lambda case: {"sections": sections(case)}, HERE / "tape" / "cases.json")

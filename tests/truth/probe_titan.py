@@ -8,13 +8,11 @@ A step is logged and cut at FSDP2's hooks; buffers that FSDP2 owns are left out.
 
 from __future__ import annotations
 
-import json
-import subprocess
-import sys
 from collections import Counter
 from pathlib import Path
 from typing import Any
 
+from oracle import logs
 from probe_tape import FSDP2_OWNS, section_at
 
 HERE = Path(__file__).resolve().parent
@@ -70,36 +68,5 @@ def sections(case: dict[str, Any]) -> dict[str, Any]:
         for at, (events, born) in found.items()]}
 
 
-def measure_all(cases: list[dict[str, Any]]) -> dict[str, Any]:
-    """Each case in a process of its own: FSDP2 and fake tensors leave traces."""
-    rows = {}
-    for case in cases:
-        asked = subprocess.run([sys.executable, __file__, "--one", json.dumps(case)], capture_output=True, text=True,
-                               check=False)
-        if asked.returncode:
-            sys.exit(asked.stderr)
-        rows[case["name"]] = {"case": {k: v for k, v in case.items() if k != "name"},
-                              **json.loads(asked.stdout.splitlines()[-1])}
-    return rows
-
-
-def written(row: dict[str, Any]) -> str:
-    """Sections on a line each."""
-    head = json.dumps({key: value for key, value in row.items() if key != "sections"})
-    lines = ",\n".join(json.dumps(section, separators=(",", ":")) for section in row["sections"])
-    return f'{head[:-1]}, "sections": [\n{lines}]}}'
-
-
-def main() -> None:
-    """One object, a key a case, sections on a line each."""
-    if sys.argv[1:2] == ["--one"]:
-        print(json.dumps(sections(json.loads(sys.argv[2]))))
-        return
-    cases = [json.loads(text) for text in sys.argv[1:]] or json.loads((HERE / "tape" / "cases-titan.json").read_text())
-    rows = measure_all(cases)
-    body = ",\n".join(f"{json.dumps(name)}: {written(row)}" for name, row in rows.items())
-    print("{\n" + body + "\n}")
-
-
 if __name__ == "__main__":
-    main()
+    logs.main(__file__, sections, HERE / "tape" / "cases-titan.json")
