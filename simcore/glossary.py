@@ -152,7 +152,7 @@ def _components() -> tuple[str, str]:
 def _categories() -> tuple[str, str]:
     rows = [(f"`{name}`", what) for name, what in CATEGORIES.items()]
     outside, reserved = (", ".join(f"`{name}`" for name in names) for names in (OUTSIDE, RESERVED))
-    return ("Categories of bytes", f"{table(('category', 'is'), rows)}\n\nOutside torch's allocator: {outside}. "
+    return ("Categories of bytes", f"{table(('category', 'is'), rows)}\n\nBeside what is allocated: {outside}. "
             f"Reserved for later versions, posted by none now: {reserved}.")
 
 

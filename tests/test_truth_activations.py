@@ -149,6 +149,14 @@ def running(live: int, *sections: Section) -> tuple[int, int]:
     return live, peak
 
 
+def loss_of(implementation: str) -> list[float]:
+    """(kept, forward peak, backward peak), bytes per token and vocabulary entry."""
+    plan = plan_of(implementation, "full", 0, "none")
+    tape, each = tape_of(plan, "loss", 8192, fp32_adapters=False), 8192 * 131072
+    saved, forward = running(2 * each, tape.forward, tape.after)
+    return [round(size / each, 2) for size in (saved, forward, running(saved, tape.seed, tape.backward)[1])]
+
+
 # Ours minus theirs (kept, forward peak, backward peak).
 HEADS = {
     "megatron": (0, 0, 4),  # the account ran core's function eagerly; compiled, its index update clones the softmax
@@ -160,11 +168,7 @@ HEADS = {
 @pytest.mark.parametrize("row", TRUTH["heads"], ids=name_of)
 def test_a_loss_keeps_and_needs_what_the_account_says(row: dict[str, Any]) -> None:
     """Bytes per token and vocabulary entry, the logits among them; what is a few bytes a token does not count."""
-    plan = plan_of(row["implementation"], "full", 0, "none")
-    tape, each = tape_of(plan, "loss", 8192, fp32_adapters=False), 8192 * 131072
-    saved, forward = running(2 * each, tape.forward, tape.after)
-    backward = running(saved, tape.seed, tape.backward)[1]
-    found = [round(size / each, 2) for size in (saved, forward, backward)]
+    found = loss_of(row["implementation"])
     differences = next(d for name, d in HEADS.items() if row["implementation"].startswith(name))
     account = (row["saved"], row["fwd_peak"], row["bwd_peak"])
     assert found == [theirs + ours for theirs, ours in zip(account, differences, strict=True)]
@@ -172,10 +176,10 @@ def test_a_loss_keeps_and_needs_what_the_account_says(row: dict[str, Any]) -> No
 
 # ---- the page --------------------------------------------------------------------------------------------------------
 PAGE = Path(__file__).parents[1] / "docs" / "activations.md"
-BEGIN, END = "<!-- begin: layers -->", "<!-- end: layers -->"
+MARKS = "<!-- begin: {} -->", "<!-- end: {} -->"
 
 
-def table() -> str:
+def layers() -> str:
     """The account's table with our figures: bytes per token by layer, and of the whole model."""
     lines = ["| implementation | method | recompute | Mamba | MoE | attention | norm and head | all layers | account |",
              "|---|---|---|---|---|---|---|---|---|"]
@@ -189,16 +193,33 @@ def table() -> str:
     return "\n".join(lines)
 
 
-def test_the_page_shows_what_is_recorded() -> None:
-    _, _, rest = PAGE.read_text(encoding="utf-8").partition(BEGIN)
-    assert rest.partition(END)[0].strip() == table(), "run: python -m tests.test_truth_activations"
+def losses() -> str:
+    """What losses keep and need, ours and the account's."""
+    lines = ["| implementation | kept | forward peak | backward peak | account |", "|---|---|---|---|---|"]
+    for row in TRUTH["heads"]:
+        account = ", ".join(str(row[key]) for key in ("saved", "fwd_peak", "bwd_peak"))
+        ours = " | ".join(f"{size:g}" for size in loss_of(row["implementation"]))
+        lines.append(f"| {row['implementation']} | {ours} | {account} |")
+    return "\n".join(lines)
+
+
+TABLES = {"layers": layers, "losses": losses}
+
+
+@pytest.mark.parametrize("name", TABLES)
+def test_the_page_shows_what_is_recorded(name: str) -> None:
+    begin, end = (mark.format(name) for mark in MARKS)
+    _, _, rest = PAGE.read_text(encoding="utf-8").partition(begin)
+    assert rest.partition(end)[0].strip() == TABLES[name](), "run: python -m tests.test_truth_activations"
 
 
 def main() -> None:
-    """Write the page's table anew."""
-    before, _, rest = PAGE.read_text(encoding="utf-8").partition(BEGIN)
-    after = rest.partition(END)[2]
-    PAGE.write_text(f"{before}{BEGIN}\n\n{table()}\n\n{END}{after}", encoding="utf-8")
+    """Write the page's tables anew."""
+    for name, table in TABLES.items():
+        begin, end = (mark.format(name) for mark in MARKS)
+        before, _, rest = PAGE.read_text(encoding="utf-8").partition(begin)
+        after = rest.partition(end)[2]
+        PAGE.write_text(f"{before}{begin}\n\n{table()}\n\n{end}{after}", encoding="utf-8")
 
 
 if __name__ == "__main__":

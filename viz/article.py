@@ -137,7 +137,7 @@ def _peak_facts(report: Report) -> list[Fact]:
         ("in use in all", format_bytes(peak.device_bytes)), ("headroom", _signed(report.headroom_bytes)),
         ("when", f"{peak.phase}, microbatch {peak.microbatch}, {peak.step} step"),
         ("event", code(peak.event)), ("layer", code(peak.layer))]
-    facts += [(f"outside the allocator: {name}", format_bytes(size)) for name, size in peak.outside.items()]
+    facts += [(f"beside it: {name}", format_bytes(size)) for name, size in peak.outside.items()]
     low, high = peak.band_bytes
     between = [("likely between", f"{format_bytes(low)} and {format_bytes(high)}")] if low < high else []
     return facts + between + ([("on the host", format_bytes(peak.host_bytes))] if peak.host_bytes else [])
