@@ -4,17 +4,18 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import lru_cache
 
 import numpy as np
 
 from simcore.cost import DTYPES, collective_ns, compute_ns
 from simcore.fold import RankClass
 from simcore.mesh import IntArray, Mesh
-from simcore.outline import Phase
+from simcore.outline import Outline, Phase
 from simcore.program import Program
 from simcore.streams import Track, tracks
 from simcore.tape import Kernel, Op, Stream
-from simcore.tile import AMOUNT, AUX, OP, SLOT
+from simcore.tile import AMOUNT, AUX, OP, SLOT, Tile
 from simcore.timeline import ClassTimes, run
 from simcore.topology import Topology
 
@@ -59,7 +60,7 @@ def clock(programs: Sequence[Program], classes: Sequence[RankClass], mesh: Mesh,
     return Clocked(
         max(t.end for t in times) + period * repeats, _phases(weight @ spent[worst]),
         _exposed(compiled[worst], times[worst], weight[programs[worst].microbatch]), steady,
-        sum(_forward_flops(p, weight[p.microbatch]) * c.num_ranks for p, c in zip(programs, classes, strict=True)),
+        sum(_forward_flops(p, weight) * c.num_ranks for p, c in zip(programs, classes, strict=True)),
         rows, tuple(times))
 
 
@@ -140,27 +141,37 @@ class _Wires:
 
 def _backward_starts(program: Program, rows: IntArray) -> IntArray:
     """When each microbatch's backward pass begins."""
-    at = np.flatnonzero((program.phase == Phase.BACKWARD) | (program.phase == Phase.RECOMPUTE))
-    _, first = np.unique(program.microbatch[at], return_index=True)
-    starts: IntArray = rows[at[first]]
+    starts: IntArray = rows[_first_backward_rows(program.outline)]
     return starts
+
+
+@lru_cache(maxsize=64)
+def _first_backward_rows(outline: Outline) -> IntArray:
+    at = np.flatnonzero((outline.phase == Phase.BACKWARD) | (outline.phase == Phase.RECOMPUTE))
+    _, first = np.unique(outline.microbatch[at], return_index=True)
+    rows: IntArray = at[first]
+    return rows
 
 
 def _spent(program: Program, rows: IntArray) -> IntArray:
     """Compute-stream time by [microbatch, phase]; before the first microbatch counts as its own."""
-    ns = np.diff(np.concatenate([[0], rows]))
-    shape = (int(program.microbatch.max()) + 1, len(Phase))
-    sums = np.bincount(program.microbatch * len(Phase) + program.phase, weights=ns, minlength=shape[0] * shape[1])
-    return sums.astype(np.int64).reshape(shape)
+    bins, num_bins = _bins(program.outline)
+    sums = np.bincount(bins, weights=np.diff(rows, prepend=0), minlength=num_bins)
+    return sums.astype(np.int64).reshape(-1, len(Phase))
+
+
+@lru_cache(maxsize=64)
+def _bins(outline: Outline) -> tuple[IntArray, int]:
+    """For each row its place in a table of [microbatch, phase], and the places of that table."""
+    num_microbatches = int(outline.microbatch.max()) + 1
+    return outline.microbatch * len(Phase) + outline.phase, num_microbatches * len(Phase)
 
 
 def _row_ns(track: Track, times: ClassTimes, num_rows: int) -> IntArray:
     """When the compute stream reaches each row."""
     ends = np.array(times.item_ends, dtype=np.int64)
-    item_rows = np.array([item.row for item in track.items], dtype=np.int64)
-    busy = np.cumsum([item.ns for item in track.items])
-    late = ends - busy  # what waiting has added up to, after each item
-    reached = np.diff(np.concatenate([[-1], item_rows])).clip(0)  # rows up to and with each item's own
+    late = ends - np.cumsum(track.item_ns)  # what waiting has added up to, after each item
+    reached = np.diff(track.skeleton.item_rows, prepend=-1).clip(0)  # rows up to and with each item's own
     before = np.repeat(np.concatenate([[0], late[:-1]]), reached)[:num_rows]
     row_ns: IntArray = track.clock + before
     return row_ns
@@ -175,20 +186,27 @@ def _phases(spent: IntArray) -> dict[str, int]:
 
 def _exposed(track: Track, times: ClassTimes, weight: IntArray) -> int:
     """Time in which the compute stream waited for a collective; waiting for a neighbouring stage is the bubble."""
-    messages = {call.number for call in track.calls.get(int(Stream.RECEIVE), ())}
+    items = track.skeleton.items
+    messages = {call.number for call in track.skeleton.calls.get(int(Stream.RECEIVE), ())}
     waited = np.array([0 if item.wait_for in messages else ns
-                       for item, ns in zip(track.items, times.waited_at, strict=True)], dtype=np.int64)
-    rows = np.minimum([item.row for item in track.items], len(weight) - 1)
+                       for item, ns in zip(items, times.waited_at, strict=True)], dtype=np.int64)
+    rows = np.minimum(track.skeleton.item_rows, len(weight) - 1)
     return int((waited * weight[rows]).sum())
 
 
 def _forward_flops(program: Program, weight: IntArray) -> int:
-    """FLOPs of one rank's forward passes."""
-    rows = program.distinct
-    counted = (rows[:, OP] == Op.COMPUTE) & np.isin(rows[:, SLOT], _MODEL_KERNELS)
-    flops = np.where(counted, rows[:, AMOUNT], 0).astype(float)[program.places]
-    forward = (program.phase == Phase.FORWARD) | (program.phase == Phase.LOSS)
-    return int((flops * weight)[forward].sum())
+    """FLOPs of one rank's forward passes, all in tiles. `weight`: how often each microbatch happens."""
+    tile, _, _, _, phase, microbatch = program.outline.columns
+    forward = (phase == Phase.FORWARD) | (phase == Phase.LOSS)
+    times = np.bincount(tile[forward] + 1, weights=weight[microbatch[forward]], minlength=len(program.tiles) + 1)
+    return sum(_model_flops(laid) * int(count) for laid, count in zip(program.tiles, times[1:].tolist(), strict=True)
+               if count)
+
+
+def _model_flops(tile: Tile) -> int:
+    """FLOPs of the kernels that the model itself asks for."""
+    rows = tile.rows[tile.rows[:, OP] == Op.COMPUTE]
+    return int(rows[np.isin(rows[:, SLOT], _MODEL_KERNELS), AMOUNT].sum())
 
 
 _MODEL_KERNELS = (Kernel.GEMM, Kernel.GROUPED_GEMM, Kernel.ATTENTION, Kernel.MAMBA_SCAN, Kernel.CONV)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from functools import lru_cache
 from pathlib import Path
 from typing import Final, Literal
 
@@ -16,7 +17,12 @@ _IN_CHECKOUT: Final[dict[Kind, str]] = {"measured": "tests/truth/measured"}
 
 def data_folder(kind: Kind) -> Path:
     """The folder of that kind, inside the installed package or in a checkout."""
-    package = Path(__file__).resolve().parent
+    return _folder(__file__, kind)
+
+
+@lru_cache
+def _folder(file: str, kind: Kind) -> Path:
+    package = Path(file).resolve().parent
     installed = package / "_data" / kind
     return installed if installed.is_dir() else package.parent / _IN_CHECKOUT.get(kind, kind)
 

@@ -10,12 +10,12 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
-from functools import cached_property
+from functools import cached_property, lru_cache
 
 import numpy as np
 
 from simcore.form import shard_intervals
-from simcore.framework import Framework
+from simcore.framework import Framework, Lives
 from simcore.graph import ModelGraph
 from simcore.mesh import Axis, IntArray, Mesh
 from simcore.plan import cuts
@@ -56,21 +56,31 @@ class RankClass:
 
     def coordinates(self, mesh: Mesh, axis: Axis) -> int | str:
         """Where the ranks stand on an axis: a number, or ranges as text. An axis wider than the period is met whole."""
-        if axis.name == "pp":
-            return self.stage
-        if axis.stride % self.period == 0:
-            return coordinate_text(axis, np.arange(0, axis.stride * axis.size, axis.stride, dtype=np.int64))
-        inside = self.period % (axis.stride * axis.size) == 0
-        return _run_text(axis, *(self.runs if inside else _runs(self.members(mesh))))
+        return _coordinates(self, mesh, axis)
+
+
+@lru_cache(maxsize=4096)
+def _coordinates(ranks: RankClass, mesh: Mesh, axis: Axis) -> int | str:
+    if axis.name == "pp":
+        return ranks.stage
+    if axis.stride % ranks.period == 0:
+        return coordinate_text(axis, np.arange(0, axis.stride * axis.size, axis.stride, dtype=np.int64))
+    inside = ranks.period % (axis.stride * axis.size) == 0
+    return _run_text(axis, *(ranks.runs if inside else _runs(ranks.members(mesh))))
 
 
 def fold(graph: ModelGraph, mesh: Mesh, framework: Framework) -> tuple[RankClass, ...]:
     """The classes of every stage, stage by stage, in order of their first rank."""
-    edges = _breakpoints(graph, mesh, framework)
+    return _fold(graph, mesh, framework.lives(graph), framework.communicators)
+
+
+@lru_cache(maxsize=256)
+def _fold(graph: ModelGraph, mesh: Mesh, lives: Lives, communicators: tuple[str, ...]) -> tuple[RankClass, ...]:
+    edges = _breakpoints(graph, mesh, lives)
     if not edges:
         offsets = np.arange(1, dtype=np.int64)
         return _per_stage(mesh, [offsets], 1)
-    met = [mesh.axis(name) for name in framework.communicators if name != "pp"]
+    met = [mesh.axis(name) for name in communicators if name != "pp"]
     step, period = _window(mesh, [mesh.axis(name) for name in edges], met)
     places = np.arange(0, period, step, dtype=np.int64)
     facts = [np.searchsorted(np.array(stops), mesh.axis(name).coordinates(places), side="right")
@@ -106,10 +116,10 @@ def _per_stage(mesh: Mesh, groups: Sequence[IntArray], period: int) -> tuple[Ran
                  for stage in range(mesh.pp) for group in groups)
 
 
-def _breakpoints(graph: ModelGraph, mesh: Mesh, framework: Framework) -> dict[str, list[int]]:
+def _breakpoints(graph: ModelGraph, mesh: Mesh, lives: Lives) -> dict[str, list[int]]:
     """Axis -> coordinates at which some tensor's size changes."""
     edges: dict[str, set[int]] = {}
-    for spec, layout in cuts(graph, framework):
+    for spec, layout in cuts(graph, lives):
         local = [spec.copies, *spec.shape]
         for name, cut in layout:
             size, at = mesh.axis(name).size, cut.dim + 1

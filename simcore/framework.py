@@ -7,15 +7,18 @@ knows a framework by name. Rules cite upstream file and version.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from enum import Enum
+from functools import lru_cache
 
 from simcore.form import Form
+from simcore.graph import ModelGraph
 from simcore.schedule import Schedule
 from simcore.tensor import TensorSpec
 
-__all__ = ["Buckets", "Framework", "Libraries", "Life", "Matches", "Moment", "Optimizer", "Rule", "Unit", "UnshardFlow"]
+__all__ = ["Buckets", "Framework", "Libraries", "Life", "Lives", "Matches", "Moment", "Optimizer", "Rule",
+           "Unit", "UnshardFlow"]
 
 
 Matches = Callable[[TensorSpec], bool]
@@ -65,12 +68,19 @@ class Life:
     grad_made_category: str = "unsharded_grad"
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, eq=False)
 class Rule:
-    """Tensors that satisfy `matches` live like `life`."""
+    """Tensors that satisfy `matches` live like `life`. Equal to itself alone, like the function in it."""
 
     matches: Matches
     life: Life
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Lives:
+    """Lives by kind and tensor. Tables with the same rules share one, so what follows from it is worked out once."""
+
+    of: tuple[tuple[Life, ...], ...]
 
 
 @dataclass(frozen=True, slots=True)
@@ -195,16 +205,23 @@ class Framework:
     communicators: tuple[str, ...] = ()
     libraries: Libraries = Libraries()
     assumptions: tuple[tuple[str, str, str, str], ...] = field(default=(), compare=False)
-    _lives: dict[int, tuple[TensorSpec, Life]] = field(default_factory=dict, compare=False, repr=False)
 
     def life(self, spec: TensorSpec) -> Life:
-        """That of the first rule that matches. Kept by identity: each tensor is asked about several times."""
-        if id(spec) not in self._lives:
-            self._lives[id(spec)] = spec, self._first_match(spec)
-        return self._lives[id(spec)][1]
+        """That of the first rule that matches."""
+        return _first_match(self.rules, spec).life
 
-    def _first_match(self, spec: TensorSpec) -> Life:
-        for rule in self.rules:
-            if rule.matches(spec):
-                return rule.life
-        raise AssertionError(f"{self.name}: no rule for {spec.name}")
+    def lives(self, graph: ModelGraph) -> Lives:
+        """Of every tensor of every kind of layer. Tables with one tuple of rules share them."""
+        return _lives(self.rules, graph)
+
+
+@lru_cache(maxsize=256)
+def _lives(rules: tuple[Rule, ...], graph: ModelGraph) -> Lives:
+    return Lives(tuple(tuple(_first_match(rules, spec).life for spec in specs) for specs in graph.tensors))
+
+
+def _first_match(rules: Sequence[Rule], spec: TensorSpec) -> Rule:
+    for rule in rules:
+        if rule.matches(spec):
+            return rule
+    raise AssertionError(f"no rule for {spec.name}")

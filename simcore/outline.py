@@ -82,7 +82,7 @@ class Piece(NamedTuple):
 class Outline:
     """Pieces in order, and the rows that are no tile's. `tiles`: those it was written with, in order of number.
 
-    `layer_paths` name layers, `tables` the rest. Sums over pieces that need no tile are worked out here, once.
+    `layer_paths` name layers, `tables` the rest. What needs no tile's bytes or FLOPs is worked out here, once.
     """
 
     pieces: tuple[Piece, ...]
@@ -133,6 +133,44 @@ class Outline:
     def _before(self, starts: IntArray) -> IntArray:
         sums: IntArray = np.concatenate([[0], self.running])[starts]
         return sums
+
+    # ---- all rows of the step, those of tiles too -----------------------------------------------------------------
+    @cached_property
+    def num_rows(self) -> IntArray:
+        """Of each piece."""
+        tile, start, end, *_ = self.columns
+        lengths = np.array([*(len(tile.rows) for tile in self.tiles), 0], dtype=np.int64)
+        num_rows: IntArray = end - start + lengths[tile]
+        return num_rows
+
+    @cached_property
+    def places(self) -> IntArray:
+        """For each row of the step its number among the rows of all tiles and the loose ones, once each."""
+        tile, start, *_ = self.columns
+        firsts = np.cumsum([0, *(len(tile.rows) for tile in self.tiles)])[tile]
+        first = firsts + start - (np.cumsum(self.num_rows) - self.num_rows)
+        places: IntArray = np.arange(self.num_rows.sum()) + np.repeat(first, self.num_rows)
+        return places
+
+    @cached_property
+    def phase(self) -> IntArray:
+        """The phase of each row."""
+        phase = self.spread(4)
+        ends = np.cumsum(self.num_rows)
+        for number, tile in enumerate(self.tiles):
+            if tile.replayed:
+                for piece in np.flatnonzero(self.columns[0] == number).tolist():
+                    phase[ends[piece] - len(tile.rows):ends[piece]][tile.replay == 1] = Phase.RECOMPUTE
+        return phase
+
+    @cached_property
+    def microbatch(self) -> IntArray:
+        """The microbatch of each row."""
+        return self.spread(5)
+
+    def spread(self, field: int) -> IntArray:
+        """A piece's field, for each row of the step."""
+        return np.repeat(self.columns[field], self.num_rows)
 
     @cached_property
     def calls(self) -> IntArray:

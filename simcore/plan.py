@@ -9,16 +9,16 @@ from __future__ import annotations
 import math
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
-from functools import cached_property
+from functools import cached_property, lru_cache
 
 from simcore.form import Flat, Form, Shard, local_shape, padded_numel, require_even
-from simcore.framework import Framework, Life
+from simcore.framework import Framework, Life, Lives
 from simcore.graph import ModelGraph
 from simcore.mesh import Mesh
 from simcore.tensor import TensorSpec
 from simcore.units import dtype_bytes
 
-__all__ = ["AtRestBytes", "Placed", "Plan", "check_even", "place"]
+__all__ = ["AtRestBytes", "Placed", "PlacedKind", "Plan", "check_even", "place"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -47,10 +47,6 @@ class Placed:
         """Storage at rest, padding included."""
         return self.padded * dtype_bytes(self.life.rest.dtype)
 
-    def born_in_step(self, *, late_master: bool) -> int:
-        """Bytes of the states that the first step makes: moments, and masters if those are late too."""
-        return sum(num_bytes for name, num_bytes in self.states if late_master or name != "master_param")
-
     @property
     def state_bytes(self) -> int:
         return sum(num_bytes for _, num_bytes in self.states)
@@ -77,6 +73,44 @@ class AtRestBytes:
                            self.num_params * count, self.num_trainable_params * count)
 
 
+class PlacedKind(tuple[Placed, ...]):
+    """The tensors of one kind of layer on one rank, and their sums. Made once, and so equal to itself alone."""
+
+    def __eq__(self, other: object) -> bool:
+        return self is other
+
+    def __hash__(self) -> int:
+        return id(self)
+
+    @cached_property
+    def at_rest(self) -> dict[str, AtRestBytes]:
+        """By component; buffers are in none."""
+        totals: dict[str, AtRestBytes] = {}
+        for placed in self:
+            if placed.spec.is_owned:
+                component = placed.spec.component
+                totals[component] = totals.get(component, AtRestBytes()) + _at_rest(placed)
+        return totals
+
+    @cached_property
+    def state_bytes(self) -> dict[str, int]:
+        """Of the optimizer's states, by their name."""
+        sums: dict[str, int] = {}
+        for name, num_bytes in (state for placed in self for state in placed.states):
+            sums[name] = sums.get(name, 0) + num_bytes
+        return sums
+
+    @cached_property
+    def padding_bytes(self) -> int:
+        """What storage adds to the parameters."""
+        return sum((p.padded - p.local) * dtype_bytes(p.life.rest.dtype) for p in self)
+
+    @cached_property
+    def is_trained(self) -> bool:
+        """Whether any of them is."""
+        return any(placed.trainable for placed in self)
+
+
 @dataclass(frozen=True)
 class Plan:
     """All kinds as one rank holds them; `chunks`: layers of its pipeline stage. Equal plans are lowered once."""
@@ -87,7 +121,7 @@ class Plan:
     rank: int
     stage: int
     chunks: tuple[tuple[int, ...], ...]
-    kinds: tuple[tuple[Placed, ...], ...]
+    kinds: tuple[PlacedKind, ...]
 
     @cached_property
     def layers(self) -> tuple[int, ...]:
@@ -98,7 +132,7 @@ class Plan:
         """Of a part, for speed: a plan is looked up several times a scenario."""
         return hash((self.graph, self.mesh, self.rank, self.chunks, self.framework.flow))
 
-    def of_layer(self, layer: int) -> tuple[Placed, ...]:
+    def of_layer(self, layer: int) -> PlacedKind:
         """The tensors of layer number `layer`."""
         return self.kinds[self.graph.layers[layer].kind]
 
@@ -115,30 +149,32 @@ class Plan:
         """By component, the rank's stage whole; buffers are in no component."""
         totals: dict[str, AtRestBytes] = {}
         for kind, count in self.kind_counts:
-            for placed in self.kinds[kind]:
-                if placed.spec.is_owned:
-                    add = _at_rest(placed).times(count)
-                    component = placed.spec.component
-                    totals[component] = totals.get(component, AtRestBytes()) + add
+            for component, one in self.kinds[kind].at_rest.items():
+                totals[component] = totals.get(component, AtRestBytes()) + one.times(count)
         return totals
 
     def born_in_step(self) -> int:
-        """Bytes of optimizer states that the very first step makes."""
-        return sum(count * sum(placed.born_in_step(late_master=self.framework.optimizer.late_master)
-                               for placed in self.kinds[kind]) for kind, count in self.kind_counts)
+        """Bytes of optimizer states that the very first step makes: moments, and masters if those are late too."""
+        late = self.framework.optimizer.late_master
+        return sum(count * size for kind, count in self.kind_counts
+                   for name, size in self.kinds[kind].state_bytes.items() if late or name != "master_param")
 
     def padding_bytes(self) -> int:
         """What storage adds to the parameters that the rank owns (even cuts; flat buffers count their own)."""
-        return sum(count * sum((p.padded - p.local) * dtype_bytes(p.life.rest.dtype) for p in self.kinds[kind])
-                   for kind, count in self.kind_counts)
+        return sum(count * self.kinds[kind].padding_bytes for kind, count in self.kind_counts)
 
 
 def place(graph: ModelGraph, mesh: Mesh, framework: Framework, rank: int) -> Plan:
     """The plan of one rank."""
     stage = mesh.axis("pp").coordinate(rank)
-    kinds = tuple(tuple(_place_tensor(spec, framework.life(spec), mesh, rank) for spec in specs)
-                  for specs in graph.tensors)
+    kinds = _kinds(graph, mesh, framework.lives(graph), rank)
     return Plan(graph, mesh, framework, rank, stage, framework.stages[stage::mesh.pp], kinds)
+
+
+@lru_cache(maxsize=256)
+def _kinds(graph: ModelGraph, mesh: Mesh, lives: Lives, rank: int) -> tuple[PlacedKind, ...]:
+    return tuple(PlacedKind(_place_tensor(spec, life, mesh, rank) for spec, life in zip(specs, of, strict=True))
+                 for specs, of in zip(graph.tensors, lives.of, strict=True))
 
 
 def _place_tensor(spec: TensorSpec, life: Life, mesh: Mesh, rank: int) -> Placed:
@@ -171,15 +207,20 @@ def _at_rest(placed: Placed) -> AtRestBytes:
 
 def check_even(graph: ModelGraph, mesh: Mesh, framework: Framework, rule: str) -> None:
     """IllegalLayout for the first tensor that a framework cuts evenly and that leaves a remainder."""
-    for kind in dict.fromkeys(graph.layers[layer].kind for stage in framework.stages for layer in stage):
-        for spec in graph.tensors[kind]:
+    kinds = tuple(dict.fromkeys(graph.layers[layer].kind for stage in framework.stages for layer in stage))
+    _check_even(graph, mesh, framework.lives(graph), kinds, rule)
+
+
+@lru_cache(maxsize=256)
+def _check_even(graph: ModelGraph, mesh: Mesh, lives: Lives, kinds: tuple[int, ...], rule: str) -> None:
+    for kind in kinds:
+        for spec, life in zip(graph.tensors[kind], lives.of[kind], strict=True):
             if not spec.is_buffer:
-                require_even(spec.name, spec.shape, spec.copies, framework.life(spec).rest.layout, mesh, rule)
+                require_even(spec.name, spec.shape, spec.copies, life.rest.layout, mesh, rule)
 
 
-def cuts(graph: ModelGraph, framework: Framework) -> Iterable[tuple[TensorSpec, Sequence[tuple[str, Shard]]]]:
+def cuts(graph: ModelGraph, lives: Lives) -> Iterable[tuple[TensorSpec, Sequence[tuple[str, Shard]]]]:
     """Every distinct tensor with the cuts of its resting layout (what folding looks at)."""
-    for specs in graph.tensors:
-        for spec in specs:
-            layout = framework.life(spec).rest.layout
-            yield spec, tuple((axis, cut) for axis, cut in layout if isinstance(cut, Shard))
+    for specs, of in zip(graph.tensors, lives.of, strict=True):
+        for spec, life in zip(specs, of, strict=True):
+            yield spec, tuple((axis, cut) for axis, cut in life.rest.layout if isinstance(cut, Shard))

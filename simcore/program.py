@@ -45,52 +45,33 @@ class Program:
         rows = np.concatenate([*(tile.rows for tile in self.tiles), self.outline.loose])
         return np.asfortranarray(rows)
 
-    @cached_property
+    @property
     def places(self) -> IntArray:
         """For each row of the step its number in `distinct`: what does not depend on the layer is worked out there."""
-        tile, start, *_ = self.outline.columns
-        firsts = np.cumsum([0, *(len(tile.rows) for tile in self.tiles)])[tile]
-        first = firsts + start - (np.cumsum(self._num_rows) - self._num_rows)
-        places: IntArray = np.arange(self._num_rows.sum()) + np.repeat(first, self._num_rows)
-        return places
+        return self.outline.places
 
     def rows(self, at: IntArray) -> IntArray:
         """The rows with these numbers."""
         rows = self.distinct[self.places[at]]
-        rows[:, LAYER] += self._spread(3)[at]
+        rows[:, LAYER] += self.outline.spread(3)[at]
         return rows
 
     @cached_property
     def columns(self) -> IntArray:
         """All rows."""
         columns: IntArray = self.distinct.T[:, self.places].T
-        columns[:, LAYER] += self._spread(3)
+        columns[:, LAYER] += self.outline.spread(3)
         return columns
 
-    @cached_property
+    @property
     def phase(self) -> IntArray:
         """The phase of each row."""
-        phase = self._spread(4)
-        ends = np.cumsum(self._num_rows)
-        for number, tile in enumerate(self.tiles):
-            if tile.replayed:
-                for piece in np.flatnonzero(self.outline.columns[0] == number).tolist():
-                    phase[ends[piece] - len(tile.rows):ends[piece]][tile.replay == 1] = Phase.RECOMPUTE
-        return phase
+        return self.outline.phase
 
-    @cached_property
+    @property
     def microbatch(self) -> IntArray:
         """The microbatch of each row."""
-        return self._spread(5)
-
-    @cached_property
-    def _num_rows(self) -> IntArray:
-        tile, start, end, *_ = self.outline.columns
-        num_rows: IntArray = end - start + self.of_tiles([len(tile.rows) for tile in self.tiles])[tile]
-        return num_rows
-
-    def _spread(self, field: int) -> IntArray:
-        return np.repeat(self.outline.columns[field], self._num_rows)
+        return self.outline.microbatch
 
     def of_tiles(self, values: list[int]) -> IntArray:
         """One value a tile, to be looked up by tile number: that of loose rows, -1, finds 0."""

@@ -1,7 +1,7 @@
 """A program as the streams of a device see it: what they execute, in order, and what waits for what.
 
-Comes in: a `Program` and the cost of its rows. Goes out: `Track`s, one a stream, for the timeline to run. Kernels with
-nothing to wait for between them are one item.
+Comes in: a `Program` and the cost of its rows. Goes out: a `Track` for the timeline to run; what follows from the
+outline alone is its `Skeleton`, which programs share. Kernels with nothing to wait for between them are one item.
 
 [Note: who waits]
 The host issues everything ahead. A reduction starts when the kernels issued before it are done
@@ -15,18 +15,19 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
+from functools import cached_property, lru_cache
 from typing import NamedTuple
 
 import numpy as np
 
 from simcore.mesh import IntArray
-from simcore.outline import BACKWARD_GATHER, FORWARD_GATHER
+from simcore.outline import BACKWARD_GATHER, FORWARD_GATHER, Outline
 from simcore.program import Program
 from simcore.tape import Kernel, Op, Stream
-from simcore.tile import AMOUNT, AUX, LAYER, OP, SLOT, STREAM
+from simcore.tile import AMOUNT, LAYER, OP, SLOT
 from simcore.tiles import BORDER_HANDLES
 
-__all__ = ["Call", "Item", "Track", "tracks"]
+__all__ = ["Call", "Item", "Skeleton", "Track", "tracks"]
 
 _COMPUTE, _GATHER, _RECEIVE = int(Stream.COMPUTE), int(Stream.ALL_GATHER), int(Stream.RECEIVE)
 
@@ -40,8 +41,6 @@ class Call(NamedTuple):
 
     number: int
     comm: int
-    payload: int
-    ns: int
     stream: int
     gate: int
     serial: int
@@ -52,99 +51,127 @@ class Call(NamedTuple):
 
 
 class Item(NamedTuple):
-    """One thing on the compute stream: `ns` of kernels, then maybe an in-line call or a wait for call `wait_for`."""
+    """One thing on the compute stream: kernels up to a row, then maybe an in-line call or a wait for `wait_for`."""
 
-    ns: int
     row: int
     call: Call | None = None
     wait_for: int = -1
 
 
 @dataclass(frozen=True, eq=False)
-class Track:
-    """The compute stream's items and, for every other stream, its calls in issue order. `clock`: kernel ns by row."""
+class Skeleton:
+    """The compute stream's items and, for every other stream, its calls in issue order; nothing has a length yet."""
 
     items: tuple[Item, ...]
     calls: dict[int, tuple[Call, ...]]
+    call_rows: tuple[int, ...]
+
+    @cached_property
+    def item_rows(self) -> IntArray:
+        """The row of each item."""
+        return np.array([item.row for item in self.items], dtype=np.int64)
+
+    @cached_property
+    def watched(self) -> frozenset[int]:
+        """Items that some call waits for."""
+        return frozenset(call.gate for calls in self.calls.values() for call in calls)
+
+
+@dataclass(frozen=True, eq=False)
+class Track:
+    """A skeleton with lengths: ns of kernels of each item, of each call by number. `clock`: kernel ns by row."""
+
+    skeleton: Skeleton
+    item_ns: tuple[int, ...]
+    call_ns: tuple[int, ...]
     clock: IntArray
 
 
 def tracks(program: Program, kernel_ns: IntArray, call_ns: Callable[[int, int], int]) -> Track:
     """Compile a program. `kernel_ns`: per row, 0 where no kernel; `call_ns(comm, payload)` in nanoseconds."""
-    rows = program.distinct
+    skeleton = _skeleton(program.outline)
     clock = np.cumsum(kernel_ns)
-    compiler = _Compiler(call_ns)
-    copies = (rows[:, OP] == Op.COMPUTE) & (rows[:, SLOT] == Kernel.COPY)
-    seen = (rows[:, OP] == Op.COLLECTIVE) | (rows[:, OP] == Op.WAIT) | copies
-    at = np.flatnonzero(seen[program.places])
-    for row, fields, microbatch, now in zip(at.tolist(), program.rows(at).tolist(), program.microbatch[at].tolist(),
-                                            clock[at].tolist(), strict=True):
-        if fields[OP] == Op.WAIT:
-            compiler.wait(row, fields[LAYER], fields[AUX], microbatch, now)
-        elif fields[OP] == Op.COMPUTE:
-            compiler.copy(row, now)
+    reached = clock[np.minimum(skeleton.item_rows, len(clock) - 1)] if len(clock) else np.zeros(1, dtype=np.int64)
+    calls = program.distinct[program.places[list(skeleton.call_rows)]][:, [SLOT, AMOUNT]].tolist()
+    return Track(skeleton, tuple(np.diff(reached, prepend=0).tolist()),
+                 tuple(call_ns(comm, payload) for comm, payload in calls), clock)
+
+
+@lru_cache(maxsize=64)
+def _skeleton(outline: Outline) -> Skeleton:
+    """What runs, in order, and who waits for whom, is the same for all programs of an outline."""
+    rows = np.concatenate([*(tile.rows for tile in outline.tiles), outline.loose])
+    is_kernel = rows[:, OP] == Op.COMPUTE
+    seen = (rows[:, OP] == Op.COLLECTIVE) | (rows[:, OP] == Op.WAIT) | (is_kernel & (rows[:, SLOT] == Kernel.COPY))
+    at = np.flatnonzero(seen[outline.places])
+    fields = rows[outline.places[at]]
+    fields[:, LAYER] += outline.spread(3)[at]
+    kernels = np.cumsum(is_kernel[outline.places])
+    compiler = _Compiler()
+    for row, (op, layer, slot, _, stream, handle), microbatch, before in zip(
+            at.tolist(), fields.tolist(), outline.microbatch[at].tolist(), kernels[at].tolist(), strict=True):
+        compiler.kernels = before
+        if op == Op.WAIT:
+            compiler.wait(row, layer, handle, microbatch)
+        elif op == Op.COMPUTE:
+            compiler.copy(row)
         else:
-            compiler.call(row, fields, microbatch, now)
-    compiler.finish(len(clock), int(clock[-1]) if len(clock) else 0)
-    return Track(tuple(compiler.items), {s: tuple(c) for s, c in compiler.calls.items()}, clock)
+            compiler.call(Call(len(compiler.call_rows), slot, stream, -1, 0, layer, handle, microbatch, row))
+    compiler.item(len(kernels))
+    return Skeleton(tuple(compiler.items), {s: tuple(c) for s, c in compiler.calls.items()}, tuple(compiler.call_rows))
 
 
 class _Compiler:
-    def __init__(self, call_ns: Callable[[int, int], int]) -> None:
-        self.call_ns = call_ns
+    """`kernels`: how many were issued so far; `itemised`: how many of them are in an item."""
+
+    def __init__(self) -> None:
         self.items: list[Item] = []
         self.calls: dict[int, list[Call]] = {}
+        self.call_rows: list[int] = []
         self.open: dict[tuple[int, int, int], int] = {}
         self.serials: dict[tuple[int, int], int] = {}
-        self.numbers = 0
-        self.spent = 0
+        self.kernels = self.itemised = 0
         self.copy_outs = [-1, -1]
         self.copies_out = False
 
-    def wait(self, row: int, layer: int, handle: int, microbatch: int, now: int) -> None:
+    def wait(self, row: int, layer: int, handle: int, microbatch: int) -> None:
         number = self.open.pop(self._name(layer, handle, microbatch), None)
         if number is not None:
-            self._item(now, row, wait_for=number)
+            self.item(row, wait_for=number)
             self.copies_out = handle in (FORWARD_GATHER, BACKWARD_GATHER)
 
-    def copy(self, row: int, now: int) -> None:
+    def copy(self, row: int) -> None:
         """The copy-out of the gather that was waited for: a later gather may start when it is done."""
         if self.copies_out:
-            self._item(now, row)
+            self.item(row)
             self.copy_outs = [self.copy_outs[1], len(self.items) - 1]
             self.copies_out = False
 
-    def call(self, row: int, fields: list[int], microbatch: int, now: int) -> None:
-        stream, handle = fields[STREAM], fields[AUX]
-        serial = self.serials.get((fields[SLOT], fields[STREAM]), 0)
-        self.serials[fields[SLOT], fields[STREAM]] = serial + 1
-        ns = self.call_ns(fields[SLOT], fields[AMOUNT])
-        gate = self._gate(stream, handle, now, row)
-        made = Call(self.numbers, fields[SLOT], fields[AMOUNT], ns, stream, gate, serial, fields[LAYER], handle,
-                    microbatch, row)
-        self.numbers += 1
-        if stream == _COMPUTE:
-            self._item(now, row, call=made)
+    def call(self, made: Call) -> None:
+        kind = (made.comm, made.stream)
+        serial = self.serials.get(kind, 0)
+        self.serials[kind] = serial + 1
+        made = made._replace(gate=self._gate(made), serial=serial)
+        self.call_rows.append(made.row)
+        if made.stream == _COMPUTE:
+            self.item(made.row, call=made)
             return
-        self.calls.setdefault(stream, []).append(made)
-        self.open[self._name(fields[LAYER], handle, microbatch)] = made.number
+        self.calls.setdefault(made.stream, []).append(made)
+        self.open[self._name(made.layer, made.handle, made.microbatch)] = made.number
 
     def _name(self, layer: int, handle: int, microbatch: int) -> tuple[int, int, int]:
         """What a wait says of its call. A stage may have several microbatches on their way at one border."""
         return layer, handle, microbatch if handle in BORDER_HANDLES else 0
 
-    def _gate(self, stream: int, handle: int, now: int, row: int) -> int:
-        if handle in (FORWARD_GATHER, BACKWARD_GATHER) and stream == _GATHER:
-            return self.copy_outs[handle]
-        if stream in (_GATHER, _COMPUTE, _RECEIVE):
+    def _gate(self, call: Call) -> int:
+        if call.handle in (FORWARD_GATHER, BACKWARD_GATHER) and call.stream == _GATHER:
+            return self.copy_outs[call.handle]
+        if call.stream in (_GATHER, _COMPUTE, _RECEIVE):
             return -1
-        if now > self.spent:
-            self._item(now, row)
+        if self.kernels > self.itemised:
+            self.item(call.row)
         return len(self.items) - 1
 
-    def _item(self, now: int, row: int, call: Call | None = None, wait_for: int = -1) -> None:
-        self.items.append(Item(now - self.spent, row, call, wait_for))
-        self.spent = now
-
-    def finish(self, row: int, now: int) -> None:
-        self._item(now, row)
+    def item(self, row: int, call: Call | None = None, wait_for: int = -1) -> None:
+        self.items.append(Item(row, call, wait_for))
+        self.itemised = self.kernels

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from functools import cached_property
+from hashlib import blake2b
 
 import numpy as np
 
@@ -46,6 +47,14 @@ class Tile:
             kept.append(row if row[0] != Op.MARK else (*row[:3], -1, *row[4:]))
             replay.append(inside)
         return cls(np.array(kept, dtype=np.int64).reshape(-1, 6), np.array(replay, dtype=np.int64))
+
+    @cached_property
+    def structure(self) -> bytes:
+        """A digest of the rows without their bytes and FLOPs: what streams and phases are made of."""
+        rows = self.rows.copy()
+        rows[:, AMOUNT] = 0
+        rows[rows[:, OP] == Op.COMPUTE, AUX] = 0
+        return blake2b(rows.tobytes() + self.replay.tobytes(), digest_size=16).digest()
 
     @cached_property
     def replayed(self) -> bool:

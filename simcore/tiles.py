@@ -17,7 +17,7 @@ import numpy as np
 from simcore.graph import ModelGraph
 from simcore.models.blocks import Embedding, Head, LayerKind, Loss
 from simcore.outline import Tables
-from simcore.plan import Placed, Plan
+from simcore.plan import Placed, PlacedKind, Plan
 from simcore.recording import LayerTape, Run
 from simcore.tape import GRAD_HIDDEN, HIDDEN, Op, Param, Row, Section, Stream
 from simcore.tile import Tile
@@ -69,9 +69,9 @@ class LayerTiles:
 
     @property
     def shape(self) -> tuple[object, ...]:
-        """All but rows: where passes are cut, and which gradients they leave."""
+        """All but bytes and FLOPs: where passes are cut, which rows they have, which gradients they leave."""
         cuts = tuple(tuple(cut[1:] for cut in cuts) for cuts in (self.forward, self.backward))
-        return cuts, tuple(len(t.rows) > 0 for t in self.tiles), self.grads
+        return cuts, tuple(t.structure for t in self.tiles), self.grads
 
 
 @dataclass(frozen=True, eq=False)
@@ -151,10 +151,10 @@ def run_of(plan: Plan, key: Key, workload: Workload) -> Run:
     """What an implementation is told of one kind of layer."""
     framework, mesh = plan.framework, plan.mesh
     tied = plan.graph.architecture.tied and plan.graph.kinds[key[0]].block is not None
-    params = tuple(_param(p, tied=tied) for p in plan.kinds[key[0]] if not p.spec.is_buffer)
-    return Run(workload.batch, workload.seq, framework.compute_dtype, _Params(params), framework.loss,
-               key[3], mesh.tp, framework.sequence_parallel, mesh.cp, mesh.ep, mesh.etp, "ep",
-               workload.rows_per_token, key[1], key[2], framework.options, workload.sent_per_token)
+    params = _params(plan.kinds[key[0]], tied=tied)
+    return Run(workload.batch, workload.seq, framework.compute_dtype, params, framework.loss, key[3], mesh.tp,
+               framework.sequence_parallel, mesh.cp, mesh.ep, mesh.etp, "ep", workload.rows_per_token, key[1], key[2],
+               framework.options, workload.sent_per_token)
 
 
 class _Params(dict[str, Param]):
@@ -162,10 +162,15 @@ class _Params(dict[str, Param]):
 
     def __init__(self, params: tuple[Param, ...]) -> None:
         super().__init__((p.name, p) for p in params)
-        self.key = params
+        self._hash = hash(params)
 
     def __hash__(self) -> int:  # type: ignore[override]
-        return hash(self.key)
+        return self._hash
+
+
+@lru_cache(maxsize=1024)
+def _params(kind: PlacedKind, *, tied: bool) -> _Params:
+    return _Params(tuple(_param(p, tied=tied) for p in kind if not p.spec.is_buffer))
 
 
 def _param(placed: Placed, *, tied: bool) -> Param:
@@ -179,7 +184,7 @@ def _param(placed: Placed, *, tied: bool) -> Param:
 def _trained_below(plan: Plan) -> dict[int, bool]:
     """For each layer of the stage, whether its input carries a gradient."""
     kind_of = [layer.kind for layer in plan.graph.layers]
-    trains = [any(p.trainable for p in kind) for kind in plan.kinds]
+    trains = [kind.is_trained for kind in plan.kinds]
     first = next((layer for layer, kind in enumerate(kind_of) if trains[kind]), len(kind_of))
     return {layer: layer > first for layer in plan.layers}
 
@@ -200,7 +205,7 @@ def _record(graph: ModelGraph, runs: tuple[tuple[Key, Run], ...], spaces: tuple[
     own = standing([(graph.kinds[key[0]], run) for key, run in runs])
     kept = _tile(*((Op.ALLOC, tables.slot(name, "workspace"), size) for name, size in (*own.items(), *spaces) if size))
     edges = _edges(runs[0][1], [graph.kinds[key[0]].block for key, _ in runs], graph.architecture.hidden, tables)
-    shape = _shape(tuple(tables.slots), tuple(tables.comms), len(kept.rows), len(edges.mask.rows),
+    shape = _shape(tuple(tables.slots), tuple(tables.comms), tuple(t.structure for t in (kept, *edges.tiles)),
                    tuple((key, kind.shape) for key, kind in tiles.items()))
     return Recording(shape, tables, tiles, edges, kept)
 

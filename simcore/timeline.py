@@ -9,9 +9,10 @@ from __future__ import annotations
 from collections import deque
 from collections.abc import Generator, Sequence
 from dataclasses import dataclass, field
-from typing import Any, Protocol
+from typing import Any, Generic, Protocol, TypeVar
 
 import simpy
+from simpy.events import EventPriority
 
 from simcore.streams import Call, Track
 from simcore.tape import Stream
@@ -20,7 +21,10 @@ __all__ = ["ClassTimes", "Wiring", "run"]
 
 _SEND = int(Stream.SEND)
 _MESSAGES = (_SEND, int(Stream.RECEIVE))
+_AFTER_NEWS = 2
+"""Priorities of simpy's own events are 0 and 1."""
 Process = Generator[simpy.Event, Any, None]
+Name = TypeVar("Name")
 
 
 class Wiring(Protocol):
@@ -67,150 +71,171 @@ class _Machine:
         self.wiring = wiring
         self.times = [ClassTimes() for _ in tracks]
         self.meetings: dict[object, _Meeting] = {}
-        self.mail: dict[tuple[int, int, int, int], simpy.Event] = {}
+        self.mail = _Dates[tuple[int, int, int, int]](self.environment)
         for number, track in enumerate(tracks):
             self._start(number, track)
 
     def _start(self, number: int, track: Track) -> None:
-        environment, done, gates = self.environment, _Flags(self.environment), _Flags(self.environment)
-        watched = {c.gate for calls in track.calls.values() for c in calls}
+        done, gates = _Dates[int](self.environment), _Dates[int](self.environment)
         shared = self._shared_links(number, track)
-        for stream, calls in track.calls.items():
-            environment.process(self._calls(number, stream, calls, done, gates, shared))
-        environment.process(self._compute(number, track, done, gates, watched))
+        for stream, calls in track.skeleton.calls.items():
+            handle = self._messages if stream in _MESSAGES else self._calls
+            self.environment.process(handle(number, calls, track.call_ns, done, gates, shared))
+        self.environment.process(self._compute(number, track, done, gates))
 
-    def _shared_links(self, number: int, track: Track) -> dict[str, _Link]:
-        """Links on which more than one stream of a rank sends."""
+    def _shared_links(self, number: int, track: Track) -> dict[int, _Link]:
+        """Links on which more than one stream of a rank sends, by the communicators that cross them."""
         users: dict[str, set[int]] = {}
-        for stream, calls in track.calls.items():
+        crossed: dict[int, str] = {}
+        for stream, calls in track.skeleton.calls.items():
             for comm in dict.fromkeys(c.comm for c in calls):
-                users.setdefault(self.wiring.link(number, comm), set()).add(stream)
-        return {link: _Link(self.environment) for link, streams in users.items() if len(streams) > 1}
+                crossed[comm] = self.wiring.link(number, comm)
+                users.setdefault(crossed[comm], set()).add(stream)
+        links = {link: _Link(self.environment) for link, streams in users.items() if len(streams) > 1}
+        return {comm: links[link] for comm, link in crossed.items() if link in links}
 
     # ---- processes ----------------------------------------------------------------------------------------------
-    def _compute(self, number: int, track: Track, done: _Flags, gates: _Flags, watched: set[int]) -> Process:
-        """Kernels one after another; the environment hears of them only where another stream can notice."""
-        environment, times, ahead = self.environment, self.times[number], 0
-        for place, item in enumerate(track.items):
-            ahead += item.ns
-            alone = item.call is not None and self._is_alone(number, item.call)
-            if ahead and (place in watched or item.wait_for >= 0 or (item.call is not None and not alone)):
-                yield environment.timeout(ahead)
-                ahead = 0
-            before = int(environment.now) + ahead
-            if item.call is not None:
-                if alone:
-                    ahead += item.call.ns
-                else:
-                    yield from self._together(number, item.call)
-                times.calls.append((item.call, before, int(environment.now) + ahead))
-            elif item.wait_for >= 0 and not done.is_up(item.wait_for):
-                yield done.event(item.wait_for)
-            times.waited_at.append(int(environment.now) + ahead - before)
-            times.item_ends.append(int(environment.now) + ahead)
+    def _compute(self, number: int, track: Track, done: _Dates[int], gates: _Dates[int]) -> Process:
+        """Kernels one after another."""
+        times, watched, now = self.times[number], track.skeleton.watched, 0
+        for place, (ns, (_, call, wait_for)) in enumerate(zip(track.item_ns, track.skeleton.items, strict=True)):
+            now += ns
+            before = now
+            if call is not None:
+                now = yield from self._together(number, call, track.call_ns[call.number], before)
+                times.calls.append((call, before, now))
+            elif wait_for >= 0:
+                if wait_for not in done.known:
+                    yield done.news(wait_for)
+                now = max(now, done.known[wait_for])
+            times.waited_at.append(now - before)
+            times.item_ends.append(now)
             if place in watched:
-                gates.put_up(place)
+                gates.tell(place, now)
 
-    def _is_alone(self, number: int, call: Call) -> bool:
-        return len(self.wiring.meets(number, call.comm)) < 2
-
-    def _calls(self, number: int, stream: int, calls: Sequence[Call], done: _Flags, gates: _Flags,
-               shared: dict[str, _Link]) -> Process:
-        environment, times = self.environment, self.times[number]
+    def _calls(self, number: int, calls: Sequence[Call], call_ns: Sequence[int], done: _Dates[int], gates: _Dates[int],
+               shared: dict[int, _Link]) -> Process:
+        """Collectives one after another. A link that is shared is asked for when it is due: others may be first."""
+        now = 0
         for call in calls:
-            if call.gate >= 0 and not gates.is_up(call.gate):
-                yield gates.event(call.gate)
-            start = int(environment.now)
-            if stream in _MESSAGES:
-                yield from self._message(number, stream, call)
+            if call.gate >= 0:
+                if call.gate not in gates.known:
+                    yield gates.news(call.gate)
+                now = max(now, gates.known[call.gate])
+            start, link = now, shared.get(call.comm)
+            if link is None:
+                now = yield from self._together(number, call, call_ns[call.number], start)
             else:
-                link = shared.get(self.wiring.link(number, call.comm))
-                if link is None:
-                    yield from self._together(number, call)
-                else:
-                    if link.is_busy:
-                        yield link.turn()
-                    link.is_busy = True
-                    start = int(environment.now)
-                    yield from self._together(number, call)
-                    link.leave()
-            times.calls.append((call, start, int(environment.now)))
-            done.put_up(call.number)
+                yield _Due(self.environment, now, call.number)
+                if link.is_taken:
+                    yield link.turn()
+                start = max(now, link.free_at)
+                link.is_taken = True
+                now = yield from self._together(number, call, call_ns[call.number], start)
+                link.leave(now)
+            self.times[number].calls.append((call, start, now))
+            done.tell(call.number, now)
 
-    def _together(self, number: int, call: Call) -> Process:
-        """A collective starts when the last class of its communicator is there."""
+    def _together(self, number: int, call: Call, ns: int, ready: int) -> Generator[simpy.Event, Any, int]:
+        """When a collective ends. It starts when the last class of its communicator is ready."""
         classes = self.wiring.meets(number, call.comm)
         if len(classes) < 2:
-            if call.ns:
-                yield self.environment.timeout(call.ns)
-            return
+            return ready + ns
         key = (call.comm, call.stream, call.serial, classes)
         meeting = self.meetings.setdefault(key, _Meeting(self.environment))
+        meeting.start, meeting.ns = max(meeting.start, ready), max(meeting.ns, ns)
         meeting.arrived += 1
         if meeting.arrived < len(classes):
             yield meeting.over
-            return
-        yield self.environment.timeout(call.ns)
-        meeting.over.succeed()
+        else:
+            meeting.over.succeed()
+        return meeting.start + meeting.ns
 
-    def _message(self, number: int, stream: int, call: Call) -> Process:
+    def _messages(self, number: int, calls: Sequence[Call], call_ns: Sequence[int], done: _Dates[int],
+                  gates: _Dates[int], _: object) -> Process:
         """Send and receive between neighbouring stages: the receiver has it when the sender is done."""
-        key = (self.wiring.lane(number), call.layer, call.handle, call.microbatch)
-        arrived = self.mail.setdefault(key, self.environment.event())
-        if stream == _SEND:
-            yield self.environment.timeout(call.ns)
-            if not arrived.triggered:
-                arrived.succeed()
-        elif not arrived.processed:
-            yield arrived
+        now, lane = 0, self.wiring.lane(number)
+        for call in calls:
+            if call.gate >= 0:
+                if call.gate not in gates.known:
+                    yield gates.news(call.gate)
+                now = max(now, gates.known[call.gate])
+            start, key = now, (lane, call.layer, call.handle, call.microbatch)
+            if call.stream == _SEND:
+                now += call_ns[call.number]
+                self.mail.tell(key, now)
+            else:
+                if key not in self.mail.known:
+                    yield self.mail.news(key)
+                now = max(now, self.mail.known[key])
+            self.times[number].calls.append((call, start, now))
+            done.tell(call.number, now)
 
 
 @dataclass(eq=False)
 class _Meeting:
+    """`ns`: that of the largest part."""
+
     environment: simpy.Environment
     arrived: int = 0
+    start: int = 0
+    ns: int = 0
 
     def __post_init__(self) -> None:
         self.over = self.environment.event()
 
 
+class _Due(simpy.Event):
+    """A date comes. What is due at one moment comes in the order in which it was issued, after all news of that moment.
+
+    Written like `simpy.Timeout`, which has no priority (simpy 4.1 `events.py`, `core.py` schedule).
+    """
+
+    def __init__(self, environment: simpy.Environment, date: int, number: int) -> None:
+        super().__init__(environment)
+        self._ok = True
+        self._value = None
+        environment.schedule(self, EventPriority(_AFTER_NEWS + number), date - environment.now)
+
+
 class _Link:
-    """One call at a time, first come first served: `simpy.Resource` with events only for those that must queue."""
+    """One call at a time, first come first served. Taken: by a call whose end nobody knows yet."""
 
     def __init__(self, environment: simpy.Environment) -> None:
         self.environment = environment
-        self.is_busy = False
+        self.is_taken = False
+        self.free_at = 0
         self.queue: deque[simpy.Event] = deque()
 
     def turn(self) -> simpy.Event:
         self.queue.append(self.environment.event())
         return self.queue[-1]
 
-    def leave(self) -> None:
-        """The next in the queue goes on at once; the link stays busy for it."""
+    def leave(self, end: int) -> None:
+        """The end is known; the next in the queue goes on behind it."""
+        self.free_at = end
+        self.is_taken = bool(self.queue)
         if self.queue:
             self.queue.popleft().succeed()
-        else:
-            self.is_busy = False
 
 
-class _Flags:
-    """Things that happen once, by number; simpy hears only of those that somebody waits for."""
+class _Dates(Generic[Name]):
+    """When things happen that happen once. A date is told as soon as it is known, often before its time has come.
+
+    So a stream that depends on known dates alone runs ahead, and simpy hears only of streams that must wait for news.
+    """
 
     def __init__(self, environment: simpy.Environment) -> None:
         self.environment = environment
-        self.up: set[int] = set()
-        self.awaited: dict[int, simpy.Event] = {}
+        self.known: dict[Name, int] = {}
+        self.awaited: dict[Name, simpy.Event] = {}
 
-    def is_up(self, number: int) -> bool:
-        return number in self.up
+    def tell(self, name: Name, date: int) -> None:
+        self.known.setdefault(name, date)
+        if name in self.awaited:
+            self.awaited.pop(name).succeed()
 
-    def put_up(self, number: int) -> None:
-        self.up.add(number)
-        if number in self.awaited:
-            self.awaited.pop(number).succeed()
-
-    def event(self, number: int) -> simpy.Event:
-        if number not in self.awaited:
-            self.awaited[number] = self.environment.event()
-        return self.awaited[number]
+    def news(self, name: Name) -> simpy.Event:
+        if name not in self.awaited:
+            self.awaited[name] = self.environment.event()
+        return self.awaited[name]

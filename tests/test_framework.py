@@ -38,7 +38,7 @@ def test_the_first_rule_that_matches_wins() -> None:
 
 
 def test_a_tensor_without_a_rule_is_a_bug() -> None:
-    with pytest.raises(AssertionError, match="test: no rule for w"):
+    with pytest.raises(AssertionError, match="no rule for w"):
         framework(NORMS).life(spec("w"))
 
 

@@ -8,20 +8,31 @@ from dataclasses import dataclass
 import numpy as np
 import pytest
 
-from simcore.streams import Call, Item, Track
+from simcore.streams import Call, Item, Skeleton, Track
 from simcore.tape import Stream
 from simcore.timeline import ClassTimes, run
 
 GATHER, REDUCE = int(Stream.ALL_GATHER), int(Stream.REDUCE)
 
 
-def call(number: int, ns: int, stream: int, *, gate: int = -1, serial: int = 0, comm: int = 0, layer: int = 0) -> Call:
-    return Call(number, comm, 0, ns, Stream(stream), gate, serial, layer, 0, 0, number)
+Timed = tuple[Call, int]
+"""A call, and how long it takes."""
 
 
-def track(items: list[Item], calls: Mapping[int, list[Call]] | None = None) -> Track:
-    by_stream = {int(stream): tuple(found) for stream, found in (calls or {}).items()}
-    return Track(tuple(items), by_stream, np.zeros(1, dtype=np.int64))
+def call(number: int, ns: int, stream: int, *, gate: int = -1, serial: int = 0, comm: int = 0, layer: int = 0) -> Timed:
+    return Call(number, comm, Stream(stream), gate, serial, layer, 0, 0, number), ns
+
+
+def item(ns: int, call: Timed | None = None, wait_for: int = -1) -> tuple[int, Timed | None, int]:
+    return ns, call, wait_for
+
+
+def track(items: list[tuple[int, Timed | None, int]], calls: Mapping[int, list[Timed]] | None = None) -> Track:
+    streams = {int(stream): tuple(made for made, _ in found) for stream, found in (calls or {}).items()}
+    every = [timed for found in (calls or {}).values() for timed in found] + [made for _, made, _ in items if made]
+    lengths = tuple(ns for _, ns in sorted(every, key=lambda timed: timed[0].number))
+    made = tuple(Item(row, timed and timed[0], wait_for) for row, (_, timed, wait_for) in enumerate(items))
+    return Track(Skeleton(made, streams, ()), tuple(ns for ns, _, _ in items), lengths, np.zeros(1, dtype=np.int64))
 
 
 @dataclass(frozen=True)
@@ -41,6 +52,13 @@ class Wires:
         return 0
 
 
+class Pair(Wires):
+    """Two classes that meet in communicator 0 alone."""
+
+    def meets(self, number: int, comm: int) -> tuple[int, ...]:
+        return (0, 1) if comm == 0 else (number,)
+
+
 def run_one(one: Track, *, shared: bool = False) -> ClassTimes:
     (times,) = run([one], Wires(shared=shared))
     return times
@@ -51,45 +69,67 @@ def spans(times: ClassTimes) -> dict[int, tuple[int, int]]:
 
 
 def test_kernels_run_one_after_another() -> None:
-    times = run_one(track([Item(10, 0), Item(5, 1)]))
+    times = run_one(track([item(10), item(5)]))
     assert (times.item_ends, times.end, sum(times.waited_at)) == ([10, 15], 15, 0)
 
 
 def test_a_collective_hides_behind_kernels() -> None:
-    times = run_one(track([Item(10, 0, wait_for=0), Item(5, 1)], {GATHER: [call(0, 8, GATHER)]}))
+    times = run_one(track([item(10, wait_for=0), item(5)], {GATHER: [call(0, 8, GATHER)]}))
     assert (times.end, sum(times.waited_at)) == (15, 0)
 
 
 def test_what_it_takes_longer_is_waited_for() -> None:
-    times = run_one(track([Item(10, 0, wait_for=0), Item(5, 1)], {GATHER: [call(0, 18, GATHER)]}))
+    times = run_one(track([item(10, wait_for=0), item(5)], {GATHER: [call(0, 18, GATHER)]}))
     assert (times.item_ends, sum(times.waited_at), times.end) == ([18, 23], 8, 23)
 
 
 def test_a_gate_holds_a_call_back() -> None:
-    times = run_one(track([Item(10, 0), Item(5, 1)], {REDUCE: [call(0, 8, REDUCE, gate=0)]}))
+    times = run_one(track([item(10), item(5)], {REDUCE: [call(0, 8, REDUCE, gate=0)]}))
     assert spans(times) == {0: (10, 18)}
     assert times.end == 18
 
 
 def test_calls_of_a_stream_queue() -> None:
-    times = run_one(track([Item(1, 0)], {GATHER: [call(0, 8, GATHER), call(1, 4, GATHER, serial=1)]}))
+    times = run_one(track([item(1)], {GATHER: [call(0, 8, GATHER), call(1, 4, GATHER, serial=1)]}))
     assert spans(times) == {0: (0, 8), 1: (8, 12)}
 
 
 @pytest.mark.parametrize(("shared", "end"), [(False, 8), (True, 16)])
 def test_streams_share_a_link_or_do_not(shared: bool, end: int) -> None:
     calls = {GATHER: [call(0, 8, GATHER)], REDUCE: [call(1, 8, REDUCE, comm=1)]}
-    assert run_one(track([Item(1, 0)], calls), shared=shared).end == end
+    assert run_one(track([item(1)], calls), shared=shared).end == end
+
+
+def test_who_asks_first_for_a_link_gets_it_whatever_the_order_of_streams() -> None:
+    calls = {GATHER: [call(0, 8, GATHER, gate=1)], REDUCE: [call(1, 8, REDUCE, gate=0, comm=1)]}
+    times = run_one(track([item(3), item(2)], calls), shared=True)
+    assert spans(times) == {1: (3, 11), 0: (11, 19)}
+
+
+def test_a_link_stays_taken_while_its_call_waits_for_another_rank() -> None:
+    """The slow rank meets the fast one at 10; only then can the fast one's other stream send."""
+    gather, reduce = [call(0, 5, GATHER, gate=0)], [call(1, 7, REDUCE, gate=1, comm=1)]
+    fast, slow = run([track([item(2), item(1)], {GATHER: gather, REDUCE: reduce}), track([item(10)], {GATHER: gather})],
+                     Pair())
+    assert spans(fast) == {0: (2, 15), 1: (15, 22)}
+    assert spans(slow) == {0: (10, 15)}
+
+
+def test_unequal_parts_take_as_long_as_the_largest() -> None:
+    def one(ns: int) -> Track:
+        return track([item(1, call=call(0, ns, Stream.COMPUTE))])
+
+    assert [times.end for times in run([one(4), one(9)], Wires(together=(0, 1)))] == [10, 10]
 
 
 def test_an_in_line_call_stops_the_kernels() -> None:
-    times = run_one(track([Item(3, 0, call=call(0, 4, Stream.COMPUTE)), Item(2, 1)]))
+    times = run_one(track([item(3, call=call(0, 4, Stream.COMPUTE)), item(2)]))
     assert (times.item_ends, sum(times.waited_at)) == ([7, 9], 4)
 
 
 def test_a_collective_begins_when_the_last_rank_is_there() -> None:
     def one(before: int) -> Track:
-        return track([Item(before, 0, call=call(0, 4, Stream.COMPUTE)), Item(1, 1)])
+        return track([item(before, call=call(0, 4, Stream.COMPUTE)), item(1)])
 
     fast, slow = run([one(2), one(10)], Wires(together=(0, 1)))
     assert (fast.item_ends, slow.item_ends) == ([14, 15], [14, 15])
@@ -98,22 +138,22 @@ def test_a_collective_begins_when_the_last_rank_is_there() -> None:
 
 def test_groups_that_do_not_meet_do_not_wait() -> None:
     def one(before: int) -> Track:
-        return track([Item(before, 0, call=call(0, 4, Stream.COMPUTE))])
+        return track([item(before, call=call(0, 4, Stream.COMPUTE))])
 
     fast, slow = run([one(2), one(10)], Wires())
     assert (fast.end, slow.end) == (6, 14)
 
 
 def test_a_message_arrives_when_its_sender_is_done() -> None:
-    sender = track([Item(10, 0)], {Stream.SEND: [call(0, 5, Stream.SEND, gate=0, layer=3)]})
-    receiver = track([Item(1, 0, wait_for=0), Item(2, 1)], {Stream.RECEIVE: [call(0, 5, Stream.RECEIVE, layer=3)]})
+    sender = track([item(10)], {Stream.SEND: [call(0, 5, Stream.SEND, gate=0, layer=3)]})
+    receiver = track([item(1, wait_for=0), item(2)], {Stream.RECEIVE: [call(0, 5, Stream.RECEIVE, layer=3)]})
     first, second = run([sender, receiver], Wires())
     assert first.end == 15
     assert (second.item_ends, sum(second.waited_at)) == ([15, 17], 14)
 
 
 def test_a_message_that_is_there_already_is_not_waited_for() -> None:
-    sender = track([Item(1, 0)], {Stream.SEND: [call(0, 5, Stream.SEND, gate=0, layer=3)]})
-    receiver = track([Item(20, 0, wait_for=0)], {Stream.RECEIVE: [call(0, 5, Stream.RECEIVE, layer=3)]})
+    sender = track([item(1)], {Stream.SEND: [call(0, 5, Stream.SEND, gate=0, layer=3)]})
+    receiver = track([item(20, wait_for=0)], {Stream.RECEIVE: [call(0, 5, Stream.RECEIVE, layer=3)]})
     _, second = run([sender, receiver], Wires())
     assert (second.end, sum(second.waited_at)) == (20, 0)

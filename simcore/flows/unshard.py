@@ -23,7 +23,6 @@ class GatheredFlow:
     def __init__(self, plan: Plan, tables: Tables, builder: Builder) -> None:
         assert isinstance(plan.framework.flow, UnshardFlow)
         self.plan, self.tables, self.out, self.flow = plan, tables, builder, plan.framework.flow
-        self.trained_kinds: dict[int, bool] = {}
         inside = set(plan.layers)
         units = [u for u in plan.framework.units if u.first in inside]
         self.units = units
@@ -53,10 +52,7 @@ class GatheredFlow:
         return found
 
     def _trains(self, layer: int) -> bool:
-        kind = self.plan.graph.layers[layer].kind
-        if kind not in self.trained_kinds:
-            self.trained_kinds[kind] = any(p.trainable for p in self.plan.kinds[kind])
-        return self.trained_kinds[kind]
+        return self.plan.of_layer(layer).is_trained
 
     # ---- lower.Flow ---------------------------------------------------------------------------------------------
     def rest(self) -> None:

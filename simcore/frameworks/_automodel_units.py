@@ -3,8 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import dataclass
+from functools import lru_cache
 
 from simcore.framework import Unit
+from simcore.graph import ModelGraph
 from simcore.job import Job
 from simcore.tensor import TensorSpec
 
@@ -25,12 +28,42 @@ Stages = tuple[tuple[int, ...], ...]
 Choose = Callable[[TensorSpec], bool]
 
 
+@dataclass(frozen=True, slots=True)
+class _Wrapping:
+    """`asked`: whether units reshard after forward, if anyone said so. `experts_dp`: ranks that share an expert."""
+
+    asked: bool | None
+    splits_experts: bool
+    experts_dp: int
+    replicate: str
+    compute: str
+    reduce: str
+
+
 def units(job: Job, stages: Stages, options: dict[str, object], reduce: str) -> tuple[Unit, ...]:
     """Units of every stage, outermost first at each layer; none where there is nothing to shard over."""
     if not is_sharded(job):
         return ()
-    maker = _Maker(job, options, reduce)
-    path = maker.expert_parallel if job.mesh.ep > 1 else maker.dense
+    mesh = job.mesh
+    replicate = "dp_replicate" if mesh.dp_replicate > 1 else ""
+    return _units(job.graph, stages,
+                  _Wrapping(_asked(job, options), mesh.ep > 1, mesh.expert_dp, replicate, job.compute, reduce))
+
+
+def _asked(job: Job, options: dict[str, object]) -> bool | None:
+    asked = options.get("reshard_after_forward")
+    if asked is None and job.mesh.ep > 1:
+        asked = options.get("moe.reshard_after_forward")
+    if isinstance(asked, bool):
+        return asked
+    job.auto("framework_options.reshard_after_forward", "auto", *_DEFAULT_RESHARD[job.mesh.ep > 1])
+    return None
+
+
+@lru_cache(maxsize=256)
+def _units(graph: ModelGraph, stages: Stages, wrapping: _Wrapping) -> tuple[Unit, ...]:
+    maker = _Maker(graph, wrapping)
+    path = maker.expert_parallel if wrapping.splits_experts else maker.dense
     return tuple(unit for stage in stages for unit in path(stage))
 
 
@@ -51,16 +84,9 @@ def _is_plain_unrouted(spec: TensorSpec) -> bool:
 
 
 class _Maker:
-    def __init__(self, job: Job, options: dict[str, object], reduce: str) -> None:
-        self.job, self.reduce = job, reduce
-        self.compute = self.job.compute
-        asked = options.get("reshard_after_forward")
-        if asked is None:
-            asked = options.get("moe.reshard_after_forward") if job.mesh.ep > 1 else None
-        self.asked: bool | None = asked if isinstance(asked, bool) else None
-        if self.asked is None:
-            job.auto("framework_options.reshard_after_forward", "auto", *_DEFAULT_RESHARD[job.mesh.ep > 1])
-        self.replicate = "dp_replicate" if job.mesh.dp_replicate > 1 else ""
+    def __init__(self, graph: ModelGraph, wrapping: _Wrapping) -> None:
+        self.graph, self.wrapping = graph, wrapping
+        self.asked = wrapping.asked
         self.known: dict[tuple[int, Choose | None], tuple[int, ...]] = {}
 
     def expert_parallel(self, stage: tuple[int, ...]) -> list[Unit]:
@@ -99,17 +125,17 @@ class _Maker:
         names = {"embedding": "model.embed_tokens", "head": "lm_head"}
         out += [self._unit(names[self._kind(layer)], [layer], layer, layer, reshard=policy) for layer, policy in own]
         for layer in blocks:
-            last_dense = self.job.graph.architecture.family == "llama" and layer == blocks[-1]
+            last_dense = self.graph.architecture.family == "llama" and layer == blocks[-1]
             out += self._block(layer, reshard=not last_dense and children, separate_experts=False)
         return out
 
     def _block(self, layer: int, *, reshard: bool, separate_experts: bool) -> list[Unit]:
-        path = self.job.graph.layers[layer].path
+        path = self.graph.layers[layer].path
         found = [self._unit(path, [layer], layer, layer, reshard=reshard,
                             choose=_is_plain_unrouted if separate_experts else _is_plain),
                  self._unit(f"{path}.mixer._fp32_params", [layer], layer, layer, reshard=reshard, choose=_is_fp32,
                             dtype="fp32")]
-        if separate_experts and self.job.mesh.expert_dp > 1:
+        if separate_experts and self.wrapping.experts_dp > 1:
             found.append(self._unit(f"{path}.mixer.experts", [layer], layer, layer, reshard=reshard,
                                     choose=_is_routed, inner=True))
         return [unit for unit in found if unit.members]
@@ -117,22 +143,21 @@ class _Maker:
     def _unit(self, name: str, layers: list[int], first: int, last: int, *, reshard: bool, choose: Choose | None = None,
               dtype: str = "", inner: bool = False, is_root: bool = False) -> Unit:
         members = tuple((layer, self._numbers(layer, choose)) for layer in layers)
-        axis, replicate = ("expert_dp", "") if inner else ("dp_shard_cp", self.replicate)
-        gathered = dtype or self.compute
+        axis, replicate = ("expert_dp", "") if inner else ("dp_shard_cp", self.wrapping.replicate)
+        gathered = dtype or self.wrapping.compute
         return Unit(name, tuple(m for m in members if m[1]), first, last, axis, replicate, reshard, inner, is_root,
-                    param_dtype=gathered, reduce_dtype=dtype or self.reduce, gather_dtype=gathered)
+                    param_dtype=gathered, reduce_dtype=dtype or self.wrapping.reduce, gather_dtype=gathered)
 
     def _numbers(self, layer: int, choose: Choose | None) -> tuple[int, ...]:
-        kind = self.job.graph.layers[layer].kind
+        kind = self.graph.layers[layer].kind
         if (kind, choose) not in self.known:
-            specs = self.job.graph.tensors[kind]
+            specs = self.graph.tensors[kind]
             self.known[kind, choose] = tuple(i for i, t in enumerate(specs)
                                              if t.is_owned and (choose is None or choose(t)))
         return self.known[kind, choose]
 
     def _kind(self, layer: int) -> str:
-        graph = self.job.graph
-        return graph.kinds[graph.layers[layer].kind].name
+        return self.graph.kinds[self.graph.layers[layer].kind].name
 
     def _trains(self, layer: int) -> bool:
-        return any(t.trainable for t in self.job.graph.tensors[self.job.graph.layers[layer].kind])
+        return any(t.trainable for t in self.graph.tensors[self.graph.layers[layer].kind])

@@ -5,9 +5,13 @@ Optimizer states are cut over data parallel ranks on top, dense and experts' ove
 
 from __future__ import annotations
 
+from dataclasses import dataclass
+from functools import lru_cache
+
 from simcore.form import COPIES, Flat, Form, Layout, Partial, Shard
 from simcore.framework import Life, Matches, Moment, Rule
 from simcore.frameworks._megatron_formats import Formats
+from simcore.graph import ModelGraph
 from simcore.job import Job
 from simcore.tensor import TensorSpec
 
@@ -18,14 +22,31 @@ TP_DIMS = ("vocab", "heads", "ffn", "shared_ffn", "mamba_in", "mamba_conv", "mam
 ETP_DIMS = ("expert_ffn", "etp_rank", "etp_in", "etp_out")
 
 
+@dataclass(frozen=True, slots=True)
+class _Choice:
+    """What lives depend on besides the tensor. `axes`: see `shard_axes`; `splits_experts`: ep > 1."""
+
+    made: Formats
+    compute: str
+    axes: tuple[str, str]
+    splits_experts: bool
+    has_moments: bool
+
+
 def rules(job: Job, made: Formats) -> tuple[Rule, ...]:
     """One rule for each way in which tensors are cut: by the names of their dimensions."""
+    moments = job.scenario.training.optimizer.name != "sgd"
+    return _rules(job.graph, _Choice(made, job.compute, shard_axes(job), job.mesh.ep > 1, moments))
+
+
+@lru_cache(maxsize=256)
+def _rules(graph: ModelGraph, choice: _Choice) -> tuple[Rule, ...]:
     made_of: dict[tuple[tuple[str, ...], str, bool, bool], Rule] = {}
-    for specs in job.graph.tensors:
+    for specs in graph.tensors:
         for spec in specs:
             key = (spec.dims, spec.component, spec.copies > 1, spec.is_buffer)
             if key not in made_of:
-                made_of[key] = Rule(_same(key), _life(job, spec, made))
+                made_of[key] = Rule(_same(key), _life(spec, choice))
     return tuple(made_of.values())
 
 
@@ -36,12 +57,12 @@ def _same(key: tuple[tuple[str, ...], str, bool, bool]) -> Matches:
     return matches
 
 
-def _is_expert(job: Job, spec: TensorSpec) -> bool:
+def _is_expert(spec: TensorSpec, choice: _Choice) -> bool:
     """Experts have buffers of their own only under expert parallelism.
 
     Core 0.16.1 extensions/transformer_engine.py: `param.allreduce = not (is_expert and expert_parallel)`.
     """
-    return job.mesh.ep > 1 and spec.component in ("routed_experts", "expert_adapters")
+    return choice.splits_experts and spec.component in ("routed_experts", "expert_adapters")
 
 
 def _layout(spec: TensorSpec) -> Layout:
@@ -55,26 +76,27 @@ def _layout(spec: TensorSpec) -> Layout:
     return tuple(cut)
 
 
-def _life(job: Job, spec: TensorSpec, made: Formats) -> Life:
-    layout = _layout(spec)
+def _life(spec: TensorSpec, choice: _Choice) -> Life:
+    layout, made = _layout(spec), choice.made
     if spec.is_buffer:
         form = Form((), spec.stored or made.params)
         return Life("buffer", form, form, form, form, rest_category="buffer")
-    expert = _is_expert(job, spec)
-    axis = shard_axes(job)[expert]
+    expert = _is_expert(spec, choice)
+    axis = choice.axes[expert]
     whole: Layout = ((axis, Flat("buffer")),) if made.scatter else ()
     rest = Form(layout, made.params)
     return Life(
-        "expert" if expert else "dense", rest, Form(layout, job.compute),
+        "expert" if expert else "dense", rest, Form(layout, choice.compute),
         Form((*layout, (axis, Partial())), made.grads), Form(layout, made.grads),
-        _states(job, (*layout, *whole), made), Moment.NEVER, Moment.NEVER, Moment.BUCKET_FULL,
+        _states((*layout, *whole), choice), Moment.NEVER, Moment.NEVER, Moment.BUCKET_FULL,
         grads_persist=True, rest_category="sharded_param", grad_made_category="")
 
 
-def _states(job: Job, layout: Layout, made: Formats) -> tuple[tuple[str, Form], ...]:
-    states: list[tuple[str, Form]] = [("master_param", Form(layout, made.master))]
-    if job.scenario.training.optimizer.name != "sgd":
-        states += [("exp_avg", Form(layout, made.moments)), ("exp_avg_sq", Form(layout, made.moments))]
+def _states(layout: Layout, choice: _Choice) -> tuple[tuple[str, Form], ...]:
+    states: list[tuple[str, Form]] = [("master_param", Form(layout, choice.made.master))]
+    if choice.has_moments:
+        moments = choice.made.moments
+        states += [("exp_avg", Form(layout, moments)), ("exp_avg_sq", Form(layout, moments))]
     return tuple(states)
 
 

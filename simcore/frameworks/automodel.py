@@ -11,6 +11,9 @@ checkpoint's bf16 and so do Adam's moments; A_log, D and dt_bias stay fp32.
 
 from __future__ import annotations
 
+from dataclasses import dataclass
+from functools import lru_cache
+
 from simcore.form import Form, Layout, Partial, Shard
 from simcore.framework import Framework, Libraries, Life, Moment, Rule, UnshardFlow
 from simcore.frameworks._automodel_checks import check
@@ -107,27 +110,53 @@ def _stages(job: Job) -> tuple[tuple[int, ...], ...]:
 
 
 # ---- lives ----------------------------------------------------------------------------------------------------------
+@dataclass(frozen=True, slots=True)
+class _Choice:
+    """What lives depend on besides the tensor.
+
+    `stored`: dtype of trained ones; `frozen`: of the base's; `moments`: "" where there are none. `experts_dp`: ranks
+    that share an expert.
+    """
+
+    stored: str
+    frozen: str
+    experts: str
+    adapters: str
+    compute: str
+    moments: str
+    is_sharded: bool
+    splits_head: bool
+    splits_experts: bool
+    experts_dp: int
+
+
 def _rules(job: Job, stored: str) -> tuple[Rule, ...]:
-    mesh, compute = job.mesh, job.compute
+    mesh, training = job.mesh, job.scenario.training
+    frozen = job.compute if training.method != "full" else stored
+    experts, adapters, optimizer = training.precision.experts, training.lora.dtype, training.optimizer
+    return _made_rules(_Choice(
+        stored, frozen, frozen if experts == "auto" else experts, stored if adapters == "auto" else adapters,
+        job.compute, "" if optimizer.name == "sgd" else optimizer.moments, is_sharded(job), mesh.tp > 1, mesh.ep > 1,
+        mesh.expert_dp))
+
+
+@lru_cache(maxsize=256)
+def _made_rules(choice: _Choice) -> tuple[Rule, ...]:
     dense: Layout = (("dp_shard_cp", Shard(0)),)
-    experts = job.scenario.training.precision.experts
+    frozen, compute = choice.frozen, choice.compute
     rules = [
         Rule(lambda t: t.is_buffer, _buffer()),
-        Rule(lambda t: t.stored == "fp32", _life(job, "fp32 holder", dense, (), "fp32", "fp32")),
+        Rule(lambda t: t.stored == "fp32", _life(choice, "fp32 holder", dense, (), "fp32", "fp32")),
     ]
-    frozen = compute if job.scenario.training.method != "full" else stored
-    if mesh.ep > 1:
-        base = frozen if experts == "auto" else experts
-        rules.append(Rule(lambda t: t.component == "routed_experts", _experts(job, base)))
-        rules.append(Rule(lambda t: t.component == "expert_adapters", _experts(job, stored)))
-    if mesh.tp > 1:  # ep = 1: only the head is split, over its vocabulary (0.7.0 nemotron_v3/parallelization.py)
+    if choice.splits_experts:
+        rules.append(Rule(lambda t: t.component == "routed_experts", _experts(choice, choice.experts)))
+        rules.append(Rule(lambda t: t.component == "expert_adapters", _experts(choice, choice.stored)))
+    if choice.splits_head:  # ep = 1: only the head, over its vocabulary (0.7.0 nemotron_v3/parallelization.py)
         split: Layout = (("tp", Shard(0, even=True)),)
-        rules.append(Rule(lambda t: t.component == "lm_head", _life(job, "split head", (*split, *dense), split, frozen,
-                                                                    compute)))
-    adapter = job.scenario.training.lora.dtype
-    rules.append(Rule(lambda t: t.module == "adapter",
-                      _life(job, "adapters", dense, (), stored if adapter == "auto" else adapter, compute)))
-    rules.append(Rule(lambda t: True, _life(job, "sharded", dense, (), frozen, compute)))
+        rules.append(Rule(lambda t: t.component == "lm_head",
+                          _life(choice, "split head", (*split, *dense), split, frozen, compute)))
+    rules.append(Rule(lambda t: t.module == "adapter", _life(choice, "adapters", dense, (), choice.adapters, compute)))
+    rules.append(Rule(lambda t: True, _life(choice, "sharded", dense, (), frozen, compute)))
     return tuple(rules)
 
 
@@ -136,34 +165,32 @@ def _buffer() -> Life:
     return Life("buffer", form, form, form, form, rest_category="buffer")
 
 
-def _experts(job: Job, stored: str) -> Life:
-    compute = job.compute
+def _experts(choice: _Choice, stored: str) -> Life:
     split: Layout = (("ep", Shard(0, even=True)),)
-    if job.mesh.expert_dp > 1:
+    if choice.experts_dp > 1:
         layout = (*split, ("expert_dp", Shard(1, even=True)))
-        return _life(job, "experts, sharded on dimension 1", layout, split, stored, compute)
+        return _life(choice, "experts, sharded on dimension 1", layout, split, stored, choice.compute)
     form = Form(split, stored)
-    return Life("experts, local", form, form, form, form, _states(job, split, stored),
+    return Life("experts, local", form, form, form, form, _states(choice, split, stored),
                 rest_category="ignored_param", grad_made_category="ignored_grad")
 
 
-def _life(job: Job, name: str, layout: Layout, used: Layout, stored: str, compute: str) -> Life:
-    if not is_sharded(job):
+def _life(choice: _Choice, name: str, layout: Layout, used: Layout, stored: str, compute: str) -> Life:
+    if not choice.is_sharded:
         form = Form(used, stored)
-        return Life(f"{name}, alone", form, Form(used, compute), form, form, _states(job, used, stored),
+        return Life(f"{name}, alone", form, Form(used, compute), form, form, _states(choice, used, stored),
                     grad_made_category="sharded_grad")
     partial: Layout = (*used, ("dp_shard_cp", Partial()))
     return Life(name, Form(layout, stored), Form(used, compute), Form(partial, compute), Form(layout, stored),
-                _states(job, layout, stored), Moment.UNIT_FORWARD_BEGIN, Moment.UNIT_BACKWARD_END,
+                _states(choice, layout, stored), Moment.UNIT_FORWARD_BEGIN, Moment.UNIT_BACKWARD_END,
                 Moment.UNIT_BACKWARD_END, pad_storage=True)
 
 
-def _states(job: Job, layout: Layout, stored: str) -> tuple[tuple[str, Form], ...]:
-    optimizer = job.scenario.training.optimizer
-    moments = stored if optimizer.moments == "auto" else optimizer.moments
-    if optimizer.name == "sgd":
+def _states(choice: _Choice, layout: Layout, stored: str) -> tuple[tuple[str, Form], ...]:
+    if not choice.moments:
         return ()
-    return (("exp_avg", Form(layout, moments)), ("exp_avg_sq", Form(layout, moments)))
+    form = Form(layout, stored if choice.moments == "auto" else choice.moments)
+    return (("exp_avg", form), ("exp_avg_sq", form))
 
 
 def _communicators(job: Job) -> tuple[str, ...]:

@@ -8,15 +8,18 @@ root). Experts on an expert-parallel axis are either plain local tensors in `ign
 
 from __future__ import annotations
 
+from dataclasses import dataclass, replace
+from functools import lru_cache
+
 from simcore.form import Form, Layout, Partial, Shard
-from simcore.framework import Framework, Life, Matches, Moment, Rule, Unit, UnshardFlow
+from simcore.framework import Framework, Life, Matches, Moment, Rule, UnshardFlow
 from simcore.frameworks import _torchtitan
+from simcore.frameworks._fsdp2_units import Wrapping, units
 from simcore.frameworks._torch import all_or_no_checkpoint, refuse_virtual_stages, torch_optimizer
 from simcore.graph import ModelGraph
 from simcore.job import Job
 from simcore.lora_names import name_adapters
-from simcore.models.blocks import LayerKind, Moe
-from simcore.tensor import TensorSpec
+from simcore.models.blocks import Moe
 
 __all__ = ["DEFAULT_IMPLEMENTATION", "IMPLEMENTATIONS", "VERSIONS", "adapters", "table"]
 
@@ -53,7 +56,7 @@ def table(job: Job) -> Framework:
     return Framework(
         name="fsdp2", version=VERSIONS[0],
         rules=_rules(job, stored, fully=fully),
-        units=_units(job, options, reduce, fully=fully),
+        units=units(job.graph, _wrapping(job, options, reduce, fully=fully)),
         flow=UnshardFlow(options.get("prefetch") or 0, options.get("sync_gradients", "every" if titan else "last")),
         optimizer=torch_optimizer(job, "torchtitan 0.2.2 config/job_config.py: fused", "fused") if titan else
         torch_optimizer(job, "torch 2.13 optim/adam.py: foreach by default on CUDA"),
@@ -156,131 +159,94 @@ def _policy(job: Job, reshard: object, shards: int) -> bool | int:
     return True if reshard == shards else reshard
 
 
+@dataclass(frozen=True, slots=True)
+class _Choice:
+    """What lives depend on besides the tensor. `moments`: their dtype, "" where there are none."""
+
+    stored: str
+    compute: str
+    adapters: str
+    moments: str
+    splits_experts: bool
+    fully: bool
+
+
 def _rules(job: Job, stored: str, *, fully: bool) -> tuple[Rule, ...]:
-    compute = job.compute
-    dense: Layout = (("dp_shard_cp", Shard(0)),)
-    lives = [Rule(lambda t: t.is_buffer, _life("buffer", (), "fp32", "fp32", job, pad=False))]
-    if job.mesh.ep > 1:
-        split: Layout = (("ep", Shard(0, even=True)),)
-        experts = (_life("experts, sharded", (*split, ("expert_dp", Shard(0))), stored, compute, job, used=split)
-                   if fully else _plain_experts(split, job))
-        lives.append(Rule(lambda t: t.component == "routed_experts", experts))
-    adapter = job.scenario.training.lora.dtype
-    adapter_stored = stored if adapter == "auto" else adapter
-    lives.append(Rule(lambda t: t.module == "adapter", _life("adapters", dense, adapter_stored, compute, job)))
-    if job.mesh.tp > 1:
-        lives += _tp_rules(job, dense, stored)
-    lives.append(Rule(lambda t: True, _life("sharded", dense, stored, compute, job)))
-    return tuple(lives)
+    optimizer, adapter = job.scenario.training.optimizer, job.scenario.training.lora.dtype
+    choice = _Choice(stored, job.compute, stored if adapter == "auto" else adapter,
+                     "" if optimizer.name == "sgd" else optimizer.moments, job.mesh.ep > 1, fully)
+    return _made_rules(choice, _tp_cuts(job.graph) if job.mesh.tp > 1 else ())
 
 
-def _tp_rules(job: Job, dense: Layout, stored: str) -> list[Rule]:
+@lru_cache(maxsize=256)
+def _made_rules(choice: _Choice, tp_cuts: tuple[Layout, ...]) -> tuple[Rule, ...]:
     """FSDP2 cuts on dimension 0 what tensor parallelism has left (torch 2.13 `_fsdp_param.py`, strided shards)."""
-    cuts: dict[Layout, Rule] = {}
-    for spec in (t for kind in job.graph.tensors for t in kind):
-        cut = _torchtitan.tp_layout(spec)
-        if cut and cut not in cuts:
-            cuts[cut] = Rule(_lies_like(cut), _life("sharded, tp", (*cut, *dense), stored, job.compute, job, used=cut))
-    return list(cuts.values())
+    dense: Layout = (("dp_shard_cp", Shard(0)),)
+    stored = choice.stored
+    buffer = replace(_life("buffer", (), "fp32", replace(choice, compute="fp32")), pad_storage=False)
+    rules = [Rule(lambda t: t.is_buffer, buffer)]
+    if choice.splits_experts:
+        split: Layout = (("ep", Shard(0, even=True)),)
+        experts = (_life("experts, sharded", (*split, ("expert_dp", Shard(0))), stored, choice, used=split)
+                   if choice.fully else _plain_experts(split, choice))
+        rules.append(Rule(lambda t: t.component == "routed_experts", experts))
+    rules.append(Rule(lambda t: t.module == "adapter", _life("adapters", dense, choice.adapters, choice)))
+    rules += [Rule(_lies_like(cut), _life("sharded, tp", (*cut, *dense), stored, choice, used=cut)) for cut in tp_cuts]
+    rules.append(Rule(lambda t: True, _life("sharded", dense, stored, choice)))
+    return tuple(rules)
+
+
+@lru_cache(maxsize=64)
+def _tp_cuts(graph: ModelGraph) -> tuple[Layout, ...]:
+    """Every way in which tensor parallelism cuts a tensor of the model."""
+    cuts = (_torchtitan.tp_layout(spec) for specs in graph.tensors for spec in specs)
+    return tuple(dict.fromkeys(cut for cut in cuts if cut))
 
 
 def _lies_like(cut: Layout) -> Matches:
     return lambda spec: _torchtitan.tp_layout(spec) == cut
 
 
-def _life(name: str, layout: Layout, stored: str, compute: str, job: Job, used: Layout = (), *,
-          pad: bool = True) -> Life:
-    moments = job.scenario.training.optimizer.moments
-    moment = stored if moments == "auto" else moments
-    states = _states(job, layout, moment)
+def _life(name: str, layout: Layout, stored: str, choice: _Choice, used: Layout = ()) -> Life:
     partial: Layout = (("dp_shard_cp", Partial()),)
-    return Life(name, Form(layout, stored), Form(used, compute), Form((*used, *partial), compute), Form(layout, stored),
-                states, Moment.UNIT_FORWARD_BEGIN, Moment.UNIT_FORWARD_END, Moment.UNIT_BACKWARD_END, pad_storage=pad)
+    return Life(name, Form(layout, stored), Form(used, choice.compute), Form((*used, *partial), choice.compute),
+                Form(layout, stored), _states(layout, stored, choice), Moment.UNIT_FORWARD_BEGIN,
+                Moment.UNIT_FORWARD_END, Moment.UNIT_BACKWARD_END, pad_storage=True)
 
 
-def _plain_experts(split: Layout, job: Job) -> Life:
+def _plain_experts(split: Layout, choice: _Choice) -> Life:
     """Local slices outside FSDP: mixed precision does not reach them, nothing reduces their gradients."""
-    compute = job.compute
-    form = Form(split, compute)
-    moments = job.scenario.training.optimizer.moments
-    states = _states(job, split, compute if moments == "auto" else moments)
-    return Life("experts, ignored", form, form, form, form, states,
+    form = Form(split, choice.compute)
+    return Life("experts, ignored", form, form, form, form, _states(split, choice.compute, choice),
                 rest_category="ignored_param", grad_made_category="ignored_grad")
 
 
-def _states(job: Job, layout: Layout, dtype: str) -> tuple[tuple[str, Form], ...]:
-    if job.scenario.training.optimizer.name == "sgd":
+def _states(layout: Layout, stored: str, choice: _Choice) -> tuple[tuple[str, Form], ...]:
+    """Moments are stored like the parameter unless another dtype was asked for."""
+    if not choice.moments:
         return ()
-    return (("exp_avg", Form(layout, dtype)), ("exp_avg_sq", Form(layout, dtype)))
+    form = Form(layout, stored if choice.moments == "auto" else choice.moments)
+    return (("exp_avg", form), ("exp_avg_sq", form))
 
 
-def _units(job: Job, options: dict[str, object], reduce: str, *, fully: bool) -> tuple[Unit, ...]:
-    graph, reshard = job.graph, options.get("reshard_after_forward")
-    make = _UnitMaker(job, reduce)
-    children = True if reshard is None else reshard
-    last = len(graph.layers) - 1
-    around = [layer.index for layer in graph.layers if graph.kinds[layer.kind].block is not None]
-    blocks = [layer.index for layer in graph.layers if graph.kinds[layer.kind].block is None]
-    units: list[Unit] = []
-    titan = _is_titan(job)
-    if options.get("wrap", "separate_embedding_head" if titan else "layers_root") == "layers_root":
-        units.append(make("root", around, 0, last, False if reshard is None else reshard, is_root=True))
-    else:
-        norm, head = around[1], around[2]
-        names = f"{graph.layers[norm].path}, {graph.layers[head].path}"
-        units.append(make("", [], 0, last, reshard=False, is_root=True))
-        units.append(make(graph.layers[0].path, [0], 0, 0, children))
-        units.append(make(names, [norm, head], norm, head, reshard=titan and reshard is True))
-    for block in blocks:
-        keep = options.get("set_last_reshard")
-        policy = keep if block == blocks[-1] and keep is not None else children
-        units.append(make(graph.layers[block].path, [block], block, block, policy, experts=False if fully else None,
-                          explicit=True))
-        if fully and _is_moe(graph, block):
-            units.append(make(_experts_name(job, block), [block], block, block, children, experts=True))
-    return tuple(units)
-
-
-def _experts_name(job: Job, layer: int) -> str:
-    wrapped = "._checkpoint_wrapped_module" if all_or_no_checkpoint(job) != "none" else ""
-    kind = job.graph.kinds[job.graph.layers[layer].kind]
-    name = next(branch.name for branch in kind.branches if isinstance(branch.block, Moe))
-    return f"{job.graph.layers[layer].path}{wrapped}.{name}.experts"
-
-
-class _UnitMaker:
-    """Units over layers. `experts`: None all tensors, True only routed experts, False all but them."""
-
-    def __init__(self, job: Job, reduce: str) -> None:
-        self.job, self.reduce = job, reduce
-        self.ignored = job.mesh.ep > 1
-        self.known: dict[tuple[int, bool | None], tuple[int, ...]] = {}
-
-    def __call__(self, name: str, layers: list[int], first: int, last: int, reshard: object, *, is_root: bool = False,
-                 experts: bool | None = None, explicit: bool = False) -> Unit:
-        members = tuple((layer, self._numbers(layer, experts=experts)) for layer in layers)
-        axis = "expert_dp" if experts else "dp_shard_cp"
-        policy = _policy(self.job, reshard, self.job.mesh.axis(axis).size)
-        replicate = "dp_replicate" if self.job.mesh.dp_replicate > 1 and not experts else ""
-        return Unit(name, tuple(m for m in members if m[1]), first, last, axis, replicate, policy, bool(experts),
-                    is_root, explicit, self.job.compute, self.reduce, self.job.compute)
-
-    def _numbers(self, layer: int, *, experts: bool | None) -> tuple[int, ...]:
-        kind = self.job.graph.layers[layer].kind
-        if (kind, experts) not in self.known:
-            specs = self.job.graph.tensors[kind]
-            self.known[kind, experts] = tuple(i for i, t in enumerate(specs)
-                                              if t.is_owned and self._belongs(t, experts=experts))
-        return self.known[kind, experts]
-
-    def _belongs(self, spec: TensorSpec, *, experts: bool | None) -> bool:
-        routed = spec.component == "routed_experts" and self.ignored
-        return routed if experts else not routed
-
-
-def _is_moe(graph: ModelGraph, layer: int) -> bool:
-    kind: LayerKind = graph.kinds[graph.layers[layer].kind]
-    return any(isinstance(branch.block, Moe) for branch in kind.branches)
+def _wrapping(job: Job, options: dict[str, object], reduce: str, *, fully: bool) -> Wrapping:
+    """By default children reshard and the root does not (torch 2.13: `reshard_after_forward=None`)."""
+    mesh, titan, asked = job.mesh, _is_titan(job), options.get("reshard_after_forward")
+    shards, last = mesh.axis("dp_shard_cp").size, options.get("set_last_reshard")
+    children = True if asked is None else asked
+    return Wrapping(
+        root=_policy(job, False if asked is None else asked, shards),
+        layers=_policy(job, children, shards),
+        last=_policy(job, children if last is None else last, shards),
+        head=titan and asked is True,
+        experts=_policy(job, children, mesh.expert_dp),
+        separate=options.get("wrap", "separate_embedding_head" if titan else "layers_root") != "layers_root",
+        experts_unit=fully,
+        experts_apart=mesh.ep > 1,
+        replicates=mesh.dp_replicate > 1,
+        checkpointed=fully and all_or_no_checkpoint(job) != "none",
+        compute=job.compute,
+        reduce=reduce)
 
 
 def _communicators(job: Job, *, fully: bool) -> tuple[str, ...]:

@@ -78,7 +78,7 @@ def table(job: Job) -> Framework:
     _note_defaults(job)
     return Framework(
         name="megatron", version=_version(job),
-        rules=tuple(rules(job, made)),
+        rules=rules(job, made),
         units=(),
         flow=_buckets(job, options, made),
         optimizer=Optimizer(training.optimizer.name, "te", grad_copy=made.grads != "fp32" and not made.precise,

@@ -1,0 +1,98 @@
+"""Units of plain FSDP2: one for each `fully_shard` call, root first."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from functools import lru_cache
+
+from simcore.framework import Unit
+from simcore.graph import ModelGraph
+from simcore.models.blocks import Moe
+from simcore.tensor import TensorSpec
+
+__all__ = ["Wrapping", "units"]
+
+
+@dataclass(frozen=True, slots=True)
+class Wrapping:
+    """What is wrapped, and how each part reshards: root, layers, the last layer, final norm and head, experts.
+
+    `separate`: embedding and head are units, the root has no parameters. `experts_unit`: experts are units of their
+    own; `experts_apart`: they belong to no other unit. `checkpointed`: layers are inside a checkpoint's wrapper.
+    """
+
+    root: bool | int
+    layers: bool | int
+    last: bool | int
+    head: bool
+    experts: bool | int
+    separate: bool
+    experts_unit: bool
+    experts_apart: bool
+    replicates: bool
+    checkpointed: bool
+    compute: str
+    reduce: str
+
+
+@lru_cache(maxsize=256)
+def units(graph: ModelGraph, wrapping: Wrapping) -> tuple[Unit, ...]:
+    """Every unit of the model."""
+    around = [layer.index for layer in graph.layers if graph.kinds[layer.kind].block is not None]
+    blocks = [layer.index for layer in graph.layers if graph.kinds[layer.kind].block is None]
+    found = [*(_separate if wrapping.separate else _together)(graph, wrapping, around)]
+    for block in blocks:
+        policy = wrapping.last if block == blocks[-1] else wrapping.layers
+        found.append(_unit(graph, wrapping, graph.layers[block].path, [block], reshard=policy, explicit=True))
+        if wrapping.experts_unit and _moe_name(graph, block):
+            found.append(_experts_unit(graph, wrapping, block))
+    return tuple(found)
+
+
+def _together(graph: ModelGraph, wrapping: Wrapping, around: list[int]) -> list[Unit]:
+    """The root has all that no layer has."""
+    return [_unit(graph, wrapping, "root", around, reshard=wrapping.root, to=len(graph.layers) - 1, is_root=True)]
+
+
+def _separate(graph: ModelGraph, wrapping: Wrapping, around: list[int]) -> list[Unit]:
+    norm, head = around[1], around[2]
+    names = f"{graph.layers[norm].path}, {graph.layers[head].path}"
+    return [_unit(graph, wrapping, "", [], reshard=False, to=len(graph.layers) - 1, is_root=True),
+            _unit(graph, wrapping, graph.layers[0].path, [0], reshard=wrapping.layers),
+            _unit(graph, wrapping, names, [norm, head], reshard=wrapping.head)]
+
+
+def _unit(graph: ModelGraph, wrapping: Wrapping, name: str, layers: list[int], *, reshard: bool | int,
+          to: int | None = None, is_root: bool = False, explicit: bool = False) -> Unit:
+    """All tensors of `layers` but experts that are apart; `to`: the last layer, if it is used beyond its own."""
+    apart = wrapping.experts_apart
+    members = ((layer, _numbers(graph, layer, lambda t: not (apart and _is_routed(t)))) for layer in layers)
+    first, last = (0, to) if to is not None else (layers[0], layers[-1])
+    return Unit(name, tuple(m for m in members if m[1]), first, last, "dp_shard_cp",
+                "dp_replicate" if wrapping.replicates else "", reshard, is_root=is_root, explicit=explicit,
+                param_dtype=wrapping.compute, reduce_dtype=wrapping.reduce, gather_dtype=wrapping.compute)
+
+
+def _experts_unit(graph: ModelGraph, wrapping: Wrapping, layer: int) -> Unit:
+    inside = "._checkpoint_wrapped_module" if wrapping.checkpointed else ""
+    name = f"{graph.layers[layer].path}{inside}.{_moe_name(graph, layer)}.experts"
+    numbers = _numbers(graph, layer, _is_routed)
+    return Unit(name, ((layer, numbers),) if numbers else (), layer, layer, "expert_dp",
+                reshard_after_forward=wrapping.experts, inner=True, param_dtype=wrapping.compute,
+                reduce_dtype=wrapping.reduce, gather_dtype=wrapping.compute)
+
+
+def _is_routed(spec: TensorSpec) -> bool:
+    return spec.component == "routed_experts"
+
+
+def _numbers(graph: ModelGraph, layer: int, belongs: Callable[[TensorSpec], bool]) -> tuple[int, ...]:
+    specs = graph.tensors[graph.layers[layer].kind]
+    return tuple(i for i, t in enumerate(specs) if t.is_owned and belongs(t))
+
+
+def _moe_name(graph: ModelGraph, layer: int) -> str:
+    """The module that holds a layer's experts, or nothing."""
+    kind = graph.kinds[graph.layers[layer].kind]
+    return next((branch.name for branch in kind.branches if isinstance(branch.block, Moe)), "")
