@@ -86,16 +86,12 @@ def _track(program: Program, mesh: Mesh, topology: Topology, compute: str) -> Tr
     ns[kernels] = compute_ns(topology.device, rows[kernels, SLOT], rows[kernels, AMOUNT], rows[kernels, AUX],
                              np.full(len(kernels), _DTYPE_ID[compute]))
     comms = list(program.tables.comms)
-    known: dict[tuple[int, int], int] = {}
 
     def call_ns(comm: int, payload: int) -> int:
-        if (comm, payload) not in known:
-            collective, axis_name, _ = comms[comm]
-            axis = mesh.axis(axis_name)
-            size = 2 if collective == "send_recv" else axis.size
-            link = topology.link(size, axis.stride, mesh.size)
-            known[comm, payload] = collective_ns(collective, payload, size, link)
-        return known[comm, payload]
+        collective, axis_name, _ = comms[comm]
+        axis = mesh.axis(axis_name)
+        size = 2 if collective == "send_recv" else axis.size
+        return collective_ns(collective, payload, size, topology.link(size, axis.stride, mesh.size))
 
     return tracks(program, ns[program.places], call_ns)
 
@@ -105,21 +101,15 @@ class _Wires:
 
     def __init__(self, programs: Sequence[Program], classes: Sequence[RankClass], mesh: Mesh,
                  topology: Topology) -> None:
-        self.mesh, self.classes, self.topology = mesh, classes, topology
+        self.mesh, self.classes, self.topology = mesh, tuple(classes), topology
         self.axes = [[axis for _, axis, _ in program.tables.comms] for program in programs]
         self.many = len({c.stage for c in classes}) < len(classes)
-        self.known: dict[tuple[int, int], tuple[int, ...]] = {}
         self.links: dict[str, str] = {}
-        self.class_at = {c.stage: np.zeros(c.period, dtype=np.int64) for c in classes}
-        for number, c in enumerate(classes):
-            self.class_at[c.stage][c.offsets] = number
 
     def meets(self, number: int, comm: int) -> tuple[int, ...]:
         if not self.many:  # one class a stage meets only itself
             return (number,)
-        if (number, comm) not in self.known:
-            self.known[number, comm] = self._find(number, self.axes[number][comm])
-        return self.known[number, comm]
+        return _met(self.classes, self.mesh, number, self.axes[number][comm])
 
     def link(self, number: int, comm: int) -> str:
         name = self.axes[number][comm]
@@ -131,12 +121,25 @@ class _Wires:
     def lane(self, number: int) -> int:
         return self.classes[number].representative % self.mesh.stage_size
 
-    def _find(self, number: int, axis: str) -> tuple[int, ...]:
-        mine = self.classes[number]
-        group = self.mesh.group(mine.representative, axis)
-        ranks = np.arange(group.start, group.stop, group.step, dtype=np.int64)
-        places = ranks % self.mesh.stage_size % mine.period
-        return tuple(np.flatnonzero(np.bincount(self.class_at[mine.stage][places])).tolist())
+
+@lru_cache(maxsize=1024)
+def _met(classes: tuple[RankClass, ...], mesh: Mesh, number: int, axis: str) -> tuple[int, ...]:
+    """The classes in a class's communicator on an axis."""
+    mine = classes[number]
+    group = mesh.group(mine.representative, axis)
+    ranks = np.arange(group.start, group.stop, group.step, dtype=np.int64)
+    places = ranks % mesh.stage_size % mine.period
+    return tuple(np.flatnonzero(np.bincount(_class_at(classes, mine.stage)[places])).tolist())
+
+
+@lru_cache(maxsize=16)
+def _class_at(classes: tuple[RankClass, ...], stage: int) -> IntArray:
+    """The number of the class at each place of a period of a stage."""
+    at = np.zeros(next(c.period for c in classes if c.stage == stage), dtype=np.int64)
+    for number, found in enumerate(classes):
+        if found.stage == stage:
+            at[found.offsets] = number
+    return at
 
 
 def _backward_starts(program: Program, rows: IntArray) -> IntArray:
@@ -203,6 +206,7 @@ def _forward_flops(program: Program, weight: IntArray) -> int:
                if count)
 
 
+@lru_cache(maxsize=4096)
 def _model_flops(tile: Tile) -> int:
     """FLOPs of the kernels that the model itself asks for."""
     rows = tile.rows[tile.rows[:, OP] == Op.COMPUTE]

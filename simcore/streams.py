@@ -64,7 +64,7 @@ class Skeleton:
 
     items: tuple[Item, ...]
     calls: dict[int, tuple[Call, ...]]
-    call_rows: tuple[int, ...]
+    call_rows: IntArray
 
     @cached_property
     def item_rows(self) -> IntArray:
@@ -92,9 +92,10 @@ def tracks(program: Program, kernel_ns: IntArray, call_ns: Callable[[int, int], 
     skeleton = _skeleton(program.outline)
     clock = np.cumsum(kernel_ns)
     reached = clock[np.minimum(skeleton.item_rows, len(clock) - 1)] if len(clock) else np.zeros(1, dtype=np.int64)
-    calls = program.distinct[program.places[list(skeleton.call_rows)]][:, [SLOT, AMOUNT]].tolist()
-    return Track(skeleton, tuple(np.diff(reached, prepend=0).tolist()),
-                 tuple(call_ns(comm, payload) for comm, payload in calls), clock)
+    calls = program.distinct[program.places[skeleton.call_rows]]
+    pairs = list(zip(calls[:, SLOT].tolist(), calls[:, AMOUNT].tolist(), strict=True))
+    lengths = {pair: call_ns(*pair) for pair in dict.fromkeys(pairs)}
+    return Track(skeleton, tuple(np.diff(reached, prepend=0).tolist()), tuple(lengths[pair] for pair in pairs), clock)
 
 
 @lru_cache(maxsize=64)
@@ -118,7 +119,8 @@ def _skeleton(outline: Outline) -> Skeleton:
         else:
             compiler.call(Call(len(compiler.call_rows), slot, stream, -1, 0, layer, handle, microbatch, row))
     compiler.item(len(kernels))
-    return Skeleton(tuple(compiler.items), {s: tuple(c) for s, c in compiler.calls.items()}, tuple(compiler.call_rows))
+    return Skeleton(tuple(compiler.items), {s: tuple(c) for s, c in compiler.calls.items()},
+                    np.array(compiler.call_rows, dtype=np.int64))
 
 
 class _Compiler:

@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections import deque
 from collections.abc import Generator, Sequence
 from dataclasses import dataclass, field
+from functools import lru_cache
 from typing import Any, Generic, Protocol, TypeVar
 
 import simpy
@@ -68,7 +69,7 @@ def run(tracks: Sequence[Track], wiring: Wiring) -> list[ClassTimes]:
 class _Machine:
     def __init__(self, tracks: Sequence[Track], wiring: Wiring) -> None:
         self.environment = simpy.Environment()
-        self.wiring = wiring
+        self.wiring, self.meets = wiring, lru_cache(maxsize=None)(wiring.meets)
         self.times = [ClassTimes() for _ in tracks]
         self.meetings: dict[object, _Meeting] = {}
         self.mail = _Dates[tuple[int, int, int, int]](self.environment)
@@ -138,7 +139,7 @@ class _Machine:
 
     def _together(self, number: int, call: Call, ns: int, ready: int) -> Generator[simpy.Event, Any, int]:
         """When a collective ends. It starts when the last class of its communicator is ready."""
-        classes = self.wiring.meets(number, call.comm)
+        classes = self.meets(number, call.comm)
         if len(classes) < 2:
             return ready + ns
         key = (call.comm, call.stream, call.serial, classes)

@@ -32,7 +32,8 @@ def track(items: list[tuple[int, Timed | None, int]], calls: Mapping[int, list[T
     every = [timed for found in (calls or {}).values() for timed in found] + [made for _, made, _ in items if made]
     lengths = tuple(ns for _, ns in sorted(every, key=lambda timed: timed[0].number))
     made = tuple(Item(row, timed and timed[0], wait_for) for row, (_, timed, wait_for) in enumerate(items))
-    return Track(Skeleton(made, streams, ()), tuple(ns for ns, _, _ in items), lengths, np.zeros(1, dtype=np.int64))
+    nothing = np.zeros(0, dtype=np.int64)
+    return Track(Skeleton(made, streams, nothing), tuple(ns for ns, _, _ in items), lengths, nothing)
 
 
 @dataclass(frozen=True)
