@@ -1,4 +1,4 @@
-"""Tapes of torchtitan's Llama 3 against event logs of torchtitan itself, see tests/truth/tape/README.md."""
+"""Tapes of torchtitan's Llama 3 and Qwen3 against event logs of torchtitan itself, see tests/truth/tape/README.md."""
 
 from __future__ import annotations
 
@@ -21,6 +21,11 @@ CASES: dict[str, Any] = json.loads(TRUTH.read_text(encoding="utf-8"))
 MODES = {"op": "per_op"}
 
 
+def preset(case: dict[str, Any]) -> str:
+    """The configuration that a case's shape is laid over."""
+    return "qwen3-8b" if "head_dim" in case["model"] else "llama-tiny"
+
+
 class Model:
     """Every layer of a case recorded on its own, then laid one after the other."""
 
@@ -28,7 +33,7 @@ class Model:
         self.case = case
         self.slots: dict[tuple[str, str], int] = {}
         self.comms: dict[tuple[str, str, str], int] = {}
-        graph = build(model_config("llama-tiny", case["model"], "test"), "torchtitan")
+        graph = build(model_config(preset(case), case["model"], "test"), "torchtitan")
         self.tapes = [self.record(graph, layer.kind, first=layer.index == 1, below=layer.index > 0)
                       for layer in graph.layers]
 
@@ -61,11 +66,19 @@ class Model:
                 found.append(f"{kinds[slot]} {amount}")
         return found
 
+    def cast_first(self, layer: LayerTape) -> tuple[Events, Events]:
+        """What FSDP2's hook casts before the layer begins (Qwen3's rotary table), and the rest of forward."""
+        events = self.events(layer.forward)
+        cast = int("head_dim" in self.case["model"] and self.case.get("compute", "bf16") != "fp32")
+        return events[:cast], events[cast:]
+
     def sections(self) -> list[tuple[str, Events]]:
         stem, *layers, norm, head, loss = self.tapes
         found = [("stem", self.events(stem.forward))]
         for i, layer in enumerate(layers):
-            found += [(f"forward {i}", self.events(layer.forward)), (f"after {i}", self.events(layer.after))]
+            before, forward = self.cast_first(layer)
+            found[-1][1].extend(before)
+            found += [(f"forward {i}", forward), (f"after {i}", self.events(layer.after))]
         found[-1][1].extend(self.events(norm.forward, norm.after, head.forward, head.after, loss.forward, loss.after))
         found.append(("loss", self.events(loss.seed, loss.backward, head.backward, norm.backward)))
         found += [(f"backward {i}", self.events(layers[i].backward)) for i in reversed(range(len(layers)))]

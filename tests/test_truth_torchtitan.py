@@ -23,11 +23,16 @@ ELSEWHERE = {"buffer", "workspace", "opt_state"}
 """The rotary table is a buffer there and a workspace here; Adam's step counters (4 bytes each) are not counted here."""
 
 
+def preset(case: dict[str, Any]) -> str:
+    """The configuration that a case's shape is laid over."""
+    return "qwen3-8b" if "head_dim" in case["model"] else "llama-tiny"
+
+
 def scenario_of(case: dict[str, Any]) -> dict[str, Any]:
     tp, batch = case.get("tp", 1), case.get("batch", 1)
     shards, mode = case["world"] // tp, case.get("checkpoint", "none")
     return {
-        "name": "torchtitan", "model": {"config": "llama-tiny", "overrides": case["model"]}, "framework": "fsdp2",
+        "name": "torchtitan", "model": {"config": preset(case), "overrides": case["model"]}, "framework": "fsdp2",
         "implementation": "torchtitan", "topology": "dgx-h100", "mesh": {"dp_shard": shards, "tp": tp},
         "training": {
             "seq_len": case["seq"], "micro_batch_size": batch, "global_batch_size": batch * shards,
@@ -77,8 +82,10 @@ def test_what_rests_on_the_first_rank(name: str) -> None:
     assert sum(a.params_bytes for a in ran(name).at_rest.values()) == 4 * numel
 
 
-def test_names_are_torchtitan_s_own() -> None:
-    graph = build(model_config("llama-tiny", CASES["none"]["case"]["model"], "test"), "torchtitan")
+@pytest.mark.parametrize("name", ["none", "qwen3"])
+def test_names_are_torchtitan_s_own(name: str) -> None:
+    case = CASES[name]["case"]
+    graph = build(model_config(preset(case), case["model"], "test"), "torchtitan")
     named = {layer.path: [t.name for t in graph.tensors[layer.kind]] for layer in graph.layers}
-    theirs = [name for name in CASES["none"]["shapes"] if name.startswith("layers.0.")]
-    assert [f"layers.0.{name}" for name in named["model.layers.0"]] == theirs
+    theirs = [name for name in CASES[name]["shapes"] if name.startswith("layers.0.")]
+    assert [f"layers.0.{one}" for one in named["model.layers.0"]] == theirs

@@ -30,8 +30,10 @@ def check(job: Job, options: dict[str, Any]) -> None:
     """Refuses what torchtitan refuses, and by name what is not modelled."""
     mesh, training = job.mesh, job.scenario.training
     family = job.graph.architecture.family
-    if family != "llama":
-        raise job.not_yet("implementation", f"{family} in the layers of torchtitan (served: llama)")
+    if family not in ("llama", "qwen3"):
+        raise job.not_yet("implementation", f"{family} in the layers of torchtitan (served: llama, qwen3)")
+    if family == "qwen3" and mesh.tp > 1:
+        raise job.not_yet("mesh.tp", "tensor parallelism of torchtitan's Qwen3")
     job.one_of("training.loss", training.loss, ("auto",))
     if training.method != "full":
         raise job.not_yet("training.method", f"{training.method} with torchtitan's layers")

@@ -1,7 +1,7 @@
-"""torchtitan 0.2.2 Llama 3 (`models/llama3/model/model.py`) on eager PyTorch 2.13: tensors and tapes.
+"""torchtitan 0.2.2 Llama 3 and Qwen3 (`models/*/model/model.py`) on eager PyTorch 2.13: tensors and tapes.
 
-Norms are one kernel each, queries and keys are rotated as complex numbers in fp32 by a table that is a buffer
-(`standing`), and the training loop drops the logits before backward. With tensor parallelism the plan is that of
+Norms are one kernel each, attention is in `torchtitan_attention.py`, and the training loop drops the logits before
+backward. With tensor parallelism the plan is that of
 `infra/parallelize.py`: sequences split between blocks and in norms, gathered before attention and MLP, scattered after;
 the embedding and the output split by vocabulary; the loss too unless `disable_loss_parallel`.
 
@@ -22,6 +22,7 @@ from simcore.models.blocks import Attention, Embedding, FinalNorm, Head, LayerKi
 from simcore.operators import aten
 from simcore.operators.borders import hand_on, hidden_state, run_backward, run_backward_of_loss
 from simcore.operators.features import refuse
+from simcore.operators.torchtitan_attention import attention, linear, rotary_buffer, rotary_table
 from simcore.operators.torchtitan_loss import cross_entropy, parallel_cross_entropy, shifted_indices
 from simcore.operators.torchtitan_parallel import (
     gather_last,
@@ -36,15 +37,13 @@ from simcore.tape import Tape, Tensor
 
 __all__ = ["record", "standing", "tensors"]
 
-SERVED: Final = frozenset[str]()
+SERVED: Final = frozenset({"norms of query and key"})
 """What of `features.py` is recorded here."""
 
 
 def standing(runs: Sequence[tuple[LayerKind, Run]]) -> dict[str, int]:
-    """`freqs_cis`, a buffer of the model: one complex64 for each pair of a head's dimensions and position."""
-    found = [run.seq * block.block.head_dim // 2 * 8 for kind, run in runs for block in kind.branches
-             if isinstance(block.block, Attention)]
-    return {"freqs_cis": max(found, default=0)}
+    """The rotary table, a buffer of the model: `freqs_cis` of Llama 3, `rope_cache` of Qwen3."""
+    return rotary_buffer(runs)
 
 
 def record(kind: LayerKind, run: Run, slots: dict[tuple[str, str], int],
@@ -73,8 +72,9 @@ def _layer(tape: Tape, kind: LayerKind, run: Run) -> LayerTape:
     x: Tensor | None = hidden_state(tape, run, run.seq // run.tp, kind.hidden)
     assert x is not None
     leaf = x.node
-    body = partial(_body, tape, kind, run, x)
-    x = None
+    table = rotary_table(tape, run, kind)
+    body = partial(_body, tape, kind, run, table, x)
+    x = table = None
     keeps = _every_second_product() if run.checkpoint == "per_op" else None
     out = body() if run.checkpoint == "none" else tape.checkpoint(body, keeps, early_stop=_option(run, "early_stop"))
     hand_on(tape, out)
@@ -89,13 +89,13 @@ def _every_second_product() -> Keeps:
     return lambda operator: operator != "mm" or next(products) % 2 == 1
 
 
-def _body(tape: Tape, kind: LayerKind, run: Run, x: Tensor) -> Tensor:
+def _body(tape: Tape, kind: LayerKind, run: Run, table: Tensor | None, x: Tensor) -> Tensor:
     """`TransformerBlock.forward`."""
     mixer = kind.branches[0].block
     assert isinstance(mixer, Attention)
     normed: Tensor | None = aten.rms_norm(tape, x, run.params["attention_norm.weight"], "attention_norm")
     assert normed is not None
-    mixed: Tensor | None = _attention(tape, run, mixer, normed)
+    mixed: Tensor | None = attention(tape, run, mixer, normed, table)
     normed = None
     assert mixed is not None
     hidden = aten.add(tape, x, mixed, "residual")
@@ -106,35 +106,12 @@ def _body(tape: Tape, kind: LayerKind, run: Run, x: Tensor) -> Tensor:
     return aten.add(tape, hidden, mixed, "residual")
 
 
-def _linear(tape: Tape, run: Run, name: str, x: Tensor) -> Tensor:
-    return aten.linear(tape, x, run.params[f"{name}.weight"], name.rpartition(".")[2])
-
-
-def _attention(tape: Tape, run: Run, block: Attention, x: Tensor) -> Tensor:
-    dim = block.head_dim
-    x = gather_sequence(tape, run, x, "attention_in")
-    q, k, v = (_linear(tape, run, f"attention.{name}", x) for name in ("wq", "wk", "wv"))
-    q, k, v = (y.view(*y.shape[:2], y.shape[2] // dim, dim) for y in (q, k, v))
-    q, k = _rotary(tape, run, q, k)
-    mixed = aten.scaled_dot_product_attention(tape, q, k, v)
-    out = _linear(tape, run, "attention.wo", mixed.view(*mixed.shape[:2], mixed.shape[2] * dim))
-    return scatter_sequence(tape, run, out, "attention_out")  # the linear's hook: its input is still there
-
-
-def _rotary(tape: Tape, run: Run, q: Tensor, k: Tensor) -> tuple[Tensor, Tensor]:
-    """`apply_rotary_emb`: everything lives until it returns."""
-    table = (run.seq, q.shape[-1] // 2)
-    wide_q, wide_k = aten.cast(tape, q, "fp32"), aten.cast(tape, k, "fp32")
-    out_q, out_k = aten.rotate(tape, wide_q, table), aten.rotate(tape, wide_k, table)
-    return aten.cast(tape, out_q, q.dtype), aten.cast(tape, out_k, k.dtype)
-
-
 def _feed_forward(tape: Tape, run: Run, x: Tensor) -> Tensor:
     x = gather_sequence(tape, run, x, "feed_forward_in")
-    gate = aten.silu(tape, _linear(tape, run, "feed_forward.w1", x))
-    product = aten.mul(tape, gate, _linear(tape, run, "feed_forward.w3", x))
+    gate = aten.silu(tape, linear(tape, run, "feed_forward.w1", x))
+    product = aten.mul(tape, gate, linear(tape, run, "feed_forward.w3", x))
     del gate
-    out = _linear(tape, run, "feed_forward.w2", product)
+    out = linear(tape, run, "feed_forward.w2", product)
     return scatter_sequence(tape, run, out, "feed_forward_out")
 
 

@@ -1,4 +1,4 @@
-"""Parameters that torchtitan 0.2.2 registers (`models/llama3/model/model.py`), in the order of registration."""
+"""Parameters that torchtitan 0.2.2 registers (`models/*/model/model.py`), in the order of registration."""
 
 from __future__ import annotations
 
@@ -39,7 +39,9 @@ def _linear(name: str, out: tuple[int, str], into: tuple[int, str], component: s
 def _attention(b: Attention) -> list[TensorSpec]:
     hidden, q, kv = (b.hidden, "hidden"), (b.q_size, "heads"), (b.kv_size, "kv_heads")
     parts = (("wq", q, hidden), ("wk", kv, hidden), ("wv", kv, hidden), ("wo", hidden, q))
-    return [_linear(f"attention.{name}", out, into, "attention") for name, out, into in parts]
+    norms = [TensorSpec(f"attention.{name}.weight", (b.head_dim,), ("head_dim",), "attention", "norm")
+             for name in ("q_norm", "k_norm") if b.qk_norm]
+    return [*norms, *(_linear(f"attention.{name}", out, into, "attention") for name, out, into in parts)]
 
 
 def _mlp(b: Mlp) -> list[TensorSpec]:

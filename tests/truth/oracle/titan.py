@@ -1,4 +1,4 @@
-"""torchtitan's own Llama 3 (0.2.2) under its own FSDP2, tensor parallel and checkpointing, on fake tensors.
+"""torchtitan's own Llama 3 and Qwen3 (0.2.2) under its own FSDP2, tensor parallel and checkpointing, on fake tensors.
 
 Stand-ins: the fused RMSNorm gets a CPU kernel that allocates what CUDA's does (output and fp32 rstd; its autograd
 formula is PyTorch's own), and per-op checkpointing saves the CPU flash kernel as it does the CUDA ones. Modules that
@@ -50,12 +50,26 @@ from torchtitan.distributed.activation_checkpoint import apply_ac  # noqa: E402
 from torchtitan.models.llama3.infra import parallelize  # noqa: E402
 from torchtitan.models.llama3.model.args import TransformerModelArgs  # noqa: E402
 from torchtitan.models.llama3.model.model import FeedForward, Transformer  # noqa: E402
+from torchtitan.models.llama4.infra import parallelize as experts_plan  # noqa: E402
+from torchtitan.models.qwen3.infra import parallelize as qwen3_plan  # noqa: E402
+from torchtitan.models.qwen3.model.args import Qwen3ModelArgs  # noqa: E402
+from torchtitan.models.qwen3.model.model import Qwen3Model  # noqa: E402
 
 SAVED = {*parallelize._op_sac_save_list, torch.ops.aten._scaled_dot_product_flash_attention_for_cpu.default}
 
 
+def is_qwen3(case: Case) -> bool:
+    return "head_dim" in case["model"]
+
+
 def build(case: Case) -> nn.Module:
     m = case["model"]
+    if is_qwen3(case):
+        with torch.device("meta"):
+            return Qwen3Model(Qwen3ModelArgs(
+                dim=m["hidden_size"], n_layers=m["num_hidden_layers"], n_heads=m["num_attention_heads"],
+                n_kv_heads=m["num_key_value_heads"], vocab_size=m["vocab_size"], head_dim=m["head_dim"],
+                hidden_dim=m["intermediate_size"], max_seq_len=case["seq"])).train()
     args = TransformerModelArgs(dim=m["hidden_size"], n_layers=m["num_hidden_layers"], n_heads=m["num_attention_heads"],
                                 n_kv_heads=m["num_key_value_heads"], vocab_size=m["vocab_size"],
                                 max_seq_len=case["seq"])
@@ -76,19 +90,22 @@ def meshes(case: Case) -> tuple[DeviceMesh, DeviceMesh | None]:
 
 
 def wrap(model: nn.Module, case: Case) -> None:
-    """The order of `parallelize_llama`: tensor parallel, checkpoints, FSDP2."""
+    """The order of `parallelize_llama` and `parallelize_qwen3`: tensor parallel, checkpoints, FSDP2."""
     dp_mesh, tp_mesh = meshes(case)
-    if tp_mesh is not None:
-        parallelize.apply_tp(model, tp_mesh, loss_parallel=not case.get("disable_loss_parallel", False),
-                             enable_float8_tensorwise_tp=False)
+    split_loss, plan = not case.get("disable_loss_parallel", False), experts_plan if is_qwen3(case) else parallelize
+    if tp_mesh is not None and is_qwen3(case):
+        qwen3_plan.apply_non_moe_tp(model, tp_mesh, loss_parallel=split_loss, enable_float8_tensorwise_tp=False,
+                                    enable_async_tp=False, cp_enabled=False)
+    elif tp_mesh is not None:
+        parallelize.apply_tp(model, tp_mesh, loss_parallel=split_loss, enable_float8_tensorwise_tp=False)
     mode = case.get("checkpoint", "none")
     if mode != "none":
         option = {"mode": "full"} if mode == "full" else {"mode": "selective", "selective_ac_option": str(mode)}
         apply_ac(model, ActivationCheckpoint(**option, early_stop=case.get("early_stop", False)),
                  op_sac_save_list=SAVED)
     compute = getattr(torch, {"bf16": "bfloat16", "fp32": "float32"}[case.get("compute", "bf16")])
-    parallelize.apply_fsdp(model, dp_mesh, param_dtype=compute, reduce_dtype=torch.float32, pp_enabled=False,
-                           reshard_after_forward_policy=case.get("reshard", "default"))
+    plan.apply_fsdp(model, dp_mesh, param_dtype=compute, reduce_dtype=torch.float32, pp_enabled=False,
+                    reshard_after_forward_policy=case.get("reshard", "default"))
 
 
 def micro_step(model: nn.Module, case: Case, tr: Tracker) -> None:
