@@ -31,7 +31,7 @@ from simcore.report import (
     Report,
     StepTime,
 )
-from simcore.reserve import EXPANDABLE, GATHERED, ORDINARY, Shares, reserved
+from simcore.reserve import EXPANDABLE, GATHERED, ORDINARY, Shares, needed, reserved
 from simcore.routing import received_per_token, sent_per_token, top_k_of
 from simcore.scenario import Scenario
 from simcore.schedule import steady_microbatches
@@ -95,7 +95,7 @@ class Parts:
 
     def shares(self) -> Shares:
         """How much the allocator keeps."""
-        if not isinstance(self.framework.flow, Buckets):
+        if any(self.job.mesh.axis(unit.shard_axis).size > 1 for unit in self.framework.units):
             return GATHERED
         return EXPANDABLE if self.job.scenario.environment.expandable_segments else ORDINARY
 
@@ -232,14 +232,15 @@ def _microbatch(parts: Parts, written: int) -> int:
 
 def _peak(parts: Parts, peak: Balance, born_in_step: int, held: Sequence[Held], band: Band) -> Peak:
     allocated, beside = peak.peak_bytes, sum(one.num_bytes for one in held)
-    mine, low, high = (reserved(int(allocated * off), parts.shares()) for off in (1, band.low, band.high))
+    seen = reserved(allocated, parts.shares(), parts.usable_bytes() - beside)
+    mine, low, high = (needed(int(allocated * off), parts.shares()) for off in (1, band.low, band.high))
     return Peak(
-        allocated_bytes=allocated, reserved_bytes=mine.middle, device_bytes=mine.middle + beside, phase=peak.phase,
+        allocated_bytes=allocated, reserved_bytes=seen.middle, device_bytes=mine.middle + beside, phase=peak.phase,
         first_step_bytes=first_step(peak, born_in_step), event=peak.event, layer=peak.layer,
         microbatch=_microbatch(parts, peak.microbatch),
         by_category=peak.by_category, by_phase=peak.by_phase,
         top=tuple(Owner(owner=o, category=c, bytes=b) for o, c, b in peak.top),
-        reserved_band_bytes=(mine.low, mine.high), outside={one.category: one.num_bytes for one in held},
+        reserved_band_bytes=(seen.low, seen.high), outside={one.category: one.num_bytes for one in held},
         band_bytes=(low.low + beside, high.high + beside))
 
 
@@ -270,9 +271,12 @@ def _of_reserved(parts: Parts) -> Assumption:
     if shares == ORDINARY:
         return Assumption(what="reserved_bytes", value=value, kind="calibrated", source="readings of both on one "
                           "rank: simumax-b200 (11), mbridge-card (6); low end: allocated, in segments")
-    why = "gathered parameters" if shares == GATHERED else "expandable segments"
-    return Assumption(what="reserved_bytes", value=value, kind="assumed", source=f"{why}: no reading of both on one "
-                      "rank; a replay of torch's allocator, see simcore/reserve.py")
+    if shares == GATHERED:
+        return Assumption(what="reserved_bytes", value=f"{value}, while there is room", kind="calibrated",
+                          source="readings beside what is simulated: torchtitan (2), torchtitan-log (3); what is kept "
+                          f"beyond {ORDINARY.middle:.1%} is cache that torch gives back before it fails")
+    return Assumption(what="reserved_bytes", value=value, kind="assumed", source="expandable segments: no reading of "
+                      "both on one rank; a replay of torch's allocator, see simcore/reserve.py")
 
 
 def _of_band(parts: Parts, band: Band) -> Assumption:

@@ -78,9 +78,11 @@ class Peak(_Frozen):
     """The highest moment of the step on this rank.
 
     `first_step_bytes`: the same of the very first step, whose optimizer has yet to make its states.
-    Allocated: tensors, and under Megatron the workspaces of libraries. Reserved: what the allocator holds for them,
-    most likely, and between which ends. Device: that and what lies beside it (`outside`: `context`, `nccl`,
-    `dispatcher`, and where parameters are gathered `workspace`: allocated is then what a trace of tensors counts).
+    Allocated: tensors, and under Megatron the workspaces of libraries. Reserved: what the allocator is seen to hold,
+    most likely, and between which ends; where parameters are gathered, much of that is cache, which it gives back
+    before it fails. Device: what must be there, blocks that do not fit together counted and cache not, with what lies
+    beside (`outside`: `context`, `nccl`, `dispatcher`, and where parameters are gathered `workspace`: allocated is
+    then what a trace of tensors counts).
     `band_bytes`: where measured runs of such layouts put the device.
     """
 

@@ -210,7 +210,11 @@ def _end(rank: RankReport) -> tuple[int, int, int] | None:
 
 
 def _device(rank: RankReport) -> tuple[int, int, int] | None:
-    return (rank.peak.band_bytes[0], rank.peak.device_bytes, rank.peak.band_bytes[1]) if rank.peak else None
+    if rank.peak is None:
+        return None
+    peak = rank.peak
+    cache = max(0, peak.reserved_bytes + sum(peak.outside.values()) - peak.device_bytes)  # a driver counts it too
+    return peak.band_bytes[0], peak.device_bytes + cache, peak.band_bytes[1] + cache
 
 
 def _reserved(rank: RankReport) -> tuple[int, int, int] | None:

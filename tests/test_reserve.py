@@ -5,7 +5,6 @@ A replay of torch's allocator (`replay.py`) says how much of that the order of p
 
 from __future__ import annotations
 
-import json
 from collections import defaultdict
 from functools import cache
 from statistics import median
@@ -13,15 +12,15 @@ from statistics import median
 import pytest
 
 from replay import Allocator, fragmentation
-from simcore.document import parse_document
 from simcore.errors import RankscopeError
 from simcore.flows import flow_of
+from simcore.ledger import running
 from simcore.lower import lower
 from simcore.measured import read_measured
 from simcore.plan import place
 from simcore.program import Program
-from simcore.reserve import EXPANDABLE, GATHERED, ORDINARY, Shares, reserved
-from simcore.scenario import Scenario, parse_scenario
+from simcore.reserve import EXPANDABLE, GATHERED, ORDINARY, Shares, needed, reserved
+from simcore.scenario import Scenario
 from simcore.schedule import actions, lowered_microbatches
 from simcore.setup import prepare
 from simcore.tiles import Workload
@@ -124,13 +123,54 @@ def test_expandable_segments_keep_what_the_replay_keeps_and_misses() -> None:
     assert max(missed) + max(kept) <= EXPANDABLE.high
 
 
-@pytest.mark.parametrize("recompute", ["none", "full"])
-def test_gathered_parameters_keep_more_than_any_reading_of_whole_ones(recompute: str) -> None:
-    data = {"name": "x", "model": "llama-3.1-8b", "framework": "fsdp2", "topology": "dgx-h200", "mesh": {"dp_shard": 8},
-            "training": {"seq_len": 8192, "recompute": recompute}}
-    program = _program(parse_scenario(parse_document(json.dumps(data), "x.json")), 0)
-    assert program is not None
-    assert ORDINARY.high < fragmentation(program, expandable=False) < GATHERED.high + 0.01
+def gathered() -> dict[str, list[tuple[float, float]]]:
+    """(measured share, the replay's) of torchtitan's rows, over what is simulated on the same rank."""
+    found: dict[str, list[tuple[float, float]]] = defaultdict(list)
+    for one in read_measured()[0]:
+        scenario = one.entry.scenario if one.entry else None
+        if one.row.group not in ("torchtitan", "torchtitan-log") or not one.row.readings or scenario is None:
+            continue
+        program = _program(scenario, 0)
+        if program:
+            share = one.row.readings[0].bytes / int(running(program).max()) - 1
+            found[one.row.group].append((share, fragmentation(program, expandable=False)))
+    return found
+
+
+def test_the_constants_where_parameters_are_gathered_are_those_of_the_rows() -> None:
+    every = [share for rows in gathered().values() for share, _ in rows]
+    assert len(every) == 5
+    assert median(every) == pytest.approx(GATHERED.middle, abs=5e-4)
+    assert max(every) == pytest.approx(GATHERED.high, abs=5e-4)
+    assert min(every) > ORDINARY.high
+
+
+@pytest.mark.parametrize(("kept", "left_out", "half", "worst"), [
+    ("torchtitan", "torchtitan-log", 0.058, 0.101), ("torchtitan-log", "torchtitan", 0.062, 0.083)])
+def test_the_middle_of_one_group_of_torchtitan_s_is_near_the_other(kept: str, left_out: str, half: float,
+                                                                   worst: float) -> None:
+    found = gathered()
+    middle = median(share for share, _ in found[kept])
+    errors = [abs((1 + middle) / (1 + share) - 1) for share, _ in found[left_out]]
+    assert median(errors) == pytest.approx(half, abs=1e-3)
+    assert max(errors) == pytest.approx(worst, abs=1e-3)
+
+
+def test_a_replay_that_knows_no_reading_keeps_about_as_much() -> None:
+    pairs = [pair for rows in gathered().values() for pair in rows]
+    assert all(0.13 < replayed < 0.31 for _, replayed in pairs)
+    assert max(abs((1 + replayed) / (1 + share) - 1) for share, replayed in pairs) < 0.08
+
+
+def test_cache_fills_the_room_and_need_does_not_care() -> None:
+    allocated = 60 * 2**30
+    need, free = needed(allocated, GATHERED), reserved(allocated, GATHERED)
+    assert need == reserved(allocated, ORDINARY) == needed(allocated, ORDINARY)
+    assert needed(allocated, EXPANDABLE) == reserved(allocated, EXPANDABLE)
+    assert reserved(allocated, GATHERED, room=free.high) == free
+    assert reserved(allocated, GATHERED, room=65 * 2**30).middle == 65 * 2**30
+    assert reserved(allocated, GATHERED, room=need.middle - MIB) == need
+    assert reserved(allocated, ORDINARY, room=1) == need
 
 
 def test_a_block_is_split_and_joined_again() -> None:
