@@ -174,8 +174,8 @@ def _tried(scenario: Scenario, change: _Change) -> _Tried | None:
 
 def _peak(report: Report) -> tuple[int, int] | None:
     """(device bytes, headroom) on the fullest rank; None without a result."""
-    rank, headroom = report.peak_rank, report.headroom_bytes
-    return None if rank is None or rank.peak is None or headroom is None else (rank.peak.device_bytes, headroom)
+    highest, headroom = report.highest_bytes, report.headroom_bytes
+    return None if highest is None or headroom is None else (highest, headroom)
 
 
 # ---- what there is to change ----------------------------------------------------------------------------------------

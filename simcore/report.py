@@ -9,8 +9,9 @@ from typing import Any, Literal
 
 from pydantic import BaseModel, ConfigDict
 
-__all__ = ["SCHEMA_VERSION", "Advice", "AtRest", "Assumption", "Communicator", "MemorySeries", "Owner", "Peak",
-           "ProblemRow", "RankReport", "Report", "StepTime", "TrafficRow"]
+__all__ = ["SCHEMA_VERSION", "Advice", "AtRest", "Assumption", "Communicator", "Drawn", "DrawnPeak", "DrawnRows",
+           "MemorySeries", "Owner", "Peak", "ProblemRow", "Quantiles", "RankReport", "Report", "StepTime",
+           "TrafficRow"]
 
 SCHEMA_VERSION = "1.0"
 
@@ -122,8 +123,53 @@ class TrafficRow(_Frozen):
     algorithm: str = "ring"
 
 
+class Quantiles(_Frozen):
+    """Of many draws: half, 90 and 99 in a hundred are at most this; `max` is the highest of all."""
+
+    p50: int
+    p90: int
+    p99: int
+    max: int
+
+
+class DrawnPeak(_Frozen):
+    """The peak over many draws."""
+
+    allocated_bytes: Quantiles
+    device_bytes: Quantiles
+
+
+class DrawnRows(_Frozen):
+    """Rows that a rank's experts of one layer receive in one microbatch."""
+
+    layer: str
+    received: Quantiles
+
+
+class Drawn(_Frozen):
+    """A step at routing drawn at random; see `simcore.received`.
+
+    `hottest`: the highest rank of each draw, of `num_groups` expert groups a stage. `oom_probability`: share of draws
+    in which some rank does not fit. `exact`: peaks are those of a full simulation to the byte, else but for rounding.
+    """
+
+    seed: int
+    draws: int
+    concentration: float | None
+    num_groups: int
+    num_microbatches: int
+    balanced_rows: int
+    received: tuple[DrawnRows, ...]
+    hottest: DrawnPeak
+    oom_probability: float
+    exact: bool
+
+
 class RankReport(_Frozen):
-    """One class of ranks that hold and do the same. `end_bytes`: allocated when the step has ended."""
+    """One class of ranks that hold and do the same. `end_bytes`: allocated when the step has ended.
+
+    `drawn`: any of them over all draws, where routing is drawn at random; `peak` is then that of balanced routing.
+    """
 
     ranks: tuple[str, ...]
     num_ranks: int
@@ -136,6 +182,7 @@ class RankReport(_Frozen):
     grads_persist: bool
     peak: Peak | None = None
     end_bytes: int | None = None
+    drawn: DrawnPeak | None = None
     traffic: tuple[TrafficRow, ...] = ()
     memory: MemorySeries | None = None
 
@@ -179,7 +226,11 @@ class Advice(_Frozen):
 
 
 class Report(_Frozen):
-    """The result of one scenario. `advice`: of one that does not fit, the smallest changes first."""
+    """The result of one scenario. `advice`: of one that does not fit, the smallest changes first.
+
+    `drawn`: where routing is drawn at random; the verdict is then that of the highest draw, because a step that does
+    not fit ends the job, and `headroom_bytes` what it leaves.
+    """
 
     schema_version: str = SCHEMA_VERSION
     name: str
@@ -195,9 +246,17 @@ class Report(_Frozen):
     ranks: tuple[RankReport, ...] = ()
     time: StepTime | None = None
     advice: tuple[Advice, ...] = ()
+    drawn: Drawn | None = None
 
     @property
     def peak_rank(self) -> RankReport | None:
         """The class of ranks with the highest device memory; None before any peak is known."""
         with_peak = [r for r in self.ranks if r.peak is not None]
         return max(with_peak, key=lambda r: r.peak.device_bytes if r.peak else 0, default=None)
+
+    @property
+    def highest_bytes(self) -> int | None:
+        """Device memory that the verdict rests on: of the fullest rank, in the highest draw if there are any."""
+        rank = self.peak_rank
+        peak = rank.peak.device_bytes if rank and rank.peak else None
+        return self.drawn.hottest.device_bytes.max if self.drawn else peak

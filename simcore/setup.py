@@ -48,6 +48,8 @@ def prepare(scenario: Scenario) -> tuple[Job, Framework]:
     if mesh.pp > 1 and graph.architecture.tied and hasattr(module, "COPIES_TIED_HEAD"):
         graph = _untied(graph)
     job = Job(scenario, graph, mesh, unmatched_targets=unmatched)
+    if isinstance(scenario.training.routing, Draws) and not job.has_experts:
+        raise InputError(Problem(scenario.where("training", "routing"), "a model without experts routes no tokens"))
     framework: Framework = module.table(job)
     check_even(graph, mesh, framework, f"{framework.name}: this cut must be even ({framework.version})")
     return job, framework
@@ -141,7 +143,6 @@ def _refuse_unserved(scenario: Scenario) -> None:
         (("training", "num_tokens"), training.num_tokens is not None, "num_tokens (the cost of a whole run)"),
         (("training", "lengths"), training.lengths == "packed", "packed lengths (attention within each sequence)"),
         (("training", "lengths"), not isinstance(training.lengths, str), "a distribution of lengths"),
-        (("training", "routing"), isinstance(training.routing, Draws), "a distribution of routing"),
         (("training", "offload"), any(p != "none" for p in
                                       (offload.params, offload.optimizer, offload.gradients, offload.activations)),
          "offload"),

@@ -8,6 +8,7 @@ from itertools import count
 
 from simcore.assemble import Parts, failed, report
 from simcore.clocked import Clocked, clock
+from simcore.drawn import drawn
 from simcore.errors import IllegalLayout, InputError, Problem, RankscopeError
 from simcore.flows import flow_of
 from simcore.flows.flat import exact_at_rest
@@ -71,7 +72,7 @@ def _simulate(scenario: Scenario, *, series: bool, folded: bool, rank: int | Non
         parts.clocked = _clock(parts)
         if parts.clocked.steady or parts.lowered == scenario.num_microbatches:
             break
-    return report(parts, series=series)
+    return drawn(parts, report(parts, series=series))
 
 
 def _clock(parts: Parts) -> Clocked:

@@ -122,10 +122,10 @@ def summary(reports: Sequence[Report], width: int) -> list[RenderableType]:
 
 def _is_unsure(report: Report) -> bool:
     """A fit by the middle, and not by what measured runs of such layouts allow."""
-    rank, left = report.peak_rank, report.headroom_bytes
-    if report.verdict != "fits" or rank is None or rank.peak is None or left is None:
+    highest, left = report.highest_bytes, report.headroom_bytes
+    if report.verdict != "fits" or highest is None or left is None:
         return False
-    return any(other.peak.band_bytes[1] > rank.peak.device_bytes + left for other in report.ranks if other.peak)
+    return any(other.peak.band_bytes[1] > highest + left for other in report.ranks if other.peak)
 
 
 def _columns(reports: Sequence[Report]) -> tuple[_Column, ...]:

@@ -25,7 +25,7 @@ if TYPE_CHECKING:
     from simcore.tolerance import Judged
     from simcore.validate import Compared, Gap, Summary, Validation, Verdicts
 
-__all__ = ["advice", "comparison", "console", "placement", "plain", "setting", "validation"]
+__all__ = ["advice", "comparison", "console", "drawn", "placement", "plain", "setting", "validation"]
 
 _MOST_CLASSES = 16
 _MOST_GAPS, _REASON = 25, 110
@@ -103,6 +103,16 @@ def advice(report: Report) -> list[RenderableType]:
 def _advised(one: Advice) -> Text:
     numbers = f"peak {format_bytes(one.peak_bytes):>10}, left {format_bytes(one.headroom_bytes):>10}"
     return Text(plain(f"  {one.verdict:<4}  {numbers}  {' '.join(starmap(setting, one.changes.items()))}"))
+
+
+def drawn(report: Report) -> list[RenderableType]:
+    """What routing drawn at random makes of the highest rank; empty where nothing was drawn."""
+    found = report.drawn
+    if found is None:
+        return []
+    sizes = ", ".join(f"{name} {format_bytes(size)}" for name, size in found.hottest.device_bytes.model_dump().items())
+    told = f"{report.name}: routing drawn {found.draws:,} times (seed {found.seed}): highest rank {sizes}; "
+    return [Text(plain(f"{told}does not fit in {found.oom_probability:.1%} of the draws"))]
 
 
 def setting(key: str, value: object) -> str:

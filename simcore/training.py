@@ -69,8 +69,10 @@ class Draws(Block):
     """Loads drawn at random."""
 
     seed: Seed = Field(description="Seed of the draws")
-    draws: Count = Field(default=1000, description="Number of draws")
-    concentration: Annotated[float, Field(gt=0)] = Field(default=1.0, description="Dirichlet concentration")
+    draws: Annotated[int, Field(ge=1, le=2**17)] = Field(default=1000, description="Number of draws")
+    concentration: Annotated[float, Field(gt=0)] | None = Field(
+        default=None, description="Dirichlet concentration of the experts' popularity; left out: all alike"
+    )
 
 
 def _routing_kind(value: object) -> str:

@@ -21,7 +21,7 @@ ORDER = (
     "lora_bridge", "lora_automodel", "routing", "job", "stages", "frameworks/", "plan", "buffers", "fold", "schedules/",
     "setup", "tile", "outline", "program", "tiles", "flow", "lower", "flows/", "ledger", "cost", "report", "traffic",
     "series", "streams", "timeline", "clocked", "adapters", "workspace", "outside", "reserve",
-    "band", "assemble", "simulate", "advice", "compare", "measured", "tolerance",
+    "band", "assemble", "received", "spread", "drawn", "simulate", "advice", "compare", "measured", "tolerance",
     "validate", "table", "summary", "batch", "finding", "output", "glossary", "cli", "__init__", "__main__",
 )  # fmt: skip
 

@@ -9,7 +9,7 @@ from rich.console import Console
 from fakes import rank, report
 from simcore import table
 from simcore.compare import compare
-from simcore.report import Advice
+from simcore.report import Advice, Drawn, DrawnPeak, Quantiles
 
 
 def shown(*parts: object, width: int = 240) -> str:
@@ -26,6 +26,16 @@ def test_placement_lists_components_padding_and_total() -> None:
     for word in ("2,147,483,648", "536,870,912", "4.00 GiB", "1.00 GiB", "2.00 GiB", "7.00 GiB"):
         assert word in total
     assert "1.00 KiB" in text
+
+
+def test_draws_are_told_in_a_line() -> None:
+    sizes = Quantiles(p50=2**30, p90=2 * 2**30, p99=3 * 2**30, max=4 * 2**30)
+    made = Drawn(seed=7, draws=1000, concentration=None, num_groups=1, num_microbatches=1, balanced_rows=1, received=(),
+                 hottest=DrawnPeak(allocated_bytes=sizes, device_bytes=sizes), oom_probability=0.032, exact=True)
+    (line,) = shown(*table.drawn(report("a", 100, drawn=made))).splitlines()
+    assert "1,000 times (seed 7): highest rank p50 1.00 GiB, p90 2.00 GiB, p99 3.00 GiB, max 4.00 GiB" in line
+    assert line.endswith("does not fit in 3.2% of the draws")
+    assert table.drawn(report("a", 100)) == []
 
 
 def test_advice_is_a_line_a_change() -> None:

@@ -20,6 +20,7 @@ from simcore.graph import ModelGraph
 from simcore.job import Job
 from simcore.lora_names import name_adapters
 from simcore.models.blocks import Moe
+from simcore.training import Draws
 
 __all__ = ["DEFAULT_IMPLEMENTATION", "IMPLEMENTATIONS", "VERSIONS", "adapters", "table"]
 
@@ -80,6 +81,9 @@ def _is_titan(job: Job) -> bool:
 def _experts_implementation(job: Job, options: dict[str, object]) -> tuple[tuple[str, str], ...]:
     """Transformers' own grouped products, or the stand-in that expert parallelism needs."""
     if options.get("experts_implementation") is None:
+        if job.has_experts and isinstance(job.scenario.training.routing, Draws):
+            raise job.not_yet("training.routing", "routing drawn at random with batched products over equal groups of "
+                              "rows, a balanced stand-in (served with experts_implementation: grouped_mm)")
         if job.has_experts:
             job.auto("framework_options.experts_implementation", "auto", "batched products over equal groups of rows",
                      "a stand-in; transformers 5.23 integrations/moe.py has grouped_mm as its default on a GPU")

@@ -1,0 +1,91 @@
+"""Peaks from straight lines are those of whole programs, each layer at its own number of rows."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import replace
+from typing import Any
+
+import numpy as np
+import pytest
+
+import small
+from simcore.flows import flow_of
+from simcore.lower import lower
+from simcore.plan import place
+from simcore.program import Program
+from simcore.routing import top_k_of
+from simcore.schedule import actions
+from simcore.setup import prepare
+from simcore.spread import Spread, spread
+from simcore.tile import posted_bytes
+from simcore.tiles import Workload
+
+TOKENS, TOP_K, EP = 512, 2, 4
+MICROBATCHES = 3
+CASES: tuple[tuple[str, dict[str, Any]], ...] = (
+    ("megatron", {}), ("megatron", {"recompute": "full"}),
+    ("megatron", {"options": {"moe_token_dispatcher_type": "flex"}}),
+    ("automodel", {}), ("automodel", {"recompute": "full"}), ("automodel", {"options": {"dispatcher": "torch"}}),
+)
+
+
+def programs(framework: str, **given: Any) -> Callable[[int], Program]:
+    asked = small.scenario(framework, {"dp_shard": 4, "ep": EP}, seq_len=TOKENS, microbatches=MICROBATCHES, **given)
+    job, table = prepare(asked)
+    assert top_k_of(job.graph) == TOP_K
+    plan = place(job.graph, job.mesh, table, 0)
+    order = actions(table.schedule, plan.stage, MICROBATCHES)
+    workload = Workload(1, TOKENS, 0, TOP_K << 16)
+    return lambda rows: lower(plan, replace(workload, rows_per_token=-(-(rows << 16) // TOKENS)), order,
+                              flow_of(table))
+
+
+def brute_force(program_at: Callable[[int], Program], rows: dict[int, list[int]]) -> int:
+    """Every piece from the program of its own layer's and microbatch's rows, all written out."""
+    some = program_at(TOKENS)
+    every = []
+    for piece in some.outline.pieces:
+        own = program_at(rows[piece.layer][piece.microbatch]) if piece.layer in rows else some
+        every.append(some.outline.loose[piece.start:piece.end] if piece.tile < 0 else own.tiles[piece.tile].rows)
+    return int(np.cumsum(posted_bytes(np.concatenate(every))).max())
+
+
+def spread_of(program_at: Callable[[int], Program]) -> Spread:
+    return spread(program_at, TOP_K, TOKENS * EP * TOP_K, TOP_K)
+
+
+@pytest.mark.parametrize(("framework", "given"), CASES)
+def test_layers_of_their_own_rows_peak_where_all_rows_written_out_do(framework: str, given: dict[str, Any]) -> None:
+    program_at = programs(framework, **given)
+    steps, random = spread_of(program_at), np.random.default_rng(0)
+    layers = sorted(steps.varying_layers)
+    assert layers
+    for most in (TOKENS * EP * TOP_K, TOKENS * TOP_K // 2):
+        rows = {layer: random.integers(TOP_K, most, (MICROBATCHES, 1)) for layer in layers}
+        expected = brute_force(program_at, {layer: mine[:, 0].tolist() for layer, mine in rows.items()})
+        found = int(steps.peaks(rows)[0])
+        assert found == (expected if steps.exact else pytest.approx(expected, rel=1e-3))
+
+
+@pytest.mark.parametrize(("framework", "given"), CASES)
+def test_which_dispatchers_round(framework: str, given: dict[str, Any]) -> None:
+    steps = spread_of(programs(framework, **given))
+    rounds = "flex" in str(given) or (framework == "automodel" and "torch" not in str(given))
+    assert steps.exact is not rounds
+    assert (len(steps.knots) > 2) is rounds  # all tokens are there: a limit, found by halving
+
+
+def test_columns_are_draws_of_their_own() -> None:
+    steps = spread_of(programs("megatron"))
+    rows = {layer: np.array([[600, 3000, 2]] * MICROBATCHES) for layer in steps.varying_layers}
+    alone = [int(steps.peaks({layer: mine[:, i:i + 1] for layer, mine in rows.items()})[0]) for i in range(3)]
+    assert steps.peaks(rows).tolist() == alone
+    assert alone[2] < alone[0] < alone[1]
+
+
+def test_one_number_of_rows_takes_one_program() -> None:
+    steps = spread(programs("megatron"), 100, 100, TOP_K)
+    assert steps.knots == (100,)
+    assert steps.exact
+    assert not steps.varying_layers
