@@ -32,7 +32,7 @@ __all__ = ["drawn", "quantiles"]
 
 _MOST_MICROBATCHES: Final = 64
 """Written out and drawn; of a longer step these stand for all."""
-_MOST_VALUES: Final = 10**7
+_MOST_VALUES: Final = 3 * 10**6
 """Numbers drawn of one stage, so that a job of thousands of ranks is a matter of seconds: then fewer groups."""
 _COLUMNS: Final = 1 << 15
 """Draws of ranks that are summed up at once."""

@@ -17,7 +17,7 @@ from simcore.graph import ModelGraph
 from simcore.schedule import Schedule
 from simcore.tensor import TensorSpec
 
-__all__ = ["Buckets", "Framework", "Libraries", "Life", "Lives", "Matches", "Moment", "Optimizer", "Rule",
+__all__ = ["Buckets", "Framework", "Libraries", "Life", "Lives", "Matches", "Moment", "Optimizer", "Padding", "Rule",
            "Unit", "UnshardFlow"]
 
 
@@ -173,6 +173,14 @@ class Libraries:
 
 
 @dataclass(frozen=True, slots=True)
+class Padding:
+    """To what multiple a collator rounds the longest sequence of a microbatch up, and where it says so."""
+
+    multiple: int = 1
+    source: str = "transformers 5.23 data/data_collator.py: padding to the longest, pad_to_multiple_of None"
+
+
+@dataclass(frozen=True, slots=True)
 class Framework:
     """A framework applied to one job: ready to place and to lower.
 
@@ -204,6 +212,7 @@ class Framework:
     options: tuple[tuple[str, str], ...] = ()
     communicators: tuple[str, ...] = ()
     libraries: Libraries = Libraries()
+    padding: Padding = field(default=Padding(), compare=False)
     assumptions: tuple[tuple[str, str, str, str], ...] = field(default=(), compare=False)
 
     def life(self, spec: TensorSpec) -> Life:

@@ -9,8 +9,8 @@ from typing import Any, Literal
 
 from pydantic import BaseModel, ConfigDict
 
-__all__ = ["SCHEMA_VERSION", "Advice", "AtRest", "Assumption", "Communicator", "Drawn", "DrawnPeak", "DrawnRows",
-           "MemorySeries", "Owner", "Peak", "ProblemRow", "Quantiles", "RankReport", "Report", "StepTime",
+__all__ = ["SCHEMA_VERSION", "Advice", "AtRest", "Assumption", "Communicator", "Drawn", "DrawnLengths", "DrawnPeak",
+           "DrawnRows", "MemorySeries", "Owner", "Peak", "ProblemRow", "Quantiles", "RankReport", "Report", "StepTime",
            "TrafficRow"]
 
 SCHEMA_VERSION = "1.0"
@@ -165,6 +165,21 @@ class Drawn(_Frozen):
     exact: bool
 
 
+class DrawnLengths(_Frozen):
+    """Padded lengths drawn from a distribution; see `simcore.lengths`.
+
+    `batch`: of one microbatch; `step`: the longest of all ranks' in one step. `peak`: of the fullest rank at the four
+    lengths of `step`, each simulated; `fits`: those of them that fit.
+    """
+
+    seed: int
+    draws: int
+    batch: Quantiles
+    step: Quantiles
+    peak: DrawnPeak
+    fits: tuple[int, ...]
+
+
 class RankReport(_Frozen):
     """One class of ranks that hold and do the same. `end_bytes`: allocated when the step has ended.
 
@@ -229,7 +244,8 @@ class Report(_Frozen):
     """The result of one scenario. `advice`: of one that does not fit, the smallest changes first.
 
     `drawn`: where routing is drawn at random; the verdict is then that of the highest draw, because a step that does
-    not fit ends the job, and `headroom_bytes` what it leaves.
+    not fit ends the job, and `headroom_bytes` what it leaves. `lengths`: where lengths are drawn; all else is then at
+    the longest.
     """
 
     schema_version: str = SCHEMA_VERSION
@@ -247,6 +263,7 @@ class Report(_Frozen):
     time: StepTime | None = None
     advice: tuple[Advice, ...] = ()
     drawn: Drawn | None = None
+    lengths: DrawnLengths | None = None
 
     @property
     def peak_rank(self) -> RankReport | None:

@@ -142,7 +142,6 @@ def _refuse_unserved(scenario: Scenario) -> None:
         (("training", "method"), training.method == "qlora", "qlora"),
         (("training", "num_tokens"), training.num_tokens is not None, "num_tokens (the cost of a whole run)"),
         (("training", "lengths"), training.lengths == "packed", "packed lengths (attention within each sequence)"),
-        (("training", "lengths"), not isinstance(training.lengths, str), "a distribution of lengths"),
         (("training", "offload"), any(p != "none" for p in
                                       (offload.params, offload.optimizer, offload.gradients, offload.activations)),
          "offload"),

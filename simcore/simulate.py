@@ -16,6 +16,7 @@ from simcore.fold import RankClass, joined, unfolded, unfolded_one
 from simcore.fold import fold as fold_ranks
 from simcore.framework import Buckets, Framework
 from simcore.job import Job, topology_of
+from simcore.lengths import is_drawn, with_lengths
 from simcore.lower import lower
 from simcore.plan import Plan
 from simcore.plan import place as place_rank
@@ -40,7 +41,8 @@ def simulate(scenario: Scenario, *, series: bool = False, fold: bool = True, ran
     `series`: memory over the step too. `fold` False simulates every rank by itself. `rank`: that rank alone, exactly,
     without time. `timed` False: memory and traffic only.
     """
-    return _guarded(partial(_simulate, scenario, series=series, folded=fold, rank=rank, timed=timed), scenario)
+    work = partial(_simulate, series=series, folded=fold, rank=rank)
+    return _guarded(partial(_at_its_lengths, scenario, work, timed=timed), scenario)
 
 
 def place(scenario: Scenario, *, rank: int | None = None) -> Report:
@@ -58,6 +60,13 @@ def _guarded(work: partial[Report], scenario: Scenario) -> Report:
         return work()
     except RankscopeError as error:
         return failed(scenario, error, "illegal" if isinstance(error, IllegalLayout) else "error")
+
+
+def _at_its_lengths(scenario: Scenario, work: partial[Report], *, timed: bool) -> Report:
+    if not is_drawn(scenario):
+        return work(scenario, timed=timed)
+    padding = prepare(scenario)[1].padding
+    return with_lengths(scenario, padding, partial(work, timed=False), partial(work, timed=timed))
 
 
 def _simulate(scenario: Scenario, *, series: bool, folded: bool, rank: int | None, timed: bool) -> Report:

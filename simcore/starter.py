@@ -33,7 +33,7 @@ training:
   seq_len: 4096  # tokens of one sequence, before cp splits it
   micro_batch_size: 1  # sequences of one microbatch, per data-parallel rank
   # global_batch_size: 8  # sequences per optimizer step; left out: one microbatch on every rank
-  lengths: fixed  # fixed; not yet: packed, {{mean: 900, max: 2048, seed: 0}}
+  lengths: fixed  # fixed, {{mean: 900, max: 4096, seed: 0}}, {{observed: [312, 2048]}}; not yet: packed
   sequence_parallel: auto  # auto: where tp > 1
   recompute: full  # none | full | [modules], as far as the framework has them
   pipeline: {{schedule: 1f1b, virtual_stages: 1, layers: auto}}  # used where pp > 1

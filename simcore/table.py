@@ -106,13 +106,27 @@ def _advised(one: Advice) -> Text:
 
 
 def drawn(report: Report) -> list[RenderableType]:
-    """What routing drawn at random makes of the highest rank; empty where nothing was drawn."""
+    """What draws make of the highest rank, a line for lengths and one for routing; empty where nothing was drawn."""
+    return [line for line in (_lengths(report), _routing(report)) if line is not None]
+
+
+def _lengths(report: Report) -> Text | None:
+    """Padded lengths, and the device's peak at each."""
+    found = report.lengths
+    if found is None:
+        return None
+    sizes = zip(found.step.model_dump().items(), found.peak.device_bytes.model_dump().values(), strict=True)
+    each = ", ".join(f"{name} {length:,} tokens: {format_bytes(size)}" for (name, length), size in sizes)
+    return Text(plain(f"{report.name}: longest of a step, {found.draws:,} drawn (seed {found.seed}): {each}"))
+
+
+def _routing(report: Report) -> Text | None:
     found = report.drawn
     if found is None:
-        return []
+        return None
     sizes = ", ".join(f"{name} {format_bytes(size)}" for name, size in found.hottest.device_bytes.model_dump().items())
     told = f"{report.name}: routing drawn {found.draws:,} times (seed {found.seed}): highest rank {sizes}; "
-    return [Text(plain(f"{told}does not fit in {found.oom_probability:.1%} of the draws"))]
+    return Text(plain(f"{told}does not fit in {found.oom_probability:.1%} of the draws"))
 
 
 def setting(key: str, value: object) -> str:

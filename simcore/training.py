@@ -8,8 +8,9 @@ from pydantic import Discriminator, Field, Tag, model_validator
 
 from simcore.block import BY_SHAPE, FLAG, LIST, MAP, WORD, Block, Count, Fraction, Name, Names
 
-__all__ = ["Capacity", "DType", "Draws", "Imbalance", "Lengths", "Lora", "Offload", "OffloadPart", "Optimizer",
-           "Pipeline", "Precision", "Quantization", "Recompute", "Routing", "Seed", "Training"]  # fmt: skip
+__all__ = ["Capacity", "DType", "Draws", "Imbalance", "Lengths", "Lora", "Observed", "Offload", "OffloadPart",
+           "Optimizer", "Pipeline", "Precision", "Quantization", "Recompute", "Routing", "Seed",
+           "Training"]  # fmt: skip
 
 Seed = Annotated[int, Field(ge=0, le=2**63 - 1)]
 DType = Literal["auto", "fp32", "bf16", "fp16", "fp8"]
@@ -17,18 +18,46 @@ MAX_TOKENS: Final = 2**26
 """Of one microbatch."""
 
 
-class Lengths(Block):
-    """Sequences of unequal length, packed or padded to `seq_len`."""
+Number = Annotated[int, Field(ge=1, le=2**17)]
+"""Of draws."""
 
-    mean: Count = Field(description="Mean length of a sequence, in tokens")
-    max: Count = Field(description="Longest sequence, in tokens")
+
+class Lengths(Block):
+    """Sequences of unequal length, drawn; a microbatch is padded to its longest."""
+
+    mean: Count = Field(description="Mean length of a sequence, in tokens, before it is cut")
+    max: Count = Field(description="Longest sequence, in tokens: what is longer is cut")
     seed: Seed = Field(default=0, description="Seed of the draw")
+    draws: Number = Field(default=1000, description="Number of drawn steps")
+    distribution: Literal["lognormal", "uniform"] = Field(default="lognormal", description="How lengths scatter")
+    sigma: Annotated[float, Field(gt=0, le=10)] = Field(
+        default=1.0, description="Of a lognormal length's logarithm: its standard deviation"
+    )
 
     @model_validator(mode="after")
     def _ordered(self) -> Lengths:
         if self.mean > self.max:
             raise ValueError(f"expected mean <= max, got mean {self.mean} and max {self.max}")
+        if self.distribution == "uniform" and 2 * self.mean <= self.max:
+            raise ValueError(f"expected mean > max / 2 of uniform lengths, got mean {self.mean} and max {self.max}")
         return self
+
+
+class Observed(Block):
+    """Lengths of a data set, of which steps are drawn; a microbatch is padded to its longest."""
+
+    observed: Annotated[tuple[Count, ...], Field(strict=False, min_length=1, max_length=2**20)] = Field(
+        description="Lengths of sequences, in tokens, each as likely as the others"
+    )
+    seed: Seed = Field(default=0, description="Seed of the draw")
+    draws: Number = Field(default=1000, description="Number of drawn steps")
+
+
+def _lengths_kind(value: object) -> str:
+    keys = value if isinstance(value, dict) else vars(value) if isinstance(value, Block) else None
+    if keys is None:
+        return "<word>"
+    return "<observed>" if "observed" in keys else "<lengths>"
 
 
 class Recompute(Block):
@@ -69,7 +98,7 @@ class Draws(Block):
     """Loads drawn at random."""
 
     seed: Seed = Field(description="Seed of the draws")
-    draws: Annotated[int, Field(ge=1, le=2**17)] = Field(default=1000, description="Number of draws")
+    draws: Number = Field(default=1000, description="Number of draws")
     concentration: Annotated[float, Field(gt=0)] | None = Field(
         default=None, description="Dirichlet concentration of the experts' popularity; left out: all alike"
     )
@@ -180,8 +209,11 @@ class Training(Block):
         default=None, description="Tokens of the whole run, for its cost"
     )
     lengths: Annotated[
-        Annotated[Literal["fixed", "packed"], WORD] | Annotated[Lengths, MAP], BY_SHAPE
-    ] = Field(default="fixed", description="Lengths of the sequences")  # fmt: skip
+        Annotated[Literal["fixed", "packed"], WORD]
+        | Annotated[Observed, Tag("<observed>")]
+        | Annotated[Lengths, Tag("<lengths>")],
+        Discriminator(_lengths_kind),
+    ] = Field(default="fixed", description="Lengths of the sequences")
     sequence_parallel: Annotated[Annotated[Literal["auto"], WORD] | Annotated[bool, FLAG], BY_SHAPE] = Field(
         default="auto", description="Split norms and dropout over tp; auto: where tp > 1"
     )

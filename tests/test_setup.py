@@ -56,7 +56,7 @@ def test_what_is_not_known_is_refused(changed: dict[str, Any], told: str) -> Non
     ({"method": "qlora"}, "qlora"), ({"offload": {"params": "host"}}, "offload"),
     ({"pipeline": {"virtual_stages": 2}}, "virtual stages"),
     ({"pipeline": {"schedule": "dualpipe"}}, "schedule dualpipe"),
-    ({"lengths": {"mean": 10, "max": 20}}, "lengths"), ({"routing": {"seed": 0}}, "routing"),
+    ({"lengths": "packed"}, "lengths"), ({"routing": {"seed": 0}}, "routing"),
     ({"precision": {"compute": "fp8"}}, "compute in fp8"), ({"optimizer": {"paged": True}}, "paged")])
 def test_what_is_not_served_is_named_and_never_ignored(training: dict[str, Any], told: str) -> None:
     text = given(training={"seq_len": 64, **training})

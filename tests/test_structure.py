@@ -21,8 +21,9 @@ ORDER = (
     "lora_bridge", "lora_automodel", "routing", "job", "stages", "frameworks/", "plan", "buffers", "fold", "schedules/",
     "setup", "tile", "outline", "program", "tiles", "flow", "lower", "flows/", "ledger", "cost", "report", "traffic",
     "series", "streams", "timeline", "clocked", "adapters", "workspace", "outside", "reserve",
-    "band", "assemble", "received", "spread", "drawn", "simulate", "advice", "compare", "measured", "tolerance",
-    "validate", "table", "summary", "batch", "finding", "output", "glossary", "cli", "__init__", "__main__",
+    "band", "assemble", "received", "spread", "drawn", "lengths", "simulate", "advice", "compare", "measured",
+    "tolerance", "validate", "table", "summary", "batch", "finding", "output", "glossary", "cli",
+    "__init__", "__main__",
 )  # fmt: skip
 
 # A library has one door: what it does could be replaced by rewriting the files named here.

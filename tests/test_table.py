@@ -9,7 +9,7 @@ from rich.console import Console
 from fakes import rank, report
 from simcore import table
 from simcore.compare import compare
-from simcore.report import Advice, Drawn, DrawnPeak, Quantiles
+from simcore.report import Advice, Drawn, DrawnLengths, DrawnPeak, Quantiles
 
 
 def shown(*parts: object, width: int = 240) -> str:
@@ -36,6 +36,16 @@ def test_draws_are_told_in_a_line() -> None:
     assert "1,000 times (seed 7): highest rank p50 1.00 GiB, p90 2.00 GiB, p99 3.00 GiB, max 4.00 GiB" in line
     assert line.endswith("does not fit in 3.2% of the draws")
     assert table.drawn(report("a", 100)) == []
+
+
+def test_lengths_are_told_in_a_line() -> None:
+    lengths = Quantiles(p50=100, p90=200, p99=1000, max=2048)
+    sizes = Quantiles(p50=2**30, p90=2 * 2**30, p99=3 * 2**30, max=4 * 2**30)
+    made = DrawnLengths(seed=7, draws=50, batch=lengths, step=lengths, fits=(100,),
+                        peak=DrawnPeak(allocated_bytes=sizes, device_bytes=sizes))
+    (line,) = shown(*table.drawn(report("a", 100, lengths=made))).splitlines()
+    assert line == ("a: longest of a step, 50 drawn (seed 7): p50 100 tokens: 1.00 GiB, p90 200 tokens: 2.00 GiB, "
+                    "p99 1,000 tokens: 3.00 GiB, max 2,048 tokens: 4.00 GiB")
 
 
 def test_advice_is_a_line_a_change() -> None:
