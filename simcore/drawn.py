@@ -7,7 +7,6 @@ highest draw. How loads are drawn is told in `simcore.received`, how peaks are f
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
-from functools import partial
 from typing import Final
 
 import numpy as np
@@ -21,14 +20,15 @@ from simcore.mesh import IntArray
 from simcore.models.blocks import Moe
 from simcore.plan import Plan
 from simcore.program import Program
+from simcore.quantiles import Drawn, DrawnPeak, DrawnRows, Quantiles, quantiles
 from simcore.received import Loads, drawn_rows
-from simcore.report import Assumption, Drawn, DrawnPeak, DrawnRows, Quantiles, RankReport, Report
+from simcore.report import Assumption, RankReport, Report
 from simcore.reserve import reserved
 from simcore.schedule import actions, lowered_microbatches
 from simcore.spread import Spread, spread
 from simcore.training import Draws
 
-__all__ = ["drawn", "quantiles"]
+__all__ = ["drawn"]
 
 _MOST_MICROBATCHES: Final = 64
 """Written out and drawn; of a longer step these stand for all."""
@@ -157,16 +157,6 @@ def _peak(parts: Parts, rank: RankReport, allocated: IntArray) -> DrawnPeak:
     found = quantiles(allocated)
     device = {name: _device(parts, rank, size) for name, size in found.model_dump().items()}
     return DrawnPeak(allocated_bytes=found, device_bytes=Quantiles(**device))
-
-
-def quantiles(values: IntArray) -> Quantiles:
-    """By nearest rank: each is one of the values."""
-    ordered, (p50, p90, p99) = np.sort(values, axis=None), map(partial(_nearest, values.size), (50, 90, 99))
-    return Quantiles(p50=int(ordered[p50]), p90=int(ordered[p90]), p99=int(ordered[p99]), max=int(ordered[-1]))
-
-
-def _nearest(count: int, percent: int) -> int:
-    return -(-count * percent // 100) - 1
 
 
 def _assumption(parts: Parts, found: Drawn) -> Assumption:

@@ -11,14 +11,15 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from enum import Enum
 from functools import lru_cache
+from typing import Literal
 
 from simcore.form import Form
 from simcore.graph import ModelGraph
 from simcore.schedule import Schedule
 from simcore.tensor import TensorSpec
 
-__all__ = ["Buckets", "Framework", "Libraries", "Life", "Lives", "Matches", "Moment", "Optimizer", "Padding", "Rule",
-           "Unit", "UnshardFlow"]
+__all__ = ["Buckets", "Files", "Framework", "Libraries", "Life", "Lives", "Matches", "Moment", "Optimizer", "Padding",
+           "Rule", "Transfer", "Unit", "UnshardFlow"]
 
 
 Matches = Callable[[TensorSpec], bool]
@@ -173,6 +174,34 @@ class Libraries:
 
 
 @dataclass(frozen=True, slots=True)
+class Transfer:
+    """What a checkpoint takes of the host's memory on its way, and of the device's beside what rests there.
+
+    `whole_on`: ranks that hold all of the model. `params`, `states`: how many copies of what a rank holds itself lie on
+    the host at once; `shared`: (dense, expert) axes whose ranks share what all of them hold. `in_flight`: at least so
+    many whole tensors. `trained_only`: frozen parameters are left out. `on_device`: a whole "tensor" or "unit" for a
+    moment.
+    """
+
+    source: str
+    whole_on: Literal["", "rank0", "every_rank"] = ""
+    trained_only: bool = False
+    params: int = 0
+    states: int = 0
+    shared: tuple[str, str] | None = None
+    in_flight: int = 1
+    on_device: Literal["", "tensor", "unit"] = ""
+
+
+@dataclass(frozen=True, slots=True)
+class Files:
+    """How a job's checkpoint is read and written; None: it is not."""
+
+    load: Transfer | None = None
+    save: Transfer | None = None
+
+
+@dataclass(frozen=True, slots=True)
 class Padding:
     """To what multiple a collator rounds the longest sequence of a microbatch up, and where it says so."""
 
@@ -213,6 +242,7 @@ class Framework:
     communicators: tuple[str, ...] = ()
     libraries: Libraries = Libraries()
     padding: Padding = field(default=Padding(), compare=False)
+    files: Files = field(default=Files(), compare=False)
     assumptions: tuple[tuple[str, str, str, str], ...] = field(default=(), compare=False)
 
     def life(self, spec: TensorSpec) -> Life:

@@ -18,11 +18,11 @@ from typing import Final
 
 import numpy as np
 
-from simcore.drawn import quantiles
 from simcore.framework import Padding
 from simcore.mesh import IntArray
+from simcore.quantiles import DrawnLengths, DrawnPeak, Quantiles, quantiles
 from simcore.received import Floats
-from simcore.report import Assumption, DrawnLengths, DrawnPeak, Quantiles, Report
+from simcore.report import Assumption, Report
 from simcore.scenario import Scenario
 from simcore.training import Lengths, Observed
 

@@ -9,9 +9,10 @@ from typing import Any, Literal
 
 from pydantic import BaseModel, ConfigDict
 
-__all__ = ["SCHEMA_VERSION", "Advice", "AtRest", "Assumption", "Communicator", "Drawn", "DrawnLengths", "DrawnPeak",
-           "DrawnRows", "MemorySeries", "Owner", "Peak", "ProblemRow", "Quantiles", "RankReport", "Report", "StepTime",
-           "TrafficRow"]
+from simcore.quantiles import Drawn, DrawnLengths, DrawnPeak
+
+__all__ = ["SCHEMA_VERSION", "Advice", "AtRest", "Assumption", "Communicator", "Host", "HostPhase", "MemorySeries",
+           "Owner", "Peak", "ProblemRow", "RankReport", "Report", "StepTime", "TrafficRow"]
 
 SCHEMA_VERSION = "1.0"
 
@@ -123,61 +124,27 @@ class TrafficRow(_Frozen):
     algorithm: str = "ring"
 
 
-class Quantiles(_Frozen):
-    """Of many draws: half, 90 and 99 in a hundred are at most this; `max` is the highest of all."""
+class HostPhase(_Frozen):
+    """Reading the model, the first step, or writing the model: of the fullest host and of the fullest GPU.
 
-    p50: int
-    p90: int
-    p99: int
-    max: int
-
-
-class DrawnPeak(_Frozen):
-    """The peak over many draws."""
-
-    allocated_bytes: Quantiles
-    device_bytes: Quantiles
-
-
-class DrawnRows(_Frozen):
-    """Rows that a rank's experts of one layer receive in one microbatch."""
-
-    layer: str
-    received: Quantiles
-
-
-class Drawn(_Frozen):
-    """A step at routing drawn at random; see `simcore.received`.
-
-    `hottest`: the highest rank of each draw, of `num_groups` expert groups a stage. `oom_probability`: share of draws
-    in which some rank does not fit. `exact`: peaks are those of a full simulation to the byte, else but for rounding.
+    `by_owner`: what lies on that host. `source`: where the framework does so; empty for the step.
     """
 
-    seed: int
-    draws: int
-    concentration: float | None
-    num_groups: int
-    num_microbatches: int
-    balanced_rows: int
-    received: tuple[DrawnRows, ...]
-    hottest: DrawnPeak
-    oom_probability: float
-    exact: bool
+    phase: Literal["load", "first_step", "save"]
+    host_bytes: int
+    device_bytes: int
+    host_verdict: Literal["fits", "oom"]
+    device_verdict: Literal["fits", "oom"]
+    by_owner: dict[str, int]
+    source: str = ""
 
 
-class DrawnLengths(_Frozen):
-    """Padded lengths drawn from a distribution; see `simcore.lengths`.
+class Host(_Frozen):
+    """Memory of hosts, each shared by `ranks_per_host` ranks; see `simcore.host`."""
 
-    `batch`: of one microbatch; `step`: the longest of all ranks' in one step. `peak`: of the fullest rank at the four
-    lengths of `step`, each simulated; `fits`: those of them that fit.
-    """
-
-    seed: int
-    draws: int
-    batch: Quantiles
-    step: Quantiles
-    peak: DrawnPeak
-    fits: tuple[int, ...]
+    capacity_bytes: int
+    ranks_per_host: int
+    phases: tuple[HostPhase, ...]
 
 
 class RankReport(_Frozen):
@@ -264,6 +231,7 @@ class Report(_Frozen):
     advice: tuple[Advice, ...] = ()
     drawn: Drawn | None = None
     lengths: DrawnLengths | None = None
+    host: Host | None = None
 
     @property
     def peak_rank(self) -> RankReport | None:

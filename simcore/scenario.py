@@ -16,6 +16,7 @@ from simcore.yaml_parser import dotted
 
 __all__ = [
     "MAX_RANKS",
+    "Checkpoint",
     "Environment",
     "Generation",
     "Limits",
@@ -116,6 +117,17 @@ class Environment(Block):
     expandable_segments: bool = Field(default=False, description="PYTORCH_CUDA_ALLOC_CONF=expandable_segments:True")
 
 
+class Checkpoint(Block):
+    """How files get into memory and out of it."""
+
+    load: Literal["auto", "every_rank", "rank0", "sharded", "none"] = Field(
+        default="auto", description="Who reads the model: every rank all of it, rank 0, each its own part, nobody"
+    )
+    save: Literal["auto", "full", "sharded", "none"] = Field(
+        default="auto", description="Who writes it: rank 0 after a gather, each its own part, nobody"
+    )
+
+
 class Limits(Block):
     """How much of a device may be used."""
 
@@ -156,6 +168,7 @@ class Scenario(Block):
     generation: Generation | None = Field(default=None, description="The engine that generates, for grpo and serve")
     framework_options: OpenMap = Field(default={}, description="What only this framework knows, in its own spelling")
     environment: Environment = Field(default=Environment(), description="Variables that change memory")
+    checkpoint: Checkpoint = Field(default=Checkpoint(), description="How the model's files are read and written")
     limits: Limits = Field(default=Limits(), description="How much of a device may be used")
     sweep: Any = Field(
         default=None, description="Keys with lists of values: one scenario for each", json_schema_extra=_SWEEP_SCHEMA

@@ -15,6 +15,7 @@ from simcore.flows.flat import exact_at_rest
 from simcore.fold import RankClass, joined, unfolded, unfolded_one
 from simcore.fold import fold as fold_ranks
 from simcore.framework import Buckets, Framework
+from simcore.host import hosted
 from simcore.job import Job, topology_of
 from simcore.lengths import is_drawn, with_lengths
 from simcore.lower import lower
@@ -81,7 +82,7 @@ def _simulate(scenario: Scenario, *, series: bool, folded: bool, rank: int | Non
         parts.clocked = _clock(parts)
         if parts.clocked.steady or parts.lowered == scenario.num_microbatches:
             break
-    return drawn(parts, report(parts, series=series))
+    return hosted(parts, drawn(parts, report(parts, series=series)))
 
 
 def _clock(parts: Parts) -> Clocked:

@@ -45,6 +45,7 @@ training:
   lora: {{rank: 8, alpha: 32, target_modules: auto}}  # used by the method lora
 
 framework_options: {{}}  # what only this framework knows, in its own spelling
+checkpoint: {{load: auto, save: auto}}  # auto: the framework's own; fsdp2: every_rank, rank0, sharded; full, sharded
 environment: {{cublas_workspace_config: auto, expandable_segments: false}}  # variables that change memory
 limits: {{usable_memory: auto, max_fill: 1.0}}  # device memory the job may use, and how full it may be
 

@@ -8,7 +8,7 @@ from __future__ import annotations
 import json
 import os
 import shlex
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from itertools import starmap
 from typing import IO, TYPE_CHECKING
 
@@ -18,14 +18,14 @@ from rich.table import Table
 from rich.text import Text
 
 from simcore.compare import Comparison, Row
-from simcore.report import Advice, AtRest, RankReport, Report
+from simcore.report import Advice, AtRest, Host, HostPhase, RankReport, Report
 from simcore.units import format_bytes, format_seconds
 
 if TYPE_CHECKING:
     from simcore.tolerance import Judged
     from simcore.validate import Compared, Gap, Summary, Validation, Verdicts
 
-__all__ = ["advice", "comparison", "console", "drawn", "placement", "plain", "setting", "validation"]
+__all__ = ["advice", "comparison", "console", "drawn", "hosts", "placement", "plain", "setting", "validation"]
 
 _MOST_CLASSES = 16
 _MOST_GAPS, _REASON = 25, 110
@@ -127,6 +127,23 @@ def _routing(report: Report) -> Text | None:
     sizes = ", ".join(f"{name} {format_bytes(size)}" for name, size in found.hottest.device_bytes.model_dump().items())
     told = f"{report.name}: routing drawn {found.draws:,} times (seed {found.seed}): highest rank {sizes}; "
     return Text(plain(f"{told}does not fit in {found.oom_probability:.1%} of the draws"))
+
+
+def hosts(report: Report) -> list[RenderableType]:
+    """Phases in which a host runs out of memory, or a device does beside the step; empty where all fits."""
+    if report.host is None:
+        return []
+    return [Text(plain(f"{report.name}: {told}")) for phase in report.host.phases
+            for told in _phase(phase, report.host)]
+
+
+def _phase(phase: HostPhase, host: Host) -> Iterator[str]:
+    if phase.host_verdict == "oom":
+        most = max(phase.by_owner, key=lambda name: phase.by_owner[name], default="")
+        yield (f"{phase.phase}: OOM on the host of {host.ranks_per_host} ranks: {format_bytes(phase.host_bytes)} of "
+               f"{format_bytes(host.capacity_bytes)}, most of it {most}")
+    if phase.device_verdict == "oom" and phase.phase != "first_step":
+        yield f"{phase.phase}: OOM on the device: {format_bytes(phase.device_bytes)}"
 
 
 def setting(key: str, value: object) -> str:

@@ -8,7 +8,6 @@ import numpy as np
 import pytest
 
 import small
-from simcore.drawn import quantiles
 from simcore.report import Report
 from simcore.routing import received_per_token
 from simcore.simulate import check, simulate
@@ -23,11 +22,6 @@ def run(framework: str, mesh: dict[str, int], routing: Any, **given: Any) -> Rep
     report = simulate(small.scenario(framework, mesh, routing=routing, **{"seq_len": 1024} | given), timed=False)
     assert report.status == "ok", report.problems
     return report
-
-
-def test_quantiles_are_values() -> None:
-    assert quantiles(np.arange(1, 101)).model_dump() == {"p50": 50, "p90": 90, "p99": 99, "max": 100}
-    assert quantiles(np.array([[5]])).model_dump() == {"p50": 5, "p90": 5, "p99": 5, "max": 5}
 
 
 @pytest.mark.parametrize(("framework", "given"), [

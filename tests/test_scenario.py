@@ -44,6 +44,7 @@ FULL: dict[str, Any] = {
     "generation": {"engine": "vllm", "colocated": True, "tp": 4, "gpu_memory_utilization": 0.7, "max_model_len": 2048,
                    "kv_dtype": "auto", "sleep_level": 1},
     "framework_options": {"reshard_after_forward": None, "wrap": "layers_root"},
+    "checkpoint": {"load": "rank0", "save": "sharded"},
     "environment": {"cublas_workspace_config": ":4096:8", "expandable_segments": True},
     "limits": {"usable_memory": "79 GiB", "max_fill": 0.92},
 }  # fmt: skip

@@ -19,9 +19,9 @@ ORDER = (
     "checkpoint", "tape", "recording", "operators/", "models/", "graph", "mesh", "form", "schedule", "framework",
     "lora", "lora_names",
     "lora_bridge", "lora_automodel", "routing", "job", "stages", "frameworks/", "plan", "buffers", "fold", "schedules/",
-    "setup", "tile", "outline", "program", "tiles", "flow", "lower", "flows/", "ledger", "cost", "report", "traffic",
-    "series", "streams", "timeline", "clocked", "adapters", "workspace", "outside", "reserve",
-    "band", "assemble", "received", "spread", "drawn", "lengths", "simulate", "advice", "compare", "measured",
+    "setup", "tile", "outline", "program", "tiles", "flow", "lower", "flows/", "ledger", "cost", "quantiles", "report",
+    "traffic", "series", "streams", "timeline", "clocked", "adapters", "workspace", "outside", "reserve",
+    "band", "assemble", "received", "spread", "drawn", "host", "lengths", "simulate", "advice", "compare", "measured",
     "tolerance", "validate", "table", "summary", "batch", "finding", "output", "glossary", "cli",
     "__init__", "__main__",
 )  # fmt: skip

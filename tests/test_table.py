@@ -9,7 +9,8 @@ from rich.console import Console
 from fakes import rank, report
 from simcore import table
 from simcore.compare import compare
-from simcore.report import Advice, Drawn, DrawnLengths, DrawnPeak, Quantiles
+from simcore.quantiles import Drawn, DrawnLengths, DrawnPeak, Quantiles
+from simcore.report import Advice, Host, HostPhase
 
 
 def shown(*parts: object, width: int = 240) -> str:
@@ -46,6 +47,18 @@ def test_lengths_are_told_in_a_line() -> None:
     (line,) = shown(*table.drawn(report("a", 100, lengths=made))).splitlines()
     assert line == ("a: longest of a step, 50 drawn (seed 7): p50 100 tokens: 1.00 GiB, p90 200 tokens: 2.00 GiB, "
                     "p99 1,000 tokens: 3.00 GiB, max 2,048 tokens: 4.00 GiB")
+
+
+def test_hosts_are_told_where_they_do_not_fit() -> None:
+    fine = HostPhase(phase="first_step", host_bytes=0, device_bytes=1, host_verdict="fits", device_verdict="oom",
+                     by_owner={})
+    full = HostPhase(phase="load", host_bytes=3 * 2**30, device_bytes=2**30, host_verdict="oom", device_verdict="oom",
+                     by_owner={"whole model": 2 * 2**30, "checkpoint": 2**30})
+    told = report("a", 100, host=Host(capacity_bytes=2 * 2**30, ranks_per_host=8, phases=(full, fine)))
+    assert shown(*table.hosts(told)).splitlines() == [
+        "a: load: OOM on the host of 8 ranks: 3.00 GiB of 2.00 GiB, most of it whole model",
+        "a: load: OOM on the device: 1.00 GiB"]
+    assert table.hosts(report("a", 100)) == []
 
 
 def test_advice_is_a_line_a_change() -> None:

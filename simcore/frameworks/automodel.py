@@ -18,6 +18,7 @@ from simcore.form import Form, Layout, Partial, Shard
 from simcore.framework import Framework, Libraries, Life, Moment, Padding, Rule, UnshardFlow
 from simcore.frameworks._automodel_checks import check
 from simcore.frameworks._automodel_units import is_sharded, units
+from simcore.frameworks._files import automodel_files
 from simcore.frameworks._torch import all_or_no_checkpoint, torch_optimizer
 from simcore.job import Job
 from simcore.lora_automodel import adapters
@@ -71,6 +72,7 @@ def table(job: Job) -> Framework:
         options=(*((("experts", "unit"),) if own_unit else ()), ("dispatcher", _dispatcher(job, options)),
                  *RELEASE_0_7_0),
         communicators=_communicators(job),
+        files=automodel_files(job),
         padding=Padding(1, "0.7.0 components/datasets/utils.py default_collater: pad_seq_len_divisible None"),
         libraries=Libraries(dispatcher="deepep" if _dispatcher(job, options) == "deepep" else "nccl"),
         assumptions=_assumptions(job),

@@ -14,6 +14,7 @@ from functools import lru_cache
 from simcore.form import Form, Layout, Partial, Shard
 from simcore.framework import Framework, Life, Matches, Moment, Rule, UnshardFlow
 from simcore.frameworks import _torchtitan
+from simcore.frameworks._files import fsdp2_files
 from simcore.frameworks._fsdp2_units import Wrapping, units
 from simcore.frameworks._torch import all_or_no_checkpoint, refuse_virtual_stages, torch_optimizer
 from simcore.graph import ModelGraph
@@ -71,6 +72,7 @@ def table(job: Job) -> Framework:
         options=_torchtitan.options_of(job, options) if titan else
         (*((("experts", "unit"),) if fully else ()), *_experts_implementation(job, options)),
         communicators=_communicators(job, fully=fully),
+        files=fsdp2_files(job),
     )
 
 

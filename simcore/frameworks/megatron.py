@@ -8,6 +8,7 @@ data-parallel ranks (context parallel ranks included) and, for experts, over the
 from __future__ import annotations
 
 from simcore.framework import Buckets, Framework, Libraries, Optimizer, Padding
+from simcore.frameworks._files import megatron_files
 from simcore.frameworks._megatron_checks import check
 from simcore.frameworks._megatron_formats import Formats, formats
 from simcore.frameworks._megatron_lives import rules, shard_axes
@@ -97,6 +98,7 @@ def table(job: Job) -> Framework:
         options=_run_options(job, options, made.grads),
         communicators=_communicators(job),
         libraries=_libraries(job, options),
+        files=megatron_files(job),
         padding=Padding(16, "Bridge 0.3.1 data/datasets/sft.py:206 pad_seq_length_to_mult, :703"),
         assumptions=(*_assumptions(job, options), *recompute_assumptions(job)),
     )

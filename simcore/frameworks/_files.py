@@ -1,0 +1,78 @@
+"""How checkpoints of each framework pass through memory: by default, and where a person can choose."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Final
+
+from simcore.framework import Files, Transfer
+from simcore.job import Job
+
+__all__ = ["automodel_files", "fsdp2_files", "megatron_files"]
+
+_DCP: Final = "torch 2.13 distributed/checkpoint/filesystem.py"
+_FULL: Final = "torch 2.13 distributed/checkpoint/state_dict.py get_model_state_dict(full_state_dict, cpu_offload)"
+
+FSDP2_LOAD: Final[Mapping[str, Transfer]] = {
+    "every_rank": Transfer("transformers 5.23 modeling_utils.py from_pretrained: every process makes CPU tensors of "
+                           "mapped files, whatever low_cpu_mem_usage says (:4171); torch 2.13 _fully_shard/"
+                           "_fsdp_init.py:369 moves a unit to the device whole", whole_on="every_rank",
+                           in_flight=0, on_device="unit"),
+    "rank0": Transfer("torch 2.13 distributed/checkpoint/state_dict.py broadcast_from_rank0, _state_dict_utils.py:679: "
+                      "one tensor at a time", whole_on="rank0", in_flight=0, on_device="tensor"),
+    "sharded": Transfer(f"{_DCP}:861 read_data: a tensor at a time, into shards of a model made on the meta device"),
+}
+AUTOMODEL_LOAD: Final[Mapping[str, Transfer]] = {
+    "sharded": Transfer("nemo-automodel 0.7.0 components/checkpoint/_backports/hf_storage.py read_data: slices of "
+                        "mapped files, a tensor at a time where it is not aligned, into a model made on meta"),
+}
+MEGATRON_LOAD: Final[Mapping[str, Transfer]] = {
+    "sharded": Transfer(f"torch_dist: core 0.16.1 dist_checkpointing/strategies/torch.py:796, {_DCP}:861 read_data: "
+                        "a stored shard at a time, into what rests on the device"),
+}
+
+
+def fsdp2_files(job: Job) -> Files:
+    """Torch itself has no default: a plain script with transformers reads everywhere and gathers on rank 0."""
+    lora = job.scenario.training.method != "full"
+    save = {"full": Transfer(_FULL + ": a tensor at a time", whole_on="rank0", trained_only=lora, in_flight=0,
+                             on_device="tensor"),
+            "sharded": Transfer(f"{_DCP}:594 per_thread_copy_ahead: 10 MB, or a tensor", trained_only=lora)}
+    return _chosen(job, FSDP2_LOAD, save, ("every_rank", "full"))
+
+
+def automodel_files(job: Job) -> Files:
+    """Shards as safetensors, each rank's own all at once; adapters are gathered.
+
+    Consolidation (save_consolidated, at the end) has 5 threads with a tensor and a part of it each.
+    """
+    where = "nemo-automodel 0.7.0 components/checkpoint/"
+    if job.scenario.training.method == "full":
+        saved = Transfer(f"{_DCP}:456 a rank's tensors and their bytes, both whole; {where}_backports/"
+                         "consolidate_hf_safetensors.py:401, checkpointing.py:779: 5 threads", params=2, in_flight=10)
+    elif job.mesh.ep > 1 or job.mesh.pp > 1:
+        saved = Transfer(f"{where}stateful_wrappers.py:141 full_tensor().cpu() on every rank: at most all adapters",
+                         whole_on="every_rank", trained_only=True, in_flight=0, on_device="tensor")
+    else:
+        saved = Transfer(f"{where}stateful_wrappers.py:434 full_state_dict, cpu_offload, ignore_frozen_params",
+                         whole_on="rank0", trained_only=True, in_flight=0, on_device="tensor")
+    return _chosen(job, AUTOMODEL_LOAD, {"sharded": saved}, ("sharded", "sharded"))
+
+
+def megatron_files(job: Job) -> Files:
+    """torch_dist: all that a rank writes is copied to the host first; data-parallel ranks share parameters."""
+    saved = Transfer("torch_dist: core 0.16.1 dist_checkpointing/strategies/filesystem_async.py preload_tensors, also "
+                     "without async_save (async_utils.py:79); Bridge 0.3.1 training/config.py:839 fully_parallel_save, "
+                     "checkpointing.py:619 adapters alone", params=1, states=1, shared=("dp_cp", "expert_dp"),
+                     trained_only=job.scenario.training.method != "full")
+    return _chosen(job, MEGATRON_LOAD, {"sharded": saved}, ("sharded", "sharded"))
+
+
+def _chosen(job: Job, load: Mapping[str, Transfer], save: Mapping[str, Transfer], defaults: tuple[str, str]) -> Files:
+    asked = job.scenario.checkpoint
+    job.one_of("checkpoint.load", asked.load, ("auto", "none", *load))
+    job.one_of("checkpoint.save", asked.save, ("auto", "none", *save))
+    loaded, saved = ("none" if given == "none" else job.auto(f"checkpoint.{key}", given, default, ways[default].source)
+                     for key, given, default, ways in (("load", asked.load, defaults[0], load),
+                                                       ("save", asked.save, defaults[1], save)))
+    return Files(load.get(loaded), save.get(saved))

@@ -1,0 +1,208 @@
+"""Memory of the hosts: what reading the model, a step and writing the model take there, and on the GPUs meanwhile.
+
+[Note: what is counted]
+A host's ranks are neighbours, as many as the topology says share its memory. In each phase a rank holds what rests on
+the host by its Form's space, and what a checkpoint takes on its way (`framework.Transfer`, each with its source): all
+of the model, its own part once or more often, or at least some tensors in flight. Pages of mapped files count as the
+system's cache, which gives way. Not counted: Python and its libraries, CUDA's own memory on the host, data loaders.
+On the device a phase has what rests there by then, and for a moment a whole tensor or unit; the first step is the
+ledger's. Conversions of a checkpoint's names and shapes on the device are not modelled.
+"""
+
+from __future__ import annotations
+
+import math
+from collections import Counter
+from collections.abc import Iterable, Iterator
+from typing import Final, Literal
+
+import numpy as np
+
+from simcore.assemble import Parts
+from simcore.fold import RankClass
+from simcore.framework import Buckets, Framework, Transfer
+from simcore.graph import ModelGraph
+from simcore.mesh import IntArray, Mesh
+from simcore.plan import Placed, Plan
+from simcore.report import Assumption, Host, HostPhase, RankReport, Report
+from simcore.reserve import reserved
+from simcore.tensor import TensorSpec
+from simcore.units import dtype_bytes
+
+__all__ = ["hosted", "model_bytes"]
+
+_Phase = Literal["load", "first_step", "save"]
+_ON_HOST: Final = ("host", "host_pinned", "cpu")
+_MOST_RANKS: Final = 1 << 16
+"""Of a stage that are looked at one by one; ranks of a larger one repeat themselves."""
+
+
+def hosted(parts: Parts, report: Report) -> Report:
+    """The report with its hosts; unchanged where not all ranks were simulated."""
+    mesh, topology = parts.job.mesh, parts.topology
+    if sum(c.num_ranks for c in parts.classes) != mesh.size:
+        return report
+    per_host = min(topology.gpus_per_host, mesh.size)
+    host = Host(capacity_bytes=int(topology.node.host_memory), ranks_per_host=per_host,
+                phases=tuple(_phase(parts, report, phase, per_host) for phase in ("load", "first_step", "save")))
+    memory = topology.node.host_memory
+    kind: Literal["assumed", "derived"] = "assumed" if memory.kind == "assumed" else "derived"
+    told = Assumption(what="host_memory", value=f"{host.capacity_bytes / 1e9:,.0f} GB", kind=kind, source=memory.source)
+    return report.model_copy(update={"host": host, "assumptions": (*report.assumptions, told)})
+
+
+def _phase(parts: Parts, report: Report, phase: _Phase, per_host: int) -> HostPhase:
+    files = parts.framework.files
+    transfer = {"load": files.load, "first_step": None, "save": files.save}[phase]
+    held = _fullest(parts, phase, transfer, per_host)
+    device = max((_device(parts, plan, rank, phase, transfer) for plan, rank
+                  in zip(parts.plans, report.ranks, strict=True)), default=0)
+    limit = int(parts.usable_bytes() * parts.job.scenario.limits.max_fill)
+    return HostPhase(
+        phase=phase, host_bytes=held.total(), device_bytes=device,
+        host_verdict="fits" if held.total() <= int(parts.topology.node.host_memory) else "oom",
+        device_verdict="fits" if device <= limit else "oom",
+        by_owner={name: size for name, size in held.items() if size}, source=transfer.source if transfer else "")
+
+
+# ---- the host -------------------------------------------------------------------------------------------------------
+def _fullest(parts: Parts, phase: _Phase, transfer: Transfer | None, per_host: int) -> Counter[str]:
+    """What lies on the fullest host, by owner."""
+    each = [_of_rank(plan, phase, transfer) for plan in parts.plans]
+    whole = _whole(parts, transfer)
+    sizes = np.array([own.total() for own in each], dtype=np.int64)
+    best: tuple[int, Counter[str]] = (-1, Counter())
+    for first, classes in _windows(parts.job.mesh, parts.classes, per_host):
+        starts = np.arange(0, len(classes), per_host)
+        sums = np.add.reduceat(sizes[classes], starts)
+        readers = [_readers(transfer, first + start, min(per_host, len(classes) - start)) for start in starts.tolist()]
+        sums = sums + whole * np.array(readers, dtype=np.int64)
+        at = int(np.argmax(sums))
+        if sums[at] > best[0]:
+            ranks = classes[starts[at]:starts[at] + per_host].tolist()
+            best = int(sums[at]), sum((each[n] for n in ranks), Counter({"whole model": whole * readers[at]}))
+    return best[1]
+
+
+def _windows(mesh: Mesh, classes: Iterable[RankClass], per_host: int) -> Iterator[tuple[int, IntArray]]:
+    """(first rank, numbers of the classes from there): the whole job, or of each stage as much as does not repeat."""
+    numbered = list(enumerate(classes))
+    stages: dict[int, IntArray] = {}
+    for number, one in numbered:
+        table = stages.setdefault(one.stage, np.zeros(one.period, dtype=np.int64))
+        table[one.offsets] = number
+    if mesh.size <= _MOST_RANKS:
+        yield 0, np.concatenate([np.resize(stages[stage], mesh.stage_size) for stage in sorted(stages)])
+        return
+    for stage, table in stages.items():
+        width = min(mesh.stage_size, math.lcm(len(table), per_host), _MOST_RANKS)
+        yield stage * mesh.stage_size, np.resize(table, max(width, per_host))
+
+
+def _readers(transfer: Transfer | None, first: int, num: int) -> int:
+    """Of `num` ranks in a row, those that hold the whole model."""
+    if transfer is None or not transfer.whole_on:
+        return 0
+    return num if transfer.whole_on == "every_rank" else int(first == 0)
+
+
+def _of_rank(plan: Plan, phase: _Phase, transfer: Transfer | None) -> Counter[str]:
+    """What one rank holds on the host, the whole model aside."""
+    held = Counter({"parameters": 0, "optimizer states": 0, "checkpoint": 0})
+    for placed, count in _placed(plan):
+        held["parameters"] += count * placed.rest_bytes * (placed.life.rest.space in _ON_HOST)
+        if phase != "load":
+            held["optimizer states"] += count * sum(
+                size for (_, form), (_, size) in zip(placed.life.states, placed.states, strict=False)
+                if form.space in _ON_HOST)
+    if transfer is not None:
+        held["checkpoint"] = max(_copied(plan, transfer), transfer.in_flight * _largest(plan, transfer))
+    return held
+
+
+def _copied(plan: Plan, transfer: Transfer) -> int:
+    """The rank's own part, as often as it lies on the host at once; several ranks share what they all have."""
+    total = 0.0
+    for placed, count in _placed(plan):
+        if placed.spec.is_owned and _is_moved(placed.spec, transfer):
+            own = placed.local * dtype_bytes(placed.life.rest.dtype)
+            sharers, flow = _sharers(plan, placed, transfer), plan.framework.flow
+            whole = isinstance(flow, Buckets) and not flow.scatter
+            total += count * (transfer.params * own / sharers
+                              + transfer.states * placed.state_bytes / (sharers if whole else 1))
+    return math.ceil(total)
+
+
+def _sharers(plan: Plan, placed: Placed, transfer: Transfer) -> int:
+    if transfer.shared is None:
+        return 1
+    dense, expert = transfer.shared
+    return plan.mesh.axis(expert if placed.spec.component in ("routed_experts", "expert_adapters") else dense).size
+
+
+def _largest(plan: Plan, transfer: Transfer) -> int:
+    """The largest tensor of a file, in which each expert has tensors of its own."""
+    return max((_stored_numel(p.spec) * dtype_bytes(p.life.rest.dtype) for p, _ in _placed(plan)
+                if _is_moved(p.spec, transfer)), default=0)
+
+
+def _stored_numel(spec: TensorSpec) -> int:
+    fused = spec.component == "routed_experts" and len(spec.shape) == len(("expert", "out", "in"))
+    return math.prod(spec.shape[1:] if fused else spec.shape)
+
+
+def _is_moved(spec: TensorSpec, transfer: Transfer) -> bool:
+    return spec.trainable or not transfer.trained_only
+
+
+def _whole(parts: Parts, transfer: Transfer | None) -> int:
+    if transfer is None or not transfer.whole_on:
+        return 0
+    return model_bytes(parts.job.graph, parts.framework, trained_only=transfer.trained_only)
+
+
+def model_bytes(graph: ModelGraph, framework: Framework, *, trained_only: bool = False) -> int:
+    """All parameters of the model, as they are stored; a tied head is the embedding's."""
+    return sum(spec.copies * math.prod(spec.shape) * dtype_bytes(framework.life(spec).rest.dtype)
+               for layer in graph.layers for spec in graph.tensors[layer.kind]
+               if spec.is_owned and (spec.trainable or not trained_only))
+
+
+def _placed(plan: Plan) -> Iterator[tuple[Placed, int]]:
+    """The rank's tensors, and in how many layers."""
+    for kind, count in plan.kind_counts:
+        for placed in plan.kinds[kind]:
+            yield placed, count
+
+
+# ---- the device -----------------------------------------------------------------------------------------------------
+def _device(parts: Parts, plan: Plan, rank: RankReport, phase: _Phase, transfer: Transfer | None) -> int:
+    """Tensors of the phase, with the allocator's cache and what lies beside it."""
+    assert rank.peak is not None
+    allocated = {"load": _loaded(plan, rank), "first_step": rank.peak.first_step_bytes or rank.peak.allocated_bytes,
+                 "save": rank.end_bytes or 0}[phase]
+    moment = _moment(plan, transfer) if transfer else 0
+    return reserved(allocated + moment, parts.shares()).middle + sum(rank.peak.outside.values())
+
+
+def _loaded(plan: Plan, rank: RankReport) -> int:
+    """What rests on the device before the first step: parameters, gradient buffers, states that are made early."""
+    at_rest = plan.at_rest().values()
+    params = sum(count * p.rest_bytes for p, count in _placed(plan) if p.life.rest.space not in _ON_HOST)
+    grads = sum(r.grads_bytes for r in at_rest) + rank.grads_padding_bytes if rank.grads_persist else 0
+    states = sum(count * size for p, count in _placed(plan)
+                 for (_, form), (_, size) in zip(p.life.states, p.states, strict=False) if form.space not in _ON_HOST)
+    return params + grads + max(0, states - plan.born_in_step())
+
+
+def _moment(plan: Plan, transfer: Transfer) -> int:
+    """A whole tensor while it is sent, or a unit before it is cut."""
+    if transfer.on_device == "tensor":
+        return max((p.spec.copies * math.prod(p.spec.shape) * dtype_bytes(p.life.rest.dtype) for p, _ in _placed(plan)
+                    if _is_moved(p.spec, transfer)), default=0)
+    if transfer.on_device == "unit":
+        units = ((plan.of_layer(layer)[n] for layer, numbers in unit.members for n in numbers)
+                 for unit in plan.framework.units)
+        return max((sum(math.prod((p.spec.copies, *p.spec.shape)) * dtype_bytes(p.life.rest.dtype) for p in unit)
+                    for unit in units), default=0)
+    return 0
