@@ -63,7 +63,8 @@ def drawn(parts: Parts, report: Report) -> Report:
         exact &= steps.exact
     device, allocated = np.max(highest, axis=0)
     limit = int((report.capacity_bytes or 0) * parts.job.scenario.limits.max_fill)
-    loads, worst = stages[min(stages)].loads, int(device.max())
+    loads = min((stage.loads for stage in stages.values()), key=lambda loads: loads.num_groups)
+    worst = int(device.max())
     found = Drawn(
         seed=routing.seed, draws=routing.draws, concentration=routing.concentration, num_groups=loads.num_groups,
         num_microbatches=loads.num_microbatches, balanced_rows=loads.balanced,

@@ -114,8 +114,8 @@ def _oom(outcome: Outcome) -> Iterator[Finding]:
 
 
 def _over_fill(outcome: Outcome, max_fill: float) -> Iterator[Finding]:
-    peak, capacity = _peak(outcome.report), outcome.report.capacity_bytes
-    if outcome.report.verdict == "fits" and peak and capacity and peak.device_bytes > max_fill * capacity:
+    highest, capacity = outcome.report.highest_bytes, outcome.report.capacity_bytes
+    if outcome.report.verdict == "fits" and highest and capacity and highest > max_fill * capacity:
         yield _finding(outcome, "fill", f"{_fill(outcome.report)} (limit {max_fill:.0%})")
 
 
@@ -162,7 +162,8 @@ def _fill(report: Report) -> str:
     if peak is None or not capacity:
         return "no peak known"
     share = f"{peak.device_bytes / capacity:.0%} of {format_bytes(capacity)}"
-    return f"peak {format_bytes(peak.device_bytes)} = {share}, in {peak.phase} at {peak.layer or peak.event}"
+    drawn = f"; {format_bytes(report.highest_bytes or 0)} in the highest draw" if report.drawn else ""
+    return f"peak {format_bytes(peak.device_bytes)} = {share}, in {peak.phase} at {peak.layer or peak.event}{drawn}"
 
 
 def read_results(path: Path) -> list[Report]:

@@ -33,8 +33,8 @@ __all__ = ["hosted", "model_bytes"]
 
 _Phase = Literal["load", "first_step", "save"]
 _ON_HOST: Final = ("host", "host_pinned", "cpu")
-_MOST_RANKS: Final = 1 << 16
-"""Of a stage that are looked at one by one; ranks of a larger one repeat themselves."""
+_MOST_RANKS: Final = 1 << 12
+"""That are looked at one by one; those of a larger job repeat themselves within a stage."""
 
 
 def hosted(parts: Parts, report: Report) -> Report:
@@ -75,12 +75,12 @@ def _fullest(parts: Parts, phase: _Phase, transfer: Transfer | None, per_host: i
     for first, classes in _windows(parts.job.mesh, parts.classes, per_host):
         starts = np.arange(0, len(classes), per_host)
         sums = np.add.reduceat(sizes[classes], starts)
-        readers = [_readers(transfer, first + start, min(per_host, len(classes) - start)) for start in starts.tolist()]
-        sums = sums + whole * np.array(readers, dtype=np.int64)
+        readers = _readers(transfer, first, np.minimum(per_host, len(classes) - starts))
+        sums = sums + whole * readers
         at = int(np.argmax(sums))
         if sums[at] > best[0]:
             ranks = classes[starts[at]:starts[at] + per_host].tolist()
-            best = int(sums[at]), sum((each[n] for n in ranks), Counter({"whole model": whole * readers[at]}))
+            best = int(sums[at]), sum((each[n] for n in ranks), Counter({"whole model": whole * int(readers[at])}))
     return best[1]
 
 
@@ -99,11 +99,13 @@ def _windows(mesh: Mesh, classes: Iterable[RankClass], per_host: int) -> Iterato
         yield stage * mesh.stage_size, np.resize(table, max(width, per_host))
 
 
-def _readers(transfer: Transfer | None, first: int, num: int) -> int:
-    """Of `num` ranks in a row, those that hold the whole model."""
-    if transfer is None or not transfer.whole_on:
-        return 0
-    return num if transfer.whole_on == "every_rank" else int(first == 0)
+def _readers(transfer: Transfer | None, first: int, num: IntArray) -> IntArray:
+    """Of `num` ranks on each host, those that hold the whole model; rank `first` is the first of all."""
+    if transfer is not None and transfer.whole_on == "every_rank":
+        return num
+    readers = np.zeros_like(num)
+    readers[0] = transfer is not None and transfer.whole_on == "rank0" and first == 0
+    return readers
 
 
 def _of_rank(plan: Plan, phase: _Phase, transfer: Transfer | None) -> Counter[str]:

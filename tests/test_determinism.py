@@ -25,10 +25,12 @@ def test_the_same_report_twice(name: str) -> None:
 def test_the_same_reports_under_another_hash_seed() -> None:
     script = ("import small; from simcore.simulate import simulate; from test_determinism import MESHES\n"
               "for name, mesh in MESHES.items():\n"
-              "    print(simulate(small.scenario(name, mesh, microbatches=2), series=True).model_dump_json())")
+              "    print(simulate(small.scenario(name, mesh, microbatches=2), series=True).model_dump_json())\n"
+              "print(simulate(small.scenario('automodel', MESHES['automodel'], routing={'seed': 3, 'draws': 20},\n"
+              "                              lengths={'mean': 32, 'max': 64}), timed=False).model_dump_json())")
     texts = {_output(script, seed) for seed in ("1", "2")}
     assert len(texts) == 1
-    assert texts.pop().count('"status":"ok"') == len(MESHES)
+    assert texts.pop().count('"status":"ok"') == len(MESHES) + 1
 
 
 def _output(script: str, seed: str) -> str:

@@ -53,6 +53,25 @@ def test_a_pipeline_holds_several_microbatches_of_their_own_rows() -> None:
     assert all(rank.drawn.allocated_bytes.p50 < rank.drawn.allocated_bytes.max for rank in report.ranks if rank.drawn)
 
 
+def test_a_stage_without_experts_is_the_same_in_all_draws() -> None:
+    model = {"config": "deepseek-v2-lite", "overrides": {"num_hidden_layers": 2, "first_k_dense_replace": 1}}
+    report = run("megatron", {"pp": 2, "dp_shard": 4, "ep": 4}, ROUTING, microbatches=2, model=model)
+    dense, routed = report.ranks
+    assert dense.peak is not None
+    assert dense.drawn is not None
+    assert routed.drawn is not None
+    assert set(dense.drawn.allocated_bytes.model_dump().values()) == {dense.peak.allocated_bytes}
+    assert routed.drawn.allocated_bytes.p50 < routed.drawn.allocated_bytes.max
+
+
+def test_one_rank_is_drawn_alone() -> None:
+    asked = small.scenario("megatron", MESH, routing=ROUTING, seq_len=1024)
+    report = simulate(asked, rank=2)
+    assert report.drawn is not None
+    assert report.ranks[0].drawn is not None
+    assert report.drawn.hottest.allocated_bytes == report.ranks[0].drawn.allocated_bytes
+
+
 @pytest.mark.parametrize("framework", ["automodel", "megatron"])
 def test_draws_lie_between_the_imbalances_of_their_rows(framework: str) -> None:
     found = run(framework, MESH, ROUTING).drawn

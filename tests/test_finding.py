@@ -64,3 +64,18 @@ def test_a_baseline_says_what_it_cannot_compare(tmp_path: Path) -> None:
 def test_a_baseline_of_other_scenarios_is_refused(tmp_path: Path) -> None:
     with pytest.raises(InputError, match="nothing to compare"):
         unmatched(["renamed"], _stored(tmp_path / "results.jsonl", FITS))
+
+
+def test_the_highest_draw_is_what_fills_a_device() -> None:
+    routing = {"seed": 0, "draws": 20, "concentration": 0.1}
+    drawn = simulate(small.scenario("megatron", {"dp_shard": 4, "ep": 4}, routing=routing, seq_len=1024), timed=False)
+    assert drawn.peak_rank is not None
+    assert drawn.peak_rank.peak is not None
+    assert drawn.highest_bytes is not None
+    capacity = 2 * (drawn.peak_rank.peak.device_bytes + drawn.highest_bytes)  # a quarter lies between both
+    outcome = Outcome(drawn.model_copy(update={"capacity_bytes": capacity}), "a.yaml:1", 0)
+    (told,) = [found for gate in gates("25%") for found in gate(outcome)]
+    assert told.kind == "fill"
+    assert "in the highest draw" in told.message
+    balanced = outcome.report.model_copy(update={"drawn": None})
+    assert [found for gate in gates("25%") for found in gate(Outcome(balanced, "a.yaml:1", 0))] == []

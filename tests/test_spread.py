@@ -23,6 +23,8 @@ from simcore.tiles import Workload
 
 TOKENS, TOP_K, EP = 512, 2, 4
 MICROBATCHES = 3
+ROUNDED = 200
+"""Bytes of a step's peak where operators round."""
 CASES: tuple[tuple[str, dict[str, Any]], ...] = (
     ("megatron", {}), ("megatron", {"recompute": "full"}),
     ("megatron", {"options": {"moe_token_dispatcher_type": "flex"}}),
@@ -65,7 +67,7 @@ def test_layers_of_their_own_rows_peak_where_all_rows_written_out_do(framework: 
         rows = {layer: random.integers(TOP_K, most, (MICROBATCHES, 1)) for layer in layers}
         expected = brute_force(program_at, {layer: mine[:, 0].tolist() for layer, mine in rows.items()})
         found = int(steps.peaks(rows)[0])
-        assert found == (expected if steps.exact else pytest.approx(expected, rel=1e-3))
+        assert abs(found - expected) <= (0 if steps.exact else ROUNDED)
 
 
 @pytest.mark.parametrize(("framework", "given"), CASES)

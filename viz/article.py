@@ -107,7 +107,7 @@ def _fill(report: Report) -> Markup | None:
 
 def _facts(report: Report) -> Markup | None:
     groups = (_fact_group("Layout", _scenario_facts(report)), _fact_group("Highest moment", _peak_facts(report)),
-              _fact_group("One step", _time_facts(report)))
+              _fact_group("One step", _time_facts(report)), _fact_group("Hosts", _host_facts(report)))
     return element("div", *groups, class_="facts") if any(groups) else None
 
 
@@ -138,9 +138,21 @@ def _peak_facts(report: Report) -> list[Fact]:
         ("when", f"{peak.phase}, microbatch {peak.microbatch}, {peak.step} step"),
         ("event", code(peak.event)), ("layer", code(peak.layer))]
     facts += [(f"beside it: {name}", format_bytes(size)) for name, size in peak.outside.items()]
+    if report.highest_bytes != peak.device_bytes:
+        facts.append(("in the highest draw", format_bytes(report.highest_bytes or 0)))
     low, high = peak.band_bytes
     between = [("likely between", f"{format_bytes(low)} and {format_bytes(high)}")] if low < high else []
     return facts + between + ([("on the host", format_bytes(peak.host_bytes))] if peak.host_bytes else [])
+
+
+def _host_facts(report: Report) -> list[Fact]:
+    """Of each phase the fullest host."""
+    if report.host is None:
+        return []
+    words = {"fits": "", "oom": ", does not fit"}
+    return [("capacity", format_bytes(report.host.capacity_bytes)),
+            *((phase.phase.replace("_", " "), format_bytes(phase.host_bytes) + words[phase.host_verdict])
+              for phase in report.host.phases)]
 
 
 def _time_facts(report: Report) -> list[Fact]:
