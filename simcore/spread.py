@@ -91,7 +91,8 @@ class Spread:
 
 def _at(line: _Line, knots: tuple[int, ...], rows: IntArray) -> tuple[Floats, list[Floats]]:
     """(bytes in all, bytes at each candidate) for each number of rows."""
-    at = np.clip(np.searchsorted(knots, rows, side="right") - 1, 0, len(knots) - 2)
+    last = len(knots) - 2
+    at = np.clip(np.searchsorted(knots, rows, side="right") - 1, 0, last) if last else np.zeros((), np.int64)
     past = rows - np.array(knots)[at]
 
     def straight(values: Floats) -> Floats:

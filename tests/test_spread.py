@@ -12,10 +12,10 @@ import pytest
 import small
 from simcore.flows import flow_of
 from simcore.lower import lower
-from simcore.plan import place
+from simcore.plan import Plan, place
 from simcore.program import Program
 from simcore.routing import top_k_of
-from simcore.schedule import actions
+from simcore.schedule import Action, actions
 from simcore.setup import prepare
 from simcore.spread import Spread, spread
 from simcore.tile import posted_bytes
@@ -28,7 +28,10 @@ ROUNDED = 200
 CASES: tuple[tuple[str, dict[str, Any]], ...] = (
     ("megatron", {}), ("megatron", {"recompute": "full"}),
     ("megatron", {"options": {"moe_token_dispatcher_type": "flex"}}),
+    ("megatron", {"recompute": ["moe_act"]}), ("megatron", {"method": "lora"}),
+    ("megatron", {"options": {"moe_token_dispatcher_type": "allgather"}}),
     ("automodel", {}), ("automodel", {"recompute": "full"}), ("automodel", {"options": {"dispatcher": "torch"}}),
+    ("automodel", {"method": "lora"}),
 )
 
 
@@ -38,9 +41,13 @@ def programs(framework: str, **given: Any) -> Callable[[int], Program]:
     assert top_k_of(job.graph) == TOP_K
     plan = place(job.graph, job.mesh, table, 0)
     order = actions(table.schedule, plan.stage, MICROBATCHES)
-    workload = Workload(1, TOKENS, 0, TOP_K << 16)
+    return _programs(plan, order, TOP_K)
+
+
+def _programs(plan: Plan, order: tuple[Action, ...], top_k: int) -> Callable[[int], Program]:
+    workload = Workload(1, TOKENS, 0, top_k << 16)
     return lambda rows: lower(plan, replace(workload, rows_per_token=-(-(rows << 16) // TOKENS)), order,
-                              flow_of(table))
+                              flow_of(plan.framework))
 
 
 def brute_force(program_at: Callable[[int], Program], rows: dict[int, list[int]]) -> int:
@@ -76,6 +83,22 @@ def test_which_dispatchers_round(framework: str, given: dict[str, Any]) -> None:
     rounds = "flex" in str(given) or (framework == "automodel" and "torch" not in str(given))
     assert steps.exact is not rounds
     assert (len(steps.knots) > 2) is rounds  # all tokens are there: a limit, found by halving
+
+
+@pytest.mark.parametrize("pipeline", [{}, {"virtual_stages": 2}])
+def test_stages_hold_microbatches_of_their_own_rows(pipeline: dict[str, Any]) -> None:
+    asked = small.scenario("megatron", {"pp": 2, "dp_shard": 8, "ep": 8}, seq_len=TOKENS, microbatches=4,
+                           model={"config": "qwen3-30b-a3b", "overrides": {"num_hidden_layers": 4}}, pipeline=pipeline)
+    job, table = prepare(asked)
+    for rank in (0, 8):
+        plan = place(job.graph, job.mesh, table, rank)
+        order = actions(table.schedule, plan.stage, 4)
+        program_at = _programs(plan, order, 8)
+        steps, random = spread(program_at, 8, TOKENS * 64, 8), np.random.default_rng(1)
+        assert len(steps.varying_layers) == 2
+        rows = {layer: random.integers(8, TOKENS * 64, (4, 1)) for layer in steps.varying_layers}
+        expected = brute_force(program_at, {layer: mine[:, 0].tolist() for layer, mine in rows.items()})
+        assert int(steps.peaks(rows)[0]) == expected
 
 
 def test_columns_are_draws_of_their_own() -> None:
