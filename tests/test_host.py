@@ -70,6 +70,11 @@ def test_where_each_reads_its_own_a_tensor_is_there_at_a_time(framework: str) ->
     assert found.host_bytes == 2 * width * embedding.shape[0] * embedding.shape[1]
 
 
+def test_experts_are_read_one_by_one() -> None:
+    found = phase("load", "automodel", {"dp_shard": 4, "ep": 2}, model="nemotron-3-nano-30b-a3b")
+    assert found.host_bytes == 4 * 131072 * 2688 * 2  # the embedding; all experts of a layer are nearly twice that
+
+
 def test_nothing_is_read_where_nobody_reads() -> None:
     found = phase("load", "megatron", {"dp_shard": 2}, load="none")
     assert (found.host_bytes, found.by_owner, found.source) == (0, {}, "")

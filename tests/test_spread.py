@@ -17,7 +17,7 @@ from simcore.program import Program
 from simcore.routing import top_k_of
 from simcore.schedule import Action, actions
 from simcore.setup import prepare
-from simcore.spread import Spread, spread
+from simcore.spread import Spread, _line, spread
 from simcore.tile import posted_bytes
 from simcore.tiles import Workload
 
@@ -107,6 +107,15 @@ def test_columns_are_draws_of_their_own() -> None:
     alone = [int(steps.peaks({layer: mine[:, i:i + 1] for layer, mine in rows.items()})[0]) for i in range(3)]
     assert steps.peaks(rows).tolist() == alone
     assert alone[2] < alone[0] < alone[1]
+
+
+def test_rows_that_are_highest_between_two_knots_alone_are_kept() -> None:
+    sums = np.array([[10.0, 1.0, 9.0, 1.0], [1.0, 10.0, 9.0, 1.0]])  # one falls, one rises, one is flat, one is low
+    line = _line(sums)
+    assert line.tops.tolist() == [[10, 1, 9], [1, 10, 9]]
+    assert line.nets.tolist() == [1, 1]
+    assert line.varies
+    assert not _line(sums[:1]).varies
 
 
 def test_one_number_of_rows_takes_one_program() -> None:
