@@ -100,8 +100,7 @@ _PHASES: Final = {
 }
 _PAYLOADS: Final = {
     "all_gather": "full gathered output", "reduce_scatter": "full input", "all_reduce": "buffer",
-    "all_to_all": "buffer", "send_recv": "message",
-}  # fmt: skip
+    "all_to_all": "buffer", "send_recv": "message"}  # fmt: skip
 
 _UNIT, _LAYER = "UNIT", "LAYER"
 _BEGIN, _END = "<!-- made by `python -m simcore.glossary` from here -->", "<!-- to here -->"
@@ -157,7 +156,8 @@ def _categories() -> tuple[str, str]:
 
 
 def _phases() -> tuple[str, str]:
-    note = "Traffic counts the loss as forward; the peak of `backward` includes that of `recompute`."
+    note = ("Traffic counts the loss as forward; the peak of `backward` includes `recompute`. Hosts have others:"
+            " `load` (the model is read), `first_step` and `save` (it is written).")
     rows = [(f"`{phase.name.lower()}`", what) for phase, what in _PHASES.items()]
     return "Phases", f"{table(('phase', 'is'), rows)}\n\n{note}"
 
