@@ -20,6 +20,7 @@ import numpy as np
 
 from simcore.assemble import Parts
 from simcore.fold import RankClass
+from simcore.form import Form
 from simcore.framework import Buckets, Framework, Transfer
 from simcore.graph import ModelGraph
 from simcore.mesh import IntArray, Mesh
@@ -110,16 +111,25 @@ def _readers(transfer: Transfer | None, first: int, num: IntArray) -> IntArray:
 
 def _of_rank(plan: Plan, phase: _Phase, transfer: Transfer | None) -> Counter[str]:
     """What one rank holds on the host, the whole model aside."""
-    held = Counter({"parameters": 0, "optimizer states": 0, "checkpoint": 0})
+    held = Counter({"parameters": 0, "gradients": 0, "optimizer states": 0, "checkpoint": 0})
     for placed, count in _placed(plan):
-        held["parameters"] += count * placed.rest_bytes * (placed.life.rest.space in _ON_HOST)
+        held["parameters"] += count * _rests(placed.rest_bytes, placed.life.rest)
+        if phase == "first_step" and placed.trainable:
+            grad = placed.life.grad
+            held["gradients"] += count * _rests(placed.local * dtype_bytes(grad.dtype), grad)
         if phase != "load":
-            held["optimizer states"] += count * sum(
-                size for (_, form), (_, size) in zip(placed.life.states, placed.states, strict=False)
-                if form.space in _ON_HOST)
+            held["optimizer states"] += count * sum(_rests(size, form) for (_, form), (_, size) in zip(
+                placed.life.states, placed.states, strict=False))
     if transfer is not None:
         held["checkpoint"] = max(_copied(plan, transfer), transfer.in_flight * _largest(plan, transfer))
     return held
+
+
+def _rests(num_bytes: int, form: Form) -> int:
+    """Bytes on the host. Pinned blocks are powers of two (torch 2.13 ATen/core/CachingHostAllocator.h:300)."""
+    if form.space not in _ON_HOST or not num_bytes:
+        return 0
+    return 1 << (num_bytes - 1).bit_length() if form.space == "host_pinned" else num_bytes
 
 
 def _copied(plan: Plan, transfer: Transfer) -> int:

@@ -10,7 +10,9 @@ import pytest
 
 import small
 from simcore.fold import RankClass
-from simcore.framework import Files, Transfer
+from simcore.form import Form
+from simcore.framework import Files, Framework, Rule, Transfer
+from simcore.frameworks import fsdp2
 from simcore.host import _windows, model_bytes
 from simcore.job import Job
 from simcore.mesh import Mesh
@@ -132,24 +134,35 @@ def test_megatron_writes_adapters_alone() -> None:
 
 
 # ---- what rests on the host -----------------------------------------------------------------------------------------
-def test_spaces_on_the_host_are_summed(monkeypatch: pytest.MonkeyPatch) -> None:
-    def offloaded(job: Job) -> Any:
+def moved(form: Form, space: str) -> Form:
+    return dataclasses.replace(form, space=space)
+
+
+@pytest.mark.parametrize("space", ["host", "host_pinned"])
+def test_spaces_on_the_host_are_summed(monkeypatch: pytest.MonkeyPatch, space: str) -> None:
+    table = fsdp2.table
+
+    def offloaded(job: Job) -> Framework:
         framework = table(job)
-        rules = tuple(dataclasses.replace(rule, life=dataclasses.replace(
-            rule.life, states=tuple((name, dataclasses.replace(form, space="host_pinned"))
-                                    for name, form in rule.life.states))) for rule in framework.rules)
+        rules = tuple(Rule(rule.matches, dataclasses.replace(
+            rule.life, rest=moved(rule.life.rest, space), grad=moved(rule.life.grad, space),
+            states=tuple((name, moved(form, space)) for name, form in rule.life.states))) for rule in framework.rules)
         return dataclasses.replace(framework, rules=rules, files=Files(), _lives={})
 
-    import simcore.frameworks.fsdp2 as module
-    table = module.table
-    plain = run("fsdp2", {"dp_shard": 4}, model=DENSE)
-    monkeypatch.setattr(module, "table", offloaded)
+    plain = place(small.scenario("fsdp2", {"dp_shard": 4}, model=DENSE)).ranks[0].at_rest.values()
+    monkeypatch.setattr(fsdp2, "table", offloaded)
     report = run("fsdp2", {"dp_shard": 4}, model=DENSE)
     assert report.host is not None
     load, step, save = report.host.phases
-    states = 4 * sum(c.optimizer_bytes for c in plain.ranks[0].at_rest.values())
-    assert load.by_owner == {}
-    assert step.by_owner == save.by_owner == {"optimizer states": states}
+    params, grads, states = (4 * sum(getattr(c, name) for c in plain)
+                             for name in ("params_bytes", "grads_bytes", "optimizer_bytes"))
+    expected = {"parameters": params, "gradients": grads, "optimizer states": states}
+    assert load.by_owner.keys() == {"parameters"}
+    assert save.by_owner.keys() == {"parameters", "optimizer states"}
+    if space == "host":
+        assert step.by_owner == expected
+    else:  # every tensor in a power of two
+        assert all(size < step.by_owner[name] < 2 * size for name, size in expected.items())
 
 
 # ---- which hosts ----------------------------------------------------------------------------------------------------
