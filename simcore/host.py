@@ -14,6 +14,7 @@ from __future__ import annotations
 import math
 from collections import Counter
 from collections.abc import Iterable, Iterator
+from functools import lru_cache
 from typing import Final, Literal
 
 import numpy as np
@@ -55,25 +56,27 @@ def hosted(parts: Parts, report: Report) -> Report:
 def _phase(parts: Parts, report: Report, phase: _Phase, per_host: int) -> HostPhase:
     files = parts.framework.files
     transfer = {"load": files.load, "first_step": None, "save": files.save}[phase]
-    held = _fullest(parts, phase, transfer, per_host)
+    held = dict(_fullest(parts.plans, parts.classes, phase, transfer, per_host))
+    host_bytes, room = sum(held.values()), int(parts.topology.node.host_memory)
     device = max((_device(parts, plan, rank, phase, transfer) for plan, rank
                   in zip(parts.plans, report.ranks, strict=True)), default=0)
     limit = int(parts.usable_bytes() * parts.job.scenario.limits.max_fill)
     return HostPhase(
-        phase=phase, host_bytes=held.total(), device_bytes=device,
-        host_verdict="fits" if held.total() <= int(parts.topology.node.host_memory) else "oom",
+        phase=phase, host_bytes=host_bytes, device_bytes=device, host_verdict="fits" if host_bytes <= room else "oom",
         device_verdict="fits" if device <= limit else "oom",
         by_owner={name: size for name, size in held.items() if size}, source=transfer.source if transfer else "")
 
 
 # ---- the host -------------------------------------------------------------------------------------------------------
-def _fullest(parts: Parts, phase: _Phase, transfer: Transfer | None, per_host: int) -> Counter[str]:
-    """What lies on the fullest host, by owner."""
-    each = [_of_rank(plan, phase, transfer) for plan in parts.plans]
-    whole = _whole(parts, transfer)
+@lru_cache(maxsize=256)
+def _fullest(plans: tuple[Plan, ...], classes_of: tuple[RankClass, ...], phase: _Phase, transfer: Transfer | None,
+             per_host: int) -> tuple[tuple[str, int], ...]:
+    """What lies on the fullest host, by owner. Scenarios that place alike share it."""
+    each = [_of_rank(plan, phase, transfer) for plan in plans]
+    whole = _whole(plans[0], transfer)
     sizes = np.array([own.total() for own in each], dtype=np.int64)
     best: tuple[int, Counter[str]] = (-1, Counter())
-    for first, classes in _windows(parts.job.mesh, parts.classes, per_host):
+    for first, classes in _windows(plans[0].mesh, classes_of, per_host):
         starts = np.arange(0, len(classes), per_host)
         sums = np.add.reduceat(sizes[classes], starts)
         readers = _readers(transfer, first, np.minimum(per_host, len(classes) - starts))
@@ -82,7 +85,7 @@ def _fullest(parts: Parts, phase: _Phase, transfer: Transfer | None, per_host: i
         if sums[at] > best[0]:
             ranks = classes[starts[at]:starts[at] + per_host].tolist()
             best = int(sums[at]), sum((each[n] for n in ranks), Counter({"whole model": whole * int(readers[at])}))
-    return best[1]
+    return tuple(best[1].items())
 
 
 def _windows(mesh: Mesh, classes: Iterable[RankClass], per_host: int) -> Iterator[tuple[int, IntArray]]:
@@ -167,16 +170,17 @@ def _is_moved(spec: TensorSpec, transfer: Transfer) -> bool:
     return spec.trainable or not transfer.trained_only
 
 
-def _whole(parts: Parts, transfer: Transfer | None) -> int:
+def _whole(plan: Plan, transfer: Transfer | None) -> int:
     if transfer is None or not transfer.whole_on:
         return 0
-    return model_bytes(parts.job.graph, parts.framework, trained_only=transfer.trained_only)
+    return model_bytes(plan.graph, plan.framework, trained_only=transfer.trained_only)
 
 
 def model_bytes(graph: ModelGraph, framework: Framework, *, trained_only: bool = False) -> int:
     """All parameters of the model, as they are stored; a tied head is the embedding's."""
-    return sum(spec.copies * math.prod(spec.shape) * dtype_bytes(framework.life(spec).rest.dtype)
-               for layer in graph.layers for spec in graph.tensors[layer.kind]
+    kinds = Counter(layer.kind for layer in graph.layers)
+    return sum(count * spec.copies * math.prod(spec.shape) * dtype_bytes(framework.life(spec).rest.dtype)
+               for kind, count in kinds.items() for spec in graph.tensors[kind]
                if spec.is_owned and (spec.trainable or not trained_only))
 
 
@@ -199,14 +203,19 @@ def _device(parts: Parts, plan: Plan, rank: RankReport, phase: _Phase, transfer:
 
 def _loaded(plan: Plan, rank: RankReport) -> int:
     """What rests on the device before the first step: parameters, gradient buffers, states that are made early."""
-    at_rest = plan.at_rest().values()
+    grads = sum(r.grads_bytes for r in rank.at_rest.values()) + rank.grads_padding_bytes if rank.grads_persist else 0
+    return _built(plan) + grads
+
+
+@lru_cache(maxsize=1024)
+def _built(plan: Plan) -> int:
     params = sum(count * p.rest_bytes for p, count in _placed(plan) if p.life.rest.space not in _ON_HOST)
-    grads = sum(r.grads_bytes for r in at_rest) + rank.grads_padding_bytes if rank.grads_persist else 0
     states = sum(count * size for p, count in _placed(plan)
                  for (_, form), (_, size) in zip(p.life.states, p.states, strict=False) if form.space not in _ON_HOST)
-    return params + grads + max(0, states - plan.born_in_step())
+    return params + max(0, states - plan.born_in_step())
 
 
+@lru_cache(maxsize=1024)
 def _moment(plan: Plan, transfer: Transfer) -> int:
     """A whole tensor while it is sent, or a unit before it is cut."""
     if transfer.on_device == "tensor":

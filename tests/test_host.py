@@ -147,7 +147,7 @@ def test_spaces_on_the_host_are_summed(monkeypatch: pytest.MonkeyPatch, space: s
         rules = tuple(Rule(rule.matches, dataclasses.replace(
             rule.life, rest=moved(rule.life.rest, space), grad=moved(rule.life.grad, space),
             states=tuple((name, moved(form, space)) for name, form in rule.life.states))) for rule in framework.rules)
-        return dataclasses.replace(framework, rules=rules, files=Files(), _lives={})
+        return dataclasses.replace(framework, rules=rules, files=Files())
 
     plain = place(small.scenario("fsdp2", {"dp_shard": 4}, model=DENSE)).ranks[0].at_rest.values()
     monkeypatch.setattr(fsdp2, "table", offloaded)
