@@ -72,6 +72,25 @@ def test_one_rank_is_drawn_alone() -> None:
     assert report.drawn.hottest.allocated_bytes == report.ranks[0].drawn.allocated_bytes
 
 
+def test_folded_ranks_are_drawn_as_if_each_was_alone() -> None:
+    asked = small.scenario("automodel", {"dp_shard": 8, "ep": 4}, routing=ROUTING, seq_len=512)
+    folded, single = (simulate(asked, timed=False, fold=fold) for fold in (True, False))
+    assert len(folded.ranks) < len(single.ranks) == 8
+    assert folded.drawn == single.drawn
+
+
+def test_of_a_large_job_some_groups_are_drawn(monkeypatch: pytest.MonkeyPatch) -> None:
+    mesh = {"dp_shard": 16, "ep": 4}
+    every = run("megatron", mesh, ROUTING).drawn
+    monkeypatch.setattr("simcore.drawn._MOST_VALUES", 50 * 4 * 2 * 2)  # draws, ranks of a group, MoE layers, two groups
+    some = run("megatron", mesh, ROUTING)
+    assert every is not None
+    assert some.drawn is not None
+    assert (every.num_groups, some.drawn.num_groups) == (4, 2)
+    assert some.drawn.hottest.allocated_bytes.p50 <= every.hottest.allocated_bytes.p50
+    assert any("2 of 4 expert groups" in a.value for a in some.assumptions)
+
+
 @pytest.mark.parametrize("framework", ["automodel", "megatron"])
 def test_draws_lie_between_the_imbalances_of_their_rows(framework: str) -> None:
     found = run(framework, MESH, ROUTING).drawn
