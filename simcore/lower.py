@@ -44,7 +44,7 @@ def _outline(plan: Plan, recording: Recording, actions: tuple[Action, ...], flow
     walk = _Walk(plan, builder, flow, recording)
     flow.rest()
     builder.tile(recording.standing, plan.layers[0])
-    walk.past.rest()
+    walk.rest()
     walk.step(actions)
     walk.finish()
     builder.at(Phase.OPTIMIZER)
@@ -162,6 +162,12 @@ class _Walk:
         self.kept: _Chunk | None = None
         self.past = _Received(plan, builder, recording.edges)
         self.waiting = 0
+
+    def rest(self) -> None:
+        """What the step before has left: of layers, and of what crossed the stage's borders."""
+        for layer, tiles in self.tiles.items():
+            self.out.tile(tiles.rest, layer)
+        self.past.rest()
 
     def step(self, actions: Iterable[Action]) -> None:
         """All passes, in order."""

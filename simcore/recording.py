@@ -50,7 +50,8 @@ class Run:
 class LayerTape:
     """One layer on the tape.
 
-    `forward`: until the module returns; `after`: what its caller then drops (after the unit's post-forward hook);
+    `rest`: what is there before the first pass of a step, held over from the last; `forward`: until the module returns;
+    `after`: what its caller then drops (after the unit's post-forward hook);
     `late`: what the stem drops after the last layer; `seed`: before the first backward hook (the loss only);
     `backward`: until the gradient of the layer's input is there; `grads`: the parameter gradients alive at the end of
     `backward`, as (parameter, slot, bytes).
@@ -62,3 +63,4 @@ class LayerTape:
     late: Section = _EMPTY
     seed: Section = _EMPTY
     grads: tuple[tuple[Param, int, int], ...] = ()
+    rest: Section = _EMPTY

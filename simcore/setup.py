@@ -25,7 +25,7 @@ from simcore.training import Draws, Quantization
 
 __all__ = ["known_frameworks", "prepare"]
 
-IMPLEMENTATIONS = ("automodel", "hf", "megatron", "torchtitan")
+IMPLEMENTATIONS = ("automodel", "hf", "kempnerforge", "megatron", "torchtitan")
 SERVED_FORMATS = ("auto", "none", "fp32", "bf16", "fp16")
 
 

@@ -51,7 +51,7 @@ class Workload:
 class LayerTiles:
     """A recorded kind as tiles; passes are cut where an experts unit begins or ends: (tile, mark or 0, in replay).
 
-    `again`: the replay of a layer that is not replayed alone; other replays are part of `backward`.
+    `rest`: before a step. `again`: the replay of a layer that is not replayed alone; others are part of `backward`.
     """
 
     forward: tuple[tuple[Tile, int, bool], ...]
@@ -61,11 +61,13 @@ class LayerTiles:
     seed: Tile
     again: Tile
     grads: tuple[tuple[Param, int, int], ...]
+    rest: Tile
 
     @property
     def tiles(self) -> tuple[Tile, ...]:
         """All of them, in a fixed order."""
-        return (*(t for t, _, _ in (*self.forward, *self.backward)), self.after, self.late, self.seed, self.again)
+        passes = (t for t, _, _ in (*self.forward, *self.backward))
+        return (*passes, self.after, self.late, self.seed, self.again, self.rest)
 
     @property
     def shape(self) -> tuple[object, ...]:
@@ -264,10 +266,9 @@ def _no_standing(runs: object) -> dict[str, int]:
 def _tiles(tape: LayerTape, head: int) -> LayerTiles:
     """`head`: where rows of the embedding that are a tied head's point to."""
     backward = Tile.of(tape.backward)
-    layer = backward.rows[:, 1]
-    layer[layer >= TIED_HEAD] = head
+    backward.rows[backward.rows[:, 1] >= TIED_HEAD, 1] = head
     return LayerTiles(_cut(Tile.of(tape.forward)), _cut(backward), Tile.of(tape.after),
-                      Tile.of(tape.late), Tile.of(tape.seed), _tile(), tape.grads)
+                      Tile.of(tape.late), Tile.of(tape.seed), _tile(), tape.grads, Tile.of(tape.rest))
 
 
 def _together(lean: LayerTiles, whole: LayerTiles) -> LayerTiles:
@@ -283,15 +284,13 @@ def _together(lean: LayerTiles, whole: LayerTiles) -> LayerTiles:
     freed = _tile(*((Op.FREE, slot, -size) for slot, size in left.items() if size))
     rows = np.concatenate([*(t.rows for t, _, _ in whole.forward), whole.after.rows, whole.late.rows, freed.rows])
     again = Tile(rows, np.ones(len(rows), dtype=np.int64))
-    return LayerTiles(lean.forward, whole.backward, lean.after, lean.late, whole.seed, again, whole.grads)
+    return LayerTiles(lean.forward, whole.backward, lean.after, lean.late, whole.seed, again, whole.grads, lean.rest)
 
 
 def _cut(tile: Tile) -> tuple[tuple[Tile, int, bool], ...]:
     """Split a pass at the borders of an experts unit."""
-    rows = tile.rows
+    rows, pieces, start = tile.rows, [], 0
     at = np.flatnonzero((rows[:, 0] == Op.MARK) & (rows[:, 2] >= EXPERTS_MARKS.start))
-    pieces = []
-    start = 0
     for border in at:
         pieces.append((Tile(rows[start:border], tile.replay[start:border]), int(rows[border, 2]),
                        bool(tile.replay[border])))

@@ -20,6 +20,7 @@ class Wrapping:
 
     `separate`: embedding and head are units, the root has no parameters. `experts_unit`: experts are units of their
     own; `experts_apart`: they belong to no other unit. `checkpointed`: layers are inside a checkpoint's wrapper.
+    `loss_inside`: the root's hooks run around the loss too.
     """
 
     root: bool | int
@@ -28,6 +29,7 @@ class Wrapping:
     head: bool
     experts: bool | int
     separate: bool
+    loss_inside: bool
     experts_unit: bool
     experts_apart: bool
     replicates: bool
@@ -52,7 +54,8 @@ def units(graph: ModelGraph, wrapping: Wrapping) -> tuple[Unit, ...]:
 
 def _together(graph: ModelGraph, wrapping: Wrapping, around: list[int]) -> list[Unit]:
     """The root has all that no layer has."""
-    return [_unit(graph, wrapping, "root", around, reshard=wrapping.root, to=len(graph.layers) - 1, is_root=True)]
+    to = len(graph.layers) - 1 if wrapping.loss_inside else around[2]
+    return [_unit(graph, wrapping, "root", around, reshard=wrapping.root, to=to, is_root=True)]
 
 
 def _separate(graph: ModelGraph, wrapping: Wrapping, around: list[int]) -> list[Unit]:

@@ -1,11 +1,39 @@
-"""What tables around plain PyTorch share: its optimizers, and checkpointing of whole layers."""
+"""What tables around plain PyTorch share: defaults of a trainer, optimizers, and checkpointing of whole layers."""
 
 from __future__ import annotations
+
+from dataclasses import dataclass
 
 from simcore.framework import Optimizer
 from simcore.job import Job
 
-__all__ = ["all_or_no_checkpoint", "refuse_virtual_stages", "torch_optimizer"]
+__all__ = ["Defaults", "all_or_no_checkpoint", "refuse_virtual_stages", "torch_optimizer"]
+
+
+Sourced = tuple[str, str]
+"""A value, and where it stands."""
+
+
+@dataclass(frozen=True, slots=True)
+class Defaults:
+    """What the trainer around a model's code sets where a scenario does not. "compute": the type of the products.
+
+    `stored`: parameters at rest; `reduce`: gradients while they are reduced; `sync`: after which microbatches.
+    `root_resharded`: whether a root unit that wraps all but the layers reshards after forward; `last_follows`: whether
+    a unit of norm and head does what `reshard_after_forward: true` says. `reshard`: the default in words.
+    `loss_inside`: the model itself computes the loss, so the root's hooks run around it.
+    """
+
+    stored: Sourced
+    reduce: Sourced
+    optimizer: Sourced
+    loss: Sourced
+    wrap: str
+    sync: str
+    root_resharded: bool
+    last_follows: bool
+    loss_inside: bool
+    reshard: Sourced
 
 
 def torch_optimizer(job: Job, source: str, default: str = "foreach") -> Optimizer:

@@ -8,13 +8,17 @@ from __future__ import annotations
 from typing import Any
 
 from simcore.form import Layout, Shard
+from simcore.frameworks._torch import Defaults
 from simcore.job import Job
 from simcore.models.blocks import Attention
 from simcore.tensor import TensorSpec
 
-__all__ = ["OPTIONS", "check", "checkpoint", "options_of", "tp_layout"]
+__all__ = ["DEFAULTS", "OPTIONS", "check", "checkpoint", "options_of", "tp_layout"]
 
 OPTIONS: dict[str, tuple[Any, ...]] = {
+    "wrap": ("layers_root", "separate_embedding_head"),
+    "set_last_reshard": (None, True, False),
+    "prefetch": (None, int),
     "reshard_after_forward": (None, True, False),
     "sync_gradients": ("every",),  # train.py never turns FSDP2's reduction off
     "early_stop": (True, False),
@@ -22,6 +26,13 @@ OPTIONS: dict[str, tuple[Any, ...]] = {
     "compile": (True, False),
 }
 PLAN = "torchtitan 0.2.2 models/llama3/infra/parallelize.py"
+DEFAULTS = Defaults(
+    stored=("fp32", "sharded fp32 parameters under a policy"),
+    reduce=("fp32", "torchtitan 0.2.2 config/job_config.py: mixed_precision_reduce"),
+    optimizer=("fused", "torchtitan 0.2.2 config/job_config.py: fused"),
+    loss=("torchtitan", "torchtitan 0.2.2 components/loss.py"),
+    wrap="separate_embedding_head", sync="every", root_resharded=False, last_follows=True, loss_inside=False,
+    reshard=("true, false for norm and output", f"{PLAN} apply_fsdp: default"))
 COLUMNS, ROWS = ("heads", "kv_heads", "ffn", "vocab"), ("heads", "ffn")
 _EVEN = "view(bs, seqlen, -1, head_dim) of what a column-parallel linear puts out"
 

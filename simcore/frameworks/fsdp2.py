@@ -10,98 +10,67 @@ from __future__ import annotations
 
 from dataclasses import dataclass, replace
 from functools import lru_cache
+from types import ModuleType
 
 from simcore.form import Form, Layout, Partial, Shard
 from simcore.framework import Framework, Life, Matches, Moment, Rule, UnshardFlow
-from simcore.frameworks import _torchtitan
+from simcore.frameworks import _kempnerforge, _torchtitan, _transformers
 from simcore.frameworks._files import fsdp2_files
 from simcore.frameworks._fsdp2_units import Wrapping, units
-from simcore.frameworks._torch import all_or_no_checkpoint, refuse_virtual_stages, torch_optimizer
+from simcore.frameworks._torch import Defaults, Sourced, all_or_no_checkpoint, refuse_virtual_stages, torch_optimizer
 from simcore.graph import ModelGraph
 from simcore.job import Job
 from simcore.lora_names import name_adapters
 from simcore.models.blocks import Moe
-from simcore.training import Draws
 
 __all__ = ["DEFAULT_IMPLEMENTATION", "IMPLEMENTATIONS", "VERSIONS", "adapters", "table"]
 
 VERSIONS = ("torch 2.13",)
 DEFAULT_IMPLEMENTATION = "hf"
-IMPLEMENTATIONS = ("hf", "torchtitan")
+CODES: dict[str, ModuleType] = {"hf": _transformers, "torchtitan": _torchtitan, "kempnerforge": _kempnerforge}
+"""What the trainer of each implementation sets, refuses and cuts."""
+IMPLEMENTATIONS = tuple(CODES)
 RULE = "torch 2.13 torch/distributed/fsdp/_fully_shard/_fsdp_init.py"
-OPTIONS = {
-    "wrap": ("layers_root", "separate_embedding_head"),
-    "reshard_after_forward": (None, True, False, int),
-    "set_last_reshard": (None, True, False),
-    "sync_gradients": ("last", "every"),
-    "prefetch": (None, int),
-    "experts": ("fully_shard", "ignored"),
-    "experts_implementation": (None, "grouped_mm"),
-}
 
 adapters = name_adapters
 
 
 def table(job: Job) -> Framework:
     """FSDP2 applied to a job."""
-    titan = _is_titan(job)
+    code = CODES[job.graph.implementation]
     _check(job)
-    options, precision = job.options(OPTIONS | (_torchtitan.OPTIONS if titan else {})), job.scenario.training.precision
-    if titan:
-        _torchtitan.check(job, options)
-    stored = job.auto("training.precision.params", precision.params, "fp32", "sharded fp32 parameters under a policy")
-    reduce = job.auto("training.precision.grad_reduce", precision.grad_reduce, *(
-        ("fp32", "torchtitan 0.2.2 config/job_config.py: mixed_precision_reduce") if titan else
-        (job.compute, "MixedPrecisionPolicy(reduce_dtype=None): the compute dtype")))
+    options, precision, given = job.options(code.OPTIONS), job.scenario.training.precision, code.DEFAULTS
+    code.check(job, options)
+    stored = job.auto("training.precision.params", precision.params, *_typed(job, given.stored))
+    reduce = job.auto("training.precision.grad_reduce", precision.grad_reduce, *_typed(job, given.reduce))
     _note_defaults(job, options)
     fully = job.mesh.ep > 1 and options.get("experts", "fully_shard") == "fully_shard"
     return Framework(
         name="fsdp2", version=VERSIONS[0],
         rules=_rules(job, stored, fully=fully),
         units=units(job.graph, _wrapping(job, options, reduce, fully=fully)),
-        flow=UnshardFlow(options.get("prefetch") or 0, options.get("sync_gradients", "every" if titan else "last")),
-        optimizer=torch_optimizer(job, "torchtitan 0.2.2 config/job_config.py: fused", "fused") if titan else
-        torch_optimizer(job, "torch 2.13 optim/adam.py: foreach by default on CUDA"),
+        flow=UnshardFlow(options.get("prefetch") or 0, options.get("sync_gradients", given.sync)),
+        optimizer=torch_optimizer(job, *reversed(given.optimizer)),
         compute_dtype=job.compute,
-        checkpoint=_torchtitan.checkpoint(job) if titan else all_or_no_checkpoint(job),
-        loss=job.auto("training.loss", job.scenario.training.loss, *(
-            ("torchtitan", "torchtitan 0.2.2 components/loss.py") if titan else
-            ("hf", "transformers 5.23 ForCausalLMLoss"))),
+        checkpoint=code.checkpoint(job),
+        loss=job.auto("training.loss", job.scenario.training.loss, *given.loss),
         sequence_parallel=job.mesh.tp > 1,
         stages=(tuple(range(len(job.graph.layers))),),
-        options=_torchtitan.options_of(job, options) if titan else
-        (*((("experts", "unit"),) if fully else ()), *_experts_implementation(job, options)),
+        options=code.options_of(job, options),
         communicators=_communicators(job, fully=fully),
         files=fsdp2_files(job),
     )
 
 
-def _is_titan(job: Job) -> bool:
-    return job.graph.implementation == "torchtitan"
-
-
-def _experts_implementation(job: Job, options: dict[str, object]) -> tuple[tuple[str, str], ...]:
-    """Transformers' own grouped products, or the stand-in that expert parallelism needs."""
-    if options.get("experts_implementation") is None:
-        if job.has_experts and isinstance(job.scenario.training.routing, Draws):
-            raise job.not_yet("training.routing", "routing drawn at random with batched products over equal groups of "
-                              "rows, a balanced stand-in (served with experts_implementation: grouped_mm)")
-        if job.has_experts:
-            job.auto("framework_options.experts_implementation", "auto", "batched products over equal groups of rows",
-                     "a stand-in; transformers 5.23 integrations/moe.py has grouped_mm as its default on a GPU")
-        return ()
-    if job.mesh.ep > 1:
-        raise job.not_yet("framework_options.experts_implementation", "grouped_mm with experts split over ranks")
-    return (("experts_implementation", "grouped_mm"),)
+def _typed(job: Job, default: Sourced) -> Sourced:
+    value, source = default
+    return job.compute if value == "compute" else value, source
 
 
 def _note_defaults(job: Job, options: dict[str, object]) -> None:
     """What is decided tensor by tensor or unit by unit further down."""
     if options.get("reshard_after_forward") is None:
-        job.auto("framework_options.reshard_after_forward", "auto", *(
-            ("true, false for norm and output", f"{_torchtitan.PLAN} apply_fsdp: default") if _is_titan(job) else
-            ("true for layers, false for the root",
-             "torch 2.13 _fully_shard/_fully_shard.py: reshard_after_forward=None")))
+        job.auto("framework_options.reshard_after_forward", "auto", *CODES[job.graph.implementation].DEFAULTS.reshard)
     if job.scenario.training.optimizer.name != "sgd":
         job.auto("training.optimizer.moments", job.scenario.training.optimizer.moments, "as each parameter is stored",
                  "torch 2.13 optim/adam.py: zeros_like(parameter)")
@@ -111,8 +80,6 @@ def _check(job: Job) -> None:
     mesh, training = job.mesh, job.scenario.training
     if mesh.pp > 1:
         raise job.not_yet("mesh.pp", "fsdp2 with pipeline stages (torch.distributed.pipelining)")
-    if mesh.tp > 1 and not _is_titan(job):
-        raise job.not_yet("mesh.tp", "fsdp2 with tensor parallelism (served with implementation: torchtitan)")
     if mesh.cp > 1:
         raise job.not_yet("mesh.cp", "fsdp2 with context parallelism")
     if mesh.etp > 1:
@@ -120,8 +87,6 @@ def _check(job: Job) -> None:
     if mesh.stage_size % mesh.ep:
         raise job.illegal("mesh.ep", f"{mesh.stage_size} ranks must be a multiple of ep {mesh.ep}",
                           "torch 2.13 init_device_mesh: the mesh must cover the ranks")
-    if not _is_titan(job):
-        job.one_of("training.loss", training.loss, ("auto", "hf", "hf_keep_logits"))
     job.refuse_capacity("transformers 5.23 integrations/moe.py: tokens are never dropped")
     job.refuse_given({"training.sequence_parallel": "False", "training.precision.main_grads": "auto",
                       "training.precision.experts": "auto", "training.optimizer.master": "none",
@@ -181,11 +146,11 @@ def _rules(job: Job, stored: str, *, fully: bool) -> tuple[Rule, ...]:
     optimizer, adapter = job.scenario.training.optimizer, job.scenario.training.lora.dtype
     choice = _Choice(stored, job.compute, stored if adapter == "auto" else adapter,
                      "" if optimizer.name == "sgd" else optimizer.moments, job.mesh.ep > 1, fully)
-    return _made_rules(choice, _tp_cuts(job.graph) if job.mesh.tp > 1 else ())
+    return _made_rules(choice, _tp_cuts(job.graph) if job.mesh.tp > 1 else (), job.graph.implementation)
 
 
 @lru_cache(maxsize=256)
-def _made_rules(choice: _Choice, tp_cuts: tuple[Layout, ...]) -> tuple[Rule, ...]:
+def _made_rules(choice: _Choice, tp_cuts: tuple[Layout, ...], code: str) -> tuple[Rule, ...]:
     """FSDP2 cuts on dimension 0 what tensor parallelism has left (torch 2.13 `_fsdp_param.py`, strided shards)."""
     dense: Layout = (("dp_shard_cp", Shard(0)),)
     stored = choice.stored
@@ -197,7 +162,8 @@ def _made_rules(choice: _Choice, tp_cuts: tuple[Layout, ...]) -> tuple[Rule, ...
                    if choice.fully else _plain_experts(split, choice))
         rules.append(Rule(lambda t: t.component == "routed_experts", experts))
     rules.append(Rule(lambda t: t.module == "adapter", _life("adapters", dense, choice.adapters, choice)))
-    rules += [Rule(_lies_like(cut), _life("sharded, tp", (*cut, *dense), stored, choice, used=cut)) for cut in tp_cuts]
+    rules += [Rule(_lies_like(code, cut), _life("sharded, tp", (*cut, *dense), stored, choice, used=cut))
+              for cut in tp_cuts]
     rules.append(Rule(lambda t: True, _life("sharded", dense, stored, choice)))
     return tuple(rules)
 
@@ -205,12 +171,13 @@ def _made_rules(choice: _Choice, tp_cuts: tuple[Layout, ...]) -> tuple[Rule, ...
 @lru_cache(maxsize=64)
 def _tp_cuts(graph: ModelGraph) -> tuple[Layout, ...]:
     """Every way in which tensor parallelism cuts a tensor of the model."""
-    cuts = (_torchtitan.tp_layout(spec) for specs in graph.tensors for spec in specs)
+    tp_layout = CODES[graph.implementation].tp_layout
+    cuts = (tp_layout(spec) for specs in graph.tensors for spec in specs)
     return tuple(dict.fromkeys(cut for cut in cuts if cut))
 
 
-def _lies_like(cut: Layout) -> Matches:
-    return lambda spec: _torchtitan.tp_layout(spec) == cut
+def _lies_like(code: str, cut: Layout) -> Matches:
+    return lambda spec: CODES[code].tp_layout(spec) == cut
 
 
 def _life(name: str, layout: Layout, stored: str, choice: _Choice, used: Layout = ()) -> Life:
@@ -236,17 +203,19 @@ def _states(layout: Layout, stored: str, choice: _Choice) -> tuple[tuple[str, Fo
 
 
 def _wrapping(job: Job, options: dict[str, object], reduce: str, *, fully: bool) -> Wrapping:
-    """By default children reshard and the root does not (torch 2.13: `reshard_after_forward=None`)."""
-    mesh, titan, asked = job.mesh, _is_titan(job), options.get("reshard_after_forward")
+    """By default children reshard; whether the root does its code says (torch 2.13 left alone: it does not)."""
+    mesh, asked = job.mesh, options.get("reshard_after_forward")
+    given: Defaults = CODES[job.graph.implementation].DEFAULTS
     shards, last = mesh.axis("dp_shard_cp").size, options.get("set_last_reshard")
     children = True if asked is None else asked
     return Wrapping(
-        root=_policy(job, False if asked is None else asked, shards),
+        root=_policy(job, given.root_resharded if asked is None else asked, shards),
         layers=_policy(job, children, shards),
         last=_policy(job, children if last is None else last, shards),
-        head=titan and asked is True,
+        head=given.last_follows and asked is True,
         experts=_policy(job, children, mesh.expert_dp),
-        separate=options.get("wrap", "separate_embedding_head" if titan else "layers_root") != "layers_root",
+        separate=options.get("wrap", given.wrap) != "layers_root",
+        loss_inside=given.loss_inside,
         experts_unit=fully,
         experts_apart=mesh.ep > 1,
         replicates=mesh.dp_replicate > 1,

@@ -16,11 +16,11 @@ from typing import overload
 from simcore.tape import Kernel, Param, Tape, Tensor
 from simcore.units import dtype_bytes
 
-__all__ = ["add", "add_scalar", "all_to_all", "bmm", "cast", "cat", "chunk", "cross_entropy", "div_", "embedding",
-           "exp", "gather", "grouped_mm", "index", "index_add", "linear", "log_softmax", "masked_fill", "mean", "mul",
-           "mul_rows", "mul_scalar", "neg", "new", "relu", "rms_norm", "rotate", "rsqrt",
+__all__ = ["add", "add_scalar", "all_to_all", "bmm", "cast", "cat", "chunk", "contiguous", "cross_entropy", "div_",
+           "embedding", "exp", "gather", "grouped_mm", "index", "index_add", "linear", "log_softmax", "masked_fill",
+           "mean", "mul", "mul_rows", "mul_scalar", "neg", "new", "relu", "repeat_heads", "rms_norm", "rotate", "rsqrt",
            "scaled_dot_product_attention", "select", "sigmoid", "silu", "slice_half", "softmax", "sort", "square",
-           "strided", "sum_last", "sum_of", "swap_dims", "to_heads", "topk"]
+           "strided", "sub", "sum_last", "sum_of", "swap_dims", "to_heads", "topk"]
 
 Operand = Tensor | Param
 Grads = list[Tensor | None]
@@ -171,6 +171,15 @@ def add(tape: Tape, a: Tensor, b: Tensor, name: str = "add") -> Tensor:
     return out
 
 
+def sub(tape: Tape, a: Tensor, b: Tensor, name: str = "sub") -> Tensor:
+    """`a - b` of one shape and type: b gets the gradient's opposite."""
+    shape, dtype = a.shape, a.dtype
+    node = tape.node((a, b), (), lambda tape, grads, saved: [grads[0], new(tape, shape, dtype, f"grad_{name}")])
+    out = new(tape, shape, dtype, name, a.nbytes + b.nbytes)
+    out.node = node
+    return out
+
+
 def _pass_twice(tape: Tape, grads: Grads, saved: Saved) -> Grads:
     return [grads[0], grads[0]]
 
@@ -236,8 +245,9 @@ def _broadcast(a: Operand, b: Operand) -> tuple[int, ...]:
 
 
 def mul(tape: Tape, a: Operand, b: Operand, name: str = "mul") -> Tensor:
-    """`a * b` with broadcasting."""
-    shape, dtype, a_shape, b_shape = _broadcast(a, b), a.dtype, a.shape, b.shape
+    """`a * b` with broadcasting, in the wider of their types."""
+    shape, a_shape, b_shape = _broadcast(a, b), a.shape, b.shape
+    dtype, types = max((a.dtype, b.dtype), key=dtype_bytes), (a.dtype, b.dtype)
     a_needs, b_needs, moved = needs_grad(a), needs_grad(b), a.nbytes + b.nbytes
 
     def backward(tape: Tape, grads: Grads, saved: Saved) -> Grads:
@@ -246,7 +256,7 @@ def mul(tape: Tape, a: Operand, b: Operand, name: str = "mul") -> Tensor:
         return [to_a, to_b]
 
     save: list[Operand] = [b] * a_needs + [a] * b_needs
-    node = tape.node((a, b), save, backward, reduce_to=(a_shape, b_shape))
+    node = tape.node((a, b), save, backward, reduce_to=(a_shape, b_shape), cast_to=types)
     out = new(tape, shape, dtype, name, moved)
     out.node = node
     return out
@@ -386,6 +396,32 @@ def to_heads(tape: Tape, x: Tensor, dim: int, *, copy_grad: bool = False) -> Ten
 
     node = tape.node((x,), (), backward)
     return Tensor(x.storage, (*shape[:2], shape[2] // dim, dim), dtype, node)
+
+
+def repeat_heads(tape: Tape, x: Tensor, count: int) -> Tensor:
+    """`x.repeat_interleave(count, dim=1)` of x [b, heads, s, d], written [b, s, heads, d] here; gradients add up."""
+    if count == 1:
+        return x
+    batch, seq, heads, dim = shape = x.shape
+    dtype = x.dtype
+
+    def backward(tape: Tape, grads: Grads, saved: Saved) -> Grads:
+        (grad,) = grads
+        assert grad is not None
+        return [new(tape, shape, dtype, "grad_heads", grad.nbytes, flops=grad.numel)]
+
+    node = tape.node((x,), (), backward)
+    out = new(tape, (batch, seq, heads * count, dim), dtype, "heads", x.nbytes, Kernel.COPY)
+    out.node = node
+    return out
+
+
+def contiguous(tape: Tape, x: Tensor, name: str) -> Tensor:
+    """A copy in another order; the gradient is a view."""
+    node = tape.node((x,), (), _pass)
+    out = new(tape, x.shape, x.dtype, name, x.nbytes, Kernel.COPY)
+    out.node = node
+    return out
 
 
 def slice_half(tape: Tape, x: Tensor) -> Tensor:

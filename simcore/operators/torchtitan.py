@@ -21,16 +21,16 @@ from simcore.checkpoint import Keeps
 from simcore.models.blocks import Attention, Embedding, FinalNorm, Head, LayerKind, Loss
 from simcore.operators import aten
 from simcore.operators.borders import hand_on, hidden_state, run_backward, run_backward_of_loss
-from simcore.operators.features import refuse
-from simcore.operators.torchtitan_attention import attention, linear, rotary_buffer, rotary_table
-from simcore.operators.torchtitan_loss import cross_entropy, parallel_cross_entropy, shifted_indices
-from simcore.operators.torchtitan_parallel import (
+from simcore.operators.dtensor import (
     gather_last,
     gather_sequence,
     own_rows,
     scatter_sequence,
     sum_norms,
 )
+from simcore.operators.features import refuse
+from simcore.operators.torchtitan_attention import attention, linear, rotary_buffer, rotary_table
+from simcore.operators.torchtitan_loss import cross_entropy, parallel_cross_entropy, shifted_indices
 from simcore.operators.torchtitan_tensors import tensors
 from simcore.recording import LayerTape, Run
 from simcore.tape import Tape, Tensor

@@ -10,7 +10,7 @@ from collections.abc import Sequence
 
 from simcore.models.blocks import Attention, LayerKind
 from simcore.operators import aten
-from simcore.operators.torchtitan_parallel import gather_sequence, scatter_sequence
+from simcore.operators.dtensor import gather_sequence, scatter_sequence
 from simcore.recording import Run
 from simcore.tape import Tape, Tensor
 

@@ -7,7 +7,7 @@ operator by operator as it was measured.
 from __future__ import annotations
 
 from simcore.operators import aten
-from simcore.operators.torchtitan_parallel import summed
+from simcore.operators.dtensor import summed
 from simcore.tape import Kernel, Tape, Tensor
 
 __all__ = ["cross_entropy", "parallel_cross_entropy"]

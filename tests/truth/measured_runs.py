@@ -297,16 +297,17 @@ def _titan_device(run):
 
 # ---- KempnerForge ---------------------------------------------------------------------------------------------------
 def _kempner(run):
-    """FSDP2 with its own tensor parallelism: fp32 parameters, fused AdamW, checkpointed layers."""
+    """Its own layers and plan. Rows say "fp32 master"; the code casts the whole model to bf16, without another copy."""
     if not run["complete"]:
         _unsayable("gradient accumulation not stated" if run["global_batch"] is None else
                    "how FSDP wraps the experts is not stated")
     config = run["config"]
-    training = _batch(run) | _recompute(run) | {
-        "precision": {"params": "fp32"}, "optimizer": {"name": "adamw", "implementation": "fused"}}
+    training = _batch(run) | _recompute(run) | {"optimizer": {"name": "adamw", "implementation": "fused"}}
     options = {"compile": True} if config.get("compile") else {}
-    return {"model": _kempner_model(run), "framework": "fsdp2", "topology": "dgx-h200", "mesh": _degrees(run),
-            "training": training, "framework_options": options}
+    if "packed_experts" in config:
+        options["packed_experts"] = config["packed_experts"]
+    return {"model": _kempner_model(run), "framework": "fsdp2", "implementation": "kempnerforge",
+            "topology": "dgx-h200", "mesh": _degrees(run), "training": training, "framework_options": options}
 
 
 def _kempner_model(run):

@@ -1,4 +1,4 @@
-"""DTensor's part in torchtitan's tensor parallel plan: sequences gathered and scattered, sums over tp.
+"""DTensor's part in tensor parallel plans: sequences gathered, scattered and cut, sums over tp.
 
 Measured on torch 2.13 (`distributed/tensor/_redistribute.py`, `_functional_collectives.py`): a gather along dimension 1
 comes in rank order and is concatenated into another tensor, unless there is one sequence; a scatter copies first.
@@ -12,7 +12,8 @@ from simcore.operators import aten
 from simcore.recording import Run
 from simcore.tape import Kernel, Tape, Tensor
 
-__all__ = ["gather_last", "gather_sequence", "own_rows", "scatter_sequence", "sum_norms", "summed"]
+__all__ = ["cut_sequence", "gather_last", "gather_sequence", "own_rows", "own_sequence", "scatter_sequence",
+           "sum_norms", "summed", "whole_gradient"]
 
 Grads = list[Tensor | None]
 
@@ -37,6 +38,39 @@ def scatter_sequence(tape: Tape, run: Run, x: Tensor, name: str) -> Tensor:
     out = _scatter(tape, tp, x, name)
     out.node = node
     return out
+
+
+def cut_sequence(tape: Tape, run: Run, x: Tensor, name: str) -> Tensor:
+    """A replicated [b, s, k] to [b, s / tp, k] as a module's input is redistributed: the gradient comes back whole.
+
+    The gradient that waits for it at x is cut (`own_sequence`): this one is cut too before both are added.
+    """
+    leaf, tp, shape = x.node, run.tp, x.shape
+    assert leaf is not None
+
+    def backward(tape: Tape, grads: Grads, saved: list[Tensor]) -> Grads:
+        _whole = _gather(tape, tp, _only(grads), f"grad_{name}")
+        grads.clear()
+        return [tape.add_grads(leaf.grads.pop(0), _part(tape, tp, _whole, f"grad_{name}"))]
+
+    node = tape.node((x,), (), backward)
+    out = _part(tape, tp, Tensor(x.storage, shape, x.dtype), name)
+    out.node = node
+    return out
+
+
+def own_sequence(tape: Tape, run: Run, x: Tensor, name: str) -> Tensor:
+    """A replicated [b, s, k] to [b, s / tp, k] inside an operator of DTensors: the gradient stays cut."""
+    out = _part(tape, run.tp, x, name)
+    out.node = x.node
+    return out
+
+
+def whole_gradient(tape: Tape, run: Run, x: Tensor) -> Tensor:
+    """A replicated [b, s, k] made of a plain tensor: seen as [b, s / tp, k], whose gradient is gathered."""
+    tp, (batch, seq, *rest) = run.tp, x.shape
+    node = tape.node((x,), (), lambda tape, grads, saved: [_gather(tape, tp, _only(grads), "grad_embedding")])
+    return Tensor(x.storage, (batch, seq // tp, *rest), x.dtype, node)
 
 
 def gather_last(tape: Tape, run: Run, x: Tensor) -> Tensor:
@@ -86,6 +120,12 @@ def _only(grads: Grads) -> Tensor:
     (grad,) = grads
     assert grad is not None
     return grad
+
+
+def _part(tape: Tape, tp: int, x: Tensor, name: str) -> Tensor:
+    """This rank's part of the sequence, copied."""
+    batch, seq, *rest = x.shape
+    return aten.new(tape, (batch, seq // tp, *rest), x.dtype, f"{name}_part", x.nbytes // tp, Kernel.COPY)
 
 
 def _gather(tape: Tape, tp: int, x: Tensor, name: str) -> Tensor:

@@ -1,0 +1,109 @@
+"""What KempnerForge 5666d0d16153 adds to FSDP2: its wrapping and precision, and its tensor parallel plan.
+
+Sources: `distributed/parallel.py`, `distributed/tensor_parallel.py`, `distributed/setup.py`, `config/training.py`,
+`training/grad.py`, `training/optimizer.py`, `scripts/train.py`.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+from simcore.form import Layout, Shard
+from simcore.frameworks._torch import Defaults
+from simcore.job import Job
+from simcore.models.blocks import Attention
+from simcore.tensor import TensorSpec
+
+__all__ = ["DEFAULTS", "OPTIONS", "check", "checkpoint", "options_of", "tp_layout"]
+
+_CODE = "KempnerForge 5666d0d16153"
+OPTIONS: dict[str, tuple[Any, ...]] = {
+    "wrap": ("layers_root",),
+    "reshard_after_forward": (None, True),  # apply_fsdp2 is called without it
+    "sync_gradients": ("last",),  # maybe_no_sync
+    "packed_experts": (True, False),
+    "compile": (True, False),
+}
+DEFAULTS = Defaults(
+    stored=("compute", f"{_CODE} config/training.py param_dtype: the model itself is cast, no fp32 master"),
+    reduce=("fp32", f"{_CODE} distributed/parallel.py default_mp_policy"),
+    optimizer=("fused", f"{_CODE} config/optimizer.py: fused"),
+    loss=("kempnerforge", f"{_CODE} config/training.py: loss_fn = cross_entropy"),
+    wrap="layers_root", sync="last", root_resharded=True, last_follows=True, loss_inside=False,
+    reshard=("true, for the root too", f"{_CODE} distributed/parallel.py apply_fsdp2: reshard_after_forward = True"))
+_PLAN = f"{_CODE} distributed/tensor_parallel.py"
+_COLUMNS, _ROWS = ("heads", "kv_heads", "ffn", "vocab"), ("heads", "ffn")
+_COMPILED = "what eager layers keep; torch.compile meets FSDP2's hooks and checkpoints as graph breaks"
+
+
+def check(job: Job, options: dict[str, Any]) -> None:
+    """Refuses what KempnerForge refuses, and by name what is not modelled."""
+    mesh, training = job.mesh, job.scenario.training
+    family = job.graph.architecture.family
+    if family not in ("llama", "mixtral"):
+        raise job.not_yet("implementation", f"{family} in the layers of KempnerForge (served: llama, mixtral)")
+    job.one_of("training.loss", training.loss, ("auto",))
+    if training.method != "full":
+        raise job.not_yet("training.method", f"{training.method} with KempnerForge's layers")
+    if mesh.size == 1:
+        raise job.not_yet("mesh", "KempnerForge on one device: it has no mesh then, and FSDP2 is left out")
+    if job.graph.architecture.tied:
+        raise job.not_yet("model", "tied embeddings in the layers of KempnerForge")
+    if mesh.ep > 1:
+        raise job.not_yet("mesh.ep", "KempnerForge's expert parallelism (attention and experts wrapped apart)")
+    if job.has_experts:
+        raise job.not_yet("model", "experts in the layers of KempnerForge")
+    if training.seq_len % mesh.tp:
+        raise job.not_yet("training.seq_len", f"{training.seq_len} positions on {mesh.tp} ranks, unevenly")
+    if options.get("compile"):
+        job.auto("framework_options.compile", "auto", "as eager", f"an assumption: {_COMPILED}")
+    _check_cuts(job, options)
+
+
+def _check_cuts(job: Job, options: dict[str, Any]) -> None:
+    tp, vocab = job.mesh.tp, job.graph.architecture.vocab
+    if vocab % tp:
+        raise job.not_yet("mesh.tp", f"{vocab} entries of the vocabulary on {tp} ranks, unevenly")
+    for kind in job.graph.kinds:
+        for branch in kind.branches:
+            if isinstance(branch.block, Attention) and branch.block.num_kv_heads % tp:
+                raise job.illegal("mesh.tp", f"{branch.block.num_kv_heads} key and value heads must be divisible by "
+                                  f"tp {tp}", f"{_CODE} model/attention.py: view(batch, seq_len, -1, head_dim) of what "
+                                  "a column-parallel linear puts out")
+    if options.get("packed_experts"):
+        _check_packed(job)
+
+
+def _check_packed(job: Job) -> None:
+    experts = {spec.copies for kind in job.graph.tensors for spec in kind if spec.component == "routed_experts"}
+    if any(count % job.mesh.dp_shard for count in experts):
+        raise job.not_yet("framework_options.packed_experts", f"packed experts on {job.mesh.dp_shard} shards, unevenly")
+
+
+def checkpoint(job: Job) -> str:
+    """`Run.checkpoint`: none, full, or per_module ("selective": attention alone)."""
+    recompute = job.scenario.training.recompute
+    if recompute in ("none", "full"):
+        return str(recompute)
+    if recompute == ("attention",):
+        return "per_module"
+    raise job.not_yet("training.recompute", "other checkpoints in KempnerForge's layers (served: none, full, "
+                      "[attention])")
+
+
+def options_of(job: Job, options: dict[str, Any]) -> tuple[tuple[str, str], ...]:
+    """`Run.options`."""
+    if not job.has_experts:
+        return ()
+    packed = job.flag(options, "packed_experts", f"{_CODE} config/model.py: moe_packed_experts = False", default=False)
+    return (("packed_experts", "true"),) if packed else ()
+
+
+def tp_layout(spec: TensorSpec) -> Layout:
+    """Column-parallel linears are cut on rows, row-parallel ones on columns; norms, embedding and experts are whole."""
+    if len(spec.shape) == 1 or spec.component in ("embedding", "router", "routed_experts"):
+        return ()
+    if spec.dims[0] in _COLUMNS:
+        return (("tp", Shard(0, even=True)),)
+    assert spec.dims[1] in _ROWS, spec.name
+    return (("tp", Shard(1, even=True)),)

@@ -1,0 +1,62 @@
+"""What transformers 5.23's layers under plain FSDP2 default to, and what is served of them."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from simcore.form import Layout
+from simcore.frameworks._torch import Defaults, all_or_no_checkpoint
+from simcore.job import Job
+from simcore.tensor import TensorSpec
+from simcore.training import Draws
+
+__all__ = ["DEFAULTS", "OPTIONS", "check", "checkpoint", "options_of", "tp_layout"]
+
+OPTIONS: dict[str, tuple[Any, ...]] = {
+    "wrap": ("layers_root", "separate_embedding_head"),
+    "reshard_after_forward": (None, True, False, int),
+    "set_last_reshard": (None, True, False),
+    "sync_gradients": ("last", "every"),
+    "prefetch": (None, int),
+    "experts": ("fully_shard", "ignored"),
+    "experts_implementation": (None, "grouped_mm"),
+}
+DEFAULTS = Defaults(
+    stored=("fp32", "sharded fp32 parameters under a policy"),
+    reduce=("compute", "MixedPrecisionPolicy(reduce_dtype=None): the compute dtype"),
+    optimizer=("foreach", "torch 2.13 optim/adam.py: foreach by default on CUDA"),
+    loss=("hf", "transformers 5.23 ForCausalLMLoss"),
+    wrap="layers_root", sync="last", root_resharded=False, last_follows=False, loss_inside=True,
+    reshard=("true for layers, false for the root", "torch 2.13 _fully_shard/_fully_shard.py: "
+             "reshard_after_forward=None"))
+checkpoint = all_or_no_checkpoint
+
+
+def check(job: Job, _options: dict[str, Any]) -> None:
+    """Losses that the layers have; no tensor parallelism."""
+    job.one_of("training.loss", job.scenario.training.loss, ("auto", "hf", "hf_keep_logits"))
+    if job.mesh.tp > 1:
+        raise job.not_yet("mesh.tp", "fsdp2 with tensor parallelism (served with implementation: torchtitan and "
+                          "implementation: kempnerforge)")
+
+
+def options_of(job: Job, options: dict[str, Any]) -> tuple[tuple[str, str], ...]:
+    """`Run.options`: transformers' own grouped products, or the stand-in that expert parallelism needs."""
+    unit = job.mesh.ep > 1 and options.get("experts", "fully_shard") == "fully_shard"
+    apart = (("experts", "unit"),) if unit else ()
+    if options.get("experts_implementation") is None:
+        if job.has_experts and isinstance(job.scenario.training.routing, Draws):
+            raise job.not_yet("training.routing", "routing drawn at random with batched products over equal groups of "
+                              "rows, a balanced stand-in (served with experts_implementation: grouped_mm)")
+        if job.has_experts:
+            job.auto("framework_options.experts_implementation", "auto", "batched products over equal groups of rows",
+                     "a stand-in; transformers 5.23 integrations/moe.py has grouped_mm as its default on a GPU")
+        return apart
+    if job.mesh.ep > 1:
+        raise job.not_yet("framework_options.experts_implementation", "grouped_mm with experts split over ranks")
+    return (*apart, ("experts_implementation", "grouped_mm"))
+
+
+def tp_layout(_spec: TensorSpec) -> Layout:
+    """Whole: `check` refuses."""
+    return ()

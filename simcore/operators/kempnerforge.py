@@ -1,0 +1,237 @@
+"""KempnerForge 5666d0d16153 (`kempnerforge/model`, `training/loss.py`) on eager PyTorch 2.13: tensors and tapes.
+
+Norms are written out in fp32, queries and keys are rotated by real tables, keys and values are repeated for every
+query head, what attention puts out is copied before its projection, and the loss takes logits as they are. The tables
+are fp32 on the model (`standing`); FSDP2 casts them for every layer (`cast_forward_inputs`). With tensor parallelism
+the plan is that of `distributed/tensor_parallel.py`: every column-parallel linear gathers the sequence for itself and
+keeps it, the embedding is whole on every rank and its output is cut by the first layer, the logits are whole for the
+loss.
+
+The training loop (`scripts/train.py`) drops logits only when the next forward has returned: those of the step before
+are there when a step begins.
+
+`run.checkpoint`: none, full, or per_module: attention alone. `run.options`: ("packed_experts", "true").
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from functools import partial
+from typing import Final, NamedTuple
+
+from simcore.models.blocks import Attention, Embedding, FinalNorm, Head, LayerKind, Loss
+from simcore.operators import aten
+from simcore.operators.borders import hand_on, hidden_state, run_backward, run_backward_of_loss
+from simcore.operators.dtensor import (
+    cut_sequence,
+    gather_last,
+    gather_sequence,
+    own_sequence,
+    scatter_sequence,
+    sum_norms,
+    whole_gradient,
+)
+from simcore.operators.features import refuse
+from simcore.operators.kempnerforge_tensors import tensors
+from simcore.recording import LayerTape, Run
+from simcore.rows import Op, Param, Section
+from simcore.tape import Tape, Tensor
+
+__all__ = ["record", "standing", "tensors"]
+
+SERVED: Final = frozenset({"gated experts", "a router by softmax"})
+"""What of `features.py` is recorded here."""
+
+
+class Tables(NamedTuple):
+    """Cosines and sines of a layer's positions."""
+
+    cos: Tensor
+    sin: Tensor
+
+
+def standing(runs: Sequence[tuple[LayerKind, Run]]) -> dict[str, int]:
+    """The model's fp32 cosines and sines: one each for every pair of a head's dimensions and position."""
+    found = [run.seq * block.block.head_dim // 2 * 8 for kind, run in runs for block in kind.branches
+             if isinstance(block.block, Attention)]
+    return {"rotary_tables": max(found, default=0)}
+
+
+def record(kind: LayerKind, run: Run, slots: dict[tuple[str, str], int],
+           comms: dict[tuple[str, str, str], int]) -> LayerTape:
+    """Record one layer or part."""
+    refuse(kind, SERVED, "kempnerforge")
+    assert run.cp == run.etp == 1, "KempnerForge has neither"
+    tape = Tape(slots, comms)
+    if isinstance(kind.block, Embedding):
+        return _embedding(tape, run)
+    if isinstance(kind.block, Loss):
+        return _loss(tape, kind.block, run)
+    if isinstance(kind.block, FinalNorm):
+        return _simple(tape, run, kind.hidden, lambda x: _rms_norm(tape, x, run.params["weight"]))
+    if isinstance(kind.block, Head):
+        return _simple(tape, run, kind.hidden, partial(_output, tape, run))
+    return _layer(tape, kind, run)
+
+
+# ---- layers ---------------------------------------------------------------------------------------------------------
+def _layer(tape: Tape, kind: LayerKind, run: Run) -> LayerTape:
+    seq = run.seq if run.first else run.seq // run.tp
+    x: Tensor | None = hidden_state(tape, run, seq, kind.hidden)
+    assert x is not None
+    leaf = x.node
+    body = partial(_body, tape, kind, run, x, _tables(tape, kind, run))
+    x = None
+    out = tape.checkpoint(body) if run.checkpoint == "full" else body()
+    hand_on(tape, out)
+    del body  # the tables go when the layer has returned, the input when its caller has taken the output
+    forward = tape.cut()
+    return LayerTape(forward, run_backward(tape, out, leaf, lambda tape: sum_norms(tape, run)), tape.cut(),
+                     grads=tape.release_grads())
+
+
+def _tables(tape: Tape, kind: LayerKind, run: Run) -> Tables:
+    """FSDP2's pre-forward casts what the layer is given."""
+    mixer = kind.branches[0].block
+    assert isinstance(mixer, Attention)
+    shape = (run.seq, 1, mixer.head_dim // 2)
+    if run.compute == "fp32":
+        return Tables(Tensor(None, shape, "fp32"), Tensor(None, shape, "fp32"))
+    return Tables(aten.new(tape, shape, run.compute, "rotary.cos"), aten.new(tape, shape, run.compute, "rotary.sin"))
+
+
+def _body(tape: Tape, kind: LayerKind, run: Run, x: Tensor, tables: Tables) -> Tensor:
+    """`TransformerBlock.forward`."""
+    mixer = kind.branches[0].block
+    assert isinstance(mixer, Attention)
+    cut = run.first and run.tp > 1
+    normed: Tensor | None = _rms_norm(tape, cut_sequence(tape, run, x, "attention_norm_in") if cut else x,
+                                      run.params["attention_norm.weight"])
+    assert normed is not None
+    attend = partial(_attention, tape, run, mixer, normed, tables)
+    mixed: Tensor | None = tape.checkpoint(attend) if run.checkpoint == "per_module" else attend()
+    del attend
+    normed = None
+    assert mixed is not None
+    hidden = aten.add(tape, own_sequence(tape, run, x, "residual") if cut else x, mixed, "residual")
+    mixed = None
+    normed = _rms_norm(tape, hidden, run.params["mlp_norm.weight"])
+    mixed = _feed_forward(tape, run, normed)
+    del normed
+    return aten.add(tape, hidden, mixed, "residual")
+
+
+def _rms_norm(tape: Tape, x: Tensor, weight: Param) -> Tensor:
+    """`RMSNorm.forward`: the product with the weight is made in fp32."""
+    dtype = x.dtype
+    x = aten.cast(tape, x, "fp32")
+    norm = aten.mul(tape, x, aten.rsqrt(tape, aten.add_scalar(tape, aten.mean(tape, aten.square(tape, x)))))
+    return aten.cast(tape, aten.mul(tape, norm, weight), dtype)
+
+
+def _column(tape: Tape, run: Run, name: str, x: Tensor) -> Tensor:
+    """A linear whose output is cut: it gathers its input for itself."""
+    label = name.rpartition(".")[2]
+    return aten.linear(tape, gather_sequence(tape, run, x, f"{label}_in"), run.params[f"{name}.weight"], label)
+
+
+def _row(tape: Tape, run: Run, name: str, x: Tensor) -> Tensor:
+    """A linear whose input is cut: its output is summed and scattered."""
+    label = name.rpartition(".")[2]
+    return scatter_sequence(tape, run, aten.linear(tape, x, run.params[f"{name}.weight"], label), label)
+
+
+def _attention(tape: Tape, run: Run, block: Attention, x: Tensor, tables: Tables) -> Tensor:
+    """`Attention.forward`. A rotated gradient comes in [b, heads, s, d] order, and so does a summed one."""
+    dim, repeats = block.head_dim, block.num_heads // block.num_kv_heads
+    q, k, v = (aten.to_heads(tape, _column(tape, run, f"attention.{name}_proj", x), dim, copy_grad=copied)
+               for name, copied in (("q", True), ("k", True), ("v", repeats > 1)))
+    q = _rotate(tape, q, tables)
+    k = _rotate(tape, k, tables)
+    k = aten.repeat_heads(tape, k, repeats)
+    v = aten.repeat_heads(tape, v, repeats)
+    out = aten.scaled_dot_product_attention(tape, q, k, v)
+    out = aten.contiguous(tape, out, "attention_rows")
+    return _row(tape, run, "attention.o_proj", out.view(*out.shape[:2], out.shape[2] * dim))
+
+
+def _rotate(tape: Tape, x: Tensor, tables: Tables) -> Tensor:
+    """`apply_rope`."""
+    cos, sin = tables
+    first, second = aten.slice_half(tape, x), aten.slice_half(tape, x)
+    return aten.cat(
+        tape, aten.sub(tape, aten.mul(tape, first, cos, "rotary"), aten.mul(tape, second, sin, "rotary"), "rotary"),
+        aten.add(tape, aten.mul(tape, second, cos, "rotary"), aten.mul(tape, first, sin, "rotary"), "rotary"))
+
+
+def _feed_forward(tape: Tape, run: Run, x: Tensor) -> Tensor:
+    """`SwiGLUMLP.forward`."""
+    gate = aten.silu(tape, _column(tape, run, "mlp.gate_proj", x))
+    product = aten.mul(tape, gate, _column(tape, run, "mlp.up_proj", x))
+    del gate
+    return _row(tape, run, "mlp.down_proj", product)
+
+
+# ---- parts around the layers ----------------------------------------------------------------------------------------
+def _embedding(tape: Tape, run: Run) -> LayerTape:
+    out = aten.embedding(tape, run.params["weight"], run.batch, run.seq)
+    if run.tp > 1:
+        out = whole_gradient(tape, run, out)
+    hand_on(tape, out)
+    forward = tape.cut()
+    return LayerTape(forward, run_backward(tape, out, None, lambda _: None), grads=tape.release_grads())
+
+
+def _output(tape: Tape, run: Run, x: Tensor) -> Tensor:
+    logits = aten.linear(tape, gather_sequence(tape, run, x, "output_in"), run.params["weight"], "logits")
+    return gather_last(tape, run, logits) if run.tp > 1 else logits
+
+
+def _simple(tape: Tape, run: Run, width: int, body: Callable[[Tensor], Tensor]) -> LayerTape:
+    """A part that is one function of the hidden state, which its caller drops after it has returned."""
+    hidden: Tensor | None = hidden_state(tape, run, run.seq // run.tp, width)
+    assert hidden is not None
+    leaf = hidden.node
+    out = body(hidden)
+    hand_on(tape, out)
+    forward = tape.cut()
+    hidden = None
+    after = tape.cut()
+    return LayerTape(forward, run_backward(tape, out, leaf, lambda tape: sum_norms(tape, run)), after,
+                     grads=tape.release_grads())
+
+
+# ---- loss -----------------------------------------------------------------------------------------------------------
+def _loss(tape: Tape, block: Loss, run: Run) -> LayerTape:
+    """`logits = model(...)` drops the last ones; these are kept until the next."""
+    shape = (run.batch, run.seq, block.vocab)
+    held = tape.external(shape, run.compute, tape.slot("held_logits", "activation"), 0)
+    assert held.storage is not None
+    rest = Section(((Op.ALLOC, 0, held.storage.slot, held.nbytes, 0, 0),))
+    del held
+    logits: Tensor | None = hidden_state(tape, run, run.seq, block.vocab)
+    assert logits is not None
+    leaf = logits.node
+    loss = _divided(tape, _cross_entropy(tape, logits.view(run.tokens, block.vocab)))
+    forward = tape.cut()
+    seed, backward, ones = run_backward_of_loss(tape, loss, leaf)
+    del ones, loss
+    logits = None
+    tape.empty(shape, run.compute, "held_logits", "activation").disown()
+    return LayerTape(forward, backward, late=tape.cut(), seed=seed, rest=rest)
+
+
+def _cross_entropy(tape: Tape, logits: Tensor) -> Tensor:
+    """`cross_entropy_loss`: is any label not ignored, then the mean of those. Labels are the data loader's."""
+    _is_any_left(tape, logits.shape[0])
+    return aten.cross_entropy(tape, logits, Tensor(None, logits.shape[:1], "int64"))
+
+
+def _is_any_left(tape: Tape, rows: int) -> None:
+    _ignored = aten.new(tape, (rows,), "int8", "ignored")
+    aten.new(tape, (), "int8", "all_ignored", rows)
+
+
+def _divided(tape: Tape, loss: Tensor) -> Tensor:
+    """By the number of microbatches."""
+    return aten.mul_scalar(tape, loss)
