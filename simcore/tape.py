@@ -210,7 +210,8 @@ class Tape(Recorder):
         if node.frame is not None:  # a checkpoint hands saved tensors to the function itself, which is over
             node.saved.clear()
         for i, shape in enumerate(node.reduce_to):
-            outputs[i] = self._cast_to(self._sum_to(outputs[i], shape), node.cast_to[i:i + 1])
+            outputs[i] = self._sum_to(outputs[i], shape)
+            outputs[i] = self._cast_to(outputs[i], node.cast_to[i:i + 1])
         grads.clear()
         node.saved, node.frame, node.backward = [], None, None
         self._hand_on(node, outputs)

@@ -13,6 +13,7 @@ from simcore.frameworks._torch import Defaults
 from simcore.job import Job
 from simcore.models.blocks import Attention
 from simcore.tensor import TensorSpec
+from simcore.training import Imbalance
 
 __all__ = ["DEFAULTS", "OPTIONS", "check", "checkpoint", "options_of", "tp_layout"]
 
@@ -51,8 +52,8 @@ def check(job: Job, options: dict[str, Any]) -> None:
         raise job.not_yet("model", "tied embeddings in the layers of KempnerForge")
     if mesh.ep > 1:
         raise job.not_yet("mesh.ep", "KempnerForge's expert parallelism (attention and experts wrapped apart)")
-    if job.has_experts:
-        raise job.not_yet("model", "experts in the layers of KempnerForge")
+    if mesh.tp > 1 and job.has_experts:
+        raise job.not_yet("mesh.tp", "KempnerForge's experts with tensor parallel attention")
     if training.seq_len % mesh.tp:
         raise job.not_yet("training.seq_len", f"{training.seq_len} positions on {mesh.tp} ranks, unevenly")
     if options.get("compile"):
@@ -92,11 +93,13 @@ def checkpoint(job: Job) -> str:
 
 
 def options_of(job: Job, options: dict[str, Any]) -> tuple[tuple[str, str], ...]:
-    """`Run.options`."""
+    """`Run.options`. Blocks of all experts are as long as the fullest: `imbalance` times the mean."""
     if not job.has_experts:
         return ()
+    routing = job.scenario.training.routing
+    filled = (("imbalance", str(routing.imbalance)),) if isinstance(routing, Imbalance) else ()
     packed = job.flag(options, "packed_experts", f"{_CODE} config/model.py: moe_packed_experts = False", default=False)
-    return (("packed_experts", "true"),) if packed else ()
+    return (*filled, *((("packed_experts", "true"),) if packed else ()))
 
 
 def tp_layout(spec: TensorSpec) -> Layout:

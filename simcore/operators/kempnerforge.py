@@ -19,7 +19,7 @@ from collections.abc import Callable, Sequence
 from functools import partial
 from typing import Final, NamedTuple
 
-from simcore.models.blocks import Attention, Embedding, FinalNorm, Head, LayerKind, Loss
+from simcore.models.blocks import Attention, Embedding, FinalNorm, Head, LayerKind, Loss, Moe
 from simcore.operators import aten
 from simcore.operators.borders import hand_on, hidden_state, run_backward, run_backward_of_loss
 from simcore.operators.dtensor import (
@@ -32,6 +32,7 @@ from simcore.operators.dtensor import (
     whole_gradient,
 )
 from simcore.operators.features import refuse
+from simcore.operators.kempnerforge_moe import Router, moe
 from simcore.operators.kempnerforge_tensors import tensors
 from simcore.recording import LayerTape, Run
 from simcore.rows import Op, Param, Section
@@ -62,6 +63,8 @@ def record(kind: LayerKind, run: Run, slots: dict[tuple[str, str], int],
     """Record one layer or part."""
     refuse(kind, SERVED, "kempnerforge")
     assert run.cp == run.etp == 1, "KempnerForge has neither"
+    if kind.block is None:
+        return _layer(kind, run, slots, comms)
     tape = Tape(slots, comms)
     if isinstance(kind.block, Embedding):
         return _embedding(tape, run)
@@ -69,25 +72,55 @@ def record(kind: LayerKind, run: Run, slots: dict[tuple[str, str], int],
         return _loss(tape, kind.block, run)
     if isinstance(kind.block, FinalNorm):
         return _simple(tape, run, kind.hidden, lambda x: _rms_norm(tape, x, run.params["weight"]))
-    if isinstance(kind.block, Head):
-        return _simple(tape, run, kind.hidden, partial(_output, tape, run))
-    return _layer(tape, kind, run)
+    assert isinstance(kind.block, Head)
+    return _simple(tape, run, kind.hidden, partial(_output, tape, run))
 
 
 # ---- layers ---------------------------------------------------------------------------------------------------------
-def _layer(tape: Tape, kind: LayerKind, run: Run) -> LayerTape:
+Left = list[list[tuple[int, int]]]
+"""What a router holds after a step: (slot, bytes) of what hangs on its one loss, then on the other."""
+
+
+def _layer(kind: LayerKind, run: Run, slots: dict[tuple[str, str], int],
+           comms: dict[tuple[str, str, str], int]) -> LayerTape:
+    """Recorded twice where a router holds something: what the first recording leaves, the second finds."""
+    layer, left = _recorded(Tape(slots, comms), kind, run, [[], []])
+    return _recorded(Tape(slots, comms), kind, run, left)[0] if any(left) else layer
+
+
+def _recorded(tape: Tape, kind: LayerKind, run: Run, left: Left) -> tuple[LayerTape, Left]:
+    router = Router(*([tape.external((size,), "int8", slot, 0) for slot, size in of] for of in left))
+    rest = Section(tuple((Op.ALLOC, 0, slot, size, 0, 0) for of in left for slot, size in of))
     seq = run.seq if run.first else run.seq // run.tp
     x: Tensor | None = hidden_state(tape, run, seq, kind.hidden)
     assert x is not None
     leaf = x.node
-    body = partial(_body, tape, kind, run, x, _tables(tape, kind, run))
+    body = partial(_body, tape, kind, run, x, _tables(tape, kind, run), router)
     x = None
     out = tape.checkpoint(body) if run.checkpoint == "full" else body()
     hand_on(tape, out)
-    del body  # the tables go when the layer has returned, the input when its caller has taken the output
     forward = tape.cut()
-    return LayerTape(forward, run_backward(tape, out, leaf, lambda tape: sum_norms(tape, run)), tape.cut(),
-                     grads=tape.release_grads())
+    del body
+    after = tape.cut()
+    balance = _seeded(tape, router)
+    back = run_backward(tape, out, leaf, lambda tape: sum_norms(tape, run))
+    grads = tape.release_grads()
+    del balance, out
+    return LayerTape(forward, back, after, grads=grads, rest=rest), _what_is_left(tape, router)
+
+
+def _seeded(tape: Tape, router: Router) -> list[Tensor]:
+    """The step's loss has the balancing loss's gradient, and holds it until then."""
+    for loss in router.balance:
+        tape.seed(loss, Tensor(None, (), loss.dtype))
+    return list(router.balance)
+
+
+def _what_is_left(tape: Tape, router: Router) -> Left:
+    router.balance = ()
+    of_balance = tape.cut()
+    router.z = ()
+    return [[(row[2], -row[3]) for row in section.rows] for section in (of_balance, tape.cut())]
 
 
 def _tables(tape: Tape, kind: LayerKind, run: Run) -> Tables:
@@ -100,14 +133,16 @@ def _tables(tape: Tape, kind: LayerKind, run: Run) -> Tables:
     return Tables(aten.new(tape, shape, run.compute, "rotary.cos"), aten.new(tape, shape, run.compute, "rotary.sin"))
 
 
-def _body(tape: Tape, kind: LayerKind, run: Run, x: Tensor, tables: Tables) -> Tensor:
+def _body(tape: Tape, kind: LayerKind, run: Run, x: Tensor, tables: Tables,
+          router: Router) -> Tensor:
     """`TransformerBlock.forward`."""
     mixer = kind.branches[0].block
     assert isinstance(mixer, Attention)
     cut = run.first and run.tp > 1
-    normed: Tensor | None = _rms_norm(tape, cut_sequence(tape, run, x, "attention_norm_in") if cut else x,
-                                      run.params["attention_norm.weight"])
+    given = cut_sequence(tape, run, x, "attention_norm_in") if cut else x
+    normed: Tensor | None = _rms_norm(tape, given, run.params["attention_norm.weight"])
     assert normed is not None
+    del given
     attend = partial(_attention, tape, run, mixer, normed, tables)
     mixed: Tensor | None = tape.checkpoint(attend) if run.checkpoint == "per_module" else attend()
     del attend
@@ -116,7 +151,8 @@ def _body(tape: Tape, kind: LayerKind, run: Run, x: Tensor, tables: Tables) -> T
     hidden = aten.add(tape, own_sequence(tape, run, x, "residual") if cut else x, mixed, "residual")
     mixed = None
     normed = _rms_norm(tape, hidden, run.params["mlp_norm.weight"])
-    mixed = _feed_forward(tape, run, normed)
+    experts = kind.branches[1].block
+    mixed = moe(tape, run, experts, router, normed) if isinstance(experts, Moe) else _feed_forward(tape, run, normed)
     del normed
     return aten.add(tape, hidden, mixed, "residual")
 
@@ -142,16 +178,21 @@ def _row(tape: Tape, run: Run, name: str, x: Tensor) -> Tensor:
 
 
 def _attention(tape: Tape, run: Run, block: Attention, x: Tensor, tables: Tables) -> Tensor:
-    """`Attention.forward`. A rotated gradient comes in [b, heads, s, d] order, and so does a summed one."""
+    """`Attention.forward`. A rotated gradient comes in [b, heads, s, d] order, and so does a summed one.
+
+    That is another order than [b, s, heads, d] where there is more than one head.
+    """
     dim, repeats = block.head_dim, block.num_heads // block.num_kv_heads
+    several, several_kv = block.num_heads > run.tp, block.num_kv_heads > run.tp
     q, k, v = (aten.to_heads(tape, _column(tape, run, f"attention.{name}_proj", x), dim, copy_grad=copied)
-               for name, copied in (("q", True), ("k", True), ("v", repeats > 1)))
+               for name, copied in (("q", several), ("k", several_kv), ("v", several_kv and repeats > 1)))
     q = _rotate(tape, q, tables)
     k = _rotate(tape, k, tables)
     k = aten.repeat_heads(tape, k, repeats)
     v = aten.repeat_heads(tape, v, repeats)
     out = aten.scaled_dot_product_attention(tape, q, k, v)
-    out = aten.contiguous(tape, out, "attention_rows")
+    if several:
+        out = aten.contiguous(tape, out, "attention_rows")
     return _row(tape, run, "attention.o_proj", out.view(*out.shape[:2], out.shape[2] * dim))
 
 
@@ -212,10 +253,11 @@ def _loss(tape: Tape, block: Loss, run: Run) -> LayerTape:
     logits: Tensor | None = hidden_state(tape, run, run.seq, block.vocab)
     assert logits is not None
     leaf = logits.node
-    loss = _divided(tape, _cross_entropy(tape, logits.view(run.tokens, block.vocab)))
+    loss = _cross_entropy(tape, logits.view(run.tokens, block.vocab))
+    scaled = _divided(tape, loss)
     forward = tape.cut()
-    seed, backward, ones = run_backward_of_loss(tape, loss, leaf)
-    del ones, loss
+    seed, backward, ones = run_backward_of_loss(tape, scaled, leaf)
+    del ones, loss, scaled
     logits = None
     tape.empty(shape, run.compute, "held_logits", "activation").disown()
     return LayerTape(forward, backward, late=tape.cut(), seed=seed, rest=rest)
@@ -228,8 +270,9 @@ def _cross_entropy(tape: Tape, logits: Tensor) -> Tensor:
 
 
 def _is_any_left(tape: Tape, rows: int) -> None:
-    _ignored = aten.new(tape, (rows,), "int8", "ignored")
-    aten.new(tape, (), "int8", "all_ignored", rows)
+    ignored = aten.new(tape, (rows,), "int8", "ignored")
+    _answer = aten.new(tape, (), "int8", "all_ignored", rows)
+    del ignored
 
 
 def _divided(tape: Tape, loss: Tensor) -> Tensor:

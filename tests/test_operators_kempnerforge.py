@@ -1,0 +1,115 @@
+"""Tapes of KempnerForge's layers against event logs of KempnerForge itself, see tests/truth/tape/README.md."""
+
+from __future__ import annotations
+
+import json
+from functools import cache
+from itertools import accumulate
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from eventlog import Events, born, bytes_of, grouped, sizes
+from simcore.graph import ModelGraph, build, model_config
+from simcore.operators import kempnerforge
+from simcore.recording import LayerTape, Run
+from simcore.tape import Op, Param, Section
+
+TRUTH = Path(__file__).parent / "truth" / "tape" / "kempnerforge-5666d0d16153-torch-2.13.0.json"
+CASES: dict[str, Any] = json.loads(TRUTH.read_text(encoding="utf-8"))
+EVENTS = [name for name, row in CASES.items() if row["case"].get("grad_accum", 1) == 1 or "tp" not in row["case"]]
+"""Where microbatches accumulate, norms' gradients are summed over tp once, in fp32, here with each, in their type."""
+MODES = {"selective": "per_module"}
+
+
+class Model:
+    """Every layer of a case recorded on its own, then laid one after the other."""
+
+    def __init__(self, case: dict[str, Any]) -> None:
+        self.case = case
+        self.slots: dict[tuple[str, str], int] = {}
+        self.comms: dict[tuple[str, str, str], int] = {}
+        preset = "mixtral-8x7b" if "num_local_experts" in case["model"] else "llama-tiny"
+        graph = build(model_config(preset, case["model"], "test"), "kempnerforge")
+        self.tapes = [self.record(graph, layer.kind, first=layer.index == 1, below=layer.index > 0)
+                      for layer in graph.layers]
+
+    def params(self, graph: ModelGraph, number: int) -> dict[str, Param]:
+        tp, made = self.case.get("tp", 1), {}
+        for spec in graph.tensors[number]:
+            cut = 1 if spec.name.endswith(("o_proj.weight", "down_proj.weight")) else 0
+            whole = len(spec.shape) < 2 or spec.component in ("embedding", "router", "routed_experts")
+            parts = [tp if at == cut and not whole else 1 for at in range(2)]
+            shape = tuple(size // part for size, part in zip(spec.shape, parts, strict=False))
+            copies = (spec.copies,) if spec.copies > 1 else ()
+            made[spec.name] = Param(spec.name, (*copies, *shape), "bf16", trainable=True)
+        return made
+
+    def record(self, graph: ModelGraph, number: int, *, first: bool, below: bool) -> LayerTape:
+        case, kind = self.case, graph.kinds[number]
+        mode = case.get("checkpoint", "none") if kind.block is None else "none"
+        run = Run(case.get("batch", 1), case["seq"], "bf16", self.params(graph, number), "kempnerforge",
+                  MODES.get(mode, mode), case.get("tp", 1), case.get("tp", 1) > 1, first=first,
+                  input_requires_grad=below, options=(("packed_experts", "true"),) * case.get("packed", False))
+        return kempnerforge.record(kind, run, self.slots, self.comms)
+
+    def events(self, *sections: Section) -> Events:
+        """Without what each step leaves to the next, and without numbers, one an expert."""
+        names = {number: name for name, number in self.slots.items()}
+        kinds = {number: kind for (kind, _, _), number in self.comms.items()}
+        least = 4 * self.case["model"].get("num_local_experts", 0)
+        found: Events = []
+        for op, _, slot, amount, _, _ in (row for section in sections for row in section.rows):
+            if op in (Op.ALLOC, Op.FREE) and abs(amount) > least and not (
+                    amount < 0 and names[slot][1] == "unsharded_grad"):
+                found.append((amount, names[slot][1]))
+            elif op == Op.COLLECTIVE:
+                found.append(f"{kinds[slot]} {amount}")
+        return found
+
+    def sections(self) -> list[tuple[str, Events]]:
+        stem, *layers, norm, head, loss = self.tapes
+        found = [("stem", self.events(stem.forward))]
+        for i, layer in enumerate(layers):
+            found += [(f"forward {i}", self.events(layer.forward)), (f"after {i}", self.events(layer.after))]
+        found[-1][1].extend(self.events(norm.forward, norm.after, head.forward, head.after, loss.forward, loss.after))
+        found.append(("loss", self.events(loss.seed, loss.backward, head.backward, norm.backward)))
+        found += [(f"backward {i}", self.events(layers[i].backward)) for i in reversed(range(len(layers)))]
+        *scalars, logits, held = self.events(loss.late)
+        assert (-logits[0], logits[1]) == held, "logits stay where they are, under another name"
+        found[-1][1].extend(self.events(stem.backward) + scalars)
+        return found
+
+
+@cache
+def recorded(name: str) -> list[tuple[str, Events]]:
+    return [(at, events) for at, events in Model(CASES[name]["case"]).sections() if events]
+
+
+def measured(name: str) -> list[tuple[str, Events]]:
+    found = {section["at"]: section["events"] for section in CASES[name]["sections"] if section["events"]}
+    return [(at, found[at]) for at, _ in recorded(name)]
+
+
+@pytest.mark.parametrize("name", EVENTS)
+def test_every_event_of_every_section_is_the_measured_one(name: str) -> None:
+    assert {section["at"] for section in CASES[name]["sections"] if section["events"]} == dict(recorded(name)).keys()
+    for (at, mine), (where, truth) in zip(recorded(name), measured(name), strict=True):
+        assert at == where
+        assert grouped(sizes(mine)) == grouped(truth), at
+
+
+@pytest.mark.parametrize("name", EVENTS)
+def test_running_maxima_and_net_bytes(name: str) -> None:
+    for (at, mine), (_, truth) in zip(recorded(name), measured(name), strict=True):
+        ours, theirs = bytes_of(sizes(mine)), bytes_of(truth)
+        assert sum(ours) == sum(theirs), at
+        assert max(accumulate(ours, initial=0)) == max(accumulate(theirs, initial=0)), at
+
+
+@pytest.mark.parametrize("name", EVENTS)
+def test_bytes_born_by_category(name: str) -> None:
+    born_of = {section["at"]: section["born"] for section in CASES[name]["sections"]}
+    for at, mine in recorded(name):
+        assert born(mine) == born_of[at], at

@@ -1,0 +1,94 @@
+"""Whole steps of KempnerForge under FSDP2 and tensor parallelism: the peak by category, and every collective."""
+
+from __future__ import annotations
+
+import json
+import math
+from collections import Counter
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from simcore.document import parse_document
+from simcore.graph import build, model_config
+from simcore.report import RankReport
+from simcore.scenario import parse_scenario
+from simcore.simulate import simulate
+
+TRUTH = Path(__file__).parent / "truth" / "tape" / "kempnerforge-5666d0d16153-torch-2.13.0.json"
+CASES: dict[str, Any] = json.loads(TRUTH.read_text(encoding="utf-8"))
+ELSEWHERE = {"buffer", "workspace", "opt_state"}
+"""The rotary tables are buffers there and workspaces here; Adam's step counters (4 bytes each) are not counted here."""
+
+
+def scenario_of(case: dict[str, Any]) -> dict[str, Any]:
+    tp, batch, mode = case.get("tp", 1), case.get("batch", 1), case.get("checkpoint", "none")
+    shards = case["world"] // tp
+    preset = "mixtral-8x7b" if "num_local_experts" in case["model"] else "llama-tiny"
+    return {
+        "name": "kempnerforge", "model": {"config": preset, "overrides": case["model"]}, "framework": "fsdp2",
+        "implementation": "kempnerforge", "topology": "dgx-h100", "mesh": {"dp_shard": shards, "tp": tp},
+        "training": {
+            "seq_len": case["seq"], "micro_batch_size": batch,
+            "global_batch_size": batch * shards * case.get("grad_accum", 1),
+            "recompute": ["attention"] if mode == "selective" else mode},
+        "framework_options": {"packed_experts": True} if case.get("packed") else {}}
+
+
+@cache
+def ran(name: str) -> RankReport:
+    report = simulate(parse_scenario(parse_document(json.dumps(scenario_of(CASES[name]["case"])), "x.json")))
+    assert report.status == "ok", report.problems
+    return report.ranks[0]
+
+
+def numbers(case: dict[str, Any]) -> int:
+    """Bytes of what is not recorded of a model with experts: numbers, and in each layer vectors of one an expert."""
+    experts, layers = case["model"].get("num_local_experts", 0), case["model"]["num_hidden_layers"]
+    return layers * 3 * 4 * experts if experts else 0
+
+
+@pytest.mark.parametrize("name", CASES)
+def test_what_is_there_at_the_peak_of_forward_and_backward(name: str) -> None:
+    peak, theirs = ran(name).peak, CASES[name]["breakdown"]
+    assert peak is not None
+    ours = peak.by_category
+    apart = {k: abs(ours.get(k, 0) - theirs.get(k, 0)) for k in {*ours, *theirs} - ELSEWHERE}
+    assert max(apart.values()) <= numbers(CASES[name]["case"]), apart
+    counters = 4 * len(CASES[name]["shapes"])
+    assert theirs["opt_state"] - ours["opt_state"] == counters
+    assert theirs["buffer"] == ours["workspace"]
+
+
+@pytest.mark.parametrize("name", CASES)
+def test_every_collective_of_a_step(name: str) -> None:
+    """But sums of norms' gradients over tp where several microbatches accumulate: FSDP2 sums once, in fp32."""
+    case = CASES[name]["case"]
+    sizes = {"tp": case.get("tp", 1), "dp_shard_cp": case["world"] // case.get("tp", 1)}
+    calls: Counter[tuple[str, int]] = Counter()
+    sent: Counter[tuple[str, int]] = Counter()
+    for key, count in CASES[name]["traffic"].items():
+        kind, payload, group = key.split()
+        calls[kind, int(group)] += count
+        sent[kind, int(group)] += count * int(payload)
+    for t in ran(name).traffic:
+        calls[t.collective, sizes[t.axis]] -= t.calls
+        sent[t.collective, sizes[t.axis]] -= t.payload_bytes
+    summed_once = {"all_reduce"} if case.get("grad_accum", 1) > 1 else set()
+    assert {key: (calls[key], sent[key]) for key in calls
+            if (calls[key] or sent[key]) and key[0] not in summed_once} == {}
+
+
+@pytest.mark.parametrize("name", CASES)
+def test_what_rests_on_the_first_rank(name: str) -> None:
+    numel = sum(math.prod(shape) for shape in CASES[name]["shapes"].values())
+    assert sum(a.params_bytes for a in ran(name).at_rest.values()) == 2 * numel
+
+
+def test_names_are_kempnerforge_s_own() -> None:
+    graph = build(model_config("llama-tiny", CASES["none"]["case"]["model"], "test"), "kempnerforge")
+    named = {layer.path: [t.name for t in graph.tensors[layer.kind]] for layer in graph.layers}
+    theirs = [name for name in CASES["none"]["shapes"] if name.startswith("layers.0.")]
+    assert [f"layers.0.{name}" for name in named["model.layers.0"]] == theirs
