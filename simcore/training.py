@@ -222,7 +222,7 @@ class Training(Block):
     ] = Field(default="none", description="Activation checkpointing: none, full, a list of modules, or a mode")
     pipeline: Pipeline = Field(default=Pipeline(), description="Pipeline schedule and stages")
     loss: Literal["auto", "megatron", "te", "te_inplace", "hf", "hf_keep_logits", "masked_fp32", "liger", "cut",
-                  "chunked"] = Field(default="auto", description="Whose loss code runs")  # fmt: skip
+                  "chunked", "causal"] = Field(default="auto", description="Whose loss code runs")  # fmt: skip
     routing: Routing = Field(default="balanced", description="How tokens fall on experts")
     precision: Precision = Field(default=Precision(), description="Formats")
     optimizer: Optimizer = Field(default=Optimizer(), description="Optimizer")

@@ -36,6 +36,21 @@ def test_meshes_that_are_refused(mesh: dict[str, int], model: Any, status: str, 
     assert bool(report.problems[0].rule) == (status == "illegal")
 
 
+def test_the_model_s_own_loss_works_on_half_the_bytes() -> None:
+    vocab = {"config": small.TINY, "overrides": {"vocab_size": 64000}}
+    own, upcast = (_ran({"dp_shard": 2}, model=vocab, seq_len=2048, loss=loss).ranks[0].peak
+                   for loss in ("causal", "masked_fp32"))
+    assert own is not None
+    assert upcast is not None
+    # log-softmax, its gradient and that of the logits, once in bf16 and once in fp32; the last position has no label
+    assert upcast.by_phase["backward"] - own.by_phase["backward"] == 64000 * (2048 * 3 * 4 - 2047 * 3 * 2) + 2
+
+
+@pytest.mark.parametrize("mesh", [{"pp": 2}, {"cp": 2}])
+def test_the_model_s_own_loss_is_refused_where_it_is_not_whole(mesh: dict[str, int]) -> None:
+    assert "not yet: the model's own loss (causal)" in _ran(mesh, loss="causal").problems[0].message
+
+
 @pytest.mark.parametrize(("mesh", "model"), [({"tp": 2, "dp_shard": 2}, small.TINY), ({"dp_shard": 2}, TIED),
                                              ({"pp": 2}, "llama-tiny")])
 def test_meshes_beside_them_are_served(mesh: dict[str, int], model: Any) -> None:

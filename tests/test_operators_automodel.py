@@ -226,6 +226,7 @@ def test_mamba_peaks_are_the_measured_ones() -> None:
     ("te_inplace", (), 2, 2, 2),
     ("masked_fp32", RELEASE_0_7_0, 4, 10, 12),
     ("masked", RELEASE_0_7_0, 2, 4, 6),
+    ("causal", RELEASE_0_7_0, 2, 4, 6),
 ])
 def test_loss_heads(loss: str, options: tuple[tuple[str, str], ...], after_forward: int, forward: int,
                     backward: int) -> None:

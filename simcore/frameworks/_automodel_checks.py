@@ -15,8 +15,10 @@ def check(job: Job) -> None:
     _check_tensor_parallel(job)
     _check_pipeline(job)
     _check_context_parallel(job)
-    job.one_of("training.loss", job.scenario.training.loss,
-               ("auto", "masked_fp32", "te_inplace", "cut", "chunked"))
+    loss = job.scenario.training.loss
+    job.one_of("training.loss", loss, ("auto", "masked_fp32", "te_inplace", "cut", "chunked", "causal"))
+    if loss == "causal" and (job.mesh.tp > 1 or job.mesh.pp > 1 or job.mesh.cp > 1):
+        raise job.not_yet("training.loss", "the model's own loss (causal) with tensor, pipeline or context parallelism")
     job.refuse_given({"training.precision.main_grads": "auto", "training.optimizer.master": "none"})
     job.refuse_capacity("0.7.0 moe/experts.py: tokens are never dropped")
     refuse_virtual_stages(job)

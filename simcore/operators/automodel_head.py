@@ -4,6 +4,7 @@
 |---|---|---|
 | masked_fp32 (default of the recipes) | `MaskedCrossEntropy(fp32_upcast=True)` | all, bf16 and fp32 |
 | masked | `MaskedCrossEntropy(fp32_upcast=False)` | all |
+| causal | the model's own, where labels are given to it (0.7.0 and 2f805abd `models/nemotron_v3/model.py`) | all |
 | te_inplace | `TEParallelCrossEntropy`: its own Triton kernels | all, the gradient is written over them |
 | cut | `FusedLinearCrossEntropy` (cut-cross-entropy) | none |
 | chunked | `ChunkedCrossEntropy`, 512 tokens at a time | one chunk, again in backward |
@@ -29,7 +30,7 @@ from simcore.tape import GRAD_HIDDEN, Kernel, Tape, Tensor
 __all__ = ["LINEAR_LOSSES", "head", "loss"]
 
 LINEAR_LOSSES: Final = ("cut", "chunked")
-_LOGITS_LOSSES: Final = ("masked_fp32", "masked", "te_inplace")
+_LOGITS_LOSSES: Final = ("masked_fp32", "masked", "te_inplace", "causal")
 _CHUNK: Final = 512
 
 
@@ -98,6 +99,8 @@ def loss(env: Env, logits: Tensor, block: Loss) -> Tensor:
     if kind not in _LOGITS_LOSSES:
         known = ", ".join((*_LOGITS_LOSSES, *LINEAR_LOSSES))
         raise NotYet(Problem("training.loss", f"Automodel's losses are {known}, got {kind!r}"))
+    if kind == "causal":
+        return _causal(env, logits)
     logits = logits.view(env.run.tokens, logits.shape[-1])
     if kind == "te_inplace":
         return _in_place(env, logits)
@@ -108,6 +111,19 @@ def loss(env: Env, logits: Tensor, block: Loss) -> Tensor:
     if env.run.tp > 1:
         logits = _full_tensor(env, logits)
     return aten.cross_entropy(env.tape, logits, Tensor(None, (env.run.tokens,), "int64"))
+
+
+def _causal(env: Env, logits: Tensor) -> Tensor:
+    """Cross entropy in the logits' own type over all positions but the last; of several sequences these are copied."""
+    tape, (batch, seq, vocab) = env.tape, logits.shape
+    shape, dtype, rows = logits.shape, logits.dtype, batch * (seq - 1)
+    node = tape.node((logits,), (), lambda tape, grads, saved: [new(tape, shape, dtype, "grad_slice")])
+    shifted = Tensor(logits.storage, (batch, seq - 1, vocab), dtype, node)
+    labels = Tensor(None, (rows,), "int64")
+    if batch > 1:
+        shifted = aten.contiguous(tape, shifted, "shifted_logits")
+        labels = new(tape, (rows,), "int64", "shifted_labels")
+    return aten.cross_entropy(tape, shifted.view(rows, vocab), labels)
 
 
 def _full_tensor(env: Env, logits: Tensor) -> Tensor:

@@ -216,7 +216,8 @@ def _automodel_blog(run):
         _unsayable("the layers are the model's own code from the hub (transformers v4, eager attention, a loop over "
                    "experts), which no implementation describes")
     loop = "foreach=False" in run["optimizer"]
-    training = _batch(run) | {"precision": {"params": "bf16", "grad_reduce": "bf16"},
+    # The source's script (bench_automodel.py) gives the model its labels and takes the loss that it computes itself.
+    training = _batch(run) | {"loss": "causal", "precision": {"params": "bf16", "grad_reduce": "bf16"},
                               "optimizer": {"name": "adam", "implementation": "for_loop" if loop else "foreach"}}
     return {"model": NANO, "framework": "automodel", "topology": "dgx-h100", "mesh": _degrees(run),
             "training": training, "framework_options": {"dispatcher": "deepep"}}
