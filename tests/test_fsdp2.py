@@ -158,6 +158,11 @@ def _kempner(mesh: dict[str, int], options: dict[str, Any] | None = None, **trai
 
 @pytest.mark.parametrize(("mesh", "given", "told"), [
     ({}, {}, "not yet: KempnerForge on one device"),
+    ({"dp_replicate": 4}, {}, "a mesh of replicas alone is sharded"),
+    ({"dp_shard": 2}, {"precision": {"params": "fp32"}}, "the model is cast to one type"),
+    ({"dp_shard": 2}, {"precision": {"grad_reduce": "bf16"}}, "gradients are always reduced in fp32"),
+    ({"dp_shard": 2}, {"model": EXPERTS, "precision": {"compute": "fp32"}}, "not yet: experts in fp32"),
+    ({"dp_shard": 2}, {"model": EXPERTS, "routing": {"capacity_factor": 1.0}}, "not yet: a capacity of KempnerForge's"),
     ({"dp_shard": 2, "tp": 8}, {}, "4 key and value heads must be divisible by tp 8"),
     ({"dp_shard": 2, "tp": 2}, {"seq_len": 63}, "not yet: 63 positions on 2 ranks"),
     ({"dp_shard": 2}, {"options": {"reshard_after_forward": False}}, "reshard_after_forward: expected None or True"),
@@ -219,3 +224,11 @@ def _peak(report: Report) -> int:
     peak = report.ranks[0].peak
     assert peak is not None, report.problems
     return peak.allocated_bytes
+
+
+@pytest.mark.parametrize("model", ["llama-tiny", EXPERTS])
+@pytest.mark.parametrize("recompute", ["none", "full", ["attention"]])
+def test_what_a_step_leaves_does_not_grow_with_microbatches(model: Any, recompute: Any) -> None:
+    ends = {_end(_kempner({"dp_shard": 2, "dp_replicate": 2}, model=model, recompute=recompute, global_batch_size=size))
+            for size in (4, 8, 16)}
+    assert len(ends) == 1

@@ -13,7 +13,7 @@ from simcore.frameworks._torch import Defaults
 from simcore.job import Job
 from simcore.models.blocks import Attention
 from simcore.tensor import TensorSpec
-from simcore.training import Imbalance
+from simcore.training import Capacity, Imbalance
 
 __all__ = ["DEFAULTS", "OPTIONS", "check", "checkpoint", "options_of", "tp_layout"]
 
@@ -48,6 +48,9 @@ def check(job: Job, options: dict[str, Any]) -> None:
         raise job.not_yet("training.method", f"{training.method} with KempnerForge's layers")
     if mesh.size == 1:
         raise job.not_yet("mesh", "KempnerForge on one device: it has no mesh then, and FSDP2 is left out")
+    if mesh.dp_replicate > 1 and mesh.dp_shard * mesh.tp == 1:
+        raise job.illegal("mesh.dp_replicate", "a mesh of replicas alone is sharded: write dp_shard",
+                          f"{_CODE} distributed/parallel.py get_dp_mesh")
     if job.graph.architecture.tied:
         raise job.not_yet("model", "tied embeddings in the layers of KempnerForge")
     if mesh.ep > 1:
@@ -56,9 +59,24 @@ def check(job: Job, options: dict[str, Any]) -> None:
         raise job.not_yet("mesh.tp", "KempnerForge's experts with tensor parallel attention")
     if training.seq_len % mesh.tp:
         raise job.not_yet("training.seq_len", f"{training.seq_len} positions on {mesh.tp} ranks, unevenly")
+    _check_precision(job)
     if options.get("compile"):
         job.auto("framework_options.compile", "auto", "as eager", f"an assumption: {_COMPILED}")
     _check_cuts(job, options)
+
+
+def _check_precision(job: Job) -> None:
+    precision = job.scenario.training.precision
+    if precision.params not in ("auto", job.compute):
+        raise job.illegal("training.precision.params", f"{precision.params} parameters for {job.compute} products: the "
+                          "model is cast to one type", DEFAULTS.stored[1])
+    if precision.grad_reduce not in ("auto", "fp32"):
+        raise job.illegal("training.precision.grad_reduce", "gradients are always reduced in fp32, not in "
+                          f"{precision.grad_reduce}", DEFAULTS.reduce[1])
+    if job.has_experts and job.compute not in ("bf16", "fp16"):
+        raise job.not_yet("training.precision.compute", f"experts in {job.compute}: KempnerForge loops over them then")
+    if isinstance(job.scenario.training.routing, Capacity):
+        raise job.not_yet("training.routing", "a capacity of KempnerForge's experts")
 
 
 def _check_cuts(job: Job, options: dict[str, Any]) -> None:

@@ -46,6 +46,7 @@ def check(job: Job, options: dict[str, Any]) -> None:
     if family == "qwen3" and mesh.tp > 1:
         raise job.not_yet("mesh.tp", "tensor parallelism of torchtitan's Qwen3")
     job.one_of("training.loss", training.loss, ("auto",))
+    job.refuse_capacity("torchtitan 0.2.2 models/llama3: no experts")
     if training.method != "full":
         raise job.not_yet("training.method", f"{training.method} with torchtitan's layers")
     if options.get("compile"):

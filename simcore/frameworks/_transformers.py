@@ -33,7 +33,8 @@ checkpoint = all_or_no_checkpoint
 
 
 def check(job: Job, _options: dict[str, Any]) -> None:
-    """Losses that the layers have; no tensor parallelism."""
+    """Losses that the layers have; no tensor parallelism, no capacity of experts."""
+    job.refuse_capacity("transformers 5.23 integrations/moe.py: tokens are never dropped")
     job.one_of("training.loss", job.scenario.training.loss, ("auto", "hf", "hf_keep_logits"))
     if job.mesh.tp > 1:
         raise job.not_yet("mesh.tp", "fsdp2 with tensor parallelism (served with implementation: torchtitan and "
