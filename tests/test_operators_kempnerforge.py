@@ -18,6 +18,8 @@ from simcore.tape import Op, Param, Section
 
 TRUTH = Path(__file__).parent / "truth" / "tape" / "kempnerforge-5666d0d16153-torch-2.13.0.json"
 CASES: dict[str, Any] = json.loads(TRUTH.read_text(encoding="utf-8"))
+ROUTING = Path(__file__).parent / "truth" / "routing" / "kempnerforge-5666d0d16153.json"
+MEASURED = Path(__file__).parent / "truth" / "measured" / "kempnerforge.jsonl"
 EVENTS = [name for name, row in CASES.items() if row["case"].get("grad_accum", 1) == 1 or "tp" not in row["case"]]
 """Where microbatches accumulate, norms' gradients are summed over tp once, in fp32, here with each, in their type."""
 MODES = {"selective": "per_module"}
@@ -113,3 +115,21 @@ def test_bytes_born_by_category(name: str) -> None:
     born_of = {section["at"]: section["born"] for section in CASES[name]["sections"]}
     for at, mine in recorded(name):
         assert born(mine) == born_of[at], at
+
+
+def test_a_run_from_scratch_puts_every_token_on_one_expert_of_some_layer() -> None:
+    shares = json.loads(ROUTING.read_text(encoding="utf-8"))["shares"]
+    fullest = [max(step) for step in shares]
+    assert max(fullest) == 1
+    assert fullest[1] > 0.95
+    assert min(min(step) for step in shares) > 0.25
+
+
+def test_measured_runs_with_experts_are_asked_so() -> None:
+    rows = [json.loads(line) for line in MEASURED.read_text(encoding="utf-8").splitlines()]
+    asked = [row["scenario"] for row in rows if "routing" in row.get("scenario", {}).get("training", {})]
+    assert len(asked) == 4
+    for scenario in asked:
+        model = scenario["model"]["overrides"]
+        most = model["num_local_experts"] / model["num_experts_per_tok"]
+        assert scenario["training"]["routing"] == {"imbalance": most}

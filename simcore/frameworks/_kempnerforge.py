@@ -116,6 +116,10 @@ def options_of(job: Job, options: dict[str, Any]) -> tuple[tuple[str, str], ...]
         return ()
     routing = job.scenario.training.routing
     filled = (("imbalance", str(routing.imbalance)),) if isinstance(routing, Imbalance) else ()
+    if not filled:
+        job.auto("training.routing", "auto", "balanced", "the least that experts take: "
+                 f"{_CODE} model/moe.py makes every expert's block as long as the fullest (imbalance, up to experts / "
+                 "top_k)")
     packed = job.flag(options, "packed_experts", f"{_CODE} config/model.py: moe_packed_experts = False", default=False)
     return (*filled, *((("packed_experts", "true"),) if packed else ()))
 
