@@ -163,6 +163,7 @@ def _kempner(mesh: dict[str, int], options: dict[str, Any] | None = None, **trai
     ({"dp_shard": 2}, {"precision": {"grad_reduce": "bf16"}}, "gradients are always reduced in fp32"),
     ({"dp_shard": 2}, {"model": EXPERTS, "precision": {"compute": "fp32"}}, "not yet: experts in fp32"),
     ({"dp_shard": 2}, {"model": EXPERTS, "routing": {"capacity_factor": 1.0}}, "not yet: a capacity of KempnerForge's"),
+    ({"dp_shard": 2}, {"model": EXPERTS, "routing": {"seed": 1}}, "not yet: routing drawn at random in KempnerForge's"),
     ({"dp_shard": 2, "tp": 8}, {}, "4 key and value heads must be divisible by tp 8"),
     ({"dp_shard": 2, "tp": 2}, {"seq_len": 63}, "not yet: 63 positions on 2 ranks"),
     ({"dp_shard": 2}, {"options": {"reshard_after_forward": False}}, "reshard_after_forward: expected None or True"),

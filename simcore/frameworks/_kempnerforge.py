@@ -13,7 +13,7 @@ from simcore.frameworks._torch import Defaults
 from simcore.job import Job
 from simcore.models.blocks import Attention
 from simcore.tensor import TensorSpec
-from simcore.training import Capacity, Imbalance
+from simcore.training import Capacity, Draws, Imbalance
 
 __all__ = ["DEFAULTS", "OPTIONS", "check", "checkpoint", "options_of", "tp_layout"]
 
@@ -77,6 +77,8 @@ def _check_precision(job: Job) -> None:
         raise job.not_yet("training.precision.compute", f"experts in {job.compute}: KempnerForge loops over them then")
     if isinstance(job.scenario.training.routing, Capacity):
         raise job.not_yet("training.routing", "a capacity of KempnerForge's experts")
+    if isinstance(job.scenario.training.routing, Draws):
+        raise job.not_yet("training.routing", "routing drawn at random in KempnerForge's blocks of experts")
 
 
 def _check_cuts(job: Job, options: dict[str, Any]) -> None:
