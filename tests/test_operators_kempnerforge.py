@@ -125,11 +125,8 @@ def test_a_run_from_scratch_puts_every_token_on_one_expert_of_some_layer() -> No
     assert min(min(step) for step in shares) > 0.25
 
 
-def test_measured_runs_with_experts_are_asked_so() -> None:
+def test_measured_runs_do_not_state_routing_and_are_asked_none() -> None:
     rows = [json.loads(line) for line in MEASURED.read_text(encoding="utf-8").splitlines()]
-    asked = [row["scenario"] for row in rows if "routing" in row.get("scenario", {}).get("training", {})]
+    asked = [row["scenario"]["training"] for row in rows if "packed_experts" in str(row.get("scenario"))]
     assert len(asked) == 4
-    for scenario in asked:
-        model = scenario["model"]["overrides"]
-        most = model["num_local_experts"] / model["num_experts_per_tok"]
-        assert scenario["training"]["routing"] == {"imbalance": most}
+    assert not any("routing" in training for training in asked)

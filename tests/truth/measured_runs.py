@@ -307,15 +307,8 @@ def _kempner(run):
     options = {"compile": True} if config.get("compile") else {}
     if "packed_experts" in config:
         options["packed_experts"] = config["packed_experts"]
-        training["routing"] = _fullest(run)
     return {"model": _kempner_model(run), "framework": "fsdp2", "implementation": "kempnerforge",
             "topology": "dgx-h200", "mesh": _degrees(run), "training": training, "framework_options": options}
-
-
-def _fullest(run):
-    """A peak is that of the fullest layer, where every token goes to one expert: see `routing/kempnerforge-*.json`."""
-    experts, top = map(int, re.search(r"MoE E=(\d+) top(\d)", run["model"]).groups())
-    return {"imbalance": float(experts / top)}
 
 
 def _kempner_model(run):
