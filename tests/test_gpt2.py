@@ -8,6 +8,7 @@ import pytest
 
 from simcore.errors import InputError
 from simcore.graph import ModelGraph, build, model_config
+from simcore.models.blocks import LatentAttention
 
 
 def graph(code: str = "megatron", **changed: Any) -> ModelGraph:
@@ -43,6 +44,15 @@ def test_changes_in_megatrons_words() -> None:
     assert experts.count("routed_experts") == 12 * 8 * 2 * 1024 * 768
 
 
+def test_latent_attention_in_megatrons_words() -> None:
+    """Sizes not given are those of Megatron-LM's `training/arguments.py`, under which a query is not compressed."""
+    of = graph(multi_latent_attention=True).kinds[1].branches[0].block
+    assert of == LatentAttention(768, 12, 0, 32, 128, 64, 128, inner_norms=False, bias=True, dropout=True)
+    given: dict[str, Any] = {"q_lora_rank": 48, "kv_lora_rank": 24, "qk_head_dim": 16, "qk_pos_emb_head_dim": 8, "v_head_dim": 12}
+    small = graph(multi_latent_attention=True, qk_layernorm=True, n_head=7, **given).kinds[1].branches[0].block
+    assert small == LatentAttention(768, 7, 48, 24, 16, 8, 12, inner_norms=True, bias=True, dropout=True)
+
+
 def test_overrides_may_be_fields_of_the_family() -> None:
     assert model_config("gpt2", {"add_bias_linear": False}, "model")["add_bias_linear"] is False
     with pytest.raises(InputError, match="no such field"):
@@ -55,6 +65,9 @@ def test_overrides_may_be_fields_of_the_family() -> None:
     ({"embd_pdrop": 2}, "embd_pdrop: expected a number from 0 to 1, got 2"),
     ({"n_head": 7}, "n_head: expected a divisor of 768, got 7"),
     ({"activation_function": "relu"}, "activation_function: expected gelu_new or gelu, got 'relu'"),
+    ({"v_head_dim": 16}, "v_head_dim: served with multi_latent_attention alone"),
+    ({"multi_latent_attention": True, "kv_lora_rank": 0}, "kv_lora_rank: expected an integer from 1"),
+    ({"multi_latent_attention": "yes"}, "multi_latent_attention: expected true or false"),
     ({"add_cross_attention": True}, "add_cross_attention: not modelled yet")])
 def test_refused(changed: dict[str, Any], told: str) -> None:
     with pytest.raises(InputError, match=told):

@@ -434,9 +434,9 @@ def test_softmax_routed_experts_keep_the_closed_form(fused: bool, dtype: str) ->
 
 
 def _latent_kept(h: int, heads: int, q_rank: int) -> int:
-    """By the source: norm, projections down (a view pins 576), q and k of 192, v of 128 a head, output, statistics."""
+    """By the source: norm, projections down (512 made contiguous), q and k of 192, v of 128 a head, the output."""
     query = q_rank and 2 * (2 * q_rank) + 4
-    return 2 * (2 * h) + 4 + query + 2 * 576 + 4 + 2 * 512 + 2 * heads * (192 + 192 + 128 + 128) + 4 * heads
+    return 2 * (2 * h) + 4 + query + 2 * 512 + 4 + 2 * 512 + 2 * heads * (192 + 192 + 128 + 128) + 4 * heads
 
 
 def test_latent_attention_keeps_the_closed_form() -> None:
@@ -448,10 +448,11 @@ def test_latent_attention_keeps_the_closed_form() -> None:
 
 
 @pytest.mark.parametrize(("checkpoint", "less"), [
-    # q, k and v; what the norms and projections on the way up keep of q (1536) and of the latent vector (512)
-    ("mla_up_proj", 2 * 128 * (192 + 192 + 128) + (2 * 1536 + 4) + (2 * 512 + 4)),
+    # q, k and v; what the norms and projections on the way up keep of q (1536) and of the latent vector (512, twice);
+    # the region keeps a view of it instead, and with it all 576 that the projection down made
+    ("mla_up_proj", 2 * 128 * (192 + 192 + 128) + (2 * 1536 + 4) + (4 * 512 + 4) - 2 * 576),
     ("layernorm", 2 * 7168 + 4),
-    ("mla_up_proj,layernorm", 2 * 128 * (192 + 192 + 128) + (2 * 1536 + 4) + (2 * 512 + 4) + 2 * 7168 + 4)])
+    ("mla_up_proj,layernorm", 2 * 128 * (192 + 192 + 128) + (2 * 1536 + 4) + (4 * 512 + 4) - 2 * 576 + 2 * 7168 + 4)])
 def test_latent_attention_discards_what_is_made_again(checkpoint: str, less: int) -> None:
     assert _kept(V3, _run(V3)) - _kept(V3, _run(V3, checkpoint=checkpoint)) == less * T
 
@@ -478,6 +479,37 @@ def test_what_a_replay_makes_stays_until_its_backward_is_over(kind: LayerKind, c
     last = born[-1][2]
     freed = next(i for i, r in enumerate(rows) if i > end and r[0] == Op.FREE and r[2] == last)
     assert sum(r[0] == Op.COMPUTE for r in rows[end:freed]) > 3
+
+
+def _latent_gpt(q_rank: int = 192) -> LayerKind:
+    mixer = LatentAttention(512, 8, q_rank, 64, 16, 8, 16, inner_norms=False, bias=True, dropout=True)
+    mlp = Mlp(512, 2048, gated=False, gelu=True, bias=True)
+    return LayerKind("gpt", "gpt2", 512, (Branch("ln_1", "attn", mixer, layer_norm=True),
+                                          Branch("ln_2", "mlp", mlp, layer_norm=True)), dropout=True)
+
+
+@pytest.mark.parametrize("q_rank", [0, 192])
+def test_latent_attention_without_inner_norms_keeps_the_closed_form(q_rank: int) -> None:
+    """Megatron's flags without qk_layernorm: TE Linears keep their input once, no statistics; masks are a byte."""
+    kind = _latent_gpt(q_rank)
+    norms, mlp, masks = 2 * (2 * 2 * 512 + 8), 2 * 2 * 2048, 2 * 512
+    attention = 2 * q_rank + 2 * 64 + 2 * 8 * (24 + 24 + 16 + 16) + 4 * 8  # q is made of the norm's output
+    assert _kept(kind, _run(kind)) == (norms + mlp + masks + attention) * T
+
+
+def test_latent_attention_without_inner_norms_registers_no_norm_on_the_way_up() -> None:
+    """gpt_layer_specs.py: column_parallel_linear; of MLA's linears the output projection alone has a bias."""
+    names = [spec.name.removeprefix("self_attention.") for spec in tensors(_latent_gpt())]
+    assert names[:9] == ["input_layernorm.weight", "input_layernorm.bias", "linear_proj.weight", "linear_proj.bias",
+                         "linear_q_down_proj.weight", "linear_q_up_proj.weight", "linear_kv_down_proj.weight",
+                         "linear_kv_up_proj.weight", "mlp.linear_fc1.layer_norm_weight"]
+
+
+def test_latent_attention_discards_a_layer_norm() -> None:
+    """Its input is kept alone: neither what it makes (1 KiB a token) nor the mean and rsigma (8)."""
+    kind = _latent_gpt()
+    less = _kept(kind, _run(kind)) - _kept(kind, _run(kind, checkpoint="layernorm"))
+    assert less == (2 * 512 + 8) * T
 
 
 def test_latent_attention_counts_both_head_sizes() -> None:

@@ -46,7 +46,8 @@ class LatentAttention:
     """Multi-head latent attention: q, and k with v, are projected down to a rank and up again.
 
     `q_rank` 0: the query is not compressed. `nope`, `rope`: sizes of a query head without and with rotation (all heads
-    share one rotated key); `value`: size of a value head.
+    share one rotated key); `value`: size of a value head. `inner_norms`: what was projected down passes a norm on its
+    way up. `bias`: of the output projection. `dropout`: some of the softmax is dropped.
     """
 
     hidden: int
@@ -56,6 +57,9 @@ class LatentAttention:
     nope: int
     rope: int
     value: int
+    inner_norms: bool = True
+    bias: bool = False
+    dropout: bool = False
 
     @property
     def q_size(self) -> int:

@@ -7,13 +7,27 @@ about it a tenth of the activations is dropped (`attn_pdrop`, `resid_pdrop`, `em
 from __future__ import annotations
 
 from simcore.models.architecture import Architecture, Config
-from simcore.models.blocks import Attention, Branch, Embedding, FinalNorm, Head, LayerKind, Loss, Mlp, Moe
+from simcore.models.blocks import (
+    Attention,
+    Branch,
+    Embedding,
+    FinalNorm,
+    Head,
+    LatentAttention,
+    LayerKind,
+    Loss,
+    Mlp,
+    Moe,
+)
 from simcore.models.decoder import top_k
 
 __all__ = ["FURTHER_FIELDS", "architecture"]
 
+_LATENT_FIELDS = ("qk_layernorm", "q_lora_rank", "kv_lora_rank", "qk_head_dim", "qk_nope_head_dim",
+                  "qk_pos_emb_head_dim", "qk_rope_head_dim", "v_head_dim")
 FURTHER_FIELDS = ("normalization", "add_bias_linear", "n_routed_experts", "num_experts_per_tok",
-                  "moe_intermediate_size", "moe_shared_expert_intermediate_size")
+                  "moe_intermediate_size", "moe_shared_expert_intermediate_size", "multi_latent_attention",
+                  *_LATENT_FIELDS)
 """What a configuration may say in Megatron's words: a case of its own tests is GPT-2 with changes."""
 
 
@@ -38,16 +52,37 @@ def architecture(config: Config) -> Architecture:
 
 
 def _layer(config: Config, hidden: int) -> LayerKind:
-    heads = config.integer("num_attention_heads", "n_head")
-    if hidden % heads:
-        raise config.fail("n_head", f"expected a divisor of {hidden}, got {heads}")
     bias, layer_norm = config.boolean("add_bias_linear", default=True), _has_layer_norm(config)
-    attention = Attention(hidden, heads, heads, hidden // heads, bias="all" if bias else "",
-                          dropout=config.fraction("attn_pdrop", 0.1) > 0)
+    attention = _attention(config, hidden, bias=bias)
     mlp = _feed_forward(config, hidden, bias=bias)
     dropout = config.fraction("resid_pdrop", 0.1) > 0
     return LayerKind("decoder", "gpt2", hidden, (Branch("ln_1", "attn", attention, layer_norm=layer_norm),
                                                  Branch("ln_2", "mlp", mlp, layer_norm=layer_norm)), dropout=dropout)
+
+
+def _attention(config: Config, hidden: int, *, bias: bool) -> Attention | LatentAttention:
+    heads, dropout = config.integer("num_attention_heads", "n_head"), config.fraction("attn_pdrop", 0.1) > 0
+    if config.boolean("multi_latent_attention", default=False):
+        return _latent(config, hidden, heads, bias=bias, dropout=dropout)
+    given = [name for name in _LATENT_FIELDS if config.fields.get(name)]
+    if given:
+        raise config.fail(given[0], "served with multi_latent_attention alone")
+    if hidden % heads:
+        raise config.fail("n_head", f"expected a divisor of {hidden}, got {heads}")
+    return Attention(hidden, heads, heads, hidden // heads, bias="all" if bias else "", dropout=dropout)
+
+
+def _latent(config: Config, hidden: int, heads: int, *, bias: bool, dropout: bool) -> LatentAttention:
+    """Sizes by Megatron's names or DeepSeek's; defaults of Megatron-LM's `training/arguments.py`, _add_mla_args.
+
+    Without qk_layernorm nothing is normed between the projections; of biases only that of the output projection is
+    left (megatron-core 0.16.1 `models/gpt/gpt_layer_specs.py`, `transformer/multi_latent_attention.py`).
+    """
+    return LatentAttention(
+        hidden, heads, config.integer("q_lora_rank", default=0), config.integer("kv_lora_rank", default=32),
+        config.integer("qk_head_dim", "qk_nope_head_dim", default=128),
+        config.integer("qk_pos_emb_head_dim", "qk_rope_head_dim", default=64),
+        config.integer("v_head_dim", default=128), config.boolean("qk_layernorm", default=False), bias, dropout)
 
 
 def _has_layer_norm(config: Config) -> bool:

@@ -35,7 +35,7 @@ SERVED: Final = frozenset({"norms of query and key", "biases of query, key and v
                            "a router by softmax", "a router by softmax, not normalised", "latent attention",
                            "gated experts with a shared one", "LayerNorm", "learned positions", "biases of attention",
                            "a GELU MLP", "biases of the MLP", "dropout",
-                           "experts with GELU"})
+                           "experts with GELU", "latent attention without norms on the way up"})
 """What of `features.py` is recorded here."""
 
 _EMPTY = Section(())

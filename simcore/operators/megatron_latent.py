@@ -1,8 +1,8 @@
 """Megatron-Core's multi-head latent attention (MLA), without RoPE fusion, which Bridge switches off.
 
-megatron-core 0.16.1 `transformer/multi_latent_attention.py` (`MLASelfAttention`), layer spec with qk_layernorm; Bridge
-0.3.1 `models/deepseek/`. TE's fused linears keep the view they are given, and with it the storage behind it: the input
-of the projection up is a view of what the projection down made.
+megatron-core 0.16.1 `transformer/multi_latent_attention.py` (`MLASelfAttention`); Bridge 0.3.1 `models/deepseek/`.
+The latent vector is a view of what the projection down made; TE's linears make what is not contiguous so, and keep the
+copy (TransformerEngine 2.18 `pytorch/module/base.py`, prepare_forward).
 """
 
 from __future__ import annotations
@@ -11,7 +11,15 @@ from simcore.errors import NotYet, Problem
 from simcore.models.blocks import LatentAttention
 from simcore.operators.megatron_attention import core
 from simcore.operators.megatron_context import Context, Grads, Saved, discarded_region
-from simcore.operators.megatron_ops import column, gather_backward, norm, norm_discarded, norm_linear, row
+from simcore.operators.megatron_ops import (
+    column,
+    gather_backward,
+    identity,
+    norm,
+    norm_discarded,
+    norm_linear,
+    row,
+)
 from simcore.tape import Kernel, Tape, Tensor
 
 __all__ = ["latent_attention"]
@@ -43,10 +51,10 @@ def _attention(c: Context, block: LatentAttention, x: Tensor) -> Tensor:
     columns = block.num_heads // c.run.tp * block.value
     if c.recomputes("mla_up_proj") and not c.inside:
         (query, key, value), drop_after = discarded_region(c, up)
-        out = drop_after(core(c, block.num_heads, query, key, value, columns))
+        out = drop_after(core(c, block.num_heads, query, key, value, columns, dropout=block.dropout))
     else:
         query, key, value = up()
-        out = core(c, block.num_heads, query, key, value, columns)
+        out = core(c, block.num_heads, query, key, value, columns, dropout=block.dropout)
     return row(c, f"{_AT}.linear_proj", out)
 
 
@@ -54,9 +62,10 @@ def _up(c: Context, block: LatentAttention, compressed: Tensor, latent: Tensor, 
         Tensor, Tensor, Tensor]:
     """`qkv_up_proj_and_rope_apply`: (query, key, value)."""
     heads = block.num_heads // c.run.tp
-    project, name = (norm_linear, "linear_q_up_proj") if block.q_rank else (column, "linear_q_proj")
-    query = project(c, f"{_AT}.{name}", compressed)
-    pair = norm_linear(c, f"{_AT}.linear_kv_up_proj", latent)
+    project = norm_linear if block.inner_norms else column
+    query = project(c, f"{_AT}.linear_q_up_proj", compressed) if block.q_rank else \
+        column(c, f"{_AT}.linear_q_proj", compressed)
+    pair = project(c, f"{_AT}.linear_kv_up_proj", _contiguous(c, latent))
     query = _query(c, block, heads, query)
     key, value = _key_value(c, block, heads, pair, rope_key)
     return query, key, value
@@ -93,6 +102,13 @@ def _split(c: Context, block: LatentAttention, x: Tensor) -> tuple[Tensor, Tenso
     c.node(latent, (x,), (), back)
     rope_key.node, rope_key.output = latent.node, 1
     return latent, rope_key
+
+
+def _contiguous(c: Context, x: Tensor) -> Tensor:
+    out = c.tape.empty(x.shape, c.dtype, "latent_contiguous")
+    c.elementwise(out, 2, Kernel.COPY)
+    c.node(out, (x,), (), identity)
+    return out
 
 
 def _rotated(c: Context, rows: int, columns: int, name: str) -> Tensor:

@@ -93,24 +93,25 @@ def _statistics(c: Context, path: str, x: Tensor, *, centred: bool) -> list[Tens
 
 def norm_discarded(c: Context, path: str, x: Tensor) -> tuple[Tensor, Discarded]:
     """The same under recompute `layernorm`: runs without a graph, so only its input is kept, not even rsigma."""
-    weight = c.param(f"{path}.weight")
+    weight, bias = c.param(f"{path}.weight"), c.run.params.get(f"{path}.bias")
 
     def again() -> list[Tensor]:
-        made = [c.tape.empty((rows, 1), "fp32", f"{path}.rsigma", "recompute"),
-                c.tape.empty(shape, c.dtype, "ln_out", "recompute")]
-        c.elementwise(made[1], 2, Kernel.NORM)
+        made = [c.tape.empty((rows, 1), "fp32", f"{path}.{name}", "recompute")
+                for name in (("mu", "rsigma") if bias else ("rsigma",))]
+        made.append(c.tape.empty(shape, c.dtype, "ln_out", "recompute"))
+        c.elementwise(made[-1], 2, Kernel.NORM)
         return made
 
     def back(tape: Tape, grads: Grads, saved: Saved) -> list[Tensor | None]:
         grad = tape.empty(saved[0].shape, c.dtype, "grad_norm")
         c.elementwise(grad, 4, Kernel.NORM)
         holder[0].made.clear()
-        return [grad, c.small_grad(weight)]
+        return [grad, c.small_grad(weight), c.small_grad(bias) if bias else None]
 
     shape, rows = x.shape, x.shape[0]
     out = c.tape.empty(shape, c.dtype, "ln_out")
     c.elementwise(out, 2, Kernel.NORM)
-    c.node(out, (x, weight), (x,), back)
+    c.node(out, (x, weight, bias), (x,), back)
     holder = [Discarded(c, out, again)]
     return out, holder[0]
 

@@ -9,7 +9,7 @@ Order, names and shapes are those of `named_parameters()` of `MambaModel` and `G
    `pytorch/module/layernorm_linear.py`);
  * latent attention has a norm of its own before it, and its down projections lie whole on every tp rank
    (`transformer/multi_latent_attention.py`, parallel_mode "duplicated"); the layer spec with qk_layernorm, which Bridge
-   sets for DeepSeek, fuses the inner norms into the projections up.
+   sets for DeepSeek, fuses the inner norms into the projections up, the one without has none.
 
 Main of August 2026 holds the convolution in the mixer itself, as its first two parameters `conv1d_weight` and
 `conv1d_bias`: the same sizes under other names (`ssm/mamba_mixer.py`).
@@ -134,19 +134,24 @@ def _attention(branch: Branch) -> tuple[TensorSpec, ...]:
 def _latent(branch: Branch) -> tuple[TensorSpec, ...]:
     b: Any = branch.block
     at, hidden, q, rank = "self_attention", (b.hidden, "hidden"), (b.q_size, "heads"), (b.kv_rank, "kv_rank")
+
+    def inner(name: str, size: int, dim: str) -> tuple[TensorSpec, ...]:
+        return _norm(f"{at}.{name}.layer_norm_", size, dim, layer_norm=branch.layer_norm) if b.inner_norms else ()
+
     if b.q_rank:
         query: tuple[TensorSpec, ...] = (
             _linear(f"{at}.linear_q_down_proj", (b.q_rank, "q_rank"), hidden, "attention"),
-            *_norm(f"{at}.linear_q_up_proj.layer_norm_", b.q_rank, "q_rank"),
+            *inner("linear_q_up_proj", b.q_rank, "q_rank"),
             _linear(f"{at}.linear_q_up_proj", q, (b.q_rank, "q_rank"), "attention"))
     else:
         query = (_linear(f"{at}.linear_q_proj", q, hidden, "attention"),)
     return (
-        *_norm("input_layernorm.", b.hidden),
+        *_norm("input_layernorm.", b.hidden, layer_norm=branch.layer_norm),
         _linear(f"{at}.linear_proj", hidden, (b.out_size, "heads"), "attention"),
+        *_bias(f"{at}.linear_proj", hidden, "attention", wanted=b.bias),
         *query,
         _linear(f"{at}.linear_kv_down_proj", (b.kv_rank + b.rope, "kv_rank"), hidden, "attention"),
-        *_norm(f"{at}.linear_kv_up_proj.layer_norm_", b.kv_rank, "kv_rank"),
+        *inner("linear_kv_up_proj", b.kv_rank, "kv_rank"),
         _linear(f"{at}.linear_kv_up_proj", (b.kv_size, "heads"), rank, "attention"),
     )
 
