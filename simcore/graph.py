@@ -76,6 +76,12 @@ class ModelGraph:
         """Layers without the parts around them."""
         return sum(1 for layer in self.layers if self.kinds[layer.kind].block is None)
 
+    @cached_property
+    def used_twice(self) -> frozenset[str]:
+        """Weights of the model that multi-token prediction uses where they are."""
+        return frozenset(spec.name for kind, specs in zip(self.kinds, self.tensors, strict=True)
+                         for spec in specs if spec.tied and isinstance(kind.block, Mtp))
+
     def count(self, component: str | None = None, *, trainable: bool = False) -> int:
         """Parameters of the whole model, by component or in all."""
         per_kind = [sum(t.numel * t.copies for t in specs if t.is_owned
@@ -172,7 +178,10 @@ def _build(key: str, implementation: str) -> ModelGraph:
 
 
 def _check_mtp(config: Config, architecture: Architecture, tensors: Callable[[LayerKind], Any]) -> None:
-    """Multi-token prediction is asked for only where the implementation builds it."""
+    """Multi-token prediction is asked for only where the family and the implementation build it."""
+    wanted = config.integer("mtp_num_layers", default=0, least=0)
+    if wanted and not any(isinstance(kind.block, Mtp) for _, kind in architecture.parts):
+        raise config.fail("mtp_num_layers", f"multi-token prediction of {architecture.family} is not modelled yet")
     if any(isinstance(kind.block, Mtp) and not tensors(kind) for _, kind in architecture.parts):
         raise config.fail("mtp_num_layers", "this implementation builds no modules of multi-token prediction")
 

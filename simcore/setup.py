@@ -16,7 +16,7 @@ from simcore.graph import ModelGraph, build, model_config
 from simcore.job import Job
 from simcore.lora import LoraChoice
 from simcore.mesh import Mesh
-from simcore.models.blocks import LayerKind
+from simcore.models.blocks import LayerKind, Mtp
 from simcore.plan import check_even
 from simcore.scenario import ModelFile, Scenario
 from simcore.schedule import SCHEDULES
@@ -45,8 +45,8 @@ def prepare(scenario: Scenario) -> tuple[Job, Framework]:
     sizes = scenario.mesh
     etp = sizes.etp if sizes.etp is not None else module.default_etp(sizes) if hasattr(module, "default_etp") else 1
     mesh = Mesh(sizes.pp, sizes.dp_replicate, sizes.dp_shard, sizes.cp, sizes.tp, sizes.ep, etp)
-    if mesh.pp > 1 and graph.architecture.tied and hasattr(module, "COPIES_TIED_HEAD"):
-        graph = _untied(graph)
+    if mesh.pp > 1 and hasattr(module, "COPIES_TIED_HEAD"):
+        graph = _with_copies(_untied(graph) if graph.architecture.tied else graph)
     job = Job(scenario, graph, mesh, unmatched_targets=unmatched)
     if isinstance(scenario.training.routing, Draws) and not job.has_experts:
         raise InputError(Problem(scenario.where("training", "routing"), "a model without experts routes no tokens"))
@@ -60,6 +60,17 @@ def _untied(graph: ModelGraph) -> ModelGraph:
     """The head holds a copy of the embedding's weight, which counts where the embedding does."""
     own = graph.with_tensors(lambda _, specs: tuple(replace(spec, tied=False) for spec in specs))
     return replace(own, architecture=replace(own.architecture, tied=False))
+
+
+@lru_cache(maxsize=64)
+def _with_copies(graph: ModelGraph) -> ModelGraph:
+    """Multi-token prediction, which is not where the embedding is, holds a copy of it."""
+    def change(kind: LayerKind, specs: tuple[TensorSpec, ...]) -> tuple[TensorSpec, ...]:
+        if not isinstance(kind.block, Mtp):
+            return specs
+        return tuple(replace(spec, tied=spec.tied and spec.component != "embedding") for spec in specs)
+
+    return graph.with_tensors(change)
 
 
 def _framework_module(scenario: Scenario) -> ModuleType:

@@ -153,7 +153,7 @@ def run_of(plan: Plan, key: Key, workload: Workload) -> Run:
     """What an implementation is told of one kind of layer."""
     framework, mesh = plan.framework, plan.mesh
     tied = plan.graph.architecture.tied and plan.graph.kinds[key[0]].block is not None
-    params = _params(plan.kinds[key[0]], tied=tied)
+    params = _params(plan.kinds[key[0]], plan.graph.used_twice, tied=tied)
     return Run(workload.batch, workload.seq, framework.compute_dtype, params, framework.loss, key[3], mesh.tp,
                framework.sequence_parallel, mesh.cp, mesh.ep, mesh.etp, "ep", workload.rows_per_token, key[1], key[2],
                framework.options, workload.sent_per_token)
@@ -171,8 +171,8 @@ class _Params(dict[str, Param]):
 
 
 @lru_cache(maxsize=1024)
-def _params(kind: PlacedKind, *, tied: bool) -> _Params:
-    return _Params(tuple(_param(p, tied=tied) for p in kind if not p.spec.is_buffer))
+def _params(kind: PlacedKind, twice: frozenset[str], *, tied: bool) -> _Params:
+    return _Params(tuple(_param(p, tied=tied or p.spec.name in twice) for p in kind if not p.spec.is_buffer))
 
 
 def _param(placed: Placed, *, tied: bool) -> Param:

@@ -8,7 +8,7 @@ import pytest
 
 from simcore.errors import InputError
 from simcore.models.architecture import Config
-from simcore.models.blocks import Attention, Embedding, Mlp, Mtp
+from simcore.models.blocks import Attention, Embedding, LayerKind, Mlp, Mtp
 from simcore.models.decoder import attention, chain, decoder_layer, mlp, top_k
 
 FIELDS: dict[str, Any] = {"hidden_size": 64, "vocab_size": 100, "intermediate_size": 96, "num_attention_heads": 4,
@@ -24,13 +24,13 @@ def test_heads_follow_from_the_hidden_size_unless_given() -> None:
     assert attention(config(head_dim=32, num_key_value_heads=2)) == Attention(64, 4, 2, 32, rotary=True)
 
 
-def test_parts_stand_around_the_layers_and_further_tokens_before_the_norm() -> None:
+def test_parts_stand_around_the_layers_and_further_tokens_behind_the_norm() -> None:
     layer = decoder_layer("llama", attention(config()), mlp(config()))
     made = chain(config(), "llama", [layer] * 2, 16, mtp=1)
     assert [path for path, _ in made.parts] == ["model.embed_tokens", "model.layers.0", "model.layers.1",
-                                                "mtp.layers.0", "model.norm", "lm_head", "loss"]
-    assert made.parts[0][1].block == Embedding(100, 64, 16)
-    assert made.parts[3][1].block == Mtp(64, layer.branches)
+                                                "model.norm", "mtp.layers.0", "lm_head", "loss"]
+    assert made.parts[0][1].block == Embedding(100, 64, 16, shared=True)
+    assert made.parts[4][1] == LayerKind("mtp", "llama", 64, layer.branches, Mtp(64, 100))
     assert made.buffers == (("model.rotary_emb.inv_freq", 2 * 4 * 8),)
 
 

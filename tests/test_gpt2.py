@@ -48,7 +48,8 @@ def test_latent_attention_in_megatrons_words() -> None:
     """Sizes not given are those of Megatron-LM's `training/arguments.py`, under which a query is not compressed."""
     of = graph(multi_latent_attention=True).kinds[1].branches[0].block
     assert of == LatentAttention(768, 12, 0, 32, 128, 64, 128, inner_norms=False, bias=True, dropout=True)
-    given: dict[str, Any] = {"q_lora_rank": 48, "kv_lora_rank": 24, "qk_head_dim": 16, "qk_pos_emb_head_dim": 8, "v_head_dim": 12}
+    given: dict[str, Any] = {"q_lora_rank": 48, "kv_lora_rank": 24, "qk_head_dim": 16, "qk_pos_emb_head_dim": 8,
+                             "v_head_dim": 12}
     small = graph(multi_latent_attention=True, qk_layernorm=True, n_head=7, **given).kinds[1].branches[0].block
     assert small == LatentAttention(768, 7, 48, 24, 16, 8, 12, inner_norms=True, bias=True, dropout=True)
 

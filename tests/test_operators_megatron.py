@@ -27,6 +27,7 @@ from simcore.models.blocks import (
     Mixer,
     Mlp,
     Moe,
+    Mtp,
 )
 from simcore.operators.megatron import idle_gradients, record, tensors
 from simcore.recording import LayerTape, Run
@@ -510,6 +511,36 @@ def test_latent_attention_discards_a_layer_norm() -> None:
     kind = _latent_gpt()
     less = _kept(kind, _run(kind)) - _kept(kind, _run(kind, checkpoint="layernorm"))
     assert less == (2 * 512 + 8) * T
+
+
+MTP = LayerKind("mtp", "deepseek_v3", 7168, V3.branches, Mtp(7168, 129280))
+
+
+@pytest.mark.parametrize("loss", ["megatron", "te"])
+@pytest.mark.parametrize("sp", [1, 4])
+def test_multi_token_prediction_keeps_the_closed_form(loss: str, sp: int) -> None:
+    """By the source: inputs of three norms, of the projection (both halves) and of the head, and the loss.
+
+    The projected stream is gathered over tp and cut: what the layer keeps as its input is a view of all of it.
+    """
+    run = _run(MTP, tp=sp, sequence_parallel=sp > 1, loss=loss)
+    layer = _kept(V3, _run(V3, tp=sp, sequence_parallel=sp > 1))
+    inner = layer + (sp - 1) * 2 * 7168 * T // sp
+    norms, projection = 3 * (2 * 7168 + 4), 2 * 2 * 7168
+    vocab = 129280 // sp * T
+    of_loss = 4 * vocab + {"megatron": (1 + 8) * T, "te": 0}[loss] + 2 * 4 * T  # and the mask, and the scaled loss
+    logits = 2 * vocab  # until the model's own loss is there
+    assert _kept(MTP, run) == inner + (norms + projection) * T // sp + of_loss + logits
+    tape = record(MTP, run, {}, {})
+    assert sum(r[3] for r in tape.late.rows) == -logits
+    joined = [r[3] for r in tape.forward.rows if r[0] == Op.ALLOC and r[2] == HIDDEN and r[1] == 0]
+    assert joined == [2 * 2 * 7168 * T // sp], "both outputs in one tensor"
+
+
+def test_multi_token_prediction_recomputes_all_but_embedding_and_head() -> None:
+    """`_checkpointed_forward` keeps its two inputs, the embedding and the decoder's output, as the norms do."""
+    full, none = (_kept(MTP, _run(MTP, checkpoint=how, loss="te")) for how in ("full", "none"))
+    assert none - full == _kept(V3, _run(V3)) + (3 * 4 + 2 * 2 * 7168 + 2 * 7168) * T
 
 
 def test_latent_attention_counts_both_head_sizes() -> None:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from simcore.job import Job
-from simcore.models.blocks import Attention, LatentAttention, Mamba2, Mixer, Mlp, Moe
+from simcore.models.blocks import Attention, Head, LatentAttention, Mamba2, Mixer, Mlp, Moe, Mtp
 
 __all__ = ["check"]
 
@@ -17,6 +17,7 @@ def check(job: Job, *, sequence_parallel: bool) -> None:
     _check_sequence(job, sequence_parallel=sequence_parallel)
     _check_head(job)
     _check_lora(job)
+    _check_mtp(job)
     _check_served(job)
 
 
@@ -112,6 +113,16 @@ def _check_lora(job: Job) -> None:
     if per_expert and job.scenario.framework_version != "main 2026-08-22":
         raise job.illegal("training.lora.expert_adapters", "this Bridge shares one adapter among the local experts",
                           "Bridge 0.3.1 has no share_expert_adapters; use framework_version: main 2026-08-22")
+
+
+def _check_mtp(job: Job) -> None:
+    """What would have to be known of multi-token prediction besides: a tied head has two weights where it stands."""
+    if not any(isinstance(kind.block, Mtp) for kind in job.graph.kinds):
+        return
+    if job.scenario.training.method != "full":
+        raise job.not_yet("training.method", "adapters with multi-token prediction")
+    if any(isinstance(kind.block, Head) and kind.block.tied for kind in job.graph.kinds):
+        raise job.not_yet("model", "multi-token prediction with tied embeddings")
 
 
 def _divides(job: Job, axis: str, size: int, what: str, rule: str) -> None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Final
 
 from simcore.job import Job
-from simcore.models.blocks import LatentAttention, Mamba2, Mixer, Mlp, Moe
+from simcore.models.blocks import LatentAttention, Mamba2, Mixer, Mlp, Moe, Mtp
 from simcore.training import Recompute
 
 __all__ = ["assumptions", "check_groups", "checkpoint", "kept_whole", "together"]
@@ -67,6 +67,9 @@ def together(job: Job) -> int:
 def check_groups(job: Job, stages: tuple[tuple[int, ...], ...]) -> None:
     """Groups are cut without asking how many layers there are."""
     size = together(job)
+    if size > 1 and any(isinstance(kind.block, Mtp) for kind in job.graph.kinds):
+        raise job.illegal("training.recompute", "recompute_num_layers must be 1 for MTP recompute",
+                          "core 0.16.1 transformer/multi_token_prediction.py:848")
     for count in (len(_inner(job, stage)) for stage in stages):
         if count % size:
             raise job.illegal("training.recompute", f"groups of {size} layers do not divide the {count} of a stage: "
@@ -74,11 +77,15 @@ def check_groups(job: Job, stages: tuple[tuple[int, ...], ...]) -> None:
 
 
 def kept_whole(job: Job, stages: tuple[tuple[int, ...], ...]) -> tuple[int, ...]:
-    """Layers that mode block leaves alone: all but the first `num_layers` of each chunk (transformer_block.py:549)."""
+    """Layers that mode block leaves alone: all but the first `num_layers` of each chunk (transformer_block.py:549).
+
+    Modules of multi-token prediction are always left alone in this mode (multi_token_prediction.py:853).
+    """
     recompute = job.scenario.training.recompute
     if not isinstance(recompute, Recompute) or recompute.mode != "block":
         return ()
-    return tuple(layer for stage in stages for layer in _inner(job, stage)[recompute.num_layers:])
+    further = [layer.index for layer in job.graph.layers if isinstance(job.graph.kinds[layer.kind].block, Mtp)]
+    return (*(layer for stage in stages for layer in _inner(job, stage)[recompute.num_layers:]), *further)
 
 
 def _inner(job: Job, stage: tuple[int, ...]) -> list[int]:

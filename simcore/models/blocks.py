@@ -137,13 +137,14 @@ class Mlp:
 class Embedding:
     """The token embedding. `rotary_dim` > 0: the stem makes cos and sin tables for the layers.
 
-    `positions` > 0: so many learned position vectors besides.
+    `positions` > 0: so many learned position vectors besides. `shared`: multi-token prediction looks tokens up too.
     """
 
     vocab: int
     hidden: int
     rotary_dim: int = 0
     positions: int = 0
+    shared: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -156,19 +157,24 @@ class FinalNorm:
 
 @dataclass(frozen=True, slots=True)
 class Mtp:
-    """A module that predicts one token further: two norms, a projection of both halves, one layer, a final norm."""
+    """A module that predicts one token further: two norms, a projection of both halves, one layer, a final norm.
+
+    `modules`: so many in a row. The layer is its kind's branches; embedding and output projection are the model's own.
+    """
 
     hidden: int
-    branches: tuple[Branch, ...]
+    vocab: int
+    modules: int = 1
 
 
 @dataclass(frozen=True, slots=True)
 class Head:
-    """The output projection; `tied`: its weight is the embedding's."""
+    """The output projection; `tied`: its weight is the embedding's. `shared`: multi-token prediction runs it too."""
 
     vocab: int
     hidden: int
     tied: bool = False
+    shared: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -198,7 +204,7 @@ class LayerKind:
     """Layers that are alike, or one of the parts around them (embedding, norm, head, loss).
 
     `family` tells implementations which modelling code runs: the configuration's `model_type`. A model runs its kinds
-    in the order embedding, layers, final norm, head, loss; modules of multi-token prediction stand before the norm.
+    in the order embedding, layers, final norm, head, loss; modules of multi-token prediction stand before the head.
     `dropout`: some of what is added to the residual stream is dropped, or of the embedding's output.
     """
 

@@ -66,13 +66,14 @@ def chain(config: Config, family: str, layers: Sequence[LayerKind], rotary_dim: 
     """
     hidden, vocab = config.integer("hidden_size"), config.integer("vocab_size")
     tied = config.boolean("tie_word_embeddings", default=False)
-    further = LayerKind("mtp", family, hidden, block=Mtp(hidden, layers[-1].branches))
+    stem = Embedding(vocab, hidden, rotary_dim, shared=mtp > 0)
+    further = LayerKind("mtp", family, hidden, layers[-1].branches, Mtp(hidden, vocab, mtp))
     parts = (
-        ("model.embed_tokens", LayerKind("embedding", family, hidden, block=Embedding(vocab, hidden, rotary_dim))),
+        ("model.embed_tokens", LayerKind("embedding", family, hidden, block=stem)),
         *((f"model.layers.{i}", layer) for i, layer in enumerate(layers)),
-        *((f"mtp.layers.{i}", further) for i in range(mtp)),
         ("model.norm", LayerKind("final_norm", family, hidden, block=FinalNorm(hidden))),
-        ("lm_head", LayerKind("head", family, hidden, block=Head(vocab, hidden, tied))),
+        *((f"mtp.layers.{i}", further) for i in range(mtp)),
+        ("lm_head", LayerKind("head", family, hidden, block=Head(vocab, hidden, tied, shared=mtp > 0))),
         ("loss", LayerKind("loss", family, hidden, block=Loss(vocab))),
     )
     # inv_freq and original_inv_freq, fp32, one value per pair of rotated dimensions

@@ -40,7 +40,7 @@ def features(kind: LayerKind) -> tuple[str, ...]:
     if kind.dropout or any(getattr(branch.block, "dropout", False) for branch in kind.branches):
         found.append("dropout")
     if isinstance(kind.block, Mtp):
-        found.append("multi-token prediction")
+        found.append("multi-token prediction" + " by several modules" * (kind.block.modules > 1))
     return tuple(dict.fromkeys(found))
 
 

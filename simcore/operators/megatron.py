@@ -1,9 +1,9 @@
 """Megatron-Core with Transformer Engine: what each kind of layer holds, computes and sends.
 
 Layers: `megatron_mamba.py`, `megatron_moe.py`, `megatron_attention.py`, `megatron_latent.py`; around them:
-`megatron_head.py`; their parameters: `megatron_tensors.py`; shared operators and notes on weight gradients:
-`megatron_ops.py`. Versions: megatron-core 0.16.1 (core_v0.16.1), TransformerEngine 2.18 unless a rule says otherwise,
-mamba_ssm of August 2026.
+`megatron_head.py`, `megatron_mtp.py`; their parameters: `megatron_tensors.py`; shared operators and notes on weight
+gradients: `megatron_ops.py`. Versions: megatron-core 0.16.1 (core_v0.16.1), TransformerEngine 2.18 unless a rule says
+otherwise, mamba_ssm of August 2026.
 
 Recompute is Megatron's own spelling in `Run.checkpoint`: "none", "full" (each layer keeps its input), or a comma list
 of selective modules: moe, layernorm, moe_act, shared_experts, mlp, core_attn, mla_up_proj (`transformer_config.py`).
@@ -15,7 +15,19 @@ from collections.abc import Sequence
 from math import prod
 from typing import Final
 
-from simcore.models.blocks import Attention, Branch, Embedding, FinalNorm, Head, LatentAttention, LayerKind, Mamba2, Mlp
+from simcore.models.blocks import (
+    Attention,
+    Branch,
+    Embedding,
+    FinalNorm,
+    Head,
+    LatentAttention,
+    LayerKind,
+    Loss,
+    Mamba2,
+    Mlp,
+    Mtp,
+)
 from simcore.operators.features import refuse
 from simcore.operators.megatron_attention import attention, mlp
 from simcore.operators.megatron_context import Context, fuses_wgrad
@@ -23,6 +35,7 @@ from simcore.operators.megatron_head import TIED_GRAD, embedding, head, loss
 from simcore.operators.megatron_latent import latent_attention
 from simcore.operators.megatron_mamba import mamba
 from simcore.operators.megatron_moe import moe
+from simcore.operators.megatron_mtp import predict
 from simcore.operators.megatron_ops import add, add_dropped, norm
 from simcore.operators.megatron_tensors import FINAL_NORM, tensors
 from simcore.recording import LayerTape, Run
@@ -35,7 +48,8 @@ SERVED: Final = frozenset({"norms of query and key", "biases of query, key and v
                            "a router by softmax", "a router by softmax, not normalised", "latent attention",
                            "gated experts with a shared one", "LayerNorm", "learned positions", "biases of attention",
                            "a GELU MLP", "biases of the MLP", "dropout",
-                           "experts with GELU", "latent attention without norms on the way up"})
+                           "experts with GELU", "multi-token prediction",
+                           "latent attention without norms on the way up"})
 """What of `features.py` is recorded here."""
 
 _EMPTY = Section(())
@@ -71,13 +85,16 @@ def record(kind: LayerKind, run: Run, slots: dict[tuple[str, str], int],
     x = [] if isinstance(kind.block, Embedding) else [_input(c, caught)]
     out = _forward(c, x)
     is_loss = out.shape[1] == 1 and out.dtype == "fp32"
-    if not is_loss:
+    if isinstance(kind.block, Mtp):
+        out = _kept_by_its_own_part(tape, out)
+    elif not is_loss:
         _hand_over(tape, out, HIDDEN)
     forward = tape.cut()
     stem = x.copy() if run.first else []
     x.clear()
     after = tape.cut()
     stem.clear()
+    c.locals.clear()
     late = tape.cut()
     tape.phase = "backward"
     seed = _seed(tape, out, is_loss=is_loss)
@@ -108,6 +125,8 @@ def _input(c: Context, caught: list[Tensor]) -> Tensor:
     columns = _input_columns(c)
     rows = c.tokens if c.kind.name == "loss" else c.local
     x = c.tape.external((rows, columns), c.dtype, HIDDEN, -1)
+    if getattr(c.kind.block, "shared", False):
+        x.disown()
     if c.run.input_requires_grad:
         def catch(_tape: Tape, grads: list[Tensor | None], _saved: list[Tensor]) -> list[Tensor | None]:
             caught.extend(g for g in grads if g is not None)
@@ -118,10 +137,8 @@ def _input(c: Context, caught: list[Tensor]) -> Tensor:
 
 
 def _input_columns(c: Context) -> int:
-    vocab = getattr(c.kind.block, "vocab", 0)
-    if vocab and not isinstance(c.kind.block, Head):
-        return -(-int(vocab) // c.run.tp)
-    return c.kind.hidden
+    block = c.kind.block
+    return -(-block.vocab // c.run.tp) if isinstance(block, Loss) else c.kind.hidden
 
 
 def _leave_waiting(tape: Tape) -> None:
@@ -139,6 +156,12 @@ def _hand_over(tape: Tape, tensor: Tensor, slot: int) -> None:
     tensor.storage.num_bytes = 0
 
 
+def _kept_by_its_own_part(tape: Tape, out: Tensor) -> Tensor:
+    """The head's input is a part of what the module made: the module keeps all of it, longer than the head does."""
+    tape.rename(out.storage, HIDDEN)
+    return Tensor(None, out.shape, out.dtype, out.node, out.output)
+
+
 def _forward(c: Context, x: list[Tensor]) -> Tensor:
     block = c.kind.block
     if block is None:
@@ -151,6 +174,8 @@ def _forward(c: Context, x: list[Tensor]) -> Tensor:
     if isinstance(block, FinalNorm):
         path = FINAL_NORM.get(c.kind.family, "decoder.final_layernorm")
         return norm(c, path, x[0], "hidden_states")
+    if isinstance(block, Mtp):
+        return predict(c, block, x[0], _branches)
     if isinstance(block, Head):
         return head(c, block, x[0])
     return loss(c, x[0])

@@ -30,13 +30,15 @@ class Context:
     """What every operator needs: the tape, the workload, and how the tokens are split.
 
     `tokens`: of this rank after context parallelism; `local`: of them, those in the residual stream of this rank.
-    `held`: tensors that a module holds as attributes. `inside`: a recomputed region is being run.
+    `held`: tensors that a module holds as attributes. `locals`: those that the model's forward holds until it is over.
+    `inside`: a recomputed region is being run.
     """
 
     tape: Tape
     run: Run
     kind: LayerKind
     held: dict[str, Tensor] = field(default_factory=dict)
+    locals: list[Tensor] = field(default_factory=list)
     inside: bool = False
 
     @property

@@ -19,10 +19,10 @@ from collections.abc import Callable, Sequence
 from typing import Final
 
 from simcore.errors import NotYet, Problem
-from simcore.models.blocks import Embedding, Head
+from simcore.models.blocks import Embedding, Head, Mtp
 from simcore.operators.megatron_context import Context, Grads, Saved, fuses_wgrad
 from simcore.operators.megatron_ops import adapted, add, all_gather, dropped, gather_backward
-from simcore.tape import Kernel, Param, Tape, Tensor
+from simcore.tape import Kernel, Param, Storage, Tape, Tensor
 
 __all__ = ["TIED_GRAD", "embedding", "head", "loss"]
 
@@ -47,7 +47,10 @@ def embedding(c: Context, block: Embedding) -> Tensor:
 
 
 def _words(c: Context, block: Embedding, *, whole: bool) -> Tensor:
-    """Rows of the table, summed over the vocabulary's parts; `whole`: not split over the sequence."""
+    """Rows of the table, summed over the vocabulary's parts; `whole`: not split over the sequence.
+
+    Looked up twice on one stage, the gradient of what multi-token prediction found waits for the model's own.
+    """
     weight, h = c.param("embedding.word_embeddings.weight"), block.hidden
     splits = c.local != c.tokens and not whole
 
@@ -55,7 +58,9 @@ def _words(c: Context, block: Embedding, *, whole: bool) -> Tensor:
         assert grads[0] is not None
         total = all_gather(c, grads[0], "grad_embedding") if splits else grads[0]
         c.tape.compute(Kernel.EMBEDDING, 0, 2 * total.nbytes + weight.nbytes)
-        if weight.tied and not fuses_wgrad(c.run):
+        if weight.tied and isinstance(c.kind.block, Mtp):
+            _leave_waiting(c, weight)
+        elif weight.tied and (block.shared or not fuses_wgrad(c.run)):
             _meet_waiting(c, weight)
         else:
             c.small_grad(weight)
@@ -74,8 +79,14 @@ def _words(c: Context, block: Embedding, *, whole: bool) -> Tensor:
     return out
 
 
+def _leave_waiting(c: Context, weight: Param) -> None:
+    """In the name of the head, which is the next layer."""
+    slot = c.tape.slot(TIED_GRAD, "backward_temp")
+    Storage(c.tape, weight.nbytes, slot, 1).num_bytes = 0
+
+
 def _meet_waiting(c: Context, weight: Param) -> None:
-    """The gradient of a tied head has waited for the embedding's; their sum is added to main_grad."""
+    """The gradient of a tied head, or of a second embedding, has waited; the sum of both is added to main_grad."""
     grad = c.tape.empty(weight.shape, weight.dtype, f"{weight.name}.grad")
     waiting = c.tape.external(grad.shape, grad.dtype, c.tape.slot(TIED_GRAD, "backward_temp"), TIED_HEAD)
     total = c.tape.add_grads(waiting, grad)

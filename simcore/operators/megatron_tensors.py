@@ -38,8 +38,9 @@ from simcore.models.blocks import (
 )
 from simcore.tensor import TensorSpec
 
-__all__ = ["tensors"]
+__all__ = ["MTP_EMBEDDING", "tensors"]
 
+MTP_EMBEDDING: Final = "embedding.word_embeddings.weight"
 FINAL_NORM: Final = {"nemotron_h": "decoder.final_norm", "llama": "decoder.final_layernorm"}
 
 
@@ -57,7 +58,7 @@ def tensors(kind: LayerKind) -> tuple[TensorSpec, ...]:
         component = "embedding" if block.tied else "lm_head"
         return (TensorSpec("output_layer.weight", (block.vocab, block.hidden), ("vocab", "hidden"), component,
                            "linear"),)
-    return _mtp(block) if isinstance(block, Mtp) else ()  # () is the loss
+    return _mtp(block, kind.branches) if isinstance(block, Mtp) else ()  # () is the loss
 
 
 def _layer(branches: tuple[Branch, ...]) -> tuple[TensorSpec, ...]:
@@ -71,14 +72,17 @@ def _embedding(block: Embedding) -> tuple[TensorSpec, ...]:
                  for dim, size, name in rows)
 
 
-def _mtp(block: Mtp) -> tuple[TensorSpec, ...]:
-    """`MultiTokenPredictionLayer`; embedding and output head are the model's own. All of it counts as `mtp`."""
+def _mtp(block: Mtp, branches: tuple[Branch, ...]) -> tuple[TensorSpec, ...]:
+    """`MultiTokenPredictionLayer`, all of which counts as `mtp`, and what it uses of the model's own."""
     hidden = (block.hidden, "hidden")
-    inner = (replace(spec, name=f"transformer_layer.{spec.name}") for spec in _layer(block.branches))
+    inner = (replace(spec, name=f"transformer_layer.{spec.name}") for spec in _layer(branches))
+    table = (block.vocab, block.hidden), ("vocab", "hidden")
+    own = (TensorSpec(MTP_EMBEDDING, *table, "embedding", "embedding", tied=True),
+           TensorSpec("output_layer.weight", *table, "lm_head", "linear", tied=True))
     specs = (*_norm("enorm.", block.hidden), *_norm("hnorm.", block.hidden),
              _linear("eh_proj", (block.hidden, "tp_out"), (2 * block.hidden, hidden[1]), "mtp"), *inner,
              *_norm("final_layernorm.", block.hidden))
-    return tuple(replace(spec, component="mtp") for spec in specs)
+    return (*(replace(spec, component="mtp") for spec in specs), *own)
 
 
 def _norm(at: str, size: int, dim: str = "hidden", *, layer_norm: bool = False) -> tuple[TensorSpec, ...]:
