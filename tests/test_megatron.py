@@ -503,6 +503,70 @@ def _counts(mesh: dict[str, int], **given: Any) -> list[int]:
     return [found[0] - 1, *found[1:-1], found[-1] - 3]
 
 
+LAYOUT = "pipeline_model_parallel_layout"
+
+
+@pytest.mark.parametrize(("layout", "counts"), [
+    ("Ett|tt|tt|ttL", [2, 2, 2, 2]), ("E(t|)*3,t*5,L", [1, 1, 1, 5]), ("Et*3|t|(t|)*2t*2L", [3, 1, 1, 1, 2]),
+    ("Et*4|t*4|L", [4, 4, 0])])
+def test_a_layout_says_what_each_chunk_holds(layout: str, counts: list[int]) -> None:
+    """pipeline_parallel_layer_layout.py: groups are unrolled first, then letters; commas are decoration."""
+    pp = len(counts) if len(counts) % 2 else 2
+    assert _counts({"pp": pp}, options={LAYOUT: layout}) == counts
+
+
+def test_a_layout_makes_the_schedule_interleaved() -> None:
+    _, table = small.prepared("megatron", {"pp": 2}, model=DEEP, microbatches=8, options={LAYOUT: "Ett|tt|tt|ttL"})
+    _, asked = small.prepared("megatron", {"pp": 2}, model=DEEP, microbatches=8, pipeline={"virtual_stages": 2})
+    assert (table.schedule, table.stages) == (asked.schedule, asked.stages)
+    _, table = small.prepared("megatron", {"pp": 2}, model=DEEP, options={LAYOUT: "Ettt|t*5,L"})
+    assert table.schedule.name == "1f1b"
+
+
+def test_the_final_norm_is_where_the_last_decoder_layer_is() -> None:
+    """transformer_block.py:401, with multi-token prediction alone."""
+    def last(model: Any, layout: str) -> list[str]:
+        job, table = small.prepared("megatron", {"pp": 2}, model=model, options={LAYOUT: layout})
+        return [job.graph.kinds[job.graph.layers[layer].kind].name for layer in table.stages[-1]]
+
+    assert last(_predicting(), "Ett|mL") == ["mtp", "head", "loss"]
+    assert last(V3, "Ett|L") == ["final_norm", "head", "loss"]
+    assert last(_predicting(), "Et|tmL") == ["moe_decoder", "final_norm", "mtp", "head", "loss"]
+    for rank in (0, 1):
+        alike = [small.program_of("megatron", {"pp": 2}, model=_predicting(), microbatches=count, rank=rank,
+                                  options={LAYOUT: "Ett|mL"}) for count in (2, 3)]
+        ends = [sum(row[3] for row in p.columns.tolist() if row[0] in (Op.ALLOC, Op.FREE)) for p in alike]
+        assert ends[0] == ends[1]
+
+
+@pytest.mark.parametrize(("layout", "told"), [
+    ("Ett|tt|tt|tXL", "Invalid layer character: X"), ("Ett|tt|t*4L", "3 chunks must be divisible"),
+    ("t*4|t*4L", "first layer must be the embedding"), ("Et*4|E,t*4L", "first layer must be the embedding"),
+    ("Et*4|t*4", "last layer must be the loss"), ("Et*4|L,t*4L", "last layer must be the loss"),
+    ("Et*4|t*3L", "number of decoder layers 7 must match num_layers 8"), ("Et*4|t*4mL", "mtp layers 1 must match"),
+    ("", "1 chunks must be divisible"), ("Et*99999999999|L", "more than"), ("(E(t*4|)*2000000,L", "more than"),
+    ("Et*4|t*4L*0", "last layer must be the loss")])
+def test_layouts_that_are_refused(layout: str, told: str) -> None:
+    _refused("illegal", told, {"pp": 2}, model=DEEP, microbatches=8, options={LAYOUT: layout})
+
+
+def test_a_layout_stands_for_itself() -> None:
+    even = "Ett|tt|tt|ttL"
+    _refused("illegal", "cannot be set at the same time", {"pp": 2}, model=DEEP, microbatches=8,
+             options={LAYOUT: even, "account_for_loss_in_pipeline_split": True})
+    _refused("illegal", "cannot be set at the same time", {"pp": 2}, model=DEEP, microbatches=8,
+             options={LAYOUT: even}, pipeline={"layers": [2, 2, 2, 2], "virtual_stages": 2})
+    _refused("illegal", "no more than one of", {"pp": 2}, model=DEEP, microbatches=8,
+             options={LAYOUT: even}, pipeline={"virtual_stages": 4})
+
+
+@pytest.mark.parametrize(("layout", "status", "told"), [
+    ("Et|m|t|L", "illegal", "decoder layers must be placed before"), ("Et|t|m|L", "error", "not yet: multi-token"),
+    ("Et|tmL||", "illegal", "always in the last virtual"), ("Et|tm||L", "illegal", "always in the last virtual")])
+def test_where_multi_token_prediction_may_be_laid(layout: str, status: str, told: str) -> None:
+    _refused(status, told, {"pp": 2}, model=_predicting(), microbatches=8, options={LAYOUT: layout})
+
+
 def test_virtual_stages_go_round_the_ranks() -> None:
     assert _counts({"pp": 2}, pipeline={"virtual_stages": 2}) == [2, 2, 2, 2]
     for rank, layers in enumerate([(0, 1, 2, 5, 6), (3, 4, 7, 8, 9, 10, 11)]):

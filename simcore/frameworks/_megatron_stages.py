@@ -5,8 +5,10 @@ With v virtual stages each of p ranks holds v chunks: chunk k of the model, in o
 
 from __future__ import annotations
 
+from simcore.frameworks._megatron_layout import OPTION as LAYOUT
+from simcore.frameworks._megatron_layout import chunks_of
 from simcore.job import Job
-from simcore.models.blocks import Mamba2
+from simcore.models.blocks import Mamba2, Mtp
 from simcore.schedule import Schedule
 from simcore.stages import contiguous, stage_layers
 
@@ -14,17 +16,17 @@ __all__ = ["schedule", "stages"]
 
 Counts = list[int]
 SPLITS = ("num_layers_in_first_pipeline_stage", "num_layers_in_last_pipeline_stage",
-          "account_for_embedding_in_pipeline_split", "account_for_loss_in_pipeline_split")
+          "account_for_embedding_in_pipeline_split", "account_for_loss_in_pipeline_split", LAYOUT)
 
 
 def schedule(job: Job, options: dict[str, object]) -> Schedule:
     """1F1B, interleaved where there are virtual stages."""
-    pipeline, pp = job.scenario.training.pipeline, job.mesh.pp
+    pipeline, pp, chunks = job.scenario.training.pipeline, job.mesh.pp, _virtual_stages(job, options)
     given = options.get("microbatch_group_size_per_vp_stage")
     if pipeline.schedule != "1f1b":
         raise job.illegal("training.pipeline.schedule", f"{pipeline.schedule}: stages run 1F1B, interleaved with "
                           "virtual stages", "core 0.16.1 pipeline_parallel/schedules.py: get_forward_backward_func")
-    if pipeline.virtual_stages == 1:
+    if chunks == 1:
         if given is not None:
             raise job.illegal("framework_options.microbatch_group_size_per_vp_stage", "there are no virtual stages",
                               "core 0.16.1 schedules.py: read by the interleaved schedule alone")
@@ -33,7 +35,7 @@ def schedule(job: Job, options: dict[str, object]) -> Schedule:
                          "core 0.16.1 model_parallel_config.py:447: as many as stages"))
     job.auto("overlap_p2p_comm", "auto", "true", "Bridge 0.3.1 training/comm_overlap.py:453: with virtual stages")
     _check_microbatches(job, group)
-    return Schedule("interleaved", pp, pipeline.virtual_stages, group)
+    return Schedule("interleaved", pp, chunks, group)
 
 
 def _check_microbatches(job: Job, group: int) -> None:
@@ -52,7 +54,7 @@ def _check_microbatches(job: Job, group: int) -> None:
 def stages(job: Job, options: dict[str, object]) -> tuple[tuple[int, ...], ...]:
     """Layers of each chunk, in the order of the model."""
     pipeline, pp = job.scenario.training.pipeline, job.mesh.pp
-    chunks = pipeline.virtual_stages
+    chunks = _virtual_stages(job, options)
     if chunks > 1 and pp == 1:
         raise job.illegal("training.pipeline.virtual_stages", "pipeline-model-parallel size should be greater than 1 "
                           "with interleaved schedule", "core 0.16.1 parallel_state.py:747")
@@ -68,7 +70,25 @@ def stages(job: Job, options: dict[str, object]) -> tuple[tuple[int, ...], ...]:
                           "pipeline_parallel_layer_layout.py:36")
     if min(counts[:-1], default=1) < 1:
         raise job.not_yet("training.pipeline.layers", "a stage without layers of its own, other than the last")
-    return stage_layers(job.graph, contiguous(counts))
+    return _norm_with_its_layer(job, stage_layers(job.graph, contiguous(counts)), counts)
+
+
+def _norm_with_its_layer(job: Job, made: tuple[tuple[int, ...], ...], counts: Counts) -> tuple[tuple[int, ...], ...]:
+    """With multi-token prediction the final norm is where the last decoder layer is (transformer_block.py:401)."""
+    if counts[-1] or not any(isinstance(kind.block, Mtp) for kind in job.graph.kinds):
+        return made
+    norm, *rest = made[-1]
+    return (*made[:-2], (*made[-2], norm), tuple(rest))
+
+
+def _virtual_stages(job: Job, options: dict[str, object]) -> int:
+    """Chunks on each rank: those that were asked for, or those of a layout."""
+    asked, layout = job.scenario.training.pipeline.virtual_stages, chunks_of(job, options)
+    if layout and asked not in (1, len(layout) // job.mesh.pp):
+        raise job.illegal("training.pipeline.virtual_stages", f"no more than one of virtual stages and {LAYOUT} can be "
+                          f"set: the layout has {len(layout) // job.mesh.pp} chunks a rank, not {asked}",
+                          "Megatron-LM training/arguments.py: no more than one of the following arguments")
+    return len(layout) // job.mesh.pp if layout else asked
 
 
 def _check_hybrid(job: Job) -> None:
@@ -92,8 +112,10 @@ def _has_mamba(job: Job) -> bool:
 
 # ---- counts ---------------------------------------------------------------------------------------------------------
 def _counts(job: Job, options: dict[str, object]) -> Counts:
-    """Layers of each chunk: what a rank gets, in equal parts."""
-    chunks = job.scenario.training.pipeline.virtual_stages
+    """Layers of each chunk: those of a layout, or what a rank gets, in equal parts."""
+    layout, chunks = chunks_of(job, options), _virtual_stages(job, options)
+    if layout:
+        return [chunk.count("t") for chunk in layout]
     first, last = (options.get(f"num_layers_in_{end}_pipeline_stage") for end in ("first", "last"))
     ends = [bool(options.get(f"account_for_{end}_in_pipeline_split")) for end in ("embedding", "loss")]
     if first or last:

@@ -11,6 +11,7 @@ from simcore.framework import Buckets, Framework, Libraries, Optimizer, Padding
 from simcore.frameworks._files import megatron_files
 from simcore.frameworks._megatron_checks import check
 from simcore.frameworks._megatron_formats import Formats, formats
+from simcore.frameworks._megatron_layout import OPTION as LAYOUT
 from simcore.frameworks._megatron_lives import rules, shard_axes
 from simcore.frameworks._megatron_recompute import assumptions as recompute_assumptions
 from simcore.frameworks._megatron_recompute import check_groups, checkpoint, kept_whole, together
@@ -40,6 +41,7 @@ OPTIONS = {
     "account_for_embedding_in_pipeline_split": (True, False),
     "account_for_loss_in_pipeline_split": (True, False),
     "microbatch_group_size_per_vp_stage": (None, int),
+    LAYOUT: (None, str),
     "moe_token_dispatcher_type": ("alltoall", "flex", "allgather"),
     "moe_grouped_gemm": (True, False),
     "moe_permute_fusion": (True, False),

@@ -232,7 +232,7 @@ def _options(config):
         "use_transformer_engine_op_fuser": (config["op_fuser"], False),
         "ddp_pad_buckets_for_high_nccl_busbw": (config["high_bw"], False),
         "cuda_graph_impl": (config.get("cuda_graph", "none"), "none"),
-        "pipeline_model_parallel_layout": (config.get("pp_layout"), None),
+        "pipeline_model_parallel_layout": (_unquoted(config.get("pp_layout")), None),
         "moe_latent_size": (config.get("moe_latent"), None),
         "moe_grouped_gemm": (config.get("grouped_gemm", True), True),
         "moe_permute_fusion": (config.get("permute_fusion", True), True),
@@ -243,3 +243,8 @@ def _options(config):
     if config.get("experts"):
         made["moe_token_dispatcher_type"] = config["dispatcher"]
     return made | {name: ran for name, (ran, default) in wanted.items() if ran != default}
+
+
+def _unquoted(layout):
+    """A case quotes the signs that a shell would read: `(tt\\|)`."""
+    return layout and layout.replace("\\", "")
