@@ -503,6 +503,49 @@ def _counts(mesh: dict[str, int], **given: Any) -> list[int]:
     return [found[0] - 1, *found[1:-1], found[-1] - 3]
 
 
+OVERLAP = {"overlap_moe_expert_parallel_comm": True}
+
+
+@pytest.mark.parametrize(("told", "given"), [
+    ("with expert model parallelism", {"mesh": {"dp_shard": 2}}),
+    ("with alltoall/flex", {"options": OVERLAP | {"moe_token_dispatcher_type": "allgather"}}),
+    ("needs virtual stages", {"mesh": {"pp": 2, "dp_shard": 2, "ep": 2}}),
+    ("excludes full recomputation", {"recompute": "full"}),
+    ("excludes full recomputation", {"recompute": {"mode": "block", "num_layers": 1}})])
+def test_where_the_exchange_of_tokens_cannot_overlap(told: str, given: dict[str, Any]) -> None:
+    _refused("illegal", told, **{"model": QWEN3_MOE, "mesh": {"dp_shard": 2, "ep": 2}, "options": OVERLAP} | given)
+
+
+def test_an_overlapped_exchange_is_said_to_be_assumed() -> None:
+    report = simulate(small.scenario("megatron", {"dp_shard": 2, "ep": 2}, model=QWEN3_MOE, options=OVERLAP))
+    assert report.status == "ok", report.problems
+    assert [a.what for a in report.assumptions if a.kind == "assumed" and a.what in OVERLAP] == list(OVERLAP)
+    _refused("illegal", "must be enabled when", {"dp_shard": 2, "ep": 2}, model=QWEN3_MOE,
+             options={"delay_wgrad_compute": True})
+    _refused("error", "not yet: weight gradients that wait", {"dp_shard": 2, "ep": 2}, model=QWEN3_MOE,
+             options=OVERLAP | {"delay_wgrad_compute": True})
+    _refused("illegal", "needs pipeline parallelism with an MTP layer", {"dp_shard": 2, "ep": 2}, options=OVERLAP,
+             model=_predicting())
+
+
+def test_nodes_have_a_backward_of_their_own() -> None:
+    """Each is a run of autograd by itself: a tied head's gradient is in main_grad before the embedding's is made."""
+    def waits(**given: Any) -> bool:
+        program = small.program_of("megatron", options={"gradient_accumulation_fusion": False} | given.pop("options"),
+                                   **given)
+        return bool(small.postings(program, "tied.grad"))
+
+    mesh = {"dp_shard": 2, "ep": 2}
+    assert waits(mesh=mesh, model=_small_moe_gpt(), options={})
+    assert not waits(mesh=mesh, model=_small_moe_gpt(), options=OVERLAP)
+
+
+def _small_moe_gpt() -> dict[str, Any]:
+    return {"config": "gpt2", "overrides": {
+        "n_embd": 256, "n_head": 8, "n_layer": 2, "vocab_size": 1024, "n_positions": 64, "add_bias_linear": False,
+        "n_routed_experts": 8, "num_experts_per_tok": 2, "moe_intermediate_size": 64}}
+
+
 LAYOUT = "pipeline_model_parallel_layout"
 
 

@@ -543,6 +543,14 @@ def test_multi_token_prediction_recomputes_all_but_embedding_and_head() -> None:
     assert none - full == _kept(V3, _run(V3)) + (3 * 4 + 2 * 2 * 7168 + 2 * 7168) * T
 
 
+def test_an_overlapped_exchange_keeps_the_shared_experts_output() -> None:
+    """fine_grained_callables.py: `node.detach(shared_expert_output)`, an edge between two nodes; 2 bytes an element."""
+    cut = (("overlap_moe_expert_parallel_comm", "true"),)
+    for kind in (MOE, V2):
+        assert _kept(kind, _run(kind, ep=8, options=cut)) - _kept(kind, _run(kind, ep=8)) == 2 * kind.hidden * T
+    assert _kept(QWEN3, _run(QWEN3, ep=8, options=cut)) == _kept(QWEN3, _run(QWEN3, ep=8)), "no shared expert"
+
+
 def test_latent_attention_counts_both_head_sizes() -> None:
     """Scores over 192, values over 128, half of the square: s^2 (192 + 128) a head."""
     rows = record(V3, _run(V3), {}, {}).forward.rows

@@ -11,8 +11,11 @@ from simcore.job import Job
 from simcore.models.blocks import Mamba2, Mtp
 from simcore.schedule import Schedule
 from simcore.stages import contiguous, stage_layers
+from simcore.training import Recompute
 
-__all__ = ["schedule", "stages"]
+__all__ = ["OVERLAP", "overlaps", "schedule", "stages"]
+
+OVERLAP = "overlap_moe_expert_parallel_comm"
 
 Counts = list[int]
 SPLITS = ("num_layers_in_first_pipeline_stage", "num_layers_in_last_pipeline_stage",
@@ -36,6 +39,27 @@ def schedule(job: Job, options: dict[str, object]) -> Schedule:
     job.auto("overlap_p2p_comm", "auto", "true", "Bridge 0.3.1 training/comm_overlap.py:453: with virtual stages")
     _check_microbatches(job, group)
     return Schedule("interleaved", pp, chunks, group)
+
+
+def overlaps(job: Job, options: dict[str, object]) -> bool:
+    """Whether the exchange of tokens hides behind another microbatch: [Note: combined 1F1B] (`schedules/`)."""
+    if not options.get(OVERLAP):
+        return False
+    rule, key = "core 0.16.1 transformer/transformer_config.py", f"framework_options.{OVERLAP}"
+    further = any(isinstance(kind.block, Mtp) for kind in job.graph.kinds)
+    broken = {
+        "is only supported with expert model parallelism": (job.mesh.ep == 1, 1865),
+        "is supported with alltoall/flex token dispatcher": (
+            options.get("moe_token_dispatcher_type") == "allgather", 1869),
+        "needs virtual stages when pipeline_model_parallel_size > 1": (
+            job.mesh.pp > 1 and _virtual_stages(job, options) == 1, 1859),
+        "excludes full recomputation": (
+            job.scenario.training.recompute == "full" or isinstance(job.scenario.training.recompute, Recompute), 1873),
+        "needs pipeline parallelism with an MTP layer": (further and job.mesh.pp == 1, 1894)}
+    for told, (is_broken, line) in broken.items():
+        if is_broken:
+            raise job.illegal(key, f"{OVERLAP} {told}", f"{rule}:{line}")
+    return True
 
 
 def _check_microbatches(job: Job, group: int) -> None:

@@ -15,7 +15,7 @@ from simcore.frameworks._megatron_layout import OPTION as LAYOUT
 from simcore.frameworks._megatron_lives import rules, shard_axes
 from simcore.frameworks._megatron_recompute import assumptions as recompute_assumptions
 from simcore.frameworks._megatron_recompute import check_groups, checkpoint, kept_whole, together
-from simcore.frameworks._megatron_stages import schedule, stages
+from simcore.frameworks._megatron_stages import OVERLAP, overlaps, schedule, stages
 from simcore.job import Job
 from simcore.lora_bridge import adapters
 from simcore.models.blocks import Attention, Head, LatentAttention
@@ -42,6 +42,8 @@ OPTIONS = {
     "account_for_loss_in_pipeline_split": (True, False),
     "microbatch_group_size_per_vp_stage": (None, int),
     LAYOUT: (None, str),
+    OVERLAP: (True, False),
+    "delay_wgrad_compute": (True, False),
     "moe_token_dispatcher_type": ("alltoall", "flex", "allgather"),
     "moe_grouped_gemm": (True, False),
     "moe_permute_fusion": (True, False),
@@ -139,6 +141,10 @@ def _assumptions(job: Job, options: dict[str, object]) -> tuple[tuple[str, str, 
     tied = job.mesh.pp > 1 and any(isinstance(k.block, Head) and k.block.tied for k in job.graph.kinds)
     copies = (("tied embedding", "the all-reduce of its gradients over the first and last stage is left out", "assumed",
                "core 0.16.1 distributed/finalize_model_grads.py; in place, it takes no memory"),) * tied
+    if options.get(OVERLAP):
+        copies = (*copies, (OVERLAP, "a backward pass before the forward pass that runs with it", "assumed",
+                            "core 0.16.1 models/common/model_chunk_schedule_plan.py takes their layers in turn: at "
+                            "most one layer's attention more at a time; kernels do not overlap here"))
     if options.get("moe_flex_dispatcher_backend") != "hybridep":
         return copies
     return (*copies, ("moe_flex_dispatcher_backend", "recorded like deepep", "assumed",
@@ -220,7 +226,18 @@ def _core_options(job: Job, options: dict[str, object]) -> tuple[tuple[str, str]
     if backend == "unfused" and options.get("masked_softmax_fusion") is False:
         made.append(("masked_softmax_fusion", "false"))
     made += [(name, "true") for name in ("create_attention_mask", "deterministic_mode") if options.get(name)]
-    return tuple(made)
+    if options.get("delay_wgrad_compute"):
+        raise _delayed(job, options)
+    return (*made, (OVERLAP, "true")) if overlaps(job, options) else tuple(made)
+
+
+def _delayed(job: Job, options: dict[str, object]) -> Exception:
+    """Weight gradients of a node after the next node: what they are made of lives longer."""
+    key = "framework_options.delay_wgrad_compute"
+    if overlaps(job, options):
+        return job.not_yet(key, "weight gradients that wait (delay_wgrad_compute)")
+    return job.illegal(key, f"{OVERLAP} must be enabled when enabling delay_wgrad_compute",
+                       "core 0.16.1 transformer/transformer_config.py:1912")
 
 
 def _layer_options(job: Job, options: dict[str, object]) -> tuple[tuple[str, str], ...]:

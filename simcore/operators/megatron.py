@@ -12,6 +12,7 @@ of selective modules: moe, layernorm, moe_act, shared_experts, mlp, core_attn, m
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import replace
 from math import prod
 from typing import Final
 
@@ -79,7 +80,7 @@ def record(kind: LayerKind, run: Run, slots: dict[tuple[str, str], int],
            comms: dict[tuple[str, str, str], int]) -> LayerTape:
     """One layer of `kind`, forward and backward, on a tape of its own."""
     refuse(kind, SERVED, "megatron")
-    c = Context(Tape(slots, comms), run, kind)
+    c = Context(Tape(slots, comms), _with_own_backward(kind, run), kind)
     tape = c.tape
     caught: list[Tensor] = []
     x = [] if isinstance(kind.block, Embedding) else [_input(c, caught)]
@@ -107,6 +108,16 @@ def record(kind: LayerKind, run: Run, slots: dict[tuple[str, str], int],
         _hand_over(tape, end, GRAD_HIDDEN)
     grads = tape.release_grads()
     return LayerTape(forward, tape.cut(), after, late, seed, grads)
+
+
+def _with_own_backward(kind: LayerKind, run: Run) -> Run:
+    """Head and embedding run their own backward if layers are cut into nodes: no tied gradient waits for the other.
+
+    The heads of multi-token prediction are one node (`models/gpt/fine_grained_callables.py`, PostProcessNode).
+    """
+    if not Context(Tape({}, {}), run, kind).is_cut_into_nodes or kind.branches or getattr(kind.block, "shared", False):
+        return run
+    return replace(run, params={name: replace(param, tied=False) for name, param in run.params.items()})
 
 
 def _seed(tape: Tape, out: Tensor, *, is_loss: bool) -> Section:

@@ -77,6 +77,11 @@ class Context:
         return dict(self.run.options).get("deterministic_mode") == "true"
 
     @property
+    def is_cut_into_nodes(self) -> bool:
+        """Whether a layer is run node by node, each with a backward of its own (overlap_moe_expert_parallel_comm)."""
+        return dict(self.run.options).get("overlap_moe_expert_parallel_comm") == "true"
+
+    @property
     def swaps_heads(self) -> bool:
         """Whether context parallel ranks swap positions for heads around attention (cp_comm_type)."""
         return self.run.cp > 1 and "a2a" in dict(self.run.options).get("cp_comm_type", "")

@@ -57,7 +57,7 @@ def _layer(c: Context, block: Moe, rows: Rows, x: Tensor) -> Tensor:
     probs = _route(c, block, rows, x) if block.router == "sigmoid" else _route_by_softmax(c, block, rows, x)
     if dict(c.run.options).get("moe_token_dispatcher_type") == "flex" and c.run.ep > 1:
         out = _flex(c, block, rows, x, probs)
-        return add(c, out, shared, "mlp.output") if shared else out
+        return _with_shared(c, out, shared) if shared else out
     if dict(c.run.options).get("moe_token_dispatcher_type") == "allgather":
         given, weights = gather_tokens(c, rows.computed, rows.local_experts, x, probs)
         out = reduce_tokens(c, _grouped_mlp(c, block, rows, given, weights))
@@ -68,7 +68,7 @@ def _layer(c: Context, block: Moe, rows: Rows, x: Tensor) -> Tensor:
     out = _experts(c, block, rows, received, received_probs)
     out = _all_to_all(c, out, rows.sent, "combined")
     out = _unpermute(c, rows, out)
-    return add(c, out, shared, "mlp.output") if shared else out
+    return _with_shared(c, out, shared) if shared else out
 
 
 # ---- shared expert ---------------------------------------------------------------------------------------------------
@@ -79,6 +79,17 @@ def _shared(c: Context, block: Moe, x: Tensor) -> Tensor:
         return row(c, "mlp.shared_experts.linear_fc2", inner)
 
     return c.region(run) if c.recomputes("shared_experts") else run()
+
+
+def _with_shared(c: Context, out: Tensor, shared: Tensor) -> Tensor:
+    """The sum. Where layers are cut into nodes the shared expert's output crosses from one to another, which keeps it.
+
+    `models/gpt/fine_grained_callables.py`: TransformerLayerNode.detach, before_detached.
+    """
+    total = add(c, out, shared, "mlp.output")
+    if c.is_cut_into_nodes:
+        c.tape.save(total.node, shared)
+    return total
 
 
 # ---- router ----------------------------------------------------------------------------------------------------------

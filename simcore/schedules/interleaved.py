@@ -13,6 +13,15 @@ than p microbatches that waits in a buffer (recv_tensor_from_previous_stage, :11
 A tensor that was sent is freed before the next forward pass, hence after a backward pass, except in warm-up (:1522,
 :1600). Gradients of a chunk are reduced when all stages are done with it, so that ranks do not disturb each other:
 stage s waits s passes (`grad_sync_func`, :1280; Bridge `training/config.py:133` align_grad_reduce).
+
+[Note: combined 1F1B]
+Under `overlap_moe_expert_parallel_comm` a forward and a backward pass run layer by layer in turn, so that the exchange
+of tokens of one hides behind the other's GEMMs (`combined_1f1b.py`, `models/common/model_chunk_schedule_plan.py`). They
+must not depend on each other, hence one more forward pass ahead (:778): F F (F B) (F B) B where there was F (F B) (F B)
+(F B). Laid one after the other with the backward pass first, that is the order of passes without it, and so it is laid.
+Assumed: what a layer of the backward pass gives back is what one of the forward pass takes. Upstream begins a pair with
+the forward pass's attention, so it has at most that of one layer more at a time. With one stage the order is plain
+gradient accumulation in the same way (`combined_1f1b.py:44`).
 """
 
 from __future__ import annotations
