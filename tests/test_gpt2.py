@@ -44,6 +44,14 @@ def test_changes_in_megatrons_words() -> None:
     assert experts.count("routed_experts") == 12 * 8 * 2 * 1024 * 768
 
 
+def test_a_gated_mlp_in_megatrons_words() -> None:
+    """Three matrices instead of two, in the MLP and in experts."""
+    plain: dict[str, Any] = {"add_bias_linear": False, "n_inner": 100}
+    assert graph(**plain, swiglu=True).count("mlp") == 12 * 3 * 100 * 768
+    experts: dict[str, Any] = {**plain, "n_routed_experts": 8, "num_experts_per_tok": 2, "moe_intermediate_size": 1024}
+    assert graph(**experts, swiglu=True).count("routed_experts") == 12 * 8 * 3 * 1024 * 768
+
+
 def test_latent_attention_in_megatrons_words() -> None:
     """Sizes not given are those of Megatron-LM's `training/arguments.py`, under which a query is not compressed."""
     of = graph(multi_latent_attention=True).kinds[1].branches[0].block
@@ -66,6 +74,7 @@ def test_overrides_may_be_fields_of_the_family() -> None:
     ({"embd_pdrop": 2}, "embd_pdrop: expected a number from 0 to 1, got 2"),
     ({"n_head": 7}, "n_head: expected a divisor of 768, got 7"),
     ({"activation_function": "relu"}, "activation_function: expected gelu_new or gelu, got 'relu'"),
+    ({"swiglu": True}, "a gated MLP with biases"), ({"activation_function": "silu"}, "expected gelu_new or gelu"),
     ({"v_head_dim": 16}, "v_head_dim: served with multi_latent_attention alone"),
     ({"multi_latent_attention": True, "kv_lora_rank": 0}, "kv_lora_rank: expected an integer from 1"),
     ({"multi_latent_attention": "yes"}, "multi_latent_attention: expected true or false"),

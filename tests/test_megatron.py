@@ -503,6 +503,18 @@ def _counts(mesh: dict[str, int], **given: Any) -> list[int]:
     return [found[0] - 1, *found[1:-1], found[-1] - 3]
 
 
+def test_operations_in_place_of_modules_are_for_dense_mlps() -> None:
+    """core 0.16.1 gpt_layer_specs.py:494; main fuses experts too (moe/experts.py)."""
+    fuser = {"use_transformer_engine_op_fuser": True}
+    _refused("error", "not yet: a dense MLP", model=DEEP, options=fuser)
+    asked = small.scenario("megatron", {"dp_shard": 2}, model=_small_moe_gpt(), options=fuser)
+    report = simulate(asked.model_copy(update={"framework_version": "main 2026-08-22"}))
+    assert "not yet: experts of" in report.problems[0].message
+    same = [small.program_of("megatron", {}, model=_small_moe_gpt(), options=given).columns.tolist()
+            for given in (fuser, {})]
+    assert same[0] == same[1]
+
+
 OVERLAP = {"overlap_moe_expert_parallel_comm": True}
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from simcore.job import Job
 from simcore.models.blocks import Attention, Head, LatentAttention, Mamba2, Mixer, Mlp, Moe, Mtp
 
-__all__ = ["check"]
+__all__ = ["check", "check_fuser"]
 
 
 def check(job: Job, *, sequence_parallel: bool) -> None:
@@ -123,6 +123,16 @@ def _check_mtp(job: Job) -> None:
         raise job.not_yet("training.method", "adapters with multi-token prediction")
     if any(isinstance(kind.block, Head) and kind.block.tied for kind in job.graph.kinds):
         raise job.not_yet("model", "multi-token prediction with tied embeddings")
+
+
+def check_fuser(job: Job, *, fuses: bool) -> None:
+    """TE's operations in place of its modules: in core 0.16.1 for dense MLPs alone (`gpt_layer_specs.py`:494)."""
+    key, blocks = "framework_options.use_transformer_engine_op_fuser", [
+        branch.block for kind in job.graph.kinds for branch in kind.branches]
+    if fuses and any(isinstance(block, Mlp) for block in blocks):
+        raise job.not_yet(key, "a dense MLP of TransformerEngine's operations (TEFusedMLP)")
+    if fuses and job.scenario.framework_version == "main 2026-08-22":
+        raise job.not_yet(key, "experts of TransformerEngine's operations, which main has")
 
 
 def _divides(job: Job, axis: str, size: int, what: str, rule: str) -> None:

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from simcore.framework import Buckets, Framework, Libraries, Optimizer, Padding
 from simcore.frameworks._files import megatron_files
-from simcore.frameworks._megatron_checks import check
+from simcore.frameworks._megatron_checks import check, check_fuser
 from simcore.frameworks._megatron_formats import Formats, formats
 from simcore.frameworks._megatron_layout import OPTION as LAYOUT
 from simcore.frameworks._megatron_lives import rules, shard_axes
@@ -44,6 +44,7 @@ OPTIONS = {
     LAYOUT: (None, str),
     OVERLAP: (True, False),
     "delay_wgrad_compute": (True, False),
+    "use_transformer_engine_op_fuser": (True, False),
     "moe_token_dispatcher_type": ("alltoall", "flex", "allgather"),
     "moe_grouped_gemm": (True, False),
     "moe_permute_fusion": (True, False),
@@ -80,6 +81,7 @@ def table(job: Job) -> Framework:
     check_groups(job, made_stages)
     check(job, sequence_parallel=sequence_parallel)
     training, made = job.scenario.training, formats(job, options)
+    check_fuser(job, fuses=options.get("use_transformer_engine_op_fuser") is True)
     _note_defaults(job)
     return Framework(
         name="megatron", version=_version(job),

@@ -26,7 +26,7 @@ __all__ = ["FURTHER_FIELDS", "architecture"]
 _LATENT_FIELDS = ("qk_layernorm", "q_lora_rank", "kv_lora_rank", "qk_head_dim", "qk_nope_head_dim",
                   "qk_pos_emb_head_dim", "qk_rope_head_dim", "v_head_dim")
 FURTHER_FIELDS = ("normalization", "add_bias_linear", "n_routed_experts", "num_experts_per_tok",
-                  "moe_intermediate_size", "moe_shared_expert_intermediate_size", "multi_latent_attention",
+                  "moe_intermediate_size", "moe_shared_expert_intermediate_size", "multi_latent_attention", "swiglu",
                   *_LATENT_FIELDS)
 """What a configuration may say in Megatron's words: a case of its own tests is GPT-2 with changes."""
 
@@ -90,11 +90,18 @@ def _has_layer_norm(config: Config) -> bool:
 
 
 def _feed_forward(config: Config, hidden: int, *, bias: bool) -> Mlp | Moe:
-    """Four times the width where `n_inner` is not given (`GPT2Block`); experts are Megatron's: GELU, no biases."""
+    """Four times the width where `n_inner` is not given (`GPT2Block`); experts are Megatron's: GELU, no biases.
+
+    `swiglu`: SiLU, gated, in both (Megatron-LM's `training/arguments.py`).
+    """
+    gated = config.boolean("swiglu", default=False)
     if "n_routed_experts" not in config.fields:
-        return Mlp(hidden, config.integer("n_inner", default=4 * hidden), gated=False, gelu=True, bias=bias)
+        if gated and bias:
+            raise config.fail("swiglu", "a gated MLP with biases (add_bias_linear) is not modelled yet")
+        return Mlp(hidden, config.integer("n_inner", default=4 * hidden), gated=gated, gelu=not gated, bias=bias)
     if bias:
         raise config.fail("n_routed_experts", "experts with biases (add_bias_linear) are not modelled yet")
     experts = config.integer("n_routed_experts")
     return Moe(hidden, experts, top_k(config, experts), config.integer("moe_intermediate_size"),
-               config.integer("moe_shared_expert_intermediate_size", default=0, least=0), router="softmax", gelu=True)
+               config.integer("moe_shared_expert_intermediate_size", default=0, least=0), gated=gated,
+               router="softmax", gelu=not gated)

@@ -108,7 +108,8 @@ def _gpt(config):
     changes = {  # key: (as it ran, as GPT-2 has it)
         "normalization": (config["norm"], "LayerNorm"), "add_bias_linear": (config["bias"], True),
         "position_embedding_type": (config["pos"], "learned_absolute"),
-        "activation_function": (_activation(config), "gelu"), "qk_layernorm": (config["qk_layernorm"], False),
+        "activation_function": ("relu2" if config["squared_relu"] else "gelu", "gelu"),
+        "swiglu": (config["swiglu"], False), "qk_layernorm": (config["qk_layernorm"], False),
         "num_query_groups": (config["groups"], config["heads"]), "multi_latent_attention": (config["mla"], False),
         "mtp_num_layers": (config.get("mtp", 0), 0)}
     overrides |= {key: ran for key, (ran, usual) in changes.items() if ran != usual}
