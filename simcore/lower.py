@@ -135,7 +135,7 @@ class _Chunk:
         self.is_first = plan.stage == 0 and number == 0
         self.is_last = plan.stage == plan.mesh.pp - 1 and number == len(plan.chunks) - 1
         names = {_kind(plan, layer): layer for layer in self.layers}
-        self.norm, self.head, self.predicting = (names.get(name, -1) for name in ("final_norm", "head", "mtp"))
+        self.norm, self.head = names.get("final_norm", -1), names.get("head", -1)
         inner = [layer for layer in self.layers if plan.graph.kinds[plan.graph.layers[layer].kind].block is None]
         size = plan.framework.recomputed_together
         groups = [inner[i:i + size] for i in range(0, len(inner), size)] if size > 1 else []
@@ -206,10 +206,8 @@ class _Walk:
                 out.tile(self.tiles[chunk.first + 1].late, chunk.first + 1)
         if chunk.is_first and chunk.norm < 0:
             out.tile(self.tiles[chunk.first + 1].late, chunk.first + 1)
-        for layer in (chunk.head, chunk.predicting):
-            if layer >= 0:
-                tiles = self.tiles[layer]
-                out.tile(tiles.after if layer == chunk.head else tiles.late, layer)
+        if chunk.head >= 0:
+            out.tile(self.tiles[chunk.head].after, chunk.head)
         if not chunk.is_last:
             out.tile(self.edges.send_hidden, chunk.last)
             self._free_sent(action, chunk)

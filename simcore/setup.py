@@ -68,7 +68,7 @@ def _with_copies(graph: ModelGraph) -> ModelGraph:
     def change(kind: LayerKind, specs: tuple[TensorSpec, ...]) -> tuple[TensorSpec, ...]:
         if not isinstance(kind.block, Mtp):
             return specs
-        return tuple(replace(spec, tied=spec.tied and spec.component != "embedding") for spec in specs)
+        return tuple(replace(spec, tied=False) for spec in specs)
 
     return graph.with_tensors(change)
 

@@ -514,32 +514,51 @@ def test_latent_attention_discards_a_layer_norm() -> None:
 
 
 MTP = LayerKind("mtp", "deepseek_v3", 7168, V3.branches, Mtp(7168, 129280))
+SHARED_HEAD = LayerKind("head", "deepseek_v3", 7168, block=Head(129280, 7168, shared=True))
+
+
+@pytest.mark.parametrize("sp", [1, 4])
+def test_multi_token_prediction_keeps_the_closed_form(sp: int) -> None:
+    """By the source: inputs of three norms and of the projection (both halves), and what a layer keeps.
+
+    The projected stream is gathered over tp and cut: what the layer keeps as its input is a view of all of it.
+    """
+    run = _run(MTP, tp=sp, sequence_parallel=sp > 1)
+    inner = _kept(V3, _run(V3, tp=sp, sequence_parallel=sp > 1)) + (sp - 1) * 2 * 7168 * T // sp
+    norms, projection = 3 * (2 * 7168 + 4), 2 * 2 * 7168
+    assert _kept(MTP, run) == inner + (norms + projection) * T // sp
+    joined = [r[3] for r in record(MTP, run, {}, {}).forward.rows if r[0] == Op.ALLOC and r[2] == HIDDEN]
+    assert joined == [2 * 2 * 7168 * T // sp], "both outputs in one tensor"
 
 
 @pytest.mark.parametrize("loss", ["megatron", "te"])
 @pytest.mark.parametrize("sp", [1, 4])
-def test_multi_token_prediction_keeps_the_closed_form(loss: str, sp: int) -> None:
-    """By the source: inputs of three norms, of the projection (both halves) and of the head, and the loss.
+def test_a_shared_head_keeps_the_other_loss(loss: str, sp: int) -> None:
+    """The module's logits live until its caller is over; of its loss stay the mask and what is scaled, fp32 each."""
+    tape = record(SHARED_HEAD, _run(SHARED_HEAD, tp=sp, sequence_parallel=sp > 1, loss=loss), {}, {})
+    logits = 2 * 129280 // sp * T
+    of_loss = 2 * logits + {"megatron": (1 + 8) * T, "te": 0}[loss] + 2 * 4 * T
+    kept = [r for r in tape.forward.rows if r[0] in (Op.ALLOC, Op.FREE) and r[2] != HIDDEN]
+    assert sum(r[3] for r in kept) == of_loss + logits
+    assert [r[3] for r in tape.after.rows] == [-logits]
+    crossed = [(r[1], r[3]) for s in (tape.forward, tape.after, tape.backward) for r in s.rows
+               if r[0] in (Op.ALLOC, Op.FREE) and r[2] == HIDDEN]
+    assert crossed == [(0, logits), (-1, -2 * 2 * 7168 * T // sp)]
 
-    The projected stream is gathered over tp and cut: what the layer keeps as its input is a view of all of it.
-    """
-    run = _run(MTP, tp=sp, sequence_parallel=sp > 1, loss=loss)
-    layer = _kept(V3, _run(V3, tp=sp, sequence_parallel=sp > 1))
-    inner = layer + (sp - 1) * 2 * 7168 * T // sp
-    norms, projection = 3 * (2 * 7168 + 4), 2 * 2 * 7168
-    vocab = 129280 // sp * T
-    of_loss = 4 * vocab + {"megatron": (1 + 8) * T, "te": 0}[loss] + 2 * 4 * T  # and the mask, and the scaled loss
-    logits = 2 * vocab  # until the model's own loss is there
-    assert _kept(MTP, run) == inner + (norms + projection) * T // sp + of_loss + logits
-    tape = record(MTP, run, {}, {})
-    assert sum(r[3] for r in tape.late.rows) == -logits
-    joined = [r[3] for r in tape.forward.rows if r[0] == Op.ALLOC and r[2] == HIDDEN and r[1] == 0]
-    assert joined == [2 * 2 * 7168 * T // sp], "both outputs in one tensor"
+
+def test_a_shared_head_adds_its_weight_gradients() -> None:
+    """Autograd's sum of both, even of TE's idle tensors; one that waits where a GEMM does not add it to main_grad."""
+    weight = 2 * 7168 * 129280
+    for fused, born in (("true", 1), ("false", 3)):
+        run = _run(SHARED_HEAD, options=(("gradient_accumulation_fusion", fused),))
+        rows = record(SHARED_HEAD, run, {}, {}).backward.rows
+        assert [r[3] for r in rows if r[0] == Op.ALLOC].count(weight) == born
+        assert _bytes([record(SHARED_HEAD, run, {}, {}).backward], (HIDDEN, GRAD_HIDDEN))[0] < 0
 
 
 def test_multi_token_prediction_recomputes_all_but_embedding_and_head() -> None:
     """`_checkpointed_forward` keeps its two inputs, the embedding and the decoder's output, as the norms do."""
-    full, none = (_kept(MTP, _run(MTP, checkpoint=how, loss="te")) for how in ("full", "none"))
+    full, none = (_kept(MTP, _run(MTP, checkpoint=how)) for how in ("full", "none"))
     assert none - full == _kept(V3, _run(V3)) + (3 * 4 + 2 * 2 * 7168 + 2 * 7168) * T
 
 

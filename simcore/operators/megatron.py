@@ -36,7 +36,7 @@ from simcore.operators.megatron_head import TIED_GRAD, embedding, head, loss
 from simcore.operators.megatron_latent import latent_attention
 from simcore.operators.megatron_mamba import mamba
 from simcore.operators.megatron_moe import moe
-from simcore.operators.megatron_mtp import predict
+from simcore.operators.megatron_mtp import heads, predict
 from simcore.operators.megatron_ops import add, add_dropped, norm
 from simcore.operators.megatron_tensors import FINAL_NORM, tensors
 from simcore.recording import LayerTape, Run
@@ -86,16 +86,14 @@ def record(kind: LayerKind, run: Run, slots: dict[tuple[str, str], int],
     x = [] if isinstance(kind.block, Embedding) else [_input(c, caught)]
     out = _forward(c, x)
     is_loss = out.shape[1] == 1 and out.dtype == "fp32"
-    if isinstance(kind.block, Mtp):
-        out = _kept_by_its_own_part(tape, out)
-    elif not is_loss:
+    if not is_loss:
         _hand_over(tape, out, HIDDEN)
     forward = tape.cut()
     stem = x.copy() if run.first else []
     x.clear()
+    c.locals.clear()
     after = tape.cut()
     stem.clear()
-    c.locals.clear()
     late = tape.cut()
     tape.phase = "backward"
     seed = _seed(tape, out, is_loss=is_loss)
@@ -111,11 +109,8 @@ def record(kind: LayerKind, run: Run, slots: dict[tuple[str, str], int],
 
 
 def _with_own_backward(kind: LayerKind, run: Run) -> Run:
-    """Head and embedding run their own backward if layers are cut into nodes: no tied gradient waits for the other.
-
-    The heads of multi-token prediction are one node (`models/gpt/fine_grained_callables.py`, PostProcessNode).
-    """
-    if not Context(Tape({}, {}), run, kind).is_cut_into_nodes or kind.branches or getattr(kind.block, "shared", False):
+    """Head and embedding run their own backward if layers are cut into nodes: no tied gradient waits for the other."""
+    if not Context(Tape({}, {}), run, kind).is_cut_into_nodes:
         return run
     return replace(run, params={name: replace(param, tied=False) for name, param in run.params.items()})
 
@@ -134,10 +129,8 @@ def _seed(tape: Tape, out: Tensor, *, is_loss: bool) -> Section:
 def _input(c: Context, caught: list[Tensor]) -> Tensor:
     """The layer's input; where something below it trains, its gradient is caught."""
     columns = _input_columns(c)
-    rows = c.tokens if c.kind.name == "loss" else c.local
+    rows = c.tokens if c.kind.name == "loss" else c.local * (1 + getattr(c.kind.block, "shared", False))
     x = c.tape.external((rows, columns), c.dtype, HIDDEN, -1)
-    if getattr(c.kind.block, "shared", False):
-        x.disown()
     if c.run.input_requires_grad:
         def catch(_tape: Tape, grads: list[Tensor | None], _saved: list[Tensor]) -> list[Tensor | None]:
             caught.extend(g for g in grads if g is not None)
@@ -167,12 +160,6 @@ def _hand_over(tape: Tape, tensor: Tensor, slot: int) -> None:
     tensor.storage.num_bytes = 0
 
 
-def _kept_by_its_own_part(tape: Tape, out: Tensor) -> Tensor:
-    """The head's input is a part of what the module made: the module keeps all of it, longer than the head does."""
-    tape.rename(out.storage, HIDDEN)
-    return Tensor(None, out.shape, out.dtype, out.node, out.output)
-
-
 def _forward(c: Context, x: list[Tensor]) -> Tensor:
     block = c.kind.block
     if block is None:
@@ -188,7 +175,7 @@ def _forward(c: Context, x: list[Tensor]) -> Tensor:
     if isinstance(block, Mtp):
         return predict(c, block, x[0], _branches)
     if isinstance(block, Head):
-        return head(c, block, x[0])
+        return heads(c, block, x.pop()) if block.shared else head(c, block, x[0])
     return loss(c, x[0])
 
 

@@ -30,7 +30,7 @@ class Context:
     """What every operator needs: the tape, the workload, and how the tokens are split.
 
     `tokens`: of this rank after context parallelism; `local`: of them, those in the residual stream of this rank.
-    `held`: tensors that a module holds as attributes. `locals`: those that the model's forward holds until it is over.
+    `held`: tensors that a module holds as attributes. `locals`: those that a variable of the caller holds.
     `inside`: a recomputed region is being run.
     """
 

@@ -24,7 +24,7 @@ from simcore.operators.megatron_context import Context, Grads, Saved, fuses_wgra
 from simcore.operators.megatron_ops import adapted, add, all_gather, dropped, gather_backward
 from simcore.tape import Kernel, Param, Storage, Tape, Tensor
 
-__all__ = ["TIED_GRAD", "embedding", "head", "loss"]
+__all__ = ["TIED_GRAD", "Backward", "embedding", "head", "loss"]
 
 TIED_GRAD: Final = "tied.grad"
 """Who a tied head's gradient is until the embedding's is there."""

@@ -3,15 +3,15 @@
 megatron-core 0.16.1 `transformer/multi_token_prediction.py`, `models/gpt/gpt_model.py` (GPTModel._postprocess),
 `tensor_parallel/mappings.py`. The module stands after the decoder's final norm and before the output layer. It looks up
 the embedding of the tokens moved by one, norms both, projects them to one stream, runs a layer and a norm. What it made
-is laid behind what the decoder made, in one tensor, of which both heads get a part: so the output layer and the loss
-run twice, the module's first.
+is laid behind what the decoder made, in one tensor, which the output layer gets in parts: it runs twice, and the loss
+with it, the module's first. The model's own loss is a layer of its own, the module's is part of the output layer here.
 
 [Note: what multi-token prediction holds]
  * The module's logits are a local variable of GPTModel._postprocess: they go when the model's own loss is there.
  * With sequence parallelism the projected stream is gathered over tp and cut along the sequence. The part is a view, so
    what keeps the layer's input keeps all of it.
  * Of two uses of a weight in one backward the first gradient waits for the second, and autograd adds both into a new
-   tensor: the embedding's on one stage, the output layer's always, TE's idle one too (`tensor_parallel/layers.py`).
+   tensor: the output layer's, TE's idle one too (`tensor_parallel/layers.py`), and on one stage the embedding's.
 """
 
 from __future__ import annotations
@@ -20,21 +20,21 @@ from collections.abc import Callable
 from dataclasses import replace
 
 from simcore.models.blocks import Embedding, Head, Mtp
-from simcore.operators.megatron_context import Context, Grads, Saved, fuses_wgrad
-from simcore.operators.megatron_head import TIED_GRAD, embedding, head, loss
+from simcore.operators.megatron_context import Context, Grads, Saved
+from simcore.operators.megatron_head import Backward, embedding, head, loss
 from simcore.operators.megatron_ops import all_gather, column, norm
 from simcore.recording import Run
 from simcore.tape import Kernel, Tape, Tensor
 
-__all__ = ["predict"]
+__all__ = ["heads", "predict"]
 
 _INNER = "transformer_layer."
 
 
 def predict(c: Context, block: Mtp, x: Tensor, layer: Callable[[Context, list[Tensor]], Tensor]) -> Tensor:
-    """Everything between the decoder's output `x` and the output layer; returns the latter's input.
+    """From the decoder's output `x` to the output layer's input: both outputs in one tensor, twice as many rows.
 
-    `layer` runs the module's transformer layer. What is returned shares its storage with the module's own part.
+    `layer` runs the module's transformer layer.
     """
     c.tape.scope = "mtp."
     found = embedding(c, Embedding(block.vocab, block.hidden))
@@ -44,11 +44,20 @@ def predict(c: Context, block: Mtp, x: Tensor, layer: Callable[[Context, list[Te
         return norm(c, "final_layernorm", made, "predicted")
 
     predicted = c.region(project_and_run) if c.run.checkpoint in ("full", "uniform") else project_and_run()
-    own, further = _joined(c, x, predicted)
-    logits = head(c, Head(block.vocab, block.hidden), further)
-    _meet(c, logits)
+    return _joined(c, x, predicted)
+
+
+def heads(c: Context, block: Head, x: Tensor) -> Tensor:
+    """The output layer on both parts of `x`; returns the model's own logits. The module's get their loss here."""
+    c.tape.scope = "mtp."
+    own, further = _parts(c, x)
+    logits = head(c, block, further)
     c.locals.append(logits)
-    return _scaled(c, own, loss(c, logits))
+    own = _scaled(c, own, loss(c, logits))
+    c.tape.scope = ""
+    out = head(c, block, own)
+    _add_up(c, out, logits)
+    return out
 
 
 def _inner(c: Context) -> Context:
@@ -114,19 +123,31 @@ def _cut(c: Context, x: Tensor) -> Tensor:
     return out
 
 
-def _joined(c: Context, first: Tensor, second: Tensor) -> tuple[Tensor, Tensor]:
-    """`cat` of both along the sequence and `chunk`: views of one tensor, and of one gradient."""
+def _joined(c: Context, first: Tensor, second: Tensor) -> Tensor:
+    """`cat` along the sequence; gradients are views of its own."""
     rows, columns = first.shape
 
-    def back(_tape: Tape, _grads: Grads, _saved: Saved) -> list[Tensor | None]:
-        whole = c.new(2 * rows, columns, "grad_joined")
-        c.elementwise(whole, 2, Kernel.COPY)
-        return [Tensor(whole.storage, (rows, columns), c.dtype) for _ in range(2)]
+    def back(_tape: Tape, grads: Grads, _saved: Saved) -> list[Tensor | None]:
+        assert grads[0] is not None
+        return [Tensor(grads[0].storage, (rows, columns), c.dtype) for _ in range(2)]
 
-    whole = c.new(2 * rows, columns, "joined")
-    c.elementwise(whole, 2, Kernel.COPY)
-    own, further = (Tensor(whole.storage, (rows, columns), c.dtype) for _ in range(2))
-    c.node(own, (first, second), (), back)
+    out = c.new(2 * rows, columns, "joined")
+    c.elementwise(out, 2, Kernel.COPY)
+    c.node(out, (first, second), (), back)
+    return out
+
+
+def _parts(c: Context, x: Tensor) -> tuple[Tensor, Tensor]:
+    """`chunk`: views; their gradients are concatenated."""
+    rows, columns = x.shape[0] // 2, x.shape[1]
+
+    def back(_tape: Tape, _grads: Grads, _saved: Saved) -> list[Tensor | None]:
+        grad = c.new(2 * rows, columns, "grad_joined")
+        c.elementwise(grad, 2, Kernel.COPY)
+        return [grad]
+
+    own, further = (Tensor(x.storage, (rows, columns), x.dtype) for _ in range(2))
+    c.node(own, (x,), (), back)
     further.node, further.output = own.node, 1
     return own, further
 
@@ -144,22 +165,30 @@ def _scaled(c: Context, x: Tensor, losses: Tensor) -> Tensor:
     return out
 
 
-def _meet(c: Context, logits: Tensor) -> None:
-    """The gradient of the output layer's weight has waited for this one; the sum of both is a new tensor."""
-    node, weight = logits.node, c.param("output_layer.weight")
-    assert node is not None
-    assert node.backward is not None
-    once = node.backward
+def _add_up(c: Context, out: Tensor, logits: Tensor) -> None:
+    """The gradient of the weight at the model's own logits waits for the other; the sum of both is a new tensor."""
+    weight, waiting = c.param("output_layer.weight"), list[Tensor | None]()
 
-    def back(tape: Tape, grads: Grads, saved: Saved) -> list[Tensor | None]:
-        grad, own = once(tape, grads, saved)
-        if fuses_wgrad(c.run):
+    def first(once: Backward) -> Backward:
+        def back(tape: Tape, grads: Grads, saved: Saved) -> list[Tensor | None]:
+            grad, own = once(tape, grads, saved)
+            waiting.append(own)
+            return [grad, None]
+
+        return back
+
+    def second(once: Backward) -> Backward:
+        def back(tape: Tape, grads: Grads, saved: Saved) -> list[Tensor | None]:
+            grad, own = once(tape, grads, saved)
             total = tape.empty(weight.shape, weight.dtype, "grad_sum")
-        else:
-            assert own is not None
-            waiting = tape.external(own.shape, own.dtype, tape.slot(TIED_GRAD, "backward_temp"), 1)
-            total = tape.add_grads(waiting, own)
-        c.elementwise(total, 5)
-        return [grad, None]
+            c.elementwise(total, 5)
+            waiting.clear()
+            del total, own
+            return [grad, None]
 
-    node.backward = back
+        return back
+
+    for node, change in ((out.node, first), (logits.node, second)):
+        assert node is not None
+        assert node.backward is not None
+        node.backward = change(node.backward)

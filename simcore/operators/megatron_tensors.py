@@ -38,9 +38,8 @@ from simcore.models.blocks import (
 )
 from simcore.tensor import TensorSpec
 
-__all__ = ["MTP_EMBEDDING", "tensors"]
+__all__ = ["tensors"]
 
-MTP_EMBEDDING: Final = "embedding.word_embeddings.weight"
 FINAL_NORM: Final = {"nemotron_h": "decoder.final_norm", "llama": "decoder.final_layernorm"}
 
 
@@ -73,16 +72,15 @@ def _embedding(block: Embedding) -> tuple[TensorSpec, ...]:
 
 
 def _mtp(block: Mtp, branches: tuple[Branch, ...]) -> tuple[TensorSpec, ...]:
-    """`MultiTokenPredictionLayer`, all of which counts as `mtp`, and what it uses of the model's own."""
+    """`MultiTokenPredictionLayer`, all of which counts as `mtp`, and the embedding, which is the model's own."""
     hidden = (block.hidden, "hidden")
     inner = (replace(spec, name=f"transformer_layer.{spec.name}") for spec in _layer(branches))
-    table = (block.vocab, block.hidden), ("vocab", "hidden")
-    own = (TensorSpec(MTP_EMBEDDING, *table, "embedding", "embedding", tied=True),
-           TensorSpec("output_layer.weight", *table, "lm_head", "linear", tied=True))
+    own = TensorSpec("embedding.word_embeddings.weight", (block.vocab, block.hidden), ("vocab", "hidden"), "embedding",
+                     "embedding", tied=True)
     specs = (*_norm("enorm.", block.hidden), *_norm("hnorm.", block.hidden),
              _linear("eh_proj", (block.hidden, "tp_out"), (2 * block.hidden, hidden[1]), "mtp"), *inner,
              *_norm("final_layernorm.", block.hidden))
-    return (*(replace(spec, component="mtp") for spec in specs), *own)
+    return (*(replace(spec, component="mtp") for spec in specs), own)
 
 
 def _norm(at: str, size: int, dim: str = "hidden", *, layer_norm: bool = False) -> tuple[TensorSpec, ...]:
