@@ -103,11 +103,11 @@ class _Received:
             self.out.tile(self.edges.drop_hidden, self.first - 1)
         self.has_input = False
 
-    def grad(self, microbatch: int, layer: int) -> None:
+    def grad(self, microbatch: int, layer: int, edges: Edges) -> None:
         """The next gradient is there and sent; layers have let go of the input."""
         waits = 0 < microbatch <= self.deferred
         if (self.has_grad and not waits) or not self.keeps:
-            self.out.tile(self.edges.drop_grad, layer)
+            self.out.tile(edges.drop_grad, layer)
         self.has_grad = self.keeps
         if self.keeps and microbatch == self.newest:
             self.out.tile(self.edges.keep_hidden, self.first - 1)
@@ -152,7 +152,7 @@ class _Walk:
     """Passes over the layers of one stage."""
 
     def __init__(self, plan: Plan, builder: Builder, flow: Flow, recording: Recording) -> None:
-        self.plan, self.out, self.flow, self.edges = plan, builder, flow, recording.edges
+        self.plan, self.out, self.flow, self.edges, self.wide = plan, builder, flow, recording.edges, recording.wide
         self.tiles = {layer: recording.kinds[key] for layer, key in keys_of(plan).items()}
         self.tables = builder.tables
         self.begin = {True: self.tables.hook("fwd:begin"), False: self.tables.hook("bwd:begin")}
@@ -160,7 +160,7 @@ class _Walk:
         self.chunks = [_Chunk(plan, number) for number in range(len(plan.chunks))]
         self.received: set[Pass] = set()
         self.kept: _Chunk | None = None
-        self.past = _Received(plan, builder, recording.edges)
+        self.past = _Received(plan, builder, self._behind(plan.layers[0] - 1))
         self.waiting = 0
 
     def rest(self) -> None:
@@ -209,7 +209,7 @@ class _Walk:
         if chunk.head >= 0:
             out.tile(self.tiles[chunk.head].after, chunk.head)
         if not chunk.is_last:
-            out.tile(self.edges.send_hidden, chunk.last)
+            out.tile(self._behind(chunk.last).send_hidden, chunk.last)
             self._free_sent(action, chunk)
         self.past.end_forward(action.microbatch)
         out.tile(self.edges.drop_mask, chunk.first)
@@ -233,13 +233,14 @@ class _Walk:
                 out.tile(self.edges.defer, layer)
                 self.waiting += 1
         if not chunk.is_first:
-            out.tile(self.edges.send_grad, chunk.first)
-            self.past.grad(action.microbatch, chunk.first)
+            border = self._behind(chunk.first - 1)
+            out.tile(border.send_grad, chunk.first)
+            self.past.grad(action.microbatch, chunk.first, border)
         flow.end_pass(action)
         if chunk.is_last:
             out.tile(self.tiles[chunk.last].late, chunk.last)
         elif not self.plan.framework.frees_sent_output:
-            out.tile(self.edges.drop_hidden, chunk.last)
+            out.tile(self._behind(chunk.last).drop_hidden, chunk.last)
         out.tile(self.edges.drop_tokens, chunk.first)
 
     def finish(self) -> None:
@@ -249,6 +250,10 @@ class _Walk:
         self.past.finish()
 
     # ---- what crosses borders ---------------------------------------------------------------------------------------
+    def _behind(self, layer: int) -> Edges:
+        """Of the border behind a layer."""
+        return self.wide if layer >= 0 and _kind(self.plan, layer) == "mtp" else self.edges
+
     def _take_in(self, action: Action, chunk: _Chunk) -> None:
         """The pass's input from the neighbouring stage, which may have begun to arrive long ago."""
         if chunk.is_first if action.forward else chunk.is_last:
@@ -262,8 +267,8 @@ class _Walk:
     def _receive(self, key: Pass) -> None:
         forward, number, _ = key
         chunk = self.chunks[number]
-        tile, layer = ((self.edges.receive_hidden, chunk.first - 1) if forward
-                       else (self.edges.receive_grad, chunk.last + 1))
+        tile, layer = ((self._behind(chunk.first - 1).receive_hidden, chunk.first - 1) if forward
+                       else (self._behind(chunk.last).receive_grad, chunk.last + 1))
         self.out.tile(tile, layer)
 
     def _free_sent(self, action: Action, chunk: _Chunk) -> None:
@@ -274,7 +279,7 @@ class _Walk:
 
     def _drop_kept(self) -> None:
         if self.kept is not None:
-            self.out.tile(self.edges.drop_hidden, self.kept.last)
+            self.out.tile(self._behind(self.kept.last).drop_hidden, self.kept.last)
             self.kept = None
 
     # ---- layers -----------------------------------------------------------------------------------------------------

@@ -15,7 +15,7 @@ from functools import cached_property, lru_cache
 import numpy as np
 
 from simcore.graph import ModelGraph
-from simcore.models.blocks import Embedding, Head, LayerKind, Loss
+from simcore.models.blocks import Embedding, Head, LayerKind, Loss, Mtp
 from simcore.outline import Tables
 from simcore.plan import Placed, PlacedKind, Plan
 from simcore.recording import LayerTape, Run
@@ -119,18 +119,20 @@ class Shape:
 
 @dataclass(frozen=True)
 class Recording:
-    """Recorded kinds, by key. Equal if they have one shape; `standing`: workspaces that no layer can post."""
+    """Recorded kinds, by key; equal if of one shape. `standing`: what no layer can post; `wide`: edges of two parts."""
 
     shape: Shape
     tables: Tables = field(compare=False)
     kinds: dict[Key, LayerTiles] = field(compare=False)
     edges: Edges = field(compare=False)
+    wide: Edges = field(compare=False)
     standing: Tile = field(compare=False)
 
     @cached_property
     def tiles(self) -> tuple[Tile, ...]:
         """All tiles, in an order that equal recordings share."""
-        return (*(t for kind in self.kinds.values() for t in kind.tiles), *self.edges.tiles, self.standing)
+        kinds = (tile for kind in self.kinds.values() for tile in kind.tiles)
+        return (*kinds, *self.edges.tiles, *self.wide.tiles, self.standing)
 
 
 def keys_of(plan: Plan) -> dict[int, Key]:
@@ -206,10 +208,11 @@ def _record(graph: ModelGraph, runs: tuple[tuple[Key, Run], ...], spaces: tuple[
     standing = operators.standing if hasattr(operators, "standing") else _no_standing
     own = standing([(graph.kinds[key[0]], run) for key, run in runs])
     kept = _tile(*((Op.ALLOC, tables.slot(name, "workspace"), size) for name, size in (*own.items(), *spaces) if size))
-    edges = _edges(runs[0][1], [graph.kinds[key[0]].block for key, _ in runs], graph.architecture.hidden, tables)
+    edges, wide = (_edges(runs[0][1], [graph.kinds[key[0]].block for key, _ in runs],
+                          graph.architecture.hidden * width, tables) for width in (1, 2))
     shape = _shape(tuple(tables.slots), tuple(tables.comms), tuple(t.structure for t in (kept, *edges.tiles)),
                    tuple((key, kind.shape) for key, kind in tiles.items()))
-    return Recording(shape, tables, tiles, edges, kept)
+    return Recording(shape, tables, tiles, edges, wide, kept)
 
 
 @lru_cache(maxsize=256)
@@ -220,12 +223,12 @@ def _shape(*parts: object) -> Shape:
 def _edges(run: Run, blocks: Sequence[object], hidden: int, tables: Tables) -> Edges:
     """Tokens and labels are int64; hidden states are cut over tp where the framework keeps sequences parallel.
 
-    The first and the last stage get the data loader's mask, a byte for each pair of positions.
+    Stages with an embedding or a loss get the data loader's mask, a byte for each pair of positions.
     """
     tokens, border = tables.slot("input_ids_and_labels", "input"), tables.comm("send_recv", "pp", run.compute)
     of_tokens = 2 * 8 * run.tokens
     of_hidden = run.tokens // (run.tp if run.sequence_parallel else 1) * hidden * dtype_bytes(run.compute)
-    ends = any(isinstance(block, Embedding | Loss) for block in blocks)
+    ends = any(isinstance(block, Embedding | Loss | Mtp) for block in blocks)
     squares = ends and dict(run.options).get("create_attention_mask") == "true"
     mask, of_mask = tables.slot("attention_mask", "input"), run.tokens * run.seq * run.cp * squares
     vocab = sum(block.vocab for block in blocks if isinstance(block, Head)) // run.tp

@@ -490,6 +490,8 @@ def test_what_is_refused_of_multi_token_prediction() -> None:
     assert place(small.scenario("megatron", {"dp_shard": 2}, model=_predicting(2))).status == "ok"
     _refused("error", "not yet: multi-token prediction with tied", model=_predicting(tie_word_embeddings=True))
     _refused("error", "not yet: adapters with multi-token prediction", model=_predicting(), method="lora")
+    _refused("error", "not yet: weight gradients of a head", {"pp": 2}, model=_predicting(),
+             options={"defer_embedding_wgrad_compute": True, "wgrad_deferral_limit": 1})
     _refused("illegal", "must be 1 for MTP recompute", model=_predicting(),
              recompute={"mode": "uniform", "num_layers": 2})
     other = {"config": "gpt2", "overrides": {"mtp_num_layers": 1}}
@@ -589,11 +591,33 @@ def test_the_final_norm_is_where_the_last_decoder_layer_is() -> None:
     assert last(_predicting(), "Ett|mL") == ["mtp", "head", "loss"]
     assert last(V3, "Ett|L") == ["final_norm", "head", "loss"]
     assert last(_predicting(), "Et|tmL") == ["moe_decoder", "final_norm", "mtp", "head", "loss"]
-    for rank in (0, 1):
-        alike = [small.program_of("megatron", {"pp": 2}, model=_predicting(), microbatches=count, rank=rank,
-                                  options={LAYOUT: "Ett|mL"}) for count in (2, 3)]
+    _, table = small.prepared("megatron", {"pp": 2}, model=_predicting(), microbatches=4, options={LAYOUT: "Et|t|m|L"})
+    assert table.stages == ((0, 1), (2, 3), (4,), (5, 6)), "the norm is behind the experts"
+
+
+@pytest.mark.parametrize(("pp", "layout"), [(2, "Ett|mL"), (2, "Et|t|m|L"), (4, "Et|t|m|L"), (3, "Ett|m|L")])
+def test_multi_token_prediction_apart_lets_everything_go(pp: int, layout: str) -> None:
+    for rank in range(pp):
+        alike = [small.program_of("megatron", {"pp": pp}, model=_predicting(), microbatches=count, rank=rank,
+                                  options={LAYOUT: layout}) for count in (2 * pp, 4 * pp)]
         ends = [sum(row[3] for row in p.columns.tolist() if row[0] in (Op.ALLOC, Op.FREE)) for p in alike]
         assert ends[0] == ends[1]
+    report = simulate(small.scenario("megatron", {"pp": pp}, model=_predicting(), microbatches=2 * pp,
+                                     options={LAYOUT: layout}))
+    assert report.status == "ok", report.problems
+
+
+def test_multi_token_prediction_hands_on_both_outputs() -> None:
+    """gpt_model.py: without the output layer _postprocess returns what both made, 2 x 64 tokens of 256 numbers."""
+    def sent(rank: int) -> set[tuple[str, int]]:
+        program = small.program_of("megatron", {"pp": 3}, model=_predicting(), microbatches=6, rank=rank,
+                                   options={LAYOUT: "Ett|m|L"})
+        return {(phase, size) for _, phase, size in small.calls(program, "send_recv")}
+
+    once, twice = 64 * 256 * 2, 2 * 64 * 256 * 2
+    assert sent(0) == {("forward", once), ("backward", once)}
+    assert sent(1) == {("forward", once), ("forward", twice), ("backward", once), ("backward", twice)}
+    assert sent(2) == {("forward", twice), ("backward", twice)}
 
 
 @pytest.mark.parametrize(("layout", "told"), [
@@ -618,7 +642,7 @@ def test_a_layout_stands_for_itself() -> None:
 
 
 @pytest.mark.parametrize(("layout", "status", "told"), [
-    ("Et|m|t|L", "illegal", "decoder layers must be placed before"), ("Et|t|m|L", "error", "not yet: multi-token"),
+    ("Et|m|t|L", "illegal", "decoder layers must be placed before"), ("Et|t||mL", "error", "not yet: a stage without"),
     ("Et|tmL||", "illegal", "always in the last virtual"), ("Et|tm||L", "illegal", "always in the last virtual")])
 def test_where_multi_token_prediction_may_be_laid(layout: str, status: str, told: str) -> None:
     _refused(status, told, {"pp": 2}, model=_predicting(), microbatches=8, options={LAYOUT: layout})

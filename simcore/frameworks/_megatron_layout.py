@@ -78,8 +78,6 @@ def _check_predicting(job: Job, chunks: list[str]) -> None:
         raise _illegal(job, "decoder layers must be placed before MTP layers", f"{_RULE}:118")
     if any("m" in chunk for chunk in chunks[:-pp]):
         raise _illegal(job, "MTP should be always in the last virtual pipeline stage of its rank", f"{_RULE}:124")
-    if any("m" in chunk for chunk in chunks[:-1]):
-        raise job.not_yet(f"framework_options.{OPTION}", "multi-token prediction (m) in another chunk than L, the loss")
 
 
 def _illegal(job: Job, message: str, rule: str) -> IllegalLayout:

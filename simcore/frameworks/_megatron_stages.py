@@ -92,17 +92,32 @@ def stages(job: Job, options: dict[str, object]) -> tuple[tuple[int, ...], ...]:
                           f"{job.graph.num_blocks}, got {counts}",
                           "core 0.16.1 mamba_block.py: stages are contiguous slices of the pattern; "
                           "pipeline_parallel_layer_layout.py:36")
-    if min(counts[:-1], default=1) < 1:
+    further = _where_further_tokens_are(job, options, counts)
+    if any(count < 1 and i != further for i, count in enumerate(counts[:-1])):
         raise job.not_yet("training.pipeline.layers", "a stage without layers of its own, other than the last")
-    return _norm_with_its_layer(job, stage_layers(job.graph, contiguous(counts)), counts)
+    return _moved(job, stage_layers(job.graph, contiguous(counts)), counts, further)
 
 
-def _norm_with_its_layer(job: Job, made: tuple[tuple[int, ...], ...], counts: Counts) -> tuple[tuple[int, ...], ...]:
+def _where_further_tokens_are(job: Job, options: dict[str, object], counts: Counts) -> int:
+    """The chunk of multi-token prediction: the last, if a layout does not say so; -1 without it."""
+    if not any(isinstance(kind.block, Mtp) for kind in job.graph.kinds):
+        return -1
+    return next((i for i, chunk in enumerate(chunks_of(job, options)) if "m" in chunk), len(counts) - 1)
+
+
+def _moved(job: Job, made: tuple[tuple[int, ...], ...], counts: Counts, further: int) -> tuple[tuple[int, ...], ...]:
     """With multi-token prediction the final norm is where the last decoder layer is (transformer_block.py:401)."""
-    if counts[-1] or not any(isinstance(kind.block, Mtp) for kind in job.graph.kinds):
+    if further < 0:
         return made
-    norm, *rest = made[-1]
-    return (*made[:-2], (*made[-2], norm), tuple(rest))
+    last = max(i for i, count in enumerate(counts) if count)
+    found: list[list[int]] = [list(chunk) for chunk in made]
+    places = {"final_norm": last, "mtp": further}
+    for layer in made[-1]:
+        place = places.get(job.graph.kinds[job.graph.layers[layer].kind].name, len(made) - 1)
+        if place != len(made) - 1:
+            found[-1].remove(layer)
+            found[place].append(layer)
+    return tuple(tuple(chunk) for chunk in found)
 
 
 def _virtual_stages(job: Job, options: dict[str, object]) -> int:

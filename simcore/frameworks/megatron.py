@@ -134,6 +134,8 @@ def _deferred(job: Job, options: dict[str, object]) -> int:
     if options.get("gradient_accumulation_fusion") is False:
         raise job.illegal(key, "Cannot defer embedding wgrad compute when gradient accumulation fusion is not used",
                           rule)
+    if any(isinstance(kind.block, Head) and kind.block.shared for kind in job.graph.kinds):
+        raise job.not_yet(key, "weight gradients of a head that multi-token prediction runs too")
     if "wgrad_deferral_limit" not in options:
         raise job.not_yet(key, "without wgrad_deferral_limit every microbatch waits")
     return min(int(str(options["wgrad_deferral_limit"])), job.scenario.num_microbatches)
