@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import importlib
 from collections.abc import Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field, fields, replace
 from functools import cached_property, lru_cache
 
 import numpy as np
@@ -104,9 +104,7 @@ class Edges:
     @property
     def tiles(self) -> tuple[Tile, ...]:
         """All of them, in a fixed order."""
-        return (self.tokens, self.drop_tokens, self.mask, self.drop_mask, self.receive_hidden, self.await_hidden,
-                self.send_hidden, self.keep_hidden, self.drop_hidden, self.receive_grad, self.await_grad,
-                self.send_grad, self.keep_grad, self.drop_grad, self.defer, self.drop_deferred)
+        return tuple(getattr(self, one.name) for one in fields(self))
 
 
 Key = tuple[int, bool, bool, str]
@@ -146,8 +144,7 @@ def keys_of(plan: Plan) -> dict[int, Key]:
 
 def record_layers(plan: Plan, workload: Workload) -> Recording:
     """Every kind of layer of the plan's stage."""
-    runs = {key: run_of(plan, key, workload)
-            for key in dict.fromkeys(keys_of(plan).values())}
+    runs = {key: run_of(plan, key, workload) for key in dict.fromkeys(keys_of(plan).values())}
     return _record(plan.graph, tuple(runs.items()), workload.spaces)
 
 
