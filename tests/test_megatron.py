@@ -574,6 +574,18 @@ def test_a_layout_says_what_each_chunk_holds(layout: str, counts: list[int]) -> 
     assert _counts({"pp": pp}, options={LAYOUT: layout}) == counts
 
 
+def test_a_layout_may_be_a_list_of_words() -> None:
+    def stages(layout: object) -> object:
+        return small.prepared("megatron", {"pp": 2}, model=DEEP, microbatches=8, options={LAYOUT: layout})[1].stages
+
+    listed = [["embedding", "decoder", "Decoder"], ["decoder"] * 2, ["decoder"] * 2, ["decoder", "decoder", "loss"]]
+    assert stages(listed) == stages("Ett|tt|tt|ttL")
+    for told, layout in (("encoder is not a valid LayerType", [["embedding", "encoder"], ["loss"]]),
+                         ("a list of lists", ["embedding", "loss"]), ("a list of lists", [[1], ["loss"]]),
+                         ("number of decoder layers 1", [["embedding"], ["decoder", "loss"]])):
+        _refused("illegal", told, {"pp": 2}, model=DEEP, microbatches=8, options={LAYOUT: layout})
+
+
 def test_a_layout_makes_the_schedule_interleaved() -> None:
     _, table = small.prepared("megatron", {"pp": 2}, model=DEEP, microbatches=8, options={LAYOUT: "Ett|tt|tt|ttL"})
     _, asked = small.prepared("megatron", {"pp": 2}, model=DEEP, microbatches=8, pipeline={"virtual_stages": 2})

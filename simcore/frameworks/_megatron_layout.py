@@ -2,7 +2,7 @@
 
 Source: megatron-core 0.16.1 `transformer/pipeline_parallel_layer_layout.py`. One letter a layer: E the embedding, t a
 decoder layer, m a module of multi-token prediction, L the loss; `|` begins the next chunk, commas are decoration.
-(..)*n repeats a group, then x*n one letter. Chunk k lies on rank k mod pp.
+(..)*n repeats a group, then x*n one letter. Chunk k lies on rank k mod pp. A list of lists of words says the same.
 """
 
 from __future__ import annotations
@@ -24,6 +24,7 @@ _REPEATS: Final = (r"\(([^)]+)\)\*(\d+)", r"(.)\*(\d+)")
 _MOST: Final = 2**20
 """Letters of an unrolled layout that are looked at: far more than any model has layers."""
 _DIGITS: Final = 20
+_LETTERS: Final = {"embedding": "E", "decoder": "t", "mtp": "m", "loss": "L"}
 
 
 def chunks_of(job: Job, options: dict[str, object]) -> list[str]:
@@ -35,9 +36,20 @@ def chunks_of(job: Job, options: dict[str, object]) -> list[str]:
         if options.get(other):
             raise job.illegal(f"framework_options.{other}", f"{OPTION} cannot be set at the same time with {other}",
                               "core 0.16.1 transformer/transformer_config.py:1318")
-    chunks = _unrolled(job, str(given).replace(",", "")).split("|")
+    chunks = _listed(job, given) if isinstance(given, list) else _unrolled(job, str(given).replace(",", "")).split("|")
     _check(job, chunks)
     return chunks
+
+
+def _listed(job: Job, given: list[object]) -> list[str]:
+    """A list of chunks, each a list of words, as Bridge's recipes have it."""
+    if not all(isinstance(chunk, list) and all(isinstance(word, str) for word in chunk) for chunk in given):
+        raise _illegal(job, "a layout must be a text, or a list of lists of words", f"{_RULE}:35")
+    words = [[word.strip().lower() for word in chunk] for chunk in given if isinstance(chunk, list)]
+    for word in (word for chunk in words for word in chunk):
+        if word not in _LETTERS:
+            raise _illegal(job, f"{word} is not a valid LayerType: expected {', '.join(_LETTERS)}", f"{_RULE}:69")
+    return ["".join(_LETTERS[word] for word in chunk) for chunk in words]
 
 
 def _unrolled(job: Job, text: str) -> str:

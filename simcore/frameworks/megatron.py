@@ -41,7 +41,7 @@ OPTIONS = {
     "account_for_embedding_in_pipeline_split": (True, False),
     "account_for_loss_in_pipeline_split": (True, False),
     "microbatch_group_size_per_vp_stage": (None, int),
-    LAYOUT: (None, str),
+    LAYOUT: (None, str, list),
     OVERLAP: (True, False),
     "delay_wgrad_compute": (True, False),
     "use_transformer_engine_op_fuser": (True, False),
