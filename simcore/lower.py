@@ -15,6 +15,7 @@ from simcore.outline import Builder, Outline, Phase, Tables
 from simcore.plan import Plan
 from simcore.program import Program
 from simcore.schedule import Action, Pass
+from simcore.stage_inputs import StageInput, StageInputs
 from simcore.tape import Param
 from simcore.tile import Tile
 from simcore.tiles import Edges, Recording, Workload, keys_of, record_layers
@@ -60,67 +61,6 @@ def _own_copy(tables: Tables) -> Tables:
     return mine
 
 
-class _Received:
-    """What a stage holds of the microbatches that are over, besides its layers' own references.
-
-    Megatron's schedule (core 0.16.1 `pipeline_parallel/schedules.py`) keeps the last output until forward returns the
-    next: its graph, though used up, ends in the input that was received. It keeps that input's gradient, which is sent
-    back, until the next is there. Between steps the last input, with its `.grad`, is the block's attribute
-    (`transformer/transformer_block.py`, input_tensor). Others drop a gradient when it is sent.
-    """
-
-    def __init__(self, plan: Plan, builder: Builder, edges: Edges) -> None:
-        self.out, self.edges, self.first = builder, edges, plan.layers[0]
-        self.keeps = plan.framework.keeps_received and plan.stage > 0 and len(plan.chunks) == 1
-        self.deferred = plan.framework.deferred_heads if plan.stage == plan.mesh.pp - 1 else 0
-        self.waiting = 0
-        self.has_input = self.has_grad = False
-        self.newest = -1
-
-    def rest(self) -> None:
-        """Those of the step before."""
-        if self.keeps:
-            self.out.tile(self.edges.keep_hidden, self.first - 1)
-            self.out.tile(self.edges.keep_grad, self.first)
-            self.has_input = self.has_grad = True
-
-    def begin_forward(self) -> None:
-        """An input is there: the first of a step replaces the last step's, with its gradient."""
-        if self.newest < 0 and self.has_grad:
-            self.out.tile(self.edges.drop_grad, self.first)
-            self.has_grad = False
-            self._drop_input()
-
-    def end_forward(self, microbatch: int) -> None:
-        """The next output is there. Where a head's input waits, so does the graph that it ends."""
-        if self.has_input and 0 <= self.newest < self.deferred:
-            self.has_input, self.waiting = False, self.waiting + 1
-        self._drop_input()
-        self.newest = microbatch
-
-    def _drop_input(self) -> None:
-        if self.has_input:
-            self.out.tile(self.edges.drop_hidden, self.first - 1)
-        self.has_input = False
-
-    def grad(self, microbatch: int, layer: int, edges: Edges) -> None:
-        """The next gradient is there and sent; layers have let go of the input."""
-        waits = 0 < microbatch <= self.deferred
-        if (self.has_grad and not waits) or not self.keeps:
-            self.out.tile(edges.drop_grad, layer)
-        self.has_grad = self.keeps
-        if self.keeps and microbatch == self.newest:
-            self.out.tile(self.edges.keep_hidden, self.first - 1)
-            self.has_input = True
-
-
-    def finish(self) -> None:
-        """Heads get their weight gradients, and let go."""
-        for _ in range(self.waiting):
-            self.out.tile(self.edges.drop_hidden, self.first - 1)
-            self.out.tile(self.edges.drop_grad, self.first)
-
-
 # ---- the walk -------------------------------------------------------------------------------------------------------
 class _Chunk:
     """One of the rank's parts of the model: its layers, and whether the model begins or ends with it.
@@ -160,7 +100,8 @@ class _Walk:
         self.chunks = [_Chunk(plan, number) for number in range(len(plan.chunks))]
         self.received: set[Pass] = set()
         self.kept: _Chunk | None = None
-        self.past = _Received(plan, builder, self._behind(plan.layers[0] - 1))
+        make = StageInput if len(plan.chunks) == 1 else StageInputs
+        self.past = make(plan, builder, tuple(self._behind(chunk.first - 1) for chunk in self.chunks))
         self.waiting = 0
 
     def rest(self) -> None:
@@ -191,7 +132,7 @@ class _Walk:
         out.tile(self.edges.mask, chunk.first)
         self._take_in(action, chunk)
         if not chunk.is_first:
-            self.past.begin_forward()
+            self.past.begin_forward(action.chunk)
         for layer in chunk.layers:
             if _kind(self.plan, layer) == "loss":
                 out.at(Phase.LOSS)
@@ -211,7 +152,7 @@ class _Walk:
         if not chunk.is_last:
             out.tile(self._behind(chunk.last).send_hidden, chunk.last)
             self._free_sent(action, chunk)
-        self.past.end_forward(action.microbatch)
+        self.past.end_forward(action)
         out.tile(self.edges.drop_mask, chunk.first)
         flow.end_pass(action)
 
@@ -233,9 +174,8 @@ class _Walk:
                 out.tile(self.edges.defer, layer)
                 self.waiting += 1
         if not chunk.is_first:
-            border = self._behind(chunk.first - 1)
-            out.tile(border.send_grad, chunk.first)
-            self.past.grad(action.microbatch, chunk.first, border)
+            out.tile(self._behind(chunk.first - 1).send_grad, chunk.first)
+            self.past.grad(action)
         flow.end_pass(action)
         if chunk.is_last:
             out.tile(self.tiles[chunk.last].late, chunk.last)
