@@ -80,7 +80,9 @@ def record(kind: LayerKind, run: Run, slots: dict[tuple[str, str], int],
            comms: dict[tuple[str, str, str], int]) -> LayerTape:
     """One layer of `kind`, forward and backward, on a tape of its own."""
     refuse(kind, SERVED, "megatron")
-    c = Context(Tape(slots, comms), _with_own_backward(kind, run), kind)
+    c = Context(Tape(slots, comms), run, kind)
+    if c.is_cut_into_nodes:
+        c.run = _with_own_backward(run)
     tape = c.tape
     caught: list[Tensor] = []
     x = [] if isinstance(kind.block, Embedding) else [_input(c, caught)]
@@ -108,10 +110,8 @@ def record(kind: LayerKind, run: Run, slots: dict[tuple[str, str], int],
     return LayerTape(forward, tape.cut(), after, late, seed, grads)
 
 
-def _with_own_backward(kind: LayerKind, run: Run) -> Run:
+def _with_own_backward(run: Run) -> Run:
     """Head and embedding run their own backward if layers are cut into nodes: no tied gradient waits for the other."""
-    if not Context(Tape({}, {}), run, kind).is_cut_into_nodes:
-        return run
     return replace(run, params={name: replace(param, tied=False) for name, param in run.params.items()})
 
 
