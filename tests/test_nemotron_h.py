@@ -6,9 +6,9 @@ from typing import Any
 
 import pytest
 
-from simcore.errors import InputError
+from simcore.errors import InputError, NotYet
 from simcore.graph import ModelGraph, build, model_config
-from simcore.models.blocks import Attention, Mamba2, Moe
+from simcore.models.blocks import Attention, Embedding, Mamba2, Moe
 
 NANO = {
     "routed_experts": 29_374_808_064, "shared_experts": 458_981_376, "mamba": 891_070_784, "attention": 140_378_112,
@@ -61,6 +61,46 @@ def test_ten_thousand_layers_have_three_kinds() -> None:
     assert big.count("attention") == 2500 * graph().count("attention")
 
 
+CASE = {"hybrid_override_pattern": "M-*", "normalization": "LayerNorm", "add_bias_linear": True,
+        "mlp_hidden_act": "gelu", "position_embedding_type": "learned_absolute", "max_position_embeddings": 1024,
+        "hidden_dropout": 0.1, "attention_dropout": 0.1, "tie_word_embeddings": True, "num_hidden_layers": 3}
+
+
+def megatrons(**changed: Any) -> ModelGraph:
+    return build(config(**{**CASE, **changed}), "megatron")
+
+
+def test_a_hybrid_in_megatrons_words() -> None:
+    """Counted by hand: hidden 256; Mamba 8 heads of 32, 2 groups of state 32; attention 4 and 2 heads of 64."""
+    made, inner, ffn, positions = megatrons(), 8 * 32, config()["intermediate_size"], 1024
+    assert made.count("embedding") == (config()["vocab_size"] + positions) * 256
+    assert made.count("lm_head") == 0
+    assert made.count("norms") == 4 * 2 * 256  # before each of three layers, and after; LayerNorm has two vectors
+    convolved = inner + 2 * 2 * 32
+    assert made.count("mamba") == (inner + convolved + 8) * 256 + 5 * convolved + 3 * 8 + inner + inner * 256
+    assert made.count("mlp") == 2 * ffn * 256 + ffn + 256
+    assert made.count("attention") == (4 + 2 * 2) * 64 * (256 + 1) + 4 * 64 * 256 + 256
+    assert [kind.name for kind in made.kinds if kind.dropout] == ["embedding", "mamba", "mlp", "attention"]
+
+
+def test_gates_and_rotations() -> None:
+    gated = megatrons(mlp_hidden_act="swiglu", add_bias_linear=False, position_embedding_type="rope")
+    assert gated.count("mlp") == 3 * config()["intermediate_size"] * 256
+    assert gated.kinds[3].branches[0].block == Attention(256, 4, 2, 64, rotary=True, dropout=True)
+    assert gated.kinds[0].block == Embedding(config()["vocab_size"], 256, rotary_dim=64)
+
+
+@pytest.mark.parametrize("code", ["hf", "automodel"])
+@pytest.mark.parametrize(("changed", "told"), [
+    ({"normalization": "LayerNorm"}, "LayerNorm"), ({"tie_word_embeddings": True}, "a tied head"),
+    ({"position_embedding_type": "rope"}, "rotary positions"), ({"hidden_dropout": 0.1}, "dropout"),
+    ({"hybrid_override_pattern": "M-", "num_hidden_layers": 2, "mlp_hidden_act": "swiglu"}, "a gated MLP")])
+def test_only_megatron_builds_other_hybrids(code: str, changed: dict[str, Any], told: str) -> None:
+    assert build(config(**changed), "megatron").num_blocks
+    with pytest.raises(NotYet, match=f"{told} .* only Megatron's have it"):
+        build(config(**changed), code)
+
+
 @pytest.mark.parametrize(("changed", "told"), [
     ({"hybrid_override_pattern": "MXE"},
      "hybrid_override_pattern: expected letters of M, E, * and -, got 'X' at layer 1"),
@@ -71,7 +111,13 @@ def test_ten_thousand_layers_have_three_kinds() -> None:
     ({"n_groups": 3}, "n_groups: expected a divisor of 8 Mamba heads, got 3"),
     ({"num_key_value_heads": 3}, "num_key_value_heads: expected a divisor of 4 heads, got 3"),
     ({"num_experts_per_tok": 9}, "num_experts_per_tok: expected at most 8 experts, got 9"),
-    ({"tie_word_embeddings": True}, "tie_word_embeddings"), ({"moe_latent_size": 64}, "moe_latent_size"),
+    ({"add_bias_linear": True}, "add_bias_linear: experts with biases are not modelled yet"),
+    ({"mlp_hidden_act": "gelu"}, "mlp_hidden_act: experts other than relu2's"),
+    ({"mlp_hidden_act": "tanh"}, "mlp_hidden_act: expected relu2 or gelu or swiglu, got 'tanh'"),
+    ({"normalization": "BatchNorm"}, "normalization: expected RMSNorm or LayerNorm"),
+    ({"position_embedding_type": "relative"}, "position_embedding_type: expected none or learned_absolute or rope"),
+    ({"hidden_dropout": 2}, "hidden_dropout: expected a number from 0 to 1, got 2"),
+    ({"moe_latent_size": 64}, "moe_latent_size"),
     ({"hidden_size": 0}, "hidden_size: expected an integer from 1"), ({"vocab_size": None}, "vocab_size")])
 def test_a_configuration_that_cannot_be_read_is_refused_by_field(changed: dict[str, Any], told: str) -> None:
     with pytest.raises(InputError) as refused:

@@ -1,6 +1,8 @@
 """The Nemotron-H family: Mamba-2, MoE, attention and MLP layers in a pattern, as transformers 5.23 `models/nemotron_h`.
 
 Both spellings of the pattern are read: `hybrid_override_pattern` ("MEM*-") and `layers_block_type` / `layer_types`.
+What Megatron's hybrids can be besides (megatron-core 0.16.1 `models/mamba/mamba_model.py`, `mamba_layer_specs.py`) is
+said in Megatron's words; Mamba's own projections never have biases (`ssm/mamba_mixer.py:301`).
 """
 
 from __future__ import annotations
@@ -22,11 +24,15 @@ from simcore.models.blocks import (
     Moe,
 )
 
-__all__ = ["architecture"]
+__all__ = ["FURTHER_FIELDS", "architecture"]
+
+FURTHER_FIELDS = ("normalization", "add_bias_linear", "position_embedding_type", "hidden_dropout", "attention_dropout")
+"""What a configuration may say in Megatron's words."""
 
 _LETTER_OF_TYPE = {
     "mamba": "M", "linear_attention": "M", "moe": "E", "attention": "*", "full_attention": "*", "mlp": "-",
 }
+_ACTIVATIONS = ("relu2", "gelu", "swiglu")
 _KIND_OF_LETTER = {"M": "mamba", "E": "moe", "*": "attention", "-": "mlp"}
 
 
@@ -36,16 +42,32 @@ def architecture(config: Config) -> Architecture:
     pattern = _pattern(config)
     kinds = {letter: _layer_kind(config, letter, hidden) for letter in sorted(set(pattern))}
     tied = config.boolean("tie_word_embeddings", default=False)
-    if tied:
-        raise config.fail("tie_word_embeddings", "tied Nemotron-H embeddings are not modelled yet")
     parts = (
-        ("model.embeddings", LayerKind("embedding", "nemotron_h", hidden, block=Embedding(vocab, hidden))),
+        ("model.embeddings", _stem(config, vocab, hidden)),
         *((f"model.layers.{i}", kinds[letter]) for i, letter in enumerate(pattern)),
-        ("model.norm_f", LayerKind("final_norm", "nemotron_h", hidden, block=FinalNorm(hidden))),
-        ("lm_head", LayerKind("head", "nemotron_h", hidden, block=Head(vocab, hidden))),
+        ("model.norm_f",
+         LayerKind("final_norm", "nemotron_h", hidden, block=FinalNorm(hidden, _has_layer_norm(config)))),
+        ("lm_head", LayerKind("head", "nemotron_h", hidden, block=Head(vocab, hidden, tied))),
         ("loss", LayerKind("loss", "nemotron_h", hidden, block=Loss(vocab, upcast=True))),
     )
-    return Architecture("nemotron_h", parts, vocab, hidden, tied=False, pattern=pattern)
+    return Architecture("nemotron_h", parts, vocab, hidden, tied, pattern)
+
+
+def _stem(config: Config, vocab: int, hidden: int) -> LayerKind:
+    """Published hybrids know no positions."""
+    learned = _positions(config) == "learned_absolute"
+    positions = config.integer("max_position_embeddings") if learned else 0
+    rotary = _head_dim(config, hidden) if _positions(config) == "rope" else 0
+    return LayerKind("embedding", "nemotron_h", hidden, block=Embedding(vocab, hidden, rotary, positions),
+                     dropout=config.fraction("hidden_dropout", 0) > 0)
+
+
+def _positions(config: Config) -> str:
+    return config.choice("position_embedding_type", ("none", "learned_absolute", "rope"))
+
+
+def _has_layer_norm(config: Config) -> bool:
+    return config.choice("normalization", ("RMSNorm", "LayerNorm")) == "LayerNorm"
 
 
 def _pattern(config: Config) -> str:
@@ -82,8 +104,9 @@ def _from_names(config: Config, names: object) -> str:
 
 
 def _layer_kind(config: Config, letter: str, hidden: int) -> LayerKind:
-    mixer = _MIXERS[letter](config, hidden)
-    return LayerKind(_KIND_OF_LETTER[letter], "nemotron_h", hidden, (Branch("norm", "mixer", mixer),))
+    branch = Branch("norm", "mixer", _MIXERS[letter](config, hidden), layer_norm=_has_layer_norm(config))
+    return LayerKind(_KIND_OF_LETTER[letter], "nemotron_h", hidden, (branch,),
+                     dropout=config.fraction("hidden_dropout", 0) > 0)
 
 
 def _mamba(config: Config, hidden: int) -> Mixer:
@@ -97,6 +120,10 @@ def _mamba(config: Config, hidden: int) -> Mixer:
 def _moe(config: Config, hidden: int) -> Mixer:
     if config.fields.get("moe_latent_size") is not None:
         raise config.fail("moe_latent_size", "latent MoE is not modelled yet")
+    if _has_biases(config):
+        raise config.fail("add_bias_linear", "experts with biases are not modelled yet")
+    if config.choice("mlp_hidden_act", _ACTIVATIONS) != "relu2":
+        raise config.fail("mlp_hidden_act", "experts other than relu2's are not modelled yet")
     experts, top_k = config.integer("n_routed_experts"), config.integer("num_experts_per_tok")
     if top_k > experts:
         raise config.fail("num_experts_per_tok", f"expected at most {experts} experts, got {top_k}")
@@ -109,11 +136,22 @@ def _attention(config: Config, hidden: int) -> Mixer:
     kv_heads = config.integer("num_key_value_heads", default=heads)
     if heads % kv_heads:
         raise config.fail("num_key_value_heads", f"expected a divisor of {heads} heads, got {kv_heads}")
-    return Attention(hidden, heads, kv_heads, config.integer("head_dim", default=max(1, hidden // heads)))
+    return Attention(hidden, heads, kv_heads, _head_dim(config, hidden), rotary=_positions(config) == "rope",
+                     bias="all" if _has_biases(config) else "", dropout=config.fraction("attention_dropout", 0) > 0)
+
+
+def _head_dim(config: Config, hidden: int) -> int:
+    return config.integer("head_dim", default=max(1, hidden // config.integer("num_attention_heads")))
+
+
+def _has_biases(config: Config) -> bool:
+    return config.boolean("add_bias_linear", default=False)
 
 
 def _mlp(config: Config, hidden: int) -> Mixer:
-    return Mlp(hidden, config.integer("intermediate_size"), gated=False)
+    activation = config.choice("mlp_hidden_act", _ACTIVATIONS)
+    return Mlp(hidden, config.integer("intermediate_size"), gated=activation == "swiglu", gelu=activation == "gelu",
+               bias=_has_biases(config))
 
 
 _MIXERS: dict[str, Callable[[Config, int], Mixer]] = {"M": _mamba, "E": _moe, "*": _attention, "-": _mlp}

@@ -18,6 +18,7 @@ from typing import Any, Final
 
 from simcore.errors import NotYet, Problem
 from simcore.models.blocks import Attention, Branch, Embedding, FinalNorm, Head, LayerKind, Mamba2, Mlp, Moe
+from simcore.operators.features import refuse_megatrons
 from simcore.tensor import TensorSpec
 
 __all__ = ["FAMILIES", "tensors"]
@@ -31,6 +32,7 @@ def tensors(kind: LayerKind) -> tuple[TensorSpec, ...]:
     if kind.family not in FAMILIES:
         raise NotYet(Problem("model", f"not yet: Automodel's own layers of {kind.family} (served: "
                              f"{', '.join(FAMILIES)})"))
+    refuse_megatrons(kind)
     if block is None:
         return _layer(kind)
     if isinstance(block, Embedding):

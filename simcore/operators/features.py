@@ -9,6 +9,7 @@ from simcore.models.blocks import (
     Attention,
     Embedding,
     FinalNorm,
+    Head,
     LatentAttention,
     LayerKind,
     Mixer,
@@ -17,7 +18,7 @@ from simcore.models.blocks import (
     Mtp,
 )
 
-__all__ = ["features", "refuse"]
+__all__ = ["features", "refuse", "refuse_megatrons"]
 
 
 def refuse(kind: LayerKind, served: frozenset[str], code: str) -> None:
@@ -26,6 +27,20 @@ def refuse(kind: LayerKind, served: frozenset[str], code: str) -> None:
     if missing:
         raise NotYet(Problem("model", f"not yet: {', '.join(missing)} ({kind.family}, {kind.name}) in the layers of "
                              f"{code}; placement is served"))
+
+
+def refuse_megatrons(kind: LayerKind) -> None:
+    """NotYet for a hybrid that Megatron alone builds: transformers' and Automodel's Nemotron-H read no such fields.
+
+    transformers 5.23 `models/nemotron_h/modeling_nemotron_h.py` (`_tied_weights_keys = {}`), nemo-automodel 0.7.0
+    `components/models/nemotron_v3/model.py:316`.
+    """
+    tied = isinstance(kind.block, Head) and kind.block.tied
+    rotary = any(getattr(branch.block, "rotary", False) for branch in kind.branches)
+    gated = any(isinstance(branch.block, Mlp) and branch.block.gated for branch in kind.branches)
+    found = (*features(kind), *_named(("a tied head", tied), ("rotary positions", rotary), ("a gated MLP", gated)))
+    if kind.family == "nemotron_h" and found:
+        raise NotYet(Problem("model", f"{', '.join(found)} ({kind.name}): of all hybrids only Megatron's have it"))
 
 
 def features(kind: LayerKind) -> tuple[str, ...]:

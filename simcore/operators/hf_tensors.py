@@ -20,6 +20,7 @@ from simcore.models.blocks import (
     Mlp,
     Moe,
 )
+from simcore.operators.features import refuse_megatrons
 from simcore.tensor import TensorSpec
 
 __all__ = ["tensors"]
@@ -27,6 +28,7 @@ __all__ = ["tensors"]
 
 def tensors(kind: LayerKind) -> tuple[TensorSpec, ...]:
     """Parameters and buffers of `kind` in registration order."""
+    refuse_megatrons(kind)
     block = kind.block
     if isinstance(block, Embedding):
         return _embedding(block)

@@ -108,7 +108,7 @@ def _mamba(branch: Branch) -> tuple[TensorSpec, ...]:
         small("dt_bias", (b.num_heads,), ("mamba_heads",), "other"),
         small("A_log", (b.num_heads,), ("mamba_heads",), "other"),
         small("D", (b.num_heads,), ("mamba_heads",), "other"),
-        *_norm("mixer.in_proj.layer_norm_", b.hidden),
+        *_norm("mixer.in_proj.layer_norm_", b.hidden, layer_norm=branch.layer_norm),
         _linear("mixer.in_proj", (b.in_proj, "mamba_in"), hidden, "mamba"),
         small("conv1d.weight", (b.conv_dim, 1, b.conv_kernel), ("mamba_conv", "one", "kernel"), "conv"),
         small("conv1d.bias", (b.conv_dim,), ("mamba_conv",), "conv"),
