@@ -82,7 +82,9 @@ def _reason(golden):
 def scenario(golden):
     """The scenario of a case: what ran, how it was laid out, how it was trained."""
     config = golden["config"]
-    return {"model": _model(config), "framework": "megatron_fsdp" if config.get("fsdp") else "megatron",
+    # A `|` in a hybrid's pattern is a word of versions after core 0.16.1.
+    later = {"framework_version": "main 2026-08-22"} if "|" in config.get("hybrid_pattern", "") else {}
+    return {"model": _model(config), "framework": "megatron_fsdp" if config.get("fsdp") else "megatron", **later,
             "topology": TOPOLOGY[golden["gpu"]], "mesh": _mesh(golden), "training": _training(config),
             "framework_options": _options(config) | _context(golden), **_environment(golden)}
 
@@ -188,10 +190,12 @@ def _training(config):
             "sequence_parallel": config["sp"], "loss": "te" if config.get("xent_fusion") == "te" else "megatron"}
     if config.get("recompute_modules"):
         made["recompute"] = config["recompute_modules"]
-    segments = config.get("hybrid_pattern", "").count("|") + 1
-    chunks = config.get("vpp") or (segments // config["pp"] if segments > 1 else 1)
+    segments = config.get("hybrid_pattern", "").partition("/")[0].split("|")
+    chunks = config.get("vpp") or max(1, len(segments) // config["pp"])
     if chunks > 1:
         made["pipeline"] = {"virtual_stages": chunks}
+    if len(segments) > 1:
+        made.setdefault("pipeline", {})["layers"] = [len(segment) for segment in segments]
     compute = "fp8" if config.get("fp8") else config["dtype"]
     grads = config["grad_reduce_dtype"]
     made["precision"] = {"compute": compute, "main_grads": grads, "grad_reduce": grads}
