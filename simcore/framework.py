@@ -162,7 +162,8 @@ class Libraries:
 
     `date`: the month of torch and TransformerEngine, whose defaults changed. `te_linears`: TransformerEngine's linears
     and not torch's; `te_grouped`: its grouped GEMM for experts; `te_overlap`: user buffers of tensor parallel overlap.
-    `core_buffers`: Megatron-Core's global buffer and rotary cache. `dispatcher`: "nccl", "deepep", "hybridep".
+    `core_buffers`: Megatron-Core's global buffer and rotary cache; `core_attention`: its own attention, whose scores
+    have a part of the global buffer. `dispatcher`: "nccl", "deepep", "hybridep".
     """
 
     date: str = "2026-07"
@@ -170,6 +171,7 @@ class Libraries:
     te_grouped: bool = False
     te_overlap: bool = False
     core_buffers: bool = False
+    core_attention: bool = False
     dispatcher: str = "nccl"
 
 

@@ -5,8 +5,9 @@ torch hands cuBLAS a workspace for each thread and stream that multiplies matric
 backward in autograd's, so there are two (torch `aten/src/ATen/cuda/CublasHandlePool.cpp`, cuBLASLt shares them).
 TransformerEngine keeps one for its linears, four more for grouped GEMMs, three more for user buffers under tensor
 parallel overlap (TE d0067d0d `pytorch/cpp_extensions/gemm.py`, `get_cublas_workspace`; four streams:
-`common/util/multi_stream.cpp`). Megatron-Core gathers the output layer's input into one global buffer (0.16.1
-`tensor_parallel/layers.py:482`, `utils.py:609`) and caches the angles of rotary embeddings
+`common/util/multi_stream.cpp`). Megatron-Core has one global buffer, as large as its largest user wants (0.16.1
+`utils.py:617`): the output layer's gathered input (`tensor_parallel/layers.py:482`), and what its own attention gives
+`baddbmm` beside the scores (`transformer/dot_product_attention.py:185`). It caches the angles of rotary embeddings
 (`models/common/embeddings/rotary_pos_embedding.py:177`, `yarn_rotary_pos_embedding.py:159`: 32 entries).
 """
 
@@ -99,7 +100,10 @@ def _te(plan: Plan, setting: Setting, libraries: Libraries) -> tuple[Space, ...]
 def _core(plan: Plan, setting: Setting, libraries: Libraries) -> tuple[Space, ...]:
     if not libraries.core_buffers:
         return ()
-    return (Space("global_memory_buffer", _gathered_input(plan, setting), "derived",
+    gathered, scores = _gathered_input(plan, setting), _scores_input(plan, setting, libraries)
+    return (Space("global_memory_buffer", max(gathered, scores), "derived",
+                  "core 0.16.1 transformer/dot_product_attention.py:185: an input of the scores' product"
+                  if scores > gathered else
                   "core 0.16.1 tensor_parallel/layers.py:482: the output layer's input, gathered over tp"),
             Space("rope_cache", _angles(plan, setting), "derived",
                   "core 0.16.1 models/common/embeddings/rotary_pos_embedding.py:177: fp32, cached for good"))
@@ -114,6 +118,16 @@ def _gathered_input(plan: Plan, setting: Setting) -> int:
                   for p in plan.kinds[number])
     hidden = heads[0].hidden if heads and trained else 0
     return setting.batch * setting.seq * hidden * dtype_bytes(plan.framework.compute_dtype)
+
+
+def _scores_input(plan: Plan, setting: Setting, libraries: Libraries) -> int:
+    """As large as the scores, for good; no product reads it (beta is 0)."""
+    if not libraries.core_attention:
+        return 0
+    heads = max((b.block.num_heads for kind in _kinds(plan) for b in kind.branches if isinstance(b.block, Attention)),
+                default=0)
+    square = setting.batch * setting.seq ** 2
+    return heads // plan.mesh.tp * square * dtype_bytes(plan.framework.compute_dtype)
 
 
 def _angles(plan: Plan, setting: Setting) -> int:

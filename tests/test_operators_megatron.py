@@ -332,6 +332,16 @@ def test_unfused_attention_keeps_its_square(kind: LayerKind, tp: int, softmax: s
     assert kept[0] - kept[1] == 16 // tp * (square * 512 * 512 - 4 * 512)
 
 
+def test_cores_own_attention_makes_no_input_for_the_scores() -> None:
+    """It lies in the global buffer; TransformerEngine makes one each time."""
+    named = []
+    for more in ((), (("core_attention", "true"),)):
+        slots: dict[tuple[str, str], int] = {}
+        record(GPT, _run(GPT, tokens=512, options=(("attention_backend", "unfused"), *more)), slots, {})
+        named.append("scores_buffer" in {name for name, _ in slots})
+    assert named == [True, False]
+
+
 def test_flash_attention_keeps_its_output_twice() -> None:
     """Sequence by sequence, and as it goes on: the same with one sequence."""
     flash = (("attention_backend", "flash"),)

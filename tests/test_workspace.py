@@ -17,6 +17,7 @@ from simcore.units import parse_cublas
 from simcore.workspace import Setting, spaces
 
 LLAMA = "llama-tiny"
+GPT = {"config": "gpt2", "overrides": {"n_embd": 256, "n_head": 4, "n_layer": 2, "vocab_size": 512}}
 MIB = 2**20
 OLD_DEFAULT = 8_519_680  # :4096:2:16:8
 TE = 32 * MIB + 1024
@@ -92,6 +93,15 @@ def test_sequence_parallel_gathers_the_output_layers_input_into_a_global_buffer(
     assert "global_memory_buffer" not in first
     lora = small.scenario("megatron", mesh, model=LLAMA, method="lora")
     assert "global_memory_buffer" not in sizes(plan(lora, 2))
+
+
+@pytest.mark.parametrize(("tp", "square"), [(1, 4), (2, 2)])
+def test_cores_own_attention_has_its_scores_input_in_the_global_buffer(tp: int, square: int) -> None:
+    """Four heads over tp, two sequences of 64, bf16; the buffer is one, as large as its largest user wants."""
+    local = {"transformer_impl": "local", "cross_entropy_loss_fusion": False}
+    made = plan(small.scenario("megatron", {"tp": tp}, model=GPT, options=local))
+    assert sizes(made)["global_memory_buffer"] == max(2 * square * 64 * 64 * 2, 2 * 64 * 256 * 2 * (tp > 1))
+    assert "global_memory_buffer" not in sizes(plan(small.scenario("megatron", model=GPT)))
 
 
 def test_angles_are_cached_where_a_model_turns_heads() -> None:

@@ -163,6 +163,7 @@ def _libraries(job: Job, options: dict[str, object]) -> Libraries:
         date="2026-08" if _version(job).startswith("main") else "2026-01", te_linears=job.has_experts or not local,
         te_grouped=not local and options.get("moe_grouped_gemm") is not False,
         te_overlap=options.get("tp_comm_overlap") is True, core_buffers=True,
+        core_attention=local,
         dispatcher=str(options.get("moe_flex_dispatcher_backend", "deepep")) if flex else "nccl")
 
 
@@ -227,6 +228,8 @@ def _core_options(job: Job, options: dict[str, object]) -> tuple[tuple[str, str]
     made = [("attention_backend", backend), ("cp_comm_type", str(options.get("cp_comm_type", "p2p")))]
     unfused = ("gradient_accumulation_fusion", "moe_permute_fusion", "use_fused_weighted_squared_relu")
     made += [(name, "false") for name in unfused if options.get(name) is False]
+    if options.get("transformer_impl") == "local":
+        made.append(("core_attention", "true"))
     if backend == "unfused" and options.get("masked_softmax_fusion") is False:
         made.append(("masked_softmax_fusion", "false"))
     made += [(name, "true") for name in ("create_attention_mask", "deterministic_mode") if options.get(name)]

@@ -64,7 +64,10 @@ def _repeated(c: Context, x: Tensor, columns: int, name: str) -> Tensor:
 
 
 def _scores(c: Context, heads: int, q: Tensor, k: Tensor) -> Tensor:
-    """Queries times keys of all positions, into a tensor that `baddbmm` makes besides the one it is given."""
+    """Queries times keys of all positions, into a tensor that `baddbmm` makes besides the one it is given.
+
+    What it is given lies in the global buffer where attention is core's own (`simcore/workspace.py`).
+    """
     rows, keys = q.shape[0], c.run.seq
     shapes = q.shape, k.shape
     flops = 2 * rows * keys * q.shape[1]
@@ -75,7 +78,8 @@ def _scores(c: Context, heads: int, q: Tensor, k: Tensor) -> Tensor:
         c.tape.compute(Kernel.GEMM, 2 * flops, 2 * sum(x.nbytes for x in saved))
         return list(grads)
 
-    given = c.new(rows * heads, keys, "scores_buffer")
+    own = dict(c.run.options).get("core_attention") == "true"
+    given = None if own else c.new(rows * heads, keys, "scores_buffer")
     out = c.new(rows * heads, keys, "attention_scores")
     c.tape.compute(Kernel.GEMM, flops, out.nbytes)
     c.node(out, (q, k), (q, k), back)
