@@ -6,8 +6,9 @@ backward in autograd's, so there are two (torch `aten/src/ATen/cuda/CublasHandle
 TransformerEngine keeps one for its linears, four more for grouped GEMMs, three more for user buffers under tensor
 parallel overlap (TE d0067d0d `pytorch/cpp_extensions/gemm.py`, `get_cublas_workspace`; four streams:
 `common/util/multi_stream.cpp`). Megatron-Core has one global buffer, as large as its largest user wants (0.16.1
-`utils.py:617`): the output layer's gathered input (`tensor_parallel/layers.py:482`), and what its own attention gives
-`baddbmm` beside the scores (`transformer/dot_product_attention.py:185`). It caches the angles of rotary embeddings
+`utils.py:617`): the output layer's gathered input (`tensor_parallel/layers.py:482`), the tokens of all expert parallel
+ranks (`transformer/moe/token_dispatcher.py:275`, the all-gather dispatcher), what its own attention gives `baddbmm`
+beside the scores (`transformer/dot_product_attention.py:185`). It caches the angles of rotary embeddings
 (`models/common/embeddings/rotary_pos_embedding.py:177`, `yarn_rotary_pos_embedding.py:159`: 32 entries).
 """
 
@@ -100,11 +101,13 @@ def _te(plan: Plan, setting: Setting, libraries: Libraries) -> tuple[Space, ...]
 def _core(plan: Plan, setting: Setting, libraries: Libraries) -> tuple[Space, ...]:
     if not libraries.core_buffers:
         return ()
-    gathered, scores = _gathered_input(plan, setting), _scores_input(plan, setting, libraries)
-    return (Space("global_memory_buffer", max(gathered, scores), "derived",
-                  "core 0.16.1 transformer/dot_product_attention.py:185: an input of the scores' product"
-                  if scores > gathered else
-                  "core 0.16.1 tensor_parallel/layers.py:482: the output layer's input, gathered over tp"),
+    users = {
+        "tensor_parallel/layers.py:482: the output layer's input, gathered over tp": _gathered_input(plan, setting),
+        "transformer/dot_product_attention.py:185: an input of the scores' product":
+        _scores_input(plan, setting, libraries),
+        "transformer/moe/token_dispatcher.py:275: tokens gathered over ep": _gathered_tokens(plan, setting)}
+    largest = max(users, key=lambda user: users[user])
+    return (Space("global_memory_buffer", users[largest], "derived", f"core 0.16.1 {largest}"),
             Space("rope_cache", _angles(plan, setting), "derived",
                   "core 0.16.1 models/common/embeddings/rotary_pos_embedding.py:177: fp32, cached for good"))
 
@@ -128,6 +131,16 @@ def _scores_input(plan: Plan, setting: Setting, libraries: Libraries) -> int:
                 default=0)
     square = setting.batch * setting.seq ** 2
     return heads // plan.mesh.tp * square * dtype_bytes(plan.framework.compute_dtype)
+
+
+def _gathered_tokens(plan: Plan, setting: Setting) -> int:
+    """The tokens of all ranks of ep and etp, before the dispatcher picks those of its experts."""
+    hidden = max((kind.hidden for kind in _kinds(plan) if _has(kind, Moe)), default=0)
+    ranks = plan.mesh.ep * plan.mesh.etp
+    if ("moe_token_dispatcher_type", "allgather") not in plan.framework.options or ranks == 1:
+        return 0
+    local = setting.batch * setting.seq // (plan.mesh.tp if plan.framework.sequence_parallel else 1)
+    return ranks * local * hidden * dtype_bytes(plan.framework.compute_dtype)
 
 
 def _angles(plan: Plan, setting: Setting) -> int:

@@ -745,3 +745,52 @@ def test_each_chunk_is_reduced_once_and_gathered_once(overlap: bool) -> None:
                       for report in (plain, virtual))
         assert sum(row.calls for row in other) == 2 * sum(row.calls for row in one) == 4
         assert sum(row.payload_bytes for row in other) >= sum(row.payload_bytes for row in one)
+
+
+# ---- Muon -----------------------------------------------------------------------------------------------------------
+MUON = {"name": "muon"}
+
+
+def _states_of(letters: str, **overrides: Any) -> dict[str, set[str]]:
+    """Parameter -> its states beside the master."""
+    model = {"config": "nemotron-3-tiny", "overrides": {"hybrid_override_pattern": letters,
+                                                        "num_hidden_layers": len(letters), **overrides}}
+    plan = small.plan_of("megatron", model=model, optimizer=MUON)
+    assert all(dict(p.states)["master_param"] == 4 * p.local for kind in plan.kinds for p in kind if p.trainable)
+    return {p.spec.name: {name for name, _ in p.states} - {"master_param"}
+            for kind in plan.kinds for p in kind if p.trainable}
+
+
+def test_matrices_go_to_muon_and_the_rest_to_adam() -> None:
+    states = _states_of("ME*-", position_embedding_type="learned_absolute", max_position_embeddings=64)
+    muons = {name for name, kept in states.items() if kept == {"momentum_buffer"}}
+    assert muons == {
+        "embedding.position_embeddings.weight", "mixer.in_proj.weight", "mixer.out_proj.weight", "mlp.router.weight",
+        "mlp.experts.linear_fc1.weight", "mlp.experts.linear_fc2.weight", "mlp.shared_experts.linear_fc1.weight",
+        "mlp.shared_experts.linear_fc2.weight", "self_attention.linear_proj.weight",
+        "self_attention.linear_qkv.weight", "mlp.linear_fc1.weight", "mlp.linear_fc2.weight"}
+    assert all(kept == {"exp_avg", "exp_avg_sq"} for name, kept in states.items() if name not in muons)
+    assert {"embedding.word_embeddings.weight", "output_layer.weight", "mixer.conv1d.weight"} <= set(states) - muons
+
+
+def test_muon_is_not_cut_over_data_parallel_ranks() -> None:
+    placed = small.plan_of("megatron", {"dp_shard": 2}, optimizer=MUON).of_layer(1)
+    assert {size for p in placed if p.spec.name == "mixer.in_proj.weight" for _, size in p.states} == {
+        4 * placed[4].local}
+    assert placed[4].spec.name == "mixer.in_proj.weight"
+    whole = {"use_distributed_optimizer": True}
+    _refused("illegal", "muon with dist optimizer is not supported", optimizer=MUON, options=whole)
+    _refused("illegal", "muon with fp16 is not supported", optimizer=MUON, precision={"compute": "fp16"})
+    _refused("illegal", "only supported with adam", optimizer=MUON, options={"use_precision_aware_optimizer": True})
+
+
+@pytest.mark.parametrize(("letters", "largest"), [
+    ("M", 12 * (2 * 256 + 2 * 2 * 32 + 8) * 256),  # z, x, B, C and dt of 256 columns: in_proj
+    # q of 256 rows, k and v of 128: with q done, all three and q beside 12 bytes of v; or 12 of q beside all three
+    ("*", max(4 * 512 * 256 + 12 * 256 * 256, 4 * 512 * 256 + 4 * (256 + 128) * 256 + 12 * 128 * 256))])
+def test_muon_works_on_one_matrix_at_a_time(letters: str, largest: int) -> None:
+    model = {"config": "nemotron-3-tiny", "overrides": {"hybrid_override_pattern": letters, "num_hidden_layers": 1}}
+    program = small.program_of("megatron", model=model, optimizer=MUON)
+    found = [amount for *_, amount in small.postings(program, "orthogonalised")]
+    assert found == [largest, -largest]
+    assert not small.postings(small.program_of("megatron", model=model), "orthogonalised")

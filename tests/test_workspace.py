@@ -104,6 +104,15 @@ def test_cores_own_attention_has_its_scores_input_in_the_global_buffer(tp: int, 
     assert "global_memory_buffer" not in sizes(plan(small.scenario("megatron", model=GPT)))
 
 
+def test_the_all_gather_dispatcher_gathers_tokens_into_the_global_buffer() -> None:
+    """Two sequences of 64 tokens from each of four ranks, 256 wide, bf16; not where nothing is gathered."""
+    options = {"moe_token_dispatcher_type": "allgather"}
+    for mesh, ranks in (({"dp_shard": 4, "ep": 4}, 4), ({"dp_shard": 4}, 0)):
+        found = sizes(plan(small.scenario("megatron", mesh, options=options)))
+        assert found.get("global_memory_buffer", 0) == ranks * 2 * 64 * 256 * 2
+    assert "global_memory_buffer" not in sizes(plan(small.scenario("megatron", {"dp_shard": 4, "ep": 4})))
+
+
 def test_angles_are_cached_where_a_model_turns_heads() -> None:
     made = plan(small.scenario("megatron", model=LLAMA))
     blocks = [branch.block for kind in made.graph.kinds for branch in kind.branches]

@@ -8,6 +8,12 @@ forward (`overlap_param_gather`). Without overlap both happen in one go, at the 
 With virtual stages every chunk has buffers of its own, and they are reduced chunk by chunk ([Note: interleaved 1F1B]).
 Before the step a non-precision-aware optimizer copies 16-bit gradients of its part to fp32 and keeps them until the
 next zero_grad (`optimizer/distrib_optimizer.py`).
+
+[Note: Muon's step]
+Matrix by matrix (core 0.16.1 `optimizer/muon.py`, emerging_optimizers `orthogonalized_optimizers/muon_utils.py`): the
+momentum is orthogonalised in bf16, its result is fp32 and is multiplied by two numbers, which makes two tensors more:
+12 bytes an element. Query, key and value are orthogonalised apart (muon_split_qkv): 4 bytes of all three that go in and
+4 of those that are done lie beside it. Modes over tensor parallel ranks other than blockwise, the default, gather.
 """
 
 from __future__ import annotations
@@ -17,7 +23,7 @@ from collections.abc import Sequence
 import numpy as np
 
 from simcore.flows.flat import RankBuffer, rank_buffers
-from simcore.flows.rest import post_rest
+from simcore.flows.rest import muon_transient, post_rest
 from simcore.framework import Buckets
 from simcore.outline import Builder, Tables
 from simcore.plan import Placed, Plan
@@ -118,7 +124,10 @@ class ResidentFlow:
         copy = 4 * elements if self.plan.framework.optimizer.grad_copy else 0
         self.out.mark(begin)
         self.out.alloc(layer, slot, copy)
+        work, held_for_muon = self.tables.slot("orthogonalised", "optim_temp"), muon_transient(self.plan)
+        self.out.alloc(layer, work, held_for_muon)
         self.out.compute(Kernel.OPTIMIZER, 12 * elements, 2 * held + (self.grad_bytes + 2) * elements)
+        self.out.free(layer, work, held_for_muon)
         if self.flow.param_gather and not self.flow.overlap:
             for b, buffer in enumerate(self.buffers):
                 for bucket in range(len(buffer.flat.buckets)):

@@ -7,13 +7,14 @@ from collections.abc import Callable
 import numpy as np
 
 from simcore.mesh import IntArray
+from simcore.models.blocks import Attention
 from simcore.outline import Builder, Phase, Tables
 from simcore.plan import Placed, Plan
 from simcore.tape import Kernel, Op
 from simcore.tile import Tile
 from simcore.units import dtype_bytes
 
-__all__ = ["optimizer_temporaries", "post_rest"]
+__all__ = ["muon_transient", "optimizer_temporaries", "post_rest"]
 
 Posting = tuple[str, str, int]
 
@@ -64,6 +65,22 @@ def optimizer_temporaries(plan: Plan, tables: Tables, builder: Builder) -> None:
     flops = 12 * sum(count * sum(p.local for p in per_kind[kind]) for kind, count in plan.kind_counts)
     builder.compute(Kernel.OPTIMIZER, flops, moved)
     builder.free(layer, slot, held)
+
+
+def muon_transient(plan: Plan) -> int:
+    """Bytes that Megatron's Muon needs besides one matrix at a time: [Note: Muon's step] in `resident.py`."""
+    return max((_muon_bytes(plan, kind, p) for kind, _ in plan.kind_counts for p in plan.kinds[kind]
+                if any(name == "momentum_buffer" for name, _ in p.states)), default=0)
+
+
+def _muon_bytes(plan: Plan, kind: int, placed: Placed) -> int:
+    elements = placed.local // placed.used_copies
+    mixer = next((b.block for b in plan.graph.kinds[kind].branches if isinstance(b.block, Attention)), None)
+    if mixer is None or not placed.spec.name.endswith("linear_qkv.weight"):
+        return 12 * elements
+    parts = [elements * size // (mixer.q_size + 2 * mixer.kv_size) for size in
+             (mixer.q_size, mixer.kv_size, mixer.kv_size)]
+    return max(4 * elements + 4 * sum(parts[:i]) + 12 * part for i, part in enumerate(parts))
 
 
 def _two_in_a_row(sizes: list[int]) -> int:

@@ -31,7 +31,7 @@ class Formats:
 def formats(job: Job, options: dict[str, object]) -> Formats:
     """What was asked, checked, with the recipes' defaults."""
     precise = job.flag(options, "use_precision_aware_optimizer", RECIPE, default=False)
-    scatter = job.flag(options, "use_distributed_optimizer", "Bridge 0.3.1 nemotron_3_nano.py:455", default=True)
+    scatter = _scatter(job, options)
     params, grads = _params(job), _grads(job)
     (_check_precise if precise else _check_plain)(job, scatter=scatter)
     optimizer = job.scenario.training.optimizer
@@ -40,6 +40,20 @@ def formats(job: Job, options: dict[str, object]) -> Formats:
     if optimizer.name != "sgd":
         moments = job.auto("training.optimizer.moments", optimizer.moments, "fp32", f"{RECIPE}: exp_avg_dtype")
     return Formats(params, grads, _stored_master(job, options, master, precise=precise), moments, precise, scatter)
+
+
+def _scatter(job: Job, options: dict[str, object]) -> bool:
+    """The distributed optimizer is Adam's and SGD's alone: it cuts matrices that Muon needs whole."""
+    key, name = "use_distributed_optimizer", job.scenario.training.optimizer.name
+    if name != "muon":
+        return job.flag(options, key, "Bridge 0.3.1 nemotron_3_nano.py:455", default=True)
+    if job.compute == "fp16":
+        raise job.illegal("training.precision.compute", "muon with fp16 is not supported",
+                          "core 0.16.1 optimizer/muon.py:196")
+    if job.flag(options, key, "core 0.16.1 optimizer/muon.py:193", default=False):
+        raise job.illegal(f"framework_options.{key}", "muon with dist optimizer is not supported",
+                          "core 0.16.1 optimizer/muon.py:193")
+    return False
 
 
 def _params(job: Job) -> str:
@@ -77,7 +91,7 @@ def _check_plain(job: Job, *, scatter: bool) -> None:
 
 def _check_precise(job: Job, *, scatter: bool) -> None:
     optimizer, option = job.scenario.training.optimizer, "framework_options.use_precision_aware_optimizer"
-    if optimizer.name == "sgd":
+    if optimizer.name in ("sgd", "muon"):
         raise job.illegal(option, "--use-precision-aware-optimizer only supported with adam", RULE)
     if not scatter:
         raise job.illegal(option, "--use-precision-aware-optimizer only supported with distributed optimizer", RULE)

@@ -30,13 +30,13 @@ class _Choice:
     compute: str
     axes: tuple[str, str]
     splits_experts: bool
-    has_moments: bool
+    optimizer: str
 
 
 def rules(job: Job, made: Formats) -> tuple[Rule, ...]:
     """One rule for each way in which tensors are cut: by the names of their dimensions."""
-    moments = job.scenario.training.optimizer.name != "sgd"
-    return _rules(job.graph, _Choice(made, job.compute, shard_axes(job), job.mesh.ep > 1, moments))
+    optimizer = job.scenario.training.optimizer.name
+    return _rules(job.graph, _Choice(made, job.compute, shard_axes(job), job.mesh.ep > 1, optimizer))
 
 
 @lru_cache(maxsize=256)
@@ -88,16 +88,27 @@ def _life(spec: TensorSpec, choice: _Choice) -> Life:
     return Life(
         "expert" if expert else "dense", rest, Form(layout, choice.compute),
         Form((*layout, (axis, Partial())), made.grads), Form(layout, made.grads),
-        _states((*layout, *whole), choice), Moment.NEVER, Moment.NEVER, Moment.BUCKET_FULL,
+        _states(spec, (*layout, *whole), choice), Moment.NEVER, Moment.NEVER, Moment.BUCKET_FULL,
         grads_persist=True, rest_category="sharded_param", grad_made_category="")
 
 
-def _states(layout: Layout, choice: _Choice) -> tuple[tuple[str, Form], ...]:
+def _states(spec: TensorSpec, layout: Layout, choice: _Choice) -> tuple[tuple[str, Form], ...]:
+    moments = choice.made.moments
     states: list[tuple[str, Form]] = [("master_param", Form(layout, choice.made.master))]
-    if choice.has_moments:
-        moments = choice.made.moments
+    if choice.optimizer == "muon" and _is_matrix(spec):
+        states.append(("momentum_buffer", Form(layout, moments)))
+    elif choice.optimizer != "sgd":
         states += [("exp_avg", Form(layout, moments)), ("exp_avg_sq", Form(layout, moments))]
     return tuple(states)
+
+
+def _is_matrix(spec: TensorSpec) -> bool:
+    """What goes to Muon: parameters of two dimensions, but word embeddings and the output layer.
+
+    Core 0.16.1 optimizer/muon.py:252; learned positions are matrices like others (language_module.py:181 marks the
+    other two alone). Adam has the rest.
+    """
+    return len(spec.shape) == 2 and spec.dims[0] != "vocab"
 
 
 def shard_axes(job: Job) -> tuple[str, str]:

@@ -1,7 +1,8 @@
 """The all-gather dispatcher: every rank of ep x etp gets all tokens of them, and picks those of its experts.
 
 megatron-core 0.16.1 `transformer/moe/token_dispatcher.py` (MoEAllGatherTokenDispatcher), `moe_utils.py` (permute and
-unpermute without fusion). Tokens are gathered into the global "mpu" buffer, which is nobody's here.
+unpermute without fusion). Tokens are gathered into the global "mpu" buffer, which is one of all layers
+(`simcore/workspace.py`).
 """
 
 from __future__ import annotations
