@@ -22,6 +22,9 @@ UNSAYABLE = {
     "vocabulary size unknown": "vocabulary size unknown from the case files",
 }
 UNFUSED = "attention backend auto, which ran unfused: the configuration does not say so"
+LATER_CONTAINER = "2026-05-07"
+"""Since then tests of the environment dev run in pytorch:26.04-py3, before in 26.02 (Megatron-LM 5fe3f06658,
+docker/.ngc_version.dev); lts stays with 25.09."""
 OTHER_GPU = "values of another GPU's run: the file is an inferred copy"
 
 
@@ -82,11 +85,16 @@ def _reason(golden):
 def scenario(golden):
     """The scenario of a case: what ran, how it was laid out, how it was trained."""
     config = golden["config"]
-    # A `|` in a hybrid's pattern is a word of versions after core 0.16.1.
-    later = {"framework_version": "main 2026-08-22"} if "|" in config.get("hybrid_pattern", "") else {}
-    return {"model": _model(config), "framework": "megatron_fsdp" if config.get("fsdp") else "megatron", **later,
-            "topology": TOPOLOGY[golden["gpu"]], "mesh": _mesh(golden), "training": _training(config),
+    return {"model": _model(config), "framework": "megatron_fsdp" if config.get("fsdp") else "megatron",
+            **_version(golden), "topology": TOPOLOGY[golden["gpu"]], "mesh": _mesh(golden), "training": _training(config),
             "framework_options": _options(config) | _context(golden), **_environment(golden)}
+
+
+def _version(golden):
+    """A `|` in a hybrid's pattern is a word of versions after core 0.16.1; their container is a later one too."""
+    later = "|" in golden["config"].get("hybrid_pattern", "") or (
+        golden["environment"] == "dev" and golden["memory_values_changed"] >= LATER_CONTAINER)
+    return {"framework_version": "main 2026-08-22"} if later else {}
 
 
 # ---- model ----------------------------------------------------------------------------------------------------------
