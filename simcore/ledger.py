@@ -3,11 +3,18 @@
 Comes in: a `Program`. Goes out: `Balance`: the highest moment, who is there, the peak of each phase. Allocated bytes
 depend on the order of issue alone (PyTorch lowers them in `free()` on the host), so no clock is needed. Sums run over
 pieces; only the piece that holds the peak is looked into.
+
+[Note: the first step]
+States of the optimizer are made in its turn. And mamba_ssm's scans are Triton kernels with `@triton.autotune`
+(`ops/triton/ssd_state_passing.py` and its neighbours): at their first call, forward and backward, every configuration
+is timed, with a buffer of 256 MiB that empties the L2 cache (triton 3 `testing.py` do_bench, `third_party/nvidia/
+backend/driver.py` get_empty_cache_for_benchmark). It is torch's memory, and goes before the next kernel.
 """
 
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import Final
 
 import numpy as np
 
@@ -17,7 +24,9 @@ from simcore.program import Program
 from simcore.tape import Op
 from simcore.tile import AMOUNT, LAYER, OP, SLOT, posted_bytes
 
-__all__ = ["Balance", "balance", "first_step", "running"]
+__all__ = ["TRIAL_BYTES", "Balance", "balance", "first_step", "running"]
+
+TRIAL_BYTES: Final = 256 * 2**20
 
 
 @dataclass(frozen=True, eq=False)
@@ -33,11 +42,14 @@ class Balance:
     by_phase: dict[str, int]
     top: tuple[tuple[str, str, int], ...]
     end_bytes: int
+    first_scan_bytes: int | None = None
 
 
 def first_step(balance: Balance, born_in_step: int) -> int:
-    """Peak of the very first step: states that it makes are not there before the optimizer's turn."""
+    """Peak of the very first step: [Note: the first step]."""
     before = max((size for phase, size in balance.by_phase.items() if phase != "optimizer"), default=0)
+    if balance.first_scan_bytes is not None:
+        before = max(before, balance.first_scan_bytes + TRIAL_BYTES)
     return max(before - born_in_step, balance.by_phase.get("optimizer", 0))
 
 
@@ -58,7 +70,8 @@ def balance(program: Program, num_top: int = 12) -> Balance:
     return Balance(
         sums.peak_bytes(piece), (Phase.RECOMPUTE if in_replay else Phase(at.phase)).name.lower(),
         _event(program, piece, row), program.layer_paths[layer] if 0 <= layer < len(program.layer_paths) else "",
-        at.microbatch, _by_category(program, held), sums.by_phase(), _owners(program, held, num_top), sums.end())
+        at.microbatch, _by_category(program, held), sums.by_phase(), _owners(program, held, num_top), sums.end(),
+        sums.first_scan())
 
 
 class _Sums:
@@ -87,6 +100,14 @@ class _Sums:
 
     def end(self) -> int:
         return int(self.after[-1])
+
+    def first_scan(self) -> int | None:
+        """The highest moment while the first Mamba scans of forward and of backward run."""
+        tops = [tile.top_of_scan for tile in self.program.tiles]
+        scans = np.isin(self.tile, [number for number, top in enumerate(tops) if top is not None])
+        firsts = [int(np.argmax(inside)) for phase in (Phase.FORWARD, Phase.BACKWARD)
+                  if (inside := scans & (self.program.outline.columns[4] == phase)).any()]
+        return max((int(self.base[first]) + (tops[self.tile[first]] or 0) for first in firsts), default=None)
 
     def by_phase(self) -> dict[str, int]:
         """The loss is part of forward too, a replay part of backward too; a phase begins with what was there before."""

@@ -79,7 +79,8 @@ class MemorySeries(_Frozen):
 class Peak(_Frozen):
     """The highest moment of the step on this rank.
 
-    `first_step_bytes`: the same of the very first step, whose optimizer has yet to make its states.
+    `first_step_bytes`: allocated in the very first step: its optimizer has yet to make its states, and Mamba's kernels
+    are timed beside a buffer of 256 MiB.
     Allocated: tensors, and under Megatron the workspaces of libraries. Reserved: what the allocator is seen to hold,
     most likely, and between which ends; where parameters are gathered, much of that is cache, which it gives back
     before it fails. Device: what must be there, blocks that do not fit together counted and cache not, with what lies

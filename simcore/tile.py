@@ -13,7 +13,7 @@ from hashlib import blake2b
 import numpy as np
 
 from simcore.mesh import IntArray
-from simcore.tape import RECOMPUTE_BEGIN, RECOMPUTE_END, Op, Row, Section, Stream
+from simcore.tape import RECOMPUTE_BEGIN, RECOMPUTE_END, Kernel, Op, Row, Section, Stream
 
 __all__ = ["AMOUNT", "AUX", "LAYER", "OP", "SLOT", "STREAM", "Tile", "posted_bytes"]
 
@@ -85,6 +85,12 @@ class Tile:
     def top_of_replay(self) -> int:
         """The most that is added inside the replay."""
         return int(self.prefix[self.replay == 1].max()) if self.replayed else _NOTHING
+
+    @cached_property
+    def top_of_scan(self) -> int | None:
+        """The most that is added until a Mamba scan is over; None where there is none."""
+        scans = np.flatnonzero((self.rows[:, OP] == Op.COMPUTE) & (self.rows[:, SLOT] == Kernel.MAMBA_SCAN))
+        return int(self.prefix[:scans[-1] + 1].max()) if len(scans) else None
 
     @cached_property
     def nets(self) -> IntArray:

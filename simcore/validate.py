@@ -202,7 +202,8 @@ def _span(text: str) -> range:
 
 
 def _allocated(rank: RankReport) -> tuple[int, int, int] | None:
-    return (rank.peak.allocated_bytes,) * 3 if rank.peak else None
+    """Of a whole run: of a later step, or of the first one."""
+    return (max(rank.peak.allocated_bytes, rank.peak.first_step_bytes or 0),) * 3 if rank.peak else None
 
 
 def _end(rank: RankReport) -> tuple[int, int, int] | None:

@@ -9,7 +9,8 @@ import small
 from simcore.ledger import balance, first_step, running
 from simcore.outline import Builder, Phase, Tables
 from simcore.program import Program
-from simcore.tape import Op
+from simcore.tape import Kernel, Op
+from simcore.tile import LAYER, OP, SLOT
 
 
 def program() -> Program:
@@ -56,6 +57,30 @@ def test_running_sum() -> None:
 def test_the_first_step_makes_its_states_in_the_optimizers_turn() -> None:
     assert first_step(balance(program()), 40) == 155 - 40
     assert first_step(balance(program()), 90) == 100
+
+
+@pytest.mark.parametrize("recompute", ["none", "full"])
+def test_the_first_scans_are_timed_beside_a_buffer(recompute: str) -> None:
+    """Row by row: until the last scan of the first tile with one, in forward and in backward."""
+    real = small.program_of("megatron", {"dp_shard": 2}, microbatches=2, recompute=recompute)
+    sums, scans = running(real), (real.columns[:, OP] == Op.COMPUTE) & (real.columns[:, SLOT] == Kernel.MAMBA_SCAN)
+    tops = []
+    for phase in (Phase.FORWARD, Phase.BACKWARD):
+        inside = np.flatnonzero(scans & (real.phase == phase))
+        layer = real.columns[inside[0], LAYER]
+        last = [at for at in inside if real.columns[at, LAYER] == layer and real.microbatch[at] == 0][-1]
+        marks = np.flatnonzero(real.columns[:last, LAYER] != layer)
+        tops.append(int(sums[marks[-1] + 1:last + 1].max()))
+    found = balance(real)
+    assert found.first_scan_bytes is not None
+    assert found.first_scan_bytes >= max(tops)
+    assert found.first_scan_bytes <= found.peak_bytes
+    assert first_step(found, 7) == max(found.first_scan_bytes + 256 * 2**20 - 7, found.by_phase["optimizer"])
+
+
+def test_a_model_without_mamba_times_nothing() -> None:
+    found = balance(small.program_of("megatron", {"dp_shard": 2}, model="llama-tiny"))
+    assert found.first_scan_bytes is None
 
 
 def test_top_is_cut() -> None:

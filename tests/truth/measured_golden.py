@@ -86,7 +86,8 @@ def scenario(golden):
     """The scenario of a case: what ran, how it was laid out, how it was trained."""
     config = golden["config"]
     return {"model": _model(config), "framework": "megatron_fsdp" if config.get("fsdp") else "megatron",
-            **_version(golden), "topology": TOPOLOGY[golden["gpu"]], "mesh": _mesh(golden), "training": _training(config),
+            **_version(golden), "topology": TOPOLOGY[golden["gpu"]], "mesh": _mesh(golden),
+            "training": _training(config),
             "framework_options": _options(config) | _context(golden), **_environment(golden)}
 
 
