@@ -794,3 +794,21 @@ def test_muon_works_on_one_matrix_at_a_time(letters: str, largest: int) -> None:
     found = [amount for *_, amount in small.postings(program, "orthogonalised")]
     assert found == [largest, -largest]
     assert not small.postings(small.program_of("megatron", model=model), "orthogonalised")
+
+
+# ---- hybrids that predict further tokens ----------------------------------------------------------------------------
+LIGHT = {"config": "nemotron-3-tiny", "overrides": {"mtp_num_layers": 2, "mtp_hybrid_override_pattern": "*E",
+                                                    "mtp_use_repeated_layer": True}}
+
+
+def test_a_hybrid_predicts_further_tokens_in_the_main_branch() -> None:
+    _refused("illegal", "needs framework_version: main 2026-08-22", model=LIGHT)
+    later = {"framework_version": "main 2026-08-22"}
+    scenario = small.scenario("megatron", {"dp_shard": 2, "ep": 2}, model=LIGHT).model_copy(update=later)
+    plain = small.scenario("megatron", {"dp_shard": 2, "ep": 2}).model_copy(update=later)
+    peaks = [simulate(one).ranks[0].peak for one in (scenario, plain)]
+    assert peaks[0] is not None
+    assert peaks[1] is not None
+    assert peaks[0].allocated_bytes > peaks[1].allocated_bytes
+    staged = small.scenario("megatron", {"pp": 2}, model=LIGHT, pipeline={"layers": [3, 2]}).model_copy(update=later)
+    assert "runs several times, with stages" in simulate(staged).problems[0].message

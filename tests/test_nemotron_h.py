@@ -90,11 +90,35 @@ def test_gates_and_rotations() -> None:
     assert gated.kinds[0].block == Embedding(config()["vocab_size"], 256, rotary_dim=64)
 
 
+PREDICTS = {"mtp_num_layers": 2, "mtp_hybrid_override_pattern": "*E", "mtp_use_repeated_layer": True}
+
+
+def test_a_module_that_predicts_two_tokens_counts_once() -> None:
+    """Two norms and a projection of both halves, an attention and a MoE layer with their norms, a final norm."""
+    plain, repeated, apart = (build(config(**more), "megatron") for more in (
+        {}, PREDICTS, {**PREDICTS, "mtp_use_repeated_layer": False}))
+    layers = {name: plain.count(name) // 2 for name in ("routed_experts", "shared_experts", "router")}
+    inner = sum(layers.values()) + plain.count("attention") + 2 * 256
+    assert repeated.count("mtp") == inner + 3 * 256 + 2 * 256 * 256
+    assert repeated.count() == plain.count() + repeated.count("mtp")
+    assert apart.count("mtp") == 2 * repeated.count("mtp")
+    assert repeated.num_blocks == plain.num_blocks
+
+
+@pytest.mark.parametrize(("changed", "told"), [
+    ({"mtp_hybrid_override_pattern": None}, "mtp_hybrid_override_pattern: expected letters"),
+    ({"mtp_hybrid_override_pattern": "EE"}, "two layers of a kind"), ({"normalization": "LayerNorm"}, "or LayerNorm")])
+def test_modules_that_are_not_modelled(changed: dict[str, Any], told: str) -> None:
+    with pytest.raises(InputError, match=told):
+        megatrons(**{**config(), **PREDICTS, **changed, "add_bias_linear": False, "mlp_hidden_act": "relu2"})
+
+
 @pytest.mark.parametrize("code", ["hf", "automodel"])
 @pytest.mark.parametrize(("changed", "told"), [
     ({"normalization": "LayerNorm"}, "LayerNorm"), ({"tie_word_embeddings": True}, "a tied head"),
     ({"position_embedding_type": "rope"}, "rotary positions"), ({"hidden_dropout": 0.1}, "dropout"),
-    ({"hybrid_override_pattern": "M-", "num_hidden_layers": 2, "mlp_hidden_act": "swiglu"}, "a gated MLP")])
+    ({"hybrid_override_pattern": "M-", "num_hidden_layers": 2, "mlp_hidden_act": "swiglu"}, "a gated MLP"),
+    (PREDICTS, "multi-token prediction")])
 def test_only_megatron_builds_other_hybrids(code: str, changed: dict[str, Any], told: str) -> None:
     assert build(config(**changed), "megatron").num_blocks
     with pytest.raises(NotYet, match=f"{told} .* only Megatron's have it"):

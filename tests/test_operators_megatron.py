@@ -580,6 +580,49 @@ def test_an_overlapped_exchange_keeps_the_shared_experts_output() -> None:
     assert _kept(QWEN3, _run(QWEN3, ep=8, options=cut)) == _kept(QWEN3, _run(QWEN3, ep=8)), "no shared expert"
 
 
+def test_a_hybrids_module_may_predict_several_tokens() -> None:
+    """By the source: each further token keeps as much as one more run of the layers, three norms and projection."""
+    one, two = (LayerKind("mtp", "nemotron_h", H, (*ATTENTION.branches, *MOE.branches), Mtp(H, 1024, depths=depths))
+                for depths in (1, 2))
+    layers = sum(_kept(kind, _run(kind)) for kind in (ATTENTION, MOE))
+    layers -= (4 + 1) * 128 * T  # the dispatcher holds one map, and fp32 probabilities: those of the last run
+    norms, projection = 3 * (2 * H + 4), 2 * 2 * H
+    assert _kept(two, _run(two)) - _kept(one, _run(one)) == layers + (norms + projection) * T
+    joined = [r[3] for r in record(two, _run(two), {}, {}).forward.rows
+              if r[0] == Op.ALLOC and r[2] == HIDDEN and r[1] == 0]
+    assert joined == [3 * 2 * H * T], "the decoder's output and both further ones"
+
+
+@pytest.mark.parametrize("loss", ["megatron", "te"])
+def test_a_hybrids_output_layer_runs_for_every_token(loss: str) -> None:
+    """Each further token keeps its loss, its logits go with process_mtp_loss; gradients of the weight are one sum."""
+    vocab = 1024
+    one, two = (LayerKind("head", "nemotron_h", H, block=Head(vocab, H, shared=further)) for further in (1, 2))
+    of_loss = (4 * vocab + {"megatron": 1 + 8, "te": 0}[loss] + 2 * 4) * T  # and the mask, and the scaled loss
+    assert _kept(two, _run(two, loss=loss)) - _kept(one, _run(one, loss=loss)) == of_loss
+    for kind in (one, two):
+        slots: dict[tuple[str, str], int] = {}
+        tape = record(kind, _run(kind, loss=loss), slots, {})
+        assert not [r for r in tape.after.rows if r[0] == Op.FREE and r[3] == -2 * vocab * T]
+        sums = slots["mtp.grad_sum", "backward_temp"]
+        assert [r[3] for r in tape.backward.rows if r[0] in (Op.ALLOC, Op.FREE) and r[2] == sums] == [
+            2 * vocab * H, -2 * vocab * H]
+
+
+def test_gradients_of_two_further_lookups_wait_as_one() -> None:
+    """The first waits for the model's own; the second is added to it, and lies beside it for a moment."""
+    kind = LayerKind("mtp", "nemotron_h", H, ATTENTION.branches, Mtp(H, 1024, depths=2))
+    run = _run(kind, loss="te")
+    table = "embedding.word_embeddings.weight"
+    shared = {**run.params, table: replace(run.params[table], tied=True)}
+    slots: dict[tuple[str, str], int] = {}
+    rows = record(kind, replace(run, params=shared), slots, {}).backward.rows
+    waiting, beside = slots["tied.grad", "backward_temp"], slots[f"mtp.{table}.grad", "backward_temp"]
+    assert [(r[0], r[3]) for r in rows if r[2] == waiting and r[0] in (Op.ALLOC, Op.FREE)] == [
+        (Op.ALLOC, 2 * 1024 * H)]
+    assert [r[3] for r in rows if r[2] == beside and r[0] in (Op.ALLOC, Op.FREE)] == [2 * 1024 * H, -2 * 1024 * H]
+
+
 def test_latent_attention_counts_both_head_sizes() -> None:
     """Scores over 192, values over 128, half of the square: s^2 (192 + 128) a head."""
     rows = record(V3, _run(V3), {}, {}).forward.rows

@@ -121,6 +121,12 @@ def _check_mtp(job: Job) -> None:
         return
     if job.scenario.training.method != "full":
         raise job.not_yet("training.method", "adapters with multi-token prediction")
+    if _predicts_hybrid(job) and job.scenario.framework_version != "main 2026-08-22":
+        raise job.illegal("model", "multi-token prediction of a hybrid needs framework_version: main 2026-08-22",
+                          "core 0.16.1 models/mamba/mamba_model.py builds no MTP block; Megatron-LM main "
+                          "models/hybrid/hybrid_model.py:302")
+    if job.mesh.pp > 1 and any(isinstance(k.block, Mtp) and k.block.depths > 1 for k in job.graph.kinds):
+        raise job.not_yet("mesh.pp", "a module of multi-token prediction that runs several times, with stages")
     if any(isinstance(kind.block, Head) and kind.block.tied for kind in job.graph.kinds):
         raise job.not_yet("model", "multi-token prediction with tied embeddings")
 
@@ -133,6 +139,10 @@ def check_fuser(job: Job, *, fuses: bool) -> None:
         raise job.not_yet(key, "a dense MLP of TransformerEngine's operations (TEFusedMLP)")
     if fuses and job.scenario.framework_version == "main 2026-08-22":
         raise job.not_yet(key, "experts of TransformerEngine's operations, which main has")
+
+
+def _predicts_hybrid(job: Job) -> bool:
+    return job.graph.architecture.family == "nemotron_h"
 
 
 def _divides(job: Job, axis: str, size: int, what: str, rule: str) -> None:

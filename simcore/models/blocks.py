@@ -159,22 +159,24 @@ class FinalNorm:
 class Mtp:
     """A module that predicts one token further: two norms, a projection of both halves, one layer, a final norm.
 
-    `modules`: so many in a row. The layer is its kind's branches; embedding and output projection are the model's own.
+    `modules`: so many in a row. `depths`: each is run so often, on what it made before (mtp_use_repeated_layer). The
+    layer is its kind's branches, in a hybrid several layers; embedding and output projection are the model's own.
     """
 
     hidden: int
     vocab: int
     modules: int = 1
+    depths: int = 1
 
 
 @dataclass(frozen=True, slots=True)
 class Head:
-    """The output projection; `tied`: its weight is the embedding's. `shared`: multi-token prediction runs it too."""
+    """The output projection; `tied`: its weight is the embedding's. `shared`: so often further tokens run it too."""
 
     vocab: int
     hidden: int
     tied: bool = False
-    shared: bool = False
+    shared: int = 0
 
 
 @dataclass(frozen=True, slots=True)

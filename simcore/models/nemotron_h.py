@@ -22,11 +22,13 @@ from simcore.models.blocks import (
     Mixer,
     Mlp,
     Moe,
+    Mtp,
 )
 
 __all__ = ["FURTHER_FIELDS", "architecture"]
 
-FURTHER_FIELDS = ("normalization", "add_bias_linear", "position_embedding_type", "hidden_dropout", "attention_dropout")
+FURTHER_FIELDS = ("normalization", "add_bias_linear", "position_embedding_type", "hidden_dropout", "attention_dropout",
+                  "mtp_hybrid_override_pattern", "mtp_use_repeated_layer")
 """What a configuration may say in Megatron's words."""
 
 _LETTER_OF_TYPE = {
@@ -42,23 +44,49 @@ def architecture(config: Config) -> Architecture:
     pattern = _pattern(config)
     kinds = {letter: _layer_kind(config, letter, hidden) for letter in sorted(set(pattern))}
     tied = config.boolean("tie_word_embeddings", default=False)
+    further = _predictions(config, vocab, hidden)
     parts = (
-        ("model.embeddings", _stem(config, vocab, hidden)),
+        ("model.embeddings", _stem(config, vocab, hidden, shared=bool(further))),
         *((f"model.layers.{i}", kinds[letter]) for i, letter in enumerate(pattern)),
         ("model.norm_f",
          LayerKind("final_norm", "nemotron_h", hidden, block=FinalNorm(hidden, _has_layer_norm(config)))),
-        ("lm_head", LayerKind("head", "nemotron_h", hidden, block=Head(vocab, hidden, tied))),
+        *further,
+        ("lm_head", LayerKind("head", "nemotron_h", hidden, block=Head(vocab, hidden, tied, _num_further(config)))),
         ("loss", LayerKind("loss", "nemotron_h", hidden, block=Loss(vocab, upcast=True))),
     )
     return Architecture("nemotron_h", parts, vocab, hidden, tied, pattern)
 
 
-def _stem(config: Config, vocab: int, hidden: int) -> LayerKind:
+def _predictions(config: Config, vocab: int, hidden: int) -> tuple[tuple[str, LayerKind], ...]:
+    """Modules of multi-token prediction: a pattern of layers each, or one that is run for every further token.
+
+    Megatron-LM main of 2026-08-22 `models/hybrid/hybrid_model.py`, `transformer/multi_token_prediction.py`.
+    """
+    count = _num_further(config)
+    if not count:
+        return ()
+    letters = _letters(config, "mtp_hybrid_override_pattern", config.fields.get("mtp_hybrid_override_pattern"))
+    if len(set(letters)) < len(letters) or _has_layer_norm(config):
+        raise config.fail("mtp_hybrid_override_pattern", "two layers of a kind, or LayerNorm, are not modelled yet")
+    branches = tuple(branch for letter in letters for branch in _layer_kind(config, letter, hidden).branches)
+    repeated = config.boolean("mtp_use_repeated_layer", default=False)
+    modules, depths = (1, count) if repeated else (count, 1)
+    kind = LayerKind("mtp", "nemotron_h", hidden, branches, Mtp(hidden, vocab, modules, depths),
+                     dropout=config.fraction("hidden_dropout", 0) > 0)
+    return tuple((f"mtp.layers.{i}", kind) for i in range(modules))
+
+
+def _num_further(config: Config) -> int:
+    """Tokens that are predicted besides the next."""
+    return config.integer("mtp_num_layers", default=0, least=0)
+
+
+def _stem(config: Config, vocab: int, hidden: int, *, shared: bool) -> LayerKind:
     """Published hybrids know no positions."""
     learned = _positions(config) == "learned_absolute"
     positions = config.integer("max_position_embeddings") if learned else 0
     rotary = _head_dim(config, hidden) if _positions(config) == "rope" else 0
-    return LayerKind("embedding", "nemotron_h", hidden, block=Embedding(vocab, hidden, rotary, positions),
+    return LayerKind("embedding", "nemotron_h", hidden, block=Embedding(vocab, hidden, rotary, positions, shared),
                      dropout=config.fraction("hidden_dropout", 0) > 0)
 
 
@@ -75,7 +103,7 @@ def _pattern(config: Config) -> str:
     names = config.fields.get("layers_block_type") or config.fields.get("layer_types")
     if text is None and names is None:
         raise config.fail("hybrid_override_pattern", "expected a pattern such as 'MEM*E' or layers_block_type")
-    pattern = _from_letters(config, text) if text is not None else _from_names(config, names)
+    pattern = _letters(config, "hybrid_override_pattern", text) if text is not None else _from_names(config, names)
     num_layers = config.integer("num_hidden_layers", default=len(pattern))
     if num_layers > len(pattern):
         raise config.fail("num_hidden_layers",
@@ -83,13 +111,12 @@ def _pattern(config: Config) -> str:
     return pattern[:num_layers]
 
 
-def _from_letters(config: Config, text: object) -> str:
+def _letters(config: Config, field: str, text: object) -> str:
     if not isinstance(text, str) or not text:
-        raise config.fail("hybrid_override_pattern", f"expected letters of M, E, * and -, got {text!r}")
+        raise config.fail(field, f"expected letters of M, E, * and -, got {text!r}")
     for place, letter in enumerate(text):
         if letter not in _KIND_OF_LETTER:
-            raise config.fail(
-                "hybrid_override_pattern", f"expected letters of M, E, * and -, got {letter!r} at layer {place}")
+            raise config.fail(field, f"expected letters of M, E, * and -, got {letter!r} at layer {place}")
     return text
 
 

@@ -80,7 +80,11 @@ def _words(c: Context, block: Embedding, *, whole: bool) -> Tensor:
 
 
 def _leave_waiting(c: Context, weight: Param) -> None:
-    """In the name of the head, which is the next layer."""
+    """In the name of the head, which is the next layer; a module that runs again adds to what waits."""
+    if TIED_GRAD in c.held:
+        c.elementwise(c.tape.empty(weight.shape, weight.dtype, f"{weight.name}.grad"), 3)
+        return
+    c.held[TIED_GRAD] = Tensor(None, weight.shape, weight.dtype)
     slot = c.tape.slot(TIED_GRAD, "backward_temp")
     Storage(c.tape, weight.nbytes, slot, 1).num_bytes = 0
 

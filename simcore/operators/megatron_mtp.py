@@ -1,4 +1,4 @@
-"""Megatron-Core's multi-token prediction (MTP): one module that predicts the token after the next.
+"""Megatron-Core's multi-token prediction (MTP): one module that predicts the token after the next, and further ones.
 
 megatron-core 0.16.1 `transformer/multi_token_prediction.py`, `models/gpt/gpt_model.py` (GPTModel._postprocess),
 `tensor_parallel/mappings.py`. The module stands after the decoder's final norm and before the output layer. It looks up
@@ -7,7 +7,10 @@ is laid behind what the decoder made, in one tensor, which the output layer gets
 with it, the module's first. The model's own loss is a layer of its own, the module's is part of the output layer here.
 
 [Note: what multi-token prediction holds]
- * The module's logits are a local variable of GPTModel._postprocess: they go when the model's own loss is there.
+ * The module's logits are a local variable of GPTModel._postprocess: they go when the model's own loss is there. Those
+   of a hybrid are one of process_mtp_loss, which is over by then (main of 2026-08-22 `models/hybrid/hybrid_model.py`,
+   `transformer/multi_token_prediction.py`); there a module may be run several times, and the logits of one further
+   token stay until those of the next are there.
  * With sequence parallelism the projected stream is gathered over tp and cut along the sequence. The part is a view, so
    what keeps the layer's input keeps all of it.
  * Of two uses of a weight in one backward the first gradient waits for the second, and autograd adds both into a new
@@ -24,7 +27,7 @@ from simcore.operators.megatron_context import Context, Grads, Saved
 from simcore.operators.megatron_head import Backward, embedding, head, loss
 from simcore.operators.megatron_ops import all_gather, column, norm
 from simcore.recording import Run
-from simcore.tape import Kernel, Tape, Tensor
+from simcore.tape import Kernel, Node, Tape, Tensor
 
 __all__ = ["heads", "predict"]
 
@@ -32,31 +35,43 @@ _INNER = "transformer_layer."
 
 
 def predict(c: Context, block: Mtp, x: Tensor, layer: Callable[[Context, list[Tensor]], Tensor]) -> Tensor:
-    """From the decoder's output `x` to the output layer's input: both outputs in one tensor, twice as many rows.
+    """From the decoder's output `x` to the output layer's input: all outputs in one tensor, one after the other.
 
     `layer` runs the module's transformer layer.
     """
     c.tape.scope = "mtp."
+    made = [x]
+    for _ in range(block.depths):
+        made.append(_run(c, block, made[-1], layer))
+    return _joined(c, made)
+
+
+def _run(c: Context, block: Mtp, x: Tensor, layer: Callable[[Context, list[Tensor]], Tensor]) -> Tensor:
+    """One further token: its embedding beside `x`, projected, through the module's layer and norm."""
     found = embedding(c, Embedding(block.vocab, block.hidden))
 
     def project_and_run() -> Tensor:
         made = layer(_inner(c), [_project(c, block, found, x)])
         return norm(c, "final_layernorm", made, "predicted")
 
-    predicted = c.region(project_and_run) if c.run.checkpoint in ("full", "uniform") else project_and_run()
-    return _joined(c, x, predicted)
+    return c.region(project_and_run) if c.run.checkpoint in ("full", "uniform") else project_and_run()
 
 
 def heads(c: Context, block: Head, x: Tensor) -> Tensor:
-    """The output layer on both parts of `x`; returns the model's own logits. The module's get their loss here."""
+    """The output layer on all parts of `x`; returns the model's own logits. Those of the module get their loss here."""
     c.tape.scope = "mtp."
-    own, further = _parts(c, x)
-    logits = head(c, block, further)
-    c.locals.append(logits)
-    own = _scaled(c, own, loss(c, logits))
+    own, *further = _parts(c, x, 1 + block.shared)
+    nodes = []
+    while further:
+        logits = head(c, block, further.pop(0))
+        nodes.append(logits.node)
+        own = _scaled(c, own, loss(c, logits))
+    if c.kind.family != "nemotron_h":
+        c.locals.append(logits)
+    del logits
     c.tape.scope = ""
     out = head(c, block, own)
-    _add_up(c, out, logits)
+    _add_up(c, [out.node, *reversed(nodes)])
     return out
 
 
@@ -123,33 +138,34 @@ def _cut(c: Context, x: Tensor) -> Tensor:
     return out
 
 
-def _joined(c: Context, first: Tensor, second: Tensor) -> Tensor:
+def _joined(c: Context, parts: list[Tensor]) -> Tensor:
     """`cat` along the sequence; gradients are views of its own."""
-    rows, columns = first.shape
+    count, (rows, columns) = len(parts), parts[0].shape
 
     def back(_tape: Tape, grads: Grads, _saved: Saved) -> list[Tensor | None]:
         assert grads[0] is not None
-        return [Tensor(grads[0].storage, (rows, columns), c.dtype) for _ in range(2)]
+        return [Tensor(grads[0].storage, (rows, columns), c.dtype) for _ in range(count)]
 
-    out = c.new(2 * rows, columns, "joined")
+    out = c.new(count * rows, columns, "joined")
     c.elementwise(out, 2, Kernel.COPY)
-    c.node(out, (first, second), (), back)
+    c.node(out, parts, (), back)
     return out
 
 
-def _parts(c: Context, x: Tensor) -> tuple[Tensor, Tensor]:
+def _parts(c: Context, x: Tensor, count: int) -> list[Tensor]:
     """`chunk`: views; their gradients are concatenated."""
-    rows, columns = x.shape[0] // 2, x.shape[1]
+    whole, columns = x.shape
 
     def back(_tape: Tape, _grads: Grads, _saved: Saved) -> list[Tensor | None]:
-        grad = c.new(2 * rows, columns, "grad_joined")
+        grad = c.new(whole, columns, "grad_joined")
         c.elementwise(grad, 2, Kernel.COPY)
         return [grad]
 
-    own, further = (Tensor(x.storage, (rows, columns), x.dtype) for _ in range(2))
-    c.node(own, (x,), (), back)
-    further.node, further.output = own.node, 1
-    return own, further
+    views = [Tensor(x.storage, (whole // count, columns), x.dtype) for _ in range(count)]
+    c.node(views[0], (x,), (), back)
+    for place in range(1, count):
+        views[place].node, views[place].output = views[0].node, place
+    return views
 
 
 def _scaled(c: Context, x: Tensor, losses: Tensor) -> Tensor:
@@ -165,30 +181,31 @@ def _scaled(c: Context, x: Tensor, losses: Tensor) -> Tensor:
     return out
 
 
-def _add_up(c: Context, out: Tensor, logits: Tensor) -> None:
-    """The gradient of the weight at the model's own logits waits for the other; the sum of both is a new tensor."""
-    weight, waiting = c.param("output_layer.weight"), list[Tensor | None]()
+def _add_up(c: Context, nodes: list[Node | None]) -> None:
+    """Gradients of the output layer's weight, in the order of backward: the model's own logits come first.
 
-    def first(once: Backward) -> Backward:
+    That gradient waits for the next; the sum of both is a new tensor, to which further ones are added.
+    """
+    weight, waiting, total = c.param("output_layer.weight"), list[Tensor | None](), list[Tensor]()
+
+    def changed(once: Backward, *, place: int) -> Backward:
         def back(tape: Tape, grads: Grads, saved: Saved) -> list[Tensor | None]:
             grad, own = once(tape, grads, saved)
-            waiting.append(own)
-            return [grad, None]
-
-        return back
-
-    def second(once: Backward) -> Backward:
-        def back(tape: Tape, grads: Grads, saved: Saved) -> list[Tensor | None]:
-            grad, own = once(tape, grads, saved)
-            total = tape.empty(weight.shape, weight.dtype, "grad_sum")
-            c.elementwise(total, 5)
+            if place == 0:
+                waiting.append(own)
+                return [grad, None]
+            if place == 1:
+                total.append(tape.empty(weight.shape, weight.dtype, "grad_sum"))
+            c.elementwise(total[0], 5)
             waiting.clear()
-            del total, own
+            if place == len(nodes) - 1:
+                total.clear()
+            del own
             return [grad, None]
 
         return back
 
-    for node, change in ((out.node, first), (logits.node, second)):
+    for place, node in enumerate(nodes):
         assert node is not None
         assert node.backward is not None
-        node.backward = change(node.backward)
+        node.backward = changed(node.backward, place=place)
