@@ -167,8 +167,10 @@ def _bridge_card(run):
     options |= {"moe_token_dispatcher_type": "flex", "moe_flex_dispatcher_backend": "hybridep"}
     model = _over(NANO, mtp_num_layers=int(config["mtp_num_layers"]), mtp_hybrid_override_pattern="*E",
                   mtp_use_repeated_layer=True)
+    # A hybrid predicts further tokens in Megatron-LM's main branch alone, of which these commits are.
     return {"model": model, "framework": "megatron_fsdp" if fsdp else "megatron",
-            "topology": BRIDGE_TOPOLOGY[run["gpu_type"]], "mesh": _degrees(run), "training": training,
+            "framework_version": "main 2026-08-22", "topology": BRIDGE_TOPOLOGY[run["gpu_type"]],
+            "mesh": _degrees(run), "training": training,
             "framework_options": options}
 
 
