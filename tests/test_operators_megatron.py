@@ -402,6 +402,19 @@ def test_ranks_that_swap_heads_keep_the_output_twice(cp: int, kind: str, copies:
     assert kept[0] - kept[1] == copies * 2 * 4096 * T
 
 
+@pytest.mark.parametrize(("cp", "copies"), [(2, 0), (4, 2), (8, 6)])
+def test_ranks_of_one_mamba_group_each_get_its_b_and_c(cp: int, copies: int) -> None:
+    """Two groups a tp rank: with more cp ranks B and C of 128 go to several; that wider tensor is kept, bf16."""
+    kept = [_kept(MAMBA, _run(MAMBA, tp=4, cp=ranks)) for ranks in (cp, 2)]
+    assert kept[0] - kept[1] == 2 * copies * 128 * 2 * T
+    slots: dict[tuple[str, str], int] = {}
+    rows = record(MAMBA, _run(MAMBA, tp=4, cp=cp), slots, {}).forward.rows
+    width = (2 * 4096 + 2 * 8 * 128 + 64) // 4 + 2 * copies * 128
+    for name in ("zxbcdt_parts", "zxbcdt_joined", "zxbcdt_exchanged"):
+        made = slots[name, "activation"]
+        assert [r[3] for r in rows if r[0] == Op.ALLOC and r[2] == made] == [2 * width * T]
+
+
 def test_weight_gradients_that_no_gemm_adds_up_are_made() -> None:
     apart = _run(GPT, options=(("gradient_accumulation_fusion", "false"),))
     assert idle_gradients(GPT, apart) == frozenset() != idle_gradients(GPT, _run(GPT))

@@ -3,12 +3,19 @@
 megatron-core 0.16.1 `ssm/mamba_mixer.py` (`_ssm_training`) and mamba_ssm main of August 2026
 (`ops/triton/ssd_combined.py`, `layernorm_gated.py`). Training always calls `mamba_split_conv1d_scan_combined` without
 norm and output projection, so z gates inside it and the gated norm is a node of its own.
+
+[Note: context parallelism of Mamba]
+`ssm/mamba_context_parallel.py`: before the convolution every rank gives positions for heads, part by part (z, x, B, C,
+dt), lays the parts side by side and undoes attention's order of positions; after the scan it goes the other way. Where
+there are fewer groups than ranks, B and C of a group go to all the ranks that have heads of it, so those two are wider
+by as many copies. A rank then has cp times the positions and a cp-th of the heads: as many elements, which are counted
+here as its own positions of all heads.
 """
 
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from simcore.models.blocks import Mamba2
 from simcore.operators.megatron_context import Context, Grads, Saved
@@ -61,18 +68,22 @@ def mamba(c: Context, block: Mamba2, x: Tensor) -> Tensor:
     """The mixer on the residual stream `x`; the caller adds the residual."""
     heads = c.param("mixer.dt_bias").shape[0]
     chunks = c.run.batch * math.ceil(c.run.seq * c.run.cp / block.chunk)
-    sizes = Sizes(c.tokens, max(1, chunks // c.run.cp), heads, max(1, block.num_groups * heads // block.num_heads),
-                  block.head_dim, block.state, block.chunk, c.run.batch)
+    groups = max(1, block.num_groups * heads // block.num_heads)
+    sizes = Sizes(c.tokens, max(1, chunks // c.run.cp), heads, max(groups, c.run.cp), block.head_dim, block.state,
+                  block.chunk, c.run.batch)
     # The mixer's own variable holds in_proj's output until out_proj has returned.
-    zxbcdt = _exchanged(c, norm_linear(c, "mixer.in_proj", x), "zxbcdt")
+    zxbcdt = _exchanged(c, norm_linear(c, "mixer.in_proj", x), "zxbcdt", 2 * (sizes.groups - groups) * block.state)
     y = _scan(c, sizes, _batch_first(c, zxbcdt, "zxbcdt_copy"))
     y = _exchanged(c, _batch_first(c, y, "y_copy"), "y")
-    y = _gated_norm(c, sizes, y)
+    y = _gated_norm(c, replace(sizes, groups=groups), y)
     return row(c, "mixer.out_proj", y)
 
 
-def _exchanged(c: Context, x: Tensor, name: str) -> Tensor:
-    """Context parallelism swaps sequence for heads with an all-to-all (`ssm/mamba_context_parallel.py`)."""
+def _exchanged(c: Context, x: Tensor, name: str, more: int = 0) -> Tensor:
+    """[Note: context parallelism of Mamba]: what came from the others, in order, and at last reordered.
+
+    `more` columns are copies of groups.
+    """
     if c.run.cp == 1:
         return x
     rows, columns = x.shape
@@ -82,9 +93,13 @@ def _exchanged(c: Context, x: Tensor, name: str) -> Tensor:
         c.send("all_to_all", "cp", grad)
         return [grad]
 
-    out = c.new(rows, columns, f"{name}_exchanged")
-    c.send("all_to_all", "cp", out)
+    parts = c.new(rows, columns + more, f"{name}_parts")
+    c.send("all_to_all", "cp", parts)
+    joined = c.new(rows, columns + more, f"{name}_joined")
+    out = c.new(rows, columns + more, f"{name}_exchanged")
+    c.elementwise(out, 4, Kernel.COPY)
     c.node(out, (x,), (), back)
+    del parts, joined
     return out
 
 
