@@ -71,12 +71,15 @@ def _coordinates(ranks: RankClass, mesh: Mesh, axis: Axis) -> int | str:
 
 def fold(graph: ModelGraph, mesh: Mesh, framework: Framework) -> tuple[RankClass, ...]:
     """The classes of every stage, stage by stage, in order of their first rank."""
-    return _fold(graph, mesh, framework.lives(graph), framework.communicators)
+    apart = tuple((one.axes[0], one.heaviest()) for one in framework.dealt)
+    return _fold(graph, mesh, framework.lives(graph), framework.communicators, apart)
 
 
 @lru_cache(maxsize=256)
-def _fold(graph: ModelGraph, mesh: Mesh, lives: Lives, communicators: tuple[str, ...]) -> tuple[RankClass, ...]:
-    edges = _breakpoints(graph, mesh, lives)
+def _fold(graph: ModelGraph, mesh: Mesh, lives: Lives, communicators: tuple[str, ...],
+          apart: tuple[tuple[str, int], ...]) -> tuple[RankClass, ...]:
+    """`apart`: coordinates that are classes of their own; where parameters are dealt out, those with most of them."""
+    edges = _breakpoints(graph, mesh, lives, apart)
     if not edges:
         offsets = np.arange(1, dtype=np.int64)
         return _per_stage(mesh, [offsets], 1)
@@ -116,7 +119,8 @@ def _per_stage(mesh: Mesh, groups: Sequence[IntArray], period: int) -> tuple[Ran
                  for stage in range(mesh.pp) for group in groups)
 
 
-def _breakpoints(graph: ModelGraph, mesh: Mesh, lives: Lives) -> dict[str, list[int]]:
+def _breakpoints(graph: ModelGraph, mesh: Mesh, lives: Lives, apart: tuple[tuple[str, int], ...]
+                 ) -> dict[str, list[int]]:
     """Axis -> coordinates at which some tensor's size changes."""
     edges: dict[str, set[int]] = {}
     for spec, layout in cuts(graph, lives):
@@ -126,6 +130,10 @@ def _breakpoints(graph: ModelGraph, mesh: Mesh, lives: Lives) -> dict[str, list[
             for edge in shard_intervals(local[at], size):
                 edges.setdefault(name, set()).add(edge)
             local[at] = -(-local[at] // size)
+    for name, coordinate in apart:
+        inside = [edge for edge in (coordinate, coordinate + 1) if 0 < edge < mesh.axis(name).size]
+        if inside:
+            edges.setdefault(name, set()).update(inside)
     return {name: sorted(found) for name, found in edges.items()}
 
 

@@ -157,6 +157,22 @@ class Optimizer:
 
 
 @dataclass(frozen=True, slots=True)
+class Dealt:
+    """Parameters that are updated whole by one rank each, on one pipeline rank.
+
+    `axes`: (dense, expert) over whose ranks they are dealt out; `shares`: for each, by coordinate, elements that Muon
+    and that Adam updates.
+    """
+
+    axes: tuple[str, str]
+    shares: tuple[tuple[tuple[int, int], ...], tuple[tuple[int, int], ...]]
+
+    def heaviest(self) -> int:
+        """The coordinate of the dense ranks that keeps the most: 8 bytes an element of Muon's, 12 of Adam's."""
+        return max(range(len(self.shares[0])), key=lambda at: 8 * self.shares[0][at][0] + 12 * self.shares[0][at][1])
+
+
+@dataclass(frozen=True, slots=True)
 class Libraries:
     """Whose matrix products run, and what the framework caches; their workspaces are in `simcore/workspace.py`.
 
@@ -220,7 +236,8 @@ class Framework:
     What is not compared has no part in lowering: rules are seen in what they placed. `frees_sent_output`: a stage drops
     what it has sent on; `keeps_received`: it keeps the last input that it received, and that input's gradient, until
     the next ones are there. `deferred_heads`: so many microbatches of a step keep what the weight gradient of the
-    output head needs until the end of the step.
+    output head needs until the end of the step. `dealt`: for each pipeline rank, where optimizer states are not cut but
+    dealt out.
     """
 
     name: str
@@ -240,6 +257,7 @@ class Framework:
     frees_sent_output: bool = False
     keeps_received: bool = False
     deferred_heads: int = 0
+    dealt: tuple[Dealt, ...] = ()
     options: tuple[tuple[str, str], ...] = ()
     communicators: tuple[str, ...] = ()
     libraries: Libraries = Libraries()

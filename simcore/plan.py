@@ -153,8 +153,18 @@ class Plan:
                 totals[component] = totals.get(component, AtRestBytes()) + one.times(count)
         return totals
 
+    @cached_property
+    def dealt(self) -> tuple[int, int]:
+        """Elements that Muon and that Adam updates on this rank alone, where parameters are dealt out."""
+        mine = self.framework.dealt[self.stage]
+        shares = [share[self.mesh.axis(axis).coordinate(self.rank)]
+                  for axis, share in zip(mine.axes, mine.shares, strict=True)]
+        return sum(muon for muon, _ in shares), sum(adam for _, adam in shares)
+
     def born_in_step(self) -> int:
         """Bytes of optimizer states that the very first step makes: moments, and masters if those are late too."""
+        if self.framework.dealt:
+            return 4 * self.dealt[0] + 8 * self.dealt[1]
         late = self.framework.optimizer.late_master
         return sum(count * size for kind, count in self.kind_counts
                    for name, size in self.kinds[kind].state_bytes.items() if late or name != "master_param")

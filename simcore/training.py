@@ -134,7 +134,7 @@ class Precision(Block):
 class Optimizer(Block):
     """The optimizer and the formats of its states."""
 
-    name: Literal["adamw", "adam", "sgd", "muon"] = Field(default="adamw", description="Optimizer")
+    name: Literal["adamw", "adam", "sgd", "muon", "dist_muon"] = Field(default="adamw", description="Optimizer")
     implementation: Literal["auto", "foreach", "fused", "for_loop", "te", "bitsandbytes", "cpu"] = Field(
         default="auto", description="Whose code runs the step: it decides what the step needs for a moment"
     )

@@ -9,6 +9,7 @@ import pytest
 
 import small
 from simcore.flows.flat import rank_buffers
+from simcore.frameworks._megatron_layerwise import _deal
 from simcore.outline import Phase
 from simcore.scenario import Scenario
 from simcore.simulate import place, simulate
@@ -794,6 +795,49 @@ def test_muon_works_on_one_matrix_at_a_time(letters: str, largest: int) -> None:
     found = [amount for *_, amount in small.postings(program, "orthogonalised")]
     assert found == [largest, -largest]
     assert not small.postings(small.program_of("megatron", model=model), "orthogonalised")
+
+
+def test_parameters_are_dealt_out_to_and_fro() -> None:
+    """Upstream's own example: ten by size over four ranks."""
+    sizes = [(size, size % 2 == 0, False) for size in range(10)]
+    held = [(0, 7, 8), (1, 6, 9), (2, 5), (3, 4)]
+    even, odd = ([sum(n for n in mine if n % 2 == rest) for mine in held] for rest in (0, 1))
+    assert _deal(sizes, 4) == tuple((even[rank], odd[rank]) for rank in range(4))
+
+
+def _dealt_states(rank: int, mesh: dict[str, int]) -> tuple[int, int]:
+    """Masters, and the other states, of one rank."""
+    program = small.program_of("megatron", mesh, rank=rank, model="llama-tiny", optimizer={"name": "dist_muon"})
+    first, second = (small.postings(program, f"layer_wise.{name}") for name in ("master_param", "states"))
+    return first[0][2], second[0][2]
+
+
+def test_the_layer_wise_optimizer_keeps_whole_parameters_on_one_rank_each() -> None:
+    whole = small.plan_of("megatron", model="llama-tiny", optimizer=MUON)
+    per_rank = [_dealt_states(rank, {"dp_shard": 4}) for rank in range(4)]
+    states = [dict(p.states) for kind, count in whole.kind_counts for p in whole.kinds[kind] for _ in range(count)]
+    assert sum(masters for masters, _ in per_rank) == sum(found["master_param"] for found in states)
+    assert sum(rest for _, rest in per_rank) == sum(sum(found.values()) - found["master_param"] for found in states)
+    assert len({masters for masters, _ in per_rank}) > 1, "nothing is cut to make them equal"
+
+
+def test_the_rank_that_keeps_most_is_a_class_of_its_own() -> None:
+    report = simulate(small.scenario("megatron", {"dp_shard": 4}, model="llama-tiny", optimizer={"name": "dist_muon"}))
+    assert report.status == "ok", report.problems
+    ends = [rank.end_bytes or 0 for rank in report.ranks]
+    heaviest = max(range(4), key=lambda rank: sum(_dealt_states(rank, {"dp_shard": 4})))
+    assert [rank.end_bytes for rank in report.ranks if rank.ranks == (str(heaviest),)] == [max(ends)]
+
+
+def test_updated_parameters_are_gathered_from_all_ranks() -> None:
+    """bf16, all of them and this rank's own again; then they go."""
+    program = small.program_of("megatron", {"dp_shard": 4}, rank=1, model="llama-tiny", optimizer={"name": "dist_muon"})
+    whole = small.plan_of("megatron", model="llama-tiny").graph.count()
+    own = _dealt_states(1, {"dp_shard": 4})[0] // 4
+    assert [amount for *_, amount in small.postings(program, "updated_parameters")] == [
+        2 * (whole + own), -2 * (whole + own)]
+    _refused("illegal", "muon with dist optimizer is not supported", optimizer={"name": "dist_muon"},
+             options={"use_distributed_optimizer": True})
 
 
 # ---- hybrids that predict further tokens ----------------------------------------------------------------------------

@@ -61,6 +61,10 @@ class ResidentFlow:
         stored = dtype_bytes(self.param_dtype)
         self.out.alloc(layer, self.tables.slot("param_buffer.padding", "sharded_param"), padding * stored)
         self.out.alloc(layer, self.tables.slot("grad_buffer.padding", "main_grad"), padding * self.grad_bytes)
+        if self.plan.framework.dealt:
+            muon, adam = self.plan.dealt
+            self.out.alloc(layer, self.tables.slot("layer_wise.master_param", "main_param"), 4 * (muon + adam))
+            self.out.alloc(layer, self.tables.slot("layer_wise.states", "opt_state"), 4 * muon + 8 * adam)
 
     def _postings(self, placed: Placed) -> list[tuple[str, str, int]]:
         name, life = placed.spec.name, placed.life
@@ -68,7 +72,7 @@ class ResidentFlow:
             return [(name, "buffer", placed.spec.numel * placed.spec.copies * dtype_bytes(life.rest.dtype))]
         grads = placed.local * self.grad_bytes if placed.trainable else 0
         states = [(f"{name}.{state}", "main_param" if state == "master_param" else "opt_state", size)
-                  for state, size in placed.states]
+                  for state, size in (() if self.plan.framework.dealt else placed.states)]
         return [(name, life.rest_category, placed.rest_bytes), (f"{name}.main_grad", "main_grad", grads), *states]
 
     def begin_microbatch(self, action: Action) -> None:
@@ -128,6 +132,7 @@ class ResidentFlow:
         self.out.alloc(layer, work, held_for_muon)
         self.out.compute(Kernel.OPTIMIZER, 12 * elements, 2 * held + (self.grad_bytes + 2) * elements)
         self.out.free(layer, work, held_for_muon)
+        self._exchange_updated()
         if self.flow.param_gather and not self.flow.overlap:
             for b, buffer in enumerate(self.buffers):
                 for bucket in range(len(buffer.flat.buckets)):
@@ -135,6 +140,24 @@ class ResidentFlow:
                     self.out.wait(bucket, GATHER_HANDLE + b)
         self.out.mark(end)
         self.out.mark(step_end)
+
+    def _exchange_updated(self) -> None:
+        """Flat copies of what each rank updated, its own twice (`layer_wise_optimizer.py`, _allgather_helper)."""
+        if not self.plan.framework.dealt:
+            return
+        layer, slot = self.plan.layers[0], self.tables.slot("updated_parameters", "optim_temp")
+        mine = self.plan.framework.dealt[self.plan.stage]
+        for axis_name, share in zip(mine.axes, mine.shares, strict=True):
+            axis, size = self.plan.mesh.axis(axis_name), dtype_bytes(self.param_dtype)
+            total = size * sum(muon + adam for muon, adam in share)
+            if axis.size == 1 or not total:
+                continue
+            own = size * sum(share[axis.coordinate(self.plan.rank)])
+            self.out.alloc(layer, slot, total + own)
+            comm = self.tables.comm("all_gather", axis_name, self.param_dtype)
+            self.out.collective(layer, comm, total, Stream.ALL_GATHER, GATHER_HANDLE)
+            self.out.wait(layer, GATHER_HANDLE)
+            self.out.free(layer, slot, total + own)
 
     # ---- pieces -------------------------------------------------------------------------------------------------
     def _gather(self, b: int, buffer: RankBuffer, bucket: int) -> None:
@@ -163,7 +186,10 @@ class ResidentFlow:
                 self._reduce(b, buffer, bucket)
 
     def _shard_elements(self) -> tuple[int, int]:
-        """(elements, state bytes) of this rank's part of the optimizer, as the class mean."""
+        """(elements, state bytes) of this rank's part of the optimizer, as the class mean if it is cut."""
+        if self.plan.framework.dealt:
+            muon, adam = self.plan.dealt
+            return muon + adam, 8 * muon + 12 * adam
         elements = sum(int((b.flat.ends - b.flat.starts).sum()) // (self.plan.mesh.axis(b.axis).size
                                                                     if self.flow.scatter else 1) for b in self.buffers)
         held = sum(count * sum(p.state_bytes for p in self.plan.kinds[kind]) for kind, count in self.plan.kind_counts)

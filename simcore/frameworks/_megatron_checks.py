@@ -25,7 +25,7 @@ def _check_served(job: Job) -> None:
     """What Megatron can and this version of rankscope cannot."""
     training = job.scenario.training
     job.one_of("training.loss", training.loss, ("auto", "megatron", "te", "te_inplace"))
-    job.one_of("training.optimizer.name", training.optimizer.name, ("adam", "adamw", "sgd", "muon"))
+    job.one_of("training.optimizer.name", training.optimizer.name, ("adam", "adamw", "sgd", "muon", "dist_muon"))
     job.one_of("training.optimizer.implementation", training.optimizer.implementation, ("auto", "te", "fused"))
     job.refuse_given({"training.precision.experts": "auto", "training.lora.dtype": "bf16"})
 

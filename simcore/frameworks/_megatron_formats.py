@@ -45,7 +45,7 @@ def formats(job: Job, options: dict[str, object]) -> Formats:
 def _scatter(job: Job, options: dict[str, object]) -> bool:
     """The distributed optimizer is Adam's and SGD's alone: it cuts matrices that Muon needs whole."""
     key, name = "use_distributed_optimizer", job.scenario.training.optimizer.name
-    if name != "muon":
+    if name not in ("muon", "dist_muon"):
         return job.flag(options, key, "Bridge 0.3.1 nemotron_3_nano.py:455", default=True)
     if job.compute == "fp16":
         raise job.illegal("training.precision.compute", "muon with fp16 is not supported",
@@ -91,7 +91,7 @@ def _check_plain(job: Job, *, scatter: bool) -> None:
 
 def _check_precise(job: Job, *, scatter: bool) -> None:
     optimizer, option = job.scenario.training.optimizer, "framework_options.use_precision_aware_optimizer"
-    if optimizer.name in ("sgd", "muon"):
+    if optimizer.name not in ("adam", "adamw"):
         raise job.illegal(option, "--use-precision-aware-optimizer only supported with adam", RULE)
     if not scatter:
         raise job.illegal(option, "--use-precision-aware-optimizer only supported with distributed optimizer", RULE)

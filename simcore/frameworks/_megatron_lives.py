@@ -83,7 +83,8 @@ def _life(spec: TensorSpec, choice: _Choice) -> Life:
         return Life("buffer", form, form, form, form, rest_category="buffer")
     expert = _is_expert(spec, choice)
     axis = choice.axes[expert]
-    whole: Layout = ((axis, Flat("buffer")),) if made.scatter else ()
+    dealt = choice.optimizer == "dist_muon"  # whole parameters: a cut is the mean of all ranks
+    whole: Layout = ((axis, Flat("buffer")),) if made.scatter or dealt else ()
     rest = Form(layout, made.params)
     return Life(
         "expert" if expert else "dense", rest, Form(layout, choice.compute),
@@ -95,7 +96,7 @@ def _life(spec: TensorSpec, choice: _Choice) -> Life:
 def _states(spec: TensorSpec, layout: Layout, choice: _Choice) -> tuple[tuple[str, Form], ...]:
     moments = choice.made.moments
     states: list[tuple[str, Form]] = [("master_param", Form(layout, choice.made.master))]
-    if choice.optimizer == "muon" and _is_matrix(spec):
+    if choice.optimizer in ("muon", "dist_muon") and _is_matrix(spec):
         states.append(("momentum_buffer", Form(layout, moments)))
     elif choice.optimizer != "sgd":
         states += [("exp_avg", Form(layout, moments)), ("exp_avg_sq", Form(layout, moments))]

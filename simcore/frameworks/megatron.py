@@ -11,6 +11,7 @@ from simcore.framework import Buckets, Framework, Libraries, Optimizer, Padding
 from simcore.frameworks._files import megatron_files
 from simcore.frameworks._megatron_checks import check, check_fuser
 from simcore.frameworks._megatron_formats import Formats, formats
+from simcore.frameworks._megatron_layerwise import dealt
 from simcore.frameworks._megatron_layout import OPTION as LAYOUT
 from simcore.frameworks._megatron_lives import rules, shard_axes
 from simcore.frameworks._megatron_recompute import assumptions as recompute_assumptions
@@ -82,10 +83,11 @@ def table(job: Job) -> Framework:
     check(job, sequence_parallel=sequence_parallel)
     training, made = job.scenario.training, formats(job, options)
     check_fuser(job, fuses=options.get("use_transformer_engine_op_fuser") is True)
+    lives = rules(job, made)
     _note_defaults(job)
     return Framework(
         name="megatron", version=_version(job),
-        rules=rules(job, made),
+        rules=lives,
         units=(),
         flow=_buckets(job, options, made),
         optimizer=Optimizer(training.optimizer.name, "te", grad_copy=made.grads != "fp32" and not made.precise,
@@ -101,6 +103,7 @@ def table(job: Job) -> Framework:
         frees_sent_output=True,
         keeps_received=True,
         deferred_heads=_deferred(job, options),
+        dealt=dealt(job, lives, made_stages, shard_axes(job)),
         options=_run_options(job, options, made.grads),
         communicators=_communicators(job),
         libraries=_libraries(job, options),

@@ -208,8 +208,13 @@ def _training(config):
     compute = "fp8" if config.get("fp8") else config["dtype"]
     grads = config["grad_reduce_dtype"]
     made["precision"] = {"compute": compute, "main_grads": grads, "grad_reduce": grads}
-    made["optimizer"] = {"name": config["optimizer"]}
+    # Later versions say dist_muon as muon with the distributed optimizer; a layout of its buffers came later still.
+    made["optimizer"] = {"name": "dist_muon" if _is_layer_wise(config) else config["optimizer"]}
     return made
+
+
+def _is_layer_wise(config):
+    return config["optimizer"] == "muon" and config["dist_opt"]
 
 
 def _context(golden):
@@ -218,6 +223,8 @@ def _context(golden):
     crosses = {} if kind in (None, "p2p") else {"cp_comm_type": kind}
     if golden["config"]["squared_relu"] and golden["config"].get("experts"):
         crosses["use_fused_weighted_squared_relu"] = bool(golden["raw_args"].get("use-fused-weighted-squared-relu"))
+    if golden["case"].endswith("_param_layout"):
+        crosses["use_layer_wise_param_layout"] = True
     limit = golden["raw_args"].get("wgrad-deferral-limit")
     crosses |= {"wgrad_deferral_limit": limit} if limit else {}
     return crosses | ({"moe_router_dtype": router} if router else {})
@@ -251,8 +258,9 @@ def _options(config):
         "moe_grouped_gemm": (config.get("grouped_gemm", True), True),
         "moe_permute_fusion": (config.get("permute_fusion", True), True),
     }
-    made = {"use_distributed_optimizer": config["dist_opt"], "overlap_grad_reduce": config["overlap_grad_reduce"]}
-    if config["dist_opt"]:
+    made = {"use_distributed_optimizer": config["dist_opt"] and not _is_layer_wise(config),
+            "overlap_grad_reduce": config["overlap_grad_reduce"]}
+    if made["use_distributed_optimizer"]:
         made["overlap_param_gather"] = config["overlap_param_gather"]
     if config.get("experts"):
         made["moe_token_dispatcher_type"] = config["dispatcher"]
