@@ -797,6 +797,15 @@ def test_muon_works_on_one_matrix_at_a_time(letters: str, largest: int) -> None:
     assert not small.postings(small.program_of("megatron", model=model), "orthogonalised")
 
 
+def test_what_is_assumed_of_muon_is_told() -> None:
+    told = []
+    for given in ({}, {"optimizer": MUON}, {"optimizer": {"name": "dist_muon"}}):
+        report = simulate(small.scenario("megatron", {"dp_shard": 2}, **given))  # type: ignore[arg-type]
+        told.append([a.value.partition(",")[0] for a in report.assumptions if a.what == "training.optimizer.name"])
+    assert [len(values) for values in told] == [0, 1, 2]
+    assert told[1] == ["muon_tp_mode blockwise"]
+
+
 def test_parameters_are_dealt_out_to_and_fro() -> None:
     """Upstream's own example: ten by size over four ranks."""
     sizes = [(size, size % 2 == 0, False) for size in range(10)]

@@ -15,7 +15,7 @@ from simcore.framework import Dealt, Rule
 from simcore.job import Job
 from simcore.tensor import TensorSpec
 
-__all__ = ["dealt"]
+__all__ = ["assumptions", "dealt"]
 
 Parameter = tuple[int, bool, bool]
 """Elements on a rank, whether Muon updates it, whether it is an expert's."""
@@ -35,6 +35,16 @@ def dealt(job: Job, rules: Sequence[Rule], stages: tuple[tuple[int, ...], ...], 
                   for expert in (False, True)]
         made.append(Dealt(axes, (shares[0], shares[1])))
     return tuple(made)
+
+
+def assumptions(job: Job) -> tuple[tuple[str, str, str, str], ...]:
+    """Of Muon, alone or layer-wise."""
+    name = job.scenario.training.optimizer.name
+    plain = (("training.optimizer.name", "muon_tp_mode blockwise, split query, key and value, no Nesterov momentum",
+              "assumed", "core 0.16.1 optimizer/optimizer_config.py:260: defaults"),)
+    shared = (("training.optimizer.name", "the rank that keeps most is shown apart; the others stand for one another",
+               "assumed", "core 0.16.1 optimizer/layer_wise_optimizer.py: shard_params"),)
+    return plain * name.endswith("muon") + shared * (name == "dist_muon")
 
 
 def _parameters(job: Job, rules: Sequence[Rule], layers: Sequence[int]) -> Iterator[Parameter]:

@@ -11,6 +11,7 @@ from simcore.framework import Buckets, Framework, Libraries, Optimizer, Padding
 from simcore.frameworks._files import megatron_files
 from simcore.frameworks._megatron_checks import check, check_fuser
 from simcore.frameworks._megatron_formats import Formats, formats
+from simcore.frameworks._megatron_layerwise import assumptions as muon_assumptions
 from simcore.frameworks._megatron_layerwise import dealt
 from simcore.frameworks._megatron_layout import OPTION as LAYOUT
 from simcore.frameworks._megatron_lives import rules, shard_axes
@@ -109,7 +110,7 @@ def table(job: Job) -> Framework:
         libraries=_libraries(job, options),
         files=megatron_files(job),
         padding=Padding(16, "Bridge 0.3.1 data/datasets/sft.py:206 pad_seq_length_to_mult, :703"),
-        assumptions=(*_assumptions(job, options), *recompute_assumptions(job)),
+        assumptions=(*_assumptions(job, options), *recompute_assumptions(job), *muon_assumptions(job)),
     )
 
 
