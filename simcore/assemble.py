@@ -180,7 +180,7 @@ def _rank(parts: Parts, rank_class: RankClass, plan: Plan, band: Band, *, series
         at_rest={name: AtRest(params_bytes=r.params_bytes, grads_bytes=r.grads_bytes,
                               optimizer_bytes=r.optimizer_bytes, num_params=r.num_params,
                               num_trainable_params=r.num_trainable_params) for name, r in rest.items()},
-        apportioned=isinstance(flow, Buckets) and flow.scatter and not exact,
+        apportioned=(isinstance(flow, Buckets) and flow.scatter and not exact) or bool(parts.framework.dealt),
         padding_bytes=plan.padding_bytes() + padding * _stored_bytes(plan),
         grads_padding_bytes=plan.padding_bytes() + padding * _grad_bytes(plan),
         grads_persist=_grads_persist(parts.framework),

@@ -836,6 +836,10 @@ def test_the_rank_that_keeps_most_is_a_class_of_its_own() -> None:
     ends = [rank.end_bytes or 0 for rank in report.ranks]
     heaviest = max(range(4), key=lambda rank: sum(_dealt_states(rank, {"dp_shard": 4})))
     assert [rank.end_bytes for rank in report.ranks if rank.ranks == (str(heaviest),)] == [max(ends)]
+    # By component the mean of all ranks is told, of a single rank too.
+    alone = place(small.scenario("megatron", {"dp_shard": 4}, model="llama-tiny", optimizer={"name": "dist_muon"}),
+                  rank=heaviest)
+    assert all(rank.apportioned for rank in (*report.ranks, *alone.ranks))
 
 
 def test_updated_parameters_are_gathered_from_all_ranks() -> None:
