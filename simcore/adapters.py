@@ -10,7 +10,7 @@ import re
 from collections import Counter
 from collections.abc import Iterable
 
-from simcore.framework import Buckets
+from simcore.framework import UnshardFlow
 from simcore.graph import ModelGraph
 from simcore.plan import Plan
 from simcore.tiles import Recording, keys_of
@@ -36,7 +36,7 @@ def modules_without_gradient(recorded: Iterable[tuple[Plan, Recording]]) -> dict
     """
     counts: Counter[str] = Counter()
     for plan, recording in recorded:
-        if not isinstance(plan.framework.flow, Buckets):
+        if isinstance(plan.framework.flow, UnshardFlow):
             for layer, key in keys_of(plan).items():
                 learns = {param.name for param, _, _ in recording.kinds[key].grads}
                 trained = (p.spec.name for p in plan.of_layer(layer) if p.spec.module == "adapter" and p.trainable)

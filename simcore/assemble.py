@@ -10,9 +10,9 @@ from simcore.adapters import adapted_modules, modules_without_gradient
 from simcore.band import Band, band_of, layout_class
 from simcore.clocked import Clocked
 from simcore.errors import RankscopeError
-from simcore.flows.flat import exact_at_rest, padding_elements
+from simcore.flows import exact_at_rest, padding_bytes
 from simcore.fold import RankClass
-from simcore.framework import Buckets, Framework
+from simcore.framework import Buckets, Framework, UnshardFlow
 from simcore.job import Job
 from simcore.ledger import Balance, balance, first_step
 from simcore.mesh import IntArray
@@ -39,7 +39,7 @@ from simcore.series import memory_series
 from simcore.tiles import Workload, record_layers
 from simcore.topology import Topology
 from simcore.traffic import traffic
-from simcore.units import dtype_bytes, format_bytes, parse_cublas, parse_quantity
+from simcore.units import format_bytes, parse_cublas, parse_quantity
 from simcore.workspace import Setting, Space, spaces
 
 __all__ = ["Parts", "failed", "report"]
@@ -70,11 +70,11 @@ class Parts:
                         sent_per_token(training.routing, top_k), kept)
 
     def beside(self, plan: Plan) -> tuple[Held, ...]:
-        """Workspaces that are counted beside tensors: where parameters are gathered, allocated is what traces count.
+        """Workspaces that are counted beside tensors: under FSDP2's hooks, allocated is what traces count.
 
         The traces that those frameworks are held against have tensors alone. Megatron's readings include workspaces.
         """
-        if isinstance(self.framework.flow, Buckets):
+        if not isinstance(self.framework.flow, UnshardFlow):
             return ()
         num_bytes = sum(space.num_bytes for space in self.workspaces[plan.rank])
         source = "; ".join(dict.fromkeys(space.source for space in self.workspaces[plan.rank]))
@@ -167,11 +167,8 @@ def _rank(parts: Parts, rank_class: RankClass, plan: Plan, band: Band, *, series
     axes = [mesh.axis(a) for a in ("pp", "dp_replicate", "dp_shard", "cp", "tp", "ep", "expert_dp")]
     program = parts.programs.get(rank_class.representative)
     balanced = None if program is None else balance(program)
-    flow = plan.framework.flow
-    flat = isinstance(flow, Buckets)
-    exact = flat and parts.exact
-    rest = exact_at_rest(plan) if exact else plan.at_rest()
-    padding = padding_elements(plan) if flat else 0
+    rest = exact_at_rest(plan) if parts.exact else plan.at_rest()
+    of_params, of_grads = padding_bytes(plan)
     sent = () if program is None else traffic(program, mesh, _steady(parts), _repeats(parts))
     held = () if program is None else (*outside(parts.site(), sent), *parts.beside(plan))
     return RankReport(
@@ -180,9 +177,8 @@ def _rank(parts: Parts, rank_class: RankClass, plan: Plan, band: Band, *, series
         at_rest={name: AtRest(params_bytes=r.params_bytes, grads_bytes=r.grads_bytes,
                               optimizer_bytes=r.optimizer_bytes, num_params=r.num_params,
                               num_trainable_params=r.num_trainable_params) for name, r in rest.items()},
-        apportioned=(isinstance(flow, Buckets) and flow.scatter and not exact) or bool(parts.framework.dealt),
-        padding_bytes=plan.padding_bytes() + padding * _stored_bytes(plan),
-        grads_padding_bytes=plan.padding_bytes() + padding * _grad_bytes(plan),
+        apportioned=(_is_cut_flat(parts.framework) and not parts.exact) or bool(parts.framework.dealt),
+        padding_bytes=plan.padding_bytes() + of_params, grads_padding_bytes=plan.padding_bytes() + of_grads,
         grads_persist=_grads_persist(parts.framework),
         peak=None if balanced is None else _peak(parts, balanced, plan.born_in_step(), held, band),
         end_bytes=None if balanced is None else balanced.end_bytes,
@@ -196,14 +192,10 @@ def _row_ns(parts: Parts, rank_class: RankClass) -> IntArray | None:
     return parts.clocked.row_ns[parts.classes.index(rank_class)]
 
 
-def _stored_bytes(plan: Plan) -> int:
-    return dtype_bytes(next(p.life.rest.dtype for layer in plan.layers for p in plan.of_layer(layer)))
-
-
-def _grad_bytes(plan: Plan) -> int:
-    """Of one element of a flat gradient buffer."""
-    flow = plan.framework.flow
-    return dtype_bytes(flow.grad_dtype) if isinstance(flow, Buckets) else 0
+def _is_cut_flat(framework: Framework) -> bool:
+    """Whether what lies inside a rank's part differs from rank to rank."""
+    flow = framework.flow
+    return flow.scatter if isinstance(flow, Buckets) else not isinstance(flow, UnshardFlow)
 
 
 def _grads_persist(framework: Framework) -> bool:
@@ -256,7 +248,7 @@ def _of_memory(parts: Parts, band: Band, held: Sequence[tuple[Held, ...]]) -> tu
     """Where parts of allocated, reserved and device come from, the largest of all ranks. None without a peak."""
     if not any(held):
         return ()
-    flat = isinstance(parts.framework.flow, Buckets)
+    flat = not isinstance(parts.framework.flow, UnshardFlow)
     kept = {space.name: space for spaces in parts.workspaces.values() for space in spaces if flat}
     beside = {one.category: one for ones in held for one in sorted(ones, key=lambda one: one.num_bytes)}
     return (*(Assumption(what=s.name, value=format_bytes(s.num_bytes), kind=s.kind, source=s.source)

@@ -19,7 +19,7 @@ from simcore.schedule import Schedule
 from simcore.tensor import TensorSpec
 
 __all__ = ["Buckets", "Files", "Framework", "Libraries", "Life", "Lives", "Matches", "Moment", "Optimizer", "Padding",
-           "Rule", "Transfer", "Unit", "UnshardFlow"]
+           "Queues", "Rule", "Transfer", "Unit", "UnshardFlow"]
 
 
 Matches = Callable[[TensorSpec], bool]
@@ -144,6 +144,23 @@ class Buckets:
 
 
 @dataclass(frozen=True, slots=True)
+class Queues:
+    """Flat buckets that are gathered ahead of their use and reduced into a queue, both counted in elements.
+
+    `ahead`: gathered beyond what is asked for; `waiting`: reduced, and kept whole until more than this many wait.
+    `bucket_numel` closes a bucket of tensors that are in no unit, 0 never does. `axes`: (dense, expert).
+    `frees_at_end`: what is gathered after the step is freed before the next one.
+    """
+
+    ahead: int
+    waiting: int
+    bucket_numel: int
+    axes: tuple[str, str]
+    grad_dtype: str
+    frees_at_end: bool = False
+
+
+@dataclass(frozen=True, slots=True)
 class Optimizer:
     """`implementation`: foreach, fused, for_loop, te. `grad_copy`: 16-bit gradients are copied to fp32 for the step.
 
@@ -244,7 +261,7 @@ class Framework:
     version: str
     rules: tuple[Rule, ...] = field(compare=False)
     units: tuple[Unit, ...]
-    flow: UnshardFlow | Buckets
+    flow: UnshardFlow | Buckets | Queues
     optimizer: Optimizer
     compute_dtype: str
     checkpoint: str

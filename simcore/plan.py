@@ -11,7 +11,7 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from functools import cached_property, lru_cache
 
-from simcore.form import Flat, Form, Shard, local_shape, padded_numel, require_even
+from simcore.form import Flat, Form, Layout, Shard, local_shape, padded_numel, require_even
 from simcore.framework import Framework, Life, Lives
 from simcore.graph import ModelGraph
 from simcore.mesh import Mesh
@@ -23,7 +23,7 @@ __all__ = ["AtRestBytes", "Placed", "PlacedKind", "Plan", "check_even", "place"]
 
 @dataclass(frozen=True, slots=True)
 class Placed:
-    """One tensor on one rank, in elements. `states`: (name, bytes) of this rank; flat cuts as the class mean."""
+    """One tensor on one rank, in elements. `states`: (name, bytes) of this rank. Flat cuts as the class mean."""
 
     spec: TensorSpec
     life: Life
@@ -191,21 +191,25 @@ def _place_tensor(spec: TensorSpec, life: Life, mesh: Mesh, rank: int) -> Placed
     used_copies, *used_shape = local_shape(spec.copies, spec.shape, life.use.layout, mesh, rank)
     if spec.tied:
         return Placed(spec, life, 0, 0, tuple(used_shape), used_copies, ())
-    local = math.prod(local_shape(spec.copies, spec.shape, life.rest.layout, mesh, rank))
+    whole = math.prod(local_shape(spec.copies, spec.shape, life.rest.layout, mesh, rank))
+    local = whole // _flat_parts(life.rest.layout, mesh)
     padded = padded_numel(spec.copies, spec.shape, life.rest.layout, mesh) if life.pad_storage else local
     trains = spec.trainable and not spec.is_buffer
-    states = tuple((name, _state_bytes(spec, form, life, local, mesh, rank))
+    states = tuple((name, _state_bytes(spec, form, life, whole, mesh, rank))
                    for name, form in life.states) if trains else ()
     return Placed(spec, life, local, padded, tuple(used_shape), used_copies, states)
 
 
-def _state_bytes(spec: TensorSpec, form: Form, life: Life, local: int, mesh: Mesh, rank: int) -> int:
-    """`local`: elements of the parameter at rest, which most states are cut like."""
-    numel = local
+def _state_bytes(spec: TensorSpec, form: Form, life: Life, whole: int, mesh: Mesh, rank: int) -> int:
+    """`whole`: elements of the parameter at rest before a flat cut, which most states are cut like."""
+    numel = whole
     if form.layout is not life.rest.layout:
         numel = math.prod(local_shape(spec.copies, spec.shape, form.layout, mesh, rank))
-    parts = math.prod(mesh.axis(axis).size for axis, cut in form.layout if isinstance(cut, Flat))
-    return numel * dtype_bytes(form.dtype) // parts
+    return numel * dtype_bytes(form.dtype) // _flat_parts(form.layout, mesh)
+
+
+def _flat_parts(layout: Layout, mesh: Mesh) -> int:
+    return math.prod(mesh.axis(axis).size for axis, cut in layout if isinstance(cut, Flat))
 
 
 def _at_rest(placed: Placed) -> AtRestBytes:

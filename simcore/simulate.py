@@ -10,11 +10,10 @@ from simcore.assemble import Parts, failed, report
 from simcore.clocked import Clocked, clock
 from simcore.drawn import drawn
 from simcore.errors import IllegalLayout, InputError, Problem, RankscopeError
-from simcore.flows import flow_of
-from simcore.flows.flat import exact_at_rest
+from simcore.flows import exact_at_rest, flow_of
 from simcore.fold import RankClass, joined, unfolded, unfolded_one
 from simcore.fold import fold as fold_ranks
-from simcore.framework import Buckets, Framework
+from simcore.framework import Framework, UnshardFlow
 from simcore.host import hosted
 from simcore.job import Job, topology_of
 from simcore.lengths import is_drawn, with_lengths
@@ -94,7 +93,7 @@ def _clock(parts: Parts) -> Clocked:
 
 def _place(scenario: Scenario, *, rank: int | None) -> Report:
     parts = _parts(scenario, folded=True, rank=rank)
-    if rank is None and isinstance(parts.framework.flow, Buckets) and scenario.world_size <= EXACT_RANKS:
+    if rank is None and not isinstance(parts.framework.flow, UnshardFlow) and scenario.world_size <= EXACT_RANKS:
         parts = _exact_parts(parts)
     return report(parts, series=False)
 

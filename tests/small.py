@@ -22,7 +22,7 @@ from simcore.tape import Op
 from simcore.tiles import Workload
 
 TINY = "nemotron-3-tiny"
-FRAMEWORKS = ("fsdp2", "automodel", "megatron")
+FRAMEWORKS = ("fsdp2", "automodel", "megatron", "megatron_fsdp")
 
 
 def scenario(framework: str, mesh: dict[str, int] | None = None, *, microbatches: int | None = None, model: Any = TINY,

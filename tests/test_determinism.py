@@ -13,7 +13,8 @@ import small
 from simcore.simulate import simulate
 
 ROOT = Path(__file__).parents[1]
-MESHES = {"fsdp2": {"dp_shard": 3}, "automodel": {"dp_shard": 4, "ep": 2}, "megatron": {"dp_shard": 3, "tp": 2}}
+MESHES = {"fsdp2": {"dp_shard": 3}, "automodel": {"dp_shard": 4, "ep": 2}, "megatron": {"dp_shard": 3, "tp": 2},
+          "megatron_fsdp": {"dp_shard": 3, "tp": 2}}
 
 
 @pytest.mark.parametrize("name", small.FRAMEWORKS)

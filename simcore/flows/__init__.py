@@ -1,15 +1,42 @@
-"""How buffers flow around the layers: gathered for use (`unshard`), or resident with buckets (`resident`)."""
+"""How buffers flow around the layers: gathered for use (`unshard`, `queued`), or resident with buckets (`resident`)."""
 
 from __future__ import annotations
 
 from simcore.flow import FlowMaker
+from simcore.flows import flat
+from simcore.flows.bucket import bucket_padding, exact_in_buckets
+from simcore.flows.queued import QueuedFlow
 from simcore.flows.resident import ResidentFlow
 from simcore.flows.unshard import GatheredFlow
-from simcore.framework import Framework, UnshardFlow
+from simcore.framework import Buckets, Framework, Queues, UnshardFlow
+from simcore.plan import AtRestBytes, Plan
+from simcore.units import dtype_bytes
 
-__all__ = ["flow_of"]
+__all__ = ["exact_at_rest", "flow_of", "padding_bytes"]
 
 
 def flow_of(framework: Framework) -> FlowMaker:
     """The flow that a framework's table asks for."""
-    return GatheredFlow if isinstance(framework.flow, UnshardFlow) else ResidentFlow
+    if isinstance(framework.flow, UnshardFlow):
+        return GatheredFlow
+    return QueuedFlow if isinstance(framework.flow, Queues) else ResidentFlow
+
+
+def exact_at_rest(plan: Plan) -> dict[str, AtRestBytes]:
+    """What rests on the plan's own rank: where parts of flat buffers differ from rank to rank, what lies in its own."""
+    if isinstance(plan.framework.flow, Queues):
+        return exact_in_buckets(plan)
+    return flat.exact_at_rest(plan) if isinstance(plan.framework.flow, Buckets) else plan.at_rest()
+
+
+def padding_bytes(plan: Plan) -> tuple[int, int]:
+    """What flat buffers of (parameters, gradients) hold beside tensors."""
+    flow = plan.framework.flow
+    if isinstance(flow, UnshardFlow):
+        return 0, 0
+    if isinstance(flow, Queues):
+        params, trained = bucket_padding(plan)
+        return params, trained * dtype_bytes(flow.grad_dtype)
+    stored = next(p.life.rest.dtype for layer in plan.layers for p in plan.of_layer(layer))
+    padding = flat.padding_elements(plan)
+    return padding * dtype_bytes(stored), padding * dtype_bytes(flow.grad_dtype)

@@ -14,7 +14,7 @@ from simcore.tape import Kernel, Op
 from simcore.tile import Tile
 from simcore.units import dtype_bytes
 
-__all__ = ["muon_transient", "optimizer_temporaries", "post_rest"]
+__all__ = ["Posting", "muon_transient", "optimizer_temporaries", "post_rest"]
 
 Posting = tuple[str, str, int]
 

@@ -5,6 +5,7 @@ Optimizer states are cut over data parallel ranks on top, dense and experts' ove
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
 from functools import lru_cache
 
@@ -15,7 +16,7 @@ from simcore.graph import ModelGraph
 from simcore.job import Job
 from simcore.tensor import TensorSpec
 
-__all__ = ["rules", "shard_axes"]
+__all__ = ["rules", "rules_of", "shard_axes", "whole_layout"]
 
 TP_DIMS = ("vocab", "heads", "ffn", "shared_ffn", "mamba_in", "mamba_conv", "mamba_heads", "mamba_inner", "tp_rank",
            "tp_in", "tp_out")
@@ -41,12 +42,17 @@ def rules(job: Job, made: Formats) -> tuple[Rule, ...]:
 
 @lru_cache(maxsize=256)
 def _rules(graph: ModelGraph, choice: _Choice) -> tuple[Rule, ...]:
+    return rules_of(graph, lambda spec: _life(spec, choice))
+
+
+def rules_of(graph: ModelGraph, life_of: Callable[[TensorSpec], Life]) -> tuple[Rule, ...]:
+    """Rules that give every tensor the life of those that are cut like it."""
     made_of: dict[tuple[tuple[str, ...], str, bool, bool], Rule] = {}
     for specs in graph.tensors:
         for spec in specs:
             key = (spec.dims, spec.component, spec.copies > 1, spec.is_buffer)
             if key not in made_of:
-                made_of[key] = Rule(_same(key), _life(spec, choice))
+                made_of[key] = Rule(_same(key), life_of(spec))
     return tuple(made_of.values())
 
 
@@ -65,7 +71,8 @@ def _is_expert(spec: TensorSpec, choice: _Choice) -> bool:
     return choice.splits_experts and spec.component in ("routed_experts", "expert_adapters")
 
 
-def _layout(spec: TensorSpec) -> Layout:
+def whole_layout(spec: TensorSpec) -> Layout:
+    """How tensor and expert parallelism cut a tensor, and nothing else."""
     cut: list[tuple[str, Shard]] = []
     if spec.copies > 1:
         cut.append(("ep", Shard(COPIES, even=True)))
@@ -77,7 +84,7 @@ def _layout(spec: TensorSpec) -> Layout:
 
 
 def _life(spec: TensorSpec, choice: _Choice) -> Life:
-    layout, made = _layout(spec), choice.made
+    layout, made = whole_layout(spec), choice.made
     if spec.is_buffer:
         form = Form((), spec.stored or made.params)
         return Life("buffer", form, form, form, form, rest_category="buffer")

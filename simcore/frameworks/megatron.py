@@ -24,8 +24,8 @@ from simcore.models.blocks import Attention, Head, LatentAttention
 from simcore.scenario import Mesh as Degrees
 from simcore.units import dtype_bytes
 
-__all__ = ["COPIES_TIED_HEAD", "DEFAULT_IMPLEMENTATION", "IMPLEMENTATIONS", "VERSIONS", "adapters", "default_etp",
-           "table"]
+__all__ = ["COPIES_TIED_HEAD", "DEFAULT_IMPLEMENTATION", "IMPLEMENTATIONS", "OPTIONS", "VERSIONS", "adapters",
+           "default_etp", "table", "table_of"]
 
 VERSIONS = ("core 0.16.1 + bridge 0.3.1", "main 2026-08-22")
 DEFAULT_IMPLEMENTATION = "megatron"
@@ -77,7 +77,11 @@ def default_etp(degrees: Degrees) -> int:
 
 def table(job: Job) -> Framework:
     """Megatron applied to a job."""
-    options = job.options(OPTIONS)
+    return table_of(job, job.options(OPTIONS))
+
+
+def table_of(job: Job, options: dict[str, object]) -> Framework:
+    """The table for options that are known to be Megatron's."""
     sequence_parallel = _sequence_parallel(job)
     made_stages, made_schedule = stages(job, options), schedule(job, options)
     check_groups(job, made_stages)

@@ -227,7 +227,15 @@ def _context(golden):
         crosses["use_layer_wise_param_layout"] = True
     limit = golden["raw_args"].get("wgrad-deferral-limit")
     crosses |= {"wgrad_deferral_limit": limit} if limit else {}
-    return crosses | ({"moe_router_dtype": router} if router else {})
+    return crosses | ({"moe_router_dtype": router} if router else {}) | _sharded(golden)
+
+
+def _sharded(golden):
+    """Megatron-FSDP's own arguments. All its cases say `--log-params-norm: true`, which the collection leaves out."""
+    if not golden["config"].get("fsdp"):
+        return {}
+    return {"data_parallel_sharding_strategy": golden["raw_args"]["data-parallel-sharding-strategy"],
+            "log_params_norm": True}
 
 
 def _environment(golden):

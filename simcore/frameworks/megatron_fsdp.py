@@ -1,0 +1,184 @@
+"""Megatron-FSDP: Megatron's layers and meshes, with parameters, gradients and states cut over data parallel ranks.
+
+Rules: core 0.16.1 `distributed/fsdp/mcore_fsdp_adapter.py` and `distributed/fsdp/src/megatron_fsdp/`. All but the
+hand-over is `megatron`'s: layers, checks, checkpoints, losses. A unit is a `TransformerLayer`; Mamba layers are none
+(`ssm/mamba_layer.py`), so they stay gathered with the embedding, the last norm and the head. Parameters rest as bf16
+parts of buckets, beside fp32 parts of masters (`preserve_fp32_weights`), moments and main gradients.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+from functools import lru_cache
+
+from simcore.form import Flat, Form, Layout, Partial
+from simcore.framework import Files, Framework, Life, Moment, Queues, Rule, Unit
+from simcore.frameworks import megatron
+from simcore.frameworks._megatron_formats import Formats, formats
+from simcore.frameworks._megatron_lives import rules_of, whole_layout
+from simcore.frameworks._megatron_recompute import together
+from simcore.graph import ModelGraph
+from simcore.job import Job
+from simcore.lora_bridge import adapters
+from simcore.models.blocks import Mamba2
+from simcore.tensor import TensorSpec
+
+__all__ = ["DEFAULT_IMPLEMENTATION", "IMPLEMENTATIONS", "VERSIONS", "adapters", "default_etp", "table"]
+
+VERSIONS = ("core 0.16.1",)
+DEFAULT_IMPLEMENTATION = "megatron"
+IMPLEMENTATIONS = ("megatron",)
+SOURCE = "core 0.16.1 distributed/fsdp/src/megatron_fsdp"
+AXES = ("dp_cp", "expert_dp")
+"""(dense, expert); routed experts have groups of their own with and without expert parallelism (".experts." in the
+name, param_and_grad_buffer.py `_get_parameter_groups`)."""
+LEAST_AHEAD = 1_000_000_000
+"""Elements: what upstream calls a cap is a `max` (megatron_fsdp.py, suggested_communication_unit_size)."""
+_OWN = {
+    "data_parallel_sharding_strategy": ("no_shard", "optim", "optim_grads", "optim_grads_params"),
+    "outer_dp_sharding_strategy": ("no_shard", "optim", "optim_grads", "optim_grads_params"),
+    "suggested_communication_unit_size": (None, int),
+    "bucket_size": (None, int),
+    "fsdp_double_buffer": (True, False),
+    "nccl_ub": (True, False),
+    "keep_fp8_transpose_cache": (True, False),
+    "preserve_fp32_weights": (True, False),
+    "init_model_with_meta_device": (True, False),
+    "calculate_per_token_loss": (True, False),
+    "log_params_norm": (True, False),
+}
+OPTIONS = megatron.OPTIONS | _OWN
+
+default_etp = megatron.default_etp
+
+
+def table(job: Job) -> Framework:
+    """Megatron-FSDP applied to a job."""
+    options = job.options(OPTIONS)
+    _check(job, options)
+    shared = {key: value for key, value in options.items() if key not in _OWN} | _OVERLAPPED
+    base, made = megatron.table_of(job, shared), formats(job, shared)
+    return replace(
+        base, name="megatron_fsdp", version=VERSIONS[0],
+        rules=_rules(job.graph, _Choice(made, job.compute, AXES, job.scenario.training.optimizer.name != "sgd")),
+        units=_units(job),
+        flow=_queues(job, options, made),
+        files=Files(),  # not yet: how fsdp_dtensor checkpoints are read and written
+        communicators=tuple(dict.fromkeys((*base.communicators, *(a for a in AXES if job.mesh.axis(a).size > 1)))),
+    )
+
+
+_OVERLAPPED: dict[str, object] = {"overlap_grad_reduce": True, "overlap_param_gather": True}
+"""Always with `optim_grads_params`: core 0.16.1 megatron_fsdp.py __init__ sets both."""
+
+
+def _check(job: Job, options: dict[str, object]) -> None:
+    """What Megatron-FSDP can and this version of rankscope cannot."""
+    strategy = str(options.get("data_parallel_sharding_strategy", "auto"))
+    strategy = job.auto("framework_options.data_parallel_sharding_strategy", strategy, "optim_grads_params",
+                        f"{SOURCE}/megatron_fsdp.py: the default without a ddp_config")
+    if strategy != "optim_grads_params":
+        raise job.not_yet("framework_options.data_parallel_sharding_strategy",
+                          f"data_parallel_sharding_strategy: {strategy} under megatron_fsdp")
+    for name, served in (("outer_dp_sharding_strategy", "no_shard"), ("fsdp_double_buffer", False), ("nccl_ub", False),
+                         ("keep_fp8_transpose_cache", False), ("preserve_fp32_weights", True),
+                         ("use_distributed_optimizer", True), ("use_precision_aware_optimizer", False)):
+        if options.get(name, served) != served:
+            raise job.not_yet(f"framework_options.{name}", f"{name}: {options[name]} under megatron_fsdp")
+    if job.mesh.dp_replicate > 1:
+        raise job.not_yet("mesh.dp_replicate", "megatron_fsdp over several optimizer instances (HSDP)")
+    if job.mesh.pp > 1:
+        raise job.not_yet("mesh.pp", "megatron_fsdp with pipeline stages")
+    if job.scenario.training.method != "full":
+        raise job.not_yet("training.method", f"{job.scenario.training.method} under megatron_fsdp")
+    if together(job) > 1:
+        raise job.not_yet("training.recompute", "several layers that are replayed together, under megatron_fsdp")
+
+
+def _queues(job: Job, options: dict[str, object], made: Formats) -> Queues:
+    """Twice a unit's elements, but no less than a billion; half of it is gathered ahead."""
+    given = options.get("suggested_communication_unit_size")
+    waiting = int(str(given)) if given is not None else max(LEAST_AHEAD, 2 * _mean_unit(job))
+    if given is None:
+        job.auto("framework_options.suggested_communication_unit_size", "auto", str(waiting),
+                 f"{SOURCE}/megatron_fsdp.py: max(1e9, twice a unit's elements)")
+    return Queues(waiting // 2, waiting, _bucket_size(job, options), AXES, made.grads, _frees_at_end(job, options))
+
+
+def _frees_at_end(job: Job, options: dict[str, object]) -> bool:
+    """The norm of the parameters is taken of parts: what the step has gathered goes (`stop_communication`)."""
+    return job.flag(options, "log_params_norm", "Megatron-LM training/arguments.py; training/utils.py "
+                    "calc_params_l2_norm", default=False)
+
+
+def _bucket_size(job: Job, options: dict[str, object]) -> int:
+    """Of what is in no unit. Megatron-LM training/training.py get_model: none without overlap_grad_reduce."""
+    if options.get("overlap_grad_reduce") is False:
+        return 0
+    default = max(40_000_000, 1_000_000 * job.mesh.axis("dp_cp").size)
+    given = options.get("bucket_size")
+    return int(job.auto("framework_options.bucket_size", "auto" if given is None else str(given), str(default),
+                        "Megatron-LM training/training.py get_model: max(40e6, 1e6 x dp)"))
+
+
+def _unit_layers(job: Job) -> list[int]:
+    kinds = job.graph.kinds
+    return [layer.index for layer in job.graph.layers if kinds[layer.kind].block is None
+            and not any(isinstance(branch.block, Mamba2) for branch in kinds[layer.kind].branches)]
+
+
+def _units(job: Job) -> tuple[Unit, ...]:
+    graph = job.graph
+    return tuple(Unit(graph.layers[layer].path, ((layer, tuple(range(len(graph.tensors[graph.layers[layer].kind])))),),
+                      layer, layer, AXES[0]) for layer in _unit_layers(job))
+
+
+def _mean_unit(job: Job) -> int:
+    """Elements of the mean unit on one rank, before data parallel ranks cut it."""
+    graph, layers = job.graph, _unit_layers(job)
+    sizes = {kind: sum(_whole_numel(job, spec) for spec in graph.tensors[kind] if not spec.is_buffer)
+             for kind in {graph.layers[layer].kind for layer in layers}}
+    return sum(sizes[graph.layers[layer].kind] for layer in layers) // max(1, len(layers))
+
+
+def _whole_numel(job: Job, spec: TensorSpec) -> int:
+    numel = spec.numel * spec.copies
+    for axis, _ in whole_layout(spec):
+        numel //= job.mesh.axis(axis).size
+    return numel
+
+
+@dataclass(frozen=True, slots=True)
+class _Choice:
+    """What lives depend on besides the tensor."""
+
+    made: Formats
+    compute: str
+    axes: tuple[str, str]
+    has_moments: bool
+
+
+@lru_cache(maxsize=256)
+def _rules(graph: ModelGraph, choice: _Choice) -> tuple[Rule, ...]:
+    return rules_of(graph, lambda spec: _life(spec, choice))
+
+
+def _life(spec: TensorSpec, choice: _Choice) -> Life:
+    whole, made = whole_layout(spec), choice.made
+    if spec.is_buffer:
+        form = Form((), spec.stored or made.params)
+        return Life("buffer", form, form, form, form, rest_category="buffer")
+    expert = spec.component == "routed_experts"
+    axis = choice.axes[expert]
+    cut: Layout = (*whole, (axis, Flat("bucket")))
+    return Life(
+        "expert" if expert else "dense", Form(cut, made.params), Form(whole, choice.compute),
+        Form((*whole, (axis, Partial())), made.grads), Form(cut, made.grads), _states(cut, choice),
+        Moment.UNIT_FORWARD_BEGIN, Moment.UNIT_FORWARD_END, Moment.UNIT_BACKWARD_END, grads_persist=True,
+        grad_made_category="")
+
+
+def _states(layout: Layout, choice: _Choice) -> tuple[tuple[str, Form], ...]:
+    moments = ("exp_avg", "exp_avg_sq") if choice.has_moments else ()
+    return (("master_param", Form(layout, choice.made.master)),
+            *((name, Form(layout, choice.made.moments)) for name in moments))

@@ -1,0 +1,97 @@
+"""Buckets that are gathered ahead and reduced into a queue, against Megatron-FSDP's own pipelines."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+import small
+from simcore.flows.bucket import rank_buckets
+from simcore.program import Program
+from simcore.tape import Op
+
+TRUTH: dict[str, Any] = json.loads((Path(__file__).parent / "truth/megatron_fsdp/core-0.16.1.json").read_text("utf-8"))
+MODEL = {"config": "llama-tiny", "overrides": {"num_hidden_layers": 5}}
+UNIT = 2560
+"""Elements of a unit of the model that was run."""
+STARTS = {"fwd:begin": "forward", "bwd:begin": "backward", "opt:begin": "step"}
+EVENTS = {("unsharded_bucket", Op.ALLOC): "gather", ("unsharded_bucket", Op.FREE): "release",
+          ("unsharded_grad_bucket", Op.ALLOC): "fill", ("unsharded_grad_bucket", Op.FREE): "drop"}
+
+
+def program(options: dict[str, Any] | None = None, **given: Any) -> Program:
+    return small.program_of("megatron_fsdp", {"dp_shard": 8}, model=MODEL, options=options, **given)
+
+
+def events(made: Program) -> list[str]:
+    """As the truth spells them. A bucket's number is that of its first layer: the root's is 0."""
+    owners = {slot: name for (name, _), slot in made.tables.slots.items()}
+    scatters = {number for (name, _, _), number in made.tables.comms.items() if name == "reduce_scatter"}
+    found = []
+    for row in made.columns:
+        op, layer, slot = Op(row[0]), int(row[1]), int(row[2])
+        if op == Op.MARK:
+            found.append(STARTS.get(made.event(row, 0), ""))
+        elif op == Op.COLLECTIVE and slot in scatters:
+            found.append(f"reduce {layer}")
+        elif what := EVENTS.get((owners.get(slot, ""), op)):
+            found.append(f"{what} {layer}")
+    found = [event for event in found if event]
+    return found[found.index("forward"):]
+
+
+@pytest.mark.parametrize("case", TRUTH["steps"], ids=lambda case: "-".join(str(case.get(key)) for key in (
+    "microbatches", "unit_size", "recompute")))
+def test_a_step_is_the_real_one(case: dict[str, Any]) -> None:
+    unit = rank_buckets(small.plan_of("megatron_fsdp", {"dp_shard": 8}, model=MODEL))[1].numel
+    size = case["unit_size"]
+    options = {} if size is None else {"suggested_communication_unit_size": max(1, size // UNIT * unit)}
+    recompute = "full" if case.get("recompute") else "none"
+    assert events(program(options, microbatches=case["microbatches"], recompute=recompute)) == case["found"]
+
+
+def test_what_the_step_before_has_gathered_is_there_when_it_begins() -> None:
+    buckets = rank_buckets(small.plan_of("megatron_fsdp", {"dp_shard": 8}, model=MODEL))
+    built = [size for _, phase, size in small.postings(program(), "unsharded_bucket") if phase == "build"]
+    assert sum(built) == sum(2 * bucket.numel for bucket in buckets)
+
+
+def test_a_norm_of_the_parameters_frees_it() -> None:
+    """It is gathered twice then: after the step, and again in the next forward."""
+    made = program({"log_params_norm": True})
+    assert [phase for _, phase, _ in small.postings(made, "unsharded_bucket") if phase == "build"] == []
+    assert sum(size for *_, size in small.postings(made, "unsharded_bucket")) == 0
+    gathers = [phase for axis, phase, _ in small.calls(made, "all_gather") if axis == "dp_cp"]
+    assert gathers.count("optimizer") == 6
+    assert gathers.count("forward") == 6 + 5
+
+
+def test_gradients_are_reduced_in_every_microbatch() -> None:
+    buckets = rank_buckets(small.plan_of("megatron_fsdp", {"dp_shard": 8}, model=MODEL))
+    sent = [size for _, _, size in small.calls(program(microbatches=3), "reduce_scatter")]
+    assert sum(sent) == 3 * sum(4 * bucket.numel for bucket in buckets)
+
+
+def test_a_reduced_shard_lives_for_a_moment() -> None:
+    shards = [size for *_, size in small.postings(program(), "reduced_grad_shard")]
+    buckets = rank_buckets(small.plan_of("megatron_fsdp", {"dp_shard": 8}, model=MODEL))
+    assert sorted(size for size in shards if size > 0) == sorted(4 * bucket.shard for bucket in buckets)
+    assert sum(shards) == 0
+
+
+def test_sixteen_bit_gradients_are_copied_before_the_step() -> None:
+    made = program(precision={"main_grads": "bf16"})
+    copies = [(phase, size) for _, phase, size in small.postings(made, "fp32_grad_shard")]
+    plan = small.plan_of("megatron_fsdp", {"dp_shard": 8}, model=MODEL)
+    assert copies == [("backward", 4 * sum(p.local for layer in plan.layers for p in plan.of_layer(layer)))]
+
+
+def test_one_rank_gathers_nothing() -> None:
+    """A group of one keeps whole buffers, and still makes a reduced copy."""
+    made = small.program_of("megatron_fsdp", {}, model=MODEL)
+    assert small.calls(made, "all_gather") == small.calls(made, "reduce_scatter") == []
+    assert small.postings(made, "unsharded_bucket") == small.postings(made, "unsharded_grad_bucket") == []
+    assert small.postings(made, "reduced_grad_shard") != []

@@ -1,0 +1,75 @@
+"""Megatron-FSDP: what the table says, and what is refused."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+import small
+from simcore.errors import IllegalLayout, NotYet
+from simcore.framework import Queues
+from simcore.simulate import simulate
+
+
+def refused(*, mesh: dict[str, int] | None = None, **given: Any) -> str:
+    with pytest.raises(NotYet) as caught:
+        small.prepared("megatron_fsdp", mesh or {"dp_shard": 4}, **given)
+    return str(caught.value)
+
+
+@pytest.mark.parametrize(("option", "value"), [
+    ("data_parallel_sharding_strategy", "optim_grads"), ("outer_dp_sharding_strategy", "optim"),
+    ("fsdp_double_buffer", True), ("nccl_ub", True), ("keep_fp8_transpose_cache", True),
+    ("preserve_fp32_weights", False), ("use_precision_aware_optimizer", True), ("use_distributed_optimizer", False)])
+def test_options_that_are_not_modelled_are_named(option: str, value: object) -> None:
+    assert option in refused(options={option: value})
+
+
+@pytest.mark.parametrize(("told", "given"), [
+    ("pipeline stages", {"mesh": {"pp": 5, "dp_shard": 2}}), ("HSDP", {"mesh": {"dp_shard": 2, "dp_replicate": 2}}),
+    ("lora", {"method": "lora"}),
+    ("replayed together", {"model": "llama-tiny", "recompute": {"mode": "uniform", "num_layers": 2}})])
+def test_layouts_that_are_not_modelled_are_named(told: str, given: dict[str, Any]) -> None:
+    assert told in refused(**given)
+
+
+def test_megatrons_own_rules_hold() -> None:
+    with pytest.raises(IllegalLayout, match="sequence parallelism"):
+        small.prepared("megatron_fsdp", {"dp_shard": 4}, sequence_parallel=True)
+
+
+def test_small_units_are_gathered_ahead_as_if_they_were_large() -> None:
+    """core 0.16.1 megatron_fsdp.py: `max(1_000_000_000, ...)`; half of it is gathered ahead."""
+    _, table = small.prepared("megatron_fsdp", {"dp_shard": 4})
+    assert isinstance(table.flow, Queues)
+    assert (table.flow.ahead, table.flow.waiting) == (500_000_000, 1_000_000_000)
+
+
+def test_large_units_are_gathered_one_ahead() -> None:
+    """Twice the elements of a unit are in flight (deepseek-v3: 11 billion a layer over 64 expert ranks, and more)."""
+    _, table = small.prepared("megatron_fsdp", {"dp_shard": 8}, model="llama-3-70b")
+    job, wide = small.prepared("megatron_fsdp", {"dp_shard": 8}, model="deepseek-v3")
+    assert isinstance(table.flow, Queues)
+    assert table.flow.waiting == 2 * 855_654_400
+    assert isinstance(wide.flow, Queues)
+    assert wide.flow.waiting > 10**10
+    assert job.autos["framework_options.suggested_communication_unit_size"][0] == str(wide.flow.waiting)
+
+
+def test_a_rank_rests_on_eighteen_bytes_of_its_part() -> None:
+    plan = small.plan_of("megatron_fsdp", {"dp_shard": 4})
+    rest = plan.at_rest().values()
+    held = sum(r.params_bytes + r.grads_bytes + r.optimizer_bytes for r in rest)
+    whole = sum(r.num_params for r in small.plan_of("megatron", {}).at_rest().values())
+    assert held == pytest.approx(18 * whole / 4, rel=1e-3)
+
+
+def test_it_needs_less_than_whole_parameters() -> None:
+    """The same job under Megatron's distributed optimizer keeps parameters and gradients whole."""
+    flat, whole = (simulate(small.scenario(name, {"dp_shard": 8}, model="llama-3-8b", seq_len=512))
+                   for name in ("megatron_fsdp", "megatron"))
+    assert flat.ranks[0].end_bytes is not None
+    assert whole.ranks[0].end_bytes is not None
+    assert flat.ranks[0].end_bytes < whole.ranks[0].end_bytes
+    assert flat.ranks[0].apportioned

@@ -1,0 +1,185 @@
+"""Megatron-FSDP on one CPU: no streams, no data, collectives that do nothing; what it builds and does is noted.
+
+Streams, events and coalescing are replaced, and checks that read values; everything that decides is upstream's.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+from collections.abc import Iterator
+from typing import Any
+
+from . import te_stub
+
+te_stub.install()
+
+import torch  # noqa: E402
+import torch.distributed as dist  # noqa: E402
+from megatron.core.distributed.distributed_data_parallel_config import DistributedDataParallelConfig  # noqa: E402
+from megatron.core.distributed.fsdp.src.megatron_fsdp import megatron_fsdp as hooks  # noqa: E402
+from megatron.core.distributed.fsdp.src.megatron_fsdp import param_and_grad_buffer as buffers  # noqa: E402
+from megatron.core.distributed.fsdp.src.megatron_fsdp.utils import FSDPDistributedIndex  # noqa: E402
+from torch import nn  # noqa: E402
+from torch.distributed.device_mesh import init_device_mesh  # noqa: E402
+from torch.testing._internal.distributed.fake_pg import FakeStore  # noqa: E402
+from torch.utils.checkpoint import checkpoint  # noqa: E402
+
+HIDDEN = 16
+
+
+class Stream:
+    """One that never waits."""
+
+    def __getattr__(self, _name: str) -> Any:
+        return lambda *_args, **_kwargs: self
+
+
+@contextlib.contextmanager
+def no_coalescing(*_args: Any, **_kwargs: Any) -> Iterator[Stream]:
+    yield Stream()
+
+
+def start(world: int, rank: int) -> None:
+    """A fake process group."""
+    os.environ.update(WORLD_SIZE=str(world), RANK=str(rank), LOCAL_RANK=str(rank))
+    dist.init_process_group("fake", store=FakeStore(), rank=rank, world_size=world)
+
+
+def without_gpu() -> None:
+    """Streams that never wait, collectives one by one, and no look at values."""
+    for name, made in (("Stream", Stream), ("current_stream", lambda *_: Stream()),
+                       ("stream", lambda _: contextlib.nullcontext()), ("current_device", lambda: 0),
+                       ("empty_cache", lambda: None), ("synchronize", lambda *_: None)):
+        setattr(torch.cuda, name, made)
+    buffers._coalescing_manager = no_coalescing
+    buffers.validate_uneven_dtensor = lambda *_args, **_kwargs: None
+    buffers.update_uneven_dtensor_chunk_metadata = lambda *_args, **_kwargs: None
+
+
+# ---- buckets --------------------------------------------------------------------------------------------------------
+def buckets(model: nn.Module, units: list[type], bucket_size: int | None, sizes: dict[bool, int],
+            ranks: dict[bool, int]) -> list[dict[str, Any]]:
+    """Every bucket: unit, experts, chunk, elements with padding; of each tensor its name, shape and start.
+
+    `sizes`, `ranks`: of the data parallel group, by whether it is the experts'.
+    """
+    policy = buffers.BucketingPolicy(bucket_size, units, "optim_grads_params")
+    config = DistributedDataParallelConfig(data_parallel_sharding_strategy="optim_grads_params")
+    names = {p: name for name, p in model.named_parameters()}
+    found = []
+    for number, group in enumerate(buffers._get_parameter_groups(model, policy, {})[0]):
+        parts = sizes[group.is_expert_param]
+        items, bucket, shard = buffers.build_data_parallel_buffer_index(
+            [p.shape for p in group.params], ranks[group.is_expert_param], parts, True, config, number,
+            group.chunk_size_factor)
+        found.append({
+            "unit": -1 if group.fsdp_unit_id is None else group.fsdp_unit_id, "expert": group.is_expert_param,
+            "chunk": group.chunk_size_factor, "numel": bucket.size, "shard": shard.size,
+            "tensors": [[names[p], list(p.shape), items[i].global_data_index] for i, p in enumerate(group.params)]})
+    return found
+
+
+# ---- hand-over ------------------------------------------------------------------------------------------------------
+def linear(rows: int, columns: int) -> nn.Linear:
+    return nn.Linear(columns, rows, dtype=torch.bfloat16)
+
+
+class Layer(nn.Module):
+    """A unit."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.norm = nn.LayerNorm(HIDDEN, dtype=torch.bfloat16)
+        self.up, self.down = linear(4 * HIDDEN, HIDDEN), linear(HIDDEN, 4 * HIDDEN)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return x + self.down(self.up(self.norm(x)))
+
+
+class Model(nn.Module):
+    """Embedding, units, norm and head: what is in no unit is one bucket, the first."""
+
+    def __init__(self, layers: int, *, recompute: bool) -> None:
+        super().__init__()
+        self.recompute = recompute
+        self.embedding = nn.Embedding(64, HIDDEN, dtype=torch.bfloat16)
+        self.layers = nn.ModuleList(Layer() for _ in range(layers))
+        self.norm = nn.LayerNorm(HIDDEN, dtype=torch.bfloat16)
+        self.head = linear(64, HIDDEN)
+
+    def forward(self, tokens: torch.Tensor) -> torch.Tensor:
+        x = self.embedding(tokens)
+        for layer in self.layers:
+            x = checkpoint(layer, x, use_reentrant=True) if self.recompute else layer(x)
+        return self.head(self.norm(x)).float().logsumexp(-1).sum()
+
+
+class Noted:
+    """Megatron-FSDP around a small model, and what its two pipelines do."""
+
+    def __init__(self, world: int, layers: int, *, recompute: bool, **config: Any) -> None:
+        self.events: list[str] = []
+        self.model = Model(layers, recompute=recompute)
+        mesh = init_device_mesh("cpu", (world, 1), mesh_dim_names=("dp_cp", "tp"))
+        index = FSDPDistributedIndex(device_mesh=mesh, dp_shard_dim="dp_cp", tp_dim="tp")
+        ddp = DistributedDataParallelConfig(
+            use_megatron_fsdp=True, data_parallel_sharding_strategy="optim_grads_params", grad_reduce_in_fp32=True,
+            overlap_grad_reduce=True, check_for_nan_in_grad=False, bucket_size=40_000_000, **config)
+        self.fsdp = hooks.MegatronFSDP(self.model, index, ddp, fsdp_unit_modules=[Layer], device=torch.device("cpu"))
+        self._listen()
+
+    def _listen(self) -> None:
+        gathers, empty = self.fsdp.all_gather_pipeline, buffers.BucketStatus.EMPTY
+        gather, release = gathers.async_bucket_gather, gathers.release_bucket
+        reduce = self.fsdp.grad_reduce_pipeline._bucket_group_gradient_reduce
+
+        def noted_gather(bucket: int, bwd: bool) -> None:
+            was_empty = gathers.bucket_status[gathers.get_bucket_key(bucket, bwd)] is empty
+            gather(bucket, bwd)
+            self.events += [f"gather {bucket}"] * was_empty
+
+        def noted_release(bucket: int, bwd: bool, lazy: bool = False) -> None:
+            if gathers.bucket_status[gathers.get_bucket_key(bucket, bwd)] is not empty and not lazy:
+                self.events.append(f"release {bucket}")
+            release(bucket, bwd, lazy)
+
+        def noted_reduce(group: list[int], *args: Any, **kwargs: Any) -> bool:
+            self.events += [f"reduce {bucket}" for bucket in group]
+            return bool(reduce(group, *args, **kwargs))
+
+        gathers.async_bucket_gather, gathers.release_bucket = noted_gather, noted_release
+        self.fsdp.grad_reduce_pipeline._bucket_group_gradient_reduce = noted_reduce
+        self._listen_to_gradients()
+
+    def _listen_to_gradients(self) -> None:
+        for group in self.fsdp.param_and_grad_buffer.parameter_groups:
+            allocator = group.main_grad_buffer.temporary_bucket_allocator
+            allocate, free = allocator.allocate, allocator.free
+
+            def noted_allocate(bucket_id: int, *args: Any, allocator: Any = allocator, allocate: Any = allocate,
+                               **kwargs: Any) -> Any:
+                self.events += [f"fill {bucket_id}"] * (bucket_id not in allocator.buckets)
+                return allocate(bucket_id, *args, **kwargs)
+
+            def noted_free(bucket_id: int, allocator: Any = allocator, free: Any = free) -> None:
+                self.events += [f"drop {bucket_id}"] * (bucket_id in allocator.buckets)
+                free(bucket_id)
+
+            allocator.allocate, allocator.free = noted_allocate, noted_free
+
+    def step(self, microbatches: int) -> list[str]:
+        """What happens in a step that follows another."""
+        for _ in range(2):
+            self.events.clear()
+            for number in range(microbatches):
+                self.fsdp.is_last_microbatch = number == microbatches - 1
+                self.events.append("forward")
+                loss = self.fsdp(torch.zeros(2, 8, dtype=torch.long))
+                self.events.append("backward")
+                loss.backward()
+            self.fsdp.finish_grad_sync()
+            self.events.append("step")
+            self.fsdp.start_param_sync()
+            self.fsdp.zero_grad_buffer()
+        return list(self.events)

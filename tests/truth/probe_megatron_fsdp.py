@@ -1,0 +1,86 @@
+"""Asks Megatron-FSDP of megatron-core how it lays tensors in buckets, and when those are gathered and reduced.
+
+    python tests/truth/probe_megatron_fsdp.py > tests/truth/megatron_fsdp/core-0.16.1.json
+
+`buckets`: the small models of `probe_gpt.py` on one rank of 8; `steps`: the second step of a small model whose five
+layers are units, over a fake process group of 8 (`oracle/fsdp_flat.py`).
+"""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from typing import Any
+
+import probe_gpt
+from oracle import fsdp_flat, te_stub
+
+from megatron.core import parallel_state as ps  # isort: skip
+from megatron.core.transformer.transformer_layer import TransformerLayer  # isort: skip
+
+LAYOUTS: list[dict[str, Any]] = [
+    {"family": "gpt2", "tp": 2, "ep": 1, "rank": 0, "bucket_size": None},
+    {"family": "gpt2", "tp": 1, "ep": 1, "rank": 5, "bucket_size": 100_000},
+    {"family": "qwen2", "tp": 2, "ep": 1, "rank": 7, "bucket_size": 40_000_000},
+    {"family": "qwen3_moe", "tp": 1, "ep": 2, "rank": 3, "bucket_size": 40_000_000},
+    {"family": "mixtral", "tp": 2, "ep": 4, "rank": 6, "bucket_size": 40_000_000},
+    {"family": "qwen3_moe", "tp": 1, "ep": 1, "rank": 1, "bucket_size": 300_000},
+    {"family": "deepseek_v2", "tp": 1, "ep": 2, "rank": 0, "bucket_size": 40_000_000},
+    {"family": "deepseek_v3", "tp": 2, "ep": 2, "rank": 2, "bucket_size": 40_000_000},
+]
+STEPS: list[dict[str, Any]] = [
+    {"layers": 5, "microbatches": 2, "unit_size": None},
+    {"layers": 5, "microbatches": 1, "unit_size": 2 * 2560},
+    {"layers": 5, "microbatches": 2, "unit_size": 4 * 2560},
+    {"layers": 5, "microbatches": 1, "unit_size": 1},
+    {"layers": 5, "microbatches": 1, "unit_size": 7 * 2560},
+    {"layers": 5, "microbatches": 2, "unit_size": None, "recompute": True},
+    {"layers": 5, "microbatches": 2, "unit_size": 4 * 2560, "recompute": True},
+]
+
+
+def asked_buckets(case: dict[str, Any]) -> Any:
+    """The buckets of one rank of 8."""
+    fsdp_flat.start(8, case["rank"])
+    te_stub.use_dummy_rng()
+    ps.initialize_model_parallel(
+        tensor_model_parallel_size=case["tp"], expert_model_parallel_size=case["ep"], expert_tensor_parallel_size=1,
+        create_gloo_process_groups=False)
+    model = probe_gpt.built(case["family"], case["tp"], case["ep"]).bfloat16()  # as core's Float16Module does
+    groups = {False: ps.get_data_parallel_group(with_context_parallel=True), True: ps.get_expert_data_parallel_group()}
+    return fsdp_flat.buckets(model, [TransformerLayer], case["bucket_size"],
+                             {expert: group.size() for expert, group in groups.items()},
+                             {expert: group.rank() for expert, group in groups.items()})
+
+
+def asked_step(case: dict[str, Any]) -> Any:
+    """What happens in one step."""
+    fsdp_flat.start(8, 0)
+    fsdp_flat.without_gpu()
+    made = fsdp_flat.Noted(8, case["layers"], recompute=case.get("recompute", False),
+                           suggested_communication_unit_size=case["unit_size"])
+    return made.step(case["microbatches"])
+
+
+def main() -> None:
+    """Each case in a process of its own."""
+    if len(sys.argv) > 1:
+        case = json.loads(sys.argv[1])
+        print(json.dumps((asked_step if "layers" in case else asked_buckets)(case)))
+        return
+    made = [{**case, "found": _in_a_process(case)} for case in (*LAYOUTS, *STEPS)]
+    lines = {key: [json.dumps(row) for row in made if ("layers" in row) == (key == "steps")]
+             for key in ("buckets", "steps")}
+    print("{" + ",\n".join(f'"{key}": [\n' + ",\n".join(rows) + "\n]" for key, rows in lines.items()) + "}")
+
+
+def _in_a_process(case: dict[str, Any]) -> Any:
+    done = subprocess.run([sys.executable, __file__, json.dumps(case)], capture_output=True, text=True, check=False)
+    if done.returncode:
+        sys.exit(done.stderr)
+    return json.loads(done.stdout.splitlines()[-1])
+
+
+if __name__ == "__main__":
+    main()
