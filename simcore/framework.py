@@ -149,7 +149,9 @@ class Queues:
 
     `ahead`: gathered beyond what is asked for; `waiting`: reduced, and kept whole until more than this many wait.
     `bucket_numel` closes a bucket of tensors that are in no unit, 0 never does. `axes`: (dense, expert).
-    `frees_at_end`: what is gathered after the step is freed before the next one.
+    `frees_at_end`: what is gathered after the step is freed before the next one. `keeps_outside`: buckets of no unit
+    stay whole for good and bring nothing ahead in forward. `reduces_in_place`: a reduced part is a piece of its bucket.
+    `double_buffer`: units that are alike share two buffers.
     """
 
     ahead: int
@@ -158,6 +160,9 @@ class Queues:
     axes: tuple[str, str]
     grad_dtype: str
     frees_at_end: bool = False
+    keeps_outside: bool = False
+    reduces_in_place: bool = False
+    double_buffer: bool = False
 
 
 @dataclass(frozen=True, slots=True)

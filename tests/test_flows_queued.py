@@ -13,7 +13,10 @@ from simcore.flows.bucket import rank_buckets
 from simcore.program import Program
 from simcore.tape import Op
 
-TRUTH: dict[str, Any] = json.loads((Path(__file__).parent / "truth/megatron_fsdp/core-0.16.1.json").read_text("utf-8"))
+HERE = Path(__file__).parent / "truth/megatron_fsdp"
+STEPS = [pytest.param(version, case, id="-".join([version, *(f"{k}={v}" for k, v in case.items() if k != "found")]))
+         for version in ("core 0.16.1", "main 2026-08-22")
+         for case in json.loads((HERE / f"{version.replace(' ', '-')}.json").read_text("utf-8"))["steps"]]
 MODEL = {"config": "llama-tiny", "overrides": {"num_hidden_layers": 5}}
 UNIT = 2560
 """Elements of a unit of the model that was run."""
@@ -22,8 +25,8 @@ EVENTS = {("unsharded_bucket", Op.ALLOC): "gather", ("unsharded_bucket", Op.FREE
           ("unsharded_grad_bucket", Op.ALLOC): "fill", ("unsharded_grad_bucket", Op.FREE): "drop"}
 
 
-def program(options: dict[str, Any] | None = None, **given: Any) -> Program:
-    return small.program_of("megatron_fsdp", {"dp_shard": 8}, model=MODEL, options=options, **given)
+def program(options: dict[str, Any] | None = None, version: str = "auto", **given: Any) -> Program:
+    return small.program_of("megatron_fsdp", {"dp_shard": 8}, model=MODEL, options=options, version=version, **given)
 
 
 def events(made: Program) -> list[str]:
@@ -43,14 +46,54 @@ def events(made: Program) -> list[str]:
     return found[found.index("forward"):]
 
 
-@pytest.mark.parametrize("case", TRUTH["steps"], ids=lambda case: "-".join(str(case.get(key)) for key in (
-    "microbatches", "unit_size", "recompute")))
-def test_a_step_is_the_real_one(case: dict[str, Any]) -> None:
+def asked(case: dict[str, Any]) -> dict[str, Any]:
+    """The case's options, sizes in units of ours."""
     unit = rank_buckets(small.plan_of("megatron_fsdp", {"dp_shard": 8}, model=MODEL))[1].numel
     size = case["unit_size"]
     options = {} if size is None else {"suggested_communication_unit_size": max(1, size // UNIT * unit)}
-    recompute = "full" if case.get("recompute") else "none"
-    assert events(program(options, microbatches=case["microbatches"], recompute=recompute)) == case["found"]
+    return options | ({"fsdp_double_buffer": True} if case.get("double_buffer") else {})
+
+
+@pytest.mark.parametrize(("version", "case"), STEPS)
+def test_a_step_is_the_real_one(version: str, case: dict[str, Any]) -> None:
+    made = program(asked(case), version, microbatches=case["microbatches"],
+                   recompute="full" if case.get("recompute") else "none")
+    if not case.get("double_buffer"):
+        assert events(made) == case["found"]
+        return
+    seen = ("forward", "backward", "step", "reduce", "gather")  # nothing is allocated where buffers are shared
+    assert [event for event in calls(made) if event.startswith(seen)] == [
+        event for event in case["found"] if event.startswith(seen)]
+
+
+def calls(made: Program) -> list[str]:
+    """Events, with gathers told by their collectives."""
+    gathers = {number for key, number in made.tables.comms.items() if key[:2] == ("all_gather", "dp_cp")}
+    found = []
+    for row in made.columns:
+        if row[0] == Op.MARK:
+            found.append(STARTS.get(made.event(row, 0), ""))
+        elif row[0] == Op.COLLECTIVE:
+            found.append(f"{'gather' if row[2] in gathers else 'reduce'} {row[1]}")
+    return found[found.index("forward"):]
+
+
+def test_two_buffers_are_shared_for_good() -> None:
+    buckets = rank_buckets(small.plan_of("megatron_fsdp", {"dp_shard": 8}, model=MODEL))
+    made = program({"fsdp_double_buffer": True, "log_params_norm": True})
+    for name, size in (("unsharded_bucket", 2), ("unsharded_grad_bucket", 4)):
+        assert small.postings(made, name)[0] == (1, "build", 2 * size * buckets[1].numel)
+        assert sum(amount for *_, amount in small.postings(made, name)) == 2 * size * buckets[1].numel
+    assert small.postings(made, "reduced_grad_shard") == []
+
+
+def test_main_keeps_what_is_in_no_unit() -> None:
+    """The embedding, the last norm and the head; they are gathered again in every step."""
+    buckets = rank_buckets(small.plan_of("megatron_fsdp", {"dp_shard": 8}, model=MODEL))
+    made = program({"log_params_norm": True}, "main 2026-08-22")
+    assert sum(amount for *_, amount in small.postings(made, "unsharded_bucket")) == 2 * buckets[0].numel
+    assert [call for call in small.calls(made, "all_gather") if call[0] == "dp_cp"].count(
+        ("dp_cp", "optimizer", 2 * buckets[0].numel)) == 1
 
 
 def test_what_the_step_before_has_gathered_is_there_when_it_begins() -> None:

@@ -20,7 +20,7 @@ def refused(*, mesh: dict[str, int] | None = None, **given: Any) -> str:
 
 @pytest.mark.parametrize(("option", "value"), [
     ("data_parallel_sharding_strategy", "optim_grads"), ("outer_dp_sharding_strategy", "optim"),
-    ("fsdp_double_buffer", True), ("nccl_ub", True), ("keep_fp8_transpose_cache", True),
+    ("nccl_ub", True), ("keep_fp8_transpose_cache", True),
     ("preserve_fp32_weights", False), ("use_precision_aware_optimizer", True), ("use_distributed_optimizer", False)])
 def test_options_that_are_not_modelled_are_named(option: str, value: object) -> None:
     assert option in refused(options={option: value})
@@ -32,6 +32,10 @@ def test_options_that_are_not_modelled_are_named(option: str, value: object) -> 
     ("replayed together", {"model": "llama-tiny", "recompute": {"mode": "uniform", "num_layers": 2}})])
 def test_layouts_that_are_not_modelled_are_named(told: str, given: dict[str, Any]) -> None:
     assert told in refused(**given)
+
+
+def test_the_shared_buffers_of_main_are_not_modelled() -> None:
+    assert "fsdp_double_buffer" in refused(version="main 2026-08-22", options={"fsdp_double_buffer": True})
 
 
 def test_megatrons_own_rules_hold() -> None:

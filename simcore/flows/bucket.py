@@ -16,7 +16,10 @@ from simcore.framework import Queues
 from simcore.plan import AtRestBytes, Placed, Plan
 from simcore.units import dtype_bytes
 
-__all__ = ["Bucket", "bucket_padding", "exact_in_buckets", "rank_buckets"]
+__all__ = ["POOL", "Bucket", "bucket_padding", "exact_in_buckets", "rank_buckets", "shared_units", "together"]
+
+POOL = 2
+"""Buffers that units share (core 0.16.1 param_and_grad_buffer.py, UB_BUFFER_NUM)."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -129,3 +132,20 @@ def _at_rest(placed: Placed, inside: int) -> AtRestBytes:
     states = sum(dtype_bytes(form.dtype) for _, form in placed.life.states)
     return AtRestBytes(inside * dtype_bytes(placed.life.rest.dtype), trained * dtype_bytes(placed.life.grad.dtype),
                        trained * states, inside, trained)
+
+
+def together(buckets: Sequence[Bucket]) -> list[list[int]]:
+    """For each bucket those that travel with it: of the same unit over the same ranks."""
+    found: dict[tuple[int, str], list[int]] = {}
+    for b, bucket in enumerate(buckets):
+        found.setdefault((bucket.unit, bucket.axis), []).append(b)
+    return [found[bucket.unit, bucket.axis] if bucket.unit >= 0 else [b] for b, bucket in enumerate(buckets)]
+
+
+def shared_units(buckets: Sequence[Bucket]) -> frozenset[int]:
+    """The largest set of units whose buckets are alike in dtype and elements, the first of equally large ones."""
+    alike: dict[tuple[tuple[str, int], ...], list[int]] = {}
+    for unit in dict.fromkeys(b.unit for b in buckets if b.unit >= 0):
+        key = tuple((b.dtype, sum(b.chunked.sizes)) for b in buckets if b.unit == unit)
+        alike.setdefault(key, []).append(unit)
+    return frozenset(max(alike.values(), key=len) if alike else ())

@@ -1,9 +1,10 @@
 """Megatron-FSDP: Megatron's layers and meshes, with parameters, gradients and states cut over data parallel ranks.
 
-Rules: core 0.16.1 `distributed/fsdp/mcore_fsdp_adapter.py` and `distributed/fsdp/src/megatron_fsdp/`. All but the
-hand-over is `megatron`'s: layers, checks, checkpoints, losses. A unit is a `TransformerLayer`; Mamba layers are none
-(`ssm/mamba_layer.py`), so they stay gathered with the embedding, the last norm and the head. Parameters rest as bf16
-parts of buckets, beside fp32 parts of masters (`preserve_fp32_weights`), moments and main gradients.
+Rules: core 0.16.1, and main of 2026-08-22 (d98e8a64): `distributed/fsdp/mcore_fsdp_adapter.py` and
+`distributed/fsdp/src/megatron_fsdp/`. All but the hand-over is `megatron`'s: layers, checks, checkpoints, losses. A
+unit is a `TransformerLayer`; Mamba layers are none (`ssm/mamba_layer.py`), so they stay gathered with the embedding,
+the last norm and the head. Parameters rest as bf16 parts of buckets, beside fp32 parts of masters
+(`preserve_fp32_weights`), moments and main gradients.
 """
 
 from __future__ import annotations
@@ -25,7 +26,7 @@ from simcore.tensor import TensorSpec
 
 __all__ = ["DEFAULT_IMPLEMENTATION", "IMPLEMENTATIONS", "VERSIONS", "adapters", "default_etp", "table"]
 
-VERSIONS = ("core 0.16.1",)
+VERSIONS = ("core 0.16.1", "main 2026-08-22")
 DEFAULT_IMPLEMENTATION = "megatron"
 IMPLEMENTATIONS = ("megatron",)
 SOURCE = "core 0.16.1 distributed/fsdp/src/megatron_fsdp"
@@ -59,7 +60,7 @@ def table(job: Job) -> Framework:
     shared = {key: value for key, value in options.items() if key not in _OWN} | _OVERLAPPED
     base, made = megatron.table_of(job, shared), formats(job, shared)
     return replace(
-        base, name="megatron_fsdp", version=VERSIONS[0],
+        base, name="megatron_fsdp", version=VERSIONS[_is_main(job)],
         rules=_rules(job.graph, _Choice(made, job.compute, AXES, job.scenario.training.optimizer.name != "sgd")),
         units=_units(job),
         flow=_queues(job, options, made),
@@ -80,11 +81,13 @@ def _check(job: Job, options: dict[str, object]) -> None:
     if strategy != "optim_grads_params":
         raise job.not_yet("framework_options.data_parallel_sharding_strategy",
                           f"data_parallel_sharding_strategy: {strategy} under megatron_fsdp")
-    for name, served in (("outer_dp_sharding_strategy", "no_shard"), ("fsdp_double_buffer", False), ("nccl_ub", False),
+    for name, served in (("outer_dp_sharding_strategy", "no_shard"), ("nccl_ub", False),
                          ("keep_fp8_transpose_cache", False), ("preserve_fp32_weights", True),
                          ("use_distributed_optimizer", True), ("use_precision_aware_optimizer", False)):
         if options.get(name, served) != served:
             raise job.not_yet(f"framework_options.{name}", f"{name}: {options[name]} under megatron_fsdp")
+    if options.get("fsdp_double_buffer") and _is_main(job):
+        raise job.not_yet("framework_options.fsdp_double_buffer", f"fsdp_double_buffer in {VERSIONS[1]}")
     if job.mesh.dp_replicate > 1:
         raise job.not_yet("mesh.dp_replicate", "megatron_fsdp over several optimizer instances (HSDP)")
     if job.mesh.pp > 1:
@@ -102,7 +105,15 @@ def _queues(job: Job, options: dict[str, object], made: Formats) -> Queues:
     if given is None:
         job.auto("framework_options.suggested_communication_unit_size", "auto", str(waiting),
                  f"{SOURCE}/megatron_fsdp.py: max(1e9, twice a unit's elements)")
-    return Queues(waiting // 2, waiting, _bucket_size(job, options), AXES, made.grads, _frees_at_end(job, options))
+    double = job.flag(options, "fsdp_double_buffer", "core 0.16.1 distributed/distributed_data_parallel_config.py:117",
+                      default=False)
+    return Queues(waiting // 2, waiting, _bucket_size(job, options), AXES, made.grads, _frees_at_end(job, options),
+                  keeps_outside=_is_main(job), reduces_in_place=double or _is_main(job), double_buffer=double)
+
+
+def _is_main(job: Job) -> bool:
+    """Commit d98e8a64; between the two, megatron_fsdp.py `_root_pre_backward` and `reset(preserve_non_fsdp_units)`."""
+    return job.scenario.framework_version == VERSIONS[1]
 
 
 def _frees_at_end(job: Job, options: dict[str, object]) -> bool:

@@ -37,6 +37,8 @@ STEPS: list[dict[str, Any]] = [
     {"layers": 5, "microbatches": 1, "unit_size": 7 * 2560},
     {"layers": 5, "microbatches": 2, "unit_size": None, "recompute": True},
     {"layers": 5, "microbatches": 2, "unit_size": 4 * 2560, "recompute": True},
+    {"layers": 5, "microbatches": 2, "unit_size": None, "double_buffer": True},
+    {"layers": 5, "microbatches": 1, "unit_size": 1, "double_buffer": True},
 ]
 
 
@@ -59,7 +61,8 @@ def asked_step(case: dict[str, Any]) -> Any:
     fsdp_flat.start(8, 0)
     fsdp_flat.without_gpu()
     made = fsdp_flat.Noted(8, case["layers"], recompute=case.get("recompute", False),
-                           suggested_communication_unit_size=case["unit_size"])
+                           suggested_communication_unit_size=case["unit_size"],
+                           fsdp_double_buffer=case.get("double_buffer", False))
     return made.step(case["microbatches"])
 
 

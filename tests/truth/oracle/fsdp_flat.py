@@ -35,6 +35,13 @@ class Stream:
         return lambda *_args, **_kwargs: self
 
 
+class Pool:
+    """The global memory buffer; here each tensor is new."""
+
+    def get_tensor(self, shape: list[int], dtype: torch.dtype, name: str, mem_alloc_context: Any) -> torch.Tensor:
+        return torch.empty(shape, dtype=dtype)
+
+
 @contextlib.contextmanager
 def no_coalescing(*_args: Any, **_kwargs: Any) -> Iterator[Stream]:
     yield Stream()
@@ -53,6 +60,7 @@ def without_gpu() -> None:
                        ("empty_cache", lambda: None), ("synchronize", lambda *_: None)):
         setattr(torch.cuda, name, made)
     buffers._coalescing_manager = no_coalescing
+    buffers.get_global_memory_buffer = Pool
     buffers.validate_uneven_dtensor = lambda *_args, **_kwargs: None
     buffers.update_uneven_dtensor_chunk_metadata = lambda *_args, **_kwargs: None
 
@@ -115,6 +123,11 @@ class Model(nn.Module):
         return self.head(self.norm(x)).float().logsumexp(-1).sum()
 
 
+def held(allocator: Any) -> set[int]:
+    """Buckets that have memory, of their own or of the pool."""
+    return {*getattr(allocator, "using_buffer", ()), *getattr(allocator, "backup_allocator", allocator).buckets}
+
+
 class Noted:
     """Megatron-FSDP around a small model, and what its two pipelines do."""
 
@@ -153,17 +166,18 @@ class Noted:
         self._listen_to_gradients()
 
     def _listen_to_gradients(self) -> None:
-        for group in self.fsdp.param_and_grad_buffer.parameter_groups:
-            allocator = group.main_grad_buffer.temporary_bucket_allocator
+        groups = self.fsdp.param_and_grad_buffer.parameter_groups
+        shared = {id(made): made for made in (group.main_grad_buffer.temporary_bucket_allocator for group in groups)}
+        for allocator in shared.values():
             allocate, free = allocator.allocate, allocator.free
 
             def noted_allocate(bucket_id: int, *args: Any, allocator: Any = allocator, allocate: Any = allocate,
                                **kwargs: Any) -> Any:
-                self.events += [f"fill {bucket_id}"] * (bucket_id not in allocator.buckets)
+                self.events += [f"fill {bucket_id}"] * (bucket_id not in held(allocator))
                 return allocate(bucket_id, *args, **kwargs)
 
             def noted_free(bucket_id: int, allocator: Any = allocator, free: Any = free) -> None:
-                self.events += [f"drop {bucket_id}"] * (bucket_id in allocator.buckets)
+                self.events += [f"drop {bucket_id}"] * (bucket_id in held(allocator))
                 free(bucket_id)
 
             allocator.allocate, allocator.free = noted_allocate, noted_free

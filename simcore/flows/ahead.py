@@ -1,0 +1,113 @@
+"""Gathering buckets ahead of their use: the parameter half of [Note: Megatron-FSDP hand-over] in `queued.py`."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from simcore.flows.bucket import POOL, Bucket, shared_units, together
+from simcore.framework import Queues
+from simcore.outline import Builder, Tables
+from simcore.tape import Stream
+from simcore.units import dtype_bytes
+
+__all__ = ["GathersAhead"]
+
+
+class GathersAhead:
+    """Which buckets are whole, and which of them may go (AllGatherPipeline)."""
+
+    def __init__(self, buckets: Sequence[Bucket], flow: Queues, tables: Tables, out: Builder) -> None:
+        self.buckets, self.ahead, self.out = buckets, flow.ahead, out
+        self.kept = [b for b, bucket in enumerate(buckets) if bucket.unit < 0] if flow.keeps_outside else []
+        self.pooled = shared_units(buckets) if flow.double_buffer else frozenset()
+        self.groups = together(buckets)
+        self.slot = tables.slot("unsharded_bucket", "unsharded_param")
+        self.comms = [tables.comm("all_gather", b.axis, b.dtype) for b in buckets]
+        self.sizes = [b.numel * dtype_bytes(b.dtype) * (b.parts > 1) for b in buckets]
+        self.layers = [b.first_layer for b in buckets]
+        self.whole = [False] * len(buckets)
+        self.may_go = [False] * len(buckets)
+        self.pending: dict[int, int] = {}
+
+    def gather(self, wanted: Sequence[int], direction: int, handle: int) -> None:
+        """Those that are asked for and those ahead of them (direction 0: none), as far as they are not whole."""
+        for b in wanted:
+            self.may_go[b] = False
+        empty = [b for b in self._with_ahead(wanted, direction) if not self.whole[b]]
+        by_group: dict[int, list[int]] = {}
+        for b in empty:
+            by_group.setdefault(self.groups[b][0], []).append(b)
+        for b in (b for group in by_group.values() for b in group):
+            self.may_go[b] = False
+            self._recycle()
+            self.whole[b] = True
+            if b not in self.kept and self.buckets[b].unit not in self.pooled:
+                self.out.alloc(self.layers[b], self.slot, self.sizes[b])
+            if self.sizes[b]:
+                self.out.collective(b, self.comms[b], self.sizes[b], Stream.ALL_GATHER, handle)
+                self.pending[b] = handle
+
+    def rest(self) -> None:
+        """What stays whole, and what units share."""
+        for b in self.kept:
+            self.out.alloc(self.layers[b], self.slot, self.sizes[b])
+        for b in (b for b, bucket in enumerate(self.buckets) if self.pooled and bucket.unit == min(self.pooled)):
+            self.out.alloc(self.layers[b], self.slot, min(POOL, len(self.pooled)) * self.sizes[b])
+
+    def _with_ahead(self, wanted: Sequence[int], direction: int) -> list[int]:
+        """All-gather order: by number."""
+        found, size = sorted(wanted), 0
+        units = {self.buckets[b].unit for b in wanted} & self.pooled
+        while direction and size < self.ahead:
+            after = _beside(found, direction)
+            if not 0 <= after < len(self.buckets):
+                break
+            units.add(self.buckets[after].unit)
+            if self.pooled and len(units) > POOL:
+                break
+            more = [b for b in self.groups[after] if b not in found]
+            size += sum(self.buckets[b].numel for b in more)
+            found = sorted([*found, *more])
+        return found
+
+    def wait(self, wanted: Sequence[int]) -> None:
+        """They are about to be used."""
+        for b in wanted:
+            if b in self.pending:
+                self.out.wait(b, self.pending.pop(b))
+
+    def release(self, buckets: Sequence[int]) -> None:
+        """They are freed."""
+        for b in buckets:
+            if self.whole[b]:
+                self.wait([b])
+                self.whole[b] = False
+                if b not in self.kept and self.buckets[b].unit not in self.pooled:
+                    self.out.free(self.layers[b], self.slot, self.sizes[b])
+
+    def let_go(self, buckets: Sequence[int]) -> None:
+        """They are freed when anything is gathered next."""
+        for b in buckets:
+            self.may_go[b] = True
+
+    def _recycle(self) -> None:
+        gone = [b for b, may in enumerate(self.may_go) if may]
+        self.release(gone)
+        for b in gone:
+            self.may_go[b] = False
+
+    def reset(self) -> None:
+        """Everything is freed, or at least out of date."""
+        self.release(range(len(self.buckets)))
+        self.may_go = [False] * len(self.buckets)
+
+
+def _beside(found: Sequence[int], direction: int) -> int:
+    """The number after the first run of numbers in a row, or before the last run."""
+    at, rest = (found[0], found[1:]) if direction > 0 else (found[-1], found[-2::-1])
+    at += direction
+    for one in rest:
+        if one != at:
+            break
+        at += direction
+    return at

@@ -1,0 +1,71 @@
+"""Which buckets are gathered, and which go, call by call."""
+
+from __future__ import annotations
+
+import small
+from simcore.flows.ahead import GathersAhead
+from simcore.flows.bucket import rank_buckets
+from simcore.framework import Queues
+from simcore.outline import BACKWARD_GATHER, FORWARD_GATHER, Builder, Tables
+
+MODEL = {"config": "llama-tiny", "overrides": {"num_hidden_layers": 5}}
+BUCKETS = rank_buckets(small.plan_of("megatron_fsdp", {"dp_shard": 8}, model=MODEL))
+UNIT = BUCKETS[1].numel
+
+
+def gathers(ahead: int, *, double_buffer: bool = False, keeps_outside: bool = False) -> GathersAhead:
+    flow = Queues(ahead, 2 * ahead, 0, ("dp_cp", "expert_dp"), "fp32", double_buffer=double_buffer,
+                  keeps_outside=keeps_outside)
+    tables = Tables()
+    return GathersAhead(BUCKETS, flow, tables, Builder(tables))
+
+
+def whole(made: GathersAhead) -> list[int]:
+    return [b for b, is_whole in enumerate(made.whole) if is_whole]
+
+
+def test_as_many_follow_as_the_elements_say() -> None:
+    """The one that reaches the number is the last."""
+    for ahead, expected in ((0, [2]), (1, [2, 3]), (UNIT, [2, 3]), (UNIT + 1, [2, 3, 4]), (9 * UNIT, [2, 3, 4, 5])):
+        made = gathers(ahead)
+        made.gather([2], +1, FORWARD_GATHER)
+        assert whole(made) == expected
+
+
+def test_backward_looks_the_other_way() -> None:
+    made = gathers(UNIT)
+    made.gather([2], -1, BACKWARD_GATHER)
+    assert whole(made) == [1, 2]
+    made.gather([1], -1, BACKWARD_GATHER)
+    assert whole(made) == [0, 1, 2]
+
+
+def test_what_may_go_goes_when_something_else_comes() -> None:
+    made = gathers(0)
+    made.gather([1], 0, FORWARD_GATHER)
+    made.let_go([1])
+    assert whole(made) == [1]
+    made.gather([4], 0, FORWARD_GATHER)
+    assert whole(made) == [4]
+
+
+def test_what_is_asked_for_again_stays() -> None:
+    made = gathers(0)
+    made.gather([1, 2], 0, FORWARD_GATHER)
+    made.let_go([1, 2])
+    made.gather([1], 0, FORWARD_GATHER)
+    made.gather([5], 0, FORWARD_GATHER)
+    assert whole(made) == [1, 5]
+
+
+def test_two_shared_buffers_hold_two_units() -> None:
+    made = gathers(9 * UNIT, double_buffer=True)
+    made.gather([2], +1, FORWARD_GATHER)
+    assert whole(made) == [2, 3]
+
+
+def test_reset_leaves_nothing_whole() -> None:
+    made = gathers(9 * UNIT, keeps_outside=True)
+    made.gather([0], +1, FORWARD_GATHER)
+    made.reset()
+    assert whole(made) == []
