@@ -151,7 +151,8 @@ class Queues:
     `bucket_numel` closes a bucket of tensors that are in no unit, 0 never does. `axes`: (dense, expert).
     `frees_at_end`: what is gathered after the step is freed before the next one. `keeps_outside`: buckets of no unit
     stay whole for good and bring nothing ahead in forward. `reduces_in_place`: a reduced part is a piece of its bucket.
-    `double_buffer`: units that are alike share two buffers.
+    `double_buffer`: units that are alike share two buffers. `replicate_axis`: reduced parts are summed over it in the
+    last microbatch.
     """
 
     ahead: int
@@ -163,6 +164,7 @@ class Queues:
     keeps_outside: bool = False
     reduces_in_place: bool = False
     double_buffer: bool = False
+    replicate_axis: str = ""
 
 
 @dataclass(frozen=True, slots=True)

@@ -20,7 +20,7 @@ def after_backward(waiting: int, *, double_buffer: bool = False, until: int = 1)
     made = GradQueue(BUCKETS, flow, tables, Builder(tables))
     for layer in range(5, until - 1, -1):
         made.open([layer])
-        made.finish(layer)
+        made.finish(layer, is_last=True)
     return made
 
 
@@ -46,5 +46,5 @@ def test_the_root_is_reduced_with_the_lowest_layer() -> None:
     made = after_backward(10 * UNIT)
     made.open([0])
     assert 0 not in made.queue
-    made.finish(0)
+    made.finish(0, is_last=True)
     assert made.queue[-1] == 0

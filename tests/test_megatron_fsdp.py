@@ -8,6 +8,7 @@ import pytest
 
 import small
 from simcore.errors import IllegalLayout, NotYet
+from simcore.flows.bucket import rank_buckets
 from simcore.framework import Queues
 from simcore.simulate import simulate
 
@@ -27,11 +28,28 @@ def test_options_that_are_not_modelled_are_named(option: str, value: object) -> 
 
 
 @pytest.mark.parametrize(("told", "given"), [
-    ("pipeline stages", {"mesh": {"pp": 5, "dp_shard": 2}}), ("HSDP", {"mesh": {"dp_shard": 2, "dp_replicate": 2}}),
-    ("lora", {"method": "lora"}),
+    ("pipeline stages", {"mesh": {"pp": 5, "dp_shard": 2}}), ("lora", {"method": "lora"}),
     ("replayed together", {"model": "llama-tiny", "recompute": {"mode": "uniform", "num_layers": 2}})])
 def test_layouts_that_are_not_modelled_are_named(told: str, given: dict[str, Any]) -> None:
     assert told in refused(**given)
+
+
+def test_copies_of_a_model_with_experts_are_refused() -> None:
+    with pytest.raises(IllegalLayout, match="expt_dp_group"):
+        small.prepared("megatron_fsdp", {"dp_shard": 2, "dp_replicate": 2})
+
+
+def test_copies_are_summed_in_the_last_microbatch() -> None:
+    """Parts of the gradients, in one all-reduce a bucket; what lies on a rank is as without copies."""
+    model = "llama-tiny"
+    made = small.program_of("megatron_fsdp", {"dp_shard": 2, "dp_replicate": 3}, model=model, microbatches=2)
+    shards = [bucket.shard for bucket in rank_buckets(small.plan_of("megatron_fsdp", {"dp_shard": 2}, model=model))]
+    summed = small.calls(made, "all_reduce")
+    assert sorted(size for axis, _, size in summed if axis == "dp_replicate") == sorted(4 * shard for shard in shards)
+    assert len(small.calls(made, "reduce_scatter")) == 2 * len(shards)
+    rest = [small.plan_of("megatron_fsdp", {"dp_shard": 2, "dp_replicate": copies}, model=model).at_rest()
+            for copies in (1, 3)]
+    assert rest[0] == rest[1]
 
 
 def test_the_shared_buffers_of_main_are_not_modelled() -> None:

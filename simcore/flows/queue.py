@@ -12,7 +12,7 @@ from simcore.units import dtype_bytes
 
 __all__ = ["GradQueue"]
 
-REDUCE_HANDLE = 2
+REDUCE_HANDLE, REPLICATE_HANDLE = 2, 3
 
 
 class GradQueue:
@@ -24,9 +24,11 @@ class GradQueue:
         self.whole = tables.slot("unsharded_grad_bucket", "unsharded_grad")
         self.part = tables.slot("reduced_grad_shard", "reduce_scatter_output")
         self.comms = [tables.comm("reduce_scatter", b.axis, flow.grad_dtype) for b in buckets]
+        self.replicate = tables.comm("all_reduce", flow.replicate_axis, flow.grad_dtype) if flow.replicate_axis else -1
         size = dtype_bytes(flow.grad_dtype)
         self.sizes = [b.numel * size * (b.parts > 1) for b in buckets]
         self.shards = [b.shard * size * (not flow.reduces_in_place) for b in buckets]
+        self.kept = [b.shard * size for b in buckets]
         self.layers = [b.first_layer for b in buckets]
         self.ending: dict[int, list[list[int]]] = {}
         for group in {group[0]: group for group in together(buckets)}.values():
@@ -63,8 +65,8 @@ class GradQueue:
         while self.pooled and len(self.queue) > min(stay, len(self.buckets) - 1):
             self._drop(self.queue.pop(0))
 
-    def finish(self, layer: int) -> None:
-        """Buckets whose last gradients this layer has made are reduced."""
+    def finish(self, layer: int, *, is_last: bool) -> None:
+        """Buckets whose last gradients this layer has made are reduced; copies of the model in the last microbatch."""
         for group in reversed(self.ending.get(layer, [])):
             while sum(self.buckets[b].numel for b in self.queue) > self.waiting:
                 self._drop(self.queue.pop(0))
@@ -75,6 +77,8 @@ class GradQueue:
                     self.out.collective(b, self.comms[b], self.sizes[b], Stream.REDUCE, REDUCE_HANDLE)
             for b in group:
                 self.out.free(self.layers[b], self.part, self.shards[b])
+            for b in group if is_last and self.replicate >= 0 else ():
+                self.out.collective(b, self.replicate, self.kept[b], Stream.ALL_REDUCE, REPLICATE_HANDLE)
             self.queue += group
 
     def drain(self) -> None:
@@ -86,5 +90,7 @@ class GradQueue:
     def _drop(self, b: int) -> None:
         if self.sizes[b]:
             self.out.wait(b, REDUCE_HANDLE)
+        if self.replicate >= 0:
+            self.out.wait(b, REPLICATE_HANDLE)
         self.out.free(self.layers[b], self.whole, self._own(b))
         self.is_open[b] = False

@@ -115,7 +115,7 @@ class QueuedFlow:
     def backward_end(self, layer: int, grads: Sequence[tuple[Param, int, int]]) -> None:
         for _, slot, num_bytes in grads:
             self.out.free(layer, slot, num_bytes)
-        self.reductions.finish(layer)
+        self.reductions.finish(layer, is_last=self.is_last)
         if layer in self.units:
             self.gathers.release(self.uses[layer][0])
 

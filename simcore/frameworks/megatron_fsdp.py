@@ -30,9 +30,9 @@ VERSIONS = ("core 0.16.1", "main 2026-08-22")
 DEFAULT_IMPLEMENTATION = "megatron"
 IMPLEMENTATIONS = ("megatron",)
 SOURCE = "core 0.16.1 distributed/fsdp/src/megatron_fsdp"
-AXES = ("dp_cp", "expert_dp")
-"""(dense, expert); routed experts have groups of their own with and without expert parallelism (".experts." in the
-name, param_and_grad_buffer.py `_get_parameter_groups`)."""
+EXPERTS = "expert_dp"
+"""Routed experts have a group of their own with and without expert parallelism (".experts." in the name,
+param_and_grad_buffer.py `_get_parameter_groups`)."""
 LEAST_AHEAD = 1_000_000_000
 """Elements: what upstream calls a cap is a `max` (megatron_fsdp.py, suggested_communication_unit_size)."""
 _OWN = {
@@ -61,11 +61,11 @@ def table(job: Job) -> Framework:
     base, made = megatron.table_of(job, shared), formats(job, shared)
     return replace(
         base, name="megatron_fsdp", version=VERSIONS[_is_main(job)],
-        rules=_rules(job.graph, _Choice(made, job.compute, AXES, job.scenario.training.optimizer.name != "sgd")),
+        rules=_rules(job.graph, _choice(job, made)),
         units=_units(job),
         flow=_queues(job, options, made),
         files=Files(),  # not yet: how fsdp_dtensor checkpoints are read and written
-        communicators=tuple(dict.fromkeys((*base.communicators, *(a for a in AXES if job.mesh.axis(a).size > 1)))),
+        communicators=tuple(dict.fromkeys((*base.communicators, *_communicators(job)))),
     )
 
 
@@ -88,8 +88,12 @@ def _check(job: Job, options: dict[str, object]) -> None:
             raise job.not_yet(f"framework_options.{name}", f"{name}: {options[name]} under megatron_fsdp")
     if options.get("fsdp_double_buffer") and _is_main(job):
         raise job.not_yet("framework_options.fsdp_double_buffer", f"fsdp_double_buffer in {VERSIONS[1]}")
-    if job.mesh.dp_replicate > 1:
-        raise job.not_yet("mesh.dp_replicate", "megatron_fsdp over several optimizer instances (HSDP)")
+    if job.mesh.dp_replicate > 1 and job.has_experts and _is_main(job):
+        raise job.not_yet("mesh.dp_replicate", f"copies of a model with experts in {VERSIONS[1]}")
+    if job.mesh.dp_replicate > 1 and job.has_experts:
+        raise job.illegal("mesh.dp_replicate", "Megatron Expert Parallelism is enabled, but no expt_dp_group is "
+                          "provided", "core 0.16.1 distributed/fsdp/mcore_fsdp_adapter.py _init_dist_index: no mesh of "
+                          "experts for several optimizer instances")
     if job.mesh.pp > 1:
         raise job.not_yet("mesh.pp", "megatron_fsdp with pipeline stages")
     if job.scenario.training.method != "full":
@@ -107,8 +111,19 @@ def _queues(job: Job, options: dict[str, object], made: Formats) -> Queues:
                  f"{SOURCE}/megatron_fsdp.py: max(1e9, twice a unit's elements)")
     double = job.flag(options, "fsdp_double_buffer", "core 0.16.1 distributed/distributed_data_parallel_config.py:117",
                       default=False)
-    return Queues(waiting // 2, waiting, _bucket_size(job, options), AXES, made.grads, _frees_at_end(job, options),
-                  keeps_outside=_is_main(job), reduces_in_place=double or _is_main(job), double_buffer=double)
+    return Queues(waiting // 2, waiting, _bucket_size(job, options), _axes(job), made.grads,
+                  frees_at_end=_frees_at_end(job, options),
+                  keeps_outside=_is_main(job), reduces_in_place=double or _is_main(job), double_buffer=double,
+                  replicate_axis="dp_replicate" if job.mesh.dp_replicate > 1 else "")
+
+
+def _communicators(job: Job) -> list[str]:
+    return [axis for axis in (*_axes(job), "dp_replicate") if job.mesh.axis(axis).size > 1]
+
+
+def _axes(job: Job) -> tuple[str, str]:
+    """(dense, expert). Several optimizer instances (`num_distributed_optimizer_instances`) cut a part of the ranks."""
+    return "dp_cp" if job.mesh.dp_replicate == 1 else "dp_shard_cp", EXPERTS
 
 
 def _is_main(job: Job) -> bool:
@@ -141,7 +156,7 @@ def _unit_layers(job: Job) -> list[int]:
 def _units(job: Job) -> tuple[Unit, ...]:
     graph = job.graph
     return tuple(Unit(graph.layers[layer].path, ((layer, tuple(range(len(graph.tensors[graph.layers[layer].kind])))),),
-                      layer, layer, AXES[0]) for layer in _unit_layers(job))
+                      layer, layer, _axes(job)[0]) for layer in _unit_layers(job))
 
 
 def _mean_unit(job: Job) -> int:
@@ -167,6 +182,10 @@ class _Choice:
     compute: str
     axes: tuple[str, str]
     has_moments: bool
+
+
+def _choice(job: Job, made: Formats) -> _Choice:
+    return _Choice(made, job.compute, _axes(job), job.scenario.training.optimizer.name != "sgd")
 
 
 @lru_cache(maxsize=256)
