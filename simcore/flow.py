@@ -35,7 +35,7 @@ class Flow(Protocol):
         """After it; `grads` exist now."""
 
     def experts(self, layer: int, mark: int, grads: Sequence[tuple[Param, int, int]], *, replay: bool) -> None:
-        """A border of an experts module that is a unit of its own."""
+        """A border of an experts module that is a unit of its own, or the layer's first gradient of a parameter."""
 
     def end_pass(self, action: Action) -> None:
         """The pass over the stage is done."""

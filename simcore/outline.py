@@ -22,7 +22,7 @@ from simcore.tile import AMOUNT, OP, SLOT, STREAM, Tile, posted_bytes
 __all__ = ["BACKWARD_GATHER", "FORWARD_GATHER", "Builder", "Outline", "Phase", "Piece", "Tables"]
 
 TAPE_MARKS = ("bwd:recompute_begin", "bwd:recompute_end", "experts:forward_begin", "experts:forward_end",
-              "experts:backward_begin", "experts:backward_end")
+              "experts:backward_begin", "experts:backward_end", "bwd:gradients_begin")
 """What the marks mean that a tape makes by number."""
 
 

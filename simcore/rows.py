@@ -12,7 +12,7 @@ from enum import IntEnum
 
 from simcore.units import DTYPE_BYTES
 
-__all__ = ["CATEGORY_OF_PHASE", "COMPUTE_STREAM", "GRAD_HIDDEN", "HIDDEN", "INNER_BACKWARD_BEGIN",
+__all__ = ["CATEGORY_OF_PHASE", "COMPUTE_STREAM", "GRADIENTS_BEGIN", "GRAD_HIDDEN", "HIDDEN", "INNER_BACKWARD_BEGIN",
            "INNER_BACKWARD_END", "INNER_FORWARD_BEGIN", "INNER_FORWARD_END", "RECOMPUTE_BEGIN", "RECOMPUTE_END",
            "Kernel", "Op", "Param", "Recorder", "Row", "Section", "Storage", "Stream"]
 
@@ -69,6 +69,8 @@ RECOMPUTE_BEGIN, RECOMPUTE_END = 0, 1
 """Marks around a replay."""
 INNER_FORWARD_BEGIN, INNER_FORWARD_END, INNER_BACKWARD_BEGIN, INNER_BACKWARD_END = 2, 3, 4, 5
 """Marks where the hooks of a data-parallel unit inside the layer run."""
+GRADIENTS_BEGIN = 6
+"""Mark where a layer's first gradient of a parameter is about to be made."""
 COMPUTE_STREAM = int(Stream.COMPUTE)
 CATEGORY_OF_PHASE = {"forward": "activation", "recompute": "recompute", "backward": "backward_temp"}
 _ALLOC, _FREE, _COMPUTE, _COLLECTIVE, _MARK = (

@@ -30,6 +30,7 @@ from simcore.rows import (
     CATEGORY_OF_PHASE,
     COMPUTE_STREAM,
     GRAD_HIDDEN,
+    GRADIENTS_BEGIN,
     HIDDEN,
     INNER_BACKWARD_BEGIN,
     INNER_BACKWARD_END,
@@ -48,7 +49,7 @@ from simcore.rows import (
 )
 from simcore.units import DTYPE_BYTES
 
-__all__ = ["COMPUTE_STREAM", "GRAD_HIDDEN", "HIDDEN", "INNER_BACKWARD_BEGIN", "INNER_BACKWARD_END",
+__all__ = ["COMPUTE_STREAM", "GRADIENTS_BEGIN", "GRAD_HIDDEN", "HIDDEN", "INNER_BACKWARD_BEGIN", "INNER_BACKWARD_END",
            "INNER_FORWARD_BEGIN", "INNER_FORWARD_END", "RECOMPUTE_BEGIN", "RECOMPUTE_END", "Kernel", "Node", "Op",
            "Param", "Row", "Section", "Storage", "Stream", "Tape", "Tensor"]
 

@@ -30,7 +30,7 @@ TIED_HEAD = 1 << 30
 """Layer offset of rows that belong to a tied head, wherever it is."""
 
 EXPERTS_MARKS = range(2, 6)
-"""Marks that a tape puts around an experts module that is a unit of its own."""
+"""Marks that a tape puts around an experts module that is a unit of its own; passes are cut there and at later ones."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -288,7 +288,7 @@ def _together(lean: LayerTiles, whole: LayerTiles) -> LayerTiles:
 
 
 def _cut(tile: Tile) -> tuple[tuple[Tile, int, bool], ...]:
-    """Split a pass at the borders of an experts unit."""
+    """Split a pass at the borders of an experts unit, and at its first gradient where that is marked."""
     rows, pieces, start = tile.rows, [], 0
     at = np.flatnonzero((rows[:, 0] == Op.MARK) & (rows[:, 2] >= EXPERTS_MARKS.start))
     for border in at:

@@ -11,7 +11,7 @@ import pytest
 import small
 from simcore.flows.bucket import rank_buckets
 from simcore.program import Program
-from simcore.tape import Op
+from simcore.tape import RECOMPUTE_END, Op
 
 HERE = Path(__file__).parent / "truth/megatron_fsdp"
 STEPS = [pytest.param(version, case, id="-".join([version, *(f"{k}={v}" for k, v in case.items() if k != "found")]))
@@ -76,6 +76,17 @@ def calls(made: Program) -> list[str]:
         elif row[0] == Op.COLLECTIVE:
             found.append(f"{'gather' if row[2] in gathers else 'reduce'} {row[1]}")
     return found[found.index("forward"):]
+
+
+def test_a_gradient_bucket_is_made_after_the_replay() -> None:
+    """With the first gradient of its layer, as upstream's `get_main_grad` does."""
+    made = program(recompute="full")
+    slot = made.tables.slots["unsharded_grad_bucket", "unsharded_grad"]
+    ends = [number for number, row in enumerate(made.columns) if row[0] == Op.MARK and row[2] == RECOMPUTE_END]
+    fills = [number for number, row in enumerate(made.columns) if row[0] == Op.ALLOC and row[2] == slot]
+    kept = sorted(ends + fills[1:])  # the root's comes first
+    assert kept[::2] == ends
+    assert kept[1::2] == fills[1:]
 
 
 def test_two_buffers_are_shared_for_good() -> None:

@@ -18,8 +18,7 @@ bring nothing ahead in forward, and a reduced shard is a piece of its bucket. Wi
 of units with equal buckets shares two of each, for good (FixedPoolAllocator): no more than two units are gathered, or
 wait.
 
-Written here at the borders of layers: a gradient bucket is there from the beginning of its layer's backward, and what
-is gathered ahead of a replay's backward from the beginning of the replay. `simcore/flows/ahead.py` has the gathers,
+`simcore/flows/ahead.py` has the gathers,
 `simcore/flows/queue.py` the gradients.
 """
 
@@ -104,23 +103,28 @@ class QueuedFlow:
             self.is_fresh = False
         if layer in self.units:
             wanted = self.uses[layer][0]
-            if layer in self.replayed:  # its forward hooks run again: nothing ahead, and freed only when others come
-                self.gathers.gather(wanted, 0, BACKWARD_GATHER)
-                self.gathers.let_go(wanted)
-            self.gathers.gather(wanted, -1, BACKWARD_GATHER)
+            self.gathers.gather(wanted, 0 if layer in self.replayed else -1, BACKWARD_GATHER)
             self.gathers.wait(wanted)
-        for wanted in self.uses[layer]:
-            self.reductions.open(wanted)
+            if layer in self.replayed:  # its forward hooks run again: nothing ahead, and freed only when others come
+                self.gathers.let_go(wanted)
 
     def backward_end(self, layer: int, grads: Sequence[tuple[Param, int, int]]) -> None:
         for _, slot, num_bytes in grads:
             self.out.free(layer, slot, num_bytes)
+        self._open(layer)
         self.reductions.finish(layer, is_last=self.is_last)
         if layer in self.units:
             self.gathers.release(self.uses[layer][0])
 
     def experts(self, layer: int, mark: int, grads: Sequence[tuple[Param, int, int]], *, replay: bool) -> None:
-        """Never: experts are buckets of their layer's unit."""
+        """The layer's first gradient: experts are buckets of their layer's unit, so there is no other mark."""
+        if layer in self.replayed:
+            self.gathers.gather(self.uses[layer][0], -1, BACKWARD_GATHER)
+        self._open(layer)
+
+    def _open(self, layer: int) -> None:
+        for wanted in self.uses[layer]:
+            self.reductions.open(wanted)
 
     def end_pass(self, action: Action) -> None:
         """After backward nothing waits; after the step's last one gradients are handed over and all is freed."""

@@ -65,6 +65,7 @@ def table(job: Job) -> Framework:
         units=_units(job),
         flow=_queues(job, options, made),
         files=Files(),  # not yet: how fsdp_dtensor checkpoints are read and written
+        options=(*base.options, ("gradient_buckets", "true")),
         communicators=tuple(dict.fromkeys((*base.communicators, *_communicators(job)))),
     )
 

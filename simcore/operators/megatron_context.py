@@ -10,7 +10,7 @@ from dataclasses import dataclass, field
 
 from simcore.models.blocks import LayerKind
 from simcore.recording import Run
-from simcore.tape import RECOMPUTE_BEGIN, RECOMPUTE_END, Kernel, Node, Param, Storage, Tape, Tensor
+from simcore.tape import GRADIENTS_BEGIN, RECOMPUTE_BEGIN, RECOMPUTE_END, Kernel, Node, Param, Storage, Tape, Tensor
 from simcore.units import dtype_bytes
 
 __all__ = ["Context", "Discarded", "Grads", "Saved", "discarded_region", "fuses_wgrad"]
@@ -31,7 +31,7 @@ class Context:
 
     `tokens`: of this rank after context parallelism; `local`: of them, those in the residual stream of this rank.
     `held`: tensors that a module holds as attributes. `locals`: those that a variable of the caller holds.
-    `inside`: a recomputed region is being run.
+    `inside`: a recomputed region is being run. `has_gradients`: one of a parameter is there.
     """
 
     tape: Tape
@@ -40,6 +40,7 @@ class Context:
     held: dict[str, Tensor] = field(default_factory=dict)
     locals: list[Tensor] = field(default_factory=list)
     inside: bool = False
+    has_gradients: bool = False
 
     @property
     def sp(self) -> int:
@@ -125,6 +126,7 @@ class Context:
         """
         if not param.trainable:
             return None
+        self._begin_gradients()
         n, k = param.shape[-2:]
         main = 2 * int(dict(self.run.options).get("main_grad_bytes", "4"))
         grad = None
@@ -139,12 +141,19 @@ class Context:
         """A gradient that a kernel writes out and DDP's hook adds to main_grad."""
         if not param.trainable:
             return None
+        self._begin_gradients()
         grad = self.tape.empty(param.shape, param.dtype, f"{param.name}.grad")
         if param.grad_category:
             return grad
         main = 2 * int(dict(self.run.options).get("main_grad_bytes", "4"))
         self.tape.compute(Kernel.ELEMENTWISE, grad.numel, grad.nbytes + grad.numel * main)
         return None
+
+    def _begin_gradients(self) -> None:
+        """Where main gradients are made bucket by bucket, the layer's first one makes its bucket."""
+        if not self.has_gradients and dict(self.run.options).get("gradient_buckets") == "true":
+            self.tape.mark(GRADIENTS_BEGIN)
+        self.has_gradients = True
 
     def elementwise(self, tensor: Tensor, passes: int, kernel: Kernel = Kernel.ELEMENTWISE) -> None:
         """A kernel bound by memory: `passes` reads and writes of a tensor this large."""
