@@ -8,7 +8,7 @@ from typing import Final
 from simcore.framework import Files, Transfer
 from simcore.job import Job
 
-__all__ = ["automodel_files", "fsdp2_files", "megatron_files"]
+__all__ = ["automodel_files", "fsdp2_files", "megatron_files", "megatron_fsdp_files"]
 
 _DCP: Final = "torch 2.13 distributed/checkpoint/filesystem.py"
 _FULL: Final = "torch 2.13 distributed/checkpoint/state_dict.py get_model_state_dict(full_state_dict, cpu_offload)"
@@ -66,6 +66,14 @@ def megatron_files(job: Job) -> Files:
                      "checkpointing.py:619 adapters alone", params=1, states=1, shared=("dp_cp", "expert_dp"),
                      trained_only=job.scenario.training.method != "full")
     return _chosen(job, MEGATRON_LOAD, {"sharded": saved}, ("sharded", "sharded"))
+
+
+def megatron_fsdp_files(job: Job) -> Files:
+    """fsdp_dtensor: torch's own reader and writer, on parts of buckets as DTensors."""
+    where = "fsdp_dtensor: Bridge 0.3.1 training/checkpointing.py"
+    load = {"sharded": Transfer(f"{where}:2304 FileSystemReader; {_DCP}:861 read_data: a tensor at a time")}
+    save = {"sharded": Transfer(f"{where}:637 FileSystemWriter; {_DCP}:594 per_thread_copy_ahead: 10 MB, or a tensor")}
+    return _chosen(job, load, save, ("sharded", "sharded"))
 
 
 def _chosen(job: Job, load: Mapping[str, Transfer], save: Mapping[str, Transfer], defaults: tuple[str, str]) -> Files:

@@ -13,8 +13,9 @@ from dataclasses import dataclass, replace
 from functools import lru_cache
 
 from simcore.form import Flat, Form, Layout, Partial
-from simcore.framework import Files, Framework, Life, Moment, Queues, Rule, Unit
+from simcore.framework import Framework, Life, Moment, Queues, Rule, Unit
 from simcore.frameworks import megatron
+from simcore.frameworks._files import megatron_fsdp_files
 from simcore.frameworks._megatron_formats import Formats, formats
 from simcore.frameworks._megatron_lives import rules_of, whole_layout
 from simcore.frameworks._megatron_recompute import together
@@ -64,7 +65,7 @@ def table(job: Job) -> Framework:
         rules=_rules(job.graph, _choice(job, made)),
         units=_units(job),
         flow=_queues(job, options, made),
-        files=Files(),  # not yet: how fsdp_dtensor checkpoints are read and written
+        files=megatron_fsdp_files(job),
         options=(*base.options, ("gradient_buckets", "true")),
         communicators=tuple(dict.fromkeys((*base.communicators, *_communicators(job)))),
     )
