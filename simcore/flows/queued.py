@@ -18,8 +18,7 @@ bring nothing ahead in forward, and a reduced shard is a piece of its bucket. Wi
 of units with equal buckets shares two of each, for good (FixedPoolAllocator): no more than two units are gathered, or
 wait.
 
-`simcore/flows/ahead.py` has the gathers,
-`simcore/flows/queue.py` the gradients.
+`simcore/flows/ahead.py` has the gathers, `simcore/flows/queue.py` the gradients.
 """
 
 from __future__ import annotations
@@ -38,7 +37,6 @@ from simcore.tape import Kernel, Param
 from simcore.units import dtype_bytes
 
 __all__ = ["QueuedFlow"]
-
 
 
 class QueuedFlow:
