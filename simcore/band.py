@@ -1,10 +1,11 @@
 """How far measured runs lay from what is simulated, by class of layout: `bands.json` beside the measured rows.
 
 [Note: bands]
-Classes are: parameters gathered for use or resident on every rank; dense, mixture of experts or hybrid; full or LoRA. A
-residual is measured over simulated, of the allocated peak (else of what is reserved, else of the device) of one
-observation. Stored are their 10% and 90% quantiles. A class with fewer than five observations takes in those of all
-classes together; one with none is called unvalidated. `python -m tests.test_band --write` makes the table.
+Classes are: parameters gathered for use or resident on every rank; dense, mixture of experts or hybrid; full or LoRA;
+linears in 16 bits or in fp8. A residual is measured over simulated, of the allocated peak (else of what is reserved,
+else of the device) of one observation. Stored are their 10% and 90% quantiles. A class with fewer than five
+observations takes in those of all classes together; one with none is called unvalidated. `python -m tests.test_band
+--write` makes the table.
 """
 
 from __future__ import annotations
@@ -37,11 +38,12 @@ class Band:
 
 
 def layout_class(job: Job, framework: Framework) -> str:
-    """Such as `resident, moe, lora`."""
+    """Such as `resident, moe, lora`, or `resident, dense, full, fp8`."""
     flow = "resident" if isinstance(framework.flow, Buckets) else "gathered"
     mamba = any(isinstance(b.block, Mamba2) for kind in job.graph.kinds for b in kind.branches)
     blocks = "hybrid" if mamba else "moe" if job.has_experts else "dense"
-    return f"{flow}, {blocks}, {'full' if job.scenario.training.method == 'full' else 'lora'}"
+    method = "full" if job.scenario.training.method == "full" else "lora"
+    return f"{flow}, {blocks}, {method}{', fp8' if job.scenario.training.precision.compute == 'fp8' else ''}"
 
 
 def band_of(name: str) -> Band:

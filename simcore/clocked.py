@@ -21,7 +21,7 @@ from simcore.topology import Topology
 
 __all__ = ["Clocked", "clock"]
 
-_DTYPE_ID = {name: DTYPES.index(name) for name in ("fp32", "bf16", "fp16")}
+_DTYPE_ID = {name: DTYPES.index(name) for name in ("fp32", "bf16", "fp16", "fp8")}
 
 
 @dataclass(frozen=True, eq=False)
@@ -83,8 +83,10 @@ def _track(program: Program, mesh: Mesh, topology: Topology, compute: str) -> Tr
     rows = program.distinct
     kernels = np.flatnonzero(rows[:, OP] == Op.COMPUTE)
     ns = np.zeros(len(rows), dtype=np.int64)
-    ns[kernels] = compute_ns(topology.device, rows[kernels, SLOT], rows[kernels, AMOUNT], rows[kernels, AUX],
-                             np.full(len(kernels), _DTYPE_ID[compute]))
+    kinds = rows[kernels, SLOT]
+    in_fp8 = kinds >= Kernel.FP8_GEMM
+    ns[kernels] = compute_ns(topology.device, np.where(in_fp8, kinds - Kernel.FP8_GEMM, kinds), rows[kernels, AMOUNT],
+                             rows[kernels, AUX], np.where(in_fp8, _DTYPE_ID["fp8"], _DTYPE_ID[compute]))
     comms = list(program.tables.comms)
 
     def call_ns(comm: int, payload: int) -> int:
@@ -213,4 +215,5 @@ def _model_flops(tile: Tile) -> int:
     return int(rows[np.isin(rows[:, SLOT], _MODEL_KERNELS), AMOUNT].sum())
 
 
-_MODEL_KERNELS = (Kernel.GEMM, Kernel.GROUPED_GEMM, Kernel.ATTENTION, Kernel.MAMBA_SCAN, Kernel.CONV)
+_MODEL_KERNELS = (Kernel.GEMM, Kernel.GROUPED_GEMM, Kernel.ATTENTION, Kernel.MAMBA_SCAN, Kernel.CONV, Kernel.FP8_GEMM,
+                  Kernel.FP8_GROUPED_GEMM)

@@ -11,15 +11,15 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from enum import Enum
 from functools import lru_cache
-from typing import Literal
 
 from simcore.form import Form
 from simcore.graph import ModelGraph
 from simcore.schedule import Schedule
 from simcore.tensor import TensorSpec
+from simcore.transfer import Files
 
-__all__ = ["Buckets", "Files", "Framework", "Libraries", "Life", "Lives", "Matches", "Moment", "Optimizer", "Padding",
-           "Queues", "Rule", "Transfer", "Unit", "UnshardFlow"]
+__all__ = ["Buckets", "Framework", "Libraries", "Life", "Lives", "Matches", "Moment", "Optimizer", "Padding",
+           "Queues", "Rule", "Unit", "UnshardFlow"]
 
 
 Matches = Callable[[TensorSpec], bool]
@@ -129,7 +129,8 @@ class Buckets:
     """Gradient (and parameter) buffers that are whole on every rank and reduced bucket by bucket.
 
     `axes`: (dense, expert) axes over which gradients are reduced; `scatter`: reduce-scatter (distributed optimizer) or
-    all-reduce; `param_gather`: parameters are gathered after the step. Sizes in elements.
+    all-reduce; `param_gather`: parameters are gathered after the step, in `gather_dtype` if not as they are stored.
+    Sizes in elements.
     """
 
     bucket_numel: int
@@ -141,6 +142,7 @@ class Buckets:
     align_param: int
     align_bucket: int
     overlap: bool = True
+    gather_dtype: str = ""
 
 
 @dataclass(frozen=True, slots=True)
@@ -201,46 +203,20 @@ class Libraries:
     """Whose matrix products run, and what the framework caches; their workspaces are in `simcore/workspace.py`.
 
     `date`: the month of torch and TransformerEngine, whose defaults changed. `te_linears`: TransformerEngine's linears
-    and not torch's; `te_grouped`: its grouped GEMM for experts; `te_overlap`: user buffers of tensor parallel overlap.
-    `core_buffers`: Megatron-Core's global buffer and rotary cache; `core_attention`: its own attention, whose scores
-    have a part of the global buffer. `dispatcher`: "nccl", "deepep", "hybridep".
+    and not torch's; `te_grouped`: its grouped GEMM for experts; `te_overlap`: user buffers of tensor parallel overlap,
+    with `user_buffer_bytes` for each element of a layer's whole input. `core_buffers`: Megatron-Core's global buffer
+    and rotary cache; `core_attention`: its own attention, whose scores have a part of the global buffer. `dispatcher`:
+    "nccl", "deepep", "hybridep".
     """
 
     date: str = "2026-07"
     te_linears: bool = False
     te_grouped: bool = False
     te_overlap: bool = False
+    user_buffer_bytes: int = 0
     core_buffers: bool = False
     core_attention: bool = False
     dispatcher: str = "nccl"
-
-
-@dataclass(frozen=True, slots=True)
-class Transfer:
-    """What a checkpoint takes of the host's memory on its way, and of the device's beside what rests there.
-
-    `whole_on`: ranks that hold all of the model. `params`, `states`: how many copies of what a rank holds itself lie on
-    the host at once; `shared`: (dense, expert) axes whose ranks share what all of them hold. `in_flight`: at least so
-    many whole tensors. `trained_only`: frozen parameters are left out. `on_device`: a whole "tensor" or "unit" for a
-    moment.
-    """
-
-    source: str
-    whole_on: Literal["", "rank0", "every_rank"] = ""
-    trained_only: bool = False
-    params: int = 0
-    states: int = 0
-    shared: tuple[str, str] | None = None
-    in_flight: int = 1
-    on_device: Literal["", "tensor", "unit"] = ""
-
-
-@dataclass(frozen=True, slots=True)
-class Files:
-    """How a job's checkpoint is read and written; None: it is not."""
-
-    load: Transfer | None = None
-    save: Transfer | None = None
 
 
 @dataclass(frozen=True, slots=True)

@@ -22,13 +22,14 @@ import numpy as np
 from simcore.assemble import Parts
 from simcore.fold import RankClass
 from simcore.form import Form
-from simcore.framework import Buckets, Framework, Transfer
+from simcore.framework import Buckets, Framework
 from simcore.graph import ModelGraph
 from simcore.mesh import IntArray, Mesh
 from simcore.plan import Placed, Plan
 from simcore.report import Assumption, Host, HostPhase, RankReport, Report
 from simcore.reserve import reserved
 from simcore.tensor import TensorSpec
+from simcore.transfer import Transfer
 from simcore.units import dtype_bytes
 
 __all__ = ["hosted", "model_bytes"]

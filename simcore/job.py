@@ -42,9 +42,9 @@ class Job:
 
     @property
     def compute(self) -> str:
-        """The dtype of forward and backward; auto is bf16."""
+        """The dtype of forward and backward; auto is bf16, and so is what lies between linears that compute in fp8."""
         given = self.scenario.training.precision.compute
-        return "bf16" if given == "auto" else given
+        return "bf16" if given in ("auto", "fp8") else given
 
     @property
     def compute_capability(self) -> tuple[int, ...]:

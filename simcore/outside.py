@@ -68,7 +68,8 @@ def outside(site: Site, traffic: Iterable[TrafficRow]) -> tuple[Held, ...]:
     """All that a rank with this traffic holds; what is 0 is left out."""
     context = site.topology.device.memory.context
     kind: Literal["calibrated", "assumed"] = "assumed" if context.kind == "assumed" else "calibrated"
-    found = (Held("context", int(context), kind, context.source), _nccl(site, list(traffic)), _dispatcher(site))
+    found = (Held("context", int(context), kind, context.source), _nccl(site, list(traffic)), _dispatcher(site),
+             _user_buffers(site))
     return tuple(held for held in found if held.num_bytes)
 
 
@@ -96,6 +97,13 @@ def _pairs(site: Site, axis: str, collective: str) -> int:
     link = site.topology.link(group.size, group.stride, site.mesh.size)
     channels = _NVLINK_CHANNELS if site.topology.node.nvlink else _PCIE_CHANNELS
     return min(link.ranks_per_node - 1, _PAIRWISE[collective]) * channels * _PER_CHANNEL
+
+
+# ---- TransformerEngine's user buffers --------------------------------------------------------------------------------
+def _user_buffers(site: Site) -> Held:
+    """Six that are gathered into and four that are summed in, each of the size of a layer's whole input."""
+    return Held("workspace", site.libraries.user_buffer_bytes * site.tokens * site.hidden, "assumed",
+                "TransformerEngine 2.18 pytorch/module/base.py initialize_ub: memory of its own, outside torch")
 
 
 # ---- token dispatchers ----------------------------------------------------------------------------------------------

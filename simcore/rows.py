@@ -30,7 +30,7 @@ class Op(IntEnum):
 
 
 class Kernel(IntEnum):
-    """Kernel classes of the cost model, in the order of `simcore.cost.KERNELS`."""
+    """Kernel classes of the cost model, in the order of `simcore.cost.KERNELS`; then products of 8-bit operands."""
 
     GEMM = 0
     GROUPED_GEMM = 1
@@ -44,6 +44,8 @@ class Kernel(IntEnum):
     EMBEDDING = 9
     OPTIMIZER = 10
     COPY = 11
+    FP8_GEMM = 12
+    FP8_GROUPED_GEMM = 13
 
 
 class Stream(IntEnum):

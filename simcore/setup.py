@@ -47,12 +47,23 @@ def prepare(scenario: Scenario) -> tuple[Job, Framework]:
     mesh = Mesh(sizes.pp, sizes.dp_replicate, sizes.dp_shard, sizes.cp, sizes.tp, sizes.ep, etp)
     if mesh.pp > 1 and hasattr(module, "COPIES_TIED_HEAD"):
         graph = _with_copies(_untied(graph) if graph.architecture.tied else graph)
-    job = Job(scenario, graph, mesh, unmatched_targets=unmatched)
+    job = _in_format(Job(scenario, graph, mesh, unmatched_targets=unmatched), module)
+    graph = job.graph
     if isinstance(scenario.training.routing, Draws) and not job.has_experts:
         raise InputError(Problem(scenario.where("training", "routing"), "a model without experts routes no tokens"))
     framework: Framework = module.table(job)
     check_even(graph, mesh, framework, f"{framework.name}: this cut must be even ({framework.version})")
     return job, framework
+
+
+def _in_format(job: Job, module: ModuleType) -> Job:
+    """Linears that compute in fp8 have weights of their own kind."""
+    if job.scenario.training.precision.compute != "fp8":
+        return job
+    if not hasattr(module, "in_fp8"):
+        raise job.not_yet("training.precision.compute", f"compute in fp8 under {job.scenario.framework}, by "
+                          "torchao's Float8Linear (tensorwise) or by a recipe of TransformerEngine")
+    return replace(job, graph=module.in_fp8(job))
 
 
 @lru_cache(maxsize=64)
@@ -161,8 +172,6 @@ def _refuse_unserved(scenario: Scenario) -> None:
         (("training", "optimizer", "paged"), training.optimizer.paged, "paged optimizer states"),
         (("training", "quantization"), training.quantization != Quantization(), "quantization"),
         (("training", "lora", "dropout"), training.method != "full" and training.lora.dropout > 0, "LoRA dropout"),
-        (("training", "precision", "compute"), training.precision.compute not in ("auto", "bf16", "fp32", "fp16"),
-         f"compute in {training.precision.compute}"),
         *_unserved_formats(scenario),
     ]
     problems = [Problem(scenario.where(*key), f"not yet: {what} is not modelled in this version")

@@ -8,7 +8,7 @@ import pytest
 
 from simcore.errors import InputError
 from simcore.graph import ModelGraph, build, model_config
-from simcore.models.blocks import LatentAttention
+from simcore.models.blocks import Attention, LatentAttention
 
 
 def graph(code: str = "megatron", **changed: Any) -> ModelGraph:
@@ -62,6 +62,13 @@ def test_latent_attention_in_megatrons_words() -> None:
     assert small == LatentAttention(768, 7, 48, 24, 16, 8, 12, inner_norms=True, bias=True, dropout=True)
 
 
+def test_positions_may_be_turned_into_query_and_key() -> None:
+    turned = graph(position_embedding_type="rope")
+    assert graph().count() - turned.count() == 1024 * 768
+    assert [b.block.rotary for b in turned.kinds[1].branches if isinstance(b.block, Attention)] == [True]
+    assert not any(b.block.rotary for b in graph().kinds[1].branches if isinstance(b.block, Attention))
+
+
 def test_overrides_may_be_fields_of_the_family() -> None:
     assert model_config("gpt2", {"add_bias_linear": False}, "model")["add_bias_linear"] is False
     with pytest.raises(InputError, match="no such field"):
@@ -70,6 +77,7 @@ def test_overrides_may_be_fields_of_the_family() -> None:
 
 @pytest.mark.parametrize(("changed", "told"), [
     ({"n_routed_experts": 8}, "experts with biases .* are not modelled yet"),
+    ({"position_embedding_type": "yarn"}, "expected learned_absolute or rope"),
     ({"normalization": "BatchNorm"}, "expected LayerNorm or RMSNorm"),
     ({"embd_pdrop": 2}, "embd_pdrop: expected a number from 0 to 1, got 2"),
     ({"n_head": 7}, "n_head: expected a divisor of 768, got 7"),

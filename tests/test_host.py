@@ -11,13 +11,14 @@ import pytest
 import small
 from simcore.fold import RankClass
 from simcore.form import Form
-from simcore.framework import Files, Framework, Rule, Transfer
+from simcore.framework import Framework, Rule
 from simcore.frameworks import fsdp2
 from simcore.host import _windows, model_bytes
 from simcore.job import Job
 from simcore.mesh import Mesh
 from simcore.report import Host, HostPhase, Report
 from simcore.simulate import place, simulate
+from simcore.transfer import Files, Transfer
 
 DENSE = "llama-tiny"
 

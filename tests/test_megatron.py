@@ -17,6 +17,7 @@ from simcore.tape import HIDDEN, Op
 from simcore.tile import AMOUNT, LAYER, OP, SLOT
 
 PRECISE = {"use_precision_aware_optimizer": True}
+OWNING = PRECISE | {"fp8_recipe": "delayed"}
 TIED = {"config": "llama-tiny", "overrides": {"tie_word_embeddings": True}}
 DEEP = {"config": "llama-tiny", "overrides": {"num_hidden_layers": 8}}
 FORMATS = ({"optimizer": {"moments": "bf16"}}, {"optimizer": {"master": "bf16"}}, {"optimizer": {"master": "none"}})
@@ -223,9 +224,22 @@ def test_what_is_not_modelled_of_it() -> None:
 
 def test_a_master_is_kept_in_halves_only_beside_bf16_parameters() -> None:
     whole = _master()
-    assert _master(options=PRECISE) == _master(options=PRECISE, optimizer={"master": "fp32"}) == whole // 2
-    assert _master(options=PRECISE | {"store_param_remainders": False}) == whole
-    assert _master(options=PRECISE, precision={"compute": "fp16"}) == whole
+    assert _master(options=OWNING) == _master(options=OWNING, optimizer={"master": "fp32"}) == whole // 2
+    assert _master(options=OWNING | {"store_param_remainders": False}) == whole
+    assert _master(options=OWNING, precision={"compute": "fp16"}) == whole
+
+
+def test_bridge_leaves_fp32_masters_to_core() -> None:
+    """Its mixed precision tells the optimizer "tensorwise" in bf16 runs too: nothing is kept in halves."""
+    assert _master(options=PRECISE) == _master()
+    assert _defaults(options=PRECISE)["framework_options.fp8_recipe"] == "tensorwise"
+    copied = {}
+    for held, options in (("core's", PRECISE), ("its own", OWNING)):
+        program = small.program_of("megatron", options=options, precision={"main_grads": "bf16"})
+        copied[held] = sum(amount for _, _, amount in small.postings(program, "fp32_grad_shard"))
+    numel = sum(rest.num_params for rest in small.plan_of("megatron").at_rest().values())
+    assert copied == {"core's": 4 * numel, "its own": 0}
+    _refused("error", "it has no effect", options=PRECISE | {"store_param_remainders": False})
 
 
 @pytest.mark.parametrize("moments", ["bf16", "fp16", "fp32"])
@@ -254,6 +268,32 @@ def test_gradients_have_one_buffer() -> None:
     ({"moe_flex_dispatcher_backend": "hybridep", "moe_token_dispatcher_type": "alltoall"}, "flex token dispatcher")])
 def test_options_that_exclude_each_other(options: dict[str, Any], told: str) -> None:
     _refused("illegal", told, options=options)
+
+
+def test_user_buffers_lie_outside_torch() -> None:
+    """20 bytes for each of 64 x 256 elements: six buffers to gather into, four to sum in."""
+    def held(**options: bool) -> list[tuple[str, int]]:
+        report = simulate(small.scenario("megatron", {"tp": 2}, model="llama-tiny", options=options))
+        peak = report.ranks[0].peak
+        assert peak is not None
+        return [(name, size) for name, size in peak.outside.items() if name == "workspace"]
+
+    assert held(tp_comm_overlap=True) == [("workspace", 20 * 64 * 256)]
+    assert held() == []
+    _refused("illegal", "only when sequence parallelism is enabled", model="llama-tiny",
+             options={"tp_comm_overlap": True})
+    _refused("error", "other layers than attention", {"tp": 2}, options={"tp_comm_overlap": True})
+    _refused("error", "tp_comm_overlap with adapters", {"tp": 2}, model="llama-tiny", method="lora",
+             options={"tp_comm_overlap": True})
+
+
+def test_peaks_with_cuda_graphs_are_those_of_the_steps_before() -> None:
+    graphs = {"cuda_graph_impl": "transformer_engine"}
+    with_graphs, without = (simulate(small.scenario("megatron", options=options)) for options in (graphs, {}))
+    assert with_graphs.ranks[0].peak == without.ranks[0].peak
+    assert "cuda graphs" in {one.what for one in with_graphs.assumptions}
+    _refused("error", "after 1 ordinary steps", options=graphs | {"cuda_graph_warmup_steps": 1})
+    _refused("error", "CUDA graphs by local", options={"cuda_graph_impl": "local"})
 
 
 def test_overlaps_are_one_switch() -> None:

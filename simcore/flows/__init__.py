@@ -37,6 +37,4 @@ def padding_bytes(plan: Plan) -> tuple[int, int]:
     if isinstance(flow, Queues):
         params, trained = bucket_padding(plan)
         return params, trained * dtype_bytes(flow.grad_dtype)
-    stored = next(p.life.rest.dtype for layer in plan.layers for p in plan.of_layer(layer))
-    padding = flat.padding_elements(plan)
-    return padding * dtype_bytes(stored), padding * dtype_bytes(flow.grad_dtype)
+    return flat.padding_bytes(plan), flat.padding_elements(plan) * dtype_bytes(flow.grad_dtype)

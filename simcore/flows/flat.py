@@ -15,7 +15,7 @@ from simcore.mesh import IntArray
 from simcore.plan import AtRestBytes, Placed, Plan
 from simcore.units import dtype_bytes
 
-__all__ = ["RankBuffer", "exact_at_rest", "padding_elements", "rank_buffers"]
+__all__ = ["RankBuffer", "exact_at_rest", "padding_bytes", "padding_elements", "rank_buffers"]
 
 
 @dataclass(frozen=True, eq=False)
@@ -25,6 +25,7 @@ class RankBuffer:
     chunk: int
     axis: str
     replicate_axis: str
+    dtype: str
     layers: IntArray
     tensors: IntArray
     flat: FlatBuffer
@@ -32,16 +33,23 @@ class RankBuffer:
 
 @lru_cache(maxsize=8)  # one plan asks twice: for its flow and for its padding
 def rank_buffers(plan: Plan) -> tuple[RankBuffer, ...]:
-    """The dense and the expert buffer of each chunk, which is a module of its own; empty ones are left out."""
+    """The dense and the expert buffers of each chunk, one for each stored format; a chunk is a module of its own."""
     flow = plan.framework.flow
     assert isinstance(flow, Buckets)
-    found = (_buffer(plan, flow, chunk, expert) for chunk in range(len(plan.chunks)) for expert in (0, 1))
+    found = (_buffer(plan, flow, chunk, expert, dtype) for chunk in range(len(plan.chunks)) for expert in (0, 1)
+             for dtype in _stored(plan))
     return tuple(b for b in found if len(b.layers))
 
 
-def _buffer(plan: Plan, flow: Buckets, chunk: int, expert: int) -> RankBuffer:
+def _stored(plan: Plan) -> tuple[str, ...]:
+    """Formats of trained parameters, in order of first appearance."""
+    return tuple(dict.fromkeys(p.life.rest.dtype for kind, _ in plan.kind_counts for p in plan.kinds[kind]
+                               if p.trainable))
+
+
+def _buffer(plan: Plan, flow: Buckets, chunk: int, expert: int, dtype: str) -> RankBuffer:
     layers, tensors, sizes = [], [], []
-    entries = {kind: _entries(plan.kinds[kind], expert=bool(expert)) for kind, _ in plan.kind_counts}
+    entries = {kind: _entries(plan.kinds[kind], expert=bool(expert), dtype=dtype) for kind, _ in plan.kind_counts}
     for layer in plan.chunks[chunk]:
         mine = entries[plan.graph.layers[layer].kind]
         layers += [layer] * len(mine)
@@ -53,14 +61,20 @@ def _buffer(plan: Plan, flow: Buckets, chunk: int, expert: int) -> RankBuffer:
     bucket = flow.bucket_numel if plan.stage == 0 and chunk == 0 else 0
     align = math.lcm(parts, flow.align_bucket) if flow.align_bucket > 1 else 1
     flat = lay_out(sizes, bucket_numel=bucket, align_param=flow.align_param, align_bucket=align)
-    return RankBuffer(chunk, flow.axes[expert], flow.replicate_axes[expert], np.array(layers, dtype=np.int64),
-                      np.array(tensors, dtype=np.int64), flat)
+    return RankBuffer(chunk, flow.axes[expert], flow.replicate_axes[expert], dtype,
+                      np.array(layers, dtype=np.int64), np.array(tensors, dtype=np.int64), flat)
 
 
-def _entries(kind: Sequence[Placed], *, expert: bool) -> list[tuple[int, int]]:
+def _entries(kind: Sequence[Placed], *, expert: bool, dtype: str) -> list[tuple[int, int]]:
     """(tensor number, elements) of each parameter of a layer: every expert's matrix is its own."""
     return [(number, placed.local // placed.used_copies) for number, placed in enumerate(kind)
-            if placed.trainable and (placed.life.name == "expert") == expert for _ in range(placed.used_copies)]
+            if placed.trainable and (placed.life.name == "expert") == expert
+            and placed.life.rest.dtype == dtype for _ in range(placed.used_copies)]
+
+
+def padding_bytes(plan: Plan) -> int:
+    """What they take in the parameters' buffers."""
+    return sum(buffer.flat.padding * dtype_bytes(buffer.dtype) for buffer in rank_buffers(plan))
 
 
 def padding_elements(plan: Plan) -> int:

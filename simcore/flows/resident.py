@@ -22,7 +22,7 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from simcore.flows.flat import RankBuffer, rank_buffers
+from simcore.flows.flat import RankBuffer, padding_bytes, rank_buffers
 from simcore.flows.rest import muon_transient, post_rest
 from simcore.framework import Buckets
 from simcore.outline import Builder, Tables
@@ -44,7 +44,6 @@ class ResidentFlow:
         self.plan, self.tables, self.out, self.flow = plan, tables, builder, plan.framework.flow
         self.buffers = rank_buffers(plan)
         self.grad_bytes = dtype_bytes(self.flow.grad_dtype)
-        self.param_dtype = plan.of_layer(plan.layers[0])[0].life.rest.dtype
         self.first_use = [_first_layers(buffer) for buffer in self.buffers]
         self.is_last = False
         self.gathered: set[tuple[int, int]] = set()
@@ -58,8 +57,7 @@ class ResidentFlow:
         post_rest(self.plan, self.tables, self.out, self._postings)
         layer = self.plan.layers[0]
         padding = sum(buffer.flat.padding for buffer in self.buffers)
-        stored = dtype_bytes(self.param_dtype)
-        self.out.alloc(layer, self.tables.slot("param_buffer.padding", "sharded_param"), padding * stored)
+        self.out.alloc(layer, self.tables.slot("param_buffer.padding", "sharded_param"), padding_bytes(self.plan))
         self.out.alloc(layer, self.tables.slot("grad_buffer.padding", "main_grad"), padding * self.grad_bytes)
         if self.plan.framework.dealt:
             muon, adam = self.plan.dealt
@@ -69,7 +67,7 @@ class ResidentFlow:
     def _postings(self, placed: Placed) -> list[tuple[str, str, int]]:
         name, life = placed.spec.name, placed.life
         if placed.spec.is_buffer:
-            return [(name, "buffer", placed.spec.numel * placed.spec.copies * dtype_bytes(life.rest.dtype))]
+            return [(name, "buffer", placed.local * dtype_bytes(life.rest.dtype))]
         grads = placed.local * self.grad_bytes if placed.trainable else 0
         states = [(f"{name}.{state}", "main_param" if state == "master_param" else "opt_state", size)
                   for state, size in (() if self.plan.framework.dealt else placed.states)]
@@ -148,13 +146,14 @@ class ResidentFlow:
         layer, slot = self.plan.layers[0], self.tables.slot("updated_parameters", "optim_temp")
         mine = self.plan.framework.dealt[self.plan.stage]
         for axis_name, share in zip(mine.axes, mine.shares, strict=True):
-            axis, size = self.plan.mesh.axis(axis_name), dtype_bytes(self.param_dtype)
+            axis, dtype = self.plan.mesh.axis(axis_name), self.plan.of_layer(layer)[0].life.rest.dtype
+            size = dtype_bytes(dtype)
             total = size * sum(muon + adam for muon, adam in share)
             if axis.size == 1 or not total:
                 continue
             own = size * sum(share[axis.coordinate(self.plan.rank)])
             self.out.alloc(layer, slot, total + own)
-            comm = self.tables.comm("all_gather", axis_name, self.param_dtype)
+            comm = self.tables.comm("all_gather", axis_name, dtype)
             self.out.collective(layer, comm, total, Stream.ALL_GATHER, GATHER_HANDLE)
             self.out.wait(layer, GATHER_HANDLE)
             self.out.free(layer, slot, total + own)
@@ -164,9 +163,10 @@ class ResidentFlow:
         if (b, bucket) in self.gathered:
             return
         self.gathered.add((b, bucket))
-        comm = self.tables.comm("all_gather", buffer.axis, self.param_dtype)
+        dtype = self.flow.gather_dtype or buffer.dtype
+        comm = self.tables.comm("all_gather", buffer.axis, dtype)
         start, end = buffer.flat.buckets[bucket]
-        payload = dtype_bytes(self.param_dtype) * (end - start)
+        payload = dtype_bytes(dtype) * (end - start)
         self.out.collective(bucket, comm, payload, Stream.ALL_GATHER, GATHER_HANDLE + b)
 
     def _reduce(self, b: int, buffer: RankBuffer, bucket: int) -> None:

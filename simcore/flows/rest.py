@@ -40,7 +40,7 @@ def rest_postings(placed: Placed) -> list[Posting]:
     """Parameters and optimizer states; buffers by their own category."""
     name = placed.spec.name
     if placed.spec.is_buffer:
-        return [(name, "buffer", placed.spec.numel * placed.spec.copies * dtype_bytes(placed.life.rest.dtype))]
+        return [(name, "buffer", placed.local * dtype_bytes(placed.life.rest.dtype))]
     states = [(f"{name}.{state}", "opt_state", num_bytes) for state, num_bytes in placed.states]
     return [(name, placed.life.rest_category, placed.rest_bytes), *states]
 

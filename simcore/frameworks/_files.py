@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Final
 
-from simcore.framework import Files, Transfer
 from simcore.job import Job
+from simcore.transfer import Files, Transfer
 
 __all__ = ["automodel_files", "fsdp2_files", "megatron_files", "megatron_fsdp_files"]
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from simcore.job import Job
 from simcore.models.blocks import Attention, Head, LatentAttention, Mamba2, Mixer, Mlp, Moe, Mtp
 
-__all__ = ["check", "check_fuser"]
+__all__ = ["check", "check_fuser", "check_overlap"]
 
 
 def check(job: Job, *, sequence_parallel: bool) -> None:
@@ -30,6 +30,20 @@ def _check_served(job: Job) -> None:
     job.refuse_given({"training.precision.experts": "auto", "training.lora.dtype": "bf16"})
 
 
+
+
+def check_overlap(job: Job, options: dict[str, object], *, sequence_parallel: bool) -> None:
+    """Products that overlap with tensor parallel collectives."""
+    key = "framework_options.tp_comm_overlap"
+    if not options.get("tp_comm_overlap"):
+        return
+    if not sequence_parallel:
+        raise job.illegal(key, "Tensor parallel communication/GEMM overlap can happen only when sequence parallelism "
+                          "is enabled", "Megatron-LM training/arguments.py")
+    if job.scenario.training.method != "full":
+        raise job.not_yet(key, "tp_comm_overlap with adapters")
+    if any(not isinstance(b.block, Attention | Mlp) for kind in job.graph.kinds for b in kind.branches):
+        raise job.not_yet(key, "tp_comm_overlap of other layers than attention and dense MLPs")
 
 
 def _check_world(job: Job) -> None:

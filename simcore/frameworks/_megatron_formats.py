@@ -1,7 +1,14 @@
 """Formats under Megatron-Core: what mixed precision and the optimizer's own dtypes allow together.
 
 Core 0.16.1 `optimizer/optimizer_config.py`: only the precision-aware optimizer has dtypes to choose. Of an fp32 master
-it keeps the 16 bits that a bf16 parameter lacks (`store_param_remainders`).
+it keeps the 16 bits that a bf16 parameter lacks (`store_param_remainders`), unless core holds the master itself.
+
+[Note: who holds the master]
+Core holds fp32 masters, and fp32 copies of gradients, as without that optimizer, where the optimizer's own fp8_recipe
+is neither None nor "delayed" (`use_precision_aware_optimizer_no_fp8_or_ds_fp8`): casting to 8 bits is core's then.
+Bridge's mixed precision tells the optimizer its fp8_recipe, "tensorwise" if nobody chose, in bf16 runs too (0.3.1
+`training/mixed_precision.py` setup; `training/config.py` finalizes the optimizer afterwards). Megatron-LM's arguments
+have "delayed" there: `framework_options.fp8_recipe: delayed` says so of a bf16 run.
 """
 
 from __future__ import annotations
@@ -18,7 +25,10 @@ RECIPE = "Bridge 0.3.1 recipes/nemotronh/nemotron_3_nano.py:387"
 
 @dataclass(frozen=True, slots=True)
 class Formats:
-    """`master` is what is stored of it; `precise`: precision-aware; `scatter`: the distributed optimizer."""
+    """`master` is what is stored of it; `scatter`: the distributed optimizer.
+
+    `precise`: the optimizer is precision-aware and holds its masters itself ([Note: who holds the master]).
+    """
 
     params: str
     grads: str
@@ -39,7 +49,15 @@ def formats(job: Job, options: dict[str, object]) -> Formats:
     moments = "fp32"
     if optimizer.name != "sgd":
         moments = job.auto("training.optimizer.moments", optimizer.moments, "fp32", f"{RECIPE}: exp_avg_dtype")
-    return Formats(params, grads, _stored_master(job, options, master, precise=precise), moments, precise, scatter)
+    owns = precise and _owns_master(job, options, master)
+    stored = _stored_master(job, options, master, owns=owns)
+    return Formats(params, grads, stored, moments, owns, scatter)
+
+
+def _owns_master(job: Job, options: dict[str, object], master: str) -> bool:
+    recipe = job.auto("framework_options.fp8_recipe", str(options.get("fp8_recipe", "auto")), "tensorwise",
+                      "Bridge 0.3.1 training/mixed_precision.py: the optimizer is told, in bf16 too")
+    return master != "fp32" or recipe == "delayed"
 
 
 def _scatter(job: Job, options: dict[str, object]) -> bool:
@@ -102,11 +120,11 @@ def _check_precise(job: Job, *, scatter: bool) -> None:
         raise job.not_yet("training.optimizer.master", "fp16 masters of the precision-aware optimizer")
 
 
-def _stored_master(job: Job, options: dict[str, object], master: str, *, precise: bool) -> str:
-    if not precise:
+def _stored_master(job: Job, options: dict[str, object], master: str, *, owns: bool) -> str:
+    if not owns:
         if "store_param_remainders" in options:
-            raise job.not_yet("framework_options.store_param_remainders",
-                              "store_param_remainders without use_precision_aware_optimizer: it has no effect")
+            raise job.not_yet("framework_options.store_param_remainders", "store_param_remainders without "
+                              "use_precision_aware_optimizer and fp8_recipe: delayed: it has no effect")
         return master
     halves = job.flag(options, "store_param_remainders", "core 0.16.1 optimizer/optimizer_config.py:187", default=True)
     return "bf16" if halves and job.compute == "bf16" else master  # 16 bits: the other half is the parameter

@@ -47,18 +47,25 @@ def _rules(graph: ModelGraph, choice: _Choice) -> tuple[Rule, ...]:
 
 def rules_of(graph: ModelGraph, life_of: Callable[[TensorSpec], Life]) -> tuple[Rule, ...]:
     """Rules that give every tensor the life of those that are cut like it."""
-    made_of: dict[tuple[tuple[str, ...], str, bool, bool], Rule] = {}
+    made_of: dict[_Key, Rule] = {}
     for specs in graph.tensors:
         for spec in specs:
-            key = (spec.dims, spec.component, spec.copies > 1, spec.is_buffer)
+            key = _key(spec)
             if key not in made_of:
                 made_of[key] = Rule(_same(key), life_of(spec))
     return tuple(made_of.values())
 
 
-def _same(key: tuple[tuple[str, ...], str, bool, bool]) -> Matches:
+_Key = tuple[tuple[str, ...], str, bool, bool, str]
+
+
+def _key(spec: TensorSpec) -> _Key:
+    return spec.dims, spec.component, spec.copies > 1, spec.is_buffer, spec.stored
+
+
+def _same(key: _Key) -> Matches:
     def matches(spec: TensorSpec) -> bool:
-        return (spec.dims, spec.component, spec.copies > 1, spec.is_buffer) == key
+        return _key(spec) == key
 
     return matches
 
@@ -86,13 +93,13 @@ def whole_layout(spec: TensorSpec) -> Layout:
 def _life(spec: TensorSpec, choice: _Choice) -> Life:
     layout, made = whole_layout(spec), choice.made
     if spec.is_buffer:
-        form = Form((), spec.stored or made.params)
+        form = Form(layout, spec.stored or made.params)
         return Life("buffer", form, form, form, form, rest_category="buffer")
     expert = _is_expert(spec, choice)
     axis = choice.axes[expert]
     dealt = choice.optimizer == "dist_muon"  # whole parameters: a cut is the mean of all ranks
     whole: Layout = ((axis, Flat("buffer")),) if made.scatter or dealt else ()
-    rest = Form(layout, made.params)
+    rest = Form(layout, spec.stored or made.params)
     return Life(
         "expert" if expert else "dense", rest, Form(layout, choice.compute),
         Form((*layout, (axis, Partial())), made.grads), Form(layout, made.grads),

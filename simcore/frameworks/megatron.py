@@ -9,8 +9,19 @@ from __future__ import annotations
 
 from simcore.framework import Buckets, Framework, Libraries, Optimizer, Padding
 from simcore.frameworks._files import megatron_files
-from simcore.frameworks._megatron_checks import check, check_fuser
+from simcore.frameworks._megatron_checks import check, check_fuser, check_overlap
 from simcore.frameworks._megatron_formats import Formats, formats
+from simcore.frameworks._megatron_fp8 import OPTIONS as FP8_OPTIONS
+from simcore.frameworks._megatron_fp8 import (
+    Fp8,
+    check_shapes,
+    check_user_buffers,
+    fp8_of,
+    quantized,
+    run_options,
+    user_buffer_bytes,
+)
+from simcore.frameworks._megatron_fp8 import assumptions as fp8_assumptions
 from simcore.frameworks._megatron_layerwise import assumptions as muon_assumptions
 from simcore.frameworks._megatron_layerwise import dealt
 from simcore.frameworks._megatron_layout import OPTION as LAYOUT
@@ -18,6 +29,7 @@ from simcore.frameworks._megatron_lives import rules, shard_axes
 from simcore.frameworks._megatron_recompute import assumptions as recompute_assumptions
 from simcore.frameworks._megatron_recompute import check_groups, checkpoint, kept_whole, together
 from simcore.frameworks._megatron_stages import OVERLAP, overlaps, schedule, stages
+from simcore.graph import ModelGraph
 from simcore.job import Job
 from simcore.lora_bridge import adapters
 from simcore.models.blocks import Attention, Head, LatentAttention
@@ -25,7 +37,7 @@ from simcore.scenario import Mesh as Degrees
 from simcore.units import dtype_bytes
 
 __all__ = ["COPIES_TIED_HEAD", "DEFAULT_IMPLEMENTATION", "IMPLEMENTATIONS", "OPTIONS", "VERSIONS", "adapters",
-           "default_etp", "table", "table_of"]
+           "default_etp", "in_fp8", "table", "table_of"]
 
 VERSIONS = ("core 0.16.1 + bridge 0.3.1", "main 2026-08-22")
 DEFAULT_IMPLEMENTATION = "megatron"
@@ -63,7 +75,11 @@ OPTIONS = {
     "defer_embedding_wgrad_compute": (True, False),
     "wgrad_deferral_limit": (int,),
     "deterministic_mode": (True, False),
+    "tp_comm_overlap": (True, False),
+    "cuda_graph_impl": ("none", "transformer_engine", "local"),
+    "cuda_graph_warmup_steps": (0, int),
     "cp_comm_type": ("p2p", "a2a", "all_gather", "a2a+p2p"),
+    **FP8_OPTIONS,
 }
 SOFTMAX_ROUTED = ("gpt2", "mixtral", "qwen3_moe")
 TE_LOSS = ("deepseek_v2", "deepseek_v3", "qwen3_moe")
@@ -73,6 +89,16 @@ TE_LOSS = ("deepseek_v2", "deepseek_v3", "qwen3_moe")
 def default_etp(degrees: Degrees) -> int:
     """Omitted expert tensor parallelism is tp (core 0.16.1 `parallel_state.py:787`)."""
     return degrees.tp
+
+
+def in_fp8(job: Job) -> ModelGraph:
+    """The job's model where linears compute in fp8."""
+    made = fp8_of(job, job.options(OPTIONS))
+    if made is None:
+        return job.graph
+    graph = quantized(job.graph, job.mesh, made)
+    check_shapes(job, made, graph)
+    return graph
 
 
 def table(job: Job) -> Framework:
@@ -86,7 +112,9 @@ def table_of(job: Job, options: dict[str, object]) -> Framework:
     made_stages, made_schedule = stages(job, options), schedule(job, options)
     check_groups(job, made_stages)
     check(job, sequence_parallel=sequence_parallel)
-    training, made = job.scenario.training, formats(job, options)
+    check_overlap(job, options, sequence_parallel=sequence_parallel)
+    training, made, fp8 = job.scenario.training, formats(job, options), fp8_of(job, options)
+    check_user_buffers(job, options, fp8)
     check_fuser(job, fuses=options.get("use_transformer_engine_op_fuser") is True)
     lives = rules(job, made)
     _note_defaults(job)
@@ -94,7 +122,7 @@ def table_of(job: Job, options: dict[str, object]) -> Framework:
         name="megatron", version=_version(job),
         rules=lives,
         units=(),
-        flow=_buckets(job, options, made),
+        flow=_buckets(job, options, made, fp8),
         optimizer=Optimizer(training.optimizer.name, "te", grad_copy=made.grads != "fp32" and not made.precise,
                             late_master=made.precise),
         compute_dtype=job.compute,
@@ -109,12 +137,13 @@ def table_of(job: Job, options: dict[str, object]) -> Framework:
         keeps_received=True,
         deferred_heads=_deferred(job, options),
         dealt=dealt(job, lives, made_stages, shard_axes(job)),
-        options=_run_options(job, options, made.grads),
+        options=(*_run_options(job, options, made.grads), *run_options(fp8)),
         communicators=_communicators(job),
-        libraries=_libraries(job, options),
+        libraries=_libraries(job, options, fp8),
         files=megatron_files(job),
         padding=Padding(16, "Bridge 0.3.1 data/datasets/sft.py:206 pad_seq_length_to_mult, :703"),
-        assumptions=(*_assumptions(job, options), *recompute_assumptions(job), *muon_assumptions(job)),
+        assumptions=(*_assumptions(job, options), *recompute_assumptions(job), *muon_assumptions(job),
+                     *fp8_assumptions(fp8)),
     )
 
 
@@ -157,13 +186,31 @@ def _assumptions(job: Job, options: dict[str, object]) -> tuple[tuple[str, str, 
         copies = (*copies, (OVERLAP, "a backward pass before the forward pass that runs with it", "assumed",
                             "core 0.16.1 models/common/model_chunk_schedule_plan.py takes their layers in turn: at "
                             "most one layer's attention more at a time; kernels do not overlap here"))
+    copies = (*copies, *_graphs(job, options))
     if options.get("moe_flex_dispatcher_backend") != "hybridep":
         return copies
     return (*copies, ("moe_flex_dispatcher_backend", "recorded like deepep", "assumed",
              "HybridEP's buffers come from cudaMalloc, outside torch (DeepEP branch hybrid-ep, allocator.cu)"),)
 
 
-def _libraries(job: Job, options: dict[str, object]) -> Libraries:
+def _graphs(job: Job, options: dict[str, object]) -> tuple[tuple[str, str, str, str], ...]:
+    """TE's CUDA graphs are captured after some ordinary steps, the second of which has all that a step can have.
+
+    Core 0.16.1 transformer_config.py:769, cuda_graph_warmup_steps. What lives inside a graph is not allocated while it
+    is replayed, so peaks are those of the steps before.
+    """
+    implementation = str(options.get("cuda_graph_impl", "none"))
+    if implementation == "none":
+        return ()
+    key, ordinary = "framework_options.cuda_graph_impl", int(str(options.get("cuda_graph_warmup_steps", 3)))
+    if implementation == "local" or ordinary < 2:  # the first step has no moments yet
+        raise job.not_yet(key, f"CUDA graphs by {implementation} after {ordinary} ordinary steps (served: by "
+                          "transformer_engine after two or more)")
+    return (("cuda graphs", f"peaks are those of the {ordinary} steps before capture; what graphs hold is not counted",
+             "assumed", "core 0.16.1 transformer_config.py:769; TransformerEngine pytorch/graph.py"),)
+
+
+def _libraries(job: Job, options: dict[str, object], fp8: Fp8 | None) -> Libraries:
     """TE's specs, or core's own with TE for experts alone; core 0.16.1 trains in a container of early 2026."""
     local = options.get("transformer_impl") == "local"
     flex = options.get("moe_token_dispatcher_type") == "flex"
@@ -172,6 +219,7 @@ def _libraries(job: Job, options: dict[str, object]) -> Libraries:
         te_grouped=not local and options.get("moe_grouped_gemm") is not False,
         te_overlap=options.get("tp_comm_overlap") is True, core_buffers=True,
         core_attention=local,
+        user_buffer_bytes=user_buffer_bytes(fp8) if options.get("tp_comm_overlap") else 0,
         dispatcher=str(options.get("moe_flex_dispatcher_backend", "deepep")) if flex else "nccl")
 
 
@@ -240,7 +288,8 @@ def _core_options(job: Job, options: dict[str, object]) -> tuple[tuple[str, str]
         made.append(("core_attention", "true"))
     if backend == "unfused" and options.get("masked_softmax_fusion") is False:
         made.append(("masked_softmax_fusion", "false"))
-    made += [(name, "true") for name in ("create_attention_mask", "deterministic_mode") if options.get(name)]
+    switches = ("create_attention_mask", "deterministic_mode", "tp_comm_overlap")
+    made += [(name, "true") for name in switches if options.get(name)]
     if options.get("delay_wgrad_compute"):
         raise _delayed(job, options)
     return (*made, (OVERLAP, "true")) if overlaps(job, options) else tuple(made)
@@ -272,14 +321,16 @@ def _layer_options(job: Job, options: dict[str, object]) -> tuple[tuple[str, str
     return tuple(made)
 
 
-def _buckets(job: Job, options: dict[str, object], made: Formats) -> Buckets:
+def _buckets(job: Job, options: dict[str, object], made: Formats, fp8: Fp8 | None) -> Buckets:
+    """Mxfp8 parameters are gathered in 16 bits, through the gradient buffer (reuse_grad_buf_for_mxfp8_param_ag)."""
     mesh, scatter = job.mesh, made.scatter
     dense, expert = shard_axes(job)
     overlap = _overlap(job, options, scatter=scatter)
     bucket = max(40_000_000, 1_000_000 * mesh.axis("dp").size) if overlap else 0
     replicate = ("dp_replicate", "expert_dp_replicate") if mesh.dp_replicate > 1 else ("", "")
     return Buckets(bucket, (dense, expert), replicate, made.grads, scatter, scatter, 64 if scatter else 1,
-                   128 if scatter else 1, overlap)
+                   128 if scatter else 1, overlap,
+                   job.compute if fp8 and fp8.params and fp8.scaling.recipe == "mxfp8" else "")
 
 
 def _overlap(job: Job, options: dict[str, object], *, scatter: bool) -> bool:

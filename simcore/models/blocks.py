@@ -207,7 +207,8 @@ class LayerKind:
 
     `family` tells implementations which modelling code runs: the configuration's `model_type`. A model runs its kinds
     in the order embedding, layers, final norm, head, loss; modules of multi-token prediction stand before the head.
-    `dropout`: some of what is added to the residual stream is dropped, or of the embedding's output.
+    `dropout`: some of what is added to the residual stream is dropped, or of the embedding's output. `fp8`: linears
+    compute in 8 bits (a framework may leave the first and last layers in 16).
     """
 
     name: str
@@ -216,3 +217,4 @@ class LayerKind:
     branches: tuple[Branch, ...] = ()
     block: Embedding | FinalNorm | Head | Loss | Mtp | None = None
     dropout: bool = False
+    fp8: bool = False

@@ -27,7 +27,7 @@ _LATENT_FIELDS = ("qk_layernorm", "q_lora_rank", "kv_lora_rank", "qk_head_dim", 
                   "qk_pos_emb_head_dim", "qk_rope_head_dim", "v_head_dim")
 FURTHER_FIELDS = ("normalization", "add_bias_linear", "n_routed_experts", "num_experts_per_tok",
                   "moe_intermediate_size", "moe_shared_expert_intermediate_size", "multi_latent_attention", "swiglu",
-                  *_LATENT_FIELDS)
+                  "position_embedding_type", *_LATENT_FIELDS)
 """What a configuration may say in Megatron's words: a case of its own tests is GPT-2 with changes."""
 
 
@@ -36,7 +36,7 @@ def architecture(config: Config) -> Architecture:
     config.choice("activation_function", ("gelu_new", "gelu"))
     config.refuse("add_cross_attention")
     hidden, vocab = config.integer("hidden_size", "n_embd"), config.integer("vocab_size")
-    positions = config.integer("max_position_embeddings", "n_positions")
+    positions = 0 if _turns(config) else config.integer("max_position_embeddings", "n_positions")
     layer, count = _layer(config, hidden), config.integer("num_hidden_layers", "n_layer")
     tied = config.boolean("tie_word_embeddings", default=True)
     stem = LayerKind("embedding", "gpt2", hidden, block=Embedding(vocab, hidden, positions=positions),
@@ -49,6 +49,11 @@ def architecture(config: Config) -> Architecture:
         ("loss", LayerKind("loss", "gpt2", hidden, block=Loss(vocab))),
     )
     return Architecture("gpt2", parts, vocab, hidden, tied, "D" * count)
+
+
+def _turns(config: Config) -> bool:
+    """Whether positions are told by turning query and key, and not by vectors of their own."""
+    return config.choice("position_embedding_type", ("learned_absolute", "rope")) == "rope"
 
 
 def _layer(config: Config, hidden: int) -> LayerKind:
@@ -69,7 +74,8 @@ def _attention(config: Config, hidden: int, *, bias: bool) -> Attention | Latent
         raise config.fail(given[0], "served with multi_latent_attention alone")
     if hidden % heads:
         raise config.fail("n_head", f"expected a divisor of {hidden}, got {heads}")
-    return Attention(hidden, heads, heads, hidden // heads, bias="all" if bias else "", dropout=dropout)
+    return Attention(hidden, heads, heads, hidden // heads, bias="all" if bias else "", rotary=_turns(config),
+                     dropout=dropout)
 
 
 def _latent(config: Config, hidden: int, heads: int, *, bias: bool, dropout: bool) -> LatentAttention:

@@ -10,6 +10,7 @@ from dataclasses import dataclass, field
 
 from simcore.models.blocks import LayerKind
 from simcore.recording import Run
+from simcore.scaling import Scaling
 from simcore.tape import GRADIENTS_BEGIN, RECOMPUTE_BEGIN, RECOMPUTE_END, Kernel, Node, Param, Storage, Tape, Tensor
 from simcore.units import dtype_bytes
 
@@ -81,6 +82,43 @@ class Context:
     def is_cut_into_nodes(self) -> bool:
         """Whether a layer is run node by node, each with a backward of its own (overlap_moe_expert_parallel_comm)."""
         return dict(self.run.options).get("overlap_moe_expert_parallel_comm") == "true"
+
+    @property
+    def overlaps_tp(self) -> bool:
+        """Whether linears gather and reduce through user buffers, outside torch's allocator (tp_comm_overlap)."""
+        return self.sp > 1 and dict(self.run.options).get("tp_comm_overlap") == "true"
+
+    @property
+    def scaling(self) -> Scaling | None:
+        """How the layer's linears quantise; None where they compute in 16 bits."""
+        options = dict(self.run.options)
+        if not self.kind.fp8:
+            return None
+        return Scaling(options["fp8_recipe"], options["fp8_transposes"] == "true")
+
+    @property
+    def pads_routing(self) -> bool:
+        """Whether the router fills every expert's rows up to what 8-bit products ask for."""
+        return self.kind.fp8 and dict(self.run.options).get("moe_router_padding_for_quantization") == "true"
+
+    @property
+    def keeps_fp8_weights(self) -> bool:
+        """Whether fp8 weights outlast a pass: cached for the step's microbatches, or the parameters themselves."""
+        return dict(self.run.options)["fp8_weights"] == "lasting"
+
+    def keeps_original(self, path: str) -> bool:
+        """Whether a linear keeps its bf16 input: core 0.16.1 calls set_save_original_input for these.
+
+        `attention.py:379`, `multi_latent_attention.py:199`; `moe/experts.py:595`, `moe/moe_layer.py:466`,
+        `multi_latent_attention.py:974` where the input is made again in backward. Delayed scaling keeps fp8.
+        """
+        if self.scaling is None or self.scaling.recipe == "delayed":
+            return False
+        again = self.recomputes("layernorm") and not self.inside
+        return path == "self_attention.linear_proj" or (
+            path == "mlp.experts.linear_fc2" and self.recomputes("moe_act")) or (
+            again and path.endswith(("shared_experts.linear_fc1", "_down_proj"))
+            and not (self.recomputes("shared_experts") and "shared" in path))
 
     @property
     def swaps_heads(self) -> bool:

@@ -11,6 +11,7 @@ from simcore.errors import NotYet, Problem
 from simcore.models.blocks import LatentAttention
 from simcore.operators.megatron_attention import core
 from simcore.operators.megatron_context import Context, Grads, Saved, discarded_region
+from simcore.operators.megatron_fp8 import plain_fp8
 from simcore.operators.megatron_ops import (
     column,
     gather_backward,
@@ -77,6 +78,8 @@ def _down(c: Context, name: str, x: Tensor) -> Tensor:
     weight, (rows, h) = c.param(f"{path}.weight"), x.shape
     if c.pair(path):
         raise NotYet(Problem("training.lora.target_modules", f"not yet: an adapter of {name}"))
+    if c.scaling is not None:
+        return plain_fp8(c, path, x)
 
     def back(_tape: Tape, _grads: Grads, _saved: Saved) -> list[Tensor | None]:
         grad = c.new(rows, h, f"grad_{path}")

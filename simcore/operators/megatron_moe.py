@@ -17,7 +17,7 @@ from dataclasses import dataclass
 from simcore.errors import NotYet, Problem
 from simcore.models.blocks import Moe
 from simcore.operators.megatron_allgather import gather_tokens, reduce_tokens
-from simcore.operators.megatron_context import Context, Discarded, Grads, Saved
+from simcore.operators.megatron_context import Context, Discarded, Grads, Saved, discarded_region
 from simcore.operators.megatron_ops import act, add, column, grouped, norm, norm_discarded, row, swiglu
 from simcore.tape import Kernel, Tape, Tensor
 
@@ -39,9 +39,7 @@ class Rows:
 
 def moe(c: Context, block: Moe, x: Tensor) -> Tensor:
     """The MoE block on the residual stream `x`; the caller adds the residual."""
-    received = c.local * c.run.rows_per_token >> 16
-    sent = c.local * (c.run.sent_per_token or block.top_k << 16) >> 16
-    rows = Rows(c.local, sent, received, received * c.run.etp, block.num_experts // c.run.ep)
+    rows = _rows(c, block)
     discarded = None
     if c.recomputes("layernorm") and not c.inside:
         ln_out, discarded = norm_discarded(c, "pre_mlp_layernorm", x)
@@ -49,6 +47,24 @@ def moe(c: Context, block: Moe, x: Tensor) -> Tensor:
         ln_out = norm(c, "pre_mlp_layernorm", x)
     out = c.region(lambda: _layer(c, block, rows, ln_out)) if c.recomputes("moe") else _layer(c, block, rows, ln_out)
     return discarded.drop_after(out) if discarded else out
+
+
+def _rows(c: Context, block: Moe) -> Rows:
+    """How many rows go where, on a rank that gets its even share, or the busiest one's.
+
+    With moe_router_padding_for_quantization more tokens are chosen, until the rows for each expert are whole multiples:
+    those of each sender (`token_dispatcher.py:617`), under flex those that it receives (`:1291`).
+    """
+    received = c.local * c.run.rows_per_token >> 16
+    sent = c.local * (c.run.sent_per_token or block.top_k << 16) >> 16
+    here, computed = block.num_experts // c.run.ep, received * c.run.etp
+    if c.scaling is not None and c.pads_routing:
+        if dict(c.run.options).get("moe_token_dispatcher_type") == "flex" and c.run.ep > 1:
+            return Rows(c.local, sent, received, c.scaling.padded_rows(computed, here), here)
+        sent = c.scaling.padded_rows(sent, block.num_experts)
+        received = c.scaling.padded_rows(received, here * c.run.ep)
+        computed = received * c.run.etp
+    return Rows(c.local, sent, received, computed, here)
 
 
 def _layer(c: Context, block: Moe, rows: Rows, x: Tensor) -> Tensor:
@@ -431,9 +447,33 @@ def _experts(c: Context, block: Moe, rows: Rows, x: Tensor, probs: Tensor) -> Te
 
 
 def _grouped_mlp(c: Context, block: Moe, rows: Rows, x: Tensor, probs: Tensor) -> Tensor:
+    """`TEGroupedMLP.forward`. For fp8 every expert's rows are copied to a multiple of 16 (mxfp8: 32) rows and back."""
+    if c.scaling is None or c.pads_routing:
+        return _expert_layers(c, block, rows, x, probs)
+    computed = c.scaling.padded_rows(rows.computed, rows.local_experts)
+    wide, weights = _resized(c, x, computed, "padded"), _resized(c, probs, computed, "padded_probs")
+    return _resized(c, _expert_layers(c, block, rows, wide, weights), rows.computed, "unpadded")
+
+
+def _resized(c: Context, x: Tensor, rows: int, name: str) -> Tensor:
+    """`Fp8Padding`, `Fp8Unpadding`: keep nothing. Real loads are never all multiples, so it always copies."""
+    before, columns, dtype = *x.shape, x.dtype
+
+    def back(_tape: Tape, _grads: Grads, _saved: Saved) -> list[Tensor | None]:
+        grad = c.new(before, columns, f"grad_{name}", dtype)
+        c.tape.compute(Kernel.PERMUTE, 0, 2 * grad.nbytes)
+        return [grad]
+
+    out = c.new(rows, columns, name, dtype)
+    c.tape.compute(Kernel.PERMUTE, 0, 2 * out.nbytes)
+    c.node(out, (x,), (), back)
+    return out
+
+
+def _expert_layers(c: Context, block: Moe, rows: Rows, x: Tensor, probs: Tensor) -> Tensor:
     inner = grouped(c, "mlp.experts.linear_fc1", x, rows.local_experts)
     if not _fuses_experts(c, block):
-        return grouped(c, "mlp.experts.linear_fc2", _unfused(c, block, inner, probs), rows.local_experts)
+        return _unfused_second(c, block, rows, inner, probs)
     if not c.recomputes("moe_act") or c.inside:
         out, _ = _weighted(c, block, inner, probs, discard=False)
         return grouped(c, "mlp.experts.linear_fc2", out, rows.local_experts)
@@ -441,6 +481,15 @@ def _grouped_mlp(c: Context, block: Moe, rows: Rows, x: Tensor, probs: Tensor) -
     result = grouped(c, "mlp.experts.linear_fc2", out, rows.local_experts)
     assert discarded is not None
     return discarded.drop_after(result)
+
+
+def _unfused_second(c: Context, block: Moe, rows: Rows, x: Tensor, probs: Tensor) -> Tensor:
+    """Activation and second GEMM; under recompute `moe_act` the activation runs without a graph and is made again."""
+    path = "mlp.experts.linear_fc2"
+    if not c.recomputes("moe_act") or c.inside:
+        return grouped(c, path, _unfused(c, block, x, probs), rows.local_experts)
+    (out,), drop_after = discarded_region(c, lambda: (_unfused(c, block, x, probs),))
+    return drop_after(grouped(c, path, out, rows.local_experts))
 
 
 def _fuses_experts(c: Context, block: Moe) -> bool:
@@ -454,8 +503,6 @@ def _unfused(c: Context, block: Moe, x: Tensor, probs: Tensor) -> Tensor:
 
     No kernel fuses GELU with probabilities. Experts one after the other (SequentialMLP) keep the same in parts.
     """
-    if c.recomputes("moe_act"):
-        raise NotYet(Problem("training.recompute", "not yet: moe_act without bias_activation_fusion"))
     name = "experts.activation"
     inner = swiglu(c, x, name) if block.gated else act(c, x, name, gated=False)
     rows, columns, wide = *inner.shape, "fp32" if "fp32" in (inner.dtype, probs.dtype) else inner.dtype

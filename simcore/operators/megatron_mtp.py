@@ -25,7 +25,8 @@ from dataclasses import replace
 from simcore.models.blocks import Embedding, Head, Mtp
 from simcore.operators.megatron_context import Context, Grads, Saved
 from simcore.operators.megatron_head import Backward, embedding, head, loss
-from simcore.operators.megatron_ops import all_gather, column, norm
+from simcore.operators.megatron_ops import column, norm
+from simcore.operators.megatron_parts import all_gather
 from simcore.recording import Run
 from simcore.tape import Kernel, Node, Tape, Tensor
 

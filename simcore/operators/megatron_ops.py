@@ -17,9 +17,11 @@ forward and again in backward (for the weight gradient), row-parallel ones reduc
 from __future__ import annotations
 
 from simcore.operators.megatron_context import Context, Discarded, Grads, Saved
+from simcore.operators.megatron_fp8 import column_fp8, grouped_fp8, norm_linear_fp8, row_fp8
+from simcore.operators.megatron_parts import all_gather, biased, gathered_input, input_grad, reduced, statistics
 from simcore.tape import Kernel, Param, Tape, Tensor
 
-__all__ = ["act", "adapted", "add", "add_dropped", "all_gather", "column", "dropped", "gather_backward", "grouped",
+__all__ = ["act", "adapted", "add", "add_dropped", "column", "dropped", "gather_backward", "grouped",
            "identity", "norm", "norm_linear", "row", "swiglu"]
 
 
@@ -78,17 +80,11 @@ def norm(c: Context, path: str, x: Tensor, name: str = "ln_out") -> Tensor:
         c.elementwise(grad, 4, Kernel.NORM)
         return [grad, c.small_grad(weight), c.small_grad(bias) if bias else None]
 
-    statistics = _statistics(c, path, x, centred=bias is not None)
+    measures = statistics(c, path, x, centred=bias is not None)
     out = c.tape.empty(x.shape, c.dtype, name)
     c.elementwise(out, 2, Kernel.NORM)
-    c.node(out, (x, weight, bias), (x, *statistics), back)
+    c.node(out, (x, weight, bias), (x, *measures), back)
     return out
-
-
-def _statistics(c: Context, path: str, x: Tensor, *, centred: bool) -> list[Tensor]:
-    """rsigma, and of LayerNorm mu: fp32, one a row each."""
-    names = ("mu", "rsigma") if centred else ("rsigma",)
-    return [c.new(x.shape[0], 1, f"{path}.{name}", "fp32") for name in names]
 
 
 def norm_discarded(c: Context, path: str, x: Tensor) -> tuple[Tensor, Discarded]:
@@ -116,13 +112,6 @@ def norm_discarded(c: Context, path: str, x: Tensor) -> tuple[Tensor, Discarded]
     return out, holder[0]
 
 
-def all_gather(c: Context, x: Tensor, name: str) -> Tensor:
-    """Along the sequence over tp, without a graph."""
-    out = c.new(x.shape[0] * c.sp, x.shape[1], name)
-    c.send("all_gather", "tp", out)
-    return out
-
-
 def gather_backward(c: Context, x: Tensor, name: str) -> Tensor:
     """Along the sequence over tp; its gradient is reduce-scattered (`gather_from_sequence_parallel_region`)."""
     out = all_gather(c, x, name)
@@ -146,6 +135,15 @@ def norm_linear(c: Context, path: str, x: Tensor) -> Tensor:
     parallelism an adapter reads (and keeps) the *gathered* output, and the local one is kept besides it: with
     return_layernorm_output nothing clears it, frozen weight or not.
     """
+    pair = c.pair(path)
+    out, seen = (_norm_linear if c.scaling is None else norm_linear_fp8)(c, path, x)
+    if pair is None or seen is None:
+        return out
+    return add(c, out, adapted(c, path, seen, pair), f"{path}.sum")
+
+
+def _norm_linear(c: Context, path: str, x: Tensor) -> tuple[Tensor, Tensor | None]:
+    """In 16 bits; second the norm's output for an adapter to read."""
     weight, gamma, pair = c.param(f"{path}.weight"), c.param(f"{path}.layer_norm_weight"), c.pair(path)
     beta = c.run.params.get(f"{path}.layer_norm_bias")
     # The MLP's bias is added by its activation.
@@ -153,82 +151,79 @@ def norm_linear(c: Context, path: str, x: Tensor) -> Tensor:
     h, out_features, gathered = x.shape[1], weight.shape[0], c.local != c.tokens
 
     def back(tape: Tape, grads: Grads, saved: Saved) -> list[Tensor | None]:
-        total = all_gather(c, saved[1], "ln_out_total") if weight.trainable and gathered else None
-        grad = c.new(c.tokens, h, "grad_ln_out")
+        total = gathered_input(c, saved[1], "ln_out_total") if weight.trainable and gathered else None
+        grad = input_grad(c, h, "grad_ln_out")
         c.gemm(c.tokens, h, out_features)
         if len(grads) > 1 and grads[1] is not None:  # what the adapter sends to the norm's output
             grad = c.new(c.tokens, h, "grad_ln_out_sum")
             c.elementwise(grad, 3)
-        grad = _reduce(c, grad)
+        grad = reduced(c, grad)
         wgrad = c.wgrad(weight, c.tokens)
         del total
+        grad = reduced(c, grad, late=True)
         grad_x = tape.empty(saved[0].shape, c.dtype, "grad_norm")
         c.elementwise(grad_x, 4, Kernel.NORM)
         return [grad_x, c.small_grad(gamma), c.small_grad(beta) if beta else None, wgrad,
                 c.small_grad(added) if added else None]
 
     ln_out = c.tape.empty(x.shape, c.dtype, f"{path}.ln_out")
-    statistics = _statistics(c, path, x, centred=beta is not None)
+    measures = statistics(c, path, x, centred=beta is not None)
     c.elementwise(ln_out, 2, Kernel.NORM)
-    total = all_gather(c, ln_out, f"{path}.ln_out_total") if gathered else ln_out
+    total = gathered_input(c, ln_out, f"{path}.ln_out_total") if gathered else ln_out
     out = c.new(c.tokens, out_features, path)
     c.gemm(c.tokens, out_features, h)
     kept = (ln_out,) if weight.trainable or pair else ()
-    c.node(out, (x, gamma, beta, weight, added), (x, *kept, *statistics), back)
-    if pair is None:
-        return out
-    seen = Tensor(total.storage, total.shape, total.dtype, out.node, 1)
-    del total, ln_out, kept, statistics
-    return add(c, out, adapted(c, path, seen, pair), f"{path}.sum")
-
-
-def _reduce(c: Context, grad: Tensor) -> Tensor:
-    """The input gradient of a column-parallel linear, summed over tp."""
-    if c.run.tp == 1:
-        return grad
-    if c.sp == 1:
-        c.send("all_reduce", "tp", grad)
-        return grad
-    out = c.new(grad.shape[0] // c.sp, grad.shape[1], "grad_scattered")
-    c.send("reduce_scatter", "tp", grad)
-    return out
+    c.node(out, (x, gamma, beta, weight, added), (x, *kept, *measures), back)
+    return out, Tensor(total.storage, total.shape, total.dtype, out.node, 1) if pair else None
 
 
 def column(c: Context, path: str, x: Tensor) -> Tensor:
     """TE Linear, column parallel; keeps its local input where the weight trains."""
-    weight, pair, h = c.param(f"{path}.weight"), c.pair(path), x.shape[1]
-    gathered = c.local != c.tokens
+    out, pair = (_column if c.scaling is None else column_fp8)(c, path, x), c.pair(path)
+    if pair is None:
+        return out
+    seen = gather_backward(c, x, f"{path}.adapter_input") if c.local != c.tokens else x
+    return add(c, out, adapted(c, path, seen, pair), f"{path}.sum")
+
+
+def _column(c: Context, path: str, x: Tensor) -> Tensor:
+    weight, h, gathered = c.param(f"{path}.weight"), x.shape[1], c.local != c.tokens
 
     def back(_tape: Tape, _grads: Grads, saved: Saved) -> list[Tensor | None]:
-        total = all_gather(c, saved[0], "input_total") if weight.trainable and gathered else None
-        grad = c.new(c.tokens, h, f"grad_{path}")
+        total = gathered_input(c, saved[0], "input_total") if weight.trainable and gathered else None
+        grad = input_grad(c, h, f"grad_{path}")
         c.gemm(c.tokens, h, weight.shape[0])
-        grad = _reduce(c, grad)
+        grad = reduced(c, grad)
         wgrad = c.wgrad(weight, c.tokens)
         del total
+        grad = reduced(c, grad, late=True)
         return [grad, wgrad]
 
-    total = all_gather(c, x, f"{path}.input_total") if gathered else x
+    total = gathered_input(c, x, f"{path}.input_total") if gathered else x
     out = c.new(c.tokens, weight.shape[0], path)
     c.gemm(c.tokens, weight.shape[0], h)
     del total
     c.node(out, (x, weight), (x,) if weight.trainable else (), back)
-    if pair is None:
-        return out
-    seen = gather_backward(c, x, f"{path}.adapter_input") if gathered else x
-    return add(c, out, adapted(c, path, seen, pair), f"{path}.sum")
+    return out
 
 
 def row(c: Context, path: str, x: Tensor) -> Tensor:
     """TE Linear, row parallel; keeps its input where the weight trains."""
-    weight, pair = c.param(f"{path}.weight"), c.pair(path)
+    out, pair = (_row if c.scaling is None else row_fp8)(c, path, x), c.pair(path)
+    if pair is None:
+        return out
+    return add(c, out, adapted(c, path, x, pair, row_parallel=True), f"{path}.sum")
+
+
+def _row(c: Context, path: str, x: Tensor) -> Tensor:
+    weight = c.param(f"{path}.weight")
     out_features, in_features = weight.shape
     gathered = c.local != c.tokens
 
     def back(_tape: Tape, grads: Grads, _saved: Saved) -> list[Tensor | None]:
         source = grads[0]
         assert source is not None
-        total = all_gather(c, source, "grad_total") if gathered else source
+        total = gathered_input(c, source, "grad_total") if gathered else source
         grad = c.new(c.tokens, in_features, f"grad_{path}")
         c.gemm(c.tokens, in_features, out_features)
         wgrad = c.wgrad(weight, c.tokens)
@@ -244,25 +239,20 @@ def row(c: Context, path: str, x: Tensor) -> Tensor:
         c.send("reduce_scatter" if gathered else "all_reduce", "tp", partial)
         del partial
     c.node(out, (x, weight), (x,) if weight.trainable else (), back)
-    out = _biased(c, path, out)
-    if pair is None:
-        return out
-    return add(c, out, adapted(c, path, x, pair, row_parallel=True), f"{path}.sum")
-
-
-def _biased(c: Context, path: str, x: Tensor) -> Tensor:
-    """A bias that the residual's kernel adds (skip_bias_add, `fused_bias_dropout.py`): its gradient is a sum."""
-    bias = c.run.params.get(f"{path}.bias")
-    if bias is None:
-        return x
-    param, out = bias, Tensor(x.storage, x.shape, x.dtype)
-    c.node(out, (x, param), (), lambda tape, grads, saved: [grads[0], c.small_grad(param)])
-    return out
+    return biased(c, path, out)
 
 
 def grouped(c: Context, path: str, x: Tensor, experts: int) -> Tensor:
     """TE GroupedLinear over this rank's experts; keeps its input where the weights train."""
-    weight, pair, rows = c.param(f"{path}.weight"), c.pair(path), x.shape[0]
+    out, pair = (_grouped if c.scaling is None else grouped_fp8)(c, path, x, experts), c.pair(path)
+    if pair is None:
+        return out
+    extra = adapted(c, path, x, pair, row_parallel=path.endswith("fc2"), axis="etp", size=c.run.etp)
+    return add(c, out, extra, f"{path}.sum")
+
+
+def _grouped(c: Context, path: str, x: Tensor, experts: int) -> Tensor:
+    weight, rows = c.param(f"{path}.weight"), x.shape[0]
     out_features, in_features = weight.shape[-2:]
 
     def back(_tape: Tape, _grads: Grads, _saved: Saved) -> list[Tensor | None]:
@@ -273,10 +263,7 @@ def grouped(c: Context, path: str, x: Tensor, experts: int) -> Tensor:
     out = c.new(rows, out_features, path)
     c.gemm(rows, out_features, in_features, Kernel.GROUPED_GEMM, experts)
     c.node(out, (x, weight), (x,) if weight.trainable else (), back)
-    if pair is None:
-        return out
-    extra = adapted(c, path, x, pair, row_parallel=path.endswith("fc2"), axis="etp", size=c.run.etp)
-    return add(c, out, extra, f"{path}.sum")
+    return out
 
 
 def mm(c: Context, x: Tensor, weight: Param, name: str, axis: str = "") -> Tensor:

@@ -225,9 +225,11 @@ def _context(golden):
         crosses["use_fused_weighted_squared_relu"] = bool(golden["raw_args"].get("use-fused-weighted-squared-relu"))
     if golden["case"].endswith("_param_layout"):
         crosses["use_layer_wise_param_layout"] = True
+    warm = golden["raw_args"].get("cuda-graph-warmup-steps")
+    crosses |= {} if warm is None else {"cuda_graph_warmup_steps": warm}
     limit = golden["raw_args"].get("wgrad-deferral-limit")
     crosses |= {"wgrad_deferral_limit": limit} if limit else {}
-    return crosses | ({"moe_router_dtype": router} if router else {}) | _sharded(golden)
+    return crosses | ({"moe_router_dtype": router} if router else {}) | _sharded(golden) | _fp8(golden)
 
 
 def _sharded(golden):
@@ -236,6 +238,19 @@ def _sharded(golden):
         return {}
     return {"data_parallel_sharding_strategy": golden["raw_args"]["data-parallel-sharding-strategy"],
             "log_params_norm": True}
+
+
+def _fp8(golden):
+    """Megatron-LM's own defaults differ from Bridge's presets, so all that decides bytes is written."""
+    config, raw = golden["config"], golden["raw_args"]
+    if not config.get("fp8"):
+        return {}
+    made = {"fp8_format": config["fp8"], "fp8_recipe": config["fp8_recipe"],
+            "fp8_param_gather": config["fp8_param_gather"],
+            "first_last_layers_bf16": bool(raw.get("first-last-layers-bf16"))}
+    counts = {name: raw[name.replace("_", "-")] for name in ("num_layers_at_start_in_bf16", "num_layers_at_end_in_bf16")
+              if name.replace("_", "-") in raw}
+    return made | counts
 
 
 def _environment(golden):

@@ -153,6 +153,10 @@ BRIDGE_TOPOLOGY = {"H100": "dgx-h100", "H100 80GB": "dgx-h100", "GB200": "gb200-
 NANO = "nemotron-3-nano-30b-a3b"
 
 
+FP8_RECIPES = {"fp8_cs": "tensorwise", "fp8_ds": "delayed", "fp8_mx": "mxfp8"}
+"""Megatron-Bridge 067f987d `perf_recipes/_common.py`, _perf_precision."""
+
+
 def _bridge_card(run):
     """Memory is printed after iteration 2, before CUDA graphs are captured: they are no part of the reading."""
     if not run["model"].startswith("Nemotron-3.5-Lightning"):
@@ -165,6 +169,8 @@ def _bridge_card(run):
         training["lengths"] = "packed"
     options = {} if fsdp else {"use_precision_aware_optimizer": _is_benchmark(config["recipe"])}
     options |= {"moe_token_dispatcher_type": "flex", "moe_flex_dispatcher_backend": "hybridep"}
+    if run["precision"] in FP8_RECIPES:
+        options["fp8_recipe"] = FP8_RECIPES[run["precision"]]
     model = _over(NANO, mtp_num_layers=int(config["mtp_num_layers"]), mtp_hybrid_override_pattern="*E",
                   mtp_use_repeated_layer=True)
     # A hybrid predicts further tokens in Megatron-LM's main branch alone, of which these commits are.
@@ -180,7 +186,7 @@ def _is_benchmark(recipe):
 
 
 def _bridge_formats(run):
-    """Fp8 is refused by name; main gradients are what the recipe reduces in."""
+    """Main gradients are what the recipe reduces in."""
     grads = "fp32" if run["config"]["grad_reduce_fp32"] == "True" else "bf16"
     return {"compute": "fp8" if run["precision"].startswith("fp8") else "bf16", "main_grads": grads,
             "grad_reduce": grads}
@@ -193,16 +199,24 @@ def _bridge_loss(run):
     return "te_inplace" if run["framework"].split()[1] in TE_INPLACE_COMMITS else "te"
 
 
+LLAMA_FP8 = {"fp8_recipe": "tensorwise", "fp8_param_gather": True, "first_last_layers_bf16": False,
+             "disable_parameter_transpose_cache": True, "tp_comm_overlap": True, "defer_embedding_wgrad_compute": True,
+             "wgrad_deferral_limit": 22, "cuda_graph_impl": "transformer_engine"}
+"""Megatron-Bridge 067f987d `perf_recipes/llama/h100/llama3.py`, llama3_70b_sft_32gpu_h100_fp8cs_config."""
+
+
 def _bridge_skill(run):
     """Matched ladders of recomputed modules; benchmark recipes, so cross entropy is TransformerEngine's."""
+    grads = {"main_grads": "bf16", "grad_reduce": "bf16"}
     training = _batch(run) | _recompute(run) | {"optimizer": {"name": "adam"}}
     options = {}
     if run["model"].startswith("Llama-3-70B"):
-        training |= {"precision": {"compute": "fp8"}, "pipeline": {"virtual_stages": run["vpp"]}}
-        model = "llama-3-70b"
+        training |= {"precision": {"compute": "fp8"} | grads, "pipeline": {"virtual_stages": run["vpp"]},
+                     "loss": "te_inplace"}
+        model, options = "llama-3-70b", dict(LLAMA_FP8)
     else:
         aware = "precision-aware" in run["optimizer"]
-        training |= {"precision": {"main_grads": "bf16", "grad_reduce": "bf16"}, "loss": "te_inplace"}
+        training |= {"precision": grads, "loss": "te_inplace"}
         model = "moonlight-16b-a3b" if aware else NANO
         options["use_precision_aware_optimizer"] = aware
         training["optimizer"] |= {"moments": "bf16"} if "bf16 moments" in run["optimizer"] else {}

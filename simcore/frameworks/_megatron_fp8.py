@@ -1,0 +1,284 @@
+"""Fp8 under Megatron-Core: which recipe, which layers, and the 8-bit copies of weights that last.
+
+Core 0.16.1 `transformer/transformer_config.py` (fp8 related), `fp8_utils.py`, `extensions/transformer_engine.py`;
+TransformerEngine 2.18. [Note: fp8 linears] in `operators/megatron_fp8.py` has what layers keep.
+
+[Note: fp8 weights]
+With bf16 parameters each linear casts its weight in the step's first microbatch into a workspace that it never frees;
+with disable_parameter_transpose_cache every forward casts anew. With fp8_param_gather the parameter is the rows, a byte
+each in a buffer of its own, and is what data-parallel ranks gather; columns, where they are a copy, lie beside it for
+good (`post_all_gather_processing`). Delayed scaling keeps a history of maxima for the five tensors of each GEMM.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+from functools import lru_cache
+
+from simcore.form import local_shape
+from simcore.frameworks._megatron_lives import whole_layout
+from simcore.graph import ModelGraph
+from simcore.job import Job
+from simcore.mesh import Mesh
+from simcore.models.blocks import Mtp
+from simcore.scaling import RECIPES, Scaling
+from simcore.tensor import TensorSpec
+
+__all__ = ["Fp8", "OPTIONS", "assumptions", "check_shapes", "check_user_buffers", "fp8_of", "quantized", "run_options",
+           "user_buffer_bytes"]
+
+OPTIONS = {
+    "fp8_format": ("e4m3", "hybrid"),
+    "fp8_recipe": (*RECIPES, "custom"),
+    "fp8_param_gather": (True, False),
+    "fp8_margin": (0, int),
+    "fp8_amax_history_len": (int,),
+    "fp8_amax_compute_algo": ("most_recent", "max"),
+    "fp8_wgrad": (True, False),
+    "fp8_dot_product_attention": (True, False),
+    "fp8_multi_head_attention": (True, False),
+    "tp_only_amax_red": (True, False),
+    "first_last_layers_bf16": (True, False),
+    "num_layers_at_start_in_bf16": (0, int),
+    "num_layers_at_end_in_bf16": (0, int),
+    "disable_parameter_transpose_cache": (True, False),
+    "moe_router_padding_for_quantization": (True, False),
+    "reuse_grad_buf_for_mxfp8_param_ag": (True, False),
+}
+PRESETS = {"tensorwise": (True, True), "delayed": (True, False), "blockwise": (False, False), "mxfp8": (True, False)}
+"""Bridge 0.3.1 `training/mixed_precision.py`, bf16_with_*_mixed: (fp8_param_gather, first_last_layers_bf16)."""
+PRESET = "Bridge 0.3.1 training/mixed_precision.py bf16_with_*_mixed"
+CONFIG = "core 0.16.1 transformer/transformer_config.py"
+HISTORY = 1024
+"""Bridge's preset of delayed scaling: fp8_amax_history_len."""
+TENSORS_OF_A_GEMM = 5
+"""Input, weight and output in forward; gradients of output and input in backward (TE `pytorch/quantization.py`)."""
+
+
+@dataclass(frozen=True, slots=True)
+class Fp8:
+    """`params`: weights are stored in fp8; `cached`: else their fp8 copies last. `start`, `end`: layers in bf16."""
+
+    scaling: Scaling
+    params: bool
+    cached: bool
+    start: int
+    end: int
+    history: int
+    pads_routing: bool
+
+    @property
+    def lasting(self) -> bool:
+        """Whether fp8 weights outlast a pass."""
+        return self.params or self.cached
+
+
+def fp8_of(job: Job, options: dict[str, object]) -> Fp8 | None:
+    """What was asked, checked, with the presets' defaults; None where nothing computes in fp8."""
+    if job.scenario.training.precision.compute != "fp8":
+        told = "disable_parameter_transpose_cache", "fp8_recipe" * bool(options.get("use_precision_aware_optimizer"))
+        if unused := [name for name in options if name in OPTIONS and name not in told]:
+            raise job.illegal(f"framework_options.{unused[0]}", "it needs training.precision.compute: fp8",
+                              f"{CONFIG}: fp8_param must be used together with fp8 mode")
+        return None
+    recipe = job.auto("framework_options.fp8_recipe", str(options.get("fp8_recipe", "auto")), "tensorwise",
+                      "Bridge 0.3.1 training/mixed_precision.py MixedPrecisionConfig")
+    _check(job, options, recipe)
+    gather, ends = PRESETS[recipe]
+    params = job.flag(options, "fp8_param_gather", PRESET, default=gather)
+    in_bf16 = job.flag(options, "first_last_layers_bf16", PRESET, default=ends)
+    start, end = (int(str(options.get(f"num_layers_at_{at}_in_bf16", 1))) * in_bf16 for at in ("start", "end"))
+    made = Fp8(Scaling(recipe, _transposes(job.compute_capability)), params,
+               not options.get("disable_parameter_transpose_cache"), start, end,
+               int(str(options.get("fp8_amax_history_len", HISTORY))) if recipe == "delayed" else 0,
+               bool(options.get("moe_router_padding_for_quantization")))
+    _check_routing(job, options)
+    _check_layers(job, options, made)
+    _check_params(job, options, made)
+    return made
+
+
+def _transposes(capability: tuple[int, ...]) -> bool:
+    """TE 2.18 `pytorch/utils.py`, is_non_tn_fp8_gemm_supported."""
+    return not ((10, 0) <= capability < (12, 0) or capability >= (13, 0))
+
+
+# ---- what is refused ------------------------------------------------------------------------------------------------
+def _check(job: Job, options: dict[str, object], recipe: str) -> None:
+    _check_device(job, recipe)
+    if recipe == "custom":
+        raise job.not_yet("framework_options.fp8_recipe", "fp8_recipe custom: a quantizer factory is code")
+    if options.get("transformer_impl") == "local":
+        raise job.not_yet("framework_options.transformer_impl", "local layers with fp8 (TransformerEngine's alone "
+                          "compute in it)")
+    for name, idle in (("fp8_dot_product_attention", False), ("fp8_multi_head_attention", False), ("fp8_wgrad", True)):
+        if options.get(name, idle) is not idle:
+            raise job.not_yet(f"framework_options.{name}", f"{name}: {options[name]} with fp8_recipe {recipe}")
+    if recipe == "delayed" and (again := {"moe_act", "layernorm"} & set(_recomputed(job))):
+        raise job.illegal("training.recompute", f"{min(again)}: Delayed scaling does not support moe_act and layernorm "
+                          "recompute for fp8", f"{CONFIG}:1243")
+
+
+def _recomputed(job: Job) -> tuple[str, ...]:
+    given = job.scenario.training.recompute
+    return given if isinstance(given, tuple) else getattr(given, "modules", ())
+
+
+def _check_device(job: Job, recipe: str) -> None:
+    """TE 2.18 `pytorch/quantization.py`, check_fp8_support and check_mxfp8_support."""
+    have, rule = job.compute_capability, "TransformerEngine 2.18 pytorch/quantization.py"
+    need = (10, 0) if recipe == "mxfp8" else (9, 0) if recipe == "blockwise" else (8, 9)
+    if have < need:
+        raise job.illegal("training.precision.compute", f"fp8 by {recipe}: device compute capability {need[0]}."
+                          f"{need[1]} or higher required, the topology has {'.'.join(map(str, have))}", rule)
+    if recipe == "mxfp8" and have >= (12, 0):
+        raise job.illegal("training.precision.compute", "MXFP8 (for all gemm layouts) is not supported on 12.0+ "
+                          "architectures yet", rule)
+
+
+def _check_routing(job: Job, options: dict[str, object]) -> None:
+    if options.get("moe_router_padding_for_quantization") and options.get("moe_token_dispatcher_type") == "allgather":
+        raise job.illegal("framework_options.moe_router_padding_for_quantization", "allgather and alltoall_seq "
+                          "dispatcher does not support moe_router_padding_for_quantization.", f"{CONFIG}:1627")
+
+
+def _check_layers(job: Job, options: dict[str, object], made: Fp8) -> None:
+    if not (made.start or made.end):
+        return
+    if made.scaling.recipe == "delayed":
+        raise job.illegal("framework_options.first_last_layers_bf16",
+                          "Delayed scaling does not support first / last layer in BF16", f"{CONFIG}:990")
+    most = job.graph.num_blocks // job.mesh.pp
+    for at, count in (("start", made.start), ("end", made.end)):
+        if count > most:
+            raise job.illegal(f"framework_options.num_layers_at_{at}_in_bf16", f"{count} must be between 0 and number "
+                              f"of layers per pipeline stage ({most})", f"{CONFIG}:999")
+
+
+def _check_params(job: Job, options: dict[str, object], made: Fp8) -> None:
+    if options.get("use_precision_aware_optimizer") and made.scaling.recipe == "delayed":
+        raise job.not_yet("framework_options.use_precision_aware_optimizer",
+                          "use_precision_aware_optimizer with fp8_recipe delayed")
+    if not made.params:
+        return
+    if options.get("use_distributed_optimizer") is False:
+        raise job.illegal("framework_options.fp8_param_gather", "--fp8-param-gather only supported with distributed "
+                          "optimizer", "Megatron-LM training/arguments.py")
+    if made.scaling.recipe == "mxfp8" and options.get("reuse_grad_buf_for_mxfp8_param_ag") is False:
+        raise job.illegal("framework_options.reuse_grad_buf_for_mxfp8_param_ag", "must be set to True when "
+                          "fp8_param_gather=True and fp8_recipe='mxfp8'",
+                          "Bridge 0.3.1 training/mixed_precision.py finalize")
+
+
+def check_user_buffers(job: Job, options: dict[str, object], made: Fp8 | None) -> None:
+    """Blocks cannot be gathered through user buffers."""
+    if made and options.get("tp_comm_overlap") and made.scaling.recipe == "blockwise":
+        raise job.illegal("framework_options.tp_comm_overlap", "Unsupported quantizer for Userbuffers: fp8_recipe "
+                          "blockwise", "TransformerEngine 2.18 pytorch/module/base.py")
+
+
+def check_shapes(job: Job, made: Fp8, graph: ModelGraph) -> None:
+    """What 8-bit products ask of weights and of the tokens that they multiply."""
+    rows, columns = (32, 32) if made.scaling.recipe == "mxfp8" else (8, 16)
+    rule = "TransformerEngine 2.18 pytorch/utils.py assert_dim_for_fp8_exec; pytorch/tensor/mxfp8_tensor.py"
+    asked = f"divisible by {rows} and the last dimension to be divisible by {columns}"
+    training = job.scenario.training
+    tokens = training.micro_batch_size * training.seq_len // job.mesh.cp
+    parts = 1 if training.sequence_parallel is False else job.mesh.tp
+    if tokens % (rows * parts):
+        raise job.illegal("training.seq_len", f"{tokens} tokens over tp {parts}: {made.scaling.recipe} requires "
+                          f"the product of all dimensions except the last to be {asked}", rule)
+    for kind, specs in zip(graph.kinds, graph.tensors, strict=True):
+        for spec in specs if kind.fp8 else ():
+            if _is_te_linear(spec):
+                _, *shape = local_shape(spec.copies, spec.shape, whole_layout(spec), job.mesh, 0)
+                if shape[0] % rows or shape[1] % columns:
+                    raise job.illegal("training.precision.compute", f"{spec.name} is {shape[0]} x {shape[1]} on a "
+                                      f"rank: {made.scaling.recipe} requires the first to be {asked}", rule)
+
+
+# ---- the model ------------------------------------------------------------------------------------------------------
+@lru_cache(maxsize=64)
+def quantized(graph: ModelGraph, mesh: Mesh, made: Fp8) -> ModelGraph:
+    """The model with its fp8 layers marked, their weights stored as asked, and the copies that last as buffers."""
+    blocks = [layer.index for layer in graph.layers if graph.kinds[layer.kind].block is None]
+    inner = set(blocks[made.start:len(blocks) - made.end])
+    # Modules of multi-token prediction know no first and last (core `multi_token_prediction.py:772`).
+    inner |= {layer.index for layer in graph.layers if isinstance(graph.kinds[layer.kind].block, Mtp)}
+    parts = [(layer, replace(graph.kinds[layer.kind], fp8=layer.index in inner)) for layer in graph.layers]
+    kinds = tuple(dict.fromkeys(kind for _, kind in parts))
+    specs = {kind: graph.tensors[layer.kind] for layer, kind in parts}
+    layers = tuple(replace(layer, kind=kinds.index(kind)) for layer, kind in parts)
+    tensors = tuple(_specs(specs[kind], mesh, made, in_fp8=kind.fp8) for kind in kinds)
+    return replace(graph, kinds=kinds, layers=layers, tensors=tensors)
+
+
+def _specs(specs: tuple[TensorSpec, ...], mesh: Mesh, made: Fp8, *, in_fp8: bool) -> tuple[TensorSpec, ...]:
+    found: list[TensorSpec] = []
+    for spec in specs:
+        is_weight = in_fp8 and _is_te_linear(spec)
+        found.append(replace(spec, stored="fp8") if is_weight and made.params else spec)
+        if is_weight:
+            found += _copies(spec, mesh, made)
+        elif made.params and made.scaling.recipe == "mxfp8" and spec.is_owned and spec.trainable:
+            found.append(_unused_buffer(spec))
+    return tuple(found)
+
+
+def _is_te_linear(spec: TensorSpec) -> bool:
+    """The output head is core's own linear, wherever it is used."""
+    return spec.module in ("linear", "grouped") and spec.is_owned and not spec.name.endswith("output_layer.weight")
+
+
+def _copies(spec: TensorSpec, mesh: Mesh, made: Fp8) -> list[TensorSpec]:
+    """What lies beside a weight, as it is on one rank."""
+    _, out_features, in_features = local_shape(spec.copies, spec.shape, whole_layout(spec), mesh, 0)
+    rows = made.scaling.copy_bytes(out_features, in_features, squares=True)
+    columns = made.scaling.copy_bytes(out_features, in_features, along_columns=True, squares=True)
+    sizes = {"amax_history": 4 * TENSORS_OF_A_GEMM * (1 + made.history) * bool(made.history)}
+    if made.params:
+        sizes["scale_inv"] = rows - out_features * in_features
+    elif made.cached:
+        sizes["fp8"] = rows
+    if made.lasting and made.scaling.has_columns:
+        sizes["fp8_columns"] = columns
+    return [TensorSpec(f"{spec.name}.{name}", (size,), ("bytes",), spec.component, "fp8", "uint8", is_buffer=True,
+                       trainable=False, copies=spec.copies) for name, size in sizes.items() if size]
+
+
+def _unused_buffer(spec: TensorSpec) -> TensorSpec:
+    """Mxfp8 parameters are gathered through the gradient buffer; then no parameter is moved into a buffer of its own.
+
+    The 16-bit ones have one all the same (core 0.16.1 `distributed/param_and_grad_buffer.py:790` and `:821`).
+    """
+    return replace(spec, name=f"{spec.name}.param_buffer", module="fp8", is_buffer=True, trainable=False)
+
+
+# ---- what layers and reports are told -------------------------------------------------------------------------------
+def run_options(made: Fp8 | None) -> tuple[tuple[str, str], ...]:
+    """For the operators."""
+    if made is None:
+        return ()
+    return (("fp8_recipe", made.scaling.recipe), ("fp8_transposes", str(made.scaling.transposes).lower()),
+            ("fp8_weights", "lasting" if made.lasting else "fresh"),
+            ("moe_router_padding_for_quantization", str(made.pads_routing).lower()))
+
+
+def user_buffer_bytes(made: Fp8 | None) -> int:
+    """Of TE's user buffers, for each element: six to gather into, in fp8 where layers are; four to sum in, in bf16.
+
+    Layers in bf16 beside others have a second set (Bridge 0.3.1 `training/initialize.py`, quantization_modes).
+    """
+    plain = 2 * (6 + 4)
+    return plain if made is None else 6 + 2 * 4 + plain * bool(made.start or made.end)
+
+
+def assumptions(made: Fp8 | None) -> tuple[tuple[str, str, str, str], ...]:
+    """What is derived from source and held by few measured runs."""
+    if made is None:
+        return ()
+    weights = "parameters" if made.params else "a lasting copy" if made.cached else "a copy for each pass"
+    beside = ", with columns beside the rows" if made.lasting and made.scaling.has_columns else ""
+    told = f"{made.scaling.recipe}; inputs kept in fp8; weights in fp8 are {weights}{beside}"
+    return (("fp8 linears", told, "derived",
+             "TransformerEngine 2.18 pytorch/module, pytorch/tensor; core 0.16.1 fp8_utils.py"),)

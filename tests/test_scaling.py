@@ -1,0 +1,44 @@
+"""Bytes of 8-bit copies, worked out by hand from the shapes that TransformerEngine gives its scales."""
+
+from __future__ import annotations
+
+import pytest
+
+from simcore.scaling import RECIPES, Scaling
+
+SHAPES = {  # of a (256, 4096) matrix: bytes of scales along rows, along columns
+    "tensorwise": (4, 4), "delayed": (4, 4), "blockwise": (32 * 256 * 4, 2 * 4096 * 4), "mxfp8": (256 * 128, 8 * 4096)}
+
+
+@pytest.mark.parametrize("recipe", RECIPES)
+def test_scales_lie_beside_the_data(recipe: str) -> None:
+    scaling = Scaling(recipe, transposes=True)
+    data = 256 * 4096
+    assert (scaling.copy_bytes(256, 4096) - data, scaling.copy_bytes(256, 4096, along_columns=True) - data) == \
+        SHAPES[recipe]
+
+
+def test_weights_have_square_blocks() -> None:
+    scaling = Scaling("blockwise", transposes=True)
+    assert scaling.copy_bytes(256, 640, squares=True) == 256 * 640 + 4 * 2 * 8  # 2 x 5 blocks, 5 padded to 8
+    assert scaling.copy_bytes(256, 640, along_columns=True, squares=True) == 256 * 640 + 4 * 5 * 4  # 5 x 2, 2 to 4
+
+
+def test_scales_are_padded() -> None:
+    blockwise, mxfp8 = (Scaling(recipe, transposes=False) for recipe in ("blockwise", "mxfp8"))
+    assert blockwise.copy_bytes(130, 8) == 130 * 8 + 4 * 1 * 132
+    assert blockwise.copy_bytes(130, 8, along_columns=True) == 130 * 8 + 4 * 2 * 8
+    assert mxfp8.copy_bytes(130, 96) == 130 * 96 + 256 * 4
+    assert mxfp8.copy_bytes(130, 96, along_columns=True) == 130 * 96 + 8 * 128
+
+
+def test_columns_are_a_copy_but_for_one_scale_on_blackwell() -> None:
+    assert all(Scaling(recipe, transposes=True).has_columns for recipe in RECIPES)
+    assert [recipe for recipe in RECIPES if not Scaling(recipe, transposes=False).has_columns] == [
+        "tensorwise", "delayed"]
+
+
+def test_experts_rows_are_filled_up() -> None:
+    assert Scaling("tensorwise", transposes=True).padded_rows(4 * 17, 4) == 4 * 32
+    assert Scaling("blockwise", transposes=True).padded_rows(4 * 16, 4) == 4 * 16
+    assert Scaling("mxfp8", transposes=False).padded_rows(4 * 33 - 3, 4) == 4 * 64
