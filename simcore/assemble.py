@@ -16,7 +16,9 @@ from simcore.framework import Buckets, Framework, UnshardFlow
 from simcore.job import Job
 from simcore.ledger import Balance, balance, first_step
 from simcore.mesh import IntArray
-from simcore.outside import Held, Site, outside
+from simcore.outside import Held, Site, outside, paged
+from simcore.packing import assumptions as packing_assumptions
+from simcore.packing import pack
 from simcore.plan import Plan
 from simcore.program import Program
 from simcore.report import (
@@ -66,8 +68,9 @@ class Parts:
         if plan.rank not in self.workspaces:
             self.workspaces[plan.rank] = spaces(plan, setting)
         kept = () if self.beside(plan) else tuple((s.name, s.num_bytes) for s in self.workspaces[plan.rank])
+        packed = pack(training)
         return Workload(setting.batch, setting.seq, received_per_token(training.routing, top_k, self.job.mesh.ep),
-                        sent_per_token(training.routing, top_k), kept)
+                        sent_per_token(training.routing, top_k), kept, (packed.sequences, packed.attended))
 
     def beside(self, plan: Plan) -> tuple[Held, ...]:
         """Workspaces that are counted beside tensors: under FSDP2's hooks, allocated is what traces count.
@@ -89,9 +92,9 @@ class Parts:
     def setting(self) -> Setting:
         """What workspaces depend on."""
         scenario = self.job.scenario
-        given = scenario.environment.cublas_workspace_config
+        given, packed = scenario.environment.cublas_workspace_config, pack(scenario.training)
         return Setting(self.topology.device.architecture, None if given == "auto" else parse_cublas(given),
-                       scenario.training.micro_batch_size, scenario.training.seq_len // self.job.mesh.cp)
+                       packed.batch, packed.seq // self.job.mesh.cp)
 
     def shares(self) -> Shares:
         """How much the allocator keeps."""
@@ -170,7 +173,8 @@ def _rank(parts: Parts, rank_class: RankClass, plan: Plan, band: Band, *, series
     rest = exact_at_rest(plan) if parts.exact else plan.at_rest()
     of_params, of_grads = padding_bytes(plan)
     sent = () if program is None else traffic(program, mesh, _steady(parts), _repeats(parts))
-    held = () if program is None else (*outside(parts.site(), sent), *parts.beside(plan))
+    held = () if program is None else (*outside(parts.site(), sent), *parts.beside(plan),
+                                             *paged(plan.elsewhere().get("managed", 0)))
     return RankReport(
         ranks=rank_class.rank_text(mesh), num_ranks=rank_class.num_ranks,
         coordinates={a.name: rank_class.coordinates(mesh, a) for a in axes if a.size > 1}, stage=rank_class.stage,
@@ -180,7 +184,7 @@ def _rank(parts: Parts, rank_class: RankClass, plan: Plan, band: Band, *, series
         apportioned=(_is_cut_flat(parts.framework) and not parts.exact) or bool(parts.framework.dealt),
         padding_bytes=plan.padding_bytes() + of_params, grads_padding_bytes=plan.padding_bytes() + of_grads,
         grads_persist=_grads_persist(parts.framework),
-        peak=None if balanced is None else _peak(parts, balanced, plan.born_in_step(), held, band),
+        peak=None if balanced is None else _peak(parts, balanced, plan, held, band),
         end_bytes=None if balanced is None else balanced.end_bytes,
         traffic=sent,
         memory=memory_series(program, _row_ns(parts, rank_class)) if series and program is not None else None), held
@@ -222,13 +226,14 @@ def _microbatch(parts: Parts, written: int) -> int:
     return written + is_later * (_count(parts) - parts.lowered)
 
 
-def _peak(parts: Parts, peak: Balance, born_in_step: int, held: Sequence[Held], band: Band) -> Peak:
+def _peak(parts: Parts, peak: Balance, plan: Plan, held: Sequence[Held], band: Band) -> Peak:
     allocated, beside = peak.peak_bytes, sum(one.num_bytes for one in held)
     seen = reserved(allocated, parts.shares(), parts.usable_bytes() - beside)
     mine, low, high = (needed(int(allocated * off), parts.shares()) for off in (1, band.low, band.high))
     return Peak(
-        allocated_bytes=allocated, reserved_bytes=seen.middle, device_bytes=mine.middle + beside, phase=peak.phase,
-        first_step_bytes=first_step(peak, born_in_step), event=peak.event, layer=peak.layer,
+        allocated_bytes=allocated, reserved_bytes=seen.middle, device_bytes=mine.middle + beside,
+        host_bytes=sum(size for space, size in plan.elsewhere().items() if space.startswith("host")), phase=peak.phase,
+        first_step_bytes=first_step(peak, plan.born_in_step()), event=peak.event, layer=peak.layer,
         microbatch=_microbatch(parts, peak.microbatch),
         by_category=peak.by_category, by_phase=peak.by_phase,
         top=tuple(Owner(owner=o, category=c, bytes=b) for o, c, b in peak.top),
@@ -239,8 +244,9 @@ def _peak(parts: Parts, peak: Balance, born_in_step: int, held: Sequence[Held], 
 def _assumptions(parts: Parts) -> tuple[Assumption, ...]:
     autos = [Assumption(what=key, value=value, kind="default", source=source)
              for key, (value, source) in parts.job.autos.items()]
+    of_lengths = packing_assumptions(parts.job.scenario.training)
     noted = [Assumption.model_validate({"what": w, "value": v, "kind": k, "source": s})
-             for w, v, k, s in parts.framework.assumptions]
+             for w, v, k, s in (*parts.framework.assumptions, *of_lengths)]
     return (*autos, *noted)
 
 
@@ -249,9 +255,13 @@ def _of_memory(parts: Parts, band: Band, held: Sequence[tuple[Held, ...]]) -> tu
     if not any(held):
         return ()
     flat = not isinstance(parts.framework.flow, UnshardFlow)
+    away = {space: max(plan.elsewhere().get(space, 0) for plan in parts.plans)
+            for plan in parts.plans for space in plan.elsewhere() if space != "managed"}
     kept = {space.name: space for spaces in parts.workspaces.values() for space in spaces if flat}
     beside = {one.category: one for ones in held for one in sorted(ones, key=lambda one: one.num_bytes)}
-    return (*(Assumption(what=s.name, value=format_bytes(s.num_bytes), kind=s.kind, source=s.source)
+    return (*(Assumption(what=f"outside the device, {space}", value=f"{format_bytes(size)} on the rank with the most",
+                         kind="derived", source="training.offload") for space, size in away.items()),
+            *(Assumption(what=s.name, value=format_bytes(s.num_bytes), kind=s.kind, source=s.source)
               for s in kept.values()),
             *(Assumption(what=one.category, value=format_bytes(one.num_bytes), kind=one.kind, source=one.source)
               for one in beside.values()), _of_reserved(parts), _of_band(parts, band))

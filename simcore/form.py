@@ -11,9 +11,10 @@ from dataclasses import dataclass
 
 from simcore.errors import IllegalLayout, Problem
 from simcore.mesh import Mesh
+from simcore.units import dtype_bytes
 
-__all__ = ["COPIES", "Flat", "Form", "Layout", "Local", "Partial", "Placement", "Replicate", "Shard", "collective",
-           "local_shape", "shard_intervals", "shard_rows"]
+__all__ = ["COPIES", "Blocks", "Flat", "Form", "Layout", "Local", "Partial", "Placement", "Replicate", "Shard",
+           "collective", "local_shape", "shard_intervals", "shard_rows"]
 
 COPIES = -1
 """Dimension number that means: the copies of a tensor themselves (one weight an expert)."""
@@ -55,12 +56,34 @@ Layout = tuple[tuple[str, Placement], ...]
 
 
 @dataclass(frozen=True, slots=True)
+class Blocks:
+    """A format in which `size` values share one fp32 scale, and a tensor has a table of `table` bytes.
+
+    Tensors of fewer than `least` values stay in the dtype `otherwise`; if `whole`, those that leave a remainder too.
+    """
+
+    size: int
+    least: int
+    otherwise: str
+    table: int = 0
+    whole: bool = False
+
+    def num_bytes(self, numel: int, dtype: str) -> int:
+        """Bytes of a tensor of `numel` values, each stored in `dtype`."""
+        if numel < self.least or (self.whole and numel % self.size):
+            return numel * dtype_bytes(self.otherwise)
+        return numel * dtype_bytes(dtype) + 4 * -(-numel // self.size) + self.table
+
+
+@dataclass(frozen=True, slots=True)
 class Form:
-    """Where and how a tensor lies. `space`: device, host_pinned, host, nvme, asleep."""
+    """Where and how a tensor lies. `share` of its elements is in `space`: device, managed, host_pinned, host, ..."""
 
     layout: Layout
     dtype: str
     space: str = "device"
+    share: float = 1.0
+    blocks: Blocks | None = None
 
 
 def shard_rows(size: int, parts: int, coordinate: int) -> int:

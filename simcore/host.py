@@ -21,7 +21,6 @@ import numpy as np
 
 from simcore.assemble import Parts
 from simcore.fold import RankClass
-from simcore.form import Form
 from simcore.framework import Buckets, Framework
 from simcore.graph import ModelGraph
 from simcore.mesh import IntArray, Mesh
@@ -116,24 +115,22 @@ def _readers(transfer: Transfer | None, first: int, num: IntArray) -> IntArray:
 def _of_rank(plan: Plan, phase: _Phase, transfer: Transfer | None) -> Counter[str]:
     """What one rank holds on the host, the whole model aside."""
     held = Counter({"parameters": 0, "gradients": 0, "optimizer states": 0, "checkpoint": 0})
+    there = {"load": ("parameters",), "first_step": ("parameters", "gradients", "optimizer states"),
+             "save": ("parameters", "optimizer states")}[phase]
     for placed, count in _placed(plan):
-        held["parameters"] += count * _rests(placed.rest_bytes, placed.life.rest)
-        if phase == "first_step" and placed.trainable:
-            grad = placed.life.grad
-            held["gradients"] += count * _rests(placed.local * dtype_bytes(grad.dtype), grad)
-        if phase != "load":
-            held["optimizer states"] += count * sum(_rests(size, form) for (_, form), (_, size) in zip(
-                placed.life.states, placed.states, strict=False))
+        for what, space, num_bytes in placed.elsewhere:
+            if what in there:
+                held[what] += count * _rests(num_bytes, space)
     if transfer is not None:
         held["checkpoint"] = max(_copied(plan, transfer), transfer.in_flight * _largest(plan, transfer))
     return held
 
 
-def _rests(num_bytes: int, form: Form) -> int:
+def _rests(num_bytes: int, space: str) -> int:
     """Bytes on the host. Pinned blocks are powers of two (torch 2.13 ATen/core/CachingHostAllocator.h:300)."""
-    if form.space not in _ON_HOST or not num_bytes:
+    if space not in _ON_HOST:
         return 0
-    return 1 << (num_bytes - 1).bit_length() if form.space == "host_pinned" else num_bytes
+    return 1 << (num_bytes - 1).bit_length() if space == "host_pinned" else num_bytes
 
 
 def _copied(plan: Plan, transfer: Transfer) -> int:
@@ -210,9 +207,8 @@ def _loaded(plan: Plan, rank: RankReport) -> int:
 
 @lru_cache(maxsize=1024)
 def _built(plan: Plan) -> int:
-    params = sum(count * p.rest_bytes for p, count in _placed(plan) if p.life.rest.space not in _ON_HOST)
-    states = sum(count * size for p, count in _placed(plan)
-                 for (_, form), (_, size) in zip(p.life.states, p.states, strict=False) if form.space not in _ON_HOST)
+    params = sum(count * p.rest_bytes for p, count in _placed(plan))
+    states = sum(count * p.state_bytes for p, count in _placed(plan))
     return params + max(0, states - plan.born_in_step())
 
 

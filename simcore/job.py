@@ -70,6 +70,13 @@ class Job:
             if str(value) not in (idle, "auto"):
                 raise self.not_yet(key, f"{value} under {self.scenario.framework}")
 
+    def refuse_offload(self, *served: str) -> None:
+        """NotYet for parts that would lie outside the device, but for those that are served."""
+        for part in ("params", "optimizer", "gradients", "activations"):
+            if self.scenario.training.offload.part(part)[1] and part not in served:
+                raise self.not_yet(f"training.offload.{part}", f"{part} outside the device under "
+                                   f"{self.scenario.framework}")
+
     def refuse_capacity(self, rule: str) -> None:
         """IllegalLayout for a capacity that the framework's dispatchers do not have."""
         if isinstance(self.scenario.training.routing, Capacity):

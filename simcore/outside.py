@@ -26,7 +26,7 @@ from simcore.mesh import Mesh
 from simcore.report import TrafficRow
 from simcore.topology import Topology
 
-__all__ = ["Held", "Site", "deepep_bytes", "outside"]
+__all__ = ["Held", "Site", "deepep_bytes", "outside", "paged"]
 
 MIB: Final = 2**20
 AMPERE: Final = 8
@@ -47,7 +47,7 @@ _DEEPEP_RDMA_RECEIVED: Final = 128
 class Held:
     """Bytes of one category, and how far the number can be trusted."""
 
-    category: Literal["context", "nccl", "dispatcher", "workspace"]
+    category: Literal["context", "nccl", "dispatcher", "workspace", "paged_states"]
     num_bytes: int
     kind: Literal["derived", "calibrated", "assumed"]
     source: str
@@ -71,6 +71,12 @@ def outside(site: Site, traffic: Iterable[TrafficRow]) -> tuple[Held, ...]:
     found = (Held("context", int(context), kind, context.source), _nccl(site, list(traffic)), _dispatcher(site),
              _user_buffers(site))
     return tuple(held for held in found if held.num_bytes)
+
+
+def paged(num_bytes: int) -> tuple[Held, ...]:
+    """Managed memory of optimizer states: on the device as long as nothing else needs the room."""
+    source = "bitsandbytes 95f9af30 functional.py get_paged: cudaMallocManaged; counted as resident on the device"
+    return (Held("paged_states", num_bytes, "assumed", source),) * bool(num_bytes)
 
 
 # ---- NCCL -----------------------------------------------------------------------------------------------------------

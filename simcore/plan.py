@@ -23,7 +23,10 @@ __all__ = ["AtRestBytes", "Placed", "PlacedKind", "Plan", "check_even", "place"]
 
 @dataclass(frozen=True, slots=True)
 class Placed:
-    """One tensor on one rank, in elements. `states`: (name, bytes) of this rank. Flat cuts as the class mean."""
+    """One tensor on one rank, in elements. `states`: (name, bytes) of this rank. Flat cuts as the class mean.
+
+    `elsewhere`: (what, space, bytes) of parameters, gradients and optimizer states that do not lie on the device.
+    """
 
     spec: TensorSpec
     life: Life
@@ -32,6 +35,7 @@ class Placed:
     used_shape: tuple[int, ...]
     used_copies: int
     states: tuple[tuple[str, int], ...]
+    elsewhere: tuple[tuple[str, str, int], ...] = ()
 
     @property
     def used(self) -> int:
@@ -44,8 +48,13 @@ class Placed:
 
     @property
     def rest_bytes(self) -> int:
-        """Storage at rest, padding included."""
-        return self.padded * dtype_bytes(self.life.rest.dtype)
+        """Storage at rest on the device, padding included."""
+        return self.padded * dtype_bytes(self.life.rest.dtype) * self.rests_here
+
+    @property
+    def rests_here(self) -> bool:
+        """Whether the parameter rests on the device."""
+        return self.life.rest.space == "device"
 
     @property
     def state_bytes(self) -> int:
@@ -54,7 +63,7 @@ class Placed:
 
 @dataclass(frozen=True, slots=True)
 class AtRestBytes:
-    """Sums over tensors of one component; see `report.AtRest`."""
+    """Sums over tensors of one component, of what lies on the device; see `report.AtRest`."""
 
     params_bytes: int = 0
     grads_bytes: int = 0
@@ -103,7 +112,15 @@ class PlacedKind(tuple[Placed, ...]):
     @cached_property
     def padding_bytes(self) -> int:
         """What storage adds to the parameters."""
-        return sum((p.padded - p.local) * dtype_bytes(p.life.rest.dtype) for p in self)
+        return sum((p.padded - p.local) * dtype_bytes(p.life.rest.dtype) * p.rests_here for p in self)
+
+    @cached_property
+    def elsewhere(self) -> dict[str, int]:
+        """Bytes that do not lie on the device, by space."""
+        sums: dict[str, int] = {}
+        for _, space, num_bytes in (one for placed in self for one in placed.elsewhere):
+            sums[space] = sums.get(space, 0) + num_bytes
+        return sums
 
     @cached_property
     def is_trained(self) -> bool:
@@ -169,6 +186,14 @@ class Plan:
         return sum(count * size for kind, count in self.kind_counts
                    for name, size in self.kinds[kind].state_bytes.items() if late or name != "master_param")
 
+    def elsewhere(self) -> dict[str, int]:
+        """Bytes of this rank that do not lie on the device, by space."""
+        found: dict[str, int] = {}
+        for kind, count in self.kind_counts:
+            for space, num_bytes in self.kinds[kind].elsewhere.items():
+                found[space] = found.get(space, 0) + count * num_bytes
+        return found
+
     def padding_bytes(self) -> int:
         """What storage adds to the parameters that the rank owns (even cuts; flat buffers count their own)."""
         return sum(count * self.kinds[kind].padding_bytes for kind, count in self.kind_counts)
@@ -195,9 +220,15 @@ def _place_tensor(spec: TensorSpec, life: Life, mesh: Mesh, rank: int) -> Placed
     local = whole // _flat_parts(life.rest.layout, mesh)
     padded = padded_numel(spec.copies, spec.shape, life.rest.layout, mesh) if life.pad_storage else local
     trains = spec.trainable and not spec.is_buffer
-    states = tuple((name, _state_bytes(spec, form, life, whole, mesh, rank))
+    states = tuple((name, form.space, _state_bytes(spec, form, life, whole, mesh, rank))
                    for name, form in life.states) if trains else ()
-    return Placed(spec, life, local, padded, tuple(used_shape), used_copies, states)
+    here = tuple((name, num_bytes) for name, space, num_bytes in states if space == "device")
+    kept = (("parameters", life.rest.space, padded * dtype_bytes(life.rest.dtype)),
+            ("gradients", life.grad.space, local * dtype_bytes(life.grad.dtype) * trains),
+            *(("gradients" if name == "grad_copy" else "optimizer states", space, num_bytes)
+              for name, space, num_bytes in states))
+    away = tuple((what, space, num_bytes) for what, space, num_bytes in kept if space != "device" and num_bytes)
+    return Placed(spec, life, local, padded, tuple(used_shape), used_copies, here, away)
 
 
 def _state_bytes(spec: TensorSpec, form: Form, life: Life, whole: int, mesh: Mesh, rank: int) -> int:
@@ -205,7 +236,10 @@ def _state_bytes(spec: TensorSpec, form: Form, life: Life, whole: int, mesh: Mes
     numel = whole
     if form.layout is not life.rest.layout:
         numel = math.prod(local_shape(spec.copies, spec.shape, form.layout, mesh, rank))
-    return numel * dtype_bytes(form.dtype) // _flat_parts(form.layout, mesh)
+    if form.blocks is not None:
+        copies = max(1, local_shape(spec.copies, spec.shape, form.layout, mesh, rank)[0])
+        return copies * form.blocks.num_bytes(numel // copies, form.dtype)
+    return round(numel * dtype_bytes(form.dtype) * form.share) // _flat_parts(form.layout, mesh)
 
 
 def _flat_parts(layout: Layout, mesh: Mesh) -> int:
@@ -215,8 +249,9 @@ def _flat_parts(layout: Layout, mesh: Mesh) -> int:
 def _at_rest(placed: Placed) -> AtRestBytes:
     life = placed.life
     trained = placed.local if placed.trainable else 0
-    return AtRestBytes(placed.local * dtype_bytes(life.rest.dtype), trained * dtype_bytes(life.grad.dtype),
-                       placed.state_bytes, placed.local, trained)
+    grads = trained * dtype_bytes(life.grad.dtype) * (life.grad.space == "device")
+    return AtRestBytes(placed.local * dtype_bytes(life.rest.dtype) * placed.rests_here, grads, placed.state_bytes,
+                       placed.local, trained)
 
 
 def check_even(graph: ModelGraph, mesh: Mesh, framework: Framework, rule: str) -> None:

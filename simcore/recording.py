@@ -21,6 +21,7 @@ class Run:
     (top_k x 2**16 when routing is balanced). `sent_per_token`: those that it sends, 0 for top_k of them.
     `first`: the layer's input is the stem's output, which the stem holds until the last layer is done.
     `input_requires_grad`: something below the layer is trained.
+    `sequences`: packed in the microbatch, 0 where each fills its row; a token sees `attended` positions, 0 for all.
     """
 
     batch: int
@@ -40,10 +41,17 @@ class Run:
     input_requires_grad: bool = True
     options: tuple[tuple[str, str], ...] = ()
     sent_per_token: int = 0
+    sequences: int = 0
+    attended: int = 0
 
     @property
     def tokens(self) -> int:
         return self.batch * self.seq
+
+    @property
+    def pairs(self) -> int:
+        """Of a query and a key in one sequence, over this rank's queries; causal attention needs half of them."""
+        return self.tokens * (self.attended or self.seq * self.cp)
 
 
 @dataclass(frozen=True, slots=True)

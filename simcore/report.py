@@ -84,8 +84,9 @@ class Peak(_Frozen):
     Allocated: tensors, and under Megatron the workspaces of libraries. Reserved: what the allocator is seen to hold,
     most likely, and between which ends; where parameters are gathered, much of that is cache, which it gives back
     before it fails. Device: what must be there, blocks that do not fit together counted and cache not, with what lies
-    beside (`outside`: `context`, `nccl`, `dispatcher`, and where parameters are gathered `workspace`: allocated is
-    then what a trace of tensors counts).
+    beside (`outside`: `context`, `nccl`, `dispatcher`, paged optimizer states, and where parameters are gathered
+    `workspace`: allocated is then what a trace of tensors counts). `host_bytes`: what the job moved to the host's
+    memory, for this rank.
     `band_bytes`: where measured runs of such layouts put the device.
     """
 

@@ -27,6 +27,8 @@ __all__ = ["known_frameworks", "prepare"]
 
 IMPLEMENTATIONS = ("automodel", "hf", "kempnerforge", "megatron", "torchtitan")
 SERVED_FORMATS = ("auto", "none", "fp32", "bf16", "fp16")
+IN_BLOCKS = {("optimizer", "moments"): "int8"}
+"""Served with its scales, by the frameworks that say so."""
 
 
 @lru_cache(maxsize=1)
@@ -156,20 +158,14 @@ def _frozen(spec: TensorSpec) -> TensorSpec:
 def _refuse_unserved(scenario: Scenario) -> None:
     """Blocks that this version does not serve are refused by name, never ignored."""
     training = scenario.training
-    offload = training.offload
     unserved = [
         (("workload",), scenario.workload != "train", f"workload {scenario.workload}"),
         (("rl",), scenario.rl is not None, "the rl block"),
         (("generation",), scenario.generation is not None, "the generation block"),
         (("training", "method"), training.method == "qlora", "qlora"),
         (("training", "num_tokens"), training.num_tokens is not None, "num_tokens (the cost of a whole run)"),
-        (("training", "lengths"), training.lengths == "packed", "packed lengths (attention within each sequence)"),
-        (("training", "offload"), any(p != "none" for p in
-                                      (offload.params, offload.optimizer, offload.gradients, offload.activations)),
-         "offload"),
         (("training", "pipeline", "schedule"), training.pipeline.schedule not in SCHEDULES,
          f"schedule {training.pipeline.schedule}"),
-        (("training", "optimizer", "paged"), training.optimizer.paged, "paged optimizer states"),
         (("training", "quantization"), training.quantization != Quantization(), "quantization"),
         (("training", "lora", "dropout"), training.method != "full" and training.lora.dropout > 0, "LoRA dropout"),
         *_unserved_formats(scenario),
@@ -181,7 +177,7 @@ def _refuse_unserved(scenario: Scenario) -> None:
 
 
 def _unserved_formats(scenario: Scenario) -> list[tuple[tuple[str, ...], bool, str]]:
-    """Formats of 8 bits come with scales, which nothing here counts."""
+    """Other formats of 8 bits come with scales, which nothing here counts."""
     training = scenario.training
     precision, optimizer = training.precision, training.optimizer
     formats = {("precision", "params"): precision.params, ("precision", "experts"): precision.experts,
@@ -189,4 +185,4 @@ def _unserved_formats(scenario: Scenario) -> list[tuple[tuple[str, ...], bool, s
                ("optimizer", "moments"): optimizer.moments, ("optimizer", "master"): optimizer.master,
                ("lora", "dtype"): training.lora.dtype}
     return [(("training", *key), given not in SERVED_FORMATS, f"{'.'.join(key)} in {given} (a format with scales)")
-            for key, given in formats.items()]
+            for key, given in formats.items() if IN_BLOCKS.get(key) != given]

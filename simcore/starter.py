@@ -33,7 +33,7 @@ training:
   seq_len: 4096  # tokens of one sequence, before cp splits it
   micro_batch_size: 1  # sequences of one microbatch, per data-parallel rank
   # global_batch_size: 8  # sequences per optimizer step; left out: one microbatch on every rank
-  lengths: fixed  # fixed, {{mean: 900, max: 4096, seed: 0}}, {{observed: [312, 2048]}}; not yet: packed
+  lengths: fixed  # fixed, packed, {{mean: 900, max: 4096, seed: 0}}, {{observed: [312, 2048]}}
   sequence_parallel: auto  # auto: where tp > 1
   recompute: full  # none | full | [modules], as far as the framework has them
   pipeline: {{schedule: 1f1b, virtual_stages: 1, layers: auto}}  # used where pp > 1
@@ -41,7 +41,7 @@ training:
   routing: balanced  # how tokens fall on experts: balanced, {{imbalance: 1.3}}, {{seed: 0, draws: 1000}}
   precision: {{params: auto, compute: bf16, grad_reduce: auto, main_grads: auto}}  # auto | fp32 | bf16 | fp16
   optimizer: {{name: adamw, implementation: auto, master: auto, moments: auto}}  # auto: the framework's own
-  offload: {{params: none, optimizer: none, gradients: none, activations: none}}  # not yet: host, nvme
+  offload: {{params: none, optimizer: none, gradients: none, activations: none}}  # none | host
   lora: {{rank: 8, alpha: 32, target_modules: auto}}  # used by the method lora
 
 framework_options: {{}}  # what only this framework knows, in its own spelling

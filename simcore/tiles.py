@@ -37,7 +37,7 @@ EXPERTS_MARKS = range(2, 6)
 class Workload:
     """What one rank computes per microbatch. `seq` positions of its own; rows of experts: see `recording.Run`.
 
-    `spaces`: workspaces of libraries, as (name, bytes).
+    `spaces`: workspaces of libraries, as (name, bytes). `packed`: (sequences, attended), `packing.Packing`.
     """
 
     batch: int
@@ -45,6 +45,7 @@ class Workload:
     rows_per_token: int
     sent_per_token: int = 0
     spaces: tuple[tuple[str, int], ...] = ()
+    packed: tuple[int, int] = (0, 0)
 
 
 @dataclass(frozen=True, eq=False)
@@ -155,7 +156,7 @@ def run_of(plan: Plan, key: Key, workload: Workload) -> Run:
     params = _params(plan.kinds[key[0]], plan.graph.used_twice, tied=tied)
     return Run(workload.batch, workload.seq, framework.compute_dtype, params, framework.loss, key[3], mesh.tp,
                framework.sequence_parallel, mesh.cp, mesh.ep, mesh.etp, "ep", workload.rows_per_token, key[1], key[2],
-               framework.options, workload.sent_per_token)
+               framework.options, workload.sent_per_token, *workload.packed)
 
 
 class _Params(dict[str, Param]):

@@ -135,7 +135,7 @@ class Optimizer(Block):
     """The optimizer and the formats of its states."""
 
     name: Literal["adamw", "adam", "sgd", "muon", "dist_muon"] = Field(default="adamw", description="Optimizer")
-    implementation: Literal["auto", "foreach", "fused", "for_loop", "te", "bitsandbytes", "cpu"] = Field(
+    implementation: Literal["auto", "foreach", "fused", "for_loop", "te", "bitsandbytes", "torchao", "cpu"] = Field(
         default="auto", description="Whose code runs the step: it decides what the step needs for a moment"
     )
     master: Literal["auto", "none", "fp32", "bf16", "fp16"] = Field(
@@ -143,6 +143,9 @@ class Optimizer(Block):
     )
     moments: Literal["auto", "fp32", "bf16", "fp16", "fp8", "int8"] = Field(
         default="auto", description="Format of moments"
+    )
+    momentum: Annotated[float, Field(ge=0, lt=1)] | None = Field(
+        default=None, description="Momentum of sgd: 0 keeps no buffer; left out: the framework's own"
     )
     paged: bool = Field(default=False, description="States in memory that the driver pages to the host")
 
@@ -166,6 +169,13 @@ class Offload(Block):
     optimizer: _Offloaded = Field(default="none", description="Optimizer states")
     gradients: _Offloaded = Field(default="none", description="Gradients")
     activations: _Offloaded = Field(default="none", description="Activations kept for backward")
+
+    def part(self, name: str) -> tuple[str, float]:
+        """(space, fraction) of what lies outside the device; fraction 0 where all of it stays."""
+        given = getattr(self, name)
+        if isinstance(given, OffloadPart):
+            return given.space, given.fraction
+        return given, 0.0 if given == "none" else 1.0
 
 
 class Lora(Block):
@@ -213,7 +223,10 @@ class Training(Block):
         | Annotated[Observed, Tag("<observed>")]
         | Annotated[Lengths, Tag("<lengths>")],
         Discriminator(_lengths_kind),
-    ] = Field(default="fixed", description="Lengths of the sequences")
+    ] = Field(default="fixed", description="Lengths of the sequences; packed: seq_len is that of a pack")
+    packed_length: Count | None = Field(
+        default=None, description="Length of packed sequences, in tokens; left out: one fills each pack"
+    )
     sequence_parallel: Annotated[Annotated[Literal["auto"], WORD] | Annotated[bool, FLAG], BY_SHAPE] = Field(
         default="auto", description="Split norms and dropout over tp; auto: where tp > 1"
     )
@@ -229,6 +242,12 @@ class Training(Block):
     offload: Offload = Field(default=Offload(), description="What lies outside the device")
     lora: Lora = Field(default=Lora(), description="Adapters, for the methods lora and qlora")
     quantization: Quantization = Field(default=Quantization(), description="The frozen base, for the method qlora")
+
+    @model_validator(mode="after")
+    def _packed(self) -> Training:
+        if self.packed_length is not None and self.lengths != "packed":
+            raise ValueError("packed_length: expected lengths: packed beside it")
+        return self
 
     @model_validator(mode="after")
     def _countable(self) -> Training:

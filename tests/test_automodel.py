@@ -111,3 +111,39 @@ def test_virtual_stages_are_not_modelled() -> None:
     report = _ran({"pp": 2}, microbatches=4, pipeline={"virtual_stages": 2})
     assert report.status == "error"
     assert "not yet: virtual stages under automodel" in report.problems[0].message
+
+
+# ---- optimizers of 8 bits --------------------------------------------------------------------------------------------
+def _held(**optimizer: Any) -> tuple[int, int, int]:
+    """(optimizer at rest, paged, elements) of a model alone on its GPU."""
+    report = _ran({}, model="llama-tiny", optimizer=optimizer)
+    assert report.status == "ok", report.problems
+    rank = report.ranks[0]
+    assert rank.peak is not None
+    parts = rank.at_rest.values()
+    return (sum(p.optimizer_bytes for p in parts), rank.peak.outside.get("paged_states", 0),
+            sum(p.num_params for p in parts))
+
+
+def test_bitsandbytes_keeps_a_scale_for_each_block_and_small_tensors_in_fp32() -> None:
+    states, paged, numel = _held(moments="int8")
+    norms = 9 * 256
+    matrices = numel - norms
+    assert states == 2 * (matrices + 4 * matrices // 256 + 4 * norms)
+    assert paged == 0
+    assert _held(implementation="bitsandbytes")[0] == 8 * numel
+
+
+def test_paged_states_are_on_the_device_and_not_in_torchs_allocator() -> None:
+    resting = _held(moments="int8")
+    assert _held(moments="int8", paged=True) == (0, resting[0], resting[2])
+
+
+@pytest.mark.parametrize(("mesh", "optimizer", "status", "told"), [
+    ({}, {"implementation": "bitsandbytes", "moments": "bf16"}, "illegal", "optimizer bits not supported: bf16"),
+    ({"dp_shard": 2}, {"implementation": "bitsandbytes"}, "error", "bitsandbytes under automodel"),
+    ({"dp_shard": 2}, {"paged": True}, "error", "paged states of torchao")])
+def test_what_is_refused_of_them(mesh: dict[str, int], optimizer: dict[str, Any], status: str, told: str) -> None:
+    report = _ran(mesh, optimizer=optimizer)
+    assert report.status == status
+    assert told in report.problems[0].message

@@ -51,3 +51,26 @@ def test_one_reduce_scatter_input_gives_way_to_the_next() -> None:
 def test_frozen_units_reduce_nothing() -> None:
     program = small.program_of("fsdp2", {"dp_shard": 2}, model="llama-tiny", method="lora", lora={"rank": 4})
     assert len(small.calls(program, "reduce_scatter")) == 4
+
+
+HOST = {"params": "host", "gradients": "host", "optimizer": "host"}
+
+
+@pytest.mark.parametrize("reduce", ["fp32", "bf16"])
+def test_gradients_that_go_to_the_host_leave_nothing_behind(reduce: str) -> None:
+    """Reduced, cast to fp32 where that is another format, copied out, gone."""
+    program = small.program_of("fsdp2", {"dp_shard": 2}, model="llama-tiny", offload=HOST, microbatches=2,
+                               options={"sync_gradients": "every"}, precision={"grad_reduce": reduce})
+    size = {"fp32": 4, "bf16": 2}[reduce]
+    for name, per_element in (("reduce_scatter_output", size), ("sharded_grad", 4 * (size < 4))):
+        posted = small.postings(program, name)
+        assert sum(amount for *_, amount in posted if amount > 0) == 2 * per_element * WHOLE // 2
+        assert {phase for _, phase, amount in posted if amount < 0} <= {"backward"}
+        assert sum(amount for *_, amount in posted) == 0
+
+
+def test_an_all_reduced_buffer_is_held_on_the_way_to_the_host_too() -> None:
+    program = small.program_of("fsdp2", {"dp_replicate": 2, "dp_shard": 2}, model="llama-tiny", offload=HOST,
+                               precision={"grad_reduce": "fp32"})
+    assert sum(amount for *_, amount in small.postings(program, "reduce_scatter_output")) == 0
+    assert small.postings(program, "sharded_grad") == []

@@ -65,3 +65,17 @@ def test_equal_units_are_weighed_once() -> None:
     weigh = Weigher(plan)
     first, second = (next(u for u in plan.framework.units if u.name == f"model.layers.{i}") for i in (0, 1))
     assert weigh(first) is weigh(second)
+
+
+HOST = {"params": "host", "gradients": "host", "optimizer": "host"}
+
+
+def test_shards_on_the_host_are_copied_and_cast_one_by_one() -> None:
+    """The last matrix, 688 x 256, is copied in fp32 beside all that was cast before and its own cast."""
+    found = weights({"dp_shard": 2}, "model.layers.0", model=LLAMA, offload=HOST)
+    here = weights({"dp_shard": 2}, "model.layers.0", model=LLAMA)
+    norms = 2 * 256 // 2
+    assert (found.cast, here.cast, here.staged) == (LAYER, LAYER, 0)
+    assert found.staged == 4 * 688 * 256 // 2 - 2 * norms
+    stored = weights({"dp_shard": 2}, "model.layers.0", model=LLAMA, offload=HOST, precision={"params": "bf16"})
+    assert (stored.cast, stored.staged) == (LAYER, 0)

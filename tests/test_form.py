@@ -11,6 +11,7 @@ from hypothesis import strategies as st
 from simcore.errors import IllegalLayout
 from simcore.form import (
     COPIES,
+    Blocks,
     Flat,
     Layout,
     Local,
@@ -93,3 +94,10 @@ def test_copies_are_named() -> None:
     (Replicate(), Shard(0), None), (Replicate(), Replicate(), None), (Local(), Local(), None)])
 def test_the_collective_of_a_move(source: Placement, destination: Placement, name: str | None) -> None:
     assert collective(source, destination) == name
+
+
+@pytest.mark.parametrize(("numel", "whole", "num_bytes"), [
+    (4096, True, 4096 + 4 * 16 + 1024), (4095, True, 2 * 4095), (4096 + 8, True, 2 * 4104),
+    (4096 + 8, False, 4104 + 4 * 17 + 1024), (0, False, 0)])
+def test_blocks_of_values_share_a_scale(numel: int, whole: bool, num_bytes: int) -> None:
+    assert Blocks(256, 4096, "bf16", table=1024, whole=whole).num_bytes(numel, "int8") == num_bytes

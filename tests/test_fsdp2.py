@@ -45,7 +45,13 @@ def test_a_smaller_group_gathers_the_same_bytes_again(expert: bool) -> None:
 # ---- refusals and defaults -------------------------------------------------------------------------------------------
 @pytest.mark.parametrize(("given", "status", "told"), [
     ({"mesh": {"dp_shard": 2, "ep": 2}, "model": "llama-tiny"}, "illegal", "a model without experts"),
-    ({"optimizer": {"moments": "int8"}}, "error", "not yet: optimizer.moments in int8 (a format with scales)"),
+    ({"optimizer": {"implementation": "bitsandbytes"}}, "error", "not yet: bitsandbytes under fsdp2"),
+    ({"optimizer": {"moments": "int8", "paged": True}}, "error", "not yet: paged states of torchao"),
+    ({"optimizer": {"moments": "int8", "name": "sgd"}}, "error", "not yet: sgd with states of 8 bits"),
+    ({"optimizer": {"name": "muon", "moments": "int8"}}, "error", "not yet: muon with states of 8 bits"),
+    ({"optimizer": {"name": "muon"}, "method": "lora"}, "error", "not yet: muon under fsdp2"),
+    ({"optimizer": {"momentum": 0.9}}, "error", "not yet: momentum of adamw"),
+    ({"optimizer": {"implementation": "torchao"}}, "error", "not yet: torchao under fsdp2"),
     ({"optimizer": {"moments": "fp8"}}, "error", "optimizer.moments in fp8"),
     ({"precision": {"params": "fp8"}}, "error", "precision.params in fp8"),
     ({"precision": {"grad_reduce": "fp8"}}, "error", "precision.grad_reduce in fp8"),
@@ -53,7 +59,7 @@ def test_a_smaller_group_gathers_the_same_bytes_again(expert: bool) -> None:
     ({"method": "lora", "lora": {"expert_adapters": "per_expert"}}, "error", "not yet: per_expert under fsdp2"),
     ({"method": "lora", "lora": {"expert_adapters": "shared"}}, "error", "not yet: shared under fsdp2"),
     ({"method": "lora", "lora": {"exclude_modules": ["*q_proj"]}}, "error", "patterns (*q_proj) under fsdp2"),
-    ({"lengths": "packed"}, "error", "not yet: packed lengths"),
+    ({"lengths": "packed"}, "error", "not yet: packed sequences in the Mamba layers"),
     ({"num_tokens": 10**9}, "error", "not yet: num_tokens")])
 def test_what_is_refused(given: dict[str, Any], status: str, told: str) -> None:
     mesh = given.get("mesh", {"dp_shard": 2})
@@ -235,3 +241,48 @@ def test_what_a_step_leaves_does_not_grow_with_microbatches(model: Any, recomput
     ends = {_end(_kempner({"dp_shard": 2, "dp_replicate": 2}, model=model, recompute=recompute, global_batch_size=size))
             for size in (4, 8, 16)}
     assert len(ends) == 1
+
+
+# ---- on the host -----------------------------------------------------------------------------------------------------
+HOST = {"params": "host", "gradients": "host", "optimizer": "host"}
+
+
+def test_on_the_host_nothing_rests_on_the_device() -> None:
+    here, away = (small.plan_of("fsdp2", {"dp_shard": 2}, model="llama-tiny", offload=offload)
+                  for offload in ({}, HOST))
+    parts = away.at_rest()
+    assert {(p.params_bytes, p.grads_bytes, p.optimizer_bytes) for p in parts.values()} == {(0, 0, 0)}
+    whole = sum(p.num_params for p in here.at_rest().values())
+    assert sum(p.num_params for p in parts.values()) == whole
+    assert away.elsewhere() == {"host_pinned": 8 * whole, "host": 8 * whole}
+    assert here.elsewhere() == {}
+
+
+def test_the_step_on_the_host_needs_nothing_of_the_device() -> None:
+    program = small.program_of("fsdp2", {"dp_shard": 2}, model="llama-tiny", offload=HOST)
+    assert [amount for *_, amount in small.postings(program, "sqrt_exp_avg_sq") if amount] == []
+
+
+def test_peaks_are_lower_by_what_went_to_the_host() -> None:
+    here, away = (simulate(small.scenario("fsdp2", {"dp_shard": 2}, model="llama-tiny", offload=offload))
+                  for offload in ({}, HOST))
+    rest = sum(c.params_bytes + c.optimizer_bytes for c in here.ranks[0].at_rest.values())
+    peaks = [report.ranks[0].peak for report in (here, away)]
+    assert peaks[0] is not None
+    assert peaks[1] is not None
+    assert peaks[0].allocated_bytes - peaks[1].allocated_bytes > rest // 2
+    assert peaks[1].by_category.get("opt_state", 0) == peaks[1].by_category.get("sharded_param", 0) == 0
+    assert "outside the device, host_pinned" in {a.what for a in away.assumptions}
+
+
+@pytest.mark.parametrize(("offload", "mesh", "status", "told"), [
+    ({"params": "host"}, {"dp_shard": 2}, "illegal", "all three and whole"),
+    ({"optimizer": "host"}, {"dp_shard": 2}, "illegal", "all three and whole"),
+    (HOST | {"params": {"space": "host", "fraction": 0.5}}, {"dp_shard": 2}, "illegal", "all three and whole"),
+    (HOST | {"activations": "host"}, {"dp_shard": 2}, "error", "activations outside the device under fsdp2"),
+    (dict.fromkeys(HOST, "nvme"), {"dp_shard": 2}, "error", "nvme under fsdp2"),
+    (HOST, {}, "error", "not sharded")])
+def test_what_is_refused_of_offload(offload: dict[str, Any], mesh: dict[str, int], status: str, told: str) -> None:
+    report = simulate(small.scenario("fsdp2", mesh, offload=offload))
+    assert report.status == status
+    assert told in report.problems[0].message

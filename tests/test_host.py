@@ -166,6 +166,17 @@ def test_spaces_on_the_host_are_summed(monkeypatch: pytest.MonkeyPatch, space: s
         assert all(size < step.by_owner[name] < 2 * size for name, size in expected.items())
 
 
+def test_an_offloaded_optimizer_lies_on_the_host_with_pinned_gradients() -> None:
+    """12 bytes of each parameter, apart from padding of buffers, and 4 of its gradient, in powers of two."""
+    report = run("megatron", {"dp_shard": 2}, model=DENSE, offload={"optimizer": "host"})
+    assert report.host is not None
+    load, step, save = (phase.by_owner for phase in report.host.phases)
+    numel = sum(c.num_params for c in report.ranks[0].at_rest.values())
+    assert step["optimizer states"] == save["optimizer states"] == pytest.approx(12 * numel, rel=1e-3)
+    assert 4 * numel <= step["gradients"] < 8 * numel
+    assert not {"optimizer states", "gradients"} & load.keys()
+
+
 # ---- which hosts ----------------------------------------------------------------------------------------------------
 def test_the_fullest_host_is_found() -> None:
     classes = (RankClass(0, 0, 6, np.array([0, 1, 2]), 4), RankClass(0, 3, 2, np.array([3]), 4))

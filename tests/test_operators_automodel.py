@@ -137,9 +137,10 @@ def _params(kind: LayerKind, lora: LoraChoice | None, ep: int) -> dict[str, Para
 
 def _record(kind: LayerKind, tokens: int = TOKENS, lora: LoraChoice | None = None, ep: int = 8,
             loss: str = "masked_fp32", checkpoint: str = "none", options: tuple[tuple[str, str], ...] = (), cp: int = 1,
-            first: bool = False) -> tuple[LayerTape, dict[tuple[str, str, str], int]]:
+            first: bool = False, packed: tuple[int, int] = (0, 0),
+            ) -> tuple[LayerTape, dict[tuple[str, str, str], int]]:
     run = Run(1, tokens, "bf16", _params(kind, lora, ep), loss=loss, checkpoint=checkpoint, ep=ep, options=options,
-              rows_per_token=6 << 16, cp=cp, first=first)
+              rows_per_token=6 << 16, cp=cp, first=first, sequences=packed[0], attended=packed[1])
     comms: dict[tuple[str, str, str], int] = {}
     return record(kind, run, {}, comms), comms
 
@@ -293,6 +294,14 @@ def test_flops_are_counted_as_they_run() -> None:
     assert _gemm(_record(MOE)[0].backward) == 2 * _gemm(_record(MOE)[0].forward)
     scan = sum(row[3] for row in _record(MAMBA)[0].forward.rows if row[0] == Op.COMPUTE and row[2] == Kernel.MAMBA_SCAN)
     assert scan == pytest.approx(TOKENS * 3_416_064, rel=1e-3)
+
+
+def test_packed_sequences_cost_a_scan_their_numbers_and_see_themselves_alone() -> None:
+    assert _kept(MAMBA, packed=(4, 1024)) == 39_588 + 4
+    assert _kept(ATTENTION, packed=(4, 1024)) == 28_292
+    whole, packed = (sum(row[3] for row in _record(ATTENTION, packed=lengths)[0].forward.rows
+                         if row[0] == Op.COMPUTE and row[2] == Kernel.ATTENTION) for lengths in ((0, 0), (4, 1024)))
+    assert whole == packed * TOKENS // 1024
 
 
 def _sent(layer: LayerTape, comms: dict[tuple[str, str, str], int]) -> list[tuple[str, str, int]]:

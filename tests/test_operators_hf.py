@@ -13,10 +13,10 @@ import pytest
 
 from eventlog import Events, born, bytes_of, grouped, sizes
 from simcore.graph import ModelGraph, build, model_config
-from simcore.models.blocks import Embedding, Head, LayerKind
+from simcore.models.blocks import Attention, Embedding, Head, LayerKind
 from simcore.operators import hf
 from simcore.recording import LayerTape, Run
-from simcore.tape import Op, Param, Section
+from simcore.tape import Kernel, Op, Param, Section
 
 TRUTH = Path(__file__).parent / "truth" / "tape"
 CASES: dict[str, Any] = {name: case for kind in ("hf", "families") for name, case in json.loads(
@@ -58,10 +58,13 @@ class Model:
         options: tuple[tuple[str, str], ...] = (("experts", "unit"),) if case.get("experts") == "unit" else ()
         if "experts_implementation" in case:
             options = (("experts_implementation", case["experts_implementation"]),)
+        if "attn_implementation" in case:
+            options = (*options, ("attn_implementation", case["attn_implementation"]))
         run = Run(
             case.get("batch", 1), case["seq"], case.get("compute", "bf16"), params, case.get("loss", "hf"),
             "layer" if case.get("checkpoint") and kind.block is None else "none", ep=case.get("ep", 1), first=first,
-            input_requires_grad=trained_below, options=(*options, ("inv_freq", case.get("inv_freq", "fp32"))))
+            input_requires_grad=trained_below, options=(*options, ("inv_freq", case.get("inv_freq", "fp32"))),
+            sequences=case.get("sequences", 0), attended=case.get("attended", 0))
         return hf.record(kind, run, self.slots, {})
 
     def events(self, *sections: Section) -> Events:
@@ -126,10 +129,19 @@ def test_only_parameter_gradients_survive(name: str) -> None:
     assert alive == sum(num_bytes for tape in model.tapes for _, _, num_bytes in tape.grads)
 
 
-@pytest.mark.parametrize("name", CASES)
-def test_slots_balance_layer_by_layer(name: str) -> None:
+PACKED = {"sequences": 4, "attended": 64}
+FLASH = {"attn_implementation": "flash_attention_2"}
+LLAMA = CASES["llama"]["case"]
+SEQ = LLAMA["seq"]
+
+
+@pytest.mark.parametrize("case", [
+    *(case["case"] for case in CASES.values()), *(LLAMA | more | checkpoint for more in (PACKED, FLASH, PACKED | FLASH)
+                                                  for checkpoint in ({}, {"checkpoint": True})),
+    *(case["case"] | {"loss": loss} for loss in ("cut", "liger") for case in CASES.values())])
+def test_slots_balance_layer_by_layer(case: dict[str, Any]) -> None:
     """Every birth has a death in the slot and layer that it was posted to."""
-    model = Model(CASES[name]["case"])
+    model = Model(case)
     balance: Counter[tuple[int, int]] = Counter()
     for i, tape in enumerate(model.tapes):
         for section in (tape.forward, tape.after, tape.late, tape.seed, tape.backward):
@@ -158,3 +170,92 @@ def test_products_of_a_layer_cost_what_they_must() -> None:
     gemm = [sum(row[3] for row in section.rows if row[0] == Op.COMPUTE and row[2] == 0)
             for section in (model.tapes[1].forward, model.tapes[1].backward)]
     assert gemm == [2 * 512 * weights, 4 * 512 * weights]
+
+
+# ---- packed sequences -----------------------------------------------------------------------------------------------
+def _named(model: Model, *sections: Section) -> list[tuple[int, str]]:
+    """Bytes and the name of the tensor, of what is born and what dies."""
+    names = {number: name.rpartition(".")[2] for (name, _), number in model.slots.items()}
+    return [(row[3], names[row[2]]) for s in sections for row in s.rows if row[0] in (Op.ALLOC, Op.FREE)]
+
+
+def _layer(**more: Any) -> tuple[int, list[tuple[int, str]], int]:
+    """What the first layer keeps, what its backward makes, and the FLOPs of attention in forward."""
+    model = Model(LLAMA | more)
+    tape = model.tapes[1]
+    made = [(size, name) for size, name in _named(model, tape.backward) if size > 0]
+    flops = sum(row[3] for row in tape.forward.rows if row[0] == Op.COMPUTE and row[2] == Kernel.ATTENTION)
+    return sum(size for size, _ in _named(model, tape.forward)), made, flops
+
+
+def test_a_mask_of_packed_sequences_is_written_out_by_every_call() -> None:
+    """A bias in bf16 for each call; keys and values once for every head; the whole square is computed."""
+    plain, _, half = _layer()
+    masked, made, whole = _layer(**PACKED)
+    block = build(model_config("llama-tiny", {}, "test"), "hf").kinds[1].branches[0].block
+    assert isinstance(block, Attention)
+    again = 2 * 2 * SEQ * block.head_dim * (block.num_heads - block.num_kv_heads)
+    assert masked - plain == 2 * SEQ * SEQ + again
+    assert whole == 2 * half
+    assert [size for size, name in made if name == "attention_delta"] == [4 * SEQ * block.num_heads]
+
+
+def test_the_mask_is_made_once_and_lives_through_the_step() -> None:
+    for checkpoint in ({}, {"checkpoint": True}):
+        model = Model(LLAMA | PACKED | checkpoint)
+        masks = [[size for size, name in _named(model, tape.forward, tape.after, tape.late, tape.backward)
+                  if name == "causal_mask"] for tape in model.tapes]
+        assert masks == [[SEQ * SEQ], [-SEQ * SEQ], *([] for _ in masks[2:])]
+
+
+def test_flash_attention_of_packs_keeps_no_mask_and_counts_within_sequences() -> None:
+    plain, _, half = _layer()
+    packed, made, flops = _layer(**PACKED, **FLASH)
+    assert packed == plain
+    assert flops == half * 64 // SEQ
+    work = {name: size for size, name in made}
+    assert work["attention_dq"] == work["attention_sums"] * 32 == 4 * (SEQ + 4 * 128) * 8 * 32
+
+
+# ---- cut cross entropy ----------------------------------------------------------------------------------------------
+def test_a_cut_loss_makes_no_logits() -> None:
+    """Kept: labels and valid positions (int64), a log-sum-exp a token and a mean a logit (fp32); both gradients."""
+    model = Model(LLAMA | {"loss": "cut"})
+    head, loss = model.tapes[-2:]
+    kept: Counter[str] = Counter()
+    for size, name in _named(model, head.forward):
+        kept[name] += size
+    vocab = 1000
+    assert {name: size for name, size in kept.items() if size} == {
+        "labels": 8 * SEQ, "valids": 8 * SEQ, "log_sum_exp": 4 * SEQ, "logit_means": 4 * vocab, "hidden_states": 4}
+    made = [size for size, _ in _named(model, head.backward) if size > 0]
+    assert made == [8 * vocab, 4 * vocab, 2 * SEQ * 256, 2 * vocab * 256]
+    assert max(size for size, _ in _named(model, loss.forward, loss.backward)) <= 4
+    flops = [sum(row[3] for row in section.rows if row[0] == Op.COMPUTE and row[2] == Kernel.GEMM)
+             for section in (head.forward, head.backward)]
+    assert flops == [2 * SEQ * vocab * 256, 3 * 2 * SEQ * vocab * 256]
+
+
+def test_a_fused_loss_keeps_both_gradients_and_one_chunk_of_logits_at_a_time() -> None:
+    """512 tokens, 1000 logits of 256: four chunks of 128 rows; the second is born while the first is there."""
+    model = Model(LLAMA | {"loss": "liger"})
+    head = model.tapes[-2]
+    now, most, kept = 0, 0, Counter[str]()
+    for size, name in _named(model, head.forward):
+        kept[name] += size
+        now += size
+        most = max(most, now)
+    vocab, width, rows = 1000, 256, 128
+    gradients = 2 * SEQ * width + 2 * vocab * width
+    assert sum(kept.values()) == gradients + 4
+    assert most == gradients + 12 * SEQ + 2 * rows * vocab + (2 + 4) * vocab * width
+    chunks = [size for size, name in _named(model, head.forward) if name == "chunk_logits" and size > 0]
+    assert chunks == [2 * rows * vocab] * 4
+    flops = [sum(row[3] for row in section.rows if row[0] == Op.COMPUTE and row[2] == Kernel.GEMM)
+             for section in (head.forward, head.backward)]
+    assert flops == [3 * 2 * SEQ * vocab * width, 0]
+
+
+def test_a_frozen_head_makes_no_gradient_of_its_weight() -> None:
+    lora = Model(LLAMA | {"loss": "liger", "lora": {"r": 4, "targets": ["q_proj"]}})
+    assert "chunk_grad_weight" not in {name for _, name in _named(lora, lora.tapes[-2].forward)}

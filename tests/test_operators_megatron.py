@@ -8,6 +8,7 @@ import sys
 from collections.abc import Iterable
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -636,6 +637,23 @@ def test_latent_attention_counts_both_head_sizes() -> None:
     """Scores over 192, values over 128, half of the square: s^2 (192 + 128) a head."""
     rows = record(V3, _run(V3), {}, {}).forward.rows
     assert sum(r[3] for r in rows if r[0] == Op.COMPUTE and r[2] == Kernel.ATTENTION) == T * T * 128 * (192 + 128)
+
+
+def test_packed_sequences_see_themselves_alone() -> None:
+    rows = record(V3, _run(V3, sequences=4, attended=T // 8), {}, {}).forward.rows
+    assert sum(r[3] for r in rows if r[0] == Op.COMPUTE and r[2] == Kernel.ATTENTION) == T * T // 8 * 128 * (192 + 128)
+
+
+def test_packed_sequences_cost_a_scan_their_numbers_and_flash_attention_a_block_each() -> None:
+    """`seq_idx`, int32, kept by each scan; 128 rows of accumulated dq and of its sums for each sequence."""
+    packed: dict[str, Any] = {"sequences": 4, "attended": T // 4}
+    assert _kept(MAMBA, _run(MAMBA, **packed)) - _kept(MAMBA, _run(MAMBA)) == 4 * T
+    assert _kept(ATTENTION, _run(ATTENTION, **packed)) == _kept(ATTENTION, _run(ATTENTION))
+    for backend, more in (("fused", 0), ("flash", 4 * 128 * 4 * (32 * 128 + 32))):
+        options = (("attention_backend", backend),)
+        work = [max(r[3] for r in record(ATTENTION, run, {}, {}).backward.rows if r[0] == Op.ALLOC)
+                for run in (_run(ATTENTION, options=options, **packed), _run(ATTENTION, options=options))]
+        assert work[0] - work[1] == more
 
 
 def test_a_gpt_layer_keeps_the_closed_form() -> None:

@@ -53,11 +53,11 @@ def test_what_is_not_known_is_refused(changed: dict[str, Any], told: str) -> Non
 
 
 @pytest.mark.parametrize(("training", "told"), [
-    ({"method": "qlora"}, "qlora"), ({"offload": {"params": "host"}}, "offload"),
+    ({"method": "qlora"}, "qlora"), ({"offload": {"activations": "host"}}, "outside the device"),
     ({"pipeline": {"virtual_stages": 2}}, "virtual stages"),
     ({"pipeline": {"schedule": "dualpipe"}}, "schedule dualpipe"),
-    ({"lengths": "packed"}, "lengths"), ({"routing": {"seed": 0}}, "routing"),
-    ({"precision": {"compute": "fp8"}}, "compute in fp8"), ({"optimizer": {"paged": True}}, "paged")])
+    ({"routing": {"seed": 0}}, "routing"),
+    ({"precision": {"compute": "fp8"}}, "compute in fp8")])
 def test_what_is_not_served_is_named_and_never_ignored(training: dict[str, Any], told: str) -> None:
     text = given(training={"seq_len": 64, **training})
     assert "not yet" in text
@@ -65,5 +65,5 @@ def test_what_is_not_served_is_named_and_never_ignored(training: dict[str, Any],
 
 
 def test_everything_unserved_is_told_at_once() -> None:
-    text = given(workload="dpo", training={"seq_len": 64, "method": "qlora", "optimizer": {"paged": True}})
+    text = given(workload="dpo", training={"seq_len": 64, "method": "qlora", "num_tokens": 64})
     assert text.count("not yet") == 3

@@ -96,10 +96,10 @@ def exact_at_rest(plan: Plan) -> dict[str, AtRestBytes]:
         for layer, number in dict.fromkeys(zip(buffer.layers.tolist(), buffer.tensors.tolist(), strict=True)):
             mine = (buffer.layers == layer) & (buffer.tensors == number)
             placed = plan.of_layer(layer)[number]
-            add = AtRestBytes(optimizer_bytes=int(inside[mine].sum()) * _state_bytes_per_element(placed))
+            add = AtRestBytes(optimizer_bytes=round(int(inside[mine].sum()) * _state_bytes_per_element(placed)))
             totals[placed.spec.component] = totals[placed.spec.component] + add
     return totals
 
 
-def _state_bytes_per_element(placed: Placed) -> int:
-    return sum(dtype_bytes(form.dtype) for _, form in placed.life.states)
+def _state_bytes_per_element(placed: Placed) -> float:
+    return sum(dtype_bytes(form.dtype) * form.share for _, form in placed.life.states if form.space == "device")

@@ -37,6 +37,9 @@ class Gathers:
         layer, slots, kept = self.layers[u], self.slots[u], self.kept[u]
         size, cast = (weight.regathered, 0) if kept else (weight.gathered, weight.cast)
         self.out.alloc(layer, slots.cast, cast)
+        if not kept:
+            self.out.alloc(layer, slots.staged, weight.staged)
+            self.out.free(layer, slots.staged, weight.staged)
         self.out.alloc(layer, slots.gathered, size)
         self.out.collective(layer, self.comms[u][kept], size, _STREAM,
                             BACKWARD_GATHER if backward else FORWARD_GATHER)
@@ -100,6 +103,7 @@ class _Slots:
 
     def __init__(self, tables: Tables, inner: str) -> None:
         self.cast = tables.slot(f"{inner}all_gather_cast_input", "all_gather_cast_input")
+        self.staged = tables.slot(f"{inner}all_gather_copy_from_host", "all_gather_cast_input")
         self.gathered = tables.slot(f"{inner}all_gather_output", "all_gather_output")
         self.unsharded = tables.slot(f"{inner}unsharded_param", "unsharded_param")
         self.relayout = tables.slot(f"{inner}all_gather_relayout", "unsharded_param")

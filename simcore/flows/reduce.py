@@ -85,7 +85,7 @@ class Reductions:
         self.out.alloc(layer, slots.input, weight.input)
         self.out.compute(_COPY, 0, 2 * weight.input)
         last = self._free_all_but_last(u)
-        direct = weight.is_grad and self.stored[u] is None
+        direct = weight.is_grad and self.stored[u] is None and not self.weights[u].offloaded
         self.out.alloc(layer, slots.sharded if direct else slots.output, weight.output)
         scatter, replicate = self.comms[u]
         if self.weights[u].world > 1:
@@ -114,7 +114,10 @@ class Reductions:
             self.stored[u] = None
 
     def _store(self, u: int, weight: GradBytes, *, direct: bool) -> None:
-        """The reduced gradient becomes the sharded one, or a cast of it does, or it is added to what is there."""
+        """The reduced gradient becomes the sharded one, or a cast of it does, or it is added to what is there.
+
+        One that rests on the host is copied there, and its storage goes (torch 2.13 `_fsdp_collectives.py`).
+        """
         slots, layer = self.slots[u], self.layers[u]
         if not direct:
             if not weight.is_grad:
@@ -125,7 +128,10 @@ class Reductions:
                 self.replicate_buffer[u] = weight.output
             else:
                 self.out.free(layer, slots.output, weight.output)
-        self.stored[u] = weight
+        if self.weights[u].offloaded:
+            self.out.free(layer, slots.sharded, 0 if weight.is_grad else weight.stored)
+        else:
+            self.stored[u] = weight
 
     def _relay(self, u: int) -> None:
         """Gradients of sideways cuts are concatenated into new ones."""

@@ -44,7 +44,11 @@ class GradBytes:
 
 @dataclass(frozen=True, slots=True)
 class UnitBytes:
-    """What a unit's buffers weigh on this rank. Gathering over one rank needs no buffers and no collective."""
+    """What a unit's buffers weigh on this rank. Gathering over one rank needs no buffers and no collective.
+
+    `offloaded`: parameters and gradients rest on the host. Parameters are copied to the device one by one, and cast
+    there: `staged` is what that needs beyond the result, `cast` (torch 2.13 `_fsdp_param.py`, all_gather_inputs).
+    """
 
     params: tuple[ParamBytes, ...]
     world: int
@@ -54,6 +58,8 @@ class UnitBytes:
     used: int
     kept_shard: int
     extra_copy: int
+    offloaded: bool
+    staged: int
 
     def grads(self, places: tuple[int, ...]) -> GradBytes:
         """Of the parameters at `places`: an adapter that a fused kernel bypasses has none."""
@@ -84,10 +90,23 @@ def _unit_bytes(plan: Plan, unit: Unit) -> UnitBytes:
     partial = int(unit.reshard_after_forward) if _is_int(unit.reshard_after_forward) else 0
     params = tuple(_param_bytes(p, unit, world, partial) for p in placed)
     shard = sum(p.padded * _gathered_bytes(unit, p) for p in placed)
-    uses_cast = any(dtype_bytes(p.life.rest.dtype) != _gathered_bytes(unit, p) for p in placed)
+    offloaded = any(not p.rests_here for p in placed)
+    uses_cast = offloaded or any(dtype_bytes(p.life.rest.dtype) != _gathered_bytes(unit, p) for p in placed)
     regathered = sum(_padded_to(p, partial) * _gathered_bytes(unit, p) for p in placed) if partial else shard * world
     return UnitBytes(params, world, shard if uses_cast else 0, shard * world, regathered, sum(p.used for p in params),
-                     sum(p.kept_shard for p in params), sum(p.extra_copy for p in params))
+                     sum(p.kept_shard for p in params), sum(p.extra_copy for p in params), offloaded,
+                     _staged(unit, placed) if offloaded else 0)
+
+
+def _staged(unit: Unit, placed: list[Placed]) -> int:
+    """The most that lies on the device while shards are copied and cast, beyond all that was cast."""
+    done = most = 0
+    for p in placed:
+        stored, gathered = (p.padded * num_bytes for num_bytes in (dtype_bytes(p.life.rest.dtype),
+                                                                   _gathered_bytes(unit, p)))
+        most = max(most, done + stored + gathered * (stored != gathered))
+        done += gathered
+    return max(0, most - done)
 
 
 def _param_bytes(placed: Placed, unit: Unit, world: int, partial: int) -> ParamBytes:

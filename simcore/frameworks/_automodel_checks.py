@@ -75,6 +75,8 @@ def _check_pipeline(job: Job) -> None:
 
 def _check_context_parallel(job: Job) -> None:
     cp, seq_len = job.mesh.cp, job.scenario.training.seq_len
+    if cp > 1 and job.scenario.training.lengths == "packed":
+        raise job.not_yet("training.lengths", "packed sequences with context parallelism under automodel")
     if cp > 1 and seq_len % (2 * cp):
         raise job.illegal("training.seq_len", f"{seq_len} tokens must be divisible by 2 x cp = {2 * cp}",
                           "0.7.0 context parallel: load-balanced halves")

@@ -44,6 +44,8 @@ def check(job: Job, options: dict[str, Any]) -> None:
     if family not in ("llama", "mixtral"):
         raise job.not_yet("implementation", f"{family} in the layers of KempnerForge (served: llama, mixtral)")
     job.one_of("training.loss", training.loss, ("auto",))
+    if training.lengths == "packed":
+        raise job.not_yet("training.lengths", "packed sequences with KempnerForge's layers")
     if training.method != "full":
         raise job.not_yet("training.method", f"{training.method} with KempnerForge's layers")
     if mesh.size == 1:

@@ -6,6 +6,7 @@ it keeps the 16 bits that a bf16 parameter lacks (`store_param_remainders`), unl
 [Note: who holds the master]
 Core holds fp32 masters, and fp32 copies of gradients, as without that optimizer, where the optimizer's own fp8_recipe
 is neither None nor "delayed" (`use_precision_aware_optimizer_no_fp8_or_ds_fp8`): casting to 8 bits is core's then.
+With `optimizer_cpu_offload` the optimizer holds them whatever the recipe.
 Bridge's mixed precision tells the optimizer its fp8_recipe, "tensorwise" if nobody chose, in bf16 runs too (0.3.1
 `training/mixed_precision.py` setup; `training/config.py` finalizes the optimizer afterwards). Megatron-LM's arguments
 have "delayed" there: `framework_options.fp8_recipe: delayed` says so of a bf16 run.
@@ -20,12 +21,13 @@ from simcore.job import Job
 __all__ = ["Formats", "formats"]
 
 RULE = "core 0.16.1 optimizer/optimizer_config.py __post_init__"
+ALONG = "Megatron-LM training/arguments.py: the hybrid device optimizer reuses the code path of this flag"
 RECIPE = "Bridge 0.3.1 recipes/nemotronh/nemotron_3_nano.py:387"
 
 
 @dataclass(frozen=True, slots=True)
 class Formats:
-    """`master` is what is stored of it; `scatter`: the distributed optimizer.
+    """`master` is what is stored of it; `scatter`: the distributed optimizer; `offloaded`: share that the CPU updates.
 
     `precise`: the optimizer is precision-aware and holds its masters itself ([Note: who holds the master]).
     """
@@ -36,28 +38,47 @@ class Formats:
     moments: str
     precise: bool
     scatter: bool
+    offloaded: float = 0.0
 
 
 def formats(job: Job, options: dict[str, object]) -> Formats:
     """What was asked, checked, with the recipes' defaults."""
-    precise = job.flag(options, "use_precision_aware_optimizer", RECIPE, default=False)
+    offloaded = _offloaded(job)
+    precise = job.flag(options, "use_precision_aware_optimizer", ALONG if offloaded else RECIPE,
+                       default=offloaded > 0)
+    if offloaded and not precise:
+        raise job.illegal("framework_options.use_precision_aware_optimizer", "The optimizer cpu offload must be used "
+                          "in conjunction with `--use-precision-aware-optimizer`", ALONG)
     scatter = _scatter(job, options)
     params, grads = _params(job), _grads(job)
     (_check_precise if precise else _check_plain)(job, scatter=scatter)
+    _check_sgd(job, scatter=scatter and not offloaded)
     optimizer = job.scenario.training.optimizer
     master = job.auto("training.optimizer.master", optimizer.master, "fp32", f"{RECIPE}: main_params_dtype")
     moments = "fp32"
+    job.one_of("training.optimizer.moments", optimizer.moments, ("auto", "fp32", "bf16", "fp16"))
     if optimizer.name != "sgd":
         moments = job.auto("training.optimizer.moments", optimizer.moments, "fp32", f"{RECIPE}: exp_avg_dtype")
-    owns = precise and _owns_master(job, options, master)
-    stored = _stored_master(job, options, master, owns=owns)
-    return Formats(params, grads, stored, moments, owns, scatter)
+    if offloaded < 1 and offloaded and grads != "fp32":
+        raise job.not_yet("training.offload.optimizer", f"a part of the optimizer on the host, gradients in {grads}")
+    owns = precise and (offloaded > 0 or _owns_master(job, options, master))
+    stored = master if offloaded else _stored_master(job, options, master, owns=owns)
+    return Formats(params, grads, stored, moments, owns, scatter, offloaded)
 
 
 def _owns_master(job: Job, options: dict[str, object], master: str) -> bool:
     recipe = job.auto("framework_options.fp8_recipe", str(options.get("fp8_recipe", "auto")), "tensorwise",
                       "Bridge 0.3.1 training/mixed_precision.py: the optimizer is told, in bf16 too")
     return master != "fp32" or recipe == "delayed"
+
+
+def _offloaded(job: Job) -> float:
+    """`optimizer_offload_fraction` of `optimizer_cpu_offload` (core 0.16.1 optimizer/cpu_offloading/)."""
+    space, fraction = job.scenario.training.offload.part("optimizer")
+    job.one_of("training.offload.optimizer", space, ("none", "host"))
+    if fraction and "muon" in job.scenario.training.optimizer.name:
+        raise job.not_yet("training.offload.optimizer", "muon's states on the host")
+    return fraction
 
 
 def _scatter(job: Job, options: dict[str, object]) -> bool:
@@ -105,6 +126,19 @@ def _check_plain(job: Job, *, scatter: bool) -> None:
     if optimizer.moments not in ("auto", "fp32"):
         raise job.illegal("training.optimizer.moments", f"{optimizer.moments}: exp_avg_dtype can only be fp32 when not "
                           "using precision-aware optimizer", RULE)
+
+
+def _check_sgd(job: Job, *, scatter: bool) -> None:
+    """Momentum is sgd's alone; its default keeps a buffer."""
+    optimizer = job.scenario.training.optimizer
+    if optimizer.name == "sgd":
+        if scatter:
+            raise job.illegal("training.optimizer.name", "sgd: Only Adam and HybridDeviceOptimizer currently supported",
+                              "core 0.16.1 optimizer/distrib_optimizer.py:514")
+        given = "auto" if optimizer.momentum is None else str(optimizer.momentum)
+        job.auto("training.optimizer.momentum", given, "0.9", "core 0.16.1 optimizer/optimizer_config.py:255")
+    elif optimizer.momentum:
+        raise job.not_yet("training.optimizer.momentum", f"momentum of {optimizer.name}: it changes no bytes")
 
 
 def _check_precise(job: Job, *, scatter: bool) -> None:

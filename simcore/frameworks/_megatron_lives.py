@@ -32,12 +32,14 @@ class _Choice:
     axes: tuple[str, str]
     splits_experts: bool
     optimizer: str
+    has_momentum: bool
 
 
 def rules(job: Job, made: Formats) -> tuple[Rule, ...]:
     """One rule for each way in which tensors are cut: by the names of their dimensions."""
-    optimizer = job.scenario.training.optimizer.name
-    return _rules(job.graph, _Choice(made, job.compute, shard_axes(job), job.mesh.ep > 1, optimizer))
+    optimizer = job.scenario.training.optimizer
+    momentum = optimizer.name == "sgd" and optimizer.momentum != 0
+    return _rules(job.graph, _Choice(made, job.compute, shard_axes(job), job.mesh.ep > 1, optimizer.name, momentum))
 
 
 @lru_cache(maxsize=256)
@@ -108,12 +110,25 @@ def _life(spec: TensorSpec, choice: _Choice) -> Life:
 
 
 def _states(spec: TensorSpec, layout: Layout, choice: _Choice) -> tuple[tuple[str, Form], ...]:
-    moments = choice.made.moments
-    states: list[tuple[str, Form]] = [("master_param", Form(layout, choice.made.master))]
+    """[Note: optimizer on the host] core 0.16.1 optimizer/cpu_offloading/hybrid_optimizer.py.
+
+    Whole parameters are given to the CPU until the fraction is reached: here the same share of each. Of theirs the host
+    has the fp32 master, the moments, and gradients in pinned memory; the rest keeps an fp32 master on the device.
+    """
+    made, formats = choice.made, [("master_param", choice.made.master)]
     if choice.optimizer in ("muon", "dist_muon") and _is_matrix(spec):
-        states.append(("momentum_buffer", Form(layout, moments)))
+        formats.append(("momentum_buffer", made.moments))
     elif choice.optimizer != "sgd":
-        states += [("exp_avg", Form(layout, moments)), ("exp_avg_sq", Form(layout, moments))]
+        formats += [("exp_avg", made.moments), ("exp_avg_sq", made.moments)]
+    if choice.has_momentum:
+        formats += [("momentum_buffer", "fp32")]
+    if not made.offloaded:
+        return tuple((name, Form(layout, dtype)) for name, dtype in formats)
+    away = made.offloaded
+    states = [(name, Form(layout, dtype, "host", away)) for name, dtype in formats]
+    states.append(("grad_copy", Form(layout, "fp32", "host_pinned", away)))
+    if away < 1:
+        states += [(name, Form(layout, dtype, share=1 - away)) for name, dtype in formats]
     return tuple(states)
 
 

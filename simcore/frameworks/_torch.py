@@ -3,12 +3,17 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import Final
 
+from simcore.form import Blocks, Form, Layout
 from simcore.framework import Optimizer
 from simcore.job import Job
 
-__all__ = ["Defaults", "all_or_no_checkpoint", "refuse_virtual_stages", "torch_optimizer"]
+__all__ = ["Defaults", "Sourced", "States", "all_or_no_checkpoint", "refuse_virtual_stages", "states_of",
+           "torch_optimizer"]
 
+_AO: Final = "torchao 36027d82 optim/adam.py"
+_BNB: Final = "bitsandbytes 95f9af30 optim/optimizer.py"
 
 Sourced = tuple[str, str]
 """A value, and where it stands."""
@@ -36,15 +41,97 @@ class Defaults:
     reshard: Sourced
 
 
-def torch_optimizer(job: Job, source: str, default: str = "foreach") -> Optimizer:
-    """`torch.optim`, by default of the framework's kind (`source` says where); SGD has no temporaries, as if fused."""
+def torch_optimizer(job: Job, source: str, default: str = "foreach", *, plain: bool = False,
+                    muon: bool = False) -> Optimizer:
+    """`torch.optim`, by default of the framework's kind (`source` says where); SGD has no temporaries, as if fused.
+
+    `plain`: parameters are ordinary tensors, and no DTensors. `muon`: the framework's table has lives for it.
+    """
     optimizer, framework = job.scenario.training.optimizer, job.scenario.framework
-    if optimizer.name not in ("adamw", "adam", "sgd"):
+    if optimizer.name not in ("adamw", "adam", "sgd", *(("muon",) if muon else ())):
         raise job.not_yet("training.optimizer.name", f"{optimizer.name} under {framework}")
+    if optimizer.momentum and optimizer.name != "sgd":
+        raise job.not_yet("training.optimizer.momentum", f"momentum of {optimizer.name}: it changes no bytes")
+    if _low_bit(job, plain=plain):
+        return Optimizer(optimizer.name, _checked_low_bit(job, plain=plain))
     if optimizer.implementation not in ("auto", "foreach", "fused", "for_loop"):
         raise job.not_yet("training.optimizer.implementation", f"{optimizer.implementation} under {framework}")
     kind = job.auto("training.optimizer.implementation", optimizer.implementation, default, source)
     return Optimizer(optimizer.name, "fused" if optimizer.name == "sgd" else kind)
+
+
+def _low_bit(job: Job, *, plain: bool) -> str:
+    """Whose kernels update states of 8 bits, or paged ones, if the scenario asks for such."""
+    optimizer = job.scenario.training.optimizer
+    if optimizer.implementation == "bitsandbytes":
+        return "bitsandbytes"
+    asked = optimizer.moments == "int8" or optimizer.paged
+    return ("bitsandbytes" if plain and optimizer.implementation == "auto" else "torchao") if asked else ""
+
+
+def _checked_low_bit(job: Job, *, plain: bool) -> str:
+    """Parameters that are DTensors have torchao's alone."""
+    optimizer, kind = job.scenario.training.optimizer, _low_bit(job, plain=plain)
+    if optimizer.name in ("sgd", "muon"):
+        raise job.not_yet("training.optimizer.name", f"{optimizer.name} with states of 8 bits or paged ones")
+    given = job.auto("training.optimizer.implementation", optimizer.implementation, kind,
+                     f"{_AO} AdamW8bit; {_BNB} knows no DTensor")
+    job.one_of("training.optimizer.implementation", given, ("bitsandbytes", "torchao") if plain else ("torchao",))
+    if optimizer.paged and kind != "bitsandbytes":
+        raise job.not_yet("training.optimizer.paged", f"paged states of {kind}")
+    if kind == "bitsandbytes" and optimizer.moments not in ("auto", "fp32", "int8"):
+        raise job.illegal("training.optimizer.moments", f"Amount of optimizer bits not supported: {optimizer.moments}",
+                          f"{_BNB} init_state: 8 or 32")
+    if kind == "bitsandbytes" and optimizer.moments == "auto":
+        job.autos["training.optimizer.moments"] = ("fp32", f"{_BNB} init_state: 32 bits")
+    return kind
+
+
+@dataclass(frozen=True, slots=True)
+class States:
+    """What an optimizer keeps of a parameter. `low_bit`: whose kernels update states of 8 bits, or paged ones."""
+
+    name: str
+    moments: str
+    low_bit: str
+    paged: bool
+    has_momentum: bool
+
+    def of(self, layout: Layout, stored: str, space: str = "device", *,
+           hidden: bool = False) -> tuple[tuple[str, Form], ...]:
+        """Of a parameter that is stored in `stored`, like its gradient.
+
+        SGD keeps a buffer if it has momentum, which it has not unless asked (torch 2.13 `optim/sgd.py`); Muon keeps one
+        of each matrix that is `hidden`, and AdamW updates all others (`optim/_muon.py`).
+        """
+        if self.name == "sgd" or (self.name == "muon" and hidden):
+            kept = self.has_momentum or self.name == "muon"
+            return (("momentum_buffer", Form(layout, stored, space)),) * kept
+        form = self._moment(layout, stored, space)
+        return (("exp_avg", form), ("exp_avg_sq", form))
+
+    def _moment(self, layout: Layout, stored: str, space: str) -> Form:
+        """Like the parameter, as asked, or in blocks of 8 bits.
+
+        [Note: moments of 8 bits] Blocks of 256 with a scale in fp32, from 4096 values on. bitsandbytes 95f9af30
+        `optim/optimizer.py`, Optimizer2State: what is smaller, and all of 32 bits, in fp32; one table for all tensors.
+        torchao 36027d82 `optim/adam.py`, `optim/subclass_8bit.py`: what is smaller or no multiple of a block like the
+        parameter; a table of 256 fp32 values for each tensor. A kernel updates a tensor: no temporaries are counted.
+        Paged states are managed memory (`cudaMallocManaged`), which is no part of torch's allocator.
+        """
+        if self.low_bit == "bitsandbytes":
+            blocks = Blocks(256, 4096, "fp32") if self.moments == "int8" else None
+            return Form(layout, "int8" if blocks else "fp32", "managed" if self.paged else space, blocks=blocks)
+        if self.moments == "int8":
+            return Form(layout, "int8", space, blocks=Blocks(256, 4096, stored, table=1024, whole=True))
+        return Form(layout, stored if self.moments == "auto" else self.moments, space)
+
+
+def states_of(job: Job, *, plain: bool = False) -> States:
+    """As the scenario asks. `plain`: parameters are ordinary tensors, and no DTensors."""
+    optimizer = job.scenario.training.optimizer
+    return States(optimizer.name, optimizer.moments, _low_bit(job, plain=plain), optimizer.paged,
+                  bool(optimizer.momentum))
 
 
 def all_or_no_checkpoint(job: Job) -> str:

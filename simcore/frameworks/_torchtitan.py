@@ -47,6 +47,8 @@ def check(job: Job, options: dict[str, Any]) -> None:
         raise job.not_yet("mesh.tp", "tensor parallelism of torchtitan's Qwen3")
     job.one_of("training.loss", training.loss, ("auto",))
     job.refuse_capacity("torchtitan 0.2.2 models/llama3: no experts")
+    if training.lengths == "packed":
+        raise job.not_yet("training.lengths", "packed sequences with torchtitan's layers")
     if training.method != "full":
         raise job.not_yet("training.method", f"{training.method} with torchtitan's layers")
     if options.get("compile"):

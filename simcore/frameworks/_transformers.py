@@ -7,6 +7,7 @@ from typing import Any
 from simcore.form import Layout
 from simcore.frameworks._torch import Defaults, all_or_no_checkpoint
 from simcore.job import Job
+from simcore.models.blocks import Mamba2
 from simcore.tensor import TensorSpec
 from simcore.training import Draws
 
@@ -20,6 +21,7 @@ OPTIONS: dict[str, tuple[Any, ...]] = {
     "prefetch": (None, int),
     "experts": ("fully_shard", "ignored"),
     "experts_implementation": (None, "grouped_mm"),
+    "attn_implementation": (None, "sdpa", "flash_attention_2"),
 }
 DEFAULTS = Defaults(
     stored=("fp32", "sharded fp32 parameters under a policy"),
@@ -35,7 +37,7 @@ checkpoint = all_or_no_checkpoint
 def check(job: Job, _options: dict[str, Any]) -> None:
     """Losses that the layers have; no tensor parallelism, no capacity of experts."""
     job.refuse_capacity("transformers 5.23 integrations/moe.py: tokens are never dropped")
-    job.one_of("training.loss", job.scenario.training.loss, ("auto", "hf", "hf_keep_logits"))
+    job.one_of("training.loss", job.scenario.training.loss, ("auto", "hf", "hf_keep_logits", "cut", "liger"))
     if job.mesh.tp > 1:
         raise job.not_yet("mesh.tp", "fsdp2 with tensor parallelism (served with implementation: torchtitan and "
                           "implementation: kempnerforge)")
@@ -44,7 +46,7 @@ def check(job: Job, _options: dict[str, Any]) -> None:
 def options_of(job: Job, options: dict[str, Any]) -> tuple[tuple[str, str], ...]:
     """`Run.options`: transformers' own grouped products, or the stand-in that expert parallelism needs."""
     unit = job.mesh.ep > 1 and options.get("experts", "fully_shard") == "fully_shard"
-    apart = (("experts", "unit"),) if unit else ()
+    apart = (*((("experts", "unit"),) if unit else ()), *_attention(job, options))
     if options.get("experts_implementation") is None:
         if job.has_experts and isinstance(job.scenario.training.routing, Draws):
             raise job.not_yet("training.routing", "routing drawn at random with batched products over equal groups of "
@@ -56,6 +58,19 @@ def options_of(job: Job, options: dict[str, Any]) -> tuple[tuple[str, str], ...]
     if job.mesh.ep > 1:
         raise job.not_yet("framework_options.experts_implementation", "grouped_mm with experts split over ranks")
     return (*apart, ("experts_implementation", "grouped_mm"))
+
+
+def _attention(job: Job, options: dict[str, Any]) -> tuple[tuple[str, str], ...]:
+    """Transformers' own choice is SDPA, which gets a mask for packed sequences; flash-attn gets their lengths."""
+    packed = job.scenario.training.lengths == "packed"
+    if packed and any(isinstance(b.block, Mamba2) for kind in job.graph.kinds for b in kind.branches):
+        raise job.not_yet("training.lengths", "packed sequences in the Mamba layers of transformers, which are not "
+                          "told where a sequence begins")
+    given = options.get("attn_implementation")
+    if given is None and packed:
+        job.auto("framework_options.attn_implementation", "auto", "sdpa",
+                 "transformers 5.23 modeling_utils.py: SDPA where the model has it; its mask is a byte for each pair")
+    return (("attn_implementation", "flash_attention_2"),) if given == "flash_attention_2" else ()
 
 
 def tp_layout(_spec: TensorSpec) -> Layout:

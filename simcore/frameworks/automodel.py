@@ -19,7 +19,7 @@ from simcore.framework import Framework, Libraries, Life, Moment, Padding, Rule,
 from simcore.frameworks._automodel_checks import check
 from simcore.frameworks._automodel_units import is_sharded, units
 from simcore.frameworks._files import automodel_files
-from simcore.frameworks._torch import all_or_no_checkpoint, torch_optimizer
+from simcore.frameworks._torch import States, all_or_no_checkpoint, states_of, torch_optimizer
 from simcore.job import Job
 from simcore.lora_automodel import adapters
 from simcore.operators.automodel import RELEASE_0_7_0
@@ -44,6 +44,7 @@ def table(job: Job) -> Framework:
     """Automodel applied to a job."""
     options = job.options(OPTIONS)
     check(job)
+    job.refuse_offload()
     training, mesh = job.scenario.training, job.mesh
     stored = job.auto("training.precision.params", training.precision.params, "bf16",
                       "from_pretrained(torch_dtype='auto'): the checkpoint's dtype")
@@ -62,7 +63,8 @@ def table(job: Job) -> Framework:
         rules=_rules(job, stored),
         units=units(job, stages, options, reduce),
         flow=_flow(job, options),
-        optimizer=torch_optimizer(job, "recipes: torch.optim.Adam, foreach by default on CUDA"),
+        optimizer=torch_optimizer(job, "recipes: torch.optim.Adam, foreach by default on CUDA",
+                                  plain=not is_sharded(job)),
         compute_dtype=job.compute,
         checkpoint=all_or_no_checkpoint(job),
         loss=job.auto("training.loss", training.loss, "masked_fp32", "0.7.0 recipes: MaskedCrossEntropy fp32_upcast"),
@@ -80,10 +82,13 @@ def table(job: Job) -> Framework:
 
 
 def _assumptions(job: Job) -> tuple[tuple[str, str, str, str], ...]:
-    """A mesh that the parallelizer serves and the model loader before it does not is shown, with that said."""
+    """Packs need TE. A mesh that the parallelizer serves and the loader before it does not is shown, with that said."""
+    packed = (("training.lengths", "attention by TE, in its layout thd", "assumed", "0.7.0 components/attention/"
+               "utils.py: backend.attn te; SDPA would need a mask for each pair of positions"),)
+    made = packed if job.scenario.training.lengths == "packed" else ()
     if job.mesh.tp == 1:
-        return ()
-    return (("mesh.tp", "as the parallelizer places it", "assumed",
+        return made
+    return (*made, ("mesh.tp", "as the parallelizer places it", "assumed",
              "0.7.0 NeMoAutoModel's capability check refuses it first: 'Tensor parallelism (tp_size="
              f"{job.mesh.tp}) requested but NemotronHForCausalLM has no TP plan'; only lm_head would be split"),)
 
@@ -117,7 +122,7 @@ def _stages(job: Job) -> tuple[tuple[int, ...], ...]:
 class _Choice:
     """What lives depend on besides the tensor.
 
-    `stored`: dtype of trained ones; `frozen`: of the base's; `moments`: "" where there are none. `experts_dp`: ranks
+    `stored`: dtype of trained ones; `frozen`: of the base's; `kept`: what the optimizer keeps. `experts_dp`: ranks
     that share an expert.
     """
 
@@ -126,7 +131,7 @@ class _Choice:
     experts: str
     adapters: str
     compute: str
-    moments: str
+    kept: States
     is_sharded: bool
     splits_head: bool
     splits_experts: bool
@@ -136,10 +141,10 @@ class _Choice:
 def _rules(job: Job, stored: str) -> tuple[Rule, ...]:
     mesh, training = job.mesh, job.scenario.training
     frozen = job.compute if training.method != "full" else stored
-    experts, adapters, optimizer = training.precision.experts, training.lora.dtype, training.optimizer
+    experts, adapters = training.precision.experts, training.lora.dtype
     return _made_rules(_Choice(
         stored, frozen, frozen if experts == "auto" else experts, stored if adapters == "auto" else adapters,
-        job.compute, "" if optimizer.name == "sgd" else optimizer.moments, is_sharded(job), mesh.tp > 1, mesh.ep > 1,
+        job.compute, states_of(job, plain=not is_sharded(job)), is_sharded(job), mesh.tp > 1, mesh.ep > 1,
         mesh.expert_dp))
 
 
@@ -174,26 +179,19 @@ def _experts(choice: _Choice, stored: str) -> Life:
         layout = (*split, ("expert_dp", Shard(1, even=True)))
         return _life(choice, "experts, sharded on dimension 1", layout, split, stored, choice.compute)
     form = Form(split, stored)
-    return Life("experts, local", form, form, form, form, _states(choice, split, stored),
+    return Life("experts, local", form, form, form, form, choice.kept.of(split, stored),
                 rest_category="ignored_param", grad_made_category="ignored_grad")
 
 
 def _life(choice: _Choice, name: str, layout: Layout, used: Layout, stored: str, compute: str) -> Life:
     if not choice.is_sharded:
         form = Form(used, stored)
-        return Life(f"{name}, alone", form, Form(used, compute), form, form, _states(choice, used, stored),
+        return Life(f"{name}, alone", form, Form(used, compute), form, form, choice.kept.of(used, stored),
                     grad_made_category="sharded_grad")
     partial: Layout = (*used, ("dp_shard_cp", Partial()))
     return Life(name, Form(layout, stored), Form(used, compute), Form(partial, compute), Form(layout, stored),
-                _states(choice, layout, stored), Moment.UNIT_FORWARD_BEGIN, Moment.UNIT_BACKWARD_END,
+                choice.kept.of(layout, stored), Moment.UNIT_FORWARD_BEGIN, Moment.UNIT_BACKWARD_END,
                 Moment.UNIT_BACKWARD_END, pad_storage=True)
-
-
-def _states(choice: _Choice, layout: Layout, stored: str) -> tuple[tuple[str, Form], ...]:
-    if not choice.moments:
-        return ()
-    form = Form(layout, stored if choice.moments == "auto" else choice.moments)
-    return (("exp_avg", form), ("exp_avg_sq", form))
 
 
 def _communicators(job: Job) -> tuple[str, ...]:

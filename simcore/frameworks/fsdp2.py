@@ -17,11 +17,20 @@ from simcore.framework import Framework, Life, Matches, Moment, Rule, UnshardFlo
 from simcore.frameworks import _kempnerforge, _torchtitan, _transformers
 from simcore.frameworks._files import fsdp2_files
 from simcore.frameworks._fsdp2_units import Wrapping, units
-from simcore.frameworks._torch import Defaults, Sourced, all_or_no_checkpoint, refuse_virtual_stages, torch_optimizer
+from simcore.frameworks._torch import (
+    Defaults,
+    Sourced,
+    States,
+    all_or_no_checkpoint,
+    refuse_virtual_stages,
+    states_of,
+    torch_optimizer,
+)
 from simcore.graph import ModelGraph
 from simcore.job import Job
 from simcore.lora_names import name_adapters
 from simcore.models.blocks import Moe
+from simcore.tensor import TensorSpec
 
 __all__ = ["DEFAULT_IMPLEMENTATION", "IMPLEMENTATIONS", "VERSIONS", "adapters", "table"]
 
@@ -50,7 +59,7 @@ def table(job: Job) -> Framework:
         rules=_rules(job, stored, fully=fully),
         units=units(job.graph, _wrapping(job, options, reduce, fully=fully)),
         flow=UnshardFlow(options.get("prefetch") or 0, options.get("sync_gradients", given.sync)),
-        optimizer=torch_optimizer(job, *reversed(given.optimizer)),
+        optimizer=torch_optimizer(job, *reversed(given.optimizer), muon=code is _transformers),
         compute_dtype=job.compute,
         checkpoint=code.checkpoint(job),
         loss=job.auto("training.loss", job.scenario.training.loss, *given.loss),
@@ -59,7 +68,24 @@ def table(job: Job) -> Framework:
         options=code.options_of(job, options),
         communicators=_communicators(job, fully=fully),
         files=fsdp2_files(job),
+        assumptions=(*_of_host(job), *_of_muon(job)),
     )
+
+
+def _of_host(job: Job) -> tuple[tuple[str, str, str, str], ...]:
+    """What is not in the step's time."""
+    if not job.scenario.training.offload.part("params")[1]:
+        return ()
+    return (("training.offload", "the CPU's step and the copies from it and back take no time", "assumed",
+             "not modelled: step times are too short"),)
+
+
+def _of_muon(job: Job) -> tuple[tuple[str, str, str, str], ...]:
+    """Which tensors it updates, and what is not in traffic."""
+    if job.scenario.training.optimizer.name != "muon":
+        return ()
+    return (("training.optimizer.name", "muon for matrices of hidden layers, adamw for all else", "assumed",
+             "torch 2.13 optim/_muon.py; what its products gather or reduce of DTensors is in no traffic"),)
 
 
 def _typed(job: Job, default: Sourced) -> Sourced:
@@ -87,6 +113,7 @@ def _check(job: Job) -> None:
     if mesh.stage_size % mesh.ep:
         raise job.illegal("mesh.ep", f"{mesh.stage_size} ranks must be a multiple of ep {mesh.ep}",
                           "torch 2.13 init_device_mesh: the mesh must cover the ranks")
+    _check_offload(job)
     job.refuse_given({"training.sequence_parallel": "False", "training.precision.main_grads": "auto",
                       "training.precision.experts": "auto", "training.optimizer.master": "none",
                       "training.pipeline.layers": "auto", "training.pipeline.schedule": "1f1b"})
@@ -96,7 +123,22 @@ def _check(job: Job) -> None:
     _check_experts(job)
 
 
+def _check_offload(job: Job) -> None:
+    """[Note: FSDP2 on the host] Parameters, gradients and states go together, all of them."""
+    job.refuse_offload("params", "gradients", "optimizer")
+    offload, rule = job.scenario.training.offload, "torch 2.13 distributed/fsdp/_fully_shard/_fsdp_api.py"
+    parts = {name: offload.part(name) for name in ("params", "gradients", "optimizer")}
+    for name, (space, fraction) in parts.items():
+        job.one_of(f"training.offload.{name}", space, ("none", "host"))
+        if fraction != parts["params"][1] or fraction not in (0, 1):
+            raise job.illegal(f"training.offload.{name}", "CPUOffloadPolicy offloads parameters, gradients, and "
+                              "optimizer states to CPU, all three and whole", rule)
+    if parts["params"][1] and job.mesh.dp_shard == 1:
+        raise job.not_yet("training.offload", "parameters on the host that are not sharded")
+
+
 def _check_lora(job: Job) -> None:
+    job.one_of("training.optimizer.name", job.scenario.training.optimizer.name, ("adamw", "adam", "sgd"))
     job.refuse_given({"training.lora.expert_adapters": "none"})
     lora = job.scenario.training.lora
     targets = () if lora.target_modules == "auto" else lora.target_modules
@@ -131,20 +173,25 @@ def _policy(job: Job, reshard: object, shards: int) -> bool | int:
 
 @dataclass(frozen=True, slots=True)
 class _Choice:
-    """What lives depend on besides the tensor. `moments`: their dtype, "" where there are none."""
+    """What lives depend on besides the tensor. `kept`: what the optimizer keeps.
+
+    `on_host`: sharded tensors rest there; `pin_memory` is the policy's default, states are not pinned.
+    """
 
     stored: str
     compute: str
     adapters: str
-    moments: str
+    kept: States
     splits_experts: bool
     fully: bool
+    on_host: bool
 
 
 def _rules(job: Job, stored: str, *, fully: bool) -> tuple[Rule, ...]:
-    optimizer, adapter = job.scenario.training.optimizer, job.scenario.training.lora.dtype
+    adapter = job.scenario.training.lora.dtype
     choice = _Choice(stored, job.compute, stored if adapter == "auto" else adapter,
-                     "" if optimizer.name == "sgd" else optimizer.moments, job.mesh.ep > 1, fully)
+                     states_of(job), job.mesh.ep > 1, fully,
+                     job.scenario.training.offload.part("params")[1] > 0)
     return _made_rules(choice, _tp_cuts(job.graph) if job.mesh.tp > 1 else (), job.graph.implementation)
 
 
@@ -153,7 +200,7 @@ def _made_rules(choice: _Choice, tp_cuts: tuple[Layout, ...], code: str) -> tupl
     """FSDP2 cuts on dimension 0 what tensor parallelism has left (torch 2.13 `_fsdp_param.py`, strided shards)."""
     dense: Layout = (("dp_shard_cp", Shard(0)),)
     stored = choice.stored
-    buffer = replace(_life("buffer", (), "fp32", replace(choice, compute="fp32")), pad_storage=False)
+    buffer = replace(_life("buffer", (), "fp32", replace(choice, compute="fp32", on_host=False)), pad_storage=False)
     rules = [Rule(lambda t: t.is_buffer, buffer)]
     if choice.splits_experts:
         split: Layout = (("ep", Shard(0, even=True)),)
@@ -163,8 +210,15 @@ def _made_rules(choice: _Choice, tp_cuts: tuple[Layout, ...], code: str) -> tupl
     rules.append(Rule(lambda t: t.module == "adapter", _life("adapters", dense, choice.adapters, choice)))
     rules += [Rule(_lies_like(code, cut), _life("sharded, tp", (*cut, *dense), stored, choice, used=cut))
               for cut in tp_cuts]
+    if choice.kept.name == "muon":
+        rules.append(Rule(_is_hidden_matrix, _life("sharded, muon", dense, stored, choice, hidden=True)))
     rules.append(Rule(lambda t: True, _life("sharded", dense, stored, choice)))
     return tuple(rules)
+
+
+def _is_hidden_matrix(spec: TensorSpec) -> bool:
+    """Muon is for matrices of hidden layers; embedding and head are AdamW's (torch 2.13 `optim/_muon.py`)."""
+    return len(spec.shape) == 2 and spec.copies == 1 and spec.component not in ("embedding", "lm_head")
 
 
 @lru_cache(maxsize=64)
@@ -179,26 +233,20 @@ def _lies_like(code: str, cut: Layout) -> Matches:
     return lambda spec: CODES[code].tp_layout(spec) == cut
 
 
-def _life(name: str, layout: Layout, stored: str, choice: _Choice, used: Layout = ()) -> Life:
+def _life(name: str, layout: Layout, stored: str, choice: _Choice, used: Layout = (), *,
+          hidden: bool = False) -> Life:
     partial: Layout = (("dp_shard_cp", Partial()),)
-    return Life(name, Form(layout, stored), Form(used, choice.compute), Form((*used, *partial), choice.compute),
-                Form(layout, stored), _states(layout, stored, choice), Moment.UNIT_FORWARD_BEGIN,
-                Moment.UNIT_FORWARD_END, Moment.UNIT_BACKWARD_END, pad_storage=True)
+    rest = Form(layout, stored, "host_pinned" if choice.on_host else "device")
+    states = choice.kept.of(layout, stored, "host" if choice.on_host else "device", hidden=hidden)
+    return Life(name, rest, Form(used, choice.compute), Form((*used, *partial), choice.compute), rest, states,
+                Moment.UNIT_FORWARD_BEGIN, Moment.UNIT_FORWARD_END, Moment.UNIT_BACKWARD_END, pad_storage=True)
 
 
 def _plain_experts(split: Layout, choice: _Choice) -> Life:
     """Local slices outside FSDP: mixed precision does not reach them, nothing reduces their gradients."""
     form = Form(split, choice.compute)
-    return Life("experts, ignored", form, form, form, form, _states(split, choice.compute, choice),
+    return Life("experts, ignored", form, form, form, form, choice.kept.of(split, choice.compute),
                 rest_category="ignored_param", grad_made_category="ignored_grad")
-
-
-def _states(layout: Layout, stored: str, choice: _Choice) -> tuple[tuple[str, Form], ...]:
-    """Moments are stored like the parameter unless another dtype was asked for."""
-    if not choice.moments:
-        return ()
-    form = Form(layout, stored if choice.moments == "auto" else choice.moments)
-    return (("exp_avg", form), ("exp_avg_sq", form))
 
 
 def _wrapping(job: Job, options: dict[str, object], reduce: str, *, fully: bool) -> Wrapping:

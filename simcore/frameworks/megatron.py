@@ -124,7 +124,7 @@ def table_of(job: Job, options: dict[str, object]) -> Framework:
         units=(),
         flow=_buckets(job, options, made, fp8),
         optimizer=Optimizer(training.optimizer.name, "te", grad_copy=made.grads != "fp32" and not made.precise,
-                            late_master=made.precise),
+                            late_master=made.precise and not made.offloaded),
         compute_dtype=job.compute,
         checkpoint=checkpoint(job),
         kept_whole=kept_whole(job, made_stages),
@@ -143,7 +143,7 @@ def table_of(job: Job, options: dict[str, object]) -> Framework:
         files=megatron_files(job),
         padding=Padding(16, "Bridge 0.3.1 data/datasets/sft.py:206 pad_seq_length_to_mult, :703"),
         assumptions=(*_assumptions(job, options), *recompute_assumptions(job), *muon_assumptions(job),
-                     *fp8_assumptions(fp8)),
+                     *fp8_assumptions(fp8), *_of_host(made)),
     )
 
 
@@ -210,6 +210,14 @@ def _graphs(job: Job, options: dict[str, object]) -> tuple[tuple[str, str, str, 
              "assumed", "core 0.16.1 transformer_config.py:769; TransformerEngine pytorch/graph.py"),)
 
 
+def _of_host(made: Formats) -> tuple[tuple[str, str, str, str], ...]:
+    """What is not in the step's time."""
+    if not made.offloaded:
+        return ()
+    return (("training.offload.optimizer", "the CPU's step and the copies to it and back take no time", "assumed",
+             "not modelled: step times are too short"),)
+
+
 def _libraries(job: Job, options: dict[str, object], fp8: Fp8 | None) -> Libraries:
     """TE's specs, or core's own with TE for experts alone; core 0.16.1 trains in a container of early 2026."""
     local = options.get("transformer_impl") == "local"
@@ -274,6 +282,14 @@ def _attention(job: Job, options: dict[str, object]) -> str:
                     "utils.py get_attention_backend, with flash-attn installed and heads that both serve")
 
 
+def _refuse_packed(job: Job, options: dict[str, object]) -> None:
+    """Core's own attention knows no packs; TransformerEngine's, not fused, does."""
+    if "local" in (options.get("transformer_impl"), options.get("attention_backend")):
+        raise job.illegal("training.lengths", "Packed sequence is not supported by DotProductAttention",
+                          "core 0.16.1 transformer/dot_product_attention.py:153")
+    raise job.not_yet("training.lengths", "packed sequences with attention that is not fused")
+
+
 def _core_options(job: Job, options: dict[str, object]) -> tuple[tuple[str, str], ...]:
     """What every layer is told: how attention runs, who adds up weight gradients, what a batch brings along."""
     backend = _attention(job, options)
@@ -281,6 +297,8 @@ def _core_options(job: Job, options: dict[str, object]) -> tuple[tuple[str, str]
         raise job.illegal("mesh.cp", "attention that is not fused and context parallelism", "core 0.16.1 transformer/"
                           "dot_product_attention.py:53; TransformerEngine 2.18 dot_product_attention/utils.py: "
                           "UnfusedDotProductAttention does not support context parallelism")
+    if backend == "unfused" and job.scenario.training.lengths == "packed":
+        _refuse_packed(job, options)
     made = [("attention_backend", backend), ("cp_comm_type", str(options.get("cp_comm_type", "p2p")))]
     unfused = ("gradient_accumulation_fusion", "moe_permute_fusion", "use_fused_weighted_squared_relu")
     made += [(name, "false") for name in unfused if options.get(name) is False]

@@ -77,6 +77,7 @@ _OVERLAPPED: dict[str, object] = {"overlap_grad_reduce": True, "overlap_param_ga
 
 def _check(job: Job, options: dict[str, object]) -> None:
     """What Megatron-FSDP can and this version of rankscope cannot."""
+    job.refuse_offload()
     strategy = str(options.get("data_parallel_sharding_strategy", "auto"))
     strategy = job.auto("framework_options.data_parallel_sharding_strategy", strategy, "optim_grads_params",
                         f"{SOURCE}/megatron_fsdp.py: the default without a ddp_config")

@@ -17,10 +17,11 @@ from simcore.tape import Kernel, Param, Tape, Tensor
 from simcore.units import dtype_bytes
 
 __all__ = ["add", "add_scalar", "all_to_all", "bmm", "cast", "cat", "chunk", "contiguous", "cross_entropy", "div_",
-           "embedding", "exp", "gather", "grouped_mm", "index", "index_add", "linear", "log_softmax", "masked_fill",
-           "mean", "mul", "mul_rows", "mul_scalar", "neg", "new", "relu", "repeat_heads", "rms_norm", "rotate", "rsqrt",
-           "scaled_dot_product_attention", "select", "sigmoid", "silu", "slice_half", "softmax", "sort", "square",
-           "strided", "sub", "sum_last", "sum_of", "swap_dims", "to_heads", "topk"]
+           "embedding", "exp", "flash_attention", "gather", "grouped_mm", "index", "index_add", "linear", "log_softmax",
+           "masked_attention", "masked_fill", "mean", "mul", "mul_rows", "mul_scalar", "neg", "new", "relu",
+           "repeat_heads", "rms_norm", "rotate", "rsqrt", "scaled_dot_product_attention", "select", "sigmoid", "silu",
+           "slice_half", "softmax", "sort", "square", "strided", "sub", "sum_last", "sum_of", "swap_dims", "to_heads",
+           "topk"]
 
 Operand = Tensor | Param
 Grads = list[Tensor | None]
@@ -362,11 +363,14 @@ def strided(tape: Tape, weight: Param) -> Tensor:
     return Tensor(None, shape, dtype, tape.node((weight,), (), backward))
 
 
-def scaled_dot_product_attention(tape: Tape, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
-    """Causal flash attention of q [b, s, heads, d]; it saves its inputs, its output and the fp32 log-sum-exp."""
+def scaled_dot_product_attention(tape: Tape, q: Tensor, k: Tensor, v: Tensor, pairs: int = 0) -> Tensor:
+    """Causal flash attention of q [b, s, heads, d]; it saves its inputs, its output and the fp32 log-sum-exp.
+
+    `pairs` of a query and a key in one sequence, if not all.
+    """
     shapes, dtype = (q.shape, k.shape, v.shape), q.dtype
     batch, seq, heads, dim = q.shape
-    flops = 2 * batch * heads * seq * seq * dim  # two products of 2 s^2 d, half of each masked
+    flops = 2 * (pairs or batch * seq * seq) * heads * dim  # two products of 2 s^2 d, half of each masked
     moved = q.nbytes + k.nbytes + v.nbytes
 
     def backward(tape: Tape, grads: Grads, saved: Saved) -> Grads:
@@ -377,6 +381,69 @@ def scaled_dot_product_attention(tape: Tape, q: Tensor, k: Tensor, v: Tensor) ->
     node = tape.node((q, k, v), (q, k, v), backward)
     out, lse = tape.outputs("attention", lambda: (
         new(tape, (batch, seq, heads, dim), dtype, "attention", moved, Kernel.ATTENTION, flops),
+        tape.empty((batch, seq, heads), "fp32", "log_sum_exp")))
+    tape.save(node, out, lse)
+    out.node = node
+    return out
+
+
+def masked_attention(tape: Tape, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+    """Attention of q [1, s, heads, d] under a mask of truth values: the memory-efficient kernel.
+
+    torch 2.13 `transformers/attention.cpp`, convert_boolean_attn_mask: each call writes the mask out anew in the type
+    of q, and the kernel keeps it. Keys and values are repeated for every head before (`integrations/sdpa_attention.py`,
+    use_gqa_in_sdpa). The log-sum-exp is rounded up to 32 positions (`transformers/cuda/attention.cu`). What the kernel
+    skips of blocks that are masked whole is not known: FLOPs are those of the whole square.
+    """
+    k, v = (repeat_heads(tape, x, q.shape[2] // x.shape[2]) for x in (k, v))
+    shapes, dtype = (q.shape, k.shape, v.shape), q.dtype
+    _, seq, heads, dim = q.shape
+    flops = 4 * seq * seq * heads * dim
+    moved = q.nbytes + k.nbytes + v.nbytes
+
+    def backward(tape: Tape, grads: Grads, saved: Saved) -> Grads:
+        made: Grads = [tape.empty(shape, dtype, "grad_attention") for shape in shapes]
+        _delta = tape.empty((heads, seq), "fp32", "attention_delta")
+        tape.compute(Kernel.ATTENTION, flops * 5 // 2, 3 * moved)
+        return made
+
+    bias = new(tape, (seq, seq), dtype, "attention_bias", seq * seq)
+    node = tape.node((q, k, v), (q, k, v, bias), backward)
+    moved += bias.nbytes
+    del bias
+    out, lse = tape.outputs("attention", lambda: (
+        new(tape, q.shape, dtype, "attention", moved, Kernel.ATTENTION, flops),
+        tape.empty((heads, -(-seq // 32) * 32), "fp32", "log_sum_exp")))
+    tape.save(node, out, lse)
+    out.node = node
+    return out
+
+
+def flash_attention(tape: Tape, q: Tensor, k: Tensor, v: Tensor, pairs: int, sequences: int) -> Tensor:
+    """flash-attn 2 of q [b, s, heads, d]; packed, `sequences` of them lie in the one row.
+
+    `csrc/flash_attn/flash_api.cpp` at 0251105a: mha_fwd and mha_varlen_fwd keep the inputs, the output and the fp32
+    log-sum-exp; mha_bwd and mha_varlen_bwd accumulate dq in fp32, with 128 rows more for each packed sequence (else
+    rows are rounded up to 128), and write dk and dv of every head before they are summed over groups.
+    """
+    shapes, dtype = (q.shape, k.shape, v.shape), q.dtype
+    batch, seq, heads, dim = q.shape
+    rows = batch * seq + 128 * sequences if sequences else batch * -(-seq // 128) * 128
+    flops = 2 * pairs * heads * dim
+    moved = q.nbytes + k.nbytes + v.nbytes
+
+    def backward(tape: Tape, grads: Grads, saved: Saved) -> Grads:
+        made: Grads = [tape.empty(shape, dtype, "grad_attention") for shape in shapes]
+        wide = -(-dim // 32) * 32 if dim <= 128 else -(-dim // 64) * 64
+        _held = (tape.empty((heads, rows), "fp32", "attention_sums"),
+                 tape.empty((rows, heads, wide), "fp32", "attention_dq"),
+                 *(tape.empty(shapes[0], dtype, "attention_expanded") for _ in range(2 * (shapes[1][2] < heads))))
+        tape.compute(Kernel.ATTENTION, flops * 5 // 2, 3 * moved)
+        return made
+
+    node = tape.node((q, k, v), (q, k, v), backward)
+    out, lse = tape.outputs("attention", lambda: (
+        new(tape, q.shape, dtype, "attention", moved, Kernel.ATTENTION, flops),
         tape.empty((batch, seq, heads), "fp32", "log_sum_exp")))
     tape.save(node, out, lse)
     out.node = node

@@ -207,7 +207,7 @@ def attention(env: Env, x: Tensor, block: Attention, path: str) -> Tensor:
         tape.collective("send_recv", "cp", (env.run.cp - 1) * (k.nbytes + v.nbytes), k.dtype)
         extra = 2 * batch * block.num_heads * seq * seq * block.head_dim * (env.run.cp - 1)
         tape.compute(Kernel.ATTENTION, extra, 0)
-    out = aten.scaled_dot_product_attention(tape, q, k, v)
+    out = aten.scaled_dot_product_attention(tape, q, k, v, env.run.pairs // env.run.cp)
     return linear(env, out.view(batch, seq, block.q_size), f"{path}.o_proj")
 
 
@@ -226,6 +226,7 @@ def mamba(env: Env, x: Tensor, block: Mamba2, path: str) -> Tensor:
     With context parallelism the heads are exchanged before and after, and norm and output projection are modules.
     """
     tape = env.tape
+    numbers = _sequence_numbers(env)
     projected = linear(env, x, f"{path}.in_proj")
     rows = projected.shape[0]
     if env.run.cp > 1:
@@ -235,11 +236,24 @@ def mamba(env: Env, x: Tensor, block: Mamba2, path: str) -> Tensor:
     small = (env.param(f"{path}.conv1d.weight"), env.param(f"{path}.conv1d.bias"), dt_bias, a, d)
     if env.run.cp == 1:
         tail = (env.param(f"{path}.norm.weight"), env.param(f"{path}.out_proj.weight"))
-        return _fused_mamba(tape, projected, block, small, tail)
+        return _fused_mamba(tape, projected, block, small, tail, numbers[:1])
     out = _fused_mamba(tape, projected, block, small, None)
     out = aten.all_to_all(tape, out, rows, "cp")
     out = norm(env, out, f"{path}.norm")
     return linear(env, out, f"{path}.out_proj")
+
+
+def _sequence_numbers(env: Env) -> tuple[Tensor, ...]:
+    """Of every token in a pack (`layers.py`, seq_idx), which the kernel keeps, and positions, until the mixer returns.
+
+    Every layer makes them anew.
+    """
+    if not env.run.sequences:
+        return ()
+    tokens = (env.run.tokens,)
+    positions = new(env.tape, tokens, "int64", "positions")
+    wide = new(env.tape, tokens, "int64", "seq_idx_int64", positions.nbytes)
+    return new(env.tape, tokens, "int32", "seq_idx", wide.nbytes), positions
 
 
 def _clone(tape: Tape, param: Param) -> Tensor:
@@ -295,8 +309,8 @@ class _Scan:
 
 
 def _fused_mamba(tape: Tape, zxbcdt: Tensor, block: Mamba2, small: tuple[Operand, ...],
-                 tail: tuple[Param, Param] | None) -> Tensor:
-    """`MambaSplitConv1dScanCombinedFn`; `tail`: gated norm and output projection inside."""
+                 tail: tuple[Param, Param] | None, numbers: tuple[Tensor, ...] = ()) -> Tensor:
+    """`MambaSplitConv1dScanCombinedFn`; `tail`: gated norm and output projection inside; `numbers` of sequences."""
     s = _Scan(block, zxbcdt.shape[0], zxbcdt.shape[1], zxbcdt.dtype)
     shapes = [(p.shape, p.dtype) for p in (*small, *(tail or ()))]
 
@@ -307,7 +321,7 @@ def _fused_mamba(tape: Tape, zxbcdt: Tensor, block: Mamba2, small: tuple[Operand
         rest = [new(tape, shape, dtype, "grad_mamba_param") for shape, dtype in shapes[: len(shapes) - bool(tail)]]
         return [to_input, *rest, *([out_proj] if tail else [])]
 
-    node = tape.node((zxbcdt, *small, *(tail or ())), (zxbcdt, *small, *(tail or ())), backward)
+    node = tape.node((zxbcdt, *small, *(tail or ())), (zxbcdt, *small, *(tail or ()), *numbers), backward)
     out = _mamba_forward(tape, s, tail, lambda *kept: tape.save(node, *kept))
     out.node = node
     return out

@@ -21,15 +21,16 @@ from dataclasses import replace
 from functools import partial
 from typing import Final
 
+from simcore.errors import NotYet, Problem
 from simcore.models.blocks import Attention, Branch, Embedding, FinalNorm, Head, LayerKind, Loss, Mlp, Moe
 from simcore.operators import aten, hf_nemotron
 from simcore.operators.borders import hand_on, hidden_state, nothing, run_backward, run_backward_of_loss
 from simcore.operators.features import refuse
-from simcore.operators.hf_layers import Inputs, attention, linear, mlp, rms_norm
+from simcore.operators.hf_layers import Inputs, attention, has_flash_attention, linear, mlp, rms_norm
 from simcore.operators.hf_moe import moe
 from simcore.operators.hf_tensors import tensors
 from simcore.recording import LayerTape, Run
-from simcore.tape import Section, Tape, Tensor
+from simcore.tape import HIDDEN, Kernel, Node, Section, Tape, Tensor
 
 __all__ = ["TIED_HEAD", "record", "tensors"]
 
@@ -71,7 +72,7 @@ def _layer(tape: Tape, kind: LayerKind, run: Run) -> LayerTape:
     forward = tape.cut()
     del body
     # Where this layer does not keep the rotary tables, the ones above it do if anything trains here.
-    tables = (inputs.cos, inputs.sin) if out.node is not None else ()
+    tables = (inputs.cos, inputs.sin, inputs.mask) if out.node is not None else ()
     inputs = None
     dropped = tape.cut()
     del tables
@@ -89,12 +90,24 @@ def _stem(tape: Tape, kind: LayerKind, run: Run) -> Inputs:
     if rotary:
         shared += [tape.external((1, run.seq, 1, rotary), run.compute, tape.slot(f"rotary.{name}", "activation"),
                                  _BEFORE) for name in ("cos", "sin")]
+    mask = _mask(tape, run)
     if not run.first:
-        for tensor in shared:
+        for tensor in (*shared, *((mask,) if mask else ())):
             tensor.disown()
     positions, cos, sin = [*shared, None, None][:3]
     assert positions is not None
-    return Inputs(hidden, cos, sin, positions)
+    return Inputs(hidden, cos, sin, positions, mask)
+
+
+def _mask(tape: Tape, run: Run) -> Tensor | None:
+    """Which keys a query of packed sequences sees, a byte a pair: made by the stem, unless flash-attn runs."""
+    if not _is_masked(run):
+        return None
+    return tape.external((run.seq, run.seq), "uint8", tape.slot("causal_mask", "activation"), _BEFORE)
+
+
+def _is_masked(run: Run) -> bool:
+    return run.sequences > 0 and not has_flash_attention(run)
 
 
 def _body(tape: Tape, kind: LayerKind, run: Run, inputs: Inputs) -> Tensor:
@@ -136,9 +149,20 @@ def _shared_tables(tape: Tape, block: Embedding, run: Run) -> None:
     """Position ids and, for rotary models, cos and sin: the layers' to free."""
     positions = _positions(tape, run)
     made = [positions, *(_rotary_tables(tape, run, block.rotary_dim, positions) if block.rotary_dim else ())]
-    for name, tensor in zip(("position_ids", "rotary.cos", "rotary.sin"), made, strict=False):
+    names = ["position_ids", "rotary.cos", "rotary.sin"][:len(made)]
+    if _is_masked(run):
+        names.insert(1, "causal_mask")
+        made.insert(1, _block_diagonal(tape, run.seq))
+    for name, tensor in zip(names, made, strict=True):
         tape.rename(tensor.storage, tape.slot(name, "activation"))
         tensor.disown()
+
+
+def _block_diagonal(tape: Tape, seq: int) -> Tensor:
+    """Earlier in the sequence, and in the same one (`masking_utils.py`, packed_sequence_compatibility_function)."""
+    seen = aten.new(tape, (seq, seq), "uint8", "is_same_sequence")
+    earlier = aten.new(tape, (seq, seq), "uint8", "is_earlier")
+    return aten.new(tape, (seq, seq), "uint8", "causal_mask", seen.nbytes + earlier.nbytes)
 
 
 def _positions(tape: Tape, run: Run) -> Tensor:
@@ -169,8 +193,48 @@ def _final_norm(tape: Tape, kind: LayerKind, run: Run) -> LayerTape:
 
 def _head(tape: Tape, block: Head, run: Run) -> LayerTape:
     weight = run.params["weight"]
-    return _simple(tape, run, block.hidden, lambda hidden: linear(tape, run, "", hidden),
+    body = {"cut": _cut_loss, "liger": _liger_loss}.get(run.loss, _logits)
+    if body != _logits and "lora_a.weight" in run.params:
+        raise NotYet(Problem("training.loss", f"not yet: {run.loss} with an adapter of lm_head"))
+    return _simple(tape, run, block.hidden, lambda hidden: body(tape, run, hidden),
                    _leave_waiting if weight.tied else nothing)
+
+
+def _logits(tape: Tape, run: Run, hidden: Tensor) -> Tensor:
+    return linear(tape, run, "", hidden)
+
+
+def _cut_loss(tape: Tape, run: Run, hidden: Tensor) -> Tensor:
+    """The loss from hidden state and weight, block by block (cut-cross-entropy d42911f7 `cce.py`, impl "cce").
+
+    Kept: both, the log-sum-exp, labels, which of them count, the mean of each logit. Gradients are summed in the
+    compute dtype (`cce_backward.py`: accum_e_fp32 and accum_c_fp32 are off).
+    """
+    weight, tokens = run.params["weight"], run.tokens
+    shape, dtype, vocab = hidden.shape, hidden.dtype, weight.shape[0]
+    needs, flops = (aten.needs_grad(hidden), weight.trainable), 2 * tokens * weight.numel
+    moved = hidden.nbytes + weight.nbytes
+
+    def backward(tape: Tape, grads: list[Tensor | None], saved: list[Tensor]) -> list[Tensor | None]:
+        wide = aten.new(tape, (vocab,), "int64", "vocabulary_order")
+        _order = aten.new(tape, (vocab,), "int32", "vocabulary_order")
+        del wide
+        tape.compute(Kernel.GEMM, flops, moved)  # the logits once more
+        made = [aten.new(tape, s, dtype, name, moved, Kernel.GEMM, flops) if need else None for s, name, need in (
+            (shape, "grad_hidden", needs[0]), (weight.shape, "grad_weight", needs[1]))]
+        return [*made]
+
+    labels = aten.new(tape, (tokens,), "int64", "labels")
+    valids = aten.new(tape, (tokens,), "int64", "valids", labels.nbytes)
+    node = tape.node((hidden, weight), (hidden, weight, labels, valids), backward)
+    lse = aten.new(tape, (tokens,), "fp32", "log_sum_exp", moved, Kernel.GEMM, flops)
+    means = aten.new(tape, (vocab,), "fp32", "logit_means") if any(needs) else None
+    losses = aten.new(tape, (tokens,), "fp32", "losses", moved)
+    tape.save(node, lse, means)
+    del labels, valids, lse, means
+    out = aten.new(tape, (), "fp32", "loss", losses.nbytes, Kernel.LOSS)
+    out.node = node
+    return out
 
 
 def _simple(tape: Tape, run: Run, width: int, body: Callable[[Tensor], Tensor],
@@ -185,6 +249,46 @@ def _simple(tape: Tape, run: Run, width: int, body: Callable[[Tensor], Tensor],
     hidden = None
     after = tape.cut()
     return LayerTape(forward, run_backward(tape, out, leaf, finish or nothing), after, grads=tape.release_grads())
+
+
+def _liger_loss(tape: Tape, run: Run, hidden: Tensor) -> Tensor:
+    """Loss and gradients in forward, chunk by chunk (Liger-Kernel ead96b61 `ops/fused_linear_cross_entropy.py`).
+
+    Both gradients are all that is kept; a chunk's part of the weight's is made in the compute dtype, then in fp32. A
+    chunk's logits, which become their gradient, die when the next ones are there.
+    """
+    weight, tokens = run.params["weight"], run.tokens
+    shape, dtype, (vocab, width) = hidden.shape, hidden.dtype, weight.shape
+    needs, moved = (aten.needs_grad(hidden), weight.trainable), hidden.nbytes + weight.nbytes
+    rows = 1 << max(0, -(-tokens // -(-vocab // width)) - 1).bit_length()
+
+    def backward(tape: Tape, grads: list[Tensor | None], saved: list[Tensor]) -> list[Tensor | None]:
+        saved.clear()  # scaled in place: only the owners of the bytes change
+        return [aten.new(tape, s, dtype, name, moved) if need else None for s, name, need in (
+            (shape, "grad_hidden", needs[0]), (weight.shape, "grad_weight", needs[1]))]
+
+    _labels = aten.new(tape, (tokens,), "int64", "labels")
+    node = tape.node((hidden, weight), (), backward)
+    to_hidden = aten.new(tape, (tokens, width), dtype, "grad_hidden")
+    to_weight = aten.new(tape, weight.shape, dtype, "grad_weight") if needs[1] else None
+    losses = aten.new(tape, (tokens,), "fp32", "losses")
+    logits: Tensor | None = None
+    for start in range(0, tokens, rows):
+        size = (min(rows, tokens - start), vocab)
+        product = 2 * size[0] * vocab * width
+        logits = aten.new(tape, size, dtype, "chunk_logits", moved, Kernel.GEMM, product)
+        tape.compute(Kernel.LOSS, 3 * logits.numel, 2 * logits.nbytes)
+        aten.new(tape, (size[0], width), dtype, "chunk_grad_hidden", moved, Kernel.GEMM, product)
+        if to_weight is not None:
+            part = aten.new(tape, weight.shape, dtype, "chunk_grad_weight", moved, Kernel.GEMM, product)
+            _wide = aten.cast(tape, part, "fp32")
+            del part, _wide
+    del logits
+    tape.save(node, to_hidden, to_weight)
+    del to_hidden, to_weight
+    out = aten.new(tape, (), "fp32", "loss", losses.nbytes, Kernel.LOSS)
+    out.node = node
+    return out
 
 
 def _leave_waiting(tape: Tape) -> None:
@@ -208,12 +312,13 @@ def _meet_waiting(tape: Tape) -> None:
 
 # ---- loss -------------------------------------------------------------------------------------------------------
 def _loss(tape: Tape, block: Loss, run: Run) -> LayerTape:
-    logits: Tensor | None = hidden_state(tape, run, run.seq, block.vocab)
+    cut = run.loss in ("cut", "liger")  # the head has made it already, it is divided by the number of labels
+    logits: Tensor | None = _scalar(tape, run) if cut else hidden_state(tape, run, run.seq, block.vocab)
     assert logits is not None
     leaf = logits.node
-    if block.upcast:
+    if block.upcast and not cut:
         logits = aten.cast(tape, logits, "fp32")
-    loss = _causal_loss(tape, run, logits)
+    loss = aten.mul_scalar(tape, logits) if cut else _causal_loss(tape, run, logits)
     forward = tape.cut()
     outputs = [logits] if run.loss == "hf_keep_logits" else []
     logits = None
@@ -222,6 +327,12 @@ def _loss(tape: Tape, block: Loss, run: Run) -> LayerTape:
     del ones, loss
     outputs.clear()
     return LayerTape(forward, backward, after, tape.cut(), seed)
+
+
+def _scalar(tape: Tape, run: Run) -> Tensor:
+    loss = tape.external((), "fp32", HIDDEN, _BEFORE)
+    loss.node = Node() if run.input_requires_grad else None
+    return loss
 
 
 def _causal_loss(tape: Tape, run: Run, logits: Tensor) -> Tensor:

@@ -1,4 +1,4 @@
-"""Norm, linear, attention and MLP of transformers 5.23 (`models/llama`, `models/qwen3`, ...), eager, with SDPA.
+"""Norm, linear, attention and MLP of transformers 5.23 (`models/llama`, `models/qwen3`, ...), with SDPA or flash-attn.
 
 Same operators in the same order as the modelling code, and local variables that live as long as its own do.
 """
@@ -12,16 +12,17 @@ from simcore.operators import aten
 from simcore.recording import Run
 from simcore.tape import Param, Tape, Tensor
 
-__all__ = ["Inputs", "attention", "linear", "mlp", "rms_norm"]
+__all__ = ["Inputs", "attention", "has_flash_attention", "linear", "mlp", "rms_norm"]
 
 
 class Inputs(NamedTuple):
-    """What the stem hands to a layer: the hidden state, the rotary tables, and position ids that nobody reads."""
+    """What the stem hands to a layer: the hidden state, the rotary tables, position ids that nobody reads, a mask."""
 
     hidden: Tensor
     cos: Tensor | None
     sin: Tensor | None
     positions: Tensor
+    mask: Tensor | None = None
 
 
 def rms_norm(tape: Tape, weight: Param, x: Tensor, *, weight_in_fp32: bool) -> Tensor:
@@ -65,8 +66,22 @@ def attention(tape: Tape, run: Run, branch: Branch, inputs: Inputs) -> Tensor:
         rotated = (_rotate(tape, q, inputs.cos, inputs.sin), _rotate(tape, k, inputs.cos, inputs.sin))
         q, k = rotated
         del rotated
-    out = aten.scaled_dot_product_attention(tape, q, k, v)
+    out = _core(tape, run, (q, k, v), inputs.mask)
     return linear(tape, run, f"{name}.o_proj", out.view(*out.shape[:2], out.shape[2] * dim))
+
+
+def has_flash_attention(run: Run) -> bool:
+    """Whether attention is flash-attn's own and not torch's SDPA (attn_implementation)."""
+    return dict(run.options).get("attn_implementation") == "flash_attention_2"
+
+
+def _core(tape: Tape, run: Run, parts: tuple[Tensor, Tensor, Tensor], mask: Tensor | None) -> Tensor:
+    """Attention itself; a mask of packed sequences is read by a kernel of its own."""
+    if has_flash_attention(run):
+        return aten.flash_attention(tape, *parts, run.pairs, run.sequences)
+    if mask is not None:
+        return aten.masked_attention(tape, *parts)
+    return aten.scaled_dot_product_attention(tape, *parts)
 
 
 def _heads(tape: Tape, run: Run, name: str, part: str, x: Tensor, block: Attention) -> Tensor:

@@ -113,8 +113,7 @@ def _core(c: Context, num_heads: int, parts: tuple[Tensor, Tensor, Tensor], colu
     """Keeps q, k, v, the output and the softmax statistics (fp32, one a head)."""
     q, k, v = parts
     rows, heads = q.shape[0], num_heads // c.run.tp
-    pairs = rows * c.run.seq * c.run.cp // 2  # causal: half of the square
-    flops = 2 * pairs * (q.shape[1] + columns)
+    flops = c.run.pairs * (q.shape[1] + columns)  # two products of 2 FLOPs, half of them masked
     shapes = [t.shape for t in (q, k, v)]
     exchange = (c.run.cp - 1) * (k.nbytes + v.nbytes)
 
@@ -127,7 +126,8 @@ def _core(c: Context, num_heads: int, parts: tuple[Tensor, Tensor, Tensor], colu
             names = ("query", "key", "value")
             grads = [tape.empty(s, c.dtype, f"grad_{n}") for s, n in zip(shapes, names, strict=True)]
         # Estimate: flash backward accumulates dq in fp32 and needs one sum a row and head.
-        work = tape.empty((rows, shapes[0][1] + heads), "fp32", "attention_workspace")
+        around = 128 * c.run.sequences * c.has_flash_attention  # [Note: packing]
+        work = tape.empty((rows + around, shapes[0][1] + heads), "fp32", "attention_workspace")
         tape.compute(Kernel.ATTENTION, flops * 5 // 2, 2 * sum(t.nbytes for t in saved))
         if exchange:
             tape.collective("send_recv", "cp", 2 * exchange, c.dtype)

@@ -73,7 +73,7 @@ def mamba(c: Context, block: Mamba2, x: Tensor) -> Tensor:
                   block.chunk, c.run.batch)
     # The mixer's own variable holds in_proj's output until out_proj has returned.
     zxbcdt = _exchanged(c, norm_linear(c, "mixer.in_proj", x), "zxbcdt", 2 * (sizes.groups - groups) * block.state)
-    y = _scan(c, sizes, _batch_first(c, zxbcdt, "zxbcdt_copy"))
+    y = _scan(c, sizes, _batch_first(c, zxbcdt, "zxbcdt_copy"), _sequence_numbers(c))
     y = _exchanged(c, _batch_first(c, y, "y_copy"), "y")
     y = _gated_norm(c, replace(sizes, groups=groups), y)
     return row(c, "mixer.out_proj", y)
@@ -120,7 +120,17 @@ def _batch_first(c: Context, x: Tensor, name: str) -> Tensor:
     return out
 
 
-def _scan(c: Context, s: Sizes, zxbcdt: Tensor) -> Tensor:
+def _sequence_numbers(c: Context) -> tuple[Tensor, ...]:
+    """Of every token in a pack, made anew by each layer (`_create_packed_seq_idx`); the scan keeps them."""
+    if not c.run.sequences:
+        return ()
+    wide = c.new(c.tokens, 1, "mixer.seq_idx_int64", "int64")
+    out = c.new(c.tokens, 1, "mixer.seq_idx", "int32")
+    c.elementwise(wide, 2, Kernel.COPY)
+    return (out,)
+
+
+def _scan(c: Context, s: Sizes, zxbcdt: Tensor, numbers: tuple[Tensor, ...]) -> Tensor:
     """`MambaSplitConv1dScanCombinedFn.forward`: keeps zxbcdt and out_x (the output before the gate)."""
     names = ("conv1d.weight", "conv1d.bias", "dt_bias", "A_log", "D")
     params = [c.param(f"mixer.{name}") for name in names]
@@ -143,7 +153,7 @@ def _scan(c: Context, s: Sizes, zxbcdt: Tensor) -> Tensor:
     passing = 2 * s.states
     c.tape.compute(Kernel.MAMBA_SCAN, s.flops(2, 1) + s.tokens * 2 * s.chunk * s.inner + passing,
                    3 * out.nbytes + conv.nbytes + 2 * products.nbytes + 4 * 4 * s.states)
-    c.node(out, (zxbcdt, *params), (zxbcdt, out_x), back)
+    c.node(out, (zxbcdt, *params), (zxbcdt, out_x, *numbers), back)
     del conv, small, passed, final, products, out_x
     return out
 

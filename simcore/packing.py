@@ -1,0 +1,48 @@
+"""Packed sequences: what lies in a row of tokens, and over how many positions attention goes.
+
+[Note: packing]
+A microbatch of packs is one row of all its tokens: TransformerEngine's layout thd, flash-attn's `varlen` functions, in
+transformers position ids that start again. Memory then depends on the tokens, hardly on their sequences: flash-attn's
+backward adds 128 rows for each of them (`csrc/flash_attn/flash_api.cpp`, mha_varlen_bwd, at 0251105a). What attention
+computes is the sum of squared lengths.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from simcore.training import Training
+
+__all__ = ["Packing", "assumptions", "pack"]
+
+
+@dataclass(frozen=True, slots=True)
+class Packing:
+    """Rows of a microbatch: `batch` of `seq` positions. `sequences` are packed in them, 0 where each fills its row.
+
+    `attended`: positions of the sequence that a token is in, as the mean over tokens.
+    """
+
+    batch: int
+    seq: int
+    sequences: int
+    attended: int
+
+
+def pack(training: Training) -> Packing:
+    """The rows that one microbatch is: packed sequences are of one length, the last of a pack is what is left."""
+    batch, seq = training.micro_batch_size, training.seq_len
+    if training.lengths != "packed":
+        return Packing(batch, seq, 0, seq)
+    length = min(training.packed_length or seq, seq)
+    number, rest = divmod(seq, length)
+    squares = number * length**2 + rest**2
+    return Packing(1, batch * seq, batch * (number + (rest > 0)), -(-squares // seq))
+
+
+def assumptions(training: Training) -> tuple[tuple[str, str, str, str], ...]:
+    """What nobody wrote down about lengths: (what, value, kind, source)."""
+    if training.lengths != "packed" or training.packed_length is not None:
+        return ()
+    return (("training.packed_length", f"one sequence of {training.seq_len} tokens fills each pack", "assumed",
+             "lengths are not stated: attention computes no more than that, bytes hardly depend on it"),)
