@@ -18,7 +18,7 @@ from simcore.errors import InputError, Problem
 from simcore.quantity import Rate
 from simcore.topology import Fabric, HostLink, Link
 
-__all__ = ["COLLECTIVES", "DTYPES", "KERNELS", "collective_ns", "compute_ns", "copy_ns", "wire_bytes"]
+__all__ = ["COLLECTIVES", "DTYPES", "KERNELS", "collective_ns", "compute_ns", "copy_ns", "wire_bytes", "wire_factor"]
 
 KERNELS: Final = ("gemm", "grouped_gemm", "attention", "mamba_scan", "conv", "norm", "elementwise", "permute", "loss",
                   "embedding", "optimizer", "copy")
@@ -80,10 +80,11 @@ def wire_bytes(collective: str, payload_bytes: int, group_size: int) -> int:
     Rounded to the nearest integer, halves to even, of the product of floats, so that sums over calls agree with
     PyTorch traces that were counted so. KeyError: no such collective.
     """
-    return round(payload_bytes * _wire_factor(collective, group_size))
+    return round(payload_bytes * wire_factor(collective, group_size))
 
 
-def _wire_factor(collective: str, group_size: int) -> float:
+def wire_factor(collective: str, group_size: int) -> float:
+    """Of the payload, the share that leaves one rank on a ring. KeyError: no such collective."""
     if collective not in COLLECTIVES:
         raise KeyError(collective)
     if group_size <= 1:
@@ -100,7 +101,7 @@ def collective_ns(collective: str, payload_bytes: int, group_size: int, link: Li
     slowest level: NVLink, or the NICs of the group's ranks in its emptiest node. all_to_all is pairwise: what leaves
     the node goes through the rank's own NIC. send_recv is one message over one NIC. KeyError: no such collective.
     """
-    factor = _wire_factor(collective, group_size)
+    factor = wire_factor(collective, group_size)
     if group_size <= 1 or link.name == "self":
         return 0
     if collective in ("broadcast", "reduce"):

@@ -26,7 +26,7 @@ from simcore.graph import ModelGraph
 from simcore.mesh import IntArray, Mesh
 from simcore.plan import Placed, Plan
 from simcore.report import Assumption, Host, HostPhase, RankReport, Report
-from simcore.reserve import reserved
+from simcore.reserve import needed
 from simcore.tensor import TensorSpec
 from simcore.transfer import Transfer
 from simcore.units import dtype_bytes
@@ -191,12 +191,12 @@ def _placed(plan: Plan) -> Iterator[tuple[Placed, int]]:
 
 # ---- the device -----------------------------------------------------------------------------------------------------
 def _device(parts: Parts, plan: Plan, rank: RankReport, phase: _Phase, transfer: Transfer | None) -> int:
-    """Tensors of the phase, with the allocator's cache and what lies beside it."""
+    """Tensors of the phase, with blocks that do not fit together and what lies beside them."""
     assert rank.peak is not None
     allocated = {"load": _loaded(plan, rank), "first_step": rank.peak.first_step_bytes or rank.peak.allocated_bytes,
                  "save": rank.end_bytes or 0}[phase]
-    moment = _moment(plan, transfer) if transfer else 0
-    return reserved(allocated + moment, parts.shares()).middle + sum(rank.peak.outside.values())
+    moment = _moment(plan, transfer) if transfer and transfer.on_device else 0
+    return needed(allocated + moment, parts.shares()).middle + sum(rank.peak.outside.values())
 
 
 def _loaded(plan: Plan, rank: RankReport) -> int:
@@ -205,10 +205,9 @@ def _loaded(plan: Plan, rank: RankReport) -> int:
     return _built(plan) + grads
 
 
-@lru_cache(maxsize=1024)
 def _built(plan: Plan) -> int:
-    params = sum(count * p.rest_bytes for p, count in _placed(plan))
-    states = sum(count * p.state_bytes for p, count in _placed(plan))
+    params = sum(count * plan.kinds[kind].rest_bytes for kind, count in plan.kind_counts)
+    states = sum(count * sum(plan.kinds[kind].state_bytes.values()) for kind, count in plan.kind_counts)
     return params + max(0, states - plan.born_in_step())
 
 

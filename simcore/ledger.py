@@ -103,11 +103,11 @@ class _Sums:
 
     def first_scan(self) -> int | None:
         """The highest moment while the first Mamba scans of forward and of backward run."""
-        tops = [tile.top_of_scan for tile in self.program.tiles]
-        scans = np.isin(self.tile, [number for number, top in enumerate(tops) if top is not None])
-        firsts = [int(np.argmax(inside)) for phase in (Phase.FORWARD, Phase.BACKWARD)
-                  if (inside := scans & (self.program.outline.columns[4] == phase)).any()]
-        return max((int(self.base[first]) + (tops[self.tile[first]] or 0) for first in firsts), default=None)
+        tops = {number: top for number, tile in enumerate(self.program.tiles) if (top := tile.top_of_scan) is not None}
+        firsts = self.program.outline.firsts
+        pieces = (min((at[number] for number in tops if number in at), default=None)
+                  for at in (firsts[Phase.FORWARD], firsts[Phase.BACKWARD]))
+        return max((int(self.base[at]) + tops[int(self.tile[at])] for at in pieces if at is not None), default=None)
 
     def by_phase(self) -> dict[str, int]:
         """The loss is part of forward too, a replay part of backward too; a phase begins with what was there before."""

@@ -134,6 +134,14 @@ class Outline:
         sums: IntArray = np.concatenate([[0], self.running])[starts]
         return sums
 
+    @cached_property
+    def firsts(self) -> dict[Phase, dict[int, int]]:
+        """By phase, the first piece of each tile that is laid in it."""
+        found: dict[Phase, dict[int, int]] = {phase: {} for phase in Phase}
+        for place, piece in enumerate(self.pieces):
+            found[Phase(piece.phase)].setdefault(piece.tile, place)
+        return found
+
     # ---- all rows of the step, those of tiles too -----------------------------------------------------------------
     @cached_property
     def num_rows(self) -> IntArray:
@@ -181,6 +189,21 @@ class Outline:
         _, starts, _, _, phase, microbatch = self.columns[:, self.is_loose]
         of = np.searchsorted(starts, at, side="right") - 1
         return np.stack([self.loose[at, SLOT], self.loose[at, AMOUNT], phase[of], microbatch[of]], axis=1)
+
+    @cached_property
+    def tile_calls(self) -> IntArray:
+        """The same of tiles, but not yet how many bytes: which of the calls of all tiles, laid end to end, each is."""
+        calls = [tile.calls for tile in self.tiles]
+        firsts = np.cumsum([0, *map(len, calls)])
+        pieces = [p for p in self.pieces if p.tile >= 0 and len(calls[p.tile])]
+        if not pieces:
+            return np.zeros((0, 4), dtype=np.int64)
+        made = np.concatenate([calls[p.tile] for p in pieces])
+        numbers = np.concatenate([np.arange(firsts[p.tile], firsts[p.tile + 1]) for p in pieces])
+        phase, microbatch = (np.repeat([p[field] for p in pieces], [len(calls[p.tile]) for p in pieces])
+                             for field in (4, 5))
+        phase[made[:, 2] == 1] = Phase.RECOMPUTE
+        return np.stack([made[:, 0], numbers, phase, microbatch], axis=1)
 
 
 class Builder:

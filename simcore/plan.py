@@ -110,6 +110,11 @@ class PlacedKind(tuple[Placed, ...]):
         return sums
 
     @cached_property
+    def rest_bytes(self) -> int:
+        """Storage of the parameters at rest."""
+        return sum(placed.rest_bytes for placed in self)
+
+    @cached_property
     def padding_bytes(self) -> int:
         """What storage adds to the parameters."""
         return sum((p.padded - p.local) * dtype_bytes(p.life.rest.dtype) * p.rests_here for p in self)

@@ -12,7 +12,7 @@ from functools import cached_property
 import numpy as np
 
 from simcore.mesh import IntArray
-from simcore.outline import Outline, Phase, Tables
+from simcore.outline import Outline, Tables
 from simcore.tape import RECOMPUTE_BEGIN, RECOMPUTE_END, Op
 from simcore.tile import AMOUNT, LAYER, OP, SLOT, Tile
 
@@ -77,20 +77,15 @@ class Program:
         """One value a tile, to be looked up by tile number: that of loose rows, -1, finds 0."""
         return np.array([*values, 0], dtype=np.int64)
 
+    def payloads(self) -> IntArray:
+        """Bytes of the calls of loose rows and of all tiles, once each."""
+        return np.concatenate([self.outline.calls[:, 1], *(tile.calls[:, 1] for tile in self.tiles)])
+
     def calls(self) -> IntArray:
         """Collectives, copies and what is sent, not received: (communication row, payload bytes, phase, microbatch)."""
-        return np.concatenate([self.outline.calls, self._tile_calls()])
-
-    def _tile_calls(self) -> IntArray:
-        calls = [tile.calls for tile in self.tiles]
-        pieces = [p for p in self.outline.pieces if p.tile >= 0 and len(calls[p.tile])]
-        if not pieces:
-            return np.zeros((0, 4), dtype=np.int64)
-        made = np.concatenate([calls[p.tile] for p in pieces])
-        times = [len(calls[p.tile]) for p in pieces]
-        phase, microbatch = (np.repeat([p[field] for p in pieces], times) for field in (4, 5))
-        phase[made[:, 2] == 1] = Phase.RECOMPUTE
-        return np.stack([made[:, 0], made[:, 1], phase, microbatch], axis=1)
+        laid = self.outline.tile_calls.copy()
+        laid[:, 1] = self.payloads()[len(self.outline.calls) + laid[:, 1]]
+        return np.concatenate([self.outline.calls, laid])
 
     def check(self) -> None:
         """Our own promises: no owner goes below zero, frees are negative, allocations positive."""

@@ -195,8 +195,13 @@ def load_topology(ref: str | Path, num_nodes: int | None = None, where: str = "t
     InputError: unknown name or file (asked for at `where`), a key or a quantity that is wrong (all of them at once),
     fewer nodes than asked. A file is read once.
     """
-    topology = _read(_find(ref, where))
+    topology = _built_in(str(ref)) if str(ref) in topology_names() else _read(_find(ref, where))
     return topology if num_nodes is None else topology.bounded(num_nodes)
+
+
+@lru_cache(maxsize=64)
+def _built_in(name: str) -> Topology:
+    return _read(data_folder("topologies") / f"{name}.yaml")
 
 
 @lru_cache(maxsize=64)
@@ -209,10 +214,9 @@ def _read(path: Path) -> Topology:
 
 
 def _find(ref: str | Path, where: str) -> Path:
-    if str(ref) in (names := topology_names()):
-        return data_folder("topologies") / f"{ref}.yaml"
     if Path(ref).exists():
         return Path(ref)
+    names = topology_names()
     near = difflib.get_close_matches(str(ref), names, n=1)
     hint = f"; did you mean {near[0]}?" if near else "."
     raise _problem(where, f"no topology {str(ref)!r}{hint} Known: {', '.join(names)}, or the path of a file")
