@@ -10,6 +10,7 @@ import os
 import stat
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field, replace
+from functools import cached_property
 from pathlib import Path
 from typing import Any, Final
 
@@ -32,13 +33,20 @@ class Document:
     places: Mapping[KeyPath, str] = field(default_factory=dict, repr=False)
     """Where values that `with_value` put in come from."""
 
+    @cached_property
+    def folder(self) -> Path:
+        """The folder that relative paths in it start from."""
+        return Path(self.path).parent
+
     def line_of(self, key_path: KeyPath) -> int:
         """Line (from 1) of a key; of the nearest enclosing key when the path itself is not in the file."""
-        return next((self.lines[part] for part in _prefixes(key_path) if part in self.lines), 1)
+        line = self.lines.get(key_path)  # most keys are there
+        return line or next((self.lines[part] for part in _prefixes(key_path) if part in self.lines), 1)
 
     def where(self, key_path: KeyPath) -> str:
         """`file:line` of a key, or the place that was given for a value put in later."""
-        put_in = next((self.places[part] for part in _prefixes(key_path) if part in self.places), None)
+        told = (self.places[part] for part in _prefixes(key_path) if part in self.places)
+        put_in = next(told, None) if self.places else None
         return put_in or f"{self.path}:{self.line_of(key_path)}"
 
     def with_value(self, key_path: KeyPath, value: object, place: str) -> Document:

@@ -28,12 +28,13 @@ from simcore.plan import Placed, Plan
 from simcore.report import Assumption, Host, HostPhase, RankReport, Report
 from simcore.reserve import needed
 from simcore.tensor import TensorSpec
-from simcore.transfer import Transfer
+from simcore.transfer import Files, Transfer
 from simcore.units import dtype_bytes
 
 __all__ = ["hosted", "model_bytes"]
 
 _Phase = Literal["load", "first_step", "save"]
+_PHASES: Final[tuple[_Phase, ...]] = ("load", "first_step", "save")
 _ON_HOST: Final = ("host", "host_pinned", "cpu")
 _MOST_RANKS: Final = 1 << 12
 """That are looked at one by one; those of a larger job repeat themselves within a stage."""
@@ -45,18 +46,21 @@ def hosted(parts: Parts, report: Report) -> Report:
     if sum(c.num_ranks for c in parts.classes) != mesh.size:
         return report
     per_host = min(topology.gpus_per_host, mesh.size)
-    host = Host(capacity_bytes=int(topology.node.host_memory), ranks_per_host=per_host,
-                phases=tuple(_phase(parts, report, phase, per_host) for phase in ("load", "first_step", "save")))
+    each = _fullest(parts.plans, parts.classes, parts.framework.files, per_host)
+    phases = (_phase(parts, report, phase, dict(held)) for phase, held in zip(_PHASES, each, strict=True))
+    host = Host(capacity_bytes=int(topology.node.host_memory), ranks_per_host=per_host, phases=tuple(phases))
     memory = topology.node.host_memory
     kind: Literal["assumed", "derived"] = "assumed" if memory.kind == "assumed" else "derived"
     told = Assumption(what="host_memory", value=f"{host.capacity_bytes / 1e9:,.0f} GB", kind=kind, source=memory.source)
     return report.model_copy(update={"host": host, "assumptions": (*report.assumptions, told)})
 
 
-def _phase(parts: Parts, report: Report, phase: _Phase, per_host: int) -> HostPhase:
-    files = parts.framework.files
-    transfer = {"load": files.load, "first_step": None, "save": files.save}[phase]
-    held = dict(_fullest(parts.plans, parts.classes, phase, transfer, per_host))
+def _transfer(files: Files, phase: _Phase) -> Transfer | None:
+    return {"load": files.load, "first_step": None, "save": files.save}[phase]
+
+
+def _phase(parts: Parts, report: Report, phase: _Phase, held: dict[str, int]) -> HostPhase:
+    transfer = _transfer(parts.framework.files, phase)
     host_bytes, room = sum(held.values()), int(parts.topology.node.host_memory)
     device = max((_device(parts, plan, rank, phase, transfer) for plan, rank
                   in zip(parts.plans, report.ranks, strict=True)), default=0)
@@ -69,9 +73,14 @@ def _phase(parts: Parts, report: Report, phase: _Phase, per_host: int) -> HostPh
 
 # ---- the host -------------------------------------------------------------------------------------------------------
 @lru_cache(maxsize=256)
-def _fullest(plans: tuple[Plan, ...], classes_of: tuple[RankClass, ...], phase: _Phase, transfer: Transfer | None,
-             per_host: int) -> tuple[tuple[str, int], ...]:
-    """What lies on the fullest host, by owner. Scenarios that place alike share it."""
+def _fullest(plans: tuple[Plan, ...], classes: tuple[RankClass, ...], files: Files, per_host: int) -> tuple[
+        tuple[tuple[str, int], ...], ...]:
+    """What lies on the fullest host in each phase, by owner. Scenarios that place alike share it."""
+    return tuple(_fullest_in(plans, classes, phase, _transfer(files, phase), per_host) for phase in _PHASES)
+
+
+def _fullest_in(plans: tuple[Plan, ...], classes_of: tuple[RankClass, ...], phase: _Phase, transfer: Transfer | None,
+                per_host: int) -> tuple[tuple[str, int], ...]:
     each = [_of_rank(plan, phase, transfer) for plan in plans]
     whole = _whole(plans[0], transfer)
     sizes = np.array([own.total() for own in each], dtype=np.int64)
@@ -193,8 +202,12 @@ def _placed(plan: Plan) -> Iterator[tuple[Placed, int]]:
 def _device(parts: Parts, plan: Plan, rank: RankReport, phase: _Phase, transfer: Transfer | None) -> int:
     """Tensors of the phase, with blocks that do not fit together and what lies beside them."""
     assert rank.peak is not None
-    allocated = {"load": _loaded(plan, rank), "first_step": rank.peak.first_step_bytes or rank.peak.allocated_bytes,
-                 "save": rank.end_bytes or 0}[phase]
+    if phase == "load":
+        allocated = _loaded(plan, rank)
+    elif phase == "first_step":
+        allocated = rank.peak.first_step_bytes or rank.peak.allocated_bytes
+    else:
+        allocated = rank.end_bytes or 0
     moment = _moment(plan, transfer) if transfer and transfer.on_device else 0
     return needed(allocated + moment, parts.shares()).middle + sum(rank.peak.outside.values())
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
+from functools import cached_property
 from typing import Any
 
 from simcore.errors import IllegalLayout, InputError, NotYet, Problem
@@ -46,7 +47,7 @@ class Job:
         given = self.scenario.training.precision.compute
         return "bf16" if given in ("auto", "fp8") else given
 
-    @property
+    @cached_property
     def compute_capability(self) -> tuple[int, ...]:
         """Of the GPUs: 8, 0 is Ampere's A100, 9, 0 Hopper."""
         return tuple(int(part) for part in topology_of(self.scenario).device.compute_capability.split("."))

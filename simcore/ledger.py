@@ -110,13 +110,9 @@ class _Sums:
         return max((int(self.base[at]) + tops[int(self.tile[at])] for at in pieces if at is not None), default=None)
 
     def by_phase(self) -> dict[str, int]:
-        """The loss is part of forward too, a replay part of backward too; a phase begins with what was there before."""
-        phases = self.program.outline.columns[4]
-        forward = (phases == Phase.FORWARD) | (phases == Phase.LOSS)
-        groups = {"forward": forward, "loss": phases == Phase.LOSS, "backward": phases == Phase.BACKWARD,
-                  "optimizer": phases == Phase.OPTIMIZER}
-        found = {name: max(int(self.base[np.argmax(inside)]), int(self.peaks[inside].max()))
-                 for name, inside in groups.items() if inside.any()}
+        """A phase begins with what was there before."""
+        found = {name: max(int(self.base[inside[0]]), int(self.peaks[inside].max()))
+                 for name, inside in self.program.outline.groups.items()}
         replays = [int(self.base[self.tile == number].max()) + tile.top_of_replay
                    for number, tile in enumerate(self.program.tiles) if tile.replayed]
         return found | ({"recompute": max(replays)} if replays else {})
@@ -159,18 +155,18 @@ def _held(program: Program, piece: int, row: int) -> IntArray:
 
 
 def _by_category(program: Program, held: IntArray) -> dict[str, int]:
-    sums: dict[str, int] = {}
-    sizes, owners = held.sum(axis=0), program.outline.owners
-    for slot in np.flatnonzero(sizes).tolist():
-        category = owners[slot][1]
-        sums[category] = sums.get(category, 0) + int(sizes[slot])
-    return dict(sorted(sums.items(), key=lambda item: (-item[1], item[0])))
+    names, numbers = program.outline.categories
+    sums = np.bincount(numbers, weights=held.sum(axis=0), minlength=len(names)).astype(np.int64)  # exact, see _held
+    found = {name: size for name, size in zip(names, sums.tolist(), strict=True) if size}
+    return dict(sorted(found.items(), key=lambda item: (-item[1], item[0])))
 
 
 def _owners(program: Program, held: IntArray, limit: int) -> tuple[tuple[str, str, int], ...]:
     """(owner, category, bytes), largest first; equal ones by layer, then in the order in which they first appear."""
     flat = held.ravel()
     found = np.flatnonzero(flat > 0)
+    if len(found) > limit:
+        found = found[flat[found] >= np.partition(flat[found], -limit)[-limit]]
     largest = found[np.argsort(-flat[found], kind="stable")[:limit]]
     layers, slots = np.divmod(largest, held.shape[1])
     return tuple((*program.owner(layer - 1, slot), size) for layer, slot, size in

@@ -97,6 +97,21 @@ class Outline:
         return tuple(self.tables.slots)
 
     @cached_property
+    def categories(self) -> tuple[tuple[str, ...], IntArray]:
+        """Their names, and the number of each slot's."""
+        names = tuple(dict.fromkeys(category for _, category in self.owners))
+        numbers = {name: number for number, name in enumerate(names)}
+        return names, np.array([numbers[category] for _, category in self.owners], dtype=np.int64)
+
+    @cached_property
+    def groups(self) -> dict[str, IntArray]:
+        """Pieces by the phases that a ledger tells; the loss is part of forward too, a replay part of backward too."""
+        phases = self.columns[4]
+        groups = {"forward": (phases == Phase.FORWARD) | (phases == Phase.LOSS), "loss": phases == Phase.LOSS,
+                  "backward": phases == Phase.BACKWARD, "optimizer": phases == Phase.OPTIMIZER}
+        return {name: np.flatnonzero(inside) for name, inside in groups.items() if inside.any()}
+
+    @cached_property
     def columns(self) -> IntArray:
         """The pieces' fields, a row each, in `Piece`'s order; tile numbers of loose rows are -1."""
         columns: IntArray = np.array(self.pieces, dtype=np.int64).reshape(-1, 6).T

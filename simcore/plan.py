@@ -7,6 +7,7 @@ a plan is a function of the rank's coordinates on the axes that split something.
 from __future__ import annotations
 
 import math
+from collections import Counter
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from functools import cached_property, lru_cache
@@ -161,11 +162,7 @@ class Plan:
     @cached_property
     def kind_counts(self) -> tuple[tuple[int, int], ...]:
         """(kind, how many of the stage's layers are of it)."""
-        counts: dict[int, int] = {}
-        for layer in self.layers:
-            kind = self.graph.layers[layer].kind
-            counts[kind] = counts.get(kind, 0) + 1
-        return tuple(counts.items())
+        return _kind_counts(self.graph, self.layers)
 
     def at_rest(self) -> dict[str, AtRestBytes]:
         """By component, the rank's stage whole; buffers are in no component."""
@@ -202,6 +199,11 @@ class Plan:
     def padding_bytes(self) -> int:
         """What storage adds to the parameters that the rank owns (even cuts; flat buffers count their own)."""
         return sum(count * self.kinds[kind].padding_bytes for kind, count in self.kind_counts)
+
+
+@lru_cache(maxsize=256)
+def _kind_counts(graph: ModelGraph, layers: tuple[int, ...]) -> tuple[tuple[int, int], ...]:
+    return tuple(Counter(graph.layers[layer].kind for layer in layers).items())
 
 
 def place(graph: ModelGraph, mesh: Mesh, framework: Framework, rank: int) -> Plan:

@@ -196,7 +196,7 @@ class Scenario(Block):
     @property
     def folder(self) -> Path:
         """The folder that relative paths in the scenario start from."""
-        return Path(self._document.path).parent if self._document else Path()
+        return self._document.folder if self._document else Path()
 
     @property
     def world_size(self) -> int:
