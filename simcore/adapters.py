@@ -44,6 +44,6 @@ def modules_without_gradient(recorded: Iterable[tuple[Plan, Recording]]) -> dict
     return dict(counts)
 
 
-def _modules(names: Iterable[str], layer: str) -> set[str]:
-    """Paths inside the layer; the layer's own where it is the module."""
-    return {_ADAPTER.split(name)[0] or layer for name in names}
+def _modules(names: Iterable[str], layer: str) -> tuple[str, ...]:
+    """Paths inside the layer, in order; the layer's own where it is the module."""
+    return tuple(dict.fromkeys(_ADAPTER.split(name)[0] or layer for name in names))

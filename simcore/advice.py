@@ -8,6 +8,7 @@ Changes are keys, as `--set` takes them. The global batch stays, where it can.
     2     recompute: some modules, then every layer                time
     3     half the micro batch, twice the microbatches             time
     4     other degrees of parallelism on as many GPUs             time, and maybe another recipe
+          optimizer, or all that rests, on the host                time, which is not simulated
     5     formats of gradients, states and parameters              numbers come out differently
     6     half the sequence                                        another job
     7     twice the GPUs; four times counts as two changes         money
@@ -54,6 +55,10 @@ _HELD: Final[tuple[tuple[str, Mapping[str, Any]], ...]] = (
 )
 """`te_inplace` is missing: it is the `te` of older releases, not a choice."""
 _MODULES: Final = ("core_attn", "layernorm", "mla_up_proj", "mlp", "moe", "moe_act", "shared_experts")
+_HOSTED: Final[tuple[Mapping[str, Any], ...]] = (
+    {"training.offload.optimizer": "host"},
+    {f"training.offload.{part}": "host" for part in ("params", "gradients", "optimizer")},
+)
 _FORMATS: Final[tuple[Mapping[str, Any], ...]] = (
     {"training.precision.grad_reduce": "bf16"},
     {"training.precision.main_grads": "bf16"},
@@ -103,7 +108,8 @@ def _advised(scenario: Scenario, *, series: bool = False, rank: int | None = Non
 def advise(scenario: Scenario) -> tuple[Advice, ...]:
     """The smallest changes under which `scenario` fits, one of each kind; two at a time only where no single one does.
 
-    Where not even that is enough, those that come nearest, and their verdict says so.
+    Offload costs time that is not simulated, so where nothing else helps alone, pairs are told beside it. Where not
+    even that is enough, those that come nearest, and their verdict says so.
     """
     if prepare(scenario)[0].graph.num_blocks > _DEEPEST:
         return ()
@@ -112,15 +118,23 @@ def advise(scenario: Scenario) -> tuple[Advice, ...]:
         return ()
     singles = [tried for tried in _all_tried(scenario, _changes(scenario)) if tried.peak < base[0]]
     found = _best(tried for tried in singles if tried.fits)
-    if not found:
-        pairs: list[_Tried] = []
-        for tried in _all_tried(scenario, sorted((*_pairs(singles), _more_gpus(scenario, 4)), key=_effort)):
-            pairs.append(tried)
-            if len(found := _best(one for one in pairs if one.fits)) == _MOST:
-                break
-        found = found or sorted(pairs or singles, key=lambda tried: tried.peak)[:_NEAREST]
+    if all(tried.change.kind == "offload" for tried in found):
+        others = [one for one in singles if one.change.kind != "offload"] if found else singles
+        pairs = _pairs_that_fit(scenario, others)
+        nearest = sorted(pairs or singles, key=lambda tried: tried.peak)[:_NEAREST]
+        found = [*found, *_best(one for one in pairs if one.fits)] or nearest
     return tuple(Advice(changes=dict(tried.change.keys), verdict="fits" if tried.fits else "oom",
                         peak_bytes=tried.peak, headroom_bytes=tried.headroom) for tried in found[:_MOST])
+
+
+def _pairs_that_fit(scenario: Scenario, singles: Sequence[_Tried]) -> list[_Tried]:
+    """Pairs as they were tried, until there are enough that fit."""
+    pairs: list[_Tried] = []
+    for tried in _all_tried(scenario, sorted((*_pairs(singles), _more_gpus(scenario, 4)), key=_effort)):
+        pairs.append(tried)
+        if len(_best(one for one in pairs if one.fits)) == _MOST:
+            break
+    return pairs
 
 
 def _effort(change: _Change) -> tuple[int, int, int]:
@@ -184,6 +198,7 @@ def _changes(scenario: Scenario) -> Iterator[_Change]:
     yield from _recompute(scenario)
     yield from _micro_batch(scenario)
     yield from _layouts(scenario)
+    yield from (_Change("offload", 4, keys) for keys in _HOSTED)
     yield from (_Change("formats", 5, keys) for keys in _FORMATS)
     if scenario.training.seq_len % 2 == 0:
         yield _Change("length", 6, {"training.seq_len": scenario.training.seq_len // 2})

@@ -33,7 +33,7 @@ from simcore.report import (
     Report,
     StepTime,
 )
-from simcore.reserve import EXPANDABLE, GATHERED, ORDINARY, Shares, needed, reserved
+from simcore.reserve import EXPANDABLE, GATHERED, ORDINARY, Reserved, Shares, needed, reserved
 from simcore.routing import received_per_token, sent_per_token, top_k_of
 from simcore.scenario import Scenario
 from simcore.schedule import steady_microbatches
@@ -97,10 +97,17 @@ class Parts:
                        packed.batch, packed.seq // self.job.mesh.cp)
 
     def shares(self) -> Shares:
-        """How much the allocator keeps."""
-        if any(self.job.mesh.axis(unit.shard_axis).size > 1 for unit in self.framework.units):
-            return GATHERED
+        """How much the allocator is seen to keep: more where FSDP2's hooks gather on streams of their own."""
+        gathers = any(self.job.mesh.axis(unit.shard_axis).size > 1 for unit in self.framework.units)
+        return GATHERED if gathers and isinstance(self.framework.flow, UnshardFlow) else self.usual_shares()
+
+    def usual_shares(self) -> Shares:
+        """How much of that no cache is: blocks that do not fit together."""
         return EXPANDABLE if self.job.scenario.environment.expandable_segments else ORDINARY
+
+    def needed(self, allocated: int) -> Reserved:
+        """What must be there for a peak of `allocated` bytes."""
+        return needed(allocated, self.shares(), self.usual_shares())
 
     def usable_bytes(self) -> int:
         """What a rank may fill: the scenario's limit, or what the driver leaves."""
@@ -229,7 +236,7 @@ def _microbatch(parts: Parts, written: int) -> int:
 def _peak(parts: Parts, peak: Balance, plan: Plan, held: Sequence[Held], band: Band) -> Peak:
     allocated, beside = peak.peak_bytes, sum(one.num_bytes for one in held)
     seen = reserved(allocated, parts.shares(), parts.usable_bytes() - beside)
-    mine, low, high = (needed(int(allocated * off), parts.shares()) for off in (1, band.low, band.high))
+    mine, low, high = (parts.needed(int(allocated * off)) for off in (1, band.low, band.high))
     return Peak(
         allocated_bytes=allocated, reserved_bytes=seen.middle, device_bytes=mine.middle + beside,
         host_bytes=sum(size for space, size in plan.elsewhere().items() if space.startswith("host")), phase=peak.phase,

@@ -23,7 +23,6 @@ from simcore.program import Program
 from simcore.quantiles import Drawn, DrawnPeak, DrawnRows, Quantiles, quantiles
 from simcore.received import Loads, drawn_rows
 from simcore.report import Assumption, RankReport, Report
-from simcore.reserve import reserved
 from simcore.schedule import actions, lowered_microbatches
 from simcore.spread import Spread, spread
 from simcore.training import Draws
@@ -145,7 +144,7 @@ def _allocated(parts: Parts, rank_class: RankClass, steps: Spread, stage: _Stage
 
 def _device(parts: Parts, rank: RankReport, allocated: int) -> int:
     beside = sum(rank.peak.outside.values()) if rank.peak else 0
-    return reserved(allocated, parts.shares()).middle + beside
+    return parts.needed(allocated).middle + beside
 
 
 def _hottest(parts: Parts, rank: RankReport, allocated: IntArray) -> IntArray:

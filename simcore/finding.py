@@ -52,7 +52,7 @@ def gates(max_fill: str | None = None, baseline: Path | None = None) -> list[Gat
 
     `max_fill` is a share of the capacity (`92%` or `0.92`), `baseline` the file of an earlier `--json` output.
     """
-    chosen: list[Gate] = [_problems, _adapters, _oom]
+    chosen: list[Gate] = [_problems, _adapters, _oom, _hosts]
     if max_fill is not None:
         chosen.append(partial(_over_fill, max_fill=_share(max_fill)))
     if baseline is not None:
@@ -77,8 +77,8 @@ def unmatched(names: Sequence[str], baseline: Path) -> str:
 def _share(text: str) -> float:
     try:
         share = parse_quantity(text, "%") if "%" in text else float(text)
-    except ValueError as error:
-        raise InputError(Problem("--max-fill", str(error))) from None
+    except ValueError:
+        raise InputError(Problem("--max-fill", f"expected a share such as 92% or 0.92, got {text!r}")) from None
     if not 0 < share <= 1:
         raise InputError(Problem("--max-fill", f"is a share of the capacity, above 0% and up to 100%, got {text!r}"))
     return share
@@ -111,6 +111,18 @@ def _oom(outcome: Outcome) -> Iterator[Finding]:
         most = sorted(peak.by_category.items(), key=lambda item: -item[1])[:3]
         there = ", ".join(f"{name} {format_bytes(size)}" for name, size in most)
         yield _finding(outcome, "oom", f"does not fit: {_fill(outcome.report)}; most of it: {there}")
+
+
+def _hosts(outcome: Outcome) -> Iterator[Finding]:
+    """A job that its hosts cannot read or write does not run, whatever its GPUs hold."""
+    host = outcome.report.host
+    if host is None:
+        return
+    room = format_bytes(host.capacity_bytes)
+    for phase in host.phases:
+        if phase.host_verdict == "oom":
+            told = f"{phase.phase}: does not fit on the host: {format_bytes(phase.host_bytes)} of {room}"
+            yield _finding(outcome, "host", told)
 
 
 def _over_fill(outcome: Outcome, max_fill: float) -> Iterator[Finding]:

@@ -2,7 +2,7 @@
 
 [Note: what is counted]
 A host's ranks are neighbours, as many as the topology says share its memory. In each phase a rank holds what rests on
-the host by its Form's space, and what a checkpoint takes on its way (`framework.Transfer`, each with its source): all
+the host by its Form's space, and what a checkpoint takes on its way (`transfer.Transfer`, each with its source): all
 of the model, its own part once or more often, or at least some tensors in flight. Pages of mapped files count as the
 system's cache, which gives way. Not counted: Python and its libraries, CUDA's own memory on the host, data loaders.
 On the device a phase has what rests there by then, and for a moment a whole tensor or unit; the first step is the
@@ -26,7 +26,6 @@ from simcore.graph import ModelGraph
 from simcore.mesh import IntArray, Mesh
 from simcore.plan import Placed, Plan
 from simcore.report import Assumption, Host, HostPhase, RankReport, Report
-from simcore.reserve import needed
 from simcore.tensor import TensorSpec
 from simcore.transfer import Files, Transfer
 from simcore.units import dtype_bytes
@@ -209,7 +208,7 @@ def _device(parts: Parts, plan: Plan, rank: RankReport, phase: _Phase, transfer:
     else:
         allocated = rank.end_bytes or 0
     moment = _moment(plan, transfer) if transfer and transfer.on_device else 0
-    return needed(allocated + moment, parts.shares()).middle + sum(rank.peak.outside.values())
+    return parts.needed(allocated + moment).middle + sum(rank.peak.outside.values())
 
 
 def _loaded(plan: Plan, rank: RankReport) -> int:

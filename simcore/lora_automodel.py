@@ -19,7 +19,7 @@ import re
 from functools import lru_cache
 from typing import Final
 
-from simcore.errors import IllegalLayout, NotYet, Problem
+from simcore.errors import IllegalLayout, InputError, NotYet, Problem
 from simcore.lora import LoraChoice
 from simcore.models.blocks import LayerKind
 from simcore.tensor import TensorSpec
@@ -89,7 +89,10 @@ def _wildcard(pattern: str) -> re.Pattern[str]:
             text += part
         else:
             text += r"(\..*)?" if part == ".*" and whole_segment else "(.*)"
-    return re.compile(f"^{text}$")
+    try:
+        return re.compile(f"^{text}$")
+    except re.error as error:
+        raise InputError(Problem(_WHERE, f"{pattern!r} is no pattern: {error}")) from None
 
 
 def _pair(spec: TensorSpec, rank: int) -> list[TensorSpec]:

@@ -19,7 +19,7 @@ from __future__ import annotations
 import re
 from typing import Final
 
-from simcore.errors import IllegalLayout, NotYet, Problem
+from simcore.errors import IllegalLayout, InputError, NotYet, Problem
 from simcore.lora import LoraChoice
 from simcore.models.blocks import LayerKind
 from simcore.tensor import TensorSpec
@@ -63,7 +63,10 @@ def _hit(pattern: str, name: str, path: str) -> bool:
                              "of a kind alike are modelled"))
     # Upstream escapes nothing, so a dot matches any character (`wildcard_match`).
     wild = "^" + pattern.replace("*", "(.*)") + "$"
-    return name == pattern or re.match(wild, path.replace("*", "0")) is not None
+    try:
+        return name == pattern or re.match(wild, path.replace("*", "0")) is not None
+    except re.error as error:
+        raise InputError(Problem("training.lora", f"{pattern!r} is no pattern: {error}")) from None
 
 
 def _pair(spec: TensorSpec, lora: LoraChoice) -> list[TensorSpec]:

@@ -51,9 +51,9 @@ class Reserved:
     high: int
 
 
-def needed(allocated: int, shares: Shares) -> Reserved:
-    """What must be there for a peak of `allocated` bytes: blocks that do not fit together, and no cache."""
-    return reserved(allocated, Shares(min(shares.middle, ORDINARY.middle), min(shares.high, ORDINARY.high)))
+def needed(allocated: int, shares: Shares, usual: Shares = ORDINARY) -> Reserved:
+    """What must be there for a peak of `allocated` bytes: blocks that do not fit together (`usual`), and no cache."""
+    return reserved(allocated, Shares(min(shares.middle, usual.middle), min(shares.high, usual.high)))
 
 
 def reserved(allocated: int, shares: Shares = ORDINARY, room: int | None = None) -> Reserved:

@@ -10,7 +10,7 @@ from functools import lru_cache
 from types import ModuleType
 
 import simcore.frameworks
-from simcore.errors import IllegalLayout, InputError, NotYet, Problem
+from simcore.errors import IllegalLayout, InputError, NotYet, Problem, RankscopeError
 from simcore.framework import Framework
 from simcore.graph import ModelGraph, build, model_config
 from simcore.job import Job
@@ -127,7 +127,11 @@ def _with_adapters(graph: ModelGraph, scenario: Scenario, module: ModuleType) ->
     lora = scenario.training.lora
     targets = () if lora.target_modules == "auto" else tuple(lora.target_modules)
     choice = LoraChoice(lora.rank, targets, tuple(lora.exclude_modules), lora.expert_adapters)
-    adapted = _adapted(graph, choice, module.__name__)
+    try:
+        adapted = _adapted(graph, choice, module.__name__)
+    except RankscopeError as error:  # matchers know no file
+        at = scenario.where("training", "lora")
+        raise type(error)([replace(p, where=at) if p.where == "training.lora" else p for p in error.problems]) from None
     if not _has_adapters(adapted):
         raise IllegalLayout(Problem(scenario.where("training", "lora"), "no module of the model is matched by "
                                     f"target_modules {', '.join(targets) or 'auto'}",

@@ -71,3 +71,21 @@ def test_a_tied_head_is_refused() -> None:
     report = place(small.scenario("fsdp2", {"dp_shard": 2}, model=model, method="lora",
                                   lora={"rank": 8, "target_modules": ["lm_head", "q_proj"]}))
     assert "tied lm_head" in report.problems[0].message
+
+
+@pytest.mark.parametrize("framework", ["automodel", "megatron"])
+@pytest.mark.parametrize("target", ["[", "(a"])
+def test_a_pattern_that_is_none_is_refused_with_its_place(framework: str, target: str) -> None:
+    report = simulate(small.scenario(framework, {"dp_shard": 2}, method="lora", lora={"target_modules": [target]}))
+    (problem,) = report.problems
+    assert "is no pattern" in problem.message
+    assert problem.where.endswith("training.lora") or ":" in problem.where
+
+
+def test_modules_come_in_the_order_of_layers() -> None:
+    found = simulate(small.scenario("fsdp2", {"dp_shard": 2}, method="lora"), timed=False).adapters
+    assert found is not None
+    job, _ = small.prepared("fsdp2", {"dp_shard": 2}, method="lora")
+    names = [t.name.split(".lora_")[0] for layer in job.graph.layers for t in job.graph.tensors[layer.kind]
+             if t.module == "adapter"]
+    assert list(found.adapted) == list(dict.fromkeys(names))

@@ -78,10 +78,11 @@ def test_the_global_batch_stays_when_the_micro_batch_is_halved() -> None:
     assert {"training.micro_batch_size": 2, "training.global_batch_size": 16} in halved
 
 
-def test_pairs_only_where_no_single_change_is_enough() -> None:
+def test_pairs_only_where_no_single_change_but_offload_is_enough() -> None:
     nano = load(SCENARIOS / "nano-ep4" / "megatron-8gpu.yaml", FULL)[0]
     found = advise(nano)
     assert all(one.verdict == "fits" for one in found)
+    assert found[0].changes == {"training.offload.optimizer": "host"}
     assert {"mesh.ep": 8, "mesh.tp": 4, "mesh.dp_shard": 2} in [one.changes for one in found]
     for one in ({"mesh.ep": 8}, {"mesh.tp": 4, "mesh.dp_shard": 2}):
         assert simulate(changed(nano, one), timed=False).verdict == "oom"
@@ -95,7 +96,8 @@ def test_two_changes_may_keep_the_same_global_batch() -> None:
 
 
 def test_where_nothing_is_enough_the_nearest_are_told_as_such() -> None:
-    found = advise(load(SCENARIOS / "nano-ep4" / "megatron-4gpu.yaml", FULL)[0])
+    asked = load(SCENARIOS / "nano-ep4" / "megatron-4gpu.yaml", [*FULL, "limits.max_fill=0.4"])[0]
+    found = advise(asked)
     assert [one.verdict for one in found] == ["oom"] * 3
     assert [one.headroom_bytes for one in found] == sorted((one.headroom_bytes for one in found), reverse=True)
 

@@ -41,6 +41,15 @@ def test_rows_that_are_alike_in_all_layers_are_an_imbalance_to_the_byte(framewor
     assert found.hottest.allocated_bytes.p50 == _peak(run(framework, MESH, {"imbalance": factor}, **given))
 
 
+def test_a_draw_needs_no_cache_either() -> None:
+    """With ep 1 every draw is the balanced step, device bytes too."""
+    report = run("automodel", {"dp_shard": 4}, ROUTING)
+    assert report.drawn is not None
+    peak = report.ranks[0].peak
+    assert peak is not None
+    assert report.drawn.hottest.device_bytes.p50 == peak.device_bytes
+
+
 def test_a_pipeline_holds_several_microbatches_of_their_own_rows() -> None:
     report = run("megatron", {"pp": 2, "dp_shard": 8, "ep": 8}, ROUTING, microbatches=4, model=FOUR_LAYERS)
     first, last = report.ranks

@@ -79,3 +79,20 @@ def test_the_highest_draw_is_what_fills_a_device() -> None:
     assert "in the highest draw" in told.message
     balanced = outcome.report.model_copy(update={"drawn": None})
     assert [found for gate in gates("25%") for found in gate(Outcome(balanced, "a.yaml:1", 0))] == []
+
+
+def test_a_host_that_cannot_hold_what_is_read_fails_a_gate() -> None:
+    report = simulate(small.scenario("fsdp2", {"dp_shard": 2}), timed=False)
+    assert report.host is not None
+    small_host = report.host.model_copy(update={"phases": tuple(
+        phase.model_copy(update={"host_verdict": "oom" if phase.phase == "load" else "fits"})
+        for phase in report.host.phases)})
+    outcome = Outcome(report.model_copy(update={"host": small_host}), "a.yaml:1", 0)
+    (told,) = [found for gate in gates() for found in gate(outcome)]
+    assert (told.kind, told.code) == ("host", 1)
+    assert told.message.startswith("load: does not fit on the host")
+
+
+def test_a_share_that_is_no_number_is_told_as_given() -> None:
+    with pytest.raises(InputError, match="expected a share such as 92%"):
+        gates(max_fill="abc")

@@ -277,7 +277,7 @@ def test_the_peak_is_lower_by_what_lies_on_the_host_and_that_is_told() -> None:
     assert peaks[1] is not None
     assert peaks[0].allocated_bytes - peaks[1].allocated_bytes == pytest.approx(states, rel=0.01)
     told = {a.what for a in there.assumptions}
-    assert {"outside the device, host", "outside the device, host_pinned", "training.offload.optimizer"} <= told
+    assert {"outside the device, host", "outside the device, host_pinned", "time of offload"} <= told
 
 
 @pytest.mark.parametrize(("status", "told", "given"), [

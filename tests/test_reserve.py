@@ -167,6 +167,7 @@ def test_cache_fills_the_room_and_need_does_not_care() -> None:
     need, free = needed(allocated, GATHERED), reserved(allocated, GATHERED)
     assert need == reserved(allocated, ORDINARY) == needed(allocated, ORDINARY)
     assert needed(allocated, EXPANDABLE) == reserved(allocated, EXPANDABLE)
+    assert needed(allocated, GATHERED, EXPANDABLE) == reserved(allocated, EXPANDABLE)
     assert reserved(allocated, GATHERED, room=free.high) == free
     assert reserved(allocated, GATHERED, room=65 * 2**30).middle == 65 * 2**30
     assert reserved(allocated, GATHERED, room=need.middle - MIB) == need

@@ -76,7 +76,7 @@ def _of_host(job: Job) -> tuple[tuple[str, str, str, str], ...]:
     """What is not in the step's time."""
     if not job.scenario.training.offload.part("params")[1]:
         return ()
-    return (("training.offload", "the CPU's step and the copies from it and back take no time", "assumed",
+    return (("time of offload", "the CPU's step and the copies from it and back take no time", "assumed",
              "not modelled: step times are too short"),)
 
 

@@ -214,7 +214,7 @@ def _of_host(made: Formats) -> tuple[tuple[str, str, str, str], ...]:
     """What is not in the step's time."""
     if not made.offloaded:
         return ()
-    return (("training.offload.optimizer", "the CPU's step and the copies to it and back take no time", "assumed",
+    return (("time of offload", "the CPU's step and the copies to it and back take no time", "assumed",
              "not modelled: step times are too short"),)
 
 
@@ -299,7 +299,10 @@ def _core_options(job: Job, options: dict[str, object]) -> tuple[tuple[str, str]
                           "UnfusedDotProductAttention does not support context parallelism")
     if backend == "unfused" and job.scenario.training.lengths == "packed":
         _refuse_packed(job, options)
-    made = [("attention_backend", backend), ("cp_comm_type", str(options.get("cp_comm_type", "p2p")))]
+    exchange = str(options.get("cp_comm_type", "p2p"))
+    if exchange == "all_gather" and job.mesh.cp > 1:
+        raise job.not_yet("framework_options.cp_comm_type", "keys and values that are gathered over cp (all_gather)")
+    made = [("attention_backend", backend), ("cp_comm_type", exchange)]
     unfused = ("gradient_accumulation_fusion", "moe_permute_fusion", "use_fused_weighted_squared_relu")
     made += [(name, "false") for name in unfused if options.get(name) is False]
     if options.get("transformer_impl") == "local":
