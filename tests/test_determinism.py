@@ -27,11 +27,13 @@ def test_the_same_reports_under_another_hash_seed() -> None:
     script = ("import small; from simcore.simulate import simulate; from test_determinism import MESHES\n"
               "for name, mesh in MESHES.items():\n"
               "    print(simulate(small.scenario(name, mesh, microbatches=2), series=True).model_dump_json())\n"
+              "for name in ('fsdp2', 'automodel', 'megatron'):\n"
+              "    print(simulate(small.scenario(name, MESHES[name], method='lora')).model_dump_json())\n"
               "print(simulate(small.scenario('automodel', MESHES['automodel'], routing={'seed': 3, 'draws': 20},\n"
               "                              lengths={'mean': 32, 'max': 64}), timed=False).model_dump_json())")
-    texts = {_output(script, seed) for seed in ("1", "2")}
+    texts = {_output(script, seed) for seed in ("1", "2", "3")}
     assert len(texts) == 1
-    assert texts.pop().count('"status":"ok"') == len(MESHES) + 1
+    assert texts.pop().count('"status":"ok"') == len(MESHES) + 3 + 1
 
 
 def _output(script: str, seed: str) -> str:
