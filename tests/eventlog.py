@@ -3,7 +3,12 @@
 from __future__ import annotations
 
 from collections import Counter
+from collections.abc import Callable, Iterable
+from itertools import accumulate
 from typing import Any
+
+from simcore.recording import LayerTape
+from simcore.report import TrafficRow
 
 Events = list[Any]
 """(bytes, category) of a birth or death; text of a collective ("all_to_all 64") or a hook ("hook 2")."""
@@ -37,3 +42,33 @@ def born(events: Events) -> Counter[str]:
         if isinstance(event, tuple) and event[0] > 0:
             found[event[1]] += event[0]
     return found
+
+
+def summit(events: Events) -> tuple[int, int]:
+    """(net bytes, the most that is ever there) of a section."""
+    changes = bytes_of(events)
+    return sum(changes), max(accumulate(changes, initial=0))
+
+
+def backwards(tapes: list[LayerTape], events: Callable[..., Events], last: Events) -> list[tuple[str, Events]]:
+    """Sections from the loss down to the stem; `last` comes after the stem's backward."""
+    stem, *layers, norm, head, loss = tapes
+    found = [("loss", events(loss.seed, loss.backward, head.backward, norm.backward))]
+    found += [(f"backward {i}", events(layers[i].backward)) for i in reversed(range(len(layers)))]
+    found[-1][1].extend(events(stem.backward) + last)
+    return found
+
+
+def collectives_apart(measured: dict[str, int], simulated: Iterable[TrafficRow], sizes: dict[str, int]) -> dict[
+        tuple[str, int], tuple[int, int]]:
+    """(collective, ranks) -> (calls, payload bytes) measured and not simulated. `measured`: "kind bytes ranks"."""
+    calls: Counter[tuple[str, int]] = Counter()
+    sent: Counter[tuple[str, int]] = Counter()
+    for key, count in measured.items():
+        kind, payload, group = key.split()
+        calls[kind, int(group)] += count
+        sent[kind, int(group)] += count * int(payload)
+    for row in simulated:
+        calls[row.collective, sizes[row.axis]] -= row.calls
+        sent[row.collective, sizes[row.axis]] -= row.payload_bytes
+    return {key: (calls[key], sent[key]) for key in calls if calls[key] or sent[key]}

@@ -4,13 +4,12 @@ from __future__ import annotations
 
 import json
 from functools import cache
-from itertools import accumulate
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from eventlog import Events, born, bytes_of, grouped, sizes
+from eventlog import Events, backwards, born, grouped, sizes, summit
 from simcore.graph import ModelGraph, build, model_config
 from simcore.operators import torchtitan
 from simcore.recording import LayerTape, Run
@@ -80,10 +79,7 @@ class Model:
             found[-1][1].extend(before)
             found += [(f"forward {i}", forward), (f"after {i}", self.events(layer.after))]
         found[-1][1].extend(self.events(norm.forward, norm.after, head.forward, head.after, loss.forward, loss.after))
-        found.append(("loss", self.events(loss.seed, loss.backward, head.backward, norm.backward)))
-        found += [(f"backward {i}", self.events(layers[i].backward)) for i in reversed(range(len(layers)))]
-        found[-1][1].extend(self.events(stem.backward, loss.late))
-        return found
+        return found + backwards(self.tapes, self.events, self.events(loss.late))
 
 
 @cache
@@ -105,9 +101,7 @@ def test_every_event_of_every_section_is_the_measured_one(name: str) -> None:
 @pytest.mark.parametrize("name", CASES)
 def test_running_maxima_and_net_bytes(name: str) -> None:
     for (at, mine), (_, truth) in zip(recorded(name), measured(name), strict=True):
-        ours, theirs = bytes_of(sizes(mine)), bytes_of(truth)
-        assert sum(ours) == sum(theirs), at
-        assert max(accumulate(ours, initial=0)) == max(accumulate(theirs, initial=0)), at
+        assert summit(sizes(mine)) == summit(truth), at
 
 
 @pytest.mark.parametrize("name", CASES)

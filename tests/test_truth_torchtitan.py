@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import json
 import math
-from collections import Counter
 from functools import cache
 from pathlib import Path
 from typing import Any
 
 import pytest
 
+from eventlog import collectives_apart
 from simcore.document import parse_document
 from simcore.graph import build, model_config
 from simcore.report import RankReport
@@ -64,16 +64,7 @@ def test_what_is_there_at_the_peak_of_forward_and_backward(name: str) -> None:
 def test_every_collective_of_a_step(name: str) -> None:
     case = CASES[name]["case"]
     sizes = {"tp": case.get("tp", 1), "dp_shard_cp": case["world"] // case.get("tp", 1)}
-    calls: Counter[tuple[str, int]] = Counter()
-    sent: Counter[tuple[str, int]] = Counter()
-    for key, count in CASES[name]["traffic"].items():
-        kind, payload, group = key.split()
-        calls[kind, int(group)] += count
-        sent[kind, int(group)] += count * int(payload)
-    for t in ran(name).traffic:
-        calls[t.collective, sizes[t.axis]] -= t.calls
-        sent[t.collective, sizes[t.axis]] -= t.payload_bytes
-    assert {key: (calls[key], sent[key]) for key in calls if calls[key] or sent[key]} == {}
+    assert collectives_apart(CASES[name]["traffic"], ran(name).traffic, sizes) == {}
 
 
 @pytest.mark.parametrize("name", CASES)

@@ -4,10 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
-from simcore.recording import Run
+from simcore.recording import LayerTape, Run
 from simcore.tape import GRAD_HIDDEN, HIDDEN, Node, Section, Tape, Tensor
 
-__all__ = ["hand_back", "hand_on", "hidden_state", "nothing", "run_backward", "run_backward_of_loss"]
+__all__ = ["hand_back", "hand_on", "hidden_state", "nothing", "run_backward", "run_backward_of_loss",
+           "simple_part"]
 
 _BEFORE, _AFTER = -1, 1
 
@@ -46,6 +47,23 @@ def run_backward_of_loss(tape: Tape, loss: Tensor, inputs: Node | None) -> tuple
     if inputs is not None:
         hand_back(tape, inputs)
     return seed, tape.cut(), ones
+
+
+def simple_part(tape: Tape, run: Run, finish: Callable[[Tape], None], width: int,
+                body: Callable[[Tensor], Tensor]) -> LayerTape:
+    """A part that is one function of the hidden state [b, s / tp, width], which its caller drops after it has returned.
+
+    `finish`: what is left to do after backward.
+    """
+    hidden: Tensor | None = hidden_state(tape, run, run.seq // run.tp, width)
+    assert hidden is not None
+    leaf = hidden.node
+    out = body(hidden)
+    hand_on(tape, out)
+    forward = tape.cut()
+    hidden = None
+    after = tape.cut()
+    return LayerTape(forward, run_backward(tape, out, leaf, finish), after, grads=tape.release_grads())
 
 
 def hand_back(tape: Tape, inputs: Node) -> None:

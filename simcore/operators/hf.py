@@ -16,7 +16,6 @@ type of the rotary frequencies.
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from dataclasses import replace
 from functools import partial
 from typing import Final
@@ -24,7 +23,7 @@ from typing import Final
 from simcore.errors import NotYet, Problem
 from simcore.models.blocks import Attention, Branch, Embedding, FinalNorm, Head, LayerKind, Loss, Mlp, Moe
 from simcore.operators import aten, hf_nemotron
-from simcore.operators.borders import hand_on, hidden_state, nothing, run_backward, run_backward_of_loss
+from simcore.operators.borders import hand_on, hidden_state, nothing, run_backward, run_backward_of_loss, simple_part
 from simcore.operators.features import refuse
 from simcore.operators.hf_layers import Inputs, attention, has_flash_attention, linear, mlp, rms_norm
 from simcore.operators.hf_moe import moe
@@ -187,7 +186,7 @@ def _frequencies(tape: Tape, run: Run, dim: int, positions: Tensor) -> Tensor:
 
 
 def _final_norm(tape: Tape, kind: LayerKind, run: Run) -> LayerTape:
-    return _simple(tape, run, kind.hidden, lambda hidden: rms_norm(
+    return simple_part(tape, run, nothing, kind.hidden, lambda hidden: rms_norm(
         tape, run.params["weight"], hidden, weight_in_fp32=kind.family == "nemotron_h"))
 
 
@@ -196,8 +195,8 @@ def _head(tape: Tape, block: Head, run: Run) -> LayerTape:
     body = {"cut": _cut_loss, "liger": _liger_loss}.get(run.loss, _logits)
     if body != _logits and "lora_a.weight" in run.params:
         raise NotYet(Problem("training.loss", f"not yet: {run.loss} with an adapter of lm_head"))
-    return _simple(tape, run, block.hidden, lambda hidden: body(tape, run, hidden),
-                   _leave_waiting if weight.tied else nothing)
+    return simple_part(tape, run, _leave_waiting if weight.tied else nothing, block.hidden,
+                       lambda hidden: body(tape, run, hidden))
 
 
 def _logits(tape: Tape, run: Run, hidden: Tensor) -> Tensor:
@@ -235,20 +234,6 @@ def _cut_loss(tape: Tape, run: Run, hidden: Tensor) -> Tensor:
     out = aten.new(tape, (), "fp32", "loss", losses.nbytes, Kernel.LOSS)
     out.node = node
     return out
-
-
-def _simple(tape: Tape, run: Run, width: int, body: Callable[[Tensor], Tensor],
-            finish: Callable[[Tape], None] | None = None) -> LayerTape:
-    """A part that is one function of the hidden state, which its caller drops after it has returned."""
-    hidden: Tensor | None = hidden_state(tape, run, run.seq, width)
-    assert hidden is not None
-    leaf = hidden.node
-    out = body(hidden)
-    hand_on(tape, out)
-    forward = tape.cut()
-    hidden = None
-    after = tape.cut()
-    return LayerTape(forward, run_backward(tape, out, leaf, finish or nothing), after, grads=tape.release_grads())
 
 
 def _liger_loss(tape: Tape, run: Run, hidden: Tensor) -> Tensor:

@@ -119,9 +119,7 @@ def norm_linear_fp8(c: Context, path: str, x: Tensor) -> tuple[Tensor, Tensor | 
         whole = _wgrad_input(c, (x_rows, h), "ln_out_total", is_gathered=is_gathered and trains)
         grad = input_grad(c, h, "grad_ln_out")
         c.gemm(c.tokens, h, out_features, Kernel.FP8_GEMM)
-        if len(grads) > 1 and grads[1] is not None:  # what the adapter sends to the norm's output
-            grad = c.new(c.tokens, h, "grad_ln_out_sum")
-            c.elementwise(grad, 3)
+        grad = _with_adapter(c, grad, grads, h)
         grad = reduced(c, grad)
         whole = _transposed(c, whole, c.tokens, h, "ln_out_total")
         wgrad = c.wgrad(weight, c.tokens, Kernel.FP8_GEMM)
@@ -148,6 +146,15 @@ def norm_linear_fp8(c: Context, path: str, x: Tensor) -> tuple[Tensor, Tensor | 
     kept = ln_out.kept if trains or seen else ()
     c.node(out, (x, gamma, beta, weight, added), (x, *kept, *measures, *weights), back)
     return out, Tensor(seen.storage, seen.shape, seen.dtype, out.node, 1) if seen else None
+
+
+def _with_adapter(c: Context, grad: Tensor, grads: Grads, h: int) -> Tensor:
+    """What an adapter sends to the norm's output is added into another tensor."""
+    if len(grads) < 2 or grads[1] is None:
+        return grad
+    total = c.new(c.tokens, h, "grad_ln_out_sum")
+    c.elementwise(total, 3)
+    return total
 
 
 def _is_per_tensor(c: Context) -> bool:

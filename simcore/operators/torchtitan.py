@@ -12,7 +12,7 @@ the matrix products every second (the first, the third, ...; `distributed/activa
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from functools import partial
 from itertools import count
 from typing import Final
@@ -20,7 +20,7 @@ from typing import Final
 from simcore.checkpoint import Keeps
 from simcore.models.blocks import Attention, Embedding, FinalNorm, Head, LayerKind, Loss
 from simcore.operators import aten
-from simcore.operators.borders import hand_on, hidden_state, run_backward, run_backward_of_loss
+from simcore.operators.borders import hand_on, hidden_state, run_backward, run_backward_of_loss, simple_part
 from simcore.operators.dtensor import (
     gather_last,
     gather_sequence,
@@ -57,9 +57,10 @@ def record(kind: LayerKind, run: Run, slots: dict[tuple[str, str], int],
     if isinstance(kind.block, Loss):
         return _loss(tape, kind.block, run)
     if isinstance(kind.block, FinalNorm):
-        return _simple(tape, run, kind.hidden, lambda x: aten.rms_norm(tape, x, run.params["weight"], "norm"))
+        return simple_part(tape, run, partial(sum_norms, run=run), kind.hidden,
+                           lambda x: aten.rms_norm(tape, x, run.params["weight"], "norm"))
     if isinstance(kind.block, Head):
-        return _simple(tape, run, kind.hidden, partial(_output, tape, run))
+        return simple_part(tape, run, partial(sum_norms, run=run), kind.hidden, partial(_output, tape, run))
     return _layer(tape, kind, run)
 
 
@@ -145,20 +146,6 @@ def _outside(tape: Tape, shape: tuple[int, int]) -> Tensor:
 def _output(tape: Tape, run: Run, x: Tensor) -> Tensor:
     logits = aten.linear(tape, gather_sequence(tape, run, x, "output_in"), run.params["weight"], "logits")
     return gather_last(tape, run, logits) if run.tp > 1 and _option(run, "disable_loss_parallel") else logits
-
-
-def _simple(tape: Tape, run: Run, width: int, body: Callable[[Tensor], Tensor]) -> LayerTape:
-    """A part that is one function of the hidden state, which its caller drops after it has returned."""
-    hidden: Tensor | None = hidden_state(tape, run, run.seq // run.tp, width)
-    assert hidden is not None
-    leaf = hidden.node
-    out = body(hidden)
-    hand_on(tape, out)
-    forward = tape.cut()
-    hidden = None
-    after = tape.cut()
-    return LayerTape(forward, run_backward(tape, out, leaf, lambda tape: sum_norms(tape, run)), after,
-                     grads=tape.release_grads())
 
 
 def _loss(tape: Tape, block: Loss, run: Run) -> LayerTape:

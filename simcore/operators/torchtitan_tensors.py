@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from simcore.models.blocks import Attention, Embedding, FinalNorm, Head, LayerKind, Mlp
+from simcore.models.blocks import Attention, LayerKind, Mlp
+from simcore.operators.plain_tensors import around, linear, norm
 from simcore.tensor import TensorSpec
 
 __all__ = ["tensors"]
@@ -10,30 +11,17 @@ __all__ = ["tensors"]
 
 def tensors(kind: LayerKind) -> tuple[TensorSpec, ...]:
     """Parameters of `kind`; names are relative to the layer. Norms are made after attention and MLP."""
-    block = kind.block
-    if isinstance(block, Embedding):
-        return (TensorSpec("weight", (block.vocab, block.hidden), ("vocab", "hidden"), "embedding", "embedding"),)
-    if isinstance(block, FinalNorm):
-        return (_norm("weight", block.hidden),)
-    if isinstance(block, Head):
-        component = "embedding" if block.tied else "lm_head"
-        return (TensorSpec("weight", (block.vocab, block.hidden), ("vocab", "hidden"), component, "linear"),)
+    parts = around(kind)
+    if parts is not None:
+        return parts
     found: list[TensorSpec] = []
     for branch in kind.branches:
         if isinstance(branch.block, Attention):
             found += _attention(branch.block)
         elif isinstance(branch.block, Mlp):
             found += _mlp(branch.block)
-    norms = [_norm(f"{name}.weight", kind.hidden) for name in ("attention_norm", "ffn_norm")] if kind.branches else []
+    norms = [norm(f"{name}.weight", kind.hidden) for name in ("attention_norm", "ffn_norm")] if kind.branches else []
     return (*found, *norms)
-
-
-def _norm(name: str, size: int) -> TensorSpec:
-    return TensorSpec(name, (size,), ("hidden",), "norms", "norm")
-
-
-def _linear(name: str, out: tuple[int, str], into: tuple[int, str], component: str) -> TensorSpec:
-    return TensorSpec(f"{name}.weight", (out[0], into[0]), (out[1], into[1]), component, "linear")
 
 
 def _attention(b: Attention) -> list[TensorSpec]:
@@ -41,10 +29,10 @@ def _attention(b: Attention) -> list[TensorSpec]:
     parts = (("wq", q, hidden), ("wk", kv, hidden), ("wv", kv, hidden), ("wo", hidden, q))
     norms = [TensorSpec(f"attention.{name}.weight", (b.head_dim,), ("head_dim",), "attention", "norm")
              for name in ("q_norm", "k_norm") if b.qk_norm]
-    return [*norms, *(_linear(f"attention.{name}", out, into, "attention") for name, out, into in parts)]
+    return [*norms, *(linear(f"attention.{name}", out, into, "attention") for name, out, into in parts)]
 
 
 def _mlp(b: Mlp) -> list[TensorSpec]:
     hidden, ffn = (b.hidden, "hidden"), (b.ffn, "ffn")
-    return [_linear(f"feed_forward.{name}", out, into, "mlp")
+    return [linear(f"feed_forward.{name}", out, into, "mlp")
             for name, out, into in (("w1", ffn, hidden), ("w2", hidden, ffn), ("w3", ffn, hidden))]

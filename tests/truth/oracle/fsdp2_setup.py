@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import gc
 import math
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import torch
@@ -14,7 +15,7 @@ from torch.distributed.tensor import Shard, distribute_tensor
 from torch.optim import adam
 
 from . import fsdp2_models as models
-from .fsdp2_tracker import local
+from .fsdp2_tracker import Tracker, local
 
 Spec = dict[str, Any]
 EXPERT_WEIGHTS = ("gate_up_proj", "up_proj", "down_proj")
@@ -163,3 +164,21 @@ def make_optim(model: nn.Module, spec: Spec) -> torch.optim.Optimizer | None:
     if kind == "adamw_fused":
         return torch.optim.AdamW(ps, lr=1e-4, fused=True)
     return torch.optim.AdamW(ps, lr=1e-4, foreach={"adamw_foreach": True, "adamw_forloop": False}[kind])
+
+
+def two_steps(model: nn.Module, tracker: Tracker, microbatches: Callable[[], None]) -> dict[str, tuple[int, ...]]:
+    """Fused AdamW's first two steps, the first of which makes its states; the local shape of every parameter."""
+    optimizer = make_optim(model, {"optim": "adamw_fused"})
+    assert optimizer is not None
+    for _ in range(2):
+        microbatches()
+        tracker.phase, tracker.layer = "opt", "optim"
+        optimizer.step()
+        for state in optimizer.state.values():
+            for value in state.values():
+                if isinstance(value, torch.Tensor):
+                    tracker.tag(value, "opt_state")
+        optimizer.zero_grad(set_to_none=True)
+        gc.collect()
+    return {name.replace("_checkpoint_wrapped_module.", ""): tuple(local(p).shape)
+            for name, p in model.named_parameters()}

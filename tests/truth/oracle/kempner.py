@@ -27,8 +27,8 @@ from torch._subclasses.fake_tensor import FakeTensor, FakeTensorMode
 from torch.distributed.device_mesh import init_device_mesh
 from torch.testing._internal.distributed.fake_pg import FakeStore
 
-from .fsdp2_setup import fsdp_params, make_optim
-from .fsdp2_tracker import Tracker, local
+from .fsdp2_setup import fsdp_params, two_steps
+from .fsdp2_tracker import Tracker
 
 Case = dict[str, Any]
 AUX_LOSS_WEIGHT = 0.01
@@ -111,21 +111,12 @@ def logged(case: Case) -> tuple[Tracker, dict[str, tuple[int, ...]]]:
         gc.collect()
         for table in (model._rope_cos, model._rope_sin):
             tr.tag(table, "buffer")
-        opt = make_optim(model, {"optim": "adamw_fused"})
-        for _ in range(2):
+
+        def microbatches() -> None:
             for number in range(case.get("grad_accum", 1)):
                 micro_step(model, case, tr, held, number)
-            tr.phase, tr.layer = "opt", "optim"
-            opt.step()
-            for state in opt.state.values():
-                for value in state.values():
-                    if isinstance(value, torch.Tensor):
-                        tr.tag(value, "opt_state")
-            opt.zero_grad(set_to_none=True)
-            gc.collect()
-    shapes = {name.replace("_checkpoint_wrapped_module.", ""): tuple(local(p).shape)
-              for name, p in model.named_parameters()}
-    return tr, shapes
+
+        return tr, two_steps(model, tr, microbatches)
 
 
 __all__ = ["logged"]

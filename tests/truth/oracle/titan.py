@@ -21,8 +21,8 @@ from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
 from torch.distributed.tensor.parallel import loss_parallel
 from torch.testing._internal.distributed.fake_pg import FakeStore
 
-from .fsdp2_setup import fsdp_params, make_optim
-from .fsdp2_tracker import Tracker, local
+from .fsdp2_setup import fsdp_params, two_steps
+from .fsdp2_tracker import Tracker
 
 Case = dict[str, Any]
 KERNELS = torch.library.Library("aten", "IMPL")
@@ -143,17 +143,4 @@ def logged(case: Case) -> tuple[Tracker, dict[str, tuple[int, ...]]]:
         gc.collect()
         for b in model.buffers():
             tr.tag(b, "buffer")
-        opt = make_optim(model, {"optim": "adamw_fused"})
-        for _ in range(2):
-            micro_step(model, case, tr)
-            tr.phase, tr.layer = "opt", "optim"
-            opt.step()
-            for state in opt.state.values():
-                for value in state.values():
-                    if isinstance(value, torch.Tensor):
-                        tr.tag(value, "opt_state")
-            opt.zero_grad(set_to_none=True)
-            gc.collect()
-    shapes = {name.replace("_checkpoint_wrapped_module.", ""): tuple(local(p).shape)
-              for name, p in model.named_parameters()}
-    return tr, shapes
+        return tr, two_steps(model, tr, lambda: micro_step(model, case, tr))
