@@ -84,7 +84,7 @@ def _sentence(report: Report) -> Markup | None:
         return None
     used, capacity = rank.peak.device_bytes, report.capacity_bytes
     ranks = join((element("span", part, class_="keep") for part in rank.ranks), ", ")
-    words = f"{format_bytes(used)} of {format_bytes(capacity)} in use at the highest moment "
+    words = f"{format_bytes(used)} of {format_bytes(capacity)} needed at the highest moment "
     return join((words, f"({used / capacity:.0%}), on ranks ", ranks, "."))
 
 
@@ -101,7 +101,7 @@ def _fill(report: Report) -> Markup | None:
             element("rect", width=allocated, height=12, rx=3, class_="allocated"),
             element("line", x1=end, x2=end, y1=-4, y2=16, class_="end"))
     words = (f"Of {format_bytes(report.capacity_bytes)}, {format_bytes(peak.allocated_bytes)} allocated, "
-             f"{format_bytes(peak.device_bytes)} in use in all")
+             f"{format_bytes(peak.device_bytes)} needed in all")
     return element("svg", element("title", words), *bars, class_="fill", role="img", width="100%", height=12)
 
 
@@ -133,8 +133,8 @@ def _peak_facts(report: Report) -> list[Fact]:
         return []
     peak = rank.peak
     facts: list[Fact] = [
-        ("allocated", format_bytes(peak.allocated_bytes)), ("reserved", format_bytes(peak.reserved_bytes)),
-        ("in use in all", format_bytes(peak.device_bytes)), ("headroom", _signed(report.headroom_bytes)),
+        ("allocated", format_bytes(peak.allocated_bytes)), ("reserved, cache too", format_bytes(peak.reserved_bytes)),
+        ("needed in all", format_bytes(peak.device_bytes)), ("headroom", _signed(report.headroom_bytes)),
         ("when", f"{peak.phase}, microbatch {peak.microbatch}, {peak.step} step"),
         ("event", code(peak.event)), ("layer", code(peak.layer))]
     facts += [(f"beside it: {name}", format_bytes(size)) for name, size in peak.outside.items()]
