@@ -6,6 +6,7 @@ crash in a library) breaks the pool it is in, so what may have been running is t
 
 from __future__ import annotations
 
+import gc
 import multiprocessing
 import os
 import signal
@@ -219,7 +220,8 @@ def _keep_all(outcomes: list[Outcome], keep: Keep) -> None:
 
 def _pool(workers: int) -> ProcessPoolExecutor:
     # `spawn` is the same everywhere, and safe beside the threads of numerical libraries.
-    return ProcessPoolExecutor(workers, mp_context=multiprocessing.get_context("spawn"))
+    return ProcessPoolExecutor(workers, mp_context=multiprocessing.get_context("spawn"), initializer=gc.set_threshold,
+                               initargs=gc.get_threshold())
 
 
 def _stop(pool: ProcessPoolExecutor) -> None:

@@ -5,6 +5,7 @@ The engine is imported inside the commands, so that `--help` and completion star
 
 from __future__ import annotations
 
+import gc
 import os
 import sys
 from collections.abc import Sequence
@@ -27,6 +28,8 @@ if TYPE_CHECKING:
 __all__ = ["app", "main"]
 
 INTERRUPTED = 130
+RARELY = 100_000, 20, 50
+"""Thresholds of the garbage collector: recordings end by reference counts, so it would walk the caches for nothing."""
 
 app = typer.Typer(
     name="rankscope",
@@ -259,6 +262,7 @@ def _result(path: str, overrides: Sequence[str] | None) -> Report:
 
 def main() -> NoReturn:
     """The command `rankscope`; ends the process with the published exit codes."""
+    gc.set_threshold(*RARELY)
     for stream in (sys.stdout, sys.stderr):
         if isinstance(stream, TextIOWrapper):
             stream.reconfigure(errors="replace")  # a terminal without our bars still gets the numbers

@@ -211,9 +211,10 @@ def _forward_flops(program: Program, weight: IntArray) -> int:
 @lru_cache(maxsize=4096)
 def _model_flops(tile: Tile) -> int:
     """FLOPs of the kernels that the model itself asks for."""
-    rows = tile.rows[tile.rows[:, OP] == Op.COMPUTE]
-    return int(rows[np.isin(rows[:, SLOT], _MODEL_KERNELS), AMOUNT].sum())
+    rows = tile.rows[tile.rows[:, OP] == int(Op.COMPUTE)]
+    return int(rows[_IS_MODELS[rows[:, SLOT]], AMOUNT].sum())
 
 
 _MODEL_KERNELS = (Kernel.GEMM, Kernel.GROUPED_GEMM, Kernel.ATTENTION, Kernel.MAMBA_SCAN, Kernel.CONV, Kernel.FP8_GEMM,
                   Kernel.FP8_GROUPED_GEMM)
+_IS_MODELS = np.array([kernel in _MODEL_KERNELS for kernel in Kernel])

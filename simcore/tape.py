@@ -70,7 +70,7 @@ class Tensor:
 
     @property
     def nbytes(self) -> int:
-        return self.numel * DTYPE_BYTES[self.dtype]
+        return math.prod(self.shape) * DTYPE_BYTES[self.dtype]
 
     def detach(self) -> Tensor:
         """The same storage without the graph."""
@@ -139,10 +139,10 @@ class Tape(Recorder):
         `reduce_to`: shapes of inputs that were broadcast; the engine sums their gradients when the node has returned,
         and casts them to `cast_to` where the operator worked in a wider type (`validate_outputs`).
         """
-        edges = tuple(_edge(x) for x in inputs)
+        edges = tuple([_edge(x) for x in inputs])
         if not any(edges):
             return None
-        outputs_of = tuple(x.output if isinstance(x, Tensor) else 0 for x in inputs)
+        outputs_of = tuple([x.output if isinstance(x, Tensor) else 0 for x in inputs])
         node = Node(edges, outputs_of, backward, self.scope, reduce_to, cast_to)
         self.nodes.append(ref(node))
         self.save(node, *save)
@@ -153,7 +153,7 @@ class Tape(Recorder):
         if node is None:
             return
         if self.frame is None or self.phase == "recompute":  # a replay's own graph keeps things while it lasts
-            node.saved.extend(x.detach() for x in things if isinstance(x, Tensor))
+            node.saved.extend([x.detach() for x in things if isinstance(x, Tensor)])
         if self.frame is None or not things:
             return
         if self.phase == "recompute":

@@ -19,12 +19,14 @@ __all__ = ["AMOUNT", "AUX", "LAYER", "OP", "SLOT", "STREAM", "Tile", "posted_byt
 
 OP, LAYER, SLOT, AMOUNT, STREAM, AUX = range(6)
 _NOTHING = -(1 << 62)
-_LAST_POSTING = int(Op.FREE)
+_FREE, _COMPUTE, _COLLECTIVE, _COPY, _MARK = (int(op) for op in (Op.FREE, Op.COMPUTE, Op.COLLECTIVE, Op.COPY, Op.MARK))
+_RECEIVE, _SCAN = int(Stream.RECEIVE), int(Kernel.MAMBA_SCAN)
+"""Plain integers: these are looked up for every row, and numpy takes an IntEnum for an object."""
 
 
 def posted_bytes(rows: IntArray) -> IntArray:
     """Signed bytes of each row; 0 where it posts nothing."""
-    amounts: IntArray = np.where(rows[:, OP] <= Op.FREE, rows[:, AMOUNT], 0)
+    amounts: IntArray = np.where(rows[:, OP] <= _FREE, rows[:, AMOUNT], 0)
     return amounts
 
 
@@ -42,9 +44,9 @@ class Tile:
         replay: list[int] = []
         inside = 0
         for row in section.rows:
-            if row[0] == Op.MARK and row[2] in (RECOMPUTE_BEGIN, RECOMPUTE_END):
+            if row[0] == _MARK and row[2] in (RECOMPUTE_BEGIN, RECOMPUTE_END):
                 inside = int(row[2] == RECOMPUTE_BEGIN)
-            kept.append(row if row[0] != Op.MARK else (*row[:3], -1, *row[4:]))
+            kept.append(row if row[0] != _MARK else (*row[:3], -1, *row[4:]))
             replay.append(inside)
         return cls(np.array(kept, dtype=np.int64).reshape(-1, 6), np.array(replay, dtype=np.int64))
 
@@ -53,7 +55,7 @@ class Tile:
         """A digest of the rows without their bytes and FLOPs: what streams and phases are made of."""
         rows = self.rows.copy()
         rows[:, AMOUNT] = 0
-        rows[rows[:, OP] == Op.COMPUTE, AUX] = 0
+        rows[rows[:, OP] == _COMPUTE, AUX] = 0
         return blake2b(rows.tobytes() + self.replay.tobytes(), digest_size=16).digest()
 
     @cached_property
@@ -89,7 +91,7 @@ class Tile:
     @cached_property
     def top_of_scan(self) -> int | None:
         """The most that is added until a Mamba scan is over; None where there is none."""
-        scans = np.flatnonzero((self.rows[:, OP] == Op.COMPUTE) & (self.rows[:, SLOT] == Kernel.MAMBA_SCAN))
+        scans = np.flatnonzero((self.rows[:, OP] == _COMPUTE) & (self.rows[:, SLOT] == _SCAN))
         return int(self.prefix[:scans[-1] + 1].max()) if len(scans) else None
 
     @cached_property
@@ -105,7 +107,7 @@ class Tile:
     def calls(self) -> IntArray:
         """Collectives, copies and what is sent, not received: rows of (communication row, payload bytes, is replay)."""
         op = self.rows[:, OP]
-        sent = ((op == Op.COLLECTIVE) | (op == Op.COPY)) & (self.rows[:, STREAM] != Stream.RECEIVE)
+        sent = ((op == _COLLECTIVE) | (op == _COPY)) & (self.rows[:, STREAM] != _RECEIVE)
         at = np.flatnonzero(sent)
         return np.stack([self.rows[at, SLOT], self.rows[at, AMOUNT], self.replay[at]], axis=1)
 
@@ -114,7 +116,7 @@ def _by_owner(rows: IntArray) -> IntArray:
     """Rows of (layer offset, slot, bytes) that are not zero; a dictionary is faster than numpy on so few rows."""
     sums: dict[tuple[int, int], int] = {}
     for op, layer, slot, amount, _, _ in rows.tolist():
-        if op <= _LAST_POSTING:
+        if op <= _FREE:
             sums[layer, slot] = sums.get((layer, slot), 0) + amount
     table: IntArray = np.array([(*owner, size) for owner, size in sums.items() if size], dtype=np.int64)
     return table.reshape(-1, 3)

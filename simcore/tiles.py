@@ -29,6 +29,7 @@ __all__ = ["BORDER_HANDLES", "Edges", "LayerTiles", "Recording", "Shape", "Workl
 TIED_HEAD = 1 << 30
 """Layer offset of rows that belong to a tied head, wherever it is."""
 
+_MARK = int(Op.MARK)
 EXPERTS_MARKS = range(2, 6)
 """Marks that a tape puts around an experts module that is a unit of its own; passes are cut there and at later ones."""
 
@@ -254,8 +255,12 @@ def _messages(comm: int, size: int, handle: int) -> tuple[tuple[int, ...], ...]:
             (Op.COLLECTIVE, comm, size, Stream.SEND, handle))
 
 
+@lru_cache(maxsize=1024)
 def _tile(*rows: tuple[int, ...]) -> Tile:
-    """Rows of (op, slot, amount, stream, handle), of the layer where the tile is laid; what is left out is 0."""
+    """Rows of (op, slot, amount, stream, handle), of the layer where the tile is laid; what is left out is 0.
+
+    Equal ones are one tile, and nobody changes its rows: those of stage borders do not depend on what a layer is.
+    """
     full: list[Row] = [(op, 0, slot, amount, *(rest or (0, 0))) for op, slot, amount, *rest in rows]
     return Tile.of(Section(tuple(full)))
 
@@ -268,8 +273,9 @@ def _tiles(tape: LayerTape, head: int) -> LayerTiles:
     """`head`: where rows of the embedding that are a tied head's point to."""
     backward = Tile.of(tape.backward)
     backward.rows[backward.rows[:, 1] >= TIED_HEAD, 1] = head
-    return LayerTiles(_cut(Tile.of(tape.forward)), _cut(backward), Tile.of(tape.after),
-                      Tile.of(tape.late), Tile.of(tape.seed), _tile(), tape.grads, Tile.of(tape.rest))
+    after, late, seed, rest = (Tile.of(part) if part.rows else _tile() for part in (
+        tape.after, tape.late, tape.seed, tape.rest))
+    return LayerTiles(_cut(Tile.of(tape.forward)), _cut(backward), after, late, seed, _tile(), tape.grads, rest)
 
 
 def _together(lean: LayerTiles, whole: LayerTiles) -> LayerTiles:
@@ -291,7 +297,9 @@ def _together(lean: LayerTiles, whole: LayerTiles) -> LayerTiles:
 def _cut(tile: Tile) -> tuple[tuple[Tile, int, bool], ...]:
     """Split a pass at the borders of an experts unit, and at its first gradient where that is marked."""
     rows, pieces, start = tile.rows, [], 0
-    at = np.flatnonzero((rows[:, 0] == Op.MARK) & (rows[:, 2] >= EXPERTS_MARKS.start))
+    at = np.flatnonzero((rows[:, 0] == _MARK) & (rows[:, 2] >= EXPERTS_MARKS.start))
+    if not len(at):
+        return ((tile, 0, False),)
     for border in at:
         pieces.append((Tile(rows[start:border], tile.replay[start:border]), int(rows[border, 2]),
                        bool(tile.replay[border])))
