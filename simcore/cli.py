@@ -28,14 +28,9 @@ if TYPE_CHECKING:
 __all__ = ["app", "main"]
 
 INTERRUPTED = 130
-RARELY = 100_000, 20, 50
-"""Thresholds of the garbage collector: recordings end by reference counts, so it would walk the caches for nothing."""
 
 app = typer.Typer(
-    name="rankscope",
-    no_args_is_help=True,
-    rich_markup_mode=None,
-    pretty_exceptions_enable=False,
+    name="rankscope", no_args_is_help=True, rich_markup_mode=None, pretty_exceptions_enable=False,
     help="What lies on every rank, when memory is highest and why, what crosses the wires, how long a step takes.\n\n"
     "Exit codes: 0 fits, 1 does not fit or got worse, 2 wrong input or an illegal layout, 3 a bug of ours, "
     "130 interrupted with results kept.",
@@ -262,7 +257,7 @@ def _result(path: str, overrides: Sequence[str] | None) -> Report:
 
 def main() -> NoReturn:
     """The command `rankscope`; ends the process with the published exit codes."""
-    gc.set_threshold(*RARELY)
+    gc.set_threshold(100_000, 20, 50)  # recordings end by reference counts: seldom walk the caches
     for stream in (sys.stdout, sys.stderr):
         if isinstance(stream, TextIOWrapper):
             stream.reconfigure(errors="replace")  # a terminal without our bars still gets the numbers

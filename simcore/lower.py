@@ -10,6 +10,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 from functools import lru_cache
 
+from simcore.edges import Edges
 from simcore.flow import Flow, FlowMaker
 from simcore.outline import Builder, Outline, Phase, Tables
 from simcore.plan import Plan
@@ -18,7 +19,7 @@ from simcore.schedule import Action, Pass
 from simcore.stage_inputs import StageInput, StageInputs
 from simcore.tape import Param
 from simcore.tile import Tile
-from simcore.tiles import Edges, Recording, Workload, keys_of, record_layers
+from simcore.tiles import Recording, Workload, keys_of, record_layers
 
 __all__ = ["lower"]
 

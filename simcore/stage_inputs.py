@@ -6,10 +6,10 @@ attribute of it (set_input_tensor) until its next forward pass; where that is a 
 
 from __future__ import annotations
 
+from simcore.edges import Edges
 from simcore.outline import Builder
 from simcore.plan import Plan
 from simcore.schedule import Action
-from simcore.tiles import Edges
 
 __all__ = ["StageInput", "StageInputs"]
 

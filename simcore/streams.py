@@ -20,12 +20,12 @@ from typing import NamedTuple
 
 import numpy as np
 
+from simcore.edges import BORDER_HANDLES
 from simcore.mesh import IntArray
 from simcore.outline import BACKWARD_GATHER, FORWARD_GATHER, Outline
 from simcore.program import Program
 from simcore.tape import Kernel, Op, Stream
 from simcore.tile import AMOUNT, LAYER, OP, SLOT
-from simcore.tiles import BORDER_HANDLES
 
 __all__ = ["Call", "Item", "Skeleton", "Track", "tracks"]
 

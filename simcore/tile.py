@@ -7,7 +7,7 @@ twenty thousand rows is weighed in a few hundred.
 from __future__ import annotations
 
 from dataclasses import dataclass
-from functools import cached_property
+from functools import cached_property, lru_cache
 from hashlib import blake2b
 
 import numpy as np
@@ -15,7 +15,7 @@ import numpy as np
 from simcore.mesh import IntArray
 from simcore.tape import RECOMPUTE_BEGIN, RECOMPUTE_END, Kernel, Op, Row, Section, Stream
 
-__all__ = ["AMOUNT", "AUX", "LAYER", "OP", "SLOT", "STREAM", "Tile", "posted_bytes"]
+__all__ = ["AMOUNT", "AUX", "LAYER", "OP", "SLOT", "STREAM", "Tile", "posted_bytes", "small_tile"]
 
 OP, LAYER, SLOT, AMOUNT, STREAM, AUX = range(6)
 _NOTHING = -(1 << 62)
@@ -110,6 +110,16 @@ class Tile:
         sent = ((op == _COLLECTIVE) | (op == _COPY)) & (self.rows[:, STREAM] != _RECEIVE)
         at = np.flatnonzero(sent)
         return np.stack([self.rows[at, SLOT], self.rows[at, AMOUNT], self.replay[at]], axis=1)
+
+
+@lru_cache(maxsize=1024)
+def small_tile(*rows: tuple[int, ...]) -> Tile:
+    """Rows of (op, slot, amount, stream, handle), of the layer where the tile is laid; what is left out is 0.
+
+    Equal ones are one tile, and nobody changes its rows: those of stage borders do not depend on what a layer is.
+    """
+    full: list[Row] = [(op, 0, slot, amount, *(rest or (0, 0))) for op, slot, amount, *rest in rows]
+    return Tile.of(Section(tuple(full)))
 
 
 def _by_owner(rows: IntArray) -> IntArray:

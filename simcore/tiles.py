@@ -8,23 +8,21 @@ their recording.
 from __future__ import annotations
 
 import importlib
-from collections.abc import Sequence
-from dataclasses import dataclass, field, fields, replace
+from dataclasses import dataclass, field, replace
 from functools import cached_property, lru_cache
 
 import numpy as np
 
+from simcore.edges import Edges, edges_of
 from simcore.graph import ModelGraph
-from simcore.models.blocks import Embedding, Head, LayerKind, Loss, Mtp
+from simcore.models.blocks import LayerKind
 from simcore.outline import Tables
 from simcore.plan import Placed, PlacedKind, Plan
 from simcore.recording import LayerTape, Run
-from simcore.tape import GRAD_HIDDEN, HIDDEN, Op, Param, Row, Section, Stream
-from simcore.tile import Tile
-from simcore.units import dtype_bytes
+from simcore.tape import HIDDEN, Op, Param
+from simcore.tile import Tile, small_tile
 
-__all__ = ["BORDER_HANDLES", "Edges", "LayerTiles", "Recording", "Shape", "Workload", "keys_of", "record_layers",
-           "run_of"]
+__all__ = ["LayerTiles", "Recording", "Shape", "Workload", "keys_of", "record_layers", "run_of"]
 
 TIED_HEAD = 1 << 30
 """Layer offset of rows that belong to a tied head, wherever it is."""
@@ -76,37 +74,6 @@ class LayerTiles:
         """All but bytes and FLOPs: where passes are cut, which rows they have, which gradients they leave."""
         cuts = tuple(tuple(cut[1:] for cut in cuts) for cuts in (self.forward, self.backward))
         return cuts, tuple(t.structure for t in self.tiles), self.grads
-
-
-@dataclass(frozen=True, eq=False)
-class Edges:
-    """What a pass brings in and hands on: tokens and labels; hidden states, or their gradient, between stages.
-
-    `mask` is there while forward runs. `keep_hidden`, `keep_grad`: somebody besides the layers holds what crossed.
-    `defer`: the head's input and the gradient of its output wait.
-    """
-
-    tokens: Tile
-    drop_tokens: Tile
-    mask: Tile
-    drop_mask: Tile
-    receive_hidden: Tile
-    await_hidden: Tile
-    send_hidden: Tile
-    keep_hidden: Tile
-    drop_hidden: Tile
-    receive_grad: Tile
-    await_grad: Tile
-    send_grad: Tile
-    keep_grad: Tile
-    drop_grad: Tile
-    defer: Tile
-    drop_deferred: Tile
-
-    @property
-    def tiles(self) -> tuple[Tile, ...]:
-        """All of them, in a fixed order."""
-        return tuple(getattr(self, one.name) for one in fields(self))
 
 
 Key = tuple[int, bool, bool, str]
@@ -206,9 +173,10 @@ def _record(graph: ModelGraph, runs: tuple[tuple[Key, Run], ...], spaces: tuple[
         tiles[key] = _together(*(_tiles(tape, head) for tape in tapes)) if grouped else _tiles(tapes[0], head)
     standing = operators.standing if hasattr(operators, "standing") else _no_standing
     own = standing([(graph.kinds[key[0]], run) for key, run in runs])
-    kept = _tile(*((Op.ALLOC, tables.slot(name, "workspace"), size) for name, size in (*own.items(), *spaces) if size))
-    edges, wide = (_edges(runs[0][1], [graph.kinds[key[0]].block for key, _ in runs],
-                          graph.architecture.hidden * width, tables) for width in (1, 2))
+    kept = small_tile(*((Op.ALLOC, tables.slot(name, "workspace"), size)
+                        for name, size in (*own.items(), *spaces) if size))
+    edges, wide = (edges_of(runs[0][1], [graph.kinds[key[0]].block for key, _ in runs],
+                            graph.architecture.hidden * width, tables) for width in (1, 2))
     shape = _shape(tuple(tables.slots), tuple(tables.comms), tuple(t.structure for t in (kept, *edges.tiles)),
                    tuple((key, kind.shape) for key, kind in tiles.items()))
     return Recording(shape, tables, tiles, edges, wide, kept)
@@ -219,52 +187,6 @@ def _shape(*parts: object) -> Shape:
     return Shape()
 
 
-def _edges(run: Run, blocks: Sequence[object], hidden: int, tables: Tables) -> Edges:
-    """Tokens and labels are int64; hidden states are cut over tp where the framework keeps sequences parallel.
-
-    Stages with an embedding or a loss get the data loader's mask, a byte for each pair of positions.
-    """
-    tokens, border = tables.slot("input_ids_and_labels", "input"), tables.comm("send_recv", "pp", run.compute)
-    of_tokens = 2 * 8 * run.tokens
-    of_hidden = run.tokens // (run.tp if run.sequence_parallel else 1) * hidden * dtype_bytes(run.compute)
-    ends = any(isinstance(block, Embedding | Loss | Mtp) for block in blocks)
-    squares = ends and dict(run.options).get("create_attention_mask") == "true"
-    mask, of_mask = tables.slot("attention_mask", "input"), run.tokens * run.seq * run.cp * squares
-    vocab = sum(block.vocab for block in blocks if isinstance(block, Head)) // run.tp
-    waiting = tables.slot("deferred_head", "activation")
-    of_head = of_hidden + run.tokens * vocab * dtype_bytes(run.compute)
-    (receive, wait, send), (receive_grad, wait_grad, send_grad) = (
-        _messages(border, of_hidden, handle) for handle in BORDER_HANDLES)
-    return Edges(
-        _tile((Op.ALLOC, tokens, of_tokens)), _tile((Op.FREE, tokens, -of_tokens)),
-        _tile(*((Op.ALLOC, mask, of_mask),) * squares), _tile(*((Op.FREE, mask, -of_mask),) * squares),
-        _tile((Op.ALLOC, HIDDEN, of_hidden), receive), _tile(wait), _tile(send), _tile((Op.ALLOC, HIDDEN, of_hidden)),
-        _tile((Op.FREE, HIDDEN, -of_hidden)), _tile((Op.ALLOC, GRAD_HIDDEN, of_hidden), receive_grad),
-        _tile(wait_grad), _tile(send_grad), _tile((Op.ALLOC, GRAD_HIDDEN, of_hidden)),
-        _tile((Op.FREE, GRAD_HIDDEN, -of_hidden)), _tile((Op.ALLOC, waiting, of_head)),
-        _tile((Op.FREE, waiting, -of_head)))
-
-
-BORDER_HANDLES = 8, 9
-"""Handles of what crosses a stage border: in forward, in backward."""
-
-
-def _messages(comm: int, size: int, handle: int) -> tuple[tuple[int, ...], ...]:
-    """(receive, wait for it, send)."""
-    return ((Op.COLLECTIVE, comm, size, Stream.RECEIVE, handle), (Op.WAIT, 0, 0, 0, handle),
-            (Op.COLLECTIVE, comm, size, Stream.SEND, handle))
-
-
-@lru_cache(maxsize=1024)
-def _tile(*rows: tuple[int, ...]) -> Tile:
-    """Rows of (op, slot, amount, stream, handle), of the layer where the tile is laid; what is left out is 0.
-
-    Equal ones are one tile, and nobody changes its rows: those of stage borders do not depend on what a layer is.
-    """
-    full: list[Row] = [(op, 0, slot, amount, *(rest or (0, 0))) for op, slot, amount, *rest in rows]
-    return Tile.of(Section(tuple(full)))
-
-
 def _no_standing(runs: object) -> dict[str, int]:
     return {}
 
@@ -273,9 +195,9 @@ def _tiles(tape: LayerTape, head: int) -> LayerTiles:
     """`head`: where rows of the embedding that are a tied head's point to."""
     backward = Tile.of(tape.backward)
     backward.rows[backward.rows[:, 1] >= TIED_HEAD, 1] = head
-    after, late, seed, rest = (Tile.of(part) if part.rows else _tile() for part in (
+    after, late, seed, rest = (Tile.of(part) if part.rows else small_tile() for part in (
         tape.after, tape.late, tape.seed, tape.rest))
-    return LayerTiles(_cut(Tile.of(tape.forward)), _cut(backward), after, late, seed, _tile(), tape.grads, rest)
+    return LayerTiles(_cut(Tile.of(tape.forward)), _cut(backward), after, late, seed, small_tile(), tape.grads, rest)
 
 
 def _together(lean: LayerTiles, whole: LayerTiles) -> LayerTiles:
@@ -288,7 +210,7 @@ def _together(lean: LayerTiles, whole: LayerTiles) -> LayerTiles:
         for layer, slot, size in tile.nets.tolist():
             if layer == 0 and slot != HIDDEN:
                 left[slot] = left.get(slot, 0) + size
-    freed = _tile(*((Op.FREE, slot, -size) for slot, size in left.items() if size))
+    freed = small_tile(*((Op.FREE, slot, -size) for slot, size in left.items() if size))
     rows = np.concatenate([*(t.rows for t, _, _ in whole.forward), whole.after.rows, whole.late.rows, freed.rows])
     again = Tile(rows, np.ones(len(rows), dtype=np.int64))
     return LayerTiles(lean.forward, whole.backward, lean.after, lean.late, whole.seed, again, whole.grads, lean.rest)
