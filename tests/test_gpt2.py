@@ -69,6 +69,15 @@ def test_positions_may_be_turned_into_query_and_key() -> None:
     assert not any(b.block.rotary for b in graph().kinds[1].branches if isinstance(b.block, Attention))
 
 
+def test_heads_may_share_keys_and_values() -> None:
+    """A projection of 12 heads for queries, 4 for keys and 4 for values of 64, and as many biases."""
+    grouped, whole = graph(num_query_groups=4), graph()
+    block = grouped.kinds[1].branches[0].block
+    assert isinstance(block, Attention)
+    assert (block.q_size, block.kv_size) == (768, 256)
+    assert whole.count() - grouped.count() == 12 * 2 * 8 * 64 * (768 + 1)
+
+
 def test_overrides_may_be_fields_of_the_family() -> None:
     assert model_config("gpt2", {"add_bias_linear": False}, "model")["add_bias_linear"] is False
     with pytest.raises(InputError, match="no such field"):
@@ -81,6 +90,7 @@ def test_overrides_may_be_fields_of_the_family() -> None:
     ({"normalization": "BatchNorm"}, "expected LayerNorm or RMSNorm"),
     ({"embd_pdrop": 2}, "embd_pdrop: expected a number from 0 to 1, got 2"),
     ({"n_head": 7}, "n_head: expected a divisor of 768, got 7"),
+    ({"num_query_groups": 5}, "num_query_groups: expected a divisor of 12 heads, got 5"),
     ({"activation_function": "relu"}, "activation_function: expected gelu_new or gelu, got 'relu'"),
     ({"swiglu": True}, "a gated MLP with biases"), ({"activation_function": "silu"}, "expected gelu_new or gelu"),
     ({"v_head_dim": 16}, "v_head_dim: served with multi_latent_attention alone"),

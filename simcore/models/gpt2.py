@@ -27,7 +27,7 @@ _LATENT_FIELDS = ("qk_layernorm", "q_lora_rank", "kv_lora_rank", "qk_head_dim", 
                   "qk_pos_emb_head_dim", "qk_rope_head_dim", "v_head_dim")
 FURTHER_FIELDS = ("normalization", "add_bias_linear", "n_routed_experts", "num_experts_per_tok",
                   "moe_intermediate_size", "moe_shared_expert_intermediate_size", "multi_latent_attention", "swiglu",
-                  "position_embedding_type", *_LATENT_FIELDS)
+                  "position_embedding_type", "num_query_groups", *_LATENT_FIELDS)
 """What a configuration may say in Megatron's words: a case of its own tests is GPT-2 with changes."""
 
 
@@ -74,7 +74,10 @@ def _attention(config: Config, hidden: int, *, bias: bool) -> Attention | Latent
         raise config.fail(given[0], "served with multi_latent_attention alone")
     if hidden % heads:
         raise config.fail("n_head", f"expected a divisor of {hidden}, got {heads}")
-    return Attention(hidden, heads, heads, hidden // heads, bias="all" if bias else "", rotary=_turns(config),
+    groups = config.integer("num_query_groups", default=heads)
+    if heads % groups:
+        raise config.fail("num_query_groups", f"expected a divisor of {heads} heads, got {groups}")
+    return Attention(hidden, heads, groups, hidden // heads, bias="all" if bias else "", rotary=_turns(config),
                      dropout=dropout)
 
 

@@ -46,17 +46,65 @@ def row(golden):
 
 
 def unfiled(run):
-    """A golden file that only the collection of runs has: its YAML as written, without the defaults filled in."""
+    """A golden file that only the collection of runs has: its YAML as written, defaults are Megatron-LM's own."""
     measured = run["measured"]
-    return {
-        "id": run["id"], "group": GROUPS[run["source"].split("/test_cases/")[1].partition("/")[0]],
-        "source": run["source"],
-        "not_modelled": "world size not stated" if run["gpus"] is None else
-        "only the case's own YAML is given, without the defaults of the version that ran it",
+    made = {"id": run["id"], "source": run["source"],
+            "group": GROUPS[run["source"].split("/test_cases/")[1].partition("/")[0]]}
+    made |= {"not_modelled": "world size not stated"} if run["gpus"] is None else {"scenario": scenario({
+        "case": run["model"], "config": _filled(run["config"]), "raw_args": run["config"], "dp": run["dp"],
+        "gpu": run["gpu_type"].split()[0], "environment": "", "memory_values_changed": "",
+        "env_vars": _suite_variables(run["config"])})}
+    return made | {
         "readings": [_reading("allocated_peak", measured["peak_alloc_bytes"]),
                      _reading("allocated_end", measured["steady_alloc_bytes"]),
                      _reading("allocated_peak_first", round(measured["first_iter_peak_alloc_gib"] * 2**30))],
         "verdict": "fits", "step_s": measured["step_time_s"]}
+
+
+def _suite_variables(raw):
+    """The collection leaves variables out; in the other one all deterministic GPT cases and hybrids set this one."""
+    sets = raw.get("deterministic-mode") or "hybrid-layer-pattern" in raw
+    return {"CUBLAS_WORKSPACE_CONFIG": ":4096:8"} if sets else {}
+
+
+def _filled(raw):
+    """The configuration of a dense or hybrid case from its YAML: what is left out is Megatron-LM's default.
+
+    Defaults: d98e8a64 `megatron/training/arguments.py`. Without a tokenizer's name the suite gives GPT-2's files. Made
+    from the YAMLs of the 298 language models in the other collection, these fields are equal to the ones that it
+    lists, but for runs of reinforcement learning, MLA's positions and five vocabularies.
+    """
+    hidden, heads, tp = raw["hidden-size"], raw["num-attention-heads"], raw["tensor-model-parallel-size"]
+    swiglu, biased = bool(raw.get("swiglu")), not raw.get("disable-bias-linear")
+    tokens = raw["vocab-size"] if raw.get("tokenizer-type") == "NullTokenizer" else 50257
+    rows = raw.get("make-vocab-size-divisible-by", 128) * tp
+    pattern = raw.get("hybrid-layer-pattern") or raw.get("hybrid-override-pattern")
+    ssm = {"hybrid_pattern": pattern, "mamba_head_dim": 64, "mamba_groups": 8, "mamba_state": 128} if pattern else {}
+    switches = {name: bool(raw.get(key)) for name, key in SWITCHES.items()}
+    return switches | ssm | {name: raw.get(key, default) for name, (key, default) in VALUES.items()} | {
+        "dtype": "bf16", "grad_reduce_dtype": "fp32", "hidden": hidden, "heads": heads, "tp": tp,
+        "groups": raw["num-query-groups"] if raw.get("group-query-attention") else heads,
+        "head_dim": raw.get("kv-channels", hidden // heads), "swiglu": swiglu, "bias": biased,
+        "ffn": raw.get("ffn-hidden-size", int(4 * hidden * 2 / 3 / 64) * 64 if swiglu else 4 * hidden),
+        "sp": bool(raw.get("sequence-parallel")) and tp > 1, "padded_vocab": -(-tokens // rows) * rows,
+        "bias_gelu_fusion": biased and not swiglu, "masked_softmax_fusion": not raw.get("no-masked-softmax-fusion"),
+        "grad_accum_fusion": not raw.get("no-gradient-accumulation-fusion"), "mask_in_loader": True}
+
+
+SWITCHES = {"dist_opt": "use-distributed-optimizer", "overlap_grad_reduce": "overlap-grad-reduce",
+            "overlap_param_gather": "overlap-param-gather", "high_bw": "ddp-pad-buckets-for-high-nccl-busbw",
+            "untie": "untie-embeddings-and-output-weights", "squared_relu": "squared-relu",
+            "qk_layernorm": "qk-layernorm", "deterministic": "deterministic-mode", "mla": "multi-latent-attention",
+            "tp_comm_overlap": "tp-comm-overlap", "a2a_overlap": "overlap-moe-expert-parallel-comm",
+            "op_fuser": "use-transformer-engine-op-fuser", "defer_embedding_wgrad": "defer-embedding-wgrad-compute"}
+VALUES = {"impl": ("transformer-impl", "transformer_engine"), "optimizer": ("optimizer", "adam"),
+          "opt_instances": ("num-distributed-optimizer-instances", 1), "pp": ("pipeline-model-parallel-size", 1),
+          "cp": ("context-parallel-size", 1), "seq": ("seq-length", None), "mbs": ("micro-batch-size", None),
+          "gbs": ("global-batch-size", None), "layers": ("num-layers", None),
+          "max_pos": ("max-position-embeddings", None),
+          "norm": ("normalization", "LayerNorm"), "pos": ("position-embedding-type", "learned_absolute"),
+          "adrop": ("attention-dropout", 0.1), "hdrop": ("hidden-dropout", 0.1),
+          "attention_backend": ("attention-backend", "auto")}
 
 
 def _reading(quantity, num_bytes):
