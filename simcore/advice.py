@@ -56,6 +56,7 @@ _HELD: Final[tuple[tuple[str, Mapping[str, Any]], ...]] = (
 """`te_inplace` is missing: it is the `te` of older releases, not a choice."""
 _MODULES: Final = ("core_attn", "layernorm", "mla_up_proj", "mlp", "moe", "moe_act", "shared_experts")
 _HOSTED: Final[tuple[Mapping[str, Any], ...]] = (
+    {"training.recompute": "full", "training.offload.activations": "host"},
     {"training.offload.optimizer": "host"},
     {f"training.offload.{part}": "host" for part in ("params", "gradients", "optimizer")},
 )

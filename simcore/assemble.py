@@ -239,7 +239,7 @@ def _peak(parts: Parts, peak: Balance, plan: Plan, held: Sequence[Held], band: B
     mine, low, high = (parts.needed(int(allocated * off)) for off in (1, band.low, band.high))
     return Peak(
         allocated_bytes=allocated, reserved_bytes=seen.middle, device_bytes=mine.middle + beside,
-        host_bytes=sum(size for space, size in plan.elsewhere().items() if space.startswith("host")), phase=peak.phase,
+        host_bytes=plan.host_bytes(parts.site().tokens), phase=peak.phase,
         first_step_bytes=first_step(peak, plan.born_in_step()), event=peak.event, layer=peak.layer,
         microbatch=_microbatch(parts, peak.microbatch),
         by_category=peak.by_category, by_phase=peak.by_phase,

@@ -24,11 +24,16 @@ class StopReplay(Exception):
 
 @dataclass(slots=True, eq=False)
 class Frame:
-    """`run` keeps the region's inputs. `kept`: for each operator that was asked about, its outputs or None."""
+    """`run` keeps the region's inputs. `kept`: for each operator that was asked about, its outputs or None.
+
+    `nested`: the replay makes a graph of its own, run to its end (a reentrant checkpoint), and does not hand what it
+    saves to the nodes of the first run.
+    """
 
     run: Callable[[], object]
     keeps: Keeps | None = None
     early_stop: bool = True
+    nested: bool = False
     owners: list[ref[Any]] = field(default_factory=list)
     position: int = 0
     replayed: bool = False
@@ -48,4 +53,4 @@ class Frame:
     @property
     def is_complete(self) -> bool:
         """A replay may stop here."""
-        return self.early_stop and self.position == len(self.owners)
+        return self.early_stop and not self.nested and self.position == len(self.owners)

@@ -13,7 +13,7 @@ from __future__ import annotations
 
 import math
 from collections import Counter
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from functools import lru_cache
 from typing import Final, Literal
 
@@ -45,7 +45,7 @@ def hosted(parts: Parts, report: Report) -> Report:
     if sum(c.num_ranks for c in parts.classes) != mesh.size:
         return report
     per_host = min(topology.gpus_per_host, mesh.size)
-    each = _fullest(parts.plans, parts.classes, parts.framework.files, per_host)
+    each = _fullest(parts.plans, parts.classes, parts.framework.files, per_host, parts.site().tokens)
     phases = (_phase(parts, report, phase, dict(held)) for phase, held in zip(_PHASES, each, strict=True))
     host = Host(capacity_bytes=int(topology.node.host_memory), ranks_per_host=per_host, phases=tuple(phases))
     memory = topology.node.host_memory
@@ -72,15 +72,15 @@ def _phase(parts: Parts, report: Report, phase: _Phase, held: dict[str, int]) ->
 
 # ---- the host -------------------------------------------------------------------------------------------------------
 @lru_cache(maxsize=256)
-def _fullest(plans: tuple[Plan, ...], classes: tuple[RankClass, ...], files: Files, per_host: int) -> tuple[
-        tuple[tuple[str, int], ...], ...]:
+def _fullest(plans: tuple[Plan, ...], classes: tuple[RankClass, ...], files: Files, per_host: int,
+             tokens: int) -> tuple[tuple[tuple[str, int], ...], ...]:
     """What lies on the fullest host in each phase, by owner. Scenarios that place alike share it."""
-    return tuple(_fullest_in(plans, classes, phase, _transfer(files, phase), per_host) for phase in _PHASES)
+    return tuple(_fullest_in([_of_rank(plan, phase, _transfer(files, phase), tokens) for plan in plans], plans,
+                             classes, _transfer(files, phase), per_host) for phase in _PHASES)
 
 
-def _fullest_in(plans: tuple[Plan, ...], classes_of: tuple[RankClass, ...], phase: _Phase, transfer: Transfer | None,
-                per_host: int) -> tuple[tuple[str, int], ...]:
-    each = [_of_rank(plan, phase, transfer) for plan in plans]
+def _fullest_in(each: Sequence[Counter[str]], plans: tuple[Plan, ...], classes_of: tuple[RankClass, ...],
+                transfer: Transfer | None, per_host: int) -> tuple[tuple[str, int], ...]:
     whole = _whole(plans[0], transfer)
     sizes = np.array([own.total() for own in each], dtype=np.int64)
     best: tuple[int, Counter[str]] = (-1, Counter())
@@ -120,9 +120,10 @@ def _readers(transfer: Transfer | None, first: int, num: IntArray) -> IntArray:
     return readers
 
 
-def _of_rank(plan: Plan, phase: _Phase, transfer: Transfer | None) -> Counter[str]:
-    """What one rank holds on the host, the whole model aside."""
-    held = Counter({"parameters": 0, "gradients": 0, "optimizer states": 0, "checkpoint": 0})
+def _of_rank(plan: Plan, phase: _Phase, transfer: Transfer | None, tokens: int) -> Counter[str]:
+    """What one rank holds on the host, the whole model aside. `tokens`: of its microbatch."""
+    held = Counter({"parameters": 0, "gradients": 0, "optimizer states": 0, "activations": 0, "checkpoint": 0})
+    held["activations"] = plan.waiting_bytes(tokens) if phase == "first_step" else 0
     there = {"load": ("parameters",), "first_step": ("parameters", "gradients", "optimizer states"),
              "save": ("parameters", "optimizer states")}[phase]
     for placed, count in _placed(plan):

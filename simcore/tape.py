@@ -172,10 +172,11 @@ class Tape(Recorder):
             self.mark(RECOMPUTE_END)
             raise StopReplay
 
-    def checkpoint(self, run: Callable[[], Tensor], keeps: Keeps | None = None, *, early_stop: bool = True) -> Tensor:
+    def checkpoint(self, run: Callable[[], Tensor], keeps: Keeps | None = None, *, early_stop: bool = True,
+                   nested: bool = False) -> Tensor:
         """Run a region whose nodes keep nothing but its inputs (what `run` refers to); it is run again in backward."""
         assert self.frame is None, "checkpoints are not nested"
-        self.frame = Frame(run, keeps, early_stop)
+        self.frame = Frame(run, keeps, early_stop, nested)
         try:
             return run()
         finally:
@@ -208,7 +209,8 @@ class Tape(Recorder):
         given.clear()
         assert node.backward is not None
         outputs = list(node.backward(self, grads, node.saved))
-        if node.frame is not None:  # a checkpoint hands saved tensors to the function itself, which is over
+        # A checkpoint hands saved tensors to the function itself, which is over.
+        if node.frame is not None and not node.frame.nested:
             node.saved.clear()
         for i, shape in enumerate(node.reduce_to):
             outputs[i] = self._sum_to(outputs[i], shape)

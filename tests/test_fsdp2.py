@@ -275,11 +275,30 @@ def test_peaks_are_lower_by_what_went_to_the_host() -> None:
     assert "outside the device, host_pinned" in {a.what for a in away.assumptions}
 
 
+def test_inputs_of_replayed_layers_wait_on_the_host() -> None:
+    """At its peak the device holds none of 16, or that of the layer that runs; the peak may be elsewhere then."""
+    more: dict[str, Any] = {"model": {"config": "llama-tiny", "overrides": {"num_hidden_layers": 16}},
+                            "recompute": "full", "seq_len": 4096}
+    here, away = (simulate(small.scenario("fsdp2", {"dp_shard": 2}, offload={"activations": where}, **more),
+                           timed=False) for where in ("none", "host"))
+    hidden = small.prepared("fsdp2", **more)[0].graph.architecture.hidden
+    one, peaks = 4096 * hidden * 2, [report.ranks[0].peak for report in (here, away)]
+    assert peaks[0] is not None
+    assert peaks[1] is not None
+    assert (peaks[0].host_bytes, peaks[1].host_bytes) == (0, 16 * one)
+    assert peaks[0].by_category["activation"] - peaks[1].by_category["activation"] >= 15 * one
+    assert 0 < peaks[0].allocated_bytes - peaks[1].allocated_bytes < 16 * one
+    assert away.host is not None
+    assert away.host.phases[1].by_owner == {"activations": 2 * 16 * one}
+    assert "time of offload" in {a.what for a in away.assumptions}
+
+
 @pytest.mark.parametrize(("offload", "mesh", "status", "told"), [
     ({"params": "host"}, {"dp_shard": 2}, "illegal", "all three and whole"),
     ({"optimizer": "host"}, {"dp_shard": 2}, "illegal", "all three and whole"),
     (HOST | {"params": {"space": "host", "fraction": 0.5}}, {"dp_shard": 2}, "illegal", "all three and whole"),
-    (HOST | {"activations": "host"}, {"dp_shard": 2}, "error", "activations outside the device under fsdp2"),
+    ({"activations": "host"}, {"dp_shard": 2}, "error", "with recompute: full"),
+    ({"activations": "nvme"}, {"dp_shard": 2}, "error", "nvme under fsdp2"),
     (dict.fromkeys(HOST, "nvme"), {"dp_shard": 2}, "error", "nvme under fsdp2"),
     (HOST, {}, "error", "not sharded")])
 def test_what_is_refused_of_offload(offload: dict[str, Any], mesh: dict[str, int], status: str, told: str) -> None:

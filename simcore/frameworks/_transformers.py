@@ -36,6 +36,7 @@ checkpoint = all_or_no_checkpoint
 
 def check(job: Job, _options: dict[str, Any]) -> None:
     """Losses that the layers have; no tensor parallelism, no capacity of experts."""
+    _check_activations(job)
     job.refuse_capacity("transformers 5.23 integrations/moe.py: tokens are never dropped")
     job.one_of("training.loss", job.scenario.training.loss, ("auto", "hf", "hf_keep_logits", "cut", "liger"))
     if job.mesh.tp > 1:
@@ -43,10 +44,23 @@ def check(job: Job, _options: dict[str, Any]) -> None:
                           "implementation: kempnerforge)")
 
 
+def _check_activations(job: Job) -> None:
+    """What replayed layers keep, their inputs, may wait on the host."""
+    space, fraction = job.scenario.training.offload.part("activations")
+    if not fraction:
+        return
+    job.one_of("training.offload.activations", space, ("none", "host"))
+    if fraction < 1 or checkpoint(job) == "none":
+        raise job.not_yet("training.offload.activations", "a part of what is kept, or all that layers keep without "
+                          "recompute, on the host (served: the inputs of replayed layers, with recompute: full)")
+
+
 def options_of(job: Job, options: dict[str, Any]) -> tuple[tuple[str, str], ...]:
     """`Run.options`: transformers' own grouped products, or the stand-in that expert parallelism needs."""
     unit = job.mesh.ep > 1 and options.get("experts", "fully_shard") == "fully_shard"
-    apart = (*((("experts", "unit"),) if unit else ()), *_attention(job, options))
+    away = job.scenario.training.offload.part("activations")[1] > 0
+    apart = (*((("experts", "unit"),) if unit else ()), *((("inputs", "on_host"),) if away else ()),
+             *_attention(job, options))
     if options.get("experts_implementation") is None:
         if job.has_experts and isinstance(job.scenario.training.routing, Draws):
             raise job.not_yet("training.routing", "routing drawn at random with batched products over equal groups of "

@@ -74,7 +74,7 @@ def table(job: Job) -> Framework:
 
 def _of_host(job: Job) -> tuple[tuple[str, str, str, str], ...]:
     """What is not in the step's time."""
-    if not job.scenario.training.offload.part("params")[1]:
+    if not any(job.scenario.training.offload.part(name)[1] for name in ("params", "activations")):
         return ()
     return (("time of offload", "the CPU's step and the copies from it and back take no time", "assumed",
              "not modelled: step times are too short"),)
@@ -125,7 +125,8 @@ def _check(job: Job) -> None:
 
 def _check_offload(job: Job) -> None:
     """[Note: FSDP2 on the host] Parameters, gradients and states go together, all of them."""
-    job.refuse_offload("params", "gradients", "optimizer")
+    waits = ("activations",) if job.graph.implementation == "hf" else ()
+    job.refuse_offload("params", "gradients", "optimizer", *waits)
     offload, rule = job.scenario.training.offload, "torch 2.13 distributed/fsdp/_fully_shard/_fsdp_api.py"
     parts = {name: offload.part(name) for name in ("params", "gradients", "optimizer")}
     for name, (space, fraction) in parts.items():

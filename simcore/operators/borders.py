@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from typing import Any
 
 from simcore.recording import LayerTape, Run
 from simcore.tape import GRAD_HIDDEN, HIDDEN, Node, Section, Tape, Tensor
@@ -26,12 +27,22 @@ def hand_on(tape: Tape, out: Tensor) -> None:
     out.disown()
 
 
-def run_backward(tape: Tape, out: Tensor, inputs: Node | None, finish: Callable[[Tape], None]) -> Section:
-    """Backward from the gradient that the next layer made to the gradient of this layer's input."""
+def run_backward(tape: Tape, out: Tensor, inputs: Node | None, finish: Callable[[Tape], None],
+                 held: list[Any] | None = None) -> Section:
+    """Backward from the gradient that the next layer made to the gradient of this layer's input.
+
+    `held`: lives until then, and so does the gradient that comes in: the layer is one function of autograd.
+    """
     if out.node is not None:
-        tape.seed(out, tape.external(out.shape, out.dtype, GRAD_HIDDEN, _AFTER))
+        grad: Tensor | None = tape.external(out.shape, out.dtype, GRAD_HIDDEN, _AFTER)
+        assert grad is not None
+        tape.seed(out, grad)
+        grad = grad if held else None
         tape.backward()
         finish(tape)
+        del grad
+    if held:
+        held.clear()
     if inputs is not None:
         hand_back(tape, inputs)
     return tape.cut()

@@ -11,11 +11,12 @@ What crosses the border between layers:
  * a tied head's gradient waits in the engine for the embedding's; the embedding posts its death with offset TIED_HEAD.
 
 `run.options`: ("experts", "unit"): the experts are a data-parallel unit of their own; ("inv_freq", dtype): the stored
-type of the rotary frequencies.
+type of the rotary frequencies; ("inputs", "on_host"): those of replayed layers wait on the host.
 """
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import replace
 from functools import partial
 from typing import Final
@@ -65,20 +66,48 @@ def _layer(tape: Tape, kind: LayerKind, run: Run) -> LayerTape:
     inputs: Inputs | None = _stem(tape, kind, run)
     assert inputs is not None
     leaf = inputs.hidden.node
-    body = partial(_body, tape, kind, run, inputs)
-    out = tape.checkpoint(body) if run.checkpoint != "none" else body()
+    body: Callable[[], Tensor] = partial(_body, tape, kind, run, inputs)
+    held: list[Callable[[], Tensor]] = []
+    if waits := run.checkpoint != "none" and dict(run.options).get("inputs") == "on_host":
+        held.append(_Function(tape, inputs, body))
+        body = held[0]
+    out = tape.checkpoint(body, nested=waits) if run.checkpoint != "none" else body()
     hand_on(tape, out)
     forward = tape.cut()
     del body
     # Where this layer does not keep the rotary tables, the ones above it do if anything trains here.
     tables = (inputs.cos, inputs.sin, inputs.mask) if out.node is not None else ()
+    if waits:
+        inputs.hidden.storage = None
     inputs = None
     dropped = tape.cut()
     del tables
     empty = Section(())
     after, late = (empty, dropped) if run.first else (dropped, empty)
-    back = run_backward(tape, out, leaf, nothing)
+    back = run_backward(tape, out, leaf, nothing, held)
     return LayerTape(forward, back, after, late, grads=tape.release_grads())
+
+
+class _Function:
+    """A replayed layer as one function of autograd whose input is on the host until backward.
+
+    It holds the gradient that came in, the input that came back and what the replay put out until all of the layer is
+    differentiated (unsloth-zoo `gradient_checkpointing.py`, Unsloth_Offloaded_Gradient_Checkpointer; axolotl's
+    `gradient_checkpointing: offload` is a copy of it).
+    """
+
+    def __init__(self, tape: Tape, inputs: Inputs, body: Callable[[], Tensor]) -> None:
+        self.tape, self.inputs, self.body = tape, inputs, body
+        self.out: Tensor | None = None
+
+    def __call__(self) -> Tensor:
+        hidden = self.inputs.hidden
+        if hidden.storage is not None:  # the first run
+            return self.body()
+        hidden.storage = self.tape.empty(hidden.shape, hidden.dtype, "hidden_states.from_host").storage
+        out = self.body()
+        self.out = out.detach()
+        return out
 
 
 def _stem(tape: Tape, kind: LayerKind, run: Run) -> Inputs:

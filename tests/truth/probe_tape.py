@@ -25,7 +25,7 @@ FSDP2_OWNS = {
 def spec_of(case: dict[str, Any]) -> dict[str, Any]:
     """The case in the words of `probe_fsdp2.py`."""
     spec = {"name": "tape", "model": {"preset": case["preset"], "overrides": case["overrides"]}, "seq": case["seq"],
-            "batch": case.get("batch", 1), "ac": "layer" if case.get("checkpoint") else "none",
+            "batch": case.get("batch", 1), "ac": {True: "layer", "host": "host"}.get(case.get("checkpoint"), "none"),
             "loss": "hf" if case.get("loss") == "hf_keep_logits" else "hf_drop_logits", "ep": case.get("ep", 1)}
     if "experts" in case:
         spec["ep_mode"] = {"unit": "dtensor", "ignored": "ignored"}[case["experts"]]

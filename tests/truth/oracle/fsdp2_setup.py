@@ -16,6 +16,7 @@ from torch.optim import adam
 
 from . import fsdp2_models as models
 from .fsdp2_tracker import Tracker, local
+from .host_checkpoint import OnHost
 
 Spec = dict[str, Any]
 EXPERT_WEIGHTS = ("gate_up_proj", "up_proj", "down_proj")
@@ -64,6 +65,9 @@ def checkpoint(model: nn.Module, layers: nn.ModuleList, spec: Spec) -> None:
 
         for i in range(len(layers)):
             layers[i] = checkpoint_wrapper(layers[i])
+    elif spec["ac"] == "host":
+        for i in range(len(layers)):
+            layers[i] = OnHost(layers[i])
     elif spec["ac"] == "hf":
         model.gradient_checkpointing_enable(gradient_checkpointing_kwargs={"use_reentrant": False})
         if spec["lora"]:
