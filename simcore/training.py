@@ -234,8 +234,8 @@ class Training(Block):
         Annotated[Literal["none", "full"], WORD] | Annotated[Names, LIST] | Annotated[Recompute, MAP], BY_SHAPE
     ] = Field(default="none", description="Activation checkpointing: none, full, a list of modules, or a mode")
     pipeline: Pipeline = Field(default=Pipeline(), description="Pipeline schedule and stages")
-    loss: Literal["auto", "megatron", "te", "te_inplace", "hf", "hf_keep_logits", "masked_fp32", "liger", "cut",
-                  "chunked", "causal"] = Field(default="auto", description="Whose loss code runs")  # fmt: skip
+    loss: Literal["auto", "megatron", "te", "te_inplace", "hf", "hf_keep_logits", "masked_fp32", "masked", "liger",
+                  "cut", "chunked", "causal"] = Field(default="auto", description="Whose loss code runs")  # fmt: skip
     routing: Routing = Field(default="balanced", description="How tokens fall on experts")
     precision: Precision = Field(default=Precision(), description="Formats")
     optimizer: Optimizer = Field(default=Optimizer(), description="Optimizer")

@@ -92,6 +92,48 @@ def test_what_is_given_is_no_default() -> None:
     assert not [key for key in found if "reshard" in key or "moments" in key or "defer" in key]
 
 
+# ---- DeepSeek-V3 ----------------------------------------------------------------------------------------------------
+SMALL = {"config": "deepseek-v3", "overrides": {
+    "hidden_size": 256, "vocab_size": 1024, "intermediate_size": 512, "num_hidden_layers": 3, "num_attention_heads": 4,
+    "num_key_value_heads": 4, "q_lora_rank": 64, "kv_lora_rank": 64, "qk_nope_head_dim": 32, "qk_rope_head_dim": 16,
+    "v_head_dim": 32, "n_routed_experts": 8, "num_experts_per_tok": 2, "moe_intermediate_size": 128,
+    "first_k_dense_replace": 1}}
+OLDER = "main 2026-06-08"
+
+
+def _deepseek(version: str = "auto", **given: Any) -> Report:
+    options = {"dispatcher": "hybridep", "fake_balanced_gate": True}
+    return _ran({"dp_shard": 4, "ep": 4}, **{"model": SMALL, "seq_len": 512, "options": options, "version": version,
+                                           "loss": "masked"} | given)
+
+
+def test_deepseek_runs_with_its_experts_over_the_ranks() -> None:
+    report = _deepseek()
+    assert report.status == "ok", report.problems
+    assert report.ranks[0].at_rest["routed_experts"].num_params == 2 * 2 * 3 * 256 * 128
+    told = {a.what: a.value for a in report.assumptions if a.kind == "assumed"}
+    assert told["framework_options.fake_balanced_gate"] == "the gate's weights are placed all the same"
+    assert "cuDNN" in told["attention"]
+
+
+def test_the_snapshot_holds_the_logits_while_backward_runs() -> None:
+    release, snapshot = (_deepseek(version).ranks[0].peak for version in ("0.7.0", OLDER))
+    assert release is not None
+    assert snapshot is not None
+    # 2 bytes a logit, and a reciprocal root for each row of 13 norms (four a layer, and the last)
+    assert snapshot.by_phase["backward"] - release.by_phase["backward"] == 2 * 512 * 1024 + 13 * 4 * 512
+
+
+@pytest.mark.parametrize(("mesh", "given", "status", "told"), [
+    ({"dp_shard": 4}, {}, "error", "not yet: automodel's deepseek_v3 without expert parallelism"),
+    ({"dp_shard": 2, "ep": 2, "tp": 2}, {}, "illegal", "DeepseekV3ForCausalLM has no TP plan"),
+    ({"dp_shard": 4, "ep": 2}, {"model": small.TINY, "version": OLDER}, "error", "with other models than deepseek_v3")])
+def test_what_of_it_is_not_served(mesh: dict[str, int], given: dict[str, Any], status: str, told: str) -> None:
+    report = _ran(mesh, **{"model": SMALL} | given)
+    assert report.status == status
+    assert told in report.problems[0].message
+
+
 def test_gpipe_keeps_every_microbatch_and_sends_as_much() -> None:
     """Stage 0 of two has two microbatches in flight under 1F1B, six under GPipe."""
     plain, gpipe = (_ran({"pp": 2, "dp_shard": 2}, microbatches=6, pipeline={"schedule": name}, seq_len=1024)

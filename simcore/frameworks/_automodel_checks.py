@@ -12,11 +12,12 @@ __all__ = ["check"]
 def check(job: Job) -> None:
     """IllegalLayout for the first rule that is broken."""
     _check_mesh(job)
+    _check_deepseek(job)
     _check_tensor_parallel(job)
     _check_pipeline(job)
     _check_context_parallel(job)
     loss = job.scenario.training.loss
-    job.one_of("training.loss", loss, ("auto", "masked_fp32", "te_inplace", "cut", "chunked", "causal"))
+    job.one_of("training.loss", loss, ("auto", "masked_fp32", "masked", "te_inplace", "cut", "chunked", "causal"))
     if loss == "causal" and (job.mesh.tp > 1 or job.mesh.pp > 1 or job.mesh.cp > 1):
         raise job.not_yet("training.loss", "the model's own loss (causal) with tensor, pipeline or context parallelism")
     job.refuse_given({"training.precision.main_grads": "auto", "training.optimizer.master": "none"})
@@ -44,6 +45,19 @@ def _check_mesh(job: Job) -> None:
             if isinstance(branch.block, Moe) and branch.block.num_experts % mesh.ep:
                 raise job.illegal("mesh.ep", f"n_routed_experts {branch.block.num_experts} must be divisible by "
                                   f"expert_parallel_degree {mesh.ep}", "0.7.0 moe/parallelizer.py:1244")
+
+
+def _check_deepseek(job: Job) -> None:
+    """Only the path of expert parallelism has been read for it, and of the snapshot only what concerns it."""
+    if job.graph.architecture.family != "deepseek_v3":
+        if job.scenario.framework_version == "main 2026-06-08":
+            raise job.not_yet("framework_version", "main 2026-06-08 with other models than deepseek_v3")
+        return
+    if job.mesh.ep == 1:
+        raise job.not_yet("mesh.ep", "automodel's deepseek_v3 without expert parallelism")
+    if job.mesh.tp > 1:
+        raise job.illegal("mesh.tp", f"Tensor parallelism (tp_size={job.mesh.tp}) requested but DeepseekV3ForCausalLM "
+                          "has no TP plan", "0.7.0 models/deepseek_v3/model.py: supports_tp False")
 
 
 def _check_tensor_parallel(job: Job) -> None:

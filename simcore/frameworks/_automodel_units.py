@@ -131,12 +131,13 @@ class _Maker:
 
     def _block(self, layer: int, *, reshard: bool, separate_experts: bool) -> list[Unit]:
         path = self.graph.layers[layer].path
+        mixer = self.graph.kinds[self.graph.layers[layer].kind].branches[-1].name
         found = [self._unit(path, [layer], layer, layer, reshard=reshard,
                             choose=_is_plain_unrouted if separate_experts else _is_plain),
                  self._unit(f"{path}.mixer._fp32_params", [layer], layer, layer, reshard=reshard, choose=_is_fp32,
                             dtype="fp32")]
         if separate_experts and self.wrapping.experts_dp > 1:
-            found.append(self._unit(f"{path}.mixer.experts", [layer], layer, layer, reshard=reshard,
+            found.append(self._unit(f"{path}.{mixer}.experts", [layer], layer, layer, reshard=reshard,
                                     choose=_is_routed, inner=True))
         return [unit for unit in found if unit.members]
 

@@ -1,5 +1,7 @@
 """NeMo Automodel 0.7.0: FSDP2 units over a dense mesh, experts over their own (ep_shard x ep) mesh.
 
+`main 2026-06-08` is a snapshot before it (77f112399), for DeepSeek-V3 alone.
+
 [Note: Automodel's two paths]
 With ep > 1 `moe/parallelizer.py` wraps experts (when ep_shard > 1), the fp32 Mamba holder, the block, embedding, head
 and inner model, and nothing is resharded after forward unless asked (`MoEParallelizerConfig.reshard_after_forward`,
@@ -22,13 +24,14 @@ from simcore.frameworks._files import automodel_files
 from simcore.frameworks._torch import States, all_or_no_checkpoint, states_of, torch_optimizer
 from simcore.job import Job
 from simcore.lora_automodel import adapters
-from simcore.operators.automodel import RELEASE_0_7_0
+from simcore.operators.automodel import RELEASE_0_7_0, SNAPSHOT_2026_06_08
 from simcore.schedule import Schedule
 from simcore.stages import contiguous, remainder_first, stage_layers
 
 __all__ = ["DEFAULT_IMPLEMENTATION", "IMPLEMENTATIONS", "VERSIONS", "adapters", "table"]
 
-VERSIONS = ("0.7.0",)
+VERSIONS = ("0.7.0", "main 2026-06-08")
+_LAYERS = {"0.7.0": RELEASE_0_7_0, "main 2026-06-08": SNAPSHOT_2026_06_08}
 DEFAULT_IMPLEMENTATION = "automodel"
 IMPLEMENTATIONS = ("automodel",)
 OPTIONS = {
@@ -36,7 +39,8 @@ OPTIONS = {
     "moe.reshard_after_forward": (None, True, False),
     "defer_fsdp_grad_sync": (True, False),
     "enable_fsdp_optimizations": (True, False),
-    "dispatcher": ("deepep", "torch"),
+    "dispatcher": ("deepep", "hybridep", "torch"),
+    "fake_balanced_gate": (True, False),
 }
 
 
@@ -57,9 +61,9 @@ def table(job: Job) -> Framework:
         job.auto("training.optimizer.moments", training.optimizer.moments, "as each parameter is stored",
                  "recipes: torch.optim.Adam, zeros_like(parameter)")
     stages = _stages(job)
-    own_unit = mesh.ep > 1 and mesh.expert_dp > 1
+    version = _version(job)
     return Framework(
-        name="automodel", version=VERSIONS[0],
+        name="automodel", version=version,
         rules=_rules(job, stored),
         units=units(job, stages, options, reduce),
         flow=_flow(job, options),
@@ -71,23 +75,43 @@ def table(job: Job) -> Framework:
         sequence_parallel=False,
         stages=stages,
         schedule=Schedule(training.pipeline.schedule if mesh.pp > 1 else "1f1b", mesh.pp),
-        options=(*((("experts", "unit"),) if own_unit else ()), ("dispatcher", _dispatcher(job, options)),
-                 *RELEASE_0_7_0),
+        options=(*_chosen(job, options), *_LAYERS[version]),
         communicators=_communicators(job),
         files=automodel_files(job),
         padding=Padding(1, "0.7.0 components/datasets/utils.py default_collater: pad_seq_len_divisible None"),
-        libraries=Libraries(dispatcher="deepep" if _dispatcher(job, options) == "deepep" else "nccl"),
-        assumptions=_assumptions(job),
+        libraries=Libraries(dispatcher=_dispatcher(job, options).replace("torch", "nccl")),
+        assumptions=_assumptions(job, options),
     )
 
 
-def _assumptions(job: Job) -> tuple[tuple[str, str, str, str], ...]:
+_PACKED = ("training.lengths", "attention by TE, in its layout thd", "assumed", "0.7.0 components/attention/utils.py: "
+           "backend.attn te; SDPA would need a mask for each pair of positions")
+_LATENT = ("attention", "by TE on cuDNN; backward sums dq in fp32", "assumed", "0.7.0 models/common/utils.py: "
+           "BackendConfig.attn is te where TE is installed; the workspace is an estimate")
+_FAKE_GATE = ("framework_options.fake_balanced_gate", "the gate's weights are placed all the same", "assumed",
+              "0.7.0 moe/layers.py: FakeBalancedGate has none")
+
+
+def _version(job: Job) -> str:
+    given = job.scenario.framework_version
+    return VERSIONS[0] if given == "auto" else given
+
+
+def _chosen(job: Job, options: dict[str, object]) -> tuple[tuple[str, str], ...]:
+    """What the layers are told beside the version."""
+    mesh = job.mesh
+    unit = (("experts", "unit"),) if mesh.ep > 1 and mesh.expert_dp > 1 else ()
+    gate = (("gate", "fake"),) if options.get("fake_balanced_gate") is True else ()
+    return (*unit, ("dispatcher", _dispatcher(job, options)), *gate)
+
+
+def _assumptions(job: Job, options: dict[str, object]) -> tuple[tuple[str, str, str, str], ...]:
     """Packs need TE. A mesh that the parallelizer serves and the loader before it does not is shown, with that said."""
-    packed = (("training.lengths", "attention by TE, in its layout thd", "assumed", "0.7.0 components/attention/"
-               "utils.py: backend.attn te; SDPA would need a mask for each pair of positions"),)
-    made = packed if job.scenario.training.lengths == "packed" else ()
+    made = [_PACKED] if job.scenario.training.lengths == "packed" else []
+    if job.graph.architecture.family == "deepseek_v3":
+        made += [_LATENT, *([_FAKE_GATE] if options.get("fake_balanced_gate") is True else [])]
     if job.mesh.tp == 1:
-        return made
+        return tuple(made)
     return (*made, ("mesh.tp", "as the parallelizer places it", "assumed",
              "0.7.0 NeMoAutoModel's capability check refuses it first: 'Tensor parallelism (tp_size="
              f"{job.mesh.tp}) requested but NemotronHForCausalLM has no TP plan'; only lm_head would be split"),)

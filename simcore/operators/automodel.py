@@ -1,7 +1,7 @@
 """NeMo Automodel's own models (nemo-automodel 0.7.0): what each kind of layer holds, computes and sends.
 
-Layers: `automodel_layers.py`, `automodel_moe.py`; head and losses: `automodel_head.py`; parameters:
-`automodel_tensors.py`.
+Layers: `automodel_layers.py`, `automodel_latent.py`, `automodel_moe.py`; head and losses: `automodel_head.py`;
+parameters: `automodel_tensors.py`.
 
 `Run.checkpoint`: "none" or "full". With expert parallelism every block is wrapped whole and saves the router's product
 and its top-k (`components/moe/parallelizer.py`, `apply_ac`); without it Nemotron-H wraps its Mamba and MLP blocks only
@@ -9,11 +9,13 @@ and its top-k (`components/moe/parallelizer.py`, `apply_ac`); without it Nemotro
 
 `run.options`, where upstream leaves a choice or versions differ; the first value is the default:
 
- * ("dispatcher", "deepep" | "torch"); without expert parallelism it is torch;
+ * ("dispatcher", "deepep" | "hybridep" | "torch"); without expert parallelism it is torch;
  * ("linear", "torch" | "te"): TE's linear layers keep x A of their adapters;
  * ("experts", "unit"): the experts are an FSDP2 unit of their own;
+ * ("gate", "learned" | "fake"): BackendConfig.fake_balanced_gate, experts in turn with equal weights;
  * ("norm_rstd", "yes" | "no"), ("lora_mlp", "fused" | "separate"), ("logits", "kept" | "released"),
-   ("dispatch_replay", "no" | "yes"): the second value is what a multi-GPU FSDP2 run of 0.7.0 does, `RELEASE_0_7_0`.
+   ("dispatch_replay", "no" | "yes"): the second value is what a multi-GPU FSDP2 run of 0.7.0 does, `RELEASE_0_7_0`;
+ * ("router", "kept" | "again"): what a checkpoint makes of the router; earlier snapshots run it again.
 """
 
 from __future__ import annotations
@@ -21,20 +23,36 @@ from __future__ import annotations
 from functools import partial
 from typing import Final
 
-from simcore.models.blocks import Attention, Branch, Embedding, FinalNorm, Head, LayerKind, Loss, Mamba2, Mlp, Moe
+from simcore.models.blocks import (
+    Attention,
+    Branch,
+    Embedding,
+    FinalNorm,
+    Head,
+    LatentAttention,
+    LayerKind,
+    Loss,
+    Mamba2,
+    Mlp,
+    Moe,
+)
 from simcore.operators import aten
 from simcore.operators.automodel_head import LINEAR_LOSSES, head, loss
+from simcore.operators.automodel_latent import latent_attention
 from simcore.operators.automodel_layers import Env, attention, mamba, mlp, norm
 from simcore.operators.automodel_moe import moe
 from simcore.operators.automodel_tensors import tensors
 from simcore.recording import LayerTape, Run
 from simcore.tape import GRAD_HIDDEN, HIDDEN, Node, Section, Tape, Tensor
 
-__all__ = ["RELEASE_0_7_0", "record", "tensors"]
+__all__ = ["RELEASE_0_7_0", "SNAPSHOT_2026_06_08", "record", "tensors"]
 
 RELEASE_0_7_0: Final = (
     ("dispatch_replay", "yes"), ("logits", "released"), ("lora_mlp", "separate"), ("norm_rstd", "no"),
 )
+# 77f112399: `recipes/llm/train_ft.py` has no `del out`, `moe/megatron/fused_a2a.py` no recorder, and apply_ac's
+# `ignore_router_for_ac` is False (`moe/parallelizer.py`, `distributed/config.py`).
+SNAPSHOT_2026_06_08: Final = (("router", "again"),)
 _BEFORE, _AFTER = -1, 1
 _EMPTY = Section(())
 
@@ -44,7 +62,7 @@ def record(kind: LayerKind, run: Run, slots: dict[tuple[str, str], int],
     """Record one layer or part."""
     env = Env(Tape(slots, comms), run, dict(run.options))
     if isinstance(kind.block, Embedding):
-        return _embedding(env, kind.block)
+        return _embedding(env, kind, kind.block)
     if isinstance(kind.block, Loss):
         return _loss(env, kind.block)
     return _part(env, kind)
@@ -62,8 +80,8 @@ def _part(env: Env, kind: LayerKind) -> LayerTape:
     forward = tape.cut()
     hidden = None
     dropped = tape.cut()
-    # Llama's model still holds the stem's output under the name `inputs_embeds`, Nemotron-H's reuses the variable.
-    late = run.first and kind.family == "llama"
+    # Llama's and DeepSeek's models still hold the stem's output as `inputs_embeds`, Nemotron-H's reuses the variable.
+    late = run.first and kind.family != "nemotron_h"
     if out.node is not None:
         tape.seed(out, tape.external(out.shape, out.dtype, GRAD_HIDDEN, _AFTER))
     tape.backward()
@@ -96,7 +114,7 @@ def _run(env: Env, kind: LayerKind, hidden: Tensor) -> Tensor:
         return head(env, hidden, kind.block)
     if not _checkpointed(kind, env.run):
         return _layer(env, kind, hidden)
-    if env.run.ep > 1:
+    if env.run.ep > 1 and env.option("router", "kept") == "kept":
         env.cache = {}
     return env.tape.checkpoint(partial(_layer, env, kind, hidden))
 
@@ -107,7 +125,8 @@ def _checkpointed(kind: LayerKind, run: Run) -> bool:
 
 
 def _layer(env: Env, kind: LayerKind, hidden: Tensor) -> Tensor:
-    """`x + block(norm(x))` for every branch."""
+    """`x + block(norm(x))` for every branch; DeepSeek's block names what a branch made until it returns."""
+    named = []
     for branch in kind.branches:
         residual = hidden
         env.tape.scope = ""
@@ -115,6 +134,8 @@ def _layer(env: Env, kind: LayerKind, hidden: Tensor) -> Tensor:
         env.tape.scope = f"{branch.name}."
         hidden = _block(env, kind, branch, hidden)
         env.tape.scope = ""
+        if kind.family == "deepseek_v3":
+            named.append(hidden)
         hidden = aten.add(env.tape, residual, hidden, "residual")
     return hidden
 
@@ -124,7 +145,9 @@ def _block(env: Env, kind: LayerKind, branch: Branch, x: Tensor) -> Tensor:
     if isinstance(block, Mamba2):
         return mamba(env, x, block, branch.name)
     if isinstance(block, Moe):
-        return moe(env, x, block, branch.name)
+        return moe(env, x, block, branch.name, wide=kind.family == "deepseek_v3")
+    if isinstance(block, LatentAttention):
+        return latent_attention(env, x, block, branch.name)
     if isinstance(block, Attention):
         return attention(env, x, block, branch.name)
     assert isinstance(block, Mlp), "other families are refused"
@@ -132,20 +155,28 @@ def _block(env: Env, kind: LayerKind, branch: Branch, x: Tensor) -> Tensor:
 
 
 # ---- the parts around the layers --------------------------------------------------------------------------------
-def _embedding(env: Env, block: Embedding) -> LayerTape:
+def _embedding(env: Env, kind: LayerKind, block: Embedding) -> LayerTape:
     tape, run = env.tape, env.run
     out = aten.embedding(tape, env.param("model.embed_tokens.weight"), run.batch, run.seq)
     tape.rename(out.storage, HIDDEN)
     out.disown()
-    # cos and sin: the layers' nodes keep them until the first layer's backward, right before this one's.
-    tables = [tape.empty((1, run.seq, block.rotary_dim), run.compute, f"rotary_{name}")
-              for name in ("cos", "sin") if block.rotary_dim]
+    # Tables of angles: the layers' nodes keep them until the first layer's backward, right before this one's.
+    tables = _tables(env, kind, block)
     forward = tape.cut()
     if out.node is not None:
         tape.seed(out, tape.external(out.shape, out.dtype, GRAD_HIDDEN, _AFTER))
     tables.clear()
     tape.backward()
     return LayerTape(forward, tape.cut(), grads=tape.release_grads())
+
+
+def _tables(env: Env, kind: LayerKind, block: Embedding) -> list[Tensor]:
+    """Cosines and sines; DeepSeek's are complex64 (`rope_utils.py`, freqs_cis_from_position_ids), a row a token."""
+    tape, run = env.tape, env.run
+    if kind.family == "deepseek_v3":
+        return [tape.empty((run.batch, run.seq, block.rotary_dim), "fp32", "freqs_cis")]
+    return [tape.empty((1, run.seq, block.rotary_dim), run.compute, f"rotary_{name}")
+            for name in ("cos", "sin") if block.rotary_dim]
 
 
 def _loss(env: Env, block: Loss) -> LayerTape:

@@ -4,11 +4,12 @@ Sources: nemo-automodel 0.7.0, `components/moe/{layers,experts}.py`, `components
 fused_a2a}.py`, `components/_peft/lora_experts.py`; what DeepEP's handle and the permutation keep is a reading of their
 sources (about a fifth uncertain, one per cent of a MoE layer).
 
-[Note: two dispatchers]
+[Note: three dispatchers]
 `deepep`: a token travels once to every rank that holds one of its experts, is permuted there, and comes home the same
 way. `torch`: every rank gathers *all* tokens of the group, works on the rows of its own experts, adds them into an fp32
 tensor of all tokens, and all ranks sum those tensors. Both directions of backward are all-reduces too, because a
-reduce-scatter deadlocked upstream (`_AllGatherConcatVarlenFn`).
+reduce-scatter deadlocked upstream (`_AllGatherConcatVarlenFn`). `hybridep`: sends like DeepEP, in buffers of its own
+outside torch, and copies rows in the order of the experts from there (DeepEP branch hybrid-ep at 94a9f8f).
 """
 
 from __future__ import annotations
@@ -34,11 +35,17 @@ from simcore.tape import (
 __all__ = ["moe", "received_rows"]
 
 
-def moe(env: Env, x: Tensor, block: Moe, path: str) -> Tensor:
-    """`MoE.forward`: the shared expert runs between router and experts, its output waits for theirs."""
+def moe(env: Env, x: Tensor, block: Moe, path: str, *, wide: bool = False) -> Tensor:
+    """`MoE.forward`: the shared expert runs between router and experts, its output waits for theirs.
+
+    `wide`: the router's weights stay fp32 (`router_weights_fp32`, which DeepSeek-V3 sets).
+    """
     shape = x.shape
     x = x.view(env.run.tokens, block.hidden)
-    weights, indices = _gate(env, x, block, f"{path}.gate")
+    if env.option("gate", "learned") == "fake":
+        weights, indices = _fake_gate(env, x, block)
+    else:
+        weights, indices = _gate(env, x, block, f"{path}.gate", "fp32" if wide else x.dtype)
     shared = mlp(env, x, f"{path}.shared_experts", gated=block.gated) if block.shared_ffn else None
     y = _experts(env, x, weights, indices, block, f"{path}.experts")
     if shared is not None:
@@ -47,9 +54,19 @@ def moe(env: Env, x: Tensor, block: Moe, path: str) -> Tensor:
 
 
 # ---- router -----------------------------------------------------------------------------------------------------
-def _gate(env: Env, x: Tensor, block: Moe, path: str) -> tuple[Tensor, Tensor]:
-    """`Gate.forward` with `gate_precision` fp32, which Nemotron-H sets: weight and input are cast, not the product."""
-    tape, dtype = env.tape, x.dtype
+def _fake_gate(env: Env, x: Tensor, block: Moe) -> tuple[Tensor, Tensor]:
+    """`FakeBalancedGate.forward`: constants, no product with a weight and no gradient."""
+    tape, shape = env.tape, (x.shape[0], block.top_k)
+    weights = aten.cast(tape, new(tape, shape, "fp32", "router_weights"), x.dtype)
+    return weights, new(tape, shape, "int64", "topk_indices")
+
+
+def _gate(env: Env, x: Tensor, block: Moe, path: str, dtype: str) -> tuple[Tensor, Tensor]:
+    """`Gate.forward` with `gate_precision` fp32, which models set: weight and input are cast, not the product.
+
+    `dtype` of the weights that come out.
+    """
+    tape = env.tape
     x32, weight = aten.cast(tape, x, "fp32"), aten.cast(tape, env.param(f"{path}.weight"), "fp32")
     assert isinstance(x32, Tensor)
     scores = _project(env, x32, weight)
@@ -121,8 +138,9 @@ def _experts(env: Env, x: Tensor, weights: Tensor, indices: Tensor, block: Moe, 
     if own_unit:
         tape.mark(INNER_FORWARD_BEGIN)
         x, weights = _border(tape, (x, weights), INNER_BACKWARD_END)
-    deepep = env.run.ep > 1 and env.option("dispatcher", "deepep") == "deepep"
-    y = (_deepep if deepep else _gathered)(env, x, weights, indices, block, path)
+    dispatcher = env.option("dispatcher", "deepep") if env.run.ep > 1 else "torch"
+    run = {"deepep": _deepep, "hybridep": _hybridep, "torch": _gathered}[dispatcher]
+    y = run(env, x, weights, indices, block, path)
     if own_unit:
         tape.mark(INNER_FORWARD_END)
         (y,) = _border(tape, (y,), INNER_BACKWARD_BEGIN)
@@ -316,6 +334,80 @@ def _move(env: Env, x: Tensor, shape: tuple[int, ...], name: str, keep: tuple[Te
     node = tape.node((x,), keep, backward)
     out = tape.empty(shape, dtype, name)
     tape.collective("all_to_all", axis, num_bytes, dtype)
+    out.node = node
+    return out
+
+
+# ---- dispatcher hybridep ----------------------------------------------------------------------------------------
+def _hybridep(env: Env, x: Tensor, weights: Tensor, indices: Tensor, block: Moe, path: str) -> Tensor:
+    """`GroupedExpertsDeepEP.forward` with `_HybridEPManager`: rows arrive in the order of the experts."""
+    tape, tokens = env.tape, x.shape[0]
+    chosen = new(tape, indices.shape, "int64", "token_indices", indices.nbytes)
+    routing_map, spread = _multihot(tape, weights, block.num_experts)
+    probabilities = aten.cast(tape, spread, "fp32")
+    landed = received_rows(tokens, block, env.run.ep) * _rows(env, block) // (tokens * block.top_k)
+    sent = min(landed, tokens * env.run.ep) * x.shape[1] * 2
+    rows, arrived, handle = _hybrid_dispatch(env, x, probabilities, block, sent)
+    output = _expert_mlp(env, rows, arrived, path)
+    home = _hybrid_combine(env, output, tokens, sent, handle)
+    del chosen, routing_map, spread, probabilities, rows, arrived, output
+    return home
+
+
+def _multihot(tape: Tape, weights: Tensor, experts: int) -> tuple[Tensor, Tensor]:
+    """`IndicesToMultihot` over all experts: a mask, probabilities, and positions that the node keeps."""
+    shape, w_shape, dtype = (weights.shape[0], experts), weights.shape, weights.dtype
+    node = tape.node((weights,), (), lambda tape, grads, saved: [
+        new(tape, w_shape, dtype, "grad_probabilities", kernel=Kernel.PERMUTE)])
+    routing_map = tape.empty(shape, "uint8", "routing_map")
+    spread = new(tape, shape, dtype, "multihot_probabilities", kernel=Kernel.PERMUTE)
+    positions = tape.empty(shape, "int32", "multihot_positions")
+    tape.save(node, positions)
+    spread.node = node
+    return routing_map, spread
+
+
+def _hybrid_dispatch(env: Env, x: Tensor, probabilities: Tensor, block: Moe,
+                     sent: int) -> tuple[Tensor, Tensor, Tensor]:
+    """`HybridEPDispatch`; its backward combines, and makes a probability of every token and expert.
+
+    The handle (`csrc/hybrid_ep/executor/executor.cu`): where each token goes on each rank (int32), and for every token
+    of the group a mask (1 byte) and a row (int32) for each expert here.
+    """
+    tape, run = env.tape, env.run
+    tokens, hidden = x.shape
+    dtype, spread, rows = x.dtype, (tokens, block.num_experts), _rows(env, block)
+
+    def backward(tape: Tape, grads: Grads, saved: Saved) -> Grads:
+        to_x = tape.empty((tokens, hidden), dtype, "grad_dispatch")
+        to_p = tape.empty(spread, "fp32", "grad_probabilities")
+        tape.collective("all_to_all", run.ep_axis, sent, dtype)
+        tape.compute(Kernel.PERMUTE, 0, rows * hidden * 2)
+        return [to_x, to_p]
+
+    node = tape.node((x, probabilities), (), backward)
+    (handle,) = _record(env, lambda: (
+        tape.empty((tokens * run.ep, 4 + 5 * (block.num_experts // run.ep)), "uint8", "dispatch_handle"),))
+    out = new(tape, (rows, hidden), dtype, "dispatched", rows * hidden * 2, Kernel.PERMUTE, 0)
+    arrived = tape.empty((rows, 1), "fp32", "permuted_probabilities")
+    tape.collective("all_to_all", run.ep_axis, sent, dtype)
+    tape.save(node, handle)
+    out.node = node if x.node else None
+    return out, Tensor(arrived.storage, arrived.shape, "fp32", node if probabilities.node else None, 1), handle
+
+
+def _hybrid_combine(env: Env, x: Tensor, tokens: int, sent: int, handle: Tensor) -> Tensor:
+    """`HybridEPCombine`; its backward dispatches the gradient, without probabilities."""
+    tape, axis, shape, dtype = env.tape, env.run.ep_axis, x.shape, x.dtype
+
+    def backward(tape: Tape, grads: Grads, saved: Saved) -> Grads:
+        tape.collective("all_to_all", axis, sent, dtype)
+        return [new(tape, shape, dtype, "grad_combine", shape[0] * shape[1] * 2, Kernel.PERMUTE, 0)]
+
+    node = tape.node((x,), (handle,), backward)
+    out = tape.empty((tokens, shape[1]), dtype, "expert_output")
+    tape.compute(Kernel.PERMUTE, 0, x.nbytes)
+    tape.collective("all_to_all", axis, sent, dtype)
     out.node = node
     return out
 

@@ -1,14 +1,15 @@
 """The parameters and buffers that NeMo Automodel's own models register.
 
-Order, names and shapes are those of `named_parameters()` of `NemotronHForCausalLM` and `LlamaForCausalLM`
-(nemo-automodel 0.7.0, `components/models/nemotron_v3/{model,layers}.py`, `components/models/llama/model.py`,
+Order, names and shapes are those of `named_parameters()` of `NemotronHForCausalLM`, `LlamaForCausalLM` and
+`DeepseekV3ForCausalLM` (nemo-automodel 0.7.0, `components/models/nemotron_v3/{model,layers}.py`,
+`components/models/llama/model.py`, `components/models/deepseek_v3/{model,layers}.py`,
 `components/moe/{layers,experts}.py`), before expert parallelism and FSDP2 split them:
 
  * routed experts are two 3-D tensors, input dimension before output dimension; dimension 0 is what expert parallelism
    splits, dimension 1 what FSDP2 splits over `ep_shard` (`components/moe/parallelizer.py`, `_moe_shard_placement`);
  * dt_bias, A_log and D sit in a holder of their own, `_fp32_params`, stored and computed in fp32;
  * Automodel's `MLP` registers up before gate, its Llama the other way round;
- * Llama's layer registers its norms after attention and MLP.
+ * Llama's and DeepSeek's layers register their norms after attention and MLP.
 """
 
 from __future__ import annotations
@@ -17,13 +18,25 @@ from collections.abc import Callable
 from typing import Any, Final
 
 from simcore.errors import NotYet, Problem
-from simcore.models.blocks import Attention, Branch, Embedding, FinalNorm, Head, LayerKind, Mamba2, Mlp, Moe
+from simcore.models.blocks import (
+    Attention,
+    Branch,
+    Embedding,
+    FinalNorm,
+    Head,
+    LatentAttention,
+    LayerKind,
+    Mamba2,
+    Mlp,
+    Moe,
+    Mtp,
+)
 from simcore.operators.features import refuse_megatrons
 from simcore.tensor import TensorSpec
 
 __all__ = ["FAMILIES", "tensors"]
 
-FAMILIES: Final = ("llama", "nemotron_h")
+FAMILIES: Final = ("deepseek_v3", "llama", "nemotron_h")
 
 
 def tensors(kind: LayerKind) -> tuple[TensorSpec, ...]:
@@ -33,6 +46,9 @@ def tensors(kind: LayerKind) -> tuple[TensorSpec, ...]:
         raise NotYet(Problem("model", f"not yet: Automodel's own layers of {kind.family} (served: "
                              f"{', '.join(FAMILIES)})"))
     refuse_megatrons(kind)
+    if isinstance(block, Mtp):
+        raise NotYet(Problem("model", "not yet: multi-token prediction in Automodel's layers; 0.7.0 trains none of "
+                             "deepseek_v3 (models/deepseek_v3/model.py)"))
     if block is None:
         return _layer(kind)
     if isinstance(block, Embedding):
@@ -49,7 +65,7 @@ def tensors(kind: LayerKind) -> tuple[TensorSpec, ...]:
 def _layer(kind: LayerKind) -> tuple[TensorSpec, ...]:
     norms = [_norm(branch.norm, kind.hidden) for branch in kind.branches]
     blocks = [spec for branch in kind.branches for spec in _BRANCH[type(branch.block)](branch, kind.family)]
-    return tuple(blocks + norms) if kind.family == "llama" else tuple(norms + blocks)
+    return tuple(norms + blocks) if kind.family == "nemotron_h" else tuple(blocks + norms)
 
 
 def _norm(path: str, size: int) -> TensorSpec:
@@ -89,6 +105,25 @@ def _attention(branch: Branch, family: str) -> tuple[TensorSpec, ...]:
     )
 
 
+def _latent(branch: Branch, family: str) -> tuple[TensorSpec, ...]:
+    b: Any = branch.block
+    at, hidden, q = branch.name, (b.hidden, "hidden"), (b.q_size, "heads")
+    direct = (_linear(f"{at}.q_proj", q, hidden, "attention"),)
+    low = (b.q_rank, "q_rank")
+    compressed = (
+        _linear(f"{at}.q_a_proj", low, hidden, "attention"),
+        TensorSpec(f"{at}.q_a_layernorm.weight", (b.q_rank,), ("q_rank",), "attention", "norm"),
+        _linear(f"{at}.q_b_proj", q, low, "attention"),
+    )
+    return (
+        *(compressed if b.q_rank else direct),
+        _linear(f"{at}.kv_a_proj_with_mqa", (b.kv_rank + b.rope, "kv_rank"), hidden, "attention"),
+        TensorSpec(f"{at}.kv_a_layernorm.weight", (b.kv_rank,), ("kv_rank",), "attention", "norm"),
+        _linear(f"{at}.kv_b_proj", (b.kv_size, "heads"), (b.kv_rank, "kv_rank"), "attention"),
+        _linear(f"{at}.o_proj", hidden, (b.out_size, "heads"), "attention"),
+    )
+
+
 def _mlp(branch: Branch, family: str) -> tuple[TensorSpec, ...]:
     b: Any = branch.block
     return _mlp_at(branch.name, b.hidden, (b.ffn, "ffn"), "mlp", gated=b.gated, gate_first=family == "llama")
@@ -125,5 +160,5 @@ def _moe(branch: Branch, family: str) -> tuple[TensorSpec, ...]:
 
 
 _BRANCH: Final[dict[type, Callable[[Branch, str], tuple[TensorSpec, ...]]]] = {
-    Mamba2: _mamba, Attention: _attention, Mlp: _mlp, Moe: _moe
+    Mamba2: _mamba, Attention: _attention, LatentAttention: _latent, Mlp: _mlp, Moe: _moe
 }

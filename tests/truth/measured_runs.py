@@ -242,9 +242,13 @@ def _automodel_blog(run):
 def _automodel_perf(run):
     if not run["complete"]:
         _unsayable("the number of GPUs is not stated")
-    training = _batch(run) | _recompute(run) | {"precision": {"params": "bf16"}, "optimizer": {"name": "adam"}}
-    return {"model": "deepseek-v3", "framework": "automodel", "topology": "gb200-nvl72", "mesh": _degrees(run),
-            "training": training, "framework_options": {"dispatcher": "hybridep"}}
+    # The commit that the source names, and its examples/llm_benchmark/deepseek/deepseek_v3_te_deepep_gb200.yaml, the
+    # one in bf16 that compiles nothing: MaskedCrossEntropy with fp32_upcast false, a gate that balances.
+    training = _batch(run) | _recompute(run) | {"loss": "masked", "precision": {"params": "bf16"},
+                                                "optimizer": {"name": "adam"}}
+    return {"model": "deepseek-v3", "framework": "automodel", "framework_version": "main 2026-06-08",
+            "topology": "gb200-nvl72", "mesh": _degrees(run), "training": training, "framework_options": {
+                "dispatcher": "hybridep", "fake_balanced_gate": True, "enable_fsdp_optimizations": True}}
 
 
 def _automodel_docs(_run):
