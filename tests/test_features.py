@@ -6,7 +6,7 @@ import pytest
 
 from simcore.errors import NotYet
 from simcore.graph import build, model_config
-from simcore.operators import hf, megatron
+from simcore.operators import hf
 from simcore.operators.features import features, refuse
 from simcore.recording import Run
 
@@ -45,7 +45,7 @@ def test_what_is_not_served_is_told_by_name() -> None:
         refuse(kind, frozenset(), "hf")
 
 
-@pytest.mark.parametrize(("code", "preset", "told"), [(hf, "gpt2", "dropout"), (megatron, "gpt-oss-20b", "sinks")])
+@pytest.mark.parametrize(("code", "preset", "told"), [(hf, "gpt2", "dropout"), (hf, "gpt-oss-20b", "sinks")])
 def test_recording_refuses_what_it_would_ignore(code: object, preset: str, told: str) -> None:
     """A layer of GPT-2 would pass for one that drops nothing."""
     layer = build(model_config(preset, {}, "test"), "hf").kinds[1]

@@ -67,6 +67,9 @@ GPT = LayerKind("gpt", "gpt2", 1024, (
 GPT_MOE = LayerKind("gpt_moe", "gpt2", 512, (
     Branch("ln_1", "attn", Attention(512, 8, 8, 64), layer_norm=True),
     Branch("ln_2", "mlp", Moe(512, 8, 2, 1024, 0, router="softmax", gelu=True), layer_norm=True)))
+OSS = LayerKind("oss", "gpt_oss", 2880, (
+    Branch("input_layernorm", "self_attn", Attention(2880, 64, 8, 64, rotary=True, bias="all", sinks=True, window=128)),
+    Branch("post_attention_layernorm", "mlp", Moe(2880, 32, 4, 2880, 0, gated=True, router="topk_softmax", bias=True))))
 GPT_STEM = LayerKind("stem", "gpt2", 1024, block=Embedding(50304, 1024, positions=2048))
 GPT_NORM = LayerKind("layer_norm", "gpt2", 1024, block=FinalNorm(1024, layer_norm=True))
 EMBEDDING, NORM, HEAD, LOSS = (LayerKind(name, "nemotron_h", H, block=block) for name, block in (
@@ -352,6 +355,39 @@ def test_squared_relu_may_be_apart_from_the_probabilities() -> None:
     kept = [_kept(MOE, _run(MOE, ep=8, options=options)) for options in (
         (("use_fused_weighted_squared_relu", "false"),), ())]
     assert kept[0] - kept[1] == 6 * T * 2 * 1856
+
+
+@pytest.mark.parametrize("checkpoint", ["none", "moe_act"])
+def test_experts_with_biases_keep_what_the_clamp_made(checkpoint: str) -> None:
+    """Both halves of fc1's output again, unless the activation is made again; no scores for a balance loss."""
+    attention, experts = OSS.branches
+    block = Moe(2880, 32, 4, 2880, 0, gated=True, router="softmax")
+    plain = replace(OSS, branches=(attention, replace(experts, block=block)))
+    kept = [_kept(kind, _run(kind, top_k=4, ep=4, checkpoint=checkpoint)) for kind in (OSS, plain)]
+    assert kept[0] - kept[1] == (4 * 2 * 2 * 2880 if checkpoint == "none" else 0) * T - 4 * 32 * T
+
+
+@pytest.mark.parametrize("options", [
+    {}, {"ep": 8}, {"tp": 2, "sequence_parallel": True, "etp": 2}, {"checkpoint": "moe_act"}, {"lora": 8},
+    {"checkpoint": "core_attn"}, {"frozen": True}])
+def test_all_that_biased_experts_bear_dies(options: dict[str, Any]) -> None:
+    run = _run(OSS, top_k=4, **options)
+    _closes(OSS, run, record(OSS, run, {}, {}))
+
+
+def test_a_window_costs_fewer_products() -> None:
+    attention, experts = OSS.branches
+    assert isinstance(attention.block, Attention)
+    whole = replace(OSS, branches=(replace(attention, block=replace(attention.block, window=0)), experts))
+    flops = [sum(row[3] for row in record(kind, _run(kind, top_k=4), {}, {}).forward.rows
+                 if row[0] == Op.COMPUTE and row[2] == Kernel.ATTENTION) for kind in (OSS, whole)]
+    assert flops[1] == flops[0] * T // (2 * 128) == T * T * 2 * 64 * 64
+
+
+def test_sinks_need_a_kernel_that_has_them() -> None:
+    for options in ({"cp": 2}, {"options": (("attention_backend", "unfused"),)}):
+        with pytest.raises(NotYet, match="attention sinks in unfused attention"):
+            record(OSS, _run(OSS, top_k=4, **options), {}, {})
 
 
 _GATHERED = (("moe_token_dispatcher_type", "allgather"), ("moe_router_dtype", "bf16"))

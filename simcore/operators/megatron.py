@@ -50,7 +50,8 @@ SERVED: Final = frozenset({"norms of query and key", "biases of query, key and v
                            "gated experts with a shared one", "LayerNorm", "learned positions", "biases of attention",
                            "a GELU MLP", "biases of the MLP", "dropout",
                            "experts with GELU", "multi-token prediction",
-                           "latent attention without norms on the way up"})
+                           "latent attention without norms on the way up", "attention sinks",
+                           "attention within a window", "a router by softmax of the chosen", "biases of experts"})
 """What of `features.py` is recorded here."""
 
 _EMPTY = Section(())

@@ -7,11 +7,12 @@ query of grouped heads is copied by its reshape, keys and values (views at an of
 
 from __future__ import annotations
 
+from simcore.errors import NotYet, Problem
 from simcore.models.blocks import Attention, Mlp
 from simcore.operators.megatron_context import Context, Grads, Saved
 from simcore.operators.megatron_ops import act, norm_linear, row
 from simcore.operators.megatron_unfused import unfused_core
-from simcore.tape import Kernel, Tape, Tensor
+from simcore.tape import Kernel, Param, Tape, Tensor
 
 __all__ = ["attention", "core", "mlp"]
 
@@ -20,9 +21,27 @@ def attention(c: Context, block: Attention, x: Tensor) -> Tensor:
     """Self-attention on the residual stream `x`; the caller adds the residual."""
     mixed = norm_linear(c, "self_attention.linear_qkv", x)
     parts = _split(c, block, mixed)
-    out = core(c, block.num_heads, *parts, plain=_is_plain(block), dropout=block.dropout)
+    out = _with_sinks(c, block, parts) if block.sinks else core(
+        c, block.num_heads, *parts, plain=_is_plain(block), dropout=block.dropout)
     # `forward` holds query, key and value (views of `mixed`) until linear_proj has returned.
     return row(c, "self_attention.linear_proj", out)
+
+
+def _with_sinks(c: Context, block: Attention, parts: tuple[Tensor, Tensor, Tensor]) -> Tensor:
+    """A learned number a head beside the softmax: cuDNN's kernel alone has it (TE 2.18 `utils.py`, softmax_type).
+
+    Within a window a token sees no more than so many before it.
+    """
+    if c.run.cp > 1 or c.has_unfused_attention:
+        raise NotYet(Problem("framework_options.attention_backend", "not yet: attention sinks in unfused attention, or "
+                             "under context parallelism"))
+    pairs = min(c.run.pairs, 2 * c.run.tokens * block.window) if block.window else c.run.pairs
+    sinks = c.param("self_attention.core_attention.softmax_offset")
+
+    def run() -> Tensor:
+        return _core(c, block.num_heads, parts, block.q_size // c.run.tp, plain=False, pairs=pairs, sinks=sinks)
+
+    return c.region(run) if c.recomputes("core_attn") else run()
 
 
 def _split(c: Context, block: Attention, mixed: Tensor) -> tuple[Tensor, Tensor, Tensor]:
@@ -109,11 +128,13 @@ def core(c: Context, num_heads: int, q: Tensor, k: Tensor, v: Tensor, columns: i
     return c.region(run) if c.recomputes("core_attn") else run()
 
 
-def _core(c: Context, num_heads: int, parts: tuple[Tensor, Tensor, Tensor], columns: int, *, plain: bool) -> Tensor:
-    """Keeps q, k, v, the output and the softmax statistics (fp32, one a head)."""
+def _core(c: Context, num_heads: int, parts: tuple[Tensor, Tensor, Tensor], columns: int, *, plain: bool,
+          pairs: int = 0, sinks: Param | None = None) -> Tensor:
+    """Keeps q, k, v, the output and the softmax statistics (fp32, one a head). `pairs`: that are seen, 0 for all."""
     q, k, v = parts
     rows, heads = q.shape[0], num_heads // c.run.tp
-    flops = c.run.pairs * (q.shape[1] + columns)  # two products of 2 FLOPs, half of them masked
+    flash = c.has_flash_attention and sinks is None
+    flops = (pairs or c.run.pairs) * (q.shape[1] + columns)  # two products of 2 FLOPs, half of them masked
     shapes = [t.shape for t in (q, k, v)]
     exchange = (c.run.cp - 1) * (k.nbytes + v.nbytes)
 
@@ -126,13 +147,13 @@ def _core(c: Context, num_heads: int, parts: tuple[Tensor, Tensor, Tensor], colu
             names = ("query", "key", "value")
             grads = [tape.empty(s, c.dtype, f"grad_{n}") for s, n in zip(shapes, names, strict=True)]
         # Estimate: flash backward accumulates dq in fp32 and needs one sum a row and head.
-        around = 128 * c.run.sequences * c.has_flash_attention  # [Note: packing]
+        around = 128 * c.run.sequences * flash  # [Note: packing]
         work = tape.empty((rows + around, shapes[0][1] + heads), "fp32", "attention_workspace")
         tape.compute(Kernel.ATTENTION, flops * 5 // 2, 2 * sum(t.nbytes for t in saved))
         if exchange:
             tape.collective("send_recv", "cp", 2 * exchange, c.dtype)
         del work
-        return list(grads)
+        return [*grads, c.small_grad(sinks) if sinks else None]
 
     named = ((q, "query"), (k, "key"), (v, "value"))
     made = [t if plain else _whole(c, t, n) for t, n in named]
@@ -141,8 +162,8 @@ def _core(c: Context, num_heads: int, parts: tuple[Tensor, Tensor, Tensor], colu
     if exchange:
         c.tape.collective("send_recv", "cp", exchange, c.dtype)
     c.tape.compute(Kernel.ATTENTION, flops, 2 * q.nbytes + k.nbytes + v.nbytes)
-    c.node(out, (q, k, v), (*made, out, stats), back)
-    return _handed_on(c, out) if (c.has_flash_attention and c.run.batch > 1) or c.swaps_heads else out
+    c.node(out, (q, k, v, sinks), (*made, out, stats), back)
+    return _handed_on(c, out) if (flash and c.run.batch > 1) or c.swaps_heads else out
 
 
 def _handed_on(c: Context, x: Tensor) -> Tensor:

@@ -17,8 +17,10 @@ from dataclasses import dataclass
 from simcore.errors import NotYet, Problem
 from simcore.models.blocks import Moe
 from simcore.operators.megatron_allgather import gather_tokens, reduce_tokens
+from simcore.operators.megatron_biased import clamped, with_second_bias
 from simcore.operators.megatron_context import Context, Discarded, Grads, Saved, discarded_region
 from simcore.operators.megatron_ops import act, add, column, grouped, norm, norm_discarded, row, swiglu
+from simcore.operators.megatron_parts import biased
 from simcore.tape import Kernel, Tape, Tensor
 
 __all__ = ["moe"]
@@ -144,21 +146,22 @@ def _route_by_softmax(c: Context, block: Moe, rows: Rows, x: Tensor) -> Tensor:
 
     `moe_utils.py`: topk_routing_with_score_function, compute_routing_scores_for_aux_loss. Logits and probabilities are
     in the dtype of moe_router_dtype. DeepSeek-V2 takes the softmax before the choice (Bridge 0.3.1
-    `models/deepseek/deepseek_v2_bridge.py`, moe_router_pre_softmax), which keeps it for all experts.
+    `models/deepseek/deepseek_v2_bridge.py`, moe_router_pre_softmax), which keeps it for all experts. GPT-OSS has no
+    balance loss (Bridge 0.3.1 `models/gpt_oss/gpt_oss_provider.py`, moe_router_load_balancing_type none).
     """
-    dtype = dict(c.run.options).get("moe_router_dtype", "fp32")
+    dtype, balanced = dict(c.run.options).get("moe_router_dtype", "fp32"), block.router == "softmax"
     logits = _gate(c, block, rows, x, dtype)
     t, e, k = rows.tokens, block.num_experts, block.top_k
 
     def back(_tape: Tape, _grads: Grads, _saved: Saved) -> list[Tensor | None]:
         # The balance loss ran last: its softmax and cast; then scatter, softmax and top-k; both are added.
-        wide = c.new(t, e, "grad_balance_scores", "fp32")
-        balance = wide if dtype == "fp32" else c.new(t, e, "grad_balance_logits", dtype)
+        wide = c.new(t, e, "grad_balance_scores", "fp32") if balanced else None
+        balance = c.new(t, e, "grad_balance_logits", dtype) if balanced and dtype != "fp32" else wide
         del wide
         top = c.new(t, k, "grad_top_scores", "fp32")
         spread = c.new(t, e, "grad_top_logits", dtype)
         del top
-        grad = c.new(t, e, "grad_logits", dtype)
+        grad = c.new(t, e, "grad_logits", dtype) if balanced else spread
         c.elementwise(grad, 8)
         del balance, spread
         return [grad]
@@ -167,9 +170,9 @@ def _route_by_softmax(c: Context, block: Moe, rows: Rows, x: Tensor) -> Tensor:
     top = c.new(t, e if c.kind.family == "deepseek_v2" else k, "router.top_scores", "fp32")
     probs = c.new(t, e, "router.probs", dtype, _HELD)
     chosen = c.new(t, e, "router.routing_map", "uint8", _HELD)
-    balance = c.new(t, e, "router.balance_scores", "fp32")
+    balance = (c.new(t, e, "router.balance_scores", "fp32"),) * balanced
     c.elementwise(probs, 14)
-    c.node(probs, (logits,), (indices, top, balance), back)
+    c.node(probs, (logits,), (indices, top, *balance), back)
     if dict(c.run.options).get("moe_token_dispatcher_type") != "flex":
         c.held.update(probs=probs.detach(), map=chosen)
     elif dtype != "fp32":
@@ -181,12 +184,13 @@ def _route_by_softmax(c: Context, block: Moe, rows: Rows, x: Tensor) -> Tensor:
 def _gate(c: Context, block: Moe, rows: Rows, x: Tensor, dtype: str = "fp32") -> Tensor:
     """`RouterGatingLinearFunction`: keeps its bf16 input whether it trains or not; casts to fp32 in backward."""
     weight, t, e, h = c.param("mlp.router.weight"), rows.tokens, block.num_experts, block.hidden
+    bias = c.run.params.get("mlp.router.bias")
 
     def back_alike(_tape: Tape, _grads: Grads, _saved: Saved) -> list[Tensor | None]:
         grad = c.new(t, h, "grad_router_input")
         c.gemm(t, h, e)
         c.gemm(e, h, t)
-        return [grad, c.small_grad(weight)]
+        return [grad, c.small_grad(weight), c.small_grad(bias) if bias else None]
 
     def back(_tape: Tape, _grads: Grads, _saved: Saved) -> list[Tensor | None]:
         wide = c.tape.empty(weight.shape, "fp32", "router.weight_fp32")
@@ -203,11 +207,11 @@ def _gate(c: Context, block: Moe, rows: Rows, x: Tensor, dtype: str = "fp32") ->
         del grad32
         wgrad = c.small_grad(weight)
         del wgrad32
-        return [grad, wgrad]
+        return [grad, wgrad, c.small_grad(bias) if bias else None]
 
     logits = c.new(t, e, "router.logits", dtype)
     c.gemm(t, e, h)
-    c.node(logits, (x, weight), (x,), back_alike if dtype == c.dtype else back)
+    c.node(logits, (x, weight, bias), (x,), back_alike if dtype == c.dtype else back)
     if c.pair("mlp.router"):
         raise NotYet(Problem("training.lora.target_modules", "adapters of the router are not modelled"))
     return logits
@@ -472,6 +476,8 @@ def _resized(c: Context, x: Tensor, rows: int, name: str) -> Tensor:
 
 def _expert_layers(c: Context, block: Moe, rows: Rows, x: Tensor, probs: Tensor) -> Tensor:
     inner = grouped(c, "mlp.experts.linear_fc1", x, rows.local_experts)
+    if block.bias:
+        return _biased_second(c, block, rows, inner, probs)
     if not _fuses_experts(c, block):
         return _unfused_second(c, block, rows, inner, probs)
     if not c.recomputes("moe_act") or c.inside:
@@ -481,6 +487,25 @@ def _expert_layers(c: Context, block: Moe, rows: Rows, x: Tensor, probs: Tensor)
     result = grouped(c, "mlp.experts.linear_fc2", out, rows.local_experts)
     assert discarded is not None
     return discarded.drop_after(result)
+
+
+def _biased_second(c: Context, block: Moe, rows: Rows, x: Tensor, probs: Tensor) -> Tensor:
+    """GPT-OSS: a clamp before the fused activation, and a bias after the second GEMM."""
+    if not c.fuses_activation:
+        raise NotYet(Problem("framework_options.bias_activation_fusion", "not yet: experts with biases without the "
+                             "fused activation"))
+    path = "mlp.experts.linear_fc2"
+    x = biased(c, "mlp.experts.linear_fc1", x)
+
+    def run() -> tuple[Tensor, ...]:
+        return _weighted(c, block, clamped(c, x), probs, discard=False)[:1]
+
+    if not c.recomputes("moe_act") or c.inside:
+        (out,) = run()
+        return with_second_bias(c, path, grouped(c, path, out, rows.local_experts), probs, rows.local_experts)
+    (out,), drop_after = discarded_region(c, run)
+    out = drop_after(grouped(c, path, out, rows.local_experts))
+    return with_second_bias(c, path, out, probs, rows.local_experts)
 
 
 def _unfused_second(c: Context, block: Moe, rows: Rows, x: Tensor, probs: Tensor) -> Tensor:
