@@ -305,3 +305,36 @@ def test_what_is_refused_of_offload(offload: dict[str, Any], mesh: dict[str, int
     report = simulate(small.scenario("fsdp2", mesh, offload=offload))
     assert report.status == status
     assert told in report.problems[0].message
+
+
+# ---- GPT-OSS ---------------------------------------------------------------------------------------------------------
+GPT_OSS: dict[str, Any] = {"config": "gpt-oss-20b", "overrides": {"num_hidden_layers": 2}}
+
+
+def _gpt_oss(**options: Any) -> Report:
+    return simulate(small.scenario("fsdp2", {"dp_shard": 8}, model=GPT_OSS, options=options))
+
+
+def test_a_model_with_sinks_gets_the_flash_kernel_that_knows_them_and_grouped_products() -> None:
+    asked, spelled = (_gpt_oss(attn_implementation=name)
+                      for name in ("flash_attention_2", "kernels-community/vllm-flash-attn3"))
+    assert asked.status == "ok", asked.problems
+    assert asked.ranks == spelled.ranks
+    told = {a.what: a.value for a in asked.assumptions}
+    assert told["framework_options.attn_implementation"] == "kernels-community/vllm-flash-attn3"
+    assert told["framework_options.experts_implementation"] == "grouped_mm"
+
+
+@pytest.mark.parametrize(("given", "status", "told"), [
+    ({}, "error", "not yet: eager attention"), ({"use_kernels": True}, "error", "not yet: layers that transformers"),
+    ({"attn_implementation": "sdpa"}, "illegal", "does not support an attention implementation")])
+def test_what_a_model_with_sinks_cannot_have(given: dict[str, Any], status: str, told: str) -> None:
+    report = _gpt_oss(**given)
+    assert report.status == status
+    assert told in report.problems[0].message
+
+
+def test_a_kernel_with_sinks_is_for_models_that_have_them() -> None:
+    report = simulate(small.scenario("fsdp2", {"dp_shard": 8}, options={
+        "attn_implementation": "kernels-community/vllm-flash-attn3"}))
+    assert "in a model without sinks" in report.problems[0].message

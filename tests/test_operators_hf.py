@@ -226,6 +226,18 @@ def test_flash_attention_of_packs_keeps_no_mask_and_counts_within_sequences() ->
     assert work["attention_dq"] == work["attention_sums"] * 32 == 4 * (SEQ + 4 * 128) * 8 * 32
 
 
+def test_flash_attention_with_sinks_of_packs_and_within_a_window() -> None:
+    """Sums of 128 rows more a sequence; a window of 128 keys is half of 256, as causal pairs count."""
+    case = CASES["gpt-oss"]["case"] | PACKED | {"attended": SEQ}
+    model = Model(case)
+    made = {name: size for size, name in _named(model, model.tapes[1].backward) if size > 0}
+    assert made["attention_sums"] == made["attention_log_sum_exp"] == 4 * (SEQ + 4 * 128) * 8
+    assert made["attention_dq"] == 64 * made["attention_sums"] == 2 * made["attention_dk"]
+    sliding, full = (sum(row[3] for row in tape.forward.rows if row[0] == Op.COMPUTE and row[2] == Kernel.ATTENTION)
+                     for tape in model.tapes[1:3])
+    assert full == sliding * SEQ // 256 == 2 * SEQ * SEQ * 8 * 32
+
+
 # ---- cut cross entropy ----------------------------------------------------------------------------------------------
 def test_a_cut_loss_makes_no_logits() -> None:
     """Kept: labels and valid positions (int64), a log-sum-exp a token and a mean a logit (fp32); both gradients."""

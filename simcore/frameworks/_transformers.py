@@ -2,17 +2,18 @@
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, Final
 
 from simcore.form import Layout
 from simcore.frameworks._torch import Defaults, all_or_no_checkpoint
 from simcore.job import Job
-from simcore.models.blocks import Mamba2
+from simcore.models.blocks import Attention, Mamba2
 from simcore.tensor import TensorSpec
 from simcore.training import Draws
 
 __all__ = ["DEFAULTS", "OPTIONS", "check", "checkpoint", "options_of", "tp_layout"]
 
+VLLM_FLASH_ATTN3: Final = "kernels-community/vllm-flash-attn3"
 OPTIONS: dict[str, tuple[Any, ...]] = {
     "wrap": ("layers_root", "separate_embedding_head"),
     "reshard_after_forward": (None, True, False, int),
@@ -21,7 +22,8 @@ OPTIONS: dict[str, tuple[Any, ...]] = {
     "prefetch": (None, int),
     "experts": ("fully_shard", "ignored"),
     "experts_implementation": (None, "grouped_mm"),
-    "attn_implementation": (None, "sdpa", "flash_attention_2"),
+    "attn_implementation": (None, "sdpa", "flash_attention_2", VLLM_FLASH_ATTN3),
+    "use_kernels": (True, False),
 }
 DEFAULTS = Defaults(
     stored=("fp32", "sharded fp32 parameters under a policy"),
@@ -34,8 +36,11 @@ DEFAULTS = Defaults(
 checkpoint = all_or_no_checkpoint
 
 
-def check(job: Job, _options: dict[str, Any]) -> None:
-    """Losses that the layers have; no tensor parallelism, no capacity of experts."""
+def check(job: Job, options: dict[str, Any]) -> None:
+    """Losses that the layers have; no tensor parallelism, no capacity of experts, no layers from the kernels' hub."""
+    if options.get("use_kernels"):
+        raise job.not_yet("framework_options.use_kernels", "layers that transformers 5.23 integrations/hub_kernels.py "
+                          "replaces (MegaBlocks' experts, Liger's norms)")
     _check_activations(job)
     job.refuse_capacity("transformers 5.23 integrations/moe.py: tokens are never dropped")
     job.one_of("training.loss", job.scenario.training.loss, ("auto", "hf", "hf_keep_logits", "cut", "liger"))
@@ -61,7 +66,11 @@ def options_of(job: Job, options: dict[str, Any]) -> tuple[tuple[str, str], ...]
     away = job.scenario.training.offload.part("activations")[1] > 0
     apart = (*((("experts", "unit"),) if unit else ()), *((("inputs", "on_host"),) if away else ()),
              *_attention(job, options))
-    if options.get("experts_implementation") is None:
+    given = options.get("experts_implementation")
+    if given is None and _has_sinks(job):
+        job.auto("framework_options.experts_implementation", "auto", "grouped_mm",
+                 "transformers 5.23 modeling_utils.py get_correct_experts_implementation")
+    elif given is None:
         if job.has_experts and isinstance(job.scenario.training.routing, Draws):
             raise job.not_yet("training.routing", "routing drawn at random with batched products over equal groups of "
                               "rows, a balanced stand-in (served with experts_implementation: grouped_mm)")
@@ -74,13 +83,35 @@ def options_of(job: Job, options: dict[str, Any]) -> tuple[tuple[str, str], ...]
     return (*apart, ("experts_implementation", "grouped_mm"))
 
 
+def _has_sinks(job: Job) -> bool:
+    return any(isinstance(b.block, Attention) and b.block.sinks for kind in job.graph.kinds for b in kind.branches)
+
+
+def _attention_with_sinks(job: Job, given: str | None) -> tuple[tuple[str, str], ...]:
+    """`GptOssPreTrainedModel` has no SDPA; of flash-attn it takes what knows sinks, whatever was asked for."""
+    at, source = "framework_options.attn_implementation", "transformers 5.23 models/gpt_oss/modeling_gpt_oss.py"
+    if given is None:
+        raise job.not_yet(at, "eager attention, the default of a model with sinks (served with attn_implementation: "
+                          "flash_attention_2)")
+    if given == "sdpa":
+        raise job.illegal(at, f"{job.graph.kinds[1].family} does not support an attention implementation through "
+                          "torch.nn.functional.scaled_dot_product_attention", f"{source} _supports_sdpa")
+    job.auto(at, "auto", VLLM_FLASH_ATTN3, f"{source} _compatible_flash_implementations; its backward gives sinks no "
+             "gradient")
+    return (("attn_implementation", "flash_attention_2"),)
+
+
 def _attention(job: Job, options: dict[str, Any]) -> tuple[tuple[str, str], ...]:
     """Transformers' own choice is SDPA, which gets a mask for packed sequences; flash-attn gets their lengths."""
+    given = options.get("attn_implementation")
+    if _has_sinks(job):
+        return _attention_with_sinks(job, given)
+    if given == VLLM_FLASH_ATTN3:
+        raise job.not_yet("framework_options.attn_implementation", f"{VLLM_FLASH_ATTN3} in a model without sinks")
     packed = job.scenario.training.lengths == "packed"
     if packed and any(isinstance(b.block, Mamba2) for kind in job.graph.kinds for b in kind.branches):
         raise job.not_yet("training.lengths", "packed sequences in the Mamba layers of transformers, which are not "
                           "told where a sequence begins")
-    given = options.get("attn_implementation")
     if given is None and packed:
         job.auto("framework_options.attn_implementation", "auto", "sdpa",
                  "transformers 5.23 modeling_utils.py: SDPA where the model has it; its mask is a byte for each pair")

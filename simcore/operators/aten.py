@@ -16,12 +16,12 @@ from typing import overload
 from simcore.tape import Kernel, Param, Tape, Tensor
 from simcore.units import dtype_bytes
 
-__all__ = ["add", "add_scalar", "all_to_all", "bmm", "cast", "cat", "chunk", "contiguous", "cross_entropy", "div_",
-           "embedding", "exp", "flash_attention", "gather", "grouped_mm", "index", "index_add", "linear", "log_softmax",
-           "masked_attention", "masked_fill", "mean", "mul", "mul_rows", "mul_scalar", "neg", "new", "relu",
-           "repeat_heads", "rms_norm", "rotate", "rsqrt", "scaled_dot_product_attention", "select", "sigmoid", "silu",
-           "slice_half", "softmax", "sort", "square", "strided", "sub", "sum_last", "sum_of", "swap_dims", "to_heads",
-           "topk"]
+__all__ = ["add", "add_", "add_scalar", "all_to_all", "bmm", "cast", "cat", "chunk", "clamp", "contiguous",
+           "cross_entropy", "div_", "embedding", "exp", "flash_attention", "flash_attention_with_sinks", "gather",
+           "grouped_mm", "index", "index_add", "linear", "log_softmax", "masked_attention", "masked_fill", "mean",
+           "mul", "mul_rows", "mul_scalar", "neg", "new", "relu", "repeat_heads", "rms_norm", "rotate", "rsqrt",
+           "scaled_dot_product_attention", "select", "sigmoid", "silu", "slice_half", "softmax", "sort", "square",
+           "strided", "sub", "sum_last", "sum_of", "swap_dims", "to_heads", "topk"]
 
 Operand = Tensor | Param
 Grads = list[Tensor | None]
@@ -168,6 +168,27 @@ def add(tape: Tape, a: Tensor, b: Tensor, name: str = "add") -> Tensor:
     """`a + b` of one shape, in the wider of their types: both get the gradient itself."""
     node = tape.node((a, b), (), _pass_twice, reduce_to=(a.shape, b.shape), cast_to=(a.dtype, b.dtype))
     out = new(tape, a.shape, max((a.dtype, b.dtype), key=dtype_bytes), name, a.nbytes + b.nbytes)
+    out.node = node
+    return out
+
+
+def add_(tape: Tape, a: Tensor, b: Tensor) -> None:
+    """`a += b` of one shape and type, in place: both get the gradient itself."""
+    tape.compute(Kernel.ELEMENTWISE, a.numel, 2 * a.nbytes + b.nbytes)
+    a.node = tape.node((a, b), (), _pass_twice)
+
+
+def clamp(tape: Tape, x: Tensor, bounds: int) -> Tensor:
+    """`x.clamp(...)` with one or two bounds; its gradient is chosen where x is within them (`clamp_backward`)."""
+    shape, dtype, moved = x.shape, x.dtype, x.nbytes
+
+    def backward(tape: Tape, grads: Grads, saved: Saved) -> Grads:
+        _zero = tape.empty((), dtype, "zero")
+        inside = [new(tape, shape, "uint8", "within_bound", moved) for _ in range(bounds)]
+        return [new(tape, shape, dtype, "grad_clamp", inside[0].nbytes + moved)]
+
+    node = tape.node((x,), (x,), backward)
+    out = new(tape, shape, dtype, "clamp", moved)
     out.node = node
     return out
 
@@ -331,12 +352,13 @@ def bmm(tape: Tape, x: Tensor, weight: Tensor, name: str) -> Tensor:
     return out
 
 
-def grouped_mm(tape: Tape, x: Tensor, weight: Param, offsets: Tensor, name: str) -> Tensor:
+def grouped_mm(tape: Tape, x: Tensor, weight: Param, offsets: Tensor, name: str, *, transposed: bool = False) -> Tensor:
     """`F.grouped_mm(x, weight.transpose(-2, -1), offs=offsets)` of rows [r, k] by group and weight [e, n, k].
 
-    The weight's gradient comes first, in the weight's own strides (`_grouped_mm_mat2_backward`).
+    The weight's gradient comes first, in the weight's own strides (`_grouped_mm_mat2_backward`). `transposed`: the
+    weight is [e, k, n] and taken as it is.
     """
-    n = weight.shape[1]
+    n = weight.shape[2 if transposed else 1]
     x_shape, w_shape, w_dtype, dtype = x.shape, weight.shape, weight.dtype, x.dtype
     x_needs, w_needs, flops = needs_grad(x), weight.trainable, 2 * x.numel * n
     x_bytes, w_bytes, kernel = x.nbytes, weight.nbytes, Kernel.GROUPED_GEMM
@@ -450,6 +472,41 @@ def flash_attention(tape: Tape, q: Tensor, k: Tensor, v: Tensor, pairs: int, seq
     return out
 
 
+def flash_attention_with_sinks(tape: Tape, q: Tensor, k: Tensor, v: Tensor, pairs: int, sequences: int) -> Tensor:
+    """`kernels-community/vllm-flash-attn3` of q [b, s, heads, d]; packed, `sequences` of them lie in the one row.
+
+    huggingface/kernels-community 0774fcce `vllm-flash-attn3/flash-attn/flash_api.cpp`, mha_bwd: two sums a row, dq and,
+    with fewer heads of keys, dk and dv accumulated in fp32, heads of 64 at least, rows rounded up to tiles (of 128
+    where heads are not wider than 64, else 64, as on sm80), and a tile more for each packed sequence.
+    `flash_attn_interface.py`, FlashAttnFunc: the sinks are not saved and get no gradient.
+    """
+    shapes, dtype = (q.shape, k.shape, v.shape), q.dtype
+    batch, seq, heads, dim = q.shape
+    tile, wide, few = 128 if dim <= 64 else 64, max(64, -(-dim // 32) * 32), k.shape[2]
+    rows = -(-(batch * seq + tile * sequences) // tile) * tile if sequences else batch * -(-seq // tile) * tile
+    flops = 2 * pairs * heads * dim
+    moved = q.nbytes + k.nbytes + v.nbytes
+
+    def backward(tape: Tape, grads: Grads, saved: Saved) -> Grads:
+        made: Grads = [tape.empty(shape, dtype, "grad_attention") for shape in shapes]
+        _held = (tape.empty((heads, rows), "fp32", "attention_sums"),
+                 tape.empty((heads, rows), "fp32", "attention_log_sum_exp"),
+                 tape.empty((heads, rows, wide), "fp32", "attention_dq"),
+                 *(tape.empty((few, rows, wide), "fp32", name) for name in ("attention_dk", "attention_dv")
+                   if few != heads))
+        _order = tape.empty((-(-seq // tile), batch, heads), "int32", "attention_semaphore")
+        tape.compute(Kernel.ATTENTION, flops * 5 // 2, 3 * moved)
+        return made
+
+    node = tape.node((q, k, v), (q, k, v), backward)
+    out, lse = tape.outputs("attention", lambda: (
+        new(tape, q.shape, dtype, "attention", moved, Kernel.ATTENTION, flops),
+        tape.empty((batch, seq, heads), "fp32", "log_sum_exp")))
+    tape.save(node, out, lse)
+    out.node = node
+    return out
+
+
 def to_heads(tape: Tape, x: Tensor, dim: int, *, copy_grad: bool = False) -> Tensor:
     """A view of [b, s, heads * dim] as [b, s, heads, dim]; `copy_grad`: its gradient has another order."""
     shape, dtype = x.shape, x.dtype
@@ -549,7 +606,7 @@ def gather(tape: Tape, x: Tensor, indices: Tensor, name: str = "gather") -> Tens
     return out
 
 
-def index(tape: Tape, x: Tensor, rows: Tensor, name: str = "index") -> Tensor:
+def index(tape: Tape, x: Operand, rows: Tensor, name: str = "index") -> Tensor:
     """`x[rows]`; the row numbers are saved."""
     shape, dtype = x.shape, x.dtype
     node = tape.node((x,), (rows,), lambda tape, grads, saved: _scatter(tape, shape, dtype))

@@ -23,19 +23,20 @@ from typing import Final
 
 from simcore.errors import NotYet, Problem
 from simcore.models.blocks import Attention, Branch, Embedding, FinalNorm, Head, LayerKind, Loss, Mlp, Moe
-from simcore.operators import aten, hf_nemotron
+from simcore.operators import aten, hf_gpt_oss, hf_nemotron
 from simcore.operators.borders import hand_on, hidden_state, nothing, run_backward, run_backward_of_loss, simple_part
 from simcore.operators.features import refuse
 from simcore.operators.hf_layers import Inputs, attention, has_flash_attention, linear, mlp, rms_norm
 from simcore.operators.hf_moe import moe
 from simcore.operators.hf_tensors import tensors
 from simcore.recording import LayerTape, Run
-from simcore.tape import HIDDEN, Kernel, Node, Section, Tape, Tensor
+from simcore.tape import HIDDEN, Kernel, Node, Param, Section, Tape, Tensor
 
 __all__ = ["TIED_HEAD", "record", "tensors"]
 
-SERVED: Final = frozenset({"norms of query and key", "biases of query, key and value", "gated experts",
-                           "a router by softmax"})
+SERVED: Final = frozenset({"norms of query and key", "biases of query, key and value", "biases of attention",
+                           "attention sinks", "attention within a window", "gated experts", "a router by softmax",
+                           "a router by softmax of the chosen", "biases of experts"})
 """What of `features.py` is recorded here."""
 
 TIED_HEAD = 1 << 30
@@ -51,7 +52,7 @@ def record(kind: LayerKind, run: Run, slots: dict[tuple[str, str], int],
     assert run.tp == run.cp == run.etp == 1, "transformers' own tensor and context parallelism are not modelled"
     tape = Tape(slots, comms)
     if isinstance(kind.block, Embedding):
-        return _embedding(tape, kind.block, run)
+        return _embedding(tape, kind.block, run, halves=kind.family == "gpt_oss")
     if isinstance(kind.block, Loss):
         return _loss(tape, kind.block, run)
     if isinstance(kind.block, FinalNorm):
@@ -116,6 +117,7 @@ def _stem(tape: Tape, kind: LayerKind, run: Run) -> Inputs:
     shared = [tape.external((run.seq,), "int64", tape.slot("position_ids", "activation"), _BEFORE)]
     rotary = next((b.block.head_dim for b in kind.branches if isinstance(b.block, Attention) and b.block.rotary), 0)
     if rotary:
+        rotary //= 1 + (kind.family == "gpt_oss")
         shared += [tape.external((1, run.seq, 1, rotary), run.compute, tape.slot(f"rotary.{name}", "activation"),
                                  _BEFORE) for name in ("cos", "sin")]
     mask = _mask(tape, run)
@@ -144,39 +146,51 @@ def _body(tape: Tape, kind: LayerKind, run: Run, inputs: Inputs) -> Tensor:
     for branch in kind.branches:
         residual = x
         tape.scope = f"{branch.norm}."
-        x = rms_norm(tape, run.params[f"{branch.norm}.weight"], x, weight_in_fp32=kind.family == "nemotron_h")
+        x = _norm(tape, run.params[f"{branch.norm}.weight"], x, kind.family)
         tape.scope = f"{branch.name}."
-        x = _mix(tape, run, branch, inputs._replace(hidden=x), kind.family)
+        x, _held = _mix(tape, run, branch, inputs._replace(hidden=x), kind.family)
         tape.scope = ""
         x = aten.add(tape, residual, x, "residual")
     return x
 
 
-def _mix(tape: Tape, run: Run, branch: Branch, inputs: Inputs, family: str) -> Tensor:
+def _norm(tape: Tape, weight: Param, x: Tensor, family: str) -> Tensor:
+    if family == "gpt_oss":
+        return hf_gpt_oss.rms_norm(tape, weight, x)
+    return rms_norm(tape, weight, x, weight_in_fp32=family == "nemotron_h")
+
+
+def _mix(tape: Tape, run: Run, branch: Branch, inputs: Inputs, family: str) -> tuple[Tensor, Tensor | None]:
+    """The block's output, and what the layer holds of it until it returns."""
     if isinstance(branch.block, Attention):
-        return attention(tape, run, branch, inputs)
+        return attention(tape, run, branch, inputs, hf_gpt_oss.rotate if family == "gpt_oss" else None), None
     if isinstance(branch.block, Mlp):
-        return mlp(tape, run, branch.name, branch.block, inputs.hidden)
+        return mlp(tape, run, branch.name, branch.block, inputs.hidden), None
+    if isinstance(branch.block, Moe) and family == "gpt_oss":
+        return hf_gpt_oss.moe(tape, run, branch, inputs.hidden)
     if isinstance(branch.block, Moe):
-        return moe(tape, run, branch, inputs.hidden, family)
-    return hf_nemotron.mamba(tape, run, branch, inputs.hidden)
+        return moe(tape, run, branch, inputs.hidden, family), None
+    return hf_nemotron.mamba(tape, run, branch, inputs.hidden), None
 
 
 # ---- parts around the layers ------------------------------------------------------------------------------------
-def _embedding(tape: Tape, block: Embedding, run: Run) -> LayerTape:
+def _embedding(tape: Tape, block: Embedding, run: Run, *, halves: bool) -> LayerTape:
+    """`halves`: rotary tables have half a head's size."""
     weight = run.params["weight"]
     out = aten.embedding(tape, weight, run.batch, run.seq)
     hand_on(tape, out)
-    _shared_tables(tape, block, run)
+    _shared_tables(tape, block, run, halves=halves)
     forward = tape.cut()
     back = run_backward(tape, out, None, _meet_waiting if weight.tied else nothing)
     return LayerTape(forward, back, grads=tape.release_grads())
 
 
-def _shared_tables(tape: Tape, block: Embedding, run: Run) -> None:
+def _shared_tables(tape: Tape, block: Embedding, run: Run, *, halves: bool) -> None:
     """Position ids and, for rotary models, cos and sin: the layers' to free."""
     positions = _positions(tape, run)
-    made = [positions, *(_rotary_tables(tape, run, block.rotary_dim, positions) if block.rotary_dim else ())]
+    made = [positions]
+    if block.rotary_dim:
+        made += _rotary_tables(tape, run, block.rotary_dim, positions, halves=halves)
     names = ["position_ids", "rotary.cos", "rotary.sin"][:len(made)]
     if _is_masked(run):
         names.insert(1, "causal_mask")
@@ -198,11 +212,11 @@ def _positions(tape: Tape, run: Run) -> Tensor:
     return aten.select(tape, count, (run.seq,), "int64", "position_ids")
 
 
-def _rotary_tables(tape: Tape, run: Run, dim: int, positions: Tensor) -> tuple[Tensor, Tensor]:
+def _rotary_tables(tape: Tape, run: Run, dim: int, positions: Tensor, *, halves: bool) -> tuple[Tensor, Tensor]:
     """The tables of cos and sin, made in fp32."""
-    shape = (run.seq, dim)
+    shape = (run.seq, dim // 2 if halves else dim)
     freqs = _frequencies(tape, run, dim, aten.select(tape, positions, positions.shape, "fp32", "positions"))
-    angles = aten.select(tape, freqs, shape, "fp32", "angles")
+    angles = freqs if halves else aten.select(tape, freqs, shape, "fp32", "angles")
     cos = aten.select(tape, aten.select(tape, angles, shape, "fp32", "cos"), shape, "fp32", "cos")
     sin = aten.select(tape, aten.select(tape, angles, shape, "fp32", "sin"), shape, "fp32", "sin")
     return aten.cast(tape, cos, run.compute), aten.cast(tape, sin, run.compute)
@@ -215,8 +229,8 @@ def _frequencies(tape: Tape, run: Run, dim: int, positions: Tensor) -> Tensor:
 
 
 def _final_norm(tape: Tape, kind: LayerKind, run: Run) -> LayerTape:
-    return simple_part(tape, run, nothing, kind.hidden, lambda hidden: rms_norm(
-        tape, run.params["weight"], hidden, weight_in_fp32=kind.family == "nemotron_h"))
+    return simple_part(tape, run, nothing, kind.hidden,
+                       lambda hidden: _norm(tape, run.params["weight"], hidden, kind.family))
 
 
 def _head(tape: Tape, block: Head, run: Run) -> LayerTape:

@@ -5,6 +5,7 @@ Same operators in the same order as the modelling code, and local variables that
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import NamedTuple
 
 from simcore.models.blocks import Attention, Branch, Mlp
@@ -54,7 +55,11 @@ def linear(tape: Tape, run: Run, name: str, x: Tensor) -> Tensor:
     return aten.cast(tape, aten.add(tape, base, scaled, f"{label}.sum"), base.dtype)
 
 
-def attention(tape: Tape, run: Run, branch: Branch, inputs: Inputs) -> Tensor:
+Rotate = Callable[[Tape, Tensor, Tensor, Tensor], Tensor]
+"""(tape, query or key, cos, sin) -> rotated."""
+
+
+def attention(tape: Tape, run: Run, branch: Branch, inputs: Inputs, rotate: Rotate | None = None) -> Tensor:
     """Grouped-query attention over `inputs.hidden`; head counts follow from the weights that this rank has."""
     block = branch.block
     assert isinstance(block, Attention)
@@ -63,10 +68,11 @@ def attention(tape: Tape, run: Run, branch: Branch, inputs: Inputs) -> Tensor:
     k = _heads(tape, run, name, "k", x, block)
     v = aten.to_heads(tape, linear(tape, run, f"{name}.v_proj", x), dim)
     if inputs.cos is not None and inputs.sin is not None:
-        rotated = (_rotate(tape, q, inputs.cos, inputs.sin), _rotate(tape, k, inputs.cos, inputs.sin))
+        rotate = rotate or _rotate
+        rotated = (rotate(tape, q, inputs.cos, inputs.sin), rotate(tape, k, inputs.cos, inputs.sin))
         q, k = rotated
         del rotated
-    out = _core(tape, run, (q, k, v), inputs.mask)
+    out = _core(tape, run, block, (q, k, v), inputs.mask)
     return linear(tape, run, f"{name}.o_proj", out.view(*out.shape[:2], out.shape[2] * dim))
 
 
@@ -75,8 +81,14 @@ def has_flash_attention(run: Run) -> bool:
     return dict(run.options).get("attn_implementation") == "flash_attention_2"
 
 
-def _core(tape: Tape, run: Run, parts: tuple[Tensor, Tensor, Tensor], mask: Tensor | None) -> Tensor:
-    """Attention itself; a mask of packed sequences is read by a kernel of its own."""
+def _core(tape: Tape, run: Run, block: Attention, parts: tuple[Tensor, Tensor, Tensor], mask: Tensor | None) -> Tensor:
+    """Attention itself; a mask of packed sequences is read by a kernel of its own.
+
+    Within a window a query meets so many keys, whole: half of twice as many, as causal pairs are counted.
+    """
+    if block.sinks:
+        pairs = min(run.pairs, 2 * block.window * run.tokens) if block.window else run.pairs
+        return aten.flash_attention_with_sinks(tape, *parts, pairs, run.sequences)
     if has_flash_attention(run):
         return aten.flash_attention(tape, *parts, run.pairs, run.sequences)
     if mask is not None:

@@ -19,7 +19,7 @@ from simcore.tape import (
     Tensor,
 )
 
-__all__ = ["moe"]
+__all__ = ["as_rows", "moe"]
 
 
 def moe(tape: Tape, run: Run, branch: Branch, x: Tensor, family: str) -> Tensor:
@@ -35,7 +35,7 @@ def moe(tape: Tape, run: Run, branch: Branch, x: Tensor, family: str) -> Tensor:
         dtype = "fp32" if family == "mixtral" else run.compute
         _logits, weights, indices = _route_by_softmax(tape, run, name, block, rows, dtype)
     del rows
-    flat = _view(tape, x, (run.tokens, block.hidden))
+    flat = as_rows(tape, x, (run.tokens, block.hidden))
     if ("experts_implementation", "grouped_mm") in run.options:
         y = _grouped_experts(tape, run, name, block, flat, indices, weights)
     elif ("experts", "unit") in run.options:
@@ -50,7 +50,7 @@ def moe(tape: Tape, run: Run, branch: Branch, x: Tensor, family: str) -> Tensor:
     return aten.add(tape, y, mlp(tape, run, f"{name}.shared_experts", shared, x))
 
 
-def _view(tape: Tape, x: Tensor, shape: tuple[int, ...]) -> Tensor:
+def as_rows(tape: Tape, x: Tensor, shape: tuple[int, ...]) -> Tensor:
     """A view with a node of its own: gradients of `x` meet behind it."""
     whole = x.shape
 

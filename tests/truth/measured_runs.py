@@ -407,19 +407,30 @@ def _swift(run):
 
 
 def _axolotl(run):
-    """README figures, "about N GiB" on the device, of yaml files with packing and a cut cross entropy."""
+    """README figures, "about N GiB" on the device, of yaml files with packing and a cut cross entropy.
+
+    The files say `attn_implementation: kernels-community/vllm-flash-attn3` and `reshard_after_forward: true`. Gradients
+    are reduced after every microbatch: accelerate asks the model for `no_sync` (`accelerator.py`), which FSDP2 has not.
+    All three have `activation_offloading: true`, and two of them `use_kernels: true`.
+    """
     if not run["model"].startswith("gpt-oss"):
         _unsayable(f"no model family: {run['model'].split()[0]}")
-    training = _batch(run) | {"recompute": "full", "lengths": "packed", "loss": "cut", "precision": {"params": "bf16"}}
+    training = _batch(run) | {"recompute": "full", "lengths": "packed", "loss": "cut", "precision": {"params": "bf16"},
+                              "offload": {"activations": "host"}}
     eight = "8bit" in run["optimizer"]
     training["optimizer"] = {"name": "adamw", "moments": "int8"} if eight else \
         {"name": "adamw", "implementation": "fused"}
-    if run["peft"]:
-        training |= {"method": "lora", "lora": {"rank": 8, "alpha": 16.0}}
+    if run["peft"]:  # offload replaces recompute (axolotl `loaders/model.py`, _apply_activation_checkpointing)
+        training |= {"method": "lora", "lora": {"rank": 8, "alpha": 16.0}, "recompute": "none"}
     if "offload" in run["model"]:
-        training["offload"] = {"params": "host", "optimizer": "host", "gradients": "host"}
+        training["offload"] |= {"params": "host", "optimizer": "host", "gradients": "host"}
     made = {"model": "gpt-oss-20b", "framework": "fsdp2" if run["sharding"] == "fsdp2" else "ddp",
-            "topology": "dgx-a100", "mesh": _degrees(run), "training": training}
+            "topology": "dgx-a100", "mesh": _degrees(run), "training": training,
+            "framework_options": {"attn_implementation": "kernels-community/vllm-flash-attn3"}}
+    if run["sharding"] == "fsdp2":
+        made["framework_options"] |= {"reshard_after_forward": True, "sync_gradients": "every"}
+    if run["model"] != "gpt-oss-20b FFT FSDP2":
+        made["framework_options"]["use_kernels"] = True
     size = int(re.search(r"(\d+)GB", run["gpu_type"])[1])  # cards of less than 80 GB: a part of one that has them
     return made if size >= 80 else made | {"limits": {"usable_memory": f"{size} GB"}}
 

@@ -12,6 +12,7 @@ import torch.distributed as dist
 import torch.nn.functional as fn
 from torch import nn
 from transformers import (
+    AttentionInterface,
     AutoConfig,
     AutoModelForCausalLM,
     LlamaConfig,
@@ -48,7 +49,8 @@ NEMOTRON = {
 
 
 PRESETS = Path(__file__).resolve().parents[3] / "simcore" / "models" / "presets"
-GATED_EXPERTS = ("Qwen3MoeExperts", "MixtralExperts")
+GATED_EXPERTS = ("Qwen3MoeExperts", "MixtralExperts", "GptOssExperts")
+WITHOUT_SDPA = ("gpt_oss",)
 
 
 def build_meta(preset: str, overrides: dict[str, Any] | None = None) -> nn.Module:
@@ -73,11 +75,49 @@ def build_of_family(preset: str, overrides: dict[str, Any]) -> nn.Module:
         if hasattr(modelling, name):
             setattr(modelling, name, no_mask)
     cfg = AutoConfig.for_model(family, **fields)
-    cfg._attn_implementation = "sdpa"
+    cfg._attn_implementation = attention_of(family)
     cfg.use_cache = False
     with torch.device("meta"):
         made: nn.Module = AutoModelForCausalLM.from_config(cfg)
     return made
+
+
+def attention_of(family: str) -> str:
+    """SDPA; where the model has none, a stand-in for its flash kernel."""
+    if family not in WITHOUT_SDPA:
+        return "sdpa"
+
+    def attend(_module: Any, q: Any, k: Any, v: Any, *_: Any, **__: Any) -> Any:
+        return FlashWithSinks.apply(*(x.transpose(1, 2) for x in (q, k, v))), None
+
+    AttentionInterface.register("attention_with_sinks", attend)
+    return "attention_with_sinks"
+
+
+class FlashWithSinks(torch.autograd.Function):
+    """What `kernels-community/vllm-flash-attn3` (0774fcce, `flash_api.cpp`) allocates; sinks get no gradient.
+
+    Transcribed from its source, not measured: tiles of 128 rows, head sizes rounded up to 64.
+    """
+
+    @staticmethod
+    def forward(ctx: Any, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor) -> torch.Tensor:
+        out = q.new_empty(q.shape)
+        lse = torch.empty(q.shape[:3], dtype=torch.float32, device=q.device)
+        ctx.save_for_backward(q, k, v, out, lse)
+        return out
+
+    @staticmethod
+    def backward(ctx: Any, _grad: torch.Tensor) -> tuple[torch.Tensor, ...]:
+        q, k, v, *_rest = ctx.saved_tensors
+        grads = torch.empty_like(q), torch.empty_like(k), torch.empty_like(v)
+        batch, seq, heads, dim = q.shape
+        rows, wide = -(-seq // 128) * 128, max(64, dim)
+        shapes = [(batch, heads, rows), (batch, heads, rows), (batch, heads, rows * wide),
+                  *[(batch, k.shape[2], rows * wide)] * (2 * (k.shape[2] != heads)), (rows // 128, batch, heads)]
+        scratch = [torch.empty(shape, dtype=torch.float32, device=q.device) for shape in shapes]
+        del scratch
+        return grads
 
 
 def no_mask(*_: Any, **__: Any) -> None:
