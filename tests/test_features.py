@@ -14,6 +14,8 @@ NEEDS = {
     "llama-tiny": set(), "nemotron-3-tiny": set(),
     "qwen2.5-7b": {"biases of query, key and value"}, "qwen3-8b": {"norms of query and key"},
     "qwen3-30b-a3b": {"norms of query and key", "gated experts", "a router by softmax"},
+    "qwen1.5-moe-a2.7b": {"biases of query, key and value", "gated experts", "gated experts with a shared one",
+                          "a router by softmax, not normalised", "a gate of the shared expert"},
     "mixtral-8x7b": {"gated experts", "a router by softmax"},
     "deepseek-v2-lite": {"latent attention", "gated experts", "gated experts with a shared one",
                          "a router by softmax, not normalised"},

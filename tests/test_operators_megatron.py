@@ -626,6 +626,15 @@ def test_an_overlapped_exchange_keeps_the_shared_experts_output() -> None:
     assert _kept(QWEN3, _run(QWEN3, ep=8, options=cut)) == _kept(QWEN3, _run(QWEN3, ep=8)), "no shared expert"
 
 
+def test_a_gate_of_the_shared_expert_keeps_both_factors() -> None:
+    """`moe/shared_experts.py`: a score a token in bf16, and the expert's output, which nothing else keeps."""
+    attention, moe = V2.branches
+    assert isinstance(moe.block, Moe)
+    gated = replace(V2, branches=(attention, replace(moe, block=replace(moe.block, shared_gate=True))))
+    assert _kept(gated, _run(gated)) - _kept(V2, _run(V2)) == (2 * 2048 + 2) * T
+    assert "mlp.shared_experts.gate_weight 1x2048" in _spelled(gated)
+
+
 def test_a_hybrids_module_may_predict_several_tokens() -> None:
     """By the source: each further token keeps as much as one more run of the layers, three norms and projection."""
     one, two = (LayerKind("mtp", "nemotron_h", H, (*ATTENTION.branches, *MOE.branches), Mtp(H, 1024, depths=depths))

@@ -16,7 +16,8 @@ def graph(preset: str, **changed: Any) -> ModelGraph:
 
 
 @pytest.mark.parametrize(("preset", "count"), [
-    ("qwen2.5-7b", 7_615_616_512), ("qwen3-8b", 8_190_735_360), ("qwen3-30b-a3b", 30_532_122_624)])
+    ("qwen2.5-7b", 7_615_616_512), ("qwen3-8b", 8_190_735_360), ("qwen3-30b-a3b", 30_532_122_624),
+    ("qwen1.5-moe-a2.7b", 14_315_784_192)])
 def test_published_counts(preset: str, count: int) -> None:
     """As the model cards' safetensors say."""
     assert graph(preset).count() == count
@@ -35,6 +36,14 @@ def test_experts_in_some_layers() -> None:
     assert graph("qwen3-30b-a3b", num_hidden_layers=5, decoder_sparse_step=2).architecture.pattern == "DEDED"
     mixed = graph("qwen3-30b-a3b", num_hidden_layers=5, decoder_sparse_step=2, mlp_only_layers=[3])
     assert mixed.architecture.pattern == "DEDDD"
+
+
+def test_a_shared_expert_has_a_gate() -> None:
+    kinds = graph("qwen1.5-moe-a2.7b").kinds
+    assert kinds[1].branches[1].block == Moe(2048, 60, 4, 1408, 5632, gated=True, router="softmax", normalised=False,
+                                             shared_gate=True)
+    assert [t.shape for t in graph("qwen1.5-moe-a2.7b").tensors[1] if "shared_expert_gate" in t.name] == [(1, 2048)]
+    assert not [t for t in graph("qwen1.5-moe-a2.7b", qkv_bias=False).tensors[1] if t.module == "bias"]
 
 
 def test_the_router_says_whether_weights_add_up_to_one() -> None:

@@ -67,6 +67,7 @@ LATENT: dict[str, Any] = {**MOE, "kv_lora_rank": 64, "qk_nope_head_dim": 32, "qk
 FAMILIES: dict[str, tuple[str, dict[str, Any]]] = {
     "qwen2": ("qwen2.5-7b", SMALL), "qwen3": ("qwen3-8b", {**SMALL, "head_dim": 32}),
     "qwen3_moe": ("qwen3-30b-a3b", {**SMALL, **MOE, "num_experts": 8, "head_dim": 32}),
+    "qwen2_moe": ("qwen1.5-moe-a2.7b", {**SMALL, **MOE, "num_experts": 8, "shared_expert_intermediate_size": 128}),
     "mixtral": ("mixtral-8x7b", {**SMALL, "num_local_experts": 8}),
     "deepseek_v2": ("deepseek-v2-lite", {**SMALL, **LATENT}),
     "deepseek_v3": ("deepseek-v3", {**SMALL, **LATENT, "q_lora_rank": 96}),

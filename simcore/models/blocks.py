@@ -108,6 +108,7 @@ class Moe:
 
     `router`: "sigmoid" scores whose choice a buffer corrects; "softmax" before the choice; "topk_softmax" after it,
     with a bias on the logits. `normalised`: the weights of the chosen add up to one. `bias`: experts have biases.
+    `shared_gate`: a sigmoid of a product with the input weighs the shared expert's output.
     """
 
     hidden: int
@@ -120,6 +121,7 @@ class Moe:
     normalised: bool = True
     bias: bool = False
     gelu: bool = False
+    shared_gate: bool = False
 
 
 @dataclass(frozen=True, slots=True)

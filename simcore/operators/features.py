@@ -77,7 +77,8 @@ def _mixer(block: Mixer) -> Iterator[str]:
                           ("a router by softmax, not normalised", softmax and not block.normalised),
                           ("a router by softmax of the chosen", block.router == "topk_softmax"),
                           ("experts with GELU", block.gelu), ("biases of experts", block.bias),
-                          ("gated experts with a shared one", _shares(block)))
+                          ("gated experts with a shared one", _shares(block)),
+                          ("a gate of the shared expert", block.shared_gate))
 
 
 def _shares(block: Moe) -> bool:

@@ -36,7 +36,8 @@ __all__ = ["TIED_HEAD", "record", "tensors"]
 
 SERVED: Final = frozenset({"norms of query and key", "biases of query, key and value", "biases of attention",
                            "attention sinks", "attention within a window", "gated experts", "a router by softmax",
-                           "a router by softmax of the chosen", "biases of experts"})
+                           "a router by softmax of the chosen", "biases of experts", "gated experts with a shared one",
+                           "a router by softmax, not normalised", "a gate of the shared expert"})
 """What of `features.py` is recorded here."""
 
 TIED_HEAD = 1 << 30

@@ -26,6 +26,8 @@ def moe(tape: Tape, run: Run, branch: Branch, x: Tensor, family: str) -> Tensor:
     """Router, routed experts, and where there is one a shared expert on the same input."""
     block = branch.block
     assert isinstance(block, Moe)
+    if block.shared_gate:
+        return _with_gated_shared(tape, run, branch.name, block, x)
     name, shape = branch.name, x.shape
     rows = x.view(run.tokens, block.hidden)
     # The logits stay in a local variable that nobody reads.
@@ -36,18 +38,33 @@ def moe(tape: Tape, run: Run, branch: Branch, x: Tensor, family: str) -> Tensor:
         _logits, weights, indices = _route_by_softmax(tape, run, name, block, rows, dtype)
     del rows
     flat = as_rows(tape, x, (run.tokens, block.hidden))
-    if ("experts_implementation", "grouped_mm") in run.options:
-        y = _grouped_experts(tape, run, name, block, flat, indices, weights)
-    elif ("experts", "unit") in run.options:
-        y = _inner_unit(tape, run, name, block, flat, indices, weights)
-    else:
-        y = _experts(tape, run, name, block, flat, indices, weights)
+    y = _routed(tape, run, name, block, flat, indices, weights)
     del flat
     y = y.view(*shape)
     if not block.shared_ffn:
         return y
     shared = Mlp(block.hidden, block.shared_ffn, gated=block.gated)
     return aten.add(tape, y, mlp(tape, run, f"{name}.shared_experts", shared, x))
+
+
+def _routed(tape: Tape, run: Run, name: str, block: Moe, x: Tensor, indices: Tensor, weights: Tensor) -> Tensor:
+    if ("experts_implementation", "grouped_mm") in run.options:
+        return _grouped_experts(tape, run, name, block, x, indices, weights)
+    if ("experts", "unit") in run.options:
+        return _inner_unit(tape, run, name, block, x, indices, weights)
+    return _experts(tape, run, name, block, x, indices, weights)
+
+
+def _with_gated_shared(tape: Tape, run: Run, name: str, block: Moe, x: Tensor) -> Tensor:
+    """`Qwen2MoeSparseMoeBlock`: the shared expert first, its gate last."""
+    flat = as_rows(tape, x, (run.tokens, block.hidden))
+    shared = mlp(tape, run, f"{name}.shared_expert", Mlp(block.hidden, block.shared_ffn), flat)
+    _logits, weights, indices = _route_by_softmax(tape, run, name, block, flat, run.compute)
+    y = _routed(tape, run, name, block, flat, indices, weights)
+    gate = f"{name}.shared_expert_gate"
+    shared = aten.mul(tape, aten.sigmoid(tape, linear(tape, run, gate, flat)), shared, "gated")
+    y = aten.add(tape, y, shared, "output")
+    return y.view(*x.shape)
 
 
 def as_rows(tape: Tape, x: Tensor, shape: tuple[int, ...]) -> Tensor:
@@ -86,11 +103,12 @@ def _route(tape: Tape, run: Run, name: str, block: Moe, x: Tensor) -> tuple[Tens
 
 def _route_by_softmax(tape: Tape, run: Run, name: str, block: Moe, x: Tensor,
                       dtype: str) -> tuple[Tensor, Tensor, Tensor]:
-    """Logits in the compute dtype, softmax in fp32, top k, normalised (`Qwen3MoeTopKRouter`, `MixtralTopKRouter`)."""
+    """Logits in the compute dtype, softmax in fp32, top k, normalised or not (`Qwen3MoeTopKRouter` and its like)."""
     logits = linear(tape, run, f"{name}.gate", x)
     probabilities = aten.softmax(tape, aten.cast(tape, logits, "fp32"))
     weights, indices = aten.topk(tape, probabilities, block.top_k)
-    aten.div_(tape, weights, aten.sum_last(tape, weights, keepdim=True))
+    if block.normalised:
+        aten.div_(tape, weights, aten.sum_last(tape, weights, keepdim=True))
     weights = aten.cast(tape, weights, dtype)
     del probabilities
     return logits, weights, indices

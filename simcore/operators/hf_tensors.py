@@ -131,11 +131,13 @@ def _mamba(name: str, b: Any, family: str) -> Iterable[TensorSpec]:
 
 def _moe(name: str, b: Any, family: str) -> Iterable[TensorSpec]:
     experts, router = [*_experts(f"{name}.experts", b)], [*_router(name, b)]
-    # Mixtral and GPT-OSS make the router first.
-    yield from (*router, *experts) if family in ("mixtral", "gpt_oss") else (*experts, *router)
+    # Some make the router first.
+    yield from (*router, *experts) if family in ("mixtral", "gpt_oss", "qwen2_moe") else (*experts, *router)
     if b.shared_ffn:
         shared = Mlp(b.hidden, b.shared_ffn, gated=b.gated)
-        yield from _mlp(f"{name}.shared_experts", shared, family, "shared_experts")
+        yield from _mlp(f"{name}.shared_expert{'' if b.shared_gate else 's'}", shared, family, "shared_experts")
+    if b.shared_gate:
+        yield _linear(f"{name}.shared_expert_gate", (1, "one"), (b.hidden, "hidden"), "shared_experts")
 
 
 def _experts(at: str, b: Any) -> Iterable[TensorSpec]:

@@ -51,7 +51,8 @@ SERVED: Final = frozenset({"norms of query and key", "biases of query, key and v
                            "a GELU MLP", "biases of the MLP", "dropout",
                            "experts with GELU", "multi-token prediction",
                            "latent attention without norms on the way up", "attention sinks",
-                           "attention within a window", "a router by softmax of the chosen", "biases of experts"})
+                           "attention within a window", "a router by softmax of the chosen", "biases of experts",
+                           "a gate of the shared expert"})
 """What of `features.py` is recorded here."""
 
 _EMPTY = Section(())

@@ -16,6 +16,7 @@ from dataclasses import dataclass
 
 from simcore.errors import NotYet, Problem
 from simcore.models.blocks import Moe
+from simcore.operators import aten
 from simcore.operators.megatron_allgather import gather_tokens, reduce_tokens
 from simcore.operators.megatron_biased import clamped, with_second_bias
 from simcore.operators.megatron_context import Context, Discarded, Grads, Saved, discarded_region
@@ -94,9 +95,17 @@ def _shared(c: Context, block: Moe, x: Tensor) -> Tensor:
     def run() -> Tensor:
         inner = column(c, "mlp.shared_experts.linear_fc1", x)
         inner = act(c, inner, "mlp.shared_experts.activation", gated=block.gated)
-        return row(c, "mlp.shared_experts.linear_fc2", inner)
+        out = row(c, "mlp.shared_experts.linear_fc2", inner)
+        return _gated(c, x, out) if block.shared_gate else out
 
     return c.region(run) if c.recomputes("shared_experts") else run()
+
+
+def _gated(c: Context, x: Tensor, out: Tensor) -> Tensor:
+    """`moe/shared_experts.py`, SharedExpertMLP.forward: torch's own linear, a sigmoid and a product."""
+    logits = aten.linear(c.tape, x, c.run.params["mlp.shared_experts.gate_weight"], "mlp.shared_experts.gate_logits")
+    score = aten.sigmoid(c.tape, logits)
+    return aten.mul(c.tape, out, score, "mlp.shared_experts.gated")
 
 
 def _with_shared(c: Context, out: Tensor, shared: Tensor) -> Tensor:

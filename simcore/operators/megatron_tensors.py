@@ -184,6 +184,9 @@ def _moe(branch: Branch) -> tuple[TensorSpec, ...]:
     ]
     if b.shared_ffn:
         shared = (gates * b.shared_ffn, "shared_ffn"), (b.shared_ffn, "shared_ffn")
+        if b.shared_gate:  # the module's own, whole on every tp rank (`moe/shared_experts.py`)
+            specs.append(TensorSpec("mlp.shared_experts.gate_weight", (1, b.hidden), ("one", "hidden"),
+                                    "shared_experts"))
         specs.append(_linear("mlp.shared_experts.linear_fc1", shared[0], hidden, "shared_experts"))
         specs.append(_linear("mlp.shared_experts.linear_fc2", hidden, shared[1], "shared_experts"))
     # Buffers exist where the router corrects its choice with a bias (moe_router_enable_expert_bias, sigmoid scores).

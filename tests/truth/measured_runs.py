@@ -372,6 +372,7 @@ def _torchtune(run):
 
 
 SWIFT_MODELS = {
+    "Qwen1.5-MoE-A2.7B": "qwen1.5-moe-a2.7b",
     "Qwen3-30B-A3B": "qwen3-30b-a3b",
     "Qwen3-30B-A3B-Base": "qwen3-30b-a3b",
     "Qwen3-235B-A22B-Instruct-2507": _over("qwen3-30b-a3b", hidden_size=4096, num_hidden_layers=94,
@@ -402,8 +403,12 @@ def _swift(run):
     if run["peft"]:
         training |= {"method": "lora", "lora": {"rank": 8, "alpha": 32.0, "target_modules": [
             "linear_qkv", "linear_proj", "linear_fc1", "linear_fc2"]}}
-    return {"model": SWIFT_MODELS[run["model"]], "framework": run["sharding"] if deepspeed else "megatron",
+    made = {"model": SWIFT_MODELS[run["model"]], "framework": run["sharding"] if deepspeed else "megatron",
             "topology": "dgx-a100", "mesh": _degrees(run), "training": training}
+    if run["model"] == "Qwen1.5-MoE-A2.7B":  # decoder_last_pipeline_num_layers 11 of 24, moe_router_dtype fp32
+        training["pipeline"] = {"layers": [13, 11]}
+        made["framework_options"] = {"moe_router_dtype": "fp32"}
+    return made
 
 
 def _axolotl(run):

@@ -41,6 +41,8 @@ CASES: dict[str, dict[str, Any]] = {
     "qwen2": {**LLAMA, "add_qkv_bias": True},
     "qwen3": {**LLAMA, "qk_layernorm": True, "kv_channels": 32},
     "qwen3_moe": {**LLAMA, **MOE, "qk_layernorm": True, "kv_channels": 32},
+    "qwen2_moe": {**LLAMA, **MOE, "add_qkv_bias": True, "moe_shared_expert_intermediate_size": 128,
+                  "moe_shared_expert_gate": True},
     "mixtral": {**LLAMA, **MOE, "moe_ffn_hidden_size": 128},
     "deepseek_v2": {**LLAMA, **MOE, **MLA, "q_lora_rank": None},
     "deepseek_v3": {**LLAMA, **MOE, **MLA, "q_lora_rank": 96, "moe_router_score_function": "sigmoid",

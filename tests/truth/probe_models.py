@@ -19,7 +19,7 @@ from transformers import AutoConfig, AutoModelForCausalLM
 PRESETS = Path(__file__).resolve().parents[2] / "simcore" / "models" / "presets"
 FIRST_LAYERS = 2
 # Words of a name -> component; the first that fits.
-WORDS = (("shared_experts", "shared_experts"), ("experts", "routed_experts"), ("mlp.gate.", "router"),
+WORDS = (("shared_expert", "shared_experts"), ("experts", "routed_experts"), ("mlp.gate.", "router"),
          ("router", "router"), ("norm", "norms"), ("ln_", "norms"), ("attn", "attention"), ("mlp", "mlp"),
          ("lm_head", "lm_head"), ("embed", "embedding"), ("wte", "embedding"), ("wpe", "embedding"))
 

@@ -49,7 +49,7 @@ NEMOTRON = {
 
 
 PRESETS = Path(__file__).resolve().parents[3] / "simcore" / "models" / "presets"
-GATED_EXPERTS = ("Qwen3MoeExperts", "MixtralExperts", "GptOssExperts")
+GATED_EXPERTS = ("Qwen2MoeExperts", "Qwen3MoeExperts", "MixtralExperts", "GptOssExperts")
 WITHOUT_SDPA = ("gpt_oss",)
 
 
