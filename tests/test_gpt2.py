@@ -44,6 +44,35 @@ def test_changes_in_megatrons_words() -> None:
     assert experts.count("routed_experts") == 12 * 8 * 2 * 1024 * 768
 
 
+EXPERTS: dict[str, Any] = {"add_bias_linear": False, "n_routed_experts": 8, "num_experts_per_tok": 2,
+                           "moe_intermediate_size": 1024}
+
+
+def test_the_first_layers_may_have_no_experts() -> None:
+    found = graph(**EXPERTS, first_k_dense_replace=4)
+    assert [found.kinds[layer.kind].name for layer in found.layers][1:-3] == ["decoder"] * 4 + ["moe_decoder"] * 8
+    assert found.count("routed_experts") == 8 * 8 * 2 * 1024 * 768
+    assert found.count("mlp") == 4 * 2 * 3072 * 768
+    assert graph(add_bias_linear=False, first_k_dense_replace=4).count("mlp") == 12 * 2 * 3072 * 768
+
+
+def test_a_router_by_sigmoid_has_a_bias_for_the_choice() -> None:
+    buffers = [[t.name for t in graph(**EXPERTS, **given).tensors[1] if t.is_buffer]
+               for given in ({}, {"moe_router_score_function": "sigmoid"})]
+    assert buffers[0] == []
+    assert any("expert_bias" in name for name in buffers[1])
+
+
+def test_one_token_more_is_predicted_by_a_layer_like_the_last() -> None:
+    found = graph(**EXPERTS, first_k_dense_replace=1, mtp_num_layers=1, position_embedding_type="rope",
+                  tie_word_embeddings=False)
+    kinds = [found.kinds[layer.kind] for layer in found.layers]
+    assert [kind.name for kind in kinds[-5:]] == ["moe_decoder", "final_norm", "mtp", "head", "loss"]
+    assert kinds[-3].branches == kinds[-5].branches
+    # three LayerNorms and the projection of both halves beside the layer
+    assert found.count("mtp") == 768 * (4 * 768 + 2 * 2 + 3 * 2 + 8 + 8 * 2 * 1024 + 2 * 768)
+
+
 def test_a_gated_mlp_in_megatrons_words() -> None:
     """Three matrices instead of two, in the MLP and in experts."""
     plain: dict[str, Any] = {"add_bias_linear": False, "n_inner": 100}
@@ -89,6 +118,9 @@ def test_overrides_may_be_fields_of_the_family() -> None:
     ({"position_embedding_type": "yarn"}, "expected learned_absolute or rope"),
     ({"normalization": "BatchNorm"}, "expected LayerNorm or RMSNorm"),
     ({"embd_pdrop": 2}, "embd_pdrop: expected a number from 0 to 1, got 2"),
+    ({"mtp_num_layers": 1}, "multi-token prediction with learned positions is not modelled yet"),
+    ({"moe_router_score_function": "sqrtsoftplus", "n_routed_experts": 8, "num_experts_per_tok": 2,
+      "moe_intermediate_size": 8, "add_bias_linear": False}, "expected softmax or sigmoid"),
     ({"n_head": 7}, "n_head: expected a divisor of 768, got 7"),
     ({"num_query_groups": 5}, "num_query_groups: expected a divisor of 12 heads, got 5"),
     ({"activation_function": "relu"}, "activation_function: expected gelu_new or gelu, got 'relu'"),

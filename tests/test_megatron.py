@@ -602,9 +602,9 @@ def test_what_is_refused_of_multi_token_prediction() -> None:
              options={"defer_embedding_wgrad_compute": True, "wgrad_deferral_limit": 1})
     _refused("illegal", "must be 1 for MTP recompute", model=_predicting(),
              recompute={"mode": "uniform", "num_layers": 2})
-    other = {"config": "gpt2", "overrides": {"mtp_num_layers": 1}}
+    other = {"config": "qwen3-8b", "overrides": {"mtp_num_layers": 1}}
     report = simulate(small.scenario("megatron", {"dp_shard": 2}, model=other))
-    assert "multi-token prediction of gpt2 is not modelled yet" in report.problems[0].message
+    assert "multi-token prediction of qwen3 is not modelled yet" in report.problems[0].message
 
 
 # ---- pipeline stages -------------------------------------------------------------------------------------------------

@@ -72,6 +72,9 @@ FAMILIES: dict[str, tuple[str, dict[str, Any]]] = {
     "deepseek_v2": ("deepseek-v2-lite", {**SMALL, **LATENT}),
     "deepseek_v3": ("deepseek-v3", {**SMALL, **LATENT, "q_lora_rank": 96}),
     "gpt2": ("gpt2", {"n_embd": 256, "n_head": 8, "n_layer": 2, "n_positions": 512, "vocab_size": 1024}),
+    "gpt2_moe": ("gpt2", {**MOE, "n_embd": 256, "n_head": 8, "n_layer": 2, "vocab_size": 1024, "n_routed_experts": 8,
+                          "first_k_dense_replace": 1, "moe_shared_expert_intermediate_size": 128, "mtp_num_layers": 1,
+                          "add_bias_linear": False, "position_embedding_type": "rope", "tie_word_embeddings": False}),
 }  # fmt: skip
 
 
@@ -80,7 +83,7 @@ def core_spelled(found: ModelGraph) -> list[str]:
     names = []
     for layer in found.layers:
         kind = found.kinds[layer.kind]
-        at = f"decoder.layers.{layer.index - 1}." if kind.block is None else ""
+        at = f"decoder.layers.{layer.index - 1}." if kind.block is None else "mtp.layers.0." * (kind.name == "mtp")
         for spec in found.tensors[layer.kind]:
             if spec.is_owned:
                 numbers = [str(i) for i in range(spec.copies)] if spec.copies > 1 else [""]

@@ -34,8 +34,9 @@ def architecture(config: Config) -> Architecture:
 
 
 def _mixed(config: Config, family: str, mixer: Attention, count: int) -> list[LayerKind]:
-    """`Qwen2MoeDecoderLayer`, `Qwen3MoeDecoderLayer`: layer i has experts unless it is listed as dense or i + 1 is no
-    multiple of the step.
+    """`Qwen2MoeDecoderLayer`, `Qwen3MoeDecoderLayer`.
+
+    Layer i has experts unless it is listed as dense or i + 1 is no multiple of the step.
     """
     dense = config.fields.get("mlp_only_layers") or []
     if not isinstance(dense, list):

@@ -77,9 +77,10 @@ def _mtp(block: Mtp, branches: tuple[Branch, ...]) -> tuple[TensorSpec, ...]:
     inner = (replace(spec, name=f"transformer_layer.{spec.name}") for spec in _layer(branches))
     own = TensorSpec("embedding.word_embeddings.weight", (block.vocab, block.hidden), ("vocab", "hidden"), "embedding",
                      "embedding", tied=True)
-    specs = (*_norm("enorm.", block.hidden), *_norm("hnorm.", block.hidden),
-             _linear("eh_proj", (block.hidden, "tp_out"), (2 * block.hidden, hidden[1]), "mtp"), *inner,
-             *_norm("final_layernorm.", block.hidden))
+    enorm, hnorm, last = (_norm(f"{name}.", block.hidden, layer_norm=branches[0].layer_norm)
+                          for name in ("enorm", "hnorm", "final_layernorm"))
+    specs = (*enorm, *hnorm, _linear("eh_proj", (block.hidden, "tp_out"), (2 * block.hidden, hidden[1]), "mtp"),
+             *inner, *last)
     return (*(replace(spec, component="mtp") for spec in specs), own)
 
 

@@ -174,7 +174,15 @@ def _gpt(config):
     overrides |= {key: ran for key, (ran, usual) in changes.items() if ran != usual}
     if config["mla"]:
         overrides |= _latent(config)
-    return {"config": "gpt2", "overrides": overrides | (_experts(config) if config.get("experts") else {})}
+    return {"config": "gpt2", "overrides": overrides | (_gpt_experts(config) if config.get("experts") else {})}
+
+
+def _gpt_experts(config):
+    """Some cases have dense layers first (moe-layer-freq), and a router by sigmoid."""
+    dense = config.get("moe_layer_pattern", "").count("0")
+    score = config.get("score_fn", "softmax")
+    return _experts(config) | ({"first_k_dense_replace": dense} if dense else {}) | (
+        {"moe_router_score_function": score} if score != "softmax" else {})
 
 
 def _deepseek(config):

@@ -23,7 +23,10 @@ import torch  # noqa: E402
 import torch.distributed as dist  # noqa: E402
 from megatron.core import parallel_state as ps  # noqa: E402
 from megatron.core.models.gpt import GPTModel  # noqa: E402
-from megatron.core.models.gpt.gpt_layer_specs import get_gpt_decoder_block_spec  # noqa: E402
+from megatron.core.models.gpt.gpt_layer_specs import (  # noqa: E402
+    get_gpt_decoder_block_spec,
+    get_gpt_mtp_block_spec,
+)
 from megatron.core.process_groups_config import ProcessGroupCollection  # noqa: E402
 from megatron.core.transformer.transformer_config import MLATransformerConfig, TransformerConfig  # noqa: E402
 from torch.nn.functional import gelu, silu  # noqa: E402
@@ -49,6 +52,9 @@ CASES: dict[str, dict[str, Any]] = {
                     "moe_router_enable_expert_bias": True, "moe_router_dtype": "fp32"},
     "gpt2": {"normalization": "LayerNorm", "activation_func": gelu, "hidden_size": 256, "ffn_hidden_size": 1024,
              "num_attention_heads": 8},
+    "gpt2_moe": {"normalization": "LayerNorm", "activation_func": gelu, "hidden_size": 256, "ffn_hidden_size": 1024,
+                 "num_attention_heads": 8, "add_bias_linear": False, **MOE, "moe_layer_freq": [0, 1],
+                 "moe_shared_expert_intermediate_size": 128, "mtp_num_layers": 1},
 }  # fmt: skip
 
 
@@ -61,9 +67,11 @@ def built(family: str, tp: int, ep: int) -> Any:
         perform_initialization=False, hidden_dropout=0.0, attention_dropout=0.0, gradient_accumulation_fusion=False,
         tensor_model_parallel_size=tp, expert_model_parallel_size=ep, expert_tensor_parallel_size=1,
         sequence_parallel=tp > 1, **fields)
+    spec = get_gpt_decoder_block_spec(config, use_transformer_engine=True)
+    further = get_gpt_mtp_block_spec(config, spec, use_transformer_engine=True) if config.mtp_num_layers else None
     with torch.device("meta"):
         return GPTModel(
-            config, get_gpt_decoder_block_spec(config, use_transformer_engine=True), vocab_size=1024,
+            config, spec, vocab_size=1024, mtp_block_spec=further,
             max_sequence_length=512, share_embeddings_and_output_weights=family == "gpt2",
             position_embedding_type="learned_absolute" if family == "gpt2" else "rope",
             pg_collection=ProcessGroupCollection.use_mpu_process_groups())
