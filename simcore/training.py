@@ -112,13 +112,13 @@ def _routing_kind(value: object) -> str:
 
 
 Routing = Annotated[
-    Annotated[Literal["balanced"], WORD]
+    Annotated[Literal["auto", "balanced"], WORD]
     | Annotated[Imbalance, Tag("<imbalance>")]
     | Annotated[Capacity, Tag("<capacity>")]
     | Annotated[Draws, Tag("<draws>")],
     Discriminator(_routing_kind),
 ]
-"""How tokens fall on experts."""
+"""How tokens fall on experts; auto: balanced, unless the framework's own untrained router was seen to do otherwise."""
 
 
 class Precision(Block):
@@ -236,7 +236,8 @@ class Training(Block):
     pipeline: Pipeline = Field(default=Pipeline(), description="Pipeline schedule and stages")
     loss: Literal["auto", "megatron", "te", "te_inplace", "hf", "hf_keep_logits", "masked_fp32", "masked", "liger",
                   "cut", "chunked", "causal"] = Field(default="auto", description="Whose loss code runs")  # fmt: skip
-    routing: Routing = Field(default="balanced", description="How tokens fall on experts")
+    routing: Routing = Field(default="auto", description="How tokens fall on experts; auto: balanced, or as a "
+                             "framework's own untrained router was measured")
     precision: Precision = Field(default=Precision(), description="Formats")
     optimizer: Optimizer = Field(default=Optimizer(), description="Optimizer")
     offload: Offload = Field(default=Offload(), description="What lies outside the device")

@@ -204,9 +204,21 @@ def test_what_is_compiled_is_answered_as_eager_and_says_so() -> None:
 def test_the_fullest_expert_decides_how_long_every_block_is() -> None:
     peaks = [_peak(_kempner({"dp_shard": 4}, model=EXPERTS, routing=routing))
              for routing in ("balanced", {"imbalance": 1.5}, {"imbalance": 2}, {"imbalance": 9})]
-    told = {a.what: a.source for a in _kempner({"dp_shard": 4}, model=EXPERTS).assumptions}
-    assert "as long as the fullest" in told["training.routing"]
     assert peaks[0] < peaks[1] < peaks[2] == peaks[3]  # a token goes to the fullest of 4 experts once, of 2 choices
+
+
+def test_an_untrained_router_sends_all_tokens_to_the_same_experts() -> None:
+    """As measured (tests/truth/routing); other frameworks' memory is asked balanced, which is not said each time."""
+    untrained, balanced, twice = (_kempner({"dp_shard": 4}, model=EXPERTS, **given) for given in (
+        {}, {"routing": "balanced"}, {"routing": {"imbalance": 2}}))
+    told = {a.what: a for a in untrained.assumptions}
+    assert "as long as the fullest" in told["training.routing"].source
+    assert "2 times the mean" in told["training.routing"].value
+    assert "training.routing" not in {a.what for a in balanced.assumptions}
+    assert _peak(balanced) < _peak(untrained) == _peak(twice)
+    with_words = [simulate(small.scenario("megatron", {"dp_shard": 2, "ep": 2}, routing=word))
+                  for word in ("auto", "balanced")]
+    assert _peak(with_words[0]) == _peak(with_words[1])
 
 
 def test_replays_stay_on_routers_until_the_next_forward() -> None:

@@ -11,7 +11,7 @@ from typing import Any
 from simcore.form import Layout, Shard
 from simcore.frameworks._torch import Defaults
 from simcore.job import Job
-from simcore.models.blocks import Attention
+from simcore.models.blocks import Attention, Moe
 from simcore.tensor import TensorSpec
 from simcore.training import Capacity, Draws, Imbalance
 
@@ -118,14 +118,31 @@ def options_of(job: Job, options: dict[str, Any]) -> tuple[tuple[str, str], ...]
     """`Run.options`. Blocks of all experts are as long as the fullest: `imbalance` times the mean."""
     if not job.has_experts:
         return ()
-    routing = job.scenario.training.routing
-    filled = (("imbalance", str(routing.imbalance)),) if isinstance(routing, Imbalance) else ()
-    if not filled:
-        job.auto("training.routing", "auto", "balanced", "the least that experts take: "
-                 f"{_CODE} model/moe.py makes every expert's block as long as the fullest (imbalance, up to experts / "
-                 "top_k)")
+    fullest = _fullest(job)
+    filled = (("imbalance", str(fullest)),) if fullest > 1 else ()
     packed = job.flag(options, "packed_experts", f"{_CODE} config/model.py: moe_packed_experts = False", default=False)
     return (*filled, *((("packed_experts", "true"),) if packed else ()))
+
+
+def _fullest(job: Job) -> float:
+    """Load of the fullest expert over the mean.
+
+    [Note: an untrained router] KempnerForge's own model, scaled down and trained from its initial weights, sends all
+    tokens of some layer to the same experts within ten steps (tests/truth/routing). A job that begins there has its
+    peak then. A router that was trained before is another: `routing: balanced`, the least that experts take.
+    """
+    routing = job.scenario.training.routing
+    if isinstance(routing, Imbalance):
+        return routing.imbalance
+    if routing != "auto":
+        return 1.0
+    fullest = max(branch.block.num_experts / branch.block.top_k for kind in job.graph.kinds for branch in kind.branches
+                  if isinstance(branch.block, Moe))
+    job.autos["training.routing"] = (
+        f"all tokens of a layer on the same experts, {fullest:g} times the mean", "an untrained router: KempnerForge's "
+        "own model from its initial weights, scaled down, within ten steps; "
+        f"{_CODE} model/moe.py makes every expert's block as long as the fullest")
+    return fullest
 
 
 def tp_layout(spec: TensorSpec) -> Layout:
