@@ -38,7 +38,7 @@ training:
   recompute: full  # none | full | [modules], as far as the framework has them
   pipeline: {{schedule: 1f1b, virtual_stages: 1, layers: auto}}  # used where pp > 1
   loss: auto  # auto: the framework's own
-  routing: balanced  # how tokens fall on experts: balanced, {{imbalance: 1.3}}, {{seed: 0, draws: 1000}}
+  routing: auto  # how tokens fall on experts: balanced, {{imbalance: 1.3}}, {{seed: 0, draws: 1000}}
   precision: {{params: auto, compute: bf16, grad_reduce: auto, main_grads: auto}}  # auto | fp32 | bf16 | fp16
   optimizer: {{name: adamw, implementation: auto, master: auto, moments: auto}}  # auto: the framework's own
   offload: {{params: none, optimizer: none, gradients: none, activations: none}}  # none | host
