@@ -21,6 +21,7 @@ from simcore.packing import assumptions as packing_assumptions
 from simcore.packing import pack
 from simcore.plan import Plan
 from simcore.program import Program
+from simcore.reducer import Reducer
 from simcore.report import (
     Adapters,
     Assumption,
@@ -206,7 +207,7 @@ def _row_ns(parts: Parts, rank_class: RankClass) -> IntArray | None:
 def _is_cut_flat(framework: Framework) -> bool:
     """Whether what lies inside a rank's part differs from rank to rank."""
     flow = framework.flow
-    return flow.scatter if isinstance(flow, Buckets) else not isinstance(flow, UnshardFlow)
+    return flow.scatter if isinstance(flow, Buckets) else not isinstance(flow, (UnshardFlow, Reducer))
 
 
 def _grads_persist(framework: Framework) -> bool:

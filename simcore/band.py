@@ -20,6 +20,7 @@ from simcore.data import data_folder
 from simcore.framework import Buckets, Framework
 from simcore.job import Job
 from simcore.models.blocks import Mamba2
+from simcore.reducer import Reducer
 
 __all__ = ["EVERY", "FEW", "Band", "band_of", "layout_class", "make_bands", "read_bands"]
 
@@ -39,7 +40,7 @@ class Band:
 
 def layout_class(job: Job, framework: Framework) -> str:
     """Such as `resident, moe, lora`, or `resident, dense, full, fp8`."""
-    flow = "resident" if isinstance(framework.flow, Buckets) else "gathered"
+    flow = "resident" if isinstance(framework.flow, (Buckets, Reducer)) else "gathered"
     mamba = any(isinstance(b.block, Mamba2) for kind in job.graph.kinds for b in kind.branches)
     blocks = "hybrid" if mamba else "moe" if job.has_experts else "dense"
     method = "full" if job.scenario.training.method == "full" else "lora"

@@ -14,6 +14,7 @@ from functools import lru_cache
 
 from simcore.form import Form
 from simcore.graph import ModelGraph
+from simcore.reducer import Reducer
 from simcore.schedule import Schedule
 from simcore.tensor import TensorSpec
 from simcore.transfer import Files
@@ -244,7 +245,7 @@ class Framework:
     version: str
     rules: tuple[Rule, ...] = field(compare=False)
     units: tuple[Unit, ...]
-    flow: UnshardFlow | Buckets | Queues
+    flow: UnshardFlow | Buckets | Queues | Reducer
     optimizer: Optimizer
     compute_dtype: str
     checkpoint: str

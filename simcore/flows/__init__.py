@@ -1,4 +1,4 @@
-"""How buffers flow around the layers: gathered for use (`unshard`, `queued`), or resident with buckets (`resident`)."""
+"""How buffers flow around the layers: gathered for use (`unshard`, `queued`), or resident (`resident`, `reduced`)."""
 
 from __future__ import annotations
 
@@ -6,10 +6,12 @@ from simcore.flow import FlowMaker
 from simcore.flows import flat
 from simcore.flows.bucket import bucket_padding, exact_in_buckets
 from simcore.flows.queued import QueuedFlow
+from simcore.flows.reduced import ReducedFlow
 from simcore.flows.resident import ResidentFlow
 from simcore.flows.unshard import GatheredFlow
 from simcore.framework import Buckets, Framework, Queues, UnshardFlow
 from simcore.plan import AtRestBytes, Plan
+from simcore.reducer import Reducer
 from simcore.units import dtype_bytes
 
 __all__ = ["exact_at_rest", "flow_of", "padding_bytes"]
@@ -19,6 +21,8 @@ def flow_of(framework: Framework) -> FlowMaker:
     """The flow that a framework's table asks for."""
     if isinstance(framework.flow, UnshardFlow):
         return GatheredFlow
+    if isinstance(framework.flow, Reducer):
+        return ReducedFlow
     return QueuedFlow if isinstance(framework.flow, Queues) else ResidentFlow
 
 
@@ -32,7 +36,7 @@ def exact_at_rest(plan: Plan) -> dict[str, AtRestBytes]:
 def padding_bytes(plan: Plan) -> tuple[int, int]:
     """What flat buffers of (parameters, gradients) hold beside tensors."""
     flow = plan.framework.flow
-    if isinstance(flow, UnshardFlow):
+    if isinstance(flow, (UnshardFlow, Reducer)):
         return 0, 0
     if isinstance(flow, Queues):
         params, trained = bucket_padding(plan)

@@ -8,7 +8,7 @@ from typing import Final
 from simcore.job import Job
 from simcore.transfer import Files, Transfer
 
-__all__ = ["automodel_files", "fsdp2_files", "megatron_files", "megatron_fsdp_files"]
+__all__ = ["automodel_files", "fsdp2_files", "megatron_files", "megatron_fsdp_files", "plain_files"]
 
 _DCP: Final = "torch 2.13 distributed/checkpoint/filesystem.py"
 _FULL: Final = "torch 2.13 distributed/checkpoint/state_dict.py get_model_state_dict(full_state_dict, cpu_offload)"
@@ -39,6 +39,15 @@ def fsdp2_files(job: Job) -> Files:
                              on_device="tensor"),
             "sharded": Transfer(f"{_DCP}:594 per_thread_copy_ahead: 10 MB, or a tensor", trained_only=lora)}
     return _chosen(job, FSDP2_LOAD, save, ("every_rank", "full"))
+
+
+def plain_files(job: Job) -> Files:
+    """Whole models on every rank: each reads all of it, rank 0 writes it from the device."""
+    load = Transfer("transformers 5.23 modeling_utils.py from_pretrained: CPU tensors of mapped files, then .to()",
+                    whole_on="every_rank", in_flight=0)
+    save = Transfer("transformers 5.23 modeling_utils.py save_pretrained on rank 0: a file's bytes at a time",
+                    trained_only=job.scenario.training.method != "full", in_flight=1)
+    return _chosen(job, {"every_rank": load}, {"full": save}, ("every_rank", "full"))
 
 
 def automodel_files(job: Job) -> Files:

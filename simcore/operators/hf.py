@@ -26,6 +26,7 @@ from simcore.models.blocks import Attention, Branch, Embedding, FinalNorm, Head,
 from simcore.operators import aten, hf_gpt_oss, hf_nemotron
 from simcore.operators.borders import hand_on, hidden_state, nothing, run_backward, run_backward_of_loss, simple_part
 from simcore.operators.features import refuse
+from simcore.operators.hf_chunked import chunked_loss
 from simcore.operators.hf_layers import Inputs, attention, has_flash_attention, linear, mlp, rms_norm
 from simcore.operators.hf_moe import moe
 from simcore.operators.hf_tensors import tensors
@@ -182,7 +183,8 @@ def _embedding(tape: Tape, block: Embedding, run: Run, *, halves: bool) -> Layer
     hand_on(tape, out)
     _shared_tables(tape, block, run, halves=halves)
     forward = tape.cut()
-    back = run_backward(tape, out, None, _meet_waiting if weight.tied else nothing)
+    meet = partial(_meet_waiting, in_place=run.loss == "chunked")  # a sum of chunks is nobody else's
+    back = run_backward(tape, out, None, meet if weight.tied else nothing)
     return LayerTape(forward, back, grads=tape.release_grads())
 
 
@@ -236,7 +238,7 @@ def _final_norm(tape: Tape, kind: LayerKind, run: Run) -> LayerTape:
 
 def _head(tape: Tape, block: Head, run: Run) -> LayerTape:
     weight = run.params["weight"]
-    body = {"cut": _cut_loss, "liger": _liger_loss}.get(run.loss, _logits)
+    body = {"cut": _cut_loss, "liger": _liger_loss, "chunked": chunked_loss}.get(run.loss, _logits)
     if body != _logits and "lora_a.weight" in run.params:
         raise NotYet(Problem("training.loss", f"not yet: {run.loss} with an adapter of lm_head"))
     return simple_part(tape, run, _leave_waiting if weight.tied else nothing, block.hidden,
@@ -328,20 +330,26 @@ def _leave_waiting(tape: Tape) -> None:
     tape.grads.clear()
 
 
-def _meet_waiting(tape: Tape) -> None:
+def _meet_waiting(tape: Tape, *, in_place: bool) -> None:
     if not tape.grads:
         return
     param, grad = tape.grads.pop()
     waiting: Tensor | None = tape.external(grad.shape, grad.dtype, tape.slot("tied.grad", "backward_temp"), TIED_HEAD)
     assert waiting is not None
-    total = tape.add_grads(waiting, grad)
-    del grad, waiting
+    if in_place:  # both are there, then one under its own name
+        shape, dtype = grad.shape, grad.dtype
+        del grad
+        total = tape.empty(shape, dtype, "grad_sum")
+    else:
+        total = tape.add_grads(waiting, grad)
+        del grad
+    del waiting
     tape.give_param(replace(param, tied=False), total)
 
 
 # ---- loss -------------------------------------------------------------------------------------------------------
 def _loss(tape: Tape, block: Loss, run: Run) -> LayerTape:
-    cut = run.loss in ("cut", "liger")  # the head has made it already, it is divided by the number of labels
+    cut = run.loss in ("cut", "liger", "chunked")  # the head has made it already, it is divided by the number of labels
     logits: Tensor | None = _scalar(tape, run) if cut else hidden_state(tape, run, run.seq, block.vocab)
     assert logits is not None
     leaf = logits.node

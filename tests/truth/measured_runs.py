@@ -353,12 +353,18 @@ def _kempner_shape(hidden, layers, heads, kv):
 
 # ---- one GPU, DeepSpeed, Megatron-SWIFT -----------------------------------------------------------------------------
 def _torchtune(run):
-    """One process without sharding: `ddp` of one rank. bf16 parameters and states."""
+    """One process without sharding: `ddp` of one rank. bf16 parameters and states.
+
+    torchtune bd2a0fc7: `torch.optim.AdamW` is fused in its recipes (3B_lora_single_device.yaml and all but ten of 159
+    entries; that of 3B_full_single_device.yaml is another optimizer, which the ladder replaces); packed batches go to
+    FlexAttention (`modules/attention_utils.py`, _SUPPORTS_FLEX_ATTENTION: from torch 2.5 on any such GPU).
+    """
     if not run["complete"]:
         _unsayable("batches are not packed: their lengths are not stated" if "not packed" in run["notes"] or
                    run["seq_len"] is None else "which activations are recomputed or offloaded is not stated")
     training = _batch(run) | _recompute(run) | {
-        "loss": "chunked", "precision": {"params": "bf16"}, "lengths": "packed", "optimizer": {"name": "adamw"}}
+        "loss": "chunked", "precision": {"params": "bf16"}, "lengths": "packed",
+        "optimizer": {"name": "adamw", "implementation": "fused"}}
     if "in backward" in run["optimizer"] or "opt-in-bwd" in run["optimizer"]:
         _unsayable("the optimizer runs inside backward: no key says when")
     if "offload" in run["recompute"]:
@@ -368,7 +374,7 @@ def _torchtune(run):
             "rank": 64, "alpha": 128.0,
             "target_modules": ["q_proj", "v_proj", "o_proj", "gate_proj", "up_proj", "down_proj"]}}
     return {"model": "llama-3.2-3b", "framework": "ddp", "topology": "dgx-a100", "mesh": {}, "training": training,
-            "framework_options": {"compile": True}}
+            "framework_options": {"compile": True, "attn_implementation": "flex_attention"}}
 
 
 SWIFT_MODELS = {

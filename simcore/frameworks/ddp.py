@@ -1,0 +1,140 @@
+"""torch's DistributedDataParallel, torch 2.13, around Hugging Face models; on one GPU plain training without it.
+
+Parameters, gradients and states are whole on every rank, in the dtype of the products (`model.to(dtype)`): nothing is
+cast. The mesh is `dp_replicate` alone. Rules: `torch/nn/parallel/distributed.py`, see [Note: the reducer] in
+`simcore/reducer.py`. Buffers that are broadcast before forward (`broadcast_buffers`) are in no traffic: rotary
+frequencies.
+"""
+
+from __future__ import annotations
+
+from functools import lru_cache
+from typing import Any, Final
+
+from simcore.form import Form, Layout, Partial
+from simcore.framework import Framework, Life, Moment, Rule
+from simcore.frameworks import _transformers
+from simcore.frameworks._files import plain_files
+from simcore.frameworks._torch import (
+    States,
+    all_or_no_checkpoint,
+    refuse_virtual_stages,
+    states_of,
+    torch_optimizer,
+)
+from simcore.job import Job
+from simcore.lora_names import name_adapters
+from simcore.reducer import Reducer
+
+__all__ = ["DEFAULT_IMPLEMENTATION", "IMPLEMENTATIONS", "VERSIONS", "adapters", "table"]
+
+VERSIONS = ("torch 2.13",)
+DEFAULT_IMPLEMENTATION = "hf"
+IMPLEMENTATIONS = ("hf",)
+RULE: Final = "torch 2.13 torch/nn/parallel/distributed.py"
+MIB: Final = 2**20
+OPTIONS: Final[dict[str, tuple[Any, ...]]] = {
+    "bucket_cap_mb": (None, int),
+    "gradient_as_bucket_view": (None, True, False),
+    "find_unused_parameters": (False,),
+    "static_graph": (False,),
+    "compile": (True, False),
+    "attn_implementation": (None, "sdpa", "flash_attention_2", "flex_attention"),
+    "experts_implementation": (None, "grouped_mm"),
+}
+LOSSES: Final = ("auto", "hf", "hf_keep_logits", "cut", "liger", "chunked")
+
+adapters = name_adapters
+
+
+def table(job: Job) -> Framework:
+    """DDP applied to a job."""
+    options = job.options(OPTIONS)
+    _check(job)
+    lora, stored = job.scenario.training.lora.dtype, _stored(job)
+    return Framework(
+        name="ddp", version=VERSIONS[0],
+        rules=_rules(stored, stored if lora == "auto" else lora, job.compute, states_of(job, plain=True)),
+        units=(),
+        flow=_reducer(job, options),
+        optimizer=torch_optimizer(job, "torch 2.13 optim/adam.py: foreach by default on CUDA", "foreach", plain=True),
+        compute_dtype=job.compute,
+        checkpoint=all_or_no_checkpoint(job),
+        loss=job.auto("training.loss", job.scenario.training.loss, "hf", "transformers 5.23 ForCausalLMLoss"),
+        sequence_parallel=False,
+        stages=(tuple(range(len(job.graph.layers))),),
+        options=_transformers.options_of(job, _attention(options)),
+        communicators=("dp_replicate",) if job.mesh.dp_replicate > 1 else (),
+        files=plain_files(job),
+        assumptions=_assumptions(options),
+    )
+
+
+def _check(job: Job) -> None:
+    for axis in ("pp", "dp_shard", "cp", "tp", "ep", "etp"):
+        if getattr(job.mesh, axis) > 1:
+            raise job.illegal(f"mesh.{axis}", "DistributedDataParallel replicates: its ranks are dp_replicate", RULE)
+    job.refuse_offload()
+    job.refuse_capacity("transformers 5.23 integrations/moe.py: tokens are never dropped")
+    job.refuse_given({"training.sequence_parallel": "False", "training.precision.main_grads": "auto",
+                      "training.precision.experts": "auto", "training.optimizer.master": "none",
+                      "training.pipeline.layers": "auto", "training.pipeline.schedule": "1f1b"})
+    refuse_virtual_stages(job)
+    job.one_of("training.loss", job.scenario.training.loss, LOSSES)
+
+
+def _stored(job: Job) -> str:
+    """Parameters in the dtype of the products."""
+    given = job.scenario.training.precision
+    stored = job.auto("training.precision.params", given.params, job.compute, "model.to(dtype): no autocast")
+    if stored != job.compute:
+        raise job.not_yet("training.precision.params", f"{stored} parameters under autocast, which keeps a cast copy "
+                          "of each until it ends")
+    if given.grad_reduce not in ("auto", stored):
+        raise job.not_yet("training.precision.grad_reduce", f"gradients reduced in {given.grad_reduce} by a hook")
+    return stored
+
+
+def _reducer(job: Job, options: dict[str, Any]) -> Reducer:
+    if job.mesh.dp_replicate == 1:
+        return Reducer()
+    view = job.flag(options, "gradient_as_bucket_view", f"{RULE}: gradient_as_bucket_view=False", default=False)
+    given = options.get("bucket_cap_mb")
+    cap = job.auto("framework_options.bucket_cap_mb", "auto" if given is None else str(given), "25",
+                   f"{RULE}: _set_bucket_cap_mb, 25 MiB; the first bucket 1 MiB if none is given")
+    return Reducer("dp_replicate", MIB if given is None else int(cap) * MIB, int(cap) * MIB, view)
+
+
+def _attention(options: dict[str, Any]) -> dict[str, Any]:
+    """FlexAttention keeps what flash-attn keeps: query, key, value, output and the log-sum-exp of each row."""
+    if options.get("attn_implementation") != "flex_attention":
+        return options
+    return options | {"attn_implementation": "flash_attention_2"}
+
+
+def _assumptions(options: dict[str, Any]) -> tuple[tuple[str, str, str, str], ...]:
+    found = []
+    if options.get("compile"):
+        found.append(("framework_options.compile", "layers as if they were eager, a chunked loss as compiled",
+                      "assumed", "not modelled: a compiled layer keeps no more than an eager one"))
+    if options.get("attn_implementation") == "flex_attention":
+        found.append(("framework_options.attn_implementation", "keeps and needs what flash-attn does", "assumed",
+                      "torch 2.13 nn/attention/flex_attention.py: out and logsumexp; its block mask is not counted"))
+    return tuple(found)
+
+
+@lru_cache(maxsize=64)
+def _rules(stored: str, adapter: str, compute: str, kept: States) -> tuple[Rule, ...]:
+    """Everything whole; adapters may have another dtype."""
+    rest = Form((), "fp32")
+    buffer = Life("buffer", rest, rest, rest, rest, rest_category="buffer", updated=Moment.NEVER)
+    return (Rule(lambda t: t.is_buffer, buffer),
+            Rule(lambda t: t.module == "adapter", _life("adapters", adapter, compute, kept)),
+            Rule(lambda t: True, _life("whole", stored, compute, kept)))
+
+
+def _life(name: str, stored: str, compute: str, kept: States) -> Life:
+    summand: Layout = (("dp_replicate", Partial()),)
+    rest = Form((), stored)
+    return Life(name, rest, Form((), compute if name == "whole" else stored), Form(summand, stored), rest,
+                kept.of((), stored), reduced=Moment.BUCKET_FULL)

@@ -1,0 +1,30 @@
+"""Whole parameters, gradients that autograd made, all-reduced bucket by bucket: torch's DistributedDataParallel.
+
+[Note: the reducer] torch 2.13 `nn/parallel/distributed.py`, `csrc/distributed/c10d/reducer.cpp`. Buckets are flat
+tensors that rest beside the parameters, one for each gradient's bytes. From the second step on they follow the order in
+which gradients became ready (`should_rebuild_buckets`): a bucket closes when it has reached its cap, the first one of
+each dtype at `_DEFAULT_FIRST_BUCKET_BYTES` (`compute_bucket_assignment_by_size`). Without `gradient_as_bucket_view` a
+gradient is copied in when it is ready and back when all are reduced (`mark_variable_ready_dense`,
+`finalize_bucket_dense`), and rests beside its bucket until zero_grad drops it; with it a gradient is a piece of its
+bucket, and what autograd made dies at once.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Final
+
+__all__ = ["FIRST_BUCKET_BYTES", "Reducer"]
+
+FIRST_BUCKET_BYTES: Final = 2**20
+"""torch 2.13 csrc/distributed/c10d/reducer.hpp kDefaultFirstBucketBytes."""
+
+
+@dataclass(frozen=True, slots=True)
+class Reducer:
+    """`axis` "": one process, which has neither buckets nor traffic. Caps in bytes. `is_view`: see above."""
+
+    axis: str = ""
+    first_bytes: int = FIRST_BUCKET_BYTES
+    bucket_bytes: int = 25 * 2**20
+    is_view: bool = False

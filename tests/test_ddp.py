@@ -1,0 +1,78 @@
+"""DistributedDataParallel: what rests, what is refused, and how its options are read."""
+
+from __future__ import annotations
+
+import re
+from typing import Any
+
+import pytest
+
+import small
+from simcore.errors import IllegalLayout, InputError, NotYet, RankscopeError
+from simcore.reducer import FIRST_BUCKET_BYTES, Reducer
+from simcore.simulate import simulate
+
+LLAMA = "llama-tiny"
+
+
+@pytest.mark.parametrize(("given", "per_parameter"), [({}, 2 + 2 + 4), ({"optimizer": {"moments": "fp32"}}, 2 + 2 + 8),
+                                                      ({"optimizer": {"name": "sgd"}}, 2 + 2)])
+@pytest.mark.parametrize("copies", [1, 8])
+def test_everything_rests_whole_on_every_rank(given: dict[str, Any], per_parameter: int, copies: int) -> None:
+    plan = small.plan_of("ddp", {"dp_replicate": copies}, rank=copies - 1, model=LLAMA, **given)
+    rest = plan.at_rest().values()
+    assert sum(r.params_bytes + r.grads_bytes + r.optimizer_bytes for r in rest) == per_parameter * plan.graph.count()
+
+
+def test_all_ranks_are_alike() -> None:
+    report = simulate(small.scenario("ddp", {"dp_replicate": 6}, model=LLAMA))
+    assert [rank.num_ranks for rank in report.ranks] == [6]
+    assert [(one.axis, one.size) for one in report.communicators] == [("dp_replicate", 6)]
+
+
+def flow(options: dict[str, Any] | None = None, copies: int = 2) -> object:
+    return small.prepared("ddp", {"dp_replicate": copies}, model=LLAMA, options=options)[1].flow
+
+
+def test_only_default_buckets_begin_with_a_small_one() -> None:
+    """torch 2.13 nn/parallel/distributed.py, _BucketCapacityConfig.create: `if is_using_default`."""
+    assert flow() == Reducer("dp_replicate", FIRST_BUCKET_BYTES, 25 * 2**20)
+    assert flow({"bucket_cap_mb": 25}) == Reducer("dp_replicate", 25 * 2**20, 25 * 2**20)
+    assert flow({"gradient_as_bucket_view": True}) == Reducer("dp_replicate", FIRST_BUCKET_BYTES, 25 * 2**20, True)
+
+
+def test_one_process_is_not_wrapped() -> None:
+    assert flow({"bucket_cap_mb": 1, "gradient_as_bucket_view": True}, copies=1) == Reducer()
+
+
+@pytest.mark.parametrize(("mesh", "given", "kind", "told"), [
+    ({"dp_shard": 2}, {}, IllegalLayout, "DistributedDataParallel replicates"),
+    ({"tp": 2}, {}, IllegalLayout, "DistributedDataParallel replicates"),
+    ({}, {"precision": {"params": "fp32"}}, NotYet, "fp32 parameters under autocast"),
+    ({}, {"precision": {"grad_reduce": "fp32"}}, NotYet, "gradients reduced in fp32 by a hook"),
+    ({}, {"offload": {"activations": "host"}}, NotYet, "activations outside the device under ddp"),
+    ({}, {"loss": "megatron"}, NotYet, "megatron under ddp"),
+    ({}, {"options": {"find_unused_parameters": True}}, InputError, "find_unused_parameters"),
+    ({"dp_replicate": 2}, {"options": {"bucket_cap_mb": 0}}, InputError, "expected None or int, got 0"),
+])
+def test_what_is_refused(mesh: dict[str, int], given: dict[str, Any], kind: type[RankscopeError], told: str) -> None:
+    with pytest.raises(kind, match=re.escape(told)):
+        small.prepared("ddp", mesh, model=LLAMA, **given)
+
+
+def test_a_flex_attention_is_answered_and_named() -> None:
+    report = simulate(small.scenario("ddp", model=LLAMA, lengths="packed",
+                                     options={"attn_implementation": "flex_attention", "compile": True}))
+    named = {one.what: one.kind for one in report.assumptions if one.what.startswith("framework_options.")}
+    assert named == {"framework_options.compile": "assumed", "framework_options.attn_implementation": "assumed"}
+    flash = simulate(small.scenario("ddp", model=LLAMA, lengths="packed",
+                                    options={"attn_implementation": "flash_attention_2"}))
+    assert report.ranks[0].peak == flash.ranks[0].peak
+
+
+def test_adapters_are_all_that_is_reduced() -> None:
+    program = small.program_of("ddp", {"dp_replicate": 2}, model=LLAMA, method="lora")
+    plan = small.plan_of("ddp", {"dp_replicate": 2}, model=LLAMA, method="lora")
+    trained = sum(p.local for layer in plan.layers for p in plan.of_layer(layer) if p.trainable)
+    assert 0 < trained < plan.graph.count()
+    assert sum(size for *_, size in small.calls(program, "all_reduce")) == 2 * trained
