@@ -21,6 +21,7 @@ from simcore.framework import Buckets, Framework
 from simcore.job import Job
 from simcore.models.blocks import Mamba2
 from simcore.reducer import Reducer
+from simcore.zero import Zero
 
 __all__ = ["EVERY", "FEW", "Band", "band_of", "layout_class", "make_bands", "read_bands"]
 
@@ -40,11 +41,16 @@ class Band:
 
 def layout_class(job: Job, framework: Framework) -> str:
     """Such as `resident, moe, lora`, or `resident, dense, full, fp8`."""
-    flow = "resident" if isinstance(framework.flow, (Buckets, Reducer)) else "gathered"
+    flow = "resident" if isinstance(framework.flow, (Buckets, Reducer)) or _is_whole(framework) else "gathered"
     mamba = any(isinstance(b.block, Mamba2) for kind in job.graph.kinds for b in kind.branches)
     blocks = "hybrid" if mamba else "moe" if job.has_experts else "dense"
     method = "full" if job.scenario.training.method == "full" else "lora"
     return f"{flow}, {blocks}, {method}{', fp8' if job.scenario.training.precision.compute == 'fp8' else ''}"
+
+
+def _is_whole(framework: Framework) -> bool:
+    """ZeRO-1 and ZeRO-2 gather no parameters."""
+    return isinstance(framework.flow, Zero) and framework.flow.stage < 3
 
 
 def band_of(name: str) -> Band:

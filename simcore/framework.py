@@ -18,6 +18,7 @@ from simcore.reducer import Reducer
 from simcore.schedule import Schedule
 from simcore.tensor import TensorSpec
 from simcore.transfer import Files
+from simcore.zero import Zero
 
 __all__ = ["Buckets", "Framework", "Libraries", "Life", "Lives", "Matches", "Moment", "Optimizer", "Padding",
            "Queues", "Rule", "Unit", "UnshardFlow"]
@@ -245,7 +246,7 @@ class Framework:
     version: str
     rules: tuple[Rule, ...] = field(compare=False)
     units: tuple[Unit, ...]
-    flow: UnshardFlow | Buckets | Queues | Reducer
+    flow: UnshardFlow | Buckets | Queues | Reducer | Zero
     optimizer: Optimizer
     compute_dtype: str
     checkpoint: str

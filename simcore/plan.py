@@ -27,6 +27,7 @@ class Placed:
     """One tensor on one rank, in elements. `states`: (name, bytes) of this rank. Flat cuts as the class mean.
 
     `elsewhere`: (what, space, bytes) of parameters, gradients and optimizer states that do not lie on the device.
+    `grad_parts`: reduced gradients are cut into so many more parts than the parameter.
     """
 
     spec: TensorSpec
@@ -37,6 +38,7 @@ class Placed:
     used_copies: int
     states: tuple[tuple[str, int], ...]
     elsewhere: tuple[tuple[str, str, int], ...] = ()
+    grad_parts: int = 1
 
     @property
     def used(self) -> int:
@@ -237,7 +239,8 @@ def _place_tensor(spec: TensorSpec, life: Life, mesh: Mesh, rank: int) -> Placed
         return Placed(spec, life, 0, 0, tuple(used_shape), used_copies, ())
     whole = math.prod(local_shape(spec.copies, spec.shape, life.rest.layout, mesh, rank))
     local = whole // _flat_parts(life.rest.layout, mesh)
-    padded = padded_numel(spec.copies, spec.shape, life.rest.layout, mesh) if life.pad_storage else local
+    padded = (padded_numel(spec.copies, spec.shape, life.rest.layout, mesh) if life.pad_storage
+              else _storage(whole, life.rest.layout, mesh))
     trains = spec.trainable and not spec.is_buffer
     states = tuple((name, form.space, _state_bytes(spec, form, life, whole, mesh, rank))
                    for name, form in life.states) if trains else ()
@@ -247,7 +250,8 @@ def _place_tensor(spec: TensorSpec, life: Life, mesh: Mesh, rank: int) -> Placed
             *(("gradients" if name == "grad_copy" else "optimizer states", space, num_bytes)
               for name, space, num_bytes in states))
     away = tuple((what, space, num_bytes) for what, space, num_bytes in kept if space != "device" and num_bytes)
-    return Placed(spec, life, local, padded, tuple(used_shape), used_copies, here, away)
+    more = tuple(cut for cut in life.grad.layout if cut not in life.rest.layout)
+    return Placed(spec, life, local, padded, tuple(used_shape), used_copies, here, away, _flat_parts(more, mesh))
 
 
 def _state_bytes(spec: TensorSpec, form: Form, life: Life, whole: int, mesh: Mesh, rank: int) -> int:
@@ -258,7 +262,16 @@ def _state_bytes(spec: TensorSpec, form: Form, life: Life, whole: int, mesh: Mes
     if form.blocks is not None:
         copies = max(1, local_shape(spec.copies, spec.shape, form.layout, mesh, rank)[0])
         return copies * form.blocks.num_bytes(numel // copies, form.dtype)
+    if any(isinstance(cut, Flat) and cut.scope == "tensor" for _, cut in form.layout):
+        return _storage(numel, form.layout, mesh) * dtype_bytes(form.dtype)
     return round(numel * dtype_bytes(form.dtype) * form.share) // _flat_parts(form.layout, mesh)
+
+
+def _storage(numel: int, layout: Layout, mesh: Mesh) -> int:
+    """Elements of a rank's part: padded where each tensor is cut alone, else the mean of what is cut together."""
+    parts = _flat_parts(layout, mesh)
+    is_alone = any(isinstance(cut, Flat) and cut.scope == "tensor" for _, cut in layout)
+    return -(-numel // parts) if is_alone else numel // parts
 
 
 def _flat_parts(layout: Layout, mesh: Mesh) -> int:
@@ -268,7 +281,7 @@ def _flat_parts(layout: Layout, mesh: Mesh) -> int:
 def _at_rest(placed: Placed) -> AtRestBytes:
     life = placed.life
     trained = placed.local if placed.trainable else 0
-    grads = trained * dtype_bytes(life.grad.dtype) * (life.grad.space == "device")
+    grads = trained // placed.grad_parts * dtype_bytes(life.grad.dtype) * (life.grad.space == "device")
     return AtRestBytes(placed.local * dtype_bytes(life.rest.dtype) * placed.rests_here, grads, placed.state_bytes,
                        placed.local, trained)
 

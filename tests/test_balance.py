@@ -18,6 +18,9 @@ MESHES = {
     "automodel": [{"dp_shard": 3}, {"dp_shard": 4, "ep": 2}, {"dp_shard": 2, "ep": 2},
                   {"pp": 2, "dp_shard": 4, "ep": 2}],
     "megatron": [{"dp_shard": 3}, {"dp_shard": 4, "ep": 2, "tp": 2, "etp": 1}, {"pp": 5, "dp_shard": 2, "ep": 2}],
+    "ddp": [{}, {"dp_replicate": 3}],
+    "zero1": [{"dp_shard": 1}, {"dp_shard": 3}], "zero2": [{"dp_shard": 3}],
+    "zero3": [{"dp_shard": 1}, {"dp_shard": 3}],
 }
 CASES = [(name, mesh, recompute, method) for name, meshes in MESHES.items()
          for mesh, recompute, method in product(meshes, ("none", "full"), ({}, LORA))]

@@ -17,7 +17,7 @@ ORDER = (
     "errors", "units", "scaling", "quantity", "data", "yaml_parser", "document", "block", "training", "scenario",
     "sweep", "starter", "loading", "device", "topology", "tensor", "models/blocks", "models/architecture", "rows",
     "checkpoint", "tape", "recording", "operators/", "models/", "graph", "mesh", "form", "schedule", "transfer",
-    "reducer", "framework", "lora", "lora_names", "lora_bridge", "lora_automodel", "routing", "packing", "job",
+    "reducer", "zero", "framework", "lora", "lora_names", "lora_bridge", "lora_automodel", "routing", "packing", "job",
     "stages", "frameworks/", "plan", "buffers", "chunks", "fold", "schedules/", "setup", "tile", "outline", "edges",
     "program", "tiles", "flow", "stage_inputs", "lower", "flows/", "ledger", "cost", "quantiles", "report", "traffic",
     "series", "streams", "timeline", "clocked", "adapters", "workspace", "outside", "reserve", "band", "assemble",

@@ -14,7 +14,8 @@ from simcore.tape import Kernel, Op
 from simcore.tile import Tile
 from simcore.units import dtype_bytes
 
-__all__ = ["Posting", "muon_transient", "newton_schulz_bytes", "optimizer_temporaries", "post_rest"]
+__all__ = ["Posting", "muon_transient", "newton_schulz_bytes", "optimizer_temporaries", "post_rest", "rest_postings",
+           "step_temporaries"]
 
 Posting = tuple[str, str, int]
 
@@ -41,7 +42,8 @@ def rest_postings(placed: Placed) -> list[Posting]:
     name = placed.spec.name
     if placed.spec.is_buffer:
         return [(name, "buffer", placed.local * dtype_bytes(placed.life.rest.dtype))]
-    states = [(f"{name}.{state}", "opt_state", num_bytes) for state, num_bytes in placed.states]
+    states = [(f"{name}.{state}", "main_param" if state == "master_param" else "opt_state", num_bytes)
+              for state, num_bytes in placed.states]
     return [(name, placed.life.rest_category, placed.rest_bytes), *states]
 
 
@@ -70,6 +72,31 @@ def optimizer_temporaries(plan: Plan, tables: Tables, builder: Builder) -> None:
     if matrices:
         builder.compute(Kernel.GEMM, sum(count * _newton_schulz_flops(p) for p, count in matrices), moved)
     builder.free(layer, slot, held)
+
+
+def step_temporaries(plan: Plan, tables: Tables, builder: Builder, sizes: tuple[int, int],
+                     copied: Callable[[], None] = lambda: None) -> None:
+    """DeepSpeed's step over flat parts (0.19.6 `stage_1_and_2.py` and `stage3.py`, step).
+
+    `sizes`: elements of the largest gradient and of the part. Norms in fp64, tensor by tensor (`get_grad_norm_direct`);
+    a flat copy of the part's 16-bit gradients, its copy in fp32, which the update reads; torch's foreach has a square
+    root of the second moments. `copied` is called when the fp32 copy is there.
+    """
+    layer, (largest, part) = plan.layers[0], sizes
+    norm, flat, wide, root = (tables.slot(name, "optim_temp") for name in ("grad_fp64", "flat_grad", "fp32_grad",
+                                                                          "sqrt_exp_avg_sq"))
+    size = dtype_bytes(plan.framework.compute_dtype)
+    held = 4 * part * (plan.framework.optimizer.implementation == "foreach")
+    for slot, num_bytes in ((norm, 8 * largest), (flat, size * part), (wide, 4 * part)):
+        builder.alloc(layer, slot, num_bytes)
+        if slot == norm:
+            builder.free(layer, slot, num_bytes)
+    builder.free(layer, flat, size * part)
+    copied()
+    builder.alloc(layer, root, held)
+    builder.compute(Kernel.OPTIMIZER, 12 * part, (4 + 2 * 12 + size) * part)
+    builder.free(layer, root, held)
+    builder.free(layer, wide, 4 * part)
 
 
 def muon_transient(plan: Plan) -> int:

@@ -377,6 +377,14 @@ def _torchtune(run):
             "framework_options": {"compile": True, "attn_implementation": "flex_attention"}}
 
 
+SWIFT_ZERO = {
+    "zero2": {"reduce_bucket_size": 200_000_000, "allgather_bucket_size": 200_000_000, "overlap_comm": False},
+    "zero3": {"reduce_bucket_size": "auto", "stage3_prefetch_bucket_size": "auto",
+              "stage3_param_persistence_threshold": "auto", "overlap_comm": False, "sub_group_size": 1_000_000_000,
+              "stage3_max_live_parameters": 1_000_000_000, "stage3_max_reuse_distance": 1_000_000_000},
+}
+"""ms-swift 3602360a `swift/config/zero2.json` and `zero3.json`, which `--deepspeed zero2` names."""
+
 SWIFT_MODELS = {
     "Qwen1.5-MoE-A2.7B": "qwen1.5-moe-a2.7b",
     "Qwen3-30B-A3B": "qwen3-30b-a3b",
@@ -414,7 +422,10 @@ def _swift(run):
     if run["model"] == "Qwen1.5-MoE-A2.7B":  # decoder_last_pipeline_num_layers 11 of 24, moe_router_dtype fp32
         training["pipeline"] = {"layers": [13, 11]}
         made["framework_options"] = {"moe_router_dtype": "fp32"}
-    return made
+    if not deepspeed:
+        return made
+    # Packing is refused without flash attention: `swift/arguments/sft_args.py`, _check_padding_free.
+    return made | {"framework_options": SWIFT_ZERO[run["sharding"]] | {"attn_implementation": "flash_attention_2"}}
 
 
 def _axolotl(run):

@@ -1,0 +1,185 @@
+"""The flow of ZeRO-1 and ZeRO-2: [Note: ZeRO-1 and ZeRO-2] in `simcore.zero`."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+
+from simcore.flows.rest import post_rest, rest_postings, step_temporaries
+from simcore.outline import Builder, Tables
+from simcore.plan import AtRestBytes, Plan
+from simcore.schedule import Action
+from simcore.tape import Kernel, Param, Stream
+from simcore.units import dtype_bytes
+from simcore.zero import Zero
+
+__all__ = ["PartitionFlow", "exact_in_parts", "flat_padding", "trained_of"]
+
+REDUCE_HANDLE, GATHER_HANDLE = 16, 17
+ALIGN = 2
+"""Elements a rank: nccl_start_alignment_factor."""
+
+
+def trained_of(plan: Plan, layer: int) -> list[tuple[int, int]]:
+    """(number, elements on this rank while it is used) of the layer's trained parameters."""
+    return [(number, placed.used) for number, placed in enumerate(plan.of_layer(layer)) if placed.trainable]
+
+
+def flat_padding(plan: Plan) -> int:
+    """Elements of the flat parameters that belong to none."""
+    return _aligned(plan) - _trained(plan)
+
+
+def _trained(plan: Plan) -> int:
+    return sum(count * sum(p.used for p in plan.kinds[kind] if p.trainable) for kind, count in plan.kind_counts)
+
+
+def _aligned(plan: Plan) -> int:
+    flow = plan.framework.flow
+    assert isinstance(flow, Zero)
+    unit = ALIGN * plan.mesh.axis(flow.axis).size
+    return math.ceil(_trained(plan) / unit) * unit
+
+
+def exact_in_parts(plan: Plan) -> dict[str, AtRestBytes]:
+    """`Plan.at_rest` with states, and gradients that are cut, of what lies in this rank's own part.
+
+    Tensors lie in the order of registration, as one parameter group (`bit16_groups_flat`).
+    """
+    flow, totals, at = plan.framework.flow, dict[str, AtRestBytes](), 0
+    assert isinstance(flow, Zero)
+    axis = plan.mesh.axis(flow.axis)
+    part = _aligned(plan) // axis.size
+    low = axis.coordinate(plan.rank) * part
+    for placed in (p for layer in plan.layers for p in plan.of_layer(layer) if p.spec.is_owned):
+        numel = placed.used * placed.trainable
+        inside = max(0, min(at + numel, low + part) - max(at, low))
+        at += numel
+        grads = inside if placed.grad_parts > 1 else numel
+        states = sum(dtype_bytes(form.dtype) for _, form in placed.life.states)
+        component = placed.spec.component
+        totals[component] = totals.get(component, AtRestBytes()) + AtRestBytes(
+            placed.rest_bytes, grads * dtype_bytes(placed.life.grad.dtype), inside * states, placed.local, numel)
+    return totals
+
+
+class PartitionFlow:
+    """Implements `lower.Flow`. Of ZeRO-2 gradients die where autograd made them: they are in the bucket."""
+
+    def __init__(self, plan: Plan, tables: Tables, builder: Builder) -> None:
+        assert isinstance(plan.framework.flow, Zero)
+        self.plan, self.tables, self.out, self.flow = plan, tables, builder, plan.framework.flow
+        self.size = dtype_bytes(plan.framework.compute_dtype)
+        self.first = plan.layers[0]
+        self.part = _aligned(plan) // plan.mesh.axis(self.flow.axis).size
+        self.grads: dict[tuple[int, int], int] = {}
+        self.filled = self.num_in_bucket = self.parts = 0
+        self.has_bucket = self.has_part = self.is_last = False
+        self.slots = {name: tables.slot(name, category) for name, category in (
+            ("ipg_bucket", "reduce_scatter_input"), ("flat_bucket", "reduce_scatter_input"),
+            ("grads_in_partition", "sharded_grad"))}
+        self.marks = [tables.hook(text) for text in ("opt:begin", "opt:end", "step:end")]
+
+    # ---- lower.Flow ---------------------------------------------------------------------------------------------
+    def rest(self) -> None:
+        """Whole parameters, and this rank's part of master and moments, alignment included."""
+        post_rest(self.plan, self.tables, self.out, rest_postings)
+        self._alloc("flat_buffer.padding", "sharded_param", self.size * flat_padding(self.plan))
+        for name, category in (("master_param", "main_param"), *((n, "opt_state") for n in self._moments())):
+            held = sum(count * self.plan.kinds[kind].state_bytes.get(name, 0) for kind, count in self.plan.kind_counts)
+            self._alloc(f"flat_partition.{name}", category, 4 * self.part - held)
+
+    def _moments(self) -> list[str]:
+        lives = [p.life for kind, _ in self.plan.kind_counts for p in self.plan.kinds[kind] if p.trainable]
+        return [name for name, _ in lives[0].states if name != "master_param"]
+
+    def _alloc(self, name: str, category: str, num_bytes: int) -> None:
+        self.out.alloc(self.first, self.tables.slot(name, category), num_bytes)
+
+    def begin_microbatch(self, action: Action) -> None:
+        self.is_last = action.is_last
+
+    def forward_begin(self, layer: int) -> None:
+        """Nothing: parameters stay whole."""
+
+    def forward_end(self, layer: int) -> None:
+        """Nothing."""
+
+    def backward_begin(self, layer: int) -> None:
+        """The first gradient of a microbatch finds the bucket."""
+        if not self.has_bucket and trained_of(self.plan, layer):
+            self.out.alloc(self.first, self.slots["ipg_bucket"], self._bucket_bytes())
+            self.has_bucket = True
+
+    def _bucket_bytes(self) -> int:
+        return self.flow.num_buffers * self.flow.bucket * self.size
+
+    def backward_end(self, layer: int, grads: Sequence[tuple[Param, int, int]]) -> None:
+        """ZeRO-1 keeps whole gradients, ZeRO-2 has put them into the bucket."""
+        for _, slot, num_bytes in grads:
+            if (layer, slot) in self.grads:
+                self.out.free(layer, slot, num_bytes)
+            self.grads.setdefault((layer, slot), num_bytes)
+        if self.flow.stage > 1:
+            for _, numel in reversed(trained_of(self.plan, layer)):
+                self._put(numel)
+
+    def _put(self, numel: int) -> None:
+        """Into the bucket, which is reduced first if there is no room."""
+        if self.filled and self.filled + numel > self.flow.bucket:
+            self._reduce()
+        self.out.compute(Kernel.COPY, 0, 2 * numel * self.size)
+        self.filled += numel
+        self.num_in_bucket += 1
+
+    def _reduce(self) -> None:
+        """All-reduce a flat copy: pieces of several ranks' parts lie in the bucket; own ones are copied out."""
+        if not self.filled:
+            return
+        num_bytes, copied = self.filled * self.size, self.num_in_bucket > 1
+        self.out.alloc(self.first, self.slots["flat_bucket"], num_bytes * copied)
+        comm = self.tables.comm("all_reduce", self.flow.axis, self.plan.framework.compute_dtype)
+        self.out.collective(self.first, comm, num_bytes, Stream.REDUCE, REDUCE_HANDLE)
+        self.out.free(self.first, self.slots["flat_bucket"], num_bytes * copied)
+        if not self.has_part:
+            self.out.alloc(self.first, self.slots["grads_in_partition"], self.part * self.size)
+            self.has_part, self.parts = True, self.parts + 1
+        self.filled = self.num_in_bucket = 0
+
+    def experts(self, layer: int, mark: int, grads: Sequence[tuple[Param, int, int]], *, replay: bool) -> None:
+        """Never: experts are not a unit of their own here."""
+
+    def end_pass(self, action: Action) -> None:
+        """The last bucket is reduced, and the part of a further microbatch added to that of the first."""
+        if action.forward or (self.flow.stage == 1 and not self.is_last):
+            return
+        for (layer, slot), num_bytes in self.grads.items():
+            self._put(num_bytes // self.size)
+            self.out.free(layer, slot, num_bytes)
+        self.grads.clear()
+        self._reduce()
+        self.out.wait(self.first, REDUCE_HANDLE)
+        if self.has_bucket:
+            self.out.free(self.first, self.slots["ipg_bucket"], self._bucket_bytes())
+        if self.parts > 1:
+            self.out.compute(Kernel.ELEMENTWISE, self.part, 3 * self.part * self.size)
+            self.out.free(self.first, self.slots["grads_in_partition"], self.part * self.size)
+            self.parts = 1
+        self.has_bucket = self.has_part = False
+
+    def optimize(self) -> None:
+        """Norms, the part in fp32, the update, and one all-gather into the flat parameters."""
+        begin, end, step_end = self.marks
+        self.out.mark(begin)
+        largest = max((numel for layer in self.plan.layers for _, numel in trained_of(self.plan, layer)), default=0)
+        step_temporaries(self.plan, self.tables, self.out, (min(largest, self.part), self.part), self._drop_part)
+        comm = self.tables.comm("all_gather", self.flow.axis, self.plan.framework.compute_dtype)
+        self.out.collective(self.first, comm, _aligned(self.plan) * self.size, Stream.ALL_GATHER, GATHER_HANDLE)
+        self.out.wait(self.first, GATHER_HANDLE)
+        self.out.mark(end)
+        self.out.mark(step_end)
+
+    def _drop_part(self) -> None:
+        """Averaged gradients go when their copy in fp32 is there."""
+        self.out.free(self.first, self.slots["grads_in_partition"], self.part * self.size * self.parts)
+        self.parts = 0

@@ -1,0 +1,137 @@
+"""What the three stages of DeepSpeed's ZeRO share: options and their defaults, refusals, lives.
+
+DeepSpeed 0.19.6 (edaa72212): `runtime/zero/config.py`; "auto": transformers 5.23 `integrations/deepspeed.py`,
+trainer_config_finalize. bf16 without `data_types.grad_accum_dtype`: gradients are accumulated as they are computed, and
+ZeRO-1 is ZeRO's own optimizer and not `BF16_Optimizer` (`runtime/engine.py`, _do_optimizer_sanity_check).
+"""
+
+from __future__ import annotations
+
+from functools import lru_cache
+from typing import Any, Final
+
+from simcore.form import Flat, Form, Layout, Partial
+from simcore.framework import Framework, Life, Moment, Rule
+from simcore.frameworks import _transformers
+from simcore.frameworks._files import plain_files
+from simcore.frameworks._torch import all_or_no_checkpoint, refuse_virtual_stages, torch_optimizer
+from simcore.job import Job
+from simcore.zero import PERSISTENT, Zero
+
+__all__ = ["IMPLEMENTATIONS", "VERSIONS", "zero_table"]
+
+VERSIONS = ("deepspeed 0.19.6",)
+IMPLEMENTATIONS = ("hf",)
+CONFIG: Final = "deepspeed 0.19.6 runtime/zero/config.py"
+FILLED: Final = "transformers 5.23 integrations/deepspeed.py trainer_config_finalize"
+AXIS: Final = "dp_shard"
+LOSSES: Final = ("auto", "hf", "hf_keep_logits", "cut", "liger")
+_OF_ALL: Final[dict[str, tuple[Any, ...]]] = {
+    "reduce_bucket_size": (None, "auto", int),
+    "allgather_bucket_size": (None, int),
+    "overlap_comm": (None, True, False),
+    "contiguous_gradients": (True,),
+    "reduce_scatter": (True,),
+    "round_robin_gradients": (False,),
+    "attn_implementation": (None, "sdpa", "flash_attention_2"),
+    "experts_implementation": (None, "grouped_mm"),
+}
+_OF_3: Final[dict[str, tuple[Any, ...]]] = {
+    "sub_group_size": (None, int),
+    "stage3_prefetch_bucket_size": (None, "auto", 0, int),
+    "stage3_param_persistence_threshold": (None, "auto", 0, int),
+    "stage3_max_live_parameters": (None, 0, int),
+    "stage3_max_reuse_distance": (None, 0, int),
+}
+
+
+def zero_table(job: Job, stage: int) -> Framework:
+    """ZeRO applied to a job."""
+    options = job.options(_OF_ALL | (_OF_3 if stage == 3 else {}))
+    _check(job)
+    threshold = _size(job, options, "stage3_param_persistence_threshold", 100_000) if stage == 3 else 0
+    return Framework(
+        name=f"zero{stage}", version=VERSIONS[0],
+        rules=_rules(stage, job.compute, threshold,
+                     has_moments=job.scenario.training.optimizer.name != "sgd"),
+        units=(),
+        flow=_flow(job, options, stage),
+        optimizer=torch_optimizer(job, "transformers 5.23 training_args.py: adamw_torch_fused from torch 2.8 on",
+                                  "fused", plain=True),
+        compute_dtype=job.compute,
+        checkpoint=all_or_no_checkpoint(job),
+        loss=job.auto("training.loss", job.scenario.training.loss, "hf", "transformers 5.23 ForCausalLMLoss"),
+        sequence_parallel=False,
+        stages=(tuple(range(len(job.graph.layers))),),
+        options=_transformers.options_of(job, options),
+        communicators=(AXIS,) if job.mesh.dp_shard > 1 else (),
+        files=plain_files(job),
+        assumptions=_fetched_by_layer() if stage == 3 else (),
+    )
+
+
+def _check(job: Job) -> None:
+    for axis in ("pp", "cp", "tp", "ep", "etp"):
+        if getattr(job.mesh, axis) > 1:
+            raise job.not_yet(f"mesh.{axis}", f"{job.scenario.framework} with {axis}")
+    if job.mesh.dp_replicate > 1:
+        raise job.not_yet("mesh.dp_replicate", "copies of what ZeRO cuts (MiCS, zero_hpz_partition_size)")
+    if job.compute not in ("bf16", "fp16"):
+        raise job.not_yet("training.precision.compute", f"{job.compute} under {job.scenario.framework}")
+    job.refuse_offload()
+    job.refuse_capacity("transformers 5.23 integrations/moe.py: tokens are never dropped")
+    job.refuse_given({"training.sequence_parallel": "False", "training.precision.params": job.compute,
+                      "training.precision.main_grads": job.compute, "training.precision.grad_reduce": job.compute,
+                      "training.precision.experts": "auto", "training.optimizer.master": "fp32",
+                      "training.optimizer.moments": "fp32", "training.lora.dtype": job.compute,
+                      "training.pipeline.layers": "auto", "training.pipeline.schedule": "1f1b"})
+    refuse_virtual_stages(job)
+    job.one_of("training.loss", job.scenario.training.loss, LOSSES)
+
+
+def _flow(job: Job, options: dict[str, Any], stage: int) -> Zero:
+    overlapped = job.flag(options, "overlap_comm", f"{CONFIG} overlap_comm_valid: with stage 3", default=stage == 3)
+    bucket = _size(job, options, "reduce_bucket_size", 500_000_000)
+    if stage < 3:
+        return Zero(stage, AXIS, bucket, 1 + overlapped)
+    return Zero(stage, AXIS, bucket, 1, _size(job, options, "stage3_prefetch_bucket_size", 50_000_000),
+                _size(job, options, "stage3_max_live_parameters", 1_000_000_000),
+                _size(job, options, "stage3_max_reuse_distance", 1_000_000_000),
+                _size(job, options, "sub_group_size", 1_000_000_000))
+
+
+def _size(job: Job, options: dict[str, Any], name: str, default: int) -> int:
+    """In elements: as given, DeepSpeed's own default, or what transformers writes for "auto"."""
+    hidden = job.graph.architecture.hidden
+    filled = {"reduce_bucket_size": hidden * hidden, "stage3_prefetch_bucket_size": int(0.9 * hidden * hidden),
+              "stage3_param_persistence_threshold": 10 * hidden}
+    given = options.get(name)
+    if given == "auto":
+        return int(job.auto(f"framework_options.{name}", "auto", str(filled[name]), FILLED))
+    return int(job.auto(f"framework_options.{name}", "auto" if given is None else str(given), str(default), CONFIG))
+
+
+def _fetched_by_layer() -> tuple[tuple[str, str, str, str], ...]:
+    return (("parameters under zero3", "fetched and released with their layer, not module by module", "assumed",
+             "up to a layer too much in forward; the recorded order, so not the first step"),)
+
+
+@lru_cache(maxsize=64)
+def _rules(stage: int, stored: str, threshold: int, *, has_moments: bool) -> tuple[Rule, ...]:
+    """16-bit parameters and gradients, masters and moments in fp32."""
+    whole = Form((), stored)
+    part: Layout = ((AXIS, Flat("tensor" if stage == 3 else "group")),)
+    names = ("master_param", "exp_avg", "exp_avg_sq") if has_moments else ("master_param",)
+    states = tuple((name, Form(part, "fp32")) for name in names)
+    rest, grad = (Form(part, stored) if stage == 3 else whole), (whole if stage == 1 else Form(part, stored))
+    made = Form(((AXIS, Partial()),), stored)
+    fp32 = Form((), "fp32")
+    buffer = Life("buffer", fp32, fp32, fp32, fp32, rest_category="buffer", updated=Moment.NEVER)
+
+    def life(name: str) -> Life:
+        return Life(name, rest, whole, made, grad, states, reduced=Moment.BUCKET_FULL, grads_persist=stage == 3,
+                    grad_made_category="unsharded_grad" if stage == 1 else "")
+
+    return (Rule(lambda t: t.is_buffer, buffer),
+            Rule(lambda t: stage == 3 and t.numel * t.copies <= threshold, life(PERSISTENT)),
+            Rule(lambda t: True, life("partitioned")))

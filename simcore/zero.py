@@ -1,0 +1,47 @@
+"""DeepSpeed's ZeRO (0.19.6, edaa72212 `deepspeed/runtime/zero/`): optimizer states, gradients, parameters in parts.
+
+[Note: ZeRO-1 and ZeRO-2] `stage_1_and_2.py`. Parameters are whole pieces of one flat 16-bit buffer, aligned to two
+elements a rank; each rank has the fp32 master and moments of an equal part. A gradient is copied into a bucket of
+`reduce_bucket_size` elements as soon as autograd has made it (ZeRO-1: when the last microbatch is over), a larger one
+stays as it is. A full bucket is all-reduced in a flat copy, pieces of the rank's own part are copied out of it
+(`copy_grads_in_partition`), the rest is dropped. The bucket lives from the first gradient of a microbatch to its end
+(`setup_buckets`, `_release_ipg_buffers`); a further microbatch has a part of its own, which is then added to the first.
+The step: norms in fp64, tensor by tensor; a flat copy of the part, its copy in fp32, then the first ones go; the
+update; one all-gather into the flat parameters (`all_gather_into_tensor_dp_groups`, whatever the bucket size).
+
+[Note: ZeRO-3] `stage3.py`, `partition_parameters.py`, `partitioned_param_coordinator.py`. Every parameter is cut into
+equal flat parts, the last one padded. Small ones (`stage3_param_persistence_threshold`) stay gathered beside their
+part. Others are gathered when their module runs, and released unless the recorded order uses them again within
+`stage3_max_reuse_distance` elements; after what runs now further ones are gathered ahead, until
+`stage3_prefetch_bucket_size` elements are under way or `stage3_max_live_parameters` are there. One alone becomes the
+parameter where it was gathered; several are copied out of a flat buffer when the first is waited for. The bucket and
+the 16-bit gradients of the rank's parts rest for good; each bucket is reduce-scattered from a copy, unless it is one
+tensor that leaves no remainder. The step goes through groups of `sub_group_size` elements of the rank.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+__all__ = ["PERSISTENT", "Zero"]
+
+PERSISTENT = "persistent"
+"""Name of the life of parameters that stay gathered."""
+
+
+@dataclass(frozen=True, slots=True)
+class Zero:
+    """Sizes in elements. `bucket`: reduce_bucket_size; `num_buffers`: two with overlap_comm under ZeRO-1 and 2.
+
+    Of ZeRO-3 alone: `ahead`, stage3_prefetch_bucket_size; `live`, stage3_max_live_parameters; `reuse`,
+    stage3_max_reuse_distance; `sub_group`, sub_group_size.
+    """
+
+    stage: int
+    axis: str
+    bucket: int
+    num_buffers: int = 1
+    ahead: int = 0
+    live: int = 0
+    reuse: int = 0
+    sub_group: int = 0

@@ -1,0 +1,152 @@
+"""ZeRO: what rests in parts, what crosses the wires, what is refused, how options are read."""
+
+from __future__ import annotations
+
+import re
+from typing import Any
+
+import pytest
+
+import small
+from simcore.errors import InputError, NotYet, RankscopeError
+from simcore.flows import exact_at_rest
+from simcore.plan import AtRestBytes, Plan
+from simcore.report import Report
+from simcore.simulate import place, simulate
+from simcore.zero import PERSISTENT, Zero
+
+LLAMA = "llama-tiny"
+STAGES = ("zero1", "zero2", "zero3")
+NOTHING_KEPT = {"stage3_param_persistence_threshold": 0, "stage3_max_reuse_distance": 0,
+                "stage3_prefetch_bucket_size": 0}
+
+
+def plan_of(stage: str, ranks: int, rank: int = 0, **given: Any) -> Plan:
+    return small.plan_of(stage, {"dp_shard": ranks}, rank=rank, model=given.pop("model", LLAMA), **given)
+
+
+def summed(rest: dict[str, AtRestBytes]) -> tuple[int, int, int]:
+    """(parameters, gradients, optimizer)."""
+    return (sum(r.params_bytes for r in rest.values()), sum(r.grads_bytes for r in rest.values()),
+            sum(r.optimizer_bytes for r in rest.values()))
+
+
+# ---- closed forms: bytes of a parameter, 16-bit parameters and gradients, fp32 masters and two moments ---------------
+@pytest.mark.parametrize("ranks", [1, 2, 4])
+@pytest.mark.parametrize(("stage", "whole", "cut"), [("zero1", (2, 2, 0), (0, 0, 12)), ("zero2", (2, 0, 0), (0, 2, 12)),
+                                                      ("zero3", (0, 0, 0), (2, 2, 12))])
+def test_each_stage_cuts_more(stage: str, whole: tuple[int, ...], cut: tuple[int, ...], ranks: int) -> None:
+    plan = plan_of(stage, ranks)
+    count = plan.graph.count()
+    assert count % ranks == 0
+    assert summed(plan.at_rest()) == tuple(w * count + c * count // ranks for w, c in zip(whole, cut, strict=True))
+
+
+@pytest.mark.parametrize("ranks", [3, 7, 8])
+@pytest.mark.parametrize("stage", ["zero1", "zero2"])
+def test_all_ranks_together_hold_every_state_once(stage: str, ranks: int) -> None:
+    """Tensors that lie on a border are cut there, whatever the number of ranks."""
+    found = [summed(exact_at_rest(plan_of(stage, ranks, rank))) for rank in range(ranks)]
+    count = plan_of(stage, ranks).graph.count()
+    assert sum(states for *_, states in found) == 12 * count
+    assert sum(grads for _, grads, _ in found) == (2 * count if stage == "zero2" else 2 * count * ranks)
+    assert max(states for *_, states in found) <= 12 * -(-count // ranks) + 12 * 2
+
+
+@pytest.mark.parametrize("ranks", [3, 7, 64])
+def test_zero3_pads_each_tensor_by_less_than_an_element_a_rank(ranks: int) -> None:
+    plan = plan_of("zero3", ranks)
+    stored = sum(p.padded for layer in plan.layers for p in plan.of_layer(layer) if p.spec.is_owned)
+    tensors = sum(p.spec.is_owned for layer in plan.layers for p in plan.of_layer(layer))
+    assert 0 <= stored * ranks - plan.graph.count() <= tensors * (ranks - 1)
+
+
+def test_adapters_alone_have_states() -> None:
+    for stage in STAGES:
+        plan = plan_of(stage, 2, method="lora")
+        trained = sum(p.used for layer in plan.layers for p in plan.of_layer(layer) if p.trainable)
+        assert 0 < trained < plan.graph.count() // 4
+        assert summed(plan.at_rest())[2] == 12 * trained // 2
+
+
+# ---- traffic --------------------------------------------------------------------------------------------------------
+def sent(report: Report, collective: str, phase: str = "") -> int:
+    return sum(row.payload_bytes for row in report.ranks[0].traffic
+               if row.collective == collective and phase in ("", row.phase))
+
+
+@pytest.mark.parametrize("microbatches", [1, 3])
+def test_traffic_is_that_of_the_paper(microbatches: int) -> None:
+    """ZeRO-1 reduces once a step, the others every microbatch; they gather once a step, ZeRO-3 twice a microbatch."""
+    reports = {stage: simulate(small.scenario(stage, {"dp_shard": 4}, model=LLAMA, microbatches=microbatches,
+                                              options=NOTHING_KEPT if stage == "zero3" else None),
+                               timed=False) for stage in STAGES}
+    whole = 2 * plan_of("zero1", 4).graph.count()
+    assert sent(reports["zero1"], "all_reduce") == whole
+    assert sent(reports["zero2"], "all_reduce") == microbatches * whole
+    assert sent(reports["zero3"], "reduce_scatter") == microbatches * whole
+    assert sent(reports["zero1"], "all_gather") == sent(reports["zero2"], "all_gather") == whole
+    assert sent(reports["zero3"], "all_gather") == 2 * microbatches * whole
+
+
+# ---- the whole answer -----------------------------------------------------------------------------------------------
+@pytest.mark.parametrize("stage", STAGES)
+def test_ranks_are_alike_and_one_can_be_asked_for(stage: str) -> None:
+    asked = small.scenario(stage, {"dp_shard": 6}, model=LLAMA)
+    report = simulate(asked)
+    assert report.status == "ok"
+    assert [rank.num_ranks for rank in report.ranks] == [6]
+    assert [(one.axis, one.size) for one in report.communicators] == [("dp_shard", 6)]
+    alone = simulate(asked, rank=5, timed=False)
+    assert [rank.ranks for rank in alone.ranks] == [("5",)]
+    assert place(asked).ranks[0].at_rest.keys() == alone.ranks[0].at_rest.keys()
+
+
+def test_each_stage_needs_less() -> None:
+    peaks = []
+    for stage in STAGES:
+        report = simulate(small.scenario(stage, {"dp_shard": 8}, model="llama-3.2-3b", recompute="full", seq_len=512,
+                                         options={"reduce_bucket_size": 10_000_000}), timed=False)
+        assert report.ranks[0].peak is not None
+        peaks.append(report.ranks[0].peak.allocated_bytes)
+    assert peaks[0] > peaks[1] > peaks[2]
+
+
+# ---- options --------------------------------------------------------------------------------------------------------
+def flow(stage: str, **options: Any) -> object:
+    return small.prepared(stage, {"dp_shard": 2}, model=LLAMA, options=options)[1].flow
+
+
+def test_defaults_are_deepspeeds_own() -> None:
+    """0.19.6 runtime/zero/config.py; overlap_comm is on for stage 3 alone."""
+    assert flow("zero1") == Zero(1, "dp_shard", 500_000_000)
+    assert flow("zero2", overlap_comm=True) == Zero(2, "dp_shard", 500_000_000, 2)
+    assert flow("zero3") == Zero(3, "dp_shard", 500_000_000, 1, 50_000_000, 10**9, 10**9, 10**9)
+
+
+def test_auto_is_what_transformers_fills_in() -> None:
+    """transformers 5.23 integrations/deepspeed.py: hidden squared, 0.9 of it, ten times hidden."""
+    job, table = small.prepared("zero3", {"dp_shard": 2}, model="llama-3.2-3b", options={
+        "reduce_bucket_size": "auto", "stage3_prefetch_bucket_size": "auto",
+        "stage3_param_persistence_threshold": "auto"})
+    assert isinstance(table.flow, Zero)
+    assert (table.flow.bucket, table.flow.ahead) == (3072**2, int(0.9 * 3072**2))
+    assert job.autos["framework_options.stage3_param_persistence_threshold"][0] == "30720"
+    kept = {t.name for specs in job.graph.tensors for t in specs if table.life(t).name == PERSISTENT}
+    assert kept
+    assert all("norm" in name or name == "weight" for name in kept)
+
+
+@pytest.mark.parametrize(("stage", "mesh", "given", "kind", "told"), [
+    ("zero2", {"dp_shard": 2, "tp": 2}, {}, NotYet, "zero2 with tp"),
+    ("zero3", {"dp_shard": 2, "dp_replicate": 2}, {}, NotYet, "copies of what ZeRO cuts"),
+    ("zero1", {}, {"precision": {"main_grads": "fp32"}}, NotYet, "fp32 under zero1"),
+    ("zero1", {}, {"precision": {"compute": "fp32"}}, NotYet, "fp32 under zero1"),
+    ("zero3", {}, {"offload": {"optimizer": "host"}}, NotYet, "optimizer outside the device under zero3"),
+    ("zero2", {}, {"options": {"stage3_max_live_parameters": 1}}, InputError, "stage3_max_live_parameters"),
+    ("zero2", {}, {"options": {"contiguous_gradients": False}}, InputError, "contiguous_gradients"),
+])
+def test_what_is_refused(stage: str, mesh: dict[str, int], given: dict[str, Any], kind: type[RankscopeError],
+                         told: str) -> None:
+    with pytest.raises(kind, match=re.escape(told)):
+        small.prepared(stage, mesh, model=LLAMA, **given)
