@@ -54,15 +54,16 @@ class Edges:
 
 
 def edges_of(run: Run, blocks: Sequence[object], hidden: int, tables: Tables) -> Edges:
-    """Tokens and labels are int64; hidden states are cut over tp where the framework keeps sequences parallel.
+    """Tokens and labels are int64, once more of the `whole_batch` that they are cut out of with their int32 positions.
 
+    Hidden states are cut over tp where the framework keeps sequences parallel.
     Stages with an embedding or a loss get the data loader's mask, a byte for each pair of positions.
     """
     tokens, border = tables.slot("input_ids_and_labels", "input"), tables.comm("send_recv", "pp", run.compute)
-    of_tokens = 2 * 8 * run.tokens
+    of_tokens = 2 * 8 * run.tokens + (4 + 2 * 8 * run.cp) * run.tokens * _has(run, "whole_batch")
     of_hidden = run.tokens // (run.tp if run.sequence_parallel else 1) * hidden * dtype_bytes(run.compute)
     ends = any(isinstance(block, Embedding | Loss | Mtp) for block in blocks)
-    squares = ends and dict(run.options).get("create_attention_mask") == "true"
+    squares = ends and _has(run, "create_attention_mask")
     mask, of_mask = tables.slot("attention_mask", "input"), run.tokens * run.seq * run.cp * squares
     vocab = sum(block.vocab for block in blocks if isinstance(block, Head)) // run.tp
     waiting = tables.slot("deferred_head", "activation")
@@ -77,6 +78,10 @@ def edges_of(run: Run, blocks: Sequence[object], hidden: int, tables: Tables) ->
         small_tile((Op.ALLOC, GRAD_HIDDEN, of_hidden), receive_grad), small_tile(wait_grad), small_tile(send_grad),
         small_tile((Op.ALLOC, GRAD_HIDDEN, of_hidden)), small_tile((Op.FREE, GRAD_HIDDEN, -of_hidden)),
         small_tile((Op.ALLOC, waiting, of_head)), small_tile((Op.FREE, waiting, -of_head)))
+
+
+def _has(run: Run, option: str) -> bool:
+    return (option, "true") in run.options
 
 
 def _messages(comm: int, size: int, handle: int) -> tuple[tuple[int, ...], ...]:

@@ -112,6 +112,7 @@ def _titan(mesh: dict[str, int], options: dict[str, Any] | None = None, **traini
     ({"dp_shard": 1, "tp": 2}, {}, "not yet: torchtitan without FSDP"),
     ({"dp_shard": 2, "tp": 8}, {}, "4 key and value heads must be divisible by tp 8"),
     ({"dp_shard": 2, "tp": 2}, {"seq_len": 63}, "63 must be divisible by tp 2"),
+    ({"dp_shard": 2, "cp": 2, "tp": 2}, {"seq_len": 68}, "68 must be divisible by tp 2 x 2 x cp 2"),
     ({"dp_shard": 2}, {"options": {"compile": True}}, "not yet: what compiled blocks and a compiled loss keep"),
     ({"dp_shard": 2}, {"options": {"reshard_after_forward": 2}}, "reshard_after_forward: expected None or True"),
     ({"dp_shard": 2}, {"options": {"sync_gradients": "last"}}, "sync_gradients: expected 'every'"),
@@ -126,6 +127,15 @@ def test_what_torchtitan_refuses(mesh: dict[str, int], given: dict[str, Any], to
     report = _titan(mesh, **given)
     assert report.status != "ok"
     assert told in "; ".join(str(problem.message) for problem in report.problems)
+
+
+def test_context_parallel_ranks_alone_share_parameters() -> None:
+    assert _titan({"cp": 2}).status == "ok"
+
+
+def test_context_parallelism_is_refused_for_other_layers() -> None:
+    report = simulate(small.scenario("fsdp2", {"dp_shard": 2, "cp": 2}, model="llama-tiny"))
+    assert "not yet: fsdp2 with context parallelism" in report.problems[0].message
 
 
 def test_tensor_parallelism_is_refused_for_other_layers() -> None:

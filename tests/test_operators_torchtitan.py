@@ -49,9 +49,10 @@ class Model:
         case, kind = self.case, graph.kinds[number]
         options = tuple((name, "true") for name in ("early_stop", "disable_loss_parallel") if case.get(name))
         mode = case.get("checkpoint", "none") if kind.block is None else "none"
-        run = Run(case.get("batch", 1), case["seq"], case.get("compute", "bf16"), self.params(graph, number),
+        cp = case.get("cp", 1)
+        run = Run(case.get("batch", 1), case["seq"] // cp, case.get("compute", "bf16"), self.params(graph, number),
                   "torchtitan", MODES.get(mode, mode), case.get("tp", 1), case.get("tp", 1) > 1, first=first,
-                  input_requires_grad=below, options=options)
+                  input_requires_grad=below, options=options, cp=cp)
         return torchtitan.record(kind, run, self.slots, self.comms)
 
     def events(self, *sections: Section) -> Events:

@@ -29,11 +29,11 @@ def preset(case: dict[str, Any]) -> str:
 
 
 def scenario_of(case: dict[str, Any]) -> dict[str, Any]:
-    tp, batch = case.get("tp", 1), case.get("batch", 1)
-    shards, mode = case["world"] // tp, case.get("checkpoint", "none")
+    tp, cp, batch = case.get("tp", 1), case.get("cp", 1), case.get("batch", 1)
+    shards, mode = case["world"] // tp // cp, case.get("checkpoint", "none")
     return {
         "name": "torchtitan", "model": {"config": preset(case), "overrides": case["model"]}, "framework": "fsdp2",
-        "implementation": "torchtitan", "topology": "dgx-h100", "mesh": {"dp_shard": shards, "tp": tp},
+        "implementation": "torchtitan", "topology": "dgx-h100", "mesh": {"dp_shard": shards, "cp": cp, "tp": tp},
         "training": {
             "seq_len": case["seq"], "micro_batch_size": batch, "global_batch_size": batch * shards,
             "recompute": {"mode": "per_op"} if mode == "op" else mode,
@@ -63,7 +63,7 @@ def test_what_is_there_at_the_peak_of_forward_and_backward(name: str) -> None:
 @pytest.mark.parametrize("name", CASES)
 def test_every_collective_of_a_step(name: str) -> None:
     case = CASES[name]["case"]
-    sizes = {"tp": case.get("tp", 1), "dp_shard_cp": case["world"] // case.get("tp", 1)}
+    sizes = {"tp": case.get("tp", 1), "cp": case.get("cp", 1), "dp_shard_cp": case["world"] // case.get("tp", 1)}
     assert collectives_apart(CASES[name]["traffic"], ran(name).traffic, sizes) == {}
 
 

@@ -26,7 +26,8 @@ class Defaults:
     `stored`: parameters at rest; `reduce`: gradients while they are reduced; `sync`: after which microbatches.
     `root_resharded`: whether a root unit that wraps all but the layers reshards after forward; `last_follows`: whether
     a unit of norm and head does what `reshard_after_forward: true` says. `reshard`: the default in words.
-    `loss_inside`: the model itself computes the loss, so the root's hooks run around it.
+    `loss_inside`: the model itself computes the loss, so the root's hooks run around it. `axes`: of the mesh, that are
+    served beyond those of data, tensors and experts.
     """
 
     stored: Sourced
@@ -39,6 +40,7 @@ class Defaults:
     last_follows: bool
     loss_inside: bool
     reshard: Sourced
+    axes: tuple[str, ...] = ()
 
 
 def torch_optimizer(job: Job, source: str, default: str = "foreach", *, plain: bool = False,

@@ -32,7 +32,7 @@ DEFAULTS = Defaults(
     optimizer=("fused", "torchtitan 0.2.2 config/job_config.py: fused"),
     loss=("torchtitan", "torchtitan 0.2.2 components/loss.py"),
     wrap="separate_embedding_head", sync="every", root_resharded=False, last_follows=True, loss_inside=False,
-    reshard=("true, false for norm and output", f"{PLAN} apply_fsdp: default"))
+    reshard=("true, false for norm and output", f"{PLAN} apply_fsdp: default"), axes=("cp",))
 COLUMNS, ROWS = ("heads", "kv_heads", "ffn", "vocab"), ("heads", "ffn")
 _EVEN = "view(bs, seqlen, -1, head_dim) of what a column-parallel linear puts out"
 
@@ -53,12 +53,14 @@ def check(job: Job, options: dict[str, Any]) -> None:
         raise job.not_yet("training.method", f"{training.method} with torchtitan's layers")
     if options.get("compile"):
         raise job.not_yet("framework_options.compile", "what compiled blocks and a compiled loss keep")
-    if mesh.dp_shard == 1:
+    if mesh.dp_shard * mesh.cp == 1:
         raise job.not_yet("mesh.dp_shard", "torchtitan without FSDP (autocast; fp32 with tensor parallelism)")
     if job.graph.architecture.tied:
         raise job.not_yet("model", "tied embeddings in the layers of torchtitan")
-    if training.seq_len % mesh.tp:
-        raise job.illegal("training.seq_len", f"{training.seq_len} must be divisible by tp {mesh.tp}",
+    divisor = mesh.tp * (2 * mesh.cp if mesh.cp > 1 else 1)
+    if training.seq_len % divisor:
+        told = f"tp {mesh.tp}" + (f" x 2 x cp {mesh.cp}" if mesh.cp > 1 else "")
+        raise job.illegal("training.seq_len", f"{training.seq_len} must be divisible by {told}",
                           f"{PLAN} parallelize_llama: seq_len % seq_len_divisor")
     _check_cuts(job)
 
@@ -94,7 +96,21 @@ def options_of(job: Job, options: dict[str, Any]) -> tuple[tuple[str, str], ...]
     whole = job.mesh.tp > 1 and job.flag(options, "disable_loss_parallel",
                                          "torchtitan 0.2.2 config/job_config.py: disable_loss_parallel = False",
                                          default=False)
-    return tuple((name, "true") for name, given in (("early_stop", stop), ("disable_loss_parallel", whole)) if given)
+    given = (("early_stop", stop), ("disable_loss_parallel", whole), ("whole_batch", _splits_sequences(job)))
+    return tuple((name, "true") for name, there in given if there)
+
+
+def _splits_sequences(job: Job) -> bool:
+    """[Note: context parallel inputs] Every rank of a group loads the same sequences and cuts its part out of them.
+
+    torchtitan 0.2.2 `distributed/context_parallel.py`, prepare_context_parallel_input: positions are int32; the trainer
+    holds whole tokens and labels until the step is over. torch 2.13 `experimental/_context_parallel/_attention.py`.
+    """
+    if job.mesh.cp > 1:
+        job.autos["context parallel attention"] = (
+            "keys and values all-gathered, balanced from head and tail",
+            "torchtitan 0.2.2 config/job_config.py: context_parallel_rotate_method, context_parallel_load_balancer")
+    return job.mesh.cp > 1
 
 
 def tp_layout(spec: TensorSpec) -> Layout:

@@ -104,9 +104,10 @@ def _note_defaults(job: Job, options: dict[str, object]) -> None:
 
 def _check(job: Job) -> None:
     mesh, training = job.mesh, job.scenario.training
-    if mesh.pp > 1:
+    axes = CODES[job.graph.implementation].DEFAULTS.axes
+    if mesh.pp > 1 and "pp" not in axes:
         raise job.not_yet("mesh.pp", "fsdp2 with pipeline stages (torch.distributed.pipelining)")
-    if mesh.cp > 1:
+    if mesh.cp > 1 and "cp" not in axes:
         raise job.not_yet("mesh.cp", "fsdp2 with context parallelism")
     if mesh.etp > 1:
         raise job.not_yet("mesh.etp", "fsdp2 with experts split by width")
@@ -275,5 +276,5 @@ def _wrapping(job: Job, options: dict[str, object], reduce: str, *, fully: bool)
 def _communicators(job: Job, *, fully: bool) -> tuple[str, ...]:
     mesh = job.mesh
     sizes = {"tp": mesh.tp, "dp_shard_cp": mesh.dp_shard * mesh.cp, "dp_replicate": mesh.dp_replicate, "ep": mesh.ep,
-             "expert_dp": mesh.expert_dp if fully else 1}
+             "cp": mesh.cp, "expert_dp": mesh.expert_dp if fully else 1}
     return tuple(name for name, size in sizes.items() if size > 1)

@@ -125,18 +125,21 @@ def rms_norm(tape: Tape, x: Tensor, weight: Param, name: str = "norm") -> Tensor
     return out
 
 
-def rotate(tape: Tape, x: Tensor, table: tuple[int, int]) -> Tensor:
-    """`x * table` of x [b, s, heads, d] in fp32, seen as complex pairs, and a constant table [s, d / 2].
+def rotate(tape: Tape, x: Tensor, table: Tensor, *, copy_grad: bool = False) -> Tensor:
+    """`x * table` of x [b, s, heads, d] in fp32, seen as complex pairs, and a constant table [(b,) s, d / 2, 2].
 
-    The gradient is multiplied by the conjugate, which is written out first (8 bytes an entry).
+    The gradient is multiplied by the conjugate, which is written out first. `copy_grad`: it comes in another order, and
+    is copied before it is seen as complex.
     """
-    shape, dtype, moved = x.shape, x.dtype, x.nbytes
+    shape, dtype, moved, entries = x.shape, x.dtype, x.nbytes, table.shape
 
     def backward(tape: Tape, grads: Grads, saved: Saved) -> Grads:
-        conjugate = new(tape, (*table, 2), "fp32", "conjugate")
+        _copy = new(tape, shape, dtype, "grad_heads", moved, Kernel.COPY) if copy_grad else grads[0]
+        grads.clear()
+        conjugate = new(tape, entries, "fp32", "conjugate")
         return [new(tape, shape, dtype, "grad_rotary", moved + conjugate.nbytes)]
 
-    node = tape.node((x,), (None,), backward)
+    node = tape.node((x,), (table,), backward)
     out = new(tape, shape, dtype, "rotary", moved)
     out.node = node
     return out

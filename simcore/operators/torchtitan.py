@@ -50,7 +50,7 @@ def record(kind: LayerKind, run: Run, slots: dict[tuple[str, str], int],
            comms: dict[tuple[str, str, str], int]) -> LayerTape:
     """Record one layer or part."""
     refuse(kind, SERVED, "torchtitan")
-    assert run.cp == run.etp == 1, "torchtitan's context parallelism is not modelled"
+    assert run.etp == 1, "torchtitan's experts split by width are not modelled"
     tape = Tape(slots, comms)
     if isinstance(kind.block, Embedding):
         return _embedding(tape, run)
@@ -80,8 +80,9 @@ def _layer(tape: Tape, kind: LayerKind, run: Run) -> LayerTape:
     out = body() if run.checkpoint == "none" else tape.checkpoint(body, keeps, early_stop=_option(run, "early_stop"))
     hand_on(tape, out)
     forward = tape.cut()
-    del body
-    return LayerTape(forward, run_backward(tape, out, leaf, lambda tape: sum_norms(tape, run)), tape.cut(),
+    del body  # FSDP2's cast of what the layer was given lasts as long as the call
+    after = tape.cut()
+    return LayerTape(forward, run_backward(tape, out, leaf, lambda tape: sum_norms(tape, run)), after,
                      grads=tape.release_grads())
 
 

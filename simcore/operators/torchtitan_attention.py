@@ -11,8 +11,9 @@ from collections.abc import Sequence
 from simcore.models.blocks import Attention, LayerKind
 from simcore.operators import aten
 from simcore.operators.dtensor import gather_sequence, scatter_sequence
+from simcore.operators.ring import ring_attention
 from simcore.recording import Run
-from simcore.tape import Tape, Tensor
+from simcore.tape import Kernel, Tape, Tensor
 
 __all__ = ["attention", "linear", "rotary_buffer", "rotary_table"]
 
@@ -22,16 +23,16 @@ def rotary_buffer(runs: Sequence[tuple[LayerKind, Run]]) -> dict[str, int]:
     blocks = [(run, branch.block) for kind, run in runs for branch in kind.branches
               if isinstance(branch.block, Attention)]
     halves = any(block.qk_norm for _, block in blocks)
-    size = max((run.seq * block.head_dim * (8 if halves else 4) for run, block in blocks), default=0)
+    size = max((run.seq * run.cp * block.head_dim * (8 if halves else 4) for run, block in blocks), default=0)
     return {"rope_cache" if halves else "freqs_cis": size}
 
 
 def rotary_table(tape: Tape, run: Run, kind: LayerKind) -> Tensor | None:
-    """This layer's copy of Qwen3's table [s, 2 d] in the compute dtype; in fp32 it is the buffer itself."""
+    """This layer's copy of Qwen3's table [s x cp, 2 d] in the compute dtype; in fp32 it is the buffer itself."""
     block = kind.branches[0].block
     if not isinstance(block, Attention) or not block.qk_norm:
         return None
-    whole = Tensor(None, (run.seq, 2 * block.head_dim), "fp32")
+    whole = Tensor(None, (run.seq * run.cp, 2 * block.head_dim), "fp32")
     return aten.cast(tape, whole, run.compute)
 
 
@@ -45,30 +46,41 @@ def attention(tape: Tape, run: Run, block: Attention, x: Tensor, table: Tensor |
     dim = block.head_dim
     x = gather_sequence(tape, run, x, "attention_in")
     q, k, v = (linear(tape, run, f"attention.{name}", x) for name in ("wq", "wk", "wv"))
-    q, k, v = (y.view(*y.shape[:2], y.shape[2] // dim, dim) for y in (q, k, v))
+    q, k = (y.view(*y.shape[:2], y.shape[2] // dim, dim) for y in (q, k))
+    v = aten.to_heads(tape, v, dim, copy_grad=run.cp > 1)
     if table is None:
         q, k = _rotated_pairs(tape, run, q, k)
     else:
         q = aten.rms_norm(tape, q, run.params["attention.q_norm.weight"], "q_norm")
         k = aten.rms_norm(tape, k, run.params["attention.k_norm.weight"], "k_norm")
-        q, k = _rotated_halves(tape, q, k, table)
-    mixed = aten.scaled_dot_product_attention(tape, q, k, v)
+        q, k = _rotated_halves(tape, run, q, k, table)
+    mixed = ring_attention(tape, run, q, k, v) if run.cp > 1 else aten.scaled_dot_product_attention(tape, q, k, v)
     out = linear(tape, run, "attention.wo", mixed.view(*mixed.shape[:2], mixed.shape[2] * dim))
     return scatter_sequence(tape, run, out, "attention_out")  # the linear's hook: its input is still there
 
 
 def _rotated_pairs(tape: Tape, run: Run, q: Tensor, k: Tensor) -> tuple[Tensor, Tensor]:
     """Llama 3's `apply_rotary_emb`: everything lives until it returns."""
-    table = (run.seq, q.shape[-1] // 2)
     wide_q, wide_k = aten.cast(tape, q, "fp32"), aten.cast(tape, k, "fp32")
-    out_q, out_k = aten.rotate(tape, wide_q, table), aten.rotate(tape, wide_k, table)
+    table = _positions(tape, run, q.shape[-1])
+    out_q, out_k = (aten.rotate(tape, x, table, copy_grad=run.cp > 1) for x in (wide_q, wide_k))
     return aten.cast(tape, out_q, q.dtype), aten.cast(tape, out_k, k.dtype)
 
 
-def _rotated_halves(tape: Tape, q: Tensor, k: Tensor, table: Tensor) -> tuple[Tensor, Tensor]:
-    """Qwen3's: cosine and sine are the halves of the table, views of it."""
-    dim = q.shape[-1]
-    cos, sin = (Tensor(table.storage, (1, table.shape[0], 1, dim), table.dtype) for _ in range(2))
+def _positions(tape: Tape, run: Run, dim: int) -> Tensor:
+    """The rotary table of this rank's tokens [s, dim / 2, 2]: whole, or picked for every sequence by `positions`."""
+    if run.cp == 1:
+        return Tensor(None, (run.seq, dim // 2, 2), "fp32")
+    return aten.new(tape, (run.batch, run.seq, dim // 2, 2), "fp32", "freqs_cis", kernel=Kernel.PERMUTE)
+
+
+def _rotated_halves(tape: Tape, run: Run, q: Tensor, k: Tensor, table: Tensor) -> tuple[Tensor, Tensor]:
+    """Qwen3's: cosine and sine are the halves of the table, or of the rows picked by `positions`, views of it."""
+    dim, rows = q.shape[-1], (1, table.shape[0])
+    if run.cp > 1:
+        rows = run.batch, run.seq
+        table = aten.new(tape, (*rows, 2 * dim), table.dtype, "rope_cache", kernel=Kernel.PERMUTE)
+    cos, sin = (Tensor(table.storage, (*rows, 1, dim), table.dtype) for _ in range(2))
     return _turned(tape, q, cos, sin), _turned(tape, k, cos, sin)
 
 

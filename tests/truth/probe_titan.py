@@ -19,7 +19,7 @@ HERE = Path(__file__).resolve().parent
 ON_HOST = "aten.lift_fresh.default"
 """Numbers that DTensor writes into masks: a real run makes them on the host."""
 COLLECTIVES = {"all_gather_into_tensor": "all_gather", "reduce_scatter_tensor": "reduce_scatter",
-               "all_reduce": "all_reduce"}  # fmt: skip
+               "all_reduce": "all_reduce", "all_to_all": "all_to_all"}  # fmt: skip
 
 
 def sent(comm: dict[str, Any]) -> str:

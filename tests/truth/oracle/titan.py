@@ -11,6 +11,7 @@ import contextlib
 import gc
 import sys
 import types
+from functools import cache
 from typing import Any
 
 import torch
@@ -18,6 +19,12 @@ import torch.distributed as dist
 from torch import nn
 from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
+from torch.distributed.tensor import DTensor
+from torch.distributed.tensor.experimental._context_parallel import _attention
+from torch.distributed.tensor.experimental._context_parallel._attention import (
+    _templated_ring_attention,
+    _templated_ring_attention_backward,
+)
 from torch.distributed.tensor.parallel import loss_parallel
 from torch.testing._internal.distributed.fake_pg import FakeStore
 
@@ -47,6 +54,10 @@ KERNELS.m.impl("_fused_rms_norm", "Meta", fused_rms_norm, False)
 from torchtitan.components.loss import cross_entropy_loss  # noqa: E402
 from torchtitan.config.job_config import ActivationCheckpoint  # noqa: E402
 from torchtitan.distributed.activation_checkpoint import apply_ac  # noqa: E402
+from torchtitan.distributed.context_parallel import (  # noqa: E402
+    apply_cp_to_attention_module,
+    prepare_context_parallel_input,
+)
 from torchtitan.models.llama3.infra import parallelize  # noqa: E402
 from torchtitan.models.llama3.model.args import TransformerModelArgs  # noqa: E402
 from torchtitan.models.llama3.model.model import FeedForward, Transformer  # noqa: E402
@@ -81,12 +92,44 @@ def build(case: Case) -> nn.Module:
     return model
 
 
+def ring_forward(_op: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[DTensor, ...]:
+    """`_sdpa_handler` for the CPU's flash kernel, which DTensor has no rule for."""
+    q, k, v = args[:3]
+    made = _templated_ring_attention(q.device_mesh.get_group(), 2, CPU_FLASH, *(x.to_local() for x in (q, k, v)),
+                                     is_causal=True, scale=kwargs.get("scale"))
+    return tuple(DTensor.from_local(x, q.device_mesh, q.placements, run_check=False) for x in made)
+
+
+def ring_backward(_op: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[DTensor, ...]:
+    mesh, placements = args[1].device_mesh, args[1].placements
+    grad, *saved = (x.to_local() for x in args[:6])
+    made = _templated_ring_attention_backward(mesh.get_group(), 2, cpu_flash_backward, grad, "grad_out", *saved,
+                                              is_causal=True, scale=kwargs.get("scale"))
+    return tuple(DTensor.from_local(x, mesh, placements, run_check=False) for x in made)
+
+
+def cpu_flash_backward(*, grad_out: torch.Tensor, query: torch.Tensor, key: torch.Tensor, value: torch.Tensor,
+                       out: torch.Tensor, logsumexp: torch.Tensor, is_causal: bool, scale: float | None) -> Any:
+    return CPU_FLASH_BACKWARD(grad_out, query, key, value, out, logsumexp, 0.0, is_causal, scale=scale)
+
+
+CPU_FLASH = torch.ops.aten._scaled_dot_product_flash_attention_for_cpu.default
+CPU_FLASH_BACKWARD = torch.ops.aten._scaled_dot_product_flash_attention_for_cpu_backward.default
+_attention.custom_ops.update({CPU_FLASH: ring_forward, CPU_FLASH_BACKWARD: ring_backward})
+
+
 def meshes(case: Case) -> tuple[DeviceMesh, DeviceMesh | None]:
     tp = case.get("tp", 1)
     if tp == 1:
         return init_device_mesh("cpu", (case["world"],), mesh_dim_names=("fsdp",)), None
     grid = init_device_mesh("cpu", (case["world"] // tp, tp), mesh_dim_names=("fsdp", "tp"))
     return grid["fsdp"], grid["tp"]
+
+
+@cache
+def context_mesh(world: int, cp: int, tp: int) -> DeviceMesh:
+    """Of the ranks that share sequences; FSDP2's mesh takes them in."""
+    return init_device_mesh("cpu", (world // cp // tp, cp, tp), mesh_dim_names=("dp_shard", "cp", "tp"))["cp"]
 
 
 def wrap(model: nn.Module, case: Case) -> None:
@@ -98,6 +141,9 @@ def wrap(model: nn.Module, case: Case) -> None:
                                     enable_async_tp=False, cp_enabled=False)
     elif tp_mesh is not None:
         parallelize.apply_tp(model, tp_mesh, loss_parallel=split_loss, enable_float8_tensorwise_tp=False)
+    if case.get("cp", 1) > 1:
+        apply_cp_to_attention_module([block.attention.inner_attention for block in model.layers.values()],
+                                     context_mesh(case["world"], case["cp"], case.get("tp", 1)), "sdpa")
     mode = case.get("checkpoint", "none")
     if mode != "none":
         option = {"mode": "full"} if mode == "full" else {"mode": "selective", "selective_ac_option": str(mode)}
@@ -112,12 +158,16 @@ def micro_step(model: nn.Module, case: Case, tr: Tracker) -> None:
     shape = (case.get("batch", 1), case["seq"])
     tr.phase = "fwd"
     ids, labels = (torch.randint(0, case["model"]["vocab_size"], shape) for _ in range(2))
-    for tensor in (ids, labels):
+    whole, more = (ids, labels), dict[str, Any]()
+    if case.get("cp", 1) > 1:
+        mesh = context_mesh(case["world"], case["cp"], case.get("tp", 1))
+        ids, labels, more = prepare_context_parallel_input(ids, labels, more, mesh, torch.device("cpu"))
+    for tensor in (*whole, ids, labels, *more.values()):
         tr.tag(tensor, "input")
     parallel = case.get("tp", 1) > 1 and not case.get("disable_loss_parallel", False)
     with loss_parallel() if parallel else contextlib.nullcontext():
         tr.mark("fwd:begin")
-        pred = model(ids)
+        pred = model(ids, **more)
         loss = cross_entropy_loss(pred, labels) / 1000.0
         del pred
         tr.mark("fwd:end")
@@ -127,7 +177,7 @@ def micro_step(model: nn.Module, case: Case, tr: Tracker) -> None:
         tr.phase, tr.layer = "bwd", "loss"
         tr.mark("bwd:begin")
         loss.backward()
-    del loss, ids, labels
+    del loss, ids, labels, whole, more
     gc.collect()
     tr.mark("bwd:end")
 
