@@ -22,6 +22,8 @@ MODES = {"op": "per_op"}
 
 def preset(case: dict[str, Any]) -> str:
     """The configuration that a case's shape is laid over."""
+    if "kv_lora_rank" in case["model"]:
+        return "deepseek-v2-lite"
     return "qwen3-8b" if "head_dim" in case["model"] else "llama-tiny"
 
 
@@ -40,8 +42,8 @@ class Model:
         tp, made = self.case.get("tp", 1), {}
         for spec in graph.tensors[number]:
             cut = 1 if spec.name.endswith(("wo.weight", "w2.weight")) else 0
-            parts = [tp if at == cut and len(spec.shape) > 1 else 1 for at in range(2)]
-            shape = tuple(size // part for size, part in zip(spec.shape, parts, strict=False))
+            parts = [tp if at == cut and len(spec.shape) > 1 else 1 for at in range(len(spec.shape))]
+            shape = tuple(size // part for size, part in zip(spec.shape, parts, strict=True))
             made[spec.name] = Param(spec.name, shape, self.case.get("compute", "bf16"), trainable=True)
         return made
 

@@ -12,6 +12,7 @@ from simcore.frameworks._torch import Defaults
 from simcore.job import Job
 from simcore.models.blocks import Attention
 from simcore.tensor import TensorSpec
+from simcore.training import Draws
 
 __all__ = ["DEFAULTS", "OPTIONS", "check", "checkpoint", "options_of", "tp_layout"]
 
@@ -33,6 +34,7 @@ DEFAULTS = Defaults(
     loss=("torchtitan", "torchtitan 0.2.2 components/loss.py"),
     wrap="separate_embedding_head", sync="every", root_resharded=False, last_follows=True, loss_inside=False,
     reshard=("true, false for norm and output", f"{PLAN} apply_fsdp: default"), axes=("cp",))
+NAMES = {"llama": "Llama 3", "qwen3": "Qwen3", "deepseek_v2": "DeepSeek V3"}
 COLUMNS, ROWS = ("heads", "kv_heads", "ffn", "vocab"), ("heads", "ffn")
 _EVEN = "view(bs, seqlen, -1, head_dim) of what a column-parallel linear puts out"
 
@@ -41,10 +43,12 @@ def check(job: Job, options: dict[str, Any]) -> None:
     """Refuses what torchtitan refuses, and by name what is not modelled."""
     mesh, training = job.mesh, job.scenario.training
     family = job.graph.architecture.family
-    if family not in ("llama", "qwen3"):
-        raise job.not_yet("implementation", f"{family} in the layers of torchtitan (served: llama, qwen3)")
-    if family == "qwen3" and mesh.tp > 1:
-        raise job.not_yet("mesh.tp", "tensor parallelism of torchtitan's Qwen3")
+    if family not in ("llama", "qwen3", "deepseek_v2"):
+        raise job.not_yet("implementation", f"{family} in the layers of torchtitan (served: llama, qwen3, deepseek_v2)")
+    if family != "llama" and mesh.tp > 1:
+        raise job.not_yet("mesh.tp", f"tensor parallelism of torchtitan's {NAMES[family]}")
+    if job.has_experts:
+        _check_experts(job)
     job.one_of("training.loss", training.loss, ("auto",))
     job.refuse_capacity("torchtitan 0.2.2 models/llama3: no experts")
     if training.lengths == "packed":
@@ -63,6 +67,15 @@ def check(job: Job, options: dict[str, Any]) -> None:
         raise job.illegal("training.seq_len", f"{training.seq_len} must be divisible by {told}",
                           f"{PLAN} parallelize_llama: seq_len % seq_len_divisor")
     _check_cuts(job)
+
+
+def _check_experts(job: Job) -> None:
+    if job.mesh.ep > 1:
+        raise job.not_yet("mesh.ep", "torchtitan's expert parallelism (tokens dispatched by all-to-all)")
+    if job.compute != "bf16":
+        raise job.not_yet("training.precision.compute", f"experts in {job.compute}: torchtitan computes them in bf16")
+    if isinstance(job.scenario.training.routing, Draws):
+        raise job.not_yet("training.routing", "routing drawn at random in torchtitan's experts")
 
 
 def _check_cuts(job: Job) -> None:

@@ -20,8 +20,8 @@ __all__ = ["add", "add_", "add_scalar", "all_to_all", "bmm", "cast", "cat", "chu
            "cross_entropy", "div_", "embedding", "exp", "flash_attention", "flash_attention_with_sinks", "gather",
            "grouped_mm", "index", "index_add", "linear", "log_softmax", "masked_attention", "masked_fill", "mean",
            "mul", "mul_rows", "mul_scalar", "neg", "new", "relu", "repeat_heads", "rms_norm", "rotate", "rsqrt",
-           "scaled_dot_product_attention", "select", "sigmoid", "silu", "slice_half", "softmax", "sort", "square",
-           "strided", "sub", "sum_last", "sum_of", "swap_dims", "to_heads", "topk"]
+           "scaled_dot_product_attention", "select", "sigmoid", "silu", "slice_half", "softmax", "sort", "split",
+           "square", "strided", "sub", "sum_last", "sum_of", "swap_dims", "to_heads", "topk"]
 
 Operand = Tensor | Param
 Grads = list[Tensor | None]
@@ -305,10 +305,11 @@ def div_(tape: Tape, a: Tensor, b: Tensor) -> None:
 
 
 def linear(tape: Tape, x: Tensor, weight: Operand, name: str, kernel: Kernel = Kernel.GEMM,
-           bias: Param | None = None) -> Tensor:
+           bias: Param | None = None, operator: str = "mm") -> Tensor:
     """`x @ weight.T + bias` of x [..., k] and weight [n, k]: the weight's gradient comes first.
 
     With a bias it is `addmm`, where x's comes first. The bias is broadcast: its gradient is the output's, summed.
+    `operator`: what a selective checkpoint asks for.
     """
     n = weight.shape[0]
     x_shape, w_shape, w_dtype, dtype, moved = x.shape, weight.shape, weight.dtype, x.dtype, x.nbytes + weight.nbytes
@@ -330,7 +331,7 @@ def linear(tape: Tape, x: Tensor, weight: Operand, name: str, kernel: Kernel = K
     x_bytes, w_bytes = x.nbytes, weight.nbytes
     save: list[Operand] = [*[x] * w_needs, *[weight] * x_needs]
     node = tape.node((bias, x, weight), save, backward, reduce_to=(bias.shape,) if bias else ())
-    (out,) = tape.outputs("mm", lambda: (new(tape, (*x_shape[:-1], n), dtype, name, moved, kernel, flops),))
+    (out,) = tape.outputs(operator, lambda: (new(tape, (*x_shape[:-1], n), dtype, name, moved, kernel, flops),))
     out.node = node
     return out
 
@@ -395,7 +396,8 @@ def scaled_dot_product_attention(tape: Tape, q: Tensor, k: Tensor, v: Tensor, pa
     """
     shapes, dtype = (q.shape, k.shape, v.shape), q.dtype
     batch, seq, heads, dim = q.shape
-    flops = 2 * (pairs or batch * seq * seq) * heads * dim  # two products of 2 s^2 d, half of each masked
+    v_dim = v.shape[3]
+    flops = (pairs or batch * seq * seq) * heads * (dim + v_dim)  # two products of 2 s^2 d, half of each masked
     moved = q.nbytes + k.nbytes + v.nbytes
 
     def backward(tape: Tape, grads: Grads, saved: Saved) -> Grads:
@@ -405,7 +407,7 @@ def scaled_dot_product_attention(tape: Tape, q: Tensor, k: Tensor, v: Tensor, pa
 
     node = tape.node((q, k, v), (q, k, v), backward)
     out, lse = tape.outputs("attention", lambda: (
-        new(tape, (batch, seq, heads, dim), dtype, "attention", moved, Kernel.ATTENTION, flops),
+        new(tape, (batch, seq, heads, v_dim), dtype, "attention", moved, Kernel.ATTENTION, flops),
         tape.empty((batch, seq, heads), "fp32", "log_sum_exp")))
     tape.save(node, out, lse)
     out.node = node
@@ -649,6 +651,14 @@ def chunk(tape: Tape, x: Tensor) -> tuple[Tensor, Tensor]:
     node = tape.node((x,), (), lambda tape, grads, saved: [new(tape, shape, dtype, "grad_chunk", num_bytes)])
     half = (*shape[:-1], shape[-1] // 2)
     return Tensor(x.storage, half, dtype, node), Tensor(x.storage, half, dtype, node, 1)
+
+
+def split(tape: Tape, x: Tensor, sizes: Sequence[int]) -> tuple[Tensor, Tensor]:
+    """Two parts of the last dimension, views of one node; their gradients are concatenated."""
+    shape, dtype, num_bytes = x.shape, x.dtype, x.nbytes
+    node = tape.node((x,), (), lambda tape, grads, saved: [new(tape, shape, dtype, "grad_split", num_bytes)])
+    first, second = ((*shape[:-1], size) for size in sizes)
+    return Tensor(x.storage, first, dtype, node), Tensor(x.storage, second, dtype, node, 1)
 
 
 def sort(tape: Tape, x: Tensor) -> Tensor:

@@ -1,4 +1,4 @@
-"""torchtitan 0.2.2 Llama 3 and Qwen3 (`models/*/model/model.py`) on eager PyTorch 2.13: tensors and tapes.
+"""torchtitan 0.2.2 Llama 3, Qwen3 and DeepSeek V3 (`models/*/model/model.py`) on eager PyTorch 2.13: tensors and tapes.
 
 Norms are one kernel each, attention is in `torchtitan_attention.py`, and the training loop drops the logits before
 backward. With tensor parallelism the plan is that of
@@ -18,7 +18,17 @@ from itertools import count
 from typing import Final
 
 from simcore.checkpoint import Keeps
-from simcore.models.blocks import Attention, Embedding, FinalNorm, Head, LayerKind, Loss
+from simcore.models.blocks import (
+    Attention,
+    Embedding,
+    FinalNorm,
+    Head,
+    LatentAttention,
+    LayerKind,
+    Loss,
+    Mixer,
+    Moe,
+)
 from simcore.operators import aten
 from simcore.operators.borders import hand_on, hidden_state, run_backward, run_backward_of_loss, simple_part
 from simcore.operators.dtensor import (
@@ -30,14 +40,17 @@ from simcore.operators.dtensor import (
 )
 from simcore.operators.features import refuse
 from simcore.operators.torchtitan_attention import attention, linear, rotary_buffer, rotary_table
+from simcore.operators.torchtitan_latent import latent_attention
 from simcore.operators.torchtitan_loss import cross_entropy, parallel_cross_entropy, shifted_indices
+from simcore.operators.torchtitan_moe import moe
 from simcore.operators.torchtitan_tensors import tensors
 from simcore.recording import LayerTape, Run
 from simcore.tape import Tape, Tensor
 
 __all__ = ["record", "standing", "tensors"]
 
-SERVED: Final = frozenset({"norms of query and key"})
+SERVED: Final = frozenset({"norms of query and key", "latent attention", "gated experts",
+                           "a router by softmax, not normalised", "gated experts with a shared one"})
 """What of `features.py` is recorded here."""
 
 
@@ -88,24 +101,30 @@ def _layer(tape: Tape, kind: LayerKind, run: Run) -> LayerTape:
 
 def _every_second_product() -> Keeps:
     products = count(1)
-    return lambda operator: operator != "mm" or next(products) % 2 == 1
+    return lambda operator: operator != "gate" and (operator != "mm" or next(products) % 2 == 1)
 
 
 def _body(tape: Tape, kind: LayerKind, run: Run, table: Tensor | None, x: Tensor) -> Tensor:
     """`TransformerBlock.forward`."""
-    mixer = kind.branches[0].block
-    assert isinstance(mixer, Attention)
+    mixer, block = (branch.block for branch in kind.branches)
     normed: Tensor | None = aten.rms_norm(tape, x, run.params["attention_norm.weight"], "attention_norm")
     assert normed is not None
-    mixed: Tensor | None = attention(tape, run, mixer, normed, table)
+    mixed: Tensor | None = _mixed(tape, run, mixer, normed, table)
     normed = None
     assert mixed is not None
     hidden = aten.add(tape, x, mixed, "residual")
     mixed = None
     normed = aten.rms_norm(tape, hidden, run.params["ffn_norm.weight"], "ffn_norm")
-    mixed = _feed_forward(tape, run, normed)
+    mixed = moe(tape, run, block, normed) if isinstance(block, Moe) else _feed_forward(tape, run, normed)
     del normed
     return aten.add(tape, hidden, mixed, "residual")
+
+
+def _mixed(tape: Tape, run: Run, mixer: Mixer, x: Tensor, table: Tensor | None) -> Tensor:
+    if isinstance(mixer, LatentAttention):
+        return latent_attention(tape, run, mixer, x)
+    assert isinstance(mixer, Attention)
+    return attention(tape, run, mixer, x, table)
 
 
 def _feed_forward(tape: Tape, run: Run, x: Tensor) -> Tensor:

@@ -8,23 +8,28 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from simcore.models.blocks import Attention, LayerKind
+from simcore.models.blocks import Attention, LatentAttention, LayerKind
 from simcore.operators import aten
 from simcore.operators.dtensor import gather_sequence, scatter_sequence
 from simcore.operators.ring import ring_attention
 from simcore.recording import Run
 from simcore.tape import Kernel, Tape, Tensor
 
-__all__ = ["attention", "linear", "rotary_buffer", "rotary_table"]
+__all__ = ["attention", "linear", "rotary_buffer", "rotary_entries", "rotary_table"]
 
 
 def rotary_buffer(runs: Sequence[tuple[LayerKind, Run]]) -> dict[str, int]:
     """Bytes of the table: for each position a complex64 a pair of dimensions, or cosine and sine of each dimension."""
     blocks = [(run, branch.block) for kind, run in runs for branch in kind.branches
-              if isinstance(branch.block, Attention)]
-    halves = any(block.qk_norm for _, block in blocks)
-    size = max((run.seq * run.cp * block.head_dim * (8 if halves else 4) for run, block in blocks), default=0)
+              if isinstance(branch.block, Attention | LatentAttention)]
+    halves = any(isinstance(block, Attention) and block.qk_norm for _, block in blocks)
+    size = max((run.seq * run.cp * _turned_size(block) * (8 if halves else 4) for run, block in blocks), default=0)
     return {"rope_cache" if halves else "freqs_cis": size}
+
+
+def _turned_size(block: Attention | LatentAttention) -> int:
+    """Of a head."""
+    return block.head_dim if isinstance(block, Attention) else block.rope
 
 
 def rotary_table(tape: Tape, run: Run, kind: LayerKind) -> Tensor | None:
@@ -62,12 +67,12 @@ def attention(tape: Tape, run: Run, block: Attention, x: Tensor, table: Tensor |
 def _rotated_pairs(tape: Tape, run: Run, q: Tensor, k: Tensor) -> tuple[Tensor, Tensor]:
     """Llama 3's `apply_rotary_emb`: everything lives until it returns."""
     wide_q, wide_k = aten.cast(tape, q, "fp32"), aten.cast(tape, k, "fp32")
-    table = _positions(tape, run, q.shape[-1])
+    table = rotary_entries(tape, run, q.shape[-1])
     out_q, out_k = (aten.rotate(tape, x, table, copy_grad=run.cp > 1) for x in (wide_q, wide_k))
     return aten.cast(tape, out_q, q.dtype), aten.cast(tape, out_k, k.dtype)
 
 
-def _positions(tape: Tape, run: Run, dim: int) -> Tensor:
+def rotary_entries(tape: Tape, run: Run, dim: int) -> Tensor:
     """The rotary table of this rank's tokens [s, dim / 2, 2]: whole, or picked for every sequence by `positions`."""
     if run.cp == 1:
         return Tensor(None, (run.seq, dim // 2, 2), "fp32")

@@ -46,7 +46,19 @@ def fused_rms_norm(x: torch.Tensor, shape: list[int], _weight: Any, _eps: Any) -
     return torch.empty_like(x), x.new_empty(rows, dtype=torch.float32)
 
 
-stub("torchtitan.models.moe.kernels", fill_indices_wrapper=None, generate_permute_indices=None)
+def permuted(counts: torch.Tensor, experts: int, _ranks: int, length: int, _alignment: int,
+             ) -> tuple[torch.Tensor, torch.Tensor, None]:
+    """What the Triton kernel puts out; its numbers for each expert are left out."""
+    return torch.full((length,), -1, dtype=torch.int32), counts.new_empty(experts, dtype=torch.int32), None
+
+
+def counted(x: torch.Tensor, bins: int, **_: Any) -> torch.Tensor:
+    """`torch.histc`, which the CPU has for floating numbers alone."""
+    return x.new_empty(bins)
+
+
+torch.histc = counted
+stub("torchtitan.models.moe.kernels", fill_indices_wrapper=None, generate_permute_indices=permuted)
 stub("torch.utils.tensorboard", SummaryWriter=object)
 KERNELS.impl("_fused_rms_norm", fused_rms_norm, "CPU")
 KERNELS.m.impl("_fused_rms_norm", "Meta", fused_rms_norm, False)
@@ -58,10 +70,13 @@ from torchtitan.distributed.context_parallel import (  # noqa: E402
     apply_cp_to_attention_module,
     prepare_context_parallel_input,
 )
+from torchtitan.models.deepseek_v3.model.args import DeepSeekV3ModelArgs  # noqa: E402
+from torchtitan.models.deepseek_v3.model.model import DeepSeekV3Model  # noqa: E402
 from torchtitan.models.llama3.infra import parallelize  # noqa: E402
 from torchtitan.models.llama3.model.args import TransformerModelArgs  # noqa: E402
 from torchtitan.models.llama3.model.model import FeedForward, Transformer  # noqa: E402
 from torchtitan.models.llama4.infra import parallelize as experts_plan  # noqa: E402
+from torchtitan.models.moe import MoEArgs  # noqa: E402
 from torchtitan.models.qwen3.infra import parallelize as qwen3_plan  # noqa: E402
 from torchtitan.models.qwen3.model.args import Qwen3ModelArgs  # noqa: E402
 from torchtitan.models.qwen3.model.model import Qwen3Model  # noqa: E402
@@ -73,8 +88,30 @@ def is_qwen3(case: Case) -> bool:
     return "head_dim" in case["model"]
 
 
+def is_deepseek(case: Case) -> bool:
+    return "kv_lora_rank" in case["model"]
+
+
+def build_deepseek(case: Case) -> nn.Module:
+    m = case["model"]
+    experts = MoEArgs(num_experts=m["n_routed_experts"], num_shared_experts=m["n_shared_experts"],
+                      top_k=m["num_experts_per_tok"], score_func="softmax", route_norm=False,
+                      score_before_experts=False)
+    args = DeepSeekV3ModelArgs(
+            dim=m["hidden_size"], n_layers=m["num_hidden_layers"], n_heads=m["num_attention_heads"],
+            vocab_size=m["vocab_size"], inter_dim=m["intermediate_size"], moe_inter_dim=m["moe_intermediate_size"],
+            n_dense_layers=m["first_k_dense_replace"], moe_args=experts, q_lora_rank=0,
+            kv_lora_rank=m["kv_lora_rank"], qk_nope_head_dim=m["qk_nope_head_dim"],
+            qk_rope_head_dim=m["qk_rope_head_dim"], v_head_dim=m["v_head_dim"], max_seq_len=case["seq"])
+    args.moe_impl = "standard"  # type: ignore[attr-defined]  # what update_from_config sets
+    with torch.device("meta"):
+        return DeepSeekV3Model(args).train()
+
+
 def build(case: Case) -> nn.Module:
     m = case["model"]
+    if is_deepseek(case):
+        return build_deepseek(case)
     if is_qwen3(case):
         with torch.device("meta"):
             return Qwen3Model(Qwen3ModelArgs(
@@ -135,7 +172,8 @@ def context_mesh(world: int, cp: int, tp: int) -> DeviceMesh:
 def wrap(model: nn.Module, case: Case) -> None:
     """The order of `parallelize_llama` and `parallelize_qwen3`: tensor parallel, checkpoints, FSDP2."""
     dp_mesh, tp_mesh = meshes(case)
-    split_loss, plan = not case.get("disable_loss_parallel", False), experts_plan if is_qwen3(case) else parallelize
+    split_loss = not case.get("disable_loss_parallel", False)
+    plan = experts_plan if is_qwen3(case) or is_deepseek(case) else parallelize
     if tp_mesh is not None and is_qwen3(case):
         qwen3_plan.apply_non_moe_tp(model, tp_mesh, loss_parallel=split_loss, enable_float8_tensorwise_tp=False,
                                     enable_async_tp=False, cp_enabled=False)
