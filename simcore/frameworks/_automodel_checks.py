@@ -65,10 +65,11 @@ def _check_tensor_parallel(job: Job) -> None:
     if mesh.tp > 1 and mesh.ep > 1:
         raise job.illegal("mesh.tp", "no safe tensor-parallel plan is registered for custom MoE model "
                           f"'NemotronHForCausalLM' at tp_size={mesh.tp}", "0.7.0 moe/parallelizer.py:301")
-    if job.graph.architecture.family == "llama":
+    family = job.graph.architecture.family
+    if family in ("llama", "qwen2", "qwen3"):
         job.refuse_given({"training.sequence_parallel": "False"})
         if mesh.tp > 1:
-            raise job.not_yet("mesh.tp", "automodel's tensor-parallel plan of the dense llama family")
+            raise job.not_yet("mesh.tp", f"automodel's tensor-parallel plan of the dense {family} family")
     if job.scenario.training.sequence_parallel is True:
         raise job.illegal("training.sequence_parallel", "sequence parallelism is not supported for this model",
                           "0.7.0 models/nemotron_v3/parallelization.py:68")

@@ -108,13 +108,20 @@ class _Maker:
         return [unit for unit in out if unit.members or unit.is_root]
 
     def dense(self, stage: tuple[int, ...]) -> list[Unit]:
-        """With ep = 1 layers reshard; embedding and head are units only if they train; the rest is the root's."""
+        """With ep = 1 layers reshard; embedding and head are units only if they train; the rest is the root's.
+
+        0.7.0 distributed/parallelizer.py, `ModelParallelizer`: tied tables stay with the root
+        (_fully_shard_untied_input_output_embeddings), the last layer reshards only where it is asked for
+        (apply_fsdp2_sharding_recursively). Nemotron-H has a parallelizer of its own.
+        """
         children = True if self.asked is None else self.asked
+        generic = self.graph.architecture.family != "nemotron_h"
+        apart = not (generic and self.graph.architecture.tied)
         rest, own = [], []
         blocks = []
         for layer in stage:
             kind = self._kind(layer)
-            if kind in ("embedding", "head") and self._trains(layer):
+            if kind in ("embedding", "head") and apart and self._trains(layer):
                 own.append((layer, children if kind == "embedding" else False))
             elif kind in ("embedding", "final_norm", "head"):
                 rest.append(layer)
@@ -125,8 +132,8 @@ class _Maker:
         names = {"embedding": "model.embed_tokens", "head": "lm_head"}
         out += [self._unit(names[self._kind(layer)], [layer], layer, layer, reshard=policy) for layer, policy in own]
         for layer in blocks:
-            last_dense = self.graph.architecture.family == "llama" and layer == blocks[-1]
-            out += self._block(layer, reshard=not last_dense and children, separate_experts=False)
+            kept = generic and layer == blocks[-1] and self.asked is None
+            out += self._block(layer, reshard=not kept and children, separate_experts=False)
         return out
 
     def _block(self, layer: int, *, reshard: bool, separate_experts: bool) -> list[Unit]:

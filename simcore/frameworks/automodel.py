@@ -5,8 +5,10 @@
 [Note: Automodel's two paths]
 With ep > 1 `moe/parallelizer.py` wraps experts (when ep_shard > 1), the fp32 Mamba holder, the block, embedding, head
 and inner model, and nothing is resharded after forward unless asked (`MoEParallelizerConfig.reshard_after_forward`,
-False). With ep = 1 `models/nemotron_v3/parallelization.py` wraps layers (resharded, torch's default) and embedding and
-head only if they train. Experts are cut on dimension 0 over ep and on dimension 1 over ep_shard, which takes in
+False). With ep = 1 layers are wrapped and resharded, embedding and head only if they train: Nemotron-H by
+`models/nemotron_v3/parallelization.py`, all others by `distributed/parallelizer.py`, which keeps the last layer
+gathered and tied tables with the root. Nothing is gathered ahead by order: `enable_fsdp2_prefetch` is False
+(`distributed/config.py:344`). Experts are cut on dimension 0 over ep and on dimension 1 over ep_shard, which takes in
 dp_replicate: they are never replicated by HSDP, and `expert_dp` here is Automodel's `ep_shard`. Parameters rest in the
 checkpoint's bf16 and so do Adam's moments; A_log, D and dt_bias stay fp32.
 """

@@ -1,11 +1,13 @@
 """NeMo Automodel's own models (nemo-automodel 0.7.0): what each kind of layer holds, computes and sends.
 
-Layers: `automodel_layers.py`, `automodel_latent.py`, `automodel_moe.py`; head and losses: `automodel_head.py`;
-parameters: `automodel_tensors.py`.
+Layers: `automodel_layers.py`, `automodel_dense.py`, `automodel_latent.py`, `automodel_moe.py`; head and losses:
+`automodel_head.py`; parameters: `automodel_tensors.py`.
 
 `Run.checkpoint`: "none" or "full". With expert parallelism every block is wrapped whole and saves the router's product
 and its top-k (`components/moe/parallelizer.py`, `apply_ac`); without it Nemotron-H wraps its Mamba and MLP blocks only
-(`models/nemotron_v3/parallelization.py`).
+(`models/nemotron_v3/parallelization.py`), and each norm, attention and MLP of the dense families is a checkpoint of its
+own: layers whose class is Automodel's are no case of `_should_use_hf_native_gradient_checkpointing`
+(`components/distributed/{parallelizer,activation_checkpointing}.py`, apply_submodule_checkpointing).
 
 `run.options`, where upstream leaves a choice or versions differ; the first value is the default:
 
@@ -20,6 +22,7 @@ and its top-k (`components/moe/parallelizer.py`, `apply_ac`); without it Nemotro
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from functools import partial
 from typing import Final
 
@@ -37,9 +40,10 @@ from simcore.models.blocks import (
     Moe,
 )
 from simcore.operators import aten
+from simcore.operators.automodel_dense import DENSE, dense_attention, dense_norm
 from simcore.operators.automodel_head import LINEAR_LOSSES, head, loss
 from simcore.operators.automodel_latent import latent_attention
-from simcore.operators.automodel_layers import Env, attention, mamba, mlp, norm
+from simcore.operators.automodel_layers import Env, attention, mamba, mlp
 from simcore.operators.automodel_moe import moe
 from simcore.operators.automodel_tensors import tensors
 from simcore.recording import LayerTape, Run
@@ -109,10 +113,10 @@ def _hand_back(tape: Tape, leaf: Node | None) -> None:
 
 def _run(env: Env, kind: LayerKind, hidden: Tensor) -> Tensor:
     if isinstance(kind.block, FinalNorm):
-        return norm(env, hidden, "model.norm")
+        return dense_norm(env, hidden, "model.norm", kind.family)
     if isinstance(kind.block, Head):
         return head(env, hidden, kind.block)
-    if not _checkpointed(kind, env.run):
+    if not _checkpointed(kind, env.run) or _by_parts(kind, env.run):
         return _layer(env, kind, hidden)
     if env.run.ep > 1 and env.option("router", "kept") == "kept":
         env.cache = {}
@@ -124,20 +128,30 @@ def _checkpointed(kind: LayerKind, run: Run) -> bool:
     return run.checkpoint == "full" and (everything or isinstance(kind.branches[0].block, Mamba2 | Mlp))
 
 
+def _by_parts(kind: LayerKind, run: Run) -> bool:
+    """Norms, attention and MLP are checkpoints of their own, see `_checkpointed`."""
+    return run.checkpoint == "full" and run.ep == 1 and kind.family in DENSE
+
+
 def _layer(env: Env, kind: LayerKind, hidden: Tensor) -> Tensor:
     """`x + block(norm(x))` for every branch; DeepSeek's block names what a branch made until it returns."""
     named = []
+    region = env.tape.checkpoint if _by_parts(kind, env.run) else _at_once
     for branch in kind.branches:
         residual = hidden
         env.tape.scope = ""
-        hidden = norm(env, hidden, branch.norm)
+        hidden = region(partial(dense_norm, env, hidden, branch.norm, kind.family))
         env.tape.scope = f"{branch.name}."
-        hidden = _block(env, kind, branch, hidden)
+        hidden = region(partial(_block, env, kind, branch, hidden))
         env.tape.scope = ""
         if kind.family == "deepseek_v3":
             named.append(hidden)
         hidden = aten.add(env.tape, residual, hidden, "residual")
     return hidden
+
+
+def _at_once(run: Callable[[], Tensor]) -> Tensor:
+    return run()
 
 
 def _block(env: Env, kind: LayerKind, branch: Branch, x: Tensor) -> Tensor:
@@ -148,6 +162,8 @@ def _block(env: Env, kind: LayerKind, branch: Branch, x: Tensor) -> Tensor:
         return moe(env, x, block, branch.name, wide=kind.family == "deepseek_v3")
     if isinstance(block, LatentAttention):
         return latent_attention(env, x, block, branch.name)
+    if isinstance(block, Attention) and kind.family in DENSE:
+        return dense_attention(env, x, block, branch.name)
     if isinstance(block, Attention):
         return attention(env, x, block, branch.name)
     assert isinstance(block, Mlp), "other families are refused"
@@ -175,7 +191,7 @@ def _tables(env: Env, kind: LayerKind, block: Embedding) -> list[Tensor]:
     tape, run = env.tape, env.run
     if kind.family == "deepseek_v3":
         return [tape.empty((run.batch, run.seq, block.rotary_dim), "fp32", "freqs_cis")]
-    return [tape.empty((1, run.seq, block.rotary_dim), run.compute, f"rotary_{name}")
+    return [tape.empty((1, run.seq, block.rotary_dim), "fp32", f"rotary_{name}")
             for name in ("cos", "sin") if block.rotary_dim]
 
 

@@ -1,8 +1,8 @@
 """Norms, linear layers with adapters, attention, MLP and Mamba-2 as NeMo Automodel runs them on a GPU.
 
-Sources: nemo-automodel 0.7.0 (`components/models/nemotron_v3/layers.py`, `components/models/llama/model.py`,
-`components/models/common/utils.py`, `components/_peft/{lora,lora_mlp}.py`, `components/moe/layers.py`), mamba_ssm
-e9594ce1 (`ops/triton/ssd_combined.py`); saved tensors and peaks of the Mamba wrappers were measured with its kernels
+Sources: nemo-automodel 0.7.0 (`components/models/nemotron_v3/layers.py`, `components/models/common/utils.py`,
+`components/_peft/{lora,lora_mlp}.py`, `components/moe/layers.py`), mamba_ssm e9594ce1
+(`ops/triton/ssd_combined.py`); saved tensors and peaks of the Mamba wrappers were measured with its kernels
 stubbed out (43,040 and 124,163 bytes a token, 8192 tokens).
 
 Locals live as long as upstream's: a name that upstream still holds is held here.
@@ -20,7 +20,7 @@ from simcore.operators.aten import Grads, Operand, Saved, needs_grad, new
 from simcore.recording import Run
 from simcore.tape import Kernel, Param, Tape, Tensor
 
-__all__ = ["Env", "attention", "linear", "mamba", "mlp", "norm"]
+__all__ = ["Env", "attention", "core_attention", "linear", "mamba", "mlp", "norm"]
 
 # How the Triton kernels split dB and dC over heads depends on the number of SMs (mamba_ssm, `_chunk_state_bwd_db`).
 _NUM_SMS: Final = 132
@@ -88,7 +88,7 @@ def linear(env: Env, x: Tensor, path: str) -> Tensor:
     """A linear layer, with its adapter if it has one (`_peft/lora.py`, `LinearLoRA.forward`)."""
     tape, name = env.tape, path.rpartition(".")[2]
     pair = env.adapters(path)
-    base = aten.linear(tape, x, env.param(f"{path}.weight"), name)
+    base = aten.linear(tape, x, env.param(f"{path}.weight"), name, bias=env.run.params.get(f"{path}.bias"))
     if pair is None:
         return base
     if env.option("linear", "torch") == "te":  # TE adapters are modules of their own and keep x A
@@ -195,28 +195,20 @@ def _low_rank_grads(tape: Tape, rows: int, rank: int, pair: list[Param], dtype: 
 
 # ---- attention --------------------------------------------------------------------------------------------------
 def attention(env: Env, x: Tensor, block: Attention, path: str) -> Tensor:
-    """Grouped-query attention through SDPA or TE; key and value heads are not expanded."""
-    tape, batch, seq = env.tape, x.shape[0], x.shape[1]
-    # A rotary gradient comes in [b, heads, s, d] order and is copied back, SDPA's own does not.
-    q = aten.to_heads(tape, linear(env, x, f"{path}.q_proj"), block.head_dim, copy_grad=block.rotary)
-    k = aten.to_heads(tape, linear(env, x, f"{path}.k_proj"), block.head_dim, copy_grad=block.rotary)
-    v = aten.to_heads(tape, linear(env, x, f"{path}.v_proj"), block.head_dim)
-    if block.rotary:
-        q, k = _rotate(tape, q), _rotate(tape, k)
+    """Nemotron-H's grouped-query attention through SDPA or TE, without positions."""
+    tape, dim = env.tape, block.head_dim
+    q, k, v = (aten.to_heads(tape, linear(env, x, f"{path}.{part}_proj"), dim) for part in "qkv")
+    out = core_attention(env, q, k, v)
+    return linear(env, out.view(*x.shape[:2], block.q_size), f"{path}.o_proj")
+
+
+def core_attention(env: Env, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+    """Attention of q [b, s, heads, d]; key and value heads are not expanded."""
+    tape, (batch, seq, heads, dim) = env.tape, q.shape
     if env.run.cp > 1:  # TE rings keys and values round the group
         tape.collective("send_recv", "cp", (env.run.cp - 1) * (k.nbytes + v.nbytes), k.dtype)
-        extra = 2 * batch * block.num_heads * seq * seq * block.head_dim * (env.run.cp - 1)
-        tape.compute(Kernel.ATTENTION, extra, 0)
-    out = aten.scaled_dot_product_attention(tape, q, k, v, env.run.pairs // env.run.cp)
-    return linear(env, out.view(batch, seq, block.q_size), f"{path}.o_proj")
-
-
-def _rotate(tape: Tape, x: Tensor) -> Tensor:
-    """`x * cos + rotate_half(x) * sin` (`models/llama/rope_utils.py`); the tables are the stem's."""
-    table = Tensor(None, (1, x.shape[1], 1, x.shape[3]), x.dtype)
-    turned = aten.mul(tape, x, table)
-    half = aten.cat(tape, aten.neg(tape, aten.slice_half(tape, x)), aten.slice_half(tape, x))
-    return aten.add(tape, turned, aten.mul(tape, half, table), "rotary")
+        tape.compute(Kernel.ATTENTION, 2 * batch * heads * seq * seq * dim * (env.run.cp - 1), 0)
+    return aten.scaled_dot_product_attention(tape, q, k, v, env.run.pairs // env.run.cp)
 
 
 # ---- Mamba-2 ----------------------------------------------------------------------------------------------------

@@ -1,15 +1,16 @@
 """The parameters and buffers that NeMo Automodel's own models register.
 
-Order, names and shapes are those of `named_parameters()` of `NemotronHForCausalLM`, `LlamaForCausalLM` and
-`DeepseekV3ForCausalLM` (nemo-automodel 0.7.0, `components/models/nemotron_v3/{model,layers}.py`,
-`components/models/llama/model.py`, `components/models/deepseek_v3/{model,layers}.py`,
-`components/moe/{layers,experts}.py`), before expert parallelism and FSDP2 split them:
+Order, names and shapes are those of `named_parameters()` of `NemotronHForCausalLM`, `LlamaForCausalLM`,
+`Qwen2ForCausalLM`, `Qwen3ForCausalLM` and `DeepseekV3ForCausalLM` (nemo-automodel 0.7.0,
+`components/models/nemotron_v3/{model,layers}.py`, `components/models/{llama,qwen2,qwen3}/model.py`,
+`components/models/deepseek_v3/{model,layers}.py`, `components/moe/{layers,experts}.py`), before expert parallelism and
+FSDP2 split them:
 
  * routed experts are two 3-D tensors, input dimension before output dimension; dimension 0 is what expert parallelism
    splits, dimension 1 what FSDP2 splits over `ep_shard` (`components/moe/parallelizer.py`, `_moe_shard_placement`);
  * dt_bias, A_log and D sit in a holder of their own, `_fp32_params`, stored and computed in fp32;
- * Automodel's `MLP` registers up before gate, its Llama the other way round;
- * Llama's and DeepSeek's layers register their norms after attention and MLP.
+ * Automodel's `MLP` registers up before gate, its Llama and dense Qwen the other way round;
+ * all but Nemotron-H's layers register their norms after attention and MLP.
 """
 
 from __future__ import annotations
@@ -36,7 +37,7 @@ from simcore.tensor import TensorSpec
 
 __all__ = ["FAMILIES", "tensors"]
 
-FAMILIES: Final = ("deepseek_v3", "llama", "nemotron_h")
+FAMILIES: Final = ("deepseek_v3", "llama", "nemotron_h", "qwen2", "qwen3")
 
 
 def tensors(kind: LayerKind) -> tuple[TensorSpec, ...]:
@@ -97,12 +98,15 @@ def _attention(branch: Branch, family: str) -> tuple[TensorSpec, ...]:
     b: Any = branch.block
     hidden, q, kv = (b.hidden, "hidden"), (b.q_size, "heads"), (b.kv_size, "heads")
     at = branch.name
-    return (
-        _linear(f"{at}.q_proj", q, hidden, "attention"),
-        _linear(f"{at}.k_proj", kv, hidden, "attention"),
-        _linear(f"{at}.v_proj", kv, hidden, "attention"),
-        _linear(f"{at}.o_proj", hidden, q, "attention"),
-    )
+    specs = []
+    for part, out in (("q", q), ("k", kv), ("v", kv)):
+        specs.append(_linear(f"{at}.{part}_proj", out, hidden, "attention"))
+        if b.bias:
+            specs.append(TensorSpec(f"{at}.{part}_proj.bias", (out[0],), (out[1],), "attention", "bias"))
+    specs.append(_linear(f"{at}.o_proj", hidden, q, "attention"))
+    norms = ("q_norm", "k_norm") if b.qk_norm else ()
+    specs += [TensorSpec(f"{at}.{name}.weight", (b.head_dim,), ("head_dim",), "norms", "norm") for name in norms]
+    return tuple(specs)
 
 
 def _latent(branch: Branch, family: str) -> tuple[TensorSpec, ...]:
@@ -126,7 +130,8 @@ def _latent(branch: Branch, family: str) -> tuple[TensorSpec, ...]:
 
 def _mlp(branch: Branch, family: str) -> tuple[TensorSpec, ...]:
     b: Any = branch.block
-    return _mlp_at(branch.name, b.hidden, (b.ffn, "ffn"), "mlp", gated=b.gated, gate_first=family == "llama")
+    dense = family in ("llama", "qwen2", "qwen3")
+    return _mlp_at(branch.name, b.hidden, (b.ffn, "ffn"), "mlp", gated=b.gated, gate_first=dense)
 
 
 def _mlp_at(at: str, hidden: int, ffn: tuple[int, str], component: str, *, gated: bool,

@@ -1,0 +1,182 @@
+"""Measures nemo-automodel 0.7.0's dense layers event by event, and how its parallelizer wraps models.
+
+    python tests/truth/probe_automodel_dense.py > tests/truth/tape/automodel-dense-0.7.0-torch-2.13.0.json
+
+Layers: Llama, Qwen2 and Qwen3 on fake tensors on a CPU, plain and under Automodel's own checkpointing of sub-modules.
+Stand-ins: the CPU flash kernel; the norms of Llama and Qwen2 are `rms_norm: torch` with a kernel that allocates what
+CUDA's does. Qwen3's are Hugging Face's and run as they are.
+Wrapping: Automodel's own `parallelize_model` over PyTorch's fake process group, on the meta device: one row for each
+FSDP2 unit, in order of modules, and which modules a checkpoint wraps.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import functools
+import gc
+import json
+import logging
+import os
+import sys
+import warnings
+from typing import Any
+
+warnings.filterwarnings("ignore")
+logging.disable(logging.CRITICAL)
+
+import torch  # noqa: E402
+import torch.distributed as dist  # noqa: E402
+from nemo_automodel._transformers.registry import ModelRegistry  # noqa: E402
+from nemo_automodel.components.distributed import activation_checkpointing as ac  # noqa: E402
+from nemo_automodel.components.distributed.config import FSDP2Config  # noqa: E402
+from nemo_automodel.components.distributed.mesh import MeshContext, ParallelismSizes  # noqa: E402
+from nemo_automodel.components.distributed.model_parallelizer import parallelize_model  # noqa: E402
+from nemo_automodel.components.models.common import BackendConfig  # noqa: E402
+from nemo_automodel.components.models.llama.model import LlamaDecoderLayer, LlamaForCausalLM  # noqa: E402
+from nemo_automodel.components.models.qwen2.model import Qwen2DecoderLayer, Qwen2ForCausalLM  # noqa: E402
+from nemo_automodel.components.models.qwen3.model import Qwen3DecoderLayer, Qwen3ForCausalLM  # noqa: E402
+from nemo_automodel.components.models.qwen3_moe.model import Qwen3MoeForCausalLM  # noqa: E402
+from oracle.fsdp2_tracker import Tracker  # noqa: E402
+from probe_automodel_mla import Around, fused_rms_norm  # noqa: E402
+from torch._subclasses.fake_tensor import FakeTensorMode  # noqa: E402
+from torch.distributed.fsdp import FSDPModule  # noqa: E402
+from torch.testing._internal.distributed.fake_pg import FakeStore  # noqa: E402
+from transformers import AutoConfig, AutoModelForCausalLM  # noqa: E402
+
+SHAPE = {"hidden_size": 256, "vocab_size": 1024, "intermediate_size": 688, "num_hidden_layers": 3,
+         "num_attention_heads": 8, "num_key_value_heads": 4, "head_dim": 32, "tie_word_embeddings": False}
+EXPERTS = {"num_experts": 8, "num_local_experts": 8, "num_experts_per_tok": 2, "moe_intermediate_size": 96,
+           "norm_topk_prob": True}
+OWN: dict[str, Any] = {"llama": LlamaForCausalLM, "qwen2": Qwen2ForCausalLM, "qwen3": Qwen3ForCausalLM,
+                       "qwen3_moe": Qwen3MoeForCausalLM}
+LAYER_OF: dict[str, Any] = {"llama": LlamaDecoderLayer, "qwen2": Qwen2DecoderLayer, "qwen3": Qwen3DecoderLayer}
+BACKEND = BackendConfig(attn="sdpa", linear="torch", rms_norm="torch", experts="torch_mm", dispatcher="torch",
+                        enable_hf_state_dict_adapter=False)
+LAYERS = {f"{family}{' checkpointed' * again}{' of two' * (batch - 1)}":
+          {"family": family, "batch": batch, "seq": 192, "checkpoint": bool(again)}
+          for family in ("llama", "qwen2", "qwen3") for again, batch in ((0, 1), (0, 2), (1, 1))}
+WRAPPED: dict[str, dict[str, Any]] = {
+    "llama": {"family": "llama", "checkpoint": True}, "qwen2": {"family": "qwen2", "checkpoint": True},
+    "qwen3": {"family": "qwen3", "checkpoint": True}, "mixtral": {"family": "mixtral", "checkpoint": True},
+    "qwen3_moe": {"family": "qwen3_moe", "checkpoint": True},
+    "qwen3 by transformers": {"family": "qwen3", "hf": True, "checkpoint": True},
+    "llama tied": {"family": "llama", "tied": True},
+    "llama frozen": {"family": "llama", "frozen": True},
+    "llama resharded": {"family": "llama", "reshard_after_forward": True},
+    "llama kept": {"family": "llama", "reshard_after_forward": False},
+    "llama ahead": {"family": "llama", "enable_fsdp2_prefetch": True},
+}
+
+
+def config(family: str, *, tied: bool = False) -> Any:
+    fields = SHAPE | (EXPERTS if family in ("qwen3_moe", "mixtral") else {}) | {"tie_word_embeddings": tied}
+    made = AutoConfig.for_model(family, **fields)
+    made._attn_implementation = "sdpa"
+    made.use_cache = False
+    made.torch_dtype = torch.bfloat16
+    return made
+
+
+def model_of(case: dict[str, Any]) -> Any:
+    cfg = config(case["family"], tied=case.get("tied", False))
+    with torch.device("meta"):
+        if case.get("hf") or case["family"] not in OWN:
+            return AutoModelForCausalLM.from_config(cfg, dtype=torch.bfloat16)
+        return OWN[case["family"]](cfg, backend=BACKEND).to(torch.bfloat16)
+
+
+def registered(family: str) -> list[Any]:
+    return [[n, list(p.shape)] for n, p in model_of({"family": family}).named_parameters()]
+
+
+# ---- layers, event by event ------------------------------------------------------------------------------------------
+def events(case: dict[str, Any]) -> dict[str, Any]:
+    tr, fake = Tracker(), FakeTensorMode()
+    shape, seen = (case["batch"], case["seq"], SHAPE["hidden_size"]), []
+    torch.set_default_dtype(torch.bfloat16)
+    with fake:
+        layer = LAYER_OF[case["family"]](config(case["family"]), 0, BACKEND).train()
+    torch.set_default_dtype(torch.float32)
+    if case["checkpoint"]:
+        ac.apply_submodule_checkpointing([layer], False)
+    with fake, tr:
+        leaf = torch.empty((), dtype=torch.bfloat16, requires_grad=True)
+        x = Around.apply(leaf, shape, seen, tr.events)
+        tables = tuple(torch.empty(1, case["seq"], SHAPE["head_dim"]) for _ in range(2))
+        for known in (*layer.parameters(), *tables):
+            tr.number_of(known)
+        gc.collect()
+        start, tr.phase = len(tr.events), "fwd"
+        out = layer(x, attention_mask=None, position_embeddings=tables)
+        middle = len(tr.events)
+        del x
+        loss = Around.apply(out, (), seen, tr.events)
+        loss.backward()
+    found = [change for _, change in tr.events]
+    after, before = seen
+    return {"case": case, "forward": found[start:middle], "backward": found[after:before - 1]}
+
+
+# ---- wrapping --------------------------------------------------------------------------------------------------------
+def unit_of(name: str, module: Any, names: dict[int, str]) -> dict[str, Any]:
+    state = module._get_fsdp_state()
+    group = state._fsdp_param_group
+    return {
+        "unit": name.replace("_checkpoint_wrapped_module.", "").removesuffix("._checkpoint_wrapped_module"),
+        "parameters": len(group.fsdp_params) if group else 0,
+        "reshards": bool(group and group._reshard_after_forward),
+        "ahead": [[names[id(s)] for s in states] for states in (
+            state._states_to_forward_prefetch, state._states_to_backward_prefetch)],
+        "policy": [str(x).replace("torch.", "") for x in (
+            state._mp_policy.param_dtype, state._mp_policy.reduce_dtype, state._mp_policy.output_dtype)],
+        "casts": state._mp_policy.cast_forward_inputs,
+    }
+
+
+def wrapped(case: dict[str, Any]) -> dict[str, Any]:
+    model = model_of(case)
+    if case.get("frozen"):
+        for n, p in model.named_parameters():
+            p.requires_grad_("norm" in n)
+    config_keys = {k: case[k] for k in ("reshard_after_forward", "enable_fsdp2_prefetch") if k in case}
+    fsdp = FSDP2Config(**config_keys)
+    mesh = MeshContext.build(fsdp, ParallelismSizes(), world_size=8, activation_checkpointing=bool(
+        case.get("checkpoint")))
+    model = parallelize_model(model, mesh)
+    modules = [(n, m) for n, m in model.named_modules() if isinstance(m, FSDPModule)]
+    names = {id(m._get_fsdp_state()): n for n, m in modules}
+    return {"case": case, "units": [unit_of(n, m, names) for n, m in modules],
+            "checkpoints": [n.removesuffix("._checkpoint_wrapped_module").replace("_checkpoint_wrapped_module.", "")
+                            for n, _ in model.named_modules() if n.endswith("._checkpoint_wrapped_module")]}
+
+
+def stand_in() -> None:
+    kernels = torch.library.Library("aten", "IMPL")
+    kernels.impl("_fused_rms_norm", fused_rms_norm, "CPU")
+    kernels.m.impl("_fused_rms_norm", "Meta", fused_rms_norm, False)
+    globals()["KERNELS"] = kernels  # it is unregistered when the object dies
+    ac.checkpoint_wrapper = functools.partial(ac.checkpoint_wrapper, preserve_rng_state=False)
+    torch.cuda.current_device = lambda: 0  # Qwen3-MoE names the device of its tables
+
+
+def main() -> str:
+    os.environ.update(WORLD_SIZE="8", RANK="0", LOCAL_RANK="0")
+    made = {name: events(case) for name, case in LAYERS.items()}
+    dist.init_process_group(backend="fake", rank=0, world_size=8, store=FakeStore())
+    units = {name: wrapped(case) for name, case in WRAPPED.items()}
+    own = [f for f in ("MixtralForCausalLM", "Qwen2ForCausalLM", "Qwen3ForCausalLM", "Qwen3MoeForCausalLM",
+                       "LlamaForCausalLM", "GPT2LMHeadModel") if f in ModelRegistry.model_arch_name_to_cls]
+    head = json.dumps({"shape": SHAPE, "experts": EXPERTS, "own": own,
+                       "registered": {family: registered(family) for family in OWN}})[:-1]
+    return f'{head},\n"layers": {lines(made)},\n"wrapped": {lines(units)}}}'
+
+
+def lines(rows: dict[str, Any]) -> str:
+    return "{\n" + ",\n".join(f"{json.dumps(n)}: {json.dumps(r, separators=(',', ':'))}" for n, r in rows.items()) + "}"
+
+
+if __name__ == "__main__":
+    stand_in()
+    with contextlib.redirect_stdout(sys.stderr):
+        text = main()
+    print(text)
