@@ -16,6 +16,7 @@ from simcore.framework import Buckets, Framework, UnshardFlow
 from simcore.job import Job
 from simcore.ledger import Balance, balance, first_step
 from simcore.mesh import IntArray
+from simcore.on_host import host_bytes
 from simcore.outside import Held, Site, outside, paged
 from simcore.packing import assumptions as packing_assumptions
 from simcore.packing import pack
@@ -240,7 +241,7 @@ def _peak(parts: Parts, peak: Balance, plan: Plan, held: Sequence[Held], band: B
     mine, low, high = (parts.needed(int(allocated * off)) for off in (1, band.low, band.high))
     return Peak(
         allocated_bytes=allocated, reserved_bytes=seen.middle, device_bytes=mine.middle + beside,
-        host_bytes=plan.host_bytes(parts.site().tokens), phase=peak.phase,
+        host_bytes=host_bytes(plan, parts.site().tokens), phase=peak.phase,
         first_step_bytes=first_step(peak, plan.born_in_step()), event=peak.event, layer=peak.layer,
         microbatch=_microbatch(parts, peak.microbatch),
         by_category=peak.by_category, by_phase=peak.by_phase,

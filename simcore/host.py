@@ -24,6 +24,7 @@ from simcore.fold import RankClass
 from simcore.framework import Buckets, Framework
 from simcore.graph import ModelGraph
 from simcore.mesh import IntArray, Mesh
+from simcore.on_host import waiting_bytes
 from simcore.plan import Placed, Plan
 from simcore.report import Assumption, Host, HostPhase, RankReport, Report
 from simcore.tensor import TensorSpec
@@ -123,7 +124,7 @@ def _readers(transfer: Transfer | None, first: int, num: IntArray) -> IntArray:
 def _of_rank(plan: Plan, phase: _Phase, transfer: Transfer | None, tokens: int) -> Counter[str]:
     """What one rank holds on the host, the whole model aside. `tokens`: of its microbatch."""
     held = Counter({"parameters": 0, "gradients": 0, "optimizer states": 0, "activations": 0, "checkpoint": 0})
-    held["activations"] = plan.waiting_bytes(tokens) if phase == "first_step" else 0
+    held["activations"] = waiting_bytes(plan, tokens) if phase == "first_step" else 0
     there = {"load": ("parameters",), "first_step": ("parameters", "gradients", "optimizer states"),
              "save": ("parameters", "optimizer states")}[phase]
     for placed, count in _placed(plan):

@@ -198,18 +198,6 @@ class Plan:
                 found[space] = found.get(space, 0) + count * num_bytes
         return found
 
-    def waiting_bytes(self, tokens: int) -> int:
-        """Inputs of a microbatch's replayed layers that wait on the host: [tokens, hidden] each, not pinned."""
-        if dict(self.framework.options).get("inputs") != "on_host":
-            return 0
-        layers = sum(self.graph.kinds[self.graph.layers[layer].kind].block is None for layer in self.layers)
-        return layers * tokens * self.graph.architecture.hidden * dtype_bytes(self.framework.compute_dtype)
-
-    def host_bytes(self, tokens: int) -> int:
-        """What this rank has on the host while a microbatch of so many tokens runs."""
-        rests = sum(size for space, size in self.elsewhere().items() if space.startswith("host"))
-        return rests + self.waiting_bytes(tokens)
-
     def padding_bytes(self) -> int:
         """What storage adds to the parameters that the rank owns (even cuts; flat buffers count their own)."""
         return sum(count * self.kinds[kind].padding_bytes for kind, count in self.kind_counts)

@@ -53,7 +53,7 @@ def test_what_is_not_known_is_refused(changed: dict[str, Any], told: str) -> Non
 
 
 @pytest.mark.parametrize(("training", "told"), [
-    ({"method": "qlora"}, "qlora"), ({"offload": {"activations": "host"}}, "outside the device"),
+    ({"method": "qlora"}, "qlora"), ({"offload": {"activations": "host"}}, "on the host"),
     ({"pipeline": {"virtual_stages": 2}}, "virtual stages"),
     ({"pipeline": {"schedule": "dualpipe"}}, "schedule dualpipe"),
     ({"routing": {"seed": 0}}, "routing"),

@@ -33,7 +33,7 @@ def scenario_of(case: dict[str, Any]) -> dict[str, Any]:
         "training": {
             "seq_len": case["seq"], "micro_batch_size": batch,
             "global_batch_size": batch * shards * case.get("grad_accum", 1),
-            "recompute": ["attention"] if mode == "selective" else mode},
+            "recompute": ["attention"] if mode == "selective" else mode, "routing": "balanced"},
         "framework_options": {"packed_experts": True} if case.get("packed") else {}}
 
 
