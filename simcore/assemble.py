@@ -44,6 +44,7 @@ from simcore.tiles import Workload, record_layers
 from simcore.topology import Topology
 from simcore.traffic import traffic
 from simcore.units import format_bytes, parse_cublas, parse_quantity
+from simcore.update import made_after_backward
 from simcore.workspace import Setting, Space, spaces
 
 __all__ = ["Parts", "failed", "report"]
@@ -242,7 +243,7 @@ def _peak(parts: Parts, peak: Balance, plan: Plan, held: Sequence[Held], band: B
     return Peak(
         allocated_bytes=allocated, reserved_bytes=seen.middle, device_bytes=mine.middle + beside,
         host_bytes=host_bytes(plan, parts.site().tokens), phase=peak.phase,
-        first_step_bytes=first_step(peak, plan.born_in_step()), event=peak.event, layer=peak.layer,
+        first_step_bytes=first_step(peak, made_after_backward(plan)), event=peak.event, layer=peak.layer,
         microbatch=_microbatch(parts, peak.microbatch),
         by_category=peak.by_category, by_phase=peak.by_phase,
         top=tuple(Owner(owner=o, category=c, bytes=b) for o, c, b in peak.top),

@@ -38,6 +38,7 @@ class Moment(Enum):
     UNIT_BACKWARD_BEGIN = "unit backward begin"
     UNIT_BACKWARD_END = "unit backward end"
     LAST_USE = "last use"
+    GRADIENT_READY = "gradient ready"
     BUCKET_FULL = "bucket full"
     MICROBATCH_END = "microbatch end"
     LAST_MICROBATCH = "last microbatch"

@@ -14,7 +14,7 @@ from simcore.units import DTYPE_BYTES
 
 __all__ = ["CATEGORY_OF_PHASE", "COMPUTE_STREAM", "GRADIENTS_BEGIN", "GRAD_HIDDEN", "HIDDEN", "INNER_BACKWARD_BEGIN",
            "INNER_BACKWARD_END", "INNER_FORWARD_BEGIN", "INNER_FORWARD_END", "RECOMPUTE_BEGIN", "RECOMPUTE_END",
-           "Kernel", "Op", "Param", "Recorder", "Row", "Section", "Storage", "Stream"]
+           "Kernel", "Op", "Param", "Recorder", "Row", "Section", "Step", "Storage", "Stream"]
 
 
 class Op(IntEnum):
@@ -99,6 +99,15 @@ class Storage:
 
 
 @dataclass(frozen=True, slots=True)
+class Step:
+    """The optimizer's step of one parameter: bytes that it needs for a moment, FLOPs, bytes read and written."""
+
+    held: int
+    flops: int
+    moved: int
+
+
+@dataclass(frozen=True, slots=True)
 class Param:
     """A parameter as an operator sees it: gathered, in the dtype it computes in.
 
@@ -106,6 +115,7 @@ class Param:
     `grad_exists`: it has a gradient already, the new one is added in place and dies.
     `tied`: two modules use it, the output head and the embedding; the head's gradient waits for the embedding's, then
     both are added into a new one.
+    `step`: runs when the gradient is there, which then dies.
     """
 
     name: str
@@ -115,6 +125,7 @@ class Param:
     grad_category: str = "unsharded_grad"
     grad_exists: bool = False
     tied: bool = False
+    step: Step | None = None
 
     @property
     def numel(self) -> int:
@@ -153,6 +164,13 @@ class Recorder:
         """A collective that the layer itself calls and waits for (token dispatch, tensor parallelism)."""
         row = self.comms.setdefault((collective, axis, dtype), len(self.comms))
         self.rows.append((_COLLECTIVE, 0, row, payload, COMPUTE_STREAM, 0))
+
+    def update(self, step: Step) -> None:
+        """The optimizer's step of one parameter."""
+        slot = self.slot("sqrt_exp_avg_sq", "optim_temp")
+        held = Storage(self, step.held, slot)
+        self.compute(Kernel.OPTIMIZER, step.flops, step.moved)
+        del held
 
     def mark(self, label: int) -> None:
         self.rows.append((_MARK, 0, label, 0, COMPUTE_STREAM, 0))

@@ -276,6 +276,9 @@ class Tape(Recorder):
             self.compute(Kernel.ELEMENTWISE, grad.numel, 3 * grad.nbytes)
             return
         self.rename(grad.storage, self.slot(f"{param.name}.grad", param.grad_category))
+        if param.step is not None:
+            self.update(param.step)
+            return
         self.grads.append((param, grad))
 
     def release_grads(self) -> tuple[tuple[Param, int, int], ...]:

@@ -14,6 +14,7 @@ from functools import cached_property, lru_cache
 import numpy as np
 
 from simcore.edges import Edges, edges_of
+from simcore.framework import Moment
 from simcore.graph import ModelGraph
 from simcore.models.blocks import LayerKind
 from simcore.outline import Tables
@@ -21,6 +22,7 @@ from simcore.plan import Placed, PlacedKind, Plan
 from simcore.recording import LayerTape, Run
 from simcore.tape import HIDDEN, Op, Param
 from simcore.tile import Tile, small_tile
+from simcore.update import step_of
 
 __all__ = ["LayerTiles", "Recording", "Shape", "Workload", "keys_of", "record_layers", "run_of"]
 
@@ -121,7 +123,7 @@ def run_of(plan: Plan, key: Key, workload: Workload) -> Run:
     """What an implementation is told of one kind of layer."""
     framework, mesh = plan.framework, plan.mesh
     tied = plan.graph.architecture.tied and plan.graph.kinds[key[0]].block is not None
-    params = _params(plan.kinds[key[0]], plan.graph.used_twice, tied=tied)
+    params = _params(plan.kinds[key[0]], plan.graph.used_twice, framework.optimizer.implementation, tied=tied)
     return Run(workload.batch, workload.seq, framework.compute_dtype, params, framework.loss, key[3], mesh.tp,
                framework.sequence_parallel, mesh.cp, mesh.ep, mesh.etp, "ep", workload.rows_per_token, key[1], key[2],
                framework.options, workload.sent_per_token, *workload.packed)
@@ -139,16 +141,18 @@ class _Params(dict[str, Param]):
 
 
 @lru_cache(maxsize=1024)
-def _params(kind: PlacedKind, twice: frozenset[str], *, tied: bool) -> _Params:
-    return _Params(tuple(_param(p, tied=tied or p.spec.name in twice) for p in kind if not p.spec.is_buffer))
+def _params(kind: PlacedKind, twice: frozenset[str], optimizer: str, *, tied: bool) -> _Params:
+    return _Params(tuple(_param(p, optimizer, tied=tied or p.spec.name in twice) for p in kind
+                         if not p.spec.is_buffer))
 
 
-def _param(placed: Placed, *, tied: bool) -> Param:
+def _param(placed: Placed, optimizer: str, *, tied: bool) -> Param:
     life = placed.life
     shape = (placed.used_copies, *placed.used_shape) if placed.spec.copies > 1 else placed.used_shape
     trainable = placed.spec.trainable and not placed.spec.is_buffer
     return Param(placed.spec.name, shape, life.use.dtype, trainable, life.grad_made_category,
-                 life.grad_made_category == "", tied)
+                 life.grad_made_category == "", tied,
+                 step_of(placed, optimizer) if life.updated is Moment.GRADIENT_READY and trainable else None)
 
 
 def _trained_below(plan: Plan) -> dict[int, bool]:

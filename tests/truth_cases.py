@@ -110,6 +110,8 @@ def _fsdp2_options(spec: dict[str, Any]) -> dict[str, Any]:
     for theirs, ours in (("reshard", "reshard_after_forward"), ("set_last_reshard",) * 2, ("prefetch",) * 2):
         if spec.get(theirs) is not None:
             options[ours] = spec[theirs]
+    if spec.get("optim_in_bwd"):
+        options["optimizer_in_bwd"] = True
     if spec.get("ep", 1) > 1:
         options["experts"] = {"dtensor": "fully_shard"}.get(spec.get("ep_mode", "ignored"), "ignored")
     return options

@@ -7,6 +7,7 @@ from collections.abc import Sequence
 from simcore.flows.unit import GradBytes, UnitBytes
 from simcore.framework import Unit
 from simcore.outline import Builder, Tables
+from simcore.rows import Step
 from simcore.tape import Kernel, Stream
 
 __all__ = ["Reductions"]
@@ -34,6 +35,7 @@ class Reductions:
         self.inputs: list[int] = []
         slots = (_Slots(tables, ""), _Slots(tables, "experts."))
         self.slots = [slots[unit.inner] for unit in units]
+        self.step_slot = tables.slot("sqrt_exp_avg_sq", "optim_temp")
         kinds = {(unit.shard_axis, unit.replicate_axis, unit.reduce_dtype) for unit in units}
         known = {key: _comms(tables, *key) for key in sorted(kinds)}
         self.comms = [known[unit.shard_axis, unit.replicate_axis, unit.reduce_dtype] for unit in units]
@@ -78,7 +80,8 @@ class Reductions:
         """Reduce what the unit has; nothing when it has nothing."""
         if not (self.grads[u] or self.accumulated[u]):
             return
-        weight = self.weights[u].grads(self.accumulated[u] or self.places[u])
+        there = self.accumulated[u] or self.places[u]
+        weight, steps = self.weights[u].grads(there), self.weights[u].steps(there)
         slots, layer = self.slots[u], self.layers[u]
         self.drop_replicate_buffer(u)
         self._relay(u)
@@ -93,6 +96,7 @@ class Reductions:
         if self.units[u].replicate_axis:
             self.out.collective(layer, replicate, weight.output, _REPLICATE, REPLICATE_REDUCE)
         self._store(u, weight, direct=direct)
+        self._update(u, steps)
         for grad in last:
             self.out.free(*grad)
         self.accumulated[u] = ()
@@ -132,6 +136,15 @@ class Reductions:
             self.out.free(layer, slots.sharded, 0 if weight.is_grad else weight.stored)
         else:
             self.stored[u] = weight
+
+    def _update(self, u: int, steps: tuple[Step, ...]) -> None:
+        """The optimizer's steps where they run in backward; the gradients die."""
+        for step in steps:
+            self.out.alloc(self.layers[u], self.step_slot, step.held)
+            self.out.compute(Kernel.OPTIMIZER, step.flops, step.moved)
+            self.out.free(self.layers[u], self.step_slot, step.held)
+        if steps:
+            self.zero_grad(u)
 
     def _relay(self, u: int) -> None:
         """Gradients of sideways cuts are concatenated into new ones."""

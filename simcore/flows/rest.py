@@ -13,6 +13,7 @@ from simcore.plan import Placed, Plan
 from simcore.tape import Kernel, Op
 from simcore.tile import Tile
 from simcore.units import dtype_bytes
+from simcore.update import is_updated_in_backward, moment_dtype
 
 __all__ = ["Posting", "muon_transient", "newton_schulz_bytes", "optimizer_temporaries", "post_rest", "rest_postings",
            "step_temporaries"]
@@ -54,8 +55,9 @@ def optimizer_temporaries(plan: Plan, tables: Tables, builder: Builder) -> None:
     the quotient of the one before; fused, te and those of 8 bits: none.
     """
     layer, slot = plan.layers[0], tables.slot("sqrt_exp_avg_sq", "optim_temp")
-    per_kind = {kind: [p for p in plan.kinds[kind] if p.trainable and p.rests_here] for kind, _ in plan.kind_counts}
-    sizes = {kind: [p.local * dtype_bytes(_moment_dtype(p)) for p in mine if not _is_muons(plan, p)]
+    per_kind = {kind: [p for p in plan.kinds[kind] if p.trainable and p.rests_here and not is_updated_in_backward(p)]
+                for kind, _ in plan.kind_counts}
+    sizes = {kind: [p.local * dtype_bytes(moment_dtype(p)) for p in mine if not _is_muons(plan, p)]
              for kind, mine in per_kind.items()}
     implementation, held = plan.framework.optimizer.implementation, 0
     if implementation == "foreach":
@@ -141,7 +143,3 @@ def _newton_schulz_flops(placed: Placed) -> int:
 
 def _two_in_a_row(sizes: list[int]) -> int:
     return max((before + 2 * size for before, size in zip([0, *sizes], sizes, strict=False)), default=0)
-
-
-def _moment_dtype(placed: Placed) -> str:
-    return next((form.dtype for name, form in placed.life.states if name == "exp_avg_sq"), placed.life.rest.dtype)

@@ -7,7 +7,9 @@ from dataclasses import dataclass
 from simcore.form import Shard
 from simcore.framework import Unit
 from simcore.plan import Placed, Plan
+from simcore.rows import Step
 from simcore.units import dtype_bytes
+from simcore.update import is_updated_in_backward, step_of
 
 __all__ = ["GradBytes", "ParamBytes", "UnitBytes", "Weigher"]
 
@@ -17,7 +19,7 @@ class ParamBytes:
     """One parameter of a unit on this rank.
 
     `kept_shard`: its part of a smaller group after forward; `extra_copy`: the second buffer of a sideways cut;
-    `accumulated`: its whole gradient in the reduce dtype, 0 when frozen.
+    `accumulated`: its whole gradient in the reduce dtype, 0 when frozen. `step`: runs when the gradient is reduced.
     """
 
     name: str
@@ -27,6 +29,7 @@ class ParamBytes:
     accumulated: int
     reduced: int
     stored: int
+    step: Step | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -61,6 +64,10 @@ class UnitBytes:
     offloaded: bool
     staged: int
 
+    def steps(self, places: tuple[int, ...]) -> tuple[Step, ...]:
+        """That run when the gradients of the parameters at `places` are reduced."""
+        return tuple(step for step in (self.params[place].step for place in places) if step is not None)
+
     def grads(self, places: tuple[int, ...]) -> GradBytes:
         """Of the parameters at `places`: an adapter that a fused kernel bypasses has none."""
         mine = [self.params[place] for place in places]
@@ -88,7 +95,8 @@ def _unit_bytes(plan: Plan, unit: Unit) -> UnitBytes:
     placed = [plan.of_layer(layer)[i] for layer, numbers in unit.members for i in numbers]
     world = plan.mesh.axis(unit.shard_axis).size
     partial = int(unit.reshard_after_forward) if _is_int(unit.reshard_after_forward) else 0
-    params = tuple(_param_bytes(p, unit, world, partial) for p in placed)
+    implementation = plan.framework.optimizer.implementation
+    params = tuple(_param_bytes(p, unit, world, partial, implementation) for p in placed)
     shard = sum(p.padded * _gathered_bytes(unit, p) for p in placed)
     offloaded = any(not p.rests_here for p in placed)
     uses_cast = offloaded or any(dtype_bytes(p.life.rest.dtype) != _gathered_bytes(unit, p) for p in placed)
@@ -109,14 +117,15 @@ def _staged(unit: Unit, placed: list[Placed]) -> int:
     return max(0, most - done)
 
 
-def _param_bytes(placed: Placed, unit: Unit, world: int, partial: int) -> ParamBytes:
+def _param_bytes(placed: Placed, unit: Unit, world: int, partial: int, implementation: str) -> ParamBytes:
     full = placed.padded * world * _gathered_bytes(unit, placed)
     sideways = world > 1 and any(isinstance(cut, Shard) and cut.dim > 0 for axis, cut in placed.life.rest.layout
                                  if axis == unit.shard_axis)
     reduce_bytes = dtype_bytes(unit.reduce_dtype) if placed.trainable else 0
     stored_bytes = dtype_bytes(placed.life.grad.dtype) if placed.trainable else 0
     return ParamBytes(placed.spec.name, full, full // partial if partial else 0, full if sideways else 0,
-                      placed.used * reduce_bytes, placed.padded * reduce_bytes, placed.padded * stored_bytes)
+                      placed.used * reduce_bytes, placed.padded * reduce_bytes, placed.padded * stored_bytes,
+                      step_of(placed, implementation) if is_updated_in_backward(placed) else None)
 
 
 def _padded_to(placed: Placed, parts: int) -> int:

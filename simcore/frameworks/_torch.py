@@ -9,10 +9,11 @@ from simcore.form import Blocks, Form, Layout
 from simcore.framework import Optimizer
 from simcore.job import Job
 
-__all__ = ["Defaults", "Sourced", "States", "all_or_no_checkpoint", "refuse_virtual_stages", "states_of",
-           "torch_optimizer"]
+__all__ = ["Defaults", "Sourced", "States", "all_or_no_checkpoint", "check_optimizer_in_backward",
+           "refuse_virtual_stages", "states_of", "torch_optimizer"]
 
 _AO: Final = "torchao 36027d82 optim/adam.py"
+_TUNE: Final = "torchtune bd2a0fc7 recipes/full_finetune_single_device.py"
 _BNB: Final = "bitsandbytes 95f9af30 optim/optimizer.py"
 
 Sourced = tuple[str, str]
@@ -142,6 +143,17 @@ def all_or_no_checkpoint(job: Job) -> str:
     if recompute in ("none", "full"):
         return str(recompute)
     raise job.not_yet("training.recompute", f"selective checkpointing under {job.scenario.framework}")
+
+
+def check_optimizer_in_backward(job: Job) -> None:
+    """`optimizer_in_bwd`, in torchtune's word: one microbatch a step, Adam on the device, all parameters."""
+    at, training = "framework_options.optimizer_in_bwd", job.scenario.training
+    if job.scenario.num_microbatches > 1:
+        raise job.illegal(at, "Gradient accumulation is not supported with optimizer in bwd", f"{_TUNE}:157")
+    if training.method != "full" or training.optimizer.name not in ("adam", "adamw") or training.offload.part(
+            "optimizer")[1]:
+        raise job.not_yet(at, "an optimizer inside backward of adapters, of another name than adam or adamw, or with "
+                          "states on the host")
 
 
 def refuse_virtual_stages(job: Job) -> None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any, Final
 
 from simcore.form import Layout
-from simcore.frameworks._torch import Defaults, all_or_no_checkpoint
+from simcore.frameworks._torch import Defaults, all_or_no_checkpoint, check_optimizer_in_backward
 from simcore.job import Job
 from simcore.models.blocks import Attention, Mamba2
 from simcore.tensor import TensorSpec
@@ -24,6 +24,7 @@ OPTIONS: dict[str, tuple[Any, ...]] = {
     "experts_implementation": (None, "grouped_mm"),
     "attn_implementation": (None, "sdpa", "flash_attention_2", VLLM_FLASH_ATTN3),
     "use_kernels": (True, False),
+    "optimizer_in_bwd": (True, False),
 }
 DEFAULTS = Defaults(
     stored=("fp32", "sharded fp32 parameters under a policy"),
@@ -42,6 +43,8 @@ def check(job: Job, options: dict[str, Any]) -> None:
         raise job.not_yet("framework_options.use_kernels", "layers that transformers 5.23 integrations/hub_kernels.py "
                           "replaces (MegaBlocks' experts, Liger's norms)")
     _check_activations(job)
+    if options.get("optimizer_in_bwd"):
+        check_optimizer_in_backward(job)
     job.refuse_capacity("transformers 5.23 integrations/moe.py: tokens are never dropped")
     job.one_of("training.loss", job.scenario.training.loss, ("auto", "hf", "hf_keep_logits", "cut", "liger"))
     if job.mesh.tp > 1:

@@ -56,7 +56,7 @@ def table(job: Job) -> Framework:
     fully = job.mesh.ep > 1 and options.get("experts", "fully_shard") == "fully_shard"
     return Framework(
         name="fsdp2", version=VERSIONS[0],
-        rules=_rules(job, stored, fully=fully),
+        rules=_rules(job, stored, fully=fully, in_backward=options.get("optimizer_in_bwd", False)),
         units=units(job.graph, _wrapping(job, options, reduce, fully=fully)),
         flow=UnshardFlow(options.get("prefetch") or 0, options.get("sync_gradients", given.sync)),
         optimizer=torch_optimizer(job, *reversed(given.optimizer), muon=code is _transformers),
@@ -178,6 +178,7 @@ class _Choice:
     """What lives depend on besides the tensor. `kept`: what the optimizer keeps.
 
     `on_host`: sharded tensors rest there; `pin_memory` is the policy's default, states are not pinned.
+    `in_backward`: [Note: optimizer in backward] in `simcore/update.py`.
     """
 
     stored: str
@@ -187,13 +188,14 @@ class _Choice:
     splits_experts: bool
     fully: bool
     on_host: bool
+    in_backward: bool
 
 
-def _rules(job: Job, stored: str, *, fully: bool) -> tuple[Rule, ...]:
+def _rules(job: Job, stored: str, *, fully: bool, in_backward: bool) -> tuple[Rule, ...]:
     adapter = job.scenario.training.lora.dtype
     choice = _Choice(stored, job.compute, stored if adapter == "auto" else adapter,
                      states_of(job), job.mesh.ep > 1, fully,
-                     job.scenario.training.offload.part("params")[1] > 0)
+                     job.scenario.training.offload.part("params")[1] > 0, in_backward)
     return _made_rules(choice, _tp_cuts(job.graph) if job.mesh.tp > 1 else (), job.graph.implementation)
 
 
@@ -241,13 +243,15 @@ def _life(name: str, layout: Layout, stored: str, choice: _Choice, used: Layout 
     rest = Form(layout, stored, "host_pinned" if choice.on_host else "device")
     states = choice.kept.of(layout, stored, "host" if choice.on_host else "device", hidden=hidden)
     return Life(name, rest, Form(used, choice.compute), Form((*used, *partial), choice.compute), rest, states,
-                Moment.UNIT_FORWARD_BEGIN, Moment.UNIT_FORWARD_END, Moment.UNIT_BACKWARD_END, pad_storage=True)
+                Moment.UNIT_FORWARD_BEGIN, Moment.UNIT_FORWARD_END, Moment.UNIT_BACKWARD_END,
+                Moment.UNIT_BACKWARD_END if choice.in_backward else Moment.OPTIMIZER_BEGIN, pad_storage=True)
 
 
 def _plain_experts(split: Layout, choice: _Choice) -> Life:
     """Local slices outside FSDP: mixed precision does not reach them, nothing reduces their gradients."""
     form = Form(split, choice.compute)
     return Life("experts, ignored", form, form, form, form, choice.kept.of(split, choice.compute),
+                updated=Moment.GRADIENT_READY if choice.in_backward else Moment.OPTIMIZER_BEGIN,
                 rest_category="ignored_param", grad_made_category="ignored_grad")
 
 

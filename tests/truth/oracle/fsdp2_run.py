@@ -19,7 +19,7 @@ from torch.distributed.tensor import DTensor
 from torch.testing._internal.distributed.fake_pg import FakeStore
 
 from .fsdp2_log import Replay
-from .fsdp2_setup import build, dt, fsdp_params, make_optim, placement, unfuse_precision, wrap
+from .fsdp2_setup import StepsInBackward, build, dt, fsdp_params, make_optim, placement, unfuse_precision, wrap
 from .fsdp2_tracker import Tracker
 from .rows import FSDP2_DEFAULTS
 
@@ -131,7 +131,7 @@ def measure(case: Spec) -> dict[str, Any]:
         gc.collect()
         for b in model.buffers():
             tr.tag(b, "buffer")
-        opt = make_optim(model, spec)
+        opt = StepsInBackward(model, tr) if spec["optim_in_bwd"] else make_optim(model, spec)
         steps = [one_step(model, opt, spec, tr, i, ignored) for i in range(spec["steps"])]
         placed = placement(model, ignored)
     rp = Replay(tr)

@@ -170,6 +170,34 @@ def make_optim(model: nn.Module, spec: Spec) -> torch.optim.Optimizer | None:
     return torch.optim.AdamW(ps, lr=1e-4, foreach={"adamw_foreach": True, "adamw_forloop": False}[kind])
 
 
+class StepsInBackward:
+    """One AdamW a parameter, that steps and drops the gradient when it is there (torchtune `optimizer_in_bwd`)."""
+
+    def __init__(self, model: nn.Module, tracker: Tracker) -> None:
+        adam._get_value = lambda x: 1.0 if isinstance(x, torch.Tensor) else x
+        self.tracker = tracker
+        self.each = {p: torch.optim.AdamW([p], lr=1e-4, foreach=True) for p in model.parameters() if p.requires_grad}
+        for p in self.each:
+            p.register_post_accumulate_grad_hook(self.update)
+
+    def update(self, p: torch.Tensor) -> None:
+        phase, self.tracker.phase = self.tracker.phase, "opt"
+        self.each[p].step()
+        self.each[p].zero_grad()
+        self.tracker.phase = phase
+
+    @property
+    def state(self) -> dict[Any, Any]:
+        return {p: optimizer.state[p] for p, optimizer in self.each.items()}
+
+    def step(self) -> None:
+        """It is done."""
+
+    def zero_grad(self, *, set_to_none: bool) -> None:
+        assert set_to_none
+        assert all(p.grad is None for p in self.each)
+
+
 def two_steps(model: nn.Module, tracker: Tracker, microbatches: Callable[[], None]) -> dict[str, tuple[int, ...]]:
     """Fused AdamW's first two steps, the first of which makes its states; the local shape of every parameter."""
     optimizer = make_optim(model, {"optim": "adamw_fused"})
