@@ -16,7 +16,7 @@ import numpy as np
 from simcore.edges import Edges, edges_of
 from simcore.framework import Moment
 from simcore.graph import ModelGraph
-from simcore.models.blocks import LayerKind
+from simcore.models.blocks import Embedding, Head, LayerKind
 from simcore.outline import Tables
 from simcore.plan import Placed, PlacedKind, Plan
 from simcore.recording import LayerTape, Run
@@ -122,7 +122,7 @@ def record_layers(plan: Plan, workload: Workload) -> Recording:
 def run_of(plan: Plan, key: Key, workload: Workload) -> Run:
     """What an implementation is told of one kind of layer."""
     framework, mesh = plan.framework, plan.mesh
-    tied = plan.graph.architecture.tied and plan.graph.kinds[key[0]].block is not None
+    tied = plan.graph.architecture.tied and isinstance(plan.graph.kinds[key[0]].block, Embedding | Head)
     params = _params(plan.kinds[key[0]], plan.graph.used_twice, framework.optimizer.implementation, tied=tied)
     return Run(workload.batch, workload.seq, framework.compute_dtype, params, framework.loss, key[3], mesh.tp,
                framework.sequence_parallel, mesh.cp, mesh.ep, mesh.etp, "ep", workload.rows_per_token, key[1], key[2],

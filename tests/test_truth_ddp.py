@@ -9,8 +9,11 @@ from typing import Any
 import pytest
 
 import small
+from simcore.simulate import simulate
 
 TRUTH: dict[str, Any] = json.loads((Path(__file__).parent / "truth/ddp/torch-2.13.0.json").read_text(encoding="utf-8"))
+OPTIMIZER: dict[str, Any] = json.loads(
+    (Path(__file__).parent / "truth/ddp/optimizer-torch-2.13.0.json").read_text(encoding="utf-8"))["cases"]
 PRESETS = {"llama": "llama-3.2-3b", "qwen2": "qwen2.5-7b"}
 
 
@@ -27,3 +30,18 @@ def test_the_first_step_has_one_bucket_of_the_same_bytes(name: str) -> None:
     """Why buckets of the first step are not modelled: their bytes are the same."""
     found = TRUTH["cases"][name]["found"]
     assert found["first"] == [sum(found["later"])]
+
+
+@pytest.mark.parametrize("name", OPTIMIZER)
+def test_the_peak_and_the_end_of_a_step_on_one_process(name: str) -> None:
+    """With the optimizer after backward or inside it, tied or not: `tests/truth/probe_optimizer.py`."""
+    case = OPTIMIZER[name]
+    report = simulate(small.scenario(
+        "ddp", model={"config": case["preset"], "overrides": case["overrides"]}, recompute="full",
+        options={"optimizer_in_bwd": case["optimizer_in_bwd"]}))
+    (rank,) = report.ranks
+    assert rank.peak is not None
+    assert rank.end_bytes is not None
+    kept = rank.peak.by_category["workspace"]  # no library multiplies fake tensors
+    found = {"peak": rank.peak.allocated_bytes - kept, "end": rank.end_bytes - kept}
+    assert found == case["found"]

@@ -11,7 +11,7 @@ from simcore.models.blocks import Attention, Mamba2
 from simcore.tensor import TensorSpec
 from simcore.training import Draws
 
-__all__ = ["DEFAULTS", "OPTIONS", "check", "checkpoint", "options_of", "tp_layout"]
+__all__ = ["DEFAULTS", "OPTIONS", "VLLM_FLASH_ATTN3", "check", "check_layers", "checkpoint", "options_of", "tp_layout"]
 
 VLLM_FLASH_ATTN3: Final = "kernels-community/vllm-flash-attn3"
 OPTIONS: dict[str, tuple[Any, ...]] = {
@@ -38,18 +38,23 @@ checkpoint = all_or_no_checkpoint
 
 
 def check(job: Job, options: dict[str, Any]) -> None:
-    """Losses that the layers have; no tensor parallelism, no capacity of experts, no layers from the kernels' hub."""
+    """Losses that the layers have; no tensor parallelism, no capacity of experts."""
+    check_layers(job, options)
+    job.refuse_capacity("transformers 5.23 integrations/moe.py: tokens are never dropped")
+    job.one_of("training.loss", job.scenario.training.loss, ("auto", "hf", "hf_keep_logits", "cut", "liger"))
+    if job.mesh.tp > 1:
+        raise job.not_yet("mesh.tp", "fsdp2 with tensor parallelism (served with implementation: torchtitan and "
+                          "implementation: kempnerforge)")
+
+
+def check_layers(job: Job, options: dict[str, Any]) -> None:
+    """What no framework around these layers serves: layers from the kernels' hub, some ways to offload."""
     if options.get("use_kernels"):
         raise job.not_yet("framework_options.use_kernels", "layers that transformers 5.23 integrations/hub_kernels.py "
                           "replaces (MegaBlocks' experts, Liger's norms)")
     _check_activations(job)
     if options.get("optimizer_in_bwd"):
         check_optimizer_in_backward(job)
-    job.refuse_capacity("transformers 5.23 integrations/moe.py: tokens are never dropped")
-    job.one_of("training.loss", job.scenario.training.loss, ("auto", "hf", "hf_keep_logits", "cut", "liger"))
-    if job.mesh.tp > 1:
-        raise job.not_yet("mesh.tp", "fsdp2 with tensor parallelism (served with implementation: torchtitan and "
-                          "implementation: kempnerforge)")
 
 
 def _check_activations(job: Job) -> None:

@@ -39,8 +39,10 @@ OPTIONS: Final[dict[str, tuple[Any, ...]]] = {
     "find_unused_parameters": (False,),
     "static_graph": (False,),
     "compile": (True, False),
-    "attn_implementation": (None, "sdpa", "flash_attention_2", "flex_attention"),
+    "attn_implementation": (None, "sdpa", "flash_attention_2", "flex_attention", _transformers.VLLM_FLASH_ATTN3),
     "experts_implementation": (None, "grouped_mm"),
+    "use_kernels": (True, False),
+    "optimizer_in_bwd": (True, False),
 }
 LOSSES: Final = ("auto", "hf", "hf_keep_logits", "cut", "liger", "chunked")
 
@@ -50,11 +52,12 @@ adapters = name_adapters
 def table(job: Job) -> Framework:
     """DDP applied to a job."""
     options = job.options(OPTIONS)
-    _check(job)
+    _check(job, options)
     lora, stored = job.scenario.training.lora.dtype, _stored(job)
     return Framework(
         name="ddp", version=VERSIONS[0],
-        rules=_rules(stored, stored if lora == "auto" else lora, job.compute, states_of(job, plain=True)),
+        rules=_rules(stored, stored if lora == "auto" else lora, job.compute, states_of(job, plain=True),
+                     Moment.GRADIENT_READY if options.get("optimizer_in_bwd") else Moment.OPTIMIZER_BEGIN),
         units=(),
         flow=_reducer(job, options),
         optimizer=torch_optimizer(job, "torch 2.13 optim/adam.py: foreach by default on CUDA", "foreach", plain=True),
@@ -70,11 +73,15 @@ def table(job: Job) -> Framework:
     )
 
 
-def _check(job: Job) -> None:
+def _check(job: Job, options: dict[str, Any]) -> None:
     for axis in ("pp", "dp_shard", "cp", "tp", "ep", "etp"):
         if getattr(job.mesh, axis) > 1:
             raise job.illegal(f"mesh.{axis}", "DistributedDataParallel replicates: its ranks are dp_replicate", RULE)
-    job.refuse_offload()
+    job.refuse_offload("activations")
+    _transformers.check_layers(job, options)
+    if options.get("optimizer_in_bwd") and job.mesh.dp_replicate > 1:
+        raise job.not_yet("framework_options.optimizer_in_bwd", "an optimizer inside backward of gradients that are "
+                          "reduced in buckets (torch's _apply_optimizer_in_backward)")
     job.refuse_capacity("transformers 5.23 integrations/moe.py: tokens are never dropped")
     job.refuse_given({"training.sequence_parallel": "False", "training.precision.main_grads": "auto",
                       "training.precision.experts": "auto", "training.optimizer.master": "none",
@@ -124,17 +131,17 @@ def _assumptions(options: dict[str, Any]) -> tuple[tuple[str, str, str, str], ..
 
 
 @lru_cache(maxsize=64)
-def _rules(stored: str, adapter: str, compute: str, kept: States) -> tuple[Rule, ...]:
+def _rules(stored: str, adapter: str, compute: str, kept: States, updated: Moment) -> tuple[Rule, ...]:
     """Everything whole; adapters may have another dtype."""
     rest = Form((), "fp32")
     buffer = Life("buffer", rest, rest, rest, rest, rest_category="buffer", updated=Moment.NEVER)
     return (Rule(lambda t: t.is_buffer, buffer),
-            Rule(lambda t: t.module == "adapter", _life("adapters", adapter, compute, kept)),
-            Rule(lambda t: True, _life("whole", stored, compute, kept)))
+            Rule(lambda t: t.module == "adapter", _life("adapters", adapter, compute, kept, updated)),
+            Rule(lambda t: True, _life("whole", stored, compute, kept, updated)))
 
 
-def _life(name: str, stored: str, compute: str, kept: States) -> Life:
+def _life(name: str, stored: str, compute: str, kept: States, updated: Moment) -> Life:
     summand: Layout = (("dp_replicate", Partial()),)
     rest = Form((), stored)
     return Life(name, rest, Form((), compute if name == "whole" else stored), Form(summand, stored), rest,
-                kept.of((), stored), reduced=Moment.BUCKET_FULL)
+                kept.of((), stored), reduced=Moment.BUCKET_FULL, updated=updated)

@@ -365,8 +365,11 @@ def _torchtune(run):
     training = _batch(run) | _recompute(run) | {
         "loss": "chunked", "precision": {"params": "bf16"}, "lengths": "packed",
         "optimizer": {"name": "adamw", "implementation": "fused"}}
+    options = {"compile": True, "attn_implementation": "flex_attention"}
     if "in backward" in run["optimizer"] or "opt-in-bwd" in run["optimizer"]:
-        _unsayable("the optimizer runs inside backward: no key says when")
+        options["optimizer_in_bwd"] = True
+    if "8bit" in run["optimizer"]:
+        training["optimizer"] = {"name": "adamw", "implementation": "bitsandbytes", "moments": "int8"}
     if "offload" in run["recompute"]:
         training["offload"] = {"activations": "host"}
     if run["peft"]:
@@ -374,7 +377,7 @@ def _torchtune(run):
             "rank": 64, "alpha": 128.0,
             "target_modules": ["q_proj", "v_proj", "o_proj", "gate_proj", "up_proj", "down_proj"]}}
     return {"model": "llama-3.2-3b", "framework": "ddp", "topology": "dgx-a100", "mesh": {}, "training": training,
-            "framework_options": {"compile": True, "attn_implementation": "flex_attention"}}
+            "framework_options": options}
 
 
 SWIFT_ZERO = {
