@@ -157,7 +157,7 @@ class Queues:
     `frees_at_end`: what is gathered after the step is freed before the next one. `keeps_outside`: buckets of no unit
     stay whole for good and bring nothing ahead in forward. `reduces_in_place`: a reduced part is a piece of its bucket.
     `double_buffer`: units that are alike share two buffers. `replicate_axis`: reduced parts are summed over it in the
-    last microbatch.
+    last microbatch. `has_columns`: weights in fp8 lie in two buffers, rows for forward and columns for backward.
     """
 
     ahead: int
@@ -170,6 +170,7 @@ class Queues:
     reduces_in_place: bool = False
     double_buffer: bool = False
     replicate_axis: str = ""
+    has_columns: bool = False
 
 
 @dataclass(frozen=True, slots=True)

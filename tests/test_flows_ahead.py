@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import small
 from simcore.flows.ahead import GathersAhead
 from simcore.flows.bucket import rank_buckets
@@ -13,11 +15,13 @@ BUCKETS = rank_buckets(small.plan_of("megatron_fsdp", {"dp_shard": 8}, model=MOD
 UNIT = BUCKETS[1].numel
 
 
-def gathers(ahead: int, *, double_buffer: bool = False, keeps_outside: bool = False) -> GathersAhead:
+def gathers(ahead: int, *, double_buffer: bool = False, keeps_outside: bool = False,
+            has_columns: bool = False) -> GathersAhead:
     flow = Queues(ahead, 2 * ahead, 0, ("dp_cp", "expert_dp"), "fp32", double_buffer=double_buffer,
-                  keeps_outside=keeps_outside)
+                  keeps_outside=keeps_outside, has_columns=has_columns)
     tables = Tables()
-    return GathersAhead(BUCKETS, flow, tables, Builder(tables))
+    buckets = tuple(replace(b, dtype="fp8") if b.unit >= 0 else b for b in BUCKETS) if has_columns else BUCKETS
+    return GathersAhead(buckets, flow, tables, Builder(tables))
 
 
 def whole(made: GathersAhead) -> list[int]:
@@ -67,5 +71,26 @@ def test_two_shared_buffers_hold_two_units() -> None:
 def test_reset_leaves_nothing_whole() -> None:
     made = gathers(9 * UNIT, keeps_outside=True)
     made.gather([0], +1, FORWARD_GATHER)
+    made.reset()
+    assert whole(made) == []
+
+
+def test_backward_gathers_columns_in_place_of_rows() -> None:
+    """Numbers behind the buckets' own; what is in 16 bits has one buffer for both."""
+    made, count = gathers(0, has_columns=True), len(BUCKETS)
+    made.gather([2], 0, FORWARD_GATHER)
+    made.gather([0, 2], 0, BACKWARD_GATHER, columns=True)
+    assert whole(made) == [0, 2, count + 2]
+    made.let_go([2])
+    made.gather([3], 0, BACKWARD_GATHER, columns=True)
+    assert whole(made) == [0, count + 2, count + 3]
+    made.release([2, 3])
+    assert whole(made) == [0]
+
+
+def test_columns_ahead_are_columns() -> None:
+    made, count = gathers(UNIT, has_columns=True), len(BUCKETS)
+    made.gather([3], -1, BACKWARD_GATHER, columns=True)
+    assert whole(made) == [count + 2, count + 3]
     made.reset()
     assert whole(made) == []

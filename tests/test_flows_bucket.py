@@ -67,13 +67,14 @@ def test_every_tensor_is_in_one_bucket() -> None:
     assert held == owned
 
 
-def test_mamba_layers_are_in_no_unit() -> None:
-    """MambaLayer is no TransformerLayer (core 0.16.1 ssm/mamba_layer.py)."""
-    plan = small.plan_of("megatron_fsdp", MESH)
+@pytest.mark.parametrize(("version", "units"), [("core 0.16.1", False), ("main 2026-08-22", True)])
+def test_mamba_layers_are_units_on_main_alone(version: str, units: bool) -> None:
+    """mcore_fsdp_adapter.py, fsdp_unit_modules."""
+    plan = small.plan_of("megatron_fsdp", MESH, version=version)
     outside = {layer for bucket in rank_buckets(plan) if bucket.unit < 0 for layer, _ in bucket.members}
     mamba = {layer for layer in plan.layers if any("mixer" in p.spec.name for p in plan.of_layer(layer))}
     assert mamba
-    assert mamba < outside
+    assert (mamba & outside == set()) if units else mamba < outside
 
 
 @pytest.mark.parametrize("rank", range(8))

@@ -781,7 +781,7 @@ def test_virtual_stages_go_round_the_ranks() -> None:
     ({"num_layers_in_last_pipeline_stage": 2}, "auto", [3, 1, 3, 1]),
     ({}, [1, 3, 2, 2], [1, 3, 2, 2]), ({}, [3, 2, 3, 0], [3, 2, 3, 0])])
 def test_virtual_stages_of_uneven_ranks(options: dict[str, Any], layers: object, counts: list[int]) -> None:
-    given = {"options": options, "pipeline": {"virtual_stages": 2, "layers": layers}}
+    given: dict[str, Any] = {"options": options, "pipeline": {"virtual_stages": 2, "layers": layers}}
     assert _counts({"pp": 2}, **given) == counts
     assert simulate(small.scenario("megatron", {"pp": 2}, model=DEEP, microbatches=8, **given)).status == "ok"
 

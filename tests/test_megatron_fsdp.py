@@ -56,6 +56,41 @@ def test_the_shared_buffers_of_main_are_not_modelled() -> None:
     assert "fsdp_double_buffer" in refused(version="main 2026-08-22", options={"fsdp_double_buffer": True})
 
 
+# ---- fp8 -------------------------------------------------------------------------------------------------------------
+FP8: dict[str, Any] = {
+    "model": {"config": "llama-tiny", "overrides": {"num_hidden_layers": 3, "intermediate_size": 512}},
+    "precision": {"compute": "fp8"}, "topology": "gb200-nvl72"}
+
+
+def _rests(recipe: str) -> tuple[int, int, int]:
+    """Bytes of (buckets in 8 bits, buffers beside them, all buffers in a step) on one rank of 4."""
+    options = {"fp8_recipe": recipe, "first_last_layers_bf16": False}
+    plan = small.plan_of("megatron_fsdp", {"dp_shard": 4}, options=options, **FP8)
+    beside = sum(p.spec.numel for layer in plan.layers for p in plan.of_layer(layer) if p.spec.is_buffer)
+    report = simulate(small.scenario("megatron_fsdp", {"dp_shard": 4}, options=options, **FP8))
+    assert report.ranks[0].peak is not None
+    return (sum(b.shard for b in rank_buckets(plan) if b.dtype == "fp8"), beside,
+            report.ranks[0].peak.by_category["buffer"])
+
+
+def test_weights_in_fp8_are_buckets_of_their_own() -> None:
+    """Mxfp8 has columns in a second one of the same size; scales of both lie whole on every rank."""
+    rows, scales, held = _rests("tensorwise")
+    again, wide_scales, wide_held = _rests("mxfp8")
+    assert rows == again > 0
+    assert scales == 4 * 4 * 3  # a scale for each of four weights in three layers
+    assert wide_scales >= 2 * 4 * rows // 32
+    assert wide_held - held == wide_scales - scales + rows
+
+
+@pytest.mark.parametrize(("given", "told"), [
+    ({"options": {"fp8_param_gather": False}}, "weights in bf16 that compute in fp8"),
+    ({"options": {"fp8_recipe": "blockwise", "fp8_param_gather": True}}, "fp8_recipe blockwise under megatron_fsdp"),
+    ({"topology": "dgx-h100"}, "fp8_recipe tensorwise under megatron_fsdp")])
+def test_what_of_fp8_is_not_served(given: dict[str, Any], told: str) -> None:
+    assert told in refused(**{**FP8, **given})
+
+
 def test_megatrons_own_rules_hold() -> None:
     with pytest.raises(IllegalLayout, match="sequence parallelism"):
         small.prepared("megatron_fsdp", {"dp_shard": 4}, sequence_parallel=True)

@@ -14,13 +14,20 @@ __all__ = ["GathersAhead"]
 
 
 class GathersAhead:
-    """Which buckets are whole, and which of them may go (AllGatherPipeline)."""
+    """Which buckets are whole, and which of them may go (AllGatherPipeline).
+
+    Columns of fp8 weights, which backward gathers, have numbers behind all buckets: [Note: fp8 weights in buckets] in
+    `frameworks/megatron_fsdp.py`.
+    """
 
     def __init__(self, buckets: Sequence[Bucket], flow: Queues, tables: Tables, out: Builder) -> None:
-        self.buckets, self.ahead, self.out = buckets, flow.ahead, out
+        self.ahead, self.out, self.count = flow.ahead, out, len(buckets)
+        self.columns = {b: b + self.count for b, bucket in enumerate(buckets)
+                        if flow.has_columns and bucket.dtype == "fp8"}
         self.kept = [b for b, bucket in enumerate(buckets) if bucket.unit < 0] if flow.keeps_outside else []
         self.pooled = shared_units(buckets) if flow.double_buffer else frozenset()
         self.groups = together(buckets)
+        buckets = self.buckets = [*buckets, *buckets]
         self.slot = tables.slot("unsharded_bucket", "unsharded_param")
         self.comms = [tables.comm("all_gather", b.axis, b.dtype) for b in buckets]
         self.sizes = [b.numel * dtype_bytes(b.dtype) * (b.parts > 1) for b in buckets]
@@ -29,14 +36,14 @@ class GathersAhead:
         self.may_go = [False] * len(buckets)
         self.pending: dict[int, int] = {}
 
-    def gather(self, wanted: Sequence[int], direction: int, handle: int) -> None:
+    def gather(self, wanted: Sequence[int], direction: int, handle: int, *, columns: bool = False) -> None:
         """Those that are asked for and those ahead of them (direction 0: none), as far as they are not whole."""
-        for b in wanted:
+        for b in self._for(wanted, columns=columns):
             self.may_go[b] = False
-        empty = [b for b in self._with_ahead(wanted, direction) if not self.whole[b]]
+        empty = [b for b in self._for(self._with_ahead(wanted, direction), columns=columns) if not self.whole[b]]
         by_group: dict[int, list[int]] = {}
         for b in empty:
-            by_group.setdefault(self.groups[b][0], []).append(b)
+            by_group.setdefault(self.groups[b % self.count][0], []).append(b)
         for b in (b for group in by_group.values() for b in group):
             self.may_go[b] = False
             self._recycle()
@@ -47,11 +54,15 @@ class GathersAhead:
                 self.out.collective(b, self.comms[b], self.sizes[b], Stream.ALL_GATHER, handle)
                 self.pending[b] = handle
 
+    def _for(self, wanted: Sequence[int], *, columns: bool) -> list[int]:
+        return [self.columns.get(b, b) if columns else b for b in wanted]
+
     def rest(self) -> None:
         """What stays whole, and what units share."""
         for b in self.kept:
             self.out.alloc(self.layers[b], self.slot, self.sizes[b])
-        for b in (b for b, bucket in enumerate(self.buckets) if self.pooled and bucket.unit == min(self.pooled)):
+        keys = (*range(self.count), *self.columns.values())
+        for b in (b for b in keys if self.pooled and self.buckets[b].unit == min(self.pooled)):
             self.out.alloc(self.layers[b], self.slot, min(POOL, len(self.pooled)) * self.sizes[b])
 
     def _with_ahead(self, wanted: Sequence[int], direction: int) -> list[int]:
@@ -60,7 +71,7 @@ class GathersAhead:
         units = {self.buckets[b].unit for b in wanted} & self.pooled
         while direction and size < self.ahead:
             after = _beside(found, direction)
-            if not 0 <= after < len(self.buckets):
+            if not 0 <= after < self.count:
                 break
             units.add(self.buckets[after].unit)
             if self.pooled and len(units) > POOL:
@@ -72,15 +83,24 @@ class GathersAhead:
 
     def wait(self, wanted: Sequence[int]) -> None:
         """They are about to be used."""
-        for b in wanted:
-            if b in self.pending:
-                self.out.wait(b, self.pending.pop(b))
+        for b in self._with_columns(wanted):
+            self._wait(b)
+
+    def _wait(self, key: int) -> None:
+        if key in self.pending:
+            self.out.wait(key, self.pending.pop(key))
+
+    def _with_columns(self, buckets: Sequence[int]) -> list[int]:
+        return [key for b in buckets for key in ((b, self.columns[b]) if b in self.columns else (b,))]
 
     def release(self, buckets: Sequence[int]) -> None:
         """They are freed."""
-        for b in buckets:
+        self._free(self._with_columns(buckets))
+
+    def _free(self, keys: Sequence[int]) -> None:
+        for b in keys:
             if self.whole[b]:
-                self.wait([b])
+                self._wait(b)
                 self.whole[b] = False
                 if b not in self.kept and self.buckets[b].unit not in self.pooled:
                     self.out.free(self.layers[b], self.slot, self.sizes[b])
@@ -92,13 +112,13 @@ class GathersAhead:
 
     def _recycle(self) -> None:
         gone = [b for b, may in enumerate(self.may_go) if may]
-        self.release(gone)
+        self._free(gone)
         for b in gone:
             self.may_go[b] = False
 
     def reset(self) -> None:
         """Everything is freed, or at least out of date."""
-        self.release(range(len(self.buckets)))
+        self.release(range(self.count))
         self.may_go = [False] * len(self.buckets)
 
 

@@ -18,6 +18,8 @@ bring nothing ahead in forward, and a reduced shard is a piece of its bucket. Wi
 of units with equal buckets shares two of each, for good (FixedPoolAllocator): no more than two units are gathered, or
 wait.
 
+Weights in fp8 may have columns besides their rows, in buckets of their own that backward gathers instead.
+
 `simcore/flows/ahead.py` has the gathers, `simcore/flows/queue.py` the gradients.
 """
 
@@ -45,7 +47,7 @@ class QueuedFlow:
     def __init__(self, plan: Plan, tables: Tables, builder: Builder) -> None:
         assert isinstance(plan.framework.flow, Queues)
         self.plan, self.tables, self.out, self.flow = plan, tables, builder, plan.framework.flow
-        buckets = rank_buckets(plan)
+        self.buckets = buckets = rank_buckets(plan)
         self.gathers = GathersAhead(buckets, self.flow, tables, builder)
         self.reductions = GradQueue(buckets, self.flow, tables, builder)
         self.uses = _uses(plan, buckets)
@@ -65,6 +67,8 @@ class QueuedFlow:
         self.out.alloc(layer, self.tables.slot("main_param_buffer.padding", "main_param"), trained * master)
         self.out.alloc(layer, self.tables.slot("grad_buffer.padding", "main_grad"),
                        trained * dtype_bytes(self.flow.grad_dtype))
+        columns = sum(self.buckets[b].shard for b in self.gathers.columns)
+        self.out.alloc(layer, self.tables.slot("transpose_weight_buffer", "buffer"), columns)
         self.gathers.rest()
         self.reductions.rest()
         if not self.flow.frees_at_end:
@@ -101,9 +105,10 @@ class QueuedFlow:
             self.is_fresh = False
         if layer in self.units:
             wanted = self.uses[layer][0]
-            self.gathers.gather(wanted, 0 if layer in self.replayed else -1, BACKWARD_GATHER)
+            replays = layer in self.replayed
+            self.gathers.gather(wanted, 0 if replays else -1, BACKWARD_GATHER, columns=not replays)
             self.gathers.wait(wanted)
-            if layer in self.replayed:  # its forward hooks run again: nothing ahead, and freed only when others come
+            if replays:  # its forward hooks run again: nothing ahead, and freed only when others come
                 self.gathers.let_go(wanted)
 
     def backward_end(self, layer: int, grads: Sequence[tuple[Param, int, int]]) -> None:
@@ -117,7 +122,7 @@ class QueuedFlow:
     def experts(self, layer: int, mark: int, grads: Sequence[tuple[Param, int, int]], *, replay: bool) -> None:
         """The layer's first gradient: experts are buckets of their layer's unit, so there is no other mark."""
         if layer in self.replayed:
-            self.gathers.gather(self.uses[layer][0], -1, BACKWARD_GATHER)
+            self.gathers.gather(self.uses[layer][0], -1, BACKWARD_GATHER, columns=True)
         self._open(layer)
 
     def _open(self, layer: int) -> None:

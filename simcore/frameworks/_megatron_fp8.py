@@ -44,6 +44,7 @@ OPTIONS = {
     "disable_parameter_transpose_cache": (True, False),
     "moe_router_padding_for_quantization": (True, False),
     "reuse_grad_buf_for_mxfp8_param_ag": (True, False),
+    "keep_mtp_spec_in_bf16": (True, False),
 }
 PRESETS = {"tensorwise": (True, True), "delayed": (True, False), "blockwise": (False, False), "mxfp8": (True, False)}
 """Bridge 0.3.1 `training/mixed_precision.py`, bf16_with_*_mixed: (fp8_param_gather, first_last_layers_bf16)."""
@@ -57,7 +58,10 @@ TENSORS_OF_A_GEMM = 5
 
 @dataclass(frozen=True, slots=True)
 class Fp8:
-    """`params`: weights are stored in fp8; `cached`: else their fp8 copies last. `start`, `end`: layers in bf16."""
+    """`params`: weights are stored in fp8; `cached`: else their fp8 copies last. `start`, `end`: layers in bf16.
+
+    `further_in_bf16`: so are modules of multi-token prediction.
+    """
 
     scaling: Scaling
     params: bool
@@ -66,6 +70,7 @@ class Fp8:
     end: int
     history: int
     pads_routing: bool
+    further_in_bf16: bool = False
 
     @property
     def lasting(self) -> bool:
@@ -91,7 +96,7 @@ def fp8_of(job: Job, options: dict[str, object]) -> Fp8 | None:
     made = Fp8(Scaling(recipe, _transposes(job.compute_capability)), params,
                not options.get("disable_parameter_transpose_cache"), start, end,
                int(str(options.get("fp8_amax_history_len", HISTORY))) if recipe == "delayed" else 0,
-               bool(options.get("moe_router_padding_for_quantization")))
+               bool(options.get("moe_router_padding_for_quantization")), bool(options.get("keep_mtp_spec_in_bf16")))
     _check_routing(job, options)
     _check_layers(job, options, made)
     _check_params(job, options, made)
@@ -199,28 +204,32 @@ def check_shapes(job: Job, made: Fp8, graph: ModelGraph) -> None:
 
 # ---- the model ------------------------------------------------------------------------------------------------------
 @lru_cache(maxsize=64)
-def quantized(graph: ModelGraph, mesh: Mesh, made: Fp8) -> ModelGraph:
-    """The model with its fp8 layers marked, their weights stored as asked, and the copies that last as buffers."""
+def quantized(graph: ModelGraph, mesh: Mesh, made: Fp8, *, cut: bool = False) -> ModelGraph:
+    """The model with its fp8 layers marked, their weights stored as asked, and the copies that last as buffers.
+
+    `cut`: data of rows and columns lie in buckets that ranks share, see `megatron_fsdp.py`.
+    """
     blocks = [layer.index for layer in graph.layers if graph.kinds[layer.kind].block is None]
     inner = set(blocks[made.start:len(blocks) - made.end])
     # Modules of multi-token prediction know no first and last (core `multi_token_prediction.py:772`).
-    inner |= {layer.index for layer in graph.layers if isinstance(graph.kinds[layer.kind].block, Mtp)}
+    inner |= {layer.index for layer in graph.layers
+              if isinstance(graph.kinds[layer.kind].block, Mtp) and not made.further_in_bf16}
     parts = [(layer, replace(graph.kinds[layer.kind], fp8=layer.index in inner)) for layer in graph.layers]
     kinds = tuple(dict.fromkeys(kind for _, kind in parts))
     specs = {kind: graph.tensors[layer.kind] for layer, kind in parts}
     layers = tuple(replace(layer, kind=kinds.index(kind)) for layer, kind in parts)
-    tensors = tuple(_specs(specs[kind], mesh, made, in_fp8=kind.fp8) for kind in kinds)
+    tensors = tuple(_specs(specs[kind], mesh, made, in_fp8=kind.fp8, cut=cut) for kind in kinds)
     return replace(graph, kinds=kinds, layers=layers, tensors=tensors)
 
 
-def _specs(specs: tuple[TensorSpec, ...], mesh: Mesh, made: Fp8, *, in_fp8: bool) -> tuple[TensorSpec, ...]:
+def _specs(specs: tuple[TensorSpec, ...], mesh: Mesh, made: Fp8, *, in_fp8: bool, cut: bool) -> tuple[TensorSpec, ...]:
     found: list[TensorSpec] = []
     for spec in specs:
         is_weight = in_fp8 and _is_te_linear(spec)
         found.append(replace(spec, stored="fp8") if is_weight and made.params else spec)
         if is_weight:
-            found += _copies(spec, mesh, made)
-        elif made.params and made.scaling.recipe == "mxfp8" and spec.is_owned and spec.trainable:
+            found += _copies(spec, mesh, made, cut=cut)
+        elif not cut and made.params and made.scaling.recipe == "mxfp8" and spec.is_owned and spec.trainable:
             found.append(_unused_buffer(spec))
     return tuple(found)
 
@@ -230,8 +239,8 @@ def _is_te_linear(spec: TensorSpec) -> bool:
     return spec.module in ("linear", "grouped") and spec.is_owned and not spec.name.endswith("output_layer.weight")
 
 
-def _copies(spec: TensorSpec, mesh: Mesh, made: Fp8) -> list[TensorSpec]:
-    """What lies beside a weight, as it is on one rank."""
+def _copies(spec: TensorSpec, mesh: Mesh, made: Fp8, *, cut: bool) -> list[TensorSpec]:
+    """What lies beside a weight, as it is on one rank. `cut`: of columns the scales alone, of the whole weight."""
     _, out_features, in_features = local_shape(spec.copies, spec.shape, whole_layout(spec), mesh, 0)
     rows = made.scaling.copy_bytes(out_features, in_features, squares=True)
     columns = made.scaling.copy_bytes(out_features, in_features, along_columns=True, squares=True)
@@ -241,7 +250,7 @@ def _copies(spec: TensorSpec, mesh: Mesh, made: Fp8) -> list[TensorSpec]:
     elif made.cached:
         sizes["fp8"] = rows
     if made.lasting and made.scaling.has_columns:
-        sizes["fp8_columns"] = columns
+        sizes["fp8_columns"] = columns - cut * out_features * in_features
     return [TensorSpec(f"{spec.name}.{name}", (size,), ("bytes",), spec.component, "fp8", "uint8", is_buffer=True,
                        trainable=False, copies=spec.copies) for name, size in sizes.items() if size]
 

@@ -2,9 +2,15 @@
 
 Rules: core 0.16.1, and main of 2026-08-22 (d98e8a64): `distributed/fsdp/mcore_fsdp_adapter.py` and
 `distributed/fsdp/src/megatron_fsdp/`. All but the hand-over is `megatron`'s: layers, checks, checkpoints, losses. A
-unit is a `TransformerLayer`; Mamba layers are none (`ssm/mamba_layer.py`), so they stay gathered with the embedding,
-the last norm and the head. Parameters rest as bf16 parts of buckets, beside fp32 parts of masters
-(`preserve_fp32_weights`), moments and main gradients.
+unit is a `TransformerLayer`; Mamba layers are none in 0.16.1, so there they stay gathered with the embedding, the last
+norm and the head. Parameters rest as bf16 parts of buckets, beside fp32 parts of masters (`preserve_fp32_weights`),
+moments and main gradients.
+
+[Note: fp8 weights in buckets]
+With fp8_param_gather weights are buckets of their own, a byte an element (param_and_grad_buffer.py,
+_get_parameter_groups: dtype float8). Mxfp8 has a second such buffer with columns (`transpose_weight_buffer`): forward
+gathers rows, backward columns in their place (`get_bucket_key`); the others have rows alone, which Blackwell's products
+take either way. Scales are no part of a bucket: every rank has those of whole weights.
 """
 
 from __future__ import annotations
@@ -17,6 +23,7 @@ from simcore.framework import Framework, Life, Moment, Queues, Rule, Unit
 from simcore.frameworks import megatron
 from simcore.frameworks._files import megatron_fsdp_files
 from simcore.frameworks._megatron_formats import Formats, formats
+from simcore.frameworks._megatron_fp8 import Fp8, check_shapes, fp8_of, quantized
 from simcore.frameworks._megatron_lives import rules_of, whole_layout
 from simcore.frameworks._megatron_recompute import together
 from simcore.graph import ModelGraph
@@ -25,7 +32,7 @@ from simcore.lora_bridge import adapters
 from simcore.models.blocks import Mamba2
 from simcore.tensor import TensorSpec
 
-__all__ = ["DEFAULT_IMPLEMENTATION", "IMPLEMENTATIONS", "VERSIONS", "adapters", "default_etp", "table"]
+__all__ = ["DEFAULT_IMPLEMENTATION", "IMPLEMENTATIONS", "VERSIONS", "adapters", "default_etp", "in_fp8", "table"]
 
 VERSIONS = ("core 0.16.1", "main 2026-08-22")
 DEFAULT_IMPLEMENTATION = "megatron"
@@ -54,17 +61,43 @@ OPTIONS = megatron.OPTIONS | _OWN
 default_etp = megatron.default_etp
 
 
+def in_fp8(job: Job) -> ModelGraph:
+    """The job's model where linears compute in fp8."""
+    made = _fp8(job, _shared(job.options(OPTIONS)))
+    if made is None:
+        return job.graph
+    graph = quantized(job.graph, job.mesh, made, cut=True)
+    check_shapes(job, made, graph)
+    return graph
+
+
+def _fp8(job: Job, shared: dict[str, object]) -> Fp8 | None:
+    """Served as parameters alone, and where backward makes no copy of the whole weight for itself."""
+    made = fp8_of(job, shared)
+    if made and not made.params:
+        raise job.not_yet("framework_options.fp8_param_gather", "weights in bf16 that compute in fp8, under "
+                          "megatron_fsdp")
+    if made and (made.scaling.recipe in ("delayed", "blockwise") or made.scaling.transposes):
+        raise job.not_yet("framework_options.fp8_recipe", f"fp8_recipe {made.scaling.recipe} under megatron_fsdp "
+                          "(served: mxfp8, and tensorwise on Blackwell)")
+    return made
+
+
+def _shared(options: dict[str, object]) -> dict[str, object]:
+    return {key: value for key, value in options.items() if key not in _OWN} | _OVERLAPPED
+
+
 def table(job: Job) -> Framework:
     """Megatron-FSDP applied to a job."""
     options = job.options(OPTIONS)
     _check(job, options)
-    shared = {key: value for key, value in options.items() if key not in _OWN} | _OVERLAPPED
-    base, made = megatron.table_of(job, shared), formats(job, shared)
+    shared = _shared(options)
+    base, made, fp8 = megatron.table_of(job, shared), formats(job, shared), _fp8(job, shared)
     return replace(
         base, name="megatron_fsdp", version=VERSIONS[_is_main(job)],
         rules=_rules(job.graph, _choice(job, made)),
         units=_units(job),
-        flow=_queues(job, options, made),
+        flow=_queues(job, options, made, has_columns=fp8 is not None and fp8.scaling.has_columns),
         files=megatron_fsdp_files(job),
         options=(*base.options, ("gradient_buckets", "true")),
         communicators=tuple(dict.fromkeys((*base.communicators, *_communicators(job)))),
@@ -105,7 +138,7 @@ def _check(job: Job, options: dict[str, object]) -> None:
         raise job.not_yet("training.recompute", "several layers that are replayed together, under megatron_fsdp")
 
 
-def _queues(job: Job, options: dict[str, object], made: Formats) -> Queues:
+def _queues(job: Job, options: dict[str, object], made: Formats, *, has_columns: bool) -> Queues:
     """Twice a unit's elements, but no less than a billion; half of it is gathered ahead."""
     given = options.get("suggested_communication_unit_size")
     waiting = int(str(given)) if given is not None else max(LEAST_AHEAD, 2 * _mean_unit(job))
@@ -117,7 +150,7 @@ def _queues(job: Job, options: dict[str, object], made: Formats) -> Queues:
     return Queues(waiting // 2, waiting, _bucket_size(job, options), _axes(job), made.grads,
                   frees_at_end=_frees_at_end(job, options),
                   keeps_outside=_is_main(job), reduces_in_place=double or _is_main(job), double_buffer=double,
-                  replicate_axis="dp_replicate" if job.mesh.dp_replicate > 1 else "")
+                  replicate_axis="dp_replicate" if job.mesh.dp_replicate > 1 else "", has_columns=has_columns)
 
 
 def _communicators(job: Job) -> list[str]:
@@ -151,9 +184,10 @@ def _bucket_size(job: Job, options: dict[str, object]) -> int:
 
 
 def _unit_layers(job: Job) -> list[int]:
+    """mcore_fsdp_adapter.py, fsdp_unit_modules: TransformerLayer, on main MambaLayer too."""
     kinds = job.graph.kinds
     return [layer.index for layer in job.graph.layers if kinds[layer.kind].block is None
-            and not any(isinstance(branch.block, Mamba2) for branch in kinds[layer.kind].branches)]
+            and (_is_main(job) or not any(isinstance(branch.block, Mamba2) for branch in kinds[layer.kind].branches))]
 
 
 def _units(job: Job) -> tuple[Unit, ...]:
@@ -204,8 +238,9 @@ def _life(spec: TensorSpec, choice: _Choice) -> Life:
     expert = spec.component == "routed_experts"
     axis = choice.axes[expert]
     cut: Layout = (*whole, (axis, Flat("bucket")))
+    stored, used = spec.stored or made.params, spec.stored or choice.compute
     return Life(
-        "expert" if expert else "dense", Form(cut, made.params), Form(whole, choice.compute),
+        "expert" if expert else "dense", Form(cut, stored), Form(whole, used),
         Form((*whole, (axis, Partial())), made.grads), Form(cut, made.grads), _states(cut, choice),
         Moment.UNIT_FORWARD_BEGIN, Moment.UNIT_FORWARD_END, Moment.UNIT_BACKWARD_END, grads_persist=True,
         grad_made_category="")

@@ -264,6 +264,8 @@ def _training(config):
     compute = "fp8" if config.get("fp8") else config["dtype"]
     grads = config["grad_reduce_dtype"]
     made["precision"] = {"compute": compute, "main_grads": grads, "grad_reduce": grads}
+    if compute == "fp8" and config["dtype"] == "fp32":  # neither --bf16 nor --fp16: all but the linears is in fp32
+        made["precision"]["params"] = "fp32"
     # Later versions say dist_muon as muon with the distributed optimizer; a layout of its buffers came later still.
     made["optimizer"] = {"name": "dist_muon" if _is_layer_wise(config) else config["optimizer"]}
     return made

@@ -171,6 +171,8 @@ def _bridge_card(run):
     options |= {"moe_token_dispatcher_type": "flex", "moe_flex_dispatcher_backend": "hybridep"}
     if run["precision"] in FP8_RECIPES:
         options["fp8_recipe"] = FP8_RECIPES[run["precision"]]
+        # Bridge 067f987d `perf_recipes/nemotronh/gb200/nemotronh.py`, _build_nemotron_3_5_lightning_gb200_mxfp8
+        options["keep_mtp_spec_in_bf16"] = run["precision"] == "fp8_mx"
     model = _over(NANO, mtp_num_layers=int(config["mtp_num_layers"]), mtp_hybrid_override_pattern="*E",
                   mtp_use_repeated_layer=True)
     # A hybrid predicts further tokens in Megatron-LM's main branch alone, of which these commits are.
