@@ -10,7 +10,8 @@ Rules of `components/_peft/module_matcher.py`, `lora.py` and `lora_experts.py`:
  * routed experts get one adapter for each expert, in four 3-D tensors: input dimension before output dimension, as the
    experts themselves (`GroupedExpertsLoRA`). FSDP2 splits them on dimension 1, which is the rank in the two `B`.
 
-The frozen norm, convolution and router are never hit: they are of other classes.
+The frozen norm, convolution and router are never hit: they are of other classes. Nor are the experts of transformers'
+models, which are no linear layer and no `GroupedExperts`.
 """
 
 from __future__ import annotations
@@ -28,6 +29,7 @@ __all__ = ["DEFAULT_TARGETS", "adapters", "matches"]
 
 DEFAULT_TARGETS: Final = ("*_proj",)
 _WHERE: Final = "training.lora"
+_OWN_EXPERTS: Final = "_projs"
 
 
 def adapters(kind: LayerKind, specs: tuple[TensorSpec, ...], lora: LoraChoice) -> tuple[TensorSpec, ...]:
@@ -36,9 +38,10 @@ def adapters(kind: LayerKind, specs: tuple[TensorSpec, ...], lora: LoraChoice) -
     inside = "" if kind.block is not None else "model.layers.0."
     found: list[TensorSpec] = []
     for spec in specs:
-        if spec.module == "linear" and matches(f"{inside}{spec.path}", "linear", lora):
+        path = f"{inside}{spec.path}" if spec.path else "lm_head"  # transformers' head is not named in its layer
+        if spec.module == "linear" and matches(path, "linear", lora):
             found += _pair(spec, lora.rank)
-    grouped = tuple(spec for spec in specs if spec.module == "grouped")
+    grouped = tuple(spec for spec in specs if spec.module == "grouped" and spec.name.endswith(_OWN_EXPERTS))
     if not grouped or lora.expert_adapters == "none":
         return tuple(found)
     if matches(f"{inside}{grouped[0].path}", "grouped", lora):
@@ -97,9 +100,10 @@ def _wildcard(pattern: str) -> re.Pattern[str]:
 
 def _pair(spec: TensorSpec, rank: int) -> list[TensorSpec]:
     (out_features, in_features), (out_dim, in_dim) = spec.shape, spec.dims
+    at = spec.name.removesuffix("weight")
     return [
-        TensorSpec(f"{spec.path}.lora_A.weight", (rank, in_features), ("rank", in_dim), "adapters", "adapter"),
-        TensorSpec(f"{spec.path}.lora_B.weight", (out_features, rank), (out_dim, "rank"), "adapters", "adapter"),
+        TensorSpec(f"{at}lora_A.weight", (rank, in_features), ("rank", in_dim), "adapters", "adapter"),
+        TensorSpec(f"{at}lora_B.weight", (out_features, rank), (out_dim, "rank"), "adapters", "adapter"),
     ]
 
 

@@ -108,6 +108,9 @@ def _graph(scenario: Scenario, module: ModuleType) -> ModelGraph:
     implementation = scenario.implementation
     if implementation == "auto":
         implementation = module.DEFAULT_IMPLEMENTATION
+        if hasattr(module, "implementation_of"):
+            family = str(model_config(reference, overrides, where).get("model_type"))
+            implementation = module.implementation_of(family)
     if implementation not in IMPLEMENTATIONS:
         message = f"expected auto or one of {', '.join(IMPLEMENTATIONS)}, got {implementation!r}"
         raise InputError(Problem(scenario.where("implementation"), message))

@@ -62,12 +62,75 @@ def test_no_sequence_parallelism(model: str, status: str) -> None:
     assert _ran({"dp_shard": 2}, model=model, sequence_parallel=True).status == status
 
 
-@pytest.mark.parametrize("implementation", ["hf", "megatron"])
-def test_other_layers_do_not_run_here(implementation: str) -> None:
-    data = small.scenario("automodel").normalised() | {"implementation": implementation}
+def test_other_layers_do_not_run_here() -> None:
+    data = small.scenario("automodel").normalised() | {"implementation": "megatron"}
     report = simulate(Scenario.model_validate(data))
     assert report.status == "error"
-    assert f"not yet: the layers of {implementation} under automodel" in report.problems[0].message
+    assert "not yet: the layers of megatron under automodel" in report.problems[0].message
+
+
+# ---- transformers' layers --------------------------------------------------------------------------------------------
+MIXTRAL = {"config": "mixtral-8x7b", "overrides": {
+    "hidden_size": 256, "vocab_size": 1024, "intermediate_size": 512, "num_hidden_layers": 2, "num_attention_heads": 4,
+    "num_key_value_heads": 4, "head_dim": 64, "num_local_experts": 4}}
+
+
+def _by_transformers(model: Any, mesh: dict[str, int], **given: Any) -> Report:
+    data = small.scenario("automodel", mesh, model=model, **given).normalised() | {"implementation": "hf"}
+    return simulate(Scenario.model_validate(data))
+
+
+def test_what_has_no_own_code_runs_transformers_layers() -> None:
+    found = _defaults({"dp_shard": 2}, model=MIXTRAL)
+    assert found["implementation"] == "hf"
+    assert _defaults({"dp_shard": 2}, model="llama-tiny")["implementation"] == "automodel"
+    assert "implementation" not in _defaults({"dp_shard": 2})
+
+
+def test_its_head_and_loss_are_automodel_s() -> None:
+    """Cross entropy keeps its log-softmax in fp32; logits in bf16 are gone when backward begins."""
+    own = _ran({"dp_shard": 2}, model="llama-tiny", seq_len=512)
+    theirs = _by_transformers("llama-tiny", {"dp_shard": 2}, seq_len=512)
+    assert theirs.status == "ok", theirs.problems
+    sent = [[(row.collective, row.phase, row.wire_bytes) for row in r.ranks[0].traffic] for r in (own, theirs)]
+    assert sent[0] == sent[1]
+    cut = _by_transformers("llama-tiny", {"dp_shard": 2}, seq_len=512, loss="cut")
+    assert cut.status == "ok", cut.problems
+
+
+def test_its_layers_are_checkpointed_whole() -> None:
+    """One input a layer; Automodel's own layers keep four."""
+    own, theirs = (run("llama-tiny", {"dp_shard": 2}, seq_len=512, recompute="full") for run in (
+        lambda model, mesh, **given: _ran(mesh, model=model, **given), _by_transformers))
+    assert own.ranks[0].peak is not None
+    assert theirs.ranks[0].peak is not None
+    apart = own.ranks[0].peak.by_phase["loss"] - theirs.ranks[0].peak.by_phase["loss"]
+    tables = 2 * 512 * 32 * (4 - 2)  # Automodel's in fp32, the other ones in bf16
+    final_norm = 512 * (4 * 256 + 4)  # the other one keeps its input in fp32, and a reciprocal root
+    positions = 8 * 512
+    assert apart == 3 * 4 * 2 * 512 * 256 + tables - final_norm - positions
+
+
+def test_its_linear_layers_take_automodel_s_adapters() -> None:
+    lora = {"rank": 8, "target_modules": ["*_proj", "*lm_head", "*experts"]}
+    report = _ran({"dp_shard": 2}, model=MIXTRAL, method="lora", lora=lora)
+    assert report.status == "ok", report.problems
+    one = 8 * 2 * 256 * 4  # q, k, v and o; the experts are no linear layers
+    assert report.ranks[0].at_rest["adapters"].num_params * 2 == 2 * one + 8 * (256 + 1024)
+
+
+@pytest.mark.parametrize(("model", "mesh", "given", "status", "told"), [
+    (MIXTRAL, {"dp_shard": 2, "ep": 2}, {}, "illegal", "does not inherit from MoEFSDPSyncMixin"),
+    (small.TINY, {"dp_shard": 2}, {}, "error", "not yet: transformers' layers of nemotron_h under automodel"),
+    (TIED, {"dp_shard": 2}, {}, "error", "with a tied head"),
+    ("llama-tiny", {"tp": 2}, {}, "error", "over more than data"),
+    ("llama-tiny", {"pp": 2}, {}, "error", "over more than data"),
+    ("llama-tiny", {"dp_shard": 2}, {"lengths": "packed", "packed_length": 32}, "error", "packed sequences in")])
+def test_what_of_them_is_not_served(model: Any, mesh: dict[str, int], given: dict[str, Any], status: str,
+                                    told: str) -> None:
+    report = _by_transformers(model, mesh, **given)
+    assert report.status == status
+    assert told in report.problems[0].message
 
 
 @pytest.mark.parametrize("precision", [{"experts": "fp8"}, {"params": "fp8"}, {"grad_reduce": "fp8"}])

@@ -11,6 +11,7 @@ __all__ = ["check"]
 
 def check(job: Job) -> None:
     """IllegalLayout for the first rule that is broken."""
+    _check_hf(job)
     _check_mesh(job)
     _check_deepseek(job)
     _check_tensor_parallel(job)
@@ -23,6 +24,29 @@ def check(job: Job) -> None:
     job.refuse_given({"training.precision.main_grads": "auto", "training.optimizer.master": "none"})
     job.refuse_capacity("0.7.0 moe/experts.py: tokens are never dropped")
     refuse_virtual_stages(job)
+
+
+_BY_HF = ("llama", "mixtral", "qwen2", "qwen3", "qwen3_moe")
+
+
+def _check_hf(job: Job) -> None:
+    """Layers of transformers: sharded over data alone."""
+    mesh, family = job.mesh, job.graph.architecture.family
+    if job.graph.implementation != "hf":
+        return
+    if mesh.ep > 1:
+        raise job.illegal("mesh.ep", f"Expert parallelism (ep_size={mesh.ep}) requires a MoE model, but transformers' "
+                          "does not inherit from MoEFSDPSyncMixin", "0.7.0 _transformers/capabilities.py:516")
+    if family not in _BY_HF:
+        raise job.not_yet("implementation", f"transformers' layers of {family} under automodel")
+    for axis, size in (("tp", mesh.tp), ("cp", mesh.cp), ("pp", mesh.pp)):
+        if size > 1:
+            raise job.not_yet(f"mesh.{axis}", "transformers' layers under automodel over more than data")
+    if job.scenario.training.lengths == "packed":
+        raise job.not_yet("training.lengths", "packed sequences in transformers' layers under automodel")
+    if job.graph.architecture.tied:
+        raise job.not_yet("model", "transformers' layers with a tied head under automodel")
+    job.refuse_given({"training.lora.expert_adapters": "none", "training.sequence_parallel": "False"})
 
 
 def _check_mesh(job: Job) -> None:

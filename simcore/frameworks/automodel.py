@@ -35,7 +35,9 @@ __all__ = ["DEFAULT_IMPLEMENTATION", "IMPLEMENTATIONS", "VERSIONS", "adapters", 
 VERSIONS = ("0.7.0", "main 2026-06-08")
 _LAYERS = {"0.7.0": RELEASE_0_7_0, "main 2026-06-08": SNAPSHOT_2026_06_08}
 DEFAULT_IMPLEMENTATION = "automodel"
-IMPLEMENTATIONS = ("automodel",)
+IMPLEMENTATIONS = ("automodel", "hf")
+BOTH = ("llama", "mixtral", "qwen2", "qwen3", "qwen3_moe")
+"""Families of which transformers' layers are served too (`force_hf: true`)."""
 OPTIONS = {
     "reshard_after_forward": (None, True, False),
     "moe.reshard_after_forward": (None, True, False),
@@ -44,6 +46,11 @@ OPTIONS = {
     "dispatcher": ("deepep", "hybridep", "torch"),
     "fake_balanced_gate": (True, False),
 }
+
+
+def implementation_of(family: str) -> str:
+    """What Automodel runs of itself: own code wherever its registry has some."""
+    return "hf" if family == "mixtral" else DEFAULT_IMPLEMENTATION
 
 
 def table(job: Job) -> Framework:
@@ -62,6 +69,8 @@ def table(job: Job) -> Framework:
     if training.optimizer.name != "sgd":
         job.auto("training.optimizer.moments", training.optimizer.moments, "as each parameter is stored",
                  "recipes: torch.optim.Adam, zeros_like(parameter)")
+    if job.graph.architecture.family in BOTH:
+        job.auto("implementation", job.scenario.implementation, *_RAN[job.graph.implementation])
     stages = _stages(job)
     version = _version(job)
     return Framework(
@@ -77,7 +86,7 @@ def table(job: Job) -> Framework:
         sequence_parallel=False,
         stages=stages,
         schedule=Schedule(training.pipeline.schedule if mesh.pp > 1 else "1f1b", mesh.pp),
-        options=(*_chosen(job, options), *_LAYERS[version]),
+        options=(*_chosen(job, options), *_LAYERS[version]) if job.graph.implementation != "hf" else _OF_HF,
         communicators=_communicators(job),
         files=automodel_files(job),
         padding=Padding(1, "0.7.0 components/datasets/utils.py default_collater: pad_seq_len_divisible None"),
@@ -86,6 +95,11 @@ def table(job: Job) -> Framework:
     )
 
 
+_RAN = {"automodel": ("automodel", "0.7.0 _transformers/registry.py MODEL_ARCH_MAPPING: it has own code"),
+        "hf": ("hf", "0.7.0 _transformers/registry.py MODEL_ARCH_MAPPING: no own code, transformers' is run")}
+_OF_HF = (*RELEASE_0_7_0, ("loss", "automodel"), ("experts_implementation", "grouped_mm"))
+_EAGER = ("implementation", "transformers' layers run as they are", "assumed", "0.7.0 _transformers/auto_model.py: "
+          "use_liger_kernel puts Liger's kernels in their place where that is installed")
 _PACKED = ("training.lengths", "attention by TE, in its layout thd", "assumed", "0.7.0 components/attention/utils.py: "
            "backend.attn te; SDPA would need a mask for each pair of positions")
 _LATENT = ("attention", "by TE on cuDNN; backward sums dq in fp32", "assumed", "0.7.0 models/common/utils.py: "
@@ -110,6 +124,7 @@ def _chosen(job: Job, options: dict[str, object]) -> tuple[tuple[str, str], ...]
 def _assumptions(job: Job, options: dict[str, object]) -> tuple[tuple[str, str, str, str], ...]:
     """Packs need TE. A mesh that the parallelizer serves and the loader before it does not is shown, with that said."""
     made = [_PACKED] if job.scenario.training.lengths == "packed" else []
+    made += [_EAGER] if job.graph.implementation == "hf" else []
     if job.graph.architecture.family == "deepseek_v3":
         made += [_LATENT, *([_FAKE_GATE] if options.get("fake_balanced_gate") is True else [])]
     if job.mesh.tp == 1:

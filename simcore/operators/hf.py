@@ -11,7 +11,8 @@ What crosses the border between layers:
  * a tied head's gradient waits in the engine for the embedding's; the embedding posts its death with offset TIED_HEAD.
 
 `run.options`: ("experts", "unit"): the experts are a data-parallel unit of their own; ("inv_freq", dtype): the stored
-type of the rotary frequencies; ("inputs", "on_host"): those of replayed layers wait on the host.
+type of the rotary frequencies; ("inputs", "on_host"): those of replayed layers wait on the host; ("loss", "automodel"):
+NeMo Automodel trains the model, head and loss are its own.
 """
 
 from __future__ import annotations
@@ -23,7 +24,7 @@ from typing import Final
 
 from simcore.errors import NotYet, Problem
 from simcore.models.blocks import Attention, Branch, Embedding, FinalNorm, Head, LayerKind, Loss, Mlp, Moe
-from simcore.operators import aten, hf_gpt_oss, hf_nemotron
+from simcore.operators import aten, automodel, hf_gpt_oss, hf_nemotron
 from simcore.operators.borders import hand_on, hidden_state, nothing, run_backward, run_backward_of_loss, simple_part
 from simcore.operators.features import refuse
 from simcore.operators.hf_chunked import chunked_loss
@@ -55,6 +56,8 @@ def record(kind: LayerKind, run: Run, slots: dict[tuple[str, str], int],
     tape = Tape(slots, comms)
     if isinstance(kind.block, Embedding):
         return _embedding(tape, kind.block, run, halves=kind.family == "gpt_oss")
+    if isinstance(kind.block, Head | Loss) and ("loss", "automodel") in run.options:
+        return automodel.record(kind, replace(run, params=_outside(run)), slots, comms)
     if isinstance(kind.block, Loss):
         return _loss(tape, kind.block, run)
     if isinstance(kind.block, FinalNorm):
@@ -62,6 +65,11 @@ def record(kind: LayerKind, run: Run, slots: dict[tuple[str, str], int],
     if isinstance(kind.block, Head):
         return _head(tape, kind.block, run)
     return _layer(tape, kind, run)
+
+
+def _outside(run: Run) -> dict[str, Param]:
+    """The head's parameters as they are called outside of it."""
+    return {f"lm_head.{name}": param for name, param in run.params.items()}
 
 
 # ---- layers -----------------------------------------------------------------------------------------------------

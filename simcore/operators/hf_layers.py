@@ -10,6 +10,7 @@ from typing import NamedTuple
 
 from simcore.models.blocks import Attention, Branch, Mlp
 from simcore.operators import aten
+from simcore.operators.automodel_lora import memory_efficient_lora
 from simcore.recording import Run
 from simcore.tape import Param, Tape, Tensor
 
@@ -40,10 +41,14 @@ def rms_norm(tape: Tape, weight: Param, x: Tensor, *, weight_in_fp32: bool) -> T
 def linear(tape: Tape, run: Run, name: str, x: Tensor) -> Tensor:
     """A linear module, with its adapter where there is one: `base(x) + lora_b(lora_a(x)) * scale`.
 
-    Adapters of another type work on a copy of x in theirs, one a module (PEFT 0.21 `_cast_input_dtype`).
+    Adapters of another type work on a copy of x in theirs, one a module (PEFT 0.21 `_cast_input_dtype`). Automodel's
+    are one function.
     """
     prefix, label = f"{name}." if name else "", name.removeprefix(tape.scope) or "logits"
     base = aten.linear(tape, x, run.params[f"{prefix}weight"], label, bias=run.params.get(f"{prefix}bias"))
+    own = run.params.get(f"{prefix}lora_A.weight")
+    if own is not None:
+        return memory_efficient_lora(tape, x, (own, run.params[f"{prefix}lora_B.weight"]), base, label)
     lora_a = run.params.get(f"{prefix}lora_a.weight")
     if lora_a is None:
         return base
