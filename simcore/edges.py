@@ -27,7 +27,7 @@ class Edges:
     """What a pass brings in and hands on: tokens and labels; hidden states, or their gradient, between stages.
 
     `mask` is there while forward runs. `keep_hidden`, `keep_grad`: somebody besides the layers holds what crossed.
-    `defer`: the head's input and the gradient of its output wait.
+    `keep_output`: somebody holds the model's output. `defer`: the head's input and the gradient of its output wait.
     """
 
     tokens: Tile
@@ -44,6 +44,8 @@ class Edges:
     send_grad: Tile
     keep_grad: Tile
     drop_grad: Tile
+    keep_output: Tile
+    drop_output: Tile
     defer: Tile
     drop_deferred: Tile
 
@@ -66,8 +68,9 @@ def edges_of(run: Run, blocks: Sequence[object], hidden: int, tables: Tables) ->
     squares = ends and _has(run, "create_attention_mask")
     mask, of_mask = tables.slot("attention_mask", "input"), run.tokens * run.seq * run.cp * squares
     vocab = sum(block.vocab for block in blocks if isinstance(block, Head)) // run.tp
+    output, of_output = tables.slot("returned_output", "activation"), run.tokens * vocab * dtype_bytes(run.compute)
     waiting = tables.slot("deferred_head", "activation")
-    of_head = of_hidden + run.tokens * vocab * dtype_bytes(run.compute)
+    of_head = of_hidden + of_output
     (receive, wait, send), (receive_grad, wait_grad, send_grad) = (
         _messages(border, of_hidden, handle) for handle in BORDER_HANDLES)
     return Edges(
@@ -77,6 +80,7 @@ def edges_of(run: Run, blocks: Sequence[object], hidden: int, tables: Tables) ->
         small_tile((Op.ALLOC, HIDDEN, of_hidden)), small_tile((Op.FREE, HIDDEN, -of_hidden)),
         small_tile((Op.ALLOC, GRAD_HIDDEN, of_hidden), receive_grad), small_tile(wait_grad), small_tile(send_grad),
         small_tile((Op.ALLOC, GRAD_HIDDEN, of_hidden)), small_tile((Op.FREE, GRAD_HIDDEN, -of_hidden)),
+        small_tile((Op.ALLOC, output, of_output)), small_tile((Op.FREE, output, -of_output)),
         small_tile((Op.ALLOC, waiting, of_head)), small_tile((Op.FREE, waiting, -of_head)))
 
 

@@ -118,8 +118,8 @@ class UnshardFlow:
     """Buffers of units that are gathered for use (FSDP2 and what is built on it).
 
     `prefetch`: units of explicit look-ahead in forward and backward, 0 for the framework's implicit one.
-    `sync`: reduce gradients every microbatch, or only in the last one. `reshard_after_backward`: parameters are freed
-    after each microbatch's backward, not only after the last.
+    `sync`: reduce gradients every microbatch, or only in the last one, or at the end, when its backward pass is over.
+    `reshard_after_backward`: parameters are freed after each microbatch's backward, not only after the last.
     """
 
     prefetch: int = 0
@@ -239,9 +239,10 @@ class Framework:
     `kept_whole`: layers that `checkpoint` spares. `recomputed_together`: so many layers keep one input ("uniform").
     What is not compared has no part in lowering: rules are seen in what they placed. `frees_sent_output`: a stage drops
     what it has sent on; `keeps_received`: it keeps the last input that it received, and that input's gradient, until
-    the next ones are there. `deferred_heads`: so many microbatches of a step keep what the weight gradient of the
-    output head needs until the end of the step. `dealt`: for each pipeline rank, where optimizer states are not cut but
-    dealt out.
+    the next ones are there. `buffered_microbatches`: it has a buffer for what it receives of each of so many;
+    `returns_outputs`: the last stage keeps what the model puts out for each of them. `deferred_heads`: so many
+    microbatches of a step keep what the weight gradient of the output head needs until the end of the step. `dealt`:
+    for each pipeline rank, where optimizer states are not cut but dealt out.
     """
 
     name: str
@@ -260,6 +261,8 @@ class Framework:
     schedule: Schedule = field(default_factory=Schedule)
     frees_sent_output: bool = False
     keeps_received: bool = False
+    buffered_microbatches: int = 0
+    returns_outputs: bool = False
     deferred_heads: int = 0
     dealt: tuple[Dealt, ...] = ()
     options: tuple[tuple[str, str], ...] = ()

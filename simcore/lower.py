@@ -16,6 +16,7 @@ from simcore.outline import Builder, Outline, Phase, Tables
 from simcore.plan import Plan
 from simcore.program import Program
 from simcore.schedule import Action, Pass
+from simcore.stage_buffers import StageBuffers
 from simcore.stage_inputs import StageInput, StageInputs
 from simcore.tape import Param
 from simcore.tile import Tile
@@ -89,6 +90,13 @@ def _kind(plan: Plan, layer: int) -> str:
     return plan.graph.kinds[plan.graph.layers[layer].kind].name
 
 
+def _past(plan: Plan) -> type[StageInput] | type[StageInputs] | type[StageBuffers]:
+    """What keeps count of things that crossed a border."""
+    if plan.framework.buffered_microbatches:
+        return StageBuffers
+    return StageInput if len(plan.chunks) == 1 else StageInputs
+
+
 class _Walk:
     """Passes over the layers of one stage."""
 
@@ -101,8 +109,7 @@ class _Walk:
         self.chunks = [_Chunk(plan, number) for number in range(len(plan.chunks))]
         self.received: set[Pass] = set()
         self.kept: _Chunk | None = None
-        make = StageInput if len(plan.chunks) == 1 else StageInputs
-        self.past = make(plan, builder, tuple(self._behind(chunk.first - 1) for chunk in self.chunks))
+        self.past = _past(plan)(plan, builder, tuple(self._behind(chunk.first - 1) for chunk in self.chunks))
         self.waiting = 0
 
     def rest(self) -> None:
@@ -111,8 +118,9 @@ class _Walk:
             self.out.tile(tiles.rest, layer)
         self.past.rest()
 
-    def step(self, actions: Iterable[Action]) -> None:
+    def step(self, actions: Sequence[Action]) -> None:
         """All passes, in order."""
+        self.past.begin_step(1 + max(action.microbatch for action in actions))
         for action in actions:
             chunk, phase = self.chunks[action.chunk], Phase.FORWARD if action.forward else Phase.BACKWARD
             self.out.at(phase, action.microbatch)
@@ -182,6 +190,7 @@ class _Walk:
             out.tile(self.tiles[chunk.last].late, chunk.last)
         elif not self.plan.framework.frees_sent_output:
             out.tile(self._behind(chunk.last).drop_hidden, chunk.last)
+        self.past.end_backward(action)
         out.tile(self.edges.drop_tokens, chunk.first)
 
     def finish(self) -> None:
@@ -208,6 +217,7 @@ class _Walk:
     def _receive(self, key: Pass) -> None:
         forward, number, _ = key
         chunk = self.chunks[number]
+        self.past.take(key)
         tile, layer = ((self._behind(chunk.first - 1).receive_hidden, chunk.first - 1) if forward
                        else (self._behind(chunk.last).receive_grad, chunk.last + 1))
         self.out.tile(tile, layer)

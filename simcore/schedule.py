@@ -58,7 +58,7 @@ def actions(schedule: Schedule, stage: int, num_microbatches: int) -> tuple[Acti
 SCHEDULES = ("1f1b", "gpipe")
 """What a scenario may ask for; virtual stages make it interleaved."""
 
-_MODULE = {"1f1b": "one_f_one_b", "gpipe": "gpipe", "interleaved": "interleaved"}
+_MODULE = {"1f1b": "one_f_one_b", "gpipe": "gpipe", "interleaved": "interleaved", "looped": "looped"}
 
 
 def lowered_microbatches(schedule: Schedule, num_microbatches: int, doublings: int = 0) -> int:

@@ -9,7 +9,7 @@ from __future__ import annotations
 from simcore.edges import Edges
 from simcore.outline import Builder
 from simcore.plan import Plan
-from simcore.schedule import Action
+from simcore.schedule import Action, Pass
 
 __all__ = ["StageInput", "StageInputs"]
 
@@ -30,6 +30,15 @@ class StageInput:
         self.waiting = 0
         self.has_input = self.has_grad = False
         self.newest = -1
+
+    def begin_step(self, written: int) -> None:
+        """Nothing changes before the first pass."""
+
+    def take(self, key: Pass) -> None:
+        """What is received is new."""
+
+    def end_backward(self, action: Action) -> None:
+        """Layers have let go of the output's gradient."""
 
     def rest(self) -> None:
         """Those of the step before."""
@@ -87,6 +96,15 @@ class StageInputs:
         self.keeps = plan.framework.keeps_received
         self.newest: dict[int, int] = {}
         self.held: set[int] = set()
+
+    def begin_step(self, written: int) -> None:
+        """Nothing changes before the first pass."""
+
+    def take(self, key: Pass) -> None:
+        """What is received is new."""
+
+    def end_backward(self, action: Action) -> None:
+        """Layers have let go of the output's gradient."""
 
     def rest(self) -> None:
         """Those of the step before."""

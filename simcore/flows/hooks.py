@@ -45,7 +45,11 @@ class UnshardHooks:
         tables.units += [unit.name for unit in units]
         self.explicit = [u for u, unit in enumerate(units) if unit.explicit]
         self.positions: list[list[int]] = [[] for _ in units]
-        self.order: list[int] = []
+        roots: list[list[int]] = [[]]
+        self.order: list[list[int]] = []
+        for unit in units:  # a root stands before what it holds
+            roots += [[]] if unit.is_root else []
+            self.order.append(roots[-1])
         self.done = [False] * len(units)
         self.outermost_first = sorted(range(len(units)), key=lambda u: (not units[u].is_root, units[u].first,
                                                                         units[u].inner))
@@ -75,8 +79,8 @@ class UnshardHooks:
             self._mark(u, f"{prefix}post_forward_begin")
             if not self.replay:
                 self.gathers.reshard_after_forward(u)
-                self.positions[u].append(len(self.order))
-                self.order.append(u)
+                self.positions[u].append(len(self.order[u]))
+                self.order[u].append(u)
             self._mark(u, f"{prefix}post_forward_end")
         if self.forward_root == u:
             self.forward_root = -1
@@ -92,7 +96,7 @@ class UnshardHooks:
         explicit = self._explicit(u, -1)
         position = self.positions[u].pop() if self.positions[u] else 0
         if not explicit and position > 0:
-            self.gathers.unshard(self.order[position - 1], backward=True)
+            self.gathers.unshard(self.order[u][position - 1], backward=True)
         self._mark(u, "bwd:pre_backward_end")
         for target in explicit:
             self.gathers.unshard(target, backward=True)
@@ -114,20 +118,35 @@ class UnshardHooks:
             self.reductions.keep(u)
         self._mark(u, "bwd:post_backward_end")
 
-    def end_backward(self) -> None:
-        """The root's final callback: units that had no hook, waits, and the buffers that were kept."""
+    def end_backward(self, inside: Sequence[int]) -> None:
+        """The final callback of a root: units `inside` it that had no hook, waits, and the buffers that were kept."""
         self.forward_root = -1
-        for u in self.outermost_first:
+        mine = [u for u in self.outermost_first if u in inside]
+        for u in mine:
             if not self.done[u]:
                 self.post_backward(u)
             self.done[u] = False
-        if not self.is_last_backward:
-            return
-        for u in self.outermost_first:
+        if self.is_last_backward:
+            self._finish(mine)
+
+    def reduce_all(self, inside: Sequence[int]) -> None:
+        """All units of a root one after the other, when no more of their gradients will come.
+
+        torch 2.13 `distributed/pipelining/stage.py`, perform_reduce_grad: the states in the order of modules.
+        """
+        self.reduce_grads = True
+        mine = [u for u in self.outermost_first if u in inside]
+        for u in mine:
+            self.post_backward(u)
+            self.done[u] = False
+        self._finish(mine)
+
+    def _finish(self, units: Sequence[int]) -> None:
+        for u in units:
             self.reductions.drop_replicate_buffer(u)
             self.gathers.drop_pending(u)
             self.positions[u].clear()
-        self.order.clear()
+            self.order[u].clear()
         self.reductions.wait_for_inputs()
 
     def zero_grad(self) -> None:

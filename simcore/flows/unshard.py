@@ -60,8 +60,9 @@ class GatheredFlow:
 
     def begin_microbatch(self, action: Action) -> None:
         if not action.forward:
-            self.hooks.reduce_grads = self.flow.sync == "every" or action.is_last
-            self.hooks.is_last_backward = action.is_last or self.flow.reshard_after_backward
+            at_end = self.flow.sync == "end"
+            self.hooks.reduce_grads = self.flow.sync == "every" or (action.is_last and not at_end)
+            self.hooks.is_last_backward = self.flow.reshard_after_backward or (action.is_last and not at_end)
 
     def forward_begin(self, layer: int) -> None:
         for u in self.starting[layer]:
@@ -98,8 +99,13 @@ class GatheredFlow:
         self.hooks.replay = False
 
     def end_pass(self, action: Action) -> None:
-        if not action.forward:
-            self.hooks.end_backward()
+        if action.forward:
+            return
+        chunk = set(self.plan.chunks[action.chunk])
+        inside = [u for u, unit in enumerate(self.units) if unit.first in chunk]
+        self.hooks.end_backward(inside)
+        if action.is_last and self.flow.sync == "end":
+            self.hooks.reduce_all(inside)
 
     def optimize(self) -> None:
         begin, end, step_end = self.opt_marks

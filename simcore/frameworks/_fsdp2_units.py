@@ -8,7 +8,7 @@ from functools import lru_cache
 
 from simcore.framework import Unit
 from simcore.graph import ModelGraph
-from simcore.models.blocks import Moe
+from simcore.models.blocks import Embedding, FinalNorm, Head, Loss, Moe
 from simcore.tensor import TensorSpec
 
 __all__ = ["Wrapping", "units"]
@@ -39,39 +39,50 @@ class Wrapping:
 
 
 @lru_cache(maxsize=256)
-def units(graph: ModelGraph, wrapping: Wrapping) -> tuple[Unit, ...]:
-    """Every unit of the model."""
-    around = [layer.index for layer in graph.layers if graph.kinds[layer.kind].block is not None]
-    blocks = [layer.index for layer in graph.layers if graph.kinds[layer.kind].block is None]
-    found = [*(_separate if wrapping.separate else _together)(graph, wrapping, around)]
+def units(graph: ModelGraph, stages: tuple[tuple[int, ...], ...], wrapping: Wrapping) -> tuple[Unit, ...]:
+    """Every unit of the model; every stage has a root."""
+    return tuple(unit for stage in stages for unit in _of_stage(graph, stage, wrapping))
+
+
+def _of_stage(graph: ModelGraph, stage: tuple[int, ...], wrapping: Wrapping) -> list[Unit]:
+    found = (_separate if wrapping.separate else _together)(graph, wrapping, stage)
+    blocks = [layer for layer in stage if graph.kinds[graph.layers[layer].kind].block is None]
     for block in blocks:
         policy = wrapping.last if block == blocks[-1] else wrapping.layers
         found.append(_unit(graph, wrapping, graph.layers[block].path, [block], reshard=policy, explicit=True))
         if wrapping.experts_unit and _moe_name(graph, block):
             found.append(_experts_unit(graph, wrapping, block))
-    return tuple(found)
+    return found
 
 
-def _together(graph: ModelGraph, wrapping: Wrapping, around: list[int]) -> list[Unit]:
+def _around(graph: ModelGraph, stage: tuple[int, ...], *types: type) -> list[int]:
+    """The stage's parts that are no blocks, of some types."""
+    return [layer for layer in stage if isinstance(graph.kinds[graph.layers[layer].kind].block, types)]
+
+
+def _together(graph: ModelGraph, wrapping: Wrapping, stage: tuple[int, ...]) -> list[Unit]:
     """The root has all that no layer has."""
-    to = len(graph.layers) - 1 if wrapping.loss_inside else around[2]
-    return [_unit(graph, wrapping, "root", around, reshard=wrapping.root, to=to, is_root=True)]
+    inside = stage if wrapping.loss_inside else [n for n in stage if n not in _around(graph, stage, Loss)]
+    around = _around(graph, stage, Embedding, FinalNorm, Head, Loss)
+    return [_unit(graph, wrapping, "root", around, reshard=wrapping.root, span=(stage[0], inside[-1]), is_root=True)]
 
 
-def _separate(graph: ModelGraph, wrapping: Wrapping, around: list[int]) -> list[Unit]:
-    norm, head = around[1], around[2]
-    names = f"{graph.layers[norm].path}, {graph.layers[head].path}"
-    return [_unit(graph, wrapping, "", [], reshard=False, to=len(graph.layers) - 1, is_root=True),
-            _unit(graph, wrapping, graph.layers[0].path, [0], reshard=wrapping.layers),
-            _unit(graph, wrapping, names, [norm, head], reshard=wrapping.head)]
+def _separate(graph: ModelGraph, wrapping: Wrapping, stage: tuple[int, ...]) -> list[Unit]:
+    embedding, end = _around(graph, stage, Embedding), _around(graph, stage, FinalNorm, Head)
+    found = [_unit(graph, wrapping, "", [], reshard=False, span=(stage[0], stage[-1]), is_root=True)]
+    for layers, policy in ((embedding, wrapping.layers), (end, wrapping.head)):
+        if layers:
+            names = ", ".join(graph.layers[layer].path for layer in layers)
+            found.append(_unit(graph, wrapping, names, layers, reshard=policy))
+    return found
 
 
 def _unit(graph: ModelGraph, wrapping: Wrapping, name: str, layers: list[int], *, reshard: bool | int,
-          to: int | None = None, is_root: bool = False, explicit: bool = False) -> Unit:
-    """All tensors of `layers` but experts that are apart; `to`: the last layer, if it is used beyond its own."""
+          span: tuple[int, int] | None = None, is_root: bool = False, explicit: bool = False) -> Unit:
+    """All tensors of `layers` but experts that are apart; `span`: first and last layer, if used beyond its own."""
     apart = wrapping.experts_apart
     members = ((layer, _numbers(graph, layer, lambda t: not (apart and _is_routed(t)))) for layer in layers)
-    first, last = (0, to) if to is not None else (layers[0], layers[-1])
+    first, last = span or (layers[0], layers[-1])
     return Unit(name, tuple(m for m in members if m[1]), first, last, "dp_shard_cp",
                 "dp_replicate" if wrapping.replicates else "", reshard, is_root=is_root, explicit=explicit,
                 param_dtype=wrapping.compute, reduce_dtype=wrapping.reduce, gather_dtype=wrapping.compute)

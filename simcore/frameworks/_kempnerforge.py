@@ -10,12 +10,13 @@ from typing import Any
 
 from simcore.form import Layout, Shard
 from simcore.frameworks._torch import Defaults
+from simcore.frameworks._torch_stages import weighed_stages
 from simcore.job import Job
 from simcore.models.blocks import Attention, Moe
 from simcore.tensor import TensorSpec
 from simcore.training import Capacity, Draws, Imbalance
 
-__all__ = ["DEFAULTS", "OPTIONS", "check", "checkpoint", "options_of", "tp_layout"]
+__all__ = ["DEFAULTS", "OPTIONS", "check", "checkpoint", "options_of", "stages_of", "tp_layout"]
 
 _CODE = "KempnerForge 5666d0d16153"
 OPTIONS: dict[str, tuple[Any, ...]] = {
@@ -35,6 +36,8 @@ DEFAULTS = Defaults(
 _PLAN = f"{_CODE} distributed/tensor_parallel.py"
 _COLUMNS, _ROWS = ("heads", "kv_heads", "ffn", "vocab"), ("heads", "ffn")
 _COMPILED = "what eager layers keep; torch.compile meets FSDP2's hooks and checkpoints as graph breaks"
+
+stages_of = weighed_stages
 
 
 def check(job: Job, options: dict[str, Any]) -> None:

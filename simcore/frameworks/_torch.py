@@ -28,7 +28,7 @@ class Defaults:
     `root_resharded`: whether a root unit that wraps all but the layers reshards after forward; `last_follows`: whether
     a unit of norm and head does what `reshard_after_forward: true` says. `reshard`: the default in words.
     `loss_inside`: the model itself computes the loss, so the root's hooks run around it. `axes`: of the mesh, that are
-    served beyond those of data, tensors and experts.
+    served beyond those of data, tensors and experts. `reshard_in_stages`: like `reshard`, with pipeline stages.
     """
 
     stored: Sourced
@@ -42,6 +42,7 @@ class Defaults:
     loss_inside: bool
     reshard: Sourced
     axes: tuple[str, ...] = ()
+    reshard_in_stages: Sourced = ("", "")
 
 
 def torch_optimizer(job: Job, source: str, default: str = "foreach", *, plain: bool = False,

@@ -9,12 +9,13 @@ from typing import Any
 
 from simcore.form import Layout, Shard
 from simcore.frameworks._torch import Defaults
+from simcore.frameworks._torch_stages import weighed_stages
 from simcore.job import Job
 from simcore.models.blocks import Attention
 from simcore.tensor import TensorSpec
 from simcore.training import Draws
 
-__all__ = ["DEFAULTS", "OPTIONS", "check", "checkpoint", "options_of", "tp_layout"]
+__all__ = ["DEFAULTS", "OPTIONS", "check", "checkpoint", "options_of", "stages_of", "tp_layout"]
 
 OPTIONS: dict[str, tuple[Any, ...]] = {
     "wrap": ("layers_root", "separate_embedding_head"),
@@ -25,6 +26,7 @@ OPTIONS: dict[str, tuple[Any, ...]] = {
     "early_stop": (True, False),
     "disable_loss_parallel": (True, False),
     "compile": (True, False),
+    "return_outputs": (True, False),
 }
 PLAN = "torchtitan 0.2.2 models/llama3/infra/parallelize.py"
 DEFAULTS = Defaults(
@@ -33,7 +35,8 @@ DEFAULTS = Defaults(
     optimizer=("fused", "torchtitan 0.2.2 config/job_config.py: fused"),
     loss=("torchtitan", "torchtitan 0.2.2 components/loss.py"),
     wrap="separate_embedding_head", sync="every", root_resharded=False, last_follows=True, loss_inside=False,
-    reshard=("true, false for norm and output", f"{PLAN} apply_fsdp: default"), axes=("cp",))
+    reshard=("true, false for norm and output", f"{PLAN} apply_fsdp: default"), axes=("cp", "pp", "virtual_stages"),
+    reshard_in_stages=("false", f"{PLAN} apply_fsdp: not pp_enabled"))
 NAMES = {"llama": "Llama 3", "qwen3": "Qwen3", "deepseek_v2": "DeepSeek V3"}
 COLUMNS, ROWS = ("heads", "kv_heads", "ffn", "vocab"), ("heads", "ffn")
 _EVEN = "view(bs, seqlen, -1, head_dim) of what a column-parallel linear puts out"
@@ -90,6 +93,9 @@ def _check_cuts(job: Job) -> None:
                                   f"tp {tp}", f"torchtitan 0.2.2 models/llama3/model/model.py: {_EVEN}")
 
 
+stages_of = weighed_stages
+
+
 def checkpoint(job: Job) -> str:
     """`Run.checkpoint`: none, full or per_op (`selective_ac_option = "op"`)."""
     recompute = job.scenario.training.recompute
@@ -109,7 +115,11 @@ def options_of(job: Job, options: dict[str, Any]) -> tuple[tuple[str, str], ...]
     whole = job.mesh.tp > 1 and job.flag(options, "disable_loss_parallel",
                                          "torchtitan 0.2.2 config/job_config.py: disable_loss_parallel = False",
                                          default=False)
-    given = (("early_stop", stop), ("disable_loss_parallel", whole), ("whole_batch", _splits_sequences(job)))
+    stages = job.mesh.pp > 1
+    if stages:
+        job.flag(options, "return_outputs", "torchtitan 0.2.2 train.py: return_outputs=False", default=False)
+    given = (("early_stop", stop), ("keeps_logits", stages), ("disable_loss_parallel", whole),
+             ("whole_batch", _splits_sequences(job)))
     return tuple((name, "true") for name, there in given if there)
 
 

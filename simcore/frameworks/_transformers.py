@@ -6,12 +6,14 @@ from typing import Any, Final
 
 from simcore.form import Layout
 from simcore.frameworks._torch import Defaults, all_or_no_checkpoint, check_optimizer_in_backward
+from simcore.frameworks._torch_stages import weighed_stages
 from simcore.job import Job
 from simcore.models.blocks import Attention, Mamba2
 from simcore.tensor import TensorSpec
 from simcore.training import Draws
 
-__all__ = ["DEFAULTS", "OPTIONS", "VLLM_FLASH_ATTN3", "check", "check_layers", "checkpoint", "options_of", "tp_layout"]
+__all__ = ["DEFAULTS", "OPTIONS", "VLLM_FLASH_ATTN3", "check", "check_layers", "checkpoint", "options_of", "stages_of",
+           "tp_layout"]
 
 VLLM_FLASH_ATTN3: Final = "kernels-community/vllm-flash-attn3"
 OPTIONS: dict[str, tuple[Any, ...]] = {
@@ -35,6 +37,8 @@ DEFAULTS = Defaults(
     reshard=("true for layers, false for the root", "torch 2.13 _fully_shard/_fully_shard.py: "
              "reshard_after_forward=None"))
 checkpoint = all_or_no_checkpoint
+
+stages_of = weighed_stages
 
 
 def check(job: Job, options: dict[str, Any]) -> None:

@@ -11,6 +11,7 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 from functools import lru_cache
 from types import ModuleType
+from typing import Any
 
 from simcore.form import Form, Layout, Partial, Shard
 from simcore.framework import Framework, Life, Matches, Moment, Rule, UnshardFlow
@@ -26,6 +27,7 @@ from simcore.frameworks._torch import (
     states_of,
     torch_optimizer,
 )
+from simcore.frameworks._torch_stages import pipeline_schedule
 from simcore.graph import ModelGraph
 from simcore.job import Job
 from simcore.lora_names import name_adapters
@@ -53,23 +55,39 @@ def table(job: Job) -> Framework:
     stored = job.auto("training.precision.params", precision.params, *_typed(job, given.stored))
     reduce = job.auto("training.precision.grad_reduce", precision.grad_reduce, *_typed(job, given.reduce))
     _note_defaults(job, options)
+    stages = code.stages_of(job)
     fully = job.mesh.ep > 1 and options.get("experts", "fully_shard") == "fully_shard"
     return Framework(
         name="fsdp2", version=VERSIONS[0],
         rules=_rules(job, stored, fully=fully, in_backward=options.get("optimizer_in_bwd", False)),
-        units=units(job.graph, _wrapping(job, options, reduce, fully=fully)),
-        flow=UnshardFlow(options.get("prefetch") or 0, options.get("sync_gradients", given.sync)),
+        units=units(job.graph, stages, _wrapping(job, options, reduce, fully=fully)),
+        flow=_flow(job, options, given),
         optimizer=torch_optimizer(job, *reversed(given.optimizer), muon=code is _transformers),
         compute_dtype=job.compute,
         checkpoint=code.checkpoint(job),
         loss=job.auto("training.loss", job.scenario.training.loss, *given.loss),
         sequence_parallel=job.mesh.tp > 1,
-        stages=(tuple(range(len(job.graph.layers))),),
+        stages=stages,
+        schedule=pipeline_schedule(job),
+        buffered_microbatches=job.scenario.num_microbatches if job.mesh.pp > 1 else 0,
+        returns_outputs=job.mesh.pp > 1 and bool(options.get("return_outputs")),
         options=code.options_of(job, options),
         communicators=_communicators(job, fully=fully),
         files=fsdp2_files(job),
         assumptions=(*_of_host(job), *_of_muon(job)),
     )
+
+
+def _flow(job: Job, options: dict[str, Any], given: Defaults) -> UnshardFlow:
+    """[Note: FSDP2 under pipeline stages] A stage keeps its parameters whole, and reduces when the last pass is over.
+
+    torch 2.13 `distributed/pipelining/stage.py`, backward_maybe_with_nosync: no backward pass reshards or reduces;
+    perform_reduce_grad does, unit by unit.
+    """
+    prefetch = options.get("prefetch") or 0
+    if job.mesh.pp > 1:
+        return UnshardFlow(prefetch, "end", reshard_after_backward=False)
+    return UnshardFlow(prefetch, options.get("sync_gradients", given.sync))
 
 
 def _of_host(job: Job) -> tuple[tuple[str, str, str, str], ...]:
@@ -96,7 +114,9 @@ def _typed(job: Job, default: Sourced) -> Sourced:
 def _note_defaults(job: Job, options: dict[str, object]) -> None:
     """What is decided tensor by tensor or unit by unit further down."""
     if options.get("reshard_after_forward") is None:
-        job.auto("framework_options.reshard_after_forward", "auto", *CODES[job.graph.implementation].DEFAULTS.reshard)
+        given = CODES[job.graph.implementation].DEFAULTS
+        job.auto("framework_options.reshard_after_forward", "auto",
+                 *(given.reshard if job.mesh.pp == 1 else given.reshard_in_stages))
     if job.scenario.training.optimizer.name != "sgd":
         job.auto("training.optimizer.moments", job.scenario.training.optimizer.moments, "as each parameter is stored",
                  "torch 2.13 optim/adam.py: zeros_like(parameter)")
@@ -118,7 +138,8 @@ def _check(job: Job) -> None:
     job.refuse_given({"training.sequence_parallel": "False", "training.precision.main_grads": "auto",
                       "training.precision.experts": "auto", "training.optimizer.master": "none",
                       "training.pipeline.layers": "auto", "training.pipeline.schedule": "1f1b"})
-    refuse_virtual_stages(job)
+    if mesh.pp == 1 or "virtual_stages" not in axes:
+        refuse_virtual_stages(job)
     if training.method != "full":
         _check_lora(job)
     _check_experts(job)
@@ -260,7 +281,8 @@ def _wrapping(job: Job, options: dict[str, object], reduce: str, *, fully: bool)
     mesh, asked = job.mesh, options.get("reshard_after_forward")
     given: Defaults = CODES[job.graph.implementation].DEFAULTS
     shards, last = mesh.axis("dp_shard_cp").size, options.get("set_last_reshard")
-    children = True if asked is None else asked
+    in_stages = mesh.pp > 1
+    children = (not in_stages or given.reshard_in_stages[0].startswith("true")) if asked is None else asked
     return Wrapping(
         root=_policy(job, given.root_resharded if asked is None else asked, shards),
         layers=_policy(job, children, shards),
@@ -280,5 +302,5 @@ def _wrapping(job: Job, options: dict[str, object], reduce: str, *, fully: bool)
 def _communicators(job: Job, *, fully: bool) -> tuple[str, ...]:
     mesh = job.mesh
     sizes = {"tp": mesh.tp, "dp_shard_cp": mesh.dp_shard * mesh.cp, "dp_replicate": mesh.dp_replicate, "ep": mesh.ep,
-             "cp": mesh.cp, "expert_dp": mesh.expert_dp if fully else 1}
+             "cp": mesh.cp, "pp": mesh.pp, "expert_dp": mesh.expert_dp if fully else 1}
     return tuple(name for name, size in sizes.items() if size > 1)

@@ -7,7 +7,8 @@ the embedding and the output split by vocabulary; the loss too unless `disable_l
 
 `run.checkpoint`: none, full, or per_op, which keeps what `_op_sac_save_list` names: attention, reduce-scatters, and of
 the matrix products every second (the first, the third, ...; `distributed/activation_checkpoint.py`). `run.options`:
-("early_stop", "true"), ("disable_loss_parallel", "true").
+("early_stop", "true"), ("disable_loss_parallel", "true"), ("keeps_logits", "true"): a pipeline stage holds what it puts
+out until its backward pass is over (torch 2.13 `distributed/pipelining/stage.py`, `fwd_cache`).
 """
 
 from __future__ import annotations
@@ -174,10 +175,11 @@ def _loss(tape: Tape, block: Loss, run: Run) -> LayerTape:
     assert logits is not None
     leaf = logits.node
     loss = _divided(tape, (parallel_cross_entropy if split else cross_entropy)(tape, logits))
+    held = logits if _option(run, "keeps_logits") else None
     logits = None
     forward = tape.cut()
     seed, backward, ones = run_backward_of_loss(tape, loss, leaf)
-    del ones, loss
+    del ones, loss, held
     return LayerTape(forward, backward, late=tape.cut(), seed=seed)
 
 

@@ -270,10 +270,12 @@ def _torchtitan(run):
         "optimizer": {"name": "adamw", "implementation": "fused"}}
     training["micro_batch_size"] = config.get("pp_microbatch_size", training["micro_batch_size"])
     schedule = config.get("schedule", "1f1b").split()[0].lower()
-    if schedule != "1f1b":
-        training["pipeline"] = {"schedule": schedule} | ({"virtual_stages": run["vpp"]} if run["vpp"] else {})
-        training["micro_batch_size"] = 1
+    if schedule in ("interleaved", "interleaved1f1b"):
+        # Schedules of several stages have two a rank by default (torchtitan distributed/pipeline_parallel.py).
+        training |= {"pipeline": {"virtual_stages": run["vpp"] or 2}, "micro_batch_size": 1}
     options = _titan_wrapping(run) | ({"compile": True} if config.get("compile") else {})
+    if run["pp"] > 1 and _titan_returns_outputs(run):
+        options["return_outputs"] = True
     return {"model": TITAN_MODELS[run["model"]], "framework": "fsdp2", "implementation": "torchtitan",
             **_titan_device(run), "mesh": _degrees(run), "training": training, "framework_options": options}
 
@@ -287,6 +289,11 @@ def _titan_wrapping(run):
     if dated and dated[1] < "202508":
         return {"wrap": "layers_root", "set_last_reshard": False}
     return {"wrap": "separate_embedding_head"}
+
+
+def _titan_returns_outputs(run):
+    """Until torchtitan's commit e5ef99aab (October 2025) the schedule returned what the last stage had put out."""
+    return bool(re.search(r"_(2024|20250\d)\d*_", run["source"])) or "@8a749c618" in run["source"]
 
 
 TITAN_MODELS = {

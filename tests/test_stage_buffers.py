@@ -1,0 +1,112 @@
+"""Buffers that a stage of PyTorch's receives into, and outputs that it returns; small runs of torchtitan's layers."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+import small
+from simcore.flows import flow_of
+from simcore.lower import lower
+from simcore.plan import place
+from simcore.program import Program
+from simcore.schedule import actions
+from simcore.setup import prepare
+from simcore.simulate import simulate
+from simcore.tape import GRAD_HIDDEN, HIDDEN, Op
+from simcore.tiles import Workload
+
+DEEP = {"config": "llama-tiny", "overrides": {"num_hidden_layers": 8}}
+COUNT, INPUT, LOGITS = 8, 64 * 256 * 2, 64 * 1000 * 2
+VIRTUAL, ONE = {"virtual_stages": 2}, {"virtual_stages": 1}
+
+
+def _asked(pipeline: dict[str, int], **given: Any) -> Any:
+    asked = small.scenario("fsdp2", {"pp": 2, "dp_shard": 2}, model=DEEP, microbatches=COUNT, pipeline=pipeline,
+                           **given)
+    return asked.model_copy(update={"implementation": "torchtitan"})
+
+
+def _program(rank: int, pipeline: dict[str, int], written: int = COUNT, **given: Any) -> Program:
+    job, table = prepare(_asked(pipeline, **given))
+    plan = place(job.graph, job.mesh, table, rank)
+    return lower(plan, Workload(1, 64, 0), actions(table.schedule, plan.stage, written), flow_of(table))
+
+
+def _held(program: Program, slot: int, layer: int, *, before: bool) -> int:
+    """Bytes of what crosses a border: before the first pass, or when the step is over."""
+    total, passed = 0, False
+    for row, phase in zip(program.columns.tolist(), program.phase.tolist(), strict=True):
+        passed = passed or phase > 0
+        if row[0] in (Op.ALLOC, Op.FREE) and row[1:3] == [layer, slot] and not (before and passed):
+            total += row[3]
+    return total
+
+
+@pytest.mark.parametrize(("rank", "pipeline", "inputs", "outputs"), [
+    (0, ONE, [], [4]), (2, ONE, [5], []),
+    (0, VIRTUAL, [6], [2, 7]), (2, VIRTUAL, [3, 8], [5])], ids=["first", "last", "first of two", "last of two"])
+def test_every_microbatch_has_a_buffer_for_each_thing_received(rank: int, pipeline: dict[str, int], inputs: list[int],
+                                                                 outputs: list[int]) -> None:
+    program = _program(rank, pipeline)
+    for before in (True, False):
+        assert [_held(program, HIDDEN, first - 1, before=before) for first in inputs] == [COUNT * INPUT] * len(inputs)
+        assert [_held(program, GRAD_HIDDEN, last + 1, before=before) for last in outputs] == (
+            [COUNT * INPUT] * len(outputs))
+    assert _held(program, HIDDEN, -1, before=False) == 0
+
+
+@pytest.mark.parametrize("pipeline", [ONE, VIRTUAL], ids=["one chunk", "two chunks"])
+@pytest.mark.parametrize("written", [COUNT, COUNT - 2], ids=["all", "some"])
+@pytest.mark.parametrize("rank", [0, 2])
+def test_a_step_leaves_what_it_found(rank: int, written: int, pipeline: dict[str, int]) -> None:
+    program = _program(rank, pipeline, written, options={"return_outputs": True})
+    change = sum(row[3] for row, phase in zip(program.columns.tolist(), program.phase.tolist(), strict=True)
+                 if phase > 0 and row[0] in (Op.ALLOC, Op.FREE))
+    assert change == (written * LOGITS if rank == 2 else 0), "outputs of the step before go before its first pass"
+
+
+def test_the_last_stage_returns_what_the_model_puts_out() -> None:
+    """All microbatches', whether they are written out or not, and once more when they are joined."""
+    without, returning = (_peaks(ONE, option=option) for option in (False, True))
+    assert returning[0] == without[0]
+    assert returning[1] > without[1]
+
+
+def _peaks(pipeline: dict[str, int], *, option: bool) -> list[int]:
+    ranks = simulate(_asked(pipeline, options={"return_outputs": option})).ranks
+    return [rank.peak.allocated_bytes for rank in sorted(ranks, key=lambda r: r.stage) if rank.peak is not None]
+
+
+@pytest.mark.parametrize("pipeline", [ONE, VIRTUAL], ids=["one chunk", "two chunks"])
+def test_units_are_reduced_once_after_the_last_backward_pass(pipeline: dict[str, int]) -> None:
+    program = _program(0, pipeline)
+    units = prepare(_asked(pipeline))[1].units
+    mine = [unit for unit in units if unit.first in program_layers(program)]
+    assert len(small.calls(program, "reduce_scatter")) == sum(bool(unit.members) for unit in mine)
+
+
+def program_layers(program: Program) -> set[int]:
+    """Layers that the rank allocates for."""
+    return {row[1] for row in program.columns.tolist() if row[0] == Op.COMPUTE}
+
+
+@pytest.mark.parametrize(("layers", "chunks", "counts"), [
+    (27, 2, [3, 4, 4, 4, 4, 3, 3, 2]), (126, 1, [31, 32, 32, 31]), (8, 1, [2, 3, 2, 1])])
+def test_embedding_and_output_count_as_layers(layers: int, chunks: int, counts: list[int]) -> None:
+    asked = small.scenario("fsdp2", {"pp": 4, "dp_shard": 2}, microbatches=8, pipeline={"virtual_stages": chunks},
+                           model={"config": "llama-tiny", "overrides": {"num_hidden_layers": layers}})
+    job, table = prepare(asked.model_copy(update={"implementation": "torchtitan"}))
+    blocks = {layer.index for layer in job.graph.layers if job.graph.kinds[layer.kind].block is None}
+    assert [len(blocks.intersection(stage)) for stage in table.stages] == counts
+
+
+@pytest.mark.parametrize(("count", "pipeline", "told"), [
+    (1, ONE, "Number of microbatches (1) must be greater than or equal to the number of stages (2)"),
+    (5, VIRTUAL, "multiple of the number of rounds (2), but got 5")])
+def test_what_the_schedules_refuse(count: int, pipeline: dict[str, int], told: str) -> None:
+    asked = small.scenario("fsdp2", {"pp": 2, "dp_shard": 2}, model=DEEP, microbatches=count, pipeline=pipeline)
+    report = simulate(asked.model_copy(update={"implementation": "torchtitan"}))
+    assert report.status == "illegal"
+    assert told in report.problems[0].message
