@@ -67,7 +67,8 @@ def edges_of(run: Run, blocks: Sequence[object], hidden: int, tables: Tables) ->
     ends = any(isinstance(block, Embedding | Loss | Mtp) for block in blocks)
     squares = ends and _has(run, "create_attention_mask")
     mask, of_mask = tables.slot("attention_mask", "input"), run.tokens * run.seq * run.cp * squares
-    vocab = sum(block.vocab for block in blocks if isinstance(block, Head)) // run.tp
+    vocab = sum(block.vocab for block in blocks if isinstance(block, Head))
+    vocab //= 1 if _has(run, "stage") or _has(run, "disable_loss_parallel") else run.tp
     output, of_output = tables.slot("returned_output", "activation"), run.tokens * vocab * dtype_bytes(run.compute)
     waiting = tables.slot("deferred_head", "activation")
     of_head = of_hidden + of_output

@@ -40,7 +40,8 @@ class Model:
         tp, made = self.case.get("tp", 1), {}
         for spec in graph.tensors[number]:
             cut = 1 if spec.name.endswith(("o_proj.weight", "down_proj.weight")) else 0
-            whole = len(spec.shape) < 2 or spec.component in ("embedding", "router", "routed_experts")
+            whole = len(spec.shape) < 2 or spec.component in ("embedding", "router", "routed_experts") or (
+                spec.component == "lm_head" and self.case.get("stage", False))
             parts = [tp if at == cut and not whole else 1 for at in range(2)]
             shape = tuple(size // part for size, part in zip(spec.shape, parts, strict=False))
             copies = (spec.copies,) if spec.copies > 1 else ()
@@ -50,8 +51,9 @@ class Model:
     def record(self, graph: ModelGraph, number: int, *, first: bool, below: bool) -> LayerTape:
         case, kind = self.case, graph.kinds[number]
         mode = case.get("checkpoint", "none") if kind.block is None else "none"
+        tp, is_stage = case.get("tp", 1), case.get("stage", False)
         run = Run(case.get("batch", 1), case["seq"], "bf16", self.params(graph, number), "kempnerforge",
-                  MODES.get(mode, mode), case.get("tp", 1), case.get("tp", 1) > 1, first=first,
+                  MODES.get(mode, mode), tp, tp > 1 and not is_stage, first=first,
                   input_requires_grad=below, options=(("packed_experts", "true"),) * case.get("packed", False))
         return kempnerforge.record(kind, run, self.slots, self.comms)
 

@@ -110,3 +110,26 @@ def test_what_the_schedules_refuse(count: int, pipeline: dict[str, int], told: s
     report = simulate(asked.model_copy(update={"implementation": "torchtitan"}))
     assert report.status == "illegal"
     assert told in report.problems[0].message
+
+
+# ---- KempnerForge's stages ------------------------------------------------------------------------------------------
+def _kempner(**given: Any) -> Any:
+    asked = small.scenario("fsdp2", {"pp": 2, "dp_shard": 2, "tp": 2}, **{"model": DEEP, "microbatches": 4, **given})
+    return asked.model_copy(update={"implementation": "kempnerforge"})
+
+
+def test_kempnerforge_s_stages_have_whole_sequences_and_a_whole_head() -> None:
+    """Basic tensor parallelism: the head is no rank's part, what crosses a border is whole, layers are dealt evenly."""
+    job, table = prepare(_kempner())
+    assert table.stages == ((0, 1, 2, 3, 4), (5, 6, 7, 8, 9, 10, 11))
+    assert not table.sequence_parallel
+    head = next(spec for kind in job.graph.tensors for spec in kind if spec.component == "lm_head")
+    assert table.life(head).use.layout == ()
+    report = simulate(_kempner())
+    assert report.status == "ok", report.problems
+
+
+def test_kempnerforge_s_experts_in_stages_are_refused() -> None:
+    report = simulate(_kempner(model="mixtral-8x7b", microbatches=4))
+    assert report.status == "error"
+    assert "not yet" in report.problems[0].message

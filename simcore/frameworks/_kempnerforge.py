@@ -10,7 +10,7 @@ from typing import Any
 
 from simcore.form import Layout, Shard
 from simcore.frameworks._torch import Defaults
-from simcore.frameworks._torch_stages import weighed_stages
+from simcore.frameworks._torch_stages import even_stages
 from simcore.job import Job
 from simcore.models.blocks import Attention, Moe
 from simcore.tensor import TensorSpec
@@ -32,12 +32,14 @@ DEFAULTS = Defaults(
     optimizer=("fused", f"{_CODE} config/optimizer.py: fused"),
     loss=("kempnerforge", f"{_CODE} config/training.py: loss_fn = cross_entropy"),
     wrap="layers_root", sync="last", root_resharded=True, last_follows=True, loss_inside=False,
-    reshard=("true, for the root too", f"{_CODE} distributed/parallel.py apply_fsdp2: reshard_after_forward = True"))
+    reshard=("true, for the root too", f"{_CODE} distributed/parallel.py apply_fsdp2: reshard_after_forward = True"),
+    axes=("pp",), reshard_in_stages=("true, for the root too", f"{_CODE} scripts/train.py: apply_fsdp2 without it"),
+    whole_in_stages=("lm_head",), returns_outputs=True)
 _PLAN = f"{_CODE} distributed/tensor_parallel.py"
 _COLUMNS, _ROWS = ("heads", "kv_heads", "ffn", "vocab"), ("heads", "ffn")
 _COMPILED = "what eager layers keep; torch.compile meets FSDP2's hooks and checkpoints as graph breaks"
 
-stages_of = weighed_stages
+stages_of = even_stages
 
 
 def check(job: Job, options: dict[str, Any]) -> None:
@@ -60,6 +62,8 @@ def check(job: Job, options: dict[str, Any]) -> None:
         raise job.not_yet("model", "tied embeddings in the layers of KempnerForge")
     if mesh.ep > 1:
         raise job.not_yet("mesh.ep", "KempnerForge's expert parallelism (attention and experts wrapped apart)")
+    if mesh.pp > 1 and job.has_experts:
+        raise job.not_yet("mesh.pp", "KempnerForge's experts in pipeline stages")
     if mesh.tp > 1 and job.has_experts:
         raise job.not_yet("mesh.tp", "KempnerForge's experts with tensor parallel attention")
     if training.seq_len % mesh.tp:
@@ -119,6 +123,10 @@ def checkpoint(job: Job) -> str:
 
 def options_of(job: Job, options: dict[str, Any]) -> tuple[tuple[str, str], ...]:
     """`Run.options`. Blocks of all experts are as long as the fullest: `imbalance` times the mean."""
+    if job.mesh.pp > 1:
+        job.autos["outputs of the last stage"] = (
+            "all microbatches' logits, kept and joined", f"{_CODE} scripts/train.py: pp_schedule.step returns them")
+        return (("stage", "true"),)
     if not job.has_experts:
         return ()
     fullest = _fullest(job)

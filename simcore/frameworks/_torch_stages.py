@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from simcore.job import Job
 from simcore.schedule import Schedule
-from simcore.stages import contiguous, stage_layers
+from simcore.stages import contiguous, remainder_first, stage_layers
 
-__all__ = ["pipeline_schedule", "weighed_stages"]
+__all__ = ["even_stages", "pipeline_schedule", "weighed_stages"]
 
 _RULE = "torch 2.13 distributed/pipelining/schedules.py"
 _SPLIT = "torchtitan 0.2.2 distributed/pipeline_parallel.py generate_llm_fqn_per_model_part"
@@ -28,6 +28,16 @@ def pipeline_schedule(job: Job) -> Schedule:
                           f"multiple of the number of rounds ({rounds}), but got {count}",
                           f"{_RULE} ScheduleInterleaved1F1B")
     return Schedule("looped", pp, pipeline.virtual_stages, count // rounds)
+
+
+def even_stages(job: Job) -> tuple[tuple[int, ...], ...]:
+    """As many layers on every stage, the remainder one each to the first (KempnerForge's compute_layer_assignment)."""
+    count, layers = job.mesh.pp * job.scenario.training.pipeline.virtual_stages, job.graph.num_blocks
+    if layers < count:
+        raise job.illegal("mesh.pp", f"pp_size ({count}) cannot exceed n_layers ({layers})",
+                          "KempnerForge 5666d0d16153 distributed/pipeline_parallel.py")
+    return stage_layers(job.graph, contiguous(remainder_first(layers, count))) if count > 1 else (
+        tuple(range(len(job.graph.layers))),)
 
 
 def weighed_stages(job: Job) -> tuple[tuple[int, ...], ...]:

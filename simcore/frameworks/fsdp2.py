@@ -66,11 +66,11 @@ def table(job: Job) -> Framework:
         compute_dtype=job.compute,
         checkpoint=code.checkpoint(job),
         loss=job.auto("training.loss", job.scenario.training.loss, *given.loss),
-        sequence_parallel=job.mesh.tp > 1,
+        sequence_parallel=job.mesh.tp > 1 and not (job.mesh.pp > 1 and given.whole_in_stages),
         stages=stages,
         schedule=pipeline_schedule(job),
         buffered_microbatches=job.scenario.num_microbatches if job.mesh.pp > 1 else 0,
-        returns_outputs=job.mesh.pp > 1 and bool(options.get("return_outputs")),
+        returns_outputs=job.mesh.pp > 1 and bool(options.get("return_outputs", given.returns_outputs)),
         options=code.options_of(job, options),
         communicators=_communicators(job, fully=fully),
         files=fsdp2_files(job),
@@ -217,12 +217,17 @@ def _rules(job: Job, stored: str, *, fully: bool, in_backward: bool) -> tuple[Ru
     choice = _Choice(stored, job.compute, stored if adapter == "auto" else adapter,
                      states_of(job), job.mesh.ep > 1, fully,
                      job.scenario.training.offload.part("params")[1] > 0, in_backward)
-    return _made_rules(choice, _tp_cuts(job.graph) if job.mesh.tp > 1 else (), job.graph.implementation)
+    code = job.graph.implementation
+    whole = CODES[code].DEFAULTS.whole_in_stages if job.mesh.pp > 1 else ()
+    return _made_rules(choice, _tp_cuts(job.graph) if job.mesh.tp > 1 else (), code, whole)
 
 
 @lru_cache(maxsize=256)
-def _made_rules(choice: _Choice, tp_cuts: tuple[Layout, ...], code: str) -> tuple[Rule, ...]:
-    """FSDP2 cuts on dimension 0 what tensor parallelism has left (torch 2.13 `_fsdp_param.py`, strided shards)."""
+def _made_rules(choice: _Choice, tp_cuts: tuple[Layout, ...], code: str, whole: tuple[str, ...]) -> tuple[Rule, ...]:
+    """FSDP2 cuts on dimension 0 what tensor parallelism has left (torch 2.13 `_fsdp_param.py`, strided shards).
+
+    `whole`: components that it leaves whole.
+    """
     dense: Layout = (("dp_shard_cp", Shard(0)),)
     stored = choice.stored
     buffer = replace(_life("buffer", (), "fp32", replace(choice, compute="fp32", on_host=False)), pad_storage=False)
@@ -233,6 +238,7 @@ def _made_rules(choice: _Choice, tp_cuts: tuple[Layout, ...], code: str) -> tupl
                    if choice.fully else _plain_experts(split, choice))
         rules.append(Rule(lambda t: t.component == "routed_experts", experts))
     rules.append(Rule(lambda t: t.module == "adapter", _life("adapters", dense, choice.adapters, choice)))
+    rules.append(Rule(lambda t: t.component in whole, _life("sharded", dense, stored, choice)))
     rules += [Rule(_lies_like(code, cut), _life("sharded, tp", (*cut, *dense), stored, choice, used=cut))
               for cut in tp_cuts]
     if choice.kept.name == "muon":

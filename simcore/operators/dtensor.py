@@ -12,8 +12,8 @@ from simcore.operators import aten
 from simcore.recording import Run
 from simcore.tape import Kernel, Tape, Tensor
 
-__all__ = ["cut_sequence", "gather_last", "gather_sequence", "own_rows", "own_sequence", "scatter_sequence",
-           "sum_norms", "summed", "whole_gradient"]
+__all__ = ["cut_sequence", "gather_last", "gather_sequence", "own_rows", "own_sequence", "same_everywhere",
+           "scatter_sequence", "sum_everywhere", "sum_norms", "summed", "whole_gradient"]
 
 Grads = list[Tensor | None]
 
@@ -36,6 +36,20 @@ def scatter_sequence(tape: Tape, run: Run, x: Tensor, name: str) -> Tensor:
     tp = run.tp
     node = tape.node((x,), (), lambda tape, grads, saved: [_gather(tape, tp, _only(grads), f"grad_{name}")])
     out = _scatter(tape, tp, x, name)
+    out.node = node
+    return out
+
+
+def same_everywhere(tape: Tape, x: Tensor, name: str) -> Tensor:
+    """A replicated x that every rank uses in its own way: its gradients are summed."""
+    node = tape.node((x,), (), lambda tape, grads, saved: [summed(tape, _only(grads), f"grad_{name}")])
+    return Tensor(x.storage, x.shape, x.dtype, node)
+
+
+def sum_everywhere(tape: Tape, x: Tensor, name: str) -> Tensor:
+    """Partial sums x, added up on every rank; the gradient passes."""
+    node = tape.node((x,), (), lambda tape, grads, saved: [_only(grads)])
+    out = summed(tape, x, name)
     out.node = node
     return out
 

@@ -5,17 +5,19 @@ query head, what attention puts out is copied before its projection, and the los
 are fp32 on the model (`standing`); FSDP2 casts them for every layer (`cast_forward_inputs`). With tensor parallelism
 the plan is that of `distributed/tensor_parallel.py`: every column-parallel linear gathers the sequence for itself and
 keeps it, the embedding is whole on every rank and its output is cut by the first layer, the logits are whole for the
-loss.
+loss. In a pipeline stage (`run.sequence_parallel` false) all sequences are whole, and the output's weight too.
 
 The training loop (`scripts/train.py`) drops logits only when the next forward has returned: those of the step before
 are there when a step begins.
 
-`run.checkpoint`: none, full, or per_module: attention alone. `run.options`: ("packed_experts", "true").
+`run.checkpoint`: none, full, or per_module: attention alone. `run.options`: ("packed_experts", "true"),
+("stage", "true").
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import replace
 from functools import partial
 from typing import Final, NamedTuple
 
@@ -27,7 +29,9 @@ from simcore.operators.dtensor import (
     gather_last,
     gather_sequence,
     own_sequence,
+    same_everywhere,
     scatter_sequence,
+    sum_everywhere,
     sum_norms,
     whole_gradient,
 )
@@ -65,7 +69,7 @@ def record(kind: LayerKind, run: Run, slots: dict[tuple[str, str], int],
     assert run.cp == run.etp == 1, "KempnerForge has neither"
     if kind.block is None:
         return _layer(kind, run, slots, comms)
-    tape = Tape(slots, comms)
+    tape, run = Tape(slots, comms), run if run.sequence_parallel else replace(run, tp=1)
     if isinstance(kind.block, Embedding):
         return _embedding(tape, run)
     if isinstance(kind.block, Loss):
@@ -92,7 +96,7 @@ def _layer(kind: LayerKind, run: Run, slots: dict[tuple[str, str], int],
 def _recorded(tape: Tape, kind: LayerKind, run: Run, left: Left) -> tuple[LayerTape, Left]:
     router = Router(*([tape.external((size,), "int8", slot, 0) for slot, size in of] for of in left))
     rest = Section(tuple((Op.ALLOC, 0, slot, size, 0, 0) for of in left for slot, size in of))
-    seq = run.seq if run.first else run.seq // run.tp
+    seq = run.seq if run.first or not run.sequence_parallel else run.seq // run.tp
     x: Tensor | None = hidden_state(tape, run, seq, kind.hidden)
     assert x is not None
     leaf = x.node
@@ -104,7 +108,7 @@ def _recorded(tape: Tape, kind: LayerKind, run: Run, left: Left) -> tuple[LayerT
     del body
     after = tape.cut()
     balance = _seeded(tape, router)
-    back = run_backward(tape, out, leaf, lambda tape: sum_norms(tape, run))
+    back = run_backward(tape, out, leaf, lambda tape: sum_norms(tape, run) if run.sequence_parallel else None)
     grads = tape.release_grads()
     del balance, out
     return LayerTape(forward, back, after, grads=grads, rest=rest), _what_is_left(tape, router)
@@ -139,7 +143,7 @@ def _body(tape: Tape, kind: LayerKind, run: Run, x: Tensor, tables: Tables,
     """`TransformerBlock.forward`."""
     mixer = kind.branches[0].block
     assert isinstance(mixer, Attention)
-    cut = run.first and run.tp > 1
+    cut = run.first and run.tp > 1 and run.sequence_parallel
     given = cut_sequence(tape, run, x, "attention_norm_in") if cut else x
     normed: Tensor | None = _rms_norm(tape, given, run.params["attention_norm.weight"])
     assert normed is not None
@@ -169,13 +173,18 @@ def _rms_norm(tape: Tape, x: Tensor, weight: Param) -> Tensor:
 def _column(tape: Tape, run: Run, name: str, x: Tensor) -> Tensor:
     """A linear whose output is cut: it gathers its input for itself."""
     label = name.rpartition(".")[2]
-    return aten.linear(tape, gather_sequence(tape, run, x, f"{label}_in"), run.params[f"{name}.weight"], label)
+    x = (gather_sequence(tape, run, x, f"{label}_in") if run.sequence_parallel or run.tp == 1
+         else same_everywhere(tape, x, f"{label}_in"))
+    return aten.linear(tape, x, run.params[f"{name}.weight"], label)
 
 
 def _row(tape: Tape, run: Run, name: str, x: Tensor) -> Tensor:
     """A linear whose input is cut: its output is summed and scattered."""
     label = name.rpartition(".")[2]
-    return scatter_sequence(tape, run, aten.linear(tape, x, run.params[f"{name}.weight"], label), label)
+    out = aten.linear(tape, x, run.params[f"{name}.weight"], label)
+    if run.sequence_parallel or run.tp == 1:
+        return scatter_sequence(tape, run, out, label)
+    return sum_everywhere(tape, out, label)
 
 
 def _attention(tape: Tape, run: Run, block: Attention, x: Tensor, tables: Tables) -> Tensor:
@@ -233,6 +242,8 @@ def _output(tape: Tape, run: Run, x: Tensor) -> Tensor:
 def _loss(tape: Tape, block: Loss, run: Run) -> LayerTape:
     """`logits = model(...)` drops the last ones; these are kept until the next."""
     shape = (run.batch, run.seq, block.vocab)
+    if _option(run, "stage"):
+        return _loss_of_stage(tape, block, run)
     held = tape.external(shape, run.compute, tape.slot("held_logits", "activation"), 0)
     assert held.storage is not None
     rest = Section(((Op.ALLOC, 0, held.storage.slot, held.nbytes, 0, 0),))
@@ -248,6 +259,23 @@ def _loss(tape: Tape, block: Loss, run: Run) -> LayerTape:
     logits = None
     tape.empty(shape, run.compute, "held_logits", "activation").disown()
     return LayerTape(forward, backward, late=tape.cut(), seed=seed, rest=rest)
+
+
+def _loss_of_stage(tape: Tape, block: Loss, run: Run) -> LayerTape:
+    """The stage holds what it puts out until its backward pass is over (torch 2.13 `pipelining/stage.py`)."""
+    logits: Tensor | None = hidden_state(tape, run, run.seq, block.vocab)
+    assert logits is not None
+    leaf = logits.node
+    loss = _cross_entropy(tape, logits.view(run.tokens, block.vocab))
+    forward = tape.cut()
+    seed, backward, ones = run_backward_of_loss(tape, loss, leaf)
+    del ones, loss
+    logits = None
+    return LayerTape(forward, backward, late=tape.cut(), seed=seed)
+
+
+def _option(run: Run, name: str) -> bool:
+    return (name, "true") in run.options
 
 
 def _cross_entropy(tape: Tape, logits: Tensor) -> Tensor:
