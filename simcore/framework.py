@@ -191,11 +191,12 @@ class Dealt:
     """Parameters that are updated whole by one rank each, on one pipeline rank.
 
     `axes`: (dense, expert) over whose ranks they are dealt out; `shares`: for each, by coordinate, elements that Muon
-    and that Adam updates.
+    and that Adam updates. `in_place`: what was updated is gathered in the buffers, without flat copies.
     """
 
     axes: tuple[str, str]
     shares: tuple[tuple[tuple[int, int], ...], tuple[tuple[int, int], ...]]
+    in_place: bool = False
 
     def heaviest(self) -> int:
         """The coordinate of the dense ranks that keeps the most: 8 bytes an element of Muon's, 12 of Adam's."""

@@ -9,7 +9,7 @@ import pytest
 
 import small
 from simcore.flows.flat import rank_buffers
-from simcore.frameworks._megatron_layerwise import _deal
+from simcore.frameworks._megatron_layerwise import _deal, _pack
 from simcore.outline import Phase
 from simcore.scenario import Scenario
 from simcore.simulate import place, simulate
@@ -915,10 +915,42 @@ def test_what_is_assumed_of_muon_is_told() -> None:
 
 def test_parameters_are_dealt_out_to_and_fro() -> None:
     """Upstream's own example: ten by size over four ranks."""
-    sizes = [(size, size % 2 == 0, False) for size in range(10)]
+    sizes = [(size, size % 2 == 0, False, 0) for size in range(10)]
     held = [(0, 7, 8), (1, 6, 9), (2, 5), (3, 4)]
     even, odd = ([sum(n for n in mine if n % 2 == rest) for mine in held] for rest in (0, 1))
     assert _deal(sizes, 4) == tuple((even[rank], odd[rank]) for rank in range(4))
+
+
+def test_matrices_are_packed_by_their_work_and_the_rest_is_cut_even() -> None:
+    """The dearest first, to the rank with the least work, within 1.3 times the mean of elements."""
+    matrices = [(6, True, False, 90), (6, True, False, 80), (2, True, False, 30), (2, True, False, 20),
+                (4, True, False, 10)]
+    # At most 13 elements a rank: 90 | 80, then 30 to the second, 20 to the first; of 110 each the first takes the last.
+    assert _pack([*matrices, (7, False, False, 7)], 2) == ((12, 4), (8, 4))
+    # One matrix is more than any rank may hold: it goes where least lies.
+    assert _pack([(9, True, False, 9), (1, True, False, 1)], 2) == ((9, 0), (1, 0))
+
+
+def test_main_packs_what_muon_updates_and_cuts_what_adam_does() -> None:
+    given: dict[str, Any] = {"model": "llama-tiny", "optimizer": {"name": "dist_muon"}, "version": "main 2026-08-22"}
+    job, table = small.prepared("megatron", {"dp_shard": 4}, **given)
+    _, plain = small.prepared("megatron", {"dp_shard": 4}, options={"use_layer_wise_param_layout": False}, **given)
+    assert job.autos["framework_options.use_layer_wise_param_layout"][0] == "true"
+    shares, dealt = (made.dealt[0].shares[0] for made in (table, plain))
+    assert len({adam for _, adam in shares}) == 1
+    assert len({adam for _, adam in dealt}) > 1
+    assert sum(muon for muon, _ in shares) == sum(muon for muon, _ in dealt)
+    program = small.program_of("megatron", {"dp_shard": 4}, **given)
+    assert not any(amount for *_, amount in small.postings(program, "updated_parameters"))
+    assert any(what == "framework_options.use_layer_wise_param_layout" and kind == "assumed"
+               for what, _, kind, _ in table.assumptions)
+
+
+@pytest.mark.parametrize(("version", "optimizer", "told"), [
+    ("auto", "dist_muon", "core 0.16.1 has no such layout"), ("main 2026-08-22", "adam", r"the layer-wise optimizer")])
+def test_where_there_is_no_layer_wise_layout(version: str, optimizer: str, told: str) -> None:
+    _refused("illegal", told, {"dp_shard": 4}, model="llama-tiny", optimizer={"name": optimizer}, version=version,
+             options={"use_layer_wise_param_layout": True})
 
 
 def _dealt_states(rank: int, mesh: dict[str, int]) -> tuple[int, int]:

@@ -152,11 +152,12 @@ class ResidentFlow:
             if axis.size == 1 or not total:
                 continue
             own = size * sum(share[axis.coordinate(self.plan.rank)])
-            self.out.alloc(layer, slot, total + own)
+            copies = 0 if mine.in_place else total + own
+            self.out.alloc(layer, slot, copies)
             comm = self.tables.comm("all_gather", axis_name, dtype)
             self.out.collective(layer, comm, total, Stream.ALL_GATHER, GATHER_HANDLE)
             self.out.wait(layer, GATHER_HANDLE)
-            self.out.free(layer, slot, total + own)
+            self.out.free(layer, slot, copies)
 
     # ---- pieces -------------------------------------------------------------------------------------------------
     def _gather(self, b: int, buffer: RankBuffer, bucket: int) -> None:

@@ -3,6 +3,12 @@
 Core 0.16.1 `optimizer/layer_wise_optimizer.py` (`dist_muon`). Parameters are sorted by size and dealt out to and fro,
 dense ones over data and context parallel ranks, experts over theirs; a rank keeps master and states of its own alone,
 and all gather what the others updated. Gradients are all-reduced and whole.
+
+[Note: layer-wise parts of buffers]
+Main of 2026-08-22 (d98e8a64) lays what Muon updates in buffers whose equal parts hold whole matrices, and gathers them
+in place (`_compute_per_buffer_param_layout`; `training/arguments.py`, use_layer_wise_param_layout). What Adam updates
+is cut by elements, as the distributed optimizer does. Matrices go, the dearest to orthogonalise first, to the rank with
+the least work so far, while a rank has at most 1.3 times the mean of elements.
 """
 
 from __future__ import annotations
@@ -17,13 +23,14 @@ from simcore.tensor import TensorSpec
 
 __all__ = ["assumptions", "dealt"]
 
-Parameter = tuple[int, bool, bool]
-"""Elements on a rank, whether Muon updates it, whether it is an expert's."""
+Parameter = tuple[int, bool, bool, int]
+"""Elements on a rank, whether Muon updates it, whether it is an expert's; work to orthogonalise it."""
+_SLACK = 1.3
 
 
-def dealt(job: Job, rules: Sequence[Rule], stages: tuple[tuple[int, ...], ...], axes: tuple[str, str]
-          ) -> tuple[Dealt, ...]:
-    """Who updates how much, for each pipeline rank."""
+def dealt(job: Job, rules: Sequence[Rule], stages: tuple[tuple[int, ...], ...], axes: tuple[str, str], *,
+          by_parts: bool = False) -> tuple[Dealt, ...]:
+    """Who updates how much, for each pipeline rank. `by_parts`: [Note: layer-wise parts of buffers]."""
     if job.scenario.training.optimizer.name != "dist_muon":
         return ()
     made = []
@@ -31,20 +38,23 @@ def dealt(job: Job, rules: Sequence[Rule], stages: tuple[tuple[int, ...], ...], 
         layers = [layer for chunk in stages[rank::job.mesh.pp] for layer in chunk]
         # Muon's parameter groups come first, and sorting keeps their order.
         found = sorted(_parameters(job, rules, layers), key=lambda one: (one[0], not one[1]))
-        shares = [_deal([one for one in found if one[2] == expert], job.mesh.axis(axes[expert]).size)
+        deal = _pack if by_parts else _deal
+        shares = [deal([one for one in found if one[2] == expert], job.mesh.axis(axes[expert]).size)
                   for expert in (False, True)]
-        made.append(Dealt(axes, (shares[0], shares[1])))
+        made.append(Dealt(axes, (shares[0], shares[1]), in_place=by_parts))
     return tuple(made)
 
 
-def assumptions(job: Job) -> tuple[tuple[str, str, str, str], ...]:
-    """Of Muon, alone or layer-wise."""
+def assumptions(job: Job, *, packed: bool) -> tuple[tuple[str, str, str, str], ...]:
+    """Of Muon, alone or layer-wise, `packed` in parts of buffers."""
     name = job.scenario.training.optimizer.name
     plain = (("training.optimizer.name", "muon_tp_mode blockwise, split query, key and value, no Nesterov momentum",
               "assumed", "core 0.16.1 optimizer/optimizer_config.py:260: defaults"),)
     shared = (("training.optimizer.name", "the rank that keeps most is shown apart; the others stand for one another",
                "assumed", "core 0.16.1 optimizer/layer_wise_optimizer.py: shard_params"),)
-    return plain * name.endswith("muon") + shared * (name == "dist_muon")
+    parts = (("framework_options.use_layer_wise_param_layout", "matrices packed as if into one bucket", "assumed",
+              "Megatron-LM main optimizer/layer_wise_optimizer.py: with overlap_grad_reduce there are several"),)
+    return plain * name.endswith("muon") + shared * (name == "dist_muon") + parts * packed
 
 
 def _parameters(job: Job, rules: Sequence[Rule], layers: Sequence[int]) -> Iterator[Parameter]:
@@ -56,7 +66,9 @@ def _parameters(job: Job, rules: Sequence[Rule], layers: Sequence[int]) -> Itera
                 life = lives[id(spec)]
                 cuts = [(cut.dim, job.mesh.axis(axis).size) for axis, cut in life.rest.layout if isinstance(cut, Shard)]
                 is_muons = any(name == "momentum_buffer" for name, _ in life.states)
-                yield from [(_local(spec, cuts), is_muons, life.name == "expert")] * _copies(spec, cuts)
+                size = _local(spec, cuts)
+                work = size * min(size // spec.shape[1], spec.shape[1]) if len(spec.shape) > 1 else size
+                yield from [(size, is_muons, life.name == "expert", work)] * _copies(spec, cuts)
 
 
 def _local(spec: TensorSpec, cuts: Sequence[tuple[int, int]]) -> int:
@@ -71,6 +83,20 @@ def _deal(parameters: Sequence[Parameter], ranks: int) -> tuple[tuple[int, int],
     """(Muon's, Adam's) elements of each rank: 0, 1, ..., ranks - 1, ranks - 1, ..., 0, 0, 1, ..."""
     turns = [*range(ranks), *reversed(range(ranks))]
     shares = [[0, 0] for _ in range(ranks)]
-    for number, (size, is_muons, _) in enumerate(parameters):
+    for number, (size, is_muons, *_) in enumerate(parameters):
         shares[turns[number % len(turns)]][not is_muons] += size
     return tuple((muon, adam) for muon, adam in shares)
+
+
+def _pack(parameters: Sequence[Parameter], ranks: int) -> tuple[tuple[int, int], ...]:
+    """(Muon's, Adam's) elements of each rank, in one bucket: whole matrices, and equal parts of all the rest."""
+    muons = [one for one in parameters if one[1]]
+    adams = sum(one[0] for one in parameters if not one[1])
+    most = sum(one[0] for one in muons) / ranks * _SLACK
+    held, work = [0] * ranks, [0] * ranks
+    for size, _, _, cost in sorted(muons, key=lambda one: -one[3]):
+        fitting = [rank for rank in range(ranks) if held[rank] + size <= most]
+        rank = min(fitting, key=work.__getitem__) if fitting else min(range(ranks), key=held.__getitem__)
+        held[rank] += size
+        work[rank] += cost
+    return tuple((muon, -(-adams // ranks)) for muon in held)

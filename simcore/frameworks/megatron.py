@@ -78,6 +78,7 @@ OPTIONS = {
     "tp_comm_overlap": (True, False),
     "cuda_graph_impl": ("none", "transformer_engine", "local"),
     "cuda_graph_warmup_steps": (0, int),
+    "use_layer_wise_param_layout": (True, False),
     "cp_comm_type": ("p2p", "a2a", "all_gather", "a2a+p2p"),
     **FP8_OPTIONS,
 }
@@ -136,15 +137,31 @@ def table_of(job: Job, options: dict[str, object]) -> Framework:
         frees_sent_output=True,
         keeps_received=True,
         deferred_heads=_deferred(job, options),
-        dealt=dealt(job, lives, made_stages, shard_axes(job)),
+        dealt=dealt(job, lives, made_stages, shard_axes(job), by_parts=_by_parts(job, options)),
         options=(*_run_options(job, options, made.grads), *run_options(fp8)),
         communicators=_communicators(job),
         libraries=_libraries(job, options, fp8),
         files=megatron_files(job),
         padding=Padding(16, "Bridge 0.3.1 data/datasets/sft.py:206 pad_seq_length_to_mult, :703"),
-        assumptions=(*_assumptions(job, options), *recompute_assumptions(job), *muon_assumptions(job),
-                     *fp8_assumptions(fp8), *_of_host(made)),
+        assumptions=(*_assumptions(job, options), *recompute_assumptions(job),
+                     *muon_assumptions(job, packed=_by_parts(job, options)), *fp8_assumptions(fp8), *_of_host(made)),
     )
+
+
+def _by_parts(job: Job, options: dict[str, object]) -> bool:
+    """Main's default; core 0.16.1 has no such thing."""
+    key, is_main = "use_layer_wise_param_layout", _version(job).startswith("main")
+    if job.scenario.training.optimizer.name != "dist_muon":
+        if key in options:
+            raise job.illegal(f"framework_options.{key}", "it is of the layer-wise optimizer (dist_muon) alone",
+                              "Megatron-LM main training/arguments.py")
+        return False
+    if not is_main:
+        if options.get(key):
+            raise job.illegal(f"framework_options.{key}", "core 0.16.1 has no such layout", "core 0.16.1 optimizer/"
+                              "layer_wise_optimizer.py; use framework_version: main 2026-08-22")
+        return False
+    return job.flag(options, key, "Megatron-LM main training/arguments.py", default=True)
 
 
 def _loss(job: Job, options: dict[str, object]) -> str:

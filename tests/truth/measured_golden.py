@@ -281,8 +281,8 @@ def _context(golden):
     crosses = {} if kind in (None, "p2p") else {"cp_comm_type": kind}
     if golden["config"]["squared_relu"] and golden["config"].get("experts"):
         crosses["use_fused_weighted_squared_relu"] = bool(golden["raw_args"].get("use-fused-weighted-squared-relu"))
-    if golden["case"].endswith("_param_layout"):
-        crosses["use_layer_wise_param_layout"] = True
+    if _is_layer_wise(golden["config"]):  # the others were read before there was a layout
+        crosses["use_layer_wise_param_layout"] = golden["case"].endswith("_param_layout")
     warm = golden["raw_args"].get("cuda-graph-warmup-steps")
     crosses |= {} if warm is None else {"cuda_graph_warmup_steps": warm}
     limit = golden["raw_args"].get("wgrad-deferral-limit")
