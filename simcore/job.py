@@ -43,9 +43,14 @@ class Job:
 
     @property
     def compute(self) -> str:
-        """The dtype of forward and backward; auto is bf16, and so is what lies between linears that compute in fp8."""
-        given = self.scenario.training.precision.compute
-        return "bf16" if given in ("auto", "fp8") else given
+        """The dtype of forward and backward; auto is bf16.
+
+        So is what lies between linears that compute in fp8, unless all other parameters are fp32.
+        """
+        precision = self.scenario.training.precision
+        if precision.compute == "fp8" and precision.params == "fp32":
+            return "fp32"
+        return "bf16" if precision.compute in ("auto", "fp8") else precision.compute
 
     @cached_property
     def compute_capability(self) -> tuple[int, ...]:

@@ -91,6 +91,27 @@ def test_what_of_fp8_is_not_served(given: dict[str, Any], told: str) -> None:
     assert told in refused(**{**FP8, **given})
 
 
+PLAIN = {"options": {"cross_entropy_loss_fusion": False, "gradient_accumulation_fusion": False},
+         "precision": {"compute": "fp8", "params": "fp32"}}
+
+
+def test_what_lies_around_fp8_may_be_fp32() -> None:
+    """Neither --bf16 nor --fp16: all parameters but the linears' weights, and what flows between."""
+    _, table = small.prepared("megatron_fsdp", {"dp_shard": 4}, **FP8 | PLAIN)
+    assert table.compute_dtype == "fp32"
+    plan = small.plan_of("megatron_fsdp", {"dp_shard": 4}, **FP8 | PLAIN)
+    assert {bucket.dtype for bucket in rank_buckets(plan)} == {"fp8", "fp32"}
+    assert simulate(small.scenario("megatron_fsdp", {"dp_shard": 4}, **FP8 | PLAIN)).status == "ok"
+
+
+@pytest.mark.parametrize(("framework", "options", "told"), [
+    ("megatron", PLAIN["options"], "parameters in fp32 under megatron"),
+    ("megatron_fsdp", {}, "parameters in fp32 with cross_entropy_loss_fusion")])
+def test_where_fp32_around_fp8_is_not_served(framework: str, options: dict[str, bool], told: str) -> None:
+    with pytest.raises(NotYet, match=told):
+        small.prepared(framework, {"dp_shard": 4}, **FP8 | PLAIN | {"options": options})
+
+
 def test_megatrons_own_rules_hold() -> None:
     with pytest.raises(IllegalLayout, match="sequence parallelism"):
         small.prepared("megatron_fsdp", {"dp_shard": 4}, sequence_parallel=True)

@@ -789,6 +789,29 @@ def test_loss_heads_keep_and_peak_as_measured() -> None:
         assert _kept(LOSS, run) + top == pytest.approx(backward * unit, abs=small)
 
 
+def test_logits_in_fp32_become_their_own_gradient() -> None:
+    """Without fusion `float()` copies nothing, and all is done in place (core `tensor_parallel/cross_entropy.py`)."""
+    tape = record(LOSS, replace(_run(LOSS, loss="megatron_unfused"), compute="fp32"), {}, {})
+    unit, small = T * V, 64 * T
+    assert _bytes((tape.forward,))[1] <= small
+    kept, _ = _bytes((tape.forward, tape.after))
+    assert kept <= small
+    births = [row[3] for row in tape.backward.rows if row[0] == Op.ALLOC and row[3] > small]
+    deaths = [-row[3] for row in tape.backward.rows if row[0] == Op.FREE and -row[3] > small]
+    assert births == deaths == [4 * unit]
+
+
+@pytest.mark.parametrize(("fuses", "opens_first"), [("true", True), ("false", False)])
+def test_a_bucket_is_made_when_the_product_or_the_hook_wants_it(fuses: str, opens_first: bool) -> None:
+    """Megatron-FSDP: the output layer's bucket, before or after what autograd makes of the weight's gradient."""
+    options = (("gradient_buckets", "true"), ("gradient_accumulation_fusion", fuses))
+    tape = record(HEAD, replace(_run(HEAD), options=options), {}, {})
+    marks = [at for at, row in enumerate(tape.backward.rows) if row[0] == Op.MARK]
+    products = [at for at, row in enumerate(tape.backward.rows) if row[0] == Op.COMPUTE]
+    assert len(marks) == 1
+    assert (marks[0] < max(products)) is opens_first
+
+
 def test_mamba_scan_peaks_as_measured() -> None:
     # truth/activations_reference.json, "transient_peaks": mamba_ssm's own wrappers run with stubbed kernels,
     # 8192 tokens: 41,728 and 107,747 B a token for scan and gated norm. Besides here: what in_proj keeps.

@@ -50,7 +50,7 @@ def formats(job: Job, options: dict[str, object]) -> Formats:
         raise job.illegal("framework_options.use_precision_aware_optimizer", "The optimizer cpu offload must be used "
                           "in conjunction with `--use-precision-aware-optimizer`", ALONG)
     scatter = _scatter(job, options)
-    params, grads = _params(job), _grads(job)
+    params, grads = _params(job, options), _grads(job)
     (_check_precise if precise else _check_plain)(job, scatter=scatter)
     _check_sgd(job, scatter=scatter and not offloaded)
     optimizer = job.scenario.training.optimizer
@@ -95,8 +95,14 @@ def _scatter(job: Job, options: dict[str, object]) -> bool:
     return False
 
 
-def _params(job: Job) -> str:
-    job.one_of("training.precision.compute", job.compute, ("bf16", "fp16"))
+def _params(job: Job, options: dict[str, object]) -> str:
+    """fp32 is served around linears in fp8, where core is given neither --bf16 nor --fp16."""
+    served = ("fp32",) if job.scenario.training.precision.compute == "fp8" else ()
+    job.one_of("training.precision.compute", job.compute, ("bf16", "fp16", *served))
+    if job.compute == "fp32" and job.scenario.framework != "megatron_fsdp":  # FP32Optimizer keeps no master
+        raise job.not_yet("training.precision.params", f"parameters in fp32 under {job.scenario.framework}")
+    if job.compute == "fp32" and options.get("cross_entropy_loss_fusion") is not False:
+        raise job.not_yet("training.precision.params", "parameters in fp32 with cross_entropy_loss_fusion")
     params = job.auto("training.precision.params", job.scenario.training.precision.params, job.compute,
                       "Bridge 0.3.1 training/mixed_precision.py bf16_mixed: params_dtype, the compute dtype")
     job.one_of("training.precision.params", params, (job.compute,))

@@ -156,15 +156,18 @@ class Context:
         """One (m, k) x (k, n); a grouped GEMM reads `weights` matrices."""
         self.tape.compute(kernel, 2 * m * n * k, self.size * (m * k + m * n + weights * n * k))
 
-    def wgrad(self, param: Param, m: int, kernel: Kernel = Kernel.GEMM, weights: int = 1) -> Tensor | None:
+    def wgrad(self, param: Param, m: int, kernel: Kernel = Kernel.GEMM, weights: int = 1, *,
+              opens: bool = True) -> Tensor | None:
         """A weight gradient: adds into main_grad (read and written), or makes a new tensor.
 
         Without gradient accumulation fusion it is made in the parameter's dtype, and DDP's hook adds it to main_grad
-        and drops it (`distributed/distributed_data_parallel.py`).
+        and drops it (`distributed/distributed_data_parallel.py`). `opens`: the bucket of the layer's first gradient is
+        made now, and not when the node is over (`after_gradients`).
         """
         if not param.trainable:
             return None
-        self._begin_gradients()
+        if opens or fuses_wgrad(self.run):
+            self._begin_gradients()
         n, k = param.shape[-2:]
         main = 2 * int(dict(self.run.options).get("main_grad_bytes", "4"))
         grad = None
@@ -186,6 +189,22 @@ class Context:
         main = 2 * int(dict(self.run.options).get("main_grad_bytes", "4"))
         self.tape.compute(Kernel.ELEMENTWISE, grad.numel, grad.nbytes + grad.numel * main)
         return None
+
+    def after_gradients(self, x: Tensor) -> Tensor:
+        """`x`, whose gradient comes when the node that it goes into is over: then hooks of parameters run.
+
+        Megatron-FSDP makes a bucket there unless the product adds into main_grad itself (megatron_fsdp.py, _grad_acc).
+        """
+        if fuses_wgrad(self.run) or dict(self.run.options).get("gradient_buckets") != "true" or x.node is None:
+            return x
+
+        def back(_tape: Tape, grads: Grads, _saved: Saved) -> list[Tensor | None]:
+            self._begin_gradients()
+            return list(grads)
+
+        out = Tensor(x.storage, x.shape, x.dtype)
+        self.node(out, (x,), (), back)
+        return out
 
     def _begin_gradients(self) -> None:
         """Where main gradients are made bucket by bucket, the layer's first one makes its bucket."""

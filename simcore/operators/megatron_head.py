@@ -6,7 +6,8 @@ megatron-core 0.16.1: `tensor_parallel/layers.py`, `fusions/fused_cross_entropy.
 [Note: loss heads]
 In bytes per token and entry of this rank's vocabulary (bf16 logits are 2):
  * `megatron_unfused`, native without fusion: keeps the fp32 softmax, 4, in place of the logits' fp32 copy. Backward
-   writes the gradient into it, and autograd casts that to the logits' dtype: both ways peak at 6.
+   writes the gradient into it, and autograd casts that to the logits' dtype: both ways peak at 6. Logits in fp32 are
+   not copied: they become the softmax and then the gradient, 4.
  * `megatron`, native fused (torch.compile): keeps the fp32 softmax, 4. Forward peaks at 6 with the logits, backward at
    10: the index update clones the softmax, and the bf16 gradient comes besides it.
  * `te`, TE 2.18 and later: keeps an fp32 gradient, 4; both ways peak at 6.
@@ -166,8 +167,9 @@ def head(c: Context, block: Head, x: Tensor) -> Tensor:
             del full
         elif c.run.tp > 1:
             c.send("all_reduce", "tp", grad)
-        return [grad, c.wgrad(weight, c.tokens)]
+        return [grad, c.wgrad(weight, c.tokens, opens=False)]
 
+    x = c.after_gradients(x)
     total = all_gather(c, x, "output_layer.input") if gathered and not weight.trainable else None
     if gathered and weight.trainable:
         c.tape.collective("all_gather", "tp", x.nbytes * c.sp, c.dtype)
@@ -196,6 +198,8 @@ def loss(c: Context, logits: Tensor) -> Tensor:
 def _unfused(c: Context, logits: Tensor) -> Tensor:
     """`tensor_parallel/cross_entropy.py`: `float()`, then everything in place, in backward too."""
     rows, vocab = logits.shape
+    if logits.dtype == "fp32":
+        return _in_place(c, logits, 8)
 
     def back(_tape: Tape, _grads: Grads, saved: Saved) -> list[Tensor | None]:
         grad = c.new(rows, vocab, "grad_logits")  # the engine's cast (`engine.cpp`, validate_outputs)
@@ -254,6 +258,12 @@ def _te(c: Context, logits: Tensor) -> Tensor:
 
 
 def _te_inplace(c: Context, logits: Tensor) -> Tensor:
+    _statistics(c, logits.shape[0])
+    return _in_place(c, logits, 3)
+
+
+def _in_place(c: Context, logits: Tensor, passes: int) -> Tensor:
+    """The logits become what backward needs, and the gradient. `passes` over them in forward."""
     rows, vocab = logits.shape
 
     def back(_tape: Tape, _grads: Grads, saved: Saved) -> list[Tensor | None]:
@@ -266,7 +276,6 @@ def _te_inplace(c: Context, logits: Tensor) -> Tensor:
         return [grad]
 
     out = c.new(rows, 1, "loss", "fp32")
-    _statistics(c, rows)
-    c.tape.compute(Kernel.LOSS, 4 * rows * vocab, 3 * logits.nbytes)
+    c.tape.compute(Kernel.LOSS, 4 * rows * vocab, passes * logits.nbytes)
     c.node(out, (logits,), (logits,), back)
     return out
