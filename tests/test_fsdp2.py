@@ -352,7 +352,7 @@ def test_a_model_with_sinks_gets_the_flash_kernel_that_knows_them_and_grouped_pr
 
 
 @pytest.mark.parametrize(("given", "status", "told"), [
-    ({}, "error", "not yet: eager attention"), ({"use_kernels": True}, "error", "not yet: layers that transformers"),
+    ({"use_kernels": True}, "error", "not yet: layers that transformers"),
     ({"attn_implementation": "sdpa"}, "illegal", "does not support an attention implementation")])
 def test_what_a_model_with_sinks_cannot_have(given: dict[str, Any], status: str, told: str) -> None:
     report = _gpt_oss(**given)
@@ -360,7 +360,15 @@ def test_what_a_model_with_sinks_cannot_have(given: dict[str, Any], status: str,
     assert told in report.problems[0].message
 
 
-def test_a_kernel_with_sinks_is_for_models_that_have_them() -> None:
-    report = simulate(small.scenario("fsdp2", {"dp_shard": 8}, options={
-        "attn_implementation": "kernels-community/vllm-flash-attn3"}))
+def test_attention_of_a_model_with_sinks_is_eager_where_nothing_is_said() -> None:
+    """As `GptOssPreTrainedModel` has no SDPA; the assumption says so."""
+    silent, asked = _gpt_oss(), _gpt_oss(attn_implementation="eager")
+    assert silent.status == "ok", silent.problems
+    assert silent.ranks == asked.ranks != _gpt_oss(attn_implementation="flash_attention_2").ranks
+    assert {a.what: a.value for a in silent.assumptions}["framework_options.attn_implementation"] == "eager"
+
+
+@pytest.mark.parametrize("name", ["eager", "kernels-community/vllm-flash-attn3"])
+def test_some_attention_is_served_for_models_with_sinks_alone(name: str) -> None:
+    report = simulate(small.scenario("fsdp2", {"dp_shard": 8}, options={"attn_implementation": name}))
     assert "in a model without sinks" in report.problems[0].message

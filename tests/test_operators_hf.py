@@ -22,6 +22,11 @@ CASES: dict[str, Any] = {name: case for kind in ("hf", "families", "host") for n
     (TRUTH / f"{kind}-torch-2.13.0-transformers-5.23.0.json").read_text(encoding="utf-8")).items()}
 
 
+EAGER: dict[str, Any] = json.loads(
+    (TRUTH / "eager-torch-2.13.0-transformers-5.23.0.json").read_text(encoding="utf-8"))
+"""Masks are two there, of which each goes with the last layer that reads it; here they are one, the first layer's."""
+
+
 class Model:
     """Every layer of a case recorded on its own, then laid one after the other."""
 
@@ -120,6 +125,19 @@ def test_running_maxima_and_net_bytes(name: str) -> None:
         assert summit(sizes(mine)) == summit(truth), at
 
 
+@pytest.mark.parametrize("name", EAGER)
+def test_eager_attention_allocates_what_was_measured(name: str) -> None:
+    """Every birth behind the stem, what the stem leaves, and what is left in the end; masks are 2 bytes a pair each."""
+    mine = [(at, bytes_of(sizes(events))) for at, events in Model(EAGER[name]["case"]).sections()]
+    truth = [(section["at"], bytes_of(section["events"])) for section in EAGER[name]["sections"]]
+    assert sum(mine[0][1]) == sum(truth[0][1])
+    for (at, found), (where, events) in zip(mine[1:], truth[1:], strict=True):
+        assert at == where
+        assert [size for size in found if size > 0] == [size for size in events if size > 0], at
+        assert abs(summit(found)[1] - summit(events)[1]) <= 2 * 2 * SEQ * SEQ, at
+    assert sum(sum(events) for _, events in mine) == sum(sum(events) for _, events in truth)
+
+
 @pytest.mark.parametrize("name", CASES)
 def test_bytes_born_by_category(name: str) -> None:
     """A replay inside a function of autograd is backward to who measures."""
@@ -145,8 +163,9 @@ SEQ = LLAMA["seq"]
 
 
 @pytest.mark.parametrize("case", [
-    *(case["case"] for case in CASES.values()), *(LLAMA | more | checkpoint for more in (PACKED, FLASH, PACKED | FLASH)
-                                                  for checkpoint in ({}, {"checkpoint": True})),
+    *(case["case"] for case in (CASES | EAGER).values()),
+    *(LLAMA | more | checkpoint for more in (PACKED, FLASH, PACKED | FLASH)
+      for checkpoint in ({}, {"checkpoint": True})),
     *(case["case"] | {"loss": loss} for loss in ("cut", "liger") for case in CASES.values())])
 def test_slots_balance_layer_by_layer(case: dict[str, Any]) -> None:
     """Every birth has a death in the slot and layer that it was posted to."""

@@ -24,7 +24,7 @@ OPTIONS: dict[str, tuple[Any, ...]] = {
     "prefetch": (None, int),
     "experts": ("fully_shard", "ignored"),
     "experts_implementation": (None, "grouped_mm"),
-    "attn_implementation": (None, "sdpa", "flash_attention_2", VLLM_FLASH_ATTN3),
+    "attn_implementation": (None, "eager", "sdpa", "flash_attention_2", VLLM_FLASH_ATTN3),
     "use_kernels": (True, False),
     "optimizer_in_bwd": (True, False),
 }
@@ -102,9 +102,10 @@ def _has_sinks(job: Job) -> bool:
 def _attention_with_sinks(job: Job, given: str | None) -> tuple[tuple[str, str], ...]:
     """`GptOssPreTrainedModel` has no SDPA; of flash-attn it takes what knows sinks, whatever was asked for."""
     at, source = "framework_options.attn_implementation", "transformers 5.23 models/gpt_oss/modeling_gpt_oss.py"
-    if given is None:
-        raise job.not_yet(at, "eager attention, the default of a model with sinks (served with attn_implementation: "
-                          "flash_attention_2)")
+    if given in (None, "eager"):
+        if given is None:
+            job.auto(at, "auto", "eager", f"{source}: no SDPA")
+        return (("attn_implementation", "eager"),)
     if given == "sdpa":
         raise job.illegal(at, f"{job.graph.kinds[1].family} does not support an attention implementation through "
                           "torch.nn.functional.scaled_dot_product_attention", f"{source} _supports_sdpa")
@@ -118,8 +119,8 @@ def _attention(job: Job, options: dict[str, Any]) -> tuple[tuple[str, str], ...]
     given = options.get("attn_implementation")
     if _has_sinks(job):
         return _attention_with_sinks(job, given)
-    if given == VLLM_FLASH_ATTN3:
-        raise job.not_yet("framework_options.attn_implementation", f"{VLLM_FLASH_ATTN3} in a model without sinks")
+    if given in ("eager", VLLM_FLASH_ATTN3):
+        raise job.not_yet("framework_options.attn_implementation", f"{given} in a model without sinks")
     packed = job.scenario.training.lengths == "packed"
     if packed and any(isinstance(b.block, Mamba2) for kind in job.graph.kinds for b in kind.branches):
         raise job.not_yet("training.lengths", "packed sequences in the Mamba layers of transformers, which are not "

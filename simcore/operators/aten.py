@@ -19,9 +19,9 @@ from simcore.units import dtype_bytes
 __all__ = ["add", "add_", "add_scalar", "all_to_all", "bmm", "cast", "cat", "chunk", "clamp", "contiguous",
            "cross_entropy", "div_", "embedding", "exp", "flash_attention", "flash_attention_with_sinks", "gather",
            "grouped_mm", "index", "index_add", "linear", "log_softmax", "masked_attention", "masked_fill", "mean",
-           "mul", "mul_rows", "mul_scalar", "neg", "new", "relu", "repeat_heads", "rms_norm", "rotate", "rsqrt",
-           "scaled_dot_product_attention", "select", "sigmoid", "silu", "slice_half", "softmax", "sort", "split",
-           "square", "strided", "sub", "sum_last", "sum_of", "swap_dims", "to_heads", "topk"]
+           "mul", "mul_rows", "mul_scalar", "neg", "new", "product", "relu", "repeat_heads", "rms_norm", "rotate",
+           "rsqrt", "scaled_dot_product_attention", "select", "sigmoid", "silu", "slice_half", "softmax", "sort",
+           "split", "square", "strided", "sub", "sum_last", "sum_of", "swap_dims", "to_heads", "topk"]
 
 Operand = Tensor | Param
 Grads = list[Tensor | None]
@@ -387,6 +387,22 @@ def strided(tape: Tape, weight: Param) -> Tensor:
         return [new(tape, shape, dtype, "grad_weight", weight.nbytes, Kernel.COPY)]
 
     return Tensor(None, shape, dtype, tape.node((weight,), (), backward))
+
+
+def product(tape: Tape, a: Tensor, b: Tensor, shape: tuple[int, ...], inner: int, name: str) -> Tensor:
+    """`torch.matmul` of matrices by heads into `shape`; `inner`: length of the sums. b's gradient comes first."""
+    shapes, dtype, out_numel = (a.shape, b.shape), a.dtype, math.prod(shape)
+    a_needs, b_needs, flops, moved = needs_grad(a), needs_grad(b), 2 * out_numel * inner, a.nbytes + b.nbytes
+
+    def backward(tape: Tape, grads: Grads, saved: Saved) -> Grads:
+        to_b, to_a = (new(tape, s, dtype, f"grad_{name}", moved, Kernel.ATTENTION, flops) if needs else None
+                      for s, needs in ((shapes[1], b_needs), (shapes[0], a_needs)))
+        return [to_a, to_b]
+
+    node = tape.node((a, b), [*[b] * a_needs, *[a] * b_needs], backward)
+    out = new(tape, shape, dtype, name, moved, Kernel.ATTENTION, flops)
+    out.node = node
+    return out
 
 
 def scaled_dot_product_attention(tape: Tape, q: Tensor, k: Tensor, v: Tensor, pairs: int = 0) -> Tensor:

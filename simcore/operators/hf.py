@@ -28,7 +28,15 @@ from simcore.operators import aten, automodel, hf_gpt_oss, hf_nemotron
 from simcore.operators.borders import hand_on, hidden_state, nothing, run_backward, run_backward_of_loss, simple_part
 from simcore.operators.features import refuse
 from simcore.operators.hf_chunked import chunked_loss
-from simcore.operators.hf_layers import Inputs, attention, has_flash_attention, linear, mlp, rms_norm
+from simcore.operators.hf_layers import (
+    Inputs,
+    attention,
+    has_eager_attention,
+    has_flash_attention,
+    linear,
+    mlp,
+    rms_norm,
+)
 from simcore.operators.hf_moe import moe
 from simcore.operators.hf_tensors import tensors
 from simcore.recording import LayerTape, Run
@@ -87,7 +95,9 @@ def _layer(tape: Tape, kind: LayerKind, run: Run) -> LayerTape:
     forward = tape.cut()
     del body
     # Where this layer does not keep the rotary tables, the ones above it do if anything trains here.
-    tables = (inputs.cos, inputs.sin, inputs.mask) if out.node is not None else ()
+    mask = None if has_eager_attention(run) else inputs.mask  # which is added, and kept by nobody
+    tables = (inputs.cos, inputs.sin, mask) if out.node is not None else ()
+    del mask
     if waits:
         inputs.hidden.storage = None
     inputs = None
@@ -140,14 +150,20 @@ def _stem(tape: Tape, kind: LayerKind, run: Run) -> Inputs:
 
 
 def _mask(tape: Tape, run: Run) -> Tensor | None:
-    """Which keys a query of packed sequences sees, a byte a pair: made by the stem, unless flash-attn runs."""
+    """Which keys a query of packed sequences sees, a byte a pair: made by the stem, unless flash-attn runs.
+
+    Eager attention adds a mask of the compute dtype: one for whole layers, one for those within a window.
+    """
     if not _is_masked(run):
         return None
-    return tape.external((run.seq, run.seq), "uint8", tape.slot("causal_mask", "activation"), _BEFORE)
+    slot = tape.slot("causal_mask", "activation")
+    if has_eager_attention(run):
+        return tape.external((2, run.seq, run.seq), run.compute, slot, _BEFORE)
+    return tape.external((run.seq, run.seq), "uint8", slot, _BEFORE)
 
 
 def _is_masked(run: Run) -> bool:
-    return run.sequences > 0 and not has_flash_attention(run)
+    return has_eager_attention(run) or (run.sequences > 0 and not has_flash_attention(run))
 
 
 def _body(tape: Tape, kind: LayerKind, run: Run, inputs: Inputs) -> Tensor:
@@ -170,10 +186,14 @@ def _norm(tape: Tape, weight: Param, x: Tensor, family: str) -> Tensor:
     return rms_norm(tape, weight, x, weight_in_fp32=family == "nemotron_h")
 
 
-def _mix(tape: Tape, run: Run, branch: Branch, inputs: Inputs, family: str) -> tuple[Tensor, Tensor | None]:
+def _mix(tape: Tape, run: Run, branch: Branch, inputs: Inputs, family: str) -> tuple[Tensor, object]:
     """The block's output, and what the layer holds of it until it returns."""
     if isinstance(branch.block, Attention):
-        return attention(tape, run, branch, inputs, hf_gpt_oss.rotate if family == "gpt_oss" else None), None
+        if family != "gpt_oss":
+            return attention(tape, run, branch, inputs), None
+        held: list[Tensor] = []
+        core = hf_gpt_oss.eager_core(tape, run, branch.name, inputs.mask, held) if has_eager_attention(run) else None
+        return attention(tape, run, branch, inputs, hf_gpt_oss.rotate, core), held
     if isinstance(branch.block, Mlp):
         return mlp(tape, run, branch.name, branch.block, inputs.hidden), None
     if isinstance(branch.block, Moe) and family == "gpt_oss":
@@ -205,7 +225,7 @@ def _shared_tables(tape: Tape, block: Embedding, run: Run, *, halves: bool) -> N
     names = ["position_ids", "rotary.cos", "rotary.sin"][:len(made)]
     if _is_masked(run):
         names.insert(1, "causal_mask")
-        made.insert(1, _block_diagonal(tape, run.seq))
+        made.insert(1, _added_masks(tape, run) if has_eager_attention(run) else _block_diagonal(tape, run.seq))
     for name, tensor in zip(names, made, strict=True):
         tape.rename(tensor.storage, tape.slot(name, "activation"))
         tensor.disown()
@@ -216,6 +236,12 @@ def _block_diagonal(tape: Tape, seq: int) -> Tensor:
     seen = aten.new(tape, (seq, seq), "uint8", "is_same_sequence")
     earlier = aten.new(tape, (seq, seq), "uint8", "is_earlier")
     return aten.new(tape, (seq, seq), "uint8", "causal_mask", seen.nbytes + earlier.nbytes)
+
+
+def _added_masks(tape: Tape, run: Run) -> Tensor:
+    """Both masks as one, each made of truth values (`masking_utils.py`, eager_mask); smaller things are left out."""
+    seen = aten.new(tape, (run.seq, run.seq), "uint8", "is_seen")
+    return aten.new(tape, (2, run.seq, run.seq), run.compute, "causal_mask", 2 * seen.nbytes)
 
 
 def _positions(tape: Tape, run: Run) -> Tensor:

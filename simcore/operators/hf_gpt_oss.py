@@ -10,11 +10,12 @@ from __future__ import annotations
 
 from simcore.models.blocks import Branch, Moe
 from simcore.operators import aten
+from simcore.operators.hf_layers import Core
 from simcore.operators.hf_moe import as_rows
 from simcore.recording import Run
 from simcore.tape import Param, Tape, Tensor
 
-__all__ = ["moe", "rms_norm", "rotate"]
+__all__ = ["eager_core", "moe", "rms_norm", "rotate"]
 
 
 def rms_norm(tape: Tape, weight: Param, x: Tensor) -> Tensor:
@@ -32,6 +33,79 @@ def rotate(tape: Tape, x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
     left = aten.sub(tape, aten.mul(tape, first, cos, "rotary"), aten.mul(tape, second, sin, "rotary"), "rotary")
     right = aten.add(tape, aten.mul(tape, second, cos, "rotary"), aten.mul(tape, first, sin, "rotary"), "rotary")
     return aten.cat(tape, left, right)
+
+
+def eager_core(tape: Tape, run: Run, name: str, mask: Tensor | None, held: list[Tensor]) -> Core:
+    """`eager_attention_forward`; `held`: the probabilities, which the module returns to the layer."""
+    assert mask is not None
+    sinks = run.params[f"{name}.sinks"]
+
+    def core(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+        keys, values = (aten.repeat_heads(tape, x, q.shape[2] // x.shape[2]) for x in (k, v))
+        batch, seq, heads, dim = q.shape
+        square = (batch, heads, seq, seq)
+        weights = aten.mul_scalar(tape, aten.product(tape, q, keys, square, dim, "scores"))
+        weights = _masked(tape, weights, mask)
+        logits = _with_sinks(tape, weights, sinks)
+        logits = _from_largest(tape, logits)
+        probabilities = aten.softmax(tape, logits)
+        weights = _without_sinks(tape, probabilities, square)
+        held.append(weights)
+        out = aten.product(tape, weights, values, q.shape, seq, "attention")
+        return aten.contiguous(tape, out, "attention")
+
+    return core
+
+
+def _masked(tape: Tape, x: Tensor, mask: Tensor) -> Tensor:
+    """`x + mask`, which nobody differentiates."""
+    node = tape.node((x,), (), lambda tape, grads, saved: [grads[0]])
+    out = aten.new(tape, x.shape, x.dtype, "masked", x.nbytes + mask.nbytes // 2)
+    out.node = node
+    return out
+
+
+def _with_sinks(tape: Tape, x: Tensor, sinks: Param) -> Tensor:
+    """One column more, the head's sink in every row."""
+    shape, last = x.shape, (*x.shape[:-1], 1)
+
+    def backward(tape: Tape, grads: list[Tensor | None], saved: list[Tensor]) -> list[Tensor | None]:
+        (grad,) = grads
+        assert grad is not None
+        return [grad.view(*shape), grad.view(*last)]
+
+    node = tape.node((x, sinks), (), backward, reduce_to=(shape, sinks.shape))
+    out = aten.new(tape, (*shape[:-1], shape[-1] + 1), x.dtype, "with_sinks", x.nbytes)
+    out.node = node
+    return out
+
+
+def _from_largest(tape: Tape, x: Tensor) -> Tensor:
+    """`x - x.max(dim=-1, keepdim=True).values`."""
+    shape, dtype, rows = x.shape, x.dtype, (*x.shape[:-1], 1)
+
+    def to_largest(tape: Tape, grads: list[Tensor | None], saved: list[Tensor]) -> list[Tensor | None]:
+        zeros = aten.new(tape, shape, dtype, "zeros")
+        return [aten.new(tape, shape, dtype, "grad_max", zeros.nbytes)]
+
+    node = tape.node((x,), (), to_largest)
+    largest = aten.new(tape, rows, dtype, "max", x.nbytes)
+    indices = tape.empty(rows, "int64", "max_indices")
+    tape.save(node, indices)
+    largest.node = node
+    del indices
+    node = tape.node((x, largest), (), lambda tape, grads, saved: [grads[0], aten.new(tape, shape, dtype, "grad_sub")],
+                     reduce_to=(shape, rows))
+    out = aten.new(tape, shape, dtype, "from_largest", x.nbytes)
+    out.node = node
+    return out
+
+
+def _without_sinks(tape: Tape, x: Tensor, shape: tuple[int, ...]) -> Tensor:
+    """A view of all columns but the last; its gradient is written into zeros of the whole shape."""
+    whole, dtype = x.shape, x.dtype
+    node = tape.node((x,), (), lambda tape, grads, saved: [aten.new(tape, whole, dtype, "grad_slice")])
+    return Tensor(x.storage, shape, dtype, node)
 
 
 def moe(tape: Tape, run: Run, branch: Branch, x: Tensor) -> tuple[Tensor, Tensor]:

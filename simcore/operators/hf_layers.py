@@ -14,7 +14,7 @@ from simcore.operators.automodel_lora import memory_efficient_lora
 from simcore.recording import Run
 from simcore.tape import Param, Tape, Tensor
 
-__all__ = ["Inputs", "attention", "has_flash_attention", "linear", "mlp", "rms_norm"]
+__all__ = ["Inputs", "attention", "has_eager_attention", "has_flash_attention", "linear", "mlp", "rms_norm"]
 
 
 class Inputs(NamedTuple):
@@ -64,21 +64,31 @@ Rotate = Callable[[Tape, Tensor, Tensor, Tensor], Tensor]
 """(tape, query or key, cos, sin) -> rotated."""
 
 
-def attention(tape: Tape, run: Run, branch: Branch, inputs: Inputs, rotate: Rotate | None = None) -> Tensor:
+Core = Callable[[Tensor, Tensor, Tensor], Tensor]
+"""(query, key, value) by heads, rotated -> output by heads."""
+
+
+def attention(tape: Tape, run: Run, branch: Branch, inputs: Inputs, rotate: Rotate | None = None,
+              core: Core | None = None) -> Tensor:
     """Grouped-query attention over `inputs.hidden`; head counts follow from the weights that this rank has."""
     block = branch.block
     assert isinstance(block, Attention)
     name, dim, x = branch.name, block.head_dim, inputs.hidden
     q = _heads(tape, run, name, "q", x, block)
     k = _heads(tape, run, name, "k", x, block)
-    v = aten.to_heads(tape, linear(tape, run, f"{name}.v_proj", x), dim)
+    v = aten.to_heads(tape, linear(tape, run, f"{name}.v_proj", x), dim, copy_grad=core is not None)
     if inputs.cos is not None and inputs.sin is not None:
         rotate = rotate or _rotate
         rotated = (rotate(tape, q, inputs.cos, inputs.sin), rotate(tape, k, inputs.cos, inputs.sin))
         q, k = rotated
         del rotated
-    out = _core(tape, run, block, (q, k, v), inputs.mask)
+    out = core(q, k, v) if core else _core(tape, run, block, (q, k, v), inputs.mask)
     return linear(tape, run, f"{name}.o_proj", out.view(*out.shape[:2], out.shape[2] * dim))
+
+
+def has_eager_attention(run: Run) -> bool:
+    """Whether attention is matrix products of torch's (attn_implementation)."""
+    return dict(run.options).get("attn_implementation") == "eager"
 
 
 def has_flash_attention(run: Run) -> bool:

@@ -31,6 +31,8 @@ def spec_of(case: dict[str, Any]) -> dict[str, Any]:
         spec["ep_mode"] = {"unit": "dtensor", "ignored": "ignored"}[case["experts"]]
     if "experts_implementation" in case:
         spec["experts_implementation"] = case["experts_implementation"]
+    if "attn_implementation" in case:
+        spec["attention"] = case["attn_implementation"]
     if case.get("compute") == "fp32":
         spec["mp_param"] = None
     return spec

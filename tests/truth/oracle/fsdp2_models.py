@@ -53,9 +53,9 @@ GATED_EXPERTS = ("Qwen2MoeExperts", "Qwen3MoeExperts", "MixtralExperts", "GptOss
 WITHOUT_SDPA = ("gpt_oss",)
 
 
-def build_meta(preset: str, overrides: dict[str, Any] | None = None) -> nn.Module:
+def build_meta(preset: str, overrides: dict[str, Any] | None = None, attention: str = "") -> nn.Module:
     if preset not in LLAMA | NEMOTRON:
-        return build_of_family(preset, overrides or {})
+        return build_of_family(preset, overrides or {}, attention)
     kw = {**(LLAMA | NEMOTRON)[preset], **(overrides or {})}
     llama = preset in LLAMA
     cfg = LlamaConfig(**kw) if llama else NemotronHConfig(**kw)
@@ -66,16 +66,16 @@ def build_meta(preset: str, overrides: dict[str, Any] | None = None) -> nn.Modul
         return LlamaForCausalLM(cfg) if llama else NemotronHForCausalLM(cfg)
 
 
-def build_of_family(preset: str, overrides: dict[str, Any]) -> nn.Module:
-    """A preset that is a published configuration, by its `model_type`."""
+def build_of_family(preset: str, overrides: dict[str, Any], attention: str) -> nn.Module:
+    """A preset that is a published configuration, by its `model_type`; eager attention has its masks."""
     fields = {**json.loads((PRESETS / f"{preset}.json").read_text(encoding="utf-8")), **overrides}
     family = fields.pop("model_type")
     modelling = importlib.import_module(f"transformers.models.{family}.modeling_{family}")
     for name in ("create_causal_mask", "create_sliding_window_causal_mask"):
-        if hasattr(modelling, name):
+        if hasattr(modelling, name) and attention != "eager":
             setattr(modelling, name, no_mask)
     cfg = AutoConfig.for_model(family, **fields)
-    cfg._attn_implementation = attention_of(family)
+    cfg._attn_implementation = attention or attention_of(family)
     cfg.use_cache = False
     with torch.device("meta"):
         made: nn.Module = AutoModelForCausalLM.from_config(cfg)

@@ -35,7 +35,7 @@ def dp_mesh(spec: Spec) -> DeviceMesh:
 
 def build(spec: Spec) -> nn.Module:
     m = spec["model"]
-    model = models.build_meta(m["preset"], m.get("overrides"))
+    model = models.build_meta(m["preset"], m.get("overrides"), spec.get("attention", ""))
     model.to(dt(spec["store_dtype"]))
     model.train()
     return model
