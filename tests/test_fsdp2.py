@@ -113,7 +113,8 @@ def _titan(mesh: dict[str, int], options: dict[str, Any] | None = None, **traini
     ({"dp_shard": 2, "tp": 8}, {}, "4 key and value heads must be divisible by tp 8"),
     ({"dp_shard": 2, "tp": 2}, {"seq_len": 63}, "63 must be divisible by tp 2"),
     ({"dp_shard": 2, "cp": 2, "tp": 2}, {"seq_len": 68}, "68 must be divisible by tp 2 x 2 x cp 2"),
-    ({"dp_shard": 2}, {"options": {"compile": True}}, "not yet: what compiled blocks and a compiled loss keep"),
+    ({"dp_shard": 2}, {"model": "deepseek-v2-lite", "options": {"compile": True}}, "not yet: what compiled blocks of"),
+    ({"dp_shard": 2}, {"precision": {"compute": "fp8"}}, "not yet: compute in fp8 in blocks that are not compiled"),
     ({"dp_shard": 2}, {"options": {"reshard_after_forward": 2}}, "reshard_after_forward: expected None or True"),
     ({"dp_shard": 2}, {"options": {"sync_gradients": "last"}}, "sync_gradients: expected 'every'"),
     ({"dp_shard": 2}, {"model": "qwen3-30b-a3b"}, "not yet: qwen3_moe in the layers of torchtitan"),
@@ -157,6 +158,32 @@ def test_defaults_are_torchtitan_s_own() -> None:
 def test_always_gathers_norm_and_head_again() -> None:
     default, always = (_titan({"dp_shard": 4}, options=options) for options in ({}, {"reshard_after_forward": True}))
     assert _gathered(always, "backward", False) > _gathered(default, "backward", False)
+
+
+def test_compiled_blocks_keep_less_and_a_compiled_loss_writes_no_copy_in_fp32() -> None:
+    def after_loss(**options: Any) -> int:
+        peak = _titan({"dp_shard": 4}, options, recompute={"mode": "per_op"}).ranks[0].peak
+        assert peak is not None
+        return peak.by_phase["loss"]
+
+    assert after_loss(compile=True) < after_loss(compile="model") < after_loss()
+
+
+def test_what_is_compiled_names_its_assumption() -> None:
+    assert "framework_options.compile" in {a.what for a in _titan({"dp_shard": 4}, {"compile": True}).assumptions}
+
+
+def test_weights_of_blocks_are_gathered_in_one_byte() -> None:
+    def gathered(**options: Any) -> int:
+        report = _titan({"dp_shard": 4}, {"compile": True, **options}, precision={"compute": "fp8"}, recompute="full")
+        return sum(t.payload_bytes for t in report.ranks[0].traffic if t.collective == "all_gather")
+
+    assert gathered(fp8_all_gather=True) < gathered()
+
+
+def test_fp8_without_checkpoints_is_refused() -> None:
+    report = _titan({"dp_shard": 2}, {"compile": True}, precision={"compute": "fp8"}, recompute="none")
+    assert "without checkpointing" in report.problems[0].message
 
 
 def test_every_microbatch_reduces_its_gradients() -> None:

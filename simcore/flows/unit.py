@@ -134,6 +134,9 @@ def _padded_to(placed: Placed, parts: int) -> int:
 
 
 def _gathered_bytes(unit: Unit, placed: Placed) -> int:
+    """An element as it is gathered: torchao casts a shard to fp8 itself (`fsdp_pre_all_gather`)."""
+    if placed.life.use.dtype == "fp8":
+        return 1
     return dtype_bytes(unit.param_dtype or placed.life.rest.dtype)
 
 

@@ -5,17 +5,21 @@ Sources: `models/llama3/infra/parallelize.py`, `distributed/activation_checkpoin
 
 from __future__ import annotations
 
+from dataclasses import replace
+from functools import lru_cache
 from typing import Any
 
 from simcore.form import Layout, Shard
 from simcore.frameworks._torch import Defaults
 from simcore.frameworks._torch_stages import weighed_stages
+from simcore.graph import ModelGraph
 from simcore.job import Job
 from simcore.models.blocks import Attention
 from simcore.tensor import TensorSpec
 from simcore.training import Draws
 
-__all__ = ["DEFAULTS", "OPTIONS", "check", "checkpoint", "options_of", "stages_of", "tp_layout"]
+__all__ = ["DEFAULTS", "OPTIONS", "check", "checkpoint", "gathered_weights", "in_fp8", "options_of", "stages_of",
+           "tp_layout"]
 
 OPTIONS: dict[str, tuple[Any, ...]] = {
     "wrap": ("layers_root", "separate_embedding_head"),
@@ -25,7 +29,8 @@ OPTIONS: dict[str, tuple[Any, ...]] = {
     "sync_gradients": ("every",),  # train.py never turns FSDP2's reduction off
     "early_stop": (True, False),
     "disable_loss_parallel": (True, False),
-    "compile": (True, False),
+    "compile": (True, False, "model"),
+    "fp8_all_gather": (True, False),
     "return_outputs": (True, False),
 }
 PLAN = "torchtitan 0.2.2 models/llama3/infra/parallelize.py"
@@ -58,8 +63,8 @@ def check(job: Job, options: dict[str, Any]) -> None:
         raise job.not_yet("training.lengths", "packed sequences with torchtitan's layers")
     if training.method != "full":
         raise job.not_yet("training.method", f"{training.method} with torchtitan's layers")
-    if options.get("compile"):
-        raise job.not_yet("framework_options.compile", "what compiled blocks and a compiled loss keep")
+    if options.get("compile") and family == "deepseek_v2":
+        raise job.not_yet("framework_options.compile", "what compiled blocks of torchtitan's DeepSeek V3 keep")
     if mesh.dp_shard * mesh.cp == 1:
         raise job.not_yet("mesh.dp_shard", "torchtitan without FSDP (autocast; fp32 with tensor parallelism)")
     if job.graph.architecture.tied:
@@ -96,6 +101,29 @@ def _check_cuts(job: Job) -> None:
 stages_of = weighed_stages
 
 
+def in_fp8(job: Job) -> ModelGraph:
+    """Linears of blocks become torchao's Float8Linear, with one scale a tensor; the output is filtered out."""
+    if not job.options(OPTIONS).get("compile"):
+        raise job.not_yet("training.precision.compute", "compute in fp8 in blocks that are not compiled")
+    if job.scenario.training.recompute == "none":
+        raise job.not_yet("training.precision.compute", "compute in fp8 in compiled blocks without checkpointing")
+    return _marked(job.graph)
+
+
+@lru_cache(maxsize=64)
+def _marked(graph: ModelGraph) -> ModelGraph:
+    return replace(graph, kinds=tuple(replace(kind, fp8=kind.block is None) for kind in graph.kinds))
+
+
+def gathered_weights(job: Job) -> str:
+    """The format in which weights of blocks are gathered (torchao 0.18 float8/fsdp_utils.py)."""
+    if job.scenario.training.precision.compute != "fp8":
+        return job.compute
+    narrow = job.flag(job.options(OPTIONS), "fp8_all_gather",
+                      "torchtitan 0.2.2 config/job_config.py: enable_fsdp_float8_all_gather = False", default=False)
+    return "fp8" if narrow else job.compute
+
+
 def checkpoint(job: Job) -> str:
     """`Run.checkpoint`: none, full or per_op (`selective_ac_option = "op"`)."""
     recompute = job.scenario.training.recompute
@@ -115,11 +143,15 @@ def options_of(job: Job, options: dict[str, Any]) -> tuple[tuple[str, str], ...]
     whole = job.mesh.tp > 1 and job.flag(options, "disable_loss_parallel",
                                          "torchtitan 0.2.2 config/job_config.py: disable_loss_parallel = False",
                                          default=False)
-    stages = job.mesh.pp > 1
+    stages, compiled = job.mesh.pp > 1, options.get("compile", False)
     if stages:
         job.flag(options, "return_outputs", "torchtitan 0.2.2 train.py: return_outputs=False", default=False)
+    if compiled:
+        job.auto("framework_options.compile", "auto", "Inductor's buffers as its CPU backend makes them",
+                 "an assumption: torch 2.13 was measured on the CPU, its CUDA backend was not")
     given = (("early_stop", stop), ("keeps_logits", stages), ("disable_loss_parallel", whole),
-             ("whole_batch", _splits_sequences(job)))
+             ("whole_batch", _splits_sequences(job)), ("compiled_blocks", bool(compiled)),
+             ("compiled_loss", compiled is True))
     return tuple((name, "true") for name, there in given if there)
 
 

@@ -46,6 +46,15 @@ RULE = "torch 2.13 torch/distributed/fsdp/_fully_shard/_fsdp_init.py"
 adapters = name_adapters
 
 
+def in_fp8(job: Job) -> ModelGraph:
+    """The job's model where linears compute in fp8."""
+    code = CODES[job.graph.implementation]
+    if code is not _torchtitan:
+        raise job.not_yet("training.precision.compute", f"compute in fp8 in the layers of {job.graph.implementation}, "
+                          "by torchao's Float8Linear (tensorwise) or by a recipe of TransformerEngine")
+    return _torchtitan.in_fp8(job)
+
+
 def table(job: Job) -> Framework:
     """FSDP2 applied to a job."""
     code = CODES[job.graph.implementation]
@@ -204,6 +213,7 @@ class _Choice:
 
     stored: str
     compute: str
+    weights: str
     adapters: str
     kept: States
     splits_experts: bool
@@ -214,7 +224,7 @@ class _Choice:
 
 def _rules(job: Job, stored: str, *, fully: bool, in_backward: bool) -> tuple[Rule, ...]:
     adapter = job.scenario.training.lora.dtype
-    choice = _Choice(stored, job.compute, stored if adapter == "auto" else adapter,
+    choice = _Choice(stored, job.compute, _gathered_weights(job), stored if adapter == "auto" else adapter,
                      states_of(job), job.mesh.ep > 1, fully,
                      job.scenario.training.offload.part("params")[1] > 0, in_backward)
     code = job.graph.implementation
@@ -239,12 +249,26 @@ def _made_rules(choice: _Choice, tp_cuts: tuple[Layout, ...], code: str, whole: 
         rules.append(Rule(lambda t: t.component == "routed_experts", experts))
     rules.append(Rule(lambda t: t.module == "adapter", _life("adapters", dense, choice.adapters, choice)))
     rules.append(Rule(lambda t: t.component in whole, _life("sharded", dense, stored, choice)))
+    if choice.weights != choice.compute:
+        rules += [Rule(_narrow(code, cut), _life("sharded, fp8", (*cut, *dense), stored, choice, used=cut,
+                                                 in_use=choice.weights)) for cut in (*tp_cuts, ())]
     rules += [Rule(_lies_like(code, cut), _life("sharded, tp", (*cut, *dense), stored, choice, used=cut))
               for cut in tp_cuts]
     if choice.kept.name == "muon":
         rules.append(Rule(_is_hidden_matrix, _life("sharded, muon", dense, stored, choice, hidden=True)))
     rules.append(Rule(lambda t: True, _life("sharded", dense, stored, choice)))
     return tuple(rules)
+
+
+def _gathered_weights(job: Job) -> str:
+    """In use, linears of blocks are of this type."""
+    return _torchtitan.gathered_weights(job) if CODES[job.graph.implementation] is _torchtitan else job.compute
+
+
+def _narrow(code: str, cut: Layout) -> Matches:
+    """A linear of a block that torchao converts, cut so; torchtitan's filter leaves the output alone."""
+    return lambda spec: (spec.module == "linear" and spec.component != "lm_head"
+                         and (not cut or CODES[code].tp_layout(spec) == cut))
 
 
 def _is_hidden_matrix(spec: TensorSpec) -> bool:
@@ -265,11 +289,11 @@ def _lies_like(code: str, cut: Layout) -> Matches:
 
 
 def _life(name: str, layout: Layout, stored: str, choice: _Choice, used: Layout = (), *,
-          hidden: bool = False) -> Life:
+          hidden: bool = False, in_use: str = "") -> Life:
     partial: Layout = (("dp_shard_cp", Partial()),)
     rest = Form(layout, stored, "host_pinned" if choice.on_host else "device")
     states = choice.kept.of(layout, stored, "host" if choice.on_host else "device", hidden=hidden)
-    return Life(name, rest, Form(used, choice.compute), Form((*used, *partial), choice.compute), rest, states,
+    return Life(name, rest, Form(used, in_use or choice.compute), Form((*used, *partial), choice.compute), rest, states,
                 Moment.UNIT_FORWARD_BEGIN, Moment.UNIT_FORWARD_END, Moment.UNIT_BACKWARD_END,
                 Moment.UNIT_BACKWARD_END if choice.in_backward else Moment.OPTIMIZER_BEGIN, pad_storage=True)
 

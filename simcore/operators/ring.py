@@ -17,7 +17,7 @@ from simcore.operators import aten
 from simcore.recording import Run
 from simcore.tape import Kernel, Tape, Tensor
 
-__all__ = ["ring_attention"]
+__all__ = ["Ring", "ring_attention"]
 
 Grads = list[Tensor | None]
 Shape = tuple[int, ...]
@@ -29,7 +29,7 @@ def ring_attention(tape: Tape, run: Run, q: Tensor, k: Tensor, v: Tensor) -> Ten
     It saves its inputs, the merged output and the fp32 log-sum-exp. The output comes in the order of heads; so do the
     gradients.
     """
-    ring = _Ring(run.cp, (q.shape, k.shape, v.shape), q.dtype)
+    ring = Ring(run.cp, (q.shape, k.shape, v.shape), q.dtype)
     node = tape.node((q, k, v), (q, k, v), lambda tape, grads, saved: ring.backward(tape, grads))
     out, lse = tape.outputs("attention", lambda: ring.forward(tape))
     tape.save(node, out, lse)
@@ -38,7 +38,7 @@ def ring_attention(tape: Tape, run: Run, q: Tensor, k: Tensor, v: Tensor) -> Ten
     return aten.contiguous(tape, out, "attention_by_token")
 
 
-class _Ring:
+class Ring:
     """Sizes of one call; nothing of the tape."""
 
     def __init__(self, size: int, shapes: tuple[Shape, Shape, Shape], dtype: str) -> None:

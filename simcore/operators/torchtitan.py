@@ -6,14 +6,16 @@ backward. With tensor parallelism the plan is that of
 the embedding and the output split by vocabulary; the loss too unless `disable_loss_parallel`.
 
 `run.checkpoint`: none, full, or per_op, which keeps what `_op_sac_save_list` names: attention, reduce-scatters, and of
-the matrix products every second (the first, the third, ...; `distributed/activation_checkpoint.py`). `run.options`:
-("early_stop", "true"), ("disable_loss_parallel", "true"), ("keeps_logits", "true"): a pipeline stage holds what it puts
-out until its backward pass is over (torch 2.13 `distributed/pipelining/stage.py`, `fwd_cache`).
+the matrix products every second (the first, the third, ...; `distributed/activation_checkpoint.py`). Compiled blocks
+and the compiled loss are in `torchtitan_compiled.py`. `run.options`: ("early_stop", "true"),
+("disable_loss_parallel", "true"), ("compiled_blocks", "true"), ("compiled_loss", "true"), ("keeps_logits", "true"): a
+pipeline stage holds what it puts out until its backward pass is over (torch 2.13 `distributed/pipelining/stage.py`,
+`fwd_cache`).
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from functools import partial
 from itertools import count
 from typing import Final
@@ -30,7 +32,7 @@ from simcore.models.blocks import (
     Mixer,
     Moe,
 )
-from simcore.operators import aten
+from simcore.operators import aten, torchtitan_compiled
 from simcore.operators.borders import hand_on, hidden_state, run_backward, run_backward_of_loss, simple_part
 from simcore.operators.dtensor import (
     gather_last,
@@ -89,9 +91,14 @@ def _layer(tape: Tape, kind: LayerKind, run: Run) -> LayerTape:
     leaf = x.node
     table = rotary_table(tape, run, kind)
     body = partial(_body, tape, kind, run, table, x)
+    if _option(run, "compiled_blocks"):
+        body = partial(torchtitan_compiled.block, tape, kind, run, x, table)
     x = table = None
     keeps = _every_second_product() if run.checkpoint == "per_op" else None
-    out = body() if run.checkpoint == "none" else tape.checkpoint(body, keeps, early_stop=_option(run, "early_stop"))
+    if run.checkpoint == "none" or _option(run, "compiled_blocks"):
+        out = body()
+    else:
+        out = tape.checkpoint(body, keeps, early_stop=_option(run, "early_stop"))
     hand_on(tape, out)
     forward = tape.cut()
     del body  # FSDP2's cast of what the layer was given lasts as long as the call
@@ -174,13 +181,20 @@ def _loss(tape: Tape, block: Loss, run: Run) -> LayerTape:
     logits: Tensor | None = hidden_state(tape, run, run.seq, block.vocab // (run.tp if split else 1))
     assert logits is not None
     leaf = logits.node
-    loss = _divided(tape, (parallel_cross_entropy if split else cross_entropy)(tape, logits))
+    loss = _divided(tape, _loss_function(run, split=split)(tape, logits))
     held = logits if _option(run, "keeps_logits") else None
     logits = None
     forward = tape.cut()
     seed, backward, ones = run_backward_of_loss(tape, loss, leaf)
     del ones, loss, held
     return LayerTape(forward, backward, late=tape.cut(), seed=seed)
+
+
+def _loss_function(run: Run, *, split: bool) -> Callable[[Tape, Tensor], Tensor]:
+    """Loss parallel is DTensor's own, compiled or not."""
+    if split:
+        return parallel_cross_entropy
+    return torchtitan_compiled.cross_entropy if _option(run, "compiled_loss") else cross_entropy
 
 
 def _divided(tape: Tape, loss: Tensor) -> Tensor:

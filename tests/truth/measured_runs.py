@@ -273,9 +273,11 @@ def _torchtitan(run):
     if schedule in ("interleaved", "interleaved1f1b"):
         # Schedules of several stages have two a rank by default (torchtitan distributed/pipeline_parallel.py).
         training |= {"pipeline": {"virtual_stages": run["vpp"] or 2}, "micro_batch_size": 1}
-    options = _titan_wrapping(run) | ({"compile": True} if config.get("compile") else {})
+    options = _titan_wrapping(run) | ({"compile": _titan_compiled(run)} if config.get("compile") else {})
     if run["pp"] > 1 and _titan_returns_outputs(run):
         options["return_outputs"] = True
+    if "fp8 all-gather" in run["precision"]:
+        options["fp8_all_gather"] = True
     return {"model": TITAN_MODELS[run["model"]], "framework": "fsdp2", "implementation": "torchtitan",
             **_titan_device(run), "mesh": _degrees(run), "training": training, "framework_options": options}
 
@@ -294,6 +296,16 @@ def _titan_wrapping(run):
 def _titan_returns_outputs(run):
     """Until torchtitan's commit e5ef99aab (October 2025) the schedule returned what the last stage had put out."""
     return bool(re.search(r"_(2024|20250\d)\d*_", run["source"])) or "@8a749c618" in run["source"]
+
+
+def _titan_compiled(run):
+    """What `compile` compiles: from commit e8977b007 (18 December 2024) to bbb1b616e (April 2025) blocks alone.
+
+    There "compiling loss function causes CUDA errors" and was commented out; a source of December 2024 is taken to be
+    of this version, since its runs finished. Readings had been seen when this was written.
+    """
+    dated = re.search(r"_(20\d{4})_", run["source"])
+    return "model" if dated and "202412" <= dated[1] < "202504" else True
 
 
 TITAN_MODELS = {

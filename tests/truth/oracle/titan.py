@@ -169,6 +169,14 @@ def context_mesh(world: int, cp: int, tp: int) -> DeviceMesh:
     return init_device_mesh("cpu", (world // cp // tp, cp, tp), mesh_dim_names=("dp_shard", "cp", "tp"))["cp"]
 
 
+def checkpointed(model: nn.Module, case: Case) -> None:
+    mode = case.get("checkpoint", "none")
+    if mode != "none":
+        option = {"mode": "full"} if mode == "full" else {"mode": "selective", "selective_ac_option": str(mode)}
+        apply_ac(model, ActivationCheckpoint(**option, early_stop=case.get("early_stop", False)),
+                 op_sac_save_list=SAVED)
+
+
 def wrap(model: nn.Module, case: Case) -> None:
     """The order of `parallelize_llama` and `parallelize_qwen3`: tensor parallel, checkpoints, FSDP2."""
     dp_mesh, tp_mesh = meshes(case)
@@ -182,11 +190,7 @@ def wrap(model: nn.Module, case: Case) -> None:
     if case.get("cp", 1) > 1:
         apply_cp_to_attention_module([block.attention.inner_attention for block in model.layers.values()],
                                      context_mesh(case["world"], case["cp"], case.get("tp", 1)), "sdpa")
-    mode = case.get("checkpoint", "none")
-    if mode != "none":
-        option = {"mode": "full"} if mode == "full" else {"mode": "selective", "selective_ac_option": str(mode)}
-        apply_ac(model, ActivationCheckpoint(**option, early_stop=case.get("early_stop", False)),
-                 op_sac_save_list=SAVED)
+    checkpointed(model, case)
     compute = getattr(torch, {"bf16": "bfloat16", "fp32": "float32"}[case.get("compute", "bf16")])
     plan.apply_fsdp(model, dp_mesh, param_dtype=compute, reduce_dtype=torch.float32, pp_enabled=False,
                     reshard_after_forward_policy=case.get("reshard", "default"))
