@@ -28,6 +28,7 @@ class StageBuffers:
         self.inputs = [chunk[0] for number, chunk in enumerate(plan.chunks) if plan.stage > 0 or number > 0]
         self.outputs = [chunk[-1] for number, chunk in enumerate(plan.chunks)
                         if not (last and number == len(plan.chunks) - 1)]
+        self.sent = -1
         self.returning = plan.chunks[-1][-1] if last and plan.framework.returns_outputs else -1
 
     def rest(self) -> None:
@@ -58,9 +59,14 @@ class StageBuffers:
         """Layers hold the input until backward is over."""
 
     def grad(self, action: Action) -> None:
-        """It was sent: it is no buffer. Layers have let go of the input."""
+        """It is no buffer, and was sent: 1F1B holds the message until the next one. Layers have let go of the input.
+
+        `schedules.py`, Schedule1F1B: `bwd_sends`. Schedules of several chunks keep no name for it.
+        """
         first = self.chunks[action.chunk][0]
-        self.out.tile(self.edges.drop_grad, first)
+        if len(self.chunks) > 1 or self.sent >= 0:
+            self.out.tile(self.edges.drop_grad, first)
+        self.sent = first if len(self.chunks) == 1 else -1
         self.out.tile(self.edges.keep_hidden, first - 1)
 
     def end_backward(self, action: Action) -> None:
@@ -72,7 +78,9 @@ class StageBuffers:
             self._returned(1)
 
     def finish(self) -> None:
-        """Outputs are joined; nobody wants the result."""
+        """The last message goes; outputs are joined, and nobody wants the result."""
+        if self.sent >= 0:
+            self.out.tile(self.edges.drop_grad, self.sent)
         self._returned(self.count)
         if self.returning >= 0:
             self._repeat(self.edges.drop_output, self.returning, self.count)

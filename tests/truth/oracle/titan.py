@@ -177,9 +177,9 @@ def checkpointed(model: nn.Module, case: Case) -> None:
                  op_sac_save_list=SAVED)
 
 
-def wrap(model: nn.Module, case: Case) -> None:
+def wrap(model: nn.Module, case: Case, stage_mesh: DeviceMesh | None = None) -> None:
     """The order of `parallelize_llama` and `parallelize_qwen3`: tensor parallel, checkpoints, FSDP2."""
-    dp_mesh, tp_mesh = meshes(case)
+    dp_mesh, tp_mesh = meshes(case) if stage_mesh is None else (stage_mesh, None)
     split_loss = not case.get("disable_loss_parallel", False)
     plan = experts_plan if is_qwen3(case) or is_deepseek(case) else parallelize
     if tp_mesh is not None and is_qwen3(case):
@@ -192,7 +192,7 @@ def wrap(model: nn.Module, case: Case) -> None:
                                      context_mesh(case["world"], case["cp"], case.get("tp", 1)), "sdpa")
     checkpointed(model, case)
     compute = getattr(torch, {"bf16": "bfloat16", "fp32": "float32"}[case.get("compute", "bf16")])
-    plan.apply_fsdp(model, dp_mesh, param_dtype=compute, reduce_dtype=torch.float32, pp_enabled=False,
+    plan.apply_fsdp(model, dp_mesh, param_dtype=compute, reduce_dtype=torch.float32, pp_enabled=stage_mesh is not None,
                     reshard_after_forward_policy=case.get("reshard", "default"))
 
 

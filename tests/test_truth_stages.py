@@ -1,0 +1,70 @@
+"""Ranks of torchtitan's pipeline under FSDP2: what is there at the peak of a step, see tests/truth/tape/README.md."""
+
+from __future__ import annotations
+
+import json
+from collections import Counter
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from simcore.document import parse_document
+from simcore.report import RankReport
+from simcore.scenario import parse_scenario
+from simcore.simulate import simulate
+
+TRUTH = Path(__file__).parent / "truth" / "tape" / "torchtitan-stages-0.2.2-torch-2.13.0.json"
+CASES: dict[str, Any] = json.loads(TRUTH.read_text(encoding="utf-8"))
+PASSES = {"activation": "passes", "backward_temp": "passes", "recompute": "passes"}
+"""Buffers to receive into were made before the first pass there; here they are what is received."""
+ELSEWHERE = {"buffer", "workspace", "input"}
+"""A rotary table for every chunk there, one here; the whole batch there, the microbatches in flight here."""
+
+
+def scenario_of(case: dict[str, Any]) -> dict[str, Any]:
+    shards = case["world"] // case["pp"]
+    return {
+        "name": "stages", "model": {"config": "llama-tiny", "overrides": case["model"]}, "framework": "fsdp2",
+        "implementation": "torchtitan", "topology": "dgx-h100", "mesh": {"pp": case["pp"], "dp_shard": shards},
+        "training": {"seq_len": case["seq"], "micro_batch_size": 1, "recompute": case["checkpoint"],
+                     "global_batch_size": case["microbatches"] * shards,
+                     "pipeline": {"virtual_stages": case.get("virtual", 1)}},
+        "framework_options": {"return_outputs": case.get("return_outputs", False)}}
+
+
+@cache
+def ran(name: str) -> RankReport:
+    case = CASES[name]["case"]
+    report = simulate(parse_scenario(parse_document(json.dumps(scenario_of(case)), "x.json")))
+    assert report.status == "ok", report.problems
+    return next(r for r in report.ranks if r.stage == case["rank"] // (case["world"] // case["pp"]))
+
+
+def joined(categories: dict[str, int]) -> Counter[str]:
+    found: Counter[str] = Counter()
+    for name, size in categories.items():
+        if name not in ELSEWHERE:
+            found[PASSES.get(name, name)] += size
+    return found
+
+
+@pytest.mark.parametrize("name", CASES)
+def test_what_is_there_at_the_peak(name: str) -> None:
+    """But for Adam's step counters, and the numbers that losses are (12 bytes a microbatch at most)."""
+    peak, theirs = ran(name).peak, joined(CASES[name]["breakdown"])
+    assert peak is not None
+    theirs["opt_state"] -= 4 * len(CASES[name]["shapes"])
+    apart = {k: theirs[k] - ours for k, ours in joined(peak.by_category).items() if theirs[k] != ours}
+    assert set(apart) <= {"passes"}
+    assert 0 <= apart.get("passes", 0) <= 12 * CASES[name]["case"]["microbatches"]
+
+
+@pytest.mark.parametrize("name", CASES)
+def test_buffers_are_there_between_steps(name: str) -> None:
+    case, begins = CASES[name]["case"], CASES[name]["begins"]
+    borders = 2 * case.get("virtual", 1) - 1  # of the rank's chunks: what comes down, and what comes up
+    hidden = 2 * case["seq"] * case["model"]["hidden_size"]
+    logits = 2 * case["seq"] * case["model"]["vocab_size"] * case.get("return_outputs", False)
+    assert begins["activation"] // case["microbatches"] == borders * hidden + logits
