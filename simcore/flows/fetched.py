@@ -1,14 +1,16 @@
 """The flow of ZeRO-3: [Note: ZeRO-3] in `simcore.zero`.
 
-Upstream's hooks are those of modules; here all modules of a layer are fetched when it begins and released when it ends,
-which holds up to a layer more than upstream in forward, and in backward what upstream holds when a layer's replay is
-over. Gradients die where autograd made them: those of a bucket lie in it, a larger one is counted until then.
+Upstream's hooks are those of modules, and so is the order in which parameters are gathered here; but a layer's are
+all gathered when it begins (in backward: up to the end of its replay), and their bytes go when it ends: up to a layer
+more than upstream in forward. Gradients die where autograd made them: those of a bucket lie in it, a larger one is
+counted until then.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 
+from simcore.flows.modules import Calls, backward_calls, forward_calls, readiness
 from simcore.flows.partition import GATHER_HANDLE, REDUCE_HANDLE, trained_of
 from simcore.flows.rest import post_rest, rest_postings, step_temporaries
 from simcore.outline import Builder, Tables
@@ -25,20 +27,20 @@ Key = tuple[int, int]
 
 
 class FetchedFlow:
-    """Implements `lower.Flow` over a recorded order of uses, which is the same in every microbatch."""
+    """Implements `lower.Flow` over a recorded order of calls, which is the same in every microbatch."""
 
     def __init__(self, plan: Plan, tables: Tables, builder: Builder) -> None:
         assert isinstance(plan.framework.flow, Zero)
         self.plan, self.tables, self.out, self.flow = plan, tables, builder, plan.framework.flow
         self.size, self.ranks = dtype_bytes(plan.framework.compute_dtype), plan.mesh.axis(self.flow.axis).size
         self.first = plan.layers[0]
-        self.uses = list(self._uses())
-        self.trace = [(at, key) for at, layer in enumerate(self.uses) for key in self._keys(layer)]
+        self.calls = list(self._recorded())
+        self.trace = [(at, key) for at, keys in enumerate(self.calls) for key in keys]
         self.there: dict[Key, int] = {}
         self.coming: list[list[Key]] = []
         self.promised: dict[Key, int] = {}
-        self.at = self.cursor = self.filled = self.num_in_bucket = 0
-        self.has_remainder = False
+        self.leaving: dict[Key, int] = {}
+        self.at = self.cursor = self.filled = self.num_in_bucket = self.padded = 0
         self.gather, self.reduce = (tables.comm(name, self.flow.axis, plan.framework.compute_dtype)
                                     for name in ("all_gather", "reduce_scatter"))
         self.slots = [tables.slot(name, category) for name, category in (
@@ -47,20 +49,20 @@ class FetchedFlow:
         self.marks = [tables.hook(text) for text in ("opt:begin", "opt:end", "step:end")]
 
     # ---- what is known before the step --------------------------------------------------------------------------
-    def _uses(self) -> Iterator[int]:
-        """Layers in the order in which their modules run: forward, then replay and backward."""
-        graph, replays = self.plan.graph, self.plan.framework.checkpoint != "none"
-        yield from self.plan.layers
+    def _recorded(self) -> Iterator[list[Key]]:
+        """Parameters of every call of a microbatch, forward and backward."""
+        for layer in self.plan.layers:
+            yield from self._keys(layer, forward_calls(self.plan, layer))
         for layer in reversed(self.plan.layers):
-            if replays and graph.kinds[graph.layers[layer].kind].block is None:
-                yield layer
-            yield layer
+            for calls in backward_calls(self.plan, layer):
+                yield from self._keys(layer, calls)
 
-    def _keys(self, layer: int) -> list[Key]:
-        """Parameters that are fetched for a layer; a tied head uses the embedding's."""
-        found = [(self.first if p.spec.tied else layer, 0 if p.spec.tied else number)
-                 for number, p in enumerate(self.plan.of_layer(layer)) if not p.spec.is_buffer]
-        return [key for key in found if self._placed(key).life.name != PERSISTENT]
+    def _keys(self, layer: int, calls: Calls) -> list[list[Key]]:
+        """Parameters that are fetched for calls; a tied head uses the embedding's."""
+        placed = self.plan.of_layer(layer)
+        found = [[(self.first, 0) if placed[number].spec.tied else (layer, number) for number in call]
+                 for call in calls]
+        return [[key for key in keys if self._placed(key).life.name != PERSISTENT] for keys in found]
 
     def _placed(self, key: Key) -> Placed:
         return self.plan.of_layer(key[0])[key[1]]
@@ -68,6 +70,9 @@ class FetchedFlow:
     def _whole(self, key: Key) -> int:
         """Bytes of a gathered parameter, padding included."""
         return self._placed(key).padded * self.ranks * self.size
+
+    def _numel(self, keys: Iterable[Key]) -> int:
+        return sum(self._placed(key).used for key in keys)
 
     # ---- lower.Flow ---------------------------------------------------------------------------------------------
     def rest(self) -> None:
@@ -84,35 +89,39 @@ class FetchedFlow:
         return [self.plan.of_layer(layer)[number].padded for layer in self.plan.layers
                 for number, _ in trained_of(self.plan, layer)]
 
-    def _persistent(self) -> int:
-        return self.size * sum(count * sum(p.used for p in self.plan.kinds[kind] if p.life.name == PERSISTENT
-                                           and p.spec.is_owned) for kind, count in self.plan.kind_counts)
+    def _persistent(self, *, padded: bool = False) -> int:
+        """Bytes of small parameters, as they lie there or as they are gathered."""
+        return self.size * sum(count * sum(p.padded * self.ranks if padded else p.used for p in self.plan.kinds[kind]
+                                           if p.life.name == PERSISTENT and p.spec.is_owned)
+                               for kind, count in self.plan.kind_counts)
 
     def begin_microbatch(self, action: Action) -> None:
-        """The record of what ran is read from its beginning."""
+        """The record of what ran is read from its beginning (`reset_step`)."""
         if action.forward:
             self.at = self.cursor = 0
             self.promised.clear()
 
     def forward_begin(self, layer: int) -> None:
-        self._fetch(layer)
+        self._call(len(forward_calls(self.plan, layer)))
 
     def forward_end(self, layer: int) -> None:
-        self._release(layer)
+        self._leave()
 
     def backward_begin(self, layer: int) -> None:
-        """For its replay, then for its backward."""
-        self._fetch(layer)
-        if self.uses[self.at - 1:self.at + 1] == [layer, layer]:
-            self._fetch(layer)
+        """Until the replay is over; without one all of the layer is needed now."""
+        replay, rest = backward_calls(self.plan, layer)
+        self._call(len(replay) or len(rest))
 
     def backward_end(self, layer: int, grads: Sequence[tuple[Param, int, int]]) -> None:
         """Gradients are in the bucket, parameters go."""
+        replay, rest = backward_calls(self.plan, layer)
         for _, slot, num_bytes in grads:
             self.out.free(layer, slot, num_bytes)
-        for number, numel in reversed(trained_of(self.plan, layer)):
-            self._put(numel, has_remainder=self.plan.of_layer(layer)[number].padded * self.ranks != numel)
-        self._release(layer)
+        for number in readiness(self.plan, layer, weight_first=True):
+            placed = self.plan.of_layer(layer)[number]
+            self._put(placed.used, placed.padded * self.ranks)
+        self._call(len(rest) if replay else 0)
+        self._leave()
 
     def experts(self, layer: int, mark: int, grads: Sequence[tuple[Param, int, int]], *, replay: bool) -> None:
         """Never: experts are not a unit of their own here."""
@@ -134,7 +143,7 @@ class FetchedFlow:
             step_temporaries(self.plan, self.tables, self.out, (largest, group))
             largest = 0
         self.out.alloc(self.first, self.slots[3], small)
-        self.out.collective(self.first, self.gather, small, Stream.ALL_GATHER, GATHER_HANDLE)
+        self.out.collective(self.first, self.gather, self._persistent(padded=True), Stream.ALL_GATHER, GATHER_HANDLE)
         self.out.wait(self.first, GATHER_HANDLE)
         self.out.mark(end)
         self.out.mark(step_end)
@@ -151,39 +160,48 @@ class FetchedFlow:
             yield held
 
     # ---- parameters ---------------------------------------------------------------------------------------------
-    def _fetch(self, layer: int) -> None:
-        """What the layer needs now, then what comes next (`fetch_sub_module`)."""
-        keys = self._keys(layer)
+    def _call(self, count: int) -> None:
+        """So many calls of modules: each fetches, gathers ahead and releases; bytes go at the layer's end."""
+        for _ in range(count):
+            keys = self.calls[self.at]
+            self._fetch(keys)
+            while self.cursor < len(self.trace) and self.trace[self.cursor][0] <= self.at:
+                self.cursor += 1
+            self._fetch_ahead()
+            self.at += 1
+            self._release(keys)
+
+    def _fetch(self, keys: list[Key]) -> None:
+        """What the module needs now: on its way already, or gathered for it."""
         for key in keys:
             for group in [group for group in self.coming if key in group]:
                 self._arrive(group)
-            if key not in self.there:
-                self.there[key] = 0
-                self.out.alloc(key[0], self.slots[0], self._whole(key))
-                self.out.collective(key[0], self.gather, self._whole(key), Stream.ALL_GATHER, GATHER_HANDLE)
-        if keys:
-            self.out.wait(layer, GATHER_HANDLE)
-        while self.cursor < len(self.trace) and self.trace[self.cursor][0] <= self.at:
-            self.cursor += 1
-        self._fetch_ahead()
-        self.at += 1
+        missing = [key for key in keys if key not in self.there]
+        if missing:
+            self._gather(missing)
+            self._arrive(missing)
+
+    def _gather(self, group: list[Key]) -> None:
+        num_bytes = sum(map(self._whole, group))
+        for key in group:  # what is gathered again has gone before
+            self._free(key)
+        self.coming.append(group)
+        self.out.alloc(group[0][0], self.slots[1], num_bytes)
+        self.out.collective(group[0][0], self.gather, num_bytes, Stream.ALL_GATHER, GATHER_HANDLE)
 
     def _fetch_ahead(self) -> None:
-        """Whole parameters, until as many elements are under way as are allowed."""
+        """Whole parameters, until as many elements are under way as are allowed (`_fetch_sub_module_impl`)."""
         flying = {key for group in self.coming for key in group}
-        room = min(self.flow.live - sum(self._placed(key).used for key in (*self.there, *flying)), self.flow.ahead)
+        room = min(self.flow.live - self._numel((*self.there, *flying)), self.flow.ahead)
         group: list[Key] = []
-        while self.cursor < len(self.trace) and sum(self._placed(key).used for key in group) < room:
+        while self.cursor < len(self.trace) and self._numel(group) < room:
             at, key = self.trace[self.cursor]
             self.cursor += 1
             self.promised[key] = max(at, self.promised.get(key, 0))
             if key not in self.there and key not in flying and key not in group:
                 group.append(key)
         if group:
-            self.coming.append(group)
-            num_bytes = sum(map(self._whole, group))
-            self.out.alloc(group[0][0], self.slots[1], num_bytes)
-            self.out.collective(group[0][0], self.gather, num_bytes, Stream.ALL_GATHER, GATHER_HANDLE)
+            self._gather(group)
 
     def _arrive(self, group: list[Key]) -> None:
         """One parameter stays where it was gathered, several are copied out of the flat buffer."""
@@ -198,35 +216,45 @@ class FetchedFlow:
         if not is_alone:
             self.out.free(group[0][0], self.slots[1], sum(map(self._whole, group)))
 
-    def _release(self, layer: int) -> None:
-        """What is not used again soon (`__params_to_release`); `at`: the next use."""
-        soon, traversed = set(), 0
-        for other in self.uses[self.at:]:
-            if traversed >= self.flow.reuse:
+    def _release(self, keys: list[Key]) -> None:
+        """What is not called again soon (`__params_to_release`); `at`: the next call."""
+        if not keys:
+            return
+        soon, traversed = set[Key](), 0
+        for others in self.calls[self.at:]:
+            if traversed >= self.flow.reuse or soon.issuperset(keys):
                 break
-            soon |= set(self._keys(other))
-            traversed += sum(self._placed(key).used for key in self._keys(other))
-        for key in self._keys(layer):
+            soon.update(others)
+            traversed += self._numel(others)
+        for key in keys:
             if key in self.there and key not in soon and self.promised.get(key, 0) <= self.at:
-                self.out.free(key[0], self.slots[self.there.pop(key)], self._whole(key))
+                self.leaving[key] = self.there.pop(key)
+
+    def _leave(self) -> None:
+        for key in list(self.leaving):
+            self._free(key)
+
+    def _free(self, key: Key) -> None:
+        if key in self.leaving:
+            self.out.free(key[0], self.slots[self.leaving.pop(key)], self._whole(key))
 
     # ---- gradients ----------------------------------------------------------------------------------------------
-    def _put(self, numel: int, *, has_remainder: bool) -> None:
+    def _put(self, numel: int, padded: int) -> None:
         """Into the bucket, which is reduced first if there is no room."""
         if self.filled and self.filled + numel > self.flow.bucket:
             self._reduce()
         self.out.compute(Kernel.COPY, 0, 2 * numel * self.size)
         self.filled += numel
         self.num_in_bucket += 1
-        self.has_remainder |= has_remainder
+        self.padded += padded
 
     def _reduce(self) -> None:
         """`reduce_scatter_coalesced`: laid out by ranks in a copy, unless that changes nothing."""
         if not self.filled:
             return
-        num_bytes = self.filled * self.size
-        copied = num_bytes * (self.num_in_bucket > 1 or self.has_remainder)
+        num_bytes = self.padded * self.size
+        copied = num_bytes * (self.num_in_bucket > 1 or self.padded > self.filled)
         self.out.alloc(self.first, self.slots[2], copied)
         self.out.collective(self.first, self.reduce, num_bytes, Stream.REDUCE, REDUCE_HANDLE)
         self.out.free(self.first, self.slots[2], copied)
-        self.filled, self.num_in_bucket, self.has_remainder = 0, 0, False
+        self.filled = self.num_in_bucket = self.padded = 0

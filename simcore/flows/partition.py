@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 
+from simcore.flows.modules import readiness
 from simcore.flows.rest import post_rest, rest_postings, step_temporaries
 from simcore.outline import Builder, Tables
 from simcore.plan import AtRestBytes, Plan
@@ -72,7 +73,7 @@ class PartitionFlow:
         self.size = dtype_bytes(plan.framework.compute_dtype)
         self.first = plan.layers[0]
         self.part = _aligned(plan) // plan.mesh.axis(self.flow.axis).size
-        self.grads: dict[tuple[int, int], int] = {}
+        self.grads: dict[tuple[int, int], tuple[int, int]] = {}
         self.filled = self.num_in_bucket = self.parts = 0
         self.has_bucket = self.has_part = self.is_last = False
         self.slots = {name: tables.slot(name, category) for name, category in (
@@ -116,13 +117,21 @@ class PartitionFlow:
 
     def backward_end(self, layer: int, grads: Sequence[tuple[Param, int, int]]) -> None:
         """ZeRO-1 keeps whole gradients, ZeRO-2 has put them into the bucket."""
-        for _, slot, num_bytes in grads:
-            if (layer, slot) in self.grads:
+        numbers = {placed.spec.name: number for number, placed in enumerate(self.plan.of_layer(layer))}
+        for param, slot, num_bytes in grads:
+            if (layer, numbers[param.name]) in self.grads:  # added in place
                 self.out.free(layer, slot, num_bytes)
-            self.grads.setdefault((layer, slot), num_bytes)
+            self.grads.setdefault((layer, numbers[param.name]), (slot, num_bytes))
         if self.flow.stage > 1:
-            for _, numel in reversed(trained_of(self.plan, layer)):
-                self._put(numel)
+            for number in readiness(self.plan, layer):
+                self._put(self.plan.of_layer(layer)[number].used)
+
+    def _put_whole(self) -> None:
+        """ZeRO-1's, in the order of the parameters (`reduce_gradients`)."""
+        for (layer, _), (slot, num_bytes) in sorted(self.grads.items()):
+            self._put(num_bytes // self.size)
+            self.out.free(layer, slot, num_bytes)
+        self.grads.clear()
 
     def _put(self, numel: int) -> None:
         """Into the bucket, which is reduced first if there is no room."""
@@ -153,10 +162,7 @@ class PartitionFlow:
         """The last bucket is reduced, and the part of a further microbatch added to that of the first."""
         if action.forward or (self.flow.stage == 1 and not self.is_last):
             return
-        for (layer, slot), num_bytes in self.grads.items():
-            self._put(num_bytes // self.size)
-            self.out.free(layer, slot, num_bytes)
-        self.grads.clear()
+        self._put_whole()
         self._reduce()
         self.out.wait(self.first, REDUCE_HANDLE)
         if self.has_bucket:

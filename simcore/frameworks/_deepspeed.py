@@ -112,8 +112,8 @@ def _size(job: Job, options: dict[str, Any], name: str, default: int) -> int:
 
 
 def _fetched_by_layer() -> tuple[tuple[str, str, str, str], ...]:
-    return (("parameters under zero3", "fetched and released with their layer, not module by module", "assumed",
-             "up to a layer too much in forward; the recorded order, so not the first step"),)
+    return (("parameters under zero3", "in the order of modules, but there from the begin of a layer to its end",
+             "assumed", "up to a layer too much in forward; the recorded order, so not the first step"),)
 
 
 @lru_cache(maxsize=64)

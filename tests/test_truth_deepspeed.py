@@ -1,0 +1,91 @@
+"""What DeepSpeed itself sent and kept: `tests/truth/probe_deepspeed.py`."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+import small
+from simcore.plan import Plan
+from simcore.program import Program
+
+TRUTH: dict[str, Any] = json.loads(
+    (Path(__file__).parent / "truth/deepspeed/0.19.6.json").read_text(encoding="utf-8"))["cases"]
+PRESETS = {"llama": "llama-3.2-3b", "qwen2": "qwen2.5-7b"}
+OURS = {"all_reduce": "all_reduce", "all_gather_into_tensor": "all_gather", "reduce_scatter_tensor": "reduce_scatter"}
+THREE = [name for name, case in TRUTH.items() if case["stage"] == 3]
+PARTS = [name for name, case in TRUTH.items() if case["stage"] < 3]
+
+
+def given(name: str) -> dict[str, Any]:
+    case = TRUTH[name]
+    return {"model": {"config": PRESETS[case["type"]], "overrides": case["model"]}, "options": case["options"],
+            "recompute": "full" if case["checkpoint"] else "none", "rank": case["rank"]}
+
+
+def made(name: str) -> Program:
+    case = TRUTH[name]
+    return small.program_of(f"zero{case['stage']}", {"dp_shard": case["ranks"]}, microbatches=2, **given(name))
+
+
+def plan(name: str) -> Plan:
+    case = TRUTH[name]
+    return small.plan_of(f"zero{case['stage']}", {"dp_shard": case["ranks"]}, **given(name))
+
+
+def upstream(rows: list[list[Any]], collective: str) -> list[int]:
+    """Without what is a few bytes: the norm and the search for infinities."""
+    return [size for found, size in rows if OURS[found] == collective and size > 8]
+
+
+@pytest.mark.parametrize("name", TRUTH)
+def test_gradients_are_reduced_in_upstreams_buckets(name: str) -> None:
+    collective = "reduce_scatter" if TRUTH[name]["stage"] == 3 else "all_reduce"
+    theirs = [size for rows in TRUTH[name]["found"]["microbatches"] for size in upstream(rows, collective)]
+    assert [size for *_, size in small.calls(made(name), collective)] == theirs
+
+
+@pytest.mark.parametrize("name", THREE)
+def test_parameters_are_gathered_in_upstreams_order(name: str) -> None:
+    theirs = [size for rows in TRUTH[name]["found"]["microbatches"] for size in upstream(rows, "all_gather")]
+    assert [size for _, phase, size in small.calls(made(name), "all_gather") if phase != "optimizer"] == theirs
+
+
+@pytest.mark.parametrize("name", TRUTH)
+def test_the_step_gathers_what_upstream_gathers(name: str) -> None:
+    """The flat parameters at once, or small ones, which upstream gathers one by one."""
+    ours = [size for _, phase, size in small.calls(made(name), "all_gather") if phase == "optimizer"]
+    assert sum(ours) == sum(upstream(TRUTH[name]["found"]["step"], "all_gather"))
+
+
+@pytest.mark.parametrize("name", PARTS)
+def test_flat_buffers_have_upstreams_length(name: str) -> None:
+    kept, program = TRUTH[name]["found"]["kept"], made(name)
+    ours = plan(name)
+    whole = sum(p.used for layer in ours.layers for p in ours.of_layer(layer) if p.trainable)
+    padding = sum(size for *_, size in small.postings(program, "flat_buffer.padding"))
+    assert 2 * kept["flat"][0] == 2 * whole + padding
+    masters = sum(row[3] for row in program.columns.tolist() if row[0] == 0
+                  and list(program.tables.slots)[row[2]][1] == "main_param")
+    assert masters == 4 * kept["masters"][0]
+
+
+@pytest.mark.parametrize("name", THREE)
+def test_parts_have_upstreams_length(name: str) -> None:
+    kept, ours = TRUTH[name]["found"]["kept"], plan(name)
+    parts = [p.padded for layer in ours.layers for p in ours.of_layer(layer) if p.trainable]
+    assert sorted(parts) == sorted(kept["parts"])
+    assert sum(parts) == kept["gradients"][0] == sum(kept["masters"])
+    program = made(name)
+    assert [size for *_, size in small.postings(program, "ipg_bucket")] == [2 * kept["bucket"][0]]
+    assert [size for _, phase, size in small.postings(program, "persistent") if phase == "build"] == [
+        2 * sum(kept["persistent"])]
+
+
+@pytest.mark.parametrize("name", THREE)
+def test_groups_of_the_step_are_upstreams(name: str) -> None:
+    found = [size for *_, size in small.postings(made(name), "fp32_grad") if size > 0]
+    assert found == [4 * size for size in TRUTH[name]["found"]["kept"]["masters"]]

@@ -1,0 +1,135 @@
+"""What DeepSpeed's ZeRO sends and keeps, over small transformers models in bf16 on one CPU.
+
+    python tests/truth/probe_deepspeed.py CHECKOUT > tests/truth/deepspeed/0.19.6.json
+
+CHECKOUT: DeepSpeed's own source at edaa72212 (0.19.6), with hjson, msgpack, ninja, psutil and py-cpuinfo importable;
+nothing is compiled. The process group is torch's fake one: collectives do nothing and are noted with the bytes of their
+largest tensor. Two microbatches of the third step (`microbatches`, the order is recorded by then) and its update
+(`step`); `kept`: elements of what the optimizer object holds. Each case is a process: DeepSpeed has global state.
+ZeRO-3 compares its record with rank 0's, which only rank 0 survives here.
+"""
+
+from __future__ import annotations
+
+import importlib
+import json
+import multiprocessing
+import os
+import sys
+
+LLAMA = {"hidden_size": 256, "intermediate_size": 512, "num_hidden_layers": 4, "num_attention_heads": 4,
+         "num_key_value_heads": 4, "head_dim": 64, "vocab_size": 4000, "tie_word_embeddings": False}
+DEEP = LLAMA | {"num_hidden_layers": 10}
+SMALL = {"reduce_bucket_size": 300_000, "overlap_comm": False}
+THREE = SMALL | {"stage3_prefetch_bucket_size": 100_000, "stage3_param_persistence_threshold": 1_000,
+                 "stage3_max_reuse_distance": 1_000_000}
+
+
+def case(stage, model=LLAMA, ranks=4, rank=0, kind="llama", checkpoint=True, **options):
+    return {"stage": stage, "type": kind, "model": model, "ranks": ranks, "rank": rank, "checkpoint": checkpoint,
+            "options": (THREE if stage == 3 else SMALL) | options}
+
+
+CASES = {
+    "one": case(1), "two": case(2), "two, 3 ranks": case(2, ranks=3, rank=1),
+    "two, large bucket": case(2, reduce_bucket_size=2_000_000), "two, qwen2": case(2, kind="qwen2"),
+    "three": case(3), "three, plain": case(3, checkpoint=False), "three, 3 ranks": case(3, ranks=3),
+    "three, deep": case(3, model=DEEP), "three, deep, plain": case(3, model=DEEP, checkpoint=False),
+    "three, no reuse": case(3, model=DEEP, stage3_max_reuse_distance=0),
+    "three, little ahead": case(3, model=DEEP, stage3_prefetch_bucket_size=10_000),
+    "three, nothing ahead": case(3, model=DEEP, stage3_prefetch_bucket_size=0),
+    "three, few live": case(3, model=DEEP, stage3_max_live_parameters=1_500_000),
+    "three, groups": case(3, model=DEEP, sub_group_size=500_000),
+    "three, qwen2": case(3, kind="qwen2", model=DEEP),
+}
+CALLS = []
+NOTED = ("all_reduce", "all_gather_into_tensor", "reduce_scatter_tensor")
+
+
+def numel(tensors):
+    return [tensor.numel() for tensor in tensors]
+
+
+def kept(optimizer, stage):
+    if stage < 3:
+        return {"flat": numel(optimizer.bit16_groups_flat), "masters": numel(optimizer.single_partition_of_fp32_groups)}
+    offload = optimizer.parameter_offload
+    return {"parts": [p.ds_tensor.numel() for group in optimizer.fp16_groups for p in group],
+            "masters": numel(optimizer.fp32_partitioned_groups_flat),
+            "bucket": numel(b.buffer for b in optimizer.ipg_buckets.values()),
+            "gradients": [optimizer.grad_partitions_flat_buffer.numel()],
+            "persistent": [p.ds_numel for p in offload.persistent_parameters]}
+
+
+def prepare():
+    """Everything is imported once, collectives are noted from the beginning."""
+    os.environ |= {"DS_ACCELERATOR": "cpu", "LOCAL_RANK": "0", "MASTER_ADDR": "localhost", "MASTER_PORT": "12345"}
+    import torch
+    import torch.distributed as dist
+
+    def noting(name, call):
+        def noted(*given, **named):
+            tensors = [x for x in (*given, *named.values()) if torch.is_tensor(x)]
+            CALLS.append([name, max(x.numel() * x.element_size() for x in tensors)])
+            return call(*given, **named)
+        return noted
+
+    for name in NOTED:
+        setattr(dist, name, noting(name, getattr(dist, name)))
+    import deepspeed  # noqa: F401
+    import transformers.models.llama.modeling_llama
+    import transformers.models.qwen2.modeling_qwen2  # noqa: F401
+    importlib.import_module("deepspeed.comm.torch")
+    sys.modules["deepspeed.comm.torch"].build_shm_op = lambda: None
+
+
+def run(row):
+    import deepspeed
+    import torch
+    import torch.distributed as dist
+    from torch.testing._internal.distributed.fake_pg import FakeStore
+    from transformers import AutoConfig, AutoModelForCausalLM
+    os.environ |= {"RANK": str(row["rank"]), "WORLD_SIZE": str(row["ranks"])}
+    dist.init_process_group("fake", store=FakeStore(), rank=row["rank"], world_size=row["ranks"])
+    deepspeed.init_distributed(dist_backend="fake", auto_mpi_discovery=False)
+    config = AutoConfig.for_model(row["type"], **row["model"])
+    model = AutoModelForCausalLM.from_config(config, dtype=torch.bfloat16, attn_implementation="sdpa").train()
+    if row["checkpoint"]:
+        model.gradient_checkpointing_enable(gradient_checkpointing_kwargs={"use_reentrant": False})
+    engine, *_ = deepspeed.initialize(
+        model=model, optimizer=torch.optim.AdamW(model.parameters(), fused=True), config={
+            "train_micro_batch_size_per_gpu": 1, "gradient_accumulation_steps": 2, "bf16": {"enabled": True},
+            "zero_allow_untested_optimizer": True, "zero_optimization": {"stage": row["stage"], **row["options"]}})
+    found = {"kept": kept(engine.optimizer, row["stage"])}
+    for _ in range(3):
+        found["microbatches"] = []
+        for _ in range(2):
+            CALLS.clear()
+            tokens = torch.randint(0, config.vocab_size, (1, 32))
+            engine.backward(engine(input_ids=tokens, labels=tokens, use_cache=False).loss)
+            found["microbatches"].append(list(CALLS))
+            CALLS.clear()
+            engine.step()
+        found["step"] = list(CALLS)
+    return found
+
+
+def asked(row, answers):
+    answers.put(run(row))
+
+
+def main():
+    sys.path.insert(0, sys.argv[1])
+    prepare()
+    rows, fork = {}, multiprocessing.get_context("fork")
+    for name, row in CASES.items():
+        answers = fork.SimpleQueue()
+        child = fork.Process(target=asked, args=(row, answers))
+        child.start()
+        rows[name] = row | {"found": answers.get()}
+        child.join()
+    lines = ",\n".join(f" {json.dumps(name)}: {json.dumps(row)}" for name, row in rows.items())
+    print(f'{{"deepspeed": "0.19.6 edaa72212", "cases": {{\n{lines}\n}}}}')
+
+
+main()
