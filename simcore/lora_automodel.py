@@ -36,21 +36,29 @@ def adapters(kind: LayerKind, specs: tuple[TensorSpec, ...], lora: LoraChoice) -
     """The adapters of `kind`, in registration order, unsplit."""
     _refuse(lora)
     inside = "" if kind.block is not None else "model.layers.0."
+    grouped = _grouped(specs, lora, inside)
     found: list[TensorSpec] = []
     for spec in specs:
         path = f"{inside}{spec.path}" if spec.path else "lm_head"  # transformers' head is not named in its layer
         if spec.module == "linear" and matches(path, "linear", lora):
             found += _pair(spec, lora.rank)
+        elif spec in grouped[:1]:
+            found += _expert_adapters(grouped, lora.rank)
+    return tuple(found)
+
+
+def _grouped(specs: tuple[TensorSpec, ...], lora: LoraChoice, inside: str) -> tuple[TensorSpec, ...]:
+    """The routed experts' tensors, if they get adapters."""
     grouped = tuple(spec for spec in specs if spec.module == "grouped" and spec.name.endswith(_OWN_EXPERTS))
     if not grouped or lora.expert_adapters == "none":
-        return tuple(found)
+        return ()
     if matches(f"{inside}{grouped[0].path}", "grouped", lora):
-        return tuple(_in_order(found, grouped, lora.rank))
+        return grouped
     if lora.expert_adapters == "per_expert":
         raise IllegalLayout(Problem(_WHERE, f"expert_adapters: per_expert, but no target module fits "
                                     f"{inside}{grouped[0].path} (such as '*experts')",
                                     "_peft/module_matcher.py: without targets only linear layers are matched"))
-    return tuple(found)
+    return ()
 
 
 def _refuse(lora: LoraChoice) -> None:
@@ -105,11 +113,6 @@ def _pair(spec: TensorSpec, rank: int) -> list[TensorSpec]:
         TensorSpec(f"{at}lora_A.weight", (rank, in_features), ("rank", in_dim), "adapters", "adapter"),
         TensorSpec(f"{at}lora_B.weight", (out_features, rank), (out_dim, "rank"), "adapters", "adapter"),
     ]
-
-
-def _in_order(found: list[TensorSpec], grouped: tuple[TensorSpec, ...], rank: int) -> list[TensorSpec]:
-    # The experts' module is registered before the shared expert's, the only linear layers of a MoE block.
-    return _expert_adapters(grouped, rank) + found
 
 
 def _expert_adapters(grouped: tuple[TensorSpec, ...], rank: int) -> list[TensorSpec]:

@@ -190,6 +190,9 @@ def test_the_snapshot_holds_the_logits_while_backward_runs() -> None:
 @pytest.mark.parametrize(("mesh", "given", "status", "told"), [
     ({"dp_shard": 4}, {}, "error", "not yet: automodel's deepseek_v3 without expert parallelism"),
     ({"dp_shard": 2, "ep": 2, "tp": 2}, {}, "illegal", "DeepseekV3ForCausalLM has no TP plan"),
+    ({"dp_shard": 2, "tp": 2}, {"model": "qwen3-30b-a3b"}, "illegal", "Qwen3MoeForCausalLM has no TP plan"),
+    ({"dp_shard": 2}, {"model": {"config": "qwen3-30b-a3b", "overrides": {"tie_word_embeddings": True}}}, "illegal",
+     "Qwen3MoeForCausalLM does not support tie_word_embeddings=True"),
     ({"dp_shard": 4, "ep": 2}, {"model": small.TINY, "version": OLDER}, "error", "with other models than deepseek_v3")])
 def test_what_of_it_is_not_served(mesh: dict[str, int], given: dict[str, Any], status: str, told: str) -> None:
     report = _ran(mesh, **{"model": SMALL} | given)

@@ -14,6 +14,7 @@ def check(job: Job) -> None:
     _check_hf(job)
     _check_mesh(job)
     _check_deepseek(job)
+    _check_tied(job)
     _check_tensor_parallel(job)
     _check_pipeline(job)
     _check_context_parallel(job)
@@ -79,24 +80,34 @@ def _check_deepseek(job: Job) -> None:
         return
     if job.mesh.ep == 1:
         raise job.not_yet("mesh.ep", "automodel's deepseek_v3 without expert parallelism")
-    if job.mesh.tp > 1:
-        raise job.illegal("mesh.tp", f"Tensor parallelism (tp_size={job.mesh.tp}) requested but DeepseekV3ForCausalLM "
-                          "has no TP plan", "0.7.0 models/deepseek_v3/model.py: supports_tp False")
+
+
+_UNSPLIT = {"deepseek_v3": "DeepseekV3ForCausalLM", "qwen3_moe": "Qwen3MoeForCausalLM"}
+"""Models of the MoE path whose capabilities say supports_tp False."""
 
 
 def _check_tensor_parallel(job: Job) -> None:
-    mesh = job.mesh
+    mesh, unsplit = job.mesh, _UNSPLIT.get(job.graph.architecture.family)
+    if mesh.tp > 1 and unsplit:
+        raise job.illegal("mesh.tp", f"Tensor parallelism (tp_size={mesh.tp}) requested but {unsplit} has no TP plan",
+                          f"0.7.0 models/{job.graph.architecture.family}/model.py: supports_tp False")
     if mesh.tp > 1 and mesh.ep > 1:
         raise job.illegal("mesh.tp", "no safe tensor-parallel plan is registered for custom MoE model "
                           f"'NemotronHForCausalLM' at tp_size={mesh.tp}", "0.7.0 moe/parallelizer.py:301")
     family = job.graph.architecture.family
-    if family in ("llama", "qwen2", "qwen3"):
+    if family in ("llama", "qwen2", "qwen3", "qwen3_moe"):
         job.refuse_given({"training.sequence_parallel": "False"})
         if mesh.tp > 1:
             raise job.not_yet("mesh.tp", f"automodel's tensor-parallel plan of the dense {family} family")
     if job.scenario.training.sequence_parallel is True:
         raise job.illegal("training.sequence_parallel", "sequence parallelism is not supported for this model",
                           "0.7.0 models/nemotron_v3/parallelization.py:68")
+
+
+def _check_tied(job: Job) -> None:
+    if job.graph.architecture.tied and job.graph.architecture.family == "qwen3_moe":
+        raise job.illegal("model", "Qwen3MoeForCausalLM does not support tie_word_embeddings=True",
+                          "0.7.0 models/common/tie_word_embeddings.py: TieSupport.UNTIED_ONLY")
 
 
 def _check_pipeline(job: Job) -> None:

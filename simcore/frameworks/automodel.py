@@ -104,6 +104,8 @@ _PACKED = ("training.lengths", "attention by TE, in its layout thd", "assumed", 
            "backend.attn te; SDPA would need a mask for each pair of positions")
 _LATENT = ("attention", "by TE on cuDNN; backward sums dq in fp32", "assumed", "0.7.0 models/common/utils.py: "
            "BackendConfig.attn is te where TE is installed; the workspace is an estimate")
+_BALANCED = ("router_aux_loss_coef", "the balancing loss is computed", "assumed", "0.7.0 models/qwen3_moe/model.py: "
+             "aux_loss_coeff is the configuration's, above 0 by default (transformers 5.23)")
 _FAKE_GATE = ("framework_options.fake_balanced_gate", "the gate's weights are placed all the same", "assumed",
               "0.7.0 moe/layers.py: FakeBalancedGate has none")
 
@@ -125,6 +127,8 @@ def _assumptions(job: Job, options: dict[str, object]) -> tuple[tuple[str, str, 
     """Packs need TE. A mesh that the parallelizer serves and the loader before it does not is shown, with that said."""
     made = [_PACKED] if job.scenario.training.lengths == "packed" else []
     made += [_EAGER] if job.graph.implementation == "hf" else []
+    if job.graph.architecture.family == "qwen3_moe" and job.graph.implementation != "hf":
+        made += [_LATENT, _FAKE_GATE if options.get("fake_balanced_gate") is True else _BALANCED]
     if job.graph.architecture.family == "deepseek_v3":
         made += [_LATENT, *([_FAKE_GATE] if options.get("fake_balanced_gate") is True else [])]
     if job.mesh.tp == 1:

@@ -1,11 +1,11 @@
 """NeMo Automodel's own models (nemo-automodel 0.7.0): what each kind of layer holds, computes and sends.
 
-Layers: `automodel_layers.py`, `automodel_dense.py`, `automodel_latent.py`, `automodel_moe.py`; head and losses:
+Layers: `automodel_layers.py`, `automodel_{dense,latent,moe,qwen3_moe}.py`, `automodel_lora.py`; head and losses:
 `automodel_head.py`; parameters: `automodel_tensors.py`.
 
 `Run.checkpoint`: "none" or "full". With expert parallelism every block is wrapped whole and saves the router's product
 and its top-k (`components/moe/parallelizer.py`, `apply_ac`); without it Nemotron-H wraps its Mamba and MLP blocks only
-(`models/nemotron_v3/parallelization.py`), and each norm, attention and MLP of the dense families is a checkpoint of its
+(`models/nemotron_v3/parallelization.py`), and each norm, attention and MLP of all others is a checkpoint of its
 own: layers whose class is Automodel's are no case of `_should_use_hf_native_gradient_checkpointing`
 (`components/distributed/{parallelizer,activation_checkpointing}.py`, apply_submodule_checkpointing).
 
@@ -45,6 +45,7 @@ from simcore.operators.automodel_head import LINEAR_LOSSES, head, loss
 from simcore.operators.automodel_latent import latent_attention
 from simcore.operators.automodel_layers import Env, attention, mamba, mlp
 from simcore.operators.automodel_moe import moe
+from simcore.operators.automodel_qwen3_moe import qwen3_moe_attention
 from simcore.operators.automodel_tensors import tensors
 from simcore.recording import LayerTape, Run
 from simcore.tape import GRAD_HIDDEN, HIDDEN, Node, Section, Tape, Tensor
@@ -84,8 +85,8 @@ def _part(env: Env, kind: LayerKind) -> LayerTape:
     forward = tape.cut()
     hidden = None
     dropped = tape.cut()
-    # Llama's and DeepSeek's models still hold the stem's output as `inputs_embeds`, Nemotron-H's reuses the variable.
-    late = run.first and kind.family != "nemotron_h"
+    # Other models still hold the stem's output as `inputs_embeds`, these reuse the variable.
+    late = run.first and kind.family not in ("nemotron_h", "qwen3_moe")
     if out.node is not None:
         tape.seed(out, tape.external(out.shape, out.dtype, GRAD_HIDDEN, _AFTER))
     tape.backward()
@@ -130,11 +131,11 @@ def _checkpointed(kind: LayerKind, run: Run) -> bool:
 
 def _by_parts(kind: LayerKind, run: Run) -> bool:
     """Norms, attention and MLP are checkpoints of their own, see `_checkpointed`."""
-    return run.checkpoint == "full" and run.ep == 1 and kind.family in DENSE
+    return run.checkpoint == "full" and run.ep == 1 and kind.family in (*DENSE, "qwen3_moe")
 
 
 def _layer(env: Env, kind: LayerKind, hidden: Tensor) -> Tensor:
-    """`x + block(norm(x))` for every branch; DeepSeek's block names what a branch made until it returns."""
+    """`x + block(norm(x))` for every branch; some blocks name what a branch made until they return."""
     named = []
     region = env.tape.checkpoint if _by_parts(kind, env.run) else _at_once
     for branch in kind.branches:
@@ -144,7 +145,7 @@ def _layer(env: Env, kind: LayerKind, hidden: Tensor) -> Tensor:
         env.tape.scope = f"{branch.name}."
         hidden = region(partial(_block, env, kind, branch, hidden))
         env.tape.scope = ""
-        if kind.family == "deepseek_v3":
+        if kind.family in ("deepseek_v3", "qwen3_moe"):
             named.append(hidden)
         hidden = aten.add(env.tape, residual, hidden, "residual")
     return hidden
@@ -162,6 +163,8 @@ def _block(env: Env, kind: LayerKind, branch: Branch, x: Tensor) -> Tensor:
         return moe(env, x, block, branch.name, wide=kind.family == "deepseek_v3")
     if isinstance(block, LatentAttention):
         return latent_attention(env, x, block, branch.name)
+    if isinstance(block, Attention) and kind.family == "qwen3_moe":
+        return qwen3_moe_attention(env, x, block, branch.name)
     if isinstance(block, Attention) and kind.family in DENSE:
         return dense_attention(env, x, block, branch.name)
     if isinstance(block, Attention):
@@ -187,9 +190,13 @@ def _embedding(env: Env, kind: LayerKind, block: Embedding) -> LayerTape:
 
 
 def _tables(env: Env, kind: LayerKind, block: Embedding) -> list[Tensor]:
-    """Cosines and sines; DeepSeek's are complex64 (`rope_utils.py`, freqs_cis_from_position_ids), a row a token."""
+    """Cosines and sines in fp32.
+
+    A row a token of DeepSeek's, complex64 (`rope_utils.py`, freqs_cis_from_position_ids), and of Qwen3-MoE's, side by
+    side (`gpt_oss/rope_utils.py`, position_ids_to_freqs_cis).
+    """
     tape, run = env.tape, env.run
-    if kind.family == "deepseek_v3":
+    if kind.family in ("deepseek_v3", "qwen3_moe"):
         return [tape.empty((run.batch, run.seq, block.rotary_dim), "fp32", "freqs_cis")]
     return [tape.empty((1, run.seq, block.rotary_dim), "fp32", f"rotary_{name}")
             for name in ("cos", "sin") if block.rotary_dim]

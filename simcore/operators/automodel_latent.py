@@ -13,8 +13,8 @@ from __future__ import annotations
 
 from simcore.models.blocks import LatentAttention
 from simcore.operators import aten
-from simcore.operators.aten import Grads, Saved, new
-from simcore.operators.automodel_layers import Env, linear, norm
+from simcore.operators.aten import new
+from simcore.operators.automodel_layers import Env, linear, norm, te_attention
 from simcore.tape import Kernel, Tape, Tensor
 
 __all__ = ["latent_attention"]
@@ -33,7 +33,9 @@ def latent_attention(env: Env, x: Tensor, block: LatentAttention, path: str) -> 
     turned_key = _expanded(tape, turned_key, heads)
     plain_key, value = _split(tape, latent, block.nope)
     key = aten.cat(tape, plain_key, turned_key)
-    out = _attention(env, query, key, value)
+    # A view with strides of its own, which TE makes contiguous (TransformerEngine 2.18
+    # `dot_product_attention/utils.py`, get_qkv_layout); nobody else holds the copy.
+    out = te_attention(env, query, key, aten.contiguous(tape, value, "value_contiguous"))
     return linear(env, out.view(batch, seq, block.out_size), f"{path}.o_proj")
 
 
@@ -73,36 +75,3 @@ def _expanded(tape: Tape, x: Tensor, heads: int) -> Tensor:
         new(tape, shape, dtype, "grad_rotary_key", heads * x_bytes)])
     x_bytes = x.nbytes
     return Tensor(x.storage, wide, dtype, node)
-
-
-def _attention(env: Env, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
-    """TE's DotProductAttention by cuDNN: keeps q, k, v, the output and the softmax statistics (fp32, one a head).
-
-    v is a view with strides of its own, which TE makes contiguous (TransformerEngine 2.18
-    `dot_product_attention/utils.py`, get_qkv_layout). Estimate: backward sums dq in fp32, and one number a row and
-    head, like Megatron's (`megatron_attention.py`).
-    """
-    tape, run = env.tape, env.run
-    v = aten.contiguous(tape, v, "value_contiguous")
-    shapes, dtype = [t.shape for t in (q, k, v)], q.dtype
-    batch, seq, heads, dim = q.shape
-    flops = run.pairs // run.cp * heads * (dim + v.shape[3])  # two products of 2 FLOPs, half of them masked
-    exchange, moved = (run.cp - 1) * (k.nbytes + v.nbytes), q.nbytes + k.nbytes + v.nbytes
-
-    def backward(tape: Tape, grads: Grads, saved: Saved) -> Grads:
-        made: Grads = [tape.empty(shape, dtype, "grad_attention") for shape in shapes]
-        _work = tape.empty((batch, seq, heads, dim + 1), "fp32", "attention_workspace")
-        tape.compute(Kernel.ATTENTION, flops * run.cp * 5 // 2, 3 * moved)
-        if exchange:
-            tape.collective("send_recv", "cp", 2 * exchange, dtype)
-        return made
-
-    node = tape.node((q, k, v), (q, k, v), backward)
-    out = tape.empty((batch, seq, heads, v.shape[3]), dtype, "attention")
-    statistics = tape.empty((batch, seq, heads), "fp32", "softmax_statistics")
-    if exchange:
-        tape.collective("send_recv", "cp", exchange, dtype)
-    tape.compute(Kernel.ATTENTION, flops * run.cp, moved + out.nbytes)
-    tape.save(node, out, statistics)
-    out.node = node
-    return out

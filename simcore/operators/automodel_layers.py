@@ -21,7 +21,7 @@ from simcore.operators.automodel_lora import memory_efficient_lora
 from simcore.recording import Run
 from simcore.tape import Kernel, Param, Tape, Tensor
 
-__all__ = ["Env", "attention", "core_attention", "linear", "mamba", "mlp", "norm"]
+__all__ = ["Env", "attention", "core_attention", "linear", "mamba", "mlp", "norm", "te_attention"]
 
 # How the Triton kernels split dB and dC over heads depends on the number of SMs (mamba_ssm, `_chunk_state_bwd_db`).
 _NUM_SMS: Final = 132
@@ -179,6 +179,37 @@ def core_attention(env: Env, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
         tape.collective("send_recv", "cp", (env.run.cp - 1) * (k.nbytes + v.nbytes), k.dtype)
         tape.compute(Kernel.ATTENTION, 2 * batch * heads * seq * seq * dim * (env.run.cp - 1), 0)
     return aten.scaled_dot_product_attention(tape, q, k, v, env.run.pairs // env.run.cp)
+
+
+def te_attention(env: Env, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+    """TE's DotProductAttention by cuDNN: keeps q, k, v, the output and the softmax statistics (fp32, one a head).
+
+    Of q [b, s, heads, d], and k and v with as many heads or fewer. Estimate: backward sums dq in fp32, and one number a
+    row and head, like Megatron's (`megatron_attention.py`).
+    """
+    tape, run = env.tape, env.run
+    shapes, dtype = [t.shape for t in (q, k, v)], q.dtype
+    batch, seq, heads, dim = q.shape
+    flops = run.pairs // run.cp * heads * (dim + v.shape[3])  # two products of 2 FLOPs, half of them masked
+    exchange, moved = (run.cp - 1) * (k.nbytes + v.nbytes), q.nbytes + k.nbytes + v.nbytes
+
+    def backward(tape: Tape, grads: Grads, saved: Saved) -> Grads:
+        made: Grads = [tape.empty(shape, dtype, "grad_attention") for shape in shapes]
+        _work = tape.empty((batch, seq, heads, dim + 1), "fp32", "attention_workspace")
+        tape.compute(Kernel.ATTENTION, flops * run.cp * 5 // 2, 3 * moved)
+        if exchange:
+            tape.collective("send_recv", "cp", 2 * exchange, dtype)
+        return made
+
+    node = tape.node((q, k, v), (q, k, v), backward)
+    out = tape.empty((batch, seq, heads, v.shape[3]), dtype, "attention")
+    statistics = tape.empty((batch, seq, heads), "fp32", "softmax_statistics")
+    if exchange:
+        tape.collective("send_recv", "cp", exchange, dtype)
+    tape.compute(Kernel.ATTENTION, flops * run.cp, moved + out.nbytes)
+    tape.save(node, out, statistics)
+    out.node = node
+    return out
 
 
 # ---- Mamba-2 ----------------------------------------------------------------------------------------------------

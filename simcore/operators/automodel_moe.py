@@ -32,7 +32,7 @@ from simcore.tape import (
     Tensor,
 )
 
-__all__ = ["moe", "received_rows"]
+__all__ = ["moe", "received_rows", "softmax_gate"]
 
 
 def moe(env: Env, x: Tensor, block: Moe, path: str, *, wide: bool = False) -> Tensor:
@@ -44,6 +44,8 @@ def moe(env: Env, x: Tensor, block: Moe, path: str, *, wide: bool = False) -> Te
     x = x.view(env.run.tokens, block.hidden)
     if env.option("gate", "learned") == "fake":
         weights, indices = _fake_gate(env, x, block)
+    elif block.router == "softmax":
+        weights, indices = softmax_gate(env, x, block, f"{path}.gate")
     else:
         weights, indices = _gate(env, x, block, f"{path}.gate", "fp32" if wide else x.dtype)
     shared = mlp(env, x, f"{path}.shared_experts", gated=block.gated) if block.shared_ffn else None
@@ -86,20 +88,78 @@ def _gate(env: Env, x: Tensor, block: Moe, path: str, dtype: str) -> tuple[Tenso
     return made, indices
 
 
+def softmax_gate(env: Env, x: Tensor, block: Moe, path: str) -> tuple[Tensor, Tensor]:
+    """`Gate.forward` of x [tokens, h] with `softmax_before_topk` and no `gate_precision`, as Qwen3-MoE sets them.
+
+    The product in the compute dtype, scores in fp32, weights in the input's. What a balancing loss works on is kept
+    beside what the choice needs.
+    """
+    tape = env.tape
+    logits = _project(env, x, env.param(f"{path}.weight"))
+    weights, indices, scores = _scored(env, logits, block)
+    weights = _balanced(tape, weights, scores)
+    made = aten.cast(tape, weights, x.dtype)
+    assert isinstance(made, Tensor)
+    return made, indices
+
+
+def _scored(env: Env, logits: Tensor, block: Moe) -> tuple[Tensor, Tensor, Tensor]:
+    """`Gate._route_scores`: (weights, indices, scores that add up to one)."""
+    tape = env.tape
+    scores = aten.softmax(tape, aten.cast(tape, logits, "fp32"))
+    original = scores
+    indices = _choose(env, scores, block.top_k)
+    weights = aten.gather(tape, scores, indices, "router_weights")
+    if block.normalised and block.top_k > 1:
+        total, everything = _row_sum(tape, weights), _row_sum(tape, original)
+        weights = _quotient(tape, weights, total)
+        original = _quotient(tape, original, everything)
+    return aten.mul_scalar(tape, weights), indices, original
+
+
+def _balanced(tape: Tape, weights: Tensor, scores: Tensor) -> Tensor:
+    """`MoEAuxLossAutoScaler`: the weights as they are; scores [tokens, experts] get the balancing loss's gradient.
+
+    The choice is counted in int64 (`_compute_expert_load`), scores without padding are summed over tokens
+    (`_compute_aux_loss`). Numbers, and one number an expert, are left out.
+    """
+    shape, moved = scores.shape, scores.nbytes
+    held = [new(tape, shape, "int64", "expert_mask"), new(tape, shape[:1], "int64", "contribution")]
+    held.clear()
+    node = tape.node((weights, scores), (), lambda tape, grads, saved: [
+        grads[0], new(tape, shape, "fp32", "grad_balance")])
+    new(tape, shape, "fp32", "masked_scores", moved)
+    return Tensor(weights.storage, weights.shape, weights.dtype, node)
+
+
+def _quotient(tape: Tape, a: Tensor, b: Tensor) -> Tensor:
+    """`a / b` of a [tokens, n] and b [tokens, 1]; b's gradient takes four steps."""
+    shape, b_shape, dtype, moved = a.shape, b.shape, a.dtype, a.nbytes + b.nbytes
+
+    def backward(tape: Tape, grads: Grads, saved: Saved) -> Grads:
+        to_b = [new(tape, shape, dtype, "grad_div", moved) for _ in range(4)][-1]
+        return [new(tape, shape, dtype, "grad_div", moved), to_b]
+
+    node = tape.node((a, b), (a, b), backward, reduce_to=(shape, b_shape))
+    out = new(tape, shape, dtype, "div", moved)
+    out.node = node
+    return out
+
+
 def _project(env: Env, x: Tensor, weight: Operand) -> Tensor:
     """The router's product; a checkpoint saves its result (`moe/parallelizer.py`, `_is_router_projection`)."""
     tape, w_shape, x_shape = env.tape, weight.shape, x.shape
     x_needs, w_needs, moved = needs_grad(x), needs_grad(weight), x.nbytes + weight.nbytes
-    flops = 2 * x.numel * w_shape[0]
+    flops, dtype = 2 * x.numel * w_shape[0], x.dtype
 
     def backward(tape: Tape, grads: Grads, saved: Saved) -> Grads:
-        to_weight = new(tape, w_shape, "fp32", "grad_router", moved, Kernel.GEMM, flops) if w_needs else None
-        to_x = new(tape, x_shape, "fp32", "grad_router_input", moved, Kernel.GEMM, flops) if x_needs else None
+        to_weight = new(tape, w_shape, dtype, "grad_router", moved, Kernel.GEMM, flops) if w_needs else None
+        to_x = new(tape, x_shape, dtype, "grad_router_input", moved, Kernel.GEMM, flops) if x_needs else None
         return [to_x, to_weight]
 
     node = tape.node((x, weight), [x] * w_needs + [weight] * x_needs, backward)
     (logits,) = env.kept("router", lambda: (
-        new(tape, (x_shape[0], w_shape[0]), "fp32", "router_logits", moved, Kernel.GEMM, flops),))
+        new(tape, (x_shape[0], w_shape[0]), dtype, "router_logits", moved, Kernel.GEMM, flops),))
     return Tensor(logits.storage, logits.shape, logits.dtype, node)
 
 

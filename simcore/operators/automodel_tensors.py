@@ -1,10 +1,10 @@
 """The parameters and buffers that NeMo Automodel's own models register.
 
 Order, names and shapes are those of `named_parameters()` of `NemotronHForCausalLM`, `LlamaForCausalLM`,
-`Qwen2ForCausalLM`, `Qwen3ForCausalLM` and `DeepseekV3ForCausalLM` (nemo-automodel 0.7.0,
+`Qwen2ForCausalLM`, `Qwen3ForCausalLM`, `Qwen3MoeForCausalLM` and `DeepseekV3ForCausalLM` (nemo-automodel 0.7.0,
 `components/models/nemotron_v3/{model,layers}.py`, `components/models/{llama,qwen2,qwen3}/model.py`,
-`components/models/deepseek_v3/{model,layers}.py`, `components/moe/{layers,experts}.py`), before expert parallelism and
-FSDP2 split them:
+`components/models/{deepseek_v3,qwen3_moe}/{model,layers}.py`, `components/moe/{layers,experts}.py`), before expert
+parallelism and FSDP2 split them:
 
  * routed experts are two 3-D tensors, input dimension before output dimension; dimension 0 is what expert parallelism
    splits, dimension 1 what FSDP2 splits over `ep_shard` (`components/moe/parallelizer.py`, `_moe_shard_placement`);
@@ -37,7 +37,7 @@ from simcore.tensor import TensorSpec
 
 __all__ = ["FAMILIES", "tensors"]
 
-FAMILIES: Final = ("deepseek_v3", "llama", "nemotron_h", "qwen2", "qwen3")
+FAMILIES: Final = ("deepseek_v3", "llama", "nemotron_h", "qwen2", "qwen3", "qwen3_moe")
 
 
 def tensors(kind: LayerKind) -> tuple[TensorSpec, ...]:
@@ -148,11 +148,12 @@ def _moe(branch: Branch, family: str) -> tuple[TensorSpec, ...]:
     b: Any = branch.block
     at, experts = branch.name, b.num_experts
     up = b.expert_ffn * (2 if b.gated else 1)
+    # Routing on a bf16 bias would choose other experts: upstream pins this buffer to fp32 (`moe/layers.py`, Gate).
+    correction = TensorSpec(f"{at}.gate.e_score_correction_bias", (experts,), ("experts_router",), "router", "router",
+                            "fp32", is_buffer=True, trainable=False)
     specs = [
         TensorSpec(f"{at}.gate.weight", (experts, b.hidden), ("experts_router", "hidden"), "router", "router"),
-        # Routing on a bf16 bias would choose other experts: upstream pins this buffer to fp32 (`moe/layers.py`, Gate).
-        TensorSpec(f"{at}.gate.e_score_correction_bias", (experts,), ("experts_router",), "router", "router", "fp32",
-                   is_buffer=True, trainable=False),
+        *((correction,) if b.router == "sigmoid" else ()),
         TensorSpec(f"{at}.experts.gate_and_up_projs", (experts, b.hidden, up), ("experts", "hidden", "expert_ffn"),
                    "routed_experts", "grouped"),
         TensorSpec(f"{at}.experts.down_projs", (experts, b.expert_ffn, b.hidden), ("experts", "expert_ffn", "hidden"),
