@@ -69,6 +69,26 @@ def test_other_layers_do_not_run_here() -> None:
     assert "not yet: the layers of megatron under automodel" in report.problems[0].message
 
 
+@pytest.mark.parametrize("implementation", ["automodel", "hf"])
+@pytest.mark.parametrize("microbatches", [1, 3])
+def test_a_tied_heads_gradient_meets_the_embeddings(implementation: str, microbatches: int) -> None:
+    """One weight, one gradient: what rests is what a model without a head would keep, nothing more."""
+    given: dict[str, Any] = {"optimizer": {"name": "sgd"}, "microbatches": microbatches}
+    data = small.scenario("automodel", {"dp_shard": 2}, model=TIED, **given).normalised()
+    rank = simulate(Scenario.model_validate(data | {"implementation": implementation})).ranks[0]
+    assert rank.peak is not None
+    assert rank.end_bytes is not None
+    rest = sum(part.num_params for part in rank.at_rest.values())
+    gradients = 2 * rest
+    assert rank.end_bytes - 2 * rest < 1024  # buffers
+    assert rank.peak.by_phase["optimizer"] - rank.end_bytes - gradients < 4096
+
+
+def test_an_adapter_of_a_tied_head_is_refused() -> None:
+    report = _ran({"dp_shard": 2}, model=TIED, method="lora", lora={"target_modules": ["*lm_head"]})
+    assert "not yet: an adapter of a tied lm_head" in report.problems[0].message
+
+
 # ---- transformers' layers --------------------------------------------------------------------------------------------
 MIXTRAL = {"config": "mixtral-8x7b", "overrides": {
     "hidden_size": 256, "vocab_size": 1024, "intermediate_size": 512, "num_hidden_layers": 2, "num_attention_heads": 4,
@@ -122,7 +142,6 @@ def test_its_linear_layers_take_automodel_s_adapters() -> None:
 @pytest.mark.parametrize(("model", "mesh", "given", "status", "told"), [
     (MIXTRAL, {"dp_shard": 2, "ep": 2}, {}, "illegal", "does not inherit from MoEFSDPSyncMixin"),
     (small.TINY, {"dp_shard": 2}, {}, "error", "not yet: transformers' layers of nemotron_h under automodel"),
-    (TIED, {"dp_shard": 2}, {}, "error", "with a tied head"),
     ("llama-tiny", {"tp": 2}, {}, "error", "over more than data"),
     ("llama-tiny", {"pp": 2}, {}, "error", "over more than data"),
     ("llama-tiny", {"dp_shard": 2}, {"lengths": "packed", "packed_length": 32}, "error", "packed sequences in")])

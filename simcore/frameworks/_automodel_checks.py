@@ -45,8 +45,6 @@ def _check_hf(job: Job) -> None:
             raise job.not_yet(f"mesh.{axis}", "transformers' layers under automodel over more than data")
     if job.scenario.training.lengths == "packed":
         raise job.not_yet("training.lengths", "packed sequences in transformers' layers under automodel")
-    if job.graph.architecture.tied:
-        raise job.not_yet("model", "transformers' layers with a tied head under automodel")
     job.refuse_given({"training.lora.expert_adapters": "none", "training.sequence_parallel": "False"})
 
 
@@ -105,6 +103,10 @@ def _check_tensor_parallel(job: Job) -> None:
 
 
 def _check_tied(job: Job) -> None:
+    lm_head = any(spec.module == "adapter" for kind, specs in zip(job.graph.kinds, job.graph.tensors, strict=True)
+                  for spec in specs if kind.name == "head")
+    if job.graph.architecture.tied and lm_head:
+        raise job.not_yet("training.lora.target_modules", "an adapter of a tied lm_head under automodel")
     if job.graph.architecture.tied and job.graph.architecture.family == "qwen3_moe":
         raise job.illegal("model", "Qwen3MoeForCausalLM does not support tie_word_embeddings=True",
                           "0.7.0 models/common/tie_word_embeddings.py: TieSupport.UNTIED_ONLY")

@@ -47,6 +47,7 @@ from simcore.operators.automodel_layers import Env, attention, mamba, mlp
 from simcore.operators.automodel_moe import moe
 from simcore.operators.automodel_qwen3_moe import qwen3_moe_attention
 from simcore.operators.automodel_tensors import tensors
+from simcore.operators.borders import leave_waiting, meet_waiting
 from simcore.recording import LayerTape, Run
 from simcore.tape import GRAD_HIDDEN, HIDDEN, Node, Section, Tape, Tensor
 
@@ -91,6 +92,8 @@ def _part(env: Env, kind: LayerKind) -> LayerTape:
         tape.seed(out, tape.external(out.shape, out.dtype, GRAD_HIDDEN, _AFTER))
     tape.backward()
     env.cache = None
+    if isinstance(kind.block, Head) and env.param("lm_head.weight").tied:
+        leave_waiting(tape)
     _hand_back(tape, leaf)
     sections = (_EMPTY, dropped) if late else (dropped, _EMPTY)
     return LayerTape(forward, tape.cut(), *sections, grads=tape.release_grads())
@@ -186,6 +189,8 @@ def _embedding(env: Env, kind: LayerKind, block: Embedding) -> LayerTape:
         tape.seed(out, tape.external(out.shape, out.dtype, GRAD_HIDDEN, _AFTER))
     tables.clear()
     tape.backward()
+    if env.param("model.embed_tokens.weight").tied:
+        meet_waiting(tape)
     return LayerTape(forward, tape.cut(), grads=tape.release_grads())
 
 

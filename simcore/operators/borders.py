@@ -3,13 +3,17 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Any
+from dataclasses import replace
+from typing import Any, Final
 
 from simcore.recording import LayerTape, Run
 from simcore.tape import GRAD_HIDDEN, HIDDEN, Node, Section, Tape, Tensor
 
-__all__ = ["hand_back", "hand_on", "hidden_state", "nothing", "run_backward", "run_backward_of_loss",
-           "simple_part"]
+__all__ = ["TIED_HEAD", "hand_back", "hand_on", "hidden_state", "leave_waiting", "meet_waiting", "nothing",
+           "run_backward", "run_backward_of_loss", "simple_part"]
+
+TIED_HEAD: Final = 1 << 30
+"""Row offset: the slot is the head's, however far away that is."""
 
 _BEFORE, _AFTER = -1, 1
 
@@ -86,3 +90,29 @@ def hand_back(tape: Tape, inputs: Node) -> None:
 
 def nothing(_tape: Tape) -> None:
     """Nothing is left to do after backward."""
+
+
+def leave_waiting(tape: Tape) -> None:
+    """A tied head's gradient lies in the engine's input buffer of the weight until the embedding's is there."""
+    for _, grad in tape.grads:
+        tape.rename(grad.storage, tape.slot("tied.grad", "backward_temp"))
+        grad.disown()
+    tape.grads.clear()
+
+
+def meet_waiting(tape: Tape, *, in_place: bool = False) -> None:
+    """The embedding's own gradient is added to it: in a new one, or in place where nobody else has it."""
+    if not tape.grads:
+        return
+    param, grad = tape.grads.pop()
+    waiting: Tensor | None = tape.external(grad.shape, grad.dtype, tape.slot("tied.grad", "backward_temp"), TIED_HEAD)
+    assert waiting is not None
+    if in_place:  # both are there, then one under its own name
+        shape, dtype = grad.shape, grad.dtype
+        del grad
+        total = tape.empty(shape, dtype, "grad_sum")
+    else:
+        total = tape.add_grads(waiting, grad)
+        del grad
+    del waiting
+    tape.give_param(replace(param, tied=False), total)

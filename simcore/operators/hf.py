@@ -25,7 +25,17 @@ from typing import Final
 from simcore.errors import NotYet, Problem
 from simcore.models.blocks import Attention, Branch, Embedding, FinalNorm, Head, LayerKind, Loss, Mlp, Moe
 from simcore.operators import aten, automodel, hf_gpt_oss, hf_nemotron
-from simcore.operators.borders import hand_on, hidden_state, nothing, run_backward, run_backward_of_loss, simple_part
+from simcore.operators.borders import (
+    TIED_HEAD,
+    hand_on,
+    hidden_state,
+    leave_waiting,
+    meet_waiting,
+    nothing,
+    run_backward,
+    run_backward_of_loss,
+    simple_part,
+)
 from simcore.operators.features import refuse
 from simcore.operators.hf_chunked import chunked_loss
 from simcore.operators.hf_layers import (
@@ -49,9 +59,6 @@ SERVED: Final = frozenset({"norms of query and key", "biases of query, key and v
                            "a router by softmax of the chosen", "biases of experts", "gated experts with a shared one",
                            "a router by softmax, not normalised", "a gate of the shared expert"})
 """What of `features.py` is recorded here."""
-
-TIED_HEAD = 1 << 30
-"""Row offset: the slot is the head's, however far away that is."""
 
 _BEFORE = -1
 
@@ -211,7 +218,7 @@ def _embedding(tape: Tape, block: Embedding, run: Run, *, halves: bool) -> Layer
     hand_on(tape, out)
     _shared_tables(tape, block, run, halves=halves)
     forward = tape.cut()
-    meet = partial(_meet_waiting, in_place=run.loss == "chunked")  # a sum of chunks is nobody else's
+    meet = partial(meet_waiting, in_place=run.loss == "chunked")  # a sum of chunks is nobody else's
     back = run_backward(tape, out, None, meet if weight.tied else nothing)
     return LayerTape(forward, back, grads=tape.release_grads())
 
@@ -275,7 +282,7 @@ def _head(tape: Tape, block: Head, run: Run) -> LayerTape:
     body = {"cut": _cut_loss, "liger": _liger_loss, "chunked": chunked_loss}.get(run.loss, _logits)
     if body != _logits and "lora_a.weight" in run.params:
         raise NotYet(Problem("training.loss", f"not yet: {run.loss} with an adapter of lm_head"))
-    return simple_part(tape, run, _leave_waiting if weight.tied else nothing, block.hidden,
+    return simple_part(tape, run, leave_waiting if weight.tied else nothing, block.hidden,
                        lambda hidden: body(tape, run, hidden))
 
 
@@ -354,31 +361,6 @@ def _liger_loss(tape: Tape, run: Run, hidden: Tensor) -> Tensor:
     out = aten.new(tape, (), "fp32", "loss", losses.nbytes, Kernel.LOSS)
     out.node = node
     return out
-
-
-def _leave_waiting(tape: Tape) -> None:
-    """A tied head's gradient lies in the engine's input buffer of the weight until the embedding's is there."""
-    for _, grad in tape.grads:
-        tape.rename(grad.storage, tape.slot("tied.grad", "backward_temp"))
-        grad.disown()
-    tape.grads.clear()
-
-
-def _meet_waiting(tape: Tape, *, in_place: bool) -> None:
-    if not tape.grads:
-        return
-    param, grad = tape.grads.pop()
-    waiting: Tensor | None = tape.external(grad.shape, grad.dtype, tape.slot("tied.grad", "backward_temp"), TIED_HEAD)
-    assert waiting is not None
-    if in_place:  # both are there, then one under its own name
-        shape, dtype = grad.shape, grad.dtype
-        del grad
-        total = tape.empty(shape, dtype, "grad_sum")
-    else:
-        total = tape.add_grads(waiting, grad)
-        del grad
-    del waiting
-    tape.give_param(replace(param, tied=False), total)
 
 
 # ---- loss -------------------------------------------------------------------------------------------------------
