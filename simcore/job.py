@@ -45,10 +45,11 @@ class Job:
     def compute(self) -> str:
         """The dtype of forward and backward; auto is bf16.
 
-        So is what lies between linears that compute in fp8, unless all other parameters are fp32.
+        So is what lies between linears that compute in fp8, but in Megatron if all other parameters are fp32: it
+        computes in the type that they are stored in.
         """
-        precision = self.scenario.training.precision
-        if precision.compute == "fp8" and precision.params == "fp32":
+        precision, in_megatron = self.scenario.training.precision, self.scenario.framework.startswith("megatron")
+        if in_megatron and precision.compute == "fp8" and precision.params == "fp32":
             return "fp32"
         return "bf16" if precision.compute in ("auto", "fp8") else precision.compute
 
