@@ -112,6 +112,11 @@ def test_what_the_schedules_refuse(count: int, pipeline: dict[str, int], told: s
     assert told in report.problems[0].message
 
 
+def test_what_is_assumed_of_interleaved_stages_is_said() -> None:
+    said = [{a.what for a in simulate(_asked(pipeline)).assumptions} for pipeline in (ONE, VIRTUAL)]
+    assert ["parameters of a rank's chunks" in whats for whats in said] == [False, True]
+
+
 # ---- KempnerForge's stages ------------------------------------------------------------------------------------------
 def _kempner(**given: Any) -> Any:
     asked = small.scenario("fsdp2", {"pp": 2, "dp_shard": 2, "tp": 2}, **{"model": DEEP, "microbatches": 4, **given})

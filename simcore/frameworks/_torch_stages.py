@@ -27,6 +27,9 @@ def pipeline_schedule(job: Job) -> Schedule:
         raise job.illegal("training.global_batch_size", "Interleaved 1F1B requires the number of microbatches to be a "
                           f"multiple of the number of rounds ({rounds}), but got {count}",
                           f"{_RULE} ScheduleInterleaved1F1B")
+    job.autos["parameters of a rank's chunks"] = (
+        "gathered when they run first", f"an assumption: {_RULE} UNSHARD gathers all of them when a step begins, while "
+        "neither activations nor gradients are there")
     return Schedule("looped", pp, pipeline.virtual_stages, count // rounds)
 
 
