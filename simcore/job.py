@@ -32,7 +32,7 @@ class Job:
     """What a framework's table is made from.
 
     `auto` notes each value that a person left to the framework, so that reports can list it. `unmatched_targets`: LoRA
-    targets that hit no module.
+    targets that hit no module. `casts_parameters`: the framework uses parameters in another type than they rest in.
     """
 
     scenario: Scenario
@@ -40,16 +40,16 @@ class Job:
     mesh: Mesh
     autos: dict[str, tuple[str, str]] = field(default_factory=dict)
     unmatched_targets: tuple[str, ...] = ()
+    casts_parameters: bool = False
 
     @property
     def compute(self) -> str:
         """The dtype of forward and backward; auto is bf16.
 
-        So is what lies between linears that compute in fp8, but in Megatron if all other parameters are fp32: it
-        computes in the type that they are stored in.
+        So is what lies between linears that compute in fp8, unless all other parameters are fp32 where they are used.
         """
-        precision, in_megatron = self.scenario.training.precision, self.scenario.framework.startswith("megatron")
-        if in_megatron and precision.compute == "fp8" and precision.params == "fp32":
+        precision = self.scenario.training.precision
+        if precision.compute == "fp8" and precision.params == "fp32" and not self.casts_parameters:
             return "fp32"
         return "bf16" if precision.compute in ("auto", "fp8") else precision.compute
 

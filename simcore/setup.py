@@ -49,7 +49,8 @@ def prepare(scenario: Scenario) -> tuple[Job, Framework]:
     mesh = Mesh(sizes.pp, sizes.dp_replicate, sizes.dp_shard, sizes.cp, sizes.tp, sizes.ep, etp)
     if mesh.pp > 1 and hasattr(module, "COPIES_TIED_HEAD"):
         graph = _with_copies(_untied(graph) if graph.architecture.tied else graph)
-    job = _in_format(Job(scenario, graph, mesh, unmatched_targets=unmatched), module)
+    job = _in_format(Job(scenario, graph, mesh, unmatched_targets=unmatched,
+                         casts_parameters=hasattr(module, "CASTS_PARAMETERS")), module)
     graph = job.graph
     if isinstance(scenario.training.routing, Draws) and not job.has_experts:
         raise InputError(Problem(scenario.where("training", "routing"), "a model without experts routes no tokens"))

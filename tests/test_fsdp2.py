@@ -10,6 +10,7 @@ import small
 from simcore.graph import model_config
 from simcore.report import Report
 from simcore.scenario import Scenario
+from simcore.setup import prepare
 from simcore.simulate import simulate
 
 
@@ -399,3 +400,11 @@ def test_attention_of_a_model_with_sinks_is_eager_where_nothing_is_said() -> Non
 def test_some_attention_is_served_for_models_with_sinks_alone(name: str) -> None:
     report = simulate(small.scenario("fsdp2", {"dp_shard": 8}, options={"attn_implementation": name}))
     assert "in a model without sinks" in report.problems[0].message
+
+
+def test_fp32_parameters_under_a_policy_are_no_fp32_around_fp8() -> None:
+    """They rest in fp32 and are gathered in bf16: what lies between fp8 linears is bf16."""
+    asked = small.scenario("fsdp2", {"dp_shard": 2}, model="llama-tiny", options={"compile": True}, recompute="full",
+                           precision={"params": "fp32", "compute": "fp8"})
+    _, table = prepare(asked.model_copy(update={"implementation": "torchtitan"}))
+    assert table.compute_dtype == "bf16"

@@ -34,13 +34,15 @@ from simcore.lora_names import name_adapters
 from simcore.models.blocks import Moe
 from simcore.tensor import TensorSpec
 
-__all__ = ["DEFAULT_IMPLEMENTATION", "IMPLEMENTATIONS", "VERSIONS", "adapters", "table"]
+__all__ = ["CASTS_PARAMETERS", "DEFAULT_IMPLEMENTATION", "IMPLEMENTATIONS", "VERSIONS", "adapters", "table"]
 
 VERSIONS = ("torch 2.13",)
 DEFAULT_IMPLEMENTATION = "hf"
 CODES: dict[str, ModuleType] = {"hf": _transformers, "torchtitan": _torchtitan, "kempnerforge": _kempnerforge}
 """What the trainer of each implementation sets, refuses and cuts."""
 IMPLEMENTATIONS = tuple(CODES)
+CASTS_PARAMETERS = True
+"""They rest as asked, and are gathered in the compute dtype (torch 2.13 `_fsdp_api.py`, MixedPrecisionPolicy)."""
 RULE = "torch 2.13 torch/distributed/fsdp/_fully_shard/_fsdp_init.py"
 
 adapters = name_adapters
