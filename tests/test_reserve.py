@@ -23,6 +23,7 @@ from simcore.reserve import EXPANDABLE, GATHERED, ORDINARY, Shares, needed, rese
 from simcore.scenario import Scenario
 from simcore.schedule import actions, lowered_microbatches
 from simcore.setup import prepare
+from simcore.simulate import simulate
 from simcore.tiles import Workload
 
 MIB = 2**20
@@ -123,12 +124,20 @@ def test_expandable_segments_keep_what_the_replay_keeps_and_misses() -> None:
     assert max(missed) + max(kept) <= EXPANDABLE.high
 
 
+def is_calibrated(scenario: Scenario) -> bool:
+    """Eager blocks in 16 bits, data and tensor parallelism alone: the rows that could be simulated at that time."""
+    compiled = scenario.framework_options.get("compile", False) or scenario.training.precision.compute == "fp8"
+    return not compiled and scenario.mesh.cp == scenario.mesh.pp == 1
+
+
 def gathered() -> dict[str, list[tuple[float, float]]]:
-    """(measured share, the replay's) of torchtitan's rows, over what is simulated on the same rank."""
+    """(measured share, the replay's) of torchtitan's eager rows, over what is simulated on the same rank."""
     found: dict[str, list[tuple[float, float]]] = defaultdict(list)
     for one in read_measured()[0]:
         scenario = one.entry.scenario if one.entry else None
         if one.row.group not in ("torchtitan", "torchtitan-log") or not one.row.readings or scenario is None:
+            continue
+        if not is_calibrated(scenario):
             continue
         program = _program(scenario, 0)
         if program:
@@ -141,7 +150,7 @@ def test_the_constants_where_parameters_are_gathered_are_those_of_the_rows() -> 
     every = [share for rows in gathered().values() for share, _ in rows]
     assert len(every) == 5
     assert median(every) == pytest.approx(GATHERED.middle, abs=5e-4)
-    assert max(every) == pytest.approx(GATHERED.high, abs=5e-4)
+    assert max(every) <= GATHERED.high < max(every) + 1e-3  # rounded up
     assert min(every) > ORDINARY.high
 
 
@@ -154,6 +163,23 @@ def test_the_middle_of_one_group_of_torchtitan_s_is_near_the_other(kept: str, le
     errors = [abs((1 + middle) / (1 + share) - 1) for share, _ in found[left_out]]
     assert median(errors) == pytest.approx(half, abs=1e-3)
     assert max(errors) == pytest.approx(worst, abs=1e-3)
+
+
+def test_rows_that_came_later_lie_where_the_constants_say() -> None:
+    """Compiled, in fp8, with context parallelism or stages: in no constant. Two lie outside, 18 and 26% too low."""
+    errors, inside = [], 0
+    for one in read_measured()[0]:
+        scenario = one.entry.scenario if one.entry else None
+        late = one.row.group in ("torchtitan", "torchtitan-log") and one.row.readings
+        if not late or scenario is None or is_calibrated(scenario):
+            continue
+        peaks = [rank.peak for rank in simulate(scenario, timed=False).ranks if rank.peak]
+        if peaks:
+            fullest, reading = max(peaks, key=lambda peak: peak.reserved_bytes), one.row.readings[0].bytes
+            errors.append(abs(fullest.reserved_bytes / reading - 1))
+            inside += fullest.reserved_band_bytes[0] <= reading <= fullest.reserved_band_bytes[1]
+    assert (len(errors), inside) == (17, 15)
+    assert median(errors) < 0.03
 
 
 def test_a_replay_that_knows_no_reading_keeps_about_as_much() -> None:
