@@ -38,15 +38,21 @@ def kind_of(case: dict[str, Any]) -> tuple[LayerKind, tuple[TensorSpec, ...]]:
     return graph.kinds[wanted], graph.tensors[wanted]
 
 
+def cut(spec: TensorSpec, tp: int) -> tuple[int, ...]:
+    return tuple(size // (tp if name in ("heads", "kv_heads", "ffn") else 1)
+                 for name, size in zip(spec.dims, spec.shape, strict=True))
+
+
 @cache
 def recorded(name: str) -> tuple[LayerTape, dict[tuple[str, str], int]]:
     case = CASES[name]["case"]
     kind, specs = kind_of(case)
     fp8 = case.get("fp8", "")
-    params = {spec.name: Param(spec.name, spec.shape, "fp8" if fp8 == "gathered" and len(spec.shape) == 2 else "bf16",
-                               trainable=True) for spec in specs}
-    mode = case.get("checkpoint", "none")
-    run = Run(case["batch"], case["seq"], "bf16", params, "torchtitan", MODES.get(mode, mode),
+    mode, tp = case.get("checkpoint", "none"), case.get("tp", 1)
+    gathered = "fp8" if fp8 == "gathered" else "bf16"
+    params = {spec.name: Param(spec.name, cut(spec, tp), gathered if len(spec.shape) == 2 else "bf16", trainable=True)
+              for spec in specs}
+    run = Run(case["batch"], case["seq"], "bf16", params, "torchtitan", MODES.get(mode, mode), tp, tp > 1,
               options=(("compiled_blocks", "true"), ("compiled_loss", "true")))
     slots: dict[tuple[str, str], int] = {}
     return torchtitan.record(replace(kind, fp8=bool(fp8)), run, slots, {}), slots
@@ -88,7 +94,7 @@ def test_what_is_kept_beside_inputs_has_the_measured_sizes(name: str) -> None:
     kept = sum(prod(shape) * sizes[dtype] for tensor, dtype, shape in CASES[name]["kept"]
                if not tensor.startswith(("primals", "_conj")) and shape and shape[-1] > 1)
     case = CASES[name]["case"]
-    out = 2 * case["batch"] * case["seq"] * case["model"]["hidden_size"]
+    out = 2 * case["batch"] * case["seq"] * case["model"]["hidden_size"] // case.get("tp", 1)
     assert sum(changes(name, "forward")) == out + kept
 
 
@@ -104,9 +110,7 @@ def sent(run: Run, kind: LayerKind) -> list[Counter[str]]:
 def test_tensor_parallelism_gathers_and_scatters_each_way() -> None:
     """Before and after attention and the MLP; backward makes the first half again."""
     kind, specs = kind_of(CASES["small-op"]["case"])
-    cut = {spec.name: tuple(size // (2 if spec.dims[at] in ("heads", "kv_heads", "ffn") else 1)
-                            for at, size in enumerate(spec.shape)) for spec in specs}
-    params = {name: Param(name, shape, "bf16", trainable=True) for name, shape in cut.items()}
+    params = {spec.name: Param(spec.name, cut(spec, 2), "bf16", trainable=True) for spec in specs}
     run = Run(1, 256, "bf16", params, "torchtitan", "full", 2, sequence_parallel=True,
               options=(("compiled_blocks", "true"),))
     assert sent(run, kind) == [

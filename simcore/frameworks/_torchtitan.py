@@ -147,8 +147,9 @@ def options_of(job: Job, options: dict[str, Any]) -> tuple[tuple[str, str], ...]
     if stages:
         job.flag(options, "return_outputs", "torchtitan 0.2.2 train.py: return_outputs=False", default=False)
     if compiled:
-        job.auto("framework_options.compile", "auto", "Inductor's buffers as its CPU backend makes them",
-                 "an assumption: torch 2.13 was measured on the CPU, its CUDA backend was not")
+        job.auto("framework_options.compile", "auto", "Inductor's buffers as its CPU backend makes them; rings of "
+                 "context parallelism and a loss over a split vocabulary as eager",
+                 "an assumption: torch 2.13 was measured with its CPU backend, not with CUDA's, and not these two")
     given = (("early_stop", stop), ("keeps_logits", stages), ("disable_loss_parallel", whole),
              ("whole_batch", _splits_sequences(job)), ("compiled_blocks", bool(compiled)),
              ("compiled_loss", compiled is True))

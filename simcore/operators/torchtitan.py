@@ -191,7 +191,7 @@ def _loss(tape: Tape, block: Loss, run: Run) -> LayerTape:
 
 
 def _loss_function(run: Run, *, split: bool) -> Callable[[Tape, Tensor], Tensor]:
-    """Loss parallel is DTensor's own, compiled or not."""
+    """Assumed: loss parallel allocates what eager DTensor does, compiled or not; that was not measured."""
     if split:
         return parallel_cross_entropy
     return torchtitan_compiled.cross_entropy if _option(run, "compiled_loss") else cross_entropy

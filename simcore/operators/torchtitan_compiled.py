@@ -11,9 +11,8 @@ again. What a product reads is cast into one byte an element, in the order that 
 gathered so; gradients of weights are bf16. Scales weigh a few bytes and are left out.
 
 Assumed: Inductor's CUDA backend cuts and orders kernels as its CPU one does, which was measured. It may cast weights
-later, so casts are here made where they are read. Not measured: tensor parallelism, where a sequence is here gathered
-before products and scattered after them, once each; context parallelism, whose ring is here the eager one; and versions
-before 0.2.2.
+later, so casts are here made where they are read. Not measured: context parallelism, whose ring is here the eager one,
+and versions before 0.2.2.
 """
 
 from __future__ import annotations
@@ -96,8 +95,13 @@ class _Code:
 
     @property
     def kept(self) -> frozenset[str]:
-        """What forward hands to backward; heads before rotation only where their norm's backward reads them."""
+        """What forward hands to backward: per operator what is scattered too, in `_op_sac_save_list`.
+
+        Heads before rotation are kept only where their norm's backward reads them.
+        """
         names = KEPT[self.run.checkpoint]
+        if names == KEPT["per_op"] and self.run.tp > 1:
+            return names | {"wo"}
         return names - {"wq", "wk"} if names >= REPLAYED and not self.mixer.qk_norm else names
 
     @property
@@ -151,20 +155,23 @@ class _Code:
         return aten.new(self.tape, weight.shape, "fp8", "weight", weight.nbytes) if self.fp8 else None
 
     def gathered(self, x: Tensor, name: str) -> Tensor:
-        """[b, s / tp, k] to [b, s, k] on every rank of tp."""
+        """[b, s / tp, k] to [b, s, k] on every rank of tp; of several sequences, in rank order first."""
         tp = self.run.tp
         if tp == 1:
             return x
         self.tape.collective("all_gather", "tp", x.nbytes * tp, x.dtype)
-        return self.tape.empty((x.shape[0], x.shape[1] * tp, x.shape[2]), x.dtype, name)
+        whole = self.tape.empty((x.shape[0], x.shape[1] * tp, x.shape[2]), x.dtype, name)
+        return whole if x.shape[0] == 1 else self.fused(whole, name)
 
     def scattered(self, x: Tensor, name: str) -> Tensor:
-        """Partial sums [b, s, k] to [b, s / tp, k]."""
-        tp = self.run.tp
+        """Partial sums [b, s, k], copied in rank order, to [b, s / tp, k]."""
+        tp, (batch, seq, width) = self.run.tp, x.shape
         if tp == 1:
             return x
-        self.tape.collective("reduce_scatter", "tp", x.nbytes, x.dtype)
-        return self.tape.empty((x.shape[0], x.shape[1] // tp, x.shape[2]), x.dtype, name)
+        copy = self.fused(x, name)
+        del x
+        self.tape.collective("reduce_scatter", "tp", copy.nbytes, copy.dtype)
+        return self.tape.empty((batch, seq // tp, width), copy.dtype, name)
 
     def turned(self, x: Tensor, name: str) -> Tensor:
         """Rotated heads. Complex products are left to PyTorch, over fp32; Qwen3's norm and halves are one kernel."""
@@ -269,7 +276,8 @@ def _backward(code: _Code, grad: Tensor, made: Made) -> Made:
     if "attention" not in made:
         _again(code, made, x)
     if "w3" not in made:
-        made["wo"] = _mixed(code, made["attention"])
+        if "wo" not in made:
+            made["wo"] = _mixed(code, made["attention"])
         made["norm2"] = code.gathered(code.norm(x, "norm2"), "feed_forward_in")
         made["w3"] = code.product("w3", made["norm2"])
     _of_mlp(code, code.read(code.gathered(grad, "grad_feed_forward_out"), "grad_fp8"), made, to)

@@ -15,11 +15,14 @@ from typing import Any
 from unittest import mock
 
 import torch
+import torch.distributed as dist
 from torch import nn
 from torch._functorch import partitioners
 from torch._inductor import compile_fx, config
 from torch._inductor.graph import GraphLowering
 from torch._subclasses.fake_tensor import FakeTensorMode
+from torch.distributed.device_mesh import init_device_mesh
+from torch.testing._internal.distributed.fake_pg import FakeStore
 
 from . import titan
 from .fsdp2_tracker import Tracker
@@ -142,6 +145,8 @@ def block(case: Case) -> Callable[[Compiler], None]:
     model = titan.build(case)
     if case.get("fp8"):
         in_fp8(model)
+    if case.get("tp", 1) > 1:
+        over_tp(model, case)
     titan.checkpointed(model, case)
     layer = model.layers["0"]
     batch, seq, hidden = case.get("batch", 1), case["seq"], case["model"]["hidden_size"]
@@ -151,11 +156,18 @@ def block(case: Case) -> Callable[[Compiler], None]:
         layer.to_empty(device="cpu")
         if case.get("fp8") == "gathered":
             gather_in_fp8(layer)
-        x = torch.empty(batch, seq, hidden, requires_grad=True)
+        x = torch.empty(batch, seq // case.get("tp", 1), hidden, requires_grad=True)
         table = torch.empty(seq, 2 * dim) if titan.is_qwen3(case) else torch.empty(seq, dim // 2, dtype=torch.complex64)
         torch.compile(layer, backend=compiler, fullgraph=True)(x, table, None).sum().backward()
 
     return step
+
+
+def over_tp(model: nn.Module, case: Case) -> None:
+    """The first rank of a tensor parallel group; in fp8 as for a scale a tensor."""
+    dist.init_process_group("fake", store=FakeStore(), rank=0, world_size=case["tp"])
+    mesh = init_device_mesh("cpu", (case["tp"],), mesh_dim_names=("tp",))
+    titan.parallelize.apply_tp(model, mesh, loss_parallel=True, enable_float8_tensorwise_tp=bool(case.get("fp8")))
 
 
 def in_fp8(model: nn.Module) -> None:
