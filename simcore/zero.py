@@ -6,7 +6,7 @@ elements a rank; each rank has the fp32 master and moments of an equal part. A g
 stays as it is. A full bucket is all-reduced in a flat copy, pieces of the rank's own part are copied out of it
 (`copy_grads_in_partition`), the rest is dropped. The bucket lives from the first gradient of a microbatch to its end
 (`setup_buckets`, `_release_ipg_buffers`); a further microbatch has a part of its own, which is then added to the first.
-The step: norms in fp64, tensor by tensor; a flat copy of the part, its copy in fp32, then the first ones go; the
+The step: infinities and norms, tensor by tensor; a flat copy of the part, its copy in fp32, then the first ones go; the
 update; one all-gather into the flat parameters (`all_gather_into_tensor_dp_groups`, whatever the bucket size).
 
 [Note: ZeRO-3] `stage3.py`, `partition_parameters.py`, `partitioned_param_coordinator.py`. Every parameter is cut into

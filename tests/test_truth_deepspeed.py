@@ -9,8 +9,10 @@ from typing import Any
 import pytest
 
 import small
+from simcore.outline import Phase
 from simcore.plan import Plan
 from simcore.program import Program
+from simcore.tape import Op
 
 TRUTH: dict[str, Any] = json.loads(
     (Path(__file__).parent / "truth/deepspeed/0.19.6.json").read_text(encoding="utf-8"))["cases"]
@@ -89,3 +91,26 @@ def test_parts_have_upstreams_length(name: str) -> None:
 def test_groups_of_the_step_are_upstreams(name: str) -> None:
     found = [size for *_, size in small.postings(made(name), "fp32_grad") if size > 0]
     assert found == [4 * size for size in TRUTH[name]["found"]["kept"]["masters"]]
+
+
+def _highest(sizes: list[int]) -> int:
+    held = most = 0
+    for size in sizes:
+        held += size
+        most = max(most, held)
+    return most
+
+
+@pytest.mark.parametrize("name", TRUTH)
+def test_the_step_needs_what_upstream_needs(name: str) -> None:
+    """Looking at gradients first; then for each group a flat copy, its copy in fp32, and both go."""
+    program = made(name)
+    names = list(program.tables.slots)
+    rows = program.columns[program.phase == Phase.OPTIMIZER].tolist()
+    ours = [size for op, _, slot, size, *_ in rows if op in (Op.ALLOC, Op.FREE) and names[slot][1] == "optim_temp"]
+    theirs = TRUTH[name]["found"]["memory"]
+    groups = 4 * len(TRUTH[name]["found"]["kept"]["masters"])
+    assert [size for size in ours[2:] if abs(size) >= 100_000] == theirs[-groups:]
+    assert ours[0] == -ours[1] >= _highest(theirs[:-groups])
+    if TRUTH[name]["rank"] == 0 or TRUTH[name]["stage"] == 3:  # the rank that has the largest tensor
+        assert ours[0] == _highest(theirs[:-groups])

@@ -138,10 +138,10 @@ class FetchedFlow:
         self.out.mark(begin)
         self.out.free(self.first, self.slots[3], small)
         parts = self._parts()
-        largest = max(parts, default=0)
+        norm = 8 * max(parts, default=0)  # in fp64, tensor by tensor (`get_grad_norm_direct`)
         for group in self._groups(parts):
-            step_temporaries(self.plan, self.tables, self.out, (largest, group))
-            largest = 0
+            step_temporaries(self.plan, self.tables, self.out, (norm, group))
+            norm = 0
         self.out.alloc(self.first, self.slots[3], small)
         self.out.collective(self.first, self.gather, self._persistent(padded=True), Stream.ALL_GATHER, GATHER_HANDLE)
         self.out.wait(self.first, GATHER_HANDLE)

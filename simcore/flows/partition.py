@@ -17,6 +17,8 @@ from simcore.zero import Zero
 __all__ = ["PartitionFlow", "exact_in_parts", "flat_padding", "trained_of"]
 
 REDUCE_HANDLE, GATHER_HANDLE = 16, 17
+LOOKED_AT = 11
+"""Bytes an element: fp32, its absolute value and three masks while infinities are looked for (`_has_inf_or_nan`)."""
 ALIGN = 2
 """Elements a rank: nccl_start_alignment_factor."""
 
@@ -178,7 +180,8 @@ class PartitionFlow:
         begin, end, step_end = self.marks
         self.out.mark(begin)
         largest = max((numel for layer in self.plan.layers for _, numel in trained_of(self.plan, layer)), default=0)
-        step_temporaries(self.plan, self.tables, self.out, (min(largest, self.part), self.part), self._drop_part)
+        looked_at = LOOKED_AT * min(largest, self.part)
+        step_temporaries(self.plan, self.tables, self.out, (looked_at, self.part), self._drop_part)
         comm = self.tables.comm("all_gather", self.flow.axis, self.plan.framework.compute_dtype)
         self.out.collective(self.first, comm, _aligned(self.plan) * self.size, Stream.ALL_GATHER, GATHER_HANDLE)
         self.out.wait(self.first, GATHER_HANDLE)

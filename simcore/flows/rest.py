@@ -80,16 +80,16 @@ def step_temporaries(plan: Plan, tables: Tables, builder: Builder, sizes: tuple[
                      copied: Callable[[], None] = lambda: None) -> None:
     """DeepSpeed's step over flat parts (0.19.6 `stage_1_and_2.py` and `stage3.py`, step).
 
-    `sizes`: elements of the largest gradient and of the part. Norms in fp64, tensor by tensor (`get_grad_norm_direct`);
-    a flat copy of the part's 16-bit gradients, its copy in fp32, which the update reads; torch's foreach has a square
-    root of the second moments. `copied` is called when the fp32 copy is there.
+    `sizes`: bytes that norms take for a moment, elements of the part. A flat copy of the part's 16-bit gradients, its
+    copy in fp32, which the update reads; torch's foreach has a square root of the second moments. `copied` is called
+    when the fp32 copy is there.
     """
-    layer, (largest, part) = plan.layers[0], sizes
-    norm, flat, wide, root = (tables.slot(name, "optim_temp") for name in ("grad_fp64", "flat_grad", "fp32_grad",
+    layer, (looked_at, part) = plan.layers[0], sizes
+    norm, flat, wide, root = (tables.slot(name, "optim_temp") for name in ("grad_norm", "flat_grad", "fp32_grad",
                                                                           "sqrt_exp_avg_sq"))
     size = dtype_bytes(plan.framework.compute_dtype)
     held = 4 * part * (plan.framework.optimizer.implementation == "foreach")
-    for slot, num_bytes in ((norm, 8 * largest), (flat, size * part), (wide, 4 * part)):
+    for slot, num_bytes in ((norm, looked_at), (flat, size * part), (wide, 4 * part)):
         builder.alloc(layer, slot, num_bytes)
         if slot == norm:
             builder.free(layer, slot, num_bytes)

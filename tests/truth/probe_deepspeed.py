@@ -5,7 +5,8 @@
 CHECKOUT: DeepSpeed's own source at edaa72212 (0.19.6), with hjson, msgpack, ninja, psutil and py-cpuinfo importable;
 nothing is compiled. The process group is torch's fake one: collectives do nothing and are noted with the bytes of their
 largest tensor. Two microbatches of the third step (`microbatches`, the order is recorded by then) and its update
-(`step`); `kept`: elements of what the optimizer object holds. Each case is a process: DeepSpeed has global state.
+(`step`), with its allocations (`memory`); `kept`: elements of what the optimizer object holds.
+Each case is a process: DeepSpeed has global state.
 ZeRO-3 compares its record with rank 0's, which only rank 0 survives here.
 """
 
@@ -83,6 +84,16 @@ def prepare():
     sys.modules["deepspeed.comm.torch"].build_shm_op = lambda: None
 
 
+def profiled(step):
+    """Allocations and frees of 100 kB and more in a step, in bytes, in order; not of what was there before."""
+    from torch.profiler import ProfilerActivity, profile
+    with profile(activities=[ProfilerActivity.CPU], profile_memory=True) as profiler:
+        step()
+    return [size for _, size in sorted((event.start_ns(), event.nbytes())
+                                       for event in profiler.profiler.kineto_results.events()
+                                       if event.name() == "[memory]" and abs(event.nbytes()) >= 100_000)]
+
+
 def run(row):
     import deepspeed
     import torch
@@ -109,8 +120,9 @@ def run(row):
             engine.backward(engine(input_ids=tokens, labels=tokens, use_cache=False).loss)
             found["microbatches"].append(list(CALLS))
             CALLS.clear()
-            engine.step()
+            moved = profiled(engine.step)
         found["step"] = list(CALLS)
+        found["memory"] = moved
     return found
 
 
