@@ -3,11 +3,12 @@
 [Note: ZeRO-1 and ZeRO-2] `stage_1_and_2.py`. Parameters are whole pieces of one flat 16-bit buffer, aligned to two
 elements a rank; each rank has the fp32 master and moments of an equal part. A gradient is copied into a bucket of
 `reduce_bucket_size` elements as soon as autograd has made it (ZeRO-1: when the last microbatch is over), a larger one
-stays as it is. A full bucket is all-reduced in a flat copy, pieces of the rank's own part are copied out of it
-(`copy_grads_in_partition`), the rest is dropped. The bucket lives from the first gradient of a microbatch to its end
-(`setup_buckets`, `_release_ipg_buffers`); a further microbatch has a part of its own, which is then added to the first.
-The step: infinities and norms, tensor by tensor; a flat copy of the part, its copy in fp32, then the first ones go; the
-update; one all-gather into the flat parameters (`all_gather_into_tensor_dp_groups`, whatever the bucket size).
+stays as it is. A full bucket is all-reduced, in a flat copy if parts of several ranks lie in it (`average_tensor`);
+pieces of the rank's own part are copied out (`copy_grads_in_partition`), the rest is dropped. The bucket lives from the
+first gradient of a microbatch to its end (`setup_buckets`, `_release_ipg_buffers`); a further microbatch has a part of
+its own, which is then added to the first. The step: infinities and norms, tensor by tensor; a flat copy of the part,
+its copy in fp32, then the first ones go; the update; one all-gather into the flat parameters
+(`all_gather_into_tensor_dp_groups`, whatever the bucket size).
 
 [Note: ZeRO-3] `stage3.py`, `partition_parameters.py`, `partitioned_param_coordinator.py`. Every parameter is cut into
 equal flat parts, the last one padded. Small ones (`stage3_param_persistence_threshold`) stay gathered beside their

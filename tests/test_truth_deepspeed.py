@@ -114,3 +114,13 @@ def test_the_step_needs_what_upstream_needs(name: str) -> None:
     assert ours[0] == -ours[1] >= _highest(theirs[:-groups])
     if TRUTH[name]["rank"] == 0 or TRUTH[name]["stage"] == 3:  # the rank that has the largest tensor
         assert ours[0] == _highest(theirs[:-groups])
+
+
+@pytest.mark.parametrize("name", TRUTH)
+def test_buckets_are_copied_where_upstream_copies_them(name: str) -> None:
+    """Gradients of embedding and head are as long as a bucket of their own, which is one of them."""
+    alone = 2 * TRUTH[name]["model"]["vocab_size"] * TRUTH[name]["model"]["hidden_size"]
+    theirs = [size for size in TRUTH[name]["found"]["backward"] if size != alone]
+    copies = [size for *_, size in small.postings(made(name), "flat_bucket") if size > 0]
+    microbatches = 1 if TRUTH[name]["stage"] == 1 else 2  # upstream's are those of the last one
+    assert [size for size in copies[-(len(copies) // microbatches):] if size >= 100_000] == theirs

@@ -44,6 +44,16 @@ def _aligned(plan: Plan) -> int:
     return math.ceil(_trained(plan) / unit) * unit
 
 
+def _places(plan: Plan) -> dict[tuple[int, int], tuple[int, int]]:
+    """(layer, number) -> first and last element of each trained parameter in the flat buffer, as one group."""
+    found, at = {}, 0
+    for layer in plan.layers:
+        for number, numel in trained_of(plan, layer):
+            found[layer, number] = (at, at + numel)
+            at += numel
+    return found
+
+
 def exact_in_parts(plan: Plan) -> dict[str, AtRestBytes]:
     """`Plan.at_rest` with states, and gradients that are cut, of what lies in this rank's own part.
 
@@ -76,7 +86,9 @@ class PartitionFlow:
         self.first = plan.layers[0]
         self.part = _aligned(plan) // plan.mesh.axis(self.flow.axis).size
         self.grads: dict[tuple[int, int], tuple[int, int]] = {}
-        self.filled = self.num_in_bucket = self.parts = 0
+        self.places = _places(plan)
+        self.owners: set[int] = set()
+        self.filled = self.parts = 0
         self.has_bucket = self.has_part = self.is_last = False
         self.slots = {name: tables.slot(name, category) for name, category in (
             ("ipg_bucket", "reduce_scatter_input"), ("flat_bucket", "reduce_scatter_input"),
@@ -126,28 +138,33 @@ class PartitionFlow:
             self.grads.setdefault((layer, numbers[param.name]), (slot, num_bytes))
         if self.flow.stage > 1:
             for number in readiness(self.plan, layer):
-                self._put(self.plan.of_layer(layer)[number].used)
+                self._put((layer, number))
 
     def _put_whole(self) -> None:
         """ZeRO-1's, in the order of the parameters (`reduce_gradients`)."""
-        for (layer, _), (slot, num_bytes) in sorted(self.grads.items()):
-            self._put(num_bytes // self.size)
-            self.out.free(layer, slot, num_bytes)
+        for key, (slot, num_bytes) in sorted(self.grads.items()):
+            self._put(key)
+            self.out.free(key[0], slot, num_bytes)
         self.grads.clear()
 
-    def _put(self, numel: int) -> None:
+    def _put(self, key: tuple[int, int]) -> None:
         """Into the bucket, which is reduced first if there is no room."""
+        start, end = self.places[key]
+        numel = end - start
         if self.filled and self.filled + numel > self.flow.bucket:
             self._reduce()
         self.out.compute(Kernel.COPY, 0, 2 * numel * self.size)
         self.filled += numel
-        self.num_in_bucket += 1
+        self.owners.update(range(start // self.part, (end - 1) // self.part + 1))
 
     def _reduce(self) -> None:
-        """All-reduce a flat copy: pieces of several ranks' parts lie in the bucket; own ones are copied out."""
+        """All-reduce, in a flat copy if pieces of several ranks' parts lie in the bucket; own ones are copied out.
+
+        The rank's own part is there from the first reduction on, as on the rank that is the first to have some of it.
+        """
         if not self.filled:
             return
-        num_bytes, copied = self.filled * self.size, self.num_in_bucket > 1
+        num_bytes, copied = self.filled * self.size, len(self.owners) > 1
         self.out.alloc(self.first, self.slots["flat_bucket"], num_bytes * copied)
         comm = self.tables.comm("all_reduce", self.flow.axis, self.plan.framework.compute_dtype)
         self.out.collective(self.first, comm, num_bytes, Stream.REDUCE, REDUCE_HANDLE)
@@ -155,7 +172,8 @@ class PartitionFlow:
         if not self.has_part:
             self.out.alloc(self.first, self.slots["grads_in_partition"], self.part * self.size)
             self.has_part, self.parts = True, self.parts + 1
-        self.filled = self.num_in_bucket = 0
+        self.filled = 0
+        self.owners.clear()
 
     def experts(self, layer: int, mark: int, grads: Sequence[tuple[Param, int, int]], *, replay: bool) -> None:
         """Never: experts are not a unit of their own here."""

@@ -4,8 +4,9 @@
 
 CHECKOUT: DeepSpeed's own source at edaa72212 (0.19.6), with hjson, msgpack, ninja, psutil and py-cpuinfo importable;
 nothing is compiled. The process group is torch's fake one: collectives do nothing and are noted with the bytes of their
-largest tensor. Two microbatches of the third step (`microbatches`, the order is recorded by then) and its update
-(`step`), with its allocations (`memory`); `kept`: elements of what the optimizer object holds.
+largest tensor. Two microbatches of the fourth step (`microbatches`, the order is recorded by then) and its update
+(`step`), with its allocations (`memory`); `backward`: allocations of the third step's second microbatch that
+are as long as a bucket that is reduced; `kept`: elements of what the optimizer object holds.
 Each case is a process: DeepSpeed has global state.
 ZeRO-3 compares its record with rank 0's, which only rank 0 survives here.
 """
@@ -17,6 +18,7 @@ import json
 import multiprocessing
 import os
 import sys
+from functools import partial
 
 LLAMA = {"hidden_size": 256, "intermediate_size": 512, "num_hidden_layers": 4, "num_attention_heads": 4,
          "num_key_value_heads": 4, "head_dim": 64, "vocab_size": 4000, "tie_word_embeddings": False}
@@ -84,11 +86,11 @@ def prepare():
     sys.modules["deepspeed.comm.torch"].build_shm_op = lambda: None
 
 
-def profiled(step):
-    """Allocations and frees of 100 kB and more in a step, in bytes, in order; not of what was there before."""
+def profiled(call):
+    """Allocations and frees of 100 kB and more in a call, in bytes, in order; not of what was there before."""
     from torch.profiler import ProfilerActivity, profile
     with profile(activities=[ProfilerActivity.CPU], profile_memory=True) as profiler:
-        step()
+        call()
     return [size for _, size in sorted((event.start_ns(), event.nbytes())
                                        for event in profiler.profiler.kineto_results.events()
                                        if event.name() == "[memory]" and abs(event.nbytes()) >= 100_000)]
@@ -112,17 +114,25 @@ def run(row):
             "train_micro_batch_size_per_gpu": 1, "gradient_accumulation_steps": 2, "bf16": {"enabled": True},
             "zero_allow_untested_optimizer": True, "zero_optimization": {"stage": row["stage"], **row["options"]}})
     found = {"kept": kept(engine.optimizer, row["stage"])}
-    for _ in range(3):
+    for number in range(4):  # what was made while the profiler ran is all whose end it sees
         found["microbatches"] = []
         for _ in range(2):
             CALLS.clear()
             tokens = torch.randint(0, config.vocab_size, (1, 32))
-            engine.backward(engine(input_ids=tokens, labels=tokens, use_cache=False).loss)
+            loss = engine(input_ids=tokens, labels=tokens, use_cache=False).loss
+            if number == 2:
+                moved = profiled(partial(engine.backward, loss))
+                sent = {size for name, size in CALLS if name != "all_gather_into_tensor"}
+                found["backward"] = [size for size in moved if size in sent]
+            else:
+                engine.backward(loss)
             found["microbatches"].append(list(CALLS))
             CALLS.clear()
-            moved = profiled(engine.step)
+            if number == 3:
+                found["memory"] = profiled(engine.step)
+            else:
+                engine.step()
         found["step"] = list(CALLS)
-        found["memory"] = moved
     return found
 
 
