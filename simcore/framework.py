@@ -117,12 +117,14 @@ class Unit:
 class UnshardFlow:
     """Buffers of units that are gathered for use (FSDP2 and what is built on it).
 
-    `prefetch`: units of explicit look-ahead in forward and backward, 0 for the framework's implicit one.
+    `prefetch`, `prefetch_backward`: units of explicit look-ahead in forward and in backward, 0 for the framework's
+    implicit one.
     `sync`: reduce gradients every microbatch, or only in the last one, or at the end, when its backward pass is over.
     `reshard_after_backward`: parameters are freed after each microbatch's backward, not only after the last.
     """
 
     prefetch: int = 0
+    prefetch_backward: int = 0
     sync: str = "last"
     reshard_after_backward: bool = True
 

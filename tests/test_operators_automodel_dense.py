@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from itertools import accumulate
 from pathlib import Path
 from typing import Any
 
@@ -10,6 +11,7 @@ import pytest
 
 import small
 from eventlog import grouped
+from simcore.framework import UnshardFlow
 from simcore.graph import ModelGraph, build, model_config
 from simcore.lora import LoraChoice
 from simcore.lora_automodel import adapters
@@ -151,8 +153,7 @@ ROOT = {False: "root", True: ""}
 def _asked(case: dict[str, Any]) -> Scenario:
     overrides = _fields(case["family"]) | {"tie_word_embeddings": case.get("tied", False)}
     given: dict[str, Any] = {"model": {"config": PRESETS[case["family"]], "overrides": overrides}}
-    if "reshard_after_forward" in case:
-        given["options"] = {"reshard_after_forward": case["reshard_after_forward"]}
+    given["options"] = {key: case[key] for key in ("reshard_after_forward", "enable_fsdp2_prefetch") if key in case}
     if case.get("frozen"):
         given |= {"method": "lora", "lora": {"target_modules": ["*_proj"]}}
     asked = small.scenario("automodel", {"dp_shard": 8, "ep": case.get("ep", 1)}, **given).normalised()
@@ -165,6 +166,30 @@ def test_units_are_those_that_automodel_wraps(name: str) -> None:
     _, table = prepare(_asked(row["case"]))
     found = sorted([u.name, bool(u.reshard_after_forward)] for u in table.units)
     assert found == sorted([u["unit"] or ROOT["ep" in row["case"]], u["reshards"]] for u in row["units"])
+
+
+def test_layers_are_gathered_ahead_as_automodel_chains_them() -> None:
+    """One layer ahead in forward, two in backward; tables are gathered in the order of the step."""
+    row = STORED["wrapped"]["llama ahead"]
+    _, table = prepare(_asked(row["case"]))
+    assert isinstance(table.flow, UnshardFlow)
+    chain = [unit.name for unit in table.units if unit.explicit]
+    for unit in row["units"]:
+        at = chain.index(unit["unit"]) if unit["unit"] in chain else len(chain)
+        behind = [chain[at - n] for n in range(1, table.flow.prefetch_backward + 1) if at - n >= 0 and at < len(chain)]
+        assert unit["ahead"] == [chain[at + 1:at + 1 + table.flow.prefetch], behind]
+
+
+@pytest.mark.parametrize(("options", "most"), [
+    ({}, 1), ({"enable_fsdp2_prefetch": True}, 2),
+    ({"enable_fsdp2_prefetch": True, "fsdp2_backward_prefetch_depth": 1}, 1),
+    ({"enable_fsdp2_prefetch": True, "reshard_after_forward": True, "fsdp2_backward_prefetch_depth": 3}, 3)])
+def test_more_is_gathered_at_once_in_backward(options: dict[str, Any], most: int) -> None:
+    """The last layer is whole when backward begins: buffers of those ahead of it are all that there are."""
+    program = small.program_of("automodel", {"dp_shard": 2}, model="llama-tiny", options=options)
+    posted = [(phase, amount) for _, phase, amount in small.postings(program, "all_gather_output")]
+    held = list(accumulate(1 if amount > 0 else -1 for _, amount in posted))
+    assert max(count for count, (phase, _) in zip(held, posted, strict=True) if phase == "backward") == most
 
 
 @pytest.mark.parametrize("name", [name for name in STORED["wrapped"] if "frozen" not in name])

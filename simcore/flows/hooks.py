@@ -156,10 +156,11 @@ class UnshardHooks:
 
     def _explicit(self, u: int, direction: int) -> list[int]:
         """Targets of explicit prefetch: the next layers' own units (not the root's, not the experts')."""
-        if not self.flow.prefetch or self.replay or not self.units[u].explicit:
+        depth = self.flow.prefetch if direction > 0 else self.flow.prefetch_backward
+        if not depth or self.replay or not self.units[u].explicit:
             return []
         at = self.explicit.index(u)
-        places = (at + direction * n for n in range(1, self.flow.prefetch + 1))
+        places = (at + direction * n for n in range(1, depth + 1))
         return [self.explicit[place] for place in places if 0 <= place < len(self.explicit)]
 
     def _mark(self, u: int, hook: str) -> None:

@@ -140,7 +140,7 @@ class _Maker:
         path = self.graph.layers[layer].path
         mixer = self.graph.kinds[self.graph.layers[layer].kind].branches[-1].name
         found = [self._unit(path, [layer], layer, layer, reshard=reshard,
-                            choose=_is_plain_unrouted if separate_experts else _is_plain),
+                            choose=_is_plain_unrouted if separate_experts else _is_plain, explicit=True),
                  self._unit(f"{path}.mixer._fp32_params", [layer], layer, layer, reshard=reshard, choose=_is_fp32,
                             dtype="fp32")]
         if separate_experts and self.wrapping.experts_dp > 1:
@@ -149,12 +149,12 @@ class _Maker:
         return [unit for unit in found if unit.members]
 
     def _unit(self, name: str, layers: list[int], first: int, last: int, *, reshard: bool, choose: Choose | None = None,
-              dtype: str = "", inner: bool = False, is_root: bool = False) -> Unit:
+              dtype: str = "", inner: bool = False, is_root: bool = False, explicit: bool = False) -> Unit:
         members = tuple((layer, self._numbers(layer, choose)) for layer in layers)
         axis, replicate = ("expert_dp", "") if inner else ("dp_shard_cp", self.wrapping.replicate)
         gathered = dtype or self.wrapping.compute
         return Unit(name, tuple(m for m in members if m[1]), first, last, axis, replicate, reshard, inner, is_root,
-                    param_dtype=gathered, reduce_dtype=dtype or self.wrapping.reduce, gather_dtype=gathered)
+                    explicit, param_dtype=gathered, reduce_dtype=dtype or self.wrapping.reduce, gather_dtype=gathered)
 
     def _numbers(self, layer: int, choose: Choose | None) -> tuple[int, ...]:
         kind = self.graph.layers[layer].kind

@@ -7,10 +7,10 @@ With ep > 1 `moe/parallelizer.py` wraps experts (when ep_shard > 1), the fp32 Ma
 and inner model, and nothing is resharded after forward unless asked (`MoEParallelizerConfig.reshard_after_forward`,
 False). With ep = 1 layers are wrapped and resharded, embedding and head only if they train: Nemotron-H by
 `models/nemotron_v3/parallelization.py`, all others by `distributed/parallelizer.py`, which keeps the last layer
-gathered and tied tables with the root. Nothing is gathered ahead by order: `enable_fsdp2_prefetch` is False
-(`distributed/config.py:344`). Experts are cut on dimension 0 over ep and on dimension 1 over ep_shard, which takes in
-dp_replicate: they are never replicated by HSDP, and `expert_dp` here is Automodel's `ep_shard`. Parameters rest in the
-checkpoint's bf16 and so do Adam's moments; A_log, D and dt_bias stay fp32.
+gathered and tied tables with the root, and gathers ahead by order if `enable_fsdp2_prefetch` says so (False,
+`distributed/config.py:344`, though its text says True). Experts are cut on dimension 0 over ep and on dimension 1 over
+ep_shard, which takes in dp_replicate: they are never replicated by HSDP, and `expert_dp` here is Automodel's
+`ep_shard`. Parameters rest in the checkpoint's bf16 and so do Adam's moments; A_log, D and dt_bias stay fp32.
 """
 
 from __future__ import annotations
@@ -41,6 +41,9 @@ BOTH = ("llama", "mixtral", "qwen2", "qwen3", "qwen3_moe")
 OPTIONS = {
     "reshard_after_forward": (None, True, False),
     "moe.reshard_after_forward": (None, True, False),
+    "enable_fsdp2_prefetch": (True, False),
+    "fsdp2_forward_prefetch_depth": (0, int),
+    "fsdp2_backward_prefetch_depth": (0, int),
     "defer_fsdp_grad_sync": (True, False),
     "enable_fsdp_optimizations": (True, False),
     "dispatcher": ("deepep", "hybridep", "torch"),
@@ -142,7 +145,22 @@ def _flow(job: Job, options: dict[str, object]) -> UnshardFlow:
     """Under pipeline stages torch keeps parameters gathered until the last backward (`pipelining/stage.py`, 2.13)."""
     defer = job.flag(options, "defer_fsdp_grad_sync", "0.7.0 config.py:340", default=True)
     kept = bool(options.get("enable_fsdp_optimizations", False)) or job.mesh.pp > 1
-    return UnshardFlow(0, "last" if defer else "every", reshard_after_backward=not kept)
+    return UnshardFlow(*_ahead(job, options), "last" if defer else "every", reshard_after_backward=not kept)
+
+
+def _ahead(job: Job, options: dict[str, object]) -> tuple[int, int]:
+    """Layers that are gathered ahead by order, in forward and backward (0.7.0 distributed/parallelizer.py).
+
+    `apply_fsdp2_sharding_recursively` chains layers that reshard; the paths of experts and of Nemotron-H have no chain.
+    """
+    if job.mesh.ep > 1 or job.graph.architecture.family == "nemotron_h":
+        return 0, 0
+    chained = job.flag(options, "enable_fsdp2_prefetch", "0.7.0 distributed/config.py:344", default=False)
+    if not chained or options.get("reshard_after_forward") is False:
+        return 0, 0
+    depths = [options.get(f"fsdp2_{way}_prefetch_depth", depth) for way, depth in (("forward", 1), ("backward", 2))]
+    forward, backward = (depth for depth in depths if isinstance(depth, int))
+    return forward, backward
 
 
 def _dispatcher(job: Job, options: dict[str, object]) -> str:

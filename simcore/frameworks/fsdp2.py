@@ -97,8 +97,8 @@ def _flow(job: Job, options: dict[str, Any], given: Defaults) -> UnshardFlow:
     """
     prefetch = options.get("prefetch") or 0
     if job.mesh.pp > 1:
-        return UnshardFlow(prefetch, "end", reshard_after_backward=False)
-    return UnshardFlow(prefetch, options.get("sync_gradients", given.sync))
+        return UnshardFlow(prefetch, prefetch, "end", reshard_after_backward=False)
+    return UnshardFlow(prefetch, prefetch, options.get("sync_gradients", given.sync))
 
 
 def _of_host(job: Job) -> tuple[tuple[str, str, str, str], ...]:
