@@ -80,7 +80,8 @@ def test_a_tied_heads_gradient_meets_the_embeddings(implementation: str, microba
     assert rank.end_bytes is not None
     rest = sum(part.num_params for part in rank.at_rest.values())
     gradients = 2 * rest
-    assert rank.end_bytes - 2 * rest < 1024  # buffers
+    tables = 2 * 4 * 64 * 32 if implementation == "automodel" else 0
+    assert rank.end_bytes - 2 * rest - tables < 1024  # buffers
     assert rank.peak.by_phase["optimizer"] - rank.end_bytes - gradients < 4096
 
 
@@ -125,10 +126,9 @@ def test_its_layers_are_checkpointed_whole() -> None:
     assert own.ranks[0].peak is not None
     assert theirs.ranks[0].peak is not None
     apart = own.ranks[0].peak.by_phase["loss"] - theirs.ranks[0].peak.by_phase["loss"]
-    tables = 2 * 512 * 32 * (4 - 2)  # Automodel's in fp32, the other ones in bf16
+    tables = 2 * 512 * 32 * (4 + 4 - 2)  # Automodel's in fp32 and from others that rest, the other ones in bf16
     final_norm = 512 * (4 * 256 + 4)  # the other one keeps its input in fp32, and a reciprocal root
-    positions = 8 * 512
-    assert apart == 3 * 4 * 2 * 512 * 256 + tables - final_norm - positions
+    assert apart == 3 * 4 * 2 * 512 * 256 + tables - final_norm  # both keep positions
 
 
 def test_its_linear_layers_take_automodel_s_adapters() -> None:

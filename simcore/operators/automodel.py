@@ -22,7 +22,7 @@ own: layers whose class is Automodel's are no case of `_should_use_hf_native_gra
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from functools import partial
 from typing import Final
 
@@ -51,7 +51,7 @@ from simcore.operators.borders import leave_waiting, meet_waiting
 from simcore.recording import LayerTape, Run
 from simcore.tape import GRAD_HIDDEN, HIDDEN, Node, Section, Tape, Tensor
 
-__all__ = ["RELEASE_0_7_0", "SNAPSHOT_2026_06_08", "record", "tensors"]
+__all__ = ["RELEASE_0_7_0", "SNAPSHOT_2026_06_08", "record", "standing", "tensors"]
 
 RELEASE_0_7_0: Final = (
     ("dispatch_replay", "yes"), ("logits", "released"), ("lora_mlp", "separate"), ("norm_rstd", "no"),
@@ -61,6 +61,16 @@ RELEASE_0_7_0: Final = (
 SNAPSHOT_2026_06_08: Final = (("router", "again"),)
 _BEFORE, _AFTER = -1, 1
 _EMPTY = Section(())
+
+
+def standing(runs: Sequence[tuple[LayerKind, Run]]) -> dict[str, int]:
+    """The tables that dense models index theirs from: fp32 cosines and sines of every position so far.
+
+    `models/llama/rope_utils.py`, LlamaRotaryEmbedding._build_cache: made in the first step and kept.
+    """
+    found = [2 * 4 * run.seq * block.block.head_dim for kind, run in runs if kind.family in DENSE
+             for block in kind.branches if isinstance(block.block, Attention)]
+    return {"rotary_cache": max(found, default=0)}
 
 
 def record(kind: LayerKind, run: Run, slots: dict[tuple[str, str], int],
@@ -203,8 +213,10 @@ def _tables(env: Env, kind: LayerKind, block: Embedding) -> list[Tensor]:
     tape, run = env.tape, env.run
     if kind.family in ("deepseek_v3", "qwen3_moe"):
         return [tape.empty((run.batch, run.seq, block.rotary_dim), "fp32", "freqs_cis")]
-    return [tape.empty((1, run.seq, block.rotary_dim), "fp32", f"rotary_{name}")
-            for name in ("cos", "sin") if block.rotary_dim]
+    # A checkpoint keeps what attention is given by name, positions among it.
+    positions = [tape.empty((run.seq,), "int64", "position_ids")] if _by_parts(kind, run) else []
+    return positions + [tape.empty((1, run.seq, block.rotary_dim), "fp32", f"rotary_{name}")
+                        for name in ("cos", "sin") if block.rotary_dim]
 
 
 def _loss(env: Env, block: Loss) -> LayerTape:

@@ -1,0 +1,70 @@
+"""Whole steps that Automodel wrapped itself: peaks and their parts, traffic, see tests/truth/tape/README.md."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+import small
+from simcore.report import RankReport
+from simcore.scenario import Scenario
+from simcore.simulate import simulate
+
+TRUTH = Path(__file__).parent / "truth" / "tape"
+DENSE: dict[str, Any] = json.loads((TRUTH / "automodel-dense-0.7.0-torch-2.13.0.json").read_text(encoding="utf-8"))
+STEPS: dict[str, Any] = json.loads((TRUTH / "automodel-steps-0.7.0-torch-2.13.0.json").read_text(encoding="utf-8"))
+EXPERTS = {"qwen3": (), "mixtral": ("num_local_experts", "num_experts_per_tok")}
+PRESETS = {"qwen3": "qwen3-8b", "mixtral": "mixtral-8x7b"}
+LEFT_OUT = ("opt_state", "buffer")
+"""Adam counts the steps of each parameter in 4 bytes; frequencies are cast with the model, or kept twice."""
+
+
+def _ran(case: dict[str, Any]) -> RankReport:
+    overrides = DENSE["shape"] | {key: DENSE["experts"][key] for key in EXPERTS[case["family"]]}
+    overrides |= {"tie_word_embeddings": case.get("tied", False)}
+    options = {"enable_fsdp2_prefetch": True} if case.get("enable_fsdp2_prefetch") else {}
+    asked = small.scenario("automodel", {"dp_shard": 8}, seq_len=512, options=options,
+                           model={"config": PRESETS[case["family"]], "overrides": overrides},
+                           recompute="full" if case.get("checkpoint") else "none",
+                           optimizer={"implementation": "fused"}).normalised()
+    report = simulate(Scenario.model_validate(asked | ({"implementation": "hf"} if case.get("hf") else {})))
+    assert report.status == "ok", report.problems
+    return report.ranks[0]
+
+
+@pytest.mark.parametrize("name", STEPS)
+def test_the_peak_is_made_of_what_was_measured(name: str) -> None:
+    """To the byte. Tables that rest are an activation there, for they are made in forward."""
+    measured = STEPS[name]["backward"]["breakdown"]
+    peak = _ran(STEPS[name]["case"]).peak
+    assert peak is not None
+    found = dict(peak.by_category)
+    found["activation"] += found.pop("workspace", 0)
+    assert {k: v for k, v in found.items() if k not in LEFT_OUT} == {
+        k: v for k, v in measured.items() if k not in LEFT_OUT}
+    assert abs(found["opt_state"] - measured["opt_state"]) <= 4 * 36
+    assert abs(found["buffer"] - measured["buffer"]) <= 128
+
+
+@pytest.mark.parametrize("name", STEPS)
+def test_forward_is_as_high_as_measured(name: str) -> None:
+    row = STEPS[name]
+    peak = _ran(row["case"]).peak
+    assert peak is not None
+    apart = sum(row["backward"]["breakdown"][k] - peak.by_category[k] for k in LEFT_OUT)
+    assert row["forward"]["peak"] - peak.by_phase["forward"] == apart
+
+
+@pytest.mark.parametrize("name", STEPS)
+def test_what_is_sent_is_what_was_measured(name: str) -> None:
+    row = STEPS[name]
+    phases = {"fwd": "forward", "bwd": "backward"}
+    measured = {}
+    for key, sent in row["traffic"].items():
+        collective, phase, *_ = key.split("|")
+        measured[collective, phases[phase]] = (sent["count"], sent["payload_bytes"])
+    found = {(t.collective, t.phase): (t.calls, t.payload_bytes) for t in _ran(row["case"]).traffic}
+    assert found == measured

@@ -1,0 +1,125 @@
+"""Measures whole steps of models that nemo-automodel 0.7.0 wraps: Qwen3 with its own code, Mixtral by transformers.
+
+    python tests/truth/probe_automodel_step.py > tests/truth/tape/automodel-steps-0.7.0-torch-2.13.0.json
+
+Fake tensors on a CPU over PyTorch's fake process group of 8 ranks: Automodel's `parallelize_model`, forward, its
+`MaskedCrossEntropy`, backward and fused AdamW, twice; the second step is told. Stand-ins: the CPU flash kernel, no
+mask, rotary tables as long as the sequence without asking the device for the last position, no state of random numbers.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import gc
+import os
+import sys
+from typing import Any
+
+import probe_automodel_dense as dense
+import torch
+import torch.distributed as dist
+from nemo_automodel.components.distributed.config import FSDP2Config
+from nemo_automodel.components.distributed.mesh import MeshContext, ParallelismSizes
+from nemo_automodel.components.distributed.model_parallelizer import parallelize_model
+from nemo_automodel.components.loss.masked_ce import MaskedCrossEntropy
+from nemo_automodel.components.models.llama.rope_utils import LlamaRotaryEmbedding
+from nemo_automodel.components.models.qwen3 import model as qwen3
+from oracle.fsdp2_log import Replay
+from oracle.fsdp2_models import no_mask
+from oracle.fsdp2_run import summarise_comms
+from oracle.fsdp2_setup import fsdp_params, make_optim
+from oracle.fsdp2_tracker import Tracker
+from torch._subclasses.fake_tensor import FakeTensorMode
+from torch.testing._internal.distributed.fake_pg import FakeStore
+from transformers.models.mixtral import modeling_mixtral
+from transformers.models.qwen3 import modeling_qwen3
+
+CASES: dict[str, dict[str, Any]] = {
+    "qwen3": {"family": "qwen3"}, "qwen3 checkpointed": {"family": "qwen3", "checkpoint": True},
+    "qwen3 tied": {"family": "qwen3", "tied": True},
+    "qwen3 ahead": {"family": "qwen3", "enable_fsdp2_prefetch": True},
+    "qwen3 by transformers": {"family": "qwen3", "hf": True, "checkpoint": True},
+    "mixtral": {"family": "mixtral"}, "mixtral checkpointed": {"family": "mixtral", "checkpoint": True},
+}
+SEQ = 512
+
+
+def tables(self: Any, x: torch.Tensor, position_ids: torch.Tensor, **_: Any) -> tuple[torch.Tensor, torch.Tensor]:
+    self._ensure_cache(position_ids.shape[-1], x.device)
+    return self._cos_cache[position_ids], self._sin_cache[position_ids]
+
+
+def micro_step(model: Any, tr: Tracker, first: bool) -> None:
+    tr.phase = "fwd"
+    ids = torch.randint(0, dense.SHAPE["vocab_size"], (1, SEQ))
+    labels = torch.randint(0, dense.SHAPE["vocab_size"], (1, SEQ))
+    for given in (ids, labels):
+        tr.tag(given, "input")
+    out = model(input_ids=ids, use_cache=False)
+    loss = MaskedCrossEntropy()(logits=out.logits, labels=labels)
+    del out
+    if first:
+        for p in fsdp_params(model):
+            tr.tag(p._sharded_param_data, "sharded_param")
+            tr.tag(p.sharded_param, "sharded_param")
+    tr.phase, tr.layer = "bwd", "loss"
+    tr.mark("bwd:begin")
+    loss.backward()
+    tr.mark("bwd:end")
+
+
+def measure(case: dict[str, Any]) -> dict[str, Any]:
+    model = dense.model_of(case).train()
+    model.config._experts_implementation = "grouped_mm"
+    fsdp = FSDP2Config(**{k: case[k] for k in ("enable_fsdp2_prefetch",) if k in case})
+    mesh = MeshContext.build(fsdp, ParallelismSizes(), world_size=8, activation_checkpointing=bool(
+        case.get("checkpoint")))
+    model = parallelize_model(model, mesh)
+    tr = Tracker()
+    with FakeTensorMode(allow_non_fake_inputs=True), tr:
+        model.to_empty(device="cpu")
+        for b in model.buffers():
+            tr.tag(b, "buffer")
+        optimizer = make_optim(model, {"optim": "adamw_fused"})
+        for step in range(2):
+            gc.collect()
+            start, sent = len(tr.events), len(tr.comms)
+            micro_step(model, tr, step == 0)
+            gc.collect()
+            done, comms = len(tr.events), tr.comms[sent:]
+            tr.phase, tr.layer = "opt", "optim"
+            optimizer.step()
+            for state in optimizer.state.values():
+                for value in state.values():
+                    if isinstance(value, torch.Tensor):
+                        tr.tag(value, "opt_state")
+            optimizer.zero_grad(set_to_none=True)
+            gc.collect()
+    middle = next(place for place, label in reversed(tr.markers) if label == "bwd:begin")
+    rp = Replay(tr)
+    halves = {"forward": rp.segment(start, middle), "backward": rp.segment(middle, done)}
+    return {"case": case, **{name: {k: part[k] for k in ("peak", "breakdown")} | {"where": rp.locate(part["at"])}
+                             for name, part in halves.items()},
+            "traffic": summarise_comms(comms)}
+
+
+def main() -> str:
+    os.environ.update(WORLD_SIZE="8", RANK="0", LOCAL_RANK="0")
+    dist.init_process_group(backend="fake", rank=0, world_size=8, store=FakeStore())
+    return dense.lines({name: measure(case) for name, case in CASES.items()})
+
+
+def stand_in() -> None:
+    dense.stand_in()
+    LlamaRotaryEmbedding.forward = tables
+    for module in (qwen3, modeling_mixtral, modeling_qwen3):
+        for name in ("create_causal_mask", "create_sliding_window_causal_mask"):
+            if hasattr(module, name):
+                setattr(module, name, no_mask)
+
+
+if __name__ == "__main__":
+    stand_in()
+    with contextlib.redirect_stdout(sys.stderr):
+        text = main()
+    print(text)
