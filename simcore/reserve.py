@@ -14,7 +14,8 @@ and 0.1 to 0.9% with expandable ones. So those rows had ordinary segments; with 
 Calibrated: where parameters are gathered, on readings beside what is simulated, whose events are torchtitan's own:
 torchtitan (2) and torchtitan-log (3), eager ones: median 22.6%, largest 31.33%, rounded up. The middle from one group
 misses the other by 5.8% and 6.2% (median of errors, at most 10%). Compiled rows, rows in fp8, with context parallelism
-or with stages came later and are in no constant: of these 17 the middle misses 2.5% (median), and 15 lie inside.
+or with stages came later and are in no constant: of these 17 the middle misses 2.5% (median), and 15 lie inside (which
+side of a commit the runs of December 2024 are on was dated when their readings had been seen; two rows are not theirs).
 FSDP2 allocates its buffers on streams of their own, whose blocks no other stream may take, and moments are cut out of
 what the first step's activations left: a replay of that order, which knows no reading, keeps 14 to 30% on the eager
 rows. Torch gives whole free segments back before it fails, so what is kept beyond `ORDINARY` is cache, no need: it
