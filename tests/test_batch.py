@@ -6,7 +6,7 @@ import os
 import signal
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import cast
 
@@ -59,12 +59,22 @@ def test_a_worker_that_died_once_gets_a_second_chance(tmp_path: Path) -> None:
     assert [o.code for o in outcomes(entries, workers=2)] == [0, 0, 0]
 
 
+@pytest.fixture
+def interruptible() -> Iterator[None]:
+    """Whoever started the tests may ignore Ctrl-C (a shell's `&` does), and then nothing here would be interrupted."""
+    before = signal.signal(signal.SIGINT, signal.default_int_handler)
+    yield
+    signal.signal(signal.SIGINT, before)
+
+
+@pytest.mark.usefixtures("interruptible")
 def test_an_interrupt_keeps_what_is_there() -> None:
     kept: list[Outcome] = []
     assert not run([entry("a"), entry("b", "interrupt"), entry("c")], kept.append)
     assert [o.report.name for o in kept] == ["a"]
 
 
+@pytest.mark.usefixtures("interruptible")
 def test_an_interrupt_stops_workers_at_once() -> None:
     entries = [entry(f"s{i}", "slow:60" if i == 5 else "fits") for i in range(12)]
     kept: list[Outcome] = []

@@ -24,7 +24,7 @@ from typing import Final
 
 from simcore.errors import NotYet, Problem
 from simcore.models.blocks import Attention, Branch, Embedding, FinalNorm, Head, LayerKind, Loss, Mlp, Moe
-from simcore.operators import aten, automodel, hf_gpt_oss, hf_nemotron
+from simcore.operators import aten, hf_gpt_oss, hf_nemotron
 from simcore.operators.borders import (
     TIED_HEAD,
     hand_on,
@@ -72,6 +72,8 @@ def record(kind: LayerKind, run: Run, slots: dict[tuple[str, str], int],
     if isinstance(kind.block, Embedding):
         return _embedding(tape, kind.block, run, halves=kind.family == "gpt_oss")
     if isinstance(kind.block, Head | Loss) and ("loss", "automodel") in run.options:
+        from simcore.operators import automodel  # most jobs have none of it
+
         return automodel.record(kind, replace(run, params=_outside(run)), slots, comms)
     if isinstance(kind.block, Loss):
         return _loss(tape, kind.block, run)
