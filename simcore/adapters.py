@@ -32,7 +32,8 @@ def adapted_modules(graph: ModelGraph) -> dict[str, int]:
 def modules_without_gradient(recorded: Iterable[tuple[Plan, Recording]]) -> dict[str, int]:
     """Adapted modules -> layers in which the adapter gets no gradient.
 
-    Frameworks that add weight gradients into buffers inside the GEMM leave none to be seen; nothing is said of them.
+    Asked of FSDP2's hooks: Megatron's GEMMs add weight gradients into buffers and leave none to be seen, and nothing is
+    said of DDP's and DeepSpeed's.
     """
     counts: Counter[str] = Counter()
     for plan, recording in recorded:

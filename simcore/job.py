@@ -111,11 +111,17 @@ class Job:
 
     def options(self, known: Mapping[str, tuple[Any, ...]]) -> dict[str, Any]:
         """`framework_options`, closed: name -> allowed values (a type, or literals). Unknown keys are refused."""
-        given = dict(self.scenario.framework_options)
+        given = {key: _whole(value, known.get(key, ())) for key, value in self.scenario.framework_options.items()}
         problems = [self._option_problem(key, value, known) for key, value in given.items()]
         if any(problems):
             raise InputError([p for p in problems if p])
         return given
+
+    def refuse_idle(self, options: Mapping[str, Any], name: str, where: str) -> None:
+        """InputError for an option that is switched on where it changes nothing."""
+        if options.get(name):
+            at = self.scenario.where("framework_options", name)
+            raise InputError(Problem(at, f"{name}: changes nothing {where}"))
 
     def _option_problem(self, key: str, value: Any, known: Mapping[str, tuple[Any, ...]]) -> Problem | None:
         where = self.scenario.where("framework_options", key)
@@ -126,6 +132,11 @@ class Job:
             wanted = " or ".join(a.__name__ if isinstance(a, type) else repr(a) for a in known[key])
             return Problem(where, f"{key}: expected {wanted}, got {value!r}")
         return None
+
+
+def _whole(value: Any, allowed: tuple[Any, ...]) -> Any:
+    """5e8 is a whole number where one is asked for."""
+    return int(value) if int in allowed and type(value) is float and value.is_integer() else value
 
 
 def _allows(allowed: Any, value: Any) -> bool:

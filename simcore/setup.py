@@ -16,12 +16,12 @@ from simcore.graph import ModelGraph, build, model_config
 from simcore.job import Job
 from simcore.lora import LoraChoice
 from simcore.mesh import Mesh
-from simcore.models.blocks import LayerKind, Mtp
+from simcore.models.blocks import LayerKind, Moe, Mtp
 from simcore.plan import check_even
 from simcore.scenario import ModelFile, Scenario
 from simcore.schedule import SCHEDULES
 from simcore.tensor import TensorSpec
-from simcore.training import Draws, Quantization
+from simcore.training import Imbalance, Quantization
 
 __all__ = ["known_frameworks", "prepare"]
 
@@ -52,11 +52,25 @@ def prepare(scenario: Scenario) -> tuple[Job, Framework]:
     job = _in_format(Job(scenario, graph, mesh, unmatched_targets=unmatched,
                          casts_parameters=hasattr(module, "CASTS_PARAMETERS")), module)
     graph = job.graph
-    if isinstance(scenario.training.routing, Draws) and not job.has_experts:
-        raise InputError(Problem(scenario.where("training", "routing"), "a model without experts routes no tokens"))
+    _check_routing(job)
     framework: Framework = module.table(job)
     check_even(graph, mesh, framework, f"{framework.name}: this cut must be even ({framework.version})")
     return job, framework
+
+
+def _check_routing(job: Job) -> None:
+    """Tokens are routed where there are experts, and each goes to an expert once."""
+    routing, where = job.scenario.training.routing, job.scenario.where("training", "routing")
+    if isinstance(routing, str):
+        return
+    if not job.has_experts:
+        raise InputError(Problem(where, "a model without experts routes no tokens"))
+    if isinstance(routing, Imbalance):
+        most = max(branch.block.num_experts / branch.block.top_k for kind in job.graph.kinds for branch in kind.branches
+                   if isinstance(branch.block, Moe))
+        if routing.imbalance > most:
+            raise InputError(Problem(where, f"imbalance: expected at most {most:g}, got {routing.imbalance:g}: a token "
+                                     "goes to an expert once, so the fullest has no more than all tokens"))
 
 
 def _in_format(job: Job, module: ModuleType) -> Job:

@@ -55,12 +55,20 @@ def test_one_process_is_not_wrapped() -> None:
     ({"dp_replicate": 2}, {"options": {"optimizer_in_bwd": True}}, NotYet, "gradients that are reduced in buckets"),
     ({}, {"options": {"use_kernels": True}}, NotYet, "layers that transformers"),
     ({}, {"loss": "megatron"}, NotYet, "megatron under ddp"),
+    ({}, {"method": "lora", "lora": {"target_modules": ["q_proj", "*_proj"]}}, NotYet, "patterns (*_proj) under ddp"),
     ({}, {"options": {"find_unused_parameters": True}}, InputError, "find_unused_parameters"),
     ({"dp_replicate": 2}, {"options": {"bucket_cap_mb": 0}}, InputError, "expected None or int, got 0"),
 ])
 def test_what_is_refused(mesh: dict[str, int], given: dict[str, Any], kind: type[RankscopeError], told: str) -> None:
     with pytest.raises(kind, match=re.escape(told)):
         small.prepared("ddp", mesh, model=LLAMA, **given)
+
+
+def test_sinks_without_a_gradient_are_refused() -> None:
+    flash = {"attn_implementation": "flash_attention_2"}
+    given: dict[str, Any] = {"model": "gpt-oss-20b", "lengths": "packed"}
+    with pytest.raises((IllegalLayout, NotYet), match="sinks"):
+        small.prepared("ddp", {"dp_replicate": 2}, options=flash, **given)
 
 
 def test_a_flex_attention_is_answered_and_named() -> None:

@@ -42,9 +42,11 @@ def test_a_replay_begins_when_the_last_linear_needs_its_input() -> None:
     assert [*before[:3], *after] == backward_calls(plan(), LAYER)[1]
 
 
+@pytest.mark.parametrize("model", ["llama-tiny", "nemotron-3-tiny"])
 @pytest.mark.parametrize("recompute", ["none", "full"])
-def test_every_parameter_is_called_for(recompute: str) -> None:
-    made = plan(recompute)
+def test_every_parameter_is_called_for(recompute: str, model: str) -> None:
+    """Those of a container too: Mamba's vectors."""
+    made = small.plan_of("zero3", model=model, recompute=recompute)
     for layer in made.layers:
         owned = {number for number, p in enumerate(made.of_layer(layer)) if not p.spec.is_buffer}
         assert {number for call in forward_calls(made, layer) for number in call} == owned

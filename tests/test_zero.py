@@ -124,6 +124,25 @@ def test_defaults_are_deepspeeds_own() -> None:
     assert flow("zero3") == Zero(3, "dp_shard", 500_000_000, 1, 50_000_000, 10**9, 10**9, 10**9)
 
 
+@pytest.mark.parametrize("framework", ["ddp", "zero2", "fsdp2"])
+def test_a_tied_head_has_no_adapter(framework: str) -> None:
+    with pytest.raises(NotYet, match="an adapter of a tied lm_head"):
+        small.prepared(framework, model="llama-3.2-3b", method="lora", lora={"target_modules": ["q_proj", "lm_head"]})
+
+
+def test_sizes_are_written_as_deepspeed_writes_them() -> None:
+    _, table = small.prepared("zero2", model=LLAMA, options={"reduce_bucket_size": 5e8})
+    assert isinstance(table.flow, Zero)
+    assert table.flow.bucket == 500_000_000
+
+
+@pytest.mark.parametrize("stage", ["zero1", "zero2", "zero3"])
+@pytest.mark.parametrize(("optimizer", "states"), [({"name": "sgd"}, 4), ({"name": "sgd", "momentum": 0.9}, 8)])
+def test_momentum_is_a_state(stage: str, optimizer: dict[str, Any], states: int) -> None:
+    plan = plan_of(stage, 2, optimizer=optimizer)
+    assert summed(plan.at_rest())[2] == states * plan.graph.count() // 2
+
+
 def test_auto_is_what_transformers_fills_in() -> None:
     """transformers 5.23 integrations/deepspeed.py: hidden squared, 0.9 of it, ten times hidden."""
     job, table = small.prepared("zero3", {"dp_shard": 2}, model="llama-3.2-3b", options={
@@ -145,6 +164,9 @@ def test_auto_is_what_transformers_fills_in() -> None:
     ("zero3", {}, {"offload": {"optimizer": "host"}}, NotYet, "optimizer outside the device under zero3"),
     ("zero2", {}, {"options": {"stage3_max_live_parameters": 1}}, InputError, "stage3_max_live_parameters"),
     ("zero2", {}, {"options": {"contiguous_gradients": False}}, InputError, "contiguous_gradients"),
+    ("zero2", {}, {"options": {"reduce_bucket_size": 0.5}}, InputError, "reduce_bucket_size: expected"),
+    ("zero1", {}, {"optimizer": {"paged": True}}, NotYet, "True under zero1"),
+    ("zero2", {}, {"method": "lora", "lora": {"expert_adapters": "shared"}}, NotYet, "shared under zero2"),
 ])
 def test_what_is_refused(stage: str, mesh: dict[str, int], given: dict[str, Any], kind: type[RankscopeError],
                          told: str) -> None:

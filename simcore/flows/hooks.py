@@ -159,9 +159,9 @@ class UnshardHooks:
         depth = self.flow.prefetch if direction > 0 else self.flow.prefetch_backward
         if not depth or self.replay or not self.units[u].explicit:
             return []
-        at = self.explicit.index(u)
-        places = (at + direction * n for n in range(1, depth + 1))
-        return [self.explicit[place] for place in places if 0 <= place < len(self.explicit)]
+        chain = [e for e in self.explicit if self.order[e] is self.order[u]]  # of its root: chunks do not know others
+        places = (chain.index(u) + direction * n for n in range(1, depth + 1))
+        return [chain[place] for place in places if 0 <= place < len(chain)]
 
     def _mark(self, u: int, hook: str) -> None:
         self.out.mark(self.hooks[hook], self.first_name + u)

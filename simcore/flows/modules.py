@@ -1,8 +1,8 @@
 """In which order the modules of transformers' layers are called: what hooks on modules see.
 
-A call is the numbers of the parameters that the module has itself; containers and activations have none. Backward runs
-in reverse, a container before what it holds. A checkpointed layer is replayed when the first of its modules needs what
-it has saved: the last linear (torch 2.13 `utils/checkpoint.py`, use_reentrant=False).
+A call is the numbers of the parameters that the module has itself; most containers and activations have none. Backward
+runs in reverse, a container before what it holds. A checkpointed layer is replayed when the first of its modules needs
+what it has saved: the last linear (torch 2.13 `utils/checkpoint.py`, use_reentrant=False).
 """
 
 from __future__ import annotations
@@ -43,14 +43,17 @@ def backward_calls(plan: Plan, layer: int) -> tuple[Calls, Calls]:
 
 
 def _parts(plan: Plan, layer: int) -> list[Calls]:
-    """For each branch its norm, its container and the modules inside; a gated MLP has an activation."""
+    """For each branch its norm, its container (with what it has itself: sinks, Mamba's vectors) and what is inside.
+
+    A gated MLP has an activation.
+    """
     kind, named = plan.graph.kinds[plan.graph.layers[layer].kind], _by_module(plan, layer)
     parts: list[Calls] = []
     for branch in kind.branches:
         inside = [numbers for path, numbers in named.items() if path.startswith(f"{branch.name}.")]
         if isinstance(branch.block, Mlp):
             inside.insert(1, ())
-        parts.append([named.get(branch.norm, ()), (), *inside])
+        parts.append([named.get(branch.norm, ()), named.get(branch.name, ()), *inside])
     return parts
 
 

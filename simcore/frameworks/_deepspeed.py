@@ -14,7 +14,12 @@ from simcore.form import Flat, Form, Layout, Partial
 from simcore.framework import Framework, Life, Moment, Rule
 from simcore.frameworks import _transformers
 from simcore.frameworks._files import plain_files
-from simcore.frameworks._torch import all_or_no_checkpoint, refuse_virtual_stages, torch_optimizer
+from simcore.frameworks._torch import (
+    all_or_no_checkpoint,
+    check_named_adapters,
+    refuse_virtual_stages,
+    torch_optimizer,
+)
 from simcore.job import Job
 from simcore.zero import PERSISTENT, Zero
 
@@ -45,6 +50,10 @@ _OF_3: Final[dict[str, tuple[Any, ...]]] = {
 }
 
 
+_OVERLAPPED: Final = ("time of overlap_comm", "reductions run beside the products, whatever it says", "assumed",
+                      "it decides on buffers; without it DeepSpeed waits for each reduction")
+
+
 def zero_table(job: Job, stage: int) -> Framework:
     """ZeRO applied to a job."""
     options = job.options(_OF_ALL | (_OF_3 if stage == 3 else {}))
@@ -53,7 +62,7 @@ def zero_table(job: Job, stage: int) -> Framework:
     return Framework(
         name=f"zero{stage}", version=VERSIONS[0],
         rules=_rules(stage, job.compute, threshold,
-                     has_moments=job.scenario.training.optimizer.name != "sgd"),
+                     kept=_states(job)),
         units=(),
         flow=_flow(job, options, stage),
         optimizer=torch_optimizer(job, "transformers 5.23 training_args.py: adamw_torch_fused from torch 2.8 on",
@@ -66,7 +75,7 @@ def zero_table(job: Job, stage: int) -> Framework:
         options=_transformers.options_of(job, options),
         communicators=(AXIS,) if job.mesh.dp_shard > 1 else (),
         files=plain_files(job),
-        assumptions=_fetched_by_layer() if stage == 3 else (),
+        assumptions=(_OVERLAPPED, *(_fetched_by_layer() if stage == 3 else ())),
     )
 
 
@@ -83,9 +92,12 @@ def _check(job: Job) -> None:
     job.refuse_given({"training.sequence_parallel": "False", "training.precision.params": job.compute,
                       "training.precision.main_grads": job.compute, "training.precision.grad_reduce": job.compute,
                       "training.precision.experts": "auto", "training.optimizer.master": "fp32",
-                      "training.optimizer.moments": "fp32", "training.lora.dtype": job.compute,
+                      "training.optimizer.moments": "fp32", "training.optimizer.paged": "False",
+                      "training.lora.dtype": job.compute,
                       "training.pipeline.layers": "auto", "training.pipeline.schedule": "1f1b"})
     refuse_virtual_stages(job)
+    if job.scenario.training.method != "full":
+        check_named_adapters(job)
     job.one_of("training.loss", job.scenario.training.loss, LOSSES)
 
 
@@ -111,18 +123,25 @@ def _size(job: Job, options: dict[str, Any], name: str, default: int) -> int:
     return int(job.auto(f"framework_options.{name}", "auto" if given is None else str(given), str(default), CONFIG))
 
 
+def _states(job: Job) -> tuple[str, ...]:
+    """What the optimizer keeps beside the masters."""
+    optimizer = job.scenario.training.optimizer
+    if optimizer.name == "sgd":
+        return ("momentum_buffer",) if optimizer.momentum else ()
+    return "exp_avg", "exp_avg_sq"
+
+
 def _fetched_by_layer() -> tuple[tuple[str, str, str, str], ...]:
     return (("parameters under zero3", "in the order of modules, but there from the begin of a layer to its end",
              "assumed", "up to a layer too much in forward; the recorded order, so not the first step"),)
 
 
 @lru_cache(maxsize=64)
-def _rules(stage: int, stored: str, threshold: int, *, has_moments: bool) -> tuple[Rule, ...]:
+def _rules(stage: int, stored: str, threshold: int, *, kept: tuple[str, ...]) -> tuple[Rule, ...]:
     """16-bit parameters and gradients, masters and moments in fp32."""
     whole = Form((), stored)
     part: Layout = ((AXIS, Flat("tensor" if stage == 3 else "group")),)
-    names = ("master_param", "exp_avg", "exp_avg_sq") if has_moments else ("master_param",)
-    states = tuple((name, Form(part, "fp32")) for name in names)
+    states = tuple((name, Form(part, "fp32")) for name in ("master_param", *kept))
     rest, grad = (Form(part, stored) if stage == 3 else whole), (whole if stage == 1 else Form(part, stored))
     made = Form(((AXIS, Partial()),), stored)
     fp32 = Form((), "fp32")

@@ -42,7 +42,10 @@ def fsdp2_files(job: Job) -> Files:
 
 
 def plain_files(job: Job) -> Files:
-    """Whole models on every rank: each reads all of it, rank 0 writes it from the device."""
+    """Plain transformers, under DDP and, as if parts were whole, under ZeRO: each rank reads all, rank 0 writes.
+
+    A tensor in flight is counted on every rank, though only rank 0 has one.
+    """
     load = Transfer("transformers 5.23 modeling_utils.py from_pretrained: CPU tensors of mapped files, then .to()",
                     whole_on="every_rank", in_flight=0)
     save = Transfer("transformers 5.23 modeling_utils.py save_pretrained on rank 0: a file's bytes at a time",

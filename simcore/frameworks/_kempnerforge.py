@@ -128,6 +128,7 @@ def options_of(job: Job, options: dict[str, Any]) -> tuple[tuple[str, str], ...]
             "all microbatches' logits, kept and joined", f"{_CODE} scripts/train.py: pp_schedule.step returns them")
         return (("stage", "true"),)
     if not job.has_experts:
+        job.refuse_idle(options, "packed_experts", "in a model without experts")
         return ()
     fullest = _fullest(job)
     filled = (("imbalance", str(fullest)),) if fullest > 1 else ()

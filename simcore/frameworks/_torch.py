@@ -9,8 +9,8 @@ from simcore.form import Blocks, Form, Layout
 from simcore.framework import Optimizer
 from simcore.job import Job
 
-__all__ = ["Defaults", "Sourced", "States", "all_or_no_checkpoint", "check_optimizer_in_backward",
-           "refuse_virtual_stages", "states_of", "torch_optimizer"]
+__all__ = ["Defaults", "Sourced", "States", "all_or_no_checkpoint", "check_named_adapters",
+           "check_optimizer_in_backward", "refuse_virtual_stages", "states_of", "torch_optimizer"]
 
 _AO: Final = "torchao 36027d82 optim/adam.py"
 _TUNE: Final = "torchtune bd2a0fc7 recipes/full_finetune_single_device.py"
@@ -165,3 +165,16 @@ def refuse_virtual_stages(job: Job) -> None:
     """NotYet: torch has such schedules, with FSDP2 units of several stages on a rank."""
     if job.scenario.training.pipeline.virtual_stages > 1:
         raise job.not_yet("training.pipeline.virtual_stages", f"virtual stages under {job.scenario.framework}")
+
+
+def check_named_adapters(job: Job) -> None:
+    """What adapters by name (`simcore/lora_names.py`) do not serve."""
+    job.refuse_given({"training.lora.expert_adapters": "none"})
+    lora = job.scenario.training.lora
+    targets = () if lora.target_modules == "auto" else lora.target_modules
+    if "lm_head" in targets and job.graph.architecture.tied:
+        raise job.not_yet("training.lora.target_modules", "an adapter of a tied lm_head")
+    patterns = [name for name in (*targets, *lora.exclude_modules) if "*" in name]
+    if patterns:
+        raise job.not_yet("training.lora", f"patterns ({', '.join(patterns)}) under {job.scenario.framework}: only "
+                          "last names of modules")

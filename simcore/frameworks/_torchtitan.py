@@ -144,7 +144,11 @@ def options_of(job: Job, options: dict[str, Any]) -> tuple[tuple[str, str], ...]
                                          "torchtitan 0.2.2 config/job_config.py: disable_loss_parallel = False",
                                          default=False)
     stages, compiled = job.mesh.pp > 1, options.get("compile", False)
-    if stages:
+    if job.scenario.training.precision.compute != "fp8":
+        job.refuse_idle(options, "fp8_all_gather", "without fp8")
+    if not stages:
+        job.refuse_idle(options, "return_outputs", "without pipeline stages")
+    else:
         job.flag(options, "return_outputs", "torchtitan 0.2.2 train.py: return_outputs=False", default=False)
     if compiled:
         job.auto("framework_options.compile", "auto", "Inductor's buffers as its CPU backend makes them; rings of "

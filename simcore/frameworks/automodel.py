@@ -122,6 +122,8 @@ def _chosen(job: Job, options: dict[str, object]) -> tuple[tuple[str, str], ...]
     """What the layers are told beside the version."""
     mesh = job.mesh
     unit = (("experts", "unit"),) if mesh.ep > 1 and mesh.expert_dp > 1 else ()
+    if not job.has_experts:
+        job.refuse_idle(options, "fake_balanced_gate", "in a model without experts")
     gate = (("gate", "fake"),) if options.get("fake_balanced_gate") is True else ()
     return (*unit, ("dispatcher", _dispatcher(job, options)), *gate)
 

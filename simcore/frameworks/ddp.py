@@ -18,12 +18,14 @@ from simcore.frameworks._files import plain_files
 from simcore.frameworks._torch import (
     States,
     all_or_no_checkpoint,
+    check_named_adapters,
     refuse_virtual_stages,
     states_of,
     torch_optimizer,
 )
 from simcore.job import Job
 from simcore.lora_names import name_adapters
+from simcore.models.blocks import Attention
 from simcore.reducer import Reducer
 
 __all__ = ["DEFAULT_IMPLEMENTATION", "IMPLEMENTATIONS", "VERSIONS", "adapters", "table"]
@@ -87,7 +89,20 @@ def _check(job: Job, options: dict[str, Any]) -> None:
                       "training.precision.experts": "auto", "training.optimizer.master": "none",
                       "training.pipeline.layers": "auto", "training.pipeline.schedule": "1f1b"})
     refuse_virtual_stages(job)
+    if job.scenario.training.method != "full":
+        check_named_adapters(job)
+    _check_sinks(job, options)
     job.one_of("training.loss", job.scenario.training.loss, LOSSES)
+
+
+def _check_sinks(job: Job, options: dict[str, Any]) -> None:
+    """flash-attn's sinks get no gradient, and then a bucket is never full."""
+    unused = str(options.get("attn_implementation", "")).startswith(("flash", "kernels"))
+    sinks = any(isinstance(b.block, Attention) and b.block.sinks for kind in job.graph.kinds for b in kind.branches)
+    if unused and sinks and job.mesh.dp_replicate > 1 and job.scenario.training.method == "full":
+        raise job.illegal("framework_options.attn_implementation", "Expected to have finished reduction in the prior "
+                          "iteration: sinks get no gradient from this kernel, and find_unused_parameters is off",
+                          "torch 2.13 csrc/distributed/c10d/reducer.cpp ensure_prior_reduction_finished")
 
 
 def _stored(job: Job) -> str:

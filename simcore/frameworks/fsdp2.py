@@ -23,6 +23,7 @@ from simcore.frameworks._torch import (
     Sourced,
     States,
     all_or_no_checkpoint,
+    check_named_adapters,
     refuse_virtual_stages,
     states_of,
     torch_optimizer,
@@ -152,7 +153,8 @@ def _check(job: Job) -> None:
     if mesh.pp == 1 or "virtual_stages" not in axes:
         refuse_virtual_stages(job)
     if training.method != "full":
-        _check_lora(job)
+        job.one_of("training.optimizer.name", training.optimizer.name, ("adamw", "adam", "sgd"))
+        check_named_adapters(job)
     _check_experts(job)
 
 
@@ -169,18 +171,6 @@ def _check_offload(job: Job) -> None:
                               "optimizer states to CPU, all three and whole", rule)
     if parts["params"][1] and job.mesh.dp_shard == 1:
         raise job.not_yet("training.offload", "parameters on the host that are not sharded")
-
-
-def _check_lora(job: Job) -> None:
-    job.one_of("training.optimizer.name", job.scenario.training.optimizer.name, ("adamw", "adam", "sgd"))
-    job.refuse_given({"training.lora.expert_adapters": "none"})
-    lora = job.scenario.training.lora
-    targets = () if lora.target_modules == "auto" else lora.target_modules
-    if "lm_head" in targets and job.graph.architecture.tied:
-        raise job.not_yet("training.lora.target_modules", "an adapter of a tied lm_head")
-    patterns = [name for name in (*targets, *lora.exclude_modules) if "*" in name]
-    if patterns:
-        raise job.not_yet("training.lora", f"patterns ({', '.join(patterns)}) under fsdp2: only last names of modules")
 
 
 def _check_experts(job: Job) -> None:

@@ -68,7 +68,7 @@ def standing(runs: Sequence[tuple[LayerKind, Run]]) -> dict[str, int]:
 
     `models/llama/rope_utils.py`, LlamaRotaryEmbedding._build_cache: made in the first step and kept.
     """
-    found = [2 * 4 * run.seq * block.block.head_dim for kind, run in runs if kind.family in DENSE
+    found = [2 * 4 * run.seq * run.cp * block.block.head_dim for kind, run in runs if kind.family in DENSE
              for block in kind.branches if isinstance(block.block, Attention)]
     return {"rotary_cache": max(found, default=0)}
 
