@@ -23,7 +23,7 @@ def name_adapters(kind: LayerKind, specs: tuple[TensorSpec, ...], lora: LoraChoi
         rows, columns = spec.shape
         path = "" if head else f"{spec.path}."
         out.append(TensorSpec(f"{path}lora_a.weight", (lora.rank, columns), ("rank", spec.dims[1]), "adapters",
-                              "adapter"))
+                              "adapter", copies=spec.copies))
         out.append(TensorSpec(f"{path}lora_b.weight", (rows, lora.rank), (spec.dims[0], "rank"), "adapters",
-                              "adapter"))
+                              "adapter", copies=spec.copies))
     return tuple(out)

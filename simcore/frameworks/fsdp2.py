@@ -15,7 +15,7 @@ from typing import Any
 
 from simcore.form import Form, Layout, Partial, Shard
 from simcore.framework import Framework, Life, Matches, Moment, Rule, UnshardFlow
-from simcore.frameworks import _kempnerforge, _torchtitan, _transformers
+from simcore.frameworks import _hub, _kempnerforge, _torchtitan, _transformers
 from simcore.frameworks._files import fsdp2_files
 from simcore.frameworks._fsdp2_units import Wrapping, units
 from simcore.frameworks._torch import (
@@ -39,7 +39,8 @@ __all__ = ["CASTS_PARAMETERS", "DEFAULT_IMPLEMENTATION", "IMPLEMENTATIONS", "VER
 
 VERSIONS = ("torch 2.13",)
 DEFAULT_IMPLEMENTATION = "hf"
-CODES: dict[str, ModuleType] = {"hf": _transformers, "torchtitan": _torchtitan, "kempnerforge": _kempnerforge}
+CODES: dict[str, ModuleType] = {"hf": _transformers, "hub": _hub, "torchtitan": _torchtitan,
+                                "kempnerforge": _kempnerforge}
 """What the trainer of each implementation sets, refuses and cuts."""
 IMPLEMENTATIONS = tuple(CODES)
 CASTS_PARAMETERS = True

@@ -12,7 +12,7 @@ What crosses the border between layers:
 
 `run.options`: ("experts", "unit"): the experts are a data-parallel unit of their own; ("inv_freq", dtype): the stored
 type of the rotary frequencies; ("inputs", "on_host"): those of replayed layers wait on the host; ("loss", "automodel"):
-NeMo Automodel trains the model, head and loss are its own.
+NeMo Automodel trains the model, head and loss are its own; ("code", "hub"): the model's own repository has the layers.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ from typing import Final
 
 from simcore.errors import NotYet, Problem
 from simcore.models.blocks import Attention, Branch, Embedding, FinalNorm, Head, LayerKind, Loss, Mlp, Moe
-from simcore.operators import aten, hf_gpt_oss, hf_nemotron
+from simcore.operators import aten, hf_gpt_oss, hf_nemotron, hub_layers
 from simcore.operators.borders import (
     TIED_HEAD,
     hand_on,
@@ -43,6 +43,7 @@ from simcore.operators.hf_layers import (
     attention,
     has_eager_attention,
     has_flash_attention,
+    is_of_hub,
     linear,
     mlp,
     rms_norm,
@@ -167,7 +168,7 @@ def _mask(tape: Tape, run: Run) -> Tensor | None:
         return None
     slot = tape.slot("causal_mask", "activation")
     if has_eager_attention(run):
-        return tape.external((2, run.seq, run.seq), run.compute, slot, _BEFORE)
+        return tape.external((1 if is_of_hub(run) else 2, run.seq, run.seq), run.compute, slot, _BEFORE)
     return tape.external((run.seq, run.seq), "uint8", slot, _BEFORE)
 
 
@@ -198,6 +199,8 @@ def _norm(tape: Tape, weight: Param, x: Tensor, family: str) -> Tensor:
 def _mix(tape: Tape, run: Run, branch: Branch, inputs: Inputs, family: str) -> tuple[Tensor, object]:
     """The block's output, and what the layer holds of it until it returns."""
     if isinstance(branch.block, Attention):
+        if is_of_hub(run):
+            return attention(tape, run, branch, inputs, core=hub_layers.core(tape, run)), None
         if family != "gpt_oss":
             return attention(tape, run, branch, inputs), None
         held: list[Tensor] = []
@@ -249,6 +252,8 @@ def _block_diagonal(tape: Tape, seq: int) -> Tensor:
 
 def _added_masks(tape: Tape, run: Run) -> Tensor:
     """Both masks as one, each made of truth values (`masking_utils.py`, eager_mask); smaller things are left out."""
+    if is_of_hub(run):
+        return hub_layers.causal_mask(tape, run)
     seen = aten.new(tape, (run.seq, run.seq), "uint8", "is_seen")
     return aten.new(tape, (2, run.seq, run.seq), run.compute, "causal_mask", 2 * seen.nbytes)
 
@@ -397,4 +402,7 @@ def _causal_loss(tape: Tape, run: Run, logits: Tensor) -> Tensor:
     target = labels  # a slice of one row is contiguous
     if run.batch > 1:
         target = aten.select(tape, labels, (run.batch, run.seq), "int64", "shifted_labels")
+    if is_of_hub(run):
+        logits = hub_layers.shifted(tape, logits)
+        return aten.cross_entropy(tape, logits.view(run.tokens - run.batch, logits.shape[-1]), target)
     return aten.cross_entropy(tape, logits.view(run.tokens, logits.shape[-1]), target)

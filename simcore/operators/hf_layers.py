@@ -14,7 +14,8 @@ from simcore.operators.automodel_lora import memory_efficient_lora
 from simcore.recording import Run
 from simcore.tape import Param, Tape, Tensor
 
-__all__ = ["Inputs", "attention", "has_eager_attention", "has_flash_attention", "linear", "mlp", "rms_norm"]
+__all__ = ["Inputs", "attention", "has_eager_attention", "has_flash_attention", "is_of_hub", "linear", "mlp",
+           "rms_norm"]
 
 
 class Inputs(NamedTuple):
@@ -94,6 +95,11 @@ def has_eager_attention(run: Run) -> bool:
 def has_flash_attention(run: Run) -> bool:
     """Whether attention is flash-attn's own and not torch's SDPA (attn_implementation)."""
     return dict(run.options).get("attn_implementation") == "flash_attention_2"
+
+
+def is_of_hub(run: Run) -> bool:
+    """Whether the layers are those of the model's own repository."""
+    return ("code", "hub") in run.options
 
 
 def _core(tape: Tape, run: Run, block: Attention, parts: tuple[Tensor, Tensor, Tensor], mask: Tensor | None) -> Tensor:

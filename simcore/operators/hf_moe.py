@@ -6,8 +6,8 @@ Routing cannot be known here: it is perfectly balanced, batched products over eq
 from __future__ import annotations
 
 from simcore.models.blocks import Branch, Mlp, Moe
-from simcore.operators import aten
-from simcore.operators.hf_layers import linear, mlp, relu2
+from simcore.operators import aten, hub_layers
+from simcore.operators.hf_layers import is_of_hub, linear, mlp, relu2
 from simcore.recording import Run
 from simcore.tape import (
     INNER_BACKWARD_BEGIN,
@@ -48,6 +48,8 @@ def moe(tape: Tape, run: Run, branch: Branch, x: Tensor, family: str) -> Tensor:
 
 
 def _routed(tape: Tape, run: Run, name: str, block: Moe, x: Tensor, indices: Tensor, weights: Tensor) -> Tensor:
+    if is_of_hub(run):
+        return hub_layers.experts(tape, run, name, block, x, indices, weights)
     if ("experts_implementation", "grouped_mm") in run.options:
         return _grouped_experts(tape, run, name, block, x, indices, weights)
     if ("experts", "unit") in run.options:
