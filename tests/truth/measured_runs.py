@@ -231,8 +231,13 @@ def _bridge_skill(run):
 # ---- Automodel ------------------------------------------------------------------------------------------------------
 def _automodel_blog(run):
     if run["framework"].startswith("HF Transformers v4"):
-        _unsayable("the layers are the model's own code from the hub (transformers v4, eager attention, a loop over "
-                   "experts), which no implementation describes")
+        # The source's script (bench_v5.py --v4): the repository's own layers, a unit each and a root, no reshard given;
+        # it holds the output, and with it the logits, while backward runs.
+        return {"model": NANO, "framework": "fsdp2", "implementation": "hub", "topology": "dgx-h100",
+                "mesh": _degrees(run), "training": _batch(run) | {
+                    "loss": "hf_keep_logits", "precision": {"params": "bf16", "grad_reduce": "bf16"},
+                    "optimizer": {"name": "adam", "implementation": "foreach"}},
+                "framework_options": {"attn_implementation": run["config"]["attention"]}}
     loop = "foreach=False" in run["optimizer"]
     # The source's script (bench_automodel.py) gives the model its labels and takes the loss that it computes itself.
     training = _batch(run) | {"loss": "causal", "precision": {"params": "bf16", "grad_reduce": "bf16"},
