@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import json
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -11,13 +13,14 @@ from simcore.errors import NotYet
 from simcore.graph import ModelGraph, build, model_config
 from simcore.lora import LoraChoice
 from simcore.lora_names import name_adapters
-from simcore.operators import hub
+from simcore.models.blocks import Moe
+from simcore.operators import hub, hub_layers
 from simcore.plan import place
 from simcore.recording import LayerTape, Run
 from simcore.report import Report
 from simcore.setup import prepare
 from simcore.simulate import simulate
-from simcore.tape import Op, Param, Section
+from simcore.tape import Node, Op, Param, Section, Tape
 
 NANO = "nemotron-3-nano-30b-a3b"
 LINEARS = ("q_proj", "k_proj", "v_proj", "o_proj", "in_proj", "up_proj", "down_proj", "lm_head")
@@ -138,3 +141,26 @@ def test_a_checkpoint_runs_the_loop_again_and_keeps_nothing_of_it() -> None:
     assert not any(name.startswith("mixer.") for name in kept(tape.forward, names))
     assert [(param, size) for param, _, size in tape.grads] == [
         (param, size) for param, _, size in moe_tape()[0].grads]
+
+
+def test_the_loop_is_torch_s_own_birth_by_birth() -> None:
+    """`tests/truth/probe_hub.py`: the loop between the router and the layer's sum, by itself."""
+    truth = json.loads((Path(__file__).parent / "truth/tape/hub-torch-2.13.0.json").read_text(encoding="utf-8"))
+    tape = Tape({}, {})
+    shapes = {"up_proj": (8, 128, 256), "down_proj": (8, 256, 128)}
+    params = {name: Param(name, shape, "bf16", True)
+              for name, shape in ((f"m.experts.{part}.weight", shape) for part, shape in shapes.items())}
+    hidden, weights, indices = (tape.external(shape, dtype, tape.slot(dtype, "activation"), -1) for shape, dtype in (
+        ((TOKENS, 256), "bf16"), ((TOKENS, 2), "fp32"), ((TOKENS, 2), "int64")))
+    hidden.node, weights.node = Node(), Node()
+    out = hub_layers.experts(tape, Run(1, TOKENS, "bf16", params), "m", Moe(256, 8, 2, 128, 0), hidden, indices, weights)
+    forward = amounts(tape.cut())
+    tape.seed(out, hidden)
+    tape.backward()
+    assert sum(forward) == truth["kept"]
+    assert [size for size in forward if size > 0] == truth["forward"]
+    assert [size for size in amounts(tape.cut()) if size > 0] == truth["backward"]
+
+
+def amounts(section: Section) -> list[int]:
+    return [amount for op, _, _, amount, _, _ in section.rows if op in (Op.ALLOC, Op.FREE)]
