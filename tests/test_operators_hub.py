@@ -10,17 +10,22 @@ import pytest
 
 import small
 from simcore.errors import NotYet
+from simcore.flows import flow_of
 from simcore.graph import ModelGraph, build, model_config
 from simcore.lora import LoraChoice
 from simcore.lora_names import name_adapters
+from simcore.lower import lower
 from simcore.models.blocks import Moe
 from simcore.operators import hub, hub_layers
 from simcore.plan import place
+from simcore.program import Program
 from simcore.recording import LayerTape, Run
 from simcore.report import Report
+from simcore.schedule import actions
 from simcore.setup import prepare
 from simcore.simulate import simulate
 from simcore.tape import Node, Op, Param, Section, Tape
+from simcore.tiles import Workload
 
 NANO = "nemotron-3-nano-30b-a3b"
 LINEARS = ("q_proj", "k_proj", "v_proj", "o_proj", "in_proj", "up_proj", "down_proj", "lm_head")
@@ -153,7 +158,8 @@ def test_the_loop_is_torch_s_own_birth_by_birth() -> None:
     hidden, weights, indices = (tape.external(shape, dtype, tape.slot(dtype, "activation"), -1) for shape, dtype in (
         ((TOKENS, 256), "bf16"), ((TOKENS, 2), "fp32"), ((TOKENS, 2), "int64")))
     hidden.node, weights.node = Node(), Node()
-    out = hub_layers.experts(tape, Run(1, TOKENS, "bf16", params), "m", Moe(256, 8, 2, 128, 0), hidden, indices, weights)
+    run, block = Run(1, TOKENS, "bf16", params), Moe(256, 8, 2, 128, 0)
+    out = hub_layers.experts(tape, run, "m", block, hidden, indices, weights)
     forward = amounts(tape.cut())
     tape.seed(out, hidden)
     tape.backward()
@@ -164,3 +170,39 @@ def test_the_loop_is_torch_s_own_birth_by_birth() -> None:
 
 def amounts(section: Section) -> list[int]:
     return [amount for op, _, _, amount, _, _ in section.rows if op in (Op.ALLOC, Op.FREE)]
+
+
+# ---- attention and loss ---------------------------------------------------------------------------------------------
+@pytest.mark.parametrize("given", ["eager", "sdpa", "flash_attention_2"])
+def test_no_attention_keeps_probabilities_and_all_keep_repeated_heads(given: str) -> None:
+    """4 heads of 64, 2 of keys: both of the repeated, and no square of 64 positions a head."""
+    report = ran({"dp_shard": 2}, options={"attn_implementation": given})
+    assert report.status == "ok"
+    made = small.postings(program_of(options={"attn_implementation": given}), "mixer.heads")
+    assert sorted(size for _, phase, size in made if phase == "forward") == [TOKENS * 256 * 2] * 2
+
+
+@pytest.mark.parametrize(("given", "count"), [("eager", 1), ("sdpa", 1), ("flash_attention_2", 0)])
+def test_a_causal_mask_that_nobody_reads_lives_while_the_model_runs(given: str, count: int) -> None:
+    found = small.postings(program_of(options={"attn_implementation": given}), "causal_mask")
+    assert [size for _, _, size in found] == [TOKENS * TOKENS * 2, -TOKENS * TOKENS * 2] * count
+    assert {phase for _, phase, _ in found} <= {"forward"}
+
+
+@pytest.mark.parametrize(("batch", "copies"), [(1, 0), (2, 1)])
+def test_logits_without_the_last_are_a_copy_where_there_are_several_rows(batch: int, copies: int) -> None:
+    slots: dict[tuple[str, str], int] = {}
+    graph = graph_of(small.TINY)
+    (loss,) = (kind for kind in graph.kinds if kind.name == "loss")
+    tape = hub.record(loss, Run(batch, TOKENS, "bf16", {}), slots, {})
+    copied = slots.get(("shifted_logits", "activation"))
+    whole, cut = batch * TOKENS * 1024 * 4, batch * (TOKENS - 1) * 1024 * 4
+    assert [row[3] for row in tape.forward.rows if row[0] == Op.ALLOC and row[2] == copied] == [cut] * copies
+    assert [size for size in amounts(tape.backward) if size == whole] == [whole]  # zeros that the slice is put into
+
+
+def program_of(**given: Any) -> Program:
+    asked = small.scenario("fsdp2", {"dp_shard": 2}, **given).model_copy(update={"implementation": "hub"})
+    job, table = prepare(asked)
+    plan = place(job.graph, job.mesh, table, 0)
+    return lower(plan, Workload(1, TOKENS, 2 << 16), actions(table.schedule, plan.stage, 1), flow_of(table))

@@ -3,7 +3,8 @@
     python tests/truth/probe_hub.py > tests/truth/tape/hub-torch-2.13.0.json
 
 The loop is written here as NemotronHMOE.moe runs it. A CPU runs it once forward and backward, a dispatch mode sees
-every storage that an operator makes. Goes out: bytes kept when forward is over, and bytes of every birth in order, each pass apart.
+every storage that an operator makes. Goes out: bytes kept when forward is over, and bytes of every birth in order,
+each pass apart.
 `aminmax` of one_hot, which asks for the numbers' range on a CPU alone, is left out.
 """
 
