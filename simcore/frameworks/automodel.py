@@ -103,6 +103,9 @@ _RAN = {"automodel": ("automodel", "0.7.0 _transformers/registry.py MODEL_ARCH_M
 _OF_HF = (*RELEASE_0_7_0, ("loss", "automodel"), ("experts_implementation", "grouped_mm"))
 _EAGER = ("implementation", "transformers' layers run as they are", "assumed", "0.7.0 _transformers/auto_model.py: "
           "use_liger_kernel puts Liger's kernels in their place where that is installed")
+_STAGES = ("mesh.pp", "what PyTorch's stages hold of all microbatches is left out: buffers of what they receive, and "
+           "the last stage's logits", "assumed", "torch 2.13 distributed/pipelining/stage.py; 0.7.0 recipes/llm/"
+           "train_ft.py:1312 does not say return_outputs=False: peaks of stages are too low")
 _PACKED = ("training.lengths", "attention by TE, in its layout thd", "assumed", "0.7.0 components/attention/utils.py: "
            "backend.attn te; SDPA would need a mask for each pair of positions")
 _LATENT = ("attention", "by TE on cuDNN; backward sums dq in fp32", "assumed", "0.7.0 models/common/utils.py: "
@@ -132,6 +135,7 @@ def _assumptions(job: Job, options: dict[str, object]) -> tuple[tuple[str, str, 
     """Packs need TE. A mesh that the parallelizer serves and the loader before it does not is shown, with that said."""
     made = [_PACKED] if job.scenario.training.lengths == "packed" else []
     made += [_EAGER] if job.graph.implementation == "hf" else []
+    made += [_STAGES] if job.mesh.pp > 1 else []
     if job.graph.architecture.family == "qwen3_moe" and job.graph.implementation != "hf":
         made += [_LATENT, _FAKE_GATE if options.get("fake_balanced_gate") is True else _BALANCED]
     if job.graph.architecture.family == "deepseek_v3":
