@@ -85,8 +85,9 @@ def _track(program: Program, mesh: Mesh, topology: Topology, compute: str) -> Tr
     ns = np.zeros(len(rows), dtype=np.int64)
     kinds = rows[kernels, SLOT]
     in_fp8 = kinds >= Kernel.FP8_GEMM
-    ns[kernels] = compute_ns(topology.device, np.where(in_fp8, kinds - Kernel.FP8_GEMM, kinds), rows[kernels, AMOUNT],
-                             rows[kernels, AUX], np.where(in_fp8, _DTYPE_ID["fp8"], _DTYPE_ID[compute]))
+    ns[kernels] = compute_ns(
+        topology.device, topology.efficiency, np.where(in_fp8, kinds - Kernel.FP8_GEMM, kinds), rows[kernels, AMOUNT],
+        rows[kernels, AUX], np.where(in_fp8, _DTYPE_ID["fp8"], _DTYPE_ID[compute]))
     comms = list(program.tables.comms)
 
     def call_ns(comm: int, payload: int) -> int:

@@ -1,7 +1,7 @@
 """How long one thing takes alone, in whole nanoseconds: a kernel, a collective, a copy to the host.
 
-The only floats of the engine: rates and shares come from the topology, the result is rounded up once. Overlap, queues
-and shared links are not here. Every function is deterministic and never falls when bytes or FLOPs grow.
+The only floats of the engine: rates come from the topology, shares from its efficiency, the result is rounded up once.
+Overlap, queues and shared links are not here. Every function is deterministic and never falls when bytes or FLOPs grow.
 """
 
 from __future__ import annotations
@@ -13,7 +13,8 @@ from typing import Final, Literal, NamedTuple
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
-from simcore.device import Device, KernelShare
+from simcore.device import Device
+from simcore.efficiency import Efficiency, KernelShare
 from simcore.errors import InputError, Problem
 from simcore.quantity import Rate
 from simcore.topology import Fabric, HostLink, Link
@@ -40,7 +41,7 @@ class _KernelTable(NamedTuple):
     launch_ns: float
 
 
-def compute_ns(device: Device, kernel_ids: ArrayLike, flops: ArrayLike, bytes_moved: ArrayLike,
+def compute_ns(device: Device, efficiency: Efficiency, kernel_ids: ArrayLike, flops: ArrayLike, bytes_moved: ArrayLike,
                dtype_ids: ArrayLike) -> NDArray[np.int64]:
     """Nanoseconds of each kernel: the longest of its arithmetic, its memory traffic, and its launch.
 
@@ -48,7 +49,7 @@ def compute_ns(device: Device, kernel_ids: ArrayLike, flops: ArrayLike, bytes_mo
     multiply-add; `bytes_moved` is read plus written. The launch is a floor: launches of other kernels hide it when it
     is shorter. InputError when the device has no such format.
     """
-    table = _kernel_table(device)
+    table = _kernel_table(device, efficiency)
     kernels, dtypes = np.asarray(kernel_ids), np.asarray(dtype_ids)
     ns_per_flop = table.ns_per_flop[kernels, dtypes]
     if np.isnan(ns_per_flop).any():
@@ -60,17 +61,17 @@ def compute_ns(device: Device, kernel_ids: ArrayLike, flops: ArrayLike, bytes_mo
 
 
 @lru_cache(maxsize=8)
-def _kernel_table(device: Device) -> _KernelTable:
-    shares = [getattr(device.kernels, "copy_" if name == "copy" else name) for name in KERNELS]
-    per_flop = np.array([[_ns_per_flop(device, share, dtype) for dtype in DTYPES] for share in shares])
+def _kernel_table(device: Device, efficiency: Efficiency) -> _KernelTable:
+    shares = [getattr(efficiency.kernels, "copy_" if name == "copy" else name) for name in KERNELS]
+    per_flop = np.array([[_ns_per_flop(device, efficiency, share, dtype) for dtype in DTYPES] for share in shares])
     per_byte = np.array([1e9 / (device.memory_bandwidth.si * share.memory.si) for share in shares])
-    return _KernelTable(per_flop, per_byte, device.launch.si * 1e9)
+    return _KernelTable(per_flop, per_byte, efficiency.launch.si * 1e9)
 
 
-def _ns_per_flop(device: Device, share: KernelShare, dtype: str) -> float:
+def _ns_per_flop(device: Device, efficiency: Efficiency, share: KernelShare, dtype: str) -> float:
     if share.compute is None:
         return 1e9 / device.peak.fp32.si
-    peak, kept = getattr(device.peak, dtype), getattr(device.low_precision, dtype, None)
+    peak, kept = getattr(device.peak, dtype), getattr(efficiency.low_precision, dtype, None)
     return 1e9 / (peak.si * share.compute.si * (kept.si if kept else 1.0)) if peak else math.nan
 
 

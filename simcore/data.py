@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+import difflib
+from collections.abc import Mapping
 from functools import lru_cache
 from pathlib import Path
 from typing import Final, Literal
 
 from simcore.errors import InputError, Problem
 
-__all__ = ["Kind", "data_folder", "example"]
+__all__ = ["Kind", "data_folder", "example", "find_file"]
 
 Kind = Literal["topologies", "scenarios", "measured"]
 _IN_CHECKOUT: Final[dict[Kind, str]] = {"measured": "tests/truth/measured"}
@@ -33,3 +35,17 @@ def example(name: str) -> Path:
     if name not in found:
         raise InputError(Problem(f"example {name}", f"is none of: {', '.join(found)}"))
     return found[name]
+
+
+def find_file(what: str, ref: str | Path, known: Mapping[str, Path], where: str, folder: Path = Path()) -> Path:
+    """The file that `known` has under the name `ref`, else the file at that path, which starts from `folder`.
+
+    InputError at `where` when there is neither, with the nearest name.
+    """
+    if str(ref) in known:
+        return known[str(ref)]
+    if (folder / ref).exists():
+        return folder / ref
+    near = difflib.get_close_matches(str(ref), known, n=1)
+    hint = f"; did you mean {near[0]}?" if near else "."
+    raise InputError(Problem(where, f"no {what} {str(ref)!r}{hint} Known: {', '.join(known)}, or the path of a file"))

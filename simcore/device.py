@@ -1,4 +1,7 @@
-"""One GPU: memory, peaks, and what each class of kernel reaches of them."""
+"""One GPU: its memory and its peaks, as the driver and the datasheet give them.
+
+What kernels reach of the peaks is `simcore/efficiency.py`.
+"""
 
 from __future__ import annotations
 
@@ -6,9 +9,9 @@ from typing import Self
 
 from pydantic import Field, model_validator
 
-from simcore.quantity import Bytes, Duration, FlopRate, Frozen, Rate, Share, SmCount
+from simcore.quantity import Bytes, FlopRate, Frozen, Rate, SmCount
 
-__all__ = ["Device", "KernelShare", "Kernels", "LowPrecision", "Memory", "Peaks"]
+__all__ = ["Device", "Memory", "Peaks"]
 
 
 class Memory(Frozen):
@@ -40,39 +43,8 @@ class Peaks(Frozen):
     fp4: FlopRate | None = None
 
 
-class LowPrecision(Frozen):
-    """What is left of a kernel's compute share when it runs in a low-precision format."""
-
-    fp8: Share | None = None
-    fp4: Share | None = None
-
-
-class KernelShare(Frozen):
-    """What a kernel reaches of the peak (None: it runs on the fp32 vector units) and of the memory bandwidth."""
-
-    compute: Share | None = None
-    memory: Share
-
-
-class Kernels(Frozen):
-    """The closed set of kernel classes; order is that of `simcore.cost.KERNELS`."""
-
-    gemm: KernelShare
-    grouped_gemm: KernelShare
-    attention: KernelShare
-    mamba_scan: KernelShare
-    conv: KernelShare
-    norm: KernelShare
-    elementwise: KernelShare
-    permute: KernelShare
-    loss: KernelShare
-    embedding: KernelShare
-    optimizer: KernelShare
-    copy_: KernelShare = Field(alias="copy")  # `copy` is a method of pydantic models
-
-
 class Device(Frozen):
-    """One GPU. `launch` is the least time a kernel takes, because the host must launch it."""
+    """One GPU."""
 
     name: str
     compute_capability: str = Field(pattern=r"^\d+\.\d+$")
@@ -80,9 +52,6 @@ class Device(Frozen):
     memory: Memory
     memory_bandwidth: Rate
     peak: Peaks
-    low_precision: LowPrecision = LowPrecision()
-    kernels: Kernels
-    launch: Duration
 
     @property
     def architecture(self) -> int:

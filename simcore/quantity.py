@@ -3,14 +3,19 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Iterator
 from functools import cached_property
-from typing import Any, ClassVar, Literal
+from typing import Any, ClassVar, Final, Literal, TypeVar
 
-from pydantic import BaseModel, ConfigDict, Field, field_validator, model_validator
+from pydantic import BaseModel, ConfigDict, Field, ValidationError, field_validator, model_validator
 
+from simcore.document import Document
+from simcore.errors import InputError, Problem
 from simcore.units import parse_quantity
 
-__all__ = ["Bytes", "Duration", "FlopRate", "Frozen", "GpuCount", "Quantity", "Rate", "Share", "SmCount"]
+__all__ = ["Bytes", "Duration", "FlopRate", "Frozen", "GpuCount", "Quantity", "Rate", "Share", "SmCount", "read_values"]
+
+_MESSAGES: Final = {"extra_forbidden": "unknown key", "missing": "is missing"}
 
 
 class Frozen(BaseModel):
@@ -99,3 +104,24 @@ class SmCount(Quantity):
 
     unit = "SM"
     smallest = 1.0
+
+
+FileKind = TypeVar("FileKind", bound=Frozen)
+
+
+def read_values(kind: type[FileKind], document: Document, **loaded: object) -> FileKind:
+    """What a file says, as a `kind`; `loaded` are values that take the place of keys.
+
+    InputError with `file:line` of every key and quantity that is wrong.
+    """
+    try:
+        return kind.model_validate({**document.data, **loaded})
+    except ValidationError as error:
+        raise InputError(_problems(document, error)) from None
+
+
+def _problems(document: Document, error: ValidationError) -> Iterator[Problem]:
+    for item in error.errors():
+        key = ".".join(map(str, item["loc"])).removesuffix(".value")
+        message = _MESSAGES.get(item["type"], item["msg"].removeprefix("Value error, "))
+        yield Problem(document.where(item["loc"]), f"{key}: {message}" if key else message)

@@ -5,25 +5,22 @@ A *node* here is what NVLink joins (8 GPUs of a DGX, 72 of an NVL72); a *host* i
 
 from __future__ import annotations
 
-import difflib
 import math
-from collections.abc import Iterator
 from dataclasses import dataclass
 from functools import cache, lru_cache
 from pathlib import Path
-from typing import Final, Literal, Self
+from typing import Literal, Self
 
-from pydantic import Field, ValidationError, model_validator
+from pydantic import Field, model_validator
 
-from simcore.data import data_folder
+from simcore.data import data_folder, find_file
 from simcore.device import Device
 from simcore.document import Document, read_document
+from simcore.efficiency import Efficiency, load_efficiency
 from simcore.errors import InputError, Problem
-from simcore.quantity import Bytes, Duration, Frozen, GpuCount, Rate
+from simcore.quantity import Bytes, Duration, Frozen, GpuCount, Rate, read_values
 
 __all__ = ["BusBandwidth", "Fabric", "HostLink", "Link", "Node", "Topology", "load_topology", "topology_names"]
-
-_MESSAGES: Final = {"extra_forbidden": "unknown key", "missing": "is missing"}
 
 
 class BusBandwidth(Frozen):
@@ -99,6 +96,7 @@ class Topology(Frozen):
 
     name: str
     device: Device
+    efficiency: Efficiency
     node: Node
     network: Fabric | None = None
     num_nodes: int | None = Field(None, ge=1, strict=True)
@@ -184,9 +182,13 @@ def _members(node: int, start: int, group_size: int, stride: int, gpus_per_node:
 
 
 @lru_cache(maxsize=1)
+def _files() -> dict[str, Path]:
+    return {path.stem: path for path in sorted(data_folder("topologies").glob("*.yaml"))}
+
+
 def topology_names() -> tuple[str, ...]:
     """Names of the built-in topologies, sorted."""
-    return tuple(sorted(path.stem for path in data_folder("topologies").glob("*.yaml")))
+    return tuple(_files())
 
 
 def load_topology(ref: str | Path, num_nodes: int | None = None, where: str = "topology") -> Topology:
@@ -195,39 +197,24 @@ def load_topology(ref: str | Path, num_nodes: int | None = None, where: str = "t
     InputError: unknown name or file (asked for at `where`), a key or a quantity that is wrong (all of them at once),
     fewer nodes than asked. A file is read once.
     """
-    topology = _built_in(str(ref)) if str(ref) in topology_names() else _read(_find(ref, where))
+    topology = _read(find_file("topology", ref, _files(), where))
     return topology if num_nodes is None else topology.bounded(num_nodes)
-
-
-@lru_cache(maxsize=64)
-def _built_in(name: str) -> Topology:
-    return _read(data_folder("topologies") / f"{name}.yaml")
 
 
 @lru_cache(maxsize=64)
 def _read(path: Path) -> Topology:
     document = read_document(path)
-    try:
-        return Topology.model_validate(document.data)
-    except ValidationError as error:
-        raise InputError(_problems(document, error)) from None
+    named = {"efficiency": _efficiency(document)} if "efficiency" in document.data else {}
+    return read_values(Topology, document, **named)
 
 
-def _find(ref: str | Path, where: str) -> Path:
-    if Path(ref).exists():
-        return Path(ref)
-    names = topology_names()
-    near = difflib.get_close_matches(str(ref), names, n=1)
-    hint = f"; did you mean {near[0]}?" if near else "."
-    raise _problem(where, f"no topology {str(ref)!r}{hint} Known: {', '.join(names)}, or the path of a file")
+def _efficiency(document: Document) -> Efficiency:
+    ref, where = document.data["efficiency"], document.where(("efficiency",))
+    if not isinstance(ref, str):
+        raise _problem(where, f"efficiency: expected the name or path of an efficiency file, got {ref!r}")
+    return load_efficiency(ref, where, document.folder)
 
 
 def _problem(where: str, message: str) -> InputError:
     return InputError(Problem(where, message))
 
-
-def _problems(document: Document, error: ValidationError) -> Iterator[Problem]:
-    for item in error.errors():
-        key = ".".join(map(str, item["loc"])).removesuffix(".value")
-        message = _MESSAGES.get(item["type"], item["msg"].removeprefix("Value error, "))
-        yield Problem(document.where(item["loc"]), f"{key}: {message}" if key else message)

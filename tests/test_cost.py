@@ -6,11 +6,13 @@ import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from numpy.typing import ArrayLike, NDArray
 
 from simcore.cost import COLLECTIVES, DTYPES, KERNELS, collective_ns, compute_ns, copy_ns, wire_bytes
-from simcore.device import Kernels, Peaks
+from simcore.device import Peaks
+from simcore.efficiency import Kernels
 from simcore.errors import InputError
-from simcore.topology import Link, load_topology
+from simcore.topology import Link, Topology, load_topology
 
 A100, H100, B200 = (load_topology(name) for name in ("dgx-a100", "dgx-h100", "dgx-b200"))
 BF16 = DTYPES.index("bf16")
@@ -22,35 +24,39 @@ unhurried = settings(deadline=None, max_examples=50)
 powers = st.sampled_from([1, 2, 4, 8, 16, 32])
 
 
-def test_the_tables_name_what_the_topology_files_hold() -> None:
+def kernel_ns(machine: Topology, *columns: ArrayLike) -> NDArray[np.int64]:
+    return compute_ns(machine.device, machine.efficiency, *columns)
+
+
+def test_the_tables_name_what_the_files_hold() -> None:
     assert tuple(field.alias or name for name, field in Kernels.model_fields.items()) == KERNELS
     assert tuple(Peaks.model_fields) == DTYPES
 
 
 def test_a_large_gemm_runs_at_its_share_of_the_peak() -> None:
-    [ns] = compute_ns(H100.device, [GEMM], [2 * 8192**3], [3 * 2 * 8192**2], [BF16])
+    [ns] = kernel_ns(H100, [GEMM], [2 * 8192**3], [3 * 2 * 8192**2], [BF16])
     assert ns == pytest.approx(2 * 8192**3 / (989.4e12 * 0.723) * 1e9, abs=1)
 
 
 def test_a_norm_runs_at_its_share_of_the_memory_bandwidth() -> None:
-    [ns] = compute_ns(H100.device, [KERNELS.index("norm")], [10**9], [10**9], [BF16])
+    [ns] = kernel_ns(H100, [KERNELS.index("norm")], [10**9], [10**9], [BF16])
     assert ns == pytest.approx(1e9 / (3.35e12 * 0.796) * 1e9, abs=1)
 
 
 def test_a_tiny_kernel_costs_its_launch() -> None:
     every = np.arange(len(KERNELS))
-    assert (compute_ns(H100.device, every, 0, 0, BF16) == 5000).all()
+    assert (kernel_ns(H100, every, 0, 0, BF16) == 5000).all()
 
 
 def test_fp8_is_refused_where_there_is_none() -> None:
     with pytest.raises(InputError, match=r"A100.* does not compute in fp4, fp8"):
-        compute_ns(A100.device, [GEMM, GEMM], [1, 1], [1, 1], [DTYPES.index("fp8"), DTYPES.index("fp4")])
-    assert compute_ns(A100.device, [KERNELS.index("copy")], [0], [1], [DTYPES.index("fp8")])[0] == 5000
+        kernel_ns(A100, [GEMM, GEMM], [1, 1], [1, 1], [DTYPES.index("fp8"), DTYPES.index("fp4")])
+    assert kernel_ns(A100, [KERNELS.index("copy")], [0], [1], [DTYPES.index("fp8")])[0] == 5000
 
 
 def test_fp8_keeps_less_of_its_peak_on_blackwell() -> None:
     flops = 10**15
-    bf16, fp8 = compute_ns(B200.device, [GEMM, GEMM], flops, 0, [BF16, DTYPES.index("fp8")])
+    bf16, fp8 = kernel_ns(B200, [GEMM, GEMM], flops, 0, [BF16, DTYPES.index("fp8")])
     assert bf16 / fp8 == pytest.approx(2 * 0.862, rel=1e-6)
 
 
@@ -58,7 +64,7 @@ def test_fp8_keeps_less_of_its_peak_on_blackwell() -> None:
 @given(kernel=st.integers(0, len(KERNELS) - 1), flops=st.integers(0, 2**60), size=st.integers(0, 2**45),
        more=st.integers(0, 2**40))
 def test_kernels_never_get_faster_with_more_work(kernel: int, flops: int, size: int, more: int) -> None:
-    base, worked, moved = compute_ns(H100.device, [kernel] * 3, [flops, flops + more, flops], [size, size, size + more],
+    base, worked, moved = kernel_ns(H100, [kernel] * 3, [flops, flops + more, flops], [size, size, size + more],
                                      [BF16] * 3)
     assert 0 < base <= min(worked, moved)
 
@@ -67,8 +73,8 @@ def test_kernels_of_a_column_cost_what_each_costs_alone() -> None:
     rng = np.random.default_rng(0)
     kernels, dtypes = rng.integers(0, len(KERNELS), 500), rng.integers(0, 5, 500)
     flops, sizes = rng.integers(0, 10**14, 500), rng.integers(0, 10**10, 500)
-    column = compute_ns(H100.device, kernels, flops, sizes, dtypes)
-    alone = [compute_ns(H100.device, *row)[()] for row in zip(kernels, flops, sizes, dtypes, strict=True)]
+    column = kernel_ns(H100, kernels, flops, sizes, dtypes)
+    alone = [kernel_ns(H100, *row)[()] for row in zip(kernels, flops, sizes, dtypes, strict=True)]
     assert column.dtype == np.int64
     assert column.tolist() == alone
 

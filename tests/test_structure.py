@@ -14,8 +14,9 @@ ROOT = Path(__file__).resolve().parents[1]
 # A file imports only from files above it. A name that ends in `/` is a folder, whose files may import each other;
 # a file that is also named by itself stands where it is named.
 ORDER = (
-    "errors", "units", "scaling", "quantity", "data", "yaml_parser", "document", "block", "training", "scenario",
-    "sweep", "starter", "loading", "device", "topology", "tensor", "models/blocks", "models/architecture", "rows",
+    "errors", "units", "scaling", "data", "yaml_parser", "document", "quantity", "block", "training", "scenario",
+    "sweep", "starter", "loading", "device", "efficiency", "topology",
+    "tensor", "models/blocks", "models/architecture", "rows",
     "checkpoint", "tape", "recording", "operators/", "models/", "graph", "mesh", "form", "schedule", "transfer",
     "reducer", "zero", "framework", "lora", "lora_names", "lora_bridge", "lora_automodel", "routing", "packing", "job",
     "stages", "frameworks/", "plan", "update", "on_host", "buffers", "chunks", "fold", "schedules/", "setup", "tile",
@@ -31,8 +32,8 @@ DOORS = {
     "networkx": {"graph"},
     "simpy": {"timeline"},
     "ruamel": {"document", "yaml_parser"},
-    "pydantic": {"block", "quantity", "training", "scenario", "device", "topology", "report", "compare", "measured",
-                 "tolerance", "validate"},
+    "pydantic": {"block", "quantity", "training", "scenario", "device", "efficiency", "topology", "report", "compare",
+                 "measured", "tolerance", "validate"},
     "rich": {"table", "summary", "output"},
     "typer": {"cli"},
 }

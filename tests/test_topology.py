@@ -11,6 +11,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from simcore.data import data_folder
+from simcore.efficiency import efficiency_names, load_efficiency
 from simcore.errors import InputError
 from simcore.topology import Link, Topology, load_topology, topology_names
 
@@ -89,7 +90,9 @@ def test_a_path_is_read_too(tmp_path: Path) -> None:
     ('"450 GB/s"', '"450 GiB"', "node.nvlink.bandwidth: expected a quantity in B/s"),
     ('"3.35 TB/s"', "3", "device.memory_bandwidth: expected a number with the unit B/s"),
     ('"3.35 TB/s"', '"1e999 TB/s"', "device.memory_bandwidth: must be"),
-    ('"72.3%"', '"123%"', "device.kernels.gemm.compute: must be more than zero and at most 100%"),
+    ("efficiency: h100", "efficiency: h10", "mine.yaml:18: no efficiency 'h10'; did you mean h100?"),
+    ("efficiency: h100", "efficiency: 7", "efficiency: expected the name or path of an efficiency file, got 7"),
+    ("efficiency: h100\n", "", "efficiency: is missing"),
     ('"79.11 GiB"', '"99 GiB"', "device.memory: expected context < usable <= total"),
     ("  hop_latency", "  hop_latenzy", "node.nvlink.hop_latenzy: unknown key"),
     ("  num_sms", "  num_sm", "device.num_sms: is missing"),
@@ -108,6 +111,19 @@ def test_all_mistakes_are_told_together(tmp_path: Path) -> None:
     text = told(edited(tmp_path, ('"450 GB/s"', '"0 GB/s"'), ('"50 GB/s"', '"0 GB/s"')))
     assert "node.nvlink.bandwidth" in text
     assert "network.bandwidth" in text
+
+
+def test_what_kernels_reach_is_no_topology() -> None:
+    assert H100.efficiency == load_topology("dgx-h200").efficiency == load_efficiency("h100")
+    assert not set(topology_names()) & set(efficiency_names())
+
+
+def test_an_efficiency_is_looked_for_beside_the_topology_that_names_it(tmp_path: Path) -> None:
+    built_in = (data_folder("topologies") / "efficiency" / "b200.yaml").read_text(encoding="utf-8")
+    (tmp_path / "ours").mkdir()
+    (tmp_path / "ours" / "measured.yaml").write_text(built_in, encoding="utf-8")
+    path = edited(tmp_path, ("efficiency: h100", "efficiency: ours/measured.yaml"))
+    assert load_topology(path).efficiency == load_efficiency("b200")
 
 
 def test_more_ranks_than_gpus_are_refused() -> None:

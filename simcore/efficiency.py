@@ -1,0 +1,76 @@
+"""What kernels reach of a GPU's peaks, read from `topologies/efficiency/*.yaml` or a file of one's own.
+
+A topology file names one. Datasheets and measurements stay apart, so that shares measured on one machine can be put in
+the place of ours without touching what the machine is.
+"""
+
+from __future__ import annotations
+
+from functools import lru_cache
+from pathlib import Path
+
+from pydantic import Field
+
+from simcore.data import data_folder, find_file
+from simcore.document import read_document
+from simcore.quantity import Duration, Frozen, Share, read_values
+
+__all__ = ["Efficiency", "KernelShare", "Kernels", "LowPrecision", "efficiency_names", "load_efficiency"]
+
+
+class LowPrecision(Frozen):
+    """What is left of a kernel's compute share when it runs in a low-precision format."""
+
+    fp8: Share | None = None
+    fp4: Share | None = None
+
+
+class KernelShare(Frozen):
+    """What a kernel reaches of the peak (None: it runs on the fp32 vector units) and of the memory bandwidth."""
+
+    compute: Share | None = None
+    memory: Share
+
+
+class Kernels(Frozen):
+    """The closed set of kernel classes; order is that of `simcore.cost.KERNELS`."""
+
+    gemm: KernelShare
+    grouped_gemm: KernelShare
+    attention: KernelShare
+    mamba_scan: KernelShare
+    conv: KernelShare
+    norm: KernelShare
+    elementwise: KernelShare
+    permute: KernelShare
+    loss: KernelShare
+    embedding: KernelShare
+    optimizer: KernelShare
+    copy_: KernelShare = Field(alias="copy")  # `copy` is a method of pydantic models
+
+
+class Efficiency(Frozen):
+    """Of one kind of GPU. `launch` is the least time a kernel takes, because the host must launch it."""
+
+    name: str
+    low_precision: LowPrecision = LowPrecision()
+    kernels: Kernels
+    launch: Duration
+
+
+def efficiency_names() -> tuple[str, ...]:
+    """Names of the built-in files, sorted."""
+    return tuple(_built_in())
+
+
+@lru_cache(maxsize=1)
+def _built_in() -> dict[str, Path]:
+    return {path.stem: path for path in sorted(data_folder("topologies").glob("efficiency/*.yaml"))}
+
+
+def load_efficiency(ref: str | Path, where: str = "efficiency", folder: Path = Path()) -> Efficiency:
+    """Load the built-in file of that name, or the file at that path, which starts from `folder`.
+
+    InputError: unknown name or file (asked for at `where`), a key or a quantity that is wrong (all of them at once).
+    """
+    return read_values(Efficiency, read_document(find_file("efficiency", ref, _built_in(), where, folder)))

@@ -1,0 +1,74 @@
+"""What kernels reach: the built-in files, and files of one's own."""
+
+from __future__ import annotations
+
+import copy
+from pathlib import Path
+
+import pytest
+
+from simcore.data import data_folder
+from simcore.efficiency import efficiency_names, load_efficiency
+from simcore.errors import InputError
+
+
+def edited(folder: Path, old: str, new: str) -> Path:
+    text = (data_folder("topologies") / "efficiency" / "h100.yaml").read_text(encoding="utf-8")
+    assert old in text
+    path = folder / "mine.yaml"
+    path.write_text(text.replace(old, new, 1), encoding="utf-8")
+    return path
+
+
+@pytest.mark.parametrize("name", efficiency_names())
+def test_built_in_files_load_and_hash(name: str) -> None:
+    efficiency = load_efficiency(name)
+    assert efficiency.name == name
+    assert hash(efficiency) == hash(load_efficiency(name))
+    assert copy.deepcopy(efficiency) == efficiency
+
+
+@pytest.mark.parametrize("name", efficiency_names())
+def test_every_number_of_a_built_in_file_has_a_source(name: str) -> None:
+    assert "written in the topology file" not in load_efficiency(name).model_dump_json()
+
+
+@pytest.mark.parametrize("name", efficiency_names())
+def test_every_built_in_file_is_used_by_a_machine(name: str) -> None:
+    machines = data_folder("topologies").glob("*.yaml")
+    assert any(f"\nefficiency: {name}\n" in path.read_text(encoding="utf-8") for path in machines)
+
+
+def test_an_unknown_name_is_told_where_it_was_asked_for() -> None:
+    with pytest.raises(InputError, match=r"mine.yaml:3: no efficiency 'h1000'; did you mean h100\?") as error:
+        load_efficiency("h1000", "mine.yaml:3")
+    assert all(name in str(error.value) for name in efficiency_names())
+
+
+def test_a_path_starts_from_the_folder_that_is_given(tmp_path: Path) -> None:
+    edited(tmp_path, '{value: "72.3%", kind: fitted', '{value: "50%", kind: measured')
+    gemm = load_efficiency("mine.yaml", folder=tmp_path).kernels.gemm.compute
+    assert gemm is not None
+    assert (gemm.si, gemm.kind) == (0.5, "measured")
+
+
+@pytest.mark.parametrize(("old", "new", "message"), [
+    ('"72.3%"', '"123%"', "kernels.gemm.compute: must be more than zero and at most 100%"),
+    ('"72.3%"', '"0.723"', "kernels.gemm.compute: expected a number with the unit %"),
+    ('"5 us"', '"5 MB"', "launch: expected a quantity in s"),
+    ("  optimizer:", "  optimiser:", "kernels.optimiser: unknown key"),
+    ("  fp8:", "  fp16:", "low_precision.fp16: unknown key"),
+    ("name: h100\n", "", "name: is missing"),
+])
+def test_wrong_files_are_told_where_and_what(tmp_path: Path, old: str, new: str, message: str) -> None:
+    with pytest.raises(InputError) as error:
+        load_efficiency(edited(tmp_path, old, new))
+    assert message in str(error.value)
+    assert "mine.yaml:" in str(error.value)
+
+
+def test_all_mistakes_are_told_together(tmp_path: Path) -> None:
+    text = edited(tmp_path, '"72.3%"', '"0%"').read_text(encoding="utf-8").replace('"5 us"', '"5"')
+    (tmp_path / "mine.yaml").write_text(text, encoding="utf-8")
+    with pytest.raises(InputError, match=r"(?s)kernels\.gemm\.compute.*launch"):
+        load_efficiency(tmp_path / "mine.yaml")
