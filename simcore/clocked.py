@@ -8,8 +8,11 @@ from functools import lru_cache
 
 import numpy as np
 
-from simcore.cost import DTYPES, collective_ns, compute_ns
+from simcore.cost import DTYPES, KERNELS, collective_ns, compute_ns, exposed_share
 from simcore.fold import RankClass
+from simcore.framework import Framework
+from simcore.launch import launch_ns
+from simcore.libraries import Libraries
 from simcore.mesh import IntArray, Mesh
 from simcore.outline import Outline, Phase
 from simcore.program import Program
@@ -42,10 +45,11 @@ class Clocked:
     times: tuple[ClassTimes, ...]
 
 
-def clock(programs: Sequence[Program], classes: Sequence[RankClass], mesh: Mesh, topology: Topology, compute: str,
-          steady_ones: range, extra_microbatches: int) -> Clocked:
+def clock(programs: Sequence[Program], classes: Sequence[RankClass], mesh: Mesh, topology: Topology,
+          framework: Framework, steady_ones: range, extra_microbatches: int) -> Clocked:
     """Run programs that wrote out some microbatches; `extra_microbatches` more are like the steady ones."""
-    compiled = [_track(program, mesh, topology, compute) for program in programs]
+    compiled = [_track(program, mesh, topology, framework.compute_dtype, framework.libraries) for program in programs]
+    once = int(topology.efficiency.host.step.si * 1e9) if framework.libraries.module_calls else 0
     times = run(compiled, _Wires(programs, classes, mesh, topology))
     rows = tuple(_row_ns(track, t, len(p.places)) for track, t, p in zip(compiled, times, programs, strict=True))
     spent = [_spent(p, r) for p, r in zip(programs, rows, strict=True)]
@@ -58,7 +62,7 @@ def clock(programs: Sequence[Program], classes: Sequence[RankClass], mesh: Mesh,
     weight[first:steady_ones.stop] += repeats
     worst = max(range(len(times)), key=lambda i: (times[i].end, -i))
     return Clocked(
-        max(t.end for t in times) + period * repeats, _phases(weight @ spent[worst]),
+        max(t.end for t in times) + period * repeats + once, _phases(weight @ spent[worst], once),
         _exposed(compiled[worst], times[worst], weight[programs[worst].microbatch]), steady,
         sum(_forward_flops(p, weight) * c.num_ranks for p, c in zip(programs, classes, strict=True)),
         rows, tuple(times))
@@ -79,24 +83,32 @@ def _is_steady(starts: Sequence[IntArray], spent: Sequence[IntArray], ones: rang
     return len(periods) == 1 and (is_last or all((s[first:ones.stop] == s[following]).all() for s in spent))
 
 
-def _track(program: Program, mesh: Mesh, topology: Topology, compute: str) -> Track:
-    rows = program.distinct
+def _track(program: Program, mesh: Mesh, topology: Topology, compute: str, libraries: Libraries) -> Track:
+    rows, efficiency = program.distinct, topology.efficiency
     kernels = np.flatnonzero(rows[:, OP] == Op.COMPUTE)
     ns = np.zeros(len(rows), dtype=np.int64)
-    kinds = rows[kernels, SLOT]
-    in_fp8 = kinds >= Kernel.FP8_GEMM
-    ns[kernels] = compute_ns(
-        topology.device, topology.efficiency, np.where(in_fp8, kinds - Kernel.FP8_GEMM, kinds), rows[kernels, AMOUNT],
-        rows[kernels, AUX], np.where(in_fp8, _DTYPE_ID["fp8"], _DTYPE_ID[compute]))
+    kinds, dtypes = _kinds(rows[kernels, SLOT], compute)
+    kinds[kinds == Kernel.ATTENTION] = KERNELS.index(libraries.attention)
+    ns[kernels] = compute_ns(topology.device, efficiency, kinds, rows[kernels, AMOUNT], rows[kernels, AUX], dtypes)
+    host = launch_ns(efficiency.host, rows[:, OP] == Op.COLLECTIVE, kernels, kinds, libraries)
     comms = list(program.tables.comms)
 
     def call_ns(comm: int, payload: int) -> int:
         collective, axis_name, _ = comms[comm]
         axis = mesh.axis(axis_name)
         size = 2 if collective == "send_recv" else axis.size
-        return collective_ns(collective, payload, size, topology.link(size, axis.stride, mesh.size))
+        alone = collective_ns(collective, payload, size, topology.link(size, axis.stride, mesh.size))
+        return int(alone * exposed_share(efficiency.overlap, axis_name, libraries.overlapped))
 
-    return tracks(program, ns[program.places], call_ns)
+    return tracks(program, ns[program.places], host[program.places], call_ns, efficiency.overlap.contention.si,
+                  stops=libraries.stops_host and libraries.graphs != "step")
+
+
+def _kinds(slots: IntArray, compute: str) -> tuple[IntArray, IntArray]:
+    """Class and format of kernels: those of 8-bit operands have numbers of their own."""
+    in_fp8 = slots >= Kernel.FP8_GEMM
+    return (np.where(in_fp8, slots - Kernel.FP8_GEMM, slots),
+            np.where(in_fp8, _DTYPE_ID["fp8"], _DTYPE_ID[compute]))
 
 
 class _Wires:
@@ -174,20 +186,29 @@ def _bins(outline: Outline) -> tuple[IntArray, int]:
 
 
 def _row_ns(track: Track, times: ClassTimes, num_rows: int) -> IntArray:
-    """When the compute stream reaches each row."""
-    ends = np.array(times.item_ends, dtype=np.int64)
-    late = ends - np.cumsum(track.item_ns)  # what waiting has added up to, after each item
-    reached = np.diff(track.skeleton.item_rows, prepend=-1).clip(0)  # rows up to and with each item's own
-    before = np.repeat(np.concatenate([[0], late[:-1]]), reached)[:num_rows]
-    row_ns: IntArray = track.clock + before
+    """When the compute stream reaches each row.
+
+    What has added up when an item's kernels run is an idle host and contention before them; it waits behind them.
+    """
+    clock = track.item_clock
+    late = np.array(times.item_ends, dtype=np.int64) - clock
+    behind = np.concatenate([[0], late[:-1]])
+    running = late - np.array(times.waited_at, dtype=np.int64)
+    rows_of = np.diff(track.skeleton.item_rows, prepend=-1).clip(0)  # rows up to and with each item's own
+    item = np.repeat(np.arange(len(clock)), rows_of)[:num_rows]
+    is_running = track.clock > np.concatenate([[0], clock[:-1]])[item]
+    row_ns: IntArray = track.clock + np.where(is_running, running[item], behind[item])
     return row_ns
 
 
-def _phases(spent: IntArray) -> dict[str, int]:
-    """By the three phases that a report has; recompute counts as backward, the loss as forward."""
+def _phases(spent: IntArray, once: int) -> dict[str, int]:
+    """By the three phases that a report has; recompute counts as backward, the loss as forward.
+
+    `once`: what the host does once a step is the optimizer's.
+    """
     groups = {"forward": (Phase.FORWARD, Phase.LOSS), "backward": (Phase.BACKWARD, Phase.RECOMPUTE),
               "optimizer": (Phase.OPTIMIZER,)}
-    return {name: int(spent[list(codes)].sum()) for name, codes in groups.items()}
+    return {name: int(spent[list(codes)].sum()) + once * (name == "optimizer") for name, codes in groups.items()}
 
 
 def _exposed(track: Track, times: ClassTimes, weight: IntArray) -> int:

@@ -7,6 +7,7 @@ Overlap, queues and shared links are not here. Every function is deterministic a
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 from functools import lru_cache
 from typing import Final, Literal, NamedTuple
 
@@ -14,15 +15,16 @@ import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
 from simcore.device import Device
-from simcore.efficiency import Efficiency, KernelShare
+from simcore.efficiency import Efficiency, KernelShare, Overlap
 from simcore.errors import InputError, Problem
 from simcore.quantity import Rate
 from simcore.topology import Fabric, HostLink, Link
 
-__all__ = ["COLLECTIVES", "DTYPES", "KERNELS", "collective_ns", "compute_ns", "copy_ns", "wire_bytes", "wire_factor"]
+__all__ = ["COLLECTIVES", "DTYPES", "KERNELS", "collective_ns", "compute_ns", "copy_ns", "exposed_share", "wire_bytes",
+           "wire_factor"]
 
 KERNELS: Final = ("gemm", "grouped_gemm", "attention", "mamba_scan", "conv", "norm", "elementwise", "permute", "loss",
-                  "embedding", "optimizer", "copy")
+                  "embedding", "optimizer", "copy", "attention_flash2")
 DTYPES: Final = ("fp32", "tf32", "bf16", "fp16", "fp8", "fp4")
 COLLECTIVES: Final = ("all_gather", "reduce_scatter", "all_reduce", "all_to_all", "broadcast", "reduce", "gather",
                       "send_recv")
@@ -38,16 +40,21 @@ _MAX_HOPS: Final = 7
 class _KernelTable(NamedTuple):
     ns_per_flop: NDArray[np.float64]  # [kernel, dtype]; NaN where the device has no such format
     ns_per_byte: NDArray[np.float64]  # [kernel]
-    launch_ns: float
+    shortest_ns: float
 
 
 def compute_ns(device: Device, efficiency: Efficiency, kernel_ids: ArrayLike, flops: ArrayLike, bytes_moved: ArrayLike,
                dtype_ids: ArrayLike) -> NDArray[np.int64]:
-    """Nanoseconds of each kernel: the longest of its arithmetic, its memory traffic, and its launch.
+    """Nanoseconds of each kernel: its arithmetic and its memory traffic, at least the shortest that a kernel takes.
 
     `kernel_ids` index `KERNELS`, `dtype_ids` index `DTYPES` (the format of the operands); `flops` counts two for a
-    multiply-add; `bytes_moved` is read plus written. The launch is a floor: launches of other kernels hide it when it
-    is shorter. InputError when the device has no such format.
+    multiply-add; `bytes_moved` is read plus written. InputError when the device has no such format.
+
+    [Note: shapes]
+    Arithmetic and traffic are added, so a kernel reaches less of the peak the fewer FLOPs it has for a byte. For a
+    product of (m, k) and (k, n) in 16 bits bytes over FLOPs are 1/m + 1/n + 1/k: what is lost grows with the smallest
+    of the three, as tables of isolated products show. So does attention over short sequences, and a grouped product
+    with few rows an expert.
     """
     table = _kernel_table(device, efficiency)
     kernels, dtypes = np.asarray(kernel_ids), np.asarray(dtype_ids)
@@ -55,8 +62,8 @@ def compute_ns(device: Device, efficiency: Efficiency, kernel_ids: ArrayLike, fl
     if np.isnan(ns_per_flop).any():
         missing = sorted({DTYPES[i] for i in np.broadcast_to(dtypes, ns_per_flop.shape)[np.isnan(ns_per_flop)]})
         raise InputError(Problem("training.precision", f"{device.name} does not compute in {', '.join(missing)}"))
-    busy = np.maximum(np.asarray(flops) * ns_per_flop, np.asarray(bytes_moved) * table.ns_per_byte[kernels])
-    result: NDArray[np.int64] = np.ceil(np.maximum(busy, table.launch_ns)).astype(np.int64)
+    busy = np.asarray(flops) * ns_per_flop + np.asarray(bytes_moved) * table.ns_per_byte[kernels]
+    result: NDArray[np.int64] = np.ceil(np.maximum(busy, table.shortest_ns)).astype(np.int64)
     return result
 
 
@@ -65,7 +72,7 @@ def _kernel_table(device: Device, efficiency: Efficiency) -> _KernelTable:
     shares = [getattr(efficiency.kernels, "copy_" if name == "copy" else name) for name in KERNELS]
     per_flop = np.array([[_ns_per_flop(device, efficiency, share, dtype) for dtype in DTYPES] for share in shares])
     per_byte = np.array([1e9 / (device.memory_bandwidth.si * share.memory.si) for share in shares])
-    return _KernelTable(per_flop, per_byte, efficiency.launch.si * 1e9)
+    return _KernelTable(per_flop, per_byte, efficiency.shortest.si * 1e9)
 
 
 def _ns_per_flop(device: Device, efficiency: Efficiency, share: KernelShare, dtype: str) -> float:
@@ -73,6 +80,13 @@ def _ns_per_flop(device: Device, efficiency: Efficiency, share: KernelShare, dty
         return 1e9 / device.peak.fp32.si
     peak, kept = getattr(device.peak, dtype), getattr(efficiency.low_precision, dtype, None)
     return 1e9 / (peak.si * share.compute.si * (kept.si if kept else 1.0)) if peak else math.nan
+
+
+def exposed_share(overlap: Overlap, axis: str, overlapped: Sequence[str]) -> float:
+    """Of the time of a collective inside a layer, what its kernels do not hide."""
+    if axis not in overlapped:
+        return 1.0
+    return overlap.tensor.si if axis == "tp" else overlap.expert.si
 
 
 def wire_bytes(collective: str, payload_bytes: int, group_size: int) -> int:

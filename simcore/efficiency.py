@@ -15,7 +15,8 @@ from simcore.data import data_folder, find_file
 from simcore.document import read_document
 from simcore.quantity import Duration, Frozen, Share, read_values
 
-__all__ = ["Efficiency", "KernelShare", "Kernels", "LowPrecision", "efficiency_names", "load_efficiency"]
+__all__ = ["Efficiency", "Host", "KernelShare", "Kernels", "LowPrecision", "Overlap", "efficiency_names",
+           "load_efficiency"]
 
 
 class LowPrecision(Frozen):
@@ -33,7 +34,11 @@ class KernelShare(Frozen):
 
 
 class Kernels(Frozen):
-    """The closed set of kernel classes; order is that of `simcore.cost.KERNELS`."""
+    """The closed set of kernel classes; order is that of `simcore.cost.KERNELS`.
+
+    `attention` is what cuDNN and flash-attention 3 reach where the GPU has them, `attention_flash2` what
+    flash-attention 2 and torch's own do.
+    """
 
     gemm: KernelShare
     grouped_gemm: KernelShare
@@ -47,15 +52,46 @@ class Kernels(Frozen):
     embedding: KernelShare
     optimizer: KernelShare
     copy_: KernelShare = Field(alias="copy")  # `copy` is a method of pydantic models
+    attention_flash2: KernelShare
+
+
+class Host(Frozen):
+    """How long the host of such a GPU is busy: what bounds a step of small kernels.
+
+    `module`: with one kernel of a Megatron-Core or TransformerEngine module; `operator`: with one of torch's own;
+    `collective`: with one collective or message, what ranks lose by waiting for one another included. `graphed`: the
+    share that is left inside a CUDA graph. `step`: once a step (Megatron's loop, clipping, logging), not hidden.
+    """
+
+    module: Duration
+    operator: Duration
+    collective: Duration
+    graphed: Share
+    step: Duration
+
+
+class Overlap(Frozen):
+    """What is left of communication that runs beside kernels.
+
+    `contention`: by this share of a collective's time kernels beside it take longer (NCCL takes multiprocessors and
+    memory bandwidth). `tensor`, `expert`: the share that stays exposed where the framework overlaps the collectives of
+    tensor or expert parallelism inside a layer.
+    """
+
+    contention: Share
+    tensor: Share
+    expert: Share
 
 
 class Efficiency(Frozen):
-    """Of one kind of GPU. `launch` is the least time a kernel takes, because the host must launch it."""
+    """Of one kind of GPU and the hosts it comes with. `shortest` is the least time that a kernel takes on the device."""
 
     name: str
     low_precision: LowPrecision = LowPrecision()
     kernels: Kernels
-    launch: Duration
+    shortest: Duration
+    host: Host
+    overlap: Overlap
 
 
 def efficiency_names() -> tuple[str, ...]:

@@ -14,13 +14,14 @@ from functools import lru_cache
 
 from simcore.form import Form
 from simcore.graph import ModelGraph
+from simcore.libraries import Libraries
 from simcore.reducer import Reducer
 from simcore.schedule import Schedule
 from simcore.tensor import TensorSpec
 from simcore.transfer import Files
 from simcore.zero import Zero
 
-__all__ = ["Buckets", "Framework", "Libraries", "Life", "Lives", "Matches", "Moment", "Optimizer", "Padding",
+__all__ = ["Buckets", "Framework", "Life", "Lives", "Matches", "Moment", "Optimizer", "Padding",
            "Queues", "Rule", "Unit", "UnshardFlow"]
 
 
@@ -203,27 +204,6 @@ class Dealt:
     def heaviest(self) -> int:
         """The coordinate of the dense ranks that keeps the most: 8 bytes an element of Muon's, 12 of Adam's."""
         return max(range(len(self.shares[0])), key=lambda at: 8 * self.shares[0][at][0] + 12 * self.shares[0][at][1])
-
-
-@dataclass(frozen=True, slots=True)
-class Libraries:
-    """Whose matrix products run, and what the framework caches; their workspaces are in `simcore/workspace.py`.
-
-    `date`: the month of torch and TransformerEngine, whose defaults changed. `te_linears`: TransformerEngine's linears
-    and not torch's; `te_grouped`: its grouped GEMM for experts; `te_overlap`: user buffers of tensor parallel overlap,
-    with `user_buffer_bytes` for each element of a layer's whole input. `core_buffers`: Megatron-Core's global buffer
-    and rotary cache; `core_attention`: its own attention, whose scores have a part of the global buffer. `dispatcher`:
-    "nccl", "deepep", "hybridep".
-    """
-
-    date: str = "2026-07"
-    te_linears: bool = False
-    te_grouped: bool = False
-    te_overlap: bool = False
-    user_buffer_bytes: int = 0
-    core_buffers: bool = False
-    core_attention: bool = False
-    dispatcher: str = "nccl"
 
 
 @dataclass(frozen=True, slots=True)

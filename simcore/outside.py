@@ -21,7 +21,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import Final, Literal
 
-from simcore.framework import Libraries
+from simcore.libraries import Libraries
 from simcore.mesh import Mesh
 from simcore.report import TrafficRow
 from simcore.topology import Topology

@@ -88,7 +88,7 @@ def _clock(parts: Parts) -> Clocked:
     extra = parts.job.scenario.num_microbatches - parts.lowered
     programs = [parts.programs[c.representative] for c in parts.classes]
     steady = steady_microbatches(parts.framework.schedule, parts.lowered)
-    return clock(programs, parts.classes, parts.job.mesh, parts.topology, parts.framework.compute_dtype, steady, extra)
+    return clock(programs, parts.classes, parts.job.mesh, parts.topology, parts.framework, steady, extra)
 
 
 def _place(scenario: Scenario, *, rank: int | None) -> Report:

@@ -9,11 +9,18 @@ The host issues everything ahead. A reduction starts when the kernels issued bef
 freed its buffer: the last one in backward, the one before that in forward (torch 2.13 `_fsdp_param_group.py`,
 wait_for_unshard); a kernel when the collective that its `wait` names is done. Collectives that a layer calls itself are
 in line with its kernels.
+
+[Note: the host]
+The host issues kernels and calls one after another, each for some time, and a kernel does not start before it was
+issued. In an item the last kernel ends at the latest when the device has done all of them, or when the host has issued
+one of them and the device has done that one and all behind it: `host_tail` is the largest of the second kind, counted
+from where the host stood before the item. Where the host needs a number from the device (rows of each expert) it stops
+until the device is there.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import cached_property, lru_cache
 from typing import NamedTuple
@@ -22,7 +29,7 @@ import numpy as np
 
 from simcore.edges import BORDER_HANDLES
 from simcore.mesh import IntArray
-from simcore.outline import BACKWARD_GATHER, FORWARD_GATHER, Outline
+from simcore.outline import BACKWARD_GATHER, FORWARD_GATHER, Outline, Phase
 from simcore.program import Program
 from simcore.tape import Kernel, Op, Stream
 from simcore.tile import AMOUNT, LAYER, OP, SLOT
@@ -30,13 +37,15 @@ from simcore.tile import AMOUNT, LAYER, OP, SLOT
 __all__ = ["Call", "Item", "Skeleton", "Track", "tracks"]
 
 _COMPUTE, _GATHER, _RECEIVE = int(Stream.COMPUTE), int(Stream.ALL_GATHER), int(Stream.RECEIVE)
+_BESIDE = (_GATHER, int(Stream.REDUCE), int(Stream.ALL_REDUCE))
+"""Streams of collectives that run beside kernels."""
 
 
 class Call(NamedTuple):
     """One collective.
 
     `gate`: the compute item after which it may start (-1: at once). `serial`: its number among the calls of this kind,
-    so that the ranks of a group find each other.
+    so that the ranks of a group find each other. `after`: the compute item behind which it was issued.
     """
 
     number: int
@@ -48,14 +57,19 @@ class Call(NamedTuple):
     handle: int
     microbatch: int
     row: int
+    after: int = -1
 
 
 class Item(NamedTuple):
-    """One thing on the compute stream: kernels up to a row, then maybe an in-line call or a wait for `wait_for`."""
+    """One thing on the compute stream: kernels up to a row, then maybe an in-line call or a wait for `wait_for`.
+
+    `stops_host`: the host waits until they are done.
+    """
 
     row: int
     call: Call | None = None
     wait_for: int = -1
+    stops_host: bool = False
 
 
 @dataclass(frozen=True, eq=False)
@@ -79,23 +93,71 @@ class Skeleton:
 
 @dataclass(frozen=True, eq=False)
 class Track:
-    """A skeleton with lengths: ns of kernels of each item, of each call by number. `clock`: kernel ns by row."""
+    """A skeleton with lengths: ns of kernels of each item, of each call by number. `clock`: kernel ns by row.
+
+    `host_ns`: how long the host is busy with an item; `host_tail`: see [Note: the host]; `stops`: it stops at items
+    that say so.
+    """
 
     skeleton: Skeleton
     item_ns: tuple[int, ...]
     call_ns: tuple[int, ...]
     clock: IntArray
+    host_ns: tuple[int, ...]
+    host_tail: tuple[int, ...]
+    stops: bool
+
+    @property
+    def item_clock(self) -> IntArray:
+        """Kernel ns until each item's end."""
+        ends: IntArray = self.clock[np.minimum(self.skeleton.item_rows, len(self.clock) - 1)]
+        return ends
 
 
-def tracks(program: Program, kernel_ns: IntArray, call_ns: Callable[[int, int], int]) -> Track:
-    """Compile a program. `kernel_ns`: per row, 0 where no kernel; `call_ns(comm, payload)` in nanoseconds."""
+def tracks(program: Program, kernel_ns: IntArray, host_ns: IntArray, call_ns: Callable[[int, int], int],
+           contention: float, *, stops: bool) -> Track:
+    """Compile a program. `kernel_ns`, `host_ns`: per row, 0 where no kernel; `call_ns(comm, payload)` in nanoseconds.
+
+    `contention`: the share of a concurrent collective's time by which kernels beside it take longer. `stops`: the host
+    waits where it must know the rows of each expert.
+    """
     skeleton = _skeleton(program.outline)
     clock = np.cumsum(kernel_ns)
-    reached = clock[np.minimum(skeleton.item_rows, len(clock) - 1)] if len(clock) else np.zeros(1, dtype=np.int64)
     calls = program.distinct[program.places[skeleton.call_rows]]
     pairs = list(zip(calls[:, SLOT].tolist(), calls[:, AMOUNT].tolist(), strict=True))
     lengths = {pair: call_ns(*pair) for pair in dict.fromkeys(pairs)}
-    return Track(skeleton, tuple(np.diff(reached, prepend=0).tolist()), tuple(lengths[pair] for pair in pairs), clock)
+    call_lengths = tuple(lengths[pair] for pair in pairs)
+    items = np.diff(clock[np.minimum(skeleton.item_rows, len(clock) - 1)], prepend=0)
+    items += _slowed(skeleton, call_lengths, contention)
+    advance, tail = _hosted(skeleton.item_rows, clock, np.cumsum(host_ns))
+    return Track(skeleton, tuple(items.tolist()), call_lengths, clock, tuple(advance.tolist()), tuple(tail.tolist()),
+                 stops)
+
+
+def _slowed(skeleton: Skeleton, call_ns: Sequence[int], contention: float) -> IntArray:
+    """Ns that each item takes longer because of calls that run beside it."""
+    beside = [call for stream, calls in skeleton.calls.items() if stream in _BESIDE for call in calls]
+    late = np.zeros(len(skeleton.items), dtype=np.int64)
+    if beside:
+        places = np.minimum([call.after + 1 for call in beside], len(late) - 1)
+        lengths = np.array([call_ns[call.number] for call in beside])
+        np.add.at(late, places, (lengths * contention).astype(np.int64))
+    return late
+
+
+def _hosted(item_rows: IntArray, clock: IntArray, host: IntArray) -> tuple[IntArray, IntArray]:
+    """For each item: ns that the host is busy, and its tail. `clock`, `host`: running sums over all rows."""
+    ends = np.minimum(item_rows, len(clock) - 1)
+    starts = np.concatenate([[0], ends[:-1] + 1])
+    host_ends = host[ends]
+    host_starts = np.concatenate([[0], host_ends[:-1]])
+    lead = host - np.concatenate([[0], clock[:-1]])  # issued, less what the device has done before it
+    filled = ends >= starts
+    highest = np.zeros(len(ends), dtype=np.int64)
+    if filled.any():
+        highest[filled] = np.maximum.reduceat(lead, starts[filled])
+    tail = np.where(filled, highest + clock[ends] - host_starts, 0)
+    return host_ends - host_starts, tail
 
 
 @lru_cache(maxsize=64)
@@ -103,17 +165,21 @@ def _skeleton(outline: Outline) -> Skeleton:
     """What runs, in order, and who waits for whom, is the same for all programs of an outline."""
     rows = np.concatenate([*(tile.rows for tile in outline.tiles), outline.loose])
     is_kernel = rows[:, OP] == Op.COMPUTE
-    seen = (rows[:, OP] == Op.COLLECTIVE) | (rows[:, OP] == Op.WAIT) | (is_kernel & (rows[:, SLOT] == Kernel.COPY))
+    seen = ((rows[:, OP] == Op.COLLECTIVE) | (rows[:, OP] == Op.WAIT)
+            | (is_kernel & ((rows[:, SLOT] == Kernel.COPY) | (rows[:, SLOT] == Kernel.PERMUTE))))
     at = np.flatnonzero(seen[outline.places])
     fields = rows[outline.places[at]]
     fields[:, LAYER] += outline.spread(3)[at]
     kernels = np.cumsum(is_kernel[outline.places])
     compiler = _Compiler()
-    for row, (op, layer, slot, _, stream, handle), microbatch, before in zip(
-            at.tolist(), fields.tolist(), outline.microbatch[at].tolist(), kernels[at].tolist(), strict=True):
+    for row, (op, layer, slot, _, stream, handle), phase, microbatch, before in zip(
+            at.tolist(), fields.tolist(), outline.phase[at].tolist(), outline.microbatch[at].tolist(),
+            kernels[at].tolist(), strict=True):
         compiler.kernels = before
         if op == Op.WAIT:
             compiler.wait(row, layer, handle, microbatch)
+        elif op == Op.COMPUTE and slot == Kernel.PERMUTE:
+            compiler.permute(row, (layer, phase, microbatch))
         elif op == Op.COMPUTE:
             compiler.copy(row)
         else:
@@ -135,6 +201,14 @@ class _Compiler:
         self.kernels = self.itemised = 0
         self.copy_outs = [-1, -1]
         self.copies_out = False
+        self.permuted = (-1, -1, -1)
+
+    def permute(self, row: int, place: tuple[int, int, int]) -> None:
+        """Before a layer's first permutation in forward or in a replay the host must know the rows of each expert."""
+        if place != self.permuted and place[1] in (Phase.FORWARD, Phase.RECOMPUTE):
+            self.items.append(Item(row - 1, stops_host=True))
+            self.itemised = self.kernels - 1
+        self.permuted = place
 
     def wait(self, row: int, layer: int, handle: int, microbatch: int) -> None:
         number = self.open.pop(self._name(layer, handle, microbatch), None)
@@ -153,7 +227,7 @@ class _Compiler:
         kind = (made.comm, made.stream)
         serial = self.serials.get(kind, 0)
         self.serials[kind] = serial + 1
-        made = made._replace(gate=self._gate(made), serial=serial)
+        made = made._replace(gate=self._gate(made), serial=serial, after=len(self.items) - 1)
         self.call_rows.append(made.row)
         if made.stream == _COMPUTE:
             self.item(made.row, call=made)

@@ -45,11 +45,13 @@ class Wiring(Protocol):
 class ClassTimes:
     """What one class did.
 
-    `item_ends`: when each compute item ended; `waited_at`: ns that it waited there; `calls`: (call, start, end).
+    `item_ends`: when each compute item ended; `waited_at`: ns that it waited there for a call, `idle_at` before for the
+    host; `calls`: (call, start, end).
     """
 
     item_ends: list[int] = field(default_factory=list)
     waited_at: list[int] = field(default_factory=list)
+    idle_at: list[int] = field(default_factory=list)
     calls: list[tuple[Call, int, int]] = field(default_factory=list)
 
     @property
@@ -98,10 +100,16 @@ class _Machine:
     # ---- processes ----------------------------------------------------------------------------------------------
     def _compute(self, number: int, track: Track, done: _Dates[int], gates: _Dates[int]) -> Process:
         """Kernels one after another."""
-        times, watched, now = self.times[number], track.skeleton.watched, 0
-        for place, (ns, (_, call, wait_for)) in enumerate(zip(track.item_ns, track.skeleton.items, strict=True)):
-            now += ns
+        times, watched, now, host = self.times[number], track.skeleton.watched, 0, 0
+        for place, (ns, busy, tail, (_, call, wait_for, stops)) in enumerate(zip(
+                track.item_ns, track.host_ns, track.host_tail, track.skeleton.items, strict=True)):
+            idle = max(0, host + tail - now - ns)
+            now += ns + idle
+            host += busy
+            times.idle_at.append(idle)
             before = now
+            if stops and track.stops:
+                host = max(host, now)
             if call is not None:
                 now = yield from self._together(number, call, track.call_ns[call.number], before)
                 times.calls.append((call, before, now))

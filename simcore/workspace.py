@@ -17,7 +17,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Final, Literal
 
-from simcore.framework import Libraries
+from simcore.libraries import Libraries
 from simcore.models.blocks import Attention, Head, LatentAttention, LayerKind, Moe
 from simcore.plan import Plan
 from simcore.units import dtype_bytes

@@ -55,7 +55,7 @@ def test_a_path_starts_from_the_folder_that_is_given(tmp_path: Path) -> None:
 @pytest.mark.parametrize(("old", "new", "message"), [
     ('"72.3%"', '"123%"', "kernels.gemm.compute: must be more than zero and at most 100%"),
     ('"72.3%"', '"0.723"', "kernels.gemm.compute: expected a number with the unit %"),
-    ('"5 us"', '"5 MB"', "launch: expected a quantity in s"),
+    ('"2 us"', '"2 MB"', "shortest: expected a quantity in s"),
     ("  optimizer:", "  optimiser:", "kernels.optimiser: unknown key"),
     ("  fp8:", "  fp16:", "low_precision.fp16: unknown key"),
     ("name: h100\n", "", "name: is missing"),
@@ -68,7 +68,7 @@ def test_wrong_files_are_told_where_and_what(tmp_path: Path, old: str, new: str,
 
 
 def test_all_mistakes_are_told_together(tmp_path: Path) -> None:
-    text = edited(tmp_path, '"72.3%"', '"0%"').read_text(encoding="utf-8").replace('"5 us"', '"5"')
+    text = edited(tmp_path, '"72.3%"', '"0%"').read_text(encoding="utf-8").replace('"2 us"', '"2"')
     (tmp_path / "mine.yaml").write_text(text, encoding="utf-8")
-    with pytest.raises(InputError, match=r"(?s)kernels\.gemm\.compute.*launch"):
+    with pytest.raises(InputError, match=r"(?s)kernels\.gemm\.compute.*shortest"):
         load_efficiency(tmp_path / "mine.yaml")

@@ -20,12 +20,13 @@ def builder() -> Builder:
     return out
 
 
-def track(out: Builder) -> Track:
-    """A kernel takes as many ns as it moves bytes, a call as many as its payload."""
+def track(out: Builder, host_ns: int = 0, contention: float = 0.0) -> Track:
+    """A kernel takes as many ns as it moves bytes, a call as many as its payload; the host takes as long with each."""
     program = small.written(out, "a", "b", "c")
     columns = program.columns
     kernels = np.where(columns[:, OP] == Op.COMPUTE, columns[:, AUX], 0)
-    return tracks(program, kernels, lambda comm, payload: payload)
+    hosted = np.where(columns[:, OP] == Op.COMPUTE, host_ns, 0)
+    return tracks(program, kernels, hosted, lambda comm, payload: payload, contention, stops=True)
 
 
 def test_kernels_with_nothing_between_them_are_one_item() -> None:
@@ -113,3 +114,53 @@ def test_the_clock_counts_kernels_alone() -> None:
     made = track(out)
     assert made.clock.tolist() == [10, 10, 11]
     assert sum(made.item_ns) == 11
+
+
+def test_the_host_issues_kernels_one_after_another() -> None:
+    """Issued at 20, 40 and 60; the last takes 30, so all are done at 90 after the host began."""
+    out = builder()
+    for ns in (5, 10, 30):
+        out.compute(Kernel.GEMM, 0, ns)
+    made = track(out, host_ns=20)
+    assert (made.item_ns, made.host_ns, made.host_tail) == ((45,), (60,), (90,))
+
+
+def test_a_long_first_kernel_hides_the_host() -> None:
+    """Issued at 20, it runs until 1,020, and the two behind it are there by then."""
+    out = builder()
+    for ns in (1000, 10, 10):
+        out.compute(Kernel.GEMM, 0, ns)
+    assert track(out, host_ns=20).host_tail == (1040,)
+
+
+def test_each_item_counts_from_where_the_host_stood() -> None:
+    out = builder()
+    comm = out.tables.comm("all_gather", "dp_shard_cp", "bf16")
+    out.collective(0, comm, 7, Stream.ALL_GATHER, GATHER)
+    out.compute(Kernel.GEMM, 0, 10)
+    out.wait(0, GATHER)
+    out.compute(Kernel.GEMM, 0, 20)
+    made = track(out, host_ns=3)
+    assert (made.host_ns, made.host_tail) == ((3, 3), (13, 23))
+
+
+def test_the_host_stops_before_a_layers_first_permutation_in_forward() -> None:
+    out = builder()
+    out.compute(Kernel.GEMM, 0, 10)
+    for _ in range(2):
+        out.compute(Kernel.PERMUTE, 0, 5)
+    out.at(Phase.BACKWARD, 0)
+    out.compute(Kernel.PERMUTE, 0, 5)
+    made = track(out)
+    assert [(ns, item.stops_host) for ns, item in zip(made.item_ns, made.skeleton.items, strict=True)] == [
+        (10, True), (15, False)]
+
+
+def test_kernels_beside_a_collective_take_longer() -> None:
+    """A gather of 40 ns slows the kernels behind it by half of that."""
+    out = builder()
+    comm = out.tables.comm("all_gather", "dp_shard_cp", "bf16")
+    out.collective(0, comm, 40, Stream.ALL_GATHER, GATHER)
+    out.compute(Kernel.GEMM, 0, 100)
+    out.wait(0, GATHER)
+    assert track(out, contention=0.5).item_ns[0] == 120

@@ -18,12 +18,13 @@ ORDER = (
     "sweep", "starter", "loading", "device", "efficiency", "topology",
     "tensor", "models/blocks", "models/architecture", "rows",
     "checkpoint", "tape", "recording", "operators/", "models/", "graph", "mesh", "form", "schedule", "transfer",
-    "reducer", "zero", "framework", "lora", "lora_names", "lora_bridge", "lora_automodel", "routing", "packing", "job",
-    "stages", "frameworks/", "plan", "update", "on_host", "buffers", "chunks", "fold", "schedules/", "setup", "tile",
+    "reducer", "zero", "libraries", "framework", "lora", "lora_names", "lora_bridge", "lora_automodel", "routing",
+    "packing", "job", "stages", "frameworks/", "plan", "update", "on_host", "buffers", "chunks", "fold", "schedules/", "setup", "tile",
     "outline", "edges", "program", "tiles", "flow", "stage_inputs", "stage_buffers", "lower", "flows/", "ledger",
-    "cost", "quantiles", "report", "traffic", "series", "streams", "timeline", "clocked", "adapters", "workspace",
-    "outside", "reserve", "band", "assemble", "received", "spread", "drawn", "host", "lengths", "simulate", "advice",
-    "compare", "measured", "tolerance", "validate", "table", "summary", "batch", "finding", "output", "glossary", "cli",
+    "cost", "launch", "quantiles", "report", "traffic", "series", "streams", "timeline", "clocked", "adapters",
+    "workspace", "outside", "reserve", "band", "assemble", "received", "spread", "drawn", "host", "lengths", "simulate",
+    "advice", "compare", "measured", "tolerance", "validate", "table", "summary", "batch", "finding", "output",
+    "glossary", "cli",
     "__init__", "__main__",
 )  # fmt: skip
 

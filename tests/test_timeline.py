@@ -33,7 +33,9 @@ def track(items: list[tuple[int, Timed | None, int]], calls: Mapping[int, list[T
     lengths = tuple(ns for _, ns in sorted(every, key=lambda timed: timed[0].number))
     made = tuple(Item(row, timed and timed[0], wait_for) for row, (_, timed, wait_for) in enumerate(items))
     nothing = np.zeros(0, dtype=np.int64)
-    return Track(Skeleton(made, streams, nothing), tuple(ns for ns, _, _ in items), lengths, nothing)
+    at_once = (0,) * len(items)
+    return Track(Skeleton(made, streams, nothing), tuple(ns for ns, _, _ in items), lengths, nothing, at_once, at_once,
+                 stops=False)
 
 
 @dataclass(frozen=True)
@@ -158,3 +160,27 @@ def test_a_message_that_is_there_already_is_not_waited_for() -> None:
     receiver = track([item(20, wait_for=0)], {Stream.RECEIVE: [call(0, 5, Stream.RECEIVE, layer=3)]})
     _, second = run([sender, receiver], Wires())
     assert (second.end, sum(second.waited_at)) == (20, 0)
+
+
+def hosted(host_ns: tuple[int, ...], tails: tuple[int, ...], *, stops: bool = False) -> Track:
+    """Two items of 10 ns each; the host is told to stop at the first."""
+    items = (Item(0, stops_host=True), Item(1))
+    nothing = np.zeros(0, dtype=np.int64)
+    return Track(Skeleton(items, {}, nothing), (10, 10), (), nothing, host_ns, tails, stops=stops)
+
+
+def test_kernels_wait_for_a_slow_host() -> None:
+    """The first kernel is issued after 30 ns and ends at 40; the second is issued at 60."""
+    (times,) = run([hosted((30, 30), (40, 40))], Wires())
+    assert (times.item_ends, times.idle_at) == ([40, 70], [30, 20])
+
+
+def test_a_host_that_is_ahead_is_not_waited_for() -> None:
+    (times,) = run([hosted((1, 1), (11, 11))], Wires())
+    assert (times.item_ends, times.idle_at) == ([11, 21], [1, 0])
+
+
+def test_a_host_that_stops_starts_again_from_the_device() -> None:
+    """It issues the second kernel 1 ns after the first is done."""
+    (times,) = run([hosted((1, 1), (11, 11), stops=True)], Wires())
+    assert (times.item_ends, times.idle_at) == ([11, 22], [1, 1])

@@ -19,12 +19,13 @@ from dataclasses import dataclass
 from functools import lru_cache
 
 from simcore.form import Form, Layout, Partial, Shard
-from simcore.framework import Framework, Libraries, Life, Moment, Padding, Rule, UnshardFlow
+from simcore.framework import Framework, Life, Moment, Padding, Rule, UnshardFlow
 from simcore.frameworks._automodel_checks import check
 from simcore.frameworks._automodel_units import is_sharded, units
 from simcore.frameworks._files import automodel_files
 from simcore.frameworks._torch import States, all_or_no_checkpoint, states_of, torch_optimizer
 from simcore.job import Job
+from simcore.libraries import Libraries
 from simcore.lora_automodel import adapters
 from simcore.operators.automodel import RELEASE_0_7_0, SNAPSHOT_2026_06_08
 from simcore.schedule import Schedule

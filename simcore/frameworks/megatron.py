@@ -7,7 +7,7 @@ data-parallel ranks (context parallel ranks included) and, for experts, over the
 
 from __future__ import annotations
 
-from simcore.framework import Buckets, Framework, Libraries, Optimizer, Padding
+from simcore.framework import Buckets, Framework, Optimizer, Padding
 from simcore.frameworks._files import megatron_files
 from simcore.frameworks._megatron_checks import check, check_fuser, check_overlap
 from simcore.frameworks._megatron_formats import Formats, formats
@@ -31,6 +31,7 @@ from simcore.frameworks._megatron_recompute import check_groups, checkpoint, kep
 from simcore.frameworks._megatron_stages import OVERLAP, overlaps, schedule, stages
 from simcore.graph import ModelGraph
 from simcore.job import Job
+from simcore.libraries import Libraries
 from simcore.lora_bridge import adapters
 from simcore.models.blocks import Attention, Head, LatentAttention
 from simcore.scenario import Mesh as Degrees
@@ -245,7 +246,26 @@ def _libraries(job: Job, options: dict[str, object], fp8: Fp8 | None) -> Librari
         te_overlap=options.get("tp_comm_overlap") is True, core_buffers=True,
         core_attention=local,
         user_buffer_bytes=user_buffer_bytes(fp8) if options.get("tp_comm_overlap") else 0,
-        dispatcher=str(options.get("moe_flex_dispatcher_backend", "deepep")) if flex else "nccl")
+        dispatcher=str(options.get("moe_flex_dispatcher_backend", "deepep")) if flex else "nccl",
+        attention="attention", module_calls=True, stops_host=job.has_experts, graphs=_graphed(options),
+        overlapped=_overlapped(options))
+
+
+def _graphed(options: dict[str, object]) -> str:
+    """What CUDA graphs hold: core 0.16.1 transformer_config.py:769, cuda_graph_impl and cuda_graph_scope."""
+    if options.get("cuda_graph_impl", "none") == "none":
+        return "none"
+    return "step" if "full_iteration" in str(options.get("cuda_graph_scope", "")) else "modules"
+
+
+def _overlapped(options: dict[str, object]) -> tuple[str, ...]:
+    """Axes whose collectives run beside kernels of the same layer, or of another microbatch's.
+
+    Core 0.16.1 model_parallel_config.py:265 (tp_comm_overlap), :343 (overlap_moe_expert_parallel_comm),
+    transformer_config.py:707 (moe_shared_expert_overlap).
+    """
+    expert = options.get(OVERLAP) is True or options.get("moe_shared_expert_overlap") is True
+    return ("tp",) * (options.get("tp_comm_overlap") is True) + ("ep",) * expert
 
 
 def _version(job: Job) -> str:

@@ -1,0 +1,38 @@
+"""Whose kernels run, and how: what a framework says of the libraries below it."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+__all__ = ["Libraries"]
+
+
+@dataclass(frozen=True, slots=True)
+class Libraries:
+    """Whose matrix products run, and what the framework caches; their workspaces are in `simcore/workspace.py`.
+
+    `date`: the month of torch and TransformerEngine, whose defaults changed. `te_linears`: TransformerEngine's linears
+    and not torch's; `te_grouped`: its grouped GEMM for experts; `te_overlap`: user buffers of tensor parallel overlap,
+    with `user_buffer_bytes` for each element of a layer's whole input. `core_buffers`: Megatron-Core's global buffer
+    and rotary cache; `core_attention`: its own attention, whose scores have a part of the global buffer. `dispatcher`:
+    "nccl", "deepep", "hybridep".
+
+    Of time: `attention`: the class of kernel ("attention": cuDNN's and flash-attention 3, "attention_flash2");
+    `module_calls`: kernels are those of whole modules, not of single operators of torch; `stops_host`: the host waits
+    for the rows of each expert; `graphs`: "none", "modules" (all but the expert part in CUDA graphs), "step";
+    `overlapped`: axes whose collectives inside a layer run beside its kernels.
+    """
+
+    date: str = "2026-07"
+    te_linears: bool = False
+    te_grouped: bool = False
+    te_overlap: bool = False
+    user_buffer_bytes: int = 0
+    core_buffers: bool = False
+    core_attention: bool = False
+    dispatcher: str = "nccl"
+    attention: str = "attention_flash2"
+    module_calls: bool = False
+    stops_host: bool = False
+    graphs: str = "none"
+    overlapped: tuple[str, ...] = ()
