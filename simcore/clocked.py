@@ -8,7 +8,8 @@ from functools import lru_cache
 
 import numpy as np
 
-from simcore.cost import DTYPES, KERNELS, collective_ns, compute_ns, exposed_share
+from simcore.collective import collective_ns
+from simcore.cost import DTYPES, KERNELS, compute_ns, exposed_share
 from simcore.fold import RankClass
 from simcore.framework import Framework
 from simcore.launch import launch_ns

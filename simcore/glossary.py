@@ -19,7 +19,7 @@ from enum import Enum
 from pathlib import Path
 from typing import Any, Final, get_args
 
-from simcore.cost import COLLECTIVES
+from simcore.collective import COLLECTIVES
 from simcore.document import parse_document
 from simcore.flows import flow_of
 from simcore.form import Placement

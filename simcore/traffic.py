@@ -11,7 +11,7 @@ from functools import lru_cache
 
 import numpy as np
 
-from simcore.cost import wire_factor
+from simcore.collective import wire_factor
 from simcore.mesh import IntArray, Mesh
 from simcore.outline import Outline, Phase
 from simcore.program import Program
