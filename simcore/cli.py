@@ -125,16 +125,16 @@ def compare(a: str, b: str, *, json: Json = False, overrides: Set = None) -> Non
 
 @app.command()
 def validate(paths: Rows = None, *, jobs: Jobs = None, json: Json = False, overrides: Set = None) -> None:
-    """Compare with measured runs: errors by group and quantity; exit 1 where they pass the tolerance."""
-    from simcore.measured import read_measured
+    """Compare with measured runs: errors of memory and of step time; exit 1 where they pass the tolerance."""
+    from simcore.measured import layout_of, read_measured
     from simcore.output import complain, print_validation
     from simcore.simulate import simulate
-    from simcore.validate import layout_of, layouts
+    from simcore.validate import layouts
     from simcore.validate import validate as judge
 
     measured, problems = read_measured(paths or (), overrides or ())
     entries = layouts(measured)
-    outcomes, finished = _outcomes(entries, partial(simulate, timed=False), jobs)
+    outcomes, finished = _outcomes(entries, simulate, jobs)
     complain(problems)
     if not finished:
         raise typer.Exit(INTERRUPTED)

@@ -21,7 +21,7 @@ from simcore.errors import InputError, Problem
 from simcore.loading import Entry, entry_of
 from simcore.yaml_parser import dotted
 
-__all__ = ["QUANTITIES", "Measured", "Reading", "Row", "read_measured"]
+__all__ = ["QUANTITIES", "Kind", "Measured", "Reading", "Row", "layout_of", "read_measured"]
 
 MAX_BYTES: Final = 2**24
 """Of one file."""
@@ -29,6 +29,8 @@ MAX_BYTES: Final = 2**24
 QUANTITIES: Final = ("allocated_peak", "allocated_peak_first", "allocated_end", "reserved_peak", "device_peak")
 Quantity = Literal["allocated_peak", "allocated_peak_first", "allocated_end", "reserved_peak", "device_peak"]
 Rank = Annotated[int, Field(ge=0)] | Literal["last", "max"]
+Kind = Literal["tuned", "untuned"]
+"""Of a run: whether somebody made it fast (a recipe or table of performance), or it is an example or a test."""
 
 
 class Reading(Block):
@@ -43,7 +45,11 @@ class Reading(Block):
 
 
 class Row(Block):
-    """One run: either its scenario, without a name, or why none can be written."""
+    """One run: either its scenario, without a name, or why none can be written.
+
+    `step_s`: seconds of a step, or of what `timed` says. `release`: of the software, where it is known; in another the
+    same layout may be faster.
+    """
 
     id: Name
     group: Name
@@ -53,14 +59,22 @@ class Row(Block):
     readings: Annotated[tuple[Reading, ...], Field(strict=False)] = ()
     verdict: Literal["fits", "oom"] | None = None
     step_s: Annotated[float, Field(gt=0, strict=False)] | None = None
+    timed: Literal["step", "forward_backward"] = "step"
+    kind: Kind = "untuned"
+    release: Text | None = None
 
     @model_validator(mode="after")
     def _whole(self) -> Row:
         if (self.scenario is None) == (self.not_modelled is None):
             raise ValueError("expected either scenario or not_modelled")
-        if not self.readings and self.verdict is None:
-            raise ValueError("expected readings or a verdict")
+        if not self.read_memory and self.step_s is None:
+            raise ValueError("expected readings, a verdict or step_s")
         return self
+
+    @property
+    def read_memory(self) -> bool:
+        """Whether anything is said of memory: bytes, or that it did or did not fit."""
+        return bool(self.readings) or self.verdict is not None
 
 
 @dataclass(frozen=True, slots=True)
@@ -69,6 +83,13 @@ class Measured:
 
     row: Row
     entry: Entry | None
+
+
+def layout_of(entry: Entry) -> str:
+    """The scenario without its name: equal for two that ask the same."""
+    assert entry.scenario is not None
+    scenario = entry.scenario.normalised()
+    return json.dumps({key: value for key, value in scenario.items() if key != "name"}, sort_keys=True)
 
 
 def read_measured(paths: Iterable[str] = (), overrides: Sequence[str] = ()) -> tuple[list[Measured], list[Problem]]:

@@ -22,8 +22,9 @@ from simcore.report import Advice, AtRest, Host, HostPhase, RankReport, Report
 from simcore.units import format_bytes, format_seconds
 
 if TYPE_CHECKING:
+    from simcore.timing import Gap, Timed, TimingSummary
     from simcore.tolerance import Judged
-    from simcore.validate import Compared, Gap, Summary, Validation, Verdicts
+    from simcore.validate import Compared, Summary, Validation, Verdicts
 
 __all__ = ["advice", "comparison", "console", "drawn", "hosts", "placement", "plain", "setting", "validation"]
 
@@ -172,9 +173,33 @@ def _section(table: Table, heading: str, rows: Sequence[Row], show: Callable[[fl
 
 
 def validation(found: Validation) -> list[RenderableType]:
-    """Errors by group and quantity, verdicts, the worst observations, what has no answer, and the tolerances."""
-    return [_errors(found.summaries), _told(found.verdicts), _worst(found.worst), _gaps(found.gaps),
-            _tolerances(found.judged)]
+    """Errors by group and quantity, verdicts, the worst observations, what has no answer, tolerances; then of time."""
+    memory = [_errors(found.summaries), _told(found.verdicts), _worst(found.worst), _gaps(found.gaps),
+              _tolerances(found.judged)]
+    time = found.time
+    if not time.summaries:
+        return [*memory]
+    return [*memory, _laps(time.summaries), _worst_laps(time.worst), _gaps(time.gaps), _tolerances(time.judged)]
+
+
+def _laps(summaries: Sequence[TimingSummary]) -> Table:
+    words = ("group", "topology", "precision", "of row")
+    heads = ("rows", "distinct", "modelled", "told oom", "median", "90 %", "bias", "worst")
+    table = _plain_table("step time", *words[:-1], *heads, words[-1], left=words)
+    for one in summaries:
+        counts = one.num_rows, one.num_distinct, one.num_modelled, one.num_oom
+        table.add_row(one.kind, one.group, plain(one.topology), one.precision, *map(str, counts),
+                      *map(_percent, (one.median, one.percentile_90)), *map(_signed, (one.bias, one.worst_error)),
+                      plain(one.worst))
+    return table
+
+
+def _worst_laps(worst: Sequence[Timed]) -> Table:
+    table = _plain_table("worst step time", "release", "measured", "simulated", "error")
+    for one in worst:
+        table.add_row(plain(one.rows[0]), plain(one.release or ""), format_seconds(one.measured_s),
+                      format_seconds(one.simulated_s), _signed(one.error))
+    return table
 
 
 def _errors(summaries: Sequence[Summary]) -> Table:

@@ -10,8 +10,8 @@ from typing import Final
 
 from pydantic import BaseModel, ConfigDict
 
-__all__ = ["ALLOCATED", "Judged", "Pair", "Tolerance", "judge_allocated", "judge_reserved", "judge_verdicts", "median",
-           "percentile"]
+__all__ = ["ALLOCATED", "STABLE", "Judged", "Lap", "Pair", "Tolerance", "judge_allocated", "judge_reserved",
+           "judge_times", "judge_verdicts", "median", "percentile"]
 
 MIB: Final = 2**20
 
@@ -40,6 +40,13 @@ RESERVED_MEDIAN: Final = 0.08
 OOM_CALLED_FITS: Final = 0.0
 FITS_CALLED_OOM: Final = 0.03
 
+STABLE: Final = 0.15
+"""By how much releases of the software may differ where a configuration's step time is called stable."""
+TUNED_WITHIN, TUNED_SHARE = 0.15, 0.9
+"""Of tuned, stable observations of step time so many must be so near."""
+STEP_MEDIANS: Final = {"bf16": 0.05, "Nemotron": 0.08, "untuned": 0.15, "fp8, mxfp8 and nvfp4": 0.1}
+"""Of errors of step time, at most."""
+
 
 @dataclass(frozen=True, slots=True)
 class Pair:
@@ -55,6 +62,24 @@ class Pair:
     def error(self) -> float:
         """Without its sign, as a share of what was measured."""
         return abs(self.simulated - self.measured) / self.measured
+
+
+@dataclass(frozen=True, slots=True)
+class Lap:
+    """The error of one step time without its sign; `hybrid`: of a Nemotron; `golden`: of continuous integration."""
+
+    error: float
+    kind: str
+    precision: str
+    hybrid: bool
+    golden: bool
+    stable: bool
+
+    @property
+    def families(self) -> dict[str, bool]:
+        """Which of `STEP_MEDIANS` are about it."""
+        return {"bf16": self.precision == "bf16", "Nemotron": self.hybrid, "untuned": self.kind == "untuned",
+                "fp8, mxfp8 and nvfp4": self.precision in ("fp8", "mxfp8", "nvfp4")}
 
 
 class Judged(BaseModel):
@@ -107,6 +132,22 @@ def judge_verdicts(oom: tuple[int, int], fits: tuple[int, int]) -> Iterator[Judg
                                         ("ran, told to be out of memory", FITS_CALLED_OOM, fits)):
         if num:
             yield Judged(what=what, num=num, allowed=allowed, found=wrong / num, is_kept=wrong / num <= allowed)
+
+
+def judge_times(laps: Sequence[Lap]) -> Iterator[Judged]:
+    """Medians of families, with and without golden runs where there are any; tuned and stable ones one by one."""
+    for family, allowed in STEP_MEDIANS.items():
+        mine = [lap for lap in laps if lap.families[family]]
+        kept = [lap for lap in mine if not lap.golden]
+        if mine:
+            yield _at_most(f"step time, {family}: median error", allowed, [lap.error for lap in mine])
+        if kept and len(kept) < len(mine):
+            told = f"step time, {family}, without golden runs: median error"
+            yield _at_most(told, allowed, [lap.error for lap in kept])
+    tuned = [lap for lap in laps if lap.kind == "tuned" and lap.stable]
+    if tuned:
+        near = [lap for lap in tuned if lap.error <= TUNED_WITHIN]
+        yield _at_least(f"step time, tuned and stable: within {TUNED_WITHIN:.0%}", TUNED_SHARE, len(near), len(tuned))
 
 
 def _at_most(what: str, allowed: float, errors: Sequence[float]) -> Judged:

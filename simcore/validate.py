@@ -11,16 +11,17 @@ import json
 from collections import Counter, defaultdict
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, Final, Literal
+from typing import Final, Literal
 
 from pydantic import BaseModel, ConfigDict
 
 from simcore.loading import Entry
-from simcore.measured import QUANTITIES, Measured, Reading
+from simcore.measured import QUANTITIES, Measured, Reading, layout_of
 from simcore.report import RankReport, Report
+from simcore.timing import Gap, Timing, timed_layouts, timing
 from simcore.tolerance import Judged, Pair, judge_allocated, judge_reserved, judge_verdicts, median, percentile
 
-__all__ = ["Compared", "Gap", "Summary", "Validation", "Verdicts", "layout_of", "layouts", "validate"]
+__all__ = ["Compared", "Summary", "Validation", "Verdicts", "layouts", "validate"]
 
 _MOST_WORST: Final = 10
 
@@ -72,16 +73,8 @@ class Verdicts(_Frozen):
     wrong: tuple[str, ...]
 
 
-class Gap(_Frozen):
-    """Why rows have no answer."""
-
-    reason: str
-    num_rows: int
-    groups: tuple[str, ...]
-
-
 class Validation(_Frozen):
-    """Everything that a comparison with measured runs found."""
+    """Everything that a comparison with measured runs found: of memory, and of `time`."""
 
     summaries: tuple[Summary, ...]
     verdicts: tuple[Verdicts, ...]
@@ -89,11 +82,13 @@ class Validation(_Frozen):
     worst: tuple[Compared, ...]
     gaps: tuple[Gap, ...]
     compared: tuple[Compared, ...]
+    time: Timing
 
     @property
     def is_within(self) -> bool:
         """Whether every tolerance that could be judged is kept; False when none could be."""
-        return bool(self.judged) and all(one.is_kept for one in self.judged)
+        judged = (*self.judged, *self.time.judged)
+        return bool(judged) and all(one.is_kept for one in judged)
 
 
 @dataclass(frozen=True, slots=True)
@@ -117,22 +112,14 @@ class _Observation:
             yield reading, _compared(self, reading)
 
 
-def layout_of(entry: Entry) -> str:
-    """The scenario without its name: equal for two that ask the same."""
-    assert entry.scenario is not None
-    return _key(entry.scenario.normalised())
-
-
-def _key(scenario: Mapping[str, Any]) -> str:
-    return json.dumps({key: value for key, value in scenario.items() if key != "name"}, sort_keys=True)
-
-
-def layouts(measured: Iterable[Measured]) -> list[Entry]:
-    """The scenarios to simulate: one of each observation, each once."""
+def layouts(measured: Sequence[Measured]) -> list[Entry]:
+    """The scenarios to simulate: one of each observation of memory, and all whose time was measured, each once."""
     distinct: dict[str, Entry] = {}
     for rows in _together(measured):
         if rows[0].entry:
             distinct.setdefault(layout_of(rows[0].entry), rows[0].entry)
+    for entry in timed_layouts(measured):
+        distinct.setdefault(layout_of(entry), entry)
     return list(distinct.values())
 
 
@@ -145,7 +132,7 @@ def validate(measured: Sequence[Measured], reports: Mapping[str, Report]) -> Val
     return Validation(
         summaries=tuple(_summaries(observations)), verdicts=verdicts, judged=tuple(_judged(compared, verdicts)),
         worst=tuple(sorted(compared, key=lambda c: -abs(c.error))[:_MOST_WORST]), gaps=tuple(_gaps(observations)),
-        compared=tuple(compared))
+        compared=tuple(compared), time=timing(measured, reports))
 
 
 _WORDS: Final[tuple[Literal["fits", "oom"], ...]] = ("oom", "fits")
@@ -153,7 +140,7 @@ _WORDS: Final[tuple[Literal["fits", "oom"], ...]] = ("oom", "fits")
 
 def _together(measured: Iterable[Measured]) -> list[tuple[Measured, ...]]:
     groups: dict[tuple[object, ...], list[Measured]] = defaultdict(list)
-    for one in measured:
+    for one in (each for each in measured if each.row.read_memory):
         groups[one.row.group, _microbatch(one), one.row.readings, one.row.verdict].append(one)
     return [tuple(rows) for rows in groups.values()]
 
@@ -162,8 +149,9 @@ def _microbatch(measured: Measured) -> str:
     """The scenario without its number of microbatches; a row without a scenario is like no other."""
     if measured.entry is None or measured.entry.scenario is None:
         return measured.row.id
-    scenario = measured.entry.scenario.normalised()
-    return _key({**scenario, "training": {**scenario["training"], "global_batch_size": None}})
+    scenario = json.loads(layout_of(measured.entry))
+    scenario["training"]["global_batch_size"] = None
+    return json.dumps(scenario)
 
 
 # ---- one reading ----------------------------------------------------------------------------------------------------

@@ -16,11 +16,11 @@ from simcore.band import EVERY, FEW, band_of, layout_class, make_bands, read_ban
 from simcore.data import data_folder
 from simcore.document import parse_document
 from simcore.errors import RankscopeError
-from simcore.measured import Measured, read_measured
+from simcore.measured import Measured, layout_of, read_measured
 from simcore.scenario import Scenario, parse_scenario
 from simcore.setup import prepare
 from simcore.simulate import simulate
-from simcore.validate import Compared, layout_of, layouts, validate
+from simcore.validate import Compared, layouts, validate
 
 NEAREST_FIRST = ("allocated_peak", "reserved_peak", "device_peak")
 HELD = 0.75

@@ -44,11 +44,13 @@ def problem_of(folder: Path, wrong: dict[str, Any] | str, *overrides: str) -> st
     ({"id": None}, "row without an id: id: expected text, the key is missing"),
     ({"scenario": None}, "row bad: expected either scenario or not_modelled"),
     ({"not_modelled": "why"}, "row bad: expected either scenario or not_modelled"),
-    ({"readings": None, "verdict": None}, "row bad: expected readings or a verdict"),
+    ({"readings": None, "verdict": None}, "row bad: expected readings, a verdict or step_s"),
     ({"readings": [{"of": "allocated_peak", "bytes": 5}]}, "row bad: readings.0.rank: expected"),
     ({"readings": [{"of": "allocated_peak", "rank": 0, "bytes": 0}]}, "readings.0.bytes: expected at least 1, got 0"),
     ({"readings": [{"of": "allocated", "rank": 0, "bytes": 5}]}, "readings.0.of: expected 'allocated_peak'"),
     ({"step": 3}, "row bad: unknown key 'step'; did you mean 'step_s'?"),
+    ({"step_s": 0}, "row bad: step_s: expected more than 0.0, got 0"),
+    ({"kind": "fast"}, "row bad: kind: expected 'tuned', 'untuned', got 'fast'"),
     ({"source": None, "group": None}, "group: expected text, the key is missing; source: expected text"),
     ({"scenario": {**SCENARIO, "colour": 1}}, "row bad: unknown key 'colour'"),
     ({"scenario": {**SCENARIO, "sweep": {"mesh.ep": [1]}}}, "row bad: no sweep is expected here"),
@@ -75,6 +77,12 @@ def test_a_row_becomes_a_scenario_of_its_name(tmp_path: Path) -> None:
     assert (found[0].entry.name, found[0].entry.where) == ("a", f"{tmp_path / 'rows.jsonl'}:2")
     assert found[0].entry.scenario.training.seq_len == 64
     assert (found[1].entry, found[1].row.not_modelled) == (None, "why")
+
+
+def test_a_time_is_enough(tmp_path: Path) -> None:
+    (found,), problems = read_measured([file_of(tmp_path, row("a", readings=None, verdict=None, step_s=0.5))])
+    assert problems == []
+    assert (found.row.step_s, found.row.kind, found.row.read_memory) == (0.5, "untuned", False)
 
 
 def test_a_key_may_be_set_in_every_scenario(tmp_path: Path) -> None:
@@ -110,7 +118,8 @@ def test_all_rows_that_come_along_are_whole() -> None:
     found, problems = read_measured()
     assert problems == []
     assert {reading.of for one in found for reading in one.row.readings} == set(QUANTITIES)
-    assert {one.row.verdict for one in found} == {"fits", "oom"}
+    assert {one.row.verdict for one in found if one.row.read_memory} == {"fits", "oom"}
+    assert {one.row.kind for one in found if one.row.step_s} == {"tuned", "untuned"}
 
 
 def test_a_file_holds_one_group_under_its_name() -> None:

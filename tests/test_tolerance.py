@@ -2,9 +2,20 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 
-from simcore.tolerance import Pair, judge_allocated, judge_reserved, judge_verdicts, median, percentile
+from simcore.tolerance import (
+    Lap,
+    Pair,
+    judge_allocated,
+    judge_reserved,
+    judge_times,
+    judge_verdicts,
+    median,
+    percentile,
+)
 
 GIB, MIB = 2**30, 2**20
 
@@ -71,3 +82,38 @@ def test_no_run_that_ran_out_of_memory_may_be_told_to_fit() -> None:
     assert [one.is_kept for one in judge_verdicts((0, 9), (3, 100))] == [True, True]
     assert [one.is_kept for one in judge_verdicts((1, 900), (4, 100))] == [False, False]
     assert list(judge_verdicts((0, 0), (0, 0))) == []
+
+
+# ---- step times -----------------------------------------------------------------------------------------------------
+def lap(error: float, kind: str = "untuned", precision: str = "bf16", **told: bool) -> Lap:
+    return Lap(error, kind, precision, **{"hybrid": False, "golden": False, "stable": True, **told})
+
+
+@pytest.mark.parametrize(("one", "family", "most"), [
+    (lap(0, "tuned"), "bf16", 0.05), (lap(0, "tuned", "fp32", hybrid=True), "Nemotron", 0.08),
+    (lap(0, "untuned", "fp32"), "untuned", 0.15), (lap(0, "tuned", "fp8", stable=False), "fp8, mxfp8 and nvfp4", 0.1),
+    (lap(0, "tuned", "mxfp8"), "fp8, mxfp8 and nvfp4", 0.1), (lap(0, "tuned", "nvfp4"), "fp8, mxfp8 and nvfp4", 0.1)])
+def test_each_family_of_steps_has_its_median(one: Lap, family: str, most: float) -> None:
+    for error, kept in ((most, True), (most + 0.01, False)):
+        (found,) = [told for told in judge_times([replace(one, error=error)]) if "median" in told.what]
+        assert (found.what, found.is_kept) == (f"step time, {family}: median error", kept)
+
+
+def test_golden_runs_do_not_drown_the_others() -> None:
+    found = {one.what: (one.num, one.is_kept) for one in judge_times([lap(0.1, golden=True)] * 9 + [lap(0.2)] * 3)}
+    assert found["step time, untuned: median error"] == (12, True)
+    assert found["step time, untuned, without golden runs: median error"] == (3, False)
+
+
+@pytest.mark.parametrize(("far", "kept"), [(1, True), (2, False)])
+def test_one_tuned_step_in_ten_may_be_far(far: int, kept: bool) -> None:
+    """Runs that nobody made fast, and configurations whose releases differ, are not asked."""
+    laps = [lap(0.16, "tuned")] * far + [lap(0.15, "tuned")] * (10 - far)
+    others = [lap(9, "untuned"), lap(9, "tuned", stable=False)]
+    (found,) = [one for one in judge_times([*laps, *others]) if "within 15%" in one.what]
+    assert (found.num, found.is_kept) == (10, kept)
+    assert found.found == pytest.approx(1 - far / 10)
+
+
+def test_no_steps_are_not_judged() -> None:
+    assert list(judge_times([])) == []

@@ -12,11 +12,11 @@ from typing import Any
 import pytest
 
 from fakes import peak, rank
-from simcore.measured import Measured, read_measured
+from simcore.measured import Measured, layout_of, read_measured
 from simcore.report import ProblemRow, RankReport, Report
 from simcore.simulate import simulate
 from simcore.table import console, validation
-from simcore.validate import Summary, Validation, layout_of, layouts, validate
+from simcore.validate import Summary, Validation, layouts, validate
 
 GIB = 2**30
 ROOT = Path(__file__).resolve().parents[1]
@@ -225,7 +225,7 @@ def test_a_measured_row_is_simulated_from_what_comes_along() -> None:
     found, _ = read_measured([str(ROOT / "tests/truth/measured/simumax-b200.jsonl")])
     entries = [entry for entry in layouts(found) if entry.scenario and "llama3_405b" in entry.name]
     reports = [simulate(entry.scenario, timed=False) for entry in entries if entry.scenario]
-    assert [report.status for report in reports] == ["ok", "ok"]
+    assert {report.status for report in reports} == {"ok"}
     mine = [one for one in found if "llama3_405b" in one.row.id]
     compared = validate(mine, {layout_of(e): r for e, r in zip(entries, reports, strict=True)}).compared
     assert [(c.quantity, len(c.rows)) for c in compared] == [("allocated_peak", 3), ("reserved_peak", 3)] * 2

@@ -42,7 +42,8 @@ def row(golden):
     readings = [_reading("allocated_peak", measured["peak_bytes"]), _reading("allocated_end", measured["steady_bytes"])]
     if measured["first_iteration"] == 1:
         readings.append(_reading("allocated_peak_first", measured["peak_iter1_bytes"]))
-    return made | {"readings": readings, "verdict": "fits", "step_s": measured["iteration_time_s_median"]}
+    return made | {"readings": readings, "verdict": "fits", "step_s": measured["iteration_time_s_median"],
+                   "kind": "untuned", "release": f"{golden['environment']} {golden['golden_changed']}"}
 
 
 def unfiled(run):
@@ -58,7 +59,7 @@ def unfiled(run):
         "readings": [_reading("allocated_peak", measured["peak_alloc_bytes"]),
                      _reading("allocated_end", measured["steady_alloc_bytes"]),
                      _reading("allocated_peak_first", round(measured["first_iter_peak_alloc_gib"] * 2**30))],
-        "verdict": "fits", "step_s": measured["step_time_s"]}
+        "verdict": "fits", "step_s": measured["step_time_s"], "kind": "untuned"}
 
 
 def _suite_variables(raw):
