@@ -84,7 +84,7 @@ class Overlap(Frozen):
 
 
 class Efficiency(Frozen):
-    """Of one kind of GPU and the hosts it comes with. `shortest` is the least time that a kernel takes on the device."""
+    """Of one kind of GPU and the hosts it comes with. `shortest`: the least time that a kernel takes."""
 
     name: str
     low_precision: LowPrecision = LowPrecision()

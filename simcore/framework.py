@@ -250,7 +250,7 @@ class Framework:
     dealt: tuple[Dealt, ...] = ()
     options: tuple[tuple[str, str], ...] = ()
     communicators: tuple[str, ...] = ()
-    libraries: Libraries = Libraries()
+    libraries: Libraries = field(default_factory=Libraries)
     padding: Padding = field(default=Padding(), compare=False)
     files: Files = field(default=Files(), compare=False)
     assumptions: tuple[tuple[str, str, str, str], ...] = field(default=(), compare=False)
