@@ -36,7 +36,7 @@ from simcore.report import (
     StepTime,
 )
 from simcore.reserve import EXPANDABLE, GATHERED, ORDINARY, Reserved, Shares, needed, reserved
-from simcore.routing import received_per_token, sent_per_token, top_k_of
+from simcore.routing import expert_hidden, received_per_token, sent_per_token, top_k_of
 from simcore.scenario import Scenario
 from simcore.schedule import steady_microbatches
 from simcore.series import memory_series
@@ -90,7 +90,7 @@ class Parts:
         """What buffers outside the allocator depend on."""
         setting = self.setting()
         return Site(self.job.mesh, self.topology, self.framework.libraries, setting.batch * setting.seq,
-                    self.job.graph.architecture.hidden)
+                    self.job.graph.architecture.hidden, expert_hidden(self.job.graph))
 
     def setting(self) -> Setting:
         """What workspaces depend on."""

@@ -56,11 +56,11 @@ COMPONENTS: Final = {
     "mlp": "dense feed-forward layers",
     "routed_experts": "experts that tokens are routed to",
     "shared_experts": "experts that every token visits",
+    "latent_projections": "projections to the routed experts' width and back",
     "router": "the router's weight; its correction bias is a buffer, in no component",
     "norms": "norms of layers, heads and latent vectors, and the final norm",
     "lm_head": "output head, unless tied", "mtp": "modules of multi-token prediction, everything in them",
-    "adapters": "LoRA pairs outside routed experts",
-    "expert_adapters": "LoRA pairs of routed experts",
+    "adapters": "LoRA pairs outside routed experts", "expert_adapters": "LoRA pairs of routed experts",
 }
 
 CATEGORIES: Final = {

@@ -55,13 +55,17 @@ class Held:
 
 @dataclass(frozen=True, slots=True)
 class Site:
-    """What buffers depend on: the layout, the machine, tokens of a microbatch on this rank and their width."""
+    """What buffers depend on: the layout, the machine, tokens of a microbatch on this rank and their width.
+
+    `expert_hidden`: of the rows that are sent to experts.
+    """
 
     mesh: Mesh
     topology: Topology
     libraries: Libraries
     tokens: int
     hidden: int
+    expert_hidden: int
 
 
 def outside(site: Site, traffic: Iterable[TrafficRow]) -> tuple[Held, ...]:
@@ -118,9 +122,9 @@ def _dispatcher(site: Site) -> Held:
     if ep == 1:
         return Held("dispatcher", 0, "derived", "")
     if site.libraries.dispatcher == "hybridep":
-        return Held("dispatcher", 2 * 2 * site.tokens * ep * site.hidden, "assumed",
+        return Held("dispatcher", 2 * 2 * site.tokens * ep * site.expert_hidden, "assumed",
                     "DeepEP branch hybrid-ep, allocator.cu: of the order of two buffers for every token of all ranks")
-    return Held("dispatcher", deepep_bytes(site.hidden, ep), "derived", "DeepEP dd758ca csrc/legacy/config.hpp, "
+    return Held("dispatcher", deepep_bytes(site.expert_hidden, ep), "derived", "DeepEP dd758ca csrc/legacy/config.hpp, "
                 "20 SMs; buffers of HBM outside torch")
 
 

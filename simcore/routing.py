@@ -10,7 +10,7 @@ from simcore.graph import ModelGraph
 from simcore.models.blocks import Moe
 from simcore.training import Capacity, Imbalance, Routing
 
-__all__ = ["received_per_token", "sent_per_token", "top_k_of"]
+__all__ = ["expert_hidden", "received_per_token", "sent_per_token", "top_k_of"]
 
 _ONE = 1 << 16
 
@@ -19,6 +19,12 @@ def top_k_of(graph: ModelGraph) -> int:
     """Experts per token; 0 in a model without experts."""
     blocks = (branch.block for kind in graph.kinds for branch in kind.branches)
     return next((block.top_k for block in blocks if isinstance(block, Moe)), 0)
+
+
+def expert_hidden(graph: ModelGraph) -> int:
+    """Columns of the rows that are sent to experts; 0 in a model without experts."""
+    blocks = (branch.block for kind in graph.kinds for branch in kind.branches)
+    return next((block.expert_hidden for block in blocks if isinstance(block, Moe)), 0)
 
 
 def sent_per_token(routing: Routing, top_k: int) -> int:

@@ -135,7 +135,8 @@ def _scores_input(plan: Plan, setting: Setting, libraries: Libraries) -> int:
 
 def _gathered_tokens(plan: Plan, setting: Setting) -> int:
     """The tokens of all ranks of ep and etp, before the dispatcher picks those of its experts."""
-    hidden = max((kind.hidden for kind in _kinds(plan) if _has(kind, Moe)), default=0)
+    hidden = max((branch.block.expert_hidden for kind in _kinds(plan) for branch in kind.branches
+                  if isinstance(branch.block, Moe)), default=0)
     ranks = plan.mesh.ep * plan.mesh.etp
     if ("moe_token_dispatcher_type", "allgather") not in plan.framework.options or ranks == 1:
         return 0

@@ -6,9 +6,12 @@ from typing import Any
 
 import pytest
 
+import small
 from simcore.errors import InputError, NotYet
 from simcore.graph import ModelGraph, build, model_config
 from simcore.models.blocks import Attention, Embedding, Mamba2, Moe
+from simcore.report import Report
+from simcore.simulate import simulate
 
 NANO = {
     "routed_experts": 29_374_808_064, "shared_experts": 458_981_376, "mamba": 891_070_784, "attention": 140_378_112,
@@ -30,6 +33,101 @@ def test_the_published_model_by_component(implementation: str) -> None:
     assert {name: nano.count(name) for name in nano.components()} == NANO
     assert nano.count() == sum(NANO.values()) == 31_577_937_344
     assert (nano.num_blocks, len(nano.layers)) == (52, 56)
+
+
+SUPER, ULTRA, SMALLEST = "nemotron-3-super-120b-a12b", "nemotron-3-ultra-550b-a55b", "nemotron-3-nano-4b"
+COUNTS = {SUPER: 120_668_687_360, ULTRA: 549_308_968_960, SMALLEST: 3_973_556_832}
+"""Published as 120B, 550B and 4B: the sums of the shapes that the configurations give."""
+
+
+@pytest.mark.parametrize("implementation", ["automodel", "hf", "megatron"])
+@pytest.mark.parametrize("preset", COUNTS)
+def test_published_models_are_as_large_as_their_names_say(preset: str, implementation: str) -> None:
+    assert build(model_config(preset, None, "model"), implementation).count() == COUNTS[preset]
+
+
+def test_latent_experts_are_narrow_and_the_shared_one_is_not() -> None:
+    """Counted by hand: 40 layers of 512 experts between 1,024 columns, two projections, a router that sees 4,096."""
+    made = build(model_config(SUPER, None, "model"), "megatron")
+    assert made.count("routed_experts") == 40 * 512 * 2 * 1024 * 2688
+    assert made.count("latent_projections") == 40 * 2 * 4096 * 1024
+    assert made.count("shared_experts") == 40 * 2 * 4096 * 5376
+    assert made.count("router") == 40 * 512 * 4096
+
+
+def test_a_module_of_predictions_is_shared_by_all_further_tokens() -> None:
+    """An attention and a MoE layer, a projection of both halves, five norms."""
+    made = build({**model_config(SUPER, None, "model"), "mtp_num_layers": 2}, "megatron")
+    attention, experts = (2 * 32 + 2 * 2) * 128 * 4096, 512 * 2 * 1024 * 2688 + 2 * 4096 * (1024 + 5376) + 512 * 4096
+    assert made.count("mtp") == attention + experts + 2 * 4096 * 4096 + 5 * 4096
+    assert made.count() == COUNTS[SUPER] + made.count("mtp") == 123_611_012_096
+
+
+def _printed_flops(preset: str, tokens: int, further: int) -> float:
+    """GFLOP a token as Megatron-LM counts a hybrid (d98e8a64 `training/training.py`, hybrid_flops), Mamba 2h wide."""
+    c = model_config(preset, None, "model")
+    h, pattern = c["hidden_size"], c["hybrid_override_pattern"] + further * "*E"
+    queries, share = c["num_attention_heads"] * c["head_dim"], c["num_key_value_heads"] / c["num_attention_heads"]
+    mamba = 2 * h * (4 * h + 2 * c["n_groups"] * c["ssm_state_size"] + c["mamba_num_heads"]) + \
+        14 * h * c["ssm_state_size"] + 4 * h * h
+    latent = c.get("moe_latent_size", 0)
+    experts = 4 * latent * c.get("moe_intermediate_size", 0) * c.get("num_experts_per_tok", 0) + \
+        4 * h * (latent + c.get("moe_shared_expert_intermediate_size", 0))
+    each = {"*": 4 * queries * (h + h * share) + 2 * tokens * queries, "M": mamba, "E": experts,
+            "-": 4 * h * c["intermediate_size"]}
+    return 3e-9 * float(sum(each[letter] for letter in pattern) + 2 * h * c["vocab_size"] * (1 + further))
+
+
+@pytest.mark.parametrize(("preset", "tokens", "further", "told"), [
+    (SUPER, 8192, 2, 84.727), (ULTRA, 8192, 2, 358.915), (SMALLEST, 4096, 0, 20.5555)])
+def test_shapes_give_the_flops_that_runs_print(preset: str, tokens: int, further: int, told: float) -> None:
+    """Printed TFLOP/s over tokens/s of published Bridge runs: 84.69-84.78, 360.6 (whole samples/s), 20.556."""
+    assert _printed_flops(preset, tokens, further) == pytest.approx(told, rel=1e-5)
+
+
+TWO_FURTHER = {"mtp_num_layers": 2}
+SENT_BY_HYBRIDEP = {"moe_token_dispatcher_type": "flex", "moe_flex_dispatcher_backend": "hybridep"}
+MXFP8 = {"fp8_recipe": "mxfp8", "first_last_layers_bf16": False, "keep_mtp_spec_in_bf16": True,
+         "moe_router_padding_for_quantization": True, **SENT_BY_HYBRIDEP}
+
+
+def ran(preset: str, mesh: dict[str, int], topology: str, **given: Any) -> Report:
+    """A layout of Megatron-Bridge's performance recipes of 2026-08."""
+    model = {"config": preset, "overrides": given.pop("overrides", TWO_FURTHER)}
+    return simulate(small.scenario("megatron", mesh, microbatches=2, model=model, topology=topology, seq_len=8192,
+                                   version="main 2026-08-22", **given))
+
+
+@pytest.mark.parametrize(("preset", "mesh", "topology"), [
+    (SUPER, {"dp_shard": 64, "ep": 64, "etp": 1}, "dgx-b200"),
+    (SUPER, {"dp_shard": 32, "tp": 2, "ep": 64, "etp": 1}, "gb200-nvl72"),
+    (ULTRA, {"dp_shard": 128, "tp": 2, "ep": 64, "etp": 1}, "gb200-nvl72")])
+def test_layouts_of_performance_recipes_run_in_mxfp8(preset: str, mesh: dict[str, int], topology: str) -> None:
+    report = ran(preset, mesh, topology, options=MXFP8, precision={"compute": "fp8", "main_grads": "bf16"})
+    assert report.status == "ok", report.problems
+    rest = report.ranks[0].at_rest
+    assert rest["routed_experts"].num_params * 64 == build(model_config(preset, None, "model"), "megatron").count(
+        "routed_experts")
+    assert rest["routed_experts"].params_bytes == rest["routed_experts"].num_params  # a byte each
+    assert rest["latent_projections"].params_bytes == rest["latent_projections"].num_params
+    assert rest["mtp"].params_bytes == 2 * rest["mtp"].num_params
+    assert report.time is not None
+    assert report.time.step_s > 0
+
+
+def test_a_dense_hybrid_runs() -> None:
+    report = simulate(small.scenario("megatron", {"dp_shard": 8}, microbatches=2, model=SMALLEST, seq_len=4096))
+    assert report.status == "ok", report.problems
+    assert report.ranks[0].at_rest["mlp"].num_params == 17 * 2 * 3136 * 12544
+
+
+@pytest.mark.parametrize("framework", ["fsdp2", "automodel"])
+def test_latent_experts_are_placed_and_refused_by_name_elsewhere(framework: str) -> None:
+    asked: dict[str, Any] = {"model": {"config": SUPER, "overrides": {"num_hidden_layers": 2}}}
+    assert small.plan_of(framework, {"dp_shard": 8}, **asked).at_rest()["latent_projections"].num_params == 2**20
+    report = simulate(small.scenario(framework, {"dp_shard": 8}, **asked))
+    assert report.status == "error"
+    assert "not yet: experts of a latent width" in report.problems[0].message
 
 
 def test_letters_become_layers() -> None:
@@ -105,6 +203,14 @@ def test_a_module_that_predicts_two_tokens_counts_once() -> None:
     assert repeated.num_blocks == plain.num_blocks
 
 
+def test_a_published_configuration_names_the_tokens_itself() -> None:
+    """Bridge's main takes them for mtp_num_layers, and one module for all of them."""
+    published = {"num_nextn_predict_layers": 2, "mtp_hybrid_override_pattern": "*E"}
+    assert build(config(**published), "megatron").count("mtp") == build(config(**PREDICTS), "megatron").count("mtp")
+    apart = build(config(**published, mtp_use_repeated_layer=False), "megatron")
+    assert apart.count("mtp") == 2 * build(config(**PREDICTS), "megatron").count("mtp")
+
+
 @pytest.mark.parametrize(("changed", "told"), [
     ({"mtp_hybrid_override_pattern": None}, "mtp_hybrid_override_pattern: expected letters"),
     ({"mtp_hybrid_override_pattern": "EE"}, "two layers of a kind"), ({"normalization": "LayerNorm"}, "or LayerNorm")])
@@ -141,7 +247,7 @@ def test_only_megatron_builds_other_hybrids(code: str, changed: dict[str, Any], 
     ({"normalization": "BatchNorm"}, "normalization: expected RMSNorm or LayerNorm"),
     ({"position_embedding_type": "relative"}, "position_embedding_type: expected none or learned_absolute or rope"),
     ({"hidden_dropout": 2}, "hidden_dropout: expected a number from 0 to 1, got 2"),
-    ({"moe_latent_size": 64}, "moe_latent_size"),
+    ({"moe_latent_size": 0}, "moe_latent_size: expected an integer from 1"),
     ({"hidden_size": 0}, "hidden_size: expected an integer from 1"), ({"vocab_size": None}, "vocab_size")])
 def test_a_configuration_that_cannot_be_read_is_refused_by_field(changed: dict[str, Any], told: str) -> None:
     with pytest.raises(InputError) as refused:

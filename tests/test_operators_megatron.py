@@ -43,6 +43,7 @@ def _layer(name: str, block: Mixer, family: str = "nemotron_h") -> LayerKind:
 
 MAMBA = _layer("mamba", Mamba2(H, 64, 64, 8, 128, 4, 128))
 MOE = _layer("moe", Moe(H, 128, 6, 1856, 3712))
+LATENT = _layer("latent", Moe(4096, 512, 22, 2688, 5376, latent=1024))
 ATTENTION = _layer("attention", Attention(H, 32, 2, 128))
 MLP = _layer("mlp", Mlp(H, 1856, gated=False))
 LLAMA = LayerKind("layer", "llama", 4096, (
@@ -84,6 +85,10 @@ REGISTERED = {
     "moe": ["pre_mlp_layernorm.weight 2688", "mlp.router.weight 128x2688",
             "mlp.experts.linear_fc1.weight 1856x2688 #128", "mlp.experts.linear_fc2.weight 2688x1856 #128",
             "mlp.shared_experts.linear_fc1.weight 3712x2688", "mlp.shared_experts.linear_fc2.weight 2688x3712"],
+    "latent": ["pre_mlp_layernorm.weight 4096", "mlp.router.weight 512x4096", "mlp.fc1_latent_proj.weight 1024x4096",
+               "mlp.fc2_latent_proj.weight 4096x1024", "mlp.experts.linear_fc1.weight 2688x1024 #512",
+               "mlp.experts.linear_fc2.weight 1024x2688 #512", "mlp.shared_experts.linear_fc1.weight 5376x4096",
+               "mlp.shared_experts.linear_fc2.weight 4096x5376"],
     "attention": ["self_attention.linear_proj.weight 2688x4096", "self_attention.linear_qkv.layer_norm_weight 2688",
                   "self_attention.linear_qkv.weight 4608x2688"],
     "mlp": ["mlp.linear_fc1.layer_norm_weight 2688", "mlp.linear_fc1.weight 1856x2688",
@@ -136,8 +141,8 @@ def _spelled(kind: LayerKind) -> list[str]:
             for s in tensors(kind) if not s.is_buffer]
 
 
-@pytest.mark.parametrize("kind", [MAMBA, MOE, ATTENTION, MLP, LLAMA, QWEN2, QWEN3, V2, V3, GPT, GPT_MOE, GPT_STEM,
-                                  GPT_NORM,
+@pytest.mark.parametrize("kind", [MAMBA, MOE, LATENT, ATTENTION, MLP, LLAMA, QWEN2, QWEN3, V2, V3, GPT, GPT_MOE,
+                                  GPT_STEM, GPT_NORM,
                                   EMBEDDING, NORM, HEAD, LOSS], ids=lambda k: k.name)
 def test_tensors_are_those_that_megatron_registers(kind: LayerKind) -> None:
     assert _spelled(kind) == REGISTERED[kind.name]
@@ -252,8 +257,8 @@ def _closes(kind: LayerKind, run: Run, tape: LayerTape) -> None:
 DROPS = LayerKind("gpt_drops", "gpt2", 1024, (
     Branch("ln_1", "attn", Attention(1024, 16, 16, 64, bias="all", dropout=True), layer_norm=True),
     GPT.branches[1]), dropout=True)
-EVERY = [MAMBA, MOE, ATTENTION, MLP, LLAMA, QWEN2, QWEN3, V2, V3, GPT, GPT_MOE, DROPS, GPT_STEM, GPT_NORM, EMBEDDING,
-         NORM, HEAD, LOSS]
+EVERY = [MAMBA, MOE, LATENT, ATTENTION, MLP, LLAMA, QWEN2, QWEN3, V2, V3, GPT, GPT_MOE, DROPS, GPT_STEM, GPT_NORM,
+         EMBEDDING, NORM, HEAD, LOSS]
 
 
 @pytest.mark.parametrize("kind", EVERY, ids=lambda k: k.name)
@@ -296,6 +301,31 @@ def test_all_that_is_born_dies(kind: LayerKind, options: dict[str, object]) -> N
 ], ids=str)
 def test_kept_bytes_are_the_closed_forms(kind: LayerKind, options: dict[str, object], per_token: int) -> None:
     assert _kept(kind, _run(kind, ep=8, **options)) == per_token * T  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize(("dispatcher", "ep"), [("alltoall", 64), ("flex", 64), ("allgather", 1)])
+@pytest.mark.parametrize("frozen", [False, True])
+def test_latent_experts_keep_latent_rows_and_the_sum_that_goes_up(dispatcher: str, ep: int, *, frozen: bool) -> None:
+    """Beside a layer whose experts see all 4,096 columns: each of the 22 rows of a token is 1,024 wide.
+
+    The projection down reads what router and shared expert keep anyway; the one up keeps a token's sum, if it trains.
+    Frozen experts keep none of their rows either.
+    """
+    options, wide = (("moe_token_dispatcher_type", dispatcher),), _layer("latent", Moe(4096, 512, 22, 2688, 5376))
+    kept = [_kept(kind, _run(kind, top_k=22, ep=ep, options=options, frozen=frozen)) for kind in (LATENT, wide)]
+    assert kept[0] - kept[1] == (0 if frozen else 2 * (1024 - 22 * (4096 - 1024)) * T)
+
+
+def test_latent_rows_are_what_is_sent() -> None:
+    """22 rows of 1,024 columns for each token, forward and back, and as many probabilities in fp32."""
+    run, comms = _run(LATENT, top_k=22, ep=64), dict[tuple[str, str, str], int]()
+    tape = record(LATENT, run, {}, comms)
+    sent = [row[3] for part in (tape.forward, tape.backward) for row in part.rows if row[0] == Op.COLLECTIVE]
+    rows = 22 * 1024 * 2 * T
+    assert sent == 2 * [rows, 22 * 4 * T, rows]
+    flops = [row[3] for row in tape.forward.rows if row[0] == Op.COMPUTE and row[2] == Kernel.GEMM]
+    shared, router, projection = 2 * T * 4096 * 5376, 2 * T * 4096 * 512, 2 * T * 4096 * 1024
+    assert flops == [shared, shared, router, projection, projection]
 
 
 def test_a_recomputed_moe_layer_keeps_its_input_and_what_the_dispatcher_holds() -> None:

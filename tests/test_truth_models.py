@@ -75,6 +75,10 @@ FAMILIES: dict[str, tuple[str, dict[str, Any]]] = {
     "gpt2_moe": ("gpt2", {**MOE, "n_embd": 256, "n_head": 8, "n_layer": 2, "vocab_size": 1024, "n_routed_experts": 8,
                           "first_k_dense_replace": 1, "moe_shared_expert_intermediate_size": 128, "mtp_num_layers": 1,
                           "add_bias_linear": False, "position_embedding_type": "rope", "tie_word_embeddings": False}),
+    "nemotron_h": ("nemotron-3-super-120b-a12b", {
+        **SMALL, **MOE, "hybrid_override_pattern": "M*E-", "num_hidden_layers": 4, "head_dim": 32,
+        "n_routed_experts": 8, "moe_latent_size": 96, "moe_shared_expert_intermediate_size": 128, "mamba_num_heads": 8,
+        "mamba_head_dim": 32, "ssm_state_size": 32, "n_groups": 2}),
 }  # fmt: skip
 
 

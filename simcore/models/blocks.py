@@ -108,7 +108,8 @@ class Moe:
 
     `router`: "sigmoid" scores whose choice a buffer corrects; "softmax" before the choice; "topk_softmax" after it,
     with a bias on the logits. `normalised`: the weights of the chosen add up to one. `bias`: experts have biases.
-    `shared_gate`: a sigmoid of a product with the input weighs the shared expert's output.
+    `shared_gate`: a sigmoid of a product with the input weighs the shared expert's output. `latent` > 0: routed experts
+    see this many columns, between a projection down and one up of every token; router and shared expert see all.
     """
 
     hidden: int
@@ -122,6 +123,12 @@ class Moe:
     bias: bool = False
     gelu: bool = False
     shared_gate: bool = False
+    latent: int = 0
+
+    @property
+    def expert_hidden(self) -> int:
+        """Columns of the rows that are sent to experts."""
+        return self.latent or self.hidden
 
 
 @dataclass(frozen=True, slots=True)

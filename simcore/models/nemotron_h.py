@@ -3,6 +3,11 @@
 Both spellings of the pattern are read: `hybrid_override_pattern` ("MEM*-") and `layers_block_type` / `layer_types`.
 What Megatron's hybrids can be besides (megatron-core 0.16.1 `models/mamba/mamba_model.py`, `mamba_layer_specs.py`) is
 said in Megatron's words; Mamba's own projections never have biases (`ssm/mamba_mixer.py:301`).
+
+[Note: predicted tokens] A published configuration names the tokens that are predicted besides the next
+(`num_nextn_predict_layers`); Bridge's main takes it for mtp_num_layers and runs one module for all of them unless told
+otherwise (`models/nemotronh/nemotron_h_bridge.py:_hf_mtp_config`). Recipes choose another number than the file, so the
+presets of Super and Ultra leave it out: `mtp_num_layers` adds the module.
 """
 
 from __future__ import annotations
@@ -69,7 +74,7 @@ def _predictions(config: Config, vocab: int, hidden: int) -> tuple[tuple[str, La
     if len(set(letters)) < len(letters) or _has_layer_norm(config):
         raise config.fail("mtp_hybrid_override_pattern", "two layers of a kind, or LayerNorm, are not modelled yet")
     branches = tuple(branch for letter in letters for branch in _layer_kind(config, letter, hidden).branches)
-    repeated = config.boolean("mtp_use_repeated_layer", default=False)
+    repeated = config.boolean("mtp_use_repeated_layer", default="num_nextn_predict_layers" in config.fields)
     modules, depths = (1, count) if repeated else (count, 1)
     kind = LayerKind("mtp", "nemotron_h", hidden, branches, Mtp(hidden, vocab, modules, depths),
                      dropout=config.fraction("hidden_dropout", 0) > 0)
@@ -78,7 +83,7 @@ def _predictions(config: Config, vocab: int, hidden: int) -> tuple[tuple[str, La
 
 def _num_further(config: Config) -> int:
     """Tokens that are predicted besides the next."""
-    return config.integer("mtp_num_layers", default=0, least=0)
+    return config.integer("mtp_num_layers", "num_nextn_predict_layers", default=0, least=0)
 
 
 def _stem(config: Config, vocab: int, hidden: int, *, shared: bool) -> LayerKind:
@@ -145,8 +150,6 @@ def _mamba(config: Config, hidden: int) -> Mixer:
 
 
 def _moe(config: Config, hidden: int) -> Mixer:
-    if config.fields.get("moe_latent_size") is not None:
-        raise config.fail("moe_latent_size", "latent MoE is not modelled yet")
     if _has_biases(config):
         raise config.fail("add_bias_linear", "experts with biases are not modelled yet")
     if config.choice("mlp_hidden_act", _ACTIVATIONS) != "relu2":
@@ -155,7 +158,8 @@ def _moe(config: Config, hidden: int) -> Mixer:
     if top_k > experts:
         raise config.fail("num_experts_per_tok", f"expected at most {experts} experts, got {top_k}")
     return Moe(hidden, experts, top_k, config.integer("moe_intermediate_size"),
-               config.integer("moe_shared_expert_intermediate_size"))
+               config.integer("moe_shared_expert_intermediate_size"),
+               latent=config.integer("moe_latent_size", default=0))
 
 
 def _attention(config: Config, hidden: int) -> Mixer:

@@ -17,10 +17,12 @@ from __future__ import annotations
 from collections.abc import Callable
 from math import comb
 
+from simcore.errors import NotYet, Problem
 from simcore.models.blocks import Moe
 from simcore.operators import aten
 from simcore.operators.aten import Grads, Operand, Saved, needs_grad, new
 from simcore.operators.automodel_layers import Env, mlp
+from simcore.operators.features import LATENT
 from simcore.tape import (
     INNER_BACKWARD_BEGIN,
     INNER_BACKWARD_END,
@@ -41,6 +43,8 @@ def moe(env: Env, x: Tensor, block: Moe, path: str, *, wide: bool = False) -> Te
     `wide`: the router's weights stay fp32 (`router_weights_fp32`, which DeepSeek-V3 sets).
     """
     shape = x.shape
+    if block.latent:
+        raise NotYet(Problem("model", f"not yet: {LATENT} in Automodel's layers; placement is served"))
     x = x.view(env.run.tokens, block.hidden)
     if env.option("gate", "learned") == "fake":
         weights, indices = _fake_gate(env, x, block)

@@ -147,21 +147,25 @@ def _mlp_at(at: str, hidden: int, ffn: tuple[int, str], component: str, *, gated
 def _moe(branch: Branch, family: str) -> tuple[TensorSpec, ...]:
     b: Any = branch.block
     at, experts = branch.name, b.num_experts
-    up = b.expert_ffn * (2 if b.gated else 1)
+    up, (size, seen) = b.expert_ffn * (2 if b.gated else 1), (b.expert_hidden, "latent" if b.latent else "hidden")
     # Routing on a bf16 bias would choose other experts: upstream pins this buffer to fp32 (`moe/layers.py`, Gate).
     correction = TensorSpec(f"{at}.gate.e_score_correction_bias", (experts,), ("experts_router",), "router", "router",
                             "fp32", is_buffer=True, trainable=False)
     specs = [
         TensorSpec(f"{at}.gate.weight", (experts, b.hidden), ("experts_router", "hidden"), "router", "router"),
         *((correction,) if b.router == "sigmoid" else ()),
-        TensorSpec(f"{at}.experts.gate_and_up_projs", (experts, b.hidden, up), ("experts", "hidden", "expert_ffn"),
+        TensorSpec(f"{at}.experts.gate_and_up_projs", (experts, size, up), ("experts", seen, "expert_ffn"),
                    "routed_experts", "grouped"),
-        TensorSpec(f"{at}.experts.down_projs", (experts, b.expert_ffn, b.hidden), ("experts", "expert_ffn", "hidden"),
+        TensorSpec(f"{at}.experts.down_projs", (experts, b.expert_ffn, size), ("experts", "expert_ffn", seen),
                    "routed_experts", "grouped"),
     ]
     if b.shared_ffn:
         shared = (b.shared_ffn, "shared_ffn")
         specs += _mlp_at(f"{at}.shared_experts", b.hidden, shared, "shared_experts", gated=b.gated, gate_first=False)
+    if b.latent:
+        hidden, latent = (b.hidden, "hidden"), (b.latent, seen)
+        specs += [_linear(f"{at}.fc1_latent_proj", latent, hidden, "latent_projections"),
+                  _linear(f"{at}.fc2_latent_proj", hidden, latent, "latent_projections")]
     return tuple(specs)
 
 

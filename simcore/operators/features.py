@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from typing import Final
 
 from simcore.errors import NotYet, Problem
 from simcore.models.blocks import (
@@ -18,7 +19,9 @@ from simcore.models.blocks import (
     Mtp,
 )
 
-__all__ = ["features", "refuse", "refuse_megatrons"]
+__all__ = ["LATENT", "features", "refuse", "refuse_megatrons"]
+
+LATENT: Final = "experts of a latent width"
 
 
 def refuse(kind: LayerKind, served: frozenset[str], code: str) -> None:
@@ -38,7 +41,8 @@ def refuse_megatrons(kind: LayerKind) -> None:
     tied = isinstance(kind.block, Head) and kind.block.tied
     rotary = any(getattr(branch.block, "rotary", False) for branch in kind.branches)
     gated = any(isinstance(branch.block, Mlp) and branch.block.gated for branch in kind.branches)
-    found = (*features(kind), *_named(("a tied head", tied), ("rotary positions", rotary), ("a gated MLP", gated)))
+    own = (name for name in features(kind) if name != LATENT)
+    found = (*own, *_named(("a tied head", tied), ("rotary positions", rotary), ("a gated MLP", gated)))
     if kind.family == "nemotron_h" and found:
         raise NotYet(Problem("model", f"{', '.join(found)} ({kind.name}): of all hybrids only Megatron's have it"))
 
@@ -78,7 +82,8 @@ def _mixer(block: Mixer) -> Iterator[str]:
                           ("a router by softmax of the chosen", block.router == "topk_softmax"),
                           ("experts with GELU", block.gelu), ("biases of experts", block.bias),
                           ("gated experts with a shared one", _shares(block)),
-                          ("a gate of the shared expert", block.shared_gate))
+                          ("a gate of the shared expert", block.shared_gate),
+                          (LATENT, block.latent > 0))
 
 
 def _shares(block: Moe) -> bool:

@@ -136,13 +136,18 @@ def _moe(name: str, b: Any, family: str) -> Iterable[TensorSpec]:
     if b.shared_ffn:
         shared = Mlp(b.hidden, b.shared_ffn, gated=b.gated)
         yield from _mlp(f"{name}.shared_expert{'' if b.shared_gate else 's'}", shared, family, "shared_experts")
+    if b.latent:
+        seen, hidden = (b.latent, "latent"), (b.hidden, "hidden")
+        yield _linear(f"{name}.fc1_latent_proj", seen, hidden, "latent_projections")
+        yield _linear(f"{name}.fc2_latent_proj", hidden, seen, "latent_projections")
     if b.shared_gate:
         yield _linear(f"{name}.shared_expert_gate", (1, "one"), (b.hidden, "hidden"), "shared_experts")
 
 
 def _experts(at: str, b: Any) -> Iterable[TensorSpec]:
     """Gate and up are one tensor; with biases (`GptOssExperts`) the input dimension comes before the output's."""
-    hidden, ffn = (b.hidden, "hidden"), (b.expert_ffn, "expert_ffn")
+    hidden = (b.expert_hidden, "latent" if b.latent else "hidden")
+    ffn = (b.expert_ffn, "expert_ffn")
     first = ("gate_up_proj", (2 * b.expert_ffn, "expert_ffn")) if b.gated else ("up_proj", ffn)
     for part, out, into in ((*first, hidden), ("down_proj", hidden, ffn)):
         rows, columns = (into, out) if b.bias else (out, into)

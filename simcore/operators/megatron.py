@@ -29,7 +29,7 @@ from simcore.models.blocks import (
     Mlp,
     Mtp,
 )
-from simcore.operators.features import refuse
+from simcore.operators.features import LATENT, refuse
 from simcore.operators.megatron_attention import attention, mlp
 from simcore.operators.megatron_context import Context, fuses_wgrad
 from simcore.operators.megatron_head import TIED_GRAD, embedding, head, loss
@@ -52,7 +52,7 @@ SERVED: Final = frozenset({"norms of query and key", "biases of query, key and v
                            "experts with GELU", "multi-token prediction",
                            "latent attention without norms on the way up", "attention sinks",
                            "attention within a window", "a router by softmax of the chosen", "biases of experts",
-                           "a gate of the shared expert"})
+                           "a gate of the shared expert", LATENT})
 """What of `features.py` is recorded here."""
 
 _EMPTY = Section(())

@@ -11,7 +11,6 @@ from simcore.errors import NotYet, Problem
 from simcore.models.blocks import LatentAttention
 from simcore.operators.megatron_attention import core
 from simcore.operators.megatron_context import Context, Grads, Saved, discarded_region
-from simcore.operators.megatron_fp8 import plain_fp8
 from simcore.operators.megatron_ops import (
     column,
     gather_backward,
@@ -20,6 +19,7 @@ from simcore.operators.megatron_ops import (
     norm_discarded,
     norm_linear,
     row,
+    whole,
 )
 from simcore.tape import Kernel, Tape, Tensor
 
@@ -75,21 +75,9 @@ def _up(c: Context, block: LatentAttention, compressed: Tensor, latent: Tensor, 
 def _down(c: Context, name: str, x: Tensor) -> Tensor:
     """TE Linear that lies whole on every tp rank (parallel_mode "duplicated"), over this rank's tokens."""
     path = f"{_AT}.{name}"
-    weight, (rows, h) = c.param(f"{path}.weight"), x.shape
     if c.pair(path):
         raise NotYet(Problem("training.lora.target_modules", f"not yet: an adapter of {name}"))
-    if c.scaling is not None:
-        return plain_fp8(c, path, x)
-
-    def back(_tape: Tape, _grads: Grads, _saved: Saved) -> list[Tensor | None]:
-        grad = c.new(rows, h, f"grad_{path}")
-        c.gemm(rows, h, weight.shape[0])
-        return [grad, c.wgrad(weight, rows)]
-
-    out = c.new(rows, weight.shape[0], path)
-    c.gemm(rows, weight.shape[0], h)
-    c.node(out, (x, weight), (x,) if weight.trainable else (), back)
-    return out
+    return whole(c, path, x)
 
 
 def _split(c: Context, block: LatentAttention, x: Tensor) -> tuple[Tensor, Tensor]:

@@ -20,7 +20,7 @@ from simcore.operators import aten
 from simcore.operators.megatron_allgather import gather_tokens, reduce_tokens
 from simcore.operators.megatron_biased import clamped, with_second_bias
 from simcore.operators.megatron_context import Context, Discarded, Grads, Saved, discarded_region
-from simcore.operators.megatron_ops import act, add, column, grouped, norm, norm_discarded, row, swiglu
+from simcore.operators.megatron_ops import act, add, column, grouped, norm, norm_discarded, row, swiglu, whole
 from simcore.operators.megatron_parts import biased
 from simcore.tape import Kernel, Tape, Tensor
 
@@ -71,23 +71,36 @@ def _rows(c: Context, block: Moe) -> Rows:
 
 
 def _layer(c: Context, block: Moe, rows: Rows, x: Tensor) -> Tensor:
-    """`MoELayer.forward`: its variables keep what was sent and received alive until it returns."""
+    """`MoELayer.forward`: its variables keep what was sent and received alive until it returns.
+
+    [Note: latent experts] With moe_latent_size every token is projected down after router and shared expert have read
+    it, and up once its rows are summed, before the shared expert's output is added (`preprocess`, `postprocess`; main
+    of 2026-08-22 the same). Permutation, dispatch and experts see latent rows alone. Both projections lie whole on
+    every tp rank and read this rank's tokens; each keeps its input, the permutation keeps nothing of it.
+    """
     shared = _shared(c, block, x) if block.shared_ffn else None
     probs = _route(c, block, rows, x) if block.router == "sigmoid" else _route_by_softmax(c, block, rows, x)
+    x = _projected(c, block, "fc1", x)
     if dict(c.run.options).get("moe_token_dispatcher_type") == "flex" and c.run.ep > 1:
-        out = _flex(c, block, rows, x, probs)
+        out = _projected(c, block, "fc2", _flex(c, block, rows, x, probs))
         return _with_shared(c, out, shared) if shared else out
     if dict(c.run.options).get("moe_token_dispatcher_type") == "allgather":
         given, weights = gather_tokens(c, rows.computed, rows.local_experts, x, probs)
-        out = reduce_tokens(c, _grouped_mlp(c, block, rows, given, weights))
+        out = _projected(c, block, "fc2", reduce_tokens(c, _grouped_mlp(c, block, rows, given, weights)))
         return add(c, out, shared, "mlp.output") if shared else out
     sent, sent_probs = _permute(c, block, rows, x, probs)
+    del x
     received = _all_to_all(c, sent, rows.received, "dispatched")
     received_probs = _all_to_all(c, sent_probs, rows.received, "dispatched_probs")
     out = _experts(c, block, rows, received, received_probs)
     out = _all_to_all(c, out, rows.sent, "combined")
-    out = _unpermute(c, rows, out)
+    out = _projected(c, block, "fc2", _unpermute(c, rows, out))
     return _with_shared(c, out, shared) if shared else out
+
+
+def _projected(c: Context, block: Moe, name: str, x: Tensor) -> Tensor:
+    """To the experts' width or back, where it is not the model's ([Note: latent experts])."""
+    return whole(c, f"mlp.{name}_latent_proj", x) if block.latent else x
 
 
 # ---- shared expert ---------------------------------------------------------------------------------------------------
@@ -234,7 +247,7 @@ def _fuses_permutation(c: Context) -> bool:
 
 def _permute(c: Context, block: Moe, rows: Rows, x: Tensor, probs: Tensor) -> tuple[Tensor, Tensor]:
     """Copies of the tokens in expert order, with their probabilities; keeps only the row map, held besides."""
-    h, t, e, dtype = block.hidden, rows.tokens, block.num_experts, probs.dtype
+    h, t, e, dtype = block.expert_hidden, rows.tokens, block.num_experts, probs.dtype
 
     def back(_tape: Tape, _grads: Grads, _saved: Saved) -> list[Tensor | None]:
         grad = c.new(t, h, "grad_permute")
@@ -384,7 +397,7 @@ def _flex(c: Context, block: Moe, rows: Rows, x: Tensor, probs: Tensor) -> Tenso
     Metadata is an estimate (20 %, 0.3 % of what a layer keeps). HybridEP is taken to be equal. The communication
     buffers come from cudaMalloc, so PyTorch does not see them (`token_dispatcher.py`, `fused_a2a.py`).
     """
-    t, e, k, h, ep = rows.tokens, block.num_experts, block.top_k, block.hidden, c.run.ep
+    t, e, k, h, ep = rows.tokens, block.num_experts, block.top_k, block.expert_hidden, c.run.ep
     here = min(ep, distinct_ranks(e, k, ep) * rows.received / (t * k))
     landed = int(t * here)
     metadata = int(t * (12 * k + 5 * ep + 4 * here + here * (e // ep) + here * k)) + 32 * rows.received

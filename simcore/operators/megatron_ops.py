@@ -17,12 +17,12 @@ forward and again in backward (for the weight gradient), row-parallel ones reduc
 from __future__ import annotations
 
 from simcore.operators.megatron_context import Context, Discarded, Grads, Saved
-from simcore.operators.megatron_fp8 import column_fp8, grouped_fp8, norm_linear_fp8, row_fp8
+from simcore.operators.megatron_fp8 import column_fp8, grouped_fp8, norm_linear_fp8, plain_fp8, row_fp8
 from simcore.operators.megatron_parts import all_gather, biased, gathered_input, input_grad, reduced, statistics
 from simcore.tape import Kernel, Param, Tape, Tensor
 
 __all__ = ["act", "adapted", "add", "add_dropped", "column", "dropped", "gather_backward", "grouped",
-           "identity", "norm", "norm_linear", "row", "swiglu"]
+           "identity", "norm", "norm_linear", "row", "swiglu", "whole"]
 
 
 def identity(_tape: Tape, grads: Grads, _saved: Saved) -> Grads:
@@ -240,6 +240,25 @@ def _row(c: Context, path: str, x: Tensor) -> Tensor:
         del partial
     c.node(out, (x, weight), (x,) if weight.trainable else (), back)
     return biased(c, path, out)
+
+
+def whole(c: Context, path: str, x: Tensor) -> Tensor:
+    """TE Linear that lies whole on every tp rank (parallel_mode "duplicated"), over this rank's tokens; no adapter."""
+    return (_whole if c.scaling is None else plain_fp8)(c, path, x)
+
+
+def _whole(c: Context, path: str, x: Tensor) -> Tensor:
+    weight, (rows, h) = c.param(f"{path}.weight"), x.shape
+
+    def back(_tape: Tape, _grads: Grads, _saved: Saved) -> list[Tensor | None]:
+        grad = c.new(rows, h, f"grad_{path}")
+        c.gemm(rows, h, weight.shape[0])
+        return [grad, c.wgrad(weight, rows)]
+
+    out = c.new(rows, weight.shape[0], path)
+    c.gemm(rows, weight.shape[0], h)
+    c.node(out, (x, weight), (x,) if weight.trainable else (), back)
+    return out
 
 
 def grouped(c: Context, path: str, x: Tensor, experts: int) -> Tensor:

@@ -176,12 +176,16 @@ def _moe(branch: Branch) -> tuple[TensorSpec, ...]:
     b: Any = branch.block
     gates = 2 if b.gated else 1
     hidden, wide, narrow = (b.hidden, "hidden"), (gates * b.expert_ffn, "expert_ffn"), (b.expert_ffn, "expert_ffn")
+    seen = (b.latent, "latent") if b.latent else hidden
+    # Whole on every tp rank (parallel_mode "duplicated").
+    projections = (("fc1", seen, hidden), ("fc2", hidden, seen)) if b.latent else ()
     specs = [
         *_norm("pre_mlp_layernorm.", b.hidden, layer_norm=branch.layer_norm),
         TensorSpec("mlp.router.weight", (b.num_experts, b.hidden), ("experts_router", "hidden"), "router", "router"),
         *_bias("mlp.router", (b.num_experts, "experts_router"), "router", wanted=b.router == "topk_softmax"),
-        *_expert("linear_fc1", b, wide, hidden),
-        *_expert("linear_fc2", b, hidden, narrow),
+        *(_linear(f"mlp.{name}_latent_proj", out, into, "latent_projections") for name, out, into in projections),
+        *_expert("linear_fc1", b, wide, seen),
+        *_expert("linear_fc2", b, seen, narrow),
     ]
     if b.shared_ffn:
         shared = (gates * b.shared_ffn, "shared_ffn"), (b.shared_ffn, "shared_ffn")

@@ -1,4 +1,5 @@
-"""Asks megatron-core for the parameters of `GPTModel` with the Transformer Engine layer spec, one small model a family.
+"""Asks megatron-core for the parameters of `GPTModel` with the Transformer Engine layer spec, one small model a family,
+and of a `MambaModel` whose experts work in a latent width.
 
     python tests/truth/probe_gpt.py > tests/truth/models/megatron-core-0.16.1.json
 
@@ -27,6 +28,8 @@ from megatron.core.models.gpt.gpt_layer_specs import (  # noqa: E402
     get_gpt_decoder_block_spec,
     get_gpt_mtp_block_spec,
 )
+from megatron.core.models.mamba import MambaModel  # noqa: E402
+from megatron.core.models.mamba.mamba_layer_specs import mamba_stack_spec  # noqa: E402
 from megatron.core.process_groups_config import ProcessGroupCollection  # noqa: E402
 from megatron.core.transformer.transformer_config import MLATransformerConfig, TransformerConfig  # noqa: E402
 from torch.nn.functional import gelu, silu  # noqa: E402
@@ -55,7 +58,13 @@ CASES: dict[str, dict[str, Any]] = {
     "gpt2_moe": {"normalization": "LayerNorm", "activation_func": gelu, "hidden_size": 256, "ffn_hidden_size": 1024,
                  "num_attention_heads": 8, "add_bias_linear": False, **MOE, "moe_layer_freq": [0, 1],
                  "moe_shared_expert_intermediate_size": 128, "mtp_num_layers": 1},
+    "nemotron_h": {"normalization": "RMSNorm", "add_bias_linear": False, "hidden_size": 256, "num_attention_heads": 8,
+                   "num_query_groups": 4, "ffn_hidden_size": 128, "is_hybrid_model": True, "mamba_num_heads": 8,
+                   "mamba_head_dim": 32, "mamba_state_dim": 32, "mamba_num_groups": 2, **MOE, "moe_latent_size": 96,
+                   "moe_shared_expert_intermediate_size": 128, "moe_router_score_function": "sigmoid",
+                   "moe_router_enable_expert_bias": True, "moe_router_dtype": "fp32"},
 }  # fmt: skip
+HYBRID_PATTERN = "M*E-"
 
 
 def built(family: str, tp: int, ep: int) -> Any:
@@ -63,10 +72,16 @@ def built(family: str, tp: int, ep: int) -> Any:
     fields = CASES[family]
     make = MLATransformerConfig if fields.get("multi_latent_attention") else TransformerConfig
     config = make(
-        num_layers=2, bf16=True, params_dtype=torch.bfloat16, pipeline_dtype=torch.bfloat16,
+        num_layers=len(HYBRID_PATTERN) if "is_hybrid_model" in fields else 2,
+        bf16=True, params_dtype=torch.bfloat16, pipeline_dtype=torch.bfloat16,
         perform_initialization=False, hidden_dropout=0.0, attention_dropout=0.0, gradient_accumulation_fusion=False,
         tensor_model_parallel_size=tp, expert_model_parallel_size=ep, expert_tensor_parallel_size=1,
         sequence_parallel=tp > 1, **fields)
+    if config.is_hybrid_model:
+        with torch.device("meta"):
+            return MambaModel(config, mamba_stack_spec, vocab_size=1024, max_sequence_length=512,
+                              hybrid_override_pattern=HYBRID_PATTERN, share_embeddings_and_output_weights=False,
+                              pg_collection=ProcessGroupCollection.use_mpu_process_groups())
     spec = get_gpt_decoder_block_spec(config, use_transformer_engine=True)
     further = get_gpt_mtp_block_spec(config, spec, use_transformer_engine=True) if config.mtp_num_layers else None
     with torch.device("meta"):
