@@ -4,11 +4,15 @@ from __future__ import annotations
 
 import importlib
 from dataclasses import dataclass
+from typing import Literal
 
-__all__ = ["Action", "Pass", "Schedule", "actions", "lowered_microbatches", "steady_microbatches"]
+__all__ = ["Action", "Part", "Pass", "Schedule", "actions", "lowered_microbatches", "steady_microbatches"]
 
 Pass = tuple[bool, int, int]
 """Forward (or backward), chunk, microbatch."""
+
+Part = Literal["whole", "input", "weight"]
+"""Of a pass: all of it, or of a backward pass the gradient of the chunk's input, or those of its parameters."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -24,6 +28,11 @@ class Schedule:
     num_chunks: int = 1
     group: int = 1
 
+    @property
+    def splits_backward(self) -> bool:
+        """Whether gradients of inputs and those of parameters are made in passes of their own."""
+        return self.name in ZERO_BUBBLE
+
 
 @dataclass(frozen=True, slots=True)
 class Action:
@@ -31,7 +40,8 @@ class Action:
 
     `ahead`: passes whose input the rank begins to receive when this one is over (others: when they begin).
     `keeps_output`: what it sends is freed when the backward pass after it is over, not at once. `reduces`: chunks whose
-    gradients are reduced when it is over.
+    gradients are reduced when it is over. `part`: of a backward pass that is split; what comes from another rank comes
+    for its first half.
     """
 
     forward: bool
@@ -41,6 +51,7 @@ class Action:
     ahead: tuple[Pass, ...] = ()
     keeps_output: bool = False
     reduces: tuple[int, ...] = ()
+    part: Part = "whole"
 
     @property
     def key(self) -> Pass:
@@ -55,10 +66,14 @@ def actions(schedule: Schedule, stage: int, num_microbatches: int) -> tuple[Acti
     return order
 
 
-SCHEDULES = ("1f1b", "gpipe")
-"""What a scenario may ask for; virtual stages make it interleaved."""
+ZERO_BUBBLE = ("zb_h1", "interleaved_zb", "zbv")
+"""Those whose backward passes are split."""
 
-_MODULE = {"1f1b": "one_f_one_b", "gpipe": "gpipe", "interleaved": "interleaved", "looped": "looped"}
+SCHEDULES = ("1f1b", "gpipe")
+"""What a scenario may ask for; virtual stages make 1f1b interleaved."""
+
+_MODULE = {"1f1b": "one_f_one_b", "gpipe": "gpipe", "interleaved": "interleaved", "looped": "looped",
+           "zb_h1": "zero_bubble", "interleaved_zb": "zero_bubble", "zbv": "zbv"}
 
 
 def lowered_microbatches(schedule: Schedule, num_microbatches: int, doublings: int = 0) -> int:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from typing import Any
 
 import simcore.lower as lowering
@@ -16,7 +16,7 @@ from simcore.outline import Builder, Phase
 from simcore.plan import Plan, place
 from simcore.program import Program
 from simcore.scenario import Scenario, parse_scenario
-from simcore.schedule import actions
+from simcore.schedule import Action, actions
 from simcore.setup import prepare
 from simcore.tape import Op
 from simcore.tiles import Workload
@@ -91,3 +91,8 @@ def calls(program: Program, collective: str) -> list[tuple[str, str, int]]:
 
 def _rows(program: Program) -> Iterator[tuple[list[int], int]]:
     return zip(program.columns.tolist(), program.phase.tolist(), strict=True)
+
+
+def letters(order: Sequence[Action]) -> list[str]:
+    """F, B or W, the chunk, a dot, the microbatch."""
+    return [f"{'F' if a.forward else 'W' if a.part == 'weight' else 'B'}{a.chunk}.{a.microbatch}" for a in order]

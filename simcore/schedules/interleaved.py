@@ -30,12 +30,12 @@ from collections.abc import Sequence
 
 from simcore.schedule import Action, Pass, Schedule
 
-__all__ = ["order"]
+__all__ = ["order", "passes"]
 
 
 def order(schedule: Schedule, stage: int, num_microbatches: int) -> tuple[Action, ...]:
     """The passes of a stage, in order."""
-    forward, backward = (_passes(schedule, num_microbatches, forward=way) for way in (True, False))
+    forward, backward = (passes(schedule, num_microbatches, forward=way) for way in (True, False))
     total = len(forward)
     ahead = min(2 * (schedule.num_stages - stage - 1) + (schedule.num_chunks - 1) * schedule.group, total)
     made = [_forward(schedule, stage, num_microbatches, k, forward, ahead) for k in range(total)]
@@ -46,7 +46,7 @@ def order(schedule: Schedule, stage: int, num_microbatches: int) -> tuple[Action
     return tuple(out)
 
 
-def _passes(schedule: Schedule, num_microbatches: int, *, forward: bool) -> list[Pass]:
+def passes(schedule: Schedule, num_microbatches: int, *, forward: bool) -> list[Pass]:
     """All passes of one direction, in order, the same on every stage."""
     chunks = range(schedule.num_chunks) if forward else range(schedule.num_chunks - 1, -1, -1)
     starts = range(0, num_microbatches, schedule.group)
