@@ -74,8 +74,9 @@ class _Rank:
     def track(self) -> Track:
         streams = {stream: tuple(calls) for stream, calls in self.calls.items()}
         nothing = np.zeros(0, dtype=np.int64)
-        silent = (0,) * sum(map(len, streams.values()))
-        return Track(Skeleton(tuple(self.items), streams, nothing), tuple(self.item_ns), silent, nothing)
+        silent, at_once = (0,) * sum(map(len, streams.values())), (0,) * len(self.items)
+        skeleton = Skeleton(tuple(self.items), streams, nothing)
+        return Track(skeleton, tuple(self.item_ns), silent, nothing, at_once, at_once, stops=False)
 
 
 def ran(schedule: Schedule, num_microbatches: int, times: Times) -> list[ClassTimes]:
