@@ -102,7 +102,7 @@ def _track(program: Program, mesh: Mesh, topology: Topology, compute: str, libra
         return int(alone * exposed_share(efficiency.overlap, axis_name, libraries.overlapped))
 
     return tracks(program, ns[program.places], host[program.places], call_ns, efficiency.overlap.contention.si,
-                  stops=libraries.stops_host and libraries.graphs != "step")
+                  stops=libraries.graphs != "step")
 
 
 def _kinds(slots: IntArray, compute: str) -> tuple[IntArray, IntArray]:

@@ -59,11 +59,13 @@ class Host(Frozen):
     """How long the host of such a GPU is busy: what bounds a step of small kernels.
 
     `module`: with one kernel of a Megatron-Core or TransformerEngine module; `operator`: with one of torch's own;
+    `permutation`: with one permutation of a Megatron dispatcher, and the counts, maps and splits that go with it;
     `collective`: with one collective or message, what ranks lose by waiting for one another included. `graphed`: the
     share that is left inside a CUDA graph. `step`: once a step (Megatron's loop, clipping, logging), not hidden.
     """
 
     module: Duration
+    permutation: Duration
     operator: Duration
     collective: Duration
     graphed: Share

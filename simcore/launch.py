@@ -18,7 +18,8 @@ from simcore.mesh import IntArray
 
 __all__ = ["launch_ns"]
 
-_OF_EXPERTS: Final = (KERNELS.index("grouped_gemm"), KERNELS.index("permute"))
+_PERMUTE: Final = KERNELS.index("permute")
+_OF_EXPERTS: Final = (KERNELS.index("grouped_gemm"), _PERMUTE)
 """Kernels of the expert part of a layer, whose shapes change: graphs of modules do not hold them."""
 
 
@@ -30,6 +31,8 @@ def launch_ns(host: Host, is_call: NDArray[np.bool_], kernel_rows: IntArray, ker
     """
     each = np.zeros(len(is_call), dtype=np.float64)
     each[kernel_rows] = (host.module if libraries.module_calls else host.operator).si
+    if libraries.module_calls:
+        each[kernel_rows[kernels == _PERMUTE]] = host.permutation.si
     if libraries.graphs != "none":
         each[kernel_rows[~np.isin(kernels, _OF_EXPERTS) | (libraries.graphs == "step")]] *= host.graphed.si
     each[is_call] = host.collective.si * (host.graphed.si if libraries.graphs == "step" else 1.0)

@@ -18,9 +18,9 @@ class Libraries:
     "nccl", "deepep", "hybridep".
 
     Of time: `attention`: the class of kernel ("attention": cuDNN's and flash-attention 3, "attention_flash2");
-    `module_calls`: kernels are those of whole modules, not of single operators of torch; `stops_host`: the host waits
-    for the rows of each expert; `graphs`: "none", "modules" (all but the expert part in CUDA graphs), "step";
-    `overlapped`: axes whose collectives inside a layer run beside its kernels.
+    `module_calls`: kernels are those of whole modules, not of single operators of torch; `graphs`: "none", "modules"
+    (all but the expert part in CUDA graphs), "step"; `overlapped`: axes whose collectives inside a
+    layer run beside its kernels.
     """
 
     date: str = "2026-07"
@@ -33,6 +33,5 @@ class Libraries:
     dispatcher: str = "nccl"
     attention: str = "attention_flash2"
     module_calls: bool = False
-    stops_host: bool = False
     graphs: str = "none"
     overlapped: tuple[str, ...] = ()

@@ -12,9 +12,9 @@ from enum import IntEnum
 
 from simcore.units import DTYPE_BYTES
 
-__all__ = ["CATEGORY_OF_PHASE", "COMPUTE_STREAM", "GRADIENTS_BEGIN", "GRAD_HIDDEN", "HIDDEN", "INNER_BACKWARD_BEGIN",
-           "INNER_BACKWARD_END", "INNER_FORWARD_BEGIN", "INNER_FORWARD_END", "RECOMPUTE_BEGIN", "RECOMPUTE_END",
-           "Kernel", "Op", "Param", "Recorder", "Row", "Section", "Step", "Storage", "Stream"]
+__all__ = ["CATEGORY_OF_PHASE", "COMPUTE_STREAM", "GRADIENTS_BEGIN", "GRAD_HIDDEN", "HIDDEN", "HOST_STOPS",
+           "INNER_BACKWARD_BEGIN", "INNER_BACKWARD_END", "INNER_FORWARD_BEGIN", "INNER_FORWARD_END", "RECOMPUTE_BEGIN",
+           "RECOMPUTE_END", "Kernel", "Op", "Param", "Recorder", "Row", "Section", "Step", "Storage", "Stream"]
 
 
 class Op(IntEnum):
@@ -25,7 +25,7 @@ class Op(IntEnum):
     COMPUTE = 2  # SLOT kernel, AMOUNT FLOPs, AUX bytes read and written
     COLLECTIVE = 3  # SLOT communication row, AMOUNT payload bytes, AUX handle
     COPY = 4  # SLOT communication row, AMOUNT bytes, AUX handle
-    WAIT = 5  # the compute stream waits for handle AUX
+    WAIT = 5  # the compute stream waits for handle AUX; `HOST_STOPS`: the host waits for the stream
     MARK = 6  # SLOT label
 
 
@@ -73,6 +73,8 @@ INNER_FORWARD_BEGIN, INNER_FORWARD_END, INNER_BACKWARD_BEGIN, INNER_BACKWARD_END
 """Marks where the hooks of a data-parallel unit inside the layer run."""
 GRADIENTS_BEGIN = 6
 """Mark where a layer's first gradient of a parameter is about to be made."""
+HOST_STOPS = 31
+"""Handle of a wait in which the host, not a stream, waits for what was issued: it must know what the device found."""
 COMPUTE_STREAM = int(Stream.COMPUTE)
 CATEGORY_OF_PHASE = {"forward": "activation", "recompute": "recompute", "backward": "backward_temp"}
 _ALLOC, _FREE, _COMPUTE, _COLLECTIVE, _MARK = (
@@ -171,6 +173,10 @@ class Recorder:
         held = Storage(self, step.held, slot)
         self.compute(Kernel.OPTIMIZER, step.flops, step.moved)
         del held
+
+    def stop(self) -> None:
+        """The host waits here for what was issued; without CUDA graphs of the whole step, which know no such place."""
+        self.rows.append((Op.WAIT, 0, 0, 0, COMPUTE_STREAM, HOST_STOPS))
 
     def mark(self, label: int) -> None:
         self.rows.append((_MARK, 0, label, 0, COMPUTE_STREAM, 0))

@@ -29,8 +29,9 @@ import numpy as np
 
 from simcore.edges import BORDER_HANDLES
 from simcore.mesh import IntArray
-from simcore.outline import BACKWARD_GATHER, FORWARD_GATHER, Outline, Phase
+from simcore.outline import BACKWARD_GATHER, FORWARD_GATHER, Outline
 from simcore.program import Program
+from simcore.rows import HOST_STOPS
 from simcore.tape import Kernel, Op, Stream
 from simcore.tile import AMOUNT, LAYER, OP, SLOT
 
@@ -166,20 +167,17 @@ def _skeleton(outline: Outline) -> Skeleton:
     rows = np.concatenate([*(tile.rows for tile in outline.tiles), outline.loose])
     is_kernel = rows[:, OP] == Op.COMPUTE
     seen = ((rows[:, OP] == Op.COLLECTIVE) | (rows[:, OP] == Op.WAIT)
-            | (is_kernel & ((rows[:, SLOT] == Kernel.COPY) | (rows[:, SLOT] == Kernel.PERMUTE))))
+            | (is_kernel & (rows[:, SLOT] == Kernel.COPY)))
     at = np.flatnonzero(seen[outline.places])
     fields = rows[outline.places[at]]
     fields[:, LAYER] += outline.spread(3)[at]
     kernels = np.cumsum(is_kernel[outline.places])
     compiler = _Compiler()
-    for row, (op, layer, slot, _, stream, handle), phase, microbatch, before in zip(
-            at.tolist(), fields.tolist(), outline.phase[at].tolist(), outline.microbatch[at].tolist(),
-            kernels[at].tolist(), strict=True):
+    for row, (op, layer, slot, _, stream, handle), microbatch, before in zip(
+            at.tolist(), fields.tolist(), outline.microbatch[at].tolist(), kernels[at].tolist(), strict=True):
         compiler.kernels = before
         if op == Op.WAIT:
             compiler.wait(row, layer, handle, microbatch)
-        elif op == Op.COMPUTE and slot == Kernel.PERMUTE:
-            compiler.permute(row, (layer, phase, microbatch))
         elif op == Op.COMPUTE:
             compiler.copy(row)
         else:
@@ -201,16 +199,12 @@ class _Compiler:
         self.kernels = self.itemised = 0
         self.copy_outs = [-1, -1]
         self.copies_out = False
-        self.permuted = (-1, -1, -1)
-
-    def permute(self, row: int, place: tuple[int, int, int]) -> None:
-        """Before a layer's first permutation in forward or in a replay the host must know the rows of each expert."""
-        if place != self.permuted and place[1] in (Phase.FORWARD, Phase.RECOMPUTE):
-            self.items.append(Item(row - 1, stops_host=True))
-            self.itemised = self.kernels - 1
-        self.permuted = place
 
     def wait(self, row: int, layer: int, handle: int, microbatch: int) -> None:
+        if handle == HOST_STOPS:
+            self.items.append(Item(row, stops_host=True))
+            self.itemised = self.kernels
+            return
         number = self.open.pop(self._name(layer, handle, microbatch), None)
         if number is not None:
             self.item(row, wait_for=number)

@@ -6,6 +6,7 @@ import numpy as np
 
 import small
 from simcore.outline import Builder, Phase, Tables
+from simcore.rows import HOST_STOPS
 from simcore.streams import Track, tracks
 from simcore.tape import Kernel, Op, Stream
 from simcore.tile import AUX, OP
@@ -144,16 +145,15 @@ def test_each_item_counts_from_where_the_host_stood() -> None:
     assert (made.host_ns, made.host_tail) == ((3, 3), (13, 23))
 
 
-def test_the_host_stops_before_a_layers_first_permutation_in_forward() -> None:
+def test_the_host_stops_where_a_recording_says_so() -> None:
     out = builder()
     out.compute(Kernel.GEMM, 0, 10)
+    out.wait(0, HOST_STOPS)
     for _ in range(2):
         out.compute(Kernel.PERMUTE, 0, 5)
-    out.at(Phase.BACKWARD, 0)
-    out.compute(Kernel.PERMUTE, 0, 5)
     made = track(out)
     assert [(ns, item.stops_host) for ns, item in zip(made.item_ns, made.skeleton.items, strict=True)] == [
-        (10, True), (15, False)]
+        (10, True), (10, False)]
 
 
 def test_kernels_beside_a_collective_take_longer() -> None:

@@ -247,7 +247,7 @@ def _libraries(job: Job, options: dict[str, object], fp8: Fp8 | None) -> Librari
         core_attention=local,
         user_buffer_bytes=user_buffer_bytes(fp8) if options.get("tp_comm_overlap") else 0,
         dispatcher=str(options.get("moe_flex_dispatcher_backend", "deepep")) if flex else "nccl",
-        attention="attention", module_calls=True, stops_host=job.has_experts, graphs=_graphed(options),
+        attention="attention", module_calls=True, graphs=_graphed(options),
         overlapped=_overlapped(options))
 
 

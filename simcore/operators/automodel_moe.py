@@ -315,7 +315,8 @@ def _deepep(env: Env, x: Tensor, weights: Tensor, indices: Tensor, block: Moe, p
 
 def _dispatch(env: Env, x: Tensor, probabilities: Tensor, chosen: Tensor, block: Moe,
               sizes: tuple[int, int, int]) -> tuple[Tensor, Tensor, Tensor]:
-    """`FusedDispatch`: tokens, indices and probabilities go to every rank that wants them."""
+    """`FusedDispatch`: tokens, indices and probabilities go to every rank that wants them; the host hears how many."""
+    env.tape.stop()
     tape, run, received = env.tape, env.run, sizes[0]
     x_shape, p_shape, dtype = x.shape, probabilities.shape, x.dtype
 

@@ -59,6 +59,7 @@ def experts(tape: Tape, run: Run, name: str, block: Moe, hidden: Tensor, indices
     # All experts' masks are views of it, it lives until the loop is over.
     _one_hot = aten.new(tape, (*indices.shape, block.num_experts), "int64", "expert_mask", indices.nbytes)
     for expert in range(block.num_experts):
+        tape.stop()  # torch.where tells how many rows it found
         share = rows * (expert + 1) // block.num_experts - rows * expert // block.num_experts
         # Both numbers of every entry found are columns of one tensor.
         found = aten.new(tape, (share, 2), "int64", "found", _one_hot.nbytes // block.num_experts)

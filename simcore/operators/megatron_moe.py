@@ -81,6 +81,7 @@ def _layer(c: Context, block: Moe, rows: Rows, x: Tensor) -> Tensor:
     shared = _shared(c, block, x) if block.shared_ffn else None
     probs = _route(c, block, rows, x) if block.router == "sigmoid" else _route_by_softmax(c, block, rows, x)
     x = _projected(c, block, "fc1", x)
+    c.tape.stop()  # rows of each expert: `_maybe_dtoh_and_synchronize`; DeepEP waits for what each rank sends
     if dict(c.run.options).get("moe_token_dispatcher_type") == "flex" and c.run.ep > 1:
         out = _projected(c, block, "fc2", _flex(c, block, rows, x, probs))
         return _with_shared(c, out, shared) if shared else out

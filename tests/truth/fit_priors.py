@@ -1,0 +1,114 @@
+"""What was known of each number before the fit of `fit_time.py`, and which numbers share a factor.
+
+A number of a GPU is `base` times its factors. Where two kinds of GPU share a family their numbers move together, and a
+kind of which no row speaks stays where its family is. `FACTORS` gives the spread of each factor's logarithm.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import Final
+
+__all__ = ["FACTORS", "NUMBERS", "Number"]
+
+
+@dataclass(frozen=True)
+class Number:
+    """`keys`: where it stands in the efficiency file of that name."""
+
+    file: str
+    keys: tuple[str, ...]
+    base: float
+    unit: str
+    factors: tuple[str, ...]
+    source: str
+
+
+FAMILY: Final = {"a100": "ampere", "h100": "hopper", "h100-96gb-hbm2e": "hopper", "b200": "blackwell",
+                 "b300": "blackwell", "gb200": "blackwell", "gb300": "blackwell"}
+HOSTS: Final = {"a100": "x86-a100", "h100": "x86", "h100-96gb-hbm2e": "x86", "b200": "x86", "b300": "x86",
+                "gb200": "grace", "gb300": "grace"}
+GEMM: Final = {"ampere": (0.85, "isolated products reach 0.85 (A100) of the peak"),
+               "hopper": (0.72, "isolated products reach 0.72 (H100) of the peak under its power cap"),
+               "blackwell": (0.60, "isolated products reach 0.68 (B200), long ones 0.49 (SimuMax 4dcaae51)")}
+GROUPED: Final = {"ampere": 0.92, "hopper": 0.92, "blackwell": 0.75}
+ATTENTION: Final = {"ampere": 0.60, "hopper": 0.53, "blackwell": 0.50}
+FLASH2: Final = {"ampere": 0.60, "hopper": 0.30, "blackwell": 0.25}
+SCAN_S: Final = {"ampere": 59e-9, "hopper": 40e-9, "blackwell": 41e-9}
+"""Forward seconds of a token in 64 heads, isolated: vllm PR 27299 (H100), aiconfigurator 095f58a5 (B200)."""
+SCAN_FLOPS: Final = 3_416_064
+FP32_PEAK: Final = {"a100": 19.5e12, "h100": 66.9e12, "h100-96gb-hbm2e": 66.9e12, "b200": 75e12, "b300": 75e12,
+                    "gb200": 80e12, "gb300": 80e12}
+FP8: Final = {"hopper": 0.95, "blackwell": 0.86}
+_OPERATOR: Final = ("a loop over 128 experts in torch 2.13, timed on a CPU: 16 us of the host for each kernel, forward "
+                    "and backward; about 5 us for a launch")
+
+FACTORS: Final[dict[str, float]] = {
+    **{f"gemm {family}": 0.2 for family in GEMM}, **{f"gemm {file}": 0.12 for file in FAMILY},
+    **{f"grouped {family}": 0.2 for family in GEMM},
+    **{f"attention {family}": 0.2 for family in GEMM}, **{f"flash2 {family}": 0.2 for family in GEMM},
+    "scan": 0.2, **{f"scan {family}": 0.15 for family in GEMM},
+    "memory": 0.1, "permute": 0.2, "loss": 0.2, "optimizer": 0.15, "grouped memory": 0.15,
+    "fp8 hopper": 0.15, "fp8 blackwell": 0.15, "fp4": 0.2,
+    "permutation": 0.5, **{f"{what} {host}": spread for host in dict.fromkeys(HOSTS.values())
+       for what, spread in (("module", 0.3), ("collective", 0.4), ("step", 0.5))},
+    "operator": 0.3, "graphed": 0.3, "contention": 0.3, "tensor": 0.2, "expert": 0.2,
+}
+
+
+def _numbers() -> Iterator[Number]:
+    for file, family in FAMILY.items():
+        yield from _of_kernels(file, family)
+        yield from _of_host(file, HOSTS[file])
+
+
+def _of_kernels(file: str, family: str) -> Iterator[Number]:
+    gemm, told = GEMM[family]
+    products = (f"gemm {family}", f"gemm {file}")
+
+    def compute(kernel: str, base: float, factors: tuple[str, ...], source: str) -> Number:
+        return Number(file, ("kernels", kernel, "compute"), base, "%", factors, source)
+
+    yield compute("gemm", gemm, products, told)
+    yield compute("grouped_gemm", gemm * GROUPED[family], (*products, f"grouped {family}"),
+                  f"{GROUPED[family]} of dense products, many rows an expert")
+    yield compute("attention", ATTENTION[family], (f"attention {family}",), "cuDNN and flash-attention 3, causal")
+    yield compute("attention_flash2", FLASH2[family], (f"attention {family}", f"flash2 {family}"),
+                  "flash-attention 2 uses the instructions of Ampere")
+    scan = SCAN_FLOPS / SCAN_S[family] / 1.4 / FP32_PEAK[file]
+    yield compute("mamba_scan", scan, ("scan", f"scan {family}"), "isolated SSD forward, 1.4 times slower in situ")
+    yield from _of_memory(file)
+    if family != "ampere":
+        yield Number(file, ("low_precision", "fp8"), FP8[family], "%", (f"fp8 {family}",), "SimuMax, aiconfigurator")
+    if family == "blackwell":
+        yield Number(file, ("low_precision", "fp4"), 0.61, "%", ("fp4",), "NVFP4 products with their casts")
+
+
+def _of_memory(file: str) -> Iterator[Number]:
+    for kernel in ("gemm", "attention", "attention_flash2", "mamba_scan", "norm", "elementwise", "copy"):
+        yield Number(file, ("kernels", kernel, "memory"), 0.8, "%", ("memory",), "fused pointwise kernels, SimuMax")
+    yield Number(file, ("kernels", "grouped_gemm", "memory"), 0.8, "%", ("memory", "grouped memory"), "as products")
+    for kernel in ("permute", "embedding"):
+        yield Number(file, ("kernels", kernel, "memory"), 0.51, "%", ("permute",), "SimuMax 4dcaae51, B200, permute")
+    yield Number(file, ("kernels", "loss", "memory"), 0.32, "%", ("loss",), "SimuMax 4dcaae51, B200, cross-entropy")
+    yield Number(file, ("kernels", "optimizer", "memory"), 0.67, "%", ("optimizer",), "0.6 to 0.7 of HBM, multi-tensor")
+
+
+def _of_host(file: str, host: str) -> Iterator[Number]:
+    module = {"x86-a100": 77e-6, "x86": 50e-6, "grace": 77e-6}[host]
+    collective = {"x86-a100": 237e-6, "x86": 195e-6, "grace": 284e-6}[host]
+    step = {"x86-a100": 69e-3, "x86": 44e-3, "grace": 42e-3}[host]
+    regression = "least squares over steps of tiny models (golden values of Megatron-LM), which wait for the host"
+    yield Number(file, ("host", "module"), module, "us", (f"module {host}",), regression)
+    yield Number(file, ("host", "collective"), collective, "us", (f"collective {host}",), regression)
+    yield Number(file, ("host", "permutation"), 200e-6, "us", ("permutation",), "0.44 ms a layer of experts, two calls")
+    yield Number(file, ("host", "step"), step, "ms", (f"step {host}",), regression)
+    yield Number(file, ("host", "operator"), 20e-6, "us", ("operator",), _OPERATOR)
+    yield Number(file, ("host", "graphed"), 0.24, "%", ("graphed",), "what was left with graphs of TransformerEngine")
+    yield Number(file, ("overlap", "contention"), 0.33, "%", ("contention",), "NCCL takes multiprocessors and memory")
+    yield Number(file, ("overlap", "tensor"), 0.45, "%", ("tensor",), "user buffers of TransformerEngine")
+    yield Number(file, ("overlap", "expert"), 0.58, "%", ("expert",), "shared experts beside the exchange")
+
+
+NUMBERS: Final = tuple(_numbers())

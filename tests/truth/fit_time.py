@@ -1,0 +1,303 @@
+"""Calibrates what kernels and hosts reach on measured step times, and says how far it is off where it did not see.
+
+    python tests/truth/fit_time.py [--write] [--left-out]
+
+Comes in: the rows of `measured/*.jsonl` that have a step time and an answer. Goes out: the numbers of
+`topologies/efficiency/*.yaml` (`--write`), `measured/fitted.json` (what was fitted, on which rows), and, with
+`--left-out`, errors on groups and GPUs whose rows were left out (`measured/left_out.json`). No number belongs to a row.
+
+How: a number is what was known before (`fit_priors.py`) times a few factors that it shares with its like, a factor is
+looked for around 1 with a spread, by Gauss-Newton steps on the logarithm of simulated over measured time. A
+configuration counts once whatever the number of its releases, one of Megatron-LM's tests a fifth; rows that are far
+off count less (Cauchy).
+"""
+
+from __future__ import annotations
+
+import argparse
+import importlib
+import json
+import math
+import multiprocessing
+import statistics
+from collections import Counter, defaultdict
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from fit_priors import FACTORS, Number
+from fit_priors import NUMBERS as EVERY
+from ruamel.yaml import YAML
+
+from simcore.efficiency import Efficiency, load_efficiency
+from simcore.measured import Measured, layout_of, read_measured
+from simcore.timing import GOLDEN
+
+HERE = Path(__file__).resolve().parent
+FILES = HERE.parents[1] / "topologies" / "efficiency"
+engine = importlib.import_module("simcore.simulate")
+NUMBERS = [number for number in EVERY if (FILES / f"{number.file}.yaml").exists()]
+SPREAD = 0.1
+"""Of the logarithm of an error: rows that are off by more count less."""
+GOLDEN_WEIGHT = 0.2
+STEP = 0.04
+ROUNDS = 4
+
+
+@dataclass(eq=False)
+class Case:
+    """One configuration: its measured seconds (the median of its releases) and its programs, which stay."""
+
+    group: str
+    topology: str
+    file: str
+    rows: tuple[str, ...]
+    measured_s: float
+    parts: Any = field(repr=False)
+
+    @property
+    def weight(self) -> float:
+        return GOLDEN_WEIGHT if self.group.startswith(GOLDEN) else 1.0
+
+    def log_error(self, efficiency: Efficiency) -> float:
+        self.parts.topology = self.parts.topology.model_copy(update={"efficiency": efficiency})
+        return math.log(engine._clock(self.parts).step_ns * 1e-9 / self.measured_s)
+
+
+def cases() -> list[Case]:
+    """Every configuration with a measured time that the engine answers."""
+    found: dict[object, list[Measured]] = defaultdict(list)
+    for one in read_measured()[0]:
+        if one.entry is not None and one.row.step_s is not None:
+            found[(one.row.group, layout_of(one.entry))].append(one)
+    made = (_case(rows) for rows in found.values())
+    return [case for case in made if case]
+
+
+def _case(rows: Sequence[Measured]) -> Case | None:
+    entry, row = rows[0].entry, rows[0].row
+    assert entry is not None
+    parts: list[Any] = []
+    clocked = engine._clock
+    engine._clock = lambda given: (parts.append(given), clocked(given))[1]
+    try:
+        report = engine.simulate(entry.scenario)
+    finally:
+        engine._clock = clocked
+    if report.time is None or not parts:
+        return None
+    topology = parts[-1].topology
+    measured = statistics.median(one.row.step_s for one in rows if one.row.step_s)
+    return Case(row.group, topology.name, topology.efficiency.name, tuple(r.row.id for r in rows), measured, parts[-1])
+
+
+# ---- numbers ------------------------------------------------------------------------------------------------------
+Point = dict[str, float]
+"""Logarithms of factors."""
+
+
+def valued(number: Number, point: Point) -> float:
+    value = number.base * math.exp(sum(point[name] for name in number.factors))
+    return min(value, 1.0) if number.unit == "%" else value
+
+
+def efficiency_at(file: str, point: Point) -> Efficiency:
+    """The file's with its numbers at a point."""
+    given = load_efficiency(file).model_dump(by_alias=True)
+    for number in NUMBERS:
+        if number.file == file:
+            at: Any = given
+            for key in number.keys:
+                if at[key] is None:
+                    at[key] = {"kind": "fitted", "source": ""}
+                at = at[key]
+            at["value"] = written(number, point)
+    return Efficiency.model_validate(given)
+
+
+def written(number: Number, point: Point) -> str:
+    value = valued(number, point)
+    scale = {"%": 100.0, "us": 1e6, "ms": 1e3}[number.unit]
+    digits = f"{value * scale:.3g}"
+    return f"{digits}%" if number.unit == "%" else f"{digits} {number.unit}"
+
+
+def factors_of(file: str) -> list[str]:
+    return sorted({name for number in NUMBERS if number.file == file for name in number.factors})
+
+
+# ---- the fit ------------------------------------------------------------------------------------------------------
+_CASES: list[Case] = []
+
+
+def _row(task: tuple[int, Point]) -> tuple[int, float, dict[str, float]]:
+    """The logarithm of a case's error and its slope along each factor."""
+    number, point = task
+    case = _CASES[number]
+    here = case.log_error(efficiency_at(case.file, point))
+    slopes = {}
+    for name in factors_of(case.file):
+        beside = efficiency_at(case.file, {**point, name: point[name] + STEP})
+        slopes[name] = (case.log_error(beside) - here) / STEP
+    return number, here, slopes
+
+
+def _error(task: tuple[int, Point]) -> tuple[int, float]:
+    number, point = task
+    return number, _CASES[number].log_error(efficiency_at(_CASES[number].file, point))
+
+
+@dataclass
+class Line:
+    """Errors of all cases near a point, as a straight line."""
+
+    point: Point
+    errors: np.ndarray
+    slopes: np.ndarray
+
+
+def linear(pool: Any, point: Point) -> Line:
+    names = list(FACTORS)
+    errors, slopes = np.zeros(len(_CASES)), np.zeros((len(_CASES), len(names)))
+    for number, here, found in pool.imap_unordered(_row, [(n, point) for n in range(len(_CASES))], chunksize=4):
+        errors[number] = here
+        slopes[number] = [found.get(name, 0.0) for name in names]
+    return Line(point, errors, slopes)
+
+
+def solved(line: Line, used: np.ndarray) -> Point:
+    """The best point of a straight line, cases that are not used left out."""
+    names = list(FACTORS)
+    start = np.array([line.point[name] for name in names])
+    spreads = np.array([FACTORS[name] for name in names])
+    weights = np.array([case.weight for case in _CASES]) * used
+    at = start.copy()
+    for _ in range(40):
+        errors = line.errors + line.slopes @ (at - start)
+        robust = weights / (SPREAD**2 + errors**2)
+        left = line.slopes.T @ (robust[:, None] * line.slopes) + np.diag(spreads**-2)
+        at = np.linalg.solve(left, line.slopes.T @ (robust * (line.slopes @ start - line.errors)))
+    return dict(zip(names, np.clip(at, start - 0.7, start + 0.7).tolist(), strict=True))
+
+
+def fit(pool: Any, rounds: int = ROUNDS) -> Line:
+    """The line at the best point."""
+    point = dict.fromkeys(FACTORS, 0.0)
+    everything = np.ones(len(_CASES))
+    for turn in range(rounds):
+        line = linear(pool, point)
+        told(f"round {turn}", line.errors)
+        point = solved(line, everything)
+    return linear(pool, point)
+
+
+def told(title: str, errors: np.ndarray) -> None:
+    groups: dict[str, list[float]] = defaultdict(list)
+    for case, error in zip(_CASES, errors.tolist(), strict=True):
+        groups[case.group + " " + case.topology].append(math.exp(error) - 1)
+        groups["all"].append(math.exp(error) - 1)
+    print(title)
+    for name, found in sorted(groups.items()):
+        away = sorted(map(abs, found))
+        print(f"  {name:44} {len(found):4} median {statistics.median(away):6.1%} 90 % "
+              f"{away[int(0.9 * (len(away) - 1))]:6.1%} bias {statistics.median(found):+6.1%}", flush=True)
+
+
+# ---- what was left out --------------------------------------------------------------------------------------------
+def left_out(pool: Any, line: Line) -> dict[str, dict[str, dict[str, float]]]:
+    """Errors of each group, and of each kind of GPU, by a fit on all other rows."""
+    return {what: {name: _without(pool, line, keys, name) for name in sorted(set(keys))}
+            for what, keys in (("group", [c.group for c in _CASES]), ("gpu", [c.topology for c in _CASES]))}
+
+
+def _without(pool: Any, line: Line, keys: Sequence[str], name: str) -> dict[str, float]:
+    point = solved(line, np.array([key != name for key in keys], dtype=float))
+    found = pool.imap_unordered(_error, [(n, point) for n, key in enumerate(keys) if key == name])
+    away = sorted((math.exp(error) - 1 for _, error in found), key=abs)
+    inside = [math.exp(line.errors[n]) - 1 for n, key in enumerate(keys) if key == name]
+    return {"configurations": len(away), "median": round(abs(statistics.median(map(abs, away))), 4),
+            "percentile_90": round(abs(away[int(0.9 * (len(away) - 1))]), 4),
+            "bias": round(statistics.median(away), 4), "fitted_median": round(statistics.median(map(abs, inside)), 4)}
+
+
+# ---- writing ------------------------------------------------------------------------------------------------------
+def report_of(line: Line) -> dict[str, Any]:
+    """Each factor: how far it is from what was thought, and the groups of rows that say so."""
+    names = list(FACTORS)
+    weights = np.array([case.weight for case in _CASES]) / (SPREAD**2 + line.errors**2)
+    left = line.slopes.T @ (weights[:, None] * line.slopes)
+    spread = np.sqrt(np.diag(np.linalg.inv(left + np.diag([FACTORS[name] ** -2 for name in names]))))
+    told: dict[str, Any] = {}
+    for place, name in enumerate(names):
+        shares: Counter[str] = Counter()
+        for case, slope, weight in zip(_CASES, line.slopes[:, place], weights, strict=True):
+            shares[case.group] += float(weight * slope**2)
+        rows = {group: round(float(share / left[place, place]), 2) for group, share in shares.most_common(4)
+                if left[place, place] and share / left[place, place] > 0.05}
+        told[name] = {"factor": round(math.exp(line.point[name]), 3), "prior_spread": FACTORS[name],
+                      "spread": round(float(spread[place]), 3), "rows_of": rows}
+    return told
+
+
+def write(line: Line) -> None:
+    """The files, each number with the groups that it rests on."""
+    told = report_of(line)
+    yaml = YAML()
+    yaml.width = 4096
+    yaml.preserve_quotes = True
+    for file in sorted({number.file for number in NUMBERS}):
+        path = FILES / f"{file}.yaml"
+        page = yaml.load(path)
+        for number in NUMBERS:
+            if number.file == file:
+                at = page
+                for key in number.keys:
+                    at = at[key]
+                at["value"] = written(number, line.point)
+                at["kind"] = "fitted" if _says(told, number) else "assumed"
+                at["source"] = _source(told, number)
+        with path.open("w") as stream:
+            yaml.dump(page, stream)
+    (HERE / "measured" / "fitted.json").write_text(json.dumps(told, indent=1) + "\n")
+
+
+def _says(told: dict[str, Any], number: Number) -> bool:
+    return any(told[name]["rows_of"] for name in number.factors)
+
+
+def _source(told: dict[str, Any], number: Number) -> str:
+    groups: Counter[str] = Counter()
+    for name in number.factors:
+        groups.update(told[name]["rows_of"])
+    rows = ", ".join(group for group, _ in groups.most_common(4))
+    return f"{number.source}; fitted on rows of {rows}" if rows else f"{number.source}; no row tells"
+
+
+def main(arguments: Iterable[str] | None = None) -> None:
+    parser = argparse.ArgumentParser()
+    parser.add_argument("--write", action="store_true")
+    parser.add_argument("--left-out", action="store_true")
+    parser.add_argument("--rounds", type=int, default=ROUNDS)
+    parser.add_argument("--dump")
+    given = parser.parse_args(arguments)
+    _CASES.extend(cases())
+    with multiprocessing.get_context("fork").Pool(2) as pool:
+        line = fit(pool, given.rounds)
+        told("fitted", line.errors)
+        for name, value in report_of(line).items():
+            spreads = f"{value['spread']:5} of {value['prior_spread']}"
+            print(f"  {name:24} x {value['factor']:6} +- {spreads} {value['rows_of']}")
+        if given.dump:
+            import pickle
+            Path(given.dump).write_bytes(pickle.dumps((line, [replace(c, parts=None) for c in _CASES])))
+        if given.write:
+            write(line)
+        if given.left_out:
+            found = left_out(pool, line)
+            (HERE / "measured" / "left_out.json").write_text(json.dumps(found, indent=1) + "\n")
+
+
+if __name__ == "__main__":
+    main()
