@@ -48,4 +48,5 @@ def find_file(what: str, ref: str | Path, known: Mapping[str, Path], where: str,
         return folder / ref
     near = difflib.get_close_matches(str(ref), known, n=1)
     hint = f"; did you mean {near[0]}?" if near else "."
-    raise InputError(Problem(where, f"no {what} {str(ref)!r}{hint} Known: {', '.join(known)}, or the path of a file"))
+    told = f"no {what} {str(ref)!r}{hint} Known: {', '.join(sorted(known))}, or the path of a file"
+    raise InputError(Problem(where, told))

@@ -9,7 +9,8 @@ from typing import Self
 
 from pydantic import Field, model_validator
 
-from simcore.quantity import Bytes, FlopRate, Frozen, Rate, SmCount
+from simcore.quantity import Bytes, FlopRate, Frozen, Power, Rate, SmCount
+from simcore.units import format_bytes
 
 __all__ = ["Device", "Memory", "Peaks"]
 
@@ -28,7 +29,8 @@ class Memory(Frozen):
     @model_validator(mode="after")
     def _ordered(self) -> Self:
         if not self.context.si < self.usable.si <= self.total.si:
-            raise ValueError("expected context < usable <= total")
+            got = ", ".join(format_bytes(part.si) for part in (self.context, self.usable, self.total))
+            raise ValueError(f"expected context < usable <= total, got {got} (GB is 1e9 bytes, GiB is 2**30)")
         return self
 
 
@@ -44,7 +46,7 @@ class Peaks(Frozen):
 
 
 class Device(Frozen):
-    """One GPU."""
+    """One GPU. `compute_capability`: as PyTorch tells it, which it does of AMD's GPUs too (gfx942 is 9.4)."""
 
     name: str
     compute_capability: str = Field(pattern=r"^\d+\.\d+$")
@@ -52,10 +54,16 @@ class Device(Frozen):
     memory: Memory
     memory_bandwidth: Rate
     peak: Peaks
+    power: Power | None = None
+
+    @property
+    def formats(self) -> tuple[str, ...]:
+        """Formats that it computes in."""
+        return tuple(name for name in Peaks.model_fields if getattr(self.peak, name) is not None)
 
     @property
     def architecture(self) -> int:
-        """The major compute capability: 8 Ampere, 9 Hopper, 10 Blackwell."""
+        """The major compute capability: 8 Ampere and Ada, 9 Hopper, 10 and 12 Blackwell."""
         return int(self.compute_capability.partition(".")[0])
 
     @property

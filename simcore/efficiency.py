@@ -98,12 +98,12 @@ class Efficiency(Frozen):
 
 def efficiency_names() -> tuple[str, ...]:
     """Names of the built-in files, sorted."""
-    return tuple(_built_in())
+    return tuple(sorted(_built_in()))
 
 
 @lru_cache(maxsize=1)
 def _built_in() -> dict[str, Path]:
-    return {path.stem: path for path in sorted(data_folder("topologies").glob("efficiency/*.yaml"))}
+    return {path.stem: path for path in data_folder("topologies").glob("efficiency/*.yaml")}
 
 
 def load_efficiency(ref: str | Path, where: str = "efficiency", folder: Path = Path()) -> Efficiency:

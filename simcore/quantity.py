@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import re
 from collections.abc import Iterator
 from functools import cached_property
 from typing import Any, ClassVar, Final, Literal, TypeVar
@@ -13,8 +14,10 @@ from simcore.document import Document
 from simcore.errors import InputError, Problem
 from simcore.units import parse_quantity
 
-__all__ = ["Bytes", "Duration", "FlopRate", "Frozen", "GpuCount", "Quantity", "Rate", "Share", "SmCount", "read_values"]
+__all__ = ["Bytes", "Duration", "FlopRate", "Frozen", "GpuCount", "Power", "Price", "Quantity", "Rate", "Share",
+           "SmCount", "read_values"]
 
+_DATE: Final = re.compile(r"20\d\d-(0[1-9]|1[0-2])(-(0[1-9]|[12]\d|3[01]))?")
 _MESSAGES: Final = {"extra_forbidden": "unknown key", "missing": "is missing"}
 
 
@@ -100,10 +103,30 @@ class GpuCount(Quantity):
 
 
 class SmCount(Quantity):
-    """Streaming multiprocessors of a GPU."""
+    """Streaming multiprocessors of a GPU; compute units of AMD's."""
 
     unit = "SM"
     smallest = 1.0
+
+
+class Power(Quantity):
+    """That a GPU may draw."""
+
+    unit = "W"
+
+
+class Price(Quantity):
+    """Of one GPU for an hour, as `source` gave it on `date` (a day, or a month): prices move, so both are told."""
+
+    unit = "USD/h"
+    date: str
+
+    @field_validator("date", mode="before")
+    @classmethod
+    def _day_or_month(cls, text: Any) -> Any:
+        if not isinstance(text, str) or not _DATE.fullmatch(text):
+            raise ValueError(f"expected a day or a month in quotes, such as '2026-05-20' or '2026-05', got {text!r}")
+        return text
 
 
 FileKind = TypeVar("FileKind", bound=Frozen)

@@ -8,6 +8,7 @@ from itertools import count
 
 from simcore.assemble import Parts, failed, report
 from simcore.clocked import Clocked, clock
+from simcore.device import Device
 from simcore.drawn import drawn
 from simcore.errors import IllegalLayout, InputError, Problem, RankscopeError
 from simcore.flows import exact_at_rest, flow_of
@@ -111,14 +112,14 @@ def _exact_parts(parts: Parts) -> Parts:
 
 
 def _check(scenario: Scenario) -> Report:
-    job, framework = prepare(scenario)
     topology = _topology(scenario)
+    job, framework = prepare(scenario)
     return report(Parts(job, framework, topology, (), (), 1), series=False)
 
 
 def _parts(scenario: Scenario, *, folded: bool, rank: int | None) -> Parts:
-    job, framework = prepare(scenario)
     topology = _topology(scenario)
+    job, framework = prepare(scenario)
     classes = _classes(job, framework, folded=folded, rank=rank)
     plans = tuple(place_rank(job.graph, job.mesh, framework, c.representative) for c in classes)
     return Parts(job, framework, topology, classes, plans, 1, exact=rank is not None)
@@ -136,11 +137,20 @@ def _classes(job: Job, framework: Framework, *, folded: bool, rank: int | None) 
 def _topology(scenario: Scenario) -> Topology:
     topology = topology_of(scenario)
     topology.check_world_size(scenario.world_size, scenario.where("mesh"))
+    _check_format(scenario, topology.device)
     usable, total = scenario.limits.usable_memory, topology.device.memory.total.si
     if usable != "auto" and parse_quantity(usable, "B") > total:
         told = f"expected at most the {total:,.0f} B of {topology.device.name}, got {usable}"
         raise InputError(Problem(scenario.where("limits", "usable_memory"), told))
     return topology
+
+
+def _check_format(scenario: Scenario, device: Device) -> None:
+    """Before the framework is asked: what no kernel of the GPU computes in is no layout of any framework."""
+    asked = scenario.training.precision.compute
+    if asked != "auto" and asked not in device.formats:
+        told = f"compute: {device.name} does not compute in {asked}; it has {', '.join(device.formats)}"
+        raise InputError(Problem(scenario.where("training", "precision", "compute"), told))
 
 
 def _program(parts: Parts, plan: Plan) -> Program:

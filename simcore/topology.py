@@ -18,7 +18,7 @@ from simcore.device import Device
 from simcore.document import Document, read_document
 from simcore.efficiency import Efficiency, load_efficiency
 from simcore.errors import InputError, Problem
-from simcore.quantity import Bytes, Duration, Frozen, GpuCount, Rate, read_values
+from simcore.quantity import Bytes, Duration, Frozen, GpuCount, Price, Rate, read_values
 
 __all__ = ["BusBandwidth", "Fabric", "HostLink", "Link", "Node", "Topology", "load_topology", "topology_names"]
 
@@ -36,8 +36,8 @@ class BusBandwidth(Frozen):
 class Fabric(Frozen):
     """Links of one level.
 
-    `bandwidth`: one GPU, one way, datasheet. `latency`: of a call; `hop_latency`: more per hop of a ring inside a node,
-    per square root of the number of nodes across nodes.
+    `bandwidth`: one GPU, one way, datasheet; of a network, its share of the node's NICs. `latency`: of a call;
+    `hop_latency`: more per hop of a ring inside a node, per square root of the number of nodes across nodes.
     """
 
     bandwidth: Rate
@@ -56,21 +56,30 @@ class HostLink(Frozen):
 
 
 class Node(Frozen):
-    """What NVLink joins; `host_memory` is per host, and a node of several hosts says `gpus_per_host`."""
+    """What one fabric joins; `host_memory` is per host, and a node of several hosts says `gpus_per_host`.
+
+    `nvlink`: NVLink, or AMD's Infinity Fabric; `pcie`: the GPUs have nothing better between them.
+    """
 
     gpus: GpuCount
     gpus_per_host: GpuCount | None = None
     nvlink: Fabric | None = None
+    pcie: Fabric | None = None
     host_memory: Bytes
     host_link: HostLink
 
     @model_validator(mode="after")
     def _joined(self) -> Self:
-        if int(self.gpus) > 1 and self.nvlink is None:
-            raise ValueError("a node of several GPUs needs the link between them: nvlink")
+        if int(self.gpus) > 1 and (self.nvlink is None) == (self.pcie is None):
+            raise ValueError("a node of several GPUs needs the one link between them: nvlink or pcie")
         if self.gpus_per_host is not None and int(self.gpus) % int(self.gpus_per_host):
             raise ValueError("gpus must be a multiple of gpus_per_host")
         return self
+
+    @property
+    def fabric(self) -> Fabric | None:
+        """Between its GPUs; None where there is one."""
+        return self.nvlink or self.pcie
 
 
 @dataclass(frozen=True, slots=True)
@@ -79,6 +88,7 @@ class Link:
 
     `bytes_per_s`: one rank, one way, datasheet; `latency_s` of a call. `ranks_per_node`: the fewest members that a node
     with any member holds; `num_nodes`: nodes with a member. `local` is the level inside the node of a network link.
+    "nvlink" is the level inside a node, also where that is PCIe.
     Without a `fabric` every collective reaches `bytes_per_s`.
     """
 
@@ -92,7 +102,7 @@ class Link:
 
 
 class Topology(Frozen):
-    """A cluster of equal nodes; `num_nodes` None: as many as the mesh needs."""
+    """A cluster of equal nodes; `num_nodes` None: as many as the mesh needs; no price: none was found."""
 
     name: str
     device: Device
@@ -100,6 +110,7 @@ class Topology(Frozen):
     node: Node
     network: Fabric | None = None
     num_nodes: int | None = Field(None, ge=1, strict=True)
+    price_per_gpu_hour: Price | None = None
 
     @property
     def gpus_per_node(self) -> int:
@@ -144,13 +155,13 @@ class Topology(Frozen):
         if group_size == 1:
             return Link("self", int(self.device.memory_bandwidth), 0.0, 1, 1)
         num_nodes, ranks_per_node = _worst_spread(group_size, stride, world, self.gpus_per_node)
-        fabric = self.node.nvlink if num_nodes == 1 else self.network
+        fabric = self.node.fabric if num_nodes == 1 else self.network
         if fabric is None:
             raise _problem("topology", f"{self.name} has no link for a group of {group_size} with stride {stride}")
         bandwidth, latency = int(fabric.bandwidth), fabric.latency.si
         if num_nodes == 1:
             return Link("nvlink", bandwidth, latency, ranks_per_node, 1, fabric)
-        return Link("network", bandwidth, latency, ranks_per_node, num_nodes, fabric, self.node.nvlink)
+        return Link("network", bandwidth, latency, ranks_per_node, num_nodes, fabric, self.node.fabric)
 
 
 @cache
@@ -183,12 +194,12 @@ def _members(node: int, start: int, group_size: int, stride: int, gpus_per_node:
 
 @lru_cache(maxsize=1)
 def _files() -> dict[str, Path]:
-    return {path.stem: path for path in sorted(data_folder("topologies").glob("*.yaml"))}
+    return {path.stem: path for path in data_folder("topologies").glob("*.yaml")}
 
 
 def topology_names() -> tuple[str, ...]:
     """Names of the built-in topologies, sorted."""
-    return tuple(_files())
+    return tuple(sorted(_files()))
 
 
 def load_topology(ref: str | Path, num_nodes: int | None = None, where: str = "topology") -> Topology:

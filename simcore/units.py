@@ -16,7 +16,8 @@ _SCALE: Final = {"": 1, "k": 10**3, "K": 10**3, "M": 10**6, "G": 10**9, "T": 10*
     "Ki": 2**10, "Mi": 2**20, "Gi": 2**30, "Ti": 2**40
 }
 _TIME: Final = {"s": 1.0, "ms": 1e-3, "us": 1e-6, "ns": 1e-9}
-_QUANTITY: Final = re.compile(r"^\s*([0-9][0-9_]*(?:\.[0-9]+)?(?:[eE][+-]?[0-9]+)?)\s*([A-Za-z/%]+)\s*$")
+_QUANTITY: Final = re.compile(r"^\s*(-?[0-9][0-9_]*(?:\.[0-9]+)?(?:[eE][+-]?[0-9]+)?)\s*([A-Za-z/%]+)\s*$")
+_BITS: Final = re.compile(r"[kKMGT]i?(b|b/s|bps|bit|bit/s)")
 
 
 def dtype_bytes(dtype: str) -> int:
@@ -33,13 +34,26 @@ def parse_quantity(text: str, unit: str) -> float:
     if match is None:
         raise ValueError(f"expected a number with the unit {unit} (such as {_example(unit)!r}), got {text!r}")
     number, given = float(match[1].replace("_", "")), match[2]
+    if match[1].startswith("-"):
+        raise ValueError(f"must not be negative, got {text!r}")
     if unit == "s" and given in _TIME:
         return number * _TIME[given]
     if unit == "%" and given == "%":
         return number / 100
     if given.endswith(unit) and given[: -len(unit)] in _SCALE:
         return number * _SCALE[given[: -len(unit)]]
-    raise ValueError(f"expected a quantity in {unit} (such as {_example(unit)!r}), got {text!r}")
+    raise ValueError(f"expected a quantity in {unit} (such as {_example(unit)!r}), got {text!r}{_slip(given, unit)}")
+
+
+def _slip(given: str, unit: str) -> str:
+    """What somebody may have meant who wrote a unit that is nearly right."""
+    if not unit.startswith("B"):
+        return ""
+    if _BITS.fullmatch(given):
+        return ": b is a bit, and 8 Gb/s are 1 GB/s"
+    if given.casefold().endswith(unit.casefold()):
+        return ": GB is 1e9 bytes, GiB is 2**30, spelled so"
+    return ""
 
 
 def parse_cublas(text: str) -> int:

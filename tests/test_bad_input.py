@@ -97,6 +97,8 @@ WRONG = {
     "option": (scenario(framework_options="{warp: layers_root}"), ["f.yaml:7", "unknown option 'warp' of fsdp2"]),
     "machine": (scenario(topology="{file: dgx-h100, num_nodes: 2}", mesh="{dp_shard: 32}", training="{seq_len: 8}"),
                 ["f.yaml:5", "32 ranks do not fit", "16"]),
+    "format": (scenario(topology="dgx-a100", training="\n  seq_len: 8\n  precision:\n    compute: fp8"),
+               ["f.yaml:9", "NVIDIA A100-SXM4-80GB does not compute in fp8; it has fp32, tf32, bf16, fp16"]),
     "tag": ("name: !!python/object/apply:os.system [ls]\n", ["f.yaml:1", "tag"]),
     "documents": ("name: a\n---\nname: b\n", ["f.yaml:2", "one document"]),
     "control character": (scenario(name='"a\\e[31m"'), ["f.yaml:1", "control characters"]),

@@ -208,7 +208,9 @@ def test_what_is_not_modelled_names_its_recipe(options: dict[str, Any], told: st
 
 
 def test_older_devices_and_discarded_inputs_of_delayed_scaling_are_refused() -> None:
-    _refused("illegal", "device compute capability 8.9 or higher required", topology="dgx-a100")
+    _refused("error", "does not compute in fp8; it has fp32, tf32, bf16, fp16", topology="dgx-a100")
+    _refused("illegal", "device compute capability 9.0 or higher required", {"fp8_recipe": "blockwise"},
+             topology="l40s")
     _refused("illegal", "layernorm: Delayed scaling does not support", {"fp8_recipe": "delayed"},
              recompute=["layernorm"])
 

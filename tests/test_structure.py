@@ -23,7 +23,8 @@ ORDER = (
     "stage_buffers", "lower", "flows/", "ledger", "cost", "collective", "launch", "quantiles", "report", "traffic",
     "series", "streams", "timeline", "clocked", "adapters", "workspace", "outside", "reserve", "band", "assemble",
     "received", "spread", "drawn", "host", "lengths", "simulate", "advice", "compare", "measured", "tolerance",
-    "timing", "validate", "table", "summary", "batch", "finding", "output", "glossary", "cli", "__init__", "__main__",
+    "timing", "validate", "table", "summary", "batch", "finding", "output", "glossary", "machines", "cli", "__init__",
+    "__main__",
 )  # fmt: skip
 
 # A library has one door: what it does could be replaced by rewriting the files named here.

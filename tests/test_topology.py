@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import json
 from collections import Counter
 from pathlib import Path
 
@@ -11,11 +12,16 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from simcore.data import data_folder
+from simcore.document import parse_document
 from simcore.efficiency import efficiency_names, load_efficiency
 from simcore.errors import InputError
+from simcore.scenario import parse_scenario
+from simcore.simulate import simulate
 from simcore.topology import Link, Topology, load_topology, topology_names
 
-BUILT_IN = ("dgx-a100", "dgx-b200", "dgx-h100", "dgx-h200", "gb200-nvl72", "h100-1gpu")
+BUILT_IN = ("dgx-a100", "dgx-a100-40gb", "dgx-b200", "dgx-b300", "dgx-h100", "dgx-h200", "dgx-spark", "gb200-nvl72",
+            "gb300-nvl72", "h100-1gpu", "h100-96gb-hbm2e", "h100-pcie", "l40s", "mi300x", "rtx-3090", "rtx-4090",
+            "rtx-5090", "rtx-a6000", "rtx-pro-6000")
 H100 = load_topology("dgx-h100")
 NVL72 = load_topology("gb200-nvl72")
 ONE = load_topology("h100-1gpu")
@@ -39,7 +45,7 @@ def told(path: Path) -> str:
 
 
 def test_the_built_in_files_are_all_there() -> None:
-    assert set(BUILT_IN) <= set(topology_names())
+    assert topology_names() == BUILT_IN
 
 
 @pytest.mark.parametrize("name", topology_names())
@@ -65,6 +71,59 @@ def test_dgx_h100_reads_as_the_driver_and_the_datasheet_say() -> None:
     assert load_topology("dgx-h100", num_nodes=2).max_gpus == 16
 
 
+def test_a_price_is_told_with_its_day() -> None:
+    price = H100.price_per_gpu_hour
+    assert price is not None
+    assert (price.si, price.date, price.source.split()[0]) == (2.95, "2026-05-20", "aimultiple.com")
+    assert load_topology("dgx-spark").price_per_gpu_hour is None
+
+
+def test_a_gpu_computes_in_the_formats_it_has() -> None:
+    assert load_topology("dgx-a100").device.formats == ("fp32", "tf32", "bf16", "fp16")
+    assert load_topology("rtx-4090").device.formats == ("fp32", "tf32", "bf16", "fp16", "fp8")
+    assert load_topology("dgx-b200").device.formats == ("fp32", "tf32", "bf16", "fp16", "fp8", "fp4")
+
+
+def test_cards_without_nvlink_cross_pcie() -> None:
+    cards = load_topology("h100-pcie")
+    assert (cards.node.nvlink, cards.node.fabric) == (None, cards.node.pcie)
+    assert cards.link(8, 1).bytes_per_s == 64 * 10**9
+    assert cards.link(16, 1).local == cards.node.pcie
+
+
+@pytest.mark.parametrize("name", topology_names())
+def test_a_small_job_runs_on_every_machine(name: str) -> None:
+    """A tiny model on two GPUs, or on one where there are no two, within memory and slower than the peak allows."""
+    machine = load_topology(name)
+    ranks = min(machine.max_gpus or 2, 2)
+    report = simulate(parse_scenario(parse_document(json.dumps({
+        "name": "small", "model": "nemotron-3-tiny", "framework": "fsdp2", "topology": name,
+        "mesh": {"dp_shard": ranks}, "training": {"seq_len": 128, "global_batch_size": ranks}}), "small.yaml")))
+    assert report.problems == ()
+    assert report.verdict == "fits"
+    assert report.capacity_bytes == machine.device.usable_bytes
+    assert report.time is not None
+    assert 0 < report.time.step_s < 1
+    assert 0 < report.time.mfu < 1
+
+
+def test_half_a_price_list_is_no_price(tmp_path: Path) -> None:
+    """One line, without its date: told at its line."""
+    text = told(edited(tmp_path, ('price_per_gpu_hour: {', 'price_per_gpu_hour: "2.95 USD/h" #{')))
+    assert text.startswith(str(tmp_path / "mine.yaml"))
+    assert text.endswith("price_per_gpu_hour.date: is missing")
+
+
+def test_two_fabrics_in_a_node_are_refused(tmp_path: Path) -> None:
+    text = edited(tmp_path, ("name: dgx-h100", "name: mine")).read_text(encoding="utf-8")
+    inside = text.partition("  nvlink:\n")[2].partition("  host_memory:")[0]
+    path = tmp_path / "both.yaml"
+    path.write_text(text.replace("  nvlink:\n", f"  pcie:\n{inside}  nvlink:\n"), encoding="utf-8")
+    assert "node: a node of several GPUs needs the one link between them: nvlink or pcie" in told(path)
+    path.write_text(text.replace(f"  nvlink:\n{inside}", ""), encoding="utf-8")
+    assert "node: a node of several GPUs needs the one link between them: nvlink or pcie" in told(path)
+
+
 def test_nvl72_is_one_node_of_eighteen_hosts() -> None:
     assert (NVL72.gpus_per_node, NVL72.gpus_per_host) == (72, 4)
     assert NVL72.link(72, 1).name == "nvlink"
@@ -88,9 +147,27 @@ def test_a_path_is_read_too(tmp_path: Path) -> None:
     ('"450 GB/s"', '"0 GB/s"', "node.nvlink.bandwidth: must be more than zero"),
     ('"450 GB/s"', '"450"', "node.nvlink.bandwidth: expected a number with the unit B/s"),
     ('"450 GB/s"', '"450 GiB"', "node.nvlink.bandwidth: expected a quantity in B/s"),
+    ('"450 GB/s"', '"-450 GB/s"', "node.nvlink.bandwidth: must not be negative, got '-450 GB/s'"),
+    ('"450 GB/s"', '"3600 Gb/s"', "node.nvlink.bandwidth: expected a quantity in B/s (such as '450 GB/s'), got "
+     "'3600 Gb/s': b is a bit, and 8 Gb/s are 1 GB/s"),
+    ('"5.22 us"', '"-5.22 us"', "node.nvlink.latency: must not be negative, got '-5.22 us'"),
+    ('"5.22 us"', '"5.22"', "node.nvlink.latency: expected a number with the unit s (such as '5 us'), got '5.22'"),
+    ('"81559 MiB"', '"80 gib"', "device.memory.total: expected a quantity in B (such as '80 GiB'), got '80 gib': GB is "
+     "1e9 bytes, GiB is 2**30, spelled so"),
+    ('"81559 MiB"', '"80 GB"', "device.memory: expected context < usable <= total, got 525.47 MiB, 79.11 GiB, 74.51 "
+     "GiB (GB is 1e9 bytes, GiB is 2**30)"),
+    ("  nvlink:", "  ethernet:", "node.ethernet: unknown key"),
+    ("  nvlink:", "  pcie:\n    bandwidth: 64 GB/s\n  nvlink:", "node.pcie.latency: is missing"),
+    ('date: "2026-05-20", ', "", "price_per_gpu_hour.date: is missing"),
+    ('"2026-05-20"', '"20 May"', "price_per_gpu_hour.date: expected a day or a month in quotes, such as '2026-05-20' "
+     "or '2026-05', got '20 May'"),
+    ('"2026-05-20"', "20260520", "price_per_gpu_hour.date: expected a day or a month"),
+    ('"2.95 USD/h"', '"2.95 USD"', "price_per_gpu_hour: expected a quantity in USD/h"),
+    ('"2.95 USD/h"', '"0 USD/h"', "price_per_gpu_hour: must be more than zero"),
+    ('"700 W"', '"700"', "device.power: expected a number with the unit W"),
     ('"3.35 TB/s"', "3", "device.memory_bandwidth: expected a number with the unit B/s"),
     ('"3.35 TB/s"', '"1e999 TB/s"', "device.memory_bandwidth: must be"),
-    ("efficiency: h100", "efficiency: h10", "mine.yaml:18: no efficiency 'h10'; did you mean h100?"),
+    ("efficiency: h100", "efficiency: h10", "mine.yaml:19: no efficiency 'h10'; did you mean h100?"),
     ("efficiency: h100", "efficiency: 7", "efficiency: expected the name or path of an efficiency file, got 7"),
     ("efficiency: h100\n", "", "efficiency: is missing"),
     ('"79.11 GiB"', '"99 GiB"', "device.memory: expected context < usable <= total"),
