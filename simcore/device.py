@@ -35,7 +35,11 @@ class Memory(Frozen):
 
 
 class Peaks(Frozen):
-    """Dense peak per format; `fp32` is that of the vector units, which serve every kernel without `compute` share."""
+    """Dense peak per format; `fp32` is that of the vector units, which serve every kernel without `compute` share.
+
+    A format without a peak is one that the tensor cores do not take: fp8 needs compute capability 8.9 (Ada, Hopper) or
+    CDNA 3, fp4 10.0 (Blackwell).
+    """
 
     fp32: FlopRate
     tf32: FlopRate | None = None

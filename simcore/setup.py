@@ -190,6 +190,7 @@ def _refuse_unserved(scenario: Scenario) -> None:
          f"schedule {training.pipeline.schedule}"),
         (("training", "quantization"), training.quantization != Quantization(), "quantization"),
         (("training", "lora", "dropout"), training.method != "full" and training.lora.dropout > 0, "LoRA dropout"),
+        (("training", "precision", "compute"), training.precision.compute == "fp4", "compute in fp4"),
         *_unserved_formats(scenario),
     ]
     problems = [Problem(scenario.where(*key), f"not yet: {what} is not modelled in this version")

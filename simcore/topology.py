@@ -127,11 +127,11 @@ class Topology(Frozen):
         """GPUs that there are; None when not bounded."""
         return None if self.num_nodes is None else self.num_nodes * self.gpus_per_node
 
-    def bounded(self, num_nodes: int) -> Topology:
+    def bounded(self, num_nodes: int, where: str = "topology") -> Topology:
         """Bound the number of nodes; InputError when it is less than one or more than there are."""
         if not 1 <= num_nodes <= (self.num_nodes or num_nodes):
             there = self.num_nodes or "one or more"
-            raise _problem("topology.num_nodes", f"{self.name} has {there} node(s), not {num_nodes}")
+            raise _problem(where, f"num_nodes: {self.name} has {there} node(s), not {num_nodes}")
         return self.model_copy(update={"num_nodes": num_nodes})
 
     def check_world_size(self, world_size: int, where: str = "mesh") -> None:
@@ -209,7 +209,7 @@ def load_topology(ref: str | Path, num_nodes: int | None = None, where: str = "t
     fewer nodes than asked. A file is read once.
     """
     topology = _read(find_file("topology", ref, _files(), where))
-    return topology if num_nodes is None else topology.bounded(num_nodes)
+    return topology if num_nodes is None else topology.bounded(num_nodes, where)
 
 
 @lru_cache(maxsize=64)

@@ -126,7 +126,7 @@ class Precision(Block):
 
     params: DType = Field(default="auto", description="Format in which parameters are stored")
     experts: DType = Field(default="auto", description="Format in which routed experts are stored")
-    compute: DType = Field(default="bf16", description="Format of forward and backward")
+    compute: Literal[DType, "fp4"] = Field(default="bf16", description="Format of forward and backward")
     grad_reduce: DType = Field(default="auto", description="Format in which gradients are reduced")
     main_grads: DType = Field(default="auto", description="Format in which gradients are accumulated")
 

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import copy
+import re
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -20,6 +22,14 @@ def edited(folder: Path, old: str, new: str) -> Path:
     return path
 
 
+def quantities(data: dict[str, Any], key: str = "") -> dict[str, dict[str, str]]:
+    """By dotted key."""
+    if "value" in data:
+        return {key: data}
+    inner = [quantities(part, f"{key}.{name}") for name, part in data.items() if isinstance(part, dict)]
+    return {name: found for part in inner for name, found in part.items()}
+
+
 @pytest.mark.parametrize("name", efficiency_names())
 def test_built_in_files_load_and_hash(name: str) -> None:
     efficiency = load_efficiency(name)
@@ -29,8 +39,14 @@ def test_built_in_files_load_and_hash(name: str) -> None:
 
 
 @pytest.mark.parametrize("name", efficiency_names())
-def test_every_number_of_a_built_in_file_has_a_source(name: str) -> None:
-    assert "written in the topology file" not in load_efficiency(name).model_dump_json()
+def test_what_is_taken_over_from_another_file_is_what_stands_there(name: str) -> None:
+    """"as h100: ..." is h100's value, at the same key, and assumed."""
+    mine = quantities(load_efficiency(name).model_dump())
+    for key, given in mine.items():
+        taken = re.match(r"as ([a-z0-9]+): nobody measured it here$", given["source"])
+        if taken:
+            assert given["kind"] == "assumed"
+            assert given["value"] == quantities(load_efficiency(taken[1]).model_dump())[key]["value"], key
 
 
 @pytest.mark.parametrize("name", efficiency_names())

@@ -3,25 +3,27 @@
 from __future__ import annotations
 
 import copy
-import json
+import re
 from collections import Counter
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+import small
 from simcore.data import data_folder
-from simcore.document import parse_document
+from simcore.document import read_document
 from simcore.efficiency import efficiency_names, load_efficiency
 from simcore.errors import InputError
-from simcore.scenario import parse_scenario
 from simcore.simulate import simulate
 from simcore.topology import Link, Topology, load_topology, topology_names
 
 BUILT_IN = ("dgx-a100", "dgx-a100-40gb", "dgx-b200", "dgx-b300", "dgx-h100", "dgx-h200", "dgx-spark", "gb200-nvl72",
             "gb300-nvl72", "h100-1gpu", "h100-96gb-hbm2e", "h100-pcie", "l40s", "mi300x", "rtx-3090", "rtx-4090",
             "rtx-5090", "rtx-a6000", "rtx-pro-6000")
+FILES = sorted(data_folder("topologies").rglob("*.yaml"))
 H100 = load_topology("dgx-h100")
 NVL72 = load_topology("gb200-nvl72")
 ONE = load_topology("h100-1gpu")
@@ -57,9 +59,34 @@ def test_every_built_in_file_loads_and_is_named_as_its_file(name: str) -> None:
     assert copy.deepcopy(topology) == topology
 
 
+def leaves(data: object, key: str = "") -> Iterator[tuple[str, object]]:
+    """What a file says at last: quantities as mappings, all else as it stands."""
+    if isinstance(data, dict) and "value" not in data:
+        for name, inner in data.items():
+            yield from leaves(inner, f"{key}.{name}")
+    else:
+        yield key, data
+
+
+@pytest.mark.parametrize("path", FILES, ids=lambda path: path.stem)
+def test_every_number_of_a_built_in_file_has_a_unit_a_kind_and_a_source(path: Path) -> None:
+    """But for names, and for how many nodes of a kind there are."""
+    told = dict(leaves(read_document(path).data))
+    names = ("name", "compute_capability", "efficiency", "num_nodes")
+    quantities = {key: value for key, value in told.items() if key.rpartition(".")[2] not in names}
+    assert len(quantities) >= 18
+    for key, quantity in quantities.items():
+        assert isinstance(quantity, dict), key
+        assert {"value", "kind", "source"} <= quantity.keys() <= {"value", "kind", "source", "date"}, key
+        assert re.fullmatch(r"[0-9.]+ ?(%|GPU|SM|W|USD/h|[mun]?s|[MGT]i?B|[GT]B/s|TFLOP/s)", quantity["value"]), key
+        assert quantity["source"] not in ("", "written in the topology file"), key
+
+
 @pytest.mark.parametrize("name", topology_names())
-def test_every_number_of_a_built_in_file_has_a_source(name: str) -> None:
-    assert "written in the topology file" not in load_topology(name).model_dump_json()
+def test_shares_of_low_precision_are_those_of_formats_that_the_gpu_has(name: str) -> None:
+    machine = load_topology(name)
+    low = {key for key, share in machine.efficiency.low_precision if share is not None}
+    assert low == {"fp8", "fp4"} & set(machine.device.formats)
 
 
 def test_dgx_h100_reads_as_the_driver_and_the_datasheet_say() -> None:
@@ -93,12 +120,10 @@ def test_cards_without_nvlink_cross_pcie() -> None:
 
 @pytest.mark.parametrize("name", topology_names())
 def test_a_small_job_runs_on_every_machine(name: str) -> None:
-    """A tiny model on two GPUs, or on one where there are no two, within memory and slower than the peak allows."""
+    """A tiny Llama on two GPUs, or on one where there are no two, within memory and slower than the peak allows."""
     machine = load_topology(name)
     ranks = min(machine.max_gpus or 2, 2)
-    report = simulate(parse_scenario(parse_document(json.dumps({
-        "name": "small", "model": "nemotron-3-tiny", "framework": "fsdp2", "topology": name,
-        "mesh": {"dp_shard": ranks}, "training": {"seq_len": 128, "global_batch_size": ranks}}), "small.yaml")))
+    report = simulate(small.scenario("fsdp2", {"dp_shard": ranks}, model="llama-tiny", topology=name))
     assert report.problems == ()
     assert report.verdict == "fits"
     assert report.capacity_bytes == machine.device.usable_bytes
@@ -182,6 +207,20 @@ def test_wrong_files_are_told_where_and_what(tmp_path: Path, old: str, new: str,
     text = told(edited(tmp_path, (old, new)))
     assert message in text
     assert "mine.yaml:" in text
+
+
+RATES = [(name, number, line.split('"')[1]) for name in ("dgx-h100", "h100-pcie") for number, line in enumerate(
+    (data_folder("topologies") / f"{name}.yaml").read_text(encoding="utf-8").splitlines(), 1) if "B/s\"" in line]
+
+
+@pytest.mark.parametrize(("name", "number", "value"), RATES, ids=str)
+def test_no_link_and_no_memory_is_without_bandwidth(tmp_path: Path, name: str, number: int, value: str) -> None:
+    lines = (data_folder("topologies") / f"{name}.yaml").read_text(encoding="utf-8").splitlines()
+    for wrong, why in (("0 GB/s", "must be more than zero"), (f"-{value}", "must not be negative")):
+        changed = [*lines[:number - 1], lines[number - 1].replace(value, wrong), *lines[number:]]
+        path = tmp_path / "mine.yaml"
+        path.write_text("\n".join(changed), encoding="utf-8")
+        assert re.fullmatch(rf".*mine\.yaml:{number}: [a-z_.]+: {why}, got '{wrong}'", told(path))
 
 
 def test_all_mistakes_are_told_together(tmp_path: Path) -> None:
