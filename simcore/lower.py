@@ -8,6 +8,7 @@ framework's flow (`flows/*.py`) writes what it brings, drops and reduces. Layers
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
+from dataclasses import replace
 from functools import lru_cache
 
 from simcore.edges import Edges
@@ -74,8 +75,9 @@ class _Chunk:
     def __init__(self, plan: Plan, number: int) -> None:
         self.layers = plan.chunks[number]
         self.first, self.last = self.layers[0], self.layers[-1]
-        self.is_first = plan.stage == 0 and number == 0
-        self.is_last = plan.stage == plan.mesh.pp - 1 and number == len(plan.chunks) - 1
+        ends = {layers[0] for layers in plan.chunks} | {layers[-1] for layers in plan.chunks}
+        self.is_first, self.is_last = self.first == 0, self.last == len(plan.graph.layers) - 1
+        self.follows, self.precedes = self.first - 1 in ends, self.last + 1 in ends
         names = {_kind(plan, layer): layer for layer in self.layers}
         self.norm, self.head = names.get("final_norm", -1), names.get("head", -1)
         inner = [layer for layer in self.layers if plan.graph.kinds[plan.graph.layers[layer].kind].block is None]
@@ -158,7 +160,7 @@ class _Walk:
             out.tile(self.tiles[chunk.first + 1].late, chunk.first + 1)
         if chunk.head >= 0:
             out.tile(self.tiles[chunk.head].after, chunk.head)
-        if not chunk.is_last:
+        if not (chunk.is_last or chunk.precedes):
             out.tile(self._behind(chunk.last).send_hidden, chunk.last)
             self._free_sent(action, chunk)
         self.past.end_forward(action)
@@ -166,10 +168,20 @@ class _Walk:
         flow.end_pass(action)
 
     def backward(self, action: Action, chunk: _Chunk) -> None:
+        """The model's first part does nothing in a first half but receive, and all in the second (`zero_bubble.py`)."""
+        self.out.mark(self.begin[False])
+        mine = replace(action, part="whole") if chunk.is_first and action.part == "weight" else action
+        self.flow.begin_microbatch(mine)
+        if action.part != "weight":
+            self._take_in(action, chunk)
+        if mine.part == "weight":
+            self._weights(mine, chunk)
+        elif mine.part == "whole" or not chunk.is_first:
+            self._down(mine, chunk)
+
+    def _down(self, action: Action, chunk: _Chunk) -> None:
+        """From the gradient of the chunk's output to that of its input."""
         out, flow = self.out, self.flow
-        out.mark(self.begin[False])
-        flow.begin_microbatch(action)
-        self._take_in(action, chunk)
         for layer in reversed(chunk.layers):
             for again in chunk.replayed_at.get(layer, ()):
                 out.tile(self.tiles[again].again, again)
@@ -183,15 +195,34 @@ class _Walk:
                 out.tile(self.edges.defer, layer)
                 self.waiting += 1
         if not chunk.is_first:
-            out.tile(self._behind(chunk.first - 1).send_grad, chunk.first)
+            if not chunk.follows:
+                out.tile(self._behind(chunk.first - 1).send_grad, chunk.first)
             self.past.grad(action)
         flow.end_pass(action)
         if chunk.is_last:
             out.tile(self.tiles[chunk.last].late, chunk.last)
-        elif not self.plan.framework.frees_sent_output:
-            out.tile(self._behind(chunk.last).drop_hidden, chunk.last)
         self.past.end_backward(action)
-        out.tile(self.edges.drop_tokens, chunk.first)
+        if action.part == "whole":
+            self._let_go(action, chunk)
+
+    def _weights(self, action: Action, chunk: _Chunk) -> None:
+        """Gradients of parameters, in the order of layers; then the graph goes (`halves.py`)."""
+        for layer in chunk.layers:
+            self.out.tile(self.tiles[layer].weight, layer)
+            self.flow.backward_end(layer, self._outer_grads(layer))
+            if layer == chunk.first:  # it has let go of the chunk's input, whose buffer stays
+                self.out.tile(self._behind(layer - 1).keep_hidden, layer - 1)
+        for layer in chunk.layers:
+            self.out.tile(self.tiles[layer].release, layer)
+        self.flow.end_pass(action)
+        self.past.end_backward(action)
+        self._let_go(action, chunk)
+
+    def _let_go(self, action: Action, chunk: _Chunk) -> None:
+        """What the schedule has held of a microbatch until its backward pass was over."""
+        if not (chunk.is_last or chunk.precedes or self.plan.framework.frees_sent_output):
+            self.out.tile(self._behind(chunk.last).drop_hidden, chunk.last)
+        self.out.tile(self.edges.drop_tokens, chunk.first)
 
     def finish(self) -> None:
         """What has waited for the end of the step (core 0.16.1 `schedules.py`, finish_embedding_wgrad_compute)."""
@@ -206,7 +237,7 @@ class _Walk:
 
     def _take_in(self, action: Action, chunk: _Chunk) -> None:
         """The pass's input from the neighbouring stage, which may have begun to arrive long ago."""
-        if chunk.is_first if action.forward else chunk.is_last:
+        if (chunk.is_first or chunk.follows) if action.forward else (chunk.is_last or chunk.precedes):
             return
         if action.key not in self.received:
             self._receive(action.key)

@@ -212,7 +212,8 @@ def place(graph: ModelGraph, mesh: Mesh, framework: Framework, rank: int) -> Pla
     """The plan of one rank."""
     stage = mesh.axis("pp").coordinate(rank)
     kinds = _kinds(graph, mesh, framework.lives(graph), rank)
-    return Plan(graph, mesh, framework, rank, stage, framework.stages[stage::mesh.pp], kinds)
+    chunks = tuple(framework.stages[part] for part in framework.schedule.parts_of(stage))
+    return Plan(graph, mesh, framework, rank, stage, chunks, kinds)
 
 
 @lru_cache(maxsize=256)

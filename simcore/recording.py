@@ -21,6 +21,7 @@ class Run:
     (top_k x 2**16 when routing is balanced). `sent_per_token`: those that it sends, 0 for top_k of them.
     `first`: the layer's input is the stem's output, which the stem holds until the last layer is done.
     `input_requires_grad`: something below the layer is trained.
+    `split`: gradients of parameters are made in a pass of their own.
     `sequences`: packed in the microbatch, 0 where each fills its row; a token sees `attended` positions, 0 for all.
     """
 
@@ -43,6 +44,7 @@ class Run:
     sent_per_token: int = 0
     sequences: int = 0
     attended: int = 0
+    split: bool = False
 
     @property
     def tokens(self) -> int:
@@ -63,6 +65,7 @@ class LayerTape:
     `late`: what the stem drops after the last layer; `seed`: before the first backward hook (the loss only);
     `backward`: until the gradient of the layer's input is there; `grads`: the parameter gradients alive at the end of
     `backward`, as (parameter, slot, bytes).
+    `weight`: gradients of parameters, where `backward` makes none; `release`: what the stage's graph has held.
     """
 
     forward: Section
@@ -72,3 +75,5 @@ class LayerTape:
     seed: Section = _EMPTY
     grads: tuple[tuple[Param, int, int], ...] = ()
     rest: Section = _EMPTY
+    weight: Section = _EMPTY
+    release: Section = _EMPTY

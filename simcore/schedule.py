@@ -6,7 +6,8 @@ import importlib
 from dataclasses import dataclass
 from typing import Literal
 
-__all__ = ["Action", "Part", "Pass", "Schedule", "actions", "lowered_microbatches", "steady_microbatches"]
+__all__ = ["SCHEDULES", "ZERO_BUBBLE", "Action", "Part", "Pass", "Schedule", "actions", "lowered_microbatches",
+           "steady_microbatches"]
 
 Pass = tuple[bool, int, int]
 """Forward (or backward), chunk, microbatch."""
@@ -17,7 +18,7 @@ Part = Literal["whole", "input", "weight"]
 
 @dataclass(frozen=True, slots=True)
 class Schedule:
-    """How passes are ordered. A rank holds `num_chunks` parts of the model, in turn with the other stages.
+    """How passes are ordered. A rank holds `num_chunks` parts of the model.
 
     `group`: microbatches that a chunk takes in a row before the rank's next chunk has its turn; a step repeats itself
     group by group.
@@ -32,6 +33,12 @@ class Schedule:
     def splits_backward(self) -> bool:
         """Whether gradients of inputs and those of parameters are made in passes of their own."""
         return self.name in ZERO_BUBBLE
+
+    def parts_of(self, rank: int) -> tuple[int, ...]:
+        """The numbers of the parts of the model that a rank holds, its chunks: in turn, or down the model and up."""
+        if self.name == "zbv":
+            return rank, 2 * self.num_stages - 1 - rank
+        return tuple(range(rank, self.num_stages * self.num_chunks, self.num_stages))
 
 
 @dataclass(frozen=True, slots=True)
@@ -69,7 +76,7 @@ def actions(schedule: Schedule, stage: int, num_microbatches: int) -> tuple[Acti
 ZERO_BUBBLE = ("zb_h1", "interleaved_zb", "zbv")
 """Those whose backward passes are split."""
 
-SCHEDULES = ("1f1b", "gpipe")
+SCHEDULES = ("1f1b", "gpipe", *ZERO_BUBBLE)
 """What a scenario may ask for; virtual stages make 1f1b interleaved."""
 
 _MODULE = {"1f1b": "one_f_one_b", "gpipe": "gpipe", "interleaved": "interleaved", "looped": "looped",
@@ -80,11 +87,13 @@ def lowered_microbatches(schedule: Schedule, num_microbatches: int, doublings: i
     """How many microbatches are written out at first: the first, a steady one, the last; more to fill a pipeline.
 
     Whole groups, and what is left over of the step's last one. An interleaved stage is in warm-up for less than two
-    groups, and in cool-down. If the steady ones do not take the same time, twice as many are written out.
+    groups, and in cool-down; under zbv for twice as long as with one chunk. If the steady ones do not take the same
+    time, twice as many are written out.
     """
     if schedule.name == "gpipe":
         return num_microbatches
-    groups = 3 if schedule.num_stages == 1 else 2 * schedule.num_stages + 2 if schedule.num_chunks == 1 else 5
+    p, chunks = schedule.num_stages, schedule.num_chunks
+    groups = 3 if p == 1 else 4 * p + 2 if schedule.name == "zbv" else 2 * p + 2 if chunks == 1 else 5
     return min(num_microbatches, (groups << doublings) * schedule.group + num_microbatches % schedule.group)
 
 

@@ -112,6 +112,7 @@ class Tape(Recorder):
         super().__init__(slots, comms)
         self.nodes: list[ref[Node]] = []
         self.frame: Frame | None = None
+        self.half = ""  # of a backward pass in two halves: the one that runs, "input" or "weight"
         self.grads: list[tuple[Param, Tensor]] = []
         for name, category in (("hidden_states", "activation"), ("grad_hidden_states", "backward_temp")):
             slots.setdefault((name, category), len(slots))

@@ -54,6 +54,7 @@ class LayerTiles:
     """A recorded kind as tiles; passes are cut where an experts unit begins or ends: (tile, mark or 0, in replay).
 
     `rest`: before a step. `again`: the replay of a layer that is not replayed alone; others are part of `backward`.
+    `weight`, `release`: of a backward pass in two halves, see `recording.LayerTape`.
     """
 
     forward: tuple[tuple[Tile, int, bool], ...]
@@ -64,12 +65,14 @@ class LayerTiles:
     again: Tile
     grads: tuple[tuple[Param, int, int], ...]
     rest: Tile
+    weight: Tile
+    release: Tile
 
     @property
     def tiles(self) -> tuple[Tile, ...]:
         """All of them, in a fixed order."""
         passes = (t for t, _, _ in (*self.forward, *self.backward))
-        return (*passes, self.after, self.late, self.seed, self.again, self.rest)
+        return (*passes, self.after, self.late, self.seed, self.again, self.rest, self.weight, self.release)
 
     @property
     def shape(self) -> tuple[object, ...]:
@@ -78,8 +81,9 @@ class LayerTiles:
         return cuts, tuple(t.structure for t in self.tiles), self.grads
 
 
-Key = tuple[int, bool, bool, str]
-"""A kind of layer, whether it is the first block, whether its input carries a gradient, what is recomputed of it."""
+Key = tuple[int, bool, bool, str, bool]
+"""A kind of layer, whether it is the first block, whether its input carries a gradient, what is recomputed of it, and
+whether its backward pass is split: not on the first stage, see [Note: zero bubble] in `schedules/`."""
 
 
 class Shape:
@@ -109,8 +113,10 @@ def keys_of(plan: Plan) -> dict[int, Key]:
     first_block = plan.layers[0] + 1 if plan.stage == 0 else -1
     below = _trained_below(plan)
     framework, spared = plan.framework, set(plan.framework.kept_whole)
+    splits = framework.schedule.splits_backward
+    whole = {layer for chunk in plan.chunks if chunk[0] == 0 or not splits for layer in chunk}
     return {layer: (plan.graph.layers[layer].kind, layer == first_block, below[layer],
-                    "none" if layer in spared else framework.checkpoint) for layer in plan.layers}
+                    "none" if layer in spared else framework.checkpoint, layer not in whole) for layer in plan.layers}
 
 
 def record_layers(plan: Plan, workload: Workload) -> Recording:
@@ -126,7 +132,7 @@ def run_of(plan: Plan, key: Key, workload: Workload) -> Run:
     params = _params(plan.kinds[key[0]], plan.graph.used_twice, framework.optimizer.implementation, tied=tied)
     return Run(workload.batch, workload.seq, framework.compute_dtype, params, framework.loss, key[3], mesh.tp,
                framework.sequence_parallel, mesh.cp, mesh.ep, mesh.etp, "ep", workload.rows_per_token, key[1], key[2],
-               framework.options, workload.sent_per_token, *workload.packed)
+               framework.options, workload.sent_per_token, *workload.packed, split=key[4])
 
 
 class _Params(dict[str, Param]):
@@ -199,9 +205,10 @@ def _tiles(tape: LayerTape, head: int) -> LayerTiles:
     """`head`: where rows of the embedding that are a tied head's point to."""
     backward = Tile.of(tape.backward)
     backward.rows[backward.rows[:, 1] >= TIED_HEAD, 1] = head
-    after, late, seed, rest = (Tile.of(part) if part.rows else small_tile() for part in (
-        tape.after, tape.late, tape.seed, tape.rest))
-    return LayerTiles(_cut(Tile.of(tape.forward)), _cut(backward), after, late, seed, small_tile(), tape.grads, rest)
+    after, late, seed, rest, weight, release = (Tile.of(part) if part.rows else small_tile() for part in (
+        tape.after, tape.late, tape.seed, tape.rest, tape.weight, tape.release))
+    return LayerTiles(_cut(Tile.of(tape.forward)), _cut(backward), after, late, seed, small_tile(), tape.grads, rest,
+                      weight, release)
 
 
 def _together(lean: LayerTiles, whole: LayerTiles) -> LayerTiles:
@@ -217,7 +224,8 @@ def _together(lean: LayerTiles, whole: LayerTiles) -> LayerTiles:
     freed = small_tile(*((Op.FREE, slot, -size) for slot, size in left.items() if size))
     rows = np.concatenate([*(t.rows for t, _, _ in whole.forward), whole.after.rows, whole.late.rows, freed.rows])
     again = Tile(rows, np.ones(len(rows), dtype=np.int64))
-    return LayerTiles(lean.forward, whole.backward, lean.after, lean.late, whole.seed, again, whole.grads, lean.rest)
+    return LayerTiles(lean.forward, whole.backward, lean.after, lean.late, whole.seed, again, whole.grads, lean.rest,
+                      whole.weight, whole.release)
 
 
 def _cut(tile: Tile) -> tuple[tuple[Tile, int, bool], ...]:

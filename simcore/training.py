@@ -71,7 +71,7 @@ class Recompute(Block):
 class Pipeline(Block):
     """How pipeline stages are cut and scheduled."""
 
-    schedule: Name = Field(default="1f1b", description="Order of forward and backward passes, 1f1b or gpipe")
+    schedule: Name = Field(default="1f1b", description="1f1b, gpipe, or zero bubble: zb_h1, interleaved_zb, zbv")
     virtual_stages: Annotated[int, Field(ge=1, le=2**20)] = Field(
         default=1, description="Model chunks on each pipeline rank"
     )

@@ -35,19 +35,12 @@ class Lane:
         return 0
 
 
-def part_of(schedule: Schedule, rank: int, chunk: int) -> int:
-    """Which part of the model a chunk is."""
-    if schedule.name == "zbv":
-        return (rank, 2 * schedule.num_stages - 1 - rank)[chunk]
-    return chunk * schedule.num_stages + rank
-
-
 class _Rank:
     """Passes become items, and a message for each border that is crossed to another rank."""
 
     def __init__(self, schedule: Schedule, rank: int) -> None:
         self.schedule = schedule
-        self.parts = [part_of(schedule, rank, chunk) for chunk in range(schedule.num_chunks)]
+        self.parts = schedule.parts_of(rank)
         self.items: list[Item] = []
         self.item_ns: list[int] = []
         self.calls: dict[int, list[Call]] = {SEND: [], RECEIVE: []}

@@ -125,6 +125,19 @@ def test_extrapolated_groups_are_simulated_ones(mesh: dict[str, int], chunks: in
         assert (mine.peak, mine.traffic) == (rank.peak, rank.traffic), number
 
 
+@pytest.mark.parametrize(("schedule", "chunks", "stages", "count"), [
+    ("zb_h1", 1, 2, 40), ("zb_h1", 1, 4, 40), ("interleaved_zb", 2, 2, 24), ("interleaved_zb", 3, 4, 32),
+    ("zbv", 2, 2, 40), ("zbv", 2, 4, 60)])
+def test_extrapolated_halves_are_simulated_ones(schedule: str, chunks: int, stages: int, count: int,
+                                                monkeypatch: pytest.MonkeyPatch) -> None:
+    """Backward passes that are split, whose second half comes later."""
+    asked = small.scenario("fsdp2", {"pp": stages, "dp_shard": 2}, microbatches=count, model=LAYERS, pipeline={
+        "schedule": schedule, "virtual_stages": chunks}).model_copy(update={"implementation": "torchtitan"})
+    assert lowered_microbatches(prepare(asked)[1].schedule, count) < count
+    short = _ok(simulate(asked))
+    _same(short, _ok(_in_full(asked, monkeypatch)))
+
+
 def _in_full(asked: Scenario, monkeypatch: pytest.MonkeyPatch) -> Report:
     simulation = import_module("simcore.simulate")
     monkeypatch.setattr(simulation, "lowered_microbatches", lambda schedule, count, doublings: count)

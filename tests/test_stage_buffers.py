@@ -20,15 +20,18 @@ from simcore.tiles import Workload
 DEEP = {"config": "llama-tiny", "overrides": {"num_hidden_layers": 8}}
 COUNT, INPUT, LOGITS = 8, 64 * 256 * 2, 64 * 1000 * 2
 VIRTUAL, ONE = {"virtual_stages": 2}, {"virtual_stages": 1}
+ZB_H1, ZB, ZBV = ({"schedule": name, "virtual_stages": 1 + (name != "zb_h1")} for name in ("zb_h1", "interleaved_zb",
+                                                                                          "zbv"))
+Pipeline = dict[str, Any]
 
 
-def _asked(pipeline: dict[str, int], **given: Any) -> Any:
+def _asked(pipeline: Pipeline, **given: Any) -> Any:
     asked = small.scenario("fsdp2", {"pp": 2, "dp_shard": 2}, model=DEEP, microbatches=COUNT, pipeline=pipeline,
                            **given)
     return asked.model_copy(update={"implementation": "torchtitan"})
 
 
-def _program(rank: int, pipeline: dict[str, int], written: int = COUNT, **given: Any) -> Program:
+def _program(rank: int, pipeline: Pipeline, written: int = COUNT, **given: Any) -> Program:
     job, table = prepare(_asked(pipeline, **given))
     plan = place(job.graph, job.mesh, table, rank)
     return lower(plan, Workload(1, 64, 0), actions(table.schedule, plan.stage, written), flow_of(table))
@@ -47,7 +50,7 @@ def _held(program: Program, slot: int, layer: int, *, before: bool) -> int:
 @pytest.mark.parametrize(("rank", "pipeline", "inputs", "outputs"), [
     (0, ONE, [], [4]), (2, ONE, [5], []),
     (0, VIRTUAL, [6], [2, 7]), (2, VIRTUAL, [3, 8], [5])], ids=["first", "last", "first of two", "last of two"])
-def test_every_microbatch_has_a_buffer_for_each_thing_received(rank: int, pipeline: dict[str, int], inputs: list[int],
+def test_every_microbatch_has_a_buffer_for_each_thing_received(rank: int, pipeline: Pipeline, inputs: list[int],
                                                                  outputs: list[int]) -> None:
     program = _program(rank, pipeline)
     for before in (True, False):
@@ -57,14 +60,17 @@ def test_every_microbatch_has_a_buffer_for_each_thing_received(rank: int, pipeli
     assert _held(program, HIDDEN, -1, before=False) == 0
 
 
-@pytest.mark.parametrize("pipeline", [ONE, VIRTUAL], ids=["one chunk", "two chunks"])
+@pytest.mark.parametrize("pipeline", [ONE, VIRTUAL, ZB_H1, ZB, ZBV], ids=["one", "two", "zb_h1", "zb", "zbv"])
 @pytest.mark.parametrize("written", [COUNT, COUNT - 2], ids=["all", "some"])
 @pytest.mark.parametrize("rank", [0, 2])
-def test_a_step_leaves_what_it_found(rank: int, written: int, pipeline: dict[str, int]) -> None:
+def test_a_step_leaves_what_it_found(rank: int, written: int, pipeline: Pipeline) -> None:
     program = _program(rank, pipeline, written, options={"return_outputs": True})
     change = sum(row[3] for row, phase in zip(program.columns.tolist(), program.phase.tolist(), strict=True)
                  if phase > 0 and row[0] in (Op.ALLOC, Op.FREE))
-    assert change == (written * LOGITS if rank == 2 else 0), "outputs of the step before go before its first pass"
+    has_output = rank == (0 if pipeline is ZBV else 2)
+    held = {(0, 2): 1, (2, 1): 1, (2, 2): 1 + (pipeline is ZB)}.get((rank, pipeline["virtual_stages"]), 0)
+    held *= "schedule" in pipeline
+    assert change == written * (LOGITS * has_output + INPUT * held), "those of the step before go before its passes"
 
 
 def test_the_last_stage_returns_what_the_model_puts_out() -> None:
@@ -74,13 +80,13 @@ def test_the_last_stage_returns_what_the_model_puts_out() -> None:
     assert returning[1] > without[1]
 
 
-def _peaks(pipeline: dict[str, int], *, option: bool) -> list[int]:
+def _peaks(pipeline: Pipeline, *, option: bool) -> list[int]:
     ranks = simulate(_asked(pipeline, options={"return_outputs": option})).ranks
     return [rank.peak.allocated_bytes for rank in sorted(ranks, key=lambda r: r.stage) if rank.peak is not None]
 
 
 @pytest.mark.parametrize("pipeline", [ONE, VIRTUAL], ids=["one chunk", "two chunks"])
-def test_units_are_reduced_once_after_the_last_backward_pass(pipeline: dict[str, int]) -> None:
+def test_units_are_reduced_once_after_the_last_backward_pass(pipeline: Pipeline) -> None:
     program = _program(0, pipeline)
     units = prepare(_asked(pipeline))[1].units
     mine = [unit for unit in units if unit.first in program_layers(program)]
@@ -105,7 +111,7 @@ def test_embedding_and_output_count_as_layers(layers: int, chunks: int, counts: 
 @pytest.mark.parametrize(("count", "pipeline", "told"), [
     (1, ONE, "Number of microbatches (1) must be greater than or equal to the number of stages (2)"),
     (5, VIRTUAL, "multiple of the number of rounds (2), but got 5")])
-def test_what_the_schedules_refuse(count: int, pipeline: dict[str, int], told: str) -> None:
+def test_what_the_schedules_refuse(count: int, pipeline: Pipeline, told: str) -> None:
     asked = small.scenario("fsdp2", {"pp": 2, "dp_shard": 2}, model=DEEP, microbatches=count, pipeline=pipeline)
     report = simulate(asked.model_copy(update={"implementation": "torchtitan"}))
     assert report.status == "illegal"

@@ -41,7 +41,13 @@ class Reductions:
         self.comms = [known[unit.shard_axis, unit.replicate_axis, unit.reduce_dtype] for unit in units]
 
     def add(self, u: int, place: int, grad: Grad) -> None:
-        """A gradient of the unit's parameter number `place` exists now."""
+        """A gradient of the unit's parameter number `place` exists now. Where one waits already, it is added to that.
+
+        torch 2.13 `distributed/pipelining/_backward.py`, stage_backward_weight: `weight.grad += dw`.
+        """
+        if place in self.places[u]:
+            self.out.free(*grad)
+            return
         self.grads[u].append(grad)
         self.places[u] = (*self.places[u], place)
 

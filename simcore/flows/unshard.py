@@ -9,7 +9,7 @@ from simcore.flows.rest import optimizer_temporaries, post_rest, rest_postings
 from simcore.framework import UnshardFlow
 from simcore.outline import Builder, Tables
 from simcore.plan import Plan
-from simcore.schedule import Action
+from simcore.schedule import Action, Part
 from simcore.tape import Param
 
 __all__ = ["GatheredFlow"]
@@ -40,6 +40,7 @@ class GatheredFlow:
         self.first_trained = next(trained, len(plan.graph.layers))
         self.opt_marks = [tables.hook(text) for text in ("opt:begin", "opt:end", "step:end")]
         self.free_grads: dict[tuple[int, int], int] = {}
+        self.part: Part = "whole"
 
     def _units_of_layers(self) -> dict[int, list[tuple[int, int, tuple[int, ...]]]]:
         """Layer -> (unit, parameters of the unit before this layer's, tensor numbers that it wraps)."""
@@ -59,6 +60,7 @@ class GatheredFlow:
         post_rest(self.plan, self.tables, self.out, rest_postings)
 
     def begin_microbatch(self, action: Action) -> None:
+        self.part = action.part
         if not action.forward:
             at_end = self.flow.sync == "end"
             self.hooks.reduce_grads = self.flow.sync == "every" or (action.is_last and not at_end)
@@ -79,8 +81,9 @@ class GatheredFlow:
             self.hooks.pre_backward(u)
 
     def backward_end(self, layer: int, grads: Sequence[tuple[Param, int, int]]) -> None:
-        self._sort_grads(layer, grads)
-        for u in reversed(self.starting[layer]):
+        if self.part != "input":
+            self._sort_grads(layer, grads)
+        for u in reversed(self.starting[layer]) if self.part != "weight" else ():
             if self.units[u].first > self.first_trained:  # its inputs carry a gradient
                 self.hooks.post_backward(u)
 
@@ -103,7 +106,8 @@ class GatheredFlow:
             return
         chunk = set(self.plan.chunks[action.chunk])
         inside = [u for u, unit in enumerate(self.units) if unit.first in chunk]
-        self.hooks.end_backward(inside)
+        if action.part != "weight":
+            self.hooks.end_backward(inside)
         if action.is_last and self.flow.sync == "end":
             self.hooks.reduce_all(inside)
 

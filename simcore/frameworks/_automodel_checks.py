@@ -5,6 +5,7 @@ from __future__ import annotations
 from simcore.frameworks._torch import refuse_virtual_stages
 from simcore.job import Job
 from simcore.models.blocks import Moe
+from simcore.schedule import ZERO_BUBBLE
 
 __all__ = ["check"]
 
@@ -115,6 +116,8 @@ def _check_tied(job: Job) -> None:
 def _check_pipeline(job: Job) -> None:
     """A batch that is written down must fill the pipeline; an omitted one is not checked."""
     training, pp = job.scenario.training, job.mesh.pp
+    if training.pipeline.schedule in ZERO_BUBBLE:
+        raise job.not_yet("training.pipeline.schedule", f"{training.pipeline.schedule} under automodel")
     if pp > 1 and job.graph.architecture.tied:
         raise job.illegal("mesh.pp", "Pipeline parallelism does not support tie_word_embeddings=True",
                           "0.7.0 distributed/pipelining/hf_utils.py:755")

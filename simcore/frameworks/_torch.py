@@ -28,9 +28,10 @@ class Defaults:
     `root_resharded`: whether a root unit that wraps all but the layers reshards after forward; `last_follows`: whether
     a unit of norm and head does what `reshard_after_forward: true` says. `reshard`: the default in words.
     `loss_inside`: the model itself computes the loss, so the root's hooks run around it. `axes`: of the mesh, that are
-    served beyond those of data, tensors and experts. With pipeline stages: `reshard_in_stages` is `reshard`;
-    `whole_in_stages`: components that tensor parallelism leaves whole, if there are any it leaves sequences whole too;
-    `returns_outputs`: the last stage keeps what the model puts out.
+    served beyond those of data, tensors and experts; `split_backward`: layers know backward in two halves. With
+    pipeline stages: `reshard_in_stages` is `reshard`; `whole_in_stages`: components that tensor parallelism leaves
+    whole, if there are any it leaves sequences whole too; `returns_outputs`: the last stage keeps what the model puts
+    out.
     """
 
     stored: Sourced

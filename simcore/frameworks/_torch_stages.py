@@ -1,12 +1,12 @@
-"""Pipeline stages of trainers around torch 2.13 `distributed/pipelining`: 1F1B, and interleaved with virtual stages."""
+"""Pipeline stages of trainers around torch 2.13 `distributed/pipelining`: 1F1B, interleaved, zero bubble."""
 
 from __future__ import annotations
 
 from simcore.job import Job
-from simcore.schedule import Schedule
+from simcore.schedule import ZERO_BUBBLE, Schedule
 from simcore.stages import contiguous, remainder_first, stage_layers
 
-__all__ = ["even_stages", "pipeline_schedule", "weighed_stages"]
+__all__ = ["check_schedule", "even_stages", "pipeline_schedule", "weighed_stages"]
 
 _RULE = "torch 2.13 distributed/pipelining/schedules.py"
 _SPLIT = "torchtitan 0.2.2 distributed/pipeline_parallel.py generate_llm_fqn_per_model_part"
@@ -17,20 +17,44 @@ def pipeline_schedule(job: Job) -> Schedule:
     pipeline, pp, count = job.scenario.training.pipeline, job.mesh.pp, job.scenario.num_microbatches
     if pp == 1:
         return Schedule()
-    if pipeline.virtual_stages == 1:
+    chunks, zero = pipeline.virtual_stages, pipeline.schedule in ZERO_BUBBLE
+    if chunks == 1 and not zero:
         if count < pp:
             raise job.illegal("training.global_batch_size", f"Number of microbatches ({count}) must be greater than or "
                               f"equal to the number of stages ({pp})", f"{_RULE} Schedule1F1B")
         return Schedule(num_stages=pp)
-    rounds = max(1, count // pp)
-    if count % rounds:
-        raise job.illegal("training.global_batch_size", "Interleaved 1F1B requires the number of microbatches to be a "
-                          f"multiple of the number of rounds ({rounds}), but got {count}",
-                          f"{_RULE} ScheduleInterleaved1F1B")
     job.autos["parameters of a rank's chunks"] = (
         "gathered when they run first", f"an assumption: {_RULE} UNSHARD gathers all of them when a step begins, while "
         "neither activations nor gradients are there")
-    return Schedule("looped", pp, pipeline.virtual_stages, count // rounds)
+    if pipeline.schedule == "zbv":
+        return Schedule("zbv", pp, chunks)
+    rounds = max(1, count // pp)
+    if count % rounds:
+        what, rule = ("Zero bubble", "ZeroBubble") if zero else ("Interleaved 1F1B", "1F1B")
+        raise job.illegal("training.global_batch_size", f"{what} requires the number of microbatches to be a multiple "
+                          f"of the number of rounds ({rounds}), but got {count}", f"{_RULE} ScheduleInterleaved{rule}")
+    return Schedule(pipeline.schedule if zero else "looped", pp, chunks, count // rounds if chunks > 1 else 1)
+
+
+def check_schedule(job: Job, *, splits: bool) -> None:
+    """What a zero-bubble schedule asks for. `splits`: layers know a backward pass in two halves."""
+    pipeline, at = job.scenario.training.pipeline, "training.pipeline.schedule"
+    if pipeline.schedule not in ZERO_BUBBLE:
+        job.refuse_given({at: "1f1b"})
+        return
+    if not splits:
+        raise job.not_yet(at, f"{pipeline.schedule} in the layers of {job.graph.implementation}")
+    if job.mesh.pp == 1:
+        raise job.illegal(at, f"{pipeline.schedule} without pipeline stages", _RULE)
+    chunks = pipeline.virtual_stages
+    if pipeline.schedule == "zbv" and chunks != 2:
+        raise job.illegal("training.pipeline.virtual_stages", "ZBV requires exactly 2 stages per rank, but got "
+                          f"{chunks}", f"{_RULE} ScheduleZBVZeroBubble")
+    if (chunks > 1) != (pipeline.schedule != "zb_h1"):
+        raise job.illegal("training.pipeline.virtual_stages", f"{chunks} under {pipeline.schedule}: with one stage a "
+                          "rank ScheduleInterleavedZeroBubble is zb_h1, with more interleaved_zb", _RULE)
+    if job.scenario.training.recompute != "none":
+        raise job.not_yet("training.recompute", "what is replayed where backward passes are split")
 
 
 def even_stages(job: Job) -> tuple[tuple[int, ...], ...]:

@@ -15,6 +15,7 @@ from simcore.frameworks._torch_stages import weighed_stages
 from simcore.graph import ModelGraph
 from simcore.job import Job
 from simcore.models.blocks import Attention
+from simcore.schedule import ZERO_BUBBLE
 from simcore.tensor import TensorSpec
 from simcore.training import Draws
 
@@ -40,7 +41,8 @@ DEFAULTS = Defaults(
     optimizer=("fused", "torchtitan 0.2.2 config/job_config.py: fused"),
     loss=("torchtitan", "torchtitan 0.2.2 components/loss.py"),
     wrap="separate_embedding_head", sync="every", root_resharded=False, last_follows=True, loss_inside=False,
-    reshard=("true, false for norm and output", f"{PLAN} apply_fsdp: default"), axes=("cp", "pp", "virtual_stages"),
+    reshard=("true, false for norm and output", f"{PLAN} apply_fsdp: default"),
+    axes=("cp", "pp", "virtual_stages", "split_backward"),
     reshard_in_stages=("false", f"{PLAN} apply_fsdp: not pp_enabled"))
 NAMES = {"llama": "Llama 3", "qwen3": "Qwen3", "deepseek_v2": "DeepSeek V3"}
 COLUMNS, ROWS = ("heads", "kv_heads", "ffn", "vocab"), ("heads", "ffn")
@@ -75,6 +77,17 @@ def check(job: Job, options: dict[str, Any]) -> None:
         raise job.illegal("training.seq_len", f"{training.seq_len} must be divisible by {told}",
                           f"{PLAN} parallelize_llama: seq_len % seq_len_divisor")
     _check_cuts(job)
+    if training.pipeline.schedule in ZERO_BUBBLE:
+        _check_halves(job, options)
+
+
+def _check_halves(job: Job, options: dict[str, Any]) -> None:
+    at = "training.pipeline.schedule"
+    if options.get("compile"):
+        raise job.illegal(at, "a zero-bubble schedule is not supported with stage modules that have used torch.compile",
+                          "torch 2.13 distributed/pipelining/schedules.py _check_torch_compile_compatibility")
+    if job.has_experts or job.mesh.tp * job.mesh.cp > 1:
+        raise job.not_yet(at, "backward passes in two halves with experts, tensor or context parallelism")
 
 
 def _check_experts(job: Job) -> None:

@@ -28,7 +28,7 @@ from simcore.frameworks._torch import (
     states_of,
     torch_optimizer,
 )
-from simcore.frameworks._torch_stages import pipeline_schedule
+from simcore.frameworks._torch_stages import check_schedule, pipeline_schedule
 from simcore.graph import ModelGraph
 from simcore.job import Job
 from simcore.lora_names import name_adapters
@@ -150,7 +150,8 @@ def _check(job: Job) -> None:
     _check_offload(job)
     job.refuse_given({"training.sequence_parallel": "False", "training.precision.main_grads": "auto",
                       "training.precision.experts": "auto", "training.optimizer.master": "none",
-                      "training.pipeline.layers": "auto", "training.pipeline.schedule": "1f1b"})
+                      "training.pipeline.layers": "auto"})
+    check_schedule(job, splits="split_backward" in axes)
     if mesh.pp == 1 or "virtual_stages" not in axes:
         refuse_virtual_stages(job)
     if training.method != "full":

@@ -114,8 +114,11 @@ def rms_norm(tape: Tape, x: Tensor, weight: Param, name: str = "norm") -> Tensor
     x_needs, w_needs = needs_grad(x), needs_grad(weight)
 
     def backward(tape: Tape, grads: Grads, saved: Saved) -> Grads:
-        to_x = new(tape, shape, dtype, f"grad_{name}", 3 * moved, Kernel.NORM) if x_needs else None
-        return [to_x, tape.empty(w_shape, w_dtype, "grad_weight") if w_needs else None]
+        to_x = (new(tape, shape, dtype, f"grad_{name}", 3 * moved, Kernel.NORM)
+                if x_needs and tape.half != "weight" else None)
+        if tape.half == "weight":  # the kernel of columns alone
+            tape.compute(Kernel.NORM, math.prod(shape), 2 * moved)
+        return [to_x, tape.empty(w_shape, w_dtype, "grad_weight") if w_needs and tape.half != "input" else None]
 
     node = tape.node((x, weight), (x, weight), backward)
     out = new(tape, shape, dtype, name, moved, Kernel.NORM)
@@ -319,8 +322,9 @@ def linear(tape: Tape, x: Tensor, weight: Operand, name: str, kernel: Kernel = K
         (grad,) = grads
         assert grad is not None
         moved = grad.nbytes
-        to_w = for_weight(tape, moved) if bias is None else None
-        to_x = new(tape, x_shape, dtype, f"grad_{name}", moved + w_bytes, kernel, flops) if x_needs else None
+        to_w = for_weight(tape, moved) if bias is None and tape.half != "input" else None
+        to_x = (new(tape, x_shape, dtype, f"grad_{name}", moved + w_bytes, kernel, flops)
+                if x_needs and tape.half != "weight" else None)
         if bias is None:
             return [None, to_x, to_w]
         return [grad if bias.trainable else None, to_x, for_weight(tape, moved)]

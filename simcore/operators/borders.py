@@ -6,11 +6,12 @@ from collections.abc import Callable
 from dataclasses import replace
 from typing import Any, Final
 
+from simcore.halves import Halves
 from simcore.recording import LayerTape, Run
 from simcore.tape import GRAD_HIDDEN, HIDDEN, Node, Section, Tape, Tensor
 
 __all__ = ["TIED_HEAD", "hand_back", "hand_on", "hidden_state", "leave_waiting", "meet_waiting", "nothing",
-           "run_backward", "run_backward_of_loss", "simple_part"]
+           "run_backward", "run_backward_of_loss", "run_halves", "simple_part"]
 
 TIED_HEAD: Final = 1 << 30
 """Row offset: the slot is the head's, however far away that is."""
@@ -52,13 +53,20 @@ def run_backward(tape: Tape, out: Tensor, inputs: Node | None, finish: Callable[
     return tape.cut()
 
 
-def run_backward_of_loss(tape: Tape, loss: Tensor, inputs: Node | None) -> tuple[Section, Section, Tensor]:
-    """(seed, backward, the seed's tensor): `loss.backward()`. The caller holds loss and seed until the step is over."""
+def run_backward_of_loss(tape: Tape, loss: Tensor, inputs: Node | None, *,
+                         split: bool = False) -> tuple[Section, Section, Tensor]:
+    """(seed, backward, the seed's tensor): `loss.backward()`. The caller holds loss and seed until the step is over.
+
+    `split`: it is the first of two halves; the loss keeps the graph.
+    """
     tape.phase = "backward"
     ones = tape.empty((), loss.dtype, "ones_like")
     seed = tape.cut()
     tape.seed(loss, ones)
-    tape.backward()
+    if split:
+        Halves(tape).run_input()
+    else:
+        tape.backward()
     if inputs is not None:
         hand_back(tape, inputs)
     return seed, tape.cut(), ones
@@ -78,7 +86,23 @@ def simple_part(tape: Tape, run: Run, finish: Callable[[Tape], None], width: int
     forward = tape.cut()
     hidden = None
     after = tape.cut()
+    if run.split:
+        return run_halves(tape, run, out, leaf, LayerTape(forward, after, after))
     return LayerTape(forward, run_backward(tape, out, leaf, finish), after, grads=tape.release_grads())
+
+
+def run_halves(tape: Tape, run: Run, out: Tensor, inputs: Node | None, recorded: LayerTape) -> LayerTape:
+    """`recorded` with a backward pass whose gradients of parameters are a pass of their own (`halves.py`)."""
+    assert inputs is not None, "there is no first half without a gradient of the input"
+    tape.seed(out, tape.external(out.shape, out.dtype, GRAD_HIDDEN, _AFTER))
+    halves = Halves(tape)
+    halves.run_input()
+    hand_back(tape, inputs)
+    backward = tape.cut()
+    halves.run_weights(tuple(run.params))
+    weight, grads = tape.cut(), tape.release_grads()
+    halves.release()
+    return replace(recorded, backward=backward, grads=grads, weight=weight, release=tape.cut())
 
 
 def hand_back(tape: Tape, inputs: Node) -> None:

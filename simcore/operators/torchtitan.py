@@ -33,7 +33,7 @@ from simcore.models.blocks import (
     Moe,
 )
 from simcore.operators import aten, torchtitan_compiled
-from simcore.operators.borders import hand_on, hidden_state, run_backward, run_backward_of_loss, simple_part
+from simcore.operators.borders import hand_on, hidden_state, run_backward, run_backward_of_loss, run_halves, simple_part
 from simcore.operators.dtensor import (
     gather_last,
     gather_sequence,
@@ -103,6 +103,8 @@ def _layer(tape: Tape, kind: LayerKind, run: Run) -> LayerTape:
     forward = tape.cut()
     del body  # FSDP2's cast of what the layer was given lasts as long as the call
     after = tape.cut()
+    if run.split:
+        return run_halves(tape, run, out, leaf, LayerTape(forward, after, after))
     return LayerTape(forward, run_backward(tape, out, leaf, lambda tape: sum_norms(tape, run)), after,
                      grads=tape.release_grads())
 
@@ -185,7 +187,7 @@ def _loss(tape: Tape, block: Loss, run: Run) -> LayerTape:
     held = logits if _option(run, "keeps_logits") else None
     logits = None
     forward = tape.cut()
-    seed, backward, ones = run_backward_of_loss(tape, loss, leaf)
+    seed, backward, ones = run_backward_of_loss(tape, loss, leaf, split=run.split)
     del ones, loss, held
     return LayerTape(forward, backward, late=tape.cut(), seed=seed)
 

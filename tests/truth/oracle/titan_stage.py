@@ -33,7 +33,7 @@ Case = dict[str, Any]
 def stages_of(case: Case, mesh: Any) -> list[PipelineStage]:
     """The rank's model parts, wrapped, as stages that know what they receive."""
     names = generate_llm_fqn_per_model_part(case["pp"] * case.get("virtual", 1), case["model"]["num_hidden_layers"])
-    kind = "1F1B" if case.get("virtual", 1) == 1 else "Interleaved1F1B"
+    kind = case.get("schedule", "1F1B" if case.get("virtual", 1) == 1 else "Interleaved1F1B")
     found, _ = pipeline_module_split(titan.build(case), mesh["pp"], kind, torch.device("cpu"), names)
     made = []
     for stage in found:
@@ -67,7 +67,8 @@ def watch(stage: PipelineStage, tracker: Tracker) -> None:
             return run(*args, **kwargs)
         return noted
 
-    for name, phase in (("forward_one_chunk", "fwd"), ("backward_one_chunk", "bwd")):
+    for name, phase in (("forward_one_chunk", "fwd"), ("backward_one_chunk", "bwd"),
+                        ("backward_weight_one_chunk", "bwd")):
         setattr(stage, name, noting(getattr(stage, name), phase))
 
 
@@ -76,10 +77,9 @@ def logged(case: Case) -> tuple[Tracker, dict[str, tuple[int, ...]]]:
     dist.init_process_group("fake", store=FakeStore(), rank=case["rank"], world_size=case["world"])
     mesh = init_device_mesh("cpu", (case["pp"], case["world"] // case["pp"]), mesh_dim_names=("pp", "fsdp"))
     stages, count = stages_of(case, mesh), case["microbatches"]
-    make = schedules.Schedule1F1B if len(stages) == 1 else schedules.ScheduleInterleaved1F1B
-    loss = titan.cross_entropy_loss
-    schedule = make(stages[0] if len(stages) == 1 else stages, count, loss_fn=lambda *a: loss(*a) / 1000.0,
-                    scale_grads=False)
+    make = schedules.get_schedule_class(case.get("schedule", "1F1B" if len(stages) == 1 else "Interleaved1F1B"))
+    single, loss = issubclass(make, schedules.PipelineScheduleSingle), titan.cross_entropy_loss
+    schedule = make(stages[0] if single else stages, count, loss_fn=lambda *a: loss(*a) / 1000.0, scale_grads=False)
     quiet(schedule)
     model, tracker = nn.ModuleList(stage.submod for stage in stages), Tracker()
     for stage in stages:
