@@ -358,6 +358,41 @@ def test_peaks_with_cuda_graphs_are_those_of_the_steps_before() -> None:
     _refused("error", "CUDA graphs by local", options={"cuda_graph_impl": "local"})
 
 
+@pytest.mark.parametrize(("held", "version", "given"), [
+    ("none", "auto", {}),
+    ("none", "auto", {"cuda_graph_impl": "none", "cuda_graph_scope": "full_iteration"}),
+    ("none", "auto", {"cuda_graph_impl": "transformer_engine", "cuda_graph_scope": ["moe_router", "moe_preprocess"]}),
+    ("modules", "auto", {"cuda_graph_impl": "transformer_engine", "cuda_graph_scope": ["attn", "moe_router"]}),
+    ("modules", "auto", {"cuda_graph_impl": "transformer_engine", "cuda_graph_scope": "full"}),
+    ("step", "auto", {"cuda_graph_impl": "local", "cuda_graph_scope": "full_iteration"}),
+    ("step", "main 2026-08-22", {"cuda_graph_impl": "full_iteration", "cuda_graph_scope": []})])
+def test_what_cuda_graphs_hold(held: str, version: str, given: dict[str, Any]) -> None:
+    _, framework = small.prepared("megatron", options=given, version=version)
+    assert framework.libraries.graphs == held
+
+
+@pytest.mark.parametrize(("told", "given"), [
+    ("unknown scope conv", {"cuda_graph_impl": "transformer_engine", "cuda_graph_scope": ["conv"]}),
+    ("use cuda_graph_impl=local", {"cuda_graph_impl": "transformer_engine", "cuda_graph_scope": "full_iteration"}),
+    ("by local with the scope", {"cuda_graph_impl": "full_iteration"}),
+    ("both moe and moe_router", {"cuda_graph_impl": "transformer_engine", "cuda_graph_scope": ["moe", "moe_router"]}),
+    ("only supported with moe_router", {"cuda_graph_impl": "transformer_engine",
+                                        "cuda_graph_scope": ["moe_preprocess"]})])
+def test_scopes_of_cuda_graphs_that_core_refuses(told: str, given: dict[str, Any]) -> None:
+    _refused("illegal", told, options=given)
+
+
+def test_a_shared_expert_beside_the_exchange_of_tokens() -> None:
+    option = {"moe_shared_expert_overlap": True}
+    report = simulate(small.scenario("megatron", {"dp_shard": 2, "ep": 2}, options=option))
+    assert {"moe_shared_expert_overlap"} <= {a.what for a in report.assumptions if a.kind == "assumed"}
+    _refused("illegal", "only works with alltoall", {"dp_shard": 2, "ep": 2},
+             options=option | {"moe_token_dispatcher_type": "flex"})
+    _refused("illegal", "disable moe_shared_expert_overlap", {"dp_shard": 2, "ep": 2}, options=option | OVERLAP)
+    report = simulate(small.scenario("megatron", {"dp_shard": 2, "ep": 2}, model=QWEN3_MOE, options=option))
+    assert "changes nothing without a shared expert" in report.problems[0].message
+
+
 def test_overlaps_are_one_switch() -> None:
     _refused("error", "without overlap_param_gather", options={"overlap_param_gather": False})
     assert _defaults(options={"overlap_grad_reduce": False})["framework_options.overlap_param_gather"] == "false"

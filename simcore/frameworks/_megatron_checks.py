@@ -5,7 +5,7 @@ from __future__ import annotations
 from simcore.job import Job
 from simcore.models.blocks import Attention, Head, LatentAttention, Mamba2, Mixer, Mlp, Moe, Mtp
 
-__all__ = ["check", "check_fuser", "check_overlap"]
+__all__ = ["check", "check_fuser", "check_overlap", "check_shared_overlap"]
 
 
 def check(job: Job, *, sequence_parallel: bool) -> None:
@@ -48,6 +48,21 @@ def check_overlap(job: Job, options: dict[str, object], *, sequence_parallel: bo
         raise job.not_yet(key, "tp_comm_overlap with adapters")
     if any(not isinstance(b.block, Attention | Mlp) for kind in job.graph.kinds for b in kind.branches):
         raise job.not_yet(key, "tp_comm_overlap of other layers than attention and dense MLPs")
+
+
+def check_shared_overlap(job: Job, options: dict[str, object]) -> None:
+    """The shared expert beside the exchange of tokens."""
+    key = "moe_shared_expert_overlap"
+    if not options.get(key):
+        return
+    if not any(isinstance(b.block, Moe) and b.block.shared_ffn for kind in job.graph.kinds for b in kind.branches):
+        job.refuse_idle(options, key, "without a shared expert")
+    if options.get("moe_token_dispatcher_type", "alltoall") != "alltoall":
+        raise job.illegal(f"framework_options.{key}", "moe_shared_expert_overlap only works with alltoall token "
+                          "dispatcher.", "core 0.16.1 transformer_config.py:1093")
+    if options.get("overlap_moe_expert_parallel_comm"):
+        raise job.illegal(f"framework_options.{key}", "disable moe_shared_expert_overlap when enabling "
+                          "overlap_moe_expert_parallel_comm", "core 0.16.1 transformer_config.py:1888")
 
 
 def _check_world(job: Job) -> None:

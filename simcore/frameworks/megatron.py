@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from simcore.framework import Buckets, Framework, Optimizer, Padding
 from simcore.frameworks._files import megatron_files
-from simcore.frameworks._megatron_checks import check, check_fuser, check_overlap
+from simcore.frameworks._megatron_checks import check, check_fuser, check_overlap, check_shared_overlap
 from simcore.frameworks._megatron_formats import Formats, formats
 from simcore.frameworks._megatron_fp8 import OPTIONS as FP8_OPTIONS
 from simcore.frameworks._megatron_fp8 import (
@@ -22,6 +22,9 @@ from simcore.frameworks._megatron_fp8 import (
     user_buffer_bytes,
 )
 from simcore.frameworks._megatron_fp8 import assumptions as fp8_assumptions
+from simcore.frameworks._megatron_graphs import OPTIONS as GRAPH_OPTIONS
+from simcore.frameworks._megatron_graphs import assumptions as graph_assumptions
+from simcore.frameworks._megatron_graphs import graphs_of
 from simcore.frameworks._megatron_layerwise import assumptions as muon_assumptions
 from simcore.frameworks._megatron_layerwise import dealt
 from simcore.frameworks._megatron_layout import OPTION as LAYOUT
@@ -77,10 +80,10 @@ OPTIONS = {
     "wgrad_deferral_limit": (int,),
     "deterministic_mode": (True, False),
     "tp_comm_overlap": (True, False),
-    "cuda_graph_impl": ("none", "transformer_engine", "local"),
-    "cuda_graph_warmup_steps": (0, int),
+    "moe_shared_expert_overlap": (True, False),
     "use_layer_wise_param_layout": (True, False),
     "cp_comm_type": ("p2p", "a2a", "all_gather", "a2a+p2p"),
+    **GRAPH_OPTIONS,
     **FP8_OPTIONS,
 }
 SOFTMAX_ROUTED = ("gpt2", "mixtral", "qwen3_moe")
@@ -115,6 +118,7 @@ def table_of(job: Job, options: dict[str, object]) -> Framework:
     check_groups(job, made_stages)
     check(job, sequence_parallel=sequence_parallel)
     check_overlap(job, options, sequence_parallel=sequence_parallel)
+    check_shared_overlap(job, options)
     training, made, fp8 = job.scenario.training, formats(job, options), fp8_of(job, options)
     check_user_buffers(job, options, fp8)
     check_fuser(job, fuses=options.get("use_transformer_engine_op_fuser") is True)
@@ -204,28 +208,14 @@ def _assumptions(job: Job, options: dict[str, object]) -> tuple[tuple[str, str, 
         copies = (*copies, (OVERLAP, "a backward pass before the forward pass that runs with it", "assumed",
                             "core 0.16.1 models/common/model_chunk_schedule_plan.py takes their layers in turn: at "
                             "most one layer's attention more at a time; kernels do not overlap here"))
-    copies = (*copies, *_graphs(job, options))
+    if options.get("moe_shared_expert_overlap"):
+        copies = (*copies, ("moe_shared_expert_overlap", "what layers keep is as without it", "assumed",
+                            "core 0.16.1 moe/shared_experts.py: the same kernels, on a stream of their own"))
+    copies = (*copies, *graph_assumptions(job, options))
     if options.get("moe_flex_dispatcher_backend") != "hybridep":
         return copies
     return (*copies, ("moe_flex_dispatcher_backend", "recorded like deepep", "assumed",
              "HybridEP's buffers come from cudaMalloc, outside torch (DeepEP branch hybrid-ep, allocator.cu)"),)
-
-
-def _graphs(job: Job, options: dict[str, object]) -> tuple[tuple[str, str, str, str], ...]:
-    """TE's CUDA graphs are captured after some ordinary steps, the second of which has all that a step can have.
-
-    Core 0.16.1 transformer_config.py:769, cuda_graph_warmup_steps. What lives inside a graph is not allocated while it
-    is replayed, so peaks are those of the steps before.
-    """
-    implementation = str(options.get("cuda_graph_impl", "none"))
-    if implementation == "none":
-        return ()
-    key, ordinary = "framework_options.cuda_graph_impl", int(str(options.get("cuda_graph_warmup_steps", 3)))
-    if implementation == "local" or ordinary < 2:  # the first step has no moments yet
-        raise job.not_yet(key, f"CUDA graphs by {implementation} after {ordinary} ordinary steps (served: by "
-                          "transformer_engine after two or more)")
-    return (("cuda graphs", f"peaks are those of the {ordinary} steps before capture; what graphs hold is not counted",
-             "assumed", "core 0.16.1 transformer_config.py:769; TransformerEngine pytorch/graph.py"),)
 
 
 def _of_host(made: Formats) -> tuple[tuple[str, str, str, str], ...]:
@@ -247,15 +237,8 @@ def _libraries(job: Job, options: dict[str, object], fp8: Fp8 | None) -> Librari
         core_attention=local,
         user_buffer_bytes=user_buffer_bytes(fp8) if options.get("tp_comm_overlap") else 0,
         dispatcher=str(options.get("moe_flex_dispatcher_backend", "deepep")) if flex else "nccl",
-        attention="attention", module_calls=True, graphs=_graphed(options),
+        attention="attention", module_calls=True, graphs=graphs_of(job, options),
         overlapped=_overlapped(options))
-
-
-def _graphed(options: dict[str, object]) -> str:
-    """What CUDA graphs hold: core 0.16.1 transformer_config.py:769, cuda_graph_impl and cuda_graph_scope."""
-    if options.get("cuda_graph_impl", "none") == "none":
-        return "none"
-    return "step" if "full_iteration" in str(options.get("cuda_graph_scope", "")) else "modules"
 
 
 def _overlapped(options: dict[str, object]) -> tuple[str, ...]:

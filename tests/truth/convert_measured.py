@@ -15,6 +15,7 @@ import sys
 from collections import defaultdict
 from pathlib import Path
 
+import measured_bridge
 import measured_golden
 import measured_runs
 
@@ -31,6 +32,8 @@ def rows(measured, goldens):
         if run["group"] == "mcore-golden":
             if run["source"].removeprefix("github:") not in {_long(source) for source in known}:
                 yield measured_golden.unfiled(run)
+        elif run["group"] == "mbridge-perf-summary":
+            yield measured_bridge.row(run)
         elif made := measured_runs.row(run):
             yield made
 

@@ -19,9 +19,14 @@ class Unsayable(Exception):
 def row(run):
     """Our row of a run; None for one that carries no memory reading, no verdict and no time."""
     rule = RULES.get(run["group"])
+    return rule and restated(run, rule)
+
+
+def restated(run, rule):
+    """The row that a rule makes of a run."""
     readings, verdict = _readings(run), _verdict(run)
     step = run["measured"].get("step_time_s")
-    if rule is None or not (readings or verdict == "oom" or step):
+    if not (readings or verdict == "oom" or step):
         return None
     made = {"id": run["id"], "group": run["group"], "source": run["source"]}
     try:
@@ -96,20 +101,20 @@ def _verdict(run):
 
 
 # ---- what rules share -----------------------------------------------------------------------------------------------
-def _unsayable(reason):
+def unsayable(reason):
     raise Unsayable(reason)
 
 
-def _over(config, **overrides):
+def over(config, **overrides):
     return {"config": config, "overrides": overrides}
 
 
-def _degrees(run):
+def degrees(run):
     """`dp` leaves out context parallel ranks, `dp_shard` sometimes counts them; `etp` only with experts."""
     mesh = {"pp": run["pp"], "dp_shard": run["dp"] or run["dp_shard"], "cp": run["cp"], "tp": run["tp"]}
     world = math.prod(size or 1 for size in mesh.values())
     if world != run["gpus"]:
-        _unsayable(f"the degrees make {world} ranks, on {run['gpus']} GPUs")
+        unsayable(f"the degrees make {world} ranks, on {run['gpus']} GPUs")
     mesh = {axis: size for axis, size in mesh.items() if size and size > 1}
     if run["ep"]:
         mesh["ep"] = run["ep"]
@@ -117,7 +122,7 @@ def _degrees(run):
     return mesh
 
 
-def _batch(run):
+def batch(run):
     made = {"seq_len": run["seq_len"], "micro_batch_size": run["micro_batch"]}
     return made | ({"global_batch_size": run["global_batch"]} if run["global_batch"] else {})
 
@@ -143,17 +148,17 @@ def _simumax(run):
         options["cp_comm_type"] = config["cp_comm"]
     if config["dispatcher"]:
         options["moe_token_dispatcher_type"] = config["dispatcher"]
-    training = _batch(run) | {
+    training = batch(run) | {
         "sequence_parallel": config["sequence_parallel"], "loss": "te_inplace",
         "precision": {"main_grads": "fp32", "grad_reduce": "fp32"}, "optimizer": {"name": "adam"}}
     if config.get("moe_capacity_factor"):
         training["routing"] = {"capacity_factor": float(config["moe_capacity_factor"])}
     return {"model": _simumax_mla(config) if config.get("mla") else _llama(config), "framework": "megatron",
-            "topology": "dgx-b200", "mesh": _degrees(run), "training": training, "framework_options": options}
+            "topology": "dgx-b200", "mesh": degrees(run), "training": training, "framework_options": options}
 
 
 def _llama(config):
-    return _over("llama-3.1-8b", hidden_size=config["hidden"], intermediate_size=config["ffn"],
+    return over("llama-3.1-8b", hidden_size=config["hidden"], intermediate_size=config["ffn"],
                  num_hidden_layers=config["layers"], num_attention_heads=config["heads"],
                  num_key_value_heads=config["kv"], head_dim=config["hidden"] // config["heads"],
                  vocab_size=config["vocab"])
@@ -162,7 +167,7 @@ def _llama(config):
 def _simumax_mla(config):
     mla = config["mla"]
     preset = "deepseek-v2-lite" if config["experts"] == 160 else "deepseek-v3"  # the first routes by softmax
-    return _over(preset, num_hidden_layers=config["layers"], hidden_size=config["hidden"],
+    return over(preset, num_hidden_layers=config["layers"], hidden_size=config["hidden"],
                  intermediate_size=config["ffn"], num_attention_heads=config["heads"],
                  num_key_value_heads=config["heads"], vocab_size=config["vocab"],
                  n_routed_experts=config["experts"], num_experts_per_tok=config["topk"],
@@ -186,10 +191,10 @@ FP8_RECIPES = {"fp8_cs": "tensorwise", "fp8_ds": "delayed", "fp8_mx": "mxfp8"}
 def _bridge_card(run):
     """Memory is printed after iteration 2, before CUDA graphs are captured: they are no part of the reading."""
     if not run["model"].startswith("Nemotron-3.5-Lightning"):
-        _unsayable(f"no model family: {run['model'].partition('-it')[0]} (vision and language)")
+        unsayable(f"no model family: {run['model'].partition('-it')[0]} (vision and language)")
     config = run["config"]
     fsdp = "fsdp" in run["task"]
-    training = _batch(run) | {
+    training = batch(run) | {
         "precision": _bridge_formats(run), "optimizer": {"name": "adam"}, "loss": _bridge_loss(run)}
     if (config["features"] or {}).get("sequence_packing"):
         training["lengths"] = "packed"
@@ -199,12 +204,12 @@ def _bridge_card(run):
         options["fp8_recipe"] = FP8_RECIPES[run["precision"]]
         # Bridge 067f987d `perf_recipes/nemotronh/gb200/nemotronh.py`, _build_nemotron_3_5_lightning_gb200_mxfp8
         options["keep_mtp_spec_in_bf16"] = run["precision"] == "fp8_mx"
-    model = _over(NANO, mtp_num_layers=int(config["mtp_num_layers"]), mtp_hybrid_override_pattern="*E",
+    model = over(NANO, mtp_num_layers=int(config["mtp_num_layers"]), mtp_hybrid_override_pattern="*E",
                   mtp_use_repeated_layer=True)
     # A hybrid predicts further tokens in Megatron-LM's main branch alone, of which these commits are.
     return {"model": model, "framework": "megatron_fsdp" if fsdp else "megatron",
             "framework_version": "main 2026-08-22", "topology": BRIDGE_TOPOLOGY[run["gpu_type"]],
-            "mesh": _degrees(run), "training": training,
+            "mesh": degrees(run), "training": training,
             "framework_options": options}
 
 
@@ -236,7 +241,7 @@ LLAMA_FP8 = {"fp8_recipe": "tensorwise", "fp8_param_gather": True, "first_last_l
 def _bridge_skill(run):
     """Matched ladders of recomputed modules; benchmark recipes, so cross entropy is TransformerEngine's."""
     grads = {"main_grads": "bf16", "grad_reduce": "bf16"}
-    training = _batch(run) | _recompute(run) | {"optimizer": {"name": "adam"}}
+    training = batch(run) | _recompute(run) | {"optimizer": {"name": "adam"}}
     options = {}
     if run["model"].startswith("Llama-3-70B"):
         training |= {"precision": {"compute": "fp8"} | grads, "pipeline": {"virtual_stages": run["vpp"]},
@@ -251,7 +256,7 @@ def _bridge_skill(run):
     if "HybridEP" in run["framework"]:
         options |= {"moe_token_dispatcher_type": "flex", "moe_flex_dispatcher_backend": "hybridep"}
     return {"model": model, "framework": "megatron", "topology": BRIDGE_TOPOLOGY[run["gpu_type"]],
-            "mesh": _degrees(run), "training": training, "framework_options": options}
+            "mesh": degrees(run), "training": training, "framework_options": options}
 
 
 # ---- Automodel ------------------------------------------------------------------------------------------------------
@@ -260,34 +265,34 @@ def _automodel_blog(run):
         # The source's script (bench_v5.py --v4): the repository's own layers, a unit each and a root, no reshard given;
         # it holds the output, and with it the logits, while backward runs.
         return {"model": NANO, "framework": "fsdp2", "implementation": "hub", "topology": "dgx-h100",
-                "mesh": _degrees(run), "training": _batch(run) | {
+                "mesh": degrees(run), "training": batch(run) | {
                     "loss": "hf_keep_logits", "precision": {"params": "bf16", "grad_reduce": "bf16"},
                     "optimizer": {"name": "adam", "implementation": "foreach"}},
                 "framework_options": {"attn_implementation": run["config"]["attention"]}}
     loop = "foreach=False" in run["optimizer"]
     # The source's script (bench_automodel.py) gives the model its labels and takes the loss that it computes itself.
-    training = _batch(run) | {"loss": "causal", "precision": {"params": "bf16", "grad_reduce": "bf16"},
+    training = batch(run) | {"loss": "causal", "precision": {"params": "bf16", "grad_reduce": "bf16"},
                               "optimizer": {"name": "adam", "implementation": "for_loop" if loop else "foreach"}}
-    return {"model": NANO, "framework": "automodel", "topology": "dgx-h100", "mesh": _degrees(run),
+    return {"model": NANO, "framework": "automodel", "topology": "dgx-h100", "mesh": degrees(run),
             "training": training, "framework_options": {"dispatcher": "deepep"}}
 
 
 def _automodel_perf(run):
     if not run["complete"]:
-        _unsayable("the number of GPUs is not stated")
+        unsayable("the number of GPUs is not stated")
     if not run["id"].startswith("automodel-dsv3-gb200-bf16"):
-        _unsayable("a benchmark recipe that is not written down here yet")
+        unsayable("a benchmark recipe that is not written down here yet")
     # The commit that the source names, and its examples/llm_benchmark/deepseek/deepseek_v3_te_deepep_gb200.yaml, the
     # one in bf16 that compiles nothing: MaskedCrossEntropy with fp32_upcast false, a gate that balances.
-    training = _batch(run) | _recompute(run) | {"loss": "masked", "precision": {"params": "bf16"},
+    training = batch(run) | _recompute(run) | {"loss": "masked", "precision": {"params": "bf16"},
                                                 "optimizer": {"name": "adam"}}
     return {"model": "deepseek-v3", "framework": "automodel", "framework_version": "main 2026-06-08",
-            "topology": "gb200-nvl72", "mesh": _degrees(run), "training": training, "framework_options": {
+            "topology": "gb200-nvl72", "mesh": degrees(run), "training": training, "framework_options": {
                 "dispatcher": "hybridep", "fake_balanced_gate": True, "enable_fsdp_optimizations": True}}
 
 
 def _automodel_docs(_run):
-    _unsayable("format of the parameters, unit of the reading and global batch not stated")
+    unsayable("format of the parameters, unit of the reading and global batch not stated")
 
 
 # ---- torchtitan -----------------------------------------------------------------------------------------------------
@@ -295,10 +300,10 @@ def _torchtitan(run):
     """FSDP2 over torchtitan's own layers: fp32 parameters and reduction, bf16 compute, fused AdamW."""
     told = _titan_gap(run)
     if told:
-        _unsayable(told)
+        unsayable(told)
     config = run["config"] or {}
     fp8 = "float8" in run["precision"]
-    training = _batch(run) | _recompute(run) | {
+    training = batch(run) | _recompute(run) | {
         "precision": {"params": "fp32", "grad_reduce": "fp32"} | ({"compute": "fp8"} if fp8 else {}),
         "optimizer": {"name": "adamw", "implementation": "fused"}}
     training["micro_batch_size"] = config.get("pp_microbatch_size", training["micro_batch_size"])
@@ -312,7 +317,7 @@ def _torchtitan(run):
     if "fp8 all-gather" in run["precision"]:
         options["fp8_all_gather"] = True
     return {"model": TITAN_MODELS[run["model"]], "framework": "fsdp2", "implementation": "torchtitan",
-            **_titan_device(run), "mesh": _degrees(run), "training": training, "framework_options": options}
+            **_titan_device(run), "mesh": degrees(run), "training": training, "framework_options": options}
 
 
 def _titan_wrapping(run):
@@ -343,9 +348,9 @@ def _titan_compiled(run):
 
 TITAN_MODELS = {
     "Llama-3.1-8B": "llama-3.1-8b",
-    "Llama-3.1-405B": _over("llama-3.1-8b", hidden_size=16384, intermediate_size=53248, num_hidden_layers=126,
+    "Llama-3.1-405B": over("llama-3.1-8b", hidden_size=16384, intermediate_size=53248, num_hidden_layers=126,
                             num_attention_heads=128, num_key_value_heads=8),
-    "Qwen3-32B": _over("qwen3-8b", hidden_size=5120, intermediate_size=25600, num_hidden_layers=64,
+    "Qwen3-32B": over("qwen3-8b", hidden_size=5120, intermediate_size=25600, num_hidden_layers=64,
                        num_attention_heads=64),
     "DeepSeek-V3-16B (torchtitan flavor)": "deepseek-v2-lite",
 }
@@ -374,28 +379,28 @@ def _titan_device(run):
 def _kempner(run):
     """Its own layers and plan. Rows say "fp32 master"; the code casts the whole model to bf16, without another copy."""
     if not run["complete"]:
-        _unsayable("gradient accumulation not stated" if run["global_batch"] is None else
+        unsayable("gradient accumulation not stated" if run["global_batch"] is None else
                    "how FSDP wraps the experts is not stated")
     config = run["config"]
-    training = _batch(run) | _recompute(run) | {"optimizer": {"name": "adamw", "implementation": "fused"}}
+    training = batch(run) | _recompute(run) | {"optimizer": {"name": "adamw", "implementation": "fused"}}
     options = {"compile": True} if config.get("compile") else {}
     if "packed_experts" in config:
         options["packed_experts"] = config["packed_experts"]
     return {"model": _kempner_model(run), "framework": "fsdp2", "implementation": "kempnerforge",
-            "topology": "dgx-h200", "mesh": _degrees(run), "training": training, "framework_options": options}
+            "topology": "dgx-h200", "mesh": degrees(run), "training": training, "framework_options": options}
 
 
 def _kempner_model(run):
     moe = re.search(r"MoE E=(\d+) top(\d) \(d(\d+) L(\d+) h(\d+) kv(\d+)", run["model"])
     if moe:
         experts, top, hidden, layers, heads, kv = map(int, moe.groups())
-        return _over("mixtral-8x7b", num_local_experts=experts, num_experts_per_tok=top, vocab_size=128256,
+        return over("mixtral-8x7b", num_local_experts=experts, num_experts_per_tok=top, vocab_size=128256,
                      **_kempner_shape(hidden, layers, heads, kv))
     size = re.search(r"style (\d+)", run["model"])[1]
     if size == "29":
-        _unsayable("the 29B shape is in a file of the source that the row does not restate")
+        unsayable("the 29B shape is in a file of the source that the row does not restate")
     hidden, layers, heads = {"7": (4096, 32, 32), "13": (5120, 40, 40)}[size]
-    return _over("llama-3.1-8b", **_kempner_shape(hidden, layers, heads, 8))
+    return over("llama-3.1-8b", **_kempner_shape(hidden, layers, heads, 8))
 
 
 def _kempner_shape(hidden, layers, heads, kv):
@@ -414,9 +419,9 @@ def _torchtune(run):
     FlexAttention (`modules/attention_utils.py`, _SUPPORTS_FLEX_ATTENTION: from torch 2.5 on any such GPU).
     """
     if not run["complete"]:
-        _unsayable("batches are not packed: their lengths are not stated" if "not packed" in run["notes"] or
+        unsayable("batches are not packed: their lengths are not stated" if "not packed" in run["notes"] or
                    run["seq_len"] is None else "which activations are recomputed or offloaded is not stated")
-    training = _batch(run) | _recompute(run) | {
+    training = batch(run) | _recompute(run) | {
         "loss": "chunked", "precision": {"params": "bf16"}, "lengths": "packed",
         "optimizer": {"name": "adamw", "implementation": "fused"}}
     options = {"compile": True, "attn_implementation": "flex_attention"}
@@ -446,12 +451,12 @@ SWIFT_MODELS = {
     "Qwen1.5-MoE-A2.7B": "qwen1.5-moe-a2.7b",
     "Qwen3-30B-A3B": "qwen3-30b-a3b",
     "Qwen3-30B-A3B-Base": "qwen3-30b-a3b",
-    "Qwen3-235B-A22B-Instruct-2507": _over("qwen3-30b-a3b", hidden_size=4096, num_hidden_layers=94,
+    "Qwen3-235B-A22B-Instruct-2507": over("qwen3-30b-a3b", hidden_size=4096, num_hidden_layers=94,
                                            num_attention_heads=64, moe_intermediate_size=1536),
     "Qwen2.5-7B": "qwen2.5-7b",
-    "Qwen2.5-14B": _over("qwen2.5-7b", hidden_size=5120, intermediate_size=13824, num_hidden_layers=48,
+    "Qwen2.5-14B": over("qwen2.5-7b", hidden_size=5120, intermediate_size=13824, num_hidden_layers=48,
                          num_attention_heads=40, num_key_value_heads=8),
-    "Qwen2.5-72B-Instruct": _over("qwen2.5-7b", hidden_size=8192, intermediate_size=29568, num_hidden_layers=80,
+    "Qwen2.5-72B-Instruct": over("qwen2.5-7b", hidden_size=8192, intermediate_size=29568, num_hidden_layers=80,
                                   num_attention_heads=64, num_key_value_heads=8),
 }
 """Shapes of models without a preset are those of their published configurations; so are torchtitan's."""
@@ -460,11 +465,11 @@ SWIFT_MODELS = {
 def _swift(run):
     """Script headers: whole GiB on the device. Packed rows say so; unpacked ones are padded to the full length."""
     if not run["complete"]:
-        _unsayable("batch and format of the frozen base not stated")
+        unsayable("batch and format of the frozen base not stated")
     if run["model"] not in SWIFT_MODELS:
-        _unsayable(f"no model family: {run['model']}")
+        unsayable(f"no model family: {run['model']}")
     deepspeed = "DeepSpeed" in run["framework"]
-    training = _batch(run) | _recompute(run) | {"optimizer": {"name": "adam"}}
+    training = batch(run) | _recompute(run) | {"optimizer": {"name": "adam"}}
     if not deepspeed:
         training |= {"sequence_parallel": run["config"]["sequence_parallel"], "loss": "megatron"}
     if run["config"]["packing"]:
@@ -475,7 +480,7 @@ def _swift(run):
         training |= {"method": "lora", "lora": {"rank": 8, "alpha": 32.0, "target_modules": [
             "linear_qkv", "linear_proj", "linear_fc1", "linear_fc2"]}}
     made = {"model": SWIFT_MODELS[run["model"]], "framework": run["sharding"] if deepspeed else "megatron",
-            "topology": "dgx-a100", "mesh": _degrees(run), "training": training}
+            "topology": "dgx-a100", "mesh": degrees(run), "training": training}
     if run["model"] == "Qwen1.5-MoE-A2.7B":  # decoder_last_pipeline_num_layers 11 of 24, moe_router_dtype fp32
         training["pipeline"] = {"layers": [13, 11]}
         made["framework_options"] = {"moe_router_dtype": "fp32"}
@@ -493,8 +498,8 @@ def _axolotl(run):
     All three have `activation_offloading: true`, and two of them `use_kernels: true`.
     """
     if not run["model"].startswith("gpt-oss"):
-        _unsayable(f"no model family: {run['model'].split()[0]}")
-    training = _batch(run) | {"recompute": "full", "lengths": "packed", "loss": "cut", "precision": {"params": "bf16"},
+        unsayable(f"no model family: {run['model'].split()[0]}")
+    training = batch(run) | {"recompute": "full", "lengths": "packed", "loss": "cut", "precision": {"params": "bf16"},
                               "offload": {"activations": "host"}}
     eight = "8bit" in run["optimizer"]
     training["optimizer"] = {"name": "adamw", "moments": "int8"} if eight else \
@@ -504,7 +509,7 @@ def _axolotl(run):
     if "offload" in run["model"]:
         training["offload"] |= {"params": "host", "optimizer": "host", "gradients": "host"}
     made = {"model": "gpt-oss-20b", "framework": "fsdp2" if run["sharding"] == "fsdp2" else "ddp",
-            "topology": "dgx-a100", "mesh": _degrees(run), "training": training,
+            "topology": "dgx-a100", "mesh": degrees(run), "training": training,
             "framework_options": {"attn_implementation": "kernels-community/vllm-flash-attn3"}}
     if run["sharding"] == "fsdp2":
         made["framework_options"] |= {"reshard_after_forward": True, "sync_gradients": "every"}
@@ -515,11 +520,11 @@ def _axolotl(run):
 
 
 def _estimator(_run):
-    _unsayable("expert parallel size and exact shape are in a file that the source does not restate")
+    unsayable("expert parallel size and exact shape are in a file that the source does not restate")
 
 
 def _issue(run):
-    _unsayable("lengths and batch not stated" if "DPO" in (run["task"] or "") else
+    unsayable("lengths and batch not stated" if "DPO" in (run["task"] or "") else
                "no model family: Qwen3-VL (vision tower)")
 
 
