@@ -13,6 +13,7 @@ from typing import Literal, Self
 
 from pydantic import Field, model_validator
 
+from simcore.curves import find_curves
 from simcore.data import data_folder, find_file
 from simcore.device import Device
 from simcore.document import Document, read_document
@@ -37,13 +38,17 @@ class Fabric(Frozen):
     """Links of one level.
 
     `bandwidth`: one GPU, one way, datasheet; of a network, its share of the node's NICs. `latency`: of a call;
-    `hop_latency`: more per hop of a ring inside a node, per square root of the number of nodes across nodes.
+    `hop_latency`: more per hop of a ring inside a node, per square root of the number of nodes across nodes. `curves`:
+    measured times inside one host, the name of a file (`curves.py`) or a path. `sums_in_switch`: the switch reduces
+    what passes through it (NVLS).
     """
 
     bandwidth: Rate
     latency: Duration
     hop_latency: Duration
     bus_bandwidth: BusBandwidth
+    curves: str | None = None
+    sums_in_switch: bool = False
 
 
 class HostLink(Frozen):
@@ -87,8 +92,8 @@ class Link:
     """What a communicator crosses at worst.
 
     `bytes_per_s`: one rank, one way, datasheet; `latency_s` of a call. `ranks_per_node`: the fewest members that a node
-    with any member holds; `num_nodes`: nodes with a member. `local` is the level inside the node of a network link.
-    "nvlink" is the level inside a node, also where that is PCIe.
+    with any member holds; `num_nodes`: nodes with a member; `num_hosts`: hosts, where a node has several. `local` is
+    the level inside the node of a network link. "nvlink" is the level inside a node, also where that is PCIe.
     Without a `fabric` every collective reaches `bytes_per_s`.
     """
 
@@ -99,6 +104,7 @@ class Link:
     num_nodes: int
     fabric: Fabric | None = None
     local: Fabric | None = None
+    num_hosts: int = 1
 
 
 class Topology(Frozen):
@@ -160,7 +166,8 @@ class Topology(Frozen):
             raise _problem("topology", f"{self.name} has no link for a group of {group_size} with stride {stride}")
         bandwidth, latency = int(fabric.bandwidth), fabric.latency.si
         if num_nodes == 1:
-            return Link("nvlink", bandwidth, latency, ranks_per_node, 1, fabric)
+            num_hosts, _ = _worst_spread(group_size, stride, world, self.gpus_per_host)
+            return Link("nvlink", bandwidth, latency, ranks_per_node, 1, fabric, None, num_hosts)
         return Link("network", bandwidth, latency, ranks_per_node, num_nodes, fabric, self.node.fabric)
 
 
@@ -216,7 +223,17 @@ def load_topology(ref: str | Path, num_nodes: int | None = None, where: str = "t
 def _read(path: Path) -> Topology:
     document = read_document(path)
     named = {"efficiency": _efficiency(document)} if "efficiency" in document.data else {}
-    return read_values(Topology, document, **named)
+    return _with_curves(read_values(Topology, document, **named), document)
+
+
+def _with_curves(topology: Topology, document: Document) -> Topology:
+    """Names of measured curves become the files that they mean; those are read when somebody asks for a time."""
+    fabric = topology.node.nvlink
+    if fabric is None or fabric.curves is None:
+        return topology
+    path = find_curves(fabric.curves, document.where(("node", "nvlink", "curves")), document.folder)
+    found = fabric.model_copy(update={"curves": str(path)})
+    return topology.model_copy(update={"node": topology.node.model_copy(update={"nvlink": found})})
 
 
 def _efficiency(document: Document) -> Efficiency:

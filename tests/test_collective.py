@@ -6,10 +6,19 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from simcore.collective import COLLECTIVES, collective_ns, wire_bytes
-from simcore.topology import Link, load_topology
+from simcore.collective import COLLECTIVES, collective_ns, timing, wire_bytes
+from simcore.topology import Link, Topology, load_topology
 
-A100, H100, B200 = (load_topology(name) for name in ("dgx-a100", "dgx-h100", "dgx-b200"))
+
+def unmeasured(topology: Topology) -> Topology:
+    """The same machine without tables: what is left is the model."""
+    assert topology.node.nvlink is not None
+    nvlink = topology.node.nvlink.model_copy(update={"curves": None})
+    return topology.model_copy(update={"node": topology.node.model_copy(update={"nvlink": nvlink})})
+
+
+MEASURED = {name: load_topology(name) for name in ("dgx-a100", "dgx-h100", "dgx-h200", "dgx-b200", "gb200-nvl72")}
+A100, H100, B200, NVL72 = (unmeasured(MEASURED[f]) for f in ("dgx-a100", "dgx-h100", "dgx-b200", "gb200-nvl72"))
 
 payloads = st.integers(0, 2**40)
 collectives = st.sampled_from(COLLECTIVES)
@@ -120,3 +129,36 @@ def test_unknown_collectives_are_a_bug(collective: str) -> None:
         collective_ns(collective, 1, 1, H100.link(1, 1))
     with pytest.raises(KeyError):
         wire_bytes(collective, 1, 1)
+
+
+# ---- measured -------------------------------------------------------------------------------------------------------
+def test_a_measured_point_is_the_answer() -> None:
+    """H100, 8 ranks, 1 MiB gathered: 17.13 us in the source's table."""
+    link = MEASURED["dgx-h100"].link(8, 1)
+    assert collective_ns("all_gather", 2**20, 8, link) == 17_130
+    assert timing("all_gather", 2**20, 8, link) == "measured"
+
+
+@pytest.mark.parametrize(("collective", "size", "group", "stride"), [
+    ("all_gather", 2**29 + 1, 8, 1),  # larger than any message of the table
+    ("all_gather", 511, 8, 1),
+    ("all_gather", 2**20, 6, 1),  # a number of ranks without a column
+    ("broadcast", 2**20, 8, 1),  # a collective without a table
+    ("send_recv", 2**20, 2, 1),
+    ("all_gather", 2**20, 8, 8),  # over the network
+])
+def test_what_was_not_measured_is_called_a_model(collective: str, size: int, group: int, stride: int) -> None:
+    assert timing(collective, size, group, MEASURED["dgx-h100"].link(group, stride)) == "model"
+
+
+def test_trays_of_a_domain_are_a_model_and_slower_than_one() -> None:
+    nvl72 = MEASURED["gb200-nvl72"]
+    inside, across = nvl72.link(4, 1), nvl72.link(4, 4)
+    assert (timing("all_gather", 2**20, 4, inside), timing("all_gather", 2**20, 4, across)) == ("measured", "model")
+    assert collective_ns("all_gather", 2**20, 4, inside) <= collective_ns("all_gather", 2**20, 4, across)
+    assert collective_ns("all_gather", 2**20, 4, across) < collective_ns("all_gather", 2**20, 72, nvl72.link(72, 1))
+
+
+def test_beyond_the_table_the_last_bandwidth_goes_on() -> None:
+    link = MEASURED["dgx-h100"].link(8, 1)
+    assert collective_ns("all_gather", 2**31, 8, link) == 4 * collective_ns("all_gather", 2**29, 8, link)

@@ -15,7 +15,7 @@ ROOT = Path(__file__).resolve().parents[1]
 # a file that is also named by itself stands where it is named.
 ORDER = (
     "errors", "units", "scaling", "data", "yaml_parser", "document", "quantity", "block", "training", "scenario",
-    "sweep", "starter", "loading", "device", "efficiency", "topology", "tensor", "models/blocks",
+    "sweep", "starter", "loading", "device", "efficiency", "curves", "topology", "tensor", "models/blocks",
     "models/architecture", "rows", "checkpoint", "tape", "halves", "recording", "operators/", "models/", "graph",
     "mesh", "form", "schedule", "transfer", "reducer", "zero", "libraries", "framework", "lora", "lora_names",
     "lora_bridge", "lora_automodel", "routing", "packing", "job", "stages", "frameworks/", "plan", "update",
@@ -32,8 +32,8 @@ DOORS = {
     "networkx": {"graph"},
     "simpy": {"timeline"},
     "ruamel": {"document", "yaml_parser"},
-    "pydantic": {"block", "quantity", "training", "scenario", "device", "efficiency", "topology", "report", "compare",
-                 "measured", "timing", "tolerance", "validate"},
+    "pydantic": {"block", "quantity", "training", "scenario", "device", "efficiency", "curves", "topology", "report",
+                 "compare", "measured", "timing", "tolerance", "validate"},
     "rich": {"table", "summary", "output"},
     "typer": {"cli"},
 }
