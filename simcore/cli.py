@@ -17,6 +17,7 @@ from typing import TYPE_CHECKING, Annotated, NoReturn
 
 import typer
 
+from simcore.calibration.command import calibrate
 from simcore.errors import InputError, Problem, RankscopeError
 
 if TYPE_CHECKING:
@@ -145,9 +146,8 @@ def validate(paths: Rows = None, *, jobs: Jobs = None, json: Json = False, overr
 
 
 @app.command()
-def schema(
-    *, result: Annotated[bool, typer.Option("--result", help="Of results, not scenarios.")] = False, json: Json = False
-) -> None:
+def schema(*, result: Annotated[bool, typer.Option("--result", help="Of results, not scenarios.")] = False,
+           json: Json = False) -> None:
     """Print the JSON Schema of scenario files, for editors."""
     from simcore.output import print_schema
 
@@ -179,6 +179,9 @@ def init(
         typer.echo(f"wrote {path}; next: rankscope run {path}")
 
 
+app.command()(calibrate)
+
+
 def _entries(paths: Sequence[str | Path], overrides: Sequence[str] | None) -> list[Entry]:
     from simcore.loading import read
 
@@ -190,9 +193,8 @@ def _entries(paths: Sequence[str | Path], overrides: Sequence[str] | None) -> li
     return entries
 
 
-def _outcomes(
-    entries: Sequence[Entry], work: Work, jobs: int | None = None, output: Path | None = None
-) -> tuple[list[Outcome], bool]:
+def _outcomes(entries: Sequence[Entry], work: Work, jobs: int | None = None,
+              output: Path | None = None) -> tuple[list[Outcome], bool]:
     """What came out, in order, and whether nobody interrupted it."""
     from simcore.batch import num_workers, run_batch
     from simcore.output import lines, progress
@@ -209,15 +211,8 @@ def _outcomes(
     return outcomes, finished
 
 
-def _finish(
-    outcomes: Sequence[Outcome],
-    *,
-    finished: bool,
-    json: bool,
-    asked: Sequence[Gate] | None = None,
-    report_format: Format | None = None,
-    summary: bool = True,
-) -> NoReturn:
+def _finish(outcomes: Sequence[Outcome], *, finished: bool, json: bool, asked: Sequence[Gate] | None = None,
+            report_format: Format | None = None, summary: bool = True) -> NoReturn:
     """Prints everything and exits with the highest code of the scenarios."""
     from simcore import output
     from simcore.finding import gates

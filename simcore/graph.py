@@ -24,7 +24,7 @@ from simcore.tensor import TensorSpec
 if TYPE_CHECKING:
     import networkx as nx
 
-__all__ = ["Layer", "ModelGraph", "build", "known_presets", "model_config"]
+__all__ = ["Layer", "ModelGraph", "build", "known_presets", "layer_kinds", "model_config"]
 
 FAMILIES = {
     "deepseek_v2": "deepseek", "deepseek_v3": "deepseek", "gpt2": "gpt2", "gpt_oss": "gpt_oss", "llama": "llama",
@@ -165,10 +165,7 @@ def build(fields: Mapping[str, Any], implementation: str, where: str = "model") 
 @lru_cache(maxsize=64)
 def _build(key: str, implementation: str) -> ModelGraph:
     config = Config(json.loads(key), "model")
-    family = str(config.fields.get("model_type"))
-    if family not in FAMILIES:
-        raise config.fail("model_type", f"expected one of {', '.join(FAMILIES)}, got {family!r}")
-    architecture: Architecture = importlib.import_module(f"simcore.models.{FAMILIES[family]}").architecture(config)
+    architecture = _architecture(config)
     operators = importlib.import_module(f"simcore.operators.{implementation}")
     _check_mtp(config, architecture, operators.tensors)
     kinds = tuple(dict.fromkeys(kind for _, kind in architecture.parts))
@@ -176,6 +173,19 @@ def _build(key: str, implementation: str) -> ModelGraph:
     layers = tuple(Layer(i, number[kind], path) for i, (path, kind) in enumerate(architecture.parts))
     tensors = tuple(_tied(architecture, kind, tuple(operators.tensors(kind))) for kind in kinds)
     return ModelGraph(architecture, implementation, kinds, tensors, layers)
+
+
+def layer_kinds(fields: Mapping[str, Any], where: str = "model") -> tuple[LayerKind, ...]:
+    """Kinds of layers of a configuration, whoever's code runs them; InputError for a family that is not known."""
+    return tuple(dict.fromkeys(kind for _, kind in _architecture(Config(fields, where)).parts))
+
+
+def _architecture(config: Config) -> Architecture:
+    family = str(config.fields.get("model_type"))
+    if family not in FAMILIES:
+        raise config.fail("model_type", f"expected one of {', '.join(FAMILIES)}, got {family!r}")
+    found: Architecture = importlib.import_module(f"simcore.models.{FAMILIES[family]}").architecture(config)
+    return found
 
 
 def _check_mtp(config: Config, architecture: Architecture, tensors: Callable[[LayerKind], Any]) -> None:

@@ -1,0 +1,37 @@
+"""One kernel that was timed, and what the cost model counts of it."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+__all__ = ["NotMeasured", "Reading", "Value"]
+
+
+class NotMeasured(Exception):
+    """This machine or its libraries cannot run what was to be timed; the message says why."""
+
+
+@dataclass(frozen=True, slots=True)
+class Reading:
+    """A median of repeats. `kernel` is one of `simcore.cost.KERNELS`; `by` names what ran, `shape` on what.
+
+    `flops` counts two for a multiply-add, `moved` is bytes read plus written: both as operators post them, so that a
+    share that is fitted here means what the cost model takes it for.
+    """
+
+    kernel: str
+    by: str
+    shape: str
+    dtype: str
+    flops: int
+    moved: int
+    seconds: float
+
+
+@dataclass(frozen=True, slots=True)
+class Value:
+    """A number as a topology or efficiency file has it (`simcore.quantity.Quantity`)."""
+
+    value: str
+    kind: str
+    source: str

@@ -1,0 +1,95 @@
+"""The sizes at which a model runs its kernels, read from its layers."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from simcore.graph import layer_kinds, model_config
+from simcore.models.blocks import Attention, Head, LatentAttention, LayerKind, Mamba2, Mixer, Mlp, Moe
+
+__all__ = ["Core", "Product", "Sizes", "sizes_of"]
+
+
+@dataclass(frozen=True, slots=True)
+class Product:
+    """A linear layer: (rows, k) times (k, n)."""
+
+    name: str
+    n: int
+    k: int
+
+
+@dataclass(frozen=True, slots=True)
+class Core:
+    """Attention without its projections: heads, those of keys, and the width of a query's and of a value's head."""
+
+    heads: int
+    kv_heads: int
+    dim: int
+    value: int
+
+
+@dataclass(frozen=True, slots=True)
+class Sizes:
+    """Of a model; what it does not have is None or empty. `grouped`: the products of one expert."""
+
+    hidden: int
+    vocab: int
+    products: tuple[Product, ...]
+    core: Core | None
+    mamba: Mamba2 | None
+    moe: Moe | None
+    grouped: tuple[Product, ...]
+
+
+def sizes_of(model: str, where: str = "model") -> Sizes:
+    """Sizes of the preset or `config.json` that `model` names; InputError for one that is not known."""
+    kinds = layer_kinds(model_config(model, None, where), where)
+    blocks = [branch.block for kind in kinds for branch in kind.branches]
+    head = next(kind.block for kind in kinds if isinstance(kind.block, Head))
+    moe = next((block for block in blocks if isinstance(block, Moe)), None)
+    return Sizes(
+        head.hidden, head.vocab, tuple(dict.fromkeys(product for kind in kinds for product in _products(kind))),
+        next((_core(block) for block in blocks if isinstance(block, Attention | LatentAttention)), None),
+        next((block for block in blocks if isinstance(block, Mamba2)), None),
+        moe, _two("expert", moe.expert_ffn, moe.expert_hidden, gated=moe.gated) if moe else ())
+
+
+def _products(kind: LayerKind) -> list[Product]:
+    found = [product for branch in kind.branches for product in _of_block(branch.block)]
+    if isinstance(kind.block, Head):
+        found.append(Product("head", kind.block.vocab, kind.block.hidden))
+    return found
+
+
+def _of_block(block: Mixer) -> tuple[Product, ...]:
+    match block:
+        case Attention():
+            return (Product("qkv", block.q_size + 2 * block.kv_size, block.hidden),
+                    Product("attention_out", block.hidden, block.q_size))
+        case LatentAttention():
+            return _latent(block)
+        case Mamba2():
+            return Product("mamba_in", block.in_proj, block.hidden), Product("mamba_out", block.hidden, block.inner)
+        case Mlp():
+            return _two("mlp", block.ffn, block.hidden, gated=block.gated)
+        case Moe() if block.shared_ffn:
+            return _two("shared_expert", block.shared_ffn, block.hidden, gated=block.gated)
+    return ()
+
+
+def _latent(block: LatentAttention) -> tuple[Product, ...]:
+    query = (Product("q_down", block.q_rank, block.hidden), Product("q_up", block.q_size, block.q_rank)) \
+        if block.q_rank else (Product("q", block.q_size, block.hidden),)
+    return (*query, Product("kv_down", block.kv_rank + block.rope, block.hidden),
+            Product("kv_up", block.kv_size, block.kv_rank), Product("attention_out", block.hidden, block.out_size))
+
+
+def _two(name: str, ffn: int, hidden: int, *, gated: bool) -> tuple[Product, ...]:
+    return Product(f"{name}_1", ffn * (2 if gated else 1), hidden), Product(f"{name}_2", hidden, ffn)
+
+
+def _core(block: Attention | LatentAttention) -> Core:
+    if isinstance(block, Attention):
+        return Core(block.num_heads, block.num_kv_heads, block.head_dim, block.head_dim)
+    return Core(block.num_heads, block.num_heads, block.nope + block.rope, block.value)

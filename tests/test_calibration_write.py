@@ -1,0 +1,76 @@
+"""An efficiency file that is written: it loads, says what it measured, and where the rest comes from."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from simcore.calibration.reading import Value
+from simcore.calibration.write import efficiency_text
+from simcore.efficiency import Efficiency, load_efficiency
+
+TOLD = "NVIDIA H100 80GB HBM3, driver 550.54.15, torch 2.9.0, CUDA 12.8, 2026-01-02"
+FOUND = {"kernels.gemm.compute": Value("61.5%", "fitted", f"torch.mm: 63 readings; {TOLD}"),
+         "kernels.copy.memory": Value("90%", "fitted", f"copy; {TOLD}")}
+REASONS = {"kernels.mamba_scan": "no such kernel", "host": "no GPU"}
+
+
+@pytest.fixture
+def written(tmp_path: Path) -> Path:
+    path = tmp_path / "mine.yaml"
+    path.write_text(efficiency_text("mine", load_efficiency("h100"), FOUND, REASONS, TOLD), encoding="utf-8")
+    return path
+
+
+@pytest.fixture
+def mine(written: Path) -> Efficiency:
+    return load_efficiency(written)
+
+
+def test_what_was_measured_is_in_it(mine: Efficiency) -> None:
+    compute = mine.kernels.gemm.compute
+    assert compute is not None
+    assert compute.si == pytest.approx(0.615)
+    assert compute.kind == "fitted"
+    assert TOLD in compute.source
+    assert mine.kernels.copy_.memory.si == pytest.approx(0.9)
+
+
+def test_what_was_not_keeps_its_value_and_says_whose_it_is_and_why(mine: Efficiency) -> None:
+    old, new = load_efficiency("h100"), mine
+    scan = new.kernels.mamba_scan.compute
+    assert scan is not None
+    assert scan.value == "6.1%"
+    assert scan.kind == "assumed"
+    assert scan.source.startswith("taken over from h100: SSD forward of 64 heads")
+    assert scan.source.endswith("(no such kernel)")
+    assert new.host.step.source.endswith("(no GPU)")
+    assert new.overlap.tensor.source.endswith("(not measured)")
+    assert (new.shortest.si, new.overlap.expert.si) == (old.shortest.si, old.overlap.expert.si)
+
+
+def test_the_machine_stands_above_it_all(written: Path) -> None:
+    assert written.read_text(encoding="utf-8").splitlines()[0].endswith(f"{TOLD}.")
+
+
+def test_a_kernel_without_a_share_of_the_peak_gets_none(mine: Efficiency) -> None:
+    assert mine.kernels.norm.compute is None
+
+
+@pytest.mark.parametrize("name", ["a100", "b200", "gb200", "h100"])
+def test_any_file_can_be_taken_over(tmp_path: Path, name: str) -> None:
+    path = tmp_path / "all.yaml"
+    path.write_text(efficiency_text("all", load_efficiency(name), {}, {}, TOLD), encoding="utf-8")
+    old, new = load_efficiency(name), load_efficiency(path)
+    assert new.kernels.grouped_gemm.memory.value == old.kernels.grouped_gemm.memory.value
+    assert new.low_precision.fp4 is None or old.low_precision.fp4 is not None
+
+
+def test_a_share_that_the_old_file_lacks_is_written(tmp_path: Path) -> None:
+    path = tmp_path / "fp8.yaml"
+    found = {"low_precision.fp4": Value("50%", "fitted", "somewhere")}
+    path.write_text(efficiency_text("fp8", load_efficiency("h100"), found, {}, TOLD), encoding="utf-8")
+    fp4 = load_efficiency(path).low_precision.fp4
+    assert fp4 is not None
+    assert fp4.si == 0.5
