@@ -17,14 +17,14 @@ ORDER = (
     "errors", "units", "scaling", "data", "yaml_parser", "document", "quantity", "block", "training", "scenario",
     "sweep", "starter", "loading", "device", "efficiency", "curves", "topology", "tensor", "models/blocks",
     "models/architecture", "rows", "checkpoint", "tape", "halves", "recording", "operators/", "models/", "graph",
-    "mesh", "form", "schedule", "transfer", "reducer", "zero", "libraries", "framework", "lora", "lora_names",
-    "lora_bridge", "lora_automodel", "routing", "packing", "job", "stages", "frameworks/", "plan", "update",
-    "on_host", "buffers", "chunks", "fold", "schedules/", "setup", "tile", "outline", "edges", "program", "tiles",
-    "flow", "stage_inputs", "stage_buffers", "lower", "flows/", "ledger", "cost", "collective", "launch", "quantiles",
-    "report", "traffic", "series", "streams", "timeline", "clocked", "adapters", "workspace", "outside", "reserve",
-    "band", "assemble", "received", "spread", "drawn", "host", "lengths", "simulate", "advice", "compare", "measured",
-    "tolerance", "timing", "validate", "table", "summary", "batch", "finding", "output", "glossary", "calibration/",
-    "machines", "cli", "__init__", "__main__",
+    "flops", "mesh", "form", "schedule", "transfer", "reducer", "zero", "libraries", "framework", "lora",
+    "lora_names", "lora_bridge", "lora_automodel", "routing", "packing", "job", "stages", "frameworks/", "plan",
+    "update", "on_host", "buffers", "chunks", "fold", "schedules/", "setup", "tile", "outline", "edges", "program",
+    "tiles", "flow", "stage_inputs", "stage_buffers", "lower", "flows/", "ledger", "cost", "collective", "launch",
+    "quantiles", "report", "traffic", "series", "streams", "timeline", "clocked", "adapters", "workspace", "outside",
+    "reserve", "band", "assemble", "received", "spread", "drawn", "host", "lengths", "simulate", "advice", "compare",
+    "measured", "tolerance", "timing", "validate", "table", "summary", "batch", "finding", "output", "glossary",
+    "calibration/", "machines", "cli", "__init__", "__main__",
 )  # fmt: skip
 
 # A library has one door: what it does could be replaced by rewriting the files named here.
