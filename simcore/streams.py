@@ -1,7 +1,8 @@
 """A program as the streams of a device see it: what they execute, in order, and what waits for what.
 
 Comes in: a `Program` and the cost of its rows. Goes out: a `Track` for the timeline to run; what follows from the
-outline alone is its `Skeleton`, which programs share. Kernels with nothing to wait for between them are one item.
+outline alone is its `Skeleton`, which programs share. Kernels of one pass with nothing to wait for between them are one
+item.
 
 [Note: who waits]
 The host issues everything ahead. A reduction starts when the kernels issued before it are done
@@ -26,10 +27,11 @@ from functools import cached_property, lru_cache
 from typing import NamedTuple
 
 import numpy as np
+from numpy.typing import NDArray
 
 from simcore.edges import BORDER_HANDLES
 from simcore.mesh import IntArray
-from simcore.outline import BACKWARD_GATHER, FORWARD_GATHER, Outline
+from simcore.outline import BACKWARD_GATHER, FORWARD_GATHER, Outline, Phase
 from simcore.program import Program
 from simcore.rows import HOST_STOPS
 from simcore.tape import Kernel, Op, Stream
@@ -40,6 +42,8 @@ __all__ = ["Call", "Item", "Skeleton", "Track", "tracks"]
 _COMPUTE, _GATHER, _RECEIVE = int(Stream.COMPUTE), int(Stream.ALL_GATHER), int(Stream.RECEIVE)
 _BESIDE = (_GATHER, int(Stream.REDUCE), int(Stream.ALL_REDUCE))
 """Streams of collectives that run beside kernels."""
+_PASS = np.array([{Phase.LOSS: Phase.FORWARD, Phase.RECOMPUTE: Phase.BACKWARD}.get(phase, phase) for phase in Phase])
+"""What a phase is part of."""
 
 
 class Call(NamedTuple):
@@ -168,23 +172,33 @@ def _skeleton(outline: Outline) -> Skeleton:
     is_kernel = rows[:, OP] == Op.COMPUTE
     seen = ((rows[:, OP] == Op.COLLECTIVE) | (rows[:, OP] == Op.WAIT)
             | (is_kernel & (rows[:, SLOT] == Kernel.COPY)))
-    at = np.flatnonzero(seen[outline.places])
+    ends = _ends_of_passes(outline)
+    seen_at = seen[outline.places]
+    at = np.flatnonzero(seen_at | ends)
     fields = rows[outline.places[at]]
     fields[:, LAYER] += outline.spread(3)[at]
     kernels = np.cumsum(is_kernel[outline.places])
     compiler = _Compiler()
-    for row, (op, layer, slot, _, stream, handle), microbatch, before in zip(
-            at.tolist(), fields.tolist(), outline.microbatch[at].tolist(), kernels[at].tolist(), strict=True):
+    for row, values, microbatch, before, is_seen, is_end in zip(
+            at.tolist(), fields.tolist(), outline.microbatch[at].tolist(), kernels[at].tolist(),
+            seen_at[at].tolist(), ends[at].tolist(), strict=True):
         compiler.kernels = before
-        if op == Op.WAIT:
-            compiler.wait(row, layer, handle, microbatch)
-        elif op == Op.COMPUTE:
-            compiler.copy(row)
-        else:
-            compiler.call(Call(len(compiler.call_rows), slot, stream, -1, 0, layer, handle, microbatch, row))
+        if is_seen:
+            compiler.row(row, values, microbatch)
+        if is_end and before > compiler.itemised:
+            compiler.item(row)
     compiler.item(len(kernels))
     return Skeleton(tuple(compiler.items), {s: tuple(c) for s, c in compiler.calls.items()},
                     np.array(compiler.call_rows, dtype=np.int64))
+
+
+def _ends_of_passes(outline: Outline) -> NDArray[np.bool_]:
+    """Whether a row is the last of a microbatch's forward or backward pass, or of the optimizer's part of it.
+
+    No item goes on behind it: what is idle or waited for belongs to one pass, and repeats with it.
+    """
+    passes = outline.microbatch * len(Phase) + _PASS[outline.phase]
+    return np.append(np.diff(passes) != 0, False)
 
 
 class _Compiler:
@@ -199,6 +213,15 @@ class _Compiler:
         self.kernels = self.itemised = 0
         self.copy_outs = [-1, -1]
         self.copies_out = False
+
+    def row(self, row: int, values: Sequence[int], microbatch: int) -> None:
+        op, layer, slot, _, stream, handle = values
+        if op == Op.WAIT:
+            self.wait(row, layer, handle, microbatch)
+        elif op == Op.COMPUTE:
+            self.copy(row)
+        else:
+            self.call(Call(len(self.call_rows), slot, stream, -1, 0, layer, handle, microbatch, row))
 
     def wait(self, row: int, layer: int, handle: int, microbatch: int) -> None:
         if handle == HOST_STOPS:

@@ -97,6 +97,13 @@ def _same(short: Report, long: Report) -> None:
         assert getattr(short.time, part) == pytest.approx(getattr(long.time, part), rel=1e-12), part
 
 
+@pytest.mark.parametrize("name", ["ddp", "megatron"])
+def test_a_slow_host_is_as_slow_in_every_microbatch(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Small kernels on one rank: nothing is sent, all the device waits for is the host."""
+    asked = small.scenario(name, {}, model="llama-tiny", microbatches=8)
+    _same(_ok(simulate(asked)), _ok(_in_full(asked, monkeypatch)))
+
+
 LAYERS = {"config": "llama-tiny", "overrides": {"num_hidden_layers": 24}}
 VIRTUAL: list[tuple[dict[str, int], int, int, dict[str, object]]] = [
     ({"pp": 2, "dp_shard": 2}, 2, 16, {}), ({"pp": 2, "dp_shard": 3}, 3, 14, {}), ({"pp": 3, "tp": 2}, 2, 24, {}),

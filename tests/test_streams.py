@@ -156,6 +156,18 @@ def test_the_host_stops_where_a_recording_says_so() -> None:
         (10, True), (10, False)]
 
 
+def test_no_item_goes_on_behind_a_pass() -> None:
+    """What the device waits for in a microbatch must repeat with it."""
+    out = builder()
+    for microbatch in range(2):
+        for phase in (Phase.FORWARD, Phase.LOSS, Phase.BACKWARD, Phase.RECOMPUTE):
+            out.at(phase, microbatch)
+            out.compute(Kernel.GEMM, 0, 10)
+    out.at(Phase.OPTIMIZER, 1)
+    out.compute(Kernel.GEMM, 0, 1)
+    assert track(out).item_ns == (20, 20, 20, 20, 1)
+
+
 def test_kernels_beside_a_collective_take_longer() -> None:
     """A gather of 40 ns slows the kernels behind it by half of that."""
     out = builder()
