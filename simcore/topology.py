@@ -133,6 +133,20 @@ class Topology(Frozen):
         """GPUs that there are; None when not bounded."""
         return None if self.num_nodes is None else self.num_nodes * self.gpus_per_node
 
+    def gpus_taken(self, world_size: int) -> int:
+        """GPUs of each node that a job takes: all; of several NVLink domains of many hosts, the same hosts of each.
+
+        As Megatron-Bridge asks Slurm for (`--segment`, 067f987d scripts/performance/utils/executors.py:168): the most
+        hosts of a domain that divide the job's, so 256 GPUs of GB200 are 64 in each of four domains of 72. Where that
+        is less than half of a domain, whole domains are taken.
+        """
+        hosts, left = divmod(world_size, self.gpus_per_host)
+        if left or world_size <= self.gpus_per_node or self.gpus_per_host == self.gpus_per_node:
+            return self.gpus_per_node
+        most = self.gpus_per_node // self.gpus_per_host
+        even = (taken for taken in range(most, most // 2 - 1, -1) if hosts % taken == 0)
+        return next(even, most) * self.gpus_per_host
+
     def bounded(self, num_nodes: int, where: str = "topology") -> Topology:
         """Bound the number of nodes; InputError when it is less than one or more than there are."""
         if not 1 <= num_nodes <= (self.num_nodes or num_nodes):
@@ -160,7 +174,7 @@ class Topology(Frozen):
         self.check_world_size(world)
         if group_size == 1:
             return Link("self", int(self.device.memory_bandwidth), 0.0, 1, 1)
-        num_nodes, ranks_per_node = _worst_spread(group_size, stride, world, self.gpus_per_node)
+        num_nodes, ranks_per_node = _worst_spread(group_size, stride, world, self.gpus_taken(world))
         fabric = self.node.fabric if num_nodes == 1 else self.network
         if fabric is None:
             raise _problem("topology", f"{self.name} has no link for a group of {group_size} with stride {stride}")

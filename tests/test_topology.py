@@ -23,7 +23,8 @@ from simcore.topology import Link, Topology, load_topology, topology_names
 BUILT_IN = ("dgx-a100", "dgx-a100-40gb", "dgx-b200", "dgx-b300", "dgx-h100", "dgx-h200", "dgx-spark", "gb200-nvl72",
             "gb300-nvl72", "h100-1gpu", "h100-96gb-hbm2e", "h100-pcie", "l40s", "mi300x", "rtx-3090", "rtx-4090",
             "rtx-5090", "rtx-a6000", "rtx-pro-6000")
-FILES = sorted(data_folder("topologies").rglob("*.yaml"))
+FOLDERS = (data_folder("topologies"), data_folder("topologies") / "efficiency")
+FILES = sorted(path for folder in FOLDERS for path in folder.glob("*.yaml"))
 H100 = load_topology("dgx-h100")
 NVL72 = load_topology("gb200-nvl72")
 ONE = load_topology("h100-1gpu")
@@ -72,7 +73,7 @@ def leaves(data: object, key: str = "") -> Iterator[tuple[str, object]]:
 def test_every_number_of_a_built_in_file_has_a_unit_a_kind_and_a_source(path: Path) -> None:
     """But for names, and for how many nodes of a kind there are."""
     told = dict(leaves(read_document(path).data))
-    names = ("name", "compute_capability", "efficiency", "num_nodes")
+    names = ("name", "compute_capability", "efficiency", "num_nodes", "curves", "sums_in_switch")
     quantities = {key: value for key, value in told.items() if key.rpartition(".")[2] not in names}
     assert len(quantities) >= 18
     for key, quantity in quantities.items():
@@ -152,6 +153,9 @@ def test_two_fabrics_in_a_node_are_refused(tmp_path: Path) -> None:
 def test_nvl72_is_one_node_of_eighteen_hosts() -> None:
     assert (NVL72.gpus_per_node, NVL72.gpus_per_host) == (72, 4)
     assert NVL72.link(72, 1).name == "nvlink"
+    assert (NVL72.link(64, 1, 256).name, NVL72.link(64, 1, 320).name) == ("nvlink", "nvlink")  # 64 of each domain
+    assert NVL72.link(64, 1, 136).name == "network"  # 34 hosts, 17 of each domain: the second group lies in two
+    assert NVL72.gpus_taken(76) == 72  # 19 hosts: whole domains, and what is left
     assert NVL72.link(4, 36).name == "network"
 
 
@@ -291,9 +295,9 @@ def test_the_world_decides_whether_groups_of_three_cross() -> None:
 
 
 def brute_force(topology: Topology, group_size: int, stride: int, num_blocks: int) -> tuple[int, int]:
-    spreads = []
+    spreads, taken = [], topology.gpus_taken(group_size * stride * num_blocks)
     for base in (block * group_size * stride + offset for block in range(num_blocks) for offset in range(stride)):
-        members = Counter((base + i * stride) // topology.gpus_per_node for i in range(group_size))
+        members = Counter((base + i * stride) // taken for i in range(group_size))
         spreads.append((len(members), min(members.values())))
     return max(spreads, key=lambda spread: (spread[0] > 1, -spread[1], spread[0]))
 

@@ -25,9 +25,9 @@ class Number:
     source: str
 
 
-FAMILY: Final = {"a100": "ampere", "h100": "hopper", "h100-96gb-hbm2e": "hopper", "b200": "blackwell",
+FAMILY: Final = {"a100": "ampere", "h100": "hopper", "h100-hbm2e": "hopper", "b200": "blackwell",
                  "b300": "blackwell", "gb200": "blackwell", "gb300": "blackwell"}
-HOSTS: Final = {"a100": "x86-a100", "h100": "x86", "h100-96gb-hbm2e": "x86", "b200": "x86", "b300": "x86",
+HOSTS: Final = {"a100": "x86-a100", "h100": "x86", "h100-hbm2e": "x86", "b200": "x86", "b300": "x86",
                 "gb200": "grace", "gb300": "grace"}
 GEMM: Final = {"ampere": (0.85, "isolated products reach 0.85 (A100) of the peak"),
                "hopper": (0.72, "isolated products reach 0.72 (H100) of the peak under its power cap"),
@@ -38,7 +38,7 @@ FLASH2: Final = {"ampere": 0.60, "hopper": 0.30, "blackwell": 0.25}
 SCAN_S: Final = {"ampere": 59e-9, "hopper": 40e-9, "blackwell": 41e-9}
 """Forward seconds of a token in 64 heads, isolated: vllm PR 27299 (H100), aiconfigurator 095f58a5 (B200)."""
 SCAN_FLOPS: Final = 3_416_064
-FP32_PEAK: Final = {"a100": 19.5e12, "h100": 66.9e12, "h100-96gb-hbm2e": 66.9e12, "b200": 75e12, "b300": 75e12,
+FP32_PEAK: Final = {"a100": 19.5e12, "h100": 66.9e12, "h100-hbm2e": 66.9e12, "b200": 75e12, "b300": 75e12,
                     "gb200": 80e12, "gb300": 80e12}
 FP8: Final = {"hopper": 0.95, "blackwell": 0.86}
 _OPERATOR: Final = ("a loop over 128 experts in torch 2.13, timed on a CPU: 16 us of the host for each kernel, forward "
