@@ -21,10 +21,12 @@ __all__ = ["Job", "topology_of"]
 def topology_of(scenario: Scenario) -> Topology:
     """The machines that a scenario names: shipped ones, or a file beside it."""
     given = scenario.topology
-    name, nodes = (given, None) if isinstance(given, str) else (given.file, given.num_nodes)
+    name, nodes, gpus = (given, None, None) if isinstance(given, str) else (
+        given.file, given.num_nodes, given.gpus_per_node)
     if scenario.folder is not None and name.endswith((".yaml", ".yml")):
         name = str(scenario.folder / name)
-    return load_topology(name, nodes, scenario.where("topology"))
+    whole = load_topology(name, nodes, scenario.where("topology"))
+    return whole if gpus is None else whole.narrowed(gpus)
 
 
 @dataclass(frozen=True, eq=False)

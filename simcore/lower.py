@@ -156,7 +156,7 @@ class _Walk:
                 out.tile(self.edges.drop_hidden, layer - 1)
             if layer == chunk.norm and chunk.is_first:
                 out.tile(self.tiles[chunk.first + 1].late, chunk.first + 1)
-        if chunk.is_first and chunk.norm < 0:
+        if chunk.is_first and chunk.norm < 0 and chunk.last > chunk.first:
             out.tile(self.tiles[chunk.first + 1].late, chunk.first + 1)
         if chunk.head >= 0:
             out.tile(self.tiles[chunk.head].after, chunk.head)

@@ -43,10 +43,11 @@ class ModelFile(Block):
 
 
 class TopologyFile(Block):
-    """A topology with a bounded number of nodes."""
+    """A topology with a bounded number of nodes, or with a part of each."""
 
     file: Text = Field(description="A name in topologies/, or a path")
     num_nodes: _Degree | None = Field(default=None, description="Nodes there are; left out: as many as the mesh needs")
+    gpus_per_node: _Degree | None = Field(default=None, description="GPUs of each node that the job has; left out: all")
 
 
 class Mesh(Block):
@@ -160,7 +161,7 @@ class Scenario(Block):
     framework: Name = Field(description="Training framework, such as fsdp2, automodel, megatron")
     framework_version: Name = Field(default="auto", description="Version of the framework")
     topology: Annotated[Annotated[Text, WORD] | Annotated[TopologyFile, MAP], BY_SHAPE] = Field(
-        description="A name in topologies/, a path, or {file, num_nodes}"
+        description="A name in topologies/, a path, or {file, num_nodes, gpus_per_node}"
     )
     mesh: Mesh = Field(default=Mesh(), description="Degrees of parallelism")
     training: Training = Field(description="What one optimizer step does")

@@ -154,6 +154,16 @@ class Topology(Frozen):
             raise _problem(where, f"num_nodes: {self.name} has {there} node(s), not {num_nodes}")
         return self.model_copy(update={"num_nodes": num_nodes})
 
+    def narrowed(self, gpus_per_node: int) -> Topology:
+        """A part of each node, as a queue gives out a large NVLink domain; InputError for what is no part of one."""
+        node, host = self.node, self.gpus_per_host
+        if not 1 <= gpus_per_node <= self.gpus_per_node or (gpus_per_node % host and gpus_per_node > host):
+            raise _problem("topology.gpus_per_node", f"{gpus_per_node}: expected at most {self.gpus_per_node}, in "
+                           f"whole hosts of {host}")
+        kept = GpuCount(value=f"{gpus_per_node} GPU", kind=node.gpus.kind, source=node.gpus.source)
+        hosts = node.gpus_per_host if gpus_per_node > host else None
+        return self.model_copy(update={"node": node.model_copy(update={"gpus": kept, "gpus_per_host": hosts})})
+
     def check_world_size(self, world_size: int, where: str = "mesh") -> None:
         """InputError when the job needs more GPUs than there are, or a second node with no network to it."""
         if self.max_gpus is not None and world_size > self.max_gpus:

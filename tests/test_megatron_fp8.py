@@ -188,6 +188,16 @@ def test_what_is_derived_is_told() -> None:
     assert told["framework_options.fp8_param_gather"].value == "true"
 
 
+def test_attention_in_fp8_is_answered_as_in_bf16() -> None:
+    """On main and with mxfp8 alone; core 0.16.1 and other recipes are refused."""
+    given: dict[str, Any] = {"topology": "gb200-nvl72", "version": "main 2026-08-22"}
+    eight = {"fp8_recipe": "mxfp8"}
+    asked, without = (_ran(None, eight | more, **given) for more in ({"fp8_dot_product_attention": True}, {}))
+    assert {one.what: one.kind for one in asked.assumptions}["fp8_dot_product_attention"] == "assumed"
+    assert (asked.time, asked.ranks) == (without.time, without.ranks)
+    _refused("error", "with fp8_recipe mxfp8", eight | {"fp8_dot_product_attention": True}, topology="gb200-nvl72")
+
+
 # ---- what is refused -------------------------------------------------------------------------------------------------
 @pytest.mark.parametrize(("options", "told"), [
     ({"fp8_recipe": "delayed", "first_last_layers_bf16": True}, "Delayed scaling does not support first / last layer"),

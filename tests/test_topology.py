@@ -159,6 +159,16 @@ def test_nvl72_is_one_node_of_eighteen_hosts() -> None:
     assert NVL72.link(4, 36).name == "network"
 
 
+def test_a_queue_gives_out_a_part_of_each_node() -> None:
+    part = NVL72.narrowed(64)
+    assert (part.gpus_per_node, part.gpus_per_host, part.node.gpus.kind) == (64, 4, NVL72.node.gpus.kind)
+    assert (NVL72.narrowed(2).gpus_per_node, NVL72.narrowed(2).gpus_per_host) == (2, 2)
+    assert (part.link(64, 1, 256).name, NVL72.link(64, 1, 256).name) == ("nvlink", "network")
+    for wrong in (73, 6):
+        with pytest.raises(InputError, match=f"{wrong}: expected at most 72, in whole hosts of 4"):
+            NVL72.narrowed(wrong)
+
+
 def test_unknown_name_lists_the_known_ones_and_suggests() -> None:
     with pytest.raises(InputError, match=r"did you mean dgx-h100\?") as error:
         load_topology("dgx-h10")

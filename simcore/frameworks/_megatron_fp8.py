@@ -60,7 +60,7 @@ TENSORS_OF_A_GEMM = 5
 class Fp8:
     """`params`: weights are stored in fp8; `cached`: else their fp8 copies last. `start`, `end`: layers in bf16.
 
-    `further_in_bf16`: so are modules of multi-token prediction.
+    `further_in_bf16`: so are modules of multi-token prediction. `attends`: attention computes in fp8 too.
     """
 
     scaling: Scaling
@@ -71,6 +71,7 @@ class Fp8:
     history: int
     pads_routing: bool
     further_in_bf16: bool = False
+    attends: bool = False
 
     @property
     def lasting(self) -> bool:
@@ -96,7 +97,8 @@ def fp8_of(job: Job, options: dict[str, object]) -> Fp8 | None:
     made = Fp8(Scaling(recipe, _transposes(job.compute_capability)), params,
                not options.get("disable_parameter_transpose_cache"), start, end,
                int(str(options.get("fp8_amax_history_len", HISTORY))) if recipe == "delayed" else 0,
-               bool(options.get("moe_router_padding_for_quantization")), bool(options.get("keep_mtp_spec_in_bf16")))
+               bool(options.get("moe_router_padding_for_quantization")), bool(options.get("keep_mtp_spec_in_bf16")),
+               bool(options.get("fp8_dot_product_attention")))
     _check_routing(job, options)
     _check_layers(job, options, made)
     _check_params(job, options, made)
@@ -116,8 +118,9 @@ def _check(job: Job, options: dict[str, object], recipe: str) -> None:
     if options.get("transformer_impl") == "local":
         raise job.not_yet("framework_options.transformer_impl", "local layers with fp8 (TransformerEngine's alone "
                           "compute in it)")
+    is_known = recipe == "mxfp8" and job.scenario.framework_version.startswith("main")
     for name, idle in (("fp8_dot_product_attention", False), ("fp8_multi_head_attention", False), ("fp8_wgrad", True)):
-        if options.get(name, idle) is not idle:
+        if options.get(name, idle) is not idle and not (name == "fp8_dot_product_attention" and is_known):
             raise job.not_yet(f"framework_options.{name}", f"{name}: {options[name]} with fp8_recipe {recipe}")
     if recipe == "delayed" and (again := {"moe_act", "layernorm"} & set(_recomputed(job))):
         raise job.illegal("training.recompute", f"{min(again)}: Delayed scaling does not support moe_act and layernorm "
@@ -289,5 +292,8 @@ def assumptions(made: Fp8 | None) -> tuple[tuple[str, str, str, str], ...]:
     weights = "parameters" if made.params else "a lasting copy" if made.cached else "a copy for each pass"
     beside = ", with columns beside the rows" if made.lasting and made.scaling.has_columns else ""
     told = f"{made.scaling.recipe}; inputs kept in fp8; weights in fp8 are {weights}{beside}"
-    return (("fp8 linears", told, "derived",
+    attention = (("fp8_dot_product_attention", "attention keeps and takes what it does in bf16", "assumed",
+                  "TransformerEngine 2.16 to 2.18 have kernels for mxfp8, for some shapes; nobody published their time"),
+                 ) * made.attends
+    return (*attention, ("fp8 linears", told, "derived",
              "TransformerEngine 2.18 pytorch/module, pytorch/tensor; core 0.16.1 fp8_utils.py"),)

@@ -93,7 +93,7 @@ def stages(job: Job, options: dict[str, object]) -> tuple[tuple[int, ...], ...]:
                           "core 0.16.1 mamba_block.py: stages are contiguous slices of the pattern; "
                           "pipeline_parallel_layer_layout.py:36")
     further = _where_further_tokens_are(job, options, counts)
-    if any(count < 1 and i != further for i, count in enumerate(counts[:-1])):
+    if any(count < 1 and i not in (0, further) for i, count in enumerate(counts[:-1])):
         raise job.not_yet("training.pipeline.layers", "a stage without layers of its own, other than the last")
     return _moved(job, stage_layers(job.graph, contiguous(counts)), counts, further)
 

@@ -208,6 +208,10 @@ def _assumptions(job: Job, options: dict[str, object]) -> tuple[tuple[str, str, 
         copies = (*copies, (OVERLAP, "a backward pass before the forward pass that runs with it", "assumed",
                             "core 0.16.1 models/common/model_chunk_schedule_plan.py takes their layers in turn: at "
                             "most one layer's attention more at a time; kernels do not overlap here"))
+    if options.get("delay_wgrad_compute"):
+        copies = (*copies, ("delay_wgrad_compute", "memory as without it", "assumed", "core 0.16.1 models/common/"
+                            "model_chunk_schedule_plan.py: weight gradients of a node wait for no more than the next "
+                            "nodes of its layer, and what they are made of with them"))
     if options.get("moe_shared_expert_overlap"):
         copies = (*copies, ("moe_shared_expert_overlap", "what layers keep is as without it", "assumed",
                             "core 0.16.1 moe/shared_experts.py: the same kernels, on a stream of their own"))
@@ -331,18 +335,10 @@ def _core_options(job: Job, options: dict[str, object]) -> tuple[tuple[str, str]
         made.append(("masked_softmax_fusion", "false"))
     switches = ("create_attention_mask", "deterministic_mode", "tp_comm_overlap")
     made += [(name, "true") for name in switches if options.get(name)]
-    if options.get("delay_wgrad_compute"):
-        raise _delayed(job, options)
+    if options.get("delay_wgrad_compute") and not overlaps(job, options):
+        raise job.illegal("framework_options.delay_wgrad_compute", f"{OVERLAP} must be enabled when enabling "
+                          "delay_wgrad_compute", "core 0.16.1 transformer/transformer_config.py:1912")
     return (*made, (OVERLAP, "true")) if overlaps(job, options) else tuple(made)
-
-
-def _delayed(job: Job, options: dict[str, object]) -> Exception:
-    """Weight gradients of a node after the next node: what they are made of lives longer."""
-    key = "framework_options.delay_wgrad_compute"
-    if overlaps(job, options):
-        return job.not_yet(key, "weight gradients that wait (delay_wgrad_compute)")
-    return job.illegal(key, f"{OVERLAP} must be enabled when enabling delay_wgrad_compute",
-                       "core 0.16.1 transformer/transformer_config.py:1912")
 
 
 def _layer_options(job: Job, options: dict[str, object]) -> tuple[tuple[str, str], ...]:

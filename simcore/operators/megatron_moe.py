@@ -198,9 +198,6 @@ def _route_by_softmax(c: Context, block: Moe, rows: Rows, x: Tensor) -> Tensor:
     c.node(probs, (logits,), (indices, top, *balance), back)
     if dict(c.run.options).get("moe_token_dispatcher_type") != "flex":
         c.held.update(probs=probs.detach(), map=chosen)
-    elif dtype != "fp32":
-        raise NotYet(Problem("framework_options.moe_token_dispatcher_type", "not yet: flex without moe_router_dtype: "
-                             "fp32, which casts the probabilities"))
     return probs
 
 
@@ -396,14 +393,15 @@ def _flex(c: Context, block: Moe, rows: Rows, x: Tensor, probs: Tensor) -> Tenso
     """`MoEFlexTokenDispatcher`: a token crosses once for each rank, and is copied for its experts there.
 
     Metadata is an estimate (20 %, 0.3 % of what a layer keeps). HybridEP is taken to be equal. The communication
-    buffers come from cudaMalloc, so PyTorch does not see them (`token_dispatcher.py`, `fused_a2a.py`).
+    buffers come from cudaMalloc, so PyTorch does not see them (`token_dispatcher.py`, `fused_a2a.py`). Probabilities
+    are sent in fp32 whatever the router's format (core 0.16.1 `token_dispatcher.py:1034`).
     """
     t, e, k, h, ep = rows.tokens, block.num_experts, block.top_k, block.expert_hidden, c.run.ep
     here = min(ep, distinct_ranks(e, k, ep) * rows.received / (t * k))
     landed = int(t * here)
     metadata = int(t * (12 * k + 5 * ep + 4 * here + here * (e // ep) + here * k)) + 32 * rows.received
     c.held["metadata"] = c.new(metadata, 1, "dispatch_metadata", "uint8", _HELD)
-    received = _crossed(c, (x, probs), (t, e), landed, "dispatched")
+    received = _crossed(c, (x, aten.cast(c.tape, probs, "fp32")), (t, e), landed, "dispatched")
     ordered, weights = _expanded(c, rows, received, e // ep, h)
     out = _grouped_mlp(c, block, rows, ordered, weights)
     folded = _folded(c, out, landed, h)

@@ -32,7 +32,7 @@ MODELS = {
     "LLAMA3.1_405B": ("LLAMA31_405B", LLAMA_405B),
     "Qwen3_30B_a3B": ("QWEN3_30B_A3B", "qwen3-30b-a3b"),
     "Qwen3_235B_a22B": ("QWEN3_235B_A22B", QWEN_235B),
-    "DeepSeekV3": ("DEEPSEEK_V3", "deepseek-v3"),
+    "DeepSeekV3": ("DEEPSEEK_V3", over("deepseek-v3", mtp_num_layers=1)),
     "GPT OSS 120B": ("GPT_OSS_120B", over("gpt-oss-20b", num_hidden_layers=36, num_local_experts=128)),
     "Nemotron_3_Nano": ("NEMOTRON_3_NANO", NANO),
     "Nemotron_3_Super": ("NEMOTRON_3_SUPER", "nemotron-3-super-120b-a12b"),
@@ -131,14 +131,25 @@ def _scenario(run):
     options |= {} if fsdp else {"use_precision_aware_optimizer": _is_precise(run)}
     later = {"framework_version": "main 2026-08-22"} if release(run) >= "26.04" else {}
     return {"model": _model(run), "framework": "megatron_fsdp" if fsdp else "megatron", **later,
-            "topology": TOPOLOGY[run["gpu_type"]], "mesh": mesh, "training": training, "framework_options": options}
+            "topology": _topology(run), "mesh": mesh, "training": training, "framework_options": options}
+
+
+def _topology(run):
+    """Of NVLink domains of 18 trays the queue is asked for the largest number of trays that divides those of the job.
+
+    `utils/executors.py`, segment.
+    """
+    name, trays = TOPOLOGY[run["gpu_type"]], run["gpus"] // 4
+    if not name.endswith("nvl72") or trays <= 18:
+        return name
+    return {"file": name, "gpus_per_node": 4 * max(part for part in range(1, 19) if trays % part == 0)}
 
 
 def _model(run):
     """Tables name DeepSeek-V3 with and without its multi-token prediction; Super predicts two tokens by one module."""
     model = MODELS[run["model"].partition(" (")[0]][1]
     if "w/o MTP" in run["model"]:
-        return over(model, num_nextn_predict_layers=0)
+        return "deepseek-v3"
     return over(model, mtp_num_layers=2) if names(run) == "NEMOTRON_3_SUPER" else model
 
 
