@@ -36,6 +36,7 @@ from simcore.report import (
     StepTime,
 )
 from simcore.reserve import EXPANDABLE, GATHERED, ORDINARY, Reserved, Shares, needed, reserved
+from simcore.routes import Routes
 from simcore.routing import expert_hidden, received_per_token, sent_per_token, top_k_of
 from simcore.scenario import Scenario
 from simcore.schedule import steady_microbatches
@@ -57,6 +58,7 @@ class Parts:
     job: Job
     framework: Framework
     topology: Topology
+    routes: Routes
     classes: tuple[RankClass, ...]
     plans: tuple[Plan, ...]
     lowered: int
@@ -182,7 +184,7 @@ def _rank(parts: Parts, rank_class: RankClass, plan: Plan, band: Band, *, series
     balanced = None if program is None else balance(program)
     rest = exact_at_rest(plan) if parts.exact else plan.at_rest()
     of_params, of_grads = padding_bytes(plan)
-    sent = () if program is None else traffic(program, mesh, _steady(parts), _repeats(parts))
+    sent = () if program is None else traffic(program, parts.routes, plan.rank, _steady(parts), _repeats(parts))
     held = () if program is None else (*outside(parts.site(), sent), *parts.beside(plan),
                                              *paged(plan.elsewhere().get("managed", 0)))
     return RankReport(
@@ -223,17 +225,13 @@ def _steady(parts: Parts) -> range:
 
 def _repeats(parts: Parts) -> int:
     """How often the steady microbatches happen."""
-    return (_count(parts) - parts.lowered) // parts.framework.schedule.group + 1
-
-
-def _count(parts: Parts) -> int:
-    return parts.job.scenario.num_microbatches
+    return (parts.job.scenario.num_microbatches - parts.lowered) // parts.framework.schedule.group + 1
 
 
 def _microbatch(parts: Parts, written: int) -> int:
     """Its number in the step; those after the steady one were written out with smaller numbers."""
     is_later = written >= _steady(parts).stop
-    return written + is_later * (_count(parts) - parts.lowered)
+    return written + is_later * (parts.job.scenario.num_microbatches - parts.lowered)
 
 
 def _peak(parts: Parts, peak: Balance, plan: Plan, held: Sequence[Held], band: Band) -> Peak:

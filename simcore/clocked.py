@@ -8,7 +8,6 @@ from functools import lru_cache
 
 import numpy as np
 
-from simcore.collective import collective_ns
 from simcore.cost import DTYPES, KERNELS, compute_ns, exposed_share
 from simcore.fold import RankClass
 from simcore.framework import Framework
@@ -17,11 +16,11 @@ from simcore.libraries import Libraries
 from simcore.mesh import IntArray, Mesh
 from simcore.outline import Outline, Phase
 from simcore.program import Program
+from simcore.routes import Routes
 from simcore.streams import Track, tracks
 from simcore.tape import Kernel, Op, Stream
 from simcore.tile import AMOUNT, AUX, OP, SLOT, Tile
 from simcore.timeline import ClassTimes, run
-from simcore.topology import Topology
 
 __all__ = ["Clocked", "clock"]
 
@@ -46,12 +45,12 @@ class Clocked:
     times: tuple[ClassTimes, ...]
 
 
-def clock(programs: Sequence[Program], classes: Sequence[RankClass], mesh: Mesh, topology: Topology,
-          framework: Framework, steady_ones: range, extra_microbatches: int) -> Clocked:
+def clock(programs: Sequence[Program], classes: Sequence[RankClass], routes: Routes, framework: Framework,
+          steady_ones: range, extra_microbatches: int) -> Clocked:
     """Run programs that wrote out some microbatches; `extra_microbatches` more are like the steady ones."""
-    compiled = [_track(program, mesh, topology, framework.compute_dtype, framework.libraries) for program in programs]
-    once = int(topology.efficiency.host.step.si * 1e9) if framework.libraries.module_calls else 0
-    times = run(compiled, _Wires(programs, classes, mesh, topology))
+    compiled = [_track(program, routes, framework.compute_dtype, framework.libraries) for program in programs]
+    once = int(routes.topology.efficiency.host.step.si * 1e9) if framework.libraries.module_calls else 0
+    times = run(compiled, _Wires(programs, classes, routes))
     rows = tuple(_row_ns(track, t, len(p.places)) for track, t, p in zip(compiled, times, programs, strict=True))
     spent = [_spent(p, r) for p, r in zip(programs, rows, strict=True)]
     starts = [_backward_starts(p, r) for p, r in zip(programs, rows, strict=True)]
@@ -84,22 +83,20 @@ def _is_steady(starts: Sequence[IntArray], spent: Sequence[IntArray], ones: rang
     return len(periods) == 1 and (is_last or all((s[first:ones.stop] == s[following]).all() for s in spent))
 
 
-def _track(program: Program, mesh: Mesh, topology: Topology, compute: str, libraries: Libraries) -> Track:
-    rows, efficiency = program.distinct, topology.efficiency
+def _track(program: Program, routes: Routes, compute: str, libraries: Libraries) -> Track:
+    rows, device, efficiency = program.distinct, routes.topology.device, routes.topology.efficiency
     kernels = np.flatnonzero(rows[:, OP] == Op.COMPUTE)
     ns = np.zeros(len(rows), dtype=np.int64)
     kinds, dtypes = _kinds(rows[kernels, SLOT], compute)
     kinds[kinds == Kernel.ATTENTION] = KERNELS.index(libraries.attention)
-    ns[kernels] = compute_ns(topology.device, efficiency, kinds, rows[kernels, AMOUNT], rows[kernels, AUX], dtypes)
+    ns[kernels] = compute_ns(device, efficiency, kinds, rows[kernels, AMOUNT], rows[kernels, AUX], dtypes)
     host = launch_ns(efficiency.host, rows[:, OP] == Op.COLLECTIVE, kernels, kinds, libraries)
     comms = list(program.tables.comms)
 
     def call_ns(comm: int, payload: int) -> int:
-        collective, axis_name, _ = comms[comm]
-        axis = mesh.axis(axis_name)
-        size = 2 if collective == "send_recv" else axis.size
-        alone = collective_ns(collective, payload, size, topology.link(size, axis.stride, mesh.size))
-        return int(alone * exposed_share(efficiency.overlap, axis_name, libraries.overlapped))
+        collective, axis, _ = comms[comm]
+        return int(routes.of(collective, axis).ns(payload) * exposed_share(efficiency.overlap, axis,
+                                                                           libraries.overlapped))
 
     return tracks(program, ns[program.places], host[program.places], call_ns, efficiency.overlap.contention.si,
                   stops=libraries.graphs != "step")
@@ -115,9 +112,8 @@ def _kinds(slots: IntArray, compute: str) -> tuple[IntArray, IntArray]:
 class _Wires:
     """Implements `timeline.Wiring`: communicators by the numbers that each class's own program gave them."""
 
-    def __init__(self, programs: Sequence[Program], classes: Sequence[RankClass], mesh: Mesh,
-                 topology: Topology) -> None:
-        self.mesh, self.classes, self.topology = mesh, tuple(classes), topology
+    def __init__(self, programs: Sequence[Program], classes: Sequence[RankClass], routes: Routes) -> None:
+        self.mesh, self.classes, self.topology = routes.mesh, tuple(classes), routes.topology
         self.axes = [[axis for _, axis, _ in program.tables.comms] for program in programs]
         self.many = len({c.stage for c in classes}) < len(classes)
         self.links: dict[str, str] = {}

@@ -8,12 +8,12 @@ for what crosses to others: at the bytes that a rank sends, its running maximum,
 
 [Note: across nodes]
 A ring crosses the border of each node once for each of its channels, and there are as many channels as NICs: it goes at
-the rate of a NIC times the ranks of the group in the node that has fewest, or at NVLink's pace (NCCL 2.30.7
+the rate of a NIC times the ranks of the group in the node that has fewest, or at NVLink's pace (nccl 5067397c
 `graph/tuning.cc`: bwInter of all channels). All-gather and reduce-scatter are rings there; without a network that
 computes, NCCL allows them nothing else but PAT, for one rank a node. An all-reduce on exactly two nodes whose switches
-sum is a tree between them, with half a ring's bytes over the NICs: NCCL doubles their rate (`NVLSTree`, 2 nodes); on
-more nodes it counts the tree as fast as the ring, and so does this. All-to-all is pairwise, each rank through its own
-NIC; a message takes one NIC.
+sum is a tree between them, so each node sends the buffer once and not nearly twice: NCCL doubles their rate (NVLSTree,
+nNodes <= 2); on more nodes it counts the tree as fast as the ring, and so does this. All-to-all is pairwise, each rank
+through its own NIC; a message takes one NIC.
 """
 
 from __future__ import annotations
@@ -22,11 +22,12 @@ import math
 from typing import Final, Literal, NamedTuple
 
 from simcore.curves import Curve, load_curves
+from simcore.dispatch import Dispatch
 from simcore.quantity import Rate
 from simcore.topology import Fabric, Link
 
-__all__ = ["COLLECTIVES", "Crossing", "Dispatch", "Timing", "collective_ns", "crossing", "timing", "wire_bytes",
-           "wire_factor"]
+__all__ = ["COLLECTIVES", "Crossing", "Timing", "algorithm", "collective_ns", "crossing", "measured_sizes", "timing",
+           "wire_bytes", "wire_factor"]
 
 COLLECTIVES: Final = ("all_gather", "reduce_scatter", "all_reduce", "all_to_all", "broadcast", "reduce", "gather",
                       "send_recv")
@@ -43,37 +44,15 @@ _MAX_HOPS: Final = 7
 
 
 class Crossing(NamedTuple):
-    """Of the payload, what leaves a rank over NVLink and over the network: the mean over the group."""
+    """Of the payload, what leaves a rank, and what of that goes over the network: the mean over the group."""
 
-    nvlink: float
+    wire: float
     network: float
 
-
-class Dispatch(NamedTuple):
-    """Tokens that go to experts by one copy a rank (DeepEP, HybridEP), not by one a choice.
-
-    [Note: what a dispatch sends]
-    A token goes once to every node that has one of its experts, to the rank that stands where its own does, and from
-    there over NVLink to the ranks that want it (DeepEP dd758ca `csrc/kernels/legacy/layout.cu`, get_dispatch_layout:
-    is_token_in_rank, num_tokens_per_rdma_rank; `internode.cu` forwards). Coming back, rows are summed on the way.
-    The payload counts a copy for every rank, a rank's own too, as operators write it.
-    """
-
-    num_experts: int
-    top_k: int
-
-    def places(self, number: int) -> float:
-        """Of so many equal parts of the experts, how many a token's choices meet on average; choices are uniform."""
-        others = self.num_experts - self.num_experts // number
-        missed = math.prod((others - i) / (self.num_experts - i) for i in range(self.top_k))
-        return number * (1 - missed)
-
-    def crossing(self, group_size: int, num_nodes: int) -> Crossing:
-        """A token's copies to other nodes, and over NVLink those to own neighbours and those that are handed on."""
-        in_node = group_size / num_nodes
-        copies = self.places(num_nodes) / self.places(group_size)
-        handed_on = (group_size - in_node) / group_size * (in_node - 1) / in_node
-        return Crossing((in_node - 1) / group_size + handed_on, copies * (num_nodes - 1) / num_nodes)
+    @property
+    def nvlink(self) -> float:
+        """What stays in the node."""
+        return self.wire - self.network
 
 
 # ---- bytes ----------------------------------------------------------------------------------------------------------
@@ -87,52 +66,75 @@ def wire_bytes(collective: str, payload_bytes: int, group_size: int) -> int:
 
 
 def wire_factor(collective: str, group_size: int) -> float:
-    """Of the payload, the share that leaves one rank on a ring. KeyError: no such collective."""
+    """Of the payload, the share that leaves one rank on a ring, the mean over the group. KeyError: no such collective.
+
+    What is gathered comes from all but one rank, a part from each.
+    """
     if collective not in COLLECTIVES:
         raise KeyError(collective)
     if group_size <= 1:
         return 0.0
     if collective == "send_recv":
         return 1.0
-    return (2 if collective == "all_reduce" else 1) * (group_size - 1) / group_size
+    factor = (2 if collective == "all_reduce" else 1) * (group_size - 1) / group_size
+    return factor / group_size if collective == "gather" else factor
+
+
+def algorithm(collective: str, link: Link, dispatch: Dispatch | None = None) -> str:
+    """How it sends: ring, tree, chain, pairwise, two_level or direct."""
+    if collective == "all_to_all":
+        return "two_level" if dispatch is not None and link.num_nodes > 1 else "pairwise"
+    if collective in ("send_recv", "gather"):
+        return "direct"
+    return "chain" if collective in _CHAINS else "tree" if _is_tree(collective, link) else "ring"
 
 
 def crossing(collective: str, group_size: int, link: Link, dispatch: Dispatch | None = None) -> Crossing:
     """By which links the payload leaves a rank, the mean over the group. KeyError: no such collective.
 
-    Members are counted as if the nodes held equal parts. The sum is `wire_factor`, but for a dispatch across nodes.
+    Members are counted as if the nodes held equal parts. What leaves is `wire_factor`, but for a dispatch across nodes.
     A message goes to the next rank of the group, round the ring.
     """
     factor = wire_factor(collective, group_size)
     if group_size <= 1 or link.num_nodes == 1:
         return Crossing(factor, 0.0)
     if dispatch is not None and collective == "all_to_all":
-        return dispatch.crossing(group_size, link.num_nodes)
-    network = factor * _network_share(collective, group_size, link)
-    return Crossing(factor - network, network)
+        near, far = dispatch.crossing(group_size, link.num_nodes)
+        return Crossing(near + far, far)
+    return Crossing(factor, min(_network_factor(collective, factor, group_size, link), factor))
 
 
-def _network_share(collective: str, group_size: int, link: Link) -> float:
-    """Of what leaves a rank, what leaves its node too."""
+def _network_factor(collective: str, factor: float, group_size: int, link: Link) -> float:
+    """Of the payload, what leaves a rank's node too; `factor`: what leaves the rank."""
     if collective in _PAIRWISE:
-        return (group_size - group_size / link.num_nodes) / (group_size - 1)
+        return factor * (group_size - group_size / link.num_nodes) / (group_size - 1)
     if collective in _CHAINS:
-        return (link.num_nodes - 1) / (group_size - 1)
-    return link.num_nodes / group_size * _tree_factor(collective, link)
+        return factor * (link.num_nodes - 1) / (group_size - 1)
+    return _over_the_border(collective, factor, link) * link.num_nodes / group_size
 
 
-def _tree_factor(collective: str, link: Link) -> float:
-    """What is left over the NICs of a ring's bytes where switches sum on both of two nodes."""
+def _over_the_border(collective: str, factor: float, link: Link) -> float:
+    """Of the payload, what leaves a node: as much as leaves each rank of a ring, the payload once up or down a tree."""
+    return 1.0 if _is_tree(collective, link) else factor
+
+
+def _is_tree(collective: str, link: Link) -> bool:
+    """NCCL calls a host a node, so racks of many hosts never are two."""
     sums = link.local is not None and link.local.sums_in_switch
-    return 0.5 if collective == "all_reduce" and sums and link.num_nodes == 2 and link.ranks_per_node > 1 else 1.0
+    return collective == "all_reduce" and sums and link.num_hosts == 2 and link.ranks_per_node > 1
 
 
 # ---- time -----------------------------------------------------------------------------------------------------------
 def timing(collective: str, payload_bytes: int, group_size: int, link: Link,
            dispatch: Dispatch | None = None) -> Timing:
     """How `collective_ns` finds its time, see [Note: measured or model]."""
+    return "measured" if payload_bytes in measured_sizes(collective, group_size, link, dispatch) else "model"
+
+
+def measured_sizes(collective: str, group_size: int, link: Link, dispatch: Dispatch | None = None) -> range:
+    """Payloads whose time is that of a table; none: an empty range."""
     curve = _measured(collective, group_size, link) if dispatch is None and link.num_hosts == 1 else None
-    return "measured" if curve is not None and curve.covers(payload_bytes) else "model"
+    return range(0) if curve is None else range(curve.sizes[0], curve.sizes[-1] + 1)
 
 
 def collective_ns(collective: str, payload_bytes: int, group_size: int, link: Link,
@@ -141,7 +143,7 @@ def collective_ns(collective: str, payload_bytes: int, group_size: int, link: Li
     factor = wire_factor(collective, group_size)
     if group_size <= 1 or link.name == "self":
         return 0
-    if link.num_hosts > 1:
+    if link.name == "nvlink" and link.num_hosts > 1:
         return _domain_ns(collective, payload_bytes, group_size, link)
     curve = _measured(collective, group_size, link)
     if curve is not None:
@@ -151,9 +153,8 @@ def collective_ns(collective: str, payload_bytes: int, group_size: int, link: Li
 
 def _model_ns(collective: str, payload_bytes: int, group_size: int, link: Link, factor: float,
               dispatch: Dispatch | None = None) -> int:
-    """Alpha plus bytes over bus bandwidth."""
-    if collective in _CHAINS:
-        factor = 1.0  # every byte goes down the whole chain, however long
+    """Alpha plus bytes over bus bandwidth. A chain passes every byte on; all that is gathered ends at one rank."""
+    factor = 1.0 if collective in _CHAINS else factor * (group_size if collective == "gather" else 1)
     busy = payload_bytes * _seconds_per_byte(collective, factor, group_size, link, dispatch)
     return math.ceil((_latency_s(collective, group_size, link) + busy) * 1e9)
 
@@ -191,7 +192,7 @@ def _seconds_per_byte(collective: str, factor: float, group_size: int, link: Lin
             factor, (group_size - link.ranks_per_node) / group_size)
         return max(near / local, far / rate)
     num_nics = 1 if collective in ("send_recv", "gather") else link.ranks_per_node
-    return max(factor / local, factor * _tree_factor(collective, link) / (rate * num_nics))
+    return max(factor / local, _over_the_border(collective, factor, link) / (rate * num_nics))
 
 
 def _bus_bandwidth(fabric: Fabric | None, collective: str) -> float:

@@ -112,7 +112,8 @@ class TrafficRow(_Frozen):
     """All collectives of one kind in one step of one rank.
 
     `payload_bytes`: full gathered output (all-gather), full input (reduce-scatter), buffer (all-reduce, all-to-all),
-    message (send_recv). `wire_bytes`: what leaves the rank.
+    message (send_recv). `wire_bytes`: what leaves the rank, over NVLink or over the network. `timing`: how the time of
+    its calls is known, "measured" where that of each is; see `docs/collectives.md`.
     """
 
     collective: str
@@ -123,7 +124,10 @@ class TrafficRow(_Frozen):
     calls: int
     payload_bytes: int
     wire_bytes: int
+    nvlink_bytes: int = 0
+    network_bytes: int = 0
     algorithm: str = "ring"
+    timing: Literal["measured", "model"] = "model"
 
 
 class HostPhase(_Frozen):

@@ -23,6 +23,7 @@ from simcore.plan import Plan
 from simcore.plan import place as place_rank
 from simcore.program import Program
 from simcore.report import Report
+from simcore.routes import Routes
 from simcore.scenario import Scenario
 from simcore.schedule import actions, lowered_microbatches, steady_microbatches
 from simcore.setup import prepare
@@ -89,7 +90,7 @@ def _clock(parts: Parts) -> Clocked:
     extra = parts.job.scenario.num_microbatches - parts.lowered
     programs = [parts.programs[c.representative] for c in parts.classes]
     steady = steady_microbatches(parts.framework.schedule, parts.lowered)
-    return clock(programs, parts.classes, parts.job.mesh, parts.topology, parts.framework, steady, extra)
+    return clock(programs, parts.classes, parts.routes, parts.framework, steady, extra)
 
 
 def _place(scenario: Scenario, *, rank: int | None) -> Report:
@@ -114,7 +115,7 @@ def _exact_parts(parts: Parts) -> Parts:
 def _check(scenario: Scenario) -> Report:
     topology = _topology(scenario)
     job, framework = prepare(scenario)
-    return report(Parts(job, framework, topology, (), (), 1), series=False)
+    return report(Parts(job, framework, topology, Routes(job, framework, topology), (), (), 1), series=False)
 
 
 def _parts(scenario: Scenario, *, folded: bool, rank: int | None) -> Parts:
@@ -122,7 +123,8 @@ def _parts(scenario: Scenario, *, folded: bool, rank: int | None) -> Parts:
     job, framework = prepare(scenario)
     classes = _classes(job, framework, folded=folded, rank=rank)
     plans = tuple(place_rank(job.graph, job.mesh, framework, c.representative) for c in classes)
-    return Parts(job, framework, topology, classes, plans, 1, exact=rank is not None)
+    return Parts(job, framework, topology, Routes(job, framework, topology), classes, plans, 1,
+                 exact=rank is not None)
 
 
 def _classes(job: Job, framework: Framework, *, folded: bool, rank: int | None) -> tuple[RankClass, ...]:

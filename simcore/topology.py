@@ -92,8 +92,8 @@ class Link:
     """What a communicator crosses at worst.
 
     `bytes_per_s`: one rank, one way, datasheet; `latency_s` of a call. `ranks_per_node`: the fewest members that a node
-    with any member holds; `num_nodes`: nodes with a member; `num_hosts`: hosts, where a node has several. `local` is
-    the level inside the node of a network link. "nvlink" is the level inside a node, also where that is PCIe.
+    with any member holds; `num_nodes`: nodes with a member; `num_hosts`: hosts, of which a node may have several.
+    `local` is the level inside the node of a network link. "nvlink" is that level, also where it is PCIe.
     Without a `fabric` every collective reaches `bytes_per_s`.
     """
 
@@ -189,10 +189,10 @@ class Topology(Frozen):
         if fabric is None:
             raise _problem("topology", f"{self.name} has no link for a group of {group_size} with stride {stride}")
         bandwidth, latency = int(fabric.bandwidth), fabric.latency.si
+        num_hosts, _ = _worst_spread(group_size, stride, world, self.gpus_per_host)
         if num_nodes == 1:
-            num_hosts, _ = _worst_spread(group_size, stride, world, self.gpus_per_host)
             return Link("nvlink", bandwidth, latency, ranks_per_node, 1, fabric, None, num_hosts)
-        return Link("network", bandwidth, latency, ranks_per_node, num_nodes, fabric, self.node.fabric)
+        return Link("network", bandwidth, latency, ranks_per_node, num_nodes, fabric, self.node.fabric, num_hosts)
 
 
 @cache
@@ -252,12 +252,12 @@ def _read(path: Path) -> Topology:
 
 def _with_curves(topology: Topology, document: Document) -> Topology:
     """Names of measured curves become the files that they mean; those are read when somebody asks for a time."""
-    fabric = topology.node.nvlink
+    fabric, level = topology.node.fabric, "nvlink" if topology.node.nvlink else "pcie"
     if fabric is None or fabric.curves is None:
         return topology
-    path = find_curves(fabric.curves, document.where(("node", "nvlink", "curves")), document.folder)
+    path = find_curves(fabric.curves, document.where(("node", level, "curves")), document.folder)
     found = fabric.model_copy(update={"curves": str(path)})
-    return topology.model_copy(update={"node": topology.node.model_copy(update={"nvlink": found})})
+    return topology.model_copy(update={"node": topology.node.model_copy(update={level: found})})
 
 
 def _efficiency(document: Document) -> Efficiency:

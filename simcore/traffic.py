@@ -6,36 +6,45 @@ them.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import lru_cache
 
 import numpy as np
+from numpy.typing import NDArray
 
-from simcore.collective import wire_factor
-from simcore.mesh import IntArray, Mesh
+from simcore.mesh import IntArray
 from simcore.outline import Outline, Phase
 from simcore.program import Program
 from simcore.report import TrafficRow
+from simcore.routes import Route, Routes
 
 __all__ = ["traffic"]
 
 
-def traffic(program: Program, mesh: Mesh, steady: range, repeats: int) -> tuple[TrafficRow, ...]:
-    """Rows by collective, axis, phase and dtype. `repeats`: how often the microbatches of `steady` happen."""
+def traffic(program: Program, routes: Routes, rank: int, steady: range, repeats: int) -> tuple[TrafficRow, ...]:
+    """Rows of `rank`, by collective, axis, phase and dtype. `repeats`: how often microbatches of `steady` happen."""
     counted = _counted(program.outline, steady, repeats)
     if not counted.keys:
         return ()
     comms = list(program.tables.comms)
-    groups = [mesh.axis(axis).size for _, axis, _ in comms]
-    factors = np.array([wire_factor(kind, size) for (kind, _, _), size in zip(comms, groups, strict=True)])
+    ways = [routes.of(kind, axis) for kind, axis, _ in comms]
+    shares = np.array([routes.crossing(kind, axis, rank) for kind, axis, _ in comms])[counted.comms]
     sizes = program.payloads()[counted.numbers]
-    wires = np.rint(sizes * factors[counted.comms]).astype(np.int64)  # each call rounded, halves to even
-    calls, payloads, sent = (np.add.reduceat(each * counted.times, counted.starts).tolist()
-                             for each in (np.ones_like(sizes), sizes, wires))
-    rows = [_row(*comms[key // len(Phase)], key % len(Phase), groups[key // len(Phase)], of, payload, wire)
-            for key, of, payload, wire in zip(counted.keys, calls, payloads, sent, strict=True)
-            if groups[key // len(Phase)] > 1]
+    wires = np.rint(sizes * shares[:, 0]).astype(np.int64)  # each call rounded, halves to even
+    away = np.rint(sizes * shares[:, 1]).astype(np.int64)
+    sums = (np.add.reduceat(each * counted.times, counted.starts).tolist()
+            for each in (np.ones_like(sizes), sizes, wires, away, ~_measured(ways, counted.comms, sizes)))
+    rows = [_row(comms[key // len(Phase)], ways[key // len(Phase)], key % len(Phase), *found)
+            for key, *found in zip(counted.keys, *sums, strict=True) if ways[key // len(Phase)].group_size > 1]
     return tuple(sorted(rows, key=lambda r: (r.collective, r.axis, r.phase, r.dtype)))
+
+
+def _measured(ways: Sequence[Route], comms: IntArray, sizes: IntArray) -> NDArray[np.bool_]:
+    """Whether a call's time was measured."""
+    bounds = np.array([(way.measured.start, way.measured.stop) for way in ways])[comms]
+    found: NDArray[np.bool_] = (sizes >= bounds[:, 0]) & (sizes < bounds[:, 1])
+    return found
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -66,8 +75,9 @@ def _counted(outline: Outline, steady: range, repeats: int) -> _Counted:
     return _Counted(tuple(distinct.tolist()), starts, numbers, times, keys // len(Phase))
 
 
-def _row(collective: str, axis: str, dtype: str, phase: int, group: int, calls: int, payload: int,
-         wire: int) -> TrafficRow:
-    algorithm = {"all_to_all": "pairwise", "send_recv": "direct"}.get(collective, "ring")
-    return TrafficRow(collective=collective, axis=axis, group_size=group, phase=Phase(phase).name.lower(), dtype=dtype,
-                      calls=calls, payload_bytes=payload, wire_bytes=wire, algorithm=algorithm)
+def _row(comm: tuple[str, str, str], way: Route, phase: int, calls: int, payload: int, wire: int, away: int,
+         unmeasured: int) -> TrafficRow:
+    collective, axis, dtype = comm
+    return TrafficRow(collective=collective, axis=axis, group_size=way.group_size, phase=Phase(phase).name.lower(),
+                      dtype=dtype, calls=calls, payload_bytes=payload, wire_bytes=wire, nvlink_bytes=wire - away,
+                      network_bytes=away, algorithm=way.algorithm, timing="model" if unmeasured else "measured")

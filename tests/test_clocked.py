@@ -10,6 +10,7 @@ import pytest
 import small
 from simcore.clocked import Clocked, clock
 from simcore.fold import fold
+from simcore.routes import Routes
 from simcore.setup import prepare
 from simcore.tape import Op
 from simcore.tile import OP
@@ -22,7 +23,7 @@ def clocked(name: str, mesh: dict[str, int], *, microbatches: int = 2, **given: 
     classes = fold(job.graph, job.mesh, table)
     programs = [small.program_of(name, mesh, rank=c.representative, microbatches=microbatches, **given)
                 for c in classes]
-    return clock(programs, classes, job.mesh, load_topology("dgx-h100", None), table, range(1), 0)
+    return clock(programs, classes, Routes(job, table, load_topology("dgx-h100", None)), table, range(1), 0)
 
 
 def once(name: str) -> int:

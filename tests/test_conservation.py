@@ -17,8 +17,8 @@ from simcore.report import Report
 from simcore.scenario import Scenario
 from simcore.setup import prepare
 from simcore.simulate import place, simulate
-from simcore.tape import Op
-from simcore.tile import AMOUNT, OP, SLOT
+from simcore.tape import Op, Stream
+from simcore.tile import AMOUNT, OP, SLOT, STREAM
 
 RARELY = settings(max_examples=25, deadline=None, derandomize=True)
 
@@ -101,6 +101,42 @@ def test_forward_gathers_whole_padded_parameters(layout: Layout) -> None:
         if row.collective in ("all_gather", "reduce_scatter", "all_to_all"):  # n - 1 of n parts come from others
             assert abs(row.wire_bytes * row.group_size - row.payload_bytes * (row.group_size - 1)) <= (
                 row.calls * row.group_size)
+
+
+@RARELY
+@given(layouts(most=24))
+def test_links_carry_what_leaves_a_rank_and_members_of_a_group_agree(layout: Layout) -> None:
+    """All ranks of a group tell the same calls and bytes, so what one of them sends the others receive."""
+    name, mesh, options = layout
+    asked = small.scenario(name, mesh, options=options)
+    job, _ = prepare(asked)
+    told: dict[object, set[object]] = {}
+    for rank in _ok(simulate(asked, timed=False, fold=False)).ranks:
+        number = int(rank.ranks[0])
+        for row in rank.traffic:
+            assert min(row.nvlink_bytes, row.network_bytes) >= 0
+            assert row.nvlink_bytes + row.network_bytes == row.wire_bytes
+            assert row.network_bytes == 0 or job.mesh.size > 8
+            if row.collective != "send_recv":  # of a line of stages those at the ends send half
+                call = (row.axis, job.mesh.group(number, row.axis), row.collective, row.phase, row.dtype)
+                told.setdefault(call, set()).add((row.calls, row.payload_bytes, row.nvlink_bytes, row.network_bytes))
+    assert all(len(rows) == 1 for rows in told.values()), told
+
+
+@RARELY
+@given(layouts(frameworks=("automodel", "megatron")))
+def test_stages_receive_what_stages_send(layout: Layout) -> None:
+    name, mesh, options = layout
+    asked = small.scenario(name, mesh, options=options, microbatches=5)
+    sent, received = 0, 0
+    for stage in range(mesh["pp"]):
+        program = small.program_of(name, mesh, options=options, microbatches=5,
+                                   rank=stage * prepare(asked)[0].mesh.stage_size)
+        rows = program.columns[program.columns[:, OP] == Op.COLLECTIVE]
+        sent += int(rows[rows[:, STREAM] == Stream.SEND, AMOUNT].sum())
+        received += int(rows[rows[:, STREAM] == Stream.RECEIVE, AMOUNT].sum())
+    assert sent == received
+    assert (sent > 0) == (mesh["pp"] > 1)
 
 
 @pytest.mark.parametrize("name", small.FRAMEWORKS)

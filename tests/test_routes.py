@@ -1,0 +1,71 @@
+"""Which way a job's collectives go: links, nodes, and messages between stages."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+import small
+from simcore.collective import crossing
+from simcore.routes import Routes
+from simcore.topology import load_topology
+
+
+def routes(name: str, mesh: dict[str, int], topology: str = "dgx-h100", **given: Any) -> Routes:
+    return Routes(*small.prepared(name, mesh, **given), load_topology(topology))
+
+
+def test_an_axis_takes_the_link_of_its_groups() -> None:
+    found = routes("megatron", {"tp": 2, "dp_shard": 16})
+    inside, across = found.of("all_gather", "tp"), found.of("reduce_scatter", "dp_cp")
+    assert (inside.link.name, inside.group_size, len(inside.measured) > 0) == ("nvlink", 2, True)
+    assert (across.link.name, across.group_size, len(across.measured)) == ("network", 16, 0)
+    assert across.ns(2**30) > inside.ns(2**30)
+
+
+def test_only_tokens_for_experts_are_dispatched() -> None:
+    found = routes("automodel", {"dp_shard": 16, "ep": 8}, options={"dispatcher": "deepep"})
+    assert found.of("all_to_all", "ep").dispatch is not None
+    assert found.of("all_to_all", "dp_shard_cp").dispatch is None
+    assert found.of("all_gather", "ep").dispatch is None
+
+
+def test_tokens_take_two_levels_where_experts_span_nodes() -> None:
+    """Expert tensor parallelism takes every other rank, so 8 ranks with experts lie in two nodes."""
+    flex = {"moe_token_dispatcher_type": "flex"}
+    near = routes("megatron", {"dp_shard": 8, "ep": 8}, options=flex)
+    far = routes("megatron", {"dp_shard": 8, "tp": 2, "ep": 8, "etp": 2}, options=flex)
+    assert (near.of("all_to_all", "ep").algorithm, far.of("all_to_all", "ep").algorithm) == ("pairwise", "two_level")
+    assert (near.crossing("all_to_all", "ep", 0).network, near.crossing("all_to_all", "ep", 0).wire) == (0, 7 / 8)
+    assert 0 < far.crossing("all_to_all", "ep", 0).network < 1 / 2
+
+
+LAYERS = {"config": "llama-tiny", "overrides": {"num_hidden_layers": 24}}
+
+
+@pytest.mark.parametrize(("stages", "tp", "chunks", "away"), [
+    (4, 4, 1, [0, 1 / 2, 1 / 2, 0]),  # two stages a node: 0 and 1, 2 and 3
+    (4, 8, 1, [1, 1, 1, 1]),  # a stage a node
+    (4, 2, 1, [0, 0, 0, 0]),  # all in one node
+    (4, 4, 3, [2 / 5, 1 / 2, 1 / 2, 2 / 5]),  # round the ring: three up, two to the last stage and so on
+])
+def test_messages_leave_the_node_where_the_neighbour_is_in_another(stages: int, tp: int, chunks: int,
+                                                                  away: list[float]) -> None:
+    found = routes("megatron", {"pp": stages, "tp": tp}, model=LAYERS, microbatches=8,
+                   pipeline={"virtual_stages": chunks})
+    for stage, share in enumerate(away):
+        told = found.crossing("send_recv", "pp", stage * tp)
+        assert tuple(told) == pytest.approx((1, share))
+
+
+def test_messages_of_a_ring_go_to_the_next_rank() -> None:
+    """Two of its ranks stand in each node, so half of them have their next rank in the other."""
+    found = routes("megatron", {"cp": 4, "tp": 4}, model="llama-tiny")
+    assert [found.crossing("send_recv", "cp", rank).network for rank in (0, 4, 8, 12)] == [1 / 2] * 4
+
+
+def test_other_collectives_cross_as_their_group_does() -> None:
+    found = routes("megatron", {"tp": 2, "dp_shard": 16})
+    route = found.of("all_gather", "dp_cp")
+    assert found.crossing("all_gather", "dp_cp", 5) == crossing("all_gather", 16, route.link)
