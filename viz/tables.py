@@ -106,8 +106,9 @@ def owner_table(rank: RankReport) -> Markup | None:
 def traffic_table(rank: RankReport) -> Markup | None:
     """The collectives of one step."""
     rows = [[t.collective, code(t.axis), t.phase, t.dtype, t.algorithm, f"{t.group_size:,}", f"{t.calls:,}",
-             format_bytes(t.payload_bytes), format_bytes(t.wire_bytes)] for t in rank.traffic]
-    columns = ("collective", "axis", "phase", "dtype", "algorithm", "ranks", "calls", "payload", "on the wire")
+             *map(format_bytes, (t.payload_bytes, t.wire_bytes, t.network_bytes)), t.timing] for t in rank.traffic]
+    columns = ("collective", "axis", "phase", "dtype", "algorithm", "ranks", "calls", "payload", "on the wire",
+               "of it off the node", "time")
     return table("Traffic of one step and rank", columns, rows, 5) if rows else None
 
 
