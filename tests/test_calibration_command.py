@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import sys
 from pathlib import Path
 
@@ -9,7 +10,6 @@ import pytest
 
 from simcore import cli, load, simulate
 from simcore.calibration import machine
-from simcore.data import data_folder
 from simcore.efficiency import load_efficiency
 
 Ran = tuple[object, str, str]
@@ -64,20 +64,40 @@ def test_a_file_that_is_there_stays(capsys: pytest.CaptureFixture[str], tmp_path
     assert out.read_text(encoding="utf-8") == "mine"
 
 
+def test_every_file_that_is_there_is_told(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
+    for name in ("mine.yaml", "machine.yaml"):
+        (tmp_path / name).touch()
+    told = refusal(capsys, "--out", tmp_path / "mine.yaml", "--topology-out", tmp_path / "machine.yaml")
+    assert len(told.splitlines()) == 2
+
+
 @pytest.mark.slow
-def test_a_written_file_runs_a_scenario(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
+def test_the_files_that_are_written_run_a_scenario(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
     pytest.importorskip("torch")
-    out = tmp_path / "mine.yaml"
-    code, _, err = ran(capsys, "--device", "cpu", "--model", "nemotron-3-tiny", "--quick", "--out", out)
+    out, machine_out = tmp_path / "mine.yaml", tmp_path / "machine.yaml"
+    code, told, err = ran(capsys, "--device", "cpu", "--model", "nemotron-3-tiny", "--out", out,
+                          "--topology-out", machine_out, "--json")
     assert code == 0, err
-    gemm = load_efficiency(out).kernels.gemm.compute
-    assert gemm is not None
-    assert gemm.kind == "fitted"
-    assert "torch.mm" in gemm.source
-    text = (data_folder("topologies") / "dgx-h100.yaml").read_text(encoding="utf-8")
-    (tmp_path / "machine.yaml").write_text(text.replace("efficiency: h100", "efficiency: mine.yaml"), encoding="utf-8")
+    mine = load_efficiency(out)
+    for name, share in mine.kernels:
+        value = share.compute or share.memory
+        assert value.kind == "fitted" or "within 2 times the shortest" in value.source or name == "attention"
+    assert "our own chunked scan" in mine.kernels.mamba_scan.compute.source  # type: ignore[union-attr]
+    assert mine.host.operator.kind == "measured"
+    assert mine.kernels.attention.compute.source.startswith("taken over from h100: ")  # type: ignore[union-attr]
+    assert set(json.loads(told)) >= {"machine", "efficiency", "topology", "readings", "points"}
     (tmp_path / "job.yaml").write_text(
         "name: job\nmodel: nemotron-3-tiny\nframework: fsdp2\ntopology: machine.yaml\nmesh: {dp_shard: 8}\n"
         "training: {seq_len: 128}\n", encoding="utf-8")
     report = simulate(load(tmp_path / "job.yaml")[0])
     assert report.time is not None
+    assert report.time.step_s > before(tmp_path)
+
+
+def before(folder: Path) -> float:
+    """Seconds of the same step on the machine whose peaks a CPU is far from."""
+    (folder / "dgx.yaml").write_text(
+        (folder / "job.yaml").read_text(encoding="utf-8").replace("machine.yaml", "dgx-h100"), encoding="utf-8")
+    time = simulate(load(folder / "dgx.yaml")[0]).time
+    assert time is not None
+    return time.step_s

@@ -2,15 +2,23 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, NamedTuple
 
 from simcore.calibration.machine import Machine
 from simcore.calibration.reading import Reading
 from simcore.calibration.sizes import Sizes
 from simcore.calibration.stopwatch import Call, Stopwatch
 
-__all__ = ["Bench", "Extent", "extent_of"]
+__all__ = ["Bench", "Extent", "Work", "extent_of"]
+
+
+class Work(NamedTuple):
+    """(FLOPs, bytes moved) of a kernel's two passes."""
+
+    forward: tuple[int, int]
+    backward: tuple[int, int]
 
 
 @dataclass(frozen=True, slots=True)
@@ -30,7 +38,7 @@ class Extent:
 
 _WHOLE = Extent((16, 64, 256, 1024, 4096, 8192, 16384), (8, 32, 128, 512, 2048), (1024, 2048, 4096, 8192), 16, 5, 20)
 _QUICK = Extent((64, 512, 4096), (32, 512), (1024, 4096), 16, 3, 7)
-_ON_CPU = Extent((4, 32, 256), (4, 32), (64, 128), 4, 1, 3)
+_ON_CPU = Extent((4, 32, 256), (4, 32), (256, 512), 4, 1, 5)
 """On a CPU nothing but the path is tried."""
 
 
@@ -59,6 +67,20 @@ class Bench:
         made = self.torch.randn(shape, device=self.machine.device, dtype=getattr(self.torch, dtype))
         return (made * 0.1).requires_grad_(grad)
 
+    def forget(self) -> None:
+        """Give what tensors have left back to the device."""
+        if self.machine.is_gpu:
+            self.torch.cuda.empty_cache()
+
     def read(self, kernel: str, by: str, shape: str, work: tuple[int, int], call: Call, dtype: str = "bf16") -> Reading:
         """Time one call; `work` is (FLOPs, bytes moved)."""
         return Reading(kernel, by, shape, dtype, *work, self.stopwatch.seconds(call))
+
+    def read_both(self, kernel: str, by: str, shape: str, work: Work, call: Call, inputs: Sequence[Any],
+                  dtype: str = "bf16") -> Iterator[Reading]:
+        """Time one call, and its backward down to `inputs`, which need gradients."""
+        yield self.read(kernel, by, shape, work.forward, call, dtype)
+        out: Any = call()
+        grad = self.torch.randn_like(out)
+        yield self.read(kernel, by, f"{shape} backward", work.backward,
+                        lambda: self.torch.autograd.grad(out, inputs, grad, retain_graph=True), dtype)

@@ -1,78 +1,120 @@
-"""The whole way: what is measured, what is fitted to it, and the keys that it is written under."""
+"""The whole way: everything that this machine can measure, by the keys of the files that it goes into."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass, field
+import json
+from collections.abc import Callable, Mapping
+from dataclasses import asdict, dataclass, field
+from functools import partial
 from typing import Final
 
-from simcore.calibration import products
+from simcore.calibration import copies, host, memory, ranks
 from simcore.calibration.bench import Bench
-from simcore.calibration.fit import Shares, above_floor, fit_both
-from simcore.calibration.reading import NotMeasured, Reading, Value
+from simcore.calibration.kernels import KERNELS, collected, fp8_kept, kernel_values
+from simcore.calibration.reading import NotMeasured, Reading, Value, reason_of
+from simcore.quantity import Share
 from simcore.topology import Topology
 
 __all__ = ["Calibration", "calibrate"]
 
-Measure = Callable[[Bench], Iterable[Reading]]
 Tell = Callable[[str], None]
 
-KERNELS: Final[dict[str, Measure]] = {"gemm": products.gemm}
-"""Kernels of the efficiency file, and who times them."""
+_IN_A_STEP: Final = "a share of whole steps, which no kernel alone shows"
+_NEVER: Final = {"host.collective": "ranks that wait for one another are in it, which one call alone does not show",
+                 "host.graphed": _IN_A_STEP, "host.step": _IN_A_STEP, "overlap": _IN_A_STEP,
+                 "low_precision.fp4": "fp4 is not timed"}
+"""What is taken over whatever the machine is, and why."""
 
 
 @dataclass(frozen=True, slots=True)
 class Calibration:
-    """Values by dotted key of the file, and why there are none, by the beginning of a key."""
+    """What was read, and what became of it.
 
-    found: dict[str, Value] = field(default_factory=dict)
-    reasons: dict[str, str] = field(default_factory=dict)
+    `efficiency`, `topology`: values by dotted key of either file. `reasons`: by the beginning of a key, why there are
+    none below it. `allocator`: what blocks of fixed sizes made torch reserve.
+    """
+
+    efficiency: dict[str, Value] = field(default_factory=dict)
+    topology: dict[str, Value] = field(default_factory=dict)
+    reasons: dict[str, str] = field(default_factory=lambda: dict(_NEVER))
+    readings: list[Reading] = field(default_factory=list)
+    points: list[ranks.Point] = field(default_factory=list)
+    allocator: dict[str, int] = field(default_factory=dict)
+
+    def as_json(self, told: str) -> str:
+        """All of it and the machine, `told`, as one JSON object."""
+        return json.dumps({"machine": told, **asdict(self)})
 
 
 def calibrate(bench: Bench, topology: Topology, tell: Tell) -> Calibration:
-    """Measure all that this machine can; what it cannot is a reason. `tell` is given a line for each."""
+    """Measure all that this machine can; `tell` is given a line for each part, when it is done."""
     done = Calibration()
-    shortest = _shortest(bench)
-    done.found["shortest"] = Value(f"{shortest * 1e6:.3g} us", "measured", f"torch.neg of one number; {_told(bench)}")
-    for kernel, measure in KERNELS.items():
-        try:
-            shares = _shares(bench, topology, kernel, list(measure(bench)), shortest, done)
-            tell(f"{kernel}: {shares}")
-        except (NotMeasured, RuntimeError) as error:  # torch: out of memory, no such kernel on this device
-            done.reasons[f"kernels.{kernel}"] = str(error).partition("\n")[0]
-            tell(f"{kernel}: not measured: {done.reasons[f'kernels.{kernel}']}")
+    _efficiency(bench, topology, done, tell)
+    _topology(bench, topology, done, tell)
     return done
 
 
-def _shortest(bench: Bench) -> float:
-    one = bench.random(1)
-    return bench.stopwatch.seconds(one.neg)
+def _efficiency(bench: Bench, topology: Topology, done: Calibration, tell: Tell) -> None:
+    def kernel(name: str) -> dict[str, Value]:
+        readings, stopped = collected(bench, KERNELS[name])
+        done.readings.extend(readings)
+        found = kernel_values(bench, topology, name, readings, floor, stopped)
+        if f"kernels.{name}.memory" not in found:
+            done.reasons[f"kernels.{name}.memory"] = "FLOPs for a byte vary too little to tell it from the arithmetic"
+        return found
+
+    def fp8() -> dict[str, Value]:
+        gemm = done.efficiency.get("kernels.gemm.compute")
+        if gemm is None:
+            raise NotMeasured("products in 16 bits were not measured")
+        return {"low_precision.fp8": fp8_kept(bench, topology, Share.model_validate(gemm.value).si)}
+
+    into = done.efficiency
+    floor = bench.stopwatch.seconds(bench.random(1).neg)
+    for name in KERNELS:
+        _part(f"kernels.{name}", partial(kernel, name), into, done, tell)
+        bench.forget()
+    _part("low_precision.fp8", fp8, into, done, tell)
+    for key, measure in (("shortest", host.shortest), ("host.operator", host.operator), ("host.module", host.module)):
+        _part(key, partial(_alone, key, measure, bench), into, done, tell)
 
 
-def _shares(bench: Bench, topology: Topology, kernel: str, readings: Sequence[Reading], shortest: float,
-            done: Calibration) -> str:
-    used = above_floor(readings, shortest)
-    device = topology.device
-    base = getattr(topology.efficiency.kernels, kernel)
-    shares = fit_both(used, device.peak.bf16.si, device.memory_bandwidth.si, base.memory.si)
-    source = f"{_about(used, shares)}; {_told(bench)}"
-    assert shares.compute is not None
-    done.found[f"kernels.{kernel}.compute"] = Value(percent(shares.compute), "fitted", source)
-    if shares.told_apart:
-        done.found[f"kernels.{kernel}.memory"] = Value(percent(shares.memory), "fitted", source)
-    return f"compute {percent(shares.compute)}, memory {percent(shares.memory)}"
+def _topology(bench: Bench, topology: Topology, done: Calibration, tell: Tell) -> None:
+    def fabric() -> dict[str, Value]:
+        if topology.node.nvlink is None:
+            raise NotMeasured(f"{topology.name} has no link between GPUs")
+        done.points.extend(ranks.curves(bench))
+        return _below("node.nvlink", ranks.fabric(done.points, bench.machine.told))
+
+    def allocator() -> dict[str, Value]:
+        done.allocator.update(memory.allocator(bench))
+        tell(f"allocator: {done.allocator}")
+        return {}
+
+    into = done.topology
+    _part("node.host_link", lambda: _below("node.host_link", copies.host_link(bench)), into, done, tell)
+    _part("device.memory", lambda: _below("device.memory", memory.device_memory(bench, topology)), into, done, tell)
+    _part("allocator", allocator, into, done, tell)
+    _part("node.nvlink", fabric, into, done, tell)
 
 
-def percent(share: float) -> str:
-    """As files have it."""
-    return f"{100 * share:.3g}%"
+def _part(key: str, measure: Callable[[], Mapping[str, Value]], into: dict[str, Value], done: Calibration,
+          tell: Tell) -> None:
+    """One part: its values, or why there are none."""
+    try:
+        found = measure()
+    except Exception as error:  # noqa: BLE001 - whatever a library says, the other parts are still measured
+        done.reasons[key] = reason_of(error)
+        tell(f"{key}: not measured: {done.reasons[key]}")
+        return
+    into.update(found)
+    for name, value in found.items():
+        tell(f"{name}: {value.value}")
 
 
-def _about(used: Sequence[Reading], shares: Shares) -> str:
-    names = ", ".join(dict.fromkeys(one.by for one in used))
-    return f"{names}: {shares.used} readings from {used[0].shape} to {used[-1].shape}, median error {shares.error:.1%}"
+def _alone(key: str, measure: Callable[[Bench], Value], bench: Bench) -> dict[str, Value]:
+    return {key: measure(bench)}
 
 
-def _told(bench: Bench) -> str:
-    return bench.machine.told
-
+def _below(key: str, values: Mapping[str, Value]) -> dict[str, Value]:
+    return {f"{key}.{name}": value for name, value in values.items()}

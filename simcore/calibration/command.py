@@ -4,11 +4,16 @@ from __future__ import annotations
 
 from enum import StrEnum
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
 from simcore.errors import InputError, Problem
+
+if TYPE_CHECKING:
+    from simcore.calibration.bench import Bench
+    from simcore.calibration.calibrate import Calibration
+    from simcore.topology import Topology
 
 __all__ = ["calibrate"]
 
@@ -23,32 +28,56 @@ class On(StrEnum):
 def calibrate(
     *,
     out: Annotated[Path, typer.Option(help="The efficiency file to write; a topology names it.")],
+    topology_out: Annotated[Path | None, typer.Option(help="A copy of the topology that names it, links too.")] = None,
     model: Annotated[str, typer.Option(help="Whose shapes are measured.")] = "nemotron-3-nano-30b-a3b",
     topology: Annotated[str, typer.Option(help="Whose peaks shares are of.")] = "dgx-h100",
     device: Annotated[On, typer.Option(help="cpu: only to try the path out.")] = On.CUDA,
     quick: Annotated[bool, typer.Option("--quick", help="Fewer shapes and repeats.")] = False,
     force: Annotated[bool, typer.Option("--force", help="Overwrite what is there.")] = False,
-    json: Annotated[bool, typer.Option("--json", help="Print nothing on standard output.")] = False,
+    json: Annotated[bool, typer.Option("--json", help="Print every reading as JSON, nothing else.")] = False,
 ) -> None:
     """Measure this machine's kernels at a model's shapes, into an efficiency file (needs PyTorch and a GPU)."""
+    from simcore.calibration.calibrate import calibrate as measure
+    from simcore.topology import load_topology
+
+    base = load_topology(topology, where="--topology")
+    _check_free(out, topology_out, force=force)
+    bench = _bench(model, base, device, quick=quick)
+    done = measure(bench, base, lambda line: typer.echo(line, err=True))
+    _write(out, topology_out, base, done, bench.machine.told)
+    if json:
+        typer.echo(done.as_json(bench.machine.told))
+    else:
+        typer.echo("\n".join(f"wrote {path}" for path in (out, topology_out) if path))
+
+
+def _check_free(*paths: Path | None, force: bool) -> None:
+    """Before minutes are spent on what could not be written."""
+    there = [Problem(str(path), "exists already; --force overwrites it") for path in paths if path and path.exists()]
+    if there and not force:
+        raise InputError(there)
+
+
+def _bench(model: str, base: Topology, device: str, *, quick: bool) -> Bench:
     from datetime import UTC, datetime
 
     from simcore.calibration.bench import Bench, extent_of
-    from simcore.calibration.calibrate import calibrate as measure
     from simcore.calibration.machine import find_machine
     from simcore.calibration.sizes import sizes_of
     from simcore.calibration.stopwatch import Stopwatch
-    from simcore.calibration.write import efficiency_text
-    from simcore.output import write_new
-    from simcore.topology import load_topology
 
-    sizes, cluster = sizes_of(model, "--model"), load_topology(topology, where="--topology")
-    if out.exists() and not force:  # before minutes are spent on it
-        raise InputError(Problem(str(out), "exists already; --force overwrites it"))
-    machine = find_machine(device, cluster, f"{datetime.now(UTC):%Y-%m-%d}")
+    sizes = sizes_of(model, "--model")
+    machine = find_machine(device, base, f"{datetime.now(UTC):%Y-%m-%d}")
     extent = extent_of(machine, quick=quick)
-    bench = Bench(machine, sizes, extent, Stopwatch(machine, extent.warmup, extent.repeats))
-    done = measure(bench, cluster, lambda line: typer.echo(line, err=True))
-    write_new(out, efficiency_text(out.stem, cluster.efficiency, done.found, done.reasons, machine.told), force=force)
-    if not json:
-        typer.echo(f"wrote {out}; next: name it under efficiency: in a topology file")
+    return Bench(machine, sizes, extent, Stopwatch(machine, extent.warmup, extent.repeats))
+
+
+def _write(out: Path, topology_out: Path | None, base: Topology, done: Calibration, told: str) -> None:
+    from simcore.calibration.write import efficiency_text, topology_text
+    from simcore.output import write_new
+
+    write_new(out, efficiency_text(out.stem, base.efficiency, done.efficiency, done.reasons, told), force=True)
+    if topology_out is not None:
+        beside = out.resolve().parent == topology_out.resolve().parent
+        named = out.name if beside else str(out.resolve())
+        write_new(topology_out, topology_text(topology_out.stem, base, named, done.topology, told), force=True)

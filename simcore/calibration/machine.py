@@ -21,7 +21,7 @@ _DRIVER: Final = Path("/proc/driver/nvidia/version")  # the kernel module's own 
 class Machine:
     """`device` is cuda or cpu; `name` of the GPU or processor; `told` is all of it, for the source of a number.
 
-    `count`: GPUs that there are, 1 on a CPU.
+    `count`: GPUs that there are; on a CPU the processes that collectives are tried with.
     """
 
     torch: Any
@@ -45,7 +45,7 @@ def find_machine(device: str, topology: Topology, date: str) -> Machine:
         raise _problem("calibrate runs PyTorch, which is not there: pip install 'rankscope[calibrate]'")
     if device == "cpu":
         name = platform.processor() or platform.machine()
-        return Machine(torch, device, name, 1, f"CPU {name}, torch {torch.__version__}, {date}")
+        return Machine(torch, device, name, 2, f"CPU {name}, torch {torch.__version__}, {date}")
     if not torch.cuda.is_available():
         raise _problem("PyTorch finds no GPU here; --device cpu tries the path out, its shares mean nothing for a GPU")
     return _gpu(torch, topology, date)

@@ -1,31 +1,98 @@
-"""Matrix products at the model's own sizes: linears, and those of experts with few rows each."""
+"""Matrix products at the model's own sizes: linears, those of experts with few rows each, and linears in 8 bits."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator, Sequence
+from functools import partial
+from itertools import pairwise
+from typing import Any
 
 from simcore.calibration.bench import Bench
-from simcore.calibration.reading import Reading
+from simcore.calibration.reading import NotMeasured, Reading
 from simcore.calibration.sizes import Product
 
-__all__ = ["gemm"]
+__all__ = ["fp8_gemm", "gemm", "grouped_gemm"]
 
 _SIZE = 2  # bytes of bf16
+_Multiply = Callable[[Any, Any], Any]
 
 
 def gemm(bench: Bench) -> Iterator[Reading]:
     """Every linear at every number of rows: forward, gradient of the input, gradient of the weight."""
-    once = {(product.n, product.k): product for product in bench.sizes.products}
-    for product in once.values():
+    for product in _distinct(bench.sizes.products):
         for rows in bench.extent.rows:
             yield from _linear(bench, product, rows)
+
+
+def _distinct(products: Sequence[Product]) -> list[Product]:
+    """One product of each shape."""
+    return list({(product.n, product.k): product for product in products}.values())
 
 
 def _linear(bench: Bench, product: Product, m: int) -> Iterator[Reading]:
     n, k = product.n, product.k
     x, weight, grad = bench.random(m, k), bench.random(n, k), bench.random(m, n)
-    work = 2 * m * n * k, _SIZE * (m * k + m * n + n * k)
-    shape = f"{product.name} {m}x{n}x{k}"
+    work, shape = _work(m, n, k), f"{product.name} {m}x{n}x{k}"
     yield bench.read("gemm", "torch.mm", shape, work, lambda: x @ weight.t())
     yield bench.read("gemm", "torch.mm", f"{shape} dgrad", work, lambda: grad @ weight)
     yield bench.read("gemm", "torch.mm", f"{shape} wgrad", work, lambda: grad.t() @ x)
+
+
+def _work(m: int, n: int, k: int, weights: int = 1) -> tuple[int, int]:
+    """As `Context.gemm` of `simcore/operators/megatron_context.py` counts: m rows of all experts together."""
+    return 2 * m * n * k, _SIZE * (m * k + m * n + weights * n * k)
+
+
+def grouped_gemm(bench: Bench) -> Iterator[Reading]:
+    """Products of experts that get equal rows, forward; of at most `Extent.experts` of them.
+
+    NotMeasured: the model has no experts.
+    """
+    if bench.sizes.moe is None:
+        raise NotMeasured("the model has no experts")
+    count = min(bench.sizes.moe.num_experts, bench.extent.experts)
+    for product in bench.sizes.grouped:
+        weight = bench.random(count, product.n, product.k)
+        for each in bench.extent.expert_rows:
+            x = bench.random(count * each, product.k)
+            by, multiply = _grouped(bench, x, weight)
+            shape = f"{product.name} {count} experts of {each}x{product.n}x{product.k}"
+            work = _work(count * each, product.n, product.k, count)
+            yield bench.read("grouped_gemm", by, shape, work, partial(multiply, x, weight))
+
+
+def _grouped(bench: Bench, x: Any, weight: Any) -> tuple[str, _Multiply]:
+    """The grouped product of torch where this device has it, else a product an expert: its name, and what runs it."""
+    count, each = weight.shape[0], x.shape[0] // weight.shape[0]
+    torch, bounds = bench.torch, range(0, x.shape[0] + 1, each)
+    ends = torch.tensor(bounds[1:], dtype=torch.int32, device=bench.machine.device)
+
+    def together(x: Any, weight: Any) -> Any:
+        return torch._grouped_mm(x, weight.transpose(-2, -1), offs=ends)
+
+    def one_by_one(x: Any, weight: Any) -> Any:
+        return [x[i:j] @ weight[e].t() for e, (i, j) in zip(range(count), pairwise(bounds), strict=True)]
+
+    try:
+        together(x, weight)
+    except (AttributeError, RuntimeError):  # an older torch; a device without the kernel
+        return "a loop of torch.mm over experts", one_by_one
+    return "torch._grouped_mm", together
+
+
+def fp8_gemm(bench: Bench) -> Iterator[Reading]:
+    """Linears of 8-bit operands with one scale a tensor, forward, where arithmetic bounds them.
+
+    NotMeasured: no GPU that computes in 8 bits (compute capability 8.9 and later).
+    """
+    if not bench.machine.is_gpu or bench.torch.cuda.get_device_capability(0) < (8, 9):
+        raise NotMeasured("no GPU that computes in fp8")
+    torch, m = bench.torch, bench.extent.rows[-1]
+    one = torch.ones((), device="cuda")
+    for product in _distinct(bench.sizes.products):
+        if product.n % 16 or product.k % 16:  # torch `_scaled_mm` asks for it
+            continue
+        x, weight = (bench.random(rows, product.k).to(torch.float8_e4m3fn) for rows in (m, product.n))
+        work = 2 * m * product.n * product.k, m * product.k + product.n * product.k + _SIZE * m * product.n
+        yield bench.read("gemm", "torch._scaled_mm", f"{product.name} {m}x{product.n}x{product.k}", work,
+                         partial(torch._scaled_mm, x, weight.t(), one, one, out_dtype=torch.bfloat16), "fp8")

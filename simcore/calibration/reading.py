@@ -4,11 +4,18 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-__all__ = ["NotMeasured", "Reading", "Value"]
+__all__ = ["NotMeasured", "Reading", "Value", "reason_of"]
 
 
 class NotMeasured(Exception):
     """This machine or its libraries cannot run what was to be timed; the message says why."""
+
+
+def reason_of(error: Exception) -> str:
+    """What a library says of its error, in one line."""
+    if isinstance(error, NotMeasured):
+        return str(error)
+    return f"{type(error).__name__}: {' '.join(str(error).split())[:200]}"
 
 
 @dataclass(frozen=True, slots=True)

@@ -1,0 +1,63 @@
+"""Causal attention over one sequence, forward and backward, without its projections."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from functools import partial
+from typing import Any
+
+from simcore.calibration.bench import Bench, Work
+from simcore.calibration.machine import optional
+from simcore.calibration.reading import NotMeasured, Reading
+from simcore.calibration.sizes import Core
+
+__all__ = ["attention", "attention_flash2", "work_of"]
+
+
+def attention(bench: Bench) -> Iterator[Reading]:
+    """By cuDNN's kernel; NotMeasured without a GPU."""
+    if not bench.machine.is_gpu:
+        raise NotMeasured("cuDNN's attention needs a GPU")
+    return _over_lengths(bench, "attention", "SDPA by cuDNN", _sdpa(bench, "CUDNN_ATTENTION"))
+
+
+def attention_flash2(bench: Bench) -> Iterator[Reading]:
+    """flash-attention 2 where it is installed, else torch's own."""
+    flash = optional("flash_attn") if bench.machine.is_gpu else None
+    if flash is not None:
+        return _over_lengths(bench, "attention_flash2", f"flash-attn {flash.__version__}", _flash(flash))
+    return _over_lengths(bench, "attention_flash2", "SDPA by torch's flash kernel", _sdpa(bench, "FLASH_ATTENTION"))
+
+
+def _over_lengths(bench: Bench, kernel: str, by: str, run: Callable[..., Any]) -> Iterator[Reading]:
+    """Keys are repeated for every head: a few bytes more, and every kernel takes them."""
+    core = bench.sizes.core
+    if core is None:
+        raise NotMeasured("the model has no attention")
+    for seq in bench.extent.tokens:
+        widths = (core.dim, core.dim, core.value)
+        parts = tuple(bench.random(1, seq, core.heads, width, grad=True) for width in widths)
+        shape = f"{seq} tokens, {core.heads} heads of {core.dim}"
+        yield from bench.read_both(kernel, by, shape, work_of(core, seq), partial(run, *parts), parts)
+
+
+def work_of(core: Core, seq: int) -> Work:
+    """As `aten.scaled_dot_product_attention` of `simcore/operators/` counts, with keys for every head."""
+    q, v = 2 * seq * core.heads * core.dim, 2 * seq * core.heads * core.value
+    flops, moved = seq * seq * core.heads * (core.dim + core.value), 2 * q + v
+    return Work((flops, moved + v), (flops * 5 // 2, 3 * moved))
+
+
+def _sdpa(bench: Bench, backend: str) -> Callable[[Any, Any, Any], Any]:
+    chosen = getattr(bench.torch.nn.attention.SDPBackend, backend)
+
+    def run(q: Any, k: Any, v: Any) -> Any:
+        with bench.torch.nn.attention.sdpa_kernel(chosen):
+            heads_first = (x.transpose(1, 2) for x in (q, k, v))
+            return bench.torch.nn.functional.scaled_dot_product_attention(*heads_first, is_causal=True)
+
+    return run
+
+
+def _flash(flash: Any) -> Callable[[Any, Any, Any], Any]:
+    return lambda q, k, v: flash.flash_attn_func(q, k, v, causal=True)

@@ -1,0 +1,43 @@
+"""Copies between a GPU and pinned memory of its host."""
+
+from __future__ import annotations
+
+from typing import Any, Final
+
+from simcore.calibration.bench import Bench
+from simcore.calibration.fit import fit_line
+from simcore.calibration.reading import NotMeasured, Value
+
+__all__ = ["host_link"]
+
+_BYTES: Final = (2**12, 2**16, 2**20, 2**24, 2**28)
+
+
+def host_link(bench: Bench) -> dict[str, Value]:
+    """Values by key of a topology's `node.host_link`; NotMeasured without a GPU."""
+    if not bench.machine.is_gpu:
+        raise NotMeasured("no GPU")
+    down, up = _lines(bench)
+    told = f"{_BYTES[0]} B to {_BYTES[-1] >> 20} MiB of pinned memory; {bench.machine.told}"
+    return {"to_device": Value(_rate(down[1]), "fitted", told), "to_host": Value(_rate(up[1]), "fitted", told),
+            "latency": Value(f"{max(down[0], up[0]) * 1e6:.3g} us", "fitted", told)}
+
+
+def _lines(bench: Bench) -> tuple[tuple[float, float], tuple[float, float]]:
+    """(latency, rate) to the device and to the host."""
+    torch, down, up = bench.torch, list[tuple[float, float]](), list[tuple[float, float]]()
+    for size in _BYTES:
+        there: Any = torch.empty(size, dtype=torch.int8, device="cuda")
+        here = torch.empty(size, dtype=torch.int8, pin_memory=True)
+        for points, target, source in ((down, there, here), (up, here, there)):
+            copy = _copy(target, source)
+            points.append((float(size), bench.stopwatch.seconds(copy)))
+    return fit_line(down), fit_line(up)
+
+
+def _copy(target: Any, source: Any) -> Any:
+    return lambda: target.copy_(source, non_blocking=True)
+
+
+def _rate(si: float) -> str:
+    return f"{si / 1e9:.4g} GB/s"

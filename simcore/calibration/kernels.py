@@ -1,0 +1,85 @@
+"""Every kernel of an efficiency file: who times it, and the shares that are fitted to its readings."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Sequence
+from typing import Final
+
+from simcore.calibration import attention, mamba, passes, products
+from simcore.calibration.bench import Bench
+from simcore.calibration.fit import Shares, above_floor, fit_both, fit_memory
+from simcore.calibration.reading import NotMeasured, Reading, Value, reason_of
+from simcore.topology import Topology
+
+__all__ = ["KERNELS", "collected", "fp8_kept", "kernel_values"]
+
+Measure = Callable[[Bench], Iterable[Reading]]
+
+KERNELS: Final[dict[str, Measure]] = {
+    "gemm": products.gemm, "grouped_gemm": products.grouped_gemm, "attention": attention.attention,
+    "attention_flash2": attention.attention_flash2, "mamba_scan": mamba.mamba_scan, "conv": mamba.conv,
+    "norm": passes.norm, "elementwise": passes.elementwise, "permute": passes.permute, "loss": passes.loss,
+    "embedding": passes.embedding, "optimizer": passes.optimizer, "copy": passes.copy,
+}
+"""In the order in which they are measured: products first, while their inputs fit beside nothing else."""
+
+
+def collected(bench: Bench, measure: Measure) -> tuple[list[Reading], str]:
+    """All that could be read, and why it stopped early, if it did; NotMeasured when nothing could."""
+    found: list[Reading] = []
+    try:
+        found.extend(measure(bench))  # `extend` keeps what came before an error
+    except Exception as error:  # whatever a library of kernels says, what was read is kept
+        if not found:
+            raise NotMeasured(reason_of(error)) from error
+        return found, reason_of(error)
+    return found, ""
+
+
+def kernel_values(bench: Bench, topology: Topology, kernel: str, readings: Sequence[Reading], floor: float,
+                  stopped: str = "") -> dict[str, Value]:
+    """Values by key of the file that readings of one kernel give; `floor`: seconds of the shortest one.
+
+    NotMeasured: all are at the floor.
+    """
+    used, device = above_floor(readings, floor), topology.device
+    base = getattr(topology.efficiency.kernels, "copy_" if kernel == "copy" else kernel)
+    rate = device.memory_bandwidth.si
+    if base.compute is None:
+        shares = fit_memory(used, device.peak.fp32.si, rate)
+    else:
+        shares = fit_both(used, device.peak.bf16.si, rate, base.memory.si)
+    source = f"{_about(used, len(readings), shares, stopped)}; {bench.machine.told}"
+    found = {}
+    if shares.compute is not None:
+        found[f"kernels.{kernel}.compute"] = _share(shares.compute, source)
+    if shares.told_apart:
+        found[f"kernels.{kernel}.memory"] = _share(shares.memory, source)
+    return found
+
+
+def fp8_kept(bench: Bench, topology: Topology, gemm: float) -> Value:
+    """What fp8 keeps of the share `gemm` of products in 16 bits; NotMeasured where it cannot be told."""
+    peak = topology.device.peak.fp8
+    if peak is None:
+        raise NotMeasured(f"{topology.device.name} has no fp8")
+    readings, stopped = collected(bench, products.fp8_gemm)
+    shares = fit_both(readings, peak.si, topology.device.memory_bandwidth.si,
+                      topology.efficiency.kernels.gemm.memory.si)
+    assert shares.compute is not None
+    about = _about(readings, len(readings), shares, stopped)
+    return _share(min(1.0, shares.compute / gemm), f"{about}; {bench.machine.told}")
+
+
+def _share(share: float, source: str) -> Value:
+    bound = "at its bound: " if share >= 1 else ""
+    return Value(f"{100 * share:.3g}%", "fitted", f"{bound}{source}")
+
+
+def _about(used: Sequence[Reading], asked: int, shares: Shares, stopped: str) -> str:
+    """What ran on what, of how many readings the rest is at the floor, and how well the line fits."""
+    names = ", ".join(dict.fromkeys(one.by for one in used))
+    given = "" if shares.told_apart else f", memory taken as {100 * shares.memory:.3g}%"
+    ended = f", stopped by {stopped}" if stopped else ""
+    return (f"{names}: {shares.used} of {asked} readings, {used[0].shape} to {used[-1].shape}, "
+            f"median error {shares.error:.1%}{given}{ended}")

@@ -1,0 +1,114 @@
+"""Kernels that memory bounds: norms, sums, gathers of rows, the loss, the embedding, the optimizer, copies.
+
+Bytes are those that a kernel has to move, as `simcore/operators/` posts them (`megatron_context.py`, elementwise;
+`megatron_moe.py`, permutation; `megatron_head.py`, embedding): what a library moves besides lowers its share.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from functools import partial
+from typing import Any
+
+from simcore.calibration.bench import Bench, Work
+from simcore.calibration.machine import optional
+from simcore.calibration.reading import NotMeasured, Reading
+
+__all__ = ["copy", "elementwise", "embedding", "loss", "norm", "optimizer", "permute"]
+
+
+def norm(bench: Bench) -> Iterator[Reading]:
+    """RMSNorm, by TransformerEngine where it is there, else torch's own."""
+    width = bench.sizes.hidden
+    engine = optional("transformer_engine.pytorch") if bench.machine.is_gpu else None
+    if engine is not None:
+        module = engine.RMSNorm(width, device="cuda", params_dtype=bench.torch.bfloat16)
+        by, run, weight = "TransformerEngine's RMSNorm", module, module.weight
+    else:
+        weight = bench.random(width, grad=True)
+        by, run = "torch.nn.functional.rms_norm", lambda x: bench.torch.nn.functional.rms_norm(x, (width,), weight)
+    for tokens in bench.extent.tokens:
+        x, size = bench.random(tokens, width, grad=True), tokens * width
+        yield from bench.read_both("norm", by, f"{tokens}x{width}", Work((size, 4 * size), (size, 8 * size)),
+                                   partial(run, x), (x, weight))
+
+
+def elementwise(bench: Bench) -> Iterator[Reading]:
+    """A sum of two, and a SiLU."""
+    torch, width = bench.torch, bench.sizes.hidden
+    for tokens in bench.extent.tokens:
+        a, b, size = bench.random(tokens, width), bench.random(tokens, width), tokens * width
+        shape = f"{tokens}x{width}"
+        yield bench.read("elementwise", "torch.add", shape, (size, 6 * size), partial(torch.add, a, b))
+        yield bench.read("elementwise", "torch's silu", shape, (size, 4 * size),
+                         partial(torch.nn.functional.silu, a))
+
+
+def permute(bench: Bench) -> Iterator[Reading]:
+    """Rows of tokens copied for their experts, and the sum of them back; NotMeasured: the model has no experts."""
+    moe, torch = bench.sizes.moe, bench.torch
+    if moe is None:
+        raise NotMeasured("the model has no experts")
+    width = moe.expert_hidden
+    for tokens in bench.extent.tokens:
+        sent = tokens * moe.top_k
+        order = torch.randperm(sent, device=bench.machine.device) % tokens
+        x, moved = bench.random(tokens, width, grad=True), 2 * width * (sent + tokens)
+        yield from bench.read_both("permute", "torch's index_select", f"{sent} rows of {tokens}x{width}",
+                                   Work((0, moved), (0, moved)), partial(x.index_select, 0, order), (x,))
+
+
+def loss(bench: Bench) -> Iterator[Reading]:
+    """Cross entropy of fp32 logits: reads them and writes the logarithm of the softmax; back, reads it and writes."""
+    torch, vocab = bench.torch, bench.sizes.vocab
+    for tokens in bench.extent.tokens[:2]:  # the logits of more fill a GPU
+        logits = bench.random(tokens, vocab, dtype="float32", grad=True)
+        target, size = torch.randint(vocab, (tokens,), device=bench.machine.device), tokens * vocab
+        yield from bench.read_both(
+            "loss", "torch's cross_entropy", f"{tokens}x{vocab}", Work((4 * size, 8 * size), (size, 8 * size)),
+            partial(torch.nn.functional.cross_entropy, logits, target), (logits,), "fp32")
+
+
+def embedding(bench: Bench) -> Iterator[Reading]:
+    """A row a token; its gradient is dense."""
+    torch, vocab, width = bench.torch, bench.sizes.vocab, bench.sizes.hidden
+    table = bench.random(vocab, width, grad=True)
+    for tokens in bench.extent.tokens:
+        ids, size = torch.randint(vocab, (tokens,), device=bench.machine.device), 4 * tokens * width
+        yield from bench.read_both("embedding", "torch's embedding", f"{tokens} of {vocab}x{width}",
+                                   Work((0, size), (0, size + 2 * vocab * width)),
+                                   partial(torch.nn.functional.embedding, ids, table), (table,))
+
+
+def optimizer(bench: Bench) -> Iterator[Reading]:
+    """AdamW of fp32 weights of the model's linears, fused in one kernel where torch has it, else foreach.
+
+    It reads and writes weight and both moments, and reads the gradient: 28 bytes and 12 FLOPs an element, as
+    `simcore/update.py` counts.
+    """
+    shapes = [(p.n, p.k) for p in bench.sizes.products[:len(bench.extent.tokens)]]
+    weights = [bench.random(*shape, dtype="float32", grad=True) for shape in shapes]
+    for weight in weights:
+        weight.grad = bench.torch.ones_like(weight)
+    for several in ([weights[0]], weights):
+        by, step = _adam(bench, several)
+        count = sum(weight.numel() for weight in several)
+        yield bench.read("optimizer", by, f"{count} elements", (12 * count, 28 * count), step, "fp32")
+
+
+def _adam(bench: Bench, weights: list[Any]) -> tuple[str, Any]:
+    made = bench.torch.optim.AdamW
+    try:
+        fused = made(weights, fused=True)
+        fused.step()
+    except RuntimeError:  # not on this device
+        return "torch's AdamW, foreach", made(weights, foreach=True).step
+    return "torch's AdamW, fused", fused.step
+
+
+def copy(bench: Bench) -> Iterator[Reading]:
+    """A clone on the device."""
+    width = bench.sizes.hidden
+    for tokens in bench.extent.tokens:
+        x, size = bench.random(tokens, width), tokens * width
+        yield bench.read("copy", "torch's clone", f"{tokens}x{width}", (0, 4 * size), x.clone)

@@ -1,0 +1,158 @@
+"""Collectives between the GPUs of this node: their curves, and what the cost model makes of them.
+
+[Note: curves] Each collective runs in groups of several sizes at several payloads. A group's curve is a latency and a
+bus bandwidth, as nccl-tests defines it: bytes on the wire over seconds (`simcore.collective.wire_factor`). Bandwidths
+are those of the largest group. Latencies grow by a hop for each rank of a ring, twice for an all-reduce: a line through
+those of all rings gives the latency of a call and of a hop (`simcore.collective`).
+"""
+
+from __future__ import annotations
+
+import json
+import tempfile
+from collections import defaultdict
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from statistics import median
+from time import perf_counter
+from typing import Any, Final
+
+from simcore.calibration.bench import Bench
+from simcore.calibration.fit import fit_line
+from simcore.calibration.machine import optional
+from simcore.calibration.reading import NotMeasured, Value
+from simcore.collective import wire_factor
+
+__all__ = ["Point", "curves", "fabric"]
+
+_PAYLOADS: Final = {"nccl": tuple(2**power for power in range(12, 30, 2)), "gloo": (2**12, 2**16, 2**20)}
+_REPEATS: Final = 9
+_IN_A_ROW: Final = 5
+_MOST_HOPS: Final = 7  # as `simcore.collective` counts them
+_RINGS: Final = {"all_gather": 1, "reduce_scatter": 1, "all_reduce": 2}
+"""Collectives whose latency is a number of rounds over a ring."""
+
+
+@dataclass(frozen=True, slots=True)
+class Point:
+    """Median seconds of one collective of `payload` bytes (as in a report's traffic) in a group of `ranks`."""
+
+    collective: str
+    ranks: int
+    payload: int
+    seconds: float
+
+
+def curves(bench: Bench) -> list[Point]:
+    """By NCCL on GPUs, by gloo on a CPU; NotMeasured with one GPU, or where processes cannot be started."""
+    if bench.machine.count < 2:
+        raise NotMeasured("one GPU")
+    backend, found = "nccl" if bench.machine.is_gpu else "gloo", list[Point]()
+    for ranks in sorted({2, 4, bench.machine.count}):
+        if ranks <= bench.machine.count:
+            found += _group(bench.torch, backend, ranks)
+    return found
+
+
+def _group(torch: Any, backend: str, ranks: int) -> list[Point]:
+    with tempfile.TemporaryDirectory() as folder:
+        torch.multiprocessing.spawn(_rank, args=(ranks, backend, folder), nprocs=ranks)
+        rows = json.loads((Path(folder) / "points.json").read_text(encoding="utf-8"))
+    return [Point(*row) for row in rows]
+
+
+def _rank(rank: int, ranks: int, backend: str, folder: str) -> None:
+    """One process of the group; the first one writes what it read."""
+    torch = optional("torch")
+    device = f"cuda:{rank}" if backend == "nccl" else "cpu"
+    if backend == "nccl":
+        torch.cuda.set_device(rank)
+    store = (Path(folder) / "store").as_uri()
+    torch.distributed.init_process_group(backend, init_method=store, rank=rank, world_size=ranks)
+    points = list(_points(torch, device, ranks, _PAYLOADS[backend]))
+    if rank == 0:
+        (Path(folder) / "points.json").write_text(json.dumps(points), encoding="utf-8")
+    torch.distributed.destroy_process_group()
+
+
+def _points(torch: Any, device: str, ranks: int, payloads: Sequence[int]) -> Iterator[tuple[str, int, int, float]]:
+    for payload in payloads:
+        whole = torch.zeros(payload // 2, dtype=torch.bfloat16, device=device)
+        part = torch.zeros(payload // 2 // ranks, dtype=torch.bfloat16, device=device)
+        for name, call in _calls(torch.distributed, whole, part).items():
+            yield name, ranks, payload, _seconds(torch, device, call)
+
+
+def _calls(ranks: Any, whole: Any, part: Any) -> Mapping[str, Callable[[], object]]:
+    """Every collective, at the payload that `whole` is."""
+    other = whole.clone()
+    # torch 2.13 has new names for two of them and warns of the old ones.
+    gather = getattr(ranks, "all_gather_single", None) or ranks.all_gather_into_tensor
+    scatter = getattr(ranks, "reduce_scatter_single", None) or ranks.reduce_scatter_tensor
+    return {
+        "all_gather": lambda: gather(whole, part),
+        "reduce_scatter": lambda: scatter(part, whole),
+        "all_reduce": lambda: ranks.all_reduce(whole),
+        "all_to_all": lambda: ranks.all_to_all_single(other, whole),
+        "send_recv": lambda: _message(ranks, whole),
+    }
+
+
+def _message(ranks: Any, whole: Any) -> None:
+    """From the first rank to the second."""
+    if ranks.get_rank() == 0:
+        ranks.send(whole, 1)
+    elif ranks.get_rank() == 1:
+        ranks.recv(whole, 0)
+
+
+def _seconds(torch: Any, device: str, call: Callable[[], object]) -> float:
+    """Of one of several calls in a row, as nccl-tests times them; the first two rows warm up."""
+    row = _row_on_cpu if device == "cpu" else _row_on_gpu
+    times = []
+    for _ in range(_REPEATS + 2):
+        torch.distributed.barrier()
+        times.append(row(torch, call) / _IN_A_ROW)
+    return median(times[2:])
+
+
+def _row_on_cpu(_torch: Any, call: Callable[[], object]) -> float:
+    begin = perf_counter()
+    for _ in range(_IN_A_ROW):
+        call()
+    return perf_counter() - begin
+
+
+def _row_on_gpu(torch: Any, call: Callable[[], object]) -> float:
+    """The stream that issues a collective waits for the one that it runs on, so events see its end."""
+    begin, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))
+    begin.record()
+    for _ in range(_IN_A_ROW):
+        call()
+    end.record()
+    end.synchronize()
+    return float(begin.elapsed_time(end)) / 1e3
+
+
+def fabric(points: Sequence[Point], told: str) -> dict[str, Value]:
+    """Values by key of a topology's `node.nvlink`, see [Note: curves]."""
+    lines = {key: fit_line(line) for key, line in _by_group(points).items()}
+    most = max(ranks for _, ranks in lines)
+    found = {f"bus_bandwidth.{name}": Value(f"{rate / 1e9:.4g} GB/s", "fitted", f"{name}, {ranks} ranks; {told}")
+             for (name, ranks), (_, rate) in lines.items() if ranks == most}
+    hops = [(float(_RINGS[name] * min(ranks - 1, _MOST_HOPS)), max(latency, 1e-9))
+            for (name, ranks), (latency, _) in lines.items() if name in _RINGS]
+    latency, per_hop = fit_line(hops)
+    rings = f"{', '.join(_RINGS)} of {', '.join(str(n) for n in sorted({r for _, r in lines}))} ranks; {told}"
+    found["latency"] = Value(f"{latency * 1e6:.3g} us", "fitted", rings)
+    found["hop_latency"] = Value(f"{1e6 / per_hop:.3g} us", "fitted", rings)
+    return found
+
+
+def _by_group(points: Sequence[Point]) -> dict[tuple[str, int], list[tuple[float, float]]]:
+    found: dict[tuple[str, int], list[tuple[float, float]]] = defaultdict(list)
+    for point in points:
+        wire = point.payload * wire_factor(point.collective, point.ranks)
+        found[point.collective, point.ranks].append((wire, point.seconds))
+    return dict(found)

@@ -1,0 +1,81 @@
+"""What a process takes of a GPU, and what the allocator reserves for a probe."""
+
+from __future__ import annotations
+
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+
+from machines import FakeCuda, cpu_bench, fake_gpu
+from simcore.calibration import memory
+from simcore.calibration.bench import Bench
+from simcore.calibration.memory import allocator, device_memory
+from simcore.calibration.reading import NotMeasured
+from simcore.topology import load_topology
+
+DGX = load_topology("dgx-h100")
+CONTEXT, SEGMENT = 550_000_000, 2**21
+
+
+class FakeProcesses:
+    """A second process that takes its context when it starts and gives it back when it ends."""
+
+    def __init__(self, cuda: FakeCuda, taken: int) -> None:
+        self.cuda, self.taken = cuda, taken
+
+    def get_context(self, method: str) -> Any:
+        assert method == "spawn"
+        return SimpleNamespace(Queue=lambda: SimpleNamespace(get=lambda timeout: SEGMENT), Process=self.process,
+                               Event=lambda: SimpleNamespace(set=lambda: None))
+
+    def process(self, target: object, args: tuple[object, ...]) -> Any:
+        assert target is memory._hold
+        assert len(args) == 2
+        return SimpleNamespace(start=self.start, join=self.join)
+
+    def start(self) -> None:
+        self.cuda.free -= self.taken
+
+    def join(self) -> None:
+        self.cuda.free += self.taken
+
+
+def beside(taken: int, **gpu: int) -> tuple[Bench, FakeCuda]:
+    cuda = FakeCuda(total=gpu.get("total", 84_942_979_072))
+    bench = fake_gpu(cuda)
+    bench.torch.multiprocessing = FakeProcesses(cuda, taken)
+    return bench, cuda
+
+
+def test_a_context_is_what_another_process_takes_but_for_its_tensors_segment() -> None:
+    bench, cuda = beside(CONTEXT + SEGMENT)
+    before = cuda.free
+    found = device_memory(bench, DGX)
+    assert found["context"].value == f"{CONTEXT} B"
+    assert found["usable"].value == "84942979072 B"
+    assert cuda.free == before  # the other process has ended
+
+
+def test_memory_that_others_freed_meanwhile_is_no_context() -> None:
+    with pytest.raises(NotMeasured, match="freed by others"):
+        device_memory(beside(-10)[0], DGX)
+
+
+def test_a_gpu_of_another_size_is_another_gpu() -> None:
+    with pytest.raises(NotMeasured, match="more than NVIDIA H100"):
+        device_memory(beside(CONTEXT, total=2**38)[0], DGX)
+
+
+def test_a_probe_is_what_it_adds() -> None:
+    bench = fake_gpu(FakeCuda())
+    stats = iter([{"allocated_bytes.all.current": 5, "reserved_bytes.all.current": 10, "segment.all.current": 1},
+                  {"allocated_bytes.all.current": 25, "reserved_bytes.all.current": 110, "segment.all.current": 5}])
+    bench.torch.cuda.memory_stats = lambda: next(stats)
+    assert allocator(bench) == {"allocated_bytes": 20, "reserved_bytes": 100, "segment": 4}
+
+
+def test_a_cpu_has_neither() -> None:
+    for measure in (lambda: device_memory(cpu_bench(None), DGX), lambda: allocator(cpu_bench(None))):
+        with pytest.raises(NotMeasured, match="no GPU"):
+            measure()
