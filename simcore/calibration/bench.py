@@ -78,9 +78,11 @@ class Bench:
 
     def read_both(self, kernel: str, by: str, shape: str, work: Work, call: Call, inputs: Sequence[Any],
                   dtype: str = "bf16") -> Iterator[Reading]:
-        """Time one call, and its backward down to `inputs`, which need gradients."""
+        """Time one call, and its backward down to `inputs`, which need gradients.
+
+        Each backward gets a forward of its own: TransformerEngine frees what it saved (`clear_tensor_data`).
+        """
         yield self.read(kernel, by, shape, work.forward, call, dtype)
-        out: Any = call()
-        grad = self.torch.randn_like(out)
-        yield self.read(kernel, by, f"{shape} backward", work.backward,
-                        lambda: self.torch.autograd.grad(out, inputs, grad, retain_graph=True), dtype)
+        grad = self.torch.randn_like(call())
+        seconds = self.stopwatch.seconds_after(call, lambda out: self.torch.autograd.grad(out, inputs, grad))
+        yield Reading(kernel, by, f"{shape} backward", dtype, *work.backward, seconds)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass, field
+from functools import partial
 from statistics import median
 from time import perf_counter
 from typing import Any, Final
@@ -31,10 +32,13 @@ class Stopwatch:
 
     def seconds(self, call: Call) -> float:
         """Of one call, alone on the device, with cold caches on a GPU."""
-        for _ in range(self.warmup):
-            call()
+        return self.seconds_after(lambda: None, lambda _none: call())
+
+    def seconds_after(self, prepare: Call, call: Callable[[Any], object]) -> float:
+        """The same of a call with what `prepare` gives it, made anew each time and not counted."""
         once = self._on_gpu if self.machine.is_gpu else self._on_cpu
-        return median(once(call) for _ in range(self.repeats))
+        times = [once(partial(call, prepare())) for _ in range(self.warmup + self.repeats)]
+        return median(times[self.warmup:])
 
     def host_seconds(self, call: Call) -> float:
         """For which the host is busy with one call; on a GPU it does not wait for what it issued."""
