@@ -167,7 +167,10 @@ def _hosted(item_rows: IntArray, clock: IntArray, host: IntArray) -> tuple[IntAr
 
 @lru_cache(maxsize=64)
 def _skeleton(outline: Outline) -> Skeleton:
-    """What runs, in order, and who waits for whom, is the same for all programs of an outline."""
+    """What runs, in order, and who waits for whom, is the same for all programs of an outline.
+
+    Outlines of ranks that differ in sizes alone have one too: what is seen of an outline is the key.
+    """
     rows = np.concatenate([*(tile.rows for tile in outline.tiles), outline.loose])
     is_kernel = rows[:, OP] == Op.COMPUTE
     seen = ((rows[:, OP] == Op.COLLECTIVE) | (rows[:, OP] == Op.WAIT)
@@ -177,17 +180,24 @@ def _skeleton(outline: Outline) -> Skeleton:
     at = np.flatnonzero(seen_at | ends)
     fields = rows[outline.places[at]]
     fields[:, LAYER] += outline.spread(3)[at]
+    fields[:, AMOUNT] = 0
     kernels = np.cumsum(is_kernel[outline.places])
+    table = np.column_stack([at, fields, outline.microbatch[at], kernels[at], seen_at[at], ends[at]])
+    return _compiled(table.astype(np.int64).tobytes(), len(kernels))
+
+
+@lru_cache(maxsize=64)
+def _compiled(seen: bytes, num_rows: int) -> Skeleton:
+    """`seen`: of each row its number, its fields (`tile.Tile`) without an amount, microbatch, kernels so far, flags."""
     compiler = _Compiler()
-    for row, values, microbatch, before, is_seen, is_end in zip(
-            at.tolist(), fields.tolist(), outline.microbatch[at].tolist(), kernels[at].tolist(),
-            seen_at[at].tolist(), ends[at].tolist(), strict=True):
+    for row, *values, microbatch, before, is_seen, is_end in (
+            np.frombuffer(seen, dtype=np.int64).reshape(-1, 11).tolist()):
         compiler.kernels = before
         if is_seen:
             compiler.row(row, values, microbatch)
         if is_end and before > compiler.itemised:
             compiler.item(row)
-    compiler.item(len(kernels))
+    compiler.item(num_rows)
     return Skeleton(tuple(compiler.items), {s: tuple(c) for s, c in compiler.calls.items()},
                     np.array(compiler.call_rows, dtype=np.int64))
 

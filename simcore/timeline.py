@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections import deque
 from collections.abc import Generator, Sequence
 from dataclasses import dataclass, field
-from functools import lru_cache
+from functools import cached_property, lru_cache
 from typing import Any, Generic, Protocol, TypeVar
 
 import simpy
@@ -54,9 +54,9 @@ class ClassTimes:
     idle_at: list[int] = field(default_factory=list)
     calls: list[tuple[Call, int, int]] = field(default_factory=list)
 
-    @property
+    @cached_property
     def end(self) -> int:
-        """When everything of this class is done."""
+        """When everything of this class is done; asked for when the timeline has run."""
         last_call = max((end for _, _, end in self.calls), default=0)
         return max(self.item_ends[-1] if self.item_ends else 0, last_call)
 
@@ -100,23 +100,23 @@ class _Machine:
     # ---- processes ----------------------------------------------------------------------------------------------
     def _compute(self, number: int, track: Track, done: _Dates[int], gates: _Dates[int]) -> Process:
         """Kernels one after another."""
-        times, watched, now, host = self.times[number], track.skeleton.watched, 0, 0
+        times, watched, known, now, host = self.times[number], track.skeleton.watched, done.known, 0, 0
         for place, (ns, busy, tail, (_, call, wait_for, stops)) in enumerate(zip(
                 track.item_ns, track.host_ns, track.host_tail, track.skeleton.items, strict=True)):
-            idle = max(0, host + tail - now - ns)
-            now += ns + idle
+            before = now + ns
+            issued = host + tail
+            times.idle_at.append(issued - before if issued > before else 0)
+            now = before = before if before > issued else issued
             host += busy
-            times.idle_at.append(idle)
-            before = now
-            if stops and track.stops:
-                host = max(host, now)
+            if stops and track.stops and host < now:
+                host = now
             if call is not None:
                 now = yield from self._together(number, call, track.call_ns[call.number], before)
                 times.calls.append((call, before, now))
             elif wait_for >= 0:
-                if wait_for not in done.known:
+                if wait_for not in known:
                     yield done.news(wait_for)
-                now = max(now, done.known[wait_for])
+                now = max(now, known[wait_for])
             times.waited_at.append(now - before)
             times.item_ends.append(now)
             if place in watched:
@@ -125,12 +125,13 @@ class _Machine:
     def _calls(self, number: int, calls: Sequence[Call], call_ns: Sequence[int], done: _Dates[int], gates: _Dates[int],
                shared: dict[int, _Link]) -> Process:
         """Collectives one after another. A link that is shared is asked for when it is due: others may be first."""
-        now = 0
+        now, known, made = 0, gates.known, self.times[number].calls
         for call in calls:
-            if call.gate >= 0:
-                if call.gate not in gates.known:
-                    yield gates.news(call.gate)
-                now = max(now, gates.known[call.gate])
+            gate = call.gate
+            if gate >= 0:
+                if gate not in known:
+                    yield gates.news(gate)
+                now = max(now, known[gate])
             start, link = now, shared.get(call.comm)
             if link is None:
                 now = yield from self._together(number, call, call_ns[call.number], start)
@@ -142,7 +143,7 @@ class _Machine:
                 link.is_taken = True
                 now = yield from self._together(number, call, call_ns[call.number], start)
                 link.leave(now)
-            self.times[number].calls.append((call, start, now))
+            made.append((call, start, now))
             done.tell(call.number, now)
 
     def _together(self, number: int, call: Call, ns: int, ready: int) -> Generator[simpy.Event, Any, int]:
@@ -151,7 +152,9 @@ class _Machine:
         if len(classes) < 2:
             return ready + ns
         key = (call.comm, call.stream, call.serial, classes)
-        meeting = self.meetings.setdefault(key, _Meeting(self.environment))
+        meeting = self.meetings.get(key)
+        if meeting is None:
+            meeting = self.meetings[key] = _Meeting(self.environment)
         meeting.start, meeting.ns = max(meeting.start, ready), max(meeting.ns, ns)
         meeting.arrived += 1
         if meeting.arrived < len(classes):
@@ -241,8 +244,8 @@ class _Dates(Generic[Name]):
 
     def tell(self, name: Name, date: int) -> None:
         self.known.setdefault(name, date)
-        if name in self.awaited:
-            self.awaited.pop(name).succeed()
+        if (event := self.awaited.pop(name, None)) is not None:
+            event.succeed()
 
     def news(self, name: Name) -> simpy.Event:
         if name not in self.awaited:
