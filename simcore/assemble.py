@@ -22,6 +22,7 @@ from simcore.packing import assumptions as packing_assumptions
 from simcore.packing import pack
 from simcore.plan import Plan
 from simcore.program import Program
+from simcore.rates import step_time
 from simcore.reducer import Reducer
 from simcore.report import (
     Adapters,
@@ -33,7 +34,6 @@ from simcore.report import (
     ProblemRow,
     RankReport,
     Report,
-    StepTime,
 )
 from simcore.reserve import EXPANDABLE, GATHERED, ORDINARY, Reserved, Shares, needed, reserved
 from simcore.routes import Routes
@@ -41,6 +41,7 @@ from simcore.routing import expert_hidden, received_per_token, sent_per_token, t
 from simcore.scenario import Scenario
 from simcore.schedule import steady_microbatches
 from simcore.series import memory_series
+from simcore.speed import StepTime
 from simcore.tiles import Workload, record_layers
 from simcore.topology import Topology
 from simcore.traffic import traffic
@@ -155,24 +156,11 @@ def _adapters(parts: Parts) -> Adapters | None:
 
 
 def _time(parts: Parts) -> StepTime | None:
-    """Rates of the step. Model FLOPs: three times those of forward GEMMs, attention and scan, recompute not counted.
-
-    Twice where the base is frozen: its weights get no gradient.
-    """
     clocked = parts.clocked
     if clocked is None:
         return None
-    training, mesh = parts.job.scenario.training, parts.job.mesh
-    seconds = clocked.step_ns / 1e9
-    sequences = parts.job.scenario.num_microbatches * training.micro_batch_size * mesh.dp_replicate * mesh.dp_shard
-    passes = 3 if training.method == "full" else 2
-    flops = passes * clocked.forward_flops / seconds / mesh.size
-    peak = getattr(parts.topology.device.peak, parts.framework.compute_dtype)
-    return StepTime(
-        step_s=seconds, forward_s=clocked.phase_ns["forward"] / 1e9, backward_s=clocked.phase_ns["backward"] / 1e9,
-        optimizer_s=clocked.phase_ns["optimizer"] / 1e9, exposed_communication_s=clocked.exposed_ns / 1e9,
-        tokens_per_s_per_gpu=sequences * training.seq_len / seconds / mesh.size, model_tflops_per_gpu=flops / 1e12,
-        mfu=flops / peak.si if peak else 0.0)
+    last = parts.classes[clocked.worst].rank_text(parts.job.mesh)
+    return step_time(parts.job, parts.framework, parts.topology, clocked, last)
 
 
 def _rank(parts: Parts, rank_class: RankClass, plan: Plan, band: Band, *, series: bool) -> tuple[

@@ -2,25 +2,26 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from functools import lru_cache
+from functools import cache, lru_cache
 
 import numpy as np
 
-from simcore.cost import DTYPES, KERNELS, compute_ns, exposed_share
+from simcore.breakdown import Breakdown, Kernels, breakdown
+from simcore.cost import DTYPES, KERNELS, added_ns, busy_ns, exposed_share
 from simcore.fold import RankClass
 from simcore.framework import Framework
 from simcore.launch import launch_ns
-from simcore.libraries import Libraries
 from simcore.mesh import IntArray, Mesh
 from simcore.outline import Outline, Phase
 from simcore.program import Program
 from simcore.routes import Routes
 from simcore.streams import Track, tracks
-from simcore.tape import Kernel, Op, Stream
+from simcore.tape import Kernel, Op
 from simcore.tile import AMOUNT, AUX, OP, SLOT, Tile
 from simcore.timeline import ClassTimes, run
+from simcore.topology import Topology
 
 __all__ = ["Clocked", "clock"]
 
@@ -32,13 +33,14 @@ class Clocked:
     """Times of one step, in ns.
 
     `steady`: microbatches around the steady ones take the same time on every rank (or nothing is extrapolated).
-    `exposed_ns`: the compute stream waited for a collective.
+    `spending`: where the time goes on the ranks that end last, the class number `worst`.
     `row_ns`: for each class, when each row of its program was reached on the compute stream.
     """
 
     step_ns: int
     phase_ns: dict[str, int]
-    exposed_ns: int
+    spending: Breakdown
+    worst: int
     steady: bool
     forward_flops: int
     row_ns: tuple[IntArray, ...]
@@ -48,7 +50,9 @@ class Clocked:
 def clock(programs: Sequence[Program], classes: Sequence[RankClass], routes: Routes, framework: Framework,
           steady_ones: range, extra_microbatches: int) -> Clocked:
     """Run programs that wrote out some microbatches; `extra_microbatches` more are like the steady ones."""
-    compiled = [_track(program, routes, framework.compute_dtype, framework.libraries) for program in programs]
+    kernels = [_kernels(program, routes.topology, framework) for program in programs]
+    alone = [_alone(program, routes) for program in programs]
+    compiled = [_track(*each, routes.topology, framework) for each in zip(programs, kernels, alone, strict=True)]
     once = int(routes.topology.efficiency.host.step.si * 1e9) if framework.libraries.module_calls else 0
     times = run(compiled, _Wires(programs, classes, routes))
     rows = tuple(_row_ns(track, t, len(p.places)) for track, t, p in zip(compiled, times, programs, strict=True))
@@ -61,10 +65,10 @@ def clock(programs: Sequence[Program], classes: Sequence[RankClass], routes: Rou
     weight = np.ones(len(starts[0]), dtype=np.int64)
     weight[first:steady_ones.stop] += repeats
     worst = max(range(len(times)), key=lambda i: (times[i].end, -i))
+    spending = breakdown(programs[worst], compiled[worst], times[worst], weight, kernels[worst], alone[worst], once)
     return Clocked(
-        max(t.end for t in times) + period * repeats + once, _phases(weight @ spent[worst], once),
-        _exposed(compiled[worst], times[worst], weight[programs[worst].microbatch]), steady,
-        sum(_forward_flops(p, weight) * c.num_ranks for p, c in zip(programs, classes, strict=True)),
+        max(t.end for t in times) + period * repeats + once, _phases(weight @ spent[worst], once), spending, worst,
+        steady, sum(_forward_flops(p, weight) * c.num_ranks for p, c in zip(programs, classes, strict=True)),
         rows, tuple(times))
 
 
@@ -83,23 +87,42 @@ def _is_steady(starts: Sequence[IntArray], spent: Sequence[IntArray], ones: rang
     return len(periods) == 1 and (is_last or all((s[first:ones.stop] == s[following]).all() for s in spent))
 
 
-def _track(program: Program, routes: Routes, compute: str, libraries: Libraries) -> Track:
-    rows, device, efficiency = program.distinct, routes.topology.device, routes.topology.efficiency
-    kernels = np.flatnonzero(rows[:, OP] == Op.COMPUTE)
+def _track(program: Program, kernels: Kernels, alone: Callable[[int, int], int], topology: Topology,
+           framework: Framework) -> Track:
+    rows, efficiency, libraries = program.distinct, topology.efficiency, framework.libraries
     ns = np.zeros(len(rows), dtype=np.int64)
-    kinds, dtypes = _kinds(rows[kernels, SLOT], compute)
-    kinds[kinds == Kernel.ATTENTION] = KERNELS.index(libraries.attention)
-    ns[kernels] = compute_ns(device, efficiency, kinds, rows[kernels, AMOUNT], rows[kernels, AUX], dtypes)
-    host = launch_ns(efficiency.host, rows[:, OP] == Op.COLLECTIVE, kernels, kinds, libraries)
+    ns[kernels.rows] = kernels.ns
+    host = launch_ns(efficiency.host, rows[:, OP] == Op.COLLECTIVE, kernels.rows, kernels.kinds, libraries)
     comms = list(program.tables.comms)
 
     def call_ns(comm: int, payload: int) -> int:
-        collective, axis, _ = comms[comm]
-        return int(routes.of(collective, axis).ns(payload) * exposed_share(efficiency.overlap, axis,
-                                                                           libraries.overlapped))
+        return int(alone(comm, payload) * exposed_share(efficiency.overlap, comms[comm][1], libraries.overlapped))
 
     return tracks(program, ns[program.places], host[program.places], call_ns, efficiency.overlap.contention.si,
                   stops=libraries.graphs != "step")
+
+
+def _kernels(program: Program, topology: Topology, framework: Framework) -> Kernels:
+    """Of the program's distinct rows, and how long each takes alone."""
+    at = np.flatnonzero(program.distinct[:, OP] == Op.COMPUTE)
+    rows = program.distinct[at]
+    kinds, dtypes = _kinds(rows[:, SLOT], framework.compute_dtype)
+    kinds[kinds == Kernel.ATTENTION] = KERNELS.index(framework.libraries.attention)
+    flops, moved = rows[:, AMOUNT], rows[:, AUX]
+    busy = busy_ns(topology.device, topology.efficiency, kinds, flops, moved, dtypes)
+    return Kernels(at, kinds, dtypes, added_ns(topology.efficiency, *busy), flops, moved, *busy)
+
+
+def _alone(program: Program, routes: Routes) -> Callable[[int, int], int]:
+    """Ns of a call by the number of its communicator and its payload."""
+    comms = list(program.tables.comms)
+
+    @cache
+    def alone_ns(comm: int, payload: int) -> int:
+        collective, axis, _ = comms[comm]
+        return routes.of(collective, axis).ns(payload)
+
+    return alone_ns
 
 
 def _kinds(slots: IntArray, compute: str) -> tuple[IntArray, IntArray]:
@@ -206,16 +229,6 @@ def _phases(spent: IntArray, once: int) -> dict[str, int]:
     groups = {"forward": (Phase.FORWARD, Phase.LOSS), "backward": (Phase.BACKWARD, Phase.RECOMPUTE),
               "optimizer": (Phase.OPTIMIZER,)}
     return {name: int(spent[list(codes)].sum()) + once * (name == "optimizer") for name, codes in groups.items()}
-
-
-def _exposed(track: Track, times: ClassTimes, weight: IntArray) -> int:
-    """Time in which the compute stream waited for a collective; waiting for a neighbouring stage is the bubble."""
-    items = track.skeleton.items
-    messages = {call.number for call in track.skeleton.calls.get(int(Stream.RECEIVE), ())}
-    waited = np.array([0 if item.wait_for in messages else ns
-                       for item, ns in zip(items, times.waited_at, strict=True)], dtype=np.int64)
-    rows = np.minimum(track.skeleton.item_rows, len(weight) - 1)
-    return int((waited * weight[rows]).sum())
 
 
 def _forward_flops(program: Program, weight: IntArray) -> int:

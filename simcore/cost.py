@@ -19,7 +19,7 @@ from simcore.efficiency import Efficiency, KernelShare, Overlap
 from simcore.errors import InputError, Problem
 from simcore.topology import HostLink
 
-__all__ = ["DTYPES", "KERNELS", "compute_ns", "copy_ns", "exposed_share"]
+__all__ = ["DTYPES", "KERNELS", "added_ns", "busy_ns", "compute_ns", "copy_ns", "exposed_share", "on_matrix_units"]
 
 KERNELS: Final = ("gemm", "grouped_gemm", "attention", "mamba_scan", "conv", "norm", "elementwise", "permute", "loss",
                   "embedding", "optimizer", "copy", "attention_flash2")
@@ -29,7 +29,6 @@ DTYPES: Final = ("fp32", "tf32", "bf16", "fp16", "fp8", "fp4")
 class _KernelTable(NamedTuple):
     ns_per_flop: NDArray[np.float64]  # [kernel, dtype]; NaN where the device has no such format
     ns_per_byte: NDArray[np.float64]  # [kernel]
-    shortest_ns: float
 
 
 def compute_ns(device: Device, efficiency: Efficiency, kernel_ids: ArrayLike, flops: ArrayLike, bytes_moved: ArrayLike,
@@ -45,23 +44,43 @@ def compute_ns(device: Device, efficiency: Efficiency, kernel_ids: ArrayLike, fl
     of the three, as tables of isolated products show. So does attention over short sequences, and a grouped product
     with few rows an expert.
     """
+    return added_ns(efficiency, *busy_ns(device, efficiency, kernel_ids, flops, bytes_moved, dtype_ids))
+
+
+def added_ns(efficiency: Efficiency, of_flops: NDArray[np.float64], of_bytes: NDArray[np.float64]) -> NDArray[np.int64]:
+    """`compute_ns` from its two parts."""
+    result: NDArray[np.int64] = np.ceil(np.maximum(of_flops + of_bytes, efficiency.shortest.si * 1e9)).astype(np.int64)
+    return result
+
+
+def busy_ns(device: Device, efficiency: Efficiency, kernel_ids: ArrayLike, flops: ArrayLike, bytes_moved: ArrayLike,
+            dtype_ids: ArrayLike) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
+    """The two parts of `compute_ns`, neither rounded nor held up: of arithmetic, and of memory traffic."""
     table = _kernel_table(device, efficiency)
     kernels, dtypes = np.asarray(kernel_ids), np.asarray(dtype_ids)
     ns_per_flop = table.ns_per_flop[kernels, dtypes]
     if np.isnan(ns_per_flop).any():
         missing = sorted({DTYPES[i] for i in np.broadcast_to(dtypes, ns_per_flop.shape)[np.isnan(ns_per_flop)]})
         raise InputError(Problem("training.precision", f"{device.name} does not compute in {', '.join(missing)}"))
-    busy = np.asarray(flops) * ns_per_flop + np.asarray(bytes_moved) * table.ns_per_byte[kernels]
-    result: NDArray[np.int64] = np.ceil(np.maximum(busy, table.shortest_ns)).astype(np.int64)
-    return result
+    return np.asarray(flops) * ns_per_flop, np.asarray(bytes_moved) * table.ns_per_byte[kernels]
 
 
 @lru_cache(maxsize=8)
 def _kernel_table(device: Device, efficiency: Efficiency) -> _KernelTable:
-    shares = [getattr(efficiency.kernels, "copy_" if name == "copy" else name) for name in KERNELS]
+    shares = [_share(efficiency, name) for name in KERNELS]
     per_flop = np.array([[_ns_per_flop(device, efficiency, share, dtype) for dtype in DTYPES] for share in shares])
     per_byte = np.array([1e9 / (device.memory_bandwidth.si * share.memory.si) for share in shares])
-    return _KernelTable(per_flop, per_byte, efficiency.shortest.si * 1e9)
+    return _KernelTable(per_flop, per_byte)
+
+
+def _share(efficiency: Efficiency, kernel: str) -> KernelShare:
+    share: KernelShare = getattr(efficiency.kernels, "copy_" if kernel == "copy" else kernel)
+    return share
+
+
+def on_matrix_units(efficiency: Efficiency, kernel: str) -> bool:
+    """Whether kernels of that class reach a share of the peak of their format; others run on the vector units."""
+    return _share(efficiency, kernel).compute is not None
 
 
 def _ns_per_flop(device: Device, efficiency: Efficiency, share: KernelShare, dtype: str) -> float:

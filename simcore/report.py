@@ -10,6 +10,7 @@ from typing import Any, Literal
 from pydantic import BaseModel, ConfigDict
 
 from simcore.quantiles import Drawn, DrawnLengths, DrawnPeak
+from simcore.speed import StepTime
 
 __all__ = ["SCHEMA_VERSION", "Advice", "AtRest", "Assumption", "Communicator", "Host", "HostPhase", "MemorySeries",
            "Owner", "Peak", "ProblemRow", "RankReport", "Report", "StepTime", "TrafficRow"]
@@ -177,19 +178,6 @@ class RankReport(_Frozen):
     def at_rest_bytes(self) -> int:
         """Parameters, gradients and optimizer states of all components, without padding."""
         return sum(c.params_bytes + c.grads_bytes + c.optimizer_bytes for c in self.at_rest.values())
-
-
-class StepTime(_Frozen):
-    """Time of one steady step."""
-
-    step_s: float
-    forward_s: float
-    backward_s: float
-    optimizer_s: float
-    exposed_communication_s: float
-    tokens_per_s_per_gpu: float
-    model_tflops_per_gpu: float
-    mfu: float
 
 
 class Adapters(_Frozen):

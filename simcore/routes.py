@@ -72,7 +72,7 @@ class Routes:
 
     def _away(self, axis_name: str, rank: int) -> float:
         """Of messages on an axis, the share that goes to other nodes: a stage's own, or all of a ring."""
-        group, per_node = self.mesh.group(rank, axis_name), self.topology.gpus_per_node
+        group, per_node = self.mesh.group(rank, axis_name), self.topology.gpus_taken(self.mesh.size)
         at = self.mesh.axis(axis_name).coordinate(rank)
         sent = [(at, *up) for up in self._sent(at)] if axis_name == "pp" else [(i, 1, 1) for i in range(len(group))]
         far = sum(n for i, step, n in sent if group[i] // per_node != group[(i + step) % len(group)] // per_node)

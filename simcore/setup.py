@@ -185,7 +185,6 @@ def _refuse_unserved(scenario: Scenario) -> None:
         (("rl",), scenario.rl is not None, "the rl block"),
         (("generation",), scenario.generation is not None, "the generation block"),
         (("training", "method"), training.method == "qlora", "qlora"),
-        (("training", "num_tokens"), training.num_tokens is not None, "num_tokens (the cost of a whole run)"),
         (("training", "pipeline", "schedule"), training.pipeline.schedule not in SCHEDULES,
          f"schedule {training.pipeline.schedule}"),
         (("training", "quantization"), training.quantization != Quantization(), "quantization"),

@@ -109,7 +109,6 @@ WRONG = {
                                   ["f.yaml:4", "num_nodes: dgx-spark has 2 node(s), not 3"]),
     "no price": (scenario(topology="rtx-a6000", mesh="{dp_shard: 4}", training="\n  seq_len: 8\n  num_tokens: 1000"),
                  ["f.yaml:8", "num_tokens: no price: rtx-a6000 does not say price_per_gpu_hour"]),
-    "a price": (scenario(training="\n  seq_len: 8\n  num_tokens: 1000"), ["f.yaml:8", "not yet: num_tokens"]),
     "tag": ("name: !!python/object/apply:os.system [ls]\n", ["f.yaml:1", "tag"]),
     "documents": ("name: a\n---\nname: b\n", ["f.yaml:2", "one document"]),
     "control character": (scenario(name='"a\\e[31m"'), ["f.yaml:1", "control characters"]),

@@ -60,8 +60,7 @@ def test_a_smaller_group_gathers_the_same_bytes_again(expert: bool) -> None:
     ({"method": "lora", "lora": {"expert_adapters": "per_expert"}}, "error", "not yet: per_expert under fsdp2"),
     ({"method": "lora", "lora": {"expert_adapters": "shared"}}, "error", "not yet: shared under fsdp2"),
     ({"method": "lora", "lora": {"exclude_modules": ["*q_proj"]}}, "error", "patterns (*q_proj) under fsdp2"),
-    ({"lengths": "packed"}, "error", "not yet: packed sequences in the Mamba layers"),
-    ({"num_tokens": 10**9}, "error", "not yet: num_tokens")])
+    ({"lengths": "packed"}, "error", "not yet: packed sequences in the Mamba layers")])
 def test_what_is_refused(given: dict[str, Any], status: str, told: str) -> None:
     mesh = given.get("mesh", {"dp_shard": 2})
     report = simulate(small.scenario("fsdp2", mesh, **{key: value for key, value in given.items() if key != "mesh"}))

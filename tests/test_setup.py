@@ -66,5 +66,5 @@ def test_what_is_not_served_is_named_and_never_ignored(training: dict[str, Any],
 
 
 def test_everything_unserved_is_told_at_once() -> None:
-    text = given(workload="dpo", training={"seq_len": 64, "method": "qlora", "num_tokens": 64})
+    text = given(workload="dpo", training={"seq_len": 64, "method": "qlora", "quantization": {"block_size": 32}})
     assert text.count("not yet") == 3

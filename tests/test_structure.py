@@ -17,16 +17,14 @@ ORDER = (
     "errors", "units", "scaling", "data", "yaml_parser", "document", "quantity", "block", "training", "scenario",
     "sweep", "starter", "loading", "device", "efficiency", "curves", "topology", "tensor", "models/blocks",
     "models/architecture", "rows", "checkpoint", "tape", "halves", "recording", "operators/", "models/", "graph",
-    "flops", "mesh", "form", "schedule", "transfer", "reducer", "zero", "libraries", "dispatch",
-    "framework", "lora",
+    "flops", "mesh", "form", "schedule", "transfer", "reducer", "zero", "libraries", "dispatch", "framework", "lora",
     "lora_names", "lora_bridge", "lora_automodel", "routing", "packing", "job", "stages", "frameworks/", "plan",
     "update", "on_host", "buffers", "chunks", "fold", "schedules/", "setup", "tile", "outline", "edges", "program",
     "tiles", "flow", "stage_inputs", "stage_buffers", "lower", "flows/", "ledger", "cost", "collective", "routes",
-    "launch",
-    "quantiles", "report", "traffic", "series", "streams", "timeline", "clocked", "adapters", "workspace", "outside",
-    "reserve", "band", "assemble", "received", "spread", "drawn", "host", "lengths", "simulate", "advice", "compare",
-    "measured", "tolerance", "timing", "validate", "table", "summary", "batch", "finding", "output", "glossary",
-    "calibration/", "machines", "cli", "__init__", "__main__",
+    "launch", "quantiles", "speed", "report", "traffic", "series", "streams", "timeline", "breakdown", "clocked",
+    "rates", "adapters", "workspace", "outside", "reserve", "band", "assemble", "received", "spread", "drawn", "host",
+    "lengths", "simulate", "advice", "compare", "measured", "tolerance", "timing", "validate", "table", "summary",
+    "batch", "finding", "output", "glossary", "calibration/", "machines", "cli", "__init__", "__main__",
 )  # fmt: skip
 
 # A library has one door: what it does could be replaced by rewriting the files named here.
@@ -35,7 +33,7 @@ DOORS = {
     "simpy": {"timeline"},
     "ruamel": {"document", "yaml_parser", "calibration/write"},
     "pydantic": {"block", "quantity", "training", "scenario", "device", "efficiency", "curves", "topology", "report",
-                 "compare", "measured", "timing", "tolerance", "validate", "calibration/write"},
+                 "speed", "compare", "measured", "timing", "tolerance", "validate", "calibration/write"},
     "rich": {"table", "summary", "output"},
     "typer": {"cli", "calibration/command"},
 }

@@ -293,7 +293,7 @@ def assumptions(made: Fp8 | None) -> tuple[tuple[str, str, str, str], ...]:
     beside = ", with columns beside the rows" if made.lasting and made.scaling.has_columns else ""
     told = f"{made.scaling.recipe}; inputs kept in fp8; weights in fp8 are {weights}{beside}"
     attention = (("fp8_dot_product_attention", "attention keeps and takes what it does in bf16", "assumed",
-                  "TransformerEngine 2.16 to 2.18 have kernels for mxfp8, for some shapes; nobody published their time"),
+                  "TransformerEngine 2.16 to 2.18 have kernels for mxfp8, of some shapes; no time is published"),
                  ) * made.attends
     return (*attention, ("fp8 linears", told, "derived",
              "TransformerEngine 2.18 pytorch/module, pytorch/tensor; core 0.16.1 fp8_utils.py"),)

@@ -1,0 +1,174 @@
+"""Where the time of a step goes on one rank, in whole nanoseconds: parts that add up to the step.
+
+Comes in: a program that was run on the timeline, and how often each of its microbatches happens. Goes out: a
+`Breakdown`. It is of the rank that ends last: another rank's waiting is not the step's.
+
+[Note: parts of a step]
+The device computes, or it waits. `forward` (with the loss), `backward` (with recomputation) and `optimizer` are kernels
+as long as they take alone; `contention` is by how much they take longer beside collectives; `communication` is
+waiting for a collective, for other ranks to join it, and for messages while they travel; `bubble` is all other waiting
+for a neighbouring stage, because of the order of passes or because it has more to do; `host` is waiting for the host to
+issue, and what the host does once a step. A collective is hidden as far as nobody waits for it, or, inside a layer, as
+far as its kernels run beside it.
+
+[Note: what bounds kernels]
+A kernel takes the time of its arithmetic and of its memory traffic, added (see `cost.py`), so each has its share of a
+step. What is left are kernels so small that they take the least time that a kernel takes.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Final, NamedTuple
+
+import numpy as np
+from numpy.typing import NDArray
+
+from simcore.cost import DTYPES, KERNELS
+from simcore.mesh import IntArray
+from simcore.outline import Phase
+from simcore.program import Program
+from simcore.streams import Track
+from simcore.tape import Stream
+from simcore.tile import AMOUNT, SLOT
+from simcore.timeline import ClassTimes
+
+__all__ = ["PARTS", "Breakdown", "Kernels", "Sent", "Work", "breakdown"]
+
+PARTS: Final = ("forward", "backward", "optimizer", "contention", "communication", "bubble", "host")
+_COMPUTE: Final = PARTS[:3]
+_PART_OF = np.array([{Phase.BACKWARD: 1, Phase.RECOMPUTE: 1, Phase.OPTIMIZER: 2}.get(phase, 0) for phase in Phase])
+_SEND, _RECEIVE = int(Stream.SEND), int(Stream.RECEIVE)
+
+
+class Kernels(NamedTuple):
+    """Kernels among a program's distinct rows: where they stand, what they are, and ns of each alone.
+
+    `compute_ns`, `memory_ns`: of its arithmetic and of its traffic, not rounded; what is left is too short to matter.
+    """
+
+    rows: IntArray
+    kinds: IntArray
+    dtypes: IntArray
+    ns: IntArray
+    flops: IntArray
+    bytes_moved: IntArray
+    compute_ns: NDArray[np.float64]
+    memory_ns: NDArray[np.float64]
+
+
+@dataclass(frozen=True, slots=True)
+class Work:
+    """All kernels of a class and format in one step: ns by part (forward, backward, optimizer), FLOPs, bytes moved."""
+
+    kernel: str
+    dtype: str
+    ns: tuple[int, ...]
+    flops: int
+    bytes_moved: int
+    compute_ns: float
+    memory_ns: float
+
+
+@dataclass(frozen=True, slots=True)
+class Sent:
+    """All calls of a kind on an axis: ns that they take alone, that somebody waited for them, and that nobody did."""
+
+    collective: str
+    axis: str
+    calls: int
+    alone_ns: int
+    exposed_ns: int
+    hidden_ns: int
+
+
+@dataclass(frozen=True, eq=False)
+class Breakdown:
+    """`parts`: ns by `PARTS`."""
+
+    parts: dict[str, int]
+    work: tuple[Work, ...]
+    sent: tuple[Sent, ...]
+
+
+def breakdown(program: Program, track: Track, times: ClassTimes, weight: IntArray, kernels: Kernels,
+              alone_ns: Callable[[int, int], int], once: int) -> Breakdown:
+    """`weight`: how often each microbatch happens; `alone_ns(comm, payload)`; `once`: ns of the host once a step."""
+    work = _work(program, weight, kernels)
+    rows = np.minimum(track.skeleton.item_rows, len(program.places) - 1)
+    of_item = weight[program.microbatch[rows]]
+    waits = _Waits(track, times)
+    clock = track.item_clock
+    late = np.array(track.item_ns, dtype=np.int64) - np.diff(clock, prepend=0)
+    parts = {part: sum(one.ns[number] for one in work) for number, part in enumerate(_COMPUTE)}
+    parts["contention"] = int(late @ of_item)
+    parts["communication"] = int(waits.exposed @ of_item) + waits.trailing
+    parts["bubble"] = int((waits.waited - waits.exposed) @ of_item)
+    parts["host"] = int(np.array(times.idle_at, dtype=np.int64) @ of_item) + once
+    return Breakdown(parts, work, _sent(program, track, weight, waits, alone_ns))
+
+
+def _work(program: Program, weight: IntArray, kernels: Kernels) -> tuple[Work, ...]:
+    """Kernels by class and format. Each distinct row is counted by part, as often as its microbatches happen."""
+    num_parts, num_rows = len(_COMPUTE), len(program.distinct)
+    bins = program.places * num_parts + _PART_OF[program.phase]
+    often = np.bincount(bins, weights=weight[program.microbatch], minlength=num_rows * num_parts)
+    counts = often.astype(np.int64).reshape(num_rows, num_parts)[kernels.rows]
+    times = counts.sum(axis=1)
+    classes = kernels.kinds * len(DTYPES) + kernels.dtypes
+    made = []
+    for number in np.unique(classes[times > 0]).tolist():
+        of = classes == number
+        made.append(Work(
+            KERNELS[number // len(DTYPES)], DTYPES[number % len(DTYPES)], tuple((kernels.ns[of] @ counts[of]).tolist()),
+            *(int(each[of] @ times[of]) for each in (kernels.flops, kernels.bytes_moved)),
+            *(float(each[of] @ times[of]) for each in (kernels.compute_ns, kernels.memory_ns))))
+    return tuple(made)
+
+
+class _Waits:
+    """What the compute stream waited for: `waited` ns at each item, of them `exposed` for communication.
+
+    `of_call`: exposed ns by call. `trailing`: ns for which a last call runs when the compute stream has ended.
+    """
+
+    def __init__(self, track: Track, times: ClassTimes) -> None:
+        self.waited = np.array(times.waited_at, dtype=np.int64)
+        self.exposed = self.waited.copy()
+        self.of_call = np.zeros(len(track.call_ns), dtype=np.int64)
+        received = {call.number for call in track.skeleton.calls.get(_RECEIVE, ())}
+        for place, item in enumerate(track.skeleton.items):
+            number = item.call.number if item.call is not None else item.wait_for
+            if number in received:
+                self.exposed[place] = min(times.waited_at[place], track.call_ns[number])
+            if number >= 0:
+                self.of_call[number] += self.exposed[place]
+        self.trailing = times.end - (times.item_ends[-1] if times.item_ends else 0)
+        if self.trailing:
+            last, _, _ = max(times.calls, key=lambda made: made[2])
+            self.of_call[last.number] += self.trailing
+
+
+def _sent(program: Program, track: Track, weight: IntArray, waits: _Waits,
+          alone_ns: Callable[[int, int], int]) -> tuple[Sent, ...]:
+    """By collective and axis. Of a message only who receives it is asked: it is sent beside whatever is computed."""
+    call_rows = track.skeleton.call_rows
+    calls = program.distinct[program.places[call_rows]]
+    pairs = list(zip(calls[:, SLOT].tolist(), calls[:, AMOUNT].tolist(), strict=True))
+    lengths = {pair: alone_ns(*pair) for pair in dict.fromkeys(pairs)}
+    alone = np.array([lengths[pair] for pair in pairs], dtype=np.int64)
+    often = weight[program.microbatch[call_rows]].copy() if len(call_rows) else np.zeros(0, dtype=np.int64)
+    often[[call.number for call in track.skeleton.calls.get(_SEND, ())]] = 0
+    hidden = np.maximum(alone - waits.of_call, 0)
+    return tuple(_kinds_of_calls(program, calls[:, SLOT], often, (alone, waits.of_call, hidden)))
+
+
+def _kinds_of_calls(program: Program, comms: IntArray, often: IntArray, columns: Sequence[IntArray]) -> list[Sent]:
+    sums: dict[tuple[str, str], IntArray] = {}
+    for number, (collective, axis, _) in enumerate(program.tables.comms):
+        of = comms == number
+        made = np.array([often[of].sum(), *(int(column[of] @ often[of]) for column in columns)], dtype=np.int64)
+        sums[collective, axis] = sums.get((collective, axis), 0) + made
+    return [Sent(collective, axis, *made.tolist()) for (collective, axis), made in sorted(sums.items())
+            if made[1] or made[2]]

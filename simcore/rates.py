@@ -1,0 +1,129 @@
+"""From the time of a step to rates: tokens, TFLOP/s, MFU, what bounds the step, what it costs."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any, Final, Literal
+
+from simcore.breakdown import Breakdown, Sent, Work
+from simcore.clocked import Clocked
+from simcore.cost import on_matrix_units
+from simcore.device import Device
+from simcore.efficiency import Efficiency
+from simcore.flops import Asked, convention_of
+from simcore.framework import Framework
+from simcore.graph import ModelGraph
+from simcore.job import Job
+from simcore.packing import pack
+from simcore.speed import CommunicationTime, Cost, KernelTime, Roofline, StepTime
+from simcore.topology import Topology
+
+__all__ = ["cost", "step_time"]
+
+_OWN: Final = "rankscope"
+
+
+def step_time(job: Job, framework: Framework, topology: Topology, clocked: Clocked, ranks: Sequence[str]) -> StepTime:
+    """The step of a job as `clocked` found it. `ranks`: those of the class that ends last."""
+    seconds, spending = clocked.step_ns / 1e9, clocked.spending
+    tokens = _tokens(job)
+    convention, per_token = _counted(job, framework, clocked)
+    dtype, peak = _peak(job, framework, topology.device)
+    achieved = per_token * tokens / seconds / job.mesh.size
+    parts = {name: ns / 1e9 for name, ns in spending.parts.items()}
+    products = _on_matrix_units(spending.work, topology.efficiency)
+    return StepTime(
+        step_s=seconds, forward_s=clocked.phase_ns["forward"] / 1e9, backward_s=clocked.phase_ns["backward"] / 1e9,
+        optimizer_s=clocked.phase_ns["optimizer"] / 1e9, exposed_communication_s=parts["communication"],
+        tokens_per_s_per_gpu=tokens / seconds / job.mesh.size, model_tflops_per_gpu=achieved / 1e12,
+        mfu=achieved / peak if peak else 0.0, convention=convention,
+        executed_tflops_per_gpu=sum(one.flops for one in products) / seconds / 1e12,
+        peak_tflops=peak / 1e12 if peak else None, peak_dtype=dtype, ranks=tuple(ranks), parts=parts,
+        bubble_share=parts["bubble"] / seconds,
+        communication=tuple(_communication(one, job, topology) for one in spending.sent),
+        kernels=tuple(_kernel(one) for one in spending.work), roofline=_roofline(spending, topology),
+        cost=cost(topology, seconds, tokens, job.mesh.size, job.scenario.training.num_tokens))
+
+
+def _tokens(job: Job) -> int:
+    """Of one step, padding included."""
+    training, mesh = job.scenario.training, job.mesh
+    sequences = job.scenario.num_microbatches * training.micro_batch_size * mesh.dp_replicate * mesh.dp_shard
+    return sequences * training.seq_len
+
+
+def _counted(job: Job, framework: Framework, clocked: Clocked) -> tuple[str, float]:
+    """Whose convention the framework prints by, and FLOPs of a token; ours where it prints nothing of such a model."""
+    training, graph = job.scenario.training, job.graph
+    asked = Asked(graph, training.seq_len, pack(training).attended, job.mesh.tp,
+                  None if training.method == "full" else _adapted(graph))
+    found = convention_of((graph.implementation, framework.name), framework.version)
+    if found is not None and found.knows(asked):
+        return found.name, found.per_token(asked)
+    passes = 3 if training.method == "full" else 2
+    return _OWN, passes * clocked.forward_flops / _tokens(job)
+
+
+def _adapted(graph: ModelGraph) -> float:
+    """Parameters that are trained, for each that is frozen."""
+    trained = graph.count(trainable=True)
+    return trained / (graph.count() - trained)
+
+
+def _peak(job: Job, framework: Framework, device: Device) -> tuple[str, float]:
+    """The format that products are asked to be in, and FLOP/s of the device in it, dense; 0: it has none."""
+    asked = job.scenario.training.precision.compute
+    dtype = asked if asked in ("fp8", "fp4") else framework.compute_dtype
+    return dtype, _dense_peak(device, dtype)
+
+
+def _dense_peak(device: Device, dtype: str) -> float:
+    rate = getattr(device.peak, dtype, None)
+    return float(rate.si) if rate else 0.0
+
+
+# ---- what it is made of ---------------------------------------------------------------------------------------------
+def _communication(one: Sent, job: Job, topology: Topology) -> CommunicationTime:
+    axis = job.mesh.axis(one.axis)
+    size = 2 if one.collective == "send_recv" else axis.size
+    return CommunicationTime(
+        collective=one.collective, axis=one.axis, link=topology.link(size, axis.stride, job.mesh.size).name,
+        calls=one.calls, alone_s=one.alone_ns / 1e9, exposed_s=one.exposed_ns / 1e9, hidden_s=one.hidden_ns / 1e9)
+
+
+def _kernel(one: Work) -> KernelTime:
+    forward, backward, optimizer = (ns / 1e9 for ns in one.ns)
+    return KernelTime(kernel=one.kernel, dtype=one.dtype, forward_s=forward, backward_s=backward, optimizer_s=optimizer,
+                      flops=one.flops, bytes_moved=one.bytes_moved)
+
+
+def _on_matrix_units(work: Sequence[Work], efficiency: Efficiency) -> list[Work]:
+    return [one for one in work if on_matrix_units(efficiency, one.kernel)]
+
+
+def _roofline(spending: Breakdown, topology: Topology) -> Roofline:
+    parts, work, device = spending.parts, spending.work, topology.device
+    kernels = parts["forward"] + parts["backward"] + parts["optimizer"]
+    compute, memory = (sum(getattr(one, name) for one in work) / 1e9 for name in ("compute_ns", "memory_ns"))
+    seconds = {"compute": compute, "memory": memory, "small_kernels": kernels / 1e9 - compute - memory,
+               "network": (parts["contention"] + parts["communication"]) / 1e9, "host": parts["host"] / 1e9,
+               "bubble": parts["bubble"] / 1e9}
+    of_compute = sum(one.flops / _dense_peak(device, one.dtype) for one in _on_matrix_units(work, topology.efficiency))
+    of_memory = sum(one.bytes_moved for one in work) / device.memory_bandwidth.si
+    bound: Any = max(seconds, key=lambda name: seconds[name])
+    limit: Literal["compute", "memory"] = "compute" if of_compute >= of_memory else "memory"
+    return Roofline(bound=bound, seconds=seconds, limit=limit, limit_s=max(of_compute, of_memory),
+                    compute_limit_s=of_compute, memory_limit_s=of_memory)
+
+
+# ---- money ----------------------------------------------------------------------------------------------------------
+def cost(topology: Topology, step_s: float, tokens: int, num_gpus: int, num_tokens: int | None) -> Cost:
+    """Of a step of `tokens` tokens, and of a whole run of `num_tokens`, in whole steps."""
+    run_s = None if num_tokens is None else -(-num_tokens // tokens) * step_s
+    gpu_hours = None if run_s is None else run_s * num_gpus / 3600
+    price = topology.price_per_gpu_hour
+    if price is None:
+        return Cost(run_s=run_s, gpu_hours=gpu_hours, note=f"no price: {topology.name} has no price_per_gpu_hour")
+    return Cost(price_per_gpu_hour=price.si, price_date=price.date, price_source=price.source,
+                per_million_tokens=price.si * num_gpus * step_s / 3600 / tokens * 1e6, run_s=run_s,
+                gpu_hours=gpu_hours, per_run=None if gpu_hours is None else gpu_hours * price.si)
