@@ -57,7 +57,7 @@ class Routes:
         """The route of a collective on an axis."""
         if (collective, axis_name) not in self.known:
             axis = self.mesh.axis(axis_name)
-            size = 2 if collective == "send_recv" else axis.size
+            size = min(2, axis.size) if collective == "send_recv" else axis.size
             link = self.topology.link(size, axis.stride, self.mesh.size)
             dispatch = self.dispatch if (collective, axis_name) == ("all_to_all", "ep") else None
             self.known[collective, axis_name] = Route(collective, axis.size, link, dispatch)

@@ -163,7 +163,7 @@ def test_a_queue_gives_out_a_part_of_each_node() -> None:
     part = NVL72.narrowed(64)
     assert (part.gpus_per_node, part.gpus_per_host, part.node.gpus.kind) == (64, 4, NVL72.node.gpus.kind)
     assert (NVL72.narrowed(2).gpus_per_node, NVL72.narrowed(2).gpus_per_host) == (2, 2)
-    assert (part.link(64, 1, 256).name, NVL72.link(64, 1, 256).name) == ("nvlink", "network")
+    assert (part.link(64, 1, 136).name, NVL72.link(64, 1, 136).name) == ("nvlink", "network")
     for wrong in (73, 6):
         with pytest.raises(InputError, match=f"{wrong}: expected at most 72, in whole hosts of 4"):
             NVL72.narrowed(wrong)
