@@ -10,9 +10,10 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from simcore.collective import COLLECTIVES, algorithm, collective_ns, crossing, timing, wire_bytes
+from simcore.collective import COLLECTIVES, algorithm, collective_ns, crossing, measured_sizes, timing, wire_bytes
+from simcore.curves import load_curves
 from simcore.dispatch import Dispatch
-from simcore.topology import Link, Topology, load_topology
+from simcore.topology import Link, Topology, load_topology, topology_names
 
 
 def unmeasured(topology: Topology) -> Topology:
@@ -228,6 +229,40 @@ def test_unknown_collectives_are_a_bug(collective: str) -> None:
 
 
 # ---- measured -------------------------------------------------------------------------------------------------------
+TABLES = {name: load_topology(name) for name in topology_names()}
+WITH_TABLES = [name for name, machine in TABLES.items() if machine.node.fabric and machine.node.fabric.curves]
+
+
+@pytest.mark.parametrize("name", WITH_TABLES)
+def test_every_point_of_a_machines_table_is_the_answer_and_called_measured(name: str) -> None:
+    machine = TABLES[name]
+    assert machine.node.fabric is not None
+    assert machine.node.fabric.curves is not None
+    of_table = load_curves(machine.node.fabric.curves).by_ranks
+    asked = [(collective, ranks) for collective, ranks in of_table if ranks <= machine.gpus_per_host]
+    assert len(asked) >= 8
+    for collective, ranks in asked:
+        link, curve = machine.link(ranks, 1), of_table[collective, ranks]
+        for size, ns in zip(curve.sizes, curve.times, strict=True):
+            assert collective_ns(collective, size, ranks, link) == ns
+            assert timing(collective, size, ranks, link) == "measured"
+
+
+@pytest.mark.parametrize("name", [
+    name for name, machine in TABLES.items() if machine.node.fabric and not machine.node.fabric.curves])
+def test_a_machine_without_a_table_has_models_alone(name: str) -> None:
+    link = TABLES[name].link(2, 1)
+    for collective in COLLECTIVES:
+        assert timing(collective, 2**20, 2, link) == "model"
+        assert not measured_sizes(collective, 2, link)
+
+
+def test_which_machines_have_tables() -> None:
+    """Not those whose curves were taken over from another machine, nor L40S, whose host had a fault."""
+    assert WITH_TABLES == ["dgx-a100", "dgx-a100-40gb", "dgx-b200", "dgx-b300", "dgx-h100", "dgx-h200", "gb200-nvl72",
+                           "gb300-nvl72", "rtx-pro-6000"]
+
+
 def test_a_measured_point_is_the_answer() -> None:
     """H100, 8 ranks, 1 MiB gathered: 17.13 us in the source's table."""
     link = MEASURED["dgx-h100"].link(8, 1)

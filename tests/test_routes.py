@@ -59,6 +59,22 @@ def test_messages_leave_the_node_where_the_neighbour_is_in_another(stages: int, 
         assert tuple(told) == pytest.approx((1, share))
 
 
+def test_a_single_stage_sends_nothing_anywhere() -> None:
+    """Two cards of two hosts: there are no four ranks for two stages."""
+    found = routes("fsdp2", {"dp_shard": 2}, topology="dgx-spark", model="llama-tiny")
+    assert (found.of("send_recv", "pp").link.name, found.of("send_recv", "pp").ns(2**20)) == ("self", 0)
+    assert found.crossing("send_recv", "pp", 0) == (0, 0)
+
+
+def test_domains_that_are_not_taken_whole_are_nodes_of_what_is_taken() -> None:
+    """256 GPUs of GB200 are 64 in each of four domains, so four stages of 64 lie in one each."""
+    found = routes("megatron", {"pp": 4, "dp_shard": 64}, topology="gb200-nvl72", model=LAYERS)
+    assert found.of("all_gather", "dp_cp").link.name == "nvlink"
+    assert [found.crossing("send_recv", "pp", stage * 64).network for stage in range(4)] == [1, 1, 1, 1]
+    within = routes("megatron", {"pp": 8, "dp_shard": 32}, topology="gb200-nvl72", model=LAYERS)
+    assert [within.crossing("send_recv", "pp", stage * 32).network for stage in range(4)] == [0, 1 / 2, 1 / 2, 1 / 2]
+
+
 def test_messages_of_a_ring_go_to_the_next_rank() -> None:
     """Two of its ranks stand in each node, so half of them have their next rank in the other."""
     found = routes("megatron", {"cp": 4, "tp": 4}, model="llama-tiny")
