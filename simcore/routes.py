@@ -22,7 +22,7 @@ __all__ = ["Route", "Routes"]
 
 @dataclass(frozen=True, slots=True)
 class Route:
-    """Of one collective on one axis. `link`: of its calls; that of a message joins two ranks."""
+    """Of one collective on one axis. `link`: of its calls; a message crosses nodes where any two neighbours do."""
 
     collective: str
     group_size: int
@@ -57,8 +57,7 @@ class Routes:
         """The route of a collective on an axis."""
         if (collective, axis_name) not in self.known:
             axis = self.mesh.axis(axis_name)
-            size = min(2, axis.size) if collective == "send_recv" else axis.size
-            link = self.topology.link(size, axis.stride, self.mesh.size)
+            link = self.topology.link(axis.size, axis.stride, self.mesh.size)
             dispatch = self.dispatch if (collective, axis_name) == ("all_to_all", "ep") else None
             self.known[collective, axis_name] = Route(collective, axis.size, link, dispatch)
         return self.known[collective, axis_name]

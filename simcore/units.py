@@ -35,7 +35,7 @@ def parse_quantity(text: str, unit: str) -> float:
         raise ValueError(f"expected a number with the unit {unit} (such as {_example(unit)!r}), got {text!r}")
     number, given = float(match[1].replace("_", "")), match[2]
     if match[1].startswith("-"):
-        raise ValueError(f"must not be negative, got {text!r}")
+        raise ValueError(f"expected no negative quantity, got {text!r}")
     if unit == "s" and given in _TIME:
         return number * _TIME[given]
     if unit == "%" and given == "%":

@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 from itertools import product
+from typing import Any
 
 import numpy as np
 import pytest
 
+import truth_cases
 from simcore.mesh import Mesh
 
 MESH = Mesh(pp=2, dp_replicate=3, dp_shard=4, cp=2, tp=2, ep=4, etp=2)
@@ -41,6 +43,15 @@ def test_groups_of_an_axis_partition_the_ranks(name: str) -> None:
     assert sorted(rank for group in groups for rank in group) == list(range(MESH.size))
     assert {len(group) for group in groups} == {MESH.axis(name).size}
     assert all(rank in MESH.group(rank, name) for rank in range(MESH.size))
+
+
+@pytest.mark.parametrize(("row", "file"), [pytest.param(row, file, id=f"{file[7:16]}-{number}") for file in
+                                           truth_cases.GROUPS for number, row in enumerate(truth_cases.rows(file))])
+def test_groups_are_those_of_the_real_frameworks(row: dict[str, Any], file: str) -> None:
+    mesh = Mesh(**row["mesh"])
+    assert len(row["groups"]) >= 3, file
+    for axis, groups in row["groups"].items():
+        assert {tuple(mesh.group(rank, axis)) for rank in range(mesh.size)} == set(map(tuple, groups)), axis
 
 
 def test_ranks_of_a_group_differ_on_its_axis_alone() -> None:

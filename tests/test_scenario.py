@@ -120,7 +120,7 @@ def test_other_spellings_of_the_interface(text: str) -> None:
         ("training: {seq_len: 1}\nframework_version: 2.10",
          ["f.yaml:6: framework_version: expected text in quotes, got 2.1"]),
         ("training: {seq_len: 1, precision: {compute: bf61}}",
-         ["f.yaml:5: training.precision.compute: expected 'auto', 'fp32', 'bf16', 'fp16', 'fp8' "
+         ["f.yaml:5: training.precision.compute: expected 'auto', 'fp32', 'bf16', 'fp16', 'fp8', 'fp4' "
           "(did you mean 'bf16'?), got 'bf61'"]),
         ("training: {seq_len: 1, lora: {alpha: .inf}}",
          ["f.yaml:5: training.lora.alpha: expected a finite number, got inf"]),

@@ -5,18 +5,22 @@ from __future__ import annotations
 import copy
 import re
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
+from typing import Any
 
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import small
+import truth_cases
+from simcore.collective import collective_ns
 from simcore.data import data_folder
 from simcore.document import read_document
 from simcore.efficiency import efficiency_names, load_efficiency
 from simcore.errors import InputError
+from simcore.mesh import Mesh
 from simcore.simulate import simulate
 from simcore.topology import Link, Topology, load_topology, topology_names
 
@@ -28,6 +32,8 @@ FILES = sorted(path for folder in FOLDERS for path in folder.glob("*.yaml"))
 H100 = load_topology("dgx-h100")
 NVL72 = load_topology("gb200-nvl72")
 ONE = load_topology("h100-1gpu")
+WIDE = {"config": "llama-tiny", "overrides": {"hidden_size": 2048, "num_attention_heads": 16, "num_key_value_heads": 8,
+                                              "head_dim": 128, "intermediate_size": 8192}}
 
 
 def edited(folder: Path, *changes: tuple[str, str]) -> Path:
@@ -60,6 +66,9 @@ def test_every_built_in_file_loads_and_is_named_as_its_file(name: str) -> None:
     assert copy.deepcopy(topology) == topology
 
 
+QUANTITY = r"-?[0-9.]+ ?(%|GPU|SM|W|USD/h|[mun]?s|[MGT]i?B|[GT]B/s|TFLOP/s)"
+
+
 def leaves(data: object, key: str = "") -> Iterator[tuple[str, object]]:
     """What a file says at last: quantities as mappings, all else as it stands."""
     if isinstance(data, dict) and "value" not in data:
@@ -71,16 +80,16 @@ def leaves(data: object, key: str = "") -> Iterator[tuple[str, object]]:
 
 @pytest.mark.parametrize("path", FILES, ids=lambda path: path.stem)
 def test_every_number_of_a_built_in_file_has_a_unit_a_kind_and_a_source(path: Path) -> None:
-    """But for names, and for how many nodes of a kind there are."""
+    """But for the number of nodes, where it is bounded; all else without them are names."""
     told = dict(leaves(read_document(path).data))
-    names = ("name", "compute_capability", "efficiency", "num_nodes", "curves", "sums_in_switch")
-    quantities = {key: value for key, value in told.items() if key.rpartition(".")[2] not in names}
-    assert len(quantities) >= 18
-    for key, quantity in quantities.items():
-        assert isinstance(quantity, dict), key
-        assert {"value", "kind", "source"} <= quantity.keys() <= {"value", "kind", "source", "date"}, key
-        assert re.fullmatch(r"[0-9.]+ ?(%|GPU|SM|W|USD/h|[mun]?s|[MGT]i?B|[GT]B/s|TFLOP/s)", quantity["value"]), key
-        assert quantity["source"] not in ("", "written in the topology file"), key
+    assert sum(isinstance(leaf, dict) for leaf in told.values()) >= 18
+    for key, leaf in told.items():
+        if isinstance(leaf, dict):
+            assert {"value", "kind", "source"} <= leaf.keys() <= {"value", "kind", "source", "date"}, key
+            assert re.fullmatch(QUANTITY, leaf["value"]), key
+            assert leaf["source"] not in ("", "written in the topology file"), key
+        else:
+            assert key == ".num_nodes" or (isinstance(leaf, str | bool) and not re.match(QUANTITY, str(leaf))), key
 
 
 @pytest.mark.parametrize("name", topology_names())
@@ -186,10 +195,10 @@ def test_a_path_is_read_too(tmp_path: Path) -> None:
     ('"450 GB/s"', '"0 GB/s"', "node.nvlink.bandwidth: must be more than zero"),
     ('"450 GB/s"', '"450"', "node.nvlink.bandwidth: expected a number with the unit B/s"),
     ('"450 GB/s"', '"450 GiB"', "node.nvlink.bandwidth: expected a quantity in B/s"),
-    ('"450 GB/s"', '"-450 GB/s"', "node.nvlink.bandwidth: must not be negative, got '-450 GB/s'"),
+    ('"450 GB/s"', '"-450 GB/s"', "node.nvlink.bandwidth: expected no negative quantity, got '-450 GB/s'"),
     ('"450 GB/s"', '"3600 Gb/s"', "node.nvlink.bandwidth: expected a quantity in B/s (such as '450 GB/s'), got "
      "'3600 Gb/s': b is a bit, and 8 Gb/s are 1 GB/s"),
-    ('"5.22 us"', '"-5.22 us"', "node.nvlink.latency: must not be negative, got '-5.22 us'"),
+    ('"5.22 us"', '"-5.22 us"', "node.nvlink.latency: expected no negative quantity, got '-5.22 us'"),
     ('"5.22 us"', '"5.22"', "node.nvlink.latency: expected a number with the unit s (such as '5 us'), got '5.22'"),
     ('"81559 MiB"', '"80 gib"', "device.memory.total: expected a quantity in B (such as '80 GiB'), got '80 gib': GB is "
      "1e9 bytes, GiB is 2**30, spelled so"),
@@ -230,7 +239,7 @@ RATES = [(name, number, line.split('"')[1]) for name in ("dgx-h100", "h100-pcie"
 @pytest.mark.parametrize(("name", "number", "value"), RATES, ids=str)
 def test_no_link_and_no_memory_is_without_bandwidth(tmp_path: Path, name: str, number: int, value: str) -> None:
     lines = (data_folder("topologies") / f"{name}.yaml").read_text(encoding="utf-8").splitlines()
-    for wrong, why in (("0 GB/s", "must be more than zero"), (f"-{value}", "must not be negative")):
+    for wrong, why in (("0 GB/s", "must be more than zero"), (f"-{value}", "expected no negative quantity")):
         changed = [*lines[:number - 1], lines[number - 1].replace(value, wrong), *lines[number:]]
         path = tmp_path / "mine.yaml"
         path.write_text("\n".join(changed), encoding="utf-8")
@@ -304,12 +313,19 @@ def test_the_world_decides_whether_groups_of_three_cross() -> None:
     assert H100.link(3, 1, world_size=9).name == "network"  # {6, 7, 8}
 
 
-def brute_force(topology: Topology, group_size: int, stride: int, num_blocks: int) -> tuple[int, int]:
-    spreads, taken = [], topology.gpus_taken(group_size * stride * num_blocks)
-    for base in (block * group_size * stride + offset for block in range(num_blocks) for offset in range(stride)):
-        members = Counter((base + i * stride) // taken for i in range(group_size))
+def worst(gpus_of_a_node: int, groups: Iterable[Sequence[int]]) -> tuple[int, int]:
+    """(nodes, fewest members in one of them) of the group that is worst off, member by member."""
+    spreads = []
+    for ranks in groups:
+        members = Counter(rank // gpus_of_a_node for rank in ranks)
         spreads.append((len(members), min(members.values())))
     return max(spreads, key=lambda spread: (spread[0] > 1, -spread[1], spread[0]))
+
+
+def brute_force(topology: Topology, group_size: int, stride: int, num_blocks: int) -> tuple[int, int]:
+    bases = (block * group_size * stride + offset for block in range(num_blocks) for offset in range(stride))
+    taken = topology.gpus_taken(group_size * stride * num_blocks)
+    return worst(taken, (range(base, base + group_size * stride, stride) for base in bases))
 
 
 @settings(max_examples=40, deadline=None)
@@ -318,6 +334,58 @@ def test_link_agrees_with_counting_members(group_size: int, stride: int, num_blo
     for topology in (H100, NVL72):
         link = topology.link(group_size, stride, world_size=group_size * stride * num_blocks)
         assert (link.num_nodes, link.ranks_per_node) == brute_force(topology, group_size, stride, num_blocks)
+
+
+@pytest.mark.parametrize("row", [row for file in truth_cases.GROUPS for row in truth_cases.rows(file)],
+                         ids=lambda row: "-".join(f"{axis}{size}" for axis, size in row["mesh"].items()))
+def test_links_are_those_that_the_groups_of_real_frameworks_cross(row: dict[str, Any]) -> None:
+    """Nobody says which link a group crosses: it follows from the ranks that the framework puts into it."""
+    mesh, fours = Mesh(**row["mesh"]), load_topology("rtx-a6000").model_copy(update={"network": H100.network,
+                                                                                     "num_nodes": None})
+    for name, groups in row["groups"].items():
+        axis = mesh.axis(name)
+        for topology in (H100, fours):
+            link = topology.link(axis.size, axis.stride, mesh.size)
+            assert (link.num_nodes, link.ranks_per_node) == worst(topology.gpus_taken(mesh.size), groups), name
+
+
+def test_tensor_expert_and_data_parallel_groups_cross_different_links() -> None:
+    """32 ranks on 4 nodes: TP of 4 stays inside, EP of 16 fills two nodes, FSDP has two ranks in each of four."""
+    mesh = Mesh(dp_shard=8, tp=4, ep=16)
+    axes = [mesh.axis(name) for name in ("tp", "ep", "dp_shard")]
+    links = [H100.link(axis.size, axis.stride, mesh.size) for axis in axes]
+    assert [(link.name, link.num_nodes, link.ranks_per_node) for link in links] == [
+        ("nvlink", 1, 4), ("network", 2, 8), ("network", 4, 2)]
+    inside, two, four = (collective_ns("all_gather", 2**28, axis.size, link)
+                         for axis, link in zip(axes, links, strict=True))
+    assert inside < two < four / 2
+
+
+def test_ranks_wait_longer_where_nodes_are_smaller_than_their_groups(tmp_path: Path) -> None:
+    """The same scenario on nodes of 8 and of 4: tensor parallelism of 8 crosses the network there, of 4 does not."""
+    path = edited(tmp_path, ("name: dgx-h100", "name: mine"), ('"8 GPU"', '"4 GPU"'))
+
+    def waited(tp: int, topology: str) -> float:
+        report = simulate(small.scenario("megatron", {"tp": tp}, model=WIDE, topology=topology, seq_len=4096))
+        assert report.time is not None
+        return report.time.exposed_communication_s
+
+    assert waited(8, str(path)) > 1.2 * waited(8, "dgx-h100")
+    assert waited(4, str(path)) == waited(4, "dgx-h100")
+
+
+def test_messages_cross_nodes_where_any_two_neighbouring_stages_do(tmp_path: Path) -> None:
+    """Stages of 4 ranks on nodes of 8: the first and the second share a node, the second and the third do not."""
+    path = edited(tmp_path, ("name: dgx-h100", "name: mine"), ('"8 GPU"', '"16 GPU"'))
+
+    def step(pp: int, topology: str) -> float:
+        report = simulate(small.scenario("megatron", {"tp": 4, "pp": pp}, model=WIDE, topology=topology, seq_len=8192,
+                                         micro_batch_size=4))
+        assert report.time is not None
+        return report.time.step_s
+
+    assert step(4, "dgx-h100") > 1.02 * step(4, str(path))
+    assert step(2, "dgx-h100") == step(2, str(path))
 
 
 def test_a_network_link_knows_the_level_inside_its_nodes() -> None:

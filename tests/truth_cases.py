@@ -10,6 +10,7 @@ from simcore.document import parse_document
 from simcore.scenario import Scenario, parse_scenario
 
 TRUTH = Path(__file__).parent / "truth"
+GROUPS = ("groups/megatron-core-0.16.1.json", "groups/automodel-0.7.0.json", "groups/torchtitan-0.2.2.json")
 DTYPES = {"float32": "fp32", "bfloat16": "bf16", None: None}
 
 
