@@ -140,7 +140,6 @@ def _topology(scenario: Scenario) -> Topology:
     topology = topology_of(scenario)
     topology.check_world_size(scenario.world_size, scenario.where("mesh"))
     _check_format(scenario, topology.device)
-    _check_price(scenario, topology)
     usable, total = scenario.limits.usable_memory, topology.device.memory.total.si
     if usable != "auto" and parse_quantity(usable, "B") > total:
         told = f"expected at most the {total:,.0f} B of {topology.device.name}, got {usable}"
@@ -154,13 +153,6 @@ def _check_format(scenario: Scenario, device: Device) -> None:
     if asked != "auto" and asked not in device.formats:
         told = f"compute: {device.name} does not compute in {asked}; it has {', '.join(device.formats)}"
         raise InputError(Problem(scenario.where("training", "precision", "compute"), told))
-
-
-def _check_price(scenario: Scenario, topology: Topology) -> None:
-    """`num_tokens` asks what they cost; a topology need not say."""
-    if scenario.training.num_tokens is not None and topology.price_per_gpu_hour is None:
-        told = f"num_tokens: no price: {topology.name} does not say price_per_gpu_hour"
-        raise InputError(Problem(scenario.where("training", "num_tokens"), told))
 
 
 def _program(parts: Parts, plan: Plan) -> Program:

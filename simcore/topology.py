@@ -144,7 +144,8 @@ class Topology(Frozen):
         if left or world_size <= self.gpus_per_node or self.gpus_per_host == self.gpus_per_node:
             return self.gpus_per_node
         most = self.gpus_per_node // self.gpus_per_host
-        even = (taken for taken in range(most, most // 2 - 1, -1) if hosts % taken == 0)
+        there = self.num_nodes or hosts
+        even = (taken for taken in range(most, most // 2 - 1, -1) if hosts % taken == 0 and hosts <= taken * there)
         return next(even, most) * self.gpus_per_host
 
     def bounded(self, num_nodes: int, where: str = "topology") -> Topology:

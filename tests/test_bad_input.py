@@ -107,8 +107,6 @@ WRONG = {
                                                                        "1 node(s) of 4 GPU(s) = 4"]),
     "more nodes than there are": (scenario(topology="\n  file: dgx-spark\n  num_nodes: 3"),
                                   ["f.yaml:4", "num_nodes: dgx-spark has 2 node(s), not 3"]),
-    "no price": (scenario(topology="rtx-a6000", mesh="{dp_shard: 4}", training="\n  seq_len: 8\n  num_tokens: 1000"),
-                 ["f.yaml:8", "num_tokens: no price: rtx-a6000 does not say price_per_gpu_hour"]),
     "tag": ("name: !!python/object/apply:os.system [ls]\n", ["f.yaml:1", "tag"]),
     "documents": ("name: a\n---\nname: b\n", ["f.yaml:2", "one document"]),
     "control character": (scenario(name='"a\\e[31m"'), ["f.yaml:1", "control characters"]),

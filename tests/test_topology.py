@@ -16,6 +16,7 @@ from hypothesis import strategies as st
 import small
 import truth_cases
 from simcore.collective import collective_ns
+from simcore.curves import find_curves, load_curves
 from simcore.data import data_folder
 from simcore.document import read_document
 from simcore.efficiency import efficiency_names, load_efficiency
@@ -121,6 +122,22 @@ def test_a_gpu_computes_in_the_formats_it_has() -> None:
     assert load_topology("dgx-b200").device.formats == ("fp32", "tf32", "bf16", "fp16", "fp8", "fp4")
 
 
+@pytest.mark.parametrize(("name", "table"), [("dgx-b300", "b300-sxm"), ("gb300-nvl72", "gb300"),
+                                             ("dgx-a100-40gb", "a100-sxm"), ("rtx-pro-6000", "rtx-pro-6000")])
+def test_collectives_on_one_host_take_the_times_of_the_table(name: str, table: str) -> None:
+    machine, measured = load_topology(name), load_curves(find_curves(table)).measured("all_gather", 4)
+    assert measured is not None
+    assert collective_ns("all_gather", 2**20, 4, machine.link(4, 1)) == measured.ns(2**20)
+
+
+def test_unknown_curves_are_told_at_their_line(tmp_path: Path) -> None:
+    text = (data_folder("topologies") / "rtx-pro-6000.yaml").read_text(encoding="utf-8")
+    path = tmp_path / "mine.yaml"
+    path.write_text(text.replace("curves: rtx-pro-6000", "curves: rtx-pro-600"), encoding="utf-8")
+    line = 1 + text[:text.index("curves: rtx")].count("\n")
+    assert f"mine.yaml:{line}: no curves 'rtx-pro-600'; did you mean rtx-pro-6000?" in told(path)
+
+
 def test_cards_without_nvlink_cross_pcie() -> None:
     cards = load_topology("h100-pcie")
     assert (cards.node.nvlink, cards.node.fabric) == (None, cards.node.pcie)
@@ -140,6 +157,10 @@ def test_a_small_job_runs_on_every_machine(name: str) -> None:
     assert report.time is not None
     assert 0 < report.time.step_s < 1
     assert 0 < report.time.mfu < 1
+    assert report.time.cost is not None
+    priced = machine.price_per_gpu_hour is not None
+    assert (report.time.cost.per_million_tokens is not None) == priced
+    assert report.time.cost.note == ("" if priced else f"no price: {name} has no price_per_gpu_hour")
 
 
 def test_half_a_price_list_is_no_price(tmp_path: Path) -> None:
@@ -164,6 +185,7 @@ def test_nvl72_is_one_node_of_eighteen_hosts() -> None:
     assert NVL72.link(72, 1).name == "nvlink"
     assert (NVL72.link(64, 1, 256).name, NVL72.link(64, 1, 320).name) == ("nvlink", "nvlink")  # 64 of each domain
     assert NVL72.link(64, 1, 136).name == "network"  # 34 hosts, 17 of each domain: the second group lies in two
+    assert (NVL72.gpus_taken(280), NVL72.bounded(4).gpus_taken(280)) == (56, 72)  # 70 hosts: 5 of 14, or what there is
     assert NVL72.gpus_taken(76) == 72  # 19 hosts: whole domains, and what is left
     assert NVL72.link(4, 36).name == "network"
 
