@@ -128,6 +128,14 @@ def test_wrong_scenario(ran: Run, folder: Path, text: str, words: list[str]) -> 
     assert len(told.splitlines()) == 1
 
 
+def test_wrong_topology_file(ran: Run, folder: Path) -> None:
+    text = (ROOT / "topologies" / "dgx-h100.yaml").read_text(encoding="utf-8")
+    line = 1 + text[:text.index('"450 GB/s"')].count("\n")
+    (folder / "mine.yaml").write_text(text.replace('"450 GB/s"', '"0 GB/s"'))
+    (folder / "f.yaml").write_text(scenario(topology="mine.yaml"))
+    ran("run", "f.yaml").refused(f"mine.yaml:{line}: node.nvlink.bandwidth: must be more than zero, got '0 GB/s'")
+
+
 SIZE = 2**18 - 40
 HOSTILE = {
     "long tag": b"name: !" + b"x" * SIZE + b" y\n",
