@@ -4,12 +4,9 @@ Comes in: a program that was run on the timeline, and how often each of its micr
 `Breakdown`. It is of the rank that ends last: another rank's waiting is not the step's.
 
 [Note: parts of a step]
-The device computes, or it waits. `forward` (with the loss), `backward` (with recomputation) and `optimizer` are kernels
-as long as they take alone; `contention` is by how much they take longer beside collectives; `communication` is
-waiting for a collective, for other ranks to join it, and for messages while they travel; `bubble` is all other waiting
-for a neighbouring stage, because of the order of passes or because it has more to do; `host` is waiting for the host to
-issue, and what the host does once a step. A collective is hidden as far as nobody waits for it, or, inside a layer, as
-far as its kernels run beside it.
+The device computes, or it waits; `PARTS` says for what. Other ranks that come late are communication, also where their
+layers take longer; a stage that has more to do than its neighbours is bubble, as the order of passes is. A collective
+is hidden as far as nobody waits for it, or, inside a layer, as far as its kernels run beside it.
 
 [Note: what bounds kernels]
 A kernel takes the time of its arithmetic and of its memory traffic, added (see `cost.py`), so each has its share of a
@@ -36,8 +33,16 @@ from simcore.timeline import ClassTimes
 
 __all__ = ["PARTS", "Breakdown", "Kernels", "Sent", "Work", "breakdown"]
 
-PARTS: Final = ("forward", "backward", "optimizer", "contention", "communication", "bubble", "host")
-_COMPUTE: Final = PARTS[:3]
+PARTS: Final = {
+    "forward": "kernels of forward passes and the loss, as long as they take alone",
+    "backward": "kernels of backward passes, recomputation included",
+    "optimizer": "kernels of the optimizer's step",
+    "contention": "by how much kernels take longer beside collectives",
+    "communication": "waiting for collectives, for ranks that join them late, and for messages while they travel",
+    "bubble": "all other waiting for a neighbouring stage",
+    "host": "waiting for the host to issue, and what the host does once a step",
+}
+_COMPUTE: Final = tuple(PARTS)[:3]
 _PART_OF = np.array([{Phase.BACKWARD: 1, Phase.RECOMPUTE: 1, Phase.OPTIMIZER: 2}.get(phase, 0) for phase in Phase])
 _SEND, _RECEIVE = int(Stream.SEND), int(Stream.RECEIVE)
 

@@ -95,6 +95,7 @@ def _time(report: Report) -> dict[str, float]:
         "backward": time.backward_s,
         "optimizer": time.optimizer_s,
         "exposed communication": time.exposed_communication_s,
+        **{part: time.parts.get(part, 0.0) for part in ("contention", "bubble", "host")},
     }
 
 

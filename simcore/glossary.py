@@ -19,6 +19,7 @@ from enum import Enum
 from pathlib import Path
 from typing import Any, Final, get_args
 
+from simcore.breakdown import PARTS
 from simcore.collective import COLLECTIVES
 from simcore.document import parse_document
 from simcore.flows import flow_of
@@ -67,8 +68,7 @@ CATEGORIES: Final = {
     "sharded_param": "parameters as they rest on the rank",
     "ignored_param": "parameters that the framework's sharding leaves alone (local experts)",
     "main_param": "masters beside 16-bit parameters",
-    "main_grad": "gradient buffers that survive the step",
-    "opt_state": "moments",
+    "main_grad": "gradient buffers that survive the step", "opt_state": "moments",
     "buffer": "tensors that are no parameters: rotary frequencies, the router's correction bias",
     "all_gather_cast_input": "the shard, cast for the all-gather",
     "all_gather_output": "flat buffer that an all-gather fills",
@@ -98,9 +98,8 @@ _PHASES: Final = {
     Phase.RECOMPUTE: "a checkpoint's replay inside backward",
     Phase.OPTIMIZER: "the step, until gradients are dropped",
 }
-_PAYLOADS: Final = {
-    "all_gather": "full gathered output", "reduce_scatter": "full input", "all_reduce": "buffer",
-    "all_to_all": "buffer", "send_recv": "message"}  # fmt: skip
+_PAYLOADS: Final = {"all_gather": "full gathered output", "reduce_scatter": "full input", "all_reduce": "buffer",
+                    "all_to_all": "buffer", "send_recv": "message"}  # fmt: skip
 
 _UNIT, _LAYER = "UNIT", "LAYER"
 _BEGIN, _END = "<!-- made by `python -m simcore.glossary` from here -->", "<!-- to here -->"
@@ -159,7 +158,8 @@ def _phases() -> tuple[str, str]:
     note = ("Traffic counts the loss as forward; the peak of `backward` includes `recompute`. Hosts have others:"
             " `load` (the model is read), `first_step` and `save` (it is written).")
     rows = [(f"`{phase.name.lower()}`", what) for phase, what in _PHASES.items()]
-    return "Phases", f"{table(('phase', 'is'), rows)}\n\n{note}"
+    parts = table(("part", "is"), [(f"`{name}`", what) for name, what in PARTS.items()])
+    return "Phases", f"{table(('phase', 'is'), rows)}\n\n{note}\n\nParts of `time`, which add up to it:\n\n{parts}"
 
 
 def _collectives() -> tuple[str, str]:

@@ -49,13 +49,16 @@ def print_json(results: Sequence[_Json]) -> None:
 
 
 def print_summary(reports: Sequence[Report]) -> None:
-    """The table of all scenarios, and advice; a terminal narrower than a line wraps it, nothing is cut off."""
+    """The tables of all scenarios, and advice; a terminal narrower than a line wraps it, nothing is cut off."""
     from simcore.summary import summary
     from simcore.table import advice, console, drawn, hosts
+    from simcore.timesheet import timesheet
 
     screen = console(sys.stdout)
     told = [["", *lines] for report in reports for lines in (drawn(report), hosts(report), advice(report)) if lines]
-    screen.print(*summary(reports, screen.width), *(line for lines in told for line in lines), sep="\n", soft_wrap=True)
+    sheet = timesheet(reports, screen.width)
+    screen.print(*summary(reports, screen.width), *(["", *sheet] if sheet else ()),
+                 *(line for lines in told for line in lines), sep="\n", soft_wrap=True)
 
 
 def print_shown(*shown: RenderableType) -> None:

@@ -5,19 +5,14 @@ A verdict is always a word, colour only repeats it.
 
 from __future__ import annotations
 
-import re
 from collections import Counter
-from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass
-from functools import partial
-from typing import Literal
+from collections.abc import Callable, Sequence
 
-from rich.cells import cell_len
-from rich.console import Console, ConsoleOptions, RenderableType, RenderResult
-from rich.segment import Segment
+from rich.console import RenderableType
 from rich.style import Style
 from rich.text import Text
 
+from simcore.columns import Column, grids
 from simcore.compare import worst_rank
 from simcore.report import Peak, Report
 from simcore.table import plain
@@ -35,8 +30,6 @@ _STYLE = {
 }
 _BAR = 8
 """Characters of a full one."""
-_GAP = 2
-"""Characters between two columns."""
 _PLACE = 24
 """Characters of a module path at most."""
 
@@ -50,68 +43,10 @@ def verdict(report: Report) -> str:
     return "placed" if report.ranks else "legal"
 
 
-@dataclass(frozen=True, slots=True)
-class _Column:
-    heading: str
-    cell: Callable[[Report], str]
-    justify: Literal["left", "right"] = "right"
-    coloured: bool = False
-    """By the verdict."""
-
-    def filled(self, reports: Sequence[Report]) -> _Filled:
-        cells = [self.heading.split("\n"), *(self.cell(r).split("\n") for r in reports)]
-        width = max(cell_len(line) for cell in cells for line in cell)
-        return _Filled(cells, width, self.justify == "left", self.coloured)
-
-
-@dataclass(frozen=True, slots=True)
-class _Filled:
-    """A column's cells, line by line, the heading first."""
-
-    cells: list[list[str]]
-    width: int
-    left: bool
-    coloured: bool
-
-    def line(self, row: int, line: int, height: int) -> str:
-        """One of the `height` lines of a row, as wide as the column; headings stand at the bottom, cells at the top."""
-        cell = self.cells[row]
-        at = line if row else line - height + len(cell)
-        text = cell[at] if 0 <= at < len(cell) else ""
-        space = " " * (self.width - cell_len(text))
-        return text + space if self.left else space + text
-
-
-@dataclass(frozen=True, slots=True)
-class _Table:
-    """Laid out here, where widths are known: rich measures and wraps every cell, seconds for a thousand rows."""
-
-    columns: Sequence[_Filled]
-    styles: Sequence[Style]
-
-    def __rich_console__(self, console: Console, options: ConsoleOptions) -> RenderResult:
-        bold = Style(bold=True)
-        yield from self._row(0, [bold] * len(self.columns))
-        width = sum(column.width + _GAP for column in self.columns) - _GAP
-        yield Segment(("-" if options.ascii_only else "─") * width + "\n")
-        for row, style in enumerate(self.styles, start=1):
-            yield from self._row(row, [style if column.coloured else None for column in self.columns])
-
-    def _row(self, row: int, styles: Sequence[Style | None]) -> Iterator[Segment]:
-        height = max(len(column.cells[row]) for column in self.columns)
-        ends = [" " * _GAP] * (len(self.columns) - 1) + ["\n"]
-        for line in range(height):
-            for column, style, end in zip(self.columns, styles, ends, strict=True):
-                yield Segment(column.line(row, line, height), style)
-                yield Segment(end)
-
-
 def summary(reports: Sequence[Report], width: int) -> list[RenderableType]:
     """The table. What does not fit beside the names in `width` characters follows in another one below."""
-    name = _Column("scenario", partial(_name, limit=max(24, width // 4)), "left").filled(reports)
-    parts = _cut(name, [column.filled(reports) for column in _columns(reports)], width)
     styles = [Style.parse(_STYLE[verdict(report)]) for report in reports]
-    shown: list[RenderableType] = [_Table((name, *part), styles) for part in parts]
+    shown: list[RenderableType] = [*grids(_columns(reports), reports, styles, width)]
     if len(reports) > 1:
         shown.append(_count(reports))
     if unsure := [plain(report.name) for report in reports if _is_unsure(report)]:
@@ -128,51 +63,17 @@ def _is_unsure(report: Report) -> bool:
     return any(other.peak.band_bytes[1] > highest + left for other in report.ranks if other.peak)
 
 
-def _columns(reports: Sequence[Report]) -> tuple[_Column, ...]:
+def _columns(reports: Sequence[Report]) -> tuple[Column, ...]:
     """Those that have something to say."""
     if any(r.peak_rank for r in reports):
         return (*_WHAT, _AT_REST, *_MEMORY, _VERDICT, *_STEP)
     return (*_WHAT, _AT_REST, _VERDICT) if any(r.ranks for r in reports) else (*_WHAT, _VERDICT)
 
 
-def _cut(name: _Filled, columns: Sequence[_Filled], width: int) -> list[list[_Filled]]:
-    """The columns, cut before they would pass `width`, with room for the names before each part."""
-    parts: list[list[_Filled]] = [[]]
-    used = name.width
-    for column in columns:
-        wide = _GAP + column.width
-        if parts[-1] and used + wide > width:
-            parts.append([])
-            used = name.width
-        parts[-1].append(column)
-        used += wide
-    return parts
-
-
 def _count(reports: Sequence[Report]) -> Text:
     """`14 scenarios: 12 fits, 2 OOM`."""
     words = Counter(map(verdict, reports))
     return Text(f"{len(reports):,} scenarios: " + ", ".join(f"{words[w]:,} {w}" for w in _STYLE if words[w]))
-
-
-def _name(report: Report, limit: int) -> str:
-    """Long names, as sweeps make them, go on below."""
-    return "\n".join(_folded(plain(report.name), limit))
-
-
-def _folded(name: str, limit: int) -> Iterator[str]:
-    """Cut behind a comma, bracket or dash where there is one."""
-    line = ""
-    for piece in re.findall(r"[^-,\[]*[-,\[]?", name):
-        if line.strip() and len(line) + len(piece) > limit:
-            yield line
-            line = "  "
-        line += piece
-        while len(line) > limit:
-            yield line[:limit]
-            line = "  " + line[limit:]
-    if line.strip():
-        yield line
 
 
 def _framework(report: Report) -> str:
@@ -274,23 +175,23 @@ def _tokens(report: Report) -> str:
 
 
 _WHAT = (
-    _Column("framework", _framework, "left"),
-    _Column("layout", _layout, "left"),
-    _Column("GPUs", _num_gpus),
-    _Column("method", _method, "left"),
+    Column("framework", _framework, "left"),
+    Column("layout", _layout, "left"),
+    Column("GPUs", _num_gpus),
+    Column("method", _method, "left"),
 )
-_VERDICT = _Column("verdict", verdict, "left", coloured=True)
-_AT_REST = _Column("at rest\nGiB", _at_rest)
+_VERDICT = Column("verdict", verdict, "left", coloured=True)
+_AT_REST = Column("at rest\nGiB", _at_rest)
 _MEMORY = (
-    _Column("peak\nGiB", _of_peak(lambda peak: _gib(peak.device_bytes))),
-    _Column("capacity\nGiB", _capacity),
-    _Column("fill", _fill, "left", coloured=True),
+    Column("peak\nGiB", _of_peak(lambda peak: _gib(peak.device_bytes))),
+    Column("capacity\nGiB", _capacity),
+    Column("fill", _fill, "left", coloured=True),
 )
 _STEP = (
-    _Column("peak at", _of_peak(_peak_at), "left"),
-    _Column("all-gather\nGiB/step", _traffic("all_gather")),
-    _Column("red.-scatter\nGiB/step", _traffic("reduce_scatter")),
-    _Column("other sent\nGiB/step", _traffic()),
-    _Column("step", _step),
-    _Column("tokens/s\nper GPU", _tokens),
+    Column("peak at", _of_peak(_peak_at), "left"),
+    Column("all-gather\nGiB/step", _traffic("all_gather")),
+    Column("red.-scatter\nGiB/step", _traffic("reduce_scatter")),
+    Column("other sent\nGiB/step", _traffic()),
+    Column("step", _step),
+    Column("tokens/s\nper GPU", _tokens),
 )

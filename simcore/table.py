@@ -26,7 +26,8 @@ if TYPE_CHECKING:
     from simcore.tolerance import Judged
     from simcore.validate import Compared, Summary, Validation, Verdicts
 
-__all__ = ["advice", "comparison", "console", "drawn", "hosts", "placement", "plain", "setting", "validation"]
+__all__ = ["advice", "comparison", "console", "drawn", "hosts", "placement", "plain", "plain_table", "setting",
+           "validation"]
 
 _MOST_CLASSES = 16
 _MOST_GAPS, _REASON = 25, 110
@@ -72,7 +73,7 @@ def _rank_table(rank: RankReport) -> Table:
     parts = list(rank.at_rest.items())
     frozen = any(at.num_params != at.num_trainable_params for _, at in parts)
     counts = ("parameters", "trainable") if frozen else ("parameters",)
-    table = _plain_table("component", *counts, "weights", "gradients", "optimizer", "together")
+    table = plain_table("component", *counts, "weights", "gradients", "optimizer", "together")
     for name, at in parts:
         table.add_row(plain(name), *_cells(at, frozen=frozen))
     table.add_section()
@@ -155,7 +156,7 @@ def setting(key: str, value: object) -> str:
 
 def comparison(both: Comparison) -> Table:
     """Two results side by side, difference as bytes or seconds and as a share of the first."""
-    table = _plain_table("on the worst rank", both.a, both.b, "difference", "%")
+    table = plain_table("on the worst rank", both.a, both.b, "difference", "%")
     _section(table, "at rest (flat shards: their mean)", both.at_rest, format_bytes)
     _section(table, "at the peak", both.peak, format_bytes)
     _section(table, "traffic per step", both.traffic, format_bytes)
@@ -185,7 +186,7 @@ def validation(found: Validation) -> list[RenderableType]:
 def _laps(summaries: Sequence[TimingSummary]) -> Table:
     words = ("group", "topology", "precision", "of row")
     heads = ("rows", "distinct", "modelled", "told oom", "median", "90 %", "bias", "worst")
-    table = _plain_table("step time", *words[:-1], *heads, words[-1], left=words)
+    table = plain_table("step time", *words[:-1], *heads, words[-1], left=words)
     for one in summaries:
         counts = one.num_rows, one.num_distinct, one.num_modelled, one.num_oom
         table.add_row(one.kind, one.group, plain(one.topology), one.precision, *map(str, counts),
@@ -195,7 +196,7 @@ def _laps(summaries: Sequence[TimingSummary]) -> Table:
 
 
 def _worst_laps(worst: Sequence[Timed]) -> Table:
-    table = _plain_table("worst step time", "release", "measured", "simulated", "error")
+    table = plain_table("worst step time", "release", "measured", "simulated", "error")
     for one in worst:
         table.add_row(plain(one.rows[0]), plain(one.release or ""), format_seconds(one.measured_s),
                       format_seconds(one.simulated_s), _signed(one.error))
@@ -204,7 +205,7 @@ def _worst_laps(worst: Sequence[Timed]) -> Table:
 
 def _errors(summaries: Sequence[Summary]) -> Table:
     heads = ("quantity", "readings", "distinct", "modelled", "median", "90 %", "bias", "worst", "of row")
-    table = _plain_table("group", *heads, left=("quantity", "of row"))
+    table = plain_table("group", *heads, left=("quantity", "of row"))
     for one in summaries:
         table.add_row(one.group, one.quantity, *map(str, (one.num_readings, one.num_distinct, one.num_modelled)),
                       *map(_percent, (one.median, one.percentile_90)), *map(_signed, (one.bias, one.worst_error)),
@@ -213,7 +214,7 @@ def _errors(summaries: Sequence[Summary]) -> Table:
 
 
 def _told(verdicts: Sequence[Verdicts]) -> Table:
-    table = _plain_table("measured", "told fits", "told oom", "not modelled", "wrong", left=("wrong",))
+    table = plain_table("measured", "told fits", "told oom", "not modelled", "wrong", left=("wrong",))
     for one in verdicts:
         table.add_row(one.measured, *map(str, (one.told_fits, one.told_oom, one.not_modelled)),
                       plain(", ".join(one.wrong)))
@@ -221,7 +222,7 @@ def _told(verdicts: Sequence[Verdicts]) -> Table:
 
 
 def _worst(worst: Sequence[Compared]) -> Table:
-    table = _plain_table("worst", "quantity", "rank", "measured", "simulated", "error", left=("quantity",))
+    table = plain_table("worst", "quantity", "rank", "measured", "simulated", "error", left=("quantity",))
     for one in worst:
         table.add_row(plain(one.rows[0]), one.quantity, str(one.rank), format_bytes(one.measured_bytes),
                       format_bytes(one.simulated_bytes), _signed(one.error))
@@ -230,7 +231,7 @@ def _worst(worst: Sequence[Compared]) -> Table:
 
 def _gaps(gaps: Sequence[Gap]) -> Table:
     """The most frequent reasons, each in a line; `--json` has them all, in full."""
-    table = _plain_table("no answer, because", "rows", "groups", left=("groups",))
+    table = plain_table("no answer, because", "rows", "groups", left=("groups",))
     for one in gaps[:_MOST_GAPS]:
         told = one.reason if len(one.reason) <= _REASON else f"{one.reason[:_REASON - 3]}..."
         table.add_row(plain(told), str(one.num_rows), plain(", ".join(one.groups)))
@@ -241,7 +242,7 @@ def _gaps(gaps: Sequence[Gap]) -> Table:
 
 
 def _tolerances(judged: Sequence[Judged]) -> Table:
-    table = _plain_table("tolerance", "observations", "allowed", "found", "")
+    table = plain_table("tolerance", "observations", "allowed", "found", "")
     for one in judged:
         table.add_row(one.what, str(one.num), *map(_percent, (one.allowed, one.found)),
                       "kept" if one.is_kept else "NOT KEPT")
@@ -256,8 +257,8 @@ def _signed(share: float | None) -> str:
     return "" if share is None else f"{share:+.1%}"
 
 
-def _plain_table(first: str, *others: str, left: Sequence[str] = ()) -> Table:
-    """Columns of numbers, after a first one of names; `left`: those of words."""
+def plain_table(first: str, *others: str, left: Sequence[str] = ()) -> Table:
+    """A table of columns of numbers, after a first one of names; `left`: those of words."""
     table = Table(box=SIMPLE_HEAD, pad_edge=False)
     table.add_column(Text(plain(first)))
     for heading in others:

@@ -6,7 +6,7 @@ import json
 from collections.abc import Iterable, Sequence
 from typing import Final
 
-from simcore.report import RankReport, Report
+from simcore.report import RankReport, Report, StepTime
 from simcore.units import format_bytes, format_seconds
 from viz.markup import Child, Markup, element, join
 from viz.memory import chart
@@ -160,10 +160,24 @@ def _time_facts(report: Report) -> list[Fact]:
     if time is None:
         return []
     parts = (("whole step", time.step_s), ("forward", time.forward_s), ("backward", time.backward_s),
-             ("optimizer", time.optimizer_s), ("exposed communication", time.exposed_communication_s))
+             ("optimizer", time.optimizer_s), ("exposed communication", time.exposed_communication_s),
+             *((part, time.parts[part]) for part in ("contention", "bubble", "host") if part in time.parts))
     return [*((name, format_seconds(seconds)) for name, seconds in parts),
             ("tokens per second and GPU", f"{time.tokens_per_s_per_gpu:,.0f}"),
-            ("model TFLOP/s per GPU", f"{time.model_tflops_per_gpu:,.1f}"), ("MFU", f"{time.mfu:.1%}")]
+            (f"model TFLOP/s per GPU, as {time.convention} counts", f"{time.model_tflops_per_gpu:,.1f}"),
+            ("MFU", f"{time.mfu:.1%}"), *_limits(time)]
+
+
+def _limits(time: StepTime) -> list[Fact]:
+    """What bounds the step, and what it costs; nothing in results of older versions."""
+    facts: list[Fact] = []
+    if time.roofline:
+        limit = f"{format_seconds(time.roofline.limit_s)} ({time.roofline.limit})"
+        facts = [("bound by", time.roofline.bound.replace("_", " ")), ("physical limit", limit)]
+    if time.cost:
+        cost = time.cost.per_million_tokens
+        facts.append(("USD per million tokens", time.cost.note if cost is None else f"{cost:,.3g}"))
+    return facts
 
 
 def _rank(report: Report, rank: RankReport, identity: str) -> Markup:
