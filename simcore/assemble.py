@@ -143,7 +143,7 @@ def report(parts: Parts, *, series: bool) -> Report:
         assumptions=(*_assumptions(parts), *_of_memory(parts, band, [held for _, held in made])),
         communicators=tuple(Communicator(axis=axis, size=parts.job.mesh.axis(axis).size)
                             for axis in parts.framework.communicators),
-        adapters=_adapters(parts), ranks=ranks, time=_time(parts))
+        adapters=_adapters(parts), ranks=ranks, time=_time(parts, ranks))
 
 
 def _adapters(parts: Parts) -> Adapters | None:
@@ -155,12 +155,12 @@ def _adapters(parts: Parts) -> Adapters | None:
                     without_gradient=modules_without_gradient(recorded) if parts.programs else {})
 
 
-def _time(parts: Parts) -> StepTime | None:
+def _time(parts: Parts, ranks: Sequence[RankReport]) -> StepTime | None:
     clocked = parts.clocked
     if clocked is None:
         return None
-    last = parts.classes[clocked.worst].rank_text(parts.job.mesh)
-    return step_time(parts.job, parts.framework, parts.topology, clocked, last)
+    last = ranks[clocked.worst]
+    return step_time(parts.job, parts.framework, parts.routes, clocked, last.ranks, last.traffic)
 
 
 def _rank(parts: Parts, rank_class: RankClass, plan: Plan, band: Band, *, series: bool) -> tuple[

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any, Final, Literal
+from typing import Any, Final
 
 from simcore.breakdown import Breakdown, Sent, Work
 from simcore.clocked import Clocked
@@ -15,6 +15,8 @@ from simcore.framework import Framework
 from simcore.graph import ModelGraph
 from simcore.job import Job
 from simcore.packing import pack
+from simcore.report import TrafficRow
+from simcore.routes import Routes
 from simcore.speed import CommunicationTime, Cost, KernelTime, Roofline, StepTime
 from simcore.topology import Topology
 
@@ -23,9 +25,10 @@ __all__ = ["cost", "step_time"]
 _OWN: Final = "rankscope"
 
 
-def step_time(job: Job, framework: Framework, topology: Topology, clocked: Clocked, ranks: Sequence[str]) -> StepTime:
-    """The step of a job as `clocked` found it. `ranks`: those of the class that ends last."""
-    seconds, spending = clocked.step_ns / 1e9, clocked.spending
+def step_time(job: Job, framework: Framework, routes: Routes, clocked: Clocked, ranks: Sequence[str],
+              traffic: Sequence[TrafficRow]) -> StepTime:
+    """The step of a job as `clocked` found it. `ranks`: those that end last; `traffic`: of one of them."""
+    seconds, spending, topology = clocked.step_ns / 1e9, clocked.spending, routes.topology
     tokens = _tokens(job)
     convention, per_token = _counted(job, framework, clocked)
     dtype, peak = _peak(job, framework, topology.device)
@@ -40,8 +43,8 @@ def step_time(job: Job, framework: Framework, topology: Topology, clocked: Clock
         executed_tflops_per_gpu=sum(one.flops for one in products) / seconds / 1e12,
         peak_tflops=peak / 1e12 if peak else None, peak_dtype=dtype, ranks=tuple(ranks), parts=parts,
         bubble_share=parts["bubble"] / seconds,
-        communication=tuple(_communication(one, job, topology) for one in spending.sent),
-        kernels=tuple(_kernel(one) for one in spending.work), roofline=_roofline(spending, topology),
+        communication=tuple(_communication(one, routes) for one in spending.sent),
+        kernels=tuple(_kernel(one) for one in spending.work), roofline=_roofline(spending, topology, traffic),
         cost=cost(topology, seconds, tokens, job.mesh.size, job.scenario.training.num_tokens))
 
 
@@ -83,12 +86,10 @@ def _dense_peak(device: Device, dtype: str) -> float:
 
 
 # ---- what it is made of ---------------------------------------------------------------------------------------------
-def _communication(one: Sent, job: Job, topology: Topology) -> CommunicationTime:
-    axis = job.mesh.axis(one.axis)
-    size = 2 if one.collective == "send_recv" else axis.size
+def _communication(one: Sent, routes: Routes) -> CommunicationTime:
     return CommunicationTime(
-        collective=one.collective, axis=one.axis, link=topology.link(size, axis.stride, job.mesh.size).name,
-        calls=one.calls, alone_s=one.alone_ns / 1e9, exposed_s=one.exposed_ns / 1e9, hidden_s=one.hidden_ns / 1e9)
+        collective=one.collective, axis=one.axis, link=routes.of(one.collective, one.axis).link.name, calls=one.calls,
+        alone_s=one.alone_ns / 1e9, exposed_s=one.exposed_ns / 1e9, hidden_s=one.hidden_ns / 1e9)
 
 
 def _kernel(one: Work) -> KernelTime:
@@ -101,19 +102,28 @@ def _on_matrix_units(work: Sequence[Work], efficiency: Efficiency) -> list[Work]
     return [one for one in work if on_matrix_units(efficiency, one.kernel)]
 
 
-def _roofline(spending: Breakdown, topology: Topology) -> Roofline:
-    parts, work, device = spending.parts, spending.work, topology.device
+def _roofline(spending: Breakdown, topology: Topology, traffic: Sequence[TrafficRow]) -> Roofline:
+    parts, work = spending.parts, spending.work
     kernels = parts["forward"] + parts["backward"] + parts["optimizer"]
     compute, memory = (sum(getattr(one, name) for one in work) / 1e9 for name in ("compute_ns", "memory_ns"))
     seconds = {"compute": compute, "memory": memory, "small_kernels": kernels / 1e9 - compute - memory,
                "network": (parts["contention"] + parts["communication"]) / 1e9, "host": parts["host"] / 1e9,
                "bubble": parts["bubble"] / 1e9}
-    of_compute = sum(one.flops / _dense_peak(device, one.dtype) for one in _on_matrix_units(work, topology.efficiency))
-    of_memory = sum(one.bytes_moved for one in work) / device.memory_bandwidth.si
+    limits = _limits(work, topology, traffic)
     bound: Any = max(seconds, key=lambda name: seconds[name])
-    limit: Literal["compute", "memory"] = "compute" if of_compute >= of_memory else "memory"
-    return Roofline(bound=bound, seconds=seconds, limit=limit, limit_s=max(of_compute, of_memory),
-                    compute_limit_s=of_compute, memory_limit_s=of_memory)
+    limit: Any = max(limits, key=lambda name: limits[name])
+    return Roofline(bound=bound, seconds=seconds, limit=limit, limit_s=limits[limit], limits=limits)
+
+
+def _limits(work: Sequence[Work], topology: Topology, traffic: Sequence[TrafficRow]) -> dict[str, float]:
+    """Seconds that the step takes at least: at the peaks and bandwidths of the datasheets, each for itself."""
+    device, inside, outside = topology.device, topology.node.fabric, topology.network
+    products = _on_matrix_units(work, topology.efficiency)
+    near, far = sum(row.nvlink_bytes for row in traffic), sum(row.network_bytes for row in traffic)
+    return {"compute": sum(one.flops / _dense_peak(device, one.dtype) for one in products),
+            "memory": sum(one.bytes_moved for one in work) / device.memory_bandwidth.si,
+            "nvlink": near / inside.bandwidth.si if inside else 0.0,
+            "network": far / outside.bandwidth.si if outside else 0.0}
 
 
 # ---- money ----------------------------------------------------------------------------------------------------------

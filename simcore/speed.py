@@ -45,17 +45,16 @@ class Roofline(_Frozen):
     """What bounds the step, and how fast it could be.
 
     `seconds`: the step once more, by what it waits for: arithmetic, memory traffic, kernels too small for either,
-    communication (contention included), the host, other stages; `bound`: the largest. `compute_limit_s`: all FLOPs at
-    the dense peak of their format (those of vector units not counted); `memory_limit_s`: all bytes at the datasheet's
-    bandwidth; `limit_s`: the longer one, `limit` which.
+    communication (contention included), the host, other stages; `bound`: the largest. `limits`: seconds that it takes
+    at least: all FLOPs at the dense peak of their format (those of vector units not counted), all bytes of memory, of
+    NVLink and of the network at the datasheets' bandwidths; `limit_s`: the longest of them, `limit` which.
     """
 
     bound: Literal["compute", "memory", "small_kernels", "network", "host", "bubble"]
     seconds: dict[str, float]
-    limit: Literal["compute", "memory"]
+    limit: Literal["compute", "memory", "nvlink", "network"]
     limit_s: float
-    compute_limit_s: float
-    memory_limit_s: float
+    limits: dict[str, float]
 
 
 class Cost(_Frozen):

@@ -153,6 +153,7 @@ def test_parts_add_up_to_the_step(layout: Layout, microbatches: int, recompute: 
     assert time.roofline is not None
     assert sum(time.roofline.seconds.values()) == pytest.approx(time.step_s)
     assert all(part > -1e-9 for part in time.roofline.seconds.values())
+    assert time.roofline.limit_s <= time.step_s
 
 
 @pytest.mark.parametrize("name", ["automodel", "megatron"])

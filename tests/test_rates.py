@@ -72,10 +72,21 @@ def test_the_limit_is_the_longer_of_arithmetic_and_traffic() -> None:
     roofline = time.roofline
     assert roofline is not None
     flops = sum(one.flops for one in time.kernels if one.kernel in ("gemm", "attention_flash2"))
-    assert roofline.compute_limit_s == pytest.approx(flops / 989.4e12)
-    assert roofline.memory_limit_s == pytest.approx(sum(one.bytes_moved for one in time.kernels) / 3.35e12, rel=0.01)
-    assert roofline.limit_s == max(roofline.compute_limit_s, roofline.memory_limit_s) < time.step_s
-    assert roofline.limit == "compute"
+    assert roofline.limits["compute"] == pytest.approx(flops / 989.4e12)
+    assert roofline.limits["memory"] == pytest.approx(sum(one.bytes_moved for one in time.kernels) / 3.35e12, rel=0.01)
+    assert roofline.limit_s == max(roofline.limits.values()) < time.step_s
+    assert (roofline.limit, roofline.limits["nvlink"]) == ("compute", 0)
+
+
+def test_bytes_of_links_are_a_limit_too() -> None:
+    """Two nodes: what leaves a rank over NVLink, and over its share of the NICs."""
+    report = simulate(small.scenario("fsdp2", {"dp_shard": 16}, model="llama-3-8b", seq_len=64))
+    time, traffic = report.time, report.ranks[0].traffic
+    assert time is not None
+    assert time.roofline is not None
+    assert time.roofline.limits["nvlink"] == pytest.approx(sum(row.nvlink_bytes for row in traffic) / 450e9)
+    assert time.roofline.limits["network"] == pytest.approx(sum(row.network_bytes for row in traffic) / 50e9)
+    assert 0 < time.roofline.limits["network"] < time.step_s
 
 
 @pytest.mark.parametrize(("given", "bound"), [
