@@ -13,6 +13,7 @@ from simcore.cost import DTYPES, KERNELS, added_ns, busy_ns, exposed_share
 from simcore.fold import RankClass
 from simcore.framework import Framework
 from simcore.launch import launch_ns
+from simcore.libraries import FULL_ITERATION
 from simcore.mesh import IntArray, Mesh
 from simcore.outline import Outline, Phase
 from simcore.program import Program
@@ -92,14 +93,14 @@ def _track(program: Program, kernels: Kernels, alone: Callable[[int, int], int],
     rows, efficiency, libraries = program.distinct, topology.efficiency, framework.libraries
     ns = np.zeros(len(rows), dtype=np.int64)
     ns[kernels.rows] = kernels.ns
-    host = launch_ns(efficiency.host, rows[:, OP] == Op.COLLECTIVE, kernels.rows, kernels.kinds, libraries)
+    host = launch_ns(efficiency.host, rows, kernels.rows, kernels.kinds, libraries)
     comms = list(program.tables.comms)
 
     def call_ns(comm: int, payload: int) -> int:
         return int(alone(comm, payload) * exposed_share(efficiency.overlap, comms[comm][1], libraries.overlapped))
 
     return tracks(program, ns[program.places], host[program.places], call_ns, efficiency.overlap.contention.si,
-                  stops=libraries.graphs != "step")
+                  stops=FULL_ITERATION not in libraries.graphs)
 
 
 def _kernels(program: Program, topology: Topology, framework: Framework) -> Kernels:

@@ -13,28 +13,42 @@ from numpy.typing import NDArray
 
 from simcore.cost import KERNELS
 from simcore.efficiency import Host
-from simcore.libraries import Libraries
+from simcore.libraries import FULL_ITERATION, Libraries
 from simcore.mesh import IntArray
+from simcore.rows import Module
+from simcore.tape import Kernel, Op, Stream
+from simcore.tile import AUX, OP, SLOT, STREAM
 
 __all__ = ["launch_ns"]
 
 _PERMUTE: Final = KERNELS.index("permute")
-_OF_EXPERTS: Final = (KERNELS.index("grouped_gemm"), _PERMUTE)
-"""Kernels of the expert part of a layer, whose shapes change: graphs of modules do not hold them."""
+_MODULE_OF: Final = {module.name.lower(): int(module) for module in Module}
 
 
-def launch_ns(host: Host, is_call: NDArray[np.bool_], kernel_rows: IntArray, kernels: IntArray,
-            libraries: Libraries) -> IntArray:
+def launch_ns(host: Host, rows: IntArray, kernel_rows: IntArray, kernels: IntArray, libraries: Libraries) -> IntArray:
     """Nanoseconds for which the host is busy with each row. `kernels`: the classes of `kernel_rows`.
 
-    In a CUDA graph a share of it is left; the expert part of a layer is in none, unless the whole step is.
+    In a CUDA graph a share of it is left.
     """
-    each = np.zeros(len(is_call), dtype=np.float64)
+    each = np.zeros(len(rows), dtype=np.float64)
     each[kernel_rows] = (host.module if libraries.module_calls else host.operator).si
     if libraries.module_calls:
         each[kernel_rows[kernels == _PERMUTE]] = host.permutation.si
-    if libraries.graphs != "none":
-        each[kernel_rows[~np.isin(kernels, _OF_EXPERTS) | (libraries.graphs == "step")]] *= host.graphed.si
-    each[is_call] = host.collective.si * (host.graphed.si if libraries.graphs == "step" else 1.0)
+    each[rows[:, OP] == Op.COLLECTIVE] = host.collective.si
+    if libraries.graphs:
+        each[_graphed(rows, libraries.graphs)] *= host.graphed.si
     result: IntArray = (each * 1e9).astype(np.int64)
     return result
+
+
+def _graphed(rows: IntArray, graphs: tuple[str, ...]) -> NDArray[np.bool_]:
+    """Which rows lie in a graph: those of its modules, or all but the optimizer's kernels."""
+    is_kernel = rows[:, OP] == Op.COMPUTE
+    held: NDArray[np.bool_]
+    if FULL_ITERATION in graphs:
+        held = ~(is_kernel & (rows[:, SLOT] == Kernel.OPTIMIZER))
+        return held
+    in_line = (rows[:, OP] == Op.COLLECTIVE) & (rows[:, STREAM] == Stream.COMPUTE)
+    module = np.where(is_kernel, rows[:, STREAM], np.where(in_line, rows[:, AUX], Module.NONE))
+    held = np.isin(module, [_MODULE_OF[name] for name in graphs])
+    return held

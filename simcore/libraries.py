@@ -3,8 +3,11 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import Final
 
-__all__ = ["Libraries"]
+__all__ = ["FULL_ITERATION", "Libraries"]
+
+FULL_ITERATION: Final = "full_iteration"
 
 
 @dataclass(frozen=True, slots=True)
@@ -18,9 +21,9 @@ class Libraries:
     "nccl", "deepep", "hybridep".
 
     Of time: `attention`: the class of kernel ("attention": cuDNN's and flash-attention 3, "attention_flash2");
-    `module_calls`: kernels are those of whole modules, not of single operators of torch; `graphs`: "none", "modules"
-    (all but the expert part in CUDA graphs), "step"; `overlapped`: axes whose collectives inside a
-    layer run beside its kernels.
+    `module_calls`: kernels are those of whole modules, not of single operators of torch; `graphs`: modules of layers
+    (`rows.Module`, in small letters) that lie in CUDA graphs, or FULL_ITERATION: forward and backward of the step;
+    `overlapped`: axes whose collectives inside a layer run beside its kernels.
     """
 
     date: str = "2026-07"
@@ -33,5 +36,5 @@ class Libraries:
     dispatcher: str = "nccl"
     attention: str = "attention_flash2"
     module_calls: bool = False
-    graphs: str = "none"
+    graphs: tuple[str, ...] = ()
     overlapped: tuple[str, ...] = ()

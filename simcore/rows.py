@@ -22,8 +22,8 @@ class Op(IntEnum):
 
     ALLOC = 0  # SLOT owner row, AMOUNT +bytes
     FREE = 1  # SLOT owner row, AMOUNT -bytes
-    COMPUTE = 2  # SLOT kernel, AMOUNT FLOPs, AUX bytes read and written
-    COLLECTIVE = 3  # SLOT communication row, AMOUNT payload bytes, AUX handle
+    COMPUTE = 2  # SLOT kernel, AMOUNT FLOPs, AUX bytes read and written, STREAM the module
+    COLLECTIVE = 3  # SLOT communication row, AMOUNT payload bytes, AUX handle; between kernels AUX the module
     COPY = 4  # SLOT communication row, AMOUNT bytes, AUX handle
     WAIT = 5  # the compute stream waits for handle AUX; `HOST_STOPS`: the host waits for the stream
     MARK = 6  # SLOT label
@@ -58,6 +58,23 @@ class Stream(IntEnum):
     SEND = 4
     RECEIVE = 5
     COPY = 6
+
+
+class Module(IntEnum):
+    """Modules of a layer that a CUDA graph may hold apart from others.
+
+    Megatron's names for them (main 2026-08-22 `transformer/enums.py`, CudaGraphModule), norm and residual included;
+    MOE: what experts have beyond the parts before it; a shared expert is by itself, for it may run elsewhere.
+    """
+
+    NONE = 0
+    ATTN = 1
+    MLP = 2
+    MAMBA = 3
+    MOE_ROUTER = 4
+    SHARED_EXPERTS = 5
+    MOE_PREPROCESS = 6
+    MOE = 7
 
 
 Row = tuple[int, int, int, int, int, int]
@@ -153,6 +170,7 @@ class Recorder:
         self.rows: list[Row] = []
         self.phase = "forward"
         self.scope = ""
+        self.module = 0
 
     def slot(self, name: str, category: str) -> int:
         """The row of an owner in the shared table."""
@@ -160,12 +178,12 @@ class Recorder:
 
     def compute(self, kernel: Kernel, flops: int, moved_bytes: int) -> None:
         """One kernel on the compute stream."""
-        self.rows.append((_COMPUTE, 0, kernel, flops, COMPUTE_STREAM, moved_bytes))
+        self.rows.append((_COMPUTE, 0, kernel, flops, self.module, moved_bytes))
 
     def collective(self, collective: str, axis: str, payload: int, dtype: str) -> None:
         """A collective that the layer itself calls and waits for (token dispatch, tensor parallelism)."""
         row = self.comms.setdefault((collective, axis, dtype), len(self.comms))
-        self.rows.append((_COLLECTIVE, 0, row, payload, COMPUTE_STREAM, 0))
+        self.rows.append((_COLLECTIVE, 0, row, payload, COMPUTE_STREAM, self.module))
 
     def update(self, step: Step) -> None:
         """The optimizer's step of one parameter."""

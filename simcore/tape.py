@@ -98,6 +98,7 @@ class Node:
     outputs_of: tuple[int, ...] = ()
     backward: Backward | None = None
     scope: str = ""
+    module: int = 0
     reduce_to: tuple[tuple[int, ...], ...] = ()
     cast_to: tuple[str, ...] = ()
     saved: list[Tensor] = field(default_factory=list)
@@ -144,7 +145,7 @@ class Tape(Recorder):
         if not any(edges):
             return None
         outputs_of = tuple([x.output if isinstance(x, Tensor) else 0 for x in inputs])
-        node = Node(edges, outputs_of, backward, self.scope, reduce_to, cast_to)
+        node = Node(edges, outputs_of, backward, self.scope, self.module, reduce_to, cast_to)
         self.nodes.append(ref(node))
         self.save(node, *save)
         return node
@@ -197,11 +198,11 @@ class Tape(Recorder):
         """Run nodes from the last created down to number `until`."""
         self.phase = "backward"
         while len(self.nodes) > until:
-            node = self.nodes.pop()()
-            if node is not None and node.grads:
+            if (node := self.nodes.pop()()) is not None and node.grads:
                 self._run(node)
 
     def _run(self, node: Node) -> None:
+        self.module = node.module
         if node.frame is not None and not node.frame.replayed:
             self.replay(node.frame)
         self.scope = node.scope
@@ -251,13 +252,13 @@ class Tape(Recorder):
 
     def replay(self, frame: Frame) -> None:
         """Run a region again; its nodes get what they keep."""
-        nodes, phase, scope = self.nodes, self.phase, self.scope
+        nodes, phase, scope, module = self.nodes, self.phase, self.scope, self.module
         self.nodes, self.phase, self.frame, frame.replayed = [], "recompute", frame, True
         self.mark(RECOMPUTE_BEGIN)
         with contextlib.suppress(StopReplay):
             frame.run()
             self.mark(RECOMPUTE_END)
-        self.nodes, self.phase, self.scope, self.frame = nodes, phase, scope, None
+        self.nodes, self.phase, self.scope, self.module, self.frame = nodes, phase, scope, module, None
 
     def _give(self, edge: Node, output: int, grad: Tensor) -> None:
         edge.grads[output] = self.add_grads(edge.grads[output], grad) if output in edge.grads else grad

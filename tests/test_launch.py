@@ -5,21 +5,24 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from simcore.cost import KERNELS
 from simcore.efficiency import load_efficiency
 from simcore.launch import launch_ns
 from simcore.libraries import Libraries
+from simcore.rows import Module
+from simcore.tape import Kernel, Op, Stream
 
 HOST = load_efficiency("h100").host
-NAMES = ("gemm", "permute", "grouped_gemm")
-IS_CALL = np.array([False, False, True, False, False])
-ROWS = np.array([0, 1, 3])
+ROWS = np.array([
+    (Op.COMPUTE, 0, Kernel.GEMM, 1, Module.ATTN, 1), (Op.COMPUTE, 0, Kernel.PERMUTE, 1, Module.MOE_PREPROCESS, 1),
+    (Op.COLLECTIVE, 0, 0, 1, Stream.COMPUTE, Module.ATTN), (Op.COMPUTE, 0, Kernel.GROUPED_GEMM, 1, Module.MOE, 1),
+    (Op.ALLOC, 0, 0, 1, Stream.COMPUTE, 0), (Op.COLLECTIVE, 0, 0, 1, Stream.REDUCE, Module.ATTN),
+    (Op.COMPUTE, 0, Kernel.OPTIMIZER, 1, Module.NONE, 1)])
 
 
 def ns(**libraries: object) -> list[int]:
-    """Rows: a product, a permutation, a collective, a grouped product, and one that is nothing."""
-    kernels = np.array([KERNELS.index(name) for name in NAMES])
-    found: list[int] = launch_ns(HOST, IS_CALL, ROWS, kernels, Libraries(**libraries)).tolist()  # type: ignore[arg-type]
+    """A product, a permutation, a collective in line, a grouped product, nothing, a reduction beside, an optimizer."""
+    at = np.flatnonzero(ROWS[:, 0] == Op.COMPUTE)
+    found: list[int] = launch_ns(HOST, ROWS, at, ROWS[at, 2], Libraries(**libraries)).tolist()  # type: ignore[arg-type]
     return found
 
 
@@ -29,13 +32,16 @@ def of(*seconds: float) -> list[int]:
 
 def test_modules_of_megatron_cost_more_than_operators_of_torch() -> None:
     operator, collective = HOST.operator.si, HOST.collective.si
-    assert ns() == of(operator, operator, collective, operator, 0)
-    assert ns(module_calls=True) == of(HOST.module.si, HOST.permutation.si, collective, HOST.module.si, 0)
+    module = HOST.module.si
+    assert ns() == of(operator, operator, collective, operator, 0, collective, operator)
+    assert ns(module_calls=True) == of(module, HOST.permutation.si, collective, module, 0, collective, module)
     assert HOST.operator.si < HOST.module.si
 
 
-@pytest.mark.parametrize(("graphs", "kept"), [("modules", (True, False, False, False)), ("step", (True,) * 4)])
-def test_a_graph_keeps_a_share_of_what_it_holds(graphs: str, kept: tuple[bool, ...]) -> None:
+@pytest.mark.parametrize(("graphs", "kept"), [
+    (("attn",), "x.x...."), (("moe_preprocess", "moe"), ".x.x..."), (("mamba",), "......."),
+    (("full_iteration",), "xxxxxx.")])
+def test_a_graph_keeps_a_share_of_what_it_holds(graphs: tuple[str, ...], kept: str) -> None:
     plain, graphed = ns(module_calls=True), ns(module_calls=True, graphs=graphs)
-    shares = [HOST.graphed.si if inside else 1.0 for inside in kept]
-    assert graphed[:4] == pytest.approx([share * each for share, each in zip(shares, plain, strict=False)], abs=1)
+    shares = [HOST.graphed.si if inside == "x" else 1.0 for inside in kept]
+    assert graphed == pytest.approx([share * each for share, each in zip(shares, plain, strict=True)], abs=1)

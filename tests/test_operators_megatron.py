@@ -32,6 +32,7 @@ from simcore.models.blocks import (
 )
 from simcore.operators.megatron import idle_gradients, record, tensors
 from simcore.recording import LayerTape, Run
+from simcore.rows import Module
 from simcore.tape import GRAD_HIDDEN, HIDDEN, RECOMPUTE_BEGIN, RECOMPUTE_END, Kernel, Op, Param, Section
 
 H, V, T = 2688, 131072, 8192
@@ -326,6 +327,32 @@ def test_latent_rows_are_what_is_sent() -> None:
     flops = [row[3] for row in tape.forward.rows if row[0] == Op.COMPUTE and row[2] == Kernel.GEMM]
     shared, router, projection = 2 * T * 4096 * 5376, 2 * T * 4096 * 512, 2 * T * 4096 * 1024
     assert flops == [shared, shared, router, projection, projection]
+
+
+def _modules(section: Section, op: Op = Op.COMPUTE) -> dict[Module, set[int]]:
+    """Kernels, or collectives between them, of each module."""
+    found: dict[Module, set[int]] = {}
+    for row in section.rows:
+        if row[0] == op:
+            found.setdefault(Module(row[4 if op is Op.COMPUTE else 5]), set()).add(row[2])
+    return found
+
+
+@pytest.mark.parametrize("checkpoint", ["none", "full", "moe_act"])
+def test_kernels_know_their_module(checkpoint: str) -> None:
+    """What a CUDA graph may hold: forward, replays and backward are alike."""
+    tape = record(MOE, _run(MOE, checkpoint=checkpoint, ep=8), {}, {})
+    for found in (_modules(tape.forward), _modules(tape.backward)):
+        assert set(found) == {Module.MOE_ROUTER, Module.SHARED_EXPERTS, Module.MOE_PREPROCESS, Module.MOE}
+        assert found[Module.MOE_PREPROCESS] == {Kernel.PERMUTE}
+        assert [m for m, kernels in found.items() if Kernel.GROUPED_GEMM in kernels] == [Module.MOE]
+        assert Kernel.NORM in found[Module.MOE_ROUTER]
+        assert Kernel.GEMM in found[Module.SHARED_EXPERTS]
+    assert set(_modules(tape.forward, Op.COLLECTIVE)) == {Module.MOE}
+    both = record(LLAMA, _run(LLAMA, tp=2, checkpoint=checkpoint), {}, {})
+    for section in (both.forward, both.backward):
+        assert set(_modules(section)) == set(_modules(section, Op.COLLECTIVE)) == {Module.ATTN, Module.MLP}
+    assert set(_modules(record(MAMBA, _run(MAMBA), {}, {}).forward)) == {Module.MAMBA}
 
 
 def test_a_recomputed_moe_layer_keeps_its_input_and_what_the_dispatcher_holds() -> None:

@@ -2,6 +2,17 @@
 
 Core 0.16.1 transformer_config.py:776: `transformer_engine` captures modules of layers, `local` layers or, with scope
 full_iteration, forward and backward of the whole step; main calls the last an implementation of its own.
+
+[Note: graphed modules]
+Core 0.16.1 transformer_layer.py:942 (_get_submodules_under_cudagraphs) and :970 (_te_cuda_graph_capture),
+cuda_graphs.py (_layer_is_graphable), moe/moe_layer.py (forward) and moe/moe_utils.py
+(maybe_skip_or_early_return_by_cudagraph); main 2026-08-22 transformer_config.py:1093 says the same in words. `attn`:
+_forward_attention, from the norm before to the residual behind. `mlp`: _forward_mlp of a dense layer; `mamba`: the
+whole layer. `moe_router`: the norm, a shared expert that does not overlap the exchange of tokens, and the router;
+`moe_preprocess`: what MoELayer.preprocess does besides, a projection to the latent width and, with alltoall, the first
+permutation. Exchange, experts, the way back and the residual are in none of these, in `moe` alone, for experts that
+drop and pad. No scope: whole layers. Embedding, last norm, output and loss are no layers; the optimizer is in no
+graph. What backward does of a module lies where its forward lies.
 """
 
 from __future__ import annotations
@@ -9,27 +20,43 @@ from __future__ import annotations
 from typing import Final
 
 from simcore.job import Job
+from simcore.libraries import FULL_ITERATION
+from simcore.models.blocks import Mamba2, Mlp, Moe
+from simcore.rows import Module
+from simcore.training import Capacity
 
 __all__ = ["OPTIONS", "assumptions", "graphs_of"]
 
-SCOPES: Final = ("full", "attn", "mlp", "moe", "moe_router", "moe_preprocess", "mamba", "full_iteration")
+_PARTS: Final = {
+    "attn": (Module.ATTN,), "mlp": (Module.MLP,), "mamba": (Module.MAMBA,),
+    "moe": (Module.MOE_ROUTER, Module.SHARED_EXPERTS, Module.MOE_PREPROCESS, Module.MOE),
+    "moe_router": (Module.MOE_ROUTER, Module.SHARED_EXPERTS), "moe_preprocess": (Module.MOE_PREPROCESS,)}
+SCOPES: Final = ("full", *_PARTS, FULL_ITERATION)
 OPTIONS: Final = {
-    "cuda_graph_impl": ("none", "transformer_engine", "local", "full_iteration"),
+    "cuda_graph_impl": ("none", "transformer_engine", "local", FULL_ITERATION),
     "cuda_graph_scope": (*SCOPES, list),
+    "cuda_graph_modules": (*SCOPES, list),
     "cuda_graph_warmup_steps": (0, int),
 }
 _RULE: Final = "core 0.16.1 transformer_config.py"
 
 
-def graphs_of(job: Job, options: dict[str, object]) -> str:
-    """`Libraries.graphs`, checked: graphs of the router or a dense MLP alone leave the host as busy as it was."""
+def graphs_of(job: Job, options: dict[str, object]) -> tuple[str, ...]:
+    """`Libraries.graphs`, checked: [Note: graphed modules]."""
     implementation, scope = str(options.get("cuda_graph_impl", "none")), _scope(job, options)
     if implementation == "none":
-        return "none"
+        return ()
     _check(job, options, implementation, scope)
-    if _is_whole(implementation, scope):
-        return "step"
-    return "modules" if not scope or {"attn", "mamba"} & set(scope) else "none"
+    _check_modules(job, scope)
+    _check_with(job, options, implementation, scope)
+    if FULL_ITERATION in (implementation, *scope):
+        return (FULL_ITERATION,)
+    held = {part for name in scope or _PARTS for part in _PARTS[name]} & _present(job)
+    if options.get("moe_shared_expert_overlap") and "moe_router" in scope:
+        held.discard(Module.SHARED_EXPERTS)
+    if not _pads(job):
+        held.discard(Module.MOE)
+    return tuple(part.name.lower() for part in Module if part in held)
 
 
 def assumptions(job: Job, options: dict[str, object]) -> tuple[tuple[str, str, str, str], ...]:
@@ -38,49 +65,97 @@ def assumptions(job: Job, options: dict[str, object]) -> tuple[tuple[str, str, s
     What lives inside a graph is not allocated while it is replayed, so peaks are those of the steps before.
     """
     found = graphs_of(job, options)
-    if options.get("cuda_graph_impl", "none") == "none":
+    if not found:
         return ()
-    held = {"none": "no more than a part of a layer: the host is taken to be as busy as without",
-            "modules": "all of a layer but its experts", "step": "forward and backward; experts stop no host"}[found]
-    return (("cuda graphs", f"peaks are those of the {_ordinary(options)} steps before capture; what graphs hold is "
-             "not counted", "assumed", "core 0.16.1 transformer_config.py:769; TransformerEngine pytorch/graph.py"),
-            ("cuda graphs hold", held, "assumed", f"{_RULE}:784, cuda_graph_scope"))
+    made = (("cuda graphs", f"peaks are those of the {_ordinary(options)} steps before capture; what graphs hold is "
+             "not counted", "assumed", f"{_RULE}:769; TransformerEngine pytorch/graph.py"),
+            ("cuda graphs hold", ", ".join(found), "derived", "core 0.16.1 transformer_layer.py:942"))
+    if _scope(job, options) or FULL_ITERATION in found or not job.has_experts or _pads(job):
+        return made
+    return (*made, ("cuda graphs of whole layers", "all but the exchange of tokens and the experts", "assumed",
+                    "whose rows the host must know: no graph can hold them"))
+
+
+def _present(job: Job) -> set[Module]:
+    """Modules of the model's layers."""
+    blocks = [branch.block for kind in job.graph.kinds for branch in kind.branches]
+    found = {Module.MAMBA if isinstance(block, Mamba2) else Module.MLP if isinstance(block, Mlp) else Module.ATTN
+             for block in blocks if not isinstance(block, Moe)}
+    experts = [block for block in blocks if isinstance(block, Moe)]
+    shared = {Module.SHARED_EXPERTS} if any(block.shared_ffn for block in experts) else set()
+    return found | (set(_PARTS["moe"]) - {Module.SHARED_EXPERTS} | shared if experts else set())
+
+
+def _pads(job: Job) -> bool:
+    """Experts with a capacity, filled up to it: the host knows all shapes."""
+    return isinstance(job.scenario.training.routing, Capacity)
 
 
 def _scope(job: Job, options: dict[str, object]) -> tuple[str, ...]:
-    """Modules that are captured; none named: whole layers."""
-    given = options.get("cuda_graph_scope", [])
+    """Modules that are captured; none named: whole layers. Main has another name for the option."""
+    key = "cuda_graph_modules" if "cuda_graph_modules" in options else "cuda_graph_scope"
+    if key == "cuda_graph_modules" and not job.scenario.framework_version.startswith("main"):
+        raise job.illegal(f"framework_options.{key}", "core 0.16.1 calls it cuda_graph_scope", f"{_RULE}:784; use "
+                          "framework_version: main 2026-08-22")
+    if {"cuda_graph_modules", "cuda_graph_scope"} <= set(options):
+        raise job.illegal(f"framework_options.{key}", "cuda_graph_scope and cuda_graph_modules cannot be set together.",
+                          "main 2026-08-22 transformer_config.py:2721")
+    given = options.get(key, [])
     names = tuple(str(name) for name in given) if isinstance(given, list) else (str(given),)
     unknown = [name for name in names if name not in SCOPES]
     if unknown:
-        raise job.illegal("framework_options.cuda_graph_scope", f"unknown scope {unknown[0]}: it knows "
-                          f"{', '.join(SCOPES)}", f"{_RULE}:1711")
+        raise job.illegal(f"framework_options.{key}", f"unknown scope {unknown[0]}: it knows {', '.join(SCOPES)}",
+                          f"{_RULE}:1711")
+    if "full" in names and len(names) > 1:
+        raise job.illegal(f"framework_options.{key}", "full scope cannot be used with other scopes.", f"{_RULE}:1702")
     return tuple(name for name in names if name != "full")
-
-
-def _is_whole(implementation: str, scope: tuple[str, ...]) -> bool:
-    return implementation == "full_iteration" or "full_iteration" in scope
 
 
 def _check(job: Job, options: dict[str, object], implementation: str, scope: tuple[str, ...]) -> None:
     key = "framework_options.cuda_graph_scope"
     is_main = job.scenario.framework_version.startswith("main")
-    if implementation == "full_iteration" and not is_main:
+    if implementation == FULL_ITERATION and not is_main:
         raise job.illegal("framework_options.cuda_graph_impl", "core 0.16.1 captures a step by local with the scope "
                           "full_iteration", f"{_RULE}:790; use framework_version: main 2026-08-22")
-    if implementation == "transformer_engine" and "full_iteration" in scope:
+    if implementation == "transformer_engine" and FULL_ITERATION in scope:
         raise job.illegal(key, "To use full iteration cuda graph, please use cuda_graph_impl=local instead of "
                           "cuda_graph_impl=transformer_engine.", f"{_RULE}:1739")
-    if {"moe", "moe_router"} <= set(scope):
-        raise job.illegal(key, "cuda_graph_scope must not contain both moe and moe_router.", f"{_RULE}:1744")
-    if "moe_preprocess" in scope and "moe_router" not in scope:
-        raise job.illegal(key, "moe_preprocess cuda graph is only supported with moe_router cuda graph.",
-                          f"{_RULE}:1747")
     ordinary = _ordinary(options)
-    layers = implementation == "local" and "full_iteration" not in scope
+    layers = implementation == "local" and FULL_ITERATION not in scope
     if layers or ordinary < 2:  # the first step has no moments yet
         raise job.not_yet("framework_options.cuda_graph_impl", f"CUDA graphs by {implementation} after {ordinary} "
                           "ordinary steps (served: by transformer_engine, or of the full iteration, after two or more)")
+
+
+def _check_modules(job: Job, scope: tuple[str, ...]) -> None:
+    """What the scope names must go together, and be in the model."""
+    named, dense = set(scope), Module.MLP in _present(job)
+    refused = {
+        "cuda_graph_scope must not contain both moe and moe_router.": ({"moe", "moe_router"} <= named, 1746),
+        "moe_preprocess cuda graph is only supported with moe_router cuda graph.": (
+            "moe_preprocess" in named and "moe_router" not in named, 1750),
+        "moe cuda graph is only supported for MoE.": (
+            bool({"moe", "moe_router"} & named) and not job.has_experts, 1755),
+        "mlp cuda graph is only supported for dense layers, but not found in the model.": (
+            "mlp" in named and job.has_experts and not dense, 1761),
+        "moe cuda graph is only supported with drop-padding MoE.": ("moe" in named and not _pads(job), 1770)}
+    for told, (wrong, line) in refused.items():
+        if wrong:
+            raise job.illegal("framework_options.cuda_graph_scope", told, f"{_RULE}:{line}")
+
+
+def _check_with(job: Job, options: dict[str, object], implementation: str, scope: tuple[str, ...]) -> None:
+    """What other options rule out."""
+    recompute, key = job.scenario.training.recompute, "framework_options.cuda_graph_scope"
+    selective = recompute == "none" or isinstance(recompute, list | tuple)
+    if not selective and FULL_ITERATION not in (implementation, *scope):
+        raise job.illegal(key, "full recompute is only supported with full iteration CUDA graph.", f"{_RULE}:1784")
+    if implementation == "transformer_engine" and "moe_router" in scope and selective and "moe" in recompute:
+        raise job.illegal(key, "moe recompute is not supported with moe_router CUDA graph with: "
+                          "--cuda-graph-impl transformer_engine.", f"{_RULE}:1794")
+    if options.get("overlap_moe_expert_parallel_comm") and {"moe", "mlp"} & set(scope):
+        raise job.illegal(key, "CUDA graph scope on moe and mlp is not supported with "
+                          "overlap_moe_expert_parallel_comm", f"{_RULE}:1904")
 
 
 def _ordinary(options: dict[str, object]) -> int:

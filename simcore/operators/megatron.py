@@ -27,6 +27,7 @@ from simcore.models.blocks import (
     Loss,
     Mamba2,
     Mlp,
+    Moe,
     Mtp,
 )
 from simcore.operators.features import LATENT, refuse
@@ -40,6 +41,7 @@ from simcore.operators.megatron_mtp import heads, predict
 from simcore.operators.megatron_ops import add, add_dropped, norm
 from simcore.operators.megatron_tensors import FINAL_NORM, tensors
 from simcore.recording import LayerTape, Run
+from simcore.rows import Module
 from simcore.tape import GRAD_HIDDEN, HIDDEN, Param, Section, Tape, Tensor
 from simcore.units import dtype_bytes
 
@@ -186,8 +188,14 @@ def _branches(c: Context, x: list[Tensor]) -> Tensor:
     for i, branch in enumerate(c.kind.branches):
         last = i == len(c.kind.branches) - 1
         join = add_dropped if c.kind.dropout else add
+        c.tape.module = _MODULES[type(branch.block)]
         stream = join(c, stream, _mixer(c, branch, stream), "hidden_states" if last else "residual")
+    c.tape.module = Module.NONE
     return stream
+
+
+_MODULES: Final[dict[type, Module]] = {Attention: Module.ATTN, LatentAttention: Module.ATTN, Mlp: Module.MLP,
+                                       Mamba2: Module.MAMBA, Moe: Module.MOE_ROUTER}
 
 
 def _mixer(c: Context, branch: Branch, x: Tensor) -> Tensor:

@@ -22,6 +22,7 @@ from simcore.operators.megatron_biased import clamped, with_second_bias
 from simcore.operators.megatron_context import Context, Discarded, Grads, Saved, discarded_region
 from simcore.operators.megatron_ops import act, add, column, grouped, norm, norm_discarded, row, swiglu, whole
 from simcore.operators.megatron_parts import biased
+from simcore.rows import Module
 from simcore.tape import Kernel, Tape, Tensor
 
 __all__ = ["moe"]
@@ -78,18 +79,24 @@ def _layer(c: Context, block: Moe, rows: Rows, x: Tensor) -> Tensor:
     of 2026-08-22 the same). Permutation, dispatch and experts see latent rows alone. Both projections lie whole on
     every tp rank and read this rank's tokens; each keeps its input, the permutation keeps nothing of it.
     """
+    c.tape.module = Module.SHARED_EXPERTS
     shared = _shared(c, block, x) if block.shared_ffn else None
+    c.tape.module = Module.MOE_ROUTER
     probs = _route(c, block, rows, x) if block.router == "sigmoid" else _route_by_softmax(c, block, rows, x)
+    c.tape.module = Module.MOE_PREPROCESS
     x = _projected(c, block, "fc1", x)
     c.tape.stop()  # rows of each expert: `_maybe_dtoh_and_synchronize`; DeepEP waits for what each rank sends
     if dict(c.run.options).get("moe_token_dispatcher_type") == "flex" and c.run.ep > 1:
+        c.tape.module = Module.MOE
         out = _projected(c, block, "fc2", _flex(c, block, rows, x, probs))
         return _with_shared(c, out, shared) if shared else out
     if dict(c.run.options).get("moe_token_dispatcher_type") == "allgather":
+        c.tape.module = Module.MOE
         given, weights = gather_tokens(c, rows.computed, rows.local_experts, x, probs)
         out = _projected(c, block, "fc2", reduce_tokens(c, _grouped_mlp(c, block, rows, given, weights)))
         return add(c, out, shared, "mlp.output") if shared else out
     sent, sent_probs = _permute(c, block, rows, x, probs)
+    c.tape.module = Module.MOE
     del x
     received = _all_to_all(c, sent, rows.received, "dispatched")
     received_probs = _all_to_all(c, sent_probs, rows.received, "dispatched_probs")
