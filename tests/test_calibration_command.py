@@ -10,6 +10,7 @@ import pytest
 
 from simcore import cli, load, simulate
 from simcore.calibration import machine
+from simcore.curves import load_curves
 from simcore.efficiency import load_efficiency
 
 Ran = tuple[object, str, str]
@@ -86,6 +87,7 @@ def test_the_files_that_are_written_run_a_scenario(capsys: pytest.CaptureFixture
     assert mine.host.operator.kind == "measured"
     assert mine.kernels.attention.compute.source.startswith("taken over from h100: ")  # type: ignore[union-attr]
     assert set(json.loads(told)) >= {"machine", "efficiency", "topology", "readings", "points"}
+    assert load_curves(tmp_path / "machine-curves.yaml").most_ranks("all_reduce") == 2
     (tmp_path / "job.yaml").write_text(
         "name: job\nmodel: nemotron-3-tiny\nframework: fsdp2\ntopology: machine.yaml\nmesh: {dp_shard: 8}\n"
         "training: {seq_len: 128}\n", encoding="utf-8")

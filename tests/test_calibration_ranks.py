@@ -18,7 +18,8 @@ NAMES = ("all_gather", "reduce_scatter", "all_reduce", "all_to_all", "send_recv"
 
 def modelled(ranks: int) -> list[Point]:
     assert NVLINK is not None
-    link = Link("nvlink", int(NVLINK.bandwidth), NVLINK.latency.si, ranks, 1, NVLINK)
+    model = NVLINK.model_copy(update={"curves": None})
+    link = Link("nvlink", int(model.bandwidth), model.latency.si, ranks, 1, model)
     return [Point(name, ranks, payload, collective_ns(name, payload, ranks, link) / 1e9)
             for name in NAMES for payload in (2**12, 2**20, 2**28)]
 

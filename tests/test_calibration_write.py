@@ -6,9 +6,12 @@ from pathlib import Path
 
 import pytest
 
+from simcore.calibration.ranks import Point
 from simcore.calibration.reading import Value
-from simcore.calibration.write import efficiency_text
-from simcore.efficiency import Efficiency, load_efficiency
+from simcore.calibration.write import curves_text, efficiency_text, topology_text
+from simcore.curves import load_curves
+from simcore.efficiency import Efficiency, efficiency_names, load_efficiency
+from simcore.topology import load_topology, topology_names
 
 TOLD = "NVIDIA H100 80GB HBM3, driver 550.54.15, torch 2.9.0, CUDA 12.8, 2026-01-02"
 FOUND = {"kernels.gemm.compute": Value("61.5%", "fitted", f"torch.mm: 63 readings; {TOLD}"),
@@ -58,7 +61,7 @@ def test_a_kernel_without_a_share_of_the_peak_gets_none(mine: Efficiency) -> Non
     assert mine.kernels.norm.compute is None
 
 
-@pytest.mark.parametrize("name", ["a100", "b200", "gb200", "h100"])
+@pytest.mark.parametrize("name", efficiency_names())
 def test_any_file_can_be_taken_over(tmp_path: Path, name: str) -> None:
     path = tmp_path / "all.yaml"
     path.write_text(efficiency_text("all", load_efficiency(name), {}, {}, TOLD), encoding="utf-8")
@@ -74,3 +77,31 @@ def test_a_share_that_the_old_file_lacks_is_written(tmp_path: Path) -> None:
     fp4 = load_efficiency(path).low_precision.fp4
     assert fp4 is not None
     assert fp4.si == 0.5
+
+
+@pytest.mark.parametrize("name", topology_names())
+def test_a_topology_without_anything_measured_is_the_same_but_for_its_names(tmp_path: Path, name: str) -> None:
+    base = load_topology(name)
+    path = tmp_path / "machine.yaml"
+    path.write_text(topology_text("machine", base, base.efficiency.name, "", {}, TOLD), encoding="utf-8")
+    assert load_topology(path).model_copy(update={"name": name}) == base
+
+
+def test_a_topology_has_what_was_measured_and_names_the_files(tmp_path: Path) -> None:
+    points = [Point(name, ranks, size, 1e-5 * ranks + size / 1e11)
+              for name in ("all_gather", "reduce_scatter", "all_reduce", "all_to_all", "send_recv")
+              for ranks in (2, 8) for size in (512, 2**29)]
+    (tmp_path / "mine.yaml").write_text(efficiency_text("mine", load_efficiency("h100"), FOUND, {}, TOLD))
+    (tmp_path / "curves.yaml").write_text(curves_text(points, "8 GPUs", "2.27.3", TOLD))
+    found = {"node.host_link.to_host": Value("44 GB/s", "fitted", f"copies; {TOLD}")}
+    text = topology_text("machine", load_topology("dgx-h100"), "mine.yaml", "curves.yaml", found, TOLD)
+    (tmp_path / "machine.yaml").write_text(text, encoding="utf-8")
+    read = load_topology(tmp_path / "machine.yaml")
+    assert read.efficiency.name == "mine"
+    assert (read.node.host_link.to_host.value, read.node.host_link.to_host.kind) == ("44 GB/s", "fitted")
+    assert read.node.host_link.to_device == load_topology("dgx-h100").node.host_link.to_device
+    assert read.node.nvlink is not None
+    curve = load_curves(str(read.node.nvlink.curves)).measured("all_reduce", 8)
+    assert curve is not None
+    assert curve.ns(512) == pytest.approx(80_005, abs=1)
+    assert curve.ns(2**29) == pytest.approx(80_000 + 2**29 / 100, abs=10)

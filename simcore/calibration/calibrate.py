@@ -21,7 +21,8 @@ Tell = Callable[[str], None]
 
 _IN_A_STEP: Final = "a share of whole steps, which no kernel alone shows"
 _NEVER: Final = {"host.collective": "ranks that wait for one another are in it, which one call alone does not show",
-                 "host.graphed": _IN_A_STEP, "host.step": _IN_A_STEP, "overlap": _IN_A_STEP,
+                 "host.graphed": _IN_A_STEP, "host.step": _IN_A_STEP,
+                 "host.permutation": "what a dispatcher does on the host besides is in it", "overlap": _IN_A_STEP,
                  "low_precision.fp4": "fp4 is not timed"}
 """What is taken over whatever the machine is, and why."""
 
@@ -81,21 +82,21 @@ def _efficiency(bench: Bench, topology: Topology, done: Calibration, tell: Tell)
 
 def _topology(bench: Bench, topology: Topology, done: Calibration, tell: Tell) -> None:
     def fabric() -> dict[str, Value]:
-        if topology.node.nvlink is None:
+        if topology.node.fabric is None:
             raise NotMeasured(f"{topology.name} has no link between GPUs")
         done.points.extend(ranks.curves(bench))
-        return _below("node.nvlink", ranks.fabric(done.points, bench.machine.told))
+        return _below(link, ranks.fabric(done.points, bench.machine.told))
 
     def allocator() -> dict[str, Value]:
         done.allocator.update(memory.allocator(bench))
         tell(f"allocator: {done.allocator}")
         return {}
 
-    into = done.topology
+    into, link = done.topology, "node.nvlink" if topology.node.nvlink else "node.pcie"
     _part("node.host_link", lambda: _below("node.host_link", copies.host_link(bench)), into, done, tell)
     _part("device.memory", lambda: _below("device.memory", memory.device_memory(bench, topology)), into, done, tell)
     _part("allocator", allocator, into, done, tell)
-    _part("node.nvlink", fabric, into, done, tell)
+    _part(link, fabric, into, done, tell)
 
 
 def _part(key: str, measure: Callable[[], Mapping[str, Value]], into: dict[str, Value], done: Calibration,

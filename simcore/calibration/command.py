@@ -41,14 +41,11 @@ def calibrate(
     from simcore.topology import load_topology
 
     base = load_topology(topology, where="--topology")
-    _check_free(out, topology_out, force=force)
+    _check_free(out, topology_out, _curves_beside(topology_out), force=force)
     bench = _bench(model, base, device, quick=quick)
     done = measure(bench, base, lambda line: typer.echo(line, err=True))
-    _write(out, topology_out, base, done, bench.machine.told)
-    if json:
-        typer.echo(done.as_json(bench.machine.told))
-    else:
-        typer.echo("\n".join(f"wrote {path}" for path in (out, topology_out) if path))
+    written = _write(out, topology_out, base, done, bench)
+    typer.echo(done.as_json(bench.machine.told) if json else "\n".join(f"wrote {path}" for path in written))
 
 
 def _check_free(*paths: Path | None, force: bool) -> None:
@@ -56,6 +53,11 @@ def _check_free(*paths: Path | None, force: bool) -> None:
     there = [Problem(str(path), "exists already; --force overwrites it") for path in paths if path and path.exists()]
     if there and not force:
         raise InputError(there)
+
+
+def _curves_beside(topology_out: Path | None) -> Path | None:
+    """Where measured curves of collectives go, if a topology is written that can name them."""
+    return topology_out and topology_out.with_name(f"{topology_out.stem}-curves.yaml")
 
 
 def _bench(model: str, base: Topology, device: str, *, quick: bool) -> Bench:
@@ -72,12 +74,30 @@ def _bench(model: str, base: Topology, device: str, *, quick: bool) -> Bench:
     return Bench(machine, sizes, extent, Stopwatch(machine, extent.warmup, extent.repeats))
 
 
-def _write(out: Path, topology_out: Path | None, base: Topology, done: Calibration, told: str) -> None:
-    from simcore.calibration.write import efficiency_text, topology_text
+def _write(out: Path, topology_out: Path | None, base: Topology, done: Calibration, bench: Bench) -> list[Path]:
+    """The files that were written."""
+    from simcore.calibration.ranks import library
+    from simcore.calibration.write import curves_text, efficiency_text, topology_text
+
+    told = bench.machine.told
+    texts = {out: efficiency_text(out.stem, base.efficiency, done.efficiency, done.reasons, told)}
+    curves = _curves_beside(topology_out) if done.points and base.node.nvlink else None
+    if curves is not None:
+        texts[curves] = curves_text(done.points, bench.machine.name, library(bench), told)
+    if topology_out is not None:
+        texts[topology_out] = topology_text(topology_out.stem, base, _from(topology_out, out),
+                                            curves.name if curves else "", done.topology, told)
+    return _put_down(texts)
+
+
+def _from(file: Path, other: Path) -> str:
+    """How `file` names `other`: relative where it lies beside it."""
+    return other.name if file.resolve().parent == other.resolve().parent else str(other.resolve())
+
+
+def _put_down(texts: dict[Path, str]) -> list[Path]:
     from simcore.output import write_new
 
-    write_new(out, efficiency_text(out.stem, base.efficiency, done.efficiency, done.reasons, told), force=True)
-    if topology_out is not None:
-        beside = out.resolve().parent == topology_out.resolve().parent
-        named = out.name if beside else str(out.resolve())
-        write_new(topology_out, topology_text(topology_out.stem, base, named, done.topology, told), force=True)
+    for path, text in texts.items():
+        write_new(path, text, force=True)  # `_check_free` has asked
+    return list(texts)

@@ -1,7 +1,7 @@
 """Collectives between the GPUs of this node: their curves, and what the cost model makes of them.
 
-[Note: curves] Each collective runs in groups of several sizes at several payloads. A group's curve is a latency and a
-bus bandwidth, as nccl-tests defines it: bytes on the wire over seconds (`simcore.collective.wire_factor`). Bandwidths
+[Note: curves] Each collective runs in groups of 2, 4, 8 ... ranks at several payloads. A group's curve is a latency and
+a bus bandwidth, as nccl-tests defines it: bytes on the wire over seconds (`simcore.collective.wire_factor`). Bandwidths
 are those of the largest group. Latencies grow by a hop for each rank of a ring, twice for an all-reduce: a line through
 those of all rings gives the latency of a call and of a hop (`simcore.collective`).
 """
@@ -24,9 +24,9 @@ from simcore.calibration.machine import optional
 from simcore.calibration.reading import NotMeasured, Value
 from simcore.collective import wire_factor
 
-__all__ = ["Point", "curves", "fabric"]
+__all__ = ["Point", "curves", "fabric", "library"]
 
-_PAYLOADS: Final = {"nccl": tuple(2**power for power in range(12, 30, 2)), "gloo": (2**12, 2**16, 2**20)}
+_PAYLOADS: Final = {"nccl": tuple(2**power for power in range(9, 30)), "gloo": (2**12, 2**16, 2**20)}
 _REPEATS: Final = 9
 _IN_A_ROW: Final = 5
 _MOST_HOPS: Final = 7  # as `simcore.collective` counts them
@@ -49,10 +49,14 @@ def curves(bench: Bench) -> list[Point]:
     if bench.machine.count < 2:
         raise NotMeasured("one GPU")
     backend, found = "nccl" if bench.machine.is_gpu else "gloo", list[Point]()
-    for ranks in sorted({2, 4, bench.machine.count}):
-        if ranks <= bench.machine.count:
-            found += _group(bench.torch, backend, ranks)
+    for ranks in (2**power for power in range(1, bench.machine.count.bit_length())):
+        found += _group(bench.torch, backend, ranks)
     return found
+
+
+def library(bench: Bench) -> str:
+    """NCCL's version, or what runs in its place."""
+    return ".".join(map(str, bench.torch.cuda.nccl.version())) if bench.machine.is_gpu else "gloo, not NCCL"
 
 
 def _group(torch: Any, backend: str, ranks: int) -> list[Point]:
@@ -136,7 +140,7 @@ def _row_on_gpu(torch: Any, call: Callable[[], object]) -> float:
 
 
 def fabric(points: Sequence[Point], told: str) -> dict[str, Value]:
-    """Values by key of a topology's `node.nvlink`, see [Note: curves]."""
+    """Values by key of a topology's link between GPUs, see [Note: curves]."""
     lines = {key: fit_line(line) for key, line in _by_group(points).items()}
     most = max(ranks for _, ranks in lines)
     found = {f"bus_bandwidth.{name}": Value(f"{rate / 1e9:.4g} GB/s", "fitted", f"{name}, {ranks} ranks; {told}")

@@ -1,20 +1,31 @@
-"""The files that a calibration is written to: an efficiency file, and a copy of the topology that names it."""
+"""The files that a calibration is written to: an efficiency file, a copy of the topology that names it, and curves."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from io import StringIO
+from pathlib import Path
 
 from pydantic import BaseModel
 from ruamel.yaml import YAML
 from ruamel.yaml.comments import CommentedMap
+from ruamel.yaml.scalarstring import LiteralScalarString
 
+from simcore.calibration.ranks import Point
 from simcore.calibration.reading import Value
+from simcore.curves import curve_names, find_curves
 from simcore.efficiency import Efficiency
 from simcore.quantity import Quantity
 from simcore.topology import Topology
 
-__all__ = ["efficiency_text", "topology_text"]
+__all__ = ["curves_text", "efficiency_text", "topology_text"]
+
+_TABLED = ("all_gather", "reduce_scatter", "all_reduce", "all_to_all")
+"""Collectives that a file of curves has (`simcore.curves`)."""
+_CURVES = "node.nvlink.curves"
+
+Leaf = Mapping[str, str] | str | int
+"""A quantity as files have it (value, kind, source), or a plain value."""
 
 
 def efficiency_text(name: str, base: Efficiency, found: Mapping[str, Value], reasons: Mapping[str, str],
@@ -22,27 +33,56 @@ def efficiency_text(name: str, base: Efficiency, found: Mapping[str, Value], rea
     """The text of an efficiency file called `name`, measured on the machine that `told` names.
 
     `found`: values by dotted key, such as `kernels.gemm.compute`; a key that `base` lacks is written too. What was not
-    measured is taken over from `base`: it is assumed, its source says so. `reasons`: why, by the
-    beginning of a key.
+    measured is taken over from `base`: it is assumed, its source says so. `reasons`: why, by the beginning of a key.
     """
-    values: dict[str, Value | str] = {"name": name}
+    values: dict[str, Leaf] = {"name": name}
     for key, old in _leaves(base):
         if isinstance(old, Quantity):
             source = f"taken over from {base.name}: {old.source} ({_reason(key, reasons)})"
-            values[key] = Value(old.value, "assumed", source)
-    return _text(values | dict(found), f"What kernels reach, measured by `rankscope calibrate`: {told}.")
+            values[key] = {"value": old.value, "kind": "assumed", "source": source}
+    return _text(values | _plain(found), f"What kernels reach, measured by `rankscope calibrate`: {told}.")
 
 
-def topology_text(name: str, base: Topology, efficiency: str, found: Mapping[str, Value], told: str) -> str:
-    """The text of a topology file called `name`: `base` with what was measured, naming an efficiency file.
+def topology_text(name: str, base: Topology, efficiency: str, curves: str, found: Mapping[str, Value],
+                  told: str) -> str:
+    """The text of a topology file called `name`: `base` with what was measured.
 
-    What was not measured stays as `base` has it, with its own kind and source.
+    `efficiency`, `curves`: files that it names; without `curves` it keeps those that it has. What was not measured
+    stays as `base` has it, with its own kind and source.
     """
-    values: dict[str, Value | str | int] = {}
+    values: dict[str, Leaf] = {}
     for key, old in _leaves(base):
-        values[key] = Value(old.value, old.kind, old.source) if isinstance(old, Quantity) else old
-    values |= {"name": name, "efficiency": efficiency, **found}
+        values[key] = old.model_dump() if isinstance(old, Quantity) else old
+    values |= {"name": name, "efficiency": efficiency, **_plain(found)}
+    if _CURVES in values or curves:
+        values[_CURVES] = curves or _named(str(values[_CURVES]))
     return _text(values, f"{base.name}, with what `rankscope calibrate` measured of it: {told}.")
+
+
+def _named(path: str) -> str:
+    """The name of curves that come along, else their path."""
+    name = Path(path).stem
+    return name if name in curve_names() and find_curves(name) == Path(path) else path
+
+
+def curves_text(points: Sequence[Point], machine: str, library: str, told: str) -> str:
+    """The text of a file of curves (`simcore.curves`); `library` is NCCL's version, or what ran in its place."""
+    tables = {f"curves.{name}": LiteralScalarString(_table([p for p in points if p.collective == name]))
+              for name in _TABLED}
+    head = {"machine": machine, "nccl": library, "source": f"rankscope calibrate: {told}"}
+    return _text(head | tables, "Microseconds by bytes (rows) and ranks (columns).")
+
+
+def _table(points: Sequence[Point]) -> str:
+    times = {(point.payload, point.ranks): point.seconds for point in points}
+    ranks, sizes = (sorted({key[i] for key in times}) for i in (1, 0))
+    lines = [["bytes", *map(str, ranks)]]
+    lines += [[str(size), *(f"{1e6 * times[size, n]:.6g}" for n in ranks)] for size in sizes]
+    return "".join(" ".join(cell.rjust(10) for cell in line).strip() + "\n" for line in lines)
+
+
+def _plain(found: Mapping[str, Value]) -> dict[str, Leaf]:
+    return {key: {"value": one.value, "kind": one.kind, "source": one.source} for key, one in found.items()}
 
 
 def _reason(key: str, reasons: Mapping[str, str]) -> str:
@@ -61,7 +101,7 @@ def _leaves(part: BaseModel, path: str = "") -> Iterator[tuple[str, Quantity | s
             yield from _leaves(value, f"{key}.")
 
 
-def _text(values: Mapping[str, Value | str | int], comment: str) -> str:
+def _text(values: Mapping[str, Leaf], comment: str) -> str:
     tree = CommentedMap()
     for key, value in values.items():
         _put(tree, key.split("."), value)
@@ -72,11 +112,11 @@ def _text(values: Mapping[str, Value | str | int], comment: str) -> str:
     return out.getvalue()
 
 
-def _put(tree: CommentedMap, path: list[str], value: Value | str | int) -> None:
+def _put(tree: CommentedMap, path: list[str], value: Leaf) -> None:
     for step in path[:-1]:
         tree = tree.setdefault(step, CommentedMap())
-    if isinstance(value, Value):
-        leaf = CommentedMap(value=value.value, kind=value.kind, source=value.source)
+    if isinstance(value, Mapping):
+        leaf = CommentedMap(value)
         leaf.fa.set_flow_style()
         tree[path[-1]] = leaf
     else:
