@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from multiprocessing.connection import wait
 from types import SimpleNamespace
 from typing import Any
 
@@ -21,24 +22,34 @@ CONTEXT, SEGMENT = 550_000_000, 2**21
 class FakeProcesses:
     """A second process that takes its context when it starts and gives it back when it ends."""
 
-    def __init__(self, cuda: FakeCuda, taken: int) -> None:
-        self.cuda, self.taken = cuda, taken
+    sentinel = -1
+
+    def __init__(self, cuda: FakeCuda, taken: int, *, fails: bool = False) -> None:
+        self.cuda, self.taken, self.fails, self.told = cuda, taken, fails, list[str]()
 
     def get_context(self, method: str) -> Any:
         assert method == "spawn"
-        return SimpleNamespace(Queue=lambda: SimpleNamespace(get=lambda timeout: SEGMENT), Process=self.process,
-                               Event=lambda: SimpleNamespace(set=lambda: None))
+        return self
 
-    def process(self, target: object, args: tuple[object, ...]) -> Any:
+    def Pipe(self) -> tuple[Any, str]:  # noqa: N802 - a name of multiprocessing
+        return SimpleNamespace(poll=lambda: not self.fails, recv=lambda: SEGMENT, send=self.told.append), "there"
+
+    def Process(self, target: object, args: tuple[object, ...]) -> Any:  # noqa: N802 - a name of multiprocessing
         assert target is memory._hold
-        assert len(args) == 2
-        return SimpleNamespace(start=self.start, join=self.join)
+        assert args == ("there",)
+        return self
 
     def start(self) -> None:
         self.cuda.free -= self.taken
 
     def join(self) -> None:
+        assert self.told == ["done"]
         self.cuda.free += self.taken
+
+
+@pytest.fixture(autouse=True)
+def _no_waiting(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(memory, "wait", lambda things, seconds: things)
 
 
 def beside(taken: int, **gpu: int) -> tuple[Bench, FakeCuda]:
@@ -62,6 +73,15 @@ def test_memory_that_others_freed_meanwhile_is_no_context() -> None:
         device_memory(beside(-10)[0], DGX)
 
 
+def test_another_process_that_fails_is_told_and_ended() -> None:
+    bench, cuda = beside(CONTEXT)
+    bench.torch.multiprocessing = FakeProcesses(cuda, CONTEXT, fails=True)
+    before = cuda.free
+    with pytest.raises(NotMeasured, match="could not use the GPU"):
+        device_memory(bench, DGX)
+    assert cuda.free == before
+
+
 def test_a_gpu_of_another_size_is_another_gpu() -> None:
     with pytest.raises(NotMeasured, match="more than NVIDIA H100"):
         device_memory(beside(CONTEXT, total=2**38)[0], DGX)
@@ -79,3 +99,16 @@ def test_a_cpu_has_neither() -> None:
     for measure in (lambda: device_memory(cpu_bench(None), DGX), lambda: allocator(cpu_bench(None))):
         with pytest.raises(NotMeasured, match="no GPU"):
             measure()
+
+
+@pytest.mark.slow
+def test_a_process_without_a_gpu_ends_by_itself(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The real thing, where torch has no GPU: nobody waits for what will not come."""
+    torch: Any = pytest.importorskip("torch")
+    if torch.cuda.is_available():
+        pytest.skip("there is a GPU")
+    bench = fake_gpu(FakeCuda())
+    bench.torch.multiprocessing = torch.multiprocessing
+    monkeypatch.setattr(memory, "wait", wait)
+    with pytest.raises(NotMeasured, match="could not use the GPU"):
+        device_memory(bench, DGX)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from multiprocessing.connection import wait
 from typing import Any, Final
 
 from simcore.calibration.bench import Bench
@@ -38,24 +39,26 @@ def device_memory(bench: Bench, topology: Topology) -> dict[str, Value]:
 def _free_beside_another(bench: Bench) -> int:
     """Free bytes while another process has a context, its one segment counted as free."""
     processes = bench.torch.multiprocessing.get_context("spawn")
-    reserved, done = processes.Queue(), processes.Event()
-    other = processes.Process(target=_hold, args=(reserved, done))
+    here, there = processes.Pipe()
+    other = processes.Process(target=_hold, args=(there,))
     other.start()
     try:
-        segment = int(reserved.get(timeout=_PATIENCE))
-        return int(bench.torch.cuda.mem_get_info()[0]) + segment
+        wait([here, other.sentinel], _PATIENCE)  # it may fail, and then says nothing
+        if not here.poll():
+            raise NotMeasured("another process could not use the GPU")
+        return int(bench.torch.cuda.mem_get_info()[0]) + int(here.recv())
     finally:
-        done.set()
+        here.send("done")
         other.join()
 
 
-def _hold(reserved: Any, done: Any) -> None:
-    """The other process."""
-    cuda = optional("torch").cuda
-    made = optional("torch").zeros(1, device="cuda")
-    cuda.synchronize()
-    reserved.put(cuda.memory_reserved())
-    done.wait(_PATIENCE)
+def _hold(pipe: Any) -> None:
+    """The other process: says what its tensor reserved, and holds it until it is told."""
+    torch = optional("torch")
+    made = torch.zeros(1, device="cuda")
+    torch.cuda.synchronize()
+    pipe.send(torch.cuda.memory_reserved())
+    pipe.poll(_PATIENCE)
     del made
 
 
