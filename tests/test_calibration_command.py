@@ -65,6 +65,14 @@ def test_a_file_that_is_there_stays(capsys: pytest.CaptureFixture[str], tmp_path
     assert out.read_text(encoding="utf-8") == "mine"
 
 
+def test_what_could_not_be_written_is_told_before_anything_is_measured(
+        capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
+    assert "there is no folder" in refusal(capsys, "--out", tmp_path / "deep" / "mine.yaml")
+    same = tmp_path / "mine.yaml"
+    assert "--topology-out: is the same file as --out" in refusal(capsys, "--out", same, "--topology-out", same)
+    assert "is a folder" in refusal(capsys, "--out", tmp_path, "--force")
+
+
 def test_every_file_that_is_there_is_told(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
     for name in ("mine.yaml", "machine.yaml"):
         (tmp_path / name).touch()

@@ -81,11 +81,6 @@ def test_what_a_model_lacks_is_told() -> None:
             collected(bench, KERNELS[kernel])
 
 
-def test_our_own_scan_is_named_where_mamba_ssm_is_not() -> None:
-    readings, _ = collected(torch_bench(), KERNELS["mamba_scan"])
-    assert {one.by for one in readings} == {"our own chunked scan in plain torch"}
-
-
 def test_a_loop_over_experts_gives_what_the_grouped_product_gives(monkeypatch: pytest.MonkeyPatch) -> None:
     bench = torch_bench()
     x, weight = bench.random(12, 16), bench.random(3, 32, 16)

@@ -105,3 +105,10 @@ def test_a_topology_has_what_was_measured_and_names_the_files(tmp_path: Path) ->
     assert curve is not None
     assert curve.ns(512) == pytest.approx(80_005, abs=1)
     assert curve.ns(2**29) == pytest.approx(80_000 + 2**29 / 100, abs=10)
+
+
+@pytest.mark.parametrize("name", ["1", "true", "a: b", "x'y"])
+def test_any_name_of_a_file_stays_text(tmp_path: Path, name: str) -> None:
+    path = tmp_path / "mine.yaml"
+    path.write_text(efficiency_text(name, load_efficiency("h100"), {}, {}, TOLD), encoding="utf-8")
+    assert load_efficiency(path).name == name

@@ -48,11 +48,17 @@ def calibrate(
     typer.echo(done.as_json(bench.machine.told) if json else "\n".join(f"wrote {path}" for path in written))
 
 
-def _check_free(*paths: Path | None, force: bool) -> None:
+def _check_free(*asked: Path | None, force: bool) -> None:
     """Before minutes are spent on what could not be written."""
-    there = [Problem(str(path), "exists already; --force overwrites it") for path in paths if path and path.exists()]
-    if there and not force:
-        raise InputError(there)
+    paths = [path for path in asked if path]
+    problems = [Problem(str(path), f"there is no folder {path.parent}") for path in paths if not path.parent.is_dir()]
+    problems += [Problem(str(path), "is a folder") for path in paths if path.is_dir()]
+    if not force:
+        problems += [Problem(str(path), "exists already; --force overwrites it") for path in paths if path.exists()]
+    if len({path.resolve() for path in paths}) < len(paths):
+        problems.append(Problem("--topology-out", "is the same file as --out"))
+    if problems:
+        raise InputError(problems)
 
 
 def _curves_beside(topology_out: Path | None) -> Path | None:
