@@ -16,6 +16,7 @@ from collections import defaultdict
 from pathlib import Path
 
 import measured_bridge
+import measured_cards
 import measured_golden
 import measured_runs
 
@@ -34,6 +35,8 @@ def rows(measured, goldens):
                 yield measured_golden.unfiled(run)
         elif run["group"] == "mbridge-perf-summary":
             yield measured_bridge.row(run)
+        elif run["group"] == "mbridge-card":
+            yield measured_runs.restated(run, measured_cards.card)
         elif made := measured_runs.row(run):
             yield made
 

@@ -47,7 +47,7 @@ DEEPSEEK_STAGES = {16: "Et*4|(t*4|)*14t", 8: "Et*8|(t*8|)*6t*5"}
 
 def row(run):
     """Our row of a line of a table."""
-    return restated(run, _scenario) | {"step_s": step_s(run), "release": release(run)}
+    return restated(run, scenario) | {"step_s": step_s(run), "release": release(run)}
 
 
 def release(run):
@@ -117,7 +117,8 @@ def _recipe(run):
     return found["fields"]
 
 
-def _scenario(run):
+def scenario(run):
+    """What a table prints, with what the recipe says."""
     fields = _recipe(run)
     fsdp = bool(fields.get("use_megatron_fsdp"))
     training = batch(run) | _recomputed(fields) | {

@@ -102,10 +102,12 @@ def _verdict(run):
 
 # ---- what rules share -----------------------------------------------------------------------------------------------
 def unsayable(reason):
+    """Leave a rule: no scenario can be written."""
     raise Unsayable(reason)
 
 
 def over(config, **overrides):
+    """A model as a preset with other values."""
     return {"config": config, "overrides": overrides}
 
 
@@ -123,11 +125,13 @@ def degrees(run):
 
 
 def batch(run):
+    """Length and batches."""
     made = {"seq_len": run["seq_len"], "micro_batch_size": run["micro_batch"]}
     return made | ({"global_batch_size": run["global_batch"]} if run["global_batch"] else {})
 
 
-def _recompute(run):
+def listed_modules(run):
+    """What is recomputed, as a row says it."""
     told = run["recompute"] or ""
     listed = re.search(r"\[(.*)\]", told)
     if listed:
@@ -178,58 +182,8 @@ def _simumax_mla(config):
 
 
 # ---- Megatron-Bridge ------------------------------------------------------------------------------------------------
-TE_INPLACE_COMMITS = ("600d069b824d", "968ab25dd0e8")
-"""Megatron-Bridge commits that lock TransformerEngine 2.17 (its cross entropy works in place); the others lock 2.18."""
 BRIDGE_TOPOLOGY = {"H100": "dgx-h100", "H100 80GB": "dgx-h100", "GB200": "gb200-nvl72"}
 NANO = "nemotron-3-nano-30b-a3b"
-
-
-FP8_RECIPES = {"fp8_cs": "tensorwise", "fp8_ds": "delayed", "fp8_mx": "mxfp8"}
-"""Megatron-Bridge 067f987d `perf_recipes/_common.py`, _perf_precision."""
-
-
-def _bridge_card(run):
-    """Memory is printed after iteration 2, before CUDA graphs are captured: they are no part of the reading."""
-    if not run["model"].startswith("Nemotron-3.5-Lightning"):
-        unsayable(f"no model family: {run['model'].partition('-it')[0]} (vision and language)")
-    config = run["config"]
-    fsdp = "fsdp" in run["task"]
-    training = batch(run) | {
-        "precision": _bridge_formats(run), "optimizer": {"name": "adam"}, "loss": _bridge_loss(run)}
-    if (config["features"] or {}).get("sequence_packing"):
-        training["lengths"] = "packed"
-    options = {} if fsdp else {"use_precision_aware_optimizer": _is_benchmark(config["recipe"])}
-    options |= {"moe_token_dispatcher_type": "flex", "moe_flex_dispatcher_backend": "hybridep"}
-    if run["precision"] in FP8_RECIPES:
-        options["fp8_recipe"] = FP8_RECIPES[run["precision"]]
-        # Bridge 067f987d `perf_recipes/nemotronh/gb200/nemotronh.py`, _build_nemotron_3_5_lightning_gb200_mxfp8
-        options["keep_mtp_spec_in_bf16"] = run["precision"] == "fp8_mx"
-    model = over(NANO, mtp_num_layers=int(config["mtp_num_layers"]), mtp_hybrid_override_pattern="*E",
-                  mtp_use_repeated_layer=True)
-    # A hybrid predicts further tokens in Megatron-LM's main branch alone, of which these commits are.
-    return {"model": model, "framework": "megatron_fsdp" if fsdp else "megatron",
-            "framework_version": "main 2026-08-22", "topology": BRIDGE_TOPOLOGY[run["gpu_type"]],
-            "mesh": degrees(run), "training": training,
-            "framework_options": options}
-
-
-def _is_benchmark(recipe):
-    """`..._8gpu_gb200_bf16_config`: the runner switches the precision-aware optimizer on for these."""
-    return re.search(r"_\d+gpu_[a-z0-9]+_(bf16|fp8\w*)_", recipe) is not None
-
-
-def _bridge_formats(run):
-    """Main gradients are what the recipe reduces in."""
-    grads = "fp32" if run["config"]["grad_reduce_fp32"] == "True" else "bf16"
-    return {"compute": "fp8" if run["precision"].startswith("fp8") else "bf16", "main_grads": grads,
-            "grad_reduce": grads}
-
-
-def _bridge_loss(run):
-    """Fine-tuning recipes compute the native cross entropy, pretraining recipes that of TransformerEngine."""
-    if run["task"] == "sft":
-        return "megatron"
-    return "te_inplace" if run["framework"].split()[1] in TE_INPLACE_COMMITS else "te"
 
 
 LLAMA_FP8 = {"fp8_recipe": "tensorwise", "fp8_param_gather": True, "first_last_layers_bf16": False,
@@ -241,7 +195,7 @@ LLAMA_FP8 = {"fp8_recipe": "tensorwise", "fp8_param_gather": True, "first_last_l
 def _bridge_skill(run):
     """Matched ladders of recomputed modules; benchmark recipes, so cross entropy is TransformerEngine's."""
     grads = {"main_grads": "bf16", "grad_reduce": "bf16"}
-    training = batch(run) | _recompute(run) | {"optimizer": {"name": "adam"}}
+    training = batch(run) | listed_modules(run) | {"optimizer": {"name": "adam"}}
     options = {}
     if run["model"].startswith("Llama-3-70B"):
         training |= {"precision": {"compute": "fp8"} | grads, "pipeline": {"virtual_stages": run["vpp"]},
@@ -284,7 +238,7 @@ def _automodel_perf(run):
         unsayable("a benchmark recipe that is not written down here yet")
     # The commit that the source names, and its examples/llm_benchmark/deepseek/deepseek_v3_te_deepep_gb200.yaml, the
     # one in bf16 that compiles nothing: MaskedCrossEntropy with fp32_upcast false, a gate that balances.
-    training = batch(run) | _recompute(run) | {"loss": "masked", "precision": {"params": "bf16"},
+    training = batch(run) | listed_modules(run) | {"loss": "masked", "precision": {"params": "bf16"},
                                                 "optimizer": {"name": "adam"}}
     return {"model": "deepseek-v3", "framework": "automodel", "framework_version": "main 2026-06-08",
             "topology": "gb200-nvl72", "mesh": degrees(run), "training": training, "framework_options": {
@@ -303,7 +257,7 @@ def _torchtitan(run):
         unsayable(told)
     config = run["config"] or {}
     fp8 = "float8" in run["precision"]
-    training = batch(run) | _recompute(run) | {
+    training = batch(run) | listed_modules(run) | {
         "precision": {"params": "fp32", "grad_reduce": "fp32"} | ({"compute": "fp8"} if fp8 else {}),
         "optimizer": {"name": "adamw", "implementation": "fused"}}
     training["micro_batch_size"] = config.get("pp_microbatch_size", training["micro_batch_size"])
@@ -382,7 +336,7 @@ def _kempner(run):
         unsayable("gradient accumulation not stated" if run["global_batch"] is None else
                    "how FSDP wraps the experts is not stated")
     config = run["config"]
-    training = batch(run) | _recompute(run) | {"optimizer": {"name": "adamw", "implementation": "fused"}}
+    training = batch(run) | listed_modules(run) | {"optimizer": {"name": "adamw", "implementation": "fused"}}
     options = {"compile": True} if config.get("compile") else {}
     if "packed_experts" in config:
         options["packed_experts"] = config["packed_experts"]
@@ -421,7 +375,7 @@ def _torchtune(run):
     if not run["complete"]:
         unsayable("batches are not packed: their lengths are not stated" if "not packed" in run["notes"] or
                    run["seq_len"] is None else "which activations are recomputed or offloaded is not stated")
-    training = batch(run) | _recompute(run) | {
+    training = batch(run) | listed_modules(run) | {
         "loss": "chunked", "precision": {"params": "bf16"}, "lengths": "packed",
         "optimizer": {"name": "adamw", "implementation": "fused"}}
     options = {"compile": True, "attn_implementation": "flex_attention"}
@@ -469,7 +423,7 @@ def _swift(run):
     if run["model"] not in SWIFT_MODELS:
         unsayable(f"no model family: {run['model']}")
     deepspeed = "DeepSpeed" in run["framework"]
-    training = batch(run) | _recompute(run) | {"optimizer": {"name": "adam"}}
+    training = batch(run) | listed_modules(run) | {"optimizer": {"name": "adam"}}
     if not deepspeed:
         training |= {"sequence_parallel": run["config"]["sequence_parallel"], "loss": "megatron"}
     if run["config"]["packing"]:
@@ -528,7 +482,7 @@ def _issue(run):
                "no model family: Qwen3-VL (vision tower)")
 
 
-RULES = {"simumax-b200": _simumax, "mbridge-card": _bridge_card, "mbridge-skill": _bridge_skill,
+RULES = {"simumax-b200": _simumax, "mbridge-skill": _bridge_skill,
          "automodel-blog": _automodel_blog, "automodel-perf": _automodel_perf, "automodel-docs": _automodel_docs,
          "torchtitan": _torchtitan, "torchtitan-log": _torchtitan, "kempnerforge": _kempner, "torchtune": _torchtune,
          "ms-swift": _swift, "axolotl": _axolotl, "mbridge-est": _estimator, "issues": _issue}

@@ -21,6 +21,7 @@ import tempfile
 from pathlib import Path
 
 from measured_bridge import ORDER, RECIPES, names, nearest
+from measured_cards import as_table_row
 
 FOLDER = "scripts/performance"
 
@@ -59,10 +60,10 @@ def _fields(value, default):
 
 def main(git, measured):
     """Write the recipes that rows name."""
-    runs = [run for run in json.loads(Path(measured).read_text(encoding="utf-8")) if
-            run["group"] == "mbridge-perf-summary" and names(run)]
+    runs = [as_table_row(run) or run for run in json.loads(Path(measured).read_text(encoding="utf-8"))
+            if run["group"] == "mbridge-perf-summary" or as_table_row(run)]
     recipes = [{"tag": tag, "name": name, "fields": fields} for tag in ORDER for name, fields in presets(git, tag)]
-    lines = sorted({json.dumps(found) for run in runs if (found := nearest(run, recipes))})
+    lines = sorted({json.dumps(found) for run in runs if names(run) and (found := nearest(run, recipes))})
     RECIPES.parent.mkdir(exist_ok=True)
     RECIPES.write_text("\n".join(lines) + "\n", encoding="utf-8", newline="\n")
     print(len(lines), "recipes")
