@@ -25,7 +25,7 @@ def row(run):
 def restated(run, rule):
     """The row that a rule makes of a run."""
     readings, verdict = _readings(run), _verdict(run)
-    step = run["measured"].get("step_time_s")
+    step = run["measured"].get("step_time_s") or _from_tokens(run)
     if not (readings or verdict == "oom" or step):
         return None
     made = {"id": run["id"], "group": run["group"], "source": run["source"]}
@@ -42,6 +42,12 @@ def restated(run, rule):
 TUNED = ("mbridge-perf-summary", "simumax-b200", "torchtitan", "torchtitan-log", "kempnerforge", "automodel-perf",
          "fms-fsdp", "llm-foundry", "korthikanti")
 """Groups that are tables of performance. Of Bridge's verification cards those of benchmark recipes are tuned too."""
+
+
+def _from_tokens(run):
+    """The step of a source that prints tokens a second alone; None where their number is not stated."""
+    rate, batches = run["measured"].get("tokens_per_s_per_gpu"), (run["global_batch"], run["seq_len"], run["gpus"])
+    return round(batches[0] * batches[1] / batches[2] / rate, 4) if rate and all(batches) else None
 
 
 def _timed(run):
@@ -249,6 +255,39 @@ def _automodel_docs(_run):
     unsayable("format of the parameters, unit of the reading and global batch not stated")
 
 
+def _korthikanti(run):
+    """Megatron-LM of 2022: attention not fused, no distributed optimizer; a step of one replica overlaps nothing."""
+    config = run["config"]
+    training = batch(run) | listed_modules(run) | {
+        "sequence_parallel": config["sequence_parallel"], "loss": "megatron", "precision": {"compute": "fp16"},
+        "optimizer": {"name": "adam"}}
+    if run["vpp"] > 1:
+        training["pipeline"] = {"virtual_stages": run["vpp"]}
+    model = over("gpt2", n_embd=config["hidden"], n_layer=config["layers"], n_head=config["heads"],
+                 n_inner=config["ffn"], n_positions=run["seq_len"], vocab_size=51200)
+    return {"model": model, "framework": "megatron", "topology": "dgx-a100", "mesh": degrees(run),
+            "training": training, "framework_options": {
+                "attention_backend": "unfused", "use_distributed_optimizer": False, "overlap_grad_reduce": False}}
+
+
+LLAMA_2 = {"7B": (4096, 11008, 32, 32), "13B": (5120, 13824, 40, 40), "34B": (8192, 22016, 48, 8),
+           "70B": (8192, 28672, 80, 8)}
+
+
+def _fms(run):
+    """Blocks compiled, FSDP1 in its published strategy: answered as FSDP2 over compiled blocks of torchtitan."""
+    if run["recompute"] != "none":
+        unsayable("the share of blocks that is recomputed is not stated")
+    hidden, ffn, layers, kv = LLAMA_2[run["model"].rsplit("-", 1)[1]]
+    model = over("llama-3-8b", hidden_size=hidden, intermediate_size=ffn, num_hidden_layers=layers, head_dim=128,
+                 num_attention_heads=hidden // 128, num_key_value_heads=min(kv, hidden // 128), vocab_size=32000)
+    training = batch(run) | {"precision": {"params": "fp32", "grad_reduce": "bf16"},
+                             "optimizer": {"name": "adamw", "implementation": "fused"}}
+    return {"model": model, "framework": "fsdp2", "implementation": "torchtitan", "topology": "dgx-a100",
+            "mesh": {"dp_replicate": run["dp"] // run["dp_shard"], "dp_shard": run["dp_shard"]},
+            "training": training, "framework_options": {"compile": True}}
+
+
 # ---- torchtitan -----------------------------------------------------------------------------------------------------
 def _torchtitan(run):
     """FSDP2 over torchtitan's own layers: fp32 parameters and reduction, bf16 compute, fused AdamW."""
@@ -320,13 +359,13 @@ def _titan_gap(run):
 
 
 def _titan_device(run):
-    """The 96 GB H100 of these machines has no topology; of another device with the memory the job may use what it has.
-
-    Nothing else about the device enters allocated or reserved bytes of this framework.
-    """
-    if run["gpu_type"].startswith("H100"):
-        return {"topology": "dgx-h200", "limits": {"usable_memory": "95 GiB"}}
-    return {"topology": "dgx-h200"}
+    """Machines whose H100 have 96 GB of HBM2e and 500 W; Blackwell by the memory that a row says is there."""
+    told = run["gpu_type"]
+    if told.startswith("H100"):
+        return {"topology": "h100-96gb-hbm2e"}
+    if told.startswith("Blackwell"):
+        return {"topology": "gb300-nvl72" if "276.6" in told else "gb200-nvl72"}
+    return {"topology": "dgx-b200" if told.startswith("B200") else "dgx-h200"}
 
 
 # ---- KempnerForge ---------------------------------------------------------------------------------------------------
@@ -482,7 +521,7 @@ def _issue(run):
                "no model family: Qwen3-VL (vision tower)")
 
 
-RULES = {"simumax-b200": _simumax, "mbridge-skill": _bridge_skill,
+RULES = {"simumax-b200": _simumax, "korthikanti": _korthikanti, "fms-fsdp": _fms, "mbridge-skill": _bridge_skill,
          "automodel-blog": _automodel_blog, "automodel-perf": _automodel_perf, "automodel-docs": _automodel_docs,
          "torchtitan": _torchtitan, "torchtitan-log": _torchtitan, "kempnerforge": _kempner, "torchtune": _torchtune,
          "ms-swift": _swift, "axolotl": _axolotl, "mbridge-est": _estimator, "issues": _issue}
