@@ -48,6 +48,7 @@ OPTIONS = {
     "defer_fsdp_grad_sync": (True, False),
     "enable_fsdp_optimizations": (True, False),
     "dispatcher": ("deepep", "hybridep", "torch"),
+    "attn": ("te", "sdpa"),
     "fake_balanced_gate": (True, False),
 }
 
@@ -94,7 +95,8 @@ def table(job: Job) -> Framework:
         communicators=_communicators(job),
         files=automodel_files(job),
         padding=Padding(1, "0.7.0 components/datasets/utils.py default_collater: pad_seq_len_divisible None"),
-        libraries=Libraries(dispatcher=_dispatcher(job, options).replace("torch", "nccl")),
+        libraries=Libraries(dispatcher=_dispatcher(job, options).replace("torch", "nccl"),
+                            attention=_attention(job, options)),
         assumptions=_assumptions(job, options),
     )
 
@@ -174,6 +176,16 @@ def _dispatcher(job: Job, options: dict[str, object]) -> str:
     default = "deepep" if job.mesh.ep > 1 else "torch"
     return job.auto("framework_options.dispatcher", str(options.get("dispatcher", "auto")), default,
                     "0.7.0 models/common/utils.py: DeepEP where installed and ep > 1, else torch")
+
+
+def _attention(job: Job, options: dict[str, object]) -> str:
+    """Whose kernels attention runs, which time alone knows; transformers' layers have torch's."""
+    if job.graph.implementation == "hf":
+        job.refuse_idle(options, "attn", "in transformers' layers")
+        return "attention_flash2"
+    backend = job.auto("framework_options.attn", str(options.get("attn", "auto")), "te",
+                       "0.7.0 models/common/utils.py: BackendConfig.attn is te where TE is installed")
+    return "attention" if backend == "te" else "attention_flash2"
 
 
 def _stages(job: Job) -> tuple[tuple[int, ...], ...]:

@@ -9,6 +9,7 @@ Sources: Megatron-Bridge v0.2.0 to v0.5.1, `scripts/performance` (`configs/*/*_p
 from __future__ import annotations
 
 import json
+import re
 from pathlib import Path
 
 import printed_flops
@@ -35,6 +36,9 @@ MODELS = {
     "DeepSeekV3": ("DEEPSEEK_V3", over("deepseek-v3", mtp_num_layers=1)),
     "GPT OSS 120B": ("GPT_OSS_120B", over("gpt-oss-20b", num_hidden_layers=36, num_local_experts=128)),
     "Nemotron_3_Nano": ("NEMOTRON_3_NANO", NANO),
+    "Nemotron_3_5_Lightning": ("NEMOTRON_3_5_LIGHTNING", over(
+        NANO, mtp_num_layers=2, mtp_hybrid_override_pattern="*E", mtp_use_repeated_layer=True)),
+    "Nemotron_3_Ultra": ("NEMOTRON_3_ULTRA", over("nemotron-3-ultra-550b-a55b", mtp_num_layers=2)),
     "Nemotron_3_Super": ("NEMOTRON_3_SUPER", "nemotron-3-super-120b-a12b"),
 }
 """Name in the tables: name of its recipes, our model."""
@@ -112,9 +116,21 @@ def _recipe(run):
     if run["task"] != "pretrain":
         unsayable("packed lengths of the fine-tuning set are not stated")
     found = nearest(run, [json.loads(line) for line in RECIPES.read_text(encoding="utf-8").splitlines()])
-    if found is None:
-        unsayable("no release has a recipe for this layout: what it recomputes is not stated")
-    return found["fields"]
+    if found:
+        return found["fields"]
+    if not run["complete"]:
+        unsayable("activations of a module on the host" if "fused_group_mlp" in str(run["config"]) else
+                  "no release has a recipe for this layout: what it recomputes is not stated")
+    return _restated(run["config"]["recipe"])
+
+
+def _restated(recipe):
+    """A recipe of the main branch (067f987d), as the collection restates it for a row of the same layout."""
+    implementation, _, scope = recipe["cuda_graph"].partition(" ")
+    kind, _, backend = recipe["dispatcher"].partition("/")
+    return {"recompute_modules": re.findall(r"[a-z_]+", recipe["recompute"].partition("[")[2]),
+            "cuda_graph_impl": implementation, "cuda_graph_scope": re.findall(r"[a-z_]+", scope),
+            "moe_flex_dispatcher_backend": backend if kind == "flex" else None}
 
 
 def scenario(run):
@@ -219,7 +235,11 @@ def _overlap(run, mesh):
 
 
 def _eight_bits(run):
-    """`utils/precision.py`, get_precision_config: current scaling without layers in bf16."""
+    """`utils/precision.py`, get_precision_config: current scaling without layers in bf16.
+
+    Lightning: 067f987d `perf_recipes/nemotronh/gb200/nemotronh.py`, _build_nemotron_3_5_lightning_gb200_mxfp8.
+    """
     recipe = FP8.get(_format(run))
-    return ({"fp8_recipe": recipe} if recipe else {}) | (
+    made = {"keep_mtp_spec_in_bf16": True} if recipe and names(run) == "NEMOTRON_3_5_LIGHTNING" else {}
+    return made | ({"fp8_recipe": recipe} if recipe else {}) | (
         {"first_last_layers_bf16": False} if recipe == "tensorwise" else {})
