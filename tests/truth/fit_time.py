@@ -48,7 +48,10 @@ ROUNDS = 4
 
 @dataclass(eq=False)
 class Case:
-    """One configuration: its measured seconds (the median of its releases) and its programs, which stay."""
+    """One configuration: its measured seconds (the median of its releases) and its programs, which stay.
+
+    `short`: of a step with fewer microbatches; slopes are taken there.
+    """
 
     group: str
     topology: str
@@ -56,14 +59,25 @@ class Case:
     rows: tuple[str, ...]
     measured_s: float
     parts: Any = field(repr=False)
+    short: Any = field(repr=False)
 
     @property
     def weight(self) -> float:
         return GOLDEN_WEIGHT if self.group.startswith(GOLDEN) else 1.0
 
     def log_error(self, efficiency: Efficiency) -> float:
-        self.parts.topology = self.parts.topology.model_copy(update={"efficiency": efficiency})
-        return math.log(engine._clock(self.parts).step_ns * 1e-9 / self.measured_s)
+        return _log_time(self.parts, efficiency) - math.log(self.measured_s)
+
+    def slopes(self, point: Point) -> dict[str, float]:
+        here = _log_time(self.short, efficiency_at(self.file, point))
+        beside = {name: {**point, name: point[name] + STEP} for name in factors_of(self.file)}
+        return {name: (_log_time(self.short, efficiency_at(self.file, at)) - here) / STEP
+                for name, at in beside.items()}
+
+
+def _log_time(parts: Any, efficiency: Efficiency) -> float:
+    parts.routes.topology = parts.routes.topology.model_copy(update={"efficiency": efficiency})
+    return math.log(engine._clock(parts).step_ns * 1e-9)
 
 
 def cases() -> list[Case]:
@@ -79,18 +93,34 @@ def cases() -> list[Case]:
 def _case(rows: Sequence[Measured]) -> Case | None:
     entry, row = rows[0].entry, rows[0].row
     assert entry is not None
+    parts = _prepared(entry.scenario)
+    if parts is None:
+        return None
+    topology = parts.topology
+    measured = statistics.median(one.row.step_s for one in rows if one.row.step_s)
+    return Case(row.group, topology.name, topology.efficiency.name, tuple(r.row.id for r in rows), measured, parts,
+                _prepared(_shortened(entry.scenario)) or parts)
+
+
+def _shortened(scenario: Any) -> Any:
+    """One microbatch a stage, or two."""
+    mesh, training = scenario.mesh, scenario.training
+    if max(mesh.pp, 2) >= scenario.num_microbatches:
+        return scenario
+    batch = training.global_batch_size * max(mesh.pp, 2) // scenario.num_microbatches
+    return scenario.model_copy(update={"training": training.model_copy(update={"global_batch_size": batch})})
+
+
+def _prepared(scenario: Any) -> Any:
+    """What the engine has made of a scenario when it looks at the clock."""
     parts: list[Any] = []
     clocked = engine._clock
     engine._clock = lambda given: (parts.append(given), clocked(given))[1]
     try:
-        report = engine.simulate(entry.scenario)
+        report = engine.simulate(scenario)
     finally:
         engine._clock = clocked
-    if report.time is None or not parts:
-        return None
-    topology = parts[-1].topology
-    measured = statistics.median(one.row.step_s for one in rows if one.row.step_s)
-    return Case(row.group, topology.name, topology.efficiency.name, tuple(r.row.id for r in rows), measured, parts[-1])
+    return parts[-1] if report.time and parts else None
 
 
 # ---- numbers ------------------------------------------------------------------------------------------------------
@@ -136,12 +166,7 @@ def _row(task: tuple[int, Point]) -> tuple[int, float, dict[str, float]]:
     """The logarithm of a case's error and its slope along each factor."""
     number, point = task
     case = _CASES[number]
-    here = case.log_error(efficiency_at(case.file, point))
-    slopes = {}
-    for name in factors_of(case.file):
-        beside = efficiency_at(case.file, {**point, name: point[name] + STEP})
-        slopes[name] = (case.log_error(beside) - here) / STEP
-    return number, here, slopes
+    return number, case.log_error(efficiency_at(case.file, point)), case.slopes(point)
 
 
 def _error(task: tuple[int, Point]) -> tuple[int, float]:
