@@ -10,6 +10,7 @@ from simcore.calibration.ranks import Point
 from simcore.calibration.reading import Value
 from simcore.calibration.write import curves_text, efficiency_text, topology_text
 from simcore.curves import load_curves
+from simcore.data import data_folder
 from simcore.efficiency import Efficiency, efficiency_names, load_efficiency
 from simcore.topology import load_topology, topology_names
 
@@ -85,6 +86,16 @@ def test_a_topology_without_anything_measured_is_the_same_but_for_its_names(tmp_
     path = tmp_path / "machine.yaml"
     path.write_text(topology_text("machine", base, base.efficiency.name, "", {}, TOLD), encoding="utf-8")
     assert load_topology(path).model_copy(update={"name": name}) == base
+    assert str(data_folder("topologies")) not in path.read_text(encoding="utf-8")  # curves are named, not located
+
+
+def test_curves_of_ones_own_keep_their_path(tmp_path: Path) -> None:
+    own = tmp_path / "h100-sxm.yaml"
+    own.write_bytes((data_folder("topologies") / "nccl" / "h100-sxm.yaml").read_bytes())
+    first = tmp_path / "first.yaml"
+    first.write_text((data_folder("topologies") / "dgx-h100.yaml").read_text(encoding="utf-8").replace(
+        "curves: h100-sxm", f"curves: {own}"), encoding="utf-8")
+    assert f"curves: {own}\n" in topology_text("second", load_topology(first), "h100", "", {}, TOLD)
 
 
 def test_a_topology_has_what_was_measured_and_names_the_files(tmp_path: Path) -> None:

@@ -87,7 +87,7 @@ def _write(out: Path, topology_out: Path | None, base: Topology, done: Calibrati
 
     told = bench.machine.told
     texts = {out: efficiency_text(out.stem, base.efficiency, done.efficiency, done.reasons, told)}
-    curves = _curves_beside(topology_out) if done.points and base.node.nvlink else None
+    curves = _curves_beside(topology_out) if done.points else None
     if curves is not None:
         texts[curves] = curves_text(done.points, bench.machine.name, library(bench), told)
     if topology_out is not None:

@@ -22,7 +22,6 @@ __all__ = ["curves_text", "efficiency_text", "topology_text"]
 
 _TABLED = ("all_gather", "reduce_scatter", "all_reduce", "all_to_all")
 """Collectives that a file of curves has (`simcore.curves`)."""
-_CURVES = "node.nvlink.curves"
 
 Leaf = Mapping[str, str] | str | int
 """A quantity as files have it (value, kind, source), or a plain value."""
@@ -53,16 +52,18 @@ def topology_text(name: str, base: Topology, efficiency: str, curves: str, found
     values: dict[str, Leaf] = {}
     for key, old in _leaves(base):
         values[key] = old.model_dump() if isinstance(old, Quantity) else old
+        if key.endswith(".curves"):
+            values[key] = _named(str(old))
     values |= {"name": name, "efficiency": efficiency, **_plain(found)}
-    if _CURVES in values or curves:
-        values[_CURVES] = curves or _named(str(values[_CURVES]))
+    if curves:
+        values[f"node.{'nvlink' if base.node.nvlink else 'pcie'}.curves"] = curves
     return _text(values, f"{base.name}, with what `rankscope calibrate` measured of it: {told}.")
 
 
 def _named(path: str) -> str:
     """The name of curves that come along, else their path."""
     name = Path(path).stem
-    return name if name in curve_names() and find_curves(name) == Path(path) else path
+    return name if name in curve_names() and find_curves(name) == Path(path) else str(Path(path).resolve())
 
 
 def curves_text(points: Sequence[Point], machine: str, library: str, told: str) -> str:
