@@ -6,8 +6,8 @@ no two agree: step time and tokens per second compare between frameworks, TFLOP/
 [Note: what conventions leave out]
 | convention | attention sees | of Mamba | routers, norms | further tokens |
 |---|---|---|---|---|
-| Megatron, hybrid | what is behind it, by true packed lengths | width 2h whatever the heads say | no | but for joins |
-| Megatron, transformer | the same; from Bridge 0.5.0 on windows too | - | norms of latent vectors | all of it |
+| Megatron, hybrid | what is behind it; since Bridge 0.5.0 in its own pack | width 2h | no | but for joins |
+| Megatron, transformer | the same; since then windows too | - | norms of latent vectors | all of it |
 | Automodel | what is behind it, rows whole | its true width | routers of hybrids | of hybrids |
 | torchtitan | the whole square | - | all that is no embedding | - |
 | KempnerForge, llm-foundry | the whole square | - | no; llm-foundry all, the embedding too | - |
@@ -83,7 +83,7 @@ class Asked:
 
 # ---- Megatron --------------------------------------------------------------------------------------------------------
 def _megatron(asked: Asked, *, old: bool = False) -> float:
-    """`old`: before Bridge 0.5.0 windows were not seen, and only SiLU made a third matrix."""
+    """`old`: before Bridge 0.5.0 windows and packs were not seen, and only SiLU made a third matrix."""
     if asked.trainable is not None and _is_llama_70b(asked) and asked.attended < asked.seq_len:
         return _megatron_lora(asked)
     hybrid = asked.family == "nemotron_h"
@@ -114,10 +114,11 @@ def _megatron_mixer(mixer: Mixer, asked: Asked, *, old: bool) -> float:
             inner = 2 * hidden
             return 2 * hidden * (2 * inner + 2 * groups * state + heads) + 7 * inner * state + 2 * inner * hidden
         case Attention():
-            seen = asked.attended if old else _seen(mixer, asked)
+            seen = asked.seq_len if old else _seen(mixer, asked)
             return 2 * (mixer.hidden * 2 * (mixer.q_size + mixer.kv_size) + mixer.q_size * seen)
         case LatentAttention():
-            return 2 * (_latent(mixer, norms=1) + asked.attended * (mixer.q_size + mixer.out_size) / 2)
+            seen = asked.seq_len if old else asked.attended
+            return 2 * (_latent(mixer, norms=1) + seen * (mixer.q_size + mixer.out_size) / 2)
         case Moe():
             third = mixer.gated and not (old and asked.family == "gpt_oss")
             routed = mixer.expert_hidden * mixer.top_k * mixer.expert_ffn
@@ -165,7 +166,16 @@ def _automodel_mixer(mixer: Mixer, asked: Asked) -> float:
             routed = mixer.expert_hidden * mixer.top_k * mixer.expert_ffn
             return (2 + mixer.gated) * (routed + mixer.hidden * shared) + mixer.hidden * (router + 2 * mixer.latent)
         case Mlp():
-            return 3 * mixer.hidden * mixer.ffn
+            return 3 * mixer.hidden * (_one_layer_of_experts(asked) or mixer.ffn)
+
+
+def _one_layer_of_experts(asked: Asked) -> int:
+    """Width of what a token meets in it, where a model's dense layers are taken for such: of DeepSeek-V3's shape.
+
+    Published files say `moe_layer_freq: 1`, and the formula then asks no more for `first_k_dense_replace`.
+    """
+    moe = next((mixer for mixer in asked.own if isinstance(mixer, Moe)), None)
+    return (moe.top_k + 1) * moe.expert_ffn if moe and asked.family == "deepseek_v3" else 0
 
 
 def _automodel_attention(mixer: Attention, asked: Asked) -> float:
@@ -184,8 +194,7 @@ def _torchtitan(asked: Asked) -> float:
     """Six for each parameter that a token meets but those of an untied embedding, and both products of attention."""
     graph = asked.graph
     met, experts = graph.count(), graph.count("routed_experts")
-    moe = next((mixer for mixer in asked.own if isinstance(mixer, Moe)), None)
-    if moe is not None:
+    if moe := next((mixer for mixer in asked.own if isinstance(mixer, Moe)), None):
         met += experts * moe.top_k // moe.num_experts - experts
     looked_up = 0 if graph.architecture.tied else graph.count("embedding")
     return 6 * (met - looked_up + asked.seq_len * sum(map(_both_products, asked.own)))

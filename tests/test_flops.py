@@ -1,7 +1,7 @@
 """FLOPs by convention: counted by hand, and against TFLOP/s and MFU that frameworks printed beside tokens per second.
 
-`tests/truth/flops` restates what was printed. A printed number is reproduced to the digit where some step time that is
-printed as the row's tokens per second gives it.
+`tests/truth/flops` restates what was printed, and what the formulas themselves say (`formulas.json`). A printed number
+is reproduced to the digit where some step time that is printed as the row's tokens per second gives it.
 """
 
 from __future__ import annotations
@@ -197,11 +197,25 @@ def test_vocabularies_are_padded_over_tensor_parallel_ranks() -> None:
     assert split - alone == 6 * 4096 * (128512 - 128256)
 
 
+def test_formulas_are_those_of_the_installed_packages() -> None:
+    """Automodel 0.7.0 and Megatron-Bridge 0.3.1 were asked for every preset (`tests/truth/probe_flops.py`)."""
+    compared: Counter[str] = Counter()
+    for model, found in json.loads((HERE / "formulas.json").read_text(encoding="utf-8")).items():
+        preset, _, further = model.partition(" ")
+        changed = {"config": preset, "overrides": {"mtp_num_layers": 2}}
+        asked = Asked(graph_of(json.dumps(changed), "megatron") if further else graph_of(preset), 4096, 4096)
+        for name, flops in found.items():
+            if CONVENTIONS[name].knows(asked):
+                assert CONVENTIONS[name].per_token(asked) == pytest.approx(flops / (2 * 4096), rel=1e-12), (model, name)
+                compared[name] += 1
+    assert compared == {"automodel": 19, "megatron before 0.5.0": 20}
+
+
 def test_packs_attend_to_less_in_megatron_alone() -> None:
     graph = graph_of("qwen3-8b")
     for name, convention in CONVENTIONS.items():
         whole, packed = (convention.per_token(Asked(graph, 4096, attended)) for attended in (4096, 512))
-        assert (packed < whole) == name.startswith("megatron")
+        assert (packed < whole) == (name == "megatron")
 
 
 def test_a_window_is_seen_by_later_releases() -> None:
