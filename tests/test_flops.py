@@ -198,7 +198,7 @@ def test_vocabularies_are_padded_over_tensor_parallel_ranks() -> None:
 
 
 def test_formulas_are_those_of_the_installed_packages() -> None:
-    """Automodel 0.7.0 and Megatron-Bridge 0.3.1 were asked for every preset (`tests/truth/probe_flops.py`)."""
+    """Automodel 0.7.0, Megatron-Bridge 0.3.1 and torchtitan 0.2.2 were asked (`tests/truth/probe_flops.py`)."""
     compared: Counter[str] = Counter()
     for model, found in json.loads((HERE / "formulas.json").read_text(encoding="utf-8")).items():
         preset, _, further = model.partition(" ")
@@ -208,7 +208,7 @@ def test_formulas_are_those_of_the_installed_packages() -> None:
             if CONVENTIONS[name].knows(asked):
                 assert CONVENTIONS[name].per_token(asked) == pytest.approx(flops / (2 * 4096), rel=1e-12), (model, name)
                 compared[name] += 1
-    assert compared == {"automodel": 19, "megatron before 0.5.0": 20}
+    assert compared == {"automodel": 19, "megatron before 0.5.0": 20, "torchtitan": 6}
 
 
 def test_packs_attend_to_less_in_megatron_alone() -> None:

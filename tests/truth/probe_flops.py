@@ -1,10 +1,10 @@
-"""FLOPs of a batch by the formulas that Automodel and Megatron-Bridge print TFLOP/s with.
+"""FLOPs of a batch by the formulas that Automodel, Megatron-Bridge and torchtitan print TFLOP/s with.
 
     python tests/truth/probe_flops.py > tests/truth/flops/formulas.json
 
 Every preset goes through `get_flops_formula_for_hf_config` (Automodel, with transformers' own class of configuration)
 and `num_floating_point_operations` (Megatron-Bridge, with the fields that its providers have), two rows of 4096 tokens.
-What a formula does not know is left out.
+What a formula does not know is left out. torchtitan counts its own models of the same names on the meta device.
 """
 
 from __future__ import annotations
@@ -17,13 +17,32 @@ from pathlib import Path
 from types import ModuleType, SimpleNamespace
 from typing import Any
 
+import torch
 import torch.nn.functional as F
 import transformers
 from nemo_automodel.components.utils.flops_utils import _nemotronh_mtp_flops, get_flops_formula_for_hf_config
+from oracle import titan  # noqa: F401 - torchtitan's Triton kernels are replaced
+from torchtitan.models.deepseek_v3 import DeepSeekV3Model, deepseekv3_args
+from torchtitan.models.llama3 import Transformer, llama3_args
+from torchtitan.models.qwen3 import Qwen3Model, qwen3_args
 
 PRESETS = Path(__file__).resolve().parents[2] / "simcore" / "models" / "presets"
 ROWS, SEQ = 2, 4096
 WITH_FURTHER = ("deepseek-v3", "nemotron-3-super-120b-a12b", "nemotron-3-ultra-550b-a55b")
+
+OF_TORCHTITAN = {
+    "llama-3-8b": (Transformer, llama3_args["8B"]), "llama-3-70b": (Transformer, llama3_args["70B"]),
+    "qwen3-8b": (Qwen3Model, qwen3_args["8B"]), "qwen3-30b-a3b": (Qwen3Model, qwen3_args["30B-A3B"]),
+    "deepseek-v2-lite": (DeepSeekV3Model, deepseekv3_args["16B"]),
+    "deepseek-v3": (DeepSeekV3Model, deepseekv3_args["671B"])}
+
+
+def torchtitan(model: type[torch.nn.Module], args: Any) -> float:
+    """FLOPs of the batch."""
+    args.moe_impl = "standard"
+    with torch.device("meta"):
+        _, of_token = args.get_nparams_and_flops(model(args), SEQ)
+    return float(of_token * ROWS * SEQ)
 
 
 def from_file(name: str) -> ModuleType:
@@ -127,6 +146,8 @@ def main() -> None:
         if "hidden_size" not in fields:  # GPT-2 has names of its own
             continue
         found = {"automodel": automodel(fields), "megatron before 0.5.0": bridge(formula, fields)}
+        if path.stem in OF_TORCHTITAN:
+            found["torchtitan"] = torchtitan(*OF_TORCHTITAN[path.stem])
         rows[path.stem] = {name: flops for name, flops in found.items() if flops is not None}
         if path.stem in WITH_FURTHER:
             rows[f"{path.stem} mtp"] = further(fields | {"mtp": 2})
