@@ -17,6 +17,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from functools import lru_cache
 from typing import Final, NamedTuple
 
 import numpy as np
@@ -24,7 +25,7 @@ from numpy.typing import NDArray
 
 from simcore.cost import DTYPES, KERNELS
 from simcore.mesh import IntArray
-from simcore.outline import Phase
+from simcore.outline import Outline, Phase
 from simcore.program import Program
 from simcore.streams import Track
 from simcore.tape import Stream
@@ -116,20 +117,30 @@ def breakdown(program: Program, track: Track, times: ClassTimes, weight: IntArra
 
 def _work(program: Program, weight: IntArray, kernels: Kernels) -> tuple[Work, ...]:
     """Kernels by class and format. Each distinct row is counted by part, as often as its microbatches happen."""
-    num_parts, num_rows = len(_COMPUTE), len(program.distinct)
-    bins = program.places * num_parts + _PART_OF[program.phase]
-    often = np.bincount(bins, weights=weight[program.microbatch], minlength=num_rows * num_parts)
-    counts = often.astype(np.int64).reshape(num_rows, num_parts)[kernels.rows]
-    times = counts.sum(axis=1)
     classes = kernels.kinds * len(DTYPES) + kernels.dtypes
+    order = np.argsort(classes, kind="stable")
+    counts = _often(program.outline, weight.tobytes(), len(program.distinct))[kernels.rows[order]]
+    times = counts.sum(axis=1)
+    columns = [column[order] for column in kernels[3:]]
+    numbers, starts = np.unique(classes[order], return_index=True)
     made = []
-    for number in np.unique(classes[times > 0]).tolist():
-        of = classes == number
-        made.append(Work(
-            KERNELS[number // len(DTYPES)], DTYPES[number % len(DTYPES)], tuple((kernels.ns[of] @ counts[of]).tolist()),
-            *(int(each[of] @ times[of]) for each in (kernels.flops, kernels.bytes_moved)),
-            *(float(each[of] @ times[of]) for each in (kernels.compute_ns, kernels.memory_ns))))
+    for number, start, end in zip(numbers.tolist(), starts.tolist(), [*starts[1:].tolist(), len(order)], strict=True):
+        ns, flops, moved, compute, memory = (column[start:end] for column in columns)
+        of = times[start:end]
+        if of.any():
+            made.append(Work(KERNELS[number // len(DTYPES)], DTYPES[number % len(DTYPES)],
+                             tuple((ns @ counts[start:end]).tolist()), int(flops @ of), int(moved @ of),
+                             float(compute @ of), float(memory @ of)))
     return tuple(made)
+
+
+@lru_cache(maxsize=64)
+def _often(outline: Outline, weight: bytes, num_rows: int) -> IntArray:
+    """How often each of `num_rows` distinct rows happens in each part. `weight`: int64, for each microbatch."""
+    bins = outline.places * len(_COMPUTE) + _PART_OF[outline.phase]
+    weights = np.frombuffer(weight, dtype=np.int64)[outline.microbatch]
+    often = np.bincount(bins, weights=weights, minlength=num_rows * len(_COMPUTE))
+    return often.astype(np.int64).reshape(num_rows, len(_COMPUTE))
 
 
 class _Waits:
@@ -142,13 +153,13 @@ class _Waits:
         self.waited = np.array(times.waited_at, dtype=np.int64)
         self.exposed = self.waited.copy()
         self.of_call = np.zeros(len(track.call_ns), dtype=np.int64)
-        received = {call.number for call in track.skeleton.calls.get(_RECEIVE, ())}
-        for place, item in enumerate(track.skeleton.items):
-            number = item.call.number if item.call is not None else item.wait_for
-            if number in received:
-                self.exposed[place] = min(times.waited_at[place], track.call_ns[number])
-            if number >= 0:
-                self.of_call[number] += self.exposed[place]
+        places, numbers = track.skeleton.awaited
+        is_received = np.zeros(len(track.call_ns), dtype=np.bool_)
+        is_received[[call.number for call in track.skeleton.calls.get(_RECEIVE, ())]] = True
+        messages = places[is_received[numbers]]
+        lengths = np.array(track.call_ns, dtype=np.int64)[numbers[is_received[numbers]]]
+        self.exposed[messages] = np.minimum(self.waited[messages], lengths)
+        np.add.at(self.of_call, numbers, self.exposed[places])
         self.trailing = times.end - (times.item_ends[-1] if times.item_ends else 0)
         if self.trailing:
             last, _, _ = max(times.calls, key=lambda made: made[2])

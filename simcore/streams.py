@@ -91,6 +91,14 @@ class Skeleton:
         return np.array([item.row for item in self.items], dtype=np.int64)
 
     @cached_property
+    def awaited(self) -> tuple[IntArray, IntArray]:
+        """Items that wait for a call, and the number of the call."""
+        numbers = [item.call.number if item.call is not None else item.wait_for for item in self.items]
+        pairs = [(place, number) for place, number in enumerate(numbers) if number >= 0]
+        table: IntArray = np.array(pairs, dtype=np.int64).reshape(-1, 2)
+        return table[:, 0], table[:, 1]
+
+    @cached_property
     def watched(self) -> frozenset[int]:
         """Items that some call waits for."""
         return frozenset(call.gate for calls in self.calls.values() for call in calls)
