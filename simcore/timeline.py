@@ -72,6 +72,7 @@ class _Machine:
     def __init__(self, tracks: Sequence[Track], wiring: Wiring) -> None:
         self.environment = simpy.Environment()
         self.wiring, self.meets = wiring, lru_cache(maxsize=None)(wiring.meets)
+        self.alone = lru_cache(maxsize=None)(lambda number, comm: len(wiring.meets(number, comm)) < 2)
         self.times = [ClassTimes() for _ in tracks]
         self.meetings: dict[object, _Meeting] = {}
         self.mail = _Dates[tuple[int, int, int, int]](self.environment)
@@ -111,7 +112,10 @@ class _Machine:
             if stops and track.stops and host < now:
                 host = now
             if call is not None:
-                now = yield from self._together(number, call, track.call_ns[call.number], before)
+                if self.alone(number, call.comm):
+                    now = before + track.call_ns[call.number]
+                else:
+                    now = yield from self._together(number, call, track.call_ns[call.number], before)
                 times.calls.append((call, before, now))
             elif wait_for >= 0:
                 if wait_for not in known:
@@ -133,15 +137,17 @@ class _Machine:
                     yield gates.news(gate)
                 now = max(now, known[gate])
             start, link = now, shared.get(call.comm)
-            if link is None:
-                now = yield from self._together(number, call, call_ns[call.number], start)
-            else:
+            if link is not None:
                 yield _Due(self.environment, now, call.number)
                 if link.is_taken:
                     yield link.turn()
                 start = max(now, link.free_at)
                 link.is_taken = True
+            if self.alone(number, call.comm):
+                now = start + call_ns[call.number]
+            else:
                 now = yield from self._together(number, call, call_ns[call.number], start)
+            if link is not None:
                 link.leave(now)
             made.append((call, start, now))
             done.tell(call.number, now)
@@ -149,8 +155,6 @@ class _Machine:
     def _together(self, number: int, call: Call, ns: int, ready: int) -> Generator[simpy.Event, Any, int]:
         """When a collective ends. It starts when the last class of its communicator is ready."""
         classes = self.meets(number, call.comm)
-        if len(classes) < 2:
-            return ready + ns
         key = (call.comm, call.stream, call.serial, classes)
         meeting = self.meetings.get(key)
         if meeting is None:
@@ -204,9 +208,7 @@ class _Due(simpy.Event):
     """
 
     def __init__(self, environment: simpy.Environment, date: int, number: int) -> None:
-        super().__init__(environment)
-        self._ok = True
-        self._value = None
+        self.env, self.callbacks, self._ok, self._value = environment, [], True, None
         environment.schedule(self, EventPriority(_AFTER_NEWS + number), date - environment.now)
 
 
@@ -249,5 +251,5 @@ class _Dates(Generic[Name]):
 
     def news(self, name: Name) -> simpy.Event:
         if name not in self.awaited:
-            self.awaited[name] = self.environment.event()
+            self.awaited[name] = simpy.Event(self.environment)
         return self.awaited[name]
