@@ -45,7 +45,8 @@ def card(run):
 def as_table_row(run):
     """A card of a benchmark as the performance tables would print it; None for another card."""
     name, precision = IN_TABLES.get(run["model"]), {"bf16": "BF16", "fp8_mx": "MXFP8"}.get(run["precision"])
-    if run["group"] != "mbridge-card" or "pretrain_" not in run["task"] or not (name and precision):
+    is_benchmark = re.search(r"pretrain_(performance|weak_scaling)", run["id"])
+    if run["group"] != "mbridge-card" or not (is_benchmark and name and precision):
         return None
     return run | {"model": name, "precision": precision, "task": "pretrain",
                   "framework": "Megatron-Bridge / NeMo container 26.08"}

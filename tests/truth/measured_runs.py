@@ -269,8 +269,8 @@ def _automodel_perf(run):
         unsayable("a benchmark recipe that is not written down here yet")
     model, loss, options = AUTOMODEL[name]
     mesh = degrees(run) | ({"ep": AUTOMODEL_EP[name]} if name in AUTOMODEL_EP else {})
-    training = batch(run) | listed_modules(run) | loss
-    training |= {"precision": {"params": "bf16"}, "optimizer": {"name": "adam"}}
+    training = batch(run) | listed_modules(run) | loss | {
+        "precision": {"params": "bf16"}, "optimizer": {"name": "adam"}}
     if run["peft"]:
         training |= {"method": "lora", "lora": {"rank": 16, "alpha": 32.0, "target_modules": ["*_proj"]}}
     if name in AUTOMODEL_EP:
