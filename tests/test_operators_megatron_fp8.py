@@ -118,6 +118,27 @@ def test_a_router_that_pads_leaves_nothing_to_copy() -> None:
     assert copied[1] == set()
 
 
+@pytest.mark.parametrize(("backend", "copies"), [("deepep", True), ("hybridep", False)])
+def test_hybridep_puts_rows_where_they_are_padded(backend: str, copies: bool) -> None:
+    """DeepEP's rows are copied by the experts once more."""
+    slots: dict[tuple[str, str], int] = {}
+    flex = (("moe_token_dispatcher_type", "flex"), ("moe_flex_dispatcher_backend", backend))
+    run = run8(MOE8, "mxfp8", transposes=False, options=flex, ep=8, tokens=1000, top_k=2)
+    _closes(MOE8, run, record(MOE8, run, slots, {}))
+    assert any("padded" in name for name, _ in slots) is copies
+
+
+@pytest.mark.parametrize(("recipe", "kernels", "moved"), [
+    ("tensorwise", 2, 2 + 2 + 1 + 1), ("delayed", 1, 2 + 1 + 1), ("mxfp8", 1, 2 + 33 / 32 + 33 / 32)])
+def test_one_kernel_casts_along_rows_and_columns(recipe: str, kernels: int, moved: float) -> None:
+    """The input of fc2, which SwiGLU's own kernel made; scales of the tensor at hand ask for its maximum first."""
+    run = run8(LLAMA8, recipe)
+    rows = [r for r in record(LLAMA8, run, {}, {}).forward.rows
+            if r[0] == Op.COMPUTE and r[2] == Kernel.ELEMENTWISE and r[3] == FFN * T and r[5] != 6 * FFN * T]
+    assert len(rows) == kernels
+    assert sum(r[5] for r in rows) == pytest.approx(moved * FFN * T, rel=1e-6)
+
+
 @pytest.mark.parametrize(("dispatcher", "sent", "each"), [("alltoall", 8 * 128, 256), ("flex", 1000, 256)])
 def test_padded_rows_are_sent_too(dispatcher: str, sent: int, each: int) -> None:
     """8 experts over ep 2: 500 tokens, 2 a token, are 125 rows for each expert, 250 of both senders."""

@@ -281,11 +281,12 @@ def _run_options(job: Job, options: dict[str, object], grads: str) -> tuple[tupl
     if options.get("moe_flex_dispatcher_backend") is not None and dispatcher != "flex":
         raise job.illegal("framework_options.moe_flex_dispatcher_backend", "this backend is only supported with flex "
                           "token dispatcher: moe_token_dispatcher_type: flex", "core 0.16.1 transformer_config.py:1065")
+    backend: tuple[tuple[str, str], ...] = ()
     if dispatcher == "flex":
-        job.auto("framework_options.moe_flex_dispatcher_backend",
-                 str(options.get("moe_flex_dispatcher_backend", "auto")), "deepep",
-                 "core 0.16.1 transformer_config.py:682")
-    return (("moe_token_dispatcher_type", dispatcher), ("main_grad_bytes", str(dtype_bytes(grads))),
+        backend = (("moe_flex_dispatcher_backend", job.auto(
+            "framework_options.moe_flex_dispatcher_backend", str(options.get("moe_flex_dispatcher_backend", "auto")),
+            "deepep", "core 0.16.1 transformer_config.py:682")),)
+    return (("moe_token_dispatcher_type", dispatcher), *backend, ("main_grad_bytes", str(dtype_bytes(grads))),
             *_layer_options(job, options), *_core_options(job, options))
 
 

@@ -42,19 +42,26 @@ class Quantized:
 
 def quantized(c: Context, rows: int, columns: int, name: str, *, forward: bool = True, backward: bool = True,
               squares: bool = False, copies: int = 1) -> Quantized:
-    """`forward`: along rows; `backward`: along columns. `copies` equal matrices, each with its scales."""
+    """`forward`: along rows; `backward`: along columns. `copies` equal matrices, each with its scales.
+
+    One kernel writes both (TransformerEngine 2.18 `common/cast/`); a scale of the tensor that there is now needs the
+    maximum first, which reads it once more (`pytorch/csrc/quantizer.cpp`, Float8CurrentScalingQuantizer).
+    """
     scaling = c.scaling
     assert scaling is not None
-    has_rows = forward or not scaling.has_columns
+    has_rows, num_elements = forward or not scaling.has_columns, copies * rows * columns
 
     def copy(what: str, *, along_columns: bool) -> Tensor:
         size = scaling.copy_bytes(rows, columns, along_columns=along_columns, squares=squares)
-        made = c.new(copies * size, 1, f"{name}.{what}", "uint8")
-        c.tape.compute(Kernel.ELEMENTWISE, copies * rows * columns, copies * size + c.size * copies * rows * columns)
-        return made
+        return c.new(copies * size, 1, f"{name}.{what}", "uint8")
 
     first = copy("fp8", along_columns=False) if has_rows else None
-    return Quantized(first, copy("fp8_columns", along_columns=True) if backward and scaling.has_columns else None)
+    second = copy("fp8_columns", along_columns=True) if backward and scaling.has_columns else None
+    if scaling.recipe == "tensorwise":
+        c.tape.compute(Kernel.ELEMENTWISE, num_elements, c.size * num_elements)
+    written = sum(made.nbytes for made in (first, second) if made)
+    c.tape.compute(Kernel.ELEMENTWISE, num_elements, c.size * num_elements + written)
+    return Quantized(first, second)
 
 
 def gathered(c: Context, rows: int, columns: int, name: str, *, along_columns: bool = False) -> Quantized:

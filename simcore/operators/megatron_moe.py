@@ -12,7 +12,7 @@ of its etp ranks, so the experts see etp times as many.
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from simcore.errors import NotYet, Problem
 from simcore.models.blocks import Moe
@@ -401,16 +401,20 @@ def _flex(c: Context, block: Moe, rows: Rows, x: Tensor, probs: Tensor) -> Tenso
 
     Metadata is an estimate (20 %, 0.3 % of what a layer keeps). HybridEP is taken to be equal. The communication
     buffers come from cudaMalloc, so PyTorch does not see them (`token_dispatcher.py`, `fused_a2a.py`). Probabilities
-    are sent in fp32 whatever the router's format (core 0.16.1 `token_dispatcher.py:1034`).
+    are sent in fp32 whatever the router's format (core 0.16.1 `token_dispatcher.py:1034`). In fp8 HybridEP puts rows
+    where they are padded at once (`:1036`), and there is nothing left to pad for the experts.
     """
     t, e, k, h, ep = rows.tokens, block.num_experts, block.top_k, block.expert_hidden, c.run.ep
+    pads = c.scaling is not None and dict(c.run.options).get("moe_flex_dispatcher_backend") == "hybridep"
     here = min(ep, distinct_ranks(e, k, ep) * rows.received / (t * k))
     landed = int(t * here)
     metadata = int(t * (12 * k + 5 * ep + 4 * here + here * (e // ep) + here * k)) + 32 * rows.received
     c.held["metadata"] = c.new(metadata, 1, "dispatch_metadata", "uint8", _HELD)
     received = _crossed(c, (x, aten.cast(c.tape, probs, "fp32")), (t, e), landed, "dispatched")
+    if pads and c.scaling:
+        rows = replace(rows, computed=c.scaling.padded_rows(rows.computed, rows.local_experts))
     ordered, weights = _expanded(c, rows, received, e // ep, h)
-    out = _grouped_mlp(c, block, rows, ordered, weights)
+    out = (_expert_layers if pads else _grouped_mlp)(c, block, rows, ordered, weights)
     folded = _folded(c, out, landed, h)
     del out
     return _crossed(c, (folded,), (landed, 0), t, "combined")
