@@ -128,6 +128,25 @@ def test_hybridep_puts_rows_where_they_are_padded(backend: str, copies: bool) ->
     assert any("padded" in name for name, _ in slots) is copies
 
 
+def test_experts_in_one_operation_cast_and_activate_in_their_products() -> None:
+    """Nano, relu^2: both of the activation's kernels and both casts between the products are gone; memory is as before.
+
+    Of a row of 1856: 2 x 2 and 3 x 2 bytes of the activation and its gradient, twice 2 + 2 x 33/32 of the casts.
+    """
+    fuser = (("use_transformer_engine_op_fuser", "true"),)
+    runs = [run8(MOE8, "mxfp8", transposes=False, options=more, ep=8) for more in ((), fuser)]
+    moved, num_kernels = [], []
+    for run in runs:
+        tape = record(MOE8, run, {}, {})
+        _closes(MOE8, run, tape)
+        rows = [r for s in (tape.forward, tape.backward) for r in s.rows if r[:3:2] == (Op.COMPUTE, Kernel.ELEMENTWISE)]
+        moved.append(sum(r[5] for r in rows))
+        num_kernels.append(len(rows))
+    assert num_kernels[0] - num_kernels[1] == 4
+    assert moved[0] - moved[1] == pytest.approx(6 * T * 1856 * (4 + 6 + 2 * (2 + 33 / 16)), rel=1e-3)
+    assert _kept(MOE8, runs[0]) == _kept(MOE8, runs[1])
+
+
 @pytest.mark.parametrize(("recipe", "kernels", "moved"), [
     ("tensorwise", 2, 2 + 2 + 1 + 1), ("delayed", 1, 2 + 1 + 1), ("mxfp8", 1, 2 + 33 / 32 + 33 / 32)])
 def test_one_kernel_casts_along_rows_and_columns(recipe: str, kernels: int, moved: float) -> None:

@@ -164,14 +164,23 @@ def _check_mtp(job: Job) -> None:
         raise job.not_yet("model", "multi-token prediction with tied embeddings")
 
 
-def check_fuser(job: Job, *, fuses: bool) -> None:
-    """TE's operations in place of its modules: in core 0.16.1 for dense MLPs alone (`gpt_layer_specs.py`:494)."""
+def check_fuser(job: Job, options: dict[str, object]) -> None:
+    """TE's operations in place of its modules: in core 0.16.1 for dense MLPs alone (`gpt_layer_specs.py`:494).
+
+    In main for experts alone (`moe/experts.py`:287), as one operation, whose kernels for mxfp8 are the ones known here.
+    """
     key, blocks = "framework_options.use_transformer_engine_op_fuser", [
         branch.block for kind in job.graph.kinds for branch in kind.branches]
-    if fuses and any(isinstance(block, Mlp) for block in blocks):
-        raise job.not_yet(key, "a dense MLP of TransformerEngine's operations (TEFusedMLP)")
-    if fuses and job.scenario.framework_version == "main 2026-08-22":
-        raise job.not_yet(key, "experts of TransformerEngine's operations, which main has")
+    if not options.get("use_transformer_engine_op_fuser"):
+        return
+    if job.scenario.framework_version != "main 2026-08-22":
+        if any(isinstance(block, Mlp) for block in blocks):
+            raise job.not_yet(key, "a dense MLP of TransformerEngine's operations (TEFusedMLP)")
+        return
+    recomputed = job.scenario.training.recompute
+    if options.get("fp8_recipe") != "mxfp8" or (isinstance(recomputed, tuple) and "moe_act" in recomputed):
+        raise job.not_yet(key, "experts of TransformerEngine's operations in other formats than mxfp8, or whose "
+                          "activation is recomputed")
 
 
 def _predicts_hybrid(job: Job) -> bool:

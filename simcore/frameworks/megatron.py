@@ -121,7 +121,7 @@ def table_of(job: Job, options: dict[str, object]) -> Framework:
     check_shared_overlap(job, options)
     training, made, fp8 = job.scenario.training, formats(job, options), fp8_of(job, options)
     check_user_buffers(job, options, fp8)
-    check_fuser(job, fuses=options.get("use_transformer_engine_op_fuser") is True)
+    check_fuser(job, options)
     lives = rules(job, made)
     _note_defaults(job)
     return Framework(
@@ -212,6 +212,10 @@ def _assumptions(job: Job, options: dict[str, object]) -> tuple[tuple[str, str, 
         copies = (*copies, ("delay_wgrad_compute", "memory as without it", "assumed", "core 0.16.1 models/common/"
                             "model_chunk_schedule_plan.py: weight gradients of a node wait for no more than the next "
                             "nodes of its layer, and what they are made of with them"))
+    if options.get("use_transformer_engine_op_fuser") and _version(job).startswith("main") and job.has_experts:
+        copies = (*copies, ("use_transformer_engine_op_fuser", "activation and casts between the products of experts "
+                            "take no time, and memory is as without it", "assumed", "TransformerEngine 2.16 to 2.18 "
+                            "pytorch/ops: fused grouped MLP for mxfp8"))
     if options.get("moe_shared_expert_overlap"):
         copies = (*copies, ("moe_shared_expert_overlap", "what layers keep is as without it", "assumed",
                             "core 0.16.1 moe/shared_experts.py: the same kernels, on a stream of their own"))
@@ -336,6 +340,8 @@ def _core_options(job: Job, options: dict[str, object]) -> tuple[tuple[str, str]
         made.append(("masked_softmax_fusion", "false"))
     switches = ("create_attention_mask", "deterministic_mode", "tp_comm_overlap")
     made += [(name, "true") for name in switches if options.get(name)]
+    if options.get("use_transformer_engine_op_fuser") and _version(job).startswith("main"):
+        made.append(("use_transformer_engine_op_fuser", "true"))
     if options.get("delay_wgrad_compute") and not overlaps(job, options):
         raise job.illegal("framework_options.delay_wgrad_compute", f"{OVERLAP} must be enabled when enabling "
                           "delay_wgrad_compute", "core 0.16.1 transformer/transformer_config.py:1912")

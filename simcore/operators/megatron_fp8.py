@@ -41,11 +41,12 @@ class Quantized:
 
 
 def quantized(c: Context, rows: int, columns: int, name: str, *, forward: bool = True, backward: bool = True,
-              squares: bool = False, copies: int = 1) -> Quantized:
+              squares: bool = False, copies: int = 1, kernels: bool = True) -> Quantized:
     """`forward`: along rows; `backward`: along columns. `copies` equal matrices, each with its scales.
 
     One kernel writes both (TransformerEngine 2.18 `common/cast/`); a scale of the tensor that there is now needs the
-    maximum first, which reads it once more (`pytorch/csrc/quantizer.cpp`, Float8CurrentScalingQuantizer).
+    maximum first, which reads it once more (`pytorch/csrc/quantizer.cpp`, Float8CurrentScalingQuantizer). Without
+    `kernels` it is what another kernel puts out.
     """
     scaling = c.scaling
     assert scaling is not None
@@ -57,10 +58,11 @@ def quantized(c: Context, rows: int, columns: int, name: str, *, forward: bool =
 
     first = copy("fp8", along_columns=False) if has_rows else None
     second = copy("fp8_columns", along_columns=True) if backward and scaling.has_columns else None
-    if scaling.recipe == "tensorwise":
+    if kernels and scaling.recipe == "tensorwise":
         c.tape.compute(Kernel.ELEMENTWISE, num_elements, c.size * num_elements)
     written = sum(made.nbytes for made in (first, second) if made)
-    c.tape.compute(Kernel.ELEMENTWISE, num_elements, c.size * num_elements + written)
+    if kernels:
+        c.tape.compute(Kernel.ELEMENTWISE, num_elements, c.size * num_elements + written)
     return Quantized(first, second)
 
 
@@ -303,7 +305,8 @@ def plain_fp8(c: Context, path: str, x: Tensor) -> Tensor:
     return out
 
 
-def grouped_fp8(c: Context, path: str, x: Tensor, experts: int) -> Tensor:
+def grouped_fp8(c: Context, path: str, x: Tensor, experts: int, *, casts_input: bool = True,
+                casts_grad: bool = True) -> Tensor:
     """GroupedLinear: every expert's rows are quantised for themselves; columns are kept."""
     weight, rows = c.param(f"{path}.weight"), x.shape[0]
     trains = weight.trainable
@@ -311,11 +314,12 @@ def grouped_fp8(c: Context, path: str, x: Tensor, experts: int) -> Tensor:
     out_features, in_features = weight.shape[-2:]
     each = -(-rows // experts)
 
-    def split(columns: int, name: str, *, forward: bool = True, backward: bool = True) -> Quantized:
-        return quantized(c, each, columns, name, forward=forward, backward=backward, copies=experts)
+    def split(columns: int, name: str, *, forward: bool = True, backward: bool = True,
+              kernels: bool = True) -> Quantized:
+        return quantized(c, each, columns, name, forward=forward, backward=backward, copies=experts, kernels=kernels)
 
     def back(_tape: Tape, _grads: Grads, _saved: Saved) -> list[Tensor | None]:
-        given = split(out_features, f"grad_{path}", backward=trains)
+        given = split(out_features, f"grad_{path}", backward=trains, kernels=casts_grad)
         grad = c.new(rows, in_features, f"grad_{path}")
         c.gemm(rows, in_features, out_features, Kernel.FP8_GROUPED_GEMM, experts)
         again = split(in_features, f"{path}.input", forward=c.scaling.is_per_tensor) \
@@ -324,7 +328,7 @@ def grouped_fp8(c: Context, path: str, x: Tensor, experts: int) -> Tensor:
         del given, again
         return [grad, wgrad]
 
-    made = split(in_features, f"{path}.input", backward=trains and not original)
+    made = split(in_features, f"{path}.input", backward=trains and not original, kernels=casts_input)
     weights = _weight(c, path, weight)
     out = c.new(rows, out_features, path)
     c.gemm(rows, out_features, in_features, Kernel.FP8_GROUPED_GEMM, experts)

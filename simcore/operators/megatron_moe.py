@@ -506,7 +506,23 @@ def _resized(c: Context, x: Tensor, rows: int, name: str) -> Tensor:
     return out
 
 
+def _in_one(c: Context, block: Moe, rows: Rows, x: Tensor, probs: Tensor) -> Tensor:
+    """TransformerEngine's fused grouped MLP in mxfp8 (main `moe/experts.py`, _with_fused_impl; TE `pytorch/ops`).
+
+    The first GEMM's epilogue is activation, probabilities and cast for the second; in backward the second's is their
+    gradient and the cast for the first. What is kept is taken to be the same, without the halves of a clamp.
+    """
+    inner = grouped(c, "mlp.experts.linear_fc1", x, rows.local_experts, casts_grad=False)
+    if block.bias:
+        inner = biased(c, "mlp.experts.linear_fc1", inner)
+    out, _ = _weighted(c, block, inner, probs, discard=False, kernels=False)
+    out = grouped(c, "mlp.experts.linear_fc2", out, rows.local_experts, casts_input=False)
+    return with_second_bias(c, "mlp.experts.linear_fc2", out, probs, rows.local_experts) if block.bias else out
+
+
 def _expert_layers(c: Context, block: Moe, rows: Rows, x: Tensor, probs: Tensor) -> Tensor:
+    if dict(c.run.options).get("use_transformer_engine_op_fuser") == "true" and c.scaling is not None:
+        return _in_one(c, block, rows, x, probs)
     inner = grouped(c, "mlp.experts.linear_fc1", x, rows.local_experts)
     if block.bias:
         return _biased_second(c, block, rows, inner, probs)
@@ -584,8 +600,9 @@ def _unfused(c: Context, block: Moe, x: Tensor, probs: Tensor) -> Tensor:
     return out
 
 
-def _weighted(c: Context, block: Moe, x: Tensor, probs: Tensor, *, discard: bool) -> tuple[Tensor, Discarded | None]:
-    """Fused weighted relu^2 or SwiGLU: keeps its input and the fp32 probabilities."""
+def _weighted(c: Context, block: Moe, x: Tensor, probs: Tensor, *, discard: bool,
+              kernels: bool = True) -> tuple[Tensor, Discarded | None]:
+    """Fused weighted relu^2 or SwiGLU: keeps its input and the fp32 probabilities; without `kernels`: GEMMs do it."""
     rows, wide, dtype = *x.shape, probs.dtype
     narrow = wide // (2 if block.gated else 1)
     holder: list[Discarded] = []
@@ -598,13 +615,15 @@ def _weighted(c: Context, block: Moe, x: Tensor, probs: Tensor, *, discard: bool
     def back(_tape: Tape, _grads: Grads, _saved: Saved) -> list[Tensor | None]:
         grad = c.new(rows, wide, "grad_experts_activation")
         grad_probs = c.new(rows, 1, "grad_experts_probs", dtype)
-        c.elementwise(grad, 3)
+        if kernels:
+            c.elementwise(grad, 3)
         for discarded in holder:
             discarded.made.clear()
         return [grad, grad_probs]
 
     out = c.new(rows, narrow, "experts.activation")
-    c.elementwise(out, 3 if block.gated else 2)
+    if kernels:
+        c.elementwise(out, 3 if block.gated else 2)
     c.node(out, (x, probs), (x, probs), back)
     if discard:
         holder.append(Discarded(c, out, again))

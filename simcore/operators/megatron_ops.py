@@ -261,9 +261,15 @@ def _whole(c: Context, path: str, x: Tensor) -> Tensor:
     return out
 
 
-def grouped(c: Context, path: str, x: Tensor, experts: int) -> Tensor:
-    """TE GroupedLinear over this rank's experts; keeps its input where the weights train."""
-    out, pair = (_grouped if c.scaling is None else grouped_fp8)(c, path, x, experts), c.pair(path)
+def grouped(c: Context, path: str, x: Tensor, experts: int, *, casts_input: bool = True,
+            casts_grad: bool = True) -> Tensor:
+    """TE GroupedLinear over this rank's experts; keeps its input where the weights train.
+
+    In fp8 its input and its output's gradient are cast, unless the GEMM that made them has done so.
+    """
+    pair = c.pair(path)
+    out = _grouped(c, path, x, experts) if c.scaling is None else grouped_fp8(
+        c, path, x, experts, casts_input=casts_input, casts_grad=casts_grad)
     if pair is None:
         return out
     extra = adapted(c, path, x, pair, row_parallel=path.endswith("fc2"), axis="etp", size=c.run.etp)

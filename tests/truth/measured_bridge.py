@@ -213,6 +213,8 @@ def _experts(run, fields):
         made = {"moe_token_dispatcher_type": "flex", "moe_flex_dispatcher_backend": backend}
     if fields.get("moe_a2a_overlap"):
         made |= {"overlap_moe_expert_parallel_comm": True, "delay_wgrad_compute": True}
+    if fields.get("cutedsl_fused_grouped_mlp"):
+        made["use_transformer_engine_op_fuser"] = True
     if fields.get("fp8_dot_product_attention"):
         made["fp8_dot_product_attention"] = True
     return made
