@@ -320,6 +320,29 @@ def _fms(run):
             "training": training, "framework_options": {"compile": True}}
 
 
+FOUNDRY_TOPOLOGY = {"H100 80GB SXM": "dgx-h100", "A100 80GB SXM": "dgx-a100", "A100 40GB SXM": "dgx-a100-40gb"}
+
+
+def _foundry(run):
+    """MPT is GPT-2 without dropout, whose parameters the source's counts are, to the last one; FSDP1 as FSDP2.
+
+    llm-foundry 8c8dd48f `scripts/train/benchmarking`: shards in fp32, everything else in bf16 (FSDP's mixed precision
+    PURE); rows in `bf16` keep parameters in it.
+    """
+    config = run["config"]
+    none = {f"{part}_pdrop": 0.0 for part in ("attn", "embd", "resid")}
+    model = over("gpt2", n_embd=config["d_model"], n_layer=config["layers"], n_head=config["heads"],
+                 n_positions=run["seq_len"], vocab_size=config["vocab"], **none)
+    stored = "bf16" if run["precision"] == "bf16" else "fp32"
+    compute = {"compute": "fp8"} if "fp8" in run["precision"] else {}
+    training = batch(run) | listed_modules(run) | {
+        "precision": {"params": stored, "grad_reduce": "bf16"} | compute, "optimizer": {"name": "adamw"}}
+    return {"model": model, "framework": "fsdp2", "topology": FOUNDRY_TOPOLOGY[run["gpu_type"]],
+            "mesh": degrees(run), "training": training, "framework_options": {
+                "attn_implementation": "flash_attention_2",
+                "reshard_after_forward": not run["sharding"].startswith("zero2")}}
+
+
 # ---- torchtitan -----------------------------------------------------------------------------------------------------
 def _torchtitan(run):
     """FSDP2 over torchtitan's own layers: fp32 parameters and reduction, bf16 compute, fused AdamW."""
@@ -553,7 +576,8 @@ def _issue(run):
                "no model family: Qwen3-VL (vision tower)")
 
 
-RULES = {"simumax-b200": _simumax, "korthikanti": _korthikanti, "fms-fsdp": _fms, "mbridge-skill": _bridge_skill,
+RULES = {"simumax-b200": _simumax, "korthikanti": _korthikanti, "fms-fsdp": _fms, "llm-foundry": _foundry,
+         "mbridge-skill": _bridge_skill,
          "automodel-blog": _automodel_blog, "automodel-perf": _automodel_perf, "automodel-docs": _automodel_docs,
          "torchtitan": _torchtitan, "torchtitan-log": _torchtitan, "kempnerforge": _kempner, "torchtune": _torchtune,
          "ms-swift": _swift, "axolotl": _axolotl, "mbridge-est": _estimator, "issues": _issue}
