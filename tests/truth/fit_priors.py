@@ -29,11 +29,13 @@ FAMILY: Final = {"a100": "ampere", "h100": "hopper", "h100-hbm2e": "hopper", "b2
                  "b300": "blackwell", "gb200": "blackwell", "gb300": "blackwell"}
 HOSTS: Final = {"a100": "x86-a100", "h100": "x86", "h100-hbm2e": "x86", "b200": "x86", "b300": "x86",
                 "gb200": "grace", "gb300": "grace"}
-GEMM: Final = {"ampere": (0.85, "isolated products reach 0.85 (A100) of the peak"),
-               "hopper": (0.72, "isolated products reach 0.72 (H100) of the peak under its power cap"),
-               "blackwell": (0.60, "isolated products reach 0.68 (B200), long ones 0.49 (SimuMax 4dcaae51)")}
+GEMM: Final = {"a100": 0.86, "h100": 0.75, "h100-hbm2e": 0.65, "b200": 0.60, "b300": 0.66, "gb200": 0.62, "gb300": 0.72}
+"""Isolated products of 8192 rows (aiconfigurator 095f58a5: 0.86 A100, 0.78 H100, 0.69 B200, 0.75 B300, 0.66 GB200, 0.76
+GB300 of the dense peak), less what the power cap takes of long ones (SimuMax 4dcaae51: 0.49 on B200); 500 W: assumed."""
 GROUPED: Final = {"ampere": 0.92, "hopper": 0.92, "blackwell": 0.75}
-ATTENTION: Final = {"ampere": 0.60, "hopper": 0.53, "blackwell": 0.50}
+ATTENTION: Final = {"a100": 0.60, "h100": 0.53, "h100-hbm2e": 0.48, "b200": 0.50, "gb200": 0.50, "b300": 0.64, "gb300": 0.64}
+"""Isolated causal attention (aiconfigurator 095f58a5), of which 0.8 in training: B300 and GB300 have twice the rate of
+exponents."""
 FLASH2: Final = {"ampere": 0.60, "hopper": 0.30, "blackwell": 0.25}
 SCAN_S: Final = {"ampere": 59e-9, "hopper": 40e-9, "blackwell": 41e-9}
 """Forward seconds of a token in 64 heads, isolated: vllm PR 27299 (H100), aiconfigurator 095f58a5 (B200)."""
@@ -45,10 +47,10 @@ _OPERATOR: Final = ("a loop over 128 experts in torch 2.13, timed on a CPU: 16 u
                     "and backward; about 5 us for a launch")
 
 FACTORS: Final[dict[str, float]] = {
-    **{f"gemm {family}": 0.2 for family in GEMM}, **{f"gemm {file}": 0.12 for file in FAMILY},
-    **{f"grouped {family}": 0.2 for family in GEMM},
-    **{f"attention {family}": 0.2 for family in GEMM}, **{f"flash2 {family}": 0.2 for family in GEMM},
-    "scan": 0.2, **{f"scan {family}": 0.15 for family in GEMM},
+    **{f"gemm {family}": 0.1 for family in GROUPED}, **{f"gemm {file}": 0.12 for file in FAMILY},
+    **{f"grouped {family}": 0.2 for family in GROUPED},
+    **{f"attention {family}": 0.2 for family in GROUPED}, **{f"flash2 {family}": 0.2 for family in GROUPED},
+    "scan": 0.2, **{f"scan {family}": 0.15 for family in GROUPED},
     "memory": 0.1, "permute": 0.2, "loss": 0.2, "optimizer": 0.15, "grouped memory": 0.15,
     "fp8 hopper": 0.15, "fp8 blackwell": 0.15, "fp4": 0.2,
     "permutation": 0.5, **{f"{what} {host}": spread for host in dict.fromkeys(HOSTS.values())
@@ -64,16 +66,16 @@ def _numbers() -> Iterator[Number]:
 
 
 def _of_kernels(file: str, family: str) -> Iterator[Number]:
-    gemm, told = GEMM[family]
+    gemm = GEMM[file]
     products = (f"gemm {family}", f"gemm {file}")
 
     def compute(kernel: str, base: float, factors: tuple[str, ...], source: str) -> Number:
         return Number(file, ("kernels", kernel, "compute"), base, "%", factors, source)
 
-    yield compute("gemm", gemm, products, told)
+    yield compute("gemm", gemm, products, "isolated products, less what a power cap takes")
     yield compute("grouped_gemm", gemm * GROUPED[family], (*products, f"grouped {family}"),
                   f"{GROUPED[family]} of dense products, many rows an expert")
-    yield compute("attention", ATTENTION[family], (f"attention {family}",), "cuDNN and flash-attention 3, causal")
+    yield compute("attention", ATTENTION[file], (f"attention {family}",), "cuDNN and flash-attention 3, causal")
     yield compute("attention_flash2", FLASH2[family], (f"attention {family}", f"flash2 {family}"),
                   "flash-attention 2 uses the instructions of Ampere")
     scan = SCAN_FLOPS / SCAN_S[family] / 1.4 / FP32_PEAK[file]

@@ -19,6 +19,7 @@ import importlib
 import json
 import math
 import multiprocessing
+import pickle
 import statistics
 from collections import Counter, defaultdict
 from collections.abc import Iterable, Sequence
@@ -207,15 +208,20 @@ def solved(line: Line, used: np.ndarray) -> Point:
     return dict(zip(names, np.clip(at, start - 0.7, start + 0.7).tolist(), strict=True))
 
 
-def fit(pool: Any, rounds: int = ROUNDS) -> Line:
+def fit(pool: Any, rounds: int, dump: Path | None) -> Line:
     """The line at the best point."""
     point = dict.fromkeys(FACTORS, 0.0)
     everything = np.ones(len(_CASES))
     for turn in range(rounds):
         line = linear(pool, point)
         told(f"round {turn}", line.errors)
+        if dump:
+            dump.write_bytes(pickle.dumps((line, [replace(c, parts=None, short=None) for c in _CASES])))
         point = solved(line, everything)
-    return linear(pool, point)
+    line = linear(pool, point)
+    if dump:
+        dump.write_bytes(pickle.dumps((line, [replace(c, parts=None, short=None) for c in _CASES])))
+    return line
 
 
 def told(title: str, errors: np.ndarray) -> None:
@@ -305,18 +311,15 @@ def main(arguments: Iterable[str] | None = None) -> None:
     parser.add_argument("--write", action="store_true")
     parser.add_argument("--left-out", action="store_true")
     parser.add_argument("--rounds", type=int, default=ROUNDS)
-    parser.add_argument("--dump")
+    parser.add_argument("--dump", type=Path)
     given = parser.parse_args(arguments)
     _CASES.extend(cases())
     with multiprocessing.get_context("fork").Pool(2) as pool:
-        line = fit(pool, given.rounds)
+        line = fit(pool, given.rounds, given.dump)
         told("fitted", line.errors)
         for name, value in report_of(line).items():
             spreads = f"{value['spread']:5} of {value['prior_spread']}"
             print(f"  {name:24} x {value['factor']:6} +- {spreads} {value['rows_of']}")
-        if given.dump:
-            import pickle
-            Path(given.dump).write_bytes(pickle.dumps((line, [replace(c, parts=None) for c in _CASES])))
         if given.write:
             write(line)
         if given.left_out:
