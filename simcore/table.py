@@ -185,12 +185,13 @@ def validation(found: Validation) -> list[RenderableType]:
 
 def _laps(summaries: Sequence[TimingSummary]) -> Table:
     words = ("group", "topology", "precision", "of row")
-    heads = ("rows", "distinct", "modelled", "told oom", "median", "90 %", "bias", "worst")
+    heads = ("rows", "distinct", "modelled", "told oom", "median", "90 %", "bias", "group out", "GPU out", "worst")
     table = plain_table("step time", *words[:-1], *heads, words[-1], left=words)
     for one in summaries:
         counts = one.num_rows, one.num_distinct, one.num_modelled, one.num_oom
         table.add_row(one.kind, one.group, plain(one.topology), one.precision, *map(str, counts),
-                      *map(_percent, (one.median, one.percentile_90)), *map(_signed, (one.bias, one.worst_error)),
+                      *map(_percent, (one.median, one.percentile_90)), _signed(one.bias),
+                      *map(_percent, (one.group_left_out, one.topology_left_out)), _signed(one.worst_error),
                       plain(one.worst))
     return table
 

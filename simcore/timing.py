@@ -16,6 +16,7 @@ from typing import Any, Final
 
 from pydantic import BaseModel, ConfigDict
 
+from simcore.left_out import left_out
 from simcore.loading import Entry
 from simcore.measured import Kind, Measured, layout_of
 from simcore.report import Report, StepTime
@@ -57,7 +58,9 @@ class TimingSummary(_Frozen):
     """Observations of a group on one topology in one precision: errors are shares of what was measured.
 
     `num_rows` were measured, `num_distinct` of them count, `num_modelled` of these have an answer, and of these memory
-    is said not to be enough for `num_oom`. `bias` is the median error with its sign.
+    is said not to be enough for `num_oom`. `bias` is the median error with its sign. `group_left_out`: the median error
+    of the group on all machines by constants fitted without it; `topology_left_out`: of that machine's rows without any
+    of them (`left_out.py`).
     """
 
     kind: Kind
@@ -71,6 +74,8 @@ class TimingSummary(_Frozen):
     median: float | None
     percentile_90: float | None
     bias: float | None
+    group_left_out: float | None
+    topology_left_out: float | None
     worst: str
     worst_error: float | None
 
@@ -203,6 +208,7 @@ def _summary(place: tuple[Kind, str, str, str], timed: Sequence[tuple[_Observati
         kind=kind, group=group, topology=topology, precision=precision, num_rows=sum(len(one.rows) for one, _ in timed),
         num_distinct=len(timed), num_modelled=len(found), num_oom=sum(laid.verdict == "oom" for laid in found),
         median=median(sizes), percentile_90=percentile(sizes, 90), bias=median(errors),
+        group_left_out=left_out("group", group), topology_left_out=left_out("gpu", topology),
         worst=worst.rows[0] if worst else "", worst_error=worst.error if worst else None)
 
 

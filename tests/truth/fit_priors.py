@@ -29,11 +29,14 @@ FAMILY: Final = {"a100": "ampere", "h100": "hopper", "h100-hbm2e": "hopper", "b2
                  "b300": "blackwell", "gb200": "blackwell", "gb300": "blackwell"}
 HOSTS: Final = {"a100": "x86-a100", "h100": "x86", "h100-hbm2e": "x86", "b200": "x86", "b300": "x86",
                 "gb200": "grace", "gb300": "grace"}
-GEMM: Final = {"a100": 0.86, "h100": 0.75, "h100-hbm2e": 0.65, "b200": 0.60, "b300": 0.66, "gb200": 0.62, "gb300": 0.72}
-"""Isolated products of 8192 rows (aiconfigurator 095f58a5: 0.86 A100, 0.78 H100, 0.69 B200, 0.75 B300, 0.66 GB200, 0.76
-GB300 of the dense peak), less what the power cap takes of long ones (SimuMax 4dcaae51: 0.49 on B200); 500 W: assumed."""
+GEMM: Final = {"a100": 0.86, "h100": 0.75, "h100-hbm2e": 0.65, "b200": 0.60, "b300": 0.66, "gb200": 0.62,
+               "gb300": 0.72}
+"""Isolated products of 8192 rows (aiconfigurator 095f58a5: 0.86 A100, 0.78 H100, 0.69 B200, 0.75 B300, 0.66 GB200,
+0.76 GB300 of the dense peak), less what the power cap takes of long ones (SimuMax 4dcaae51: 0.49 on B200); that of 500
+W is assumed."""
 GROUPED: Final = {"ampere": 0.92, "hopper": 0.92, "blackwell": 0.75}
-ATTENTION: Final = {"a100": 0.60, "h100": 0.53, "h100-hbm2e": 0.48, "b200": 0.50, "gb200": 0.50, "b300": 0.64, "gb300": 0.64}
+ATTENTION: Final = {"a100": 0.60, "h100": 0.53, "h100-hbm2e": 0.48, "b200": 0.50, "gb200": 0.50, "b300": 0.64,
+                    "gb300": 0.64}
 """Isolated causal attention (aiconfigurator 095f58a5), of which 0.8 in training: B300 and GB300 have twice the rate of
 exponents."""
 FLASH2: Final = {"ampere": 0.60, "hopper": 0.30, "blackwell": 0.25}
