@@ -1,7 +1,8 @@
 """The examples in scenarios/: each folder is explained, and its stored answers are what comes out today.
 
-`python -m tests.test_scenarios --write` makes all answers again. Times are not stored: they are models of kernels and
-links, and change when those are fitted anew.
+`python -m tests.test_scenarios --write` makes all answers again, `--write nano-at-scale` those of one folder. Times
+change when kernels and links are fitted anew. Folders about time (`TIMED`) store them to three digits, with the fullest
+rank alone; today's must be equal: after a new fit, `--write` those folders and read what became of their tables.
 """
 
 from __future__ import annotations
@@ -9,6 +10,8 @@ from __future__ import annotations
 import csv
 import json
 import sys
+from collections import defaultdict
+from decimal import Decimal
 from functools import cache
 from pathlib import Path
 from typing import Any
@@ -18,15 +21,26 @@ import pytest
 from simcore.loading import load
 from simcore.report import AtRest, Peak, RankReport, Report, TrafficRow
 from simcore.simulate import simulate
+from simcore.speed import StepTime
 
 SCENARIOS = Path(__file__).resolve().parents[1] / "scenarios"
 FOLDERS = sorted(path for path in SCENARIOS.iterdir() if path.is_dir())
 FILES = sorted(SCENARIOS.glob("*/*.yaml"))
+TIMED = ("nano-at-scale", "nano-expert-parallel", "tensor-parallel")
 GENERATED = (
     "<!-- Made by `python -m tests.test_scenarios --write`. -->\n\n"
     "On the rank with the highest peak; GB is 1e9 bytes. Peaks are of the device: what the allocator most likely "
     "reserves, the CUDA context, buffers of NCCL and of token dispatchers.\n\n"
 )
+TIMES = (
+    "\nTimes, by models of kernels and links as they are fitted today, to three digits. The step and its parts are of "
+    "the rank that ends last: what it waits for collectives (exposed, by axis), by how much collectives slow kernels "
+    "beside them, what it waits for other stages (bubble) and for the host. MFU is of the dense bf16 peak, with FLOPs "
+    "as the named formula counts them: compare it under one formula, tokens/s under any. USD are of a million tokens. "
+    "GB leave the rank with the highest peak in a step, by link.\n\n"
+)
+TIME_HEADS = ["scenario", "GPUs", "step s", "tokens/s a GPU", "exposed s", "exposed by axis", "slowed s", "bubble s",
+              "host s", "MFU", "counted by", "USD", "NVLink GB", "network GB", "verdict"]
 
 
 def _id(path: Path) -> str:
@@ -40,14 +54,45 @@ def reports(file: Path) -> tuple[Report, ...]:
 
 
 def answer(file: Path) -> dict[str, Any]:
-    return {report.name: _facts(report) for report in reports(file)}
+    return {report.name: _facts(report, timed=file.parent.name in TIMED) for report in reports(file)}
 
 
-def _facts(report: Report) -> dict[str, Any]:
+def _facts(report: Report, *, timed: bool) -> dict[str, Any]:
     if report.status != "ok":
         return {"status": report.status, "problems": [{"message": p.message, "rule": p.rule} for p in report.problems]}
-    return {"status": report.status, "verdict": report.verdict, "capacity_bytes": report.capacity_bytes,
-            "ranks": [_rank(rank) for rank in report.ranks]}
+    facts = {"status": report.status, "verdict": report.verdict, "capacity_bytes": report.capacity_bytes}
+    if not timed or report.time is None or report.peak_rank is None:
+        return facts | {"ranks": [_rank(rank) for rank in report.ranks]}
+    return facts | {"ranks": [_rank(report.peak_rank) | _links(report.peak_rank)], "time": _time(report.time)}
+
+
+def _links(rank: RankReport) -> dict[str, int]:
+    """Bytes that leave the rank in a step."""
+    return {"nvlink_bytes": sum(row.nvlink_bytes for row in rank.traffic),
+            "network_bytes": sum(row.network_bytes for row in rank.traffic)}
+
+
+def _time(time: StepTime) -> dict[str, Any]:
+    rates = {"step_s": time.step_s, "tokens_per_s_per_gpu": time.tokens_per_s_per_gpu, "mfu": time.mfu,
+             "usd_per_million_tokens": _dollars(time)}
+    parts = {"parts_s": _rounded(time.parts), "exposed_s": _rounded(exposed(time))}
+    return {**_rounded(rates), "convention": time.convention, **parts}
+
+
+def _dollars(time: StepTime) -> float:
+    return time.cost.per_million_tokens or 0.0 if time.cost else 0.0
+
+
+def exposed(time: StepTime) -> dict[str, float]:
+    """Seconds by axis."""
+    found: dict[str, float] = defaultdict(float)
+    for one in time.communication:
+        found[one.axis] += one.exposed_s
+    return dict(sorted(found.items()))
+
+
+def _rounded(values: dict[str, float]) -> dict[str, float]:
+    return {name: float(f"{value:.3g}") for name, value in values.items()}
 
 
 def _rank(rank: RankReport) -> dict[str, Any]:
@@ -78,12 +123,33 @@ def _traffic(row: TrafficRow) -> dict[str, Any]:
 def table(folder: Path) -> str:
     """All scenarios of a folder, beside what others published about them (`published.csv`) where there is any."""
     published = _published(folder)
-    rows = [_row(report, published) for file in sorted(folder.glob("*.yaml")) for report in reports(file)]
+    found = [report for file in sorted(folder.glob("*.yaml")) for report in reports(file)]
     heads = ["scenario", "GPUs", "weights GB", "at rest GB", "peak GB", "peak in", "verdict"]
     if published:
         heads += ["published weights GB", "published total GB", "published verdict", "where"]
-    lines = [heads, ["---"] * len(heads), *rows]
-    return GENERATED + "".join(f"| {' | '.join(line)} |\n" for line in lines)
+    times = TIMES + _lines(TIME_HEADS, [[r.name, _gpus(r), *_time_cells(r)] for r in found])
+    return GENERATED + _lines(heads, [_row(r, published) for r in found]) + (times if folder.name in TIMED else "")
+
+
+def _lines(heads: list[str], rows: list[list[str]]) -> str:
+    return "".join(f"| {' | '.join(line)} |\n" for line in (heads, ["---"] * len(heads), *rows))
+
+
+def _time_cells(report: Report) -> list[str]:
+    time, rank = report.time, report.peak_rank
+    if time is None or rank is None:
+        why = "; ".join(f"{problem.message} ({problem.rule})" for problem in report.problems)
+        return [""] * (len(TIME_HEADS) - 3) + [f"{report.status}: {why}"]
+    waits = ", ".join(f"{axis} {_three(seconds)}" for axis, seconds in exposed(time).items() if seconds)
+    parts = [_three(time.parts[name]) for name in ("contention", "bubble", "host")]
+    return [_three(time.step_s), _three(time.tokens_per_s_per_gpu), _three(time.exposed_communication_s), waits, *parts,
+            f"{time.mfu:.1%}", time.convention, _three(_dollars(time)),
+            *(_gb(size) for size in _links(rank).values()), str(report.verdict)]
+
+
+def _three(value: float) -> str:
+    """Three digits, without an exponent."""
+    return f"{Decimal(f'{value:#.3g}'):f}" if value else "0"
 
 
 def _published(folder: Path) -> dict[str, dict[str, str]]:
@@ -135,8 +201,8 @@ def _text(value: Any, indent: str = "") -> str:
     return json.dumps(value, ensure_ascii=False)
 
 
-def write() -> None:
-    for folder in FOLDERS:
+def write(folders: list[Path]) -> None:
+    for folder in folders:
         answers = folder / "answers"
         answers.mkdir(exist_ok=True)
         for old in answers.iterdir():
@@ -195,7 +261,40 @@ def test_published_figures_belong_to_scenarios() -> None:
         assert set(_published(folder)) <= names
 
 
+# ---- times -----------------------------------------------------------------------------------------------------------
+def timed(pattern: str = "*/*.yaml") -> list[tuple[Report, StepTime]]:
+    files = sorted(file for file in SCENARIOS.glob(pattern) if file.parent.name in TIMED)
+    return [(report, report.time) for file in files for report in reports(file) if report.time is not None]
+
+
+def test_parts_and_axes_add_up_and_money_is_time() -> None:
+    for report, time in timed():
+        assert sum(time.parts.values()) == pytest.approx(time.step_s)
+        assert sum(exposed(time).values()) == pytest.approx(time.exposed_communication_s), report.name
+        assert time.cost is not None
+        assert time.cost.price_per_gpu_hour is not None
+        paid = time.cost.price_per_gpu_hour * 1e6 / time.tokens_per_s_per_gpu / 3600
+        assert time.cost.per_million_tokens == pytest.approx(paid)
+
+
+def test_only_several_nodes_use_the_network() -> None:
+    for report, _ in timed():
+        assert any(_links(rank)["network_bytes"] for rank in report.ranks) == (int(_gpus(report)) > 8), report.name
+
+
+def test_more_nodes_with_as_much_work_each_are_never_faster() -> None:
+    """Of each way of training that is tried on several numbers of GPUs."""
+    series: dict[str, list[tuple[int, float]]] = defaultdict(list)
+    for report, time in timed("nano-at-scale/*-tokens-per-gpu.yaml"):
+        asked, mesh = report.scenario, report.scenario["mesh"]
+        way = [asked["framework"], mesh["dp_replicate"] > 1, asked["training"]["recompute"], asked["framework_options"]]
+        series[json.dumps(way)].append((int(_gpus(report)), time.step_s))
+    assert min(map(len, series.values())) > 2
+    for name, points in series.items():
+        assert sorted(points) == sorted(points, key=lambda point: point[1]), name
+
+
 if __name__ == "__main__":
-    if sys.argv[1:] != ["--write"]:
-        sys.exit("usage: python -m tests.test_scenarios --write")
-    write()
+    if sys.argv[1:2] != ["--write"] or not set(sys.argv[2:]) <= {folder.name for folder in FOLDERS}:
+        sys.exit("usage: python -m tests.test_scenarios --write [FOLDER...]")
+    write([folder for folder in FOLDERS if folder.name in (sys.argv[2:] or [folder.name])])
