@@ -441,6 +441,22 @@ def test_overlaps_are_one_switch() -> None:
     assert _defaults(options={"overlap_grad_reduce": False})["framework_options.overlap_param_gather"] == "false"
 
 
+def _reductions(**options: Any) -> int:
+    report = simulate(small.scenario("megatron", {"dp_shard": 2}, options=options))
+    return sum(row.calls for row in report.ranks[0].traffic if row.collective == "reduce_scatter")
+
+
+def test_buckets_grow_with_the_ranks_unless_their_size_is_given() -> None:
+    """Core 0.16.1 distributed_data_parallel.py:65."""
+    found = [_defaults({"dp_shard": ranks})["framework_options.bucket_size"] for ranks in (2, 64)]
+    assert found == ["40000000", "64000000"]
+    assert "framework_options.bucket_size" not in _defaults(options={"bucket_size": 100_000})
+    assert _reductions(bucket_size=100_000) > _reductions(bucket_size=400_000) > _reductions() == 1
+    idle = {"bucket_size": 100_000, "overlap_grad_reduce": False}
+    report = simulate(small.scenario("megatron", {"dp_shard": 2}, options=idle))
+    assert "changes nothing without overlap_grad_reduce" in report.problems[0].message
+
+
 # ---- defaults --------------------------------------------------------------------------------------------------------
 def test_every_default_is_listed() -> None:
     found = _defaults({"tp": 2})

@@ -54,6 +54,7 @@ OPTIONS = {
     "store_param_remainders": (True, False),
     "overlap_grad_reduce": (True, False),
     "overlap_param_gather": (True, False),
+    "bucket_size": (None, int),
     "num_layers_in_first_pipeline_stage": (None, int),
     "num_layers_in_last_pipeline_stage": (None, int),
     "account_for_embedding_in_pipeline_split": (True, False),
@@ -370,11 +371,21 @@ def _buckets(job: Job, options: dict[str, object], made: Formats, fp8: Fp8 | Non
     mesh, scatter = job.mesh, made.scatter
     dense, expert = shard_axes(job)
     overlap = _overlap(job, options, scatter=scatter)
-    bucket = max(40_000_000, 1_000_000 * mesh.axis("dp").size) if overlap else 0
+    if not overlap:
+        job.refuse_idle(options, "bucket_size", "without overlap_grad_reduce")
+    bucket = _bucket_size(job, options) if overlap else 0
     replicate = ("dp_replicate", "expert_dp_replicate") if mesh.dp_replicate > 1 else ("", "")
     return Buckets(bucket, (dense, expert), replicate, made.grads, scatter, scatter, 64 if scatter else 1,
                    128 if scatter else 1, overlap,
                    job.compute if fp8 and fp8.params and fp8.scaling.recipe == "mxfp8" else "")
+
+
+def _bucket_size(job: Job, options: dict[str, object]) -> int:
+    """Parameters of a bucket; Bridge 0.3.1 training/comm_overlap.py:540: 128 Mi with a `CommOverlapConfig`."""
+    given = options.get("bucket_size")
+    default = max(40_000_000, 1_000_000 * job.mesh.axis("dp").size)
+    return int(job.auto("framework_options.bucket_size", "auto" if given is None else str(given), str(default),
+                        "core 0.16.1 distributed/distributed_data_parallel.py:65: max(40e6, 1e6 x dp)"))
 
 
 def _overlap(job: Job, options: dict[str, object], *, scatter: bool) -> bool:

@@ -47,7 +47,6 @@ _OWN = {
     "data_parallel_sharding_strategy": ("no_shard", "optim", "optim_grads", "optim_grads_params"),
     "outer_dp_sharding_strategy": ("no_shard", "optim", "optim_grads", "optim_grads_params"),
     "suggested_communication_unit_size": (None, int),
-    "bucket_size": (None, int),
     "fsdp_double_buffer": (True, False),
     "nccl_ub": (True, False),
     "keep_fp8_transpose_cache": (True, False),
