@@ -75,9 +75,9 @@ class Host(Frozen):
 class Overlap(Frozen):
     """What is left of communication that runs beside kernels.
 
-    `contention`: by this share of a collective's time kernels beside it take longer (NCCL takes multiprocessors and
-    memory bandwidth). `tensor`, `expert`: the share that stays exposed where the framework overlaps the collectives of
-    tensor or expert parallelism inside a layer.
+    `contention`: by this share of the time that both run, kernels beside a collective take longer (NCCL takes
+    multiprocessors and memory bandwidth). `tensor`, `expert`: the share that stays exposed where the framework
+    overlaps the collectives of tensor or expert parallelism inside a layer.
     """
 
     contention: Share

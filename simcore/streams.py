@@ -131,8 +131,8 @@ def tracks(program: Program, kernel_ns: IntArray, host_ns: IntArray, call_ns: Ca
            contention: float, *, stops: bool) -> Track:
     """Compile a program. `kernel_ns`, `host_ns`: per row, 0 where no kernel; `call_ns(comm, payload)` in nanoseconds.
 
-    `contention`: the share of a concurrent collective's time by which kernels beside it take longer. `stops`: the host
-    waits where it must know the rows of each expert.
+    `contention`: of the time that kernels and a collective run together, the share by which the kernels take longer.
+    `stops`: the host waits where it must know the rows of each expert.
     """
     skeleton = _skeleton(program.outline)
     clock = np.cumsum(kernel_ns)
@@ -141,19 +141,30 @@ def tracks(program: Program, kernel_ns: IntArray, host_ns: IntArray, call_ns: Ca
     lengths = {pair: call_ns(*pair) for pair in dict.fromkeys(pairs)}
     call_lengths = tuple(lengths[pair] for pair in pairs)
     items = np.diff(clock[np.minimum(skeleton.item_rows, len(clock) - 1)], prepend=0)
-    items += _slowed(skeleton, call_lengths, contention)
+    items += _slowed(skeleton, clock, call_lengths, contention)
     advance, tail = _hosted(skeleton.item_rows, clock, np.cumsum(host_ns))
     return Track(skeleton, tuple(items.tolist()), call_lengths, clock, tuple(advance.tolist()), tuple(tail.tolist()),
                  stops)
 
 
-def _slowed(skeleton: Skeleton, call_ns: Sequence[int], contention: float) -> IntArray:
-    """Ns that each item takes longer because of calls that run beside it."""
+def _slowed(skeleton: Skeleton, clock: IntArray, call_ns: Sequence[int], contention: float) -> IntArray:
+    """Ns that each item takes longer because of calls that run beside it. `clock`: kernel ns by row.
+
+    Beside a call are the kernels from when it may start (behind its gate, or where it was issued) until one waits for
+    it; the shorter of the two counts.
+    """
     beside = [call for stream, calls in skeleton.calls.items() if stream in _BESIDE for call in calls]
     late = np.zeros(len(skeleton.items), dtype=np.int64)
     if beside:
+        numbers = np.array([call.number for call in beside])
         places = np.minimum([call.after + 1 for call in beside], len(late) - 1)
-        lengths = np.array([call_ns[call.number] for call in beside])
+        waits = np.full(len(call_ns), len(clock) - 1)
+        awaited, called = skeleton.awaited
+        waits[called] = skeleton.item_rows[awaited]
+        gates = np.array([call.gate for call in beside])
+        starts = np.where(gates < 0, skeleton.call_rows[numbers], skeleton.item_rows[gates])
+        kernels = clock[waits[numbers]] - clock[starts]
+        lengths = np.minimum(np.array(call_ns, dtype=np.int64)[numbers], kernels)
         np.add.at(late, places, (lengths * contention).astype(np.int64))
     return late
 

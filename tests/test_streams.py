@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 
 import small
-from simcore.outline import Builder, Phase, Tables
+from simcore.outline import BACKWARD_GATHER, Builder, Phase, Tables
 from simcore.rows import HOST_STOPS
 from simcore.streams import Track, tracks
 from simcore.tape import Kernel, Op, Stream
@@ -176,3 +176,28 @@ def test_kernels_beside_a_collective_take_longer() -> None:
     out.compute(Kernel.GEMM, 0, 100)
     out.wait(0, GATHER)
     assert track(out, contention=0.5).item_ns[0] == 120
+
+
+def test_a_gather_slows_what_runs_before_its_unit_is_reached() -> None:
+    """It may start behind a copy-out: the 30 ns of the unit before are beside it, though issued earlier."""
+    out = builder()
+    comm = out.tables.comm("all_gather", "dp_shard_cp", "bf16")
+    for _ in range(3):
+        out.collective(0, comm, 40, Stream.ALL_GATHER, BACKWARD_GATHER)
+        out.wait(0, BACKWARD_GATHER)
+        out.compute(Kernel.COPY, 0, 10)
+        out.compute(Kernel.GEMM, 0, 30)
+    assert sum(track(out, contention=0.5).item_ns) == 120 + 15 + 15
+
+
+def test_what_waits_for_a_collective_does_not_run_beside_it() -> None:
+    """Of the shorter of the two: a gather that the next kernel needs slows nothing, one beside 10 ns half of those."""
+    out = builder()
+    comm = out.tables.comm("all_gather", "dp_shard_cp", "bf16")
+    for beside in (0, 10):
+        out.collective(0, comm, 40, Stream.ALL_GATHER, GATHER)
+        if beside:
+            out.compute(Kernel.GEMM, 0, beside)
+        out.wait(0, GATHER)
+        out.compute(Kernel.GEMM, 0, 100)
+    assert sum(track(out, contention=0.5).item_ns) == 210 + 5
