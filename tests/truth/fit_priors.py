@@ -43,8 +43,9 @@ FLASH2: Final = {"ampere": 0.60, "hopper": 0.30, "blackwell": 0.25}
 SCAN_S: Final = {"ampere": 59e-9, "hopper": 40e-9, "blackwell": 41e-9}
 """Forward seconds of a token in 64 heads, isolated: vllm PR 27299 (H100), aiconfigurator 095f58a5 (B200)."""
 SCAN_FLOPS: Final = 3_416_064
-FP32_PEAK: Final = {"a100": 19.5e12, "h100": 66.9e12, "h100-hbm2e": 66.9e12, "b200": 75e12, "b300": 75e12,
-                    "gb200": 80e12, "gb300": 80e12}
+PEAK: Final = {"a100": 312e12, "h100": 989.4e12, "h100-hbm2e": 989.4e12, "b200": 2250e12, "b300": 2250e12,
+               "gb200": 2500e12, "gb300": 2500e12}
+"""Dense bf16, of which a scan's share is told."""
 FP8: Final = {"hopper": 0.95, "blackwell": 0.86}
 _OPERATOR: Final = ("a loop over 128 experts in torch 2.13, timed on a CPU: 16 us of the host for each kernel, forward "
                     "and backward; about 5 us for a launch")
@@ -54,11 +55,11 @@ FACTORS: Final[dict[str, float]] = {
     **{f"grouped {family}": 0.2 for family in GROUPED},
     **{f"attention {family}": 0.2 for family in GROUPED}, **{f"flash2 {family}": 0.2 for family in GROUPED},
     "scan": 0.2, **{f"scan {family}": 0.15 for family in GROUPED},
-    "memory": 0.1, "permute": 0.2, "loss": 0.2, "optimizer": 0.15, "grouped memory": 0.15,
+    "memory": 0.1, "permute": 0.3, "loss": 0.2, "optimizer": 0.15, "grouped memory": 0.15,
     "fp8 hopper": 0.15, "fp8 blackwell": 0.15, "fp4": 0.2,
-    "permutation": 0.5, **{f"{what} {host}": spread for host in dict.fromkeys(HOSTS.values())
-       for what, spread in (("module", 0.3), ("collective", 0.4), ("step", 0.5))},
-    "operator": 0.3, "graphed": 0.3, "contention": 0.3, "tensor": 0.2, "expert": 0.2,
+    "permutation": 0.8, **{f"{what} {host}": spread for host in dict.fromkeys(HOSTS.values())
+       for what, spread in (("module", 0.2), ("collective", 0.25), ("step", 0.5))},
+    "operator": 0.3, "graphed": 0.3, "contention": 0.3, "tensor": 0.2, "expert": 0.3,
 }
 
 
@@ -81,7 +82,7 @@ def _of_kernels(file: str, family: str) -> Iterator[Number]:
     yield compute("attention", ATTENTION[file], (f"attention {family}",), "cuDNN and flash-attention 3, causal")
     yield compute("attention_flash2", FLASH2[family], (f"attention {family}", f"flash2 {family}"),
                   "flash-attention 2 uses the instructions of Ampere")
-    scan = SCAN_FLOPS / SCAN_S[family] / 1.4 / FP32_PEAK[file]
+    scan = SCAN_FLOPS / SCAN_S[family] / 1.4 / PEAK[file]
     yield compute("mamba_scan", scan, ("scan", f"scan {family}"), "isolated SSD forward, 1.4 times slower in situ")
     yield from _of_memory(file)
     if family != "ampere":

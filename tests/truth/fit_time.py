@@ -104,11 +104,11 @@ def _case(rows: Sequence[Measured]) -> Case | None:
 
 
 def _shortened(scenario: Any) -> Any:
-    """One microbatch a stage, or two."""
+    """Two microbatches a stage of a long pipeline, which takes seconds to run."""
     mesh, training = scenario.mesh, scenario.training
-    if max(mesh.pp, 2) >= scenario.num_microbatches:
+    if mesh.pp == 1 or 2 * mesh.pp >= scenario.num_microbatches:
         return scenario
-    batch = training.global_batch_size * max(mesh.pp, 2) // scenario.num_microbatches
+    batch = training.global_batch_size * 2 * mesh.pp // scenario.num_microbatches
     return scenario.model_copy(update={"training": training.model_copy(update={"global_batch_size": batch})})
 
 
@@ -208,9 +208,15 @@ def solved(line: Line, used: np.ndarray) -> Point:
     return dict(zip(names, np.clip(at, start - 0.7, start + 0.7).tolist(), strict=True))
 
 
-def fit(pool: Any, rounds: int, dump: Path | None) -> Line:
+def start() -> Point:
+    """Where the last fit ended."""
+    told = json.loads((HERE / "measured" / "fitted.json").read_text())
+    return {name: math.log(told[name]["factor"]) if name in told else 0.0 for name in FACTORS}
+
+
+def fit(pool: Any, rounds: int, dump: Path | None, *, again: bool) -> Line:
     """The line at the best point."""
-    point = dict.fromkeys(FACTORS, 0.0)
+    point = start() if again else dict.fromkeys(FACTORS, 0.0)
     everything = np.ones(len(_CASES))
     for turn in range(rounds):
         line = linear(pool, point)
@@ -275,6 +281,8 @@ def report_of(line: Line) -> dict[str, Any]:
 def write(line: Line) -> None:
     """The files, each number with the groups that it rests on."""
     told = report_of(line)
+    (HERE / "measured" / "fitted.json").write_text(json.dumps(told, indent=1) + "\n")
+    point = start()  # as rounded there
     yaml = YAML()
     yaml.width = 4096
     yaml.preserve_quotes = True
@@ -286,12 +294,11 @@ def write(line: Line) -> None:
                 at = page
                 for key in number.keys:
                     at = at[key]
-                at["value"] = written(number, line.point)
+                at["value"] = written(number, point)
                 at["kind"] = "fitted" if _says(told, number) else "assumed"
                 at["source"] = _source(told, number)
         with path.open("w") as stream:
             yaml.dump(page, stream)
-    (HERE / "measured" / "fitted.json").write_text(json.dumps(told, indent=1) + "\n")
 
 
 def _says(told: dict[str, Any], number: Number) -> bool:
@@ -312,10 +319,11 @@ def main(arguments: Iterable[str] | None = None) -> None:
     parser.add_argument("--left-out", action="store_true")
     parser.add_argument("--rounds", type=int, default=ROUNDS)
     parser.add_argument("--dump", type=Path)
+    parser.add_argument("--again", action="store_true", help="begin where the last fit ended")
     given = parser.parse_args(arguments)
     _CASES.extend(cases())
     with multiprocessing.get_context("fork").Pool(2) as pool:
-        line = fit(pool, given.rounds, given.dump)
+        line = fit(pool, given.rounds, given.dump, again=given.again)
         told("fitted", line.errors)
         for name, value in report_of(line).items():
             spreads = f"{value['spread']:5} of {value['prior_spread']}"
