@@ -51,13 +51,13 @@ def test_a_fit_finds_what_made_the_times(fit_time: Any) -> None:
     names = list(fit_time.FACTORS)
     true = np.zeros(len(names))
     true[:2] = 0.1, -0.15
-    slopes = np.zeros((40, len(names)))
-    slopes[:20, 0], slopes[20:, 1] = -0.8, -0.6
-    fit_time._CASES[:] = [fit_time.Case("g", "t", "h100", ("r",), 1.0, None, None)] * 40
+    slopes = np.zeros((1000, len(names)))
+    slopes[::2, 0], slopes[1::2, 1] = -0.8, -0.6
+    fit_time._CASES[:] = [fit_time.Case("g", "t", "h100", ("r",), 1.0, None, None)] * 1000
     try:
         line = fit_time.Line(dict.fromkeys(names, 0.0), -slopes @ true, slopes)
-        found = fit_time.solved(line, np.ones(40))
-        fewer = fit_time.solved(line, np.arange(40) % 10 != 0)
+        found = fit_time.solved(line, np.ones(1000))
+        fewer = fit_time.solved(line, np.arange(1000) % 10 != 0)
     finally:
         fit_time._CASES.clear()
     assert [found[name] for name in names[:2]] == pytest.approx([0.1, -0.15], abs=0.01)

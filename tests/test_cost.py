@@ -38,7 +38,7 @@ def test_a_large_gemm_runs_at_its_share_of_the_peak() -> None:
     [ns] = kernel_ns(H100, [GEMM], [2 * 8192**3], [3 * 2 * 8192**2], [BF16])
     arithmetic = 2 * 8192**3 / (989.4e12 * share.compute.si) * 1e9
     assert ns == pytest.approx(arithmetic + 3 * 2 * 8192**2 / (3.35e12 * share.memory.si) * 1e9, abs=1)
-    assert arithmetic < ns < 1.1 * arithmetic
+    assert arithmetic < ns < 1.2 * arithmetic
 
 
 def test_fewer_rows_reach_less_of_the_peak() -> None:
@@ -66,7 +66,10 @@ def test_fp8_is_refused_where_there_is_none() -> None:
 def test_fp8_keeps_less_of_its_peak_on_blackwell() -> None:
     flops = 10**15
     bf16, fp8 = kernel_ns(B200, [GEMM, GEMM], flops, 0, [BF16, DTYPES.index("fp8")])
-    assert bf16 / fp8 == pytest.approx(2 * 0.862, rel=1e-6)
+    kept = B200.efficiency.low_precision.fp8
+    assert kept is not None
+    assert kept.si < 1
+    assert bf16 / fp8 == pytest.approx(2 * kept.si, rel=1e-6)
 
 
 @unhurried

@@ -28,6 +28,9 @@ def edited(folder: Path, old: str, new: str) -> Path:
     return path
 
 
+GEMM = str(load_efficiency("h100").kernels.gemm.compute.value)  # type: ignore[union-attr]
+
+
 def quantities(data: dict[str, Any], key: str = "") -> dict[str, dict[str, str]]:
     """By key, with dots."""
     if "value" in data:
@@ -76,15 +79,15 @@ def test_an_unknown_name_is_told_where_it_was_asked_for() -> None:
 
 
 def test_a_path_starts_from_the_folder_that_is_given(tmp_path: Path) -> None:
-    edited(tmp_path, '{value: "72.3%", kind: fitted', '{value: "50%", kind: measured')
+    edited(tmp_path, f'{{value: "{GEMM}", kind: fitted', '{value: "50%", kind: measured')
     gemm = load_efficiency("mine.yaml", folder=tmp_path).kernels.gemm.compute
     assert gemm is not None
     assert (gemm.si, gemm.kind) == (0.5, "measured")
 
 
 @pytest.mark.parametrize(("old", "new", "message"), [
-    ('"72.3%"', '"123%"', "kernels.gemm.compute: must be more than zero and at most 100%"),
-    ('"72.3%"', '"0.723"', "kernels.gemm.compute: expected a number with the unit %"),
+    (f'"{GEMM}"', '"123%"', "kernels.gemm.compute: must be more than zero and at most 100%"),
+    (f'"{GEMM}"', '"0.723"', "kernels.gemm.compute: expected a number with the unit %"),
     ('"2 us"', '"2 MB"', "shortest: expected a quantity in s"),
     ("  optimizer:", "  optimiser:", "kernels.optimiser: unknown key"),
     ("  fp8:", "  fp16:", "low_precision.fp16: unknown key"),
@@ -98,7 +101,7 @@ def test_wrong_files_are_told_where_and_what(tmp_path: Path, old: str, new: str,
 
 
 def test_all_mistakes_are_told_together(tmp_path: Path) -> None:
-    text = edited(tmp_path, '"72.3%"', '"0%"').read_text(encoding="utf-8").replace('"2 us"', '"2"')
+    text = edited(tmp_path, f'"{GEMM}"', '"0%"').read_text(encoding="utf-8").replace('"2 us"', '"2"')
     (tmp_path / "mine.yaml").write_text(text, encoding="utf-8")
     with pytest.raises(InputError, match=r"(?s)kernels\.gemm\.compute.*shortest"):
         load_efficiency(tmp_path / "mine.yaml")
