@@ -115,6 +115,8 @@ def compare(a: str, b: str, *, json: Json = False, overrides: Set = None) -> Non
     from simcore.compare import compare as side_by_side
     from simcore.output import print_json, print_shown
 
+    if overrides and a.endswith(".json") and b.endswith(".json"):
+        raise InputError(Problem("--set", "expected a scenario whose keys to override, got two results"))
     both = side_by_side(_result(a, overrides), _result(b, overrides))
     if json:
         print_json([both])

@@ -176,6 +176,9 @@ def test_compare_takes_scenarios_and_results(ran: Run, tmp_path: Path) -> None:
     assert json.loads(ran("compare", "a", "b", "--json").out)[0]["b"] == "b"
     assert ran("compare", "a", "b=illegal").code == 2
     assert ran("compare", "a", "b=bad").code == 2
+    unchanged = ran("compare", tmp_path / "old.json", tmp_path / "old.json", "--set", "mesh.ep=4")
+    assert unchanged.code == 2
+    assert "expected a scenario whose keys to override, got two results" in unchanged.err
 
 
 def test_check_says_legal(ran: Run) -> None:

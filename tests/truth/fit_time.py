@@ -277,7 +277,7 @@ def _without(pool: Any, line: Line, keys: Sequence[str], name: str) -> dict[str,
     away = sorted((math.exp(error) - 1 for _, error in found), key=abs)
     inside = [math.exp(line.errors[n]) - 1 for n, key in enumerate(keys) if key == name]
     return {"configurations": len(away), "median": round(abs(statistics.median(map(abs, away))), 4),
-            "percentile_90": round(abs(away[int(0.9 * (len(away) - 1))]), 4),
+            "percentile_90": round(abs(away[math.ceil(0.9 * len(away)) - 1]), 4),
             "bias": round(statistics.median(away), 4), "fitted_median": round(statistics.median(map(abs, inside)), 4)}
 
 
