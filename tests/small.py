@@ -18,11 +18,20 @@ from simcore.program import Program
 from simcore.scenario import Scenario, parse_scenario
 from simcore.schedule import Action, actions
 from simcore.setup import prepare
-from simcore.tape import Op
+from simcore.tape import Kernel, Op, Stream
 from simcore.tiles import Workload
 
 TINY = "nemotron-3-tiny"
 FRAMEWORKS = ("fsdp2", "automodel", "megatron", "megatron_fsdp")
+
+
+def gather_beside(out: Builder, axis: str, ns: int, first: int, behind: int) -> None:
+    """A gather, a kernel beside it, and one that waits for it; all as long as they are large."""
+    comm = out.tables.comm("all_gather", axis, "bf16")
+    out.collective(0, comm, ns, Stream.ALL_GATHER, 0)
+    out.compute(Kernel.GEMM, 0, first)
+    out.wait(0, 0)
+    out.compute(Kernel.GEMM, 0, behind)
 
 
 def scenario(framework: str, mesh: dict[str, int] | None = None, *, microbatches: int | None = None, model: Any = TINY,

@@ -85,11 +85,7 @@ def test_kernels_by_pass() -> None:
 
 def test_a_gather_is_hidden_as_far_as_nobody_waits() -> None:
     out = builder()
-    comm = out.tables.comm("all_gather", "dp_shard", "bf16")
-    out.collective(0, comm, 40, Stream.ALL_GATHER, GATHER)
-    out.compute(Kernel.GEMM, 0, 15)
-    out.wait(0, GATHER)
-    out.compute(Kernel.GEMM, 0, 5)
+    small.gather_beside(out, "dp_shard", 40, 15, 5)
     found = of(out)
     assert parts(found) == {"forward": 20, "communication": 25}
     assert found.sent == (Sent("all_gather", "dp_shard", 1, 40, 25, 15),)

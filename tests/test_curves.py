@@ -11,6 +11,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from pages import shown, write
 from simcore.curves import Curve, Curves, curve_names, find_curves, load_curves
 from simcore.errors import InputError
 
@@ -138,7 +139,6 @@ def test_an_unknown_name_is_told_the_nearest() -> None:
 
 # ---- the page -------------------------------------------------------------------------------------------------------
 PAGE = ROOT / "docs" / "collectives.md"
-MARKS = "<!-- begin: {} -->", "<!-- end: {} -->"
 
 
 def errors(name: str) -> dict[str, list[float]]:
@@ -185,9 +185,7 @@ TABLES = {"measured": measured, "left out": left_out}
 
 @pytest.mark.parametrize("name", TABLES)
 def test_the_page_shows_what_the_files_say(name: str) -> None:
-    begin, end = (mark.format(name) for mark in MARKS)
-    _, _, rest = PAGE.read_text(encoding="utf-8").partition(begin)
-    assert rest.partition(end)[0].strip() == TABLES[name](), "run: python -m tests.test_curves"
+    assert shown(PAGE, name) == TABLES[name](), "run: python tests/test_curves.py"
 
 
 @pytest.mark.parametrize("name", [name for name in NAMES if name != "l40s"])
@@ -195,14 +193,5 @@ def test_half_of_all_points_are_met_within_six_percent_by_their_neighbours(name:
     assert all(0 < median(found) < 0.06 for found in errors(name).values())
 
 
-def main() -> None:
-    """Write the page's tables anew."""
-    for name, table in TABLES.items():
-        begin, end = (mark.format(name) for mark in MARKS)
-        before, _, rest = PAGE.read_text(encoding="utf-8").partition(begin)
-        after = rest.partition(end)[2]
-        PAGE.write_text(f"{before}{begin}\n\n{table()}\n\n{end}{after}", encoding="utf-8")
-
-
 if __name__ == "__main__":
-    main()
+    write(PAGE, TABLES)

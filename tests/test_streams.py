@@ -39,11 +39,7 @@ def test_kernels_with_nothing_between_them_are_one_item() -> None:
 
 def test_a_wait_splits_the_compute_stream() -> None:
     out = builder()
-    comm = out.tables.comm("all_gather", "dp_shard_cp", "bf16")
-    out.collective(0, comm, 7, Stream.ALL_GATHER, GATHER)
-    out.compute(Kernel.GEMM, 0, 10)
-    out.wait(0, GATHER)
-    out.compute(Kernel.GEMM, 0, 20)
+    small.gather_beside(out, "dp_shard_cp", 7, 10, 20)
     made = track(out)
     assert made.item_ns == (10, 20)
     assert [item.wait_for for item in made.skeleton.items] == [0, -1]
@@ -136,11 +132,7 @@ def test_a_long_first_kernel_hides_the_host() -> None:
 
 def test_each_item_counts_from_where_the_host_stood() -> None:
     out = builder()
-    comm = out.tables.comm("all_gather", "dp_shard_cp", "bf16")
-    out.collective(0, comm, 7, Stream.ALL_GATHER, GATHER)
-    out.compute(Kernel.GEMM, 0, 10)
-    out.wait(0, GATHER)
-    out.compute(Kernel.GEMM, 0, 20)
+    small.gather_beside(out, "dp_shard_cp", 7, 10, 20)
     made = track(out, host_ns=3)
     assert (made.host_ns, made.host_tail) == ((3, 3), (13, 23))
 

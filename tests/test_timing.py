@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import sys
 from collections.abc import Callable
 from pathlib import Path
@@ -10,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from fakes import rank
+from fakes import rank, reader
 from fakes import report as answer
 from simcore.measured import Measured, layout_of, read_measured
 from simcore.report import Report
@@ -32,13 +31,7 @@ def row(name: str, step_s: float = 0.5, scenario: dict[str, Any] | None = None, 
 
 @pytest.fixture
 def measured(tmp_path: Path) -> Callable[..., list[Measured]]:
-    def read(*rows: dict[str, Any]) -> list[Measured]:
-        (tmp_path / "rows.jsonl").write_text("\n".join(map(json.dumps, rows)), encoding="utf-8")
-        found, problems = read_measured([str(tmp_path / "rows.jsonl")])
-        assert problems == []
-        return found
-
-    return read
+    return reader(tmp_path)
 
 
 def timed(found: list[Measured], step_s: float = 0.5, **changed: Any) -> Timing:

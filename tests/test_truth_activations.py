@@ -11,6 +11,7 @@ from typing import Any
 
 import pytest
 
+from pages import shown, write
 from simcore.document import parse_document
 from simcore.models.blocks import LayerKind
 from simcore.plan import Plan, place
@@ -176,7 +177,6 @@ def test_a_loss_keeps_and_needs_what_the_account_says(row: dict[str, Any]) -> No
 
 # ---- the page --------------------------------------------------------------------------------------------------------
 PAGE = Path(__file__).parents[1] / "docs" / "activations.md"
-MARKS = "<!-- begin: {} -->", "<!-- end: {} -->"
 
 
 def layers() -> str:
@@ -208,19 +208,8 @@ TABLES = {"layers": layers, "losses": losses}
 
 @pytest.mark.parametrize("name", TABLES)
 def test_the_page_shows_what_is_recorded(name: str) -> None:
-    begin, end = (mark.format(name) for mark in MARKS)
-    _, _, rest = PAGE.read_text(encoding="utf-8").partition(begin)
-    assert rest.partition(end)[0].strip() == TABLES[name](), "run: python -m tests.test_truth_activations"
-
-
-def main() -> None:
-    """Write the page's tables anew."""
-    for name, table in TABLES.items():
-        begin, end = (mark.format(name) for mark in MARKS)
-        before, _, rest = PAGE.read_text(encoding="utf-8").partition(begin)
-        after = rest.partition(end)[2]
-        PAGE.write_text(f"{before}{begin}\n\n{table()}\n\n{end}{after}", encoding="utf-8")
+    assert shown(PAGE, name) == TABLES[name](), "run: python tests/test_truth_activations.py"
 
 
 if __name__ == "__main__":
-    main()
+    write(PAGE, TABLES)

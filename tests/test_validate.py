@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 
-from fakes import peak, rank
+from fakes import peak, rank, reader
 from simcore.measured import Measured, layout_of, read_measured
 from simcore.report import ProblemRow, RankReport, Report
 from simcore.simulate import simulate
@@ -42,13 +42,7 @@ def batch(size: int) -> dict[str, Any]:
 
 @pytest.fixture
 def measured(tmp_path: Path) -> Callable[..., list[Measured]]:
-    def read(*rows: dict[str, Any]) -> list[Measured]:
-        (tmp_path / "rows.jsonl").write_text("\n".join(map(json.dumps, rows)), encoding="utf-8")
-        found, problems = read_measured([str(tmp_path / "rows.jsonl")])
-        assert problems == []
-        return found
-
-    return read
+    return reader(tmp_path)
 
 
 def answer(scenario: dict[str, Any], *ranks: RankReport, verdict: str = "fits") -> Report:

@@ -15,6 +15,8 @@ import sys
 from collections import defaultdict
 from pathlib import Path
 
+from measured_runs import kempner_shape
+
 HERE = Path(__file__).resolve().parent / "flops"
 GROUPS = ("mbridge-perf-summary", "mbridge-card", "mbridge-skill", "automodel-perf", "kempnerforge", "llm-foundry")
 NANO = "nemotron-3-nano-30b-a3b"
@@ -123,18 +125,12 @@ def kempner(run):
     if moe:
         experts, top, hidden, layers, heads, kv = map(int, moe.groups())
         return over("mixtral-8x7b", num_local_experts=experts, num_experts_per_tok=top, vocab_size=128256,
-                    **shape(hidden, layers, heads, kv))
+                    **kempner_shape(hidden, layers, heads, kv))
     size = re.search(r"style (\d+)", run["model"])[1]
     if size not in ("7", "13"):
         raise Unsayable("the shape is in a file of the source that the row does not restate")
     hidden, layers, heads = {"7": (4096, 32, 32), "13": (5120, 40, 40)}[size]
-    return over("llama-3-8b", **shape(hidden, layers, heads, 8))
-
-
-def shape(hidden, layers, heads, kv):
-    ffn = int(1.3 * int(8 * hidden / 3))
-    return {"hidden_size": hidden, "num_hidden_layers": layers, "num_attention_heads": heads, "num_key_value_heads": kv,
-            "head_dim": hidden // heads, "intermediate_size": -(-ffn // 256) * 256}
+    return over("llama-3-8b", **kempner_shape(hidden, layers, heads, 8))
 
 
 def main(measured_file):

@@ -443,15 +443,15 @@ def _kempner_model(run):
     if moe:
         experts, top, hidden, layers, heads, kv = map(int, moe.groups())
         return over("mixtral-8x7b", num_local_experts=experts, num_experts_per_tok=top, vocab_size=128256,
-                     **_kempner_shape(hidden, layers, heads, kv))
+                     **kempner_shape(hidden, layers, heads, kv))
     size = re.search(r"style (\d+)", run["model"])[1]
     if size == "29":
         unsayable("the 29B shape is in a file of the source that the row does not restate")
     hidden, layers, heads = {"7": (4096, 32, 32), "13": (5120, 40, 40)}[size]
-    return over("llama-3.1-8b", **_kempner_shape(hidden, layers, heads, 8))
+    return over("llama-3.1-8b", **kempner_shape(hidden, layers, heads, 8))
 
 
-def _kempner_shape(hidden, layers, heads, kv):
+def kempner_shape(hidden, layers, heads, kv):
     """`ffn auto(1.3x)` is Llama's rule: two thirds of 4 x hidden, x 1.3, up to a multiple of 256 (4096 gives 14336)."""
     ffn = int(1.3 * int(8 * hidden / 3))
     return {"hidden_size": hidden, "num_hidden_layers": layers, "num_attention_heads": heads, "num_key_value_heads": kv,
