@@ -8,6 +8,7 @@ from functools import cache, lru_cache
 
 import numpy as np
 
+from simcore.beside import hidden_shares
 from simcore.breakdown import Breakdown, Kernels, breakdown
 from simcore.cost import DTYPES, KERNELS, added_ns, busy_ns, exposed_share
 from simcore.fold import RankClass
@@ -99,8 +100,10 @@ def _track(program: Program, kernels: Kernels, alone: Callable[[int, int], int],
     def call_ns(comm: int, payload: int) -> int:
         return int(alone(comm, payload) * exposed_share(efficiency.overlap, comms[comm][1], libraries.overlapped))
 
-    return tracks(program, ns[program.places], host[program.places], call_ns, efficiency.overlap.contention.si,
-                  stops=FULL_ITERATION not in libraries.graphs)
+    contention = efficiency.overlap.contention.si
+    hidden = hidden_shares(program, ns, alone, contention) if libraries.shared_beside else None
+    return tracks(program, ns[program.places], host[program.places], call_ns, contention,
+                  stops=FULL_ITERATION not in libraries.graphs, hidden=hidden)
 
 
 def _kernels(program: Program, topology: Topology, framework: Framework) -> Kernels:

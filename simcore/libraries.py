@@ -23,7 +23,8 @@ class Libraries:
     Of time: `attention`: the class of kernel ("attention": cuDNN's and flash-attention 3, "attention_flash2");
     `module_calls`: kernels are those of whole modules, not of single operators of torch; `graphs`: modules of layers
     (`rows.Module`, in small letters) that lie in CUDA graphs, or FULL_ITERATION: forward and backward of the step;
-    `overlapped`: axes whose collectives inside a layer run beside its kernels.
+    `overlapped`: axes whose collectives inside a layer run beside kernels of the same layer or of another microbatch;
+    `shared_beside`: the kernels of a shared expert (`rows.Module`) run on a stream of their own, beside the exchanges.
     """
 
     date: str = "2026-07"
@@ -38,3 +39,4 @@ class Libraries:
     module_calls: bool = False
     graphs: tuple[str, ...] = ()
     overlapped: tuple[str, ...] = ()
+    shared_beside: bool = False

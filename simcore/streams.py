@@ -128,18 +128,19 @@ class Track:
 
 
 def tracks(program: Program, kernel_ns: IntArray, host_ns: IntArray, call_ns: Callable[[int, int], int],
-           contention: float, *, stops: bool) -> Track:
+           contention: float, *, stops: bool, hidden: NDArray[np.float64] | None = None) -> Track:
     """Compile a program. `kernel_ns`, `host_ns`: per row, 0 where no kernel; `call_ns(comm, payload)` in nanoseconds.
 
     `contention`: of the time that kernels and a collective run together, the share by which the kernels take longer.
-    `stops`: the host waits where it must know the rows of each expert.
+    `stops`: the host waits where it must know the rows of each expert. `hidden`: of each distinct row (`beside.py`).
     """
     skeleton = _skeleton(program.outline)
     clock = np.cumsum(kernel_ns)
     calls = program.distinct[program.places[skeleton.call_rows]]
     pairs = list(zip(calls[:, SLOT].tolist(), calls[:, AMOUNT].tolist(), strict=True))
     lengths = {pair: call_ns(*pair) for pair in dict.fromkeys(pairs)}
-    call_lengths = tuple(lengths[pair] for pair in pairs)
+    shown = 1.0 if hidden is None else 1.0 - hidden[program.places[skeleton.call_rows]]
+    call_lengths = tuple((np.array([lengths[pair] for pair in pairs]) * shown).astype(np.int64).tolist())
     items = np.diff(clock[np.minimum(skeleton.item_rows, len(clock) - 1)], prepend=0)
     items += _slowed(skeleton, clock, call_lengths, contention)
     advance, tail = _hosted(skeleton.item_rows, clock, np.cumsum(host_ns))

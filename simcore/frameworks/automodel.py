@@ -33,8 +33,12 @@ from simcore.stages import contiguous, remainder_first, stage_layers
 
 __all__ = ["DEFAULT_IMPLEMENTATION", "IMPLEMENTATIONS", "VERSIONS", "adapters", "table"]
 
-VERSIONS = ("0.7.0", "main 2026-06-08")
-_LAYERS = {"0.7.0": RELEASE_0_7_0, "main 2026-06-08": SNAPSHOT_2026_06_08}
+VERSIONS = ("0.7.0", "main 2026-06-08", "0.4.0", "0.3.0")
+_LAYERS = {"0.7.0": RELEASE_0_7_0, "main 2026-06-08": SNAPSHOT_2026_06_08, "0.4.0": SNAPSHOT_2026_06_08,
+           "0.3.0": SNAPSHOT_2026_06_08}
+_BESIDE = ("0.4.0", "0.3.0")
+"""Releases that run the shared expert on a stream of its own (0.4.0 moe/layers.py, MoE.forward; gone with
+e42584e30, 2026-05-22)."""
 DEFAULT_IMPLEMENTATION = "automodel"
 IMPLEMENTATIONS = ("automodel", "hf")
 BOTH = ("llama", "mixtral", "qwen2", "qwen3", "qwen3_moe")
@@ -96,7 +100,7 @@ def table(job: Job) -> Framework:
         files=automodel_files(job),
         padding=Padding(1, "0.7.0 components/datasets/utils.py default_collater: pad_seq_len_divisible None"),
         libraries=Libraries(dispatcher=_dispatcher(job, options).replace("torch", "nccl"),
-                            attention=_attention(job, options)),
+                            attention=_attention(job, options), shared_beside=version in _BESIDE),
         assumptions=_assumptions(job, options),
     )
 
@@ -111,6 +115,8 @@ _STAGES = ("mesh.pp", "what PyTorch's stages hold of all microbatches is left ou
            "train_ft.py:1312 does not say return_outputs=False: peaks of stages are too low")
 _PACKED = ("training.lengths", "attention by TE, in its layout thd", "assumed", "0.7.0 components/attention/utils.py: "
            "backend.attn te; SDPA would need a mask for each pair of positions")
+_READ = ("framework_version", "layers as recorded of 0.7.0, with what the release's code does otherwise", "assumed",
+         "0.3.0 and 0.4.0 moe/parallelizer.py, moe/layers.py, read, not run: checkpoints run router and dispatch again")
 _LATENT = ("attention", "by TE on cuDNN; backward sums dq in fp32", "assumed", "0.7.0 models/common/utils.py: "
            "BackendConfig.attn is te where TE is installed; the workspace is an estimate")
 _BALANCED = ("router_aux_loss_coef", "the balancing loss is computed", "assumed", "0.7.0 models/qwen3_moe/model.py: "
@@ -139,6 +145,7 @@ def _assumptions(job: Job, options: dict[str, object]) -> tuple[tuple[str, str, 
     made = [_PACKED] if job.scenario.training.lengths == "packed" else []
     made += [_EAGER] if job.graph.implementation == "hf" else []
     made += [_STAGES] if job.mesh.pp > 1 else []
+    made += [_READ] if _version(job) in _BESIDE else []
     if job.graph.architecture.family == "qwen3_moe" and job.graph.implementation != "hf":
         made += [_LATENT, _FAKE_GATE if options.get("fake_balanced_gate") is True else _BALANCED]
     if job.graph.architecture.family == "deepseek_v3":

@@ -247,17 +247,15 @@ def _libraries(job: Job, options: dict[str, object], fp8: Fp8 | None) -> Librari
         user_buffer_bytes=user_buffer_bytes(fp8) if options.get("tp_comm_overlap") else 0,
         dispatcher=str(options.get("moe_flex_dispatcher_backend", "deepep")) if flex else "nccl",
         attention="attention", module_calls=True, graphs=graphs_of(job, options),
-        overlapped=_overlapped(options))
+        overlapped=_overlapped(options), shared_beside=options.get("moe_shared_expert_overlap") is True)
 
 
 def _overlapped(options: dict[str, object]) -> tuple[str, ...]:
     """Axes whose collectives run beside kernels of the same layer, or of another microbatch's.
 
-    Core 0.16.1 model_parallel_config.py:265 (tp_comm_overlap), :343 (overlap_moe_expert_parallel_comm),
-    transformer_config.py:707 (moe_shared_expert_overlap).
+    Core 0.16.1 model_parallel_config.py:265 (tp_comm_overlap), :343 (overlap_moe_expert_parallel_comm).
     """
-    expert = options.get(OVERLAP) is True or options.get("moe_shared_expert_overlap") is True
-    return ("tp",) * (options.get("tp_comm_overlap") is True) + ("ep",) * expert
+    return ("tp",) * (options.get("tp_comm_overlap") is True) + ("ep",) * (options.get(OVERLAP) is True)
 
 
 def _version(job: Job) -> str:

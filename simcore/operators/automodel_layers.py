@@ -20,6 +20,7 @@ from simcore.operators.aten import Grads, Operand, Saved, needs_grad, new
 from simcore.operators.automodel_lora import memory_efficient_lora
 from simcore.recording import Run
 from simcore.tape import Kernel, Param, Tape, Tensor
+from simcore.units import dtype_bytes
 
 __all__ = ["Env", "attention", "core_attention", "linear", "mamba", "mlp", "norm", "te_attention"]
 
@@ -286,6 +287,16 @@ class _Scan:
         return -(-per_group // min(-(-self.chunks * b.num_heads // _NUM_SMS), per_group))
 
     @property
+    def inner_bytes(self) -> int:
+        """x, z, y or a gradient of one of them."""
+        return self.tokens * self.block.inner * dtype_bytes(self.dtype)
+
+    @property
+    def group_bytes(self) -> int:
+        """B or C."""
+        return self.tokens * self.block.num_groups * self.block.state * dtype_bytes(self.dtype)
+
+    @property
     def state_flops(self) -> int:
         """One of the products with the state (2 N P H a token)."""
         return 2 * self.tokens * self.block.state * self.block.inner
@@ -353,22 +364,24 @@ def _conv(tape: Tape, s: _Scan) -> Tensor:
 
 def _states(tape: Tape, s: _Scan) -> tuple[Tensor, Tensor]:
     """Chunk states in fp32, passed on from chunk to chunk into the compute type; and the last ones."""
-    chunk_states = new(tape, s.state, "fp32", "chunk_states", kernel=Kernel.MAMBA_SCAN, flops=s.state_flops)
+    chunk_states = new(tape, s.state, "fp32", "chunk_states", s.inner_bytes + s.group_bytes, Kernel.MAMBA_SCAN,
+                       s.state_flops)
     passed = new(tape, s.state, s.dtype, "states", chunk_states.nbytes, Kernel.MAMBA_SCAN, 2 * chunk_states.numel)
     return passed, tape.empty((s.batch, s.state[1]), "fp32", "final_states")
 
 
 def _chunk_scan(tape: Tape, s: _Scan, states: Tensor) -> Tensor:
-    b = s.block
+    """Reads x, z, C and the states; writes y and, for the norm's gradient, y before its gate."""
     cb = _cb(tape, s)
-    return new(tape, (s.tokens, b.inner), s.dtype, "scan_out", cb.nbytes + states.nbytes, Kernel.MAMBA_SCAN,
+    moved = cb.nbytes + states.nbytes + 3 * s.inner_bytes + s.group_bytes
+    return new(tape, (s.tokens, s.block.inner), s.dtype, "scan_out", moved, Kernel.MAMBA_SCAN,
                s.intra_flops + s.state_flops)
 
 
 def _cb(tape: Tape, s: _Scan, splits: int = 1) -> Tensor:
     b = s.block
-    return new(tape, (s.chunks, splits, b.num_groups, b.chunk * b.chunk), "fp32", "cb", kernel=Kernel.MAMBA_SCAN,
-               flops=s.bmm_flops)
+    return new(tape, (s.chunks, splits, b.num_groups, b.chunk * b.chunk), "fp32", "cb", 2 * s.group_bytes,
+               Kernel.MAMBA_SCAN, s.bmm_flops)
 
 
 def _mamba_backward(tape: Tape, s: _Scan, tail: tuple[Param, Param] | None) -> Tensor:
@@ -397,23 +410,25 @@ def _scan_backward(tape: Tape, s: _Scan) -> None:
     dt_in = new(tape, (tokens, b.num_heads), s.dtype, "dt")
     dt = [new(tape, (tokens, b.num_heads), "fp32", "dt", kernel=scan) for _ in range(2)]
     cb = _cb(tape, s)
-    states = new(tape, s.state, "fp32", "chunk_states", kernel=scan, flops=s.state_flops)
+    wide, read = s.inner_bytes, s.inner_bytes + s.group_bytes
+    states = new(tape, s.state, "fp32", "chunk_states", read, scan, s.state_flops)
     states = new(tape, s.state, "fp32", "states", states.nbytes, scan, 2 * states.numel)
     final = tape.empty((s.batch, s.state[1]), "fp32", "final_states")
-    d_states = new(tape, s.state, "fp32", "grad_states", kernel=scan, flops=s.state_flops)
+    d_states = new(tape, s.state, "fp32", "grad_states", read, scan, s.state_flops)
     halves = [new(tape, s.state, s.dtype, "grad_states", d_states.nbytes, scan) for _ in range(2)]
     d_da = tape.empty((s.chunks, b.num_heads), "fp32", "grad_dt")
     del states, d_states
-    tape.compute(scan, s.intra_flops + s.state_flops, 4 * tokens * b.inner)  # dx, into the caller's
+    half = halves[0].nbytes
+    tape.compute(scan, s.intra_flops + s.state_flops, 2 * wide + read + cb.nbytes + half)  # dx, into the caller's
     d_dt = tape.empty((tokens, b.num_heads), "fp32", "grad_dt")
     partial = (tokens, s.splits, b.num_groups * b.state)
-    d_b = new(tape, partial, "fp32", "grad_b", kernel=scan, flops=s.state_flops)
-    d_c = new(tape, partial, "fp32", "grad_c", kernel=scan, flops=s.state_flops)
-    d_cb = new(tape, (s.chunks, s.splits, b.num_groups, b.chunk * b.chunk), "fp32", "grad_cb", kernel=scan,
-               flops=s.intra_flops)
+    d_b = new(tape, partial, "fp32", "grad_b", wide + half, scan, s.state_flops)
+    d_c = new(tape, partial, "fp32", "grad_c", wide + half, scan, s.state_flops)
+    d_cb = new(tape, (s.chunks, s.splits, b.num_groups, b.chunk * b.chunk), "fp32", "grad_cb", 2 * wide, scan,
+               s.intra_flops)
     tape.compute(scan, 2 * s.bmm_flops, 2 * d_cb.nbytes)
-    d_da_full = new(tape, (tokens, b.num_heads * max(1, b.chunk // 32)), "fp32", "grad_dt", kernel=scan,
-                    flops=s.intra_flops)
+    d_da_full = new(tape, (tokens, b.num_heads * max(1, b.chunk // 32)), "fp32", "grad_dt", 2 * wide + cb.nbytes, scan,
+                    s.intra_flops)
     del dt_in, dt, cb, final, halves, d_da, d_dt, d_b, d_c, d_cb, d_da_full
 
 

@@ -23,6 +23,7 @@ from simcore.operators import aten
 from simcore.operators.aten import Grads, Operand, Saved, needs_grad, new
 from simcore.operators.automodel_layers import Env, mlp
 from simcore.operators.features import LATENT
+from simcore.rows import Module
 from simcore.tape import (
     INNER_BACKWARD_BEGIN,
     INNER_BACKWARD_END,
@@ -52,11 +53,19 @@ def moe(env: Env, x: Tensor, block: Moe, path: str, *, wide: bool = False) -> Te
         weights, indices = softmax_gate(env, x, block, f"{path}.gate")
     else:
         weights, indices = _gate(env, x, block, f"{path}.gate", "fp32" if wide else x.dtype)
-    shared = mlp(env, x, f"{path}.shared_experts", gated=block.gated) if block.shared_ffn else None
+    shared = _shared_expert(env, x, block, path) if block.shared_ffn else None
     y = _experts(env, x, weights, indices, block, f"{path}.experts")
     if shared is not None:
         y = aten.add(env.tape, y, shared, "moe_sum")
     return y.view(*shape)
+
+
+def _shared_expert(env: Env, x: Tensor, block: Moe, path: str) -> Tensor:
+    """Its kernels are told apart: some releases run them beside the exchanges."""
+    env.tape.module = Module.SHARED_EXPERTS
+    out = mlp(env, x, f"{path}.shared_experts", gated=block.gated)
+    env.tape.module = Module.NONE
+    return out
 
 
 # ---- router -----------------------------------------------------------------------------------------------------

@@ -43,6 +43,11 @@ FLASH2: Final = {"ampere": 0.60, "hopper": 0.30, "blackwell": 0.25}
 SCAN_S: Final = {"ampere": 59e-9, "hopper": 40e-9, "blackwell": 41e-9}
 """Forward seconds of a token in 64 heads, isolated: vllm PR 27299 (H100), aiconfigurator 095f58a5 (B200)."""
 SCAN_FLOPS: Final = 3_416_064
+SCAN_BYTES: Final = 107_008
+"""Of the same token, read and written by its six kernels (`simcore/operators/automodel_layers.py`)."""
+HBM: Final = {"a100": 2.04e12, "h100": 3.35e12, "h100-hbm2e": 3.35e12, "b200": 8e12, "b300": 8e12,
+              "gb200": 8e12, "gb300": 8e12}
+MEMORY: Final = 0.8
 PEAK: Final = {"a100": 312e12, "h100": 989.4e12, "h100-hbm2e": 989.4e12, "b200": 2250e12, "b300": 2250e12,
                "gb200": 2500e12, "gb300": 2500e12}
 """Dense bf16, of which a scan's share is told."""
@@ -54,7 +59,7 @@ FACTORS: Final[dict[str, float]] = {
     **{f"gemm {family}": 0.1 for family in GROUPED}, **{f"gemm {file}": 0.12 for file in FAMILY},
     **{f"grouped {family}": 0.2 for family in GROUPED},
     **{f"attention {family}": 0.2 for family in GROUPED}, **{f"flash2 {family}": 0.2 for family in GROUPED},
-    "scan": 0.2, **{f"scan {family}": 0.15 for family in GROUPED},
+    "scan": 0.3, **{f"scan {family}": 0.2 for family in GROUPED},
     "memory": 0.1, "permute": 0.3, "loss": 0.2, "optimizer": 0.15, "grouped memory": 0.15,
     "fp8 hopper": 0.15, "fp8 blackwell": 0.15, "fp4": 0.2,
     "permutation": 0.8, **{f"{what} {host}": spread for host in dict.fromkeys(HOSTS.values())
@@ -82,7 +87,8 @@ def _of_kernels(file: str, family: str) -> Iterator[Number]:
     yield compute("attention", ATTENTION[file], (f"attention {family}",), "cuDNN and flash-attention 3, causal")
     yield compute("attention_flash2", FLASH2[family], (f"attention {family}", f"flash2 {family}"),
                   "flash-attention 2 uses the instructions of Ampere")
-    scan = SCAN_FLOPS / SCAN_S[family] / 1.4 / PEAK[file]
+    rest_s = 1.4 * SCAN_S[family] - SCAN_BYTES / HBM[file] / MEMORY  # a kernel takes time for FLOPs and for bytes
+    scan = SCAN_FLOPS / max(rest_s, 0.2 * SCAN_S[family]) / PEAK[file]
     yield compute("mamba_scan", scan, ("scan", f"scan {family}"), "isolated SSD forward, 1.4 times slower in situ")
     yield from _of_memory(file)
     if family != "ampere":
@@ -93,8 +99,8 @@ def _of_kernels(file: str, family: str) -> Iterator[Number]:
 
 def _of_memory(file: str) -> Iterator[Number]:
     for kernel in ("gemm", "attention", "attention_flash2", "mamba_scan", "norm", "elementwise", "copy"):
-        yield Number(file, ("kernels", kernel, "memory"), 0.8, "%", ("memory",), "fused pointwise kernels, SimuMax")
-    yield Number(file, ("kernels", "grouped_gemm", "memory"), 0.8, "%", ("memory", "grouped memory"), "as products")
+        yield Number(file, ("kernels", kernel, "memory"), MEMORY, "%", ("memory",), "fused pointwise kernels, SimuMax")
+    yield Number(file, ("kernels", "grouped_gemm", "memory"), MEMORY, "%", ("memory", "grouped memory"), "as products")
     for kernel in ("permute", "embedding"):
         yield Number(file, ("kernels", kernel, "memory"), 0.51, "%", ("permute",), "SimuMax 4dcaae51, B200, permute")
     yield Number(file, ("kernels", "loss", "memory"), 0.32, "%", ("loss",), "SimuMax 4dcaae51, B200, cross-entropy")

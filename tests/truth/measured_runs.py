@@ -230,11 +230,12 @@ def _automodel_blog(run):
                     "optimizer": {"name": "adam", "implementation": "foreach"}},
                 "framework_options": {"attn_implementation": run["config"]["attention"]}}
     loop = "foreach=False" in run["optimizer"]
-    # The source's script (bench_automodel.py) gives the model its labels and takes the loss that it computes itself.
+    # The source's script (bench_automodel.py) gives the model its labels and takes the loss that it computes itself. It
+    # ran eleven days before release 0.4.0, whose layers are those of its commit.
     training = batch(run) | {"loss": "causal", "precision": {"params": "bf16", "grad_reduce": "bf16"},
                               "optimizer": {"name": "adam", "implementation": "for_loop" if loop else "foreach"}}
-    return {"model": NANO, "framework": "automodel", "topology": "dgx-h100", "mesh": degrees(run),
-            "training": training, "framework_options": {"dispatcher": "deepep"}}
+    return {"model": NANO, "framework": "automodel", "framework_version": "0.4.0", "topology": "dgx-h100",
+            "mesh": degrees(run), "training": training, "framework_options": {"dispatcher": "deepep"}}
 
 
 AUTOMODEL = {
@@ -256,6 +257,8 @@ AUTOMODEL = {
 }
 """By how ids begin: Automodel 36044ad3 `examples/llm_benchmark`: models, losses and options of the yaml files. Of Ultra
 the table counts two further tokens, as its file asks for."""
+AUTOMODEL_VERSION = {"automodel-dsv3-gb200-bf16": "main 2026-06-08", "automodel-Nemotron_V3_Nano": "0.3.0"}
+"""Of rows that name a commit or a container: 26.02 is of February 2026, and so is 0.3.0."""
 AUTOMODEL_EP = {"automodel-GPT-OSS_20B": 8, "automodel-GPT-OSS_120B": 64}
 """Expert parallelism of rows that do not restate their file's."""
 
@@ -276,9 +279,9 @@ def _automodel_perf(run):
     if name in AUTOMODEL_EP:
         training["recompute"] = "full"
     experts = {"fake_balanced_gate": True} if mesh.get("ep") else {}
-    later = {"framework_version": "main 2026-06-08"} if name == "automodel-dsv3-gb200-bf16" else {}
+    version = {"framework_version": AUTOMODEL_VERSION[name]} if name in AUTOMODEL_VERSION else {}
     layers = {"implementation": "hf"} if name == "automodel-Qwen2.5_7B" else {}  # force_hf
-    return {"model": model, "framework": "automodel", **later, **layers,
+    return {"model": model, "framework": "automodel", **version, **layers,
             "topology": "gb200-nvl72" if "gb200" in run["id"] else "dgx-h100", "mesh": mesh, "training": training,
             "framework_options": options | experts}
 

@@ -1,0 +1,45 @@
+"""Kernels of a shared expert beside the exchanges of tokens: what of an exchange they hide.
+
+Where a framework gives the shared expert a stream of its own (`Libraries.shared_beside`), its kernels need no result of
+an exchange and none of theirs is needed before the sum. In a recording they are in line; so what they hide is taken
+off the exchanges of the same pass of the same layer.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import numpy as np
+from numpy.typing import NDArray
+
+from simcore.mesh import IntArray
+from simcore.program import Program
+from simcore.rows import Module
+from simcore.tape import Op, Stream
+from simcore.tile import AMOUNT, OP, SLOT, STREAM
+
+__all__ = ["hidden_shares"]
+
+
+def hidden_shares(program: Program, kernel_ns: IntArray, call_ns: Callable[[int, int], int],
+                  contention: float) -> NDArray[np.float64]:
+    """For each distinct row the share of its call that a shared expert hides; 0 where it is no exchange.
+
+    `kernel_ns`: of each distinct row alone; `call_ns(comm, payload)`. The shorter of both is hidden, less `contention`,
+    by which kernels beside a collective take longer.
+    """
+    rows = program.distinct
+    exchanges = np.array([collective == "all_to_all" for collective, _, _ in program.tables.comms], dtype=np.bool_)
+    is_call = (rows[:, OP] == Op.COLLECTIVE) & (rows[:, STREAM] == Stream.COMPUTE)
+    at = np.flatnonzero(is_call)
+    at = at[exchanges[rows[at, SLOT]]]
+    tiles = np.repeat(np.arange(len(program.tiles) + 1), [*(len(t.rows) for t in program.tiles),
+                                                         len(program.outline.loose)])
+    is_shared = (rows[:, OP] == Op.COMPUTE) & (rows[:, STREAM] == Module.SHARED_EXPERTS)
+    shared = np.bincount(tiles[is_shared], weights=kernel_ns[is_shared], minlength=len(program.tiles) + 1)
+    lengths = np.array([call_ns(*pair) for pair in rows[at][:, [SLOT, AMOUNT]].tolist()], dtype=np.float64)
+    exchanged = np.bincount(tiles[at], weights=lengths, minlength=len(program.tiles) + 1)
+    hidden = np.minimum(shared, exchanged) / np.maximum(exchanged, 1.0) * (1.0 - contention)
+    shares = np.zeros(len(rows))
+    shares[at] = hidden[tiles[at]]
+    return shares
