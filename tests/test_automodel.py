@@ -280,8 +280,8 @@ def test_attention_is_tes_unless_told_otherwise() -> None:
     """Transformers' own layers run torch's, and have no such option."""
     def kernels(**given: Any) -> str:
         return small.prepared("automodel", {"dp_shard": 2}, **given)[1].libraries.attention
-    assert (kernels(), kernels(options={"attn": "te"}), kernels(options={"attn": "sdpa"})) == (
-        "attention", "attention", "attention_flash2")
+    assert (kernels(), kernels(options={"attn": "te"}), kernels(options={"attn": "sdpa"})) == ("attention",) * 3
+    assert kernels(options={"attn": "sdpa", "sdpa_backend": "flash"}) == "attention_flash2"
     asked = small.scenario("automodel", {"dp_shard": 2}, model="llama-tiny", options={"attn": "te"})
     report = simulate(asked.model_copy(update={"implementation": "hf"}))
     assert "attn: changes nothing in transformers' layers" in report.problems[0].message

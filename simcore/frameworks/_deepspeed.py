@@ -14,6 +14,7 @@ from simcore.form import Flat, Form, Layout, Partial
 from simcore.framework import Framework, Life, Moment, Rule
 from simcore.frameworks import _transformers
 from simcore.frameworks._files import plain_files
+from simcore.frameworks._sdpa import SDPA_BACKENDS, torch_libraries
 from simcore.frameworks._torch import (
     all_or_no_checkpoint,
     check_named_adapters,
@@ -39,6 +40,7 @@ _OF_ALL: Final[dict[str, tuple[Any, ...]]] = {
     "reduce_scatter": (True,),
     "round_robin_gradients": (False,),
     "attn_implementation": (None, "sdpa", "flash_attention_2"),
+    "sdpa_backend": (None, *SDPA_BACKENDS),
     "experts_implementation": (None, "grouped_mm"),
 }
 _OF_3: Final[dict[str, tuple[Any, ...]]] = {
@@ -75,6 +77,7 @@ def zero_table(job: Job, stage: int) -> Framework:
         options=_transformers.options_of(job, options),
         communicators=(AXIS,) if job.mesh.dp_shard > 1 else (),
         files=plain_files(job),
+        libraries=torch_libraries(job, options),
         assumptions=(_OVERLAPPED, *(_fetched_by_layer() if stage == 3 else ())),
     )
 

@@ -9,6 +9,7 @@ from __future__ import annotations
 from typing import Any
 
 from simcore.form import Layout, Shard
+from simcore.frameworks._sdpa import SDPA_BACKENDS
 from simcore.frameworks._torch import Defaults
 from simcore.frameworks._torch_stages import even_stages
 from simcore.job import Job
@@ -25,6 +26,7 @@ OPTIONS: dict[str, tuple[Any, ...]] = {
     "sync_gradients": ("last",),  # maybe_no_sync
     "packed_experts": (True, False),
     "compile": (True, False),
+    "sdpa_backend": (None, *SDPA_BACKENDS),
 }
 DEFAULTS = Defaults(
     stored=("compute", f"{_CODE} config/training.py param_dtype: the model itself is cast, no fp32 master"),

@@ -10,6 +10,7 @@ from functools import lru_cache
 from typing import Any
 
 from simcore.form import Layout, Shard
+from simcore.frameworks._sdpa import SDPA_BACKENDS
 from simcore.frameworks._torch import Defaults
 from simcore.frameworks._torch_stages import weighed_stages
 from simcore.graph import ModelGraph
@@ -33,6 +34,7 @@ OPTIONS: dict[str, tuple[Any, ...]] = {
     "compile": (True, False, "model"),
     "fp8_all_gather": (True, False),
     "return_outputs": (True, False),
+    "sdpa_backend": (None, *SDPA_BACKENDS),
 }
 PLAN = "torchtitan 0.2.2 models/llama3/infra/parallelize.py"
 DEFAULTS = Defaults(

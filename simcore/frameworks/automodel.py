@@ -23,6 +23,7 @@ from simcore.framework import Framework, Life, Moment, Padding, Rule, UnshardFlo
 from simcore.frameworks._automodel_checks import check
 from simcore.frameworks._automodel_units import is_sharded, units
 from simcore.frameworks._files import automodel_files
+from simcore.frameworks._sdpa import SDPA_BACKENDS, torch_libraries
 from simcore.frameworks._torch import States, all_or_no_checkpoint, states_of, torch_optimizer
 from simcore.job import Job
 from simcore.libraries import Libraries
@@ -53,6 +54,7 @@ OPTIONS = {
     "enable_fsdp_optimizations": (True, False),
     "dispatcher": ("deepep", "hybridep", "torch"),
     "attn": ("te", "sdpa"),
+    "sdpa_backend": SDPA_BACKENDS,
     "fake_balanced_gate": (True, False),
 }
 
@@ -189,10 +191,13 @@ def _attention(job: Job, options: dict[str, object]) -> str:
     """Whose kernels attention runs, which time alone knows; transformers' layers have torch's."""
     if job.graph.implementation == "hf":
         job.refuse_idle(options, "attn", "in transformers' layers")
-        return "attention_flash2"
+        return torch_libraries(job, options).attention
     backend = job.auto("framework_options.attn", str(options.get("attn", "auto")), "te",
                        "0.7.0 models/common/utils.py: BackendConfig.attn is te where TE is installed")
-    return "attention" if backend == "te" else "attention_flash2"
+    if backend == "te":
+        job.refuse_idle(options, "sdpa_backend", "with attention by TE")
+        return "attention"
+    return torch_libraries(job, options).attention
 
 
 def _stages(job: Job) -> tuple[tuple[int, ...], ...]:

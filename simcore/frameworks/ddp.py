@@ -15,6 +15,7 @@ from simcore.form import Form, Layout, Partial
 from simcore.framework import Framework, Life, Moment, Rule
 from simcore.frameworks import _transformers
 from simcore.frameworks._files import plain_files
+from simcore.frameworks._sdpa import SDPA_BACKENDS, torch_libraries
 from simcore.frameworks._torch import (
     States,
     all_or_no_checkpoint,
@@ -43,6 +44,7 @@ OPTIONS: Final[dict[str, tuple[Any, ...]]] = {
     "compile": (True, False),
     "attn_implementation": (None, "sdpa", "flash_attention_2", "flex_attention", _transformers.VLLM_FLASH_ATTN3),
     "experts_implementation": (None, "grouped_mm"),
+    "sdpa_backend": (None, *SDPA_BACKENDS),
     "use_kernels": (True, False),
     "optimizer_in_bwd": (True, False),
 }
@@ -71,6 +73,7 @@ def table(job: Job) -> Framework:
         options=_transformers.options_of(job, _attention(options)),
         communicators=("dp_replicate",) if job.mesh.dp_replicate > 1 else (),
         files=plain_files(job),
+        libraries=torch_libraries(job, options),
         assumptions=_assumptions(options),
     )
 

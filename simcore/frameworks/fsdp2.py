@@ -18,6 +18,7 @@ from simcore.framework import Framework, Life, Matches, Moment, Rule, UnshardFlo
 from simcore.frameworks import _hub, _kempnerforge, _torchtitan, _transformers
 from simcore.frameworks._files import fsdp2_files
 from simcore.frameworks._fsdp2_units import Wrapping, units
+from simcore.frameworks._sdpa import torch_libraries
 from simcore.frameworks._torch import (
     Defaults,
     Sourced,
@@ -87,6 +88,7 @@ def table(job: Job) -> Framework:
         options=code.options_of(job, options),
         communicators=_communicators(job, fully=fully),
         files=fsdp2_files(job),
+        libraries=torch_libraries(job, options),
         assumptions=(*_of_host(job), *_of_muon(job)),
     )
 
