@@ -1,0 +1,63 @@
+"""What claims ask of the engine: counts, bytes at rest, peaks; GB is 1e9 bytes, as the documents have it."""
+
+from __future__ import annotations
+
+from functools import cache
+from typing import Any
+
+from simcore.report import RankReport, Report
+from simcore.scenario import Scenario
+from simcore.simulate import place, simulate
+
+__all__ = ["GB", "NANO", "at_rest_gb", "fullest", "num_params", "peak_gb", "ran", "scenario"]
+
+GB = 1e9
+NANO = "nemotron-3-nano-30b-a3b"
+
+
+def scenario(framework: str, mesh: dict[str, int], *, model: Any = NANO, topology: str = "dgx-h100",
+             options: dict[str, Any] | None = None, **training: Any) -> Scenario:
+    """A scenario of one sequence of 2048 tokens a rank, unless told otherwise."""
+    sequences = mesh.get("dp_shard", 1) * mesh.get("dp_replicate", 1) * training.get("micro_batch_size", 1)
+    given = {"seq_len": 2048, "micro_batch_size": 1, "global_batch_size": sequences} | training
+    return Scenario.model_validate({
+        "name": "claim", "model": model, "framework": framework, "topology": topology, "mesh": mesh, "training": given,
+        "framework_options": options or {}})
+
+
+@cache
+def _reported(text: str, *, timed: bool) -> Report:
+    asked = Scenario.model_validate_json(text)
+    return simulate(asked, timed=timed)
+
+
+def ran(asked: Scenario, *, timed: bool = False) -> Report:
+    """Its report; a claim asks for layouts that are legal, so problems are ours."""
+    report = _reported(asked.model_dump_json(), timed=timed)
+    assert report.status == "ok", report.problems
+    return report
+
+
+def fullest(report: Report) -> RankReport:
+    """The rank whose device holds most."""
+    return max(report.ranks, key=lambda rank: rank.peak.device_bytes if rank.peak else 0)
+
+
+def peak_gb(report: Report) -> float:
+    """Of the device, on the fullest rank."""
+    peak = fullest(report).peak
+    assert peak is not None
+    return peak.device_bytes / GB
+
+
+def at_rest_gb(report: Report, *what: str) -> float:
+    """Bytes at rest of the fullest rank: `params_bytes`, `grads_bytes`, `optimizer_bytes`; all without a name."""
+    parts = what or ("params_bytes", "grads_bytes", "optimizer_bytes")
+    held: list[int] = [sum(getattr(c, part) for c in rank.at_rest.values() for part in parts) for rank in report.ranks]
+    return max(held) / GB
+
+
+def num_params(model: Any = NANO) -> dict[str, int]:
+    """Parameters by component, of one rank that holds all."""
+    report = place(scenario("ddp", {"dp_replicate": 1}, model=model))
+    return {name: component.num_params for name, component in report.ranks[0].at_rest.items()}

@@ -1,0 +1,47 @@
+"""Document B: the page of Megatron-Bridge on Nemotron 3 Nano, M30 to M35."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from claims.asked import NANO, at_rest_gb, num_params, ran, scenario
+from claims.claim import REFUTED, REPRODUCED, Claim, Figure
+from simcore.graph import model_config
+
+__all__ = ["CLAIMS"]
+
+
+def _experts_per_token() -> Sequence[Figure]:
+    config = model_config(NANO, None, "model")
+    letters = str(config["hybrid_override_pattern"])
+    counted = num_params()
+    routed, shared = int(config["n_routed_experts"]), int(config["n_shared_experts"])
+    chosen = int(config["num_experts_per_tok"])
+    idle = counted["routed_experts"] * (routed - chosen) // routed + counted["embedding"]
+    return [Figure("Mamba-2 layers", 23, letters.count("M")), Figure("MoE layers", 23, letters.count("E")),
+            Figure("attention layers", 6, letters.count("*")), Figure("routed experts", 128, routed),
+            Figure("shared experts", 1, shared), Figure("experts that a token visits", 5, chosen),
+            Figure("parameters at work for a token, embedding left out", 3.5, (sum(counted.values()) - idle) / 1e9,
+                   unit="billion", within=0.1),
+            Figure("parameters", 30.0, sum(counted.values()) / 1e9, unit="billion", within=0.06)]
+
+
+def _full_on_two_nodes() -> Sequence[Figure]:
+    """What rests on a GPU before any activation, on one node and on two."""
+    one, two = (ran(scenario("megatron", {"dp_shard": ranks, "ep": 8})) for ranks in (8, 16))
+    return [Figure("8 GPUs", "does not fit", "fits" if one.verdict == "fits" else "does not fit"),
+            Figure("16 GPUs", "fits", "fits" if two.verdict == "fits" else "does not fit"),
+            Figure("parameters, gradients and states of a GPU, 8 GPUs", 82.6, at_rest_gb(one), unit="GB"),
+            Figure("the same on 16 GPUs", 58.9, at_rest_gb(two), unit="GB")]
+
+
+CLAIMS: tuple[Claim, ...] = (
+    Claim("M30", "23 Mamba-2 and 23 MoE layers, 6 of attention; 128 experts and a shared one, 5 of them for a token; "
+          "3.5 B of 30 B parameters at work.", REFUTED,
+          "A token visits 6 routed experts (num_experts_per_tok of the published configuration; the page of today says "
+          "6 too). Everything else holds.", _experts_per_token),
+    Claim("M33", "Full fine-tuning with ep 8 needs two nodes of 8 H100.", REPRODUCED,
+          "On 8 GPUs nobody shares an expert's optimizer states: 11.75 GB of bf16 weights, twice that of fp32 "
+          "gradients and 12 bytes for every parameter of its experts are more than a GPU has before any activation.",
+          _full_on_two_nodes),
+)
