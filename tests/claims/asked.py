@@ -3,13 +3,17 @@
 from __future__ import annotations
 
 from functools import cache
+from pathlib import Path
 from typing import Any
 
+from simcore.loading import load
 from simcore.report import RankReport, Report
 from simcore.scenario import Scenario
 from simcore.simulate import place, simulate
 
-__all__ = ["GB", "NANO", "at_rest_gb", "fullest", "num_params", "peak_gb", "ran", "scenario"]
+__all__ = ["GB", "NANO", "at_rest_gb", "fullest", "num_params", "peak_gb", "ran", "scenario", "sized", "verdict"]
+
+SIZES = Path(__file__).resolve().parents[2] / "scenarios" / "nano-published"
 
 GB = 1e9
 NANO = "nemotron-3-nano-30b-a3b"
@@ -61,3 +65,13 @@ def num_params(model: Any = NANO) -> dict[str, int]:
     """Parameters by component, of one rank that holds all."""
     report = place(scenario("ddp", {"dp_replicate": 1}, model=model))
     return {name: component.num_params for name, component in report.ranks[0].at_rest.items()}
+
+
+def sized(file: str, *overrides: str) -> tuple[Report, ...]:
+    """Reports of a file of `scenarios/nano-published`, its sweep and all."""
+    return tuple(ran(asked) for asked in load(SIZES / f"{file}.yaml", overrides))
+
+
+def verdict(report: Report) -> str:
+    """In the words of sizing tables."""
+    return "fits" if report.verdict == "fits" else "does not fit"

@@ -8,12 +8,15 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Iterator, Sequence
 
-from claims import document_b
+from claims import document_a, document_b
 from claims.claim import VERDICTS, Claim, Figure, Value
 
 __all__ = ["CLAIMS", "page"]
 
-DOCUMENTS = (("B", "the page of Megatron-Bridge on Nemotron 3 Nano", document_b.CLAIMS),)
+DOCUMENTS = (
+    ("A", "LoRA sizes of Nemotron 3 Nano on H100 80 GB", document_a.CLAIMS),
+    ("B", "the page of Megatron-Bridge on Nemotron 3 Nano", document_b.CLAIMS),
+)
 CLAIMS: tuple[Claim, ...] = tuple(claim for _, _, claims in DOCUMENTS for claim in claims)
 _HEAD = """# Claims
 
