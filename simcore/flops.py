@@ -282,13 +282,13 @@ CONVENTIONS: Final = {one.name: one for one in (
                "peaks: Composer callbacks/speed_monitor.py GPU_AVAILABLE_FLOPS", _llm_foundry, mixers=(Attention, Mlp),
                peaks={"H100": (989.5, 1979), "A100": (312, 312)}),
 )}
-_OF_VERSION: Final = {("megatron", "core 0.16.1"): "megatron before 0.5.0"}
-"""(whose, how the version begins) -> the convention of an older release."""
+_OF_VERSION: Final = {("megatron", "core 0.16.1"): "megatron before 0.5.0"}  # by whose, and how the version begins
+_SPELLED: Final = {"llmfoundry": "llm-foundry"}  # by the implementation, which is a module of Python
 
 
 def convention_of(whose: tuple[str, ...], version: str) -> Convention | None:
     """What a framework prints, by the first name (of its layers, of itself) that has a convention; None: nothing."""
-    name = next((name for name in whose if name in CONVENTIONS), None)
+    name = next((name for name in (_SPELLED.get(one, one) for one in whose) if name in CONVENTIONS), None)
     if name is None:
         return None
     older = (old for (of, begins), old in _OF_VERSION.items() if of == name and version.startswith(begins))

@@ -25,7 +25,7 @@ from simcore.training import Imbalance, Quantization
 
 __all__ = ["known_frameworks", "prepare"]
 
-IMPLEMENTATIONS = ("automodel", "hf", "hub", "kempnerforge", "megatron", "torchtitan")
+IMPLEMENTATIONS = ("automodel", "hf", "hub", "kempnerforge", "llmfoundry", "megatron", "torchtitan")
 SERVED_FORMATS = ("auto", "none", "fp32", "bf16", "fp16")
 IN_BLOCKS = {("optimizer", "moments"): "int8"}
 """Served with its scales, by the frameworks that say so."""

@@ -30,8 +30,9 @@ def _dtype(spec: TensorSpec) -> str:
     return " float32" if spec.stored == "fp32" else ""
 
 
-def test_every_preset_but_nemotron_h_is_asked_for() -> None:
-    assert set(ROWS) == {p for p in known_presets() if not p.startswith("nemotron")}
+def test_every_preset_that_transformers_builds_is_asked_for() -> None:
+    """Nemotron-H has a truth of its own; transformers' MPT has no biases, llm-foundry's first presets have."""
+    assert set(ROWS) == {p for p in known_presets() if not p.startswith("nemotron") and p != "mpt-1b"}
 
 
 @pytest.mark.parametrize("preset", ROWS)

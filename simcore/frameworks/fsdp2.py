@@ -15,7 +15,7 @@ from typing import Any
 
 from simcore.form import Form, Layout, Partial, Shard
 from simcore.framework import Framework, Life, Matches, Moment, Rule, UnshardFlow
-from simcore.frameworks import _hub, _kempnerforge, _torchtitan, _transformers
+from simcore.frameworks import _hub, _kempnerforge, _llmfoundry, _torchtitan, _transformers
 from simcore.frameworks._files import fsdp2_files
 from simcore.frameworks._fsdp2_units import Wrapping, units
 from simcore.frameworks._sdpa import torch_libraries
@@ -41,7 +41,7 @@ __all__ = ["CASTS_PARAMETERS", "DEFAULT_IMPLEMENTATION", "IMPLEMENTATIONS", "VER
 VERSIONS = ("torch 2.13",)
 DEFAULT_IMPLEMENTATION = "hf"
 CODES: dict[str, ModuleType] = {"hf": _transformers, "hub": _hub, "torchtitan": _torchtitan,
-                                "kempnerforge": _kempnerforge}
+                                "kempnerforge": _kempnerforge, "llmfoundry": _llmfoundry}
 """What the trainer of each implementation sets, refuses and cuts."""
 IMPLEMENTATIONS = tuple(CODES)
 CASTS_PARAMETERS = True
@@ -54,10 +54,11 @@ adapters = name_adapters
 def in_fp8(job: Job) -> ModelGraph:
     """The job's model where linears compute in fp8."""
     code = CODES[job.graph.implementation]
-    if code is not _torchtitan:
+    if not hasattr(code, "in_fp8"):
         raise job.not_yet("training.precision.compute", f"compute in fp8 in the layers of {job.graph.implementation}, "
                           "by torchao's Float8Linear (tensorwise) or by a recipe of TransformerEngine")
-    return _torchtitan.in_fp8(job)
+    graph: ModelGraph = code.in_fp8(job)
+    return graph
 
 
 def table(job: Job) -> Framework:

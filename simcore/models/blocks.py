@@ -1,7 +1,7 @@
 """The blocks that layers are made of: architecture only, no implementation and no parallelism.
 
 `h` is the hidden size everywhere. A layer is a chain of residual branches `x + block(norm(x))`. Norms are RMSNorm, with
-`layer_norm` LayerNorm with a bias.
+`layer_norm` LayerNorm with a bias (or, with `norm_bias` false, without).
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ class Attention:
 
     `bias`: "" none, "qkv" of query, key and value, "all" of the output projection too. `qk_norm`: an RMSNorm over each
     head of q and of k. `sinks`: one learned number a head in the softmax. `window`: tokens seen, 0 all. `dropout`: some
-    of the softmax is dropped.
+    of the softmax is dropped. `alibi`: a bias that falls with the distance of two tokens is added to their score.
     """
 
     hidden: int
@@ -31,6 +31,7 @@ class Attention:
     sinks: bool = False
     window: int = 0
     dropout: bool = False
+    alibi: bool = False
 
     @property
     def q_size(self) -> int:
@@ -162,6 +163,7 @@ class FinalNorm:
 
     hidden: int
     layer_norm: bool = False
+    norm_bias: bool = True
 
 
 @dataclass(frozen=True, slots=True)
@@ -208,6 +210,7 @@ class Branch:
     name: str
     block: Mixer
     layer_norm: bool = False
+    norm_bias: bool = True
 
 
 @dataclass(frozen=True, slots=True)

@@ -18,10 +18,11 @@ from simcore.units import dtype_bytes
 
 __all__ = ["add", "add_", "add_scalar", "all_to_all", "bmm", "cast", "cat", "chunk", "clamp", "contiguous",
            "cross_entropy", "div_", "embedding", "exp", "flash_attention", "flash_attention_with_sinks", "gather",
-           "grouped_mm", "index", "index_add", "linear", "log_softmax", "masked_attention", "masked_fill", "mean",
-           "mul", "mul_rows", "mul_scalar", "neg", "new", "product", "relu", "repeat_heads", "rms_norm", "rotate",
-           "rsqrt", "scaled_dot_product_attention", "select", "sigmoid", "silu", "slice_half", "softmax", "sort",
-           "split", "square", "strided", "sub", "sum_last", "sum_of", "swap_dims", "to_heads", "topk"]
+           "gelu", "grouped_mm", "index", "index_add", "layer_norm", "linear", "log_softmax", "masked_attention",
+           "masked_fill", "mean", "mul", "mul_rows", "mul_scalar", "neg", "new", "product", "relu", "repeat_heads",
+           "rms_norm", "rotate", "rsqrt", "scaled_dot_product_attention", "select", "sigmoid", "silu", "slice_half",
+           "softmax", "sort", "split", "square", "strided", "sub", "sum_last", "sum_of", "swap_dims", "to_heads",
+           "topk"]
 
 Operand = Tensor | Param
 Grads = list[Tensor | None]
@@ -126,6 +127,34 @@ def rms_norm(tape: Tape, x: Tensor, weight: Param, name: str = "norm") -> Tensor
     tape.save(node, rstd)
     out.node = node
     return out
+
+
+def layer_norm(tape: Tape, x: Tensor, weight: Param, bias: Param | None, name: str = "norm") -> Tensor:
+    """`F.layer_norm` in x's own type: it saves its input, the weight, and the fp32 mean and inverse deviation of rows.
+
+    torch 2.13 `csrc/autograd` native_layer_norm; its backward is a kernel over rows and one over columns.
+    """
+    shape, dtype, moved = x.shape, x.dtype, x.nbytes
+    needs = [needs_grad(x), *(needs_grad(p) for p in (weight, bias) if p is not None)]
+
+    def backward(tape: Tape, grads: Grads, saved: Saved) -> Grads:
+        to_x = new(tape, shape, dtype, f"grad_{name}", 3 * moved, Kernel.NORM) if needs[0] else None
+        made = [tape.empty(weight.shape, weight.dtype, "grad_weight") if need else None for need in needs[1:]]
+        if any(needs[1:]):
+            tape.compute(Kernel.NORM, math.prod(shape), 2 * moved)
+        return [to_x, *made]
+
+    node = tape.node((x, weight, *((bias,) if bias else ())), (x, weight), backward)
+    out = new(tape, shape, dtype, name, moved, Kernel.NORM)
+    statistics = [tape.empty((*shape[:-1], 1), "fp32", what) for what in ("mean", "rstd")]
+    tape.save(node, *statistics)
+    out.node = node
+    return out
+
+
+def gelu(tape: Tape, x: Tensor) -> Tensor:
+    """GELU; its backward reads the input."""
+    return _unary(tape, x, "gelu", "input")
 
 
 def rotate(tape: Tape, x: Tensor, table: Tensor, *, copy_grad: bool = False) -> Tensor:

@@ -8,6 +8,7 @@ from typing import Final
 from simcore.errors import NotYet, Problem
 from simcore.models.blocks import (
     Attention,
+    Branch,
     Embedding,
     FinalNorm,
     Head,
@@ -56,6 +57,8 @@ def features(kind: LayerKind) -> tuple[str, ...]:
         found.append("learned positions")
     if isinstance(kind.block, FinalNorm) and kind.block.layer_norm:
         found.append("LayerNorm")
+    if any(not norm.norm_bias for norm in (kind.block, *kind.branches) if isinstance(norm, FinalNorm | Branch)):
+        found.append("LayerNorm without a bias")
     if kind.dropout or any(getattr(branch.block, "dropout", False) for branch in kind.branches):
         found.append("dropout")
     if isinstance(kind.block, Mtp):
@@ -72,7 +75,7 @@ def _mixer(block: Mixer) -> Iterator[str]:
         yield from _named(("norms of query and key", block.qk_norm), ("attention sinks", block.sinks),
                           ("attention within a window", block.window > 0),
                           ("biases of query, key and value", block.bias == "qkv"),
-                          ("biases of attention", block.bias == "all"))
+                          ("biases of attention", block.bias == "all"), ("ALiBi", block.alibi))
     elif isinstance(block, Mlp):
         yield from _named(("a GELU MLP", block.gelu), ("biases of the MLP", block.bias))
     elif isinstance(block, Moe):

@@ -20,6 +20,7 @@ from simcore.models.blocks import (
     Mlp,
     Moe,
 )
+from simcore.operators import mpt_tensors
 from simcore.operators.features import refuse_megatrons
 from simcore.tensor import TensorSpec
 
@@ -29,6 +30,8 @@ __all__ = ["tensors"]
 def tensors(kind: LayerKind) -> tuple[TensorSpec, ...]:
     """Parameters and buffers of `kind` in registration order."""
     refuse_megatrons(kind)
+    if kind.family == "mpt":
+        return mpt_tensors.plain_tensors(kind)
     block = kind.block
     if isinstance(block, Embedding):
         return _embedding(block)

@@ -327,23 +327,30 @@ FOUNDRY_TOPOLOGY = {"H100 80GB SXM": "dgx-h100", "A100 80GB SXM": "dgx-a100", "A
 
 
 def _foundry(run):
-    """MPT is GPT-2 without dropout, whose parameters the source's counts are, to the last one; FSDP1 as FSDP2.
+    """llm-foundry's own MPT, with biases and learned positions, which the source's counts of parameters are.
 
-    llm-foundry 8c8dd48f `scripts/train/benchmarking`: shards in fp32, everything else in bf16 (FSDP's mixed precision
-    PURE); rows in `bf16` keep parameters in it.
+    llm-foundry b2a43a147 and 5e85bd62d `scripts/train/benchmarking` (what the tables were made with), `yamls/pretrain`:
+    low precision LayerNorm, FSDP's mixed precision PURE: shards in fp32, everything else in bf16. `bf16` is what
+    Composer called amp_bf16 before 0.12 (commit bd774514e): it has no precision that stores parameters in 16 bits.
+    FSDP1 is answered as FSDP2. Runs in fp8 have linears of TransformerEngine (`fc_type: te`).
     """
     config = run["config"]
-    none = {f"{part}_pdrop": 0.0 for part in ("attn", "embd", "resid")}
-    model = over("gpt2", n_embd=config["d_model"], n_layer=config["layers"], n_head=config["heads"],
-                 n_positions=run["seq_len"], vocab_size=config["vocab"], **none)
-    stored = "bf16" if run["precision"] == "bf16" else "fp32"
+    model = over("mpt-1b", d_model=config["d_model"], n_layers=config["layers"], n_heads=config["heads"],
+                 max_seq_len=run["seq_len"], vocab_size=config["vocab"])
     compute = {"compute": "fp8"} if "fp8" in run["precision"] else {}
     training = batch(run) | listed_modules(run) | {
-        "precision": {"params": stored, "grad_reduce": "bf16"} | compute, "optimizer": {"name": "adamw"}}
-    return {"model": model, "framework": "fsdp2", "topology": FOUNDRY_TOPOLOGY[run["gpu_type"]],
-            "mesh": degrees(run), "training": training, "framework_options": {
-                "attn_implementation": "flash_attention_2",
-                "reshard_after_forward": not run["sharding"].startswith("zero2")}}
+        "precision": {"params": "fp32", "grad_reduce": "bf16"} | compute,
+        "optimizer": {"name": "adamw", "implementation": "for_loop"}}
+    return {"model": model, "framework": "fsdp2", "implementation": "llmfoundry",
+            "topology": FOUNDRY_TOPOLOGY[run["gpu_type"]], "mesh": degrees(run), "training": training,
+            "framework_options": {"attn_impl": _foundry_attention(run),
+                                  "reshard_after_forward": not run["sharding"].startswith("zero2")}}
+
+
+def _foundry_attention(run):
+    """Triton's kernel by default; runs on 128 GPUs or more are `sweep.py`'s, which names a kernel for each model."""
+    swept = run["gpu_type"].startswith("H100") and run["gpus"] >= 128
+    return "flash" if swept and run["model"].split("-")[1] in ("1b", "3b", "7b", "70b") else "triton"
 
 
 # ---- torchtitan -----------------------------------------------------------------------------------------------------

@@ -21,6 +21,7 @@ FIRST_LAYERS = 2
 # Words of a name -> component; the first that fits.
 WORDS = (("shared_expert", "shared_experts"), ("experts", "routed_experts"), ("mlp.gate.", "router"),
          ("router", "router"), ("norm", "norms"), ("ln_", "norms"), ("attn", "attention"), ("mlp", "mlp"),
+         ("ffn", "mlp"),
          ("lm_head", "lm_head"), ("embed", "embedding"), ("wte", "embedding"), ("wpe", "embedding"))
 
 
@@ -49,9 +50,10 @@ def row(fields: dict[str, Any]) -> dict[str, Any]:
 
 
 def main() -> None:
-    """One object, a key a preset; Nemotron-H has a truth of its own (`placement`)."""
+    """One object, a key a preset; Nemotron-H has a truth of its own (`placement`), MPT with biases is llm-foundry's."""
     fields = {path.stem: json.loads(path.read_text(encoding="utf-8")) for path in sorted(PRESETS.glob("*.json"))}
-    rows = {name: row(one) for name, one in fields.items() if one["model_type"] != "nemotron_h"}
+    rows = {name: row(one) for name, one in fields.items()
+            if one["model_type"] != "nemotron_h" and one.get("no_bias", True)}
     json.dump(rows, sys.stdout, indent=1)
     print()
 

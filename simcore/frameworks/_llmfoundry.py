@@ -1,0 +1,108 @@
+"""What llm-foundry 0.3.0 under Composer 0.16 adds to FSDP: its wrapping, precision and optimizer, and what is refused.
+
+Sources: llm-foundry `models/mpt/modeling_mpt.py`, `scripts/train/yamls/pretrain/mpt-*.yaml`, Composer
+`trainer/dist_strategy.py`, `trainer/mosaic_fsdp_utils.py`, `optim/decoupled_weight_decay.py`.
+
+[Note: FSDP1 answered as FSDP2]
+Composer 0.16 wraps with FullyShardedDataParallel. Its flat parameters cross the wires in as many bytes as FSDP2's rows
+do, each unit is gathered one ahead by either, and both reduce a unit when its backward is over. Where the bytes of a
+flat parameter lie, and that FSDP1 wraps the token embedding apart and gathers it twice more in a microbatch (for the
+head, and for the head's backward), is not modelled: here embedding, positions and final norm belong to the root.
+"""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from functools import lru_cache
+from typing import Any
+
+from simcore.form import Layout
+from simcore.frameworks._torch import Defaults, all_or_no_checkpoint
+from simcore.frameworks._torch_stages import weighed_stages
+from simcore.graph import ModelGraph
+from simcore.job import Job
+from simcore.models.blocks import Attention, Embedding
+from simcore.tensor import TensorSpec
+
+__all__ = ["DEFAULTS", "OPTIONS", "check", "checkpoint", "in_fp8", "options_of", "stages_of", "tp_layout"]
+
+_CODE, _TRAINER = "llm-foundry 0.3.0", "Composer 0.16.4"
+OPTIONS: dict[str, tuple[Any, ...]] = {
+    "wrap": ("layers_root",),
+    "reshard_after_forward": (None, True, False),
+    "sync_gradients": ("every",),
+    "attn_impl": ("triton", "flash"),
+}
+DEFAULTS = Defaults(
+    stored=("fp32", f"{_TRAINER} trainer/mosaic_fsdp_utils.py: shards stay in fp32 under a mixed precision"),
+    reduce=("compute", f"{_CODE} scripts/train/yamls/pretrain: mixed_precision: PURE"),
+    optimizer=("for_loop", f"{_TRAINER} optim/decoupled_weight_decay.py DecoupledAdamW: one parameter after the other"),
+    loss=("llmfoundry", f"{_CODE} models/mpt/modeling_mpt.py: loss_fn = fused_crossentropy"),
+    wrap="layers_root", sync="every", root_resharded=False, last_follows=False, loss_inside=False,
+    reshard=("true for layers, false for the root", f"{_CODE} scripts/train/yamls/pretrain: sharding_strategy: "
+             "FULL_SHARD"))
+checkpoint = all_or_no_checkpoint
+stages_of = weighed_stages
+
+
+def check(job: Job, options: dict[str, Any]) -> None:
+    """Refuses by name what is not modelled."""
+    mesh, training = job.mesh, job.scenario.training
+    if job.graph.architecture.family != "mpt":
+        raise job.not_yet("implementation", f"{job.graph.architecture.family} in the layers of llm-foundry (served: "
+                          "mpt)")
+    if not job.graph.architecture.tied:
+        raise job.illegal("model", "MPTForCausalLM only supports tied word embeddings",
+                          f"{_CODE} models/mpt/modeling_mpt.py:491")
+    job.one_of("training.loss", training.loss, ("auto",))
+    if training.lengths == "packed":
+        raise job.not_yet("training.lengths", "packed sequences with llm-foundry's layers")
+    if training.method != "full":
+        raise job.not_yet("training.method", f"{training.method} with llm-foundry's layers")
+    if mesh.tp > 1:
+        raise job.not_yet("mesh.tp", "tensor parallelism with llm-foundry's layers")
+    if mesh.dp_replicate > 1:
+        raise job.not_yet("mesh.dp_replicate", "replicas of llm-foundry's shards (Composer's process groups)")
+    _check_positions(job)
+    if options.get("attn_impl") == "flash" and _has_alibi(job):
+        raise job.illegal("framework_options.attn_impl", "alibi only implemented with torch and triton attention",
+                          f"{_CODE} models/mpt/configuration_mpt.py")
+
+
+def _check_positions(job: Job) -> None:
+    longest = [kind.block.positions for kind in job.graph.kinds if isinstance(kind.block, Embedding)]
+    seq_len = job.scenario.training.seq_len
+    if 0 < longest[0] < seq_len:
+        raise job.illegal("training.seq_len", f"Cannot forward input with seq_len={seq_len}, this model only supports "
+                          f"seq_len<={longest[0]}", f"{_CODE} models/mpt/modeling_mpt.py:361")
+
+
+def _has_alibi(job: Job) -> bool:
+    return any(isinstance(branch.block, Attention) and branch.block.alibi for kind in job.graph.kinds
+               for branch in kind.branches)
+
+
+def in_fp8(job: Job) -> ModelGraph:
+    """Linears of blocks become TransformerEngine's; the head is torch's."""
+    return _marked(job.graph)
+
+
+@lru_cache(maxsize=64)
+def _marked(graph: ModelGraph) -> ModelGraph:
+    return replace(graph, kinds=tuple(replace(kind, fp8=kind.block is None) for kind in graph.kinds))
+
+
+def options_of(job: Job, options: dict[str, Any]) -> tuple[tuple[str, str], ...]:
+    """`Run.options`."""
+    attention = job.auto("framework_options.attn_impl", options.get("attn_impl", "auto"), "triton",
+                         f"{_CODE} models/mpt/configuration_mpt.py attn_config_defaults")
+    job.autos["FSDP"] = ("as FSDP2", f"an assumption: {_TRAINER} wraps with FSDP1, whose flat parameters move as many "
+                         "bytes; that it gathers the token embedding twice more is left out")
+    learned = any(isinstance(kind.block, Embedding) and kind.block.positions for kind in job.graph.kinds)
+    fp8 = job.scenario.training.precision.compute == "fp8"
+    return (("attn_impl", attention), *((("positions", "learned"),) * learned), *((("fp8", "true"),) * fp8))
+
+
+def tp_layout(_spec: TensorSpec) -> Layout:
+    """Whole: `check` refuses."""
+    return ()

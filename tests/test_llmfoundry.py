@@ -1,0 +1,96 @@
+"""llm-foundry's layers under FSDP2: what is refused, defaults, what is reduced when, and what fp8 changes."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+import small
+from simcore.report import Report
+from simcore.simulate import simulate
+
+TINY = {"d_model": 64, "n_layers": 2, "n_heads": 4, "max_seq_len": 64, "vocab_size": 128}
+
+
+def run(preset: str = "mpt-1b", mesh: dict[str, int] | None = None, *, options: dict[str, Any] | None = None,
+        model: dict[str, Any] | None = None, **training: Any) -> Report:
+    given = {"config": preset, "overrides": {**TINY, **(model or {})}}
+    asked = small.scenario("fsdp2", mesh or {"dp_shard": 4}, options=options, model=given, **training)
+    return simulate(asked.model_copy(update={"implementation": "llmfoundry"}))
+
+
+def peak(report: Report) -> int:
+    return max(rank.peak.allocated_bytes for rank in report.ranks if rank.peak)
+
+
+@pytest.mark.parametrize(("mesh", "given", "told"), [
+    ({"dp_shard": 2, "tp": 2}, {}, "not yet: tensor parallelism with llm-foundry's layers"),
+    ({"dp_shard": 2, "dp_replicate": 2}, {}, "not yet: replicas of llm-foundry's shards"),
+    ({"dp_shard": 2}, {"seq_len": 128}, "this model only supports seq_len<=64"),
+    ({"dp_shard": 2}, {"loss": "hf"}, "not yet: hf under fsdp2"),
+    ({"dp_shard": 2}, {"lengths": "packed"}, "not yet: packed sequences with llm-foundry's layers"),
+    ({"dp_shard": 2}, {"recompute": ["mlp"]}, "not yet: selective checkpointing"),
+    ({"dp_shard": 2}, {"model": {"tie_word_embeddings": False}}, "MPTForCausalLM only supports tied word embeddings"),
+    ({"dp_shard": 2}, {"model": {"resid_pdrop": 0.1}}, "not yet: dropout"),
+    ({"dp_shard": 2}, {"preset": "mpt-7b", "options": {"attn_impl": "flash"}}, "alibi only implemented with torch and"),
+    ({"dp_shard": 2}, {"options": {"attn_impl": "torch"}}, "attn_impl: expected 'triton' or 'flash'"),
+    ({"dp_shard": 2}, {"options": {"sync_gradients": "last"}}, "sync_gradients: expected 'every'"),
+    ({"dp_shard": 2}, {"method": "lora", "lora": {"target_modules": ["Wqkv"]}}, "lora with llm-foundry's layers")])
+def test_refused(mesh: dict[str, int], given: dict[str, Any], told: str) -> None:
+    report = run(mesh=mesh, **given)
+    assert report.status != "ok"
+    assert told in "; ".join(str(problem.message) for problem in report.problems)
+
+
+def test_other_families_are_refused() -> None:
+    asked = small.scenario("fsdp2", {"dp_shard": 2}).model_copy(update={"implementation": "llmfoundry"})
+    assert "in the layers of llm-foundry (served: mpt)" in str(simulate(asked).problems[0].message)
+
+
+def test_defaults_are_composer_s_and_the_yaml_files() -> None:
+    """Shards in fp32, PURE: gathered and reduced in bf16; a decoupled AdamW, one parameter after the other."""
+    autos = {one.what: one.value for one in run().assumptions}
+    found = [autos[name] for name in ("training.precision.params", "training.precision.grad_reduce",
+                                      "training.optimizer.implementation", "framework_options.attn_impl")]
+    assert found == ["fp32", "bf16", "for_loop", "triton"]
+
+
+def test_that_fsdp1_is_answered_as_fsdp2_is_told() -> None:
+    told = {one.what: one for one in run().assumptions}["FSDP"]
+    assert told.value == "as FSDP2"
+    assert "flat parameters move as many bytes" in told.source
+
+
+def test_every_microbatch_is_reduced() -> None:
+    """Composer leaves FSDP's reduction on (`no_sync` is for DDP alone)."""
+    one, two = (run(global_batch_size=4 * count) for count in (1, 2))
+    sent = [sum(t.calls for t in report.ranks[0].traffic if t.collective == "reduce_scatter") for report in (one, two)]
+    assert sent[1] == 2 * sent[0] > 0
+
+
+def test_attention_over_unpadded_rows_needs_more() -> None:
+    assert peak(run(options={"attn_impl": "flash"})) > peak(run(options={"attn_impl": "triton"}))
+
+
+def test_checkpointed_blocks_keep_less() -> None:
+    large: dict[str, Any] = {"model": {"n_layers": 16}}
+    assert peak(run(**large, recompute="full")) < peak(run(**large))
+
+
+def test_alibi_s_bias_stands_for_good() -> None:
+    """As many numbers in fp32 as heads times positions, from a preset with one layer more or less."""
+    with_bias = run("mpt-7b", model={"attn_config": {"alibi": True}})
+    without = run("mpt-7b", model={"attn_config": {"alibi": False}, "learned_pos_emb": False})
+    assert peak(with_bias) - peak(without) == 4 * 4 * 64
+
+
+def test_fp8_linears_are_faster_and_keep_one_byte_an_element() -> None:
+    large: dict[str, Any] = {"model": {"d_model": 2048, "n_layers": 4, "n_heads": 16, "max_seq_len": 2048},
+                             "seq_len": 2048, "micro_batch_size": 8, "global_batch_size": 32}
+    wide, narrow = run(**large), run(**large, precision={"compute": "fp8"})
+    assert wide.time is not None
+    assert narrow.time is not None
+    assert narrow.time.step_s < wide.time.step_s
+    assert peak(narrow) < peak(wide)
+    assert {"gemm"} == {one.kernel for one in narrow.time.kernels if one.dtype == "fp8"}
