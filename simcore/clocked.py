@@ -17,16 +17,19 @@ from simcore.launch import launch_ns
 from simcore.libraries import FULL_ITERATION
 from simcore.mesh import IntArray, Mesh
 from simcore.outline import Outline, Phase
+from simcore.product import shapes_in
 from simcore.program import Program
 from simcore.routes import Routes
 from simcore.streams import Track, tracks
 from simcore.tape import Kernel, Op
-from simcore.tile import AMOUNT, AUX, OP, SLOT, Tile
+from simcore.tile import AMOUNT, AUX, OP, SLOT, STREAM, Tile
 from simcore.timeline import ClassTimes, run
 from simcore.topology import Topology
+from simcore.waves import stretch
 
 __all__ = ["Clocked", "clock"]
 
+_BITS = np.array([{"fp32": 32, "tf32": 32, "fp8": 8, "fp4": 4}.get(name, 16) for name in DTYPES])
 _DTYPE_ID = {name: DTYPES.index(name) for name in ("fp32", "bf16", "fp16", "fp8")}
 
 
@@ -113,7 +116,8 @@ def _kernels(program: Program, topology: Topology, framework: Framework) -> Kern
     kinds, dtypes = _kinds(rows[:, SLOT], framework.compute_dtype)
     kinds[kinds == Kernel.ATTENTION] = KERNELS.index(framework.libraries.attention)
     flops, moved = rows[:, AMOUNT], rows[:, AUX]
-    busy = busy_ns(topology.device, topology.efficiency, kinds, flops, moved, dtypes)
+    worked = flops * stretch(topology.device, shapes_in(rows[:, STREAM]), flops, _BITS[dtypes])
+    busy = busy_ns(topology.device, topology.efficiency, kinds, worked, moved, dtypes)
     return Kernels(at, kinds, dtypes, added_ns(topology.efficiency, *busy), flops, moved, *busy)
 
 

@@ -15,6 +15,7 @@ from simcore.cost import KERNELS
 from simcore.efficiency import Host
 from simcore.libraries import FULL_ITERATION, Libraries
 from simcore.mesh import IntArray
+from simcore.product import module_of
 from simcore.rows import Module
 from simcore.tape import Kernel, Op, Stream
 from simcore.tile import AUX, OP, SLOT, STREAM
@@ -49,6 +50,6 @@ def _graphed(rows: IntArray, graphs: tuple[str, ...]) -> NDArray[np.bool_]:
         held = ~(is_kernel & (rows[:, SLOT] == Kernel.OPTIMIZER))
         return held
     in_line = (rows[:, OP] == Op.COLLECTIVE) & (rows[:, STREAM] == Stream.COMPUTE)
-    module = np.where(is_kernel, rows[:, STREAM], np.where(in_line, rows[:, AUX], Module.NONE))
+    module = np.where(is_kernel, module_of(rows[:, STREAM]), np.where(in_line, rows[:, AUX], Module.NONE))
     held = np.isin(module, [_MODULE_OF[name] for name in graphs])
     return held

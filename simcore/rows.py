@@ -10,6 +10,7 @@ import math
 from dataclasses import dataclass
 from enum import IntEnum
 
+from simcore.product import MODULE_BITS
 from simcore.units import DTYPE_BYTES
 
 __all__ = ["CATEGORY_OF_PHASE", "COMPUTE_STREAM", "GRADIENTS_BEGIN", "GRAD_HIDDEN", "HIDDEN", "HOST_STOPS",
@@ -22,7 +23,7 @@ class Op(IntEnum):
 
     ALLOC = 0  # SLOT owner row, AMOUNT +bytes
     FREE = 1  # SLOT owner row, AMOUNT -bytes
-    COMPUTE = 2  # SLOT kernel, AMOUNT FLOPs, AUX bytes read and written, STREAM the module
+    COMPUTE = 2  # SLOT kernel, AMOUNT FLOPs, AUX bytes read and written, STREAM the module and the shape (`product`)
     COLLECTIVE = 3  # SLOT communication row, AMOUNT payload bytes, AUX handle; between kernels AUX the module
     COPY = 4  # SLOT communication row, AMOUNT bytes, AUX handle
     WAIT = 5  # the compute stream waits for handle AUX; `HOST_STOPS`: the host waits for the stream
@@ -176,9 +177,9 @@ class Recorder:
         """The row of an owner in the shared table."""
         return self.slots.setdefault((name, category), len(self.slots))
 
-    def compute(self, kernel: Kernel, flops: int, moved_bytes: int) -> None:
-        """One kernel on the compute stream."""
-        self.rows.append((_COMPUTE, 0, kernel, flops, self.module, moved_bytes))
+    def compute(self, kernel: Kernel, flops: int, moved_bytes: int, shape: int = 0) -> None:
+        """One kernel on the compute stream; of a product the shape, `product.shape_of`."""
+        self.rows.append((_COMPUTE, 0, kernel, flops, self.module | shape << MODULE_BITS, moved_bytes))
 
     def collective(self, collective: str, axis: str, payload: int, dtype: str) -> None:
         """A collective that the layer itself calls and waits for (token dispatch, tensor parallelism)."""

@@ -13,6 +13,7 @@ from hashlib import blake2b
 import numpy as np
 
 from simcore.mesh import IntArray
+from simcore.product import module_of
 from simcore.tape import RECOMPUTE_BEGIN, RECOMPUTE_END, Kernel, Op, Row, Section, Stream
 
 __all__ = ["AMOUNT", "AUX", "LAYER", "OP", "SLOT", "STREAM", "Tile", "posted_bytes", "small_tile"]
@@ -52,10 +53,12 @@ class Tile:
 
     @cached_property
     def structure(self) -> bytes:
-        """A digest of the rows without their bytes and FLOPs: what streams and phases are made of."""
+        """A digest of the rows without their bytes, FLOPs and shapes: what streams and phases are made of."""
         rows = self.rows.copy()
         rows[:, AMOUNT] = 0
-        rows[rows[:, OP] == _COMPUTE, AUX] = 0
+        is_kernel = rows[:, OP] == _COMPUTE
+        rows[is_kernel, AUX] = 0
+        rows[is_kernel, STREAM] = module_of(rows[is_kernel, STREAM])
         return blake2b(rows.tobytes() + self.replay.tobytes(), digest_size=16).digest()
 
     @cached_property

@@ -334,7 +334,7 @@ def _modules(section: Section, op: Op = Op.COMPUTE) -> dict[Module, set[int]]:
     found: dict[Module, set[int]] = {}
     for row in section.rows:
         if row[0] == op:
-            found.setdefault(Module(row[4 if op is Op.COMPUTE else 5]), set()).add(row[2])
+            found.setdefault(Module(row[4] & 7 if op is Op.COMPUTE else row[5]), set()).add(row[2])
     return found
 
 

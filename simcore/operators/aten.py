@@ -13,6 +13,7 @@ import math
 from collections.abc import Sequence
 from typing import overload
 
+from simcore.product import shape_of
 from simcore.tape import Kernel, Param, Tape, Tensor
 from simcore.units import dtype_bytes
 
@@ -20,13 +21,15 @@ __all__ = ["add", "add_", "add_scalar", "all_to_all", "bmm", "cast", "cat", "chu
            "cross_entropy", "div_", "embedding", "exp", "flash_attention", "flash_attention_with_sinks", "gather",
            "gelu", "grouped_mm", "index", "index_add", "layer_norm", "linear", "log_softmax", "masked_attention",
            "masked_fill", "mean", "mul", "mul_rows", "mul_scalar", "neg", "new", "product", "relu", "repeat_heads",
-           "rms_norm", "rotate", "rsqrt", "scaled_dot_product_attention", "select", "sigmoid", "silu", "slice_half",
+           "rms_norm", "rotate", "rsqrt", "scaled_dot_product_attention", "select", "shapes_of_group", "sigmoid", "silu",
+           "slice_half",
            "softmax", "sort", "split", "square", "strided", "sub", "sum_last", "sum_of", "swap_dims", "to_heads",
            "topk"]
 
 Operand = Tensor | Param
 Grads = list[Tensor | None]
 Saved = list[Tensor]
+_PRODUCTS = (Kernel.GEMM, Kernel.FP8_GEMM)
 
 
 def needs_grad(x: Operand) -> bool:
@@ -35,11 +38,16 @@ def needs_grad(x: Operand) -> bool:
 
 
 def new(tape: Tape, shape: Sequence[int], dtype: str, name: str, moved: int = 0, kernel: Kernel = Kernel.ELEMENTWISE,
-        flops: int = -1) -> Tensor:
-    """The output of a kernel that reads `moved` bytes; `flops` defaults to one an element."""
+        flops: int = -1, product: int = 0) -> Tensor:
+    """The output of a kernel that reads `moved` bytes; `flops` defaults to one an element.
+
+    `product`: `shape_of` a product whose output is not its last dimension by all others.
+    """
     out = tape.empty(shape, dtype, name)
     numel = out.numel
-    tape.compute(kernel, numel if flops < 0 else flops, moved + numel * dtype_bytes(dtype))
+    if not product and kernel in _PRODUCTS:
+        product = shape_of(math.prod(shape[:-1]), shape[-1])
+    tape.compute(kernel, numel if flops < 0 else flops, moved + numel * dtype_bytes(dtype), product)
     return out
 
 
@@ -369,24 +377,29 @@ def linear(tape: Tape, x: Tensor, weight: Operand, name: str, kernel: Kernel = K
     return out
 
 
-
 def bmm(tape: Tape, x: Tensor, weight: Tensor, name: str) -> Tensor:
     """`torch.bmm(x, weight.transpose(1, 2))` of rows [r, k], evenly over the experts, and weight [e, n, k]."""
     n = weight.shape[1]
     x_shape, w_shape, dtype = x.shape, weight.shape, x.dtype
     x_needs, w_needs, flops = needs_grad(x), needs_grad(weight), 2 * x.numel * n
     x_bytes, w_bytes, kernel = x.nbytes, math.prod(w_shape) * dtype_bytes(dtype), Kernel.GROUPED_GEMM
+    wide, narrow, by_rows = shapes_of_group(math.prod(x_shape[:-1]), x_shape[-1], n, w_shape[0])
 
     def backward(tape: Tape, grads: Grads, saved: Saved) -> Grads:
-        to_w = new(tape, w_shape, dtype, "grad_weight", x_bytes, kernel, flops) if w_needs else None
-        to_x = new(tape, x_shape, dtype, f"grad_{name}", w_bytes, kernel, flops) if x_needs else None
+        to_w = new(tape, w_shape, dtype, "grad_weight", x_bytes, kernel, flops, by_rows) if w_needs else None
+        to_x = new(tape, x_shape, dtype, f"grad_{name}", w_bytes, kernel, flops, narrow) if x_needs else None
         return [to_x, to_w]
 
     save: list[Tensor | None] = ([x] if w_needs else []) + ([None] if x_needs else [])
     node = tape.node((x, weight), save, backward)
-    out = new(tape, (*x_shape[:-1], n), dtype, name, x_bytes + w_bytes, kernel, flops)
+    out = new(tape, (*x_shape[:-1], n), dtype, name, x_bytes + w_bytes, kernel, flops, wide)
     out.node = node
     return out
+
+
+def shapes_of_group(rows: int, k: int, n: int, experts: int) -> tuple[int, int, int]:
+    """Shapes of the products of `rows` of k by experts to n: of forward, of the input's gradient, of the weight's."""
+    return shape_of(rows, n, experts), shape_of(rows, k, experts), shape_of(n, k, experts, sums_rows=True)
 
 
 def grouped_mm(tape: Tape, x: Tensor, weight: Param, offsets: Tensor, name: str, *, transposed: bool = False) -> Tensor:
@@ -399,15 +412,16 @@ def grouped_mm(tape: Tape, x: Tensor, weight: Param, offsets: Tensor, name: str,
     x_shape, w_shape, w_dtype, dtype = x.shape, weight.shape, weight.dtype, x.dtype
     x_needs, w_needs, flops = needs_grad(x), weight.trainable, 2 * x.numel * n
     x_bytes, w_bytes, kernel = x.nbytes, weight.nbytes, Kernel.GROUPED_GEMM
+    wide, narrow, by_rows = shapes_of_group(math.prod(x_shape[:-1]), x_shape[-1], n, w_shape[0])
 
     def backward(tape: Tape, grads: Grads, saved: Saved) -> Grads:
-        to_w = new(tape, w_shape, w_dtype, "grad_weight", x_bytes, kernel, flops) if w_needs else None
-        to_x = new(tape, x_shape, dtype, f"grad_{name}", w_bytes, kernel, flops) if x_needs else None
+        to_w = new(tape, w_shape, w_dtype, "grad_weight", x_bytes, kernel, flops, by_rows) if w_needs else None
+        to_x = new(tape, x_shape, dtype, f"grad_{name}", w_bytes, kernel, flops, narrow) if x_needs else None
         return [to_x, to_w]
 
     save: list[Operand] = [*[weight] * x_needs, offsets, *[x] * w_needs]
     node = tape.node((x, weight), save, backward)
-    out = new(tape, (*x_shape[:-1], n), dtype, name, x_bytes + w_bytes, kernel, flops)
+    out = new(tape, (*x_shape[:-1], n), dtype, name, x_bytes + w_bytes, kernel, flops, wide)
     out.node = node
     return out
 

@@ -25,6 +25,7 @@ from simcore.models.blocks import Head, Loss
 from simcore.operators import aten
 from simcore.operators.aten import Grads, Saved, needs_grad, new
 from simcore.operators.automodel_layers import Env, linear
+from simcore.product import shape_of
 from simcore.tape import GRAD_HIDDEN, Kernel, Tape, Tensor
 
 __all__ = ["LINEAR_LOSSES", "head", "loss"]
@@ -48,16 +49,17 @@ def _cut(env: Env, x: Tensor) -> Tensor:
     tape, weight, tokens = env.tape, env.param("lm_head.weight"), env.run.tokens
     shape, dtype, w_shape, moved = x.shape, x.dtype, weight.shape, x.nbytes + weight.nbytes
     x_needs, w_needs, flops = needs_grad(x), weight.trainable, 2 * tokens * weight.numel
+    logits = shape_of(tokens, w_shape[0])
 
     def backward(tape: Tape, grads: Grads, saved: Saved) -> Grads:
-        tape.compute(Kernel.GEMM, flops, moved)  # the logits once more, block by block
+        tape.compute(Kernel.GEMM, flops, moved, logits)  # once more, block by block
         total = new(tape, shape, "fp32", "grad_hidden_fp32", moved, Kernel.GEMM, flops) if x_needs else None
         to_weight = new(tape, w_shape, dtype, "grad_weight", moved, Kernel.GEMM, flops) if w_needs else None
         to_x = new(tape, shape, dtype, "grad_head", total.nbytes) if total else None
         return [to_x, to_weight]
 
     node = tape.node((x, weight), (x, weight), backward)
-    lse = new(tape, (tokens,), "fp32", "log_sum_exp", moved, Kernel.GEMM, flops)
+    lse = new(tape, (tokens,), "fp32", "log_sum_exp", moved, Kernel.GEMM, flops, logits)
     tape.save(node, lse)
     out = new(tape, (), "fp32", "loss", 4 * tokens, Kernel.LOSS)
     out.node = node
@@ -74,7 +76,7 @@ def _chunked(env: Env, x: Tensor) -> Tensor:
         for start in range(0, tokens, _CHUNK):
             rows = min(_CHUNK, tokens - start)
             held = [new(tape, (rows, vocab), t, "chunk_logits", weight.nbytes, Kernel.LOSS) for t in types]
-            tape.compute(Kernel.GEMM, products * rows * flops, held[0].nbytes + weight.nbytes)
+            tape.compute(Kernel.GEMM, products * rows * flops, held[0].nbytes + weight.nbytes, shape_of(rows, vocab))
             del held
 
     def backward(tape: Tape, grads: Grads, saved: Saved) -> Grads:

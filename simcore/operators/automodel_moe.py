@@ -275,14 +275,15 @@ def _grouped(tape: Tape, x: Tensor, weight: Param, name: str) -> Tensor:
     matrix = aten.cast(tape, weight, x.dtype)
     x_shape, w_shape, dtype, n = x.shape, weight.shape, x.dtype, weight.shape[2]
     x_needs, w_needs, moved, flops = needs_grad(x), needs_grad(matrix), x.nbytes + weight.nbytes, 2 * x.numel * n
+    kernel, (wide, narrow, by_rows) = Kernel.GROUPED_GEMM, aten.shapes_of_group(x_shape[0], x_shape[1], n, w_shape[0])
 
     def backward(tape: Tape, grads: Grads, saved: Saved) -> Grads:
-        to_weight = new(tape, w_shape, dtype, "grad_weight", moved, Kernel.GROUPED_GEMM, flops) if w_needs else None
-        to_x = new(tape, x_shape, dtype, f"grad_{name}", moved, Kernel.GROUPED_GEMM, flops) if x_needs else None
+        to_weight = new(tape, w_shape, dtype, "grad_weight", moved, kernel, flops, by_rows) if w_needs else None
+        to_x = new(tape, x_shape, dtype, f"grad_{name}", moved, kernel, flops, narrow) if x_needs else None
         return [to_x, to_weight]
 
     node = tape.node((x, matrix), [x] * w_needs + [matrix] * x_needs, backward)
-    out = new(tape, (x_shape[0], n), dtype, name, moved, Kernel.GROUPED_GEMM, flops)
+    out = new(tape, (x_shape[0], n), dtype, name, moved, kernel, flops, wide)
     out.node = node
     return out
 

@@ -50,6 +50,7 @@ from simcore.operators.hf_layers import (
 )
 from simcore.operators.hf_moe import moe
 from simcore.operators.hf_tensors import tensors
+from simcore.product import shape_of
 from simcore.recording import LayerTape, Run
 from simcore.tape import HIDDEN, Kernel, Node, Param, Section, Tape, Tensor
 
@@ -306,13 +307,13 @@ def _cut_loss(tape: Tape, run: Run, hidden: Tensor) -> Tensor:
     weight, tokens = run.params["weight"], run.tokens
     shape, dtype, vocab = hidden.shape, hidden.dtype, weight.shape[0]
     needs, flops = (aten.needs_grad(hidden), weight.trainable), 2 * tokens * weight.numel
-    moved = hidden.nbytes + weight.nbytes
+    moved, logits = hidden.nbytes + weight.nbytes, shape_of(tokens, vocab)
 
     def backward(tape: Tape, grads: list[Tensor | None], saved: list[Tensor]) -> list[Tensor | None]:
         wide = aten.new(tape, (vocab,), "int64", "vocabulary_order")
         _order = aten.new(tape, (vocab,), "int32", "vocabulary_order")
         del wide
-        tape.compute(Kernel.GEMM, flops, moved)  # the logits once more
+        tape.compute(Kernel.GEMM, flops, moved, logits)  # the logits once more
         made = [aten.new(tape, s, dtype, name, moved, Kernel.GEMM, flops) if need else None for s, name, need in (
             (shape, "grad_hidden", needs[0]), (weight.shape, "grad_weight", needs[1]))]
         return [*made]
@@ -320,7 +321,7 @@ def _cut_loss(tape: Tape, run: Run, hidden: Tensor) -> Tensor:
     labels = aten.new(tape, (tokens,), "int64", "labels")
     valids = aten.new(tape, (tokens,), "int64", "valids", labels.nbytes)
     node = tape.node((hidden, weight), (hidden, weight, labels, valids), backward)
-    lse = aten.new(tape, (tokens,), "fp32", "log_sum_exp", moved, Kernel.GEMM, flops)
+    lse = aten.new(tape, (tokens,), "fp32", "log_sum_exp", moved, Kernel.GEMM, flops, logits)
     means = aten.new(tape, (vocab,), "fp32", "logit_means") if any(needs) else None
     losses = aten.new(tape, (tokens,), "fp32", "losses", moved)
     tape.save(node, lse, means)

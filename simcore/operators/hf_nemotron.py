@@ -5,9 +5,12 @@ The fused kernel cannot run here: it is a profile of what it saves and needs, an
 
 from __future__ import annotations
 
+import math
+
 from simcore.models.blocks import Branch, Mamba2
 from simcore.operators import aten
 from simcore.operators.hf_layers import linear
+from simcore.product import shape_of
 from simcore.recording import Run
 from simcore.tape import Kernel, Param, Tape, Tensor
 
@@ -60,7 +63,8 @@ class _FusedMamba:
         tape.compute(Kernel.NORM, normed.numel, 3 * normed.nbytes)
         rstd = tape.empty((self.rows[0] * self.rows[1] * self.block.num_groups,), "fp32", "rstd")
         out = self._activation(tape, "out_proj", self.block.hidden)
-        tape.compute(Kernel.GEMM, self.project_flops, normed.nbytes + out_weight.nbytes + out.nbytes)
+        tape.compute(Kernel.GEMM, self.project_flops, normed.nbytes + out_weight.nbytes + out.nbytes,
+                     shape_of(math.prod(self.rows), self.block.hidden))
         tape.save(node, z, conv_weight, conv_bias, scanned, a, d, dt_bias, norm, rstd, out_weight)
         out.node = node
         return out
@@ -76,10 +80,12 @@ class _FusedMamba:
         tape.compute(Kernel.CONV, self.conv_flops, 2 * again[0].nbytes)
         dz = tape.empty(self.z_shape, self.dtype, "grad_in_proj")
         dnormed = self._activation(tape, "grad_gated_norm", inner)
-        tape.compute(Kernel.GEMM, self.project_flops, dnormed.nbytes + out_weight.nbytes)
+        tape.compute(Kernel.GEMM, self.project_flops, dnormed.nbytes + out_weight.nbytes,
+                     shape_of(math.prod(self.rows), inner))
         normed = self._activation(tape, "gated_norm", inner)
         dout_weight = _grad(tape, out_weight)
-        tape.compute(Kernel.GEMM, self.project_flops, normed.nbytes + out_weight.nbytes)
+        tape.compute(Kernel.GEMM, self.project_flops, normed.nbytes + out_weight.nbytes,
+                     shape_of(self.block.hidden, inner))
         again.append(self._activation(tape, "grad_scan", inner))
         tape.compute(Kernel.NORM, 2 * normed.numel, 4 * normed.nbytes)
         del normed, dnormed

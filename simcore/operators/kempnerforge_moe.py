@@ -168,13 +168,15 @@ def _product(tape: Tape, x: Tensor, weight: Operand, size: int, name: str) -> Te
     x_shape, w_shape, dtype = x.shape, weight.shape, x.dtype
     kernel, flops = Kernel.GROUPED_GEMM, 2 * x.numel * size
     x_bytes, w_bytes = x.nbytes, weight.nbytes
+    experts, rows, inner = x_shape
+    wide, narrow, by_rows = aten.shapes_of_group(experts * rows, inner, size, experts)
 
     def backward(tape: Tape, grads: Grads, saved: Saved) -> Grads:
-        to_w = aten.new(tape, w_shape, dtype, "grad_weight", x_bytes, kernel, flops)
-        return [aten.new(tape, x_shape, dtype, f"grad_{name}", w_bytes, kernel, flops), to_w]
+        to_w = aten.new(tape, w_shape, dtype, "grad_weight", x_bytes, kernel, flops, by_rows)
+        return [aten.new(tape, x_shape, dtype, f"grad_{name}", w_bytes, kernel, flops, narrow), to_w]
 
     node = tape.node((x, weight), (weight, x), backward)
-    out = aten.new(tape, (*x_shape[:-1], size), dtype, name, x_bytes + w_bytes, kernel, flops)
+    out = aten.new(tape, (*x_shape[:-1], size), dtype, name, x_bytes + w_bytes, kernel, flops, wide)
     out.node = node
     return out
 

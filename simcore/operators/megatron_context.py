@@ -9,6 +9,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 
 from simcore.models.blocks import LayerKind
+from simcore.product import shape_of
 from simcore.recording import Run
 from simcore.scaling import Scaling
 from simcore.tape import GRADIENTS_BEGIN, RECOMPUTE_BEGIN, RECOMPUTE_END, Kernel, Node, Param, Storage, Tape, Tensor
@@ -154,7 +155,8 @@ class Context:
     # ---- cost ---------------------------------------------------------------------------------------------------
     def gemm(self, m: int, n: int, k: int, kernel: Kernel = Kernel.GEMM, weights: int = 1) -> None:
         """One (m, k) x (k, n); a grouped GEMM reads `weights` matrices."""
-        self.tape.compute(kernel, 2 * m * n * k, self.size * (m * k + m * n + weights * n * k))
+        self.tape.compute(kernel, 2 * m * n * k, self.size * (m * k + m * n + weights * n * k),
+                          shape_of(m, n, weights))
 
     def wgrad(self, param: Param, m: int, kernel: Kernel = Kernel.GEMM, weights: int = 1, *,
               opens: bool = True) -> Tensor | None:
@@ -175,7 +177,8 @@ class Context:
             main = dtype_bytes(param.dtype)
             shape = param.shape if len(param.shape) > 2 or weights == 1 else (weights, *param.shape)
             grad = self.tape.empty(shape, param.dtype, f"{param.name}.grad")
-        self.tape.compute(kernel, 2 * m * n * k, self.size * m * (n + k) + weights * n * k * main)
+        self.tape.compute(kernel, 2 * m * n * k, self.size * m * (n + k) + weights * n * k * main,
+                          shape_of(n, k, weights, sums_rows=True))
         return grad
 
     def small_grad(self, param: Param) -> Tensor | None:

@@ -1,0 +1,126 @@
+"""How much longer a product takes because a device works it off in tiles, a wave of multiprocessors at a time.
+
+A product of (m, k) and (k, n) is cut into tiles of its output. A tile that hangs over the edge costs as much as a whole
+one, and while the last wave runs, multiprocessors that got no tile of it wait. Which tiles cuBLAS chooses is its
+secret; DeepGEMM (10747d47, `csrc/jit_kernels/heuristics/sm90.hpp`, get_layout_info) writes its rule down: of the tiles
+that the instructions allow, those that take the fewest cycles with all waves. So it is here.
+
+[Note: a tile's time]
+For each element of k a tile takes as many cycles as its multiply-adds, or as its operands need on their way: out of the
+second cache, where tiles of a cluster read once what they share, and through shared memory, which they are written to
+and read from. So small tiles are slower for their size. Traffic of device memory is not here: `cost.py` adds it, and
+what it takes to fill and empty a tile with it. Along k a product is worked off in steps of 128 bytes.
+
+[Note: sums in parts]
+Where there are fewer tiles than multiprocessors, k is cut too: each part writes its sums in fp32, and they are read
+again to be added (CUTLASS 4, `media/docs/cpp/efficient_gemm.md`, split-K).
+
+[Note: groups]
+Products of a group share waves: TransformerEngine 2.18 spreads them over four streams (`common/gemm/cublaslt_gemm.cu`,
+multi_stream_cublas_gemm), CUTLASS and DeepGEMM do them in one kernel. How many rows a group has is chance: on average
+its last tile is half full, or, where rows are what is summed, its last step.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from functools import cached_property, lru_cache
+from typing import Final
+
+import numpy as np
+from numpy.typing import NDArray
+
+from simcore.device import Device
+from simcore.mesh import IntArray
+from simcore.product import unpacked
+
+__all__ = ["stretch"]
+
+Floats = NDArray[np.float64]
+_STEP_BYTES: Final = 128
+_SHARED_BYTES: Final = 128
+"""Of shared memory in a cycle: DeepGEMM 10747d47 `heuristics/sm90.hpp`, l1_bandwidth_per_cycle."""
+_SPLITS: Final = np.array([1, 2, 3, 4, 6, 8, 12, 16, 24, 32], dtype=np.float64)
+_SUM_BYTES: Final = 8  # an fp32 sum is written and read
+
+
+@dataclass(frozen=True)
+class _Machine:
+    """What a multiprocessor of a generation does.
+
+    `adds`: multiply-adds of 16-bit numbers in a cycle. `l2_bytes`: what it reads of the second cache in a cycle.
+    `rows`, `columns`: sides of its tiles. `most`: sums that it holds. `cluster`: tiles that share what they read, at
+    most. `pair`: multiprocessors that hold one half each of what both multiply with.
+    """
+
+    adds: int
+    l2_bytes: float
+    rows: tuple[int, ...]
+    columns: tuple[int, ...]
+    most: int
+    cluster: int
+    pair: int
+
+    @cached_property
+    def tiles(self) -> tuple[Floats, Floats, Floats]:
+        """Rows and columns of every tile, and its cycles for one element of k: see [Note: a tile's time]."""
+        pairs = [(m, n) for m in self.rows for n in self.columns if m * n <= self.most]
+        m, n = np.array(pairs, dtype=np.float64).T
+        ways = [2 * (m / across + n * across / self.cluster) for across in (1, 2, 4) if self.cluster % across == 0]
+        shared = 4 * (m + n / self.pair) / _SHARED_BYTES
+        return m, n, np.maximum.reduce([m * n / self.adds, np.minimum.reduce(ways) / self.l2_bytes, shared])
+
+
+_AMPERE: Final = _Machine(1024, 5120 / 108, (64, 128, 256), (64, 128, 256), 128 * 256, 1, 1)
+"""CUTLASS 4 `python/cutlass_library/generator.py`, GenerateSM80_TensorOp_16816; A100 whitepaper: 312 TFLOP/s at 1.41
+GHz, 5,120 bytes of the second cache in a cycle."""
+_HOPPER: Final = _Machine(2048, 8e6 / 1.3e3 / 132, (64, 128, 256), tuple(range(16, 257, 16)), 128 * 256, 2, 1)
+"""DeepGEMM 10747d47 `heuristics/sm90.hpp`: get_layout_candidates, l2_bandwidth_per_cycle."""
+_BLACKWELL: Final = _Machine(4096, 64.0, (128,), tuple(range(32, 257, 32)), 128 * 256, 4, 2)
+"""DeepGEMM 0274ad7b `heuristics/sm100.hpp`: get_layout_candidates; two multiprocessors multiply 256 by 256 together.
+Clusters of four: CUTLASS 4 `generator.py`, GenerateSM100_TensorOp_16b_UMMA_gemm. Bytes of the second cache: assumed."""
+
+
+def stretch(device: Device, shapes: IntArray, flops: IntArray, operand_bits: IntArray) -> Floats:
+    """By how much each product takes longer than if no multiprocessor ever waited or worked for nothing; at least 1.
+
+    `shapes` as `product.shape_of` packs them (0: no product, or of unknown shape: 1); `operand_bits` of one number.
+    """
+    out = np.ones(len(shapes))
+    at = np.flatnonzero(shapes)
+    if len(at):
+        kinds = np.column_stack([shapes[at], flops[at], operand_bits[at]]).astype(np.int64)
+        out[at] = _stretch(_machine(device), int(device.num_sms.si), kinds.tobytes())
+    return out
+
+
+def _machine(device: Device) -> _Machine:
+    """By compute capability. What is none of NVIDIA's GPUs for servers has units like Ampere's: assumed."""
+    return {"9.0": _HOPPER, "10.0": _BLACKWELL, "10.3": _BLACKWELL}.get(device.compute_capability, _AMPERE)
+
+
+@lru_cache(maxsize=1024)
+def _stretch(machine: _Machine, num_sms: int, kinds: bytes) -> Floats:
+    """Of products (shape, FLOPs, bits of a number), a row each."""
+    distinct, places = np.unique(np.frombuffer(kinds, dtype=np.int64).reshape(-1, 3), axis=0, return_inverse=True)
+    m, n, groups, sums_rows = unpacked(distinct[:, 0])
+    k = -(-distinct[:, 1] // (2 * m * n * groups))
+    step = 8 * _STEP_BYTES / distinct[:, 2]
+    ideal = distinct[:, 1] / 2 / machine.adds / num_sms
+    is_group = groups > 1
+    across, down, cycles = machine.tiles
+    rows = _pieces(m[:, None] / across, is_group & ~sums_rows)
+    tiles = groups[:, None] * rows * np.ceil(n[:, None] / down)
+    steps = _pieces((k / step)[:, None], is_group & sums_rows)
+    waves = np.ceil(tiles[..., None] * _SPLITS / num_sms)
+    each = np.where(_SPLITS > 1, np.ceil(steps[..., None] / _SPLITS), steps[..., None])
+    busy = waves * each * (step[:, None] * cycles)[..., None]
+    parts = np.where(_SPLITS > 1, _SPLITS, 0) * _SUM_BYTES / machine.l2_bytes / num_sms
+    added = (groups * m * n * 16 / distinct[:, 2])[:, None, None] * parts
+    result: Floats = ((busy + added).min(axis=(1, 2)) / ideal)[places.ravel()]
+    return result
+
+
+def _pieces(amount: Floats, by_chance: NDArray[np.bool_]) -> Floats:
+    """Whole pieces, or on average half of one more."""
+    return np.where(by_chance[:, None], np.maximum(amount + 0.5, 1), np.ceil(amount))
