@@ -275,6 +275,8 @@ EVERY = [MAMBA, MOE, LATENT, ATTENTION, MLP, LLAMA, QWEN2, QWEN3, V2, V3, GPT, G
     {"checkpoint": "mla_up_proj"}, {"checkpoint": "mla_up_proj,layernorm,core_attn,mlp", "tp": 2,
                                     "sequence_parallel": True, "ep": 8},
     {"checkpoint": "mla_up_proj,layernorm,moe", "frozen": True},
+    {"tp": 2, "ep": 8, "options": (("apply_rope_fusion", "true"),)},
+    {"checkpoint": "mla_up_proj", "options": (("apply_rope_fusion", "true"),)},
     {"tp": 2, "options": (("attention_backend", "unfused"), ("gradient_accumulation_fusion", "false"))},
     {"options": (("attention_backend", "unfused"), ("masked_softmax_fusion", "false"))},
     {"checkpoint": "core_attn", "options": (("attention_backend", "flash"),)},
@@ -582,6 +584,44 @@ def test_the_way_up_is_made_again_before_attentions_backward() -> None:
     born = [r[3] for r in rows[begin:attended] if r[0] == Op.ALLOC]
     for columns in (192 * 128, 192 * 128, 128 * 128):
         assert born.count(2 * columns * T) >= 2, "the replay's own and the copy in the emptied storage"
+
+
+def _moved(kind: LayerKind, kernels: tuple[Kernel, ...], **options: Any) -> tuple[int, int]:
+    """Bytes a token that kernels of these classes move in forward and in backward."""
+    tape = record(kind, _run(kind, top_k=4, **options), {}, {})
+    forward, backward = (sum(r[5] for r in part.rows if r[0] == Op.COMPUTE and r[2] in kernels) // T
+                         for part in (tape.forward, tape.backward))
+    return forward, backward
+
+
+def test_a_fused_rotation_writes_over_the_query_and_splits_key_and_value_in_one_kernel() -> None:
+    """Of 128 heads: 64 rotated columns of the query; 128 + 128 columns become 192 and 128."""
+    passes = Kernel.ELEMENTWISE, Kernel.COPY
+    fused, apart = (_moved(V3, passes, options=options) for options in ((("apply_rope_fusion", "true"),), ()))
+    query, copied = 128 * 64 * 2, 128 * 192 * 2
+    rotated = 64 * 2
+    values = 128 * (128 + 128 + 192 + 128) * 2
+    assert apart[0] - fused[0] == (14 - 2) * query + 14 * rotated + 4 * copied + 2 * 128 * 128 * 2 - values
+    assert apart[1] - fused[1] == (21 - 2) * query + (21 - 1) * rotated + 2 * copied + 4 * 128 * 128 * 2 - values
+    kept = [_kept(V3, _run(V3, options=options)) for options in ((("apply_rope_fusion", "true"),), ())]
+    assert kept[0] == kept[1]
+
+
+def test_gpt_oss_rotates_without_fusion() -> None:
+    """TE's kernel has no factor of YaRN's: 12 and 14 passes of 72 heads where there were 2."""
+    passes, options = (Kernel.ELEMENTWISE,), (("apply_rope_fusion", "false"),)
+    apart, fused = (_moved(LLAMA, passes, options=made) for made in (options, ()))
+    width = (32 + 8) * 128 * 2
+    assert (apart[0] - fused[0], apart[1] - fused[1]) == (10 * width, 12 * width)
+    assert _moved(OSS, passes) == _moved(OSS, passes, options=options)
+
+
+def test_the_second_bias_is_added_expert_by_expert() -> None:
+    """Backward in fp32: 6 passes of products, sums and the first cast; rows' own gradient cast, and put together."""
+    given = 4 * 2880
+    rows = record(OSS, _run(OSS, top_k=4), {}, {}).backward.rows
+    moved = [r[5] // T for r in rows if r[0] == Op.COMPUTE and r[2] == Kernel.ELEMENTWISE]
+    assert given * (6 * 4 + 2 * (4 + 2) + 2 * 2) in moved
 
 
 @pytest.mark.parametrize(("kind", "checkpoint"), [(LLAMA, "full"), (LLAMA, "mlp"), (MOE, "moe")])

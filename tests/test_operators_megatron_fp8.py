@@ -23,6 +23,7 @@ from test_operators_megatron import (
     LLAMA,
     MAMBA,
     MOE,
+    OSS,
     QWEN3,
     V2,
     V3,
@@ -145,6 +146,19 @@ def test_experts_in_one_operation_cast_and_activate_in_their_products() -> None:
     assert num_kernels[0] - num_kernels[1] == 4
     assert moved[0] - moved[1] == pytest.approx(6 * T * 1856 * (4 + 6 + 2 * (2 + 33 / 16)), rel=1e-3)
     assert _kept(MOE8, runs[0]) == _kept(MOE8, runs[1])
+
+
+def test_experts_in_one_operation_add_the_second_bias_in_the_product() -> None:
+    """GPT-OSS: nothing is left of it in forward; backward reads the gradient once for both sums."""
+    fuser = (("use_transformer_engine_op_fuser", "true"),)
+    kind = replace(OSS, fp8=True)
+    run = run8(kind, "mxfp8", transposes=False, options=fuser, ep=8, top_k=4)
+    slots: dict[tuple[str, str], int] = {}
+    tape = record(kind, run, slots, {})
+    _closes(kind, run, tape)
+    assert not any("with_bias" in name or "product" in name for name, _ in slots)
+    rows = [r for r in tape.backward.rows if r[0] == Op.COMPUTE and r[2] == Kernel.ELEMENTWISE]
+    assert rows[0][5] == 2 * 2880 * 4 * T
 
 
 @pytest.mark.parametrize(("recipe", "kernels", "moved"), [

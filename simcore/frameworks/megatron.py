@@ -70,6 +70,7 @@ OPTIONS = {
     "use_fused_weighted_squared_relu": (True, False),
     "moe_flex_dispatcher_backend": ("deepep", "hybridep"),
     "bias_activation_fusion": (True, False),
+    "apply_rope_fusion": (True, False),
     "moe_router_dtype": (None, "fp32"),
     "transformer_impl": ("transformer_engine", "local"),
     "attention_backend": ("auto", "flash", "fused", "unfused", "local"),
@@ -355,6 +356,7 @@ def _layer_options(job: Job, options: dict[str, object]) -> tuple[tuple[str, str
         fused = job.flag(options, "bias_activation_fusion", "core 0.16.1 transformer_config.py:354; Bridge 0.3.1 "
                          "models/qwen/ sets none", default=not family.startswith("qwen"))
         made.append(("bias_activation_fusion", str(fused).lower()))
+    made += _rotation(job, options)
     if family in SOFTMAX_ROUTED:
         given = options.get("moe_router_dtype")
         made.append(("moe_router_dtype", job.auto("framework_options.moe_router_dtype", str(given or "auto"),
@@ -362,6 +364,15 @@ def _layer_options(job: Job, options: dict[str, object]) -> tuple[tuple[str, str
     elif options.get("moe_router_dtype", "fp32") != "fp32":
         raise job.not_yet("framework_options.moe_router_dtype", f"a router of {family} in {job.compute}")
     return tuple(made)
+
+
+def _rotation(job: Job, options: dict[str, object]) -> list[tuple[str, str]]:
+    """Whether rotary embeddings are one kernel: providers of dense attention say so, those of latent attention not."""
+    latent = any(isinstance(b.block, LatentAttention) for kind in job.graph.kinds for b in kind.branches)
+    if not latent and "apply_rope_fusion" not in options:
+        return []
+    fused = job.flag(options, "apply_rope_fusion", "Bridge 0.3.1 models/deepseek/deepseek_v3_bridge.py", default=False)
+    return [("apply_rope_fusion", str(fused).lower())]
 
 
 def _buckets(job: Job, options: dict[str, object], made: Formats, fp8: Fp8 | None) -> Buckets:

@@ -14,7 +14,7 @@ from simcore.operators.megatron_ops import act, norm_linear, row
 from simcore.operators.megatron_unfused import unfused_core
 from simcore.tape import Kernel, Param, Tape, Tensor
 
-__all__ = ["attention", "core", "mlp"]
+__all__ = ["attention", "core", "mlp", "turning_passes"]
 
 
 def attention(c: Context, block: Attention, x: Tensor) -> Tensor:
@@ -90,20 +90,37 @@ def _head_norm(c: Context, path: str, x: Tensor, head_dim: int) -> Tensor:
     return out
 
 
+def turning_passes(*, is_backward: bool, interleaved: bool = False) -> int:
+    """Reads and writes of a tensor that is rotated without fusion (core 0.16.1 `rope_utils.py`).
+
+    Forward: product with cos, halves negated and put together, product with sin, sum, a copy beside nothing. Backward:
+    two products, halves, two sums of what three users of the tensor send back, zeros for the part that is not rotated.
+    `interleaved` (MLA): even and odd columns are put together before; backward spreads both over zeros.
+    """
+    if is_backward:
+        return 14 + 7 * interleaved
+    return 12 + 2 * interleaved
+
+
 def _moved(c: Context, x: Tensor, name: str) -> Tensor:
-    """A copy (or rotation, fused: angles are constants) of a part of qkv; keeps nothing."""
+    """A copy (or rotation: angles are constants) of a part of qkv; keeps nothing.
+
+    TE's fused rotation knows no factor of YaRN's (core 0.16.1 `rope_utils.py`, apply_rotary_pos_emb: mscale), which
+    GPT-OSS has (Bridge 0.3.1 `models/gpt_oss/gpt_oss_provider.py`, yarn_rotary_scaling_factor).
+    """
     rows, columns = x.shape
 
     def back(_tape: Tape, grads: Grads, _saved: Saved) -> list[Tensor | None]:
         if not rotary:
             return [grads[0]]
         grad = c.new(rows, columns, f"grad_{name}")
-        c.elementwise(grad, 2)
+        c.elementwise(grad, 2 if fused else turning_passes(is_backward=True))
         return [grad]
 
     rotary = name == "key" or any(getattr(b.block, "rotary", False) for b in c.kind.branches)
+    fused = not rotary or (c.kind.family != "gpt_oss" and dict(c.run.options).get("apply_rope_fusion") != "false")
     out = c.new(rows, columns, name)
-    c.elementwise(out, 2)
+    c.elementwise(out, 2 if fused else turning_passes(is_backward=False))
     c.node(out, (x,), (), back)
     return out
 

@@ -9,8 +9,9 @@ from __future__ import annotations
 
 from simcore.operators.megatron_context import Context, Grads, Saved
 from simcore.tape import Kernel, Tape, Tensor
+from simcore.units import dtype_bytes
 
-__all__ = ["clamped", "with_second_bias"]
+__all__ = ["clamped", "with_scaled_bias", "with_second_bias"]
 
 
 def clamped(c: Context, x: Tensor) -> Tensor:
@@ -61,11 +62,14 @@ def with_second_bias(c: Context, path: str, x: Tensor, probs: Tensor, experts: i
 
     def back(_tape: Tape, grads: Grads, _saved: Saved) -> list[Tensor | None]:
         # The gradient of all rows in the wider type; products with bias and probabilities are made expert by expert.
+        # Two products, their sums, the rows' own gradient cast and put together again, and what came first cast.
         full = c.new(rows, columns, "grad_experts_sum", wide) if wide != c.dtype else grads[0]
         product = c.new(each, columns, "grad_experts_product", wide)
         grad_probs = c.new(rows, 1, "grad_experts_probs", probs_dtype)
         grad = c.new(rows, columns, "grad_experts_out") if wide != c.dtype else grads[0]
-        c.tape.compute(Kernel.ELEMENTWISE, 0, 4 * rows * columns * c.size)
+        wider = dtype_bytes(wide)
+        moved = 6 * wider + 2 * c.size + 2 * (wider + c.size) * (wide != c.dtype)
+        c.tape.compute(Kernel.ELEMENTWISE, 2 * rows * columns, moved * rows * columns)
         del product, full
         return [grad, grad_probs, c.small_grad(bias)]
 
@@ -80,5 +84,24 @@ def with_second_bias(c: Context, path: str, x: Tensor, probs: Tensor, experts: i
     if wide != c.dtype:
         out = c.new(rows, columns, "experts.out")
         c.elementwise(out, 3)
+    c.node(out, (x, probs, bias), (probs,), back)
+    return out
+
+
+def with_scaled_bias(c: Context, path: str, x: Tensor, probs: Tensor) -> Tensor:
+    """The second bias where TE's fused grouped MLP adds it, times the probabilities (main `experts.py`, scale_bias).
+
+    Forward is part of the product; backward reads the gradient once for both sums (TransformerEngine 2.18
+    `pytorch/triton/grouped_dbias_dscales.py`).
+    """
+    bias, rows, dtype = c.param(f"{path}.bias"), x.shape[0], probs.dtype
+
+    def back(_tape: Tape, grads: Grads, _saved: Saved) -> list[Tensor | None]:
+        assert grads[0] is not None
+        grad_probs = c.new(rows, 1, "grad_experts_probs", dtype)
+        c.elementwise(grads[0], 1)
+        return [grads[0], grad_probs, c.small_grad(bias)]
+
+    out = Tensor(x.storage, x.shape, x.dtype)
     c.node(out, (x, probs, bias), (probs,), back)
     return out

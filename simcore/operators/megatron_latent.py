@@ -1,6 +1,8 @@
-"""Megatron-Core's multi-head latent attention (MLA), without RoPE fusion, which Bridge switches off.
+"""Megatron-Core's multi-head latent attention (MLA), with and without apply_rope_fusion.
 
-megatron-core 0.16.1 `transformer/multi_latent_attention.py` (`MLASelfAttention`); Bridge 0.3.1 `models/deepseek/`.
+megatron-core 0.16.1 `transformer/multi_latent_attention.py` (`MLASelfAttention`), `fusions/
+fused_mla_yarn_rope_apply.py`; Bridge 0.3.1 `models/deepseek/` switches the fusion off, its scripts for performance
+switch it on.
 The latent vector is a view of what the projection down made; TE's linears make what is not contiguous so, and keep the
 copy (TransformerEngine 2.18 `pytorch/module/base.py`, prepare_forward).
 """
@@ -9,7 +11,7 @@ from __future__ import annotations
 
 from simcore.errors import NotYet, Problem
 from simcore.models.blocks import LatentAttention
-from simcore.operators.megatron_attention import core
+from simcore.operators.megatron_attention import core, turning_passes
 from simcore.operators.megatron_context import Context, Grads, Saved, discarded_region
 from simcore.operators.megatron_ops import (
     column,
@@ -67,6 +69,8 @@ def _up(c: Context, block: LatentAttention, compressed: Tensor, latent: Tensor, 
     query = project(c, f"{_AT}.linear_q_up_proj", compressed) if block.q_rank else \
         column(c, f"{_AT}.linear_q_proj", compressed)
     pair = project(c, f"{_AT}.linear_kv_up_proj", _contiguous(c, latent))
+    if dict(c.run.options).get("apply_rope_fusion") == "true":
+        return _turned_in_place(c, block, heads, query), *_split_and_turned(c, block, heads, pair, rope_key)
     query = _query(c, block, heads, query)
     key, value = _key_value(c, block, heads, pair, rope_key)
     return query, key, value
@@ -102,11 +106,44 @@ def _contiguous(c: Context, x: Tensor) -> Tensor:
     return out
 
 
+def _turned_in_place(c: Context, block: LatentAttention, heads: int, x: Tensor) -> Tensor:
+    """`fused_apply_mla_rope_for_q`: the rotated part of each head is written over, of the gradient too."""
+    moved = 2 * x.shape[0] * heads * block.rope * c.size
+
+    def back(_tape: Tape, grads: Grads, _saved: Saved) -> Grads:
+        c.tape.compute(Kernel.ELEMENTWISE, moved, moved)
+        return grads
+
+    out = Tensor(x.storage, x.shape, x.dtype)
+    c.tape.compute(Kernel.ELEMENTWISE, moved, moved)
+    c.node(out, (x,), (), back)
+    return out
+
+
+def _split_and_turned(c: Context, block: LatentAttention, heads: int, x: Tensor, rope_key: Tensor) -> tuple[
+        Tensor, Tensor]:
+    """`fused_apply_mla_rope_for_kv`: one kernel splits, rotates and puts together; backward another."""
+    rows, columns = x.shape
+    around = rows * heads * (block.nope + block.rope + block.value) * c.size
+
+    def back(_tape: Tape, _grads: Grads, _saved: Saved) -> list[Tensor | None]:
+        grad, turned = c.new(rows, columns, "grad_kv_up"), c.new(rows, block.rope, "grad_rope_key")
+        c.tape.compute(Kernel.ELEMENTWISE, grad.numel, around + grad.nbytes + turned.nbytes)
+        return [grad, turned]
+
+    key = c.new(rows, heads * (block.nope + block.rope), "key")
+    value = c.new(rows, heads * block.value, "value")
+    c.tape.compute(Kernel.ELEMENTWISE, x.numel, x.nbytes + around)
+    c.node(key, (x, rope_key), (), back)
+    value.node, value.output = key.node, 1
+    return key, value
+
+
 def _rotated(c: Context, rows: int, columns: int, name: str) -> Tensor:
-    """`apply_rotary_pos_emb`, unfused: products with cos and sin, their sum; angles are constants, nothing is kept."""
+    """`apply_rotary_pos_emb`, unfused; angles are constants, nothing is kept. Even columns are put before odd ones."""
     straight, turned = c.new(rows, columns, f"{name}.cos"), c.new(rows, columns, f"{name}.sin")
     out = c.new(rows, columns, name)
-    c.elementwise(out, 10)
+    c.elementwise(out, turning_passes(is_backward=name.startswith("grad_"), interleaved=True))
     del straight, turned
     return out
 

@@ -18,7 +18,7 @@ from simcore.errors import NotYet, Problem
 from simcore.models.blocks import Moe
 from simcore.operators import aten
 from simcore.operators.megatron_allgather import gather_tokens, reduce_tokens
-from simcore.operators.megatron_biased import clamped, with_second_bias
+from simcore.operators.megatron_biased import clamped, with_scaled_bias, with_second_bias
 from simcore.operators.megatron_context import Context, Discarded, Grads, Saved, discarded_region
 from simcore.operators.megatron_ops import act, add, column, grouped, norm, norm_discarded, row, swiglu, whole
 from simcore.operators.megatron_parts import biased
@@ -517,7 +517,7 @@ def _in_one(c: Context, block: Moe, rows: Rows, x: Tensor, probs: Tensor) -> Ten
         inner = biased(c, "mlp.experts.linear_fc1", inner)
     out, _ = _weighted(c, block, inner, probs, discard=False, kernels=False)
     out = grouped(c, "mlp.experts.linear_fc2", out, rows.local_experts, casts_input=False)
-    return with_second_bias(c, "mlp.experts.linear_fc2", out, probs, rows.local_experts) if block.bias else out
+    return with_scaled_bias(c, "mlp.experts.linear_fc2", out, probs) if block.bias else out
 
 
 def _expert_layers(c: Context, block: Moe, rows: Rows, x: Tensor, probs: Tensor) -> Tensor:

@@ -145,6 +145,7 @@ def scenario(run):
         training["offload"] = {"activations": "host"}
     mesh = degrees(run)
     options = _graphs(fields) | _experts(run, fields) | _stages(run, fields) | _overlap(run, mesh) | _eight_bits(run)
+    options |= _fusions(run)
     options |= {} if fsdp else {"use_precision_aware_optimizer": _is_precise(run)}
     later = {"framework_version": "main 2026-08-22"} if release(run) >= "26.04" else {}
     return {"model": _model(run), "framework": "megatron_fsdp" if fsdp else "megatron", **later,
@@ -218,6 +219,16 @@ def _experts(run, fields):
     if fields.get("fp8_dot_product_attention"):
         made["fp8_dot_product_attention"] = True
     return made
+
+
+def _fusions(run):
+    """`utils/overrides.py`, _set_common_perf_overrides: rotation; `configs/qwen/qwen3_llm_pretrain.py`: activation.
+
+    Written down where providers of the family leave it out; in v0.2.0 to v0.6.0.
+    """
+    known = {"DEEPSEEK_V3": "apply_rope_fusion", "QWEN3_30B_A3B": "bias_activation_fusion",
+             "QWEN3_235B_A22B": "bias_activation_fusion"}
+    return {known[names(run)]: True} if names(run) in known else {}
 
 
 def _stages(run, fields):
