@@ -22,7 +22,7 @@ from simcore.topology import HostLink
 __all__ = ["DTYPES", "KERNELS", "added_ns", "busy_ns", "compute_ns", "copy_ns", "exposed_share", "on_matrix_units"]
 
 KERNELS: Final = ("gemm", "grouped_gemm", "attention", "mamba_scan", "conv", "norm", "elementwise", "permute", "loss",
-                  "embedding", "optimizer", "copy", "attention_flash2")
+                  "embedding", "optimizer", "copy", "attention_flash2", "attention_triton")
 DTYPES: Final = ("fp32", "tf32", "bf16", "fp16", "fp8", "fp4")
 
 

@@ -37,7 +37,7 @@ class Kernels(Frozen):
     """The closed set of kernel classes; order is that of `simcore.cost.KERNELS`.
 
     `attention` is what cuDNN and flash-attention 3 reach where the GPU has them, `attention_flash2` what
-    flash-attention 2 and torch's own do.
+    flash-attention 2 and torch's own do, `attention_triton` what the first flash-attention in Triton does.
     """
 
     gemm: KernelShare
@@ -53,6 +53,7 @@ class Kernels(Frozen):
     optimizer: KernelShare
     copy_: KernelShare = Field(alias="copy")  # `copy` is a method of pydantic models
     attention_flash2: KernelShare
+    attention_triton: KernelShare
 
 
 class Host(Frozen):

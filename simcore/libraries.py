@@ -20,7 +20,8 @@ class Libraries:
     and rotary cache; `core_attention`: its own attention, whose scores have a part of the global buffer. `dispatcher`:
     "nccl", "deepep", "hybridep".
 
-    Of time: `attention`: the class of kernel ("attention": cuDNN's and flash-attention 3, "attention_flash2");
+    Of time: `attention`: the class of kernel ("attention": cuDNN's and flash-attention 3, "attention_flash2",
+    "attention_triton");
     `module_calls`: kernels are those of whole modules, not of single operators of torch; `graphs`: modules of layers
     (`rows.Module`, in small letters) that lie in CUDA graphs, or FULL_ITERATION: forward and backward of the step;
     `overlapped`: axes whose collectives inside a layer run beside kernels of the same layer or of another microbatch;

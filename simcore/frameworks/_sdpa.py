@@ -18,6 +18,8 @@ _RULE: Final = ("torch 2.13 ATen/native/transformers/cuda/sdp_utils.cpp, check_p
 
 def torch_libraries(job: Job, options: Mapping[str, Any]) -> Libraries:
     """Torch's own linears, and the attention that it chooses on these GPUs where a scenario does not."""
+    if job.graph.implementation == "llmfoundry":  # models/mpt/configuration_mpt.py: attn_impl triton
+        return Libraries(attention="attention_flash2" if options.get("attn_impl") == "flash" else "attention_triton")
     given = str(options.get("attn_implementation", ""))
     if given.startswith(("fl", "kernels")):  # flash-attention 2 or FlexAttention, or flash-attention 3 from the hub
         return Libraries(attention="attention_flash2" if given.startswith("fl") else "attention")

@@ -21,10 +21,9 @@ __all__ = ["add", "add_", "add_scalar", "all_to_all", "bmm", "cast", "cat", "chu
            "cross_entropy", "div_", "embedding", "exp", "flash_attention", "flash_attention_with_sinks", "gather",
            "gelu", "grouped_mm", "index", "index_add", "layer_norm", "linear", "log_softmax", "masked_attention",
            "masked_fill", "mean", "mul", "mul_rows", "mul_scalar", "neg", "new", "product", "relu", "repeat_heads",
-           "rms_norm", "rotate", "rsqrt", "scaled_dot_product_attention", "select", "shapes_of_group", "sigmoid", "silu",
-           "slice_half",
-           "softmax", "sort", "split", "square", "strided", "sub", "sum_last", "sum_of", "swap_dims", "to_heads",
-           "topk"]
+           "rms_norm", "rotate", "rsqrt", "scaled_dot_product_attention", "select", "shapes_of_group", "sigmoid",
+           "silu", "slice_half", "softmax", "sort", "split", "square", "strided", "sub", "sum_last", "sum_of",
+           "swap_dims", "to_heads", "topk"]
 
 Operand = Tensor | Param
 Grads = list[Tensor | None]

@@ -40,6 +40,9 @@ ATTENTION: Final = {"a100": 0.60, "h100": 0.53, "h100-hbm2e": 0.48, "b200": 0.50
 """Isolated causal attention (aiconfigurator 095f58a5), of which 0.8 in training: B300 and GB300 have twice the rate of
 exponents."""
 FLASH2: Final = {"ampere": 0.60, "hopper": 0.30, "blackwell": 0.25}
+TRITON: Final = 1 / 1.83
+"""Of flash-attention 2: forward takes 1.3 to 1.5 times as long, backward, of 2.5 times the FLOPs, about twice (arXiv
+2307.08691, section 4.1, A100)."""
 SCAN_S: Final = {"ampere": 59e-9, "hopper": 40e-9, "blackwell": 41e-9}
 """Forward seconds of a token in 64 heads, isolated: vllm PR 27299 (H100), aiconfigurator 095f58a5 (B200)."""
 SCAN_FLOPS: Final = 3_416_064
@@ -59,6 +62,7 @@ FACTORS: Final[dict[str, float]] = {
     **{f"gemm {family}": 0.1 for family in GROUPED}, **{f"gemm {file}": 0.12 for file in FAMILY},
     **{f"grouped {family}": 0.2 for family in GROUPED},
     **{f"attention {family}": 0.2 for family in GROUPED}, **{f"flash2 {family}": 0.2 for family in GROUPED},
+    **{f"triton {family}": 0.2 for family in GROUPED},
     "scan": 0.3, **{f"scan {family}": 0.2 for family in GROUPED},
     "memory": 0.1, "permute": 0.3, "loss": 0.2, "optimizer": 0.15, "grouped memory": 0.15,
     "fp8 hopper": 0.15, "fp8 blackwell": 0.15, "fp4": 0.2,
@@ -87,6 +91,9 @@ def _of_kernels(file: str, family: str) -> Iterator[Number]:
     yield compute("attention", ATTENTION[file], (f"attention {family}",), "cuDNN and flash-attention 3, causal")
     yield compute("attention_flash2", FLASH2[family], (f"attention {family}", f"flash2 {family}"),
                   "flash-attention 2 uses the instructions of Ampere")
+    yield compute("attention_triton", FLASH2[family] * TRITON,
+                  (f"attention {family}", f"flash2 {family}", f"triton {family}"),
+                  "the first flash-attention, written in Triton: slower than flash-attention 2 by 1.83")
     rest_s = 1.4 * SCAN_S[family] - SCAN_BYTES / HBM[file] / MEMORY  # a kernel takes time for FLOPs and for bytes
     scan = SCAN_FLOPS / max(rest_s, 0.2 * SCAN_S[family]) / PEAK[file]
     yield compute("mamba_scan", scan, ("scan", f"scan {family}"), "isolated SSD forward, 1.4 times slower in situ")
@@ -98,7 +105,8 @@ def _of_kernels(file: str, family: str) -> Iterator[Number]:
 
 
 def _of_memory(file: str) -> Iterator[Number]:
-    for kernel in ("gemm", "attention", "attention_flash2", "mamba_scan", "norm", "elementwise", "copy"):
+    for kernel in ("gemm", "attention", "attention_flash2", "attention_triton", "mamba_scan", "norm", "elementwise",
+                   "copy"):
         yield Number(file, ("kernels", kernel, "memory"), MEMORY, "%", ("memory",), "fused pointwise kernels, SimuMax")
     yield Number(file, ("kernels", "grouped_gemm", "memory"), MEMORY, "%", ("memory", "grouped memory"), "as products")
     for kernel in ("permute", "embedding"):
