@@ -28,7 +28,7 @@ __all__ = ["Layer", "ModelGraph", "build", "known_presets", "layer_kinds", "mode
 
 FAMILIES = {
     "deepseek_v2": "deepseek", "deepseek_v3": "deepseek", "gpt2": "gpt2", "gpt_oss": "gpt_oss", "llama": "llama",
-    "mixtral": "mixtral", "nemotron_h": "nemotron_h", "qwen2": "qwen",
+    "mistral": "mistral", "mixtral": "mixtral", "nemotron_h": "nemotron_h", "qwen2": "qwen",
     "qwen2_moe": "qwen", "qwen3": "qwen", "qwen3_moe": "qwen",
 }
 """A configuration's `model_type` -> the file of `simcore/models` that reads it."""

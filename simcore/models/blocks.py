@@ -147,6 +147,7 @@ class Embedding:
     """The token embedding. `rotary_dim` > 0: the stem makes cos and sin tables for the layers.
 
     `positions` > 0: so many learned position vectors besides. `shared`: multi-token prediction looks tokens up too.
+    `window` > 0: a mask for layers that see so many tokens, where there are as many or more.
     """
 
     vocab: int
@@ -154,6 +155,7 @@ class Embedding:
     rotary_dim: int = 0
     positions: int = 0
     shared: bool = False
+    window: int = 0
 
 
 @dataclass(frozen=True, slots=True)

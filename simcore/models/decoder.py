@@ -1,7 +1,7 @@
 """What decoders with rotary positions share: attention and SwiGLU behind RMSNorms, and the parts around the layers.
 
 Names of modules are those of transformers 5.23 (`models/llama`, `models/qwen2`, `models/qwen3_moe`, `models/mixtral`,
-`models/deepseek_v3`, `models/gpt_oss`).
+`models/mistral`, `models/deepseek_v3`, `models/gpt_oss`).
 """
 
 from __future__ import annotations
@@ -59,14 +59,15 @@ def decoder_layer(family: str, mixer: Attention | LatentAttention, feed_forward:
         Branch("input_layernorm", "self_attn", mixer), Branch("post_attention_layernorm", "mlp", feed_forward)))
 
 
-def chain(config: Config, family: str, layers: Sequence[LayerKind], rotary_dim: int, mtp: int = 0) -> Architecture:
+def chain(config: Config, family: str, layers: Sequence[LayerKind], rotary_dim: int, mtp: int = 0,
+          window: int = 0) -> Architecture:
     """Embedding, `layers`, final norm, head and loss. `mtp`: modules like the last layer that predict further tokens.
 
-    `rotary_dim`: dimensions of a head that are rotated.
+    `rotary_dim`: dimensions of a head that are rotated. `window`: tokens that layers within one see.
     """
     hidden, vocab = config.integer("hidden_size"), config.integer("vocab_size")
     tied = config.boolean("tie_word_embeddings", default=False)
-    stem = Embedding(vocab, hidden, rotary_dim, shared=mtp > 0)
+    stem = Embedding(vocab, hidden, rotary_dim, shared=mtp > 0, window=window)
     further = LayerKind("mtp", family, hidden, layers[-1].branches, Mtp(hidden, vocab, mtp))
     parts = (
         ("model.embed_tokens", LayerKind("embedding", family, hidden, block=stem)),
