@@ -27,9 +27,10 @@ if TYPE_CHECKING:
 __all__ = ["Layer", "ModelGraph", "build", "known_presets", "layer_kinds", "model_config"]
 
 FAMILIES = {
-    "deepseek_v2": "deepseek", "deepseek_v3": "deepseek", "gpt2": "gpt2", "gpt_oss": "gpt_oss", "llama": "llama",
-    "mistral": "mistral", "mixtral": "mixtral", "nemotron_h": "nemotron_h", "qwen2": "qwen",
-    "qwen2_moe": "qwen", "qwen3": "qwen", "qwen3_moe": "qwen",
+    "bamba": "bamba", "deepseek_v2": "deepseek", "deepseek_v3": "deepseek", "gpt2": "gpt2", "gpt_oss": "gpt_oss",
+    "granitemoehybrid": "granitemoehybrid", "llama": "llama", "mamba2": "mamba2", "mistral": "mistral",
+    "mixtral": "mixtral", "nemotron_h": "nemotron_h", "qwen2": "qwen", "qwen2_moe": "qwen", "qwen3": "qwen",
+    "qwen3_moe": "qwen", "zamba2": "zamba2",
 }
 """A configuration's `model_type` -> the file of `simcore/models` that reads it."""
 

@@ -26,6 +26,9 @@ from simcore.models.blocks import (
 __all__ = ["attention", "chain", "decoder_layer", "mlp", "top_k"]
 
 
+_LETTERS = {"moe_decoder": "E", "mamba": "M", "attention": "*", "hybrid": "H"}
+
+
 def attention(config: Config, *, bias: str = "", qk_norm: bool = False, sinks: bool = False,
               window: int = 0) -> Attention:
     """Rotary grouped-query attention by the usual field names."""
@@ -59,25 +62,27 @@ def decoder_layer(family: str, mixer: Attention | LatentAttention, feed_forward:
         Branch("input_layernorm", "self_attn", mixer), Branch("post_attention_layernorm", "mlp", feed_forward)))
 
 
-def chain(config: Config, family: str, layers: Sequence[LayerKind], rotary_dim: int, mtp: int = 0,
-          window: int = 0) -> Architecture:
+def chain(config: Config, family: str, layers: Sequence[LayerKind], rotary_dim: int, mtp: int = 0, *,
+          window: int = 0, norm: str = "model.norm", scaled: bool = False, tied: bool = False) -> Architecture:
     """Embedding, `layers`, final norm, head and loss. `mtp`: modules like the last layer that predict further tokens.
 
-    `rotary_dim`: dimensions of a head that are rotated. `window`: tokens that layers within one see.
+    `rotary_dim`: dimensions of a head that are rotated. `window`: tokens that layers within one see. `norm`: name
+    of the last one. `scaled`: the embedding's output and the logits are multiplied by a number. `tied`: where the
+    configuration says nothing.
     """
     hidden, vocab = config.integer("hidden_size"), config.integer("vocab_size")
-    tied = config.boolean("tie_word_embeddings", default=False)
+    tied = config.boolean("tie_word_embeddings", default=tied)
     stem = Embedding(vocab, hidden, rotary_dim, shared=mtp > 0, window=window)
     further = LayerKind("mtp", family, hidden, layers[-1].branches, Mtp(hidden, vocab, mtp))
     parts = (
-        ("model.embed_tokens", LayerKind("embedding", family, hidden, block=stem)),
+        ("model.embed_tokens", LayerKind("embedding", family, hidden, block=stem, scaled=scaled)),
         *((f"model.layers.{i}", layer) for i, layer in enumerate(layers)),
-        ("model.norm", LayerKind("final_norm", family, hidden, block=FinalNorm(hidden))),
+        (norm, LayerKind("final_norm", family, hidden, block=FinalNorm(hidden))),
         *((f"mtp.layers.{i}", further) for i in range(mtp)),
-        ("lm_head", LayerKind("head", family, hidden, block=Head(vocab, hidden, tied, shared=mtp > 0))),
+        ("lm_head", LayerKind("head", family, hidden, block=Head(vocab, hidden, tied, shared=mtp > 0), scaled=scaled)),
         ("loss", LayerKind("loss", family, hidden, block=Loss(vocab))),
     )
     # inv_freq and original_inv_freq, fp32, one value per pair of rotated dimensions
     buffers = (("model.rotary_emb.inv_freq", 2 * 4 * (rotary_dim // 2)),)
-    pattern = "".join("E" if layer.name == "moe_decoder" else "D" for layer in layers)
+    pattern = "".join(_LETTERS.get(layer.name, "D") for layer in layers)
     return Architecture(family, parts, vocab, hidden, tied, pattern, buffers)
