@@ -24,8 +24,8 @@ ORDER = (
     "launch", "quantiles", "speed", "report", "traffic", "series", "streams", "timeline", "breakdown", "clocked",
     "rates", "adapters", "workspace", "outside", "reserve", "band", "assemble", "received", "spread", "drawn", "host",
     "lengths", "simulate", "advice", "compare", "measured", "tolerance", "left_out", "timing", "validate", "table",
-    "columns", "summary", "timesheet", "batch", "finding", "output", "glossary", "calibration/", "machines", "cli",
-    "__init__", "__main__",
+    "columns", "summary", "timesheet", "batch", "finding", "output", "glossary", "calibration/", "machines", "presets",
+    "cli", "__init__", "__main__",
 )  # fmt: skip
 
 # A library has one door: what it does could be replaced by rewriting the files named here.
