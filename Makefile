@@ -22,6 +22,7 @@ bench: $(READY)  ## speed, apart from the tests because it needs a quiet machine
 
 truth: $(TRUTH)  ## does the data under tests/truth still come out of the real frameworks?
 	.venv-truth/bin/python tests/truth/regenerate.py --check
+	.venv-truth/bin/python tests/truth/probe_models.py --check
 
 clean:
 	rm -rf .venv .venv-truth build dist .mypy_cache .pytest_cache .ruff_cache .hypothesis .benchmarks

@@ -240,6 +240,8 @@ def _peak(parts: Parts, peak: Balance, plan: Plan, held: Sequence[Held], band: B
 def _assumptions(parts: Parts) -> tuple[Assumption, ...]:
     autos = [Assumption(what=key, value=value, kind="default", source=source)
              for key, (value, source) in parts.job.autos.items()]
+    if reason := parts.job.graph.architecture.assumed:
+        autos.append(Assumption(what="model", value="a shape that nobody published", kind="assumed", source=reason))
     of_lengths = packing_assumptions(parts.job.scenario.training)
     noted = [Assumption.model_validate({"what": w, "value": v, "kind": k, "source": s})
              for w, v, k, s in (*parts.framework.assumptions, *of_lengths)]

@@ -27,9 +27,10 @@ if TYPE_CHECKING:
 __all__ = ["Layer", "ModelGraph", "build", "known_presets", "layer_kinds", "model_config"]
 
 FAMILIES = {
-    "deepseek_v2": "deepseek", "deepseek_v3": "deepseek", "gpt2": "gpt2", "gpt_oss": "gpt_oss", "llama": "llama",
-    "mixtral": "mixtral", "mpt": "mpt", "nemotron_h": "nemotron_h", "qwen2": "qwen",
-    "qwen2_moe": "qwen", "qwen3": "qwen", "qwen3_moe": "qwen",
+    "bamba": "bamba", "deepseek_v2": "deepseek", "deepseek_v3": "deepseek", "gpt2": "gpt2", "gpt_oss": "gpt_oss",
+    "granitemoehybrid": "granitemoehybrid", "llama": "llama", "mamba2": "mamba2", "mistral": "mistral",
+    "mixtral": "mixtral", "mpt": "mpt", "nemotron-nas": "nemotron_nas", "nemotron_h": "nemotron_h", "qwen2": "qwen",
+    "qwen2_moe": "qwen", "qwen3": "qwen", "qwen3_moe": "qwen", "zamba2": "zamba2",
 }
 """A configuration's `model_type` -> the file of `simcore/models` that reads it."""
 
@@ -116,11 +117,17 @@ def _preset(name: str) -> Mapping[str, Any]:
 
 
 def model_config(reference: str, overrides: Mapping[str, Any] | None, where: str) -> Mapping[str, Any]:
-    """The configuration that a scenario's `model` names: a preset, or the path of a `config.json`."""
+    """The configuration that a scenario's `model` names: a preset, or the path of a `config.json`.
+
+    InputError where there is none, a key is not known, or, at its line, where the file's `model_type` is not.
+    """
     if reference in known_presets():
         fields = dict(_preset(reference))
     elif reference.endswith(".json"):
-        fields = dict(read_document(reference).data)
+        document = read_document(reference)
+        fields = dict(document.data)
+        if "model_type" not in (overrides or {}):
+            _check_family(Config(fields, document.where(("model_type",))))
     else:
         raise InputError(Problem(where, _unknown(reference)))
     for key, value in (overrides or {}).items():
@@ -181,11 +188,16 @@ def layer_kinds(fields: Mapping[str, Any], where: str = "model") -> tuple[LayerK
 
 
 def _architecture(config: Config) -> Architecture:
-    family = str(config.fields.get("model_type"))
-    if family not in FAMILIES:
-        raise config.fail("model_type", f"expected one of {', '.join(FAMILIES)}, got {family!r}")
+    family = _check_family(config)
     found: Architecture = importlib.import_module(f"simcore.models.{FAMILIES[family]}").architecture(config)
-    return found
+    return replace(found, assumed=str(config.fields.get("assumed", "")))
+
+
+def _check_family(config: Config) -> str:
+    family = config.fields.get("model_type")
+    if not isinstance(family, str) or family not in FAMILIES:
+        raise config.fail("model_type", f"expected one of {', '.join(FAMILIES)}, got {family!r}")
+    return family
 
 
 def _check_mtp(config: Config, architecture: Architecture, tensors: Callable[[LayerKind], Any]) -> None:

@@ -12,6 +12,7 @@ import pytest
 from simcore.errors import InputError, NotYet
 from simcore.graph import build, known_presets, model_config
 from simcore.models.blocks import LayerKind
+from simcore.operators.megatron_tensors import NOT_BUILT
 from simcore.tensor import TensorSpec
 
 TINY = model_config("nemotron-3-tiny", None, "model")
@@ -25,8 +26,10 @@ def test_the_only_order_is_the_running_order(preset: str) -> None:
     assert nx.is_weakly_connected(graph.network)
 
 
+TYPES = {preset: model_config(preset, None, "model")["model_type"] for preset in known_presets()}
 SERVED = [(preset, implementation) for preset in known_presets() for implementation in ("automodel", "hf", "megatron")
-          if implementation != "automodel" or preset.startswith(("llama", "nemotron"))]
+          if (implementation != "automodel" or TYPES[preset] in ("llama", "nemotron_h"))
+          and (implementation != "megatron" or TYPES[preset] not in NOT_BUILT)]
 
 
 @pytest.mark.parametrize(("preset", "implementation"), SERVED)
@@ -72,8 +75,16 @@ def test_what_is_unknown_is_refused_with_a_hint() -> None:
         model_config("llama-3.1-8B", None, "model")
     with pytest.raises(InputError, match="'hiden_size': the configuration has no such field"):
         model_config("llama-tiny", {"hiden_size": 1}, "model")
-    with pytest.raises(InputError, match=r"model_type: expected one of deepseek_v2, .*, qwen3_moe, got 'bert'"):
+    with pytest.raises(InputError, match=r"model_type: expected one of bamba, .*, zamba2, got 'bert'"):
         build({"model_type": "bert"}, "hf")
+
+
+def test_a_family_that_is_not_known_is_told_at_the_files_line(tmp_path: Path) -> None:
+    path = tmp_path / "config.json"
+    path.write_text('{\n "hidden_size": 64,\n "model_type": "bert"\n}')
+    with pytest.raises(InputError, match=r"config\.json:3: model configuration: model_type: expected one of bamba, "):
+        model_config(str(path), None, "f.yaml:2")
+    assert model_config(str(path), {"model_type": "llama"}, "f.yaml:2")["model_type"] == "llama"
 
 
 def test_a_family_that_an_implementation_is_not_described_of_is_refused_by_name() -> None:

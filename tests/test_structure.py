@@ -25,7 +25,7 @@ ORDER = (
     "timeline", "breakdown", "clocked", "rates", "adapters", "workspace", "outside", "reserve", "band", "assemble",
     "received", "spread", "drawn", "host", "lengths", "simulate", "advice", "compare", "measured", "tolerance",
     "left_out", "timing", "validate", "table", "columns", "summary", "timesheet", "batch", "finding", "output",
-    "glossary", "calibration/", "machines", "cli", "__init__", "__main__",
+    "glossary", "calibration/", "machines", "presets", "cli", "__init__", "__main__",
 )  # fmt: skip
 
 # A library has one door: what it does could be replaced by rewriting the files named here.

@@ -9,15 +9,20 @@ from typing import Any
 import pytest
 
 import small
+from simcore.graph import FAMILIES as FAMILY_FILES
 from simcore.graph import ModelGraph, build, known_presets, model_config
 from simcore.tensor import TensorSpec
 
 TRUTH = Path(__file__).parent / "truth" / "models" / "transformers-5.23.0.json"
 ROWS: dict[str, Any] = json.loads(TRUTH.read_text(encoding="utf-8"))
+OTHER_SIZES: dict[str, Any] = json.loads((TRUTH.parent / "other-sizes.json").read_text(encoding="utf-8"))
+REMOTE = ("nemotron-nas",)
+"""Transformers has no code for it: its own repository has."""
 
 
-def graph(preset: str, **changed: Any) -> ModelGraph:
-    return build(model_config(preset, changed, "test"), "hf")
+def graph(name: str, **changed: Any) -> ModelGraph:
+    case = OTHER_SIZES.get(name, {"preset": name, "overrides": {}})
+    return build(model_config(case["preset"], {**case["overrides"], **changed}, "test"), "hf")
 
 
 def spelled(found: ModelGraph, *, buffers: bool) -> list[str]:
@@ -30,9 +35,21 @@ def _dtype(spec: TensorSpec) -> str:
     return " float32" if spec.stored == "fp32" else ""
 
 
-def test_every_preset_that_transformers_builds_is_asked_for() -> None:
-    """Nemotron-H has a truth of its own; transformers' MPT has no biases, llm-foundry's first presets have."""
-    assert set(ROWS) == {p for p in known_presets() if not p.startswith("nemotron") and p != "mpt-1b"}
+def test_every_preset_is_asked_for() -> None:
+    """Transformers' MPT has no biases, llm-foundry's first presets have."""
+    types = {preset: model_config(preset, None, "test")["model_type"] for preset in known_presets()}
+    asked = {preset for preset in types if types[preset] not in REMOTE and preset != "mpt-1b"}
+    assert set(ROWS) == asked | set(OTHER_SIZES)
+
+
+def test_every_family_is_asked_for_in_two_sizes() -> None:
+    """Published ones, or one with fields changed."""
+    counts: dict[str, set[int]] = {}
+    for name, row in ROWS.items():
+        preset = OTHER_SIZES[name]["preset"] if name in OTHER_SIZES else name
+        counts.setdefault(str(model_config(preset, None, "test")["model_type"]), set()).add(row["parameters"])
+    assert set(counts) == {family for family in FAMILY_FILES if family not in REMOTE}
+    assert {family for family, sizes in counts.items() if len(sizes) < 2} == set()
 
 
 @pytest.mark.parametrize("preset", ROWS)

@@ -36,7 +36,8 @@ from simcore.lora_names import name_adapters
 from simcore.models.blocks import Moe
 from simcore.tensor import TensorSpec
 
-__all__ = ["CASTS_PARAMETERS", "DEFAULT_IMPLEMENTATION", "IMPLEMENTATIONS", "VERSIONS", "adapters", "table"]
+__all__ = ["CASTS_PARAMETERS", "COPIES_SHARED_LAYERS", "DEFAULT_IMPLEMENTATION", "IMPLEMENTATIONS", "VERSIONS",
+           "adapters", "table"]
 
 VERSIONS = ("torch 2.13",)
 DEFAULT_IMPLEMENTATION = "hf"
@@ -46,6 +47,9 @@ CODES: dict[str, ModuleType] = {"hf": _transformers, "hub": _hub, "torchtitan": 
 IMPLEMENTATIONS = tuple(CODES)
 CASTS_PARAMETERS = True
 """They rest as asked, and are gathered in the compute dtype (torch 2.13 `_fsdp_api.py`, MixedPrecisionPolicy)."""
+COPIES_SHARED_LAYERS = True
+"""Each `fully_shard` makes parameters of its own (torch 2.13 `_fsdp_param.py`, _init_sharded_param): what layers of two
+units share is no longer shared; measured: `tests/truth/models/shared-torch-2.13.0.json`."""
 RULE = "torch 2.13 torch/distributed/fsdp/_fully_shard/_fsdp_init.py"
 
 adapters = name_adapters
@@ -133,6 +137,9 @@ def _note_defaults(job: Job, options: dict[str, object]) -> None:
         given = CODES[job.graph.implementation].DEFAULTS
         job.auto("framework_options.reshard_after_forward", "auto",
                  *(given.reshard if job.mesh.pp == 1 else given.reshard_in_stages))
+    if any(kind.shared for kind in job.graph.kinds):
+        job.auto("model", "auto", "every layer has its own copy of what layers share",
+                 "torch 2.13 _fsdp_param.py _init_sharded_param: each fully_shard makes new parameters")
     if job.scenario.training.optimizer.name != "sgd":
         job.auto("training.optimizer.moments", job.scenario.training.optimizer.moments, "as each parameter is stored",
                  "torch 2.13 optim/adam.py: zeros_like(parameter)")

@@ -16,7 +16,8 @@ __all__ = ["Architecture", "Config"]
 class Architecture:
     """`parts`: (module path, kind) from embedding to loss; `tied`: the head uses the embedding's weight.
 
-    `buffers`: replicated bytes outside the layers, as (name, bytes) (rotary tables).
+    `buffers`: replicated bytes outside the layers, as (name, bytes) (rotary tables). `assumed`: why the shape is as it
+    is, where nobody has published it.
     """
 
     family: str
@@ -26,6 +27,7 @@ class Architecture:
     tied: bool
     pattern: str
     buffers: tuple[tuple[str, int], ...] = ()
+    assumed: str = ""
 
 
 class Config:

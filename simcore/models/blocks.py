@@ -9,7 +9,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 __all__ = ["Attention", "Block", "Branch", "Embedding", "FinalNorm", "Head", "LatentAttention", "LayerKind", "Loss",
-           "Mamba2", "Mixer", "Mlp", "Moe", "Mtp"]
+           "Mamba2", "Mixer", "Mlp", "Moe", "Mtp", "SharedTransformer"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -19,6 +19,7 @@ class Attention:
     `bias`: "" none, "qkv" of query, key and value, "all" of the output projection too. `qk_norm`: an RMSNorm over each
     head of q and of k. `sinks`: one learned number a head in the softmax. `window`: tokens seen, 0 all. `dropout`: some
     of the softmax is dropped. `alibi`: a bias that falls with the distance of two tokens is added to their score.
+    of the softmax is dropped. `rotated`: of a head's dimensions so many are rotated, 0 all.
     """
 
     hidden: int
@@ -32,6 +33,7 @@ class Attention:
     window: int = 0
     dropout: bool = False
     alibi: bool = False
+    rotated: int = 0
 
     @property
     def q_size(self) -> int:
@@ -78,7 +80,10 @@ class LatentAttention:
 
 @dataclass(frozen=True, slots=True)
 class Mamba2:
-    """A Mamba-2 mixer (state-space duality), gated RMSNorm, output projection."""
+    """A Mamba-2 mixer (state-space duality), gated RMSNorm, output projection.
+
+    `bias`: of both projections; `conv_bias`: of the convolution.
+    """
 
     hidden: int
     num_heads: int
@@ -87,6 +92,8 @@ class Mamba2:
     state: int
     conv_kernel: int
     chunk: int
+    bias: bool = False
+    conv_bias: bool = True
 
     @property
     def inner(self) -> int:
@@ -144,10 +151,32 @@ class Mlp:
 
 
 @dataclass(frozen=True, slots=True)
+class SharedTransformer:
+    """Attention and a gated GELU MLP whose weights several layers use, with low-rank adapters of each (Zamba2).
+
+    It sees the layer's input beside the embedding's output, 2h columns, and ends in a projection that is the layer's
+    own. `places`: numbers of the adapters that it holds, one a layer that uses it; `rank`: theirs, of query, key and
+    value too where `adapts_attention`. `first`: the first of those layers, which owns the weights.
+    """
+
+    hidden: int
+    num_heads: int
+    num_kv_heads: int
+    head_dim: int
+    ffn: int
+    rank: int
+    places: tuple[int, ...]
+    adapts_attention: bool
+    rotary: bool
+    first: bool
+
+
+@dataclass(frozen=True, slots=True)
 class Embedding:
     """The token embedding. `rotary_dim` > 0: the stem makes cos and sin tables for the layers.
 
     `positions` > 0: so many learned position vectors besides. `shared`: multi-token prediction looks tokens up too.
+    `window` > 0: a mask for layers that see so many tokens, where there are as many or more.
     """
 
     vocab: int
@@ -155,6 +184,7 @@ class Embedding:
     rotary_dim: int = 0
     positions: int = 0
     shared: bool = False
+    window: int = 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -220,7 +250,9 @@ class LayerKind:
     `family` tells implementations which modelling code runs: the configuration's `model_type`. A model runs its kinds
     in the order embedding, layers, final norm, head, loss; modules of multi-token prediction stand before the head.
     `dropout`: some of what is added to the residual stream is dropped, or of the embedding's output. `fp8`: linears
-    compute in 8 bits (a framework may leave the first and last layers in 16).
+    compute in 8 bits (a framework may leave the first and last layers in 16). `scaled`: what a block adds is multiplied
+    by a number first, or the embedding's output, or the logits. `wide`: the residual stream is fp32.
+    `shared`: a transformer in front of the branches, whose output the first of them sees besides.
     """
 
     name: str
@@ -230,3 +262,6 @@ class LayerKind:
     block: Embedding | FinalNorm | Head | Loss | Mtp | None = None
     dropout: bool = False
     fp8: bool = False
+    scaled: bool = False
+    wide: bool = False
+    shared: SharedTransformer | None = None

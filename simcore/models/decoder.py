@@ -1,7 +1,7 @@
 """What decoders with rotary positions share: attention and SwiGLU behind RMSNorms, and the parts around the layers.
 
 Names of modules are those of transformers 5.23 (`models/llama`, `models/qwen2`, `models/qwen3_moe`, `models/mixtral`,
-`models/deepseek_v3`, `models/gpt_oss`).
+`models/mistral`, `models/deepseek_v3`, `models/gpt_oss`).
 """
 
 from __future__ import annotations
@@ -24,6 +24,9 @@ from simcore.models.blocks import (
 )
 
 __all__ = ["attention", "chain", "decoder_layer", "mlp", "top_k"]
+
+
+_LETTERS = {"moe_decoder": "E", "mamba": "M", "attention": "*", "hybrid": "H"}
 
 
 def attention(config: Config, *, bias: str = "", qk_norm: bool = False, sinks: bool = False,
@@ -59,24 +62,27 @@ def decoder_layer(family: str, mixer: Attention | LatentAttention, feed_forward:
         Branch("input_layernorm", "self_attn", mixer), Branch("post_attention_layernorm", "mlp", feed_forward)))
 
 
-def chain(config: Config, family: str, layers: Sequence[LayerKind], rotary_dim: int, mtp: int = 0) -> Architecture:
+def chain(config: Config, family: str, layers: Sequence[LayerKind], rotary_dim: int, mtp: int = 0, *,
+          window: int = 0, norm: str = "model.norm", scaled: bool = False, tied: bool = False) -> Architecture:
     """Embedding, `layers`, final norm, head and loss. `mtp`: modules like the last layer that predict further tokens.
 
-    `rotary_dim`: dimensions of a head that are rotated.
+    `rotary_dim`: dimensions of a head that are rotated. `window`: tokens that layers within one see. `norm`: name
+    of the last one. `scaled`: the embedding's output and the logits are multiplied by a number. `tied`: where the
+    configuration says nothing.
     """
     hidden, vocab = config.integer("hidden_size"), config.integer("vocab_size")
-    tied = config.boolean("tie_word_embeddings", default=False)
-    stem = Embedding(vocab, hidden, rotary_dim, shared=mtp > 0)
+    tied = config.boolean("tie_word_embeddings", default=tied)
+    stem = Embedding(vocab, hidden, rotary_dim, shared=mtp > 0, window=window)
     further = LayerKind("mtp", family, hidden, layers[-1].branches, Mtp(hidden, vocab, mtp))
     parts = (
-        ("model.embed_tokens", LayerKind("embedding", family, hidden, block=stem)),
+        ("model.embed_tokens", LayerKind("embedding", family, hidden, block=stem, scaled=scaled)),
         *((f"model.layers.{i}", layer) for i, layer in enumerate(layers)),
-        ("model.norm", LayerKind("final_norm", family, hidden, block=FinalNorm(hidden))),
+        (norm, LayerKind("final_norm", family, hidden, block=FinalNorm(hidden))),
         *((f"mtp.layers.{i}", further) for i in range(mtp)),
-        ("lm_head", LayerKind("head", family, hidden, block=Head(vocab, hidden, tied, shared=mtp > 0))),
+        ("lm_head", LayerKind("head", family, hidden, block=Head(vocab, hidden, tied, shared=mtp > 0), scaled=scaled)),
         ("loss", LayerKind("loss", family, hidden, block=Loss(vocab))),
     )
     # inv_freq and original_inv_freq, fp32, one value per pair of rotated dimensions
     buffers = (("model.rotary_emb.inv_freq", 2 * 4 * (rotary_dim // 2)),)
-    pattern = "".join("E" if layer.name == "moe_decoder" else "D" for layer in layers)
+    pattern = "".join(_LETTERS.get(layer.name, "D") for layer in layers)
     return Architecture(family, parts, vocab, hidden, tied, pattern, buffers)

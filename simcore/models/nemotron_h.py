@@ -172,7 +172,8 @@ def _attention(config: Config, hidden: int) -> Mixer:
 
 
 def _head_dim(config: Config, hidden: int) -> int:
-    return config.integer("head_dim", default=max(1, hidden // config.integer("num_attention_heads")))
+    fair = max(1, hidden // config.integer("num_attention_heads"))
+    return config.integer("head_dim", "attention_head_dim", default=fair)
 
 
 def _has_biases(config: Config) -> bool:

@@ -477,32 +477,33 @@ def scaled_dot_product_attention(tape: Tape, q: Tensor, k: Tensor, v: Tensor, pa
 
 
 def masked_attention(tape: Tape, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
-    """Attention of q [1, s, heads, d] under a mask of truth values: the memory-efficient kernel.
+    """Attention of q [b, s, heads, d] under a mask of truth values: the memory-efficient kernel.
 
     torch 2.13 `transformers/attention.cpp`, convert_boolean_attn_mask: each call writes the mask out anew in the type
-    of q, and the kernel keeps it. Keys and values are repeated for every head before (`integrations/sdpa_attention.py`,
-    use_gqa_in_sdpa). The log-sum-exp is rounded up to 32 positions (`transformers/cuda/attention.cu`). What the kernel
-    skips of blocks that are masked whole is not known: FLOPs are those of the whole square.
+    of q, for every row of the batch, and the kernel keeps it. Keys and values are repeated for every head before
+    (`integrations/sdpa_attention.py`, use_gqa_in_sdpa). The log-sum-exp is rounded up to 32 positions
+    (`transformers/cuda/attention.cu`). What the kernel skips of blocks that are masked whole is not known: FLOPs are
+    those of the whole square.
     """
     k, v = (repeat_heads(tape, x, q.shape[2] // x.shape[2]) for x in (k, v))
     shapes, dtype = (q.shape, k.shape, v.shape), q.dtype
-    _, seq, heads, dim = q.shape
-    flops = 4 * seq * seq * heads * dim
+    batch, seq, heads, dim = q.shape
+    flops = 4 * batch * seq * seq * heads * dim
     moved = q.nbytes + k.nbytes + v.nbytes
 
     def backward(tape: Tape, grads: Grads, saved: Saved) -> Grads:
         made: Grads = [tape.empty(shape, dtype, "grad_attention") for shape in shapes]
-        _delta = tape.empty((heads, seq), "fp32", "attention_delta")
+        _delta = tape.empty((batch, heads, seq), "fp32", "attention_delta")
         tape.compute(Kernel.ATTENTION, flops * 5 // 2, 3 * moved)
         return made
 
-    bias = new(tape, (seq, seq), dtype, "attention_bias", seq * seq)
+    bias = new(tape, (batch, seq, seq), dtype, "attention_bias", seq * seq)
     node = tape.node((q, k, v), (q, k, v, bias), backward)
     moved += bias.nbytes
     del bias
     out, lse = tape.outputs("attention", lambda: (
         new(tape, q.shape, dtype, "attention", moved, Kernel.ATTENTION, flops),
-        tape.empty((heads, -(-seq // 32) * 32), "fp32", "log_sum_exp")))
+        tape.empty((batch, heads, -(-seq // 32) * 32), "fp32", "log_sum_exp")))
     tape.save(node, out, lse)
     out.node = node
     return out

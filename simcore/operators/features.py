@@ -14,6 +14,7 @@ from simcore.models.blocks import (
     Head,
     LatentAttention,
     LayerKind,
+    Mamba2,
     Mixer,
     Mlp,
     Moe,
@@ -61,6 +62,9 @@ def features(kind: LayerKind) -> tuple[str, ...]:
         found.append("LayerNorm without a bias")
     if kind.dropout or any(getattr(branch.block, "dropout", False) for branch in kind.branches):
         found.append("dropout")
+    found += _named(("residuals in fp32", kind.wide), ("scaled residuals", kind.scaled and not kind.block),
+                    ("a transformer that layers share", kind.shared is not None),
+                    ("a scaled embedding or scaled logits", kind.scaled and bool(kind.block)))
     if isinstance(kind.block, Mtp):
         found.append("multi-token prediction" + " by several modules" * (kind.block.modules > 1))
     return tuple(dict.fromkeys(found))
@@ -75,7 +79,11 @@ def _mixer(block: Mixer) -> Iterator[str]:
         yield from _named(("norms of query and key", block.qk_norm), ("attention sinks", block.sinks),
                           ("attention within a window", block.window > 0),
                           ("biases of query, key and value", block.bias == "qkv"),
-                          ("biases of attention", block.bias == "all"), ("ALiBi", block.alibi))
+                          ("biases of attention", block.bias == "all"), ("ALiBi", block.alibi),
+                          ("rotation of a part of each head", 0 < block.rotated < block.head_dim))
+    elif isinstance(block, Mamba2):
+        yield from _named(("biases of Mamba's projections", block.bias),
+                          ("a convolution without a bias", not block.conv_bias))
     elif isinstance(block, Mlp):
         yield from _named(("a GELU MLP", block.gelu), ("biases of the MLP", block.bias))
     elif isinstance(block, Moe):

@@ -151,7 +151,7 @@ def _stem(tape: Tape, kind: LayerKind, run: Run) -> Inputs:
         rotary //= 1 + (kind.family == "gpt_oss")
         shared += [tape.external((1, run.seq, 1, rotary), run.compute, tape.slot(f"rotary.{name}", "activation"),
                                  _BEFORE) for name in ("cos", "sin")]
-    mask = _mask(tape, run)
+    mask = _mask(tape, run, _window(kind))
     if not run.first:
         for tensor in (*shared, *((mask,) if mask else ())):
             tensor.disown()
@@ -160,12 +160,19 @@ def _stem(tape: Tape, kind: LayerKind, run: Run) -> Inputs:
     return Inputs(hidden, cos, sin, positions, mask)
 
 
-def _mask(tape: Tape, run: Run) -> Tensor | None:
-    """Which keys a query of packed sequences sees, a byte a pair: made by the stem, unless flash-attn runs.
+def _window(kind: LayerKind) -> int:
+    """Tokens that the layer sees by a mask; attention with sinks knows its window itself."""
+    blocks = (b.block for b in kind.branches if isinstance(b.block, Attention))
+    return max((block.window for block in blocks if not block.sinks), default=0)
 
+
+def _mask(tape: Tape, run: Run, window: int) -> Tensor | None:
+    """Which keys a query of packed sequences sees, or one within a window, a byte a pair.
+
+    The stem makes it, unless flash-attn runs (`masking_utils.py`: _ignore_causal_mask_sdpa, flash_attention_mask).
     Eager attention adds a mask of the compute dtype: one for whole layers, one for those within a window.
     """
-    if not _is_masked(run):
+    if not _is_masked(run, window):
         return None
     slot = tape.slot("causal_mask", "activation")
     if has_eager_attention(run):
@@ -173,8 +180,9 @@ def _mask(tape: Tape, run: Run) -> Tensor | None:
     return tape.external((run.seq, run.seq), "uint8", slot, _BEFORE)
 
 
-def _is_masked(run: Run) -> bool:
-    return has_eager_attention(run) or (run.sequences > 0 and not has_flash_attention(run))
+def _is_masked(run: Run, window: int) -> bool:
+    special = run.sequences > 0 or 0 < window <= run.seq
+    return has_eager_attention(run) or (special and not has_flash_attention(run))
 
 
 def _body(tape: Tape, kind: LayerKind, run: Run, inputs: Inputs) -> Tensor:
@@ -236,7 +244,7 @@ def _shared_tables(tape: Tape, block: Embedding, run: Run, *, halves: bool) -> N
     if block.rotary_dim:
         made += _rotary_tables(tape, run, block.rotary_dim, positions, halves=halves)
     names = ["position_ids", "rotary.cos", "rotary.sin"][:len(made)]
-    if _is_masked(run):
+    if _is_masked(run, block.window):
         names.insert(1, "causal_mask")
         made.insert(1, _added_masks(tape, run) if has_eager_attention(run) else _block_diagonal(tape, run.seq))
     for name, tensor in zip(names, made, strict=True):
@@ -245,8 +253,8 @@ def _shared_tables(tape: Tape, block: Embedding, run: Run, *, halves: bool) -> N
 
 
 def _block_diagonal(tape: Tape, seq: int) -> Tensor:
-    """Earlier in the sequence, and in the same one (`masking_utils.py`, packed_sequence_compatibility_function)."""
-    seen = aten.new(tape, (seq, seq), "uint8", "is_same_sequence")
+    """Earlier, and in the same sequence or the window (`masking_utils.py`, and_masks)."""
+    seen = aten.new(tape, (seq, seq), "uint8", "is_near")
     earlier = aten.new(tape, (seq, seq), "uint8", "is_earlier")
     return aten.new(tape, (seq, seq), "uint8", "causal_mask", seen.nbytes + earlier.nbytes)
 

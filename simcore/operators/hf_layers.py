@@ -103,15 +103,15 @@ def is_of_hub(run: Run) -> bool:
 
 
 def _core(tape: Tape, run: Run, block: Attention, parts: tuple[Tensor, Tensor, Tensor], mask: Tensor | None) -> Tensor:
-    """Attention itself; a mask of packed sequences is read by a kernel of its own.
+    """Attention itself; a mask of packed sequences or of a window is read by a kernel of its own.
 
     Within a window a query meets so many keys, whole: half of twice as many, as causal pairs are counted.
     """
+    pairs = min(run.pairs, 2 * block.window * run.tokens) if block.window else run.pairs
     if block.sinks:
-        pairs = min(run.pairs, 2 * block.window * run.tokens) if block.window else run.pairs
         return aten.flash_attention_with_sinks(tape, *parts, pairs, run.sequences)
     if has_flash_attention(run):
-        return aten.flash_attention(tape, *parts, run.pairs, run.sequences)
+        return aten.flash_attention(tape, *parts, pairs, run.sequences)
     if mask is not None:
         return aten.masked_attention(tape, *parts)
     return aten.scaled_dot_product_attention(tape, *parts)

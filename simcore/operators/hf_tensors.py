@@ -7,6 +7,7 @@ Expert weights are one 3-D parameter each.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable
+from dataclasses import replace
 from typing import Any, Final
 
 from simcore.models.blocks import (
@@ -19,6 +20,7 @@ from simcore.models.blocks import (
     Mamba2,
     Mlp,
     Moe,
+    SharedTransformer,
 )
 from simcore.operators import mpt_tensors
 from simcore.operators.features import refuse_megatrons
@@ -44,10 +46,27 @@ def tensors(kind: LayerKind) -> tuple[TensorSpec, ...]:
         return ()  # the loss; transformers builds no modules of multi-token prediction
     norms = [_norm(f"{b.norm}.", kind.hidden, layer_norm=b.layer_norm) for b in kind.branches]
     blocks = [tuple(_BLOCK[type(b.block)](b.name, b.block, kind.family)) for b in kind.branches]
-    # Llama and its like make their norms after attention and MLP, Nemotron-H and GPT-2 each before its block.
-    alternate = kind.family in ("nemotron_h", "gpt2")
-    groups = [x for pair in zip(norms, blocks, strict=True) for x in pair] if alternate else [*blocks, *norms]
-    return tuple(spec for group in groups for spec in group)
+    return tuple(spec for group in _in_order(kind, norms, blocks) for spec in group)
+
+
+Group = tuple[TensorSpec, ...]
+
+
+def _in_order(kind: LayerKind, norms: list[Group], blocks: list[Group]) -> list[Group]:
+    """Llama and its like make their norms after attention and MLP, Nemotron-H and GPT-2 each before its block.
+
+    Hybrids make their mixer last, Zamba2 the shared transformer.
+    """
+    if kind.family in ("nemotron_h", "gpt2", "mamba2"):
+        return [x for pair in zip(norms, blocks, strict=True) for x in pair]
+    if kind.family == "bamba":
+        return [blocks[1], *norms, blocks[0]]
+    if kind.family == "granitemoehybrid":
+        return [*norms, blocks[1], blocks[0]]
+    if kind.shared is not None:
+        own, shared = _shared(kind.shared)
+        return [own, *blocks, *norms, shared]
+    return [*blocks, *norms]
 
 
 def _embedding(block: Embedding) -> tuple[TensorSpec, ...]:
@@ -111,6 +130,10 @@ def _latent(name: str, b: Any, family: str) -> Iterable[TensorSpec]:
 
 def _mlp(name: str, b: Any, family: str, component: str = "mlp") -> Iterable[TensorSpec]:
     hidden, ffn = (b.hidden, "hidden"), (b.ffn, "ffn")
+    if family == "granitemoehybrid":
+        yield _linear(f"{name}.input_linear", (2 * b.ffn, "ffn"), hidden, component)
+        yield _linear(f"{name}.output_linear", hidden, ffn, component)
+        return
     if b.gelu:
         yield from _conv1d(f"{name}.c_fc", ffn, hidden, component)
         yield from _conv1d(f"{name}.c_proj", hidden, ffn, component)
@@ -126,18 +149,24 @@ def _mamba(name: str, b: Any, family: str) -> Iterable[TensorSpec]:
         yield TensorSpec(f"{name}.{part}", (b.num_heads,), ("mamba_heads",), "mamba")
     yield TensorSpec(f"{name}.conv1d.weight", (b.conv_dim, 1, b.conv_kernel), ("mamba_conv", "one", "kernel"), "mamba",
                      "conv")
-    yield TensorSpec(f"{name}.conv1d.bias", (b.conv_dim,), ("mamba_conv",), "mamba", "conv")
-    yield _linear(f"{name}.in_proj", (b.in_proj, "mamba_in"), (b.hidden, "hidden"), "mamba")
+    if b.conv_bias:
+        yield TensorSpec(f"{name}.conv1d.bias", (b.conv_dim,), ("mamba_conv",), "mamba", "conv")
+    into, out = (b.in_proj, "mamba_in"), (b.hidden, "hidden")
+    yield _linear(f"{name}.in_proj", into, out, "mamba")
+    yield from [_bias(f"{name}.in_proj", into, "mamba")] * b.bias
     yield TensorSpec(f"{name}.norm.weight", (b.inner,), ("mamba_inner",), "mamba", "norm")
-    yield _linear(f"{name}.out_proj", (b.hidden, "hidden"), (b.inner, "mamba_inner"), "mamba")
+    yield _linear(f"{name}.out_proj", out, (b.inner, "mamba_inner"), "mamba")
+    yield from [_bias(f"{name}.out_proj", out, "mamba")] * b.bias
 
 
 def _moe(name: str, b: Any, family: str) -> Iterable[TensorSpec]:
     experts, router = [*_experts(f"{name}.experts", b)], [*_router(name, b)]
     # Some make the router first.
-    yield from (*router, *experts) if family in ("mixtral", "gpt_oss", "qwen2_moe") else (*experts, *router)
-    if b.shared_ffn:
-        shared = Mlp(b.hidden, b.shared_ffn, gated=b.gated)
+    yield from (*router, *experts) if family in _ROUTER_FIRST else (*experts, *router)
+    shared = Mlp(b.hidden, b.shared_ffn, gated=b.gated)
+    if family == "granitemoehybrid":
+        yield from _mlp("shared_mlp", shared, family, "shared_experts")
+    elif b.shared_ffn:
         yield from _mlp(f"{name}.shared_expert{'' if b.shared_gate else 's'}", shared, family, "shared_experts")
     if b.latent:
         seen, hidden = (b.latent, "latent"), (b.hidden, "hidden")
@@ -164,13 +193,47 @@ def _experts(at: str, b: Any) -> Iterable[TensorSpec]:
 def _router(name: str, b: Any) -> Iterable[TensorSpec]:
     at = f"{name}.router" if b.router == "topk_softmax" else f"{name}.gate"
     yield TensorSpec(f"{at}.weight", (b.num_experts, b.hidden), ("experts_router", "hidden"), "router", "router")
-    if b.router == "topk_softmax":
+    if b.router == "topk_softmax" and b.bias:
         yield TensorSpec(f"{at}.bias", (b.num_experts,), ("experts_router",), "router", "bias")
     if b.router == "sigmoid":
         yield TensorSpec(f"{at}.e_score_correction_bias", (b.num_experts,), ("experts_router",), "router", "router",
                          "fp32", is_buffer=True, trainable=False)
 
 
+def _shared(b: SharedTransformer) -> tuple[Group, Group]:
+    """The layer's own projection, and what is shared (`Zamba2HybridLayer`)."""
+    at, own = "shared_transformer", _linear("linear", (b.hidden, "hidden"), (b.hidden, "hidden"), "mlp")
+    found = (*_shared_attention(f"{at}.self_attn", b), *_shared_mlp(f"{at}.feed_forward", b),
+             *_norm(f"{at}.input_layernorm.", 2 * b.hidden), *_norm(f"{at}.pre_ff_layernorm.", b.hidden))
+    return (own,), tuple(replace(spec, tied=not b.first) for spec in found)
+
+
+def _shared_attention(at: str, b: SharedTransformer) -> Iterable[TensorSpec]:
+    """Adapters are pairs of linears in lists that have an empty place for every layer of another transformer."""
+    wide, q, kv = (2 * b.hidden, "hidden"), (b.num_heads * b.head_dim, "heads"), (b.num_kv_heads * b.head_dim,
+                                                                                  "kv_heads")
+    for part, out in (("q_proj", q), ("k_proj", kv), ("v_proj", kv)):
+        yield _linear(f"{at}.{part}", out, wide, "attention")
+    yield _linear(f"{at}.o_proj", (b.hidden, "hidden"), q, "attention")
+    for part in "qkv" if b.adapts_attention else "":
+        yield from _low_rank(f"{at}.linear_{part}_adapter_list", b, wide, wide, "attention")
+
+
+def _shared_mlp(at: str, b: SharedTransformer) -> Iterable[TensorSpec]:
+    hidden, ffn = (b.hidden, "hidden"), (2 * b.ffn, "ffn")
+    yield _linear(f"{at}.gate_up_proj", ffn, hidden, "mlp")
+    yield _linear(f"{at}.down_proj", hidden, (b.ffn, "ffn"), "mlp")
+    yield from _low_rank(f"{at}.gate_up_proj_adapter_list", b, ffn, hidden, "mlp")
+
+
+def _low_rank(at: str, b: SharedTransformer, out: tuple[int, str], into: tuple[int, str],
+              component: str) -> Iterable[TensorSpec]:
+    for place in b.places:
+        yield _linear(f"{at}.{place}.0", (b.rank, "rank"), into, component)
+        yield _linear(f"{at}.{place}.1", out, (b.rank, "rank"), component)
+
+
+_ROUTER_FIRST: Final = ("mixtral", "gpt_oss", "qwen2_moe", "granitemoehybrid")
 _BLOCK: Final[dict[type, Callable[[str, Any, str], Iterable[TensorSpec]]]] = {
     Mamba2: _mamba, Attention: _attention, LatentAttention: _latent, Mlp: _mlp, Moe: _moe
 }

@@ -23,6 +23,7 @@ from collections.abc import Callable
 from dataclasses import replace
 from typing import Any, Final
 
+from simcore.errors import NotYet, Problem
 from simcore.models.blocks import (
     Attention,
     Branch,
@@ -42,10 +43,14 @@ __all__ = ["tensors"]
 
 FINAL_NORM: Final = {"nemotron_h": "decoder.final_norm", "llama": "decoder.final_layernorm"}
 
+NOT_BUILT: Final = ("bamba", "granitemoehybrid", "mamba2", "nemotron-nas", "zamba2")
+
 
 def tensors(kind: LayerKind) -> tuple[TensorSpec, ...]:
     """Parameters and buffers of `kind` in registration order; names relative to the layer, or to the model outside."""
     block = kind.block
+    if kind.family in NOT_BUILT:
+        raise NotYet(Problem("model", f"not yet: {kind.family} in Megatron's layers"))
     if block is None:
         return _layer(kind.branches)
     if isinstance(block, Embedding):

@@ -1,12 +1,15 @@
 """Asks transformers for the parameters of every preset: counts by component, and the tensors of the first layers.
 
     python tests/truth/probe_models.py > tests/truth/models/transformers-5.23.0.json
+    python tests/truth/probe_models.py --check      # asks again and compares with that file
 
 Models are built on the meta device by `AutoModelForCausalLM.from_config`; nothing of rankscope is imported.
+`OTHER_SIZES` has more models: presets with fields changed.
 """
 
 from __future__ import annotations
 
+import argparse
 import json
 import sys
 from collections import Counter
@@ -16,13 +19,19 @@ from typing import Any
 import torch
 from transformers import AutoConfig, AutoModelForCausalLM
 
-PRESETS = Path(__file__).resolve().parents[2] / "simcore" / "models" / "presets"
+HERE = Path(__file__).resolve().parent
+PRESETS = HERE.parents[1] / "simcore" / "models" / "presets"
+STORED = HERE / "models" / "transformers-5.23.0.json"
+OTHER_SIZES = HERE / "models" / "other-sizes.json"
 FIRST_LAYERS = 2
+REMOTE = ("nemotron-nas",)  # transformers has no code for it
 # Words of a name -> component; the first that fits.
 WORDS = (("shared_expert", "shared_experts"), ("experts", "routed_experts"), ("mlp.gate.", "router"),
-         ("router", "router"), ("norm", "norms"), ("ln_", "norms"), ("attn", "attention"), ("mlp", "mlp"),
-         ("ffn", "mlp"),
-         ("lm_head", "lm_head"), ("embed", "embedding"), ("wte", "embedding"), ("wpe", "embedding"))
+         ("mixer.gate.", "router"), ("router", "router"), ("latent_proj", "latent_projections"), ("mamba.", "mamba"),
+         *((f"mixer.{part}_proj", "attention") for part in "qkvo"), ("mixer.up_proj", "mlp"),
+         ("mixer.down_proj", "mlp"), ("mixer.", "mamba"), ("norm", "norms"), ("ln_", "norms"), ("attn", "attention"),
+         ("mlp", "mlp"), ("ffn", "mlp"), ("feed_forward", "mlp"), (".linear.", "mlp"), ("lm_head", "lm_head"),
+         ("embed", "embedding"), ("wte", "embedding"), ("wpe", "embedding"))
 
 
 def built(fields: dict[str, Any]) -> Any:
@@ -33,14 +42,38 @@ def built(fields: dict[str, Any]) -> Any:
         return AutoModelForCausalLM.from_config(config)
 
 
+def first_layers(fields: dict[str, Any]) -> int:
+    """So many that each kind of layer is among them; of shared layers one that uses another's weights."""
+    plain = max(FIRST_LAYERS, fields.get("first_k_dense_replace", 0) + 1)
+    kinds = fields.get("hybrid_override_pattern") or fields.get("layer_types") or fields.get("layers_block_type") or []
+    seen = [max(kinds.index(kind) for kind in set(kinds)) + 1] if kinds else []
+    shared = [i for i, kind in enumerate(kinds) if kind == "hybrid"][:fields.get("num_mem_blocks", 0) + 1]
+    attention = (fields.get("attn_layer_indices") or [0])[0] + 1
+    return int(max(plain, attention, *seen, *(i + 1 for i in shared)))
+
+
+def cut(fields: dict[str, Any], layers: int) -> dict[str, Any]:
+    """The configuration with its first layers alone."""
+    kinds = ("hybrid_override_pattern", "layer_types", "layers_block_type")
+    return {**fields, "num_hidden_layers": layers} | {k: fields[k][:layers] for k in kinds if fields.get(k)}
+
+
+def component_of(name: str, *, sparse: bool) -> str:
+    """What a parameter belongs to; an MLP that stands beside experts is a shared one."""
+    if "shared_mlp" in name:
+        return "shared_experts" if sparse else "mlp"
+    return next(component for word, component in WORDS if word in name)
+
+
 def row(fields: dict[str, Any]) -> dict[str, Any]:
     """Counts of the whole model, names and shapes of its first layers."""
     model = built(fields)
+    sparse = any(".experts." in name for name, _ in model.named_parameters())
     counts: Counter[str] = Counter()
     for name, parameter in model.named_parameters():
-        counts[next(component for word, component in WORDS if word in name)] += parameter.numel()
-    layers = max(FIRST_LAYERS, fields.get("first_k_dense_replace", 0) + 1)
-    small = built({**fields, "num_hidden_layers": layers})
+        counts[component_of(name, sparse=sparse)] += parameter.numel()
+    layers = first_layers(fields)
+    small = built(cut(fields, layers))
     return {
         "parameters": model.num_parameters(), "components": dict(counts), "num_hidden_layers": layers,
         "tensors": [f"{name} {'x'.join(map(str, p.shape))}" for name, p in small.named_parameters()],
@@ -49,14 +82,32 @@ def row(fields: dict[str, Any]) -> dict[str, Any]:
     }
 
 
-def main() -> None:
-    """One object, a key a preset; Nemotron-H has a truth of its own (`placement`), MPT with biases is llm-foundry's."""
-    fields = {path.stem: json.loads(path.read_text(encoding="utf-8")) for path in sorted(PRESETS.glob("*.json"))}
-    rows = {name: row(one) for name, one in fields.items()
-            if one["model_type"] != "nemotron_h" and one.get("no_bias", True)}
-    json.dump(rows, sys.stdout, indent=1)
-    print()
+def cases() -> dict[str, dict[str, Any]]:
+    """Configurations by name."""
+    fields = {path.stem: json.loads(path.read_text(encoding="utf-8")) for path in PRESETS.glob("*.json")}
+    others = json.loads(OTHER_SIZES.read_text(encoding="utf-8"))
+    fields |= {name: {**fields[case["preset"]], **case["overrides"]} for name, case in others.items()}
+    return {name: fields[name] for name in sorted(fields) if fields[name]["model_type"] not in REMOTE
+            and fields[name].get("no_bias", True)}
+
+
+def main() -> int:
+    """One object, a key a model; with names only those are asked for."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("names", nargs="*")
+    parser.add_argument("--check", action="store_true", help="compare with the stored rows, write nothing")
+    asked = parser.parse_args()
+    rows = {name: row(fields) for name, fields in cases().items() if not asked.names or name in asked.names}
+    if not asked.check:
+        json.dump(rows, sys.stdout, indent=1)
+        print()
+        return 0
+    stored = json.loads(STORED.read_text(encoding="utf-8"))
+    different = [name for name in {**stored, **rows} if stored.get(name) != rows.get(name)
+                 and (not asked.names or name in asked.names)]
+    print(f"{len(rows)} models asked for, {len(different)} differ: {', '.join(different) or 'none'}")
+    return 1 if different else 0
 
 
 if __name__ == "__main__":
-    main()
+    sys.exit(main())
