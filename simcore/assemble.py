@@ -48,6 +48,7 @@ from simcore.traffic import traffic
 from simcore.units import format_bytes, parse_cublas, parse_quantity
 from simcore.update import made_after_backward
 from simcore.workspace import Setting, Space, spaces
+from simcore.wrapped import Wrapped
 
 __all__ = ["Parts", "failed", "report"]
 
@@ -103,9 +104,9 @@ class Parts:
                        packed.batch, packed.seq // self.job.mesh.cp)
 
     def shares(self) -> Shares:
-        """How much the allocator is seen to keep: more where FSDP2's hooks gather on streams of their own."""
+        """How much the allocator is seen to keep: more where FSDP's hooks gather on streams of their own."""
         gathers = any(self.job.mesh.axis(unit.shard_axis).size > 1 for unit in self.framework.units)
-        return GATHERED if gathers and isinstance(self.framework.flow, UnshardFlow) else self.usual_shares()
+        return GATHERED if gathers and isinstance(self.framework.flow, (UnshardFlow, Wrapped)) else self.usual_shares()
 
     def usual_shares(self) -> Shares:
         """How much of that no cache is: blocks that do not fit together."""

@@ -19,6 +19,7 @@ from simcore.reducer import Reducer
 from simcore.schedule import Schedule
 from simcore.tensor import TensorSpec
 from simcore.transfer import Files
+from simcore.wrapped import Wrapped
 from simcore.zero import Zero
 
 __all__ = ["Buckets", "Framework", "Life", "Lives", "Matches", "Moment", "Optimizer", "Padding",
@@ -232,7 +233,7 @@ class Framework:
     version: str
     rules: tuple[Rule, ...] = field(compare=False)
     units: tuple[Unit, ...]
-    flow: UnshardFlow | Buckets | Queues | Reducer | Zero
+    flow: UnshardFlow | Buckets | Queues | Reducer | Zero | Wrapped
     optimizer: Optimizer
     compute_dtype: str
     checkpoint: str

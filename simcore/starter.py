@@ -16,7 +16,7 @@ name: {name}  # unique in a batch
 workload: train  # not yet: dpo, grpo, serve
 model: {model}  # preset, path of a Hugging Face config.json, or {{config: ..., overrides: {{...}}}}
 implementation: auto  # whose layer code runs; auto: the framework's own
-framework: {framework}  # fsdp2 | automodel | megatron | megatron_fsdp | ddp | zero1 | zero2 | zero3
+framework: {framework}  # fsdp2 | fsdp1 | automodel | megatron | megatron_fsdp | ddp | zero1 | zero2 | zero3
 framework_version: auto  # auto: the newest one that is described; other versions in quotes
 topology: {topology}  # a name in topologies/, a path, or {{file: ..., num_nodes: 2}}
 

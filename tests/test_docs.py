@@ -62,6 +62,7 @@ SMALL: dict[str, dict[str, Any]] = {
     "16-bit gradients": {"framework": "megatron", "mesh": {"dp_shard": 4, "ep": 2},
                          "training": {"precision": {"grad_reduce": "bf16"}}},
     "copies": {"framework": "ddp", "mesh": {"dp_replicate": 4}},
+    "flat parameters": {"framework": "fsdp1", "mesh": {"dp_shard": 4}},
     "states in parts": {"framework": "zero1", "mesh": {"dp_shard": 4}},
     "gradients in parts": {"framework": "zero2", "mesh": {"dp_shard": 4}},
     "parameters in parts": {"framework": "zero3", "mesh": {"dp_shard": 4}},

@@ -15,7 +15,8 @@ from simcore.setup import known_frameworks, prepare
 
 
 def test_frameworks_are_files() -> None:
-    assert known_frameworks() == ("automodel", "ddp", "fsdp2", "megatron", "megatron_fsdp", "zero1", "zero2", "zero3")
+    assert known_frameworks() == (
+        "automodel", "ddp", "fsdp1", "fsdp2", "megatron", "megatron_fsdp", "zero1", "zero2", "zero3")
 
 
 @pytest.mark.parametrize(("name", "implementation"), [("fsdp2", "hf"), ("automodel", "automodel"),

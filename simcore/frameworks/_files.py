@@ -8,7 +8,7 @@ from typing import Final
 from simcore.job import Job
 from simcore.transfer import Files, Transfer
 
-__all__ = ["automodel_files", "fsdp2_files", "megatron_files", "megatron_fsdp_files", "plain_files"]
+__all__ = ["automodel_files", "fsdp1_files", "fsdp2_files", "megatron_files", "megatron_fsdp_files", "plain_files"]
 
 _DCP: Final = "torch 2.13 distributed/checkpoint/filesystem.py"
 _FULL: Final = "torch 2.13 distributed/checkpoint/state_dict.py get_model_state_dict(full_state_dict, cpu_offload)"
@@ -39,6 +39,21 @@ def fsdp2_files(job: Job) -> Files:
                              on_device="tensor"),
             "sharded": Transfer(f"{_DCP}:594 per_thread_copy_ahead: 10 MB, or a tensor", trained_only=lora)}
     return _chosen(job, FSDP2_LOAD, save, ("every_rank", "full"))
+
+
+def fsdp1_files(job: Job) -> Files:
+    """As under FSDP2, but that a unit is laid flat on the device before it is cut."""
+    flat = "torch 2.13 distributed/fsdp/_init_utils.py _init_param_handle_from_params: flat on the device, then cut"
+    load = {"every_rank": Transfer(f"transformers 5.23 modeling_utils.py from_pretrained on every rank; {flat}",
+                                   whole_on="every_rank", in_flight=0, on_device="unit"),
+            "rank0": Transfer(f"accelerate 1.15 cpu_ram_efficient_loading: rank 0 reads, sync_module_states; {flat}",
+                              whole_on="rank0", in_flight=0, on_device="unit")}
+    trained_only = job.scenario.training.method != "full"
+    save = {"full": Transfer("torch 2.13 distributed/fsdp/_state_dict_utils.py FULL_STATE_DICT, offload_to_cpu and "
+                             "rank0_only: a unit at a time", whole_on="rank0", trained_only=trained_only, in_flight=0,
+                             on_device="unit"),
+            "sharded": Transfer(f"{_DCP}:594 per_thread_copy_ahead: 10 MB, or a tensor", trained_only=trained_only)}
+    return _chosen(job, load, save, ("every_rank", "full"))
 
 
 def plain_files(job: Job) -> Files:

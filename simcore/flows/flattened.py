@@ -1,0 +1,101 @@
+"""How long the flat parameters of FSDP1's units are: [Note: FSDP1] in `simcore.wrapped`."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+from simcore.framework import Unit
+from simcore.plan import AtRestBytes, Placed, Plan
+from simcore.units import dtype_bytes
+from simcore.wrapped import Wrapped
+
+__all__ = ["FlatUnit", "exact_in_units", "flat_units", "unit_padding"]
+
+ALIGN = 16
+"""Bytes at whose multiples parameters begin (`_get_aligned_numel`)."""
+
+
+@dataclass(frozen=True, slots=True)
+class FlatUnit:
+    """Elements: of the flat parameter, of a rank's part of it; `trains`: its gradient exists.
+
+    `places`: of each parameter, (layer, number in its layer, first element).
+    """
+
+    numel: int
+    shard: int
+    trains: bool
+    places: tuple[tuple[int, int, int], ...]
+
+
+def flat_units(plan: Plan) -> list[FlatUnit]:
+    """Of the units that the rank has, in the framework's order."""
+    return [_flat_unit(plan, unit) for unit in plan.framework.units]
+
+
+def parts_of(plan: Plan) -> int:
+    """How many ranks share a flat parameter."""
+    flow = plan.framework.flow
+    assert isinstance(flow, Wrapped)
+    return 1 if flow.strategy == "NO_SHARD" else plan.mesh.axis(flow.axis).size
+
+
+def _flat_unit(plan: Plan, unit: Unit) -> FlatUnit:
+    flow, parts = plan.framework.flow, parts_of(plan)
+    assert isinstance(flow, Wrapped)
+    align = ALIGN // dtype_bytes(plan.framework.compute_dtype) if flow.aligned else 1
+    end, places, trains = 0, [], False
+    for layer, number, placed in _members(plan, unit):
+        start = -(-end // align) * align
+        places.append((layer, number, start))
+        end = start + placed.used
+        trains = trains or placed.trainable
+    shard = -(-end // parts)
+    return FlatUnit(shard * parts if flow.aligned else end, shard, trains, tuple(places))
+
+
+def _members(plan: Plan, unit: Unit) -> Iterator[tuple[int, int, Placed]]:
+    """In the order of modules: an adapter is inside the linear that it adapts, behind its weight."""
+    for layer, numbers in unit.members:
+        placed = plan.of_layer(layer)
+        behind = {p.spec.name: number for number, p in enumerate(placed)}
+        for number in sorted(numbers, key=lambda n: behind.get(_adapted(placed[n].spec.name), n)):
+            yield layer, number, placed[number]
+
+
+def _adapted(name: str) -> str:
+    module, adapter, _ = name.partition(".lora_")
+    return f"{module}.weight" if adapter else ""
+
+
+def unit_padding(plan: Plan) -> int:
+    """Elements of a rank's parts beyond the class mean of what `Plan` counts of parameters."""
+    held = sum(count * sum(p.local for p in plan.kinds[kind] if p.spec.is_owned) for kind, count in plan.kind_counts)
+    return sum(unit.shard for unit in flat_units(plan)) - held
+
+
+def exact_in_units(plan: Plan) -> dict[str, AtRestBytes]:
+    """`Plan.at_rest` of what lies in this rank's own part of every flat parameter.
+
+    The gradient of a unit is whole: where some of it is trained, all of it has one.
+    """
+    flow, totals = plan.framework.flow, dict[str, AtRestBytes]()
+    assert isinstance(flow, Wrapped)
+    at = plan.mesh.axis(flow.axis).coordinate(plan.rank) if parts_of(plan) > 1 else 0
+    for unit in flat_units(plan):
+        low, high = at * unit.shard, (at + 1) * unit.shard
+        for layer, number, start in unit.places:
+            placed = plan.of_layer(layer)[number]
+            inside = max(0, min(start + placed.used, high) - max(start, low))
+            component = placed.spec.component
+            totals[component] = totals.get(component, AtRestBytes()) + _held(placed, inside, trains=unit.trains)
+    return totals
+
+
+def _held(placed: Placed, inside: int, *, trains: bool) -> AtRestBytes:
+    life, trained = placed.life, inside * placed.trainable
+    grads = inside * trains * dtype_bytes(life.grad.dtype) * (life.grad.space == "device")
+    states = sum(dtype_bytes(form.dtype) for _, form in life.states if form.space == "device")
+    return AtRestBytes(inside * dtype_bytes(life.rest.dtype) * placed.rests_here, grads, trained * states, inside,
+                       trained)

@@ -1,0 +1,80 @@
+"""What torch's FullyShardedDataParallel itself kept, sent and freed: `tests/truth/probe_fsdp1.py`."""
+
+from __future__ import annotations
+
+import json
+from functools import lru_cache
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+import small
+from simcore.flows.flattened import flat_units
+from simcore.program import Program
+from simcore.tape import Op
+
+ROWS: dict[str, dict[str, Any]] = {row["name"]: row for row in json.loads(
+    (Path(__file__).parent / "truth/fsdp1/torch-2.13.0.json").read_text(encoding="utf-8"))}
+LLAMA = {"hidden_size": 64, "intermediate_size": 128, "num_hidden_layers": 4, "num_attention_heads": 4,
+         "num_key_value_heads": 4, "head_dim": 16, "vocab_size": 1001, "tie_word_embeddings": False}
+OPTIONS = {"backward_prefetch": "backward_prefetch", "forward_prefetch": "forward_prefetch",
+           "use_orig_params": "use_orig_params", "strategy": "sharding_strategy"}
+DTYPES = {"float32": "fp32", "bfloat16": "bf16"}
+
+
+def given(name: str) -> tuple[dict[str, int], dict[str, Any]]:
+    """(mesh, the rest) of a case."""
+    case = ROWS[name]["case"]
+    options = {ours: case[theirs] for theirs, ours in OPTIONS.items() if theirs in case}
+    options |= {"sync_gradients": "last"} if case.get("no_sync") else {}
+    options |= {} if case.get("wrap", True) else {"wrap": "root"}
+    shard = case.get("shard", 1 if case.get("strategy") == "NO_SHARD" else case["ranks"])
+    low = DTYPES[case.get("reduce", "bfloat16")]
+    precision = {"grad_reduce": low} if case.get("mixed", True) else {"compute": "fp32"}
+    return {"dp_shard": shard, "dp_replicate": case["ranks"] // shard}, {
+        "options": options, "model": {"config": "llama-3.2-3b", "overrides": LLAMA | case.get("model", {})},
+        "recompute": "full" if case.get("checkpoint") else "none", "precision": precision, "rank": ROWS[name]["rank"]}
+
+
+@lru_cache(maxsize=64)
+def made(name: str) -> Program:
+    mesh, rest = given(name)
+    return small.program_of("fsdp1", mesh, microbatches=ROWS[name]["case"].get("microbatches", 1), **rest)
+
+
+@pytest.mark.parametrize("name", ROWS)
+def test_flat_parameters_have_torchs_length(name: str) -> None:
+    mesh, rest = given(name)
+    ours = [[unit.numel, unit.shard] for unit in flat_units(small.plan_of("fsdp1", mesh, **rest))]
+    assert ours == ROWS[name]["units"]
+
+
+@pytest.mark.parametrize("name", ROWS)
+def test_collectives_are_torchs_in_their_order(name: str) -> None:
+    """Without the sums over one rank that torch makes too."""
+    program = made(name)
+    comms = {number: kind for (kind, _, _), number in program.tables.comms.items()}
+    ours = [[comms[slot], amount] for op, _, slot, amount, _, _ in program.columns.tolist() if op == Op.COLLECTIVE]
+    theirs = [event for event in ROWS[name]["step"] if event[0] not in "+-"]
+    assert ours == [event for event in theirs if ROWS[name]["case"]["ranks"] > 1 or event[0] != "all_reduce"]
+
+
+@pytest.mark.parametrize("name", ROWS)
+def test_units_come_and_go_as_torchs_do(name: str) -> None:
+    """Whole parameters, or under NO_SHARD the copy that stands for them; torch counts units in the order of modules."""
+    program, mesh = made(name), given(name)
+    plan = small.plan_of("fsdp1", mesh[0], **mesh[1])
+    numbers = {unit.first: number for number, unit in reversed(list(enumerate(plan.framework.units)))}
+    slot = {owner: number for (owner, _), number in program.tables.slots.items()}["flat_param"]
+    ours = [["+" if op == Op.ALLOC else "-", numbers[layer]] for op, layer, owner, size, *_ in program.columns.tolist()
+            if op in (Op.ALLOC, Op.FREE) and owner == slot and size]
+    assert ours == [event for event in ROWS[name]["step"] if event[0] in "+-"]
+
+
+def test_gradients_rest_in_the_parameters_dtype() -> None:
+    assert {tuple(row["grads"]) for row in ROWS.values()} == {("torch.float32",)}
+    for name in ROWS:
+        mesh, rest = given(name)
+        lives = [rule.life for rule in small.plan_of("fsdp1", mesh, **rest).framework.rules if rule.life.states]
+        assert [life.grad.dtype for life in lives] == ["fp32"]

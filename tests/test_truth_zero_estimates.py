@@ -1,0 +1,78 @@
+"""Resting bytes beside DeepSpeed's own estimators (`tests/truth/probe_zero_estimates.py`), and what each number is.
+
+P: elements of the model, N: ranks. "Theirs" is `estimate_zero2_model_states_mem_needs` and its like for ZeRO-3, run;
+"ours" is what the engine (0.19.6) keeps. Where the two differ the test says by which term, exactly.
+"""
+
+from __future__ import annotations
+
+import json
+from functools import lru_cache
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+import small
+from simcore.plan import Plan
+
+ROWS: list[dict[str, Any]] = json.loads(
+    (Path(__file__).parent / "truth/deepspeed/estimates-0.19.6.json").read_text(encoding="utf-8"))
+LLAMAS = [row["name"] for row in ROWS if "preset" in row["case"]]
+SMALL_GROUPS = {"sub_group_size": 10**12}
+
+
+def case(name: str) -> dict[str, Any]:
+    return next(row for row in ROWS if row["name"] == name)
+
+
+def ranks(name: str) -> int:
+    return int(case(name)["case"]["gpus"] * case(name)["case"]["nodes"])
+
+
+@lru_cache(maxsize=64)
+def plan(name: str, stage: int) -> Plan:
+    return small.plan_of(f"zero{stage}", {"dp_shard": ranks(name)}, model=case(name)["case"]["preset"])
+
+
+def at_rest(name: str, stage: int) -> tuple[int, int, int]:
+    """Parameters, gradients, states in bytes, which no padding changes here."""
+    rest = plan(name, stage).at_rest().values()
+    return (sum(r.params_bytes for r in rest), sum(r.grads_bytes for r in rest), sum(r.optimizer_bytes for r in rest))
+
+
+@lru_cache(maxsize=64)
+def in_the_step(name: str, stage: int) -> int:
+    """Bytes of the copy of the gradients in fp32."""
+    options = SMALL_GROUPS if stage == 3 else {}
+    program = small.program_of(f"zero{stage}", {"dp_shard": ranks(name)}, model=case(name)["case"]["preset"],
+                               options=options)
+    return max(size for *_, size in small.postings(program, "fp32_grad"))
+
+
+@pytest.mark.parametrize("name", LLAMAS)
+def test_elements_are_those_that_transformers_counts(name: str) -> None:
+    assert plan(name, 2).graph.count() == case(name)["total"]
+
+
+@pytest.mark.parametrize("name", LLAMAS)
+def test_zero2_keeps_16_of_their_20_bytes_and_makes_4_in_the_step(name: str) -> None:
+    """Theirs: 2 P + 18 P / N. Ours rests 2 P + (2 + 12) P / N; the other 4 are the gradients in fp32, for the step."""
+    rest = at_rest(name, 2)
+    total, each = case(name)["total"], case(name)["total"] // ranks(name)
+    assert rest == (2 * total, 2 * each, 12 * each)
+    assert sum(rest) + in_the_step(name, 2) == case(name)["zero2"]["none"][1] == 2 * total + 18 * total // ranks(name)
+
+
+@pytest.mark.parametrize("name", LLAMAS)
+def test_zero3_keeps_16_bytes_where_they_count_18_and_the_largest_module(name: str) -> None:
+    """Theirs: 18 P / N + 4 of the largest module, for its 16-bit parameters and gradients.
+
+    Ours rests (2 + 2 + 12) P / N. The gradients in fp32 are 4 P / N more in the step, if it has one group: 20, not 18.
+    """
+    rest, each = at_rest(name, 3), case(name)["total"] // ranks(name)
+    assert rest == (2 * each, 2 * each, 12 * each)
+    theirs = case(name)["zero3"]["none"]["init"][1]
+    assert theirs - 4 * case(name)["largest"] == 18 * case(name)["total"] // ranks(name)
+    assert theirs - sum(rest) == 4 * case(name)["largest"] + 2 * each
+    assert in_the_step(name, 3) == 4 * each

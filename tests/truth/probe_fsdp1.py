@@ -1,0 +1,134 @@
+"""What torch's FullyShardedDataParallel keeps, sends and frees: small transformers models on one CPU.
+
+Reads one case per line (JSON) from standard input. The process group is torch's fake one: collectives do nothing and
+are noted with the bytes of their largest tensor. `units`: elements of every flat parameter, without the padding of
+parts, and of a rank's part, root first; `step`: of the second step, in order, what is gathered, reduced and summed, and
+when a unit's whole parameters come (`+`) and go (`-`), with the number of the unit; `grads`: dtypes of the gradients
+that rest. `refused`: the message, where torch does not make it.
+"""
+
+from __future__ import annotations
+
+import os
+from functools import partial
+from typing import Any
+
+from oracle.rows import placement_head
+from oracle.worker import serve
+
+LLAMA = {"hidden_size": 64, "intermediate_size": 128, "num_hidden_layers": 4, "num_attention_heads": 4,
+         "num_key_value_heads": 4, "head_dim": 16, "vocab_size": 1001, "tie_word_embeddings": False}
+
+
+def _model(case: dict[str, Any]) -> Any:
+    import torch
+    from transformers import AutoConfig, AutoModelForCausalLM
+    config = AutoConfig.for_model("llama", **LLAMA | case.get("model", {}))
+    model = AutoModelForCausalLM.from_config(config, dtype=torch.float32, attn_implementation="sdpa").train()
+    if case.get("checkpoint"):
+        model.gradient_checkpointing_enable(gradient_checkpointing_kwargs={"use_reentrant": False})
+    return model
+
+
+def _wrapped(case: dict[str, Any], model: Any, mesh: Any) -> Any:
+    import torch
+    from torch.distributed.fsdp import BackwardPrefetch, FullyShardedDataParallel, MixedPrecision, ShardingStrategy
+    from torch.distributed.fsdp.wrap import ModuleWrapPolicy
+    from transformers.models.llama.modeling_llama import LlamaDecoderLayer
+    low = MixedPrecision(torch.bfloat16, getattr(torch, case.get("reduce", "bfloat16")), torch.bfloat16)
+    prefetch = case.get("backward_prefetch", "BACKWARD_PRE")
+    return FullyShardedDataParallel(
+        model, device_id=torch.device("cpu"), sharding_strategy=ShardingStrategy[case.get("strategy", "FULL_SHARD")],
+        auto_wrap_policy=ModuleWrapPolicy({LlamaDecoderLayer}) if case.get("wrap", True) else None, device_mesh=mesh,
+        mixed_precision=low if case.get("mixed", True) else None,
+        backward_prefetch=None if prefetch == "NO_PREFETCH" else BackwardPrefetch[prefetch],
+        forward_prefetch=case.get("forward_prefetch", False), use_orig_params=case.get("use_orig_params", False))
+
+
+def _note(events: list[Any], units: dict[int, int]) -> None:
+    """Collectives and the life of whole flat parameters."""
+    import torch
+    import torch.distributed as dist
+    from torch.distributed.fsdp import _flat_param
+
+    def noting(name: str, call: Any, *given: Any, **named: Any) -> Any:
+        tensors = [x for x in (*given, *named.values()) if torch.is_tensor(x)]
+        lists = [x for x in given if isinstance(x, list)]
+        sizes = [sum(y.numel() * y.element_size() for y in x) for x in lists]
+        events.append([name, max([x.numel() * x.element_size() for x in tensors] + sizes)])
+        return call(*given, **named)
+
+    for name, ours in (("all_gather", "all_gather"), ("all_gather_single", "all_gather"), ("all_reduce", "all_reduce"),
+                       ("reduce_scatter_single", "reduce_scatter"), ("all_gather_into_tensor", "all_gather"),
+                       ("reduce_scatter_tensor", "reduce_scatter")):
+        if hasattr(dist, name):
+            setattr(dist, name, partial(noting, ours, getattr(dist, name)))
+    made, freed = _flat_param._alloc_storage, _flat_param._free_storage
+
+    def came(tensor: Any, size: Any) -> None:
+        if id(tensor) in units:
+            events.append(["+", units[id(tensor)]])
+        made(tensor, size)
+
+    def went(tensor: Any) -> None:
+        if id(tensor) in units and tensor.untyped_storage().size():
+            events.append(["-", units[id(tensor)]])
+        freed(tensor)
+
+    _flat_param._alloc_storage, _flat_param._free_storage = came, went
+
+
+def measure(case: dict[str, Any]) -> dict[str, Any]:
+    """The second of two steps."""
+    import torch
+    import torch.distributed as dist
+    from torch.distributed.device_mesh import init_device_mesh
+    from torch.testing._internal.distributed.fake_pg import FakeStore
+    torch.manual_seed(0)
+    os.environ |= {"RANK": "0", "WORLD_SIZE": str(case["ranks"]), "MASTER_ADDR": "localhost", "MASTER_PORT": "12345"}
+    dist.init_process_group("fake", store=FakeStore(), rank=case.get("rank", 0), world_size=case["ranks"])
+    mesh = init_device_mesh("cpu", (case["ranks"] // case["shard"], case["shard"])) if "shard" in case else None
+    events: list[Any] = []
+    numbers: dict[int, int] = {}
+    _note(events, numbers)
+    model = _wrapped(case, _model(case), mesh)
+    optimizer = torch.optim.AdamW(model.parameters())
+    for _ in range(2):
+        events.clear()
+        for number in range(case.get("microbatches", 1)):
+            is_last = number == case.get("microbatches", 1) - 1
+            tokens = torch.randint(0, LLAMA["vocab_size"], (1, 32))
+            if case.get("no_sync") and not is_last:
+                with model.no_sync():
+                    model(input_ids=tokens, labels=tokens, use_cache=False).loss.backward()
+            else:
+                model(input_ids=tokens, labels=tokens, use_cache=False).loss.backward()
+            if not numbers:
+                numbers |= _numbers(model)
+        optimizer.step()
+        grads = {str(p.grad.dtype) for p in model.parameters() if p.grad is not None}
+        optimizer.zero_grad()
+    handles = model._all_handles
+    units = [[h.flat_param._unpadded_unsharded_size.numel(), h.flat_param._local_shard.numel()] for h in handles]
+    return placement_head(case) | {"units": units, "grads": sorted(grads), "step": list(events)}
+
+
+def _numbers(model: Any) -> dict[int, int]:
+    """Which unit a whole parameter, or the copy that stands for it, is of."""
+    found = {}
+    for number, handle in enumerate(model._all_handles):
+        for name in ("_full_param_padded",) if handle.uses_sharded_strategy else ("_mp_shard",):
+            if hasattr(handle.flat_param, name):
+                found[id(getattr(handle.flat_param, name))] = number
+    return found
+
+
+def named(row: dict[str, Any]) -> dict[str, Any]:
+    """What torch refuses is told with its message."""
+    if "error" not in row:
+        return row
+    return placement_head(row["case"]) | {"refused": row["error"]}
+
+
+if __name__ == "__main__":
+    serve(measure, named)
