@@ -17,6 +17,7 @@ from simcore.framework import Framework, Life, Moment, Rule, Unit
 from simcore.frameworks import _transformers
 from simcore.frameworks._files import fsdp1_files
 from simcore.frameworks._fsdp2_units import Wrapping, units
+from simcore.frameworks._sdpa import SDPA_BACKENDS, torch_libraries
 from simcore.frameworks._torch import (
     States,
     all_or_no_checkpoint,
@@ -48,6 +49,7 @@ OPTIONS: Final[dict[str, tuple[Any, ...]]] = {
     "wrap": (None, "layers_root", "root"),
     "attn_implementation": (None, "sdpa", "flash_attention_2"),
     "experts_implementation": (None, "grouped_mm"),
+    "sdpa_backend": (None, *SDPA_BACKENDS),
 }
 LOSSES: Final = ("auto", "hf", "hf_keep_logits", "cut", "liger")
 WITHIN: Final[dict[str, Strategy]] = {"FULL_SHARD": "FULL_SHARD", "HYBRID_SHARD": "FULL_SHARD",
@@ -83,6 +85,7 @@ def table(job: Job) -> Framework:
         options=_transformers.options_of(job, options),
         communicators=tuple(axis for axis in ("dp_shard", "dp_replicate") if job.mesh.axis(axis).size > 1),
         files=fsdp1_files(job),
+        libraries=torch_libraries(job, options),
         assumptions=_assumptions(flow),
     )
 
