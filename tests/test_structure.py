@@ -14,8 +14,8 @@ ROOT = Path(__file__).resolve().parents[1]
 # A file imports only from files above it. A name that ends in `/` is a folder, whose files may import each other;
 # a file that is also named by itself stands where it is named.
 ORDER = (
-    "errors", "units", "scaling", "data", "yaml_parser", "document", "quantity", "block", "training", "scenario",
-    "sweep", "starter", "loading", "device", "efficiency", "curves", "topology", "tensor", "models/blocks",
+    "errors", "units", "scaling", "packed", "data", "yaml_parser", "document", "quantity", "block", "training",
+    "scenario", "sweep", "starter", "loading", "device", "efficiency", "curves", "topology", "tensor", "models/blocks",
     "models/architecture", "rows", "checkpoint", "tape", "halves", "recording", "operators/", "models/", "graph",
     "flops", "mesh", "form", "schedule", "transfer", "reducer", "zero", "libraries", "dispatch", "framework", "lora",
     "lora_names", "lora_bridge", "lora_automodel", "routing", "packing", "job", "stages", "frameworks/", "plan",

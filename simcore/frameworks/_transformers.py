@@ -12,8 +12,8 @@ from simcore.models.blocks import Attention, Mamba2
 from simcore.tensor import TensorSpec
 from simcore.training import Draws
 
-__all__ = ["DEFAULTS", "OPTIONS", "VLLM_FLASH_ATTN3", "check", "check_layers", "checkpoint", "options_of", "stages_of",
-           "tp_layout"]
+__all__ = ["DEFAULTS", "OPTIONS", "VLLM_FLASH_ATTN3", "check", "check_layers", "checkpoint", "options_of", "replayed",
+           "stages_of", "tp_layout"]
 
 VLLM_FLASH_ATTN3: Final = "kernels-community/vllm-flash-attn3"
 OPTIONS: dict[str, tuple[Any, ...]] = {
@@ -70,6 +70,15 @@ def _check_activations(job: Job) -> None:
     if fraction < 1 or checkpoint(job) == "none":
         raise job.not_yet("training.offload.activations", "a part of what is kept, or all that layers keep without "
                           "recompute, on the host (served: the inputs of replayed layers, with recompute: full)")
+
+
+def replayed(job: Job) -> tuple[tuple[str, str], ...]:
+    """`Run.options` of layers that transformers checkpoints itself: the embedding's output requires a gradient.
+
+    transformers 5.23 `modeling_utils.py`, _activation_checkpointing_enable: enable_input_require_grads.
+    """
+    asked = job.scenario.training.method != "full" and checkpoint(job) != "none"
+    return (("embeddings", "require_grad"),) if asked else ()
 
 
 def options_of(job: Job, options: dict[str, Any]) -> tuple[tuple[str, str], ...]:
