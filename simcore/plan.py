@@ -27,8 +27,7 @@ class Placed:
     """One tensor on one rank, in elements. `states`: (name, bytes) of this rank. Flat cuts as the class mean.
 
     `elsewhere`: (what, space, bytes) of parameters, gradients and optimizer states that do not lie on the device.
-    `grad_parts`: reduced gradients are cut into so many more parts than the parameter. `constants`: bytes of them that
-    packed values come with.
+    `grad_parts`: reduced gradients are cut into so many more parts. `constants`: bytes that packed values come with.
     """
 
     spec: TensorSpec
@@ -293,8 +292,9 @@ def _check_even(graph: ModelGraph, mesh: Mesh, lives: Lives, kinds: tuple[int, .
                 require_even(spec.name, spec.shape, spec.copies, life.rest.layout, mesh, rule)
 
 
-def cuts(graph: ModelGraph, lives: Lives) -> Iterable[tuple[TensorSpec, Sequence[tuple[str, Shard]]]]:
-    """Every distinct tensor with the cuts of its resting layout (what folding looks at)."""
+def cuts(graph: ModelGraph, lives: Lives) -> Iterable[tuple[tuple[int, ...], Sequence[tuple[str, Shard]]]]:
+    """(copies, dimensions...) of every distinct tensor, as stored, with the cuts of its resting layout, for folding."""
     for specs, of in zip(graph.tensors, lives.of, strict=True):
         for spec, life in zip(specs, of, strict=True):
-            yield spec, tuple((axis, cut) for axis, cut in life.rest.layout if isinstance(cut, Shard))
+            shape = (spec.copies, *life.rest.stored_shape(spec.shape))
+            yield shape, tuple((axis, cut) for axis, cut in life.rest.layout if isinstance(cut, Shard))

@@ -14,10 +14,11 @@ from simcore.job import Job
 from simcore.packed import Packed
 from simcore.tensor import TensorSpec
 
-__all__ = ["STORAGE_OPTION", "is_packed", "packed_of"]
+__all__ = ["STORAGES", "STORAGE_OPTION", "is_packed", "packed_of"]
 
 STORAGE_OPTION: Final = "bnb_4bit_quant_storage"
-_STORAGES: Final = {"uint8": "uint8", "float16": "fp16", "bfloat16": "bf16", "float32": "fp32"}
+_TYPES: Final = {"uint8": "uint8", "float16": "fp16", "bfloat16": "bf16", "float32": "fp32"}
+STORAGES: Final[tuple[Any, ...]] = (None, *_TYPES)
 _SIZES: Final = (32, 64, 128, 256, 512, 1024, 2048, 4096)
 _BNB: Final = "bitsandbytes 0.50.2"
 
@@ -40,7 +41,7 @@ def packed_of(job: Job, options: dict[str, Any]) -> Packed | None:
                           "utils/quantization_config.py")
     storage = job.auto(f"framework_options.{STORAGE_OPTION}", options.get(STORAGE_OPTION) or "auto", "uint8",
                        "transformers 5.23 utils/quantization_config.py BitsAndBytesConfig")
-    return Packed(asked.format, asked.block_size, asked.double_quant, _STORAGES[storage])
+    return Packed(asked.format, asked.block_size, asked.double_quant, _TYPES[storage])
 
 
 def is_packed(spec: TensorSpec) -> bool:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import Any, Final
 
 from simcore.form import Layout
+from simcore.frameworks._bitsandbytes import STORAGE_OPTION, STORAGES
 from simcore.frameworks._torch import Defaults, all_or_no_checkpoint, check_optimizer_in_backward
 from simcore.frameworks._torch_stages import weighed_stages
 from simcore.job import Job
@@ -27,6 +28,7 @@ OPTIONS: dict[str, tuple[Any, ...]] = {
     "attn_implementation": (None, "eager", "sdpa", "flash_attention_2", VLLM_FLASH_ATTN3),
     "use_kernels": (True, False),
     "optimizer_in_bwd": (True, False),
+    STORAGE_OPTION: STORAGES,
 }
 DEFAULTS = Defaults(
     stored=("fp32", "sharded fp32 parameters under a policy"),

@@ -15,7 +15,7 @@ from typing import Any, Final
 from simcore.form import Form, Layout, Partial
 from simcore.framework import Framework, Life, Moment, Rule
 from simcore.frameworks import _transformers
-from simcore.frameworks._bitsandbytes import STORAGE_OPTION, is_packed, packed_of
+from simcore.frameworks._bitsandbytes import STORAGE_OPTION, STORAGES, is_packed, packed_of
 from simcore.frameworks._files import plain_files
 from simcore.frameworks._torch import (
     States,
@@ -50,7 +50,7 @@ OPTIONS: Final[dict[str, tuple[Any, ...]]] = {
     "experts_implementation": (None, "grouped_mm"),
     "use_kernels": (True, False),
     "optimizer_in_bwd": (True, False),
-    STORAGE_OPTION: (None, "uint8", "float16", "bfloat16", "float32"),
+    STORAGE_OPTION: STORAGES,
 }
 LOSSES: Final = ("auto", "hf", "hf_keep_logits", "cut", "liger", "chunked")
 
