@@ -226,7 +226,7 @@ def _packed(job: Job, options: dict[str, Any]) -> Packed | None:
     """[Note: FSDP2 and weights in 4 bits] Columns of bytes are whole on every rank, others are cut.
 
     accelerate 1.15 `utils/fsdp_utils.py:797` has FSDP ignore uint8. A column of a floating type is gathered like other
-    parameters, so it must have the type of the products: torch 2.13 `_fsdp_param.py`, init_dtype_attrs, casts any other.
+    parameters, so it must have the products' own: torch 2.13 `_fsdp_param.py`, init_dtype_attrs, casts any other.
     Constants are no parameters: every rank has all of them.
     """
     if job.graph.implementation != "hf":
