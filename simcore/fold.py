@@ -123,8 +123,8 @@ def _breakpoints(graph: ModelGraph, mesh: Mesh, lives: Lives, apart: tuple[tuple
                  ) -> dict[str, list[int]]:
     """Axis -> coordinates at which some tensor's size changes."""
     edges: dict[str, set[int]] = {}
-    for spec, layout in cuts(graph, lives):
-        local = [spec.copies, *spec.shape]
+    for shape, layout in cuts(graph, lives):
+        local = [*shape]
         for name, cut in layout:
             size, at = mesh.axis(name).size, cut.dim + 1
             for edge in shard_intervals(local[at], size):

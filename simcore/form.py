@@ -11,6 +11,7 @@ from dataclasses import dataclass
 
 from simcore.errors import IllegalLayout, Problem
 from simcore.mesh import Mesh
+from simcore.packed import Packed
 from simcore.units import dtype_bytes
 
 __all__ = ["COPIES", "Blocks", "Flat", "Form", "Layout", "Local", "Partial", "Placement", "Replicate", "Shard",
@@ -77,13 +78,34 @@ class Blocks:
 
 @dataclass(frozen=True, slots=True)
 class Form:
-    """Where and how a tensor lies. `share` of its elements is in `space`: device, managed, host_pinned, host, ..."""
+    """Where and how a tensor lies. `share` of its elements is in `space`: device, managed, host_pinned, host, ...
+
+    `packed`: values lie in 4 bits; `dtype` is then that of the packed column, which `layout` cuts.
+    """
 
     layout: Layout
     dtype: str
     space: str = "device"
     share: float = 1.0
     blocks: Blocks | None = None
+    packed: Packed | None = None
+
+    def stored_shape(self, shape: tuple[int, ...]) -> tuple[int, ...]:
+        """What a layout cuts of a tensor of `shape`."""
+        return shape if self.packed is None else (self.packed.rows(math.prod(shape)), 1)
+
+    @property
+    def values(self) -> int:
+        """Elements of the tensor in one element of what is stored."""
+        return 1 if self.packed is None else self.packed.values_a_row
+
+    def num_bytes(self, numel: int) -> int:
+        """Of `numel` elements of the tensor, without constants that packed values need."""
+        return numel * dtype_bytes(self.dtype) if self.packed is None else self.packed.data_bytes(numel)
+
+    def constants(self, numel: int) -> int:
+        """Bytes that packed values of a tensor of `numel` elements come with."""
+        return 0 if self.packed is None else self.packed.constant_bytes(numel)
 
 
 def shard_rows(size: int, parts: int, coordinate: int) -> int:

@@ -21,7 +21,7 @@ import numpy as np
 
 from simcore.assemble import Parts
 from simcore.fold import RankClass
-from simcore.framework import Buckets, Framework
+from simcore.framework import Buckets, Framework, Life
 from simcore.graph import ModelGraph
 from simcore.mesh import IntArray, Mesh
 from simcore.on_host import waiting_bytes
@@ -148,7 +148,7 @@ def _copied(plan: Plan, transfer: Transfer) -> int:
     total = 0.0
     for placed, count in _placed(plan):
         if placed.spec.is_owned and _is_moved(placed.spec, transfer):
-            own = placed.local * dtype_bytes(placed.life.rest.dtype)
+            own = placed.local * _stored_bytes(placed.life)
             sharers, flow = _sharers(plan, placed, transfer), plan.framework.flow
             whole = isinstance(flow, Buckets) and not flow.scatter
             total += count * (transfer.params * own / sharers
@@ -165,13 +165,18 @@ def _sharers(plan: Plan, placed: Placed, transfer: Transfer) -> int:
 
 def _largest(plan: Plan, transfer: Transfer) -> int:
     """The largest tensor of a file, in which each expert has tensors of its own."""
-    return max((_stored_numel(p.spec) * dtype_bytes(p.life.rest.dtype) for p, _ in _placed(plan)
+    return max((_stored_numel(p.spec) * _stored_bytes(p.life) for p, _ in _placed(plan)
                 if _is_moved(p.spec, transfer)), default=0)
 
 
 def _stored_numel(spec: TensorSpec) -> int:
     fused = spec.component == "routed_experts" and len(spec.shape) == len(("expert", "out", "in"))
     return math.prod(spec.shape[1:] if fused else spec.shape)
+
+
+def _stored_bytes(life: Life) -> int:
+    """An element as it is read or written: what is packed on the device is packed when it has been read."""
+    return dtype_bytes(life.use.dtype if life.rest.packed else life.rest.dtype)
 
 
 def _is_moved(spec: TensorSpec, transfer: Transfer) -> bool:
@@ -187,7 +192,7 @@ def _whole(plan: Plan, transfer: Transfer | None) -> int:
 def model_bytes(graph: ModelGraph, framework: Framework, *, trained_only: bool = False) -> int:
     """All parameters of the model, as they are stored; a tied head is the embedding's."""
     kinds = Counter(layer.kind for layer in graph.layers)
-    return sum(count * spec.copies * math.prod(spec.shape) * dtype_bytes(framework.life(spec).rest.dtype)
+    return sum(count * spec.copies * math.prod(spec.shape) * _stored_bytes(framework.life(spec))
                for kind, count in kinds.items() for spec in graph.tensors[kind]
                if spec.is_owned and (spec.trainable or not trained_only))
 
@@ -229,11 +234,11 @@ def _built(plan: Plan) -> int:
 def _moment(plan: Plan, transfer: Transfer) -> int:
     """A whole tensor while it is sent, or a unit before it is cut."""
     if transfer.on_device == "tensor":
-        return max((p.spec.copies * math.prod(p.spec.shape) * dtype_bytes(p.life.rest.dtype) for p, _ in _placed(plan)
+        return max((p.spec.copies * math.prod(p.spec.shape) * _stored_bytes(p.life) for p, _ in _placed(plan)
                     if _is_moved(p.spec, transfer)), default=0)
     if transfer.on_device == "unit":
         units = ((plan.of_layer(layer)[n] for layer, numbers in unit.members for n in numbers)
                  for unit in plan.framework.units)
-        return max((sum(math.prod((p.spec.copies, *p.spec.shape)) * dtype_bytes(p.life.rest.dtype) for p in unit)
+        return max((sum(math.prod((p.spec.copies, *p.spec.shape)) * _stored_bytes(p.life) for p in unit)
                     for unit in units), default=0)
     return 0

@@ -27,7 +27,7 @@ class Placed:
     """One tensor on one rank, in elements. `states`: (name, bytes) of this rank. Flat cuts as the class mean.
 
     `elsewhere`: (what, space, bytes) of parameters, gradients and optimizer states that do not lie on the device.
-    `grad_parts`: reduced gradients are cut into so many more parts than the parameter.
+    `grad_parts`: reduced gradients are cut into so many more parts. `constants`: bytes that packed values come with.
     """
 
     spec: TensorSpec
@@ -39,6 +39,7 @@ class Placed:
     states: tuple[tuple[str, int], ...]
     elsewhere: tuple[tuple[str, str, int], ...] = ()
     grad_parts: int = 1
+    constants: int = 0
 
     @property
     def used(self) -> int:
@@ -52,7 +53,7 @@ class Placed:
     @property
     def rest_bytes(self) -> int:
         """Storage at rest on the device, padding included."""
-        return self.padded * dtype_bytes(self.life.rest.dtype) * self.rests_here
+        return self.life.rest.num_bytes(self.padded) * self.rests_here + self.constants
 
     @property
     def rests_here(self) -> bool:
@@ -120,7 +121,7 @@ class PlacedKind(tuple[Placed, ...]):
     @cached_property
     def padding_bytes(self) -> int:
         """What storage adds to the parameters."""
-        return sum((p.padded - p.local) * dtype_bytes(p.life.rest.dtype) * p.rests_here for p in self)
+        return sum(p.life.rest.num_bytes(p.padded - p.local) * p.rests_here for p in self)
 
     @cached_property
     def elsewhere(self) -> dict[str, int]:
@@ -226,21 +227,23 @@ def _place_tensor(spec: TensorSpec, life: Life, mesh: Mesh, rank: int) -> Placed
     used_copies, *used_shape = local_shape(spec.copies, spec.shape, life.use.layout, mesh, rank)
     if spec.tied:
         return Placed(spec, life, 0, 0, tuple(used_shape), used_copies, ())
-    whole = math.prod(local_shape(spec.copies, spec.shape, life.rest.layout, mesh, rank))
+    stored, values = life.rest.stored_shape(spec.shape), life.rest.values
+    whole = math.prod(local_shape(spec.copies, stored, life.rest.layout, mesh, rank)) * values
     local = whole // _flat_parts(life.rest.layout, mesh)
-    padded = (padded_numel(spec.copies, spec.shape, life.rest.layout, mesh) if life.pad_storage
+    padded = (padded_numel(spec.copies, stored, life.rest.layout, mesh) * values if life.pad_storage
               else _storage(whole, life.rest.layout, mesh))
     trains = spec.trainable and not spec.is_buffer
     states = tuple((name, form.space, _state_bytes(spec, form, life, whole, mesh, rank))
                    for name, form in life.states) if trains else ()
     here = tuple((name, num_bytes) for name, space, num_bytes in states if space == "device")
-    kept = (("parameters", life.rest.space, padded * dtype_bytes(life.rest.dtype)),
+    kept = (("parameters", life.rest.space, life.rest.num_bytes(padded)),
             ("gradients", life.grad.space, local * dtype_bytes(life.grad.dtype) * trains),
             *(("gradients" if name == "grad_copy" else "optimizer states", space, num_bytes)
               for name, space, num_bytes in states))
     away = tuple((what, space, num_bytes) for what, space, num_bytes in kept if space != "device" and num_bytes)
     more = tuple(cut for cut in life.grad.layout if cut not in life.rest.layout)
-    return Placed(spec, life, local, padded, tuple(used_shape), used_copies, here, away, _flat_parts(more, mesh))
+    return Placed(spec, life, local, padded, tuple(used_shape), used_copies, here, away, _flat_parts(more, mesh),
+                  spec.copies * life.rest.constants(spec.numel))
 
 
 def _state_bytes(spec: TensorSpec, form: Form, life: Life, whole: int, mesh: Mesh, rank: int) -> int:
@@ -271,8 +274,8 @@ def _at_rest(placed: Placed) -> AtRestBytes:
     life = placed.life
     trained = placed.local if placed.trainable else 0
     grads = trained // placed.grad_parts * dtype_bytes(life.grad.dtype) * (life.grad.space == "device")
-    return AtRestBytes(placed.local * dtype_bytes(life.rest.dtype) * placed.rests_here, grads, placed.state_bytes,
-                       placed.local, trained)
+    own = life.rest.num_bytes(placed.local) * placed.rests_here + placed.constants
+    return AtRestBytes(own, grads, placed.state_bytes, placed.local, trained)
 
 
 def check_even(graph: ModelGraph, mesh: Mesh, framework: Framework, rule: str) -> None:
@@ -289,8 +292,9 @@ def _check_even(graph: ModelGraph, mesh: Mesh, lives: Lives, kinds: tuple[int, .
                 require_even(spec.name, spec.shape, spec.copies, life.rest.layout, mesh, rule)
 
 
-def cuts(graph: ModelGraph, lives: Lives) -> Iterable[tuple[TensorSpec, Sequence[tuple[str, Shard]]]]:
-    """Every distinct tensor with the cuts of its resting layout (what folding looks at)."""
+def cuts(graph: ModelGraph, lives: Lives) -> Iterable[tuple[tuple[int, ...], Sequence[tuple[str, Shard]]]]:
+    """(copies, dimensions...) of every distinct tensor, as stored, with the cuts of its resting layout, for folding."""
     for specs, of in zip(graph.tensors, lives.of, strict=True):
         for spec, life in zip(specs, of, strict=True):
-            yield spec, tuple((axis, cut) for axis, cut in life.rest.layout if isinstance(cut, Shard))
+            shape = (spec.copies, *life.rest.stored_shape(spec.shape))
+            yield shape, tuple((axis, cut) for axis, cut in life.rest.layout if isinstance(cut, Shard))

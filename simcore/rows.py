@@ -10,6 +10,7 @@ import math
 from dataclasses import dataclass
 from enum import IntEnum
 
+from simcore.packed import Packed
 from simcore.product import MODULE_BITS
 from simcore.units import DTYPE_BYTES
 
@@ -135,7 +136,8 @@ class Param:
     `grad_exists`: it has a gradient already, the new one is added in place and dies.
     `tied`: two modules use it, the output head and the embedding; the head's gradient waits for the embedding's, then
     both are added into a new one.
-    `step`: runs when the gradient is there, which then dies.
+    `step`: runs when the gradient is there, which then dies. `packed`: it is there in 4 bits; `dtype` is what it is
+    made for a product.
     """
 
     name: str
@@ -146,6 +148,7 @@ class Param:
     grad_exists: bool = False
     tied: bool = False
     step: Step | None = None
+    packed: Packed | None = None
 
     @property
     def numel(self) -> int:

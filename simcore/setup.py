@@ -55,6 +55,7 @@ def prepare(scenario: Scenario) -> tuple[Job, Framework]:
                          casts_parameters=hasattr(module, "CASTS_PARAMETERS")), module)
     graph = job.graph
     _check_routing(job)
+    _check_base(job, module)
     framework: Framework = module.table(job)
     check_even(graph, mesh, framework, f"{framework.name}: this cut must be even ({framework.version})")
     return job, framework
@@ -73,6 +74,20 @@ def _check_routing(job: Job) -> None:
         if routing.imbalance > most:
             raise InputError(Problem(where, f"imbalance: expected at most {most:g}, got {routing.imbalance:g}: a token "
                                      "goes to an expert once, so the fullest has no more than all tokens"))
+
+
+def _check_base(job: Job, module: ModuleType) -> None:
+    """Weights in 4 bits are for qlora, and for frameworks that say so; others may say why they refuse."""
+    training, at = job.scenario.training, "training.method"
+    if training.method != "qlora":
+        if training.quantization != Quantization():
+            where = job.scenario.where("training", "quantization")
+            raise InputError(Problem(where, f"quantization: changes nothing with method {training.method}"))
+        return
+    if hasattr(module, "REFUSES_PACKED"):
+        raise job.illegal(at, *module.REFUSES_PACKED)
+    if not hasattr(module, "PACKS"):
+        raise job.not_yet(at, f"qlora under {job.scenario.framework}")
 
 
 def _in_format(job: Job, module: ModuleType) -> Job:
@@ -195,10 +210,8 @@ def _refuse_unserved(scenario: Scenario) -> None:
         (("workload",), scenario.workload != "train", f"workload {scenario.workload}"),
         (("rl",), scenario.rl is not None, "the rl block"),
         (("generation",), scenario.generation is not None, "the generation block"),
-        (("training", "method"), training.method == "qlora", "qlora"),
         (("training", "pipeline", "schedule"), training.pipeline.schedule not in SCHEDULES,
          f"schedule {training.pipeline.schedule}"),
-        (("training", "quantization"), training.quantization != Quantization(), "quantization"),
         (("training", "lora", "dropout"), training.method != "full" and training.lora.dropout > 0, "LoRA dropout"),
         (("training", "precision", "compute"), training.precision.compute == "fp4", "compute in fp4"),
         *_unserved_formats(scenario),

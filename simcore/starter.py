@@ -29,7 +29,7 @@ mesh:  # world size = pp x dp_replicate x dp_shard x cp x tp
   ep: 1  # ranks that split experts by count
 
 training:
-  method: full  # full | lora; not yet: qlora
+  method: full  # full | lora | qlora
   seq_len: 4096  # tokens of one sequence, before cp splits it
   micro_batch_size: 1  # sequences of one microbatch, per data-parallel rank
   # global_batch_size: 8  # sequences per optimizer step; left out: one microbatch on every rank
@@ -42,7 +42,8 @@ training:
   precision: {{params: auto, compute: bf16, grad_reduce: auto, main_grads: auto}}  # auto | fp32 | bf16 | fp16
   optimizer: {{name: adamw, implementation: auto, master: auto, moments: auto}}  # auto: the framework's own
   offload: {{params: none, optimizer: none, gradients: none, activations: none}}  # none | host
-  lora: {{rank: 8, alpha: 32, target_modules: auto}}  # used by the method lora
+  lora: {{rank: 8, alpha: 32, target_modules: auto}}  # used by lora and qlora
+  quantization: {{format: nf4, block_size: 64, double_quant: true}}  # used by qlora
 
 framework_options: {{}}  # what only this framework knows, in its own spelling
 checkpoint: {{load: auto, save: auto}}  # auto: the framework's own; fsdp2: every_rank, rank0, sharded; full, sharded

@@ -158,7 +158,8 @@ def _param(placed: Placed, optimizer: str, *, tied: bool) -> Param:
     trainable = placed.spec.trainable and not placed.spec.is_buffer
     return Param(placed.spec.name, shape, life.use.dtype, trainable, life.grad_made_category,
                  life.grad_made_category == "", tied,
-                 step_of(placed, optimizer) if life.updated is Moment.GRADIENT_READY and trainable else None)
+                 step_of(placed, optimizer) if life.updated is Moment.GRADIENT_READY and trainable else None,
+                 life.rest.packed)
 
 
 def _trained_below(plan: Plan) -> dict[int, bool]:
@@ -166,6 +167,7 @@ def _trained_below(plan: Plan) -> dict[int, bool]:
     kind_of = [layer.kind for layer in plan.graph.layers]
     trains = [kind.is_trained for kind in plan.kinds]
     first = next((layer for layer, kind in enumerate(kind_of) if trains[kind]), len(kind_of))
+    first = 0 if ("embeddings", "require_grad") in plan.framework.options else first
     return {layer: layer > first for layer in plan.layers}
 
 

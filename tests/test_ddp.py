@@ -87,3 +87,27 @@ def test_adapters_are_all_that_is_reduced() -> None:
     trained = sum(p.local for layer in plan.layers for p in plan.of_layer(layer) if p.trainable)
     assert 0 < trained < plan.graph.count()
     assert sum(size for *_, size in small.calls(program, "all_reduce")) == 2 * trained
+
+
+@pytest.mark.parametrize(("given", "kind", "told"), [
+    ({"quantization": {"block_size": 128}}, IllegalLayout, "BitsAndBytesConfig has no such setting"),
+    ({"quantization": {"block_size": 48}}, InputError, "expected one of 32, 64, 128"),
+    ({"quantization": {"format": "int8"}}, NotYet, "LLM.int8()"),
+    ({"options": {"bnb_4bit_quant_storage": "int8"}}, InputError, "bnb_4bit_quant_storage"),
+    ({"method": "lora", "options": {"bnb_4bit_quant_storage": "uint8"}}, InputError, "without qlora")])
+def test_what_is_no_base_in_4_bits(given: dict[str, Any], kind: type[RankscopeError], told: str) -> None:
+    with pytest.raises(kind, match=re.escape(told)):
+        small.prepared("ddp", model=LLAMA, **({"method": "qlora"} | given))
+
+
+def test_a_packed_weight_is_made_for_each_product_and_dropped() -> None:
+    """In forward and once more in backward, and never two at once."""
+    given: dict[str, Any] = {"model": LLAMA, "method": "qlora", "lora": {"target_modules": ["q_proj", "down_proj"]}}
+    plan = small.plan_of("ddp", **given)
+    packed = [p.spec.numel for layer in plan.layers for p in plan.of_layer(layer) if p.life.rest.packed]
+    made = [(phase, size) for part in ("self_attn", "mlp")
+            for _, phase, size in small.postings(small.program_of("ddp", **given), f"{part}.dequantised")]
+    forward = [size for phase, size in made if phase == "forward" and size > 0]
+    assert sum(forward) == 2 * sum(packed)
+    assert sum(size for _, size in made) == 0
+    assert max(abs(size) for _, size in made) == 2 * max(packed)

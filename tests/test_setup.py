@@ -9,7 +9,7 @@ import pytest
 
 import small
 from simcore.document import parse_document
-from simcore.errors import InputError, NotYet
+from simcore.errors import IllegalLayout, InputError, NotYet, RankscopeError
 from simcore.scenario import parse_scenario
 from simcore.setup import known_frameworks, prepare
 
@@ -55,7 +55,7 @@ def test_what_is_not_known_is_refused(changed: dict[str, Any], told: str) -> Non
 
 
 @pytest.mark.parametrize(("training", "told"), [
-    ({"method": "qlora"}, "qlora"), ({"offload": {"activations": "host"}}, "on the host"),
+    ({"offload": {"activations": "host"}}, "on the host"),
     ({"pipeline": {"virtual_stages": 2}}, "virtual stages"),
     ({"pipeline": {"schedule": "dualpipe"}}, "schedule dualpipe"),
     ({"routing": {"seed": 0}}, "routing"),
@@ -67,5 +67,20 @@ def test_what_is_not_served_is_named_and_never_ignored(training: dict[str, Any],
 
 
 def test_everything_unserved_is_told_at_once() -> None:
-    text = given(workload="dpo", training={"seq_len": 64, "method": "qlora", "quantization": {"block_size": 32}})
+    text = given(workload="dpo", training={"seq_len": 64, "precision": {"compute": "fp4"}, "method": "lora",
+                                           "lora": {"dropout": 0.1}})
     assert text.count("not yet") == 3
+
+
+def test_a_base_in_4_bits_is_for_qlora_alone() -> None:
+    assert "quantization: changes nothing with method lora" in given(
+        training={"seq_len": 64, "method": "lora", "quantization": {"double_quant": False}})
+
+
+@pytest.mark.parametrize(("framework", "kind", "told"), [
+    ("megatron", IllegalLayout, "bitsandbytes packs torch.nn.Linear"),
+    ("megatron_fsdp", IllegalLayout, "bitsandbytes packs torch.nn.Linear"),
+    ("automodel", NotYet, "qlora under automodel")])
+def test_who_has_no_base_in_4_bits_says_why(framework: str, kind: type[RankscopeError], told: str) -> None:
+    with pytest.raises(kind, match=told):
+        small.prepared(framework, method="qlora")

@@ -14,16 +14,16 @@ ROOT = Path(__file__).resolve().parents[1]
 # A file imports only from files above it. A name that ends in `/` is a folder, whose files may import each other;
 # a file that is also named by itself stands where it is named.
 ORDER = (
-    "errors", "units", "scaling", "data", "yaml_parser", "document", "quantity", "block", "training", "scenario",
-    "sweep", "starter", "loading", "device", "efficiency", "curves", "topology", "tensor", "models/blocks",
-    "models/architecture", "product", "rows", "checkpoint", "tape", "halves", "recording", "operators/", "models/",
-    "graph", "flops", "mesh", "form", "schedule", "transfer", "reducer", "zero", "wrapped", "libraries", "dispatch",
-    "framework", "lora", "lora_names", "lora_bridge", "lora_automodel", "routing", "packing", "job", "stages",
-    "frameworks/", "plan", "update", "on_host", "buffers", "chunks", "fold", "schedules/", "setup", "tile", "outline",
-    "edges", "program", "tiles", "flow", "stage_inputs", "stage_buffers", "lower", "flows/", "ledger", "waves",
-    "cost", "collective", "routes", "launch", "quantiles", "speed", "report", "traffic", "series", "beside",
-    "streams", "timeline", "breakdown", "clocked", "rates", "adapters", "workspace", "outside", "reserve", "band",
-    "assemble", "received", "spread", "drawn", "host", "lengths", "simulate", "advice", "compare", "measured",
+    "errors", "units", "scaling", "packed", "data", "yaml_parser", "document", "quantity", "block", "training",
+    "scenario", "sweep", "starter", "loading", "device", "efficiency", "curves", "topology", "tensor",
+    "models/blocks", "models/architecture", "product", "rows", "checkpoint", "tape", "halves", "recording",
+    "operators/", "models/", "graph", "flops", "mesh", "form", "schedule", "transfer", "reducer", "zero", "wrapped",
+    "libraries", "dispatch", "framework", "lora", "lora_names", "lora_bridge", "lora_automodel", "routing", "packing",
+    "job", "stages", "frameworks/", "plan", "update", "on_host", "buffers", "chunks", "fold", "schedules/", "setup",
+    "tile", "outline", "edges", "program", "tiles", "flow", "stage_inputs", "stage_buffers", "lower", "flows/",
+    "ledger", "waves", "cost", "collective", "routes", "launch", "quantiles", "speed", "report", "traffic", "series",
+    "beside", "streams", "timeline", "breakdown", "clocked", "rates", "adapters", "workspace", "outside", "reserve",
+    "band", "assemble", "received", "spread", "drawn", "host", "lengths", "simulate", "advice", "compare", "measured",
     "tolerance", "left_out", "timing", "validate", "table", "columns", "summary", "timesheet", "batch", "finding",
     "output", "glossary", "calibration/", "machines", "presets", "cli", "__init__", "__main__",
 )  # fmt: skip

@@ -97,10 +97,10 @@ def _unit_bytes(plan: Plan, unit: Unit) -> UnitBytes:
     partial = int(unit.reshard_after_forward) if _is_int(unit.reshard_after_forward) else 0
     implementation = plan.framework.optimizer.implementation
     params = tuple(_param_bytes(p, unit, world, partial, implementation) for p in placed)
-    shard = sum(p.padded * _gathered_bytes(unit, p) for p in placed)
+    shard = sum(_gathered(unit, p, p.padded) for p in placed)
     offloaded = any(not p.rests_here for p in placed)
-    uses_cast = offloaded or any(dtype_bytes(p.life.rest.dtype) != _gathered_bytes(unit, p) for p in placed)
-    regathered = sum(_padded_to(p, partial) * _gathered_bytes(unit, p) for p in placed) if partial else shard * world
+    uses_cast = offloaded or any(p.life.rest.num_bytes(p.padded) != _gathered(unit, p, p.padded) for p in placed)
+    regathered = sum(_gathered(unit, p, _padded_to(p, partial)) for p in placed) if partial else shard * world
     return UnitBytes(params, world, shard if uses_cast else 0, shard * world, regathered, sum(p.used for p in params),
                      sum(p.kept_shard for p in params), sum(p.extra_copy for p in params), offloaded,
                      _staged(unit, placed) if offloaded else 0)
@@ -110,15 +110,14 @@ def _staged(unit: Unit, placed: list[Placed]) -> int:
     """The most that lies on the device while shards are copied and cast, beyond all that was cast."""
     done = most = 0
     for p in placed:
-        stored, gathered = (p.padded * num_bytes for num_bytes in (dtype_bytes(p.life.rest.dtype),
-                                                                   _gathered_bytes(unit, p)))
+        stored, gathered = p.life.rest.num_bytes(p.padded), _gathered(unit, p, p.padded)
         most = max(most, done + stored + gathered * (stored != gathered))
         done += gathered
     return max(0, most - done)
 
 
 def _param_bytes(placed: Placed, unit: Unit, world: int, partial: int, implementation: str) -> ParamBytes:
-    full = placed.padded * world * _gathered_bytes(unit, placed)
+    full = _gathered(unit, placed, placed.padded) * world
     sideways = world > 1 and any(isinstance(cut, Shard) and cut.dim > 0 for axis, cut in placed.life.rest.layout
                                  if axis == unit.shard_axis)
     reduce_bytes = dtype_bytes(unit.reduce_dtype) if placed.trainable else 0
@@ -129,15 +128,20 @@ def _param_bytes(placed: Placed, unit: Unit, world: int, partial: int, implement
 
 
 def _padded_to(placed: Placed, parts: int) -> int:
-    rows = placed.used_shape[0]
+    rows = placed.life.rest.stored_shape(placed.used_shape)[0]
     return -(-rows // parts) * parts * (placed.used // rows)
 
 
-def _gathered_bytes(unit: Unit, placed: Placed) -> int:
-    """An element as it is gathered: torchao casts a shard to fp8 itself (`fsdp_pre_all_gather`)."""
+def _gathered(unit: Unit, placed: Placed, numel: int) -> int:
+    """Bytes of `numel` elements as they are gathered: torchao casts a shard to fp8 itself (`fsdp_pre_all_gather`).
+
+    A column of packed values has the type of the products already, or is none of the unit's.
+    """
     if placed.life.use.dtype == "fp8":
-        return 1
-    return dtype_bytes(unit.param_dtype or placed.life.rest.dtype)
+        return numel
+    if placed.life.rest.packed is not None:
+        return placed.life.rest.num_bytes(numel)
+    return numel * dtype_bytes(unit.param_dtype or placed.life.rest.dtype)
 
 
 def _is_int(value: object) -> bool:

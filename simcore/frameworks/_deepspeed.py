@@ -74,7 +74,7 @@ def zero_table(job: Job, stage: int) -> Framework:
         loss=job.auto("training.loss", job.scenario.training.loss, "hf", "transformers 5.23 ForCausalLMLoss"),
         sequence_parallel=False,
         stages=(tuple(range(len(job.graph.layers))),),
-        options=_transformers.options_of(job, options),
+        options=(*_transformers.options_of(job, options), *_transformers.replayed(job)),
         communicators=(AXIS,) if job.mesh.dp_shard > 1 else (),
         files=plain_files(job),
         libraries=torch_libraries(job, options),

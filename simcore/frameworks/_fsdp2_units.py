@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from functools import lru_cache
 
 from simcore.framework import Unit
+from simcore.frameworks._bitsandbytes import is_packed
 from simcore.graph import ModelGraph
 from simcore.models.blocks import Embedding, FinalNorm, Head, Loss, Moe
 from simcore.tensor import TensorSpec
@@ -19,7 +20,8 @@ class Wrapping:
     """What is wrapped, and how each part reshards: root, layers, the last layer, final norm and head, experts.
 
     `separate`: embedding and head are units, the root has no parameters. `experts_unit`: experts are units of their
-    own; `experts_apart`: they belong to no other unit. `checkpointed`: layers are inside a checkpoint's wrapper.
+    own; `experts_apart`: they belong to no other unit; `packed_apart`: nor do weights in 4 bits. `checkpointed`: layers
+    are inside a checkpoint's wrapper.
     `loss_inside`: the root's hooks run around the loss too.
     """
 
@@ -32,6 +34,7 @@ class Wrapping:
     loss_inside: bool
     experts_unit: bool
     experts_apart: bool
+    packed_apart: bool
     replicates: bool
     checkpointed: bool
     compute: str
@@ -80,8 +83,7 @@ def _separate(graph: ModelGraph, wrapping: Wrapping, stage: tuple[int, ...]) -> 
 def _unit(graph: ModelGraph, wrapping: Wrapping, name: str, layers: list[int], *, reshard: bool | int,
           span: tuple[int, int] | None = None, is_root: bool = False, explicit: bool = False) -> Unit:
     """All tensors of `layers` but experts that are apart; `span`: first and last layer, if used beyond its own."""
-    apart = wrapping.experts_apart
-    members = ((layer, _numbers(graph, layer, lambda t: not (apart and _is_routed(t)))) for layer in layers)
+    members = ((layer, _numbers(graph, layer, lambda t: not _is_apart(wrapping, t))) for layer in layers)
     first, last = span or (layers[0], layers[-1])
     return Unit(name, tuple(m for m in members if m[1]), first, last, "dp_shard_cp",
                 "dp_replicate" if wrapping.replicates else "", reshard, is_root=is_root, explicit=explicit,
@@ -95,6 +97,10 @@ def _experts_unit(graph: ModelGraph, wrapping: Wrapping, layer: int) -> Unit:
     return Unit(name, ((layer, numbers),) if numbers else (), layer, layer, "expert_dp",
                 reshard_after_forward=wrapping.experts, inner=True, param_dtype=wrapping.compute,
                 reduce_dtype=wrapping.reduce, gather_dtype=wrapping.compute)
+
+
+def _is_apart(wrapping: Wrapping, spec: TensorSpec) -> bool:
+    return (wrapping.experts_apart and _is_routed(spec)) or (wrapping.packed_apart and is_packed(spec))
 
 
 def _is_routed(spec: TensorSpec) -> bool:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import Any, Final
 
 from simcore.form import Layout
+from simcore.frameworks._bitsandbytes import STORAGE_OPTION, STORAGES
 from simcore.frameworks._sdpa import SDPA_BACKENDS
 from simcore.frameworks._torch import Defaults, all_or_no_checkpoint, check_optimizer_in_backward
 from simcore.frameworks._torch_stages import weighed_stages
@@ -13,8 +14,8 @@ from simcore.models.blocks import Attention, Mamba2
 from simcore.tensor import TensorSpec
 from simcore.training import Draws
 
-__all__ = ["DEFAULTS", "OPTIONS", "VLLM_FLASH_ATTN3", "check", "check_layers", "checkpoint", "options_of", "stages_of",
-           "tp_layout"]
+__all__ = ["DEFAULTS", "OPTIONS", "VLLM_FLASH_ATTN3", "check", "check_layers", "checkpoint", "options_of", "replayed",
+           "stages_of", "tp_layout"]
 
 VLLM_FLASH_ATTN3: Final = "kernels-community/vllm-flash-attn3"
 OPTIONS: dict[str, tuple[Any, ...]] = {
@@ -29,6 +30,7 @@ OPTIONS: dict[str, tuple[Any, ...]] = {
     "use_kernels": (True, False),
     "optimizer_in_bwd": (True, False),
     "sdpa_backend": (None, *SDPA_BACKENDS),
+    STORAGE_OPTION: STORAGES,
 }
 DEFAULTS = Defaults(
     stored=("fp32", "sharded fp32 parameters under a policy"),
@@ -72,6 +74,15 @@ def _check_activations(job: Job) -> None:
     if fraction < 1 or checkpoint(job) == "none":
         raise job.not_yet("training.offload.activations", "a part of what is kept, or all that layers keep without "
                           "recompute, on the host (served: the inputs of replayed layers, with recompute: full)")
+
+
+def replayed(job: Job) -> tuple[tuple[str, str], ...]:
+    """`Run.options` of layers that transformers checkpoints itself: the embedding's output requires a gradient.
+
+    transformers 5.23 `modeling_utils.py`, _activation_checkpointing_enable: enable_input_require_grads.
+    """
+    asked = job.scenario.training.method != "full" and checkpoint(job) != "none"
+    return (("embeddings", "require_grad"),) if asked else ()
 
 
 def options_of(job: Job, options: dict[str, Any]) -> tuple[tuple[str, str], ...]:

@@ -8,12 +8,14 @@ frequencies.
 
 from __future__ import annotations
 
+from dataclasses import replace
 from functools import lru_cache
 from typing import Any, Final
 
 from simcore.form import Form, Layout, Partial
 from simcore.framework import Framework, Life, Moment, Rule
 from simcore.frameworks import _transformers
+from simcore.frameworks._bitsandbytes import STORAGE_OPTION, STORAGES, is_packed, packed_of
 from simcore.frameworks._files import plain_files
 from simcore.frameworks._sdpa import SDPA_BACKENDS, torch_libraries
 from simcore.frameworks._torch import (
@@ -27,13 +29,16 @@ from simcore.frameworks._torch import (
 from simcore.job import Job
 from simcore.lora_names import name_adapters
 from simcore.models.blocks import Attention
+from simcore.packed import Packed
 from simcore.reducer import Reducer
 
-__all__ = ["DEFAULT_IMPLEMENTATION", "IMPLEMENTATIONS", "VERSIONS", "adapters", "table"]
+__all__ = ["DEFAULT_IMPLEMENTATION", "IMPLEMENTATIONS", "PACKS", "VERSIONS", "adapters", "table"]
 
 VERSIONS = ("torch 2.13",)
 DEFAULT_IMPLEMENTATION = "hf"
 IMPLEMENTATIONS = ("hf",)
+PACKS = True
+"""Serves frozen weights in 4 bits."""
 RULE: Final = "torch 2.13 torch/nn/parallel/distributed.py"
 MIB: Final = 2**20
 OPTIONS: Final[dict[str, tuple[Any, ...]]] = {
@@ -47,6 +52,7 @@ OPTIONS: Final[dict[str, tuple[Any, ...]]] = {
     "sdpa_backend": (None, *SDPA_BACKENDS),
     "use_kernels": (True, False),
     "optimizer_in_bwd": (True, False),
+    STORAGE_OPTION: STORAGES,
 }
 LOSSES: Final = ("auto", "hf", "hf_keep_logits", "cut", "liger", "chunked")
 
@@ -61,6 +67,7 @@ def table(job: Job) -> Framework:
     return Framework(
         name="ddp", version=VERSIONS[0],
         rules=_rules(stored, stored if lora == "auto" else lora, job.compute, states_of(job, plain=True),
+                     packed_of(job, options),
                      Moment.GRADIENT_READY if options.get("optimizer_in_bwd") else Moment.OPTIMIZER_BEGIN),
         units=(),
         flow=_reducer(job, options),
@@ -70,7 +77,7 @@ def table(job: Job) -> Framework:
         loss=job.auto("training.loss", job.scenario.training.loss, "hf", "transformers 5.23 ForCausalLMLoss"),
         sequence_parallel=False,
         stages=(tuple(range(len(job.graph.layers))),),
-        options=_transformers.options_of(job, _attention(options)),
+        options=(*_transformers.options_of(job, _attention(options)), *_transformers.replayed(job)),
         communicators=("dp_replicate",) if job.mesh.dp_replicate > 1 else (),
         files=plain_files(job),
         libraries=torch_libraries(job, options),
@@ -149,13 +156,17 @@ def _assumptions(options: dict[str, Any]) -> tuple[tuple[str, str, str, str], ..
 
 
 @lru_cache(maxsize=64)
-def _rules(stored: str, adapter: str, compute: str, kept: States, updated: Moment) -> tuple[Rule, ...]:
-    """Everything whole; adapters may have another dtype."""
+def _rules(stored: str, adapter: str, compute: str, kept: States, packed: Packed | None,
+           updated: Moment) -> tuple[Rule, ...]:
+    """Everything whole; adapters may have another dtype, frozen linears may lie in 4 bits."""
     rest = Form((), "fp32")
     buffer = Life("buffer", rest, rest, rest, rest, rest_category="buffer", updated=Moment.NEVER)
-    return (Rule(lambda t: t.is_buffer, buffer),
+    whole = _life("whole", stored, compute, kept, updated)
+    in_bits = () if packed is None else (Rule(is_packed, replace(
+        whole, name="packed", rest=Form((), packed.storage, packed=packed))),)
+    return (Rule(lambda t: t.is_buffer, buffer), *in_bits,
             Rule(lambda t: t.module == "adapter", _life("adapters", adapter, compute, kept, updated)),
-            Rule(lambda t: True, _life("whole", stored, compute, kept, updated)))
+            Rule(lambda t: True, whole))
 
 
 def _life(name: str, stored: str, compute: str, kept: States, updated: Moment) -> Life:

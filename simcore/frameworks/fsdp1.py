@@ -177,7 +177,7 @@ def _units(job: Job, options: dict[str, Any], reduce: str) -> tuple[Unit, ...]:
     stages = (tuple(range(len(job.graph.layers))),)
     wrapping = Wrapping(root=False, layers=True, last=True, head=False, experts=True, separate=False, loss_inside=True,
                         experts_unit=False, experts_apart=False, replicates=job.mesh.dp_replicate > 1,
-                        checkpointed=False, compute=job.compute, reduce=reduce)
+                        packed_apart=False, checkpointed=False, compute=job.compute, reduce=reduce)
     wrap = job.auto("framework_options.wrap", options.get("wrap") or "auto", "layers_root",
                     "transformer_auto_wrap_policy over the model's layers, which trainers ask for")
     found = tuple(replace(unit, shard_axis="dp_shard") for unit in units(job.graph, stages, wrapping))

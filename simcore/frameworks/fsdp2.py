@@ -16,6 +16,7 @@ from typing import Any
 from simcore.form import Form, Layout, Partial, Shard
 from simcore.framework import Framework, Life, Matches, Moment, Rule, UnshardFlow
 from simcore.frameworks import _hub, _kempnerforge, _llmfoundry, _torchtitan, _transformers
+from simcore.frameworks._bitsandbytes import STORAGE_OPTION, is_packed, packed_of
 from simcore.frameworks._files import fsdp2_files
 from simcore.frameworks._fsdp2_units import Wrapping, units
 from simcore.frameworks._sdpa import torch_libraries
@@ -34,9 +35,10 @@ from simcore.graph import ModelGraph
 from simcore.job import Job
 from simcore.lora_names import name_adapters
 from simcore.models.blocks import Moe
+from simcore.packed import Packed
 from simcore.tensor import TensorSpec
 
-__all__ = ["CASTS_PARAMETERS", "COPIES_SHARED_LAYERS", "DEFAULT_IMPLEMENTATION", "IMPLEMENTATIONS", "VERSIONS",
+__all__ = ["CASTS_PARAMETERS", "COPIES_SHARED_LAYERS", "DEFAULT_IMPLEMENTATION", "IMPLEMENTATIONS", "PACKS", "VERSIONS",
            "adapters", "table"]
 
 VERSIONS = ("torch 2.13",)
@@ -45,6 +47,8 @@ CODES: dict[str, ModuleType] = {"hf": _transformers, "hub": _hub, "torchtitan": 
                                 "kempnerforge": _kempnerforge, "llmfoundry": _llmfoundry}
 """What the trainer of each implementation sets, refuses and cuts."""
 IMPLEMENTATIONS = tuple(CODES)
+PACKS = True
+"""Serves frozen weights in 4 bits, of transformers' layers."""
 CASTS_PARAMETERS = True
 """They rest as asked, and are gathered in the compute dtype (torch 2.13 `_fsdp_api.py`, MixedPrecisionPolicy)."""
 COPIES_SHARED_LAYERS = True
@@ -75,11 +79,12 @@ def table(job: Job) -> Framework:
     reduce = job.auto("training.precision.grad_reduce", precision.grad_reduce, *_typed(job, given.reduce))
     _note_defaults(job, options)
     stages = code.stages_of(job)
+    packed = _packed(job, options)
     fully = job.mesh.ep > 1 and options.get("experts", "fully_shard") == "fully_shard"
     return Framework(
         name="fsdp2", version=VERSIONS[0],
-        rules=_rules(job, stored, fully=fully, in_backward=options.get("optimizer_in_bwd", False)),
-        units=units(job.graph, stages, _wrapping(job, options, reduce, fully=fully)),
+        rules=_rules(job, stored, packed, fully=fully, in_backward=options.get("optimizer_in_bwd", False)),
+        units=units(job.graph, stages, _wrapping(job, options, reduce, packed, fully=fully)),
         flow=_flow(job, options, given),
         optimizer=torch_optimizer(job, *reversed(given.optimizer), muon=code is _transformers),
         compute_dtype=job.compute,
@@ -224,13 +229,32 @@ class _Choice:
     fully: bool
     on_host: bool
     in_backward: bool
+    packed: Packed | None
 
 
-def _rules(job: Job, stored: str, *, fully: bool, in_backward: bool) -> tuple[Rule, ...]:
+def _packed(job: Job, options: dict[str, Any]) -> Packed | None:
+    """[Note: FSDP2 and weights in 4 bits] Columns of bytes are whole on every rank, others are cut.
+
+    accelerate 1.15 `utils/fsdp_utils.py:797` has FSDP ignore uint8. A column of a floating type is gathered like other
+    parameters, so it must have the products' own: torch 2.13 `_fsdp_param.py`, init_dtype_attrs, casts any other.
+    Constants are no parameters: every rank has all of them.
+    """
+    if job.graph.implementation != "hf":
+        if job.scenario.training.method == "qlora":
+            raise job.not_yet("training.method", f"qlora with the layers of {job.graph.implementation}")
+        return None
+    packed = packed_of(job, options)
+    if packed and packed.storage not in ("uint8", job.compute):
+        raise job.illegal(f"framework_options.{STORAGE_OPTION}", f"packed values in {packed.storage} would be cast to "
+                          f"{job.compute}", "torch 2.13 distributed/fsdp/_fully_shard/_fsdp_param.py init_dtype_attrs")
+    return packed
+
+
+def _rules(job: Job, stored: str, packed: Packed | None, *, fully: bool, in_backward: bool) -> tuple[Rule, ...]:
     adapter = job.scenario.training.lora.dtype
     choice = _Choice(stored, job.compute, _gathered_weights(job), stored if adapter == "auto" else adapter,
                      states_of(job), job.mesh.ep > 1, fully,
-                     job.scenario.training.offload.part("params")[1] > 0, in_backward)
+                     job.scenario.training.offload.part("params")[1] > 0, in_backward, packed)
     code = job.graph.implementation
     whole = CODES[code].DEFAULTS.whole_in_stages if job.mesh.pp > 1 else ()
     return _made_rules(choice, _tp_cuts(job.graph) if job.mesh.tp > 1 else (), code, whole)
@@ -252,6 +276,8 @@ def _made_rules(choice: _Choice, tp_cuts: tuple[Layout, ...], code: str, whole: 
                    if choice.fully else _plain_experts(split, choice))
         rules.append(Rule(lambda t: t.component == "routed_experts", experts))
     rules.append(Rule(lambda t: t.module == "adapter", _life("adapters", dense, choice.adapters, choice)))
+    if choice.packed is not None:
+        rules.append(Rule(is_packed, _packed_life(dense, choice.packed, choice)))
     rules.append(Rule(lambda t: t.component in whole, _life("sharded", dense, stored, choice)))
     if choice.weights != choice.compute:
         rules += [Rule(_narrow(code, cut), _life("sharded, fp8", (*cut, *dense), stored, choice, used=cut,
@@ -302,6 +328,15 @@ def _life(name: str, layout: Layout, stored: str, choice: _Choice, used: Layout 
                 Moment.UNIT_BACKWARD_END if choice.in_backward else Moment.OPTIMIZER_BEGIN, pad_storage=True)
 
 
+def _packed_life(layout: Layout, packed: Packed, choice: _Choice) -> Life:
+    """A column of bytes is whole on every rank, one of another type is cut."""
+    life = _life("sharded, packed", layout, choice.stored, choice)
+    if packed.storage != "uint8":
+        return replace(life, rest=Form(layout, packed.storage, life.rest.space, packed=packed))
+    return replace(life, name="packed, ignored", rest=Form((), packed.storage, packed=packed), pad_storage=False,
+                   rest_category="ignored_param")
+
+
 def _plain_experts(split: Layout, choice: _Choice) -> Life:
     """Local slices outside FSDP: mixed precision does not reach them, nothing reduces their gradients."""
     form = Form(split, choice.compute)
@@ -310,7 +345,7 @@ def _plain_experts(split: Layout, choice: _Choice) -> Life:
                 rest_category="ignored_param", grad_made_category="ignored_grad")
 
 
-def _wrapping(job: Job, options: dict[str, object], reduce: str, *, fully: bool) -> Wrapping:
+def _wrapping(job: Job, options: dict[str, Any], reduce: str, packed: Packed | None, *, fully: bool) -> Wrapping:
     """By default children reshard; whether the root does its code says (torch 2.13 left alone: it does not)."""
     mesh, asked = job.mesh, options.get("reshard_after_forward")
     given: Defaults = CODES[job.graph.implementation].DEFAULTS
@@ -327,6 +362,7 @@ def _wrapping(job: Job, options: dict[str, object], reduce: str, *, fully: bool)
         loss_inside=given.loss_inside,
         experts_unit=fully,
         experts_apart=mesh.ep > 1,
+        packed_apart=packed is not None and packed.storage == "uint8",
         replicates=mesh.dp_replicate > 1,
         checkpointed=fully and all_or_no_checkpoint(job) != "none",
         compute=job.compute,

@@ -48,6 +48,11 @@ DEFAULT_IMPLEMENTATION = "megatron"
 IMPLEMENTATIONS = ("megatron",)
 COPIES_TIED_HEAD = True
 """Over pipeline stages the last holds a copy of the embedding (core 0.16.1 language_module.py:167)."""
+REFUSES_PACKED = (
+    "a base in 4 bits: bitsandbytes packs torch.nn.Linear, and Megatron's linears are TransformerEngine's or its own, "
+    "cut over tp; nothing in core or bridge packs those",
+    "bridge 0.3.1 peft/lora_layers.py:701 (quant_state of a nn.Linear alone), core 0.16.1 tensor_parallel/layers.py")
+"""Why no qlora: the message, and the rule."""
 OPTIONS = {
     "use_distributed_optimizer": (True, False),
     "use_precision_aware_optimizer": (True, False),

@@ -58,6 +58,7 @@ _OWN = {
 OPTIONS = megatron.OPTIONS | _OWN
 
 default_etp = megatron.default_etp
+REFUSES_PACKED = megatron.REFUSES_PACKED
 
 
 def in_fp8(job: Job) -> ModelGraph:

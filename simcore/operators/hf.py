@@ -11,8 +11,10 @@ What crosses the border between layers:
  * a tied head's gradient waits in the engine for the embedding's; the embedding posts its death with offset TIED_HEAD.
 
 `run.options`: ("experts", "unit"): the experts are a data-parallel unit of their own; ("inv_freq", dtype): the stored
-type of the rotary frequencies; ("inputs", "on_host"): those of replayed layers wait on the host; ("loss", "automodel"):
-NeMo Automodel trains the model, head and loss are its own; ("code", "hub"): the model's own repository has the layers.
+type of the rotary frequencies; ("embeddings", "require_grad"): the embedding's output takes a gradient, which nobody
+needs, so that replays carry one; ("inputs", "on_host"): those of replayed layers wait on the host;
+("loss", "automodel"): NeMo Automodel trains the model, head and loss are its own; ("code", "hub"): the model's own
+repository has the layers.
 """
 
 from __future__ import annotations
@@ -233,6 +235,8 @@ def _embedding(tape: Tape, block: Embedding, run: Run, *, halves: bool) -> Layer
     _shared_tables(tape, block, run, halves=halves)
     forward = tape.cut()
     meet = partial(meet_waiting, in_place=run.loss == "chunked")  # a sum of chunks is nobody else's
+    if out.node is None and ("embeddings", "require_grad") in run.options:
+        out.node = tape.node((Tensor(None, (), "fp32", Node()),), (), lambda tape, grads, saved: [None])
     back = run_backward(tape, out, None, meet if weight.tied else nothing)
     return LayerTape(forward, back, grads=tape.release_grads())
 

@@ -11,6 +11,7 @@ from typing import NamedTuple
 from simcore.models.blocks import Attention, Branch, Mlp
 from simcore.operators import aten
 from simcore.operators.automodel_lora import memory_efficient_lora
+from simcore.operators.hf_packed import packed_linear
 from simcore.recording import Run
 from simcore.tape import Param, Tape, Tensor
 
@@ -46,6 +47,8 @@ def linear(tape: Tape, run: Run, name: str, x: Tensor) -> Tensor:
     are one function.
     """
     prefix, label = f"{name}." if name else "", name.removeprefix(tape.scope) or "logits"
+    if run.params[f"{prefix}weight"].packed is not None:
+        return packed_linear(tape, run, prefix, label, x)
     base = aten.linear(tape, x, run.params[f"{prefix}weight"], label, bias=run.params.get(f"{prefix}bias"))
     own = run.params.get(f"{prefix}lora_A.weight")
     if own is not None:

@@ -1,0 +1,49 @@
+"""QLoRA as transformers 5.23 loads it: which weights bitsandbytes 0.50.2 packs into 4 bits, and how.
+
+transformers `integrations/bitsandbytes.py`, replace_with_bnb_linear: every `nn.Linear` but those that
+`quantizers/base.py`, get_keys_to_not_convert, names: the output head, what is tied, the last module. Embeddings, norms,
+convolutions, routers and experts that are one 3-D parameter are no `nn.Linear`: they stay as they are stored.
+"""
+
+from __future__ import annotations
+
+from typing import Any, Final
+
+from simcore.errors import InputError, Problem
+from simcore.job import Job
+from simcore.packed import Packed
+from simcore.tensor import TensorSpec
+
+__all__ = ["STORAGES", "STORAGE_OPTION", "is_packed", "packed_of"]
+
+STORAGE_OPTION: Final = "bnb_4bit_quant_storage"
+_TYPES: Final = {"uint8": "uint8", "float16": "fp16", "bfloat16": "bf16", "float32": "fp32"}
+STORAGES: Final[tuple[Any, ...]] = (None, *_TYPES)
+_SIZES: Final = (32, 64, 128, 256, 512, 1024, 2048, 4096)
+_BNB: Final = "bitsandbytes 0.50.2"
+
+
+def packed_of(job: Job, options: dict[str, Any]) -> Packed | None:
+    """How frozen linears lie; None where the method is another one."""
+    asked, at = job.scenario.training.quantization, "training.quantization"
+    if job.scenario.training.method != "qlora":
+        job.refuse_idle(options, STORAGE_OPTION, "without qlora")
+        return None
+    if asked.format not in ("nf4", "fp4"):
+        raise job.not_yet(f"{at}.format", f"{asked.format} (bitsandbytes' LLM.int8())")
+    if asked.block_size not in _SIZES:
+        sizes = ", ".join(str(size) for size in _SIZES)
+        raise InputError(Problem(job.scenario.where("training", "quantization", "block_size"),
+                                 f"block_size: expected one of {sizes}, got {asked.block_size} ({_BNB} functional.py)"))
+    if asked.block_size != _SIZES[1]:
+        raise job.illegal(f"{at}.block_size", f"{asked.block_size} values in a block: BitsAndBytesConfig has no such "
+                          "setting, Params4bit takes 64", f"{_BNB} nn/modules.py, transformers 5.23 "
+                          "utils/quantization_config.py")
+    storage = job.auto(f"framework_options.{STORAGE_OPTION}", options.get(STORAGE_OPTION) or "auto", "uint8",
+                       "transformers 5.23 utils/quantization_config.py BitsAndBytesConfig")
+    return Packed(asked.format, asked.block_size, asked.double_quant, _TYPES[storage])
+
+
+def is_packed(spec: TensorSpec) -> bool:
+    """A frozen weight of a linear that is not the output head."""
+    return spec.module == "linear" and not spec.trainable and spec.component not in ("embedding", "lm_head")

@@ -1,0 +1,41 @@
+"""Matrices in 4 bits: bytes of what is packed and of its constants, against bitsandbytes' own."""
+
+from __future__ import annotations
+
+import json
+import math
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from simcore.packed import Packed
+
+TRUTH: dict[str, Any] = json.loads(
+    (Path(__file__).parent / "truth/bitsandbytes/0.50.2.json").read_text(encoding="utf-8"))
+STORED = {"uint8": "uint8", "bfloat16": "bf16", "float32": "fp32"}
+
+
+def packed_of(row: dict[str, Any]) -> Packed:
+    return Packed(row["format"], 64, row["double_quant"], STORED[row["storage"]])
+
+
+@pytest.mark.parametrize("row", TRUTH["weights"], ids=lambda row: (
+    f"{'x'.join(map(str, row['shape']))} {row['format']} {row['double_quant']} {row['storage']}"))
+def test_bytes_are_those_that_bitsandbytes_stores(row: dict[str, Any]) -> None:
+    numel, packed = math.prod(row["shape"]), packed_of(row)
+    assert packed.data_bytes(numel) == row["data"]
+    assert packed.rows(numel) == row["rows"]
+    assert packed.constant_bytes(numel) == sum(row["constants"].values())
+
+
+def test_no_two_weights_share_a_table() -> None:
+    """Why a table counts for each."""
+    assert TRUTH["shared_tables"] is False
+
+
+@pytest.mark.parametrize(("double_quant", "bits"), [(True, 4.127), (False, 4.5)])
+def test_bits_of_a_value_are_those_of_the_paper(double_quant: bool, bits: float) -> None:
+    """Dettmers 2023, section 3: 0.5 bits a parameter for constants, 0.127 with double quantisation."""
+    packed, numel = Packed("nf4", 64, double_quant), 2**28
+    assert 8 * (packed.data_bytes(numel) + packed.constant_bytes(numel)) / numel == pytest.approx(bits, abs=1e-3)

@@ -1,0 +1,78 @@
+"""QLoRA against transformers, PEFT and bitsandbytes: which modules are packed, what rests, what a step allocates."""
+
+from __future__ import annotations
+
+import json
+from collections import Counter
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+import small
+from simcore.plan import Plan
+from simcore.report import Peak, Report
+from simcore.simulate import simulate
+
+TRUTH: dict[str, Any] = json.loads(
+    (Path(__file__).parent / "truth/bitsandbytes/0.50.2.json").read_text(encoding="utf-8"))
+STEPS: dict[str, Any] = json.loads(
+    (Path(__file__).parent / "truth/bitsandbytes/steps-0.50.2.json").read_text(encoding="utf-8"))["cases"]
+ALL = ["q_proj", "k_proj", "v_proj", "o_proj", "gate_proj", "up_proj", "down_proj"]
+RECORDED = ("llama-3-8b", "llama-3-70b", "llama-3.2-3b", "llama-tiny", "mixtral-8x7b", "qwen1.5-moe-a2.7b",
+            "qwen2.5-7b", "qwen3-30b-a3b", "qwen3-8b", "gpt-oss-20b")
+LAST_NAMES: dict[str, Any] = {"lora": {"target_modules": ["q_proj", "o_proj"]}}
+
+
+def planned(model: str, **given: Any) -> Plan:
+    overrides = {"config": model, "overrides": {"num_hidden_layers": 2}}
+    return small.plan_of("ddp", model=overrides, method="qlora", **(LAST_NAMES | given))
+
+
+@pytest.mark.parametrize("model", RECORDED)
+def test_the_modules_that_are_packed_are_those_that_transformers_replaces(model: str) -> None:
+    plan, told = planned(model), TRUTH["models"][model]
+    packed = [p for layer in plan.layers for p in plan.of_layer(layer) if p.life.rest.packed]
+    assert Counter(p.spec.path.rpartition(".")[2] for p in packed) == told["packed"]
+    assert sum(p.local for p in packed) == told["packed_elements"]
+    adapters = sum(p.local for layer in plan.layers for p in plan.of_layer(layer) if p.trainable)
+    assert sum(r.num_params for r in plan.at_rest().values()) - adapters == told["elements"]
+
+
+@pytest.mark.parametrize("double_quant", [True, False])
+def test_a_llama_rests_as_bitsandbytes_stores_it(double_quant: bool) -> None:
+    """Llama 3 8B's matrices, from bytes that were read off bitsandbytes; all else in bf16."""
+    one = {tuple(row["shape"]): row["data"] + sum(row["constants"].values()) for row in TRUTH["weights"]
+           if row["format"] == "nf4" and row["storage"] == "uint8" and row["double_quant"] == double_quant}
+    square, narrow, wide = one[4096, 4096], one[1024, 4096], one[14336, 4096]
+    found = small.plan_of("ddp", model="llama-3-8b", method="qlora",
+                          quantization={"double_quant": double_quant}, **LAST_NAMES).at_rest()
+    assert found["attention"].params_bytes == 32 * (2 * square + 2 * narrow)
+    assert found["mlp"].params_bytes == 32 * 3 * wide
+    assert found["lm_head"].params_bytes == found["embedding"].params_bytes == 2 * 128256 * 4096
+
+
+def test_experts_that_are_one_parameter_stay_as_they_are() -> None:
+    found = planned("mixtral-8x7b").at_rest()["routed_experts"]
+    assert found.params_bytes == 2 * found.num_params
+
+
+def stepped(case: dict[str, Any]) -> Report:
+    shape = {"vocab_size": 512, "num_hidden_layers": 3} | ({"tie_word_embeddings": True} if case.get("tied") else {})
+    return simulate(small.scenario(
+        "ddp", model={"config": "llama-tiny", "overrides": shape}, method="qlora",
+        recompute="full" if case.get("recompute") else "none", optimizer={"implementation": "fused"},
+        quantization={"double_quant": case.get("double_quant", True)},
+        lora={"rank": 8, "target_modules": case.get("targets", ALL), "dtype": case.get("adapters", "auto")}))
+
+
+@pytest.mark.parametrize("name", STEPS)
+def test_a_step_allocates_what_bitsandbytes_and_peft_allocate(name: str) -> None:
+    """At the peaks of forward and of the step, and when it is over: `tests/truth/probe_qlora.py`."""
+    (rank,) = stepped(STEPS[name]).ranks
+    assert isinstance(rank.peak, Peak)
+    assert rank.end_bytes is not None
+    beside = rank.peak.by_category["workspace"] + rank.peak.by_category["buffer"]  # of a GPU, and no parameters
+    forward = max(rank.peak.by_phase[phase] for phase in ("forward", "loss"))
+    assert {"rest": sum(one.params_bytes for one in rank.at_rest.values()), "forward": forward - beside,
+            "peak": rank.peak.allocated_bytes - beside, "end": rank.end_bytes - beside} == STEPS[name]["found"]
