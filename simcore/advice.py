@@ -98,9 +98,9 @@ def work(num_scenarios: int, *, asked: bool | None) -> Callable[..., Report]:
     return _advised if asked or (asked is None and num_scenarios <= _FEW) else simulate
 
 
-def _advised(scenario: Scenario, *, series: bool = False, rank: int | None = None) -> Report:
+def _advised(scenario: Scenario, *, detail: bool = False, rank: int | None = None) -> Report:
     """As `simulate`; where it does not fit, with what would. A single rank gets none: others may be fuller."""
-    report = simulate(scenario, series=series, rank=rank)
+    report = simulate(scenario, detail=detail, rank=rank)
     if report.verdict != "oom" or rank is not None:
         return report
     return report.model_copy(update={"advice": advise(scenario)})

@@ -39,7 +39,7 @@ class Clocked:
 
     `steady`: microbatches around the steady ones take the same time on every rank (or nothing is extrapolated).
     `spending`: where the time goes on the ranks that end last, the class number `worst`.
-    `row_ns`: for each class, when each row of its program was reached on the compute stream.
+    `row_ns`: for each class, when each row of its program was reached on the compute stream. `tracks`: what ran.
     """
 
     step_ns: int
@@ -50,6 +50,7 @@ class Clocked:
     forward_flops: int
     row_ns: tuple[IntArray, ...]
     times: tuple[ClassTimes, ...]
+    tracks: tuple[Track, ...]
 
 
 def clock(programs: Sequence[Program], classes: Sequence[RankClass], routes: Routes, framework: Framework,
@@ -74,7 +75,7 @@ def clock(programs: Sequence[Program], classes: Sequence[RankClass], routes: Rou
     return Clocked(
         max(t.end for t in times) + period * repeats + once, _phases(weight @ spent[worst], once), spending, worst,
         steady, sum(_forward_flops(p, weight) * c.num_ranks for p, c in zip(programs, classes, strict=True)),
-        rows, tuple(times))
+        rows, tuple(times), tuple(compiled))
 
 
 def _is_steady(starts: Sequence[IntArray], spent: Sequence[IntArray], ones: range) -> bool:

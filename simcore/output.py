@@ -28,6 +28,7 @@ __all__ = [
     "print_summary",
     "print_validation",
     "progress",
+    "write_figures",
     "write_new",
     "write_page",
     "writing",
@@ -143,6 +144,23 @@ def write_page(path: Path, reports: Sequence[Report]) -> None:
     text = render(reports)
     with writing(path):
         path.write_text(text, encoding="utf-8")
+
+
+def write_figures(folder: Path, reports: Sequence[Report], *, png: bool) -> list[Path]:
+    """Each picture in a file of its own, as SVG and if asked as PNG; InputError when that cannot be."""
+    from viz.figures import as_png, figures
+
+    written = []
+    with writing(folder):
+        folder.mkdir(parents=True, exist_ok=True)
+        for name, text in figures(reports):
+            path = folder / f"{name}.svg"
+            path.write_text(text, encoding="utf-8")
+            written.append(path)
+            if png:
+                written.append(path.with_suffix(".png"))
+                path.with_suffix(".png").write_bytes(as_png(text))
+    return written
 
 
 def write_new(path: Path, text: str, *, force: bool) -> None:

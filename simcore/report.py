@@ -9,6 +9,7 @@ from typing import Any, Literal
 
 from pydantic import BaseModel, ConfigDict
 
+from simcore.detail import Detail, MemorySeries
 from simcore.quantiles import Drawn, DrawnLengths, DrawnPeak
 from simcore.speed import StepTime
 
@@ -62,19 +63,6 @@ class Owner(_Frozen):
     owner: str
     category: str
     bytes: int
-
-
-class MemorySeries(_Frozen):
-    """Allocated bytes over the step by category, thinned: `values[i]` belongs to `categories[i]`.
-
-    `event_index` numbers the postings of the program (the issue clock); `time_s` dates them on the timeline.
-    """
-
-    categories: tuple[str, ...]
-    event_index: tuple[int, ...]
-    time_s: tuple[float, ...]
-    phases: tuple[str, ...]
-    values: tuple[tuple[int, ...], ...]
 
 
 class Peak(_Frozen):
@@ -206,7 +194,7 @@ class Report(_Frozen):
 
     `drawn`: where routing is drawn at random; the verdict is then that of the highest draw, because a step that does
     not fit ends the job, and `headroom_bytes` what it leaves. `lengths`: where lengths are drawn; all else is then at
-    the longest.
+    the longest. `detail`: for pictures, where it was asked for.
     """
 
     schema_version: str = SCHEMA_VERSION
@@ -226,6 +214,7 @@ class Report(_Frozen):
     drawn: Drawn | None = None
     lengths: DrawnLengths | None = None
     host: Host | None = None
+    detail: Detail | None = None
 
     @property
     def peak_rank(self) -> RankReport | None:

@@ -1,36 +1,61 @@
-"""Memory over the step, thinned for pictures: the highest moment of each stretch of the program, by category."""
+"""Memory over the step, thinned for pictures: the highest moment of each stretch of the program, by owner."""
 
 from __future__ import annotations
 
+from collections.abc import Callable, Iterator, Mapping
 from itertools import pairwise
 
 import numpy as np
 
+from simcore.detail import MemorySeries
 from simcore.ledger import running
 from simcore.mesh import IntArray
 from simcore.outline import Phase
 from simcore.program import Program
-from simcore.report import MemorySeries
 from simcore.tape import Op
-from simcore.tile import AMOUNT, OP, SLOT
+from simcore.tile import AMOUNT, LAYER, OP, SLOT
 
-__all__ = ["MAX_SAMPLES", "memory_series"]
+__all__ = ["MAX_SAMPLES", "memory_by_part", "memory_series"]
 
 MAX_SAMPLES = 600
 
 
 def memory_series(program: Program, row_ns: IntArray | None) -> MemorySeries:
     """At most `MAX_SAMPLES` moments; the peak is one of them. `row_ns` dates rows (None: all zero)."""
+    return _series(program, row_ns, lambda posted: [program.outline.owners[slot][1] for slot in posted[:, 1].tolist()])
+
+
+def memory_by_part(program: Program, row_ns: IntArray | None, kinds: Mapping[str, str]) -> MemorySeries:
+    """The same moments, stacked by the kind of layer that holds the bytes. `kinds`: by a layer's path."""
+    names = [kinds[path] for path in program.layer_paths]
+
+    def part_of(posted: IntArray) -> list[str]:
+        return [names[layer] if 0 <= layer < len(names) else "between stages" for layer in posted[:, 0].tolist()]
+
+    return _series(program, row_ns, part_of)
+
+
+def _series(program: Program, row_ns: IntArray | None, name_of: Callable[[IntArray], list[str]]) -> MemorySeries:
+    """`name_of`: names for owners, each a row of layer and slot."""
     total = running(program)
     first = int(np.argmax(program.phase != Phase.BUILD))
     rows = _highest_rows(total, first)
-    names, values = _by_category(program, rows)
+    names, values = _by_name(program, rows, name_of)
     times = np.zeros(len(rows)) if row_ns is None else row_ns[rows] / 1e9
     return MemorySeries(
         categories=tuple(names), event_index=tuple(int(r) - first for r in rows),
         time_s=tuple(float(t) for t in times),
         phases=tuple(Phase(int(code)).name.lower() for code in program.phase[rows]),
-        values=tuple(tuple(int(v) for v in row) for row in values))
+        values=tuple(tuple(int(v) for v in row) for row in values), layers=tuple(_layers(program, rows)))
+
+
+def _layers(program: Program, rows: IntArray) -> Iterator[str]:
+    """The layer whose section is at work at each row; between layers the empty text."""
+    outline = program.outline
+    ends = np.cumsum(outline.num_rows)
+    for piece in np.searchsorted(ends, rows, side="right").tolist():
+        at = outline.pieces[piece]
+        yield program.layer_paths[at.layer] if at.tile >= 0 and at.layer < len(program.layer_paths) else ""
 
 
 def _highest_rows(total: IntArray, first: int) -> IntArray:
@@ -40,13 +65,15 @@ def _highest_rows(total: IntArray, first: int) -> IntArray:
     return np.array(picks, dtype=np.int64)
 
 
-def _by_category(program: Program, rows: IntArray) -> tuple[list[str], IntArray]:
-    """Categories by their largest value, and bytes of each at `rows`: [category, sample]."""
+def _by_name(program: Program, rows: IntArray, name_of: Callable[[IntArray], list[str]]
+             ) -> tuple[list[str], IntArray]:
+    """Names by their largest value, and bytes of each at `rows`: [name, sample]."""
     columns = program.columns
     posted = np.flatnonzero(columns[:, OP] <= Op.FREE)
-    categories = [category for _, category in program.tables.slots]
-    names = sorted(set(categories))
-    number = np.array([names.index(c) for c in categories])[columns[posted, SLOT]]
+    owners, which = np.unique(columns[posted][:, [LAYER, SLOT]], axis=0, return_inverse=True)
+    of_owners = name_of(owners)
+    names = sorted(set(of_owners))
+    number = np.array([names.index(name) for name in of_owners])[which.ravel()]
     upto = np.searchsorted(posted, rows, side="right")
     values = np.zeros((len(names), len(rows)), dtype=np.int64)
     for k in range(len(names)):

@@ -8,6 +8,7 @@ from itertools import count
 
 from simcore.assemble import Parts, failed, report
 from simcore.clocked import Clocked, clock
+from simcore.closeup import with_detail
 from simcore.device import Device
 from simcore.drawn import drawn
 from simcore.errors import IllegalLayout, InputError, Problem, RankscopeError
@@ -36,14 +37,14 @@ EXACT_RANKS = 64
 """Up to this many ranks `place` works out flat shards for every rank."""
 
 
-def simulate(scenario: Scenario, *, series: bool = False, fold: bool = True, rank: int | None = None,
-             timed: bool = True) -> Report:
+def simulate(scenario: Scenario, *, series: bool = False, detail: bool = False, fold: bool = True,
+             rank: int | None = None, timed: bool = True) -> Report:
     """Simulate one training step of one scenario. Refusals come back as a report (status illegal or error).
 
-    `series`: memory over the step too. `fold` False simulates every rank by itself. `rank`: that rank alone, exactly,
-    without time. `timed` False: memory and traffic only.
+    `series`: memory over the step too. `detail`: that, and all else that pictures show. `fold` False simulates every
+    rank by itself. `rank`: that rank alone, exactly, without time. `timed` False: memory and traffic only.
     """
-    work = partial(_simulate, series=series, folded=fold, rank=rank)
+    work = partial(_simulate, series=series or detail, detail=detail, folded=fold, rank=rank)
     return _guarded(partial(_at_its_lengths, scenario, work, timed=timed), scenario)
 
 
@@ -71,7 +72,8 @@ def _at_its_lengths(scenario: Scenario, work: partial[Report], *, timed: bool) -
     return with_lengths(scenario, padding, partial(work, timed=False), partial(work, timed=timed))
 
 
-def _simulate(scenario: Scenario, *, series: bool, folded: bool, rank: int | None, timed: bool) -> Report:
+def _simulate(scenario: Scenario, *, series: bool, detail: bool, folded: bool, rank: int | None, timed: bool
+              ) -> Report:
     """Write out a few microbatches; where the steady ones do not take the same time, twice as many."""
     parts = _parts(scenario, folded=folded, rank=rank)
     for doublings in count():
@@ -83,7 +85,8 @@ def _simulate(scenario: Scenario, *, series: bool, folded: bool, rank: int | Non
         parts.clocked = _clock(parts)
         if parts.clocked.steady or parts.lowered == scenario.num_microbatches:
             break
-    return hosted(parts, drawn(parts, report(parts, series=series)))
+    found = hosted(parts, drawn(parts, report(parts, series=series)))
+    return with_detail(parts, found) if detail else found
 
 
 def _clock(parts: Parts) -> Clocked:

@@ -21,11 +21,12 @@ ORDER = (
     "libraries", "dispatch", "framework", "lora", "lora_names", "lora_bridge", "lora_automodel", "routing", "packing",
     "job", "stages", "frameworks/", "plan", "update", "on_host", "buffers", "chunks", "fold", "schedules/", "setup",
     "tile", "outline", "edges", "program", "tiles", "flow", "stage_inputs", "stage_buffers", "lower", "flows/",
-    "ledger", "waves", "cost", "collective", "routes", "launch", "quantiles", "speed", "report", "traffic", "series",
-    "beside", "streams", "timeline", "breakdown", "clocked", "rates", "adapters", "workspace", "outside", "reserve",
-    "band", "assemble", "received", "spread", "drawn", "host", "lengths", "simulate", "advice", "compare", "measured",
-    "tolerance", "left_out", "timing", "validate", "table", "columns", "summary", "timesheet", "batch", "finding",
-    "output", "glossary", "calibration/", "machines", "presets", "cli", "__init__", "__main__",
+    "ledger", "waves", "cost", "collective", "routes", "launch", "quantiles", "speed", "detail", "report", "traffic",
+    "series", "beside", "streams", "timeline", "breakdown", "clocked", "rates", "adapters", "workspace", "outside",
+    "reserve", "band", "assemble", "received", "spread", "drawn", "host", "lengths", "inventory", "spans", "closeup",
+    "simulate", "advice", "compare", "measured", "tolerance", "left_out", "timing", "validate", "table", "columns",
+    "summary", "timesheet", "batch", "finding", "output", "glossary", "calibration/", "machines", "page", "presets",
+    "cli", "__init__", "__main__",
 )  # fmt: skip
 
 # A library has one door: what it does could be replaced by rewriting the files named here.
@@ -33,12 +34,12 @@ DOORS = {
     "networkx": {"graph"},
     "simpy": {"timeline"},
     "ruamel": {"document", "yaml_parser", "calibration/write"},
-    "pydantic": {"block", "quantity", "training", "scenario", "device", "efficiency", "curves", "topology", "report",
-                 "speed", "compare", "measured", "timing", "tolerance", "validate", "calibration/write"},
+    "pydantic": {"block", "quantity", "training", "scenario", "device", "efficiency", "curves", "topology", "detail",
+                 "report", "speed", "compare", "measured", "timing", "tolerance", "validate", "calibration/write"},
     "rich": {"table", "columns", "summary", "timesheet", "output"},
-    "typer": {"cli", "calibration/command"},
+    "typer": {"cli", "calibration/command", "page"},
 }
-VIZ_READS = {"report", "units"}
+VIZ_READS = {"compare", "detail", "report", "speed", "units"}
 
 MAX_FILE, MAX_FUNCTION, MAX_MEDIAN = 300, 40, 10
 TABLES = ("operators/", "frameworks/")  # data in the shape of code, as long as it has to be

@@ -1,4 +1,4 @@
-"""One report on the page: verdict, key facts, a section for each class of ranks, assumptions."""
+"""One report on the page: verdict, key facts, the placement map, every class of ranks, streams, assumptions."""
 
 from __future__ import annotations
 
@@ -6,34 +6,20 @@ import json
 from collections.abc import Iterable, Sequence
 from typing import Final
 
-from simcore.report import RankReport, Report, StepTime
+from simcore.report import Report, StepTime
 from simcore.units import format_bytes, format_seconds
 from viz.markup import Child, Markup, element, join
-from viz.memory import chart
-from viz.stack import Clock, has_time
-from viz.tables import (
-    at_rest_table,
-    category_table,
-    code,
-    legend,
-    owner_table,
-    phase_key,
-    table,
-    traffic_table,
-)
+from viz.placement import component_key, peers, placement
+from viz.ranks import class_detail, rank_section
+from viz.tables import code
+from viz.tensors import tensor_table
+from viz.timeline import timeline
+from viz.verdicts import device_fill, signed_bytes, verdict
 
-__all__ = ["article", "overview"]
+__all__ = ["article"]
 
 Fact = tuple[str, Child]
 
-_VERDICTS: Final = {
-    "fits": ("\u2713", "Fits", "good"),
-    "oom": ("\u2715", "Out of memory", "bad"),
-    "illegal": ("\u26a0", "Illegal layout", "warn"),
-    "error": ("\u26a0", "Could not be answered", "warn"),
-    "none": ("\u2013", "No verdict", "plain"),
-}
-_MANY: Final = 4  # with more classes of ranks than this, only the highest is open
 _MOST: Final = 16  # classes of ranks that are drawn; beyond them only the highest
 _KINDS: Final = {
     "derived": "follows from the framework\u2019s source",
@@ -43,37 +29,16 @@ _KINDS: Final = {
 }
 
 
-def overview(reports: Sequence[Report]) -> Markup | None:
-    """A table that leads to each report; only where there is more than one."""
-    if not reports:
-        return element("p", "There is no report to show.")
-    if len(reports) == 1:
-        return None
-    rows = [[element("a", r.name, href=f"#report-{n}"), verdict(r), _device_peak(r), _bytes(r.capacity_bytes),
-             _signed(r.headroom_bytes), format_seconds(r.time.step_s) if r.time else "\u2013"]
-            for n, r in enumerate(reports, 1)]
-    columns = ("scenario", "verdict", "peak on the device", "capacity", "headroom", "step")
-    return element("nav", element("h2", f"{len(reports)} scenarios"), table("Verdicts and peaks", columns, rows, 2),
-                   class_="overview", aria_label="Scenarios on this page")
-
-
-def verdict(report: Report) -> Markup:
-    """The answer as a sign, a word and a colour."""
-    key = report.status if report.status != "ok" else report.verdict or "none"
-    sign, word, css_class = _VERDICTS[key]
-    return element("strong", element("span", sign, aria_hidden="true"), " ", word, class_=f"verdict {css_class}")
-
-
 def article(report: Report, ordinal: int) -> Markup:
     """Everything about one report."""
     head = element("header", element("h2", report.name, id=f"report-{ordinal}-name", dir="auto"),
-                   element("p", verdict(report), " ", _sentence(report), class_="answer"), _fill(report))
+                   element("p", verdict(report), " ", _sentence(report), class_="answer"), device_fill(report))
     chosen = [rank for n, rank in enumerate(report.ranks) if n < _MOST or rank is report.peak_rank]
-    classes = (_rank(report, rank, f"r{ordinal}-{n}") for n, rank in enumerate(chosen, 1))
+    classes = (rank_section(report, rank, f"r{ordinal}-{n}") for n, rank in enumerate(chosen, 1))
     left = len(report.ranks) - len(chosen)
     more = element("p", f"{left:,} more classes of ranks are in the result, not on this page.", class_="note")
-    return element("article", head, _problems(report), _facts(report), *classes, more if left else None,
-                   _assumptions(report),
+    return element("article", head, _problems(report), _facts(report), _map(report, f"r{ordinal}-map"), *classes,
+                   more if left else None, _streams(report, f"r{ordinal}-streams"), _assumptions(report),
                    _communicators(report), _scenario(report), id=f"report-{ordinal}",
                    aria_labelledby=f"report-{ordinal}-name")
 
@@ -83,26 +48,27 @@ def _sentence(report: Report) -> Markup | None:
     if rank is None or rank.peak is None or report.capacity_bytes is None:
         return None
     used, capacity = rank.peak.device_bytes, report.capacity_bytes
-    ranks = join((element("span", part, class_="keep") for part in rank.ranks), ", ")
+    ranks = join((element("span", part, class_="keep") for part in rank.ranks[:8]), ", ")
+    more = f" and {len(rank.ranks) - 8:,} more ranges" if len(rank.ranks) > 8 else ""
     words = f"{format_bytes(used)} of {format_bytes(capacity)} needed at the highest moment "
-    return join((words, f"({used / capacity:.0%}), on ranks ", ranks, "."))
+    return join((words, f"({used / capacity:.0%}), on ranks ", ranks, f"{more}."))
 
 
-def _fill(report: Report) -> Markup | None:
-    """A bar of the device: how much is allocated, how much is in use besides, where it ends."""
-    peak = report.peak_rank.peak if report.peak_rank else None
-    if peak is None or not report.capacity_bytes:
+def _map(report: Report, identity: str) -> Markup | None:
+    drawn = placement(report, identity)
+    if drawn is None:
         return None
-    whole = max(peak.device_bytes, report.capacity_bytes)
-    allocated, used, end = (f"{100 * n / whole:.2f}%" for n in (peak.allocated_bytes, peak.device_bytes,
-                                                                report.capacity_bytes))
-    bars = (element("rect", width="100%", height=12, rx=3, class_="room"),
-            element("rect", width=used, height=12, rx=3, class_="used"),
-            element("rect", width=allocated, height=12, rx=3, class_="allocated"),
-            element("line", x1=end, x2=end, y1=-4, y2=16, class_="end"))
-    words = (f"Of {format_bytes(report.capacity_bytes)}, {format_bytes(peak.allocated_bytes)} allocated, "
-             f"{format_bytes(peak.device_bytes)} needed in all")
-    return element("svg", element("title", words), *bars, class_="fill", role="img", width="100%", height=12)
+    caption = element("figcaption", "Placement: choose a rank to see its tensors", peers(report, identity))
+    told = element("p", "", class_="chosen", aria_live="polite", hidden=True)
+    tensors = (element("div", tensor_table(rank, found, f"{identity}-tensors-{n}"), data_class=n)
+               for n, rank in enumerate(report.ranks[:_MOST]) if (found := class_detail(report, rank)) is not None)
+    return element("figure", caption, drawn, component_key(report), told,
+                   element("div", *tensors, class_="inspector"), class_="placement card")
+
+
+def _streams(report: Report, identity: str) -> Markup | None:
+    drawn = timeline(report, identity, "Streams over one step")
+    return None if drawn is None else element("section", drawn, class_="card")
 
 
 def _facts(report: Report) -> Markup | None:
@@ -122,7 +88,7 @@ def _scenario_facts(report: Report) -> list[Fact]:
                          if isinstance(scenario.get(key), str)]
     mesh = scenario.get("mesh")
     if isinstance(mesh, dict) and mesh:
-        facts.append(("mesh", ", ".join(f"{axis} {size}" for axis, size in mesh.items() if size)))
+        facts.append(("mesh", ", ".join(f"{axis} {size}" for axis, size in mesh.items() if size and size != 1) or "1"))
     ranks = sum(rank.num_ranks for rank in report.ranks)
     return facts + ([("ranks", f"{ranks:,}, in {len(report.ranks):,} classes")] if len(report.ranks) > 1 else [])
 
@@ -134,7 +100,7 @@ def _peak_facts(report: Report) -> list[Fact]:
     peak = rank.peak
     facts: list[Fact] = [
         ("allocated", format_bytes(peak.allocated_bytes)), ("reserved, cache too", format_bytes(peak.reserved_bytes)),
-        ("needed in all", format_bytes(peak.device_bytes)), ("headroom", _signed(report.headroom_bytes)),
+        ("needed in all", format_bytes(peak.device_bytes)), ("headroom", signed_bytes(report.headroom_bytes)),
         ("when", f"{peak.phase}, microbatch {peak.microbatch}, {peak.step} step"),
         ("event", code(peak.event)), ("layer", code(peak.layer))]
     facts += [(f"beside it: {name}", format_bytes(size)) for name, size in peak.outside.items()]
@@ -180,50 +146,6 @@ def _limits(time: StepTime) -> list[Fact]:
     return facts
 
 
-def _rank(report: Report, rank: RankReport, identity: str) -> Markup:
-    is_highest = rank is report.peak_rank and len(report.ranks) > 1
-    name = f"Ranks {', '.join(rank.ranks)}" if rank.num_ranks > 1 else f"Rank {', '.join(rank.ranks)}"
-    badge = element("span", "highest", class_="badge") if is_highest else None
-    head = element("summary", element("h3", name, badge), element("span", _place(rank), class_="place"))
-    tables = element("div", category_table(rank), owner_table(rank), class_="pair")
-    is_open = is_highest or len(report.ranks) <= _MANY
-    return element("details", head, _figure(rank, report.capacity_bytes, identity), tables, traffic_table(rank),
-                   at_rest_table(rank), _rank_notes(rank), class_="rank", open=is_open)
-
-
-def _place(rank: RankReport) -> str:
-    coordinates = (f"{axis} {value}" for axis, value in rank.coordinates.items())
-    count = f"{rank.num_ranks:,} rank{'' if rank.num_ranks == 1 else 's'}"
-    return " \u00b7 ".join((count, f"stage {rank.stage}", *coordinates))
-
-
-def _rank_notes(rank: RankReport) -> Markup:
-    persist = "survive into the next forward" if rank.grads_persist else "are freed before the next forward"
-    held, padding = format_bytes(rank.at_rest_bytes()), format_bytes(rank.padding_bytes)
-    return element("p", f"Held at rest {held}, and {padding} of padding; gradients {persist}.", class_="note")
-
-
-def _figure(rank: RankReport, capacity_bytes: int | None, identity: str) -> Markup:
-    if rank.memory is None or not rank.memory.event_index:
-        return element("p", "This report holds no memory over time for these ranks.", class_="note")
-    clocks: tuple[Clock, ...] = ("issue", "time") if has_time(rank.memory) else ("issue",)
-    plots = (element("div", chart(rank, capacity_bytes, clock, f"{identity}-{clock}"), class_="plot",
-                     data_clock=clock, hidden=clock != "issue") for clock in clocks)
-    frame = element("div", *plots, phase_key(rank), class_="plots")
-    caption = element("figcaption", "Allocated memory over one step", _toggle(identity) if len(clocks) > 1 else None)
-    return element("figure", caption, element("div", frame, legend(rank), class_="with-legend"))
-
-
-def _toggle(identity: str) -> Markup:
-    """Two radio buttons, shown by the script only: without it they would do nothing."""
-    def choice(clock: Clock, words: str) -> Markup:
-        button = element("input", type="radio", name=f"{identity}-clock", value=clock, checked=clock == "issue")
-        return element("label", button, element("span", words))
-
-    return element("fieldset", element("legend", "x axis"), choice("issue", "issue order"), choice("time", "time"),
-                   class_="clock", hidden=True)
-
-
 def _section(title: str, *children: Child) -> Markup:
     return element("section", element("h3", title), *children)
 
@@ -255,17 +177,3 @@ def _scenario(report: Report) -> Markup | None:
     text = json.dumps(report.scenario, indent=2, ensure_ascii=False, default=str)
     block = element("pre", join((text,)), class_="scroll", tabindex=0, aria_label="Scenario as JSON")
     return element("details", element("summary", "The scenario, with every default filled in"), block, class_="source")
-
-
-def _device_peak(report: Report) -> str:
-    rank = report.peak_rank
-    return _bytes(rank.peak.device_bytes if rank and rank.peak else None)
-
-
-def _bytes(num_bytes: int | None) -> str:
-    return "\u2013" if num_bytes is None else format_bytes(num_bytes)
-
-
-def _signed(num_bytes: int | None) -> str:
-    """Bytes with a true minus sign, so that a deficit is not overlooked."""
-    return _bytes(num_bytes).replace("-", "\u2212") if num_bytes is not None else "\u2013"

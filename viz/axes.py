@@ -2,17 +2,19 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Final
 
 from simcore.units import format_bytes, format_seconds
 from viz.markup import Markup, element
+from viz.palette import swatch
 from viz.scale import BOTTOM, HEIGHT, LETTER, TOP, Scale, percent
 from viz.stack import Clock, PhaseRun, gib_ticks, ticks
 
-__all__ = ["capacity_line", "phase_bands", "phase_class", "x_axis", "y_axis"]
+__all__ = ["capacity_line", "layer_bands", "phase_bands", "phase_class", "x_axis", "y_axis"]
 
 _STRIP: Final = 18
+_BANDS: Final = 10
 _PHASES: Final = ("forward", "loss", "backward", "recompute", "optimizer", "generation", "logprob", "reference",
                   "refit")
 
@@ -41,6 +43,18 @@ def _phase(run: PhaseRun, scale: Scale) -> list[Markup]:
     return parts
 
 
+def layer_bands(runs: Sequence[PhaseRun], kinds: Mapping[str, str], scale: Scale) -> Markup:
+    """A thin strip under that of the phases: layers one after another, each in the look of its kind."""
+    return element("g", *(_layer(run, kinds.get(run.phase, ""), scale) for run in runs if run.phase), class_="bands")
+
+
+def _layer(run: PhaseRun, kind: str, scale: Scale) -> Markup:
+    left, drawn = scale.share(run.first), swatch(kind)
+    words = element("title", f"{run.phase} \u00b7 {kind}" if kind else run.phase)
+    return element("rect", words, x=percent(left), width=percent(scale.share(run.end) - left), y=BOTTOM + _STRIP + 2,
+                   height=_BANDS - 3, class_=drawn.css_class, fill=drawn.fill)
+
+
 def y_axis(scale: Scale) -> Markup:
     """Grid lines and their bytes in GiB."""
     parts = []
@@ -66,9 +80,9 @@ def _x_tick(mark: float, index: int, scale: Scale, clock: Clock) -> Markup:
     share = (mark - scale.first) / scale.span
     label = f"{mark:,.0f}" if clock == "issue" else format_seconds(mark) if mark else "0"
     anchor = "start" if share < 0.03 else "end" if share > 0.97 else "middle"
-    return element("g", element("line", x1=percent(share), x2=percent(share), y1=BOTTOM + _STRIP,
-                                y2=BOTTOM + _STRIP + 5, class_="base"),
-                   element("text", label, x=percent(share), y=BOTTOM + _STRIP + 19, text_anchor=anchor, class_="tick"),
+    x, floor = percent(share), BOTTOM + _STRIP + _BANDS
+    return element("g", element("line", x1=x, x2=x, y1=floor, y2=floor + 5, class_="base"),
+                   element("text", label, x=x, y=floor + 18, text_anchor=anchor, class_="tick"),
                    class_="wide" if index % 2 else None)
 
 

@@ -6,16 +6,17 @@ themselves lie in an inner SVG that stretches. Upright, units are CSS pixels.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Final
 
 from simcore.report import MemorySeries, Peak, RankReport
 from simcore.units import format_bytes
-from viz.axes import capacity_line, phase_bands, x_axis, y_axis
+from viz.axes import capacity_line, layer_bands, phase_bands, x_axis, y_axis
+from viz.bars import short
 from viz.markup import Markup, element, join, number
 from viz.palette import swatch
 from viz.scale import BOTTOM, HEIGHT, LETTER, TOP, Scale, percent, scale_of
-from viz.stack import Band, Clock, layer_order, peak_index, phase_runs, stack, totals
+from viz.stack import Band, Clock, layer_order, layer_runs, peak_index, phase_runs, stack, totals
 
 __all__ = ["WIDTH", "chart", "text_alternative"]
 
@@ -24,19 +25,24 @@ _READABLE: Final = 17  # pixels of a layer that can bear its name
 _ROOMY: Final = 30  # pixels from which on the place in the plot matters more
 
 
-def chart(rank: RankReport, capacity_bytes: int | None, clock: Clock, identity: str) -> Markup:
-    """The chart on one clock; `identity` makes the ids of its text alternative unique on the page."""
+def chart(rank: RankReport, capacity_bytes: int | None, clock: Clock, identity: str, *,
+          kinds: Mapping[str, str] | None = None, stacked_by: str = "category", at_least: int = 0) -> Markup:
+    """The chart on one clock; `identity` makes the ids of its text alternative unique on the page.
+
+    `kinds`: of layers, by path. `at_least`: bytes that the scale reaches, where charts are compared.
+    """
     series = rank.memory
     if series is None or not series.event_index:
         raise ValueError("this class of ranks has no memory series to draw")
-    scale = scale_of(rank, series, clock, capacity_bytes)
+    scale = scale_of(rank, series, clock, capacity_bytes, at_least)
     bands = stack(series, layer_order(rank))
-    title, description = text_alternative(rank, capacity_bytes, clock)
+    title, description = text_alternative(rank, capacity_bytes, clock, stacked_by)
     return element(
         "svg",
         element("title", title, id=f"{identity}-title"),
         element("desc", description, id=f"{identity}-desc"),
         phase_bands(phase_runs(series), scale),
+        layer_bands(layer_runs(series), kinds or {}, scale),
         y_axis(scale),
         _layers(bands, scale),
         _names(bands, scale),
@@ -47,10 +53,11 @@ def chart(rank: RankReport, capacity_bytes: int | None, clock: Clock, identity: 
         aria_labelledby=f"{identity}-title", aria_describedby=f"{identity}-desc")
 
 
-def text_alternative(rank: RankReport, capacity_bytes: int | None, clock: Clock) -> tuple[str, str]:
+def text_alternative(rank: RankReport, capacity_bytes: int | None, clock: Clock, stacked_by: str = "category"
+                     ) -> tuple[str, str]:
     """Title and description of the chart in words."""
     axis = "in issue order" if clock == "issue" else "over time"
-    title = f"Allocated memory of ranks {', '.join(rank.ranks)} {axis}, stacked by category"
+    title = f"Allocated memory of ranks {', '.join(rank.ranks)} {axis}, stacked by {stacked_by}"
     parts = [f"Capacity of the device {format_bytes(capacity_bytes)}."] if capacity_bytes is not None else []
     if rank.peak:
         peak = rank.peak
@@ -172,11 +179,6 @@ def _peak_words(series: MemorySeries, peak: Peak | None, at: int, share: float) 
 
 def _lines(lines: Sequence[str], x: str, anchor: str, css_class: str) -> Markup:
     most = 38 if "narrow" in css_class else 56
-    rows = (element("text", _short(line, most), x=x, y=12 + 16 * row, text_anchor=anchor,
+    rows = (element("text", short(line, most), x=x, y=12 + 16 * row, text_anchor=anchor,
                     class_=None if row else "first") for row, line in enumerate(lines))
     return element("g", *rows, class_=css_class)
-
-
-def _short(text: str, most: int) -> str:
-    """`text` with its middle left out when it is long; its ends tell most."""
-    return text if len(text) <= most else f"{text[: most // 2 - 1]}\u2026{text[-most // 2 + 1 :]}"

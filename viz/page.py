@@ -4,14 +4,17 @@ from __future__ import annotations
 
 import base64
 import hashlib
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from importlib.resources import files
 from typing import Final
 
+from simcore.detail import MAX_DETAILED
 from simcore.report import Report
-from viz.article import article, overview
+from viz.article import article
+from viz.batch import batch
 from viz.markup import Markup, element, join
 from viz.palette import style_rules, texture_definitions
+from viz.versus import versus
 
 __all__ = ["render"]
 
@@ -26,16 +29,32 @@ _NOTE: Final = "1 GiB is 2\u00b3\u2070 bytes. \u201cAllocated\u201d is what the 
 
 
 def render(reports: Sequence[Report]) -> str:
-    """One self-contained page for one report or a few."""
-    articles = (article(report, n) for n, report in enumerate(reports, 1))
-    main = element("main", element("h1", "rankscope report"), overview(reports), *articles)
+    """One self-contained page: for a report alone all of it, for two side by side, for more a table and scatters."""
+    main = element("main", element("h1", "rankscope report"), *_parts(reports))
     textures = element("svg", texture_definitions(), class_="textures", width=0, height=0, aria_hidden="true")
     body = element("body", textures, main, element("footer", element("p", _NOTE)), element("script", Markup(_SCRIPT)))
     return f"<!DOCTYPE html>\n{element('html', _head(reports), body, lang='en')}\n"
 
 
+def _parts(reports: Sequence[Report]) -> Iterator[Markup]:
+    if not reports:
+        yield element("p", "There is no report to show.")
+    elif len(reports) == 1:
+        yield article(reports[0], 1)
+    else:
+        is_few = len(reports) <= MAX_DETAILED
+        yield batch(reports, linked=is_few) if len(reports) > 2 else versus(*reports)
+        if is_few:
+            yield from (_folded(report, n) for n, report in enumerate(reports, 1))
+
+
+def _folded(report: Report, ordinal: int) -> Markup:
+    head = element("summary", element("span", f"Everything about {report.name}", dir="auto"))
+    return element("details", head, article(report, ordinal), class_="whole")
+
+
 def _head(reports: Sequence[Report]) -> Markup:
-    names = join((report.name for report in reports), ", ") or "no reports"
+    names = join((report.name for report in reports[:3]), ", ") or "no reports"
     return element(
         "head",
         element("meta", charset="utf-8"),

@@ -7,12 +7,13 @@ categories differ by hue alone; the distances are tested under simulated colour 
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Final, Literal
 
 from viz.markup import Markup, element, join
 
-__all__ = ["CATEGORIES", "TONES", "Swatch", "luminance", "style_rules", "swatch", "texture_definitions"]
+__all__ = ["CATEGORIES", "PARTS", "TONES", "Swatch", "luminance", "style_rules", "swatch", "texture_definitions"]
 
 Texture = Literal["plain", "hatch", "bars"]
 
@@ -82,12 +83,37 @@ CATEGORIES: Final[dict[str, Swatch]] = {
     "dispatcher": Swatch("lilac", "hatch"),
     "fragmentation": Swatch("mint", "bars"),
 }
+# Components that rest on a rank, and kinds of layers: never in one picture with categories.
+PARTS: Final[dict[str, Swatch]] = {
+    "routed_experts": Swatch("navy", held=True),
+    "shared_experts": Swatch("navy", "hatch", held=True),
+    "router": Swatch("cyan", "hatch", held=True),
+    "latent_projections": Swatch("cyan", held=True),
+    "mamba": Swatch("green", held=True),
+    "attention": Swatch("plum", held=True),
+    "mlp": Swatch("gold", held=True),
+    "norms": Swatch("slate", held=True),
+    "embedding": Swatch("apricot", held=True),
+    "lm_head": Swatch("rust", held=True),
+    "mtp": Swatch("rose", held=True),
+    "adapters": Swatch("mint", held=True),
+    "expert_adapters": Swatch("mint", "bars", held=True),
+    "moe": Swatch("navy"),
+    "moe_decoder": Swatch("navy"),
+    "decoder": Swatch("sky"),
+    "dense": Swatch("sky"),
+    "head": Swatch("rust"),
+    "loss": Swatch("rose"),
+    "final_norm": Swatch("slate"),
+    "between stages": Swatch("silver", "bars"),
+    "outside the allocator": Swatch("silver", "hatch"),
+}
 _OTHER: Final = Swatch("apricot", "bars")
 
 
 def swatch(category: str) -> Swatch:
-    """The swatch of a category; one that is not known shares a swatch of its own."""
-    return CATEGORIES.get(category, _OTHER)
+    """The swatch of a category, component or kind of layer; those that are not known share one of their own."""
+    return CATEGORIES.get(category) or PARTS.get(category, _OTHER)
 
 
 def luminance(colour: str) -> float:
@@ -114,8 +140,19 @@ def _variables(name: str, colour: str) -> str:
 
 def texture_definitions() -> Markup:
     """Pattern definitions for every textured swatch; once on a page."""
-    textured = {s for s in (*CATEGORIES.values(), _OTHER) if s.texture != "plain"}
-    return element("defs", *(_pattern(s) for s in sorted(textured, key=lambda s: (s.tone, s.texture))))
+    textured = {s for s in (*CATEGORIES.values(), *PARTS.values(), _OTHER) if s.texture != "plain"}
+    looks = {(s.tone, s.texture): s for s in textured}
+    return element("defs", *_waits(), *(_pattern(looks[look]) for look in sorted(looks)))
+
+
+def _waits() -> Iterator[Markup]:
+    """Of a stream that waits: slanted red for communication, dots for another stage, upright lines for the host."""
+    ground = element("rect", width=6, height=6, class_="wait-ground")
+    marks = {"communication": element("path", d="M-1 7L7-1", class_="wait-line"),
+             "bubble": element("circle", cx=3, cy=3, r=1.1, class_="wait-dot"),
+             "host": element("path", d="M3 0V6", class_="wait-host-line")}
+    for name, mark in marks.items():
+        yield element("pattern", ground, mark, id=f"wait-{name}", width=6, height=6, patternUnits="userSpaceOnUse")
 
 
 def _pattern(drawn: Swatch) -> Markup:

@@ -13,7 +13,7 @@ __all__ = ["BOTTOM", "HEIGHT", "LETTER", "TOP", "Scale", "percent", "scale_of"]
 
 TOP: Final = 66
 BOTTOM: Final = TOP + 320
-HEIGHT: Final = BOTTOM + 62
+HEIGHT: Final = BOTTOM + 72
 LETTER: Final = 7 / 650
 """Width of a letter as a share of the plot, where it is least wide and still shows names."""
 
@@ -44,10 +44,10 @@ class Scale:
         return self.capacity_bytes is not None and self.capacity_bytes > self.top_bytes
 
 
-def scale_of(rank: RankReport, series: MemorySeries, clock: Clock, capacity: int | None) -> Scale:
+def scale_of(rank: RankReport, series: MemorySeries, clock: Clock, capacity: int | None, at_least: int = 0) -> Scale:
     """The scale of a chart: from zero to the capacity, or to a little over the peak where the capacity is far off."""
     x = edges(series, clock)
-    highest = max(*totals(series), rank.peak.device_bytes if rank.peak else 0, 1)
+    highest = max(*totals(series), rank.peak.device_bytes if rank.peak else 0, at_least, 1)
     fits_in_view = capacity is not None and capacity <= _OFF_SCALE * highest
     top = max(highest, capacity or 0) * 1.05 if fits_in_view else highest * 1.25
     return Scale(x, x[0], (x[-1] - x[0]) or 1.0, top, capacity)

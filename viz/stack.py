@@ -11,8 +11,8 @@ from typing import Final, Literal
 from simcore.report import MemorySeries, RankReport
 from viz.palette import swatch
 
-__all__ = ["Band", "Clock", "PhaseRun", "edges", "gib_ticks", "has_time", "layer_order", "peak_index", "phase_runs",
-           "stack", "ticks", "totals"]
+__all__ = ["Band", "Clock", "PhaseRun", "edges", "gib_ticks", "has_time", "layer_order", "layer_runs", "peak_index",
+           "phase_runs", "stack", "ticks", "totals"]
 
 Clock = Literal["issue", "time"]
 _GIB: Final = 2**30
@@ -100,9 +100,18 @@ def edges(series: MemorySeries, clock: Clock) -> tuple[float, ...]:
 
 def phase_runs(series: MemorySeries) -> tuple[PhaseRun, ...]:
     """The phases one after the other, neighbours of one name joined."""
-    runs = [(phase, len(list(members))) for phase, members in groupby(series.phases)]
+    return _runs(series.phases)
+
+
+def layer_runs(series: MemorySeries) -> tuple[PhaseRun, ...]:
+    """Layers one after the other, in the place of phases; the empty text is between layers."""
+    return _runs(series.layers)
+
+
+def _runs(names: Sequence[str]) -> tuple[PhaseRun, ...]:
+    runs = [(name, len(list(members))) for name, members in groupby(names)]
     ends = accumulate(length for _, length in runs)
-    return tuple(PhaseRun(phase, end - length, end) for (phase, length), end in zip(runs, ends, strict=True))
+    return tuple(PhaseRun(name, end - length, end) for (name, length), end in zip(runs, ends, strict=True))
 
 
 def ticks(low: float, high: float, count: int) -> tuple[float, ...]:

@@ -1,0 +1,102 @@
+"""`rankscope report`: results as one page to look at, and as figures. The engine is imported when it is called.
+
+Results hold no pictures' data, so few of them are simulated once more, from the scenario that each holds. Where that
+gives other numbers (another version wrote them), the results stand as they are, and the page says less.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from simcore.errors import InputError, Problem
+
+if TYPE_CHECKING:
+    from simcore.report import Report
+
+__all__ = ["report"]
+
+_LINES = "results.jsonl"
+
+
+def report(
+    results: Annotated[list[str], typer.Argument(
+        metavar="RESULTS...", help="results.jsonl, --json output, folders of run -o; or scenarios.")],
+    *,
+    output: Annotated[Path, typer.Option("-o", "--output", help="The page to write.")] = Path("report.html"),
+    figures: Annotated[Path | None, typer.Option(help="A folder for each picture as SVG.")] = None,
+    png: Annotated[bool, typer.Option("--png", help="Figures as PNG too (needs rankscope[figures]).")] = False,
+    overrides: Annotated[list[str] | None, typer.Option("--set", metavar="KEY=VALUE", help="Of scenarios.")] = None,
+) -> None:
+    """Draw results: one page that needs nothing else, and with --figures each picture by itself."""
+    from simcore.detail import MAX_DETAILED
+    from simcore.output import write_figures, write_page
+
+    if png and figures is None:
+        raise InputError(Problem("--png", "expected --figures DIR too: the folder that they go to"))
+    found = [one for path in results for one in _read(Path(path), overrides or ())]
+    if len(found) <= MAX_DETAILED:
+        found = [_closer(one) for one in found]
+    write_page(output, found)
+    typer.echo(f"wrote {output}: {len(found):,} scenario{'' if len(found) == 1 else 's'}")
+    if figures is not None:
+        written = write_figures(figures, found, png=png)
+        typer.echo(f"wrote {len(written):,} figures to {figures}")
+
+
+def _read(path: Path, overrides: Sequence[str]) -> Iterator[Report]:
+    """Results as they are; scenarios are simulated."""
+    from simcore.finding import read_results
+
+    held = path / _LINES if (path / _LINES).is_file() else path
+    if held.suffix in (".json", ".jsonl"):
+        yield from read_results(held)
+    else:
+        yield from _simulated(path, overrides)
+
+
+def _simulated(path: Path, overrides: Sequence[str]) -> Iterator[Report]:
+    from simcore.batch import num_workers, run_batch
+    from simcore.loading import read
+    from simcore.simulate import simulate
+
+    entries = read([path], overrides)
+    problems = [problem for entry in entries for problem in entry.problems]
+    if problems or not entries:
+        raise InputError(problems or Problem(str(path), "holds no scenario, and is no result"))
+    made: list[Report] = []
+    if not run_batch(entries, simulate, lambda outcome: made.append(outcome.report),
+                     workers=num_workers(len(entries))):
+        raise KeyboardInterrupt
+    yield from made
+
+
+def _closer(found: Report) -> Report:
+    """The same result with what pictures show, if this version still comes to it."""
+    from simcore.document import Document
+    from simcore.scenario import parse_scenario
+    from simcore.simulate import simulate
+
+    if found.detail is not None or found.status != "ok" or not found.ranks:
+        return found
+    try:
+        again = simulate(parse_scenario(Document(found.name, found.scenario)), detail=True)
+    except InputError as error:
+        return _told(found, f"its scenario cannot be simulated again: {error.problems[0].message}")
+    if _bare(again) != _bare(found):
+        return _told(found, "this version comes to other numbers, so it is shown without tensors and streams")
+    return again.model_copy(update={"advice": found.advice})
+
+
+def _told(found: Report, why: str) -> Report:
+    typer.echo(f"rankscope: {found.name}: {why}", err=True)
+    return found
+
+
+def _bare(found: Report) -> Report:
+    """What two runs of one version must agree in."""
+    ranks = tuple(rank.model_copy(update={"memory": None}) for rank in found.ranks)
+    return found.model_copy(update={"ranks": ranks, "detail": None, "advice": ()})

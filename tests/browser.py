@@ -1,0 +1,133 @@
+"""A headless Chromium that tests drive over its own pipe (DevTools protocol): no driver, no port, no network.
+
+Messages are JSON texts that end with a NUL, written to the browser's file descriptor 3 and read from its 4
+(`--remote-debugging-pipe`).
+"""
+
+from __future__ import annotations
+
+import base64
+import json
+import os
+import select
+import shutil
+import subprocess
+import tempfile
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+__all__ = ["Tab", "tab"]
+
+_PROGRAMS = ("chromium", "chromium-browser", "google-chrome")
+
+
+class Tab:
+    """One page of the browser. `complaints`: what came on its console, refusals of the content policy included."""
+
+    def __init__(self, to_browser: int, from_browser: int) -> None:
+        self.to_browser, self.from_browser = to_browser, from_browser
+        self.number, self.rest, self.session = 0, b"", ""
+        self.complaints: list[str] = []
+        self.events: list[str] = []
+
+    def call(self, method: str, **parameters: Any) -> Any:
+        """What the browser answers to one command."""
+        self.number += 1
+        message: dict[str, Any] = {"id": self.number, "method": method, "params": parameters}
+        if self.session:
+            message["sessionId"] = self.session
+        os.write(self.to_browser, json.dumps(message).encode() + b"\0")
+        while True:
+            answer = self._next()
+            if answer.get("id") == self.number:
+                assert "error" not in answer, answer
+                return answer["result"]
+
+    def _next(self) -> dict[str, Any]:
+        while b"\0" not in self.rest:
+            ready, _, _ = select.select([self.from_browser], [], [], 60)
+            assert ready, "the browser says nothing"
+            read = os.read(self.from_browser, 1 << 20)
+            assert read, "the browser has ended"
+            self.rest += read
+        text, _, self.rest = self.rest.partition(b"\0")
+        message: dict[str, Any] = json.loads(text)
+        self._note(message)
+        return message
+
+    def _note(self, message: dict[str, Any]) -> None:
+        method, told = message.get("method", ""), message.get("params", {})
+        self.events.append(method)
+        if method in ("Runtime.exceptionThrown", "Log.entryAdded", "Runtime.consoleAPICalled"):
+            self.complaints.append(json.dumps(told)[:500])
+
+    def open(self, page: Path, width: int = 1280, *, dark: bool = False) -> float:
+        """Shows a file; the seconds until it was loaded and drawn."""
+        self.call("Emulation.setDeviceMetricsOverride", width=width, height=900, deviceScaleFactor=1, mobile=False)
+        scheme = {"name": "prefers-color-scheme", "value": "dark" if dark else "light"}
+        self.call("Emulation.setEmulatedMedia", features=[scheme])
+        self.events.clear()
+        start = time.monotonic()
+        self.call("Page.navigate", url=page.as_uri())
+        while "Page.loadEventFired" not in self.events:
+            self._next()
+        self.run("new Promise(done => requestAnimationFrame(() => setTimeout(done)))")
+        return time.monotonic() - start
+
+    def run(self, script: str) -> Any:
+        """The value of an expression in the page. AssertionError if it throws."""
+        answer = self.call("Runtime.evaluate", expression=script, returnByValue=True, awaitPromise=True)
+        assert "exceptionDetails" not in answer, answer
+        return answer["result"].get("value")
+
+    def press(self, key: str) -> None:
+        """A key, as from a keyboard."""
+        text = {"Enter": "\r", " ": " "}.get(key, key if len(key) == 1 else "")
+        codes = {"Enter": 13, "Tab": 9, "ArrowRight": 39, "ArrowLeft": 37}
+        for kind in ("keyDown", "keyUp"):
+            self.call("Input.dispatchKeyEvent", type=kind, key=key, windowsVirtualKeyCode=codes.get(key, 0),
+                      **({"text": text} if text and kind == "keyDown" else {}))
+
+    def picture(self, file: Path) -> None:
+        """The whole page as PNG."""
+        size = self.call("Page.getLayoutMetrics")["cssContentSize"]
+        clip = {"x": 0, "y": 0, "width": size["width"], "height": min(size["height"], 16000), "scale": 1}
+        shot = self.call("Page.captureScreenshot", format="png", captureBeyondViewport=True, clip=clip)
+        file.write_bytes(base64.b64decode(shot["data"]))
+
+
+@contextmanager
+def tab() -> Iterator[Tab]:
+    """A new browser with one tab; the test is skipped where there is no Chromium."""
+    program = next(filter(None, map(shutil.which, _PROGRAMS)), None)
+    if program is None:
+        pytest.skip("no chromium on this machine: pages were not opened in a browser")
+    hears, to_browser = os.pipe()
+    from_browser, tells = os.pipe()
+    with tempfile.TemporaryDirectory(ignore_cleanup_errors=True) as profile:
+        command = [program, "--headless", "--no-sandbox", "--disable-gpu", "--remote-debugging-pipe",
+                   f"--user-data-dir={profile}", "--no-first-run", "about:blank"]
+        shell = ["sh", "-c", f'exec "$@" 3<&{hears} 4>&{tells}', "sh", *command]
+        process = subprocess.Popen(shell, pass_fds=(hears, tells), stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
+        os.close(hears)
+        os.close(tells)
+        try:
+            yield _attached(Tab(to_browser, from_browser))
+        finally:
+            os.close(to_browser)
+            os.close(from_browser)
+            process.terminate()
+            process.wait(30)
+
+
+def _attached(made: Tab) -> Tab:
+    target = made.call("Target.createTarget", url="about:blank")["targetId"]
+    made.session = made.call("Target.attachToTarget", targetId=target, flatten=True)["sessionId"]
+    for domain in ("Page", "Runtime", "Log"):
+        made.call(f"{domain}.enable")
+    return made

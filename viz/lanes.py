@@ -1,0 +1,161 @@
+"""Streams over time: a compute lane and lanes of collectives for each class of ranks; what is waited for is marked.
+
+Spans lie in percent of the width, so a wider frame zooms without stretching letters or textures. Names of lanes stand
+above them, at the left edge, and stay there when the frame is scrolled.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from typing import Final
+
+from simcore.detail import ClassDetail, Span
+from simcore.report import RankReport, Report
+from simcore.units import format_seconds
+from viz.axes import phase_class
+from viz.markup import Markup, element, number
+from viz.stack import ticks
+
+__all__ = ["drawn_classes", "lane_key", "lanes", "names"]
+
+HEAD: Final = 24
+LANE: Final = 22
+_FOOT: Final = 30
+_MOST: Final = 8
+"""Classes of ranks that are drawn."""
+_TITLED: Final = 0.0012
+"""Share of the step from which on a span says what it is."""
+WAITS: Final = {"communication": "waiting for communication (exposed)", "bubble": "waiting for another stage (bubble)",
+                "host": "waiting for the host"}
+_PHASES: Final = ("forward", "loss", "backward", "recompute", "optimizer")
+
+
+def drawn_classes(report: Report) -> list[tuple[RankReport, ClassDetail]]:
+    """The classes that have a timeline, of many the first and the last stages' (and the fullest)."""
+    if report.detail is None:
+        return []
+    every = [pair for pair in zip(report.ranks, report.detail.classes, strict=True) if pair[1].spans]
+    if len(every) <= _MOST:
+        return every
+    chosen = {id(pair[0]): pair for pair in (*every[: _MOST // 2], *every[-(_MOST // 2 - 1) :])}
+    worst = [pair for pair in every if pair[0] is report.peak_rank]
+    return list((chosen | {id(pair[0]): pair for pair in worst}).values())
+
+
+def names(report: Report) -> Markup:
+    """The names of all lanes, as high as the lanes."""
+    texts, top = [], 0
+    for rank, detail in drawn_classes(report):
+        words = f"ranks {', '.join(rank.ranks)}" if rank.num_ranks > 1 else f"rank {', '.join(rank.ranks)}"
+        texts.append(element("text", words, x="0", y=top + 16, class_="lane-head"))
+        for n, lane in enumerate(_lane_names(detail)):
+            texts.append(element("text", lane.replace("_", " "), x="0", y=top + HEAD + n * LANE + 14,
+                                 class_="lane-name"))
+        top += _height(detail)
+    return element("svg", *texts, class_="chart", width="100%", height=top + _FOOT, aria_hidden="true")
+
+
+def lanes(report: Report, identity: str, until_s: float | None = None) -> Markup | None:
+    """The picture; `until_s` is where the frame ends, where several are compared."""
+    classes = drawn_classes(report)
+    if report.detail is None or not classes:
+        return None
+    whole = until_s or report.detail.end_s or 1e-9
+    parts, top = [], 0
+    for _, detail in classes:
+        parts.append(_class(detail, top, whole))
+        top += _height(detail)
+    title = "Streams over one step"
+    words = "; ".join(f"ranks {', '.join(rank.ranks)}: {_told(detail)}" for rank, detail in classes)
+    return element(
+        "svg", element("title", title, id=f"{identity}-title"), element("desc", words, id=f"{identity}-desc"),
+        _grid(whole, top), *parts, class_="chart lanes", role="img", width="100%", height=top + _FOOT,
+        aria_labelledby=f"{identity}-title", aria_describedby=f"{identity}-desc")
+
+
+def _height(detail: ClassDetail) -> int:
+    return HEAD + LANE * len(_lane_names(detail)) + 8
+
+
+def _lane_names(detail: ClassDetail) -> tuple[str, ...]:
+    return tuple(dict.fromkeys(span.lane for span in detail.spans))
+
+
+def _told(detail: ClassDetail) -> str:
+    sums: dict[str, float] = {}
+    for span in detail.spans:
+        if span.lane == "compute":
+            sums[span.kind] = sums.get(span.kind, 0.0) + span.end_s - span.start_s
+    return ", ".join(f"{kind} {format_seconds(seconds)}" for kind, seconds in sums.items())
+
+
+def _class(detail: ClassDetail, top: int, whole: float) -> Markup:
+    at = {lane: top + HEAD + LANE * n for n, lane in enumerate(_lane_names(detail))}
+    tracks = (element("rect", x="0", width="100%", y=y, height=LANE - 4, class_="track") for y in at.values())
+    is_wait = [span.kind in WAITS for span in detail.spans]
+    first = (_span(span, at[span.lane], whole) for span, wait in zip(detail.spans, is_wait, strict=True) if not wait)
+    over = (_span(span, at[span.lane], whole) for span, wait in zip(detail.spans, is_wait, strict=True) if wait)
+    marks = (_exposed(span, at[span.lane], whole) for span in detail.spans if span.exposed_s)
+    return element("g", *tracks, *first, *over, *marks)
+
+
+def _span(span: Span, y: int, whole: float) -> Markup:
+    share = (span.end_s - span.start_s) / whole
+    looks = phase_class(span.kind) if span.kind in _PHASES else f"wait-{span.kind}" if span.kind in WAITS else "call"
+    title = element("title", _words(span)) if share > _TITLED else None
+    return element("rect", *([title] if title else []), x=_percent(span.start_s / whole), width=_percent(share), y=y,
+                   height=LANE - 4, class_=f"span {looks}")
+
+
+def _exposed(span: Span, y: int, whole: float) -> Markup:
+    """The end of a collective that was waited for."""
+    return element("rect", x=_percent((span.end_s - span.exposed_s) / whole), width=_percent(span.exposed_s / whole),
+                   y=y, height=LANE - 4, class_="span wait-communication")
+
+
+def _words(span: Span) -> str:
+    what = WAITS.get(span.kind, span.kind.replace("_", " "))
+    where = f" {span.label}" if span.label else ""
+    many = f" ({span.count:,} together)" if span.count > 1 else ""
+    waited = f", {format_seconds(span.exposed_s)} of it exposed" if span.exposed_s else ""
+    which = f", microbatch {span.microbatch}" if span.lane != "compute" or span.kind in _PHASES else ""
+    return f"{what}{where}{many}: {format_seconds(span.end_s - span.start_s)}{waited}{which}"
+
+
+def _percent(share: float) -> str:
+    return f"{number(100 * share) if share > 1e-4 else round(100 * share, 4):}%"
+
+
+def _grid(whole: float, height: int) -> Markup:
+    parts: list[Markup] = []
+    for mark in ticks(0.0, whole, 8):
+        share = mark / whole
+        anchor = "start" if share < 0.03 else "end" if share > 0.97 else "middle"
+        x = _percent(share)
+        parts += [element("line", x1=x, x2=x, y1=6, y2=height + 4, class_="grid"),
+                  element("text", format_seconds(mark) if mark else "0", x=x, y=height + 20, text_anchor=anchor,
+                          class_="tick")]
+    return element("g", *parts)
+
+
+def lane_key(report: Report) -> Markup:
+    """What the looks of spans mean, of those that are there."""
+    kinds = {span.kind for _, detail in drawn_classes(report) for span in detail.spans}
+    return element("ul", *_key_rows(kinds), class_="key", aria_label="Key of the streams")
+
+
+def _key_rows(kinds: set[str]) -> Iterator[Markup]:
+    looks: Sequence[tuple[str, str, str]] = (
+        *((kind, phase_class(kind), f"kernels of {kind}") for kind in _PHASES),
+        *((kind, f"wait-{kind}", words) for kind, words in WAITS.items()))
+    for kind, css, words in looks:
+        if kind in kinds:
+            yield _key_row(css, words)
+    if kinds - set(_PHASES) - set(WAITS):
+        yield _key_row("call", "collective beside kernels (hidden)")
+
+
+def _key_row(css: str, words: str) -> Markup:
+    shape = element("rect", x="0.5", y="0.5", width=21, height=15, class_=f"span {css}")
+    return element("li", element("svg", shape, width=22, height=16, aria_hidden="true"),
+                   element("span", words, class_="label"))

@@ -1,0 +1,181 @@
+"""The placement map: the mesh as a grid of ranks, a row of it a node, and what lies on each of them by component.
+
+A cell is a rank, its bar the device: components at rest, then what comes on top at the peak, up to the edge. Ranks of
+one class have one letter. Of very many ranks a cell is a run of ranks of one class.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from typing import Final
+
+from simcore.detail import AxisDigit, Detail
+from simcore.report import RankReport, Report
+from simcore.units import format_bytes
+from viz.markup import Child, Markup, element, number
+from viz.palette import swatch
+from viz.scale import percent
+
+__all__ = ["MAX_CELLS", "component_key", "components", "letter", "members", "peers", "placement"]
+
+MAX_CELLS: Final = 128
+_WIDEST: Final = 12
+_HEAD, _GAP = 18, 10
+_RANGE: Final = re.compile(r"(\d+)(?:-(\d+)(?::(\d+))?)?")
+
+
+@dataclass(frozen=True)
+class _Cell:
+    """`first`: a rank that stands for it; `words`: what is written on it; `number`: of its class."""
+
+    first: int
+    words: str
+    number: int
+
+
+def letter(number: int) -> str:
+    """Of a class of ranks: A, B, ... Z, AA."""
+    return chr(65 + number) if number < 26 else letter(number // 26 - 1) + letter(number % 26)
+
+
+def members(text: str) -> range:
+    """`"0-128:64"` -> 0, 64, 128."""
+    match = _RANGE.fullmatch(text)
+    if match is None:
+        return range(0)
+    first, last, step = int(match[1]), int(match[2] or match[1]), int(match[3] or 1)
+    return range(first, last + 1, step)
+
+
+def placement(report: Report, identity: str) -> Markup | None:
+    """The map; None without ranks."""
+    cells = sorted(_cells(report), key=lambda cell: cell.first)[:MAX_CELLS]
+    if not cells:
+        return None
+    detail, world = report.detail, sum(rank.num_ranks for rank in report.ranks)
+    is_ranks = world <= MAX_CELLS
+    columns = _columns(detail.ranks_per_node if detail and is_ranks else 8, len(cells))
+    num_rows = -(-len(cells) // columns)
+    height = 64 if num_rows <= 6 else 44
+    head = _HEAD if is_ranks and detail is not None and world > detail.ranks_per_node else 0
+    drawn = [_cell(report, cell, n, columns, height, head) for n, cell in enumerate(cells)]
+    heads = _heads(detail, len(cells), columns, height) if head and detail else ()
+    title = f"{world:,} ranks, what lies on each by component"
+    return element(
+        "svg", element("title", title, id=f"{identity}-title"), *heads, *drawn, class_="chart map", role="group",
+        width="100%", height=num_rows * (height + _GAP + head), aria_labelledby=f"{identity}-title",
+        data_axes=json.dumps([[a.name, a.size, a.stride] for a in detail.axes] if detail and is_ranks else []),
+        data_node=detail.ranks_per_node if detail else 0)
+
+
+def _cells(report: Report) -> Iterator[_Cell]:
+    world = sum(rank.num_ranks for rank in report.ranks)
+    for of, rank in enumerate(report.ranks):
+        for text in rank.ranks:
+            runs = members(text)
+            if world <= MAX_CELLS:
+                yield from (_Cell(one, str(one), of) for one in runs)
+            elif len(runs):
+                yield _Cell(runs.start, text, of)
+
+
+def _columns(per_node: int, count: int) -> int:
+    """The most cells in a row that divide a node."""
+    if count <= per_node:
+        per_node = max(count, 4)
+    return next(n for n in range(min(per_node, _WIDEST), 0, -1) if per_node % n == 0)
+
+
+def _heads(detail: Detail, count: int, columns: int, height: int) -> Iterator[Markup]:
+    for row in range(-(-count // columns)):
+        first = row * columns
+        words = f"node {first // detail.ranks_per_node}" if first % detail.ranks_per_node == 0 else ""
+        stage = next((f" \u00b7 stage {_at(axis, first)}" for axis in detail.axes if axis.name == "pp"
+                      and axis.stride % columns == 0), "")
+        yield element("text", words + stage, x="0", y=row * (height + _GAP + _HEAD) + 13, class_="tick")
+
+
+def _at(axis: AxisDigit, rank: int) -> int:
+    return rank // axis.stride % axis.size
+
+
+def _cell(report: Report, cell: _Cell, place: int, columns: int, height: int, head: int) -> Markup:
+    row, column = divmod(place, columns)
+    rank, top = report.ranks[cell.number], row * (height + _GAP + head) + head
+    inner = (element("rect", x="0", y="0", width="100%", height=height, rx=5, class_="cell-box"),
+             element("text", cell.words, x="6", y=16, class_="cell-name"),
+             element("text", letter(cell.number), x="100%", dx=-6, y=16, text_anchor="end", class_="cell-class"),
+             element("svg", *_fill(report, rank), x="6", y=height - 26, width="100%", height=20, class_="cell-fill"))
+    mark = element("path", d=f"M6 {number(height - 30)}h14", class_="peer-mark")
+    return element("svg", element("title", _words(report, cell)), *inner, mark, x=percent(column / columns + 0.003),
+                   y=top, width=percent(1 / columns - 0.006), height=height, class_="cell", role="button",
+                   tabindex=0 if not place else -1, aria_label=_words(report, cell), data_rank=cell.first,
+                   data_class=cell.number)
+
+
+def components(rank: RankReport) -> list[tuple[str, int]]:
+    """Components by what they hold at rest on the rank, largest first."""
+    sizes = {name: c.params_bytes + c.grads_bytes + c.optimizer_bytes for name, c in rank.at_rest.items()}
+    return sorted(((name, size) for name, size in sizes.items() if size), key=lambda item: (-item[1], item[0]))
+
+
+def _fill(report: Report, rank: RankReport) -> Iterator[Markup]:
+    """The device as a bar, in 92 % of the cell. What is there at the peak beside what rests is one part."""
+    peak = rank.peak.device_bytes if rank.peak else 0
+    rest = components(rank)
+    whole = max(report.capacity_bytes or 0, peak, sum(size for _, size in rest), 1) / 0.9
+    yield element("rect", x="0", y="0", width=percent((report.capacity_bytes or whole * 0.9) / whole), height=14,
+                  class_="track")
+    at = 0.0
+    parts = [*((name, size, swatch(name).css_class, swatch(name).fill) for name, size in rest),
+             ("besides at the peak", peak - sum(size for _, size in rest), "besides", None)]
+    for name, size, css, fill in parts:
+        if size > 0:
+            yield element("rect", element("title", f"{name}: {format_bytes(size)}"), x=percent(at), y="0",
+                          width=percent(size / whole), height=14, class_=css, fill=fill)
+            at += size / whole
+    if report.capacity_bytes:
+        x = percent(report.capacity_bytes / whole)
+        yield element("line", x1=x, x2=x, y1=-2, y2=16, class_="end")
+
+
+def _words(report: Report, cell: _Cell) -> str:
+    rank, detail = report.ranks[cell.number], report.detail
+    single = cell.words == str(cell.first)
+    places = [f"{axis.name} {_at(axis, cell.first)}" for axis in detail.axes] if detail and single else []
+    peak = f"; peak {format_bytes(rank.peak.device_bytes)} of the device" if rank.peak else ""
+    return (f"{'Rank' if single else 'Ranks'} {cell.words}{': ' if places else ''}{', '.join(places)}; class "
+            f"{letter(cell.number)}; {format_bytes(rank.at_rest_bytes())} at rest{peak}")
+
+
+def component_key(report: Report) -> Markup:
+    """Components that lie on some rank, in the order of the bars."""
+    sizes: dict[str, int] = {}
+    for rank in report.ranks:
+        for name, size in components(rank):
+            sizes[name] = max(size, sizes.get(name, 0))
+    order: Sequence[str] = sorted(sizes, key=lambda name: -sizes[name])
+    rows = [_key_row(name, swatch(name).css_class, swatch(name).fill, f"up to {format_bytes(sizes[name])}")
+            for name in order]
+    rows.append(_key_row("besides at the peak", "besides", None, ""))
+    return element("ul", *rows, class_="key", aria_label="Components")
+
+
+def _key_row(name: str, css: str | None, fill: str | None, note: Child) -> Markup:
+    shape = element("rect", x="0.5", y="0.5", width=15, height=15, fill=fill, class_=f"sample {css or ''}".strip())
+    return element("li", element("svg", shape, width=16, height=16, aria_hidden="true"),
+                   element("span", name, class_="label"), element("span", note, class_="bytes"))
+
+
+def peers(report: Report, identity: str) -> Markup | None:
+    """Radio buttons: whose peers are marked with the chosen rank. Shown by the script only."""
+    axes = report.detail.axes if report.detail else ()
+    if not axes or sum(rank.num_ranks for rank in report.ranks) > MAX_CELLS:
+        return None
+    choices = [("", "nobody"), *((axis.name, f"{axis.name} {axis.size}") for axis in axes)]
+    buttons = (element("label", element("input", type="radio", name=f"{identity}-peers", value=value,
+                                        checked=not value), element("span", words)) for value, words in choices)
+    return element("fieldset", element("legend", "mark its group on"), *buttons, class_="choice peers", hidden=True)

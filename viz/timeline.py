@@ -1,0 +1,42 @@
+"""The figure of streams: names of lanes on the left, a frame that zooms on the right, what its looks mean below."""
+
+from __future__ import annotations
+
+from simcore.report import Report
+from simcore.units import format_seconds
+from viz.lanes import drawn_classes, lane_key, lanes, names
+from viz.markup import Markup, element
+
+__all__ = ["timeline"]
+
+
+def timeline(report: Report, identity: str, title: str, until_s: float | None = None) -> Markup | None:
+    """None where the report has no spans."""
+    drawn = lanes(report, identity, until_s)
+    if drawn is None:
+        return None
+    frame = element("div", element("div", drawn, class_="wider"), class_="zoom", tabindex=0, role="region",
+                    aria_label=f"{title}; plus and minus zoom, arrows scroll")
+    caption = element("figcaption", title, _buttons())
+    return element("figure", caption, element("div", element("div", names(report), class_="lane-names"), frame,
+                                              class_="streams"), lane_key(report), _note(report), class_="timeline")
+
+
+def _buttons() -> Markup:
+    pairs = (("\u2212", "zoom out"), ("+", "zoom in"), ("whole step", "whole step"))
+    return element("span", *(element("button", sign, type="button", aria_label=words, data_zoom=words)
+                             for sign, words in pairs), class_="zooms", hidden=True)
+
+
+def _note(report: Report) -> Markup | None:
+    """What is drawn, and what is not."""
+    detail = report.detail
+    if detail is None or report.time is None or detail.end_s is None:
+        return None
+    told = f"The step takes {format_seconds(report.time.step_s)}."
+    if detail.written_out < detail.num_microbatches:
+        told += (f" Drawn are {detail.written_out:,} of {detail.num_microbatches:,} microbatches, in "
+                 f"{format_seconds(detail.end_s)}: the others repeat steady ones.")
+    if len(report.ranks) > len(drawn_classes(report)):
+        told += f" Drawn are {len(drawn_classes(report))} of {len(report.ranks):,} classes of ranks."
+    return element("p", told, class_="note")

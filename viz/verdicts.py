@@ -1,0 +1,74 @@
+"""The verdict of a scenario as a sign, a word and a colour, and as a bar."""
+
+from __future__ import annotations
+
+from typing import Final
+
+from simcore.report import Report
+from simcore.units import format_bytes
+from viz.markup import Markup, element
+
+__all__ = ["device_fill", "optional_bytes", "signed_bytes", "verdict", "verdict_bar", "verdict_key"]
+
+_VERDICTS: Final = {
+    "fits": ("\u2713", "Fits", "good"),
+    "oom": ("\u2715", "Out of memory", "bad"),
+    "illegal": ("\u26a0", "Illegal layout", "warn"),
+    "error": ("\u26a0", "Could not be answered", "warn"),
+    "none": ("\u2013", "No verdict", "plain"),
+}
+
+
+def verdict_key(report: Report) -> str:
+    """`fits`, `oom`, `illegal`, `error` or `none`."""
+    return report.status if report.status != "ok" else report.verdict or "none"
+
+
+def verdict(report: Report) -> Markup:
+    """Sign, word and colour."""
+    sign, word, css_class = _VERDICTS[verdict_key(report)]
+    return element("strong", element("span", sign, aria_hidden="true"), " ", word, class_=f"verdict {css_class}")
+
+
+def verdict_bar(report: Report) -> Markup:
+    """For a row of a table: how full the fullest device is, with the sign; without a peak the verdict in words."""
+    used, capacity = report.highest_bytes, report.capacity_bytes
+    if used is None or not capacity:
+        return verdict(report)
+    sign, word, css_class = _VERDICTS[verdict_key(report)]
+    whole = max(used, capacity)
+    parts = (element("rect", x="0", y="3", width="100%", height=10, rx=2, class_="room"),
+             element("rect", x="0", y="3", width=f"{100 * used / whole:.1f}%", height=10, rx=2, class_="used"),
+             element("line", x1=f"{100 * capacity / whole:.1f}%", x2=f"{100 * capacity / whole:.1f}%", y1="0", y2="16",
+                     class_="end"))
+    bar = element("svg", *parts, class_="fill", width=84, height=16, aria_hidden="true")
+    return element("span", element("span", sign, class_="sign", aria_hidden="true"), bar,
+                   element("span", f" {used / capacity:.0%}", class_="share"),
+                   element("span", f" {word}", class_="unseen"), class_=f"verdict-bar {css_class}")
+
+
+def device_fill(report: Report) -> Markup | None:
+    """A bar of the device: how much is allocated, how much is in use besides, where it ends."""
+    peak = report.peak_rank.peak if report.peak_rank else None
+    if peak is None or not report.capacity_bytes:
+        return None
+    whole = max(peak.device_bytes, report.capacity_bytes)
+    allocated, used, end = (f"{100 * n / whole:.2f}%" for n in (peak.allocated_bytes, peak.device_bytes,
+                                                                report.capacity_bytes))
+    bars = (element("rect", width="100%", height=12, rx=3, class_="room"),
+            element("rect", width=used, height=12, rx=3, class_="used"),
+            element("rect", width=allocated, height=12, rx=3, class_="allocated"),
+            element("line", x1=end, x2=end, y1=-4, y2=16, class_="end"))
+    words = (f"Of {format_bytes(report.capacity_bytes)}, {format_bytes(peak.allocated_bytes)} allocated, "
+             f"{format_bytes(peak.device_bytes)} needed in all")
+    return element("svg", element("title", words), *bars, class_="fill", role="img", width="100%", height=12)
+
+
+def optional_bytes(num_bytes: int | None) -> str:
+    """A dash for none."""
+    return "\u2013" if num_bytes is None else format_bytes(num_bytes)
+
+
+def signed_bytes(num_bytes: int | None) -> str:
+    """With a true minus sign, so that a deficit is not overlooked."""
+    return optional_bytes(num_bytes).replace("-", "\u2212") if num_bytes is not None else "\u2013"

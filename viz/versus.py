@@ -1,0 +1,100 @@
+"""Two scenarios side by side: what was asked, what came out, their pictures at one scale."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from typing import Final
+
+from simcore.compare import Row, compare
+from simcore.report import Report
+from simcore.units import format_bytes, format_seconds
+from viz.choices import differing
+from viz.markup import Child, Markup, element
+from viz.memory import chart
+from viz.ranks import worst
+from viz.tables import table
+from viz.timeline import timeline
+from viz.verdicts import device_fill, verdict
+
+__all__ = ["versus"]
+
+_SAME: Final = 0.5
+"""Percent below which two numbers are told as about the same."""
+
+
+def versus(a: Report, b: Report) -> Markup:
+    """The section."""
+    both = compare(a, b)
+    heads = (element("div", element("h3", element("span", mark, class_="badge side-mark"), " ", r.name, dir="auto"),
+                     element("p", verdict(r)), device_fill(r)) for mark, r in (("A", a), ("B", b)))
+    groups: Sequence[tuple[str, tuple[Row, ...], Callable[[float], str]]] = (
+        ("Peak on the worst rank", both.peak, format_bytes), ("Time", both.time, format_seconds),
+        ("At rest on the worst rank", both.at_rest, format_bytes),
+        ("Leaves the worst rank in one step", both.traffic, format_bytes))
+    tables = (_table(name, rows, show) for name, rows, show in groups if rows)
+    return element("section", element("h2", "Side by side"), element("div", *heads, class_="side"), _asked(a, b),
+                   element("div", *tables, class_="side numbers"), _memory(a, b), _streams(a, b), class_="versus",
+                   aria_label="Two scenarios side by side")
+
+
+def _asked(a: Report, b: Report) -> Markup:
+    """Keys of the scenarios that differ."""
+    found = differing((a, b))
+    if not found:
+        return element("p", "Both ask the same; they differ in name alone.", class_="note")
+    rows = [[element("code", key), one, other] for key, (one, other) in found.items()]
+    return table("Asked differently", ("key", "A", "B"), rows, 9)
+
+
+def _table(name: str, rows: Sequence[Row], show: Callable[[float], str]) -> Markup:
+    most = max((abs(value) for row in rows for value in (row.a, row.b)), default=0) or 1
+    return table(name, ("", "A", "B", "difference", "A above B"), [_row(row, show, most) for row in rows if
+                                                                  row.a or row.b], 1)
+
+
+def _row(row: Row, show: Callable[[float], str], most: float) -> list[Child]:
+    return [row.what.replace("_", " "), show(row.a) if row.a else "\u2013", show(row.b) if row.b else "\u2013",
+            _difference(row, show), _pair(row, most)]
+
+
+def _difference(row: Row, show: Callable[[float], str]) -> Markup:
+    """An arrow, how much, and what share of A."""
+    if row.percent is None:
+        return element("span", "\u25b2 ", show(row.difference), " new", class_="more-of")
+    if abs(row.percent) < _SAME:
+        return element("span", "= same" if not row.difference else "\u2248 same", class_="same")
+    sign, css = ("\u25b2", "more-of") if row.difference > 0 else ("\u25bc", "less-of")
+    return element("span", f"{sign} {show(abs(row.difference))} ({row.percent:+.0f}%)".replace("-", "\u2212"),
+                   class_=css)
+
+
+def _pair(row: Row, most: float) -> Markup:
+    drawn = (element("rect", x="0", y=y, height=6, rx=1, width=f"{100 * value / most:.1f}%", class_=css)
+             for value, y, css in ((row.a, 1, "bar-a"), (row.b, 9, "bar-b")))
+    return element("svg", *drawn, width=90, height=16, aria_hidden="true", class_="pair-bars")
+
+
+def _memory(a: Report, b: Report) -> Markup | None:
+    """Both worst ranks, at one scale of bytes."""
+    ranks = [(report, worst(report)) for report in (a, b)]
+    most = max((rank.peak.device_bytes for _, rank in ranks if rank and rank.peak), default=0)
+    figures = list(_memory_figures(ranks, most))
+    return element("div", *figures, class_="side") if len(figures) == len(ranks) else None
+
+
+def _memory_figures(ranks: Sequence[tuple[Report, object]], most: int) -> Iterator[Markup]:
+    for mark, (report, _) in zip("AB", ranks, strict=True):
+        rank = worst(report)
+        if rank is not None and rank.memory is not None and rank.memory.event_index:
+            drawn = chart(rank, report.capacity_bytes, "issue", f"versus-{mark}", at_least=most)
+            caption = element("figcaption", f"{mark}: memory of ranks {', '.join(rank.ranks)} over the step")
+            yield element("figure", caption, element("div", drawn, class_="plot"))
+
+
+def _streams(a: Report, b: Report) -> Markup | None:
+    ends = [r.detail.end_s for r in (a, b) if r.detail and r.detail.end_s]
+    drawn = [timeline(r, f"versus-{mark}-lanes", f"{mark}: streams", max(ends)) for mark, r in (("A", a), ("B", b))
+             if ends]
+    return element("div", *drawn, class_="side") if drawn and all(drawn) else None
+
+

@@ -1,0 +1,56 @@
+"""Traffic of one step and rank: by collective and axis, over NVLink or over the network."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from simcore.report import RankReport, Report
+from simcore.units import format_bytes, format_seconds
+from viz.bars import Bar, Segment, bars
+from viz.markup import Markup, element
+
+__all__ = ["link_key", "traffic_bars"]
+
+_LINKS = (("nvlink", "over NVLink"), ("network", "over the network"))
+
+
+def traffic_bars(report: Report, rank: RankReport, identity: str) -> Markup | None:
+    """What leaves the rank, the most first; all phases and formats of a collective on an axis together."""
+    sums: dict[tuple[str, str, int], list[int]] = {}
+    for row in rank.traffic:
+        each = sums.setdefault((row.collective, row.axis, row.group_size), [0, 0, 0])
+        for place, more in enumerate((row.nvlink_bytes, row.network_bytes, row.calls)):
+            each[place] += more
+    if not sums:
+        return None
+    most = max(near + far for near, far, _ in sums.values()) or 1
+    order = sorted(sums.items(), key=lambda item: (-sum(item[1][:2]), item[0]))
+    rows = [_bar(report, *key, sizes, most) for key, sizes in order]
+    return bars(rows, f"What leaves a rank of {', '.join(rank.ranks)} in one step", identity)
+
+
+def _bar(report: Report, collective: str, axis: str, size: int, sizes: Sequence[int], most: int) -> Bar:
+    label = f"{collective} \u00b7 {axis} \u00b7 {size:,} ranks \u00b7 {sizes[2]:,} calls"
+    segments = tuple(Segment(sizes[n] / most, f"{label}: {format_bytes(sizes[n])} {words}", *_look(link))
+                     for n, (link, words) in enumerate(_LINKS))
+    return Bar(label, f"{format_bytes(sizes[0] + sizes[1])}{_waited(report, collective, axis)}", segments)
+
+
+def _look(link: str) -> tuple[str | None, str | None]:
+    return ("fill-sky", None) if link == "nvlink" else (None, "url(#apricot-bars)")
+
+
+def _waited(report: Report, collective: str, axis: str) -> str:
+    if report.time is None:
+        return ""
+    found = [one for one in report.time.communication if (one.collective, one.axis) == (collective, axis)]
+    return f", {format_seconds(found[0].exposed_s)} exposed" if found else ""
+
+
+def link_key() -> Markup:
+    """Which look is which link."""
+    marks = (element("li", element("svg", element("rect", x="0.5", y="0.5", width=15, height=15, fill=_look(link)[1],
+                                                  class_=" ".join(filter(None, ("sample", _look(link)[0])))),
+                                   width=16, height=16, aria_hidden="true"), element("span", words, class_="label"))
+             for link, words in _LINKS)
+    return element("ul", *marks, class_="key", aria_label="Link classes")
