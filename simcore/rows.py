@@ -31,7 +31,7 @@ class Op(IntEnum):
 
 
 class Kernel(IntEnum):
-    """Kernel classes of the cost model, in the order of `simcore.cost.KERNELS`; then products of 8-bit operands."""
+    """Kernel classes of the cost model, in the order of `simcore.cost.KERNELS`; then of 8-bit operands."""
 
     GEMM = 0
     GROUPED_GEMM = 1
@@ -47,6 +47,7 @@ class Kernel(IntEnum):
     COPY = 11
     FP8_GEMM = 12
     FP8_GROUPED_GEMM = 13
+    FP8_ATTENTION = 14
 
 
 class Stream(IntEnum):

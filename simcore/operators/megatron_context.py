@@ -98,6 +98,11 @@ class Context:
         return Scaling(options["fp8_recipe"], options["fp8_transposes"] == "true")
 
     @property
+    def attends_in_fp8(self) -> bool:
+        """Whether attention's products are of 8-bit numbers (fp8_dot_product_attention)."""
+        return self.kind.fp8 and dict(self.run.options).get("fp8_dot_product_attention") == "true"
+
+    @property
     def pads_routing(self) -> bool:
         """Whether the router fills every expert's rows up to what 8-bit products ask for."""
         return self.kind.fp8 and dict(self.run.options).get("moe_router_padding_for_quantization") == "true"
