@@ -118,7 +118,8 @@ def _kernels(program: Program, topology: Topology, framework: Framework) -> Kern
     attends = kinds == Kernel.ATTENTION
     kinds[attends] = KERNELS.index(framework.libraries.attention)
     flops, moved, shapes, bits = rows[:, AMOUNT], rows[:, AUX], shapes_in(rows[:, STREAM]), _BITS[dtypes]
-    worked = flops * stretch(topology.device, np.where(attends, 0, shapes), flops, bits) * softmax_stretch(
+    products = np.where(kinds <= Kernel.GROUPED_GEMM, shapes, 0)
+    worked = flops * stretch(topology.device, products, flops, bits) * softmax_stretch(
         topology.device, np.where(attends, shapes, 0), bits, flash2=framework.libraries.attention != "attention")
     busy = busy_ns(topology.device, topology.efficiency, kinds, worked, moved, dtypes)
     return Kernels(at, kinds, dtypes, added_ns(topology.efficiency, *busy), flops, moved, *busy)

@@ -179,7 +179,7 @@ class Recorder:
         return self.slots.setdefault((name, category), len(self.slots))
 
     def compute(self, kernel: Kernel, flops: int, moved_bytes: int, shape: int = 0) -> None:
-        """One kernel on the compute stream; of a product the shape, `product.shape_of`."""
+        """One kernel on the compute stream; its shape, if it has one (`product`)."""
         self.rows.append((_COMPUTE, 0, kernel, flops, self.module | shape << MODULE_BITS, moved_bytes))
 
     def collective(self, collective: str, axis: str, payload: int, dtype: str) -> None:

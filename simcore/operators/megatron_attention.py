@@ -93,16 +93,16 @@ def _head_norm(c: Context, path: str, x: Tensor, head_dim: int) -> Tensor:
     return out
 
 
-def turning_passes(*, is_backward: bool, interleaved: bool = False) -> int:
-    """Reads and writes of a tensor that is rotated without fusion (core 0.16.1 `rope_utils.py`).
+def turning_passes(*, is_backward: bool, interleaved: bool = False) -> tuple[int, int]:
+    """Reads and writes of a tensor that is rotated without fusion (core 0.16.1 `rope_utils.py`), and operators.
 
     Forward: product with cos, halves negated and put together, product with sin, sum, a copy beside nothing. Backward:
     two products, halves, two sums of what three users of the tensor send back, zeros for the part that is not rotated.
     `interleaved` (MLA): even and odd columns are put together before; backward spreads both over zeros.
     """
     if is_backward:
-        return 14 + 7 * interleaved
-    return 12 + 2 * interleaved
+        return 14 + 7 * interleaved, 8 + 5 * interleaved
+    return 12 + 2 * interleaved, 6 + interleaved
 
 
 def _moved(c: Context, x: Tensor, name: str) -> Tensor:
@@ -117,15 +117,20 @@ def _moved(c: Context, x: Tensor, name: str) -> Tensor:
         if not rotary:
             return [grads[0]]
         grad = c.new(rows, columns, f"grad_{name}")
-        c.elementwise(grad, 2 if fused else turning_passes(is_backward=True))
+        _turned(c, grad, fused=fused, is_backward=True)
         return [grad]
 
     rotary = name == "key" or any(getattr(b.block, "rotary", False) for b in c.kind.branches)
     fused = not rotary or (c.kind.family != "gpt_oss" and dict(c.run.options).get("apply_rope_fusion") != "false")
     out = c.new(rows, columns, name)
-    c.elementwise(out, 2 if fused else turning_passes(is_backward=False))
+    _turned(c, out, fused=fused, is_backward=False)
     c.node(out, (x,), (), back)
     return out
+
+
+def _turned(c: Context, x: Tensor, *, fused: bool, is_backward: bool) -> None:
+    passes, operators = (2, 0) if fused else turning_passes(is_backward=is_backward)
+    c.elementwise(x, passes, operators=operators)
 
 
 def _is_plain(block: Attention) -> bool:

@@ -220,9 +220,12 @@ class Context:
             self.tape.mark(GRADIENTS_BEGIN)
         self.has_gradients = True
 
-    def elementwise(self, tensor: Tensor, passes: int, kernel: Kernel = Kernel.ELEMENTWISE) -> None:
-        """A kernel bound by memory: `passes` reads and writes of a tensor this large."""
-        self.tape.compute(kernel, tensor.numel, passes * tensor.nbytes)
+    def elementwise(self, tensor: Tensor, passes: int, kernel: Kernel = Kernel.ELEMENTWISE, operators: int = 0) -> None:
+        """A kernel bound by memory: `passes` reads and writes of a tensor this large.
+
+        `operators` of torch, if it is not one call of a module.
+        """
+        self.tape.compute(kernel, tensor.numel, passes * tensor.nbytes, operators)
 
     def send(self, collective: str, axis: str, tensor: Tensor) -> None:
         """A collective whose payload (gathered output, or whole input) is `tensor`."""
