@@ -11,6 +11,7 @@ import numpy as np
 from simcore.beside import hidden_shares
 from simcore.breakdown import Breakdown, Kernels, breakdown
 from simcore.cost import DTYPES, KERNELS, added_ns, busy_ns, exposed_share
+from simcore.exponentials import softmax_stretch
 from simcore.fold import RankClass
 from simcore.framework import Framework
 from simcore.launch import launch_ns
@@ -115,9 +116,12 @@ def _kernels(program: Program, topology: Topology, framework: Framework) -> Kern
     at = np.flatnonzero(program.distinct[:, OP] == Op.COMPUTE)
     rows = program.distinct[at]
     kinds, dtypes = _kinds(rows[:, SLOT], framework.compute_dtype)
-    kinds[kinds == Kernel.ATTENTION] = KERNELS.index(framework.libraries.attention)
-    flops, moved = rows[:, AMOUNT], rows[:, AUX]
-    worked = flops * stretch(topology.device, shapes_in(rows[:, STREAM]), flops, _BITS[dtypes])
+    attends = kinds == Kernel.ATTENTION
+    kinds[attends] = KERNELS.index(framework.libraries.attention)
+    flops, moved, shapes, bits = rows[:, AMOUNT], rows[:, AUX], shapes_in(rows[:, STREAM]), _BITS[dtypes]
+    products = np.where(kinds <= Kernel.GROUPED_GEMM, shapes, 0)
+    worked = flops * stretch(topology.device, products, flops, bits) * softmax_stretch(
+        topology.device, np.where(attends, shapes, 0), bits, flash2=framework.libraries.attention != "attention")
     busy = busy_ns(topology.device, topology.efficiency, kinds, worked, moved, dtypes)
     return Kernels(at, kinds, dtypes, added_ns(topology.efficiency, *busy), flops, moved, *busy)
 
@@ -257,5 +261,5 @@ def _model_flops(tile: Tile) -> int:
 
 
 _MODEL_KERNELS = (Kernel.GEMM, Kernel.GROUPED_GEMM, Kernel.ATTENTION, Kernel.MAMBA_SCAN, Kernel.CONV, Kernel.FP8_GEMM,
-                  Kernel.FP8_GROUPED_GEMM)
+                  Kernel.FP8_GROUPED_GEMM, Kernel.FP8_ATTENTION)
 _IS_MODELS = np.array([kernel in _MODEL_KERNELS for kernel in Kernel])

@@ -15,7 +15,7 @@ from simcore.cost import KERNELS
 from simcore.efficiency import Host
 from simcore.libraries import FULL_ITERATION, Libraries
 from simcore.mesh import IntArray
-from simcore.product import module_of
+from simcore.product import module_of, shapes_in
 from simcore.rows import Module
 from simcore.tape import Kernel, Op, Stream
 from simcore.tile import AUX, OP, SLOT, STREAM
@@ -23,18 +23,22 @@ from simcore.tile import AUX, OP, SLOT, STREAM
 __all__ = ["launch_ns"]
 
 _PERMUTE: Final = KERNELS.index("permute")
+_ELEMENTWISE: Final = KERNELS.index("elementwise")
 _MODULE_OF: Final = {module.name.lower(): int(module) for module in Module}
 
 
 def launch_ns(host: Host, rows: IntArray, kernel_rows: IntArray, kernels: IntArray, libraries: Libraries) -> IntArray:
     """Nanoseconds for which the host is busy with each row. `kernels`: the classes of `kernel_rows`.
 
-    In a CUDA graph a share of it is left.
+    In a CUDA graph a share of it is left. Where rows are modules, some stand for a number of torch's own operators.
     """
     each = np.zeros(len(rows), dtype=np.float64)
     each[kernel_rows] = (host.module if libraries.module_calls else host.operator).si
     if libraries.module_calls:
         each[kernel_rows[kernels == _PERMUTE]] = host.permutation.si
+        passes = kernel_rows[kernels == _ELEMENTWISE]
+        operators = shapes_in(rows[passes, STREAM])
+        each[passes] = np.where(operators > 0, operators * host.operator.si, each[passes])
     each[rows[:, OP] == Op.COLLECTIVE] = host.collective.si
     if libraries.graphs:
         each[_graphed(rows, libraries.graphs)] *= host.graphed.si

@@ -1,7 +1,8 @@
-"""The shape of a matrix product in one number, beside the module in column STREAM of a kernel's row.
+"""The shape of a matrix product, or of attention, in one number, beside the module in column STREAM of a kernel's row.
 
-What it is for stands in `waves.py`: how long a product takes depends on more than its FLOPs. With the FLOPs, of two a
-multiply-add, two sides and the number of products tell the third side.
+What it is for stands in `waves.py` and `exponentials.py`: how long they take depends on more than their FLOPs. With the
+FLOPs, of two a multiply-add, two sides and the number of products tell the third side. Of elementwise kernels in
+frameworks whose rows are whole modules it is how many operators of torch a row stands for, see `launch.py`.
 """
 
 from __future__ import annotations
@@ -9,7 +10,7 @@ from __future__ import annotations
 import numpy as np
 from numpy.typing import NDArray
 
-__all__ = ["MODULE_BITS", "module_of", "shape_of", "shapes_in", "unpacked"]
+__all__ = ["MODULE_BITS", "module_of", "shape_of", "shape_of_heads", "shapes_in", "unpacked"]
 
 _Ints = NDArray[np.int64]
 MODULE_BITS = 3
@@ -25,6 +26,15 @@ def shape_of(m: int, n: int, groups: int = 1, *, sums_rows: bool = False) -> int
     each = m if sums_rows else -(-m // groups)
     sides = min(each, _LARGEST) << _SIDE_BITS | min(n, _LARGEST)
     return (sides << _GROUP_BITS | groups) << 1 | sums_rows if each and n and not groups >> _GROUP_BITS else 0
+
+
+def shape_of_heads(keys: int, values: int, *, backward: bool = False) -> int:
+    """Attention whose heads have so many numbers of a key and of a value: FLOPs of an exponential, by those of 128.
+
+    Forward two products a score, backward five.
+    """
+    products = 5 if backward else 2
+    return shape_of(products * (keys + values), products * 256)
 
 
 def unpacked(shapes: _Ints) -> tuple[_Ints, _Ints, _Ints, NDArray[np.bool_]]:

@@ -32,7 +32,7 @@ class Op(IntEnum):
 
 
 class Kernel(IntEnum):
-    """Kernel classes of the cost model, in the order of `simcore.cost.KERNELS`; then products of 8-bit operands."""
+    """Kernel classes of the cost model, in the order of `simcore.cost.KERNELS`; then of 8-bit operands."""
 
     GEMM = 0
     GROUPED_GEMM = 1
@@ -48,6 +48,7 @@ class Kernel(IntEnum):
     COPY = 11
     FP8_GEMM = 12
     FP8_GROUPED_GEMM = 13
+    FP8_ATTENTION = 14
 
 
 class Stream(IntEnum):
@@ -181,7 +182,7 @@ class Recorder:
         return self.slots.setdefault((name, category), len(self.slots))
 
     def compute(self, kernel: Kernel, flops: int, moved_bytes: int, shape: int = 0) -> None:
-        """One kernel on the compute stream; of a product the shape, `product.shape_of`."""
+        """One kernel on the compute stream; its shape, if it has one (`product`)."""
         self.rows.append((_COMPUTE, 0, kernel, flops, self.module | shape << MODULE_BITS, moved_bytes))
 
     def collective(self, collective: str, axis: str, payload: int, dtype: str) -> None:

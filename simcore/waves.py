@@ -34,7 +34,7 @@ from simcore.device import Device
 from simcore.mesh import IntArray
 from simcore.product import unpacked
 
-__all__ = ["stretch"]
+__all__ = ["multiply_adds", "stretch"]
 
 Floats = NDArray[np.float64]
 _STEP_BYTES: Final = 128
@@ -92,6 +92,11 @@ def stretch(device: Device, shapes: IntArray, flops: IntArray, operand_bits: Int
         kinds = np.column_stack([shapes[at], flops[at], operand_bits[at]]).astype(np.int64)
         out[at] = _stretch(_machine(device), int(device.num_sms.si), kinds.tobytes())
     return out
+
+
+def multiply_adds(device: Device, *, as_on_ampere: bool = False) -> int:
+    """Of 16-bit numbers, that a multiprocessor does in a cycle; with older instructions fewer."""
+    return (_AMPERE if as_on_ampere else _machine(device)).adds
 
 
 def _machine(device: Device) -> _Machine:

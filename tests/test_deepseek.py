@@ -8,7 +8,7 @@ import pytest
 
 from simcore.errors import InputError
 from simcore.graph import ModelGraph, build, model_config
-from simcore.models.blocks import LatentAttention
+from simcore.models.blocks import LatentAttention, Moe
 
 
 def graph(preset: str, code: str = "hf", **changed: Any) -> ModelGraph:
@@ -35,6 +35,14 @@ def test_latent_attention_of_v3() -> None:
     assert shapes["self_attn.kv_a_proj_with_mqa.weight"] == (576, 7168)
     assert "self_attn.q_proj.weight" not in shapes
     assert "self_attn.q_proj.weight" in {t.name for t in graph("deepseek-v2-lite").tensors[1]}
+
+
+def test_experts_of_a_token_are_in_four_of_eight_groups() -> None:
+    blocks = {branch.block for kind in graph("deepseek-v3").kinds for branch in kind.branches}
+    assert [(b.num_groups, b.chosen_groups) for b in blocks if isinstance(b, Moe)] == [(8, 4)]
+    for groups, few in ((7, 4), (8, 9), (64, 1)):
+        with pytest.raises(InputError, match="n_group: expected equal groups"):
+            graph("deepseek-v3", n_group=groups, topk_group=few)
 
 
 def test_the_first_layers_are_dense() -> None:

@@ -8,6 +8,7 @@ import pytest
 from simcore.efficiency import load_efficiency
 from simcore.launch import launch_ns
 from simcore.libraries import Libraries
+from simcore.product import MODULE_BITS, shape_of
 from simcore.rows import Module
 from simcore.tape import Kernel, Op, Stream
 
@@ -36,6 +37,17 @@ def test_modules_of_megatron_cost_more_than_operators_of_torch() -> None:
     assert ns() == of(operator, operator, collective, operator, 0, collective, operator)
     assert ns(module_calls=True) == of(module, HOST.permutation.si, collective, module, 0, collective, module)
     assert HOST.operator.si < HOST.module.si
+
+
+def test_a_row_of_several_operators_costs_each_of_them_where_rows_are_modules() -> None:
+    """A product's shape is no number of operators."""
+    rows = np.array([(Op.COMPUTE, 0, Kernel.ELEMENTWISE, 1, Module.MOE | 98 << MODULE_BITS, 1),
+                     (Op.COMPUTE, 0, Kernel.ELEMENTWISE, 1, Module.MOE, 1),
+                     (Op.COMPUTE, 0, Kernel.GEMM, 1, shape_of(8, 8) << MODULE_BITS, 1)])
+    at = np.arange(3)
+    found = [launch_ns(HOST, rows, at, rows[:, 2], Libraries(module_calls=calls)).tolist() for calls in (True, False)]
+    assert found[0] == of(98 * HOST.operator.si, HOST.module.si, HOST.module.si)
+    assert found[1] == of(*[HOST.operator.si] * 3)
 
 
 @pytest.mark.parametrize(("graphs", "kept"), [

@@ -188,13 +188,17 @@ def test_what_is_derived_is_told() -> None:
     assert told["framework_options.fp8_param_gather"].value == "true"
 
 
-def test_attention_in_fp8_is_answered_as_in_bf16() -> None:
+def test_attention_in_fp8_keeps_as_much() -> None:
     """On main and with mxfp8 alone; core 0.16.1 and other recipes are refused."""
     given: dict[str, Any] = {"topology": "gb200-nvl72", "version": "main 2026-08-22"}
     eight = {"fp8_recipe": "mxfp8"}
     asked, without = (_ran(None, eight | more, **given) for more in ({"fp8_dot_product_attention": True}, {}))
     assert {one.what: one.kind for one in asked.assumptions}["fp8_dot_product_attention"] == "assumed"
-    assert (asked.time, asked.ranks) == (without.time, without.ranks)
+    assert asked.ranks == without.ranks
+    kernels = [{one.dtype: one.flops for one in report.time.kernels if one.kernel == "attention"}
+               for report in (asked, without) if report.time]
+    assert kernels[0]["fp8"] == sum(kernels[1].values()) - kernels[0].get("bf16", 0) > 0
+    assert set(kernels[1]) == {"bf16"}
     _refused("error", "with fp8_recipe mxfp8", eight | {"fp8_dot_product_attention": True}, topology="gb200-nvl72")
 
 

@@ -288,3 +288,14 @@ def test_routers_stay_wide() -> None:
     kernels = [row[2] for row in tape.forward.rows if row[0] == Op.COMPUTE]
     assert kernels.count(Kernel.GEMM) == 1
     assert kernels.count(Kernel.FP8_GROUPED_GEMM) == kernels.count(Kernel.FP8_GEMM) == 2
+
+
+def test_attention_in_fp8_casts_what_it_reads() -> None:
+    """Queries of 4096 columns, keys and values of 1024, along both sides; in backward the output's gradient."""
+    run = run8(LLAMA8, "mxfp8", transposes=False, options=(("fp8_dot_product_attention", "true"),))
+    tape = record(LLAMA8, run, {}, {})
+    for part, columns in ((tape.forward, 4096 + 2 * 1024), (tape.backward, 4096)):
+        rows = [r for r in part.rows if r[0] == Op.COMPUTE]
+        at = next(i for i, r in enumerate(rows) if r[2] == Kernel.FP8_ATTENTION)
+        assert rows[at - 1][5] == pytest.approx(columns * T * (2 + 2 * 33 / 32))
+        assert not any(r[2] == Kernel.ATTENTION for r in rows)

@@ -21,12 +21,12 @@ ORDER = (
     "libraries", "dispatch", "framework", "lora", "lora_names", "lora_bridge", "lora_automodel", "routing", "packing",
     "job", "stages", "frameworks/", "plan", "update", "on_host", "buffers", "chunks", "fold", "schedules/", "setup",
     "tile", "outline", "edges", "program", "tiles", "flow", "stage_inputs", "stage_buffers", "lower", "flows/",
-    "ledger", "waves", "cost", "collective", "routes", "launch", "quantiles", "speed", "detail", "report", "traffic",
-    "series", "beside", "streams", "timeline", "breakdown", "clocked", "rates", "adapters", "workspace", "outside",
-    "reserve", "band", "assemble", "received", "spread", "drawn", "host", "lengths", "inventory", "spans", "closeup",
-    "simulate", "advice", "compare", "measured", "tolerance", "left_out", "timing", "validate", "table", "columns",
-    "summary", "timesheet", "batch", "finding", "output", "glossary", "calibration/", "machines", "page", "presets",
-    "cli", "__init__", "__main__",
+    "ledger", "waves", "exponentials", "cost", "collective", "routes", "launch", "quantiles", "speed", "detail",
+    "report", "traffic", "series", "beside", "streams", "timeline", "breakdown", "clocked", "rates", "adapters",
+    "workspace", "outside", "reserve", "band", "assemble", "received", "spread", "drawn", "host", "lengths",
+    "inventory", "spans", "closeup", "simulate", "advice", "compare", "measured", "tolerance", "left_out", "timing",
+    "validate", "table", "columns", "summary", "timesheet", "batch", "finding", "output", "glossary", "calibration/",
+    "machines", "page", "presets", "cli", "__init__", "__main__",
 )  # fmt: skip
 
 # A library has one door: what it does could be replaced by rewriting the files named here.

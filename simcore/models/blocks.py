@@ -118,6 +118,7 @@ class Moe:
     with a bias on the logits. `normalised`: the weights of the chosen add up to one. `bias`: experts have biases.
     `shared_gate`: a sigmoid of a product with the input weighs the shared expert's output. `latent` > 0: routed experts
     see this many columns, between a projection down and one up of every token; router and shared expert see all.
+    A token's experts are all in `chosen_groups` of `num_groups` equal groups.
     """
 
     hidden: int
@@ -132,6 +133,8 @@ class Moe:
     gelu: bool = False
     shared_gate: bool = False
     latent: int = 0
+    num_groups: int = 1
+    chosen_groups: int = 1
 
     @property
     def expert_hidden(self) -> int:

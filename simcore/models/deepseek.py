@@ -47,6 +47,9 @@ def _attention(config: Config) -> LatentAttention:
 def _moe(config: Config, router: str) -> Moe:
     experts, ffn = config.integer("n_routed_experts"), config.integer("moe_intermediate_size")
     normalised = config.boolean("norm_topk_prob", default=router == "sigmoid")
-    shared = ffn * config.integer("n_shared_experts", default=0, least=0)
-    return Moe(config.integer("hidden_size"), experts, top_k(config, experts), ffn, shared, gated=True, router=router,
-               normalised=normalised)
+    shared, chosen = ffn * config.integer("n_shared_experts", default=0, least=0), top_k(config, experts)
+    groups, few = config.integer("n_group", default=1), config.integer("topk_group", default=1)
+    if experts % groups or not few <= groups or chosen > few * experts // groups:
+        raise config.fail("n_group", f"expected equal groups, and {chosen} experts or more in topk_group of them")
+    return Moe(config.integer("hidden_size"), experts, chosen, ffn, shared, gated=True, router=router,
+               normalised=normalised, num_groups=groups, chosen_groups=few)

@@ -13,7 +13,7 @@ import math
 from collections.abc import Sequence
 from typing import overload
 
-from simcore.product import shape_of
+from simcore.product import shape_of, shape_of_heads
 from simcore.tape import Kernel, Param, Tape, Tensor
 from simcore.units import dtype_bytes
 
@@ -464,12 +464,13 @@ def scaled_dot_product_attention(tape: Tape, q: Tensor, k: Tensor, v: Tensor, pa
 
     def backward(tape: Tape, grads: Grads, saved: Saved) -> Grads:
         made: Grads = [tape.empty(shape, dtype, "grad_attention") for shape in shapes]
-        tape.compute(Kernel.ATTENTION, flops * 5 // 2, 3 * moved)
+        tape.compute(Kernel.ATTENTION, flops * 5 // 2, 3 * moved, shape_of_heads(dim, v_dim, backward=True))
         return made
 
     node = tape.node((q, k, v), (q, k, v), backward)
     out, lse = tape.outputs("attention", lambda: (
-        new(tape, (batch, seq, heads, v_dim), dtype, "attention", moved, Kernel.ATTENTION, flops),
+        new(tape, (batch, seq, heads, v_dim), dtype, "attention", moved, Kernel.ATTENTION, flops,
+            shape_of_heads(dim, v_dim)),
         tape.empty((batch, seq, heads), "fp32", "log_sum_exp")))
     tape.save(node, out, lse)
     out.node = node
@@ -494,7 +495,7 @@ def masked_attention(tape: Tape, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
     def backward(tape: Tape, grads: Grads, saved: Saved) -> Grads:
         made: Grads = [tape.empty(shape, dtype, "grad_attention") for shape in shapes]
         _delta = tape.empty((batch, heads, seq), "fp32", "attention_delta")
-        tape.compute(Kernel.ATTENTION, flops * 5 // 2, 3 * moved)
+        tape.compute(Kernel.ATTENTION, flops * 5 // 2, 3 * moved, shape_of_heads(dim, dim, backward=True))
         return made
 
     bias = new(tape, (batch, seq, seq), dtype, "attention_bias", seq * seq)
@@ -502,7 +503,8 @@ def masked_attention(tape: Tape, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
     moved += bias.nbytes
     del bias
     out, lse = tape.outputs("attention", lambda: (
-        new(tape, q.shape, dtype, "attention", moved, Kernel.ATTENTION, flops),
+        new(tape, q.shape, dtype, "attention", moved, Kernel.ATTENTION, flops,
+            shape_of_heads(dim, dim)),
         tape.empty((batch, heads, -(-seq // 32) * 32), "fp32", "log_sum_exp")))
     tape.save(node, out, lse)
     out.node = node
@@ -528,12 +530,13 @@ def flash_attention(tape: Tape, q: Tensor, k: Tensor, v: Tensor, pairs: int, seq
         _held = (tape.empty((heads, rows), "fp32", "attention_sums"),
                  tape.empty((rows, heads, wide), "fp32", "attention_dq"),
                  *(tape.empty(shapes[0], dtype, "attention_expanded") for _ in range(2 * (shapes[1][2] < heads))))
-        tape.compute(Kernel.ATTENTION, flops * 5 // 2, 3 * moved)
+        tape.compute(Kernel.ATTENTION, flops * 5 // 2, 3 * moved, shape_of_heads(dim, dim, backward=True))
         return made
 
     node = tape.node((q, k, v), (q, k, v), backward)
     out, lse = tape.outputs("attention", lambda: (
-        new(tape, q.shape, dtype, "attention", moved, Kernel.ATTENTION, flops),
+        new(tape, q.shape, dtype, "attention", moved, Kernel.ATTENTION, flops,
+            shape_of_heads(dim, dim)),
         tape.empty((batch, seq, heads), "fp32", "log_sum_exp")))
     tape.save(node, out, lse)
     out.node = node
@@ -563,12 +566,13 @@ def flash_attention_with_sinks(tape: Tape, q: Tensor, k: Tensor, v: Tensor, pair
                  *(tape.empty((few, rows, wide), "fp32", name) for name in ("attention_dk", "attention_dv")
                    if few != heads))
         _order = tape.empty((-(-seq // tile), batch, heads), "int32", "attention_semaphore")
-        tape.compute(Kernel.ATTENTION, flops * 5 // 2, 3 * moved)
+        tape.compute(Kernel.ATTENTION, flops * 5 // 2, 3 * moved, shape_of_heads(dim, dim, backward=True))
         return made
 
     node = tape.node((q, k, v), (q, k, v), backward)
     out, lse = tape.outputs("attention", lambda: (
-        new(tape, q.shape, dtype, "attention", moved, Kernel.ATTENTION, flops),
+        new(tape, q.shape, dtype, "attention", moved, Kernel.ATTENTION, flops,
+            shape_of_heads(dim, dim)),
         tape.empty((batch, seq, heads), "fp32", "log_sum_exp")))
     tape.save(node, out, lse)
     out.node = node

@@ -18,6 +18,7 @@ from simcore.models.blocks import Attention, Mamba2
 from simcore.operators import aten
 from simcore.operators.aten import Grads, Operand, Saved, needs_grad, new
 from simcore.operators.automodel_lora import memory_efficient_lora
+from simcore.product import shape_of_heads
 from simcore.recording import Run
 from simcore.tape import Kernel, Param, Tape, Tensor
 from simcore.units import dtype_bytes
@@ -178,7 +179,8 @@ def core_attention(env: Env, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
     tape, (batch, seq, heads, dim) = env.tape, q.shape
     if env.run.cp > 1:  # TE rings keys and values round the group
         tape.collective("send_recv", "cp", (env.run.cp - 1) * (k.nbytes + v.nbytes), k.dtype)
-        tape.compute(Kernel.ATTENTION, 2 * batch * heads * seq * seq * dim * (env.run.cp - 1), 0)
+        tape.compute(Kernel.ATTENTION, 2 * batch * heads * seq * seq * dim * (env.run.cp - 1), 0,
+                     shape_of_heads(dim, dim))
     return aten.scaled_dot_product_attention(tape, q, k, v, env.run.pairs // env.run.cp)
 
 
@@ -191,13 +193,14 @@ def te_attention(env: Env, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
     tape, run = env.tape, env.run
     shapes, dtype = [t.shape for t in (q, k, v)], q.dtype
     batch, seq, heads, dim = q.shape
-    flops = run.pairs // run.cp * heads * (dim + v.shape[3])  # two products of 2 FLOPs, half of them masked
+    v_dim = v.shape[3]
+    flops = run.pairs // run.cp * heads * (dim + v_dim)  # two products of 2 FLOPs, half of them masked
     exchange, moved = (run.cp - 1) * (k.nbytes + v.nbytes), q.nbytes + k.nbytes + v.nbytes
 
     def backward(tape: Tape, grads: Grads, saved: Saved) -> Grads:
         made: Grads = [tape.empty(shape, dtype, "grad_attention") for shape in shapes]
         _work = tape.empty((batch, seq, heads, dim + 1), "fp32", "attention_workspace")
-        tape.compute(Kernel.ATTENTION, flops * run.cp * 5 // 2, 3 * moved)
+        tape.compute(Kernel.ATTENTION, flops * run.cp * 5 // 2, 3 * moved, shape_of_heads(dim, v_dim, backward=True))
         if exchange:
             tape.collective("send_recv", "cp", 2 * exchange, dtype)
         return made
@@ -207,7 +210,7 @@ def te_attention(env: Env, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
     statistics = tape.empty((batch, seq, heads), "fp32", "softmax_statistics")
     if exchange:
         tape.collective("send_recv", "cp", exchange, dtype)
-    tape.compute(Kernel.ATTENTION, flops * run.cp, moved + out.nbytes)
+    tape.compute(Kernel.ATTENTION, flops * run.cp, moved + out.nbytes, shape_of_heads(dim, v_dim))
     tape.save(node, out, statistics)
     out.node = node
     return out

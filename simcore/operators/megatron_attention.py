@@ -7,11 +7,14 @@ query of grouped heads is copied by its reshape, keys and values (views at an of
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 from simcore.errors import NotYet, Problem
 from simcore.models.blocks import Attention, Mlp
 from simcore.operators.megatron_context import Context, Grads, Saved
 from simcore.operators.megatron_ops import act, norm_linear, row
 from simcore.operators.megatron_unfused import unfused_core
+from simcore.product import shape_of_heads
 from simcore.tape import Kernel, Param, Tape, Tensor
 
 __all__ = ["attention", "core", "mlp", "turning_passes"]
@@ -90,16 +93,16 @@ def _head_norm(c: Context, path: str, x: Tensor, head_dim: int) -> Tensor:
     return out
 
 
-def turning_passes(*, is_backward: bool, interleaved: bool = False) -> int:
-    """Reads and writes of a tensor that is rotated without fusion (core 0.16.1 `rope_utils.py`).
+def turning_passes(*, is_backward: bool, interleaved: bool = False) -> tuple[int, int]:
+    """Reads and writes of a tensor that is rotated without fusion (core 0.16.1 `rope_utils.py`), and operators.
 
     Forward: product with cos, halves negated and put together, product with sin, sum, a copy beside nothing. Backward:
     two products, halves, two sums of what three users of the tensor send back, zeros for the part that is not rotated.
     `interleaved` (MLA): even and odd columns are put together before; backward spreads both over zeros.
     """
     if is_backward:
-        return 14 + 7 * interleaved
-    return 12 + 2 * interleaved
+        return 14 + 7 * interleaved, 8 + 5 * interleaved
+    return 12 + 2 * interleaved, 6 + interleaved
 
 
 def _moved(c: Context, x: Tensor, name: str) -> Tensor:
@@ -114,15 +117,20 @@ def _moved(c: Context, x: Tensor, name: str) -> Tensor:
         if not rotary:
             return [grads[0]]
         grad = c.new(rows, columns, f"grad_{name}")
-        c.elementwise(grad, 2 if fused else turning_passes(is_backward=True))
+        _turned(c, grad, fused=fused, is_backward=True)
         return [grad]
 
     rotary = name == "key" or any(getattr(b.block, "rotary", False) for b in c.kind.branches)
     fused = not rotary or (c.kind.family != "gpt_oss" and dict(c.run.options).get("apply_rope_fusion") != "false")
     out = c.new(rows, columns, name)
-    c.elementwise(out, 2 if fused else turning_passes(is_backward=False))
+    _turned(c, out, fused=fused, is_backward=False)
     c.node(out, (x,), (), back)
     return out
+
+
+def _turned(c: Context, x: Tensor, *, fused: bool, is_backward: bool) -> None:
+    passes, operators = (2, 0) if fused else turning_passes(is_backward=is_backward)
+    c.elementwise(x, passes, operators=operators)
 
 
 def _is_plain(block: Attention) -> bool:
@@ -150,6 +158,7 @@ def _core(c: Context, num_heads: int, parts: tuple[Tensor, Tensor, Tensor], colu
     """Keeps q, k, v, the output and the softmax statistics (fp32, one a head). `pairs`: that are seen, 0 for all."""
     q, k, v = parts
     rows, heads = q.shape[0], num_heads // c.run.tp
+    sizes = q.shape[1] // heads, columns // heads
     flash = c.has_flash_attention and sinks is None
     flops = (pairs or c.run.pairs) * (q.shape[1] + columns)  # two products of 2 FLOPs, half of them masked
     shapes = [t.shape for t in (q, k, v)]
@@ -166,7 +175,8 @@ def _core(c: Context, num_heads: int, parts: tuple[Tensor, Tensor, Tensor], colu
         # Estimate: flash backward accumulates dq in fp32 and needs one sum a row and head.
         around = 128 * c.run.sequences * flash  # [Note: packing]
         work = tape.empty((rows + around, shapes[0][1] + heads), "fp32", "attention_workspace")
-        tape.compute(Kernel.ATTENTION, flops * 5 // 2, 2 * sum(t.nbytes for t in saved))
+        kernel = _in_8_bits(c, rows, (columns,))
+        tape.compute(kernel, flops * 5 // 2, 2 * sum(t.nbytes for t in saved), shape_of_heads(*sizes, backward=True))
         if exchange:
             tape.collective("send_recv", "cp", 2 * exchange, c.dtype)
         del work
@@ -178,9 +188,23 @@ def _core(c: Context, num_heads: int, parts: tuple[Tensor, Tensor, Tensor], colu
     stats = c.new(rows, heads, "softmax_stats", "fp32")
     if exchange:
         c.tape.collective("send_recv", "cp", exchange, c.dtype)
-    c.tape.compute(Kernel.ATTENTION, flops, 2 * q.nbytes + k.nbytes + v.nbytes)
+    kernel = _in_8_bits(c, rows, [s[1] for s in shapes])
+    c.tape.compute(kernel, flops, 2 * q.nbytes + k.nbytes + v.nbytes, shape_of_heads(*sizes))
     c.node(out, (q, k, v, sinks), (*made, out, stats), back)
     return _handed_on(c, out) if (flash and c.run.batch > 1) or c.swaps_heads else out
+
+
+def _in_8_bits(c: Context, rows: int, columns: Sequence[int]) -> Kernel:
+    """The kernel of attention; in fp8 each of its inputs (backward: the gradient) is cast along both sides before.
+
+    TransformerEngine 2.18 `dot_product_attention/utils.py`, mxfp8_quantize_only.
+    """
+    if not c.attends_in_fp8:
+        return Kernel.ATTENTION
+    assert c.scaling is not None
+    copies = sum(c.scaling.copy_bytes(rows, wide, along_columns=along) for wide in columns for along in (False, True))
+    c.tape.compute(Kernel.ELEMENTWISE, rows * sum(columns), c.size * rows * sum(columns) + copies)
+    return Kernel.FP8_ATTENTION
 
 
 def _handed_on(c: Context, x: Tensor) -> Tensor:

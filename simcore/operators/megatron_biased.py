@@ -69,13 +69,13 @@ def with_second_bias(c: Context, path: str, x: Tensor, probs: Tensor, experts: i
         grad = c.new(rows, columns, "grad_experts_out") if wide != c.dtype else grads[0]
         wider = dtype_bytes(wide)
         moved = 6 * wider + 2 * c.size + 2 * (wider + c.size) * (wide != c.dtype)
-        c.tape.compute(Kernel.ELEMENTWISE, 2 * rows * columns, moved * rows * columns)
+        c.tape.compute(Kernel.ELEMENTWISE, 2 * rows * columns, moved * rows * columns, 6 * experts + 2)
         del product, full
         return [grad, grad_probs, c.small_grad(bias)]
 
     product = c.new(each, columns, "experts.bias_product", wide)
     parts = c.new(rows, columns, "experts.with_bias_each", wide)
-    c.elementwise(parts, 4)
+    c.elementwise(parts, 4, operators=2 * experts)
     del product
     whole = c.new(rows, columns, "experts.with_bias", wide)
     c.elementwise(whole, 2, Kernel.COPY)

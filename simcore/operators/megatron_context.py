@@ -98,6 +98,11 @@ class Context:
         return Scaling(options["fp8_recipe"], options["fp8_transposes"] == "true")
 
     @property
+    def attends_in_fp8(self) -> bool:
+        """Whether attention's products are of 8-bit numbers (fp8_dot_product_attention)."""
+        return self.kind.fp8 and dict(self.run.options).get("fp8_dot_product_attention") == "true"
+
+    @property
     def pads_routing(self) -> bool:
         """Whether the router fills every expert's rows up to what 8-bit products ask for."""
         return self.kind.fp8 and dict(self.run.options).get("moe_router_padding_for_quantization") == "true"
@@ -215,9 +220,12 @@ class Context:
             self.tape.mark(GRADIENTS_BEGIN)
         self.has_gradients = True
 
-    def elementwise(self, tensor: Tensor, passes: int, kernel: Kernel = Kernel.ELEMENTWISE) -> None:
-        """A kernel bound by memory: `passes` reads and writes of a tensor this large."""
-        self.tape.compute(kernel, tensor.numel, passes * tensor.nbytes)
+    def elementwise(self, tensor: Tensor, passes: int, kernel: Kernel = Kernel.ELEMENTWISE, operators: int = 0) -> None:
+        """A kernel bound by memory: `passes` reads and writes of a tensor this large.
+
+        `operators` of torch, if it is not one call of a module.
+        """
+        self.tape.compute(kernel, tensor.numel, passes * tensor.nbytes, operators)
 
     def send(self, collective: str, axis: str, tensor: Tensor) -> None:
         """A collective whose payload (gathered output, or whole input) is `tensor`."""

@@ -143,7 +143,8 @@ def _rotated(c: Context, rows: int, columns: int, name: str) -> Tensor:
     """`apply_rotary_pos_emb`, unfused; angles are constants, nothing is kept. Even columns are put before odd ones."""
     straight, turned = c.new(rows, columns, f"{name}.cos"), c.new(rows, columns, f"{name}.sin")
     out = c.new(rows, columns, name)
-    c.elementwise(out, turning_passes(is_backward=name.startswith("grad_"), interleaved=True))
+    passes, operators = turning_passes(is_backward=name.startswith("grad_"), interleaved=True)
+    c.elementwise(out, passes, operators=operators)
     del straight, turned
     return out
 

@@ -390,10 +390,17 @@ def _unpermute(c: Context, rows: Rows, x: Tensor) -> Tensor:
 
 
 # ---- flex dispatcher: DeepEP, HybridEP ------------------------------------------------------------------------------
-def distinct_ranks(num_experts: int, top_k: int, ep: int) -> float:
-    """Ranks that a token goes to, on average: the rows that each rank receives for each token it has."""
-    others = num_experts - num_experts // ep
-    return ep * (1 - math.prod((others - i) / (num_experts - i) for i in range(top_k)))
+def distinct_ranks(block: Moe, ep: int) -> float:
+    """Ranks that a token goes to, on average: the rows that each rank receives for each token it has.
+
+    All experts of a token are in a few groups (`moe_utils.py`, group_limited_topk), which lie on neighbouring ranks.
+    """
+    groups, few = block.num_groups, block.chosen_groups
+    size, held = block.num_experts // groups, max(1, groups // ep)
+    here, reached = min(size, block.num_experts // ep), few * size
+    missed = sum(math.comb(held, j) * math.comb(groups - held, few - j) * math.comb(reached - j * here, block.top_k)
+                 for j in range(min(held, few) + 1))
+    return ep * (1 - missed / math.comb(groups, few) / math.comb(reached, block.top_k))
 
 
 def _flex(c: Context, block: Moe, rows: Rows, x: Tensor, probs: Tensor) -> Tensor:
@@ -406,7 +413,7 @@ def _flex(c: Context, block: Moe, rows: Rows, x: Tensor, probs: Tensor) -> Tenso
     """
     t, e, k, h, ep = rows.tokens, block.num_experts, block.top_k, block.expert_hidden, c.run.ep
     pads = c.scaling is not None and dict(c.run.options).get("moe_flex_dispatcher_backend") == "hybridep"
-    here = min(ep, distinct_ranks(e, k, ep) * rows.received / (t * k))
+    here = min(ep, distinct_ranks(block, ep) * rows.received / (t * k))
     landed = int(t * here)
     metadata = int(t * (12 * k + 5 * ep + 4 * here + here * (e // ep) + here * k)) + 32 * rows.received
     c.held["metadata"] = c.new(metadata, 1, "dispatch_metadata", "uint8", _HELD)

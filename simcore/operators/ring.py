@@ -14,6 +14,7 @@ the first rank, which does it in every step.
 from __future__ import annotations
 
 from simcore.operators import aten
+from simcore.product import shape_of_heads
 from simcore.recording import Run
 from simcore.tape import Kernel, Tape, Tensor
 
@@ -83,7 +84,8 @@ class Ring:
 
     def attend(self, tape: Tape, out: Shape, lse: Shape) -> tuple[Tensor, Tensor]:
         """One kernel."""
-        return (aten.new(tape, out, self.dtype, "ring_attention", kernel=Kernel.ATTENTION, flops=self.flops),
+        return (aten.new(tape, out, self.dtype, "ring_attention", kernel=Kernel.ATTENTION, flops=self.flops,
+                         product=shape_of_heads(self.q[3], self.v[3])),
                 tape.empty(lse, "fp32", "log_sum_exp"))
 
     def wide(self, tape: Tape, block: tuple[Tensor, Tensor]) -> Tensor:
@@ -129,7 +131,8 @@ class Ring:
     def differentiate(self, tape: Tape, q: Shape) -> tuple[Tensor, ...]:
         """One kernel's gradients."""
         made = tuple(tape.empty(shape, self.dtype, "ring_grad_part") for shape in (q, self.k, self.v))
-        tape.compute(Kernel.ATTENTION, self.flops * 5 // 2, 3 * sum(x.nbytes for x in made))
+        tape.compute(Kernel.ATTENTION, self.flops * 5 // 2, 3 * sum(x.nbytes for x in made),
+                     shape_of_heads(self.q[3], self.v[3], backward=True))
         return made
 
     def flattened(self, tape: Tape) -> Tensor:

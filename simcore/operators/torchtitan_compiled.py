@@ -23,6 +23,7 @@ from typing import Final
 from simcore.models.blocks import Attention, LayerKind
 from simcore.operators import aten
 from simcore.operators.ring import Ring
+from simcore.product import shape_of_heads
 from simcore.recording import Run
 from simcore.tape import Kernel, Param, Tape, Tensor
 
@@ -189,7 +190,8 @@ class _Code:
             return aten.new(self.tape, q.shape, q.dtype, "attention", merged.nbytes, Kernel.COPY), rows
         flops = 2 * self.run.pairs * q.shape[-1]
         moved = q.nbytes + 2 * self.key_bytes
-        return (aten.new(self.tape, q.shape, q.dtype, "attention", moved, Kernel.ATTENTION, flops),
+        return (aten.new(self.tape, q.shape, q.dtype, "attention", moved, Kernel.ATTENTION, flops,
+                         shape_of_heads(self.mixer.head_dim, self.mixer.head_dim)),
                 self.tape.empty((q.shape[0], q.shape[1], q.shape[2] // self.mixer.head_dim), "fp32", "log_sum_exp"))
 
     def to_heads(self, q: Tensor, k: Tensor) -> tuple[Tensor, Tensor, Tensor]:
@@ -201,7 +203,8 @@ class _Code:
             assert of_v is not None
             return of_q.view(*q.shape), of_k.view(*k.shape), of_v.view(*k.shape)
         to_q, to_k, to_v = (aten.new(self.tape, x.shape, x.dtype, "grad_attention") for x in (q, k, k))
-        self.tape.compute(Kernel.ATTENTION, 5 * self.run.pairs * q.shape[-1], 3 * (q.nbytes + 2 * self.key_bytes))
+        self.tape.compute(Kernel.ATTENTION, 5 * self.run.pairs * q.shape[-1], 3 * (q.nbytes + 2 * self.key_bytes),
+                          shape_of_heads(self.mixer.head_dim, self.mixer.head_dim, backward=True))
         return to_q, to_k, to_v
 
     def ring(self, q: Tensor) -> Ring:
