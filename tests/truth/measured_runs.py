@@ -343,6 +343,7 @@ def _foundry(run):
         "optimizer": {"name": "adamw", "implementation": "for_loop"}}
     return {"model": model, "framework": "fsdp2", "implementation": "llmfoundry",
             "topology": FOUNDRY_TOPOLOGY[run["gpu_type"]], "mesh": degrees(run), "training": training,
+            "checkpoint": {"load": "none", "save": "none"},  # init_device: meta
             "framework_options": {"attn_impl": _foundry_attention(run),
                                   "reshard_after_forward": not run["sharding"].startswith("zero2")}}
 
