@@ -14,7 +14,9 @@ from simcore.framework import Life
 from simcore.ledger import running
 from simcore.outline import Phase
 from simcore.plan import Placed
+from simcore.tape import Op
 from simcore.tensor import TensorSpec
+from simcore.tile import AUX, OP
 
 WHOLE = 4 * (2 * 256 * 256 + 2 * 128 * 256 + 3 * 256 * 688 + 2 * 256) + 2 * 1000 * 256 + 256
 ROTARY = 2 * 4 * 16
@@ -63,6 +65,17 @@ def test_a_loop_takes_the_largest_root_and_quotients() -> None:
     largest = 256 * 688 // 2 * 4
     embedding = 1000 * 256 // 2 * 4
     assert temporaries(implementation="for_loop") == max(3 * largest, 2 * embedding + 256 // 2 * 4)
+
+
+def test_a_loop_reads_and_writes_everything_several_times() -> None:
+    """80 bytes an element in fp32; fused kernels 24 as they are counted."""
+    moved = []
+    for implementation in ("for_loop", "fused"):
+        program = small.program_of("fsdp2", {"dp_shard": 2}, model="llama-tiny",
+                                   optimizer={"implementation": implementation})
+        updates = (program.columns[:, OP] == Op.COMPUTE) & (program.phase == Phase.OPTIMIZER)
+        moved.append(int(program.columns[updates, AUX].sum()))
+    assert moved == [80 * WHOLE // 2, 24 * WHOLE // 2]
 
 
 # ---- Muon ------------------------------------------------------------------------------------------------------------

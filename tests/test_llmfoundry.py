@@ -1,4 +1,4 @@
-"""llm-foundry's layers under FSDP2: what is refused, defaults, what is reduced when, and what fp8 changes."""
+"""llm-foundry's layers under FSDP1 and FSDP2: what is refused, defaults, what is reduced when, what fp8 changes."""
 
 from __future__ import annotations
 
@@ -14,9 +14,9 @@ TINY = {"d_model": 64, "n_layers": 2, "n_heads": 4, "max_seq_len": 64, "vocab_si
 
 
 def run(preset: str = "mpt-1b", mesh: dict[str, int] | None = None, *, options: dict[str, Any] | None = None,
-        model: dict[str, Any] | None = None, **training: Any) -> Report:
+        model: dict[str, Any] | None = None, framework: str = "fsdp1", **training: Any) -> Report:
     given = {"config": preset, "overrides": {**TINY, **(model or {})}}
-    asked = small.scenario("fsdp2", mesh or {"dp_shard": 4}, options=options, model=given, **training)
+    asked = small.scenario(framework, mesh or {"dp_shard": 4}, options=options, model=given, **training)
     return simulate(asked.model_copy(update={"implementation": "llmfoundry"}))
 
 
@@ -25,17 +25,19 @@ def peak(report: Report) -> int:
 
 
 @pytest.mark.parametrize(("mesh", "given", "told"), [
-    ({"dp_shard": 2, "tp": 2}, {}, "not yet: tensor parallelism with llm-foundry's layers"),
+    ({"dp_shard": 2, "tp": 2}, {}, "not yet: fsdp1 with tp"),
+    ({"dp_shard": 2, "tp": 2}, {"framework": "fsdp2"}, "not yet: tensor parallelism with llm-foundry's layers"),
     ({"dp_shard": 2, "dp_replicate": 2}, {}, "not yet: replicas of llm-foundry's shards"),
     ({"dp_shard": 2}, {"seq_len": 128}, "this model only supports seq_len<=64"),
-    ({"dp_shard": 2}, {"loss": "hf"}, "not yet: hf under fsdp2"),
+    ({"dp_shard": 2}, {"loss": "hf"}, "not yet: hf under fsdp1"),
     ({"dp_shard": 2}, {"lengths": "packed"}, "not yet: packed sequences with llm-foundry's layers"),
     ({"dp_shard": 2}, {"recompute": ["mlp"]}, "not yet: selective checkpointing"),
     ({"dp_shard": 2}, {"model": {"tie_word_embeddings": False}}, "MPTForCausalLM only supports tied word embeddings"),
     ({"dp_shard": 2}, {"model": {"resid_pdrop": 0.1}}, "not yet: dropout"),
     ({"dp_shard": 2}, {"preset": "mpt-7b", "options": {"attn_impl": "flash"}}, "alibi only implemented with torch and"),
     ({"dp_shard": 2}, {"options": {"attn_impl": "torch"}}, "attn_impl: expected 'triton' or 'flash'"),
-    ({"dp_shard": 2}, {"options": {"sync_gradients": "last"}}, "sync_gradients: expected 'every'"),
+    ({"dp_shard": 2}, {"framework": "fsdp2", "options": {"sync_gradients": "last"}}, "sync_gradients: expected"),
+    ({"dp_shard": 2}, {"options": {"attn_implementation": "sdpa"}}, "unknown option 'attn_implementation'"),
     ({"dp_shard": 2}, {"method": "lora", "lora": {"target_modules": ["Wqkv"]}}, "lora with llm-foundry's layers")])
 def test_refused(mesh: dict[str, int], given: dict[str, Any], told: str) -> None:
     report = run(mesh=mesh, **given)
@@ -44,22 +46,35 @@ def test_refused(mesh: dict[str, int], given: dict[str, Any], told: str) -> None
 
 
 def test_other_families_are_refused() -> None:
-    asked = small.scenario("fsdp2", {"dp_shard": 2}).model_copy(update={"implementation": "llmfoundry"})
+    asked = small.scenario("fsdp1", {"dp_shard": 2}).model_copy(update={"implementation": "llmfoundry"})
     assert "in the layers of llm-foundry (served: mpt)" in str(simulate(asked).problems[0].message)
 
 
-def test_defaults_are_composer_s_and_the_yaml_files() -> None:
+NAMES = ("training.precision.params", "training.precision.grad_reduce", "training.optimizer.implementation",
+         "framework_options.attn_impl")
+
+
+@pytest.mark.parametrize("framework", ["fsdp1", "fsdp2"])
+def test_defaults_are_composer_s_and_the_yaml_files(framework: str) -> None:
     """Shards in fp32, PURE: gathered and reduced in bf16; a decoupled AdamW, one parameter after the other."""
-    autos = {one.what: one.value for one in run().assumptions}
-    found = [autos[name] for name in ("training.precision.params", "training.precision.grad_reduce",
-                                      "training.optimizer.implementation", "framework_options.attn_impl")]
-    assert found == ["fp32", "bf16", "for_loop", "triton"]
+    autos = {one.what: one.value for one in run(framework=framework).assumptions}
+    assert [autos[name] for name in NAMES] == ["fp32", "bf16", "for_loop", "triton"]
+    assert autos["units"] == "blocks, and a root of embedding, positions and final norm"
 
 
-def test_that_fsdp1_is_answered_as_fsdp2_is_told() -> None:
-    told = {one.what: one for one in run().assumptions}["FSDP"]
-    assert told.value == "as FSDP2"
-    assert "flat parameters move as many bytes" in told.source
+def test_what_composer_asks_of_fsdp1() -> None:
+    """Not the class's own: `use_orig_params`, and the next unit of backward is gathered after this one's."""
+    autos = {one.what: one for one in run().assumptions}
+    found = [autos[f"framework_options.{name}"] for name in ("use_orig_params", "backward_prefetch")]
+    assert [one.value for one in found] == ["true", "BACKWARD_POST"]
+    assert all("Composer 0.16.4" in one.source for one in found)
+
+
+def test_shard_grad_op_gathers_a_block_once() -> None:
+    """FULL_SHARD once more for backward; the root, which is not freed, not."""
+    calls = [sum(t.calls for t in run(options={"sharding_strategy": name}).ranks[0].traffic
+                 if t.collective == "all_gather") for name in ("FULL_SHARD", "SHARD_GRAD_OP")]
+    assert calls == [1 + 2 * 2, 1 + 2]
 
 
 def test_every_microbatch_is_reduced() -> None:
@@ -79,10 +94,10 @@ def test_checkpointed_blocks_keep_less() -> None:
 
 
 def test_alibi_s_bias_stands_for_good() -> None:
-    """As many numbers in fp32 as heads times positions, from a preset with one layer more or less."""
+    """In fp32, as many numbers as heads times positions; and in bf16 for each of two layers, as FSDP casts."""
     with_bias = run("mpt-7b", model={"attn_config": {"alibi": True}})
     without = run("mpt-7b", model={"attn_config": {"alibi": False}, "learned_pos_emb": False})
-    assert peak(with_bias) - peak(without) == 4 * 4 * 64
+    assert peak(with_bias) - peak(without) == (4 + 2 * 2) * 4 * 64
 
 
 def test_fp8_linears_are_faster_and_keep_one_byte_an_element() -> None:

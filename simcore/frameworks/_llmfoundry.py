@@ -1,13 +1,12 @@
-"""What llm-foundry 0.3.0 under Composer 0.16 adds to FSDP: its wrapping, precision and optimizer, and what is refused.
+"""What llm-foundry 0.3.0 under Composer 0.16 adds to FSDP: its precision, prefetches, optimizer, refusals.
 
 Sources: llm-foundry `models/mpt/modeling_mpt.py`, `scripts/train/yamls/pretrain/mpt-*.yaml`, Composer
 `trainer/dist_strategy.py`, `trainer/mosaic_fsdp_utils.py`, `optim/decoupled_weight_decay.py`.
 
-[Note: FSDP1 answered as FSDP2]
-Composer 0.16 wraps with FullyShardedDataParallel. Its flat parameters cross the wires in as many bytes as FSDP2's rows
-do, each unit is gathered one ahead by either, and both reduce a unit when its backward is over. Where the bytes of a
-flat parameter lie, and that FSDP1 wraps the token embedding apart and gathers it twice more in a microbatch (for the
-head, and for the head's backward), is not modelled: here embedding, positions and final norm belong to the root.
+[Note: llm-foundry's units]
+Composer 0.16 wraps with FSDP1: each block, and the token embedding, the positions and the final norm apart
+(`MPTForCausalLM.__init__`, _fsdp_wrap). Here these three are the root's, gathered once: that the embedding is gathered
+twice more in a microbatch, for the head and for the head's backward, is left out. So is clipping by norm.
 """
 
 from __future__ import annotations
@@ -24,7 +23,7 @@ from simcore.job import Job
 from simcore.models.blocks import Attention, Embedding
 from simcore.tensor import TensorSpec
 
-__all__ = ["DEFAULTS", "OPTIONS", "check", "checkpoint", "in_fp8", "options_of", "stages_of", "tp_layout"]
+__all__ = ["DEFAULTS", "FSDP1", "OPTIONS", "check", "checkpoint", "in_fp8", "options_of", "stages_of", "tp_layout"]
 
 _CODE, _TRAINER = "llm-foundry 0.3.0", "Composer 0.16.4"
 OPTIONS: dict[str, tuple[Any, ...]] = {
@@ -41,6 +40,11 @@ DEFAULTS = Defaults(
     wrap="layers_root", sync="every", root_resharded=False, last_follows=False, loss_inside=False,
     reshard=("true for layers, false for the root", f"{_CODE} scripts/train/yamls/pretrain: sharding_strategy: "
              "FULL_SHARD"))
+FSDP1: dict[str, tuple[Any, str]] = {
+    "use_orig_params": (True, f"{_TRAINER} trainer/dist_strategy.py set_fsdp_default: use_orig_params"),
+    "backward_prefetch": ("BACKWARD_POST", f"{_TRAINER} trainer/dist_strategy.py set_fsdp_default: backward_prefetch"),
+}
+"""Composer's defaults where they are not the class's own."""
 checkpoint = all_or_no_checkpoint
 stages_of = weighed_stages
 
@@ -96,8 +100,9 @@ def options_of(job: Job, options: dict[str, Any]) -> tuple[tuple[str, str], ...]
     """`Run.options`."""
     attention = job.auto("framework_options.attn_impl", options.get("attn_impl", "auto"), "triton",
                          f"{_CODE} models/mpt/configuration_mpt.py attn_config_defaults")
-    job.autos["FSDP"] = ("as FSDP2", f"an assumption: {_TRAINER} wraps with FSDP1, whose flat parameters move as many "
-                         "bytes; that it gathers the token embedding twice more is left out")
+    job.autos["units"] = ("blocks, and a root of embedding, positions and final norm", "an assumption: "
+                          f"{_CODE} models/mpt/modeling_mpt.py wraps these three apart, so the embedding is gathered "
+                          "three times in a microbatch and not once")
     learned = any(isinstance(kind.block, Embedding) and kind.block.positions for kind in job.graph.kinds)
     fp8 = job.scenario.training.precision.compute == "fp8"
     return (("attn_impl", attention), *((("positions", "learned"),) * learned), *((("fp8", "true"),) * fp8))

@@ -10,15 +10,17 @@ from __future__ import annotations
 
 from dataclasses import replace
 from functools import lru_cache
+from types import ModuleType
 from typing import Any, Final
 
 from simcore.form import Flat, Form, Layout, Partial
 from simcore.framework import Framework, Life, Moment, Rule, Unit
-from simcore.frameworks import _transformers
+from simcore.frameworks import _llmfoundry, _transformers
 from simcore.frameworks._files import fsdp1_files
 from simcore.frameworks._fsdp2_units import Wrapping, units
 from simcore.frameworks._sdpa import SDPA_BACKENDS, torch_libraries
 from simcore.frameworks._torch import (
+    Defaults,
     States,
     all_or_no_checkpoint,
     check_named_adapters,
@@ -26,6 +28,7 @@ from simcore.frameworks._torch import (
     states_of,
     torch_optimizer,
 )
+from simcore.graph import ModelGraph
 from simcore.job import Job
 from simcore.lora_names import name_adapters
 from simcore.wrapped import Strategy, Wrapped
@@ -34,7 +37,9 @@ __all__ = ["CASTS_PARAMETERS", "DEFAULT_IMPLEMENTATION", "IMPLEMENTATIONS", "VER
 
 VERSIONS = ("torch 2.13",)
 DEFAULT_IMPLEMENTATION = "hf"
-IMPLEMENTATIONS = ("hf",)
+CODES: Final[dict[str, ModuleType]] = {"hf": _transformers, "llmfoundry": _llmfoundry}
+"""What the trainer around each implementation sets and refuses."""
+IMPLEMENTATIONS = tuple(CODES)
 CASTS_PARAMETERS = True
 """They rest as asked, and are gathered in the compute dtype (torch 2.13 `fsdp/api.py`, MixedPrecision)."""
 RULE: Final = "torch 2.13 torch/distributed/fsdp/fully_sharded_data_parallel.py"
@@ -47,10 +52,24 @@ OPTIONS: Final[dict[str, tuple[Any, ...]]] = {
     "use_orig_params": (None, True, False),
     "sync_gradients": (None, "last", "every"),
     "wrap": (None, "layers_root", "root"),
-    "attn_implementation": (None, "sdpa", "flash_attention_2"),
-    "experts_implementation": (None, "grouped_mm"),
-    "sdpa_backend": (None, *SDPA_BACKENDS),
 }
+OF_LAYERS: Final[dict[str, dict[str, tuple[Any, ...]]]] = {
+    "hf": {"attn_implementation": (None, "sdpa", "flash_attention_2"), "experts_implementation": (None, "grouped_mm"),
+           "sdpa_backend": (None, *SDPA_BACKENDS)},
+    "llmfoundry": {"attn_impl": _llmfoundry.OPTIONS["attn_impl"]},
+}
+TRAINERS: Final[dict[str, Defaults]] = {
+    "hf": replace(_transformers.DEFAULTS,
+                  stored=("fp32", "accelerate 1.15 accelerator.py: trained parameters are upcast under mixed "
+                          "precision"),
+                  reduce=("compute", "torch 2.13 fsdp/api.py MixedPrecision: reduce_dtype=None is param_dtype")),
+    "llmfoundry": _llmfoundry.DEFAULTS,
+}
+ASKED: Final[dict[str, tuple[Any, str]]] = {
+    "use_orig_params": (False, f"{RULE}: use_orig_params=False"),
+    "backward_prefetch": ("BACKWARD_PRE", f"{RULE}: backward_prefetch=BACKWARD_PRE"),
+}
+"""The class's own defaults, for which a trainer may have others."""
 LOSSES: Final = ("auto", "hf", "hf_keep_logits", "cut", "liger")
 WITHIN: Final[dict[str, Strategy]] = {"FULL_SHARD": "FULL_SHARD", "HYBRID_SHARD": "FULL_SHARD",
                                       "SHARD_GRAD_OP": "SHARD_GRAD_OP", "_HYBRID_SHARD_ZERO2": "SHARD_GRAD_OP",
@@ -62,13 +81,12 @@ adapters = name_adapters
 
 def table(job: Job) -> Framework:
     """FSDP1 applied to a job."""
-    options = job.options(OPTIONS)
-    _check(job)
+    code, given = CODES[job.graph.implementation], TRAINERS[job.graph.implementation]
+    options = job.options(OPTIONS | OF_LAYERS[job.graph.implementation])
+    _check(job, options)
     precision = job.scenario.training.precision
-    stored = job.auto("training.precision.params", precision.params, "fp32",
-                      "accelerate 1.15 accelerator.py: trained parameters are upcast under mixed precision")
-    reduce = job.auto("training.precision.grad_reduce", precision.grad_reduce, job.compute,
-                      "torch 2.13 fsdp/api.py MixedPrecision: reduce_dtype=None is param_dtype")
+    stored = job.auto("training.precision.params", precision.params, *given.stored)
+    reduce = job.auto("training.precision.grad_reduce", precision.grad_reduce, job.compute, given.reduce[1])
     flow = _flow(job, options, reduce)
     _check_offload(job, flow)
     return Framework(
@@ -76,13 +94,13 @@ def table(job: Job) -> Framework:
         rules=_rules(stored, job.compute, states_of(job, plain=True), flow),
         units=_units(job, options, reduce),
         flow=flow,
-        optimizer=torch_optimizer(job, "torch 2.13 optim/adam.py: foreach by default on CUDA", "foreach", plain=True),
+        optimizer=torch_optimizer(job, *reversed(given.optimizer), plain=True),
         compute_dtype=job.compute,
         checkpoint=all_or_no_checkpoint(job),
-        loss=job.auto("training.loss", job.scenario.training.loss, "hf", "transformers 5.23 ForCausalLMLoss"),
+        loss=job.auto("training.loss", job.scenario.training.loss, *given.loss),
         sequence_parallel=False,
         stages=(tuple(range(len(job.graph.layers))),),
-        options=_transformers.options_of(job, options),
+        options=code.options_of(job, options),
         communicators=tuple(axis for axis in ("dp_shard", "dp_replicate") if job.mesh.axis(axis).size > 1),
         files=fsdp1_files(job),
         libraries=torch_libraries(job, options),
@@ -90,28 +108,41 @@ def table(job: Job) -> Framework:
     )
 
 
-def _check(job: Job) -> None:
+def in_fp8(job: Job) -> ModelGraph:
+    """The job's model where linears compute in fp8."""
+    code = CODES[job.graph.implementation]
+    if not hasattr(code, "in_fp8"):
+        raise job.not_yet("training.precision.compute", f"compute in fp8 in the layers of {job.graph.implementation}")
+    graph: ModelGraph = code.in_fp8(job)
+    return graph
+
+
+def _check(job: Job, options: dict[str, Any]) -> None:
     for axis in ("pp", "cp", "tp", "ep", "etp"):
         if getattr(job.mesh, axis) > 1:
             raise job.not_yet(f"mesh.{axis}", f"fsdp1 with {axis}")
     job.refuse_offload("params", "gradients", "optimizer", "activations")
-    _transformers.check_layers(job, {})
-    job.refuse_capacity("transformers 5.23 integrations/moe.py: tokens are never dropped")
+    if job.graph.implementation == "hf":
+        _transformers.check_layers(job, {})
+        job.refuse_capacity("transformers 5.23 integrations/moe.py: tokens are never dropped")
+        job.one_of("training.loss", job.scenario.training.loss, LOSSES)
+    else:
+        CODES[job.graph.implementation].check(job, options)
     job.refuse_given({"training.sequence_parallel": "False", "training.precision.main_grads": "auto",
                       "training.precision.experts": "auto", "training.optimizer.master": "none",
                       "training.pipeline.layers": "auto", "training.pipeline.schedule": "1f1b"})
     refuse_virtual_stages(job)
-    job.one_of("training.loss", job.scenario.training.loss, LOSSES)
 
 
 # ---- what is asked for ----------------------------------------------------------------------------------------------
 def _flow(job: Job, options: dict[str, Any], reduce: str) -> Wrapped:
     strategy, mesh = _strategy(job, options), job.mesh
-    aligned = job.flag(options, "use_orig_params", f"{RULE}: use_orig_params=False", default=False)
+    asked = ASKED | getattr(CODES[job.graph.implementation], "FSDP1", {})
+    original, source = asked["use_orig_params"]
+    aligned = job.flag(options, "use_orig_params", source, default=bool(original))
     _check_adapters(job, options, aligned=aligned)
     given = options.get("backward_prefetch")
-    prefetch = job.auto("framework_options.backward_prefetch", given or "auto", "BACKWARD_PRE",
-                        f"{RULE}: backward_prefetch=BACKWARD_PRE")
+    prefetch = job.auto("framework_options.backward_prefetch", given or "auto", *asked["backward_prefetch"])
     job.flag(options, "limit_all_gathers", f"{RULE}: limit_all_gathers=True", default=True)
     sync = job.auto("framework_options.sync_gradients", options.get("sync_gradients") or "auto", "every",
                     f"{RULE}: gradients are reduced after every backward outside no_sync()")
@@ -175,9 +206,10 @@ def _check_offload(job: Job, flow: Wrapped) -> None:
 def _units(job: Job, options: dict[str, Any], reduce: str) -> tuple[Unit, ...]:
     """The root first, then every layer, unless all is one unit."""
     stages = (tuple(range(len(job.graph.layers))),)
-    wrapping = Wrapping(root=False, layers=True, last=True, head=False, experts=True, separate=False, loss_inside=True,
-                        experts_unit=False, experts_apart=False, replicates=job.mesh.dp_replicate > 1,
-                        packed_apart=False, checkpointed=False, compute=job.compute, reduce=reduce)
+    wrapping = Wrapping(root=False, layers=True, last=True, head=False, experts=True, separate=False,
+                        loss_inside=TRAINERS[job.graph.implementation].loss_inside, experts_unit=False,
+                        experts_apart=False, packed_apart=False, replicates=job.mesh.dp_replicate > 1,
+                        checkpointed=False, compute=job.compute, reduce=reduce)
     wrap = job.auto("framework_options.wrap", options.get("wrap") or "auto", "layers_root",
                     "transformer_auto_wrap_policy over the model's layers, which trainers ask for")
     found = tuple(replace(unit, shard_axis="dp_shard") for unit in units(job.graph, stages, wrapping))

@@ -15,6 +15,7 @@ linears in fp8_autocast, without torch's own autocast.
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import replace
 from functools import partial
 from typing import Final
 
@@ -85,7 +86,7 @@ def _layer(tape: Tape, kind: LayerKind, run: Run) -> LayerTape:
     assert x is not None
     leaf = x.node
     held = _stem(tape, run, kind.hidden)
-    body = partial(_body, tape, kind, run, x)
+    body = partial(_body, tape, kind, run, x, _bias(tape, kind, run))
     x = None
     out = tape.checkpoint(body) if run.checkpoint == "full" else body()
     hand_on(tape, out)
@@ -108,11 +109,20 @@ def _stem(tape: Tape, run: Run, width: int) -> list[Tensor]:
             for name, batch in (("tok_emb", run.batch), ("pos_emb", 1))]
 
 
-def _body(tape: Tape, kind: LayerKind, run: Run, x: Tensor) -> Tensor:
+def _bias(tape: Tape, kind: LayerKind, run: Run) -> Tensor | None:
+    """ALiBi's bias in the compute dtype: FSDP casts what a block is given (`cast_forward_inputs`)."""
+    block = kind.branches[0].block
+    if not (isinstance(block, Attention) and block.alibi):
+        return None
+    shape = (1, block.num_heads, 1, run.seq)
+    return Tensor(None, shape, "fp32") if run.compute == "fp32" else aten.new(tape, shape, run.compute, "attn_bias")
+
+
+def _body(tape: Tape, kind: LayerKind, run: Run, x: Tensor, bias: Tensor | None) -> Tensor:
     """`MPTBlock.forward`."""
     attention, mlp = kind.branches
     a = _norm(tape, run, "norm_1.", x)
-    b = _attention(tape, kind, run, attention, a)
+    b = _attention(tape, kind, run, attention, a, bias)
     x = aten.add(tape, x, b, "residual")
     m = _norm(tape, run, "norm_2.", x)
     n = _mlp(tape, kind, run, mlp, m)
@@ -127,13 +137,14 @@ def _linear(tape: Tape, kind: LayerKind, run: Run, name: str, x: Tensor) -> Tens
     return aten.linear(tape, x, weight, label, bias=bias)
 
 
-def _attention(tape: Tape, kind: LayerKind, run: Run, branch: Branch, x: Tensor) -> Tensor:
+def _attention(tape: Tape, kind: LayerKind, run: Run, branch: Branch, x: Tensor, bias: Tensor | None) -> Tensor:
     """`GroupedQueryAttention.forward`."""
     block = branch.block
     assert isinstance(block, Attention)
     qkv = _linear(tape, kind, run, f"{branch.name}.Wqkv", x)
-    core = flash if dict(run.options).get("attn_impl") == "flash" else triton
-    return _linear(tape, kind, run, f"{branch.name}.out_proj", core(tape, run, block, qkv))
+    out = (flash(tape, run, block, qkv) if dict(run.options).get("attn_impl") == "flash" else
+           triton(tape, run, block, qkv, bias))
+    return _linear(tape, kind, run, f"{branch.name}.out_proj", out)
 
 
 def _mlp(tape: Tape, kind: LayerKind, run: Run, branch: Branch, x: Tensor) -> Tensor:
@@ -144,11 +155,11 @@ def _mlp(tape: Tape, kind: LayerKind, run: Run, branch: Branch, x: Tensor) -> Te
 
 # ---- parts around the layers ----------------------------------------------------------------------------------------
 def _embedding(tape: Tape, block: Embedding, run: Run) -> LayerTape:
-    """`wte(input_ids) + wpe(pos)`; numbers of positions are left out."""
+    """`wte(input_ids) + wpe(pos)`: the sum is the first layer's, its parts are variables of the stem."""
     token = run.params["wte.weight" if block.positions else "weight"]
     out = aten.embedding(tape, token, run.batch, run.seq)
     if block.positions:
-        parts = {"tok_emb": out, "pos_emb": aten.embedding(tape, run.params["wpe.weight"], 1, run.seq)}
+        parts = {"tok_emb": out, "pos_emb": _positions(tape, run)}
         out = aten.add(tape, parts["tok_emb"], parts["pos_emb"], "embedding_sum")
         for name, part in parts.items():
             tape.rename(part.storage, tape.slot(name, "activation"))
@@ -158,6 +169,15 @@ def _embedding(tape: Tape, block: Embedding, run: Run) -> LayerTape:
     forward = tape.cut()
     return LayerTape(forward, run_backward(tape, out, None, meet_waiting if token.tied else nothing),
                      grads=tape.release_grads())
+
+
+def _positions(tape: Tape, run: Run) -> Tensor:
+    """The embedding of the numbers of positions, which its node keeps."""
+    numbers = aten.new(tape, (run.seq,), "int64", "pos")
+    table = replace(run.params["wpe.weight"], tied=False)  # whatever the table beside it is
+    out = aten.embedding(tape, table, 1, run.seq)
+    tape.save(out.node, numbers)
+    return out
 
 
 # ---- loss -----------------------------------------------------------------------------------------------------------
@@ -184,13 +204,20 @@ def _loss(tape: Tape, block: Loss, run: Run) -> LayerTape:
 
 def _fused_cross_entropy(tape: Tape, logits: Tensor) -> Tensor:
     """flash-attn 1.0.9 `losses/cross_entropy.py`, SoftmaxCrossEntropyLossFn: logits and one number a row are kept."""
-    shape, dtype, moved = logits.shape, logits.dtype, logits.nbytes
-    node = tape.node((logits,), (logits,), lambda tape, grads, saved: [
-        aten.new(tape, shape, dtype, "grad_logits", moved, Kernel.LOSS)])
-    losses = aten.new(tape, shape[:1], "fp32", "losses", moved, Kernel.LOSS)
-    log_sum_exp = tape.empty(shape[:1], "fp32", "log_sum_exp")
-    labels = tape.empty(shape[:1], "int64", "targets")
-    tape.save(node, log_sum_exp, labels)
+    shape, dtype, moved, rows = logits.shape, logits.dtype, logits.nbytes, logits.shape[:1]
+
+    def backward(tape: Tape, grads: list[Tensor | None], saved: list[Tensor]) -> list[Tensor | None]:
+        _grad_loss = aten.new(tape, rows, "fp32", "grad_losses")
+        aten.new(tape, rows, "uint8", "ignored", 8 * rows[0])
+        return [aten.new(tape, shape, dtype, "grad_logits", moved, Kernel.LOSS)]
+
+    targets = aten.new(tape, rows, "int64", "targets", 8 * rows[0])
+    node = tape.node((logits,), (logits,), backward)
+    log_sum_exp = tape.empty(rows, "fp32", "log_sum_exp")
+    losses = aten.new(tape, rows, "fp32", "losses", moved, Kernel.LOSS)
+    tape.save(node, log_sum_exp, targets)
+    for _ in range(2):  # losses of targets that are ignored, and the number of all others
+        aten.new(tape, rows, "uint8", "ignored", 8 * rows[0])
     out = aten.new(tape, (), "fp32", "loss", losses.nbytes)
     out.node = node
     return out

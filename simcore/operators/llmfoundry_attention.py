@@ -13,8 +13,8 @@ Grads = list[Tensor | None]
 Saved = list[Tensor]
 
 
-def triton(tape: Tape, run: Run, block: Attention, qkv: Tensor) -> Tensor:
-    """`triton_flash_attn_fn` of qkv [b, s, 3 * h * d]: views of it are read and kept.
+def triton(tape: Tape, run: Run, block: Attention, qkv: Tensor, bias: Tensor | None) -> Tensor:
+    """`triton_flash_attn_fn` of qkv [b, s, 3 * h * d]: views of it are read and kept, and the bias.
 
     `models/layers/flash_attn_triton.py`, _flash_attn_forward and _flash_attn_backward: rows of statistics are rounded
     up to 128; dq is summed in fp32, zeroed before, and then copied.
@@ -33,7 +33,7 @@ def triton(tape: Tape, run: Run, block: Attention, qkv: Tensor) -> Tensor:
         tape.compute(Kernel.COPY, wide.numel, wide.nbytes + moved // 3)
         return made
 
-    node = tape.node((q, k, v), (q, k, v), backward)
+    node = tape.node((q, k, v), (q, k, v, *((bias,) if bias is not None else ())), backward)
     log_sum_exp = tape.empty(statistics, "fp32", "log_sum_exp")
     _scratch = tape.empty(statistics, "fp32", "scratch")
     out = aten.new(tape, shape, dtype, "attention", moved, Kernel.ATTENTION, flops)

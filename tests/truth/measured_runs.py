@@ -332,7 +332,8 @@ def _foundry(run):
     llm-foundry b2a43a147 and 5e85bd62d `scripts/train/benchmarking` (what the tables were made with), `yamls/pretrain`:
     low precision LayerNorm, FSDP's mixed precision PURE: shards in fp32, everything else in bf16. `bf16` is what
     Composer called amp_bf16 before 0.12 (commit bd774514e): it has no precision that stores parameters in 16 bits.
-    FSDP1 is answered as FSDP2. Runs in fp8 have linears of TransformerEngine (`fc_type: te`).
+    FSDP1 with Composer's prefetches, but in `sweep.py`, which asks for both. Linears of runs in fp8 are
+    TransformerEngine's (`fc_type: te`).
     """
     config = run["config"]
     model = over("mpt-1b", d_model=config["d_model"], n_layers=config["layers"], n_heads=config["heads"],
@@ -341,16 +342,20 @@ def _foundry(run):
     training = batch(run) | listed_modules(run) | {
         "precision": {"params": "fp32", "grad_reduce": "bf16"} | compute,
         "optimizer": {"name": "adamw", "implementation": "for_loop"}}
-    return {"model": model, "framework": "fsdp2", "implementation": "llmfoundry",
+    swept = run["gpu_type"].startswith("H100") and run["gpus"] >= 128
+    options = {"attn_impl": _foundry_attention(run) if swept else "triton",
+               "sharding_strategy": "SHARD_GRAD_OP" if run["sharding"].startswith("zero2") else "FULL_SHARD"}
+    if swept:
+        options |= {"forward_prefetch": True, "backward_prefetch": "BACKWARD_PRE"}
+    return {"model": model, "framework": "fsdp1", "implementation": "llmfoundry",
             "topology": FOUNDRY_TOPOLOGY[run["gpu_type"]], "mesh": degrees(run), "training": training,
-            "framework_options": {"attn_impl": _foundry_attention(run),
-                                  "reshard_after_forward": not run["sharding"].startswith("zero2")}}
+            "checkpoint": {"load": "none", "save": "none"},  # init_device: meta
+            "framework_options": options}
 
 
 def _foundry_attention(run):
-    """Triton's kernel by default; runs on 128 GPUs or more are `sweep.py`'s, which names a kernel for each model."""
-    swept = run["gpu_type"].startswith("H100") and run["gpus"] >= 128
-    return "flash" if swept and run["model"].split("-")[1] in ("1b", "3b", "7b", "70b") else "triton"
+    """`sweep.py`, for runs on 128 GPUs or more, names a kernel for each model; Triton's is the default elsewhere."""
+    return "flash" if run["model"].split("-")[1] in ("1b", "3b", "7b", "70b") else "triton"
 
 
 # ---- torchtitan -----------------------------------------------------------------------------------------------------
