@@ -34,6 +34,11 @@ class Scaling:
         return self.recipe in ("delayed", "tensorwise")
 
     @property
+    def width(self) -> float:
+        """Bytes of one element with its part of the scales."""
+        return 1 + {"blockwise": 4 / _BLOCK, "mxfp8": 1 / _LINE}.get(self.recipe, 0.0)
+
+    @property
     def has_columns(self) -> bool:
         """Whether columns are a copy of their own."""
         return self.transposes or not self.is_per_tensor

@@ -269,6 +269,14 @@ def test_products_are_those_of_8_bits_but_for_attention() -> None:
     assert kernels.count(Kernel.ATTENTION) == 2
 
 
+@pytest.mark.parametrize(("recipe", "width"), [("tensorwise", 1), ("mxfp8", 1 + 1 / 32)])
+def test_products_read_operands_of_8_bits_and_write_16(recipe: str, width: float) -> None:
+    recorded = record(LLAMA8, run8(LLAMA8, recipe), {}, {})
+    moved = [row[5] for row in recorded.forward.rows if row[0] == Op.COMPUTE and row[2] == Kernel.FP8_GEMM]
+    qkv, proj, fc1, fc2 = ((H + 2048, H), (H, H), (2 * FFN, H), (H, FFN))
+    assert moved == [round(width * (T * k + n * k)) + 2 * T * n for n, k in (qkv, proj, fc1, fc2)]
+
+
 def test_routers_stay_wide() -> None:
     tape = record(MOE8, run8(MOE8, ep=8), {}, {})
     kernels = [row[2] for row in tape.forward.rows if row[0] == Op.COMPUTE]

@@ -18,6 +18,12 @@ def test_scales_lie_beside_the_data(recipe: str) -> None:
         SHAPES[recipe]
 
 
+@pytest.mark.parametrize("recipe", RECIPES)
+def test_a_product_reads_data_with_their_scales(recipe: str) -> None:
+    scaling = Scaling(recipe, transposes=True)
+    assert scaling.width * 256 * 4096 == pytest.approx(scaling.copy_bytes(256, 4096), abs=4)
+
+
 def test_weights_have_square_blocks() -> None:
     scaling = Scaling("blockwise", transposes=True)
     assert scaling.copy_bytes(256, 640, squares=True) == 256 * 640 + 4 * 2 * 8  # 2 x 5 blocks, 5 padded to 8
