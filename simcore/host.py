@@ -29,7 +29,7 @@ from simcore.plan import Placed, Plan
 from simcore.report import Assumption, Host, HostPhase, RankReport, Report
 from simcore.tensor import TensorSpec
 from simcore.transfer import Files, Transfer
-from simcore.units import dtype_bytes
+from simcore.units import packed_bytes
 
 __all__ = ["hosted", "model_bytes"]
 
@@ -148,7 +148,7 @@ def _copied(plan: Plan, transfer: Transfer) -> int:
     total = 0.0
     for placed, count in _placed(plan):
         if placed.spec.is_owned and _is_moved(placed.spec, transfer):
-            own = placed.local * dtype_bytes(placed.life.rest.dtype)
+            own = packed_bytes(placed.local, placed.life.rest.dtype)
             sharers, flow = _sharers(plan, placed, transfer), plan.framework.flow
             whole = isinstance(flow, Buckets) and not flow.scatter
             total += count * (transfer.params * own / sharers
@@ -165,7 +165,7 @@ def _sharers(plan: Plan, placed: Placed, transfer: Transfer) -> int:
 
 def _largest(plan: Plan, transfer: Transfer) -> int:
     """The largest tensor of a file, in which each expert has tensors of its own."""
-    return max((_stored_numel(p.spec) * dtype_bytes(p.life.rest.dtype) for p, _ in _placed(plan)
+    return max((packed_bytes(_stored_numel(p.spec), p.life.rest.dtype) for p, _ in _placed(plan)
                 if _is_moved(p.spec, transfer)), default=0)
 
 
@@ -187,7 +187,7 @@ def _whole(plan: Plan, transfer: Transfer | None) -> int:
 def model_bytes(graph: ModelGraph, framework: Framework, *, trained_only: bool = False) -> int:
     """All parameters of the model, as they are stored; a tied head is the embedding's."""
     kinds = Counter(layer.kind for layer in graph.layers)
-    return sum(count * spec.copies * math.prod(spec.shape) * dtype_bytes(framework.life(spec).rest.dtype)
+    return sum(packed_bytes(count * spec.copies * math.prod(spec.shape), framework.life(spec).rest.dtype)
                for kind, count in kinds.items() for spec in graph.tensors[kind]
                if spec.is_owned and (spec.trainable or not trained_only))
 
@@ -229,11 +229,11 @@ def _built(plan: Plan) -> int:
 def _moment(plan: Plan, transfer: Transfer) -> int:
     """A whole tensor while it is sent, or a unit before it is cut."""
     if transfer.on_device == "tensor":
-        return max((p.spec.copies * math.prod(p.spec.shape) * dtype_bytes(p.life.rest.dtype) for p, _ in _placed(plan)
+        return max((packed_bytes(p.spec.copies * math.prod(p.spec.shape), p.life.rest.dtype) for p, _ in _placed(plan)
                     if _is_moved(p.spec, transfer)), default=0)
     if transfer.on_device == "unit":
         units = ((plan.of_layer(layer)[n] for layer, numbers in unit.members for n in numbers)
                  for unit in plan.framework.units)
-        return max((sum(math.prod((p.spec.copies, *p.spec.shape)) * dtype_bytes(p.life.rest.dtype) for p in unit)
+        return max((sum(packed_bytes(math.prod((p.spec.copies, *p.spec.shape)), p.life.rest.dtype) for p in unit)
                     for unit in units), default=0)
     return 0

@@ -17,7 +17,7 @@ from simcore.framework import Framework, Life, Lives
 from simcore.graph import ModelGraph
 from simcore.mesh import Mesh
 from simcore.tensor import TensorSpec
-from simcore.units import dtype_bytes
+from simcore.units import dtype_bytes, packed_bytes
 
 __all__ = ["AtRestBytes", "Placed", "PlacedKind", "Plan", "check_even", "place"]
 
@@ -52,7 +52,7 @@ class Placed:
     @property
     def rest_bytes(self) -> int:
         """Storage at rest on the device, padding included."""
-        return self.padded * dtype_bytes(self.life.rest.dtype) * self.rests_here
+        return packed_bytes(self.padded, self.life.rest.dtype) * self.rests_here
 
     @property
     def rests_here(self) -> bool:
@@ -120,7 +120,7 @@ class PlacedKind(tuple[Placed, ...]):
     @cached_property
     def padding_bytes(self) -> int:
         """What storage adds to the parameters."""
-        return sum((p.padded - p.local) * dtype_bytes(p.life.rest.dtype) * p.rests_here for p in self)
+        return sum(packed_bytes(p.padded - p.local, p.life.rest.dtype) * p.rests_here for p in self)
 
     @cached_property
     def elsewhere(self) -> dict[str, int]:
@@ -234,7 +234,7 @@ def _place_tensor(spec: TensorSpec, life: Life, mesh: Mesh, rank: int) -> Placed
     states = tuple((name, form.space, _state_bytes(spec, form, life, whole, mesh, rank))
                    for name, form in life.states) if trains else ()
     here = tuple((name, num_bytes) for name, space, num_bytes in states if space == "device")
-    kept = (("parameters", life.rest.space, padded * dtype_bytes(life.rest.dtype)),
+    kept = (("parameters", life.rest.space, packed_bytes(padded, life.rest.dtype)),
             ("gradients", life.grad.space, local * dtype_bytes(life.grad.dtype) * trains),
             *(("gradients" if name == "grad_copy" else "optimizer states", space, num_bytes)
               for name, space, num_bytes in states))
@@ -271,7 +271,7 @@ def _at_rest(placed: Placed) -> AtRestBytes:
     life = placed.life
     trained = placed.local if placed.trainable else 0
     grads = trained // placed.grad_parts * dtype_bytes(life.grad.dtype) * (life.grad.space == "device")
-    return AtRestBytes(placed.local * dtype_bytes(life.rest.dtype) * placed.rests_here, grads, placed.state_bytes,
+    return AtRestBytes(packed_bytes(placed.local, life.rest.dtype) * placed.rests_here, grads, placed.state_bytes,
                        placed.local, trained)
 
 

@@ -30,7 +30,7 @@ class Op(IntEnum):
 
 
 class Kernel(IntEnum):
-    """Kernel classes of the cost model, in the order of `simcore.cost.KERNELS`; then products of 8-bit operands."""
+    """Kernel classes of the cost model, in the order of `simcore.cost.KERNELS`; then products of 8 and of 4 bits."""
 
     GEMM = 0
     GROUPED_GEMM = 1
@@ -46,6 +46,8 @@ class Kernel(IntEnum):
     COPY = 11
     FP8_GEMM = 12
     FP8_GROUPED_GEMM = 13
+    FP4_GEMM = 14
+    FP4_GROUPED_GEMM = 15
 
 
 class Stream(IntEnum):

@@ -29,7 +29,7 @@ from simcore.outline import Builder, Tables
 from simcore.plan import Placed, Plan
 from simcore.schedule import Action
 from simcore.tape import Kernel, Param, Stream
-from simcore.units import dtype_bytes
+from simcore.units import dtype_bytes, packed_bytes
 
 __all__ = ["ResidentFlow"]
 
@@ -167,7 +167,7 @@ class ResidentFlow:
         dtype = self.flow.gather_dtype or buffer.dtype
         comm = self.tables.comm("all_gather", buffer.axis, dtype)
         start, end = buffer.flat.buckets[bucket]
-        payload = dtype_bytes(dtype) * (end - start)
+        payload = packed_bytes(end - start, dtype)
         self.out.collective(bucket, comm, payload, Stream.ALL_GATHER, GATHER_HANDLE + b)
 
     def _reduce(self, b: int, buffer: RankBuffer, bucket: int) -> None:

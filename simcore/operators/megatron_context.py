@@ -96,6 +96,12 @@ class Context:
             return None
         return Scaling(options["fp8_recipe"], options["fp8_transposes"] == "true")
 
+    def product(self, *, grouped: bool = False) -> Kernel:
+        """The class of a linear's product of quantised operands."""
+        if self.scaling is not None and self.scaling.recipe == "nvfp4":
+            return Kernel.FP4_GROUPED_GEMM if grouped else Kernel.FP4_GEMM
+        return Kernel.FP8_GROUPED_GEMM if grouped else Kernel.FP8_GEMM
+
     @property
     def pads_routing(self) -> bool:
         """Whether the router fills every expert's rows up to what 8-bit products ask for."""
