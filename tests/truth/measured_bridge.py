@@ -147,7 +147,7 @@ def scenario(run):
     mesh = degrees(run)
     options = _graphs(fields) | _experts(run, fields) | _stages(run, fields) | _overlap(run, mesh) | _narrow(run)
     if not fsdp:
-        options |= _buckets(run, fields) | {"use_precision_aware_optimizer": _is_precise(run)}
+        options |= _buckets(run, fields) | _gathers(run) | {"use_precision_aware_optimizer": _is_precise(run)}
     later = {"framework_version": "main 2026-08-22"} if release(run) >= "26.04" else {}
     return {"model": _model(run), "framework": "megatron_fsdp" if fsdp else "megatron", **later,
             "topology": _topology(run), "mesh": mesh, "training": training, "framework_options": options}
@@ -242,7 +242,8 @@ def _overlap(run, mesh):
 def _buckets(run, fields):
     """Whether the recipe has a `CommOverlapConfig`; v0.6.0's for Qwen3 in MXFP8 have none, nor ever those of Super.
 
-    `configs/*/*_pretrain.py` and `recipes`; of GPT-OSS that for GB200 alone, since v0.4.0. Overlap of experts brings one.
+    `configs/*/*_pretrain.py` and `recipes`; of GPT-OSS that for GB200 alone, since v0.4.0. Overlap of experts brings
+    one.
     """
     name, is_new = names(run), release(run) >= "26.08"
     has_one = name.startswith(("LLAMA", "DEEPSEEK_V3", "NEMOTRON_3_NANO", "NEMOTRON_3_5_LIGHTNING")) or (
@@ -250,6 +251,19 @@ def _buckets(run, fields):
         name == "GPT_OSS_120B" and run["gpu_type"] == "GB200" and release(run) >= "26.04"
         and not (is_new and _format(run) == "FP8_MX"))
     return BUCKET if run["dp"] > 1 and (has_one or fields.get("moe_a2a_overlap")) else {}
+
+
+NOT_AHEAD = {"LLAMA3_70B": ("B200", "GB200", "GB300"), "LLAMA31_405B": ("B200", "GB200", "GB300"),
+             "DEEPSEEK_V3": ("GB200", "GB300"), "QWEN3_235B_A22B": ("B200",)}
+"""v0.2.0 `configs/*/*_pretrain.py`, where precision is fp8_mx."""
+
+
+def _gathers(run):
+    """Parameters are gathered after the step; in NVFP4 v0.5.0 `configs/llama/llama31_llm_pretrain.py`:124."""
+    name, precision, gpu = names(run), _format(run), run["gpu_type"]
+    late = release(run) == "25.11" and precision == "FP8_MX" and gpu in NOT_AHEAD.get(name, ())
+    late |= release(run).startswith("26.06") and (name, precision, gpu) == ("LLAMA31_405B", "NVFP4", "GB200")
+    return {"overlap_param_gather": False} if late else {}
 
 
 def _narrow(run):
