@@ -45,7 +45,7 @@ def layout_class(job: Job, framework: Framework) -> str:
     mamba = any(isinstance(b.block, Mamba2) for kind in job.graph.kinds for b in kind.branches)
     blocks = "hybrid" if mamba else "moe" if job.has_experts else "dense"
     method = "full" if job.scenario.training.method == "full" else "lora"
-    return f"{flow}, {blocks}, {method}{', fp8' if job.scenario.training.precision.compute == 'fp8' else ''}"
+    return f"{flow}, {blocks}, {method}{f', {job.narrow}' if job.narrow else ''}"
 
 
 def _is_whole(framework: Framework) -> bool:

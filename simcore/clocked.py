@@ -31,7 +31,7 @@ from simcore.waves import stretch
 __all__ = ["Clocked", "clock"]
 
 _BITS = np.array([{"fp32": 32, "tf32": 32, "fp8": 8, "fp4": 4}.get(name, 16) for name in DTYPES])
-_DTYPE_ID = {name: DTYPES.index(name) for name in ("fp32", "bf16", "fp16", "fp8")}
+_DTYPE_ID = {name: DTYPES.index(name) for name in ("fp32", "bf16", "fp16", "fp8", "fp4")}
 
 
 @dataclass(frozen=True, eq=False)
@@ -139,10 +139,10 @@ def _alone(program: Program, routes: Routes) -> Callable[[int, int], int]:
 
 
 def _kinds(slots: IntArray, compute: str) -> tuple[IntArray, IntArray]:
-    """Class and format of kernels: those of 8-bit operands have numbers of their own."""
-    in_fp8 = slots >= Kernel.FP8_GEMM
-    return (np.where(in_fp8, slots - Kernel.FP8_GEMM, slots),
-            np.where(in_fp8, _DTYPE_ID["fp8"], _DTYPE_ID[compute]))
+    """Class and format of kernels: those of 8-bit and of 4-bit operands have numbers of their own."""
+    formats = np.array([_DTYPE_ID[dtype] for dtype in (compute, "fp8", "fp4")])
+    narrow = np.searchsorted([Kernel.FP8_GEMM, Kernel.FP4_GEMM], slots, side="right")
+    return slots - np.array([0, Kernel.FP8_GEMM, Kernel.FP4_GEMM])[narrow], formats[narrow]
 
 
 class _Wires:
@@ -261,5 +261,5 @@ def _model_flops(tile: Tile) -> int:
 
 
 _MODEL_KERNELS = (Kernel.GEMM, Kernel.GROUPED_GEMM, Kernel.ATTENTION, Kernel.MAMBA_SCAN, Kernel.CONV, Kernel.FP8_GEMM,
-                  Kernel.FP8_GROUPED_GEMM, Kernel.FP8_ATTENTION)
+                  Kernel.FP8_GROUPED_GEMM, Kernel.FP8_ATTENTION, Kernel.FP4_GEMM, Kernel.FP4_GROUPED_GEMM)
 _IS_MODELS = np.array([kernel in _MODEL_KERNELS for kernel in Kernel])

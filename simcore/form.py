@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from simcore.errors import IllegalLayout, Problem
 from simcore.mesh import Mesh
 from simcore.packed import Packed
-from simcore.units import dtype_bytes
+from simcore.units import dtype_bytes, packed_bytes
 
 __all__ = ["COPIES", "Blocks", "Flat", "Form", "Layout", "Local", "Partial", "Placement", "Replicate", "Shard",
            "collective", "local_shape", "shard_intervals", "shard_rows"]
@@ -101,7 +101,7 @@ class Form:
 
     def num_bytes(self, numel: int) -> int:
         """Of `numel` elements of the tensor, without constants that packed values need."""
-        return numel * dtype_bytes(self.dtype) if self.packed is None else self.packed.data_bytes(numel)
+        return packed_bytes(numel, self.dtype) if self.packed is None else self.packed.data_bytes(numel)
 
     def constants(self, numel: int) -> int:
         """Bytes that packed values of a tensor of `numel` elements come with."""

@@ -137,7 +137,8 @@ class Buckets:
 
     `axes`: (dense, expert) axes over which gradients are reduced; `scatter`: reduce-scatter (distributed optimizer) or
     all-reduce; `param_gather`: parameters are gathered after the step, in `gather_dtype` if not as they are stored.
-    Sizes in elements.
+    `overlap`: buckets are reduced beside backward; `gathers_ahead`: gathered beside the next forward. Sizes in
+    elements.
     """
 
     bucket_numel: int
@@ -149,6 +150,7 @@ class Buckets:
     align_param: int
     align_bucket: int
     overlap: bool = True
+    gathers_ahead: bool = True
     gather_dtype: str = ""
 
 

@@ -29,7 +29,7 @@ from simcore.plan import Placed, Plan
 from simcore.report import Assumption, Host, HostPhase, RankReport, Report
 from simcore.tensor import TensorSpec
 from simcore.transfer import Files, Transfer
-from simcore.units import dtype_bytes
+from simcore.units import packed_bytes
 
 __all__ = ["hosted", "model_bytes"]
 
@@ -148,7 +148,7 @@ def _copied(plan: Plan, transfer: Transfer) -> int:
     total = 0.0
     for placed, count in _placed(plan):
         if placed.spec.is_owned and _is_moved(placed.spec, transfer):
-            own = placed.local * _stored_bytes(placed.life)
+            own = _stored_bytes(placed.life, placed.local)
             sharers, flow = _sharers(plan, placed, transfer), plan.framework.flow
             whole = isinstance(flow, Buckets) and not flow.scatter
             total += count * (transfer.params * own / sharers
@@ -165,7 +165,7 @@ def _sharers(plan: Plan, placed: Placed, transfer: Transfer) -> int:
 
 def _largest(plan: Plan, transfer: Transfer) -> int:
     """The largest tensor of a file, in which each expert has tensors of its own."""
-    return max((_stored_numel(p.spec) * _stored_bytes(p.life) for p, _ in _placed(plan)
+    return max((_stored_bytes(p.life, _stored_numel(p.spec)) for p, _ in _placed(plan)
                 if _is_moved(p.spec, transfer)), default=0)
 
 
@@ -174,9 +174,9 @@ def _stored_numel(spec: TensorSpec) -> int:
     return math.prod(spec.shape[1:] if fused else spec.shape)
 
 
-def _stored_bytes(life: Life) -> int:
-    """An element as it is read or written: what is packed on the device is packed when it has been read."""
-    return dtype_bytes(life.use.dtype if life.rest.packed else life.rest.dtype)
+def _stored_bytes(life: Life, numel: int) -> int:
+    """Elements as they are read or written: what is packed on the device is packed when it has been read."""
+    return packed_bytes(numel, life.use.dtype if life.rest.packed else life.rest.dtype)
 
 
 def _is_moved(spec: TensorSpec, transfer: Transfer) -> bool:
@@ -192,7 +192,7 @@ def _whole(plan: Plan, transfer: Transfer | None) -> int:
 def model_bytes(graph: ModelGraph, framework: Framework, *, trained_only: bool = False) -> int:
     """All parameters of the model, as they are stored; a tied head is the embedding's."""
     kinds = Counter(layer.kind for layer in graph.layers)
-    return sum(count * spec.copies * math.prod(spec.shape) * _stored_bytes(framework.life(spec))
+    return sum(_stored_bytes(framework.life(spec), count * spec.copies * math.prod(spec.shape))
                for kind, count in kinds.items() for spec in graph.tensors[kind]
                if spec.is_owned and (spec.trainable or not trained_only))
 
@@ -234,11 +234,11 @@ def _built(plan: Plan) -> int:
 def _moment(plan: Plan, transfer: Transfer) -> int:
     """A whole tensor while it is sent, or a unit before it is cut."""
     if transfer.on_device == "tensor":
-        return max((p.spec.copies * math.prod(p.spec.shape) * _stored_bytes(p.life) for p, _ in _placed(plan)
+        return max((_stored_bytes(p.life, p.spec.copies * math.prod(p.spec.shape)) for p, _ in _placed(plan)
                     if _is_moved(p.spec, transfer)), default=0)
     if transfer.on_device == "unit":
         units = ((plan.of_layer(layer)[n] for layer, numbers in unit.members for n in numbers)
                  for unit in plan.framework.units)
-        return max((sum(math.prod((p.spec.copies, *p.spec.shape)) * _stored_bytes(p.life) for p in unit)
+        return max((sum(_stored_bytes(p.life, math.prod((p.spec.copies, *p.spec.shape))) for p in unit)
                     for unit in units), default=0)
     return 0

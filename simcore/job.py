@@ -48,12 +48,19 @@ class Job:
     def compute(self) -> str:
         """The dtype of forward and backward; auto is bf16.
 
-        So is what lies between linears that compute in fp8, unless all other parameters are fp32 where they are used.
+        So is what lies between linears that compute in 8 or 4 bits, unless all other parameters are fp32 where they
+        are used.
         """
         precision = self.scenario.training.precision
-        if precision.compute == "fp8" and precision.params == "fp32" and not self.casts_parameters:
+        if self.narrow and precision.params == "fp32" and not self.casts_parameters:
             return "fp32"
-        return "bf16" if precision.compute in ("auto", "fp8") else precision.compute
+        return "bf16" if precision.compute == "auto" or self.narrow else precision.compute
+
+    @property
+    def narrow(self) -> str:
+        """The format of 8 or of 4 bits that linears compute in, or ""."""
+        compute = self.scenario.training.precision.compute
+        return compute if compute in ("fp8", "fp4") else ""
 
     @cached_property
     def compute_capability(self) -> tuple[int, ...]:

@@ -75,8 +75,7 @@ def _adapted(graph: ModelGraph) -> float:
 
 def _peak(job: Job, framework: Framework, device: Device) -> tuple[str, float]:
     """The format that products are asked to be in, and FLOP/s of the device in it, dense; 0: it has none."""
-    asked = job.scenario.training.precision.compute
-    dtype = asked if asked in ("fp8", "fp4") else framework.compute_dtype
+    dtype = job.narrow or framework.compute_dtype
     return dtype, _dense_peak(device, dtype)
 
 

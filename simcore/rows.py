@@ -32,7 +32,7 @@ class Op(IntEnum):
 
 
 class Kernel(IntEnum):
-    """Kernel classes of the cost model, in the order of `simcore.cost.KERNELS`; then of 8-bit operands."""
+    """Kernel classes of the cost model, in the order of `simcore.cost.KERNELS`; then those of 8 and of 4 bits."""
 
     GEMM = 0
     GROUPED_GEMM = 1
@@ -49,6 +49,8 @@ class Kernel(IntEnum):
     FP8_GEMM = 12
     FP8_GROUPED_GEMM = 13
     FP8_ATTENTION = 14
+    FP4_GEMM = 15
+    FP4_GROUPED_GEMM = 16
 
 
 class Stream(IntEnum):

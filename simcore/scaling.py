@@ -1,10 +1,12 @@
-"""How a matrix lies in 8 bits: its data, and the scales that give it back, by recipe.
+"""How a matrix lies in 8 or 4 bits: its data, and the scales that give it back, by recipe.
 
-TransformerEngine 2.18 `pytorch/tensor/{float8,float8_blockwise,mxfp8}_tensor.py`, `pytorch/csrc/quantizer.cpp`:
+TransformerEngine 2.18 `pytorch/tensor/{float8,float8_blockwise,mxfp8,nvfp4}_tensor.py`, `pytorch/csrc/quantizer.cpp`:
 
  * delayed, tensorwise: one fp32 scale a tensor;
  * blockwise: an fp32 scale for 128 values in a line, for weights for 128 x 128, padded to multiples of 4;
- * mxfp8: a byte (e8m0) for 32 values in a line, padded to 128 x 4.
+ * mxfp8: a byte (e8m0) for 32 values in a line, padded to 128 x 4;
+ * nvfp4: two values a byte, a byte (e4m3) for 16 values in a line, padded to 128 x 4, and an fp32 maximum a tensor. For
+   weights 16 x 16 share a scale, which is written for each line all the same.
 
 A product reads both operands along the dimension that it sums over. Backward sums over the other one, so a tensor is
 quantised twice, along its rows and along its columns. Where GEMMs take either layout (Blackwell), a tensor with one
@@ -18,8 +20,12 @@ from typing import Final
 
 __all__ = ["RECIPES", "Scaling"]
 
-RECIPES: Final = ("tensorwise", "delayed", "blockwise", "mxfp8")
-_BLOCK, _LINE = 128, 32
+RECIPES: Final = ("tensorwise", "delayed", "blockwise", "mxfp8", "nvfp4")
+_BLOCK = 128
+_LINES = {"mxfp8": 32, "nvfp4": 16}
+"""Values that share a scale, where scales are bytes."""
+_ALIGNED = {"mxfp8": 32, "nvfp4": 128}
+"""Rows that an expert is filled up to (core 0.16.1 `fp8_utils.py` get_fp8_align_size, `fp4_utils.py`; TE the same)."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -34,26 +40,41 @@ class Scaling:
         return self.recipe in ("delayed", "tensorwise")
 
     @property
+    def width(self) -> float:
+        """Bytes of one element with its part of the scales."""
+        each = 0.5 if self.recipe == "nvfp4" else 1.0
+        return each + (1 / _LINES[self.recipe] if self.recipe in _LINES else (self.recipe == "blockwise") * 4 / _BLOCK)
+
+    @property
+    def takes_maximum(self) -> bool:
+        """Whether a tensor is read once for its maximum before it is read to be quantised."""
+        return self.recipe in ("tensorwise", "nvfp4")
+
+    @property
     def has_columns(self) -> bool:
         """Whether columns are a copy of their own."""
         return self.transposes or not self.is_per_tensor
 
     def padded_rows(self, rows: int, experts: int) -> int:
-        """`rows` spread evenly over experts, each filled up to what a product asks (core `get_fp8_align_size`)."""
-        return experts * _up(-(-rows // experts), _LINE if self.recipe == "mxfp8" else 16)
+        """`rows` spread evenly over experts, each filled up to what a product asks."""
+        return experts * _up(-(-rows // experts), _ALIGNED.get(self.recipe, 16))
 
     def copy_bytes(self, rows: int, columns: int, *, along_columns: bool = False, squares: bool = False) -> int:
         """Data and scales of one copy of a (rows, columns) matrix. `squares`: blocks of 128 x 128, as weights have."""
-        return rows * columns + self._scale_bytes(rows, columns, along_columns=along_columns, squares=squares)
+        scales = self._scale_bytes(rows, columns, along_columns=along_columns, squares=squares)
+        return self.data_bytes(rows * columns) + scales
+
+    def data_bytes(self, numel: int) -> int:
+        """Of values without their scales."""
+        return numel // 2 if self.recipe == "nvfp4" else numel
 
     def _scale_bytes(self, rows: int, columns: int, *, along_columns: bool, squares: bool) -> int:
         if self.is_per_tensor:
             return 4
-        if self.recipe == "mxfp8":
-            lines = (_up(-(-rows // _LINE), 4), _up(columns, _BLOCK)) if along_columns else \
-                (_up(rows, _BLOCK), _up(-(-columns // _LINE), 4))
-            return lines[0] * lines[1]
         summed, other = (rows, columns) if along_columns else (columns, rows)
+        if self.recipe in _LINES:
+            lines = _up(other, _BLOCK) * _up(-(-summed // _LINES[self.recipe]), 4)
+            return lines + 4 * (self.recipe == "nvfp4")
         if squares:
             return 4 * -(-other // _BLOCK) * _up(-(-summed // _BLOCK), 4)
         return 4 * -(-summed // _BLOCK) * _up(other, 4)

@@ -91,9 +91,12 @@ def _check_base(job: Job, module: ModuleType) -> None:
 
 
 def _in_format(job: Job, module: ModuleType) -> Job:
-    """Linears that compute in fp8 have weights of their own kind."""
-    if job.scenario.training.precision.compute != "fp8":
+    """Linears that compute in 8 or 4 bits have weights of their own kind."""
+    if not job.narrow:
         return job
+    if job.narrow == "fp4" and job.graph.implementation != "megatron":
+        raise job.not_yet("training.precision.compute", f"compute in fp4 in the layers of {job.graph.implementation} "
+                          "(served: those of Megatron, by TransformerEngine's NVFP4)")
     if not hasattr(module, "in_fp8"):
         raise job.not_yet("training.precision.compute", f"compute in fp8 under {job.scenario.framework}, by "
                           "torchao's Float8Linear (tensorwise) or by a recipe of TransformerEngine")
@@ -213,7 +216,6 @@ def _refuse_unserved(scenario: Scenario) -> None:
         (("training", "pipeline", "schedule"), training.pipeline.schedule not in SCHEDULES,
          f"schedule {training.pipeline.schedule}"),
         (("training", "lora", "dropout"), training.method != "full" and training.lora.dropout > 0, "LoRA dropout"),
-        (("training", "precision", "compute"), training.precision.compute == "fp4", "compute in fp4"),
         *_unserved_formats(scenario),
     ]
     problems = [Problem(scenario.where(*key), f"not yet: {what} is not modelled in this version")

@@ -8,7 +8,8 @@ from __future__ import annotations
 import re
 from typing import Final
 
-__all__ = ["DTYPE_BYTES", "dtype_bytes", "format_bytes", "format_seconds", "parse_cublas", "parse_quantity"]
+__all__ = ["DTYPE_BYTES", "dtype_bytes", "format_bytes", "format_seconds", "packed_bytes", "parse_cublas",
+           "parse_quantity"]
 
 DTYPE_BYTES: Final = {"fp32": 4, "bf16": 2, "fp16": 2, "fp8": 1, "int8": 1, "uint8": 1, "int32": 4, "int64": 8}
 
@@ -23,6 +24,11 @@ _BITS: Final = re.compile(r"[kKMGT]i?(b|b/s|bps|bit|bit/s)")
 def dtype_bytes(dtype: str) -> int:
     """Bytes of one element of `dtype`; KeyError for a dtype that is not known."""
     return DTYPE_BYTES[dtype]
+
+
+def packed_bytes(numel: int, dtype: str) -> int:
+    """Bytes of `numel` elements that lie together, without scales: two of fp4 share one. KeyError as `dtype_bytes`."""
+    return -(-numel // 2) if dtype == "fp4" else numel * DTYPE_BYTES[dtype]
 
 
 def parse_quantity(text: str, unit: str) -> float:

@@ -173,4 +173,4 @@ def test_without_stages_there_is_no_bubble() -> None:
 def test_classes_are_told_by_their_published_names() -> None:
     found = {one.kernel for one in time_of(small.scenario("fsdp2", {"dp_shard": 2})).kernels}
     assert found <= set(KERNELS)
-    assert {"gemm", "attention_flash2", "mamba_scan", "optimizer"} <= found
+    assert {"gemm", "attention", "mamba_scan", "optimizer"} <= found

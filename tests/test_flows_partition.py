@@ -4,12 +4,15 @@ from __future__ import annotations
 
 from typing import Any
 
+import numpy as np
 import pytest
 
 import small
 from simcore.outline import Phase
 from simcore.program import Program
-from simcore.tape import Op
+from simcore.simulate import simulate
+from simcore.tape import Op, Stream
+from simcore.tile import OP, STREAM
 
 MODEL = {"config": "llama-3.2-3b", "overrides": {"hidden_size": 256, "intermediate_size": 512, "num_hidden_layers": 6,
                                                  "num_attention_heads": 4, "num_key_value_heads": 4, "head_dim": 64,
@@ -95,3 +98,24 @@ def test_the_flat_parameters_are_gathered_once_alignment_included() -> None:
     [(axis, phase, size)] = small.calls(made("zero2"), "all_gather")
     assert (axis, phase) == ("dp_shard", "optimizer")
     assert 0 <= size - 2 * count() < 2 * 2 * RANKS
+
+
+@pytest.mark.parametrize("stage", ["zero1", "zero2", "zero3"])
+def test_the_gather_after_the_step_is_waited_for(stage: str) -> None:
+    """By the stream that computes, and after the update (of ZeRO-3 small parameters alone)."""
+    program = made(stage)
+    rows = program.distinct[program.places]
+    in_step = rows[(program.outline.phase == Phase.OPTIMIZER) & np.isin(rows[:, OP], (Op.COMPUTE, Op.COLLECTIVE))]
+    *_, last = in_step.tolist()
+    assert (last[OP], last[STREAM]) == (Op.COLLECTIVE, Stream.COMPUTE)
+    assert (in_step[:, OP] == Op.COLLECTIVE).sum() == 1
+
+
+@pytest.mark.parametrize("stage", ["zero1", "zero2"])
+def test_its_time_is_exposed(stage: str) -> None:
+    report = simulate(small.scenario(stage, {"dp_shard": RANKS}, model=MODEL, options=OPTIONS))
+    assert report.time is not None
+    gather, = (row for row in report.time.communication if row.collective == "all_gather")
+    assert gather.exposed_s == pytest.approx(gather.alone_s)
+    assert gather.hidden_s == 0
+    assert report.time.optimizer_s > gather.alone_s

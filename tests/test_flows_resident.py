@@ -4,8 +4,11 @@ from __future__ import annotations
 
 from typing import Any
 
+import pytest
+
 import small
 from simcore.flows.flat import rank_buffers
+from simcore.simulate import simulate
 
 MESH = {"dp_shard": 4, "ep": 2}
 
@@ -57,3 +60,25 @@ def test_sixteen_bit_gradients_are_copied_for_the_step() -> None:
     trained = sum(p.local for layer in plan.layers for p in plan.of_layer(layer) if p.trainable)
     assert copies == [4 * (trained // 4)]  # zero_grad of the next step frees them
     assert small.postings(small.program_of("megatron", {"dp_shard": 4}), "fp32_grad_shard") == []
+
+
+# ---- gathers that nothing overlaps ----------------------------------------------------------------------------------
+def test_without_overlap_parameters_are_gathered_once_after_the_step() -> None:
+    options = {"overlap_param_gather": False}
+    found = [call for call in called("all_gather", options=options) if call[0] in buffers()]
+    assert {phase for _, phase, _ in found} == {"optimizer"}
+    assert {axis: sum(size for a, _, size in found if a == axis) for axis in buffers()} == {
+        axis: 2 * numel for axis, numel in buffers().items()}
+    assert {phase for _, phase, _ in called("reduce_scatter", options=options)} == {"backward"}
+
+
+@pytest.mark.parametrize(("options", "gathers", "reduces"), [
+    ({}, False, False), ({"overlap_param_gather": False}, True, False), ({"overlap_grad_reduce": False}, True, True)])
+def test_what_nothing_overlaps_is_exposed(options: dict[str, bool], gathers: bool, reduces: bool) -> None:
+    """Buckets of a third of the model, and passes so long that one hides beside them."""
+    report = simulate(small.scenario("megatron", {"dp_shard": 4}, microbatches=2, seq_len=16384, options=options | (
+        {} if reduces else {"bucket_size": 500_000})))
+    assert report.time is not None
+    time = {row.collective: row for row in report.time.communication if row.axis == "dp_cp"}
+    assert (time["all_gather"].exposed_s == pytest.approx(time["all_gather"].alone_s)) == gathers
+    assert (time["reduce_scatter"].exposed_s == pytest.approx(time["reduce_scatter"].alone_s)) == reduces

@@ -436,8 +436,7 @@ def test_a_shared_expert_beside_the_exchange_of_tokens() -> None:
     assert "changes nothing without a shared expert" in report.problems[0].message
 
 
-def test_overlaps_are_one_switch() -> None:
-    _refused("error", "without overlap_param_gather", options={"overlap_param_gather": False})
+def test_parameters_are_gathered_ahead_where_gradients_are_reduced_beside_backward() -> None:
     assert _defaults(options={"overlap_grad_reduce": False})["framework_options.overlap_param_gather"] == "false"
 
 

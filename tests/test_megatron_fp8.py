@@ -272,3 +272,75 @@ def test_user_buffers_gather_bytes(options: dict[str, Any], size: int) -> None:
 def test_blocks_have_no_user_buffers() -> None:
     _refused("illegal", "Unsupported quantizer for Userbuffers: fp8_recipe blockwise",
              {"fp8_recipe": "blockwise", "tp_comm_overlap": True}, {"tp": 2})
+
+
+# ---- nvfp4 -----------------------------------------------------------------------------------------------------------
+MAIN: dict[str, Any] = {"framework_version": "main 2026-08-22"}
+
+
+def _fp4(mesh: dict[str, int] | None = None, options: dict[str, Any] | None = None, topology: str = "gb200-nvl72",
+         **asked: Any) -> Any:
+    given = small.scenario("megatron", mesh, model=LLAMA, options=options, precision={"compute": "fp4"})
+    return given.model_copy(update={"topology": topology, **asked})
+
+
+def _fp4_layer(options: dict[str, Any] | None = None, **asked: Any) -> dict[str, Placed]:
+    job, table = prepare(_fp4(options=options, **asked))
+    return {placed.spec.name: placed for placed in place(job.graph, job.mesh, table, 0).of_layer(1)}
+
+
+def test_weights_in_bf16_have_a_lasting_copy_in_fp4() -> None:
+    placed = _fp4_layer()
+    assert placed["mlp.linear_fc1.weight"].rest_bytes == 2 * 256 * 1024
+    assert sum(_buffers(placed).values()) == 2 * (LAYER // 2 + LAYER // 16 + 4 * 4)  # rows and columns
+
+
+def test_rows_are_the_parameter_if_main_is_asked() -> None:
+    placed = _fp4_layer(**MAIN)
+    assert placed["mlp.linear_fc1.weight"].rest_bytes == 256 * 1024 // 2
+    assert sum(_buffers(placed).values()) == LAYER // 2 + 2 * (LAYER // 16 + 4 * 4)
+    assert placed["mlp.linear_fc1.layer_norm_weight"].rest_bytes == 2 * 256
+    kept = _fp4_layer({"fp4_param_gather": False}, **MAIN)
+    assert kept["mlp.linear_fc1.weight"].rest_bytes == 2 * 256 * 1024
+
+
+def test_parameters_in_fp4_are_gathered_as_they_lie() -> None:
+    gathers = {params: {row.dtype: row.payload_bytes for row in simulate(_fp4(
+        {"dp_shard": 2}, {"fp4_param_gather": params}, **MAIN)).ranks[0].traffic if row.collective == "all_gather"}
+        for params in (True, False)}
+    assert gathers[True]["fp4"] == 4 * LAYER // 2
+    assert gathers[False]["bf16"] - gathers[True]["bf16"] == 2 * 4 * LAYER
+
+
+def test_layers_in_bf16_are_those_of_fp8() -> None:
+    ends: dict[str, Any] = {"first_last_layers_bf16": True, "num_layers_at_start_in_bf16": 0,
+                            "num_layers_at_end_in_bf16": 4}
+    job, table = prepare(_fp4(options=ends))
+    assert not any(placed.spec.name.endswith("fp4") for layer in range(6)
+                   for placed in place(job.graph, job.mesh, table, 0).of_layer(layer))
+
+
+def test_steps_in_fp4_are_told_and_timed() -> None:
+    report = simulate(_fp4())
+    assert report.status == "ok"
+    assert any(one.what == "fp4 linears" and one.value.startswith("nvfp4") for one in report.assumptions)
+    assert report.time is not None
+    assert {one.kernel: one.dtype for one in report.time.kernels if one.dtype == "fp4"} == {"gemm": "fp4"}
+
+
+@pytest.mark.parametrize(("status", "told", "given"), [
+    ("error", "does not compute in fp4", {"topology": "dgx-h100"}),
+    ("illegal", "core 0.16.1 has no buffers for parameters in fp4", {"options": {"fp4_param_gather": True}}),
+    ("illegal", "it needs training.precision.compute: fp8", {"options": {"fp8_recipe": "mxfp8"}}),
+    ("illegal", "fp4_recipe nvfp4", {"options": {"tp_comm_overlap": True}, "mesh": {"tp": 2}}),
+    ("error", "a quantizer factory is code", {"options": {"fp4_recipe": "custom"}})])
+def test_what_fp4_does_not_take(status: str, told: str, given: dict[str, Any]) -> None:
+    report = simulate(_fp4(**given))
+    assert report.status == status
+    assert told in report.problems[0].message
+
+
+def test_other_layers_have_no_fp4() -> None:
+    report = simulate(small.scenario("fsdp2", model=LLAMA, precision={"compute": "fp4"}).model_copy(
+        update={"topology": "gb200-nvl72"}))
+    assert "not yet: compute in fp4" in report.problems[0].message

@@ -283,6 +283,51 @@ def test_products_are_those_of_8_bits_but_for_attention() -> None:
     assert kernels.count(Kernel.ATTENTION) == 2
 
 
+@pytest.mark.parametrize(("recipe", "width"), [("tensorwise", 1), ("mxfp8", 1 + 1 / 32)])
+def test_products_read_operands_of_8_bits_and_write_16(recipe: str, width: float) -> None:
+    recorded = record(LLAMA8, run8(LLAMA8, recipe), {}, {})
+    moved = [row[5] for row in recorded.forward.rows if row[0] == Op.COMPUTE and row[2] == Kernel.FP8_GEMM]
+    qkv, proj, fc1, fc2 = ((H + 2048, H), (H, H), (2 * FFN, H), (H, FFN))
+    assert moved == [round(width * (T * k + n * k)) + 2 * T * n for n, k in (qkv, proj, fc1, fc2)]
+
+
+# ---- nvfp4 -----------------------------------------------------------------------------------------------------------
+def test_linears_in_fp4_keep_half_a_byte_an_element_and_scales() -> None:
+    kept = (H + H + FFN) * (1 / 2 + 1 / 16)
+    assert _kept(LLAMA8, run8(LLAMA8, "nvfp4", transposes=False)) == (BF16 + kept) * T + 3 * 4
+
+
+def _passes(recipe: str) -> list[tuple[int, int]]:
+    """Casts of a layer's first linear in forward: (kernel, bytes)."""
+    recorded = record(LLAMA8, run8(LLAMA8, recipe, transposes=False), {}, {})
+    rows = [(row[2], row[5]) for row in recorded.forward.rows if row[0] == Op.COMPUTE]
+    return rows[:[kernel for kernel, _ in rows].index(Kernel.FP4_GEMM if recipe == "nvfp4" else Kernel.FP8_GEMM)]
+
+
+def test_a_tensor_in_fp4_is_read_for_its_maxima_then_cast() -> None:
+    wide, copy = 2 * H * T, (H * T // 2 + H * T // 16 + 4)
+    assert sorted(_passes("nvfp4")) == sorted([
+        (Kernel.ELEMENTWISE, wide), (Kernel.ELEMENTWISE, wide + 2 * copy), (Kernel.NORM, 2 * wide)])
+    assert len(_passes("mxfp8")) == 2
+
+
+def test_where_rows_do_not_fit_the_transform_has_kernels_of_its_own() -> None:
+    """24 tokens are no multiple of 64: the transform is written in bf16 and read again."""
+    run = replace(run8(LLAMA8, "nvfp4", transposes=False), batch=1, seq=24)
+    rows = [row for row in record(LLAMA8, run, {}, {}).forward.rows if row[0] == Op.COMPUTE]
+    casts = [row[5] for row in rows[:[row[2] for row in rows].index(Kernel.FP4_GEMM)] if row[2] == Kernel.ELEMENTWISE]
+    assert casts[:3] == [2 * H * 24, 4 * H * 24, 2 * H * 24]
+
+
+def test_all_three_products_of_a_linear_are_in_fp4() -> None:
+    tape = record(LLAMA8, run8(LLAMA8, "nvfp4", transposes=False), {}, {})
+    kernels = [row[2] for section in (tape.forward, tape.backward) for row in section.rows if row[0] == Op.COMPUTE]
+    assert (kernels.count(Kernel.FP4_GEMM), kernels.count(Kernel.FP8_GEMM), kernels.count(Kernel.GEMM)) == (12, 0, 0)
+    experts = record(MOE8, run8(MOE8, "nvfp4", transposes=False, ep=8), {}, {})
+    kernels = [row[2] for row in experts.forward.rows if row[0] == Op.COMPUTE]
+    assert kernels.count(Kernel.FP4_GROUPED_GEMM) == kernels.count(Kernel.FP4_GEMM) == 2
+
+
 def test_routers_stay_wide() -> None:
     tape = record(MOE8, run8(MOE8, ep=8), {}, {})
     kernels = [row[2] for row in tape.forward.rows if row[0] == Op.COMPUTE]

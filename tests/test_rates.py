@@ -71,7 +71,7 @@ def test_the_limit_is_the_longer_of_arithmetic_and_traffic() -> None:
     time = time_of(small.scenario("fsdp2", {}, model="llama-3-8b", seq_len=8192))
     roofline = time.roofline
     assert roofline is not None
-    flops = sum(one.flops for one in time.kernels if one.kernel in ("gemm", "attention_flash2"))
+    flops = sum(one.flops for one in time.kernels if one.kernel in ("gemm", "attention"))
     assert roofline.limits["compute"] == pytest.approx(flops / 989.4e12)
     assert roofline.limits["memory"] == pytest.approx(sum(one.bytes_moved for one in time.kernels) / 3.35e12, rel=0.01)
     assert roofline.limit_s == max(roofline.limits.values()) < time.step_s

@@ -7,15 +7,22 @@ import pytest
 from simcore.scaling import RECIPES, Scaling
 
 SHAPES = {  # of a (256, 4096) matrix: bytes of scales along rows, along columns
-    "tensorwise": (4, 4), "delayed": (4, 4), "blockwise": (32 * 256 * 4, 2 * 4096 * 4), "mxfp8": (256 * 128, 8 * 4096)}
+    "tensorwise": (4, 4), "delayed": (4, 4), "blockwise": (32 * 256 * 4, 2 * 4096 * 4), "mxfp8": (256 * 128, 8 * 4096),
+    "nvfp4": (256 * 256 + 4, 16 * 4096 + 4)}
 
 
 @pytest.mark.parametrize("recipe", RECIPES)
 def test_scales_lie_beside_the_data(recipe: str) -> None:
     scaling = Scaling(recipe, transposes=True)
-    data = 256 * 4096
+    data = 256 * 4096 // (2 if recipe == "nvfp4" else 1)
     assert (scaling.copy_bytes(256, 4096) - data, scaling.copy_bytes(256, 4096, along_columns=True) - data) == \
         SHAPES[recipe]
+
+
+@pytest.mark.parametrize("recipe", RECIPES)
+def test_a_product_reads_data_with_their_scales(recipe: str) -> None:
+    scaling = Scaling(recipe, transposes=True)
+    assert scaling.width * 256 * 4096 == pytest.approx(scaling.copy_bytes(256, 4096), abs=4)
 
 
 def test_weights_have_square_blocks() -> None:
@@ -30,6 +37,9 @@ def test_scales_are_padded() -> None:
     assert blockwise.copy_bytes(130, 8, along_columns=True) == 130 * 8 + 4 * 2 * 8
     assert mxfp8.copy_bytes(130, 96) == 130 * 96 + 256 * 4
     assert mxfp8.copy_bytes(130, 96, along_columns=True) == 130 * 96 + 8 * 128
+    nvfp4 = Scaling("nvfp4", transposes=False)
+    assert nvfp4.copy_bytes(130, 96) == 130 * 48 + 256 * 8 + 4
+    assert nvfp4.copy_bytes(130, 96, along_columns=True) == 130 * 48 + 128 * 12 + 4
 
 
 def test_columns_are_a_copy_but_for_one_scale_on_blackwell() -> None:
@@ -42,3 +52,4 @@ def test_experts_rows_are_filled_up() -> None:
     assert Scaling("tensorwise", transposes=True).padded_rows(4 * 17, 4) == 4 * 32
     assert Scaling("blockwise", transposes=True).padded_rows(4 * 16, 4) == 4 * 16
     assert Scaling("mxfp8", transposes=False).padded_rows(4 * 33 - 3, 4) == 4 * 64
+    assert Scaling("nvfp4", transposes=False).padded_rows(4 * 33 - 3, 4) == 4 * 128

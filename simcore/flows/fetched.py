@@ -11,16 +11,19 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator, Sequence
 
 from simcore.flows.modules import Calls, backward_calls, forward_calls, readiness
-from simcore.flows.partition import GATHER_HANDLE, REDUCE_HANDLE, trained_of
+from simcore.flows.partition import REDUCE_HANDLE, trained_of
 from simcore.flows.rest import post_rest, rest_postings, step_temporaries
 from simcore.outline import Builder, Tables
 from simcore.plan import Placed, Plan
+from simcore.rows import Module
 from simcore.schedule import Action
 from simcore.tape import Kernel, Param, Stream
 from simcore.units import dtype_bytes
 from simcore.zero import PERSISTENT, Zero
 
 __all__ = ["FetchedFlow"]
+
+GATHER_HANDLE = 17
 
 Key = tuple[int, int]
 """(layer, number) of a parameter."""
@@ -143,8 +146,7 @@ class FetchedFlow:
             step_temporaries(self.plan, self.tables, self.out, (norm, group))
             norm = 0
         self.out.alloc(self.first, self.slots[3], small)
-        self.out.collective(self.first, self.gather, self._persistent(padded=True), Stream.ALL_GATHER, GATHER_HANDLE)
-        self.out.wait(self.first, GATHER_HANDLE)
+        self.out.collective(self.first, self.gather, self._persistent(padded=True), Stream.COMPUTE, int(Module.NONE))
         self.out.mark(end)
         self.out.mark(step_end)
 

@@ -13,7 +13,7 @@ from simcore.buffers import FlatBuffer, lay_out
 from simcore.framework import Buckets
 from simcore.mesh import IntArray
 from simcore.plan import AtRestBytes, Placed, Plan
-from simcore.units import dtype_bytes
+from simcore.units import dtype_bytes, packed_bytes
 
 __all__ = ["RankBuffer", "exact_at_rest", "padding_bytes", "padding_elements", "rank_buffers"]
 
@@ -74,7 +74,7 @@ def _entries(kind: Sequence[Placed], *, expert: bool, dtype: str) -> list[tuple[
 
 def padding_bytes(plan: Plan) -> int:
     """What they take in the parameters' buffers."""
-    return sum(buffer.flat.padding * dtype_bytes(buffer.dtype) for buffer in rank_buffers(plan))
+    return sum(packed_bytes(buffer.flat.padding, buffer.dtype) for buffer in rank_buffers(plan))
 
 
 def padding_elements(plan: Plan) -> int:

@@ -9,6 +9,7 @@ from simcore.flows.modules import readiness
 from simcore.flows.rest import post_rest, rest_postings, step_temporaries
 from simcore.outline import Builder, Tables
 from simcore.plan import AtRestBytes, Plan
+from simcore.rows import Module
 from simcore.schedule import Action
 from simcore.tape import Kernel, Param, Stream
 from simcore.units import dtype_bytes
@@ -16,7 +17,7 @@ from simcore.zero import Zero
 
 __all__ = ["PartitionFlow", "exact_in_parts", "flat_padding", "trained_of"]
 
-REDUCE_HANDLE, GATHER_HANDLE = 16, 17
+REDUCE_HANDLE = 16
 LOOKED_AT = 11
 """Bytes an element: fp32, its absolute value and three masks while infinities are looked for (`_has_inf_or_nan`)."""
 ALIGN = 2
@@ -194,15 +195,17 @@ class PartitionFlow:
         self.has_bucket = self.has_part = False
 
     def optimize(self) -> None:
-        """Norms, the part in fp32, the update, and one all-gather into the flat parameters."""
+        """Norms, the part in fp32, the update, and one all-gather into the flat parameters, which nothing overlaps.
+
+        DeepSpeed 0.19.6 runtime/zero/stage_1_and_2.py step, all_gather_dp_groups: calls that the stream waits for.
+        """
         begin, end, step_end = self.marks
         self.out.mark(begin)
         largest = max((numel for layer in self.plan.layers for _, numel in trained_of(self.plan, layer)), default=0)
         looked_at = LOOKED_AT * min(largest, self.part)
         step_temporaries(self.plan, self.tables, self.out, (looked_at, self.part), self._drop_part)
         comm = self.tables.comm("all_gather", self.flow.axis, self.plan.framework.compute_dtype)
-        self.out.collective(self.first, comm, _aligned(self.plan) * self.size, Stream.ALL_GATHER, GATHER_HANDLE)
-        self.out.wait(self.first, GATHER_HANDLE)
+        self.out.collective(self.first, comm, _aligned(self.plan) * self.size, Stream.COMPUTE, int(Module.NONE))
         self.out.mark(end)
         self.out.mark(step_end)
 

@@ -4,7 +4,8 @@
 Megatron-Core 0.16.1 `distributed/param_and_grad_buffer.py`, `distributed_data_parallel.py`: weight gradients are added
 into main_grad by the GEMM itself; in the last microbatch a bucket is reduced as soon as its last gradient is there
 (`overlap_grad_reduce`); after the step parameters are gathered in the same buckets, one ahead of their use in the next
-forward (`overlap_param_gather`). Without overlap both happen in one go, at the end of backward and after the step.
+forward (`overlap_param_gather`). Without the one, buckets are reduced in one go at the end of backward; without the
+other, they are gathered in one go after the step, by calls that the compute stream waits for (start_param_sync).
 With virtual stages every chunk has buffers of its own, and they are reduced chunk by chunk ([Note: interleaved 1F1B]).
 Before the step a non-precision-aware optimizer copies 16-bit gradients of its part to fp32 and keeps them until the
 next zero_grad (`optimizer/distrib_optimizer.py`).
@@ -27,13 +28,16 @@ from simcore.flows.rest import muon_transient, post_rest
 from simcore.framework import Buckets
 from simcore.outline import Builder, Tables
 from simcore.plan import Placed, Plan
+from simcore.rows import Module
 from simcore.schedule import Action
 from simcore.tape import Kernel, Param, Stream
-from simcore.units import dtype_bytes
+from simcore.units import dtype_bytes, packed_bytes
 
 __all__ = ["ResidentFlow"]
 
 REDUCE_HANDLE, GATHER_HANDLE = 16, 1 << 20
+IN_LINE = int(Module.NONE)
+"""What stands where a handle would: the module of a call in line with kernels."""
 
 
 class ResidentFlow:
@@ -78,7 +82,7 @@ class ResidentFlow:
 
     def forward_begin(self, layer: int) -> None:
         """In the first forward the buckets that this layer uses must have been gathered."""
-        if self.chunk in self.seen_forward or not (self.flow.param_gather and self.flow.overlap):
+        if self.chunk in self.seen_forward or not (self.flow.param_gather and self.flow.gathers_ahead):
             return
         for b, buffer in enumerate(self.buffers):
             for bucket in np.flatnonzero(self.first_use[b] == layer).tolist():
@@ -131,11 +135,10 @@ class ResidentFlow:
         self.out.compute(Kernel.OPTIMIZER, 12 * elements, 2 * held + (self.grad_bytes + 2) * elements)
         self.out.free(layer, work, held_for_muon)
         self._exchange_updated()
-        if self.flow.param_gather and not self.flow.overlap:
+        if self.flow.param_gather and not self.flow.gathers_ahead:
             for b, buffer in enumerate(self.buffers):
                 for bucket in range(len(buffer.flat.buckets)):
-                    self._gather(b, buffer, bucket)
-                    self.out.wait(bucket, GATHER_HANDLE + b)
+                    self._gather(b, buffer, bucket, Stream.COMPUTE)
         self.out.mark(end)
         self.out.mark(step_end)
 
@@ -155,20 +158,20 @@ class ResidentFlow:
             copies = 0 if mine.in_place else total + own
             self.out.alloc(layer, slot, copies)
             comm = self.tables.comm("all_gather", axis_name, dtype)
-            self.out.collective(layer, comm, total, Stream.ALL_GATHER, GATHER_HANDLE)
-            self.out.wait(layer, GATHER_HANDLE)
+            self.out.collective(layer, comm, total, Stream.COMPUTE, IN_LINE)
             self.out.free(layer, slot, copies)
 
     # ---- pieces -------------------------------------------------------------------------------------------------
-    def _gather(self, b: int, buffer: RankBuffer, bucket: int) -> None:
+    def _gather(self, b: int, buffer: RankBuffer, bucket: int, stream: Stream = Stream.ALL_GATHER) -> None:
+        """Beside kernels, or in line with them."""
         if (b, bucket) in self.gathered:
             return
         self.gathered.add((b, bucket))
         dtype = self.flow.gather_dtype or buffer.dtype
         comm = self.tables.comm("all_gather", buffer.axis, dtype)
         start, end = buffer.flat.buckets[bucket]
-        payload = dtype_bytes(dtype) * (end - start)
-        self.out.collective(bucket, comm, payload, Stream.ALL_GATHER, GATHER_HANDLE + b)
+        payload = packed_bytes(end - start, dtype)
+        self.out.collective(bucket, comm, payload, stream, IN_LINE if stream is Stream.COMPUTE else GATHER_HANDLE + b)
 
     def _reduce(self, b: int, buffer: RankBuffer, bucket: int) -> None:
         start, end = buffer.flat.buckets[bucket]

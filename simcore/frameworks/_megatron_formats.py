@@ -96,8 +96,8 @@ def _scatter(job: Job, options: dict[str, object]) -> bool:
 
 
 def _params(job: Job, options: dict[str, object]) -> str:
-    """fp32 is served around linears in fp8, where core is given neither --bf16 nor --fp16."""
-    served = ("fp32",) if job.scenario.training.precision.compute == "fp8" else ()
+    """fp32 is served around linears in 8 or 4 bits, where core is given neither --bf16 nor --fp16."""
+    served = ("fp32",) if job.narrow else ()
     job.one_of("training.precision.compute", job.compute, ("bf16", "fp16", *served))
     if job.compute == "fp32" and job.scenario.framework != "megatron_fsdp":  # FP32Optimizer keeps no master
         raise job.not_yet("training.precision.params", f"parameters in fp32 under {job.scenario.framework}")

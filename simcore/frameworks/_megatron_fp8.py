@@ -1,13 +1,22 @@
-"""Fp8 under Megatron-Core: which recipe, which layers, and the 8-bit copies of weights that last.
+"""Fp8 and NVFP4 under Megatron-Core: which recipe, which layers, and the copies of weights that last.
 
-Core 0.16.1 `transformer/transformer_config.py` (fp8 related), `fp8_utils.py`, `extensions/transformer_engine.py`;
-TransformerEngine 2.18. [Note: fp8 linears] in `operators/megatron_fp8.py` has what layers keep.
+Core 0.16.1 `transformer/transformer_config.py` (fp8 related, fp4 related), `fp8_utils.py`, `fp4_utils.py`,
+`extensions/transformer_engine.py`; TransformerEngine 2.18. [Note: fp8 linears] in `operators/megatron_fp8.py` has what
+layers keep.
 
 [Note: fp8 weights]
 With bf16 parameters each linear casts its weight in the step's first microbatch into a workspace that it never frees;
 with disable_parameter_transpose_cache every forward casts anew. With fp8_param_gather the parameter is the rows, a byte
 each in a buffer of its own, and is what data-parallel ranks gather; columns, where they are a copy, lie beside it for
 good (`post_all_gather_processing`). Delayed scaling keeps a history of maxima for the five tensors of each GEMM.
+
+[Note: nvfp4 weights]
+Core computes in fp8 or in fp4, not in both; a recipe of TransformerEngine does either for all linears of a layer, so
+layers in bf16 are chosen as for fp8, by default none (Bridge `training/mixed_precision.py` bf16_with_nvfp4_mixed).
+There are bf16 parameters and a lasting copy, unless fp4_param_gather (main alone; Bridge v0.5.0's preset) makes the
+rows the parameter: half a byte an element in the buffer that is gathered; scales and columns beside it (main
+`distributed/param_and_grad_buffer.py`, _compute_nvfp4_packed_layout). How shards get the scales of their whole tensor
+is left out.
 """
 
 from __future__ import annotations
@@ -29,7 +38,7 @@ __all__ = ["Fp8", "OPTIONS", "assumptions", "check_shapes", "check_user_buffers"
 
 OPTIONS = {
     "fp8_format": ("e4m3", "hybrid"),
-    "fp8_recipe": (*RECIPES, "custom"),
+    "fp8_recipe": (*(recipe for recipe in RECIPES if recipe != "nvfp4"), "custom"),
     "fp8_param_gather": (True, False),
     "fp8_margin": (0, int),
     "fp8_amax_history_len": (int,),
@@ -38,6 +47,9 @@ OPTIONS = {
     "fp8_dot_product_attention": (True, False),
     "fp8_multi_head_attention": (True, False),
     "tp_only_amax_red": (True, False),
+    "fp4_format": ("e2m1",),
+    "fp4_recipe": ("nvfp4", "custom"),
+    "fp4_param_gather": (True, False),
     "first_last_layers_bf16": (True, False),
     "num_layers_at_start_in_bf16": (0, int),
     "num_layers_at_end_in_bf16": (0, int),
@@ -75,23 +87,45 @@ class Fp8:
 
     @property
     def lasting(self) -> bool:
-        """Whether fp8 weights outlast a pass."""
+        """Whether quantised weights outlast a pass."""
         return self.params or self.cached
+
+    @property
+    def stored(self) -> str:
+        """The format of the values."""
+        return "fp4" if self.scaling.recipe == "nvfp4" else "fp8"
 
 
 def fp8_of(job: Job, options: dict[str, object]) -> Fp8 | None:
     """What was asked, checked, with the presets' defaults; None where nothing computes in fp8."""
-    if job.scenario.training.precision.compute != "fp8":
-        told = "disable_parameter_transpose_cache", "fp8_recipe" * bool(options.get("use_precision_aware_optimizer"))
-        if unused := [name for name in options if name in OPTIONS and name not in told]:
-            raise job.illegal(f"framework_options.{unused[0]}", "it needs training.precision.compute: fp8",
-                              f"{CONFIG}: fp8_param must be used together with fp8 mode")
+    _check_idle(job, options)
+    if job.narrow == "fp4":
+        return _fp4_of(job, options)
+    if not job.narrow:
         return None
     recipe = job.auto("framework_options.fp8_recipe", str(options.get("fp8_recipe", "auto")), "tensorwise",
                       "Bridge 0.3.1 training/mixed_precision.py MixedPrecisionConfig")
     _check(job, options, recipe)
     gather, ends = PRESETS[recipe]
     params = job.flag(options, "fp8_param_gather", PRESET, default=gather)
+    return _made(job, options, recipe, params=params, ends=ends)
+
+
+def _fp4_of(job: Job, options: dict[str, object]) -> Fp8:
+    """[Note: nvfp4 weights]."""
+    recipe = job.auto("framework_options.fp4_recipe", str(options.get("fp4_recipe", "auto")), "nvfp4",
+                      "Bridge 0.3.1 training/mixed_precision.py MixedPrecisionConfig")
+    _check(job, options, recipe)
+    is_main = job.scenario.framework_version.startswith("main")
+    params = job.flag(options, "fp4_param_gather", "Bridge v0.5.0 training/mixed_precision.py bf16_with_nvfp4_mixed, "
+                      "not in 0.3.1", default=is_main)
+    if params and not is_main:
+        raise job.illegal("framework_options.fp4_param_gather", "core 0.16.1 has no buffers for parameters in fp4",
+                          "core 0.16.1 distributed/param_and_grad_buffer.py; use framework_version: main 2026-08-22")
+    return _made(job, options, recipe, params=params, ends=False)
+
+
+def _made(job: Job, options: dict[str, object], recipe: str, *, params: bool, ends: bool) -> Fp8:
     in_bf16 = job.flag(options, "first_last_layers_bf16", PRESET, default=ends)
     start, end = (int(str(options.get(f"num_layers_at_{at}_in_bf16", 1))) * in_bf16 for at in ("start", "end"))
     made = Fp8(Scaling(recipe, _transposes(job.compute_capability)), params,
@@ -105,6 +139,17 @@ def fp8_of(job: Job, options: dict[str, object]) -> Fp8 | None:
     return made
 
 
+def _check_idle(job: Job, options: dict[str, object]) -> None:
+    """Options of a format that nothing computes in."""
+    told = {"disable_parameter_transpose_cache", "fp8_recipe" * bool(options.get("use_precision_aware_optimizer"))}
+    told |= {name for name in OPTIONS if job.narrow and not name.startswith("fp8" if job.narrow == "fp4" else "fp4")}
+    for name in options:
+        if name in OPTIONS and name not in told:
+            needed = "fp4" if name.startswith("fp4") else "fp8"
+            raise job.illegal(f"framework_options.{name}", f"it needs training.precision.compute: {needed}",
+                              f"{CONFIG}: {needed}_param must be used together with {needed} mode")
+
+
 def _transposes(capability: tuple[int, ...]) -> bool:
     """TE 2.18 `pytorch/utils.py`, is_non_tn_fp8_gemm_supported."""
     return not ((10, 0) <= capability < (12, 0) or capability >= (13, 0))
@@ -114,10 +159,11 @@ def _transposes(capability: tuple[int, ...]) -> bool:
 def _check(job: Job, options: dict[str, object], recipe: str) -> None:
     _check_device(job, recipe)
     if recipe == "custom":
-        raise job.not_yet("framework_options.fp8_recipe", "fp8_recipe custom: a quantizer factory is code")
+        raise job.not_yet(f"framework_options.{job.narrow}_recipe",
+                          f"{job.narrow}_recipe custom: a quantizer factory is code")
     if options.get("transformer_impl") == "local":
-        raise job.not_yet("framework_options.transformer_impl", "local layers with fp8 (TransformerEngine's alone "
-                          "compute in it)")
+        raise job.not_yet("framework_options.transformer_impl", f"local layers with {job.narrow} (TransformerEngine's "
+                          "alone compute in it)")
     is_known = recipe == "mxfp8" and job.scenario.framework_version.startswith("main")
     for name, idle in (("fp8_dot_product_attention", False), ("fp8_multi_head_attention", False), ("fp8_wgrad", True)):
         if options.get(name, idle) is not idle and not (name == "fp8_dot_product_attention" and is_known):
@@ -133,12 +179,12 @@ def _recomputed(job: Job) -> tuple[str, ...]:
 
 
 def _check_device(job: Job, recipe: str) -> None:
-    """TE 2.18 `pytorch/quantization.py`, check_fp8_support and check_mxfp8_support."""
+    """TE 2.18 `pytorch/quantization.py`, check_fp8_support, check_mxfp8_support and check_nvfp4_support."""
     have, rule = job.compute_capability, "TransformerEngine 2.18 pytorch/quantization.py"
-    need = (10, 0) if recipe == "mxfp8" else (9, 0) if recipe == "blockwise" else (8, 9)
+    need = (10, 0) if recipe in ("mxfp8", "nvfp4") else (9, 0) if recipe == "blockwise" else (8, 9)
     if have < need:
-        raise job.illegal("training.precision.compute", f"fp8 by {recipe}: device compute capability {need[0]}."
-                          f"{need[1]} or higher required, the topology has {'.'.join(map(str, have))}", rule)
+        raise job.illegal("training.precision.compute", f"{job.narrow} by {recipe}: device compute capability "
+                          f"{need[0]}.{need[1]} or higher required, the topology has {'.'.join(map(str, have))}", rule)
     if recipe == "mxfp8" and have >= (12, 0):
         raise job.illegal("training.precision.compute", "MXFP8 (for all gemm layouts) is not supported on 12.0+ "
                           "architectures yet", rule)
@@ -170,8 +216,8 @@ def _check_params(job: Job, options: dict[str, object], made: Fp8) -> None:
     if not made.params:
         return
     if options.get("use_distributed_optimizer") is False:
-        raise job.illegal("framework_options.fp8_param_gather", "--fp8-param-gather only supported with distributed "
-                          "optimizer", "Megatron-LM training/arguments.py")
+        raise job.illegal(f"framework_options.{job.narrow}_param_gather", f"--{job.narrow}-param-gather only supported "
+                          "with distributed optimizer", "Megatron-LM training/arguments.py")
     if made.scaling.recipe == "mxfp8" and options.get("reuse_grad_buf_for_mxfp8_param_ag") is False:
         raise job.illegal("framework_options.reuse_grad_buf_for_mxfp8_param_ag", "must be set to True when "
                           "fp8_param_gather=True and fp8_recipe='mxfp8'",
@@ -180,15 +226,15 @@ def _check_params(job: Job, options: dict[str, object], made: Fp8) -> None:
 
 def check_user_buffers(job: Job, options: dict[str, object], made: Fp8 | None) -> None:
     """Blocks cannot be gathered through user buffers."""
-    if made and options.get("tp_comm_overlap") and made.scaling.recipe == "blockwise":
-        raise job.illegal("framework_options.tp_comm_overlap", "Unsupported quantizer for Userbuffers: fp8_recipe "
-                          "blockwise", "TransformerEngine 2.18 pytorch/module/base.py")
+    if made and options.get("tp_comm_overlap") and made.scaling.recipe in ("blockwise", "nvfp4"):
+        raise job.illegal("framework_options.tp_comm_overlap", f"Unsupported quantizer for Userbuffers: "
+                          f"{job.narrow}_recipe {made.scaling.recipe}", "TransformerEngine 2.18 pytorch/module/base.py")
 
 
 def check_shapes(job: Job, made: Fp8, graph: ModelGraph) -> None:
-    """What 8-bit products ask of weights and of the tokens that they multiply."""
-    rows, columns = (32, 32) if made.scaling.recipe == "mxfp8" else (8, 16)
-    rule = "TransformerEngine 2.18 pytorch/utils.py assert_dim_for_fp8_exec; pytorch/tensor/mxfp8_tensor.py"
+    """What narrow products ask of weights and of the tokens that they multiply."""
+    rows, columns = {"mxfp8": (32, 32), "nvfp4": (16, 16)}.get(made.scaling.recipe, (8, 16))
+    rule = "TransformerEngine 2.18 pytorch/utils.py assert_dim_for_fp8_exec; pytorch/tensor/{mxfp8,nvfp4}_tensor.py"
     asked = f"divisible by {rows} and the last dimension to be divisible by {columns}"
     training = job.scenario.training
     tokens = training.micro_batch_size * training.seq_len // job.mesh.cp
@@ -229,7 +275,7 @@ def _specs(specs: tuple[TensorSpec, ...], mesh: Mesh, made: Fp8, *, in_fp8: bool
     found: list[TensorSpec] = []
     for spec in specs:
         is_weight = in_fp8 and _is_te_linear(spec)
-        found.append(replace(spec, stored="fp8") if is_weight and made.params else spec)
+        found.append(replace(spec, stored=made.stored) if is_weight and made.params else spec)
         if is_weight:
             found += _copies(spec, mesh, made, cut=cut)
         elif not cut and made.params and made.scaling.recipe == "mxfp8" and spec.is_owned and spec.trainable:
@@ -245,15 +291,16 @@ def _is_te_linear(spec: TensorSpec) -> bool:
 def _copies(spec: TensorSpec, mesh: Mesh, made: Fp8, *, cut: bool) -> list[TensorSpec]:
     """What lies beside a weight, as it is on one rank. `cut`: of columns the scales alone, of the whole weight."""
     _, out_features, in_features = local_shape(spec.copies, spec.shape, whole_layout(spec), mesh, 0)
+    data = made.scaling.data_bytes(out_features * in_features)
     rows = made.scaling.copy_bytes(out_features, in_features, squares=True)
     columns = made.scaling.copy_bytes(out_features, in_features, along_columns=True, squares=True)
     sizes = {"amax_history": 4 * TENSORS_OF_A_GEMM * (1 + made.history) * bool(made.history)}
     if made.params:
-        sizes["scale_inv"] = rows - out_features * in_features
+        sizes["scale_inv"] = rows - data
     elif made.cached:
-        sizes["fp8"] = rows
+        sizes[made.stored] = rows
     if made.lasting and made.scaling.has_columns:
-        sizes["fp8_columns"] = columns - cut * out_features * in_features
+        sizes[f"{made.stored}_columns"] = columns - cut * data
     return [TensorSpec(f"{spec.name}.{name}", (size,), ("bytes",), spec.component, "fp8", "uint8", is_buffer=True,
                        trainable=False, copies=spec.copies) for name, size in sizes.items() if size]
 
@@ -292,10 +339,10 @@ def assumptions(made: Fp8 | None) -> tuple[tuple[str, str, str, str], ...]:
         return ()
     weights = "parameters" if made.params else "a lasting copy" if made.cached else "a copy for each pass"
     beside = ", with columns beside the rows" if made.lasting and made.scaling.has_columns else ""
-    told = f"{made.scaling.recipe}; inputs kept in fp8; weights in fp8 are {weights}{beside}"
+    told = f"{made.scaling.recipe}; inputs kept in {made.stored}; weights in {made.stored} are {weights}{beside}"
     attention = (("fp8_dot_product_attention", "attention keeps what it does in bf16, and its products reach the share "
                   "of the peak that they reach in bf16", "assumed", "TransformerEngine 2.15 to 2.18 utils.py, "
                   "get_attention_backend: cuDNN 9.21 has kernels for mxfp8; what is kept in 8 bits twice is as large"),
                  ) * made.attends
-    return (*attention, ("fp8 linears", told, "derived",
-             "TransformerEngine 2.18 pytorch/module, pytorch/tensor; core 0.16.1 fp8_utils.py"),)
+    return (*attention, (f"{made.stored} linears", told, "derived",
+             "TransformerEngine 2.18 pytorch/module, pytorch/tensor; core 0.16.1 fp8_utils.py, fp4_utils.py"),)

@@ -384,13 +384,13 @@ def _buckets(job: Job, options: dict[str, object], made: Formats, fp8: Fp8 | Non
     """Mxfp8 parameters are gathered in 16 bits, through the gradient buffer (reuse_grad_buf_for_mxfp8_param_ag)."""
     mesh, scatter = job.mesh, made.scatter
     dense, expert = shard_axes(job)
-    overlap = _overlap(job, options, scatter=scatter)
+    overlap, gathers_ahead = _overlap(job, options, scatter=scatter)
     if not overlap:
         job.refuse_idle(options, "bucket_size", "without overlap_grad_reduce")
     bucket = _bucket_size(job, options) if overlap else 0
     replicate = ("dp_replicate", "expert_dp_replicate") if mesh.dp_replicate > 1 else ("", "")
     return Buckets(bucket, (dense, expert), replicate, made.grads, scatter, scatter, 64 if scatter else 1,
-                   128 if scatter else 1, overlap,
+                   128 if scatter else 1, overlap, gathers_ahead,
                    job.compute if fp8 and fp8.params and fp8.scaling.recipe == "mxfp8" else "")
 
 
@@ -402,23 +402,21 @@ def _bucket_size(job: Job, options: dict[str, object]) -> int:
                         "core 0.16.1 distributed/distributed_data_parallel.py:65: max(40e6, 1e6 x dp)"))
 
 
-def _overlap(job: Job, options: dict[str, object], *, scatter: bool) -> bool:
-    """One switch for both overlaps: upstream can have the first without the second, which is not modelled."""
+def _overlap(job: Job, options: dict[str, object], *, scatter: bool) -> tuple[bool, bool]:
+    """Whether gradients are reduced beside backward, and parameters gathered beside the next forward."""
     source = "Bridge 0.3.1 recipes/nemotronh/nemotron_3_nano.py:140"
     grads = job.flag(options, "overlap_grad_reduce", source, default=True)
     if not scatter:  # nothing is gathered
         if options.get("overlap_param_gather"):
             raise job.illegal("framework_options.overlap_param_gather", "--overlap-param-gather only supported with "
                               "distributed optimizer", "Megatron-LM training/arguments.py")
-        return grads
+        return grads, False
     gather = job.flag(options, "overlap_param_gather", f"{source}; never without overlap_grad_reduce", default=grads)
     if gather and not grads:
         raise job.illegal("framework_options.overlap_param_gather",
                           "Must use --overlap-param-gather with --overlap-grad-reduce",
                           "Megatron-LM training/arguments.py")
-    if grads and not gather:
-        raise job.not_yet("framework_options.overlap_param_gather", "overlap_grad_reduce without overlap_param_gather")
-    return grads
+    return grads, gather
 
 
 def _communicators(job: Job) -> tuple[str, ...]:

@@ -73,6 +73,8 @@ def in_fp8(job: Job) -> ModelGraph:
 
 def _fp8(job: Job, shared: dict[str, object]) -> Fp8 | None:
     """Served as parameters alone, and where backward makes no copy of the whole weight for itself."""
+    if job.narrow == "fp4":
+        raise job.not_yet("training.precision.compute", "compute in fp4 under megatron_fsdp")
     made = fp8_of(job, shared)
     if made and not made.params:
         raise job.not_yet("framework_options.fp8_param_gather", "weights in bf16 that compute in fp8, under "

@@ -97,6 +97,12 @@ class Context:
             return None
         return Scaling(options["fp8_recipe"], options["fp8_transposes"] == "true")
 
+    def product(self, *, grouped: bool = False) -> Kernel:
+        """The class of a linear's product of quantised operands."""
+        if self.scaling is not None and self.scaling.recipe == "nvfp4":
+            return Kernel.FP4_GROUPED_GEMM if grouped else Kernel.FP4_GEMM
+        return Kernel.FP8_GROUPED_GEMM if grouped else Kernel.FP8_GEMM
+
     @property
     def attends_in_fp8(self) -> bool:
         """Whether attention's products are of 8-bit numbers (fp8_dot_product_attention)."""
@@ -159,9 +165,16 @@ class Context:
 
     # ---- cost ---------------------------------------------------------------------------------------------------
     def gemm(self, m: int, n: int, k: int, kernel: Kernel = Kernel.GEMM, weights: int = 1) -> None:
-        """One (m, k) x (k, n); a grouped GEMM reads `weights` matrices."""
-        self.tape.compute(kernel, 2 * m * n * k, self.size * (m * k + m * n + weights * n * k),
+        """One (m, k) x (k, n); a grouped GEMM reads `weights` matrices. What it writes is in 16 bits in any format."""
+        self.tape.compute(kernel, 2 * m * n * k, self._read(m * k + weights * n * k, kernel) + self.size * m * n,
                           shape_of(m, n, weights))
+
+    def _read(self, numel: int, kernel: Kernel) -> int:
+        """Bytes of a product's operands: quantised ones are read as they lie, with their scales."""
+        if kernel < Kernel.FP8_GEMM:
+            return self.size * numel
+        assert self.scaling is not None
+        return round(self.scaling.width * numel)
 
     def wgrad(self, param: Param, m: int, kernel: Kernel = Kernel.GEMM, weights: int = 1, *,
               opens: bool = True) -> Tensor | None:
@@ -182,7 +195,7 @@ class Context:
             main = dtype_bytes(param.dtype)
             shape = param.shape if len(param.shape) > 2 or weights == 1 else (weights, *param.shape)
             grad = self.tape.empty(shape, param.dtype, f"{param.name}.grad")
-        self.tape.compute(kernel, 2 * m * n * k, self.size * m * (n + k) + weights * n * k * main,
+        self.tape.compute(kernel, 2 * m * n * k, self._read(m * (n + k), kernel) + weights * n * k * main,
                           shape_of(n, k, weights, sums_rows=True))
         return grad
 

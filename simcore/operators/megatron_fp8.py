@@ -1,4 +1,4 @@
-"""TransformerEngine's linears when they compute in fp8: what is quantised, what is kept, what backward makes again.
+"""TransformerEngine's linears in 8 or 4 bits: what is quantised, what is kept, what backward makes again.
 
 TransformerEngine 2.18 `pytorch/module/layernorm_linear.py`, `linear.py`, `grouped_linear.py`, `base.py`
 (grad_output_preprocess, quantize_weight), `pytorch/distributed.py` (_all_gather_fp8), `csrc/extensions/
@@ -13,6 +13,13 @@ the bf16 input is kept, because somebody else keeps it anyway or will make it ag
 Weights: a copy made by the first microbatch and kept for good, or made by each forward and kept until its backward
 (disable_parameter_transpose_cache), or the parameter itself (fp8_param_gather); the lasting ones are buffers.
 Attention's core, embedding, output head, router and norms stay in 16 bits.
+
+[Note: nvfp4]
+All three products of a linear are in NVFP4 (`common/recipe/__init__.py`, NVFP4BlockScaling). Copies along columns of
+inputs and of gradients go through a random Hadamard transform of 16 values; gradients are rounded stochastically, by
+the same kernels. `pytorch/csrc/quantizer.cpp`, NVFP4Quantizer::quantize_impl: one kernel reads a tensor for its two
+maxima, a second makes both copies; where rows are no multiple of 64 or columns none of 128 (experts: 128), two kernels
+more write the transform in bf16 and read it. Weights have no transform. Norms put out bf16, which is quantised then.
 """
 
 from __future__ import annotations
@@ -45,8 +52,8 @@ def quantized(c: Context, rows: int, columns: int, name: str, *, forward: bool =
     """`forward`: along rows; `backward`: along columns. `copies` equal matrices, each with its scales.
 
     One kernel writes both (TransformerEngine 2.18 `common/cast/`); a scale of the tensor that there is now needs the
-    maximum first, which reads it once more (`pytorch/csrc/quantizer.cpp`, Float8CurrentScalingQuantizer). Without
-    `kernels` it is what another kernel puts out.
+    maximum first, which reads it once more (`pytorch/csrc/quantizer.cpp`, Float8CurrentScalingQuantizer,
+    NVFP4Quantizer). Without `kernels` it is what another kernel puts out.
     """
     scaling = c.scaling
     assert scaling is not None
@@ -58,12 +65,22 @@ def quantized(c: Context, rows: int, columns: int, name: str, *, forward: bool =
 
     first = copy("fp8", along_columns=False) if has_rows else None
     second = copy("fp8_columns", along_columns=True) if backward and scaling.has_columns else None
-    if kernels and scaling.recipe == "tensorwise":
-        c.tape.compute(Kernel.ELEMENTWISE, num_elements, c.size * num_elements)
     written = sum(made.nbytes for made in (first, second) if made)
     if kernels:
+        if scaling.takes_maximum:
+            c.tape.compute(Kernel.ELEMENTWISE, num_elements, c.size * num_elements)
+        if second is not None and scaling.recipe == "nvfp4" and not squares:
+            _transformed(c, rows, columns, copies)
         c.tape.compute(Kernel.ELEMENTWISE, num_elements, c.size * num_elements + written)
     return Quantized(first, second)
+
+
+def _transformed(c: Context, rows: int, columns: int, copies: int) -> None:
+    """The Hadamard transform of columns, where its shape keeps it out of the kernel that casts ([Note: nvfp4])."""
+    if rows % (64 if copies == 1 else 128) or columns % 128:
+        wide = c.new(copies * rows, columns, "hadamard")
+        c.tape.compute(Kernel.ELEMENTWISE, wide.numel, 2 * wide.nbytes)
+        c.tape.compute(Kernel.ELEMENTWISE, wide.numel, wide.nbytes)
 
 
 def gathered(c: Context, rows: int, columns: int, name: str, *, along_columns: bool = False) -> Quantized:
@@ -127,11 +144,11 @@ def norm_linear_fp8(c: Context, path: str, x: Tensor) -> tuple[Tensor, Tensor | 
         given = quantized(c, c.tokens, out_features, f"grad_{path}")
         whole = _wgrad_input(c, (x_rows, h), "ln_out_total", is_gathered=is_gathered and trains)
         grad = input_grad(c, h, "grad_ln_out")
-        c.gemm(c.tokens, h, out_features, Kernel.FP8_GEMM)
+        c.gemm(c.tokens, h, out_features, c.product())
         grad = _with_adapter(c, grad, grads, h)
         grad = reduced(c, grad)
         whole = _transposed(c, whole, c.tokens, h, "ln_out_total")
-        wgrad = c.wgrad(weight, c.tokens, Kernel.FP8_GEMM)
+        wgrad = c.wgrad(weight, c.tokens, c.product())
         del whole
         grad = reduced(c, grad, late=True)
         grad_x = tape.empty(saved[0].shape, c.dtype, "grad_norm")
@@ -150,7 +167,7 @@ def norm_linear_fp8(c: Context, path: str, x: Tensor) -> tuple[Tensor, Tensor | 
         total = gathered(c, x_rows, h, f"{path}.ln_out_total") if is_gathered else None
     weights = _weight(c, path, weight)
     out = c.new(c.tokens, out_features, path)
-    c.gemm(c.tokens, out_features, h, Kernel.FP8_GEMM)
+    c.gemm(c.tokens, out_features, h, c.product())
     del total
     kept = ln_out.kept if trains or seen else ()
     c.node(out, (x, gamma, beta, weight, added), (x, *kept, *measures, *weights), back)
@@ -205,10 +222,10 @@ def column_fp8(c: Context, path: str, x: Tensor) -> Tensor:
         again = quantized(c, rows, h, f"{path}.input", forward=per_tensor, backward=not only_rows) if original else None
         whole = _wgrad_input(c, (rows, h), f"{path}.input_total", is_gathered=is_gathered and trains)
         grad = input_grad(c, h, f"grad_{path}")
-        c.gemm(c.tokens, h, weight.shape[0], Kernel.FP8_GEMM)
+        c.gemm(c.tokens, h, weight.shape[0], c.product())
         grad = reduced(c, grad)
         whole = _transposed(c, whole, c.tokens, h, f"{path}.input_total")
-        wgrad = c.wgrad(weight, c.tokens, Kernel.FP8_GEMM)
+        wgrad = c.wgrad(weight, c.tokens, c.product())
         del whole
         grad = reduced(c, grad, late=True)
         del again, given
@@ -219,7 +236,7 @@ def column_fp8(c: Context, path: str, x: Tensor) -> Tensor:
     total = gathered(c, rows, h, f"{path}.input_total") if is_gathered else None
     weights = _weight(c, path, weight)
     out = c.new(c.tokens, weight.shape[0], path)
-    c.gemm(c.tokens, weight.shape[0], h, Kernel.FP8_GEMM)
+    c.gemm(c.tokens, weight.shape[0], h, c.product())
     del total
     c.node(out, (x, weight), (*_kept(x, made, original=original, trains=trains), *weights), back)
     return out
@@ -242,15 +259,15 @@ def row_fp8(c: Context, path: str, x: Tensor) -> Tensor:
             quantized(c, c.tokens, out_features, f"grad_{path}", backward=trains)
         again = _again(c, path, c.tokens, in_features) if original else None
         grad = c.new(c.tokens, in_features, f"grad_{path}")
-        c.gemm(c.tokens, in_features, out_features, Kernel.FP8_GEMM)
-        wgrad = c.wgrad(weight, c.tokens, Kernel.FP8_GEMM)
+        c.gemm(c.tokens, in_features, out_features, c.product())
+        wgrad = c.wgrad(weight, c.tokens, c.product())
         del given, again
         return [grad, wgrad]
 
     made = quantized(c, c.tokens, in_features, f"{path}.input", backward=trains and not original)
     weights = _weight(c, path, weight)
     out = c.new(c.tokens, out_features, path)
-    c.gemm(c.tokens, out_features, in_features, Kernel.FP8_GEMM)
+    c.gemm(c.tokens, out_features, in_features, c.product())
     if c.run.tp > 1:
         partial = out
         if is_gathered:
@@ -292,15 +309,15 @@ def plain_fp8(c: Context, path: str, x: Tensor) -> Tensor:
         given = quantized(c, rows, weight.shape[0], f"grad_{path}", backward=trains)
         again = _again(c, path, rows, h) if original else None
         grad = c.new(rows, h, f"grad_{path}")
-        c.gemm(rows, h, weight.shape[0], Kernel.FP8_GEMM)
-        wgrad = c.wgrad(weight, rows, Kernel.FP8_GEMM)
+        c.gemm(rows, h, weight.shape[0], c.product())
+        wgrad = c.wgrad(weight, rows, c.product())
         del given, again
         return [grad, wgrad]
 
     made = quantized(c, rows, h, f"{path}.input", backward=trains and not original)
     weights = _weight(c, path, weight)
     out = c.new(rows, weight.shape[0], path)
-    c.gemm(rows, weight.shape[0], h, Kernel.FP8_GEMM)
+    c.gemm(rows, weight.shape[0], h, c.product())
     c.node(out, (x, weight), (*_kept(x, made, original=original, trains=trains), *weights), back)
     return out
 
@@ -321,16 +338,16 @@ def grouped_fp8(c: Context, path: str, x: Tensor, experts: int, *, casts_input: 
     def back(_tape: Tape, _grads: Grads, _saved: Saved) -> list[Tensor | None]:
         given = split(out_features, f"grad_{path}", backward=trains, kernels=casts_grad)
         grad = c.new(rows, in_features, f"grad_{path}")
-        c.gemm(rows, in_features, out_features, Kernel.FP8_GROUPED_GEMM, experts)
+        c.gemm(rows, in_features, out_features, c.product(grouped=True), experts)
         again = split(in_features, f"{path}.input", forward=c.scaling.is_per_tensor) \
             if original and c.scaling else None
-        wgrad = c.wgrad(weight, rows, Kernel.FP8_GROUPED_GEMM, experts)
+        wgrad = c.wgrad(weight, rows, c.product(grouped=True), experts)
         del given, again
         return [grad, wgrad]
 
     made = split(in_features, f"{path}.input", backward=trains and not original, kernels=casts_input)
     weights = _weight(c, path, weight)
     out = c.new(rows, out_features, path)
-    c.gemm(rows, out_features, in_features, Kernel.FP8_GROUPED_GEMM, experts)
+    c.gemm(rows, out_features, in_features, c.product(grouped=True), experts)
     c.node(out, (x, weight), (*_kept(x, made, original=original, trains=trains), *weights), back)
     return out

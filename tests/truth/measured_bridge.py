@@ -13,7 +13,7 @@ import re
 from pathlib import Path
 
 import printed_flops
-from measured_runs import NANO, batch, degrees, over, restated, unsayable
+from measured_runs import BUCKET, NANO, batch, degrees, over, restated, unsayable
 
 RECIPES = Path(__file__).resolve().parent / "recipes" / "bridge.jsonl"
 TAGS = {"25.11": "v0.2.0", "26.02": "v0.3.0", "26.02.01": "v0.3.1", "26.04": "v0.4.0", "26.04.01": "v0.4.1",
@@ -91,13 +91,16 @@ def _layout(fields):
 
 
 def nearest(run, recipes):
-    """The recipe of the release; else of the next release that has one for this layout, or of the last before."""
+    """The recipe of the release; else of the next release that has one for this layout, or of the last before.
+
+    Of several variants that one which has the printed batch.
+    """
     own = ORDER.index(TAGS[release(run)]) if release(run) in TAGS else len(ORDER) if release(run) > "26.06" else -1
     fitting = [one for one in recipes if one["name"].startswith(names(run)) and wanted(run, one["name"], one["fields"])]
 
     def distance(one):
         ahead = ORDER.index(one["tag"]) - own
-        return (ahead < 0, abs(ahead))
+        return (ahead < 0, abs(ahead), one["fields"].get("global_batch_size") != run["global_batch"])
     return min(fitting, key=distance, default=None)
 
 
@@ -111,8 +114,6 @@ def _recipe(run):
         unsayable(f"no model family: {run['model']}")
     if "tokendrop" in run["model"]:
         unsayable("tokens that are dropped: the capacity factor is not stated")
-    if _format(run) == "NVFP4":
-        unsayable("linears in NVFP4")
     if run["task"] != "pretrain":
         unsayable("packed lengths of the fine-tuning set are not stated")
     found = nearest(run, [json.loads(line) for line in RECIPES.read_text(encoding="utf-8").splitlines()])
@@ -144,9 +145,10 @@ def scenario(run):
     if fields.get("cpu_offloading_num_layers"):
         training["offload"] = {"activations": "host"}
     mesh = degrees(run)
-    options = _graphs(fields) | _experts(run, fields) | _stages(run, fields) | _overlap(run, mesh) | _eight_bits(run)
+    options = _graphs(fields) | _experts(run, fields) | _stages(run, fields) | _overlap(run, mesh) | _narrow(run)
     options |= _fusions(run)
-    options |= {} if fsdp else {"use_precision_aware_optimizer": _is_precise(run)}
+    if not fsdp:
+        options |= _buckets(run, fields) | _gathers(run) | {"use_precision_aware_optimizer": _is_precise(run)}
     later = {"framework_version": "main 2026-08-22"} if release(run) >= "26.04" else {}
     return {"model": _model(run), "framework": "megatron_fsdp" if fsdp else "megatron", **later,
             "topology": _topology(run), "mesh": mesh, "training": training, "framework_options": options}
@@ -173,8 +175,8 @@ def _model(run):
 
 def _precision(run):
     """Scripts of all families set grad_reduce_in_fp32 to False."""
-    fp8 = {"compute": "fp8"} if _format(run) in FP8 else {}
-    return fp8 | {"main_grads": "bf16", "grad_reduce": "bf16"}
+    narrow = {"compute": "fp4"} if _format(run) == "NVFP4" else {"compute": "fp8"} if _format(run) in FP8 else {}
+    return narrow | {"main_grads": "bf16", "grad_reduce": "bf16"}
 
 
 def _is_precise(run):
@@ -244,14 +246,45 @@ def _stages(run, fields):
 
 def _overlap(run, mesh):
     """Llama's recipes overlap tensor parallel collectives, but not in NVFP4; those of Qwen3 on H100 do not."""
-    return {"tp_comm_overlap": True} if mesh.get("tp") and names(run).startswith("LLAMA") else {}
+    overlaps = mesh.get("tp") and names(run).startswith("LLAMA") and _format(run) != "NVFP4"
+    return {"tp_comm_overlap": True} if overlaps else {}
 
 
-def _eight_bits(run):
+def _buckets(run, fields):
+    """Whether the recipe has a `CommOverlapConfig`; v0.6.0's for Qwen3 in MXFP8 have none, nor ever those of Super.
+
+    `configs/*/*_pretrain.py` and `recipes`; of GPT-OSS that for GB200 alone, since v0.4.0. Overlap of experts brings
+    one.
+    """
+    name, is_new = names(run), release(run) >= "26.08"
+    has_one = name.startswith(("LLAMA", "DEEPSEEK_V3", "NEMOTRON_3_NANO", "NEMOTRON_3_5_LIGHTNING")) or (
+        name.startswith("QWEN3") and not (is_new and _format(run) == "FP8_MX")) or (
+        name == "GPT_OSS_120B" and run["gpu_type"] == "GB200" and release(run) >= "26.04"
+        and not (is_new and _format(run) == "FP8_MX"))
+    return BUCKET if run["dp"] > 1 and (has_one or fields.get("moe_a2a_overlap")) else {}
+
+
+NOT_AHEAD = {"LLAMA3_70B": ("B200", "GB200", "GB300"), "LLAMA31_405B": ("B200", "GB200", "GB300"),
+             "DEEPSEEK_V3": ("GB200", "GB300"), "QWEN3_235B_A22B": ("B200",)}
+"""v0.2.0 `configs/*/*_pretrain.py`, where precision is fp8_mx."""
+
+
+def _gathers(run):
+    """Parameters are gathered after the step; in NVFP4 v0.5.0 `configs/llama/llama31_llm_pretrain.py`:124."""
+    name, precision, gpu = names(run), _format(run), run["gpu_type"]
+    late = release(run) == "25.11" and precision == "FP8_MX" and gpu in NOT_AHEAD.get(name, ())
+    late |= release(run).startswith("26.06") and (name, precision, gpu) == ("LLAMA31_405B", "NVFP4", "GB200")
+    return {"overlap_param_gather": False} if late else {}
+
+
+def _narrow(run):
     """`utils/precision.py`, get_precision_config: current scaling without layers in bf16.
 
-    Lightning: 067f987d `perf_recipes/nemotronh/gb200/nemotronh.py`, _build_nemotron_3_5_lightning_gb200_mxfp8.
+    NVFP4: parameters are in it since v0.5.0 (`training/mixed_precision.py`, bf16_with_nvfp4_mixed). Lightning: 067f987d
+    `perf_recipes/nemotronh/gb200/nemotronh.py`, _build_nemotron_3_5_lightning_gb200_mxfp8.
     """
+    if _format(run) == "NVFP4":
+        return {"fp4_param_gather": release(run) >= "26.06"} if release(run) >= "26.04" else {}
     recipe = FP8.get(_format(run))
     made = {"keep_mtp_spec_in_bf16": True} if recipe and names(run) == "NEMOTRON_3_5_LIGHTNING" else {}
     return made | ({"fp8_recipe": recipe} if recipe else {}) | (

@@ -9,7 +9,7 @@ import json
 import re
 
 import measured_bridge
-from measured_runs import NANO, batch, degrees, listed_modules, over, unsayable
+from measured_runs import BUCKET, NANO, batch, degrees, listed_modules, over, unsayable
 
 TE_INPLACE_COMMITS = ("600d069b824d", "968ab25dd0e8")
 """Megatron-Bridge commits that lock TransformerEngine 2.17 (its cross entropy works in place); the others lock 2.18."""
@@ -61,6 +61,8 @@ def _lightning(run):
     options = {} if fsdp else {"use_precision_aware_optimizer": _is_benchmark(config["recipe"])}
     options |= {"moe_token_dispatcher_type": "flex", "moe_flex_dispatcher_backend": "hybridep"}
     options |= {} if fsdp else _graphs(run)
+    if run["task"] == "pretrain" and run["dp"] > 1:
+        options |= BUCKET
     if run["precision"] in FP8_RECIPES:
         options["fp8_recipe"] = FP8_RECIPES[run["precision"]]
         # Bridge 067f987d `perf_recipes/nemotronh/gb200/nemotronh.py`, _build_nemotron_3_5_lightning_gb200_mxfp8
@@ -85,6 +87,8 @@ def _recipe(run):
     if run["ep"] and not run["etp"]:
         mesh["etp"] = 1  # tp of them would need more ranks than there are
     options = _dispatcher(run) | _graphs(run) | {"use_precision_aware_optimizer": precise}
+    if run["model"].startswith("Moonlight") and run["dp"] > 1:  # alone of these, 067f987d `recipes/moonlight/h100/`
+        options |= BUCKET
     return {"model": MODELS[run["model"]], "framework": "megatron", "framework_version": "main 2026-08-22",
             "topology": measured_bridge.TOPOLOGY[run["gpu_type"]], "mesh": mesh, "training": training,
             "framework_options": options}

@@ -192,6 +192,9 @@ BRIDGE_TOPOLOGY = {"H100": "dgx-h100", "H100 80GB": "dgx-h100", "GB200": "gb200-
 NANO = "nemotron-3-nano-30b-a3b"
 
 
+BUCKET = {"bucket_size": 128 * 1024 * 1024}
+"""What a Bridge recipe with a `CommOverlapConfig` sets where there is more than one data parallel rank: `training/
+comm_overlap.py`, _get_optimizer_overlap_cfgs, at every tag from v0.2.0 on."""
 LLAMA_FP8 = {"fp8_recipe": "tensorwise", "fp8_param_gather": True, "first_last_layers_bf16": False,
              "disable_parameter_transpose_cache": True, "tp_comm_overlap": True, "defer_embedding_wgrad_compute": True,
              "wgrad_deferral_limit": 22, "cuda_graph_impl": "transformer_engine"}
@@ -215,6 +218,8 @@ def _bridge_skill(run):
         training["optimizer"] |= {"moments": "bf16"} if "bf16 moments" in run["optimizer"] else {}
     if "HybridEP" in run["framework"]:
         options |= {"moe_token_dispatcher_type": "flex", "moe_flex_dispatcher_backend": "hybridep"}
+    if run["dp"] > 1:  # recipes of all three have a CommOverlapConfig
+        options |= BUCKET
     return {"model": model, "framework": "megatron", "topology": BRIDGE_TOPOLOGY[run["gpu_type"]],
             "mesh": degrees(run), "training": training, "framework_options": options}
 
