@@ -50,14 +50,15 @@ def print_json(results: Sequence[_Json]) -> None:
 
 def print_summary(reports: Sequence[Report]) -> None:
     """The tables of all scenarios, and advice; a terminal narrower than a line wraps it, nothing is cut off."""
+    from simcore.servesheet import servesheet
     from simcore.summary import summary
     from simcore.table import advice, console, drawn, hosts
     from simcore.timesheet import timesheet
 
     screen = console(sys.stdout)
     told = [["", *lines] for report in reports for lines in (drawn(report), hosts(report), advice(report)) if lines]
-    sheet = timesheet(reports, screen.width)
-    screen.print(*summary(reports, screen.width), *(["", *sheet] if sheet else ()),
+    sheets = [["", *sheet] for sheet in (timesheet(reports, screen.width), servesheet(reports, screen.width)) if sheet]
+    screen.print(*summary(reports, screen.width), *(line for sheet in sheets for line in sheet),
                  *(line for lines in told for line in lines), sep="\n", soft_wrap=True)
 
 

@@ -10,6 +10,7 @@ from typing import Any, Literal
 from pydantic import BaseModel, ConfigDict
 
 from simcore.quantiles import Drawn, DrawnLengths, DrawnPeak
+from simcore.served import Serving
 from simcore.speed import StepTime
 
 __all__ = ["SCHEMA_VERSION", "Advice", "AtRest", "Assumption", "Communicator", "Host", "HostPhase", "MemorySeries",
@@ -226,6 +227,7 @@ class Report(_Frozen):
     drawn: Drawn | None = None
     lengths: DrawnLengths | None = None
     host: Host | None = None
+    serving: Serving | None = None
 
     @property
     def peak_rank(self) -> RankReport | None:

@@ -26,6 +26,7 @@ from simcore.report import Report
 from simcore.routes import Routes
 from simcore.scenario import Scenario
 from simcore.schedule import actions, lowered_microbatches, steady_microbatches
+from simcore.serve import serve
 from simcore.setup import prepare
 from simcore.topology import Topology
 from simcore.units import parse_quantity
@@ -43,17 +44,23 @@ def simulate(scenario: Scenario, *, series: bool = False, fold: bool = True, ran
     `series`: memory over the step too. `fold` False simulates every rank by itself. `rank`: that rank alone, exactly,
     without time. `timed` False: memory and traffic only.
     """
+    if scenario.workload == "serve":
+        return _guarded(partial(serve, scenario), scenario)
     work = partial(_simulate, series=series, folded=fold, rank=rank)
     return _guarded(partial(_at_its_lengths, scenario, work, timed=timed), scenario)
 
 
 def place(scenario: Scenario, *, rank: int | None = None) -> Report:
     """What lies on every rank; no peak and no time."""
+    if scenario.workload == "serve":
+        return _guarded(partial(serve, scenario), scenario)
     return _guarded(partial(_place, scenario, rank=rank), scenario)
 
 
 def check(scenario: Scenario) -> Report:
     """Legality only: parse, and ask the framework's table."""
+    if scenario.workload == "serve":
+        return _guarded(partial(serve, scenario, ranks=False), scenario)
     return _guarded(partial(_check, scenario), scenario)
 
 

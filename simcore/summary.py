@@ -110,6 +110,8 @@ def _num_gpus(report: Report) -> str:
 
 def _method(report: Report) -> str:
     training = report.scenario.get("training")
+    if report.scenario.get("workload") == "serve":
+        return "serve"
     return plain(str(training.get("method", ""))) if isinstance(training, dict) else ""
 
 
@@ -136,6 +138,8 @@ def _of_peak(show: Callable[[Peak], str]) -> Callable[[Report], str]:
 def _peak_at(peak: Peak) -> str:
     """`backward, layers.51`: shortened from the front, where long module paths are alike."""
     place = plain(peak.layer or peak.event)
+    if place == peak.phase:
+        return plain(place)
     return plain(f"{peak.phase}, {place if len(place) <= _PLACE else '...' + place[3 - _PLACE :]}")
 
 

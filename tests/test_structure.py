@@ -14,17 +14,22 @@ ROOT = Path(__file__).resolve().parents[1]
 # A file imports only from files above it. A name that ends in `/` is a folder, whose files may import each other;
 # a file that is also named by itself stands where it is named.
 ORDER = (
-    "errors", "units", "scaling", "data", "yaml_parser", "document", "quantity", "block", "training", "scenario",
+    "errors", "units", "scaling", "data", "yaml_parser", "document", "quantity", "block", "training",
+    "generation", "scenario",
     "sweep", "starter", "loading", "device", "efficiency", "curves", "topology", "tensor", "models/blocks",
     "models/architecture", "product", "rows", "checkpoint", "tape", "halves", "recording", "operators/", "models/",
     "graph", "flops", "mesh", "form", "schedule", "transfer", "reducer", "zero", "libraries", "dispatch", "framework",
     "lora", "lora_names", "lora_bridge", "lora_automodel", "routing", "packing", "job", "stages", "frameworks/",
     "plan", "update", "on_host", "buffers", "chunks", "fold", "schedules/", "setup", "tile", "outline", "edges",
     "program", "tiles", "flow", "stage_inputs", "stage_buffers", "lower", "flows/", "ledger", "waves", "cost",
-    "collective", "routes", "launch", "quantiles", "speed", "report", "traffic", "series", "beside", "streams",
+    "collective", "routes", "launch", "quantiles", "speed", "served",
+    "report", "traffic", "series", "beside", "streams",
     "timeline", "breakdown", "clocked", "rates", "adapters", "workspace", "outside", "reserve", "band", "assemble",
-    "received", "spread", "drawn", "host", "lengths", "simulate", "advice", "compare", "measured", "tolerance",
-    "left_out", "timing", "validate", "table", "columns", "summary", "timesheet", "batch", "finding", "output",
+    "received", "spread", "drawn", "host", "lengths",
+    "vllm/", "serve",
+    "simulate", "advice", "compare", "measured", "tolerance",
+    "left_out", "timing", "validate", "table", "columns", "summary", "timesheet", "servesheet",
+    "batch", "finding", "output",
     "glossary", "calibration/", "machines", "presets", "cli", "__init__", "__main__",
 )  # fmt: skip
 
@@ -33,9 +38,10 @@ DOORS = {
     "networkx": {"graph"},
     "simpy": {"timeline"},
     "ruamel": {"document", "yaml_parser", "calibration/write"},
-    "pydantic": {"block", "quantity", "training", "scenario", "device", "efficiency", "curves", "topology", "report",
-                 "speed", "compare", "measured", "timing", "tolerance", "validate", "calibration/write"},
-    "rich": {"table", "columns", "summary", "timesheet", "output"},
+    "pydantic": {"block", "quantity", "training", "generation", "scenario", "device", "efficiency", "curves",
+                 "topology", "report", "served", "speed", "compare", "measured", "timing", "tolerance",
+                 "validate", "calibration/write"},
+    "rich": {"table", "columns", "summary", "timesheet", "servesheet", "output"},
     "typer": {"cli", "calibration/command"},
 }
 VIZ_READS = {"report", "units"}
