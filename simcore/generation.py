@@ -23,6 +23,9 @@ class Rl(Block):
     reference: Literal["none", "device", "host"] = Field(
         default="none", description="Where the reference policy's copy lies"
     )
+    prompt_tokens: Annotated[int, Field(ge=0, le=2**22)] = Field(
+        default=0, description="Tokens of a prompt, which are not decoded"
+    )
     refit_buffer: Fraction = Field(default=0.3, description="Fraction of free memory that refitting may use")
 
 
@@ -35,6 +38,7 @@ class Generation(Block):
     )
     colocated: bool = Field(default=True, description="On the GPUs that train")
     tp: _Degree = Field(default=1, description="Tensor-parallel degree of the engine")
+    engines: _Degree = Field(default=1, description="Engines beside each other, where they have GPUs of their own")
     gpu_memory_utilization: Fraction = Field(default=0.9, description="Fraction of device memory that the engine takes")
     max_model_len: Count | None = Field(
         default=None, description="Longest sequence, in tokens; left out: training.seq_len"

@@ -87,8 +87,14 @@ def _check_model(scenario: Scenario, architecture: Architecture, tp: int) -> Non
     if not any(isinstance(b.block, Attention) for _, kind in architecture.parts for b in kind.branches):
         raise NotYet(Problem(scenario.where("model"), "not yet: serving a model without attention layers"))
     if found := refusals(architecture, tp):
-        at = scenario.where("generation", "tp")
+        at = scenario.where(*_cut_at(scenario))
         raise IllegalLayout(Problem(at, f"tp: {message}", rule) for message, rule in found)
+
+
+def _cut_at(scenario: Scenario) -> tuple[str, str]:
+    """The key that says how many ranks an engine has."""
+    given = scenario.document.data.get("generation")
+    return ("generation" if isinstance(given, dict) and "tp" in given else "mesh"), "tp"
 
 
 def _rotary_bytes(architecture: Architecture, fields: Any) -> int:

@@ -198,7 +198,6 @@ def _refuse_unserved(scenario: Scenario) -> None:
     """Blocks that this version does not serve are refused by name, never ignored."""
     training = scenario.training
     unserved = [
-        (("workload",), scenario.workload != "train", f"workload {scenario.workload}"),
         (("training", "method"), training.method == "qlora", "qlora"),
         (("training", "pipeline", "schedule"), training.pipeline.schedule not in SCHEDULES,
          f"schedule {training.pipeline.schedule}"),

@@ -23,6 +23,7 @@ from simcore.plan import Plan
 from simcore.plan import place as place_rank
 from simcore.program import Program
 from simcore.report import Report
+from simcore.rl import Trainer, in_phases
 from simcore.routes import Routes
 from simcore.scenario import Scenario
 from simcore.schedule import actions, lowered_microbatches, steady_microbatches
@@ -46,6 +47,8 @@ def simulate(scenario: Scenario, *, series: bool = False, fold: bool = True, ran
     """
     if scenario.workload == "serve":
         return _guarded(partial(serve, scenario), scenario)
+    if scenario.workload in ("dpo", "grpo"):
+        return _guarded(partial(in_phases, scenario, _TRAINER), scenario)
     work = partial(_simulate, series=series, folded=fold, rank=rank)
     return _guarded(partial(_at_its_lengths, scenario, work, timed=timed), scenario)
 
@@ -165,3 +168,10 @@ def _check_format(scenario: Scenario, device: Device) -> None:
 def _program(parts: Parts, plan: Plan) -> Program:
     order = actions(parts.framework.schedule, plan.stage, parts.lowered)
     return lower(plan, parts.workload(plan), order, flow_of(parts.framework))
+
+
+def _trained(scenario: Scenario) -> Report:
+    return _simulate(scenario, series=False, folded=True, rank=None, timed=True)
+
+
+_TRAINER = Trainer(_trained, partial(_parts, folded=True, rank=None))

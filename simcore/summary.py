@@ -110,9 +110,10 @@ def _num_gpus(report: Report) -> str:
 
 def _method(report: Report) -> str:
     training = report.scenario.get("training")
-    if report.scenario.get("workload") == "serve":
-        return "serve"
-    return plain(str(training.get("method", ""))) if isinstance(training, dict) else ""
+    workload, method = str(report.scenario.get("workload", "train")), ""
+    if isinstance(training, dict):
+        method = plain(str(training.get("method", "")))
+    return {"train": method, "serve": workload}.get(workload, f"{workload} {method}")
 
 
 def _gib(num_bytes: float) -> str:

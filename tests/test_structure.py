@@ -22,13 +22,14 @@ ORDER = (
     "lora", "lora_names", "lora_bridge", "lora_automodel", "routing", "packing", "job", "stages", "frameworks/",
     "plan", "update", "on_host", "buffers", "chunks", "fold", "schedules/", "setup", "tile", "outline", "edges",
     "program", "tiles", "flow", "stage_inputs", "stage_buffers", "lower", "flows/", "ledger", "waves", "cost",
-    "collective", "routes", "launch", "quantiles", "speed", "served",
+    "collective", "routes", "launch", "quantiles", "speed", "served", "phased",
     "report", "traffic", "series", "beside", "streams",
     "timeline", "breakdown", "clocked", "rates", "adapters", "workspace", "outside", "reserve", "band", "assemble",
     "received", "spread", "drawn", "host", "lengths",
-    "vllm/", "serve",
+    "forward", "journal", "vllm/", "serve", "refit", "laid", "phase_report", "rl",
     "simulate", "advice", "compare", "measured", "tolerance",
     "left_out", "timing", "validate", "table", "columns", "summary", "timesheet", "servesheet",
+    "phasesheet",
     "batch", "finding", "output",
     "glossary", "calibration/", "machines", "presets", "cli", "__init__", "__main__",
 )  # fmt: skip
@@ -39,9 +40,9 @@ DOORS = {
     "simpy": {"timeline"},
     "ruamel": {"document", "yaml_parser", "calibration/write"},
     "pydantic": {"block", "quantity", "training", "generation", "scenario", "device", "efficiency", "curves",
-                 "topology", "report", "served", "speed", "compare", "measured", "timing", "tolerance",
+                 "topology", "report", "served", "phased", "speed", "compare", "measured", "timing", "tolerance",
                  "validate", "calibration/write"},
-    "rich": {"table", "columns", "summary", "timesheet", "servesheet", "output"},
+    "rich": {"table", "columns", "summary", "timesheet", "servesheet", "phasesheet", "output"},
     "typer": {"cli", "calibration/command"},
 }
 VIZ_READS = {"report", "units"}

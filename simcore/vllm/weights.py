@@ -55,11 +55,9 @@ _DIVIDE: Final = "vLLM 0.12.0 distributed/utils.py divide: not divisible"
 def refusals(architecture: Architecture, tp: int) -> list[tuple[str, str]]:
     """(message, rule) of everything that tp cannot cut; empty where it can."""
     blocks = dict.fromkeys(branch.block for kind in _kinds(architecture) for branch in kind.branches)
-    return [found for block in blocks for found in _REFUSED.get(type(block), _none)(block, tp)]
-
-
-def _none(block: Any, tp: int) -> Iterator[tuple[str, str]]:
-    return iter(())
+    found = [told for block in blocks if type(block) in _REFUSED for told in _REFUSED[type(block)](block, tp)]
+    rows = _padded(architecture.vocab)
+    return found + [(f"a vocabulary of {rows} padded rows is not divisible by tp {tp}", _DIVIDE)] * bool(rows % tp)
 
 
 def _uncut_attention(block: Attention, tp: int) -> Iterator[tuple[str, str]]:
@@ -139,7 +137,11 @@ def _of_kind(kind: LayerKind, architecture: Architecture, tp: int) -> Iterator[W
 
 
 def _vocab_rows(architecture: Architecture, tp: int) -> int:
-    return -(-architecture.vocab // _PADDING) * _PADDING // tp
+    return _padded(architecture.vocab) // tp
+
+
+def _padded(rows: int) -> int:
+    return -(-rows // _PADDING) * _PADDING
 
 
 def _of_block(branch: Branch, kind: LayerKind, tp: int) -> Iterator[Weight]:
