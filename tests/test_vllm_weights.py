@@ -24,7 +24,8 @@ def by_component(model: str, tp: int) -> Counter[str]:
 
 
 @pytest.mark.parametrize("model", ["llama-3.1-8b", "llama-3.2-3b", "qwen2.5-7b", "qwen3-8b", "qwen3-30b-a3b",
-                                   "mixtral-8x7b", "nemotron-3-nano-4b", NANO])
+                                   "mixtral-8x7b", "nemotron-3-nano-4b", "nemotron-nano-9b-v2", "bamba-9b",
+                                   "granite-4.0-h-tiny", "mistral-7b-v0.3", "gpt2", NANO])
 def test_one_rank_holds_the_model(model: str) -> None:
     graph = build(model_config(model, None, ""), "hf")
     vocab, hidden = graph.architecture.vocab, graph.architecture.hidden
@@ -65,7 +66,8 @@ def test_what_tp_cuts_is_not_refused() -> None:
     assert [refusals(architecture_of(model_config(NANO, None, "")), tp) for tp in (1, 2, 4, 8)] == [[]] * 4
 
 
-@pytest.mark.parametrize(("model", "told"), [("deepseek-v3", "latent"), ("gpt-oss-20b", "sinks"), (NANO, "")])
+@pytest.mark.parametrize(("model", "told"), [("deepseek-v3", "latent"), ("gpt-oss-20b", "sinks"),
+                                            ("zamba2-1.2b", "share a transformer"), (NANO, "")])
 def test_what_is_not_described_is_named(model: str, told: str) -> None:
     assert told in unserved(architecture_of(model_config(model, None, "")))
     assert bool(told) == bool(unserved(architecture_of(model_config(model, None, ""))))

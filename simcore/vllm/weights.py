@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from typing import Any, Final
 
 from simcore.models.architecture import Architecture
-from simcore.models.blocks import Attention, Branch, Embedding, Head, LayerKind, Mamba2, Mlp, Moe, Mtp
+from simcore.models.blocks import Attention, Branch, Embedding, FinalNorm, Head, LayerKind, Mamba2, Mlp, Moe, Mtp
 
 __all__ = ["Linear", "Weight", "kv_heads", "layers_of", "linears", "refusals", "unserved", "weights"]
 
@@ -106,8 +106,12 @@ def _kinds(architecture: Architecture) -> tuple[LayerKind, ...]:
 
 def unserved(architecture: Architecture) -> str:
     """What of the model is not described here; empty where all is."""
-    for branch in (branch for kind in _kinds(architecture) for branch in kind.branches):
-        block = branch.block
+    if any(kind.shared for kind in _kinds(architecture)):
+        return "layers that share a transformer"
+    blocks = [branch.block for kind in _kinds(architecture) for branch in kind.branches]
+    if len({(block.num_kv_heads, block.head_dim) for block in blocks if isinstance(block, Attention)}) > 1:
+        return "attention layers of different widths"
+    for block in blocks:
         if not isinstance(block, _SERVED):
             return "multi-head latent attention"
         if isinstance(block, Attention) and (block.sinks or block.window):
@@ -129,10 +133,10 @@ def _of_kind(kind: LayerKind, architecture: Architecture, tp: int) -> Iterator[W
         yield Weight("embedding", _vocab_rows(architecture, tp) * hidden + kind.block.positions * hidden)
     elif isinstance(kind.block, Head):
         yield Weight("lm_head", 0 if architecture.tied else _vocab_rows(architecture, tp) * hidden)
-    elif kind.name == "final_norm":
-        yield Weight("norms", hidden)
+    elif isinstance(kind.block, FinalNorm):
+        yield Weight("norms", hidden * (1 + (kind.block.layer_norm and kind.block.norm_bias)))
     for branch in kind.branches:
-        yield Weight("norms", hidden * (1 + branch.layer_norm))
+        yield Weight("norms", hidden * (1 + (branch.layer_norm and branch.norm_bias)))
         yield from _of_block(branch, kind, tp)
 
 
@@ -153,8 +157,7 @@ def _of_block(branch: Branch, kind: LayerKind, tp: int) -> Iterator[Weight]:
     if isinstance(block, Attention):
         yield from _beside_attention(block, tp)
     elif isinstance(block, Mamba2):
-        yield Weight("mamba", _conv_rows(block, tp) + 2 * block.num_heads // tp + block.inner // tp)
-        yield Weight("mamba", block.num_heads // tp, _FP32)
+        yield from _beside_mamba(block, tp)
     elif isinstance(block, Moe):
         yield from _router(block, kind)
     elif isinstance(block, Mlp) and block.bias:
@@ -174,6 +177,15 @@ def _beside_attention(block: Attention, tp: int) -> Iterator[Weight]:
         yield Weight("attention", rows + block.hidden * (block.bias == "all"))
     if block.qk_norm:
         yield Weight("norms", 2 * block.head_dim)
+
+
+def _beside_mamba(block: Mamba2, tp: int) -> Iterator[Weight]:
+    """The convolution's bias, D, dt_bias and the gated norm; A in fp32; biases of the projections, out's whole."""
+    heads, rows = block.num_heads // tp, _conv_rows(block, tp)
+    yield Weight("mamba", rows * block.conv_bias + 2 * heads + block.inner // tp)
+    yield Weight("mamba", heads, _FP32)
+    if block.bias:
+        yield Weight("mamba", block.inner // tp + heads + rows + block.hidden)
 
 
 def _router(block: Moe, kind: LayerKind) -> Iterator[Weight]:
