@@ -28,7 +28,7 @@ from simcore.timeline import ClassTimes, run
 from simcore.topology import Topology
 from simcore.waves import stretch
 
-__all__ = ["Clocked", "clock"]
+__all__ = ["Clocked", "clock", "forward_ns"]
 
 _BITS = np.array([{"fp32": 32, "tf32": 32, "fp8": 8, "fp4": 4}.get(name, 16) for name in DTYPES])
 _DTYPE_ID = {name: DTYPES.index(name) for name in ("fp32", "bf16", "fp16", "fp8", "fp4")}
@@ -77,6 +77,13 @@ def clock(programs: Sequence[Program], classes: Sequence[RankClass], routes: Rou
         max(t.end for t in times) + period * repeats + once, _phases(weight @ spent[worst], once), spending, worst,
         steady, sum(_forward_flops(p, weight) * c.num_ranks for p, c in zip(programs, classes, strict=True)),
         rows, tuple(times), tuple(compiled))
+
+
+def forward_ns(programs: Sequence[Program], classes: Sequence[RankClass], routes: Routes, framework: Framework) -> int:
+    """Nanoseconds until the last rank ends, of programs without backward passes."""
+    compiled = [_track(program, _kernels(program, routes.topology, framework), _alone(program, routes),
+                       routes.topology, framework) for program in programs]
+    return max(times.end for times in run(compiled, _Wires(programs, classes, routes)))
 
 
 def _is_steady(starts: Sequence[IntArray], spent: Sequence[IntArray], ones: range) -> bool:

@@ -3,6 +3,7 @@
     problem     wrong input, or the framework refuses the file's own layout   exit code 2
     refused     the framework refuses what a sweep made: an answer            exit code 0
     adapters    LoRA targets that hit nothing, adapters that never learn      exit code 0
+    idle        blocks that change nothing where a model is trained           exit code 0
     crash       a bug of ours                                                 exit code 3
     oom         more than the device has                                      exit code 1
     fill        more of the device than `--max-fill` allows                   exit code 1
@@ -52,7 +53,7 @@ def gates(max_fill: str | None = None, baseline: Path | None = None) -> list[Gat
 
     `max_fill` is a share of the capacity (`92%` or `0.92`), `baseline` the file of an earlier `--json` output.
     """
-    chosen: list[Gate] = [_problems, _adapters, _oom, _hosts]
+    chosen: list[Gate] = [_problems, _adapters, _idle, _oom, _hosts]
     if max_fill is not None:
         chosen.append(partial(_over_fill, max_fill=_share(max_fill)))
     if baseline is not None:
@@ -103,6 +104,19 @@ def _adapters(outcome: Outcome) -> Iterator[Finding]:
         modules = ", ".join(f"{name} in {count} layers" for name, count in found.without_gradient.items())
         told.append(f"adapters that a fused kernel bypasses get no gradient: {modules}")
     yield from (Finding(outcome.report.name, outcome.where, "adapters", message, 0) for message in told)
+
+
+def _idle(outcome: Outcome) -> Iterator[Finding]:
+    """A training step generates nothing, so it has no KV cache: attention keeps keys and values for backward."""
+    asked = outcome.report.scenario
+    if outcome.report.status != "ok" or asked.get("workload", "train") != "train":
+        return
+    given = {name: asked.get(name) for name in ("rl", "generation")}
+    for name in [name for name, block in given.items() if block is not None]:
+        kv = (given["generation"] or {}).get("kv_dtype", "auto") if name == "generation" else "auto"
+        cache = f"; kv_dtype {kv} neither: there is no KV cache in it" if kv != "auto" else ""
+        yield Finding(outcome.report.name, outcome.where, "idle", f"{name}: changes nothing in a training step{cache}",
+                      0)
 
 
 def _oom(outcome: Outcome) -> Iterator[Finding]:
@@ -237,7 +251,7 @@ def junit(names: Sequence[str], findings: Iterable[Finding]) -> str:
 def _add(case: ElementTree.Element, finding: Finding) -> None:
     """A failure, an error, a reason to skip, or a line of output."""
     by_code = "failure" if finding.code == 1 else "error"
-    tag = {"refused": "skipped", "adapters": "system-out"}.get(finding.kind, by_code)
+    tag = {"refused": "skipped", "adapters": "system-out", "idle": "system-out"}.get(finding.kind, by_code)
     told = {} if tag == "system-out" else {"type": finding.kind, "message": _xml(finding.message)}
     ElementTree.SubElement(case, tag, told).text = _xml(str(finding))
 

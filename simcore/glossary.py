@@ -38,7 +38,7 @@ from simcore.tape import Kernel, Op, Stream
 from simcore.tile import OP, SLOT
 from simcore.tiles import Workload
 
-__all__ = ["CATEGORIES", "COMPONENTS", "RESERVED", "events", "filled", "glossary", "scenario_keys"]
+__all__ = ["CATEGORIES", "COMPONENTS", "SERVED", "events", "filled", "glossary", "scenario_keys"]
 
 AXES: Final = {
     "dp": "all data-parallel ranks",
@@ -88,7 +88,7 @@ CATEGORIES: Final = {
     "input": "token ids and labels of a microbatch",
 }
 OUTSIDE: Final = ("context", "nccl", "dispatcher", "workspace")  # of a peak's `outside`
-RESERVED: Final = ("fragmentation", "graph_pool", "kv_cache")  # published names that nothing of this version posts
+SERVED: Final = ("kv_cache", "graph_pool", "fragmentation")  # of an engine that generates; of phases
 
 _PHASES: Final = {
     Phase.BUILD: "before the step: what rests; not in reports",
@@ -149,9 +149,9 @@ def _components() -> tuple[str, str]:
 
 def _categories() -> tuple[str, str]:
     rows = [(f"`{name}`", what) for name, what in CATEGORIES.items()]
-    outside, reserved = (", ".join(f"`{name}`" for name in names) for names in (OUTSIDE, RESERVED))
+    outside, served = (", ".join(f"`{name}`" for name in names) for names in (OUTSIDE, SERVED))
     return ("Categories of bytes", f"{table(('category', 'is'), rows)}\n\nBeside what is allocated: {outside}. "
-            f"Reserved for later versions, posted by none now: {reserved}.")
+            f"Of engines that generate, and of phases (what an allocator cannot fit together): {served}.")
 
 
 def _phases() -> tuple[str, str]:
@@ -274,8 +274,8 @@ def _value(branch: dict[str, Any], known: dict[str, Any]) -> str:
 
 
 def _left_out(field: dict[str, Any], *, required: bool) -> str:
-    if required:
-        return "required"
+    if required or "default" not in field:
+        return "required" if required else "required, but where it serves"
     default = field["default"]
     return "each key's own" if isinstance(default, dict) and default else f"`{json.dumps(default).strip(chr(34))}`"
 

@@ -24,7 +24,7 @@ from simcore.tensor import TensorSpec
 if TYPE_CHECKING:
     import networkx as nx
 
-__all__ = ["Layer", "ModelGraph", "build", "known_presets", "layer_kinds", "model_config"]
+__all__ = ["Layer", "ModelGraph", "architecture_of", "build", "known_presets", "layer_kinds", "model_config"]
 
 FAMILIES = {
     "bamba": "bamba", "deepseek_v2": "deepseek", "deepseek_v3": "deepseek", "gpt2": "gpt2", "gpt_oss": "gpt_oss",
@@ -182,9 +182,14 @@ def _build(key: str, implementation: str) -> ModelGraph:
     return ModelGraph(architecture, implementation, kinds, tensors, layers)
 
 
+def architecture_of(fields: Mapping[str, Any], where: str = "model") -> Architecture:
+    """Layers of a configuration in running order, whoever's code runs them; InputError for an unknown family."""
+    return _architecture(Config(fields, where))
+
+
 def layer_kinds(fields: Mapping[str, Any], where: str = "model") -> tuple[LayerKind, ...]:
     """Kinds of layers of a configuration, whoever's code runs them; InputError for a family that is not known."""
-    return tuple(dict.fromkeys(kind for _, kind in _architecture(Config(fields, where)).parts))
+    return tuple(dict.fromkeys(kind for _, kind in architecture_of(fields, where).parts))
 
 
 def _architecture(config: Config) -> Architecture:

@@ -51,14 +51,17 @@ def print_json(results: Sequence[_Json]) -> None:
 
 def print_summary(reports: Sequence[Report]) -> None:
     """The tables of all scenarios, and advice; a terminal narrower than a line wraps it, nothing is cut off."""
+    from simcore.phasesheet import phasesheet
+    from simcore.servesheet import servesheet
     from simcore.summary import summary
     from simcore.table import advice, console, drawn, hosts
     from simcore.timesheet import timesheet
 
     screen = console(sys.stdout)
     told = [["", *lines] for report in reports for lines in (drawn(report), hosts(report), advice(report)) if lines]
-    sheet = timesheet(reports, screen.width)
-    screen.print(*summary(reports, screen.width), *(["", *sheet] if sheet else ()),
+    made = (timesheet(reports, screen.width), phasesheet(reports), servesheet(reports, screen.width))
+    sheets = [["", *sheet] for sheet in made if sheet]
+    screen.print(*summary(reports, screen.width), *(line for sheet in sheets for line in sheet),
                  *(line for lines in told for line in lines), sep="\n", soft_wrap=True)
 
 

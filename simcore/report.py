@@ -10,7 +10,9 @@ from typing import Any, Literal
 from pydantic import BaseModel, ConfigDict
 
 from simcore.detail import Detail, MemorySeries
+from simcore.phased import PhaseName, PhaseReport
 from simcore.quantiles import Drawn, DrawnLengths, DrawnPeak
+from simcore.served import Serving
 from simcore.speed import StepTime
 
 __all__ = ["SCHEMA_VERSION", "Advice", "AtRest", "Assumption", "Communicator", "Host", "HostPhase", "MemorySeries",
@@ -125,7 +127,7 @@ class HostPhase(_Frozen):
     `by_owner`: what lies on that host. `source`: where the framework does so; empty for the step.
     """
 
-    phase: Literal["load", "first_step", "save"]
+    phase: Literal["load", "first_step", "save"] | PhaseName
     host_bytes: int
     device_bytes: int
     host_verdict: Literal["fits", "oom"]
@@ -215,6 +217,8 @@ class Report(_Frozen):
     lengths: DrawnLengths | None = None
     host: Host | None = None
     detail: Detail | None = None
+    serving: Serving | None = None
+    phases: tuple[PhaseReport, ...] = ()
 
     @property
     def peak_rank(self) -> RankReport | None:

@@ -5,12 +5,13 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
-from pydantic import AfterValidator, Field, PrivateAttr, ValidationError
+from pydantic import AfterValidator, Field, PrivateAttr, ValidationError, model_validator
 
-from simcore.block import BY_SHAPE, MAP, WORD, Block, Count, Fraction, Name, OpenMap, Text, problems_of
+from simcore.block import BY_SHAPE, MAP, WORD, Block, Fraction, Name, OpenMap, Text, problems_of
 from simcore.document import Document
 from simcore.errors import InputError, Problem
-from simcore.training import DType, Training
+from simcore.generation import Generation, Rl
+from simcore.training import Training
 from simcore.units import parse_cublas, parse_quantity
 from simcore.yaml_parser import dotted
 
@@ -67,34 +68,6 @@ class Mesh(Block):
     def world_size(self) -> int:
         """Number of ranks."""
         return self.pp * self.dp_replicate * self.dp_shard * self.cp * self.tp
-
-
-class Rl(Block):
-    """One step of reinforcement learning."""
-
-    prompts: Count = Field(description="Prompts per step")
-    generations: Count = Field(description="Generations per prompt")
-    logprob_batch_size: Count = Field(default=1, description="Sequences per rank of one log-probability pass")
-    reference: Literal["none", "device", "host"] = Field(
-        default="none", description="Where the reference policy's copy lies"
-    )
-    refit_buffer: Fraction = Field(default=0.3, description="Fraction of free memory that refitting may use")
-
-
-class Generation(Block):
-    """The engine that generates."""
-
-    engine: Name = Field(default="vllm", description="Inference engine")
-    colocated: bool = Field(default=True, description="On the GPUs that train")
-    tp: _Degree = Field(default=1, description="Tensor-parallel degree of the engine")
-    gpu_memory_utilization: Fraction = Field(default=0.9, description="Fraction of device memory that the engine takes")
-    max_model_len: Count | None = Field(
-        default=None, description="Longest sequence, in tokens; left out: training.seq_len"
-    )
-    kv_dtype: DType = Field(default="auto", description="Format of the KV cache")
-    sleep_level: Annotated[int, Field(ge=0, le=2)] = Field(
-        default=1, description="What the engine drops while training runs"
-    )
 
 
 def _bytes_or_auto(text: str) -> str:
@@ -176,6 +149,12 @@ class Scenario(Block):
         default=None, description="Keys with lists of values: one scenario for each", json_schema_extra=_SWEEP_SCHEMA
     )
 
+    @model_validator(mode="before")
+    @classmethod
+    def _served(cls, data: Any) -> Any:
+        """What is served is not trained: framework, training and mesh left out follow from the engine."""
+        return _of_engine(data) if isinstance(data, dict) and data.get("workload") == "serve" else data
+
     _document: Document | None = PrivateAttr(default=None)
     _swept: bool = PrivateAttr(default=False)
 
@@ -231,6 +210,17 @@ class Scenario(Block):
         return self.model_dump(mode="json", exclude={"sweep"})
 
 
+def _of_engine(data: dict[str, Any]) -> dict[str, Any]:
+    """`data` of a scenario that serves, with what the blocks `generation` and `mesh` say of each other filled in."""
+    given, mesh = data.get("generation") or {}, data.get("mesh") or {}
+    if not isinstance(given, dict) or not isinstance(mesh, dict):
+        return data
+    tp = given.get("tp", mesh.get("tp", 1))
+    filled = {"generation": {**given, "tp": tp}, "mesh": {**mesh, "tp": mesh.get("tp", tp)}}
+    length = {"seq_len": given["max_model_len"]} if "max_model_len" in given else {}
+    return {"framework": given.get("engine", "vllm"), "training": length, **data, **filled}
+
+
 def parse_scenario(document: Document, *, swept: bool = False) -> Scenario:
     """Validate one document (its `sweep`, if any, is left out); InputError with every problem that it has."""
     data = {key: value for key, value in document.data.items() if key != "sweep"}
@@ -253,4 +243,9 @@ def _check_world_size(scenario: Scenario) -> None:
 def scenario_schema() -> dict[str, Any]:
     """JSON Schema (draft 2020-12) of a scenario file, for editors; descriptions are those of the fields."""
     head = {"$schema": "https://json-schema.org/draft/2020-12/schema", "title": "rankscope scenario"}
-    return {**Scenario.model_json_schema(), **head}
+    found = Scenario.model_json_schema()
+    trains = [key for key in found["required"] if key in ("framework", "training")]
+    serves = {"properties": {"workload": {"const": "serve"}}, "required": ["workload"]}
+    needed = {"required": [key for key in found["required"] if key not in trains],
+              "if": serves, "else": {"required": trains}}
+    return {**found, **needed, **head}

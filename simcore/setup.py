@@ -5,9 +5,11 @@ from __future__ import annotations
 import difflib
 import importlib
 import pkgutil
+from collections.abc import Mapping
 from dataclasses import replace
 from functools import lru_cache
 from types import ModuleType
+from typing import Any
 
 import simcore.frameworks
 from simcore.errors import IllegalLayout, InputError, NotYet, Problem, RankscopeError
@@ -23,7 +25,7 @@ from simcore.schedule import SCHEDULES
 from simcore.tensor import TensorSpec
 from simcore.training import Imbalance, Quantization
 
-__all__ = ["known_frameworks", "prepare"]
+__all__ = ["configuration", "known_frameworks", "prepare"]
 
 IMPLEMENTATIONS = ("automodel", "hf", "hub", "kempnerforge", "llmfoundry", "megatron", "torchtitan")
 SERVED_FORMATS = ("auto", "none", "fp32", "bf16", "fp16")
@@ -145,16 +147,12 @@ def _framework_module(scenario: Scenario) -> ModuleType:
 
 
 def _graph(scenario: Scenario, module: ModuleType) -> ModelGraph:
-    where = scenario.where("model")
-    reference, overrides = (scenario.model, None) if isinstance(scenario.model, str) else _model_file(scenario.model)
-    if reference.endswith(".json") and scenario.folder is not None:
-        reference = str(scenario.folder / reference)
+    where, fields = scenario.where("model"), configuration(scenario)
     implementation = scenario.implementation
     if implementation == "auto":
         implementation = module.DEFAULT_IMPLEMENTATION
         if hasattr(module, "implementation_of"):
-            family = str(model_config(reference, overrides, where).get("model_type"))
-            implementation = module.implementation_of(family)
+            implementation = module.implementation_of(str(fields.get("model_type")))
     if implementation not in IMPLEMENTATIONS:
         message = f"expected auto or one of {', '.join(IMPLEMENTATIONS)}, got {implementation!r}"
         raise InputError(Problem(scenario.where("implementation"), message))
@@ -162,7 +160,15 @@ def _graph(scenario: Scenario, module: ModuleType) -> ModelGraph:
         message = (f"not yet: the layers of {implementation} under {scenario.framework} "
                    f"(served: {', '.join(module.IMPLEMENTATIONS)})")
         raise NotYet(Problem(scenario.where("implementation"), message))
-    return build(model_config(reference, overrides, where), implementation, where)
+    return build(fields, implementation, where)
+
+
+def configuration(scenario: Scenario) -> Mapping[str, Any]:
+    """Fields of the model that a scenario names: a preset's, or those of a file beside the scenario."""
+    reference, overrides = (scenario.model, None) if isinstance(scenario.model, str) else _model_file(scenario.model)
+    if reference.endswith(".json") and scenario.folder is not None:
+        reference = str(scenario.folder / reference)
+    return model_config(reference, overrides, scenario.where("model"))
 
 
 def _model_file(model: ModelFile) -> tuple[str, dict[str, object]]:
@@ -210,9 +216,6 @@ def _refuse_unserved(scenario: Scenario) -> None:
     """Blocks that this version does not serve are refused by name, never ignored."""
     training = scenario.training
     unserved = [
-        (("workload",), scenario.workload != "train", f"workload {scenario.workload}"),
-        (("rl",), scenario.rl is not None, "the rl block"),
-        (("generation",), scenario.generation is not None, "the generation block"),
         (("training", "pipeline", "schedule"), training.pipeline.schedule not in SCHEDULES,
          f"schedule {training.pipeline.schedule}"),
         (("training", "lora", "dropout"), training.method != "full" and training.lora.dropout > 0, "LoRA dropout"),

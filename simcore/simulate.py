@@ -24,9 +24,11 @@ from simcore.plan import Plan
 from simcore.plan import place as place_rank
 from simcore.program import Program
 from simcore.report import Report
+from simcore.rl import Trainer, in_phases
 from simcore.routes import Routes
 from simcore.scenario import Scenario
 from simcore.schedule import actions, lowered_microbatches, steady_microbatches
+from simcore.serve import serve
 from simcore.setup import prepare
 from simcore.topology import Topology
 from simcore.units import parse_quantity
@@ -44,17 +46,25 @@ def simulate(scenario: Scenario, *, series: bool = False, detail: bool = False, 
     `series`: memory over the step too. `detail`: that, and all else that pictures show. `fold` False simulates every
     rank by itself. `rank`: that rank alone, exactly, without time. `timed` False: memory and traffic only.
     """
+    if scenario.workload == "serve":
+        return _guarded(partial(serve, scenario), scenario)
+    if scenario.workload in ("dpo", "grpo"):
+        return _guarded(partial(in_phases, scenario, _TRAINER), scenario)
     work = partial(_simulate, series=series or detail, detail=detail, folded=fold, rank=rank)
     return _guarded(partial(_at_its_lengths, scenario, work, timed=timed), scenario)
 
 
 def place(scenario: Scenario, *, rank: int | None = None) -> Report:
     """What lies on every rank; no peak and no time."""
+    if scenario.workload == "serve":
+        return _guarded(partial(serve, scenario), scenario)
     return _guarded(partial(_place, scenario, rank=rank), scenario)
 
 
 def check(scenario: Scenario) -> Report:
     """Legality only: parse, and ask the framework's table."""
+    if scenario.workload == "serve":
+        return _guarded(partial(serve, scenario, ranks=False), scenario)
     return _guarded(partial(_check, scenario), scenario)
 
 
@@ -161,3 +171,10 @@ def _check_format(scenario: Scenario, device: Device) -> None:
 def _program(parts: Parts, plan: Plan) -> Program:
     order = actions(parts.framework.schedule, plan.stage, parts.lowered)
     return lower(plan, parts.workload(plan), order, flow_of(parts.framework))
+
+
+def _trained(scenario: Scenario) -> Report:
+    return _simulate(scenario, series=False, detail=False, folded=True, rank=None, timed=True)
+
+
+_TRAINER = Trainer(_trained, partial(_parts, folded=True, rank=None))

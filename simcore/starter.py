@@ -13,7 +13,7 @@ _SAFE: Final = re.compile(r"[A-Za-z_][A-Za-z0-9_./-]*")
 _TEXT: Final = """\
 # yaml-language-server: $schema=scenario.schema.json
 name: {name}  # unique in a batch
-workload: train  # not yet: dpo, grpo, serve
+workload: train  # train | dpo | grpo (with rl and generation) | serve (with generation: {{tp: 4}})
 model: {model}  # preset, path of a Hugging Face config.json, or {{config: ..., overrides: {{...}}}}
 implementation: auto  # whose layer code runs; auto: the framework's own
 framework: {framework}  # fsdp2 | fsdp1 | automodel | megatron | megatron_fsdp | ddp | zero1 | zero2 | zero3

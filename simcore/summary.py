@@ -110,7 +110,10 @@ def _num_gpus(report: Report) -> str:
 
 def _method(report: Report) -> str:
     training = report.scenario.get("training")
-    return plain(str(training.get("method", ""))) if isinstance(training, dict) else ""
+    workload, method = str(report.scenario.get("workload", "train")), ""
+    if isinstance(training, dict):
+        method = plain(str(training.get("method", "")))
+    return {"train": method, "serve": workload}.get(workload, f"{workload} {method}")
 
 
 def _gib(num_bytes: float) -> str:
@@ -136,6 +139,8 @@ def _of_peak(show: Callable[[Peak], str]) -> Callable[[Report], str]:
 def _peak_at(peak: Peak) -> str:
     """`backward, layers.51`: shortened from the front, where long module paths are alike."""
     place = plain(peak.layer or peak.event)
+    if place == peak.phase:
+        return plain(place)
     return plain(f"{peak.phase}, {place if len(place) <= _PLACE else '...' + place[3 - _PLACE :]}")
 
 

@@ -116,7 +116,11 @@ WRONG = {
     "letter in overrides": (scenario(model="{config: nemotron-3-nano-30b-a3b, overrides: "
                                            f"{{hybrid_override_pattern: 'MQ{PATTERN[2:]}'}}}}"), ["f.yaml:2", "'Q'"]),
     "no heads": (scenario(model="{config: nemotron-3-tiny, overrides: {num_attention_heads: 0}}"), ["f.yaml:2"]),
-    "not yet": (scenario(workload="grpo"), ["f.yaml:7", "not yet"]),
+    "not yet": (scenario(workload="serve", mesh="{}", generation="{engine: sglang}"), ["f.yaml:8", "not yet"]),
+    "grpo without its blocks": (scenario(workload="grpo"), ["f.yaml:7", "missing the block rl and generation"]),
+    "KV heads not divisible": (scenario(workload="serve", mesh="{tp: 3}", model="{config: llama-3.2-3b, overrides: "
+                                        "{intermediate_size: 8184}}"),
+                               ["f.yaml:5", "8 KV heads are neither divisible by tp 3", "vLLM 0.12.0"]),
     "negative limit": (scenario(limits="{usable_memory: -5 GiB}"), ["f.yaml:7", "usable_memory"]),
 }  # fmt: skip
 

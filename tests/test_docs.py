@@ -14,7 +14,7 @@ import pytest
 from simcore.document import parse_document
 from simcore.errors import InputError, NotYet
 from simcore.flows import flow_of
-from simcore.glossary import CATEGORIES, COMPONENTS, OUTSIDE, RESERVED, filled, glossary
+from simcore.glossary import CATEGORIES, COMPONENTS, OUTSIDE, SERVED, filled, glossary
 from simcore.graph import build, known_presets, model_config
 from simcore.loading import load
 from simcore.lower import lower
@@ -93,11 +93,11 @@ def test_categories_are_those_that_programs_post() -> None:
         rows = program.columns[program.columns[:, OP] == Op.ALLOC]
         posted |= {names[slot][1] for slot in rows[:, SLOT].tolist()}
     assert posted == set(CATEGORIES)
-    assert not posted & set(RESERVED)
+    assert not posted & set(SERVED)
 
 
 def test_pages_draw_the_categories_of_the_glossary() -> None:
-    assert set(DRAWN) == set(CATEGORIES) | set(OUTSIDE) | set(RESERVED)
+    assert set(DRAWN) == set(CATEGORIES) | {*OUTSIDE, *SERVED}
 
 
 def test_components_are_those_of_the_models() -> None:

@@ -19,6 +19,7 @@ from typing import Any
 import pytest
 
 from simcore.loading import load
+from simcore.phased import PhaseReport
 from simcore.report import AtRest, Peak, RankReport, Report, TrafficRow
 from simcore.simulate import simulate
 from simcore.speed import StepTime
@@ -39,6 +40,11 @@ TIMES = (
     "as the named formula counts them: compare it under one formula, tokens/s under any. USD are of a million tokens. "
     "GB are the most that leaves any rank in a step, by link.\n\n"
 )
+PHASED = (
+    "\nPhases of a step, in their order, on the fullest rank: the most that lies on its GPU and, of this rank, on the "
+    "host.\n\n"
+)
+PHASE_HEADS = ["scenario", "phase", "device GB", "highest when", "host GB", "on the device", "on the host"]
 TIME_HEADS = ["scenario", "GPUs", "step s", "tokens/s a GPU", "exposed s", "exposed by axis", "slowed s", "bubble s",
               "host s", "MFU", "counted by", "USD", "NVLink GB", "network GB", "verdict"]
 
@@ -60,10 +66,24 @@ def answer(file: Path) -> dict[str, Any]:
 def _facts(report: Report, *, timed: bool) -> dict[str, Any]:
     if report.status != "ok":
         return {"status": report.status, "problems": [{"message": p.message, "rule": p.rule} for p in report.problems]}
-    facts = {"status": report.status, "verdict": report.verdict, "capacity_bytes": report.capacity_bytes}
+    facts: dict[str, Any] = {"status": report.status, "verdict": report.verdict,
+                             "capacity_bytes": report.capacity_bytes}
+    if report.phases:
+        facts |= {"phases": [_phase(phase) for phase in report.phases]}
+    if report.serving:
+        facts |= {"serving": report.serving.model_dump(include=_OF_ENGINES)}
     if not timed or report.time is None or report.peak_rank is None:
         return facts | {"ranks": [_rank(rank) for rank in report.ranks]}
     return facts | {"ranks": [_rank(report.peak_rank)], **_links(report), "time": _time(report.time)}
+
+
+_OF_ENGINES = {"version", "requested_bytes", "weight_bytes", "adapter_buffer_bytes", "activation_bytes", "cache_bytes",
+               "kv_bytes_per_token", "state_bytes", "block_size", "num_blocks", "cache_tokens", "longest"}
+
+
+def _phase(phase: PhaseReport) -> dict[str, Any]:
+    """Bytes alone: how long it takes is as models of kernels and links are fitted."""
+    return phase.model_dump(include={"phase", "device_bytes", "host_bytes", "event", "by_owner", "host_by_owner"})
 
 
 def _links(report: Report) -> dict[str, int]:
@@ -128,11 +148,19 @@ def table(folder: Path) -> str:
     if published:
         heads += ["published weights GB", "published total GB", "published verdict", "where"]
     times = TIMES + _lines(TIME_HEADS, [[r.name, _gpus(r), *_time_cells(r)] for r in found])
-    return GENERATED + _lines(heads, [_row(r, published) for r in found]) + (times if folder.name in TIMED else "")
+    phases = [[r.name, *_phase_cells(phase)] for r in found for phase in r.phases]
+    return (GENERATED + _lines(heads, [_row(r, published) for r in found])
+            + (PHASED + _lines(PHASE_HEADS, phases) if phases else "") + (times if folder.name in TIMED else ""))
 
 
 def _lines(heads: list[str], rows: list[list[str]]) -> str:
     return "".join(f"| {' | '.join(line)} |\n" for line in (heads, ["---"] * len(heads), *rows))
+
+
+def _phase_cells(phase: PhaseReport) -> list[str]:
+    owners = (", ".join(f"{name} {_gb(size)}" for name, size in by_owner.items())
+              for by_owner in (phase.by_owner, phase.host_by_owner))
+    return [phase.phase, _gb(phase.device_bytes), phase.event, _gb(phase.host_bytes), *owners]
 
 
 def _time_cells(report: Report) -> list[str]:

@@ -15,18 +15,19 @@ ROOT = Path(__file__).resolve().parents[1]
 # a file that is also named by itself stands where it is named.
 ORDER = (
     "errors", "units", "scaling", "packed", "data", "yaml_parser", "document", "quantity", "block", "training",
-    "scenario", "sweep", "starter", "loading", "device", "efficiency", "curves", "topology", "tensor",
+    "generation", "scenario", "sweep", "starter", "loading", "device", "efficiency", "curves", "topology", "tensor",
     "models/blocks", "models/architecture", "product", "rows", "checkpoint", "tape", "halves", "recording",
     "operators/", "models/", "graph", "flops", "mesh", "form", "schedule", "transfer", "reducer", "zero", "wrapped",
     "libraries", "dispatch", "framework", "lora", "lora_names", "lora_bridge", "lora_automodel", "routing", "packing",
     "job", "stages", "frameworks/", "plan", "update", "on_host", "buffers", "chunks", "fold", "schedules/", "setup",
     "tile", "outline", "edges", "program", "tiles", "flow", "stage_inputs", "stage_buffers", "lower", "flows/",
-    "ledger", "waves", "exponentials", "cost", "collective", "routes", "launch", "quantiles", "speed", "detail",
-    "report", "traffic", "series", "beside", "streams", "timeline", "breakdown", "clocked", "rates", "adapters",
-    "workspace", "outside", "reserve", "band", "assemble", "received", "spread", "drawn", "host", "lengths",
-    "inventory", "spans", "closeup", "simulate", "advice", "compare", "measured", "tolerance", "left_out", "timing",
-    "validate", "table", "columns", "summary", "timesheet", "batch", "finding", "output", "glossary", "calibration/",
-    "machines", "page", "presets", "cli", "__init__", "__main__",
+    "ledger", "waves", "exponentials", "cost", "collective", "routes", "launch", "quantiles", "speed", "served",
+    "phased", "detail", "report", "traffic", "series", "beside", "streams", "timeline", "breakdown", "clocked",
+    "rates", "adapters", "workspace", "outside", "reserve", "band", "assemble", "received", "spread", "drawn", "host",
+    "lengths", "forward", "journal", "vllm/", "serve", "refit", "laid", "phase_report", "rl", "inventory", "spans",
+    "closeup", "simulate", "advice", "compare", "measured", "tolerance", "left_out", "timing", "validate", "table",
+    "columns", "summary", "timesheet", "servesheet", "phasesheet", "batch", "finding", "output", "glossary",
+    "calibration/", "machines", "page", "presets", "cli", "__init__", "__main__",
 )  # fmt: skip
 
 # A library has one door: what it does could be replaced by rewriting the files named here.
@@ -34,9 +35,10 @@ DOORS = {
     "networkx": {"graph"},
     "simpy": {"timeline"},
     "ruamel": {"document", "yaml_parser", "calibration/write"},
-    "pydantic": {"block", "quantity", "training", "scenario", "device", "efficiency", "curves", "topology", "detail",
-                 "report", "speed", "compare", "measured", "timing", "tolerance", "validate", "calibration/write"},
-    "rich": {"table", "columns", "summary", "timesheet", "output"},
+    "pydantic": {"block", "quantity", "training", "generation", "scenario", "device", "efficiency", "curves",
+                 "topology", "detail", "report", "served", "phased", "speed", "compare", "measured", "timing",
+                 "tolerance", "validate", "calibration/write"},
+    "rich": {"table", "columns", "summary", "timesheet", "servesheet", "phasesheet", "output"},
     "typer": {"cli", "calibration/command", "page"},
 }
 VIZ_READS = {"compare", "detail", "report", "speed", "units"}

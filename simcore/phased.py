@@ -1,0 +1,39 @@
+"""A step of several phases, as reinforcement learning has them: a part of a result, JSON in and out."""
+
+from __future__ import annotations
+
+from typing import Literal
+
+from pydantic import BaseModel, ConfigDict
+
+__all__ = ["PHASES", "PhaseReport", "PhaseName"]
+
+PhaseName = Literal["refit", "generation", "logprob", "reference", "training"]
+PHASES: dict[PhaseName, str] = {
+    "refit": "the policy's weights go to the engine that generates",
+    "generation": "the engine decodes",
+    "logprob": "a forward pass of the policy over what was generated",
+    "reference": "a forward pass of the reference policy",
+    "training": "forward, backward and the optimizer's step, as in a step that only trains",
+}
+
+
+class PhaseReport(BaseModel):
+    """One phase of the step, of one rank at its highest moment; phases follow each other.
+
+    `start_s`, `seconds`: on the step's clock. `device_bytes`: all processes on the GPU together, `by_owner` of whom;
+    `host_bytes`: of this rank, `host_by_owner` of whom. `event`: what happens at the highest moment.
+    """
+
+    model_config = ConfigDict(frozen=True, extra="forbid")
+
+    phase: PhaseName
+    start_s: float
+    seconds: float
+    device_bytes: int
+    host_bytes: int
+    event: str
+    by_category: dict[str, int]
+    by_owner: dict[str, int]
+    host_by_owner: dict[str, int]
+    device_verdict: Literal["fits", "oom"]

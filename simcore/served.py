@@ -1,0 +1,62 @@
+"""What an engine that generates holds on a rank, and how fast it decodes: a part of a result, JSON in and out."""
+
+from __future__ import annotations
+
+from pydantic import BaseModel, ConfigDict
+
+__all__ = ["Decode", "Serving"]
+
+
+class _Frozen(BaseModel):
+    model_config = ConfigDict(frozen=True, extra="forbid")
+
+
+class Decode(_Frozen):
+    """One token of every sequence, `assumed`: a bound from memory traffic, without arithmetic, collectives and host.
+
+    `bytes_read`: of weights, caches and states on a rank; `seconds`: at the bandwidth that products reach.
+    """
+
+    sequences: int
+    context_tokens: int
+    bytes_read: int
+    seconds: float
+    tokens_per_s: float
+
+
+class Serving(_Frozen):
+    """The engine's memory, all bytes of one rank.
+
+    `requested_bytes`: the utilisation's share of what the driver reports. `cache_bytes`: what blocks take of the
+    `cache_budget_bytes` that are left of it. `kv_bytes_per_token`: over all attention layers; `state_bytes`: of one
+    sequence over all Mamba layers, without the padding to a page. `cache_tokens`: as the engine logs it. `concurrency`:
+    sequences of `max_model_len`; `longest`: tokens of the longest that is let in. `refusal`: why it does not start.
+    """
+
+    engine: str
+    version: str
+    tp: int
+    max_model_len: int
+    max_num_seqs: int
+    max_num_batched_tokens: int
+    kv_dtype: str
+    ssm_dtype: str
+    kv_heads_per_rank: int
+    kv_head_replicas: int
+    requested_bytes: int
+    weight_bytes: int
+    adapter_buffer_bytes: int
+    activation_bytes: int
+    graph_bytes: int
+    cache_budget_bytes: int
+    cache_bytes: int
+    kv_bytes_per_token: int
+    state_bytes: int
+    block_size: int
+    page_bytes: int
+    num_blocks: int
+    cache_tokens: int
+    concurrency: float
+    longest: int
+    decode: tuple[Decode, ...] = ()
+    refusal: str = ""

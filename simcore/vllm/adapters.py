@@ -1,0 +1,44 @@
+"""Buffers of LoRA serving: as many adapters as asked for, of one rank, for every linear there is.
+
+vLLM 0.12.0 `lora/utils.py` get_supported_lora_modules (all linear layers, embedding, head, fused experts),
+`lora/layers/base_linear.py`, `column_parallel_linear.py`, `fused_moe.py`, `vocal_parallel_embedding.py`,
+`logits_processor.py`: zeros of [max_loras, 1, rank, in] and [max_loras, 1, out, rank] for every slice; the input side
+is whole where the layer's input is, whatever tp says, and vocabularies are never cut. The buffers are there whether an
+adapter is loaded or not.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Final
+
+from simcore.models.architecture import Architecture
+from simcore.models.blocks import Embedding, Head
+from simcore.vllm.weights import Linear, layers_of, linears
+
+__all__ = ["adapter_elements"]
+
+_SLICES_OF_EXPERTS: Final = 2
+"""w1 and w3, whether experts are gated or not (`FusedMoEWithLoRA._w13_slices`)."""
+
+
+def adapter_elements(architecture: Architecture, tp: int, rank: int) -> int:
+    """Elements that one adapter's place takes on a rank, in the model's dtype."""
+    return sum(_of(linear, rank) for linear in _all(architecture, tp)) + rank * _ends(architecture)
+
+
+def _all(architecture: Architecture, tp: int) -> Iterator[Linear]:
+    return (linear for _, kind in layers_of(architecture) for branch in kind.branches for linear in linears(branch, tp))
+
+
+def _of(linear: Linear, rank: int) -> int:
+    if linear.name == "w13":
+        ffn = linear.outputs // linear.slices
+        return linear.copies * rank * _SLICES_OF_EXPERTS * (linear.inputs + ffn)
+    return linear.copies * rank * (linear.slices * linear.inputs + linear.outputs)
+
+
+def _ends(architecture: Architecture) -> int:
+    """Rows of the embedding's and the head's pairs."""
+    rows = {Embedding: architecture.vocab + architecture.hidden, Head: architecture.hidden + architecture.vocab}
+    return sum(rows.get(type(kind.block), 0) for _, kind in layers_of(architecture))

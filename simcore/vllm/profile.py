@@ -1,0 +1,61 @@
+"""What the profile run finds at its highest moment: the forward pass of the most tokens, or the sampler after it.
+
+[Note: profile run]
+vLLM 0.12.0 `v1/worker/gpu_model_runner.py` profile_run: `max_num_batched_tokens` dummy tokens through the model without
+a cache (attention and Mamba return early), then the sampler on one row of logits for each of at most `max_num_seqs`
+sequences, with top-k and top-p. What is counted, assumed to live together because torch.compile's plan is not known:
+the residual stream and the norm's output; of the fattest layer the inputs and outputs of its linears, with experts
+`cache13` and `cache2` of `fused_moe.py` fused_experts_impl (each token `top_k` times, 16,384 tokens a chunk) and the
+router's logits and inputs in fp32. The sampler (`v1/sample/ops/topk_topp_sampler.py`): logits in the model's dtype,
+gathered whole, a copy in fp32, sorted values in fp32 with indices in int64, and as much again for the sort itself.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Final
+
+from simcore.models.architecture import Architecture
+from simcore.models.blocks import Branch, Moe
+from simcore.vllm.weights import layers_of, linears
+
+__all__ = ["Profile", "profile"]
+
+_CHUNK: Final = 16 * 1024
+"""Tokens that experts take at once (`VLLM_FUSED_MOE_CHUNK_SIZE`)."""
+_FP32, _INDEX, _SORTED = 4, 8, 12
+
+
+@dataclass(frozen=True, slots=True)
+class Profile:
+    """Bytes at the highest moment of the forward pass, and of the sampler."""
+
+    forward: int
+    sampler: int
+
+    @property
+    def highest(self) -> int:
+        """What is kept free of the cache."""
+        return max(self.forward, self.sampler)
+
+
+def profile(architecture: Architecture, tp: int, tokens: int, seqs: int, width: int) -> Profile:
+    """Of so many tokens in one pass, and rows of logits; `width`: bytes of an element of the model."""
+    stream = 2 * tokens * architecture.hidden * width
+    fattest = max(_of_block(branch, tp, tokens, width) for _, kind in layers_of(architecture)
+                  for branch in kind.branches)
+    logits = min(seqs, tokens) * architecture.vocab * (width + _FP32 + _FP32 + _INDEX + _SORTED)
+    return Profile(stream + fattest, tokens * architecture.hidden * width + logits)
+
+
+def _of_block(branch: Branch, tp: int, tokens: int, width: int) -> int:
+    block = branch.block
+    dense = [linear for linear in linears(branch, tp) if linear.copies == 1 and linear.name != "conv1d"]
+    flat = sum(linear.outputs for linear in dense) * tokens * width
+    if not isinstance(block, Moe):
+        return flat
+    rows = min(tokens, _CHUNK) * block.top_k
+    first = next(linear.outputs for linear in linears(branch, tp) if linear.name == "w13")
+    experts = rows * (max(first, block.hidden) + first // 2) * width
+    router = tokens * (block.num_experts + block.hidden) * _FP32
+    return flat + experts + router + tokens * block.hidden * width

@@ -1,0 +1,245 @@
+"""What a rank of vLLM holds of the model: linears cut by tensor parallelism, as its layers are written.
+
+vLLM 0.12.0: `model_executor/layers/linear.py` (column and row parallel, QKVParallelLinear with KV heads replicated),
+`layers/vocab_parallel_embedding.py` (rows padded to 64), `layers/fused_moe/layer.py`, `layers/mamba/mamba_mixer2.py`,
+`models/nemotron_h.py` (gate in fp32), `models/llama.py`, `models/qwen3.py`, `models/qwen2_moe.py`, `models/mixtral.py`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from typing import Any, Final
+
+from simcore.models.architecture import Architecture
+from simcore.models.blocks import Attention, Branch, Embedding, FinalNorm, Head, LayerKind, Mamba2, Mlp, Moe, Mtp
+
+__all__ = ["Linear", "Weight", "kv_heads", "layers_of", "linears", "refusals", "unserved", "weights"]
+
+_PADDING: Final = 64
+"""Rows of the vocabulary are padded to a multiple of it (`DEFAULT_VOCAB_PADDING_SIZE`)."""
+_FP32: Final = 4
+_SERVED: Final = (Attention, Mamba2, Moe, Mlp)
+
+
+@dataclass(frozen=True, slots=True)
+class Weight:
+    """Elements of one component on a rank; `width`: bytes of each, 0 that of the model. `routed`: of experts."""
+
+    component: str
+    numel: int
+    width: int = 0
+    routed: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class Linear:
+    """A linear as a rank has it. `inputs`, `outputs`: of one of `copies`; `slices`: matrices that share the input."""
+
+    name: str
+    inputs: int
+    outputs: int
+    slices: int = 1
+    copies: int = 1
+
+
+def kv_heads(block: Attention, tp: int) -> int:
+    """KV heads of a rank: at least one, so that fewer heads than ranks are replicated (`get_num_kv_heads`)."""
+    return max(1, block.num_kv_heads // tp)
+
+
+# ---- what is refused -------------------------------------------------------------------------------------------------
+_DIVIDE: Final = "vLLM 0.12.0 distributed/utils.py divide: not divisible"
+
+
+def refusals(architecture: Architecture, tp: int) -> list[tuple[str, str]]:
+    """(message, rule) of everything that tp cannot cut; empty where it can."""
+    blocks = dict.fromkeys(branch.block for kind in _kinds(architecture) for branch in kind.branches)
+    found = [told for block in blocks if type(block) in _REFUSED for told in _REFUSED[type(block)](block, tp)]
+    rows = _padded(architecture.vocab)
+    return found + [(f"a vocabulary of {rows} padded rows is not divisible by tp {tp}", _DIVIDE)] * bool(rows % tp)
+
+
+def _uncut_attention(block: Attention, tp: int) -> Iterator[tuple[str, str]]:
+    if block.num_heads % tp:
+        yield (f"{block.num_heads} attention heads are not divisible by tp {tp}",
+               "vLLM 0.12.0 config/model.py verify_with_parallel_config")
+    if block.num_kv_heads % tp and tp % block.num_kv_heads:
+        yield (f"{block.num_kv_heads} KV heads are neither divisible by tp {tp} nor a divisor of it",
+               "vLLM 0.12.0 model_executor/layers/linear.py QKVParallelLinear: heads are divided, or replicated whole")
+
+
+def _uncut_mamba(block: Mamba2, tp: int) -> Iterator[tuple[str, str]]:
+    if block.num_heads % tp:
+        yield (f"{block.num_heads} Mamba heads are not divisible by tp {tp}",
+               "vLLM 0.12.0 mamba_mixer2.py: Tensor parallel world size must divide num heads")
+    if block.num_groups % tp and block.num_groups != 1:
+        yield (f"{block.num_groups} Mamba groups are not divisible by tp {tp}, and more than one",
+               "vLLM 0.12.0 mamba_mixer2.py: If tensor parallel world size does not divide num_groups, then num_groups "
+               "must equal 1")
+
+
+def _uncut_mlp(block: Mlp, tp: int) -> Iterator[tuple[str, str]]:
+    if block.ffn % tp:
+        yield f"an MLP of {block.ffn} is not divisible by tp {tp}", _DIVIDE
+
+
+def _uncut_moe(block: Moe, tp: int) -> Iterator[tuple[str, str]]:
+    for name, size in (("experts", block.expert_ffn), ("a shared expert", block.shared_ffn)):
+        if size % tp:
+            yield f"{name} of {size} are not divisible by tp {tp}", _DIVIDE
+
+
+_REFUSED: Final[dict[type, Callable[[Any, int], Iterator[tuple[str, str]]]]] = {
+    Attention: _uncut_attention, Mamba2: _uncut_mamba, Mlp: _uncut_mlp, Moe: _uncut_moe}
+
+
+# ---- the model on a rank ---------------------------------------------------------------------------------------------
+def layers_of(architecture: Architecture) -> Iterator[tuple[str, LayerKind]]:
+    """Layers that the engine runs: modules of multi-token prediction are left out, for nobody speculates."""
+    return ((path, kind) for path, kind in architecture.parts if not isinstance(kind.block, Mtp))
+
+
+def _kinds(architecture: Architecture) -> tuple[LayerKind, ...]:
+    return tuple(dict.fromkeys(kind for _, kind in layers_of(architecture)))
+
+
+def unserved(architecture: Architecture) -> str:
+    """What of the model is not described here; empty where all is."""
+    if any(kind.shared for kind in _kinds(architecture)):
+        return "layers that share a transformer"
+    blocks = [branch.block for kind in _kinds(architecture) for branch in kind.branches]
+    if len({(block.num_kv_heads, block.head_dim) for block in blocks if isinstance(block, Attention)}) > 1:
+        return "attention layers of different widths"
+    for block in blocks:
+        if not isinstance(block, _SERVED):
+            return "multi-head latent attention"
+        if isinstance(block, Attention) and (block.sinks or block.window):
+            return "attention with sinks or a window"
+        if isinstance(block, Moe) and (block.latent or block.bias):
+            return "experts with biases or behind a latent projection"
+    return ""
+
+
+def weights(architecture: Architecture, tp: int) -> list[Weight]:
+    """All that rank 0 holds, layer by layer; ranks hold alike."""
+    of_kind = {kind: list(_of_kind(kind, architecture, tp)) for kind in _kinds(architecture)}
+    return [weight for _, kind in layers_of(architecture) for weight in of_kind[kind]]
+
+
+def _of_kind(kind: LayerKind, architecture: Architecture, tp: int) -> Iterator[Weight]:
+    hidden = kind.hidden
+    if isinstance(kind.block, Embedding):
+        yield Weight("embedding", _vocab_rows(architecture, tp) * hidden + kind.block.positions * hidden)
+    elif isinstance(kind.block, Head):
+        yield Weight("lm_head", 0 if architecture.tied else _vocab_rows(architecture, tp) * hidden)
+    elif isinstance(kind.block, FinalNorm):
+        yield Weight("norms", hidden * (1 + (kind.block.layer_norm and kind.block.norm_bias)))
+    for branch in kind.branches:
+        yield Weight("norms", hidden * (1 + (branch.layer_norm and branch.norm_bias)))
+        yield from _of_block(branch, kind, tp)
+
+
+def _vocab_rows(architecture: Architecture, tp: int) -> int:
+    return _padded(architecture.vocab) // tp
+
+
+def _padded(rows: int) -> int:
+    return -(-rows // _PADDING) * _PADDING
+
+
+def _of_block(branch: Branch, kind: LayerKind, tp: int) -> Iterator[Weight]:
+    block = branch.block
+    for linear in linears(branch, tp):
+        size = linear.copies * linear.inputs * linear.outputs
+        routed = linear.name in ("w13", "w2")
+        yield Weight(_component(block, linear), size, routed=routed)
+    if isinstance(block, Attention):
+        yield from _beside_attention(block, tp)
+    elif isinstance(block, Mamba2):
+        yield from _beside_mamba(block, tp)
+    elif isinstance(block, Moe):
+        yield from _router(block, kind)
+    elif isinstance(block, Mlp) and block.bias:
+        yield Weight("mlp", block.ffn // tp * (1 + block.gated) + block.hidden)
+
+
+def _component(block: object, linear: Linear) -> str:
+    if isinstance(block, Moe):
+        return "routed_experts" if linear.copies > 1 else "shared_experts"
+    return {Attention: "attention", Mamba2: "mamba", Mlp: "mlp"}[type(block)]
+
+
+def _beside_attention(block: Attention, tp: int) -> Iterator[Weight]:
+    """Biases of the projections in, whole ones of the projection out, norms of heads."""
+    if block.bias:
+        rows = (block.num_heads // tp + 2 * kv_heads(block, tp)) * block.head_dim
+        yield Weight("attention", rows + block.hidden * (block.bias == "all"))
+    if block.qk_norm:
+        yield Weight("norms", 2 * block.head_dim)
+
+
+def _beside_mamba(block: Mamba2, tp: int) -> Iterator[Weight]:
+    """The convolution's bias, D, dt_bias and the gated norm; A in fp32; biases of the projections, out's whole."""
+    heads, rows = block.num_heads // tp, _conv_rows(block, tp)
+    yield Weight("mamba", rows * block.conv_bias + 2 * heads + block.inner // tp)
+    yield Weight("mamba", heads, _FP32)
+    if block.bias:
+        yield Weight("mamba", block.inner // tp + heads + rows + block.hidden)
+
+
+def _router(block: Moe, kind: LayerKind) -> Iterator[Weight]:
+    """Whole on every rank. Nemotron-H's is fp32; the correction of a sigmoid router is a parameter, fp32."""
+    yield Weight("router", block.num_experts * block.hidden, _FP32 if kind.family == "nemotron_h" else 0)
+    if block.router == "sigmoid":
+        yield Weight("router", block.num_experts, _FP32)
+    if block.shared_gate:
+        yield Weight("shared_experts", block.hidden)
+
+
+# ---- its linears -----------------------------------------------------------------------------------------------------
+def linears(branch: Branch, tp: int) -> list[Linear]:
+    """Linears of a layer's block as a rank has them; the router is no such linear."""
+    return list(_LINEARS[type(branch.block)](branch.block, tp))
+
+
+def _of_attention(block: Attention, tp: int) -> Iterator[Linear]:
+    rows = (block.num_heads // tp + 2 * kv_heads(block, tp)) * block.head_dim
+    yield Linear("qkv_proj", block.hidden, rows, slices=3)
+    yield Linear("o_proj", block.q_size // tp, block.hidden)
+
+
+def _groups(block: Mamba2, tp: int) -> int:
+    """Of all ranks: one group that tp does not divide is given to every rank."""
+    return block.num_groups if block.num_groups % tp == 0 else tp
+
+
+def _conv_rows(block: Mamba2, tp: int) -> int:
+    """Channels of a rank's convolution."""
+    return (block.inner + 2 * _groups(block, tp) * block.state) // tp
+
+
+def _of_mamba(block: Mamba2, tp: int) -> Iterator[Linear]:
+    yield Linear("conv1d", block.conv_kernel, _conv_rows(block, tp))
+    yield Linear("in_proj", block.hidden, (block.inner + block.num_heads) // tp + _conv_rows(block, tp))
+    yield Linear("out_proj", block.inner // tp, block.hidden)
+
+
+def _of_mlp(block: Mlp, tp: int) -> Iterator[Linear]:
+    yield from _feed_forward("gate_up_proj", "down_proj", block.hidden, block.ffn // tp, gated=block.gated)
+
+
+def _of_moe(block: Moe, tp: int) -> Iterator[Linear]:
+    yield from _feed_forward("w13", "w2", block.hidden, block.expert_ffn // tp, gated=block.gated,
+                             copies=block.num_experts)
+    if block.shared_ffn:
+        yield from _feed_forward("gate_up_proj", "down_proj", block.hidden, block.shared_ffn // tp, gated=block.gated)
+
+
+def _feed_forward(first: str, last: str, hidden: int, ffn: int, *, gated: bool, copies: int = 1) -> Iterator[Linear]:
+    yield Linear(first, hidden, ffn * (1 + gated), slices=1 + gated, copies=copies)
+    yield Linear(last, ffn, hidden, copies=copies)
+
+
+_LINEARS: Final[dict[type, Callable[[Any, int], Iterator[Linear]]]] = {
+    Attention: _of_attention, Mamba2: _of_mamba, Mlp: _of_mlp, Moe: _of_moe}

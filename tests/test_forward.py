@@ -1,0 +1,57 @@
+"""Forward passes that nobody differentiates: nothing is kept, and log-probabilities take their logits in fp32."""
+
+from __future__ import annotations
+
+import json
+from functools import partial
+from typing import Any
+
+import pytest
+
+from simcore.assemble import Parts
+from simcore.document import parse_document
+from simcore.forward import passes
+from simcore.scenario import parse_scenario
+from simcore.simulate import _parts, simulate
+
+BASE: dict[str, Any] = {"name": "f", "model": "nemotron-3-tiny", "framework": "fsdp2", "topology": "dgx-h100",
+                        "mesh": {"dp_shard": 8}}  # fmt: skip
+parts_of = partial(_parts, folded=True, rank=None)
+
+
+def parts(framework: str = "fsdp2", model: str = "nemotron-3-tiny", **training: Any) -> Parts:
+    asked = BASE | {"framework": framework, "model": model, "training": {"seq_len": 256, **training}}
+    return parts_of(parse_scenario(parse_document(json.dumps(asked), "f.json")))
+
+
+@pytest.mark.parametrize("framework", ["fsdp2", "automodel"])
+def test_parameters_rest_and_states_do_not(framework: str) -> None:
+    made = parts(framework)
+    found = passes(made)
+    plan = made.plans[0]
+    assert sum(found.rest[0].values()) == sum(plan.kinds[kind].rest_bytes * count for kind, count in plan.kind_counts)
+    assert "opt_state" not in found.rest[0]
+
+
+def test_less_is_held_than_in_training() -> None:
+    report = simulate(parts().job.scenario)
+    assert report.ranks[0].peak is not None
+    held = report.ranks[0].peak.allocated_bytes
+    found = passes(parts())
+    assert sum(found.rest[0].values()) + sum(found.above[0].values()) < held
+
+
+def test_logits_are_wide_and_log_softmax_makes_as_many() -> None:
+    """A long sequence is highest where logits are: fp32 twice, and a third time where a slice is not contiguous."""
+    vocab = parts().job.graph.architecture.vocab
+    highs = [sum(passes(parts(seq_len=16384, micro_batch_size=batch)).above[0].values()) for batch in (1, 2)]
+    gathered = passes(parts(seq_len=16384)).above[0]
+    assert gathered["activation"] >= 16384 * vocab * 8
+    assert highs[1] - 2 * highs[0] >= 2 * 16384 * vocab * 4 - highs[0]
+
+
+def test_passes_after_the_first_take_as_long_as_the_second() -> None:
+    found = passes(parts())
+    assert found.total_ns(1) == found.ns[0] > 0
+    assert found.total_ns(5) - found.total_ns(4) == found.ns[1] > 0
+    assert found.ns[1] <= found.ns[0]

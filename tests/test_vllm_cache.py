@@ -1,0 +1,49 @@
+"""Pages, blocks and concurrency are those that vLLM's own functions work out (`tests/truth/probe_vllm.py`)."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from simcore.graph import architecture_of, model_config
+from simcore.vllm.cache import Formats, Pages, pages
+
+ROWS = json.loads((Path(__file__).parent / "truth/vllm/cache-0.12.0.json").read_text(encoding="utf-8"))
+DTYPES = {"auto": "bf16", "fp8": "fp8", "float32": "fp32"}
+
+
+def pages_of(model: str, tp: int, kv: str = "bf16", ssm: str = "bf16") -> Pages:
+    return pages(architecture_of(model_config(model, None, "")), tp, Formats(kv, "bf16", ssm))
+
+
+@pytest.mark.parametrize("row", ROWS, ids=lambda row: str(row["name"]))
+def test_blocks_are_the_engines_own(row: dict[str, Any]) -> None:
+    made = pages_of(row["model"], row["tp"], DTYPES[row["kv"]], DTYPES[row["ssm"]])
+    cache = made.fill(row["bytes"])
+    assert (made.block_size, made.page_bytes) == (row["block_size"], row["page_bytes"])
+    assert made.attention_groups + made.mamba_groups == row["groups"]
+    assert (cache.num_blocks, cache.num_bytes) == (row["num_blocks"], row["cache_bytes"])
+    assert made.needed(row["len"]) == row["needed_bytes"]
+    assert cache.concurrency(row["len"]) == pytest.approx(row["concurrency"], rel=1e-12)
+
+
+def test_an_fp8_cache_halves_keys_and_values_and_leaves_states() -> None:
+    wide, narrow = pages_of("nemotron-3-nano-30b-a3b", 4), pages_of("nemotron-3-nano-30b-a3b", 4, "fp8")
+    assert wide.token_bytes == 2 * narrow.token_bytes == 2 * 1 * 128 * 2
+    assert wide.state_bytes == narrow.state_bytes == 3 * 6144 // 4 * 2 + 16 * 64 * 128 * 2
+
+
+def test_kv_heads_that_tp_exceeds_are_replicated() -> None:
+    assert [pages_of("nemotron-3-nano-30b-a3b", tp).token_bytes for tp in (1, 2, 4, 8)] == [1024, 512, 512, 512]
+
+
+def test_the_longest_that_is_let_in_is_the_longest_that_fits() -> None:
+    made = pages_of("nemotron-3-nano-30b-a3b", 4)
+    budget = made.needed(50_000)
+    longest = made.longest(budget)
+    assert longest >= 50_000
+    assert made.needed(longest) <= budget < made.needed(longest + 1)
+    assert made.longest(0) == 0

@@ -1,0 +1,73 @@
+"""What a rank holds: at tp 1 the whole model, at more what vLLM's layers leave of it."""
+
+from __future__ import annotations
+
+from collections import Counter
+
+import pytest
+
+from simcore.graph import architecture_of, build, model_config
+from simcore.vllm.weights import Weight, refusals, unserved, weights
+
+NANO = "nemotron-3-nano-30b-a3b"
+
+
+def of(model: str, tp: int) -> list[Weight]:
+    return weights(architecture_of(model_config(model, None, "")), tp)
+
+
+def by_component(model: str, tp: int) -> Counter[str]:
+    found: Counter[str] = Counter()
+    for weight in of(model, tp):
+        found[weight.component] += weight.numel
+    return found
+
+
+@pytest.mark.parametrize("model", ["llama-3.1-8b", "llama-3.2-3b", "qwen2.5-7b", "qwen3-8b", "qwen3-30b-a3b",
+                                   "mixtral-8x7b", "nemotron-3-nano-4b", "nemotron-nano-9b-v2", "bamba-9b",
+                                   "granite-4.0-h-tiny", "mistral-7b-v0.3", "gpt2", NANO])
+def test_one_rank_holds_the_model(model: str) -> None:
+    graph = build(model_config(model, None, ""), "hf")
+    vocab, hidden = graph.architecture.vocab, graph.architecture.hidden
+    padded = (2 - graph.architecture.tied) * (-vocab % 64) * hidden
+    corrections = sum(spec.numel for layer in graph.layers for spec in graph.tensors[layer.kind]
+                      if spec.is_buffer and spec.component == "router")
+    assert sum(by_component(model, 1).values()) == graph.count() + padded + corrections
+
+
+def test_nano_is_cut_in_four_but_for_what_is_whole() -> None:
+    whole, part = by_component(NANO, 1), by_component(NANO, 4)
+    for component in ("embedding", "lm_head", "routed_experts", "shared_experts", "mamba"):
+        assert part[component] * 4 == whole[component], component
+    assert part["router"] == whole["router"]
+    assert part["norms"] == whole["norms"]
+
+
+def test_kv_heads_are_replicated_beyond_their_number() -> None:
+    rows = [by_component(NANO, tp)["attention"] * tp for tp in (1, 2, 4, 8)]
+    kv = 6 * 2 * 128 * 2688  # keys and values of one more head, in six layers
+    assert [row - rows[0] for row in rows] == [0, 0, 2 * kv, 6 * kv]
+
+
+def test_the_router_of_nemotron_is_wide() -> None:
+    assert {weight.width for weight in of(NANO, 1) if weight.component == "router"} == {4}
+    assert {weight.width for weight in of("qwen3-30b-a3b", 1)} == {0}
+
+
+@pytest.mark.parametrize(("model", "tp", "told"), [
+    ("llama-3.1-8b", 3, "32 attention heads"), ("qwen2.5-7b", 7, "4 KV heads"), (NANO, 32, "8 Mamba groups"),
+    (NANO, 3, "64 Mamba heads"), ("llama-3.1-8b", 3, "an MLP of 14336")])
+def test_what_tp_cannot_cut_is_refused_by_its_rule(model: str, tp: int, told: str) -> None:
+    found = refusals(architecture_of(model_config(model, None, "")), tp)
+    assert any(told in message and rule.startswith("vLLM 0.12.0") for message, rule in found)
+
+
+def test_what_tp_cuts_is_not_refused() -> None:
+    assert [refusals(architecture_of(model_config(NANO, None, "")), tp) for tp in (1, 2, 4, 8)] == [[]] * 4
+
+
+@pytest.mark.parametrize(("model", "told"), [("deepseek-v3", "latent"), ("gpt-oss-20b", "sinks"),
+                                            ("zamba2-1.2b", "share a transformer"), (NANO, "")])
+def test_what_is_not_described_is_named(model: str, told: str) -> None:
+    assert told in unserved(architecture_of(model_config(model, None, "")))
+    assert bool(told) == bool(unserved(architecture_of(model_config(model, None, ""))))
