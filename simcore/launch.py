@@ -25,18 +25,22 @@ _PERMUTE: Final = KERNELS.index("permute")
 _MODULE_OF: Final = {module.name.lower(): int(module) for module in Module}
 
 
-def launch_ns(host: Host, rows: IntArray, kernel_rows: IntArray, kernels: IntArray, libraries: Libraries) -> IntArray:
+def launch_ns(host: Host, rows: IntArray, kernel_rows: IntArray, kernels: IntArray, libraries: Libraries,
+              bytes_per_s: float) -> IntArray:
     """Nanoseconds for which the host is busy with each row. `kernels`: the classes of `kernel_rows`.
 
-    In a CUDA graph a share of it is left.
+    In a CUDA graph a share of it is left. `bytes_per_s`: at which it reads and writes its memory, see `cpu_rate`.
     """
     each = np.zeros(len(rows), dtype=np.float64)
     each[kernel_rows] = (host.module if libraries.module_calls else host.operator).si
     if libraries.module_calls:
         each[kernel_rows[kernels == _PERMUTE]] = host.permutation.si
     each[rows[:, OP] == Op.COLLECTIVE] = host.collective.si
+    each[rows[:, OP] == Op.COPY] = host.operator.si
     if libraries.graphs:
         each[_graphed(rows, libraries.graphs)] *= host.graphed.si
+    updates = rows[:, OP] == Op.HOST
+    each[updates] = rows[updates, AUX] / bytes_per_s
     result: IntArray = (each * 1e9).astype(np.int64)
     return result
 
