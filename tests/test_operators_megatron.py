@@ -625,6 +625,24 @@ def test_the_second_bias_is_added_expert_by_expert() -> None:
     assert given * (6 * 4 + 2 * (4 + 2) + 2 * 2) in moved
 
 
+@pytest.mark.parametrize(("kind", "checkpoint", "columns"), [
+    (V3, "mla_up_proj", 128 * (192 + 192 + 128)), (V3, "layernorm", 7168), (MOE, "moe_act", 6 * 1856),
+    (OSS, "moe_act", 4 * 2880)])
+def test_from_core_0_17_on_what_is_made_again_is_not_copied(kind: LayerKind, checkpoint: str, columns: int) -> None:
+    """The emptied storage points to the replay's bytes: one kernel and one tensor fewer for each output."""
+    runs = [_run(kind, checkpoint=checkpoint, options=options) for options in ((), (("shares_recomputed", "true"),))]
+    moved, born = [], []
+    for run in runs:
+        tape = record(kind, run, {}, {})
+        _closes(kind, run, tape)
+        rows = tape.backward.rows
+        moved.append(sum(r[5] for r in rows if r[0] == Op.COMPUTE and r[2] == Kernel.COPY))
+        born.append(sum(r[3] for r in rows if r[0] == Op.ALLOC))
+    assert moved[0] - moved[1] == 2 * 2 * columns * T
+    assert born[0] - born[1] == 2 * columns * T
+    assert _kept(kind, runs[0]) == _kept(kind, runs[1])
+
+
 @pytest.mark.parametrize(("kind", "checkpoint"), [(LLAMA, "full"), (LLAMA, "mlp"), (MOE, "moe")])
 def test_what_a_replay_makes_stays_until_its_backward_is_over(kind: LayerKind, checkpoint: str) -> None:
     """`outputs` of CheckpointFunction.backward: its output dies after the last kernel of the region's backward."""
