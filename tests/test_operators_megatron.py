@@ -33,7 +33,7 @@ from simcore.models.blocks import (
 from simcore.operators.megatron import idle_gradients, record, tensors
 from simcore.operators.megatron_moe import distinct_ranks
 from simcore.recording import LayerTape, Run
-from simcore.rows import Module
+from simcore.rows import HOST_STOPS, Module
 from simcore.tape import GRAD_HIDDEN, HIDDEN, RECOMPUTE_BEGIN, RECOMPUTE_END, Kernel, Op, Param, Section
 
 H, V, T = 2688, 131072, 8192
@@ -615,6 +615,14 @@ def test_gpt_oss_rotates_without_fusion() -> None:
     width = (32 + 8) * 128 * 2
     assert (apart[0] - fused[0], apart[1] - fused[1]) == (10 * width, 12 * width)
     assert _moved(OSS, passes) == _moved(OSS, passes, options=options)
+
+
+@pytest.mark.parametrize(("checkpoint", "again"), [("none", 0), ("moe_act", 1)])
+def test_quick_geglu_stops_the_host_each_time_that_it_runs(checkpoint: str, again: int) -> None:
+    """Besides the rows of each expert, which every layer of experts waits for."""
+    stops = [[sum(r[0] == Op.WAIT and r[5] == HOST_STOPS for r in part.rows) for part in (tape.forward, tape.backward)]
+             for tape in (record(kind, _run(kind, top_k=4, checkpoint=checkpoint), {}, {}) for kind in (OSS, QWEN3))]
+    assert stops == [[2, again], [1, 0]]
 
 
 def test_the_second_bias_is_added_expert_by_expert() -> None:
