@@ -13,6 +13,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from simcore.mesh import IntArray
+from simcore.product import module_of
 from simcore.program import Program
 from simcore.rows import Module
 from simcore.tape import Op, Stream
@@ -35,7 +36,7 @@ def hidden_shares(program: Program, kernel_ns: IntArray, call_ns: Callable[[int,
     at = at[exchanges[rows[at, SLOT]]]
     tiles = np.repeat(np.arange(len(program.tiles) + 1), [*(len(t.rows) for t in program.tiles),
                                                          len(program.outline.loose)])
-    is_shared = (rows[:, OP] == Op.COMPUTE) & (rows[:, STREAM] == Module.SHARED_EXPERTS)
+    is_shared = (rows[:, OP] == Op.COMPUTE) & (module_of(rows[:, STREAM]) == Module.SHARED_EXPERTS)
     shared = np.bincount(tiles[is_shared], weights=kernel_ns[is_shared], minlength=len(program.tiles) + 1)
     lengths = np.array([call_ns(*pair) for pair in rows[at][:, [SLOT, AMOUNT]].tolist()], dtype=np.float64)
     exchanged = np.bincount(tiles[at], weights=lengths, minlength=len(program.tiles) + 1)

@@ -11,8 +11,7 @@ import numpy as np
 
 from simcore.beside import hidden_shares
 from simcore.breakdown import Breakdown, Kernels, breakdown
-from simcore.cost import DTYPES, KERNELS, added_ns, busy_ns, cpu_rate, exposed_share
-from simcore.exponentials import softmax_stretch
+from simcore.cost import DTYPES, KERNELS, added_ns, busy_ns, cpu_rate, exposed_share, worked_flops
 from simcore.fold import RankClass
 from simcore.framework import Framework
 from simcore.launch import launch_ns
@@ -27,11 +26,9 @@ from simcore.tape import Kernel, Op
 from simcore.tile import AMOUNT, AUX, OP, SLOT, STREAM, Tile
 from simcore.timeline import ClassTimes, run
 from simcore.topology import Topology
-from simcore.waves import stretch
 
 __all__ = ["Clocked", "clock", "forward_ns"]
 
-_BITS = np.array([{"fp32": 32, "tf32": 32, "fp8": 8, "fp4": 4}.get(name, 16) for name in DTYPES])
 _DTYPE_ID = {name: DTYPES.index(name) for name in ("fp32", "bf16", "fp16", "fp8", "fp4")}
 
 
@@ -125,12 +122,9 @@ def _kernels(program: Program, topology: Topology, framework: Framework) -> Kern
     at = np.flatnonzero(program.distinct[:, OP] == Op.COMPUTE)
     rows = program.distinct[at]
     kinds, dtypes = _kinds(rows[:, SLOT], framework.compute_dtype)
-    attends = kinds == Kernel.ATTENTION
-    kinds[attends] = KERNELS.index(framework.libraries.attention)
-    flops, moved, shapes, bits = rows[:, AMOUNT], rows[:, AUX], shapes_in(rows[:, STREAM]), _BITS[dtypes]
-    products = np.where(kinds <= Kernel.GROUPED_GEMM, shapes, 0)
-    worked = flops * stretch(topology.device, products, flops, bits) * softmax_stretch(
-        topology.device, np.where(attends, shapes, 0), bits, flash2=framework.libraries.attention != "attention")
+    kinds[kinds == Kernel.ATTENTION] = KERNELS.index(framework.libraries.attention)
+    flops, moved = rows[:, AMOUNT], rows[:, AUX]
+    worked = worked_flops(topology.device, kinds, flops, dtypes, shapes_in(rows[:, STREAM]))
     busy = busy_ns(topology.device, topology.efficiency, kinds, worked, moved, dtypes)
     return Kernels(at, kinds, dtypes, added_ns(topology.efficiency, *busy), flops, moved, *busy)
 

@@ -17,9 +17,13 @@ from numpy.typing import ArrayLike, NDArray
 from simcore.device import Device
 from simcore.efficiency import Efficiency, KernelShare, Overlap
 from simcore.errors import InputError, Problem
+from simcore.exponentials import softmax_stretch
+from simcore.mesh import IntArray
 from simcore.topology import Topology
+from simcore.waves import stretch
 
-__all__ = ["DTYPES", "KERNELS", "added_ns", "busy_ns", "compute_ns", "cpu_rate", "exposed_share", "on_matrix_units"]
+__all__ = ["DTYPES", "KERNELS", "added_ns", "busy_ns", "compute_ns", "cpu_rate", "exposed_share", "on_matrix_units",
+           "worked_flops"]
 
 KERNELS: Final = ("gemm", "grouped_gemm", "attention", "mamba_scan", "conv", "norm", "elementwise", "permute", "loss",
                   "embedding", "optimizer", "copy", "attention_flash2", "attention_triton")
@@ -27,6 +31,9 @@ CPU_SHARE: Final = 0.7
 """Of the memory bandwidth of a host's datasheet, what an optimizer's operators reach on all its cores: assumed. Copies
 between large arrays reach about 0.8 on two sockets; torch's operators go over many tensors, some of them small."""
 DTYPES: Final = ("fp32", "tf32", "bf16", "fp16", "fp8", "fp4")
+_BITS: Final = np.array([{"fp32": 32, "tf32": 32, "fp8": 8, "fp4": 4}.get(name, 16) for name in DTYPES])
+_LAST_PRODUCT: Final = KERNELS.index("grouped_gemm")
+_ATTENTION: Final = [number for number, name in enumerate(KERNELS) if name.startswith("attention")]
 
 
 class _KernelTable(NamedTuple):
@@ -45,9 +52,23 @@ def compute_ns(device: Device, efficiency: Efficiency, kernel_ids: ArrayLike, fl
     Arithmetic and traffic are added, so a kernel reaches less of the peak the fewer FLOPs it has for a byte. For a
     product of (m, k) and (k, n) in 16 bits bytes over FLOPs are 1/m + 1/n + 1/k: what is lost grows with the smallest
     of the three, as tables of isolated products show. So does attention over short sequences, and a grouped product
-    with few rows an expert.
+    with few rows an expert. What whole tiles, waves and exponentials take is in the FLOPs, see `worked_flops`.
     """
     return added_ns(efficiency, *busy_ns(device, efficiency, kernel_ids, flops, bytes_moved, dtype_ids))
+
+
+def worked_flops(device: Device, kernel_ids: IntArray, flops: IntArray, dtype_ids: IntArray,
+                 shapes: IntArray) -> NDArray[np.float64]:
+    """FLOPs of each kernel as the device works them off: with what shapes lose (`waves.py`, `exponentials.py`).
+
+    `shapes` of products and of attention, as `product.py` packs them; those of other kernels are not looked at.
+    """
+    bits = _BITS[dtype_ids]
+    products = np.where(kernel_ids <= _LAST_PRODUCT, shapes, 0)
+    attention = np.where(np.isin(kernel_ids, _ATTENTION), shapes, 0)
+    result: NDArray[np.float64] = flops * stretch(device, products, flops, bits) * softmax_stretch(
+        device, attention, bits, older=kernel_ids != KERNELS.index("attention"))
+    return result
 
 
 def added_ns(efficiency: Efficiency, of_flops: NDArray[np.float64], of_bytes: NDArray[np.float64]) -> NDArray[np.int64]:

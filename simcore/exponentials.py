@@ -28,16 +28,18 @@ _A_CYCLE: Final = {"10.3": 32}
 _OTHERS: Final = 16
 
 
-def softmax_stretch(device: Device, shapes: IntArray, operand_bits: IntArray, *, flash2: bool) -> NDArray[np.float64]:
+def softmax_stretch(device: Device, shapes: IntArray, operand_bits: IntArray, *,
+                    older: NDArray[np.bool_]) -> NDArray[np.float64]:
     """By how much each kernel of attention takes longer for its FLOPs than with heads of 128 in 16 bits.
 
     `shapes`: FLOPs of an exponential by those that heads of 128 have, as `product.shape_of_heads` packs them (0: of
-    unknown heads: 1). `flash2`: products are issued as on Ampere.
+    unknown heads: 1). `older`: products are issued as on Ampere.
     """
     out = np.ones(len(shapes))
     at = np.flatnonzero(shapes)
     if len(at):
         of_one, of_128, _, _ = unpacked(shapes[at])
-        beside = 2 * multiply_adds(device, as_on_ampere=flash2) / _A_CYCLE.get(device.compute_capability, _OTHERS)
+        adds = np.where(older[at], multiply_adds(device, as_on_ampere=True), multiply_adds(device))
+        beside = 2 * adds / _A_CYCLE.get(device.compute_capability, _OTHERS)
         out[at] = (1 + beside * 16 / operand_bits[at] / of_one) / (1 + beside / of_128)
     return out

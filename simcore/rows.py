@@ -108,12 +108,14 @@ class Storage:
     """Bytes that live from creation until the last `Tensor` that refers to them goes.
 
     `born`: False where another layer has posted the birth. Set `num_bytes` to 0 and the death is another's to post.
+    `held`: a storage whose bytes are this one's too, and live as long as either.
     """
 
-    __slots__ = ("birth", "num_bytes", "offset", "slot", "tape")
+    __slots__ = ("birth", "held", "num_bytes", "offset", "slot", "tape")
 
     def __init__(self, tape: Recorder, num_bytes: int, slot: int, offset: int = 0, *, born: bool = True) -> None:
         self.tape, self.num_bytes, self.slot, self.offset, self.birth = tape, num_bytes, slot, offset, -1
+        self.held: Storage | None = None
         if born and num_bytes:
             self.birth = len(tape.rows)
             tape.rows.append((_ALLOC, offset, slot, num_bytes, COMPUTE_STREAM, 0))

@@ -8,6 +8,7 @@ import pytest
 import small
 from simcore.beside import hidden_shares
 from simcore.outline import Builder, Phase, Tables
+from simcore.product import MODULE_BITS, shape_of
 from simcore.program import Program
 from simcore.rows import Module, Row, Section
 from simcore.simulate import simulate
@@ -20,7 +21,8 @@ def _program(*, shared: int, calls: tuple[int, ...], collective: str = "all_to_a
     number = tables.comms.setdefault((collective, "ep", "bf16"), len(tables.comms))
     out = Builder(tables)
     out.at(Phase.FORWARD, 0)
-    rows: list[Row] = [(int(Op.COMPUTE), 0, int(Kernel.GEMM), 0, int(Module.SHARED_EXPERTS), shared),
+    module = int(Module.SHARED_EXPERTS) | shape_of(64, 64) << MODULE_BITS
+    rows: list[Row] = [(int(Op.COMPUTE), 0, int(Kernel.GEMM), 0, module, shared),
                        (int(Op.COMPUTE), 0, int(Kernel.GROUPED_GEMM), 0, int(Module.MOE), 1000)]
     rows += [(int(Op.COLLECTIVE), 0, number, payload, 0, int(Module.MOE)) for payload in calls]
     out.tile(Tile.of(Section(tuple(rows))), 0)

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
+import numpy as np
 import pytest
 
 from machines import TOLD, cpu_bench
@@ -14,11 +15,13 @@ from simcore.calibration.kernels import KERNELS, collected, fp8_kept, kernel_val
 from simcore.calibration.mamba import conv_work, scan_work
 from simcore.calibration.reading import NotMeasured, Reading
 from simcore.calibration.sizes import sizes_of
+from simcore.cost import DTYPES, worked_flops
 from simcore.cost import KERNELS as MODELLED
 from simcore.document import parse_document
 from simcore.flows import flow_of
 from simcore.lower import lower
 from simcore.plan import place
+from simcore.product import shape_of, shape_of_heads
 from simcore.rows import Kernel, Op
 from simcore.scenario import parse_scenario
 from simcore.schedule import actions
@@ -53,14 +56,14 @@ def test_every_kernel_of_the_cost_model_is_timed() -> None:
 def test_scan_and_convolution_count_what_operators_post() -> None:
     block = sizes_of("nemotron-3-tiny").mamba
     assert block is not None
-    assert set(scan_work(block, SEQ)) == posted("megatron", Kernel.MAMBA_SCAN)
-    assert set(conv_work(block, SEQ)) == posted("megatron", Kernel.CONV)
+    assert set(scan_work(block, SEQ)[:2]) == posted("megatron", Kernel.MAMBA_SCAN)
+    assert set(conv_work(block, SEQ)[:2]) == posted("megatron", Kernel.CONV)
 
 
 def test_attention_counts_what_operators_post() -> None:
     core = sizes_of("nemotron-3-tiny").core
     assert core is not None
-    assert set(work_of(core, SEQ)) == posted("fsdp2", Kernel.ATTENTION)
+    assert set(work_of(core, SEQ)[:2]) == posted("fsdp2", Kernel.ATTENTION)
 
 
 @pytest.mark.slow
@@ -149,6 +152,17 @@ def test_nothing_read_is_not_measured() -> None:
 
     with pytest.raises(NotMeasured, match="TypeError: unexpected keyword"):
         collected(cpu_bench(None), broken)
+
+
+def test_a_share_is_of_what_the_device_works_off() -> None:
+    """5 rows take a tile of 64: of the FLOPs that are counted one in 13 is asked for; of heads nothing but 128 is 1."""
+    narrow, heads = shape_of(5, 128 * 132), shape_of_heads(64, 64)
+    for kernel, packed, flops in (("gemm", narrow, 2 * 5 * 128 * 132 * 4096), ("attention", heads, 10**12)):
+        worked = worked_flops(DGX.device, np.array([MODELLED.index(kernel)]), np.array([flops]),
+                              np.array([DTYPES.index("bf16")]), np.array([packed]))[0]
+        one = Reading(kernel, "x", "x", "bf16", flops, 1, worked / (DGX.device.peak.bf16.si * 0.4), packed)
+        assert worked > 1.3 * flops
+        assert kernel_values(cpu_bench(None), DGX, kernel, [one], 1e-9)[f"kernels.{kernel}.compute"].value == "40%"
 
 
 def test_fp8_is_what_is_left_of_the_share_of_products(monkeypatch: pytest.MonkeyPatch) -> None:

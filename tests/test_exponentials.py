@@ -14,9 +14,9 @@ H100, B200, B300 = (load_topology(name).device for name in ("dgx-h100", "dgx-b20
 
 
 def of(device: Device, keys: int, values: int = 0, *, backward: bool = False, bits: int = 16,
-       flash2: bool = False) -> float:
+       older: bool = False) -> float:
     shape = np.array([shape_of_heads(keys, values or keys, backward=backward)])
-    [found] = softmax_stretch(device, shape, np.array([bits]), flash2=flash2)
+    [found] = softmax_stretch(device, shape, np.array([bits]), older=np.array([older]))
     return float(found)
 
 
@@ -42,7 +42,7 @@ def test_backward_has_more_flops_beside_each() -> None:
 
 
 def test_older_instructions_hide_more_of_them() -> None:
-    assert 1 < of(H100, 64, flash2=True) < of(H100, 64)
+    assert 1 < of(H100, 64, older=True) < of(H100, 64)
 
 
 def test_8_bits_save_nothing_of_them() -> None:
@@ -52,4 +52,5 @@ def test_8_bits_save_nothing_of_them() -> None:
 
 
 def test_heads_that_are_not_known_change_nothing() -> None:
-    assert (softmax_stretch(B200, np.zeros(3, dtype=np.int64), np.full(3, 8), flash2=False) == 1).all()
+    unknown, older = np.zeros(3, dtype=np.int64), np.ones(3, dtype=np.bool_)
+    assert (softmax_stretch(B200, unknown, np.full(3, 8), older=older) == 1).all()

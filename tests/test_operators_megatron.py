@@ -33,7 +33,7 @@ from simcore.models.blocks import (
 from simcore.operators.megatron import idle_gradients, record, tensors
 from simcore.operators.megatron_moe import distinct_ranks
 from simcore.recording import LayerTape, Run
-from simcore.rows import Module
+from simcore.rows import HOST_STOPS, Module
 from simcore.tape import GRAD_HIDDEN, HIDDEN, RECOMPUTE_BEGIN, RECOMPUTE_END, Kernel, Op, Param, Section
 
 H, V, T = 2688, 131072, 8192
@@ -617,12 +617,38 @@ def test_gpt_oss_rotates_without_fusion() -> None:
     assert _moved(OSS, passes) == _moved(OSS, passes, options=options)
 
 
+@pytest.mark.parametrize(("checkpoint", "again"), [("none", 0), ("moe_act", 1)])
+def test_quick_geglu_stops_the_host_each_time_that_it_runs(checkpoint: str, again: int) -> None:
+    """Besides the rows of each expert, which every layer of experts waits for."""
+    stops = [[sum(r[0] == Op.WAIT and r[5] == HOST_STOPS for r in part.rows) for part in (tape.forward, tape.backward)]
+             for tape in (record(kind, _run(kind, top_k=4, checkpoint=checkpoint), {}, {}) for kind in (OSS, QWEN3))]
+    assert stops == [[2, again], [1, 0]]
+
+
 def test_the_second_bias_is_added_expert_by_expert() -> None:
     """Backward in fp32: 6 passes of products, sums and the first cast; rows' own gradient cast, and put together."""
     given = 4 * 2880
     rows = record(OSS, _run(OSS, top_k=4), {}, {}).backward.rows
     moved = [r[5] // T for r in rows if r[0] == Op.COMPUTE and r[2] == Kernel.ELEMENTWISE]
     assert given * (6 * 4 + 2 * (4 + 2) + 2 * 2) in moved
+
+
+@pytest.mark.parametrize(("kind", "checkpoint", "columns"), [
+    (V3, "mla_up_proj", 128 * (192 + 192 + 128)), (V3, "layernorm", 7168), (MOE, "moe_act", 6 * 1856),
+    (OSS, "moe_act", 4 * 2880)])
+def test_from_core_0_17_on_what_is_made_again_is_not_copied(kind: LayerKind, checkpoint: str, columns: int) -> None:
+    """The emptied storage points to the replay's bytes: one kernel and one tensor fewer for each output."""
+    runs = [_run(kind, checkpoint=checkpoint, options=options) for options in ((), (("shares_recomputed", "true"),))]
+    moved, born = [], []
+    for run in runs:
+        tape = record(kind, run, {}, {})
+        _closes(kind, run, tape)
+        rows = tape.backward.rows
+        moved.append(sum(r[5] for r in rows if r[0] == Op.COMPUTE and r[2] == Kernel.COPY))
+        born.append(sum(r[3] for r in rows if r[0] == Op.ALLOC))
+    assert moved[0] - moved[1] == 2 * 2 * columns * T
+    assert born[0] - born[1] == 2 * columns * T
+    assert _kept(kind, runs[0]) == _kept(kind, runs[1])
 
 
 @pytest.mark.parametrize(("kind", "checkpoint"), [(LLAMA, "full"), (LLAMA, "mlp"), (MOE, "moe")])

@@ -10,6 +10,7 @@ from simcore.calibration.bench import Bench, Work
 from simcore.calibration.machine import optional
 from simcore.calibration.reading import NotMeasured, Reading
 from simcore.calibration.sizes import Core
+from simcore.product import shape_of_heads
 
 __all__ = ["attention", "attention_flash2", "work_of"]
 
@@ -45,7 +46,8 @@ def work_of(core: Core, seq: int) -> Work:
     """As `aten.scaled_dot_product_attention` of `simcore/operators/` counts, with keys for every head."""
     q, v = 2 * seq * core.heads * core.dim, 2 * seq * core.heads * core.value
     flops, moved = seq * seq * core.heads * (core.dim + core.value), 2 * q + v
-    return Work((flops, moved + v), (flops * 5 // 2, 3 * moved))
+    packed = shape_of_heads(core.dim, core.value), shape_of_heads(core.dim, core.value, backward=True)
+    return Work((flops, moved + v), (flops * 5 // 2, 3 * moved), packed)
 
 
 def _sdpa(bench: Bench, backend: str) -> Callable[[Any, Any, Any], Any]:

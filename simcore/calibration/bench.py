@@ -15,10 +15,11 @@ __all__ = ["Bench", "Extent", "Work", "extent_of"]
 
 
 class Work(NamedTuple):
-    """(FLOPs, bytes moved) of a kernel's two passes."""
+    """(FLOPs, bytes moved) of a kernel's two passes, and their shapes if they have some."""
 
     forward: tuple[int, int]
     backward: tuple[int, int]
+    packed: tuple[int, int] = (0, 0)
 
 
 @dataclass(frozen=True, slots=True)
@@ -72,9 +73,10 @@ class Bench:
         if self.machine.is_gpu:
             self.torch.cuda.empty_cache()
 
-    def read(self, kernel: str, by: str, shape: str, work: tuple[int, int], call: Call, dtype: str = "bf16") -> Reading:
-        """Time one call; `work` is (FLOPs, bytes moved)."""
-        return Reading(kernel, by, shape, dtype, *work, self.stopwatch.seconds(call))
+    def read(self, kernel: str, by: str, shape: str, work: tuple[int, int], call: Call, dtype: str = "bf16",
+             packed: int = 0) -> Reading:
+        """Time one call; `work` is (FLOPs, bytes moved), `packed` its shape."""
+        return Reading(kernel, by, shape, dtype, *work, self.stopwatch.seconds(call), packed)
 
     def read_both(self, kernel: str, by: str, shape: str, work: Work, call: Call, inputs: Sequence[Any],
                   dtype: str = "bf16") -> Iterator[Reading]:
@@ -82,7 +84,7 @@ class Bench:
 
         Each backward gets a forward of its own: TransformerEngine frees what it saved (`clear_tensor_data`).
         """
-        yield self.read(kernel, by, shape, work.forward, call, dtype)
+        yield self.read(kernel, by, shape, work.forward, call, dtype, work.packed[0])
         grad = self.torch.randn_like(call())
         seconds = self.stopwatch.seconds_after(call, lambda out: self.torch.autograd.grad(out, inputs, grad))
-        yield Reading(kernel, by, f"{shape} backward", dtype, *work.backward, seconds)
+        yield Reading(kernel, by, f"{shape} backward", dtype, *work.backward, seconds, work.packed[1])

@@ -3,12 +3,18 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Sequence
+from dataclasses import replace
 from typing import Final
+
+import numpy as np
 
 from simcore.calibration import attention, mamba, passes, products
 from simcore.calibration.bench import Bench
 from simcore.calibration.fit import Shares, above_floor, fit_both, fit_memory
 from simcore.calibration.reading import NotMeasured, Reading, Value, reason_of
+from simcore.cost import DTYPES, worked_flops
+from simcore.cost import KERNELS as MODELLED
+from simcore.device import Device
 from simcore.topology import Topology
 
 __all__ = ["KERNELS", "collected", "fp8_kept", "kernel_values"]
@@ -42,7 +48,8 @@ def kernel_values(bench: Bench, topology: Topology, kernel: str, readings: Seque
 
     NotMeasured: all are at the floor.
     """
-    used, device = above_floor(readings, floor), topology.device
+    device = topology.device
+    used = _as_worked(device, above_floor(readings, floor))
     base = getattr(topology.efficiency.kernels, "copy_" if kernel == "copy" else kernel)
     rate = device.memory_bandwidth.si
     if base.compute is None:
@@ -64,11 +71,20 @@ def fp8_kept(bench: Bench, topology: Topology, gemm: float) -> Value:
     if peak is None:
         raise NotMeasured(f"{topology.device.name} has no fp8")
     readings, stopped = collected(bench, products.fp8_gemm)
+    readings = _as_worked(topology.device, readings)
     shares = fit_both(readings, peak.si, topology.device.memory_bandwidth.si,
                       topology.efficiency.kernels.gemm.memory.si)
     assert shares.compute is not None
     about = _about(readings, len(readings), shares, stopped)
     return _share(min(1.0, shares.compute / gemm), f"{about}; {bench.machine.told}")
+
+
+def _as_worked(device: Device, readings: Sequence[Reading]) -> list[Reading]:
+    """With FLOPs as the device works them off: a share is of these."""
+    columns = np.array([(MODELLED.index(one.kernel), one.flops, DTYPES.index(one.dtype), one.packed)
+                        for one in readings], dtype=np.int64).reshape(-1, 4).T
+    return [replace(one, flops=round(flops)) for one, flops in
+            zip(readings, worked_flops(device, *columns).tolist(), strict=True)]
 
 
 def _share(share: float, source: str) -> Value:

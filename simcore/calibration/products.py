@@ -10,6 +10,7 @@ from typing import Any
 from simcore.calibration.bench import Bench
 from simcore.calibration.reading import NotMeasured, Reading
 from simcore.calibration.sizes import Product
+from simcore.product import shape_of
 
 __all__ = ["fp8_gemm", "gemm", "grouped_gemm"]
 
@@ -33,9 +34,10 @@ def _linear(bench: Bench, product: Product, m: int) -> Iterator[Reading]:
     n, k = product.n, product.k
     x, weight, grad = bench.random(m, k), bench.random(n, k), bench.random(m, n)
     work, shape = _work(m, n, k), f"{product.name} {m}x{n}x{k}"
-    yield bench.read("gemm", "torch.mm", shape, work, lambda: x @ weight.t())
-    yield bench.read("gemm", "torch.mm", f"{shape} dgrad", work, lambda: grad @ weight)
-    yield bench.read("gemm", "torch.mm", f"{shape} wgrad", work, lambda: grad.t() @ x)
+    for end, packed, call in (("", shape_of(m, n), lambda: x @ weight.t()),
+                              (" dgrad", shape_of(m, k), lambda: grad @ weight),
+                              (" wgrad", shape_of(n, k), lambda: grad.t() @ x)):
+        yield bench.read("gemm", "torch.mm", f"{shape}{end}", work, call, packed=packed)
 
 
 def _work(m: int, n: int, k: int, weights: int = 1) -> tuple[int, int]:
@@ -58,7 +60,8 @@ def grouped_gemm(bench: Bench) -> Iterator[Reading]:
             by, multiply = _grouped(bench, x, weight)
             shape = f"{product.name} {count} experts of {each}x{product.n}x{product.k}"
             work = _work(count * each, product.n, product.k, count)
-            yield bench.read("grouped_gemm", by, shape, work, partial(multiply, x, weight))
+            packed = shape_of(count * each, product.n, count)
+            yield bench.read("grouped_gemm", by, shape, work, partial(multiply, x, weight), packed=packed)
 
 
 def _grouped(bench: Bench, x: Any, weight: Any) -> tuple[str, _Multiply]:
@@ -95,4 +98,5 @@ def fp8_gemm(bench: Bench) -> Iterator[Reading]:
         x, weight = (bench.random(rows, product.k).to(torch.float8_e4m3fn) for rows in (m, product.n))
         work = 2 * m * product.n * product.k, m * product.k + product.n * product.k + _SIZE * m * product.n
         yield bench.read("gemm", "torch._scaled_mm", f"{product.name} {m}x{product.n}x{product.k}", work,
-                         partial(torch._scaled_mm, x, weight.t(), one, one, out_dtype=torch.bfloat16), "fp8")
+                         partial(torch._scaled_mm, x, weight.t(), one, one, out_dtype=torch.bfloat16), "fp8",
+                         shape_of(m, product.n))

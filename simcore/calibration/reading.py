@@ -22,8 +22,9 @@ def reason_of(error: Exception) -> str:
 class Reading:
     """A median of repeats. `kernel` is one of `simcore.cost.KERNELS`; `by` names what ran, `shape` on what.
 
-    `flops` counts two for a multiply-add, `moved` is bytes read plus written: both as operators post them, so that a
-    share that is fitted here means what the cost model takes it for.
+    `flops` counts two for a multiply-add, `moved` is bytes read plus written, `packed` the shape of a product or of
+    attention (`simcore/product.py`): all as operators post them, so that a share that is fitted here means what the
+    cost model takes it for.
     """
 
     kernel: str
@@ -33,6 +34,7 @@ class Reading:
     flops: int
     moved: int
     seconds: float
+    packed: int = 0
 
 
 @dataclass(frozen=True, slots=True)

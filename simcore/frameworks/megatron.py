@@ -346,6 +346,8 @@ def _core_options(job: Job, options: dict[str, object]) -> tuple[tuple[str, str]
         made.append(("masked_softmax_fusion", "false"))
     switches = ("create_attention_mask", "deterministic_mode", "tp_comm_overlap")
     made += [(name, "true") for name in switches if options.get(name)]
+    if _version(job).startswith("main"):
+        made.append(("shares_recomputed", "true"))  # core 0.17 tensor_parallel/random.py, share_storage
     if options.get("use_transformer_engine_op_fuser") and _version(job).startswith("main"):
         made.append(("use_transformer_engine_op_fuser", "true"))
     if options.get("delay_wgrad_compute") and not overlaps(job, options):

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from simcore.models.blocks import Attention
 from simcore.operators import aten
+from simcore.product import shape_of_heads
 from simcore.recording import Run
 from simcore.tape import Kernel, Node, Tape, Tensor
 
@@ -29,14 +30,14 @@ def triton(tape: Tape, run: Run, block: Attention, qkv: Tensor, bias: Tensor | N
         wide = tape.empty(shape, "fp32", "dq_accum")
         _delta = aten.new(tape, statistics, "fp32", "delta", 2 * moved // 3)
         tape.compute(Kernel.ELEMENTWISE, wide.numel, wide.nbytes)
-        tape.compute(Kernel.ATTENTION, flops * 5 // 2, 3 * moved)
+        tape.compute(Kernel.ATTENTION, flops * 5 // 2, 3 * moved, shape_of_heads(dim, dim, backward=True))
         tape.compute(Kernel.COPY, wide.numel, wide.nbytes + moved // 3)
         return made
 
     node = tape.node((q, k, v), (q, k, v, *((bias,) if bias is not None else ())), backward)
     log_sum_exp = tape.empty(statistics, "fp32", "log_sum_exp")
     _scratch = tape.empty(statistics, "fp32", "scratch")
-    out = aten.new(tape, shape, dtype, "attention", moved, Kernel.ATTENTION, flops)
+    out = aten.new(tape, shape, dtype, "attention", moved, Kernel.ATTENTION, flops, shape_of_heads(dim, dim))
     tape.save(node, out, log_sum_exp)
     out.node = node
     return out.view(batch, seq, heads * dim)

@@ -98,11 +98,12 @@ def turning_passes(*, is_backward: bool, interleaved: bool = False) -> tuple[int
 
     Forward: product with cos, halves negated and put together, product with sin, sum, a copy beside nothing. Backward:
     two products, halves, two sums of what three users of the tensor send back, zeros for the part that is not rotated.
-    `interleaved` (MLA): even and odd columns are put together before; backward spreads both over zeros.
+    `interleaved` (MLA): even and odd columns are put together before; backward spreads both over zeros. Forward makes
+    cos and sin of all positions anew, each by three small operators.
     """
     if is_backward:
         return 14 + 7 * interleaved, 8 + 5 * interleaved
-    return 12 + 2 * interleaved, 6 + interleaved
+    return 12 + 2 * interleaved, 6 + 6 + interleaved
 
 
 def _moved(c: Context, x: Tensor, name: str) -> Tensor:

@@ -265,7 +265,8 @@ class Discarded:
     """`CheckpointWithoutOutput`: an output is freed after its last use in forward, and made again in backward.
 
     The replay makes a second tensor and copies it into the emptied storage; both live until the operator's own
-    backward (megatron-core 0.16.1, `tensor_parallel/random.py`).
+    backward (megatron-core 0.16.1, `tensor_parallel/random.py`). From 0.17 on the emptied one points to the second
+    one's bytes (share_storage), and nothing is copied.
     """
 
     def __init__(self, c: Context, tensor: Tensor, again: Callable[[], list[Tensor]]) -> None:
@@ -285,11 +286,7 @@ class Discarded:
     def _fill(self, tape: Tape, grads: Grads, _saved: Saved) -> Grads:
         tape.mark(RECOMPUTE_BEGIN)
         self.made = self.again()
-        copy = tape.empty(self.shape, self.dtype, "restored", "recompute")
-        self.c.elementwise(copy, 2, Kernel.COPY)
-        assert copy.storage is not None
-        self.storage.slot, self.storage.num_bytes = copy.storage.slot, copy.storage.num_bytes
-        copy.storage.num_bytes = 0
+        _restore(self.c, self.storage, self.made[-1])
         del self.storage
         tape.mark(RECOMPUTE_END)
         return grads
@@ -301,7 +298,8 @@ def discarded_region(c: Context, run: Callable[[], tuple[Tensor, ...]]) -> tuple
 
     The region keeps its inputs. When the gradient of the tensor arrives that the second is called with, the region runs
     again to its end, with a graph; what it makes is copied into the emptied storages, and both stay: the copies for
-    those that saved the outputs, the others until the region's backward is over (`random.py`, _recompute).
+    those that saved the outputs, the others until the region's backward is over (`random.py`, _recompute). Or both are
+    one, see `Discarded`.
     """
     made: list[Tensor] = []
     ends: list[Tensor] = []
@@ -314,18 +312,19 @@ def discarded_region(c: Context, run: Callable[[], tuple[Tensor, ...]]) -> tuple
     outputs = tuple(ends)
     ends.clear()
     frame = next((out.node.frame for out in outputs if out.node), None)
-    emptied = [(out.storage, out.shape, out.dtype) for out in outputs]
+    emptied = [(out.storage, out.node) for out in outputs]
 
     def fill(tape: Tape, grads: Grads, _saved: Saved) -> Grads:
         assert frame is not None
         tape.replay(frame)
-        for storage, shape, dtype in emptied:
-            _restore(c, storage, tape.empty(shape, dtype, "restored", "recompute"))
+        for storage, end in emptied:
+            assert end is not None
+            _restore(c, storage, end.saved[0])  # what the replay ended with
         emptied.clear()
         return grads
 
     def drop_after(out: Tensor) -> Tensor:
-        for storage, _, _ in emptied:
+        for storage, _ in emptied:
             assert storage is not None
             storage.__del__()
             storage.num_bytes = 0
@@ -336,10 +335,14 @@ def discarded_region(c: Context, run: Callable[[], tuple[Tensor, ...]]) -> tuple
     return outputs, drop_after
 
 
-def _restore(c: Context, emptied: Storage | None, copy: Tensor) -> None:
-    """The emptied storage takes the copy's bytes over."""
-    c.elementwise(copy, 2, Kernel.COPY)
+def _restore(c: Context, emptied: Storage | None, made: Tensor) -> None:
+    """The emptied storage gets what was made again: as a copy whose bytes it takes over, or the very bytes."""
     assert emptied is not None
+    if dict(c.run.options).get("shares_recomputed") == "true":
+        emptied.held = made.storage
+        return
+    copy = c.tape.empty(made.shape, made.dtype, "restored", "recompute")
+    c.elementwise(copy, 2, Kernel.COPY)
     assert copy.storage is not None
     emptied.slot, emptied.num_bytes = copy.storage.slot, copy.storage.num_bytes
     copy.storage.num_bytes = 0

@@ -545,7 +545,12 @@ def _expert_layers(c: Context, block: Moe, rows: Rows, x: Tensor, probs: Tensor)
 
 
 def _biased_second(c: Context, block: Moe, rows: Rows, x: Tensor, probs: Tensor) -> Tensor:
-    """GPT-OSS: a clamp before the fused activation, and a bias after the second GEMM."""
+    """GPT-OSS: a clamp before the fused activation, and a bias after the second GEMM.
+
+    Each activation, made again or not, puts a number on the device (`fused_bias_geglu.py`, weighted_bias_quick_geglu_
+    impl: torch.tensor), and the host waits for the stream until it is there (torch 2.13 `native/cuda/Copy.cu`,
+    memcpy_and_sync).
+    """
     if not c.fuses_activation:
         raise NotYet(Problem("framework_options.bias_activation_fusion", "not yet: experts with biases without the "
                              "fused activation"))
@@ -553,7 +558,9 @@ def _biased_second(c: Context, block: Moe, rows: Rows, x: Tensor, probs: Tensor)
     x = biased(c, "mlp.experts.linear_fc1", x)
 
     def run() -> tuple[Tensor, ...]:
-        return _weighted(c, block, clamped(c, x), probs, discard=False)[:1]
+        cut = clamped(c, x)
+        c.tape.stop()
+        return _weighted(c, block, cut, probs, discard=False)[:1]
 
     if not c.recomputes("moe_act") or c.inside:
         (out,) = run()
