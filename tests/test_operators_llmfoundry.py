@@ -18,8 +18,8 @@ from simcore.tape import Op, Param, Section
 
 TRUTH = Path(__file__).parent / "truth" / "tape" / "llmfoundry-0.3.0-torch-2.13.0.json"
 CASES: dict[str, Any] = json.loads(TRUTH.read_text(encoding="utf-8"))
-NUMBER = 8
-"""Bytes of single numbers, which logs and tapes leave out."""
+NUMBER = 16
+"""Bytes of a few numbers, which logs and tapes leave out."""
 
 
 class Model:

@@ -33,7 +33,8 @@ def ran(name: str) -> RankReport:
         "topology": "dgx-h100", "mesh": {"dp_shard": case["world"]}, "training": {
             "seq_len": case["seq"], "micro_batch_size": case["batch"],
             "global_batch_size": case["batch"] * case["world"], "recompute": "full" if "checkpoint" in case else "none",
-            "optimizer": {"name": "adamw", "implementation": "fused"}}}
+            "optimizer": {"name": "adamw", "implementation": "fused"}},
+        "framework_options": {"attn_impl": case["attn_impl"]}}
     report = simulate(parse_scenario(parse_document(json.dumps(asked), "x.json")))
     assert report.status == "ok", report.problems
     return report.ranks[0]
