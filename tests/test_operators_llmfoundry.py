@@ -28,7 +28,8 @@ class Model:
     def __init__(self, case: dict[str, Any]) -> None:
         self.case = case
         self.slots: dict[tuple[str, str], int] = {}
-        config = {**model_config("mpt-1b", case["model"], "test"), "attn_config": case.get("attn", {"alibi": False})}
+        words = {"no_bias": False, **case["model"], "attn_config": case.get("attn", {"alibi": False})}
+        config = model_config("mpt-7b", words, "test")
         graph = build(config, "llmfoundry")
         self.tapes = [self.record(graph, layer.kind, first=layer.index == 1, below=layer.index > 0)
                       for layer in graph.layers]
