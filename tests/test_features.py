@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import pytest
 
 from simcore.errors import NotYet
@@ -24,9 +26,12 @@ NEEDS = {
                     "biases of experts", "a router by softmax of the chosen"},
     "gpt2": {"dropout", "LayerNorm", "learned positions", "biases of attention", "a GELU MLP", "biases of the MLP"},
 }
+MPT: tuple[dict[str, Any], set[str]] = ({}, {"ALiBi", "LayerNorm", "LayerNorm without a bias", "a GELU MLP"})
+FOUNDRY = ({"no_bias": False, "attn_config": {"alibi": False}},
+           {"LayerNorm", "learned positions", "biases of attention", "a GELU MLP", "biases of the MLP"})
 
 
-def needs(preset: str, code: str = "megatron", **changed: int) -> set[str]:
+def needs(preset: str, code: str = "megatron", **changed: Any) -> set[str]:
     kinds = build(model_config(preset, changed, "test"), code).kinds
     return {name for kind in kinds for name in features(kind)}
 
@@ -34,6 +39,12 @@ def needs(preset: str, code: str = "megatron", **changed: int) -> set[str]:
 @pytest.mark.parametrize("preset", NEEDS)
 def test_what_a_model_needs(preset: str) -> None:
     assert needs(preset) == NEEDS[preset]
+
+
+@pytest.mark.parametrize(("changed", "found"), [MPT, FOUNDRY])
+def test_what_mpt_needs(changed: dict[str, Any], found: set[str]) -> None:
+    """Megatron does not build it."""
+    assert needs("mpt-7b", "llmfoundry", **changed) == found
 
 
 def test_a_further_token_is_a_need() -> None:

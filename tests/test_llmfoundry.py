@@ -11,11 +11,13 @@ from simcore.report import Report
 from simcore.simulate import simulate
 
 TINY = {"d_model": 64, "n_layers": 2, "n_heads": 4, "max_seq_len": 64, "vocab_size": 128}
+BIASED = {"no_bias": False, "attn_config": {"alibi": False}}
+ALIBI = {"no_bias": True, "attn_config": {"alibi": True}}
 
 
-def run(preset: str = "mpt-1b", mesh: dict[str, int] | None = None, *, options: dict[str, Any] | None = None,
+def run(mesh: dict[str, int] | None = None, *, options: dict[str, Any] | None = None,
         model: dict[str, Any] | None = None, framework: str = "fsdp1", **training: Any) -> Report:
-    given = {"config": preset, "overrides": {**TINY, **(model or {})}}
+    given = {"config": "mpt-7b", "overrides": {**TINY, **BIASED, **(model or {})}}
     asked = small.scenario(framework, mesh or {"dp_shard": 4}, options=options, model=given, **training)
     return simulate(asked.model_copy(update={"implementation": "llmfoundry"}))
 
@@ -34,7 +36,7 @@ def peak(report: Report) -> int:
     ({"dp_shard": 2}, {"recompute": ["mlp"]}, "not yet: selective checkpointing"),
     ({"dp_shard": 2}, {"model": {"tie_word_embeddings": False}}, "MPTForCausalLM only supports tied word embeddings"),
     ({"dp_shard": 2}, {"model": {"resid_pdrop": 0.1}}, "not yet: dropout"),
-    ({"dp_shard": 2}, {"preset": "mpt-7b", "options": {"attn_impl": "flash"}}, "alibi only implemented with torch and"),
+    ({"dp_shard": 2}, {"model": ALIBI, "options": {"attn_impl": "flash"}}, "alibi only implemented with torch and"),
     ({"dp_shard": 2}, {"options": {"attn_impl": "torch"}}, "attn_impl: expected 'triton' or 'flash'"),
     ({"dp_shard": 2}, {"framework": "fsdp2", "options": {"sync_gradients": "last"}}, "sync_gradients: expected"),
     ({"dp_shard": 2}, {"options": {"attn_implementation": "sdpa"}}, "unknown option 'attn_implementation'"),
@@ -95,8 +97,8 @@ def test_checkpointed_blocks_keep_less() -> None:
 
 def test_alibi_s_bias_stands_for_good() -> None:
     """In fp32, as many numbers as heads times positions; and in bf16 for each of two layers, as FSDP casts."""
-    with_bias = run("mpt-7b", model={"attn_config": {"alibi": True}})
-    without = run("mpt-7b", model={"attn_config": {"alibi": False}, "learned_pos_emb": False})
+    with_bias = run(model=ALIBI)
+    without = run(model={"no_bias": True, "learned_pos_emb": False})
     assert peak(with_bias) - peak(without) == (4 + 2 * 2) * 4 * 64
 
 

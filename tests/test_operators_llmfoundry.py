@@ -18,8 +18,8 @@ from simcore.tape import Op, Param, Section
 
 TRUTH = Path(__file__).parent / "truth" / "tape" / "llmfoundry-0.3.0-torch-2.13.0.json"
 CASES: dict[str, Any] = json.loads(TRUTH.read_text(encoding="utf-8"))
-NUMBER = 8
-"""Bytes of single numbers, which logs and tapes leave out."""
+NUMBER = 16
+"""Bytes of a few numbers, which logs and tapes leave out."""
 
 
 class Model:
@@ -28,7 +28,8 @@ class Model:
     def __init__(self, case: dict[str, Any]) -> None:
         self.case = case
         self.slots: dict[tuple[str, str], int] = {}
-        config = {**model_config("mpt-1b", case["model"], "test"), "attn_config": case.get("attn", {"alibi": False})}
+        words = {"no_bias": False, **case["model"], "attn_config": case.get("attn", {"alibi": False})}
+        config = model_config("mpt-7b", words, "test")
         graph = build(config, "llmfoundry")
         self.tapes = [self.record(graph, layer.kind, first=layer.index == 1, below=layer.index > 0)
                       for layer in graph.layers]

@@ -18,11 +18,16 @@ from simcore.simulate import simulate
 
 TRUTH = Path(__file__).parent / "truth" / "tape" / "llmfoundry-0.3.0-torch-2.13.0.json"
 CASES: dict[str, Any] = json.loads(TRUTH.read_text(encoding="utf-8"))
-LEARNED = {"alibi": False}
+DEFAULTS = {"no_bias": False, "attn_config": {"alibi": False}}
+"""Of llm-foundry 0.3.0 `models/mpt/configuration_mpt.py`; the published models say otherwise."""
 
 
 def config_of(case: dict[str, Any]) -> dict[str, Any]:
-    return {"config": "mpt-1b", "overrides": {**case["model"], "attn_config": case.get("attn", LEARNED)}}
+    return {"config": "mpt-7b", "overrides": {**DEFAULTS, **case["model"], **_attention(case)}}
+
+
+def _attention(case: dict[str, Any]) -> dict[str, Any]:
+    return {"attn_config": case["attn"]} if "attn" in case else {}
 
 
 @cache
@@ -33,7 +38,8 @@ def ran(name: str) -> RankReport:
         "topology": "dgx-h100", "mesh": {"dp_shard": case["world"]}, "training": {
             "seq_len": case["seq"], "micro_batch_size": case["batch"],
             "global_batch_size": case["batch"] * case["world"], "recompute": "full" if "checkpoint" in case else "none",
-            "optimizer": {"name": "adamw", "implementation": "fused"}}}
+            "optimizer": {"name": "adamw", "implementation": "fused"}},
+        "framework_options": {"attn_impl": case["attn_impl"]}}
     report = simulate(parse_scenario(parse_document(json.dumps(asked), "x.json")))
     assert report.status == "ok", report.problems
     return report.ranks[0]
@@ -58,7 +64,7 @@ def test_what_rests_on_the_first_rank(name: str) -> None:
 
 def test_names_are_llm_foundry_s_own() -> None:
     case = CASES["triton"]["case"]
-    graph = build(model_config("mpt-1b", case["model"], "test"), "llmfoundry")
+    graph = build(model_config("mpt-7b", config_of(case)["overrides"], "test"), "llmfoundry")
     named = [f"{layer.path}.{spec.name}" for layer in graph.layers for spec in graph.tensors[layer.kind]
              if not spec.tied]
     assert named == list(CASES["triton"]["shapes"])

@@ -36,9 +36,8 @@ def _dtype(spec: TensorSpec) -> str:
 
 
 def test_every_preset_is_asked_for() -> None:
-    """Transformers' MPT has no biases, llm-foundry's first presets have."""
     types = {preset: model_config(preset, None, "test")["model_type"] for preset in known_presets()}
-    asked = {preset for preset in types if types[preset] not in REMOTE and preset != "mpt-1b"}
+    asked = {preset for preset in types if types[preset] not in REMOTE}
     assert set(ROWS) == asked | set(OTHER_SIZES)
 
 

@@ -50,11 +50,34 @@ def flash(tape: Tape, run: Run, block: Attention, qkv: Tensor) -> Tensor:
     three counts rows on the device, and the host waits for the numbers, is left out.
     """
     batch, seq, width = run.batch, run.seq, qkv.shape[2] // 3
-    dim = width // block.num_heads
-    q, k, v = (_unpadded(tape, x, run).view(1, run.tokens, block.num_heads, dim)
-               for x in _thirds(tape, qkv, block.num_heads))
-    out = aten.flash_attention(tape, q, k, v, run.pairs, batch)
-    return _padded(tape, out.view(run.tokens, width)).view(batch, seq, width)
+    mask = aten.new(tape, (batch, seq), "uint8", "padding_mask")
+    q, k, v = (_unpadded(tape, x, mask) for x in _thirds(tape, qkv, block.num_heads))
+    out = _over_rows(tape, run, block.num_heads, (q, k, v))
+    return _padded(tape, out).view(batch, seq, width)
+
+
+def _over_rows(tape: Tape, run: Run, heads: int, parts: tuple[Tensor, Tensor, Tensor]) -> Tensor:
+    """flash-attn 2.4.2 `csrc/flash_attn/flash_api.cpp`, mha_varlen_fwd and mha_varlen_bwd.
+
+    dq is summed in fp32, in 128 rows more for each sequence.
+    """
+    shape, dtype, moved = parts[0].shape, parts[0].dtype, sum(part.nbytes for part in parts)
+    dim, rows = shape[1] // heads, run.tokens + 128 * run.batch
+    flops, statistics = 2 * run.pairs * shape[1], (run.batch, heads, -(-run.seq // 128) * 128)
+
+    def backward(tape: Tape, grads: Grads, saved: Saved) -> Grads:
+        made: Grads = [tape.empty(shape, dtype, f"grad_{name}") for name in "qkv"]
+        _held = (tape.empty(statistics, "fp32", "attention_sums"),
+                 tape.empty((rows, heads, -(-dim // 32) * 32), "fp32", "attention_dq"))
+        tape.compute(Kernel.ATTENTION, flops * 5 // 2, 3 * moved)
+        return made
+
+    node = tape.node(parts, parts, backward)
+    out = aten.new(tape, shape, dtype, "attention", moved, Kernel.ATTENTION, flops)
+    log_sum_exp = tape.empty((run.batch, heads, run.seq), "fp32", "log_sum_exp")
+    tape.save(node, out, log_sum_exp)
+    out.node = node
+    return out
 
 
 def _thirds(tape: Tape, qkv: Tensor, heads: int) -> tuple[Tensor, Tensor, Tensor]:
@@ -67,12 +90,10 @@ def _thirds(tape: Tape, qkv: Tensor, heads: int) -> tuple[Tensor, Tensor, Tensor
     return first, second, third
 
 
-def _unpadded(tape: Tape, x: Tensor, run: Run) -> Tensor:
-    """Rows of tokens that are no padding: all."""
-    shape, dtype = x.shape, x.dtype
-    mask = aten.new(tape, (run.batch, run.seq), "uint8", "padding_mask")
-    rows = aten.new(tape, (run.tokens,), "int64", "indices", mask.nbytes)
-    del mask
+def _unpadded(tape: Tape, x: Tensor, mask: Tensor) -> Tensor:
+    """Rows of tokens that are no padding, which are all; where sequences begin is left out."""
+    shape, dtype, tokens = x.shape, x.dtype, mask.numel
+    rows = aten.new(tape, (tokens,), "int64", "indices", mask.nbytes)
 
     def backward(tape: Tape, grads: Grads, saved: Saved) -> Grads:
         grad = aten.new(tape, shape, dtype, "grad_unpadded")
@@ -80,7 +101,7 @@ def _unpadded(tape: Tape, x: Tensor, run: Run) -> Tensor:
         return [grad]
 
     node = tape.node((x,), (rows,), backward)
-    out = aten.new(tape, (run.tokens, x.numel // run.tokens), dtype, "unpadded", x.nbytes, Kernel.PERMUTE, 0)
+    out = aten.new(tape, (tokens, x.numel // tokens), dtype, "unpadded", x.nbytes, Kernel.PERMUTE, 0)
     out.node = node
     return out
 

@@ -341,8 +341,8 @@ def _foundry(run):
     TransformerEngine's (`fc_type: te`).
     """
     config = run["config"]
-    model = over("mpt-1b", d_model=config["d_model"], n_layers=config["layers"], n_heads=config["heads"],
-                 max_seq_len=run["seq_len"], vocab_size=config["vocab"])
+    model = over("mpt-7b", d_model=config["d_model"], n_layers=config["layers"], n_heads=config["heads"],
+                 max_seq_len=run["seq_len"], vocab_size=config["vocab"], no_bias=False, attn_config={"alibi": False})
     compute = {"compute": "fp8"} if "fp8" in run["precision"] else {}
     training = batch(run) | listed_modules(run) | {
         "precision": {"params": "fp32", "grad_reduce": "bf16"} | compute,

@@ -3,7 +3,7 @@
     python tests/truth/probe_foundry.py CASE... > tests/truth/tape/llmfoundry-0.3.0-torch-2.13.0.json
 
 A case is a JSON object with `name` and the keys of `tape/README.md`; without cases those of `tape/cases-foundry.json`.
-A step is logged and cut at FSDP2's hooks; buffers that FSDP2 owns are left out, and single numbers. The sources of
+A step is logged and cut at FSDP2's hooks; buffers that FSDP2 owns are left out, and a few numbers. The sources of
 `llmfoundry` (0.3.0) and `flash_attn` (1.0.9) are to be on the path.
 """
 
@@ -18,7 +18,7 @@ from oracle.fsdp2_log import Replay
 from probe_tape import FSDP2_OWNS, section_at
 
 HERE = Path(__file__).resolve().parent
-NUMBER = 8
+NUMBER = 16
 
 
 def sections(case: dict[str, Any]) -> dict[str, Any]:

@@ -87,8 +87,7 @@ def cases() -> dict[str, dict[str, Any]]:
     fields = {path.stem: json.loads(path.read_text(encoding="utf-8")) for path in PRESETS.glob("*.json")}
     others = json.loads(OTHER_SIZES.read_text(encoding="utf-8"))
     fields |= {name: {**fields[case["preset"]], **case["overrides"]} for name, case in others.items()}
-    return {name: fields[name] for name in sorted(fields) if fields[name]["model_type"] not in REMOTE
-            and fields[name].get("no_bias", True)}
+    return {name: fields[name] for name in sorted(fields) if fields[name]["model_type"] not in REMOTE}
 
 
 def main() -> int:

@@ -23,7 +23,7 @@ import torch
 import torch.distributed as dist
 from torch import nn
 from torch._subclasses.fake_impls import op_implementations_dict
-from torch._subclasses.fake_tensor import FakeTensorMode
+from torch._subclasses.fake_tensor import FakeTensor, FakeTensorMode
 from torch.distributed.algorithms._checkpoint.checkpoint_wrapper import checkpoint_wrapper
 from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.fsdp import MixedPrecisionPolicy, fully_shard
@@ -85,7 +85,7 @@ def prepare() -> Any:
     stub("triton_pre_mlir", jit=Launch, heuristics=Launch, autotune=Launch, Config=Launch, cdiv=lambda a, b: -(-a // b),
          next_power_of_2=lambda n: 1 << (n - 1).bit_length(), language=sys.modules["triton_pre_mlir.language"])
     stub("xentropy_cuda_lib", forward=xentropy, backward=lambda _g, logits, *_: torch.empty_like(logits))
-    path = Path(next(path for path in sys.path if (Path(path) / "llmfoundry").is_dir()))
+    path = sources()
     root = path / "llmfoundry"
     without_assertions("flash_attn.losses.cross_entropy", path / "flash_attn" / "losses" / "cross_entropy.py")
     for name in ("", ".models", ".models.utils", ".models.layers", ".models.mpt"):
@@ -101,6 +101,11 @@ def prepare() -> Any:
     return importlib.import_module("llmfoundry.models.mpt.modeling_mpt")
 
 
+def sources() -> Path:
+    """Where on the path they are."""
+    return Path(next(path for path in sys.path if (Path(path) / "llmfoundry").is_dir()))
+
+
 def without_assertions(name: str, file: Path) -> None:
     module = stub(name, __file__=str(file))
     exec(compile(file.read_text(), str(file), "exec", optimize=1), vars(module))  # noqa: S102
@@ -112,9 +117,43 @@ def xentropy(logits: torch.Tensor, labels: torch.Tensor, _smoothing: float) -> t
     return torch.empty_like(labels, dtype=torch.float32), lse
 
 
+class Unpadded(torch.autograd.Function):
+    """What flash-attn 2.4.2 allocates of sequences that lie end to end (`csrc/flash_attn/flash_api.cpp`)."""
+
+    @staticmethod
+    def forward(ctx: Any, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, seq: int) -> torch.Tensor:
+        out = torch.empty_like(q)
+        ctx.save_for_backward(q, k, v, out, q.new_empty((q.shape[0] // seq, q.shape[1], seq), dtype=torch.float32))
+        return out
+
+    @staticmethod
+    def backward(ctx: Any, _grad: torch.Tensor) -> Any:
+        q, *_, lse = ctx.saved_tensors
+        made = [torch.empty_like(q) for _ in range(3)]
+        rows = q.shape[0] + 128 * lse.shape[0]
+        wide = -(-q.shape[2] // 32) * 32
+        _sums = q.new_empty((lse.shape[0], q.shape[1], -(-lse.shape[2] // 128) * 128), dtype=torch.float32)
+        _dq = q.new_empty((rows, q.shape[1], wide), dtype=torch.float32)
+        return *made, None
+
+
+def with_flash(path: Path, seq: int) -> None:
+    """flash-attn's own padding around a kernel that allocates; every row counts, and the host knows how many."""
+    stub("flash_attn.flash_attn_interface",
+         flash_attn_unpadded_func=lambda q, k, v, *_, **__: Unpadded.apply(q, k, v, seq))
+    without_assertions("flash_attn.bert_padding", path / "flash_attn" / "bert_padding.py")
+    stub("flash_attn", flash_attn_interface=sys.modules["flash_attn.flash_attn_interface"],
+         bert_padding=sys.modules["flash_attn.bert_padding"])
+    torch.nonzero = lambda mask, as_tuple=False: torch.empty((mask.numel(), 1), dtype=torch.int64)
+    item = torch.Tensor.item
+    torch.Tensor.item = lambda self: seq if isinstance(self, FakeTensor) else item(self)
+
+
 def build(case: Case) -> nn.Module:
     """Blocks and root wrapped; checkpoints inside."""
     modelling = prepare()
+    if case["attn_impl"] == "flash":
+        with_flash(sources(), case["seq"])
     configuration = importlib.import_module("llmfoundry.models.mpt.configuration_mpt")
     config = configuration.MPTConfig(**case["model"], init_device="meta",
                                      attn_config={**case.get("attn", {}), "attn_impl": case["attn_impl"]})
