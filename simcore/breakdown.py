@@ -39,9 +39,10 @@ PARTS: Final = {
     "backward": "kernels of backward passes, recomputation included",
     "optimizer": "kernels of the optimizer's step",
     "contention": "by how much kernels take longer beside collectives",
-    "communication": "waiting for collectives, for ranks that join them late, and for messages while they travel",
+    "communication": "waiting for collectives, for ranks that join them late, for messages while they travel, and for "
+                     "copies from and to the host",
     "bubble": "all other waiting for a neighbouring stage",
-    "host": "waiting for the host to issue, and what the host does once a step",
+    "host": "waiting for the host to issue, and to update what lies on it; what the host does once a step",
 }
 _COMPUTE: Final = tuple(PARTS)[:3]
 _PART_OF = np.array([{Phase.BACKWARD: 1, Phase.RECOMPUTE: 1, Phase.OPTIMIZER: 2}.get(phase, 0) for phase in Phase])

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import cache, lru_cache
@@ -10,7 +11,7 @@ import numpy as np
 
 from simcore.beside import hidden_shares
 from simcore.breakdown import Breakdown, Kernels, breakdown
-from simcore.cost import DTYPES, KERNELS, added_ns, busy_ns, exposed_share
+from simcore.cost import DTYPES, KERNELS, added_ns, busy_ns, cpu_rate, exposed_share
 from simcore.exponentials import softmax_stretch
 from simcore.fold import RankClass
 from simcore.framework import Framework
@@ -20,7 +21,7 @@ from simcore.mesh import IntArray, Mesh
 from simcore.outline import Outline, Phase
 from simcore.product import shapes_in
 from simcore.program import Program
-from simcore.routes import Routes
+from simcore.routes import HOST_WAYS, Routes
 from simcore.streams import Track, tracks
 from simcore.tape import Kernel, Op
 from simcore.tile import AMOUNT, AUX, OP, SLOT, STREAM, Tile
@@ -59,7 +60,7 @@ def clock(programs: Sequence[Program], classes: Sequence[RankClass], routes: Rou
     """Run programs that wrote out some microbatches; `extra_microbatches` more are like the steady ones."""
     kernels = [_kernels(program, routes.topology, framework) for program in programs]
     alone = [_alone(program, routes) for program in programs]
-    compiled = [_track(*each, routes.topology, framework) for each in zip(programs, kernels, alone, strict=True)]
+    compiled = [_track(*each, routes, framework) for each in zip(programs, kernels, alone, strict=True)]
     once = int(routes.topology.efficiency.host.step.si * 1e9) if framework.libraries.module_calls else 0
     times = run(compiled, _Wires(programs, classes, routes))
     rows = tuple(_row_ns(track, t, len(p.places)) for track, t, p in zip(compiled, times, programs, strict=True))
@@ -81,8 +82,8 @@ def clock(programs: Sequence[Program], classes: Sequence[RankClass], routes: Rou
 
 def forward_ns(programs: Sequence[Program], classes: Sequence[RankClass], routes: Routes, framework: Framework) -> int:
     """Nanoseconds until the last rank ends, of programs without backward passes."""
-    compiled = [_track(program, _kernels(program, routes.topology, framework), _alone(program, routes),
-                       routes.topology, framework) for program in programs]
+    compiled = [_track(program, _kernels(program, routes.topology, framework), _alone(program, routes), routes,
+                       framework) for program in programs]
     return max(times.end for times in run(compiled, _Wires(programs, classes, routes)))
 
 
@@ -101,12 +102,13 @@ def _is_steady(starts: Sequence[IntArray], spent: Sequence[IntArray], ones: rang
     return len(periods) == 1 and (is_last or all((s[first:ones.stop] == s[following]).all() for s in spent))
 
 
-def _track(program: Program, kernels: Kernels, alone: Callable[[int, int], int], topology: Topology,
+def _track(program: Program, kernels: Kernels, alone: Callable[[int, int], int], routes: Routes,
            framework: Framework) -> Track:
-    rows, efficiency, libraries = program.distinct, topology.efficiency, framework.libraries
+    rows, efficiency, libraries = program.distinct, routes.topology.efficiency, framework.libraries
     ns = np.zeros(len(rows), dtype=np.int64)
     ns[kernels.rows] = kernels.ns
-    host = launch_ns(efficiency.host, rows, kernels.rows, kernels.kinds, libraries)
+    updates = cpu_rate(routes.topology, routes.mesh.size) if (rows[:, OP] == Op.HOST).any() else math.inf
+    host = launch_ns(efficiency.host, rows, kernels.rows, kernels.kinds, libraries, updates)
     comms = list(program.tables.comms)
 
     def call_ns(comm: int, payload: int) -> int:
@@ -162,12 +164,14 @@ class _Wires:
         self.links: dict[str, str] = {}
 
     def meets(self, number: int, comm: int) -> tuple[int, ...]:
-        if not self.many:  # one class a stage meets only itself
+        if not self.many or self.axes[number][comm] in HOST_WAYS:  # one class a stage meets only itself
             return (number,)
         return _met(self.classes, self.mesh, number, self.axes[number][comm])
 
     def link(self, number: int, comm: int) -> str:
         name = self.axes[number][comm]
+        if name in HOST_WAYS:  # both ways at once
+            return name
         if name not in self.links:
             axis = self.mesh.axis(name)
             self.links[name] = self.topology.link(axis.size, axis.stride, self.mesh.size).name

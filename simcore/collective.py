@@ -84,7 +84,7 @@ def algorithm(collective: str, link: Link, dispatch: Dispatch | None = None) -> 
     """How it sends: ring, tree, chain, pairwise, two_level or direct."""
     if collective == "all_to_all":
         return "two_level" if dispatch is not None and link.num_nodes > 1 else "pairwise"
-    if collective in ("send_recv", "gather"):
+    if collective in ("send_recv", "gather", "copy"):
         return "direct"
     return "chain" if collective in _CHAINS else "tree" if _is_tree(collective, link) else "ring"
 
@@ -95,6 +95,8 @@ def crossing(collective: str, group_size: int, link: Link, dispatch: Dispatch | 
     Members are counted as if the nodes held equal parts. What leaves is `wire_factor`, but for a dispatch across nodes.
     A message goes to the next rank of the group, round the ring.
     """
+    if link.name == "host":
+        return Crossing(1.0, 0.0)
     factor = wire_factor(collective, group_size)
     if group_size <= 1 or link.num_nodes == 1:
         return Crossing(factor, 0.0)
@@ -139,7 +141,12 @@ def measured_sizes(collective: str, group_size: int, link: Link, dispatch: Dispa
 
 def collective_ns(collective: str, payload_bytes: int, group_size: int, link: Link,
                   dispatch: Dispatch | None = None) -> int:
-    """Nanoseconds of one call, see [Note: measured or model]; 0 in a group of one. KeyError: no such collective."""
+    """Nanoseconds of one call, see [Note: measured or model]; 0 in a group of one. KeyError: no such collective.
+
+    A copy between a GPU and its host takes the link's latency and its bytes at the link's rate; none for no bytes.
+    """
+    if link.name == "host":
+        return math.ceil((link.latency_s + payload_bytes / link.bytes_per_s) * 1e9) if payload_bytes else 0
     factor = wire_factor(collective, group_size)
     if group_size <= 1 or link.name == "self":
         return 0

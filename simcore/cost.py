@@ -1,4 +1,4 @@
-"""How long one thing takes alone, in whole nanoseconds: a kernel, a copy to the host; collectives: `collective.py`.
+"""How long a kernel takes alone, in whole nanoseconds, and how fast a CPU is; collectives, copies: `collective.py`.
 
 The only floats of the engine: rates come from the topology, shares from its efficiency, the result is rounded up once.
 Overlap, queues and shared links are not here. Every function is deterministic and never falls when bytes or FLOPs grow.
@@ -9,7 +9,7 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from functools import lru_cache
-from typing import Final, Literal, NamedTuple
+from typing import Final, NamedTuple
 
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
@@ -17,12 +17,15 @@ from numpy.typing import ArrayLike, NDArray
 from simcore.device import Device
 from simcore.efficiency import Efficiency, KernelShare, Overlap
 from simcore.errors import InputError, Problem
-from simcore.topology import HostLink
+from simcore.topology import Topology
 
-__all__ = ["DTYPES", "KERNELS", "added_ns", "busy_ns", "compute_ns", "copy_ns", "exposed_share", "on_matrix_units"]
+__all__ = ["DTYPES", "KERNELS", "added_ns", "busy_ns", "compute_ns", "cpu_rate", "exposed_share", "on_matrix_units"]
 
 KERNELS: Final = ("gemm", "grouped_gemm", "attention", "mamba_scan", "conv", "norm", "elementwise", "permute", "loss",
                   "embedding", "optimizer", "copy", "attention_flash2", "attention_triton")
+CPU_SHARE: Final = 0.7
+"""Of the memory bandwidth of a host's datasheet, what an optimizer's operators reach on all its cores: assumed. Copies
+between large arrays reach about 0.8 on two sockets; torch's operators go over many tensors, some of them small."""
 DTYPES: Final = ("fp32", "tf32", "bf16", "fp16", "fp8", "fp4")
 
 
@@ -97,10 +100,13 @@ def exposed_share(overlap: Overlap, axis: str, overlapped: Sequence[str]) -> flo
     return overlap.tensor.si if axis == "tp" else overlap.expert.si
 
 
-def copy_ns(host_link: HostLink, num_bytes: ArrayLike, direction: Literal["to_device", "to_host"]) -> NDArray[np.int64]:
-    """Nanoseconds of each copy between a GPU and pinned host memory, alone on its link; 0 for no bytes."""
-    size = np.asarray(num_bytes)
-    rate = host_link.to_device if direction == "to_device" else host_link.to_host
-    busy = np.ceil(host_link.latency.si * 1e9 + size * (1e9 / rate.si))
-    result: NDArray[np.int64] = np.where(size > 0, busy, 0).astype(np.int64)
-    return result
+def cpu_rate(topology: Topology, world_size: int) -> float:
+    """Bytes/s at which the CPU cores of one rank read and write host memory; ranks of a host share it evenly.
+
+    InputError when the topology does not say how fast it is.
+    """
+    bandwidth = topology.node.host_bandwidth
+    if bandwidth is None:
+        raise InputError(Problem("topology", f"{topology.name} does not say node.host_bandwidth, at which a CPU's "
+                                 "optimizer runs"))
+    return bandwidth.si * CPU_SHARE / min(world_size, topology.gpus_per_host)

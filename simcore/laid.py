@@ -23,7 +23,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Final
 
-from simcore.cost import copy_ns
+from simcore.collective import collective_ns
 from simcore.journal import Journal
 from simcore.refit import Gathered, broadcast_buffers, ipc_buffers
 from simcore.topology import Topology
@@ -69,7 +69,7 @@ class Turn:
 
 
 def _copied(topology: Topology, num_bytes: int, *, to_host: bool) -> int:
-    return int(copy_ns(topology.node.host_link, num_bytes, "to_host" if to_host else "to_device"))
+    return collective_ns("copy", num_bytes, 1, topology.node.host_link.way("to_host" if to_host else "to_device"))
 
 
 def _start(policy: Policy, *, has_reference: bool) -> Journal:

@@ -27,10 +27,12 @@ _ELEMENTWISE: Final = KERNELS.index("elementwise")
 _MODULE_OF: Final = {module.name.lower(): int(module) for module in Module}
 
 
-def launch_ns(host: Host, rows: IntArray, kernel_rows: IntArray, kernels: IntArray, libraries: Libraries) -> IntArray:
+def launch_ns(host: Host, rows: IntArray, kernel_rows: IntArray, kernels: IntArray, libraries: Libraries,
+              bytes_per_s: float) -> IntArray:
     """Nanoseconds for which the host is busy with each row. `kernels`: the classes of `kernel_rows`.
 
     In a CUDA graph a share of it is left. Where rows are modules, some stand for a number of torch's own operators.
+    `bytes_per_s`: at which the host reads and writes its memory, see `cpu_rate`.
     """
     each = np.zeros(len(rows), dtype=np.float64)
     each[kernel_rows] = (host.module if libraries.module_calls else host.operator).si
@@ -40,8 +42,11 @@ def launch_ns(host: Host, rows: IntArray, kernel_rows: IntArray, kernels: IntArr
         operators = shapes_in(rows[passes, STREAM])
         each[passes] = np.where(operators > 0, operators * host.operator.si, each[passes])
     each[rows[:, OP] == Op.COLLECTIVE] = host.collective.si
+    each[rows[:, OP] == Op.COPY] = host.operator.si
     if libraries.graphs:
         each[_graphed(rows, libraries.graphs)] *= host.graphed.si
+    updates = rows[:, OP] == Op.HOST
+    each[updates] = rows[updates, AUX] / bytes_per_s
     result: IntArray = (each * 1e9).astype(np.int64)
     return result
 

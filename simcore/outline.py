@@ -199,8 +199,7 @@ class Outline:
     def calls(self) -> IntArray:
         """Collectives, copies and what is sent: (communication row, payload bytes, phase, microbatch) of loose rows."""
         op = self.loose[:, OP]
-        sent = ((op == Op.COLLECTIVE) | (op == Op.COPY)) & (self.loose[:, STREAM] != Stream.RECEIVE)
-        at = np.flatnonzero(sent)
+        at = np.flatnonzero(((op == Op.COLLECTIVE) | (op == Op.COPY)) & (self.loose[:, STREAM] != Stream.RECEIVE))
         _, starts, _, _, phase, microbatch = self.columns[:, self.is_loose]
         of = np.searchsorted(starts, at, side="right") - 1
         return np.stack([self.loose[at, SLOT], self.loose[at, AMOUNT], phase[of], microbatch[of]], axis=1)
@@ -272,6 +271,14 @@ class Builder:
         """A collective that the host does not wait for; (layer, handle) names it."""
         self._loose += (3, layer, comm, payload, stream, handle)
 
+    def copy(self, layer: int, comm: int, num_bytes: int, stream: Stream, handle: int) -> None:
+        """A copy from or to the host, like a collective."""
+        self._loose += (4, layer, comm, num_bytes, stream, handle)
+
+    def host(self, num_bytes: int) -> None:
+        """The host reads and writes bytes of its own memory."""
+        self._loose += (7, 0, 0, 0, 0, num_bytes)
+
     def wait(self, layer: int, handle: int) -> None:
         """The compute stream waits for a collective."""
         self._loose += (5, layer, 0, 0, 0, handle)
@@ -290,4 +297,4 @@ class Builder:
         return Outline(tuple(self._pieces), loose, tuple(self._tiles), self.tables, tuple(layer_paths))
 
 
-assert (Op.ALLOC, Op.FREE, Op.COMPUTE, Op.COLLECTIVE, Op.WAIT, Op.MARK) == (0, 1, 2, 3, 5, 6)  # as written above
+assert tuple(range(8)) == (Op.ALLOC, Op.FREE, Op.COMPUTE, Op.COLLECTIVE, Op.COPY, Op.WAIT, Op.MARK, Op.HOST)

@@ -103,7 +103,8 @@ class TrafficRow(_Frozen):
     """All collectives of one kind in one step of one rank.
 
     `payload_bytes`: full gathered output (all-gather), full input (reduce-scatter), buffer (all-reduce, all-to-all),
-    message (send_recv). `wire_bytes`: what leaves the rank, over NVLink or over the network. `timing`: how the time of
+    message (send_recv), what is copied (copy, whose axis is its direction: to_host or to_device). `wire_bytes`: what
+    leaves the rank, over NVLink or over the network, and what is copied. `timing`: how the time of
     its calls is known, "measured" where that of each is; see `docs/collectives.md`.
     """
 

@@ -10,6 +10,7 @@ Other collectives are counted in the worst-off group of their axis (`Topology.li
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import Final
 
 from simcore.collective import Crossing, algorithm, collective_ns, crossing, measured_sizes
 from simcore.dispatch import Dispatch, dispatch_of
@@ -17,7 +18,10 @@ from simcore.framework import Framework
 from simcore.job import Job
 from simcore.topology import Link, Topology
 
-__all__ = ["Route", "Routes"]
+__all__ = ["HOST_WAYS", "Route", "Routes"]
+
+HOST_WAYS: Final = ("to_host", "to_device")
+"""What stands where an axis would, of a copy."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -28,6 +32,11 @@ class Route:
     group_size: int
     link: Link
     dispatch: Dispatch | None
+
+    @property
+    def leaves(self) -> bool:
+        """Whether anything leaves the rank."""
+        return self.group_size > 1 or self.link.name == "host"
 
     @property
     def algorithm(self) -> str:
@@ -54,7 +63,9 @@ class Routes:
         self.known: dict[tuple[str, str], Route] = {}
 
     def of(self, collective: str, axis_name: str) -> Route:
-        """The route of a collective on an axis."""
+        """The route of a collective on an axis, or of a copy `to_host` or `to_device`."""
+        if (collective, axis_name) not in self.known and collective == "copy":
+            self.known[collective, axis_name] = Route(collective, 1, self.topology.node.host_link.way(axis_name), None)
         if (collective, axis_name) not in self.known:
             axis = self.mesh.axis(axis_name)
             link = self.topology.link(axis.size, axis.stride, self.mesh.size)

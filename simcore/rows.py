@@ -29,6 +29,7 @@ class Op(IntEnum):
     COPY = 4  # SLOT communication row, AMOUNT bytes, AUX handle
     WAIT = 5  # the compute stream waits for handle AUX; `HOST_STOPS`: the host waits for the stream
     MARK = 6  # SLOT label
+    HOST = 7  # the host works on what lies there, and issues nothing: AUX bytes that it reads and writes
 
 
 class Kernel(IntEnum):
@@ -191,6 +192,11 @@ class Recorder:
         """A collective that the layer itself calls and waits for (token dispatch, tensor parallelism)."""
         row = self.comms.setdefault((collective, axis, dtype), len(self.comms))
         self.rows.append((_COLLECTIVE, 0, row, payload, COMPUTE_STREAM, self.module))
+
+    def copy(self, direction: str, num_bytes: int, dtype: str) -> None:
+        """A copy to_host or to_device, in line with kernels."""
+        row = self.comms.setdefault(("copy", direction, dtype), len(self.comms))
+        self.rows.append((Op.COPY, 0, row, num_bytes, COMPUTE_STREAM, self.module))
 
     def update(self, step: Step) -> None:
         """The optimizer's step of one parameter."""

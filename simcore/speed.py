@@ -22,7 +22,7 @@ class CommunicationTime(_Frozen):
 
     collective: str
     axis: str
-    link: Literal["nvlink", "network", "self"]
+    link: Literal["nvlink", "network", "self", "host"]
     calls: int
     alone_s: float
     exposed_s: float

@@ -9,14 +9,14 @@ The host issues everything ahead. A reduction starts when the kernels issued bef
 (`reduce_scatter_stream.wait_stream(current_stream)`); a gather when the copy-out of an earlier gather is done, which
 freed its buffer: the last one in backward, the one before that in forward (torch 2.13 `_fsdp_param_group.py`,
 wait_for_unshard); a kernel when the collective that its `wait` names is done. Collectives that a layer calls itself are
-in line with its kernels.
+in line with its kernels. Copies from and to the host are calls that no other rank joins.
 
 [Note: the host]
 The host issues kernels and calls one after another, each for some time, and a kernel does not start before it was
 issued. In an item the last kernel ends at the latest when the device has done all of them, or when the host has issued
 one of them and the device has done that one and all behind it: `host_tail` is the largest of the second kind, counted
-from where the host stood before the item. Where the host needs a number from the device (rows of each expert) it stops
-until the device is there.
+from where the host stood before the item. While it works on its own memory it issues nothing. Where it needs a number
+from the device (rows of each expert) it stops until the device is there.
 """
 
 from __future__ import annotations
@@ -142,31 +142,29 @@ def tracks(program: Program, kernel_ns: IntArray, host_ns: IntArray, call_ns: Ca
     shown = 1.0 if hidden is None else 1.0 - hidden[program.places[skeleton.call_rows]]
     call_lengths = tuple((np.array([lengths[pair] for pair in pairs]) * shown).astype(np.int64).tolist())
     items = np.diff(clock[np.minimum(skeleton.item_rows, len(clock) - 1)], prepend=0)
-    items += _slowed(skeleton, clock, call_lengths, contention)
+    items += _slowed(skeleton, clock, call_lengths, [contention * (one[0] != "copy") for one in program.tables.comms])
     advance, tail = _hosted(skeleton.item_rows, clock, np.cumsum(host_ns))
     return Track(skeleton, tuple(items.tolist()), call_lengths, clock, tuple(advance.tolist()), tuple(tail.tolist()),
                  stops)
 
 
-def _slowed(skeleton: Skeleton, clock: IntArray, call_ns: Sequence[int], contention: float) -> IntArray:
+def _slowed(skeleton: Skeleton, clock: IntArray, call_ns: Sequence[int], shares: Sequence[float]) -> IntArray:
     """Ns that each item takes longer because of calls that run beside it. `clock`: kernel ns by row.
 
     Beside a call are the kernels from when it may start (behind its gate, or where it was issued) until one waits for
-    it; the shorter of the two counts.
+    it; the shorter of the two counts. `shares`: of it, by communication; copies take no multiprocessors.
     """
     beside = [call for stream, calls in skeleton.calls.items() if stream in _BESIDE for call in calls]
-    late = np.zeros(len(skeleton.items), dtype=np.int64)
+    late, numbers = np.zeros(len(skeleton.items), dtype=np.int64), np.array([call.number for call in beside])
     if beside:
-        numbers = np.array([call.number for call in beside])
         places = np.minimum([call.after + 1 for call in beside], len(late) - 1)
-        waits = np.full(len(call_ns), len(clock) - 1)
-        awaited, called = skeleton.awaited
+        (awaited, called), waits = skeleton.awaited, np.full(len(call_ns), len(clock) - 1)
         waits[called] = skeleton.item_rows[awaited]
         gates = np.array([call.gate for call in beside])
         starts = np.where(gates < 0, skeleton.call_rows[numbers], skeleton.item_rows[gates])
         kernels = clock[waits[numbers]] - clock[starts]
         lengths = np.minimum(np.array(call_ns, dtype=np.int64)[numbers], kernels)
-        np.add.at(late, places, (lengths * contention).astype(np.int64))
+        np.add.at(late, places, (lengths * np.array(shares)[[call.comm for call in beside]]).astype(np.int64))
     return late
 
 
@@ -193,8 +191,8 @@ def _skeleton(outline: Outline) -> Skeleton:
     """
     rows = np.concatenate([*(tile.rows for tile in outline.tiles), outline.loose])
     is_kernel = rows[:, OP] == Op.COMPUTE
-    seen = ((rows[:, OP] == Op.COLLECTIVE) | (rows[:, OP] == Op.WAIT)
-            | (is_kernel & (rows[:, SLOT] == Kernel.COPY)))
+    seen = np.isin(rows[:, OP], (Op.COLLECTIVE, Op.COPY, Op.WAIT, Op.HOST))
+    seen |= is_kernel & (rows[:, SLOT] == Kernel.COPY)
     ends = _ends_of_passes(outline)
     seen_at = seen[outline.places]
     at = np.flatnonzero(seen_at | ends)
@@ -248,6 +246,8 @@ class _Compiler:
         op, layer, slot, _, stream, handle = values
         if op == Op.WAIT:
             self.wait(row, layer, handle, microbatch)
+        elif op == Op.HOST:
+            self.item(row)
         elif op == Op.COMPUTE:
             self.copy(row)
         else:

@@ -59,10 +59,15 @@ class HostLink(Frozen):
     to_host: Rate
     latency: Duration
 
+    def way(self, direction: str) -> Link:
+        """`to_host` or `to_device`. Of pinned memory; where a framework's is pageable the same is assumed."""
+        return Link("host", int(self.to_device if direction == "to_device" else self.to_host), self.latency.si, 1, 1)
+
 
 class Node(Frozen):
     """What one fabric joins; `host_memory` is per host, and a node of several hosts says `gpus_per_host`.
 
+    `host_bandwidth`: of a host's memory, all of its channels; without it no optimizer is timed on a CPU.
     `nvlink`: NVLink, or AMD's Infinity Fabric; `pcie`: the GPUs have nothing better between them.
     """
 
@@ -71,6 +76,7 @@ class Node(Frozen):
     nvlink: Fabric | None = None
     pcie: Fabric | None = None
     host_memory: Bytes
+    host_bandwidth: Rate | None = None
     host_link: HostLink
 
     @model_validator(mode="after")
@@ -94,10 +100,10 @@ class Link:
     `bytes_per_s`: one rank, one way, datasheet; `latency_s` of a call. `ranks_per_node`: the fewest members that a node
     with any member holds; `num_nodes`: nodes with a member; `num_hosts`: hosts, of which a node may have several.
     `local` is the level inside the node of a network link. "nvlink" is that level, also where it is PCIe.
-    Without a `fabric` every collective reaches `bytes_per_s`.
+    "host": between a GPU and its host's memory. Without a `fabric` every collective reaches `bytes_per_s`.
     """
 
-    name: Literal["nvlink", "network", "self"]
+    name: Literal["nvlink", "network", "self", "host"]
     bytes_per_s: int
     latency_s: float
     ranks_per_node: int

@@ -36,7 +36,7 @@ def traffic(program: Program, routes: Routes, rank: int, steady: range, repeats:
     sums = (np.add.reduceat(each * counted.times, counted.starts).tolist()
             for each in (np.ones_like(sizes), sizes, wires, away, ~_measured(ways, counted.comms, sizes)))
     rows = [_row(comms[key // len(Phase)], ways[key // len(Phase)], key % len(Phase), *found)
-            for key, *found in zip(counted.keys, *sums, strict=True) if ways[key // len(Phase)].group_size > 1]
+            for key, *found in zip(counted.keys, *sums, strict=True) if ways[key // len(Phase)].leaves]
     return tuple(sorted(rows, key=lambda r: (r.collective, r.axis, r.phase, r.dtype)))
 
 
@@ -78,6 +78,7 @@ def _counted(outline: Outline, steady: range, repeats: int) -> _Counted:
 def _row(comm: tuple[str, str, str], way: Route, phase: int, calls: int, payload: int, wire: int, away: int,
          unmeasured: int) -> TrafficRow:
     collective, axis, dtype = comm
+    near = 0 if way.link.name == "host" else wire - away
     return TrafficRow(collective=collective, axis=axis, group_size=way.group_size, phase=Phase(phase).name.lower(),
-                      dtype=dtype, calls=calls, payload_bytes=payload, wire_bytes=wire, nvlink_bytes=wire - away,
+                      dtype=dtype, calls=calls, payload_bytes=payload, wire_bytes=wire, nvlink_bytes=near,
                       network_bytes=away, algorithm=way.algorithm, timing="model" if unmeasured else "measured")

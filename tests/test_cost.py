@@ -8,7 +8,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from numpy.typing import ArrayLike, NDArray
 
-from simcore.cost import DTYPES, KERNELS, compute_ns, copy_ns
+from simcore.cost import DTYPES, KERNELS, compute_ns, cpu_rate
 from simcore.device import Peaks
 from simcore.efficiency import Kernels
 from simcore.errors import InputError
@@ -90,15 +90,14 @@ def test_kernels_of_a_column_cost_what_each_costs_alone() -> None:
     assert column.tolist() == alone
 
 
-@unhurried
-@given(size=st.lists(payloads, min_size=2, max_size=8))
-def test_copies_to_the_host_are_monotone(size: list[int]) -> None:
-    times = copy_ns(H100.node.host_link, sorted(size), "to_host")
-    assert (np.diff(times) >= 0).all()
+def test_ranks_of_a_host_share_its_memory() -> None:
+    bandwidth = H100.node.host_bandwidth
+    assert bandwidth is not None
+    assert cpu_rate(H100, 64) == cpu_rate(H100, 8) == bandwidth.si * 0.7 / 8
+    assert cpu_rate(H100, 2) == 4 * cpu_rate(H100, 8)
 
 
-def test_a_copy_runs_at_the_measured_rate_of_its_direction() -> None:
-    up, down = (copy_ns(H100.node.host_link, 10**10, way)[()] for way in ("to_device", "to_host"))
-    assert up == pytest.approx(1e10 / 55.4e9 * 1e9 + 5000, abs=1)
-    assert down > up
-    assert copy_ns(H100.node.host_link, 0, "to_host") == 0
+def test_a_machine_that_does_not_tell_its_memory_is_asked_for_it() -> None:
+    dumb = H100.model_copy(update={"node": H100.node.model_copy(update={"host_bandwidth": None})})
+    with pytest.raises(InputError, match=r"does not say node\.host_bandwidth"):
+        cpu_rate(dumb, 8)

@@ -23,7 +23,7 @@ ROWS = np.array([
 def ns(**libraries: object) -> list[int]:
     """A product, a permutation, a collective in line, a grouped product, nothing, a reduction beside, an optimizer."""
     at = np.flatnonzero(ROWS[:, 0] == Op.COMPUTE)
-    found: list[int] = launch_ns(HOST, ROWS, at, ROWS[at, 2], Libraries(**libraries)).tolist()  # type: ignore[arg-type]
+    found: list[int] = launch_ns(HOST, ROWS, at, ROWS[at, 2], Libraries(**libraries), 1e12).tolist()  # type: ignore[arg-type]
     return found
 
 
@@ -45,7 +45,7 @@ def test_a_row_of_several_operators_costs_each_of_them_where_rows_are_modules() 
                      (Op.COMPUTE, 0, Kernel.ELEMENTWISE, 1, Module.MOE, 1),
                      (Op.COMPUTE, 0, Kernel.GEMM, 1, shape_of(8, 8) << MODULE_BITS, 1)])
     at = np.arange(3)
-    found = [launch_ns(HOST, rows, at, rows[:, 2], Libraries(module_calls=calls)).tolist() for calls in (True, False)]
+    found = [launch_ns(HOST, rows, at, rows[:, 2], Libraries(module_calls=calls), 1e12).tolist() for calls in (True, False)]
     assert found[0] == of(98 * HOST.operator.si, HOST.module.si, HOST.module.si)
     assert found[1] == of(*[HOST.operator.si] * 3)
 
@@ -57,3 +57,12 @@ def test_a_graph_keeps_a_share_of_what_it_holds(graphs: tuple[str, ...], kept: s
     plain, graphed = ns(module_calls=True), ns(module_calls=True, graphs=graphs)
     shares = [HOST.graphed.si if inside == "x" else 1.0 for inside in kept]
     assert graphed == pytest.approx([share * each for share, each in zip(shares, plain, strict=True)], abs=1)
+
+
+def test_what_the_host_does_with_its_own_memory_takes_its_bytes() -> None:
+    rows = np.array([(Op.HOST, 0, 0, 0, Stream.COMPUTE, 5 * 10**9), (Op.COPY, 0, 0, 10**9, Stream.COMPUTE, 0)])
+    none = rows[:0, 0]
+    for libraries in (Libraries(), Libraries(graphs=("full_iteration",))):
+        found = launch_ns(HOST, rows, none, none, libraries, 1e11).tolist()
+        assert found[0] == 5 * 10**7
+    assert launch_ns(HOST, rows, none, none, Libraries(), 1e11).tolist()[1] == int(HOST.operator.si * 1e9)

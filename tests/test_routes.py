@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+import math
 from typing import Any
 
 import pytest
 
 import small
 from simcore.collective import crossing
-from simcore.routes import Routes
+from simcore.routes import HOST_WAYS, Routes
 from simcore.topology import load_topology
 
 
@@ -85,3 +86,13 @@ def test_other_collectives_cross_as_their_group_does() -> None:
     found = routes("megatron", {"tp": 2, "dp_shard": 16})
     route = found.of("all_gather", "dp_cp")
     assert found.crossing("all_gather", "dp_cp", 5) == crossing("all_gather", 16, route.link)
+
+
+def test_copies_go_over_the_host_link_each_way_at_its_own_pace() -> None:
+    found = routes("fsdp2", {"dp_shard": 2})
+    down, up = (found.of("copy", way) for way in HOST_WAYS)
+    assert (down.link.name, down.group_size, down.leaves, down.algorithm) == ("host", 1, True, "direct")
+    assert up.ns(10**10) == math.ceil(1e10 / 55.4e9 * 1e9 + 5000)
+    assert down.ns(10**10) == math.ceil(1e10 / 55.1e9 * 1e9 + 5000)
+    assert down.ns(0) == 0
+    assert found.crossing("copy", "to_host", 0) == (1.0, 0.0)

@@ -28,6 +28,8 @@ class Gathers:
         self.slots = [slots[unit.inner] for unit in units]
         known: dict[tuple[str, bool | int, str], tuple[int, int]] = {}
         self.comms = [_comms(unit, tables, known) for unit in units]
+        self.from_host = [tables.comm("copy", "to_device", weight.host_dtype) if weight.offloaded else -1
+                          for weight in weights]
 
     def unshard(self, u: int, *, backward: bool) -> None:
         """Issue the all-gather, unless it is pending or the unit is whole."""
@@ -41,8 +43,10 @@ class Gathers:
             self.out.alloc(layer, slots.staged, weight.staged)
             self.out.free(layer, slots.staged, weight.staged)
         self.out.alloc(layer, slots.gathered, size)
-        self.out.collective(layer, self.comms[u][kept], size, _STREAM,
-                            BACKWARD_GATHER if backward else FORWARD_GATHER)
+        handle = BACKWARD_GATHER if backward else FORWARD_GATHER
+        if weight.offloaded and not kept:
+            self.out.copy(layer, self.from_host[u], weight.from_host, _STREAM, handle)
+        self.out.collective(layer, self.comms[u][kept], size, _STREAM, handle)
         self.out.free(layer, slots.cast, cast)
         self.pending[u] = size
 

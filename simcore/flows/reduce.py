@@ -12,7 +12,7 @@ from simcore.tape import Kernel, Stream
 
 __all__ = ["Reductions"]
 
-REDUCE, REPLICATE_REDUCE = 2, 3
+REDUCE, REPLICATE_REDUCE, TO_HOST = 2, 3, 4
 _SCATTER, _REPLICATE, _COPY = Stream.REDUCE, Stream.ALL_REDUCE, Kernel.COPY  # looking an enum up is slow
 Grad = tuple[int, int, int]
 """(layer, slot, bytes) of an unsharded gradient."""
@@ -35,6 +35,8 @@ class Reductions:
         self.inputs: list[int] = []
         slots = (_Slots(tables, ""), _Slots(tables, "experts."))
         self.slots = [slots[unit.inner] for unit in units]
+        self.to_host = [tables.comm("copy", "to_host", weight.host_dtype) if weight.offloaded else -1
+                        for weight in weights]
         self.step_slot = tables.slot("sqrt_exp_avg_sq", "optim_temp")
         kinds = {(unit.shard_axis, unit.replicate_axis, unit.reduce_dtype) for unit in units}
         known = {key: _comms(tables, *key) for key in sorted(kinds)}
@@ -116,6 +118,12 @@ class Reductions:
             self.out.free(self.layers[u], self.slots[u].output, self.replicate_buffer[u])
             self.replicate_buffer[u] = 0
 
+    def wait_for_host(self) -> None:
+        """Gradients are on the host (torch 2.13 `_fsdp_param_group.py`, finalize_backward: grad_offload_event)."""
+        for u, weight in enumerate(self.weights):
+            if weight.offloaded:
+                self.out.wait(self.layers[u], TO_HOST)
+
     def zero_grad(self, u: int) -> None:
         """`zero_grad(set_to_none=True)`: the sharded gradient dies."""
         stored = self.stored[u]
@@ -139,6 +147,8 @@ class Reductions:
             else:
                 self.out.free(layer, slots.output, weight.output)
         if self.weights[u].offloaded:
+            self.out.copy(layer, self.to_host[u], weight.stored,
+                          _REPLICATE if self.units[u].replicate_axis else _SCATTER, TO_HOST)
             self.out.free(layer, slots.sharded, 0 if weight.is_grad else weight.stored)
         else:
             self.stored[u] = weight

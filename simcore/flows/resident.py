@@ -24,6 +24,7 @@ from collections.abc import Sequence
 import numpy as np
 
 from simcore.flows.flat import RankBuffer, padding_bytes, rank_buffers
+from simcore.flows.hosted import copied, cpu_bytes, share_on_host, waits_for_device
 from simcore.flows.rest import muon_transient, post_rest
 from simcore.framework import Buckets
 from simcore.outline import Builder, Tables
@@ -132,8 +133,12 @@ class ResidentFlow:
         self.out.alloc(layer, slot, copy)
         work, held_for_muon = self.tables.slot("orthogonalised", "optim_temp"), muon_transient(self.plan)
         self.out.alloc(layer, work, held_for_muon)
-        self.out.compute(Kernel.OPTIMIZER, 12 * elements, 2 * held + (self.grad_bytes + 2) * elements)
+        away = round(elements * share_on_host(self.plan))
+        self._to_host(layer, away)
+        here = elements - away
+        self.out.compute(Kernel.OPTIMIZER, 12 * here, 2 * held + (self.grad_bytes + 2) * here)
         self.out.free(layer, work, held_for_muon)
+        self._on_host(layer, away)
         self._exchange_updated()
         if self.flow.param_gather and not self.flow.gathers_ahead:
             for b, buffer in enumerate(self.buffers):
@@ -141,6 +146,18 @@ class ResidentFlow:
                     self._gather(b, buffer, bucket, Stream.COMPUTE)
         self.out.mark(end)
         self.out.mark(step_end)
+
+    def _to_host(self, layer: int, elements: int) -> None:
+        """Gradients in fp32, which the CPU waits for ([Note: optimizer on the host] in `_megatron_lives.py`)."""
+        if elements:
+            copied(layer, "to_host", "fp32", 4 * elements, self.tables, self.out)
+            waits_for_device(layer, self.out)
+
+    def _on_host(self, layer: int, elements: int) -> None:
+        """The CPU's step, beside the device's own, a cast to 16 bits (from 4 bytes to 2), and the way back."""
+        if elements:
+            self.out.host(cpu_bytes(self.plan.framework.optimizer.name, "", elements, 4) + 6 * elements)
+            copied(layer, "to_device", self.plan.framework.compute_dtype, 2 * elements, self.tables, self.out)
 
     def _exchange_updated(self) -> None:
         """Flat copies of what each rank updated, its own twice (`layer_wise_optimizer.py`, _allgather_helper)."""

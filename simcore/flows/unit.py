@@ -49,8 +49,9 @@ class GradBytes:
 class UnitBytes:
     """What a unit's buffers weigh on this rank. Gathering over one rank needs no buffers and no collective.
 
-    `offloaded`: parameters and gradients rest on the host. Parameters are copied to the device one by one, and cast
-    there: `staged` is what that needs beyond the result, `cast` (torch 2.13 `_fsdp_param.py`, all_gather_inputs).
+    `offloaded`: parameters and gradients rest on the host, in `host_dtype`. Parameters are copied to the device one by
+    one, and cast there: `staged` is what that needs beyond the result, `cast`; `from_host` is copied (torch 2.13
+    `_fsdp_param.py`, all_gather_inputs).
     """
 
     params: tuple[ParamBytes, ...]
@@ -61,8 +62,13 @@ class UnitBytes:
     used: int
     kept_shard: int
     extra_copy: int
-    offloaded: bool
     staged: int
+    from_host: int
+    host_dtype: str
+
+    @property
+    def offloaded(self) -> bool:
+        return bool(self.host_dtype)
 
     def steps(self, places: tuple[int, ...]) -> tuple[Step, ...]:
         """That run when the gradients of the parameters at `places` are reduced."""
@@ -98,12 +104,13 @@ def _unit_bytes(plan: Plan, unit: Unit) -> UnitBytes:
     implementation = plan.framework.optimizer.implementation
     params = tuple(_param_bytes(p, unit, world, partial, implementation) for p in placed)
     shard = sum(_gathered(unit, p, p.padded) for p in placed)
-    offloaded = any(not p.rests_here for p in placed)
-    uses_cast = offloaded or any(p.life.rest.num_bytes(p.padded) != _gathered(unit, p, p.padded) for p in placed)
+    away = [p for p in placed if not p.rests_here]
+    uses_cast = bool(away) or any(p.life.rest.num_bytes(p.padded) != _gathered(unit, p, p.padded) for p in placed)
     regathered = sum(_gathered(unit, p, _padded_to(p, partial)) for p in placed) if partial else shard * world
     return UnitBytes(params, world, shard if uses_cast else 0, shard * world, regathered, sum(p.used for p in params),
-                     sum(p.kept_shard for p in params), sum(p.extra_copy for p in params), offloaded,
-                     _staged(unit, placed) if offloaded else 0)
+                     sum(p.kept_shard for p in params), sum(p.extra_copy for p in params),
+                     _staged(unit, placed) if away else 0, sum(p.life.rest.num_bytes(p.padded) for p in away),
+                     away[0].life.rest.dtype if away else "")
 
 
 def _staged(unit: Unit, placed: list[Placed]) -> int:

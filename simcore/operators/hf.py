@@ -127,7 +127,7 @@ class _Function:
 
     It holds the gradient that came in, the input that came back and what the replay put out until all of the layer is
     differentiated (unsloth-zoo `gradient_checkpointing.py`, Unsloth_Offloaded_Gradient_Checkpointer; axolotl's
-    `gradient_checkpointing: offload` is a copy of it).
+    `gradient_checkpointing: offload` is a copy of it). Both copies are on the stream of the kernels.
     """
 
     def __init__(self, tape: Tape, inputs: Inputs, body: Callable[[], Tensor]) -> None:
@@ -137,7 +137,9 @@ class _Function:
     def __call__(self) -> Tensor:
         hidden = self.inputs.hidden
         if hidden.storage is not None:  # the first run
+            self.tape.copy("to_host", hidden.nbytes, hidden.dtype)
             return self.body()
+        self.tape.copy("to_device", hidden.nbytes, hidden.dtype)
         hidden.storage = self.tape.empty(hidden.shape, hidden.dtype, "hidden_states.from_host").storage
         out = self.body()
         self.out = out.detach()
