@@ -15,6 +15,7 @@ from typing import Annotated, Any, Final, Literal, Union, get_args, get_origin
 from pydantic import (
     AfterValidator,
     BaseModel,
+    BeforeValidator,
     ConfigDict,
     Discriminator,
     Field,
@@ -35,6 +36,7 @@ __all__ = [
     "Block",
     "Count",
     "Fraction",
+    "Many",
     "Name",
     "Names",
     "OpenMap",
@@ -58,6 +60,9 @@ Name = Annotated[str, StringConstraints(min_length=1, max_length=200, pattern=_P
 Names = Annotated[tuple[Name, ...], Field(strict=False)]
 """A list of names; not strict, because a file gives a list where a frozen value keeps a tuple."""
 Count = Annotated[int, Field(ge=1, le=2**31)]
+Many = Annotated[int, Field(ge=1, le=2**63 - 1), BeforeValidator(
+    lambda given: int(given) if isinstance(given, float) and given.is_integer() else given)]
+"""A number that people write as `1e9`: YAML reads a float, which is as whole as an integer."""
 Fraction = Annotated[float, Field(gt=0, le=1)]
 
 

@@ -6,7 +6,7 @@ from typing import Annotated, Final, Literal
 
 from pydantic import Discriminator, Field, Tag, model_validator
 
-from simcore.block import BY_SHAPE, FLAG, LIST, MAP, WORD, Block, Count, Fraction, Name, Names
+from simcore.block import BY_SHAPE, FLAG, LIST, MAP, WORD, Block, Count, Fraction, Many, Name, Names
 
 __all__ = ["Capacity", "DType", "Draws", "Imbalance", "Lengths", "Lora", "Observed", "Offload", "OffloadPart",
            "Optimizer", "Pipeline", "Precision", "Quantization", "Recompute", "Routing", "Seed",
@@ -215,7 +215,7 @@ class Training(Block):
     global_batch_size: Count | None = Field(
         default=None, description="Sequences per optimizer step; left out: one microbatch on every data-parallel rank"
     )
-    num_tokens: Annotated[int, Field(ge=1, le=2**63 - 1)] | None = Field(
+    num_tokens: Many | None = Field(
         default=None, description="Tokens of the whole run, for its cost"
     )
     lengths: Annotated[

@@ -305,3 +305,11 @@ def test_schema_names_every_key() -> None:
     blocks = [schema, *schema["$defs"].values()]
     assert all("description" in field for block in blocks for field in block["properties"].values())
     json.dumps(schema)
+
+
+@pytest.mark.parametrize(("written", "tokens"), [("1e9", 10**9), ("1.5e12", 15 * 10**11), ("1_000", 1000), ("7", 7)])
+def test_a_run_is_as_long_as_people_write_it(written: str, tokens: int) -> None:
+    text = ("name: a\nmodel: llama-tiny\nframework: fsdp2\ntopology: dgx-h100\n"
+            f"training: {{seq_len: 8, num_tokens: {written}}}")
+    asked = parse_scenario(parse_document(text, "f.yaml")).training.num_tokens
+    assert (asked, type(asked)) == (tokens, int)
