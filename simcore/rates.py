@@ -16,13 +16,15 @@ from simcore.graph import ModelGraph
 from simcore.job import Job
 from simcore.packing import pack
 from simcore.report import TrafficRow
-from simcore.routes import Routes
+from simcore.routes import HOST_WAYS, Routes
 from simcore.speed import CommunicationTime, Cost, KernelTime, Roofline, StepTime
 from simcore.topology import Topology
 
 __all__ = ["cost", "step_time"]
 
 _OWN: Final = "rankscope"
+_LINKS: Final = {"nvlink": "nvlink", "self": "nvlink", "network": "network", "host": "host_link"}
+"""Names of links in a roofline. `nvlink` is the level inside a node, also where it is PCIe."""
 
 
 def step_time(job: Job, framework: Framework, routes: Routes, clocked: Clocked, ranks: Sequence[str],
@@ -44,7 +46,7 @@ def step_time(job: Job, framework: Framework, routes: Routes, clocked: Clocked, 
         peak_tflops=peak / 1e12 if peak else None, peak_dtype=dtype, ranks=tuple(ranks), parts=parts,
         bubble_share=parts["bubble"] / seconds,
         communication=tuple(_communication(one, routes) for one in spending.sent),
-        kernels=tuple(_kernel(one) for one in spending.work), roofline=_roofline(spending, topology, traffic),
+        kernels=tuple(_kernel(one) for one in spending.work), roofline=_roofline(spending, routes, traffic),
         cost=cost(topology, seconds, tokens, job.mesh.size, job.scenario.training.num_tokens))
 
 
@@ -101,17 +103,26 @@ def _on_matrix_units(work: Sequence[Work], efficiency: Efficiency) -> list[Work]
     return [one for one in work if on_matrix_units(efficiency, one.kernel)]
 
 
-def _roofline(spending: Breakdown, topology: Topology, traffic: Sequence[TrafficRow]) -> Roofline:
+def _roofline(spending: Breakdown, routes: Routes, traffic: Sequence[TrafficRow]) -> Roofline:
     parts, work = spending.parts, spending.work
     kernels = parts["forward"] + parts["backward"] + parts["optimizer"]
     compute, memory = (sum(getattr(one, name) for one in work) / 1e9 for name in ("compute_ns", "memory_ns"))
     seconds = {"compute": compute, "memory": memory, "small_kernels": kernels / 1e9 - compute - memory,
-               "network": (parts["contention"] + parts["communication"]) / 1e9, "host": parts["host"] / 1e9,
-               "bubble": parts["bubble"] / 1e9}
-    limits = _limits(work, topology, traffic)
+               **_by_link(spending, routes), **{name: parts[name] / 1e9 for name in ("contention", "host", "bubble")}}
+    limits = _limits(work, routes.topology, traffic)
     bound: Any = max(seconds, key=lambda name: seconds[name])
     limit: Any = max(limits, key=lambda name: limits[name])
     return Roofline(bound=bound, seconds=seconds, limit=limit, limit_s=limits[limit], limits=limits)
+
+
+def _by_link(spending: Breakdown, routes: Routes) -> dict[str, float]:
+    """Seconds of the part `communication` by the link that was waited for, as what is exposed divides it."""
+    exposed = dict.fromkeys(_LINKS.values(), 0)
+    for one in spending.sent:
+        exposed[_LINKS[routes.of(one.collective, one.axis).link.name]] += one.exposed_ns
+    total = sum(exposed.values())
+    return {name: spending.parts["communication"] / 1e9 * (ns / total if total else name == "nvlink")
+            for name, ns in exposed.items()}
 
 
 def _limits(work: Sequence[Work], topology: Topology, traffic: Sequence[TrafficRow]) -> dict[str, float]:
@@ -119,10 +130,12 @@ def _limits(work: Sequence[Work], topology: Topology, traffic: Sequence[TrafficR
     device, inside, outside = topology.device, topology.node.fabric, topology.network
     products = _on_matrix_units(work, topology.efficiency)
     near, far = sum(row.nvlink_bytes for row in traffic), sum(row.network_bytes for row in traffic)
+    copied = [sum(row.wire_bytes for row in traffic if row.axis == way) for way in HOST_WAYS]
     return {"compute": sum(one.flops / _dense_peak(device, one.dtype) for one in products),
             "memory": sum(one.bytes_moved for one in work) / device.memory_bandwidth.si,
             "nvlink": near / inside.bandwidth.si if inside else 0.0,
-            "network": far / outside.bandwidth.si if outside else 0.0}
+            "network": far / outside.bandwidth.si if outside else 0.0,
+            "host_link": max(copied) / topology.node.host_link.bandwidth.si}
 
 
 # ---- money ----------------------------------------------------------------------------------------------------------
@@ -133,6 +146,7 @@ def cost(topology: Topology, step_s: float, tokens: int, num_gpus: int, num_toke
     price = topology.price_per_gpu_hour
     if price is None:
         return Cost(run_s=run_s, gpu_hours=gpu_hours, note=f"no price: {topology.name} has no price_per_gpu_hour")
-    return Cost(price_per_gpu_hour=price.si, price_date=price.date, price_source=price.source,
-                per_million_tokens=price.si * num_gpus * step_s / 3600 / tokens * 1e6, run_s=run_s,
+    per_step = price.si * num_gpus * step_s / 3600
+    return Cost(price_per_gpu_hour=price.si, price_date=price.date, price_source=price.source, per_step=per_step,
+                per_million_tokens=per_step / tokens * 1e6, run_s=run_s,
                 gpu_hours=gpu_hours, per_run=None if gpu_hours is None else gpu_hours * price.si)

@@ -45,14 +45,16 @@ class Roofline(_Frozen):
     """What bounds the step, and how fast it could be.
 
     `seconds`: the step once more, by what it waits for: arithmetic, memory traffic, kernels too small for either,
-    communication (contention included), the host, other stages; `bound`: the largest. `limits`: seconds that it takes
-    at least: all FLOPs at the dense peak of their format (those of vector units not counted), all bytes of memory, of
-    NVLink and of the network at the datasheets' bandwidths; `limit_s`: the longest of them, `limit` which.
+    communication by the link that it crosses at worst (inside a node, over the network, to the host), kernels that
+    take longer beside it, the host, other stages; `bound`: the largest. `limits`: seconds that it takes at least: all
+    FLOPs at the dense peak of their format (those of vector units not counted), all bytes of memory, of NVLink, of the
+    network and of copies to the host at the datasheets' bandwidths; `limit_s`: the longest of them, `limit` which.
     """
 
-    bound: Literal["compute", "memory", "small_kernels", "network", "host", "bubble"]
+    bound: Literal["compute", "memory", "small_kernels", "nvlink", "network", "host_link", "contention", "host",
+                   "bubble"]
     seconds: dict[str, float]
-    limit: Literal["compute", "memory", "nvlink", "network"]
+    limit: Literal["compute", "memory", "nvlink", "network", "host_link"]
     limit_s: float
     limits: dict[str, float]
 
@@ -60,12 +62,14 @@ class Roofline(_Frozen):
 class Cost(_Frozen):
     """What the GPUs cost, in USD; without a price, `note` says so and nothing has a cost.
 
-    `run_s`, `gpu_hours`: of a whole run of `training.num_tokens`, where that is given.
+    `per_step`: of one step on all GPUs. `run_s`, `gpu_hours`: of a whole run of `training.num_tokens`, where that is
+    given.
     """
 
     price_per_gpu_hour: float | None = None
     price_date: str = ""
     price_source: str = ""
+    per_step: float | None = None
     per_million_tokens: float | None = None
     run_s: float | None = None
     gpu_hours: float | None = None

@@ -10,6 +10,7 @@ from rich.text import Text
 
 from simcore.columns import Column, grids
 from simcore.report import Report, StepTime
+from simcore.speed import Cost
 from simcore.table import plain, plain_table
 from simcore.units import format_seconds
 
@@ -49,10 +50,13 @@ def _limit(time: StepTime) -> str:
     return f"{format_seconds(found.limit_s)} {found.limit}" if found else ""
 
 
-def _money(time: StepTime) -> str:
+def _money(amount: Callable[[Cost], float | None]) -> Callable[[StepTime], str]:
     """Never 0 where nobody named a price."""
-    found = time.cost
-    return "no price" if found is None or found.per_million_tokens is None else f"{found.per_million_tokens:,.3g}"
+    def cell(time: StepTime) -> str:
+        found = None if time.cost is None else amount(time.cost)
+        return "no price" if found is None else f"{found:,.3g}"
+
+    return cell
 
 
 _COLUMNS = (
@@ -69,7 +73,8 @@ _COLUMNS = (
     Column("TFLOP/s\nper GPU", _of(lambda time: f"{time.model_tflops_per_gpu:,.1f}")),
     Column("counted as", _of(lambda time: time.convention), "left"),
     Column("MFU", _of(lambda time: f"{time.mfu:.1%}")),
-    Column("USD per\nM tokens", _of(_money)),
+    Column("USD per\nstep", _of(_money(lambda cost: cost.per_step))),
+    Column("USD per\nM tokens", _of(_money(lambda cost: cost.per_million_tokens))),
 )
 
 

@@ -89,6 +89,22 @@ def test_bytes_of_links_are_a_limit_too() -> None:
     assert 0 < time.roofline.limits["network"] < time.step_s
 
 
+def test_waiting_is_told_by_the_link_that_is_waited_for() -> None:
+    """Tensor parallelism inside a node, data parallelism over two, inputs of layers on the host."""
+    def waited(mesh: dict[str, int], **given: Any) -> dict[str, float]:
+        found = time_of(small.scenario("fsdp2", mesh, model="llama-3-8b", seq_len=256, **given))
+        assert found.roofline is not None
+        assert sum(found.roofline.seconds.values()) == pytest.approx(found.step_s)
+        links = {name: found.roofline.seconds[name] for name in ("nvlink", "network", "host_link")}
+        assert sum(links.values()) == pytest.approx(found.exposed_communication_s)
+        return {name: seconds for name, seconds in links.items() if seconds}
+
+    assert set(waited({"dp_shard": 8})) == {"nvlink"}
+    assert set(waited({"dp_shard": 16})) == {"network"}
+    assert set(waited({"dp_shard": 8}, recompute="full", offload={"activations": "host"})) == {"nvlink", "host_link"}
+    assert waited({}) == {}
+
+
 @pytest.mark.parametrize(("given", "bound"), [
     ({"model": "llama-3-8b", "seq_len": 8192}, "compute"), ({"model": "llama-tiny"}, "host"),
     ({"model": "llama-3-8b", "seq_len": 64}, "memory")])
@@ -105,6 +121,7 @@ def test_without_a_price_nothing_has_a_cost() -> None:
     unpriced: Any = SimpleNamespace(name="cluster", price_per_gpu_hour=None)
     found = cost(unpriced, 2.0, 1000, 8, 1_000_500)
     assert (found.per_million_tokens, found.per_run, found.price_per_gpu_hour) == (None, None, None)
+    assert found.per_step is None
     assert found.note == "no price: cluster has no price_per_gpu_hour"
     assert (found.run_s, found.gpu_hours) == (2002.0, 2002 * 8 / 3600)
 
@@ -114,6 +131,7 @@ def test_a_price_by_the_hour() -> None:
     price = SimpleNamespace(si=3.6, date="2026-05", source="somebody")
     priced: Any = SimpleNamespace(name="cluster", price_per_gpu_hour=price)
     found = cost(priced, 2.0, 1000, 8, 500_000)
+    assert found.per_step == pytest.approx(0.016)
     assert found.per_million_tokens == pytest.approx(16)
     assert found.per_run == pytest.approx(8)
     assert (found.price_date, found.price_source, found.note) == ("2026-05", "somebody", "")

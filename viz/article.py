@@ -141,8 +141,8 @@ def _limits(time: StepTime) -> list[Fact]:
         limit = f"{format_seconds(time.roofline.limit_s)} ({time.roofline.limit})"
         facts = [("bound by", time.roofline.bound.replace("_", " ")), ("physical limit", limit)]
     if time.cost:
-        cost = time.cost.per_million_tokens
-        facts.append(("USD per million tokens", time.cost.note if cost is None else f"{cost:,.3g}"))
+        for name, cost in (("step", time.cost.per_step), ("million tokens", time.cost.per_million_tokens)):
+            facts.append((f"USD per {name}", time.cost.note if cost is None else f"{cost:,.3g}"))
     return facts
 
 
