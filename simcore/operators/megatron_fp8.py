@@ -68,10 +68,10 @@ def quantized(c: Context, rows: int, columns: int, name: str, *, forward: bool =
     written = sum(made.nbytes for made in (first, second) if made)
     if kernels:
         if scaling.takes_maximum:
-            c.tape.compute(Kernel.ELEMENTWISE, num_elements, c.size * num_elements)
+            _pass(c, num_elements, c.size * num_elements)
         if second is not None and scaling.recipe == "nvfp4" and not squares:
             _transformed(c, rows, columns, copies)
-        c.tape.compute(Kernel.ELEMENTWISE, num_elements, c.size * num_elements + written)
+        _pass(c, num_elements, c.size * num_elements + written)
     return Quantized(first, second)
 
 
@@ -79,8 +79,13 @@ def _transformed(c: Context, rows: int, columns: int, copies: int) -> None:
     """The Hadamard transform of columns, where its shape keeps it out of the kernel that casts ([Note: nvfp4])."""
     if rows % (64 if copies == 1 else 128) or columns % 128:
         wide = c.new(copies * rows, columns, "hadamard")
-        c.tape.compute(Kernel.ELEMENTWISE, wide.numel, 2 * wide.nbytes)
-        c.tape.compute(Kernel.ELEMENTWISE, wide.numel, wide.nbytes)
+        _pass(c, wide.numel, 2 * wide.nbytes)
+        _pass(c, wide.numel, wide.nbytes)
+
+
+def _pass(c: Context, num_elements: int, num_bytes: int) -> None:
+    """A kernel of a quantiser, which costs the host no more than one of torch's operators: it is issued from C++."""
+    c.tape.compute(Kernel.ELEMENTWISE, num_elements, num_bytes, 1)
 
 
 def gathered(c: Context, rows: int, columns: int, name: str, *, along_columns: bool = False) -> Quantized:
