@@ -8,7 +8,7 @@ Changes are keys, as `--set` takes them. The global batch stays, where it can.
     2     recompute: some modules, then every layer                time
     3     half the micro batch, twice the microbatches             time
     4     other degrees of parallelism on as many GPUs             time, and maybe another recipe
-          optimizer, or all that rests, on the host                time, which is not simulated
+          optimizer, or all that rests, on the host                time, most of all
     5     formats of gradients, states and parameters              numbers come out differently
     6     half the sequence                                        another job
     7     twice the GPUs; four times counts as two changes         money
@@ -17,6 +17,7 @@ Changes are keys, as `--set` takes them. The global batch stays, where it can.
 from __future__ import annotations
 
 import itertools
+import math
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, Final
@@ -109,8 +110,8 @@ def _advised(scenario: Scenario, *, detail: bool = False, rank: int | None = Non
 def advise(scenario: Scenario) -> tuple[Advice, ...]:
     """The smallest changes under which `scenario` fits, one of each kind; two at a time only where no single one does.
 
-    Offload costs time that is not simulated, so where nothing else helps alone, pairs are told beside it. Where not
-    even that is enough, those that come nearest, and their verdict says so.
+    Of one size the fastest first. Offload costs much time, so where nothing else helps alone, pairs are told beside it,
+    and the fastest of all is first. Where not even that is enough, those that come nearest, and their verdict says so.
     """
     if prepare(scenario)[0].graph.num_blocks > _DEEPEST:
         return ()
@@ -118,14 +119,23 @@ def advise(scenario: Scenario) -> tuple[Advice, ...]:
     if base is None:
         return ()
     singles = [tried for tried in _all_tried(scenario, _changes(scenario)) if tried.peak < base[0]]
-    found = _best(tried for tried in singles if tried.fits)
-    if all(tried.change.kind == "offload" for tried in found):
+    found, nearest = _best(tried for tried in singles if tried.fits), list[_Tried]()
+    paired = all(tried.change.kind == "offload" for tried in found)
+    if paired:
         others = [one for one in singles if one.change.kind != "offload"] if found else singles
         pairs = _pairs_that_fit(scenario, others)
         nearest = sorted(pairs or singles, key=lambda tried: tried.peak)[:_NEAREST]
-        found = [*found, *_best(one for one in pairs if one.fits)] or nearest
-    return tuple(Advice(changes=dict(tried.change.keys), verdict="fits" if tried.fits else "oom",
-                        peak_bytes=tried.peak, headroom_bytes=tried.headroom) for tried in found[:_MOST])
+        found = [*found, *_best(one for one in pairs if one.fits)]
+    told = [(tried.change.size, _told(scenario, tried)) for tried in (found or nearest)[:_MOST]]
+    if found:
+        told.sort(key=lambda one: (0 if paired else one[0], one[1].step_s or math.inf))
+    return tuple(one for _, one in told)
+
+
+def _told(scenario: Scenario, tried: _Tried) -> Advice:
+    time = simulate(changed(scenario, tried.change.keys)).time
+    return Advice(changes=dict(tried.change.keys), verdict="fits" if tried.fits else "oom", peak_bytes=tried.peak,
+                  headroom_bytes=tried.headroom, step_s=time.step_s if time else None)
 
 
 def _pairs_that_fit(scenario: Scenario, singles: Sequence[_Tried]) -> list[_Tried]:

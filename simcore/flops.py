@@ -266,7 +266,7 @@ _KEMPNER_PEAKS: Final = {"H200": 989, "H100": 989, "A100": 312}
 CONVENTIONS: Final = {one.name: one for one in (
     Convention("megatron", f"{_BRIDGE}, main 2026-08-22; Megatron-LM megatron/training/training.py of the same name",
                _megatron),
-    Convention("megatron before 0.5.0", f"{_BRIDGE}, 0.3.1", partial(_megatron, old=True)),
+    Convention("megatron-bridge up to 0.4", f"{_BRIDGE}, 0.3.1", partial(_megatron, old=True)),
     Convention("automodel", "Automodel nemo_automodel/components/utils/flops_utils.py, 0.7.0; peaks: peak_tflops of "
                "examples/llm_benchmark", _automodel,
                families=("llama", "mixtral", "qwen2", "qwen3", "qwen3_moe", "deepseek_v3", "gpt_oss", "nemotron_h"),
@@ -282,7 +282,7 @@ CONVENTIONS: Final = {one.name: one for one in (
                "peaks: Composer callbacks/speed_monitor.py GPU_AVAILABLE_FLOPS", _llm_foundry, mixers=(Attention, Mlp),
                peaks={"H100": (989.5, 1979), "A100": (312, 312)}),
 )}
-_OF_VERSION: Final = {("megatron", "core 0.16.1"): "megatron before 0.5.0"}  # by whose, and how the version begins
+_OF_VERSION: Final = {("megatron", "core 0.16.1"): "megatron-bridge up to 0.4"}  # by whose, and how the version begins
 _SPELLED: Final = {"llmfoundry": "llm-foundry"}  # by the implementation, which is a module of Python
 
 

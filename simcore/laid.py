@@ -19,11 +19,11 @@ workspace, the context and NCCL's buffers stay. NeMo RL sleeps at level 1 (`vllm
 
 from __future__ import annotations
 
-import math
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Final
 
+from simcore.collective import collective_ns
 from simcore.journal import Journal
 from simcore.refit import Gathered, broadcast_buffers, ipc_buffers
 from simcore.topology import Topology
@@ -69,9 +69,7 @@ class Turn:
 
 
 def _copied(topology: Topology, num_bytes: int, *, to_host: bool) -> int:
-    way = topology.node.host_link
-    rate = way.to_host if to_host else way.to_device
-    return math.ceil(1e9 * (way.latency.si + num_bytes / rate.si)) if num_bytes else 0
+    return collective_ns("copy", num_bytes, 1, topology.node.host_link.way("to_host" if to_host else "to_device"))
 
 
 def _start(policy: Policy, *, has_reference: bool) -> Journal:

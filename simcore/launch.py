@@ -32,7 +32,7 @@ def launch_ns(host: Host, rows: IntArray, kernel_rows: IntArray, kernels: IntArr
     """Nanoseconds for which the host is busy with each row. `kernels`: the classes of `kernel_rows`.
 
     In a CUDA graph a share of it is left. Where rows are modules, some stand for a number of torch's own operators.
-    `bytes_per_s`: at which it reads and writes its memory, see `cpu_rate`.
+    `bytes_per_s`: at which the host reads and writes its memory, see `cpu_rate`.
     """
     each = np.zeros(len(rows), dtype=np.float64)
     each[kernel_rows] = (host.module if libraries.module_calls else host.operator).si

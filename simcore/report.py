@@ -184,12 +184,16 @@ class Adapters(_Frozen):
 
 
 class Advice(_Frozen):
-    """Keys that could be changed (as `--set` takes them), and what comes out then, on the fullest rank."""
+    """Keys that could be changed (as `--set` takes them), and what comes out then, on the fullest rank.
+
+    `step_s`: of a step then, where it is timed.
+    """
 
     changes: dict[str, Any]
     verdict: Literal["fits", "oom"]
     peak_bytes: int
     headroom_bytes: int
+    step_s: float | None = None
 
 
 class Report(_Frozen):

@@ -65,7 +65,7 @@ class Routes:
     def of(self, collective: str, axis_name: str) -> Route:
         """The route of a collective on an axis, or of a copy `to_host` or `to_device`."""
         if (collective, axis_name) not in self.known and collective == "copy":
-            self.known[collective, axis_name] = Route(collective, 1, self._to_host(axis_name), None)
+            self.known[collective, axis_name] = Route(collective, 1, self.topology.node.host_link.way(axis_name), None)
         if (collective, axis_name) not in self.known:
             axis = self.mesh.axis(axis_name)
             link = self.topology.link(axis.size, axis.stride, self.mesh.size)

@@ -154,9 +154,8 @@ def _slowed(skeleton: Skeleton, clock: IntArray, call_ns: Sequence[int], shares:
     it; the shorter of the two counts. `shares`: of it, by communication; copies take no multiprocessors.
     """
     beside = [call for stream, calls in skeleton.calls.items() if stream in _BESIDE for call in calls]
-    late = np.zeros(len(skeleton.items), dtype=np.int64)
+    late, numbers = np.zeros(len(skeleton.items), dtype=np.int64), np.array([call.number for call in beside])
     if beside:
-        numbers = np.array([call.number for call in beside])
         places = np.minimum([call.after + 1 for call in beside], len(late) - 1)
         (awaited, called), waits = skeleton.awaited, np.full(len(call_ns), len(clock) - 1)
         waits[called] = skeleton.item_rows[awaited]

@@ -104,6 +104,7 @@ def advice(report: Report) -> list[RenderableType]:
 
 def _advised(one: Advice) -> Text:
     numbers = f"peak {format_bytes(one.peak_bytes):>10}, left {format_bytes(one.headroom_bytes):>10}"
+    numbers += "" if one.step_s is None else f", step {format_seconds(one.step_s):>8}"
     return Text(plain(f"  {one.verdict:<4}  {numbers}  {' '.join(starmap(setting, one.changes.items()))}"))
 
 

@@ -11,7 +11,7 @@ from functools import cache, lru_cache
 from pathlib import Path
 from typing import Literal, Self
 
-from pydantic import Field, model_validator
+from pydantic import Field, ValidationInfo, field_validator, model_validator
 
 from simcore.curves import find_curves
 from simcore.data import data_folder, find_file
@@ -40,15 +40,29 @@ class Fabric(Frozen):
     `bandwidth`: one GPU, one way, datasheet; of a network, its share of the node's NICs. `latency`: of a call;
     `hop_latency`: more per hop of a ring inside a node, per square root of the number of nodes across nodes. `curves`:
     measured times inside one host, the name of a file (`curves.py`) or a path. `sums_in_switch`: the switch reduces
-    what passes through it (NVLS).
+    what passes through it (NVLS), so that of an all-reduce every byte is sent once, and its bus bandwidth, which counts
+    it twice, may be up to twice the link's. No other is above it.
     """
 
     bandwidth: Rate
     latency: Duration
     hop_latency: Duration
+    sums_in_switch: bool = False
     bus_bandwidth: BusBandwidth
     curves: str | None = None
-    sums_in_switch: bool = False
+
+    @field_validator("bus_bandwidth")
+    @classmethod
+    def _passes(cls, reached: BusBandwidth, info: ValidationInfo) -> BusBandwidth:
+        link: Rate | None = info.data.get("bandwidth")
+        if link is None:  # which is told already
+            return reached
+        for name in BusBandwidth.model_fields:
+            most = link.si * (2 if name == "all_reduce" and info.data.get("sums_in_switch") else 1)
+            if getattr(reached, name).si > most:
+                raise ValueError(f"{name}: {getattr(reached, name).value} is more than the link carries "
+                                 f"(bandwidth: {link.value})")
+        return reached
 
 
 class HostLink(Frozen):
@@ -58,6 +72,10 @@ class HostLink(Frozen):
     to_device: Rate
     to_host: Rate
     latency: Duration
+
+    def way(self, direction: str) -> Link:
+        """`to_host` or `to_device`. Of pinned memory; where a framework's is pageable the same is assumed."""
+        return Link("host", int(self.to_device if direction == "to_device" else self.to_host), self.latency.si, 1, 1)
 
 
 class Node(Frozen):

@@ -13,6 +13,7 @@ import pytest
 
 from simcore.models.blocks import LayerKind
 from simcore.operators.megatron import record
+from simcore.product import MODULE_BITS
 from simcore.recording import Run
 from simcore.rows import Kernel, Op
 from simcore.scaling import RECIPES
@@ -157,8 +158,8 @@ def test_experts_in_one_operation_add_the_second_bias_in_the_product() -> None:
     tape = record(kind, run, slots, {})
     _closes(kind, run, tape)
     assert not any("with_bias" in name or "product" in name for name, _ in slots)
-    rows = [r for r in tape.backward.rows if r[0] == Op.COMPUTE and r[2] == Kernel.ELEMENTWISE]
-    assert rows[0][5] == 2 * 2880 * 4 * T
+    rows = [r for r in tape.backward.rows if r[0] == Op.COMPUTE and r[2] == Kernel.ELEMENTWISE and r[3]]
+    assert rows[0][5] == 2 * 2880 * 4 * T  # behind a copy of rows, which adds nothing
 
 
 @pytest.mark.parametrize(("recipe", "kernels", "moved"), [
@@ -344,3 +345,21 @@ def test_attention_in_fp8_casts_what_it_reads() -> None:
         at = next(i for i, r in enumerate(rows) if r[2] == Kernel.FP8_ATTENTION)
         assert rows[at - 1][5] == pytest.approx(columns * T * (2 + 2 * 33 / 32))
         assert not any(r[2] == Kernel.ATTENTION for r in rows)
+
+
+def test_filling_rows_up_is_no_permutation() -> None:
+    """A dispatcher's permutation keeps the host busy with maps and counts; a copy of rows does not."""
+    def permutations(kind: LayerKind, run: Run) -> int:
+        tape = record(kind, run, {}, {})
+        return sum(row[0] == Op.COMPUTE and row[2] == Kernel.PERMUTE for part in (tape.forward, tape.backward)
+                   for row in part.rows)
+
+    assert permutations(MOE8, run8(MOE8, ep=8)) == permutations(MOE, _run(MOE, ep=8)) > 0
+
+
+@pytest.mark.parametrize("recipe", RECIPES)
+def test_a_quantiser_is_issued_like_an_operator_and_not_like_a_module(recipe: str) -> None:
+    rows = [row for row in record(LLAMA8, run8(LLAMA8, recipe), {}, {}).backward.rows if row[0] == Op.COMPUTE]
+    casts = [row for row in rows if row[2] == Kernel.ELEMENTWISE and row[4] >> MODULE_BITS == 1]
+    passes = 2 if recipe in ("tensorwise", "nvfp4") else 1
+    assert len(casts) == (4 + (recipe != "delayed")) * passes  # gradients, and the bf16 input of linear_proj

@@ -29,7 +29,7 @@ def flops_of_a_token(time: StepTime) -> float:
 
 
 @pytest.mark.parametrize(("framework", "implementation", "convention"), [
-    ("megatron", "megatron", "megatron before 0.5.0"), ("automodel", "automodel", "automodel"),
+    ("megatron", "megatron", "megatron-bridge up to 0.4"), ("automodel", "automodel", "automodel"),
     ("automodel", "hf", "automodel"), ("fsdp2", "torchtitan", "torchtitan"), ("fsdp2", "hf", "rankscope"),
     ("ddp", "hf", "rankscope")])
 def test_flops_are_counted_as_the_framework_prints_them(framework: str, implementation: str, convention: str) -> None:

@@ -31,7 +31,7 @@ def test_parts_of_the_step_are_told_in_percent() -> None:
     assert list(found) == ["forward", "backward", "optimizer", "tion", "comm.", "bubble", "host"]
     assert found["bubble"] == "-"
     assert abs(sum(float(cell.rstrip("%")) for cell in found.values() if cell != "-") - 100) < 0.5
-    assert "megatron before 0.5.0" in row
+    assert "megatron-bridge up to 0.4" in row
 
 
 def test_one_scenario_shows_what_it_is_made_of() -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import copy
 import re
 from collections import Counter
@@ -23,7 +24,7 @@ from simcore.efficiency import efficiency_names, load_efficiency
 from simcore.errors import InputError
 from simcore.mesh import Mesh
 from simcore.simulate import simulate
-from simcore.topology import Link, Topology, load_topology, topology_names
+from simcore.topology import Fabric, Link, Topology, load_topology, topology_names
 
 BUILT_IN = ("dgx-a100", "dgx-a100-40gb", "dgx-b200", "dgx-b300", "dgx-h100", "dgx-h200", "dgx-spark", "gb200-nvl72",
             "gb300-nvl72", "h100-1gpu", "h100-96gb-hbm2e", "h100-pcie", "l40s", "mi300x", "rtx-3090", "rtx-4090",
@@ -168,6 +169,23 @@ def test_half_a_price_list_is_no_price(tmp_path: Path) -> None:
     text = told(edited(tmp_path, ('price_per_gpu_hour: {', 'price_per_gpu_hour: "2.95 USD/h" #{')))
     assert text.startswith(str(tmp_path / "mine.yaml"))
     assert text.endswith("price_per_gpu_hour.date: is missing")
+
+
+def test_no_collective_is_faster_than_its_link(tmp_path: Path) -> None:
+    text = told(edited(tmp_path, ('all_gather: {value: "34.8 GB/s"', 'all_gather: {value: "348 GB/s"')))
+    assert re.match(rf"{re.escape(str(tmp_path))}/mine\.yaml:\d+: network\.bus_bandwidth: all_gather: 348 GB/s", text)
+    assert text.endswith("is more than the link carries (bandwidth: 50 GB/s)")
+
+
+def test_switches_that_sum_send_every_byte_of_an_all_reduce_once(tmp_path: Path) -> None:
+    plain = load_topology("dgx-h100").node.nvlink
+    assert plain is not None
+    for sums, value, passes in ((True, 1.9, True), (True, 2.1, False), (False, 1.1, False)):
+        rate = {"value": f"{450 * value:g} GB/s", "kind": "measured", "source": "somebody"}
+        written = plain.model_dump() | {"sums_in_switch": sums, "bus_bandwidth": plain.bus_bandwidth.model_dump() | {
+            "all_reduce": rate}}
+        with contextlib.nullcontext() if passes else pytest.raises(ValueError, match="more than the link carries"):
+            Fabric.model_validate(written)
 
 
 def test_two_fabrics_in_a_node_are_refused(tmp_path: Path) -> None:

@@ -104,14 +104,13 @@ def _unit_bytes(plan: Plan, unit: Unit) -> UnitBytes:
     implementation = plan.framework.optimizer.implementation
     params = tuple(_param_bytes(p, unit, world, partial, implementation) for p in placed)
     shard = sum(_gathered(unit, p, p.padded) for p in placed)
-    host_dtype = next((p.life.rest.dtype for p in placed if not p.rests_here), "")
-    uses_cast = bool(host_dtype) or any(
-        p.life.rest.num_bytes(p.padded) != _gathered(unit, p, p.padded) for p in placed)
+    away = [p for p in placed if not p.rests_here]
+    uses_cast = bool(away) or any(p.life.rest.num_bytes(p.padded) != _gathered(unit, p, p.padded) for p in placed)
     regathered = sum(_gathered(unit, p, _padded_to(p, partial)) for p in placed) if partial else shard * world
     return UnitBytes(params, world, shard if uses_cast else 0, shard * world, regathered, sum(p.used for p in params),
                      sum(p.kept_shard for p in params), sum(p.extra_copy for p in params),
-                     _staged(unit, placed) if host_dtype else 0,
-                     sum(p.padded * dtype_bytes(p.life.rest.dtype) for p in placed if not p.rests_here), host_dtype)
+                     _staged(unit, placed) if away else 0, sum(p.life.rest.num_bytes(p.padded) for p in away),
+                     away[0].life.rest.dtype if away else "")
 
 
 def _staged(unit: Unit, placed: list[Placed]) -> int:

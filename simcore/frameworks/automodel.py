@@ -74,14 +74,7 @@ def table(job: Job) -> Framework:
                       "from_pretrained(torch_dtype='auto'): the checkpoint's dtype")
     reduce = job.auto("training.precision.grad_reduce", training.precision.grad_reduce, "fp32",
                       "0.7.0 config.py:328 MixedPrecisionPolicy")
-    if training.method != "full" and stored == "fp32":
-        source = "0.7.0 _transformers/infrastructure.py:683: PEFT stores them in the compute dtype"
-        job.autos["precision of frozen parameters"] = (job.compute, source)
-    if training.optimizer.name != "sgd":
-        job.auto("training.optimizer.moments", training.optimizer.moments, "as each parameter is stored",
-                 "recipes: torch.optim.Adam, zeros_like(parameter)")
-    if job.graph.architecture.family in BOTH:
-        job.auto("implementation", job.scenario.implementation, *_RAN[job.graph.implementation])
+    _note_defaults(job, stored)
     stages = _stages(job)
     version = _version(job)
     return Framework(
@@ -105,6 +98,19 @@ def table(job: Job) -> Framework:
                             attention=_attention(job, options), shared_beside=version in _BESIDE),
         assumptions=_assumptions(job, options),
     )
+
+
+def _note_defaults(job: Job, stored: str) -> None:
+    """What nobody asked for; `stored`: the format of parameters."""
+    training = job.scenario.training
+    if training.method != "full" and stored == "fp32":
+        source = "0.7.0 _transformers/infrastructure.py:683: PEFT stores them in the compute dtype"
+        job.autos["precision of frozen parameters"] = (job.compute, source)
+    if training.optimizer.name != "sgd":
+        job.auto("training.optimizer.moments", training.optimizer.moments, "as each parameter is stored",
+                 "recipes: torch.optim.Adam, zeros_like(parameter)")
+    if job.graph.architecture.family in BOTH:
+        job.auto("implementation", job.scenario.implementation, *_RAN[job.graph.implementation])
 
 
 _RAN = {"automodel": ("automodel", "0.7.0 _transformers/registry.py MODEL_ARCH_MAPPING: it has own code"),

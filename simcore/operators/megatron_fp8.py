@@ -68,10 +68,10 @@ def quantized(c: Context, rows: int, columns: int, name: str, *, forward: bool =
     written = sum(made.nbytes for made in (first, second) if made)
     if kernels:
         if scaling.takes_maximum:
-            c.tape.compute(Kernel.ELEMENTWISE, num_elements, c.size * num_elements)
+            _pass(c, num_elements, c.size * num_elements)
         if second is not None and scaling.recipe == "nvfp4" and not squares:
             _transformed(c, rows, columns, copies)
-        c.tape.compute(Kernel.ELEMENTWISE, num_elements, c.size * num_elements + written)
+        _pass(c, num_elements, c.size * num_elements + written)
     return Quantized(first, second)
 
 
@@ -79,8 +79,13 @@ def _transformed(c: Context, rows: int, columns: int, copies: int) -> None:
     """The Hadamard transform of columns, where its shape keeps it out of the kernel that casts ([Note: nvfp4])."""
     if rows % (64 if copies == 1 else 128) or columns % 128:
         wide = c.new(copies * rows, columns, "hadamard")
-        c.tape.compute(Kernel.ELEMENTWISE, wide.numel, 2 * wide.nbytes)
-        c.tape.compute(Kernel.ELEMENTWISE, wide.numel, wide.nbytes)
+        _pass(c, wide.numel, 2 * wide.nbytes)
+        _pass(c, wide.numel, wide.nbytes)
+
+
+def _pass(c: Context, num_elements: int, num_bytes: int) -> None:
+    """A kernel of a quantiser, which costs the host no more than one of torch's operators: it is issued from C++."""
+    c.tape.compute(Kernel.ELEMENTWISE, num_elements, num_bytes, 1)
 
 
 def gathered(c: Context, rows: int, columns: int, name: str, *, along_columns: bool = False) -> Quantized:
@@ -159,12 +164,7 @@ def norm_linear_fp8(c: Context, path: str, x: Tensor) -> tuple[Tensor, Tensor | 
 
     x_rows = x.shape[0]
     measures = statistics(c, path, x, centred=beta is not None)
-    seen = None
-    if c.pair(path):
-        seen, ln_out, total = _returned(c, path, x_rows, h, is_gathered=is_gathered)
-    else:
-        ln_out = _normed(c, path, x_rows, h, only_rows=not trains or (is_gathered and _is_per_tensor(c)))
-        total = gathered(c, x_rows, h, f"{path}.ln_out_total") if is_gathered else None
+    seen, ln_out, total = _norm_output(c, path, x_rows, h, is_gathered=is_gathered, trains=trains)
     weights = _weight(c, path, weight)
     out = c.new(c.tokens, out_features, path)
     c.gemm(c.tokens, out_features, h, c.product())
@@ -172,6 +172,15 @@ def norm_linear_fp8(c: Context, path: str, x: Tensor) -> tuple[Tensor, Tensor | 
     kept = ln_out.kept if trains or seen else ()
     c.node(out, (x, gamma, beta, weight, added), (x, *kept, *measures, *weights), back)
     return out, Tensor(seen.storage, seen.shape, seen.dtype, out.node, 1) if seen else None
+
+
+def _norm_output(c: Context, path: str, rows: int, columns: int, *, is_gathered: bool, trains: bool) -> tuple[
+        Tensor | None, Quantized, Quantized | None]:
+    """In bf16 if an adapter reads it; quantised, local rows; quantised and gathered."""
+    if c.pair(path):
+        return _returned(c, path, rows, columns, is_gathered=is_gathered)
+    local = _normed(c, path, rows, columns, only_rows=not trains or (is_gathered and _is_per_tensor(c)))
+    return None, local, gathered(c, rows, columns, f"{path}.ln_out_total") if is_gathered else None
 
 
 def _with_adapter(c: Context, grad: Tensor, grads: Grads, h: int) -> Tensor:

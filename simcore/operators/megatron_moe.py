@@ -499,16 +499,20 @@ def _grouped_mlp(c: Context, block: Moe, rows: Rows, x: Tensor, probs: Tensor) -
 
 
 def _resized(c: Context, x: Tensor, rows: int, name: str) -> Tensor:
-    """`Fp8Padding`, `Fp8Unpadding`: keep nothing. Real loads are never all multiples, so it always copies."""
+    """`Fp8Padding`, `Fp8Unpadding`: keep nothing. Real loads are never all multiples, so it always copies.
+
+    One call that copies rows in their order (TransformerEngine 2.18 `common/util/padding.cu`): no permutation, for
+    which a dispatcher makes maps and counts.
+    """
     before, columns, dtype = *x.shape, x.dtype
 
     def back(_tape: Tape, _grads: Grads, _saved: Saved) -> list[Tensor | None]:
         grad = c.new(before, columns, f"grad_{name}", dtype)
-        c.tape.compute(Kernel.PERMUTE, 0, 2 * grad.nbytes)
+        c.tape.compute(Kernel.ELEMENTWISE, 0, 2 * grad.nbytes)
         return [grad]
 
     out = c.new(rows, columns, name, dtype)
-    c.tape.compute(Kernel.PERMUTE, 0, 2 * out.nbytes)
+    c.tape.compute(Kernel.ELEMENTWISE, 0, 2 * out.nbytes)
     c.node(out, (x,), (), back)
     return out
 

@@ -91,7 +91,7 @@ def convention(run):
     """Bridge's releases before 26.06 count as its 0.4 and before do."""
     if run["group"].startswith("mbridge"):
         release = re.match(r"mbridge-(\d\d\.\d\d)", run["id"])
-        return "megatron before 0.5.0" if release and release[1] < "26.06" else "megatron"
+        return "megatron-bridge up to 0.4" if release and release[1] < "26.06" else "megatron"
     if run["group"] == "kempnerforge" and "MoE" not in run["model"]:
         return "llm-foundry"  # its runs of April 2026, by its commit 21248ca, counted in the same way
     return run["group"].removesuffix("-perf")

@@ -134,7 +134,7 @@ def further(fields: dict[str, Any]) -> dict[str, float]:
     if fields["model_type"] == "nemotron_h":
         added = _nemotronh_mtp_flops(hf_config(fields), ROWS, SEQ, fields["mtp"], ["attention", "moe"], True)
         return {"automodel": (automodel(fields) or 0) + added}
-    return {"megatron before 0.5.0": bridge(bridge_formula(), fields)}
+    return {"megatron-bridge up to 0.4": bridge(bridge_formula(), fields)}
 
 
 def main() -> None:
@@ -145,7 +145,7 @@ def main() -> None:
         fields = json.loads(path.read_text(encoding="utf-8"))
         if "hidden_size" not in fields:  # GPT-2 has names of its own
             continue
-        found = {"automodel": automodel(fields), "megatron before 0.5.0": bridge(formula, fields)}
+        found = {"automodel": automodel(fields), "megatron-bridge up to 0.4": bridge(formula, fields)}
         if path.stem in OF_TORCHTITAN:
             found["torchtitan"] = torchtitan(*OF_TORCHTITAN[path.stem])
         rows[path.stem] = {name: flops for name, flops in found.items() if flops is not None}
