@@ -9,10 +9,11 @@ import sys
 import textwrap
 from typing import Final
 
+from simcore.errors import NotYet
 from simcore.glossary import table
-from simcore.graph import FAMILIES, build, known_presets, model_config
+from simcore.graph import FAMILIES, ModelGraph, build, known_presets, model_config
 
-__all__ = ["presets"]
+__all__ = ["graph_of", "presets"]
 
 _HEAD: Final = """# Models
 
@@ -22,7 +23,8 @@ A scenario names a model (`model: llama-3.1-8b`), changes one (`{config: llama-3
 2}}`), or names a `config.json` of one's own. A file's `model_type` is one of:"""
 _TABLE: Final = """Parameters are those that the model's code registers: [asked of it](../tests/truth/README.md), but
 for `nemotron-nas`, which transformers has no code for. `from`: the repository on Hugging Face whose `config.json` a
-preset restates, without fields that change no size; what is assumed says so, here and in every report."""
+preset restates, without fields that change no size (or a file of llm-foundry); what is assumed says so, here and in
+every report."""
 
 
 def presets() -> str:
@@ -32,9 +34,17 @@ def presets() -> str:
     return f"{_HEAD}\n{families}\n\n{_TABLE}\n\n{rows}\n"
 
 
-def _row(name: str) -> tuple[str, ...]:
+def graph_of(name: str) -> ModelGraph:
+    """A preset as transformers builds it, or llm-foundry, for what transformers' MPT does not have."""
     fields = model_config(name, None, name)
-    graph = build(fields, "hf")
+    try:
+        return build(fields, "hf", name)
+    except NotYet:
+        return build(fields, "llmfoundry", name)
+
+
+def _row(name: str) -> tuple[str, ...]:
+    fields, graph = model_config(name, None, name), graph_of(name)
     source = f"`{fields['_name_or_path']}`" if "_name_or_path" in fields else "made up, for examples and tests"
     source = f"assumed: {fields['assumed']}" if "assumed" in fields else source
     return f"`{name}`", f"`{fields['model_type']}`", f"{graph.count():,}", str(graph.num_blocks), source

@@ -73,12 +73,6 @@ class Routes:
             self.known[collective, axis_name] = Route(collective, axis.size, link, dispatch)
         return self.known[collective, axis_name]
 
-    def _to_host(self, direction: str) -> Link:
-        """Pinned memory; where a framework's is pageable the same is assumed."""
-        way = self.topology.node.host_link
-        rate = way.to_device if direction == "to_device" else way.to_host
-        return Link("host", int(rate), way.latency.si, 1, 1)
-
     def crossing(self, collective: str, axis_name: str, rank: int) -> Crossing:
         """By which links a rank's payload leaves it."""
         route = self.of(collective, axis_name)

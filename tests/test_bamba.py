@@ -10,6 +10,7 @@ import small
 from simcore.errors import InputError
 from simcore.graph import ModelGraph, build, model_config
 from simcore.models.blocks import Attention, Mamba2, Mlp
+from simcore.simulate import simulate
 
 SMALL: dict[str, Any] = {"hidden_size": 256, "intermediate_size": 512, "vocab_size": 512, "num_hidden_layers": 3,
                          "num_attention_heads": 4, "num_key_value_heads": 2, "attn_layer_indices": [1],
@@ -45,6 +46,18 @@ def test_it_is_placed(framework: str, mesh: dict[str, int]) -> None:
     rest = small.plan_of(framework, mesh, model={"config": "bamba-9b", "overrides": SMALL}).at_rest()
     assert {name: part.num_params * parts for name, part in rest.items()} == {
         name: made.count(name) for name in ("embedding", "mlp", "norms", "mamba", "attention", "lm_head")}
+
+
+@pytest.mark.parametrize(("framework", "mesh"), [
+    ("fsdp2", {"dp_shard": 2}), ("ddp", {"dp_replicate": 2}), ("zero1", {"dp_shard": 2}), ("zero2", {"dp_shard": 2}),
+    ("zero3", {"dp_shard": 2})])
+@pytest.mark.parametrize("recompute", ["none", "full"])
+def test_it_runs(framework: str, mesh: dict[str, int], recompute: str) -> None:
+    report = simulate(small.scenario(framework, mesh, model={"config": "bamba-9b", "overrides": SMALL},
+                                     recompute=recompute))
+    assert report.status == "ok", report.problems
+    assert report.time is not None
+    assert report.time.step_s > 0
 
 
 def test_adapters_go_by_module_names() -> None:

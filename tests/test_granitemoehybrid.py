@@ -10,6 +10,7 @@ import small
 from simcore.errors import InputError
 from simcore.graph import ModelGraph, build, model_config
 from simcore.models.blocks import Attention, Mlp, Moe
+from simcore.simulate import simulate
 
 TINY = "granite-4.0-h-tiny"
 SMALL: dict[str, Any] = {
@@ -60,6 +61,18 @@ def test_it_is_placed(framework: str, mesh: dict[str, int]) -> None:
 def test_experts_lie_on_their_axis() -> None:
     rest = small.plan_of("fsdp2", {"dp_shard": 2, "ep": 2}, model={"config": TINY, "overrides": SMALL}).at_rest()
     assert rest["routed_experts"].num_params * 2 == graph(**SMALL).count("routed_experts") == 6 * 8 * 3 * 256 * 128
+
+
+@pytest.mark.parametrize(("framework", "mesh"), [
+    ("fsdp2", {"dp_shard": 2}), ("ddp", {"dp_replicate": 2}), ("zero1", {"dp_shard": 2}), ("zero2", {"dp_shard": 2}),
+    ("zero3", {"dp_shard": 2})])
+@pytest.mark.parametrize("recompute", ["none", "full"])
+def test_it_runs(framework: str, mesh: dict[str, int], recompute: str) -> None:
+    report = simulate(small.scenario(framework, mesh, model={"config": TINY, "overrides": SMALL},
+                                     recompute=recompute))
+    assert report.status == "ok", report.problems
+    assert report.time is not None
+    assert report.time.step_s > 0
 
 
 def test_adapters_go_by_module_names() -> None:

@@ -10,6 +10,7 @@ import small
 from simcore.errors import InputError
 from simcore.graph import ModelGraph, build, model_config
 from simcore.models.blocks import Mamba2
+from simcore.report import Report
 from simcore.simulate import simulate
 
 
@@ -48,12 +49,25 @@ def test_it_is_placed(framework: str, mesh: dict[str, int]) -> None:
         name: graph("mamba2-130m").count(name) for name in ("embedding", "norms", "mamba")}
 
 
-def test_a_residual_stream_in_fp32_is_refused_by_name() -> None:
-    """It runs where the configuration says that the stream has the layers' type."""
-    wide, narrow = (simulate(small.scenario("fsdp2", {"dp_shard": 2}, model={"config": "mamba2-130m", "overrides": {
-        "num_hidden_layers": 2, "residual_in_fp32": wide}})) for wide in (True, False))
-    assert "not yet: residuals in fp32 (mamba2, mamba)" in wide.problems[0].message
-    assert narrow.status == "ok", narrow.problems
+def ran(framework: str, mesh: dict[str, int], *, wide: bool) -> Report:
+    overrides = {"num_hidden_layers": 3, "residual_in_fp32": wide, "vocab_size": 512}
+    model = {"config": "mamba2-130m", "overrides": overrides}
+    return simulate(small.scenario(framework, mesh, model=model, seq_len=512))
+
+
+@pytest.mark.parametrize(("framework", "mesh"), [
+    ("fsdp2", {"dp_shard": 2}), ("ddp", {"dp_replicate": 2}), ("zero1", {"dp_shard": 2}), ("zero2", {"dp_shard": 2}),
+    ("zero3", {"dp_shard": 2})])
+def test_a_residual_stream_in_fp32_is_larger(framework: str, mesh: dict[str, int]) -> None:
+    """Backward has a gradient of 512 x 768 more twice over, in 4 bytes and not 2."""
+    found = []
+    for wide in (True, False):
+        report = ran(framework, mesh, wide=wide)
+        assert report.status == "ok", report.problems
+        peak = report.ranks[0].peak
+        assert peak is not None
+        found.append(peak.by_phase["backward"])
+    assert found[0] - found[1] == 2 * 2 * 512 * 768
 
 
 def test_adapters_go_by_module_names() -> None:

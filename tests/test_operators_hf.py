@@ -18,7 +18,7 @@ from simcore.recording import LayerTape, Run
 from simcore.tape import Kernel, Op, Param, Section
 
 TRUTH = Path(__file__).parent / "truth" / "tape"
-CASES: dict[str, Any] = {name: case for kind in ("hf", "families", "host") for name, case in json.loads(
+CASES: dict[str, Any] = {name: case for kind in ("hf", "families", "host", "hybrids") for name, case in json.loads(
     (TRUTH / f"{kind}-torch-2.13.0-transformers-5.23.0.json").read_text(encoding="utf-8")).items()}
 
 
@@ -66,6 +66,8 @@ class Model:
             options = (*options, ("inputs", "on_host"))
         if "attn_implementation" in case:
             options = (*options, ("attn_implementation", case["attn_implementation"]))
+        if kind.wide and kind.block is None:
+            options = (*options, ("stream", "cast"))
         run = Run(
             case.get("batch", 1), case["seq"], case.get("compute", "bf16"), params, case.get("loss", "hf"),
             "layer" if case.get("checkpoint") and kind.block is None else "none", ep=case.get("ep", 1), first=first,
@@ -106,10 +108,15 @@ def measured(name: str) -> list[tuple[str, Events]]:
 
 NOT_IN_ORDER = {
     "qwen3-host": ("backward 0",), "qwen2-host-b2": ("backward 0",),
-    "nemotron-host": ("backward 0", "forward 1", "forward 4"),
+    "nemotron-host": ("backward 0", "forward 1", "forward 4"), "bamba": ("backward 0", "backward 1"),
+    "mamba2": ("after 0", "forward 1"), "mamba2-ac-b2": ("after 0", "forward 1"),
 }
 """What differs by an event: tables die with the function of the first layer, after the embedding's gradient is born;
-a first run without a graph keeps no copy of 4 KiB for an in-place division of the router."""
+a first run without a graph keeps no copy of 4 KiB for an in-place division of the router; Bamba's tables die with its
+first layer, though the first that has attention is done with them; FSDP2 casts a hidden state in fp32 before it marks
+the next layer's begin."""
+NEIGHBOURS = ("bamba", "mamba2", "mamba2-ac-b2")
+"""There two sections that follow each other have the same bytes together."""
 
 
 @pytest.mark.parametrize("name", CASES)
@@ -121,8 +128,12 @@ def test_every_event_of_every_section_is_the_measured_one(name: str) -> None:
 
 @pytest.mark.parametrize("name", CASES)
 def test_running_maxima_and_net_bytes(name: str) -> None:
-    for (at, mine), (_, truth) in zip(recorded(name), measured(name), strict=True):
-        assert summit(sizes(mine)) == summit(truth), at
+    odd = NOT_IN_ORDER[name] if name in NEIGHBOURS else ()
+    pairs = [(at, sizes(mine), truth) for (at, mine), (_, truth) in zip(recorded(name), measured(name), strict=True)]
+    for at, mine, truth in pairs:
+        assert at in odd or summit(mine) == summit(truth), at
+    both = [[events for at, *of in pairs for events in of[side] if at in odd] for side in (0, 1)]
+    assert Counter(both[0]) == Counter(both[1])
 
 
 @pytest.mark.parametrize("name", EAGER)
@@ -146,7 +157,7 @@ def test_bytes_born_by_category(name: str) -> None:
         if CASES[name]["case"].get("checkpoint") == "host":
             found["backward_temp"] += found.pop("recompute", 0)
             found["activation"] -= 4096 * (at in NOT_IN_ORDER.get(name, ()) and at.startswith("forward"))
-        assert +found == section["born"], at
+        assert +found == section["born"] or (name in NEIGHBOURS and at in NOT_IN_ORDER[name]), at
 
 
 @pytest.mark.parametrize("name", CASES)
@@ -166,7 +177,8 @@ SEQ = LLAMA["seq"]
     *(case["case"] for case in (CASES | EAGER).values()),
     *(LLAMA | more | checkpoint for more in (PACKED, FLASH, PACKED | FLASH)
       for checkpoint in ({}, {"checkpoint": True})),
-    *(case["case"] | {"loss": loss} for loss in ("cut", "liger") for case in CASES.values())])
+    *(case["case"] | {"loss": loss} for loss in ("cut", "liger") for case in CASES.values()
+      if not case["case"]["preset"].startswith(("granite", "mamba2")))])
 def test_slots_balance_layer_by_layer(case: dict[str, Any]) -> None:
     """Every birth has a death in the slot and layer that it was posted to."""
     model = Model(case)

@@ -8,7 +8,7 @@ import pytest
 
 import small
 from simcore.graph import FAMILIES, build, known_presets, model_config
-from simcore.presets import presets
+from simcore.presets import graph_of, presets
 from simcore.simulate import simulate
 
 MADE_UP = ("llama-tiny", "nemotron-3-tiny")
@@ -28,7 +28,7 @@ def test_the_page_is_made_from_the_presets() -> None:
 def test_every_preset_says_where_it_is_from_or_that_it_is_assumed(name: str) -> None:
     fields = model_config(name, None, "test")
     assert ("assumed" in fields) + ("_name_or_path" in fields) == (name not in MADE_UP)
-    assert row(name)[2] == f"{build(fields, 'hf').count():,}"
+    assert row(name)[2] == f"{graph_of(name).count():,}"
 
 
 def test_every_family_is_told_and_has_a_preset() -> None:

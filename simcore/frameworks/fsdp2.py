@@ -95,7 +95,7 @@ def table(job: Job) -> Framework:
         schedule=pipeline_schedule(job),
         buffered_microbatches=job.scenario.num_microbatches if job.mesh.pp > 1 else 0,
         returns_outputs=job.mesh.pp > 1 and bool(options.get("return_outputs", given.returns_outputs)),
-        options=code.options_of(job, options),
+        options=(*code.options_of(job, options), *_cast_stream(job)),
         communicators=_communicators(job, fully=fully),
         files=fsdp2_files(job),
         libraries=torch_libraries(job, options),
@@ -135,6 +135,11 @@ def _of_muon(job: Job) -> tuple[tuple[str, str, str, str], ...]:
 def _typed(job: Job, default: Sourced) -> Sourced:
     value, source = default
     return job.compute if value == "compute" else value, source
+
+
+def _cast_stream(job: Job) -> tuple[tuple[str, str], ...]:
+    """Inputs of each unit are cast to the compute dtype (torch 2.13 `_fsdp_state.py`, cast_forward_inputs)."""
+    return (("stream", "cast"),) if any(kind.wide for kind in job.graph.kinds) else ()
 
 
 def _note_defaults(job: Job, options: dict[str, object]) -> None:

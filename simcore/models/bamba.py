@@ -22,7 +22,7 @@ def architecture(config: Config) -> Architecture:
     mixer, count = attention(config), config.integer("num_hidden_layers")
     rotated, attending = mixer.head_dim // 2, _attending(config, count)
     kinds = {True: _layer(config, "attention", "self_attn", replace(mixer, rotated=rotated)),
-             False: _layer(config, "mamba", "mamba", mamba(config))}
+             False: replace(_layer(config, "mamba", "mamba", mamba(config)), tables=rotated)}
     return chain(config, "bamba", [kinds[i in attending] for i in range(count)], rotated, norm="model.final_layernorm")
 
 

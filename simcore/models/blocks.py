@@ -254,8 +254,9 @@ class LayerKind:
     in the order embedding, layers, final norm, head, loss; modules of multi-token prediction stand before the head.
     `dropout`: some of what is added to the residual stream is dropped, or of the embedding's output. `fp8`: linears
     compute in 8 bits (a framework may leave the first and last layers in 16). `scaled`: what a block adds is multiplied
-    by a number first, or the embedding's output, or the logits. `wide`: the residual stream is fp32.
-    `shared`: a transformer in front of the branches, whose output the first of them sees besides.
+    by a number first, or the embedding's output, or the logits. `wide`: the residual stream is fp32. `tables`: columns
+    of the rotary tables that pass by for other layers. `shared`: a transformer in front of the branches, whose output
+    the first of them sees besides.
     """
 
     name: str
@@ -268,3 +269,4 @@ class LayerKind:
     scaled: bool = False
     wide: bool = False
     shared: SharedTransformer | None = None
+    tables: int = 0

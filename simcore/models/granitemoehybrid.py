@@ -29,10 +29,10 @@ def architecture(config: Config) -> Architecture:
     count, rotary = config.integer("num_hidden_layers"), config.fields.get("position_embedding_type") == "rope"
     types = config.names("layer_types", (_MAMBA[1],) * count, (*_MAMBA, *_ATTENTION))
     mixer = replace(attention(config), rotary=rotary)
-    kinds = {True: _layer(config, "mamba", "mamba", mamba(config)),
+    tables = mixer.head_dim if rotary else 0
+    kinds = {True: replace(_layer(config, "mamba", "mamba", mamba(config)), tables=tables),
              False: _layer(config, "attention", "self_attn", mixer)}
-    return chain(config, "granitemoehybrid", [kinds[name in _MAMBA] for name in types],
-                 mixer.head_dim if rotary else 0, scaled=True)
+    return chain(config, "granitemoehybrid", [kinds[name in _MAMBA] for name in types], tables, scaled=True)
 
 
 def _layer(config: Config, name: str, module: str, mixer: Mixer) -> LayerKind:

@@ -24,7 +24,7 @@ def architecture(config: Config) -> Architecture:
         ("backbone.embeddings", LayerKind("embedding", _FAMILY, hidden, block=Embedding(vocab, hidden))),
         *((f"backbone.layers.{i}", layer) for i in range(count)),
         ("backbone.norm_f", LayerKind("final_norm", _FAMILY, hidden, block=FinalNorm(hidden), wide=wide)),
-        ("lm_head", LayerKind("head", _FAMILY, hidden, block=Head(vocab, hidden, tied))),
+        ("lm_head", LayerKind("head", _FAMILY, hidden, block=Head(vocab, hidden, tied), wide=wide)),
         ("loss", LayerKind("loss", _FAMILY, hidden, block=Loss(vocab, upcast=True))),
     )
     return Architecture(_FAMILY, parts, vocab, hidden, tied, "M" * count)

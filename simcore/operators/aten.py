@@ -621,10 +621,15 @@ def contiguous(tape: Tape, x: Tensor, name: str) -> Tensor:
 
 
 def slice_half(tape: Tape, x: Tensor) -> Tensor:
-    """Half of the last dimension, a view; its gradient is written into zeros of the whole shape."""
+    """Half of the last dimension."""
+    return slice_last(tape, x, x.shape[-1] // 2)
+
+
+def slice_last(tape: Tape, x: Tensor, size: int) -> Tensor:
+    """`size` of the last dimension, a view; its gradient is written into zeros of the whole shape."""
     shape, dtype = x.shape, x.dtype
     node = tape.node((x,), (), lambda tape, grads, saved: [new(tape, shape, dtype, "grad_slice")])
-    return Tensor(x.storage, (*shape[:-1], shape[-1] // 2), dtype, node)
+    return Tensor(x.storage, (*shape[:-1], size), dtype, node)
 
 
 def cat(tape: Tape, a: Tensor, b: Tensor) -> Tensor:

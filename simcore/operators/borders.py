@@ -19,9 +19,9 @@ TIED_HEAD: Final = 1 << 30
 _BEFORE, _AFTER = -1, 1
 
 
-def hidden_state(tape: Tape, run: Run, seq: int, width: int) -> Tensor:
-    """The input, which the layer before has made; its node collects the gradient."""
-    hidden = tape.external((run.batch, seq, width), run.compute, HIDDEN, _BEFORE)
+def hidden_state(tape: Tape, run: Run, seq: int, width: int, dtype: str = "") -> Tensor:
+    """The input, which the layer before has made, of the compute dtype or another; its node collects the gradient."""
+    hidden = tape.external((run.batch, seq, width), dtype or run.compute, HIDDEN, _BEFORE)
     hidden.node = Node() if run.input_requires_grad else None
     return hidden
 
@@ -73,12 +73,12 @@ def run_backward_of_loss(tape: Tape, loss: Tensor, inputs: Node | None, *,
 
 
 def simple_part(tape: Tape, run: Run, finish: Callable[[Tape], None], width: int,
-                body: Callable[[Tensor], Tensor]) -> LayerTape:
+                body: Callable[[Tensor], Tensor], dtype: str = "") -> LayerTape:
     """A part that is one function of the hidden state [b, s / tp, width], which its caller drops after it has returned.
 
-    `finish`: what is left to do after backward.
+    `finish`: what is left to do after backward. `dtype`: of the hidden state, the compute dtype if empty.
     """
-    hidden: Tensor | None = hidden_state(tape, run, run.seq // run.tp, width)
+    hidden: Tensor | None = hidden_state(tape, run, run.seq // run.tp, width, dtype)
     assert hidden is not None
     leaf = hidden.node
     out = body(hidden)

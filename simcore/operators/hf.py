@@ -14,7 +14,7 @@ What crosses the border between layers:
 type of the rotary frequencies; ("embeddings", "require_grad"): the embedding's output takes a gradient, which nobody
 needs, so that replays carry one; ("inputs", "on_host"): those of replayed layers wait on the host;
 ("loss", "automodel"): NeMo Automodel trains the model, head and loss are its own; ("code", "hub"): the model's own
-repository has the layers.
+repository has the layers; ("stream", "cast"): a hidden state in fp32 is cast to the compute dtype before each layer.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ from typing import Final
 
 from simcore.errors import NotYet, Problem
 from simcore.models.blocks import Attention, Branch, Embedding, FinalNorm, Head, LayerKind, Loss, Mlp, Moe
-from simcore.operators import aten, hf_gpt_oss, hf_nemotron, hub_layers
+from simcore.operators import aten, hf_gpt_oss, hf_hybrid, hf_nemotron, hf_phi3, hub_layers
 from simcore.operators.borders import (
     TIED_HEAD,
     hand_on,
@@ -61,7 +61,9 @@ __all__ = ["TIED_HEAD", "record", "tensors"]
 SERVED: Final = frozenset({"norms of query and key", "biases of query, key and value", "biases of attention",
                            "attention sinks", "attention within a window", "gated experts", "a router by softmax",
                            "a router by softmax of the chosen", "biases of experts", "gated experts with a shared one",
-                           "a router by softmax, not normalised", "a gate of the shared expert"})
+                           "a router by softmax, not normalised", "a gate of the shared expert",
+                           "rotation of a part of each head", "scaled residuals",
+                           "a scaled embedding or scaled logits", "residuals in fp32"})
 """What of `features.py` is recorded here."""
 
 _BEFORE = -1
@@ -74,7 +76,7 @@ def record(kind: LayerKind, run: Run, slots: dict[tuple[str, str], int],
     assert run.tp == run.cp == run.etp == 1, "transformers' own tensor and context parallelism are not modelled"
     tape = Tape(slots, comms)
     if isinstance(kind.block, Embedding):
-        return _embedding(tape, kind.block, run, halves=kind.family == "gpt_oss")
+        return _embedding(tape, kind, kind.block, run)
     if isinstance(kind.block, Head | Loss) and ("loss", "automodel") in run.options:
         from simcore.operators import automodel  # most jobs have none of it
 
@@ -84,7 +86,7 @@ def record(kind: LayerKind, run: Run, slots: dict[tuple[str, str], int],
     if isinstance(kind.block, FinalNorm):
         return _final_norm(tape, kind, run)
     if isinstance(kind.block, Head):
-        return _head(tape, kind.block, run)
+        return _head(tape, kind, kind.block, run)
     return _layer(tape, kind, run)
 
 
@@ -97,7 +99,13 @@ def _outside(run: Run) -> dict[str, Param]:
 def _layer(tape: Tape, kind: LayerKind, run: Run) -> LayerTape:
     inputs: Inputs | None = _stem(tape, kind, run)
     assert inputs is not None
+    positions = inputs.positions
+    if kind.family == "granitemoehybrid":  # whose layers are not told positions
+        inputs = inputs._replace(positions=None)
+    stream: Tensor | None = inputs.hidden
     leaf = inputs.hidden.node
+    if ("stream", "cast") in run.options:  # by FSDP2's hook; the model holds what it was until the layer returns
+        inputs = inputs._replace(hidden=aten.cast(tape, inputs.hidden, run.compute))
     body: Callable[[], Tensor] = partial(_body, tape, kind, run, inputs)
     held: list[Callable[[], Tensor]] = []
     if waits := run.checkpoint != "none" and dict(run.options).get("inputs") == "on_host":
@@ -114,6 +122,7 @@ def _layer(tape: Tape, kind: LayerKind, run: Run) -> LayerTape:
     if waits:
         inputs.hidden.storage = None
     inputs = None
+    del positions, stream
     dropped = tape.cut()
     del tables
     empty = Section(())
@@ -148,9 +157,11 @@ class _Function:
 
 def _stem(tape: Tape, kind: LayerKind, run: Run) -> Inputs:
     """Only the first layer posts deaths of what all layers share."""
-    hidden = hidden_state(tape, run, run.seq, kind.hidden)
-    shared = [tape.external((run.seq,), "int64", tape.slot("position_ids", "activation"), _BEFORE)]
-    rotary = next((b.block.head_dim for b in kind.branches if isinstance(b.block, Attention) and b.block.rotary), 0)
+    hidden = hidden_state(tape, run, run.seq, kind.hidden, "fp32" if kind.wide and not run.first else "")
+    shared = [] if kind.family == "mamba2" else [
+        tape.external((run.seq,), "int64", tape.slot("position_ids", "activation"), _BEFORE)]
+    rotary = next((b.block.rotated or b.block.head_dim for b in kind.branches
+                   if isinstance(b.block, Attention) and b.block.rotary), kind.tables)
     if rotary:
         rotary //= 1 + (kind.family == "gpt_oss")
         shared += [tape.external((1, run.seq, 1, rotary), run.compute, tape.slot(f"rotary.{name}", "activation"),
@@ -159,8 +170,7 @@ def _stem(tape: Tape, kind: LayerKind, run: Run) -> Inputs:
     if not run.first:
         for tensor in (*shared, *((mask,) if mask else ())):
             tensor.disown()
-    positions, cos, sin = [*shared, None, None][:3]
-    assert positions is not None
+    positions, cos, sin = [*shared, None, None, None][:3]
     return Inputs(hidden, cos, sin, positions, mask)
 
 
@@ -195,11 +205,13 @@ def _body(tape: Tape, kind: LayerKind, run: Run, inputs: Inputs) -> Tensor:
     for branch in kind.branches:
         residual = x
         tape.scope = f"{branch.norm}."
-        x = _norm(tape, run.params[f"{branch.norm}.weight"], x, kind.family)
+        x = _norm(tape, run.params[f"{branch.norm}.weight"], aten.cast(tape, x, run.compute), kind.family)
+        if kind.wide:
+            residual = aten.cast(tape, residual, "fp32")
         tape.scope = f"{branch.name}."
         x, _held = _mix(tape, run, branch, inputs._replace(hidden=x), kind.family)
         tape.scope = ""
-        x = aten.add(tape, residual, x, "residual")
+        x = aten.add(tape, residual, aten.mul_scalar(tape, x) if kind.scaled else x, "residual")
     return x
 
 
@@ -211,6 +223,8 @@ def _norm(tape: Tape, weight: Param, x: Tensor, family: str) -> Tensor:
 
 def _mix(tape: Tape, run: Run, branch: Branch, inputs: Inputs, family: str) -> tuple[Tensor, object]:
     """The block's output, and what the layer holds of it until it returns."""
+    if family == "phi3":
+        return _of_phi3(tape, run, branch, inputs), None
     if isinstance(branch.block, Attention):
         if is_of_hub(run):
             return attention(tape, run, branch, inputs, core=hub_layers.core(tape, run)), None
@@ -219,6 +233,10 @@ def _mix(tape: Tape, run: Run, branch: Branch, inputs: Inputs, family: str) -> t
         held: list[Tensor] = []
         core = hf_gpt_oss.eager_core(tape, run, branch.name, inputs.mask, held) if has_eager_attention(run) else None
         return attention(tape, run, branch, inputs, hf_gpt_oss.rotate, core), held
+    if family == "granitemoehybrid" and isinstance(branch.block, Moe):
+        return hf_hybrid.moe(tape, run, branch, inputs.hidden)
+    if family == "granitemoehybrid" and isinstance(branch.block, Mlp):
+        return hf_hybrid.shared_mlp(tape, run, branch.name, inputs.hidden), None
     if isinstance(branch.block, Mlp):
         return mlp(tape, run, branch.name, branch.block, inputs.hidden), None
     if isinstance(branch.block, Moe) and family == "gpt_oss":
@@ -228,13 +246,20 @@ def _mix(tape: Tape, run: Run, branch: Branch, inputs: Inputs, family: str) -> t
     return hf_nemotron.mamba(tape, run, branch, inputs.hidden), None
 
 
+def _of_phi3(tape: Tape, run: Run, branch: Branch, inputs: Inputs) -> Tensor:
+    if isinstance(branch.block, Attention):
+        return hf_phi3.attention(tape, run, branch, inputs)
+    return hf_phi3.mlp(tape, run, branch.name, inputs.hidden)
+
+
 # ---- parts around the layers ------------------------------------------------------------------------------------
-def _embedding(tape: Tape, block: Embedding, run: Run, *, halves: bool) -> LayerTape:
-    """`halves`: rotary tables have half a head's size."""
+def _embedding(tape: Tape, kind: LayerKind, block: Embedding, run: Run) -> LayerTape:
     weight = run.params["weight"]
     out = aten.embedding(tape, weight, run.batch, run.seq)
+    if kind.scaled:
+        out = aten.mul_scalar(tape, out)
     hand_on(tape, out)
-    _shared_tables(tape, block, run, halves=halves)
+    _shared_tables(tape, kind.family, block, run)
     forward = tape.cut()
     meet = partial(meet_waiting, in_place=run.loss == "chunked")  # a sum of chunks is nobody else's
     if out.node is None and ("embeddings", "require_grad") in run.options:
@@ -243,12 +268,17 @@ def _embedding(tape: Tape, block: Embedding, run: Run, *, halves: bool) -> Layer
     return LayerTape(forward, back, grads=tape.release_grads())
 
 
-def _shared_tables(tape: Tape, block: Embedding, run: Run, *, halves: bool) -> None:
-    """Position ids and, for rotary models, cos and sin: the layers' to free."""
-    positions = _positions(tape, run)
+def _shared_tables(tape: Tape, family: str, block: Embedding, run: Run) -> None:
+    """Position ids and, for rotary models, cos and sin: the layers' to free. GPT-OSS has tables of half a head's size.
+
+    Mamba-2 alone knows no positions.
+    """
+    if family == "mamba2":
+        return
+    positions = _positions(tape, run, family)
     made = [positions]
     if block.rotary_dim:
-        made += _rotary_tables(tape, run, block.rotary_dim, positions, halves=halves)
+        made += _rotary_tables(tape, run, block.rotary_dim, positions, halves=family == "gpt_oss")
     names = ["position_ids", "rotary.cos", "rotary.sin"][:len(made)]
     if _is_masked(run, block.window):
         names.insert(1, "causal_mask")
@@ -273,8 +303,11 @@ def _added_masks(tape: Tape, run: Run) -> Tensor:
     return aten.new(tape, (2, run.seq, run.seq), run.compute, "causal_mask", 2 * seen.nbytes)
 
 
-def _positions(tape: Tape, run: Run) -> Tensor:
+def _positions(tape: Tape, run: Run, family: str) -> Tensor:
+    """What a cache has seen already is added, a zero, but by Bamba."""
     count = aten.new(tape, (run.seq,), "int64", "arange")
+    if family == "bamba":
+        return count
     return aten.select(tape, count, (run.seq,), "int64", "position_ids")
 
 
@@ -296,20 +329,33 @@ def _frequencies(tape: Tape, run: Run, dim: int, positions: Tensor) -> Tensor:
 
 def _final_norm(tape: Tape, kind: LayerKind, run: Run) -> LayerTape:
     return simple_part(tape, run, nothing, kind.hidden,
-                       lambda hidden: _norm(tape, run.params["weight"], hidden, kind.family))
+                       lambda hidden: _norm(tape, run.params["weight"], hidden, kind.family), _stream(kind))
 
 
-def _head(tape: Tape, block: Head, run: Run) -> LayerTape:
+def _stream(kind: LayerKind) -> str:
+    """The type of a hidden state that is not the compute dtype's."""
+    return "fp32" if kind.wide else ""
+
+
+def _head(tape: Tape, kind: LayerKind, block: Head, run: Run) -> LayerTape:
+    """Losses that make the logits themselves know nothing of what they are divided by."""
     weight = run.params["weight"]
     body = {"cut": _cut_loss, "liger": _liger_loss, "chunked": chunked_loss}.get(run.loss, _logits)
     if body != _logits and "lora_a.weight" in run.params:
         raise NotYet(Problem("training.loss", f"not yet: {run.loss} with an adapter of lm_head"))
+    if (kind.scaled or kind.wide) and body != _logits:
+        raise NotYet(Problem("training.loss", f"not yet: {run.loss} of scaled logits or a hidden state in fp32"))
     return simple_part(tape, run, leave_waiting if weight.tied else nothing, block.hidden,
-                       lambda hidden: body(tape, run, hidden))
+                       lambda hidden: (_scaled_logits if kind.scaled else body)(
+                           tape, run, aten.cast(tape, hidden, run.compute)), _stream(kind))
 
 
 def _logits(tape: Tape, run: Run, hidden: Tensor) -> Tensor:
     return linear(tape, run, "", hidden)
+
+
+def _scaled_logits(tape: Tape, run: Run, hidden: Tensor) -> Tensor:
+    return aten.mul_scalar(tape, _logits(tape, run, hidden))
 
 
 def _cut_loss(tape: Tape, run: Run, hidden: Tensor) -> Tensor:

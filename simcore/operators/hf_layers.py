@@ -15,8 +15,8 @@ from simcore.operators.hf_packed import packed_linear
 from simcore.recording import Run
 from simcore.tape import Param, Tape, Tensor
 
-__all__ = ["Inputs", "attention", "has_eager_attention", "has_flash_attention", "is_of_hub", "linear", "mlp",
-           "rms_norm"]
+__all__ = ["Inputs", "attention", "core_of", "has_eager_attention", "has_flash_attention", "is_of_hub", "linear", "mlp",
+           "rms_norm", "rotate"]
 
 
 class Inputs(NamedTuple):
@@ -25,7 +25,7 @@ class Inputs(NamedTuple):
     hidden: Tensor
     cos: Tensor | None
     sin: Tensor | None
-    positions: Tensor
+    positions: Tensor | None
     mask: Tensor | None = None
 
 
@@ -72,7 +72,7 @@ Core = Callable[[Tensor, Tensor, Tensor], Tensor]
 """(query, key, value) by heads, rotated -> output by heads."""
 
 
-def attention(tape: Tape, run: Run, branch: Branch, inputs: Inputs, rotate: Rotate | None = None,
+def attention(tape: Tape, run: Run, branch: Branch, inputs: Inputs, turn: Rotate | None = None,
               core: Core | None = None) -> Tensor:
     """Grouped-query attention over `inputs.hidden`; head counts follow from the weights that this rank has."""
     block = branch.block
@@ -81,12 +81,16 @@ def attention(tape: Tape, run: Run, branch: Branch, inputs: Inputs, rotate: Rota
     q = _heads(tape, run, name, "q", x, block)
     k = _heads(tape, run, name, "k", x, block)
     v = aten.to_heads(tape, linear(tape, run, f"{name}.v_proj", x), dim, copy_grad=core is not None)
-    if inputs.cos is not None and inputs.sin is not None:
-        rotate = rotate or _rotate
-        rotated = (rotate(tape, q, inputs.cos, inputs.sin), rotate(tape, k, inputs.cos, inputs.sin))
+    if inputs.cos is not None and inputs.sin is not None and 0 < block.rotated < dim:
+        q, k = _rotate_a_part(tape, q, k, inputs.cos, inputs.sin)
+    elif inputs.cos is not None and inputs.sin is not None:
+        turn = turn or rotate
+        rotated = (turn(tape, q, inputs.cos, inputs.sin), turn(tape, k, inputs.cos, inputs.sin))
         q, k = rotated
         del rotated
-    out = core(q, k, v) if core else _core(tape, run, block, (q, k, v), inputs.mask)
+    out = core(q, k, v) if core else core_of(tape, run, block, (q, k, v), inputs.mask)
+    if 0 < block.rotated < dim:  # lies by heads, as queries that were joined do, and is copied
+        out = aten.contiguous(tape, out, "attention")
     return linear(tape, run, f"{name}.o_proj", out.view(*out.shape[:2], out.shape[2] * dim))
 
 
@@ -105,7 +109,8 @@ def is_of_hub(run: Run) -> bool:
     return ("code", "hub") in run.options
 
 
-def _core(tape: Tape, run: Run, block: Attention, parts: tuple[Tensor, Tensor, Tensor], mask: Tensor | None) -> Tensor:
+def core_of(tape: Tape, run: Run, block: Attention, parts: tuple[Tensor, Tensor, Tensor],
+            mask: Tensor | None) -> Tensor:
     """Attention itself; a mask of packed sequences or of a window is read by a kernel of its own.
 
     Within a window a query meets so many keys, whole: half of twice as many, as causal pairs are counted.
@@ -129,10 +134,21 @@ def _heads(tape: Tape, run: Run, name: str, part: str, x: Tensor, block: Attenti
     return rms_norm(tape, run.params[f"{name}.{part}_norm.weight"], heads, weight_in_fp32=False)
 
 
-def _rotate(tape: Tape, x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
+def rotate(tape: Tape, x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
     """`x * cos + rotate_half(x) * sin`."""
     straight = aten.mul(tape, x, cos, "rotary")
     return aten.add(tape, straight, aten.mul(tape, _rotate_half(tape, x), sin, "rotary"), "rotary")
+
+
+def _rotate_a_part(tape: Tape, q: Tensor, k: Tensor, cos: Tensor, sin: Tensor) -> tuple[Tensor, Tensor]:
+    """Both rotated in their first dimensions, then joined with the rest (`models/bamba`, apply_rotary_pos_emb)."""
+    size = cos.shape[-1]
+    q_turned, q_rest = aten.slice_last(tape, q, size), aten.slice_last(tape, q, q.shape[-1] - size)
+    k_turned, k_rest = aten.slice_last(tape, k, size), aten.slice_last(tape, k, k.shape[-1] - size)
+    q_out, k_out = rotate(tape, q_turned, cos, sin), rotate(tape, k_turned, cos, sin)
+    q_out = aten.cat(tape, q_out, q_rest)
+    k_out = aten.cat(tape, k_out, k_rest)
+    return q_out, k_out
 
 
 def _rotate_half(tape: Tape, x: Tensor) -> Tensor:

@@ -19,7 +19,7 @@ from simcore.tape import (
     Tensor,
 )
 
-__all__ = ["as_rows", "moe"]
+__all__ = ["as_rows", "moe", "routed"]
 
 
 def moe(tape: Tape, run: Run, branch: Branch, x: Tensor, family: str) -> Tensor:
@@ -38,7 +38,7 @@ def moe(tape: Tape, run: Run, branch: Branch, x: Tensor, family: str) -> Tensor:
         _logits, weights, indices = _route_by_softmax(tape, run, name, block, rows, dtype)
     del rows
     flat = as_rows(tape, x, (run.tokens, block.hidden))
-    y = _routed(tape, run, name, block, flat, indices, weights)
+    y = routed(tape, run, name, block, flat, indices, weights)
     del flat
     y = y.view(*shape)
     if not block.shared_ffn:
@@ -47,7 +47,8 @@ def moe(tape: Tape, run: Run, branch: Branch, x: Tensor, family: str) -> Tensor:
     return aten.add(tape, y, mlp(tape, run, f"{name}.shared_experts", shared, x))
 
 
-def _routed(tape: Tape, run: Run, name: str, block: Moe, x: Tensor, indices: Tensor, weights: Tensor) -> Tensor:
+def routed(tape: Tape, run: Run, name: str, block: Moe, x: Tensor, indices: Tensor, weights: Tensor) -> Tensor:
+    """The experts' output for rows x [tokens, h], by the way that `run.options` names."""
     if is_of_hub(run):
         return hub_layers.experts(tape, run, name, block, x, indices, weights)
     if ("experts_implementation", "grouped_mm") in run.options:
@@ -62,7 +63,7 @@ def _with_gated_shared(tape: Tape, run: Run, name: str, block: Moe, x: Tensor) -
     flat = as_rows(tape, x, (run.tokens, block.hidden))
     shared = mlp(tape, run, f"{name}.shared_expert", Mlp(block.hidden, block.shared_ffn), flat)
     _logits, weights, indices = _route_by_softmax(tape, run, name, block, flat, run.compute)
-    y = _routed(tape, run, name, block, flat, indices, weights)
+    y = routed(tape, run, name, block, flat, indices, weights)
     gate = f"{name}.shared_expert_gate"
     shared = aten.mul(tape, aten.sigmoid(tape, linear(tape, run, gate, flat)), shared, "gated")
     y = aten.add(tape, y, shared, "output")

@@ -101,6 +101,10 @@ def _attention(name: str, b: Any, family: str) -> Iterable[TensorSpec]:
         yield from _conv1d(f"{name}.c_attn", (b.q_size + 2 * b.kv_size, "heads"), hidden, "attention")
         yield from _conv1d(f"{name}.c_proj", hidden, q, "attention")
         return
+    if family == "phi3":
+        yield _linear(f"{name}.o_proj", hidden, q, "attention")
+        yield _linear(f"{name}.qkv_proj", (b.q_size + 2 * b.kv_size, "heads"), hidden, "attention")
+        return
     if b.sinks:
         yield TensorSpec(f"{name}.sinks", (b.num_heads,), ("heads",), "attention")
     for part, out, into in (("q_proj", q, hidden), ("k_proj", kv, hidden), ("v_proj", kv, hidden),
@@ -130,6 +134,10 @@ def _latent(name: str, b: Any, family: str) -> Iterable[TensorSpec]:
 
 def _mlp(name: str, b: Any, family: str, component: str = "mlp") -> Iterable[TensorSpec]:
     hidden, ffn = (b.hidden, "hidden"), (b.ffn, "ffn")
+    if family == "phi3":
+        yield _linear(f"{name}.gate_up_proj", (2 * b.ffn, "ffn"), hidden, component)
+        yield _linear(f"{name}.down_proj", hidden, ffn, component)
+        return
     if family == "granitemoehybrid":
         yield _linear(f"{name}.input_linear", (2 * b.ffn, "ffn"), hidden, component)
         yield _linear(f"{name}.output_linear", hidden, ffn, component)

@@ -2,6 +2,8 @@
 
     python tests/truth/probe_tape.py CASE... > tests/truth/tape/families-torch-2.13.0-transformers-5.23.0.json
 
+`hybrids-*.json` holds the cases of `cases-hybrids.json`, given one by one.
+
 A case is a JSON object with `name` and the keys of `tape/README.md`; without cases those of `tape/cases.json`. A step
 of `probe_fsdp2.py` is logged and cut at FSDP2's hooks; buffers that FSDP2 owns are left out.
 """
@@ -62,7 +64,7 @@ def hooks_of_experts(label: str) -> list[str]:
 def section_at(label: str, now: str) -> str:
     """The section that a marker opens."""
     hook, _, where = label.partition(":")[2].partition(":")
-    layer = where.split(":")[0].removeprefix("model.layers.")
+    layer = where.split(":")[0].removeprefix("model.layers.").removeprefix("backbone.layers.")
     if label == "fwd:begin":
         return "stem"
     if label == "bwd:begin":

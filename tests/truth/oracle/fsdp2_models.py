@@ -49,8 +49,9 @@ NEMOTRON = {
 
 
 PRESETS = Path(__file__).resolve().parents[3] / "simcore" / "models" / "presets"
-GATED_EXPERTS = ("Qwen2MoeExperts", "Qwen3MoeExperts", "MixtralExperts", "GptOssExperts")
-WITHOUT_SDPA = ("gpt_oss",)
+GATED_EXPERTS = ("Qwen2MoeExperts", "Qwen3MoeExperts", "MixtralExperts", "GptOssExperts", "GraniteMoeHybridExperts")
+WITH_MAMBA = ("bamba", "granitemoehybrid", "mamba2", "nemotron_h", "zamba2")
+WITHOUT_SDPA, WITHOUT_ATTENTION = ("gpt_oss",), ("mamba2",)
 
 
 def build_meta(preset: str, overrides: dict[str, Any] | None = None, attention: str = "") -> nn.Module:
@@ -71,7 +72,7 @@ def build_of_family(preset: str, overrides: dict[str, Any], attention: str) -> n
     fields = {**json.loads((PRESETS / f"{preset}.json").read_text(encoding="utf-8")), **overrides}
     family = fields.pop("model_type")
     modelling = importlib.import_module(f"transformers.models.{family}.modeling_{family}")
-    for name in ("create_causal_mask", "create_sliding_window_causal_mask"):
+    for name in ("create_causal_mask", "create_sliding_window_causal_mask", "create_recurrent_attention_mask"):
         if hasattr(modelling, name) and attention != "eager":
             setattr(modelling, name, no_mask)
     cfg = AutoConfig.for_model(family, **fields)
@@ -84,6 +85,8 @@ def build_of_family(preset: str, overrides: dict[str, Any], attention: str) -> n
 
 def attention_of(family: str) -> str:
     """SDPA; where the model has none, a stand-in for its flash kernel."""
+    if family in WITHOUT_ATTENTION:
+        return "eager"
     if family not in WITHOUT_SDPA:
         return "sdpa"
 
@@ -136,14 +139,18 @@ def patch_masks() -> None:
 
 
 def decoder_layers(model: Any) -> nn.ModuleList:
-    layers: nn.ModuleList = model.model.layers
+    layers: nn.ModuleList = inner_model(model).layers
     return layers
 
 
+def inner_model(model: Any) -> Any:
+    return model.backbone if hasattr(model, "backbone") else model.model
+
+
 def embed_head_norm(model: Any) -> tuple[nn.Module, nn.Module, nn.Module]:
-    inner = model.model
+    inner = inner_model(model)
     emb = inner.embed_tokens if hasattr(inner, "embed_tokens") else inner.embeddings
-    norm = inner.norm if hasattr(inner, "norm") else inner.norm_f
+    norm = next(getattr(inner, name) for name in ("norm", "norm_f", "final_layernorm") if hasattr(inner, name))
     return emb, norm, model.lm_head
 
 
@@ -284,7 +291,9 @@ def fused_mamba(
 
 
 def patch_fused_mamba() -> None:
-    modeling_nemotron_h.mamba2_split_conv1d_scan_combined = fused_mamba
+    for family in WITH_MAMBA:
+        modelling = importlib.import_module(f"transformers.models.{family}.modeling_{family}")
+        modelling.mamba2_split_conv1d_scan_combined = fused_mamba
 
 
 # ---- LoRA --------------------------------------------------------------------------------

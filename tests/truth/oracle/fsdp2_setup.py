@@ -87,8 +87,8 @@ def wrap(model: nn.Module, spec: Spec) -> None:
             models.patch_balanced_experts(model, ep_mesh.get_group() if ep_mesh else None, ep)
         else:
             model.config._experts_implementation = spec["experts_implementation"]
-        if spec["mamba"] == "fused_stub":
-            models.patch_fused_mamba()
+    if spec["mamba"] == "fused_stub":
+        models.patch_fused_mamba()
     if ep_mesh:
         kw["ignored_params"] = split_experts(model, spec, ep_mesh) or None
     if spec["lora"]:
