@@ -123,6 +123,8 @@ def _kernels(program: Program, topology: Topology, framework: Framework) -> Kern
     rows = program.distinct[at]
     kinds, dtypes = _kinds(rows[:, SLOT], framework.compute_dtype)
     kinds[kinds == Kernel.ATTENTION] = KERNELS.index(framework.libraries.attention)
+    if framework.libraries.eager:
+        kinds[kinds == Kernel.ELEMENTWISE] = KERNELS.index("elementwise_eager")
     flops, moved = rows[:, AMOUNT], rows[:, AUX]
     worked = worked_flops(topology.device, kinds, flops, dtypes, shapes_in(rows[:, STREAM]))
     busy = busy_ns(topology.device, topology.efficiency, kinds, worked, moved, dtypes)

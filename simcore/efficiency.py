@@ -38,6 +38,7 @@ class Kernels(Frozen):
 
     `attention` is what cuDNN and flash-attention 3 reach where the GPU has them, `attention_flash2` what
     flash-attention 2 and torch's own do, `attention_triton` what the first flash-attention in Triton does.
+    `elementwise_eager`: passes of torch's own operators, one each, over views as they lie, where nothing compiles them.
     """
 
     gemm: KernelShare
@@ -54,6 +55,7 @@ class Kernels(Frozen):
     copy_: KernelShare = Field(alias="copy")  # `copy` is a method of pydantic models
     attention_flash2: KernelShare
     attention_triton: KernelShare
+    elementwise_eager: KernelShare
 
 
 class Host(Frozen):

@@ -21,7 +21,7 @@ class Libraries:
     "nccl", "deepep", "hybridep".
 
     Of time: `attention`: the class of kernel ("attention": cuDNN's and flash-attention 3, "attention_flash2",
-    "attention_triton");
+    "attention_triton"); `eager`: torch's own operators run one by one, nothing compiles them;
     `module_calls`: kernels are those of whole modules, not of single operators of torch; `graphs`: modules of layers
     (`rows.Module`, in small letters) that lie in CUDA graphs, or FULL_ITERATION: forward and backward of the step;
     `overlapped`: axes whose collectives inside a layer run beside kernels of the same layer or of another microbatch;
@@ -37,6 +37,7 @@ class Libraries:
     core_attention: bool = False
     dispatcher: str = "nccl"
     attention: str = "attention_flash2"
+    eager: bool = False
     module_calls: bool = False
     graphs: tuple[str, ...] = ()
     overlapped: tuple[str, ...] = ()

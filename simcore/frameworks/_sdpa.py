@@ -1,4 +1,4 @@
-"""Whose kernels torch's scaled_dot_product_attention runs, which time alone knows."""
+"""Whose kernels torch runs, which time alone knows: of attention, and whether something compiles its operators."""
 
 from __future__ import annotations
 
@@ -17,12 +17,16 @@ _RULE: Final = ("torch 2.13 ATen/native/transformers/cuda/sdp_utils.cpp, check_p
 
 
 def torch_libraries(job: Job, options: Mapping[str, Any]) -> Libraries:
-    """Torch's own linears, and the attention that it chooses on these GPUs where a scenario does not."""
+    """Torch's own linears and operators, and the attention that it chooses where a scenario does not."""
+    return Libraries(attention=_attention(job, options), eager=not options.get("compile"))
+
+
+def _attention(job: Job, options: Mapping[str, Any]) -> str:
     if job.graph.implementation == "llmfoundry":  # models/mpt/configuration_mpt.py: attn_impl triton
-        return Libraries(attention="attention_flash2" if options.get("attn_impl") == "flash" else "attention_triton")
+        return "attention_flash2" if options.get("attn_impl") == "flash" else "attention_triton"
     given = str(options.get("attn_implementation", ""))
     if given.startswith(("fl", "kernels")):  # flash-attention 2 or FlexAttention, or flash-attention 3 from the hub
-        return Libraries(attention="attention_flash2" if given.startswith("fl") else "attention")
+        return "attention_flash2" if given.startswith("fl") else "attention"
     default = "cudnn" if job.compute_capability in ((9, 0), (10, 0)) else "flash"
     backend = job.auto("framework_options.sdpa_backend", str(options.get("sdpa_backend") or "auto"), default, _RULE)
-    return Libraries(attention="attention" if backend == "cudnn" else "attention_flash2")
+    return "attention" if backend == "cudnn" else "attention_flash2"
