@@ -20,13 +20,13 @@ NANO = "nemotron-3-nano-30b-a3b"
 
 
 def scenario(framework: str, mesh: dict[str, int], *, model: Any = NANO, topology: str = "dgx-h100",
-             options: dict[str, Any] | None = None, **training: Any) -> Scenario:
+             options: dict[str, Any] | None = None, version: str = "auto", **training: Any) -> Scenario:
     """A scenario of one sequence of 2048 tokens a rank, unless told otherwise."""
     sequences = mesh.get("dp_shard", 1) * mesh.get("dp_replicate", 1) * training.get("micro_batch_size", 1)
     given = {"seq_len": 2048, "micro_batch_size": 1, "global_batch_size": sequences} | training
     return Scenario.model_validate({
-        "name": "claim", "model": model, "framework": framework, "topology": topology, "mesh": mesh, "training": given,
-        "framework_options": options or {}})
+        "name": "claim", "model": model, "framework": framework, "framework_version": version, "topology": topology,
+        "mesh": mesh, "training": given, "framework_options": options or {}})
 
 
 @cache

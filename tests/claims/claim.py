@@ -3,6 +3,7 @@
 [Note: verdicts]
 `reproduced`: the engine's figures agree with all that are published. `refuted`: with at least one they do not.
 `refuted, though its rule gives its figures`: the document's own rule gives what it prints, the engine something else.
+`nothing to simulate`: a path, a credit, a command of another tool; such a claim has no figures.
 A verdict is written by a person, beside the reason; `Claim.problem` says where figures do not bear it out.
 """
 
@@ -12,12 +13,13 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Final
 
-__all__ = ["BY_ITS_RULE", "REFUTED", "REPRODUCED", "VERDICTS", "Claim", "Figure"]
+__all__ = ["BY_ITS_RULE", "REFUTED", "REPRODUCED", "UNTESTABLE", "VERDICTS", "Claim", "Figure"]
 
 REPRODUCED: Final = "reproduced"
 REFUTED: Final = "refuted"
 BY_ITS_RULE: Final = "refuted, though its rule gives its figures"
-VERDICTS: Final = (REPRODUCED, REFUTED, BY_ITS_RULE)
+UNTESTABLE: Final = "nothing to simulate"
+VERDICTS: Final = (REPRODUCED, REFUTED, BY_ITS_RULE, UNTESTABLE)
 
 Value = float | str
 """A number, or a word: a verdict, yes or no."""
@@ -58,8 +60,10 @@ class Claim:
     def _problems(self, figures: Sequence[Figure]) -> Iterator[str]:
         if self.verdict not in VERDICTS:
             yield f"{self.number}: {self.verdict} is no verdict"
+        if bool(figures) == (self.verdict == UNTESTABLE):
+            yield f"{self.number}: {'figures of what is not simulated' if figures else 'no figures'}"
         if not figures:
-            yield f"{self.number}: no figures"
+            return
         off = [one for one in figures if not one.agrees(one.simulated)]
         if self.verdict == REPRODUCED and off:
             yield f"{self.number}: called reproduced, but {off[0].what} is {off[0].simulated}, not {off[0].published}"

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from claims.asked import NANO, at_rest_gb, num_params, ran, scenario
-from claims.claim import REFUTED, REPRODUCED, Claim, Figure
+from claims.claim import REFUTED, REPRODUCED, UNTESTABLE, Claim, Figure
 from simcore.graph import model_config
 
 __all__ = ["CLAIMS"]
@@ -35,7 +35,38 @@ def _full_on_two_nodes() -> Sequence[Figure]:
             Figure("the same on 16 GPUs", 58.9, at_rest_gb(two), unit="GB")]
 
 
+def _only_adapters() -> Sequence[Figure]:
+    report = ran(scenario("megatron", {"dp_shard": 8, "ep": 8, "etp": 1}, method="lora", lora={"rank": 32},
+                          options={"moe_token_dispatcher_type": "flex"}))
+    counted = report.ranks[0].at_rest
+    trained = sum(c.num_trainable_params for c in counted.values())
+    return [Figure("a checkpoint of adapters holds less than 1 % of a rank's parameters", "yes",
+                   "yes" if trained < 0.01 * sum(c.num_params for c in counted.values()) else "no")]
+
+
+def _pretraining() -> Sequence[Figure]:
+    mesh = {"dp_shard": 8, "tp": 4, "ep": 8, "etp": 1}
+    report = ran(scenario("megatron", mesh, seq_len=8192, global_batch_size=3072, recompute=["moe", "layernorm"],
+                          options={"moe_token_dispatcher_type": "flex"}))
+    return [Figure("tp 4, ep 8 on 4 nodes", "fits", report.verdict or ""),
+            Figure("GPUs", 32.0, float(sum(rank.num_ranks for rank in report.ranks)))]
+
+
+def _lora_like_full() -> Sequence[Figure]:
+    report = ran(scenario("megatron", {"dp_shard": 8, "ep": 8, "etp": 1}, method="lora", lora={"rank": 32},
+                          options={"moe_token_dispatcher_type": "flex"}))
+    return [Figure("LoRA on 8 GPUs", "oom", report.verdict or "")]
+
+
 CLAIMS: tuple[Claim, ...] = (
+    Claim("M31", "A LoRA checkpoint holds adapters only, and is merged before export.", REPRODUCED,
+          "What is trained is a third of a per cent of what a rank holds.", _only_adapters),
+    Claim("M32", "Pretraining with tp 4 and ep 8 on 4 nodes of H100.", REPRODUCED,
+          "It fits with the selective recomputation of the recipe (0.3.1 has this layout; main has tp 1).",
+          _pretraining),
+    Claim("M34", "LoRA: the rest is as in full fine-tuning, so two nodes.", REFUTED,
+          "Without states of the base one node is enough.", _lora_like_full),
+    Claim("M35", "Environment variables and script paths.", UNTESTABLE, "No figure.", tuple),
     Claim("M30", "23 Mamba-2 and 23 MoE layers, 6 of attention; 128 experts and a shared one, 5 of them for a token; "
           "3.5 B of 30 B parameters at work.", REFUTED,
           "A token visits 6 routed experts (num_experts_per_tok of the published configuration; the page of today says "

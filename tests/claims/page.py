@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Iterator, Sequence
 
-from claims import document_a, document_b
+from claims import contradictions, document_a, document_b, document_c, document_d, document_e
 from claims.claim import VERDICTS, Claim, Figure, Value
 
 __all__ = ["CLAIMS", "page"]
@@ -16,6 +16,10 @@ __all__ = ["CLAIMS", "page"]
 DOCUMENTS = (
     ("A", "LoRA sizes of Nemotron 3 Nano on H100 80 GB", document_a.CLAIMS),
     ("B", "the page of Megatron-Bridge on Nemotron 3 Nano", document_b.CLAIMS),
+    ("C", "a dense Nemotron of 100 B, and a DGX Spark", document_c.CLAIMS),
+    ("D", "several GPUs with Unsloth, TRL and accelerate, and vLLM", document_d.CLAIMS),
+    ("E", "Llama-3.2-3B with DeepSpeed", document_e.CLAIMS),
+    ("X", "what the documents say against each other", contradictions.CLAIMS),
 )
 CLAIMS: tuple[Claim, ...] = tuple(claim for _, _, claims in DOCUMENTS for claim in claims)
 _HEAD = """# Claims
@@ -26,6 +30,7 @@ figure in the column *simulated* comes from the engine, and a test fails where f
 
 - *reproduced*: every figure agrees, within the share that is shown.
 - *refuted*: at least one figure does not.
+- *nothing to simulate*: a path, a credit, a command of another tool.
 - *refuted, though its rule gives its figures*: the document's own arithmetic gives what it prints (*by its rule*), what
   a framework does gives something else.
 """
@@ -36,7 +41,7 @@ def page(claims: Sequence[tuple[Claim, Sequence[Figure]]]) -> str:
     told = {claim.number: figures for claim, figures in claims}
     parts = [_HEAD, *_counted([claim for claim, _ in claims])]
     for letter, title, document in DOCUMENTS:
-        parts += [f"## Document {letter}: {title}", ""]
+        parts += [f"## {letter}: {title}", ""]
         for claim in document:
             parts += _section(claim, told[claim.number])
     return "\n".join(parts)
@@ -52,6 +57,8 @@ def _counted(claims: Sequence[Claim]) -> Iterator[str]:
 def _section(claim: Claim, figures: Sequence[Figure]) -> Iterator[str]:
     yield f"### {claim.number}: {claim.verdict}"
     yield from ("", f"*{claim.says}*", "", claim.because, "")
+    if not figures:
+        return
     with_rule = any(one.rule is not None for one in figures)
     yield "| figure | published |" + " by its rule |" * with_rule + " simulated | agrees |"
     yield "| --- | --- |" + " --- |" * with_rule + " --- | --- |"
