@@ -15,7 +15,7 @@ from simcore.cost import KERNELS
 from simcore.efficiency import Host
 from simcore.libraries import FULL_ITERATION, Libraries
 from simcore.mesh import IntArray
-from simcore.product import module_of, shapes_in
+from simcore.product import groups_in, module_of, shapes_in
 from simcore.rows import Module
 from simcore.tape import Kernel, Op, Stream
 from simcore.tile import AUX, OP, SLOT, STREAM
@@ -23,6 +23,7 @@ from simcore.tile import AUX, OP, SLOT, STREAM
 __all__ = ["launch_ns"]
 
 _PERMUTE: Final = KERNELS.index("permute")
+_GROUPED: Final = KERNELS.index("grouped_gemm")
 _ELEMENTWISE: Final = KERNELS.index("elementwise")
 _MODULE_OF: Final = {module.name.lower(): int(module) for module in Module}
 
@@ -31,13 +32,18 @@ def launch_ns(host: Host, rows: IntArray, kernel_rows: IntArray, kernels: IntArr
               bytes_per_s: float) -> IntArray:
     """Nanoseconds for which the host is busy with each row. `kernels`: the classes of `kernel_rows`.
 
-    In a CUDA graph a share of it is left. Where rows are modules, some stand for a number of torch's own operators.
+    In a CUDA graph a share of it is left. Where rows are modules, some stand for a number of torch's own operators. A
+    group's products that are launched one by one (`Libraries.launches_each`) cost an operator each but for the first:
+    assumed, for what TransformerEngine does for each is C++ in one loop, and Python for its weight and its gradient.
     `bytes_per_s`: at which the host reads and writes its memory, see `cpu_rate`.
     """
     each = np.zeros(len(rows), dtype=np.float64)
     each[kernel_rows] = (host.module if libraries.module_calls else host.operator).si
     if libraries.module_calls:
         each[kernel_rows[kernels == _PERMUTE]] = host.permutation.si
+        if libraries.launches_each:
+            grouped = kernel_rows[kernels == _GROUPED]
+            each[grouped] += np.maximum(groups_in(rows[grouped, STREAM]) - 1, 0) * host.operator.si
         passes = kernel_rows[kernels == _ELEMENTWISE]
         operators = shapes_in(rows[passes, STREAM])
         each[passes] = np.where(operators > 0, operators * host.operator.si, each[passes])

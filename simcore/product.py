@@ -10,7 +10,7 @@ from __future__ import annotations
 import numpy as np
 from numpy.typing import NDArray
 
-__all__ = ["MODULE_BITS", "module_of", "shape_of", "shape_of_heads", "shapes_in", "unpacked"]
+__all__ = ["MODULE_BITS", "groups_in", "module_of", "shape_of", "shape_of_heads", "shapes_in", "unpacked"]
 
 _Ints = NDArray[np.int64]
 MODULE_BITS = 3
@@ -47,6 +47,11 @@ def unpacked(shapes: _Ints) -> tuple[_Ints, _Ints, _Ints, NDArray[np.bool_]]:
 def module_of(streams: _Ints) -> _Ints:
     """The module, of column STREAM of kernels."""
     return streams & (1 << MODULE_BITS) - 1
+
+
+def groups_in(streams: _Ints) -> _Ints:
+    """How many products a kernel does, of column STREAM of products."""
+    return unpacked(shapes_in(streams))[2]
 
 
 def shapes_in(streams: _Ints) -> _Ints:

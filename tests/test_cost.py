@@ -8,10 +8,11 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from numpy.typing import ArrayLike, NDArray
 
-from simcore.cost import DTYPES, KERNELS, compute_ns, cpu_rate
+from simcore.cost import DTYPES, KERNELS, compute_ns, cpu_rate, worked_flops
 from simcore.device import Peaks
 from simcore.efficiency import Kernels
 from simcore.errors import InputError
+from simcore.product import shape_of_heads
 from simcore.topology import Topology, load_topology
 
 A100, H100, B200 = (load_topology(name) for name in ("dgx-a100", "dgx-h100", "dgx-b200"))
@@ -45,6 +46,17 @@ def test_fewer_rows_reach_less_of_the_peak() -> None:
     few, many = kernel_ns(H100, GEMM, [2 * m * 4096**2 for m in (128, 8192)],
                           [2 * (2 * m * 4096 + 4096**2) for m in (128, 8192)], BF16)
     assert few * 64 > 1.5 * many
+
+
+def test_shapes_are_of_products_and_of_attention_alone() -> None:
+    """What stands in their place in other kernels, a number of operators, adds no FLOPs."""
+    kinds = np.arange(len(KERNELS))
+    flops = np.full(len(KERNELS), 10**12)
+    shapes = np.full(len(KERNELS), shape_of_heads(64, 64))
+    worked = worked_flops(H100.device, kinds, flops, np.full(len(KERNELS), BF16), shapes)
+    changed = {KERNELS[at] for at in np.flatnonzero(worked > 1.01 * flops)}
+    assert changed == {"gemm", "grouped_gemm", "attention", "attention_flash2", "attention_triton"}
+    assert (worked_flops(H100.device, kinds, flops, np.full(len(KERNELS), BF16), 0 * shapes) == flops).all()
 
 
 def test_a_norm_runs_at_its_share_of_the_memory_bandwidth() -> None:

@@ -51,6 +51,15 @@ def test_a_row_of_several_operators_costs_each_of_them_where_rows_are_modules() 
     assert found[1] == of(*[HOST.operator.si] * 3)
 
 
+def test_products_of_a_group_that_are_launched_one_by_one_cost_an_operator_each() -> None:
+    rows = np.array([(Op.COMPUTE, 0, Kernel.GROUPED_GEMM, 1, Module.MOE | shape_of(64, 8, count) << MODULE_BITS, 1)
+                     for count in (1, 16)])
+    found = [launch_ns(HOST, rows, np.arange(2), rows[:, 2], Libraries(module_calls=True, launches_each=each),
+                       1e12).tolist() for each in (True, False)]
+    assert found[0] == of(HOST.module.si, HOST.module.si + 15 * HOST.operator.si)
+    assert found[1] == of(HOST.module.si, HOST.module.si)
+
+
 @pytest.mark.parametrize(("graphs", "kept"), [
     (("attn",), "x.x...."), (("moe_preprocess", "moe"), ".x.x..."), (("mamba",), "......."),
     (("full_iteration",), "xxxxxx.")])

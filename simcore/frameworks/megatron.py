@@ -219,7 +219,7 @@ def _assumptions(job: Job, options: dict[str, object]) -> tuple[tuple[str, str, 
         copies = (*copies, ("delay_wgrad_compute", "memory as without it", "assumed", "core 0.16.1 models/common/"
                             "model_chunk_schedule_plan.py: weight gradients of a node wait for no more than the next "
                             "nodes of its layer, and what they are made of with them"))
-    if options.get("use_transformer_engine_op_fuser") and _version(job).startswith("main") and job.has_experts:
+    if _fuses_experts(job, options) and job.has_experts:
         copies = (*copies, ("use_transformer_engine_op_fuser", "activation and casts between the products of experts "
                             "take no time, and memory is as without it", "assumed", "TransformerEngine 2.16 to 2.18 "
                             "pytorch/ops: fused grouped MLP for mxfp8"))
@@ -253,8 +253,14 @@ def _libraries(job: Job, options: dict[str, object], fp8: Fp8 | None) -> Librari
         core_attention=local,
         user_buffer_bytes=user_buffer_bytes(fp8) if options.get("tp_comm_overlap") else 0,
         dispatcher=str(options.get("moe_flex_dispatcher_backend", "deepep")) if flex else "nccl",
-        attention="attention", module_calls=True, graphs=graphs_of(job, options),
+        attention="attention", module_calls=True, launches_each=not _fuses_experts(job, options),
+        graphs=graphs_of(job, options),
         overlapped=_overlapped(options), shared_beside=options.get("moe_shared_expert_overlap") is True)
+
+
+def _fuses_experts(job: Job, options: dict[str, object]) -> bool:
+    """Whether the products of experts and what lies between them are one operation of TransformerEngine's."""
+    return options.get("use_transformer_engine_op_fuser") is True and _version(job).startswith("main")
 
 
 def _overlapped(options: dict[str, object]) -> tuple[str, ...]:
@@ -348,7 +354,7 @@ def _core_options(job: Job, options: dict[str, object]) -> tuple[tuple[str, str]
     made += [(name, "true") for name in switches if options.get(name)]
     if _version(job).startswith("main"):
         made.append(("shares_recomputed", "true"))  # core 0.17 tensor_parallel/random.py, share_storage
-    if options.get("use_transformer_engine_op_fuser") and _version(job).startswith("main"):
+    if _fuses_experts(job, options):
         made.append(("use_transformer_engine_op_fuser", "true"))
     if options.get("delay_wgrad_compute") and not overlaps(job, options):
         raise job.illegal("framework_options.delay_wgrad_compute", f"{OVERLAP} must be enabled when enabling "

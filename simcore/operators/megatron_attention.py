@@ -204,7 +204,7 @@ def _in_8_bits(c: Context, rows: int, columns: Sequence[int]) -> Kernel:
         return Kernel.ATTENTION
     assert c.scaling is not None
     copies = sum(c.scaling.copy_bytes(rows, wide, along_columns=along) for wide in columns for along in (False, True))
-    c.tape.compute(Kernel.ELEMENTWISE, rows * sum(columns), c.size * rows * sum(columns) + copies)
+    c.tape.compute(Kernel.ELEMENTWISE, rows * sum(columns), c.size * rows * sum(columns) + copies, len(columns))
     return Kernel.FP8_ATTENTION
 
 
