@@ -61,7 +61,6 @@ def test_defaults_are_composer_s_and_the_yaml_files(framework: str) -> None:
     """Shards in fp32, PURE: gathered and reduced in bf16; a decoupled AdamW, one parameter after the other."""
     autos = {one.what: one.value for one in run(framework=framework).assumptions}
     assert [autos[name] for name in NAMES] == ["fp32", "bf16", "for_loop", "triton"]
-    assert autos["units"] == "blocks, and a root of embedding, positions and final norm"
 
 
 def test_what_composer_asks_of_fsdp1() -> None:
@@ -73,10 +72,23 @@ def test_what_composer_asks_of_fsdp1() -> None:
 
 
 def test_shard_grad_op_gathers_a_block_once() -> None:
-    """FULL_SHARD once more for backward; the root, which is not freed, not."""
-    calls = [sum(t.calls for t in run(options={"sharding_strategy": name}).ranks[0].traffic
-                 if t.collective == "all_gather") for name in ("FULL_SHARD", "SHARD_GRAD_OP")]
-    assert calls == [1 + 2 * 2, 1 + 2]
+    """FULL_SHARD once more for backward, and the embedding for the head too; the root, which is not freed, not."""
+    assert [gathers(sharding_strategy=name) for name in ("FULL_SHARD", "SHARD_GRAD_OP")] == [
+        (1 + 3 + 2 * 2, ROOT + 3 * TOKENS + 2 * 2 * BLOCK), (1 + 1 + 2, ROOT + TOKENS + 2 * BLOCK)]
+
+
+def test_embedding_and_blocks_may_be_all_that_is_gathered_apart() -> None:
+    assert gathers(wrap="layers_root") == (1 + 2 * 2, ROOT + TOKENS + 2 * 2 * BLOCK)
+
+
+TOKENS, ROOT, BLOCK = 2 * 128 * 64, 2 * (64 * 64 + 2 * 64), 2 * (12 * 64 * 64 + 13 * 64)
+"""Bytes in bf16."""
+
+
+def gathers(**options: Any) -> tuple[int, int]:
+    """Calls and bytes of a microbatch."""
+    found = [t for t in run(options=options).ranks[0].traffic if t.collective == "all_gather"]
+    return sum(t.calls for t in found), sum(t.payload_bytes for t in found)
 
 
 def test_every_microbatch_is_reduced() -> None:

@@ -1,4 +1,4 @@
-"""Whole steps of llm-foundry's MPT under FSDP2: the peak by category, what rests, names."""
+"""Whole steps of llm-foundry's MPT: peaks under FSDP2, what torch's FSDP1 sends and when its units are whole."""
 
 from __future__ import annotations
 
@@ -10,11 +10,21 @@ from typing import Any
 
 import pytest
 
+import small
 from simcore.document import parse_document
+from simcore.flows import flow_of
+from simcore.flows.flattened import flat_units
 from simcore.graph import build, model_config
+from simcore.lower import lower
+from simcore.plan import Plan, place
+from simcore.program import Program
 from simcore.report import RankReport
 from simcore.scenario import parse_scenario
+from simcore.schedule import actions
+from simcore.setup import prepare
 from simcore.simulate import simulate
+from simcore.tape import Op
+from simcore.tiles import Workload
 
 TRUTH = Path(__file__).parent / "truth" / "tape" / "llmfoundry-0.3.0-torch-2.13.0.json"
 CASES: dict[str, Any] = json.loads(TRUTH.read_text(encoding="utf-8"))
@@ -68,3 +78,47 @@ def test_names_are_llm_foundry_s_own() -> None:
     named = [f"{layer.path}.{spec.name}" for layer in graph.layers for spec in graph.tensors[layer.kind]
              if not spec.tied]
     assert named == list(CASES["triton"]["shapes"])
+
+
+# ---- FSDP1 ----------------------------------------------------------------------------------------------------------
+ROWS: dict[str, dict[str, Any]] = {row["name"]: row for row in json.loads(
+    (TRUTH.parents[1] / "fsdp1" / "llmfoundry-0.3.0-torch-2.13.0.json").read_text(encoding="utf-8"))}
+OPTIONS = {"backward_prefetch": "backward_prefetch", "forward_prefetch": "forward_prefetch",
+           "strategy": "sharding_strategy"}
+
+
+@cache
+def made(name: str) -> tuple[Program, Plan]:
+    case = ROWS[name]["case"]
+    asked = small.scenario(
+        "fsdp1", {"dp_shard": case["ranks"]}, microbatches=case.get("microbatches", 1), seq_len=32,
+        model=config_of({"model": {**case["model"], "vocab_size": 128}}),
+        options={ours: case[theirs] for theirs, ours in OPTIONS.items() if theirs in case})
+    job, table = prepare(asked.model_copy(update={"implementation": "llmfoundry"}))
+    plan = place(job.graph, job.mesh, table, 0)
+    passes = actions(table.schedule, plan.stage, asked.num_microbatches)
+    return lower(plan, Workload(1, 32, 0), passes, flow_of(table)), plan
+
+
+@pytest.mark.parametrize("name", ROWS)
+def test_flat_parameters_have_torchs_length(name: str) -> None:
+    assert [[unit.numel, unit.shard] for unit in flat_units(made(name)[1])] == ROWS[name]["units"]
+
+
+@pytest.mark.parametrize("name", ROWS)
+def test_what_is_sent_and_when_units_come_and_go(name: str) -> None:
+    """The token embedding is gathered for itself and for the head, and stays from the head's backward to its own."""
+    program, plan = made(name)
+    sizes = {2 * shard * ROWS[name]["case"]["ranks"]: number
+             for number, (_, shard) in reversed(list(enumerate(ROWS[name]["units"])))}
+    firsts = [unit.first for unit in plan.framework.units]
+    comms = {number: kind for (kind, _, _), number in program.tables.comms.items()}
+    whole = {owner: number for (owner, _), number in program.tables.slots.items()}["flat_param"]
+    found: list[list[Any]] = []
+    for op, layer, slot, amount, _, _ in program.columns.tolist():
+        if op == Op.COLLECTIVE:
+            found.append([comms[slot], amount])
+        elif op in (Op.ALLOC, Op.FREE) and slot == whole and amount:
+            number = firsts.index(layer) if firsts.count(layer) == 1 else sizes[abs(amount)]
+            found.append(["+" if op == Op.ALLOC else "-", number])
+    assert found == ROWS[name]["step"]

@@ -31,6 +31,7 @@ class WrappedFlow:
         self.grads = FlatGradients(plan, tables, builder, self.flats)
         self.whole = [False] * len(self.units)
         self.unit_of = {layer: u for u, unit in enumerate(self.units) for layer, _ in unit.members}
+        self.again = {unit.last: u for u, unit in enumerate(self.units) if u and unit.last != unit.first}
         self.order = sorted(range(1, len(self.units)), key=lambda u: self.units[u].first)
         self.gather = tables.comm("all_gather", self.flow.axis, plan.framework.compute_dtype)
         self.slots = {name: tables.slot(name, category) for name, category in (
@@ -61,7 +62,7 @@ class WrappedFlow:
         u = self._own(layer)
         if u:
             self._unshard(u, FORWARD_GATHER)
-        if self.flow.ahead and (u or layer == self.units[0].first):
+        if self.flow.ahead and layer not in self.again and (u or layer == self.units[0].first):
             self._unshard(self._neighbour(u, +1), FORWARD_GATHER, waits=False)
 
     def forward_end(self, layer: int) -> None:
@@ -83,7 +84,7 @@ class WrappedFlow:
     def backward_end(self, layer: int, grads: Sequence[tuple[Param, int, int]]) -> None:
         u = self.unit_of.get(layer, 0)
         self.grads.add(u, [(layer, slot, num_bytes) for _, slot, num_bytes in grads])
-        due = [u] if self._own(layer) else []
+        due = [u] if self._own(layer) and layer not in self.again else []
         if self.flow.ahead:  # the split was made when the unit before was about to run, so that one's backward is first
             due, self.due = self.due, due
         if layer == self.units[0].first:
@@ -116,16 +117,21 @@ class WrappedFlow:
 
     # ---- units --------------------------------------------------------------------------------------------------
     def _own(self, layer: int) -> int:
-        """The unit that is this layer, 0 for layers that are the root's."""
-        return self.unit_of.get(layer, 0)
+        """The unit that is this layer, or whose weight it uses again; 0 for layers that are the root's.
+
+        A tied head calls the embedding's unit, whose gradient is whole after the embedding's backward alone
+        (`_post_backward_hook` is AccumulateGrad's): it is gathered for either, and stays from one to the other.
+        """
+        return self.unit_of.get(layer, self.again.get(layer, 0))
 
     def _neighbour(self, u: int, step: int) -> int:
         """The unit whose forward runs next or ran before; -1 for none. The root's forward begins first and ends last.
 
-        So the last layer is before it in backward.
+        So the last layer is before it in backward, or the unit that the head uses again.
         """
         if u == 0:
-            return (self.order[0] if step > 0 else self.order[-1]) if self.order else -1
+            last = [*self.order[-1:], *self.again.values()]
+            return (self.order[0] if step > 0 else last[-1]) if self.order else -1
         at = self.order.index(u) + step
         return self.order[at] if 0 <= at < len(self.order) else -1
 

@@ -5,8 +5,9 @@ Sources: llm-foundry `models/mpt/modeling_mpt.py`, `scripts/train/yamls/pretrain
 
 [Note: llm-foundry's units]
 Composer 0.16 wraps with FSDP1: each block, and the token embedding, the positions and the final norm apart
-(`MPTForCausalLM.__init__`, _fsdp_wrap). Here these three are the root's, gathered once: that the embedding is gathered
-twice more in a microbatch, for the head and for the head's backward, is left out. So is clipping by norm.
+(`MPTForCausalLM.__init__`, _fsdp_wrap). The head calls the embedding once more, so it is gathered for both and for the
+head's backward. Positions and norm are here the root's, gathered once, and so is all but blocks under `fsdp2`. Clipping
+by norm is left out.
 """
 
 from __future__ import annotations
@@ -43,6 +44,8 @@ DEFAULTS = Defaults(
 FSDP1: dict[str, tuple[Any, str]] = {
     "use_orig_params": (True, f"{_TRAINER} trainer/dist_strategy.py set_fsdp_default: use_orig_params"),
     "backward_prefetch": ("BACKWARD_POST", f"{_TRAINER} trainer/dist_strategy.py set_fsdp_default: backward_prefetch"),
+    "wrap": ("separate_embedding", f"{_CODE} models/mpt/modeling_mpt.py:501: _fsdp_wrap of what is no block; positions "
+             "and the final norm, small beside it, are taken into the root"),
 }
 """Composer's defaults where they are not the class's own."""
 checkpoint = all_or_no_checkpoint
@@ -100,9 +103,6 @@ def options_of(job: Job, options: dict[str, Any]) -> tuple[tuple[str, str], ...]
     """`Run.options`."""
     attention = job.auto("framework_options.attn_impl", options.get("attn_impl", "auto"), "triton",
                          f"{_CODE} models/mpt/configuration_mpt.py attn_config_defaults")
-    job.autos["units"] = ("blocks, and a root of embedding, positions and final norm", "an assumption: "
-                          f"{_CODE} models/mpt/modeling_mpt.py wraps these three apart, so the embedding is gathered "
-                          "three times in a microbatch and not once")
     learned = any(isinstance(kind.block, Embedding) and kind.block.positions for kind in job.graph.kinds)
     fp8 = job.scenario.training.precision.compute == "fp8"
     return (("attn_impl", attention), *((("positions", "learned"),) * learned), *((("fp8", "true"),) * fp8))

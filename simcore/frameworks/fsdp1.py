@@ -56,7 +56,8 @@ OPTIONS: Final[dict[str, tuple[Any, ...]]] = {
 OF_LAYERS: Final[dict[str, dict[str, tuple[Any, ...]]]] = {
     "hf": {"attn_implementation": (None, "sdpa", "flash_attention_2"), "experts_implementation": (None, "grouped_mm"),
            "sdpa_backend": (None, *SDPA_BACKENDS)},
-    "llmfoundry": {"attn_impl": _llmfoundry.OPTIONS["attn_impl"]},
+    "llmfoundry": {"attn_impl": _llmfoundry.OPTIONS["attn_impl"],
+                   "wrap": (None, "separate_embedding", "layers_root", "root")},
 }
 TRAINERS: Final[dict[str, Defaults]] = {
     "hf": replace(_transformers.DEFAULTS,
@@ -68,6 +69,7 @@ TRAINERS: Final[dict[str, Defaults]] = {
 ASKED: Final[dict[str, tuple[Any, str]]] = {
     "use_orig_params": (False, f"{RULE}: use_orig_params=False"),
     "backward_prefetch": ("BACKWARD_PRE", f"{RULE}: backward_prefetch=BACKWARD_PRE"),
+    "wrap": ("layers_root", "transformer_auto_wrap_policy over the model's layers, which trainers ask for"),
 }
 """The class's own defaults, for which a trainer may have others."""
 LOSSES: Final = ("auto", "hf", "hf_keep_logits", "cut", "liger")
@@ -210,13 +212,26 @@ def _units(job: Job, options: dict[str, Any], reduce: str) -> tuple[Unit, ...]:
                         loss_inside=TRAINERS[job.graph.implementation].loss_inside, experts_unit=False,
                         experts_apart=False, packed_apart=False, replicates=job.mesh.dp_replicate > 1,
                         checkpointed=False, compute=job.compute, reduce=reduce)
-    wrap = job.auto("framework_options.wrap", options.get("wrap") or "auto", "layers_root",
-                    "transformer_auto_wrap_policy over the model's layers, which trainers ask for")
+    asked = ASKED | getattr(CODES[job.graph.implementation], "FSDP1", {})
+    wrap = job.auto("framework_options.wrap", options.get("wrap") or "auto", *asked["wrap"])
     found = tuple(replace(unit, shard_axis="dp_shard") for unit in units(job.graph, stages, wrapping))
+    if wrap == "separate_embedding":
+        return _with_embedding(job, found)
     if wrap == "layers_root":
         return found
     members = sorted(member for unit in found for member in unit.members)
     return (replace(found[0], members=tuple(members)),)
+
+
+def _with_embedding(job: Job, units_: tuple[Unit, ...]) -> tuple[Unit, ...]:
+    """The token embedding, which a tied head calls again, is a unit; positions and norm stay the root's."""
+    root, *layers = units_
+    (stem, numbers), *rest = root.members
+    head = next(layer.index for layer in job.graph.layers if job.graph.kinds[layer.kind].name == "head")
+    members = ((stem, numbers[1:]), *rest) if numbers[1:] else tuple(rest)
+    token = replace(root, name="transformer.wte", members=((stem, numbers[:1]),), first=stem, last=head,
+                    is_root=False, explicit=True, reshard_after_forward=True)
+    return (replace(root, members=members), token, *layers)
 
 
 def _assumptions(flow: Wrapped) -> tuple[tuple[str, str, str, str], ...]:
