@@ -16,9 +16,10 @@ scale needs no second copy (`pytorch/utils.py`, is_non_tn_fp8_gemm_supported).
 from __future__ import annotations
 
 from dataclasses import dataclass
+from fnmatch import fnmatchcase
 from typing import Final
 
-__all__ = ["RECIPES", "Scaling"]
+__all__ = ["RECIPES", "Scaling", "in_model", "matched"]
 
 RECIPES: Final = ("tensorwise", "delayed", "blockwise", "mxfp8", "nvfp4")
 _BLOCK = 128
@@ -78,6 +79,20 @@ class Scaling:
         if squares:
             return 4 * -(-other // _BLOCK) * _up(-(-summed // _BLOCK), 4)
         return 4 * -(-summed // _BLOCK) * _up(other, 4)
+
+
+def in_model(path: str, *, further: bool) -> str:
+    """A module of a layer as core names it in the model; `further`: of multi-token prediction."""
+    return f"{'mtp' if further else 'decoder'}.layers.0.{path}"
+
+
+def matched(matchers: str, name: str) -> str:
+    """The recipe that the first pattern gives a module, or ""; `matchers`: "pattern=recipe;...".
+
+    Core 0.16.1 `quantization/quant_config.py`, RecipeConfig.match, of matchers by glob.
+    """
+    pairs = (one.partition("=") for one in matchers.split(";"))
+    return next((recipe for pattern, _, recipe in pairs if fnmatchcase(name, pattern)), "")
 
 
 def _up(number: int, multiple: int) -> int:

@@ -179,10 +179,10 @@ def _named(given: Any, key: str) -> str:
 
 
 def _precision(scenario: Mapping[str, Any]) -> str:
-    """The format in which linears compute; fp8 in blocks of 32 is `mxfp8`."""
+    """The format in which linears compute; fp8 in blocks of 32 is `mxfp8`, fp4 `nvfp4`: there is no other."""
     compute = str(scenario["training"]["precision"]["compute"])
     recipe = scenario["framework_options"].get("fp8_recipe")
-    return "mxfp8" if (compute, recipe) == ("fp8", "mxfp8") else compute
+    return "mxfp8" if (compute, recipe) == ("fp8", "mxfp8") else "nvfp4" if compute == "fp4" else compute
 
 
 def _lap(one: Timed) -> Lap:

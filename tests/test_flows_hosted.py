@@ -65,6 +65,18 @@ def test_gradients_go_and_parameters_come_back(fraction: float) -> None:
 EVERY = {"params": "host", "gradients": "host", "optimizer": "host"}
 
 
+@pytest.mark.parametrize("framework", ["fsdp1", "fsdp2"])
+def test_both_ways_of_sharding_copy_and_update(framework: str) -> None:
+    given: dict[str, Any] = {"model": "llama-tiny", "microbatches": 1}
+    here, away = ran(framework, {}, **given), ran(framework, EVERY, **given)
+    size = copies(away)
+    assert size["to_host", "backward"] == pytest.approx(4 * trained(away), rel=0.02)
+    assert size["to_device", "forward"] == size["to_host", "backward"]
+    assert here.time is not None
+    assert away.time is not None
+    assert away.time.optimizer_s > 3 * here.time.optimizer_s
+
+
 def test_shards_come_before_they_are_gathered_and_gradients_go_when_they_are_reduced() -> None:
     report = ran("fsdp2", EVERY, microbatches=1)
     size = copies(report)

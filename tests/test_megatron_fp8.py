@@ -344,3 +344,21 @@ def test_other_layers_have_no_fp4() -> None:
     report = simulate(small.scenario("fsdp2", model=LLAMA, precision={"compute": "fp4"}).model_copy(
         update={"topology": "gb200-nvl72"}))
     assert "not yet: compute in fp4" in report.problems[0].message
+
+
+def test_weights_of_linears_in_16_bits_have_no_copies() -> None:
+    recipes = {"*.linear_proj": "bf16", "*.linear_fc2": "mxfp8"}
+    found = _buffers(_fp4_layer({"quant_recipe": recipes}))
+    assert {name.partition(".weight.")[0].rpartition(".")[2] for name in found} == {
+        "linear_qkv", "linear_fc1", "linear_fc2"}
+    fc2 = {name.rpartition(".")[2]: size for name, size in found.items() if "linear_fc2" in name}
+    assert fc2 == {"fp8": 512 * 256 * 33 // 32, "fp8_columns": 512 * 256 * 33 // 32}
+
+
+@pytest.mark.parametrize(("told", "given"), [
+    ("served: bf16, tensorwise, blockwise, mxfp8, nvfp4", {"options": {"quant_recipe": {"*": "int8"}}}),
+    ("recipes of single linears where", {"options": {"quant_recipe": {"*": "bf16"}, "fp4_param_gather": True}, **MAIN}),
+    ("quant_recipe: expected dict", {"options": {"quant_recipe": "file.yaml"}})])
+def test_recipes_of_linears_that_are_refused(told: str, given: dict[str, Any]) -> None:
+    report = simulate(_fp4(**given))
+    assert told in report.problems[0].message

@@ -363,3 +363,22 @@ def test_a_quantiser_is_issued_like_an_operator_and_not_like_a_module(recipe: st
     casts = [row for row in rows if row[2] == Kernel.ELEMENTWISE and row[4] >> MODULE_BITS == 1]
     passes = 2 if recipe in ("tensorwise", "nvfp4") else 1
     assert len(casts) == (4 + (recipe != "delayed")) * passes  # gradients, and the bf16 input of linear_proj
+
+
+# ---- linears with recipes of their own -------------------------------------------------------------------------------
+@pytest.mark.parametrize("kind", EVERY, ids=lambda kind: str(kind.name))
+@pytest.mark.parametrize("given", [{}, {"tp": 2, "etp": 1, "sequence_parallel": True}, {"checkpoint": "layernorm"},
+                                   {"frozen": True}, {"lora": 8}], ids=str)
+def test_all_that_linears_of_several_recipes_make_dies(kind: LayerKind, given: dict[str, object]) -> None:
+    recipes = (("quant_recipe", "*.linear_qkv=bf16;*fc1=mxfp8;*in_proj=bf16;*out_proj=mxfp8"),)
+    run = run8(kind, "nvfp4", transposes=False, options=recipes, **given)  # type: ignore[arg-type]
+    _closes(kind, run, record(kind, run, {}, {}))
+
+
+def test_a_linear_may_have_a_recipe_of_its_own() -> None:
+    run = run8(LLAMA8, "nvfp4", transposes=False, options=(("quant_recipe", "*.linear_qkv=bf16;*.linear_fc1=mxfp8"),))
+    tape = record(LLAMA8, run, {}, {})
+    kernels = [row[2] for part in (tape.forward, tape.backward) for row in part.rows if row[0] == Op.COMPUTE]
+    assert [kernels.count(kernel) for kernel in (Kernel.GEMM, Kernel.FP8_GEMM, Kernel.FP4_GEMM)] == [3, 3, 6]
+    other = run8(LLAMA8, "nvfp4", transposes=False, options=(("quant_recipe", "mtp.*=bf16"),))
+    assert _kept(LLAMA8, other) == _kept(LLAMA8, run8(LLAMA8, "nvfp4", transposes=False))

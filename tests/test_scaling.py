@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from simcore.scaling import RECIPES, Scaling
+from simcore.scaling import RECIPES, Scaling, in_model, matched
 
 SHAPES = {  # of a (256, 4096) matrix: bytes of scales along rows, along columns
     "tensorwise": (4, 4), "delayed": (4, 4), "blockwise": (32 * 256 * 4, 2 * 4096 * 4), "mxfp8": (256 * 128, 8 * 4096),
@@ -53,3 +53,11 @@ def test_experts_rows_are_filled_up() -> None:
     assert Scaling("blockwise", transposes=True).padded_rows(4 * 16, 4) == 4 * 16
     assert Scaling("mxfp8", transposes=False).padded_rows(4 * 33 - 3, 4) == 4 * 64
     assert Scaling("nvfp4", transposes=False).padded_rows(4 * 33 - 3, 4) == 4 * 128
+
+
+@pytest.mark.parametrize(("path", "further", "recipe"), [
+    ("self_attention.linear_qkv", False, "bf16"), ("self_attention.linear_qkv", True, "mxfp8"),
+    ("mlp.fc1_latent_proj", False, "bf16"), ("mlp.linear_fc1", False, "")])
+def test_the_first_pattern_that_fits_counts(path: str, further: bool, recipe: str) -> None:
+    given = "mtp.*=mxfp8;*.linear_qkv=bf16;*fc[12]_latent_proj=bf16"
+    assert matched(given, in_model(path, further=further)) == recipe

@@ -79,12 +79,14 @@ def test_an_error_is_a_share_of_what_was_measured(measured: Callable[..., list[M
 
 
 def test_a_place_is_a_topology_and_a_format(measured: Callable[..., list[Measured]]) -> None:
-    fp8 = {"training": {"seq_len": 64, "precision": {"compute": "fp8"}}}
+    fp8, fp4 = ({"training": {"seq_len": 64, "precision": {"compute": compute}}} for compute in ("fp8", "fp4"))
     found = timed(measured(
         row("a"), row("b", scenario=fp8), row("c", scenario={**fp8, "framework_options": {"fp8_recipe": "mxfp8"}}),
-        row("d", scenario={"topology": {"file": "dgx-b200", "num_nodes": 2}})))
+        row("d", scenario={"topology": {"file": "dgx-b200", "num_nodes": 2}}),
+        row("e", scenario={"topology": "dgx-b200", **fp4})))
     assert {(one.topology, one.precision) for one in found.summaries} == {
-        ("dgx-h100", "bf16"), ("dgx-h100", "fp8"), ("dgx-h100", "mxfp8"), ("dgx-b200", "bf16")}
+        ("dgx-h100", "bf16"), ("dgx-h100", "fp8"), ("dgx-h100", "mxfp8"), ("dgx-b200", "bf16"),
+        ("dgx-b200", "nvfp4")}
 
 
 def test_what_has_no_answer_is_counted_with_its_reason(measured: Callable[..., list[Measured]]) -> None:

@@ -14,8 +14,9 @@ from simcore.outline import Builder, Tables
 from simcore.plan import Plan
 from simcore.rows import HOST_STOPS, Module
 from simcore.tape import Stream
+from simcore.units import dtype_bytes
 
-__all__ = ["copied", "cpu_bytes", "share_on_host", "waits_for_device"]
+__all__ = ["copied", "cpu_bytes", "share_on_host", "updated", "waits_for_device"]
 
 _PASSES: Final = {"sgd": 11}
 _ADAM, _FUSED = 20, 7
@@ -36,6 +37,17 @@ def share_on_host(plan: Plan) -> float:
 def copied(layer: int, direction: str, dtype: str, num_bytes: int, tables: Tables, builder: Builder) -> None:
     """A copy in line with kernels. `direction`: to_host or to_device."""
     builder.copy(layer, tables.comm("copy", direction, dtype), num_bytes, Stream.COMPUTE, int(Module.NONE))
+
+
+def updated(plan: Plan, builder: Builder) -> None:
+    """Sharded parameters that rest on the host are updated there, once their gradients have come."""
+    optimizer = plan.framework.optimizer
+    away = [(placed, count) for kind, count in plan.kind_counts for placed in plan.kinds[kind]
+            if placed.trainable and not placed.rests_here]
+    if away:
+        waits_for_device(plan.layers[0], builder)
+        builder.host(sum(count * cpu_bytes(optimizer.name, optimizer.implementation, placed.local, dtype_bytes(
+            placed.life.rest.dtype)) for placed, count in away))
 
 
 def waits_for_device(layer: int, builder: Builder) -> None:

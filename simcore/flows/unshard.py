@@ -5,14 +5,13 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from simcore.flows.hooks import UnshardHooks
-from simcore.flows.hosted import cpu_bytes, waits_for_device
+from simcore.flows.hosted import updated
 from simcore.flows.rest import optimizer_temporaries, post_rest, rest_postings
 from simcore.framework import UnshardFlow
 from simcore.outline import Builder, Tables
 from simcore.plan import Plan
 from simcore.schedule import Action, Part
 from simcore.tape import Param
-from simcore.units import dtype_bytes
 
 __all__ = ["GatheredFlow"]
 
@@ -116,25 +115,14 @@ class GatheredFlow:
     def optimize(self) -> None:
         begin, end, step_end = self.opt_marks
         self.out.mark(begin)
-        self._update_on_host()
+        self.hooks.reductions.wait_for_host()
+        updated(self.plan, self.out)
         optimizer_temporaries(self.plan, self.tables, self.out)
         self.out.mark(end)
         self.hooks.zero_grad()
         for (layer, slot), num_bytes in self.free_grads.items():
             self.out.free(layer, slot, num_bytes)
         self.out.mark(step_end)
-
-    def _update_on_host(self) -> None:
-        """Sharded parameters that rest on the host are updated there."""
-        optimizer = self.plan.framework.optimizer
-        away = [(placed, count) for kind, count in self.plan.kind_counts for placed in self.plan.kinds[kind]
-                if placed.trainable and not placed.rests_here]
-        if not away:
-            return
-        self.hooks.reductions.wait_for_host()
-        waits_for_device(self.plan.layers[0], self.out)
-        self.out.host(sum(count * cpu_bytes(optimizer.name, optimizer.implementation, placed.local, dtype_bytes(
-            placed.life.rest.dtype)) for placed, count in away))
 
     def _sort_grads(self, layer: int, grads: Sequence[tuple[Param, int, int]], *, inner: bool = False) -> None:
         """Gradients of units go to their units; those of plain local parameters rest until zero_grad."""

@@ -13,7 +13,7 @@ from simcore.wrapped import Wrapped
 
 __all__ = ["FlatGradients"]
 
-REDUCE_HANDLE = 16
+REDUCE_HANDLE, TO_HOST = 16, 17
 
 
 class FlatGradients:
@@ -32,6 +32,7 @@ class FlatGradients:
         self.slots = {name: tables.slot(name, category) for name, category in (
             ("flat_grad", "unsharded_grad"), ("flat_grad_to_reduce", "reduce_scatter_input"),
             ("reduced_part", "reduce_scatter_output"), ("flat_grad_part", "sharded_grad"))}
+        self.to_host = tables.comm("copy", "to_host", life.grad.dtype) if self.flow.on_host else -1
         scattered = "reduce_scatter" if self.parts > 1 else "all_reduce"
         axis = self.flow.axis if self.parts > 1 else self.flow.replicate_axis
         self.comm = tables.comm(scattered, axis, self.flow.reduce_dtype) if axis else -1
@@ -78,6 +79,9 @@ class FlatGradients:
         if self.copies >= 0:
             self.out.collective(layer, self.copies, flat.shard * self.sent, Stream.ALL_REDUCE, REDUCE_HANDLE)
         self._cast_part(layer, part, flat.shard)
+        if self.flow.on_host:
+            stream = Stream.ALL_REDUCE if self.copies >= 0 else Stream.REDUCE
+            self.out.copy(self.first, self.to_host, flat.shard * self.stored, stream, TO_HOST)
         self._keep(u, layer, flat.shard * self.stored)
         for num_bytes in copies:
             self.out.free(layer, to_reduce, num_bytes)
@@ -111,6 +115,7 @@ class FlatGradients:
         if self.comm >= 0:
             self.out.wait(self.first, REDUCE_HANDLE)
         if self.flow.on_host:
+            self.out.wait(self.first, TO_HOST)
             self.drop()
 
     def drop(self) -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from simcore.flows.flattened import flat_units, parts_of, unit_padding
+from simcore.flows.hosted import updated
 from simcore.flows.rest import optimizer_temporaries, post_rest, rest_postings
 from simcore.flows.whole import FlatGradients
 from simcore.form import Form
@@ -34,6 +35,7 @@ class WrappedFlow:
         self.again = {unit.last: u for u, unit in enumerate(self.units) if u and unit.last != unit.first}
         self.order = sorted(range(1, len(self.units)), key=lambda u: self.units[u].first)
         self.gather = tables.comm("all_gather", self.flow.axis, plan.framework.compute_dtype)
+        self.from_host = tables.comm("copy", "to_device", _stored(plan)) if self.flow.on_host else -1
         self.slots = {name: tables.slot(name, category) for name, category in (
             ("low_precision_shard", "all_gather_cast_input"), ("copy_from_host", "all_gather_cast_input"),
             ("flat_param", "unsharded_param"))}
@@ -110,6 +112,7 @@ class WrappedFlow:
         """The step over parts; then their gradients go."""
         begin, end, step_end = self.marks
         self.out.mark(begin)
+        updated(self.plan, self.out)
         optimizer_temporaries(self.plan, self.tables, self.out)
         self.out.mark(end)
         self.grads.drop()
@@ -161,6 +164,8 @@ class WrappedFlow:
         if self.parts > 1:
             whole = shard * self.parts * self.size
             self.out.alloc(layer, self.slots["flat_param"], whole)
+            if self.flow.on_host:  # in the stream that gathers, before it (`_runtime_utils.py`, _unshard)
+                self.out.copy(layer, self.from_host, shard * self.stored, Stream.ALL_GATHER, handle)
             self.out.collective(layer, self.gather, whole, Stream.ALL_GATHER, handle)
             self.out.free(layer, low, shard * self.size * self.is_cast)
 

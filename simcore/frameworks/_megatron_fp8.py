@@ -16,7 +16,8 @@ layers in bf16 are chosen as for fp8, by default none (Bridge `training/mixed_pr
 There are bf16 parameters and a lasting copy, unless fp4_param_gather (main alone; Bridge v0.5.0's preset) makes the
 rows the parameter: half a byte an element in the buffer that is gathered; scales and columns beside it (main
 `distributed/param_and_grad_buffer.py`, _compute_nvfp4_packed_layout). How shards get the scales of their whole tensor
-is left out.
+is left out. Single linears may have a recipe of their own, or bf16 (`quant_recipe`, patterns of their names, first
+fit counts); in layers that stay in bf16 they have none (override_nonquantized_autocast is off).
 """
 
 from __future__ import annotations
@@ -29,8 +30,8 @@ from simcore.frameworks._megatron_lives import whole_layout
 from simcore.graph import ModelGraph
 from simcore.job import Job
 from simcore.mesh import Mesh
-from simcore.models.blocks import Mtp
-from simcore.scaling import RECIPES, Scaling
+from simcore.models.blocks import LayerKind, Mtp
+from simcore.scaling import RECIPES, Scaling, in_model, matched
 from simcore.tensor import TensorSpec
 
 __all__ = ["Fp8", "OPTIONS", "assumptions", "check_shapes", "check_user_buffers", "fp8_of", "quantized", "run_options",
@@ -50,6 +51,7 @@ OPTIONS = {
     "fp4_format": ("e2m1",),
     "fp4_recipe": ("nvfp4", "custom"),
     "fp4_param_gather": (True, False),
+    "quant_recipe": (dict,),
     "first_last_layers_bf16": (True, False),
     "num_layers_at_start_in_bf16": (0, int),
     "num_layers_at_end_in_bf16": (0, int),
@@ -72,6 +74,7 @@ TENSORS_OF_A_GEMM = 5
 class Fp8:
     """`params`: weights are stored in fp8; `cached`: else their fp8 copies last. `start`, `end`: layers in bf16.
 
+    `matchers`: linears with a recipe of their own, see `scaling.matched`.
     `further_in_bf16`: so are modules of multi-token prediction. `attends`: attention computes in fp8 too.
     """
 
@@ -84,6 +87,7 @@ class Fp8:
     pads_routing: bool
     further_in_bf16: bool = False
     attends: bool = False
+    matchers: str = ""
 
     @property
     def lasting(self) -> bool:
@@ -132,11 +136,23 @@ def _made(job: Job, options: dict[str, object], recipe: str, *, params: bool, en
                not options.get("disable_parameter_transpose_cache"), start, end,
                int(str(options.get("fp8_amax_history_len", HISTORY))) if recipe == "delayed" else 0,
                bool(options.get("moe_router_padding_for_quantization")), bool(options.get("keep_mtp_spec_in_bf16")),
-               bool(options.get("fp8_dot_product_attention")))
+               bool(options.get("fp8_dot_product_attention")), _matchers(job, options, params=params))
     _check_routing(job, options)
     _check_layers(job, options, made)
     _check_params(job, options, made)
     return made
+
+
+def _matchers(job: Job, options: dict[str, object], *, params: bool) -> str:
+    """Linears that have a recipe of their own, by patterns of their names; upstream's file has no more in it."""
+    given = options.get("quant_recipe") or {}
+    assert isinstance(given, dict)
+    key = "framework_options.quant_recipe"
+    for name in given.values():
+        job.one_of(key, str(name), ("bf16", "tensorwise", "blockwise", "mxfp8", "nvfp4"))
+    if given and params:
+        raise job.not_yet(key, "recipes of single linears where quantised weights are the parameters")
+    return ";".join(f"{pattern}={recipe}" for pattern, recipe in given.items())
 
 
 def _check_idle(job: Job, options: dict[str, object]) -> None:
@@ -267,17 +283,21 @@ def quantized(graph: ModelGraph, mesh: Mesh, made: Fp8, *, cut: bool = False) ->
     kinds = tuple(dict.fromkeys(kind for _, kind in parts))
     specs = {kind: graph.tensors[layer.kind] for layer, kind in parts}
     layers = tuple(replace(layer, kind=kinds.index(kind)) for layer, kind in parts)
-    tensors = tuple(_specs(specs[kind], mesh, made, in_fp8=kind.fp8, cut=cut) for kind in kinds)
+    tensors = tuple(_specs(kind, specs[kind], mesh, made, cut=cut) for kind in kinds)
     return replace(graph, kinds=kinds, layers=layers, tensors=tensors)
 
 
-def _specs(specs: tuple[TensorSpec, ...], mesh: Mesh, made: Fp8, *, in_fp8: bool, cut: bool) -> tuple[TensorSpec, ...]:
+def _specs(kind: LayerKind, specs: tuple[TensorSpec, ...], mesh: Mesh, made: Fp8, *, cut: bool) -> tuple[
+        TensorSpec, ...]:
     found: list[TensorSpec] = []
     for spec in specs:
-        is_weight = in_fp8 and _is_te_linear(spec)
+        name = in_model(spec.name.removesuffix(".weight"), further=isinstance(kind.block, Mtp))
+        own = matched(made.matchers, name) if made.matchers else ""
+        is_weight = kind.fp8 and _is_te_linear(spec) and own != "bf16"
         found.append(replace(spec, stored=made.stored) if is_weight and made.params else spec)
         if is_weight:
-            found += _copies(spec, mesh, made, cut=cut)
+            found += _copies(spec, mesh, replace(made, scaling=replace(made.scaling, recipe=own)) if own else made,
+                             cut=cut)
         elif not cut and made.params and made.scaling.recipe == "mxfp8" and spec.is_owned and spec.trainable:
             found.append(_unused_buffer(spec))
     return tuple(found)
@@ -321,7 +341,8 @@ def run_options(made: Fp8 | None) -> tuple[tuple[str, str], ...]:
     return (("fp8_recipe", made.scaling.recipe), ("fp8_transposes", str(made.scaling.transposes).lower()),
             ("fp8_weights", "lasting" if made.lasting else "fresh"),
             ("moe_router_padding_for_quantization", str(made.pads_routing).lower()),
-            *((("fp8_dot_product_attention", "true"),) * made.attends))
+            *((("fp8_dot_product_attention", "true"),) * made.attends),
+            *((("quant_recipe", made.matchers),) * bool(made.matchers)))
 
 
 def user_buffer_bytes(made: Fp8 | None) -> int:

@@ -6,12 +6,12 @@ Sources: megatron-core 0.16.1 (`tensor_parallel/random.py`).
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
-from simcore.models.blocks import LayerKind
+from simcore.models.blocks import LayerKind, Mtp
 from simcore.product import shape_of
 from simcore.recording import Run
-from simcore.scaling import Scaling
+from simcore.scaling import Scaling, in_model, matched
 from simcore.tape import GRADIENTS_BEGIN, RECOMPUTE_BEGIN, RECOMPUTE_END, Kernel, Node, Param, Storage, Tape, Tensor
 from simcore.units import dtype_bytes
 
@@ -33,7 +33,8 @@ class Context:
 
     `tokens`: of this rank after context parallelism; `local`: of them, those in the residual stream of this rank.
     `held`: tensors that a module holds as attributes. `locals`: those that a variable of the caller holds.
-    `inside`: a recomputed region is being run. `has_gradients`: one of a parameter is there.
+    `recipe`: of one linear, if it is not that of all. `flags`: `inside`, a recomputed region is being run, and
+    `has_gradients`, one of a parameter is there.
     """
 
     tape: Tape
@@ -41,8 +42,18 @@ class Context:
     kind: LayerKind
     held: dict[str, Tensor] = field(default_factory=dict)
     locals: list[Tensor] = field(default_factory=list)
-    inside: bool = False
-    has_gradients: bool = False
+    recipe: str = ""
+    flags: set[str] = field(default_factory=set)
+
+    def of(self, path: str) -> Context:
+        """The same for the linear at `path`, which may have a recipe of its own (quant_recipe)."""
+        matchers = dict(self.run.options).get("quant_recipe", "")
+        found = matched(matchers, in_model(path, further=isinstance(self.kind.block, Mtp))) if matchers else ""
+        return replace(self, recipe=found) if found else self
+
+    @property
+    def inside(self) -> bool:
+        return "inside" in self.flags
 
     @property
     def sp(self) -> int:
@@ -93,9 +104,9 @@ class Context:
     def scaling(self) -> Scaling | None:
         """How the layer's linears quantise; None where they compute in 16 bits."""
         options = dict(self.run.options)
-        if not self.kind.fp8:
+        if not self.kind.fp8 or self.recipe == "bf16":
             return None
-        return Scaling(options["fp8_recipe"], options["fp8_transposes"] == "true")
+        return Scaling(self.recipe or options["fp8_recipe"], options["fp8_transposes"] == "true")
 
     def product(self, *, grouped: bool = False) -> Kernel:
         """The class of a linear's product of quantised operands."""
@@ -229,9 +240,9 @@ class Context:
 
     def _begin_gradients(self) -> None:
         """Where main gradients are made bucket by bucket, the layer's first one makes its bucket."""
-        if not self.has_gradients and dict(self.run.options).get("gradient_buckets") == "true":
+        if "has_gradients" not in self.flags and dict(self.run.options).get("gradient_buckets") == "true":
             self.tape.mark(GRADIENTS_BEGIN)
-        self.has_gradients = True
+        self.flags.add("has_gradients")
 
     def elementwise(self, tensor: Tensor, passes: int, kernel: Kernel = Kernel.ELEMENTWISE, operators: int = 0) -> None:
         """A kernel bound by memory: `passes` reads and writes of a tensor this large.
@@ -252,11 +263,11 @@ class Context:
         made: list[Tensor] = []
 
         def whole() -> Tensor:
-            self.inside = True
+            self.flags.add("inside")
             try:
                 return _ended(self, run(), made)
             finally:
-                self.inside = False
+                self.flags.remove("inside")
 
         return self.tape.checkpoint(whole)
 

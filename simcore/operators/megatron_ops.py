@@ -136,6 +136,7 @@ def norm_linear(c: Context, path: str, x: Tensor) -> Tensor:
     return_layernorm_output nothing clears it, frozen weight or not.
     """
     pair = c.pair(path)
+    c = c.of(path)
     out, seen = (_norm_linear if c.scaling is None else norm_linear_fp8)(c, path, x)
     if pair is None or seen is None:
         return out
@@ -179,6 +180,7 @@ def _norm_linear(c: Context, path: str, x: Tensor) -> tuple[Tensor, Tensor | Non
 
 def column(c: Context, path: str, x: Tensor) -> Tensor:
     """TE Linear, column parallel; keeps its local input where the weight trains."""
+    c = c.of(path)
     out, pair = (_column if c.scaling is None else column_fp8)(c, path, x), c.pair(path)
     if pair is None:
         return out
@@ -209,6 +211,7 @@ def _column(c: Context, path: str, x: Tensor) -> Tensor:
 
 def row(c: Context, path: str, x: Tensor) -> Tensor:
     """TE Linear, row parallel; keeps its input where the weight trains."""
+    c = c.of(path)
     out, pair = (_row if c.scaling is None else row_fp8)(c, path, x), c.pair(path)
     if pair is None:
         return out
@@ -244,6 +247,7 @@ def _row(c: Context, path: str, x: Tensor) -> Tensor:
 
 def whole(c: Context, path: str, x: Tensor) -> Tensor:
     """TE Linear that lies whole on every tp rank (parallel_mode "duplicated"), over this rank's tokens; no adapter."""
+    c = c.of(path)
     return (_whole if c.scaling is None else plain_fp8)(c, path, x)
 
 
@@ -268,6 +272,7 @@ def grouped(c: Context, path: str, x: Tensor, experts: int, *, casts_input: bool
     In fp8 its input and its output's gradient are cast, unless the GEMM that made them has done so.
     """
     pair = c.pair(path)
+    c = c.of(path)
     out = _grouped(c, path, x, experts) if c.scaling is None else grouped_fp8(
         c, path, x, experts, casts_input=casts_input, casts_grad=casts_grad)
     if pair is None:

@@ -264,6 +264,12 @@ def _buckets(run, fields):
     return BUCKET if run["dp"] > 1 and (has_one or fields.get("moe_a2a_overlap")) else {}
 
 
+SUPER = {"FP8_MX": {"fp8_recipe": "mxfp8", "moe_router_padding_for_quantization": True}, "NVFP4": {
+    "fp4_param_gather": False, "moe_router_padding_for_quantization": True, "first_last_layers_bf16": True,
+    "num_layers_at_start_in_bf16": 0, "num_layers_at_end_in_bf16": 14, "quant_recipe": {
+        "*.linear_qkv": "bf16", "*.linear_proj": "bf16", "*mlp.fc[12]_latent_proj": "bf16", "mtp.*": "bf16",
+        "*mixer.out_proj": "mxfp8"}}}
+"""v0.4.0 `configs/nemotronh/nemotron_3_llm_pretrain.py`, set_nemotron_3_super_common_configs; te_quant.cfg."""
 NOT_AHEAD = {"LLAMA3_70B": ("B200", "GB200", "GB300"), "LLAMA31_405B": ("B200", "GB200", "GB300"),
              "DEEPSEEK_V3": ("GB200", "GB300"), "QWEN3_235B_A22B": ("B200",)}
 """v0.2.0 `configs/*/*_pretrain.py`, where precision is fp8_mx."""
@@ -283,6 +289,8 @@ def _narrow(run):
     NVFP4: parameters are in it since v0.5.0 (`training/mixed_precision.py`, bf16_with_nvfp4_mixed). Lightning: 067f987d
     `perf_recipes/nemotronh/gb200/nemotronh.py`, _build_nemotron_3_5_lightning_gb200_mxfp8.
     """
+    if names(run) == "NEMOTRON_3_SUPER" and _format(run) in ("FP8_MX", "NVFP4"):
+        return SUPER[_format(run)]
     if _format(run) == "NVFP4":
         return {"fp4_param_gather": release(run) >= "26.06"} if release(run) >= "26.04" else {}
     recipe = FP8.get(_format(run))
