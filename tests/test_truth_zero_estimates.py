@@ -14,6 +14,8 @@ from typing import Any
 import pytest
 
 import small
+from simcore.flows.staged import beside_tensors
+from simcore.on_host import host_bytes
 from simcore.plan import Plan
 
 ROWS: list[dict[str, Any]] = json.loads(
@@ -76,3 +78,59 @@ def test_zero3_keeps_16_bytes_where_they_count_18_and_the_largest_module(name: s
     assert theirs - 4 * case(name)["largest"] == 18 * case(name)["total"] // ranks(name)
     assert theirs - sum(rest) == 4 * case(name)["largest"] + 2 * each
     assert in_the_step(name, 3) == 4 * each
+
+
+# ---- offload --------------------------------------------------------------------------------------------------------
+AWAY: dict[str, dict[str, str]] = {"optimizer": {"optimizer": "host"}, "both": {"optimizer": "host", "params": "host"}}
+
+
+@lru_cache(maxsize=64)
+def offloaded(name: str, stage: int, away: str) -> tuple[int, int]:
+    """(host bytes of all ranks together, resting bytes of a device), both without buffers."""
+    made = small.plan_of(f"zero{stage}", {"dp_shard": ranks(name)}, model=case(name)["case"]["preset"],
+                         offload=AWAY[away])
+    rest = made.at_rest().values()
+    return host_bytes(made, 0) * ranks(name), sum(r.params_bytes + r.grads_bytes + r.optimizer_bytes for r in rest)
+
+
+@pytest.mark.parametrize("name", LLAMAS)
+def test_zero2_with_the_optimizer_on_the_host(name: str) -> None:
+    """Device: 2 P, exactly. Host: 16 P of all ranks together, of which theirs is 1.5 times as much.
+
+    Or theirs is 4 N P: a model in fp32 in every process, while it is read (`max(4 * total_gpus, 16)`).
+    """
+    host, device = offloaded(name, 2, "optimizer")
+    theirs, total = case(name)["zero2"]["optimizer"], case(name)["total"]
+    assert device == theirs[1] == 2 * total
+    assert host == 16 * total
+    assert theirs[0] == int(1.5 * max(host, 4 * ranks(name) * total))
+
+
+@pytest.mark.parametrize("name", LLAMAS)
+def test_zero3_with_the_optimizer_on_the_host(name: str) -> None:
+    """Device: 2 P / N, and theirs has the largest module, 4 bytes an element.
+
+    Host: 18 P of all nodes where theirs counts 16: the 16-bit gradients lie there too (`grad_partitions_flat_buffer`).
+    """
+    host, device = offloaded(name, 3, "optimizer")
+    theirs, row = case(name)["zero3"]["optimizer"]["init"], case(name)
+    assert device == theirs[1] - 4 * row["largest"] == 2 * row["total"] // ranks(name)
+    assert theirs[0] == int(1.5 * 16 * row["total"] / row["case"]["nodes"])
+    assert host == 18 * row["total"]
+
+
+@pytest.mark.parametrize("name", LLAMAS)
+def test_zero3_with_all_on_the_host(name: str) -> None:
+    """Device: nothing rests there, and theirs is the largest module alone. Host: 20 P where theirs counts 18."""
+    host, device = offloaded(name, 3, "both")
+    theirs, row = case(name)["zero3"]["both"]["init"], case(name)
+    assert (device, theirs[1]) == (0, 4 * row["largest"])
+    assert theirs[0] == int(1.5 * 18 * row["total"] / row["case"]["nodes"])
+    assert host == 20 * row["total"]
+
+
+def test_buffers_come_on_top_of_both() -> None:
+    """Of ZeRO-2: the part on its way back, and the largest parameter; of ZeRO-3 nothing, as nothing leaves a rest."""
+    for stage, beside in ((2, 2 * 3_212_749_824 // 8 + 2 * 394_002_432), (3, 0)):
+        made = small.plan_of(f"zero{stage}", {"dp_shard": 8}, model="llama-3.2-3b", offload=AWAY["optimizer"])
+        assert beside_tensors(made, rounded=False).total() == beside

@@ -35,6 +35,7 @@ class FlatGradients:
         scattered = "reduce_scatter" if self.parts > 1 else "all_reduce"
         axis = self.flow.axis if self.parts > 1 else self.flow.replicate_axis
         self.comm = tables.comm(scattered, axis, self.flow.reduce_dtype) if axis else -1
+        self.to_host = tables.comm("copy", "to_host", life.grad.dtype)
         hybrid = self.parts > 1 and self.flow.replicate_axis
         self.copies = tables.comm("all_reduce", self.flow.replicate_axis, self.flow.reduce_dtype) if hybrid else -1
 
@@ -104,6 +105,8 @@ class FlatGradients:
         """Until zero_grad, or until it has been copied to the host; or it is added to what is kept."""
         if u in self.reduced:
             self.out.free(layer, self.slots["flat_grad_part"], num_bytes)
+        if self.flow.on_host:
+            self.out.copy(layer, self.to_host, num_bytes, Stream.REDUCE, REDUCE_HANDLE)
         self.reduced[u] = (layer, num_bytes)
 
     def wait(self) -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from simcore.flows.flattened import flat_units, parts_of, unit_padding
+from simcore.flows.hosted import cpu_bytes, waits_for_device
 from simcore.flows.rest import optimizer_temporaries, post_rest, rest_postings
 from simcore.flows.whole import FlatGradients
 from simcore.form import Form
@@ -32,6 +33,7 @@ class WrappedFlow:
         self.whole = [False] * len(self.units)
         self.unit_of = {layer: u for u, unit in enumerate(self.units) for layer, _ in unit.members}
         self.order = sorted(range(1, len(self.units)), key=lambda u: self.units[u].first)
+        self.from_host = tables.comm("copy", "to_device", _stored(plan))
         self.gather = tables.comm("all_gather", self.flow.axis, plan.framework.compute_dtype)
         self.slots = {name: tables.slot(name, category) for name, category in (
             ("low_precision_shard", "all_gather_cast_input"), ("copy_from_host", "all_gather_cast_input"),
@@ -109,10 +111,19 @@ class WrappedFlow:
         """The step over parts; then their gradients go."""
         begin, end, step_end = self.marks
         self.out.mark(begin)
+        if self.flow.on_host:
+            self._update_on_host()
         optimizer_temporaries(self.plan, self.tables, self.out)
         self.out.mark(end)
         self.grads.drop()
         self.out.mark(step_end)
+
+    def _update_on_host(self) -> None:
+        """The parts that rest there, whole where any of a unit is trained."""
+        optimizer, flats = self.plan.framework.optimizer, [flat for flat in self.flats if flat.trains]
+        waits_for_device(self.plan.layers[0], self.out)
+        self.out.host(cpu_bytes(optimizer.name, optimizer.implementation, sum(flat.shard for flat in flats),
+                                self.stored))
 
     # ---- units --------------------------------------------------------------------------------------------------
     def _own(self, layer: int) -> int:
@@ -149,6 +160,8 @@ class WrappedFlow:
             self.out.alloc(layer, self.slots["flat_param"], shard * self.size * self.is_cast)
         else:
             self.out.alloc(layer, low, shard * self.size * self.is_cast)
+        if self.flow.on_host:
+            self.out.copy(layer, self.from_host, shard * self.stored, Stream.ALL_GATHER, handle)
         if self.is_cast:
             self.out.compute(Kernel.COPY, 0, shard * (self.size + self.stored))
         self.out.free(layer, staged, from_host)

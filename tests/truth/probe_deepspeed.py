@@ -1,12 +1,15 @@
 """What DeepSpeed's ZeRO sends and keeps, over small transformers models in bf16 on one CPU.
 
     python tests/truth/probe_deepspeed.py CHECKOUT > tests/truth/deepspeed/0.19.6.json
+    python tests/truth/probe_deepspeed.py CHECKOUT offload > tests/truth/deepspeed/offload-0.19.6.json
 
 CHECKOUT: DeepSpeed's own source at edaa72212 (0.19.6), with hjson, msgpack, ninja, psutil and py-cpuinfo importable;
 nothing is compiled. The process group is torch's fake one: collectives do nothing and are noted with the bytes of their
 largest tensor. Two microbatches of the fourth step (`microbatches`, the order is recorded by then) and its update
 (`step`), with its allocations (`memory`); `backward`: allocations of the third step's second microbatch that
 are as long as a bucket that is reduced; `kept`: elements of what the optimizer object holds.
+`offload`: what lies on the host, and on the device for it. There the optimizer is torch's (DeepSpeedCPUAdam is not
+compiled) and `looked_at` are the elements of tensors in which infinities are looked for in the last microbatch.
 Each case is a process: DeepSpeed has global state.
 ZeRO-3 compares its record with rank 0's, which only rank 0 survives here.
 """
@@ -45,6 +48,15 @@ CASES = {
     "three, groups": case(3, model=DEEP, sub_group_size=500_000),
     "three, qwen2": case(3, kind="qwen2", model=DEEP),
 }
+TO_CPU = {"device": "cpu", "pin_memory": False}
+OFFLOADED = {
+    "one, optimizer": case(1, offload_optimizer=TO_CPU), "two, optimizer": case(2, offload_optimizer=TO_CPU),
+    "two, optimizer, 3 ranks": case(2, ranks=3, rank=1, offload_optimizer=TO_CPU),
+    "three, optimizer": case(3, offload_optimizer=TO_CPU),
+    "three, both": case(3, offload_optimizer=TO_CPU, offload_param=TO_CPU),
+    "three, both, groups": case(3, sub_group_size=500_000, offload_optimizer=TO_CPU, offload_param=TO_CPU),
+    "three, parameters": case(3, offload_param=TO_CPU),
+}
 CALLS = []
 NOTED = ("all_reduce", "all_gather_into_tensor", "reduce_scatter_tensor")
 
@@ -62,6 +74,33 @@ def kept(optimizer, stage):
             "bucket": numel(b.buffer for b in optimizer.ipg_buckets.values()),
             "gradients": [optimizer.grad_partitions_flat_buffer.numel()],
             "persistent": [p.ds_numel for p in offload.persistent_parameters]}
+
+
+def on_host(optimizer, stage):
+    """Elements of what offload keeps; after steps."""
+    if stage < 3:
+        groups = optimizer.single_partition_of_fp32_groups
+        return {"masters": numel(groups), "gradients": numel(group.grad for group in groups),
+                "moments": [state.numel() for group in groups for state in optimizer.optimizer.state[group].values()
+                            if state.numel() > 1],
+                "way_back": numel(optimizer.param_buffer_of_bit16_for_cpu_offload_groups),
+                "largest": [optimizer.temp_grad_buffer_for_cpu_offload.numel(),
+                            optimizer.temp_grad_buffer_for_gpu_offload.numel()],
+                "accumulated": sorted(numel(optimizer.accumulated_grads_in_cpu.values()))}
+    groups = optimizer.fp32_partitioned_groups_flat
+    return {"masters": numel(groups), "gradients": [g.grad.numel() for g in groups if g.grad is not None],
+            "accumulated": [optimizer.grad_partitions_flat_buffer.numel()],
+            "parameters": numel(optimizer.param_groups_fp16_flat_cpu_memory)}
+
+
+def looking(optimizer, found):
+    """Every tensor in which infinities are looked for is noted."""
+    call = optimizer._has_inf_or_nan
+
+    def noted(tensor, *given, **named):
+        found.append(tensor.numel())
+        return call(tensor, *given, **named)
+    optimizer._has_inf_or_nan = noted
 
 
 def prepare():
@@ -112,7 +151,8 @@ def run(row):
     engine, *_ = deepspeed.initialize(
         model=model, optimizer=torch.optim.AdamW(model.parameters(), fused=True), config={
             "train_micro_batch_size_per_gpu": 1, "gradient_accumulation_steps": 2, "bf16": {"enabled": True},
-            "zero_allow_untested_optimizer": True, "zero_optimization": {"stage": row["stage"], **row["options"]}})
+            "zero_allow_untested_optimizer": True,
+            "zero_force_ds_cpu_optimizer": False, "zero_optimization": {"stage": row["stage"], **row["options"]}})
     found = {"kept": kept(engine.optimizer, row["stage"])}
     for number in range(4):  # what was made while the profiler ran is all whose end it sees
         found["microbatches"] = []
@@ -133,7 +173,25 @@ def run(row):
             else:
                 engine.step()
         found["step"] = list(CALLS)
+    if any(key.startswith("offload") for key in row["options"]):
+        return kept_away(engine, config, found)
     return found
+
+
+def kept_away(engine, config, found):
+    """One more step, watched."""
+    import torch
+    looked = []
+    looking(engine.optimizer, looked)
+    for _ in range(2):
+        looked.clear()
+        tokens = torch.randint(0, config.vocab_size, (1, 32))
+        engine.backward(engine(input_ids=tokens, labels=tokens, use_cache=False).loss)
+        watched = list(looked)
+        engine.step()
+    del found["memory"], found["backward"]
+    stage = engine.zero_optimization_stage()
+    return found | {"offload": on_host(engine.optimizer, stage), "looked_at": sorted(watched)}
 
 
 def asked(row, answers):
@@ -144,7 +202,7 @@ def main():
     sys.path.insert(0, sys.argv[1])
     prepare()
     rows, fork = {}, multiprocessing.get_context("fork")
-    for name, row in CASES.items():
+    for name, row in (OFFLOADED if sys.argv[2:] else CASES).items():
         answers = fork.SimpleQueue()
         child = fork.Process(target=asked, args=(row, answers))
         child.start()
