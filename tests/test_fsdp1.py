@@ -117,3 +117,19 @@ HOST = {"params": "host", "gradients": "host", "optimizer": "host"}
 def test_what_is_refused(mesh: dict[str, int], given: dict[str, Any], kind: type[RankscopeError], told: str) -> None:
     with pytest.raises(kind, match=re.escape(told)):
         small.prepared("fsdp1", mesh, model=LLAMA, **given)
+
+
+def test_children_of_the_model_may_be_units() -> None:
+    """As llm-foundry marks them: the embedding is gathered for itself, for the head, and for the head's backward."""
+    model = {"config": "mpt-7b", "overrides": {"n_layers": 2}}
+    given: dict[str, Any] = {"model": model, "microbatches": 2, "implementation": "llmfoundry"}
+    root, children = (simulate(small.scenario("fsdp1", {"dp_shard": 8}, **given, options={"wrap": wrap}), timed=False)
+                      for wrap in ("layers_root", "children"))
+    gathered, reduced = ([sum(row.payload_bytes for row in report.ranks[0].traffic if row.collective == name)
+                          for report in (root, children)] for name in ("all_gather", "reduce_scatter"))
+    assert reduced[0] == reduced[1]
+    embedding, norm = 2 * 50432 * 4096, 2 * 4096
+    assert gathered[1] - gathered[0] == 2 * (2 * embedding + norm)
+    with pytest.raises(NotYet, match="an output head that is not tied"):
+        small.prepared("fsdp1", {"dp_shard": 2}, model={"config": "llama-tiny", "overrides": {
+            "tie_word_embeddings": False}}, options={"wrap": "children"})

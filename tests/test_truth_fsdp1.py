@@ -11,6 +11,7 @@ import pytest
 
 import small
 from simcore.flows.flattened import flat_units
+from simcore.plan import Plan
 from simcore.program import Program
 from simcore.tape import Op
 
@@ -18,6 +19,8 @@ ROWS: dict[str, dict[str, Any]] = {row["name"]: row for row in json.loads(
     (Path(__file__).parent / "truth/fsdp1/torch-2.13.0.json").read_text(encoding="utf-8"))}
 LLAMA = {"hidden_size": 64, "intermediate_size": 128, "num_hidden_layers": 4, "num_attention_heads": 4,
          "num_key_value_heads": 4, "head_dim": 16, "vocab_size": 1001, "tie_word_embeddings": False}
+MPT = {"d_model": 64, "n_layers": 3, "n_heads": 4, "vocab_size": 1001, "learned_pos_emb": False, "no_bias": True,
+       "attn_config": {"alibi": True}}
 OPTIONS = {"backward_prefetch": "backward_prefetch", "forward_prefetch": "forward_prefetch",
            "use_orig_params": "use_orig_params", "strategy": "sharding_strategy"}
 DTYPES = {"float32": "fp32", "bfloat16": "bf16"}
@@ -29,12 +32,17 @@ def given(name: str) -> tuple[dict[str, int], dict[str, Any]]:
     options = {ours: case[theirs] for theirs, ours in OPTIONS.items() if theirs in case}
     options |= {"sync_gradients": "last"} if case.get("no_sync") else {}
     options |= {} if case.get("wrap", True) else {"wrap": "root"}
+    options |= {"wrap": "children", "use_orig_params": False} if case.get("shared") else {}
+    if case.get("shared"):
+        options.setdefault("backward_prefetch", "BACKWARD_PRE")
     shard = case.get("shard", 1 if case.get("strategy") == "NO_SHARD" else case["ranks"])
     low = DTYPES[case.get("reduce", "bfloat16")]
     precision = {"grad_reduce": low} if case.get("mixed", True) else {"compute": "fp32"}
+    model = {"config": "llama-3.2-3b", "overrides": LLAMA | case.get("model", {})}
     return {"dp_shard": shard, "dp_replicate": case["ranks"] // shard}, {
-        "options": options, "model": {"config": "llama-3.2-3b", "overrides": LLAMA | case.get("model", {})},
-        "recompute": "full" if case.get("checkpoint") else "none", "precision": precision, "rank": ROWS[name]["rank"]}
+        "options": options, "model": {"config": "mpt-7b", "overrides": MPT} if case.get("shared") else model,
+        "implementation": "llmfoundry" if case.get("shared") else "auto", "precision": precision,
+        "recompute": "full" if case.get("checkpoint") else "none", "rank": ROWS[name]["rank"]}
 
 
 @lru_cache(maxsize=64)
@@ -43,11 +51,18 @@ def made(name: str) -> Program:
     return small.program_of("fsdp1", mesh, microbatches=ROWS[name]["case"].get("microbatches", 1), **rest)
 
 
+def by_modules(plan: Plan) -> list[int]:
+    """Numbers of units with parameters, in the order of modules: an MPT's last norm stands before its blocks."""
+    there = [number for number, unit in enumerate(plan.framework.units) if unit.members]
+    return there if plan.framework.units[0].members else [there[0], there[-1], *there[1:-1]]
+
+
 @pytest.mark.parametrize("name", ROWS)
 def test_flat_parameters_have_torchs_length(name: str) -> None:
     mesh, rest = given(name)
-    ours = [[unit.numel, unit.shard] for unit in flat_units(small.plan_of("fsdp1", mesh, **rest))]
-    assert ours == ROWS[name]["units"]
+    plan = small.plan_of("fsdp1", mesh, **rest)
+    ours = [[unit.numel, unit.shard] for unit in flat_units(plan)]
+    assert [ours[number] for number in by_modules(plan)] == ROWS[name]["units"]
 
 
 @pytest.mark.parametrize("name", ROWS)
@@ -65,7 +80,7 @@ def test_units_come_and_go_as_torchs_do(name: str) -> None:
     """Whole parameters, or under NO_SHARD the copy that stands for them; torch counts units in the order of modules."""
     program, mesh = made(name), given(name)
     plan = small.plan_of("fsdp1", mesh[0], **mesh[1])
-    numbers = {unit.first: number for number, unit in reversed(list(enumerate(plan.framework.units)))}
+    numbers = {plan.framework.units[unit].first: number for number, unit in enumerate(by_modules(plan))}
     slot = {owner: number for (owner, _), number in program.tables.slots.items()}["flat_param"]
     ours = [["+" if op == Op.ALLOC else "-", numbers[layer]] for op, layer, owner, size, *_ in program.columns.tolist()
             if op in (Op.ALLOC, Op.FREE) and owner == slot and size]

@@ -39,9 +39,9 @@ class FlatGradients:
         hybrid = self.parts > 1 and self.flow.replicate_axis
         self.copies = tables.comm("all_reduce", self.flow.replicate_axis, self.flow.reduce_dtype) if hybrid else -1
 
-    def add(self, u: int, grads: Sequence[tuple[int, int, int]]) -> None:
-        """They wait for the unit's others."""
-        self.single[u] += grads
+    def add(self, u: int, grad: tuple[int, int, int]) -> None:
+        """(layer, slot, bytes): it waits for the unit's others."""
+        self.single[u].append(grad)
 
     def lay_together(self, u: int, layer: int) -> None:
         """The split's backward: one `torch.cat`, or an addition to the flat gradient of earlier microbatches."""

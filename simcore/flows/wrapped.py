@@ -31,8 +31,11 @@ class WrappedFlow:
         self.is_cast = self.flow.on_host or plan.framework.compute_dtype != _stored(plan)
         self.grads = FlatGradients(plan, tables, builder, self.flats)
         self.whole = [False] * len(self.units)
-        self.unit_of = {layer: u for u, unit in enumerate(self.units) for layer, _ in unit.members}
-        self.order = sorted(range(1, len(self.units)), key=lambda u: self.units[u].first)
+        self.uses = _uses(plan)
+        self.runs = [u for layer in plan.layers for u in self.uses[layer]]
+        self.unit_of = {(layer, plan.of_layer(layer)[number].spec.name): u for u, unit in enumerate(self.units)
+                        for layer, numbers in unit.members for number in numbers}
+        self.ran = set[int]()
         self.from_host = tables.comm("copy", "to_device", _stored(plan))
         self.gather = tables.comm("all_gather", self.flow.axis, plan.framework.compute_dtype)
         self.slots = {name: tables.slot(name, category) for name, category in (
@@ -55,21 +58,20 @@ class WrappedFlow:
 
     def begin_microbatch(self, action: Action) -> None:
         self.syncs = self.flow.sync == "every" or action.is_last
+        self.ran.clear()
 
     def forward_begin(self, layer: int) -> None:
         """The root is gathered before the embedding runs, a layer's unit before the layer."""
-        if layer == self.units[0].first:
-            self._unshard(0, FORWARD_GATHER)
-        u = self._own(layer)
-        if u:
+        for u in ([0] if layer == self.units[0].first else []) + self.uses[layer]:
             self._unshard(u, FORWARD_GATHER)
-        if self.flow.ahead and (u or layer == self.units[0].first):
-            self._unshard(self._neighbour(u, +1), FORWARD_GATHER, waits=False)
+            self.ran.add(u)
+            ahead = self._neighbour(u, +1) if self.flow.ahead else -1
+            if ahead not in self.ran:
+                self._unshard(ahead, FORWARD_GATHER, waits=False)
 
     def forward_end(self, layer: int) -> None:
         """A low-precision copy that is the parameter goes whatever the strategy says of the unit."""
-        u = self._own(layer)
-        if u and self.flow.strategy != "SHARD_GRAD_OP":
+        for u in self.uses[layer] if self.flow.strategy != "SHARD_GRAD_OP" else ():
             self._free(u)
         if layer == self.units[0].last and self.flow.strategy == "NO_SHARD":
             self._free(0)
@@ -79,13 +81,14 @@ class WrappedFlow:
             return
         if layer == self.units[0].last:
             self._pre_backward(0)
-        if self._own(layer):
-            self._pre_backward(self._own(layer))
+        for u in reversed(self.uses[layer]):
+            self._pre_backward(u)
 
     def backward_end(self, layer: int, grads: Sequence[tuple[Param, int, int]]) -> None:
-        u = self.unit_of.get(layer, 0)
-        self.grads.add(u, [(layer, slot, num_bytes) for _, slot, num_bytes in grads])
-        due = [u] if self._own(layer) else []
+        """A unit is done with when the first layer that it runs in is."""
+        for param, slot, num_bytes in grads:
+            self.grads.add(self.unit_of[layer, param.name], (layer, slot, num_bytes))
+        due = [u for u in reversed(self.uses[layer]) if self.units[u].first == layer]
         if self.flow.ahead:  # the split was made when the unit before was about to run, so that one's backward is first
             due, self.due = self.due, due
         if layer == self.units[0].first:
@@ -126,19 +129,15 @@ class WrappedFlow:
                                 self.stored))
 
     # ---- units --------------------------------------------------------------------------------------------------
-    def _own(self, layer: int) -> int:
-        """The unit that is this layer, 0 for layers that are the root's."""
-        return self.unit_of.get(layer, 0)
-
     def _neighbour(self, u: int, step: int) -> int:
-        """The unit whose forward runs next or ran before; -1 for none. The root's forward begins first and ends last.
+        """The unit whose forward begins next, or ended before; -1 for none. The root's begins first and ends last.
 
-        So the last layer is before it in backward.
+        A unit that runs twice counts where it ran last; only what runs first of all does, the shared embedding
+        (`_exec_order_utils.py`, record_post_forward: an index of 0 is taken for none).
         """
-        if u == 0:
-            return (self.order[0] if step > 0 else self.order[-1]) if self.order else -1
-        at = self.order.index(u) + step
-        return self.order[at] if 0 <= at < len(self.order) else -1
+        runs = [0, *self.runs] if step > 0 else [*self.runs, 0] if self.flats[0].places else self.runs
+        at = (runs.index(u) if step > 0 else len(runs) - 1 - runs[::-1].index(u)) + step
+        return runs[at] if 0 <= at < len(runs) else -1
 
     def _unshard(self, u: int, handle: int, *, waits: bool = True) -> None:
         """Cast, gather, wait; nothing if the unit is there."""
@@ -182,6 +181,10 @@ class WrappedFlow:
         return self.syncs or self.flow.strategy != "SHARD_GRAD_OP"
 
     def _pre_backward(self, u: int) -> None:
+        """Once in a backward pass, however often the unit ran."""
+        if u in self.ran or not self.flats[u].places:
+            return
+        self.ran.add(u)
         self._unshard(u, BACKWARD_GATHER)
         if self.flow.prefetch == "pre":
             self._prefetch(u)
@@ -189,7 +192,7 @@ class WrappedFlow:
     def _prefetch(self, u: int) -> None:
         """The unit before it in forward, if anything flows back to it."""
         before = self._neighbour(u, -1)
-        if before >= 0 and self.units[before].first >= self.first_trained:
+        if before >= 0 and before not in self.ran and self.units[before].first >= self.first_trained:
             self._unshard(before, BACKWARD_GATHER, waits=False)
 
     def _post_backward(self, u: int) -> None:
@@ -202,6 +205,18 @@ class WrappedFlow:
             self._prefetch(u)
         if self.syncs:
             self.grads.reduce(u, layer)
+
+
+def _uses(plan: Plan) -> dict[int, list[int]]:
+    """Layer -> units that it runs, but for the root; a tied head runs the embedding's."""
+    found: dict[int, list[int]] = {layer: [] for layer in plan.layers}
+    for u, unit in enumerate(plan.framework.units[1:], start=1):
+        for layer, numbers in unit.members:
+            found[layer].append(u)
+            if layer == plan.layers[0] and 0 in numbers:
+                for head in plan.layers:
+                    found[head] += [u] * any(placed.spec.tied for placed in plan.of_layer(head))
+    return found
 
 
 def _states(plan: Plan) -> list[Form]:

@@ -100,9 +100,10 @@ def options_of(job: Job, options: dict[str, Any]) -> tuple[tuple[str, str], ...]
     """`Run.options`."""
     attention = job.auto("framework_options.attn_impl", options.get("attn_impl", "auto"), "triton",
                          f"{_CODE} models/mpt/configuration_mpt.py attn_config_defaults")
-    job.autos["units"] = ("blocks, and a root of embedding, positions and final norm", "an assumption: "
-                          f"{_CODE} models/mpt/modeling_mpt.py wraps these three apart, so the embedding is gathered "
-                          "three times in a microbatch and not once")
+    if options.get("wrap") != "children":
+        job.autos["units"] = ("blocks, and a root of embedding, positions and final norm", "an assumption: "
+                              f"{_CODE} models/mpt/modeling_mpt.py wraps these three apart, so the embedding is "
+                              "gathered three times in a microbatch and not once (`wrap: children` of fsdp1)")
     learned = any(isinstance(kind.block, Embedding) and kind.block.positions for kind in job.graph.kinds)
     fp8 = job.scenario.training.precision.compute == "fp8"
     return (("attn_impl", attention), *((("positions", "learned"),) * learned), *((("fp8", "true"),) * fp8))

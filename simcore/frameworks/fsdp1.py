@@ -3,7 +3,9 @@
 What it does with every unit: [Note: FSDP1] in `simcore/wrapped.py`. Defaults are the class's own
 (`torch/distributed/fsdp/fully_sharded_data_parallel.py`); those of trainers around it are scenarios. Parameters rest in
 fp32 and are used in the compute dtype (MixedPrecision(param_dtype)), as accelerate 1.15 makes it. Every layer is a
-unit, the root is one of all that no layer has (transformer_auto_wrap_policy); `wrap: root` leaves out the policy.
+unit, the root is one of all that no layer has (transformer_auto_wrap_policy); `wrap: root` leaves out the policy, and
+`wrap: children` makes units of the embeddings and of the last norm too, as llm-foundry marks them: a tied embedding
+runs twice, and is gathered for the head, and for the head's backward until all of backward is over.
 """
 
 from __future__ import annotations
@@ -51,7 +53,7 @@ OPTIONS: Final[dict[str, tuple[Any, ...]]] = {
     "limit_all_gathers": (None, True, False),
     "use_orig_params": (None, True, False),
     "sync_gradients": (None, "last", "every"),
-    "wrap": (None, "layers_root", "root"),
+    "wrap": (None, "layers_root", "children", "root"),
 }
 OF_LAYERS: Final[dict[str, dict[str, tuple[Any, ...]]]] = {
     "hf": {"attn_implementation": (None, "sdpa", "flash_attention_2"), "experts_implementation": (None, "grouped_mm"),
@@ -212,11 +214,24 @@ def _units(job: Job, options: dict[str, Any], reduce: str) -> tuple[Unit, ...]:
                         checkpointed=False, compute=job.compute, reduce=reduce)
     wrap = job.auto("framework_options.wrap", options.get("wrap") or "auto", "layers_root",
                     "transformer_auto_wrap_policy over the model's layers, which trainers ask for")
-    found = tuple(replace(unit, shard_axis="dp_shard") for unit in units(job.graph, stages, wrapping))
+    if wrap == "children" and not job.graph.architecture.tied:
+        raise job.not_yet("framework_options.wrap", "an output head that is not tied as a unit")
+    root, *layers = (replace(unit, shard_axis="dp_shard") for unit in units(job.graph, stages, wrapping))
     if wrap == "layers_root":
-        return found
-    members = sorted(member for unit in found for member in unit.members)
-    return (replace(found[0], members=tuple(members)),)
+        return (root, *layers)
+    if wrap == "children":
+        return (replace(root, members=()), *_children(root, layers))
+    return (replace(root, members=tuple(sorted(member for unit in (root, *layers) for member in unit.members))),)
+
+
+def _children(root: Unit, layers: list[Unit]) -> list[Unit]:
+    """Every tensor of the embeddings, and what else the root has, in the order in which they run."""
+    embedding, *rest = root.members
+    first = [replace(root, name=f"embedding.{number}", members=((embedding[0], (number,)),), first=embedding[0],
+                     last=embedding[0], is_root=False) for number in embedding[1]]
+    last = [replace(root, name="norm", members=(member,), first=member[0], last=member[0], is_root=False)
+            for member in rest]
+    return [*first, *layers, *last]
 
 
 def _assumptions(flow: Wrapped) -> tuple[tuple[str, str, str, str], ...]:

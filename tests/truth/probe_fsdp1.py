@@ -20,8 +20,48 @@ LLAMA = {"hidden_size": 64, "intermediate_size": 128, "num_hidden_layers": 4, "n
          "num_key_value_heads": 4, "head_dim": 16, "vocab_size": 1001, "tie_word_embeddings": False}
 
 
+def _shared(width: int = 64, layers: int = 3, words: int = 1001) -> Any:
+    """Parameters and calls as llm-foundry's MPT has them: the embedding runs again as the output head."""
+    import torch
+    from torch import nn
+    from transformers.modeling_outputs import CausalLMOutput
+
+    class Embedding(nn.Embedding):
+        def forward(self, given: Any, unembed: bool = False) -> Any:
+            return nn.functional.linear(given, self.weight) if unembed else super().forward(given)
+
+    class Block(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.norm_1, self.norm_2 = (nn.LayerNorm(width, bias=False) for _ in range(2))
+            self.qkv, self.out, self.up, self.down = (nn.Linear(*size, bias=False) for size in (
+                (width, 3 * width), (width, width), (width, 4 * width), (4 * width, width)))
+
+        def forward(self, x: Any) -> Any:
+            x = x + self.out(self.qkv(self.norm_1(x))[..., :width])
+            return x + self.down(torch.relu(self.up(self.norm_2(x))))
+
+    class Model(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.wte, self.norm_f = Embedding(words, width), nn.LayerNorm(width, bias=False)
+            self.blocks = nn.ModuleList(Block() for _ in range(layers))
+
+        def forward(self, input_ids: Any, labels: Any, **_: Any) -> Any:
+            x = self.wte(input_ids)
+            for block in self.blocks:
+                x = block(x)
+            logits = self.wte(self.norm_f(x), unembed=True)
+            loss = nn.functional.cross_entropy(logits.flatten(0, 1).float(), labels.flatten())
+            return CausalLMOutput(loss=loss)
+
+    return Model()
+
+
 def _model(case: dict[str, Any]) -> Any:
     import torch
+    if case.get("shared"):
+        return _shared()
     from transformers import AutoConfig, AutoModelForCausalLM
     config = AutoConfig.for_model("llama", **LLAMA | case.get("model", {}))
     model = AutoModelForCausalLM.from_config(config, dtype=torch.float32, attn_implementation="sdpa").train()
@@ -33,13 +73,17 @@ def _model(case: dict[str, Any]) -> Any:
 def _wrapped(case: dict[str, Any], model: Any, mesh: Any) -> Any:
     import torch
     from torch.distributed.fsdp import BackwardPrefetch, FullyShardedDataParallel, MixedPrecision, ShardingStrategy
-    from torch.distributed.fsdp.wrap import ModuleWrapPolicy
+    from torch.distributed.fsdp.wrap import CustomPolicy, ModuleWrapPolicy
     from transformers.models.llama.modeling_llama import LlamaDecoderLayer
     low = MixedPrecision(torch.bfloat16, getattr(torch, case.get("reduce", "bfloat16")), torch.bfloat16)
+    policy = ModuleWrapPolicy({LlamaDecoderLayer}) if case.get("wrap", True) else None
+    if case.get("shared"):
+        children = {id(child) for child in (model.wte, *model.blocks, model.norm_f)}
+        policy = CustomPolicy(lambda module: id(module) in children)
     prefetch = case.get("backward_prefetch", "BACKWARD_PRE")
     return FullyShardedDataParallel(
         model, device_id=torch.device("cpu"), sharding_strategy=ShardingStrategy[case.get("strategy", "FULL_SHARD")],
-        auto_wrap_policy=ModuleWrapPolicy({LlamaDecoderLayer}) if case.get("wrap", True) else None, device_mesh=mesh,
+        auto_wrap_policy=policy, device_mesh=mesh,
         mixed_precision=low if case.get("mixed", True) else None,
         backward_prefetch=None if prefetch == "NO_PREFETCH" else BackwardPrefetch[prefetch],
         forward_prefetch=case.get("forward_prefetch", False), use_orig_params=case.get("use_orig_params", False))
