@@ -10,7 +10,9 @@ import pytest
 import small
 from simcore.errors import IllegalLayout, InputError, NotYet, RankscopeError
 from simcore.flows import exact_at_rest
+from simcore.flows.partition import places
 from simcore.plan import AtRestBytes, Plan
+from simcore.program import Program
 from simcore.report import Report
 from simcore.simulate import place, simulate
 from simcore.zero import PERSISTENT, Zero
@@ -161,7 +163,13 @@ HOSTED: dict[str, Any] = {"offload": {"optimizer": "host"}}
 
 @pytest.mark.parametrize(("stage", "mesh", "given", "kind", "told"), [
     ("zero2", {"dp_shard": 2, "tp": 2}, {}, NotYet, "zero2 with tp"),
-    ("zero3", {"dp_shard": 2, "dp_replicate": 2}, {}, NotYet, "copies of what ZeRO cuts"),
+    ("zero2", {"dp_shard": 2, "dp_replicate": 2}, {}, IllegalLayout, "stage 2 cuts over all ranks"),
+    ("zero3", {"dp_shard": 4}, {"options": {"mics_shard_size": 2}}, IllegalLayout, "a shard of 2 ranks is mesh.dp"),
+    ("zero3", {"dp_shard": 2, "dp_replicate": 2}, {"offload": {"optimizer": "host"}}, IllegalLayout, "Local sharding"),
+    ("zero3", {"dp_shard": 6}, {"options": {"zero_hpz_partition_size": 4}}, IllegalLayout, "6 is not divisible by 4"),
+    ("zero3", {"dp_shard": 4}, {"options": {"zero_hpz_partition_size": 2}, "offload": {"params": "host"}}, NotYet,
+     "second parts of parameters on the host"),
+    ("zero2", {"dp_shard": 4}, {"options": {"zero_hpz_partition_size": 2}}, InputError, "zero_hpz_partition_size"),
     ("zero1", {}, {"precision": {"main_grads": "fp32"}}, NotYet, "fp32 under zero1"),
     ("zero1", {}, {"precision": {"compute": "fp32"}}, NotYet, "fp32 under zero1"),
     ("zero2", {}, {"offload": {"params": "host"}}, IllegalLayout, "offload_param is valid only with stage 3"),
@@ -224,3 +232,64 @@ def test_an_optimizer_on_the_host_needs_nothing_on_the_device_in_its_step(stage:
     assert not small.postings(away, "fp32_grad")
     assert not [size for *_, size in small.postings(away, "grads_in_partition") if size]
     assert not [size for *_, size in small.postings(away, "grad_partitions") if size]
+
+
+# ---- hpZ, MiCS, the order of parts ----------------------------------------------------------------------------------
+def program(**given: Any) -> Program:
+    return small.program_of("zero3", model=LLAMA, **given)
+
+
+def test_hpz_gathers_within_the_node_once_parts_are_there() -> None:
+    """The first forward is over all ranks; what comes after is over the small group, in as many bytes."""
+    given: dict[str, Any] = {"mesh": {"dp_shard": 8}, "microbatches": 2, "options": NOTHING_KEPT}
+    plain = small.calls(program(**given), "all_gather")
+    hpz = small.calls(program(**given | {"options": NOTHING_KEPT | {"zero_hpz_partition_size": 4}}), "all_gather")
+    assert [size for *_, size in plain] == [size for *_, size in hpz]
+    small_group = [axis == "dp_shard/4" for axis, *_ in hpz]
+    first = small_group.index(True)
+    assert not any(small_group[:first])
+    assert all(small_group[first:-1])  # the last one is the step's
+    assert sum(size for (_, _, size), inside in zip(hpz, small_group, strict=True) if inside) == 3 * 2 * plan_of(
+        "zero3", 8).graph.count()
+
+
+def test_hpz_keeps_a_second_part_from_forward_to_the_step() -> None:
+    made = program(mesh={"dp_shard": 8}, options=NOTHING_KEPT | {"zero_hpz_partition_size": 4})
+    rows = small.postings(made, "secondary_part")
+    assert sum(size for *_, size in rows if size > 0) == 2 * plan_of("zero3", 8).graph.count() // 4
+    assert {phase for _, phase, size in rows if size > 0} == {"forward"}
+    assert {phase for _, phase, size in rows if size < 0} == {"optimizer"}
+
+
+def test_mics_sums_parts_over_shards_in_the_last_microbatch() -> None:
+    """Everything else is that of one shard."""
+    mics = program(mesh={"dp_shard": 4, "dp_replicate": 2}, microbatches=3)
+    shard = program(mesh={"dp_shard": 4}, microbatches=3)
+    summed_up = small.calls(mics, "all_reduce")
+    assert {(axis, phase) for axis, phase, _ in summed_up} == {("dp_replicate", "backward")}
+    assert sum(size for *_, size in summed_up) == 2 * plan_of("zero3", 4).graph.count() // 4
+    for collective in ("all_gather", "reduce_scatter"):
+        assert small.calls(mics, collective) == small.calls(shard, collective)
+
+
+@pytest.mark.parametrize("stage", ["zero1", "zero2"])
+def test_round_robin_deals_tensors_out(stage: str) -> None:
+    """Ranks together hold the same; what lies where is another thing."""
+    given: dict[str, Any] = {"options": {"round_robin_gradients": True}}
+    dealt = [exact_at_rest(plan_of(stage, 4, rank, **given)) for rank in range(4)]
+    plain = [exact_at_rest(plan_of(stage, 4, rank)) for rank in range(4)]
+    assert sum(summed(rest)[2] for rest in dealt) == sum(summed(rest)[2] for rest in plain)
+    assert [rest["attention"] for rest in dealt] != [rest["attention"] for rest in plain]
+    first = [key for key, (start, _) in places(plan_of(stage, 4, **given)).items() if start == 0]
+    assert list(places(plan_of(stage, 4, **given)))[1] == list(places(plan_of(stage, 4)))[4]
+    assert first == [(0, 0)]
+
+
+def test_fp16_looks_for_infinities_in_all_gradients_at_once() -> None:
+    """A mask and absolute values; bf16 does not look (0.19.6 stage3.py, _overflow_check_and_loss_scale_update)."""
+    count = plan_of("zero3", 4).graph.count()
+    plan = plan_of("zero3", 4)
+    largest = max(placed.padded for layer in plan.layers for placed in plan.of_layer(layer))
+    for compute, taken in (("fp16", 3 * count // 4), ("bf16", 8 * largest)):
+        made = program(mesh={"dp_shard": 4}, precision={"compute": compute})
+        assert small.postings(made, "grad_norm")[0][2] == max(taken, 8 * largest)

@@ -14,6 +14,7 @@ from simcore.flows.grads_on_host import GradientsOnHost
 from simcore.flows.modules import Calls, backward_calls, forward_calls, readiness
 from simcore.flows.partition import REDUCE_HANDLE, trained_of
 from simcore.flows.rest import post_rest, rest_postings, step_temporaries
+from simcore.flows.secondary import Key, Secondary
 from simcore.outline import Builder, Tables
 from simcore.plan import Placed, Plan
 from simcore.rows import Module
@@ -25,9 +26,6 @@ from simcore.zero import PERSISTENT, Zero
 __all__ = ["FetchedFlow"]
 
 GATHER_HANDLE = 17
-
-Key = tuple[int, int]
-"""(layer, number) of a parameter."""
 
 
 class FetchedFlow:
@@ -55,6 +53,7 @@ class FetchedFlow:
         self.largest_part = 0
         self.on_host = GradientsOnHost(plan, tables, builder, self.flow)
         self.from_host = tables.comm("copy", "to_device", plan.framework.compute_dtype)
+        self.secondary = Secondary(plan, tables, builder, self.flow)
         self.marks = [tables.hook(text) for text in ("opt:begin", "opt:end", "step:end")]
 
     # ---- what is known before the step --------------------------------------------------------------------------
@@ -149,12 +148,15 @@ class FetchedFlow:
         self.out.free(self.first, self.slots[3], small)
         parts = self._parts()
         norm = 8 * max(parts, default=0)  # in fp64, tensor by tensor (`get_grad_norm_direct`)
+        if self.plan.framework.compute_dtype == "fp16":  # has_overflow: absolute values and a mask of all gradients
+            norm = max(norm, (self.size + 1) * sum(parts))
         if self.flow.states_on_host:
             self.on_host.step(sum(parts))
         for group in () if self.flow.states_on_host else self._groups(parts):
             step_temporaries(self.plan, self.tables, self.out, (norm, group))
             norm = 0
         self.out.alloc(self.first, self.slots[3], small)
+        self.secondary.drop()
         self.out.collective(self.first, self.gather, self._persistent(padded=True), Stream.COMPUTE, int(Module.NONE))
         self.out.mark(end)
         self.out.mark(step_end)
@@ -203,7 +205,8 @@ class FetchedFlow:
         self.out.free(group[0][0], self.slots[4], brought)
         if brought:
             self.out.copy(group[0][0], self.from_host, brought, Stream.ALL_GATHER, GATHER_HANDLE)
-        self.out.collective(group[0][0], self.gather, num_bytes, Stream.ALL_GATHER, GATHER_HANDLE)
+        comm = self.secondary.comm if self.secondary.has(group[0]) else self.gather
+        self.out.collective(group[0][0], comm, num_bytes, Stream.ALL_GATHER, GATHER_HANDLE)
 
     def _fetch_ahead(self) -> None:
         """Whole parameters, until as many elements are under way as are allowed (`_fetch_sub_module_impl`)."""
@@ -245,6 +248,7 @@ class FetchedFlow:
         for key in keys:
             if key in self.there and key not in soon and self.promised.get(key, 0) <= self.at:
                 self.leaving[key] = self.there.pop(key)
+                self.secondary.keep(key, self._whole(key))
 
     def _leave(self) -> None:
         for key in list(self.leaving):

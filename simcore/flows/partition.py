@@ -48,12 +48,17 @@ def aligned(plan: Plan) -> int:
 
 
 def places(plan: Plan) -> dict[tuple[int, int], tuple[int, int]]:
-    """(layer, number) -> first and last element of each trained parameter in the flat buffer, as one group."""
-    found, at = {}, 0
-    for layer in plan.layers:
-        for number, numel in trained_of(plan, layer):
-            found[layer, number] = (at, at + numel)
-            at += numel
+    """(layer, number) -> first and last element of each trained parameter in the flat buffer, as one group.
+
+    In the order of registration, or dealt out to the ranks one by one (`_round_robin_reorder`).
+    """
+    flow, found, at = plan.framework.flow, {}, 0
+    assert isinstance(flow, Zero)
+    every = [(layer, number, numel) for layer in plan.layers for number, numel in trained_of(plan, layer)]
+    ranks = plan.mesh.axis(flow.axis).size if flow.round_robin else 1
+    for layer, number, numel in (one for rank in range(ranks) for one in every[rank::ranks]):
+        found[layer, number] = (at, at + numel)
+        at += numel
     return found
 
 
@@ -62,15 +67,16 @@ def exact_in_parts(plan: Plan) -> dict[str, AtRestBytes]:
 
     Tensors lie in the order of registration, as one parameter group (`bit16_groups_flat`).
     """
-    flow, totals, at = plan.framework.flow, dict[str, AtRestBytes](), 0
+    flow, totals, where = plan.framework.flow, dict[str, AtRestBytes](), places(plan)
     assert isinstance(flow, Zero)
     axis = plan.mesh.axis(flow.axis)
     part = aligned(plan) // axis.size
     low = axis.coordinate(plan.rank) * part
-    for placed in (p for layer in plan.layers for p in plan.of_layer(layer) if p.spec.is_owned):
-        numel = placed.used * placed.trainable
-        inside = max(0, min(at + numel, low + part) - max(at, low))
-        at += numel
+    owned = ((layer, number, placed) for layer in plan.layers for number, placed in enumerate(plan.of_layer(layer))
+             if placed.spec.is_owned)
+    for layer, number, placed in owned:
+        start, end = where.get((layer, number), (0, 0))
+        numel, inside = end - start, max(0, min(end, low + part) - max(start, low))
         grads = inside if placed.grad_parts > 1 else numel
         states = sum(dtype_bytes(form.dtype) for _, form in placed.life.states if form.space == "device")
         component, here = placed.spec.component, placed.life.grad.space == "device"

@@ -31,6 +31,7 @@ VERSIONS = ("deepspeed 0.19.6",)
 IMPLEMENTATIONS = ("hf",)
 CONFIG: Final = "deepspeed 0.19.6 runtime/zero/config.py"
 OFFLOAD: Final = "deepspeed 0.19.6 runtime/zero/offload_config.py"
+MICS: Final = "deepspeed 0.19.6 runtime/zero/mics.py"
 FILLED: Final = "transformers 5.23 integrations/deepspeed.py trainer_config_finalize"
 AXIS: Final = "dp_shard"
 LOSSES: Final = ("auto", "hf", "hf_keep_logits", "cut", "liger")
@@ -40,7 +41,7 @@ _OF_ALL: Final[dict[str, tuple[Any, ...]]] = {
     "overlap_comm": (None, True, False),
     "contiguous_gradients": (True,),
     "reduce_scatter": (True,),
-    "round_robin_gradients": (False,),
+    "round_robin_gradients": (None, True, False),
     "attn_implementation": (None, "sdpa", "flash_attention_2"),
     "sdpa_backend": (None, *SDPA_BACKENDS),
     "experts_implementation": (None, "grouped_mm"),
@@ -58,6 +59,8 @@ _OF_3: Final[dict[str, tuple[Any, ...]]] = {
     "stage3_max_reuse_distance": (None, 0, int),
     "stage3_gather_16bit_weights_on_model_save": (None, True, False),
     "offload_param": (dict,),
+    "zero_hpz_partition_size": (None, int),
+    "mics_shard_size": (None, int),
 }
 
 
@@ -69,6 +72,7 @@ def zero_table(job: Job, stage: int) -> Framework:
     """ZeRO applied to a job."""
     options = job.options(_OF_ALL | (_OF_3 if stage == 3 else {}))
     _check(job)
+    _check_shards(job, options, stage)
     threshold = _size(job, options, "stage3_param_persistence_threshold", 100_000) if stage == 3 else 0
     flow = _flow(job, options, stage)
     return Framework(
@@ -94,8 +98,6 @@ def _check(job: Job) -> None:
     for axis in ("pp", "cp", "tp", "ep", "etp"):
         if getattr(job.mesh, axis) > 1:
             raise job.not_yet(f"mesh.{axis}", f"{job.scenario.framework} with {axis}")
-    if job.mesh.dp_replicate > 1:
-        raise job.not_yet("mesh.dp_replicate", "copies of what ZeRO cuts (MiCS, zero_hpz_partition_size)")
     if job.compute not in ("bf16", "fp16"):
         raise job.not_yet("training.precision.compute", f"{job.compute} under {job.scenario.framework}")
     job.refuse_offload("params", "optimizer", "gradients")
@@ -120,11 +122,40 @@ def _flow(job: Job, options: dict[str, Any], stage: int) -> Zero:
                                                                    ("offload_param", params)) if key in options and on]
     away = (states, params, all(pinned), states and job.scenario.num_microbatches > 1)
     if stage < 3:
-        return Zero(stage, AXIS, bucket, 1 + overlapped, 0, 0, 0, 0, *away)
+        turns = job.flag(options, "round_robin_gradients", f"{CONFIG} round_robin_gradients", default=False)
+        return Zero(stage, AXIS, bucket, 1 + overlapped, 0, 0, 0, 0, *away, round_robin=turns)
     return Zero(stage, AXIS, bucket, 1, _size(job, options, "stage3_prefetch_bucket_size", 50_000_000),
                 _size(job, options, "stage3_max_live_parameters", 1_000_000_000),
                 _size(job, options, "stage3_max_reuse_distance", 1_000_000_000),
-                _size(job, options, "sub_group_size", 1_000_000_000), *away)
+                _size(job, options, "sub_group_size", 1_000_000_000), *away,
+                secondary=_secondary(job, options), replicate_axis="dp_replicate" if job.mesh.dp_replicate > 1 else "")
+
+
+def _check_shards(job: Job, options: dict[str, Any], stage: int) -> None:
+    """[Note: hpZ and MiCS] in `simcore/zero.py`: copies of shards are stage 3's alone."""
+    shard, copies = options.get("mics_shard_size"), job.mesh.dp_replicate
+    if copies > 1 and stage < 3:
+        raise job.illegal("mesh.dp_replicate", f"stage {stage} cuts over all ranks: they are dp_shard (copies of "
+                          "shards, MiCS, are stage 3's)", MICS)
+    if shard is not None and shard != job.mesh.dp_shard:
+        raise job.illegal("framework_options.mics_shard_size", f"a shard of {shard} ranks is mesh.dp_shard {shard}, "
+                          f"not {job.mesh.dp_shard}; its copies are dp_replicate", MICS)
+    if copies > 1 and (_part(job, "optimizer") or _part(job, "params")):
+        raise job.illegal("training.offload", "Local sharding has no support for CPU offloading",
+                          f"{MICS} allreduce_mics_shard_grads")
+
+
+def _secondary(job: Job, options: dict[str, Any]) -> int:
+    """zero_hpz_partition_size, 0 where it changes nothing."""
+    size, ranks, at = options.get("zero_hpz_partition_size") or 1, job.mesh.dp_shard, "zero_hpz_partition_size"
+    if ranks % min(size, ranks):
+        raise job.illegal(f"framework_options.{at}", f"{ranks} is not divisible by {size}",
+                          "deepspeed 0.19.6 utils/groups.py _create_zero_param_parallel_group")
+    if size > 1 and job.mesh.dp_replicate > 1:
+        raise job.not_yet(f"framework_options.{at}", "a second cut of MiCS's shards")
+    if size > 1 and _part(job, "params"):
+        raise job.not_yet(f"framework_options.{at}", "second parts of parameters on the host")
+    return min(size, ranks) if size > 1 else 0
 
 
 # ---- what lies on the host ------------------------------------------------------------------------------------------

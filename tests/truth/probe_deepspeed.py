@@ -2,6 +2,7 @@
 
     python tests/truth/probe_deepspeed.py CHECKOUT > tests/truth/deepspeed/0.19.6.json
     python tests/truth/probe_deepspeed.py CHECKOUT offload > tests/truth/deepspeed/offload-0.19.6.json
+    python tests/truth/probe_deepspeed.py CHECKOUT shards > tests/truth/deepspeed/shards-0.19.6.json
 
 CHECKOUT: DeepSpeed's own source at edaa72212 (0.19.6), with hjson, msgpack, ninja, psutil and py-cpuinfo importable;
 nothing is compiled. The process group is torch's fake one: collectives do nothing and are noted with the bytes of their
@@ -10,6 +11,7 @@ largest tensor. Two microbatches of the fourth step (`microbatches`, the order i
 are as long as a bucket that is reduced; `kept`: elements of what the optimizer object holds.
 `offload`: what lies on the host, and on the device for it. There the optimizer is torch's (DeepSpeedCPUAdam is not
 compiled) and `looked_at` are the elements of tensors in which infinities are looked for in the last microbatch.
+`shards`: each collective with the size of its group; `order`: elements of tensors as they lie in the flat buffer.
 Each case is a process: DeepSpeed has global state.
 ZeRO-3 compares its record with rank 0's, which only rank 0 survives here.
 """
@@ -57,8 +59,14 @@ OFFLOADED = {
     "three, both, groups": case(3, sub_group_size=500_000, offload_optimizer=TO_CPU, offload_param=TO_CPU),
     "three, parameters": case(3, offload_param=TO_CPU),
 }
+SHARDS = {
+    "two, round robin": case(2, round_robin_gradients=True),
+    "three, hpz": case(3, zero_hpz_partition_size=2, stage3_max_reuse_distance=0),
+    "three, mics": case(3, mics_shard_size=2),
+}
 CALLS = []
-NOTED = ("all_reduce", "all_gather_into_tensor", "reduce_scatter_tensor")
+SHARDED = sys.argv[2:] == ["shards"]
+NOTED = ("all_reduce", "all_gather_into_tensor", "reduce_scatter_tensor", "all_reduce_coalesced")
 
 
 def numel(tensors):
@@ -66,6 +74,8 @@ def numel(tensors):
 
 
 def kept(optimizer, stage):
+    if stage < 3 and SHARDED:
+        return {"order": numel(optimizer.round_robin_bit16_groups[0])}
     if stage < 3:
         return {"flat": numel(optimizer.bit16_groups_flat), "masters": numel(optimizer.single_partition_of_fp32_groups)}
     offload = optimizer.parameter_offload
@@ -112,7 +122,11 @@ def prepare():
     def noting(name, call):
         def noted(*given, **named):
             tensors = [x for x in (*given, *named.values()) if torch.is_tensor(x)]
-            CALLS.append([name, max(x.numel() * x.element_size() for x in tensors)])
+            listed = [x for one in (*given, *named.values()) if isinstance(one, list) for x in one]
+            size = sum(x.numel() * x.element_size() for x in listed) or max(
+                x.numel() * x.element_size() for x in tensors)
+            group = [dist.get_world_size(named.get("group"))] if SHARDED else []
+            CALLS.append([name, size, *group])
             return call(*given, **named)
         return noted
 
@@ -162,7 +176,7 @@ def run(row):
             loss = engine(input_ids=tokens, labels=tokens, use_cache=False).loss
             if number == 2:
                 moved = profiled(partial(engine.backward, loss))
-                sent = {size for name, size in CALLS if name != "all_gather_into_tensor"}
+                sent = {size for name, size, *_ in CALLS if name != "all_gather_into_tensor"}
                 found["backward"] = [size for size in moved if size in sent]
             else:
                 engine.backward(loss)
@@ -202,7 +216,7 @@ def main():
     sys.path.insert(0, sys.argv[1])
     prepare()
     rows, fork = {}, multiprocessing.get_context("fork")
-    for name, row in (OFFLOADED if sys.argv[2:] else CASES).items():
+    for name, row in (SHARDS if SHARDED else OFFLOADED if sys.argv[2:] else CASES).items():
         answers = fork.SimpleQueue()
         child = fork.Process(target=asked, args=(row, answers))
         child.start()
