@@ -19,10 +19,9 @@ parameter where it was gathered; several are copied out of a flat buffer when th
 the 16-bit gradients of the rank's parts rest for good; each bucket is reduce-scattered from a copy, unless it is one
 tensor that leaves no remainder. The step goes through groups of `sub_group_size` elements of the rank.
 
-[Note: hpZ and MiCS] `zero_hpz_partition_size`: when a parameter is released for the first time in a step, each rank
+[Note: hpZ] `zero_hpz_partition_size`: when a parameter is released for the first time in a step, each rank
 keeps a part of it by the ranks of a smaller group, from which it is gathered from then on, until the step
-(`_partition_param_sec`, invalidate_secondary_tensor). `mics_shard_size` (`mics.py`): all is cut over the ranks of a
-shard alone, and in the last microbatch the gradients of a bucket's parts are summed over the shards.
+(`_partition_param_sec`, invalidate_secondary_tensor).
 
 [Note: ZeRO on the host] With `offload_optimizer` the CPU keeps masters, moments and gradients in fp32 of the rank's
 part, and steps. ZeRO-1 and 2 (`stage_1_and_2.py`, copy_grads_in_partition): no part of gradients is on the device; of a
@@ -52,8 +51,7 @@ class Zero:
     Of ZeRO-3 alone: `ahead`, stage3_prefetch_bucket_size; `live`, stage3_max_live_parameters; `reuse`,
     stage3_max_reuse_distance; `sub_group`, sub_group_size; `secondary`, zero_hpz_partition_size or 0. `states_on_host`,
     `params_on_host`: offload_optimizer and offload_param; `pinned`: their pin_memory; `accumulates`: a step has several
-    microbatches, and states on the host. `replicate_axis`: over the shards of MiCS, "" for one. `round_robin`:
-    round_robin_gradients.
+    microbatches, and states on the host. `round_robin`: round_robin_gradients.
     """
 
     stage: int
@@ -69,5 +67,4 @@ class Zero:
     pinned: bool = True
     accumulates: bool = False
     secondary: int = 0
-    replicate_axis: str = ""
     round_robin: bool = False

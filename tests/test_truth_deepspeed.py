@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 import small
-from simcore.flows.partition import LOOKED_AT
+from simcore.flows.partition import LOOKED_AT, places
 from simcore.flows.staged import beside_tensors, touched
 from simcore.outline import Phase
 from simcore.plan import Plan
@@ -180,3 +180,44 @@ def test_infinities_are_looked_for_in_whole_gradients() -> None:
         if theirs and case["rank"] == 0:
             taken = [size for *_, size in small.postings(away(name, small.program_of), "grad_on_its_way")]
             assert max(taken) == LOOKED_AT * max(theirs)
+
+
+# ---- hpZ, the order of parts ----------------------------------------------------------------------------------
+SHARDS: dict[str, Any] = json.loads(
+    (Path(__file__).parent / "truth/deepspeed/shards-0.19.6.json").read_text(encoding="utf-8"))["cases"]
+
+
+def sharded(name: str, mesh: dict[str, int]) -> Program:
+    case = SHARDS[name]
+    return small.program_of(f"zero{case['stage']}", mesh, microbatches=2, recompute="full", options=case["options"],
+                            model={"config": PRESETS[case["type"]], "overrides": case["model"]})
+
+
+def test_tensors_are_dealt_out_as_upstream_deals_them() -> None:
+    case = SHARDS["two, round robin"]
+    ours = small.plan_of("zero2", {"dp_shard": 4}, options=case["options"],
+                         model={"config": PRESETS[case["type"]], "overrides": case["model"]})
+    assert [end - start for start, end in places(ours).values()] == case["found"]["kept"]["order"]
+    theirs = [size for rows in case["found"]["microbatches"] for found, size, _ in rows if found == "all_reduce"]
+    assert [size for *_, size in small.calls(sharded("two, round robin", {"dp_shard": 4}), "all_reduce")] == [
+        size for size in theirs if size > 8]
+
+
+def test_hpz_gathers_in_upstreams_groups() -> None:
+    theirs = [(ranks, size) for rows in SHARDS["three, hpz"]["found"]["microbatches"]
+              for found, size, ranks in rows if found == "all_gather_into_tensor"]
+    ours = [(2 if axis == "dp_shard/2" else 4, size) for axis, phase, size in small.calls(
+        sharded("three, hpz", {"dp_shard": 4}), "all_gather") if phase != "optimizer"]
+    assert ours == theirs
+
+
+def test_mics_scatters_over_all_ranks() -> None:
+    """Which is why it is refused: a shard of two ranks owns halves, and each gets a quarter."""
+    case = SHARDS["three, mics"]
+    assert case["options"]["mics_shard_size"] == case["ranks"] // 2
+    scattered = [row for rows in case["found"]["microbatches"] for row in rows if row[0] == "reduce_scatter_tensor"]
+    assert {ranks for *_, ranks in scattered} == {case["ranks"]}
+    summed = [row for row in case["found"]["microbatches"][1] if row[0] == "all_reduce_coalesced"]
+    assert [size for _, size, _ in summed] == [size // 4 for _, size, _ in scattered[len(scattered) // 2:]]
+    of_one = sum(size for _, size, _ in scattered) // 2  # microbatch
+    assert of_one // case["ranks"] == 2 * sum(case["found"]["kept"]["parts"]) // 2

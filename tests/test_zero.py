@@ -164,8 +164,7 @@ HOSTED: dict[str, Any] = {"offload": {"optimizer": "host"}}
 @pytest.mark.parametrize(("stage", "mesh", "given", "kind", "told"), [
     ("zero2", {"dp_shard": 2, "tp": 2}, {}, NotYet, "zero2 with tp"),
     ("zero2", {"dp_shard": 2, "dp_replicate": 2}, {}, IllegalLayout, "stage 2 cuts over all ranks"),
-    ("zero3", {"dp_shard": 4}, {"options": {"mics_shard_size": 2}}, IllegalLayout, "a shard of 2 ranks is mesh.dp"),
-    ("zero3", {"dp_shard": 2, "dp_replicate": 2}, {"offload": {"optimizer": "host"}}, IllegalLayout, "Local sharding"),
+    ("zero3", {"dp_shard": 2, "dp_replicate": 2}, {}, NotYet, "scatters its gradients over all ranks"),
     ("zero3", {"dp_shard": 6}, {"options": {"zero_hpz_partition_size": 4}}, IllegalLayout, "6 is not divisible by 4"),
     ("zero3", {"dp_shard": 4}, {"options": {"zero_hpz_partition_size": 2}, "offload": {"params": "host"}}, NotYet,
      "second parts of parameters on the host"),
@@ -234,7 +233,7 @@ def test_an_optimizer_on_the_host_needs_nothing_on_the_device_in_its_step(stage:
     assert not [size for *_, size in small.postings(away, "grad_partitions") if size]
 
 
-# ---- hpZ, MiCS, the order of parts ----------------------------------------------------------------------------------
+# ---- hpZ, the order of parts ----------------------------------------------------------------------------------
 def program(**given: Any) -> Program:
     return small.program_of("zero3", model=LLAMA, **given)
 
@@ -259,17 +258,6 @@ def test_hpz_keeps_a_second_part_from_forward_to_the_step() -> None:
     assert sum(size for *_, size in rows if size > 0) == 2 * plan_of("zero3", 8).graph.count() // 4
     assert {phase for _, phase, size in rows if size > 0} == {"forward"}
     assert {phase for _, phase, size in rows if size < 0} == {"optimizer"}
-
-
-def test_mics_sums_parts_over_shards_in_the_last_microbatch() -> None:
-    """Everything else is that of one shard."""
-    mics = program(mesh={"dp_shard": 4, "dp_replicate": 2}, microbatches=3)
-    shard = program(mesh={"dp_shard": 4}, microbatches=3)
-    summed_up = small.calls(mics, "all_reduce")
-    assert {(axis, phase) for axis, phase, _ in summed_up} == {("dp_replicate", "backward")}
-    assert sum(size for *_, size in summed_up) == 2 * plan_of("zero3", 4).graph.count() // 4
-    for collective in ("all_gather", "reduce_scatter"):
-        assert small.calls(mics, collective) == small.calls(shard, collective)
 
 
 @pytest.mark.parametrize("stage", ["zero1", "zero2"])

@@ -96,7 +96,7 @@ class PartitionFlow:
         self.part = aligned(plan) // plan.mesh.axis(self.flow.axis).size
         self.grads: dict[tuple[int, int], tuple[int, int]] = {}
         self.places = places(plan)
-        self.owners: set[int] = set()
+        self.slices: list[tuple[int, int]] = []
         self.largest = max((numel for layer in plan.layers for _, numel in trained_of(plan, layer)), default=0)
         self.largest_in_bucket = self.touched_in_bucket = self.mine_in_bucket = self.microbatch = 0
         self.own, self.dtype = plan.mesh.axis(self.flow.axis).coordinate(plan.rank), plan.framework.compute_dtype
@@ -170,11 +170,15 @@ class PartitionFlow:
             self._reduce()
         self.out.compute(Kernel.COPY, 0, 2 * numel * self.size)
         self.filled += numel
-        mine = max(0, min(end, (self.own + 1) * self.part) - max(start, self.own * self.part))
-        self.mine_in_bucket += mine
-        self.touched_in_bucket += numel * (mine > 0)
         self.largest_in_bucket = max(self.largest_in_bucket, numel)
-        self.owners.update(range(start // self.part, (end - 1) // self.part + 1))
+        for owner in range(start // self.part, (end - 1) // self.part + 1):
+            piece = min(end, (owner + 1) * self.part) - max(start, owner * self.part)
+            if owner == self.own:
+                self.mine_in_bucket += piece
+                self.touched_in_bucket += numel
+            if self.slices and self.slices[-1][0] == owner:
+                piece += self.slices.pop()[1]
+            self.slices.append((owner, piece))
 
     def _reduce(self) -> None:
         """All-reduce, in a flat copy if pieces of several ranks' parts lie in the bucket; own ones are copied out.
@@ -183,18 +187,28 @@ class PartitionFlow:
         """
         if not self.filled:
             return
-        num_bytes, copied = self.filled * self.size, len(self.owners) > 1
-        self.out.alloc(self.first, self.slots["flat_bucket"], num_bytes * copied)
         comm = self.tables.comm("all_reduce", self.flow.axis, self.plan.framework.compute_dtype)
-        self.out.collective(self.first, comm, num_bytes, Stream.REDUCE, REDUCE_HANDLE)
-        self.out.free(self.first, self.slots["flat_bucket"], num_bytes * copied)
+        for pieces in self._together():
+            num_bytes, is_copied = sum(pieces) * self.size, len(pieces) > 1
+            self.out.alloc(self.first, self.slots["flat_bucket"], num_bytes * is_copied)
+            self.out.collective(self.first, comm, num_bytes, Stream.REDUCE, REDUCE_HANDLE)
+            self.out.free(self.first, self.slots["flat_bucket"], num_bytes * is_copied)
         if self.flow.states_on_host:
             self._send_to_host()
         elif not self.has_part:
             self.out.alloc(self.first, self.slots["grads_in_partition"], self.part * self.size)
             self.has_part, self.parts = True, self.parts + 1
         self.filled = self.largest_in_bucket = self.touched_in_bucket = self.mine_in_bucket = 0
-        self.owners.clear()
+        self.slices.clear()
+
+    def _together(self) -> list[list[int]]:
+        """Pieces that are sent as one: until they are more than a bucket (`allreduce_and_scatter`)."""
+        found: list[list[int]] = [[]]
+        for _, piece in self.slices:
+            if sum(found[-1]) > self.flow.bucket:
+                found.append([])
+            found[-1].append(piece)
+        return found
 
     def _send_to_host(self) -> None:
         """What of the bucket is the rank's own; in the last microbatch in fp32, each tensor looked at before.

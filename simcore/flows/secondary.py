@@ -1,4 +1,4 @@
-"""Second parts of parameters, cut over fewer ranks: [Note: hpZ and MiCS] in `simcore.zero`."""
+"""Second parts of parameters, cut over fewer ranks: [Note: hpZ] in `simcore.zero`."""
 
 from __future__ import annotations
 

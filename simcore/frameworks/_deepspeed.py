@@ -31,7 +31,6 @@ VERSIONS = ("deepspeed 0.19.6",)
 IMPLEMENTATIONS = ("hf",)
 CONFIG: Final = "deepspeed 0.19.6 runtime/zero/config.py"
 OFFLOAD: Final = "deepspeed 0.19.6 runtime/zero/offload_config.py"
-MICS: Final = "deepspeed 0.19.6 runtime/zero/mics.py"
 FILLED: Final = "transformers 5.23 integrations/deepspeed.py trainer_config_finalize"
 AXIS: Final = "dp_shard"
 LOSSES: Final = ("auto", "hf", "hf_keep_logits", "cut", "liger")
@@ -60,7 +59,6 @@ _OF_3: Final[dict[str, tuple[Any, ...]]] = {
     "stage3_gather_16bit_weights_on_model_save": (None, True, False),
     "offload_param": (dict,),
     "zero_hpz_partition_size": (None, int),
-    "mics_shard_size": (None, int),
 }
 
 
@@ -72,7 +70,7 @@ def zero_table(job: Job, stage: int) -> Framework:
     """ZeRO applied to a job."""
     options = job.options(_OF_ALL | (_OF_3 if stage == 3 else {}))
     _check(job)
-    _check_shards(job, options, stage)
+    _check_shards(job, stage)
     threshold = _size(job, options, "stage3_param_persistence_threshold", 100_000) if stage == 3 else 0
     flow = _flow(job, options, stage)
     return Framework(
@@ -128,21 +126,20 @@ def _flow(job: Job, options: dict[str, Any], stage: int) -> Zero:
                 _size(job, options, "stage3_max_live_parameters", 1_000_000_000),
                 _size(job, options, "stage3_max_reuse_distance", 1_000_000_000),
                 _size(job, options, "sub_group_size", 1_000_000_000), *away,
-                secondary=_secondary(job, options), replicate_axis="dp_replicate" if job.mesh.dp_replicate > 1 else "")
+                secondary=_secondary(job, options))
 
 
-def _check_shards(job: Job, options: dict[str, Any], stage: int) -> None:
-    """[Note: hpZ and MiCS] in `simcore/zero.py`: copies of shards are stage 3's alone."""
-    shard, copies = options.get("mics_shard_size"), job.mesh.dp_replicate
-    if copies > 1 and stage < 3:
-        raise job.illegal("mesh.dp_replicate", f"stage {stage} cuts over all ranks: they are dp_shard (copies of "
-                          "shards, MiCS, are stage 3's)", MICS)
-    if shard is not None and shard != job.mesh.dp_shard:
-        raise job.illegal("framework_options.mics_shard_size", f"a shard of {shard} ranks is mesh.dp_shard {shard}, "
-                          f"not {job.mesh.dp_shard}; its copies are dp_replicate", MICS)
-    if copies > 1 and (_part(job, "optimizer") or _part(job, "params")):
-        raise job.illegal("training.offload", "Local sharding has no support for CPU offloading",
-                          f"{MICS} allreduce_mics_shard_grads")
+def _check_shards(job: Job, stage: int) -> None:
+    """Copies of shards would be MiCS.
+
+    Run (`tests/truth/deepspeed/shards-0.19.6.json`), 0.19.6 scatters MiCS's gradients over all ranks and not over a
+    shard's, so that parts get pieces of half their length; 0.19.8 has no MiCS.
+    """
+    if job.mesh.dp_replicate > 1 and stage < 3:
+        raise job.illegal("mesh.dp_replicate", f"stage {stage} cuts over all ranks: they are dp_shard", CONFIG)
+    if job.mesh.dp_replicate > 1:
+        raise job.not_yet("mesh.dp_replicate", "copies of shards (MiCS: this version scatters its gradients over all "
+                          "ranks, and the next ones have none; zero_hpz_partition_size is served)")
 
 
 def _secondary(job: Job, options: dict[str, Any]) -> int:
@@ -151,8 +148,6 @@ def _secondary(job: Job, options: dict[str, Any]) -> int:
     if ranks % min(size, ranks):
         raise job.illegal(f"framework_options.{at}", f"{ranks} is not divisible by {size}",
                           "deepspeed 0.19.6 utils/groups.py _create_zero_param_parallel_group")
-    if size > 1 and job.mesh.dp_replicate > 1:
-        raise job.not_yet(f"framework_options.{at}", "a second cut of MiCS's shards")
     if size > 1 and _part(job, "params"):
         raise job.not_yet(f"framework_options.{at}", "second parts of parameters on the host")
     return min(size, ranks) if size > 1 else 0

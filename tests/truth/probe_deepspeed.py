@@ -125,7 +125,8 @@ def prepare():
             listed = [x for one in (*given, *named.values()) if isinstance(one, list) for x in one]
             size = sum(x.numel() * x.element_size() for x in listed) or max(
                 x.numel() * x.element_size() for x in tensors)
-            group = [dist.get_world_size(named.get("group"))] if SHARDED else []
+            groups = [x for x in (*given, *named.values()) if isinstance(x, dist.ProcessGroup)]
+            group = [dist.get_world_size(groups[0] if groups else None)] if SHARDED else []
             CALLS.append([name, size, *group])
             return call(*given, **named)
         return noted
