@@ -11,6 +11,7 @@ from simcore.band import Band, band_of, layout_class
 from simcore.clocked import Clocked
 from simcore.errors import RankscopeError
 from simcore.flows import exact_at_rest, padding_bytes
+from simcore.flows.staged import beside_tensors
 from simcore.fold import RankClass
 from simcore.framework import Buckets, Framework, UnshardFlow
 from simcore.job import Job
@@ -229,7 +230,8 @@ def _peak(parts: Parts, peak: Balance, plan: Plan, held: Sequence[Held], band: B
     mine, low, high = (parts.needed(int(allocated * off)) for off in (1, band.low, band.high))
     return Peak(
         allocated_bytes=allocated, reserved_bytes=seen.middle, device_bytes=mine.middle + beside,
-        host_bytes=host_bytes(plan, parts.site().tokens), phase=peak.phase,
+        host_bytes=host_bytes(plan, parts.site().tokens) + beside_tensors(plan, rounded=False).total(),
+        phase=peak.phase,
         first_step_bytes=first_step(peak, made_after_backward(plan)), event=peak.event, layer=peak.layer,
         microbatch=_microbatch(parts, peak.microbatch),
         by_category=peak.by_category, by_phase=peak.by_phase,

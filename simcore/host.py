@@ -20,6 +20,7 @@ from typing import Final, Literal
 import numpy as np
 
 from simcore.assemble import Parts
+from simcore.flows.staged import beside_tensors
 from simcore.fold import RankClass
 from simcore.framework import Buckets, Framework, Life
 from simcore.graph import ModelGraph
@@ -131,6 +132,9 @@ def _of_rank(plan: Plan, phase: _Phase, transfer: Transfer | None, tokens: int) 
         for what, space, num_bytes in placed.elsewhere:
             if what in there:
                 held[what] += count * _rests(num_bytes, space)
+    for what, num_bytes in beside_tensors(plan, rounded=True).items():
+        if what in there or phase == "first_step":
+            held[what] += num_bytes
     if transfer is not None:
         held["checkpoint"] = max(_copied(plan, transfer), transfer.in_flight * _largest(plan, transfer))
     return held

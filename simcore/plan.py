@@ -236,13 +236,13 @@ def _place_tensor(spec: TensorSpec, life: Life, mesh: Mesh, rank: int) -> Placed
     states = tuple((name, form.space, _state_bytes(spec, form, life, whole, mesh, rank))
                    for name, form in life.states) if trains else ()
     here = tuple((name, num_bytes) for name, space, num_bytes in states if space == "device")
+    cut_more = _flat_parts(tuple(cut for cut in life.grad.layout if cut not in life.rest.layout), mesh)
     kept = (("parameters", life.rest.space, life.rest.num_bytes(padded)),
-            ("gradients", life.grad.space, local * dtype_bytes(life.grad.dtype) * trains),
+            ("gradients", life.grad.space, local // cut_more * dtype_bytes(life.grad.dtype) * trains),
             *(("gradients" if name == "grad_copy" else "optimizer states", space, num_bytes)
               for name, space, num_bytes in states))
     away = tuple((what, space, num_bytes) for what, space, num_bytes in kept if space != "device" and num_bytes)
-    more = tuple(cut for cut in life.grad.layout if cut not in life.rest.layout)
-    return Placed(spec, life, local, padded, tuple(used_shape), used_copies, here, away, _flat_parts(more, mesh),
+    return Placed(spec, life, local, padded, tuple(used_shape), used_copies, here, away, cut_more,
                   spec.copies * life.rest.constants(spec.numel))
 
 

@@ -14,8 +14,9 @@ from typing import Any
 import simcore.frameworks
 from simcore.errors import IllegalLayout, InputError, NotYet, Problem, RankscopeError
 from simcore.framework import Framework
+from simcore.frameworks._refused import why_no_framework
 from simcore.graph import ModelGraph, build, model_config
-from simcore.job import Job
+from simcore.job import Job, topology_of
 from simcore.lora import LoraChoice
 from simcore.mesh import Mesh
 from simcore.models.blocks import LayerKind, Moe, Mtp
@@ -24,6 +25,7 @@ from simcore.scenario import ModelFile, Scenario
 from simcore.schedule import SCHEDULES
 from simcore.tensor import TensorSpec
 from simcore.training import Imbalance, Quantization
+from simcore.units import format_bytes
 
 __all__ = ["configuration", "known_frameworks", "prepare"]
 
@@ -58,6 +60,7 @@ def prepare(scenario: Scenario) -> tuple[Job, Framework]:
     graph = job.graph
     _check_routing(job)
     _check_base(job, module)
+    _check_host(job)
     framework: Framework = module.table(job)
     check_even(graph, mesh, framework, f"{framework.name}: this cut must be even ({framework.version})")
     return job, framework
@@ -132,9 +135,24 @@ def _with_copies(graph: ModelGraph) -> ModelGraph:
     return graph.with_tensors(change)
 
 
+def _check_host(job: Job) -> None:
+    """Where the host's memory is the device's, what lies on the host lies on the device."""
+    topology = topology_of(job.scenario)
+    away = [name for name in ("params", "optimizer", "gradients", "activations")
+            if job.scenario.training.offload.part(name)[0] == "host"]
+    if topology.node.unified is not None and away:
+        memory = format_bytes(int(topology.node.host_memory))
+        raise job.illegal(f"training.offload.{away[0]}", f"{', '.join(away)} on the host of {topology.device.name}: "
+                          f"host and device are the same {memory}, so nothing is gained, and what is used on the "
+                          "device is there twice", topology.node.unified)
+
+
 def _framework_module(scenario: Scenario) -> ModuleType:
     name = scenario.framework
     if name not in known_frameworks():
+        why = why_no_framework(name)
+        if why is not None:
+            raise InputError(Problem(scenario.where("framework"), *why))
         close = difflib.get_close_matches(name, known_frameworks(), n=1)
         hint = f"; did you mean {close[0]!r}?" if close else ""
         message = f"unknown framework {name!r}: this version has {', '.join(known_frameworks())}{hint}"

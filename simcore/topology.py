@@ -82,6 +82,7 @@ class Node(Frozen):
     """What one fabric joins; `host_memory` is per host, and a node of several hosts says `gpus_per_host`.
 
     `host_bandwidth`: of a host's memory, all of its channels; without it no optimizer is timed on a CPU.
+    `unified`: where it stands that host and device share one memory, if they do.
     `nvlink`: NVLink, or AMD's Infinity Fabric; `pcie`: the GPUs have nothing better between them.
     """
 
@@ -91,6 +92,7 @@ class Node(Frozen):
     pcie: Fabric | None = None
     host_memory: Bytes
     host_bandwidth: Rate | None = None
+    unified: str | None = None
     host_link: HostLink
 
     @model_validator(mode="after")

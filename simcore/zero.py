@@ -18,6 +18,20 @@ part. Others are gathered when their module runs, and released unless the record
 parameter where it was gathered; several are copied out of a flat buffer when the first is waited for. The bucket and
 the 16-bit gradients of the rank's parts rest for good; each bucket is reduce-scattered from a copy, unless it is one
 tensor that leaves no remainder. The step goes through groups of `sub_group_size` elements of the rank.
+
+[Note: hpZ] `zero_hpz_partition_size`: when a parameter is released for the first time in a step, each rank
+keeps a part of it by the ranks of a smaller group, from which it is gathered from then on, until the step
+(`_partition_param_sec`, invalidate_secondary_tensor).
+
+[Note: ZeRO on the host] With `offload_optimizer` the CPU keeps masters, moments and gradients in fp32 of the rank's
+part, and steps. ZeRO-1 and 2 (`stage_1_and_2.py`, copy_grads_in_partition): no part of gradients is on the device; of a
+reduced bucket each tensor of the part is looked at, cast to fp32 and copied. Beside them: a 16-bit copy of the part on
+the way back, a buffer as long as the largest parameter on either side; under accumulation the 16-bit gradients of all
+parameters that touch the part, whole, which every microbatch fetches, adds to and sends back.
+ZeRO-3 (`stage3.py`, partition_grads): the 16-bit gradients of the parts lie on the host, and a copy of each comes back
+to the device for the norm and the cast. `offload_param` (ZeRO-3 alone): parts lie on the host, and are copied whenever
+they are gathered (`partition_parameters.py`, _all_gather_dtype). Buffers are flat, and pinned but for moments, and for
+masters of ZeRO-3. `buffer_count`, `buffer_size`, `max_in_cpu`, `fast_init` and pipelining are about NVMe alone.
 """
 
 from __future__ import annotations
@@ -35,7 +49,9 @@ class Zero:
     """Sizes in elements. `bucket`: reduce_bucket_size; `num_buffers`: two with overlap_comm under ZeRO-1 and 2.
 
     Of ZeRO-3 alone: `ahead`, stage3_prefetch_bucket_size; `live`, stage3_max_live_parameters; `reuse`,
-    stage3_max_reuse_distance; `sub_group`, sub_group_size.
+    stage3_max_reuse_distance; `sub_group`, sub_group_size; `secondary`, zero_hpz_partition_size or 0. `states_on_host`,
+    `params_on_host`: offload_optimizer and offload_param; `pinned`: their pin_memory; `accumulates`: a step has several
+    microbatches, and states on the host. `round_robin`: round_robin_gradients.
     """
 
     stage: int
@@ -46,3 +62,9 @@ class Zero:
     live: int = 0
     reuse: int = 0
     sub_group: int = 0
+    states_on_host: bool = False
+    params_on_host: bool = False
+    pinned: bool = True
+    accumulates: bool = False
+    secondary: int = 0
+    round_robin: bool = False

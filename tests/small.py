@@ -36,13 +36,14 @@ def gather_beside(out: Builder, axis: str, ns: int, first: int, behind: int) -> 
 
 def scenario(framework: str, mesh: dict[str, int] | None = None, *, microbatches: int | None = None, model: Any = TINY,
              options: dict[str, Any] | None = None, version: Any = "auto", topology: str = "dgx-h100",
-             **training: Any) -> Scenario:
+             implementation: str = "auto", **training: Any) -> Scenario:
     """One question about a small model: 64 tokens, one sequence a microbatch."""
     mesh = mesh or {}
     copies = mesh.get("dp_replicate", 1) * mesh.get("dp_shard", 1)
     batch = {} if microbatches is None else {"global_batch_size": microbatches * copies}
     data = {"name": "small", "model": model, "framework": framework, "topology": topology, "mesh": mesh,
-            "framework_version": version, "training": {"seq_len": 64, **batch, **training},
+            "framework_version": version, "implementation": implementation,
+            "training": {"seq_len": 64, **batch, **training},
             "framework_options": options or {}}
     return parse_scenario(parse_document(json.dumps(data), "small.json"))
 

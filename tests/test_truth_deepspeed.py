@@ -9,13 +9,18 @@ from typing import Any
 import pytest
 
 import small
+from simcore.flows.partition import LOOKED_AT, places
+from simcore.flows.staged import beside_tensors, touched
 from simcore.outline import Phase
 from simcore.plan import Plan
 from simcore.program import Program
 from simcore.tape import Op
+from simcore.zero import Zero
 
 TRUTH: dict[str, Any] = json.loads(
     (Path(__file__).parent / "truth/deepspeed/0.19.6.json").read_text(encoding="utf-8"))["cases"]
+AWAY: dict[str, Any] = json.loads(
+    (Path(__file__).parent / "truth/deepspeed/offload-0.19.6.json").read_text(encoding="utf-8"))["cases"]
 PRESETS = {"llama": "llama-3.2-3b", "qwen2": "qwen2.5-7b"}
 OURS = {"all_reduce": "all_reduce", "all_gather_into_tensor": "all_gather", "reduce_scatter_tensor": "reduce_scatter"}
 THREE = [name for name, case in TRUTH.items() if case["stage"] == 3]
@@ -124,3 +129,95 @@ def test_buckets_are_copied_where_upstream_copies_them(name: str) -> None:
     copies = [size for *_, size in small.postings(made(name), "flat_bucket") if size > 0]
     microbatches = 1 if TRUTH[name]["stage"] == 1 else 2  # upstream's are those of the last one
     assert [size for size in copies[-(len(copies) // microbatches):] if size >= 100_000] == theirs
+
+
+# ---- offload --------------------------------------------------------------------------------------------------------
+def away(name: str, build: Any) -> Any:
+    case = AWAY[name]
+    kept = {key: value for key, value in case["options"].items() if not key.startswith("offload")}
+    where = {ours: "host" for theirs, ours in (("offload_optimizer", "optimizer"), ("offload_param", "params"))
+             if theirs in case["options"]}
+    return build(f"zero{case['stage']}", {"dp_shard": case["ranks"]}, microbatches=2, rank=case["rank"], offload=where,
+                 model={"config": PRESETS[case["type"]], "overrides": case["model"]}, options=kept, recompute="full")
+
+
+def held(plan: Plan) -> dict[str, int]:
+    """Bytes on the host by owner, buffers and all."""
+    found = dict(beside_tensors(plan, rounded=False))
+    for layer in plan.layers:
+        for what, _, num_bytes in (one for placed in plan.of_layer(layer) for one in placed.elsewhere):
+            found[what] = found.get(what, 0) + num_bytes
+    return found
+
+
+@pytest.mark.parametrize("name", [name for name in AWAY if AWAY[name]["stage"] < 3])
+def test_the_host_holds_what_zero2s_optimizer_holds_there(name: str) -> None:
+    theirs, ours = AWAY[name]["found"]["offload"], held(away(name, small.plan_of))
+    assert ours["optimizer states"] == 4 * sum(theirs["masters"] + theirs["moments"])
+    assert ours["gradients"] == 4 * sum(theirs["gradients"]) + 2 * sum(theirs["accumulated"])
+    assert ours["copies on their way"] == 2 * theirs["way_back"][0] + 2 * theirs["largest"][0]
+    on_device = [size for *_, size in small.postings(away(name, small.program_of), "grad_buffer_for_offload")]
+    assert on_device == [2 * theirs["largest"][1]]
+
+
+@pytest.mark.parametrize("name", [name for name in AWAY if AWAY[name]["stage"] == 3])
+def test_the_host_holds_what_zero3s_optimizer_holds_there(name: str) -> None:
+    """Moments are made by DeepSpeedCPUAdam, like their masters; without offload_optimizer the rest is on the device."""
+    theirs, ours = AWAY[name]["found"]["offload"], held(away(name, small.plan_of))
+    is_away = "offload_optimizer" in AWAY[name]["options"]
+    assert ours.get("optimizer states", 0) == 3 * 4 * sum(theirs["masters"]) * is_away
+    assert ours.get("gradients", 0) == (4 * sum(theirs["gradients"]) + 2 * theirs["accumulated"][0]) * is_away
+    assert ours.get("parameters", 0) == 2 * sum(theirs["parameters"])
+
+
+def test_infinities_are_looked_for_in_whole_gradients() -> None:
+    """Of the tensors that touch the part of ZeRO-1 and 2; ZeRO-3 looks at none in bf16."""
+    for name, case in AWAY.items():
+        theirs, ours = case["found"]["looked_at"], away(name, small.plan_of)
+        flow = ours.framework.flow
+        assert isinstance(flow, Zero)
+        assert theirs == (sorted(touched(ours, flow)) if flow.stage < 3 else [])
+        if theirs and case["rank"] == 0:
+            taken = [size for *_, size in small.postings(away(name, small.program_of), "grad_on_its_way")]
+            assert max(taken) == LOOKED_AT * max(theirs)
+
+
+# ---- hpZ, the order of parts ----------------------------------------------------------------------------------
+SHARDS: dict[str, Any] = json.loads(
+    (Path(__file__).parent / "truth/deepspeed/shards-0.19.6.json").read_text(encoding="utf-8"))["cases"]
+
+
+def sharded(name: str, mesh: dict[str, int]) -> Program:
+    case = SHARDS[name]
+    return small.program_of(f"zero{case['stage']}", mesh, microbatches=2, recompute="full", options=case["options"],
+                            model={"config": PRESETS[case["type"]], "overrides": case["model"]})
+
+
+def test_tensors_are_dealt_out_as_upstream_deals_them() -> None:
+    case = SHARDS["two, round robin"]
+    ours = small.plan_of("zero2", {"dp_shard": 4}, options=case["options"],
+                         model={"config": PRESETS[case["type"]], "overrides": case["model"]})
+    assert [end - start for start, end in places(ours).values()] == case["found"]["kept"]["order"]
+    theirs = [size for rows in case["found"]["microbatches"] for found, size, _ in rows if found == "all_reduce"]
+    assert [size for *_, size in small.calls(sharded("two, round robin", {"dp_shard": 4}), "all_reduce")] == [
+        size for size in theirs if size > 8]
+
+
+def test_hpz_gathers_in_upstreams_groups() -> None:
+    theirs = [(ranks, size) for rows in SHARDS["three, hpz"]["found"]["microbatches"]
+              for found, size, ranks in rows if found == "all_gather_into_tensor"]
+    ours = [(2 if axis == "dp_shard/2" else 4, size) for axis, phase, size in small.calls(
+        sharded("three, hpz", {"dp_shard": 4}), "all_gather") if phase != "optimizer"]
+    assert ours == theirs
+
+
+def test_mics_scatters_over_all_ranks() -> None:
+    """Which is why it is refused: a shard of two ranks owns halves, and each gets a quarter."""
+    case = SHARDS["three, mics"]
+    assert case["options"]["mics_shard_size"] == case["ranks"] // 2
+    scattered = [row for rows in case["found"]["microbatches"] for row in rows if row[0] == "reduce_scatter_tensor"]
+    assert {ranks for *_, ranks in scattered} == {case["ranks"]}
+    summed = [row for row in case["found"]["microbatches"][1] if row[0] == "all_reduce_coalesced"]
+    assert [size for _, size, _ in summed] == [size // 4 for _, size, _ in scattered[len(scattered) // 2:]]
+    of_one = sum(size for _, size, _ in scattered) // 2  # microbatch
+    assert of_one // case["ranks"] == 2 * sum(case["found"]["kept"]["parts"]) // 2

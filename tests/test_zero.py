@@ -8,9 +8,11 @@ from typing import Any
 import pytest
 
 import small
-from simcore.errors import InputError, NotYet, RankscopeError
+from simcore.errors import IllegalLayout, InputError, NotYet, RankscopeError
 from simcore.flows import exact_at_rest
+from simcore.flows.partition import places
 from simcore.plan import AtRestBytes, Plan
+from simcore.program import Program
 from simcore.report import Report
 from simcore.simulate import place, simulate
 from simcore.zero import PERSISTENT, Zero
@@ -156,12 +158,30 @@ def test_auto_is_what_transformers_fills_in() -> None:
     assert all("norm" in name or name == "weight" for name in kept)
 
 
+HOSTED: dict[str, Any] = {"offload": {"optimizer": "host"}}
+
+
 @pytest.mark.parametrize(("stage", "mesh", "given", "kind", "told"), [
     ("zero2", {"dp_shard": 2, "tp": 2}, {}, NotYet, "zero2 with tp"),
-    ("zero3", {"dp_shard": 2, "dp_replicate": 2}, {}, NotYet, "copies of what ZeRO cuts"),
+    ("zero2", {"dp_shard": 2, "dp_replicate": 2}, {}, IllegalLayout, "stage 2 cuts over all ranks"),
+    ("zero3", {"dp_shard": 2, "dp_replicate": 2}, {}, NotYet, "scatters its gradients over all ranks"),
+    ("zero3", {"dp_shard": 6}, {"options": {"zero_hpz_partition_size": 4}}, IllegalLayout, "6 is not divisible by 4"),
+    ("zero3", {"dp_shard": 4}, {"options": {"zero_hpz_partition_size": 2}, "offload": {"params": "host"}}, NotYet,
+     "second parts of parameters on the host"),
+    ("zero2", {"dp_shard": 4}, {"options": {"zero_hpz_partition_size": 2}}, InputError, "zero_hpz_partition_size"),
     ("zero1", {}, {"precision": {"main_grads": "fp32"}}, NotYet, "fp32 under zero1"),
     ("zero1", {}, {"precision": {"compute": "fp32"}}, NotYet, "fp32 under zero1"),
-    ("zero3", {}, {"offload": {"optimizer": "host"}}, NotYet, "optimizer outside the device under zero3"),
+    ("zero2", {}, {"offload": {"params": "host"}}, IllegalLayout, "offload_param is valid only with stage 3"),
+    ("zero3", {}, {"offload": {"gradients": "host"}}, IllegalLayout, "gradients go to the CPU with offload_optimizer"),
+    ("zero3", {}, {"offload": {"optimizer": "nvme"}}, NotYet, "nvme under zero3"),
+    ("zero3", {}, {"offload": {"optimizer": {"space": "host", "fraction": 0.5}}}, NotYet, "`ratio`"),
+    ("zero3", {}, {"offload": {"activations": "host"}}, NotYet, "activations outside the device under zero3"),
+    ("zero3", {}, {"options": {"offload_param": {"pin_memory": True}}}, InputError, "changes nothing without"),
+    ("zero2", {}, HOSTED | {"options": {"offload_optimizer": {"buffer_count": 4}}}, InputError, "is about NVMe alone"),
+    ("zero2", {}, HOSTED | {"options": {"offload_optimizer": {"pinned": True}}}, InputError, "unknown option 'pinned'"),
+    ("zero2", {}, HOSTED | {"options": {"offload_optimizer": {"pin_memory": 1}}}, InputError, "expected True or False"),
+    ("zero2", {}, HOSTED | {"optimizer": {"name": "sgd"}}, IllegalLayout, "either use DeepSpeedCPUAdam"),
+    ("zero2", {}, HOSTED | {"topology": "dgx-spark"}, IllegalLayout, "host and device are the same 128.00 GiB"),
     ("zero2", {}, {"options": {"stage3_max_live_parameters": 1}}, InputError, "stage3_max_live_parameters"),
     ("zero2", {}, {"options": {"contiguous_gradients": False}}, InputError, "contiguous_gradients"),
     ("zero2", {}, {"options": {"reduce_bucket_size": 0.5}}, InputError, "reduce_bucket_size: expected"),
@@ -172,3 +192,92 @@ def test_what_is_refused(stage: str, mesh: dict[str, int], given: dict[str, Any]
                          told: str) -> None:
     with pytest.raises(kind, match=re.escape(told)):
         small.prepared(stage, mesh, model=LLAMA, **given)
+
+
+@pytest.mark.parametrize(("name", "told"), [("zero4", "no stage 4 of ZeRO"), ("deepspeed_stage_7", "no stage 7"),
+                                            ("zero0", "it is framework ddp"), ("zero-3", "is framework zero3")])
+def test_stages_that_do_not_exist_are_told_by_rule(name: str, told: str) -> None:
+    with pytest.raises(InputError, match=told) as caught:
+        small.prepared(name, model=LLAMA)
+    assert "ZeroStageEnum" in str(caught.value)
+
+
+# ---- offload --------------------------------------------------------------------------------------------------------
+@pytest.mark.parametrize(("stage", "away", "device", "host"), [
+    ("zero1", {"optimizer": "host"}, (2, 0, 0), (0, 4, 12)), ("zero2", {"optimizer": "host"}, (2, 0, 0), (0, 4, 12)),
+    ("zero3", {"optimizer": "host"}, (2 / 4, 0, 0), (0, 6, 12)),
+    ("zero3", {"params": "host"}, (0, 2 / 4, 12 / 4), (2, 0, 0)),
+    ("zero3", {"optimizer": "host", "params": "host"}, (0, 0, 0), (2, 6, 12))])
+def test_what_lies_on_the_host(stage: str, away: dict[str, str], device: tuple[float, ...],
+                               host: tuple[int, ...]) -> None:
+    """Bytes an element: of the model on each device, of the rank's quarter on the host."""
+    plan = plan_of(stage, 4, offload=away)
+    count = plan.graph.count()
+    assert summed(plan.at_rest()) == tuple(int(each * count) for each in device)
+    assert summed(exact_at_rest(plan))[:2] == tuple(int(each * count) for each in device[:2])
+    found: dict[str, int] = dict.fromkeys(("parameters", "gradients", "optimizer states"), 0)
+    for layer in plan.layers:
+        for what, _, num_bytes in (one for placed in plan.of_layer(layer) for one in placed.elsewhere):
+            found[what] += num_bytes
+    assert tuple(found.values()) == tuple(each * count // 4 for each in host)
+
+
+@pytest.mark.parametrize("stage", ["zero2", "zero3"])
+def test_an_optimizer_on_the_host_needs_nothing_on_the_device_in_its_step(stage: str) -> None:
+    given: dict[str, Any] = {"model": LLAMA, "microbatches": 2}
+    here, away = (small.program_of(stage, {"dp_shard": 4}, **given, offload={"optimizer": where})
+                  for where in ("none", "host"))
+    assert small.postings(here, "fp32_grad")
+    assert not small.postings(away, "fp32_grad")
+    assert not [size for *_, size in small.postings(away, "grads_in_partition") if size]
+    assert not [size for *_, size in small.postings(away, "grad_partitions") if size]
+
+
+# ---- hpZ, the order of parts ----------------------------------------------------------------------------------
+def program(**given: Any) -> Program:
+    return small.program_of("zero3", model=LLAMA, **given)
+
+
+def test_hpz_gathers_within_the_node_once_parts_are_there() -> None:
+    """The first forward is over all ranks; what comes after is over the small group, in as many bytes."""
+    given: dict[str, Any] = {"mesh": {"dp_shard": 8}, "microbatches": 2, "options": NOTHING_KEPT}
+    plain = small.calls(program(**given), "all_gather")
+    hpz = small.calls(program(**given | {"options": NOTHING_KEPT | {"zero_hpz_partition_size": 4}}), "all_gather")
+    assert [size for *_, size in plain] == [size for *_, size in hpz]
+    small_group = [axis == "dp_shard/4" for axis, *_ in hpz]
+    first = small_group.index(True)
+    assert not any(small_group[:first])
+    assert all(small_group[first:-1])  # the last one is the step's
+    assert sum(size for (_, _, size), inside in zip(hpz, small_group, strict=True) if inside) == 3 * 2 * plan_of(
+        "zero3", 8).graph.count()
+
+
+def test_hpz_keeps_a_second_part_from_forward_to_the_step() -> None:
+    made = program(mesh={"dp_shard": 8}, options=NOTHING_KEPT | {"zero_hpz_partition_size": 4})
+    rows = small.postings(made, "secondary_part")
+    assert sum(size for *_, size in rows if size > 0) == 2 * plan_of("zero3", 8).graph.count() // 4
+    assert {phase for _, phase, size in rows if size > 0} == {"forward"}
+    assert {phase for _, phase, size in rows if size < 0} == {"optimizer"}
+
+
+@pytest.mark.parametrize("stage", ["zero1", "zero2"])
+def test_round_robin_deals_tensors_out(stage: str) -> None:
+    """Ranks together hold the same; what lies where is another thing."""
+    given: dict[str, Any] = {"options": {"round_robin_gradients": True}}
+    dealt = [exact_at_rest(plan_of(stage, 4, rank, **given)) for rank in range(4)]
+    plain = [exact_at_rest(plan_of(stage, 4, rank)) for rank in range(4)]
+    assert sum(summed(rest)[2] for rest in dealt) == sum(summed(rest)[2] for rest in plain)
+    assert [rest["attention"] for rest in dealt] != [rest["attention"] for rest in plain]
+    first = [key for key, (start, _) in places(plan_of(stage, 4, **given)).items() if start == 0]
+    assert list(places(plan_of(stage, 4, **given)))[1] == list(places(plan_of(stage, 4)))[4]
+    assert first == [(0, 0)]
+
+
+def test_fp16_looks_for_infinities_in_all_gradients_at_once() -> None:
+    """A mask and absolute values; bf16 does not look (0.19.6 stage3.py, _overflow_check_and_loss_scale_update)."""
+    count = plan_of("zero3", 4).graph.count()
+    plan = plan_of("zero3", 4)
+    largest = max(placed.padded for layer in plan.layers for placed in plan.of_layer(layer))
+    for compute, taken in (("fp16", 3 * count // 4), ("bf16", 8 * largest)):
+        made = program(mesh={"dp_shard": 4}, precision={"compute": compute})
+        assert small.postings(made, "grad_norm")[0][2] == max(taken, 8 * largest)

@@ -10,9 +10,11 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Sequence
 
+from simcore.flows.grads_on_host import GradientsOnHost
 from simcore.flows.modules import Calls, backward_calls, forward_calls, readiness
 from simcore.flows.partition import REDUCE_HANDLE, trained_of
 from simcore.flows.rest import post_rest, rest_postings, step_temporaries
+from simcore.flows.secondary import Key, Secondary
 from simcore.outline import Builder, Tables
 from simcore.plan import Placed, Plan
 from simcore.rows import Module
@@ -24,9 +26,6 @@ from simcore.zero import PERSISTENT, Zero
 __all__ = ["FetchedFlow"]
 
 GATHER_HANDLE = 17
-
-Key = tuple[int, int]
-"""(layer, number) of a parameter."""
 
 
 class FetchedFlow:
@@ -48,7 +47,13 @@ class FetchedFlow:
                                     for name in ("all_gather", "reduce_scatter"))
         self.slots = [tables.slot(name, category) for name, category in (
             ("fetched", "unsharded_param"), ("prefetched", "all_gather_output"),
-            ("flat_bucket", "reduce_scatter_input"), ("persistent", "unsharded_param"))]
+            ("flat_bucket", "reduce_scatter_input"), ("persistent", "unsharded_param"),
+            ("parts_from_host", "all_gather_cast_input"))]
+        self.is_last = False
+        self.largest_part = 0
+        self.on_host = GradientsOnHost(plan, tables, builder, self.flow)
+        self.from_host = tables.comm("copy", "to_device", plan.framework.compute_dtype)
+        self.secondary = Secondary(plan, tables, builder, self.flow)
         self.marks = [tables.hook(text) for text in ("opt:begin", "opt:end", "step:end")]
 
     # ---- what is known before the step --------------------------------------------------------------------------
@@ -82,7 +87,7 @@ class FetchedFlow:
         """Parts of parameters, masters, moments and gradients; the bucket; small parameters whole."""
         post_rest(self.plan, self.tables, self.out, rest_postings)
         for name, category, num_bytes in (
-                ("grad_partitions", "main_grad", self.size * sum(self._parts())),
+                ("grad_partitions", "main_grad", self.size * sum(self._parts()) * (not self.flow.states_on_host)),
                 ("ipg_bucket", "reduce_scatter_input", self.size * self.flow.bucket),
                 ("persistent", "unsharded_param", self._persistent())):
             self.out.alloc(self.first, self.tables.slot(name, category), num_bytes)
@@ -100,6 +105,7 @@ class FetchedFlow:
 
     def begin_microbatch(self, action: Action) -> None:
         """The record of what ran is read from its beginning (`reset_step`)."""
+        self.is_last = action.is_last
         if action.forward:
             self.at = self.cursor = 0
             self.promised.clear()
@@ -142,10 +148,15 @@ class FetchedFlow:
         self.out.free(self.first, self.slots[3], small)
         parts = self._parts()
         norm = 8 * max(parts, default=0)  # in fp64, tensor by tensor (`get_grad_norm_direct`)
-        for group in self._groups(parts):
+        if self.plan.framework.compute_dtype == "fp16":  # has_overflow: absolute values and a mask of all gradients
+            norm = max(norm, (self.size + 1) * sum(parts))
+        if self.flow.states_on_host:
+            self.on_host.step(sum(parts))
+        for group in () if self.flow.states_on_host else self._groups(parts):
             step_temporaries(self.plan, self.tables, self.out, (norm, group))
             norm = 0
         self.out.alloc(self.first, self.slots[3], small)
+        self.secondary.drop()
         self.out.collective(self.first, self.gather, self._persistent(padded=True), Stream.COMPUTE, int(Module.NONE))
         self.out.mark(end)
         self.out.mark(step_end)
@@ -189,7 +200,13 @@ class FetchedFlow:
             self._free(key)
         self.coming.append(group)
         self.out.alloc(group[0][0], self.slots[1], num_bytes)
-        self.out.collective(group[0][0], self.gather, num_bytes, Stream.ALL_GATHER, GATHER_HANDLE)
+        brought = num_bytes // self.ranks * self.flow.params_on_host
+        self.out.alloc(group[0][0], self.slots[4], brought)
+        self.out.free(group[0][0], self.slots[4], brought)
+        if brought:
+            self.out.copy(group[0][0], self.from_host, brought, Stream.ALL_GATHER, GATHER_HANDLE)
+        comm = self.secondary.comm if self.secondary.has(group[0]) else self.gather
+        self.out.collective(group[0][0], comm, num_bytes, Stream.ALL_GATHER, GATHER_HANDLE)
 
     def _fetch_ahead(self) -> None:
         """Whole parameters, until as many elements are under way as are allowed (`_fetch_sub_module_impl`)."""
@@ -231,6 +248,7 @@ class FetchedFlow:
         for key in keys:
             if key in self.there and key not in soon and self.promised.get(key, 0) <= self.at:
                 self.leaving[key] = self.there.pop(key)
+                self.secondary.keep(key, self._whole(key))
 
     def _leave(self) -> None:
         for key in list(self.leaving):
@@ -249,6 +267,7 @@ class FetchedFlow:
         self.filled += numel
         self.num_in_bucket += 1
         self.padded += padded
+        self.largest_part = max(self.largest_part, padded // self.ranks)
 
     def _reduce(self) -> None:
         """`reduce_scatter_coalesced`: laid out by ranks in a copy, unless that changes nothing."""
@@ -258,5 +277,6 @@ class FetchedFlow:
         copied = num_bytes * (self.num_in_bucket > 1 or self.padded > self.filled)
         self.out.alloc(self.first, self.slots[2], copied)
         self.out.collective(self.first, self.reduce, num_bytes, Stream.REDUCE, REDUCE_HANDLE)
+        self.on_host.send(self.padded // self.ranks, self.largest_part, is_last=self.is_last)
         self.out.free(self.first, self.slots[2], copied)
-        self.filled = self.num_in_bucket = self.padded = 0
+        self.filled = self.num_in_bucket = self.padded = self.largest_part = 0

@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 
+from simcore.flows.hosted import copied, updated_on_host
 from simcore.flows.modules import readiness
 from simcore.flows.rest import post_rest, rest_postings, step_temporaries
 from simcore.outline import Builder, Tables
@@ -15,7 +16,7 @@ from simcore.tape import Kernel, Param, Stream
 from simcore.units import dtype_bytes
 from simcore.zero import Zero
 
-__all__ = ["PartitionFlow", "exact_in_parts", "flat_padding", "trained_of"]
+__all__ = ["PartitionFlow", "aligned", "exact_in_parts", "flat_padding", "places", "trained_of"]
 
 REDUCE_HANDLE = 16
 LOOKED_AT = 11
@@ -31,27 +32,33 @@ def trained_of(plan: Plan, layer: int) -> list[tuple[int, int]]:
 
 def flat_padding(plan: Plan) -> int:
     """Elements of the flat parameters that belong to none."""
-    return _aligned(plan) - _trained(plan)
+    return aligned(plan) - _trained(plan)
 
 
 def _trained(plan: Plan) -> int:
     return sum(count * sum(p.used for p in plan.kinds[kind] if p.trainable) for kind, count in plan.kind_counts)
 
 
-def _aligned(plan: Plan) -> int:
+def aligned(plan: Plan) -> int:
+    """Elements of the flat parameters, so that parts are equal."""
     flow = plan.framework.flow
     assert isinstance(flow, Zero)
     unit = ALIGN * plan.mesh.axis(flow.axis).size
     return math.ceil(_trained(plan) / unit) * unit
 
 
-def _places(plan: Plan) -> dict[tuple[int, int], tuple[int, int]]:
-    """(layer, number) -> first and last element of each trained parameter in the flat buffer, as one group."""
-    found, at = {}, 0
-    for layer in plan.layers:
-        for number, numel in trained_of(plan, layer):
-            found[layer, number] = (at, at + numel)
-            at += numel
+def places(plan: Plan) -> dict[tuple[int, int], tuple[int, int]]:
+    """(layer, number) -> first and last element of each trained parameter in the flat buffer, as one group.
+
+    In the order of registration, or dealt out to the ranks one by one (`_round_robin_reorder`).
+    """
+    flow, found, at = plan.framework.flow, {}, 0
+    assert isinstance(flow, Zero)
+    every = [(layer, number, numel) for layer in plan.layers for number, numel in trained_of(plan, layer)]
+    ranks = plan.mesh.axis(flow.axis).size if flow.round_robin else 1
+    for layer, number, numel in (one for rank in range(ranks) for one in every[rank::ranks]):
+        found[layer, number] = (at, at + numel)
+        at += numel
     return found
 
 
@@ -60,20 +67,21 @@ def exact_in_parts(plan: Plan) -> dict[str, AtRestBytes]:
 
     Tensors lie in the order of registration, as one parameter group (`bit16_groups_flat`).
     """
-    flow, totals, at = plan.framework.flow, dict[str, AtRestBytes](), 0
+    flow, totals, where = plan.framework.flow, dict[str, AtRestBytes](), places(plan)
     assert isinstance(flow, Zero)
     axis = plan.mesh.axis(flow.axis)
-    part = _aligned(plan) // axis.size
+    part = aligned(plan) // axis.size
     low = axis.coordinate(plan.rank) * part
-    for placed in (p for layer in plan.layers for p in plan.of_layer(layer) if p.spec.is_owned):
-        numel = placed.used * placed.trainable
-        inside = max(0, min(at + numel, low + part) - max(at, low))
-        at += numel
+    owned = ((layer, number, placed) for layer in plan.layers for number, placed in enumerate(plan.of_layer(layer))
+             if placed.spec.is_owned)
+    for layer, number, placed in owned:
+        start, end = where.get((layer, number), (0, 0))
+        numel, inside = end - start, max(0, min(end, low + part) - max(start, low))
         grads = inside if placed.grad_parts > 1 else numel
-        states = sum(dtype_bytes(form.dtype) for _, form in placed.life.states)
-        component = placed.spec.component
+        states = sum(dtype_bytes(form.dtype) for _, form in placed.life.states if form.space == "device")
+        component, here = placed.spec.component, placed.life.grad.space == "device"
         totals[component] = totals.get(component, AtRestBytes()) + AtRestBytes(
-            placed.rest_bytes, grads * dtype_bytes(placed.life.grad.dtype), inside * states, placed.local, numel)
+            placed.rest_bytes, here * grads * dtype_bytes(placed.life.grad.dtype), inside * states, placed.local, numel)
     return totals
 
 
@@ -85,15 +93,18 @@ class PartitionFlow:
         self.plan, self.tables, self.out, self.flow = plan, tables, builder, plan.framework.flow
         self.size = dtype_bytes(plan.framework.compute_dtype)
         self.first = plan.layers[0]
-        self.part = _aligned(plan) // plan.mesh.axis(self.flow.axis).size
+        self.part = aligned(plan) // plan.mesh.axis(self.flow.axis).size
         self.grads: dict[tuple[int, int], tuple[int, int]] = {}
-        self.places = _places(plan)
-        self.owners: set[int] = set()
+        self.places = places(plan)
+        self.slices: list[tuple[int, int]] = []
+        self.largest = max((numel for layer in plan.layers for _, numel in trained_of(plan, layer)), default=0)
+        self.largest_in_bucket = self.touched_in_bucket = self.mine_in_bucket = self.microbatch = 0
+        self.own, self.dtype = plan.mesh.axis(self.flow.axis).coordinate(plan.rank), plan.framework.compute_dtype
         self.filled = self.parts = 0
         self.has_bucket = self.has_part = self.is_last = False
         self.slots = {name: tables.slot(name, category) for name, category in (
             ("ipg_bucket", "reduce_scatter_input"), ("flat_bucket", "reduce_scatter_input"),
-            ("grads_in_partition", "sharded_grad"))}
+            ("grads_in_partition", "sharded_grad"), ("grad_on_its_way", "reduce_scatter_output"))}
         self.marks = [tables.hook(text) for text in ("opt:begin", "opt:end", "step:end")]
 
     # ---- lower.Flow ---------------------------------------------------------------------------------------------
@@ -101,6 +112,9 @@ class PartitionFlow:
         """Whole parameters, and this rank's part of master and moments, alignment included."""
         post_rest(self.plan, self.tables, self.out, rest_postings)
         self._alloc("flat_buffer.padding", "sharded_param", self.size * flat_padding(self.plan))
+        if self.flow.states_on_host:
+            self._alloc("grad_buffer_for_offload", "reduce_scatter_input", self.size * self.largest)
+            return
         for name, category in (("master_param", "main_param"), *((n, "opt_state") for n in self._moments())):
             held = sum(count * self.plan.kinds[kind].state_bytes.get(name, 0) for kind, count in self.plan.kind_counts)
             self._alloc(f"flat_partition.{name}", category, 4 * self.part - held)
@@ -113,7 +127,7 @@ class PartitionFlow:
         self.out.alloc(self.first, self.tables.slot(name, category), num_bytes)
 
     def begin_microbatch(self, action: Action) -> None:
-        self.is_last = action.is_last
+        self.is_last, self.microbatch = action.is_last, action.microbatch
 
     def forward_begin(self, layer: int) -> None:
         """Nothing: parameters stay whole."""
@@ -156,7 +170,15 @@ class PartitionFlow:
             self._reduce()
         self.out.compute(Kernel.COPY, 0, 2 * numel * self.size)
         self.filled += numel
-        self.owners.update(range(start // self.part, (end - 1) // self.part + 1))
+        self.largest_in_bucket = max(self.largest_in_bucket, numel)
+        for owner in range(start // self.part, (end - 1) // self.part + 1):
+            piece = min(end, (owner + 1) * self.part) - max(start, owner * self.part)
+            if owner == self.own:
+                self.mine_in_bucket += piece
+                self.touched_in_bucket += numel
+            if self.slices and self.slices[-1][0] == owner:
+                piece += self.slices.pop()[1]
+            self.slices.append((owner, piece))
 
     def _reduce(self) -> None:
         """All-reduce, in a flat copy if pieces of several ranks' parts lie in the bucket; own ones are copied out.
@@ -165,16 +187,47 @@ class PartitionFlow:
         """
         if not self.filled:
             return
-        num_bytes, copied = self.filled * self.size, len(self.owners) > 1
-        self.out.alloc(self.first, self.slots["flat_bucket"], num_bytes * copied)
         comm = self.tables.comm("all_reduce", self.flow.axis, self.plan.framework.compute_dtype)
-        self.out.collective(self.first, comm, num_bytes, Stream.REDUCE, REDUCE_HANDLE)
-        self.out.free(self.first, self.slots["flat_bucket"], num_bytes * copied)
-        if not self.has_part:
+        for pieces in self._together():
+            num_bytes, is_copied = sum(pieces) * self.size, len(pieces) > 1
+            self.out.alloc(self.first, self.slots["flat_bucket"], num_bytes * is_copied)
+            self.out.collective(self.first, comm, num_bytes, Stream.REDUCE, REDUCE_HANDLE)
+            self.out.free(self.first, self.slots["flat_bucket"], num_bytes * is_copied)
+        if self.flow.states_on_host:
+            self._send_to_host()
+        elif not self.has_part:
             self.out.alloc(self.first, self.slots["grads_in_partition"], self.part * self.size)
             self.has_part, self.parts = True, self.parts + 1
-        self.filled = 0
-        self.owners.clear()
+        self.filled = self.largest_in_bucket = self.touched_in_bucket = self.mine_in_bucket = 0
+        self.slices.clear()
+
+    def _together(self) -> list[list[int]]:
+        """Pieces that are sent as one: until they are more than a bucket (`allreduce_and_scatter`)."""
+        found: list[list[int]] = [[]]
+        for _, piece in self.slices:
+            if sum(found[-1]) > self.flow.bucket:
+                found.append([])
+            found[-1].append(piece)
+        return found
+
+    def _send_to_host(self) -> None:
+        """What of the bucket is the rank's own; in the last microbatch in fp32, each tensor looked at before.
+
+        That takes as much as on the rank that has the largest tensor. With several microbatches all that touches the
+        part goes there whole, after it was fetched and added to.
+        """
+        if self.is_last:
+            taken = LOOKED_AT * self.largest_in_bucket
+            self.out.alloc(self.first, self.slots["grad_on_its_way"], taken)
+            self.out.free(self.first, self.slots["grad_on_its_way"], taken)
+        if self.flow.accumulates and self.flow.stage > 1:
+            self._copied("to_device", self.dtype, self.size * self.touched_in_bucket * (self.microbatch > 0))
+            self._copied("to_host", self.dtype, self.size * self.touched_in_bucket)
+        self._copied("to_host", "fp32", 4 * self.mine_in_bucket * self.is_last)
+
+    def _copied(self, direction: str, dtype: str, num_bytes: int) -> None:
+        if num_bytes:
+            copied(self.first, direction, dtype, num_bytes, self.tables, self.out)
 
     def experts(self, layer: int, mark: int, grads: Sequence[tuple[Param, int, int]], *, replay: bool) -> None:
         """Never: experts are not a unit of their own here."""
@@ -201,11 +254,14 @@ class PartitionFlow:
         """
         begin, end, step_end = self.marks
         self.out.mark(begin)
-        largest = max((numel for layer in self.plan.layers for _, numel in trained_of(self.plan, layer)), default=0)
-        looked_at = LOOKED_AT * min(largest, self.part)
-        step_temporaries(self.plan, self.tables, self.out, (looked_at, self.part), self._drop_part)
+        if self.flow.states_on_host:
+            updated_on_host(self.plan, self.part, self.out)
+            self._copied("to_device", self.dtype, self.size * self.part)
+        else:
+            looked_at = LOOKED_AT * min(self.largest, self.part)
+            step_temporaries(self.plan, self.tables, self.out, (looked_at, self.part), self._drop_part)
         comm = self.tables.comm("all_gather", self.flow.axis, self.plan.framework.compute_dtype)
-        self.out.collective(self.first, comm, _aligned(self.plan) * self.size, Stream.COMPUTE, int(Module.NONE))
+        self.out.collective(self.first, comm, aligned(self.plan) * self.size, Stream.COMPUTE, int(Module.NONE))
         self.out.mark(end)
         self.out.mark(step_end)
 

@@ -10,8 +10,9 @@ from __future__ import annotations
 from functools import lru_cache
 from typing import Any, Final
 
+from simcore.errors import InputError, Problem
 from simcore.form import Flat, Form, Layout, Partial
-from simcore.framework import Framework, Life, Moment, Rule
+from simcore.framework import Framework, Life, Moment, Optimizer, Rule
 from simcore.frameworks import _transformers
 from simcore.frameworks._files import plain_files
 from simcore.frameworks._sdpa import SDPA_BACKENDS, torch_libraries
@@ -29,6 +30,7 @@ __all__ = ["IMPLEMENTATIONS", "VERSIONS", "zero_table"]
 VERSIONS = ("deepspeed 0.19.6",)
 IMPLEMENTATIONS = ("hf",)
 CONFIG: Final = "deepspeed 0.19.6 runtime/zero/config.py"
+OFFLOAD: Final = "deepspeed 0.19.6 runtime/zero/offload_config.py"
 FILLED: Final = "transformers 5.23 integrations/deepspeed.py trainer_config_finalize"
 AXIS: Final = "dp_shard"
 LOSSES: Final = ("auto", "hf", "hf_keep_logits", "cut", "liger")
@@ -38,17 +40,25 @@ _OF_ALL: Final[dict[str, tuple[Any, ...]]] = {
     "overlap_comm": (None, True, False),
     "contiguous_gradients": (True,),
     "reduce_scatter": (True,),
-    "round_robin_gradients": (False,),
+    "round_robin_gradients": (None, True, False),
     "attn_implementation": (None, "sdpa", "flash_attention_2"),
     "sdpa_backend": (None, *SDPA_BACKENDS),
     "experts_implementation": (None, "grouped_mm"),
+    "offload_optimizer": (dict,),
 }
+_OFFLOADED: Final[dict[str, tuple[Any, ...]]] = {"device": ("cpu",), "pin_memory": (True, False)}
+"""Of the blocks offload_optimizer and offload_param, what changes anything without NVMe."""
+_OF_NVME: Final = ("nvme_path", "buffer_count", "buffer_size", "max_in_cpu", "fast_init", "pipeline_read",
+                   "pipeline_write")
 _OF_3: Final[dict[str, tuple[Any, ...]]] = {
     "sub_group_size": (None, int),
     "stage3_prefetch_bucket_size": (None, "auto", 0, int),
     "stage3_param_persistence_threshold": (None, "auto", 0, int),
     "stage3_max_live_parameters": (None, 0, int),
     "stage3_max_reuse_distance": (None, 0, int),
+    "stage3_gather_16bit_weights_on_model_save": (None, True, False),
+    "offload_param": (dict,),
+    "zero_hpz_partition_size": (None, int),
 }
 
 
@@ -60,15 +70,15 @@ def zero_table(job: Job, stage: int) -> Framework:
     """ZeRO applied to a job."""
     options = job.options(_OF_ALL | (_OF_3 if stage == 3 else {}))
     _check(job)
+    _check_shards(job, stage)
     threshold = _size(job, options, "stage3_param_persistence_threshold", 100_000) if stage == 3 else 0
+    flow = _flow(job, options, stage)
     return Framework(
         name=f"zero{stage}", version=VERSIONS[0],
-        rules=_rules(stage, job.compute, threshold,
-                     kept=_states(job)),
+        rules=_rules(stage, job.compute, threshold, _states(job), _spaces(flow)),
         units=(),
-        flow=_flow(job, options, stage),
-        optimizer=torch_optimizer(job, "transformers 5.23 training_args.py: adamw_torch_fused from torch 2.8 on",
-                                  "fused", plain=True),
+        flow=flow,
+        optimizer=_optimizer(job, flow),
         compute_dtype=job.compute,
         checkpoint=all_or_no_checkpoint(job),
         loss=job.auto("training.loss", job.scenario.training.loss, "hf", "transformers 5.23 ForCausalLMLoss"),
@@ -78,7 +88,7 @@ def zero_table(job: Job, stage: int) -> Framework:
         communicators=(AXIS,) if job.mesh.dp_shard > 1 else (),
         files=plain_files(job),
         libraries=torch_libraries(job, options),
-        assumptions=(_OVERLAPPED, *(_fetched_by_layer() if stage == 3 else ())),
+        assumptions=(_OVERLAPPED, *(_fetched_by_layer() if stage == 3 else ()), *_of_host(flow)),
     )
 
 
@@ -86,11 +96,9 @@ def _check(job: Job) -> None:
     for axis in ("pp", "cp", "tp", "ep", "etp"):
         if getattr(job.mesh, axis) > 1:
             raise job.not_yet(f"mesh.{axis}", f"{job.scenario.framework} with {axis}")
-    if job.mesh.dp_replicate > 1:
-        raise job.not_yet("mesh.dp_replicate", "copies of what ZeRO cuts (MiCS, zero_hpz_partition_size)")
     if job.compute not in ("bf16", "fp16"):
         raise job.not_yet("training.precision.compute", f"{job.compute} under {job.scenario.framework}")
-    job.refuse_offload()
+    job.refuse_offload("params", "optimizer", "gradients")
     job.refuse_capacity("transformers 5.23 integrations/moe.py: tokens are never dropped")
     job.refuse_given({"training.sequence_parallel": "False", "training.precision.params": job.compute,
                       "training.precision.main_grads": job.compute, "training.precision.grad_reduce": job.compute,
@@ -107,12 +115,108 @@ def _check(job: Job) -> None:
 def _flow(job: Job, options: dict[str, Any], stage: int) -> Zero:
     overlapped = job.flag(options, "overlap_comm", f"{CONFIG} overlap_comm_valid: with stage 3", default=stage == 3)
     bucket = _size(job, options, "reduce_bucket_size", 500_000_000)
+    states, params = _offloaded(job, options, stage)
+    pinned = [options[key].get("pin_memory", True) for key, on in (("offload_optimizer", states),
+                                                                   ("offload_param", params)) if key in options and on]
+    away = (states, params, all(pinned), states and job.scenario.num_microbatches > 1)
     if stage < 3:
-        return Zero(stage, AXIS, bucket, 1 + overlapped)
+        turns = job.flag(options, "round_robin_gradients", f"{CONFIG} round_robin_gradients", default=False)
+        return Zero(stage, AXIS, bucket, 1 + overlapped, 0, 0, 0, 0, *away, round_robin=turns)
     return Zero(stage, AXIS, bucket, 1, _size(job, options, "stage3_prefetch_bucket_size", 50_000_000),
                 _size(job, options, "stage3_max_live_parameters", 1_000_000_000),
                 _size(job, options, "stage3_max_reuse_distance", 1_000_000_000),
-                _size(job, options, "sub_group_size", 1_000_000_000))
+                _size(job, options, "sub_group_size", 1_000_000_000), *away,
+                secondary=_secondary(job, options))
+
+
+def _check_shards(job: Job, stage: int) -> None:
+    """Copies of shards would be MiCS.
+
+    Run (`tests/truth/deepspeed/shards-0.19.6.json`), 0.19.6 scatters MiCS's gradients over all ranks and not over a
+    shard's, so that parts get pieces of half their length; 0.19.8 has no MiCS.
+    """
+    if job.mesh.dp_replicate > 1 and stage < 3:
+        raise job.illegal("mesh.dp_replicate", f"stage {stage} cuts over all ranks: they are dp_shard", CONFIG)
+    if job.mesh.dp_replicate > 1:
+        raise job.not_yet("mesh.dp_replicate", "copies of shards (MiCS: this version scatters its gradients over all "
+                          "ranks, and the next ones have none; zero_hpz_partition_size is served)")
+
+
+def _secondary(job: Job, options: dict[str, Any]) -> int:
+    """zero_hpz_partition_size, 0 where it changes nothing."""
+    size, ranks, at = options.get("zero_hpz_partition_size") or 1, job.mesh.dp_shard, "zero_hpz_partition_size"
+    if ranks % min(size, ranks):
+        raise job.illegal(f"framework_options.{at}", f"{ranks} is not divisible by {size}",
+                          "deepspeed 0.19.6 utils/groups.py _create_zero_param_parallel_group")
+    if size > 1 and _part(job, "params"):
+        raise job.not_yet(f"framework_options.{at}", "second parts of parameters on the host")
+    return min(size, ranks) if size > 1 else 0
+
+
+# ---- what lies on the host ------------------------------------------------------------------------------------------
+def _offloaded(job: Job, options: dict[str, Any], stage: int) -> tuple[bool, bool]:
+    """(offload_optimizer, offload_param), as `training.offload` says; the options hold details of them."""
+    parts = {name: _part(job, name) for name in ("optimizer", "params", "gradients")}
+    if parts["params"] and stage < 3:
+        raise job.illegal("training.offload.params", f"offload_param is valid only with stage 3, and this is {stage}",
+                          f"{CONFIG} offload_param")
+    if parts["gradients"] and not parts["optimizer"]:
+        raise job.illegal("training.offload.gradients", "gradients go to the CPU with offload_optimizer and with "
+                          "nothing else (write optimizer: host)", f"{CONFIG} offload_optimizer")
+    for key, name in (("offload_optimizer", "optimizer"), ("offload_param", "params")):
+        _check_block(job, options, key, is_on=parts[name])
+    return parts["optimizer"], parts["params"]
+
+
+def _part(job: Job, name: str) -> bool:
+    """Whether it lies on the host: all of it."""
+    space, fraction = job.scenario.training.offload.part(name)
+    job.one_of(f"training.offload.{name}", space, ("none", "host"))
+    if 0 < fraction < 1:
+        raise job.not_yet(f"training.offload.{name}", "a part of it on the host (`ratio` of offload_optimizer: whole "
+                          "sub-groups of ZeRO-3)")
+    return fraction > 0
+
+
+def _check_block(job: Job, options: dict[str, Any], key: str, *, is_on: bool) -> None:
+    """Closed, like all options."""
+    at, part = f"framework_options.{key}", "optimizer" if key == "offload_optimizer" else "params"
+    if key in options and not is_on:
+        raise InputError(Problem(job.scenario.where(*at.split(".")), f"{key}: changes nothing without "
+                                 f"training.offload.{part}: host"))
+    for name, value in options.get(key, {}).items():
+        where = job.scenario.where("framework_options", key)
+        if name in _OF_NVME:
+            raise InputError(Problem(where, f"{key}.{name}: is about NVMe alone", OFFLOAD))
+        if name not in _OFFLOADED:
+            raise InputError(Problem(where, f"unknown option {name!r} of {key}: it knows {', '.join(_OFFLOADED)}"))
+        if not any(type(value) is type(one) and value == one for one in _OFFLOADED[name]):
+            wanted = " or ".join(repr(one) for one in _OFFLOADED[name])
+            raise InputError(Problem(where, f"{key}.{name}: expected {wanted}, got {value!r}"))
+
+
+def _optimizer(job: Job, flow: Zero) -> Optimizer:
+    """On the host it is DeepSpeedCPUAdam, whatever was asked for (`zero_force_ds_cpu_optimizer`)."""
+    if not flow.states_on_host:
+        return torch_optimizer(job, "transformers 5.23 training_args.py: adamw_torch_fused from torch 2.8 on",
+                               "fused", plain=True)
+    name, kind = job.scenario.training.optimizer.name, job.scenario.training.optimizer.implementation
+    if name not in ("adam", "adamw"):
+        raise job.illegal("training.optimizer.name", f"You are using ZeRO-Offload with a client provided optimizer "
+                          f"({name}): either use DeepSpeedCPUAdam",
+                          "deepspeed 0.19.6 runtime/engine.py zero_force_ds_cpu_optimizer")
+    job.one_of("training.optimizer.implementation", kind, ("auto", "cpu"))
+    job.auto("training.optimizer.implementation", kind, "cpu", "transformers 5.23 integrations/deepspeed.py "
+             "deepspeed_optim_sched; deepspeed 0.19.6 ops/adam/cpu_adam.py")
+    return Optimizer(name, "fused")
+
+
+def _of_host(flow: Zero) -> tuple[tuple[str, str, str, str], ...]:
+    if not (flow.states_on_host or flow.params_on_host):
+        return ()
+    return (("time of offload", "copies at the pace of pinned memory, of gradients in line with kernels; the CPU's "
+             "step at 0.7 of its memory bandwidth", "assumed", "deepspeed 0.19.6 ops/adam/cpu_adam.py: a fused step; "
+             "no time is published"),)
 
 
 def _size(job: Job, options: dict[str, Any], name: str, default: int) -> int:
@@ -139,19 +243,33 @@ def _fetched_by_layer() -> tuple[tuple[str, str, str, str], ...]:
              "assumed", "up to a layer too much in forward; the recorded order, so not the first step"),)
 
 
+def _spaces(flow: Zero) -> tuple[str, str]:
+    return ("host" if flow.states_on_host else "device"), ("host" if flow.params_on_host else "device")
+
+
 @lru_cache(maxsize=64)
-def _rules(stage: int, stored: str, threshold: int, *, kept: tuple[str, ...]) -> tuple[Rule, ...]:
-    """16-bit parameters and gradients, masters and moments in fp32."""
+def _rules(stage: int, stored: str, threshold: int, kept: tuple[str, ...], spaces: tuple[str, str]) -> tuple[Rule, ...]:
+    """16-bit parameters and gradients, masters and moments in fp32; on the host, gradients are in fp32 too.
+
+    `spaces`: of states and of parameters, as if nothing were pinned: what is, is flat buffers, which
+    `simcore/flows/staged.py` counts.
+    """
+    away, states_away = spaces[0], spaces[0] != "device"
     whole = Form((), stored)
     part: Layout = ((AXIS, Flat("tensor" if stage == 3 else "group")),)
-    states = tuple((name, Form(part, "fp32")) for name in ("master_param", *kept))
-    rest, grad = (Form(part, stored) if stage == 3 else whole), (whole if stage == 1 else Form(part, stored))
+    states = tuple((name, Form(part, "fp32", away)) for name in ("master_param", *kept))
+    rest = Form(part, stored, spaces[1]) if stage == 3 else whole
+    grad = whole if stage == 1 else Form(part, stored)
+    if states_away:
+        grad = Form(part, stored if stage == 3 else "fp32", "host")
+        states += (("grad_copy", Form(part, "fp32", "host")),) * (stage == 3)
     made = Form(((AXIS, Partial()),), stored)
     fp32 = Form((), "fp32")
     buffer = Life("buffer", fp32, fp32, fp32, fp32, rest_category="buffer", updated=Moment.NEVER)
 
     def life(name: str) -> Life:
-        return Life(name, rest, whole, made, grad, states, reduced=Moment.BUCKET_FULL, grads_persist=stage == 3,
+        return Life(name, rest, whole, made, grad, states, reduced=Moment.BUCKET_FULL,
+                    grads_persist=stage == 3 and not states_away,
                     grad_made_category="unsharded_grad" if stage == 1 else "")
 
     return (Rule(lambda t: t.is_buffer, buffer),

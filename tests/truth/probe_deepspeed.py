@@ -1,12 +1,17 @@
 """What DeepSpeed's ZeRO sends and keeps, over small transformers models in bf16 on one CPU.
 
     python tests/truth/probe_deepspeed.py CHECKOUT > tests/truth/deepspeed/0.19.6.json
+    python tests/truth/probe_deepspeed.py CHECKOUT offload > tests/truth/deepspeed/offload-0.19.6.json
+    python tests/truth/probe_deepspeed.py CHECKOUT shards > tests/truth/deepspeed/shards-0.19.6.json
 
 CHECKOUT: DeepSpeed's own source at edaa72212 (0.19.6), with hjson, msgpack, ninja, psutil and py-cpuinfo importable;
 nothing is compiled. The process group is torch's fake one: collectives do nothing and are noted with the bytes of their
 largest tensor. Two microbatches of the fourth step (`microbatches`, the order is recorded by then) and its update
 (`step`), with its allocations (`memory`); `backward`: allocations of the third step's second microbatch that
 are as long as a bucket that is reduced; `kept`: elements of what the optimizer object holds.
+`offload`: what lies on the host, and on the device for it. There the optimizer is torch's (DeepSpeedCPUAdam is not
+compiled) and `looked_at` are the elements of tensors in which infinities are looked for in the last microbatch.
+`shards`: each collective with the size of its group; `order`: elements of tensors as they lie in the flat buffer.
 Each case is a process: DeepSpeed has global state.
 ZeRO-3 compares its record with rank 0's, which only rank 0 survives here.
 """
@@ -45,8 +50,23 @@ CASES = {
     "three, groups": case(3, model=DEEP, sub_group_size=500_000),
     "three, qwen2": case(3, kind="qwen2", model=DEEP),
 }
+TO_CPU = {"device": "cpu", "pin_memory": False}
+OFFLOADED = {
+    "one, optimizer": case(1, offload_optimizer=TO_CPU), "two, optimizer": case(2, offload_optimizer=TO_CPU),
+    "two, optimizer, 3 ranks": case(2, ranks=3, rank=1, offload_optimizer=TO_CPU),
+    "three, optimizer": case(3, offload_optimizer=TO_CPU),
+    "three, both": case(3, offload_optimizer=TO_CPU, offload_param=TO_CPU),
+    "three, both, groups": case(3, sub_group_size=500_000, offload_optimizer=TO_CPU, offload_param=TO_CPU),
+    "three, parameters": case(3, offload_param=TO_CPU),
+}
+SHARDS = {
+    "two, round robin": case(2, round_robin_gradients=True),
+    "three, hpz": case(3, zero_hpz_partition_size=2, stage3_max_reuse_distance=0),
+    "three, mics": case(3, mics_shard_size=2),
+}
 CALLS = []
-NOTED = ("all_reduce", "all_gather_into_tensor", "reduce_scatter_tensor")
+SHARDED = sys.argv[2:] == ["shards"]
+NOTED = ("all_reduce", "all_gather_into_tensor", "reduce_scatter_tensor", "all_reduce_coalesced")
 
 
 def numel(tensors):
@@ -54,6 +74,8 @@ def numel(tensors):
 
 
 def kept(optimizer, stage):
+    if stage < 3 and SHARDED:
+        return {"order": numel(optimizer.round_robin_bit16_groups[0])}
     if stage < 3:
         return {"flat": numel(optimizer.bit16_groups_flat), "masters": numel(optimizer.single_partition_of_fp32_groups)}
     offload = optimizer.parameter_offload
@@ -62,6 +84,33 @@ def kept(optimizer, stage):
             "bucket": numel(b.buffer for b in optimizer.ipg_buckets.values()),
             "gradients": [optimizer.grad_partitions_flat_buffer.numel()],
             "persistent": [p.ds_numel for p in offload.persistent_parameters]}
+
+
+def on_host(optimizer, stage):
+    """Elements of what offload keeps; after steps."""
+    if stage < 3:
+        groups = optimizer.single_partition_of_fp32_groups
+        return {"masters": numel(groups), "gradients": numel(group.grad for group in groups),
+                "moments": [state.numel() for group in groups for state in optimizer.optimizer.state[group].values()
+                            if state.numel() > 1],
+                "way_back": numel(optimizer.param_buffer_of_bit16_for_cpu_offload_groups),
+                "largest": [optimizer.temp_grad_buffer_for_cpu_offload.numel(),
+                            optimizer.temp_grad_buffer_for_gpu_offload.numel()],
+                "accumulated": sorted(numel(optimizer.accumulated_grads_in_cpu.values()))}
+    groups = optimizer.fp32_partitioned_groups_flat
+    return {"masters": numel(groups), "gradients": [g.grad.numel() for g in groups if g.grad is not None],
+            "accumulated": [optimizer.grad_partitions_flat_buffer.numel()],
+            "parameters": numel(optimizer.param_groups_fp16_flat_cpu_memory)}
+
+
+def looking(optimizer, found):
+    """Every tensor in which infinities are looked for is noted."""
+    call = optimizer._has_inf_or_nan
+
+    def noted(tensor, *given, **named):
+        found.append(tensor.numel())
+        return call(tensor, *given, **named)
+    optimizer._has_inf_or_nan = noted
 
 
 def prepare():
@@ -73,7 +122,12 @@ def prepare():
     def noting(name, call):
         def noted(*given, **named):
             tensors = [x for x in (*given, *named.values()) if torch.is_tensor(x)]
-            CALLS.append([name, max(x.numel() * x.element_size() for x in tensors)])
+            listed = [x for one in (*given, *named.values()) if isinstance(one, list) for x in one]
+            size = sum(x.numel() * x.element_size() for x in listed) or max(
+                x.numel() * x.element_size() for x in tensors)
+            groups = [x for x in (*given, *named.values()) if isinstance(x, dist.ProcessGroup)]
+            group = [dist.get_world_size(groups[0] if groups else None)] if SHARDED else []
+            CALLS.append([name, size, *group])
             return call(*given, **named)
         return noted
 
@@ -112,7 +166,8 @@ def run(row):
     engine, *_ = deepspeed.initialize(
         model=model, optimizer=torch.optim.AdamW(model.parameters(), fused=True), config={
             "train_micro_batch_size_per_gpu": 1, "gradient_accumulation_steps": 2, "bf16": {"enabled": True},
-            "zero_allow_untested_optimizer": True, "zero_optimization": {"stage": row["stage"], **row["options"]}})
+            "zero_allow_untested_optimizer": True,
+            "zero_force_ds_cpu_optimizer": False, "zero_optimization": {"stage": row["stage"], **row["options"]}})
     found = {"kept": kept(engine.optimizer, row["stage"])}
     for number in range(4):  # what was made while the profiler ran is all whose end it sees
         found["microbatches"] = []
@@ -122,7 +177,7 @@ def run(row):
             loss = engine(input_ids=tokens, labels=tokens, use_cache=False).loss
             if number == 2:
                 moved = profiled(partial(engine.backward, loss))
-                sent = {size for name, size in CALLS if name != "all_gather_into_tensor"}
+                sent = {size for name, size, *_ in CALLS if name != "all_gather_into_tensor"}
                 found["backward"] = [size for size in moved if size in sent]
             else:
                 engine.backward(loss)
@@ -133,7 +188,25 @@ def run(row):
             else:
                 engine.step()
         found["step"] = list(CALLS)
+    if any(key.startswith("offload") for key in row["options"]):
+        return kept_away(engine, config, found)
     return found
+
+
+def kept_away(engine, config, found):
+    """One more step, watched."""
+    import torch
+    looked = []
+    looking(engine.optimizer, looked)
+    for _ in range(2):
+        looked.clear()
+        tokens = torch.randint(0, config.vocab_size, (1, 32))
+        engine.backward(engine(input_ids=tokens, labels=tokens, use_cache=False).loss)
+        watched = list(looked)
+        engine.step()
+    del found["memory"], found["backward"]
+    stage = engine.zero_optimization_stage()
+    return found | {"offload": on_host(engine.optimizer, stage), "looked_at": sorted(watched)}
 
 
 def asked(row, answers):
@@ -144,7 +217,7 @@ def main():
     sys.path.insert(0, sys.argv[1])
     prepare()
     rows, fork = {}, multiprocessing.get_context("fork")
-    for name, row in CASES.items():
+    for name, row in (SHARDS if SHARDED else OFFLOADED if sys.argv[2:] else CASES).items():
         answers = fork.SimpleQueue()
         child = fork.Process(target=asked, args=(row, answers))
         child.start()
