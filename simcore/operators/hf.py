@@ -14,12 +14,13 @@ What crosses the border between layers:
 type of the rotary frequencies; ("embeddings", "require_grad"): the embedding's output takes a gradient, which nobody
 needs, so that replays carry one; ("inputs", "on_host"): those of replayed layers wait on the host;
 ("loss", "automodel"): NeMo Automodel trains the model, head and loss are its own; ("code", "hub"): the model's own
-repository has the layers; ("autocast", "on"): see `hf_autocast.py`; ("hidden", dtype): what layers hand on.
+repository has the layers; ("layers", "unsloth"): see `hf_unsloth.py`; ("autocast", "on"): see `hf_autocast.py`;
+("hidden", dtype): what layers hand on.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from functools import partial
 from typing import Final
@@ -53,11 +54,12 @@ from simcore.operators.hf_layers import (
 )
 from simcore.operators.hf_moe import moe
 from simcore.operators.hf_tensors import tensors
+from simcore.operators.hf_unsloth import fast_norm, has_fast_layers, unsloth_layer, weight_buffer
 from simcore.product import shape_of
 from simcore.recording import LayerTape, Run
 from simcore.tape import HIDDEN, Kernel, Node, Param, Section, Tape, Tensor
 
-__all__ = ["TIED_HEAD", "record", "tensors"]
+__all__ = ["TIED_HEAD", "record", "standing", "tensors"]
 
 SERVED: Final = frozenset({"norms of query and key", "biases of query, key and value", "biases of attention",
                            "attention sinks", "attention within a window", "gated experts", "a router by softmax",
@@ -202,6 +204,8 @@ def _body(tape: Tape, kind: LayerKind, run: Run, inputs: Inputs) -> Tensor:
 
 
 def _branches(tape: Tape, kind: LayerKind, run: Run, inputs: Inputs) -> Tensor:
+    if has_fast_layers(run):
+        return unsloth_layer(tape, kind, run, inputs.hidden)
     x = inputs.hidden
     for branch in kind.branches:
         residual = x
@@ -212,6 +216,11 @@ def _branches(tape: Tape, kind: LayerKind, run: Run, inputs: Inputs) -> Tensor:
         tape.scope = ""
         x = aten.add(tape, residual, x, "residual")
     return x
+
+
+def standing(runs: Sequence[tuple[LayerKind, Run]]) -> dict[str, int]:
+    """Buffers that all layers share."""
+    return weight_buffer(runs)
 
 
 def _norm(tape: Tape, weight: Param, x: Tensor, family: str) -> Tensor:
@@ -306,8 +315,10 @@ def _frequencies(tape: Tape, run: Run, dim: int, positions: Tensor) -> Tensor:
 
 
 def _final_norm(tape: Tape, kind: LayerKind, run: Run) -> LayerTape:
-    return simple_part(tape, run, nothing, kind.hidden,
-                       lambda hidden: _norm(tape, run.params["weight"], hidden, kind.family))
+    weight = run.params["weight"]
+    if has_fast_layers(run):
+        return simple_part(tape, run, nothing, kind.hidden, lambda hidden: fast_norm(tape, hidden, weight, last=True))
+    return simple_part(tape, run, nothing, kind.hidden, lambda hidden: _norm(tape, weight, hidden, kind.family))
 
 
 def _head(tape: Tape, block: Head, run: Run) -> LayerTape:
