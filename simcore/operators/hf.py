@@ -14,12 +14,14 @@ What crosses the border between layers:
 type of the rotary frequencies; ("embeddings", "require_grad"): the embedding's output takes a gradient, which nobody
 needs, so that replays carry one; ("inputs", "on_host"): those of replayed layers wait on the host;
 ("loss", "automodel"): NeMo Automodel trains the model, head and loss are its own; ("code", "hub"): the model's own
-repository has the layers; ("stream", "cast"): a hidden state in fp32 is cast to the compute dtype before each layer.
+repository has the layers; ("stream", "cast"): a hidden state in fp32 is cast to the compute dtype before each layer;
+("layers", "unsloth"): see `hf_unsloth.py`; ("autocast", "on"): see `hf_autocast.py`; ("hidden", dtype): what layers
+hand on.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from functools import partial
 from typing import Final
@@ -37,6 +39,7 @@ from simcore.operators.borders import (
     run_backward,
     run_backward_of_loss,
     simple_part,
+    stream_dtype,
 )
 from simcore.operators.features import refuse
 from simcore.operators.hf_chunked import chunked_loss
@@ -52,11 +55,12 @@ from simcore.operators.hf_layers import (
 )
 from simcore.operators.hf_moe import moe
 from simcore.operators.hf_tensors import tensors
+from simcore.operators.hf_unsloth import fast_norm, has_fast_layers, unsloth_layer, weight_buffer
 from simcore.product import shape_of
 from simcore.recording import LayerTape, Run
 from simcore.tape import HIDDEN, Kernel, Node, Param, Section, Tape, Tensor
 
-__all__ = ["TIED_HEAD", "record", "tensors"]
+__all__ = ["TIED_HEAD", "record", "standing", "tensors"]
 
 SERVED: Final = frozenset({"norms of query and key", "biases of query, key and value", "biases of attention",
                            "attention sinks", "attention within a window", "gated experts", "a router by softmax",
@@ -114,6 +118,8 @@ def _layer(tape: Tape, kind: LayerKind, run: Run) -> LayerTape:
     out = tape.checkpoint(body, nested=waits) if run.checkpoint != "none" else body()
     hand_on(tape, out)
     forward = tape.cut()
+    tape.casts.clear()
+    casts = tape.cut()
     del body
     # Where this layer does not keep the rotary tables, the ones above it do if anything trains here.
     mask = None if has_eager_attention(run) else inputs.mask  # which is added, and kept by nobody
@@ -128,7 +134,7 @@ def _layer(tape: Tape, kind: LayerKind, run: Run) -> LayerTape:
     empty = Section(())
     after, late = (empty, dropped) if run.first else (dropped, empty)
     back = run_backward(tape, out, leaf, nothing, held)
-    return LayerTape(forward, back, after, late, grads=tape.release_grads())
+    return LayerTape(forward, back, after, late, grads=tape.release_grads(), casts=casts)
 
 
 class _Function:
@@ -164,7 +170,7 @@ def _stem(tape: Tape, kind: LayerKind, run: Run) -> Inputs:
                    if isinstance(b.block, Attention) and b.block.rotary), kind.tables)
     if rotary:
         rotary //= 1 + (kind.family == "gpt_oss")
-        shared += [tape.external((1, run.seq, 1, rotary), run.compute, tape.slot(f"rotary.{name}", "activation"),
+        shared += [tape.external((1, run.seq, 1, rotary), stream_dtype(run), tape.slot(f"rotary.{name}", "activation"),
                                  _BEFORE) for name in ("cos", "sin")]
     mask = _mask(tape, run, _window(kind))
     if not run.first:
@@ -200,7 +206,17 @@ def _is_masked(run: Run, window: int) -> bool:
 
 
 def _body(tape: Tape, kind: LayerKind, run: Run, inputs: Inputs) -> Tensor:
-    """`x + block(norm(x))` for every branch."""
+    """`x + block(norm(x))` for every branch. A replay is a region of autocast's own."""
+    try:
+        return _branches(tape, kind, run, inputs)
+    finally:
+        if tape.phase == "recompute":
+            tape.casts.clear()
+
+
+def _branches(tape: Tape, kind: LayerKind, run: Run, inputs: Inputs) -> Tensor:
+    if has_fast_layers(run):
+        return unsloth_layer(tape, kind, run, inputs.hidden)
     x = inputs.hidden
     for branch in kind.branches:
         residual = x
@@ -213,6 +229,11 @@ def _body(tape: Tape, kind: LayerKind, run: Run, inputs: Inputs) -> Tensor:
         tape.scope = ""
         x = aten.add(tape, residual, aten.mul_scalar(tape, x) if kind.scaled else x, "residual")
     return x
+
+
+def standing(runs: Sequence[tuple[LayerKind, Run]]) -> dict[str, int]:
+    """Buffers that all layers share."""
+    return weight_buffer(runs)
 
 
 def _norm(tape: Tape, weight: Param, x: Tensor, family: str) -> Tensor:
@@ -318,7 +339,7 @@ def _rotary_tables(tape: Tape, run: Run, dim: int, positions: Tensor, *, halves:
     angles = freqs if halves else aten.select(tape, freqs, shape, "fp32", "angles")
     cos = aten.select(tape, aten.select(tape, angles, shape, "fp32", "cos"), shape, "fp32", "cos")
     sin = aten.select(tape, aten.select(tape, angles, shape, "fp32", "sin"), shape, "fp32", "sin")
-    return aten.cast(tape, cos, run.compute), aten.cast(tape, sin, run.compute)
+    return aten.cast(tape, cos, stream_dtype(run)), aten.cast(tape, sin, stream_dtype(run))
 
 
 def _frequencies(tape: Tape, run: Run, dim: int, positions: Tensor) -> Tensor:
@@ -328,8 +349,11 @@ def _frequencies(tape: Tape, run: Run, dim: int, positions: Tensor) -> Tensor:
 
 
 def _final_norm(tape: Tape, kind: LayerKind, run: Run) -> LayerTape:
-    return simple_part(tape, run, nothing, kind.hidden,
-                       lambda hidden: _norm(tape, run.params["weight"], hidden, kind.family), _stream(kind))
+    weight = run.params["weight"]
+    if has_fast_layers(run):
+        return simple_part(tape, run, nothing, kind.hidden, lambda hidden: fast_norm(tape, hidden, weight, last=True))
+    return simple_part(tape, run, nothing, kind.hidden, lambda hidden: _norm(tape, weight, hidden, kind.family),
+                       _stream(kind))
 
 
 def _stream(kind: LayerKind) -> str:
@@ -434,7 +458,8 @@ def _liger_loss(tape: Tape, run: Run, hidden: Tensor) -> Tensor:
 # ---- loss -------------------------------------------------------------------------------------------------------
 def _loss(tape: Tape, block: Loss, run: Run) -> LayerTape:
     cut = run.loss in ("cut", "liger", "chunked")  # the head has made it already, it is divided by the number of labels
-    logits: Tensor | None = _scalar(tape, run) if cut else hidden_state(tape, run, run.seq, block.vocab)
+    logits: Tensor | None = _scalar(tape, run) if cut else hidden_state(tape, run, run.seq, block.vocab,
+                                                                                run.compute)
     assert logits is not None
     leaf = logits.node
     if block.upcast and not cut:
