@@ -153,8 +153,8 @@ def _unknown(reference: str) -> str:
     import difflib
 
     close = difflib.get_close_matches(reference, known_presets(), n=1, cutoff=0.5)
-    hint = f"; did you mean {close[0]!r}?" if close else ""
-    return f"unknown model {reference!r}: expected a path to a config.json or one of {', '.join(known_presets())}{hint}"
+    hint = f" (did you mean {close[0]!r}?)" if close else ""  # first: the list is long, and long messages are cut
+    return f"unknown model {reference!r}{hint}: expected a path to a config.json or one of {', '.join(known_presets())}"
 
 
 def build(fields: Mapping[str, Any], implementation: str, where: str = "model") -> ModelGraph:
