@@ -27,7 +27,8 @@ if TYPE_CHECKING:
 __all__ = ["Layer", "ModelGraph", "architecture_of", "build", "known_presets", "layer_kinds", "model_config"]
 
 FAMILIES = {
-    "bamba": "bamba", "deepseek_v2": "deepseek", "deepseek_v3": "deepseek", "gpt2": "gpt2", "gpt_oss": "gpt_oss",
+    "bamba": "bamba", "deepseek_v2": "deepseek", "deepseek_v3": "deepseek", "gemma2": "gemma",
+    "gemma3_text": "gemma", "gpt2": "gpt2", "gpt_oss": "gpt_oss",
     "granitemoehybrid": "granitemoehybrid", "llama": "llama", "mamba2": "mamba2", "mistral": "mistral",
     "mixtral": "mixtral", "mpt": "mpt", "nemotron-nas": "nemotron_nas", "nemotron_h": "nemotron_h", "phi3": "phi3",
     "qwen2": "qwen", "qwen2_moe": "qwen", "qwen3": "qwen", "qwen3_moe": "qwen", "zamba2": "zamba2",
@@ -153,8 +154,8 @@ def _unknown(reference: str) -> str:
     import difflib
 
     close = difflib.get_close_matches(reference, known_presets(), n=1, cutoff=0.5)
-    hint = f"; did you mean {close[0]!r}?" if close else ""
-    return f"unknown model {reference!r}: expected a path to a config.json or one of {', '.join(known_presets())}{hint}"
+    hint = f" (did you mean {close[0]!r}?)" if close else ""  # first: the list is long, and long messages are cut
+    return f"unknown model {reference!r}{hint}: expected a path to a config.json or one of {', '.join(known_presets())}"
 
 
 def build(fields: Mapping[str, Any], implementation: str, where: str = "model") -> ModelGraph:

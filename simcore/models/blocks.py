@@ -19,7 +19,7 @@ class Attention:
     `bias`: "" none, "qkv" of query, key and value, "all" of the output projection too. `qk_norm`: an RMSNorm over each
     head of q and of k. `sinks`: one learned number a head in the softmax. `window`: tokens seen, 0 all. `dropout`: some
     of the softmax is dropped. `alibi`: a bias that falls with the distance of two tokens is added to their score.
-    of the softmax is dropped. `rotated`: of a head's dimensions so many are rotated, 0 all.
+    `rotated`: of a head's dimensions so many are rotated, 0 all. `capped`: scores are kept below a number.
     """
 
     hidden: int
@@ -34,6 +34,7 @@ class Attention:
     dropout: bool = False
     alibi: bool = False
     rotated: int = 0
+    capped: bool = False
 
     @property
     def q_size(self) -> int:
@@ -237,13 +238,17 @@ Block = Mixer | Embedding | FinalNorm | Head | Loss | Mtp
 
 @dataclass(frozen=True, slots=True)
 class Branch:
-    """One residual branch of a layer: module names of the norm and the block, and the block."""
+    """One residual branch of a layer: module names of the norm and the block, and the block.
+
+    `behind`: name of a norm that the block's output passes, if any.
+    """
 
     norm: str
     name: str
     block: Mixer
     layer_norm: bool = False
     norm_bias: bool = True
+    behind: str = ""
 
 
 @dataclass(frozen=True, slots=True)

@@ -62,7 +62,8 @@ def features(kind: LayerKind) -> tuple[str, ...]:
         found.append("LayerNorm without a bias")
     if kind.dropout or any(getattr(branch.block, "dropout", False) for branch in kind.branches):
         found.append("dropout")
-    found += _named(("residuals in fp32", kind.wide), ("scaled residuals", kind.scaled and not kind.block),
+    found += _named(("norms behind blocks", any(branch.behind for branch in kind.branches)),
+                    ("residuals in fp32", kind.wide), ("scaled residuals", kind.scaled and not kind.block),
                     ("a transformer that layers share", kind.shared is not None),
                     ("a scaled embedding or scaled logits", kind.scaled and bool(kind.block)))
     if isinstance(kind.block, Mtp):
@@ -80,6 +81,7 @@ def _mixer(block: Mixer) -> Iterator[str]:
                           ("attention within a window", block.window > 0),
                           ("biases of query, key and value", block.bias == "qkv"),
                           ("biases of attention", block.bias == "all"), ("ALiBi", block.alibi),
+                          ("scores below a cap", block.capped),
                           ("rotation of a part of each head", 0 < block.rotated < block.head_dim))
     elif isinstance(block, Mamba2):
         yield from _named(("biases of Mamba's projections", block.bias),

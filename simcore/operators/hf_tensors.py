@@ -36,7 +36,7 @@ def tensors(kind: LayerKind) -> tuple[TensorSpec, ...]:
         return mpt_tensors.plain_tensors(kind)
     block = kind.block
     if isinstance(block, Embedding):
-        return _embedding(block)
+        return (*_embedding(block), *(_scale() if kind.family in _GEMMA else ()))
     if isinstance(block, FinalNorm):
         return _norm("", block.hidden, layer_norm=block.layer_norm)
     if isinstance(block, Head):
@@ -63,6 +63,9 @@ def _in_order(kind: LayerKind, norms: list[Group], blocks: list[Group]) -> list[
         return [blocks[1], *norms, blocks[0]]
     if kind.family == "granitemoehybrid":
         return [*norms, blocks[1], blocks[0]]
+    if kind.family in _GEMMA:
+        behind = [_norm(f"{b.behind}.", kind.hidden) for b in kind.branches]
+        return [*blocks, *(norm for pair in zip(norms, behind, strict=True) for norm in pair)]
     if kind.shared is not None:
         own, shared = _shared(kind.shared)
         return [own, *blocks, *norms, shared]
@@ -74,6 +77,11 @@ def _embedding(block: Embedding) -> tuple[TensorSpec, ...]:
     used = tables if block.positions else (("", block.vocab, "vocab"),)
     return tuple(TensorSpec(f"{at}weight", (size, block.hidden), (dim, "hidden"), "embedding", "embedding")
                  for at, size, dim in used)
+
+
+def _scale() -> tuple[TensorSpec, ...]:
+    """What Gemma's embedding is multiplied by is a buffer (`Gemma2TextScaledWordEmbedding`)."""
+    return (TensorSpec("embed_scale", (), (), "embedding", "buffer", "fp32", is_buffer=True, trainable=False),)
 
 
 def _norm(at: str, size: int, dim: str = "hidden", *, layer_norm: bool = False) -> tuple[TensorSpec, ...]:
@@ -142,7 +150,7 @@ def _mlp(name: str, b: Any, family: str, component: str = "mlp") -> Iterable[Ten
         yield _linear(f"{name}.input_linear", (2 * b.ffn, "ffn"), hidden, component)
         yield _linear(f"{name}.output_linear", hidden, ffn, component)
         return
-    if b.gelu:
+    if b.gelu and not b.gated:
         yield from _conv1d(f"{name}.c_fc", ffn, hidden, component)
         yield from _conv1d(f"{name}.c_proj", hidden, ffn, component)
         return
@@ -241,6 +249,7 @@ def _low_rank(at: str, b: SharedTransformer, out: tuple[int, str], into: tuple[i
         yield _linear(f"{at}.{place}.1", out, (b.rank, "rank"), component)
 
 
+_GEMMA: Final = ("gemma2", "gemma3_text")
 _ROUTER_FIRST: Final = ("mixtral", "gpt_oss", "qwen2_moe", "granitemoehybrid")
 _BLOCK: Final[dict[type, Callable[[str, Any, str], Iterable[TensorSpec]]]] = {
     Mamba2: _mamba, Attention: _attention, LatentAttention: _latent, Mlp: _mlp, Moe: _moe

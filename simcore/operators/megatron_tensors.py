@@ -43,7 +43,8 @@ __all__ = ["tensors"]
 
 FINAL_NORM: Final = {"nemotron_h": "decoder.final_norm", "llama": "decoder.final_layernorm"}
 
-NOT_BUILT: Final = ("bamba", "granitemoehybrid", "mamba2", "mpt", "nemotron-nas", "phi3", "zamba2")
+NOT_BUILT: Final = ("bamba", "gemma2", "gemma3_text", "granitemoehybrid", "mamba2", "mpt", "nemotron-nas", "phi3",
+                    "zamba2")
 
 
 def tensors(kind: LayerKind) -> tuple[TensorSpec, ...]:
