@@ -53,6 +53,9 @@ class Generation(Block):
     ssm_dtype: Literal["auto", "fp32", "bf16", "fp16"] = Field(
         default="auto", description="Format of Mamba's recurrent state; auto: the engine's own, by version"
     )
+    prefix_caching: bool | None = Field(
+        default=None, description="Blocks are kept for prompts that begin alike; left out: as trainer or engine do"
+    )
     enforce_eager: bool = Field(default=False, description="Without CUDA graphs")
     max_loras: Annotated[int, Field(ge=0, le=2**16)] = Field(
         default=0, description="LoRA adapters that lie in buffers at once; 0: the engine serves none"

@@ -65,7 +65,10 @@ def default_limits(topology: Topology, use: Literal["server", "library"], longes
 
 @dataclass(frozen=True)
 class Engine:
-    """An engine of `generation.tp` ranks that are alike. `buffers`: bytes of the model's tables on each."""
+    """An engine of `generation.tp` ranks that are alike. `buffers`: bytes of the model's tables on each.
+
+    `caches_prefixes`: blocks are kept for prompts that begin alike.
+    """
 
     architecture: Architecture
     generation: Generation
@@ -74,6 +77,7 @@ class Engine:
     release: Release
     limits: Limits
     buffers: int = 0
+    caches_prefixes: bool = False
 
     @property
     def tp(self) -> int:
@@ -121,7 +125,7 @@ class Engine:
     @cached_property
     def pages(self) -> Pages:
         """Of the cache, on a rank."""
-        return pages(self.architecture, self.tp, self.formats)
+        return pages(self.architecture, self.tp, self.formats, self.release, cached=self.caches_prefixes)
 
     @cached_property
     def profile(self) -> Profile:
