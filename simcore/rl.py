@@ -29,7 +29,7 @@ from simcore.serve import assumptions, engine_of, serving
 from simcore.vllm.decode import decode_seconds
 from simcore.vllm.engine import Engine
 
-__all__ = ["Trainer", "in_phases"]
+__all__ = ["Trainer", "in_phases", "legal"]
 
 _PAIR = 2
 """Sequences of a preference, chosen and rejected (NeMo RL 7ea279ab `algorithms/dpo.py:602`: batch sizes doubled)."""
@@ -46,6 +46,15 @@ class Trainer:
 def in_phases(scenario: Scenario, trainer: Trainer) -> Report:
     """One steady step of the scenario's workload. Refusals as of the training step, and of the engine."""
     return {"dpo": _dpo, "grpo": _grpo}[scenario.workload](scenario, trainer)
+
+
+def legal(scenario: Scenario, trainer: Trainer) -> None:
+    """Raises what would refuse the engine or the phases, beside what the training step's own check finds."""
+    if scenario.workload == "grpo":
+        rl, engine = _asked(scenario)
+        _num_steps(scenario, rl.prompts * rl.generations)
+        _num_engines(scenario, engine)
+    _parts(scenario, trainer, _training(scenario))
 
 
 # ---- the scenarios inside --------------------------------------------------------------------------------------------
@@ -126,20 +135,20 @@ _LOSS = Assumption(what="training.loss", value="a cross entropy stands in for th
 def _grpo(scenario: Scenario, trainer: Trainer) -> Report:
     rl, engine = _asked(scenario)
     sequences = rl.prompts * rl.generations
-    steps = _num_steps(scenario, sequences)
+    steps, engines = _num_steps(scenario, sequences), _num_engines(scenario, engine)
     passing = _training(scenario, micro_batch_size=rl.logprob_batch_size, global_batch_size=sequences,
                         recompute="none")
     parts = _parts(scenario, trainer, passing)
     trained = trainer.report(_training(scenario, global_batch_size=sequences // steps))
     policies = _policies(scenario, trainer, trained, passing, parts, steps)
-    engines = _num_engines(scenario, engine)
     turn = Turn(engine, gathered(parts.plans[0], parts.routes, _widest(parts)),
                 rl.reference != "none", _generate_ns(engine, rl, -(-sequences // engines)), rl.refit_buffer)
     journals = [grpo_step(policy, turn, parts.topology) for policy in policies]
     beside = None if engine.generation.colocated else _beside(turn, journals, parts)
     laid = Laid(scenario, trained, tuple(journals), parts, beside, engines * engine.tp if beside else 0)
     told = [*assumptions(engine), *_told(rl, engine, turn), _LOSS]
-    return phase_report(laid, told).model_copy(update={"serving": serving(engine)})
+    found = phase_report(laid, told)
+    return found.model_copy(update={"serving": serving(engine), "verdict": "oom" if engine.refusal else found.verdict})
 
 
 def _asked(scenario: Scenario) -> tuple[Rl, Engine]:
@@ -176,6 +185,8 @@ def _num_steps(scenario: Scenario, sequences: int) -> int:
 def _num_engines(scenario: Scenario, engine: Engine) -> int:
     """Engines beside each other: on all GPUs that train, or on those of their own."""
     if not engine.generation.colocated:
+        beside = engine.generation.engines * engine.tp
+        engine.topology.check_world_size(scenario.world_size + beside, scenario.where("generation", "engines"))
         return engine.generation.engines
     if scenario.world_size % engine.tp:
         raise InputError(Problem(scenario.where("generation", "tp"), f"tp: expected a divisor of {scenario.world_size} "

@@ -11,7 +11,7 @@ from simcore.clocked import Clocked, clock
 from simcore.closeup import with_detail
 from simcore.device import Device
 from simcore.drawn import drawn
-from simcore.errors import IllegalLayout, InputError, Problem, RankscopeError
+from simcore.errors import IllegalLayout, InputError, NotYet, Problem, RankscopeError
 from simcore.flows import exact_at_rest, flow_of
 from simcore.fold import RankClass, joined, unfolded, unfolded_one
 from simcore.fold import fold as fold_ranks
@@ -24,7 +24,7 @@ from simcore.plan import Plan
 from simcore.plan import place as place_rank
 from simcore.program import Program
 from simcore.report import Report
-from simcore.rl import Trainer, in_phases
+from simcore.rl import Trainer, in_phases, legal
 from simcore.routes import Routes
 from simcore.scenario import Scenario
 from simcore.schedule import actions, lowered_microbatches, steady_microbatches
@@ -46,10 +46,8 @@ def simulate(scenario: Scenario, *, series: bool = False, detail: bool = False, 
     `series`: memory over the step too. `detail`: that, and all else that pictures show. `fold` False simulates every
     rank by itself. `rank`: that rank alone, exactly, without time. `timed` False: memory and traffic only.
     """
-    if scenario.workload == "serve":
-        return _guarded(partial(serve, scenario), scenario)
-    if scenario.workload in ("dpo", "grpo"):
-        return _guarded(partial(in_phases, scenario, _TRAINER), scenario)
+    if scenario.workload != "train":
+        return _guarded(partial(_other, scenario, rank), scenario)
     work = partial(_simulate, series=series or detail, detail=detail, folded=fold, rank=rank)
     return _guarded(partial(_at_its_lengths, scenario, work, timed=timed), scenario)
 
@@ -66,6 +64,13 @@ def check(scenario: Scenario) -> Report:
     if scenario.workload == "serve":
         return _guarded(partial(serve, scenario, ranks=False), scenario)
     return _guarded(partial(_check, scenario), scenario)
+
+
+def _other(scenario: Scenario, rank: int | None) -> Report:
+    """What is not a training step alone."""
+    if rank is not None:
+        raise NotYet(Problem("--rank", f"not yet: one rank of the workload {scenario.workload}"))
+    return serve(scenario) if scenario.workload == "serve" else in_phases(scenario, _TRAINER)
 
 
 def _guarded(work: partial[Report], scenario: Scenario) -> Report:
@@ -126,6 +131,8 @@ def _exact_parts(parts: Parts) -> Parts:
 
 
 def _check(scenario: Scenario) -> Report:
+    if scenario.workload != "train":
+        legal(scenario, _TRAINER)
     topology = _topology(scenario)
     job, framework = prepare(scenario)
     return report(Parts(job, framework, topology, Routes(job, framework, topology), (), (), 1), series=False)

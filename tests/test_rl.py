@@ -10,7 +10,7 @@ import pytest
 from simcore.document import parse_document
 from simcore.report import Report
 from simcore.scenario import Scenario, parse_scenario
-from simcore.simulate import simulate
+from simcore.simulate import check, simulate
 
 GRPO: dict[str, Any] = {
     "name": "g", "workload": "grpo", "model": "nemotron-3-tiny", "framework": "fsdp2", "topology": "dgx-h100",
@@ -125,14 +125,31 @@ def test_a_preference_is_two_sequences() -> None:
      "not yet: grpo under megatron"),
     ({"framework": "nonsense"}, "error", "unknown framework")])
 def test_what_is_refused(changed: dict[str, Any], status: str, told: str) -> None:
-    found = report(**changed)
-    assert found.status == status, found.problems
-    assert any(told in row.message for row in found.problems), found.problems
+    for found in (report(**changed), check(asked(**changed))):
+        assert found.status == status, found.problems
+        assert any(told in row.message for row in found.problems), found.problems
 
 
 def test_an_engine_does_not_cut_the_gpus() -> None:
     found = report(model="qwen3-8b", mesh={"dp_shard": 4}, generation={"tp": 8, "max_model_len": 256})
     assert any("expected a divisor of 4 ranks" in row.message for row in found.problems)
+
+
+def test_gpus_of_their_own_must_be_there() -> None:
+    few = {"file": "dgx-h100", "num_nodes": 1}
+    found = report(topology=few, generation=GRPO["generation"] | {"colocated": False})
+    assert any("9 ranks do not fit" in row.message for row in found.problems)
+
+
+def test_an_engine_that_does_not_start_does_not_fit() -> None:
+    found = report(generation=GRPO["generation"] | {"gpu_memory_utilization": 1.0})
+    assert found.serving is not None
+    assert found.verdict == "oom"
+    assert found.serving.refusal
+
+
+def test_one_rank_alone_is_not_asked_for() -> None:
+    assert "--rank" in simulate(asked(), rank=0).problems[0].where
 
 
 def test_nothing_is_generated_in_dpo() -> None:
