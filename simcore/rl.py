@@ -15,15 +15,15 @@ from typing import Any
 from simcore.assemble import Parts
 from simcore.errors import IllegalLayout, InputError, NotYet, Problem
 from simcore.forward import passes
-from simcore.framework import UnshardFlow
+from simcore.framework import Buckets, UnshardFlow
 from simcore.generation import Rl
 from simcore.job import topology_of
 from simcore.journal import Journal
-from simcore.laid import Policy, Turn, dpo_step, engine_step, grpo_step
+from simcore.laid import Turn, dpo_step, engine_step, grpo_step
 from simcore.phase_report import Laid, phase_report
-from simcore.plan import Plan
+from simcore.policy import Policy, policy_of
 from simcore.refit import gathered
-from simcore.report import Assumption, RankReport, Report
+from simcore.report import Assumption, Report
 from simcore.scenario import Scenario
 from simcore.serve import assumptions, engine_of, serving
 from simcore.vllm.decode import decode_seconds
@@ -65,35 +65,16 @@ def _training(scenario: Scenario, **changed: Any) -> Scenario:
 
 
 def _parts(scenario: Scenario, trainer: Trainer, passing: Scenario) -> Parts:
-    """Of the forward passes; NotYet but for what phases are described for: FSDP2's hooks on one stage."""
+    """Of the forward passes; NotYet but for what phases are described for: NeMo RL's two workers, on one stage."""
     parts = trainer.parts(passing)
-    if not isinstance(parts.framework.flow, UnshardFlow):
+    if not isinstance(parts.framework.flow, UnshardFlow | Buckets):
         raise NotYet(Problem(scenario.where("framework"), f"not yet: {scenario.workload} under {scenario.framework} "
-                             "(served: automodel and fsdp2, NeMo RL's DTensor policies)"))
+                             "(served: automodel, fsdp2 and megatron, what NeMo RL trains policies with)"))
     if scenario.mesh.pp > 1:
         raise NotYet(Problem(scenario.where("mesh", "pp"), f"not yet: {scenario.workload} with pipeline stages"))
     if not isinstance(scenario.training.lengths, str):
         raise NotYet(Problem(scenario.where("training", "lengths"), f"not yet: {scenario.workload} with drawn lengths"))
     return parts
-
-
-def _policy(rank: RankReport, plan: Plan, rest: dict[str, int], above: dict[str, int], parts: Parts,
-            ns: tuple[int, int]) -> Policy:
-    """What a class holds. `ns`: of all forward passes, of all training steps."""
-    states: dict[str, int] = {}
-    for kind, count in plan.kind_counts:
-        for name, size in plan.kinds[kind].state_bytes.items():
-            category = "main_param" if name == "master_param" else "opt_state"
-            states[category] = states.get(category, 0) + count * size
-    peak = rank.peak
-    assert peak is not None
-    held = {category: rest.get(category, 0) + states.get(category, 0) for category in (*rest, *states)}
-    beside = {category: max(0, size - held.get(category, 0)) for category, size in peak.by_category.items()}
-    loose = peak.device_bytes - peak.allocated_bytes - sum(peak.outside.values())
-    passing = sum(rest.values()) + sum(above.values())
-    fragments = parts.needed(passing).middle - passing
-    return Policy(rest, {name: size for name, size in states.items() if size}, peak.outside,
-                  above | {"fragmentation": fragments}, beside | {"fragmentation": loose}, *ns)
 
 
 def _policies(scenario: Scenario, trainer: Trainer, trained: Report, passing: Scenario, parts: Parts,
@@ -103,7 +84,7 @@ def _policies(scenario: Scenario, trainer: Trainer, trained: Report, passing: Sc
     step_ns = round((trained.time.step_s if trained.time else 0.0) * 1e9)
     ns = forward.total_ns(passing.num_microbatches), steps * step_ns
     plans = trainer.parts(_training(scenario)).plans
-    return [_policy(*each, parts, ns) for each in zip(trained.ranks, plans, forward.rest, forward.above, strict=True)]
+    return [policy_of(*each, parts, ns) for each in zip(trained.ranks, plans, forward.rest, forward.above, strict=True)]
 
 
 # ---- DPO -------------------------------------------------------------------------------------------------------------
@@ -141,7 +122,7 @@ def _grpo(scenario: Scenario, trainer: Trainer) -> Report:
     parts = _parts(scenario, trainer, passing)
     trained = trainer.report(_training(scenario, global_batch_size=sequences // steps))
     policies = _policies(scenario, trainer, trained, passing, parts, steps)
-    turn = Turn(engine, gathered(parts.plans[0], parts.routes, _widest(parts)),
+    turn = Turn(engine, gathered(parts.plans[0], parts.routes),
                 rl.reference != "none", _generate_ns(engine, rl, -(-sequences // engines)), rl.refit_buffer)
     journals = [grpo_step(policy, turn, parts.topology) for policy in policies]
     beside = None if engine.generation.colocated else _beside(turn, journals, parts)
@@ -192,12 +173,6 @@ def _num_engines(scenario: Scenario, engine: Engine) -> int:
         raise InputError(Problem(scenario.where("generation", "tp"), f"tp: expected a divisor of {scenario.world_size} "
                                  f"ranks, got {engine.tp}"))
     return scenario.world_size // engine.tp
-
-
-def _widest(parts: Parts) -> str:
-    """The axis over which most ranks shard a parameter."""
-    axes = {unit.shard_axis for unit in parts.framework.units}
-    return max(sorted(axes), key=lambda name: parts.job.mesh.axis(name).size)
 
 
 def _generate_ns(engine: Engine, rl: Rl, sequences: int) -> int:

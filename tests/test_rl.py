@@ -121,8 +121,10 @@ def test_a_preference_is_two_sequences() -> None:
     ({"rl": GRPO["rl"] | {"prompt_tokens": 256}}, "error", "expected fewer than the 256 tokens"),
     ({"generation": GRPO["generation"] | {"tp": 3}}, "illegal", "not divisible by tp 3"),
     ({"generation": GRPO["generation"] | {"tp": 16}}, "illegal", "tp 16"),
-    ({"framework": "megatron", "training": {"seq_len": 256, "global_batch_size": 16}}, "error",
-     "not yet: grpo under megatron"),
+    ({"framework": "zero3", "training": {"seq_len": 256, "global_batch_size": 16}}, "error",
+     "not yet: grpo under zero3"),
+    ({"model": "llama-tiny", "framework": "megatron", "mesh": {"pp": 2, "dp_shard": 4},
+      "training": {"seq_len": 256, "global_batch_size": 16}}, "error", "not yet: grpo with pipeline stages"),
     ({"framework": "nonsense"}, "error", "unknown framework")])
 def test_what_is_refused(changed: dict[str, Any], status: str, told: str) -> None:
     for found in (report(**changed), check(asked(**changed))):
