@@ -30,9 +30,11 @@ from simcore.refit import Gathered, broadcast_buffers, ipc_buffers
 from simcore.topology import Topology
 from simcore.vllm.engine import Engine
 
-__all__ = ["ENGINE", "FIXED", "POLICY", "REFERENCE", "REFIT", "Turn", "dpo_step", "engine_step", "grpo_step"]
+__all__ = ["ENGINE", "FIXED", "POLICY", "REFERENCE", "REFIT", "Turn", "dpo_step", "engine_step", "grpo_step",
+           "is_outside"]
 
 POLICY, FIXED, ENGINE, REFERENCE, REFIT = "policy", "policy, fixed", "engine", "reference policy", "refit"
+_OUTSIDE: Final = ("context", "nccl", "dispatcher")
 _COPIES: Final = 4
 """Of all weights while they are streamed: read and written into a buffer, read and written by the engine."""
 
@@ -51,6 +53,11 @@ class Turn:
     refit_share: float
 
 
+def is_outside(owner: str, category: str) -> bool:
+    """Whether it lies outside torch's allocator, or is counted beside it as in a training step's own peak."""
+    return category in _OUTSIDE or (owner, category) == (POLICY, "workspace")
+
+
 def _copied(topology: Topology, num_bytes: int, *, to_host: bool) -> int:
     return collective_ns("copy", num_bytes, 1, topology.node.host_link.way("to_host" if to_host else "to_device"))
 
@@ -67,8 +74,7 @@ def _start(policy: Policy, *, has_reference: bool) -> Journal:
 
 # ---- phases ----------------------------------------------------------------------------------------------------------
 def _logprob(journal: Journal, policy: Policy) -> None:
-    journal.spike(POLICY, policy.passing, "forward pass")
-    journal.take(policy.passing_ns)
+    journal.spike(POLICY, policy.passing, "forward pass", policy.passing_ns)
 
 
 def _reference(journal: Journal, policy: Policy, topology: Topology) -> None:
@@ -82,8 +88,7 @@ def _reference(journal: Journal, policy: Policy, topology: Topology) -> None:
 
 
 def _training(journal: Journal, policy: Policy) -> None:
-    journal.spike(POLICY, policy.training, "training step")
-    journal.take(policy.training_ns)
+    journal.spike(POLICY, policy.training, "training step", policy.training_ns)
 
 
 def dpo_step(policy: Policy, topology: Topology) -> Journal:
@@ -146,9 +151,9 @@ def _broadcast(journal: Journal, policy: Policy, turn: Turn, topology: Topology)
 
 def _stream(journal: Journal, turn: Turn, topology: Topology, buffers: Mapping[str, int]) -> None:
     sizes = {**buffers, "all_gather_output": turn.gathered.transient}
-    journal.spike(REFIT, sizes, "weights are streamed")
     rate = topology.device.memory_bandwidth.si * topology.efficiency.kernels.copy_.memory.si
-    journal.take(turn.gathered.ns + round(_COPIES * turn.gathered.total / rate * 1e9))
+    packing = round(_COPIES * turn.gathered.total / rate * 1e9)
+    journal.spike(REFIT, sizes, "weights are streamed", turn.gathered.ns + packing)
 
 
 # ---- the engine ------------------------------------------------------------------------------------------------------

@@ -47,7 +47,7 @@ def simulate(scenario: Scenario, *, series: bool = False, detail: bool = False, 
     rank by itself. `rank`: that rank alone, exactly, without time. `timed` False: memory and traffic only.
     """
     if scenario.workload != "train":
-        return _guarded(partial(_other, scenario, rank), scenario)
+        return _guarded(partial(_other, scenario, rank, series=series or detail), scenario)
     work = partial(_simulate, series=series or detail, detail=detail, folded=fold, rank=rank)
     return _guarded(partial(_at_its_lengths, scenario, work, timed=timed), scenario)
 
@@ -66,11 +66,11 @@ def check(scenario: Scenario) -> Report:
     return _guarded(partial(_check, scenario), scenario)
 
 
-def _other(scenario: Scenario, rank: int | None) -> Report:
+def _other(scenario: Scenario, rank: int | None, *, series: bool) -> Report:
     """What is not a training step alone."""
     if rank is not None:
         raise NotYet(Problem("--rank", f"not yet: one rank of the workload {scenario.workload}"))
-    return serve(scenario) if scenario.workload == "serve" else in_phases(scenario, _TRAINER)
+    return serve(scenario) if scenario.workload == "serve" else in_phases(scenario, _trainer(series=series))
 
 
 def _guarded(work: partial[Report], scenario: Scenario) -> Report:
@@ -132,7 +132,7 @@ def _exact_parts(parts: Parts) -> Parts:
 
 def _check(scenario: Scenario) -> Report:
     if scenario.workload != "train":
-        legal(scenario, _TRAINER)
+        legal(scenario, _trainer(series=False))
     topology = _topology(scenario)
     job, framework = prepare(scenario)
     return report(Parts(job, framework, topology, Routes(job, framework, topology), (), (), 1), series=False)
@@ -180,8 +180,7 @@ def _program(parts: Parts, plan: Plan) -> Program:
     return lower(plan, parts.workload(plan), order, flow_of(parts.framework))
 
 
-def _trained(scenario: Scenario) -> Report:
-    return _simulate(scenario, series=False, detail=False, folded=True, rank=None, timed=True)
-
-
-_TRAINER = Trainer(_trained, partial(_parts, folded=True, rank=None))
+def _trainer(*, series: bool) -> Trainer:
+    """Training steps for workloads of several phases."""
+    step = partial(_simulate, series=series, detail=False, folded=True, rank=None, timed=True)
+    return Trainer(step, partial(_parts, folded=True, rank=None))

@@ -24,7 +24,7 @@ ORDER = (
     "ledger", "waves", "exponentials", "cost", "collective", "routes", "launch", "quantiles", "speed", "served",
     "phased", "detail", "report", "traffic", "series", "beside", "streams", "timeline", "breakdown", "clocked",
     "rates", "adapters", "workspace", "outside", "reserve", "band", "assemble", "received", "spread", "drawn", "host",
-    "lengths", "forward", "policy", "journal", "vllm/", "serve", "refit", "laid", "phase_report", "rl",
+    "lengths", "forward", "policy", "journal", "vllm/", "serve", "refit", "laid", "phase_series", "phase_report", "rl",
     "inventory", "spans",
     "closeup", "simulate", "advice", "compare", "measured", "tolerance", "left_out", "timing", "validate", "table",
     "columns", "summary", "timesheet", "servesheet", "phasesheet", "batch", "finding", "output", "glossary",
