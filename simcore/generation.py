@@ -39,7 +39,9 @@ class Generation(Block):
     colocated: bool = Field(default=True, description="On the GPUs that train")
     tp: _Degree = Field(default=1, description="Tensor-parallel degree of the engine")
     engines: _Degree = Field(default=1, description="Engines beside each other, where they have GPUs of their own")
-    gpu_memory_utilization: Fraction = Field(default=0.9, description="Fraction of device memory that the engine takes")
+    gpu_memory_utilization: Fraction | None = Field(
+        default=None, description="Fraction of device memory that the engine takes; left out: 0.9, under NeMo RL 0.6"
+    )
     max_model_len: Count | None = Field(
         default=None, description="Longest sequence, in tokens; left out: training.seq_len"
     )

@@ -109,9 +109,10 @@ def grpo_step(policy: Policy, turn: Turn, topology: Topology) -> Journal:
     journal.begin("refit")
     (_refit if colocated else _broadcast)(journal, policy, turn, topology)
     journal.begin("generation")
-    journal.take(turn.generate_ns)
     if colocated:
         journal.spike(ENGINE, {"activation": turn.engine.profile.highest}, "prefill of the most tokens")
+    journal.take(turn.generate_ns)
+    if colocated:
         _sleep(journal, turn.engine, topology)
     journal.begin("logprob")
     _back(journal, policy.params, topology)

@@ -65,16 +65,27 @@ def _training(scenario: Scenario, **changed: Any) -> Scenario:
 
 
 def _parts(scenario: Scenario, trainer: Trainer, passing: Scenario) -> Parts:
-    """Of the forward passes; NotYet but for what phases are described for: NeMo RL's two workers, on one stage."""
+    """Of the forward passes; refused but for what phases are described for."""
     parts = trainer.parts(passing)
-    if not isinstance(parts.framework.flow, UnshardFlow | Buckets):
-        raise NotYet(Problem(scenario.where("framework"), f"not yet: {scenario.workload} under {scenario.framework} "
-                             "(served: automodel, fsdp2 and megatron, what NeMo RL trains policies with)"))
-    if scenario.mesh.pp > 1:
-        raise NotYet(Problem(scenario.where("mesh", "pp"), f"not yet: {scenario.workload} with pipeline stages"))
-    if not isinstance(scenario.training.lengths, str):
-        raise NotYet(Problem(scenario.where("training", "lengths"), f"not yet: {scenario.workload} with drawn lengths"))
+    _check_worker(scenario, parts)
     return parts
+
+
+def _check_worker(scenario: Scenario, parts: Parts) -> None:
+    """NotYet but for NeMo RL's two kinds of workers, on one stage; IllegalLayout for what its own refuse."""
+    workload, flow = scenario.workload, parts.framework.flow
+    if not isinstance(flow, UnshardFlow | Buckets):
+        raise NotYet(Problem(scenario.where("framework"), f"not yet: {workload} under {scenario.framework} (served: "
+                             "automodel, fsdp2 and megatron, what NeMo RL trains policies with)"))
+    if scenario.generation is not None and scenario.generation.kv_dtype == "fp8" and isinstance(flow, UnshardFlow):
+        at = scenario.where("generation", "kv_dtype")
+        raise IllegalLayout(Problem(at, f"kv_dtype: fp8 under {scenario.framework}", "NeMo RL 7ea279ab "
+                                    "dtensor_policy_worker_v2.py stream_weights_via_ipc_zmq: FP8 kvcache is not "
+                                    "currently supported for DTensor path"))
+    if scenario.mesh.pp > 1:
+        raise NotYet(Problem(scenario.where("mesh", "pp"), f"not yet: {workload} with pipeline stages"))
+    if not isinstance(scenario.training.lengths, str):
+        raise NotYet(Problem(scenario.where("training", "lengths"), f"not yet: {workload} with drawn lengths"))
 
 
 def _policies(scenario: Scenario, trainer: Trainer, trained: Report, passing: Scenario, parts: Parts,

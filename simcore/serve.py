@@ -25,6 +25,8 @@ from simcore.vllm.weights import kv_heads, refusals, unserved
 __all__ = ["assumptions", "engine_of", "serve", "serving"]
 
 _CACHING = 8
+_UTILIZATION = {"server": 0.9, "library": 0.6}
+"""vLLM 0.12.0 `config/cache.py`; NeMo RL 7ea279ab `examples/configs/grpo_math_1B.yaml`."""
 _BATCHES = (1, 16, 64, 256)
 """Sequences at once for which decoding is told, as far as the cache holds them at full length."""
 
@@ -83,7 +85,8 @@ def engine_of(scenario: Scenario, given: Generation, topology: Topology, use: Li
     # not where there are Mamba layers; to the bytes of other models it is nothing
     caches = given.prefix_caching if given.prefix_caching is not None else (
         use == "library" and topology.device.architecture >= _CACHING)
-    return Engine(architecture, given, topology, longest, release, limits, _rotary_bytes(architecture, fields), caches)
+    return Engine(architecture, given, topology, longest, release, limits, _rotary_bytes(architecture, fields), caches,
+                  given.gpu_memory_utilization or _UTILIZATION[use])
 
 
 def _check_model(scenario: Scenario, architecture: Architecture, tp: int) -> None:
@@ -185,6 +188,9 @@ def assumptions(engine: Engine) -> Iterator[Assumption]:
         told = f"{engine.limits.tokens:,} tokens a pass, {engine.limits.seqs:,} sequences"
         yield Assumption(what="generation.max_num_batched_tokens, max_num_seqs", value=told, kind="default",
                          source=f"vLLM {version} engine/arg_utils.py get_batch_defaults, by memory of the device")
+    if given.gpu_memory_utilization is None:
+        yield Assumption(what="generation.gpu_memory_utilization", value=f"{engine.utilization:g}", kind="default",
+                         source="vLLM 0.12.0 config/cache.py: 0.9; NeMo RL 7ea279ab grpo_math_1B.yaml: 0.6")
     if engine.pages.mamba_layers and given.prefix_caching is None:
         yield Assumption(what="generation.prefix_caching", value=str(engine.caches_prefixes).lower(), kind="default",
                          source="vLLM 0.12.0 and 0.25.1 config/model.py is_prefix_caching_supported: not for hybrids; "

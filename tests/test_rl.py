@@ -119,6 +119,7 @@ def test_a_preference_is_two_sequences() -> None:
     ({"rl": GRPO["rl"] | {"logprob_batch_size": 8}}, "error", "logprob_batch_size: expected prompts x generations"),
     ({"rl": GRPO["rl"] | {"reference": "device"}}, "illegal", "the reference policy lies on the host"),
     ({"rl": GRPO["rl"] | {"prompt_tokens": 256}}, "error", "expected fewer than the 256 tokens"),
+    ({"generation": GRPO["generation"] | {"kv_dtype": "fp8"}}, "illegal", "kv_dtype: fp8 under fsdp2"),
     ({"generation": GRPO["generation"] | {"tp": 3}}, "illegal", "not divisible by tp 3"),
     ({"generation": GRPO["generation"] | {"tp": 16}}, "illegal", "tp 16"),
     ({"framework": "zero3", "training": {"seq_len": 256, "global_batch_size": 16}}, "error",
@@ -148,6 +149,13 @@ def test_an_engine_that_does_not_start_does_not_fit() -> None:
     assert found.serving is not None
     assert found.verdict == "oom"
     assert found.serving.refusal
+
+
+def test_an_engine_of_a_trainer_asks_for_less_where_nobody_says() -> None:
+    found = report(generation={"tp": 1, "max_model_len": 256})
+    assert found.serving is not None
+    assert found.serving.requested_bytes == pytest.approx(0.6 * 79.11 * 2**30, rel=1e-6)
+    assert "generation.gpu_memory_utilization" in {one.what for one in found.assumptions}
 
 
 def test_one_rank_alone_is_not_asked_for() -> None:

@@ -67,7 +67,8 @@ def default_limits(topology: Topology, use: Literal["server", "library"], longes
 class Engine:
     """An engine of `generation.tp` ranks that are alike. `buffers`: bytes of the model's tables on each.
 
-    `caches_prefixes`: blocks are kept for prompts that begin alike.
+    `caches_prefixes`: blocks are kept for prompts that begin alike. `utilization`: of what the driver reports, the part
+    that the engine asks for.
     """
 
     architecture: Architecture
@@ -78,6 +79,7 @@ class Engine:
     limits: Limits
     buffers: int = 0
     caches_prefixes: bool = False
+    utilization: float = 0.9
 
     @property
     def tp(self) -> int:
@@ -153,7 +155,7 @@ class Engine:
     @property
     def requested_bytes(self) -> int:
         """The utilisation's share of what the driver reports."""
-        return int(self.topology.device.usable_bytes * self.generation.gpu_memory_utilization)
+        return int(self.topology.device.usable_bytes * self.utilization)
 
     @property
     def free_at_start(self) -> int:
