@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import replace
 from functools import partial
 from itertools import count
+from typing import TYPE_CHECKING
 
 from simcore.assemble import Parts, failed, report
 from simcore.clocked import Clocked, clock
@@ -24,14 +25,15 @@ from simcore.plan import Plan
 from simcore.plan import place as place_rank
 from simcore.program import Program
 from simcore.report import Report
-from simcore.rl import Trainer, in_phases, legal
 from simcore.routes import Routes
 from simcore.scenario import Scenario
 from simcore.schedule import actions, lowered_microbatches, steady_microbatches
-from simcore.serve import serve
 from simcore.setup import prepare
 from simcore.topology import Topology
 from simcore.units import parse_quantity
+
+if TYPE_CHECKING:
+    from simcore.rl import Trainer
 
 __all__ = ["check", "place", "simulate"]
 
@@ -55,22 +57,33 @@ def simulate(scenario: Scenario, *, series: bool = False, detail: bool = False, 
 def place(scenario: Scenario, *, rank: int | None = None) -> Report:
     """What lies on every rank; no peak and no time."""
     if scenario.workload == "serve":
-        return _guarded(partial(serve, scenario), scenario)
+        return _guarded(partial(_served, scenario), scenario)
     return _guarded(partial(_place, scenario, rank=rank), scenario)
 
 
 def check(scenario: Scenario) -> Report:
     """Legality only: parse, and ask the framework's table."""
     if scenario.workload == "serve":
-        return _guarded(partial(serve, scenario, ranks=False), scenario)
+        return _guarded(partial(_served, scenario, ranks=False), scenario)
     return _guarded(partial(_check, scenario), scenario)
 
 
+# what is not a training step alone is imported where it is asked for: most runs have none of it
 def _other(scenario: Scenario, rank: int | None, *, series: bool) -> Report:
     """What is not a training step alone."""
     if rank is not None:
         raise NotYet(Problem("--rank", f"not yet: one rank of the workload {scenario.workload}"))
-    return serve(scenario) if scenario.workload == "serve" else in_phases(scenario, _trainer(series=series))
+    if scenario.workload == "serve":
+        return _served(scenario)
+    from simcore.rl import in_phases
+
+    return in_phases(scenario, _trainer(series=series))
+
+
+def _served(scenario: Scenario, *, ranks: bool = True) -> Report:
+    from simcore.serve import serve
+
+    return serve(scenario, ranks=ranks)
 
 
 def _guarded(work: partial[Report], scenario: Scenario) -> Report:
@@ -132,6 +145,8 @@ def _exact_parts(parts: Parts) -> Parts:
 
 def _check(scenario: Scenario) -> Report:
     if scenario.workload != "train":
+        from simcore.rl import legal
+
         legal(scenario, _trainer(series=False))
     topology = _topology(scenario)
     job, framework = prepare(scenario)
@@ -182,5 +197,7 @@ def _program(parts: Parts, plan: Plan) -> Program:
 
 def _trainer(*, series: bool) -> Trainer:
     """Training steps for workloads of several phases."""
+    from simcore.rl import Trainer
+
     step = partial(_simulate, series=series, detail=False, folded=True, rank=None, timed=True)
     return Trainer(step, partial(_parts, folded=True, rank=None))
