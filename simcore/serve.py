@@ -200,7 +200,7 @@ def assumptions(engine: Engine) -> Iterator[Assumption]:
                          source=f"vLLM {version} model_executor/models/config.py: 0.25.1 has fp32 for Nemotron-H, "
                          "0.12.0 the model's dtype")
     yield Assumption(what="activation of the profile run", value=format_bytes(engine.profile.highest), kind="assumed",
-                     source="vLLM 0.12.0 profile_run and its sampler, see simcore/vllm/profile.py; compilers may reuse")
+                     source="vLLM profile_run and its sampler, see simcore/vllm/profile.py; compilers may reuse")
     if engine.graph_bytes:
         yield Assumption(what="graph_pool", value=format_bytes(engine.graph_bytes), kind="assumed", source="vLLM 0.6 "
                          "worker/model_runner.py capture_model: 1 to 3 GiB; the low end")

@@ -132,7 +132,8 @@ class Engine:
     @cached_property
     def profile(self) -> Profile:
         """Of the profile run, on a rank."""
-        return profile(self.architecture, self.tp, self.limits.tokens, self.limits.seqs, dtype_bytes(MODEL_DTYPE))
+        return profile(self.architecture, self.tp, self.limits.tokens, self.limits.seqs, dtype_bytes(MODEL_DTYPE),
+                       self.release.sampled)
 
     @property
     def workspace_bytes(self) -> int:

@@ -24,6 +24,9 @@ class Release:
     `hybrid_state`: format of Nemotron-H's recurrent state where nobody asks for one; "" that of the model.
     `padded_below`: layers of two kinds are grouped by the more numerous kind where it is less than so many times as
     numerous. `by_group`: what a sequence needs is counted in blocks of groups, before in pages of layers.
+    `sampled`: bytes of each logit in the sampler, beside the model's own: 0.12.0 a copy in fp32, its sorted values with
+    indices in int64, and as much again for the sort; 0.25.1 a copy that a kernel masks in place, log-probabilities
+    (which NeMo RL asks for), probabilities and their noise, in fp32 each (`v1/sample/ops/topk_topp_sampler.py`).
     `caches_states`: families whose states are cached block by block; `else_last`: others with the last blocks alone
     (before, prefix caching is off for them).
     """
@@ -33,6 +36,7 @@ class Release:
     hybrid_state: str
     padded_below: float
     by_group: bool
+    sampled: int
     caches_states: tuple[str, ...]
     else_last: bool
 
@@ -45,7 +49,8 @@ class Release:
 
 RELEASES = {
     "0.12.0": Release("0.12.0", graphs_in_budget=False, hybrid_state="", padded_below=1.25, by_group=False,
-                      caches_states=("bamba", "granitemoehybrid", "nemotron_h"), else_last=False),
+                      sampled=4 + 2 * (4 + 8), caches_states=("bamba", "granitemoehybrid", "nemotron_h"),
+                      else_last=False),
     "0.25.1": Release("0.25.1", graphs_in_budget=True, hybrid_state="fp32", padded_below=1.5, by_group=True,
-                      caches_states=("granitemoehybrid", "nemotron_h"), else_last=True),
+                      sampled=4 * 4, caches_states=("granitemoehybrid", "nemotron_h"), else_last=True),
 }
