@@ -71,6 +71,13 @@ _FORMATS: Final[tuple[Mapping[str, Any], ...]] = (
 )
 
 
+_ENGINES: Final[tuple[Mapping[str, Any], ...]] = (
+    {"generation.max_num_seqs": 256},
+    {"generation.gpu_memory_utilization": 0.95},
+    {"generation.kv_dtype": "fp8"},
+)
+
+
 @dataclass(frozen=True, slots=True)
 class _Change:
     """Keys that are set together. Of each kind only the best is told; smaller sizes first, then smaller factors."""
@@ -113,6 +120,8 @@ def advise(scenario: Scenario) -> tuple[Advice, ...]:
     Of one size the fastest first. Offload costs much time, so where nothing else helps alone, pairs are told beside it,
     and the fastest of all is first. Where not even that is enough, those that come nearest, and their verdict says so.
     """
+    if scenario.workload == "serve":
+        return tuple(_of_engine(scenario))[:_MOST]
     if prepare(scenario)[0].graph.num_blocks > _DEEPEST:
         return ()
     base = _peak(simulate(scenario, timed=False))
@@ -136,6 +145,19 @@ def _told(scenario: Scenario, tried: _Tried) -> Advice:
     time = simulate(changed(scenario, tried.change.keys)).time
     return Advice(changes=dict(tried.change.keys), verdict="fits" if tried.fits else "oom", peak_bytes=tried.peak,
                   headroom_bytes=tried.headroom, step_s=time.step_s if time else None)
+
+
+def _of_engine(scenario: Scenario) -> Iterator[Advice]:
+    """What lets an engine start that does not: of each way the smallest change."""
+    tp, length = scenario.mesh.tp, scenario.training.seq_len
+    more = [{"generation.tp": tp * factor, "mesh.tp": tp * factor} for factor in _FACTORS]
+    shorter = [{"generation.max_model_len": length // factor} for factor in _FACTORS if length >= factor]
+    ways: list[Sequence[Mapping[str, Any]]] = [*([keys] for keys in _ENGINES), shorter, more]
+    for way in ways:
+        tried = ((keys, simulate(changed(scenario, keys))) for keys in way)
+        starts = next(((keys, report) for keys, report in tried if report.verdict == "fits"), None)
+        if starts is not None and (found := _peak(starts[1])):
+            yield Advice(changes=dict(starts[0]), verdict="fits", peak_bytes=found[0], headroom_bytes=found[1])
 
 
 def _pairs_that_fit(scenario: Scenario, singles: Sequence[_Tried]) -> list[_Tried]:

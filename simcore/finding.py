@@ -120,8 +120,10 @@ def _idle(outcome: Outcome) -> Iterator[Finding]:
 
 
 def _oom(outcome: Outcome) -> Iterator[Finding]:
-    peak = _peak(outcome.report)
-    if outcome.report.verdict == "oom" and peak:
+    peak, serving = _peak(outcome.report), outcome.report.serving
+    if serving and serving.refusal:
+        yield _finding(outcome, "oom", f"the engine does not start: {serving.refusal}")
+    elif outcome.report.verdict == "oom" and peak:
         most = sorted(peak.by_category.items(), key=lambda item: -item[1])[:3]
         there = ", ".join(f"{name} {format_bytes(size)}" for name, size in most)
         yield _finding(outcome, "oom", f"does not fit: {_fill(outcome.report)}; most of it: {there}")

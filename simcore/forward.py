@@ -6,7 +6,9 @@ and the framework's hooks gather what they gather. What follows the model is not
 [Note: log-probabilities]
 NeMo RL main of 2026-08-22 (7ea279ab) `models/automodel/train.py` LogprobsPostProcessor._compute_local_logprobs: logits
 in fp32 (the root's `output_dtype`, `models/automodel/setup.py:485`, casts them), a copy of all but the last position
-where several sequences make the slice not contiguous, log_softmax in fp32. `logprob_chunk_size` is not modelled (None).
+where several sequences make the slice not contiguous, log_softmax in fp32. Megatron's policies, of a rank's part of the
+vocabulary (`distributed/model_utils.py` _compute_distributed_log_softmax): logits in fp32, less their maximum, and
+their exponentials. `logprob_chunk_size` is not modelled (None).
 """
 
 from __future__ import annotations
@@ -19,6 +21,7 @@ import numpy as np
 from simcore.assemble import Parts
 from simcore.clocked import forward_ns
 from simcore.flows import flow_of
+from simcore.framework import UnshardFlow
 from simcore.ledger import running
 from simcore.lower import lower
 from simcore.models.blocks import LayerKind
@@ -97,13 +100,18 @@ def _above(program: Program, rest: dict[str, int], parts: Parts) -> dict[str, in
     first_loss = int(np.flatnonzero(program.phase == Phase.LOSS)[0])
     highest = int(np.argmax(running(program)[:first_loss]))
     inside, after = (_beside(_held(program, rows), rest) for rows in (highest + 1, first_loss))
-    training = parts.job.scenario.training
-    logits = training.micro_batch_size * training.seq_len // parts.job.mesh.cp * parts.job.graph.architecture.vocab
-    own = dtype_bytes(parts.framework.compute_dtype)
-    # the root casts the model's logits, which are gone when log_softmax makes as many
-    wide = max(own + _FP32, _FP32 * (3 if training.micro_batch_size > 1 else 2))
+    training, own = parts.job.scenario.training, dtype_bytes(parts.framework.compute_dtype)
+    cut = parts.job.mesh.cp * (1 if _is_whole(parts) else parts.job.mesh.tp)
+    logits = training.micro_batch_size * training.seq_len * parts.job.graph.architecture.vocab // cut
+    # a cast makes wide logits of the model's own, which are gone when log_softmax begins
+    wide = max(own + _FP32, _FP32 * (2 if _is_whole(parts) and training.micro_batch_size == 1 else 3))
     after["activation"] = after.get("activation", 0) + (wide - own) * logits
     return max(inside, after, key=lambda sizes: sum(sizes.values()))
+
+
+def _is_whole(parts: Parts) -> bool:
+    """Whether a rank has logits of the whole vocabulary."""
+    return isinstance(parts.framework.flow, UnshardFlow)
 
 
 def _beside(held: dict[str, int], rest: dict[str, int]) -> dict[str, int]:

@@ -39,7 +39,9 @@ class Generation(Block):
     colocated: bool = Field(default=True, description="On the GPUs that train")
     tp: _Degree = Field(default=1, description="Tensor-parallel degree of the engine")
     engines: _Degree = Field(default=1, description="Engines beside each other, where they have GPUs of their own")
-    gpu_memory_utilization: Fraction = Field(default=0.9, description="Fraction of device memory that the engine takes")
+    gpu_memory_utilization: Fraction | None = Field(
+        default=None, description="Fraction of device memory that the engine takes; left out: 0.9, under NeMo RL 0.6"
+    )
     max_model_len: Count | None = Field(
         default=None, description="Longest sequence, in tokens; left out: training.seq_len"
     )
@@ -52,6 +54,9 @@ class Generation(Block):
     kv_dtype: DType = Field(default="auto", description="Format of the KV cache")
     ssm_dtype: Literal["auto", "fp32", "bf16", "fp16"] = Field(
         default="auto", description="Format of Mamba's recurrent state; auto: the engine's own, by version"
+    )
+    prefix_caching: bool | None = Field(
+        default=None, description="Blocks are kept for prompts that begin alike; left out: as trainer or engine do"
     )
     enforce_eager: bool = Field(default=False, description="Without CUDA graphs")
     max_loras: Annotated[int, Field(ge=0, le=2**16)] = Field(

@@ -11,7 +11,7 @@ from collections.abc import Collection, Mapping
 from dataclasses import dataclass, field
 from typing import Literal
 
-__all__ = ["Journal", "Moment", "Space"]
+__all__ = ["Entry", "Journal", "Moment", "Space"]
 
 Space = Literal["device", "host"]
 Key = tuple[Space, str, str]
@@ -33,12 +33,26 @@ class Moment:
         return (self.device if space == "device" else self.host).total()
 
 
+@dataclass(frozen=True, slots=True)
+class Entry:
+    """What lay on the device when something had happened: in which phase, so many ns from its begin, by whom held.
+
+    `spike`: it was there for a moment.
+    """
+
+    phase: int
+    ns: int
+    held: Counter[tuple[str, str]]
+    spike: bool
+
+
 class Journal:
     """Written in order. Sizes are bytes by category."""
 
     def __init__(self) -> None:
         self.held: Counter[Key] = Counter()
         self.phases: list[Moment] = []
+        self.entries: list[Entry] = []
 
     def begin(self, phase: str) -> None:
         """A phase begins with what the one before has left."""
@@ -47,8 +61,11 @@ class Journal:
 
     def put(self, owner: str, sizes: Mapping[str, int], space: Space = "device", event: str = "") -> None:
         """More of an owner."""
-        self.held.update({(space, owner, category): size for category, size in sizes.items() if size})
+        self._add(owner, sizes, space)
         self._look(event)
+
+    def _add(self, owner: str, sizes: Mapping[str, int], space: Space) -> None:
+        self.held.update({(space, owner, category): size for category, size in sizes.items() if size})
 
     def drop(self, owner: str, space: Space, categories: Collection[str] | None = None) -> dict[str, int]:
         """An owner's categories (None: all) are gone; gives what they were."""
@@ -56,6 +73,7 @@ class Journal:
                 and (categories is None or key[2] in categories)}
         for key in gone:
             del self.held[key]
+        self._look("")
         return {category: size for (_, _, category), size in gone.items()}
 
     def move(self, owner: str, source: Space, target: Space, categories: Collection[str]) -> int:
@@ -64,24 +82,31 @@ class Journal:
         self.put(owner, moved, target, f"{owner} to the {target}")
         return sum(moved.values())
 
-    def spike(self, owner: str, sizes: Mapping[str, int], event: str, space: Space = "device") -> None:
-        """There for a moment, beside all that is."""
+    def spike(self, owner: str, sizes: Mapping[str, int], event: str, ns: int = 0) -> None:
+        """On the device for so long, beside all that is."""
         before = self.held.copy()
-        self.put(owner, sizes, space, event)
+        self._add(owner, sizes, "device")
+        self._look(event, spike=True)
+        self.phases[-1].ns += ns
+        self._look(event, spike=True)
         self.held = before
+        self._look("")
 
     def take(self, ns: int) -> None:
         """The phase takes so much longer."""
         self.phases[-1].ns += ns
+        self._look("")
 
     def size(self, space: Space) -> int:
         """All that is there now."""
         return sum(size for key, size in self.held.items() if key[0] == space)
 
-    def _look(self, event: str) -> None:
+    def _look(self, event: str, *, spike: bool = False) -> None:
         if not self.phases:
             return
         now = self.phases[-1]
+        there = Counter({key[1:]: size for key, size in self.held.items() if key[0] == "device"})
+        self.entries.append(Entry(len(self.phases) - 1, now.ns, there, spike))
         spaces: tuple[Space, ...] = ("device", "host")
         for space in spaces:
             found = Counter({key[1:]: size for key, size in self.held.items() if key[0] == space})

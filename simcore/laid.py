@@ -1,15 +1,15 @@
 """Phases of reinforcement learning, laid end to end for one class of ranks: who moves what, and how long it takes.
 
 [Note: the order of a step]
-NeMo RL main of 2026-08-22 (7ea279ab), the policy in workers of DTensor (`models/policy/workers/
-dtensor_policy_worker_v2.py`). GRPO, `algorithms/grpo.py` grpo_train and refit_policy_generation: the optimizer goes to
-the host (offload_before_refit), the engine's weights wake, the policy's are streamed into them (`refit.py`), then the
-policy's parameters go to the host too (offload_after_refit) and the cache wakes. Tokens are generated; the engine
-sleeps. Parameters come back (prepare_for_lp_inference), log-probabilities are made; for the reference policy the
-parameters are copied to pinned host memory, overwritten in place by the copy that has lain on the host since the start
-(use_reference_model), and written back. The optimizer comes back (prepare_for_training), and the policy trains. Beside
-GPUs that generate for themselves nothing of the policy leaves its GPUs. DPO, `algorithms/dpo.py`: each batch passes the
-reference policy first, in the same worker and in the same way; optimizer states stay where they are.
+NeMo RL main of 2026-08-22 (7ea279ab); what of a policy moves is `policy.py`. GRPO, `algorithms/grpo.py` grpo_train and
+refit_policy_generation: the optimizer goes to the host (offload_before_refit), the engine's weights wake, the policy's
+are streamed into them (`refit.py`), then the policy's parameters go to the host too (offload_after_refit) and the cache
+wakes. Tokens are generated; the engine sleeps. Parameters come back (prepare_for_lp_inference), log-probabilities are
+made; for the reference policy the parameters are copied to pinned host memory, overwritten in place by the copy that
+has lain on the host since the start (use_reference_model), and written back. The optimizer comes back
+(prepare_for_training), and the policy trains. Beside GPUs that generate for themselves nothing of the policy leaves its
+GPUs. DPO, `algorithms/dpo.py`: each batch passes the reference policy first, in the same worker and in the same way;
+optimizer states stay where they are.
 
 [Note: asleep]
 vLLM `v1/worker/gpu_worker.py` sleep, `device_allocator/cumem.py`: at level 1 what `load_model` made is copied to pinned
@@ -25,33 +25,18 @@ from typing import Final
 
 from simcore.collective import collective_ns
 from simcore.journal import Journal
+from simcore.policy import Policy
 from simcore.refit import Gathered, broadcast_buffers, ipc_buffers
 from simcore.topology import Topology
 from simcore.vllm.engine import Engine
 
-__all__ = ["ENGINE", "POLICY", "REFERENCE", "REFIT", "Policy", "Turn", "dpo_step", "engine_step", "grpo_step"]
+__all__ = ["ENGINE", "FIXED", "POLICY", "REFERENCE", "REFIT", "Turn", "dpo_step", "engine_step", "grpo_step",
+           "is_outside"]
 
-POLICY, ENGINE, REFERENCE, REFIT = "policy", "engine", "reference policy", "refit"
+POLICY, FIXED, ENGINE, REFERENCE, REFIT = "policy", "policy, fixed", "engine", "reference policy", "refit"
+_OUTSIDE: Final = ("context", "nccl", "dispatcher")
 _COPIES: Final = 4
 """Of all weights while they are streamed: read and written into a buffer, read and written by the engine."""
-
-
-@dataclass(frozen=True, slots=True)
-class Policy:
-    """What one class of ranks holds of the policy, bytes by category.
-
-    `params`: parameters and buffers at rest; `states`: of the optimizer; `outside`: context, NCCL, dispatcher;
-    `passing`: beside `params` at the highest moment of a forward pass; `training`: beside `params` and `states` at that
-    of a training step. `passing_ns`, `training_ns`: of all passes, of all steps.
-    """
-
-    params: Mapping[str, int]
-    states: Mapping[str, int]
-    outside: Mapping[str, int]
-    passing: Mapping[str, int]
-    training: Mapping[str, int]
-    passing_ns: int
-    training_ns: int
 
 
 @dataclass(frozen=True, slots=True)
@@ -68,6 +53,11 @@ class Turn:
     refit_share: float
 
 
+def is_outside(owner: str, category: str) -> bool:
+    """Whether it lies outside torch's allocator, or is counted beside it as in a training step's own peak."""
+    return category in _OUTSIDE or (owner, category) == (POLICY, "workspace")
+
+
 def _copied(topology: Topology, num_bytes: int, *, to_host: bool) -> int:
     return collective_ns("copy", num_bytes, 1, topology.node.host_link.way("to_host" if to_host else "to_device"))
 
@@ -76,30 +66,29 @@ def _start(policy: Policy, *, has_reference: bool) -> Journal:
     journal = Journal()
     for sizes in (policy.outside, policy.params, policy.states):
         journal.put(POLICY, sizes)
+    journal.put(FIXED, policy.fixed)
     if has_reference:
-        journal.put(REFERENCE, policy.params, "host")
+        journal.put(REFERENCE, policy.copied, "host")
     return journal
 
 
 # ---- phases ----------------------------------------------------------------------------------------------------------
 def _logprob(journal: Journal, policy: Policy) -> None:
-    journal.spike(POLICY, policy.passing, "forward pass")
-    journal.take(policy.passing_ns)
+    journal.spike(POLICY, policy.passing, "forward pass", policy.passing_ns)
 
 
 def _reference(journal: Journal, policy: Policy, topology: Topology) -> None:
     """The policy waits on the host while the reference's parameters lie in its place."""
     journal.begin("reference")
-    size = sum(policy.params.values())
-    journal.put(f"{POLICY}, copied", policy.params, "host", "policy copied to the host")
+    size = sum(policy.copied.values())
+    journal.put(f"{POLICY}, copied", policy.copied, "host", "policy copied to the host")
     journal.take(_copied(topology, size, to_host=True) + 2 * _copied(topology, size, to_host=False))
     _logprob(journal, policy)
     journal.drop(f"{POLICY}, copied", "host")
 
 
 def _training(journal: Journal, policy: Policy) -> None:
-    journal.spike(POLICY, policy.training, "training step")
-    journal.take(policy.training_ns)
+    journal.spike(POLICY, policy.training, "training step", policy.training_ns)
 
 
 def dpo_step(policy: Policy, topology: Topology) -> Journal:
@@ -120,9 +109,10 @@ def grpo_step(policy: Policy, turn: Turn, topology: Topology) -> Journal:
     journal.begin("refit")
     (_refit if colocated else _broadcast)(journal, policy, turn, topology)
     journal.begin("generation")
-    journal.take(turn.generate_ns)
     if colocated:
         journal.spike(ENGINE, {"activation": turn.engine.profile.highest}, "prefill of the most tokens")
+    journal.take(turn.generate_ns)
+    if colocated:
         _sleep(journal, turn.engine, topology)
     journal.begin("logprob")
     _back(journal, policy.params, topology)
@@ -162,9 +152,9 @@ def _broadcast(journal: Journal, policy: Policy, turn: Turn, topology: Topology)
 
 def _stream(journal: Journal, turn: Turn, topology: Topology, buffers: Mapping[str, int]) -> None:
     sizes = {**buffers, "all_gather_output": turn.gathered.transient}
-    journal.spike(REFIT, sizes, "weights are streamed")
     rate = topology.device.memory_bandwidth.si * topology.efficiency.kernels.copy_.memory.si
-    journal.take(turn.gathered.ns + round(_COPIES * turn.gathered.total / rate * 1e9))
+    packing = round(_COPIES * turn.gathered.total / rate * 1e9)
+    journal.spike(REFIT, sizes, "weights are streamed", turn.gathered.ns + packing)
 
 
 # ---- the engine ------------------------------------------------------------------------------------------------------

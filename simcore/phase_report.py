@@ -9,6 +9,8 @@ from typing import Final, Literal
 
 from simcore.assemble import Parts
 from simcore.journal import Journal, Moment
+from simcore.laid import is_outside
+from simcore.phase_series import phase_series
 from simcore.phased import PhaseReport
 from simcore.report import Assumption, Host, HostPhase, Owner, Peak, RankReport, Report
 from simcore.scenario import Scenario
@@ -16,7 +18,6 @@ from simcore.speed import StepTime
 
 __all__ = ["Laid", "phase_report"]
 
-_OUTSIDE: Final = ("context", "nccl", "dispatcher")
 _LOOSE: Final = "fragmentation"
 
 
@@ -67,7 +68,9 @@ def _rank(rank: RankReport, journal: Journal) -> RankReport:
     by_phase = {name: size + more for name, size in rank.peak.by_phase.items()} | inside
     host = max(phase.bytes_on("host") for phase in journal.phases)
     peak = _with_neighbour(rank.peak, highest) if highest.phase == "training" else _peak(highest)
-    return rank.model_copy(update={"peak": peak.model_copy(update={"by_phase": by_phase, "host_bytes": host})})
+    series = None if rank.memory is None else phase_series(journal, rank.memory)
+    return rank.model_copy(update={
+        "peak": peak.model_copy(update={"by_phase": by_phase, "host_bytes": host}), "memory": series})
 
 
 def _highest(journal: Journal) -> Moment:
@@ -83,17 +86,18 @@ def _by_category(moment: Moment) -> Counter[str]:
 
 def _allocated(moment: Moment) -> int:
     """Inside allocators, blocks that do not fit together left out."""
-    return sum(size for category, size in _by_category(moment).items() if category not in (*_OUTSIDE, _LOOSE))
+    return sum(size for (owner, category), size in moment.device.items()
+               if category != _LOOSE and not is_outside(owner, category))
 
 
 def _with_neighbour(peak: Peak, moment: Moment) -> Peak:
     """The training step's own peak, with what else lies on the device."""
-    more = moment.bytes_on("device") - peak.device_bytes
-    made = _peak(moment)
+    made, more = _peak(moment), moment.bytes_on("device") - peak.device_bytes
+    inside = made.allocated_bytes - peak.allocated_bytes
     return peak.model_copy(update={
-        "allocated_bytes": made.allocated_bytes, "reserved_bytes": peak.reserved_bytes + more,
+        "allocated_bytes": made.allocated_bytes, "reserved_bytes": peak.reserved_bytes + inside,
         "device_bytes": made.device_bytes, "by_category": made.by_category, "outside": made.outside, "top": made.top,
-        "reserved_band_bytes": _moved(peak.reserved_band_bytes, more), "band_bytes": _moved(peak.band_bytes, more)})
+        "reserved_band_bytes": _moved(peak.reserved_band_bytes, inside), "band_bytes": _moved(peak.band_bytes, more)})
 
 
 def _moved(ends: tuple[int, int], by: int) -> tuple[int, int]:
@@ -101,17 +105,18 @@ def _moved(ends: tuple[int, int], by: int) -> tuple[int, int]:
 
 
 def _peak(moment: Moment) -> Peak:
-    categories, device = _by_category(moment), moment.bytes_on("device")
-    outside = {name: categories.pop(name) for name in _OUTSIDE if name in categories}
+    device, categories, outside = moment.bytes_on("device"), Counter[str](), Counter[str]()
+    for (owner, name), size in moment.device.items():
+        (outside if is_outside(owner, name) else categories)[name] += size
     loose = categories.pop(_LOOSE, 0)
     allocated = sum(categories.values())
     top = sorted(((owner, name, size) for (owner, name), size in moment.device.items()
-                  if name not in (*_OUTSIDE, _LOOSE)), key=lambda one: (-one[2], one[:2]))
+                  if name != _LOOSE and not is_outside(owner, name)), key=lambda one: (-one[2], one[:2]))
     return Peak(
         allocated_bytes=allocated, reserved_bytes=allocated + loose, device_bytes=device, phase=moment.phase,
         event=moment.event, layer="", microbatch=0, by_category=dict(categories.most_common()), by_phase={},
         top=tuple(Owner(owner=f"{owner}/{name}", category=name, bytes=size) for owner, name, size in top[:12]),
-        reserved_band_bytes=(allocated, allocated + loose), outside=outside, band_bytes=(device, device))
+        reserved_band_bytes=(allocated, allocated + loose), outside=dict(outside), band_bytes=(device, device))
 
 
 def _engine_rank(journal: Journal, first: int, count: int) -> RankReport:

@@ -9,7 +9,9 @@ buffer holds gets one for itself. On GPUs of its own: two buffers that are broad
 the device, at most 5 GiB, made of tensors that wait and then of their concatenation (`utils/packed_tensor.py`). Every
 entry of the state dict is gathered whole in the dtype that it rests in, an adapter's product is added (a product and a
 sum of the weight's size beside it), and cast to the engine's dtype; experts that are one tensor are gathered as one.
-Automodel's own layers then hand on one expert after the other (`convert_single_tensor_to_hf`).
+Automodel's own layers then hand on one expert after the other (`convert_single_tensor_to_hf`). A Megatron policy is
+exported by Megatron-Bridge (`megatron_policy_worker.py` _iter_params_with_optional_kv_scales): parts of one matrix are
+gathered and put together; adapters are merged before, which is not counted.
 """
 
 from __future__ import annotations
@@ -18,6 +20,7 @@ import re
 from dataclasses import dataclass
 from typing import Final
 
+from simcore.framework import UnshardFlow
 from simcore.plan import Placed, PlacedKind, Plan
 from simcore.routes import Routes
 from simcore.units import dtype_bytes
@@ -45,8 +48,15 @@ class Gathered:
     ns: int
 
 
-def gathered(plan: Plan, routes: Routes, axis: str) -> Gathered:
-    """All parameters of the plan's stage but for adapters, gathered over an axis."""
+def gathered(plan: Plan, routes: Routes) -> Gathered:
+    """All parameters of the plan's stage but for adapters, whole."""
+    return (_by_unit if isinstance(plan.framework.flow, UnshardFlow) else _exported)(plan, routes)
+
+
+def _by_unit(plan: Plan, routes: Routes) -> Gathered:
+    """Over the axis on which most ranks shard."""
+    axes = {unit.shard_axis for unit in plan.framework.units}
+    axis = max(sorted(axes), key=lambda name: plan.mesh.axis(name).size)
     sizes = [(placed, count * placed.spec.copies, placed.spec.numel) for kind, count in plan.kind_counts
              for placed in plan.kinds[kind] if placed.spec.is_owned and placed.spec.module != "adapter"]
     route = routes.of("all_gather", axis)
@@ -57,6 +67,21 @@ def gathered(plan: Plan, routes: Routes, axis: str) -> Gathered:
         max(numel // _parts(placed, splits=splits) * _SENT for placed, _, numel in sizes),
         sum(times * numel * _SENT for _, times, numel in sizes),
         sum(times * route.ns(numel * dtype_bytes(placed.life.rest.dtype)) for placed, times, numel in sizes))
+
+
+def _exported(plan: Plan, routes: Routes) -> Gathered:
+    """Megatron-Bridge's export: a matrix over tp, an expert's over ep, as parts and as what is made of them."""
+    tp, ep = plan.mesh.tp, plan.mesh.ep
+    sizes = [(placed, count) for kind, count in plan.kind_counts for placed in plan.kinds[kind]
+             if placed.spec.is_owned and placed.spec.module != "adapter"]
+    each = [(placed.spec.numel * _SENT, max(1, placed.spec.copies // ep) if placed.spec.copies > 1 else 1,
+             "ep" if placed.spec.copies > 1 else "tp", count) for placed, count in sizes]
+    together = [(size * (ep if axis == "ep" else 1), calls * count, axis) for size, calls, axis, count in each]
+    return Gathered(
+        max(2 * size for size, _, _ in together), max(size for size, _, _, _ in each),
+        sum(placed.spec.numel * placed.spec.copies * _SENT * count for placed, count in sizes),
+        sum(calls * routes.of("all_gather", axis).ns(size) for size, calls, axis in together
+            if (ep if axis == "ep" else tp) > 1))
 
 
 def _adapted(kind: PlacedKind) -> frozenset[str]:

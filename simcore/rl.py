@@ -15,21 +15,21 @@ from typing import Any
 from simcore.assemble import Parts
 from simcore.errors import IllegalLayout, InputError, NotYet, Problem
 from simcore.forward import passes
-from simcore.framework import UnshardFlow
+from simcore.framework import Buckets, UnshardFlow
 from simcore.generation import Rl
 from simcore.job import topology_of
 from simcore.journal import Journal
-from simcore.laid import Policy, Turn, dpo_step, engine_step, grpo_step
+from simcore.laid import Turn, dpo_step, engine_step, grpo_step
 from simcore.phase_report import Laid, phase_report
-from simcore.plan import Plan
+from simcore.policy import Policy, policy_of
 from simcore.refit import gathered
-from simcore.report import Assumption, RankReport, Report
+from simcore.report import Assumption, Report
 from simcore.scenario import Scenario
 from simcore.serve import assumptions, engine_of, serving
 from simcore.vllm.decode import decode_seconds
 from simcore.vllm.engine import Engine
 
-__all__ = ["Trainer", "in_phases"]
+__all__ = ["Trainer", "in_phases", "legal"]
 
 _PAIR = 2
 """Sequences of a preference, chosen and rejected (NeMo RL 7ea279ab `algorithms/dpo.py:602`: batch sizes doubled)."""
@@ -48,6 +48,15 @@ def in_phases(scenario: Scenario, trainer: Trainer) -> Report:
     return {"dpo": _dpo, "grpo": _grpo}[scenario.workload](scenario, trainer)
 
 
+def legal(scenario: Scenario, trainer: Trainer) -> None:
+    """Raises what would refuse the engine or the phases, beside what the training step's own check finds."""
+    if scenario.workload == "grpo":
+        rl, engine = _asked(scenario)
+        _num_steps(scenario, rl.prompts * rl.generations)
+        _num_engines(scenario, engine)
+    _parts(scenario, trainer, _training(scenario))
+
+
 # ---- the scenarios inside --------------------------------------------------------------------------------------------
 def _training(scenario: Scenario, **changed: Any) -> Scenario:
     """The same job as a training step alone, with other batch sizes."""
@@ -56,35 +65,27 @@ def _training(scenario: Scenario, **changed: Any) -> Scenario:
 
 
 def _parts(scenario: Scenario, trainer: Trainer, passing: Scenario) -> Parts:
-    """Of the forward passes; NotYet but for what phases are described for: FSDP2's hooks on one stage."""
+    """Of the forward passes; refused but for what phases are described for."""
     parts = trainer.parts(passing)
-    if not isinstance(parts.framework.flow, UnshardFlow):
-        raise NotYet(Problem(scenario.where("framework"), f"not yet: {scenario.workload} under {scenario.framework} "
-                             "(served: automodel and fsdp2, NeMo RL's DTensor policies)"))
-    if scenario.mesh.pp > 1:
-        raise NotYet(Problem(scenario.where("mesh", "pp"), f"not yet: {scenario.workload} with pipeline stages"))
-    if not isinstance(scenario.training.lengths, str):
-        raise NotYet(Problem(scenario.where("training", "lengths"), f"not yet: {scenario.workload} with drawn lengths"))
+    _check_worker(scenario, parts)
     return parts
 
 
-def _policy(rank: RankReport, plan: Plan, rest: dict[str, int], above: dict[str, int], parts: Parts,
-            ns: tuple[int, int]) -> Policy:
-    """What a class holds. `ns`: of all forward passes, of all training steps."""
-    states: dict[str, int] = {}
-    for kind, count in plan.kind_counts:
-        for name, size in plan.kinds[kind].state_bytes.items():
-            category = "main_param" if name == "master_param" else "opt_state"
-            states[category] = states.get(category, 0) + count * size
-    peak = rank.peak
-    assert peak is not None
-    held = {category: rest.get(category, 0) + states.get(category, 0) for category in (*rest, *states)}
-    beside = {category: max(0, size - held.get(category, 0)) for category, size in peak.by_category.items()}
-    loose = peak.device_bytes - peak.allocated_bytes - sum(peak.outside.values())
-    passing = sum(rest.values()) + sum(above.values())
-    fragments = parts.needed(passing).middle - passing
-    return Policy(rest, {name: size for name, size in states.items() if size}, peak.outside,
-                  above | {"fragmentation": fragments}, beside | {"fragmentation": loose}, *ns)
+def _check_worker(scenario: Scenario, parts: Parts) -> None:
+    """NotYet but for NeMo RL's two kinds of workers, on one stage; IllegalLayout for what its own refuse."""
+    workload, flow = scenario.workload, parts.framework.flow
+    if not isinstance(flow, UnshardFlow | Buckets):
+        raise NotYet(Problem(scenario.where("framework"), f"not yet: {workload} under {scenario.framework} (served: "
+                             "automodel, fsdp2 and megatron, what NeMo RL trains policies with)"))
+    if scenario.generation is not None and scenario.generation.kv_dtype == "fp8" and isinstance(flow, UnshardFlow):
+        at = scenario.where("generation", "kv_dtype")
+        raise IllegalLayout(Problem(at, f"kv_dtype: fp8 under {scenario.framework}", "NeMo RL 7ea279ab "
+                                    "dtensor_policy_worker_v2.py stream_weights_via_ipc_zmq: FP8 kvcache is not "
+                                    "currently supported for DTensor path"))
+    if scenario.mesh.pp > 1:
+        raise NotYet(Problem(scenario.where("mesh", "pp"), f"not yet: {workload} with pipeline stages"))
+    if not isinstance(scenario.training.lengths, str):
+        raise NotYet(Problem(scenario.where("training", "lengths"), f"not yet: {workload} with drawn lengths"))
 
 
 def _policies(scenario: Scenario, trainer: Trainer, trained: Report, passing: Scenario, parts: Parts,
@@ -94,7 +95,7 @@ def _policies(scenario: Scenario, trainer: Trainer, trained: Report, passing: Sc
     step_ns = round((trained.time.step_s if trained.time else 0.0) * 1e9)
     ns = forward.total_ns(passing.num_microbatches), steps * step_ns
     plans = trainer.parts(_training(scenario)).plans
-    return [_policy(*each, parts, ns) for each in zip(trained.ranks, plans, forward.rest, forward.above, strict=True)]
+    return [policy_of(*each, parts, ns) for each in zip(trained.ranks, plans, forward.rest, forward.above, strict=True)]
 
 
 # ---- DPO -------------------------------------------------------------------------------------------------------------
@@ -126,20 +127,20 @@ _LOSS = Assumption(what="training.loss", value="a cross entropy stands in for th
 def _grpo(scenario: Scenario, trainer: Trainer) -> Report:
     rl, engine = _asked(scenario)
     sequences = rl.prompts * rl.generations
-    steps = _num_steps(scenario, sequences)
+    steps, engines = _num_steps(scenario, sequences), _num_engines(scenario, engine)
     passing = _training(scenario, micro_batch_size=rl.logprob_batch_size, global_batch_size=sequences,
                         recompute="none")
     parts = _parts(scenario, trainer, passing)
     trained = trainer.report(_training(scenario, global_batch_size=sequences // steps))
     policies = _policies(scenario, trainer, trained, passing, parts, steps)
-    engines = _num_engines(scenario, engine)
-    turn = Turn(engine, gathered(parts.plans[0], parts.routes, _widest(parts)),
+    turn = Turn(engine, gathered(parts.plans[0], parts.routes),
                 rl.reference != "none", _generate_ns(engine, rl, -(-sequences // engines)), rl.refit_buffer)
     journals = [grpo_step(policy, turn, parts.topology) for policy in policies]
     beside = None if engine.generation.colocated else _beside(turn, journals, parts)
     laid = Laid(scenario, trained, tuple(journals), parts, beside, engines * engine.tp if beside else 0)
     told = [*assumptions(engine), *_told(rl, engine, turn), _LOSS]
-    return phase_report(laid, told).model_copy(update={"serving": serving(engine)})
+    found = phase_report(laid, told)
+    return found.model_copy(update={"serving": serving(engine), "verdict": "oom" if engine.refusal else found.verdict})
 
 
 def _asked(scenario: Scenario) -> tuple[Rl, Engine]:
@@ -176,17 +177,13 @@ def _num_steps(scenario: Scenario, sequences: int) -> int:
 def _num_engines(scenario: Scenario, engine: Engine) -> int:
     """Engines beside each other: on all GPUs that train, or on those of their own."""
     if not engine.generation.colocated:
+        beside = engine.generation.engines * engine.tp
+        engine.topology.check_world_size(scenario.world_size + beside, scenario.where("generation", "engines"))
         return engine.generation.engines
     if scenario.world_size % engine.tp:
         raise InputError(Problem(scenario.where("generation", "tp"), f"tp: expected a divisor of {scenario.world_size} "
                                  f"ranks, got {engine.tp}"))
     return scenario.world_size // engine.tp
-
-
-def _widest(parts: Parts) -> str:
-    """The axis over which most ranks shard a parameter."""
-    axes = {unit.shard_axis for unit in parts.framework.units}
-    return max(sorted(axes), key=lambda name: parts.job.mesh.axis(name).size)
 
 
 def _generate_ns(engine: Engine, rl: Rl, sequences: int) -> int:

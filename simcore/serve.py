@@ -24,6 +24,9 @@ from simcore.vllm.weights import kv_heads, refusals, unserved
 
 __all__ = ["assumptions", "engine_of", "serve", "serving"]
 
+_CACHING = 8
+_UTILIZATION = {"server": 0.9, "library": 0.6}
+"""vLLM 0.12.0 `config/cache.py`; NeMo RL 7ea279ab `examples/configs/grpo_math_1B.yaml`."""
 _BATCHES = (1, 16, 64, 256)
 """Sequences at once for which decoding is told, as far as the cache holds them at full length."""
 
@@ -78,7 +81,12 @@ def engine_of(scenario: Scenario, given: Generation, topology: Topology, use: Li
     tokens = given.max_num_batched_tokens or usual.tokens
     limits = Limits(tokens, given.max_num_seqs or min(usual.seqs, tokens))
     release = release_of(given, "0.12.0" if use == "server" else "0.25.1")
-    return Engine(architecture, given, topology, longest, release, limits, _rotary_bytes(architecture, fields))
+    # without a word NeMo RL caches prefixes on compute capability 8 and later (7ea279ab vllm_worker.py:84), vLLM does
+    # not where there are Mamba layers; to the bytes of other models it is nothing
+    caches = given.prefix_caching if given.prefix_caching is not None else (
+        use == "library" and topology.device.architecture >= _CACHING)
+    return Engine(architecture, given, topology, longest, release, limits, _rotary_bytes(architecture, fields), caches,
+                  given.gpu_memory_utilization or _UTILIZATION[use])
 
 
 def _check_model(scenario: Scenario, architecture: Architecture, tp: int) -> None:
@@ -158,7 +166,7 @@ def serving(engine: Engine) -> Serving:
         kv_bytes_per_token=pages.token_bytes * pages.attention_layers,
         state_bytes=pages.state_bytes * pages.mamba_layers,
         block_size=pages.block_size, page_bytes=pages.page_bytes, num_blocks=cache.num_blocks,
-        cache_tokens=cache.tokens, concurrency=cache.concurrency(engine.max_model_len),
+        cache_tokens=cache.tokens(engine.max_model_len), concurrency=cache.concurrency(engine.max_model_len),
         longest=pages.longest(max(0, engine.cache_budget)), decode=tuple(_decodes(engine)), refusal=engine.refusal)
 
 
@@ -180,12 +188,19 @@ def assumptions(engine: Engine) -> Iterator[Assumption]:
         told = f"{engine.limits.tokens:,} tokens a pass, {engine.limits.seqs:,} sequences"
         yield Assumption(what="generation.max_num_batched_tokens, max_num_seqs", value=told, kind="default",
                          source=f"vLLM {version} engine/arg_utils.py get_batch_defaults, by memory of the device")
+    if given.gpu_memory_utilization is None:
+        yield Assumption(what="generation.gpu_memory_utilization", value=f"{engine.utilization:g}", kind="default",
+                         source="vLLM 0.12.0 config/cache.py: 0.9; NeMo RL 7ea279ab grpo_math_1B.yaml: 0.6")
+    if engine.pages.mamba_layers and given.prefix_caching is None:
+        yield Assumption(what="generation.prefix_caching", value=str(engine.caches_prefixes).lower(), kind="default",
+                         source="vLLM 0.12.0 and 0.25.1 config/model.py is_prefix_caching_supported: not for hybrids; "
+                         "NeMo RL 7ea279ab vllm_worker.py:84 asks for it")
     if engine.pages.mamba_layers and given.ssm_dtype == "auto":
         yield Assumption(what="generation.ssm_dtype", value=engine.formats.ssm, kind="default",
                          source=f"vLLM {version} model_executor/models/config.py: 0.25.1 has fp32 for Nemotron-H, "
                          "0.12.0 the model's dtype")
     yield Assumption(what="activation of the profile run", value=format_bytes(engine.profile.highest), kind="assumed",
-                     source="vLLM 0.12.0 profile_run and its sampler, see simcore/vllm/profile.py; compilers may reuse")
+                     source="vLLM profile_run and its sampler, see simcore/vllm/profile.py; compilers may reuse")
     if engine.graph_bytes:
         yield Assumption(what="graph_pool", value=format_bytes(engine.graph_bytes), kind="assumed", source="vLLM 0.6 "
                          "worker/model_runner.py capture_model: 1 to 3 GiB; the low end")

@@ -5,13 +5,14 @@ from __future__ import annotations
 from dataclasses import replace
 from functools import partial
 from itertools import count
+from typing import TYPE_CHECKING
 
 from simcore.assemble import Parts, failed, report
 from simcore.clocked import Clocked, clock
 from simcore.closeup import with_detail
 from simcore.device import Device
 from simcore.drawn import drawn
-from simcore.errors import IllegalLayout, InputError, Problem, RankscopeError
+from simcore.errors import IllegalLayout, InputError, NotYet, Problem, RankscopeError
 from simcore.flows import exact_at_rest, flow_of
 from simcore.fold import RankClass, joined, unfolded, unfolded_one
 from simcore.fold import fold as fold_ranks
@@ -24,14 +25,15 @@ from simcore.plan import Plan
 from simcore.plan import place as place_rank
 from simcore.program import Program
 from simcore.report import Report
-from simcore.rl import Trainer, in_phases
 from simcore.routes import Routes
 from simcore.scenario import Scenario
 from simcore.schedule import actions, lowered_microbatches, steady_microbatches
-from simcore.serve import serve
 from simcore.setup import prepare
 from simcore.topology import Topology
 from simcore.units import parse_quantity
+
+if TYPE_CHECKING:
+    from simcore.rl import Trainer
 
 __all__ = ["check", "place", "simulate"]
 
@@ -46,10 +48,8 @@ def simulate(scenario: Scenario, *, series: bool = False, detail: bool = False, 
     `series`: memory over the step too. `detail`: that, and all else that pictures show. `fold` False simulates every
     rank by itself. `rank`: that rank alone, exactly, without time. `timed` False: memory and traffic only.
     """
-    if scenario.workload == "serve":
-        return _guarded(partial(serve, scenario), scenario)
-    if scenario.workload in ("dpo", "grpo"):
-        return _guarded(partial(in_phases, scenario, _TRAINER), scenario)
+    if scenario.workload != "train":
+        return _guarded(partial(_other, scenario, rank, series=series or detail), scenario)
     work = partial(_simulate, series=series or detail, detail=detail, folded=fold, rank=rank)
     return _guarded(partial(_at_its_lengths, scenario, work, timed=timed), scenario)
 
@@ -57,15 +57,33 @@ def simulate(scenario: Scenario, *, series: bool = False, detail: bool = False, 
 def place(scenario: Scenario, *, rank: int | None = None) -> Report:
     """What lies on every rank; no peak and no time."""
     if scenario.workload == "serve":
-        return _guarded(partial(serve, scenario), scenario)
+        return _guarded(partial(_served, scenario), scenario)
     return _guarded(partial(_place, scenario, rank=rank), scenario)
 
 
 def check(scenario: Scenario) -> Report:
     """Legality only: parse, and ask the framework's table."""
     if scenario.workload == "serve":
-        return _guarded(partial(serve, scenario, ranks=False), scenario)
+        return _guarded(partial(_served, scenario, ranks=False), scenario)
     return _guarded(partial(_check, scenario), scenario)
+
+
+# what is not a training step alone is imported where it is asked for: most runs have none of it
+def _other(scenario: Scenario, rank: int | None, *, series: bool) -> Report:
+    """What is not a training step alone."""
+    if rank is not None:
+        raise NotYet(Problem("--rank", f"not yet: one rank of the workload {scenario.workload}"))
+    if scenario.workload == "serve":
+        return _served(scenario)
+    from simcore.rl import in_phases
+
+    return in_phases(scenario, _trainer(series=series))
+
+
+def _served(scenario: Scenario, *, ranks: bool = True) -> Report:
+    from simcore.serve import serve
+
+    return serve(scenario, ranks=ranks)
 
 
 def _guarded(work: partial[Report], scenario: Scenario) -> Report:
@@ -126,6 +144,10 @@ def _exact_parts(parts: Parts) -> Parts:
 
 
 def _check(scenario: Scenario) -> Report:
+    if scenario.workload != "train":
+        from simcore.rl import legal
+
+        legal(scenario, _trainer(series=False))
     topology = _topology(scenario)
     job, framework = prepare(scenario)
     return report(Parts(job, framework, topology, Routes(job, framework, topology), (), (), 1), series=False)
@@ -173,8 +195,9 @@ def _program(parts: Parts, plan: Plan) -> Program:
     return lower(plan, parts.workload(plan), order, flow_of(parts.framework))
 
 
-def _trained(scenario: Scenario) -> Report:
-    return _simulate(scenario, series=False, detail=False, folded=True, rank=None, timed=True)
+def _trainer(*, series: bool) -> Trainer:
+    """Training steps for workloads of several phases."""
+    from simcore.rl import Trainer
 
-
-_TRAINER = Trainer(_trained, partial(_parts, folded=True, rank=None))
+    step = partial(_simulate, series=series, detail=False, folded=True, rank=None, timed=True)
+    return Trainer(step, partial(_parts, folded=True, rank=None))

@@ -151,3 +151,14 @@ def test_advice_goes_to_workers() -> None:
     import pickle
 
     assert pickle.loads(pickle.dumps(partial(work(1, asked=True), rank=None))).func is work(1, asked=True)  # noqa: S301
+
+
+def test_an_engine_that_does_not_start_is_told_how_it_would() -> None:
+    asked = {"name": "s", "workload": "serve", "model": "llama-3-70b", "topology": "dgx-h100",
+             "generation": {"tp": 1, "max_model_len": 8192}}
+    scenario = Scenario.model_validate(asked)
+    assert simulate(scenario).verdict == "oom"
+    found = advise(scenario)
+    assert {"generation.tp": 2, "mesh.tp": 2} in [one.changes for one in found]
+    for one in found:
+        assert simulate(changed(scenario, one.changes)).verdict == one.verdict == "fits"

@@ -19,8 +19,10 @@ BASE: dict[str, Any] = {"name": "f", "model": "nemotron-3-tiny", "framework": "f
 parts_of = partial(_parts, folded=True, rank=None)
 
 
-def parts(framework: str = "fsdp2", model: str = "nemotron-3-tiny", **training: Any) -> Parts:
-    asked = BASE | {"framework": framework, "model": model, "training": {"seq_len": 256, **training}}
+def parts(framework: str = "fsdp2", model: str = "nemotron-3-tiny", mesh: dict[str, int] | None = None,
+          framework_options: dict[str, Any] | None = None, **training: Any) -> Parts:
+    asked = BASE | {"framework": framework, "model": model, "mesh": mesh or BASE["mesh"],
+                    "framework_options": framework_options or {}, "training": {"seq_len": 256, **training}}
     return parts_of(parse_scenario(parse_document(json.dumps(asked), "f.json")))
 
 
@@ -55,3 +57,10 @@ def test_passes_after_the_first_take_as_long_as_the_second() -> None:
     assert found.total_ns(1) == found.ns[0] > 0
     assert found.total_ns(5) - found.total_ns(4) == found.ns[1] > 0
     assert found.ns[1] <= found.ns[0]
+
+
+def test_a_megatron_rank_has_its_part_of_the_logits() -> None:
+    """Fp32 logits, less their maximum, and their exponentials, of half the vocabulary."""
+    made = parts("megatron", mesh={"dp_shard": 4, "tp": 2, "etp": 1}, seq_len=16384)
+    above = passes(made).above[0]
+    assert above["activation"] >= 16384 * made.job.graph.architecture.vocab // 2 * 12

@@ -46,6 +46,17 @@ def test_highest_moments_of_device_and_host_need_not_be_the_same() -> None:
     assert (moment.bytes_on("device"), moment.bytes_on("host"), moment.event) == (13, 4, "device")
 
 
+def test_every_entry_tells_who_holds_what_and_when() -> None:
+    journal = Journal()
+    journal.put("a", {"x": 4})
+    journal.begin("one")
+    journal.take(10)
+    journal.spike("b", {"y": 5}, "spike", 7)
+    journal.begin("two")
+    assert [(entry.phase, entry.ns, entry.held.total(), entry.spike) for entry in journal.entries] == [
+        (0, 0, 4, False), (0, 10, 4, False), (0, 10, 9, True), (0, 17, 9, True), (0, 17, 4, False), (1, 0, 4, False)]
+
+
 def test_phases_add_up_their_own_time() -> None:
     journal = Journal()
     for phase, ns in (("one", 3), ("two", 4)):

@@ -2,18 +2,20 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any
 
 import pytest
 
 from simcore.journal import Journal
-from simcore.laid import ENGINE, POLICY, REFERENCE, Policy, Turn, dpo_step, engine_step, grpo_step
+from simcore.laid import ENGINE, FIXED, POLICY, REFERENCE, Turn, dpo_step, engine_step, grpo_step
+from simcore.policy import Policy
 from simcore.refit import Gathered
 from test_vllm_engine import H100, engine
 
 GIB = 2**30
-POLICY_OF = Policy({"sharded_param": 3 * GIB}, {"opt_state": 6 * GIB}, {"context": GIB}, {"activation": 2 * GIB},
-                   {"activation": 20 * GIB}, 1000, 5000)
+POLICY_OF = Policy({"sharded_param": 3 * GIB}, {"opt_state": 6 * GIB}, {}, {"sharded_param": 3 * GIB}, {"context": GIB},
+                   {"activation": 2 * GIB}, {"activation": 20 * GIB}, 1000, 5000)
 
 
 def turn(*, has_reference: bool = True, **given: Any) -> Turn:
@@ -44,6 +46,13 @@ def test_nothing_but_its_context_is_left_of_the_policy_while_tokens_are_generate
     assert owned(journal, "generation", ENGINE) > 0.7 * H100.device.usable_bytes - 2 * GIB
 
 
+def test_what_is_fixed_never_leaves() -> None:
+    fixed = replace(POLICY_OF, fixed={"sharded_param": 4 * GIB}, copied={"sharded_param": 7 * GIB})
+    journal = grpo_step(fixed, turn(), H100)
+    assert {owned(journal, one.phase, FIXED) for one in journal.phases} == {4 * GIB}
+    assert owned(journal, "generation", REFERENCE, "host") == 7 * GIB
+
+
 def test_an_engine_asleep_keeps_what_it_cannot_drop() -> None:
     made = turn().engine
     stays = made.graph_bytes + made.workspace_bytes + sum(made.outside().values())
@@ -70,7 +79,7 @@ def test_the_reference_waits_on_the_host_and_the_policy_while_it_speaks() -> Non
 
 def test_refit_takes_a_share_of_what_is_free_beside_both() -> None:
     made = turn().engine
-    journal = grpo_step(Policy({"sharded_param": 30 * GIB}, {}, {}, {}, {}, 0, 0), turn(), H100)
+    journal = grpo_step(Policy({"sharded_param": 30 * GIB}, {}, {}, {}, {}, {}, {}, 0, 0), turn(), H100)
     free = H100.device.usable_bytes - sum(made.outside().values()) - made.graph_bytes - made.workspace_bytes \
         - made.weight_bytes - 30 * GIB
     assert journal.phases[0].event == "weights are streamed"

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import pytest
+
 from simcore.refit import broadcast_buffers, gathered, ipc_buffers
 from test_forward import parts
 
@@ -21,7 +23,7 @@ def test_broadcast_buffers_pass_their_aim_by_a_tensor() -> None:
 
 def test_every_parameter_is_sent_once_in_16_bits() -> None:
     made = parts(precision={"params": "fp32"})
-    found = gathered(made.plans[0], made.routes, "dp_shard_cp")
+    found = gathered(made.plans[0], made.routes)
     assert found.total == 2 * made.job.graph.count()
     largest = max(spec.numel for specs in made.job.graph.tensors for spec in specs)
     assert found.largest == 2 * largest
@@ -33,7 +35,7 @@ def test_automodel_hands_on_one_expert_after_the_other() -> None:
     nano = "nemotron-3-nano-30b-a3b"
     whole, split = (parts(framework, model=nano, precision={"params": "fp32"}) for framework in ("fsdp2", "automodel"))
     experts, vocabulary = 128 * 1856 * 2688, 131072 * 2688
-    found, one = (gathered(made.plans[0], made.routes, "dp_shard_cp") for made in (whole, split))
+    found, one = (gathered(made.plans[0], made.routes) for made in (whole, split))
     assert (found.largest, found.transient) == (2 * experts, 6 * experts)
     assert (one.largest, one.transient) == (2 * vocabulary, 4 * experts + 2 * experts // 128)
     assert one.total == found.total
@@ -43,6 +45,16 @@ def test_an_adapters_product_is_added_in_the_weights_own_size() -> None:
     made = parts(method="lora", lora={"rank": 4, "target_modules": ["lm_head"]}, precision={"params": "fp32"})
     plain = parts(precision={"params": "fp32"})
     head = next(spec.numel for specs in made.job.graph.tensors for spec in specs if spec.component == "lm_head")
-    found, without = (gathered(one.plans[0], one.routes, "dp_shard_cp") for one in (made, plain))
+    found, without = (gathered(one.plans[0], one.routes) for one in (made, plain))
     assert found.transient == max(without.transient, head * (3 * 4 + 2)) > without.transient
     assert found.total == without.total
+
+
+def test_megatron_exports_matrix_by_matrix() -> None:
+    nano = "nemotron-3-nano-30b-a3b"
+    made = parts("megatron", model=nano, mesh={"dp_shard": 8, "ep": 8})
+    found = gathered(made.plans[0], made.routes)
+    assert found.total == pytest.approx(2 * made.job.graph.count(), rel=1e-6)
+    vocabulary = 131072 * 2688
+    assert found.largest == 2 * vocabulary
+    assert found.transient == 2 * found.largest

@@ -10,7 +10,7 @@ import pytest
 from simcore.document import parse_document
 from simcore.report import Report
 from simcore.scenario import Scenario, parse_scenario
-from simcore.simulate import simulate
+from simcore.simulate import check, simulate
 
 GRPO: dict[str, Any] = {
     "name": "g", "workload": "grpo", "model": "nemotron-3-tiny", "framework": "fsdp2", "topology": "dgx-h100",
@@ -119,20 +119,47 @@ def test_a_preference_is_two_sequences() -> None:
     ({"rl": GRPO["rl"] | {"logprob_batch_size": 8}}, "error", "logprob_batch_size: expected prompts x generations"),
     ({"rl": GRPO["rl"] | {"reference": "device"}}, "illegal", "the reference policy lies on the host"),
     ({"rl": GRPO["rl"] | {"prompt_tokens": 256}}, "error", "expected fewer than the 256 tokens"),
+    ({"generation": GRPO["generation"] | {"kv_dtype": "fp8"}}, "illegal", "kv_dtype: fp8 under fsdp2"),
     ({"generation": GRPO["generation"] | {"tp": 3}}, "illegal", "not divisible by tp 3"),
     ({"generation": GRPO["generation"] | {"tp": 16}}, "illegal", "tp 16"),
-    ({"framework": "megatron", "training": {"seq_len": 256, "global_batch_size": 16}}, "error",
-     "not yet: grpo under megatron"),
+    ({"framework": "zero3", "training": {"seq_len": 256, "global_batch_size": 16}}, "error",
+     "not yet: grpo under zero3"),
+    ({"model": "llama-tiny", "framework": "megatron", "mesh": {"pp": 2, "dp_shard": 4},
+      "training": {"seq_len": 256, "global_batch_size": 16}}, "error", "not yet: grpo with pipeline stages"),
     ({"framework": "nonsense"}, "error", "unknown framework")])
 def test_what_is_refused(changed: dict[str, Any], status: str, told: str) -> None:
-    found = report(**changed)
-    assert found.status == status, found.problems
-    assert any(told in row.message for row in found.problems), found.problems
+    for found in (report(**changed), check(asked(**changed))):
+        assert found.status == status, found.problems
+        assert any(told in row.message for row in found.problems), found.problems
 
 
 def test_an_engine_does_not_cut_the_gpus() -> None:
     found = report(model="qwen3-8b", mesh={"dp_shard": 4}, generation={"tp": 8, "max_model_len": 256})
     assert any("expected a divisor of 4 ranks" in row.message for row in found.problems)
+
+
+def test_gpus_of_their_own_must_be_there() -> None:
+    few = {"file": "dgx-h100", "num_nodes": 1}
+    found = report(topology=few, generation=GRPO["generation"] | {"colocated": False})
+    assert any("9 ranks do not fit" in row.message for row in found.problems)
+
+
+def test_an_engine_that_does_not_start_does_not_fit() -> None:
+    found = report(generation=GRPO["generation"] | {"gpu_memory_utilization": 1.0})
+    assert found.serving is not None
+    assert found.verdict == "oom"
+    assert found.serving.refusal
+
+
+def test_an_engine_of_a_trainer_asks_for_less_where_nobody_says() -> None:
+    found = report(generation={"tp": 1, "max_model_len": 256})
+    assert found.serving is not None
+    assert found.serving.requested_bytes == pytest.approx(0.6 * 79.11 * 2**30, rel=1e-6)
+    assert "generation.gpu_memory_utilization" in {one.what for one in found.assumptions}
+
+
+def test_one_rank_alone_is_not_asked_for() -> None:
+    assert "--rank" in simulate(asked(), rank=0).problems[0].where
 
 
 def test_nothing_is_generated_in_dpo() -> None:

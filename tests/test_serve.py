@@ -7,7 +7,9 @@ from typing import Any
 
 import pytest
 
+from simcore.batch import Outcome
 from simcore.document import parse_document
+from simcore.finding import gates
 from simcore.report import Report
 from simcore.scenario import parse_scenario
 from simcore.served import Serving
@@ -89,3 +91,10 @@ def test_what_is_refused(changed: dict[str, Any], status: str, told: str) -> Non
 def test_a_check_has_no_ranks_and_a_place_has() -> None:
     assert check(asked()).ranks == ()
     assert place(asked()).ranks[0].at_rest["routed_experts"].num_params == 23 * 128 * 2 * 2688 * 464
+
+
+def test_a_gate_says_why_an_engine_does_not_start() -> None:
+    report = served(generation={"tp": 4, "max_model_len": 262144, "gpu_memory_utilization": 0.2})
+    found = [finding for gate in gates() for finding in gate(Outcome(report, "s.json:1", 1))]
+    assert [(one.kind, one.code) for one in found] == [("oom", 1)]
+    assert "the engine does not start: no memory is left" in found[0].message

@@ -10,18 +10,23 @@ import pytest
 
 from simcore.graph import architecture_of, model_config
 from simcore.vllm.cache import Formats, Pages, pages
+from simcore.vllm.release import RELEASES
 
-ROWS = json.loads((Path(__file__).parent / "truth/vllm/cache-0.12.0.json").read_text(encoding="utf-8"))
+TRUTH = Path(__file__).parent / "truth/vllm"
+ROWS = [(version, row) for version in RELEASES
+        for row in json.loads((TRUTH / f"cache-{version}.json").read_text(encoding="utf-8"))]
 DTYPES = {"auto": "bf16", "fp8": "fp8", "float32": "fp32"}
 
 
-def pages_of(model: str, tp: int, kv: str = "bf16", ssm: str = "bf16") -> Pages:
-    return pages(architecture_of(model_config(model, None, "")), tp, Formats(kv, "bf16", ssm))
+def pages_of(model: str, tp: int, kv: str = "bf16", ssm: str = "bf16", version: str = "0.12.0", *,
+             cached: bool = False) -> Pages:
+    architecture = architecture_of(model_config(model, None, ""))
+    return pages(architecture, tp, Formats(kv, "bf16", ssm), RELEASES[version], cached=cached)
 
 
-@pytest.mark.parametrize("row", ROWS, ids=lambda row: str(row["name"]))
-def test_blocks_are_the_engines_own(row: dict[str, Any]) -> None:
-    made = pages_of(row["model"], row["tp"], DTYPES[row["kv"]], DTYPES[row["ssm"]])
+@pytest.mark.parametrize(("version", "row"), ROWS, ids=[f"{version}-{row['name']}" for version, row in ROWS])
+def test_blocks_are_the_engines_own(version: str, row: dict[str, Any]) -> None:
+    made = pages_of(row["model"], row["tp"], DTYPES[row["kv"]], DTYPES[row["ssm"]], version, cached=row["cached"])
     cache = made.fill(row["bytes"])
     assert (made.block_size, made.page_bytes) == (row["block_size"], row["page_bytes"])
     assert made.attention_groups + made.mamba_groups == row["groups"]
@@ -40,10 +45,27 @@ def test_kv_heads_that_tp_exceeds_are_replicated() -> None:
     assert [pages_of("nemotron-3-nano-30b-a3b", tp).token_bytes for tp in (1, 2, 4, 8)] == [1024, 512, 512, 512]
 
 
-def test_the_longest_that_is_let_in_is_the_longest_that_fits() -> None:
-    made = pages_of("nemotron-3-nano-30b-a3b", 4)
+@pytest.mark.parametrize("version", RELEASES)
+@pytest.mark.parametrize("cached", [False, True])
+def test_the_longest_that_is_let_in_is_the_longest_that_fits(version: str, *, cached: bool) -> None:
+    made = pages_of("nemotron-3-nano-30b-a3b", 4, version=version, cached=cached)
     budget = made.needed(50_000)
     longest = made.longest(budget)
     assert longest >= 50_000
     assert made.needed(longest) <= budget < made.needed(longest + 1)
     assert made.longest(0) == 0
+
+
+def test_prefixes_cost_a_state_for_every_block() -> None:
+    plain, kept = (pages_of("nemotron-3-nano-30b-a3b", 4, cached=cached) for cached in (False, True))
+    assert plain.blocks_of(10 * plain.block_size) == 10 + 4
+    assert kept.blocks_of(10 * kept.block_size) == 10 * (1 + 4)
+    assert kept.block_size % 128 == 0
+    assert pages_of("llama-3.1-8b", 1, cached=True) == pages_of("llama-3.1-8b", 1)
+
+
+def test_the_cache_is_told_in_tokens_as_each_version_does() -> None:
+    old, new = (pages_of("nemotron-3-nano-30b-a3b", 4, version=version).fill(2**34) for version in RELEASES)
+    assert old.num_blocks == new.num_blocks
+    assert old.tokens(4096) == old.num_blocks // 5 * 544
+    assert new.tokens(4096) == int(new.num_blocks / new.pages.blocks_of(4096) * 4096)

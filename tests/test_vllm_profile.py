@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from simcore.graph import architecture_of, model_config
 from simcore.vllm.profile import profile
+from simcore.vllm.release import RELEASES
 
 LLAMA = architecture_of(model_config("llama-3.1-8b", None, ""))
 NANO = architecture_of(model_config("nemotron-3-nano-30b-a3b", None, ""))
@@ -11,23 +12,28 @@ NANO = architecture_of(model_config("nemotron-3-nano-30b-a3b", None, ""))
 
 def test_the_sampler_takes_rows_of_logits() -> None:
     hidden = 8192 * 4096 * 2
-    assert profile(LLAMA, 1, 8192, 256, 2).sampler == hidden + 256 * 128256 * (2 + 4 + 12 + 12)
-    assert profile(LLAMA, 1, 8192, 256, 2).sampler == profile(LLAMA, 4, 8192, 256, 2).sampler
+    assert profile(LLAMA, 1, 8192, 256, 2, 28).sampler == hidden + 256 * 128256 * (2 + 4 + 12 + 12)
+    assert profile(LLAMA, 1, 8192, 256, 2, 28).sampler == profile(LLAMA, 4, 8192, 256, 2, 28).sampler
+
+
+def test_versions_sample_in_their_own_ways() -> None:
+    old, new = (profile(LLAMA, 1, 8192, 256, 2, release.sampled).sampler for release in RELEASES.values())
+    assert old - new == 256 * 128256 * (28 - 16)
 
 
 def test_a_dense_pass_is_highest_in_the_mlp() -> None:
-    assert profile(LLAMA, 2, 8192, 1, 2).forward == 8192 * 2 * (2 * 4096 + 2 * 14336 // 2 + 4096)
+    assert profile(LLAMA, 2, 8192, 1, 2, 28).forward == 8192 * 2 * (2 * 4096 + 2 * 14336 // 2 + 4096)
 
 
 def test_experts_take_each_token_often_and_no_more_than_a_chunk_at_once() -> None:
     rows = 8192 * 6
     experts = rows * (2688 + 464 // 2) * 2
     flat = 8192 * 2 * (2 * 2688 + 928 + 2688 + 2688) + 8192 * (128 + 2688) * 4
-    assert profile(NANO, 4, 8192, 1, 2).forward == experts + flat
-    half, all_of_it = (profile(NANO, 4, tokens, 1, 2).forward for tokens in (16384, 32768))
+    assert profile(NANO, 4, 8192, 1, 2, 28).forward == experts + flat
+    half, all_of_it = (profile(NANO, 4, tokens, 1, 2, 28).forward for tokens in (16384, 32768))
     assert all_of_it < 2 * half
 
 
 def test_the_highest_is_the_higher_of_both() -> None:
-    found = profile(NANO, 4, 8192, 1024, 2)
+    found = profile(NANO, 4, 8192, 1024, 2, 28)
     assert found.highest == found.sampler > found.forward

@@ -1,24 +1,27 @@
 """The KV cache of a rank: pages of one size for attention and Mamba layers, blocks, how many sequences they hold.
 
 [Note: pages]
-vLLM 0.12.0. A page holds one layer's keys and values of `block_size` tokens, or one sequence's whole Mamba state
+vLLM 0.12.0 and 0.25.1. A page holds one layer's keys and values of `block_size` tokens, or one Mamba state
 (`v1/kv_cache_interface.py` FullAttentionSpec, MambaSpec). All pages have one size, so of a hybrid the block grows until
-a page of attention holds a state, in steps of 16 tokens, and the state is padded to that page
-(`model_executor/models/config.py` HybridAttentionMambaModelConfig, without prefix caching, its default for hybrids).
-Layers form groups of equal number, the least of any kind (or the most, where that is less than 1.25 times as many);
-layers of a group share a block table, groups share memory, and a block is a page of each layer of a group
-(`v1/core/kv_cache_utils.py` _get_kv_cache_groups_uniform_page_size, get_kv_cache_config_from_groups). The state of a
-sequence is one block in each of Mamba's groups, whatever its length.
+a page of attention holds a state, in steps of 16 tokens, and the state is padded to that page (0.12.0
+`model_executor/models/config.py` HybridAttentionMambaModelConfig, 0.25.1 `platforms/interface.py`). Layers form groups
+of equal number, the least of any kind (or the most, where that is not many more); layers of a group share a block
+table, groups share memory, and a block is a page of each layer of a group (`v1/core/kv_cache_utils.py`
+_get_kv_cache_groups_uniform_page_size, get_kv_cache_config_from_groups). A sequence has one state in each of Mamba's
+groups, whatever its length. With prefix caching, which is off for hybrids unless asked for, it has two, or one for
+every block; then blocks are also whole chunks of Mamba's scan.
 """
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
 from typing import Final
 
 from simcore.models.architecture import Architecture
 from simcore.models.blocks import Attention, Mamba2
 from simcore.units import dtype_bytes
+from simcore.vllm.release import Release, States
 from simcore.vllm.weights import kv_heads, layers_of
 
 __all__ = ["Cache", "Formats", "Pages", "pages"]
@@ -41,7 +44,7 @@ class Pages:
     """Bytes of a rank. `token_bytes`: keys and values of one token in one layer; `state_bytes`: of one Mamba layer.
 
     `group_size`: layers that a block has a page for. A sequence needs blocks in `attention_groups` by its length, and
-    one in each of `mamba_groups`.
+    in `mamba_groups` by `states`. `by_group`: see `Release`.
     """
 
     token_bytes: int
@@ -53,6 +56,8 @@ class Pages:
     group_size: int
     attention_groups: int
     mamba_groups: int
+    states: States = "one"
+    by_group: bool = False
 
     @property
     def block_bytes(self) -> int:
@@ -61,16 +66,29 @@ class Pages:
 
     def blocks_of(self, tokens: int) -> int:
         """Blocks that a sequence of so many tokens takes."""
-        return self.attention_groups * -(-tokens // self.block_size) + self.mamba_groups
+        each, fixed = self._pages(self.attention_groups, self.mamba_groups)
+        return each * -(-tokens // self.block_size) + fixed
+
+    def _pages(self, attention: int, mamba: int) -> tuple[int, int]:
+        """For each block of tokens, and for each sequence, where so many layers or groups are counted."""
+        return {"one": (attention, mamba), "last": (attention, 2 * mamba), "every": (attention + mamba, 0)}[self.states]
+
+    def _counted(self) -> tuple[int, int]:
+        """Pages for each block of tokens, and for each sequence, as the engine asks for them."""
+        if not self.by_group:
+            return self._pages(self.attention_layers, self.mamba_layers)
+        each, fixed = self._pages(self.attention_groups, self.mamba_groups)
+        return each * self.group_size, fixed * self.group_size
 
     def needed(self, tokens: int) -> int:
-        """Bytes that one sequence of so many tokens asks for (`check_enough_kv_cache_memory`: no groups)."""
-        return self.page_bytes * (self.attention_layers * -(-tokens // self.block_size) + self.mamba_layers)
+        """Bytes that one sequence of so many tokens asks for (`check_enough_kv_cache_memory`)."""
+        each, fixed = self._counted()
+        return self.page_bytes * (each * -(-tokens // self.block_size) + fixed)
 
     def longest(self, num_bytes: int) -> int:
         """Tokens of the longest single sequence that is let in (`estimate_max_model_len`)."""
-        left = num_bytes // self.page_bytes - self.mamba_layers
-        return max(0, left) // self.attention_layers * self.block_size
+        each, fixed = self._counted()
+        return max(0, num_bytes // self.page_bytes - fixed) // each * self.block_size
 
     def fill(self, num_bytes: int) -> Cache:
         """The cache that fits into `num_bytes`."""
@@ -89,9 +107,10 @@ class Cache:
         """What is allocated."""
         return self.num_blocks * self.pages.block_bytes
 
-    @property
-    def tokens(self) -> int:
-        """"GPU KV cache size", as the engine logs it: blocks by groups, by the tokens of a block."""
+    def tokens(self, longest: int) -> int:
+        """"GPU KV cache size", as the engine logs it where sequences have at most so many tokens."""
+        if self.pages.by_group:
+            return int(self.concurrency(longest) * longest)
         return self.num_blocks // (self.pages.attention_groups + self.pages.mamba_groups) * self.pages.block_size
 
     def concurrency(self, tokens: int) -> float:
@@ -99,17 +118,19 @@ class Cache:
         return self.num_blocks / self.pages.blocks_of(tokens)
 
 
-def pages(architecture: Architecture, tp: int, formats: Formats) -> Pages:
-    """Pages of a model on a rank; the model has attention layers that are alike."""
+def pages(architecture: Architecture, tp: int, formats: Formats, release: Release, *, cached: bool = False) -> Pages:
+    """Pages of a model on a rank; the model has attention layers that are alike. `cached`: with prefix caching."""
     blocks = [branch.block for _, kind in layers_of(architecture) for branch in kind.branches]
     attention = [block for block in blocks if isinstance(block, Attention)]
     mamba = [block for block in blocks if isinstance(block, Mamba2)]
     token = 2 * kv_heads(attention[0], tp) * attention[0].head_dim * dtype_bytes(formats.kv)
     state = _state(mamba[0], tp, formats) if mamba else 0
-    block_size = _ALIGNED * max(1, -(-state // (_ALIGNED * token)))
-    size = _group_size([len(layers) for layers in (attention, mamba) if layers])
+    states = release.states(architecture.family, cached=cached)
+    step = math.lcm(_ALIGNED, mamba[0].chunk) if mamba and states == "every" else _ALIGNED
+    block_size = step * max(1, -(-state // (step * token)))
+    size = _group_size([len(layers) for layers in (attention, mamba) if layers], release.padded_below)
     return Pages(token, state, len(attention), len(mamba), block_size, block_size * token, size,
-                 -(-len(attention) // size), -(-len(mamba) // size))
+                 -(-len(attention) // size), -(-len(mamba) // size), states, release.by_group)
 
 
 def _state(block: Mamba2, tp: int, formats: Formats) -> int:
@@ -123,7 +144,7 @@ def _state(block: Mamba2, tp: int, formats: Formats) -> int:
     return conv * dtype_bytes(formats.conv) + recurrent * dtype_bytes(formats.ssm)
 
 
-def _group_size(counts: list[int]) -> int:
+def _group_size(counts: list[int], padded_below: float) -> int:
     """Layers of a group; [Note: pages]."""
     fewest, most = min(counts), max(counts)
-    return most if most < fewest * 1.25 else fewest
+    return most if most < fewest * padded_below else fewest

@@ -65,7 +65,11 @@ def default_limits(topology: Topology, use: Literal["server", "library"], longes
 
 @dataclass(frozen=True)
 class Engine:
-    """An engine of `generation.tp` ranks that are alike. `buffers`: bytes of the model's tables on each."""
+    """An engine of `generation.tp` ranks that are alike. `buffers`: bytes of the model's tables on each.
+
+    `caches_prefixes`: blocks are kept for prompts that begin alike. `utilization`: of what the driver reports, the part
+    that the engine asks for.
+    """
 
     architecture: Architecture
     generation: Generation
@@ -74,6 +78,8 @@ class Engine:
     release: Release
     limits: Limits
     buffers: int = 0
+    caches_prefixes: bool = False
+    utilization: float = 0.9
 
     @property
     def tp(self) -> int:
@@ -121,12 +127,13 @@ class Engine:
     @cached_property
     def pages(self) -> Pages:
         """Of the cache, on a rank."""
-        return pages(self.architecture, self.tp, self.formats)
+        return pages(self.architecture, self.tp, self.formats, self.release, cached=self.caches_prefixes)
 
     @cached_property
     def profile(self) -> Profile:
         """Of the profile run, on a rank."""
-        return profile(self.architecture, self.tp, self.limits.tokens, self.limits.seqs, dtype_bytes(MODEL_DTYPE))
+        return profile(self.architecture, self.tp, self.limits.tokens, self.limits.seqs, dtype_bytes(MODEL_DTYPE),
+                       self.release.sampled)
 
     @property
     def workspace_bytes(self) -> int:
@@ -149,7 +156,7 @@ class Engine:
     @property
     def requested_bytes(self) -> int:
         """The utilisation's share of what the driver reports."""
-        return int(self.topology.device.usable_bytes * self.generation.gpu_memory_utilization)
+        return int(self.topology.device.usable_bytes * self.utilization)
 
     @property
     def free_at_start(self) -> int:

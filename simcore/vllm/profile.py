@@ -1,13 +1,13 @@
 """What the profile run finds at its highest moment: the forward pass of the most tokens, or the sampler after it.
 
 [Note: profile run]
-vLLM 0.12.0 `v1/worker/gpu_model_runner.py` profile_run: `max_num_batched_tokens` dummy tokens through the model without
+vLLM `v1/worker/gpu_model_runner.py` profile_run: `max_num_batched_tokens` dummy tokens through the model without
 a cache (attention and Mamba return early), then the sampler on one row of logits for each of at most `max_num_seqs`
 sequences, with top-k and top-p. What is counted, assumed to live together because torch.compile's plan is not known:
 the residual stream and the norm's output; of the fattest layer the inputs and outputs of its linears, with experts
 `cache13` and `cache2` of `fused_moe.py` fused_experts_impl (each token `top_k` times, 16,384 tokens a chunk) and the
-router's logits and inputs in fp32. The sampler (`v1/sample/ops/topk_topp_sampler.py`): logits in the model's dtype,
-gathered whole, a copy in fp32, sorted values in fp32 with indices in int64, and as much again for the sort itself.
+router's logits and inputs in fp32. The sampler: logits in the model's dtype, gathered whole, and what `Release` says
+that a version makes of them.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ __all__ = ["Profile", "profile"]
 
 _CHUNK: Final = 16 * 1024
 """Tokens that experts take at once (`VLLM_FUSED_MOE_CHUNK_SIZE`)."""
-_FP32, _INDEX, _SORTED = 4, 8, 12
+_FP32: Final = 4
 
 
 @dataclass(frozen=True, slots=True)
@@ -39,12 +39,15 @@ class Profile:
         return max(self.forward, self.sampler)
 
 
-def profile(architecture: Architecture, tp: int, tokens: int, seqs: int, width: int) -> Profile:
-    """Of so many tokens in one pass, and rows of logits; `width`: bytes of an element of the model."""
+def profile(architecture: Architecture, tp: int, tokens: int, seqs: int, width: int, sampled: int) -> Profile:
+    """Of so many tokens in one pass, and rows of logits.
+
+    `width`: bytes of an element of the model; `sampled`: of a logit in the sampler, beside them.
+    """
     stream = 2 * tokens * architecture.hidden * width
     fattest = max(_of_block(branch, tp, tokens, width) for _, kind in layers_of(architecture)
                   for branch in kind.branches)
-    logits = min(seqs, tokens) * architecture.vocab * (width + _FP32 + _FP32 + _INDEX + _SORTED)
+    logits = min(seqs, tokens) * architecture.vocab * (width + sampled)
     return Profile(stream + fattest, tokens * architecture.hidden * width + logits)
 
 

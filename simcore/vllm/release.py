@@ -1,29 +1,56 @@
 """What differs between versions of vLLM, as far as it moves a number here.
 
-vLLM 0.12.0 and 0.25.1, the wheels' sources: `v1/worker/gpu_worker.py` determine_available_memory,
-`model_executor/models/config.py` NemotronHForCausalLMConfig (which 0.12.0 does not have).
+vLLM 0.12.0 and 0.25.1, the wheels' sources: `v1/worker/gpu_worker.py` determine_available_memory; `v1/core/
+kv_cache_utils.py`; `model_executor/models/config.py` MambaModelConfig and NemotronHForCausalLMConfig (which 0.12.0 does
+not have); `platforms/interface.py` _align_hybrid_block_size of 0.25.1; models that are SupportsMambaPrefixCaching.
 """
 
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import Literal
 
-__all__ = ["RELEASES", "Release"]
+__all__ = ["RELEASES", "Release", "States"]
+
+States = Literal["one", "last", "every"]
+"""Mamba states of a sequence: one; with prefix caching the last two blocks' ("align"), or every block's ("all")."""
 
 
 @dataclass(frozen=True, slots=True)
 class Release:
-    """`graphs_in_budget`: an estimate of CUDA graphs is taken off what the cache may fill; before, they come on top.
+    """One version.
 
+    `graphs_in_budget`: an estimate of CUDA graphs is taken off what the cache may fill; before, they come on top.
     `hybrid_state`: format of Nemotron-H's recurrent state where nobody asks for one; "" that of the model.
+    `padded_below`: layers of two kinds are grouped by the more numerous kind where it is less than so many times as
+    numerous. `by_group`: what a sequence needs is counted in blocks of groups, before in pages of layers.
+    `sampled`: bytes of each logit in the sampler, beside the model's own: 0.12.0 a copy in fp32, its sorted values with
+    indices in int64, and as much again for the sort; 0.25.1 a copy that a kernel masks in place, log-probabilities
+    (which NeMo RL asks for), probabilities and their noise, in fp32 each (`v1/sample/ops/topk_topp_sampler.py`).
+    `caches_states`: families whose states are cached block by block; `else_last`: others with the last blocks alone
+    (before, prefix caching is off for them).
     """
 
     name: str
     graphs_in_budget: bool
     hybrid_state: str
+    padded_below: float
+    by_group: bool
+    sampled: int
+    caches_states: tuple[str, ...]
+    else_last: bool
+
+    def states(self, family: str, *, cached: bool) -> States:
+        """Of a family of hybrids, with prefix caching or without."""
+        if not cached:
+            return "one"
+        return "every" if family in self.caches_states else "last" if self.else_last else "one"
 
 
 RELEASES = {
-    "0.12.0": Release("0.12.0", graphs_in_budget=False, hybrid_state=""),
-    "0.25.1": Release("0.25.1", graphs_in_budget=True, hybrid_state="fp32"),
+    "0.12.0": Release("0.12.0", graphs_in_budget=False, hybrid_state="", padded_below=1.25, by_group=False,
+                      sampled=4 + 2 * (4 + 8), caches_states=("bamba", "granitemoehybrid", "nemotron_h"),
+                      else_last=False),
+    "0.25.1": Release("0.25.1", graphs_in_budget=True, hybrid_state="fp32", padded_below=1.5, by_group=True,
+                      sampled=4 * 4, caches_states=("granitemoehybrid", "nemotron_h"), else_last=True),
 }
