@@ -7,6 +7,7 @@ gives other numbers (another version wrote them), the results stand as they are,
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
+from importlib.util import find_spec
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -35,8 +36,7 @@ def report(
     from simcore.detail import MAX_DETAILED
     from simcore.output import write_figures, write_page
 
-    if png and figures is None:
-        raise InputError(Problem("--png", "expected --figures DIR too: the folder that they go to"))
+    _check_png(figures, png=png)
     found = [one for path in results for one in _read(Path(path), overrides or ())]
     if len(found) <= MAX_DETAILED:
         found = [_closer(one) for one in found]
@@ -45,6 +45,21 @@ def report(
     if figures is not None:
         written = write_figures(figures, found, png=png)
         typer.echo(f"wrote {len(written):,} figures to {figures}")
+
+
+def _check_png(figures: Path | None, *, png: bool) -> None:
+    """Before anything is simulated."""
+    if png and figures is None:
+        raise InputError(Problem("--png", "expected --figures DIR too: the folder that they go to"))
+    if png and not _has_png():
+        raise InputError(Problem("--png", "needs resvg-py, which is not installed: pip install 'rankscope[figures]'"))
+
+
+def _has_png() -> bool:
+    try:
+        return find_spec("resvg_py") is not None
+    except ValueError:  # in sys.modules as None
+        return False
 
 
 def _read(path: Path, overrides: Sequence[str]) -> Iterator[Report]:

@@ -11,7 +11,7 @@ from simcore.units import format_bytes, format_seconds
 from viz.markup import Child, Markup, element, join
 from viz.placement import component_key, peers, placement
 from viz.ranks import class_detail, rank_section
-from viz.tables import code
+from viz.tables import code, table
 from viz.tensors import tensor_table
 from viz.timeline import timeline
 from viz.verdicts import device_fill, signed_bytes, verdict
@@ -20,7 +20,8 @@ __all__ = ["article"]
 
 Fact = tuple[str, Child]
 
-_MOST: Final = 16  # classes of ranks that are drawn; beyond them only the highest
+_MOST: Final = 12  # classes of ranks that are drawn; beyond them only the highest
+_FULL: Final = 4  # classes whose memory can be looked at in several ways
 _KINDS: Final = {
     "derived": "follows from the framework\u2019s source",
     "calibrated": "fitted to measured runs",
@@ -29,16 +30,18 @@ _KINDS: Final = {
 }
 
 
-def article(report: Report, ordinal: int) -> Markup:
-    """Everything about one report."""
+def article(report: Report, ordinal: int, most: int = _MOST) -> Markup:
+    """Everything about one report; of `most` classes of ranks and the highest."""
     head = element("header", element("h2", report.name, id=f"report-{ordinal}-name", dir="auto"),
                    element("p", verdict(report), " ", _sentence(report), class_="answer"), device_fill(report))
-    chosen = [rank for n, rank in enumerate(report.ranks) if n < _MOST or rank is report.peak_rank]
-    classes = (rank_section(report, rank, f"r{ordinal}-{n}") for n, rank in enumerate(chosen, 1))
+    chosen = [rank for n, rank in enumerate(report.ranks) if n < most or rank is report.peak_rank]
+    classes = (rank_section(report, rank, f"r{ordinal}-{n}", is_full=n <= _FULL or rank is report.peak_rank)
+               for n, rank in enumerate(chosen, 1))
     left = len(report.ranks) - len(chosen)
     more = element("p", f"{left:,} more classes of ranks are in the result, not on this page.", class_="note")
-    return element("article", head, _problems(report), _facts(report), _map(report, f"r{ordinal}-map"), *classes,
-                   more if left else None, _streams(report, f"r{ordinal}-streams"), _assumptions(report),
+    return element("article", head, _problems(report), _advice(report), _facts(report),
+                   _map(report, f"r{ordinal}-map", most), *classes, more if left else None,
+                   _streams(report, f"r{ordinal}-streams"), _adapters(report), _assumptions(report),
                    _communicators(report), _scenario(report), id=f"report-{ordinal}",
                    aria_labelledby=f"report-{ordinal}-name")
 
@@ -54,14 +57,14 @@ def _sentence(report: Report) -> Markup | None:
     return join((words, f"({used / capacity:.0%}), on ranks ", ranks, f"{more}."))
 
 
-def _map(report: Report, identity: str) -> Markup | None:
+def _map(report: Report, identity: str, most: int) -> Markup | None:
     drawn = placement(report, identity)
     if drawn is None:
         return None
     caption = element("figcaption", "Placement: choose a rank to see its tensors", peers(report, identity))
     told = element("p", "", class_="chosen", aria_live="polite", hidden=True)
     tensors = (element("div", tensor_table(rank, found, f"{identity}-tensors-{n}"), data_class=n)
-               for n, rank in enumerate(report.ranks[:_MOST]) if (found := class_detail(report, rank)) is not None)
+               for n, rank in enumerate(report.ranks[:most]) if (found := class_detail(report, rank)) is not None)
     return element("figure", caption, drawn, component_key(report), told,
                    element("div", *tensors, class_="inspector"), class_="placement card")
 
@@ -154,6 +157,29 @@ def _problems(report: Report) -> Markup | None:
     rows = (element("li", element("code", p.where), " ", p.message, element("span", f" [{p.rule}]", class_="note")
                     if p.rule else None) for p in report.problems)
     return _section("Problems", element("ul", *rows, class_="problems")) if report.problems else None
+
+
+def _advice(report: Report) -> Markup | None:
+    """What would make it fit, as text for `--set`."""
+    if not report.advice:
+        return None
+    rows = [[code(" ".join(f"{key}={value}" for key, value in one.changes.items())),
+             "fits" if one.verdict == "fits" else "still does not fit", format_bytes(one.peak_bytes),
+             signed_bytes(one.headroom_bytes)] for one in report.advice]
+    return _section("What would make it fit", table("The smallest changes first; each was simulated", (
+        "--set", "verdict", "peak", "headroom"), rows, 2))
+
+
+def _adapters(report: Report) -> Markup | None:
+    """Modules that LoRA hits, and what a person would not expect."""
+    found = report.adapters
+    if found is None:
+        return None
+    rows = [[code(path), f"{count:,}", "never learn: a fused kernel bypasses them" if path in found.without_gradient
+             else ""] for path, count in found.adapted.items()]
+    missed = element("p", f"These patterns hit nothing: {', '.join(found.unmatched_targets)}.", class_="note")
+    return _section("Adapters", table("Modules that are adapted", ("module", "in layers", ""), rows, 9),
+                    missed if found.unmatched_targets else None)
 
 
 def _assumptions(report: Report) -> Markup | None:

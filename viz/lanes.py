@@ -25,8 +25,13 @@ _MOST: Final = 8
 """Classes of ranks that are drawn."""
 _TITLED: Final = 0.0012
 """Share of the step from which on a span says what it is."""
+_THIN: Final = 0.004
+"""Share of the step below which no texture is seen."""
 WAITS: Final = {"communication": "waiting for communication (exposed)", "bubble": "waiting for another stage (bubble)",
                 "host": "waiting for the host"}
+_PASS_OF: Final = {"forward": "F", "loss": "F", "backward": "B", "recompute": "B", "optimizer": "opt"}
+_NAMED: Final = 0.024
+"""Share of the frame from which on a pass bears its name."""
 _PHASES: Final = ("forward", "loss", "backward", "recompute", "optimizer")
 
 
@@ -95,22 +100,47 @@ def _class(detail: ClassDetail, top: int, whole: float) -> Markup:
     is_wait = [span.kind in WAITS for span in detail.spans]
     first = (_span(span, at[span.lane], whole) for span, wait in zip(detail.spans, is_wait, strict=True) if not wait)
     over = (_span(span, at[span.lane], whole) for span, wait in zip(detail.spans, is_wait, strict=True) if wait)
+    passes = (_pass(*one, at["compute"], whole) for one in _passes(detail)) if "compute" in at else ()
     marks = (_exposed(span, at[span.lane], whole) for span in detail.spans if span.exposed_s)
-    return element("g", *tracks, *first, *over, *marks)
+    return element("g", *tracks, *first, *over, *marks, *passes)
 
 
 def _span(span: Span, y: int, whole: float) -> Markup:
     share = (span.end_s - span.start_s) / whole
+    thin = " thin" if share < _THIN else ""
     looks = phase_class(span.kind) if span.kind in _PHASES else f"wait-{span.kind}" if span.kind in WAITS else "call"
     title = element("title", _words(span)) if share > _TITLED else None
     return element("rect", *([title] if title else []), x=_percent(span.start_s / whole), width=_percent(share), y=y,
-                   height=LANE - 4, class_=f"span {looks}")
+                   height=LANE - 4, class_=f"span {looks}{thin}")
+
+
+def _passes(detail: ClassDetail) -> Iterator[tuple[str, float, float]]:
+    """Passes of microbatches one after another: their name, from when to when."""
+    runs: list[tuple[str, float, float]] = []
+    for span in detail.spans:
+        if span.lane == "compute" and span.kind in _PASS_OF:
+            name = f"{_PASS_OF[span.kind]}{span.microbatch}" if span.kind != "optimizer" else "opt"
+            if runs and runs[-1][0] == name:
+                runs[-1] = (name, runs[-1][1], span.end_s)
+            else:
+                runs.append((name, span.start_s, span.end_s))
+    yield from runs
+
+
+def _pass(name: str, start_s: float, end_s: float, y: int, whole: float) -> Markup | None:
+    """A pass's name in its middle, where there is room; on a telephone less fits."""
+    share = (end_s - start_s) / whole
+    if share < _NAMED:
+        return None
+    css = "pass-name" if share > 3 * _NAMED else "pass-name wide"
+    return element("text", name, x=_percent((start_s + end_s) / 2 / whole), y=y + 13, text_anchor="middle", class_=css)
 
 
 def _exposed(span: Span, y: int, whole: float) -> Markup:
     """The end of a collective that was waited for."""
-    return element("rect", x=_percent((span.end_s - span.exposed_s) / whole), width=_percent(span.exposed_s / whole),
-                   y=y, height=LANE - 4, class_="span wait-communication")
+    share = span.exposed_s / whole
+    return element("rect", x=_percent((span.end_s - span.exposed_s) / whole), width=_percent(share), y=y,
+                   height=LANE - 4, class_=f"span wait-communication{' thin exposed' if share < _THIN else ''}")
 
 
 def _words(span: Span) -> str:

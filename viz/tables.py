@@ -13,7 +13,8 @@ from viz.markup import Child, Markup, element, join
 from viz.palette import swatch
 from viz.stack import layer_order
 
-__all__ = ["at_rest_table", "category_table", "code", "legend", "owner_table", "phase_key", "table", "traffic_table"]
+__all__ = ["at_rest_table", "category_key", "category_table", "code", "legend", "owner_table", "phase_key", "table",
+           "traffic_table"]
 
 _BREAKS: Final = re.compile(r"(?<=[.:/])")
 
@@ -39,6 +40,14 @@ def legend(rank: RankReport) -> Markup | None:
     parts = [_legend_group(title, [n for n in order if swatch(n).held is held], sizes) for title, held in groups]
     heading = element("p", "At the peak, in the order of the layers from top to bottom", class_="legend-head")
     return element("div", heading, *parts, class_="legend")
+
+
+def category_key(rank: RankReport) -> Markup:
+    """The looks of the layers alone, for charts that have no room for a legend."""
+    sizes = rank.peak.by_category if rank.peak else {}
+    rows = (element("li", _sample(name), element("span", name, class_="label")) for name in layer_order(rank)
+            if sizes.get(name))
+    return element("ul", *rows, class_="key", aria_label="Categories, from the top of the stack to its floor")
 
 
 def _legend_group(title: str, names: Sequence[str], sizes: dict[str, int]) -> Markup | None:
