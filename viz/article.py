@@ -8,8 +8,9 @@ from typing import Final
 
 from simcore.report import Report, StepTime
 from simcore.units import format_bytes, format_seconds
+from viz.keys import key
 from viz.markup import Child, Markup, element, join
-from viz.placement import component_key, peers, placement
+from viz.placement import component_looks, peers, placement
 from viz.ranks import class_detail, rank_section
 from viz.tables import code, table
 from viz.tensors import tensor_table
@@ -65,7 +66,7 @@ def _map(report: Report, identity: str, most: int) -> Markup | None:
     told = element("p", "", class_="chosen", aria_live="polite", hidden=True)
     tensors = (element("div", tensor_table(rank, found, f"{identity}-tensors-{n}"), data_class=n)
                for n, rank in enumerate(report.ranks[:most]) if (found := class_detail(report, rank)) is not None)
-    return element("figure", caption, drawn, component_key(report), told,
+    return element("figure", caption, drawn, key(component_looks(report), "Components"), told,
                    element("div", *tensors, class_="inspector"), class_="placement card")
 
 

@@ -6,17 +6,18 @@ above them, at the left edge, and stay there when the frame is scrolled.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from typing import Final
 
 from simcore.detail import ClassDetail, Span
 from simcore.report import RankReport, Report
 from simcore.units import format_seconds
 from viz.axes import phase_class
+from viz.keys import Look
 from viz.markup import Markup, element, number
 from viz.stack import ticks
 
-__all__ = ["drawn_classes", "lane_key", "lanes", "names"]
+__all__ = ["drawn_classes", "lane_looks", "lanes", "names"]
 
 HEAD: Final = 24
 LANE: Final = 22
@@ -168,24 +169,10 @@ def _grid(whole: float, height: int) -> Markup:
     return element("g", *parts)
 
 
-def lane_key(report: Report) -> Markup:
+def lane_looks(report: Report) -> list[Look]:
     """What the looks of spans mean, of those that are there."""
     kinds = {span.kind for _, detail in drawn_classes(report) for span in detail.spans}
-    return element("ul", *_key_rows(kinds), class_="key", aria_label="Key of the streams")
-
-
-def _key_rows(kinds: set[str]) -> Iterator[Markup]:
-    looks: Sequence[tuple[str, str, str]] = (
-        *((kind, phase_class(kind), f"kernels of {kind}") for kind in _PHASES),
-        *((kind, f"wait-{kind}", words) for kind, words in WAITS.items()))
-    for kind, css, words in looks:
-        if kind in kinds:
-            yield _key_row(css, words)
-    if kinds - set(_PHASES) - set(WAITS):
-        yield _key_row("call", "collective beside kernels (hidden)")
-
-
-def _key_row(css: str, words: str) -> Markup:
-    shape = element("rect", x="0.5", y="0.5", width=21, height=15, class_=f"span {css}")
-    return element("li", element("svg", shape, width=22, height=16, aria_hidden="true"),
-                   element("span", words, class_="label"))
+    looks = [Look(f"kernels of {kind}", f"span {phase_class(kind)}") for kind in _PHASES if kind in kinds]
+    looks += [Look(words, f"span wait-{kind}") for kind, words in WAITS.items() if kind in kinds]
+    beside = [Look("collective beside kernels (hidden)", "span call")] if kinds - set(_PHASES) - set(WAITS) else []
+    return [*looks, *beside, Look("F0, B0: forward, backward of microbatch 0")]

@@ -9,18 +9,19 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Final
 
 from simcore.detail import AxisDigit, Detail
 from simcore.report import RankReport, Report
 from simcore.units import format_bytes
-from viz.markup import Child, Markup, element, number
+from viz.keys import Look, look_of
+from viz.markup import Markup, element, number
 from viz.palette import swatch
 from viz.scale import percent
 
-__all__ = ["MAX_CELLS", "component_key", "components", "letter", "members", "peers", "placement"]
+__all__ = ["MAX_CELLS", "component_looks", "components", "letter", "members", "peers", "placement"]
 
 MAX_CELLS: Final = 128
 _WIDEST: Final = 12
@@ -114,8 +115,7 @@ def _cell(report: Report, cell: _Cell, place: int, columns: int, height: int, he
              element("text", cell.words, x="6", y=16, class_="cell-name"),
              element("text", peak, x="50%", y=16, text_anchor="middle", class_="cell-peak wide"),
              element("text", letter(cell.number), x="100%", dx=-6, y=16, text_anchor="end", class_="cell-class"),
-             element("svg", *_fill(report, rank), x="4%", y=26, width="92%", height=height - 34, viewBox="0 0 100 10",
-                     preserveAspectRatio="none", class_="cell-fill"))
+             element("svg", *_fill(report, rank), x="4%", y=26, width="92%", height=height - 34, class_="cell-fill"))
     mark = element("path", d=f"M6 {number(height - 30)}h14", class_="peer-mark")
     return element("svg", element("title", _words(report, cell)), *inner, mark, x=percent(column / columns + 0.003),
                    y=top, width=percent(1 / columns - 0.006), height=height, class_="cell", role="button",
@@ -137,21 +137,21 @@ def scale_bytes(report: Report) -> int:
 
 
 def _fill(report: Report, rank: RankReport) -> Iterator[Markup]:
-    """The device as a bar, 100 wide and 10 high. What is there at the peak beside what rests is one part."""
+    """The device as a bar, as high as its frame. What is there at the peak beside what rests is one part."""
     peak = rank.peak.device_bytes if rank.peak else 0
     rest, whole = components(rank), scale_bytes(report)
-    yield element("rect", x="0", y="0", width="100", height="10", class_="track")
+    yield element("rect", x="0", y="0", width="100%", height="100%", class_="track")
     at = 0
     parts = [*((name, size, swatch(name).css_class, swatch(name).fill) for name, size in rest),
              ("besides at the peak", peak - sum(size for _, size in rest), "besides", None)]
     for name, size, css, fill in parts:
         if size > 0:
-            yield element("rect", element("title", f"{name}: {format_bytes(size)}"), x=100 * at / whole, y="0",
-                          width=100 * size / whole, height="10", class_=css, fill=fill)
+            yield element("rect", element("title", f"{name}: {format_bytes(size)}"), x=percent(at / whole), y="0",
+                          width=percent(size / whole), height="100%", class_=css, fill=fill)
             at += size
     if report.capacity_bytes and report.capacity_bytes <= whole:
-        x = 100 * report.capacity_bytes / whole
-        yield element("line", x1=x, x2=x, y1="-1", y2="11", class_="end")
+        x = percent(report.capacity_bytes / whole)
+        yield element("line", x1=x, x2=x, y1="-3%", y2="103%", class_="end")
 
 
 def _words(report: Report, cell: _Cell) -> str:
@@ -163,24 +163,15 @@ def _words(report: Report, cell: _Cell) -> str:
             f"{letter(cell.number)}; {format_bytes(rank.at_rest_bytes())} at rest{peak}")
 
 
-def component_key(report: Report) -> Markup:
-    """Components that lie on some rank, in the order of the bars."""
+def component_looks(report: Report) -> list[Look]:
+    """Components that lie on some rank, largest first, and what a whole bar is."""
     sizes: dict[str, int] = {}
     for rank in report.ranks:
         for name, size in components(rank):
             sizes[name] = max(size, sizes.get(name, 0))
-    order: Sequence[str] = sorted(sizes, key=lambda name: -sizes[name])
-    rows = [_key_row(name, swatch(name).css_class, swatch(name).fill, f"up to {format_bytes(sizes[name])}")
-            for name in order]
-    rows.append(_key_row("besides at the peak", "besides", None, ""))
-    rows.append(element("li", f"A whole bar is {format_bytes(scale_bytes(report))}.", class_="note"))
-    return element("ul", *rows, class_="key", aria_label="Components")
-
-
-def _key_row(name: str, css: str | None, fill: str | None, note: Child) -> Markup:
-    shape = element("rect", x="0.5", y="0.5", width=15, height=15, fill=fill, class_=f"sample {css or ''}".strip())
-    return element("li", element("svg", shape, width=16, height=16, aria_hidden="true"),
-                   element("span", name, class_="label"), element("span", note, class_="bytes"))
+    looks = [look_of(name, f"up to {format_bytes(sizes[name])}") for name in sorted(sizes, key=lambda n: -sizes[n])]
+    whole = Look(f"A whole bar is {format_bytes(scale_bytes(report))}.")
+    return [*looks, Look("besides at the peak", "besides"), whole]
 
 
 def peers(report: Report, identity: str) -> Markup | None:

@@ -10,12 +10,13 @@ from simcore.report import RankReport, Report
 from simcore.units import format_bytes
 from viz.bars import short
 from viz.holders import all_holders, holder_bars
+from viz.keys import key
 from viz.markup import Markup, element, join
 from viz.memory import chart
 from viz.placement import letter
 from viz.stack import Clock, has_time, peak_index
 from viz.tables import at_rest_table, category_table, legend, owner_table, phase_key, traffic_table
-from viz.wires import link_key, traffic_bars
+from viz.wires import link_looks, traffic_bars
 
 __all__ = ["Stacked", "by_part", "class_detail", "rank_section", "worst"]
 
@@ -85,7 +86,7 @@ def _traffic(report: Report, rank: RankReport, identity: str) -> Markup | None:
         return None
     caption = element("figcaption", "What leaves a rank in one step, by collective and axis")
     more = element("details", element("summary", "By phase and format too"), traffic_table(rank), class_="more")
-    return join((element("figure", caption, drawn, link_key()), more))
+    return join((element("figure", caption, drawn, key(link_looks(), "Link classes")), more))
 
 
 def _figure(report: Report, rank: RankReport, detail: ClassDetail | None, identity: str, *, is_full: bool

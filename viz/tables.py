@@ -9,11 +9,12 @@ from typing import Final
 from simcore.report import RankReport
 from simcore.units import format_bytes
 from viz.axes import phase_class
+from viz.keys import Look, look_of
 from viz.markup import Child, Markup, element, join
 from viz.palette import swatch
 from viz.stack import layer_order
 
-__all__ = ["at_rest_table", "category_key", "category_table", "code", "legend", "owner_table", "phase_key", "table",
+__all__ = ["at_rest_table", "category_looks", "category_table", "code", "legend", "owner_table", "phase_key", "table",
            "traffic_table"]
 
 _BREAKS: Final = re.compile(r"(?<=[.:/])")
@@ -42,12 +43,10 @@ def legend(rank: RankReport) -> Markup | None:
     return element("div", heading, *parts, class_="legend")
 
 
-def category_key(rank: RankReport) -> Markup:
-    """The looks of the layers alone, for charts that have no room for a legend."""
+def category_looks(rank: RankReport) -> list[Look]:
+    """The looks of the layers, from the top of the stack to its floor, with their bytes at the peak."""
     sizes = rank.peak.by_category if rank.peak else {}
-    rows = (element("li", _sample(name), element("span", name, class_="label")) for name in layer_order(rank)
-            if sizes.get(name))
-    return element("ul", *rows, class_="key", aria_label="Categories, from the top of the stack to its floor")
+    return [look_of(name, format_bytes(sizes[name])) for name in layer_order(rank) if sizes.get(name)]
 
 
 def _legend_group(title: str, names: Sequence[str], sizes: dict[str, int]) -> Markup | None:

@@ -9,10 +9,11 @@ from simcore.compare import Row, compare
 from simcore.report import Report
 from simcore.units import format_bytes, format_seconds
 from viz.choices import differing
+from viz.keys import key
 from viz.markup import Child, Markup, element
 from viz.memory import chart
 from viz.ranks import worst
-from viz.tables import category_key, table
+from viz.tables import category_looks, table
 from viz.timeline import timeline
 from viz.verdicts import device_fill, verdict
 
@@ -93,7 +94,8 @@ def _memory_figures(ranks: Sequence[tuple[Report, object]], most: int) -> Iterat
             drawn = chart(rank, report.capacity_bytes, "issue", f"versus-{mark}", at_least=most,
                           kinds=report.detail.layers if report.detail else {})
             caption = element("figcaption", f"{mark}: memory of ranks {', '.join(rank.ranks)} over the step")
-            yield element("figure", caption, element("div", drawn, class_="plot"), category_key(rank))
+            yield element("figure", caption, element("div", drawn, class_="plot"),
+                          key(category_looks(rank), "Categories at the peak"))
 
 
 def _streams(a: Report, b: Report) -> Markup | None:
