@@ -29,7 +29,7 @@ from simcore.timeline import ClassTimes
 
 __all__ = ["MAX_SPANS", "spans"]
 
-MAX_SPANS: Final = 16_000
+MAX_SPANS: Final = 12_000
 """Of all classes. Beyond, neighbours of one kind that are too short to be seen apart are drawn together."""
 
 _LANES: Final = {Stream.COMPUTE: "in_layers", Stream.ALL_GATHER: "all_gather", Stream.REDUCE: "reduce",

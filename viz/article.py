@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from typing import Final
 
 from simcore.report import Report, StepTime
@@ -21,7 +21,8 @@ __all__ = ["article"]
 
 Fact = tuple[str, Child]
 
-_MOST: Final = 12  # classes of ranks that are drawn; beyond them only the highest
+_MOST: Final = 12  # classes of ranks whose tensors are listed
+_ROOM: Final = 2_600_000  # letters for classes of ranks; beyond them only the highest is drawn
 _FULL: Final = 4  # classes whose memory can be looked at in several ways
 _KINDS: Final = {
     "derived": "follows from the framework\u2019s source",
@@ -31,20 +32,28 @@ _KINDS: Final = {
 }
 
 
-def article(report: Report, ordinal: int, most: int = _MOST) -> Markup:
-    """Everything about one report; of `most` classes of ranks and the highest."""
+def article(report: Report, ordinal: int, share: float = 1.0) -> Markup:
+    """Everything about one report; `share`: of the room that a page has for classes of ranks."""
     head = element("header", element("h2", report.name, id=f"report-{ordinal}-name", dir="auto"),
                    element("p", verdict(report), " ", _sentence(report), class_="answer"), device_fill(report))
-    chosen = [rank for n, rank in enumerate(report.ranks) if n < most or rank is report.peak_rank]
-    classes = (rank_section(report, rank, f"r{ordinal}-{n}", is_full=n <= _FULL or rank is report.peak_rank)
-               for n, rank in enumerate(chosen, 1))
-    left = len(report.ranks) - len(chosen)
+    classes = list(_classes(report, ordinal, share * _ROOM))
+    left = len(report.ranks) - len(classes)
     more = element("p", f"{left:,} more classes of ranks are in the result, not on this page.", class_="note")
     return element("article", head, _problems(report), _advice(report), _facts(report),
-                   _map(report, f"r{ordinal}-map", most), *classes, more if left else None,
+                   _map(report, f"r{ordinal}-map"), *classes, more if left else None,
                    _streams(report, f"r{ordinal}-streams"), _adapters(report), _assumptions(report),
                    _communicators(report), _scenario(report), id=f"report-{ordinal}",
                    aria_labelledby=f"report-{ordinal}-name")
+
+
+def _classes(report: Report, ordinal: int, room: float) -> Iterator[Markup]:
+    """Classes in their order, as long as there is room, and the highest."""
+    for number, rank in enumerate(report.ranks, 1):
+        is_highest = rank is report.peak_rank
+        if room > 0 or is_highest:
+            made = rank_section(report, rank, f"r{ordinal}-{number}", is_full=number <= _FULL or is_highest)
+            room -= len(made)
+            yield made
 
 
 def _sentence(report: Report) -> Markup | None:
@@ -58,14 +67,14 @@ def _sentence(report: Report) -> Markup | None:
     return join((words, f"({used / capacity:.0%}), on ranks ", ranks, f"{more}."))
 
 
-def _map(report: Report, identity: str, most: int) -> Markup | None:
+def _map(report: Report, identity: str) -> Markup | None:
     drawn = placement(report, identity)
     if drawn is None:
         return None
     caption = element("figcaption", "Placement: choose a rank to see its tensors", peers(report, identity))
     told = element("p", "", class_="chosen", aria_live="polite", hidden=True)
     tensors = (element("div", tensor_table(rank, found, f"{identity}-tensors-{n}"), data_class=n)
-               for n, rank in enumerate(report.ranks[:most]) if (found := class_detail(report, rank)) is not None)
+               for n, rank in enumerate(report.ranks[:_MOST]) if (found := class_detail(report, rank)) is not None)
     return element("figure", caption, drawn, key(component_looks(report), "Components"), told,
                    element("div", *tensors, class_="inspector"), class_="placement card")
 

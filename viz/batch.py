@@ -199,10 +199,11 @@ def _opened(report: Report) -> dict[str, Any]:
         found["when"] = f"{peak.phase} at {peak.layer or peak.event}, on ranks {', '.join(rank.ranks[:4])}"
         found["peak"] = [[name, optional_bytes(size), round(size / peak.device_bytes, 4)] for name, size in
                          sizes[:_TOP] if size]
-        sent = sorted(rank.traffic, key=lambda row: -row.wire_bytes)[:_TOP]
-        most = max((row.wire_bytes for row in sent), default=0) or 1
-        found["sent"] = [[f"{row.collective} {row.axis}, {row.phase}", optional_bytes(row.wire_bytes),
-                          round(row.wire_bytes / most, 4)] for row in sent]
+        sent: Counter[str] = Counter()
+        for row in rank.traffic:
+            sent[f"{row.collective} {row.axis}"] += row.wire_bytes
+        most = max(sent.values(), default=0) or 1
+        found["sent"] = [[name, optional_bytes(size), round(size / most, 4)] for name, size in sent.most_common(_TOP)]
     if report.time and report.time.parts:
         found["time"] = [[part, format_seconds(seconds), round(seconds / report.time.step_s, 4)]
                          for part, seconds in report.time.parts.items() if seconds]

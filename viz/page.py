@@ -25,8 +25,6 @@ def _packaged(name: str) -> str:
 
 _STYLE: Final = f"{style_rules()}\n{_packaged('style.css')}"
 _SCRIPT: Final = _packaged("page.js")
-_SHARED: Final = 16
-"""Classes of ranks that several reports share a page for."""
 _NOTE: Final = "1 GiB is 2\u00b3\u2070 bytes. \u201cAllocated\u201d is what the device\u2019s allocator has handed out."
 
 
@@ -52,7 +50,7 @@ def _parts(reports: Sequence[Report]) -> Iterator[Markup]:
 
 def _folded(report: Report, ordinal: int, count: int) -> Markup:
     head = element("summary", element("span", f"Everything about {report.name}", dir="auto"))
-    return element("details", head, article(report, ordinal, _SHARED // count), class_="whole")
+    return element("details", head, article(report, ordinal, 1 / count), class_="whole")
 
 
 def _head(reports: Sequence[Report]) -> Markup:
