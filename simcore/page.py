@@ -30,21 +30,25 @@ def report(
     output: Annotated[Path, typer.Option("-o", "--output", help="The page to write.")] = Path("report.html"),
     figures: Annotated[Path | None, typer.Option(help="A folder for each picture as SVG.")] = None,
     png: Annotated[bool, typer.Option("--png", help="Figures as PNG too (needs rankscope[figures]).")] = False,
+    json: Annotated[bool, typer.Option("--json", help="Print what was drawn as JSON, nothing else.")] = False,
     overrides: Annotated[list[str] | None, typer.Option("--set", metavar="KEY=VALUE", help="Of scenarios.")] = None,
 ) -> None:
     """Draw results: one page that needs nothing else, and with --figures each picture by itself."""
     from simcore.detail import MAX_DETAILED
-    from simcore.output import write_figures, write_page
+    from simcore.output import print_json, write_figures, write_page
 
     _check_png(figures, png=png)
     found = [one for path in results for one in _read(Path(path), overrides or ())]
     if len(found) <= MAX_DETAILED:
         found = [_closer(one) for one in found]
     write_page(output, found)
-    typer.echo(f"wrote {output}: {len(found):,} scenario{'' if len(found) == 1 else 's'}")
+    told = [f"wrote {output}: {len(found):,} scenario{'' if len(found) == 1 else 's'}"]
     if figures is not None:
-        written = write_figures(figures, found, png=png)
-        typer.echo(f"wrote {len(written):,} figures to {figures}")
+        told.append(f"wrote {len(write_figures(figures, found, png=png)):,} figures to {figures}")
+    if json:
+        print_json(found)
+    else:
+        typer.echo("\n".join(told))
 
 
 def _check_png(figures: Path | None, *, png: bool) -> None:

@@ -11,6 +11,7 @@ import pytest
 import small
 from simcore import advice, table
 from simcore.advice import advise, work
+from simcore.detail import MAX_DETAILED
 from simcore.loading import changed, load
 from simcore.scenario import Scenario
 from simcore.simulate import simulate
@@ -151,3 +152,9 @@ def test_advice_goes_to_workers() -> None:
     import pickle
 
     assert pickle.loads(pickle.dumps(partial(work(1, asked=True), rank=None))).func is work(1, asked=True)  # noqa: S301
+
+
+def test_few_scenarios_of_a_page_are_looked_at_closely() -> None:
+    assert work(MAX_DETAILED, asked=False, drawn=True)(kept()).detail is not None
+    assert work(MAX_DETAILED + 1, asked=False, drawn=True)(kept()).detail is None
+    assert work(1, asked=False)(kept()).detail is None

@@ -124,6 +124,12 @@ def test_figures_are_files(ran: Run, tmp_path: Path) -> None:
     assert made.out.endswith(f"wrote {len(names)} figures to figures\n")
 
 
+def test_json_is_what_was_drawn(ran: Run, tmp_path: Path) -> None:
+    (made,) = json.loads(ran("report", results(tmp_path, asked()), "--json").out)
+    assert made["detail"]["classes"][0]["spans"]
+    assert (tmp_path / "report.html").exists()
+
+
 def test_png_needs_a_folder(ran: Run, tmp_path: Path) -> None:
     made = ran("report", results(tmp_path, asked()), "--png")
     assert (made.code, "--figures" in made.err) == (2, True)
