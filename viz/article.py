@@ -10,6 +10,7 @@ from simcore.report import Report, StepTime
 from simcore.units import format_bytes, format_seconds
 from viz.keys import key
 from viz.markup import Child, Markup, element, join
+from viz.phases import phases, serving
 from viz.placement import component_looks, peers, placement
 from viz.ranks import class_detail, rank_section
 from viz.tables import code, table
@@ -39,11 +40,12 @@ def article(report: Report, ordinal: int, share: float = 1.0) -> Markup:
     classes = list(_classes(report, ordinal, share * _ROOM))
     left = len(report.ranks) - len(classes)
     more = element("p", f"{left:,} more classes of ranks are in the result, not on this page.", class_="note")
-    return element("article", head, _problems(report), _advice(report), _facts(report),
-                   _map(report, f"r{ordinal}-map"), *classes, more if left else None,
-                   _streams(report, f"r{ordinal}-streams"), _adapters(report), _assumptions(report),
-                   _communicators(report), _scenario(report), id=f"report-{ordinal}",
-                   aria_labelledby=f"report-{ordinal}-name")
+    name = f"r{ordinal}"
+    return element(
+        "article", head, _problems(report), _advice(report), _facts(report), phases(report, f"{name}-phases"),
+        serving(report, f"{name}-engine"), _map(report, f"{name}-map"), *classes, more if left else None,
+        _streams(report, f"{name}-streams"), _adapters(report), _assumptions(report), _communicators(report),
+        _scenario(report), id=f"report-{ordinal}", aria_labelledby=f"report-{ordinal}-name")
 
 
 def _classes(report: Report, ordinal: int, room: float) -> Iterator[Markup]:
@@ -71,7 +73,8 @@ def _map(report: Report, identity: str) -> Markup | None:
     drawn = placement(report, identity)
     if drawn is None:
         return None
-    caption = element("figcaption", "Placement: choose a rank to see its tensors", peers(report, identity))
+    words = "Placement: choose a rank to see its tensors" if report.detail else "Placement: what lies on each rank"
+    caption = element("figcaption", words, peers(report, identity))
     told = element("p", "", class_="chosen", aria_live="polite", hidden=True)
     tensors = (element("div", tensor_table(rank, found, f"{identity}-tensors-{n}"), data_class=n)
                for n, rank in enumerate(report.ranks[:_MOST]) if (found := class_detail(report, rank)) is not None)
