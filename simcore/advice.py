@@ -20,8 +20,10 @@ import itertools
 import math
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 from typing import Any, Final
 
+from simcore.detail import MAX_DETAILED
 from simcore.errors import InputError
 from simcore.loading import changed
 from simcore.report import Advice, Report
@@ -101,9 +103,10 @@ class _Tried:
         return self.headroom >= 0
 
 
-def work(num_scenarios: int, *, asked: bool | None) -> Callable[..., Report]:
-    """What to do with each scenario of a run; `asked` None: advice where they are few."""
-    return _advised if asked or (asked is None and num_scenarios <= _FEW) else simulate
+def work(num_scenarios: int, *, asked: bool | None, drawn: bool = False) -> Callable[..., Report]:
+    """What to do with each scenario of a run; `asked` None: advice where they are few. `drawn`: on a page."""
+    chosen = _advised if asked or (asked is None and num_scenarios <= _FEW) else simulate
+    return partial(chosen, detail=True) if drawn and num_scenarios <= MAX_DETAILED else chosen
 
 
 def _advised(scenario: Scenario, *, detail: bool = False, rank: int | None = None) -> Report:

@@ -19,6 +19,7 @@ import typer
 
 from simcore.calibration.command import calibrate
 from simcore.errors import InputError, Problem, RankscopeError
+from simcore.explain import explain
 from simcore.page import report
 
 if TYPE_CHECKING:
@@ -74,14 +75,12 @@ def run(
     """Simulate scenarios: memory, traffic and time of a training step."""
     from simcore.advice import work
     from simcore.data import example as example_path
-    from simcore.detail import MAX_DETAILED
     from simcore.finding import gates, unmatched
     from simcore.output import write_page
 
     asked = gates(max_fill, baseline)
     entries = _entries([*(paths or ()), *map(example_path, example or ())], overrides)
-    chosen = partial(work(len(entries), asked=advise), rank=rank,
-                     detail=html is not None and len(entries) <= MAX_DETAILED)
+    chosen = partial(work(len(entries), asked=advise, drawn=html is not None), rank=rank)
     outcomes, finished = _outcomes(entries, chosen, jobs, output)
     if html is not None:
         write_page(html, [o.report for o in outcomes])
@@ -184,8 +183,8 @@ def init(
         typer.echo(f"wrote {path}; next: rankscope run {path}")
 
 
-app.command()(calibrate)
-app.command()(report)
+for _command in (calibrate, explain, report):
+    app.command()(_command)
 
 
 def _entries(paths: Sequence[str | Path], overrides: Sequence[str] | None) -> list[Entry]:

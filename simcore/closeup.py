@@ -12,13 +12,16 @@ from simcore.ledger import balance
 from simcore.plan import Plan
 from simcore.report import Report
 from simcore.series import memory_by_part
-from simcore.spans import spans
+from simcore.spans import MAX_SPANS, spans
 
 __all__ = ["with_detail"]
 
 _AXES: Final = ("pp", "dp_replicate", "dp_shard", "cp", "tp", "expert_dp", "ep", "etp")
 _EVERY: Final = 1 << 20
 """More owners than any peak has that fits into a page."""
+
+_FEWEST: Final = 1200
+"""Spans that a class has however many classes there are."""
 
 
 def with_detail(parts: Parts, report: Report) -> Report:
@@ -45,4 +48,5 @@ def _class(parts: Parts, number: int, ranks: RankClass, plan: Plan) -> ClassDeta
         tensors=tensor_rows(plan), holders=holders(balance(program, _EVERY), kinds),
         by_part=memory_by_part(program, row_ns, kinds),
         spans=() if clocked is None or row_ns is None else spans(
-            program, clocked.tracks[number], clocked.times[number], row_ns))
+            program, clocked.tracks[number], clocked.times[number], row_ns,
+            max(_FEWEST, MAX_SPANS // len(parts.classes))))

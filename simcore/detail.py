@@ -46,6 +46,7 @@ class TensorRow(_Frozen):
     """A tensor that is alike in `num_layers` layers of one kind, on one rank; bytes are of all of them together.
 
     `shape` and `copies`: before anybody splits it. `num_elements`: of one layer, on this rank. `cut`: by which axes.
+    `life`: its name in the framework's table.
     """
 
     layers: str
@@ -61,6 +62,7 @@ class TensorRow(_Frozen):
     grads_bytes: int
     optimizer_bytes: int
     trainable: bool
+    life: str = ""
 
 
 class Holder(_Frozen):

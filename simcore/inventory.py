@@ -37,7 +37,7 @@ def _row(layers: str, count: int, placed: Placed, mesh: Mesh) -> TensorRow:
         layers=layers, num_layers=count, name=spec.name, component="buffer" if spec.is_buffer else spec.component,
         dtype=life.rest.dtype, shape=spec.shape, copies=spec.copies, num_elements=placed.local,
         cut=tuple(_cuts(life.rest.layout, mesh)), params_bytes=count * placed.rest_bytes, grads_bytes=count * grads,
-        optimizer_bytes=count * placed.state_bytes, trainable=placed.trainable)
+        optimizer_bytes=count * placed.state_bytes, trainable=placed.trainable, life=life.name)
 
 
 def _cuts(layout: Layout, mesh: Mesh) -> Iterator[str]:

@@ -7,6 +7,7 @@ gives other numbers (another version wrote them), the results stand as they are,
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
+from importlib.util import find_spec
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -29,22 +30,40 @@ def report(
     output: Annotated[Path, typer.Option("-o", "--output", help="The page to write.")] = Path("report.html"),
     figures: Annotated[Path | None, typer.Option(help="A folder for each picture as SVG.")] = None,
     png: Annotated[bool, typer.Option("--png", help="Figures as PNG too (needs rankscope[figures]).")] = False,
+    json: Annotated[bool, typer.Option("--json", help="Print what was drawn as JSON, nothing else.")] = False,
     overrides: Annotated[list[str] | None, typer.Option("--set", metavar="KEY=VALUE", help="Of scenarios.")] = None,
 ) -> None:
     """Draw results: one page that needs nothing else, and with --figures each picture by itself."""
     from simcore.detail import MAX_DETAILED
-    from simcore.output import write_figures, write_page
+    from simcore.output import print_json, write_figures, write_page
 
-    if png and figures is None:
-        raise InputError(Problem("--png", "expected --figures DIR too: the folder that they go to"))
+    _check_png(figures, png=png)
     found = [one for path in results for one in _read(Path(path), overrides or ())]
     if len(found) <= MAX_DETAILED:
         found = [_closer(one) for one in found]
     write_page(output, found)
-    typer.echo(f"wrote {output}: {len(found):,} scenario{'' if len(found) == 1 else 's'}")
+    told = [f"wrote {output}: {len(found):,} scenario{'' if len(found) == 1 else 's'}"]
     if figures is not None:
-        written = write_figures(figures, found, png=png)
-        typer.echo(f"wrote {len(written):,} figures to {figures}")
+        told.append(f"wrote {len(write_figures(figures, found, png=png)):,} figures to {figures}")
+    if json:
+        print_json(found)
+    else:
+        typer.echo("\n".join(told))
+
+
+def _check_png(figures: Path | None, *, png: bool) -> None:
+    """Before anything is simulated."""
+    if png and figures is None:
+        raise InputError(Problem("--png", "expected --figures DIR too: the folder that they go to"))
+    if png and not _has_png():
+        raise InputError(Problem("--png", "needs resvg-py, which is not installed: pip install 'rankscope[figures]'"))
+
+
+def _has_png() -> bool:
+    try:
+        return find_spec("resvg_py") is not None
+    except ValueError:  # in sys.modules as None
+        return False
 
 
 def _read(path: Path, overrides: Sequence[str]) -> Iterator[Report]:

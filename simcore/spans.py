@@ -5,12 +5,14 @@ Comes in: a program that was run on the timeline. Goes out: `Span`s by lane, no 
 [Note: where waiting is drawn]
 The timeline knows of each item of the compute stream how long its kernels waited for the host, and how long it waited
 behind them for a call. The first is drawn before the kernels, the second behind them, as `Clocked.row_ns` has them; of
-waiting for a message from another stage, what is longer than the message is a bubble (see `breakdown`).
+waiting for a message from another stage, what is longer than the message is a bubble (see `breakdown`). A message is
+drawn while it travels, not from when somebody was ready to receive it.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+from bisect import bisect_right
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from itertools import pairwise
 from typing import Final
@@ -27,8 +29,8 @@ from simcore.timeline import ClassTimes
 
 __all__ = ["MAX_SPANS", "spans"]
 
-MAX_SPANS: Final = 2400
-"""Of one lane. Beyond, neighbours of one kind that are too short to be seen apart are drawn together."""
+MAX_SPANS: Final = 12_000
+"""Of all classes. Beyond, neighbours of one kind that are too short to be seen apart are drawn together."""
 
 _LANES: Final = {Stream.COMPUTE: "in_layers", Stream.ALL_GATHER: "all_gather", Stream.REDUCE: "reduce",
                  Stream.ALL_REDUCE: "all_reduce", Stream.SEND: "send", Stream.RECEIVE: "receive", Stream.COPY: "copy"}
@@ -47,18 +49,20 @@ class _Bar:
     count: int = 1
 
 
-def spans(program: Program, track: Track, times: ClassTimes, row_ns: IntArray) -> tuple[Span, ...]:
-    """All lanes, the compute lane first."""
-    last = times.end
-    lanes = {"compute": [*_kernels(program, row_ns), *_waits(track, times)]}
-    exposed = _exposed(track, times)
+def spans(program: Program, track: Track, times: ClassTimes, row_ns: IntArray, most: int) -> tuple[Span, ...]:
+    """All lanes, the compute lane first; `most` spans in all."""
+    last, exposed, comms = times.end, _exposed(track, times), list(program.tables.comms)
+    waits = list(_waits(track, times))
+    lanes: dict[str, list[_Bar]] = {"compute": [*_beside(_kernels(program, row_ns), waits), *waits]}
+    lanes |= {lane: [] for stream, lane in _LANES.items() if any(c.stream == stream for c, _, _ in times.calls)}
     for call, start, end in times.calls:
-        kind, axis, _ = list(program.tables.comms)[call.comm]
-        bar = _Bar(kind, axis, start, end, min(exposed.get(call.number, 0), end - start), call.microbatch)
-        lanes.setdefault(_LANES[Stream(call.stream)], []).append(bar)
+        kind, axis, _ = comms[call.comm]
+        sent = max(start, end - track.call_ns[call.number]) if call.stream == Stream.RECEIVE else start
+        bar = _Bar(kind, axis, sent, end, min(exposed.get(call.number, 0), end - sent), call.microbatch)
+        lanes[_LANES[Stream(call.stream)]].append(bar)
     return tuple(Span(lane=lane, kind=bar.kind, label=bar.label, start_s=bar.start / 1e9, end_s=bar.end / 1e9,
                       exposed_s=bar.exposed / 1e9, microbatch=bar.microbatch, count=bar.count)
-                 for lane, bars in lanes.items() for bar in _thinned(bars, last))
+                 for lane, bars in _thinned(lanes, most, last).items() for bar in bars)
 
 
 def _kernels(program: Program, row_ns: IntArray) -> Iterator[_Bar]:
@@ -73,6 +77,19 @@ def _kernels(program: Program, row_ns: IntArray) -> Iterator[_Bar]:
         if stop > start:
             label = program.layer_paths[at] if 0 <= at < len(program.layer_paths) else ""
             yield _Bar(Phase(phase).name.lower(), label, start, stop, 0, microbatch)
+
+
+def _beside(bars: Iterable[_Bar], waits: Sequence[_Bar]) -> Iterator[_Bar]:
+    """Without the waiting at their ends; what waits in their midst is drawn over them."""
+    starts, ends = [wait.start for wait in waits], {wait.end: wait.start for wait in waits}
+    for bar in bars:
+        start, end = bar.start, bar.end
+        while (at := bisect_right(starts, start) - 1) >= 0 and waits[at].end > start:
+            start = waits[at].end
+        while end in ends and end > start:
+            end = ends[end]
+        if end > start:
+            yield replace(bar, start=start, end=end)
 
 
 def _waits(track: Track, times: ClassTimes) -> Iterator[_Bar]:
@@ -104,12 +121,12 @@ def _exposed(track: Track, times: ClassTimes) -> dict[int, int]:
     return found | {call.number: end - max(start, last) for call, start, end in times.calls if end > last}
 
 
-def _thinned(bars: Iterable[_Bar], last: int) -> list[_Bar]:
+def _thinned(lanes: Mapping[str, list[_Bar]], most: int, last: int) -> dict[str, list[_Bar]]:
     """In order of their start; the least width is doubled until there are few enough."""
-    kept = sorted(bars, key=lambda bar: (bar.start, bar.end))
+    kept = {lane: sorted(bars, key=lambda bar: (bar.start, bar.end)) for lane, bars in lanes.items()}
     width = max(1, last // 8000)
-    while len(kept) > MAX_SPANS:
-        kept = _joined(kept, width)
+    while sum(map(len, kept.values())) > most and width < last:
+        kept = {lane: _joined(bars, width) for lane, bars in kept.items()}
         width *= 2
     return kept
 

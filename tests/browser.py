@@ -12,6 +12,7 @@ import os
 import select
 import shutil
 import subprocess
+import sys
 import tempfile
 import time
 from collections.abc import Iterator
@@ -23,6 +24,10 @@ import pytest
 
 __all__ = ["Tab", "tab"]
 
+_AS_3_AND_4 = """import fcntl, os, sys
+hears, tells = (fcntl.fcntl(int(number), fcntl.F_DUPFD, 10) for number in sys.argv[1:3])
+os.dup2(hears, 3), os.dup2(tells, 4)
+os.execvp(sys.argv[3], sys.argv[3:])"""
 _PROGRAMS = ("chromium", "chromium-browser", "google-chrome")
 
 
@@ -79,6 +84,12 @@ class Tab:
         self.run("new Promise(done => requestAnimationFrame(() => setTimeout(done)))")
         return time.monotonic() - start
 
+    def busy(self) -> float:
+        """Seconds of a processor that the page in view took, all in all."""
+        self.call("Performance.enable", timeDomain="threadTicks")
+        told = {one["name"]: one["value"] for one in self.call("Performance.getMetrics")["metrics"]}
+        return float(told["TaskDuration"])
+
     def run(self, script: str) -> Any:
         """The value of an expression in the page. AssertionError if it throws."""
         answer = self.call("Runtime.evaluate", expression=script, returnByValue=True, awaitPromise=True)
@@ -112,8 +123,8 @@ def tab() -> Iterator[Tab]:
     with tempfile.TemporaryDirectory(ignore_cleanup_errors=True) as profile:
         command = [program, "--headless", "--no-sandbox", "--disable-gpu", "--remote-debugging-pipe",
                    f"--user-data-dir={profile}", "--no-first-run", "about:blank"]
-        shell = ["sh", "-c", f'exec "$@" 3<&{hears} 4>&{tells}', "sh", *command]
-        process = subprocess.Popen(shell, pass_fds=(hears, tells), stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
+        process = subprocess.Popen([sys.executable, "-c", _AS_3_AND_4, str(hears), str(tells), *command],
+                                   pass_fds=(hears, tells), stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
         os.close(hears)
         os.close(tells)
         try:

@@ -11,6 +11,7 @@ import pytest
 import small
 from simcore import advice, table
 from simcore.advice import advise, work
+from simcore.detail import MAX_DETAILED
 from simcore.loading import changed, load
 from simcore.scenario import Scenario
 from simcore.simulate import simulate
@@ -162,3 +163,9 @@ def test_an_engine_that_does_not_start_is_told_how_it_would() -> None:
     assert {"generation.tp": 2, "mesh.tp": 2} in [one.changes for one in found]
     for one in found:
         assert simulate(changed(scenario, one.changes)).verdict == one.verdict == "fits"
+
+
+def test_few_scenarios_of_a_page_are_looked_at_closely() -> None:
+    assert work(MAX_DETAILED, asked=False, drawn=True)(kept()).detail is not None
+    assert work(MAX_DETAILED + 1, asked=False, drawn=True)(kept()).detail is None
+    assert work(1, asked=False)(kept()).detail is None

@@ -27,7 +27,8 @@ ORDER = (
     "lengths", "forward", "policy", "journal", "vllm/", "serve", "refit", "laid", "phase_series", "phase_report",
     "rl", "inventory", "spans", "closeup", "simulate", "advice", "compare", "measured", "tolerance", "left_out",
     "timing", "validate", "table", "columns", "summary", "timesheet", "servesheet", "phasesheet", "batch", "finding",
-    "output", "glossary", "calibration/", "machines", "page", "presets", "cli", "__init__", "__main__",
+    "output", "glossary", "explanation", "calibration/", "machines", "page", "explain", "presets", "cli", "__init__",
+    "__main__",
 )  # fmt: skip
 
 # A library has one door: what it does could be replaced by rewriting the files named here.
@@ -36,10 +37,10 @@ DOORS = {
     "simpy": {"timeline"},
     "ruamel": {"document", "yaml_parser", "calibration/write"},
     "pydantic": {"block", "quantity", "training", "generation", "scenario", "device", "efficiency", "curves",
-                 "topology", "detail", "report", "served", "phased", "speed", "compare", "measured", "timing",
-                 "tolerance", "validate", "calibration/write"},
+                 "topology", "detail", "report", "served", "phased", "speed", "compare", "explanation", "measured",
+                 "timing", "tolerance", "validate", "calibration/write"},
     "rich": {"table", "columns", "summary", "timesheet", "servesheet", "phasesheet", "output"},
-    "typer": {"cli", "calibration/command", "page"},
+    "typer": {"cli", "calibration/command", "page", "explain"},
 }
 VIZ_READS = {"compare", "detail", "report", "speed", "units"}
 

@@ -3,15 +3,17 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from typing import Final
 
 from simcore.report import Report, StepTime
 from simcore.units import format_bytes, format_seconds
+from viz.keys import key
 from viz.markup import Child, Markup, element, join
-from viz.placement import component_key, peers, placement
+from viz.phases import phases, serving
+from viz.placement import component_looks, peers, placement
 from viz.ranks import class_detail, rank_section
-from viz.tables import code
+from viz.tables import code, table
 from viz.tensors import tensor_table
 from viz.timeline import timeline
 from viz.verdicts import device_fill, signed_bytes, verdict
@@ -20,7 +22,9 @@ __all__ = ["article"]
 
 Fact = tuple[str, Child]
 
-_MOST: Final = 16  # classes of ranks that are drawn; beyond them only the highest
+_MOST: Final = 12  # classes of ranks whose tensors are listed
+_ROOM: Final = 2_600_000  # letters for classes of ranks; beyond them only the highest is drawn
+_FULL: Final = 4  # classes whose memory can be looked at in several ways
 _KINDS: Final = {
     "derived": "follows from the framework\u2019s source",
     "calibrated": "fitted to measured runs",
@@ -29,18 +33,29 @@ _KINDS: Final = {
 }
 
 
-def article(report: Report, ordinal: int) -> Markup:
-    """Everything about one report."""
+def article(report: Report, ordinal: int, share: float = 1.0) -> Markup:
+    """Everything about one report; `share`: of the room that a page has for classes of ranks."""
     head = element("header", element("h2", report.name, id=f"report-{ordinal}-name", dir="auto"),
                    element("p", verdict(report), " ", _sentence(report), class_="answer"), device_fill(report))
-    chosen = [rank for n, rank in enumerate(report.ranks) if n < _MOST or rank is report.peak_rank]
-    classes = (rank_section(report, rank, f"r{ordinal}-{n}") for n, rank in enumerate(chosen, 1))
-    left = len(report.ranks) - len(chosen)
+    classes = list(_classes(report, ordinal, share * _ROOM))
+    left = len(report.ranks) - len(classes)
     more = element("p", f"{left:,} more classes of ranks are in the result, not on this page.", class_="note")
-    return element("article", head, _problems(report), _facts(report), _map(report, f"r{ordinal}-map"), *classes,
-                   more if left else None, _streams(report, f"r{ordinal}-streams"), _assumptions(report),
-                   _communicators(report), _scenario(report), id=f"report-{ordinal}",
-                   aria_labelledby=f"report-{ordinal}-name")
+    name = f"r{ordinal}"
+    return element(
+        "article", head, _problems(report), _advice(report), _facts(report), phases(report, f"{name}-phases"),
+        serving(report, f"{name}-engine"), _map(report, f"{name}-map"), *classes, more if left else None,
+        _streams(report, f"{name}-streams"), _adapters(report), _assumptions(report), _communicators(report),
+        _scenario(report), id=f"report-{ordinal}", aria_labelledby=f"report-{ordinal}-name")
+
+
+def _classes(report: Report, ordinal: int, room: float) -> Iterator[Markup]:
+    """Classes in their order, as long as there is room, and the highest."""
+    for number, rank in enumerate(report.ranks, 1):
+        is_highest = rank is report.peak_rank
+        if room > 0 or is_highest:
+            made = rank_section(report, rank, f"r{ordinal}-{number}", is_full=number <= _FULL or is_highest)
+            room -= len(made)
+            yield made
 
 
 def _sentence(report: Report) -> Markup | None:
@@ -58,11 +73,12 @@ def _map(report: Report, identity: str) -> Markup | None:
     drawn = placement(report, identity)
     if drawn is None:
         return None
-    caption = element("figcaption", "Placement: choose a rank to see its tensors", peers(report, identity))
+    words = "Placement: choose a rank to see its tensors" if report.detail else "Placement: what lies on each rank"
+    caption = element("figcaption", words, peers(report, identity))
     told = element("p", "", class_="chosen", aria_live="polite", hidden=True)
     tensors = (element("div", tensor_table(rank, found, f"{identity}-tensors-{n}"), data_class=n)
                for n, rank in enumerate(report.ranks[:_MOST]) if (found := class_detail(report, rank)) is not None)
-    return element("figure", caption, drawn, component_key(report), told,
+    return element("figure", caption, drawn, key(component_looks(report), "Components"), told,
                    element("div", *tensors, class_="inspector"), class_="placement card")
 
 
@@ -154,6 +170,29 @@ def _problems(report: Report) -> Markup | None:
     rows = (element("li", element("code", p.where), " ", p.message, element("span", f" [{p.rule}]", class_="note")
                     if p.rule else None) for p in report.problems)
     return _section("Problems", element("ul", *rows, class_="problems")) if report.problems else None
+
+
+def _advice(report: Report) -> Markup | None:
+    """What would make it fit, as text for `--set`."""
+    if not report.advice:
+        return None
+    rows = [[code(" ".join(f"{key}={value}" for key, value in one.changes.items())),
+             "fits" if one.verdict == "fits" else "still does not fit", format_bytes(one.peak_bytes),
+             signed_bytes(one.headroom_bytes)] for one in report.advice]
+    return _section("What would make it fit", table("The smallest changes first; each was simulated", (
+        "--set", "verdict", "peak", "headroom"), rows, 2))
+
+
+def _adapters(report: Report) -> Markup | None:
+    """Modules that LoRA hits, and what a person would not expect."""
+    found = report.adapters
+    if found is None:
+        return None
+    rows = [[code(path), f"{count:,}", "never learn: a fused kernel bypasses them" if path in found.without_gradient
+             else ""] for path, count in found.adapted.items()]
+    missed = element("p", f"These patterns hit nothing: {', '.join(found.unmatched_targets)}.", class_="note")
+    return _section("Adapters", table("Modules that are adapted", ("module", "in layers", ""), rows, 9),
+                    missed if found.unmatched_targets else None)
 
 
 def _assumptions(report: Report) -> Markup | None:

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import json
+import re
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any, Final
 
 from simcore.report import Report
@@ -20,6 +21,8 @@ _MOST_VALUES: Final = 16
 _MOST_KEYS: Final = 9
 _MOST_LISTED: Final = 12
 _TOP: Final = 8
+_FIRST_ROWS: Final = 100
+_SWEPT: Final = re.compile(r"(?:^|,)([a-z_.]+)=")
 
 
 def batch(reports: Sequence[Report], *, linked: bool) -> Markup:
@@ -34,7 +37,7 @@ def batch(reports: Sequence[Report], *, linked: bool) -> Markup:
     return element(
         "section", element("h2", f"{len(reports):,} scenarios"), element("p", f"{words}.", class_="answer"),
         _filters(keys, told), element("div", *figures, class_="side") if pictures else None, _scatter_key(reports),
-        _edge_list(reports), _table(reports, keys, linked=linked), _data(reports), class_="batch",
+        _edge_list(reports), _table(reports, keys, linked=linked), _later(), _data(reports), class_="batch",
         aria_label="Scenarios on this page")
 
 
@@ -76,12 +79,13 @@ def cost_scatter(reports: Sequence[Report], identity: str) -> Markup | None:
 def _scatter_key(reports: Sequence[Report]) -> Markup | None:
     if not any(report.highest_bytes for report in reports):
         return None
-    shapes = (("fits", element("circle", r=4.5), "fits"), ("oom", element("path", d="M-4-4L4 4M-4 4L4-4"),
-                                                           "does not fit"),
-              ("fits on-edge", element("circle", r=4.5), "on the Pareto edge: no other that fits has less of both"))
-    rows = (element("li", element("svg", element("svg", shape, x="8", y="8", class_=f"point {css}"), width=16,
-                                  height=16, aria_hidden="true"), element("span", words, class_="label"))
-            for css, shape, words in shapes)
+    disc = {"cx": 8, "cy": 8, "r": 4.5}
+    shapes = ((element("circle", **disc, class_="point fits"), "fits"),
+              (element("text", "\u00d7", x=8, y=14, text_anchor="middle", class_="point oom"), "does not fit"),
+              (element("circle", **disc, class_="point fits on-edge"),
+               "on the Pareto edge: no other that fits has less of both"))
+    rows = (element("li", element("svg", shape, width=16, height=16, class_="chart", aria_hidden="true"),
+                    element("span", words, class_="label")) for shape, words in shapes)
     return element("ul", *rows, class_="key", aria_label="Key of the scatters")
 
 
@@ -106,7 +110,7 @@ def _filters(keys: dict[str, list[str]], told: Counter[str]) -> Markup | None:
     if not groups:
         return None
     fields = (element("fieldset", element("legend", name), *(
-        element("label", element("input", type="checkbox", name=f"f{place}", value=value, checked=True),
+        element("label", element("input", type="checkbox", name=f"f{place}", value=value),
                 element("span", value)) for value in values), class_="choice") for place, (name, values) in
               enumerate(groups.items()))
     count = element("p", element("output", "", class_="count"), " ",
@@ -125,21 +129,36 @@ def _in_order(value: str) -> tuple[int, float, str]:
 def _table(reports: Sequence[Report], keys: dict[str, list[str]], *, linked: bool) -> Markup:
     columns = (("scenario", ""), ("verdict", "number"), ("peak", "number"), ("headroom", "number"),
                ("step", "number"), ("tokens/s per GPU", "number"), ("MFU", "number"), ("USD per M tokens", "number"),
-               *((key, "key") for key in keys))
+               *((key, "") for key in keys))
     heads = (element("th", element("button", name, element("span", "", class_="arrow", aria_hidden="true"),
                                    type="button"), scope="col", class_=css or None, aria_sort="none")
              for name, css in columns)
     has_verdicts = len({verdict_key(report) for report in reports}) > 1
-    rows = (_row(n, report, [verdict_key(report)] * has_verdicts, [values[n] for values in keys.values()],
-                 linked=linked) for n, report in enumerate(reports))
+    rows = (_row(n, report, _name(report.name, n, keys), [verdict_key(report)] * has_verdicts,
+                 [values[n] for values in keys.values()], linked=linked) for n, report in enumerate(reports))
     whole = element("table", element("thead", element("tr", *heads)), element("tbody", *rows))
     return element("div", whole, class_="scroll tall", role="region", tabindex=0, aria_label="All scenarios")
 
 
-def _row(n: int, report: Report, verdicts: Sequence[str], values: Sequence[str], *, linked: bool) -> Markup:
+def _later() -> Markup:
+    """Rows beyond the first are shown when asked for: a table of thousands takes a browser seconds to lay out."""
+    return element("p", element("output", ""), *(element("button", words, type="button", data_more=more)
+                                                for words, more in ((f"{_FIRST_ROWS} more", _FIRST_ROWS), ("all", 0))),
+                   class_="later", hidden=True)
+
+
+def _name(name: str, n: int, keys: Mapping[str, object]) -> str:
+    """A sweep writes what it changed behind a name; where columns say that, the name is short."""
+    base, _, swept = name.partition("[")
+    changed = _SWEPT.findall(swept)
+    return f"{base} {n + 1}" if changed and set(changed) <= set(keys) else name
+
+
+def _row(n: int, report: Report, shown: str, verdicts: Sequence[str], values: Sequence[str], *, linked: bool) -> Markup:
     time, used = report.time, report.highest_bytes
-    name: Child = element("a", report.name, href=f"#report-{n + 1}", dir="auto") if linked else element(
-        "button", report.name, type="button", class_="opens", aria_expanded="false", dir="auto")
+    title = report.name if shown != report.name else None
+    name: Child = element("a", shown, href=f"#report-{n + 1}", title=title, dir="auto") if linked else element(
+        "button", shown, type="button", class_="opens", aria_expanded="false", title=title, dir="auto")
     share = used / report.capacity_bytes if used and report.capacity_bytes else None
     cost = _cost(report)
     cells: list[tuple[Child, float | None]] = [
@@ -149,11 +168,12 @@ def _row(n: int, report: Report, verdicts: Sequence[str], values: Sequence[str],
         (f"{time.tokens_per_s_per_gpu:,.0f}" if time else "\u2013", time.tokens_per_s_per_gpu if time else None),
         (f"{time.mfu:.1%}" if time else "\u2013", time.mfu if time else None),
         (f"{cost:,.3g}" if cost is not None else "\u2013", cost)]
-    numbers = (element("td", shown, class_="number", data_v="" if value is None else f"{value:.6g}")
-               for shown, value in cells)
+    numbers = (element("td", told, class_="number", data_v="" if value is None else f"{value:.6g}")
+               for told, value in cells)
     others = (element("td", value) for value in values)
-    return element("tr", element("th", name, scope="row"), *numbers, *others, id=f"row-{n + 1}",
-                   data_f=json.dumps([*verdicts, *values], ensure_ascii=False), data_n=n)
+    return element("tr", element("th", name, scope="row"), *numbers, *others, id=f"row-{n + 1}", data_n=n,
+                   class_="late" if n >= _FIRST_ROWS else None,
+                   data_f=json.dumps([*verdicts, *values], ensure_ascii=False))
 
 
 def _data(reports: Sequence[Report]) -> Markup:
@@ -171,7 +191,7 @@ def escape_controls(text: str) -> str:
 def _opened(report: Report) -> dict[str, Any]:
     rank = report.peak_rank
     peak = rank.peak if rank else None
-    found: dict[str, Any] = {}
+    found: dict[str, Any] = {"name": report.name}
     if report.problems:
         found["problems"] = [f"{p.where}: {p.message}{f' [{p.rule}]' if p.rule else ''}" for p in report.problems[:4]]
     if rank and peak:
@@ -179,10 +199,11 @@ def _opened(report: Report) -> dict[str, Any]:
         found["when"] = f"{peak.phase} at {peak.layer or peak.event}, on ranks {', '.join(rank.ranks[:4])}"
         found["peak"] = [[name, optional_bytes(size), round(size / peak.device_bytes, 4)] for name, size in
                          sizes[:_TOP] if size]
-        sent = sorted(rank.traffic, key=lambda row: -row.wire_bytes)[:_TOP]
-        most = max((row.wire_bytes for row in sent), default=0) or 1
-        found["sent"] = [[f"{row.collective} {row.axis}, {row.phase}", optional_bytes(row.wire_bytes),
-                          round(row.wire_bytes / most, 4)] for row in sent]
+        sent: Counter[str] = Counter()
+        for row in rank.traffic:
+            sent[f"{row.collective} {row.axis}"] += row.wire_bytes
+        most = max(sent.values(), default=0) or 1
+        found["sent"] = [[name, optional_bytes(size), round(size / most, 4)] for name, size in sent.most_common(_TOP)]
     if report.time and report.time.parts:
         found["time"] = [[part, format_seconds(seconds), round(seconds / report.time.step_s, 4)]
                          for part, seconds in report.time.parts.items() if seconds]

@@ -26,11 +26,11 @@ def holder_bars(rank: RankReport, detail: ClassDetail, identity: str) -> Markup 
     rows = [_bar(one, largest, whole) for one in detail.holders[:_SHOWN]]
     rest = detail.holders[_SHOWN:]
     if rest:
-        rows.append(_sum(f"{len(rest):,} more owners", sum(one.bytes for one in rest), largest, whole, "buffer"))
+        rows.append(_sum(f"{len(rest):,} more owners", sum(one.bytes for one in rest), largest, whole, "besides"))
     beside = whole - rank.peak.allocated_bytes
     if beside > 0:
         rows.append(_sum("beside what is allocated: context, NCCL, blocks that do not fit together", beside, largest,
-                         whole, "context"))
+                         whole, swatch("context").css_class, swatch("context").fill))
     return bars(rows, f"Who is there at the peak of ranks {', '.join(rank.ranks)}", identity)
 
 
@@ -41,11 +41,10 @@ def _bar(one: Holder, largest: int, whole: int) -> Bar:
     return Bar(held, value, (of_category(one.bytes / largest, one.category, f"{held}: {value}"),))
 
 
-def _sum(words: str, num_bytes: int, largest: int, whole: int, category: str) -> Bar:
+def _sum(words: str, num_bytes: int, largest: int, whole: int, css_class: str | None, fill: str | None = None) -> Bar:
     """More than the scale holds ends at its edge."""
-    drawn = swatch(category)
     value = f"{format_bytes(num_bytes)}  {num_bytes / whole:.1%}"
-    return Bar(words, value, (Segment(min(1.0, num_bytes / largest), words, drawn.css_class, drawn.fill),))
+    return Bar(words, value, (Segment(min(1.0, num_bytes / largest), words, css_class, fill),))
 
 
 def all_holders(detail: ClassDetail) -> Markup | None:

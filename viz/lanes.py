@@ -6,17 +6,18 @@ above them, at the left edge, and stay there when the frame is scrolled.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from typing import Final
 
 from simcore.detail import ClassDetail, Span
 from simcore.report import RankReport, Report
 from simcore.units import format_seconds
 from viz.axes import phase_class
+from viz.keys import Look
 from viz.markup import Markup, element, number
 from viz.stack import ticks
 
-__all__ = ["drawn_classes", "lane_key", "lanes", "names"]
+__all__ = ["drawn_classes", "lane_looks", "lanes", "names"]
 
 HEAD: Final = 24
 LANE: Final = 22
@@ -25,8 +26,13 @@ _MOST: Final = 8
 """Classes of ranks that are drawn."""
 _TITLED: Final = 0.0012
 """Share of the step from which on a span says what it is."""
+_THIN: Final = 0.004
+"""Share of the step below which no texture is seen."""
 WAITS: Final = {"communication": "waiting for communication (exposed)", "bubble": "waiting for another stage (bubble)",
                 "host": "waiting for the host"}
+_PASS_OF: Final = {"forward": "F", "loss": "F", "backward": "B", "recompute": "B", "optimizer": "opt"}
+_NAMED: Final = 0.024
+"""Share of the frame from which on a pass bears its name."""
 _PHASES: Final = ("forward", "loss", "backward", "recompute", "optimizer")
 
 
@@ -95,22 +101,47 @@ def _class(detail: ClassDetail, top: int, whole: float) -> Markup:
     is_wait = [span.kind in WAITS for span in detail.spans]
     first = (_span(span, at[span.lane], whole) for span, wait in zip(detail.spans, is_wait, strict=True) if not wait)
     over = (_span(span, at[span.lane], whole) for span, wait in zip(detail.spans, is_wait, strict=True) if wait)
+    passes = (_pass(*one, at["compute"], whole) for one in _passes(detail)) if "compute" in at else ()
     marks = (_exposed(span, at[span.lane], whole) for span in detail.spans if span.exposed_s)
-    return element("g", *tracks, *first, *over, *marks)
+    return element("g", *tracks, *first, *over, *marks, *passes)
 
 
 def _span(span: Span, y: int, whole: float) -> Markup:
     share = (span.end_s - span.start_s) / whole
+    thin = " thin" if share < _THIN else ""
     looks = phase_class(span.kind) if span.kind in _PHASES else f"wait-{span.kind}" if span.kind in WAITS else "call"
     title = element("title", _words(span)) if share > _TITLED else None
     return element("rect", *([title] if title else []), x=_percent(span.start_s / whole), width=_percent(share), y=y,
-                   height=LANE - 4, class_=f"span {looks}")
+                   height=LANE - 4, class_=f"span {looks}{thin}")
+
+
+def _passes(detail: ClassDetail) -> Iterator[tuple[str, float, float]]:
+    """Passes of microbatches one after another: their name, from when to when."""
+    runs: list[tuple[str, float, float]] = []
+    for span in detail.spans:
+        if span.lane == "compute" and span.kind in _PASS_OF:
+            name = f"{_PASS_OF[span.kind]}{span.microbatch}" if span.kind != "optimizer" else "opt"
+            if runs and runs[-1][0] == name:
+                runs[-1] = (name, runs[-1][1], span.end_s)
+            else:
+                runs.append((name, span.start_s, span.end_s))
+    yield from runs
+
+
+def _pass(name: str, start_s: float, end_s: float, y: int, whole: float) -> Markup | None:
+    """A pass's name in its middle, where there is room; on a telephone less fits."""
+    share = (end_s - start_s) / whole
+    if share < _NAMED:
+        return None
+    css = "pass-name" if share > 3 * _NAMED else "pass-name wide"
+    return element("text", name, x=_percent((start_s + end_s) / 2 / whole), y=y + 13, text_anchor="middle", class_=css)
 
 
 def _exposed(span: Span, y: int, whole: float) -> Markup:
     """The end of a collective that was waited for."""
-    return element("rect", x=_percent((span.end_s - span.exposed_s) / whole), width=_percent(span.exposed_s / whole),
-                   y=y, height=LANE - 4, class_="span wait-communication")
+    share = span.exposed_s / whole
+    return element("rect", x=_percent((span.end_s - span.exposed_s) / whole), width=_percent(share), y=y,
+                   height=LANE - 4, class_=f"span wait-communication{' thin exposed' if share < _THIN else ''}")
 
 
 def _words(span: Span) -> str:
@@ -138,24 +169,10 @@ def _grid(whole: float, height: int) -> Markup:
     return element("g", *parts)
 
 
-def lane_key(report: Report) -> Markup:
+def lane_looks(report: Report) -> list[Look]:
     """What the looks of spans mean, of those that are there."""
     kinds = {span.kind for _, detail in drawn_classes(report) for span in detail.spans}
-    return element("ul", *_key_rows(kinds), class_="key", aria_label="Key of the streams")
-
-
-def _key_rows(kinds: set[str]) -> Iterator[Markup]:
-    looks: Sequence[tuple[str, str, str]] = (
-        *((kind, phase_class(kind), f"kernels of {kind}") for kind in _PHASES),
-        *((kind, f"wait-{kind}", words) for kind, words in WAITS.items()))
-    for kind, css, words in looks:
-        if kind in kinds:
-            yield _key_row(css, words)
-    if kinds - set(_PHASES) - set(WAITS):
-        yield _key_row("call", "collective beside kernels (hidden)")
-
-
-def _key_row(css: str, words: str) -> Markup:
-    shape = element("rect", x="0.5", y="0.5", width=21, height=15, class_=f"span {css}")
-    return element("li", element("svg", shape, width=22, height=16, aria_hidden="true"),
-                   element("span", words, class_="label"))
+    looks = [Look(f"kernels of {kind}", f"span {phase_class(kind)}") for kind in _PHASES if kind in kinds]
+    looks += [Look(words, f"span wait-{kind}") for kind, words in WAITS.items() if kind in kinds]
+    beside = [Look("collective beside kernels (hidden)", "span call")] if kinds - set(_PHASES) - set(WAITS) else []
+    return [*looks, *beside, Look("F0, B0: forward, backward of microbatch 0")]

@@ -13,7 +13,7 @@ from simcore.report import MemorySeries, Peak, RankReport
 from simcore.units import format_bytes
 from viz.axes import capacity_line, layer_bands, phase_bands, x_axis, y_axis
 from viz.bars import short
-from viz.markup import Markup, element, join, number
+from viz.markup import Markup, element, join
 from viz.palette import swatch
 from viz.scale import BOTTOM, HEIGHT, LETTER, TOP, Scale, percent, scale_of
 from viz.stack import Band, Clock, layer_order, layer_runs, peak_index, phase_runs, stack, totals
@@ -96,16 +96,16 @@ def _present(heights: Sequence[int]) -> list[tuple[int, int]]:
 
 def _steps(levels: Sequence[int], scale: Scale, first: int, end: int) -> str:
     """Path along the levels of samples first..end-1, from the left, each level held until the next sample."""
-    command = f"M{number(WIDTH * scale.share(first))} {number(scale.y(levels[first]))}"
+    command = f"M{_short(WIDTH * scale.share(first))} {_short(scale.y(levels[first]))}"
     return command + _along(levels, scale, range(first + 1, end), levels[first]) + _across(scale, end)
 
 
 def _outline(band: Band, scale: Scale, first: int, end: int) -> str:
     """Closed path: along the upper edge to the right, back along the lower."""
-    back = f"V{number(scale.y(band.lower[end - 1]))}"
+    back = f"V{_short(scale.y(band.lower[end - 1]))}"
     for i in range(end - 2, first - 1, -1):
         if band.lower[i] != band.lower[i + 1]:
-            back += f"{_across(scale, i + 1)}V{number(scale.y(band.lower[i]))}"
+            back += f"{_across(scale, i + 1)}V{_short(scale.y(band.lower[i]))}"
     return f"{_steps(band.upper, scale, first, end)}{back}{_across(scale, first)}Z"
 
 
@@ -114,12 +114,17 @@ def _along(levels: Sequence[int], scale: Scale, samples: range, level: int) -> s
     for i in samples:
         if levels[i] != level:
             level = levels[i]
-            command += f"{_across(scale, i)}V{number(scale.y(level))}"
+            command += f"{_across(scale, i)}V{_short(scale.y(level))}"
     return command
 
 
+def _short(value: float) -> str:
+    """A tenth of a pixel is as fine as anybody sees; paths are long."""
+    return f"{value:.1f}".removesuffix(".0")
+
+
 def _across(scale: Scale, index: int) -> str:
-    return f"H{number(WIDTH * scale.share(index))}"
+    return f"H{_short(WIDTH * scale.share(index))}"
 
 
 def _names(bands: Sequence[Band], scale: Scale) -> Markup:

@@ -101,6 +101,24 @@ for (const figure of all(document, "figure.timeline")) {
 const batch = (section) => {
   const body = section.querySelector("tbody");
   const rows = all(body, "tr");
+  const names = rows.map((row) => row.querySelector("th").textContent);
+  const later = section.querySelector(".later");
+  let most = 100;
+  /* Of the rows that the filters leave, the first are in view; a table of thousands takes long to lay out. */
+  const page = () => {
+    let count = 0;
+    for (const row of body.rows) {
+      if (row.hidden || row.classList.contains("opened")) continue;
+      row.classList.toggle("late", count >= most);
+      count += 1;
+    }
+    later.hidden = count <= most;
+    later.querySelector("output").textContent = `${Math.min(count, most)} of ${count.toLocaleString("en")} rows;`;
+  };
+  all(later, "button").forEach((button) => button.addEventListener("click", () => {
+    most = +button.dataset.more ? most + +button.dataset.more : Infinity;
+    page();
+  }));
   const opened = JSON.parse(section.querySelector("#opened").textContent);
   const form = section.querySelector(".filters");
 
@@ -119,7 +137,7 @@ const batch = (section) => {
   };
   const more = (n) => {
     const found = opened[n];
-    const parts = [];
+    const parts = [Object.assign(document.createElement("h3"), { textContent: found.name })];
     if (found.problems) {
       const list = document.createElement("ul");
       list.className = "problems";
@@ -175,18 +193,19 @@ const batch = (section) => {
       return falls ? -by : by;
     });
     body.append(...order);
+    page();
   }));
 
   /* The Pareto edge is of the points in view, so it is drawn anew. */
   const edges = () => all(section, ".scatter").forEach((plot) => {
     const points = all(plot, ".point").filter((point) => point.style.display !== "none");
     const path = plot.querySelector(".edge");
-    const places = points.map((point) => [parseFloat(point.getAttribute("x")) * 10, +point.getAttribute("y"), point]);
+    const places = points.filter((point) => point.classList.contains("fits")).map((point) => [
+      parseFloat(point.getAttribute("cx")) * 10, +point.getAttribute("cy"), point]);
     let lowest = -1;
     let text = "M0 0";
     points.forEach((point) => point.classList.remove("on-edge"));
-    places.filter(([, , point]) => point.classList.contains("fits"))
-      .sort((a, b) => a[0] - b[0] || b[1] - a[1])
+    places.sort((a, b) => a[0] - b[0] || b[1] - a[1])
       .forEach(([x, y, point]) => {
         if (y <= lowest) return;
         text = lowest < 0 ? `M${x} 22V${y}` : `${text}H${x}V${y}`;
@@ -199,30 +218,43 @@ const batch = (section) => {
   points.forEach((point) => point.addEventListener("click", () => {
     const row = rows[+point.dataset.row];
     if (row.querySelector(".opens")) { close(); toggle(row); }
+    row.classList.remove("late");
     row.scrollIntoView({ block: "center" });
     rows.forEach((other) => other.classList.toggle("picked", other === row));
   }));
 
+  section.addEventListener("pointerover", (event) => {
+    const point = event.target.closest(".point[data-row]");
+    if (!point || point.querySelector("title")) return;
+    const title = document.createElementNS(point.namespaceURI, "title");
+    const cells = [...rows[+point.dataset.row].cells].slice(1, 5).map((cell) => cell.textContent.trim());
+    title.textContent = [names[+point.dataset.row], ...cells].join(", ");
+    point.append(title);
+  });
+
+  page();
   if (!form) return;
   form.hidden = false;
   const fields = all(form, "fieldset");
   const filter = () => {
     const wanted = fields.map((field) => new Set(all(field, "input:checked").map((input) => input.value)));
-    const hidden = rows.map((row) => !JSON.parse(row.dataset.f).every((value, n) => wanted[n].has(value)));
+    const hidden = rows.map((row) => !JSON.parse(row.dataset.f).every((value, n) => !wanted[n].size || wanted[n].has(value)));
     close();
     rows.forEach((row, n) => { row.hidden = hidden[n]; });
     points.forEach((point) => { point.style.display = hidden[+point.dataset.row] ? "none" : ""; });
     const left = hidden.filter((one) => !one).length;
     form.querySelector(".count").textContent = `${left.toLocaleString("en")} of ${rows.length.toLocaleString("en")} shown`;
+    page();
     edges();
   };
   form.addEventListener("change", filter);
   form.addEventListener("submit", (event) => event.preventDefault());
   form.querySelector(".reset").addEventListener("click", () => {
-    all(form, "input").forEach((input) => { input.checked = true; });
+    all(form, "input").forEach((input) => { input.checked = false; });
     filter();
   });
-  filter();
+  const total = rows.length.toLocaleString("en");
+  form.querySelector(".count").textContent = `${total} of ${total} shown`;
 };
 all(document, ".batch").forEach(batch);
 

@@ -45,12 +45,12 @@ def _parts(reports: Sequence[Report]) -> Iterator[Markup]:
         is_few = len(reports) <= MAX_DETAILED
         yield batch(reports, linked=is_few) if len(reports) > 2 else versus(*reports)
         if is_few:
-            yield from (_folded(report, n) for n, report in enumerate(reports, 1))
+            yield from (_folded(report, n, len(reports)) for n, report in enumerate(reports, 1))
 
 
-def _folded(report: Report, ordinal: int) -> Markup:
+def _folded(report: Report, ordinal: int, count: int) -> Markup:
     head = element("summary", element("span", f"Everything about {report.name}", dir="auto"))
-    return element("details", head, article(report, ordinal), class_="whole")
+    return element("details", head, article(report, ordinal, 1 / count), class_="whole")
 
 
 def _head(reports: Sequence[Report]) -> Markup:

@@ -147,11 +147,11 @@ def texture_definitions() -> Markup:
 
 def _waits() -> Iterator[Markup]:
     """Of a stream that waits: slanted red for communication, dots for another stage, upright lines for the host."""
-    ground = element("rect", width=6, height=6, class_="wait-ground")
     marks = {"communication": element("path", d="M-1 7L7-1", class_="wait-line"),
              "bubble": element("circle", cx=3, cy=3, r=1.1, class_="wait-dot"),
              "host": element("path", d="M3 0V6", class_="wait-host-line")}
     for name, mark in marks.items():
+        ground = element("rect", width=6, height=6, class_=f"wait-ground-{name}")
         yield element("pattern", ground, mark, id=f"wait-{name}", width=6, height=6, patternUnits="userSpaceOnUse")
 
 

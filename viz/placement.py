@@ -1,29 +1,32 @@
 """The placement map: the mesh as a grid of ranks, a row of it a node, and what lies on each of them by component.
 
 A cell is a rank, its bar the device: components at rest, then what comes on top at the peak, up to the edge. Ranks of
-one class have one letter. Of very many ranks a cell is a run of ranks of one class.
+one class have one letter. Of very many ranks a cell is a run of ranks of one class, or,
+where runs are very many too, the first run of each class.
 """
 
 from __future__ import annotations
 
 import json
 import re
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Final
 
 from simcore.detail import AxisDigit, Detail
 from simcore.report import RankReport, Report
 from simcore.units import format_bytes
-from viz.markup import Child, Markup, element, number
+from viz.keys import Look, look_of
+from viz.markup import Markup, element, number
 from viz.palette import swatch
 from viz.scale import percent
 
-__all__ = ["MAX_CELLS", "component_key", "components", "letter", "members", "peers", "placement"]
+__all__ = ["MAX_CELLS", "component_looks", "components", "letter", "members", "peers", "placement"]
 
 MAX_CELLS: Final = 128
 _WIDEST: Final = 12
 _HEAD, _GAP = 18, 10
+_FAR: Final = 1.6
 _RANGE: Final = re.compile(r"(\d+)(?:-(\d+)(?::(\d+))?)?")
 
 
@@ -59,7 +62,7 @@ def placement(report: Report, identity: str) -> Markup | None:
     is_ranks = world <= MAX_CELLS
     columns = _columns(detail.ranks_per_node if detail and is_ranks else 8, len(cells))
     num_rows = -(-len(cells) // columns)
-    height = 64 if num_rows <= 6 else 44
+    height = 96 if num_rows <= 2 else 64 if num_rows <= 6 else 46
     head = _HEAD if is_ranks and detail is not None and world > detail.ranks_per_node else 0
     drawn = [_cell(report, cell, n, columns, height, head) for n, cell in enumerate(cells)]
     heads = _heads(detail, len(cells), columns, height) if head and detail else ()
@@ -73,8 +76,9 @@ def placement(report: Report, identity: str) -> Markup | None:
 
 def _cells(report: Report) -> Iterator[_Cell]:
     world = sum(rank.num_ranks for rank in report.ranks)
+    num_runs = sum(len(rank.ranks) for rank in report.ranks)
     for of, rank in enumerate(report.ranks):
-        for text in rank.ranks:
+        for text in rank.ranks if num_runs <= MAX_CELLS else rank.ranks[:1]:
             runs = members(text)
             if world <= MAX_CELLS:
                 yield from (_Cell(one, str(one), of) for one in runs)
@@ -104,11 +108,14 @@ def _at(axis: AxisDigit, rank: int) -> int:
 
 def _cell(report: Report, cell: _Cell, place: int, columns: int, height: int, head: int) -> Markup:
     row, column = divmod(place, columns)
-    rank, top = report.ranks[cell.number], row * (height + _GAP + head) + head
+    rank = report.ranks[cell.number]
+    peak = format_bytes(rank.peak.device_bytes if rank.peak else rank.at_rest_bytes()) if len(cell.words) < 4 else ""
+    top = row * (height + _GAP + head) + head
     inner = (element("rect", x="0", y="0", width="100%", height=height, rx=5, class_="cell-box"),
              element("text", cell.words, x="6", y=16, class_="cell-name"),
+             element("text", peak, x="50%", y=16, text_anchor="middle", class_="cell-peak wide"),
              element("text", letter(cell.number), x="100%", dx=-6, y=16, text_anchor="end", class_="cell-class"),
-             element("svg", *_fill(report, rank), x="6", y=height - 26, width="100%", height=20, class_="cell-fill"))
+             element("svg", *_fill(report, rank), x="4%", y=26, width="92%", height=height - 34, class_="cell-fill"))
     mark = element("path", d=f"M6 {number(height - 30)}h14", class_="peer-mark")
     return element("svg", element("title", _words(report, cell)), *inner, mark, x=percent(column / columns + 0.003),
                    y=top, width=percent(1 / columns - 0.006), height=height, class_="cell", role="button",
@@ -122,24 +129,29 @@ def components(rank: RankReport) -> list[tuple[str, int]]:
     return sorted(((name, size) for name, size in sizes.items() if size), key=lambda item: (-item[1], item[0]))
 
 
+def scale_bytes(report: Report) -> int:
+    """Bytes of a whole bar: the device, or the fullest rank's peak where the device is far off."""
+    most = max(max(rank.peak.device_bytes if rank.peak else 0, rank.at_rest_bytes(), 1) for rank in report.ranks)
+    capacity = report.capacity_bytes or 0
+    return max(most, capacity) if capacity <= _FAR * most else most
+
+
 def _fill(report: Report, rank: RankReport) -> Iterator[Markup]:
-    """The device as a bar, in 92 % of the cell. What is there at the peak beside what rests is one part."""
+    """The device as a bar, as high as its frame. What is there at the peak beside what rests is one part."""
     peak = rank.peak.device_bytes if rank.peak else 0
-    rest = components(rank)
-    whole = max(report.capacity_bytes or 0, peak, sum(size for _, size in rest), 1) / 0.9
-    yield element("rect", x="0", y="0", width=percent((report.capacity_bytes or whole * 0.9) / whole), height=14,
-                  class_="track")
-    at = 0.0
+    rest, whole = components(rank), scale_bytes(report)
+    yield element("rect", x="0", y="0", width="100%", height="100%", class_="track")
+    at = 0
     parts = [*((name, size, swatch(name).css_class, swatch(name).fill) for name, size in rest),
              ("besides at the peak", peak - sum(size for _, size in rest), "besides", None)]
     for name, size, css, fill in parts:
         if size > 0:
-            yield element("rect", element("title", f"{name}: {format_bytes(size)}"), x=percent(at), y="0",
-                          width=percent(size / whole), height=14, class_=css, fill=fill)
-            at += size / whole
-    if report.capacity_bytes:
+            yield element("rect", element("title", f"{name}: {format_bytes(size)}"), x=percent(at / whole), y="0",
+                          width=percent(size / whole), height="100%", class_=css, fill=fill)
+            at += size
+    if report.capacity_bytes and report.capacity_bytes <= whole:
         x = percent(report.capacity_bytes / whole)
-        yield element("line", x1=x, x2=x, y1=-2, y2=16, class_="end")
+        yield element("line", x1=x, x2=x, y1="-3%", y2="103%", class_="end")
 
 
 def _words(report: Report, cell: _Cell) -> str:
@@ -151,23 +163,15 @@ def _words(report: Report, cell: _Cell) -> str:
             f"{letter(cell.number)}; {format_bytes(rank.at_rest_bytes())} at rest{peak}")
 
 
-def component_key(report: Report) -> Markup:
-    """Components that lie on some rank, in the order of the bars."""
+def component_looks(report: Report) -> list[Look]:
+    """Components that lie on some rank, largest first, and what a whole bar is."""
     sizes: dict[str, int] = {}
     for rank in report.ranks:
         for name, size in components(rank):
             sizes[name] = max(size, sizes.get(name, 0))
-    order: Sequence[str] = sorted(sizes, key=lambda name: -sizes[name])
-    rows = [_key_row(name, swatch(name).css_class, swatch(name).fill, f"up to {format_bytes(sizes[name])}")
-            for name in order]
-    rows.append(_key_row("besides at the peak", "besides", None, ""))
-    return element("ul", *rows, class_="key", aria_label="Components")
-
-
-def _key_row(name: str, css: str | None, fill: str | None, note: Child) -> Markup:
-    shape = element("rect", x="0.5", y="0.5", width=15, height=15, fill=fill, class_=f"sample {css or ''}".strip())
-    return element("li", element("svg", shape, width=16, height=16, aria_hidden="true"),
-                   element("span", name, class_="label"), element("span", note, class_="bytes"))
+    looks = [look_of(name, f"up to {format_bytes(sizes[name])}") for name in sorted(sizes, key=lambda n: -sizes[n])]
+    whole = Look(f"A whole bar is {format_bytes(scale_bytes(report))}.")
+    return [*looks, Look("besides at the peak", "besides"), whole]
 
 
 def peers(report: Report, identity: str) -> Markup | None:

@@ -10,12 +10,13 @@ from simcore.report import RankReport, Report
 from simcore.units import format_bytes
 from viz.bars import short
 from viz.holders import all_holders, holder_bars
+from viz.keys import key
 from viz.markup import Markup, element, join
 from viz.memory import chart
 from viz.placement import letter
 from viz.stack import Clock, has_time, peak_index
 from viz.tables import at_rest_table, category_table, legend, owner_table, phase_key, traffic_table
-from viz.wires import link_key, traffic_bars
+from viz.wires import link_looks, traffic_bars
 
 __all__ = ["Stacked", "by_part", "class_detail", "rank_section", "worst"]
 
@@ -44,8 +45,8 @@ def by_part(rank: RankReport, detail: ClassDetail) -> RankReport:
     return rank.model_copy(update={"memory": series, "peak": rank.peak.model_copy(update={"by_category": sizes})})
 
 
-def rank_section(report: Report, rank: RankReport, identity: str) -> Markup:
-    """All of one class, which opens and closes."""
+def rank_section(report: Report, rank: RankReport, identity: str, *, is_full: bool = True) -> Markup:
+    """All of one class, which opens and closes. `is_full`: memory on both clocks, and by part."""
     is_highest = rank is report.peak_rank and len(report.ranks) > 1
     name = f"{'Ranks' if rank.num_ranks > 1 else 'Rank'} {short(', '.join(rank.ranks), 90)}"
     number = next(n for n, one in enumerate(report.ranks) if one is rank)
@@ -54,9 +55,9 @@ def rank_section(report: Report, rank: RankReport, identity: str) -> Markup:
     head = element("summary", element("h3", name, *badges), element("span", _place(rank), class_="place"))
     detail = class_detail(report, rank)
     is_open = is_highest or len(report.ranks) <= _MANY
-    return element("details", head, _figure(report, rank, detail, identity), _peak(rank, detail, identity),
-                   _traffic(report, rank, identity), at_rest_table(rank), _notes(rank), class_="rank", open=is_open,
-                   data_class=number)
+    memory = _figure(report, rank, detail, identity, is_full=is_full)
+    return element("details", head, memory, _peak(rank, detail, identity), _traffic(report, rank, identity),
+                   at_rest_table(rank), _notes(rank), class_="rank", open=is_open, data_class=number)
 
 
 def _place(rank: RankReport) -> str:
@@ -85,16 +86,17 @@ def _traffic(report: Report, rank: RankReport, identity: str) -> Markup | None:
         return None
     caption = element("figcaption", "What leaves a rank in one step, by collective and axis")
     more = element("details", element("summary", "By phase and format too"), traffic_table(rank), class_="more")
-    return join((element("figure", caption, drawn, link_key()), more))
+    return join((element("figure", caption, drawn, key(link_looks(), "Link classes")), more))
 
 
-def _figure(report: Report, rank: RankReport, detail: ClassDetail | None, identity: str) -> Markup:
+def _figure(report: Report, rank: RankReport, detail: ClassDetail | None, identity: str, *, is_full: bool
+            ) -> Markup:
     if rank.memory is None or not rank.memory.event_index:
         return element("p", "This report holds no memory over time for these ranks.", class_="note")
     kinds = report.detail.layers if report.detail else {}
-    clocks: tuple[Clock, ...] = ("issue", "time") if has_time(rank.memory) else ("issue",)
+    clocks: tuple[Clock, ...] = ("issue", "time") if is_full and has_time(rank.memory) else ("issue",)
     stacks: list[Stacked] = [("category", rank)]
-    if detail is not None and detail.by_part is not None:
+    if is_full and detail is not None and detail.by_part is not None:
         stacks.append(("part", by_part(rank, detail)))
     plots = [_plot(stacked, clock, report.capacity_bytes, kinds, f"{identity}-{name}-{clock}", name)
              for name, stacked in stacks for clock in clocks]

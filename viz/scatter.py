@@ -83,10 +83,11 @@ def scatter(points: Sequence[Point], title: str, x_name: str, show: Callable[[fl
     marked = {point.row for point in on_edge}
     return element(
         "svg", element("title", title, id=f"{identity}-title"), element("desc", words, id=f"{identity}-desc"),
-        *_frame(axis, top, y, show, f"{x_name}{scale_note}"), *_capacity_lines(lines, y),
+        *_frame(axis, top, y, show, f"{x_name}{scale_note}"),
         element("svg", element("path", d=_path([(axis.share(p.x), y(p.num_bytes)) for p in on_edge]), class_="edge"),
                 y="0", width="100%", height=BOTTOM, viewBox=f"0 0 1000 {BOTTOM}", preserveAspectRatio="none"),
-        *(_point(p, axis.share(p.x), y(p.num_bytes), show, " on-edge" if p.row in marked else "") for p in points),
+        *(_point(p, axis.share(p.x), y(p.num_bytes), " on-edge" if p.row in marked else "") for p in points),
+        *_capacity_lines(lines, y),
         class_="chart scatter", role="img", width="100%", height=HEIGHT, aria_labelledby=f"{identity}-title",
         aria_describedby=f"{identity}-desc")
 
@@ -121,10 +122,9 @@ def _capacity_lines(lines: Sequence[int], y: Callable[[float], float]) -> Iterat
                       text_anchor="end", class_="capacity-name")
 
 
-def _point(point: Point, share: float, y: float, show: Callable[[float], str], css: str) -> Markup:
-    """A disc fits, a cross does not."""
-    fate = "" if point.fits else ", does not fit"
-    words = element("title", f"{point.name}: {format_bytes(point.num_bytes)}, {show(point.x)}{fate}")
-    shape = (element("circle", words, r=4.5) if point.fits else element("path", words, d="M-4-4L4 4M-4 4L4-4"))
-    kind = "fits" if point.fits else "oom"
-    return element("svg", shape, x=percent(share), y=y, class_=f"point {kind}{css}", data_row=point.row)
+def _point(point: Point, share: float, y: float, css: str) -> Markup:
+    """A disc fits, a cross does not; the script says whose it is."""
+    x = percent(share)
+    if point.fits:
+        return element("circle", cx=x, cy=y, r=4.5, class_=f"point fits{css}", data_row=point.row)
+    return element("text", "\u00d7", x=x, y=y + 6, text_anchor="middle", class_="point oom", data_row=point.row)

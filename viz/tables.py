@@ -9,11 +9,13 @@ from typing import Final
 from simcore.report import RankReport
 from simcore.units import format_bytes
 from viz.axes import phase_class
+from viz.keys import Look, look_of
 from viz.markup import Child, Markup, element, join
 from viz.palette import swatch
 from viz.stack import layer_order
 
-__all__ = ["at_rest_table", "category_table", "code", "legend", "owner_table", "phase_key", "table", "traffic_table"]
+__all__ = ["at_rest_table", "category_looks", "category_table", "code", "legend", "owner_table", "phase_key", "table",
+           "traffic_table"]
 
 _BREAKS: Final = re.compile(r"(?<=[.:/])")
 
@@ -39,6 +41,12 @@ def legend(rank: RankReport) -> Markup | None:
     parts = [_legend_group(title, [n for n in order if swatch(n).held is held], sizes) for title, held in groups]
     heading = element("p", "At the peak, in the order of the layers from top to bottom", class_="legend-head")
     return element("div", heading, *parts, class_="legend")
+
+
+def category_looks(rank: RankReport) -> list[Look]:
+    """The looks of the layers, from the top of the stack to its floor, with their bytes at the peak."""
+    sizes = rank.peak.by_category if rank.peak else {}
+    return [look_of(name, format_bytes(sizes[name])) for name in layer_order(rank) if sizes.get(name)]
 
 
 def _legend_group(title: str, names: Sequence[str], sizes: dict[str, int]) -> Markup | None:

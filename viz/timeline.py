@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from simcore.report import Report
 from simcore.units import format_seconds
-from viz.lanes import drawn_classes, lane_key, lanes, names
+from viz.keys import key
+from viz.lanes import drawn_classes, lane_looks, lanes, names
 from viz.markup import Markup, element
 
 __all__ = ["timeline"]
@@ -18,8 +19,9 @@ def timeline(report: Report, identity: str, title: str, until_s: float | None = 
     frame = element("div", element("div", drawn, class_="wider"), class_="zoom", tabindex=0, role="region",
                     aria_label=f"{title}; plus and minus zoom, arrows scroll")
     caption = element("figcaption", title, _buttons())
-    return element("figure", caption, element("div", element("div", names(report), class_="lane-names"), frame,
-                                              class_="streams"), lane_key(report), _note(report), class_="timeline")
+    streams = element("div", element("div", names(report), class_="lane-names"), frame, class_="streams")
+    return element("figure", caption, streams, key(lane_looks(report), "Key of the streams"), _note(report),
+                   class_="timeline")
 
 
 def _buttons() -> Markup:

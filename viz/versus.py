@@ -9,10 +9,11 @@ from simcore.compare import Row, compare
 from simcore.report import Report
 from simcore.units import format_bytes, format_seconds
 from viz.choices import differing
+from viz.keys import key
 from viz.markup import Child, Markup, element
 from viz.memory import chart
 from viz.ranks import worst
-from viz.tables import table
+from viz.tables import category_looks, table
 from viz.timeline import timeline
 from viz.verdicts import device_fill, verdict
 
@@ -20,6 +21,8 @@ __all__ = ["versus"]
 
 _SAME: Final = 0.5
 """Percent below which two numbers are told as about the same."""
+_FACTOR: Final = 400
+"""Percent from which on a factor reads better."""
 
 
 def versus(a: Report, b: Report) -> Markup:
@@ -48,30 +51,32 @@ def _asked(a: Report, b: Report) -> Markup:
 
 def _table(name: str, rows: Sequence[Row], show: Callable[[float], str]) -> Markup:
     most = max((abs(value) for row in rows for value in (row.a, row.b)), default=0) or 1
-    return table(name, ("", "A", "B", "difference", "A above B"), [_row(row, show, most) for row in rows if
+    return table(name, ("", "A", "B", "difference", "A, B"), [_row(row, show, most) for row in rows if
                                                                   row.a or row.b], 1)
 
 
 def _row(row: Row, show: Callable[[float], str], most: float) -> list[Child]:
-    return [row.what.replace("_", " "), show(row.a) if row.a else "\u2013", show(row.b) if row.b else "\u2013",
+    return [row.what, show(row.a) if row.a else "\u2013", show(row.b) if row.b else "\u2013",
             _difference(row, show), _pair(row, most)]
 
 
 def _difference(row: Row, show: Callable[[float], str]) -> Markup:
     """An arrow, how much, and what share of A."""
     if row.percent is None:
-        return element("span", "\u25b2 ", show(row.difference), " new", class_="more-of")
+        return element("span", "\u25b2 ", element("span", f"{show(row.difference)} ", class_="exact"), "new",
+                       class_="more-of")
     if abs(row.percent) < _SAME:
         return element("span", "= same" if not row.difference else "\u2248 same", class_="same")
     sign, css = ("\u25b2", "more-of") if row.difference > 0 else ("\u25bc", "less-of")
-    return element("span", f"{sign} {show(abs(row.difference))} ({row.percent:+.0f}%)".replace("-", "\u2212"),
-                   class_=css)
+    share = f"{row.percent:+.0f}%" if row.percent < _FACTOR else f"\u00d7{row.b / row.a:,.0f}"
+    exact = element("span", f"{show(abs(row.difference))} ", class_="exact")
+    return element("span", f"{sign} ", exact, f"({share})".replace("-", "\u2212"), class_=css)
 
 
 def _pair(row: Row, most: float) -> Markup:
     drawn = (element("rect", x="0", y=y, height=6, rx=1, width=f"{100 * value / most:.1f}%", class_=css)
              for value, y, css in ((row.a, 1, "bar-a"), (row.b, 9, "bar-b")))
-    return element("svg", *drawn, width=90, height=16, aria_hidden="true", class_="pair-bars")
+    return element("svg", *drawn, width=64, height=16, aria_hidden="true", class_="pair-bars")
 
 
 def _memory(a: Report, b: Report) -> Markup | None:
@@ -86,9 +91,11 @@ def _memory_figures(ranks: Sequence[tuple[Report, object]], most: int) -> Iterat
     for mark, (report, _) in zip("AB", ranks, strict=True):
         rank = worst(report)
         if rank is not None and rank.memory is not None and rank.memory.event_index:
-            drawn = chart(rank, report.capacity_bytes, "issue", f"versus-{mark}", at_least=most)
+            drawn = chart(rank, report.capacity_bytes, "issue", f"versus-{mark}", at_least=most,
+                          kinds=report.detail.layers if report.detail else {})
             caption = element("figcaption", f"{mark}: memory of ranks {', '.join(rank.ranks)} over the step")
-            yield element("figure", caption, element("div", drawn, class_="plot"))
+            yield element("figure", caption, element("div", drawn, class_="plot"),
+                          key(category_looks(rank), "Categories at the peak"))
 
 
 def _streams(a: Report, b: Report) -> Markup | None:

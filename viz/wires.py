@@ -7,9 +7,10 @@ from collections.abc import Sequence
 from simcore.report import RankReport, Report
 from simcore.units import format_bytes, format_seconds
 from viz.bars import Bar, Segment, bars
-from viz.markup import Markup, element
+from viz.keys import Look
+from viz.markup import Markup
 
-__all__ = ["link_key", "traffic_bars"]
+__all__ = ["link_looks", "traffic_bars"]
 
 _LINKS = (("nvlink", "over NVLink"), ("network", "over the network"))
 
@@ -47,10 +48,6 @@ def _waited(report: Report, collective: str, axis: str) -> str:
     return f", {format_seconds(found[0].exposed_s)} exposed" if found else ""
 
 
-def link_key() -> Markup:
+def link_looks() -> list[Look]:
     """Which look is which link."""
-    marks = (element("li", element("svg", element("rect", x="0.5", y="0.5", width=15, height=15, fill=_look(link)[1],
-                                                  class_=" ".join(filter(None, ("sample", _look(link)[0])))),
-                                   width=16, height=16, aria_hidden="true"), element("span", words, class_="label"))
-             for link, words in _LINKS)
-    return element("ul", *marks, class_="key", aria_label="Link classes")
+    return [Look(words, *_look(link)) for link, words in _LINKS]

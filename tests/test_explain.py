@@ -1,0 +1,93 @@
+"""`rankscope explain`: bars, a line of memory, and the tree of a number."""
+
+from __future__ import annotations
+
+import json
+import sys
+from pathlib import Path
+
+import pytest
+
+import small
+from simcore import cli
+from simcore.detail import MemorySeries
+from simcore.explain import bars, spark, tree
+from simcore.explanation import Step
+from simcore.simulate import simulate
+
+
+def series(*totals: int) -> MemorySeries:
+    return MemorySeries(categories=("a",), event_index=tuple(range(len(totals))), time_s=(0.0,) * len(totals),
+                        phases=("forward",) * (len(totals) // 2) + ("backward",) * (len(totals) - len(totals) // 2),
+                        values=(totals,))
+
+
+def test_the_line_goes_from_its_lowest_to_its_highest() -> None:
+    _, line, marks = spark(series(0, 1, 2, 3, 7, 3, 2, 0))
+    assert line.partition(" ")[0] == "\u2581\u2582\u2583\u2584\u2588\u2584\u2583\u2581"
+    assert marks == "F...B...  F forward, B backward"
+    assert spark(series(5, 5))[1].startswith("\u2581\u2581 ")
+    assert spark(series()) == []
+
+
+def test_a_long_step_keeps_its_peak() -> None:
+    totals = [1] * 600
+    totals[437] = 100
+    line = spark(series(*totals))[1].partition(" ")[0]
+    assert len(line) == 72
+    assert line.count("\u2588") == 1
+
+
+def test_bars_end_at_the_device() -> None:
+    made = simulate(small.scenario("fsdp2", {"dp_shard": 4}), detail=True)
+    (rank,) = made.ranks
+    assert rank.peak is not None
+    roomy, key = bars(made)
+    assert roomy.startswith("ranks 0-3  ")
+    assert "\u2502" in roomy
+    assert "end of the device" in key
+    full = next(iter(bars(made.model_copy(update={"capacity_bytes": rank.peak.device_bytes // 2}))))
+    assert full.index("\u2502") < full.rindex("\u2593")
+    assert "200%" in full
+
+
+def test_a_tree_is_drawn_and_harmless() -> None:
+    whole = Step(words="a\x1b[31m", amount="3", inside=(
+        Step(words="b", amount="1", how="x", inside=(Step(words="c", amount="1"),)), Step(words="d", amount="2",
+                                                                                         source="s")))
+    assert list(tree(whole)) == ["3  a\ufffd[31m", "\u251c\u2500 1  b  = x", "\u2502  \u2514\u2500 1  c",
+                                 "\u2514\u2500 2  d  [s]"]
+
+
+def call(monkeypatch: pytest.MonkeyPatch, *arguments: object) -> object:
+    monkeypatch.setattr(sys, "argv", ["rankscope", "explain", *map(str, arguments)])
+    with pytest.raises(SystemExit) as end:
+        cli.main()
+    return end.value.code
+
+
+@pytest.fixture
+def file(tmp_path: Path) -> Path:
+    path = tmp_path / "a.yaml"
+    path.write_text(json.dumps(small.scenario("fsdp2", {"dp_shard": 4}).normalised()), encoding="utf-8")
+    return path
+
+
+def test_the_command_explains(file: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+    assert call(monkeypatch, file) == 0
+    out = capsys.readouterr().out
+    assert "ranks 0-3 at their highest" in out
+    assert "F forward" in out
+    assert call(monkeypatch, file, "trainable", "--json") == 0
+    (step,) = json.loads(capsys.readouterr().out)
+    assert "trainable parameters" in step["words"]
+    assert call(monkeypatch, file, "step", "--rank", 2) == 0
+    assert "a step, on ranks 0-3" in capsys.readouterr().out
+
+
+def test_wrong_input_is_one_line(file: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+                                 ) -> None:
+    for arguments in ((file, "--rank", 99), ("no.yaml",), (file, "--set", "sweep={mesh.dp_shard: [2, 4]}"),
+                      (file, "--set", "mesh.tp=3"), (file, "weather")):
+        assert call(monkeypatch, *arguments) == 2
+        assert "Traceback" not in capsys.readouterr().err
