@@ -9,7 +9,6 @@ import sys
 import textwrap
 from typing import Final
 
-from simcore.errors import NotYet
 from simcore.glossary import table
 from simcore.graph import FAMILIES, ModelGraph, build, known_presets, model_config
 
@@ -23,8 +22,7 @@ A scenario names a model (`model: llama-3.1-8b`), changes one (`{config: llama-3
 2}}`), or names a `config.json` of one's own. A file's `model_type` is one of:"""
 _TABLE: Final = """Parameters are those that the model's code registers: [asked of it](../tests/truth/README.md), but
 for `nemotron-nas`, which transformers has no code for. `from`: the repository on Hugging Face whose `config.json` a
-preset restates, without fields that change no size (or a file of llm-foundry); what is assumed says so, here and in
-every report."""
+preset restates, without fields that change no size; what is assumed says so, here and in every report."""
 
 
 def presets() -> str:
@@ -35,12 +33,8 @@ def presets() -> str:
 
 
 def graph_of(name: str) -> ModelGraph:
-    """A preset as transformers builds it, or llm-foundry, for what transformers' MPT does not have."""
-    fields = model_config(name, None, name)
-    try:
-        return build(fields, "hf", name)
-    except NotYet:
-        return build(fields, "llmfoundry", name)
+    """A preset as transformers builds it."""
+    return build(model_config(name, None, name), "hf", name)
 
 
 def _row(name: str) -> tuple[str, ...]:

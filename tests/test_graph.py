@@ -29,7 +29,7 @@ def test_the_only_order_is_the_running_order(preset: str) -> None:
 
 TYPES = {preset: model_config(preset, None, "model")["model_type"] for preset in known_presets()}
 SERVED = [(preset, implementation) for preset in known_presets() for implementation in ("automodel", "hf", "megatron")
-          if preset != "mpt-1b" and (implementation != "automodel" or TYPES[preset] in ("llama", "nemotron_h"))
+          if (implementation != "automodel" or TYPES[preset] in ("llama", "nemotron_h"))
           and (implementation != "megatron" or TYPES[preset] not in NOT_BUILT)]
 
 
