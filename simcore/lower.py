@@ -163,6 +163,9 @@ class _Walk:
         if not (chunk.is_last or chunk.precedes):
             out.tile(self._behind(chunk.last).send_hidden, chunk.last)
             self._free_sent(action, chunk)
+        for layer in chunk.layers:
+            if len(self.tiles[layer].casts.rows):
+                out.tile(self.tiles[layer].casts, layer)
         self.past.end_forward(action)
         out.tile(self.edges.drop_mask, chunk.first)
         flow.end_pass(action)

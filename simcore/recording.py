@@ -66,6 +66,7 @@ class LayerTape:
     `backward`: until the gradient of the layer's input is there; `grads`: the parameter gradients alive at the end of
     `backward`, as (parameter, slot, bytes).
     `weight`: gradients of parameters, where `backward` makes none; `release`: what the stage's graph has held.
+    `casts`: what autocast drops when the model's forward is over.
     """
 
     forward: Section
@@ -77,3 +78,4 @@ class LayerTape:
     rest: Section = _EMPTY
     weight: Section = _EMPTY
     release: Section = _EMPTY
+    casts: Section = _EMPTY

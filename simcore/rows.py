@@ -9,6 +9,7 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass
 from enum import IntEnum
+from typing import Any
 
 from simcore.packed import Packed
 from simcore.product import MODULE_BITS
@@ -173,11 +174,15 @@ class Section:
 
 
 class Recorder:
-    """Rows in the making. `slots` and `comms` are shared tables: row number -> what it is."""
+    """Rows in the making. `slots` and `comms` are shared tables: row number -> what it is.
+
+    `casts`: tensors by parameter that autocast keeps until its region ends.
+    """
 
     def __init__(self, slots: dict[tuple[str, str], int], comms: dict[tuple[str, str, str], int]) -> None:
         self.slots, self.comms = slots, comms
         self.rows: list[Row] = []
+        self.casts: dict[str, Any] = {}
         self.phase = "forward"
         self.scope = ""
         self.module = 0

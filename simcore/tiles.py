@@ -54,7 +54,7 @@ class LayerTiles:
     """A recorded kind as tiles; passes are cut where an experts unit begins or ends: (tile, mark or 0, in replay).
 
     `rest`: before a step. `again`: the replay of a layer that is not replayed alone; others are part of `backward`.
-    `weight`, `release`: of a backward pass in two halves, see `recording.LayerTape`.
+    `weight`, `release`, `casts`: see `recording.LayerTape`.
     """
 
     forward: tuple[tuple[Tile, int, bool], ...]
@@ -67,12 +67,14 @@ class LayerTiles:
     rest: Tile
     weight: Tile
     release: Tile
+    casts: Tile
 
     @property
     def tiles(self) -> tuple[Tile, ...]:
         """All of them, in a fixed order."""
         passes = (t for t, _, _ in (*self.forward, *self.backward))
-        return (*passes, self.after, self.late, self.seed, self.again, self.rest, self.weight, self.release)
+        return (*passes, self.after, self.late, self.seed, self.again, self.rest, self.weight, self.release,
+                self.casts)
 
     @property
     def shape(self) -> tuple[object, ...]:
@@ -207,10 +209,10 @@ def _tiles(tape: LayerTape, head: int) -> LayerTiles:
     """`head`: where rows of the embedding that are a tied head's point to."""
     backward = Tile.of(tape.backward)
     backward.rows[backward.rows[:, 1] >= TIED_HEAD, 1] = head
-    after, late, seed, rest, weight, release = (Tile.of(part) if part.rows else small_tile() for part in (
-        tape.after, tape.late, tape.seed, tape.rest, tape.weight, tape.release))
+    after, late, seed, rest, weight, release, casts = (Tile.of(part) if part.rows else small_tile() for part in (
+        tape.after, tape.late, tape.seed, tape.rest, tape.weight, tape.release, tape.casts))
     return LayerTiles(_cut(Tile.of(tape.forward)), _cut(backward), after, late, seed, small_tile(), tape.grads, rest,
-                      weight, release)
+                      weight, release, casts)
 
 
 def _together(lean: LayerTiles, whole: LayerTiles) -> LayerTiles:
@@ -227,7 +229,7 @@ def _together(lean: LayerTiles, whole: LayerTiles) -> LayerTiles:
     rows = np.concatenate([*(t.rows for t, _, _ in whole.forward), whole.after.rows, whole.late.rows, freed.rows])
     again = Tile(rows, np.ones(len(rows), dtype=np.int64))
     return LayerTiles(lean.forward, whole.backward, lean.after, lean.late, whole.seed, again, whole.grads, lean.rest,
-                      whole.weight, whole.release)
+                      whole.weight, whole.release, whole.casts)
 
 
 def _cut(tile: Tile) -> tuple[tuple[Tile, int, bool], ...]:

@@ -48,7 +48,13 @@ def test_one_process_is_not_wrapped() -> None:
 @pytest.mark.parametrize(("mesh", "given", "kind", "told"), [
     ({"dp_shard": 2}, {}, IllegalLayout, "DistributedDataParallel replicates"),
     ({"tp": 2}, {}, IllegalLayout, "DistributedDataParallel replicates"),
-    ({}, {"precision": {"params": "fp32"}}, NotYet, "fp32 parameters under autocast"),
+    ({}, {"precision": {"params": "fp32"}, "options": {"autocast": False}}, IllegalLayout, "without autocast"),
+    ({}, {"precision": {"params": "fp16", "compute": "fp16"}, "options": {"autocast": True}}, IllegalLayout,
+     "Attempting to unscale FP16 gradients"),
+    ({}, {"precision": {"params": "fp16"}}, NotYet, "fp16 parameters under autocast to bf16"),
+    ({}, {"precision": {"params": "fp32"}, "model": "mixtral-8x7b"}, NotYet, "autocast over experts"),
+    ({}, {"precision": {"params": "fp32"}, "loss": "cut"}, NotYet, "cut under ddp"),
+    ({}, {"options": {"prepare_model_for_kbit_training": True}}, InputError, "without qlora"),
     ({}, {"precision": {"grad_reduce": "fp32"}}, NotYet, "gradients reduced in fp32 by a hook"),
     ({}, {"offload": {"activations": "host"}}, NotYet, "all that layers keep without recompute"),
     ({}, {"offload": {"optimizer": "host"}}, NotYet, "optimizer outside the device under ddp"),
@@ -61,7 +67,7 @@ def test_one_process_is_not_wrapped() -> None:
 ])
 def test_what_is_refused(mesh: dict[str, int], given: dict[str, Any], kind: type[RankscopeError], told: str) -> None:
     with pytest.raises(kind, match=re.escape(told)):
-        small.prepared("ddp", mesh, model=LLAMA, **given)
+        small.prepared("ddp", mesh, **({"model": LLAMA} | given))
 
 
 def test_sinks_without_a_gradient_are_refused() -> None:

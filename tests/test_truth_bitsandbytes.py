@@ -59,11 +59,14 @@ def test_experts_that_are_one_parameter_stay_as_they_are() -> None:
 
 def stepped(case: dict[str, Any]) -> Report:
     shape = {"vocab_size": 512, "num_hidden_layers": 3} | ({"tie_word_embeddings": True} if case.get("tied") else {})
+    asked = {"autocast": "autocast", "prepare_model_for_kbit_training": "kbit"}
+    method: dict[str, Any] = {"precision": {"params": "fp32"}} if case.get("full") else {
+        "method": "qlora", "quantization": {"double_quant": case.get("double_quant", True)},
+        "lora": {"rank": 8, "target_modules": case.get("targets", ALL), "dtype": case.get("adapters", "auto")}}
     return simulate(small.scenario(
-        "ddp", model={"config": "llama-tiny", "overrides": shape}, method="qlora",
-        recompute="full" if case.get("recompute") else "none", optimizer={"implementation": "fused"},
-        quantization={"double_quant": case.get("double_quant", True)},
-        lora={"rank": 8, "target_modules": case.get("targets", ALL), "dtype": case.get("adapters", "auto")}))
+        "ddp", model={"config": "llama-tiny", "overrides": shape}, optimizer={"implementation": "fused"},
+        recompute="full" if case.get("recompute") else "none",
+        options={option: True for option, word in asked.items() if case.get(word)}, **method))
 
 
 @pytest.mark.parametrize("name", STEPS)

@@ -15,6 +15,7 @@ from typing import Any, Final
 from simcore.form import Form, Layout, Partial
 from simcore.framework import Framework, Life, Moment, Rule
 from simcore.frameworks import _transformers
+from simcore.frameworks._autocast import AUTOCAST_OPTIONS, Mixed, mixed_of
 from simcore.frameworks._bitsandbytes import STORAGE_OPTION, STORAGES, is_packed, packed_of
 from simcore.frameworks._files import plain_files
 from simcore.frameworks._sdpa import SDPA_BACKENDS, torch_libraries
@@ -52,6 +53,7 @@ OPTIONS: Final[dict[str, tuple[Any, ...]]] = {
     "sdpa_backend": (None, *SDPA_BACKENDS),
     "use_kernels": (True, False),
     "optimizer_in_bwd": (True, False),
+    **AUTOCAST_OPTIONS,
     STORAGE_OPTION: STORAGES,
 }
 LOSSES: Final = ("auto", "hf", "hf_keep_logits", "cut", "liger", "chunked")
@@ -63,7 +65,8 @@ def table(job: Job) -> Framework:
     """DDP applied to a job."""
     options = job.options(OPTIONS)
     _check(job, options)
-    lora, stored = job.scenario.training.lora.dtype, _stored(job)
+    lora, mixed = job.scenario.training.lora.dtype, _mixed(job, options)
+    stored = mixed.stored
     return Framework(
         name="ddp", version=VERSIONS[0],
         rules=_rules(stored, stored if lora == "auto" else lora, job.compute, states_of(job, plain=True),
@@ -77,7 +80,8 @@ def table(job: Job) -> Framework:
         loss=job.auto("training.loss", job.scenario.training.loss, "hf", "transformers 5.23 ForCausalLMLoss"),
         sequence_parallel=False,
         stages=(tuple(range(len(job.graph.layers))),),
-        options=(*_transformers.options_of(job, _attention(options)), *_transformers.replayed(job)),
+        options=(*_transformers.options_of(job, _attention(options)), *_transformers.replayed(job),
+                 *mixed.options),
         communicators=("dp_replicate",) if job.mesh.dp_replicate > 1 else (),
         files=plain_files(job),
         libraries=torch_libraries(job, options),
@@ -115,16 +119,12 @@ def _check_sinks(job: Job, options: dict[str, Any]) -> None:
                           "torch 2.13 csrc/distributed/c10d/reducer.cpp ensure_prior_reduction_finished")
 
 
-def _stored(job: Job) -> str:
-    """Parameters in the dtype of the products."""
-    given = job.scenario.training.precision
-    stored = job.auto("training.precision.params", given.params, job.compute, "model.to(dtype): no autocast")
-    if stored != job.compute:
-        raise job.not_yet("training.precision.params", f"{stored} parameters under autocast, which keeps a cast copy "
-                          "of each until it ends")
-    if given.grad_reduce not in ("auto", stored):
-        raise job.not_yet("training.precision.grad_reduce", f"gradients reduced in {given.grad_reduce} by a hook")
-    return stored
+def _mixed(job: Job, options: dict[str, Any]) -> Mixed:
+    """Gradients are reduced as parameters are stored."""
+    mixed, given = mixed_of(job, options), job.scenario.training.precision.grad_reduce
+    if given not in ("auto", mixed.stored):
+        raise job.not_yet("training.precision.grad_reduce", f"gradients reduced in {given} by a hook")
+    return mixed
 
 
 def _reducer(job: Job, options: dict[str, Any]) -> Reducer:
@@ -161,16 +161,16 @@ def _rules(stored: str, adapter: str, compute: str, kept: States, packed: Packed
     """Everything whole; adapters may have another dtype, frozen linears may lie in 4 bits."""
     rest = Form((), "fp32")
     buffer = Life("buffer", rest, rest, rest, rest, rest_category="buffer", updated=Moment.NEVER)
-    whole = _life("whole", stored, compute, kept, updated)
+    whole = _life("whole", stored, kept, updated)
     in_bits = () if packed is None else (Rule(is_packed, replace(
-        whole, name="packed", rest=Form((), packed.storage, packed=packed))),)
+        whole, name="packed", rest=Form((), packed.storage, packed=packed), use=Form((), compute))),)
     return (Rule(lambda t: t.is_buffer, buffer), *in_bits,
-            Rule(lambda t: t.module == "adapter", _life("adapters", adapter, compute, kept, updated)),
+            Rule(lambda t: t.module == "adapter", _life("adapters", adapter, kept, updated)),
             Rule(lambda t: True, whole))
 
 
-def _life(name: str, stored: str, compute: str, kept: States, updated: Moment) -> Life:
+def _life(name: str, stored: str, kept: States, updated: Moment) -> Life:
     summand: Layout = (("dp_replicate", Partial()),)
     rest = Form((), stored)
-    return Life(name, rest, Form((), compute if name == "whole" else stored), Form(summand, stored), rest,
+    return Life(name, rest, rest, Form(summand, stored), rest,
                 kept.of((), stored), reduced=Moment.BUCKET_FULL, updated=updated)

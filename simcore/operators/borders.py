@@ -11,7 +11,7 @@ from simcore.recording import LayerTape, Run
 from simcore.tape import GRAD_HIDDEN, HIDDEN, Node, Section, Tape, Tensor
 
 __all__ = ["TIED_HEAD", "hand_back", "hand_on", "hidden_state", "leave_waiting", "meet_waiting", "nothing",
-           "run_backward", "run_backward_of_loss", "run_halves", "simple_part"]
+           "run_backward", "run_backward_of_loss", "run_halves", "simple_part", "stream_dtype"]
 
 TIED_HEAD: Final = 1 << 30
 """Row offset: the slot is the head's, however far away that is."""
@@ -19,9 +19,14 @@ TIED_HEAD: Final = 1 << 30
 _BEFORE, _AFTER = -1, 1
 
 
+def stream_dtype(run: Run) -> str:
+    """The type of what layers hand on: that of the products, unless ("hidden", dtype) says another."""
+    return dict(run.options).get("hidden", run.compute)
+
+
 def hidden_state(tape: Tape, run: Run, seq: int, width: int, dtype: str = "") -> Tensor:
-    """The input, which the layer before has made, of the compute dtype or another; its node collects the gradient."""
-    hidden = tape.external((run.batch, seq, width), dtype or run.compute, HIDDEN, _BEFORE)
+    """The input, which the layer before has made; its node collects the gradient. `dtype`: if not the stream's."""
+    hidden = tape.external((run.batch, seq, width), dtype or stream_dtype(run), HIDDEN, _BEFORE)
     hidden.node = Node() if run.input_requires_grad else None
     return hidden
 
@@ -86,9 +91,11 @@ def simple_part(tape: Tape, run: Run, finish: Callable[[Tape], None], width: int
     forward = tape.cut()
     hidden = None
     after = tape.cut()
+    tape.casts.clear()
+    casts = tape.cut()
     if run.split:
         return run_halves(tape, run, out, leaf, LayerTape(forward, after, after))
-    return LayerTape(forward, run_backward(tape, out, leaf, finish), after, grads=tape.release_grads())
+    return LayerTape(forward, run_backward(tape, out, leaf, finish), after, grads=tape.release_grads(), casts=casts)
 
 
 def run_halves(tape: Tape, run: Run, out: Tensor, inputs: Node | None, recorded: LayerTape) -> LayerTape:

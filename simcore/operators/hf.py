@@ -14,7 +14,8 @@ What crosses the border between layers:
 type of the rotary frequencies; ("embeddings", "require_grad"): the embedding's output takes a gradient, which nobody
 needs, so that replays carry one; ("inputs", "on_host"): those of replayed layers wait on the host;
 ("loss", "automodel"): NeMo Automodel trains the model, head and loss are its own; ("code", "hub"): the model's own
-repository has the layers; ("stream", "cast"): a hidden state in fp32 is cast to the compute dtype before each layer.
+repository has the layers; ("stream", "cast"): a hidden state in fp32 is cast to the compute dtype before each layer;
+("autocast", "on"): see `hf_autocast.py`; ("hidden", dtype): what layers hand on.
 """
 
 from __future__ import annotations
@@ -37,6 +38,7 @@ from simcore.operators.borders import (
     run_backward,
     run_backward_of_loss,
     simple_part,
+    stream_dtype,
 )
 from simcore.operators.features import refuse
 from simcore.operators.hf_chunked import chunked_loss
@@ -114,6 +116,8 @@ def _layer(tape: Tape, kind: LayerKind, run: Run) -> LayerTape:
     out = tape.checkpoint(body, nested=waits) if run.checkpoint != "none" else body()
     hand_on(tape, out)
     forward = tape.cut()
+    tape.casts.clear()
+    casts = tape.cut()
     del body
     # Where this layer does not keep the rotary tables, the ones above it do if anything trains here.
     mask = None if has_eager_attention(run) else inputs.mask  # which is added, and kept by nobody
@@ -128,7 +132,7 @@ def _layer(tape: Tape, kind: LayerKind, run: Run) -> LayerTape:
     empty = Section(())
     after, late = (empty, dropped) if run.first else (dropped, empty)
     back = run_backward(tape, out, leaf, nothing, held)
-    return LayerTape(forward, back, after, late, grads=tape.release_grads())
+    return LayerTape(forward, back, after, late, grads=tape.release_grads(), casts=casts)
 
 
 class _Function:
@@ -164,7 +168,7 @@ def _stem(tape: Tape, kind: LayerKind, run: Run) -> Inputs:
                    if isinstance(b.block, Attention) and b.block.rotary), kind.tables)
     if rotary:
         rotary //= 1 + (kind.family == "gpt_oss")
-        shared += [tape.external((1, run.seq, 1, rotary), run.compute, tape.slot(f"rotary.{name}", "activation"),
+        shared += [tape.external((1, run.seq, 1, rotary), stream_dtype(run), tape.slot(f"rotary.{name}", "activation"),
                                  _BEFORE) for name in ("cos", "sin")]
     mask = _mask(tape, run, _window(kind))
     if not run.first:
@@ -200,7 +204,15 @@ def _is_masked(run: Run, window: int) -> bool:
 
 
 def _body(tape: Tape, kind: LayerKind, run: Run, inputs: Inputs) -> Tensor:
-    """`x + block(norm(x))` for every branch."""
+    """`x + block(norm(x))` for every branch. A replay is a region of autocast's own."""
+    try:
+        return _branches(tape, kind, run, inputs)
+    finally:
+        if tape.phase == "recompute":
+            tape.casts.clear()
+
+
+def _branches(tape: Tape, kind: LayerKind, run: Run, inputs: Inputs) -> Tensor:
     x = inputs.hidden
     for branch in kind.branches:
         residual = x
@@ -318,7 +330,7 @@ def _rotary_tables(tape: Tape, run: Run, dim: int, positions: Tensor, *, halves:
     angles = freqs if halves else aten.select(tape, freqs, shape, "fp32", "angles")
     cos = aten.select(tape, aten.select(tape, angles, shape, "fp32", "cos"), shape, "fp32", "cos")
     sin = aten.select(tape, aten.select(tape, angles, shape, "fp32", "sin"), shape, "fp32", "sin")
-    return aten.cast(tape, cos, run.compute), aten.cast(tape, sin, run.compute)
+    return aten.cast(tape, cos, stream_dtype(run)), aten.cast(tape, sin, stream_dtype(run))
 
 
 def _frequencies(tape: Tape, run: Run, dim: int, positions: Tensor) -> Tensor:
@@ -434,7 +446,8 @@ def _liger_loss(tape: Tape, run: Run, hidden: Tensor) -> Tensor:
 # ---- loss -------------------------------------------------------------------------------------------------------
 def _loss(tape: Tape, block: Loss, run: Run) -> LayerTape:
     cut = run.loss in ("cut", "liger", "chunked")  # the head has made it already, it is divided by the number of labels
-    logits: Tensor | None = _scalar(tape, run) if cut else hidden_state(tape, run, run.seq, block.vocab)
+    logits: Tensor | None = _scalar(tape, run) if cut else hidden_state(tape, run, run.seq, block.vocab,
+                                                                                run.compute)
     assert logits is not None
     leaf = logits.node
     if block.upcast and not cut:

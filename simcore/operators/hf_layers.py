@@ -11,6 +11,7 @@ from typing import NamedTuple
 from simcore.models.blocks import Attention, Branch, Mlp
 from simcore.operators import aten
 from simcore.operators.automodel_lora import memory_efficient_lora
+from simcore.operators.hf_autocast import is_autocast, narrowed, product
 from simcore.operators.hf_packed import packed_linear
 from simcore.recording import Run
 from simcore.tape import Param, Tape, Tensor
@@ -49,7 +50,7 @@ def linear(tape: Tape, run: Run, name: str, x: Tensor) -> Tensor:
     prefix, label = f"{name}." if name else "", name.removeprefix(tape.scope) or "logits"
     if run.params[f"{prefix}weight"].packed is not None:
         return packed_linear(tape, run, prefix, label, x)
-    base = aten.linear(tape, x, run.params[f"{prefix}weight"], label, bias=run.params.get(f"{prefix}bias"))
+    base = product(tape, run, x, run.params[f"{prefix}weight"], label, bias=run.params.get(f"{prefix}bias"))
     own = run.params.get(f"{prefix}lora_A.weight")
     if own is not None:
         return memory_efficient_lora(tape, x, (own, run.params[f"{prefix}lora_B.weight"]), base, label)
@@ -57,8 +58,8 @@ def linear(tape: Tape, run: Run, name: str, x: Tensor) -> Tensor:
     if lora_a is None:
         return base
     lora_b = run.params[f"{prefix}lora_b.weight"]
-    x = aten.cast(tape, x, lora_a.dtype)
-    down_up = aten.linear(tape, aten.linear(tape, x, lora_a, f"{label}.lora_a"), lora_b, f"{label}.lora_b")
+    x = x if is_autocast(run) else aten.cast(tape, x, lora_a.dtype)
+    down_up = product(tape, run, product(tape, run, x, lora_a, f"{label}.lora_a"), lora_b, f"{label}.lora_b")
     scaled = aten.mul_scalar(tape, down_up)
     del down_up
     return aten.cast(tape, aten.add(tape, base, scaled, f"{label}.sum"), base.dtype)
@@ -118,11 +119,12 @@ def core_of(tape: Tape, run: Run, block: Attention, parts: tuple[Tensor, Tensor,
     pairs = min(run.pairs, 2 * block.window * run.tokens) if block.window else run.pairs
     if block.sinks:
         return aten.flash_attention_with_sinks(tape, *parts, pairs, run.sequences)
+    query, key, value = (narrowed(tape, run, part) for part in parts)
     if has_flash_attention(run):
-        return aten.flash_attention(tape, *parts, pairs, run.sequences)
+        return aten.flash_attention(tape, query, key, value, pairs, run.sequences)
     if mask is not None:
-        return aten.masked_attention(tape, *parts)
-    return aten.scaled_dot_product_attention(tape, *parts)
+        return aten.masked_attention(tape, query, key, value)
+    return aten.scaled_dot_product_attention(tape, query, key, value)
 
 
 def _heads(tape: Tape, run: Run, name: str, part: str, x: Tensor, block: Attention) -> Tensor:

@@ -7,14 +7,15 @@ neither the input nor what was made. Maxima that are quantised themselves are ma
 twice (with and without their offset) until the product is done, backward once while the weight is made. Kernels that
 read 4 bits directly take over where rows are few (up to 1536, by shape and GPU): not modelled, their bytes are less.
 `nn/modules.py`, Linear4bit: input and bias are cast to the type of the product, the output back to the input's.
-PEFT 0.21.2 `tuners/lora/bnb.py`, Linear4bit: copies the output before the adapter's is added; the adapter's input is
-cast to its type, its output back.
+PEFT 0.21.2 `tuners/lora/bnb.py`, Linear4bit: copies the output before the adapter's is added; without autocast the
+adapter's input is cast to its type, its output back.
 """
 
 from __future__ import annotations
 
 from simcore.operators import aten
 from simcore.operators.aten import Grads, Saved
+from simcore.operators.hf_autocast import is_autocast, product
 from simcore.recording import Run
 from simcore.tape import Kernel, Param, Tape, Tensor
 
@@ -29,17 +30,18 @@ def packed_linear(tape: Tape, run: Run, prefix: str, label: str, x: Tensor) -> T
         return base
     base = _clone(tape, base, label)
     lora_b = run.params[f"{prefix}lora_b.weight"]
-    x = aten.cast(tape, x, lora_a.dtype)
-    down_up = aten.linear(tape, aten.linear(tape, x, lora_a, f"{label}.lora_a"), lora_b, f"{label}.lora_b")
+    x = x if is_autocast(run) else aten.cast(tape, x, lora_a.dtype)
+    down_up = product(tape, run, product(tape, run, x, lora_a, f"{label}.lora_a"), lora_b, f"{label}.lora_b")
     scaled = aten.mul_scalar(tape, down_up)
     del down_up
-    scaled = aten.cast(tape, scaled, base.dtype)
+    scaled = scaled if is_autocast(run) else aten.cast(tape, scaled, base.dtype)
     return aten.add(tape, base, scaled, f"{label}.sum")
 
 
 def _module(tape: Tape, x: Tensor, weight: Param, bias: Param | None, label: str) -> Tensor:
     dtype = x.dtype
-    out = _product(tape, aten.cast(tape, x, weight.dtype), weight, label)
+    x = aten.cast(tape, x, weight.dtype)
+    out = _product(tape, x, weight, label)
     if bias is not None:
         tape.compute(Kernel.ELEMENTWISE, out.numel, 2 * out.nbytes)
     return aten.cast(tape, out, dtype)

@@ -31,7 +31,13 @@ CASES: dict[str, dict[str, Any]] = {
     "all linears": {}, "without double quantisation": {"double_quant": False}, "replayed": {"recompute": True},
     "some linears": {"targets": ["q_proj", "v_proj"], "recompute": True},
     "adapters in fp32": {"adapters": "fp32"}, "adapters in fp32, replayed": {"adapters": "fp32", "recompute": True},
-    "tied": {"tied": True, "recompute": True}}
+    "tied": {"tied": True, "recompute": True},
+    "prepared, autocast": {"kbit": True, "autocast": True, "adapters": "fp32"},
+    "prepared, autocast, replayed": {"kbit": True, "autocast": True, "adapters": "fp32", "recompute": True},
+    "adapters in fp32, autocast, replayed": {"autocast": True, "adapters": "fp32", "recompute": True},
+    "full, autocast": {"full": True, "autocast": True},
+    "full, autocast, replayed": {"full": True, "autocast": True, "recompute": True},
+    "full, tied, autocast, replayed": {"full": True, "tied": True, "autocast": True, "recompute": True}}
 
 
 class Fallback:
@@ -63,6 +69,10 @@ def built(case: dict[str, Any]) -> Any:
     plain.tie_weights()
     for p in plain.parameters():
         torch.nn.init.normal_(p.data)
+    if case.get("full"):
+        if case.get("recompute"):
+            plain.gradient_checkpointing_enable({"use_reentrant": False})
+        return plain.float().train()
     weights = {name: p.data for name, p in plain.named_parameters()}
     double = case.get("double_quant", True)
     config = BitsAndBytesConfig(load_in_4bit=True, bnb_4bit_quant_type="nf4", bnb_4bit_use_double_quant=double,
@@ -75,6 +85,8 @@ def built(case: dict[str, Any]) -> Any:
                                             compress_statistics=double, quant_type="nf4", module=part).to("cpu")
             del old
     model.is_loaded_in_4bit = True  # what PEFT asks for
+    if case.get("kbit"):
+        model = peft.prepare_model_for_kbit_training(model, use_gradient_checkpointing=False)
     lora = peft.LoraConfig(r=8, lora_alpha=16, target_modules=case.get("targets", ALL))
     adapted = peft.get_peft_model(model, lora)
     if case.get("adapters") != "fp32":
@@ -101,9 +113,8 @@ def measured(case: dict[str, Any]) -> dict[str, int]:
     model = built(case)
     trained = [p for p in model.parameters() if p.requires_grad]
     optimizer = torch.optim.AdamW(trained, foreach=False, fused=True)
-    torch.ops, ops = Ops, torch.ops  # type: ignore[assignment, misc]
     functions.torch = type("torch", (), {**vars(torch), "ops": Ops})  # type: ignore[attr-defined]
-    torch.ops = ops
+    torch.is_autocast_enabled = lambda *_: case.get("autocast", False)  # PEFT asks for that of CUDA
     tracker = Tracker()
     starts, forwards = [], []
     known = rest_of(model)
@@ -115,7 +126,8 @@ def measured(case: dict[str, Any]) -> dict[str, int]:
         for _ in range(2):
             starts.append(len(tracker.events))
             tokens, labels = (torch.randint(0, SHAPE["vocab_size"], (1, 64)) for _ in range(2))
-            loss = model(input_ids=tokens, labels=labels, use_cache=False).loss
+            with torch.autocast("cpu", torch.bfloat16, enabled=case.get("autocast", False)):
+                loss = model(input_ids=tokens, labels=labels, use_cache=False).loss
             forwards.append(len(tracker.events))
             loss.backward()
             del loss, tokens, labels

@@ -1,0 +1,69 @@
+"""Mixed precision by autocast around plain modules: parameters in fp32, products in 16 bits.
+
+transformers 5.23 Trainer with `bf16` or `fp16`, through accelerate 1.15 `accelerator.py`, prepare_model: the model's
+forward, loss and all, under torch.autocast. fp16 scales its loss (`torch/amp/grad_scaler.py`): two numbers on the
+device, and gradients are unscaled in place. PEFT 0.21.2 `utils/other.py`, prepare_model_for_kbit_training, casts all
+16-bit parameters that are not packed to fp32: embedding, head and norms, and with the embedding what layers hand on.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any, Final
+
+from simcore.job import Job
+from simcore.models.blocks import Attention, Mlp
+
+__all__ = ["AUTOCAST_OPTIONS", "Mixed", "mixed_of"]
+
+_KBIT: Final = "prepare_model_for_kbit_training"
+AUTOCAST_OPTIONS: Final[dict[str, tuple[Any, ...]]] = {"autocast": (None, True, False), _KBIT: (True, False)}
+_UNSCALED: Final = "torch 2.13 torch/amp/grad_scaler.py unscale_"
+
+
+@dataclass(frozen=True, slots=True)
+class Mixed:
+    """`stored`: of parameters that are not packed; `autocast`: forward runs under it."""
+
+    stored: str
+    autocast: bool
+
+    @property
+    def options(self) -> tuple[tuple[str, str], ...]:
+        """For layers."""
+        return (("autocast", "on"), ("hidden", self.stored)) if self.autocast else ()
+
+
+def mixed_of(job: Job, options: dict[str, Any]) -> Mixed:
+    """How parameters are stored, and whether forward casts. Under autocast they are fp32 or of the products' type."""
+    given = job.scenario.training.precision.params
+    if options.get(_KBIT) and job.scenario.training.method != "qlora":
+        job.refuse_idle(options, _KBIT, "without qlora")
+    if options.get(_KBIT):
+        stored = job.auto("training.precision.params", given, "fp32", "PEFT 0.21.2 utils/other.py:205, all that is not "
+                          "packed")
+    else:
+        stored = job.auto("training.precision.params", given, job.compute, "model.to(dtype): no autocast")
+    wide = stored != job.compute
+    autocast = wide if options.get("autocast") is None else bool(options["autocast"])
+    if autocast and options.get("autocast") is None:
+        job.autos["framework_options.autocast"] = ("true", "accelerate 1.15 accelerator.py prepare_model")
+    if autocast:
+        _check(job, stored)
+    elif wide:
+        raise job.illegal("framework_options.autocast", f"{stored} parameters and {job.compute} products without "
+                          "autocast: expected mat1 and mat2 to have the same dtype", "torch 2.13 F.linear")
+    return Mixed(stored, autocast)
+
+
+def _check(job: Job, stored: str) -> None:
+    if stored not in ("fp32", job.compute) or job.compute not in ("bf16", "fp16"):
+        raise job.not_yet("training.precision", f"{stored} parameters under autocast to {job.compute}")
+    if job.compute == "fp16" and stored == "fp16":
+        raise job.illegal("training.precision.params", "Attempting to unscale FP16 gradients: parameters in fp32 are "
+                          "asked for", _UNSCALED)
+    blocks = [branch.block for kind in job.graph.kinds for branch in kind.branches]
+    if any(not isinstance(block, Attention | Mlp) or getattr(block, "sinks", False) for block in blocks):
+        raise job.not_yet("framework_options.autocast", "autocast over experts, Mamba layers or attention sinks")
+    if stored != job.compute:
+        job.one_of("training.loss", job.scenario.training.loss, ("auto", "hf", "hf_keep_logits"))
