@@ -27,6 +27,7 @@ from simcore.frameworks._torch import (
     states_of,
     torch_optimizer,
 )
+from simcore.frameworks._unsloth import FAST_OPTION, adapter_dtype, fast_layers
 from simcore.job import Job
 from simcore.lora_names import name_adapters
 from simcore.models.blocks import Attention
@@ -53,6 +54,7 @@ OPTIONS: Final[dict[str, tuple[Any, ...]]] = {
     "sdpa_backend": (None, *SDPA_BACKENDS),
     "use_kernels": (True, False),
     "optimizer_in_bwd": (True, False),
+    FAST_OPTION: (True, False),
     **AUTOCAST_OPTIONS,
     STORAGE_OPTION: STORAGES,
 }
@@ -65,11 +67,11 @@ def table(job: Job) -> Framework:
     """DDP applied to a job."""
     options = job.options(OPTIONS)
     _check(job, options)
-    lora, mixed = job.scenario.training.lora.dtype, _mixed(job, options)
+    mixed = _mixed(job, options)
     stored = mixed.stored
     return Framework(
         name="ddp", version=VERSIONS[0],
-        rules=_rules(stored, stored if lora == "auto" else lora, job.compute, states_of(job, plain=True),
+        rules=_rules(stored, adapter_dtype(job, options, stored), job.compute, states_of(job, plain=True),
                      packed_of(job, options),
                      Moment.GRADIENT_READY if options.get("optimizer_in_bwd") else Moment.OPTIMIZER_BEGIN),
         units=(),
@@ -81,7 +83,7 @@ def table(job: Job) -> Framework:
         sequence_parallel=False,
         stages=(tuple(range(len(job.graph.layers))),),
         options=(*_transformers.options_of(job, _attention(options)), *_transformers.replayed(job),
-                 *mixed.options),
+                 *mixed.options, *fast_layers(job, options)),
         communicators=("dp_replicate",) if job.mesh.dp_replicate > 1 else (),
         files=plain_files(job),
         libraries=torch_libraries(job, options),

@@ -15,12 +15,13 @@ type of the rotary frequencies; ("embeddings", "require_grad"): the embedding's 
 needs, so that replays carry one; ("inputs", "on_host"): those of replayed layers wait on the host;
 ("loss", "automodel"): NeMo Automodel trains the model, head and loss are its own; ("code", "hub"): the model's own
 repository has the layers; ("stream", "cast"): a hidden state in fp32 is cast to the compute dtype before each layer;
-("autocast", "on"): see `hf_autocast.py`; ("hidden", dtype): what layers hand on.
+("layers", "unsloth"): see `hf_unsloth.py`; ("autocast", "on"): see `hf_autocast.py`; ("hidden", dtype): what layers
+hand on.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from functools import partial
 from typing import Final
@@ -54,11 +55,12 @@ from simcore.operators.hf_layers import (
 )
 from simcore.operators.hf_moe import moe
 from simcore.operators.hf_tensors import tensors
+from simcore.operators.hf_unsloth import fast_norm, has_fast_layers, unsloth_layer, weight_buffer
 from simcore.product import shape_of
 from simcore.recording import LayerTape, Run
 from simcore.tape import HIDDEN, Kernel, Node, Param, Section, Tape, Tensor
 
-__all__ = ["TIED_HEAD", "record", "tensors"]
+__all__ = ["TIED_HEAD", "record", "standing", "tensors"]
 
 SERVED: Final = frozenset({"norms of query and key", "biases of query, key and value", "biases of attention",
                            "attention sinks", "attention within a window", "gated experts", "a router by softmax",
@@ -213,6 +215,8 @@ def _body(tape: Tape, kind: LayerKind, run: Run, inputs: Inputs) -> Tensor:
 
 
 def _branches(tape: Tape, kind: LayerKind, run: Run, inputs: Inputs) -> Tensor:
+    if has_fast_layers(run):
+        return unsloth_layer(tape, kind, run, inputs.hidden)
     x = inputs.hidden
     for branch in kind.branches:
         residual = x
@@ -225,6 +229,11 @@ def _branches(tape: Tape, kind: LayerKind, run: Run, inputs: Inputs) -> Tensor:
         tape.scope = ""
         x = aten.add(tape, residual, aten.mul_scalar(tape, x) if kind.scaled else x, "residual")
     return x
+
+
+def standing(runs: Sequence[tuple[LayerKind, Run]]) -> dict[str, int]:
+    """Buffers that all layers share."""
+    return weight_buffer(runs)
 
 
 def _norm(tape: Tape, weight: Param, x: Tensor, family: str) -> Tensor:
@@ -340,8 +349,11 @@ def _frequencies(tape: Tape, run: Run, dim: int, positions: Tensor) -> Tensor:
 
 
 def _final_norm(tape: Tape, kind: LayerKind, run: Run) -> LayerTape:
-    return simple_part(tape, run, nothing, kind.hidden,
-                       lambda hidden: _norm(tape, run.params["weight"], hidden, kind.family), _stream(kind))
+    weight = run.params["weight"]
+    if has_fast_layers(run):
+        return simple_part(tape, run, nothing, kind.hidden, lambda hidden: fast_norm(tape, hidden, weight, last=True))
+    return simple_part(tape, run, nothing, kind.hidden, lambda hidden: _norm(tape, weight, hidden, kind.family),
+                       _stream(kind))
 
 
 def _stream(kind: LayerKind) -> str:

@@ -1,0 +1,50 @@
+"""Unsloth's `FastLanguageModel` around transformers' Llama: what it needs, what it sets.
+
+unsloth 015bdef0 `models/llama.py`, patch_peft_model: its functions of layers take over where every linear of attention
+and MLP has an adapter without dropout or bias; else they fall back, module by module. unsloth-zoo ce232d6c
+`training_utils.py`, prepare_model_for_training: adapters are fp32, everything else stays as it is loaded.
+`use_gradient_checkpointing: unsloth` is recompute: full with offload.activations: host.
+"""
+
+from __future__ import annotations
+
+from typing import Any, Final
+
+from simcore.job import Job
+
+__all__ = ["FAST_OPTION", "adapter_dtype", "fast_layers"]
+
+FAST_OPTION: Final = "FastLanguageModel"
+_LINEARS: Final = frozenset({"q_proj", "k_proj", "v_proj", "o_proj", "gate_proj", "up_proj", "down_proj"})
+
+
+def fast_layers(job: Job, options: dict[str, Any]) -> tuple[tuple[str, str], ...]:
+    """`Run.options` of its layers, where they are asked for."""
+    if not options.get(FAST_OPTION):
+        return ()
+    at, training = f"framework_options.{FAST_OPTION}", job.scenario.training
+    if training.method == "full":
+        raise job.not_yet(at, "Unsloth's layers without adapters (full_finetuning)")
+    if job.graph.architecture.family != "llama":
+        raise job.not_yet(at, f"Unsloth's layers of {job.graph.architecture.family} (served: llama)")
+    adapted = {spec.path.rpartition(".")[2] for specs in job.graph.tensors for spec in specs
+               if spec.module == "linear" and any(other.path == f"{spec.path}.lora_a" for other in specs)}
+    if adapted != _LINEARS:
+        missing = ", ".join(sorted(_LINEARS - adapted)) or "none"
+        raise job.not_yet(at, f"Unsloth's layers without an adapter of each linear (missing: {missing})")
+    if options.get("attn_implementation") != "flash_attention_2":
+        raise job.not_yet(at, "Unsloth's layers with another attention than flash_attention_2")
+    if options.get("autocast") or options.get("prepare_model_for_kbit_training"):
+        raise job.not_yet(at, "autocast around Unsloth's layers over fp32 parameters")
+    if training.lengths == "packed":
+        raise job.not_yet(at, "packed sequences in Unsloth's layers")
+    return (("layers", "unsloth"),)
+
+
+def adapter_dtype(job: Job, options: dict[str, Any], stored: str) -> str:
+    """As asked; fp32 under Unsloth, else as everything is stored."""
+    given = job.scenario.training.lora.dtype
+    if not options.get(FAST_OPTION):
+        return stored if given == "auto" else given
+    return job.auto("training.lora.dtype", given, "fp32", "unsloth-zoo ce232d6c training_utils.py "
+                    "prepare_model_for_training: float32_mixed_precision")
