@@ -92,7 +92,8 @@ class Form:
 
     def stored_shape(self, shape: tuple[int, ...]) -> tuple[int, ...]:
         """What a layout cuts of a tensor of `shape`."""
-        return shape if self.packed is None else (self.packed.rows(math.prod(shape)), 1)
+        is_column = self.packed is not None and not self.packed.is_tensor
+        return (self.packed.rows(math.prod(shape)), 1) if self.packed and is_column else shape
 
     @property
     def values(self) -> int:

@@ -6,6 +6,9 @@ as a column of the storage type (uint8, or the type that FSDP cuts). Constants a
 parameters: nobody cuts them. A block of values has an fp32 maximum; double quantisation makes it a byte, with an fp32
 maximum for 256 of those, their offset, and a table of 256 fp32 values that each weight has for itself
 (quantize_blockwise copies it). A table of 16 fp32 values is each weight's own too.
+torchao 0.18 `quantization/quantize_/workflows/nf4/nf4_tensor.py`, NF4Tensor: always quantised twice; maxima are bytes,
+their factors, one for 256 of them, the mean and the table of 16 have the weight's own type of 16 bits. All of it is one
+tensor that knows the weight's shape: FSDP cuts its rows, factors and all.
 """
 
 from __future__ import annotations
@@ -26,28 +29,36 @@ _TABLE: Final = 16
 
 @dataclass(frozen=True, slots=True)
 class Packed:
-    """A format of 4 bits. `block_size`: values that share a maximum; `storage`: the type of the packed column."""
+    """A format of 4 bits. `block_size`: values that share a maximum; `storage`: the type of the packed column.
+
+    `is_tensor`: torchao's, one tensor with its constants.
+    """
 
     format: str
     block_size: int
     double_quant: bool
     storage: str = "uint8"
+    is_tensor: bool = False
 
     @property
     def values_a_row(self) -> int:
-        """Values in one element of the packed column."""
-        return 2 * dtype_bytes(self.storage)
+        """Values in one element of what a layout cuts: of the packed column, or of the weight itself."""
+        return 1 if self.is_tensor else 2 * dtype_bytes(self.storage)
 
     def rows(self, numel: int) -> int:
         """Elements of the packed column of a matrix with `numel` values."""
         return -(-numel // self.values_a_row)
 
     def data_bytes(self, numel: int) -> int:
-        """Of the packed values."""
+        """Of the packed values, with the constants that are cut with them."""
+        if self.is_tensor:
+            return numel // 2 + self.blocks(numel) + 2 * math.ceil(self.blocks(numel) / _NESTED)
         return self.rows(numel) * dtype_bytes(self.storage)
 
     def constant_bytes(self, numel: int) -> int:
-        """Of what gives `numel` values back: maxima, their own constants, tables."""
+        """Of what gives `numel` values back: maxima, their own constants, tables; whole on every rank."""
+        if self.is_tensor:
+            return 2 * _TABLE + 2
         blocks, tables = self.blocks(numel), 4 * _TABLE
         if not self.double_quant:
             return 4 * blocks + tables

@@ -9,8 +9,6 @@ import pytest
 
 import small
 from simcore.errors import NotYet
-from simcore.report import Peak
-from simcore.simulate import simulate
 from simcore.tape import Op
 
 ALL = ["q_proj", "k_proj", "v_proj", "o_proj", "gate_proj", "up_proj", "down_proj"]
@@ -53,16 +51,22 @@ def test_peft_keeps_more_of_the_same_layer() -> None:
 
 
 def test_forward_makes_weights_in_one_buffer_that_stays() -> None:
-    report = simulate(small.scenario("ddp", **asked(recompute="full", offload={"activations": "host"})))
-    (rank,) = report.ranks
-    assert isinstance(rank.peak, Peak)
-    owned = {one.owner: one.bytes for one in rank.peak.top}
-    largest = 256 * 688
-    assert owned.get("model.embed_tokens/weight_buffer", 0) in (0, 2 * largest + 4 * largest // 64)
+    largest = FFN * HIDDEN
     program = small.program_of("ddp", **asked())
+    assert small.postings(program, "weight_buffer") == [(0, "build", 2 * largest + 4 * largest // 64)]
     assert not any(phase == "forward" for _, phase, _ in small.postings(program, "mlp.dequantised"))
     made = [size for _, phase, size in small.postings(program, "mlp.dequantised") if phase == "backward" and size > 0]
     assert made == 4 * [2 * largest] * 3
+
+
+def test_2024_12_added_parts_as_tensors_of_their_own() -> None:
+    """And made weights anew in forward."""
+    program = small.program_of("ddp", **asked(options=FAST | {"FastLanguageModel": "2024.12"}))
+    parts = [size for _, phase, size in small.postings(program, "mlp.down_proj.part") if size > 0]
+    assert parts == 4 * [2 * TOKENS * HIDDEN] + 4 * [2 * TOKENS * FFN]  # onto the output, onto what lies between
+    assert {phase for _, phase, _ in small.postings(program, "mlp.dequantised")} == {"forward", "backward"}
+    assert not small.postings(program, "weight_buffer")
+    assert small.postings(small.program_of("ddp", **asked()), "weight_buffer")
 
 
 def test_its_adapters_are_fp32_unless_told() -> None:

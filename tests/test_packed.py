@@ -4,12 +4,16 @@ from __future__ import annotations
 
 import json
 import math
+from itertools import accumulate
 from pathlib import Path
 from typing import Any
 
 import pytest
 
+from simcore.operators.hf_packed import packed_linear
 from simcore.packed import Packed
+from simcore.recording import Run
+from simcore.tape import Op, Param, Tape, Tensor
 
 TRUTH: dict[str, Any] = json.loads(
     (Path(__file__).parent / "truth/bitsandbytes/0.50.2.json").read_text(encoding="utf-8"))
@@ -39,3 +43,25 @@ def test_bits_of_a_value_are_those_of_the_paper(double_quant: bool, bits: float)
     """Dettmers 2023, section 3: 0.5 bits a parameter for constants, 0.127 with double quantisation."""
     packed, numel = Packed("nf4", 64, double_quant), 2**28
     assert 8 * (packed.data_bytes(numel) + packed.constant_bytes(numel)) / numel == pytest.approx(bits, abs=1e-3)
+
+
+@pytest.mark.parametrize("row", TRUTH["tensors"], ids=lambda row: "x".join(map(str, row["shape"])))
+def test_a_tensor_of_torchao_lies_as_it_is_stored(row: dict[str, Any]) -> None:
+    """And what is cut with its rows is all but a table and a mean."""
+    numel, packed, parts = math.prod(row["shape"]), Packed("nf4", 64, double_quant=True, is_tensor=True), row["parts"]
+    assert packed.constant_bytes(numel) == parts["nf4"] + parts["scaler_mean"]
+    assert packed.data_bytes(numel) + packed.constant_bytes(numel) == sum(parts.values())
+
+
+@pytest.mark.parametrize("row", TRUTH["tensors"], ids=lambda row: "x".join(map(str, row["shape"])))
+@pytest.mark.parametrize("compiled", [False, True])
+def test_what_torchaos_product_makes_for_a_moment(row: dict[str, Any], *, compiled: bool) -> None:
+    """Compiled, nothing but the weight, with the product beside it."""
+    shape, numel = tuple(row["shape"]), math.prod(row["shape"])
+    tape = Tape({}, {})
+    packed = Packed("nf4", 64, double_quant=True, is_tensor=True)
+    param = Param("up.weight", shape, "bf16", trainable=False, packed=packed)
+    run = Run(1, 8, "bf16", {"up.weight": param}, options=(("compile", "true"),) if compiled else ())
+    packed_linear(tape, run, "up.", "up", Tensor(None, (1, 8, shape[1]), "bf16"))
+    found = list(accumulate(amount for op, _, _, amount, *_ in tape.cut().rows if op in (Op.ALLOC, Op.FREE)))
+    assert max(found) == (2 * numel + 2 * 8 * shape[0] if compiled else row["peak"])

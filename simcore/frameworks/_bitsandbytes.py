@@ -1,8 +1,10 @@
-"""QLoRA as transformers 5.23 loads it: which weights bitsandbytes 0.50.2 packs into 4 bits, and how.
+"""QLoRA: which weights bitsandbytes 0.50.2, as transformers 5.23 calls it, or torchao packs into 4 bits, and how.
 
 transformers `integrations/bitsandbytes.py`, replace_with_bnb_linear: every `nn.Linear` but those that
 `quantizers/base.py`, get_keys_to_not_convert, names: the output head, what is tied, the last module. Embeddings, norms,
 convolutions, routers and experts that are one 3-D parameter are no `nn.Linear`: they stay as they are stored.
+torchtune bd2a0fc7 `models/llama3_1/_model_builders.py` and `modules/low_precision/nf4_linear.py` (quantize_base): the
+same linears, by torchao's NF4Tensor.
 """
 
 from __future__ import annotations
@@ -14,9 +16,10 @@ from simcore.job import Job
 from simcore.packed import Packed
 from simcore.tensor import TensorSpec
 
-__all__ = ["STORAGES", "STORAGE_OPTION", "is_packed", "packed_of"]
+__all__ = ["STORAGES", "STORAGE_OPTION", "TUNE_OPTION", "is_packed", "packed_of"]
 
 STORAGE_OPTION: Final = "bnb_4bit_quant_storage"
+TUNE_OPTION: Final = "quantize_base"
 _TYPES: Final = {"uint8": "uint8", "float16": "fp16", "bfloat16": "bf16", "float32": "fp32"}
 STORAGES: Final[tuple[Any, ...]] = (None, *_TYPES)
 _SIZES: Final = (32, 64, 128, 256, 512, 1024, 2048, 4096)
@@ -27,8 +30,11 @@ def packed_of(job: Job, options: dict[str, Any]) -> Packed | None:
     """How frozen linears lie; None where the method is another one."""
     asked, at = job.scenario.training.quantization, "training.quantization"
     if job.scenario.training.method != "qlora":
-        job.refuse_idle(options, STORAGE_OPTION, "without qlora")
+        for name in (STORAGE_OPTION, TUNE_OPTION):
+            job.refuse_idle(options, name, "without qlora")
         return None
+    if options.get(TUNE_OPTION):
+        return _torchaos(job, options)
     if asked.format not in ("nf4", "fp4"):
         raise job.not_yet(f"{at}.format", f"{asked.format} (bitsandbytes' LLM.int8())")
     if asked.block_size not in _SIZES:
@@ -42,6 +48,19 @@ def packed_of(job: Job, options: dict[str, Any]) -> Packed | None:
     storage = job.auto(f"framework_options.{STORAGE_OPTION}", options.get(STORAGE_OPTION) or "auto", "uint8",
                        "transformers 5.23 utils/quantization_config.py BitsAndBytesConfig")
     return Packed(asked.format, asked.block_size, asked.double_quant, _TYPES[storage])
+
+
+def _torchaos(job: Job, options: dict[str, Any]) -> Packed:
+    """Blocks of 64, whose maxima are quantised by 256; a weight must be whole ones of those."""
+    asked, source = job.scenario.training.quantization, "torchao 0.18 nf4_tensor.py to_nf4, from_tensor"
+    job.refuse_idle(options, STORAGE_OPTION, f"with {TUNE_OPTION}")
+    if (asked.format, asked.block_size, asked.double_quant) != ("nf4", _SIZES[1], True):
+        raise job.illegal("training.quantization", "NF4Tensor has blocks of 64 NF4 values, quantised twice", source)
+    bad = next((spec.name for specs in job.graph.tensors for spec in specs
+                if is_packed(spec) and spec.numel % (_SIZES[1] * 256)), None)
+    if bad:
+        raise job.illegal("model", f"{bad}: number of scalers must be divisible by scaler block size 256", source)
+    return Packed("nf4", _SIZES[1], double_quant=True, is_tensor=True)
 
 
 def is_packed(spec: TensorSpec) -> bool:

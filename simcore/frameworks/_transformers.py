@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any, Final
 
 from simcore.form import Layout
-from simcore.frameworks._bitsandbytes import STORAGE_OPTION, STORAGES
+from simcore.frameworks._bitsandbytes import STORAGE_OPTION, STORAGES, TUNE_OPTION
 from simcore.frameworks._sdpa import SDPA_BACKENDS
 from simcore.frameworks._torch import Defaults, all_or_no_checkpoint, check_optimizer_in_backward
 from simcore.frameworks._torch_stages import weighed_stages
@@ -31,6 +31,7 @@ OPTIONS: dict[str, tuple[Any, ...]] = {
     "optimizer_in_bwd": (True, False),
     "sdpa_backend": (None, *SDPA_BACKENDS),
     STORAGE_OPTION: STORAGES,
+    TUNE_OPTION: (True, False),
 }
 DEFAULTS = Defaults(
     stored=("fp32", "sharded fp32 parameters under a policy"),

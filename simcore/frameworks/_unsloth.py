@@ -12,9 +12,11 @@ from typing import Any, Final
 
 from simcore.job import Job
 
-__all__ = ["FAST_OPTION", "adapter_dtype", "fast_layers"]
+__all__ = ["FAST_OPTION", "FAST_RELEASES", "adapter_dtype", "fast_layers"]
 
 FAST_OPTION: Final = "FastLanguageModel"
+FAST_RELEASES: Final[tuple[Any, ...]] = (True, False, "2024.12")
+"""True: the newest that is described."""
 _LINEARS: Final = frozenset({"q_proj", "k_proj", "v_proj", "o_proj", "gate_proj", "up_proj", "down_proj"})
 
 
@@ -38,7 +40,7 @@ def fast_layers(job: Job, options: dict[str, Any]) -> tuple[tuple[str, str], ...
         raise job.not_yet(at, "autocast around Unsloth's layers over fp32 parameters")
     if training.lengths == "packed":
         raise job.not_yet(at, "packed sequences in Unsloth's layers")
-    return (("layers", "unsloth"),)
+    return (("layers", "unsloth" if options[FAST_OPTION] is True else f"unsloth {options[FAST_OPTION]}"),)
 
 
 def adapter_dtype(job: Job, options: dict[str, Any], stored: str) -> str:

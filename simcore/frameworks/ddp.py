@@ -16,7 +16,7 @@ from simcore.form import Form, Layout, Partial
 from simcore.framework import Framework, Life, Moment, Rule
 from simcore.frameworks import _transformers
 from simcore.frameworks._autocast import AUTOCAST_OPTIONS, Mixed, mixed_of
-from simcore.frameworks._bitsandbytes import STORAGE_OPTION, STORAGES, is_packed, packed_of
+from simcore.frameworks._bitsandbytes import STORAGE_OPTION, STORAGES, TUNE_OPTION, is_packed, packed_of
 from simcore.frameworks._files import plain_files
 from simcore.frameworks._sdpa import SDPA_BACKENDS, torch_libraries
 from simcore.frameworks._torch import (
@@ -27,7 +27,7 @@ from simcore.frameworks._torch import (
     states_of,
     torch_optimizer,
 )
-from simcore.frameworks._unsloth import FAST_OPTION, adapter_dtype, fast_layers
+from simcore.frameworks._unsloth import FAST_OPTION, FAST_RELEASES, adapter_dtype, fast_layers
 from simcore.job import Job
 from simcore.lora_names import name_adapters
 from simcore.models.blocks import Attention
@@ -54,9 +54,10 @@ OPTIONS: Final[dict[str, tuple[Any, ...]]] = {
     "sdpa_backend": (None, *SDPA_BACKENDS),
     "use_kernels": (True, False),
     "optimizer_in_bwd": (True, False),
-    FAST_OPTION: (True, False),
+    FAST_OPTION: FAST_RELEASES,
     **AUTOCAST_OPTIONS,
     STORAGE_OPTION: STORAGES,
+    TUNE_OPTION: (True, False),
 }
 LOSSES: Final = ("auto", "hf", "hf_keep_logits", "cut", "liger", "chunked")
 
@@ -83,7 +84,7 @@ def table(job: Job) -> Framework:
         sequence_parallel=False,
         stages=(tuple(range(len(job.graph.layers))),),
         options=(*_transformers.options_of(job, _attention(options)), *_transformers.replayed(job),
-                 *mixed.options, *fast_layers(job, options)),
+                 *mixed.options, *_compiled(options), *fast_layers(job, options)),
         communicators=("dp_replicate",) if job.mesh.dp_replicate > 1 else (),
         files=plain_files(job),
         libraries=torch_libraries(job, options),
@@ -137,6 +138,11 @@ def _reducer(job: Job, options: dict[str, Any]) -> Reducer:
     cap = job.auto("framework_options.bucket_cap_mb", "auto" if given is None else str(given), "25",
                    f"{RULE}: _set_bucket_cap_mb, 25 MiB; the first bucket 1 MiB if none is given")
     return Reducer("dp_replicate", MIB if given is None else int(cap) * MIB, int(cap) * MIB, view)
+
+
+def _compiled(options: dict[str, Any]) -> tuple[tuple[str, str], ...]:
+    """For layers: kernels that are one if compiled, of which the bytes are known."""
+    return (("compile", "true"),) if options.get("compile") and options.get(TUNE_OPTION) else ()
 
 
 def _attention(options: dict[str, Any]) -> dict[str, Any]:

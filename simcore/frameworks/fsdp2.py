@@ -250,7 +250,7 @@ def _packed(job: Job, options: dict[str, Any]) -> Packed | None:
             raise job.not_yet("training.method", f"qlora with the layers of {job.graph.implementation}")
         return None
     packed = packed_of(job, options)
-    if packed and packed.storage not in ("uint8", job.compute):
+    if packed and not packed.is_tensor and packed.storage not in ("uint8", job.compute):
         raise job.illegal(f"framework_options.{STORAGE_OPTION}", f"packed values in {packed.storage} would be cast to "
                           f"{job.compute}", "torch 2.13 distributed/fsdp/_fully_shard/_fsdp_param.py init_dtype_attrs")
     return packed
@@ -337,7 +337,7 @@ def _life(name: str, layout: Layout, stored: str, choice: _Choice, used: Layout 
 def _packed_life(layout: Layout, packed: Packed, choice: _Choice) -> Life:
     """A column of bytes is whole on every rank, one of another type is cut."""
     life = _life("sharded, packed", layout, choice.stored, choice)
-    if packed.storage != "uint8":
+    if packed.storage != "uint8" or packed.is_tensor:
         return replace(life, rest=Form(layout, packed.storage, life.rest.space, packed=packed))
     return replace(life, name="packed, ignored", rest=Form((), packed.storage, packed=packed), pad_storage=False,
                    rest_category="ignored_param")
@@ -368,7 +368,7 @@ def _wrapping(job: Job, options: dict[str, Any], reduce: str, packed: Packed | N
         loss_inside=given.loss_inside,
         experts_unit=fully,
         experts_apart=mesh.ep > 1,
-        packed_apart=packed is not None and packed.storage == "uint8",
+        packed_apart=packed is not None and packed.storage == "uint8" and not packed.is_tensor,
         replicates=mesh.dp_replicate > 1,
         checkpointed=fully and all_or_no_checkpoint(job) != "none",
         compute=job.compute,

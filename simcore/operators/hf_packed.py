@@ -9,6 +9,9 @@ read 4 bits directly take over where rows are few (up to 1536, by shape and GPU)
 `nn/modules.py`, Linear4bit: input and bias are cast to the type of the product, the output back to the input's.
 PEFT 0.21.2 `tuners/lora/bnb.py`, Linear4bit: copies the output before the adapter's is added; without autocast the
 adapter's input is cast to its type, its output back.
+torchao 0.18 `nf4_tensor.py`, get_original_weight: eager, 12 bytes a value (indices of 8 bytes, halves in 16 bits) and
+the maxima in 16 bits lie beside the result when it is made; compiled it is one kernel. LinearNF4 is such a function
+too, torchtune's adapter adds nothing but sums.
 """
 
 from __future__ import annotations
@@ -24,11 +27,11 @@ __all__ = ["packed_linear"]
 
 def packed_linear(tape: Tape, run: Run, prefix: str, label: str, x: Tensor) -> Tensor:
     """The module whose parameters' names begin with `prefix`, with its adapter where there is one."""
-    base = _module(tape, x, run.params[f"{prefix}weight"], run.params.get(f"{prefix}bias"), label)
+    base = _module(tape, run, x, run.params[f"{prefix}weight"], run.params.get(f"{prefix}bias"), label)
     lora_a = run.params.get(f"{prefix}lora_a.weight")
     if lora_a is None:
         return base
-    base = _clone(tape, base, label)
+    base = base if _is_torchaos(run, prefix) else _clone(tape, base, label)
     lora_b = run.params[f"{prefix}lora_b.weight"]
     x = x if is_autocast(run) else aten.cast(tape, x, lora_a.dtype)
     down_up = product(tape, run, product(tape, run, x, lora_a, f"{label}.lora_a"), lora_b, f"{label}.lora_b")
@@ -38,45 +41,54 @@ def packed_linear(tape: Tape, run: Run, prefix: str, label: str, x: Tensor) -> T
     return aten.add(tape, base, scaled, f"{label}.sum")
 
 
-def _module(tape: Tape, x: Tensor, weight: Param, bias: Param | None, label: str) -> Tensor:
+def _is_torchaos(run: Run, prefix: str) -> bool:
+    packed = run.params[f"{prefix}weight"].packed
+    return packed is not None and packed.is_tensor
+
+
+def _module(tape: Tape, run: Run, x: Tensor, weight: Param, bias: Param | None, label: str) -> Tensor:
     dtype = x.dtype
     x = aten.cast(tape, x, weight.dtype)
-    out = _product(tape, x, weight, label)
+    out = _product(tape, run, x, weight, label)
     if bias is not None:
         tape.compute(Kernel.ELEMENTWISE, out.numel, 2 * out.nbytes)
     return aten.cast(tape, out, dtype)
 
 
-def _product(tape: Tape, x: Tensor, weight: Param, label: str) -> Tensor:
+def _product(tape: Tape, run: Run, x: Tensor, weight: Param, label: str) -> Tensor:
     shape, dtype, x_bytes, flops = x.shape, x.dtype, x.nbytes, 2 * x.numel * weight.shape[0]
 
     def backward(tape: Tape, grads: Grads, saved: Saved) -> Grads:
         (grad,) = grads
         assert grad is not None
-        whole = _values(tape, weight, _maxima(tape, weight))
+        whole = _values(tape, weight, _beside(tape, run, weight))
         return [aten.new(tape, shape, dtype, f"grad_{label}", grad.nbytes + whole.nbytes, Kernel.GEMM, flops)]
 
-    node = tape.node((x,), (), backward)  # the weight is an attribute of ctx, which a checkpoint does not count
-    without_offset = _maxima(tape, weight)
-    maxima = None if without_offset is None else aten.new(tape, without_offset.shape, "fp32", f"{label}.absmax",
-                                                          without_offset.nbytes)
-    whole = _values(tape, weight, maxima)
+    # bitsandbytes' weight is an attribute of ctx, which a checkpoint does not count; torchao's is saved
+    node = tape.node((x,), (weight,) if weight.packed and weight.packed.is_tensor else (), backward)
+    is_tensor = weight.packed is not None and weight.packed.is_tensor
+    held = None if is_tensor else _beside(tape, run, weight)
+    maxima = None if held is None else aten.new(tape, held.shape, "fp32", f"{label}.absmax", held.nbytes)
+    whole = _values(tape, weight, _beside(tape, run, weight) if is_tensor else maxima)
     out = aten.new(tape, (*shape[:-1], weight.shape[0]), dtype, label, x_bytes + whole.nbytes, Kernel.GEMM, flops)
     out.node = node
     return out
 
 
-def _maxima(tape: Tape, weight: Param) -> Tensor | None:
-    """Of blocks, in fp32, if they are quantised themselves."""
+def _beside(tape: Tape, run: Run, weight: Param) -> Tensor | None:
+    """What is made before the weight: maxima in fp32, if they were quantised; torchao's halves and indices."""
     assert weight.packed is not None
+    blocks = weight.packed.blocks(weight.numel)
+    if weight.packed.is_tensor:
+        size = 0 if ("compile", "true") in run.options else 12 * weight.numel + 2 * blocks
+        return aten.new(tape, (size,), "uint8", "dequantised.halves", 2 * size) if size else None
     if not weight.packed.double_quant:
         return None
-    blocks = weight.packed.blocks(weight.numel)
     return aten.new(tape, (blocks,), "fp32", "dequantised.absmax", blocks)
 
 
-def _values(tape: Tape, weight: Param, _maxima: Tensor | None) -> Tensor:
-    """The weight as a product takes it; the maxima are the caller's until it is there."""
+def _values(tape: Tape, weight: Param, _beside: Tensor | None) -> Tensor:
+    """The weight as a product takes it; what is made before it goes when it is there, unless the caller holds it."""
     assert weight.packed is not None
     moved = weight.packed.data_bytes(weight.numel) + weight.packed.constant_bytes(weight.numel)
     return aten.new(tape, weight.shape, weight.dtype, "dequantised", moved)

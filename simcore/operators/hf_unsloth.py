@@ -11,6 +11,9 @@ LoRA_QKV, LoRA_W, LoRA_MLP; `kernels/rms_layernorm.py`; `kernels/rope_embedding.
  * forward makes 4-bit weights in one buffer that stays, as large as the largest (`kernels/utils.py`, fast_dequantize
    with use_global_buffer), backward each anew, with its maxima. Adapters are cast to the type of the products for each
    use, their gradients come in that type.
+
+Until 4f166026 (2025-03-01; read at c67183f1, 2024.12) there was no such buffer: forward made each weight anew too. An
+adapter's part was a tensor of its own before it was added, as was each further part of an input's gradient.
 """
 
 from __future__ import annotations
@@ -28,12 +31,18 @@ __all__ = ["fast_norm", "has_fast_layers", "unsloth_layer", "weight_buffer"]
 
 def has_fast_layers(run: Run) -> bool:
     """Whether Unsloth's functions run the layers."""
-    return ("layers", "unsloth") in run.options
+    return "layers" in dict(run.options)
+
+
+def _has_sums(run: Run) -> bool:
+    """Whether parts are added as tensors of their own."""
+    return ("layers", "unsloth 2024.12") in run.options
 
 
 def weight_buffer(runs: Sequence[tuple[LayerKind, Run]]) -> dict[str, int]:
     """The buffers that forward makes weights and their maxima in: as large as the largest."""
-    packed = [p for _, run in runs if has_fast_layers(run) for p in run.params.values() if p.packed is not None]
+    packed = [p for _, run in runs if has_fast_layers(run) and not _has_sums(run)
+              for p in run.params.values() if p.packed is not None]
     return {"weight_buffer": max((p.nbytes + 4 * p.packed.blocks(p.numel) for p in packed if p.packed), default=0)}
 
 
@@ -64,7 +73,7 @@ class _Module:
     def __init__(self, run: Run, name: str) -> None:
         self.weight, self.a, self.b = (run.params[f"{name}.{part}.weight" if part else f"{name}.weight"]
                                        for part in ("", "lora_a", "lora_b"))
-        self.label = name.rpartition(".")[2]
+        self.label, self.sums = name.rpartition(".")[2], _has_sums(run)
 
     @property
     def adapter(self) -> tuple[Param, Param]:
@@ -117,16 +126,28 @@ def _rotated(tape: Tape, x: Tensor) -> Tensor:
 
 # ---- products -------------------------------------------------------------------------------------------------------
 def _forward(tape: Tape, module: _Module, x: Tensor) -> Tensor:
-    """`x W + x A B`: the weight in the buffer that stays."""
+    """`x W + x A B`: the weight in the buffer that stays, or made anew."""
     rank, rows = module.a.shape[0], x.numel // x.shape[-1]
-    if module.weight.packed is not None:
+    whole = _whole(tape, module.weight) if module.sums else None
+    if module.weight.packed is not None and not module.sums:
         tape.compute(Kernel.ELEMENTWISE, module.weight.numel, module.weight.nbytes)
     out = aten.new(tape, (*x.shape[:-1], module.weight.shape[0]), x.dtype, module.label,
                    x.nbytes + module.weight.nbytes, Kernel.GEMM, 2 * rows * module.weight.numel)
+    del whole
     low = aten.new(tape, (rows, rank), x.dtype, "lora_low", x.nbytes, Kernel.GEMM, 2 * rows * module.a.numel)
-    _narrow = aten.cast(tape, module.b, x.dtype) if module.b.dtype != x.dtype else None
-    tape.compute(Kernel.GEMM, 2 * rows * module.b.numel, low.nbytes + 2 * out.nbytes)
+    _narrow = tape.empty(module.b.shape, x.dtype, "lora_b.narrow")
+    _add(tape, module, low, out, 2 * rows * module.b.numel)
     return out
+
+
+def _add(tape: Tape, module: _Module, factor: Tensor, to: Tensor, flops: int) -> None:
+    """Onto a sum: by the product itself, or by way of a tensor."""
+    _part = aten.new(tape, to.shape, to.dtype, f"{module.label}.part", factor.nbytes, Kernel.GEMM, flops) \
+        if module.sums else None
+    if module.sums:
+        tape.compute(Kernel.ELEMENTWISE, to.numel, 3 * to.nbytes)
+    else:
+        tape.compute(Kernel.GEMM, flops, factor.nbytes + 2 * to.nbytes)
 
 
 def _whole(tape: Tape, weight: Param) -> Tensor | None:
@@ -137,20 +158,22 @@ def _whole(tape: Tape, weight: Param) -> Tensor | None:
     return aten.new(tape, weight.shape, weight.dtype, "dequantised", weight.packed.data_bytes(weight.numel))
 
 
-def _into(tape: Tape, module: _Module, grad: Tensor, target: Tensor | None) -> Tensor:
-    """`grad W` and the adapter's part, written over `target`, or new."""
+def _into(tape: Tape, module: _Module, grad: Tensor, target: Tensor | None, *, adds: bool = False) -> Tensor:
+    """`grad W` and the adapter's part, written over `target` or added to it (`adds`), or new."""
     rows = grad.numel // grad.shape[-1]
     whole = _whole(tape, module.weight)
     flops = 2 * rows * module.weight.numel
     if target is None:
         target = aten.new(tape, (*grad.shape[:-1], module.weight.shape[1]), grad.dtype, f"grad_{module.label}",
                           grad.nbytes + module.weight.nbytes, Kernel.GEMM, flops)
+    elif adds:
+        _add(tape, module, grad, target, flops)
     else:
         tape.compute(Kernel.GEMM, flops, grad.nbytes + module.weight.nbytes + target.nbytes)
     del whole
-    _low = aten.new(tape, (rows, module.a.shape[0]), grad.dtype, "grad_lora_low", grad.nbytes, Kernel.GEMM,
+    low = aten.new(tape, (rows, module.a.shape[0]), grad.dtype, "grad_lora_low", grad.nbytes, Kernel.GEMM,
                     2 * rows * module.b.numel)
-    tape.compute(Kernel.GEMM, 2 * rows * module.a.numel, 2 * target.nbytes)
+    _add(tape, module, low, target, 2 * rows * module.a.numel)
     return target
 
 
@@ -181,7 +204,7 @@ def _together(tape: Tape, modules: list[_Module], x: Tensor) -> list[Tensor]:
             made += _adapters(tape, module, kept, grad)
         for module, grad in zip(modules, grads, strict=True):
             assert grad is not None
-            _into(tape, module, grad, kept)
+            _into(tape, module, grad, kept, adds=module is not modules[0])
         return [kept, *made]
 
     edges = [param for module in modules for param in module.adapter]
@@ -218,7 +241,7 @@ def _mlp(tape: Tape, modules: list[_Module], x: Tensor) -> Tensor:
         made = {module.label: _adapters(tape, module, of, to) for module, of, to in (
             (down, between, grad), (up, kept, g), (gate, kept, e))}
         _into(tape, up, g, kept)
-        _into(tape, gate, e, kept)
+        _into(tape, gate, e, kept, adds=True)
         return [kept, *made[gate.label], *made[up.label], *made[down.label]]
 
     edges = [param for module in modules for param in module.adapter]

@@ -78,6 +78,8 @@ MAX_GROUPS = ("torchtitan",)
 
 def _readings(run):
     measured = run["measured"]
+    if "max_context_tokens" in measured:
+        return [{"of": "device_peak", "rank": 0, "bytes": round(_card(run) * GIB)}]
     if "per_rank_max_alloc_mib" in measured:
         return _per_stage(run)
     rank = _rank(run)
@@ -487,6 +489,8 @@ def _torchtune(run):
     entries; that of 3B_full_single_device.yaml is another optimizer, which the ladder replaces); packed batches go to
     FlexAttention (`modules/attention_utils.py`, _SUPPORTS_FLEX_ATTENTION: from torch 2.5 on any such GPU).
     """
+    if run["task"] == "qlora" and run["sharding"] == "none":
+        return _torchtune_qlora(run)
     if not run["complete"]:
         unsayable("batches are not packed: their lengths are not stated" if "not packed" in run["notes"] or
                    run["seq_len"] is None else "which activations are recomputed or offloaded is not stated")
@@ -506,6 +510,56 @@ def _torchtune(run):
             "target_modules": ["q_proj", "v_proj", "o_proj", "gate_proj", "up_proj", "down_proj"]}}
     return {"model": "llama-3.2-3b", "framework": "ddp", "topology": "dgx-a100", "mesh": {}, "training": training,
             "framework_options": options}
+
+
+def _torchtune_qlora(run):
+    """`recipes/configs/llama3_1/8B_qlora_single_device.yaml` of the source's commit, with what the README changes.
+
+    The README says batch, length, compile and no accumulation; the file has checkpointing, no offload, rank 8, fused
+    AdamW, chunks of logits. There is one such recipe and one such figure.
+    """
+    training = batch(run) | {
+        "method": "qlora", "recompute": "full", "loss": "chunked", "precision": {"params": "bf16"}, "lengths": "packed",
+        "optimizer": {"name": "adamw", "implementation": "fused"}, "lora": {
+            "rank": 8, "alpha": 16.0,
+            "target_modules": ["q_proj", "v_proj", "o_proj", "gate_proj", "up_proj", "down_proj"]}}
+    return {"model": "llama-3.1-8b", "framework": "ddp", "topology": "rtx-4090", "mesh": {}, "training": training,
+            "framework_options": {"compile": True, "attn_implementation": "flex_attention", "quantize_base": True}}
+
+
+UNSLOTH_MODELS = {"Llama-3.1-8B-Instruct": "llama-3.1-8b", "Llama-3.3-70B-Instruct": "llama-3-70b"}
+
+
+def _unsloth(run):
+    """The longest sequence that fits a card of so many GB: there what a program may use of it is full.
+
+    4-bit NF4 with double quantisation (the checkpoints that Unsloth publishes), rank 32 on all linears, 8-bit AdamW.
+    "HF Transformers+PEFT+FA2": PEFT's guide to quantised training, which calls prepare_model_for_kbit_training, and the
+    Trainer's autocast. Unsloth: its own layers, checkpoints on the host, cut cross entropy.
+    """
+    linears = ["q_proj", "k_proj", "v_proj", "o_proj", "gate_proj", "up_proj", "down_proj"]
+    training = batch(run) | {"method": "qlora", "recompute": "full",
+                             "optimizer": {"name": "adamw", "implementation": "bitsandbytes", "moments": "int8"},
+                             "lora": {"rank": 32, "target_modules": linears}}
+    options = {"attn_implementation": "flash_attention_2"}
+    if run["framework"].startswith("Unsloth"):
+        training |= {"loss": "cut", "offload": {"activations": "host"}}
+        alloc = {"environment": {"expandable_segments": True}}  # unsloth c67183f1 __init__.py:58
+        options["FastLanguageModel"] = "2024.12"  # of the release that brought both, in the month of Llama 3.3
+    else:
+        options["prepare_model_for_kbit_training"], alloc = True, {}
+    return alloc | {"model": UNSLOTH_MODELS[run["model"]], "framework": "ddp", "topology": "dgx-a100", "mesh": {},
+                    "training": training, "framework_options": options,
+                    "limits": {"usable_memory": f"{_card(run)} GiB"}}
+
+
+CARDS = {12: 11.75, 24: 23.64, 80: 79.15}
+"""GiB that torch says a card of so many GB has: an RTX 3060 (issue 12 of Kunhao-Liu/StyleGaussian), an RTX 4090 and an
+A100 (`topologies/`)."""
+
+
+def _card(run):
+    return CARDS[int(re.match(r"(\d+) GB", run["gpu_type"])[1])]
 
 
 SWIFT_ZERO = {
@@ -601,4 +655,4 @@ RULES = {"simumax-b200": _simumax, "korthikanti": _korthikanti, "fms-fsdp": _fms
          "mbridge-skill": _bridge_skill,
          "automodel-blog": _automodel_blog, "automodel-perf": _automodel_perf, "automodel-docs": _automodel_docs,
          "torchtitan": _torchtitan, "torchtitan-log": _torchtitan, "kempnerforge": _kempner, "torchtune": _torchtune,
-         "ms-swift": _swift, "axolotl": _axolotl, "mbridge-est": _estimator, "issues": _issue}
+         "ms-swift": _swift, "axolotl": _axolotl, "unsloth": _unsloth, "mbridge-est": _estimator, "issues": _issue}

@@ -5,6 +5,7 @@
 Runs on a CPU. `weights`: bytes of the storages of one `Linear4bit` after quantisation: the packed column, and what its
 `QuantState` holds. `models`: last names of modules that `replace_with_bnb_linear` replaces in two layers of a
 preset (as it is, under tied weights too), with how many; `kept`: dtype by parameter name of what it leaves.
+`tensors`: torchao 0.18's NF4Tensor.
 `states`: bytes of `AdamW` states of one parameter, 8 or 32 bits.
 """
 
@@ -14,11 +15,14 @@ import itertools
 import json
 import sys
 from collections import Counter
+from itertools import accumulate
 from pathlib import Path
 from typing import Any
 
 import bitsandbytes as bnb
 import torch
+from oracle.fsdp2_tracker import Tracker
+from torchao.quantization.quantize_.workflows.nf4.nf4_tensor import to_nf4
 from transformers import AutoConfig, AutoModelForCausalLM, BitsAndBytesConfig
 from transformers.integrations.bitsandbytes import replace_with_bnb_linear
 from transformers.quantizers.base import get_keys_to_not_convert
@@ -46,6 +50,20 @@ def weight(shape: tuple[int, int], kind: str, double: bool, storage: str) -> dic
     return {"shape": shape, "format": kind, "double_quant": double, "storage": storage,
             "data": module.weight.untyped_storage().nbytes(), "rows": module.weight.shape[0],
             "constants": {name: part.untyped_storage().nbytes() for name, part in parts.items()}}
+
+
+def tensor(shape: tuple[int, int]) -> dict[str, Any]:
+    """torchao's, and the most that is there while the weight is made of it, beyond what it rests on."""
+    made = to_nf4(torch.randn(shape, dtype=torch.bfloat16))
+    parts = {name: getattr(made, name).untyped_storage().nbytes() for name in (
+        "quantized_data", "quantized_scalers", "quantization_factor", "scaler_mean", "nf4")}
+    seen = parts["quantized_scalers"] + parts["quantization_factor"]  # views of which are made, and counted
+    tracker = Tracker()
+    with tracker:
+        whole = made.get_original_weight()
+    found = list(accumulate(change for _, change in tracker.events))
+    assert whole.untyped_storage().nbytes() == found[-1] - seen
+    return {"shape": shape, "parts": parts, "peak": max(found) - seen}
 
 
 def shared_tables() -> bool:
@@ -87,6 +105,7 @@ def main() -> None:
         if one["model_type"] in sys.argv[1:] or one["model_type"] != "nemotron_h":
             models[name] = model(one)
     rows = {"version": bnb.__version__, "shared_tables": shared_tables(),
+            "tensors": [tensor(shape) for shape in SHAPES[:3]],
             "weights": [row for row in (weight(*case) for case in cases) if row],
             "models": models, "states": [state(numel, bits) for numel in NUMELS for bits in (8, 32)]}
     json.dump(rows, sys.stdout, indent=1)
