@@ -61,6 +61,7 @@ class Blocks:
     """A format in which `size` values share one fp32 scale, and a tensor has a table of `table` bytes.
 
     Tensors of fewer than `least` values stay in the dtype `otherwise`; if `whole`, those that leave a remainder too.
+    `part`: "values" or "scales" alone, where they do not lie together.
     """
 
     size: int
@@ -68,19 +69,22 @@ class Blocks:
     otherwise: str
     table: int = 0
     whole: bool = False
+    part: str = ""
 
     def num_bytes(self, numel: int, dtype: str) -> int:
         """Bytes of a tensor of `numel` values, each stored in `dtype`."""
         if numel < self.least or (self.whole and numel % self.size):
-            return numel * dtype_bytes(self.otherwise)
-        return numel * dtype_bytes(dtype) + 4 * -(-numel // self.size) + self.table
+            return numel * dtype_bytes(self.otherwise) * (self.part != "scales")
+        values, scales = numel * dtype_bytes(dtype), 4 * -(-numel // self.size) + self.table
+        return {"values": values, "scales": scales}.get(self.part, values + scales)
 
 
 @dataclass(frozen=True, slots=True)
 class Form:
     """Where and how a tensor lies. `share` of its elements is in `space`: device, managed, host_pinned, host, ...
 
-    `packed`: values lie in 4 bits; `dtype` is then that of the packed column, which `layout` cuts.
+    `packed`: values lie in 4 bits; `dtype` is then that of the packed column, which `layout` cuts. `least_away`: a
+    tensor of fewer elements is on the device all the same.
     """
 
     layout: Layout
@@ -89,6 +93,11 @@ class Form:
     share: float = 1.0
     blocks: Blocks | None = None
     packed: Packed | None = None
+    least_away: int = 0
+
+    def space_of(self, numel: int) -> str:
+        """Where a tensor of `numel` elements lies."""
+        return self.space if numel >= self.least_away else "device"
 
     def stored_shape(self, shape: tuple[int, ...]) -> tuple[int, ...]:
         """What a layout cuts of a tensor of `shape`."""

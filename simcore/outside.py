@@ -85,6 +85,8 @@ def paged(num_bytes: int) -> tuple[Held, ...]:
 
 # ---- NCCL -----------------------------------------------------------------------------------------------------------
 def _nccl(site: Site, traffic: list[TrafficRow]) -> Held:
+    """Of collectives; what is copied to the host and back is none of NCCL's."""
+    traffic = [row for row in traffic if row.collective != "copy"]
     rings = {row.axis: row.group_size for row in traffic if row.collective not in _PAIRWISE}
     if site.mesh.size not in (1, *rings.values()):
         rings["world"] = site.mesh.size

@@ -233,7 +233,7 @@ def _place_tensor(spec: TensorSpec, life: Life, mesh: Mesh, rank: int) -> Placed
     padded = (padded_numel(spec.copies, stored, life.rest.layout, mesh) * values if life.pad_storage
               else _storage(whole, life.rest.layout, mesh))
     trains = spec.trainable and not spec.is_buffer
-    states = tuple((name, form.space, _state_bytes(spec, form, life, whole, mesh, rank))
+    states = tuple((name, form.space_of(spec.numel), _state_bytes(spec, form, life, whole, mesh, rank))
                    for name, form in life.states) if trains else ()
     here = tuple((name, num_bytes) for name, space, num_bytes in states if space == "device")
     cut_more = _flat_parts(tuple(cut for cut in life.grad.layout if cut not in life.rest.layout), mesh)

@@ -36,6 +36,13 @@ def test_one_gpu_has_its_context_alone() -> None:
     assert set(held(simulated("fsdp2", {}, "h100-1gpu"))) == {"context", "workspace"}
 
 
+def test_what_is_copied_to_the_host_is_no_communicators() -> None:
+    waits: dict[str, Any] = {"model": "llama-tiny", "recompute": "full", "offload": {"activations": "host"}}
+    report = simulated("ddp", {}, **waits)
+    assert {row.collective for row in report.ranks[0].traffic} == {"copy"}
+    assert "nccl" not in held(report)
+
+
 @pytest.mark.parametrize(("topology", "ranks", "mib"), [
     ("dgx-h100", 2, 342), ("dgx-h100", 8, 392), ("dgx-b200", 4, 392), ("dgx-a100", 2, 544), ("dgx-a100", 4, 688)])
 def test_a_communicator_with_rings(topology: str, ranks: int, mib: int) -> None:

@@ -10,6 +10,7 @@ from typing import Any
 import pytest
 
 import small
+from simcore.frameworks._torch import States
 from simcore.plan import Plan
 from simcore.report import Peak, Report
 from simcore.simulate import simulate
@@ -79,3 +80,13 @@ def test_a_step_allocates_what_bitsandbytes_and_peft_allocate(name: str) -> None
     forward = max(rank.peak.by_phase[phase] for phase in ("forward", "loss"))
     assert {"rest": sum(one.params_bytes for one in rank.at_rest.values()), "forward": forward - beside,
             "peak": rank.peak.allocated_bytes - beside, "end": rank.end_bytes - beside} == STEPS[name]["found"]
+
+
+@pytest.mark.parametrize("row", TRUTH["states"], ids=lambda row: f"{row['numel']} in {row['bits']} bits")
+@pytest.mark.parametrize("paged", [False, True])
+def test_states_are_those_that_adamw_makes(row: dict[str, Any], *, paged: bool) -> None:
+    """In blocks of 256 from 4096 values on; paged or not, they are as many bytes."""
+    states = States("adamw", "int8" if row["bits"] == 8 else "fp32", "bitsandbytes", paged=paged, has_momentum=False)
+    made = [form.blocks.num_bytes(row["numel"], form.dtype) if form.blocks else form.num_bytes(row["numel"])
+            for _, form in states.of((), "bf16")]
+    assert sum(made) == sum(row["states"].values())

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Final
 
 from simcore.form import Blocks, Form, Layout
@@ -14,6 +14,7 @@ __all__ = ["Defaults", "Sourced", "States", "all_or_no_checkpoint", "check_named
 
 _AO: Final = "torchao 36027d82 optim/adam.py"
 _TUNE: Final = "torchtune bd2a0fc7 recipes/full_finetune_single_device.py"
+_LEAST_PAGED: Final = 100_000
 _BNB: Final = "bitsandbytes 95f9af30 optim/optimizer.py"
 
 Sourced = tuple[str, str]
@@ -116,8 +117,12 @@ class States:
         if self.name == "sgd" or (self.name == "muon" and hidden):
             kept = self.has_momentum or self.name == "muon"
             return (("momentum_buffer", Form(layout, stored, space)),) * kept
-        form = self._moment(layout, stored, space)
-        return (("exp_avg", form), ("exp_avg_sq", form))
+        form, names = self._moment(layout, stored, space), ("exp_avg", "exp_avg_sq")
+        if not (self.paged and form.blocks):
+            return tuple((name, form) for name in names)
+        scales = replace(form, space=space, blocks=replace(form.blocks, part="scales"))
+        form = replace(form, blocks=replace(form.blocks, part="values"))
+        return (*((name, form) for name in names), *((f"{name}.absmax", scales) for name in names))
 
     def _moment(self, layout: Layout, stored: str, space: str) -> Form:
         """Like the parameter, as asked, or in blocks of 8 bits.
@@ -126,11 +131,13 @@ class States:
         `optim/optimizer.py`, Optimizer2State: what is smaller, and all of 32 bits, in fp32; one table for all tensors.
         torchao 36027d82 `optim/adam.py`, `optim/subclass_8bit.py`: what is smaller or no multiple of a block like the
         parameter; a table of 256 fp32 values for each tensor. A kernel updates a tensor: no temporaries are counted.
-        Paged states are managed memory (`cudaMallocManaged`), which is no part of torch's allocator.
+        Paged states are managed memory (`cudaMallocManaged`), which is no part of torch's allocator; those of fewer
+        than 100,000 values are not, nor are scales (get_state_buffer, init_state).
         """
         if self.low_bit == "bitsandbytes":
             blocks = Blocks(256, 4096, "fp32") if self.moments == "int8" else None
-            return Form(layout, "int8" if blocks else "fp32", "managed" if self.paged else space, blocks=blocks)
+            away = ("managed", _LEAST_PAGED) if self.paged else (space, 0)
+            return Form(layout, "int8" if blocks else "fp32", away[0], blocks=blocks, least_away=away[1])
         if self.moments == "int8":
             return Form(layout, "int8", space, blocks=Blocks(256, 4096, stored, table=1024, whole=True))
         return Form(layout, stored if self.moments == "auto" else self.moments, space)

@@ -15,7 +15,7 @@ from simcore.job import Job
 __all__ = ["FAST_OPTION", "FAST_RELEASES", "adapter_dtype", "fast_layers"]
 
 FAST_OPTION: Final = "FastLanguageModel"
-FAST_RELEASES: Final[tuple[Any, ...]] = (True, False, "2024.12")
+FAST_RELEASES: Final[tuple[Any, ...]] = (True, False, "2024.12", 2024.12)
 """True: the newest that is described."""
 _LINEARS: Final = frozenset({"q_proj", "k_proj", "v_proj", "o_proj", "gate_proj", "up_proj", "down_proj"})
 
