@@ -221,7 +221,9 @@ def _branches(tape: Tape, kind: LayerKind, run: Run, inputs: Inputs) -> Tensor:
     for branch in kind.branches:
         residual = x
         tape.scope = f"{branch.norm}."
-        x = _norm(tape, run.params[f"{branch.norm}.weight"], aten.cast(tape, x, run.compute), kind.family)
+        seen = aten.cast(tape, x, run.compute) if kind.wide else x
+        x = _norm(tape, run.params[f"{branch.norm}.weight"], seen, kind.family)
+        del seen
         if kind.wide:
             residual = aten.cast(tape, residual, "fp32")
         tape.scope = f"{branch.name}."
@@ -371,7 +373,7 @@ def _head(tape: Tape, kind: LayerKind, block: Head, run: Run) -> LayerTape:
         raise NotYet(Problem("training.loss", f"not yet: {run.loss} of scaled logits or a hidden state in fp32"))
     return simple_part(tape, run, leave_waiting if weight.tied else nothing, block.hidden,
                        lambda hidden: (_scaled_logits if kind.scaled else body)(
-                           tape, run, aten.cast(tape, hidden, run.compute)), _stream(kind))
+                           tape, run, aten.cast(tape, hidden, run.compute) if kind.wide else hidden), _stream(kind))
 
 
 def _logits(tape: Tape, run: Run, hidden: Tensor) -> Tensor:
