@@ -95,8 +95,7 @@ def table(job: Job) -> Framework:
         files=automodel_files(job),
         padding=Padding(1, "0.7.0 components/datasets/utils.py default_collater: pad_seq_len_divisible None"),
         libraries=Libraries(dispatcher=_dispatcher(job, options).replace("torch", "nccl"),
-                            attention=_attention(job, options), shared_beside=version in _BESIDE,
-                            eager=job.graph.implementation == "hf"),
+                            attention=_attention(job, options), shared_beside=version in _BESIDE),
         assumptions=_assumptions(job, options),
     )
 
