@@ -11,7 +11,7 @@ run: $(READY)  ## a first comparison: the same model under two frameworks
 	$(BIN)/rankscope run scenarios/nano-megatron-vs-fsdp2 || [ $$? = 1 ]  # 1: some do not fit, which is an answer
 
 test: lint
-	$(BIN)/python -m pytest -q
+	$(BIN)/python -m pytest -q -n 2
 
 lint: $(READY)
 	$(BIN)/ruff check .

@@ -12,7 +12,7 @@ from simcore.calibration.reading import NotMeasured, Reading
 from simcore.calibration.sizes import Core
 from simcore.product import shape_of_heads
 
-__all__ = ["attention", "attention_flash2", "work_of"]
+__all__ = ["attention", "attention_flash2", "attention_triton", "work_of"]
 
 
 def attention(bench: Bench) -> Iterator[Reading]:
@@ -28,6 +28,11 @@ def attention_flash2(bench: Bench) -> Iterator[Reading]:
     if flash is not None:
         return _over_lengths(bench, "attention_flash2", f"flash-attn {flash.__version__}", _flash(flash))
     return _over_lengths(bench, "attention_flash2", "SDPA by torch's flash kernel", _sdpa(bench, "FLASH_ATTENTION"))
+
+
+def attention_triton(_bench: Bench) -> Iterator[Reading]:
+    """Always NotMeasured: flash-attention 1.0.9 in Triton runs with the Triton of its year alone."""
+    raise NotMeasured("the first flash-attention in Triton needs triton 2.0 pre-MLIR, which no torch of today takes")
 
 
 def _over_lengths(bench: Bench, kernel: str, by: str, run: Callable[..., Any]) -> Iterator[Reading]:

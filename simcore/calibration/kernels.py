@@ -23,8 +23,9 @@ Measure = Callable[[Bench], Iterable[Reading]]
 
 KERNELS: Final[dict[str, Measure]] = {
     "gemm": products.gemm, "grouped_gemm": products.grouped_gemm, "attention": attention.attention,
-    "attention_flash2": attention.attention_flash2, "mamba_scan": mamba.mamba_scan, "conv": mamba.conv,
-    "norm": passes.norm, "elementwise": passes.elementwise, "permute": passes.permute, "loss": passes.loss,
+    "attention_flash2": attention.attention_flash2, "attention_triton": attention.attention_triton,
+    "mamba_scan": mamba.mamba_scan, "conv": mamba.conv, "norm": passes.norm, "elementwise": passes.elementwise,
+    "elementwise_eager": passes.elementwise_eager, "permute": passes.permute, "loss": passes.loss,
     "embedding": passes.embedding, "optimizer": passes.optimizer, "copy": passes.copy,
 }
 """In the order in which they are measured: products first, while their inputs fit beside nothing else."""

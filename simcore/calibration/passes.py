@@ -14,7 +14,7 @@ from simcore.calibration.bench import Bench, Work
 from simcore.calibration.machine import optional
 from simcore.calibration.reading import NotMeasured, Reading
 
-__all__ = ["copy", "elementwise", "embedding", "loss", "norm", "optimizer", "permute"]
+__all__ = ["copy", "elementwise", "elementwise_eager", "embedding", "loss", "norm", "optimizer", "permute"]
 
 
 def norm(bench: Bench) -> Iterator[Reading]:
@@ -42,6 +42,16 @@ def elementwise(bench: Bench) -> Iterator[Reading]:
         yield bench.read("elementwise", "torch.add", shape, (size, 6 * size), partial(torch.add, a, b))
         yield bench.read("elementwise", "torch's silu", shape, (size, 4 * size),
                          partial(torch.nn.functional.silu, a))
+
+
+def elementwise_eager(bench: Bench) -> Iterator[Reading]:
+    """A sum of two and a cast to fp32, over halves that lie as a transposed view: torch's operators, one by one."""
+    torch, half = bench.torch, bench.sizes.hidden // 2
+    for tokens in bench.extent.tokens:
+        a, b = (bench.random(tokens, 2 * half).view(tokens, 2, half).transpose(0, 1) for _ in range(2))
+        size, shape = 2 * tokens * half, f"{tokens}x2x{half} transposed"
+        yield bench.read("elementwise_eager", "torch.add", shape, (size, 6 * size), partial(torch.add, a, b))
+        yield bench.read("elementwise_eager", "torch's cast", shape, (size, 6 * size), a.float)
 
 
 def permute(bench: Bench) -> Iterator[Reading]:

@@ -1,0 +1,7 @@
+"""What every test starts from, in one process or in several."""
+
+from __future__ import annotations
+
+import os
+
+os.environ.pop("COLUMNS", None)  # pytest-xdist tells its workers a width; tables are tested as a pipe gets them
