@@ -66,8 +66,13 @@ def test_attention_counts_what_operators_post() -> None:
     assert set(work_of(core, SEQ)[:2]) == posted("fsdp2", Kernel.ATTENTION)
 
 
+def test_a_kernel_of_another_year_is_never_read() -> None:
+    with pytest.raises(NotMeasured, match="which no torch of today takes"):
+        KERNELS["attention_triton"](torch_bench())
+
+
 @pytest.mark.slow
-@pytest.mark.parametrize("kernel", [name for name in KERNELS if name != "attention"])
+@pytest.mark.parametrize("kernel", [name for name in KERNELS if name not in ("attention", "attention_triton")])
 def test_every_kernel_is_read_on_a_cpu(kernel: str) -> None:
     readings, stopped = collected(torch_bench(), KERNELS[kernel])
     assert stopped == ""
