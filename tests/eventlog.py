@@ -50,7 +50,38 @@ def summit(events: Events) -> tuple[int, int]:
     return sum(changes), max(accumulate(changes, initial=0))
 
 
-def backwards(tapes: list[LayerTape], events: Callable[..., Events], last: Events) -> list[tuple[str, Events]]:
+Sections = list[tuple[str, Events]]
+"""Where, and what happens there."""
+
+
+def same_events(recorded: Sections, measured: Sections) -> None:
+    """Every event of every section, in order."""
+    for (at, mine), (where, truth) in zip(recorded, measured, strict=True):
+        assert at == where
+        assert grouped(sizes(mine)) == grouped(truth), at
+
+
+def same_summits(recorded: Sections, measured: Sections) -> None:
+    """Net bytes of every section, and the most that is ever there."""
+    for (at, mine), (_, truth) in zip(recorded, measured, strict=True):
+        assert summit(sizes(mine)) == summit(truth), at
+
+
+def same_births(recorded: Sections, case: dict[str, Any]) -> None:
+    """Bytes that are born in every section, by category."""
+    born_of = {section["at"]: section["born"] for section in case["sections"]}
+    for at, mine in recorded:
+        assert born(mine) == born_of[at], at
+
+
+def in_order_of(recorded: Sections, case: dict[str, Any]) -> Sections:
+    """The measured sections in the order of the recorded ones; both name the same."""
+    found = {section["at"]: section["events"] for section in case["sections"] if section["events"]}
+    assert found.keys() == dict(recorded).keys()
+    return [(at, found[at]) for at, _ in recorded]
+
+
+def backwards(tapes: list[LayerTape], events: Callable[..., Events], last: Events) -> Sections:
     """Sections from the loss down to the stem; `last` comes after the stem's backward."""
     stem, *layers, norm, head, loss = tapes
     found = [("loss", events(loss.seed, loss.backward, head.backward, norm.backward))]

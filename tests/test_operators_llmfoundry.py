@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from eventlog import Events, backwards, born, grouped, sizes, summit
+from eventlog import Events, Sections, backwards, in_order_of, same_births, same_events, same_summits
 from simcore.graph import ModelGraph, build, model_config
 from simcore.models.blocks import Embedding, Head
 from simcore.operators import llmfoundry
@@ -54,7 +54,7 @@ class Model:
                 found.append((amount, names[slot][1]))
         return found
 
-    def sections(self) -> list[tuple[str, Events]]:
+    def sections(self) -> Sections:
         stem, *layers, norm, head, loss = self.tapes
         found = [("stem", self.events(stem.forward))]
         for i, layer in enumerate(layers):
@@ -67,31 +67,24 @@ class Model:
 
 
 @cache
-def recorded(name: str) -> list[tuple[str, Events]]:
+def recorded(name: str) -> Sections:
     return [(at, events) for at, events in Model(CASES[name]["case"]).sections() if events]
 
 
-def measured(name: str) -> list[tuple[str, Events]]:
-    found = {section["at"]: section["events"] for section in CASES[name]["sections"] if section["events"]}
-    return [(at, found[at]) for at, _ in recorded(name)]
+def measured(name: str) -> Sections:
+    return in_order_of(recorded(name), CASES[name])
 
 
 @pytest.mark.parametrize("name", CASES)
 def test_every_event_of_every_section_is_the_measured_one(name: str) -> None:
-    assert {section["at"] for section in CASES[name]["sections"] if section["events"]} == dict(recorded(name)).keys()
-    for (at, mine), (where, truth) in zip(recorded(name), measured(name), strict=True):
-        assert at == where
-        assert grouped(sizes(mine)) == grouped(truth), at
+    same_events(recorded(name), measured(name))
 
 
 @pytest.mark.parametrize("name", CASES)
 def test_running_maxima_and_net_bytes(name: str) -> None:
-    for (at, mine), (_, truth) in zip(recorded(name), measured(name), strict=True):
-        assert summit(sizes(mine)) == summit(truth), at
+    same_summits(recorded(name), measured(name))
 
 
 @pytest.mark.parametrize("name", CASES)
 def test_bytes_born_by_category(name: str) -> None:
-    born_of = {section["at"]: section["born"] for section in CASES[name]["sections"]}
-    for at, mine in recorded(name):
-        assert born(mine) == born_of[at], at
+    same_births(recorded(name), CASES[name])

@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from eventlog import Events, backwards, born, grouped, sizes, summit
+from eventlog import Events, Sections, backwards, same_births, same_events, same_summits
 from simcore.graph import ModelGraph, build, model_config
 from simcore.operators import torchtitan
 from simcore.recording import LayerTape, Run
@@ -74,7 +74,7 @@ class Model:
         cast = int("head_dim" in self.case["model"] and self.case.get("compute", "bf16") != "fp32")
         return events[:cast], events[cast:]
 
-    def sections(self) -> list[tuple[str, Events]]:
+    def sections(self) -> Sections:
         stem, *layers, norm, head, loss = self.tapes
         found = [("stem", self.events(stem.forward))]
         for i, layer in enumerate(layers):
@@ -86,29 +86,24 @@ class Model:
 
 
 @cache
-def recorded(name: str) -> list[tuple[str, Events]]:
+def recorded(name: str) -> Sections:
     return [(at, events) for at, events in Model(CASES[name]["case"]).sections() if events]
 
 
-def measured(name: str) -> list[tuple[str, Events]]:
+def measured(name: str) -> Sections:
     return [(section["at"], section["events"]) for section in CASES[name]["sections"] if section["events"]]
 
 
 @pytest.mark.parametrize("name", CASES)
 def test_every_event_of_every_section_is_the_measured_one(name: str) -> None:
-    for (at, mine), (where, truth) in zip(recorded(name), measured(name), strict=True):
-        assert at == where
-        assert grouped(sizes(mine)) == grouped(truth), at
+    same_events(recorded(name), measured(name))
 
 
 @pytest.mark.parametrize("name", CASES)
 def test_running_maxima_and_net_bytes(name: str) -> None:
-    for (at, mine), (_, truth) in zip(recorded(name), measured(name), strict=True):
-        assert summit(sizes(mine)) == summit(truth), at
+    same_summits(recorded(name), measured(name))
 
 
 @pytest.mark.parametrize("name", CASES)
 def test_bytes_born_by_category(name: str) -> None:
-    born_of = {section["at"]: section["born"] for section in CASES[name]["sections"]}
-    for at, mine in recorded(name):
-        assert born(mine) == born_of[at], at
+    same_births(recorded(name), CASES[name])

@@ -15,13 +15,13 @@ from simcore.form import Flat, Form, Layout, Partial
 from simcore.framework import Framework, Life, Moment, Optimizer, Rule
 from simcore.frameworks import _transformers
 from simcore.frameworks._files import plain_files
-from simcore.frameworks._sdpa import SDPA_BACKENDS, torch_libraries
 from simcore.frameworks._torch import (
     all_or_no_checkpoint,
     check_named_adapters,
     refuse_virtual_stages,
     torch_optimizer,
 )
+from simcore.frameworks._torch_kernels import SDPA_BACKENDS, torch_libraries
 from simcore.job import Job
 from simcore.zero import PERSISTENT, Zero
 

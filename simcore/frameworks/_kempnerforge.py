@@ -9,8 +9,8 @@ from __future__ import annotations
 from typing import Any
 
 from simcore.form import Layout, Shard
-from simcore.frameworks._sdpa import SDPA_BACKENDS
 from simcore.frameworks._torch import Defaults
+from simcore.frameworks._torch_kernels import SDPA_BACKENDS
 from simcore.frameworks._torch_stages import even_stages
 from simcore.job import Job
 from simcore.models.blocks import Attention, Moe

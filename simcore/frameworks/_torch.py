@@ -10,7 +10,7 @@ from simcore.framework import Optimizer
 from simcore.job import Job
 
 __all__ = ["Defaults", "Sourced", "States", "all_or_no_checkpoint", "check_named_adapters",
-           "check_optimizer_in_backward", "refuse_virtual_stages", "states_of", "torch_optimizer"]
+           "check_optimizer_in_backward", "offloaded_together", "refuse_virtual_stages", "states_of", "torch_optimizer"]
 
 _AO: Final = "torchao 36027d82 optim/adam.py"
 _TUNE: Final = "torchtune bd2a0fc7 recipes/full_finetune_single_device.py"
@@ -49,6 +49,16 @@ class Defaults:
     reshard_in_stages: Sourced = ("", "")
     whole_in_stages: tuple[str, ...] = ()
     returns_outputs: bool = False
+
+
+def offloaded_together(job: Job, told: str, rule: str) -> bool:
+    """Whether parameters, gradients and states rest on the host; IllegalLayout, with `told`, for some or parts."""
+    parts = {name: job.scenario.training.offload.part(name) for name in ("params", "gradients", "optimizer")}
+    for name, (space, fraction) in parts.items():
+        job.one_of(f"training.offload.{name}", space, ("none", "host"))
+        if fraction != parts["params"][1] or fraction not in (0, 1):
+            raise job.illegal(f"training.offload.{name}", f"{told}, all three and whole", rule)
+    return bool(parts["params"][1])
 
 
 def torch_optimizer(job: Job, source: str, default: str = "foreach", *, plain: bool = False,

@@ -10,8 +10,8 @@ from functools import lru_cache
 from typing import Any
 
 from simcore.form import Layout, Shard
-from simcore.frameworks._sdpa import SDPA_BACKENDS
 from simcore.frameworks._torch import Defaults
+from simcore.frameworks._torch_kernels import SDPA_BACKENDS
 from simcore.frameworks._torch_stages import weighed_stages
 from simcore.graph import ModelGraph
 from simcore.job import Job

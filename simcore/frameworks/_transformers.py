@@ -6,8 +6,8 @@ from typing import Any, Final
 
 from simcore.form import Layout
 from simcore.frameworks._bitsandbytes import STORAGE_OPTION, STORAGES, TUNE_OPTION
-from simcore.frameworks._sdpa import SDPA_BACKENDS
 from simcore.frameworks._torch import Defaults, all_or_no_checkpoint, check_optimizer_in_backward
+from simcore.frameworks._torch_kernels import SDPA_BACKENDS
 from simcore.frameworks._torch_stages import weighed_stages
 from simcore.job import Job
 from simcore.models.blocks import Attention, Mamba2

@@ -23,8 +23,8 @@ from simcore.framework import Framework, Life, Moment, Padding, Rule, UnshardFlo
 from simcore.frameworks._automodel_checks import check
 from simcore.frameworks._automodel_units import is_sharded, units
 from simcore.frameworks._files import automodel_files
-from simcore.frameworks._sdpa import SDPA_BACKENDS, torch_libraries
 from simcore.frameworks._torch import States, all_or_no_checkpoint, states_of, torch_optimizer
+from simcore.frameworks._torch_kernels import SDPA_BACKENDS, torch_libraries
 from simcore.job import Job
 from simcore.libraries import Libraries
 from simcore.lora_automodel import adapters

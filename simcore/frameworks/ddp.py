@@ -18,7 +18,6 @@ from simcore.frameworks import _transformers
 from simcore.frameworks._autocast import AUTOCAST_OPTIONS, Mixed, mixed_of
 from simcore.frameworks._bitsandbytes import STORAGE_OPTION, STORAGES, TUNE_OPTION, is_packed, packed_of
 from simcore.frameworks._files import plain_files
-from simcore.frameworks._sdpa import SDPA_BACKENDS, torch_libraries
 from simcore.frameworks._torch import (
     States,
     all_or_no_checkpoint,
@@ -27,6 +26,7 @@ from simcore.frameworks._torch import (
     states_of,
     torch_optimizer,
 )
+from simcore.frameworks._torch_kernels import SDPA_BACKENDS, torch_libraries
 from simcore.frameworks._unsloth import FAST_OPTION, FAST_RELEASES, adapter_dtype, fast_layers
 from simcore.job import Job
 from simcore.lora_names import name_adapters

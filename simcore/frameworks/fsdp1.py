@@ -18,16 +18,17 @@ from simcore.framework import Framework, Life, Moment, Rule, Unit
 from simcore.frameworks import _llmfoundry, _transformers
 from simcore.frameworks._files import fsdp1_files
 from simcore.frameworks._fsdp2_units import Wrapping, units
-from simcore.frameworks._sdpa import SDPA_BACKENDS, torch_libraries
 from simcore.frameworks._torch import (
     Defaults,
     States,
     all_or_no_checkpoint,
     check_named_adapters,
+    offloaded_together,
     refuse_virtual_stages,
     states_of,
     torch_optimizer,
 )
+from simcore.frameworks._torch_kernels import SDPA_BACKENDS, torch_libraries
 from simcore.graph import ModelGraph
 from simcore.job import Job
 from simcore.lora_names import name_adapters
@@ -189,13 +190,8 @@ def _check_adapters(job: Job, options: dict[str, Any], *, aligned: bool) -> None
 
 def _check_offload(job: Job, flow: Wrapped) -> None:
     """CPUOffload(offload_params=True): parameters, and with them gradients and the step."""
-    offload, rule = job.scenario.training.offload, "torch 2.13 torch/distributed/fsdp/api.py CPUOffload"
-    parts = {name: offload.part(name) for name in ("params", "gradients", "optimizer")}
-    for name, (space, fraction) in parts.items():
-        job.one_of(f"training.offload.{name}", space, ("none", "host"))
-        if fraction != parts["params"][1] or fraction not in (0, 1):
-            raise job.illegal(f"training.offload.{name}", "offload_params moves parameters, and with them gradients "
-                              "and optimizer states, all three and whole", rule)
+    offloaded_together(job, "offload_params moves parameters, and with them gradients and optimizer states",
+                       "torch 2.13 torch/distributed/fsdp/api.py CPUOffload")
     if flow.on_host and flow.sync == "every" and job.scenario.num_microbatches > 1:
         raise job.illegal("training.offload", "Gradient accumulation outside no_sync() does not work with CPU "
                           "offloading (sync_gradients: last is inside it)",

@@ -19,17 +19,18 @@ from simcore.frameworks import _hub, _kempnerforge, _llmfoundry, _torchtitan, _t
 from simcore.frameworks._bitsandbytes import STORAGE_OPTION, is_packed, packed_of
 from simcore.frameworks._files import fsdp2_files
 from simcore.frameworks._fsdp2_units import Wrapping, units
-from simcore.frameworks._sdpa import torch_libraries
 from simcore.frameworks._torch import (
     Defaults,
     Sourced,
     States,
     all_or_no_checkpoint,
     check_named_adapters,
+    offloaded_together,
     refuse_virtual_stages,
     states_of,
     torch_optimizer,
 )
+from simcore.frameworks._torch_kernels import torch_libraries
 from simcore.frameworks._torch_stages import check_schedule, pipeline_schedule
 from simcore.graph import ModelGraph
 from simcore.job import Job
@@ -185,14 +186,9 @@ def _check_offload(job: Job) -> None:
     """[Note: FSDP2 on the host] Parameters, gradients and states go together, all of them."""
     waits = ("activations",) if job.graph.implementation == "hf" else ()
     job.refuse_offload("params", "gradients", "optimizer", *waits)
-    offload, rule = job.scenario.training.offload, "torch 2.13 distributed/fsdp/_fully_shard/_fsdp_api.py"
-    parts = {name: offload.part(name) for name in ("params", "gradients", "optimizer")}
-    for name, (space, fraction) in parts.items():
-        job.one_of(f"training.offload.{name}", space, ("none", "host"))
-        if fraction != parts["params"][1] or fraction not in (0, 1):
-            raise job.illegal(f"training.offload.{name}", "CPUOffloadPolicy offloads parameters, gradients, and "
-                              "optimizer states to CPU, all three and whole", rule)
-    if parts["params"][1] and job.mesh.dp_shard == 1:
+    away = offloaded_together(job, "CPUOffloadPolicy offloads parameters, gradients, and optimizer states to CPU",
+                              "torch 2.13 distributed/fsdp/_fully_shard/_fsdp_api.py")
+    if away and job.mesh.dp_shard == 1:
         raise job.not_yet("training.offload", "parameters on the host that are not sharded")
 
 

@@ -8,10 +8,11 @@ from typing import Any, Final
 
 from simcore.halves import Halves
 from simcore.recording import LayerTape, Run
-from simcore.tape import GRAD_HIDDEN, HIDDEN, Node, Section, Tape, Tensor
+from simcore.tape import GRAD_HIDDEN, HIDDEN, Node, Op, Section, Tape, Tensor
 
-__all__ = ["TIED_HEAD", "hand_back", "hand_on", "hidden_state", "leave_waiting", "meet_waiting", "nothing",
-           "run_backward", "run_backward_of_loss", "run_halves", "simple_part", "stream_dtype"]
+__all__ = ["TIED_HEAD", "drop_held_logits", "hand_back", "hand_on", "hidden_state", "hold_logits", "leave_waiting",
+           "meet_waiting", "nothing", "run_backward", "run_backward_of_loss", "run_halves", "simple_part",
+           "stream_dtype"]
 
 TIED_HEAD: Final = 1 << 30
 """Row offset: the slot is the head's, however far away that is."""
@@ -35,6 +36,18 @@ def hand_on(tape: Tape, out: Tensor) -> None:
     """The output is the next layer's to free."""
     tape.rename(out.storage, HIDDEN)
     out.disown()
+
+
+def drop_held_logits(tape: Tape, run: Run, vocab: int) -> Section:
+    """Logits that a loop holds until the next ones are there: their death, and what rests when a step begins."""
+    held = tape.external((run.batch, run.seq, vocab), run.compute, tape.slot("held_logits", "activation"), 0)
+    assert held.storage is not None
+    return Section(((Op.ALLOC, 0, held.storage.slot, held.nbytes, 0, 0),))
+
+
+def hold_logits(tape: Tape, run: Run, vocab: int) -> None:
+    """They stay where they are, under another name, until the next step's are there."""
+    tape.empty((run.batch, run.seq, vocab), run.compute, "held_logits", "activation").disown()
 
 
 def run_backward(tape: Tape, out: Tensor, inputs: Node | None, finish: Callable[[Tape], None],

@@ -23,7 +23,15 @@ from typing import Final, NamedTuple
 
 from simcore.models.blocks import Attention, Embedding, FinalNorm, Head, LayerKind, Loss, Moe
 from simcore.operators import aten
-from simcore.operators.borders import hand_on, hidden_state, run_backward, run_backward_of_loss, simple_part
+from simcore.operators.borders import (
+    drop_held_logits,
+    hand_on,
+    hidden_state,
+    hold_logits,
+    run_backward,
+    run_backward_of_loss,
+    simple_part,
+)
 from simcore.operators.dtensor import (
     cut_sequence,
     gather_last,
@@ -241,13 +249,9 @@ def _output(tape: Tape, run: Run, x: Tensor) -> Tensor:
 # ---- loss -----------------------------------------------------------------------------------------------------------
 def _loss(tape: Tape, block: Loss, run: Run) -> LayerTape:
     """`logits = model(...)` drops the last ones; these are kept until the next."""
-    shape = (run.batch, run.seq, block.vocab)
     if _option(run, "stage"):
         return _loss_of_stage(tape, block, run)
-    held = tape.external(shape, run.compute, tape.slot("held_logits", "activation"), 0)
-    assert held.storage is not None
-    rest = Section(((Op.ALLOC, 0, held.storage.slot, held.nbytes, 0, 0),))
-    del held
+    rest = drop_held_logits(tape, run, block.vocab)
     logits: Tensor | None = hidden_state(tape, run, run.seq, block.vocab)
     assert logits is not None
     leaf = logits.node
@@ -257,7 +261,7 @@ def _loss(tape: Tape, block: Loss, run: Run) -> LayerTape:
     seed, backward, ones = run_backward_of_loss(tape, scaled, leaf)
     del ones, loss, scaled
     logits = None
-    tape.empty(shape, run.compute, "held_logits", "activation").disown()
+    hold_logits(tape, run, block.vocab)
     return LayerTape(forward, backward, late=tape.cut(), seed=seed, rest=rest)
 
 

@@ -22,8 +22,10 @@ from typing import Final
 from simcore.models.blocks import Attention, Branch, Embedding, FinalNorm, Head, LayerKind, Loss
 from simcore.operators import aten
 from simcore.operators.borders import (
+    drop_held_logits,
     hand_on,
     hidden_state,
+    hold_logits,
     leave_waiting,
     meet_waiting,
     nothing,
@@ -36,7 +38,6 @@ from simcore.operators.llmfoundry_attention import flash, triton
 from simcore.operators.llmfoundry_fp8 import te_linear
 from simcore.operators.mpt_tensors import tensors
 from simcore.recording import LayerTape, Run
-from simcore.rows import Op, Section
 from simcore.tape import Kernel, Tape, Tensor
 
 __all__ = ["record", "standing", "tensors"]
@@ -183,11 +184,7 @@ def _positions(tape: Tape, run: Run) -> Tensor:
 # ---- loss -----------------------------------------------------------------------------------------------------------
 def _loss(tape: Tape, block: Loss, run: Run) -> LayerTape:
     """`self.state.outputs` has the logits of the microbatch before until this one's are there."""
-    shape = (run.batch, run.seq, block.vocab)
-    held = tape.external(shape, run.compute, tape.slot("held_logits", "activation"), 0)
-    assert held.storage is not None
-    rest = Section(((Op.ALLOC, 0, held.storage.slot, held.nbytes, 0, 0),))
-    del held
+    rest = drop_held_logits(tape, run, block.vocab)
     logits: Tensor | None = hidden_state(tape, run, run.seq, block.vocab)
     assert logits is not None
     leaf = logits.node
@@ -198,7 +195,7 @@ def _loss(tape: Tape, block: Loss, run: Run) -> LayerTape:
     for _ in range(2):
         _metric(tape, logits.view(run.tokens, block.vocab), in_fp32=("fp8", "true") not in run.options)
     logits = None
-    tape.empty(shape, run.compute, "held_logits", "activation").disown()
+    hold_logits(tape, run, block.vocab)
     return LayerTape(forward, backward, late=tape.cut(), seed=seed, rest=rest)
 
 

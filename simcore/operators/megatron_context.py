@@ -288,8 +288,7 @@ class Discarded:
 
     def drop_after(self, out: Tensor) -> Tensor:
         """Free the storage now; fill it again when the gradient of `out` arrives."""
-        self.storage.__del__()
-        self.storage.num_bytes = 0
+        _empty(self.storage)
         hooked = Tensor(out.storage, out.shape, out.dtype)
         self.c.node(hooked, (out,), (), self._fill)
         return hooked
@@ -336,14 +335,19 @@ def discarded_region(c: Context, run: Callable[[], tuple[Tensor, ...]]) -> tuple
 
     def drop_after(out: Tensor) -> Tensor:
         for storage, _ in emptied:
-            assert storage is not None
-            storage.__del__()
-            storage.num_bytes = 0
+            _empty(storage)
         hooked = Tensor(out.storage, out.shape, out.dtype)
         c.node(hooked, (out,), (), fill)
         return hooked
 
     return outputs, drop_after
+
+
+def _empty(storage: Storage | None) -> None:
+    """Its bytes go, though tensors still refer to it."""
+    assert storage is not None
+    storage.__del__()
+    storage.num_bytes = 0
 
 
 def _restore(c: Context, emptied: Storage | None, made: Tensor) -> None:

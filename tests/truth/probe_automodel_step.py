@@ -27,7 +27,7 @@ from nemo_automodel.components.models.qwen3 import model as qwen3
 from oracle.fsdp2_log import Replay
 from oracle.fsdp2_models import no_mask
 from oracle.fsdp2_run import summarise_comms
-from oracle.fsdp2_setup import fsdp_params, make_optim
+from oracle.fsdp2_setup import make_optim, tag_shards
 from oracle.fsdp2_tracker import Tracker
 from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.testing._internal.distributed.fake_pg import FakeStore
@@ -59,9 +59,7 @@ def micro_step(model: Any, tr: Tracker, first: bool) -> None:
     loss = MaskedCrossEntropy()(logits=out.logits, labels=labels)
     del out
     if first:
-        for p in fsdp_params(model):
-            tr.tag(p._sharded_param_data, "sharded_param")
-            tr.tag(p.sharded_param, "sharded_param")
+        tag_shards(tr, model)
     tr.phase, tr.layer = "bwd", "loss"
     tr.mark("bwd:begin")
     loss.backward()

@@ -29,7 +29,7 @@ from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.fsdp import MixedPrecisionPolicy, fully_shard
 from torch.testing._internal.distributed.fake_pg import FakeStore
 
-from .fsdp2_setup import fsdp_params, two_steps
+from .fsdp2_setup import tag_shards, two_steps
 from .fsdp2_tracker import Tracker
 
 Case = dict[str, Any]
@@ -196,9 +196,7 @@ def micro_step(model: Any, case: Case, tr: Tracker, held: dict[str, torch.Tensor
     held["logits"] = model(input_ids=ids).logits
     loss = loss_of(held["logits"], labels)
     tr.mark("fwd:end")
-    for p in fsdp_params(model):
-        tr.tag(p._sharded_param_data, "sharded_param")
-        tr.tag(p.sharded_param, "sharded_param")
+    tag_shards(tr, model)
     tr.phase, tr.layer = "bwd", "loss"
     tr.mark("bwd:begin")
     loss.backward()

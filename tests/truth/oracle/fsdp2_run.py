@@ -19,7 +19,7 @@ from torch.distributed.tensor import DTensor
 from torch.testing._internal.distributed.fake_pg import FakeStore
 
 from .fsdp2_log import Replay
-from .fsdp2_setup import StepsInBackward, build, dt, fsdp_params, make_optim, placement, unfuse_precision, wrap
+from .fsdp2_setup import StepsInBackward, build, dt, make_optim, placement, tag_shards, unfuse_precision, wrap
 from .fsdp2_tracker import Tracker
 from .rows import FSDP2_DEFAULTS
 
@@ -55,9 +55,7 @@ def micro_step(model: nn.Module, spec: Spec, tr: Tracker, bounds: dict[str, int]
     tr.mark("fwd:end")
     bounds["fwd_end"] = len(tr.events)
     if first:
-        for p in fsdp_params(model):
-            tr.tag(p._sharded_param_data, "sharded_param")
-            tr.tag(p.sharded_param, "sharded_param")
+        tag_shards(tr, model)
         for p in ignored:
             tr.tag(p, "ignored_param")
     tr.phase, tr.layer = "bwd", "loss"

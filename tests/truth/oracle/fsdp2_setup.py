@@ -136,6 +136,13 @@ def fsdp_params(model: nn.Module) -> Iterator[Any]:
                 yield from g.fsdp_params
 
 
+def tag_shards(tr: Tracker, model: nn.Module) -> None:
+    """After a forward that made them anew."""
+    for p in fsdp_params(model):
+        tr.tag(p._sharded_param_data, "sharded_param")
+        tr.tag(p.sharded_param, "sharded_param")
+
+
 def placement(model: nn.Module, ignored: set[nn.Parameter]) -> dict[str, int]:
     """Distinct parameters, their elements in the model, this rank's bytes without and with padding."""
     out = dict(params=0, numel=0, local_bytes=0, padded_bytes=0)

@@ -28,7 +28,7 @@ from torch._subclasses.fake_tensor import FakeTensor, FakeTensorMode
 from torch.distributed.device_mesh import init_device_mesh
 from torch.testing._internal.distributed.fake_pg import FakeStore
 
-from .fsdp2_setup import fsdp_params, two_steps
+from .fsdp2_setup import tag_shards, two_steps
 from .fsdp2_tracker import Tracker
 
 Case = dict[str, Any]
@@ -97,9 +97,7 @@ def micro_step(model: Any, case: Case, tr: Tracker, held: dict[str, torch.Tensor
             loss = loss + AUX_LOSS_WEIGHT * model.get_moe_aux_loss()
         scaled_loss = loss / count
         tr.mark("fwd:end")
-        for p in fsdp_params(model):
-            tr.tag(p._sharded_param_data, "sharded_param")
-            tr.tag(p.sharded_param, "sharded_param")
+        tag_shards(tr, model)
         tr.phase, tr.layer = "bwd", "loss"
         tr.mark("bwd:begin")
         scaled_loss.backward()

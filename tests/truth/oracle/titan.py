@@ -28,7 +28,7 @@ from torch.distributed.tensor.experimental._context_parallel._attention import (
 from torch.distributed.tensor.parallel import loss_parallel
 from torch.testing._internal.distributed.fake_pg import FakeStore
 
-from .fsdp2_setup import fsdp_params, two_steps
+from .fsdp2_setup import tag_shards, two_steps
 from .fsdp2_tracker import Tracker
 
 Case = dict[str, Any]
@@ -213,9 +213,7 @@ def micro_step(model: nn.Module, case: Case, tr: Tracker) -> None:
         loss = cross_entropy_loss(pred, labels) / 1000.0
         del pred
         tr.mark("fwd:end")
-        for p in fsdp_params(model):
-            tr.tag(p._sharded_param_data, "sharded_param")
-            tr.tag(p.sharded_param, "sharded_param")
+        tag_shards(tr, model)
         tr.phase, tr.layer = "bwd", "loss"
         tr.mark("bwd:begin")
         loss.backward()
