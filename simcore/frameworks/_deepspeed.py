@@ -15,6 +15,7 @@ from simcore.form import Flat, Form, Layout, Partial
 from simcore.framework import Framework, Life, Moment, Optimizer, Rule
 from simcore.frameworks import _transformers
 from simcore.frameworks._files import plain_files
+from simcore.frameworks._liger import LIGER_OPTION, loss_with
 from simcore.frameworks._torch import (
     all_or_no_checkpoint,
     check_named_adapters,
@@ -43,6 +44,7 @@ _OF_ALL: Final[dict[str, tuple[Any, ...]]] = {
     "round_robin_gradients": (None, True, False),
     "attn_implementation": (None, "sdpa", "flash_attention_2"),
     "sdpa_backend": (None, *SDPA_BACKENDS),
+    LIGER_OPTION: (True, False),
     "experts_implementation": (None, "grouped_mm"),
     "offload_optimizer": (dict,),
 }
@@ -81,7 +83,7 @@ def zero_table(job: Job, stage: int) -> Framework:
         optimizer=_optimizer(job, flow),
         compute_dtype=job.compute,
         checkpoint=all_or_no_checkpoint(job),
-        loss=job.auto("training.loss", job.scenario.training.loss, "hf", "transformers 5.23 ForCausalLMLoss"),
+        loss=job.auto("training.loss", job.scenario.training.loss, *loss_with(options, _transformers.DEFAULTS.loss)),
         sequence_parallel=False,
         stages=(tuple(range(len(job.graph.layers))),),
         options=(*_transformers.options_of(job, options), *_transformers.replayed(job)),

@@ -6,6 +6,7 @@ from typing import Any, Final
 
 from simcore.form import Layout
 from simcore.frameworks._bitsandbytes import STORAGE_OPTION, STORAGES, TUNE_OPTION
+from simcore.frameworks._liger import LIGER_OPTION, liger_kernels
 from simcore.frameworks._torch import Defaults, all_or_no_checkpoint, check_optimizer_in_backward
 from simcore.frameworks._torch_kernels import SDPA_BACKENDS
 from simcore.frameworks._torch_stages import weighed_stages
@@ -28,6 +29,7 @@ OPTIONS: dict[str, tuple[Any, ...]] = {
     "experts_implementation": (None, "grouped_mm"),
     "attn_implementation": (None, "eager", "sdpa", "flash_attention_2", VLLM_FLASH_ATTN3),
     "use_kernels": (True, False),
+    LIGER_OPTION: (True, False),
     "optimizer_in_bwd": (True, False),
     "sdpa_backend": (None, *SDPA_BACKENDS),
     STORAGE_OPTION: STORAGES,
@@ -91,7 +93,7 @@ def options_of(job: Job, options: dict[str, Any]) -> tuple[tuple[str, str], ...]
     unit = job.mesh.ep > 1 and options.get("experts", "fully_shard") == "fully_shard"
     away = job.scenario.training.offload.part("activations")[1] > 0
     apart = (*((("experts", "unit"),) if unit else ()), *((("inputs", "on_host"),) if away else ()),
-             *_attention(job, options))
+             *_attention(job, options), *liger_kernels(job, options))
     given = options.get("experts_implementation")
     if given is None and _has_sinks(job):
         job.auto("framework_options.experts_implementation", "auto", "grouped_mm",

@@ -23,6 +23,7 @@ from simcore.framework import Framework, Life, Moment, Padding, Rule, UnshardFlo
 from simcore.frameworks._automodel_checks import check
 from simcore.frameworks._automodel_units import is_sharded, units
 from simcore.frameworks._files import automodel_files
+from simcore.frameworks._liger import LIGER, LIGER_FAMILIES, LIGER_OPTION, liger_kernels
 from simcore.frameworks._torch import States, all_or_no_checkpoint, states_of, torch_optimizer
 from simcore.frameworks._torch_kernels import SDPA_BACKENDS, torch_libraries
 from simcore.job import Job
@@ -56,6 +57,7 @@ OPTIONS = {
     "attn": ("te", "sdpa"),
     "sdpa_backend": SDPA_BACKENDS,
     "fake_balanced_gate": (True, False),
+    LIGER_OPTION: (True, False),
 }
 
 
@@ -90,7 +92,7 @@ def table(job: Job) -> Framework:
         sequence_parallel=False,
         stages=stages,
         schedule=Schedule(training.pipeline.schedule if mesh.pp > 1 else "1f1b", mesh.pp),
-        options=(*_chosen(job, options), *_LAYERS[version]) if job.graph.implementation != "hf" else _OF_HF,
+        options=_layer_options(job, options, version),
         communicators=_communicators(job),
         files=automodel_files(job),
         padding=Padding(1, "0.7.0 components/datasets/utils.py default_collater: pad_seq_len_divisible None"),
@@ -116,8 +118,8 @@ def _note_defaults(job: Job, stored: str) -> None:
 _RAN = {"automodel": ("automodel", "0.7.0 _transformers/registry.py MODEL_ARCH_MAPPING: it has own code"),
         "hf": ("hf", "0.7.0 _transformers/registry.py MODEL_ARCH_MAPPING: no own code, transformers' is run")}
 _OF_HF = (*RELEASE_0_7_0, ("loss", "automodel"), ("experts_implementation", "grouped_mm"))
-_EAGER = ("implementation", "transformers' layers run as they are", "assumed", "0.7.0 _transformers/auto_model.py: "
-          "use_liger_kernel puts Liger's kernels in their place where that is installed")
+_INSTALLED = ("framework_options.use_liger_kernel", "Liger-Kernel is installed", "assumed", "0.7.0 _transformers/"
+              "kernel_patches.py: without it transformers' layers run as they are, with a warning")
 _STAGES = ("mesh.pp", "what PyTorch's stages hold of all microbatches is left out: buffers of what they receive, and "
            "the last stage's logits", "assumed", "torch 2.13 distributed/pipelining/stage.py; 0.7.0 recipes/llm/"
            "train_ft.py:1312 does not say return_outputs=False: peaks of stages are too low")
@@ -138,6 +140,22 @@ def _version(job: Job) -> str:
     return VERSIONS[0] if given == "auto" else given
 
 
+def _layer_options(job: Job, options: dict[str, object], version: str) -> tuple[tuple[str, str], ...]:
+    """Transformers' layers get Liger's kernels, if it has any for them and nobody says no."""
+    if job.graph.implementation != "hf":
+        job.refuse_idle(options, LIGER_OPTION, "in Automodel's own layers")
+        return (*_chosen(job, options), *_LAYERS[version])
+    return (*_OF_HF, *(LIGER if _has_liger(job, options) else ()))
+
+
+def _has_liger(job: Job, options: dict[str, object]) -> bool:
+    """A default of true is left aside for families of which Liger's kernels are not described."""
+    known = job.graph.architecture.family in LIGER_FAMILIES
+    liger_kernels(job, options)
+    return job.flag(options, LIGER_OPTION, "0.7.0 _transformers/auto_model.py: use_liger_kernel=True" if known else
+                    "assumed: Liger has kernels for it, which are not described", default=known)
+
+
 def _chosen(job: Job, options: dict[str, object]) -> tuple[tuple[str, str], ...]:
     """What the layers are told beside the version."""
     mesh = job.mesh
@@ -151,7 +169,7 @@ def _chosen(job: Job, options: dict[str, object]) -> tuple[tuple[str, str], ...]
 def _assumptions(job: Job, options: dict[str, object]) -> tuple[tuple[str, str, str, str], ...]:
     """Packs need TE. A mesh that the parallelizer serves and the loader before it does not is shown, with that said."""
     made = [_PACKED] if job.scenario.training.lengths == "packed" else []
-    made += [_EAGER] if job.graph.implementation == "hf" else []
+    made += [_INSTALLED] if job.graph.implementation == "hf" and _has_liger(job, options) else []
     made += [_STAGES] if job.mesh.pp > 1 else []
     made += [_READ] if _version(job) in _BESIDE else []
     if job.graph.architecture.family == "qwen3_moe" and job.graph.implementation != "hf":

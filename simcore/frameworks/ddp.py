@@ -18,6 +18,7 @@ from simcore.frameworks import _transformers
 from simcore.frameworks._autocast import AUTOCAST_OPTIONS, Mixed, mixed_of
 from simcore.frameworks._bitsandbytes import STORAGE_OPTION, STORAGES, TUNE_OPTION, is_packed, packed_of
 from simcore.frameworks._files import plain_files
+from simcore.frameworks._liger import LIGER_OPTION, loss_with
 from simcore.frameworks._torch import (
     States,
     all_or_no_checkpoint,
@@ -53,6 +54,7 @@ OPTIONS: Final[dict[str, tuple[Any, ...]]] = {
     "experts_implementation": (None, "grouped_mm"),
     "sdpa_backend": (None, *SDPA_BACKENDS),
     "use_kernels": (True, False),
+    LIGER_OPTION: (True, False),
     "optimizer_in_bwd": (True, False),
     FAST_OPTION: FAST_RELEASES,
     **AUTOCAST_OPTIONS,
@@ -80,7 +82,7 @@ def table(job: Job) -> Framework:
         optimizer=torch_optimizer(job, "torch 2.13 optim/adam.py: foreach by default on CUDA", "foreach", plain=True),
         compute_dtype=job.compute,
         checkpoint=all_or_no_checkpoint(job),
-        loss=job.auto("training.loss", job.scenario.training.loss, "hf", "transformers 5.23 ForCausalLMLoss"),
+        loss=job.auto("training.loss", job.scenario.training.loss, *loss_with(options, _transformers.DEFAULTS.loss)),
         sequence_parallel=False,
         stages=(tuple(range(len(job.graph.layers))),),
         options=(*_transformers.options_of(job, _attention(options)), *_transformers.replayed(job),

@@ -18,6 +18,7 @@ from simcore.framework import Framework, Life, Moment, Rule, Unit
 from simcore.frameworks import _llmfoundry, _transformers
 from simcore.frameworks._files import fsdp1_files
 from simcore.frameworks._fsdp2_units import Wrapping, units
+from simcore.frameworks._liger import LIGER_OPTION, loss_with
 from simcore.frameworks._torch import (
     Defaults,
     States,
@@ -56,7 +57,7 @@ OPTIONS: Final[dict[str, tuple[Any, ...]]] = {
 }
 OF_LAYERS: Final[dict[str, dict[str, tuple[Any, ...]]]] = {
     "hf": {"attn_implementation": (None, "sdpa", "flash_attention_2"), "experts_implementation": (None, "grouped_mm"),
-           "sdpa_backend": (None, *SDPA_BACKENDS)},
+           "sdpa_backend": (None, *SDPA_BACKENDS), LIGER_OPTION: (True, False)},
     "llmfoundry": {"attn_impl": _llmfoundry.OPTIONS["attn_impl"],
                    "wrap": (None, "separate_embedding", "layers_root", "root")},
 }
@@ -100,7 +101,7 @@ def table(job: Job) -> Framework:
         optimizer=torch_optimizer(job, *reversed(given.optimizer), plain=True),
         compute_dtype=job.compute,
         checkpoint=all_or_no_checkpoint(job),
-        loss=job.auto("training.loss", job.scenario.training.loss, *given.loss),
+        loss=job.auto("training.loss", job.scenario.training.loss, *loss_with(options, given.loss)),
         sequence_parallel=False,
         stages=(tuple(range(len(job.graph.layers))),),
         options=code.options_of(job, options),

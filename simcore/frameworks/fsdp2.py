@@ -19,6 +19,7 @@ from simcore.frameworks import _hub, _kempnerforge, _llmfoundry, _torchtitan, _t
 from simcore.frameworks._bitsandbytes import STORAGE_OPTION, is_packed, packed_of
 from simcore.frameworks._files import fsdp2_files
 from simcore.frameworks._fsdp2_units import Wrapping, units
+from simcore.frameworks._liger import loss_with
 from simcore.frameworks._torch import (
     Defaults,
     Sourced,
@@ -90,7 +91,7 @@ def table(job: Job) -> Framework:
         optimizer=torch_optimizer(job, *reversed(given.optimizer), muon=code is _transformers),
         compute_dtype=job.compute,
         checkpoint=code.checkpoint(job),
-        loss=job.auto("training.loss", job.scenario.training.loss, *given.loss),
+        loss=job.auto("training.loss", job.scenario.training.loss, *loss_with(options, given.loss)),
         sequence_parallel=job.mesh.tp > 1 and not (job.mesh.pp > 1 and given.whole_in_stages),
         stages=stages,
         schedule=pipeline_schedule(job),

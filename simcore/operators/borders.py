@@ -126,8 +126,16 @@ def run_halves(tape: Tape, run: Run, out: Tensor, inputs: Node | None, recorded:
 
 
 def hand_back(tape: Tape, inputs: Node) -> None:
-    """The gradient of the input is the layer's below to free."""
+    """The gradient of the input is the layer's below to free.
+
+    One that was written over the gradient that came in goes from hand to hand: a death and a birth in one place.
+    """
     grad = inputs.grads.pop(0)
+    assert grad.storage is not None
+    if grad.storage.slot == GRAD_HIDDEN:
+        shape, dtype = grad.shape, grad.dtype
+        del grad
+        grad = tape.empty(shape, dtype, "grad_in_place")
     tape.rename(grad.storage, GRAD_HIDDEN)
     grad.disown()
 

@@ -15,8 +15,8 @@ type of the rotary frequencies; ("embeddings", "require_grad"): the embedding's 
 needs, so that replays carry one; ("inputs", "on_host"): those of replayed layers wait on the host;
 ("loss", "automodel"): NeMo Automodel trains the model, head and loss are its own; ("code", "hub"): the model's own
 repository has the layers; ("stream", "cast"): a hidden state in fp32 is cast to the compute dtype before each layer;
-("layers", "unsloth"): see `hf_unsloth.py`; ("autocast", "on"): see `hf_autocast.py`; ("hidden", dtype): what layers
-hand on.
+("layers", "unsloth"): see `hf_unsloth.py`; ("kernels", "liger"): see `hf_liger.py`; ("autocast", "on"): see
+`hf_autocast.py`; ("hidden", dtype): what layers hand on.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ from typing import Final
 
 from simcore.errors import NotYet, Problem
 from simcore.models.blocks import Attention, Branch, Embedding, FinalNorm, Head, LayerKind, Loss, Mlp, Moe
-from simcore.operators import aten, hf_gpt_oss, hf_hybrid, hf_nemotron, hf_phi3, hub_layers
+from simcore.operators import aten, hf_gpt_oss, hf_hybrid, hf_liger, hf_nemotron, hf_phi3, hub_layers
 from simcore.operators.borders import (
     TIED_HEAD,
     hand_on,
@@ -222,7 +222,7 @@ def _branches(tape: Tape, kind: LayerKind, run: Run, inputs: Inputs) -> Tensor:
         residual = x
         tape.scope = f"{branch.norm}."
         seen = aten.cast(tape, x, run.compute) if kind.wide else x
-        x = _norm(tape, run.params[f"{branch.norm}.weight"], seen, kind.family)
+        x = _norm(tape, run, run.params[f"{branch.norm}.weight"], seen, kind.family)
         del seen
         if kind.wide:
             residual = aten.cast(tape, residual, "fp32")
@@ -238,7 +238,9 @@ def standing(runs: Sequence[tuple[LayerKind, Run]]) -> dict[str, int]:
     return weight_buffer(runs)
 
 
-def _norm(tape: Tape, weight: Param, x: Tensor, family: str) -> Tensor:
+def _norm(tape: Tape, run: Run, weight: Param, x: Tensor, family: str) -> Tensor:
+    if hf_liger.has_liger(run):
+        return hf_liger.rms_norm(tape, weight, x)
     if family == "gpt_oss":
         return hf_gpt_oss.rms_norm(tape, weight, x)
     return rms_norm(tape, weight, x, weight_in_fp32=family == "nemotron_h")
@@ -354,7 +356,7 @@ def _final_norm(tape: Tape, kind: LayerKind, run: Run) -> LayerTape:
     weight = run.params["weight"]
     if has_fast_layers(run):
         return simple_part(tape, run, nothing, kind.hidden, lambda hidden: fast_norm(tape, hidden, weight, last=True))
-    return simple_part(tape, run, nothing, kind.hidden, lambda hidden: _norm(tape, weight, hidden, kind.family),
+    return simple_part(tape, run, nothing, kind.hidden, lambda hidden: _norm(tape, run, weight, hidden, kind.family),
                        _stream(kind))
 
 

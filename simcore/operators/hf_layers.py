@@ -9,7 +9,7 @@ from collections.abc import Callable
 from typing import NamedTuple
 
 from simcore.models.blocks import Attention, Branch, Mlp
-from simcore.operators import aten
+from simcore.operators import aten, hf_liger
 from simcore.operators.automodel_lora import memory_efficient_lora
 from simcore.operators.hf_autocast import is_autocast, narrowed, product
 from simcore.operators.hf_packed import packed_linear
@@ -79,11 +79,14 @@ def attention(tape: Tape, run: Run, branch: Branch, inputs: Inputs, turn: Rotate
     block = branch.block
     assert isinstance(block, Attention)
     name, dim, x = branch.name, block.head_dim, inputs.hidden
-    q = _heads(tape, run, name, "q", x, block)
-    k = _heads(tape, run, name, "k", x, block)
+    copies = block.rotary and not hf_liger.has_liger(run)
+    q = _heads(tape, run, name, "q", x, block, copy_grad=copies)
+    k = _heads(tape, run, name, "k", x, block, copy_grad=copies)
     v = aten.to_heads(tape, linear(tape, run, f"{name}.v_proj", x), dim, copy_grad=core is not None)
     if inputs.cos is not None and inputs.sin is not None and 0 < block.rotated < dim:
         q, k = _rotate_a_part(tape, q, k, inputs.cos, inputs.sin)
+    elif inputs.cos is not None and inputs.sin is not None and hf_liger.has_liger(run):
+        q, k = hf_liger.rotate_both(tape, q, k, inputs.cos, inputs.sin)
     elif inputs.cos is not None and inputs.sin is not None:
         turn = turn or rotate
         rotated = (turn(tape, q, inputs.cos, inputs.sin), turn(tape, k, inputs.cos, inputs.sin))
@@ -127,10 +130,10 @@ def core_of(tape: Tape, run: Run, block: Attention, parts: tuple[Tensor, Tensor,
     return aten.scaled_dot_product_attention(tape, query, key, value)
 
 
-def _heads(tape: Tape, run: Run, name: str, part: str, x: Tensor, block: Attention) -> Tensor:
+def _heads(tape: Tape, run: Run, name: str, part: str, x: Tensor, block: Attention, *, copy_grad: bool) -> Tensor:
     """Query or key by heads, with their norm where there is one (`Qwen3Attention`)."""
     # A rotary gradient comes in [b, heads, s, d] order and is copied back, SDPA's own does not.
-    heads = aten.to_heads(tape, linear(tape, run, f"{name}.{part}_proj", x), block.head_dim, copy_grad=block.rotary)
+    heads = aten.to_heads(tape, linear(tape, run, f"{name}.{part}_proj", x), block.head_dim, copy_grad=copy_grad)
     if not block.qk_norm:
         return heads
     return rms_norm(tape, run.params[f"{name}.{part}_norm.weight"], heads, weight_in_fp32=False)
@@ -162,6 +165,11 @@ def mlp(tape: Tape, run: Run, name: str, block: Mlp, x: Tensor) -> Tensor:
     """SwiGLU, or relu squared between two linears."""
     if not block.gated:
         return linear(tape, run, f"{name}.down_proj", relu2(tape, linear(tape, run, f"{name}.up_proj", x)))
+    if hf_liger.has_liger(run):
+        gate = linear(tape, run, f"{name}.gate_proj", x)
+        made = hf_liger.silu_mul(tape, gate, linear(tape, run, f"{name}.up_proj", x))
+        del gate
+        return linear(tape, run, f"{name}.down_proj", made)
     gate = aten.silu(tape, linear(tape, run, f"{name}.gate_proj", x))
     product = aten.mul(tape, gate, linear(tape, run, f"{name}.up_proj", x))
     del gate

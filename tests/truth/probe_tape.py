@@ -2,7 +2,7 @@
 
     python tests/truth/probe_tape.py CASE... > tests/truth/tape/families-torch-2.13.0-transformers-5.23.0.json
 
-`hybrids-*.json` holds the cases of `cases-hybrids.json`, given one by one.
+`hybrids-*.json` holds the cases of `cases-hybrids.json`, `liger-*.json` those of `cases-liger.json`, given one by one.
 
 A case is a JSON object with `name` and the keys of `tape/README.md`; without cases those of `tape/cases.json`. A step
 of `probe_fsdp2.py` is logged and cut at FSDP2's hooks; buffers that FSDP2 owns are left out.
@@ -35,6 +35,8 @@ def spec_of(case: dict[str, Any]) -> dict[str, Any]:
         spec["experts_implementation"] = case["experts_implementation"]
     if "attn_implementation" in case:
         spec["attention"] = case["attn_implementation"]
+    if case.get("liger"):
+        spec["liger"] = True
     if case.get("compute") == "fp32":
         spec["mp_param"] = None
     return spec

@@ -31,21 +31,9 @@ from torch.testing._internal.distributed.fake_pg import FakeStore
 
 from .fsdp2_setup import tag_shards, two_steps
 from .fsdp2_tracker import Tracker
+from .launch import Launch
 
 Case = dict[str, Any]
-
-
-class Launch:
-    """A kernel that is launched and allocates nothing."""
-
-    def __init__(self, *_: Any, **__: Any) -> None:
-        pass
-
-    def __getitem__(self, _grid: Any) -> Any:
-        return lambda *_a, **_k: None
-
-    def __call__(self, *_: Any, **__: Any) -> Launch:
-        return self
 
 
 def layer_norm(mode: FakeTensorMode, _op: Any, x: torch.Tensor, shape: list[int], *_: Any) -> tuple[torch.Tensor, ...]:

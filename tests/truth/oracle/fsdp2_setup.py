@@ -38,6 +38,10 @@ def build(spec: Spec) -> nn.Module:
     model = models.build_meta(m["preset"], m.get("overrides"), spec.get("attention", ""))
     model.to(dt(spec["store_dtype"]))
     model.train()
+    if spec.get("liger"):
+        from . import liger
+
+        liger.put_into(model)
     return model
 
 
