@@ -26,7 +26,8 @@ __all__ = ["DTYPES", "KERNELS", "added_ns", "busy_ns", "compute_ns", "cpu_rate",
            "worked_flops"]
 
 KERNELS: Final = ("gemm", "grouped_gemm", "attention", "mamba_scan", "conv", "norm", "elementwise", "permute", "loss",
-                  "embedding", "optimizer", "copy", "attention_flash2", "attention_triton", "elementwise_eager")
+                  "embedding", "optimizer", "copy", "attention_flash2", "attention_triton", "elementwise_eager",
+                  "attention_efficient")
 CPU_SHARE: Final = 0.7
 """Of the memory bandwidth of a host's datasheet, what an optimizer's operators reach on all its cores: assumed. Copies
 between large arrays reach about 0.8 on two sockets; torch's operators go over many tensors, some of them small."""

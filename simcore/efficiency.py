@@ -37,7 +37,8 @@ class Kernels(Frozen):
     """The closed set of kernel classes; order is that of `simcore.cost.KERNELS`.
 
     `attention` is what cuDNN and flash-attention 3 reach where the GPU has them, `attention_flash2` what
-    flash-attention 2 and torch's own do, `attention_triton` what the first flash-attention in Triton does.
+    flash-attention 2 and torch's own do, `attention_triton` what the first flash-attention in Triton does,
+    `attention_efficient` what torch's memory-efficient kernel (CUTLASS's of xformers) does.
     `elementwise_eager`: passes of torch's own operators, one each, over views as they lie, where nothing compiles them.
     """
 
@@ -56,6 +57,7 @@ class Kernels(Frozen):
     attention_flash2: KernelShare
     attention_triton: KernelShare
     elementwise_eager: KernelShare
+    attention_efficient: KernelShare
 
 
 class Host(Frozen):

@@ -55,7 +55,8 @@ def test_shapes_are_of_products_and_of_attention_alone() -> None:
     shapes = np.full(len(KERNELS), shape_of_heads(64, 64))
     worked = worked_flops(H100.device, kinds, flops, np.full(len(KERNELS), BF16), shapes)
     changed = {KERNELS[at] for at in np.flatnonzero(worked > 1.01 * flops)}
-    assert changed == {"gemm", "grouped_gemm", "attention", "attention_flash2", "attention_triton"}
+    assert changed == {"gemm", "grouped_gemm", "attention", "attention_flash2", "attention_triton",
+                       "attention_efficient"}
     assert (worked_flops(H100.device, kinds, flops, np.full(len(KERNELS), BF16), 0 * shapes) == flops).all()
 
 

@@ -7,6 +7,7 @@ from typing import Any
 import pytest
 
 import small
+from simcore.errors import IllegalLayout
 from simcore.simulate import simulate
 
 
@@ -25,9 +26,28 @@ def test_cudnn_comes_first_on_hopper_and_the_first_blackwell(topology: str, kern
 
 @pytest.mark.parametrize(("options", "kernel"), [
     ({"sdpa_backend": "flash"}, "attention_flash2"), ({"sdpa_backend": "cudnn"}, "attention"),
+    ({"sdpa_backend": "efficient"}, "attention_efficient"),
     ({"attn_implementation": "flash_attention_2"}, "attention_flash2")])
 def test_a_scenario_may_say(options: dict[str, Any], kernel: str) -> None:
     assert _attention(options=options) == kernel
+
+
+def test_heads_whose_values_are_narrower_are_not_for_flash() -> None:
+    """DeepSeek's queries are 192 wide, its values 128."""
+    asked: dict[str, Any] = {"model": "deepseek-v2-lite", "implementation": "torchtitan"}
+    assert _attention("dgx-h100", **asked) == "attention"
+    assert _attention("dgx-a100", **asked) == "attention_efficient"
+    with pytest.raises(IllegalLayout, match="same last dimension: 192 and 128 here"):
+        _attention(options={"sdpa_backend": "flash"}, **asked)
+
+
+def test_packed_sequences_have_a_mask_which_flash_does_not_take() -> None:
+    packed: dict[str, Any] = {"model": "llama-tiny", "lengths": "packed"}
+    assert _attention("dgx-a100", **packed) == "attention_efficient"
+    assert _attention("dgx-a100", **packed, options={
+        "attn_implementation": "flash_attention_2"}) == "attention_flash2"
+    with pytest.raises(IllegalLayout, match="does not support a mask"):
+        _attention("dgx-a100", **packed, options={"sdpa_backend": "flash"})
 
 
 @pytest.mark.parametrize(("framework", "mesh"), [("ddp", {"dp_replicate": 2}), ("zero2", {"dp_shard": 2})])

@@ -12,7 +12,7 @@ from simcore.calibration.reading import NotMeasured, Reading
 from simcore.calibration.sizes import Core
 from simcore.product import shape_of_heads
 
-__all__ = ["attention", "attention_flash2", "attention_triton", "work_of"]
+__all__ = ["attention", "attention_efficient", "attention_flash2", "attention_triton", "work_of"]
 
 
 def attention(bench: Bench) -> Iterator[Reading]:
@@ -28,6 +28,14 @@ def attention_flash2(bench: Bench) -> Iterator[Reading]:
     if flash is not None:
         return _over_lengths(bench, "attention_flash2", f"flash-attn {flash.__version__}", _flash(flash))
     return _over_lengths(bench, "attention_flash2", "SDPA by torch's flash kernel", _sdpa(bench, "FLASH_ATTENTION"))
+
+
+def attention_efficient(bench: Bench) -> Iterator[Reading]:
+    """Torch's memory-efficient kernel; NotMeasured without a GPU."""
+    if not bench.machine.is_gpu:
+        raise NotMeasured("torch's memory-efficient attention needs a GPU")
+    return _over_lengths(bench, "attention_efficient", "SDPA by torch's memory-efficient kernel",
+                         _sdpa(bench, "EFFICIENT_ATTENTION"))
 
 
 def attention_triton(_bench: Bench) -> Iterator[Reading]:

@@ -24,6 +24,7 @@ Measure = Callable[[Bench], Iterable[Reading]]
 KERNELS: Final[dict[str, Measure]] = {
     "gemm": products.gemm, "grouped_gemm": products.grouped_gemm, "attention": attention.attention,
     "attention_flash2": attention.attention_flash2, "attention_triton": attention.attention_triton,
+    "attention_efficient": attention.attention_efficient,
     "mamba_scan": mamba.mamba_scan, "conv": mamba.conv, "norm": passes.norm, "elementwise": passes.elementwise,
     "elementwise_eager": passes.elementwise_eager, "permute": passes.permute, "loss": passes.loss,
     "embedding": passes.embedding, "optimizer": passes.optimizer, "copy": passes.copy,

@@ -7,13 +7,16 @@ from typing import Any, Final
 
 from simcore.job import Job
 from simcore.libraries import Libraries
+from simcore.models.blocks import Attention, LatentAttention
 
 __all__ = ["SDPA_BACKENDS", "torch_libraries"]
 
-SDPA_BACKENDS: Final = ("cudnn", "flash")
+SDPA_BACKENDS: Final = ("cudnn", "flash", "efficient")
 """Values of the option `sdpa_backend`, torch's SDPBackend in small letters."""
-_RULE: Final = ("torch 2.13 ATen/native/transformers/cuda/sdp_utils.cpp, check_prefer_cudnn_attention: on compute "
-                "capability 9.0 and 10.0 with cuDNN 9.15.1 or later; else flash-attention 2")
+_KERNELS: Final = {"cudnn": "attention", "flash": "attention_flash2", "efficient": "attention_efficient"}
+_FILE: Final = "torch 2.13 ATen/native/transformers/cuda/sdp_utils.cpp"
+_RULE: Final = (f"{_FILE}, check_prefer_cudnn_attention: on compute capability 9.0 and 10.0 with cuDNN 9.15.1 or "
+                "later; else flash-attention 2; where that cannot, the memory-efficient kernel")
 
 
 def torch_libraries(job: Job, options: Mapping[str, Any]) -> Libraries:
@@ -27,6 +30,25 @@ def _attention(job: Job, options: Mapping[str, Any]) -> str:
     given = str(options.get("attn_implementation", ""))
     if given.startswith(("fl", "kernels")):  # flash-attention 2 or FlexAttention, or flash-attention 3 from the hub
         return "attention_flash2" if given.startswith("fl") else "attention"
-    default = "cudnn" if job.compute_capability in ((9, 0), (10, 0)) else "flash"
+    reason = _not_by_flash(job)
+    others = "efficient" if reason else "flash"
+    default = "cudnn" if job.compute_capability in ((9, 0), (10, 0)) else others
     backend = job.auto("framework_options.sdpa_backend", str(options.get("sdpa_backend") or "auto"), default, _RULE)
-    return "attention" if backend == "cudnn" else "attention_flash2"
+    if backend == "flash" and reason:
+        raise job.illegal("framework_options.sdpa_backend", *reason)
+    return _KERNELS[backend]
+
+
+def _not_by_flash(job: Job) -> tuple[str, str] | tuple[()]:
+    """Why torch's flash kernel does not take this job's attention, and the rule."""
+    blocks = [branch.block for kind in job.graph.kinds for branch in kind.branches]
+    for block in blocks:
+        if isinstance(block, LatentAttention) and block.nope + block.rope != block.value:
+            return (f"Flash attention requires q, k and v to have the same last dimension: {block.nope + block.rope} "
+                    f"and {block.value} here", f"{_FILE} check_head_dim_size_flash")
+    training = job.scenario.training
+    windows = any(isinstance(block, Attention) and 0 < block.window <= training.seq_len for block in blocks)
+    if job.graph.implementation == "hf" and (windows or training.lengths == "packed"):
+        return ("Flash attention does not support a mask, which packed sequences and windows need in these layers",
+                f"{_FILE} check_for_attn_mask")
+    return ()

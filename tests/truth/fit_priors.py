@@ -43,6 +43,8 @@ FLASH2: Final = {"ampere": 0.60, "hopper": 0.30, "blackwell": 0.25}
 TRITON: Final = 1 / 1.83
 """Of flash-attention 2: forward takes 1.3 to 1.5 times as long, backward, of 2.5 times the FLOPs, about twice (arXiv
 2307.08691, section 4.1, A100)."""
+EFFICIENT: Final = 1 / 2
+"""Of flash-attention 2: "around 2 times faster" than CUTLASS's kernel in xformers, which torch took over (as above)."""
 SCAN_S: Final = {"ampere": 59e-9, "hopper": 40e-9, "blackwell": 41e-9}
 """Forward seconds of a token in 64 heads, isolated: vllm PR 27299 (H100), aiconfigurator 095f58a5 (B200)."""
 SCAN_FLOPS: Final = 3_416_064
@@ -94,6 +96,8 @@ def _of_kernels(file: str, family: str) -> Iterator[Number]:
     yield compute("attention_triton", FLASH2[family] * TRITON,
                   (f"attention {family}", f"flash2 {family}", f"triton {family}"),
                   "the first flash-attention, written in Triton: slower than flash-attention 2 by 1.83")
+    yield compute("attention_efficient", FLASH2[family] * EFFICIENT, (f"attention {family}", f"flash2 {family}"),
+                  "the memory-efficient kernel of CUTLASS: slower than flash-attention 2 by 2")
     rest_s = 1.4 * SCAN_S[family] - SCAN_BYTES / HBM[file] / MEMORY  # a kernel takes time for FLOPs and for bytes
     scan = SCAN_FLOPS / max(rest_s, 0.2 * SCAN_S[family]) / PEAK[file]
     yield compute("mamba_scan", scan, ("scan", f"scan {family}"), "isolated SSD forward, 1.4 times slower in situ")
@@ -105,8 +109,8 @@ def _of_kernels(file: str, family: str) -> Iterator[Number]:
 
 
 def _of_memory(file: str) -> Iterator[Number]:
-    for kernel in ("gemm", "attention", "attention_flash2", "attention_triton", "mamba_scan", "norm", "elementwise",
-                   "copy"):
+    for kernel in ("gemm", "attention", "attention_flash2", "attention_triton", "attention_efficient", "mamba_scan",
+                   "norm", "elementwise", "copy"):
         yield Number(file, ("kernels", kernel, "memory"), MEMORY, "%", ("memory",), "fused pointwise kernels, SimuMax")
     yield Number(file, ("kernels", "elementwise_eager", "memory"), MEMORY / 1.3, "%", ("memory", "eager"),
                  "torch's own operators over views as they lie; between one and 1.76 times the time of a fused pass")

@@ -386,7 +386,9 @@ def _torchtitan(run):
         options["return_outputs"] = True
     if "fp8 all-gather" in run["precision"]:
         options["fp8_all_gather"] = True
-    options["sdpa_backend"] = "flash"  # cuDNN on B200 alone (3b85aa31f, May 2025), on all GPUs after the last of these
+    # cuDNN on B200 alone (3b85aa31f, May 2025), on all GPUs after the last of these. Flash takes no values as wide as
+    # DeepSeek's (torch's sdp_utils.cpp), the next in torchtitan's list does, and the one log that says so agrees.
+    options["sdpa_backend"] = "efficient" if "deepseek" in run["model"].lower() else "flash"
     return {"model": TITAN_MODELS[run["model"]], "framework": "fsdp2", "implementation": "torchtitan",
             **_titan_device(run), "mesh": degrees(run), "training": training, "framework_options": options}
 
