@@ -22,10 +22,10 @@ class Libraries:
 
     Of time: `attention`: the class of kernel ("attention": cuDNN's and flash-attention 3, "attention_flash2",
     "attention_triton", "attention_efficient"); `eager`: torch's own operators run one by one, nothing compiles them;
-    `module_calls`: kernels are those of whole modules, not of single operators of torch; `launches_each`: a group's products are calls of
-    cuBLAS, one each (TransformerEngine 2.18 `common/gemm/cublaslt_gemm.cu`, multi_stream_cublas_gemm), and not one
-    kernel; `graphs`: modules of layers
-    (`rows.Module`, in small letters) that lie in CUDA graphs, or FULL_ITERATION: forward and backward of the step;
+    `module_calls`: kernels are those of whole modules, not of single operators of torch; `launches_each`: a group's
+    products are calls of cuBLAS, one each (TransformerEngine 2.18 `common/gemm/cublaslt_gemm.cu`,
+    multi_stream_cublas_gemm), and not one kernel; `graphs`: modules of layers (`rows.Module`, in small letters) that
+    lie in CUDA graphs, or FULL_ITERATION: forward and backward of the step;
     `overlapped`: axes whose collectives inside a layer run beside kernels of the same layer or of another microbatch;
     `shared_beside`: the kernels of a shared expert (`rows.Module`) run on a stream of their own, beside the exchanges.
     """
