@@ -24,7 +24,7 @@ __all__ = ["launch_ns"]
 
 _PERMUTE: Final = KERNELS.index("permute")
 _GROUPED: Final = KERNELS.index("grouped_gemm")
-_ELEMENTWISE: Final = KERNELS.index("elementwise")
+_OF_OPERATORS: Final = [KERNELS.index(name) for name in ("elementwise", "mamba_scan")]
 _MODULE_OF: Final = {module.name.lower(): int(module) for module in Module}
 
 
@@ -32,9 +32,10 @@ def launch_ns(host: Host, rows: IntArray, kernel_rows: IntArray, kernels: IntArr
               bytes_per_s: float) -> IntArray:
     """Nanoseconds for which the host is busy with each row. `kernels`: the classes of `kernel_rows`.
 
-    In a CUDA graph a share of it is left. Where rows are modules, some stand for a number of torch's own operators. A
-    group's products that are launched one by one (`Libraries.launches_each`) cost an operator each but for the first:
-    assumed, for what TransformerEngine does for each is C++ in one loop, and Python for its weight and its gradient.
+    In a CUDA graph a share of it is left. Some rows stand for a number of torch's own operators, or of Triton's
+    kernels. A group's products that are launched one by one (`Libraries.launches_each`) cost an operator each but for
+    the first: assumed, for what TransformerEngine does for each is C++ in one loop, and Python for its weight and its
+    gradient.
     `bytes_per_s`: at which the host reads and writes its memory, see `cpu_rate`.
     """
     each = np.zeros(len(rows), dtype=np.float64)
@@ -44,9 +45,9 @@ def launch_ns(host: Host, rows: IntArray, kernel_rows: IntArray, kernels: IntArr
         if libraries.launches_each:
             grouped = kernel_rows[kernels == _GROUPED]
             each[grouped] += np.maximum(groups_in(rows[grouped, STREAM]) - 1, 0) * host.operator.si
-        passes = kernel_rows[kernels == _ELEMENTWISE]
-        operators = shapes_in(rows[passes, STREAM])
-        each[passes] = np.where(operators > 0, operators * host.operator.si, each[passes])
+    of_operators = kernel_rows[np.isin(kernels, _OF_OPERATORS)]
+    operators = shapes_in(rows[of_operators, STREAM])
+    each[of_operators] = np.where(operators > 0, operators * host.operator.si, each[of_operators])
     each[rows[:, OP] == Op.COLLECTIVE] = host.collective.si
     each[rows[:, OP] == Op.COPY] = host.operator.si
     if libraries.graphs:
