@@ -1,7 +1,8 @@
 """`rankscope export`: one scenario as a file for other tools. The engine is imported when it is called.
 
 A format is one function of this file: it takes the scenario and where to write, writes, and returns a line for each
-thing that a reader might miss in the file, which go to standard error. `_WRITERS` names it.
+thing that a reader might miss in the file, which go to standard error. `_WRITERS` names it; `_OF_RANKS` too if it can
+be asked for single ranks.
 """
 
 from __future__ import annotations
@@ -38,11 +39,16 @@ def export(
     scenario: str,
     *,
     output: Annotated[Path, typer.Option("-o", "--output", help="Where to write it.")],
+    ranks: Annotated[list[int] | None, typer.Option(
+        "--rank", min=0, help="Only this rank, once for each; omitted: the first of each class of ranks.")] = None,
     json: Annotated[bool, typer.Option("--json", help="Print what was written as JSON, nothing else.")] = False,
     overrides: Annotated[list[str] | None, typer.Option("--set", metavar="KEY=VALUE", help="Override a key.")] = None,
 ) -> None:
     """Write the timeline of a scenario for other tools."""
-    told = _WRITERS[form](_scenario(scenario, overrides or ()), output)
+    if ranks and form not in _OF_RANKS:
+        raise InputError(Problem("--rank", f"is of {' and '.join(_OF_RANKS)}; {form} is of all ranks"))
+    found = _scenario(scenario, overrides or ())
+    told = _OF_RANKS[form](found, output, ranks) if ranks else _WRITERS[form](found, output)
     for line in told:
         typer.echo(f"rankscope: {line}", err=True)
     if json:
@@ -67,8 +73,8 @@ def _scenario(path: str, overrides: Sequence[str]) -> Scenario:
     return scenarios[0]
 
 
-def _drawn(scenario: Scenario) -> Report:
-    """Its result with what pictures show; InputError where there is no result.
+def _drawn(scenario: Scenario, ranks: Sequence[int]) -> Report:
+    """Its result with what pictures show; InputError where there is no result, or not all of these ranks.
 
     All microbatches are written out where that is no more than `MAX_EXPORTED` spans, else a few of them.
     """
@@ -80,6 +86,9 @@ def _drawn(scenario: Scenario) -> Report:
     found = simulate(scenario, detail=True, spans=MAX_EXPORTED)
     if found.status != "ok":
         raise InputError([Problem(row.where, row.message, row.rule) for row in found.problems])
+    world = sum(rank.num_ranks for rank in found.ranks)
+    if ranks and max(ranks) >= world:
+        raise InputError(Problem("--rank", f"expected at most {world - 1}, the last rank, got {max(ranks)}"))
     detail = found.detail
     if detail is None or detail.written_out == detail.num_microbatches:
         return found
@@ -89,25 +98,25 @@ def _drawn(scenario: Scenario) -> Report:
     return simulate(scenario, detail=True, spans=MAX_EXPORTED, whole=True)
 
 
-def _chrome(scenario: Scenario, output: Path) -> Sequence[str]:
+def _chrome(scenario: Scenario, output: Path, ranks: Sequence[int] = ()) -> Sequence[str]:
     from simcore.output import writing
     from viz.chrome import chrome_trace
 
-    text, told = chrome_trace(_drawn(scenario))
+    text, told = chrome_trace(_drawn(scenario, ranks), ranks)
     with writing(output):
         output.write_text(text, encoding="utf-8")
     return told
 
 
-def _kineto(scenario: Scenario, output: Path) -> Sequence[str]:
-    """A folder, with a file for each class of ranks."""
+def _kineto(scenario: Scenario, output: Path, ranks: Sequence[int] = ()) -> Sequence[str]:
+    """A folder, with a file for each rank."""
     from simcore.output import writing
     from viz.kineto import kineto_traces
 
     if scenario.workload != "train":
         why = f"not yet: {scenario.workload}, whose phases have no kernels; expected train (chrome takes phases too)"
         raise NotYet(Problem(scenario.where("workload"), why))
-    texts, told = kineto_traces(_drawn(scenario))
+    texts, told = kineto_traces(_drawn(scenario, ranks), ranks)
     with writing(output):
         output.mkdir(parents=True, exist_ok=True)
         for name, text in texts.items():
@@ -116,6 +125,10 @@ def _kineto(scenario: Scenario, output: Path) -> Sequence[str]:
 
 
 _WRITERS: Final[dict[Format, Callable[[Scenario, Path], Sequence[str]]]] = {
+    Format.CHROME: _chrome,
+    Format.KINETO: _kineto,
+}
+_OF_RANKS: Final[dict[Format, Callable[[Scenario, Path, Sequence[int]], Sequence[str]]]] = {
     Format.CHROME: _chrome,
     Format.KINETO: _kineto,
 }

@@ -11,6 +11,7 @@ from typing import NamedTuple
 import pytest
 
 from simcore import cli
+from simcore.export import Format
 
 SCENARIOS = Path(__file__).resolve().parents[1] / "scenarios"
 SCENARIO = """
@@ -76,6 +77,28 @@ def test_a_folder_that_is_a_file_is_a_wrong_input(ran: Run) -> None:
     made = ran("kineto", written(), "-o", "small.yaml")
     assert made.code == 2
     assert "small.yaml: cannot be written" in made.err
+
+
+def test_ranks_can_be_asked_for(ran: Run) -> None:
+    path = written("automodel", "dp_shard: 2, pp: 2", 8)
+    assert ran("kineto", path, "-o", "traces", "--rank", "3", "--rank", "1").code == 0
+    assert sorted(file.name for file in Path("traces").iterdir()) == ["rank1.pt.trace.json", "rank3.pt.trace.json"]
+    assert ran("chrome", path, "-o", "trace.json", "--rank", "3").code == 0
+    events = json.loads(Path("trace.json").read_text(encoding="utf-8"))["traceEvents"]
+    assert {event["pid"] for event in events} == {3}
+    assert events[0]["args"]["name"] == "rank 3, stands for 2-3"
+
+
+def test_a_rank_must_be_one_of_the_job(ran: Run) -> None:
+    made = ran("chrome", written(), "-o", "trace.json", "--rank", "4")
+    assert made.code == 2
+    assert made.err == "rankscope: --rank: expected at most 3, the last rank, got 4\n"
+
+
+def test_a_format_of_all_ranks_takes_none(ran: Run, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("simcore.export._OF_RANKS", {Format.KINETO: None})
+    made = ran("chrome", written(), "-o", "trace.json", "--rank", "0")
+    assert (made.code, made.err) == (2, "rankscope: --rank: is of kineto; chrome is of all ranks\n")
 
 
 def test_json_is_alone_on_standard_output(ran: Run) -> None:

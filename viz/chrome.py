@@ -30,9 +30,9 @@ _ORDER: Final = "XCsf"
 """Of events at one moment."""
 
 
-def chrome_trace(report: Report) -> tuple[str, Sequence[str]]:
-    """The file's text, and a line for each thing that it leaves out."""
-    told, shown = left_out(report), processes(report)
+def chrome_trace(report: Report, ranks: Sequence[int] = ()) -> tuple[str, Sequence[str]]:
+    """The file's text, and a line for each thing that it leaves out. `ranks`: instead of the first of each class."""
+    told, shown = left_out(report, ranks), processes(report, ranks)
     places = _places(shown)
     named = [event for number, process in enumerate(shown) for event in _names(number, process, places)]
     timed = [event for process in shown for event in (*_slices(process, places), *_counters(process))]
@@ -106,11 +106,11 @@ def _memory(number: int, memory: MemorySeries) -> Iterator[_Event]:
 
 
 def _arrows(shown: Sequence[Process], places: dict[tuple[int, str], _Event]) -> Iterator[_Event]:
-    """A pair of events for each; from the end that started last."""
+    """A pair of events for each; from the end that started last. Classes meet: one rank of each has arrows."""
     ends: dict[str, list[_End]] = {}
-    for process in shown:
-        for name, piece in _first_pieces(process).items():
-            ends.setdefault(name[0], []).append((places[process.number, name[1]], piece))
+    for process in {process.rank.ranks: process for process in reversed(shown)}.values():
+        for name, thread, piece in _with_other_ends(process):
+            ends.setdefault(name, []).append((places[process.number, thread], piece))
     number = 0
     for found in ends.values():
         found.sort(key=_order)
@@ -132,11 +132,9 @@ def _kind(piece: Slice) -> str:
     return piece.span.kind if piece.span else ""
 
 
-def _first_pieces(process: Process) -> dict[tuple[str, str], Slice]:
-    """The first piece of each call that has other ends, by the name of the call and its thread."""
-    found: dict[tuple[str, str], Slice] = {}
+def _with_other_ends(process: Process) -> Iterator[tuple[str, str, Slice]]:
+    """Calls that have other ends: their name, the thread, and what is there."""
     for thread, pieces in process.threads.items():
         for piece in pieces:
             if piece.span is not None and piece.span.meets:
-                found.setdefault((piece.span.meets, thread), piece)
-    return found
+                yield piece.span.meets, thread, piece

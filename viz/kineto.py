@@ -50,12 +50,15 @@ _DTYPES: Final = {"fp32": "Float", "bf16": "BFloat16", "fp16": "Half", "fp8": "F
 _COPIES: Final = {"to_host": "Memcpy DtoH (Device -> Pinned)", "to_device": "Memcpy HtoD (Pinned -> Device)"}
 
 
-def kineto_traces(report: Report) -> tuple[dict[str, str], Sequence[str]]:
-    """Texts by the file's name, one for each class of ranks, and a line for each thing that they leave out."""
-    told = left_out(report)
+def kineto_traces(report: Report, ranks: Sequence[int] = ()) -> tuple[dict[str, str], Sequence[str]]:
+    """Texts by the file's name, and a line for each thing that they leave out.
+
+    One of each of `ranks`, or of the first rank of each class.
+    """
+    told = left_out(report, ranks)
     world = sum(rank.num_ranks for rank in report.ranks)
     return {f"rank{process.number}.pt.trace.json": _text(report, process, world, told)
-            for process in processes(report)}, told
+            for process in processes(report, ranks)}, told
 
 
 def overlap(threads: Mapping[str, Sequence[Slice]]) -> float:

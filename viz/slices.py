@@ -50,14 +50,17 @@ class Process:
         return f"rank {self.number}{others}"
 
 
-def processes(report: Report) -> list[Process]:
-    """The classes that have something over time, of very many the first."""
-    return [Process(int(rank.ranks[0].partition("-")[0]), rank, threads)
-            for rank, threads in _timed(report)[:_MOST]]
+def processes(report: Report, ranks: Sequence[int] = ()) -> list[Process]:
+    """The classes that have something over time, of very many the first; or of each of `ranks` its class."""
+    timed = _timed(report)
+    if not ranks:
+        return [Process(_members(rank)[0].start, rank, threads) for rank, threads in timed[:_MOST]]
+    return [Process(number, rank, threads) for number in sorted(set(ranks)) for rank, threads in timed
+            if any(number in members for members in _members(rank))]
 
 
-def left_out(report: Report) -> list[str]:
-    """A line for each thing of the step that is not among the slices."""
+def left_out(report: Report, ranks: Sequence[int] = ()) -> list[str]:
+    """A line for each thing of the step that is not among the slices; of `ranks` it is known who was asked for."""
     told, detail = [], report.detail
     if detail is not None and report.time is not None and detail.written_out < detail.num_microbatches:
         told.append(f"{detail.written_out:,} of {detail.num_microbatches:,} microbatches are written out, "
@@ -66,7 +69,7 @@ def left_out(report: Report) -> list[str]:
     if joined := sum(span.count - 1 for span in spans):
         told.append(f"{joined:,} of {joined + len(spans):,} spans are drawn together with a neighbour of their kind: "
                     "too short to be told apart")
-    if (timed := len(_timed(report))) > _MOST:
+    if (timed := len(_timed(report))) > _MOST and not ranks:
         told.append(f"{_MOST} of {timed:,} classes of ranks are written out")
     return told
 
@@ -82,6 +85,16 @@ def _timed(report: Report) -> list[tuple[RankReport, dict[str, tuple[Slice, ...]
         return [(rank, {"step": tuple(_phases(report))}) for rank in report.ranks if report.phases]
     pairs = zip(report.ranks, detail.classes, strict=True)
     return [(rank, _threads(detail, one, _once_ns(report))) for rank, one in pairs if one.spans]
+
+
+def _members(rank: RankReport) -> list[range]:
+    """Of texts such as `5`, `0-3` and `0-62:2`."""
+    found = []
+    for text in rank.ranks:
+        run, _, step = text.partition(":")
+        first, _, last = run.partition("-")
+        found.append(range(int(first), int(last or first) + 1, int(step or 1)))
+    return found
 
 
 def _phases(report: Report) -> Iterator[Slice]:
@@ -147,9 +160,15 @@ def _closed(under: list[Slice], now: int, until: int) -> Iterator[Slice]:
         end = min(top.end, until)
         if end > now:
             yield replace(top, start=now, end=end)
+            under[-1] = replace(top, span=_rest(top.span))
             now = end
         if top.end <= until:
             under.pop()
+
+
+def _rest(span: Span | None) -> Span | None:
+    """Of a span whose first piece has told all that is to be counted once."""
+    return span and span.model_copy(update={"bytes": 0, "exposed_s": 0.0, "meets": "", "count": 1})
 
 
 def _name(span: Span) -> str:
