@@ -1,0 +1,134 @@
+"""`rankscope export`: one scenario as a file for other tools. The engine is imported when it is called.
+
+A format is one function of this file: it takes the scenario and where to write, writes, and returns a line for each
+thing that a reader might miss in the file, which go to standard error. `_WRITERS` names it; `_OF_RANKS` too if it can
+be asked for single ranks.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from enum import StrEnum
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Final
+
+import typer
+
+from simcore.errors import InputError, NotYet, Problem
+
+if TYPE_CHECKING:
+    from simcore.report import Report
+    from simcore.scenario import Scenario
+
+__all__ = ["MAX_EXPORTED", "export"]
+
+MAX_EXPORTED: Final = 100_000
+"""Spans of a timeline, of all classes of ranks: some 30 MB, which every reader of such files takes at once."""
+
+
+class Format(StrEnum):
+    """What is written."""
+
+    CHROME = "chrome"
+    KINETO = "kineto"
+
+
+def export(
+    form: Annotated[Format, typer.Argument(metavar="FORMAT", help="chrome: a trace for Perfetto; "
+                                           "kineto: a folder of traces as PyTorch's profiler writes them.")],
+    scenario: str,
+    *,
+    output: Annotated[Path, typer.Option("-o", "--output", help="Where to write it.")],
+    ranks: Annotated[list[int] | None, typer.Option(
+        "--rank", min=0, help="Only this rank, once for each; omitted: the first of each class of ranks.")] = None,
+    json: Annotated[bool, typer.Option("--json", help="Print what was written as JSON, nothing else.")] = False,
+    overrides: Annotated[list[str] | None, typer.Option("--set", metavar="KEY=VALUE", help="Override a key.")] = None,
+) -> None:
+    """Write the timeline of a scenario for other tools."""
+    if ranks and form not in _OF_RANKS:
+        raise InputError(Problem("--rank", f"is of {' and '.join(_OF_RANKS)}; {form} is of all ranks"))
+    found = _scenario(scenario, overrides or ())
+    told = _OF_RANKS[form](found, output, ranks) if ranks else _WRITERS[form](found, output)
+    for line in told:
+        typer.echo(f"rankscope: {line}", err=True)
+    if json:
+        typer.echo(_as_json(form, output, told))
+    else:
+        typer.echo(f"wrote {output}")
+
+
+def _as_json(form: Format, output: Path, told: Sequence[str]) -> str:
+    from json import dumps
+
+    return dumps([{"format": form, "written": str(output), "notes": list(told)}])
+
+
+def _scenario(path: str, overrides: Sequence[str]) -> Scenario:
+    from simcore.loading import load
+
+    scenarios = load(path, overrides)
+    if len(scenarios) != 1:
+        told = f"exports one scenario, this has {len(scenarios)}: --set sweep=null, and --set for what it sweeps"
+        raise InputError(Problem(path, told))
+    return scenarios[0]
+
+
+def _drawn(scenario: Scenario, ranks: Sequence[int]) -> Report:
+    """Its result with what pictures show; InputError where there is no result, or not all of these ranks.
+
+    All microbatches are written out where that is no more than `MAX_EXPORTED` spans, else a few of them.
+    """
+    from simcore.simulate import simulate
+
+    if scenario.workload == "serve":
+        told = "serve: an engine that serves has no step, so nothing lies over time; expected train, dpo or grpo"
+        raise InputError(Problem(scenario.where("workload"), told))
+    found = simulate(scenario, detail=True, spans=MAX_EXPORTED)
+    if found.status != "ok":
+        raise InputError([Problem(row.where, row.message, row.rule) for row in found.problems])
+    world = sum(rank.num_ranks for rank in found.ranks)
+    if ranks and max(ranks) >= world:
+        raise InputError(Problem("--rank", f"expected at most {world - 1}, the last rank, got {max(ranks)}"))
+    detail = found.detail
+    if detail is None or detail.written_out == detail.num_microbatches:
+        return found
+    spans = sum(span.count for one in detail.classes for span in one.spans)
+    if spans * detail.num_microbatches > MAX_EXPORTED * detail.written_out:
+        return found
+    return simulate(scenario, detail=True, spans=MAX_EXPORTED, whole=True)
+
+
+def _chrome(scenario: Scenario, output: Path, ranks: Sequence[int] = ()) -> Sequence[str]:
+    from simcore.output import writing
+    from viz.chrome import chrome_trace
+
+    text, told = chrome_trace(_drawn(scenario, ranks), ranks)
+    with writing(output):
+        output.write_text(text, encoding="utf-8")
+    return told
+
+
+def _kineto(scenario: Scenario, output: Path, ranks: Sequence[int] = ()) -> Sequence[str]:
+    """A folder, with a file for each rank."""
+    from simcore.output import writing
+    from viz.kineto import kineto_traces
+
+    if scenario.workload != "train":
+        why = f"not yet: {scenario.workload}, whose phases have no kernels; expected train (chrome takes phases too)"
+        raise NotYet(Problem(scenario.where("workload"), why))
+    texts, told = kineto_traces(_drawn(scenario, ranks), ranks)
+    with writing(output):
+        output.mkdir(parents=True, exist_ok=True)
+        for name, text in texts.items():
+            (output / name).write_text(text, encoding="utf-8")
+    return told
+
+
+_WRITERS: Final[dict[Format, Callable[[Scenario, Path], Sequence[str]]]] = {
+    Format.CHROME: _chrome,
+    Format.KINETO: _kineto,
+}
+_OF_RANKS: Final[dict[Format, Callable[[Scenario, Path, Sequence[int]], Sequence[str]]]] = {
+    Format.CHROME: _chrome,
+    Format.KINETO: _kineto,
+}

@@ -1,0 +1,153 @@
+"""`rankscope export`: a scenario as a file for other tools; what cannot be exported is said in one line."""
+
+from __future__ import annotations
+
+import json
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import NamedTuple
+
+import pytest
+
+from simcore import cli
+from simcore.export import Format
+
+SCENARIOS = Path(__file__).resolve().parents[1] / "scenarios"
+SCENARIO = """
+name: small
+model: nemotron-3-tiny
+framework: {framework}
+topology: dgx-h100
+mesh: {{{mesh}}}
+training: {{seq_len: 64, global_batch_size: {batch}}}
+"""
+
+
+class Ran(NamedTuple):
+    code: object
+    out: str
+    err: str
+
+
+Run = Callable[..., Ran]
+
+
+@pytest.fixture
+def ran(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Run:
+    monkeypatch.chdir(tmp_path)
+
+    def call(*arguments: str) -> Ran:
+        monkeypatch.setattr(sys, "argv", ["rankscope", "export", *arguments])
+        with pytest.raises(SystemExit) as end:
+            cli.main()
+        return Ran(end.value.code, *capsys.readouterr())
+
+    return call
+
+
+def written(framework: str = "fsdp2", mesh: str = "dp_shard: 4", batch: int = 4) -> str:
+    Path("small.yaml").write_text(SCENARIO.format(framework=framework, mesh=mesh, batch=batch), encoding="utf-8")
+    return "small.yaml"
+
+
+def test_a_trace_is_written(ran: Run) -> None:
+    made = ran("chrome", written(), "-o", "trace.json")
+    assert (made.code, made.out, made.err) == (0, "wrote trace.json\n", "")
+    assert json.loads(Path("trace.json").read_text(encoding="utf-8"))["traceEvents"]
+
+
+def test_a_folder_of_traces_is_written_twice_the_same(ran: Run) -> None:
+    path = written("automodel", "dp_shard: 2, pp: 2", 8)
+    assert ran("kineto", path, "-o", "traces").out == "wrote traces\n"
+    texts = {file.name: file.read_text(encoding="utf-8") for file in Path("traces").iterdir()}
+    assert set(texts) == {"rank0.pt.trace.json", "rank2.pt.trace.json"}
+    assert ran("kineto", path, "-o", "traces").code == 0
+    assert {file.name: file.read_text(encoding="utf-8") for file in Path("traces").iterdir()} == texts
+
+
+def test_phases_have_no_kernels_for_kineto(ran: Run) -> None:
+    made = ran("kineto", str(SCENARIOS / "nano-ep4" / "nemo-rl-dpo.yaml"), "-o", "traces", "--set", "sweep=null")
+    assert made.code == 2
+    assert "not yet: dpo, whose phases have no kernels" in made.err
+    assert not Path("traces").exists()
+
+
+def test_a_folder_that_is_a_file_is_a_wrong_input(ran: Run) -> None:
+    made = ran("kineto", written(), "-o", "small.yaml")
+    assert made.code == 2
+    assert "small.yaml: cannot be written" in made.err
+
+
+def test_ranks_can_be_asked_for(ran: Run) -> None:
+    path = written("automodel", "dp_shard: 2, pp: 2", 8)
+    assert ran("kineto", path, "-o", "traces", "--rank", "3", "--rank", "1").code == 0
+    assert sorted(file.name for file in Path("traces").iterdir()) == ["rank1.pt.trace.json", "rank3.pt.trace.json"]
+    assert ran("chrome", path, "-o", "trace.json", "--rank", "3").code == 0
+    events = json.loads(Path("trace.json").read_text(encoding="utf-8"))["traceEvents"]
+    assert {event["pid"] for event in events} == {3}
+    assert events[0]["args"]["name"] == "rank 3, stands for 2-3"
+
+
+def test_a_rank_must_be_one_of_the_job(ran: Run) -> None:
+    made = ran("chrome", written(), "-o", "trace.json", "--rank", "4")
+    assert made.code == 2
+    assert made.err == "rankscope: --rank: expected at most 3, the last rank, got 4\n"
+
+
+def test_a_format_of_all_ranks_takes_none(ran: Run, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("simcore.export._OF_RANKS", {Format.KINETO: None})
+    made = ran("chrome", written(), "-o", "trace.json", "--rank", "0")
+    assert (made.code, made.err) == (2, "rankscope: --rank: is of kineto; chrome is of all ranks\n")
+
+
+def test_json_is_alone_on_standard_output(ran: Run) -> None:
+    made = ran("chrome", written(), "-o", "trace.json", "--json")
+    assert json.loads(made.out) == [{"format": "chrome", "written": "trace.json", "notes": []}]
+
+
+def test_what_the_framework_refuses_is_told_and_not_written(ran: Run) -> None:
+    made = ran("chrome", written("megatron", "tp: 3"), "-o", "trace.json")
+    assert made.code == 2
+    assert made.err.startswith("rankscope: ")
+    assert not Path("trace.json").exists()
+
+
+def test_every_microbatch_is_written_out_unless_that_is_too_much(ran: Run, monkeypatch: pytest.MonkeyPatch) -> None:
+    path = written(batch=32)
+    assert ran("chrome", path, "-o", "whole.json").err == ""
+    monkeypatch.setattr("simcore.export.MAX_EXPORTED", 400)
+    made = ran("chrome", path, "-o", "part.json")
+    assert (made.code, made.out) == (0, "wrote part.json\n")
+    assert made.err.startswith("rankscope: 3 of 8 microbatches are written out, ")
+    whole, part = (json.loads(Path(f"{name}.json").read_text(encoding="utf-8")) for name in ("whole", "part"))
+    assert part["otherData"]["left_out"] == [made.err.removeprefix("rankscope: ").strip()]
+    assert whole["otherData"]["step_s"] == part["otherData"]["step_s"]
+    assert len(whole["traceEvents"]) > len(part["traceEvents"])
+
+
+def test_an_engine_that_serves_has_nothing_over_time(ran: Run) -> None:
+    made = ran("chrome", str(SCENARIOS / "nano-grpo" / "serve.yaml"), "-o", "trace.json", "--set", "sweep=null")
+    assert made.code == 2
+    assert "serve: an engine that serves has no step" in made.err
+    assert not Path("trace.json").exists()
+
+
+def test_a_sweep_is_not_one_scenario(ran: Run) -> None:
+    path = written()
+    with Path(path).open("a", encoding="utf-8") as file:
+        file.write("sweep: {training.seq_len: [64, 128]}\n")
+    made = ran("chrome", path, "-o", "trace.json")
+    assert (made.code, made.out) == (2, "")
+    assert "exports one scenario, this has 2: --set sweep=null" in made.err
+    assert ran("chrome", path, "-o", "trace.json", "--set", "sweep=null").code == 0
+
+
+def test_a_place_that_cannot_be_written_is_a_wrong_input(ran: Run) -> None:
+    made = ran("chrome", written(), "-o", "missing/trace.json")
+    assert made.code == 2
+    assert "cannot be written" in made.err
+
+
+def test_an_unknown_format_is_a_wrong_input(ran: Run) -> None:
+    assert ran("vhs", written(), "-o", "trace.json").code == 2
