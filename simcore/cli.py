@@ -20,6 +20,7 @@ import typer
 from simcore.calibration.command import calibrate
 from simcore.errors import InputError, Problem, RankscopeError
 from simcore.explain import explain
+from simcore.export import export
 from simcore.page import report
 
 if TYPE_CHECKING:
@@ -183,7 +184,7 @@ def init(
         typer.echo(f"wrote {path}; next: rankscope run {path}")
 
 
-for _command in (calibrate, explain, report):
+for _command in (calibrate, explain, export, report):
     app.command()(_command)
 
 

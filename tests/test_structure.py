@@ -27,8 +27,8 @@ ORDER = (
     "lengths", "forward", "policy", "journal", "vllm/", "serve", "refit", "laid", "phase_series", "phase_report",
     "rl", "inventory", "spans", "closeup", "simulate", "advice", "compare", "measured", "tolerance", "left_out",
     "timing", "validate", "table", "columns", "summary", "timesheet", "servesheet", "phasesheet", "batch", "finding",
-    "output", "glossary", "explanation", "calibration/", "machines", "page", "explain", "presets", "cli", "__init__",
-    "__main__",
+    "output", "glossary", "explanation", "calibration/", "machines", "page", "explain", "export", "presets", "cli",
+    "__init__", "__main__",
 )  # fmt: skip
 
 # A library has one door: what it does could be replaced by rewriting the files named here.
@@ -40,7 +40,7 @@ DOORS = {
                  "topology", "detail", "report", "served", "phased", "speed", "compare", "explanation", "measured",
                  "timing", "tolerance", "validate", "calibration/write"},
     "rich": {"table", "columns", "summary", "timesheet", "servesheet", "phasesheet", "output"},
-    "typer": {"cli", "calibration/command", "page", "explain"},
+    "typer": {"cli", "calibration/command", "page", "explain", "export"},
 }
 VIZ_READS = {"compare", "detail", "report", "speed", "units"}
 

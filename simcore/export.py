@@ -1,0 +1,87 @@
+"""`rankscope export`: one scenario as a file for other tools. The engine is imported when it is called.
+
+A format is one function of this file: it takes the scenario and where to write, writes, and returns a line for each
+thing that a reader might miss in the file, which go to standard error. `_WRITERS` names it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from enum import StrEnum
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Final
+
+import typer
+
+from simcore.errors import InputError, Problem
+
+if TYPE_CHECKING:
+    from simcore.report import Report
+    from simcore.scenario import Scenario
+
+__all__ = ["export"]
+
+
+class Format(StrEnum):
+    """What is written."""
+
+    CHROME = "chrome"
+
+
+def export(
+    form: Annotated[Format, typer.Argument(metavar="FORMAT", help="chrome: a trace for Perfetto or chrome://tracing.")],
+    scenario: str,
+    *,
+    output: Annotated[Path, typer.Option("-o", "--output", help="Where to write it.")],
+    json: Annotated[bool, typer.Option("--json", help="Print what was written as JSON, nothing else.")] = False,
+    overrides: Annotated[list[str] | None, typer.Option("--set", metavar="KEY=VALUE", help="Override a key.")] = None,
+) -> None:
+    """Write the timeline of a scenario for other tools."""
+    told = _WRITERS[form](_scenario(scenario, overrides or ()), output)
+    for line in told:
+        typer.echo(f"rankscope: {line}", err=True)
+    if json:
+        typer.echo(_as_json(form, output, told))
+    else:
+        typer.echo(f"wrote {output}")
+
+
+def _as_json(form: Format, output: Path, told: Sequence[str]) -> str:
+    from json import dumps
+
+    return dumps([{"format": form, "written": str(output), "notes": list(told)}])
+
+
+def _scenario(path: str, overrides: Sequence[str]) -> Scenario:
+    from simcore.loading import load
+
+    scenarios = load(path, overrides)
+    if len(scenarios) != 1:
+        told = f"exports one scenario, this has {len(scenarios)}: --set sweep=null, and --set for what it sweeps"
+        raise InputError(Problem(path, told))
+    return scenarios[0]
+
+
+def _drawn(scenario: Scenario) -> Report:
+    """Its result with what pictures show; InputError where there is no result."""
+    from simcore.simulate import simulate
+
+    found = simulate(scenario, detail=True)
+    if found.status != "ok":
+        raise InputError([Problem(row.where, row.message, row.rule) for row in found.problems])
+    return found
+
+
+def _chrome(scenario: Scenario, output: Path) -> Sequence[str]:
+    from simcore.output import writing
+    from viz.chrome import chrome_trace
+
+    text, told = chrome_trace(_drawn(scenario))
+    with writing(output):
+        output.write_text(text, encoding="utf-8")
+    return told
+
+
+_WRITERS: Final[dict[Format, Callable[[Scenario, Path], Sequence[str]]]] = {
+    Format.CHROME: _chrome,
+}

@@ -1,0 +1,87 @@
+"""`rankscope export`: a scenario as a file for other tools; what cannot be exported is said in one line."""
+
+from __future__ import annotations
+
+import json
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import NamedTuple
+
+import pytest
+
+from simcore import cli
+
+SCENARIO = """
+name: small
+model: nemotron-3-tiny
+framework: {framework}
+topology: dgx-h100
+mesh: {{{mesh}}}
+training: {{seq_len: 64, global_batch_size: {batch}}}
+"""
+
+
+class Ran(NamedTuple):
+    code: object
+    out: str
+    err: str
+
+
+Run = Callable[..., Ran]
+
+
+@pytest.fixture
+def ran(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Run:
+    monkeypatch.chdir(tmp_path)
+
+    def call(*arguments: str) -> Ran:
+        monkeypatch.setattr(sys, "argv", ["rankscope", "export", *arguments])
+        with pytest.raises(SystemExit) as end:
+            cli.main()
+        return Ran(end.value.code, *capsys.readouterr())
+
+    return call
+
+
+def written(framework: str = "fsdp2", mesh: str = "dp_shard: 4", batch: int = 4) -> str:
+    Path("small.yaml").write_text(SCENARIO.format(framework=framework, mesh=mesh, batch=batch), encoding="utf-8")
+    return "small.yaml"
+
+
+def test_a_trace_is_written(ran: Run) -> None:
+    made = ran("chrome", written(), "-o", "trace.json")
+    assert (made.code, made.out, made.err) == (0, "wrote trace.json\n", "")
+    assert json.loads(Path("trace.json").read_text(encoding="utf-8"))["traceEvents"]
+
+
+def test_json_is_alone_on_standard_output(ran: Run) -> None:
+    made = ran("chrome", written(), "-o", "trace.json", "--json")
+    assert json.loads(made.out) == [{"format": "chrome", "written": "trace.json", "notes": []}]
+
+
+def test_what_the_framework_refuses_is_told_and_not_written(ran: Run) -> None:
+    made = ran("chrome", written("megatron", "tp: 3"), "-o", "trace.json")
+    assert made.code == 2
+    assert made.err.startswith("rankscope: ")
+    assert not Path("trace.json").exists()
+
+
+def test_a_sweep_is_not_one_scenario(ran: Run) -> None:
+    path = written()
+    with Path(path).open("a", encoding="utf-8") as file:
+        file.write("sweep: {training.seq_len: [64, 128]}\n")
+    made = ran("chrome", path, "-o", "trace.json")
+    assert (made.code, made.out) == (2, "")
+    assert "exports one scenario, this has 2: --set sweep=null" in made.err
+    assert ran("chrome", path, "-o", "trace.json", "--set", "sweep=null").code == 0
+
+
+def test_a_place_that_cannot_be_written_is_a_wrong_input(ran: Run) -> None:
+    made = ran("chrome", written(), "-o", "missing/trace.json")
+    assert made.code == 2
+    assert "cannot be written" in made.err
+
+
+def test_an_unknown_format_is_a_wrong_input(ran: Run) -> None:
+    assert ran("vhs", written(), "-o", "trace.json").code == 2
