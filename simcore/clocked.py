@@ -24,7 +24,7 @@ from simcore.routes import HOST_WAYS, Routes
 from simcore.streams import Track, tracks
 from simcore.tape import Kernel, Op
 from simcore.tile import AMOUNT, AUX, OP, SLOT, STREAM, Tile
-from simcore.timeline import ClassTimes, run
+from simcore.timeline import ClassTimes, Wiring, run
 from simcore.topology import Topology
 
 __all__ = ["Clocked", "clock", "forward_ns"]
@@ -38,7 +38,8 @@ class Clocked:
 
     `steady`: microbatches around the steady ones take the same time on every rank (or nothing is extrapolated).
     `spending`: where the time goes on the ranks that end last, the class number `worst`.
-    `row_ns`: for each class, when each row of its program was reached on the compute stream. `tracks`: what ran.
+    `row_ns`: for each class, when each row of its program was reached on the compute stream. `tracks`: what ran, and
+    `wiring` how it was connected.
     """
 
     step_ns: int
@@ -50,6 +51,7 @@ class Clocked:
     row_ns: tuple[IntArray, ...]
     times: tuple[ClassTimes, ...]
     tracks: tuple[Track, ...]
+    wiring: Wiring
 
 
 def clock(programs: Sequence[Program], classes: Sequence[RankClass], routes: Routes, framework: Framework,
@@ -59,7 +61,8 @@ def clock(programs: Sequence[Program], classes: Sequence[RankClass], routes: Rou
     alone = [_alone(program, routes) for program in programs]
     compiled = [_track(*each, routes, framework) for each in zip(programs, kernels, alone, strict=True)]
     once = int(routes.topology.efficiency.host.step.si * 1e9) if framework.libraries.module_calls else 0
-    times = run(compiled, _Wires(programs, classes, routes))
+    wires = _Wires(programs, classes, routes)
+    times = run(compiled, wires)
     rows = tuple(_row_ns(track, t, len(p.places)) for track, t, p in zip(compiled, times, programs, strict=True))
     spent = [_spent(p, r) for p, r in zip(programs, rows, strict=True)]
     starts = [_backward_starts(p, r) for p, r in zip(programs, rows, strict=True)]
@@ -74,7 +77,7 @@ def clock(programs: Sequence[Program], classes: Sequence[RankClass], routes: Rou
     return Clocked(
         max(t.end for t in times) + period * repeats + once, _phases(weight @ spent[worst], once), spending, worst,
         steady, sum(_forward_flops(p, weight) * c.num_ranks for p, c in zip(programs, classes, strict=True)),
-        rows, tuple(times), tuple(compiled))
+        rows, tuple(times), tuple(compiled), wires)
 
 
 def forward_ns(programs: Sequence[Program], classes: Sequence[RankClass], routes: Routes, framework: Framework) -> int:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from functools import partial
 from typing import Final
 
 from simcore.assemble import Parts
@@ -13,6 +14,7 @@ from simcore.plan import Plan
 from simcore.report import Report
 from simcore.series import memory_by_part
 from simcore.spans import MAX_SPANS, spans
+from simcore.timeline import meeting
 
 __all__ = ["with_detail"]
 
@@ -24,8 +26,8 @@ _FEWEST: Final = 1200
 """Spans that a class has however many classes there are."""
 
 
-def with_detail(parts: Parts, report: Report) -> Report:
-    """The same report with `detail`."""
+def with_detail(parts: Parts, report: Report, most: int | None = None) -> Report:
+    """The same report with `detail`. `most`: spans of all classes, instead of as many as a page can bear."""
     mesh, clocked = parts.job.mesh, parts.clocked
     axes = (mesh.axis(name) for name in _AXES)
     detail = Detail(
@@ -34,12 +36,12 @@ def with_detail(parts: Parts, report: Report) -> Report:
         num_microbatches=parts.job.scenario.num_microbatches, written_out=parts.lowered,
         end_s=None if clocked is None else max(times.end for times in clocked.times) / 1e9,
         layers={} if not parts.plans else kinds_by_path(parts.plans[0]),
-        classes=tuple(_class(parts, number, *each) for number, each in enumerate(zip(parts.classes, parts.plans,
-                                                                                    strict=True))))
+        classes=tuple(_class(parts, number, *each, most or MAX_SPANS)
+                      for number, each in enumerate(zip(parts.classes, parts.plans, strict=True))))
     return report.model_copy(update={"detail": detail})
 
 
-def _class(parts: Parts, number: int, ranks: RankClass, plan: Plan) -> ClassDetail:
+def _class(parts: Parts, number: int, ranks: RankClass, plan: Plan, most: int) -> ClassDetail:
     program, clocked, kinds = parts.programs.get(ranks.representative), parts.clocked, kinds_by_path(plan)
     if program is None:
         return ClassDetail(tensors=tensor_rows(plan))
@@ -49,4 +51,4 @@ def _class(parts: Parts, number: int, ranks: RankClass, plan: Plan) -> ClassDeta
         by_part=memory_by_part(program, row_ns, kinds),
         spans=() if clocked is None or row_ns is None else spans(
             program, clocked.tracks[number], clocked.times[number], row_ns,
-            max(_FEWEST, MAX_SPANS // len(parts.classes))))
+            max(_FEWEST, most // len(parts.classes)), partial(meeting, clocked.wiring, number)))

@@ -79,7 +79,9 @@ class Span(_Frozen):
     """Something on a stream of one rank, from `start_s` to `end_s`.
 
     Lane `compute`: kernels of a phase (`label`: their layer), or what they wait for: `host`, `bubble`, `communication`.
-    Other lanes: a collective, of whose end `exposed_s` were waited for. `count`: of so many that were drawn together.
+    Other lanes: a collective or copy (`kind`) on an axis (`label`), called by `layer`, with its payload's `bytes` and
+    `dtype`; of its end `exposed_s` were waited for. `meets`: the same text in spans of other classes that are the other
+    ends of it. `count`: of so many that were drawn together; their bytes are summed.
     """
 
     lane: str
@@ -90,6 +92,10 @@ class Span(_Frozen):
     exposed_s: float = 0.0
     microbatch: int = 0
     count: int = 1
+    layer: str = ""
+    bytes: int = 0
+    dtype: str = ""
+    meets: str = ""
 
 
 class ClassDetail(_Frozen):

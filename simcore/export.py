@@ -19,7 +19,10 @@ if TYPE_CHECKING:
     from simcore.report import Report
     from simcore.scenario import Scenario
 
-__all__ = ["export"]
+__all__ = ["MAX_EXPORTED", "export"]
+
+MAX_EXPORTED: Final = 100_000
+"""Spans of a timeline, of all classes of ranks: some 30 MB, which every reader of such files takes at once."""
 
 
 class Format(StrEnum):
@@ -63,13 +66,25 @@ def _scenario(path: str, overrides: Sequence[str]) -> Scenario:
 
 
 def _drawn(scenario: Scenario) -> Report:
-    """Its result with what pictures show; InputError where there is no result."""
+    """Its result with what pictures show; InputError where there is no result.
+
+    All microbatches are written out where that is no more than `MAX_EXPORTED` spans, else a few of them.
+    """
     from simcore.simulate import simulate
 
-    found = simulate(scenario, detail=True)
+    if scenario.workload == "serve":
+        told = "serve: an engine that serves has no step, so nothing lies over time; expected train, dpo or grpo"
+        raise InputError(Problem(scenario.where("workload"), told))
+    found = simulate(scenario, detail=True, spans=MAX_EXPORTED)
     if found.status != "ok":
         raise InputError([Problem(row.where, row.message, row.rule) for row in found.problems])
-    return found
+    detail = found.detail
+    if detail is None or detail.written_out == detail.num_microbatches:
+        return found
+    spans = sum(span.count for one in detail.classes for span in one.spans)
+    if spans * detail.num_microbatches > MAX_EXPORTED * detail.written_out:
+        return found
+    return simulate(scenario, detail=True, spans=MAX_EXPORTED, whole=True)
 
 
 def _chrome(scenario: Scenario, output: Path) -> Sequence[str]:

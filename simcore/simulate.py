@@ -42,15 +42,18 @@ EXACT_RANKS = 64
 
 
 def simulate(scenario: Scenario, *, series: bool = False, detail: bool = False, fold: bool = True,
-             rank: int | None = None, timed: bool = True) -> Report:
+             rank: int | None = None, timed: bool = True, spans: int | None = None, whole: bool = False
+             ) -> Report:
     """Simulate one training step of one scenario. Refusals come back as a report (status illegal or error).
 
     `series`: memory over the step too. `detail`: that, and all else that pictures show. `fold` False simulates every
-    rank by itself. `rank`: that rank alone, exactly, without time. `timed` False: memory and traffic only.
+    rank by itself. `rank`: that rank alone, exactly, without time. `timed` False: memory and traffic only. `spans`:
+    of the detail so many are kept, instead of as many as a page can bear. `whole`: every microbatch is written out.
     """
     if scenario.workload != "train":
         return _guarded(partial(_other, scenario, rank, series=series or detail), scenario)
-    work = partial(_simulate, series=series or detail, detail=detail, folded=fold, rank=rank)
+    work = partial(_simulate, series=series or detail, detail=detail, folded=fold, rank=rank, spans=spans,
+                   whole=whole)
     return _guarded(partial(_at_its_lengths, scenario, work, timed=timed), scenario)
 
 
@@ -100,12 +103,13 @@ def _at_its_lengths(scenario: Scenario, work: partial[Report], *, timed: bool) -
     return with_lengths(scenario, padding, partial(work, timed=False), partial(work, timed=timed))
 
 
-def _simulate(scenario: Scenario, *, series: bool, detail: bool, folded: bool, rank: int | None, timed: bool
-              ) -> Report:
+def _simulate(scenario: Scenario, *, series: bool, detail: bool, folded: bool, rank: int | None, timed: bool,
+              spans: int | None = None, whole: bool = False) -> Report:
     """Write out a few microbatches; where the steady ones do not take the same time, twice as many."""
     parts = _parts(scenario, folded=folded, rank=rank)
     for doublings in count():
-        parts.lowered = lowered_microbatches(parts.framework.schedule, scenario.num_microbatches, doublings)
+        few = lowered_microbatches(parts.framework.schedule, scenario.num_microbatches, doublings)
+        parts.lowered = scenario.num_microbatches if whole else few
         for rank_class, plan in zip(parts.classes, parts.plans, strict=True):
             parts.programs[rank_class.representative] = _program(parts, plan)
         if not timed or rank is not None:
@@ -114,7 +118,7 @@ def _simulate(scenario: Scenario, *, series: bool, detail: bool, folded: bool, r
         if parts.clocked.steady or parts.lowered == scenario.num_microbatches:
             break
     found = hosted(parts, drawn(parts, report(parts, series=series)))
-    return with_detail(parts, found) if detail else found
+    return with_detail(parts, found, spans) if detail else found
 
 
 def _clock(parts: Parts) -> Clocked:

@@ -12,7 +12,7 @@ drawn while it travels, not from when somebody was ready to receive it.
 from __future__ import annotations
 
 from bisect import bisect_right
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from itertools import pairwise
 from typing import Final
@@ -23,8 +23,9 @@ from simcore.detail import Span
 from simcore.mesh import IntArray
 from simcore.outline import Phase
 from simcore.program import Program
-from simcore.streams import Track
+from simcore.streams import Call, Track
 from simcore.tape import Stream
+from simcore.tile import AMOUNT
 from simcore.timeline import ClassTimes
 
 __all__ = ["MAX_SPANS", "spans"]
@@ -47,22 +48,37 @@ class _Bar:
     exposed: int = 0
     microbatch: int = 0
     count: int = 1
+    layer: str = ""
+    bytes: int = 0
+    dtype: str = ""
+    meets: str = ""
 
 
-def spans(program: Program, track: Track, times: ClassTimes, row_ns: IntArray, most: int) -> tuple[Span, ...]:
-    """All lanes, the compute lane first; `most` spans in all."""
-    last, exposed, comms = times.end, _exposed(track, times), list(program.tables.comms)
+def spans(program: Program, track: Track, times: ClassTimes, row_ns: IntArray, most: int,
+          meets: Callable[[Call], str]) -> tuple[Span, ...]:
+    """All lanes, the compute lane first; `most` spans in all. `meets`: what `detail.Span` calls so, of a call."""
     waits = list(_waits(track, times))
     lanes: dict[str, list[_Bar]] = {"compute": [*_beside(_kernels(program, row_ns), waits), *waits]}
     lanes |= {lane: [] for stream, lane in _LANES.items() if any(c.stream == stream for c, _, _ in times.calls)}
-    for call, start, end in times.calls:
-        kind, axis, _ = comms[call.comm]
-        sent = max(start, end - track.call_ns[call.number]) if call.stream == Stream.RECEIVE else start
-        bar = _Bar(kind, axis, sent, end, min(exposed.get(call.number, 0), end - sent), call.microbatch)
-        lanes[_LANES[Stream(call.stream)]].append(bar)
+    for stream, bar in _calls(program, track, times, meets):
+        lanes[_LANES[stream]].append(bar)
     return tuple(Span(lane=lane, kind=bar.kind, label=bar.label, start_s=bar.start / 1e9, end_s=bar.end / 1e9,
-                      exposed_s=bar.exposed / 1e9, microbatch=bar.microbatch, count=bar.count)
-                 for lane, bars in _thinned(lanes, most, last).items() for bar in bars)
+                      exposed_s=bar.exposed / 1e9, microbatch=bar.microbatch, count=bar.count, layer=bar.layer,
+                      bytes=bar.bytes, dtype=bar.dtype, meets=bar.meets)
+                 for lane, bars in _thinned(lanes, most, times.end).items() for bar in bars)
+
+
+def _calls(program: Program, track: Track, times: ClassTimes, meets: Callable[[Call], str]
+           ) -> Iterator[tuple[Stream, _Bar]]:
+    exposed, comms, paths = _exposed(track, times), list(program.tables.comms), program.layer_paths
+    payloads = program.distinct[program.places[track.skeleton.call_rows], AMOUNT].tolist()
+    for call, start, end in times.calls:
+        kind, axis, dtype = comms[call.comm]
+        sent = max(start, end - track.call_ns[call.number]) if call.stream == Stream.RECEIVE else start
+        layer = paths[call.layer] if 0 <= call.layer < len(paths) else ""
+        yield Stream(call.stream), _Bar(
+            kind, axis, sent, end, min(exposed.get(call.number, 0), end - sent), call.microbatch, 1, layer,
+            payloads[call.number], dtype, meets(call))
 
 
 def _kernels(program: Program, row_ns: IntArray) -> Iterator[_Bar]:
@@ -140,9 +156,16 @@ def _joined(bars: Iterable[_Bar], width: int) -> list[_Bar]:
         before = made[at] if at is not None else None
         if (before is not None and at is not None and bar.end - before.start <= width
                 and bar.start - before.end <= width):
-            made[at] = replace(before, label=before.label if before.label == bar.label else "", end=max(
-                bar.end, before.end), exposed=before.exposed + bar.exposed, count=before.count + bar.count)
+            made[at] = _both(before, bar)
         else:
             latest[bar.kind] = len(made)
             made.append(bar)
     return made
+
+
+def _both(one: _Bar, other: _Bar) -> _Bar:
+    """As one bar, which says what they have in common."""
+    label, layer, dtype = (a if a == b else "" for a, b in (
+        (one.label, other.label), (one.layer, other.layer), (one.dtype, other.dtype)))
+    return replace(one, label=label, layer=layer, dtype=dtype, meets="", end=max(one.end, other.end),
+                   exposed=one.exposed + other.exposed, bytes=one.bytes + other.bytes, count=one.count + other.count)

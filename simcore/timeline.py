@@ -18,7 +18,7 @@ from simpy.events import EventPriority
 from simcore.streams import Call, Track
 from simcore.tape import Stream
 
-__all__ = ["ClassTimes", "Wiring", "run"]
+__all__ = ["ClassTimes", "Wiring", "meeting", "run"]
 
 _SEND = int(Stream.SEND)
 _MESSAGES = (_SEND, int(Stream.RECEIVE))
@@ -66,6 +66,17 @@ def run(tracks: Sequence[Track], wiring: Wiring) -> list[ClassTimes]:
     machine = _Machine(tracks, wiring)
     machine.environment.run()
     return machine.times
+
+
+def meeting(wiring: Wiring, number: int, call: Call) -> str:
+    """The same text for all ends of a call that are not in one class; empty where no other class has part in it.
+
+    It says of a call what `_Machine` finds its other ends by.
+    """
+    if call.stream in _MESSAGES:
+        return f"message {wiring.lane(number)} {call.layer} {call.handle} {call.microbatch}"
+    classes = wiring.meets(number, call.comm)
+    return f"call {call.comm} {call.stream} {call.serial} {classes[0]}" if len(classes) > 1 else ""
 
 
 class _Machine:

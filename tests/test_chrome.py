@@ -12,19 +12,20 @@ import pytest
 import small
 from simcore.report import Report
 from simcore.simulate import simulate
+from test_rl import GRPO, asked
 from viz.chrome import chrome_trace
 
 CASES: list[tuple[str, dict[str, int], int]] = [
     ("fsdp2", {"dp_shard": 8}, 1), ("automodel", {"dp_shard": 4, "ep": 2}, 2),
     ("megatron", {"dp_shard": 2, "tp": 2}, 1), ("automodel", {"dp_shard": 2, "pp": 5}, 5),
-    ("megatron", {"dp_shard": 4}, 8)]
+    ("megatron", {"dp_shard": 4}, 8), ("fsdp2", {"dp_shard": 3}, 1)]
 Events = list[dict[str, Any]]
 
 
 @cache
 def made(number: int) -> tuple[Report, dict[str, Any]]:
     framework, mesh, microbatches = CASES[number]
-    report = simulate(small.scenario(framework, mesh, microbatches=microbatches), detail=True)
+    report = simulate(small.scenario(framework, mesh, microbatches=microbatches), detail=True, whole=True)
     return report, json.loads(chrome_trace(report)[0])
 
 
@@ -32,56 +33,164 @@ def events(number: int, kind: str) -> Events:
     return [event for event in made(number)[1]["traceEvents"] if event["ph"] == kind]
 
 
+def by_thread(number: int) -> dict[tuple[int, int], Events]:
+    threads: dict[tuple[int, int], Events] = {}
+    for event in events(number, "X"):
+        threads.setdefault((event["pid"], event["tid"]), []).append(event)
+    return threads
+
+
 def ns(us: float) -> int:
-    return round(us * 1000)
+    """As Perfetto reads a time: multiplied, and cut."""
+    return int(us * 1000.0)
 
 
-@pytest.mark.parametrize("number", range(len(CASES)))
+def end(event: dict[str, Any]) -> int:
+    return ns(event["ts"]) + ns(event["dur"])
+
+
+EVERY = pytest.mark.parametrize("number", range(len(CASES)))
+
+
+@EVERY
 def test_every_event_has_what_its_kind_needs(number: int) -> None:
-    needed = {"M": {"args"}, "X": {"ts", "dur", "args", "cat"}, "C": {"ts", "args"}}
+    needed = {"M": {"tid", "args"}, "X": {"tid", "ts", "dur", "args", "cat"}, "C": {"ts", "args"},
+              "s": {"tid", "ts", "id", "cat"}, "f": {"tid", "ts", "id", "cat", "bp"}}
     for event in made(number)[1]["traceEvents"]:
-        assert {"ph", "pid", "name"} | needed[event["ph"]] <= set(event)
-        assert event["ph"] == "C" or isinstance(event["tid"], int)
+        assert {"ph", "pid", "name"} | needed[event["ph"]] == set(event)
         assert event.get("dur", 1) > 0
         assert event.get("ts", 0) >= 0
     dates = [event["ts"] for event in made(number)[1]["traceEvents"] if "ts" in event]
     assert dates == sorted(dates)
 
 
-@pytest.mark.parametrize("number", range(len(CASES)))
+@EVERY
 def test_no_slice_lies_over_another_of_its_thread(number: int) -> None:
-    threads: dict[tuple[int, int], Events] = {}
-    for event in events(number, "X"):
-        threads.setdefault((event["pid"], event["tid"]), []).append(event)
-    assert len(threads) >= 3
+    threads = by_thread(number)
+    assert {slices[0]["cat"] for slices in threads.values()} >= {"step", "compute", "waits"}
     for slices in threads.values():
-        for before, after in itertools.pairwise(slices):
-            assert ns(before["ts"]) + ns(before["dur"]) <= ns(after["ts"])
+        whole = [slices[0]] if slices[0]["name"] == "step" else []
+        inside = slices[len(whole):]
+        assert all(ns(event["ts"]) >= ns(whole[0]["ts"]) and end(event) <= end(whole[0]) for event in inside if whole)
+        for before, after in itertools.pairwise(inside):
+            assert end(before) <= ns(after["ts"])
 
 
-@pytest.mark.parametrize("number", range(len(CASES)))
-def test_slices_end_where_the_timeline_does(number: int) -> None:
+@EVERY
+def test_a_thread_is_of_one_process_and_has_a_number_of_its_own(number: int) -> None:
+    named = [event for event in events(number, "M") if event["name"] == "thread_name"]
+    numbers = [event["tid"] for event in named]
+    assert len(numbers) == len(set(numbers))
+    assert not set(numbers) & {event["pid"] for event in named}
+    assert {(event["pid"], event["tid"]) for event in named} == set(by_thread(number))
+
+
+@EVERY
+def test_slices_end_with_the_step_of_the_report(number: int) -> None:
     report, trace = made(number)
     assert report.time is not None
+    assert trace["otherData"] == {"scenario": "small", "step_s": report.time.step_s, "left_out": []}
+    step = round(report.time.step_s * 1e9)
+    assert max(end(event) for event in events(number, "X")) == step
+    assert {ns(event["dur"]) for event in events(number, "X") if event["name"] == "step"} == {step}
+
+
+def test_of_a_step_that_is_not_written_out_the_rest_is_told() -> None:
+    report = simulate(small.scenario("fsdp2", {"dp_shard": 4}, microbatches=8), detail=True)
     assert report.detail is not None
-    assert report.detail.end_s is not None
-    last = max(ns(event["ts"]) + ns(event["dur"]) for event in events(number, "X"))
-    assert last == round(report.detail.end_s * 1e9)
-    assert trace["otherData"]["step_s"] == report.time.step_s
-    assert bool(trace["otherData"]["left_out"]) == (report.detail.written_out < report.detail.num_microbatches)
+    text, told = chrome_trace(report)
+    assert told[0].startswith("3 of 8 microbatches are written out")
+    trace = json.loads(text)
+    assert trace["otherData"]["left_out"] == told
+    slices = [event for event in trace["traceEvents"] if event["ph"] == "X"]
+    assert max(end(event) for event in slices) == round((report.detail.end_s or 0) * 1e9)
 
 
-def test_kernels_and_waits_fill_the_step_of_the_slowest_ranks() -> None:
-    for number in (0, 1, 3):
-        report, _ = made(number)
-        assert report.time is not None
-        worst = int(report.time.ranks[0].partition("-")[0])
-        sums = {name: sum(ns(e["dur"]) for e in events(number, "X") if e["cat"] == name and e["pid"] == worst)
-                for name in ("compute", "waits")}
-        parts = report.time.parts
-        kernels = sum(parts[name] for name in ("forward", "backward", "optimizer", "contention"))
-        assert sums["compute"] == pytest.approx(kernels * 1e9, abs=20)
-        assert sums["compute"] + sums["waits"] == round(report.time.step_s * 1e9)
+def test_joined_spans_are_told_and_still_lie_apart(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("simcore.closeup._FEWEST", 1)
+    few = small.scenario("automodel", {"dp_shard": 4, "ep": 2}, microbatches=2)
+    text, told = chrome_trace(simulate(few, detail=True, spans=40))
+    assert "spans are drawn together" in told[-1]
+    slices = [event for event in json.loads(text)["traceEvents"] if event["ph"] == "X" and event["cat"] != "step"]
+    assert any(event["args"].get("drawn_together", 1) > 1 for event in slices)
+    for _, of_thread in itertools.groupby(sorted(slices, key=lambda e: (e["tid"], e["ts"])), lambda e: e["tid"]):
+        assert all(end(before) <= ns(after["ts"]) for before, after in itertools.pairwise(of_thread))
+
+
+@EVERY
+def test_kernels_and_waits_fill_the_step_of_the_slowest_ranks(number: int) -> None:
+    report, _ = made(number)
+    assert report.time is not None
+    worst = int(report.time.ranks[0].partition("-")[0])
+    sums = {name: sum(ns(e["dur"]) for e in events(number, "X") if e["cat"] == name and e["pid"] == worst)
+            for name in ("compute", "waits")}
+    kernels = sum(report.time.parts[name] for name in ("forward", "backward", "optimizer", "contention"))
+    assert sums["compute"] == pytest.approx(kernels * 1e9, abs=20)
+    assert sums["compute"] + sums["waits"] == round(report.time.step_s * 1e9)
+
+
+@EVERY
+def test_exposed_seconds_of_calls_are_those_of_the_report(number: int) -> None:
+    report, _ = made(number)
+    assert report.time is not None
+    worst = int(report.time.ranks[0].partition("-")[0])
+    found: dict[tuple[str, str], float] = {}
+    for event in events(number, "X"):
+        args = event["args"]
+        if event["pid"] == worst and "collective" in args and event["cat"] != "send":
+            key = (args["collective"], args["axis"])
+            found[key] = found.get(key, 0.0) + args["exposed_s"]
+    told = {(row.collective, row.axis): row.exposed_s for row in report.time.communication}
+    assert found == pytest.approx(told, abs=1e-8)
+
+
+@EVERY
+def test_bytes_of_calls_are_the_traffic_of_the_report(number: int) -> None:
+    report, _ = made(number)
+    for rank in report.ranks:
+        pid = int(rank.ranks[0].partition("-")[0])
+        found: dict[tuple[str, str], int] = {}
+        for event in events(number, "X"):
+            args = event["args"]
+            if event["pid"] == pid and "collective" in args and event["cat"] != "receive":
+                key = (args["collective"], args["axis"])
+                found[key] = found.get(key, 0) + args["bytes"]
+        told: dict[tuple[str, str], int] = {}
+        for row in rank.traffic:
+            told[row.collective, row.axis] = told.get((row.collective, row.axis), 0) + row.payload_bytes
+        assert found == told
+
+
+def test_arrows_go_from_what_sends_to_what_receives() -> None:
+    threads = by_thread(3)
+    starts, stops = ({event["id"]: event for event in events(3, kind)} for kind in "sf")
+    assert starts.keys() == stops.keys()
+    for number, start in starts.items():
+        ends = [at_arrow(threads, event) for event in (start, stops[number])]
+        assert [one["cat"] for one in ends] == ["send", "receive"]
+        assert ends[0]["args"]["bytes"] == ends[1]["args"]["bytes"]
+        assert abs(ends[0]["pid"] - ends[1]["pid"]) == 2
+    received = [event for event in events(3, "X") if event["cat"] == "receive"]
+    assert len(starts) == len(received) > 30, "one that was there before it was asked for takes no time"
+
+
+def at_arrow(threads: dict[tuple[int, int], Events], event: dict[str, Any]) -> dict[str, Any]:
+    """The slice that an arrow's end binds to."""
+    (found,) = (one for one in threads[event["pid"], event["tid"]]
+                if ns(one["ts"]) <= ns(event["ts"]) < end(one) and one["cat"] != "step")
+    return found
+
+
+def test_in_a_collective_arrows_come_from_who_was_last() -> None:
+    threads = by_thread(5)
+    starts, stops = ({event["id"]: event for event in events(5, kind)} for kind in "sf")
+    assert starts
+    for number, start in starts.items():
+        last, other = (at_arrow(threads, event) for event in (start, stops[number]))
+        assert last["name"] == other["name"]
+        assert last["args"]["layer"] == other["args"]["layer"]
+        assert ns(last["ts"]) >= ns(other["ts"])
+        assert end(last) == end(other)
 
 
 def test_counters_are_the_memory_of_the_report() -> None:
@@ -89,8 +198,10 @@ def test_counters_are_the_memory_of_the_report() -> None:
     for rank in report.ranks:
         assert rank.memory is not None
         number = int(rank.ranks[0].partition("-")[0])
-        found = [sum(event["args"].values()) for event in events(3, "C") if event["pid"] == number]
-        assert found == [sum(values) for values in zip(*rank.memory.values, strict=True)]
+        totals = [sum(values) for values in zip(*rank.memory.values, strict=True)]
+        for name in ("allocated", "allocated by category"):
+            found = [e["args"] for e in events(3, "C") if e["pid"] == number and e["name"] == name]
+            assert [sum(args.values()) for args in found] == totals
 
 
 def test_processes_say_for_whom_they_stand() -> None:
@@ -110,3 +221,22 @@ def test_the_same_report_is_the_same_text() -> None:
     report, _ = made(1)
     again = Report.model_validate_json(report.model_dump_json())
     assert chrome_trace(again) == chrome_trace(report)
+
+
+def test_phases_of_reinforcement_learning_follow_each_other() -> None:
+    report = simulate(asked(GRPO), detail=True)
+    trace = json.loads(chrome_trace(report)[0])["traceEvents"]
+    slices = [event for event in trace if event["ph"] == "X"]
+    assert [event["name"] for event in slices] == [phase.phase for phase in report.phases]
+    assert all(end(a) <= ns(b["ts"]) for a, b in itertools.pairwise(slices))
+    assert report.time is not None
+    assert end(slices[-1]) == pytest.approx(report.time.step_s * 1e9, abs=10)
+    assert any(event["ph"] == "C" for event in trace)
+
+
+def test_numbers_are_read_as_the_nanoseconds_that_they_are() -> None:
+    from viz.chrome import _us
+
+    assert int(1.001 * 1000.0) == 1000, "what the next line is about"
+    assert all(ns(_us(n)) == n for n in (*range(3000), 277_748_961, 188_388_516_338))
+    assert _us(1500) == 1.5

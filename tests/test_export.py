@@ -12,6 +12,7 @@ import pytest
 
 from simcore import cli
 
+SCENARIOS = Path(__file__).resolve().parents[1] / "scenarios"
 SCENARIO = """
 name: small
 model: nemotron-3-tiny
@@ -64,6 +65,26 @@ def test_what_the_framework_refuses_is_told_and_not_written(ran: Run) -> None:
     made = ran("chrome", written("megatron", "tp: 3"), "-o", "trace.json")
     assert made.code == 2
     assert made.err.startswith("rankscope: ")
+    assert not Path("trace.json").exists()
+
+
+def test_every_microbatch_is_written_out_unless_that_is_too_much(ran: Run, monkeypatch: pytest.MonkeyPatch) -> None:
+    path = written(batch=32)
+    assert ran("chrome", path, "-o", "whole.json").err == ""
+    monkeypatch.setattr("simcore.export.MAX_EXPORTED", 400)
+    made = ran("chrome", path, "-o", "part.json")
+    assert (made.code, made.out) == (0, "wrote part.json\n")
+    assert made.err.startswith("rankscope: 3 of 8 microbatches are written out, ")
+    whole, part = (json.loads(Path(f"{name}.json").read_text(encoding="utf-8")) for name in ("whole", "part"))
+    assert part["otherData"]["left_out"] == [made.err.removeprefix("rankscope: ").strip()]
+    assert whole["otherData"]["step_s"] == part["otherData"]["step_s"]
+    assert len(whole["traceEvents"]) > len(part["traceEvents"])
+
+
+def test_an_engine_that_serves_has_nothing_over_time(ran: Run) -> None:
+    made = ran("chrome", str(SCENARIOS / "nano-grpo" / "serve.yaml"), "-o", "trace.json", "--set", "sweep=null")
+    assert made.code == 2
+    assert "serve: an engine that serves has no step" in made.err
     assert not Path("trace.json").exists()
 
 

@@ -94,3 +94,27 @@ def test_many_spans_are_drawn_together_and_lose_no_time(monkeypatch: pytest.Monk
     assert len(of_worst(few)) <= 60 < len(of_worst(whole))
     assert max(span.end_s for span in of_worst(few)) == max(span.end_s for span in of_worst(whole))
     assert sum(span.count for span in of_worst(few)) == len(of_worst(whole))
+
+
+def test_ends_of_one_call_have_one_name_in_all_classes() -> None:
+    made = closeup("fsdp2", {"dp_shard": 3}, 1)
+    assert made.detail is not None
+    assert len(made.ranks) > 1
+    named = [{span.meets: (span.kind, span.label, span.layer, span.end_s) for span in one.spans if span.meets}
+             for one in made.detail.classes]
+    assert named[0]
+    assert all(names == named[0] for names in named)
+    alone = closeup("fsdp2", {"dp_shard": 8}, 1)
+    assert not any(span.meets for span in of_worst(alone))
+
+
+def test_every_microbatch_can_be_written_out() -> None:
+    few, whole = (simulate(small.scenario("fsdp2", {"dp_shard": 4}, microbatches=8), detail=True, whole=whole)
+                  for whole in (False, True))
+    assert few.detail is not None
+    assert whole.detail is not None
+    assert (few.detail.written_out, whole.detail.written_out) == (3, 8)
+    assert few.time is not None
+    assert whole.time is not None
+    assert (whole.time.step_s, whole.time.parts) == (few.time.step_s, few.time.parts)
+    assert {span.microbatch for span in whole.detail.classes[0].spans} == set(range(8))

@@ -1,34 +1,38 @@
 """Spans of a report as slices for tools: those of one thread never overlap, times are whole nanoseconds.
 
 On the page, waiting is drawn over the kernels in whose midst it falls. Here it is cut out of them: the thread
-`compute` is busy when the device is, `waits` says what it waits for meanwhile, and both together fill the step.
+`compute` is busy when the device is, `waits` says what it waits for meanwhile, and both together fill the step. The
+thread `step` alone is nested: the whole step, and in it the passes of microbatches.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
-from dataclasses import dataclass
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass, replace
 from typing import Final
 
-from simcore.detail import ClassDetail, Span
+from simcore.detail import ClassDetail, Detail, Span
 from simcore.report import RankReport, Report
 from viz.lanes import WAITS
 
-__all__ = ["THREADS", "Process", "Slice", "left_out", "processes"]
+__all__ = ["THREADS", "Process", "Slice", "left_out", "plain", "processes"]
 
-THREADS: Final = ("compute", "waits", "in_layers", "all_gather", "reduce", "all_reduce", "send", "receive", "copy")
-"""In the order in which they are shown; all but the first two are lanes of `detail.Span`."""
+THREADS: Final = {"step": "step", "compute": "compute", "waits": "waits", "in_layers": "collectives in layers",
+                  "all_gather": "all-gather", "reduce": "reduce", "all_reduce": "all-reduce", "send": "send",
+                  "receive": "receive", "copy": "copy"}
+"""Their names to show, in that order; all but the first three are lanes of `detail.Span`."""
 _MOST: Final = 128
 """Classes of ranks that are written out."""
 
 
 @dataclass(frozen=True, slots=True)
 class Slice:
-    """A piece of a span, from `start` to `end` in ns."""
+    """Something from `start` to `end`, in ns; a piece of `span`, if it is of one."""
 
-    span: Span
+    name: str
     start: int
     end: int
+    span: Span | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -39,47 +43,93 @@ class Process:
     rank: RankReport
     threads: dict[str, tuple[Slice, ...]]
 
+    @property
+    def name(self) -> str:
+        """The rank, and for whom it stands."""
+        others = f", stands for {', '.join(self.rank.ranks)}" if self.rank.num_ranks > 1 else ""
+        return f"rank {self.number}{others}"
+
 
 def processes(report: Report) -> list[Process]:
-    """The classes that have a timeline; of very many the first."""
-    if report.detail is None:
-        return []
-    pairs = zip(report.ranks, report.detail.classes, strict=True)
-    timed = [(rank, detail) for rank, detail in pairs if detail.spans]
-    return [Process(int(rank.ranks[0].partition("-")[0]), rank, _threads(detail)) for rank, detail in timed[:_MOST]]
+    """The classes that have something over time, of very many the first."""
+    return [Process(int(rank.ranks[0].partition("-")[0]), rank, threads)
+            for rank, threads in _timed(report)[:_MOST]]
 
 
 def left_out(report: Report) -> list[str]:
     """A line for each thing of the step that is not among the slices."""
-    detail = report.detail
-    if detail is None:
-        return []
-    told = []
-    if report.time is not None and detail.end_s is not None and detail.written_out < detail.num_microbatches:
+    told, detail = [], report.detail
+    if detail is not None and report.time is not None and detail.written_out < detail.num_microbatches:
         told.append(f"{detail.written_out:,} of {detail.num_microbatches:,} microbatches are written out, "
-                    f"{detail.end_s:.9f} s of a step of {report.time.step_s:.9f} s: the others repeat steady ones")
-    if joined := sum(span.count - 1 for one in detail.classes for span in one.spans):
-        told.append(f"{joined:,} spans are drawn together with a neighbour of their kind, too short to be told apart")
-    timed = sum(bool(one.spans) for one in detail.classes)
-    if timed > _MOST:
+                    f"{detail.end_s or 0:.9f} s of a step of {report.time.step_s:.9f} s: the others repeat steady ones")
+    spans = [] if detail is None else [span for one in detail.classes for span in one.spans]
+    if joined := sum(span.count - 1 for span in spans):
+        told.append(f"{joined:,} of {joined + len(spans):,} spans are drawn together with a neighbour of their kind: "
+                    "too short to be told apart")
+    if (timed := len(_timed(report))) > _MOST:
         told.append(f"{_MOST} of {timed:,} classes of ranks are written out")
     return told
 
 
-def _threads(detail: ClassDetail) -> dict[str, tuple[Slice, ...]]:
-    lanes: dict[str, list[Span]] = {name: [] for name in THREADS}
-    for span in detail.spans:
-        lanes[span.lane].append(span)
-    whole = list(_apart(lanes["compute"]))
-    made = {lane: tuple(_apart(spans)) for lane, spans in lanes.items()}
-    made["compute"] = tuple(piece for piece in whole if piece.span.kind not in WAITS)
-    made["waits"] = tuple(piece for piece in whole if piece.span.kind in WAITS)
+def plain(text: str) -> str:
+    """Without control characters and the like: each becomes its escape in Python's spelling."""
+    return "".join(c if c.isprintable() else c.encode("unicode_escape").decode() for c in text)
+
+
+def _timed(report: Report) -> list[tuple[RankReport, dict[str, tuple[Slice, ...]]]]:
+    detail = report.detail
+    if detail is None:
+        phases = {"step": tuple(_phases(report))}
+        return [(rank, phases if rank is report.peak_rank else {}) for rank in report.ranks if rank.memory]
+    pairs = zip(report.ranks, detail.classes, strict=True)
+    return [(rank, _threads(detail, one, _once_ns(report))) for rank, one in pairs if one.spans]
+
+
+def _phases(report: Report) -> Iterator[Slice]:
+    for phase in report.phases:
+        start = round(phase.start_s * 1e9)
+        yield Slice(phase.phase, start, start + round(phase.seconds * 1e9))
+
+
+def _once_ns(report: Report) -> int:
+    """What the host does once a step, behind all that the timeline has."""
+    detail, time = report.detail, report.time
+    if detail is None or time is None or detail.end_s is None or detail.written_out < detail.num_microbatches:
+        return 0
+    return round(time.step_s * 1e9) - round(detail.end_s * 1e9)
+
+
+def _threads(detail: Detail, ranks: ClassDetail, once: int) -> dict[str, tuple[Slice, ...]]:
+    end = round((detail.end_s or 0) * 1e9)
+    made = {lane: tuple(_apart(span for span in ranks.spans if span.lane == lane)) for lane in THREADS}
+    device = made["compute"]
+    last = (Slice(WAITS["host"], end, end + once),) if once else ()
+    made["compute"] = tuple(piece for piece in device if piece.span and piece.span.kind not in WAITS)
+    made["waits"] = (*(piece for piece in device if piece.span and piece.span.kind in WAITS), *last)
+    made["step"] = (Slice("step", 0, end + once), *_passes(made["compute"]))
     return {name: pieces for name, pieces in made.items() if pieces}
+
+
+def _passes(kernels: Sequence[Slice]) -> Iterator[Slice]:
+    """Of microbatches, one after another, with what they wait for in their midst."""
+    latest: Slice | None = None
+    for piece in kernels:
+        assert piece.span is not None
+        kind = {"loss": "forward", "recompute": "backward"}.get(piece.span.kind, piece.span.kind)
+        name = kind if kind == "optimizer" else f"{kind} {piece.span.microbatch}"
+        if latest is not None and latest.name == name:
+            latest = replace(latest, end=piece.end)
+            continue
+        if latest is not None:
+            yield latest
+        latest = Slice(name, piece.start, piece.end)
+    if latest is not None:
+        yield latest
 
 
 def _apart(spans: Iterable[Span]) -> Iterator[Slice]:
     """Pieces in order, none over another: what starts later covers what it falls into."""
-    bars = sorted((Slice(span, round(span.start_s * 1e9), round(span.end_s * 1e9)) for span in spans),
+    bars = sorted((Slice(_name(span), round(span.start_s * 1e9), round(span.end_s * 1e9), span) for span in spans),
                   key=lambda bar: (bar.start, -bar.end))
     under: list[Slice] = []
     now = 0
@@ -96,7 +146,13 @@ def _closed(under: list[Slice], now: int, until: int) -> Iterator[Slice]:
         top = under[-1]
         end = min(top.end, until)
         if end > now:
-            yield Slice(top.span, now, end)
+            yield replace(top, start=now, end=end)
             now = end
         if top.end <= until:
             under.pop()
+
+
+def _name(span: Span) -> str:
+    if span.kind in WAITS:
+        return WAITS[span.kind]
+    return plain(f"{span.kind} {span.label}".rstrip())
