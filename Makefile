@@ -4,6 +4,7 @@ PYTHON ?= python3
 BIN := .venv/bin
 READY := .venv/.ready
 TRUTH := .venv-truth/.ready
+TRACED := scenarios/nano-ep4/automodel-8gpu-pp2.yaml --set sweep=null  # stages, experts, sharding: every kind of call
 
 .PHONY: run test lint bench truth clean
 
@@ -20,9 +21,14 @@ lint: $(READY)
 bench: $(READY)  ## speed, apart from the tests because it needs a quiet machine
 	$(BIN)/python -m pytest -q tests/bench
 
-truth: $(TRUTH)  ## does the data under tests/truth still come out of the real frameworks?
+truth: $(TRUTH) $(READY)  ## does the data under tests/truth still come out of the real frameworks?
 	.venv-truth/bin/python tests/truth/regenerate.py --check
 	.venv-truth/bin/python tests/truth/probe_models.py --check
+	.venv-truth/bin/python tests/truth/probe_hta.py --check
+	$(BIN)/rankscope export kineto $(TRACED) -o .venv-truth/kineto
+	.venv-truth/bin/python tests/truth/probe_hta.py --check .venv-truth/kineto
+	$(BIN)/rankscope export chrome $(TRACED) -o .venv-truth/trace.json
+	.venv-truth/bin/python tests/truth/probe_perfetto.py .venv-truth/trace.json
 
 clean:
 	rm -rf .venv .venv-truth build dist .mypy_cache .pytest_cache .ruff_cache .hypothesis .benchmarks

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Annotated, Final
 
 import typer
 
-from simcore.errors import InputError, Problem
+from simcore.errors import InputError, NotYet, Problem
 
 if TYPE_CHECKING:
     from simcore.report import Report
@@ -29,10 +29,12 @@ class Format(StrEnum):
     """What is written."""
 
     CHROME = "chrome"
+    KINETO = "kineto"
 
 
 def export(
-    form: Annotated[Format, typer.Argument(metavar="FORMAT", help="chrome: a trace for Perfetto or chrome://tracing.")],
+    form: Annotated[Format, typer.Argument(metavar="FORMAT", help="chrome: a trace for Perfetto or chrome://tracing; "
+                                           "kineto: a folder of traces as PyTorch's profiler writes them.")],
     scenario: str,
     *,
     output: Annotated[Path, typer.Option("-o", "--output", help="Where to write it.")],
@@ -97,6 +99,23 @@ def _chrome(scenario: Scenario, output: Path) -> Sequence[str]:
     return told
 
 
+def _kineto(scenario: Scenario, output: Path) -> Sequence[str]:
+    """A folder, with a file for each class of ranks."""
+    from simcore.output import writing
+    from viz.kineto import kineto_traces
+
+    if scenario.workload != "train":
+        why = f"not yet: {scenario.workload}, whose phases have no kernels; expected train (chrome takes phases too)"
+        raise NotYet(Problem(scenario.where("workload"), why))
+    texts, told = kineto_traces(_drawn(scenario))
+    with writing(output):
+        output.mkdir(parents=True, exist_ok=True)
+        for name, text in texts.items():
+            (output / name).write_text(text, encoding="utf-8")
+    return told
+
+
 _WRITERS: Final[dict[Format, Callable[[Scenario, Path], Sequence[str]]]] = {
     Format.CHROME: _chrome,
+    Format.KINETO: _kineto,
 }

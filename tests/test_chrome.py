@@ -14,6 +14,7 @@ from simcore.report import Report
 from simcore.simulate import simulate
 from test_rl import GRPO, asked
 from viz.chrome import chrome_trace
+from viz.slices import us
 
 CASES: list[tuple[str, dict[str, int], int]] = [
     ("fsdp2", {"dp_shard": 8}, 1), ("automodel", {"dp_shard": 4, "ep": 2}, 2),
@@ -235,8 +236,6 @@ def test_phases_of_reinforcement_learning_follow_each_other() -> None:
 
 
 def test_numbers_are_read_as_the_nanoseconds_that_they_are() -> None:
-    from viz.chrome import _us
-
     assert int(1.001 * 1000.0) == 1000, "what the next line is about"
-    assert all(ns(_us(n)) == n for n in (*range(3000), 277_748_961, 188_388_516_338))
-    assert _us(1500) == 1.5
+    assert all(ns(us(n)) == n for n in (*range(3000), 277_748_961, 188_388_516_338))
+    assert us(1500) == 1.5

@@ -56,6 +56,28 @@ def test_a_trace_is_written(ran: Run) -> None:
     assert json.loads(Path("trace.json").read_text(encoding="utf-8"))["traceEvents"]
 
 
+def test_a_folder_of_traces_is_written_twice_the_same(ran: Run) -> None:
+    path = written("automodel", "dp_shard: 2, pp: 2", 8)
+    assert ran("kineto", path, "-o", "traces").out == "wrote traces\n"
+    texts = {file.name: file.read_text(encoding="utf-8") for file in Path("traces").iterdir()}
+    assert set(texts) == {"rank0.pt.trace.json", "rank2.pt.trace.json"}
+    assert ran("kineto", path, "-o", "traces").code == 0
+    assert {file.name: file.read_text(encoding="utf-8") for file in Path("traces").iterdir()} == texts
+
+
+def test_phases_have_no_kernels_for_kineto(ran: Run) -> None:
+    made = ran("kineto", str(SCENARIOS / "nano-ep4" / "nemo-rl-dpo.yaml"), "-o", "traces", "--set", "sweep=null")
+    assert made.code == 2
+    assert "not yet: dpo, whose phases have no kernels" in made.err
+    assert not Path("traces").exists()
+
+
+def test_a_folder_that_is_a_file_is_a_wrong_input(ran: Run) -> None:
+    made = ran("kineto", written(), "-o", "small.yaml")
+    assert made.code == 2
+    assert "small.yaml: cannot be written" in made.err
+
+
 def test_json_is_alone_on_standard_output(ran: Run) -> None:
     made = ran("chrome", written(), "-o", "trace.json", "--json")
     assert json.loads(made.out) == [{"format": "chrome", "written": "trace.json", "notes": []}]

@@ -8,20 +8,19 @@ The format is Google's "Trace Event Format": `X` is a slice, `M` names a process
 process, `s` and `f` are the ends of an arrow; times are microseconds. Perfetto (google/perfetto, `src/trace_processor`,
 importers/json) reads more strictly than the document says. Of the outer keys it knows `traceEvents`, `displayTimeUnit`,
 `otherData` and few more, and some versions stop at the first that they do not know. A time is multiplied by 1000.0 and
-cut, so that 1.001 is 1000 ns: `_us` gives the next number that comes out right. Names of threads go by the thread's
-number alone, so no two processes share one, and none is the number of a process. An arrow's end binds to the slice
-around it (`bp: e`) that stands before it in the file.
+cut, so that 1.001 is 1000 ns: `slices.us` gives the next number that comes out right. Names of threads go by the
+thread's number alone, so no two processes share one, and none is the number of a process. An arrow's end binds to the
+slice around it (`bp: e`) that stands before it in the file.
 """
 
 from __future__ import annotations
 
 import json
-import math
 from collections.abc import Iterator, Sequence
 from typing import Any, Final
 
 from simcore.report import MemorySeries, Report
-from viz.slices import THREADS, Process, Slice, left_out, plain, processes
+from viz.slices import THREADS, Process, Slice, left_out, plain, processes, us
 
 __all__ = ["chrome_trace"]
 
@@ -51,15 +50,7 @@ def _seconds(report: Report) -> dict[str, float]:
 
 def _in_us(event: _Event) -> _Event:
     """Times are ns until here."""
-    return event | {key: _us(event[key]) for key in ("ts", "dur") if key in event}
-
-
-def _us(ns: int) -> float:
-    """Microseconds that readers which multiply and cut take for the same nanosecond."""
-    found = ns / 1000
-    while int(found * 1000.0) < ns:
-        found = math.nextafter(found, math.inf)
-    return found
+    return event | {key: us(event[key]) for key in ("ts", "dur") if key in event}
 
 
 def _places(shown: Sequence[Process]) -> dict[tuple[int, str], _Event]:

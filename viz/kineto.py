@@ -1,0 +1,190 @@
+"""A step as traces of PyTorch's profiler (Kineto), one file a rank, for HolisticTraceAnalysis and its kin.
+
+[Note: what the readers want]
+HolisticTraceAnalysis 0.5.0 (`hta/common/trace_file.py`, `trace.py`, `utils/utils.py`): the rank is what the expression
+for `"rank":`, spaces and digits finds first in the file, and a space there must be; a kernel is what has a `stream`; it
+is communication if its name begins with `nccl` and goes on to `Kernel`, a copy if with `Memcpy`, else computation
+(unless `Sync` is in the name). It takes the iteration of a kernel from the launch that has the same `correlation`, and
+keeps the last iteration only where there is no other. Times that are no integers it rounds inwards to microseconds,
+unless HTA_DISABLE_NS_ROUNDING is 1. Words of a collective's arguments are torch 2.13's
+(`torch/csrc/profiler/util.h`), those of copies Kineto's.
+
+[Note: when things are launched]
+When the host issues a kernel is known only where the device waits for it: then the kernel starts as soon as it is
+there. All others are put right behind the launch before them: the host runs ahead. A launch takes no time here.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from itertools import islice
+from typing import Any, Final
+
+from simcore.report import Report
+from simcore.units import DTYPE_BYTES
+from viz.slices import THREADS, Process, Slice, left_out, plain, processes, us
+
+__all__ = ["kineto_traces", "overlap"]
+
+_Event = dict[str, Any]
+_COMMUNICATION: Final = ("in_layers", "all_gather", "reduce", "all_reduce", "send", "receive")
+_LANES: Final = ("compute", *_COMMUNICATION, "copy")
+_FIRST_STREAM: Final = 7
+"""Of the default stream, in Kineto's traces of torch; the others follow."""
+_FIRST_CALL: Final = 1 << 20
+"""HolisticTraceAnalysis keeps these numbers in the least integers that hold them, and then writes the numbers of lines
+in their place, which pandas 3 refuses where these are larger; so they are as large as those of a real trace."""
+_HOST: Final = {"pid": 1_000_000_000, "tid": 1_000_000_000}
+"""Above every rank's number."""
+_CALLS: Final = {
+    "all_gather": ("AllGather", "_allgather_base"), "reduce_scatter": ("ReduceScatter", "_reduce_scatter_base"),
+    "all_reduce": ("AllReduce", "allreduce"), "all_to_all": ("SendRecv", "all_to_allv"),
+    "send_recv": ("SendRecv", "send"), "broadcast": ("Broadcast", "broadcast"), "reduce": ("Reduce", "reduce"),
+    "gather": ("SendRecv", "gather"),
+}
+"""Of each collective, the word in NCCL's kernel and torch's name of the call."""
+_DTYPES: Final = {"fp32": "Float", "bf16": "BFloat16", "fp16": "Half", "fp8": "Float8_e4m3fn", "int8": "Char",
+                  "uint8": "Byte", "int32": "Int", "int64": "Long"}
+_COPIES: Final = {"to_host": "Memcpy DtoH (Device -> Pinned)", "to_device": "Memcpy HtoD (Pinned -> Device)"}
+
+
+def kineto_traces(report: Report) -> tuple[dict[str, str], Sequence[str]]:
+    """Texts by the file's name, one for each class of ranks, and a line for each thing that they leave out."""
+    told = left_out(report)
+    world = sum(rank.num_ranks for rank in report.ranks)
+    return {f"rank{process.number}.pt.trace.json": _text(report, process, world, told)
+            for process in processes(report)}, told
+
+
+def overlap(threads: Mapping[str, Sequence[Slice]]) -> float:
+    """Of the time in which a rank communicates, the share in which it computes too; 0 where it never does.
+
+    HolisticTraceAnalysis calls that so (`hta/analyzers/communication_analysis.py`, get_comm_comp_overlap).
+    """
+    computing = _union(threads.get("compute", ()))
+    calling = _union(piece for lane in _COMMUNICATION for piece in threads.get(lane, ()) if not _is_copy(piece))
+    return _common(computing, calling) / max(1, sum(end - start for start, end in calling))
+
+
+def _common(some: Sequence[tuple[int, int]], others: Sequence[tuple[int, int]]) -> int:
+    """How long both last together; each is in order, without overlaps."""
+    total = at = 0
+    for start, end in some:
+        while at < len(others) and others[at][1] <= start:
+            at += 1
+        for first, last in islice(others, at, None):
+            if first >= end:
+                break
+            total += min(end, last) - max(start, first)
+    return total
+
+
+def _is_copy(piece: Slice) -> bool:
+    """Whichever stream it is on."""
+    return piece.span is not None and piece.span.kind == "copy"
+
+
+def _union(pieces: Iterable[Slice]) -> list[tuple[int, int]]:
+    found: list[tuple[int, int]] = []
+    for start, end in sorted((piece.start, piece.end) for piece in pieces):
+        if found and start <= found[-1][1]:
+            found[-1] = (found[-1][0], max(end, found[-1][1]))
+        else:
+            found.append((start, end))
+    return found
+
+
+def _text(report: Report, process: Process, world: int, told: Sequence[str]) -> str:
+    device = process.number % report.detail.ranks_per_node if report.detail else 0
+    about = {
+        "schemaVersion": 1,
+        "deviceProperties": [{"id": device, "name": plain(str(report.scenario.get("topology", ""))),
+                              "totalGlobalMem": report.capacity_bytes}],
+        "distributedInfo": {"backend": "nccl", "rank": process.number, "world_size": world},
+        "rankscope": {"scenario": plain(report.name), "stands_for": ", ".join(process.rank.ranks),
+                      "end_s": process.threads["step"][0].end / 1e9, "overlap": overlap(process.threads),
+                      "left_out": "; ".join(told)},
+        "displayTimeUnit": "ms", "baseTimeNanoseconds": 0,
+    }
+    events = ",\n".join(json.dumps(_in_us(event)) for event in _events(report, process, device))
+    return f'{json.dumps(about)[:-1]}, "traceEvents": [\n{events}\n]}}\n'
+
+
+def _in_us(event: _Event) -> _Event:
+    """Times are ns until here."""
+    return event | {key: us(event[key]) for key in ("ts", "dur") if key in event}
+
+
+def _events(report: Report, process: Process, device: int) -> Iterator[_Event]:
+    yield from _names(process, device)
+    step, *passes = process.threads["step"]
+    yield {"ph": "X", "cat": "user_annotation", "name": "ProfilerStep#0"} | _HOST | {
+        "ts": step.start, "dur": step.end - step.start, "args": {"External id": 0, "Ev Idx": 0}}
+    for one in passes:
+        yield {"ph": "X", "cat": "gpu_user_annotation", "name": one.name, "pid": device, "tid": _FIRST_STREAM,
+               "ts": one.start, "dur": one.end - one.start, "args": {"External id": 0}}
+    late = {piece.end for piece in process.threads.get("waits", ()) if piece.span and piece.span.kind == "host"}
+    launched = 0
+    for number, (piece, lane) in enumerate(_in_order(process), _FIRST_CALL):
+        launched = piece.start // 1000 * 1000 if piece.start in late else launched
+        name = "cudaMemcpyAsync" if _is_copy(piece) else "cudaLaunchKernel"
+        yield {"ph": "X", "cat": "cuda_runtime", "name": name} | _HOST | {
+            "ts": launched, "dur": 0, "args": {"correlation": number, "External id": number}}
+        yield _kernel(report, process, piece, lane) | {
+            "pid": device, "tid": _stream(lane), "ts": piece.start, "dur": piece.end - piece.start,
+            "args": {"External id": number, "correlation": number, "device": device, "stream": _stream(lane)}
+            | _args(process, piece, lane)}
+
+
+def _names(process: Process, device: int) -> Iterator[_Event]:
+    yield {"ph": "M", "name": "process_name", "pid": device, "tid": 0, "args": {"name": process.name}}
+    yield {"ph": "M", "name": "process_name"} | _HOST | {"args": {"name": "host"}}
+    for lane in _LANES:
+        if lane in process.threads:
+            where = {"ph": "M", "pid": device, "tid": _stream(lane)}
+            yield where | {"name": "thread_name", "args": {"name": f"stream {_stream(lane)}: {THREADS[lane]}"}}
+
+
+def _in_order(process: Process) -> list[tuple[Slice, str]]:
+    pieces = [(piece, lane) for lane in _LANES for piece in process.threads.get(lane, ())]
+    return sorted(pieces, key=lambda pair: (pair[0].start, _stream(pair[1])))
+
+
+def _stream(lane: str) -> int:
+    return _FIRST_STREAM + _LANES.index(lane)
+
+
+def _kernel(report: Report, process: Process, piece: Slice, lane: str) -> _Event:
+    """Its category and name."""
+    span = piece.span
+    assert span is not None
+    if _is_copy(piece):
+        return {"ph": "X", "cat": "gpu_memcpy", "name": _COPIES[span.label]}
+    if lane != "compute":
+        return {"ph": "X", "cat": "kernel", "name": f"ncclDevKernel_{_CALLS[span.kind][0]}"}
+    kinds = report.detail.layers if report.detail else {}
+    return {"ph": "X", "cat": "kernel", "name": plain(f"{span.kind} {kinds.get(span.label, '')}".rstrip())}
+
+
+def _args(process: Process, piece: Slice, lane: str) -> _Event:
+    span = piece.span
+    assert span is not None
+    if lane == "compute":
+        return {"layer": plain(span.label), "microbatch": span.microbatch}
+    if _is_copy(piece):
+        return {"bytes": span.bytes, "memory bandwidth (GB/s)": span.bytes / (piece.end - piece.start)}
+    size = next((row.group_size for row in process.rank.traffic
+                 if (row.collective, row.axis) == (span.kind, span.label)), 1)
+    sent, received = _elements(span.kind, span.bytes // DTYPE_BYTES.get(span.dtype, 1), size)
+    name = "recv" if lane == "receive" else _CALLS[span.kind][1]
+    return {"Collective name": name, "In msg nelems": sent, "Out msg nelems": received, "Group size": size,
+            "dtype": _DTYPES.get(span.dtype, span.dtype), "Process Group Name": span.label,
+            "Process Group Description": span.label, "layer": plain(span.layer), "microbatch": span.microbatch}
+
+
+def _elements(collective: str, payload: int, size: int) -> tuple[int, int]:
+    """What goes in and comes out on a rank; a payload is the whole (see `TrafficRow`)."""
+    if collective == "all_gather":
+        return payload // size, payload
+    return payload, payload // size if collective == "reduce_scatter" else payload
