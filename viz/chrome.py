@@ -1,16 +1,15 @@
-"""A step as a trace in Chrome's format: Perfetto (ui.perfetto.dev) and chrome://tracing open it.
+"""A step as a trace in Chrome's format, which Perfetto opens (ui.perfetto.dev).
 
 Classes of ranks are processes, under the number of their first rank; streams are threads. An arrow goes from what sends
 to what receives, and in a collective from the rank that came last to those that waited for it.
 
 [Note: what readers do with the format]
 The format is Google's "Trace Event Format": `X` is a slice, `M` names a process or thread, `C` is a counter of a
-process, `s` and `f` are the ends of an arrow; times are microseconds. Perfetto (google/perfetto, `src/trace_processor`,
-importers/json) reads more strictly than the document says. Of the outer keys it knows `traceEvents`, `displayTimeUnit`,
-`otherData` and few more, and some versions stop at the first that they do not know. A time is multiplied by 1000.0 and
-cut, so that 1.001 is 1000 ns: `slices.us` gives the next number that comes out right. Names of threads go by the
-thread's number alone, so no two processes share one, and none is the number of a process. An arrow's end binds to the
-slice around it (`bp: e`) that stands before it in the file.
+process, `s` and `f` are the ends of an arrow; times are microseconds. Perfetto reads more strictly than the document
+says (google/perfetto, `src/trace_processor/importers/json`): older versions stop at an outer key that they do not know
+(04c583cd, json_trace_tokenizer.cc) and name threads by their number alone (0ba84ac3, json_trace_parser_impl.cc), so no
+two processes share one, and none is the number of a process. An arrow's end binds to the slice around it (`bp: e`),
+which stands before it in the file. Of two slices of a thread that overlap, one is dropped.
 """
 
 from __future__ import annotations
@@ -20,7 +19,7 @@ from collections.abc import Iterator, Sequence
 from typing import Any, Final
 
 from simcore.report import MemorySeries, Report
-from viz.slices import THREADS, Process, Slice, left_out, plain, processes, us
+from viz.slices import THREADS, Process, Slice, left_out, plain, processes
 
 __all__ = ["chrome_trace"]
 
@@ -50,7 +49,7 @@ def _seconds(report: Report) -> dict[str, float]:
 
 def _in_us(event: _Event) -> _Event:
     """Times are ns until here."""
-    return event | {key: us(event[key]) for key in ("ts", "dur") if key in event}
+    return event | {key: event[key] / 1000 for key in ("ts", "dur") if key in event}
 
 
 def _places(shown: Sequence[Process]) -> dict[tuple[int, str], _Event]:

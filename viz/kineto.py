@@ -10,8 +10,9 @@ unless HTA_DISABLE_NS_ROUNDING is 1. Words of a collective's arguments are torch
 (`torch/csrc/profiler/util.h`), those of copies Kineto's.
 
 [Note: when things are launched]
-When the host issues a kernel is known only where the device waits for it: then the kernel starts as soon as it is
-there. All others are put right behind the launch before them: the host runs ahead. A launch takes no time here.
+When the host issues a kernel is known only where the device waits for it: the kernel starts as soon as it is there.
+All others are put a microsecond behind the launch before them, or where they begin: the host runs ahead. Launches lie
+on whole microseconds and take no time, so that rounding leaves them as they are.
 """
 
 from __future__ import annotations
@@ -23,7 +24,7 @@ from typing import Any, Final
 
 from simcore.report import Report
 from simcore.units import DTYPE_BYTES
-from viz.slices import THREADS, Process, Slice, left_out, plain, processes, us
+from viz.slices import THREADS, Process, Slice, left_out, plain, processes
 
 __all__ = ["kineto_traces", "overlap"]
 
@@ -113,7 +114,7 @@ def _text(report: Report, process: Process, world: int, told: Sequence[str]) -> 
 
 def _in_us(event: _Event) -> _Event:
     """Times are ns until here."""
-    return event | {key: us(event[key]) for key in ("ts", "dur") if key in event}
+    return event | {key: event[key] / 1000 for key in ("ts", "dur") if key in event}
 
 
 def _events(report: Report, process: Process, device: int) -> Iterator[_Event]:
@@ -125,9 +126,10 @@ def _events(report: Report, process: Process, device: int) -> Iterator[_Event]:
         yield {"ph": "X", "cat": "gpu_user_annotation", "name": one.name, "pid": device, "tid": _FIRST_STREAM,
                "ts": one.start, "dur": one.end - one.start, "args": {"External id": 0}}
     late = {piece.end for piece in process.threads.get("waits", ()) if piece.span and piece.span.kind == "host"}
-    launched = 0
+    launched = -1000
     for number, (piece, lane) in enumerate(_in_order(process), _FIRST_CALL):
-        launched = piece.start // 1000 * 1000 if piece.start in late else launched
+        begins = piece.start // 1000 * 1000
+        launched = begins if piece.start in late else min(launched + 1000, begins)
         name = "cudaMemcpyAsync" if _is_copy(piece) else "cudaLaunchKernel"
         yield {"ph": "X", "cat": "cuda_runtime", "name": name} | _HOST | {
             "ts": launched, "dur": 0, "args": {"correlation": number, "External id": number}}

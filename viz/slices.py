@@ -7,7 +7,6 @@ thread `step` alone is nested: the whole step, and in it the passes of microbatc
 
 from __future__ import annotations
 
-import math
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from typing import Final
@@ -16,7 +15,7 @@ from simcore.detail import ClassDetail, Detail, Span
 from simcore.report import RankReport, Report
 from viz.lanes import WAITS
 
-__all__ = ["THREADS", "Process", "Slice", "left_out", "plain", "processes", "us"]
+__all__ = ["THREADS", "Process", "Slice", "left_out", "plain", "processes"]
 
 THREADS: Final = {"step": "step", "compute": "compute", "waits": "waits", "in_layers": "collectives in layers",
                   "all_gather": "all-gather", "reduce": "reduce", "all_reduce": "all-reduce", "send": "send",
@@ -75,14 +74,6 @@ def left_out(report: Report) -> list[str]:
 def plain(text: str) -> str:
     """Without control characters and the like: each becomes its escape in Python's spelling."""
     return "".join(c if c.isprintable() else c.encode("unicode_escape").decode() for c in text)
-
-
-def us(ns: int) -> float:
-    """Microseconds that a reader which multiplies by 1000.0 and cuts takes for the same nanosecond."""
-    found = ns / 1000
-    while int(found * 1000.0) < ns:
-        found = math.nextafter(found, math.inf)
-    return found
 
 
 def _timed(report: Report) -> list[tuple[RankReport, dict[str, tuple[Slice, ...]]]]:
