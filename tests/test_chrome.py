@@ -14,11 +14,12 @@ from typing import Any
 import pytest
 
 import small
+from simcore.loading import load
 from simcore.report import Report
 from simcore.simulate import simulate
-from test_rl import GRPO, asked
 from viz.chrome import chrome_trace
 
+SCENARIOS = Path(__file__).resolve().parents[1] / "scenarios"
 CASES: list[tuple[str, dict[str, int], int]] = [
     ("fsdp2", {"dp_shard": 8}, 1), ("automodel", {"dp_shard": 4, "ep": 2}, 2),
     ("megatron", {"dp_shard": 2, "tp": 2}, 1), ("automodel", {"dp_shard": 2, "pp": 5}, 5),
@@ -226,15 +227,18 @@ def test_the_same_report_is_the_same_text() -> None:
     assert chrome_trace(again) == chrome_trace(report)
 
 
-def test_phases_of_reinforcement_learning_follow_each_other() -> None:
-    report = simulate(asked(GRPO), detail=True)
+@pytest.mark.parametrize("name", ["nano-grpo/full-separate.yaml", "nano-grpo/dpo-ep8.yaml"])
+def test_phases_of_reinforcement_learning_follow_each_other(name: str) -> None:
+    report = simulate(load(SCENARIOS / name)[0], detail=True)
     trace = json.loads(chrome_trace(report)[0])["traceEvents"]
-    slices = [event for event in trace if event["ph"] == "X"]
-    assert [event["name"] for event in slices] == [phase.phase for phase in report.phases]
-    assert all(end(a) <= ns(b["ts"]) for a, b in itertools.pairwise(slices))
     assert report.time is not None
-    assert end(slices[-1]) == pytest.approx(report.time.step_s * 1e9, abs=10)
-    assert any(event["ph"] == "C" for event in trace)
+    for rank in report.ranks:
+        pid = int(rank.ranks[0].partition("-")[0])
+        slices = [event for event in trace if event["ph"] == "X" and event["pid"] == pid]
+        assert [event["name"] for event in slices] == [phase.phase for phase in report.phases]
+        assert all(end(a) == ns(b["ts"]) for a, b in itertools.pairwise(slices))
+        assert end(slices[-1]) == round(report.time.step_s * 1e9)
+        assert any(event["ph"] == "C" and event["pid"] == pid for event in trace) == (rank.memory is not None)
 
 
 def test_perfetto_itself_reads_every_slice(tmp_path: Path) -> None:

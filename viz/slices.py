@@ -79,13 +79,13 @@ def plain(text: str) -> str:
 def _timed(report: Report) -> list[tuple[RankReport, dict[str, tuple[Slice, ...]]]]:
     detail = report.detail
     if detail is None:
-        phases = {"step": tuple(_phases(report))}
-        return [(rank, phases if rank is report.peak_rank else {}) for rank in report.ranks if rank.memory]
+        return [(rank, {"step": tuple(_phases(report))}) for rank in report.ranks if report.phases]
     pairs = zip(report.ranks, detail.classes, strict=True)
     return [(rank, _threads(detail, one, _once_ns(report))) for rank, one in pairs if one.spans]
 
 
 def _phases(report: Report) -> Iterator[Slice]:
+    """All ranks pass them together: who has nothing to do in one waits."""
     for phase in report.phases:
         start = round(phase.start_s * 1e9)
         yield Slice(phase.phase, start, start + round(phase.seconds * 1e9))
