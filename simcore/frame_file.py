@@ -27,12 +27,18 @@ __all__ = ["arrow", "check_parquet", "write_csv", "write_parquet"]
 _FORMULA: Final = re.compile("(^|;)(\\s*)(?=[=+\\-@\uff1d\uff0b\uff0d\uff20])")
 
 
-def write_csv(path: Path, frame: Frame) -> None:
-    """A line of names, then a line a row; UTF-8, lines end with LF. OSError when it cannot be written."""
+def write_csv(path: Path, frame: Frame) -> int:
+    """A line of names, then a line a row; UTF-8, lines end with LF. OSError when it cannot be written.
+
+    Returns how many texts got an apostrophe, because a spreadsheet would have taken them for formulas.
+    """
+    lines = [[_cell(value) for value in row] for row in frame.rows]
     with path.open("w", encoding="utf-8", newline="") as file:
         writer = csv.writer(file, lineterminator="\n")
         writer.writerow(_harmless(column.name) for column in frame.columns)
-        writer.writerows([_cell(value) for value in row] for row in frame.rows)
+        writer.writerows(lines)
+    texts = (pair for row, line in zip(frame.rows, lines, strict=True) for pair in zip(row, line, strict=True))
+    return sum(isinstance(value, str) and value != cell for value, cell in texts)
 
 
 def _cell(value: Value) -> Value:

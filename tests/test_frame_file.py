@@ -33,12 +33,12 @@ def test_a_csv_file_is_read_back_as_it_was(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(("name", "written"), [
-    ("=cmd|' /C calc'!A0", "'=cmd|' /C calc'!A0"), ("+1", "'+1"), ("-1", "'-1"), ("@SUM(A1)", "'@SUM(A1)"),
+    ("=cmd|/C calc!A0", "'=cmd|/C calc!A0"), ("+1", "'+1"), ("-1", "'-1"), ("@SUM(A1)", "'@SUM(A1)"),
     (" =1", " '=1"), ("\uff1d1", "'\uff1d1"), ("a;=1", "a;'=1"), ("a=1-2@3+4", "a=1-2@3+4"),
     ("\t=1", "\ufffd=1"), ("a\r\n=1", "a\ufffd\ufffd=1"), ("s[mesh.ep=4]", "s[mesh.ep=4]"),
 ])
 def test_no_name_becomes_a_formula(name: str, written: str, tmp_path: Path) -> None:
-    write_csv(tmp_path / "a.csv", table([fakes.report(name)]))
+    assert write_csv(tmp_path / "a.csv", table([fakes.report(name)])) == ("'" in written)
     assert read(tmp_path / "a.csv")[1][0] == written
 
 
