@@ -69,6 +69,11 @@ class Frame:
     def __repr__(self) -> str:
         return f"<table of {self.kind}: {len(self.rows):,} rows, {len(self.columns)} columns>"
 
+    def _repr_html_(self) -> str:
+        from viz.grid import frame_html  # see `Report`
+
+        return frame_html(self)
+
 
 def unit_of(name: str) -> str:
     """What the end of a column's name says."""

@@ -42,7 +42,7 @@ DOORS = {
     "rich": {"table", "columns", "summary", "timesheet", "servesheet", "phasesheet", "output"},
     "typer": {"cli", "calibration/command", "page", "explain", "export"},
 }
-VIZ_READS = {"compare", "detail", "report", "speed", "units"}
+VIZ_READS = {"compare", "detail", "frame", "report", "speed", "units"}
 
 MAX_FILE, MAX_FUNCTION, MAX_MEDIAN = 300, 40, 10
 TABLES = ("operators/", "frameworks/")  # data in the shape of code, as long as it has to be
