@@ -82,6 +82,12 @@ def test_a_comparison_has_each_number_with_its_difference() -> None:
     assert "device 40.00 GiB 50.00 GiB ▲ 10.00 GiB (+25%)" in told
 
 
+def test_what_was_refused_is_no_improvement() -> None:
+    told = words(compare(fakes.report("one"), fakes.illegal("two")))
+    assert told.startswith("A one B two B has no numbers, so there is nothing to compare")
+    assert "%" not in told
+
+
 def test_a_table_shows_what_tells_rows_apart() -> None:
     long = fakes.report("long", scenario={**fakes.report().scenario, "training": {"method": "lora", "seq_len": 8192}})
     short = fakes.report("short", scenario={**fakes.report().scenario, "training": {"method": "lora", "seq_len": 4096}})
@@ -207,9 +213,25 @@ def run_cell(cell: str, held: dict[str, Any]) -> Any:
 AROUND = {"light": '<body data-jp-theme-light="true" style="background: #fff">',
           "dark": '<body data-jp-theme-light="false" style="background: #111">',
           "code": '<body class="vscode-dark" style="background: #111">', "plain": "<body>"}
+JUPYTER = """<style>.jp dl dt { float: left; clear: left; width: 20%; font-weight: bold }
+  .jp dl dd { margin-left: 22% } .jp table { table-layout: fixed; margin: 9em auto; font-size: 4px }
+  .jp td, .jp th { text-align: right; padding: 9em; white-space: normal; border: 9px solid }
+  .jp tbody tr:nth-child(odd) { background: red } .jp ul { list-style: disc; padding: 2em } .jp p { margin: 5em }
+  .jp svg { max-width: 10px } .jp code { background: red; padding: 3em }</style>"""
+"""Rules of the kinds that notebooks have for the HTML of a cell."""
 INK = """(() => { const card = document.querySelector('.rankscope'), own = getComputedStyle(card);
   const lum = c => c.match(/[0-9.]+/g).slice(0, 3).reduce((s, v, i) => s + v / 255 * [0.2126, 0.7152, 0.0722][i], 0);
   return [lum(own.color), lum(own.backgroundColor)]; })()"""
+
+AS_MEANT = """(() => { const found = [], all = what => [...document.querySelectorAll('.rankscope ' + what)];
+  const box = e => e.getBoundingClientRect(), look = e => getComputedStyle(e);
+  for (const e of all('.tiles dt')) if (box(e).bottom > box(e.nextSibling).top + 1)
+    found.push('a number beside its name: ' + e.textContent);
+  for (const e of all('tr, code')) if (look(e).backgroundColor !== 'rgba(0, 0, 0, 0)') found.push(e.tagName);
+  for (const e of all('table')) if (look(e).fontSize !== '13px') found.push('small');
+  for (const e of all('p, ul')) if (parseFloat(look(e).marginBottom) > 30) found.push('far: ' + e.className);
+  for (const e of all('svg.chart')) if (box(e).width < 100) found.push('narrow');
+  return found; })()"""
 
 
 @pytest.mark.slow
@@ -217,8 +239,8 @@ def test_cards_read_as_the_notebook_is_and_stay_inside_it(every: list[Shown], tm
     with tab() as browser:
         for name, around in AROUND.items():
             page = tmp_path / f"{name}.html"
-            cards = "".join(f"<div>{html(shown)}</div>" for shown in every)
-            text = f"<!doctype html><meta charset=utf-8>{around}{cards}<p id=out>x</p></body>"
+            cards = "".join(f"<div class=jp>{html(shown)}</div>" for shown in every)
+            text = f"<!doctype html><meta charset=utf-8>{JUPYTER}{around}{cards}<p id=out>x</p></body>"
             page.write_text(text, encoding="utf-8")
             for width in (1280, 700, 390):
                 browser.open(page, width, dark=name == "light")
@@ -226,6 +248,7 @@ def test_cards_read_as_the_notebook_is_and_stay_inside_it(every: list[Shown], tm
                 is_dark = name in ("dark", "code")
                 assert (ink > 0.7, paper < 0.2) == (is_dark, is_dark), name
                 assert browser.run("document.documentElement.scrollWidth") <= width
+            assert browser.run(AS_MEANT) == []
         assert browser.run("getComputedStyle(document.getElementById('out')).fontSize") == "16px"
         assert browser.complaints == []
 

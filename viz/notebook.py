@@ -5,7 +5,7 @@ It stands in a page with rules and a theme of its own: see `viz/sheet.py`.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from typing import Final
 
 from simcore.compare import Comparison
@@ -183,7 +183,13 @@ def _more(report: Report) -> Markup | None:
 
 
 def comparison_html(both: Comparison) -> str:
-    """Two results: each number with its difference."""
-    heads: Sequence[str] = (f"A  {both.a}", f"B  {both.b}")
-    names = (element("p", words, class_="headline", dir="auto") for words in heads)
-    return piece(join((*names, element("div", *number_tables(both), class_="numbers"))))
+    """Two results: each number with its difference; of a side without any, that it has none."""
+    rows = [*both.at_rest, *both.peak, *both.time]
+    found = {"A": any(row.a for row in rows), "B": any(row.b for row in rows)}
+    missing = [side for side, is_there in found.items() if not is_there]
+    names = (element("p", f"{side}  {name}", class_="headline", dir="auto") for side, name in zip("AB", (
+        both.a, both.b), strict=True))
+    told = (element("p", f"{' and '.join(missing)} {'have' if len(missing) > 1 else 'has'} no numbers, so there is "
+                    "nothing to compare: the layout was refused, or could not be answered.", class_="answer")
+            if missing else element("div", *number_tables(both), class_="numbers"))
+    return piece(join((*names, told)))
