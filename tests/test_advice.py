@@ -170,3 +170,10 @@ def test_few_scenarios_of_a_page_are_looked_at_closely() -> None:
     assert work(MAX_DETAILED, asked=False, drawn=True)(kept()).detail is not None
     assert work(MAX_DETAILED + 1, asked=False, drawn=True)(kept()).detail is None
     assert work(1, asked=False)(kept()).detail is None
+
+
+def test_one_scenario_that_is_shown_keeps_its_memory_over_the_step() -> None:
+    def has_memory(count: int, *, shown: bool) -> bool:
+        return work(count, asked=False, shown=shown)(kept()).ranks[0].memory is not None
+
+    assert [has_memory(1, shown=True), has_memory(1, shown=False), has_memory(2, shown=True)] == [True, False, False]
