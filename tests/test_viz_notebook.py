@@ -70,6 +70,13 @@ def test_without_memory_over_the_step_there_is_no_chart() -> None:
     assert "Allocated memory over one step" not in words(fakes.report("a"))
 
 
+def test_parts_of_a_step_fill_its_bar(made: Report) -> None:
+    bar = next(svg for svg in parsed(made).iter("svg") if str(svg.get("aria-labelledby")).endswith("-time-title"))
+    shares = [float(e.attrib["width"].rstrip("%")) for e in bar.iter("rect") if "segment" in str(e.get("class"))]
+    assert len(shares) > 3
+    assert sum(shares) == pytest.approx(100, abs=0.1)
+
+
 def test_what_is_refused_says_why() -> None:
     told = words(fakes.illegal("odd"))
     assert "⚠ Illegal layout" in told
@@ -95,6 +102,13 @@ def test_a_table_shows_what_tells_rows_apart() -> None:
     assert heads[:3] == ["name", "training.seq_len", "verdict"]
     assert "method" not in heads
     assert len(heads) < 12
+
+
+def test_a_table_of_all_sorts_stays_in_sight() -> None:
+    asked = fakes.report().scenario
+    strange = fakes.report("b", scenario={**asked, "rl": {f"key{n}": n for n in range(30)}})
+    heads = [cell.text for cell in parsed(table([fakes.report("a"), strange])).iter("th") if cell.get("scope") == "col"]
+    assert len([head for head in heads if str(head).startswith("rl.")]) == 8
 
 
 def test_a_table_of_many_rows_shows_the_first() -> None:

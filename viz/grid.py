@@ -16,6 +16,7 @@ __all__ = ["frame_html"]
 
 _MOST_ROWS: Final = 60
 _MOST_PROBLEMS: Final = 5
+_MOST_KEYS: Final = 8
 _FEWEST_POINTS: Final = 3
 _ALWAYS: Final = {
     "scenarios": ("name", "verdict", "device_bytes", "headroom_bytes", "step_s", "tokens_per_s_per_gpu", "mfu",
@@ -53,7 +54,7 @@ def _shown(frame: Frame, held: dict[str, list[Value]]) -> list[str]:
     usual = [name for name in _ALWAYS[frame.kind] if any(value is not None for value in held[name])]
     other = [name for name in _WHERE_DIFFERENT[frame.kind] if len(set(held[name])) > 1]
     swept = [column.name for column in frame.columns if "." in column.name]
-    return [*usual[:1], *other, *swept, *usual[1:]]
+    return [*usual[:1], *other, *swept[:_MOST_KEYS], *usual[1:]]
 
 
 def _css(values: Sequence[Value]) -> str | None:

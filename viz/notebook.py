@@ -131,16 +131,18 @@ def _class(rank: RankReport, whole: int, capacity: int | None) -> Bar:
 
 
 def _step(report: Report) -> Markup | None:
-    """Where the time of a step goes: one bar."""
+    """Where the time of a step goes: one bar; of a step of several phases, that of training."""
     time = report.time
-    if time is None or not time.parts or not time.step_s:
+    parts = [(look, time.parts[name]) for name, look in _PARTS.items() if time.parts.get(name)] if time else []
+    whole = sum(seconds for _, seconds in parts)
+    if not whole:
         return None
-    parts = [(look, time.parts[name]) for name, look in _PARTS.items() if time.parts.get(name)]
-    segments = (Segment(seconds / time.step_s, f"{look.words}: {format_seconds(seconds)}", look.css_class)
-                for look, seconds in parts)
-    title = "Where the time of a step goes"
-    drawn = bars([Bar("one step", format_seconds(time.step_s), tuple(segments))], title, "time")
-    looks = [Look(look.words, look.css_class, None, f"{seconds / time.step_s:.1%}") for look, seconds in parts]
+    segments = tuple(Segment(seconds / whole, f"{look.words}: {format_seconds(seconds)}", look.css_class)
+                     for look, seconds in parts)
+    what, title = ("training", "Where the time of training goes") if report.phases else (
+        "one step", "Where the time of a step goes")
+    drawn = bars([Bar(what, format_seconds(whole), segments)], title, "time")
+    looks = [Look(look.words, look.css_class, None, f"{seconds / whole:.1%}") for look, seconds in parts]
     return element("figure", element("figcaption", title), drawn, key(looks, "Parts"))
 
 
