@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from math import prod
 from typing import Any, Final, NamedTuple, TypeVar
 
 from simcore.breakdown import PARTS
@@ -33,31 +34,38 @@ def _field(name: str, dtype: Dtype, words: str, value: Callable[[T], Value]) -> 
 
 # ---- of a scenario --------------------------------------------------------------------------------------------------
 def _asked(*path: str) -> Callable[[Report], Value]:
-    """What the scenario says there; a block is told as text."""
+    """The words that the scenario says there; of a block, its first: the file of a model, the name of a machine."""
 
     def value(report: Report) -> Value:
-        found: Any = report.scenario
-        for key in path:
-            found = found.get(key) if isinstance(found, dict) else None
-        return found if found is None or isinstance(found, str | int) else _block(found)
+        found = _found(report, *path)
+        if isinstance(found, dict):
+            found = next(iter(found.values()), None)
+        return None if found is None else str(found)
 
     return value
 
 
-def _block(value: object) -> str:
-    """`{"config": "x", "overrides": {...}}` is the x of it; the overrides have columns where they differ."""
-    first = next(iter(value.values()), "") if isinstance(value, dict) else value
-    return str(first)
+def _size(axis: str) -> Callable[[Report], Value]:
+    def value(report: Report) -> Value:
+        found = _found(report, "mesh", axis)
+        return found if isinstance(found, int) and not isinstance(found, bool) else None
+
+    return value
+
+
+def _found(report: Report, *path: str) -> Any:
+    """What is there; a result of somebody else's may have anything in the place of a block."""
+    found: Any = report.scenario
+    for key in path:
+        found = found.get(key) if isinstance(found, dict) else None
+    return found
 
 
 def _num_gpus(report: Report) -> Value:
-    mesh = report.scenario.get("mesh")
-    if report.ranks or not isinstance(mesh, dict):
+    if report.ranks or not isinstance(report.scenario.get("mesh"), dict):
         return sum(rank.num_ranks for rank in report.ranks) or None
-    product = 1
-    for axis in AXES[:5]:
-        product *= int(mesh.get(axis) or 1)
-    return product
+    sizes = (_size(axis)(report) for axis in AXES[:5])
+    return prod(size if isinstance(size, int) else 1 for size in sizes)
 
 
 def _worst(read: Callable[[RankReport], Value]) -> Callable[[Report], Value]:
@@ -163,7 +171,7 @@ SCENARIO_FIELDS: Final[tuple[Field[Report], ...]] = (
     _field("topology", "string", "the machine", _asked("topology")),
     _field("method", "string", "full, lora or qlora", _asked("training", "method")),
     *(_field(axis, "int64", f"ranks on the axis {axis}, as asked" + (
-        "; empty: the framework's default" if axis == "etp" else ""), _asked("mesh", axis)) for axis in AXES),
+        "; empty: the framework's default" if axis == "etp" else ""), _size(axis)) for axis in AXES),
     _field("num_gpus", "int64", "ranks in all", _num_gpus),
     _field("capacity_bytes", "int64", "of one device", lambda r: r.capacity_bytes),
     _field("headroom_bytes", "int64", "what the limit leaves; negative where it does not fit", lambda r:

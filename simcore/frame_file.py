@@ -63,12 +63,19 @@ def check_parquet() -> None:
 
 
 def write_parquet(path: Path, frame: Frame) -> None:
-    """The table as `arrow` gives it. InputError without pyarrow, OSError when it cannot be written."""
+    """The table as `arrow` gives it. OSError when it cannot be written.
+
+    InputError without pyarrow, and for a number in a result that passes 64 bits.
+    """
     check_parquet()
     from pyarrow import parquet
 
+    try:
+        made = arrow(frame)
+    except OverflowError as error:
+        raise InputError(Problem(str(path), f"a number of these results passes 64 bits: {error}")) from None
     with path.open("wb") as file:
-        parquet.write_table(arrow(frame), file)
+        parquet.write_table(made, file)
 
 
 def arrow(frame: Frame) -> pa.Table:

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import sys
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any, Final
 
 from simcore.compare import worst_rank
@@ -25,7 +25,7 @@ _ALWAYS: Final = ("name", "workload", "model", "framework", "topology", "trainin
 """Keys of a scenario that have a column of their own, or are the row's name."""
 
 
-def table(results: Sequence[Report] | Report, *, ranks: bool = False) -> Frame:
+def table(results: Iterable[Report] | Report, *, ranks: bool = False) -> Frame:
     """Results as columns, a row a scenario; with `ranks` a row for each class of ranks that hold and do the same."""
     reports = [results] if isinstance(results, Report) else list(results)
     if ranks:
@@ -89,6 +89,10 @@ Made by `python -m simcore.tabulate`; edit that, not this page. They are the col
 `parquet`, and of `table(results)` in a notebook. What is not known is empty, never zero. Types are those of Parquet;
 a CSV file holds the same, as text. A unit is in the name: `_bytes`, `_s`, `_usd`; shares go from 0 to 1. Of one batch,
 columns always come in one order; the last ones are there only where they have something to say.
+
+    rankscope run sweep.yaml -o results                            # a batch; or export takes the scenarios themselves
+    rankscope export csv results -o batch.csv                      # a row a scenario
+    rankscope export parquet results --table ranks -o ranks.parquet    # a row a class of ranks: rankscope[parquet]
 
 In a CSV file a text that a spreadsheet would take for a formula (it begins with `=`, `+`, `-` or `@`) has an apostrophe
 before that sign; in Parquet it is as it was. Control characters are replaced in both."""

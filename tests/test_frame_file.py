@@ -75,3 +75,10 @@ def test_without_pyarrow_a_person_is_told_what_to_do(tmp_path: Path, monkeypatch
     with pytest.raises(InputError, match=r"pip install 'rankscope\[parquet\]'"):
         write_parquet(tmp_path / "a.parquet", MIXED)
     assert not (tmp_path / "a.parquet").exists()
+
+
+def test_a_number_that_parquet_cannot_hold_is_told(tmp_path: Path) -> None:
+    pytest.importorskip("pyarrow", reason="pyarrow is not installed: Parquet was not written")
+    with pytest.raises(InputError, match="passes 64 bits"):
+        write_parquet(tmp_path / "a.parquet", table([fakes.report("a", headroom_bytes=2**70)]))
+    assert not (tmp_path / "a.parquet").exists()

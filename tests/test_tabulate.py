@@ -5,6 +5,8 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
+import pytest
+
 import fakes
 import small
 from simcore.fields import SCENARIO_FIELDS
@@ -36,6 +38,18 @@ def test_keys_that_differ_have_columns_and_others_none(tmp_path: Path) -> None:
                                                                    ("training.seq_len", "int64")]
     assert made.to_dict()["training.seq_len"] == [64, 64, 128, 128, 64, 64, 128, 128]
     assert made.to_dict()["dp_shard"] == [1] * 4 + [2] * 4
+
+
+@pytest.mark.parametrize("scenario", [
+    {}, {"mesh": "x", "training": 3, "model": []}, {"mesh": {"pp": "2", "tp": None, "cp": True}, "model": {}},
+    {"mesh": {"dp_shard": 4}, "training": {"method": {"a": 1}}, "model": {"config": "x", "overrides": {"a": 1}}}])
+def test_results_of_somebody_elses_become_a_table_too(scenario: dict[str, Any]) -> None:
+    strange = fakes.illegal("b").model_copy(update={"scenario": scenario})
+    made = table([fakes.report("a"), strange])
+    types: dict[str, type] = {"string": str, "int64": int, "float64": float, "bool": bool}
+    for place, column in enumerate(made.columns):
+        assert {type(row[place]) for row in made.rows} <= {types[column.dtype], type(None)}, column.name
+    assert made.to_dict()["model"][1] in (None, "x", "[]")
 
 
 def test_columns_stand_in_one_order_whatever_comes_first() -> None:
