@@ -79,3 +79,9 @@ def test_comparison_shows_signs_and_percent() -> None:
     device = next(line for line in text.splitlines() if "device" in line)
     for word in ("40.00 GiB", "50.00 GiB", "+10.00 GiB", "+25.0"):
         assert word in device
+
+
+def test_a_narrow_terminal_folds_names_and_cuts_none() -> None:
+    text = shown(*placement(report(ranks=(rank(None),))), width=50)
+    assert "\u2026" not in text
+    assert "routed_experts" in "".join(line.split()[0] for line in text.splitlines() if line.strip())
