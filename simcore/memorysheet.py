@@ -6,7 +6,7 @@ a terminal cannot show.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Final
 
@@ -96,12 +96,12 @@ class Spark:
         width = min(_LINE, options.max_width, len(totals))
         parts = [range(n * len(totals) // width, (n + 1) * len(totals) // width) for n in range(width)]
         phases = [plain(self.memory.phases[part[-1]]) for part in parts]
-        told = ", ".join(f"{name[0].upper()} {name}" for name in dict.fromkeys(phases))
+        letters = _letters(phases)
         ends = " to ".join(map(format_bytes, (min(totals), max(totals))))
         yield Text(f"allocated over the step, in issue order: {ends}")
         yield Text(_line([max(totals[i] for i in part) for part in parts], min(totals)))
-        yield Text("".join(_marks(phases)))
-        yield Text(told)
+        yield Text("".join(letters[name] if not n or phases[n - 1] != name else "." for n, name in enumerate(phases)))
+        yield Text(", ".join(f"{letter} {name}" for name, letter in letters.items()))
 
 
 def _line(tops: Sequence[int], low: int) -> str:
@@ -109,7 +109,9 @@ def _line(tops: Sequence[int], low: int) -> str:
     return "".join(LEVELS[min(7, (top - low) * 8 // span)] for top in tops)
 
 
-def _marks(phases: Sequence[str]) -> Iterator[str]:
-    """A phase's letter where it begins, then dots."""
-    for n, name in enumerate(phases):
-        yield name[0].upper() if not n or phases[n - 1] != name else "."
+def _letters(phases: Sequence[str]) -> dict[str, str]:
+    """A letter for each phase, the first of its name that no earlier phase has; where it begins it stands."""
+    found: dict[str, str] = {}
+    for name in dict.fromkeys(phases):
+        found[name] = next((sign for sign in name.upper() if sign not in found.values()), "*")
+    return found

@@ -59,6 +59,13 @@ def test_a_phase_of_a_few_samples_is_there() -> None:
     assert told == "F forward, O optimizer"
 
 
+def test_phases_with_one_first_letter_are_told_apart() -> None:
+    names = ("refit", "generation", "reference", "recompute", "refit", "e", "r")
+    *_, marks, told = shown(Spark(series(*range(7)).model_copy(update={"phases": names})))
+    assert marks == "RGECR**"
+    assert told == "R refit, G generation, E reference, C recompute, * e, * r"
+
+
 def test_bars_end_at_the_device(made: Report) -> None:
     (rank,) = made.ranks
     assert rank.peak is not None
