@@ -89,7 +89,7 @@ def typed(name: str, words: str, values: Iterable[Any]) -> tuple[Column, list[Va
     """A column of values that are not known before: of their common type, and of text where they have none."""
     held = list(values)
     dtype = _dtype([value for value in held if value is not None])
-    return Column(name, dtype, unit_of(name), words), [_as(dtype, value) for value in held]
+    return Column(_printable(name), dtype, unit_of(name), words), [_as(dtype, value) for value in held]
 
 
 def _dtype(values: Sequence[Any]) -> Dtype:
@@ -127,9 +127,9 @@ def _clean(value: Value) -> Value:
 
 
 def flat(value: Mapping[str, Any], before: str = "") -> Iterator[tuple[str, Any]]:
-    """`{"mesh": {"tp": 2}}` -> `("mesh.tp", 2)`; a list stays one value."""
+    """`{"mesh": {"tp": 2}}` -> `("mesh.tp", 2)`; a list stays one value, an empty block is none."""
     for key, inner in value.items():
-        if isinstance(inner, Mapping) and inner:
+        if isinstance(inner, Mapping):
             yield from flat(inner, f"{before}{key}.")
         else:
             yield f"{before}{key}", inner

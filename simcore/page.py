@@ -67,11 +67,13 @@ def _has_png() -> bool:
 
 
 def results_of(path: Path, overrides: Sequence[str]) -> Iterator[Report]:
-    """Results as they are; scenarios are simulated. InputError for what is neither."""
+    """Results as they are; scenarios are simulated. InputError for what is neither, and to override a result."""
     from simcore.finding import read_results
 
     held = path / _LINES if (path / _LINES).is_file() else path
     if held.suffix in (".json", ".jsonl"):
+        if overrides:
+            raise InputError(Problem("--set", f"expected a scenario whose keys to override, {held} holds results"))
         yield from read_results(held)
     else:
         yield from _simulated(path, overrides)

@@ -24,6 +24,8 @@ __all__ = ["columns_page", "table"]
 _ALWAYS: Final = ("name", "workload", "model", "framework", "topology", "training.method", "mesh")
 """Keys of a scenario that have a column of their own, or are the row's name."""
 
+_FIXED: Final = frozenset(one.column.name for one in SCENARIO_FIELDS)
+
 
 def table(results: Iterable[Report] | Report, *, ranks: bool = False) -> Frame:
     """Results as columns, a row a scenario; with `ranks` a row for each class of ranks that hold and do the same."""
@@ -39,8 +41,13 @@ def _keys(reports: Sequence[Report]) -> dict[str, tuple[str, list[Any]]]:
     every = [dict(flat(report.scenario)) for report in reports]
     names = sorted({name for one in every for name in one})
     columns = {name: [one.get(name) for one in every] for name in names if not _is_known(name)}
-    return {name: ("a key of the scenario", values) for name, values in columns.items()
+    return {_apart(name): ("a key of the scenario", values) for name, values in columns.items()
             if any(value != values[0] for value in values)}
+
+
+def _apart(name: str) -> str:
+    """No two columns have one name, whatever the keys of somebody else's results are called."""
+    return f"scenario.{name}" if name in _FIXED or name.startswith("sent_") else name
 
 
 def _is_known(name: str) -> bool:

@@ -42,6 +42,7 @@ def test_keys_that_differ_have_columns_and_others_none(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("scenario", [
     {}, {"mesh": "x", "training": 3, "model": []}, {"mesh": {"pp": "2", "tp": None, "cp": True}, "model": {}},
+    {"status": 1, "sent_bytes": 2, "a\nb": 3},
     {"mesh": {"dp_shard": 4}, "training": {"method": {"a": 1}}, "model": {"config": "x", "overrides": {"a": 1}}}])
 def test_results_of_somebody_elses_become_a_table_too(scenario: dict[str, Any]) -> None:
     strange = fakes.illegal("b").model_copy(update={"scenario": scenario})
@@ -50,6 +51,8 @@ def test_results_of_somebody_elses_become_a_table_too(scenario: dict[str, Any]) 
     for place, column in enumerate(made.columns):
         assert {type(row[place]) for row in made.rows} <= {types[column.dtype], type(None)}, column.name
     assert made.to_dict()["model"][1] in (None, "x", "[]")
+    assert len(made.to_dict()) == len(made.columns)
+    assert all(column.name.isprintable() for column in made.columns)
 
 
 def test_columns_stand_in_one_order_whatever_comes_first() -> None:
