@@ -1,7 +1,10 @@
 """rankscope's engine: what a training job does to every GPU, before anyone rents one.
 
-    from simcore import load, simulate, compare
+    from simcore import load, simulate, compare, table
     reports = [simulate(scenario) for scenario in load("scenarios/nano-ep4/automodel-4gpu.yaml")]
+    table(reports)
+
+In a notebook each of these shows itself: see `docs/notebook.md`.
 
 Names are looked up when first asked for, so that the command line starts without the engine.
 """
@@ -19,10 +22,12 @@ if TYPE_CHECKING:
     from simcore.report import Report
     from simcore.scenario import Scenario
     from simcore.simulate import simulate
+    from simcore.tabulate import table
 
-__all__ = ["Report", "Scenario", "compare", "load", "simulate"]
+__all__ = ["Report", "Scenario", "compare", "load", "simulate", "table"]
 
-_HOME = {"Report": "report", "Scenario": "scenario", "compare": "compare", "load": "loading", "simulate": "simulate"}
+_HOME = {"Report": "report", "Scenario": "scenario", "compare": "compare", "load": "loading", "simulate": "simulate",
+         "table": "tabulate"}
 
 
 def __getattr__(name: str) -> Any:
@@ -32,7 +37,7 @@ def __getattr__(name: str) -> Any:
 
 
 class _Package(ModuleType):
-    """`simcore.simulate` and `simcore.compare` are the functions, also after the modules of these names are loaded."""
+    """`simcore.simulate`, `compare`, `table` are the functions, also after the modules of these names are loaded."""
 
     def __setattr__(self, name: str, value: object) -> None:
         if not (name in _HOME and isinstance(value, ModuleType)):

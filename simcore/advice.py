@@ -103,15 +103,16 @@ class _Tried:
         return self.headroom >= 0
 
 
-def work(num_scenarios: int, *, asked: bool | None, drawn: bool = False) -> Callable[..., Report]:
-    """What to do with each scenario of a run; `asked` None: advice where they are few. `drawn`: on a page."""
+def work(num_scenarios: int, *, asked: bool | None, drawn: bool = False, shown: bool = False) -> Callable[..., Report]:
+    """What to do with each of a run; `asked` None: advice where they are few. Drawn on a page, shown in a terminal."""
     chosen = _advised if asked or (asked is None and num_scenarios <= _FEW) else simulate
-    return partial(chosen, detail=True) if drawn and num_scenarios <= MAX_DETAILED else chosen
+    detail, series = drawn and num_scenarios <= MAX_DETAILED, shown and num_scenarios == 1
+    return partial(chosen, detail=detail, series=series) if detail or series else chosen
 
 
-def _advised(scenario: Scenario, *, detail: bool = False, rank: int | None = None) -> Report:
+def _advised(scenario: Scenario, *, detail: bool = False, series: bool = False, rank: int | None = None) -> Report:
     """As `simulate`; where it does not fit, with what would. A single rank gets none: others may be fuller."""
-    report = simulate(scenario, detail=detail, rank=rank)
+    report = simulate(scenario, detail=detail, series=series, rank=rank)
     if report.verdict != "oom" or rank is not None:
         return report
     return report.model_copy(update={"advice": advise(scenario)})

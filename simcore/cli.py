@@ -11,7 +11,6 @@ import sys
 from collections.abc import Sequence
 from enum import StrEnum
 from functools import partial
-from io import TextIOWrapper
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, NoReturn
 
@@ -22,6 +21,7 @@ from simcore.errors import InputError, Problem, RankscopeError
 from simcore.explain import explain
 from simcore.export import export
 from simcore.page import report
+from simcore.signs import replace_signs
 
 if TYPE_CHECKING:
     from simcore.batch import Outcome, Work
@@ -81,7 +81,8 @@ def run(
 
     asked = gates(max_fill, baseline)
     entries = _entries([*(paths or ()), *map(example_path, example or ())], overrides)
-    chosen = partial(work(len(entries), asked=advise, drawn=html is not None), rank=rank)
+    shown = not (json or output or report_format)
+    chosen = partial(work(len(entries), asked=advise, drawn=html is not None, shown=shown), rank=rank)
     outcomes, finished = _outcomes(entries, chosen, jobs, output)
     if html is not None:
         write_page(html, [o.report for o in outcomes])
@@ -259,9 +260,7 @@ def _result(path: str, overrides: Sequence[str] | None) -> Report:
 def main() -> NoReturn:
     """The command `rankscope`; ends the process with the published exit codes."""
     gc.set_threshold(100_000, 20, 50)  # recordings end by reference counts: seldom walk the caches
-    for stream in (sys.stdout, sys.stderr):
-        if isinstance(stream, TextIOWrapper):
-            stream.reconfigure(errors="replace")  # a terminal without our bars still gets the numbers
+    replace_signs(sys.stdout, sys.stderr)
     try:
         app()
         code = 0

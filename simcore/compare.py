@@ -8,6 +8,7 @@ from collections.abc import Mapping
 from pydantic import BaseModel, ConfigDict
 
 from simcore.report import RankReport, Report
+from simcore.units import format_bytes, format_seconds
 
 __all__ = ["Comparison", "Row", "compare", "worst_rank"]
 
@@ -38,6 +39,20 @@ class Comparison(BaseModel):
     peak: tuple[Row, ...]
     traffic: tuple[Row, ...]
     time: tuple[Row, ...]
+
+    def __repr__(self) -> str:
+        """One line: the two that people ask for first."""
+        device = [f"device {format_bytes(row.a)} -> {format_bytes(row.b)}" for row in self.peak if row.what == "device"]
+        step = [f"step {format_seconds(row.a)} -> {format_seconds(row.b)}" for row in self.time if row.what == "step"]
+        return f"<Comparison {self.a!r} -> {self.b!r}: {', '.join((*device, *step)) or 'nothing to compare'}>"
+
+    __str__ = __repr__
+
+    def _repr_html_(self) -> str:
+        """What a notebook shows; see `Report`."""
+        from viz.notebook import comparison_html
+
+        return comparison_html(self)
 
 
 def compare(a: Report, b: Report) -> Comparison:

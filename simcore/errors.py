@@ -37,6 +37,10 @@ class RankscopeError(Exception):
         self.problems = (problems,) if isinstance(problems, Problem) else tuple(problems)
         super().__init__("\n".join(map(str, self.problems)))
 
+    def _render_traceback_(self) -> list[str]:
+        """What IPython shows in the place of a traceback: where in our code it was found helps nobody."""
+        return [f"{type(self).__name__}: {problem}" for problem in self.problems]
+
     def __reduce__(self) -> tuple[type[RankscopeError], tuple[tuple[Problem, ...]]]:
         return type(self), (self.problems,)
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Iterator, Sequence
 from enum import StrEnum
 from typing import TYPE_CHECKING, Annotated
@@ -12,14 +13,11 @@ from simcore.errors import InputError, Problem
 
 if TYPE_CHECKING:
     from simcore.explanation import Step
-    from simcore.report import MemorySeries, RankReport, Report
+    from simcore.memorysheet import Bars, Spark
+    from simcore.report import Report
 
-__all__ = ["bars", "explain", "spark", "tree"]
+__all__ = ["explain", "tree"]
 
-_LINE = 72
-_BAR = 40
-_LEVELS = "\u2581\u2582\u2583\u2584\u2585\u2586\u2587\u2588"
-_MOST_CLASSES = 12
 _BRANCH, _LAST, _TRUNK = "\u251c\u2500 ", "\u2514\u2500 ", "\u2502  "
 
 
@@ -40,15 +38,16 @@ def explain(
     overrides: Annotated[list[str] | None, typer.Option("--set", metavar="KEY=VALUE")] = None,
 ) -> None:
     """Walk from a number to what it is made of, by which formula and rule."""
-    from simcore.output import print_json
+    from simcore.output import print_json, print_shown
 
     report = _simulated(scenario, overrides or ())
     step, pictures = _explained(report, what, rank)
     if json:
         print_json([step])
         return
-    for line in (*pictures, *tree(step)):
-        typer.echo(line)
+    if pictures:
+        print_shown(*pictures)
+    sys.stdout.write("".join(f"{line}\n" for line in tree(step)))  # typer.echo would write UTF-8 on any terminal
 
 
 def _simulated(path: str, overrides: Sequence[str]) -> Report:
@@ -62,57 +61,19 @@ def _simulated(path: str, overrides: Sequence[str]) -> Report:
     return simulate(scenarios[0], detail=True)
 
 
-def _explained(report: Report, what: What, rank: int | None) -> tuple[Step, list[str]]:
+def _explained(report: Report, what: What, rank: int | None) -> tuple[Step, list[Bars | Spark | str]]:
     from simcore.explanation import class_of, explain_peak, explain_step, explain_trainable
+    from simcore.memorysheet import Bars, Spark
 
     found, detail = class_of(report, rank)
     if what is What.TRAINABLE:
         return explain_trainable(report, found, detail), []
     if what is What.STEP:
         return explain_step(report), []
-    pictures = [*bars(report), *([*spark(found.memory), ""] if found.memory else [""])]
+    pictures: list[Bars | Spark | str] = [Bars(report), ""]
+    if found.memory:
+        pictures += [Spark(found.memory), ""]
     return explain_peak(report, found, detail), pictures
-
-
-def bars(report: Report) -> Iterator[str]:
-    """The device of each class of ranks: at rest, then the rest of the peak, up to the line that is its end."""
-    from simcore.units import format_bytes
-
-    shown = [rank for rank in report.ranks if rank.peak][:_MOST_CLASSES]
-    capacity = report.capacity_bytes or 0
-    whole = max([capacity, *(rank.peak.device_bytes for rank in shown if rank.peak), 1])
-    wide = max((len(_name(rank)) for rank in shown), default=0)
-    for rank in shown:
-        used = rank.peak.device_bytes if rank.peak else 0
-        rest, full = (round(_BAR * n / whole) for n in (rank.at_rest_bytes(), used))
-        cells = "\u2588" * rest + "\u2593" * (full - rest) + "\u2591" * (_BAR - full)
-        end = round(_BAR * capacity / whole)
-        share = f" {used / capacity:4.0%}" if capacity else ""
-        yield f"{_name(rank):{wide}}  {cells[:end]}\u2502{cells[end:]}  {format_bytes(used):>10}{share}"
-    yield f"{'':{wide}}  \u2588 at rest  \u2593 besides at the peak  \u2502 end of the device"
-
-
-def _name(rank: RankReport) -> str:
-    text = ", ".join(rank.ranks)
-    return f"ranks {text if len(text) < 24 else f'{text[:22]}..'}"
-
-
-def spark(memory: MemorySeries) -> list[str]:
-    """Memory over the step in one line of blocks, between its lowest and highest moment, and the phases below it."""
-    from simcore.units import format_bytes
-
-    totals = [sum(values) for values in zip(*memory.values, strict=True)]
-    if not totals:
-        return []
-    width = min(_LINE, len(totals))
-    parts = [range(n * len(totals) // width, (n + 1) * len(totals) // width) for n in range(width)]
-    tops = [max(totals[i] for i in part) for part in parts]
-    low, high = min(totals), max(totals)
-    line = "".join(_LEVELS[min(7, (top - low) * 8 // max(1, high - low))] for top in tops)
-    phases = [memory.phases[part.start] for part in parts]
-    marks = "".join(name[0].upper() if not n or phases[n - 1] != name else "." for n, name in enumerate(phases))
-    told = ", ".join(f"{name[0].upper()} {name}" for name in dict.fromkeys(phases))
-    return ["", f"{line}  {format_bytes(low)} to {format_bytes(high)}, in issue order", f"{marks}  {told}"]
 
 
 def tree(step: Step) -> Iterator[str]:

@@ -1,8 +1,8 @@
-"""`rankscope export`: one scenario as a file for other tools. The engine is imported when it is called.
+"""`rankscope export`: a scenario, or results as a table, as a file for other tools. Imports the engine when called.
 
 A format is one function of this file: it takes the scenario and where to write, writes, and returns a line for each
-thing that a reader might miss in the file, which go to standard error. `_WRITERS` names it; `_OF_RANKS` too if it can
-be asked for single ranks.
+thing that a reader might miss in the file, which go to standard error. `_WRITERS` names it, `_OF_RANKS` too if it can
+be asked for single ranks; `_TABLES` those of tables, which take many results.
 """
 
 from __future__ import annotations
@@ -17,6 +17,7 @@ import typer
 from simcore.errors import InputError, NotYet, Problem
 
 if TYPE_CHECKING:
+    from simcore.frame import Frame
     from simcore.report import Report
     from simcore.scenario import Scenario
 
@@ -31,24 +32,41 @@ class Format(StrEnum):
 
     CHROME = "chrome"
     KINETO = "kineto"
+    CSV = "csv"
+    PARQUET = "parquet"
+
+
+class Rows(StrEnum):
+    """What a row of a table is."""
+
+    SCENARIOS = "scenarios"
+    RANKS = "ranks"
 
 
 def export(
-    form: Annotated[Format, typer.Argument(metavar="FORMAT", help="chrome: a trace for Perfetto; "
-                                           "kineto: a folder of traces as PyTorch's profiler writes them.")],
-    scenario: str,
+    form: Annotated[Format, typer.Argument(
+        metavar="FORMAT", help="chrome: a trace for Perfetto; kineto: a folder of traces as PyTorch's profiler writes "
+                               "them; csv, parquet: a table of results.")],
+    paths: Annotated[list[str], typer.Argument(metavar="PATH...", help="A scenario; of tables, results or scenarios.")],
     *,
     output: Annotated[Path, typer.Option("-o", "--output", help="Where to write it.")],
     ranks: Annotated[list[int] | None, typer.Option(
         "--rank", min=0, help="Only this rank, once for each; omitted: the first of each class of ranks.")] = None,
     json: Annotated[bool, typer.Option("--json", help="Print what was written as JSON, nothing else.")] = False,
     overrides: Annotated[list[str] | None, typer.Option("--set", metavar="KEY=VALUE", help="Override a key.")] = None,
+    rows: Annotated[Rows | None, typer.Option("--table", help="Of csv and parquet: a row a scenario (omitted), or a "
+                                              "class of ranks.")] = None,
 ) -> None:
-    """Write the timeline of a scenario for other tools."""
+    """Write the timeline of a scenario, or a table of results, for other tools."""
     if ranks and form not in _OF_RANKS:
         raise InputError(Problem("--rank", f"is of {' and '.join(_OF_RANKS)}; {form} is of all ranks"))
-    found = _scenario(scenario, overrides or ())
-    told = _OF_RANKS[form](found, output, ranks) if ranks else _WRITERS[form](found, output)
+    if form in _TABLES:
+        told = _table(form, paths, overrides or (), rows or Rows.SCENARIOS, output)
+    elif rows is not None:
+        raise InputError(Problem("--table", f"is of csv and parquet, {form} has no rows"))
+    else:
+        found = _scenario(paths, overrides or ())
+        told = _OF_RANKS[form](found, output, ranks) if ranks else _WRITERS[form](found, output)
     for line in told:
         typer.echo(f"rankscope: {line}", err=True)
     if json:
@@ -63,13 +81,13 @@ def _as_json(form: Format, output: Path, told: Sequence[str]) -> str:
     return dumps([{"format": form, "written": str(output), "notes": list(told)}])
 
 
-def _scenario(path: str, overrides: Sequence[str]) -> Scenario:
+def _scenario(paths: Sequence[str], overrides: Sequence[str]) -> Scenario:
     from simcore.loading import load
 
-    scenarios = load(path, overrides)
+    scenarios = [one for path in paths for one in load(path, overrides)]
     if len(scenarios) != 1:
         told = f"exports one scenario, this has {len(scenarios)}: --set sweep=null, and --set for what it sweeps"
-        raise InputError(Problem(path, told))
+        raise InputError(Problem(", ".join(paths), told))
     return scenarios[0]
 
 
@@ -131,4 +149,38 @@ _WRITERS: Final[dict[Format, Callable[[Scenario, Path], Sequence[str]]]] = {
 _OF_RANKS: Final[dict[Format, Callable[[Scenario, Path, Sequence[int]], Sequence[str]]]] = {
     Format.CHROME: _chrome,
     Format.KINETO: _kineto,
+}
+
+
+def _table(form: Format, paths: Sequence[str], overrides: Sequence[str], rows: Rows, output: Path) -> Sequence[str]:
+    from simcore.frame_file import check_parquet
+    from simcore.output import writing
+    from simcore.page import results_of
+    from simcore.tabulate import table
+
+    if form is Format.PARQUET:
+        check_parquet()  # before anything is simulated
+    made = table([one for path in paths for one in results_of(Path(path), overrides)], ranks=rows is Rows.RANKS)
+    with writing(output):
+        return _TABLES[form](output, made)
+
+
+def _csv(output: Path, made: Frame) -> Sequence[str]:
+    from simcore.frame_file import write_csv
+
+    changed = write_csv(output, made)
+    told = f"an apostrophe stands before what a spreadsheet would take for a formula, in texts: {changed:,}"
+    return [told] if changed else []
+
+
+def _parquet(output: Path, made: Frame) -> Sequence[str]:
+    from simcore.frame_file import write_parquet
+
+    write_parquet(output, made)
+    return []
+
+
+_TABLES: Final[dict[Format, Callable[[Path, Frame], Sequence[str]]]] = {
+    Format.CSV: _csv,
+    Format.PARQUET: _parquet,
 }

@@ -51,6 +51,7 @@ def print_json(results: Sequence[_Json]) -> None:
 
 def print_summary(reports: Sequence[Report]) -> None:
     """The tables of all scenarios, and advice; a terminal narrower than a line wraps it, nothing is cut off."""
+    from simcore.memorysheet import memorysheet
     from simcore.phasesheet import phasesheet
     from simcore.servesheet import servesheet
     from simcore.summary import summary
@@ -59,7 +60,8 @@ def print_summary(reports: Sequence[Report]) -> None:
 
     screen = console(sys.stdout)
     told = [["", *lines] for report in reports for lines in (drawn(report), hosts(report), advice(report)) if lines]
-    made = (timesheet(reports, screen.width), phasesheet(reports), servesheet(reports, screen.width))
+    of_time, of_engine = timesheet(reports, screen.width), servesheet(reports, screen.width)
+    made = (memorysheet(reports), of_time, phasesheet(reports), of_engine)
     sheets = [["", *sheet] for sheet in made if sheet]
     screen.print(*summary(reports, screen.width), *(line for sheet in sheets for line in sheet),
                  *(line for lines in told for line in lines), sep="\n", soft_wrap=True)

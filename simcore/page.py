@@ -18,7 +18,7 @@ from simcore.errors import InputError, Problem
 if TYPE_CHECKING:
     from simcore.report import Report
 
-__all__ = ["report"]
+__all__ = ["report", "results_of"]
 
 _LINES = "results.jsonl"
 
@@ -38,7 +38,7 @@ def report(
     from simcore.output import print_json, write_figures, write_page
 
     _check_png(figures, png=png)
-    found = [one for path in results for one in _read(Path(path), overrides or ())]
+    found = [one for path in results for one in results_of(Path(path), overrides or ())]
     if len(found) <= MAX_DETAILED:
         found = [_closer(one) for one in found]
     write_page(output, found)
@@ -66,12 +66,14 @@ def _has_png() -> bool:
         return False
 
 
-def _read(path: Path, overrides: Sequence[str]) -> Iterator[Report]:
-    """Results as they are; scenarios are simulated."""
+def results_of(path: Path, overrides: Sequence[str]) -> Iterator[Report]:
+    """Results as they are; scenarios are simulated. InputError for what is neither, and to override a result."""
     from simcore.finding import read_results
 
     held = path / _LINES if (path / _LINES).is_file() else path
     if held.suffix in (".json", ".jsonl"):
+        if overrides:
+            raise InputError(Problem("--set", f"expected a scenario whose keys to override, {held} holds results"))
         yield from read_results(held)
     else:
         yield from _simulated(path, overrides)

@@ -14,6 +14,7 @@ from simcore.phased import PhaseName, PhaseReport
 from simcore.quantiles import Drawn, DrawnLengths, DrawnPeak
 from simcore.served import Serving
 from simcore.speed import StepTime
+from simcore.units import format_bytes, format_seconds
 
 __all__ = ["SCHEMA_VERSION", "Advice", "AtRest", "Assumption", "Communicator", "Host", "HostPhase", "MemorySeries",
            "Owner", "Peak", "ProblemRow", "RankReport", "Report", "StepTime", "TrafficRow"]
@@ -237,3 +238,19 @@ class Report(_Frozen):
         rank = self.peak_rank
         peak = rank.peak.device_bytes if rank and rank.peak else None
         return self.drawn.hottest.device_bytes.max if self.drawn else peak
+
+    def __repr__(self) -> str:
+        """One line, for a terminal: all of it is what `model_dump_json` is for."""
+        used, step, end = self.highest_bytes, self.time and self.time.step_s, self.capacity_bytes
+        peak = f"peak {format_bytes(used)}" + (f" of {format_bytes(end)}" if end else "") if used is not None else ""
+        word = (self.verdict or "ok") if self.status == "ok" else self.status
+        told = (word, peak, f"step {format_seconds(step)}" if step else "", *(p.message for p in self.problems[:1]))
+        return f"<Report {self.name!r}: {', '.join(filter(None, told))}>"
+
+    __str__ = __repr__
+
+    def _repr_html_(self) -> str:
+        """What a notebook shows. Pictures are made from reports, so `viz` comes in only when it is asked."""
+        from viz.notebook import report_html
+
+        return report_html(self)

@@ -70,10 +70,10 @@ def _by_name(program: Program, rows: IntArray, name_of: Callable[[IntArray], lis
     """Names by their largest value, and bytes of each at `rows`: [name, sample]."""
     columns = program.columns
     posted = np.flatnonzero(columns[:, OP] <= Op.FREE)
-    owners, which = np.unique(columns[posted][:, [LAYER, SLOT]], axis=0, return_inverse=True)
+    owners, which = _distinct(columns[posted][:, [LAYER, SLOT]])
     of_owners = name_of(owners)
     names = sorted(set(of_owners))
-    number = np.array([names.index(name) for name in of_owners])[which.ravel()]
+    number = np.array([names.index(name) for name in of_owners], dtype=np.int64)[which]
     upto = np.searchsorted(posted, rows, side="right")
     values = np.zeros((len(names), len(rows)), dtype=np.int64)
     for k in range(len(names)):
@@ -81,3 +81,16 @@ def _by_name(program: Program, rows: IntArray, name_of: Callable[[IntArray], lis
         values[k] = sums[upto]
     order = [k for k in np.argsort(-values.max(axis=1), kind="stable") if values[k].any()]
     return [names[k] for k in order], values[order]
+
+
+def _distinct(pairs: IntArray) -> tuple[IntArray, IntArray]:
+    """What `np.unique(pairs, axis=0, return_inverse=True)` gives, counted and not sorted: both numbers are small."""
+    if not len(pairs):
+        return pairs, np.zeros(0, dtype=np.int64)
+    low = pairs.min(axis=0)
+    base = int(pairs[:, 1].max() - low[1]) + 1
+    keys = (pairs[:, 0] - low[0]) * base + pairs[:, 1] - low[1]
+    present = np.flatnonzero(np.bincount(keys))
+    place = np.zeros(int(present[-1]) + 1, dtype=np.int64)
+    place[present] = np.arange(len(present))
+    return np.stack((present // base, present % base), axis=1) + low, place[keys]

@@ -262,7 +262,7 @@ def _signed(share: float | None) -> str:
 def plain_table(first: str, *others: str, left: Sequence[str] = ()) -> Table:
     """A table of columns of numbers, after a first one of names; `left`: those of words."""
     table = Table(box=SIMPLE_HEAD, pad_edge=False)
-    table.add_column(Text(plain(first)))
+    table.add_column(Text(plain(first)), overflow="fold")
     for heading in others:
         table.add_column(Text(plain(heading)), justify="left" if heading in left else "right", overflow="fold")
     return table

@@ -107,7 +107,8 @@ class Tab:
     def picture(self, file: Path) -> None:
         """The whole page as PNG."""
         size = self.call("Page.getLayoutMetrics")["cssContentSize"]
-        clip = {"x": 0, "y": 0, "width": size["width"], "height": min(size["height"], 16000), "scale": 1}
+        width, height = max(size["width"], self.run("innerWidth")), min(size["height"], 16000)
+        clip = {"x": 0, "y": 0, "width": width, "height": height, "scale": 1}
         shot = self.call("Page.captureScreenshot", format="png", captureBeyondViewport=True, clip=clip)
         file.write_bytes(base64.b64decode(shot["data"]))
 

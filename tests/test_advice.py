@@ -9,12 +9,13 @@ from typing import Any
 import pytest
 
 import small
-from simcore import advice, table
+from simcore import advice
 from simcore.advice import advise, work
 from simcore.detail import MAX_DETAILED
 from simcore.loading import changed, load
 from simcore.scenario import Scenario
 from simcore.simulate import simulate
+from simcore.table import advice as advice_lines
 from test_scenarios import SCENARIOS
 
 KEPT = SCENARIOS / "nano-ep4" / "automodel-8gpu-cp2-kept.yaml"
@@ -61,7 +62,7 @@ def test_each_time_is_that_of_the_changed_scenario() -> None:
 def test_the_lines_can_be_pasted_behind_the_command() -> None:
     asked = limited("megatron", 0.97, {"dp_shard": 2}, seq_len=2048)
     report = work(1, asked=None)(asked)
-    told = table.advice(report)
+    told = advice_lines(report)
     assert len(told) == 1 + len(report.advice) > 1
     for line, one in zip(told[1:], report.advice, strict=True):
         words = shlex.split(str(line))
@@ -169,3 +170,10 @@ def test_few_scenarios_of_a_page_are_looked_at_closely() -> None:
     assert work(MAX_DETAILED, asked=False, drawn=True)(kept()).detail is not None
     assert work(MAX_DETAILED + 1, asked=False, drawn=True)(kept()).detail is None
     assert work(1, asked=False)(kept()).detail is None
+
+
+def test_one_scenario_that_is_shown_keeps_its_memory_over_the_step() -> None:
+    def has_memory(count: int, *, shown: bool) -> bool:
+        return work(count, asked=False, shown=shown)(kept()).ranks[0].memory is not None
+
+    assert [has_memory(1, shown=True), has_memory(1, shown=False), has_memory(2, shown=True)] == [True, False, False]

@@ -29,7 +29,7 @@ def _engine(monkeypatch: pytest.MonkeyPatch) -> None:
         simulate=work, place=lambda scenario, *, rank=None: report(scenario.name, None),
         check=lambda scenario: report(scenario.name, None, ranks=(), time=None))
     vars(starter)["starter_text"] = lambda name, model, framework, topology: f"name: {name}\nmodel: {model}\n"
-    vars(advice)["work"] = lambda num_scenarios, *, asked, drawn: partial(work, advise=asked)
+    vars(advice)["work"] = lambda num_scenarios, *, asked, drawn, shown: partial(work, advise=asked)
     for module in (loading, simulate, starter, advice):
         monkeypatch.setitem(sys.modules, module.__name__, module)
 
@@ -151,7 +151,7 @@ def test_advice_is_left_to_the_number_of_scenarios_unless_asked_for(
 ) -> None:
     heard: list[tuple[int, bool | None]] = []
 
-    def chosen(num_scenarios: int, *, asked: bool | None, drawn: bool) -> object:
+    def chosen(num_scenarios: int, *, asked: bool | None, drawn: bool, shown: bool) -> object:
         heard.append((num_scenarios, asked))
         return work
 

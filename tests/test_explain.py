@@ -10,45 +10,8 @@ import pytest
 
 import small
 from simcore import cli
-from simcore.detail import MemorySeries
-from simcore.explain import bars, spark, tree
+from simcore.explain import tree
 from simcore.explanation import Step
-from simcore.simulate import simulate
-
-
-def series(*totals: int) -> MemorySeries:
-    return MemorySeries(categories=("a",), event_index=tuple(range(len(totals))), time_s=(0.0,) * len(totals),
-                        phases=("forward",) * (len(totals) // 2) + ("backward",) * (len(totals) - len(totals) // 2),
-                        values=(totals,))
-
-
-def test_the_line_goes_from_its_lowest_to_its_highest() -> None:
-    _, line, marks = spark(series(0, 1, 2, 3, 7, 3, 2, 0))
-    assert line.partition(" ")[0] == "\u2581\u2582\u2583\u2584\u2588\u2584\u2583\u2581"
-    assert marks == "F...B...  F forward, B backward"
-    assert spark(series(5, 5))[1].startswith("\u2581\u2581 ")
-    assert spark(series()) == []
-
-
-def test_a_long_step_keeps_its_peak() -> None:
-    totals = [1] * 600
-    totals[437] = 100
-    line = spark(series(*totals))[1].partition(" ")[0]
-    assert len(line) == 72
-    assert line.count("\u2588") == 1
-
-
-def test_bars_end_at_the_device() -> None:
-    made = simulate(small.scenario("fsdp2", {"dp_shard": 4}), detail=True)
-    (rank,) = made.ranks
-    assert rank.peak is not None
-    roomy, key = bars(made)
-    assert roomy.startswith("ranks 0-3  ")
-    assert "\u2502" in roomy
-    assert "end of the device" in key
-    full = next(iter(bars(made.model_copy(update={"capacity_bytes": rank.peak.device_bytes // 2}))))
-    assert full.index("\u2502") < full.rindex("\u2593")
-    assert "200%" in full
 
 
 def test_a_tree_is_drawn_and_harmless() -> None:

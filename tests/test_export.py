@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import csv
 import json
 import sys
 from collections.abc import Callable
@@ -151,3 +152,75 @@ def test_a_place_that_cannot_be_written_is_a_wrong_input(ran: Run) -> None:
 
 def test_an_unknown_format_is_a_wrong_input(ran: Run) -> None:
     assert ran("vhs", written(), "-o", "trace.json").code == 2
+
+
+def swept() -> str:
+    path = written()
+    with Path(path).open("a", encoding="utf-8") as file:
+        file.write("sweep: {training.seq_len: [64, 128]}\n")
+    return path
+
+
+def lines(path: str) -> list[dict[str, str]]:
+    with Path(path).open(encoding="utf-8", newline="") as file:
+        return list(csv.DictReader(file))
+
+
+def test_a_sweep_is_a_table(ran: Run) -> None:
+    made = ran("csv", swept(), "-o", "out.csv")
+    assert (made.code, made.out, made.err) == (0, "wrote out.csv\n", "")
+    found = lines("out.csv")
+    assert [one["training.seq_len"] for one in found] == ["64", "128"]
+    assert [one["verdict"] for one in found] == ["fits", "fits"]
+
+
+def test_results_become_the_table_that_their_scenarios_are(ran: Run, monkeypatch: pytest.MonkeyPatch) -> None:
+    path = swept()
+    monkeypatch.setattr(sys, "argv", ["rankscope", "run", path, "-o", "results", "--json"])
+    with pytest.raises(SystemExit):
+        cli.main()
+    for number, source in enumerate((path, "results", "results/results.jsonl")):
+        assert ran("csv", source, "-o", f"{number}.csv").code == 0
+    tables = [Path(f"{number}.csv").read_bytes() for number in range(3)]
+    assert tables[0] == tables[1] == tables[2]
+
+
+def test_a_table_of_classes_of_ranks(ran: Run) -> None:
+    assert ran("csv", written(mesh="dp_shard: 3"), "--table", "ranks", "-o", "out.csv", "--set",
+               "training.global_batch_size=3").code == 0
+    assert sum(int(one["num_ranks"]) for one in lines("out.csv")) == 3
+
+
+def test_a_name_like_a_formula_is_told(ran: Run) -> None:
+    made = ran("csv", written(), "-o", "out.csv", "--set", "name=\"=cmd\"")
+    assert made.code == 0
+    assert "would take for a formula, in texts: 1" in made.err
+    assert lines("out.csv")[0]["name"] == "'=cmd"
+
+
+def test_parquet_says_what_it_needs_before_it_simulates(ran: Run, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "pyarrow", None)
+    made = ran("parquet", "missing.yaml", "-o", "out.parquet")
+    assert made.code == 2
+    assert "pip install 'rankscope[parquet]'" in made.err
+    assert not Path("out.parquet").exists()
+
+
+def test_parquet_is_written(ran: Run) -> None:
+    parquet = pytest.importorskip("pyarrow.parquet", reason="pyarrow is not installed: Parquet was not written")
+    assert ran("parquet", swept(), "-o", "out.parquet").code == 0
+    assert parquet.read_table("out.parquet").column("training.seq_len").to_pylist() == [64, 128]
+
+
+def test_a_trace_has_no_rows(ran: Run) -> None:
+    made = ran("chrome", written(), "-o", "trace.json", "--table", "ranks")
+    assert (made.code, made.err) == (2, "rankscope: --table: is of csv and parquet, chrome has no rows\n")
+
+
+def test_a_refused_layout_of_a_sweep_is_a_row(ran: Run) -> None:
+    path = written("megatron", "dp_shard: 2")
+    with Path(path).open("a", encoding="utf-8") as file:
+        file.write("sweep: {mesh.tp: [1, 3]}\n")
+    assert ran("csv", path, "-o", "out.csv").code == 0
+    assert [(one["tp"], one["status"], bool(one["problems"])) for one in lines("out.csv")] == [
+        ("1", "ok", False), ("3", "illegal", True)]

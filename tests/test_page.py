@@ -148,3 +148,9 @@ def test_figures_are_png_too(ran: Run, tmp_path: Path) -> None:
     pictures = [path.read_bytes() for path in (tmp_path / "figures").glob("*.png")]
     assert len(pictures) == 7
     assert all(one.startswith(PNG) and len(one) > 4000 for one in pictures)
+
+
+def test_a_result_is_not_overridden(ran: Run, tmp_path: Path) -> None:
+    made = ran("report", results(tmp_path, asked()), "--set", "mesh.ep=2")
+    assert made.code == 2
+    assert "--set: expected a scenario whose keys to override" in made.err

@@ -14,7 +14,7 @@ ROOT = Path(__file__).resolve().parents[1]
 # A file imports only from files above it. A name that ends in `/` is a folder, whose files may import each other;
 # a file that is also named by itself stands where it is named.
 ORDER = (
-    "errors", "units", "scaling", "packed", "data", "yaml_parser", "document", "quantity", "block", "training",
+    "errors", "signs", "units", "scaling", "packed", "data", "yaml_parser", "document", "quantity", "block", "training",
     "generation", "scenario", "sweep", "starter", "loading", "device", "efficiency", "curves", "topology", "tensor",
     "models/blocks", "models/architecture", "product", "rows", "checkpoint", "tape", "halves", "recording",
     "operators/", "models/", "graph", "flops", "mesh", "form", "schedule", "transfer", "reducer", "zero", "wrapped",
@@ -26,9 +26,9 @@ ORDER = (
     "rates", "adapters", "workspace", "outside", "reserve", "band", "assemble", "received", "spread", "drawn", "host",
     "lengths", "forward", "policy", "journal", "vllm/", "serve", "refit", "laid", "phase_series", "phase_report",
     "rl", "inventory", "spans", "closeup", "simulate", "advice", "compare", "measured", "tolerance", "left_out",
-    "timing", "validate", "table", "columns", "summary", "timesheet", "servesheet", "phasesheet", "batch", "finding",
-    "output", "glossary", "explanation", "calibration/", "machines", "page", "explain", "export", "presets", "cli",
-    "__init__", "__main__",
+    "timing", "validate", "frame", "frame_file", "table", "columns", "summary", "memorysheet", "timesheet",
+    "servesheet", "phasesheet", "batch", "finding", "output", "glossary", "fields", "tabulate", "explanation",
+    "calibration/", "machines", "page", "explain", "export", "presets", "cli", "__init__", "__main__",
 )  # fmt: skip
 
 # A library has one door: what it does could be replaced by rewriting the files named here.
@@ -39,10 +39,10 @@ DOORS = {
     "pydantic": {"block", "quantity", "training", "generation", "scenario", "device", "efficiency", "curves",
                  "topology", "detail", "report", "served", "phased", "speed", "compare", "explanation", "measured",
                  "timing", "tolerance", "validate", "calibration/write"},
-    "rich": {"table", "columns", "summary", "timesheet", "servesheet", "phasesheet", "output"},
+    "rich": {"table", "columns", "summary", "memorysheet", "timesheet", "servesheet", "phasesheet", "output"},
     "typer": {"cli", "calibration/command", "page", "explain", "export"},
 }
-VIZ_READS = {"compare", "detail", "report", "speed", "units"}
+VIZ_READS = {"compare", "detail", "frame", "report", "speed", "units"}
 
 MAX_FILE, MAX_FUNCTION, MAX_MEDIAN = 300, 40, 10
 TABLES = ("operators/", "frameworks/")  # data in the shape of code, as long as it has to be

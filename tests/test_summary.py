@@ -9,8 +9,9 @@ from rich.cells import cell_len
 from rich.console import Console
 
 from fakes import illegal, report
-from simcore import summary, table
+from simcore import summary
 from simcore.report import Report
+from simcore.table import console
 
 
 def shown(*parts: object, width: int = 240, colours: bool = False) -> str:
@@ -89,8 +90,8 @@ def test_names_cannot_steer_the_terminal() -> None:
 
 def test_a_pipe_gets_lines_as_long_as_the_table_wants() -> None:
     stream = io.StringIO()
-    console = table.console(stream)
-    console.print(*summary.summary([report("nano")], console.width), sep="\n")
+    screen = console(stream)
+    screen.print(*summary.summary([report("nano")], screen.width), sep="\n")
     assert "\x1b" not in stream.getvalue()
     assert "per GPU" in stream.getvalue().splitlines()[1]
 

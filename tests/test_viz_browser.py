@@ -62,6 +62,42 @@ TOO_WIDE = """[...document.querySelectorAll('body *')].filter(e => e.checkVisibi
   && e.getBoundingClientRect().right > innerWidth + 1).map(e => e.outerHTML.slice(0, 80))"""
 
 
+OVERLAPS = """[...document.querySelectorAll('svg.chart')].filter(e => e.checkVisibility()).flatMap(svg => {
+  const boxes = [...svg.querySelectorAll('text.tick')].filter(e => e.checkVisibility()).map(e => [
+    e.getBoundingClientRect(), e.textContent]);
+  return boxes.flatMap(([a, one], n) => boxes.slice(n + 1).filter(([b]) => a.left < b.right - 1 && b.left < a.right - 1
+    && a.top < b.bottom - 4 && b.top < a.bottom - 4).map(([b, two]) => one + ' on ' + two)); })"""
+CUT = """[...document.querySelectorAll('.numbers .scroll')].filter(e => e.scrollWidth > e.clientWidth + 1).map(
+  e => e.querySelector('caption').textContent + ' ' + e.scrollWidth + ' in ' + e.clientWidth)"""
+
+
+@pytest.mark.parametrize("width", [1280, 700, 390])
+def test_numbers_of_two_are_whole_and_marks_of_an_axis_are_apart(shown: Any, width: int) -> None:
+    page = shown(staged(), other(), width=width)
+    assert page.run(CUT) == []
+    assert page.run(OVERLAPS) == []
+    page = shown(staged(), width=width)
+    assert page.run(OVERLAPS) == []
+
+
+def test_a_page_ends_where_its_words_end(shown: Any) -> None:
+    page = shown(*(scenario(n) for n in range(250)))
+    below = "document.documentElement.scrollHeight - document.querySelector('footer').getBoundingClientRect().bottom"
+    assert page.run(f"{below} - scrollY") < 60
+
+
+def test_points_of_the_edge_lie_over_the_others(shown: Any) -> None:
+    page = shown(*(scenario(n) for n in range(40)))
+    last = "[...document.querySelectorAll('.scatter')].map(s => [...s.querySelectorAll('.point')].map(" \
+           "e => e.classList.contains('on-edge')))"
+    for _ in range(2):
+        for drawn in page.run(last):
+            assert any(drawn)
+            assert drawn == sorted(drawn)
+        page.run("document.querySelector('.filters fieldset input[value=\"2\"]').click()")
+        page.run("document.querySelector('.reset').click()")
+
+
 @pytest.mark.parametrize("width", [1280, 390])
 @pytest.mark.parametrize("dark", [False, True])
 def test_every_chart_is_drawn_and_nothing_is_cut_off(shown: Any, width: int, dark: bool) -> None:

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Final
 
-from viz.markup import Markup, element
+from viz.markup import Markup, element, join
 from viz.palette import swatch
 from viz.scale import percent
 
@@ -43,12 +43,13 @@ def of_category(share: float, category: str, title: str) -> Segment:
     return Segment(share, title, drawn.css_class, drawn.fill)
 
 
-def bars(rows: Sequence[Bar], title: str, identity: str) -> Markup:
-    """The picture, as high as it has rows."""
+def bars(rows: Sequence[Bar], title: str, identity: str, *, end: float | None = None) -> Markup:
+    """The picture, as high as it has rows. `end`: the share of the width where a device ends, if it is marked."""
     words = "; ".join(f"{row.label}: {row.value}" for row in rows[:24])
     return element(
         "svg", element("title", title, id=f"{identity}-title"), element("desc", words, id=f"{identity}-desc"),
         *(_row(row, ROW * number) for number, row in enumerate(rows)),
+        None if end is None else join(_end(end, ROW * number) for number in range(len(rows))),
         class_="chart bars", role="img", width="100%", height=max(ROW * len(rows), 1),
         aria_labelledby=f"{identity}-title", aria_describedby=f"{identity}-desc")
 
@@ -66,6 +67,10 @@ def _row(row: Bar, top: int) -> Markup:
              for most, css in ((_WIDE, "wide"), (_NARROW, "narrow")))
     return element("g", *names, element("text", row.value, x="100%", y=top + 13, text_anchor="end", class_="value"),
                    track, *parts)
+
+
+def _end(share: float, top: int) -> Markup:
+    return element("line", x1=percent(share), x2=percent(share), y1=top + 16, y2=top + 33, class_="end")
 
 
 def short(text: str, most: int) -> str:

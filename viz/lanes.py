@@ -159,13 +159,13 @@ def _percent(share: float) -> str:
 
 def _grid(whole: float, height: int) -> Markup:
     parts: list[Markup] = []
-    for mark in ticks(0.0, whole, 8):
+    for place, mark in enumerate(ticks(0.0, whole, 8)):
         share = mark / whole
         anchor = "start" if share < 0.03 else "end" if share > 0.97 else "middle"
         x = _percent(share)
         parts += [element("line", x1=x, x2=x, y1=6, y2=height + 4, class_="grid"),
                   element("text", format_seconds(mark) if mark else "0", x=x, y=height + 20, text_anchor=anchor,
-                          class_="tick")]
+                          class_="tick wide" if place % 2 else "tick")]  # where there is little room, every other
     return element("g", *parts)
 
 

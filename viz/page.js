@@ -211,6 +211,7 @@ const batch = (section) => {
         text = lowest < 0 ? `M${x} 22V${y}` : `${text}H${x}V${y}`;
         lowest = y;
         point.classList.add("on-edge");
+        point.parentNode.append(point); /* over all others */
       });
     path.setAttribute("d", lowest < 0 ? text : `${text}H1000`);
   });

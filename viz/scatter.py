@@ -81,12 +81,13 @@ def scatter(points: Sequence[Point], title: str, x_name: str, show: Callable[[fl
     scale_note = " (logarithmic)" if axis.is_log else ""
     words = f"{len(points):,} scenarios, {len(on_edge)} on the Pareto edge; across {x_name}, upwards peak memory"
     marked = {point.row for point in on_edge}
+    drawn = sorted(points, key=lambda p: p.row in marked)  # those of the edge over all others
     return element(
         "svg", element("title", title, id=f"{identity}-title"), element("desc", words, id=f"{identity}-desc"),
         *_frame(axis, top, y, show, f"{x_name}{scale_note}"),
         element("svg", element("path", d=_path([(axis.share(p.x), y(p.num_bytes)) for p in on_edge]), class_="edge"),
                 y="0", width="100%", height=BOTTOM, viewBox=f"0 0 1000 {BOTTOM}", preserveAspectRatio="none"),
-        *(_point(p, axis.share(p.x), y(p.num_bytes), " on-edge" if p.row in marked else "") for p in points),
+        *(_point(p, axis.share(p.x), y(p.num_bytes), " on-edge" if p.row in marked else "") for p in drawn),
         *_capacity_lines(lines, y),
         class_="chart scatter", role="img", width="100%", height=HEIGHT, aria_labelledby=f"{identity}-title",
         aria_describedby=f"{identity}-desc")

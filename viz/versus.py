@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Sequence
 from typing import Final
 
-from simcore.compare import Row, compare
+from simcore.compare import Comparison, Row, compare
 from simcore.report import Report
 from simcore.units import format_bytes, format_seconds
 from viz.choices import differing
@@ -17,7 +17,7 @@ from viz.tables import category_looks, table
 from viz.timeline import timeline
 from viz.verdicts import device_fill, verdict
 
-__all__ = ["versus"]
+__all__ = ["number_tables", "versus"]
 
 _SAME: Final = 0.5
 """Percent below which two numbers are told as about the same."""
@@ -30,14 +30,18 @@ def versus(a: Report, b: Report) -> Markup:
     both = compare(a, b)
     heads = (element("div", element("h3", element("span", mark, class_="badge side-mark"), " ", r.name, dir="auto"),
                      element("p", verdict(r)), device_fill(r)) for mark, r in (("A", a), ("B", b)))
+    return element("section", element("h2", "Side by side"), element("div", *heads, class_="side"), _asked(a, b),
+                   element("div", *number_tables(both), class_="side numbers"), _memory(a, b), _streams(a, b),
+                   class_="versus", aria_label="Two scenarios side by side")
+
+
+def number_tables(both: Comparison) -> Iterator[Markup]:
+    """Each number of both with its difference: memory, time, what rests, traffic."""
     groups: Sequence[tuple[str, tuple[Row, ...], Callable[[float], str]]] = (
         ("Peak on the worst rank", both.peak, format_bytes), ("Time", both.time, format_seconds),
         ("At rest on the worst rank", both.at_rest, format_bytes),
         ("Leaves the worst rank in one step", both.traffic, format_bytes))
-    tables = (_table(name, rows, show) for name, rows, show in groups if rows)
-    return element("section", element("h2", "Side by side"), element("div", *heads, class_="side"), _asked(a, b),
-                   element("div", *tables, class_="side numbers"), _memory(a, b), _streams(a, b), class_="versus",
-                   aria_label="Two scenarios side by side")
+    return (_table(name, rows, show) for name, rows, show in groups if rows)
 
 
 def _asked(a: Report, b: Report) -> Markup:

@@ -1,0 +1,135 @@
+"""Results as columns: every column has a name with its unit, a type that does not change, and rows under it.
+
+A column without a value in a row is empty there (None), never zero. Text has no control characters.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, Final, Generic, Literal, TypeVar
+
+__all__ = ["UNITS", "Column", "Dtype", "Field", "Frame", "Kind", "Value", "flat", "frame", "typed", "unit_of"]
+
+Dtype = Literal["string", "int64", "float64", "bool"]
+Kind = Literal["scenarios", "ranks"]
+Value = str | int | float | bool | None
+T = TypeVar("T")
+
+UNITS: Final = {"_bytes": "B", "_s": "s", "_usd": "USD", "_tflops_per_gpu": "TFLOP/s", "_tokens": "tokens",
+                "tokens_per_s_per_gpu": "tokens/s"}
+"""The unit that the end of a column's name tells."""
+
+_INT64: Final = 2**63
+
+
+@dataclass(frozen=True, slots=True)
+class Column:
+    """`unit` is "" for counts, shares and words."""
+
+    name: str
+    dtype: Dtype
+    unit: str
+    words: str
+
+
+@dataclass(frozen=True)
+class Field(Generic[T]):
+    """A column, and how its value is read from what a row is about."""
+
+    column: Column
+    value: Callable[[T], Value]
+
+
+@dataclass(frozen=True)
+class Frame:
+    """A table of results. `rows[i][j]` belongs to `columns[j]`.
+
+    `pandas.DataFrame(frame.to_dict())` takes it as it is; in a notebook it shows itself.
+    """
+
+    kind: Kind
+    columns: tuple[Column, ...]
+    rows: tuple[tuple[Value, ...], ...]
+
+    @property
+    def records(self) -> list[dict[str, Value]]:
+        """One mapping from names of columns to values for each row."""
+        names = [column.name for column in self.columns]
+        return [dict(zip(names, row, strict=True)) for row in self.rows]
+
+    def to_dict(self) -> dict[str, list[Value]]:
+        """Names of columns, each with its values from the first row to the last."""
+        return {column.name: [row[place] for row in self.rows] for place, column in enumerate(self.columns)}
+
+    def __len__(self) -> int:
+        return len(self.rows)
+
+    def __repr__(self) -> str:
+        return f"<table of {self.kind}: {len(self.rows):,} rows, {len(self.columns)} columns>"
+
+    def _repr_html_(self) -> str:
+        from viz.grid import frame_html  # see `Report`
+
+        return frame_html(self)
+
+
+def unit_of(name: str) -> str:
+    """What the end of a column's name says."""
+    return next((unit for end, unit in UNITS.items() if name.endswith(end)), "")
+
+
+def _printable(text: str) -> str:
+    """Without control characters and halves of characters: one row stays one line, and any file can hold it."""
+    return text if text.isprintable() else "".join(c if c.isprintable() else "\ufffd" for c in text)
+
+
+def typed(name: str, words: str, values: Iterable[Any]) -> tuple[Column, list[Value]]:
+    """A column of values that are not known before: of their common type, and of text where they have none."""
+    held = list(values)
+    dtype = _dtype([value for value in held if value is not None])
+    return Column(_printable(name), dtype, unit_of(name), words), [_as(dtype, value) for value in held]
+
+
+def _dtype(values: Sequence[Any]) -> Dtype:
+    kinds = {type(value) for value in values}
+    if kinds == {bool}:
+        return "bool"
+    if kinds == {int} and all(-_INT64 <= value < _INT64 for value in values):
+        return "int64"
+    return "float64" if float in kinds and kinds <= {int, float} else "string"
+
+
+def _as(dtype: Dtype, value: Any) -> Value:
+    if value is None:
+        return None
+    kinds: dict[Dtype, Callable[[Any], Value]] = {"bool": bool, "int64": int, "float64": float, "string": _spelled}
+    return kinds[dtype](value)
+
+
+def _spelled(value: Any) -> str:
+    """Text as it is, anything else as JSON writes it."""
+    return _printable(value if isinstance(value, str) else json.dumps(value, ensure_ascii=False, sort_keys=True))
+
+
+def frame(kind: Kind, fields: Sequence[Field[T]], items: Sequence[T], further: Mapping[str, tuple[str, list[Any]]]
+          ) -> Frame:
+    """All fields of all items, then columns that only these items have: name, words, a value for each item."""
+    known = [[_clean(one.value(item)) for one in fields] for item in items]
+    more = [typed(name, words, values) for name, (words, values) in further.items()]
+    rows = (tuple(row) + tuple(values[n] for _, values in more) for n, row in enumerate(known))
+    return Frame(kind, (*(one.column for one in fields), *(column for column, _ in more)), tuple(rows))
+
+
+def _clean(value: Value) -> Value:
+    return _printable(value) if isinstance(value, str) else value
+
+
+def flat(value: Mapping[str, Any], before: str = "") -> Iterator[tuple[str, Any]]:
+    """`{"mesh": {"tp": 2}}` -> `("mesh.tp", 2)`; a list stays one value, an empty block is none."""
+    for key, inner in value.items():
+        if isinstance(inner, Mapping):
+            yield from flat(inner, f"{before}{key}.")
+        else:
+            yield f"{before}{key}", inner

@@ -1,0 +1,94 @@
+"""A table of results as a file: CSV by the standard library, Parquet by pyarrow (the extra `parquet`).
+
+[Note: formulas in names]
+A spreadsheet runs a cell that begins with =, +, - or @, quoted or not, and some cut a line at semicolons, whatever
+stands around them. Names come from files, so in a CSV an apostrophe goes before such a sign, at the beginning of a
+text and behind a semicolon. Numbers are written as numbers.
+"""
+
+from __future__ import annotations
+
+import csv
+import re
+from importlib.util import find_spec
+from pathlib import Path
+from typing import TYPE_CHECKING, Final
+
+from simcore.errors import InputError, Problem
+from simcore.frame import Column, Frame, Value
+from simcore.report import SCHEMA_VERSION
+
+if TYPE_CHECKING:
+    import pyarrow as pa
+
+__all__ = ["arrow", "check_parquet", "write_csv", "write_parquet"]
+
+# The full-width signs are taken for the others where Chinese, Japanese or Korean is written.
+_FORMULA: Final = re.compile("(^|;)(\\s*)(?=[=+\\-@\uff1d\uff0b\uff0d\uff20])")
+
+
+def write_csv(path: Path, frame: Frame) -> int:
+    """A line of names, then a line a row; UTF-8, lines end with LF. OSError when it cannot be written.
+
+    Returns how many texts got an apostrophe, because a spreadsheet would have taken them for formulas.
+    """
+    lines = [[_cell(value) for value in row] for row in frame.rows]
+    with path.open("w", encoding="utf-8", newline="") as file:
+        writer = csv.writer(file, lineterminator="\n")
+        writer.writerow(_harmless(column.name) for column in frame.columns)
+        writer.writerows(lines)
+    texts = (pair for row, line in zip(frame.rows, lines, strict=True) for pair in zip(row, line, strict=True))
+    return sum(isinstance(value, str) and value != cell for value, cell in texts)
+
+
+def _cell(value: Value) -> Value:
+    if isinstance(value, bool):
+        return str(value).lower()
+    return _harmless(value) if isinstance(value, str) else value
+
+
+def _harmless(text: str) -> str:
+    return _FORMULA.sub(r"\1\2'", text)
+
+
+def check_parquet() -> None:
+    """InputError, with what to do, when pyarrow is not there."""
+    try:
+        found = find_spec("pyarrow") is not None
+    except ValueError:  # in sys.modules as None
+        found = False
+    if not found:
+        told = "needs pyarrow, which is not installed: pip install 'rankscope[parquet]'; csv needs nothing"
+        raise InputError(Problem("parquet", told))
+
+
+def write_parquet(path: Path, frame: Frame) -> None:
+    """The table as `arrow` gives it. OSError when it cannot be written.
+
+    InputError without pyarrow, and for a number in a result that passes 64 bits.
+    """
+    check_parquet()
+    from pyarrow import parquet
+
+    try:
+        made = arrow(frame)
+    except OverflowError as error:
+        raise InputError(Problem(str(path), f"a number of these results passes 64 bits: {error}")) from None
+    with path.open("wb") as file:
+        parquet.write_table(made, file)
+
+
+def arrow(frame: Frame) -> pa.Table:
+    """As a pyarrow table: columns with their types, and with `unit` and `description` in the metadata of each."""
+    import pyarrow as pa
+
+    about = {"rankscope.table": frame.kind, "rankscope.schema_version": SCHEMA_VERSION}
+    schema = pa.schema([_arrow_field(column) for column in frame.columns], metadata=about)
+    return pa.table(frame.to_dict(), schema=schema)
+
+
+def _arrow_field(column: Column) -> pa.Field:
+    import pyarrow as pa
+
+    types = {"string": pa.string(), "int64": pa.int64(), "float64": pa.float64(), "bool": pa.bool_()}
+    return pa.field(column.name, types[column.dtype], metadata={"unit": column.unit, "description": column.words})
