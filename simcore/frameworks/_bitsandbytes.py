@@ -24,10 +24,11 @@ _TYPES: Final = {"uint8": "uint8", "float16": "fp16", "bfloat16": "bf16", "float
 STORAGES: Final[tuple[Any, ...]] = (None, *_TYPES)
 _SIZES: Final = (32, 64, 128, 256, 512, 1024, 2048, 4096)
 _BNB: Final = "bitsandbytes 0.50.2"
+_COLUMN: Final = ("uint8", "transformers 5.23 utils/quantization_config.py BitsAndBytesConfig")
 
 
-def packed_of(job: Job, options: dict[str, Any]) -> Packed | None:
-    """How frozen linears lie; None where the method is another one."""
+def packed_of(job: Job, options: dict[str, Any], default: tuple[str, str] = _COLUMN) -> Packed | None:
+    """How frozen linears lie; None where the method is another one. `default`: the column's type, and who says so."""
     asked, at = job.scenario.training.quantization, "training.quantization"
     if job.scenario.training.method != "qlora":
         for name in (STORAGE_OPTION, TUNE_OPTION):
@@ -45,8 +46,7 @@ def packed_of(job: Job, options: dict[str, Any]) -> Packed | None:
         raise job.illegal(f"{at}.block_size", f"{asked.block_size} values in a block: BitsAndBytesConfig has no such "
                           "setting, Params4bit takes 64", f"{_BNB} nn/modules.py, transformers 5.23 "
                           "utils/quantization_config.py")
-    storage = job.auto(f"framework_options.{STORAGE_OPTION}", options.get(STORAGE_OPTION) or "auto", "uint8",
-                       "transformers 5.23 utils/quantization_config.py BitsAndBytesConfig")
+    storage = job.auto(f"framework_options.{STORAGE_OPTION}", options.get(STORAGE_OPTION) or "auto", *default)
     return Packed(asked.format, asked.block_size, asked.double_quant, _TYPES[storage])
 
 
