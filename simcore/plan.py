@@ -243,7 +243,7 @@ def _place_tensor(spec: TensorSpec, life: Life, mesh: Mesh, rank: int) -> Placed
               for name, space, num_bytes in states))
     away = tuple((what, space, num_bytes) for what, space, num_bytes in kept if space != "device" and num_bytes)
     return Placed(spec, life, local, padded, tuple(used_shape), used_copies, here, away, cut_more,
-                  spec.copies * life.rest.constants(spec.numel))
+                  spec.copies * life.rest.constants(spec.shape))
 
 
 def _state_bytes(spec: TensorSpec, form: Form, life: Life, whole: int, mesh: Mesh, rank: int) -> int:

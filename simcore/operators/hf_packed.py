@@ -21,6 +21,7 @@ from simcore.operators import aten
 from simcore.operators.aten import Grads, Saved
 from simcore.operators.automodel_lora import memory_efficient_lora
 from simcore.operators.hf_autocast import is_autocast, product
+from simcore.operators.hf_int8 import int8_product
 from simcore.recording import Run
 from simcore.tape import Kernel, Param, Tape, Tensor
 
@@ -29,14 +30,16 @@ __all__ = ["packed_linear"]
 
 def packed_linear(tape: Tape, run: Run, prefix: str, label: str, x: Tensor) -> Tensor:
     """The module whose parameters' names begin with `prefix`, with its adapter where there is one."""
-    base = _module(tape, run, x, run.params[f"{prefix}weight"], run.params.get(f"{prefix}bias"), label)
+    weight = run.params[f"{prefix}weight"]
+    is_int8 = weight.packed is not None and weight.packed.is_int8
+    base = (int8_product if is_int8 else _module)(tape, run, x, weight, run.params.get(f"{prefix}bias"), label)
     own = run.params.get(f"{prefix}lora_A.weight")
     if own is not None:
         return memory_efficient_lora(tape, x, (own, run.params[f"{prefix}lora_B.weight"]), base, label)
     lora_a = run.params.get(f"{prefix}lora_a.weight")
     if lora_a is None:
         return base
-    base = base if _is_torchaos(run, prefix) else _clone(tape, base, label)
+    base = base if is_int8 or _is_torchaos(run, prefix) else _clone(tape, base, label)
     lora_b = run.params[f"{prefix}lora_b.weight"]
     x = x if is_autocast(run) else aten.cast(tape, x, lora_a.dtype)
     down_up = product(tape, run, product(tape, run, x, lora_a, f"{label}.lora_a"), lora_b, f"{label}.lora_b")
@@ -95,7 +98,7 @@ def _beside(tape: Tape, run: Run, weight: Param) -> Tensor | None:
 def _values(tape: Tape, weight: Param, _beside: Tensor | None) -> Tensor:
     """The weight as a product takes it; what is made before it goes when it is there, unless the caller holds it."""
     assert weight.packed is not None
-    moved = weight.packed.data_bytes(weight.numel) + weight.packed.constant_bytes(weight.numel)
+    moved = weight.packed.data_bytes(weight.numel) + weight.packed.constant_bytes(weight.shape)
     return aten.new(tape, weight.shape, weight.dtype, "dequantised", moved)
 
 
