@@ -38,13 +38,13 @@ class Peaks(Frozen):
     """Dense peak per format; `fp32` is that of the vector units, which serve every kernel without `compute` share.
 
     A format without a peak is one that the tensor cores do not take: fp8 needs compute capability 8.9 (Ada, Hopper) or
-    CDNA 3, fp4 10.0 (Blackwell).
+    CDNA 3, fp4 10.0 (Blackwell); bf16 and tf32 8.0 (Ampere), fp16 7.0 (Volta).
     """
 
     fp32: FlopRate
     tf32: FlopRate | None = None
-    bf16: FlopRate
-    fp16: FlopRate
+    bf16: FlopRate | None = None
+    fp16: FlopRate | None = None
     fp8: FlopRate | None = None
     fp4: FlopRate | None = None
 
@@ -66,8 +66,13 @@ class Device(Frozen):
         return tuple(name for name in Peaks.model_fields if getattr(self.peak, name) is not None)
 
     @property
+    def products(self) -> FlopRate:
+        """Peak of products as they are usually asked for: in bf16, or in what the GPU has instead."""
+        return self.peak.bf16 or self.peak.fp16 or self.peak.fp32
+
+    @property
     def architecture(self) -> int:
-        """The major compute capability: 8 Ampere and Ada, 9 Hopper, 10 and 12 Blackwell."""
+        """The major compute capability: 7 Volta and Turing, 8 Ampere and Ada, 9 Hopper, 10 and 12 Blackwell."""
         return int(self.compute_capability.partition(".")[0])
 
     @property

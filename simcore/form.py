@@ -83,7 +83,7 @@ class Blocks:
 class Form:
     """Where and how a tensor lies. `share` of its elements is in `space`: device, managed, host_pinned, host, ...
 
-    `packed`: values lie in 4 bits; `dtype` is then that of the packed column, which `layout` cuts. `least_away`: a
+    `packed`: values lie in 4 or 8 bits; `dtype` is then that of what is stored, which `layout` cuts. `least_away`: a
     tensor of fewer elements is on the device all the same.
     """
 
@@ -101,8 +101,7 @@ class Form:
 
     def stored_shape(self, shape: tuple[int, ...]) -> tuple[int, ...]:
         """What a layout cuts of a tensor of `shape`."""
-        is_column = self.packed is not None and not self.packed.is_tensor
-        return (self.packed.rows(math.prod(shape)), 1) if self.packed and is_column else shape
+        return (self.packed.rows(math.prod(shape)), 1) if self.packed and self.packed.is_column else shape
 
     @property
     def values(self) -> int:
@@ -113,9 +112,9 @@ class Form:
         """Of `numel` elements of the tensor, without constants that packed values need."""
         return packed_bytes(numel, self.dtype) if self.packed is None else self.packed.data_bytes(numel)
 
-    def constants(self, numel: int) -> int:
-        """Bytes that packed values of a tensor of `numel` elements come with."""
-        return 0 if self.packed is None else self.packed.constant_bytes(numel)
+    def constants(self, shape: tuple[int, ...]) -> int:
+        """Bytes that packed values of a tensor of `shape` come with."""
+        return 0 if self.packed is None else self.packed.constant_bytes(shape)
 
 
 def shard_rows(size: int, parts: int, coordinate: int) -> int:

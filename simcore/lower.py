@@ -202,11 +202,18 @@ class _Walk:
                 out.tile(self._behind(chunk.first - 1).send_grad, chunk.first)
             self.past.grad(action)
         flow.end_pass(action)
+        self._release(action, chunk)
         if chunk.is_last:
             out.tile(self.tiles[chunk.last].late, chunk.last)
         self.past.end_backward(action)
         if action.part == "whole":
             self._let_go(action, chunk)
+
+    def _release(self, action: Action, chunk: _Chunk) -> None:
+        """What the graph alone has held goes with it; of a first half it is still there."""
+        for layer in chunk.layers if action.part == "whole" else ():
+            if len(self.tiles[layer].release.rows):
+                self.out.tile(self.tiles[layer].release, layer)
 
     def _weights(self, action: Action, chunk: _Chunk) -> None:
         """Gradients of parameters, in the order of layers; then the graph goes (`halves.py`)."""

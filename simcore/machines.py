@@ -23,7 +23,7 @@ its unit, its kind (datasheet, measured, fitted, assumed) and its source; here `
 
 A scenario names a machine (`topology: dgx-h100`), bounds it (`{file: dgx-h100, num_nodes: 2}`), or names a file of
 one's own that is written like these."""
-_GPUS: Final = """Dense peaks in TFLOP/s, fp16 as bf16; `-`: the GPU does not compute in that format. Memory in GiB: in
+_GPUS: Final = """Dense peaks in TFLOP/s; `-`: the GPU does not compute in that format. Memory in GiB: in
 all, as its tools tell, and what the driver leaves a program. GB/s: what that memory may carry."""
 _NODES: Final = """Rates are of one GPU and one way, in GB/s: what its links may carry, and in brackets the bus
 bandwidth of an all-gather over a node, or over one NIC. An empty cell: there is none. The price is what somebody asked
@@ -46,7 +46,7 @@ def machines() -> str:
 
 
 def _formats() -> tuple[str, ...]:
-    return tuple(name for name in Peaks.model_fields if name != "fp16")
+    return tuple(Peaks.model_fields)
 
 
 def _gpu(machine: Topology) -> tuple[str, ...]:

@@ -1,4 +1,4 @@
-"""How a frozen matrix lies in 4 bits: its values two in a byte, and the constants that give them back.
+"""How a frozen matrix lies in 4 or 8 bits, and the constants that give its values back.
 
 [Note: a matrix in 4 bits]
 bitsandbytes 0.50.2 `functional.py`, quantize_4bit, `nn/modules.py`, Params4bit: values of NF4 or FP4 lie two in a byte,
@@ -9,6 +9,10 @@ maximum for 256 of those, their offset, and a table of 256 fp32 values that each
 torchao 0.18 `quantization/quantize_/workflows/nf4/nf4_tensor.py`, NF4Tensor: always quantised twice; maxima are bytes,
 their factors, one for 256 of them, the mean and the table of 16 have the weight's own type of 16 bits. All of it is one
 tensor that knows the weight's shape: FSDP cuts its rows, factors and all.
+
+[Note: LLM.int8()]
+bitsandbytes 0.50.2 `nn/modules.py`, Int8Params: the matrix itself in int8, and the maximum of each row in fp32, which
+is an attribute too.
 """
 
 from __future__ import annotations
@@ -29,9 +33,9 @@ _TABLE: Final = 16
 
 @dataclass(frozen=True, slots=True)
 class Packed:
-    """A format of 4 bits. `block_size`: values that share a maximum; `storage`: the type of the packed column.
+    """A format of 4 bits, or int8. `block_size`: values that share a maximum; `storage`: the type of what is stored.
 
-    `is_tensor`: torchao's, one tensor with its constants.
+    `is_tensor`: torchao's, one tensor with its constants. [Note: LLM.int8()] has rows for blocks.
     """
 
     format: str
@@ -41,9 +45,18 @@ class Packed:
     is_tensor: bool = False
 
     @property
+    def is_int8(self) -> bool:
+        return self.format == "int8"
+
+    @property
+    def is_column(self) -> bool:
+        """Whether what is stored has another shape than the matrix."""
+        return not (self.is_tensor or self.is_int8)
+
+    @property
     def values_a_row(self) -> int:
         """Values in one element of what a layout cuts: of the packed column, or of the weight itself."""
-        return 1 if self.is_tensor else 2 * dtype_bytes(self.storage)
+        return 2 * dtype_bytes(self.storage) if self.is_column else 1
 
     def rows(self, numel: int) -> int:
         """Elements of the packed column of a matrix with `numel` values."""
@@ -55,10 +68,13 @@ class Packed:
             return numel // 2 + self.blocks(numel) + 2 * math.ceil(self.blocks(numel) / _NESTED)
         return self.rows(numel) * dtype_bytes(self.storage)
 
-    def constant_bytes(self, numel: int) -> int:
-        """Of what gives `numel` values back: maxima, their own constants, tables; whole on every rank."""
+    def constant_bytes(self, shape: tuple[int, ...]) -> int:
+        """Of what gives the values of a matrix back: maxima, their own constants, tables; whole on every rank."""
         if self.is_tensor:
             return 2 * _TABLE + 2
+        if self.is_int8:
+            return 4 * shape[0]
+        numel = math.prod(shape)
         blocks, tables = self.blocks(numel), 4 * _TABLE
         if not self.double_quant:
             return 4 * blocks + tables

@@ -231,7 +231,7 @@ def _place_tensor(spec: TensorSpec, life: Life, mesh: Mesh, rank: int) -> Placed
     whole = math.prod(local_shape(spec.copies, stored, life.rest.layout, mesh, rank)) * values
     local = whole // _flat_parts(life.rest.layout, mesh)
     padded = (padded_numel(spec.copies, stored, life.rest.layout, mesh) * values if life.pad_storage
-              else _storage(whole, life.rest.layout, mesh))
+              else _storage(whole // values, life.rest.layout, mesh) * values)
     trains = spec.trainable and not spec.is_buffer
     states = tuple((name, form.space_of(spec.numel), _state_bytes(spec, form, life, whole, mesh, rank))
                    for name, form in life.states) if trains else ()
@@ -243,7 +243,7 @@ def _place_tensor(spec: TensorSpec, life: Life, mesh: Mesh, rank: int) -> Placed
               for name, space, num_bytes in states))
     away = tuple((what, space, num_bytes) for what, space, num_bytes in kept if space != "device" and num_bytes)
     return Placed(spec, life, local, padded, tuple(used_shape), used_copies, here, away, cut_more,
-                  spec.copies * life.rest.constants(spec.numel))
+                  spec.copies * life.rest.constants(spec.shape))
 
 
 def _state_bytes(spec: TensorSpec, form: Form, life: Life, whole: int, mesh: Mesh, rank: int) -> int:

@@ -65,8 +65,8 @@ class LayerTape:
     `late`: what the stem drops after the last layer; `seed`: before the first backward hook (the loss only);
     `backward`: until the gradient of the layer's input is there; `grads`: the parameter gradients alive at the end of
     `backward`, as (parameter, slot, bytes).
-    `weight`: gradients of parameters, where `backward` makes none; `release`: what the stage's graph has held.
-    `casts`: what autocast drops when the model's forward is over.
+    `weight`: gradients of parameters, where `backward` makes none; `release`: what the graph has held, when backward is
+    over. `casts`: what autocast drops when the model's forward is over.
     """
 
     forward: Section

@@ -176,13 +176,14 @@ class Section:
 class Recorder:
     """Rows in the making. `slots` and `comms` are shared tables: row number -> what it is.
 
-    `casts`: tensors by parameter that autocast keeps until its region ends.
+    `casts`: tensors by parameter that autocast keeps until its region ends. `graph`: attributes of its nodes.
     """
 
     def __init__(self, slots: dict[tuple[str, str], int], comms: dict[tuple[str, str, str], int]) -> None:
         self.slots, self.comms = slots, comms
         self.rows: list[Row] = []
         self.casts: dict[str, Any] = {}
+        self.graph: list[Any] = []
         self.phase = "forward"
         self.scope = ""
         self.module = 0
@@ -211,6 +212,11 @@ class Recorder:
         held = Storage(self, step.held, slot)
         self.compute(Kernel.OPTIMIZER, step.flops, step.moved)
         del held
+
+    def attach(self, node: Any, x: Any) -> None:
+        """An attribute of the node's context, which no checkpoint takes: it is there as long as the graph is."""
+        if node is not None:
+            (node.saved if self.phase == "recompute" else self.graph).append(x.detach())
 
     def stop(self) -> None:
         """The host waits here for what was issued; without CUDA graphs of the whole step, which know no such place."""

@@ -170,7 +170,7 @@ def _graph(scenario: Scenario, module: ModuleType) -> ModelGraph:
     if implementation == "auto":
         implementation = module.DEFAULT_IMPLEMENTATION
         if hasattr(module, "implementation_of"):
-            implementation = module.implementation_of(str(fields.get("model_type")))
+            implementation = module.implementation_of(str(fields.get("model_type")), scenario.training.method)
     if implementation not in IMPLEMENTATIONS:
         message = f"expected auto or one of {', '.join(IMPLEMENTATIONS)}, got {implementation!r}"
         raise InputError(Problem(scenario.where("implementation"), message))

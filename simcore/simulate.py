@@ -188,8 +188,9 @@ def _topology(scenario: Scenario) -> Topology:
 
 def _check_format(scenario: Scenario, device: Device) -> None:
     """Before the framework is asked: what no kernel of the GPU computes in is no layout of any framework."""
-    asked = scenario.training.precision.compute
-    if asked != "auto" and asked not in device.formats:
+    given = scenario.training.precision.compute
+    asked = "bf16" if given == "auto" else given
+    if asked not in device.formats:
         told = f"compute: {device.name} does not compute in {asked}; it has {', '.join(device.formats)}"
         raise InputError(Problem(scenario.where("training", "precision", "compute"), told))
 

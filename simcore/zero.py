@@ -23,6 +23,12 @@ tensor that leaves no remainder. The step goes through groups of `sub_group_size
 keeps a part of it by the ranks of a smaller group, from which it is gathered from then on, until the step
 (`_partition_param_sec`, invalidate_secondary_tensor).
 
+[Note: ZeRO and frozen parameters] Stage 1 and 2 leave them whole: their optimizer holds what is trained. Stage 3
+cuts them all, packed columns of bitsandbytes too, whose elements are those of the column; constants are attributes and
+whole. What a coalesced gather has of each type is a collective of its own. A gathered column is freed late: see
+[Note: ZeRO-3 and weights in 4 bits] in `simcore/flows/trace.py`. transformers 5.23 `modeling_utils.py`
+(get_init_context) does not begin ZeRO-3 before a packed model is loaded: every rank has all of it then.
+
 [Note: ZeRO on the host] With `offload_optimizer` the CPU keeps masters, moments and gradients in fp32 of the rank's
 part, and steps. ZeRO-1 and 2 (`stage_1_and_2.py`, copy_grads_in_partition): no part of gradients is on the device; of a
 reduced bucket each tensor of the part is looked at, cast to fp32 and copied. Beside them: a 16-bit copy of the part on

@@ -7,6 +7,7 @@ from typing import Any
 import pytest
 
 import small
+from simcore.errors import IllegalLayout, NotYet, RankscopeError
 from simcore.report import Report
 from simcore.scenario import Scenario
 from simcore.simulate import simulate
@@ -288,3 +289,24 @@ def test_attention_is_tes_unless_told_otherwise() -> None:
     asked = small.scenario("automodel", {"dp_shard": 2}, model="llama-tiny", options={"attn": "te"})
     report = simulate(asked.model_copy(update={"implementation": "hf"}))
     assert "attn: changes nothing in transformers' layers" in report.problems[0].message
+
+
+@pytest.mark.parametrize(("given", "kind", "told"), [
+    ({"implementation": "automodel"}, IllegalLayout, "custom implementations do not support BnB quantization natively"),
+    ({"model": "qwen3-30b-a3b"}, NotYet, "qlora of a model with experts"),
+    ({"precision": {"params": "fp32"}}, NotYet, "beside parameters of another type"),
+    ({"options": {"bnb_4bit_quant_storage": "uint8"}}, NotYet, "columns of bytes under automodel"),
+    ({"options": {"bnb_4bit_quant_storage": "float32"}}, IllegalLayout, "would be cast to bf16"),
+    ({"quantization": {"format": "nf4", "block_size": 128}}, IllegalLayout, "BitsAndBytesConfig has no such setting")])
+def test_a_packed_base_is_transformers_and_of_16_bits(given: dict[str, Any], kind: type[RankscopeError],
+                                                      told: str) -> None:
+    with pytest.raises(kind, match=told):
+        small.prepared("automodel", {"dp_shard": 2}, **({"model": "llama-tiny", "method": "qlora"} | given))
+
+
+def test_whoever_replays_transformers_layers_over_a_frozen_base_needs_a_gradient_of_the_embedding() -> None:
+    """Transformers' gradient_checkpointing_enable, which Automodel calls."""
+    for recompute, wanted in (("full", True), ("none", False)):
+        _, table = small.prepared("automodel", model="llama-tiny", method="lora", implementation="hf",
+                                  recompute=recompute)
+        assert (("embeddings", "require_grad") in table.options) == wanted

@@ -23,7 +23,7 @@ def invented(kernel: str) -> Any:
     """Readings of a machine that reaches a quarter of the peaks."""
 
     def measure(_bench: Bench) -> Iterator[Reading]:
-        peak, rate = DGX.device.peak.bf16.si / 4, DGX.device.memory_bandwidth.si / 4
+        peak, rate = DGX.device.products.si / 4, DGX.device.memory_bandwidth.si / 4
         for flops, moved in ((10**12, 10**9), (10**10, 10**9)):
             yield Reading(kernel, "invented", str(flops), "bf16", flops, moved, flops / peak + moved / rate)
 

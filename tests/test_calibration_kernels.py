@@ -117,7 +117,7 @@ def test_an_optimizer_without_a_fused_kernel_runs_foreach(monkeypatch: pytest.Mo
 def reading(flops: int, moved: int, kernel: str = "gemm") -> Reading:
     """Of a machine that reaches half of the peaks."""
     device = DGX.device
-    peak = device.peak.bf16 if kernel == "gemm" else device.peak.fp32
+    peak = device.products if kernel == "gemm" else device.peak.fp32
     seconds = flops / (peak.si * (0.5 if kernel == "gemm" else 1)) + moved / (device.memory_bandwidth.si * 0.5)
     return Reading(kernel, "torch.mm", f"{flops}", "bf16", flops, moved, seconds)
 
@@ -166,7 +166,7 @@ def test_a_share_is_of_what_the_device_works_off() -> None:
     for kernel, packed, flops in (("gemm", narrow, 2 * 5 * 128 * 132 * 4096), ("attention", heads, 10**12)):
         worked = worked_flops(DGX.device, np.array([MODELLED.index(kernel)]), np.array([flops]),
                               np.array([DTYPES.index("bf16")]), np.array([packed]))[0]
-        one = Reading(kernel, "x", "x", "bf16", flops, 1, worked / (DGX.device.peak.bf16.si * 0.4), packed)
+        one = Reading(kernel, "x", "x", "bf16", flops, 1, worked / (DGX.device.products.si * 0.4), packed)
         assert worked > 1.3 * flops
         assert kernel_values(cpu_bench(None), DGX, kernel, [one], 1e-9)[f"kernels.{kernel}.compute"].value == "40%"
 

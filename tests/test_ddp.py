@@ -98,7 +98,6 @@ def test_adapters_are_all_that_is_reduced() -> None:
 @pytest.mark.parametrize(("given", "kind", "told"), [
     ({"quantization": {"block_size": 128}}, IllegalLayout, "BitsAndBytesConfig has no such setting"),
     ({"quantization": {"block_size": 48}}, InputError, "expected one of 32, 64, 128"),
-    ({"quantization": {"format": "int8"}}, NotYet, "LLM.int8()"),
     ({"options": {"bnb_4bit_quant_storage": "int8"}}, InputError, "bnb_4bit_quant_storage"),
     ({"method": "lora", "options": {"bnb_4bit_quant_storage": "uint8"}}, InputError, "without qlora")])
 def test_what_is_no_base_in_4_bits(given: dict[str, Any], kind: type[RankscopeError], told: str) -> None:

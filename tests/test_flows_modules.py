@@ -42,6 +42,41 @@ def test_a_replay_begins_when_the_last_linear_needs_its_input() -> None:
     assert [*before[:3], *after] == backward_calls(plan(), LAYER)[1]
 
 
+def adapted(layer: int, *targets: str, method: str = "lora", recompute: str = "none") -> tuple[Plan, list[str]]:
+    made = small.plan_of("zero3", model="llama-tiny", method=method, recompute=recompute,
+                         lora={"target_modules": list(targets)})
+    before, after = backward_calls(made, layer)
+    return made, [made.of_layer(layer)[call[0]].spec.name.removesuffix(".weight").partition(".")[2] if call else "."
+                  for call in [*before, *after]]
+
+
+def test_an_adapter_is_called_around_and_behind_its_linear() -> None:
+    """In backward too: the module that holds all (as lora_a), lora_b, lora_a, a dropout, the linear."""
+    made, backward = adapted(LAYER + 1, "down_proj")
+    forward = [made.of_layer(LAYER + 1)[call[0]].spec.name.removesuffix(".weight").partition(".")[2] if call else "."
+               for call in forward_calls(made, LAYER + 1)]
+    assert forward[-5:] == ["down_proj.lora_a", "down_proj", ".", "down_proj.lora_a", "down_proj.lora_b"]
+    assert backward[:7] == [".", ".", "down_proj.lora_a", "down_proj.lora_b", "down_proj.lora_a", ".", "down_proj"]
+
+
+def test_linears_below_which_nothing_is_trained_are_not_called_in_backward() -> None:
+    _, lowest = adapted(LAYER, "q_proj")
+    _, other = adapted(LAYER + 1, "q_proj")
+    assert "q_proj" in other
+    assert "k_proj" in other
+    assert "q_proj" not in lowest
+    assert "k_proj" not in lowest
+    assert "o_proj" in lowest
+    assert "q_proj" in adapted(LAYER, "q_proj", recompute="full")[1]  # the embedding's output requires a gradient
+
+
+def test_a_replay_ends_where_nothing_more_is_saved() -> None:
+    """A packed linear saves nothing: backward passes it by, and the replay stops before it."""
+    plain, packed = (adapted(LAYER, "q_proj", method=method, recompute="full")[1] for method in ("lora", "qlora"))
+    assert (plain.count("down_proj"), packed.count("down_proj")) == (2, 1)
+    assert (plain.count("up_proj"), packed.count("up_proj")) == (2, 2)
+
+
 @pytest.mark.parametrize("model", ["llama-tiny", "nemotron-3-tiny"])
 @pytest.mark.parametrize("recompute", ["none", "full"])
 def test_every_parameter_is_called_for(recompute: str, model: str) -> None:

@@ -30,7 +30,9 @@ def test_every_machine_has_a_row(name: str) -> None:
 
 def test_a_gpu_tells_its_peaks_and_what_it_lacks() -> None:
     assert row("NVIDIA A100-SXM4-80GB") == [
-        "NVIDIA A100-SXM4-80GB", "8.0", "108", "80", "79.15", "2039", "19.5", "156", "312", "-", "-", "400"]
+        "NVIDIA A100-SXM4-80GB", "8.0", "108", "80", "79.15", "2039", "19.5", "156", "312", "312", "-", "-", "400"]
+    assert row("NVIDIA GeForce GTX 1080 Ti")[6:] == ["11.3", "-", "-", "-", "-", "-", "250"]
+    assert row("NVIDIA V100-PCIE-32GB")[6:10] == ["14", "-", "-", "112"]
 
 
 def test_what_is_assumed_is_marked() -> None:

@@ -80,7 +80,8 @@ def test_a_base_in_4_bits_is_for_qlora_alone() -> None:
 @pytest.mark.parametrize(("framework", "kind", "told"), [
     ("megatron", IllegalLayout, "bitsandbytes packs torch.nn.Linear"),
     ("megatron_fsdp", IllegalLayout, "bitsandbytes packs torch.nn.Linear"),
-    ("automodel", NotYet, "qlora under automodel")])
+    ("fsdp1", NotYet, "qlora under fsdp1"),
+    ("automodel", NotYet, "qlora of a model with experts under automodel")])
 def test_who_has_no_base_in_4_bits_says_why(framework: str, kind: type[RankscopeError], told: str) -> None:
     with pytest.raises(kind, match=told):
         small.prepared(framework, method="qlora")

@@ -27,8 +27,9 @@ from simcore.simulate import simulate
 from simcore.topology import Fabric, Link, Topology, load_topology, topology_names
 
 BUILT_IN = ("dgx-a100", "dgx-a100-40gb", "dgx-b200", "dgx-b300", "dgx-h100", "dgx-h200", "dgx-spark", "gb200-nvl72",
-            "gb300-nvl72", "h100-1gpu", "h100-96gb-hbm2e", "h100-pcie", "l40s", "mi300x", "rtx-3090", "rtx-4090",
-            "rtx-5090", "rtx-a6000", "rtx-pro-6000")
+            "gb300-nvl72", "gtx-1080-ti", "h100-1gpu", "h100-96gb-hbm2e", "h100-pcie", "l40s", "mi300x", "rtx-2060",
+            "rtx-2080-ti", "rtx-3060", "rtx-3070", "rtx-3080", "rtx-3090", "rtx-4070-ti", "rtx-4080", "rtx-4090",
+            "rtx-5090", "rtx-a5000", "rtx-a6000", "rtx-pro-6000", "v100-16gb", "v100-32gb")
 FOLDERS = (data_folder("topologies"), data_folder("topologies") / "efficiency")
 FILES = sorted(path for folder in FOLDERS for path in folder.glob("*.yaml"))
 H100 = load_topology("dgx-h100")
@@ -105,7 +106,7 @@ def test_dgx_h100_reads_as_the_driver_and_the_datasheet_say() -> None:
     device = H100.device
     assert device.memory_bytes == 85_520_809_984  # 81559 MiB
     assert device.usable_bytes == round(79.11 * 2**30)
-    assert device.peak.bf16.si == pytest.approx(989.4e12)
+    assert device.products.si == pytest.approx(989.4e12)
     assert (H100.gpus_per_node, H100.gpus_per_host, H100.max_gpus) == (8, 8, None)
     assert load_topology("dgx-h100", num_nodes=2).max_gpus == 16
 
@@ -118,6 +119,8 @@ def test_a_price_is_told_with_its_day() -> None:
 
 
 def test_a_gpu_computes_in_the_formats_it_has() -> None:
+    assert load_topology("gtx-1080-ti").device.formats == ("fp32",)
+    assert load_topology("v100-32gb").device.formats == ("fp32", "fp16")
     assert load_topology("dgx-a100").device.formats == ("fp32", "tf32", "bf16", "fp16")
     assert load_topology("rtx-4090").device.formats == ("fp32", "tf32", "bf16", "fp16", "fp8")
     assert load_topology("dgx-b200").device.formats == ("fp32", "tf32", "bf16", "fp16", "fp8", "fp4")
@@ -151,7 +154,9 @@ def test_a_small_job_runs_on_every_machine(name: str) -> None:
     """A tiny Llama on two GPUs, or on one where there are no two, within memory and slower than the peak allows."""
     machine = load_topology(name)
     ranks = min(machine.max_gpus or 2, 2)
-    report = simulate(small.scenario("fsdp2", {"dp_shard": ranks}, model="llama-tiny", topology=name))
+    compute = next(name for name in ("bf16", "fp16", "fp32") if name in machine.device.formats)
+    report = simulate(small.scenario("fsdp2", {"dp_shard": ranks}, model="llama-tiny", topology=name,
+                                     precision={"compute": compute}))
     assert report.problems == ()
     assert report.verdict == "fits"
     assert report.capacity_bytes == machine.device.usable_bytes

@@ -41,6 +41,10 @@ def test_heads_whose_values_are_narrower_are_not_for_flash() -> None:
         _attention(options={"sdpa_backend": "flash"}, **asked)
 
 
+def test_gpus_before_ampere_have_no_flash() -> None:
+    assert _attention("v100-32gb", precision={"params": "fp16", "compute": "fp16"}) == "attention_efficient"
+
+
 def test_packed_sequences_have_a_mask_which_flash_does_not_take() -> None:
     packed: dict[str, Any] = {"model": "llama-tiny", "lengths": "packed"}
     assert _attention("dgx-a100", **packed) == "attention_efficient"

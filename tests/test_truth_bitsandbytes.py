@@ -19,6 +19,10 @@ TRUTH: dict[str, Any] = json.loads(
     (Path(__file__).parent / "truth/bitsandbytes/0.50.2.json").read_text(encoding="utf-8"))
 STEPS: dict[str, Any] = json.loads(
     (Path(__file__).parent / "truth/bitsandbytes/steps-0.50.2.json").read_text(encoding="utf-8"))["cases"]
+AUTOMODEL: dict[str, Any] = json.loads(
+    (Path(__file__).parent / "truth/bitsandbytes/automodel-0.7.0.json").read_text(encoding="utf-8"))["cases"]
+INT8: dict[str, Any] = json.loads(
+    (Path(__file__).parent / "truth/bitsandbytes/int8-0.50.2.json").read_text(encoding="utf-8"))["cases"]
 ALL = ["q_proj", "k_proj", "v_proj", "o_proj", "gate_proj", "up_proj", "down_proj"]
 RECORDED = ("llama-3-8b", "llama-3-70b", "llama-3.2-3b", "llama-tiny", "mixtral-8x7b", "qwen1.5-moe-a2.7b",
             "qwen2.5-7b", "qwen3-30b-a3b", "qwen3-8b", "gpt-oss-20b")
@@ -80,6 +84,51 @@ def test_a_step_allocates_what_bitsandbytes_and_peft_allocate(name: str) -> None
     forward = max(rank.peak.by_phase[phase] for phase in ("forward", "loss"))
     assert {"rest": sum(one.params_bytes for one in rank.at_rest.values()), "forward": forward - beside,
             "peak": rank.peak.allocated_bytes - beside, "end": rank.end_bytes - beside} == STEPS[name]["found"]
+
+
+@pytest.mark.parametrize("name", INT8)
+def test_a_step_over_int8_allocates_what_bitsandbytes_and_peft_allocate(name: str) -> None:
+    """`tests/truth/probe_int8.py`. Inputs of linears live as long as the graph, replayed or not."""
+    case, compute = INT8[name], INT8[name].get("compute", "bf16")
+    (rank,) = simulate(small.scenario(
+        "ddp", model={"config": "llama-tiny", "overrides": {"vocab_size": 512, "num_hidden_layers": 3}},
+        method="qlora", quantization={"format": "int8"}, precision={"compute": compute, "params": compute},
+        lora={"rank": 8, "target_modules": case.get("targets", ALL), "dtype": case.get("adapters", "auto")},
+        optimizer={"implementation": "fused"}, recompute="full" if case.get("recompute") else "none",
+        options={"llm_int8_threshold": case["threshold"]} if "threshold" in case else {})).ranks
+    assert isinstance(rank.peak, Peak)
+    assert rank.end_bytes is not None
+    beside = rank.peak.by_category["workspace"] + rank.peak.by_category["buffer"]
+    assert {"rest": sum(one.params_bytes for one in rank.at_rest.values()), "end": rank.end_bytes - beside,
+            "forward": max(rank.peak.by_phase[phase] for phase in ("forward", "loss")) - beside,
+            "peak": rank.peak.allocated_bytes - beside} == case["found"]
+
+
+@pytest.mark.parametrize("name", AUTOMODEL)
+def test_a_step_allocates_what_bitsandbytes_and_automodel_allocate(name: str) -> None:
+    """`tests/truth/probe_automodel_qlora.py`; the loss of transformers is a number of fp32, here it is bf16."""
+    case = AUTOMODEL[name]
+    (rank,) = simulate(small.scenario(
+        "automodel", model={"config": "llama-tiny", "overrides": {"vocab_size": 512, "num_hidden_layers": 3}},
+        options={"use_liger_kernel": False},  # none was there
+        method="qlora", lora={"rank": 8, "target_modules": case["targets"]}, optimizer={"implementation": "fused"},
+        recompute="full" if case.get("recompute") else "none", loss="causal")).ranks
+    assert isinstance(rank.peak, Peak)
+    assert rank.end_bytes is not None
+    beside = rank.peak.by_category["buffer"]
+    found = {"rest": sum(one.params_bytes for one in rank.at_rest.values()), "end": rank.end_bytes - beside,
+             "forward": max(rank.peak.by_phase[phase] for phase in ("forward", "loss")) - beside}
+    assert found == {key: case["found"][key] for key in found}
+    assert case["found"]["peak"] - (rank.peak.allocated_bytes - beside) == (2 if case.get("recompute") else 0)
+
+
+def test_automodel_stores_columns_and_adapters_as_its_products_are() -> None:
+    assert all(case["columns"] == case["adapters"] == ["torch.bfloat16"] for case in AUTOMODEL.values())
+    plan = small.plan_of("automodel", {"dp_shard": 2}, model="llama-tiny", method="qlora")
+    forms = {placed.spec.module: placed.life.rest for layer in plan.layers for placed in plan.of_layer(layer)
+             if placed.life.rest.packed or placed.spec.module == "adapter"}
+    assert {form.dtype for form in forms.values()} == {"bf16"}
+    assert set(forms) == {"linear", "adapter"}
 
 
 @pytest.mark.parametrize("row", TRUTH["states"], ids=lambda row: f"{row['numel']} in {row['bits']} bits")

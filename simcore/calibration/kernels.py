@@ -57,7 +57,7 @@ def kernel_values(bench: Bench, topology: Topology, kernel: str, readings: Seque
     if base.compute is None:
         shares = fit_memory(used, device.peak.fp32.si, rate)
     else:
-        shares = fit_both(used, device.peak.bf16.si, rate, base.memory.si)
+        shares = fit_both(used, device.products.si, rate, base.memory.si)
     source = f"{_about(used, len(readings), shares, stopped)}; {bench.machine.told}"
     found = {}
     if shares.compute is not None:

@@ -8,13 +8,15 @@ counted until then.
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Iterable, Iterator, Sequence
 
 from simcore.flows.grads_on_host import GradientsOnHost
-from simcore.flows.modules import Calls, backward_calls, forward_calls, readiness
+from simcore.flows.modules import backward_calls, forward_calls, readiness
 from simcore.flows.partition import REDUCE_HANDLE, trained_of
 from simcore.flows.rest import post_rest, rest_postings, step_temporaries
 from simcore.flows.secondary import Key, Secondary
+from simcore.flows.trace import Pins, recorded, seen_by_nodes
 from simcore.outline import Builder, Tables
 from simcore.plan import Placed, Plan
 from simcore.rows import Module
@@ -36,15 +38,19 @@ class FetchedFlow:
         self.plan, self.tables, self.out, self.flow = plan, tables, builder, plan.framework.flow
         self.size, self.ranks = dtype_bytes(plan.framework.compute_dtype), plan.mesh.axis(self.flow.axis).size
         self.first = plan.layers[0]
-        self.calls = list(self._recorded())
+        self.calls = list(recorded(plan))
+        self.pins = Pins(plan)
         self.trace = [(at, key) for at, keys in enumerate(self.calls) for key in keys]
         self.there: dict[Key, int] = {}
         self.coming: list[list[Key]] = []
         self.promised: dict[Key, int] = {}
         self.leaving: dict[Key, int] = {}
+        self.held: dict[Key, int] = {}
+        self.seen_by_nodes = seen_by_nodes(plan)
         self.at = self.cursor = self.filled = self.num_in_bucket = self.padded = 0
-        self.gather, self.reduce = (tables.comm(name, self.flow.axis, plan.framework.compute_dtype)
-                                    for name in ("all_gather", "reduce_scatter"))
+        stored = sorted({self._placed(key).life.rest.dtype for _, key in self.trace} | {plan.framework.compute_dtype})
+        self.gather = {dtype: tables.comm("all_gather", self.flow.axis, dtype) for dtype in stored}
+        self.reduce = tables.comm("reduce_scatter", self.flow.axis, plan.framework.compute_dtype)
         self.slots = [tables.slot(name, category) for name, category in (
             ("fetched", "unsharded_param"), ("prefetched", "all_gather_output"),
             ("flat_bucket", "reduce_scatter_input"), ("persistent", "unsharded_param"),
@@ -56,31 +62,17 @@ class FetchedFlow:
         self.secondary = Secondary(plan, tables, builder, self.flow)
         self.marks = [tables.hook(text) for text in ("opt:begin", "opt:end", "step:end")]
 
-    # ---- what is known before the step --------------------------------------------------------------------------
-    def _recorded(self) -> Iterator[list[Key]]:
-        """Parameters of every call of a microbatch, forward and backward."""
-        for layer in self.plan.layers:
-            yield from self._keys(layer, forward_calls(self.plan, layer))
-        for layer in reversed(self.plan.layers):
-            for calls in backward_calls(self.plan, layer):
-                yield from self._keys(layer, calls)
-
-    def _keys(self, layer: int, calls: Calls) -> list[list[Key]]:
-        """Parameters that are fetched for calls; a tied head uses the embedding's."""
-        placed = self.plan.of_layer(layer)
-        found = [[(self.first, 0) if placed[number].spec.tied else (layer, number) for number in call]
-                 for call in calls]
-        return [[key for key in keys if self._placed(key).life.name != PERSISTENT] for keys in found]
-
     def _placed(self, key: Key) -> Placed:
         return self.plan.of_layer(key[0])[key[1]]
 
     def _whole(self, key: Key) -> int:
         """Bytes of a gathered parameter, padding included."""
-        return self._placed(key).padded * self.ranks * self.size
+        placed = self._placed(key)
+        return placed.life.rest.num_bytes(placed.padded * self.ranks)
 
     def _numel(self, keys: Iterable[Key]) -> int:
-        return sum(self._placed(key).used for key in keys)
+        """Elements of what is stored."""
+        return sum(-(-placed.used // placed.life.rest.values) for placed in map(self._placed, keys))
 
     # ---- lower.Flow ---------------------------------------------------------------------------------------------
     def rest(self) -> None:
@@ -99,9 +91,9 @@ class FetchedFlow:
 
     def _persistent(self, *, padded: bool = False) -> int:
         """Bytes of small parameters, as they lie there or as they are gathered."""
-        return self.size * sum(count * sum(p.padded * self.ranks if padded else p.used for p in self.plan.kinds[kind]
-                                           if p.life.name == PERSISTENT and p.spec.is_owned)
-                               for kind, count in self.plan.kind_counts)
+        return sum(count * sum(p.life.rest.num_bytes(p.padded * self.ranks if padded else p.used)
+                               for p in self.plan.kinds[kind] if p.life.name == PERSISTENT and p.spec.is_owned)
+                   for kind, count in self.plan.kind_counts)
 
     def begin_microbatch(self, action: Action) -> None:
         """The record of what ran is read from its beginning (`reset_step`)."""
@@ -139,6 +131,9 @@ class FetchedFlow:
         if not action.forward:
             self._reduce()
             self.out.wait(self.first, REDUCE_HANDLE)
+            for key, slot in self.held.items():
+                self.out.free(key[0], self.slots[slot], self._whole(key))
+            self.held.clear()
 
     def optimize(self) -> None:
         """Small parameters go, parts are updated in groups, small parameters are gathered again."""
@@ -157,7 +152,8 @@ class FetchedFlow:
             norm = 0
         self.out.alloc(self.first, self.slots[3], small)
         self.secondary.drop()
-        self.out.collective(self.first, self.gather, self._persistent(padded=True), Stream.COMPUTE, int(Module.NONE))
+        self.out.collective(self.first, self.gather[self.plan.framework.compute_dtype], self._persistent(padded=True),
+                            Stream.COMPUTE, int(Module.NONE))
         self.out.mark(end)
         self.out.mark(step_end)
 
@@ -181,8 +177,11 @@ class FetchedFlow:
             while self.cursor < len(self.trace) and self.trace[self.cursor][0] <= self.at:
                 self.cursor += 1
             self._fetch_ahead()
+            self.pins.called(self.at, keys)
             self.at += 1
             self._release(keys)
+            for key in self.pins.released(self.at) & self.there.keys():
+                self._drop(key)
 
     def _fetch(self, keys: list[Key]) -> None:
         """What the module needs now: on its way already, or gathered for it."""
@@ -205,8 +204,16 @@ class FetchedFlow:
         self.out.free(group[0][0], self.slots[4], brought)
         if brought:
             self.out.copy(group[0][0], self.from_host, brought, Stream.ALL_GATHER, GATHER_HANDLE)
-        comm = self.secondary.comm if self.secondary.has(group[0]) else self.gather
-        self.out.collective(group[0][0], comm, num_bytes, Stream.ALL_GATHER, GATHER_HANDLE)
+        for dtype, size in self._by_dtype(group):
+            comm = self.secondary.comm if self.secondary.has(group[0]) else self.gather[dtype]
+            self.out.collective(group[0][0], comm, size, Stream.ALL_GATHER, GATHER_HANDLE)
+
+    def _by_dtype(self, group: list[Key]) -> list[tuple[str, int]]:
+        """Bytes of each type, which are gathered apart (`_all_gather_coalesced`, sort_dtypes)."""
+        found = Counter[str]()
+        for key in group:
+            found[self._placed(key).life.rest.dtype] += self._whole(key)
+        return sorted(found.items())
 
     def _fetch_ahead(self) -> None:
         """Whole parameters, until as many elements are under way as are allowed (`_fetch_sub_module_impl`)."""
@@ -246,9 +253,13 @@ class FetchedFlow:
             soon.update(others)
             traversed += self._numel(others)
         for key in keys:
-            if key in self.there and key not in soon and self.promised.get(key, 0) <= self.at:
-                self.leaving[key] = self.there.pop(key)
-                self.secondary.keep(key, self._whole(key))
+            if key in self.there and key not in soon | self.pins.pinned and self.promised.get(key, 0) <= self.at:
+                self._drop(key)
+
+    def _drop(self, key: Key) -> None:
+        is_held = key in self.seen_by_nodes and key not in self.held
+        (self.held if is_held else self.leaving)[key] = self.there.pop(key)
+        self.secondary.keep(key, self._whole(key))
 
     def _leave(self) -> None:
         for key in list(self.leaving):

@@ -3,18 +3,28 @@
 A call is the numbers of the parameters that the module has itself; most containers and activations have none. Backward
 runs in reverse, a container before what it holds. A checkpointed layer is replayed when the first of its modules needs
 what it has saved: the last linear (torch 2.13 `utils/checkpoint.py`, use_reentrant=False).
+
+[Note: calls of an adapted linear] PEFT 0.21.2 `tuners/lora/layer.py`, `tuners/lora/bnb.py`: the module around a linear
+reads the type of `lora_A`'s weight, which DeepSpeed then takes for its own (`parameter_offload.py`,
+register_external_parameter); then come the linear itself, a dropout that does nothing, `lora_A` and `lora_B`. In
+backward `lora_B` and `lora_A` come before the linear. A linear whose input needs no gradient is not called again. A
+frozen one of 4 bits saves nothing, so a replay begins behind it and ends before it.
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Final
 
-from simcore.models.blocks import Embedding, Mlp
+from simcore.models.blocks import Embedding, Head, Mlp
 from simcore.plan import Plan
 
-__all__ = ["Calls", "backward_calls", "forward_calls", "readiness"]
+__all__ = ["Calls", "asks_inputs", "backward_calls", "forward_calls", "readiness", "released_after",
+           "replayed"]
 
 Calls = list[tuple[int, ...]]
+_ADAPTERS: Final = (".lora_a", ".lora_b")
 
 
 def forward_calls(plan: Plan, layer: int) -> Calls:
@@ -22,8 +32,8 @@ def forward_calls(plan: Plan, layer: int) -> Calls:
     kind = plan.graph.kinds[plan.graph.layers[layer].kind]
     if kind.block is not None:
         own = [tuple(number for number, p in enumerate(plan.of_layer(layer)) if not p.spec.is_buffer)]
-        if isinstance(kind.block, Embedding):  # the model, its inner model; the rotary embedding
-            return [(), (), *own, ()]
+        if isinstance(kind.block, Embedding):  # PEFT's model, the model, its inner model; the rotary embedding
+            return [*_around(plan), (), (), *own, ()]
         return own if own[0] else []
     return [(), *(call for part in _parts(plan, layer) for call in part)]
 
@@ -33,28 +43,96 @@ def backward_calls(plan: Plan, layer: int) -> tuple[Calls, Calls]:
     kind = plan.graph.kinds[plan.graph.layers[layer].kind]
     if kind.block is not None:  # the model before its head, the inner model before its norm
         own = [call for call in forward_calls(plan, layer) if call]
-        return [], [(), *own] if own and not isinstance(kind.block, Embedding) else own
+        if isinstance(kind.block, Embedding):
+            return [], own if asks_inputs(plan, layer + 1) else []
+        return [], [*(_around(plan) if isinstance(kind.block, Head) else []), (), *own] if own else own
     backward: Calls = [()]
-    for norm, container, *inside in reversed(_parts(plan, layer)):
+    for norm, container, *inside in reversed(_parts(plan, layer, is_backward=True)):
         backward += [container, *reversed(inside), norm]
     if plan.framework.checkpoint == "none":
         return [], backward
-    return [*backward[:3], *forward_calls(plan, layer)], backward[3:]
+    first, last = replayed(plan, layer)
+    return [*backward[:first], *forward_calls(plan, layer)[:last]], backward[first:]
 
 
-def _parts(plan: Plan, layer: int) -> list[Calls]:
+def _around(plan: Plan) -> Calls:
+    """The model that PEFT puts around the model."""
+    return [()] if any(t.module == "adapter" for specs in plan.graph.tensors for t in specs) else []
+
+
+def replayed(plan: Plan, layer: int) -> tuple[int, int | None]:
+    """Calls of backward before the replay begins, and calls of forward in it."""
+    last = _linears(plan, layer, _last_branch(plan, layer))[-1]
+    if last.adapters:  # its module, and lora_B
+        return 4, None
+    return 3, -1 if _saves_nothing(plan, layer, last) else None
+
+
+def released_after(plan: Plan, layer: int) -> int:
+    """Calls after the replay, behind which frozen parameters that it has gathered are released whatever comes.
+
+    DeepSpeed 0.19.6 `partitioned_param_coordinator.py`, update_recompute_parameters: they are the module's whose
+    backward began last and is not over: the last linear, or, if that saves nothing, the container that it is in.
+    """
+    linears = _linears(plan, layer, _last_branch(plan, layer))
+    if linears[-1].adapters or not _saves_nothing(plan, layer, linears[-1]):
+        return 0
+    return len(_parts(plan, layer, is_backward=True)[-1]) - 3
+
+
+def _last_branch(plan: Plan, layer: int) -> str:
+    return plan.graph.kinds[plan.graph.layers[layer].kind].branches[-1].name
+
+
+def _saves_nothing(plan: Plan, layer: int, linear: _Linear) -> bool:
+    packed = plan.of_layer(layer)[linear.own[0]].life.rest.packed
+    return packed is not None and not packed.is_tensor
+
+
+def _parts(plan: Plan, layer: int, *, is_backward: bool = False) -> list[Calls]:
     """For each branch its norm, its container (with what it has itself: sinks, Mamba's vectors) and what is inside.
 
-    A gated MLP has an activation.
+    A gated MLP has an activation. `is_backward`: what backward calls, in forward's order.
     """
     kind, named = plan.graph.kinds[plan.graph.layers[layer].kind], _by_module(plan, layer)
     parts: list[Calls] = []
-    for branch in kind.branches:
-        inside = [numbers for path, numbers in named.items() if path.startswith(f"{branch.name}.")]
+    for number, branch in enumerate(kind.branches):
+        linears = _linears(plan, layer, branch.name)
+        inside = [linear.backward() if is_backward else linear.forward() for linear in linears]
+        if is_backward and number == 0 and not asks_inputs(plan, layer):
+            inside[:-1] = [[*linear.adapters, *linear.adapters[:1]] for linear in linears[:-1]]
         if isinstance(branch.block, Mlp):
-            inside.insert(1, ())
-        parts.append([named.get(branch.norm, ()), named.get(branch.name, ()), *inside])
+            inside.insert(1, [()])
+        parts.append([named.get(branch.norm, ()), named.get(branch.name, ()), *(c for calls in inside for c in calls)])
     return parts
+
+
+@dataclass(frozen=True, slots=True)
+class _Linear:
+    """Numbers of its parameters, and of the adapter's two, if it has one."""
+
+    own: tuple[int, ...]
+    adapters: tuple[tuple[int, ...], ...]
+
+    def forward(self) -> Calls:
+        return [self.adapters[0], self.own, (), *self.adapters] if self.adapters else [self.own]
+
+    def backward(self) -> Calls:
+        """In forward's order."""
+        return [self.own, (), *self.adapters, self.adapters[0]] if self.adapters else [self.own]
+
+
+def _linears(plan: Plan, layer: int, branch: str) -> list[_Linear]:
+    named = _by_module(plan, layer)
+    paths = [path for path in named if path.startswith(f"{branch}.") and not path.endswith(_ADAPTERS)]
+    return [_Linear(named[path], tuple(named[f"{path}{end}"] for end in _ADAPTERS if f"{path}{end}" in named))
+            for path in paths]
+
+
+def asks_inputs(plan: Plan, layer: int) -> bool:
+    """Whether backward goes through the layer to what is below it."""
+    return ("embeddings", "require_grad") in plan.framework.options or any(
+        plan.of_layer(below).is_trained for below in plan.layers if below < layer)
 
 
 def _by_module(plan: Plan, layer: int) -> dict[str, tuple[int, ...]]:
@@ -72,5 +150,5 @@ def readiness(plan: Plan, layer: int, *, weight_first: bool = False) -> Sequence
     A linear's bias comes before its weight, but for ZeRO-3's own linear (0.19.6 `runtime/zero/linear.py`).
     """
     placed = plan.of_layer(layer)
-    return [number for call in reversed(forward_calls(plan, layer)) for number in (call if weight_first else call[::-1])
-            if placed[number].trainable]
+    return list(dict.fromkeys(number for call in reversed(forward_calls(plan, layer))
+                              for number in (call if weight_first else call[::-1]) if placed[number].trainable))

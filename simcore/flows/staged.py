@@ -57,7 +57,7 @@ def _buffers(plan: Plan, flow: Zero) -> Iterator[tuple[str, int, bool]]:
         return
     parts = sum(placed.padded for placed in trained(plan))
     if flow.params_on_host:
-        yield "parameters", size * sum(p.padded for p in _owned(plan)), True
+        yield "parameters", sum(p.life.rest.num_bytes(p.padded) for p in _owned(plan)), True
     if flow.states_on_host:
         yield from (("optimizer states", FP32 * (1 + moments) * parts, False), ("gradients", size * parts, True),
                     ("gradients", FP32 * parts, True))

@@ -7,11 +7,13 @@ from simcore.job import Job
 from simcore.models.blocks import Moe
 from simcore.schedule import ZERO_BUBBLE
 
-__all__ = ["check"]
+__all__ = ["QUANTISED", "check"]
 
+QUANTISED = "0.7.0 _transformers/model_init.py __init_model"
 
 def check(job: Job) -> None:
     """IllegalLayout for the first rule that is broken."""
+    _check_packed(job)
     _check_hf(job)
     _check_mesh(job)
     _check_deepseek(job)
@@ -26,6 +28,20 @@ def check(job: Job) -> None:
     job.refuse_given({"training.precision.main_grads": "auto", "training.optimizer.master": "none"})
     job.refuse_capacity("0.7.0 moe/experts.py: tokens are never dropped")
     refuse_virtual_stages(job)
+
+
+def _check_packed(job: Job) -> None:
+    """What transformers' loader reads is packed, and Automodel's adapters are put on that."""
+    if job.scenario.training.method != "qlora":
+        return
+    if job.graph.implementation != "hf":
+        raise job.illegal("implementation", "custom implementations do not support BnB quantization natively: "
+                          "transformers' layers are run (implementation: hf)", QUANTISED)
+    if job.has_experts:
+        raise job.not_yet("training.method", "qlora of a model with experts under automodel")
+    if job.scenario.training.precision.params not in ("auto", job.compute):
+        raise job.not_yet("training.precision.params", "a packed base beside parameters of another type than the "
+                          "products under automodel")
 
 
 _BY_HF = ("llama", "mixtral", "qwen2", "qwen3", "qwen3_moe")

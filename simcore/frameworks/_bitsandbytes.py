@@ -15,28 +15,35 @@ from simcore.errors import InputError, Problem
 from simcore.job import Job
 from simcore.packed import Packed
 from simcore.tensor import TensorSpec
+from simcore.training import Quantization
 
-__all__ = ["STORAGES", "STORAGE_OPTION", "TUNE_OPTION", "is_packed", "packed_of"]
+__all__ = ["OUTLIERS", "STORAGES", "STORAGE_OPTION", "THRESHOLD_OPTION", "TUNE_OPTION", "is_packed", "packed_of"]
 
 STORAGE_OPTION: Final = "bnb_4bit_quant_storage"
 TUNE_OPTION: Final = "quantize_base"
+THRESHOLD_OPTION: Final = "llm_int8_threshold"
+OUTLIERS: Final = ("outliers of LLM.int8()", "no column of an input has any; products take as long as in 16 bits",
+                   "assumed", "bitsandbytes 0.50.2 backends/default/ops.py int8_mixed_scaled_mm: such columns are "
+                   "multiplied apart, and how many there are is a matter of the data")
 _TYPES: Final = {"uint8": "uint8", "float16": "fp16", "bfloat16": "bf16", "float32": "fp32"}
 STORAGES: Final[tuple[Any, ...]] = (None, *_TYPES)
 _SIZES: Final = (32, 64, 128, 256, 512, 1024, 2048, 4096)
 _BNB: Final = "bitsandbytes 0.50.2"
+_COLUMN: Final = ("uint8", "transformers 5.23 utils/quantization_config.py BitsAndBytesConfig")
 
 
-def packed_of(job: Job, options: dict[str, Any]) -> Packed | None:
-    """How frozen linears lie; None where the method is another one."""
+def packed_of(job: Job, options: dict[str, Any], default: tuple[str, str] = _COLUMN) -> Packed | None:
+    """How frozen linears lie; None where the method is another one. `default`: the column's type, and who says so."""
     asked, at = job.scenario.training.quantization, "training.quantization"
     if job.scenario.training.method != "qlora":
-        for name in (STORAGE_OPTION, TUNE_OPTION):
+        for name in (STORAGE_OPTION, TUNE_OPTION, THRESHOLD_OPTION):
             job.refuse_idle(options, name, "without qlora")
         return None
     if options.get(TUNE_OPTION):
         return _torchaos(job, options)
-    if asked.format not in ("nf4", "fp4"):
-        raise job.not_yet(f"{at}.format", f"{asked.format} (bitsandbytes' LLM.int8())")
+    if asked.format == "int8":
+        return _int8(job, options)
+    job.refuse_idle(options, THRESHOLD_OPTION, f"with {asked.format}")
     if asked.block_size not in _SIZES:
         sizes = ", ".join(str(size) for size in _SIZES)
         raise InputError(Problem(job.scenario.where("training", "quantization", "block_size"),
@@ -45,9 +52,27 @@ def packed_of(job: Job, options: dict[str, Any]) -> Packed | None:
         raise job.illegal(f"{at}.block_size", f"{asked.block_size} values in a block: BitsAndBytesConfig has no such "
                           "setting, Params4bit takes 64", f"{_BNB} nn/modules.py, transformers 5.23 "
                           "utils/quantization_config.py")
-    storage = job.auto(f"framework_options.{STORAGE_OPTION}", options.get(STORAGE_OPTION) or "auto", "uint8",
-                       "transformers 5.23 utils/quantization_config.py BitsAndBytesConfig")
+    storage = job.auto(f"framework_options.{STORAGE_OPTION}", options.get(STORAGE_OPTION) or "auto", *default)
     return Packed(asked.format, asked.block_size, asked.double_quant, _TYPES[storage])
+
+
+def _int8(job: Job, options: dict[str, Any]) -> Packed:
+    """Nothing of it is asked for but a threshold, which frameworks take that serve it."""
+    asked = job.scenario.training.quantization
+    if job.scenario.framework != "ddp":
+        raise job.not_yet("training.quantization.format", f"int8 (LLM.int8()) under {job.scenario.framework} (served: "
+                          "ddp)")
+    if asked != Quantization(format="int8"):
+        raise InputError(Problem(job.scenario.where("training", "quantization"), "quantization: block_size and "
+                                 f"double_quant change nothing with int8, whose rows have a maximum each ({_BNB})"))
+    for name in (STORAGE_OPTION, TUNE_OPTION):
+        job.refuse_idle(options, name, "with int8")
+    if options.get("autocast") or options.get("prepare_model_for_kbit_training"):
+        raise job.not_yet("training.quantization.format", "int8 under autocast, or with norms that are cast to fp32")
+    given = options.get(THRESHOLD_OPTION)
+    job.auto(f"framework_options.{THRESHOLD_OPTION}", "auto" if given is None else str(given), "6.0",
+             "transformers 5.23 utils/quantization_config.py BitsAndBytesConfig")
+    return Packed("int8", 0, double_quant=False, storage="int8")
 
 
 def _torchaos(job: Job, options: dict[str, Any]) -> Packed:

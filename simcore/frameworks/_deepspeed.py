@@ -7,6 +7,7 @@ ZeRO-1 is ZeRO's own optimizer and not `BF16_Optimizer` (`runtime/engine.py`, _d
 
 from __future__ import annotations
 
+from dataclasses import replace
 from functools import lru_cache
 from typing import Any, Final
 
@@ -14,6 +15,7 @@ from simcore.errors import InputError, Problem
 from simcore.form import Flat, Form, Layout, Partial
 from simcore.framework import Framework, Life, Moment, Optimizer, Rule
 from simcore.frameworks import _transformers
+from simcore.frameworks._bitsandbytes import STORAGE_OPTION, STORAGES, is_packed, packed_of
 from simcore.frameworks._files import plain_files
 from simcore.frameworks._liger import LIGER_OPTION, loss_with
 from simcore.frameworks._torch import (
@@ -24,6 +26,7 @@ from simcore.frameworks._torch import (
 )
 from simcore.frameworks._torch_kernels import SDPA_BACKENDS, torch_libraries
 from simcore.job import Job
+from simcore.packed import Packed
 from simcore.zero import PERSISTENT, Zero
 
 __all__ = ["IMPLEMENTATIONS", "VERSIONS", "zero_table"]
@@ -47,6 +50,7 @@ _OF_ALL: Final[dict[str, tuple[Any, ...]]] = {
     LIGER_OPTION: (True, False),
     "experts_implementation": (None, "grouped_mm"),
     "offload_optimizer": (dict,),
+    STORAGE_OPTION: STORAGES,
 }
 _OFFLOADED: Final[dict[str, tuple[Any, ...]]] = {"device": ("cpu",), "pin_memory": (True, False)}
 """Of the blocks offload_optimizer and offload_param, what changes anything without NVMe."""
@@ -77,7 +81,7 @@ def zero_table(job: Job, stage: int) -> Framework:
     flow = _flow(job, options, stage)
     return Framework(
         name=f"zero{stage}", version=VERSIONS[0],
-        rules=_rules(stage, job.compute, threshold, _states(job), _spaces(flow)),
+        rules=_rules(stage, job.compute, threshold, _states(job), _spaces(flow), _packed(job, options)),
         units=(),
         flow=flow,
         optimizer=_optimizer(job, flow),
@@ -112,6 +116,15 @@ def _check(job: Job) -> None:
     if job.scenario.training.method != "full":
         check_named_adapters(job)
     job.one_of("training.loss", job.scenario.training.loss, LOSSES)
+
+
+def _packed(job: Job, options: dict[str, Any]) -> Packed | None:
+    """A column of bytes stays as it is; one of another floating type than the model's would be cast, value by value."""
+    packed = packed_of(job, options)
+    if packed and packed.storage not in ("uint8", job.compute):
+        raise job.illegal(f"framework_options.{STORAGE_OPTION}", f"packed values in {packed.storage} would be cast to "
+                          f"{job.compute}", "deepspeed 0.19.6 runtime/engine.py _cast_module_mixed_precision")
+    return packed
 
 
 def _flow(job: Job, options: dict[str, Any], stage: int) -> Zero:
@@ -250,7 +263,8 @@ def _spaces(flow: Zero) -> tuple[str, str]:
 
 
 @lru_cache(maxsize=64)
-def _rules(stage: int, stored: str, threshold: int, kept: tuple[str, ...], spaces: tuple[str, str]) -> tuple[Rule, ...]:
+def _rules(stage: int, stored: str, threshold: int, kept: tuple[str, ...], spaces: tuple[str, str],
+           packed: Packed | None) -> tuple[Rule, ...]:
     """16-bit parameters and gradients, masters and moments in fp32; on the host, gradients are in fp32 too.
 
     `spaces`: of states and of parameters, as if nothing were pinned: what is, is flat buffers, which
@@ -274,6 +288,13 @@ def _rules(stage: int, stored: str, threshold: int, kept: tuple[str, ...], space
                     grads_persist=stage == 3 and not states_away,
                     grad_made_category="unsharded_grad" if stage == 1 else "")
 
-    return (Rule(lambda t: t.is_buffer, buffer),
+    def in_bits(name: str) -> Life:
+        assert packed is not None
+        return replace(life(name), rest=replace(rest, dtype=packed.storage, packed=packed))
+
+    columns = () if packed is None else (
+        Rule(lambda t: is_packed(t) and stage == 3 and packed.rows(t.numel) <= threshold, in_bits(PERSISTENT)),
+        Rule(is_packed, in_bits("packed")))
+    return (Rule(lambda t: t.is_buffer, buffer), *columns,
             Rule(lambda t: stage == 3 and t.numel * t.copies <= threshold, life(PERSISTENT)),
             Rule(lambda t: True, life("partitioned")))

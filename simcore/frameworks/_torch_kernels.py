@@ -41,6 +41,9 @@ def _attention(job: Job, options: Mapping[str, Any]) -> str:
 
 def _not_by_flash(job: Job) -> tuple[str, str] | tuple[()]:
     """Why torch's flash kernel does not take this job's attention, and the rule."""
+    if job.compute_capability < (8, 0):
+        return ("Flash attention is only supported on compute capability 8.0 to 12.1",
+                f"{_FILE} check_flash_attention_hardware_support")
     blocks = [branch.block for kind in job.graph.kinds for branch in kind.branches]
     for block in blocks:
         if isinstance(block, LatentAttention) and block.nope + block.rope != block.value:

@@ -38,6 +38,8 @@ def fast_layers(job: Job, options: dict[str, Any]) -> tuple[tuple[str, str], ...
         raise job.not_yet(at, "Unsloth's layers with another attention than flash_attention_2")
     if options.get("autocast") or options.get("prepare_model_for_kbit_training"):
         raise job.not_yet(at, "autocast around Unsloth's layers over fp32 parameters")
+    if training.quantization.format == "int8":
+        raise job.not_yet(at, "Unsloth's layers over LLM.int8() (load_in_8bit)")
     if training.lengths == "packed":
         raise job.not_yet(at, "packed sequences in Unsloth's layers")
     return (("layers", "unsloth" if options[FAST_OPTION] is True else f"unsloth {options[FAST_OPTION]}"),)

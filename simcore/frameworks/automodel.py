@@ -15,13 +15,16 @@ ep_shard, which takes in dp_replicate: they are never replicated by HSDP, and `e
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import lru_cache
+from typing import Any
 
 from simcore.form import Form, Layout, Partial, Shard
 from simcore.framework import Framework, Life, Moment, Padding, Rule, UnshardFlow
-from simcore.frameworks._automodel_checks import check
+from simcore.frameworks import _transformers
+from simcore.frameworks._automodel_checks import QUANTISED, check
 from simcore.frameworks._automodel_units import is_sharded, units
+from simcore.frameworks._bitsandbytes import STORAGE_OPTION, STORAGES, is_packed, packed_of
 from simcore.frameworks._files import automodel_files
 from simcore.frameworks._liger import LIGER, LIGER_FAMILIES, LIGER_OPTION, liger_kernels
 from simcore.frameworks._torch import States, all_or_no_checkpoint, states_of, torch_optimizer
@@ -30,10 +33,11 @@ from simcore.job import Job
 from simcore.libraries import Libraries
 from simcore.lora_automodel import adapters
 from simcore.operators.automodel import RELEASE_0_7_0, SNAPSHOT_2026_06_08
+from simcore.packed import Packed
 from simcore.schedule import Schedule
 from simcore.stages import contiguous, remainder_first, stage_layers
 
-__all__ = ["DEFAULT_IMPLEMENTATION", "IMPLEMENTATIONS", "VERSIONS", "adapters", "table"]
+__all__ = ["DEFAULT_IMPLEMENTATION", "IMPLEMENTATIONS", "PACKS", "VERSIONS", "adapters", "table"]
 
 VERSIONS = ("0.7.0", "main 2026-06-08", "0.4.0", "0.3.0")
 _LAYERS = {"0.7.0": RELEASE_0_7_0, "main 2026-06-08": SNAPSHOT_2026_06_08, "0.4.0": SNAPSHOT_2026_06_08,
@@ -43,6 +47,8 @@ _BESIDE = ("0.4.0", "0.3.0")
 e42584e30, 2026-05-22)."""
 DEFAULT_IMPLEMENTATION = "automodel"
 IMPLEMENTATIONS = ("automodel", "hf")
+PACKS = True
+"""Serves frozen weights in 4 bits, of transformers' layers."""
 BOTH = ("llama", "mixtral", "qwen2", "qwen3", "qwen3_moe")
 """Families of which transformers' layers are served too (`force_hf: true`)."""
 OPTIONS = {
@@ -58,12 +64,13 @@ OPTIONS = {
     "sdpa_backend": SDPA_BACKENDS,
     "fake_balanced_gate": (True, False),
     LIGER_OPTION: (True, False),
+    STORAGE_OPTION: STORAGES,
 }
 
 
-def implementation_of(family: str) -> str:
-    """What Automodel runs of itself: own code wherever its registry has some."""
-    return "hf" if family == "mixtral" else DEFAULT_IMPLEMENTATION
+def implementation_of(family: str, method: str) -> str:
+    """What Automodel runs of itself: own code wherever its registry has some, but for what bitsandbytes packs."""
+    return "hf" if family == "mixtral" or method == "qlora" else DEFAULT_IMPLEMENTATION
 
 
 def table(job: Job) -> Framework:
@@ -81,7 +88,7 @@ def table(job: Job) -> Framework:
     version = _version(job)
     return Framework(
         name="automodel", version=version,
-        rules=_rules(job, stored),
+        rules=_rules(job, stored, _packed(job, options)),
         units=units(job, stages, options, reduce),
         flow=_flow(job, options),
         optimizer=torch_optimizer(job, "recipes: torch.optim.Adam, foreach by default on CUDA",
@@ -111,13 +118,16 @@ def _note_defaults(job: Job, stored: str) -> None:
     if training.optimizer.name != "sgd":
         job.auto("training.optimizer.moments", training.optimizer.moments, "as each parameter is stored",
                  "recipes: torch.optim.Adam, zeros_like(parameter)")
-    if job.graph.architecture.family in BOTH:
+    if training.method == "qlora":
+        job.auto("implementation", job.scenario.implementation, "hf", f"{QUANTISED}: transformers' loader packs them")
+    elif job.graph.architecture.family in BOTH:
         job.auto("implementation", job.scenario.implementation, *_RAN[job.graph.implementation])
 
 
 _RAN = {"automodel": ("automodel", "0.7.0 _transformers/registry.py MODEL_ARCH_MAPPING: it has own code"),
         "hf": ("hf", "0.7.0 _transformers/registry.py MODEL_ARCH_MAPPING: no own code, transformers' is run")}
 _OF_HF = (*RELEASE_0_7_0, ("loss", "automodel"), ("experts_implementation", "grouped_mm"))
+"""Replayed by transformers' own gradient_checkpointing_enable (0.7.0 distributed/model_parallelizer.py)."""
 _INSTALLED = ("framework_options.use_liger_kernel", "Liger-Kernel is installed", "assumed", "0.7.0 _transformers/"
               "kernel_patches.py: without it transformers' layers run as they are, with a warning")
 _STAGES = ("mesh.pp", "what PyTorch's stages hold of all microbatches is left out: buffers of what they receive, and "
@@ -145,7 +155,7 @@ def _layer_options(job: Job, options: dict[str, object], version: str) -> tuple[
     if job.graph.implementation != "hf":
         job.refuse_idle(options, LIGER_OPTION, "in Automodel's own layers")
         return (*_chosen(job, options), *_LAYERS[version])
-    return (*_OF_HF, *(LIGER if _has_liger(job, options) else ()))
+    return (*_OF_HF, *_transformers.replayed(job), *(LIGER if _has_liger(job, options) else ()))
 
 
 def _has_liger(job: Job, options: dict[str, object]) -> bool:
@@ -254,16 +264,35 @@ class _Choice:
     splits_head: bool
     splits_experts: bool
     experts_dp: int
+    packed: Packed | None = None
 
 
-def _rules(job: Job, stored: str) -> tuple[Rule, ...]:
+def _packed(job: Job, options: dict[str, Any]) -> Packed | None:
+    """A column of bf16 by default, which FSDP2 cuts and gathers as it does other parameters."""
+    packed = packed_of(job, options, ("bfloat16", "0.7.0 components/quantization/qlora.py create_bnb_config"))
+    if packed is None or packed.storage == job.compute:
+        return packed
+    at = f"framework_options.{STORAGE_OPTION}"
+    if packed.storage == "uint8":
+        raise job.not_yet(at, "columns of bytes under automodel: fully_shard gets them beside what is of 16 bits")
+    raise job.illegal(at, f"packed values in {packed.storage} would be cast to {job.compute}",
+                      "torch 2.13 distributed/fsdp/_fully_shard/_fsdp_param.py init_dtype_attrs")
+
+
+def _rules(job: Job, stored: str, packed: Packed | None) -> tuple[Rule, ...]:
     mesh, training = job.mesh, job.scenario.training
     frozen = job.compute if training.method != "full" else stored
-    experts, adapters = training.precision.experts, training.lora.dtype
+    experts = training.precision.experts
     return _made_rules(_Choice(
-        stored, frozen, frozen if experts == "auto" else experts, stored if adapters == "auto" else adapters,
+        stored, frozen, frozen if experts == "auto" else experts, _adapters(job, stored),
         job.compute, states_of(job, plain=not is_sharded(job)), is_sharded(job), mesh.tp > 1, mesh.ep > 1,
-        mesh.expert_dp))
+        mesh.expert_dp, packed))
+
+
+def _adapters(job: Job, stored: str) -> str:
+    """Beside a packed base in the type of the products (0.7.0 components/_peft/lora.py, _extract_base_dtype)."""
+    given, method = job.scenario.training.lora.dtype, job.scenario.training.method
+    return given if given != "auto" else job.compute if method == "qlora" else stored
 
 
 @lru_cache(maxsize=256)
@@ -282,6 +311,9 @@ def _made_rules(choice: _Choice) -> tuple[Rule, ...]:
         rules.append(Rule(lambda t: t.component == "lm_head",
                           _life(choice, "split head", (*split, *dense), split, frozen, compute)))
     rules.append(Rule(lambda t: t.module == "adapter", _life(choice, "adapters", dense, (), choice.adapters, compute)))
+    if choice.packed is not None:
+        life = _life(choice, "packed", dense, (), choice.packed.storage, compute)
+        rules.append(Rule(is_packed, replace(life, rest=replace(life.rest, packed=choice.packed))))
     rules.append(Rule(lambda t: True, _life(choice, "sharded", dense, (), frozen, compute)))
     return tuple(rules)
 

@@ -16,7 +16,15 @@ from simcore.form import Form, Layout, Partial
 from simcore.framework import Framework, Life, Moment, Rule
 from simcore.frameworks import _transformers
 from simcore.frameworks._autocast import AUTOCAST_OPTIONS, Mixed, mixed_of
-from simcore.frameworks._bitsandbytes import STORAGE_OPTION, STORAGES, TUNE_OPTION, is_packed, packed_of
+from simcore.frameworks._bitsandbytes import (
+    OUTLIERS,
+    STORAGE_OPTION,
+    STORAGES,
+    THRESHOLD_OPTION,
+    TUNE_OPTION,
+    is_packed,
+    packed_of,
+)
 from simcore.frameworks._files import plain_files
 from simcore.frameworks._liger import LIGER_OPTION, loss_with
 from simcore.frameworks._torch import (
@@ -32,6 +40,7 @@ from simcore.frameworks._unsloth import FAST_OPTION, FAST_RELEASES, adapter_dtyp
 from simcore.job import Job
 from simcore.lora_names import name_adapters
 from simcore.models.blocks import Attention
+from simcore.operators.hf_int8 import NO_THRESHOLD
 from simcore.packed import Packed
 from simcore.reducer import Reducer
 
@@ -60,6 +69,7 @@ OPTIONS: Final[dict[str, tuple[Any, ...]]] = {
     **AUTOCAST_OPTIONS,
     STORAGE_OPTION: STORAGES,
     TUNE_OPTION: (True, False),
+    THRESHOLD_OPTION: (None, float, 0),
 }
 LOSSES: Final = ("auto", "hf", "hf_keep_logits", "cut", "liger", "chunked")
 
@@ -86,11 +96,11 @@ def table(job: Job) -> Framework:
         sequence_parallel=False,
         stages=(tuple(range(len(job.graph.layers))),),
         options=(*_transformers.options_of(job, _attention(options)), *_transformers.replayed(job),
-                 *mixed.options, *_compiled(options), *fast_layers(job, options)),
+                 *mixed.options, *_compiled(options), *_threshold(options), *fast_layers(job, options)),
         communicators=("dp_replicate",) if job.mesh.dp_replicate > 1 else (),
         files=plain_files(job),
         libraries=torch_libraries(job, options),
-        assumptions=_assumptions(options),
+        assumptions=_assumptions(job, options),
     )
 
 
@@ -147,6 +157,10 @@ def _compiled(options: dict[str, Any]) -> tuple[tuple[str, str], ...]:
     return (("compile", "true"),) if options.get("compile") and options.get(TUNE_OPTION) else ()
 
 
+def _threshold(options: dict[str, Any]) -> tuple[tuple[str, str], ...]:
+    return (NO_THRESHOLD,) if options.get(THRESHOLD_OPTION) == 0 else ()
+
+
 def _attention(options: dict[str, Any]) -> dict[str, Any]:
     """FlexAttention keeps what flash-attn keeps: query, key, value, output and the log-sum-exp of each row."""
     if options.get("attn_implementation") != "flex_attention":
@@ -154,8 +168,9 @@ def _attention(options: dict[str, Any]) -> dict[str, Any]:
     return options | {"attn_implementation": "flash_attention_2"}
 
 
-def _assumptions(options: dict[str, Any]) -> tuple[tuple[str, str, str, str], ...]:
-    found = []
+def _assumptions(job: Job, options: dict[str, Any]) -> tuple[tuple[str, str, str, str], ...]:
+    training = job.scenario.training
+    found = [OUTLIERS] if training.method == "qlora" and training.quantization.format == "int8" else []
     if options.get("compile"):
         found.append(("framework_options.compile", "layers as if they were eager, a chunked loss as compiled",
                       "assumed", "not modelled: a compiled layer keeps no more than an eager one"))

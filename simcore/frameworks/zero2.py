@@ -7,9 +7,11 @@ from simcore.frameworks._deepspeed import IMPLEMENTATIONS, VERSIONS, zero_table
 from simcore.job import Job
 from simcore.lora_names import name_adapters
 
-__all__ = ["DEFAULT_IMPLEMENTATION", "IMPLEMENTATIONS", "VERSIONS", "adapters", "table"]
+__all__ = ["DEFAULT_IMPLEMENTATION", "IMPLEMENTATIONS", "PACKS", "VERSIONS", "adapters", "table"]
 
 DEFAULT_IMPLEMENTATION = "hf"
+PACKS = True
+"""Serves frozen weights in 4 bits."""
 
 adapters = name_adapters
 

@@ -134,7 +134,8 @@ def _layer(tape: Tape, kind: LayerKind, run: Run) -> LayerTape:
     empty = Section(())
     after, late = (empty, dropped) if run.first else (dropped, empty)
     back = run_backward(tape, out, leaf, nothing, held)
-    return LayerTape(forward, back, after, late, grads=tape.release_grads(), casts=casts)
+    tape.graph.clear()
+    return LayerTape(forward, back, after, late, grads=tape.release_grads(), casts=casts, release=tape.cut())
 
 
 class _Function:

@@ -8,7 +8,8 @@ twice (with and without their offset) until the product is done, backward once w
 read 4 bits directly take over where rows are few (up to 1536, by shape and GPU): not modelled, their bytes are less.
 `nn/modules.py`, Linear4bit: input and bias are cast to the type of the product, the output back to the input's.
 PEFT 0.21.2 `tuners/lora/bnb.py`, Linear4bit: copies the output before the adapter's is added; without autocast the
-adapter's input is cast to its type, its output back.
+adapter's input is cast to its type, its output back. Automodel's adapter (0.7.0 `components/_peft/lora.py`,
+patch_linear_module: super_fwd) adds the output in place to its own.
 torchao 0.18 `nf4_tensor.py`, get_original_weight: eager, 12 bytes a value (indices of 8 bytes, halves in 16 bits) and
 the maxima in 16 bits lie beside the result when it is made; compiled it is one kernel. LinearNF4 is such a function
 too, torchtune's adapter adds nothing but sums.
@@ -18,7 +19,9 @@ from __future__ import annotations
 
 from simcore.operators import aten
 from simcore.operators.aten import Grads, Saved
+from simcore.operators.automodel_lora import memory_efficient_lora
 from simcore.operators.hf_autocast import is_autocast, product
+from simcore.operators.hf_int8 import int8_product
 from simcore.recording import Run
 from simcore.tape import Kernel, Param, Tape, Tensor
 
@@ -27,11 +30,16 @@ __all__ = ["packed_linear"]
 
 def packed_linear(tape: Tape, run: Run, prefix: str, label: str, x: Tensor) -> Tensor:
     """The module whose parameters' names begin with `prefix`, with its adapter where there is one."""
-    base = _module(tape, run, x, run.params[f"{prefix}weight"], run.params.get(f"{prefix}bias"), label)
+    weight = run.params[f"{prefix}weight"]
+    is_int8 = weight.packed is not None and weight.packed.is_int8
+    base = (int8_product if is_int8 else _module)(tape, run, x, weight, run.params.get(f"{prefix}bias"), label)
+    own = run.params.get(f"{prefix}lora_A.weight")
+    if own is not None:
+        return memory_efficient_lora(tape, x, (own, run.params[f"{prefix}lora_B.weight"]), base, label)
     lora_a = run.params.get(f"{prefix}lora_a.weight")
     if lora_a is None:
         return base
-    base = base if _is_torchaos(run, prefix) else _clone(tape, base, label)
+    base = base if is_int8 or _is_torchaos(run, prefix) else _clone(tape, base, label)
     lora_b = run.params[f"{prefix}lora_b.weight"]
     x = x if is_autocast(run) else aten.cast(tape, x, lora_a.dtype)
     down_up = product(tape, run, product(tape, run, x, lora_a, f"{label}.lora_a"), lora_b, f"{label}.lora_b")
@@ -90,7 +98,7 @@ def _beside(tape: Tape, run: Run, weight: Param) -> Tensor | None:
 def _values(tape: Tape, weight: Param, _beside: Tensor | None) -> Tensor:
     """The weight as a product takes it; what is made before it goes when it is there, unless the caller holds it."""
     assert weight.packed is not None
-    moved = weight.packed.data_bytes(weight.numel) + weight.packed.constant_bytes(weight.numel)
+    moved = weight.packed.data_bytes(weight.numel) + weight.packed.constant_bytes(weight.shape)
     return aten.new(tape, weight.shape, weight.dtype, "dequantised", moved)
 
 

@@ -47,11 +47,19 @@ def _two(stage: int, topology: str, sequences: int) -> Report:
                         precision={"compute": "fp16"}, micro_batch_size=sequences))
 
 
+_TIGHT = {"RTX 3080 of 10 GB": "rtx-3080", "RTX 2080 Ti of 11 GB": "rtx-2080-ti", "RTX 4070 Ti of 12 GB": "rtx-4070-ti"}
+
+
 def _cards() -> Sequence[Figure]:
     return [Figure("2 RTX 4090 of 24 GB, stage 2, 4 sequences of 512", "fits", verdict(_two(2, "rtx-4090", 4))),
             Figure("2 RTX 3090 of 24 GB, stage 2, 4 sequences of 512", "fits", verdict(_two(2, "rtx-3090", 4))),
             Figure("2 RTX 5090 of 32 GB, stage 2, 8 sequences of 512", "fits", verdict(_two(2, "rtx-5090", 8))),
-            Figure("2 L40S of 48 GB, stage 2, 8 sequences of 512", "fits", verdict(_two(2, "l40s", 8)))]
+            Figure("2 L40S of 48 GB, stage 2, 8 sequences of 512", "fits", verdict(_two(2, "l40s", 8))),
+            Figure("2 RTX A5000 of 24 GB, stage 2, 4 sequences of 512", "fits", verdict(_two(2, "rtx-a5000", 4))),
+            Figure("2 V100 of 32 GB, stage 2, 4 sequences of 512", "fits", verdict(_two(2, "v100-32gb", 4))),
+            Figure("2 RTX 4080 of 16 GB, stage 3, 2 sequences of 512", "fits", verdict(_two(3, "rtx-4080", 2))),
+            *(Figure(f"2 {name}, stage 3, 1 sequence of 512", "fits", verdict(_two(3, topology, 1)))
+              for name, topology in _TIGHT.items())]
 
 
 def _need() -> Sequence[Figure]:
