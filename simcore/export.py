@@ -31,11 +31,13 @@ class Format(StrEnum):
 
     CHROME = "chrome"
     KINETO = "kineto"
+    SNAPSHOT = "snapshot"
 
 
 def export(
     form: Annotated[Format, typer.Argument(metavar="FORMAT", help="chrome: a trace for Perfetto; "
-                                           "kineto: a folder of traces as PyTorch's profiler writes them.")],
+                                           "kineto: a folder of traces as PyTorch's profiler writes them; "
+                                           "snapshot: memory for PyTorch's memory_viz.")],
     scenario: str,
     *,
     output: Annotated[Path, typer.Option("-o", "--output", help="Where to write it.")],
@@ -44,7 +46,7 @@ def export(
     json: Annotated[bool, typer.Option("--json", help="Print what was written as JSON, nothing else.")] = False,
     overrides: Annotated[list[str] | None, typer.Option("--set", metavar="KEY=VALUE", help="Override a key.")] = None,
 ) -> None:
-    """Write the timeline of a scenario for other tools."""
+    """Write the timeline or the memory of a scenario for other tools."""
     if ranks and form not in _OF_RANKS:
         raise InputError(Problem("--rank", f"is of {' and '.join(_OF_RANKS)}; {form} is of all ranks"))
     found = _scenario(scenario, overrides or ())
@@ -124,9 +126,26 @@ def _kineto(scenario: Scenario, output: Path, ranks: Sequence[int] = ()) -> Sequ
     return told
 
 
+def _snapshot(scenario: Scenario, output: Path) -> Sequence[str]:
+    """PyTorch's memory snapshot of every class of ranks."""
+    from simcore.output import writing
+    from simcore.simulate import simulate
+    from viz.snapshot import MAX_POSTINGS, notes, pickled
+
+    if scenario.workload != "train":
+        raise NotYet(Problem(scenario.where("workload"), f"not yet: a memory snapshot of {scenario.workload}"))
+    found = simulate(scenario, detail=True, postings=MAX_POSTINGS)
+    if found.status != "ok":
+        raise InputError([Problem(row.where, row.message, row.rule) for row in found.problems])
+    with writing(output):
+        output.write_bytes(pickled(found))
+    return notes(found)
+
+
 _WRITERS: Final[dict[Format, Callable[[Scenario, Path], Sequence[str]]]] = {
     Format.CHROME: _chrome,
     Format.KINETO: _kineto,
+    Format.SNAPSHOT: _snapshot,
 }
 _OF_RANKS: Final[dict[Format, Callable[[Scenario, Path, Sequence[int]], Sequence[str]]]] = {
     Format.CHROME: _chrome,

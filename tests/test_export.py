@@ -151,3 +151,19 @@ def test_a_place_that_cannot_be_written_is_a_wrong_input(ran: Run) -> None:
 
 def test_an_unknown_format_is_a_wrong_input(ran: Run) -> None:
     assert ran("vhs", written(), "-o", "trace.json").code == 2
+
+
+def test_a_memory_snapshot_is_written(ran: Run) -> None:
+    made = ran("snapshot", written(), "-o", "mem.pickle")
+    assert (made.code, made.out) == (0, "wrote mem.pickle\n")
+    assert "what lies outside torch's allocator is left out" in made.err
+    assert Path("mem.pickle").read_bytes()[:2] == bytes([0x80, 4])
+
+
+def test_of_several_phases_there_is_no_snapshot_yet(ran: Run) -> None:
+    path = written()
+    with Path(path).open("a", encoding="utf-8") as file:
+        file.write("workload: dpo\n")
+    made = ran("snapshot", path, "-o", "mem.pickle")
+    assert made.code == 2
+    assert "not yet: a memory snapshot of dpo" in made.err

@@ -25,10 +25,10 @@ ORDER = (
     "phased", "detail", "report", "traffic", "series", "beside", "streams", "timeline", "breakdown", "clocked",
     "rates", "adapters", "workspace", "outside", "reserve", "band", "assemble", "received", "spread", "drawn", "host",
     "lengths", "forward", "policy", "journal", "vllm/", "serve", "refit", "laid", "phase_series", "phase_report",
-    "rl", "inventory", "spans", "closeup", "simulate", "advice", "compare", "measured", "tolerance", "left_out",
-    "timing", "validate", "table", "columns", "summary", "timesheet", "servesheet", "phasesheet", "batch", "finding",
-    "output", "glossary", "explanation", "calibration/", "machines", "page", "explain", "export", "presets", "cli",
-    "__init__", "__main__",
+    "rl", "inventory", "spans", "lifetimes", "closeup", "simulate", "advice", "compare", "measured", "tolerance",
+    "left_out", "timing", "validate", "table", "columns", "summary", "timesheet", "servesheet", "phasesheet", "batch",
+    "finding", "output", "glossary", "explanation", "calibration/", "machines", "page", "explain", "export", "presets",
+    "cli", "__init__", "__main__",
 )  # fmt: skip
 
 # A library has one door: what it does could be replaced by rewriting the files named here.
