@@ -130,13 +130,15 @@ def _snapshot(scenario: Scenario, output: Path) -> Sequence[str]:
     """PyTorch's memory snapshot of every class of ranks."""
     from simcore.output import writing
     from simcore.simulate import simulate
-    from viz.snapshot import MAX_POSTINGS, notes, pickled
+    from viz.snapshot import MAX_POSTINGS, notes, pickled, whole_fits
 
     if scenario.workload != "train":
         raise NotYet(Problem(scenario.where("workload"), f"not yet: a memory snapshot of {scenario.workload}"))
     found = simulate(scenario, detail=True, postings=MAX_POSTINGS)
     if found.status != "ok":
         raise InputError([Problem(row.where, row.message, row.rule) for row in found.problems])
+    if whole_fits(found):
+        found = simulate(scenario, detail=True, postings=MAX_POSTINGS, whole=True)
     with writing(output):
         output.write_bytes(pickled(found))
     return notes(found)

@@ -22,7 +22,7 @@ import small
 from simcore.report import Report
 from simcore.simulate import simulate
 from viz import snapshot as module
-from viz.snapshot import MAX_POSTINGS, notes, pickled, snapshot
+from viz.snapshot import MAX_POSTINGS, notes, pickled, snapshot, whole_fits
 
 VIEWER = json.loads((Path(__file__).parent / "truth" / "snapshot" / "viewer.json").read_text(encoding="utf-8"))
 
@@ -219,6 +219,15 @@ def test_microbatches_that_are_not_written_out_are_told() -> None:
     many = simulated("megatron", {"dp_shard": 2}, microbatches=32)
     assert any(line.endswith("the others repeat the steady ones") for line in notes(many))
     assert not any("microbatches" in line for line in notes(simulated("megatron", {"dp_shard": 2}, microbatches=1)))
+
+
+def test_all_microbatches_are_written_out_where_there_is_room(monkeypatch: pytest.MonkeyPatch) -> None:
+    few = simulated("megatron", {"dp_shard": 2}, microbatches=32)
+    assert whole_fits(few)
+    assert not whole_fits(simulated("megatron", {"dp_shard": 2}, microbatches=1))
+    assert not whole_fits(simulated("megatron", {"dp_shard": 2}, microbatches=32, postings=300))
+    monkeypatch.setattr(module, "MAX_POSTINGS", 5000)
+    assert not whole_fits(few)
 
 
 def test_a_report_without_lifetimes_has_no_snapshot() -> None:

@@ -35,7 +35,7 @@ from typing import Any, Final
 from simcore.detail import ClassDetail, Lifetimes
 from simcore.report import RankReport, Report
 
-__all__ = ["MAX_POSTINGS", "notes", "pickled", "snapshot"]
+__all__ = ["MAX_POSTINGS", "notes", "pickled", "snapshot", "whole_fits"]
 
 PROTOCOL: Final = 4
 """The highest that the viewer reads; Python 3.14 writes 5 if nobody says."""
@@ -90,6 +90,16 @@ def notes(report: Report) -> list[str]:
         told.append(f"{merged:,} allocations are not told by themselves, but by layer and category: a file holds"
                     f" {MAX_POSTINGS:,} births and deaths")
     return told
+
+
+def whole_fits(report: Report) -> bool:
+    """Whether microbatches are left out, and all of them would stay within `MAX_POSTINGS`, each tensor by itself."""
+    detail = report.detail
+    lives = [one.lifetimes for one in detail.classes if one.lifetimes] if detail else []
+    if detail is None or detail.written_out == detail.num_microbatches or any(one.merged for one in lives):
+        return False
+    postings = sum(len(one.time_us) for one in lives)
+    return postings * detail.num_microbatches <= MAX_POSTINGS * detail.written_out
 
 
 def _device(number: int, report: Report, rank: RankReport, one: ClassDetail, kinds: dict[str, str]) -> tuple[
