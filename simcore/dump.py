@@ -90,6 +90,7 @@ class _Device:
         self.segments = [one for one in segments if shape.number(one, "device", "a segment") == number]
         self.events = [shape.mapping(event, "an event") for event in trace]
         self.lives = self._lived()
+        self.told: dict[tuple[int, bool], str] = {}
 
     def dump(self, *, ours: bool, devices: tuple[int, ...]) -> Dump:
         change = [0] * (len(self.events) + 1)
@@ -168,9 +169,14 @@ class _Device:
         if "category" in life.source:
             return group_of_category(str(life.source["category"]))
         frames = self.shape.list(life.source.get("frames", []), "frames")
-        if not all(isinstance(frame, dict) for frame in frames):
-            self.shape.refuse("frames: expected mappings")
-        return group_of(frames, recorded=has_frames and life.born >= 0) if frames or has_frames else OTHER
+        if not frames and not has_frames:
+            return OTHER
+        key = (id(frames), life.born >= 0)  # a snapshot has equal stacks once
+        if key not in self.told:
+            if not all(isinstance(frame, dict) for frame in frames):
+                self.shape.refuse("frames: expected dictionaries")
+            self.told[key] = group_of(frames, recorded=has_frames and life.born >= 0)
+        return self.told[key]
 
 
 @dataclass(frozen=True)

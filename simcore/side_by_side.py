@@ -136,10 +136,13 @@ def _groups(dump: Dump, peak: Peak, apart: int) -> Iterator[Beside]:
 
 
 def _of_dump(dump: Dump) -> Iterator[str]:
-    yield f"the highest moment of the {dump.num_events:,} events that the snapshot has; what came before is not in it"
+    if dump.ours:
+        yield "rankscope wrote this snapshot: simulated stands beside simulated"
+    else:
+        yield f"the highest moment of the {dump.num_events:,} events that it has; what came before is not in it"
     if len(dump.devices) > 1:
         yield f"it has devices {', '.join(map(str, dump.devices))}; device {dump.device}, the fullest, is compared"
-    if dump.refused:
+    if dump.refused and not dump.ours:
         yield "an allocation failed in it (oom): the measured peak is what there was room for"
     if not dump.has_frames and not dump.ours:
         yield "it has no frames, so what its bytes are for cannot be told: record with context='all'"

@@ -41,6 +41,7 @@ def test_our_own_snapshot_differs_in_nothing(report: Report) -> None:
     assert found.groups
     assert {row.difference for row in found.groups} == {0}
     assert [row.difference for row in found.quantities[:2]] == [0, 0]
+    assert found.notes == ("rankscope wrote this snapshot: simulated stands beside simulated",)
 
 
 def test_a_snapshot_beside_a_rank(report: Report, dump: Dump) -> None:
