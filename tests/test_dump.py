@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import pickle
+import random
 from typing import Any
 
 import pytest
@@ -98,6 +99,22 @@ def test_our_own_comes_back_by_category() -> None:
     assert found.end_bytes == rank.end_bytes
     assert found.groups["optimizer states"] == rank.peak.by_category["opt_state"] + rank.peak.by_category["main_param"]
     assert sum(found.groups.values()) == found.peak_bytes
+
+
+def test_files_that_are_damaged_anywhere_are_told_without_a_traceback() -> None:
+    dice = random.Random(0)
+    whole = pickle.dumps(recorded.step(), protocol=4)
+    told = 0
+    for _ in range(600):
+        content = bytearray(whole)
+        for _ in range(dice.choice((1, 2, 9))):
+            at = dice.randrange(len(content))
+            content[at:at + dice.randrange(4)] = dice.randbytes(dice.randrange(4))
+        try:
+            read_dump(bytes(content), "mem.pickle")
+        except InputError:
+            told += 1
+    assert told > 300
 
 
 def traced(**event: object) -> dict[str, Any]:

@@ -230,6 +230,11 @@ def test_all_microbatches_are_written_out_where_there_is_room(monkeypatch: pytes
     assert not whole_fits(few)
 
 
+def test_an_oom_that_only_draws_have_is_told(plain: Report, full: Report) -> None:
+    (note,) = [line for line in notes(plain.model_copy(update={"verdict": "oom"})) if "draw" in line]
+    assert note not in (*notes(plain), *notes(full))
+
+
 def test_a_report_without_lifetimes_has_no_snapshot() -> None:
     with pytest.raises(ValueError, match="without lifetimes"):
         snapshot(simulate(small.scenario("fsdp2", {"dp_shard": 4}), detail=True))
@@ -249,8 +254,9 @@ def test_first_fit_takes_the_first_gap_that_holds_it() -> None:
 def test_torchs_own_tool_reads_it(full: Report, tmp_path: Path) -> None:
     path = tmp_path / "mem.pickle"
     path.write_bytes(pickled(full))
-    for command in ("stats", "trace", "trace_plot", "segment_plot"):
-        where = ["-o", str(tmp_path / "out.html")] if command.endswith("_plot") else []
-        ran = subprocess.run([sys.executable, "-m", "torch.cuda._memory_viz", command, str(path), *where],
-                             capture_output=True, text=True, check=False)
+    html = ("-o", str(tmp_path / "out.html"))
+    for command in (("stats",), ("trace",), ("trace_plot", *html), ("trace_plot", "-s", "-f", *html),
+                    ("segment_plot", *html)):
+        tool = [sys.executable, "-m", "torch.cuda._memory_viz", command[0], str(path), *command[1:]]
+        ran = subprocess.run(tool, capture_output=True, text=True, check=False)
         assert ran.returncode == 0, ran.stderr

@@ -89,6 +89,8 @@ def notes(report: Report) -> list[str]:
     if merged:
         told.append(f"{merged:,} allocations are not told by themselves, but by layer and category: a file holds"
                     f" {MAX_POSTINGS:,} births and deaths")
+    if report.verdict == "oom" and all(_room(report, rank) < 0 for rank in report.ranks):
+        told.append("the verdict is that of the highest draw; this is balanced routing, in which no allocation fails")
     return told
 
 
