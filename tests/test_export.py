@@ -161,6 +161,13 @@ def test_a_memory_snapshot_is_written(ran: Run) -> None:
     assert Path("mem.pickle").read_bytes()[:2] == bytes([0x80, 4])
 
 
+def test_a_memory_snapshot_is_of_all_ranks(ran: Run) -> None:
+    made = ran("snapshot", written(), "-o", "mem.pickle", "--rank", "1")
+    assert made.code == 2
+    assert "snapshot is of all ranks" in made.err
+    assert not Path("mem.pickle").exists()
+
+
 def test_of_several_phases_there_is_no_snapshot_yet(ran: Run) -> None:
     path = written()
     with Path(path).open("a", encoding="utf-8") as file:
