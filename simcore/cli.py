@@ -21,6 +21,7 @@ from simcore.errors import InputError, Problem, RankscopeError
 from simcore.explain import explain
 from simcore.export import export
 from simcore.page import report
+from simcore.read_back import read
 from simcore.signs import replace_signs
 
 if TYPE_CHECKING:
@@ -185,7 +186,7 @@ def init(
         typer.echo(f"wrote {path}; next: rankscope run {path}")
 
 
-for _command in (calibrate, explain, export, report):
+for _command in (calibrate, explain, export, read, report):
     app.command()(_command)
 
 
@@ -194,10 +195,9 @@ def _entries(paths: Sequence[str | Path], overrides: Sequence[str] | None) -> li
 
     if not paths:
         raise InputError(Problem("", "no scenario given: name files, folders or globs, or --example NAME"))
-    entries = read(paths, overrides or ())
-    if not entries:
-        raise InputError(Problem(", ".join(map(str, paths)), "holds no scenario"))
-    return entries
+    if entries := read(paths, overrides or ()):
+        return entries
+    raise InputError(Problem(", ".join(map(str, paths)), "holds no scenario"))
 
 
 def _outcomes(entries: Sequence[Entry], work: Work, jobs: int | None = None,

@@ -10,6 +10,7 @@ from simcore.detail import AxisDigit, ClassDetail, Detail
 from simcore.fold import RankClass
 from simcore.inventory import holders, kinds_by_path, tensor_rows
 from simcore.ledger import balance
+from simcore.lifetimes import lifetimes
 from simcore.plan import Plan
 from simcore.report import Report
 from simcore.series import memory_by_part
@@ -26,8 +27,11 @@ _FEWEST: Final = 1200
 """Spans that a class has however many classes there are."""
 
 
-def with_detail(parts: Parts, report: Report, most: int | None = None) -> Report:
-    """The same report with `detail`. `most`: spans of all classes, instead of as many as a page can bear."""
+def with_detail(parts: Parts, report: Report, most: int | None = None, postings: int = 0) -> Report:
+    """The same report with `detail`. `most`: spans of all classes, instead of as many as a page can bear.
+
+    `postings`: lifetimes of allocations too, at most so many births and deaths of all classes.
+    """
     mesh, clocked = parts.job.mesh, parts.clocked
     axes = (mesh.axis(name) for name in _AXES)
     detail = Detail(
@@ -36,12 +40,12 @@ def with_detail(parts: Parts, report: Report, most: int | None = None) -> Report
         num_microbatches=parts.job.scenario.num_microbatches, written_out=parts.lowered,
         end_s=None if clocked is None else max(times.end for times in clocked.times) / 1e9,
         layers={} if not parts.plans else kinds_by_path(parts.plans[0]),
-        classes=tuple(_class(parts, number, *each, most or MAX_SPANS)
+        classes=tuple(_class(parts, number, *each, most or MAX_SPANS, postings // len(parts.classes))
                       for number, each in enumerate(zip(parts.classes, parts.plans, strict=True))))
     return report.model_copy(update={"detail": detail})
 
 
-def _class(parts: Parts, number: int, ranks: RankClass, plan: Plan, most: int) -> ClassDetail:
+def _class(parts: Parts, number: int, ranks: RankClass, plan: Plan, most: int, postings: int) -> ClassDetail:
     program, clocked, kinds = parts.programs.get(ranks.representative), parts.clocked, kinds_by_path(plan)
     if program is None:
         return ClassDetail(tensors=tensor_rows(plan))
@@ -51,4 +55,5 @@ def _class(parts: Parts, number: int, ranks: RankClass, plan: Plan, most: int) -
         by_part=memory_by_part(program, row_ns, kinds),
         spans=() if clocked is None or row_ns is None else spans(
             program, clocked.tracks[number], clocked.times[number], row_ns,
-            max(_FEWEST, most // len(parts.classes)), partial(meeting, clocked.wiring, number)))
+            max(_FEWEST, most // len(parts.classes)), partial(meeting, clocked.wiring, number)),
+        lifetimes=lifetimes(program, row_ns, postings) if postings else None)

@@ -9,7 +9,8 @@ from typing import Final
 
 from pydantic import BaseModel, ConfigDict
 
-__all__ = ["MAX_DETAILED", "AxisDigit", "ClassDetail", "Detail", "Holder", "MemorySeries", "Span", "TensorRow"]
+__all__ = ["MAX_DETAILED", "AxisDigit", "ClassDetail", "Detail", "Holder", "Lifetimes", "MemorySeries", "Span",
+           "TensorRow"]
 
 MAX_DETAILED: Final = 8
 """Scenarios up to which a page tells everything about each."""
@@ -98,13 +99,36 @@ class Span(_Frozen):
     meets: str = ""
 
 
+class Lifetimes(_Frozen):
+    """Allocations of one rank in a steady step, a row of the first columns each: what rests comes first.
+
+    `owner`: a number of `owners`, (layer, tensor, category). `born`, `died`: numbers of moments, -1 if it lives on; a
+    moment has a date, a phase and a microbatch (of those that were written out). At one moment deaths come before
+    births. `merged`: so many allocations are told together, by layer and category; 0: each by itself.
+    """
+
+    owners: tuple[tuple[str, str, str], ...]
+    owner: tuple[int, ...]
+    bytes: tuple[int, ...]
+    born: tuple[int, ...]
+    died: tuple[int, ...]
+    time_us: tuple[int, ...]
+    phases: tuple[str, ...]
+    microbatches: tuple[int, ...]
+    merged: int = 0
+
+
 class ClassDetail(_Frozen):
-    """Of one class of ranks. `by_part`: memory over the step by the part of the model that holds it."""
+    """Of one class of ranks. `by_part`: memory over the step by the part of the model that holds it.
+
+    `lifetimes`: for a snapshot of memory, where that was asked for.
+    """
 
     tensors: tuple[TensorRow, ...] = ()
     holders: tuple[Holder, ...] = ()
     by_part: MemorySeries | None = None
     spans: tuple[Span, ...] = ()
+    lifetimes: Lifetimes | None = None
 
 
 class Detail(_Frozen):

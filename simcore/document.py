@@ -17,7 +17,7 @@ from typing import Any, Final
 from simcore.errors import InputError, Problem
 from simcore.yaml_parser import KeyPath, Parser, dotted
 
-__all__ = ["MAX_BYTES", "Document", "parse_document", "parse_value", "read_document"]
+__all__ = ["MAX_BYTES", "Document", "parse_document", "parse_value", "read_bytes", "read_document"]
 
 MAX_BYTES: Final = 2**18
 """Of one file. The scanner takes time that grows with the square of a token: at this size, a second or two."""
@@ -77,7 +77,7 @@ def _prefixes(key_path: KeyPath) -> Iterator[KeyPath]:
 
 def read_document(path: str | os.PathLike[str]) -> Document:
     """Read one YAML or JSON file; InputError (with `file:line`) for whatever is wrong with it."""
-    return parse_document(_text(_bytes(Path(path)), str(path)), str(path))
+    return parse_document(_text(read_bytes(Path(path)), str(path)), str(path))
 
 
 def parse_document(text: str, path: str) -> Document:
@@ -98,14 +98,15 @@ def parse_value(text: str, where: str) -> Any:
         raise InputError(Problem(where, problem.message) for problem in error.problems) from None
 
 
-def _bytes(path: Path) -> bytes:
+def read_bytes(path: Path, limit: int = MAX_BYTES) -> bytes:
+    """All of a regular file; InputError where it is none, cannot be read, or has more than `limit` bytes."""
     try:
         status = path.stat()
-        problem = _unfit(status)
+        problem = _unfit(status, limit)
         if not problem:
             with path.open("rb") as file:
-                content = file.read(MAX_BYTES + 1)  # one more than allowed: the size that stat told may be stale
-            problem = _too_large(len(content))
+                content = file.read(limit + 1)  # one more than allowed: the size that stat told may be stale
+            problem = _too_large(len(content), limit)
     except (OSError, ValueError) as error:  # ValueError: a NUL in the path
         problem = "no such file" if isinstance(error, FileNotFoundError) else f"cannot be read: {_reason(error)}"
     if problem:
@@ -117,16 +118,16 @@ def _reason(error: Exception) -> str:
     return (error.strerror or "unknown reason").lower() if isinstance(error, OSError) else str(error)
 
 
-def _unfit(status: os.stat_result) -> str:
+def _unfit(status: os.stat_result, limit: int) -> str:
     if stat.S_ISDIR(status.st_mode):
         return "expected a file, got a directory"
     if not stat.S_ISREG(status.st_mode):
         return "expected a regular file, got a pipe, socket or device"
-    return _too_large(status.st_size)
+    return _too_large(status.st_size, limit)
 
 
-def _too_large(num_bytes: int) -> str:
-    return f"expected at most {MAX_BYTES:,} bytes, got {num_bytes:,} or more" if num_bytes > MAX_BYTES else ""
+def _too_large(num_bytes: int, limit: int) -> str:
+    return f"expected at most {limit:,} bytes, got {num_bytes:,} or more" if num_bytes > limit else ""
 
 
 def _text(content: bytes, path: str) -> str:

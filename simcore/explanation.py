@@ -45,17 +45,10 @@ def class_of(report: Report, rank: int | None) -> tuple[RankReport, ClassDetail]
     pairs = list(zip(report.ranks, report.detail.classes, strict=True))
     if rank is None:
         return max(pairs, key=lambda pair: pair[0].peak.device_bytes if pair[0].peak else 0)
-    found = [pair for pair in pairs if any(_is_in(rank, text) for text in pair[0].ranks)]
+    found = [pair for pair in pairs if pair[0].has_rank(rank)]
     if not found:
         raise InputError(Problem("--rank", f"no rank {rank}: there are {sum(r.num_ranks for r in report.ranks)}"))
     return found[0]
-
-
-def _is_in(rank: int, text: str) -> bool:
-    """Whether `"0-128:64"` has it."""
-    ends, _, step = text.partition(":")
-    first, _, last = ends.partition("-")
-    return rank in range(int(first), int(last or first) + 1, int(step or 1))
 
 
 # ---- memory ---------------------------------------------------------------------------------------------------------

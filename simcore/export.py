@@ -32,6 +32,7 @@ class Format(StrEnum):
 
     CHROME = "chrome"
     KINETO = "kineto"
+    SNAPSHOT = "snapshot"
     CSV = "csv"
     PARQUET = "parquet"
 
@@ -46,7 +47,7 @@ class Rows(StrEnum):
 def export(
     form: Annotated[Format, typer.Argument(
         metavar="FORMAT", help="chrome: a trace for Perfetto; kineto: a folder of traces as PyTorch's profiler writes "
-                               "them; csv, parquet: a table of results.")],
+                               "them; snapshot: memory for PyTorch's memory_viz; csv, parquet: a table of results.")],
     paths: Annotated[list[str], typer.Argument(metavar="PATH...", help="A scenario; of tables, results or scenarios.")],
     *,
     output: Annotated[Path, typer.Option("-o", "--output", help="Where to write it.")],
@@ -57,7 +58,7 @@ def export(
     rows: Annotated[Rows | None, typer.Option("--table", help="Of csv and parquet: a row a scenario (omitted), or a "
                                               "class of ranks.")] = None,
 ) -> None:
-    """Write the timeline of a scenario, or a table of results, for other tools."""
+    """Write the timeline or the memory of a scenario, or a table of results, for other tools."""
     if ranks and form not in _OF_RANKS:
         raise InputError(Problem("--rank", f"is of {' and '.join(_OF_RANKS)}; {form} is of all ranks"))
     if form in _TABLES:
@@ -142,9 +143,28 @@ def _kineto(scenario: Scenario, output: Path, ranks: Sequence[int] = ()) -> Sequ
     return told
 
 
+def _snapshot(scenario: Scenario, output: Path) -> Sequence[str]:
+    """PyTorch's memory snapshot of every class of ranks."""
+    from simcore.output import writing
+    from simcore.simulate import simulate
+    from viz.snapshot import MAX_POSTINGS, notes, pickled, whole_fits
+
+    if scenario.workload != "train":
+        raise NotYet(Problem(scenario.where("workload"), f"not yet: a memory snapshot of {scenario.workload}"))
+    found = simulate(scenario, detail=True, postings=MAX_POSTINGS)
+    if found.status != "ok":
+        raise InputError([Problem(row.where, row.message, row.rule) for row in found.problems])
+    if whole_fits(found):
+        found = simulate(scenario, detail=True, postings=MAX_POSTINGS, whole=True)
+    with writing(output):
+        output.write_bytes(pickled(found))
+    return notes(found)
+
+
 _WRITERS: Final[dict[Format, Callable[[Scenario, Path], Sequence[str]]]] = {
     Format.CHROME: _chrome,
     Format.KINETO: _kineto,
+    Format.SNAPSHOT: _snapshot,
 }
 _OF_RANKS: Final[dict[Format, Callable[[Scenario, Path, Sequence[int]], Sequence[str]]]] = {
     Format.CHROME: _chrome,

@@ -167,6 +167,15 @@ class RankReport(_Frozen):
     traffic: tuple[TrafficRow, ...] = ()
     memory: MemorySeries | None = None
 
+    def has_rank(self, rank: int) -> bool:
+        """Whether it is one of these: `7`, `0-62` or `0-131071:64`."""
+        for text in self.ranks:
+            ends, _, step = text.partition(":")
+            first, _, last = ends.partition("-")
+            if rank in range(int(first), int(last or first) + 1, int(step or 1)):
+                return True
+        return False
+
     def at_rest_bytes(self) -> int:
         """Parameters, gradients and optimizer states of all components, without padding."""
         return sum(c.params_bytes + c.grads_bytes + c.optimizer_bytes for c in self.at_rest.values())

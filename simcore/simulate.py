@@ -42,18 +42,19 @@ EXACT_RANKS = 64
 
 
 def simulate(scenario: Scenario, *, series: bool = False, detail: bool = False, fold: bool = True,
-             rank: int | None = None, timed: bool = True, spans: int | None = None, whole: bool = False
-             ) -> Report:
+             rank: int | None = None, timed: bool = True, spans: int | None = None, whole: bool = False,
+             postings: int = 0) -> Report:
     """Simulate one training step of one scenario. Refusals come back as a report (status illegal or error).
 
     `series`: memory over the step too. `detail`: that, and all else that pictures show. `fold` False simulates every
     rank by itself. `rank`: that rank alone, exactly, without time. `timed` False: memory and traffic only. `spans`:
     of the detail so many are kept, instead of as many as a page can bear. `whole`: every microbatch is written out.
+    `postings`: with the detail, lifetimes of allocations too, at most so many births and deaths.
     """
     if scenario.workload != "train":
         return _guarded(partial(_other, scenario, rank, series=series or detail), scenario)
     work = partial(_simulate, series=series or detail, detail=detail, folded=fold, rank=rank, spans=spans,
-                   whole=whole)
+                   whole=whole, postings=postings)
     return _guarded(partial(_at_its_lengths, scenario, work, timed=timed), scenario)
 
 
@@ -104,7 +105,7 @@ def _at_its_lengths(scenario: Scenario, work: partial[Report], *, timed: bool) -
 
 
 def _simulate(scenario: Scenario, *, series: bool, detail: bool, folded: bool, rank: int | None, timed: bool,
-              spans: int | None = None, whole: bool = False) -> Report:
+              spans: int | None = None, whole: bool = False, postings: int = 0) -> Report:
     """Write out a few microbatches; where the steady ones do not take the same time, twice as many."""
     parts = _parts(scenario, folded=folded, rank=rank)
     for doublings in count():
@@ -118,7 +119,7 @@ def _simulate(scenario: Scenario, *, series: bool, detail: bool, folded: bool, r
         if parts.clocked.steady or parts.lowered == scenario.num_microbatches:
             break
     found = hosted(parts, drawn(parts, report(parts, series=series)))
-    return with_detail(parts, found, spans) if detail else found
+    return with_detail(parts, found, spans, postings) if detail else found
 
 
 def _clock(parts: Parts) -> Clocked:

@@ -224,3 +224,27 @@ def test_a_refused_layout_of_a_sweep_is_a_row(ran: Run) -> None:
     assert ran("csv", path, "-o", "out.csv").code == 0
     assert [(one["tp"], one["status"], bool(one["problems"])) for one in lines("out.csv")] == [
         ("1", "ok", False), ("3", "illegal", True)]
+
+
+def test_a_memory_snapshot_is_written(ran: Run) -> None:
+    made = ran("snapshot", written(batch=64), "-o", "mem.pickle")
+    assert (made.code, made.out) == (0, "wrote mem.pickle\n")
+    assert "what lies outside torch's allocator is left out" in made.err
+    assert "microbatches" not in made.err
+    assert Path("mem.pickle").read_bytes()[:2] == bytes([0x80, 4])
+
+
+def test_a_memory_snapshot_is_of_all_ranks(ran: Run) -> None:
+    made = ran("snapshot", written(), "-o", "mem.pickle", "--rank", "1")
+    assert made.code == 2
+    assert "snapshot is of all ranks" in made.err
+    assert not Path("mem.pickle").exists()
+
+
+def test_of_several_phases_there_is_no_snapshot_yet(ran: Run) -> None:
+    path = written()
+    with Path(path).open("a", encoding="utf-8") as file:
+        file.write("workload: dpo\n")
+    made = ran("snapshot", path, "-o", "mem.pickle")
+    assert made.code == 2
+    assert "not yet: a memory snapshot of dpo" in made.err

@@ -25,10 +25,11 @@ ORDER = (
     "phased", "detail", "report", "traffic", "series", "beside", "streams", "timeline", "breakdown", "clocked",
     "rates", "adapters", "workspace", "outside", "reserve", "band", "assemble", "received", "spread", "drawn", "host",
     "lengths", "forward", "policy", "journal", "vllm/", "serve", "refit", "laid", "phase_series", "phase_report",
-    "rl", "inventory", "spans", "closeup", "simulate", "advice", "compare", "measured", "tolerance", "left_out",
-    "timing", "validate", "frame", "frame_file", "table", "columns", "summary", "memorysheet", "timesheet",
-    "servesheet", "phasesheet", "batch", "finding", "output", "glossary", "fields", "tabulate", "explanation",
-    "calibration/", "machines", "page", "explain", "export", "presets", "cli", "__init__", "__main__",
+    "rl", "inventory", "spans", "lifetimes", "closeup", "simulate", "advice", "compare", "measured", "tolerance",
+    "left_out", "timing", "validate", "frame", "frame_file", "table", "columns", "summary", "memorysheet",
+    "timesheet", "servesheet", "phasesheet", "batch", "finding", "output", "glossary", "fields", "tabulate",
+    "explanation", "calibration/", "machines", "page", "explain", "export", "plain_pickle", "frames", "dump",
+    "training_log", "side_by_side", "read_back", "presets", "cli", "__init__", "__main__",
 )  # fmt: skip
 
 # A library has one door: what it does could be replaced by rewriting the files named here.
@@ -38,9 +39,9 @@ DOORS = {
     "ruamel": {"document", "yaml_parser", "calibration/write"},
     "pydantic": {"block", "quantity", "training", "generation", "scenario", "device", "efficiency", "curves",
                  "topology", "detail", "report", "served", "phased", "speed", "compare", "explanation", "measured",
-                 "timing", "tolerance", "validate", "calibration/write"},
+                 "timing", "tolerance", "validate", "calibration/write", "side_by_side"},
     "rich": {"table", "columns", "summary", "memorysheet", "timesheet", "servesheet", "phasesheet", "output"},
-    "typer": {"cli", "calibration/command", "page", "explain", "export"},
+    "typer": {"cli", "calibration/command", "page", "explain", "export", "read_back"},
 }
 VIZ_READS = {"compare", "detail", "frame", "report", "speed", "units"}
 

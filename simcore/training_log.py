@@ -1,0 +1,143 @@
+"""What a training log tells of memory and speed: lines that torchtitan, Megatron-LM and Megatron-Bridge print.
+
+Comes in: the log's text. Goes out: a `Log`, in bytes and seconds. Nothing else of the log is looked at.
+
+[Note: units of logs]
+torchtitan b5bcd76c `components/metrics.py`: `memory` is the most that the allocator reserved since the line before, in
+GiB of 1024**3 bytes (`_to_gib`); `tps` is tokens a second of one GPU, data parallel or not (`log`), until November 2024
+called `wps`; `mfu` may be N/A. Its colours are escape sequences, which are taken out.
+Megatron-LM, `report_memory`, core_v0.8.0 to main of 2026-08-22 (`megatron/training/utils.py`, from core_v0.18.0
+`utils/common_utils.py`): what it calls MB is 1024 * 1024 bytes. `allocated` and `reserved` are of the moment, `max`
+since the process began. It is printed by one rank of each data-parallel group, after the first iteration, whose peak
+lacks the optimizer's states, and again after the second.
+Megatron-Bridge 0.2.0 to main of 2026-08-22, `training/utils/train_utils.py`: what it calls GB is 1e9 bytes, rounded to
+five digits, under the names of `MEMORY_KEYS`; `Step Time` is in seconds.
+Iteration lines of both are in ms, with TFLOP/s of one GPU where asked for.
+
+[Note: which lines count]
+The first line of times is left out where there are others: it has what happens once (compilation, autotuning, the
+first collectives). Of the others the median counts. Of memory the highest counts.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from statistics import median
+from typing import Final
+
+__all__ = ["Log", "Reading", "read_log"]
+
+_MIB, _GIB, _GB = 2**20, 2**30, 10**9
+_NUMBER: Final = r"([0-9][0-9,]*(?:\.[0-9]+)?)"
+_ESCAPES: Final = re.compile(r"\x1b\[[0-9;]*m")
+
+# Each pattern is one thing, so that no line, however long, takes more than one pass for each.
+_TITAN_STEP: Final = re.compile(r"(?<!validate )\bstep: *([0-9]+) ")
+_TITAN: Final = re.compile(rf"\bmemory: *{_NUMBER}GiB *\(")
+_TITAN_SPEED: Final = {"tokens_per_s_per_gpu": re.compile(rf"\b(?:tps|wps): *{_NUMBER}"),
+                       "tflops_per_gpu": re.compile(rf"\btflops: *{_NUMBER}"),
+                       "mfu": re.compile(rf"\bmfu: *{_NUMBER}%")}
+_MEMORY: Final = re.compile(r"\[Rank ([0-9]+)\] *\(after ([0-9]+) iterations\) memory \((MB|GB)\)((?: *\|[^|]*)+)")
+_ITERATION: Final = re.compile(rf"\belapsed time per iteration \(ms\): *{_NUMBER}")
+_THROUGHPUT: Final = re.compile(rf"throughput per GPU \(TFLOP/s/GPU\): *{_NUMBER}")
+_BATCH: Final = re.compile(r"\bglobal batch size: *([0-9]+)")
+_STEP_TIME: Final = re.compile(rf"\bStep Time *: *{_NUMBER}s GPU utilization: *{_NUMBER}")
+
+_OF_MEGATRON: Final = {"allocated": "allocated_end", "max allocated": "allocated_peak", "max reserved": "reserved_peak"}
+_OF_BRIDGE: Final = {"mem-allocated-gigabytes": "allocated_end", "mem-max-allocated-gigabytes": "allocated_peak",
+                     "mem-max-reserved-gigabytes": "reserved_peak"}
+
+
+@dataclass(frozen=True)
+class Reading:
+    """A number that was read. Bytes, seconds, tokens or TFLOP a second, a share (`mfu`); `rank` where it is known.
+
+    `after`: the iteration or step of the line. `num_lines`: so many lines stand behind it.
+    """
+
+    of: str
+    value: float
+    rank: int | None = None
+    after: int | None = None
+    num_lines: int = 1
+
+
+@dataclass(frozen=True)
+class Log:
+    """`trainer`: whose lines they are. `batch`: the global batch size that they tell, in sequences."""
+
+    trainer: str
+    readings: tuple[Reading, ...]
+    batch: int | None = None
+
+
+def read_log(text: str) -> Log | None:
+    """The readings of a log; None where no line is one of a known trainer."""
+    plain = _ESCAPES.sub("", text)
+    lines = plain.splitlines()
+    titan = _of_titan(lines)
+    megatron = [*_of_memory(lines), *_of_iterations(lines)]
+    if titan and not megatron:
+        return Log("torchtitan", tuple(titan))
+    if not megatron:
+        return None
+    is_bridge = any("memory (GB)" in line or _STEP_TIME.search(line) for line in lines)
+    batches = {int(found[1]) for line in lines if (found := _BATCH.search(line))}
+    return Log("Megatron-Bridge" if is_bridge else "Megatron-LM", tuple(megatron),
+               batches.pop() if len(batches) == 1 else None)
+
+
+def _of_titan(lines: Sequence[str]) -> list[Reading]:
+    found = [(int(step[1]), _number(memory[1]), line) for line in lines
+             if (memory := _TITAN.search(line)) and (step := _TITAN_STEP.search(line))]
+    if not found:
+        return []
+    highest = max(found, key=lambda one: one[1])
+    readings = [Reading("reserved_peak", highest[1] * _GIB, after=highest[0], num_lines=len(found))]
+    for what, pattern in _TITAN_SPEED.items():
+        values = [_number(match[1]) for _, _, line in found if (match := pattern.search(line))]
+        readings += _steady(what, [value / 100 for value in values] if what == "mfu" else values)
+    return readings
+
+
+def _of_memory(lines: Sequence[str]) -> Iterator[Reading]:
+    """Of each rank what was told last: maxima only grow. What the first iteration told is told apart."""
+    first: dict[tuple[int, str], Reading] = {}
+    last: dict[tuple[int, str], Reading] = {}
+    for line in lines:
+        for match in _MEMORY.finditer(line):
+            rank, after = int(match[1]), int(match[2])
+            for what, value in _values(match[4], _OF_MEGATRON if match[3] == "MB" else _OF_BRIDGE,
+                                       _MIB if match[3] == "MB" else _GB):
+                name = "allocated_peak_first" if (what, after) == ("allocated_peak", 1) else what
+                kept = first if name != what else last
+                kept[rank, what] = Reading(name, value, rank, after)
+    yield from (*last.values(), *first.values())
+
+
+def _values(text: str, names: dict[str, str], unit: int) -> Iterator[tuple[str, float]]:
+    for part in text.split("|"):
+        name, _, value = part.partition(":")
+        if name.strip() in names and (found := re.match(rf" *{_NUMBER}", value)):
+            yield names[name.strip()], _number(found[1]) * unit
+
+
+def _of_iterations(lines: Sequence[str]) -> Iterator[Reading]:
+    found = [line for line in lines if _ITERATION.search(line)]
+    times = [_number(match[1]) / 1000 for line in found if (match := _ITERATION.search(line))]
+    rates = [_number(match[1]) for line in found if (match := _THROUGHPUT.search(line))]
+    told = [match for line in lines if (match := _STEP_TIME.search(line))]
+    yield from _steady("step_s", times or [_number(match[1]) for match in told])
+    yield from _steady("tflops_per_gpu", rates or [_number(match[2]) for match in told])
+
+
+def _steady(what: str, values: Sequence[float]) -> list[Reading]:
+    """The median of all but the first."""
+    later = values[1:] or values
+    return [Reading(what, median(later), num_lines=len(later))] if later else []
+
+
+def _number(text: str) -> float:
+    return float(text.replace(",", ""))
