@@ -23,6 +23,8 @@ THREADS: Final = {"step": "step", "compute": "compute", "waits": "waits", "in_la
 """Their names to show, in that order; all but the first three are lanes of `detail.Span`."""
 _MOST: Final = 128
 """Classes of ranks that are written out."""
+_RUNS: Final = 8
+"""Runs of ranks that a name has."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -45,8 +47,10 @@ class Process:
 
     @property
     def name(self) -> str:
-        """The rank, and for whom it stands."""
-        others = f", stands for {', '.join(self.rank.ranks)}" if self.rank.num_ranks > 1 else ""
+        """The rank, and for whom it stands; of very many runs of ranks the first."""
+        runs = self.rank.ranks
+        more = f" and {len(runs) - _RUNS:,} runs more" if len(runs) > _RUNS else ""
+        others = f", stands for {', '.join(runs[:_RUNS])}{more}" if self.rank.num_ranks > 1 else ""
         return f"rank {self.number}{others}"
 
 
