@@ -12,7 +12,6 @@ from typing import NamedTuple
 import pytest
 
 from simcore import cli
-from simcore.export import Format
 
 SCENARIOS = Path(__file__).resolve().parents[1] / "scenarios"
 SCENARIO = """
@@ -96,10 +95,9 @@ def test_a_rank_must_be_one_of_the_job(ran: Run) -> None:
     assert made.err == "rankscope: --rank: expected at most 3, the last rank, got 4\n"
 
 
-def test_a_format_of_all_ranks_takes_none(ran: Run, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("simcore.export._OF_RANKS", {Format.KINETO: None})
-    made = ran("chrome", written(), "-o", "trace.json", "--rank", "0")
-    assert (made.code, made.err) == (2, "rankscope: --rank: is of kineto; chrome is of all ranks\n")
+def test_a_table_is_of_all_ranks(ran: Run) -> None:
+    made = ran("csv", written(), "-o", "table.csv", "--rank", "0")
+    assert (made.code, made.err) == (2, "rankscope: --rank: is of chrome and kineto; csv is of all ranks\n")
 
 
 def test_json_is_alone_on_standard_output(ran: Run) -> None:

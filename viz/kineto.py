@@ -180,7 +180,7 @@ def _args(process: Process, piece: Slice, lane: str) -> _Event:
     if _is_copy(piece):
         return {"bytes": span.bytes, "memory bandwidth (GB/s)": span.bytes / (piece.end - piece.start)}
     size = next((row.group_size for row in process.rank.traffic
-                 if (row.collective, row.axis) == (span.kind, span.label)), 1)
+                 if row.axis == span.label and row.collective == span.kind), 1)
     sent, received = _elements(span.kind, span.bytes // DTYPE_BYTES.get(span.dtype, 1), size)
     name = "recv" if lane == "receive" else _CALLS[span.kind][1]
     return {"Collective name": name, "In msg nelems": sent, "Out msg nelems": received, "Group size": size,

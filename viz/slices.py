@@ -11,7 +11,7 @@ from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from typing import Final
 
-from simcore.detail import ClassDetail, Detail, Span
+from simcore.detail import ClassDetail, Span
 from simcore.report import RankReport, Report
 from viz.lanes import WAITS
 
@@ -23,6 +23,8 @@ THREADS: Final = {"step": "step", "compute": "compute", "waits": "waits", "in_la
 """Their names to show, in that order; all but the first three are lanes of `detail.Span`."""
 _MOST: Final = 128
 """Classes of ranks that are written out."""
+_RUNS: Final = 8
+"""Runs of ranks that a name has."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -45,18 +47,20 @@ class Process:
 
     @property
     def name(self) -> str:
-        """The rank, and for whom it stands."""
-        others = f", stands for {', '.join(self.rank.ranks)}" if self.rank.num_ranks > 1 else ""
+        """The rank, and for whom it stands; of very many runs of ranks the first."""
+        runs = self.rank.ranks
+        more = f" and {len(runs) - _RUNS:,} runs more" if len(runs) > _RUNS else ""
+        others = f", stands for {', '.join(runs[:_RUNS])}{more}" if self.rank.num_ranks > 1 else ""
         return f"rank {self.number}{others}"
 
 
 def processes(report: Report, ranks: Sequence[int] = ()) -> list[Process]:
     """The classes that have something over time, of very many the first; or of each of `ranks` its class."""
     timed = _timed(report)
-    if not ranks:
-        return [Process(_members(rank)[0].start, rank, threads) for rank, threads in timed[:_MOST]]
-    return [Process(number, rank, threads) for number in sorted(set(ranks)) for rank, threads in timed
-            if any(number in members for members in _members(rank))]
+    asked = [(_members(rank)[0].start, rank, detail) for rank, detail in timed[:_MOST]] if not ranks else [
+        (number, rank, detail) for number in sorted(set(ranks)) for rank, detail in timed
+        if any(number in members for members in _members(rank))]
+    return [Process(number, rank, _threads(report, detail)) for number, rank, detail in asked]
 
 
 def left_out(report: Report, ranks: Sequence[int] = ()) -> list[str]:
@@ -76,15 +80,16 @@ def left_out(report: Report, ranks: Sequence[int] = ()) -> list[str]:
 
 def plain(text: str) -> str:
     """Without control characters and the like: each becomes its escape in Python's spelling."""
+    if text.isprintable():
+        return text
     return "".join(c if c.isprintable() else c.encode("unicode_escape").decode() for c in text)
 
 
-def _timed(report: Report) -> list[tuple[RankReport, dict[str, tuple[Slice, ...]]]]:
-    detail = report.detail
-    if detail is None:
-        return [(rank, {"step": tuple(_phases(report))}) for rank in report.ranks if report.phases]
-    pairs = zip(report.ranks, detail.classes, strict=True)
-    return [(rank, _threads(detail, one, _once_ns(report))) for rank, one in pairs if one.spans]
+def _timed(report: Report) -> list[tuple[RankReport, ClassDetail]]:
+    """Classes of ranks that do something over time."""
+    if report.detail is None:
+        return [(rank, ClassDetail()) for rank in report.ranks if report.phases]
+    return [pair for pair in zip(report.ranks, report.detail.classes, strict=True) if pair[1].spans]
 
 
 def _members(rank: RankReport) -> list[range]:
@@ -112,9 +117,14 @@ def _once_ns(report: Report) -> int:
     return round(time.step_s * 1e9) - round(detail.end_s * 1e9)
 
 
-def _threads(detail: Detail, ranks: ClassDetail, once: int) -> dict[str, tuple[Slice, ...]]:
-    end = round((detail.end_s or 0) * 1e9)
-    made = {lane: tuple(_apart(span for span in ranks.spans if span.lane == lane)) for lane in THREADS}
+def _threads(report: Report, ranks: ClassDetail) -> dict[str, tuple[Slice, ...]]:
+    if report.detail is None:
+        return {"step": tuple(_phases(report))}
+    end, once = round((report.detail.end_s or 0) * 1e9), _once_ns(report)
+    lanes: dict[str, list[Span]] = {}
+    for span in ranks.spans:
+        lanes.setdefault(span.lane, []).append(span)
+    made = {lane: tuple(_apart(lanes.get(lane, ()))) for lane in THREADS}
     device = made["compute"]
     last = (Slice(WAITS["host"], end, end + once),) if once else ()
     made["compute"] = tuple(piece for piece in device if piece.span and piece.span.kind not in WAITS)
@@ -159,16 +169,19 @@ def _closed(under: list[Slice], now: int, until: int) -> Iterator[Slice]:
         top = under[-1]
         end = min(top.end, until)
         if end > now:
-            yield replace(top, start=now, end=end)
-            under[-1] = replace(top, span=_rest(top.span))
+            yield Slice(top.name, now, end, top.span)
             now = end
         if top.end <= until:
             under.pop()
+        else:
+            under[-1] = replace(top, span=_rest(top.span))
 
 
 def _rest(span: Span | None) -> Span | None:
     """Of a span whose first piece has told all that is to be counted once."""
-    return span and span.model_copy(update={"bytes": 0, "exposed_s": 0.0, "meets": "", "count": 1})
+    if span is None or not (span.bytes or span.exposed_s or span.meets or span.count > 1):
+        return span
+    return span.model_copy(update={"bytes": 0, "exposed_s": 0.0, "meets": "", "count": 1})
 
 
 def _name(span: Span) -> str:
