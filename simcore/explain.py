@@ -56,7 +56,7 @@ def _simulated(path: str, overrides: Sequence[str]) -> Report:
 
     scenarios = load(path, overrides)
     if len(scenarios) != 1:
-        told = f"explains one scenario, this has {len(scenarios)}: choose with --set, such as a swept key's value"
+        told = f"explains one scenario, this has {len(scenarios)}: --set sweep=null, and --set for what it sweeps"
         raise InputError(Problem(path, told))
     return simulate(scenarios[0], detail=True)
 

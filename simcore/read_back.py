@@ -64,7 +64,7 @@ def _simulated(path: str, overrides: Sequence[str]) -> Report:
 
     scenarios = load(path, overrides)
     if len(scenarios) != 1:
-        told = f"reads beside one scenario, this has {len(scenarios)}: choose with --set, such as a swept key's value"
+        told = f"reads beside one scenario, this has {len(scenarios)}: --set sweep=null, and --set for what it sweeps"
         raise InputError(Problem(path, told))
     found = simulate(scenarios[0])
     if found.status != "ok":
