@@ -27,7 +27,7 @@ from simcore.speed import StepTime
 SCENARIOS = Path(__file__).resolve().parents[1] / "scenarios"
 FOLDERS = sorted(path for path in SCENARIOS.iterdir() if path.is_dir())
 FILES = sorted(SCENARIOS.glob("*/*.yaml"))
-TIMED = ("nano-at-scale", "nano-expert-parallel", "tensor-parallel")
+TIMED = ("expert-loop", "nano-at-scale", "nano-expert-parallel", "tensor-parallel")
 GENERATED = (
     "<!-- Made by `python -m tests.test_scenarios --write`. -->\n\n"
     "On the rank with the highest peak; GB is 1e9 bytes. Peaks are of the device: what the allocator most likely "
