@@ -56,6 +56,7 @@ class FetchedFlow:
             ("flat_bucket", "reduce_scatter_input"), ("persistent", "unsharded_param"),
             ("parts_from_host", "all_gather_cast_input"))]
         self.is_last = False
+        self.waiting: list[tuple[int, int, int]] = []
         self.largest_part = 0
         self.on_host = GradientsOnHost(plan, tables, builder, self.flow)
         self.from_host = tables.comm("copy", "to_device", plan.framework.compute_dtype)
@@ -80,7 +81,7 @@ class FetchedFlow:
         post_rest(self.plan, self.tables, self.out, rest_postings)
         for name, category, num_bytes in (
                 ("grad_partitions", "main_grad", self.size * sum(self._parts()) * (not self.flow.states_on_host)),
-                ("ipg_bucket", "reduce_scatter_input", self.size * self.flow.bucket),
+                ("ipg_bucket", "reduce_scatter_input", self.size * self.flow.bucket * (not self.flow.is_apart)),
                 ("persistent", "unsharded_param", self._persistent())):
             self.out.alloc(self.first, self.tables.slot(name, category), num_bytes)
 
@@ -116,11 +117,14 @@ class FetchedFlow:
     def backward_end(self, layer: int, grads: Sequence[tuple[Param, int, int]]) -> None:
         """Gradients are in the bucket, parameters go."""
         replay, rest = backward_calls(self.plan, layer)
-        for _, slot, num_bytes in grads:
-            self.out.free(layer, slot, num_bytes)
+        if not self.flow.is_apart:
+            for _, slot, num_bytes in grads:
+                self.out.free(layer, slot, num_bytes)
+        made = {param.name: [(layer, slot, num_bytes)] for param, slot, num_bytes in grads if self.flow.is_apart}
         for number in readiness(self.plan, layer, weight_first=True):
             placed = self.plan.of_layer(layer)[number]
             self._put(placed.used, placed.padded * self.ranks)
+            self.waiting += made.get(placed.spec.name, [])
         self._call(len(rest) if replay else 0)
         self._leave()
 
@@ -274,7 +278,7 @@ class FetchedFlow:
         """Into the bucket, which is reduced first if there is no room."""
         if self.filled and self.filled + numel > self.flow.bucket:
             self._reduce()
-        self.out.compute(Kernel.COPY, 0, 2 * numel * self.size)
+        self.out.compute(Kernel.COPY, 0, 2 * numel * self.size * (not self.flow.is_apart))
         self.filled += numel
         self.num_in_bucket += 1
         self.padded += padded
@@ -290,4 +294,7 @@ class FetchedFlow:
         self.out.collective(self.first, self.reduce, num_bytes, Stream.REDUCE, REDUCE_HANDLE)
         self.on_host.send(self.padded // self.ranks, self.largest_part, is_last=self.is_last)
         self.out.free(self.first, self.slots[2], copied)
+        for layer, slot, size in self.waiting:
+            self.out.free(layer, slot, size)
+        self.waiting.clear()
         self.filled = self.num_in_bucket = self.padded = self.largest_part = 0

@@ -42,7 +42,7 @@ _OF_ALL: Final[dict[str, tuple[Any, ...]]] = {
     "reduce_bucket_size": (None, "auto", int),
     "allgather_bucket_size": (None, int),
     "overlap_comm": (None, True, False),
-    "contiguous_gradients": (True,),
+    "contiguous_gradients": (None, True, False),
     "reduce_scatter": (True,),
     "round_robin_gradients": (None, True, False),
     "attn_implementation": (None, "sdpa", "flash_attention_2"),
@@ -65,6 +65,7 @@ _OF_3: Final[dict[str, tuple[Any, ...]]] = {
     "stage3_gather_16bit_weights_on_model_save": (None, True, False),
     "offload_param": (dict,),
     "zero_hpz_partition_size": (None, int),
+    "mics_shard_size": (None, int, -1),
 }
 
 
@@ -81,7 +82,8 @@ def zero_table(job: Job, stage: int) -> Framework:
     flow = _flow(job, options, stage)
     return Framework(
         name=f"zero{stage}", version=VERSIONS[0],
-        rules=_rules(stage, job.compute, threshold, _states(job), _spaces(flow), _packed(job, options)),
+        rules=_rules(stage, job.compute, threshold, _states(job), _spaces(flow), _packed(job, options),
+                     apart=flow.is_apart),
         units=(),
         flow=flow,
         optimizer=_optimizer(job, flow),
@@ -134,14 +136,16 @@ def _flow(job: Job, options: dict[str, Any], stage: int) -> Zero:
     pinned = [options[key].get("pin_memory", True) for key, on in (("offload_optimizer", states),
                                                                    ("offload_param", params)) if key in options and on]
     away = (states, params, all(pinned), states and job.scenario.num_microbatches > 1)
+    apart = not job.flag(options, "contiguous_gradients", f"{CONFIG} contiguous_gradients", default=True)
     if stage < 3:
+        apart = apart and not states
         turns = job.flag(options, "round_robin_gradients", f"{CONFIG} round_robin_gradients", default=False)
-        return Zero(stage, AXIS, bucket, 1 + overlapped, 0, 0, 0, 0, *away, round_robin=turns)
+        return Zero(stage, AXIS, bucket, 1 + overlapped, 0, 0, 0, 0, *away, round_robin=turns, is_apart=apart)
     return Zero(stage, AXIS, bucket, 1, _size(job, options, "stage3_prefetch_bucket_size", 50_000_000),
                 _size(job, options, "stage3_max_live_parameters", 1_000_000_000),
                 _size(job, options, "stage3_max_reuse_distance", 1_000_000_000),
                 _size(job, options, "sub_group_size", 1_000_000_000), *away,
-                secondary=_secondary(job, options))
+                secondary=_secondary(job, options), is_apart=apart)
 
 
 def _check_shards(job: Job, stage: int) -> None:
@@ -152,9 +156,11 @@ def _check_shards(job: Job, stage: int) -> None:
     """
     if job.mesh.dp_replicate > 1 and stage < 3:
         raise job.illegal("mesh.dp_replicate", f"stage {stage} cuts over all ranks: they are dp_shard", CONFIG)
-    if job.mesh.dp_replicate > 1:
-        raise job.not_yet("mesh.dp_replicate", "copies of shards (MiCS: this version scatters its gradients over all "
-                          "ranks, and the next ones have none; zero_hpz_partition_size is served)")
+    mics = job.scenario.framework_options.get("mics_shard_size")
+    if job.mesh.dp_replicate > 1 or mics not in (None, -1):
+        at = "mesh.dp_replicate" if job.mesh.dp_replicate > 1 else "framework_options.mics_shard_size"
+        raise job.not_yet(at, "copies of shards (MiCS: this version scatters its gradients over all ranks, pieces of "
+                          "another length than the parts, the next ones have none; served: zero_hpz_partition_size)")
 
 
 def _secondary(job: Job, options: dict[str, Any]) -> int:
@@ -264,7 +270,7 @@ def _spaces(flow: Zero) -> tuple[str, str]:
 
 @lru_cache(maxsize=64)
 def _rules(stage: int, stored: str, threshold: int, kept: tuple[str, ...], spaces: tuple[str, str],
-           packed: Packed | None) -> tuple[Rule, ...]:
+           packed: Packed | None, *, apart: bool) -> tuple[Rule, ...]:
     """16-bit parameters and gradients, masters and moments in fp32; on the host, gradients are in fp32 too.
 
     `spaces`: of states and of parameters, as if nothing were pinned: what is, is flat buffers, which
@@ -286,7 +292,7 @@ def _rules(stage: int, stored: str, threshold: int, kept: tuple[str, ...], space
     def life(name: str) -> Life:
         return Life(name, rest, whole, made, grad, states, reduced=Moment.BUCKET_FULL,
                     grads_persist=stage == 3 and not states_away,
-                    grad_made_category="unsharded_grad" if stage == 1 else "")
+                    grad_made_category="unsharded_grad" if stage == 1 or apart else "")
 
     def in_bits(name: str) -> Life:
         assert packed is not None

@@ -3,6 +3,7 @@
     python tests/truth/probe_deepspeed.py CHECKOUT > tests/truth/deepspeed/0.19.6.json
     python tests/truth/probe_deepspeed.py CHECKOUT offload > tests/truth/deepspeed/offload-0.19.6.json
     python tests/truth/probe_deepspeed.py CHECKOUT shards > tests/truth/deepspeed/shards-0.19.6.json
+    python tests/truth/probe_deepspeed.py CHECKOUT apart > tests/truth/deepspeed/apart-0.19.6.json
 
 CHECKOUT: DeepSpeed's own source at edaa72212 (0.19.6), with hjson, msgpack, ninja, psutil and py-cpuinfo importable;
 nothing is compiled. The process group is torch's fake one: collectives do nothing and are noted with the bytes of their
@@ -11,6 +12,8 @@ largest tensor. Two microbatches of the fourth step (`microbatches`, the order i
 are as long as a bucket that is reduced; `kept`: elements of what the optimizer object holds.
 `offload`: what lies on the host, and on the device for it. There the optimizer is torch's (DeepSpeedCPUAdam is not
 compiled) and `looked_at` are the elements of tensors in which infinities are looked for in the last microbatch.
+`apart`: without `contiguous_gradients`; `averaged`: bytes of the storages that the optimizer holds of gradients before
+its step, `bucket`: elements of buckets that it has.
 `shards`: each collective with the size of its group; `order`: elements of tensors as they lie in the flat buffer.
 Each case is a process: DeepSpeed has global state.
 ZeRO-3 compares its record with rank 0's, which only rank 0 survives here.
@@ -64,6 +67,13 @@ SHARDS = {
     "three, hpz": case(3, zero_hpz_partition_size=2, stage3_max_reuse_distance=0),
     "three, mics": case(3, mics_shard_size=2),
 }
+APART = {
+    "one": case(1, contiguous_gradients=False), "two": case(2, contiguous_gradients=False),
+    "two, 3 ranks": case(2, ranks=3, rank=1, contiguous_gradients=False),
+    "two, overlapped": case(2, contiguous_gradients=False, overlap_comm=True),
+    "three": case(3, contiguous_gradients=False), "three, plain": case(3, checkpoint=False, contiguous_gradients=False),
+}
+MODES = {"offload": OFFLOADED, "shards": SHARDS, "apart": APART}
 CALLS = []
 SHARDED = sys.argv[2:] == ["shards"]
 NOTED = ("all_reduce", "all_gather_into_tensor", "reduce_scatter_tensor", "all_reduce_coalesced")
@@ -81,7 +91,7 @@ def kept(optimizer, stage):
     offload = optimizer.parameter_offload
     return {"parts": [p.ds_tensor.numel() for group in optimizer.fp16_groups for p in group],
             "masters": numel(optimizer.fp32_partitioned_groups_flat),
-            "bucket": numel(b.buffer for b in optimizer.ipg_buckets.values()),
+            "bucket": numel(b.buffer for b in optimizer.ipg_buckets.values() if b.buffer is not None),
             "gradients": [optimizer.grad_partitions_flat_buffer.numel()],
             "persistent": [p.ds_numel for p in offload.persistent_parameters]}
 
@@ -101,6 +111,16 @@ def on_host(optimizer, stage):
     return {"masters": numel(groups), "gradients": [g.grad.numel() for g in groups if g.grad is not None],
             "accumulated": [optimizer.grad_partitions_flat_buffer.numel()],
             "parameters": numel(optimizer.param_groups_fp16_flat_cpu_memory)}
+
+
+def apart(optimizer, stage):
+    """What is held of gradients, after backward; and whether there are buckets."""
+    if stage == 3:
+        return {"bucket": [b.buffer.numel() for b in optimizer.ipg_buckets.values() if b.buffer is not None]}
+    held = {x.untyped_storage().data_ptr(): x.untyped_storage().nbytes()
+            for group in optimizer.averaged_gradients.values() for x in group or ()}
+    return {"averaged": sorted(held.values()),
+            "bucket": [x.numel() for b in optimizer.ipg_buckets.values() for x in b.buffer]}
 
 
 def looking(optimizer, found):
@@ -138,6 +158,8 @@ def prepare():
     import transformers.models.qwen2.modeling_qwen2  # noqa: F401
     importlib.import_module("deepspeed.comm.torch")
     sys.modules["deepspeed.comm.torch"].build_shm_op = lambda: None
+    if sys.argv[2:] == ["apart"]:  # it knows the types of a GPU's tensors alone, and would send none
+        importlib.import_module("deepspeed.runtime.zero.stage_1_and_2").split_half_float_double = lambda x: [list(x)]
 
 
 def profiled(call):
@@ -183,6 +205,8 @@ def run(row):
                 engine.backward(loss)
             found["microbatches"].append(list(CALLS))
             CALLS.clear()
+            if number == 3 and not row["options"].get("contiguous_gradients", True):
+                found |= apart(engine.optimizer, row["stage"])
             if number == 3:
                 found["memory"] = profiled(engine.step)
             else:
@@ -217,7 +241,7 @@ def main():
     sys.path.insert(0, sys.argv[1])
     prepare()
     rows, fork = {}, multiprocessing.get_context("fork")
-    for name, row in (SHARDS if SHARDED else OFFLOADED if sys.argv[2:] else CASES).items():
+    for name, row in (MODES[sys.argv[2]] if sys.argv[2:] else CASES).items():
         answers = fork.SimpleQueue()
         child = fork.Process(target=asked, args=(row, answers))
         child.start()
