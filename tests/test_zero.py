@@ -173,7 +173,7 @@ HOSTED: dict[str, Any] = {"offload": {"optimizer": "host"}}
     ("zero1", {}, {"precision": {"compute": "fp32"}}, NotYet, "fp32 under zero1"),
     ("zero2", {}, {"offload": {"params": "host"}}, IllegalLayout, "offload_param is valid only with stage 3"),
     ("zero3", {}, {"offload": {"gradients": "host"}}, IllegalLayout, "gradients go to the CPU with offload_optimizer"),
-    ("zero3", {}, {"offload": {"optimizer": "nvme"}}, NotYet, "nvme under zero3"),
+    ("zero3", {}, {"offload": {"params": "nvme"}}, NotYet, "nvme under zero3"),
     ("zero3", {}, {"offload": {"optimizer": {"space": "host", "fraction": 0.5}}}, NotYet, "`ratio`"),
     ("zero3", {}, {"offload": {"activations": "host"}}, NotYet, "activations outside the device under zero3"),
     ("zero3", {}, {"options": {"offload_param": {"pin_memory": True}}}, InputError, "changes nothing without"),
