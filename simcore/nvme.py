@@ -15,7 +15,7 @@ from typing import Final
 
 from simcore.quantity import Frozen, Rate
 
-__all__ = ["Nvme", "aligned", "is_swapped", "stays_on_device"]
+__all__ = ["Nvme", "aligned", "is_swapped", "stays_on_device", "whole_pieces"]
 
 FP32: Final = 4
 MIN_BYTES: Final = 2**20
@@ -39,6 +39,11 @@ def is_swapped(numel: int) -> bool:
 def aligned(numel: int) -> int:
     """Elements of a buffer for so many."""
     return -(-numel // ALIGNED) * ALIGNED
+
+
+def whole_pieces(numel: int) -> int:
+    """Elements of a gradient of so many that become a file."""
+    return numel // ALIGNED * ALIGNED
 
 
 def stays_on_device(numel: int) -> bool:

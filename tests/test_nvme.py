@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
 from typing import Any
 
@@ -15,7 +16,10 @@ from simcore.nvme import aligned, is_swapped, stays_on_device
 from simcore.plan import Plan
 from simcore.report import Report
 from simcore.simulate import simulate
+from simcore.tape import Op
 
+TRUTH: dict[str, Any] = json.loads(
+    (Path(__file__).parent / "truth/deepspeed/nvme-0.19.6.json").read_text(encoding="utf-8"))["cases"]
 MODEL = {"config": "llama-3.2-3b", "overrides": {"num_hidden_layers": 2}}
 READ, WRITE = 6, 3
 
@@ -66,7 +70,10 @@ def test_states_are_files_and_the_host_has_buffers(drives: str) -> None:
 
 
 def test_the_step_waits_for_drives(drives: str) -> None:
-    """Gradients written, four tensors read, three written: 16 bytes and 16 an element, shared by two ranks."""
+    """Gradients written, four tensors read, three written: 16 bytes and 16 an element, shared by two ranks.
+
+    But for what is small: a few norms.
+    """
     with_drives, without = ran(drives), ran("dgx-h100", "host")
     assert with_drives.time is not None
     assert without.time is not None
@@ -83,6 +90,25 @@ def test_small_gradients_wait_on_the_device(drives: str) -> None:
     born = [size for _, phase, size in small.postings(program, "unswapped_grads") if phase != "optimizer"]
     assert sum(born) == 4 * small_ones > 0
     assert [size for *_, size in small.postings(program, "unswapped_grads")][-1] == -sum(born)
+
+
+@pytest.mark.parametrize("name", TRUTH)
+def test_bytes_of_files_are_deepspeeds(name: str, drives: str) -> None:
+    """`tests/truth/probe_deepspeed.py`, its own swapper over a handle that moves nothing."""
+    case = TRUTH[name]
+    found, options = case["found"], dict(case["options"], offload_optimizer={
+        key: value for key, value in case["options"]["offload_optimizer"].items() if key == "buffer_count"})
+    given = asked(drives, model={"config": "llama-3.2-3b", "overrides": case["model"]}, options=options)
+    program = small.program_of("zero3", {"dp_shard": case["ranks"]}, microbatches=2, **given)
+    rows = [row for row in program.columns.tolist() if row[0] == Op.HOST]
+    moved = {way: sum(aux for *_, slot, _, _, aux in rows if slot == number)
+             for way, number in (("read", 1), ("write", 2))}
+    every = found["moved"]["backward"] + found["moved"]["step"]
+    assert moved == {way: sum(size for name, size in every if name == way) for way in ("read", "write")}
+    waiting = [size for *_, size in small.postings(program, "unswapped_grads") if size > 0]
+    assert sum(waiting) == 4 * sum(found["unswapped"])
+    made = small.plan_of("zero3", {"dp_shard": case["ranks"]}, **given)
+    assert beside_tensors(made, rounded=False)["buffers of drives"] == sum(found["buffers"])
 
 
 @pytest.mark.parametrize(("framework", "given", "kind", "told"), [

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 
 from simcore.flows.hosted import copied, updated_on_host
 from simcore.flows.staged import num_moments
-from simcore.nvme import is_swapped, stays_on_device
+from simcore.nvme import aligned, is_swapped, stays_on_device, whole_pieces
 from simcore.outline import Builder, Tables
 from simcore.plan import Plan
 from simcore.units import dtype_bytes
@@ -26,7 +26,7 @@ class GradientsOnHost:
         self.size = dtype_bytes(plan.framework.compute_dtype)
         self.slot = tables.slot("grad_on_its_way", "reduce_scatter_output")
         self.num_states = 1 + num_moments(plan)
-        self.waiting, self.num_waiting = tables.slot("unswapped_grads", "main_grad"), 0
+        self.waiting, self.num_waiting, self.num_written = tables.slot("unswapped_grads", "main_grad"), 0, 0
 
     def send(self, each: Sequence[int], *, is_last: bool) -> None:
         """A bucket's parts go there and come back one by one, in the last microbatch to be sent in fp32.
@@ -39,6 +39,7 @@ class GradientsOnHost:
         waiting = FP32 * sum(filter(stays_on_device, each)) * (is_last and self.flow.swap_buffers > 0)
         self.out.alloc(self.first, self.waiting, waiting)
         self.num_waiting += waiting
+        self.num_written += FP32 * sum(map(whole_pieces, filter(is_swapped, each))) * is_last
         together = parts - waiting // FP32 if self.flow.swap_buffers else largest
         taken = largest * self.size + FP32 * together * is_last
         self.out.alloc(self.first, self.slot, taken)
@@ -49,15 +50,16 @@ class GradientsOnHost:
 
     def step(self, groups: Sequence[int]) -> None:
         """All groups, of drives too; the way back is none where parameters rest there too."""
-        elements, swapped = sum(groups), FP32 * sum(filter(is_swapped, groups)) * (self.flow.swap_buffers > 0)
-        if swapped:  # master, moments and gradient, which has been written before
-            self.out.host(swapped, WRITE)
-            self.out.host((self.num_states + 1) * swapped, READ)
+        elements = sum(groups)
+        swapped = FP32 * sum(map(aligned, filter(is_swapped, groups))) * (self.flow.swap_buffers > 0)
+        if swapped:  # gradients are waited for when they are read again
+            self.out.host(self.num_written, WRITE)
+            self.out.host(self.num_states * swapped + self.num_written, READ)
         updated_on_host(self.plan, elements, self.out)
         if swapped:
             self.out.host(self.num_states * swapped, WRITE)
         self.out.free(self.first, self.waiting, self.num_waiting)
-        self.num_waiting = 0
+        self.num_waiting = self.num_written = 0
         self._copied("to_device", self.plan.framework.compute_dtype,
                      self.size * elements * (not self.flow.params_on_host))
 
