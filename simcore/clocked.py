@@ -11,7 +11,7 @@ import numpy as np
 
 from simcore.beside import hidden_shares
 from simcore.breakdown import Breakdown, Kernels, breakdown
-from simcore.cost import DTYPES, KERNELS, added_ns, busy_ns, cpu_rate, exposed_share, worked_flops
+from simcore.cost import DTYPES, KERNELS, added_ns, busy_ns, exposed_share, host_rates, worked_flops
 from simcore.fold import RankClass
 from simcore.framework import Framework
 from simcore.launch import launch_ns
@@ -107,7 +107,8 @@ def _track(program: Program, kernels: Kernels, alone: Callable[[int, int], int],
     rows, efficiency, libraries = program.distinct, routes.topology.efficiency, framework.libraries
     ns = np.zeros(len(rows), dtype=np.int64)
     ns[kernels.rows] = kernels.ns
-    updates = cpu_rate(routes.topology, routes.mesh.size) if (rows[:, OP] == Op.HOST).any() else math.inf
+    has_work = (rows[:, OP] == Op.HOST).any()
+    updates = host_rates(routes.topology, routes.mesh.size) if has_work else (math.inf, math.inf, math.inf)
     host = launch_ns(efficiency.host, rows, kernels.rows, kernels.kinds, libraries, updates)
     comms = list(program.tables.comms)
 

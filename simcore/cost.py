@@ -22,7 +22,8 @@ from simcore.mesh import IntArray
 from simcore.topology import Topology
 from simcore.waves import stretch
 
-__all__ = ["DTYPES", "KERNELS", "added_ns", "busy_ns", "compute_ns", "cpu_rate", "exposed_share", "on_matrix_units",
+__all__ = ["DTYPES", "KERNELS", "added_ns", "busy_ns", "compute_ns", "cpu_rate", "exposed_share", "host_rates",
+           "on_matrix_units",
            "worked_flops"]
 
 KERNELS: Final = ("gemm", "grouped_gemm", "attention", "mamba_scan", "conv", "norm", "elementwise", "permute", "loss",
@@ -132,3 +133,10 @@ def cpu_rate(topology: Topology, world_size: int) -> float:
         raise InputError(Problem("topology", f"{topology.name} does not say node.host_bandwidth, at which a CPU's "
                                  "optimizer runs"))
     return bandwidth.si * CPU_SHARE / min(world_size, topology.gpus_per_host)
+
+
+def host_rates(topology: Topology, world_size: int) -> tuple[float, float, float]:
+    """Bytes/s of a rank's work on its host: in memory, read from NVMe, written to it (0 where there is none)."""
+    nvme, ranks = topology.node.nvme, min(world_size, topology.gpus_per_host)
+    drives = (nvme.read.si / ranks, nvme.write.si / ranks) if nvme else (0.0, 0.0)
+    return cpu_rate(topology, world_size), *drives

@@ -236,7 +236,7 @@ def _built(plan: Plan) -> int:
 
 @lru_cache(maxsize=1024)
 def _moment(plan: Plan, transfer: Transfer) -> int:
-    """A whole tensor while it is sent, or a unit before it is cut."""
+    """A whole tensor while it is sent, a unit before it is cut, or of the model what the rank will not keep."""
     if transfer.on_device == "tensor":
         return max((_stored_bytes(p.life, p.spec.copies * math.prod(p.spec.shape)) for p, _ in _placed(plan)
                     if _is_moved(p.spec, transfer)), default=0)
@@ -245,4 +245,9 @@ def _moment(plan: Plan, transfer: Transfer) -> int:
                  for unit in plan.framework.units)
         return max((sum(_stored_bytes(p.life, math.prod((p.spec.copies, *p.spec.shape))) for p in unit)
                     for unit in units), default=0)
+    if transfer.on_device == "model":
+        uncut = (count * p.spec.copies * (p.life.rest.num_bytes(math.prod(p.spec.shape)) +
+                                          p.life.rest.constants(p.spec.shape)) for p, count in _placed(plan)
+                 if p.spec.is_owned and not p.spec.is_buffer)
+        return max(0, sum(uncut) - sum(count * p.rest_bytes for p, count in _placed(plan) if not p.spec.is_buffer))
     return 0

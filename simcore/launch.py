@@ -29,14 +29,14 @@ _MODULE_OF: Final = {module.name.lower(): int(module) for module in Module}
 
 
 def launch_ns(host: Host, rows: IntArray, kernel_rows: IntArray, kernels: IntArray, libraries: Libraries,
-              bytes_per_s: float) -> IntArray:
+              bytes_per_s: tuple[float, float, float]) -> IntArray:
     """Nanoseconds for which the host is busy with each row. `kernels`: the classes of `kernel_rows`.
 
     In a CUDA graph a share of it is left. Some rows stand for a number of torch's own operators, or of Triton's
     kernels. A group's products that are launched one by one (`Libraries.launches_each`) cost an operator each but for
     the first: assumed, for what TransformerEngine does for each is C++ in one loop, and Python for its weight and its
     gradient.
-    `bytes_per_s`: at which the host reads and writes its memory, see `cpu_rate`.
+    `bytes_per_s`: at which the host reads and writes its memory, reads drives and writes them: `host_rates`.
     """
     each = np.zeros(len(rows), dtype=np.float64)
     each[kernel_rows] = (host.module if libraries.module_calls else host.operator).si
@@ -53,7 +53,7 @@ def launch_ns(host: Host, rows: IntArray, kernel_rows: IntArray, kernels: IntArr
     if libraries.graphs:
         each[_graphed(rows, libraries.graphs)] *= host.graphed.si
     updates = rows[:, OP] == Op.HOST
-    each[updates] = rows[updates, AUX] / bytes_per_s
+    each[updates] = rows[updates, AUX] / np.array(bytes_per_s)[rows[updates, SLOT]]
     result: IntArray = (each * 1e9).astype(np.int64)
     return result
 

@@ -275,9 +275,9 @@ class Builder:
         """A copy from or to the host, like a collective."""
         self._loose += (4, layer, comm, num_bytes, stream, handle)
 
-    def host(self, num_bytes: int) -> None:
-        """The host reads and writes bytes of its own memory."""
-        self._loose += (7, 0, 0, 0, 0, num_bytes)
+    def host(self, num_bytes: int, where: int = 0) -> None:
+        """The host reads and writes bytes of its own memory, or reads (1) or writes (2) its drives."""
+        self._loose += (7, 0, where, 0, 0, num_bytes)
 
     def wait(self, layer: int, handle: int) -> None:
         """The compute stream waits for a collective."""

@@ -30,7 +30,7 @@ class Op(IntEnum):
     COPY = 4  # SLOT communication row, AMOUNT bytes, AUX handle
     WAIT = 5  # the compute stream waits for handle AUX; `HOST_STOPS`: the host waits for the stream
     MARK = 6  # SLOT label
-    HOST = 7  # the host works on what lies there, and issues nothing: AUX bytes that it reads and writes
+    HOST = 7  # the host works and issues nothing: AUX bytes of its memory, or (SLOT 1, 2) read of or written to drives
 
 
 class Kernel(IntEnum):

@@ -19,6 +19,7 @@ from simcore.device import Device
 from simcore.document import Document, read_document
 from simcore.efficiency import Efficiency, load_efficiency
 from simcore.errors import InputError, Problem
+from simcore.nvme import Nvme
 from simcore.quantity import Bytes, Duration, Frozen, GpuCount, Price, Rate, read_values
 
 __all__ = ["BusBandwidth", "Fabric", "HostLink", "Link", "Node", "Topology", "load_topology", "topology_names"]
@@ -82,7 +83,7 @@ class Node(Frozen):
     """What one fabric joins; `host_memory` is per host, and a node of several hosts says `gpus_per_host`.
 
     `host_bandwidth`: of a host's memory, all of its channels; without it no optimizer is timed on a CPU.
-    `unified`: where it stands that host and device share one memory, if they do.
+    `unified`: where it stands that host and device share one memory, if they do. `nvme`: its drives, if known.
     `nvlink`: NVLink, or AMD's Infinity Fabric; `pcie`: the GPUs have nothing better between them.
     """
 
@@ -94,6 +95,7 @@ class Node(Frozen):
     host_bandwidth: Rate | None = None
     unified: str | None = None
     host_link: HostLink
+    nvme: Nvme | None = None
 
     @model_validator(mode="after")
     def _joined(self) -> Self:

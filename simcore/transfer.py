@@ -18,7 +18,7 @@ class Transfer:
     `whole_on`: ranks that hold all of the model. `params`, `states`: how many copies of what a rank holds itself lie on
     the host at once; `shared`: (dense, expert) axes whose ranks share what all of them hold. `in_flight`: at least so
     many whole tensors. `trained_only`: frozen parameters are left out. `on_device`: a whole "tensor" or "unit" for a
-    moment.
+    moment, or all of the "model" as it rests, before any of it is cut.
     """
 
     source: str
@@ -28,7 +28,7 @@ class Transfer:
     states: int = 0
     shared: tuple[str, str] | None = None
     in_flight: int = 1
-    on_device: Literal["", "tensor", "unit"] = ""
+    on_device: Literal["", "tensor", "unit", "model"] = ""
 
 
 @dataclass(frozen=True, slots=True)

@@ -29,6 +29,12 @@ whole. What a coalesced gather has of each type is a collective of its own. A ga
 [Note: ZeRO-3 and weights in 4 bits] in `simcore/flows/trace.py`. transformers 5.23 `modeling_utils.py`
 (get_init_context) does not begin ZeRO-3 before a packed model is loaded: every rank has all of it then.
 
+[Note: gradients apart] Without `contiguous_gradients` there is no bucket: gradients stay where autograd made them, and
+what a bucket would hold is sent from one flat copy, if it is more than one. Then ZeRO-3 drops them. ZeRO-2 drops those
+of which nothing lies in the rank's part, behind the next reduction with overlap_comm; ZeRO-1 when the microbatch is
+over. The others stay whole until the step (`stage_1_and_2.py`, reduce_ipg_grads, get_all_grad_tensors), of a further
+microbatch until they are added to the first's. With offload_optimizer stages 1 and 2 have the bucket all the same.
+
 [Note: ZeRO on the host] With `offload_optimizer` the CPU keeps masters, moments and gradients in fp32 of the rank's
 part, and steps. ZeRO-1 and 2 (`stage_1_and_2.py`, copy_grads_in_partition): no part of gradients is on the device; of a
 reduced bucket each tensor of the part is looked at, cast to fp32 and copied. Beside them: a 16-bit copy of the part on
@@ -57,7 +63,8 @@ class Zero:
     Of ZeRO-3 alone: `ahead`, stage3_prefetch_bucket_size; `live`, stage3_max_live_parameters; `reuse`,
     stage3_max_reuse_distance; `sub_group`, sub_group_size; `secondary`, zero_hpz_partition_size or 0. `states_on_host`,
     `params_on_host`: offload_optimizer and offload_param; `pinned`: their pin_memory; `accumulates`: a step has several
-    microbatches, and states on the host. `round_robin`: round_robin_gradients.
+    microbatches, and states on the host. `round_robin`: round_robin_gradients. `is_apart`: gradients have no bucket.
+    `swap_buffers`: of states on NVMe, 0 where they are not: [Note: ZeRO-3 and NVMe] in `simcore/nvme.py`.
     """
 
     stage: int
@@ -74,3 +81,5 @@ class Zero:
     accumulates: bool = False
     secondary: int = 0
     round_robin: bool = False
+    is_apart: bool = False
+    swap_buffers: int = 0

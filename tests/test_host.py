@@ -218,3 +218,19 @@ def test_every_way_has_a_source() -> None:
             for transfer in (files.load, files.save):
                 assert isinstance(transfer, Transfer)
                 assert ".py" in transfer.source
+
+
+@pytest.mark.parametrize("framework", ["zero3", "automodel"])
+def test_what_is_packed_is_whole_on_a_device_before_it_is_cut(framework: str) -> None:
+    """However many ranks there are; without packing a rank has its part, and a model is made on the meta device."""
+    def loaded(ranks: int, method: str) -> int:
+        return phase("load", framework, {"dp_shard": ranks}, model="llama-3.2-3b", method=method).device_bytes
+
+    assert loaded(8, "qlora") > 0.97 * loaded(2, "qlora")
+    assert loaded(8, "lora") < 0.6 * loaded(2, "lora")
+
+
+def test_where_nothing_is_cut_reading_what_is_packed_takes_no_more() -> None:
+    mine, alone = (phase("load", framework, mesh, model="llama-3.2-3b", method="qlora").device_bytes
+                   for framework, mesh in (("zero2", {"dp_shard": 4}), ("ddp", {"dp_replicate": 4})))
+    assert mine == pytest.approx(alone, rel=0.02)

@@ -23,7 +23,7 @@ ROWS = np.array([
 def ns(**libraries: object) -> list[int]:
     """A product, a permutation, a collective in line, a grouped product, nothing, a reduction beside, an optimizer."""
     at = np.flatnonzero(ROWS[:, 0] == Op.COMPUTE)
-    found: list[int] = launch_ns(HOST, ROWS, at, ROWS[at, 2], Libraries(**libraries), 1e12).tolist()  # type: ignore[arg-type]
+    found: list[int] = launch_ns(HOST, ROWS, at, ROWS[at, 2], Libraries(**libraries), (1e12, 0.0, 0.0)).tolist()  # type: ignore[arg-type]
     return found
 
 
@@ -45,7 +45,7 @@ def test_a_row_of_several_operators_costs_each_of_them() -> None:
                      (Op.COMPUTE, 0, Kernel.ELEMENTWISE, 1, Module.MOE, 1),
                      (Op.COMPUTE, 0, Kernel.GEMM, 1, shape_of(8, 8) << MODULE_BITS, 1)])
     at = np.arange(3)
-    found = [launch_ns(HOST, rows, at, rows[:, 2], Libraries(module_calls=calls), 1e12).tolist()
+    found = [launch_ns(HOST, rows, at, rows[:, 2], Libraries(module_calls=calls), (1e12, 0.0, 0.0)).tolist()
              for calls in (True, False)]
     assert found[0] == of(98 * HOST.operator.si, HOST.module.si, HOST.module.si)
     assert found[1] == of(98 * HOST.operator.si, HOST.operator.si, HOST.operator.si)
@@ -55,7 +55,7 @@ def test_products_of_a_group_that_are_launched_one_by_one_cost_an_operator_each(
     rows = np.array([(Op.COMPUTE, 0, Kernel.GROUPED_GEMM, 1, Module.MOE | shape_of(64, 8, count) << MODULE_BITS, 1)
                      for count in (1, 16)])
     found = [launch_ns(HOST, rows, np.arange(2), rows[:, 2], Libraries(module_calls=True, launches_each=each),
-                       1e12).tolist() for each in (True, False)]
+                       (1e12, 0.0, 0.0)).tolist() for each in (True, False)]
     assert found[0] == of(HOST.module.si, HOST.module.si + 15 * HOST.operator.si)
     assert found[1] == of(HOST.module.si, HOST.module.si)
 
@@ -73,6 +73,9 @@ def test_what_the_host_does_with_its_own_memory_takes_its_bytes() -> None:
     rows = np.array([(Op.HOST, 0, 0, 0, Stream.COMPUTE, 5 * 10**9), (Op.COPY, 0, 0, 10**9, Stream.COMPUTE, 0)])
     none = rows[:0, 0]
     for libraries in (Libraries(), Libraries(graphs=("full_iteration",))):
-        found = launch_ns(HOST, rows, none, none, libraries, 1e11).tolist()
+        found = launch_ns(HOST, rows, none, none, libraries, (1e11, 2e11, 5e11)).tolist()
         assert found[0] == 5 * 10**7
-    assert launch_ns(HOST, rows, none, none, Libraries(), 1e11).tolist()[1] == int(HOST.operator.si * 1e9)
+        for drives, ns in ((1, 25 * 10**6), (2, 10**7)):  # read, written
+            there = rows[:1] + np.array([(0, 0, drives, 0, 0, 0)])
+            assert launch_ns(HOST, there, none, none, libraries, (1e11, 2e11, 5e11)).tolist() == [ns]
+    assert launch_ns(HOST, rows, none, none, Libraries(), (1e11, 2e11, 5e11)).tolist()[1] == int(HOST.operator.si * 1e9)

@@ -86,7 +86,6 @@ def test_int8_has_a_maximum_for_each_row() -> None:
     ({"framework": "megatron"}, IllegalLayout, "bitsandbytes packs torch.nn.Linear"),
     ({"quantization": {"format": "int8", "double_quant": False}}, InputError, "change nothing with int8"),
     ({"options": {"bnb_4bit_quant_storage": "uint8"}}, InputError, "changes nothing with int8"),
-    ({"options": {"autocast": True}}, NotYet, "int8 under autocast"),
     ({"quantization": {}, "options": {"llm_int8_threshold": 6.0}}, InputError, "changes nothing with nf4")])
 def test_int8_is_served_under_ddp_as_it_is(given: dict[str, Any], kind: type[RankscopeError], told: str) -> None:
     asked: dict[str, Any] = {"model": "llama-tiny", "method": "qlora", "quantization": {"format": "int8"}} | given

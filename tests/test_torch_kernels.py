@@ -68,3 +68,15 @@ def test_the_choice_is_listed_and_is_worth_time() -> None:
     assert cudnn.time.step_s < flash.time.step_s
     auto = simulate(small.scenario("fsdp2", {"dp_shard": 2}, seq_len=4096))
     assert {a.value for a in auto.assumptions if a.what == "framework_options.sdpa_backend"} == {"cudnn"}
+
+
+def test_below_ampere_there_is_no_flash_and_what_is_not_counted_is_said() -> None:
+    asked: dict[str, Any] = {"model": "llama-3.2-3b", "precision": {"compute": "fp16"}}
+    assert _attention("v100-32gb", **asked) == "attention_efficient"
+    job, _ = small.prepared("fsdp2", {"dp_shard": 2}, topology="v100-32gb", **asked)
+    assert "keep every pair of tokens" in job.autos["attention of grouped queries"][0]
+    alike = {"config": "llama-3.2-3b", "overrides": {"num_key_value_heads": 24}}
+    job, _ = small.prepared("fsdp2", {"dp_shard": 2}, topology="v100-32gb", **(asked | {"model": alike}))
+    assert "attention of grouped queries" not in job.autos
+    with pytest.raises(IllegalLayout, match="FlashAttention only supports Ampere GPUs or newer"):
+        _attention("rtx-2080-ti", options={"attn_implementation": "flash_attention_2"}, **asked)

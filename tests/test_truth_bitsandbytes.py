@@ -89,13 +89,15 @@ def test_a_step_allocates_what_bitsandbytes_and_peft_allocate(name: str) -> None
 @pytest.mark.parametrize("name", INT8)
 def test_a_step_over_int8_allocates_what_bitsandbytes_and_peft_allocate(name: str) -> None:
     """`tests/truth/probe_int8.py`. Inputs of linears live as long as the graph, replayed or not."""
-    case, compute = INT8[name], INT8[name].get("compute", "bf16")
+    case = INT8[name]
+    precision = dict.fromkeys(("compute", "params"), case["compute"]) if "compute" in case else {}
     (rank,) = simulate(small.scenario(
         "ddp", model={"config": "llama-tiny", "overrides": {"vocab_size": 512, "num_hidden_layers": 3}},
-        method="qlora", quantization={"format": "int8"}, precision={"compute": compute, "params": compute},
+        method="qlora", quantization={"format": "int8"}, precision=precision,
         lora={"rank": 8, "target_modules": case.get("targets", ALL), "dtype": case.get("adapters", "auto")},
         optimizer={"implementation": "fused"}, recompute="full" if case.get("recompute") else "none",
-        options={"llm_int8_threshold": case["threshold"]} if "threshold" in case else {})).ranks
+        options=({"llm_int8_threshold": case["threshold"]} if "threshold" in case else {})
+        | ({"autocast": True, "prepare_model_for_kbit_training": True} if case.get("kbit") else {}))).ranks
     assert isinstance(rank.peak, Peak)
     assert rank.end_bytes is not None
     beside = rank.peak.by_category["workspace"] + rank.peak.by_category["buffer"]

@@ -221,3 +221,52 @@ def test_mics_scatters_over_all_ranks() -> None:
     assert [size for _, size, _ in summed] == [size // 4 for _, size, _ in scattered[len(scattered) // 2:]]
     of_one = sum(size for _, size, _ in scattered) // 2  # microbatch
     assert of_one // case["ranks"] == 2 * sum(case["found"]["kept"]["parts"]) // 2
+
+
+# ---- gradients apart ------------------------------------------------------------------------------------------
+APART: dict[str, Any] = json.loads(
+    (Path(__file__).parent / "truth/deepspeed/apart-0.19.6.json").read_text(encoding="utf-8"))["cases"]
+
+
+def apart(name: str) -> Program:
+    case = APART[name]
+    return small.program_of(f"zero{case['stage']}", {"dp_shard": case["ranks"]}, microbatches=2, rank=case["rank"],
+                            options=case["options"], recompute="full" if case["checkpoint"] else "none",
+                            model={"config": PRESETS[case["type"]], "overrides": case["model"]})
+
+
+@pytest.mark.parametrize("name", APART)
+def test_without_contiguous_gradients_the_same_is_sent_from_no_bucket(name: str) -> None:
+    program, case = apart(name), APART[name]
+    assert small.postings(program, "ipg_bucket") == []
+    assert case["found"]["bucket"] == []
+    for collective in ("all_reduce", "reduce_scatter", "all_gather"):
+        theirs = [size for rows in case["found"]["microbatches"] for size in upstream(rows, collective)]
+        ours = [size for _, phase, size in small.calls(program, collective) if phase != "optimizer"]
+        assert ours == theirs
+    alone = 2 * case["model"]["vocab_size"] * case["model"]["hidden_size"]
+    copies = [size for *_, size in small.postings(program, "flat_bucket") if size > 0]
+    last = copies[-(len(copies) // (1 if case["stage"] == 1 else 2)):]
+    assert last == [size for size in case["found"]["backward"] if size != alone]
+
+
+@pytest.mark.parametrize("name", [name for name in APART if APART[name]["stage"] < 3])
+def test_gradients_of_the_ranks_part_are_whole_until_the_step(name: str) -> None:
+    program = apart(name)
+    gradients = {owner for owner, _ in program.tables.slots if owner.endswith(".grad")}
+    freed = [-size for owner in gradients for _, phase, size in small.postings(program, owner) if phase == "optimizer"]
+    assert sorted(freed) == APART[name]["found"]["averaged"]
+
+
+def test_overlapped_gradients_of_others_go_one_reduction_later() -> None:
+    """At the reduction of the second bucket those of the first are still there: 3 * 131072 bytes or more."""
+    def most(name: str) -> int:
+        program = apart(name)
+        slots = {number for (owner, _), number in program.tables.slots.items() if owner.endswith(".grad")}
+        held = highest = 0
+        for op, _, slot, size, *_ in program.columns.tolist():
+            held += size * (op in (Op.ALLOC, Op.FREE) and slot in slots)
+            highest = max(highest, held)
+        return highest
+
+    assert most("two, overlapped") >= most("two") + 3 * 131072

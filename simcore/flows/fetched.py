@@ -9,13 +9,14 @@ counted until then.
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Sequence
 
 from simcore.flows.grads_on_host import GradientsOnHost
 from simcore.flows.modules import backward_calls, forward_calls, readiness
 from simcore.flows.partition import REDUCE_HANDLE, trained_of
 from simcore.flows.rest import post_rest, rest_postings, step_temporaries
 from simcore.flows.secondary import Key, Secondary
+from simcore.flows.staged import sub_groups
 from simcore.flows.trace import Pins, recorded, seen_by_nodes
 from simcore.outline import Builder, Tables
 from simcore.plan import Placed, Plan
@@ -56,7 +57,8 @@ class FetchedFlow:
             ("flat_bucket", "reduce_scatter_input"), ("persistent", "unsharded_param"),
             ("parts_from_host", "all_gather_cast_input"))]
         self.is_last = False
-        self.largest_part = 0
+        self.waiting: list[tuple[int, int, int]] = []
+        self.in_bucket: list[int] = []
         self.on_host = GradientsOnHost(plan, tables, builder, self.flow)
         self.from_host = tables.comm("copy", "to_device", plan.framework.compute_dtype)
         self.secondary = Secondary(plan, tables, builder, self.flow)
@@ -80,7 +82,7 @@ class FetchedFlow:
         post_rest(self.plan, self.tables, self.out, rest_postings)
         for name, category, num_bytes in (
                 ("grad_partitions", "main_grad", self.size * sum(self._parts()) * (not self.flow.states_on_host)),
-                ("ipg_bucket", "reduce_scatter_input", self.size * self.flow.bucket),
+                ("ipg_bucket", "reduce_scatter_input", self.size * self.flow.bucket * (not self.flow.is_apart)),
                 ("persistent", "unsharded_param", self._persistent())):
             self.out.alloc(self.first, self.tables.slot(name, category), num_bytes)
 
@@ -116,11 +118,14 @@ class FetchedFlow:
     def backward_end(self, layer: int, grads: Sequence[tuple[Param, int, int]]) -> None:
         """Gradients are in the bucket, parameters go."""
         replay, rest = backward_calls(self.plan, layer)
-        for _, slot, num_bytes in grads:
-            self.out.free(layer, slot, num_bytes)
+        if not self.flow.is_apart:
+            for _, slot, num_bytes in grads:
+                self.out.free(layer, slot, num_bytes)
+        made = {param.name: [(layer, slot, num_bytes)] for param, slot, num_bytes in grads if self.flow.is_apart}
         for number in readiness(self.plan, layer, weight_first=True):
             placed = self.plan.of_layer(layer)[number]
             self._put(placed.used, placed.padded * self.ranks)
+            self.waiting += made.get(placed.spec.name, [])
         self._call(len(rest) if replay else 0)
         self._leave()
 
@@ -146,8 +151,8 @@ class FetchedFlow:
         if self.plan.framework.compute_dtype == "fp16":  # has_overflow: absolute values and a mask of all gradients
             norm = max(norm, (self.size + 1) * sum(parts))
         if self.flow.states_on_host:
-            self.on_host.step(sum(parts))
-        for group in () if self.flow.states_on_host else self._groups(parts):
+            self.on_host.step(list(sub_groups(parts, self.flow.sub_group)))
+        for group in () if self.flow.states_on_host else sub_groups(parts, self.flow.sub_group):
             step_temporaries(self.plan, self.tables, self.out, (norm, group))
             norm = 0
         self.out.alloc(self.first, self.slots[3], small)
@@ -156,17 +161,6 @@ class FetchedFlow:
                             Stream.COMPUTE, int(Module.NONE))
         self.out.mark(end)
         self.out.mark(step_end)
-
-    def _groups(self, parts: Sequence[int]) -> Iterator[int]:
-        """A group is closed when it has reached its size (`_create_fp16_sub_groups`)."""
-        held = 0
-        for part in parts:
-            held += part
-            if held >= self.flow.sub_group:
-                yield held
-                held = 0
-        if held:
-            yield held
 
     # ---- parameters ---------------------------------------------------------------------------------------------
     def _call(self, count: int) -> None:
@@ -274,11 +268,11 @@ class FetchedFlow:
         """Into the bucket, which is reduced first if there is no room."""
         if self.filled and self.filled + numel > self.flow.bucket:
             self._reduce()
-        self.out.compute(Kernel.COPY, 0, 2 * numel * self.size)
+        self.out.compute(Kernel.COPY, 0, 2 * numel * self.size * (not self.flow.is_apart))
         self.filled += numel
         self.num_in_bucket += 1
         self.padded += padded
-        self.largest_part = max(self.largest_part, padded // self.ranks)
+        self.in_bucket.append(padded // self.ranks)
 
     def _reduce(self) -> None:
         """`reduce_scatter_coalesced`: laid out by ranks in a copy, unless that changes nothing."""
@@ -288,6 +282,10 @@ class FetchedFlow:
         copied = num_bytes * (self.num_in_bucket > 1 or self.padded > self.filled)
         self.out.alloc(self.first, self.slots[2], copied)
         self.out.collective(self.first, self.reduce, num_bytes, Stream.REDUCE, REDUCE_HANDLE)
-        self.on_host.send(self.padded // self.ranks, self.largest_part, is_last=self.is_last)
+        self.on_host.send(self.in_bucket, is_last=self.is_last)
         self.out.free(self.first, self.slots[2], copied)
-        self.filled = self.num_in_bucket = self.padded = self.largest_part = 0
+        for layer, slot, size in self.waiting:
+            self.out.free(layer, slot, size)
+        self.waiting.clear()
+        self.filled = self.num_in_bucket = self.padded = 0
+        self.in_bucket.clear()

@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 
+from simcore.flows.apart import GradientsApart
 from simcore.flows.hosted import copied, updated_on_host
 from simcore.flows.modules import readiness
 from simcore.flows.rest import post_rest, rest_postings, step_temporaries
@@ -94,7 +95,8 @@ class PartitionFlow:
         self.size = dtype_bytes(plan.framework.compute_dtype)
         self.first = plan.layers[0]
         self.part = aligned(plan) // plan.mesh.axis(self.flow.axis).size
-        self.grads: dict[tuple[int, int], tuple[int, int]] = {}
+        self.apart = GradientsApart(builder, self._is_mine, behind=self.flow.num_buffers > 1)
+        self.in_bucket: list[tuple[int, int]] = []
         self.places = places(plan)
         self.slices: list[tuple[int, int]] = []
         self.largest = max((numel for layer in plan.layers for _, numel in trained_of(plan, layer)), default=0)
@@ -137,7 +139,7 @@ class PartitionFlow:
 
     def backward_begin(self, layer: int) -> None:
         """The first gradient of a microbatch finds the bucket."""
-        if not self.has_bucket and trained_of(self.plan, layer):
+        if not (self.has_bucket or self.flow.is_apart) and trained_of(self.plan, layer):
             self.out.alloc(self.first, self.slots["ipg_bucket"], self._bucket_bytes())
             self.has_bucket = True
 
@@ -148,27 +150,27 @@ class PartitionFlow:
         """ZeRO-1 keeps whole gradients, ZeRO-2 has put them into the bucket."""
         numbers = {placed.spec.name: number for number, placed in enumerate(self.plan.of_layer(layer))}
         for param, slot, num_bytes in grads:
-            if (layer, numbers[param.name]) in self.grads:  # added in place
-                self.out.free(layer, slot, num_bytes)
-            self.grads.setdefault((layer, numbers[param.name]), (slot, num_bytes))
+            self.apart.made((layer, numbers[param.name]), slot, num_bytes)
         if self.flow.stage > 1:
             for number in readiness(self.plan, layer):
                 self._put((layer, number))
 
     def _put_whole(self) -> None:
         """ZeRO-1's, in the order of the parameters (`reduce_gradients`)."""
-        for key, (slot, num_bytes) in sorted(self.grads.items()):
+        for key in sorted(self.apart.fresh) if self.flow.stage == 1 or not self.flow.is_apart else ():
             self._put(key)
-            self.out.free(key[0], slot, num_bytes)
-        self.grads.clear()
+            if not self.flow.is_apart:
+                self.apart.sent(key)
 
     def _put(self, key: tuple[int, int]) -> None:
         """Into the bucket, which is reduced first if there is no room."""
         start, end = self.places[key]
         numel = end - start
+        copied = not self.flow.is_apart
         if self.filled and self.filled + numel > self.flow.bucket:
             self._reduce()
-        self.out.compute(Kernel.COPY, 0, 2 * numel * self.size)
+        self.out.compute(Kernel.COPY, 0, 2 * numel * self.size * copied)
+        self.in_bucket.append(key)
         self.filled += numel
         self.largest_in_bucket = max(self.largest_in_bucket, numel)
         for owner in range(start // self.part, (end - 1) // self.part + 1):
@@ -189,23 +191,32 @@ class PartitionFlow:
             return
         comm = self.tables.comm("all_reduce", self.flow.axis, self.plan.framework.compute_dtype)
         for pieces in self._together():
-            num_bytes, is_copied = sum(pieces) * self.size, len(pieces) > 1
+            num_bytes = sum(pieces) * self.size
+            is_copied = len(self.in_bucket if self.flow.is_apart else pieces) > 1
             self.out.alloc(self.first, self.slots["flat_bucket"], num_bytes * is_copied)
             self.out.collective(self.first, comm, num_bytes, Stream.REDUCE, REDUCE_HANDLE)
             self.out.free(self.first, self.slots["flat_bucket"], num_bytes * is_copied)
         if self.flow.states_on_host:
             self._send_to_host()
+        elif self.flow.is_apart:
+            self.apart.reduced(self.in_bucket if self.flow.stage > 1 else ())
         elif not self.has_part:
             self.out.alloc(self.first, self.slots["grads_in_partition"], self.part * self.size)
             self.has_part, self.parts = True, self.parts + 1
         self.filled = self.largest_in_bucket = self.touched_in_bucket = self.mine_in_bucket = 0
         self.slices.clear()
+        self.in_bucket.clear()
+
+    def _is_mine(self, key: tuple[int, int]) -> bool:
+        """Whether something of the parameter lies in the rank's part."""
+        start, end = self.places[key]
+        return start < (self.own + 1) * self.part and end > self.own * self.part
 
     def _together(self) -> list[list[int]]:
         """Pieces that are sent as one: until they are more than a bucket (`allreduce_and_scatter`)."""
         found: list[list[int]] = [[]]
         for _, piece in self.slices:
-            if sum(found[-1]) > self.flow.bucket:
+            if not self.flow.is_apart and sum(found[-1]) > self.flow.bucket:
                 found.append([])
             found[-1].append(piece)
         return found
@@ -239,6 +250,8 @@ class PartitionFlow:
         self._put_whole()
         self._reduce()
         self.out.wait(self.first, REDUCE_HANDLE)
+        if self.flow.is_apart:
+            self.apart.end_microbatch()
         if self.has_bucket:
             self.out.free(self.first, self.slots["ipg_bucket"], self._bucket_bytes())
         if self.parts > 1:
@@ -268,4 +281,5 @@ class PartitionFlow:
     def _drop_part(self) -> None:
         """Averaged gradients go when their copy in fp32 is there."""
         self.out.free(self.first, self.slots["grads_in_partition"], self.part * self.size * self.parts)
+        self.apart.drop_kept()
         self.parts = 0

@@ -3,14 +3,16 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 
 from simcore.flows.partition import aligned, places, trained_of
+from simcore.nvme import aligned as aligned_to_drives
+from simcore.nvme import is_swapped
 from simcore.plan import Placed, Plan
 from simcore.units import dtype_bytes
 from simcore.zero import Zero
 
-__all__ = ["beside_tensors", "touched", "trained"]
+__all__ = ["beside_tensors", "num_moments", "sub_groups", "touched", "trained"]
 
 FP32 = 4
 
@@ -39,14 +41,14 @@ def _of_tensors(plan: Plan) -> Counter[str]:
     """What `Placed.elsewhere` counts of them."""
     held = Counter[str]()
     for kind, count in plan.kind_counts:
-        for owner, _, num_bytes in (one for placed in plan.kinds[kind] for one in placed.elsewhere):
-            held[owner] += count * num_bytes
+        for owner, space, num_bytes in (one for placed in plan.kinds[kind] for one in placed.elsewhere):
+            held[owner] += count * num_bytes * (space != "nvme")
     return held
 
 
 def _buffers(plan: Plan, flow: Zero) -> Iterator[tuple[str, int, bool]]:
     """(owner, bytes, whether they are pinned) of every buffer on the host."""
-    size, moments = dtype_bytes(plan.framework.compute_dtype), _num_moments(plan)
+    size, moments = dtype_bytes(plan.framework.compute_dtype), num_moments(plan)
     if flow.stage < 3:
         part = aligned(plan) // plan.mesh.axis(flow.axis).size
         yield from (("optimizer states", FP32 * part, True), ("optimizer states", FP32 * moments * part, False),
@@ -58,12 +60,36 @@ def _buffers(plan: Plan, flow: Zero) -> Iterator[tuple[str, int, bool]]:
     parts = sum(placed.padded for placed in trained(plan))
     if flow.params_on_host:
         yield "parameters", sum(p.life.rest.num_bytes(p.padded) for p in _owned(plan)), True
-    if flow.states_on_host:
+    if flow.swap_buffers:
+        yield from _beside_drives(plan, flow, size * parts)
+    elif flow.states_on_host:
         yield from (("optimizer states", FP32 * (1 + moments) * parts, False), ("gradients", size * parts, True),
                     ("gradients", FP32 * parts, True))
 
 
-def _num_moments(plan: Plan) -> int:
+def _beside_drives(plan: Plan, flow: Zero, gradients: int) -> Iterator[tuple[str, int, bool]]:
+    """16-bit gradients, buffers (which torch does not round), and sub-groups that are too small to be files."""
+    groups = list(sub_groups([placed.padded for placed in trained(plan)], flow.sub_group))
+    left = sum(numel for numel in groups if not is_swapped(numel))
+    yield from (("gradients", gradients, True), ("gradients", FP32 * left, True),
+                ("optimizer states", FP32 * (1 + num_moments(plan)) * left, False),
+                ("buffers of drives", FP32 * flow.swap_buffers * aligned_to_drives(max(groups, default=0)), False))
+
+
+def sub_groups(parts: Sequence[int], size: int) -> Iterator[int]:
+    """Elements of each: one is closed when it has reached its size (`_create_fp16_sub_groups`)."""
+    held = 0
+    for part in parts:
+        held += part
+        if held >= size:
+            yield held
+            held = 0
+    if held:
+        yield held
+
+
+def num_moments(plan: Plan) -> int:
+    """Beside the master of a parameter."""
     lives = [placed.life for placed in trained(plan)]
     return sum(name not in ("master_param", "grad_copy") for name, _ in lives[0].states) if lives else 0
 

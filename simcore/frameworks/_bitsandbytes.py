@@ -67,8 +67,6 @@ def _int8(job: Job, options: dict[str, Any]) -> Packed:
                                  f"double_quant change nothing with int8, whose rows have a maximum each ({_BNB})"))
     for name in (STORAGE_OPTION, TUNE_OPTION):
         job.refuse_idle(options, name, "with int8")
-    if options.get("autocast") or options.get("prepare_model_for_kbit_training"):
-        raise job.not_yet("training.quantization.format", "int8 under autocast, or with norms that are cast to fp32")
     given = options.get(THRESHOLD_OPTION)
     job.auto(f"framework_options.{THRESHOLD_OPTION}", "auto" if given is None else str(given), "6.0",
              "transformers 5.23 utils/quantization_config.py BitsAndBytesConfig")

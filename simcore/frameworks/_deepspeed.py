@@ -25,7 +25,7 @@ from simcore.frameworks._torch import (
     torch_optimizer,
 )
 from simcore.frameworks._torch_kernels import SDPA_BACKENDS, torch_libraries
-from simcore.job import Job
+from simcore.job import Job, topology_of
 from simcore.packed import Packed
 from simcore.zero import PERSISTENT, Zero
 
@@ -42,7 +42,7 @@ _OF_ALL: Final[dict[str, tuple[Any, ...]]] = {
     "reduce_bucket_size": (None, "auto", int),
     "allgather_bucket_size": (None, int),
     "overlap_comm": (None, True, False),
-    "contiguous_gradients": (True,),
+    "contiguous_gradients": (None, True, False),
     "reduce_scatter": (True,),
     "round_robin_gradients": (None, True, False),
     "attn_implementation": (None, "sdpa", "flash_attention_2"),
@@ -54,6 +54,10 @@ _OF_ALL: Final[dict[str, tuple[Any, ...]]] = {
 }
 _OFFLOADED: Final[dict[str, tuple[Any, ...]]] = {"device": ("cpu",), "pin_memory": (True, False)}
 """Of the blocks offload_optimizer and offload_param, what changes anything without NVMe."""
+_TO_NVME: Final[dict[str, tuple[Any, ...]]] = {
+    "device": ("nvme",), "pin_memory": (True, False), "nvme_path": (str,), "buffer_count": (int,),
+    "fast_init": (True, False), "pipeline_read": (False,), "pipeline_write": (False,)}
+"""Of offload_optimizer with it: [Note: ZeRO-3 and NVMe] in `simcore/nvme.py`."""
 _OF_NVME: Final = ("nvme_path", "buffer_count", "buffer_size", "max_in_cpu", "fast_init", "pipeline_read",
                    "pipeline_write")
 _OF_3: Final[dict[str, tuple[Any, ...]]] = {
@@ -65,6 +69,7 @@ _OF_3: Final[dict[str, tuple[Any, ...]]] = {
     "stage3_gather_16bit_weights_on_model_save": (None, True, False),
     "offload_param": (dict,),
     "zero_hpz_partition_size": (None, int),
+    "mics_shard_size": (None, int, -1),
 }
 
 
@@ -81,7 +86,8 @@ def zero_table(job: Job, stage: int) -> Framework:
     flow = _flow(job, options, stage)
     return Framework(
         name=f"zero{stage}", version=VERSIONS[0],
-        rules=_rules(stage, job.compute, threshold, _states(job), _spaces(flow), _packed(job, options)),
+        rules=_rules(stage, job.compute, threshold, _states(job), _spaces(flow), _packed(job, options),
+                     apart=flow.is_apart),
         units=(),
         flow=flow,
         optimizer=_optimizer(job, flow),
@@ -131,17 +137,20 @@ def _flow(job: Job, options: dict[str, Any], stage: int) -> Zero:
     overlapped = job.flag(options, "overlap_comm", f"{CONFIG} overlap_comm_valid: with stage 3", default=stage == 3)
     bucket = _size(job, options, "reduce_bucket_size", 500_000_000)
     states, params = _offloaded(job, options, stage)
+    swap = _swap_buffers(job, options, stage)
     pinned = [options[key].get("pin_memory", True) for key, on in (("offload_optimizer", states),
                                                                    ("offload_param", params)) if key in options and on]
     away = (states, params, all(pinned), states and job.scenario.num_microbatches > 1)
+    apart = not job.flag(options, "contiguous_gradients", f"{CONFIG} contiguous_gradients", default=True)
     if stage < 3:
+        apart = apart and not states
         turns = job.flag(options, "round_robin_gradients", f"{CONFIG} round_robin_gradients", default=False)
-        return Zero(stage, AXIS, bucket, 1 + overlapped, 0, 0, 0, 0, *away, round_robin=turns)
+        return Zero(stage, AXIS, bucket, 1 + overlapped, 0, 0, 0, 0, *away, round_robin=turns, is_apart=apart)
     return Zero(stage, AXIS, bucket, 1, _size(job, options, "stage3_prefetch_bucket_size", 50_000_000),
                 _size(job, options, "stage3_max_live_parameters", 1_000_000_000),
                 _size(job, options, "stage3_max_reuse_distance", 1_000_000_000),
                 _size(job, options, "sub_group_size", 1_000_000_000), *away,
-                secondary=_secondary(job, options))
+                secondary=_secondary(job, options), is_apart=apart, swap_buffers=swap)
 
 
 def _check_shards(job: Job, stage: int) -> None:
@@ -152,9 +161,11 @@ def _check_shards(job: Job, stage: int) -> None:
     """
     if job.mesh.dp_replicate > 1 and stage < 3:
         raise job.illegal("mesh.dp_replicate", f"stage {stage} cuts over all ranks: they are dp_shard", CONFIG)
-    if job.mesh.dp_replicate > 1:
-        raise job.not_yet("mesh.dp_replicate", "copies of shards (MiCS: this version scatters its gradients over all "
-                          "ranks, and the next ones have none; zero_hpz_partition_size is served)")
+    mics = job.scenario.framework_options.get("mics_shard_size")
+    if job.mesh.dp_replicate > 1 or mics not in (None, -1):
+        at = "mesh.dp_replicate" if job.mesh.dp_replicate > 1 else "framework_options.mics_shard_size"
+        raise job.not_yet(at, "copies of shards (MiCS: this version scatters its gradients over all ranks, pieces of "
+                          "another length than the parts, the next ones have none; served: zero_hpz_partition_size)")
 
 
 def _secondary(job: Job, options: dict[str, Any]) -> int:
@@ -183,10 +194,31 @@ def _offloaded(job: Job, options: dict[str, Any], stage: int) -> tuple[bool, boo
     return parts["optimizer"], parts["params"]
 
 
+def _swap_buffers(job: Job, options: dict[str, Any], stage: int) -> int:
+    """`buffer_count` of states on NVMe, 0 where they are not. As many as a sub-group has tensors and its gradient."""
+    if job.scenario.training.offload.part("optimizer")[0] != "nvme":
+        return 0
+    topology, at = topology_of(job.scenario), "training.offload.optimizer"
+    if stage < 3:
+        raise job.not_yet(at, f"nvme under stage {stage}, which keeps states in the CPU's memory whatever it is asked "
+                          "(served: host)")
+    if topology.node.nvme is None:
+        raise InputError(Problem(job.scenario.where("topology"), f"{topology.name} does not say node.nvme (read, "
+                                 "write), at which states would be swapped: no shipped machine does, drives differ"))
+    given = options.get("offload_optimizer", {}).get("buffer_count")
+    count = int(job.auto("framework_options.offload_optimizer.buffer_count", "auto" if given is None else str(given),
+                         "4", OFFLOAD))
+    if count < 2 + len(_states(job)):
+        raise job.illegal("framework_options.offload_optimizer", f"buffer_count {count}: a master, {len(_states(job))} "
+                          "moments and a gradient are read together", "deepspeed 0.19.6 runtime/swap_tensor/"
+                          "partitioned_optimizer_swapper.py: assert pinned_buffers is not None")
+    return count
+
+
 def _part(job: Job, name: str) -> bool:
-    """Whether it lies on the host: all of it."""
+    """Whether it lies on the host, or its drives: all of it."""
     space, fraction = job.scenario.training.offload.part(name)
-    job.one_of(f"training.offload.{name}", space, ("none", "host"))
+    job.one_of(f"training.offload.{name}", space, ("none", "host", *(("nvme",) if name == "optimizer" else ())))
     if 0 < fraction < 1:
         raise job.not_yet(f"training.offload.{name}", "a part of it on the host (`ratio` of offload_optimizer: whole "
                           "sub-groups of ZeRO-3)")
@@ -199,14 +231,16 @@ def _check_block(job: Job, options: dict[str, Any], key: str, *, is_on: bool) ->
     if key in options and not is_on:
         raise InputError(Problem(job.scenario.where(*at.split(".")), f"{key}: changes nothing without "
                                  f"training.offload.{part}: host"))
+    known = _TO_NVME if job.scenario.training.offload.part(part)[0] == "nvme" else _OFFLOADED
     for name, value in options.get(key, {}).items():
         where = job.scenario.where("framework_options", key)
-        if name in _OF_NVME:
+        if name in _OF_NVME and name not in known:
             raise InputError(Problem(where, f"{key}.{name}: is about NVMe alone", OFFLOAD))
-        if name not in _OFFLOADED:
-            raise InputError(Problem(where, f"unknown option {name!r} of {key}: it knows {', '.join(_OFFLOADED)}"))
-        if not any(type(value) is type(one) and value == one for one in _OFFLOADED[name]):
-            wanted = " or ".join(repr(one) for one in _OFFLOADED[name])
+        if name not in known:
+            raise InputError(Problem(where, f"unknown option {name!r} of {key}: it knows {', '.join(known)}"))
+        if not any(type(value) is (one if isinstance(one, type) else type(one)) and one in (value, type(value))
+                   for one in known[name]):
+            wanted = " or ".join(one.__name__ if isinstance(one, type) else repr(one) for one in known[name])
             raise InputError(Problem(where, f"{key}.{name}: expected {wanted}, got {value!r}"))
 
 
@@ -229,9 +263,10 @@ def _optimizer(job: Job, flow: Zero) -> Optimizer:
 def _of_host(flow: Zero) -> tuple[tuple[str, str, str, str], ...]:
     if not (flow.states_on_host or flow.params_on_host):
         return ()
+    drives = "; drives are read, then the CPU updates, then they are written" * (flow.swap_buffers > 0)
     return (("time of offload", "copies at the pace of pinned memory, of gradients in line with kernels; the CPU's "
-             "step at 0.7 of its memory bandwidth", "assumed", "deepspeed 0.19.6 ops/adam/cpu_adam.py: a fused step; "
-             "no time is published"),)
+             f"step at 0.7 of its memory bandwidth{drives}", "assumed", "deepspeed 0.19.6 ops/adam/cpu_adam.py: a "
+             "fused step; no time is published"),)
 
 
 def _size(job: Job, options: dict[str, Any], name: str, default: int) -> int:
@@ -259,12 +294,13 @@ def _fetched_by_layer() -> tuple[tuple[str, str, str, str], ...]:
 
 
 def _spaces(flow: Zero) -> tuple[str, str]:
-    return ("host" if flow.states_on_host else "device"), ("host" if flow.params_on_host else "device")
+    away = "nvme" if flow.swap_buffers else "host"
+    return (away if flow.states_on_host else "device"), ("host" if flow.params_on_host else "device")
 
 
 @lru_cache(maxsize=64)
 def _rules(stage: int, stored: str, threshold: int, kept: tuple[str, ...], spaces: tuple[str, str],
-           packed: Packed | None) -> tuple[Rule, ...]:
+           packed: Packed | None, *, apart: bool) -> tuple[Rule, ...]:
     """16-bit parameters and gradients, masters and moments in fp32; on the host, gradients are in fp32 too.
 
     `spaces`: of states and of parameters, as if nothing were pinned: what is, is flat buffers, which
@@ -278,7 +314,7 @@ def _rules(stage: int, stored: str, threshold: int, kept: tuple[str, ...], space
     grad = whole if stage == 1 else Form(part, stored)
     if states_away:
         grad = Form(part, stored if stage == 3 else "fp32", "host")
-        states += (("grad_copy", Form(part, "fp32", "host")),) * (stage == 3)
+        states += (("grad_copy", Form(part, "fp32", "host")),) * (stage == 3 and away == "host")
     made = Form(((AXIS, Partial()),), stored)
     fp32 = Form((), "fp32")
     buffer = Life("buffer", fp32, fp32, fp32, fp32, rest_category="buffer", updated=Moment.NEVER)
@@ -286,7 +322,7 @@ def _rules(stage: int, stored: str, threshold: int, kept: tuple[str, ...], space
     def life(name: str) -> Life:
         return Life(name, rest, whole, made, grad, states, reduced=Moment.BUCKET_FULL,
                     grads_persist=stage == 3 and not states_away,
-                    grad_made_category="unsharded_grad" if stage == 1 else "")
+                    grad_made_category="unsharded_grad" if stage == 1 or apart else "")
 
     def in_bits(name: str) -> Life:
         assert packed is not None

@@ -63,6 +63,9 @@ def plain_files(job: Job) -> Files:
     """
     load = Transfer("transformers 5.23 modeling_utils.py from_pretrained: CPU tensors of mapped files, then .to()",
                     whole_on="every_rank", in_flight=0)
+    if job.scenario.training.method == "qlora":
+        load = Transfer(f"{load.source}; get_init_context: what is packed is whole on every rank's device before "
+                        "DeepSpeed cuts it", whole_on="every_rank", in_flight=0, on_device="model")
     save = Transfer("transformers 5.23 modeling_utils.py save_pretrained on rank 0: a file's bytes at a time",
                     trained_only=job.scenario.training.method != "full", in_flight=1)
     return _chosen(job, {"every_rank": load}, {"full": save}, ("every_rank", "full"))
@@ -73,7 +76,11 @@ def automodel_files(job: Job) -> Files:
 
     Consolidation (save_consolidated, at the end) has 5 threads with a tensor and a part of it each.
     """
-    where = "nemo-automodel 0.7.0 components/checkpoint/"
+    where, load = "nemo-automodel 0.7.0 components/checkpoint/", AUTOMODEL_LOAD
+    if job.scenario.training.method == "qlora":
+        load = {"sharded": Transfer("nemo-automodel 0.7.0 _transformers/model_init.py _stream_load_bnb_weights: a "
+                                    "tensor at a time to every rank's device, all of it before FSDP cuts it",
+                                    on_device="model")}
     if job.scenario.training.method == "full":
         saved = Transfer(f"{_DCP}:456 a rank's tensors and their bytes, both whole; {where}_backports/"
                          "consolidate_hf_safetensors.py:401, checkpointing.py:779: 5 threads", params=2, in_flight=10)
@@ -83,7 +90,7 @@ def automodel_files(job: Job) -> Files:
     else:
         saved = Transfer(f"{where}stateful_wrappers.py:434 full_state_dict, cpu_offload, ignore_frozen_params",
                          whole_on="rank0", trained_only=True, in_flight=0, on_device="tensor")
-    return _chosen(job, AUTOMODEL_LOAD, {"sharded": saved}, ("sharded", "sharded"))
+    return _chosen(job, load, {"sharded": saved}, ("sharded", "sharded"))
 
 
 def megatron_files(job: Job) -> Files:

@@ -28,6 +28,9 @@ def _attention(job: Job, options: Mapping[str, Any]) -> str:
     if job.graph.implementation == "llmfoundry":  # models/mpt/configuration_mpt.py: attn_impl triton
         return "attention_flash2" if options.get("attn_impl") == "flash" else "attention_triton"
     given = str(options.get("attn_implementation", ""))
+    if given == "flash_attention_2" and job.compute_capability < (8, 0):
+        raise job.illegal("framework_options.attn_implementation", "FlashAttention only supports Ampere GPUs or newer",
+                          "flash-attn 2 csrc/flash_attn/flash_api.cpp")
     if given.startswith(("fl", "kernels")):  # flash-attention 2 or FlexAttention, or flash-attention 3 from the hub
         return "attention_flash2" if given.startswith("fl") else "attention"
     reason = _not_by_flash(job)
@@ -36,7 +39,20 @@ def _attention(job: Job, options: Mapping[str, Any]) -> str:
     backend = job.auto("framework_options.sdpa_backend", str(options.get("sdpa_backend") or "auto"), default, _RULE)
     if backend == "flash" and reason:
         raise job.illegal("framework_options.sdpa_backend", *reason)
+    if backend == "efficient" and job.compute_capability < (8, 0):
+        _note_pairs(job)
     return _KERNELS[backend]
+
+
+def _note_pairs(job: Job) -> None:
+    """Grouped queries are for flash and cuDNN: below 8.0 transformers' layers, which ask for them, get no kernel."""
+    blocks = [branch.block for kind in job.graph.kinds for branch in kind.branches]
+    grouped = any(isinstance(block, Attention) and block.num_kv_heads < block.num_heads for block in blocks)
+    if job.graph.implementation == "hf" and grouped and job.scenario.training.lengths != "packed":
+        job.autos["attention of grouped queries"] = (
+            "counted as a kernel's: torch has none here, and its own operators keep every pair of tokens",
+            f"{_FILE} check_batch_size_and_num_heads_dense; transformers 5.23 integrations/sdpa_attention.py "
+            "use_gqa_in_sdpa")
 
 
 def _not_by_flash(job: Job) -> tuple[str, str] | tuple[()]:

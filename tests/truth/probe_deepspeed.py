@@ -3,6 +3,8 @@
     python tests/truth/probe_deepspeed.py CHECKOUT > tests/truth/deepspeed/0.19.6.json
     python tests/truth/probe_deepspeed.py CHECKOUT offload > tests/truth/deepspeed/offload-0.19.6.json
     python tests/truth/probe_deepspeed.py CHECKOUT shards > tests/truth/deepspeed/shards-0.19.6.json
+    python tests/truth/probe_deepspeed.py CHECKOUT apart > tests/truth/deepspeed/apart-0.19.6.json
+    python tests/truth/probe_deepspeed.py CHECKOUT nvme > tests/truth/deepspeed/nvme-0.19.6.json
 
 CHECKOUT: DeepSpeed's own source at edaa72212 (0.19.6), with hjson, msgpack, ninja, psutil and py-cpuinfo importable;
 nothing is compiled. The process group is torch's fake one: collectives do nothing and are noted with the bytes of their
@@ -11,6 +13,10 @@ largest tensor. Two microbatches of the fourth step (`microbatches`, the order i
 are as long as a bucket that is reduced; `kept`: elements of what the optimizer object holds.
 `offload`: what lies on the host, and on the device for it. There the optimizer is torch's (DeepSpeedCPUAdam is not
 compiled) and `looked_at` are the elements of tensors in which infinities are looked for in the last microbatch.
+`apart`: without `contiguous_gradients`; `averaged`: bytes of the storages that the optimizer holds of gradients before
+its step, `bucket`: elements of buckets that it has.
+`nvme`: states of ZeRO-3 swapped through a handle that moves nothing and notes bytes: `buffers` that it made, `moved` in
+the last microbatch's backward and in the update, `unswapped`: elements of gradients that are no files by then.
 `shards`: each collective with the size of its group; `order`: elements of tensors as they lie in the flat buffer.
 Each case is a process: DeepSpeed has global state.
 ZeRO-3 compares its record with rank 0's, which only rank 0 survives here.
@@ -23,6 +29,7 @@ import json
 import multiprocessing
 import os
 import sys
+import tempfile
 from functools import partial
 
 LLAMA = {"hidden_size": 256, "intermediate_size": 512, "num_hidden_layers": 4, "num_attention_heads": 4,
@@ -64,6 +71,19 @@ SHARDS = {
     "three, hpz": case(3, zero_hpz_partition_size=2, stage3_max_reuse_distance=0),
     "three, mics": case(3, mics_shard_size=2),
 }
+APART = {
+    "one": case(1, contiguous_gradients=False), "two": case(2, contiguous_gradients=False),
+    "two, 3 ranks": case(2, ranks=3, rank=1, contiguous_gradients=False),
+    "two, overlapped": case(2, contiguous_gradients=False, overlap_comm=True),
+    "three": case(3, contiguous_gradients=False), "three, plain": case(3, checkpoint=False, contiguous_gradients=False),
+}
+TO_NVME = {"device": "nvme", "pin_memory": False}
+NVME = {
+    "three": case(3, ranks=2, offload_optimizer=TO_NVME),
+    "three, groups": case(3, ranks=2, sub_group_size=600_000, offload_optimizer=TO_NVME),
+    "three, six buffers": case(3, ranks=2, offload_optimizer=TO_NVME | {"buffer_count": 6}),
+}
+MODES = {"nvme": NVME, "offload": OFFLOADED, "shards": SHARDS, "apart": APART}
 CALLS = []
 SHARDED = sys.argv[2:] == ["shards"]
 NOTED = ("all_reduce", "all_gather_into_tensor", "reduce_scatter_tensor", "all_reduce_coalesced")
@@ -81,7 +101,7 @@ def kept(optimizer, stage):
     offload = optimizer.parameter_offload
     return {"parts": [p.ds_tensor.numel() for group in optimizer.fp16_groups for p in group],
             "masters": numel(optimizer.fp32_partitioned_groups_flat),
-            "bucket": numel(b.buffer for b in optimizer.ipg_buckets.values()),
+            "bucket": numel(b.buffer for b in optimizer.ipg_buckets.values() if b.buffer is not None),
             "gradients": [optimizer.grad_partitions_flat_buffer.numel()],
             "persistent": [p.ds_numel for p in offload.persistent_parameters]}
 
@@ -101,6 +121,69 @@ def on_host(optimizer, stage):
     return {"masters": numel(groups), "gradients": [g.grad.numel() for g in groups if g.grad is not None],
             "accumulated": [optimizer.grad_partitions_flat_buffer.numel()],
             "parameters": numel(optimizer.param_groups_fp16_flat_cpu_memory)}
+
+
+class Drives:
+    """DeepSpeed's handle of asynchronous files, without files."""
+
+    buffers, moved, made = [], [], set()
+
+    def __init__(self, *given, **named):
+        self.pending = 0
+
+    def new_cpu_locked_tensor(self, numel, like):
+        import torch
+        made = torch.zeros(numel, dtype=like.dtype)
+        Drives.buffers.append(made.nbytes)
+        Drives.made.add(made.untyped_storage().data_ptr())
+        return made
+
+    def free_cpu_locked_tensor(self, tensor):
+        return True
+
+    def is_pinned(self, tensor):
+        return tensor.untyped_storage().data_ptr() in Drives.made
+
+    def async_pread(self, buffer, path, offset):
+        return self._move("read", buffer)
+
+    def async_pwrite(self, buffer, path, offset):
+        return self._move("write", buffer)
+
+    def _move(self, way, buffer):
+        Drives.moved.append([way, buffer.nbytes])
+        self.pending += 1
+        return 0
+
+    def wait(self):
+        done, self.pending = self.pending, 0
+        return done
+
+
+def swapped(engine, config):
+    """One more step, of two microbatches."""
+    import torch
+    for _ in range(2):
+        Drives.moved.clear()
+        tokens = torch.randint(0, config.vocab_size, (1, 32))
+        engine.backward(engine(input_ids=tokens, labels=tokens, use_cache=False).loss)
+        backward = list(Drives.moved)
+        unswapped = sorted(x.numel() for info in engine.optimizer.optimizer_swapper.swap_params_info.values()
+                           for x in info.unswapped_gradients.values())
+        Drives.moved.clear()
+        engine.step()
+    return {"buffers": Drives.buffers, "moved": {"backward": backward, "step": list(Drives.moved)},
+            "unswapped": unswapped}
+
+
+def apart(optimizer, stage):
+    """What is held of gradients, after backward; and whether there are buckets."""
+    if stage == 3:
+        return {"bucket": [b.buffer.numel() for b in optimizer.ipg_buckets.values() if b.buffer is not None]}
+    held = {x.untyped_storage().data_ptr(): x.untyped_storage().nbytes()
+            for group in optimizer.averaged_gradients.values() for x in group or ()}
+    return {"averaged": sorted(held.values()),
+            "bucket": [x.numel() for b in optimizer.ipg_buckets.values() for x in b.buffer]}
 
 
 def looking(optimizer, found):
@@ -138,6 +221,12 @@ def prepare():
     import transformers.models.qwen2.modeling_qwen2  # noqa: F401
     importlib.import_module("deepspeed.comm.torch")
     sys.modules["deepspeed.comm.torch"].build_shm_op = lambda: None
+    if sys.argv[2:] == ["nvme"]:
+        builder = importlib.import_module("deepspeed.runtime.swap_tensor.partitioned_optimizer_swapper")
+        handle = type("Op", (), {"aio_handle": Drives})
+        builder.AsyncIOBuilder = type("Builder", (), {"load": lambda _: handle})
+    if sys.argv[2:] == ["apart"]:  # it knows the types of a GPU's tensors alone, and would send none
+        importlib.import_module("deepspeed.runtime.zero.stage_1_and_2").split_half_float_double = lambda x: [list(x)]
 
 
 def profiled(call):
@@ -163,11 +252,18 @@ def run(row):
     model = AutoModelForCausalLM.from_config(config, dtype=torch.bfloat16, attn_implementation="sdpa").train()
     if row["checkpoint"]:
         model.gradient_checkpointing_enable(gradient_checkpointing_kwargs={"use_reentrant": False})
+    options = dict(row["options"])
+    if sys.argv[2:] == ["nvme"]:
+        options["offload_optimizer"] = {"nvme_path": tempfile.mkdtemp(), **options["offload_optimizer"]}
     engine, *_ = deepspeed.initialize(
         model=model, optimizer=torch.optim.AdamW(model.parameters(), fused=True), config={
             "train_micro_batch_size_per_gpu": 1, "gradient_accumulation_steps": 2, "bf16": {"enabled": True},
             "zero_allow_untested_optimizer": True,
-            "zero_force_ds_cpu_optimizer": False, "zero_optimization": {"stage": row["stage"], **row["options"]}})
+            "zero_force_ds_cpu_optimizer": False, "zero_optimization": {"stage": row["stage"], **options}})
+    if row["options"].get("offload_optimizer") and sys.argv[2:] == ["nvme"]:
+        for _ in range(2):
+            result = swapped(engine, config)
+        return result | {"groups": [int(n) for n in engine.optimizer.fp16_partitioned_groups_flat_numel]}
     found = {"kept": kept(engine.optimizer, row["stage"])}
     for number in range(4):  # what was made while the profiler ran is all whose end it sees
         found["microbatches"] = []
@@ -183,6 +279,8 @@ def run(row):
                 engine.backward(loss)
             found["microbatches"].append(list(CALLS))
             CALLS.clear()
+            if number == 3 and not row["options"].get("contiguous_gradients", True):
+                found |= apart(engine.optimizer, row["stage"])
             if number == 3:
                 found["memory"] = profiled(engine.step)
             else:
@@ -217,7 +315,7 @@ def main():
     sys.path.insert(0, sys.argv[1])
     prepare()
     rows, fork = {}, multiprocessing.get_context("fork")
-    for name, row in (SHARDS if SHARDED else OFFLOADED if sys.argv[2:] else CASES).items():
+    for name, row in (MODES[sys.argv[2]] if sys.argv[2:] else CASES).items():
         answers = fork.SimpleQueue()
         child = fork.Process(target=asked, args=(row, answers))
         child.start()

@@ -26,7 +26,9 @@ SOME = ["q_proj", "v_proj"]
 CASES: dict[str, dict[str, Any]] = {
     "all linears": {}, "replayed": {"recompute": True}, "some linears": {"targets": SOME},
     "some linears, replayed": {"targets": SOME, "recompute": True}, "without a threshold": {"threshold": 0.0},
-    "adapters in fp32": {"adapters": "fp32"}, "fp16": {"compute": "fp16"}}
+    "adapters in fp32": {"adapters": "fp32"}, "fp16": {"compute": "fp16"},
+    "prepared, autocast": {"kbit": True, "autocast": True, "adapters": "fp32"},
+    "prepared, autocast, replayed": {"kbit": True, "autocast": True, "adapters": "fp32", "recompute": True}}
 
 
 def quantised(a: torch.Tensor, threshold: float = 0.0) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor | None]:
@@ -89,6 +91,8 @@ def built(case: dict[str, Any]) -> Any:
                                             has_fp16_weights=False).to("cpu")
     del weights
     model.is_loaded_in_8bit = True  # what PEFT asks for
+    if case.get("kbit"):
+        model = peft.prepare_model_for_kbit_training(model, use_gradient_checkpointing=False)
     adapted = peft.get_peft_model(model, peft.LoraConfig(r=8, lora_alpha=16,
                                                          target_modules=case.get("targets", probe_qlora.ALL)))
     if case.get("adapters") != "fp32":
