@@ -223,6 +223,10 @@ def run_cell(cell: str, held: dict[str, Any]) -> Any:
     return eval(compile(ast.Expression(last.value), "cell", "eval"), held)  # noqa: S307 - our own page
 
 
+def test_a_name_that_looks_like_a_texture_stays_as_it_is() -> None:
+    assert "is url(#dots)" in words(fakes.report("is url(#dots)"))
+
+
 # ---- in a browser ---------------------------------------------------------------------------------------------------
 AROUND = {"light": '<body data-jp-theme-light="true" style="background: #fff">',
           "dark": '<body data-jp-theme-light="false" style="background: #111">',
