@@ -14,8 +14,10 @@ __all__ = ["Bar", "Segment", "bars", "of_category", "short"]
 
 ROW: Final = 38
 _BAR: Final = 11
-_WIDE, _NARROW = 92, 34
-"""Letters of a label that fit beside its value, on a screen and on a telephone."""
+_WIDE: Final = 92
+"""Letters of a label that fit beside its value on a screen."""
+_NARROW: Final = 37
+"""Letters of both that fit on a telephone."""
 
 
 @dataclass(frozen=True)
@@ -69,7 +71,7 @@ def _row(row: Bar, top: int) -> Markup:
     track = element("rect", x="0", y=top + 19, width="100%", height=_BAR, class_="track")
     label, value = row.brief or (row.label, row.value)
     names = (element("text", short(text, most), x="0", y=top + 13, class_=css)
-             for text, most, css in ((row.label, _WIDE, "wide"), (label, _NARROW, "narrow")))
+             for text, most, css in ((row.label, _WIDE, "wide"), (label, _NARROW - len(value), "narrow")))
     told = {"value": value} if row.brief is None else {"value wide": row.value, "value narrow": value}
     values = (element("text", text, x="100%", y=top + 13, text_anchor="end", class_=css) for css, text in told.items())
     return element("g", *names, *values, track, *parts)
