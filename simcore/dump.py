@@ -22,7 +22,7 @@ from dataclasses import dataclass
 from typing import Any, Final, NoReturn
 
 from simcore.errors import InputError, Problem
-from simcore.frames import OTHER, group_of, group_of_category
+from simcore.frames import OTHER, group_of, group_of_category, said
 from simcore.plain_pickle import unpickled
 
 __all__ = ["MAX_BYTES", "Dump", "read_dump"]
@@ -152,7 +152,7 @@ class _Device:
         """The most that segments came to, backwards from the end."""
         now = most = sum(self.shape.number(one, "total_size", "a segment") for one in self.segments)
         for event in reversed(self.events):
-            if sign := _GROWN.get(str(event.get("action")), 0):
+            if sign := _GROWN.get(said(event, "action"), 0):
                 now -= sign * self.shape.number(event, "size", "an event")
                 most = max(most, now)
         return most
@@ -167,7 +167,7 @@ class _Device:
 
     def _group(self, life: _Life, *, has_frames: bool) -> str:
         if "category" in life.source:
-            return group_of_category(str(life.source["category"]))
+            return group_of_category(said(life.source, "category"))
         frames = self.shape.list(life.source.get("frames", []), "frames")
         if not frames and not has_frames:
             return OTHER

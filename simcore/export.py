@@ -7,7 +7,7 @@ be asked for single ranks; `_TABLES` those of tables, which take many results.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Iterator, Sequence
 from enum import StrEnum
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Final
@@ -140,7 +140,15 @@ def _kineto(scenario: Scenario, output: Path, ranks: Sequence[int] = ()) -> Sequ
         output.mkdir(parents=True, exist_ok=True)
         for name, text in texts.items():
             (output / name).write_text(text, encoding="utf-8")
-    return told
+    return [*told, *_of_others(output, texts)]
+
+
+def _of_others(folder: Path, names: Collection[str]) -> Iterator[str]:
+    """Readers take every trace of a folder for a rank of one job."""
+    others = sorted(path.name for path in folder.glob("*.json*") if path.name not in names)
+    if others:
+        yield (f"{folder} held other traces already, which readers take for ranks of this job: {len(others):,}, such as"
+               f" {others[0]}")
 
 
 def _snapshot(scenario: Scenario, output: Path) -> Sequence[str]:

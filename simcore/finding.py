@@ -198,11 +198,12 @@ def read_results(path: Path) -> list[Report]:
     """The reports of an earlier `--json` output or `results.jsonl`; InputError when it is none."""
     try:
         text = path.read_text(encoding="utf-8")
-        rows = [json.loads(line) for line in text.splitlines()] if path.suffix == ".jsonl" else json.loads(text)
-        return [Report.model_validate_json(json.dumps(row)) for row in (rows if isinstance(rows, list) else [rows])]
+        rows = [json.loads(line) for line in text.split("\n") if line] if path.suffix == ".jsonl" else json.loads(text)
+        return [Report.model_validate_json(json.dumps(row, allow_nan=False))
+                for row in (rows if isinstance(rows, list) else [rows])]
     except OSError as error:
         raise InputError(Problem(str(path), f"cannot be read: {error.strerror}")) from None
-    except ValueError:
+    except (ValueError, RecursionError):
         raise InputError(Problem(str(path), "is no result of `rankscope run --json`, nor a results.jsonl")) from None
 
 

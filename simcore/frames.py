@@ -11,10 +11,10 @@ that run in backward (hooks, recomputation) have frames. Where no allocation at 
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any, Final
 
-__all__ = ["BUFFERS", "GROUP_OF", "OTHER", "group_of", "group_of_category"]
+__all__ = ["BUFFERS", "GROUP_OF", "OTHER", "group_of", "group_of_category", "said"]
 
 PARAMETERS: Final = "parameters"
 GATHERED: Final = "gathered parameters"
@@ -95,13 +95,19 @@ def group_of(frames: Sequence[dict[str, Any]], *, recorded: bool) -> str:
     """The group of an allocation. `recorded`: it was made while frames were recorded, so none means backward."""
     if not frames:
         return BACKWARD if recorded else OTHER
-    places = [(str(f.get("filename", "")).replace("\\", "/"), str(f.get("name", ""))) for f in frames]
+    places = [(said(f, "filename").replace("\\", "/"), said(f, "name")) for f in frames]
     if any(word in name for _, name in places for word in _OF_BLAS):
         return WORKSPACES
     for group, file, functions in _RULES:
         if any(file in path and (not functions or name in functions) for path, name in places):
             return group
     return BACKWARD if any(word in name for _, name in places for word in _OF_BACKWARD) else OTHER
+
+
+def said(inside: Mapping[str, Any], key: str) -> str:
+    """The text that is there; empty for anything else, which in a file of somebody's may be nested without end."""
+    value = inside.get(key)
+    return value if isinstance(value, str) else ""
 
 
 def group_of_category(category: str) -> str:

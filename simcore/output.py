@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import json as json_text
 import sys
+from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
+from itertools import islice
 from pathlib import Path
 from typing import TYPE_CHECKING, Protocol
 
@@ -93,12 +95,13 @@ def print_validation(found: Validation, *, json: bool) -> None:
 
 
 def complain(problems: Sequence[Problem | Finding]) -> None:
-    """One line each, on standard error; of very many, the first."""
-    for problem in problems[:_MOST_LINES]:
-        text = "".join(c if c.isprintable() else "\ufffd" for c in str(problem)[:_LONGEST_LINE])
-        sys.stderr.write(f"rankscope: {text}\n")
-    if len(problems) > _MOST_LINES:
-        sys.stderr.write(f"rankscope: and {len(problems) - _MOST_LINES:,} more, all of them in --json\n")
+    """One line each, on standard error, equal ones together; of very many, the first."""
+    told = Counter(map(str, problems))
+    for line, times in islice(told.items(), _MOST_LINES):
+        text = "".join(c if c.isprintable() else "\ufffd" for c in line[:_LONGEST_LINE])
+        sys.stderr.write(f"rankscope: {text}{f' ({times:,} times)' if times > 1 else ''}\n")
+    if len(told) > _MOST_LINES:
+        sys.stderr.write(f"rankscope: and {len(told) - _MOST_LINES:,} more, all of them in --json\n")
 
 
 def ci_text(report_format: str, names: Sequence[str], findings: Sequence[Finding]) -> str:

@@ -1,8 +1,13 @@
-"""A pickle of plain data, read without running anything: dictionaries, lists, tuples, text, numbers.
+"""A pickle of plain data, read without running anything: dictionaries, lists, text, numbers, pairs of numbers.
 
 Python's own unpickler calls what a pickle names. Here every opcode is looked at before it is asked: those that look up,
 call or build anything are refused by name, and so is what would make it take more memory than the file's size allows.
 Behind that stands an unpickler that looks up no global at all.
+
+[Note: tuples]
+A tuple may be a key, and a key is hashed whole: each time, through all that is in it. A small file can have one that
+takes for ever, or that is nested deeper than the interpreter's own stack. So a tuple has up to three numbers, and
+nothing else; those of a snapshot are pairs (of a pool).
 """
 
 from __future__ import annotations
@@ -35,6 +40,9 @@ _PLAIN: Final = frozenset({
     "DICT", "EMPTY_DICT", "EMPTY_LIST", "EMPTY_TUPLE", "FRAME", "LIST", "LONG1", "LONG_BINGET", "LONG_BINPUT", "MARK",
     "MEMOIZE", "NEWFALSE", "NEWTRUE", "NONE", "POP", "POP_MARK", "PROTO", "SETITEM", "SETITEMS", "SHORT_BINUNICODE",
     "STOP", "TUPLE", "TUPLE1", "TUPLE2", "TUPLE3"})
+_NUMBERS: Final = ("BINFLOAT", "BININT", "BININT1", "BININT2", "LONG1", "NEWFALSE", "NEWTRUE", "NONE")
+_TUPLES: Final = {"TUPLE": MAX_OPCODES, "TUPLE1": 1, "TUPLE2": 2, "TUPLE3": 3}
+"""Numbers that have to stand before it; before that of any length more than there can be."""
 
 _NAMES: Final = {ord(opcode.code): opcode.name for opcode in pickletools.opcodes}
 _FIXED: Final = {"BINFLOAT": 8, "BINGET": 1, "BININT": 4, "BININT1": 1, "BININT2": 2, "BINPUT": 1, "FRAME": 8,
@@ -44,7 +52,10 @@ _PREFIXED: Final = {"BINUNICODE": 4, "BINUNICODE8": 8, "LONG1": 1, "SHORT_BINUNI
 _CLOSING: Final = ("APPENDS", "DICT", "LIST", "POP_MARK", "SETITEMS", "TUPLE")
 
 _MADE: Final = ("EMPTY_DICT", "EMPTY_LIST", "DICT", "LIST")
-_TELLING: Final = {*_PREFIXED, *_CLOSING, *_MADE, "MARK", "LONG_BINPUT", "BINPUT", "PROTO", "STOP"}
+_TELLING: Final = {*_PREFIXED, *_CLOSING, *_MADE, *_TUPLES, "MARK", "LONG_BINPUT", "BINPUT", "PROTO", "STOP"}
+
+
+_LONG: Final = ord(pickle.LONG1)
 
 
 def _skipped(name: str) -> int:
@@ -86,7 +97,7 @@ class _Look:
 
     def __init__(self, content: bytes, where: str) -> None:
         self.content, self.where = content, where
-        self.depth = self.made = 0
+        self.depth = self.made = self.since = 0
 
     def through(self) -> None:
         """To the end; InputError for the first thing that is refused."""
@@ -99,6 +110,8 @@ class _Look:
                 at += behind
             elif (at := self._one(code, at, count)) < 0:
                 return
+            elif code != _LONG:
+                self.since = at
         self._refuse(f"ends in the middle, after {len(self.content):,} bytes: it is truncated")
 
     def _one(self, code: int, at: int, count: int) -> int:
@@ -117,6 +130,9 @@ class _Look:
             self._refuse(f"is of pickle protocol {self.content[at]}, expected 2 to 5")
         if name in ("BINPUT", "LONG_BINPUT") and self._number(at, _FIXED[name]) > count:
             self._refuse(f"keeps more than it has, at byte {at - 1:,}: it is damaged")
+        if name in _TUPLES and self._numbers_before(at - 1) < _TUPLES[name]:
+            self._refuse(f"has a tuple at byte {at - 1:,} that is not of one to three numbers; a memory snapshot has"
+                         " no other")
         self._open_or_close(name)
         return at + _FIXED.get(name, 0)
 
@@ -126,6 +142,15 @@ class _Look:
         if name == "LONG1" and length > MAX_DIGITS:
             self._refuse(f"has a number of {length} bytes at byte {at - 1:,}, expected at most {MAX_DIGITS}")
         return at + width + length
+
+    def _numbers_before(self, end: int) -> int:
+        """How many numbers stand directly before, after the last opcode that was looked at and is none."""
+        at, found = self.since, 0
+        while at < end:
+            name = _NAMES[self.content[at]]
+            found = found + 1 if name in _NUMBERS else 0
+            at += 1 + (1 + self.content[at + 1] if name == "LONG1" else _FIXED.get(name, 0))
+        return found
 
     def _open_or_close(self, name: str) -> None:
         if name == "MARK":

@@ -30,19 +30,21 @@ from typing import Final
 __all__ = ["Log", "Reading", "read_log"]
 
 _MIB, _GIB, _GB = 2**20, 2**30, 10**9
-_NUMBER: Final = r"([0-9][0-9,]*(?:\.[0-9]+)?)"
+_NUMBER: Final = r"([0-9][0-9,]{0,30}(?:\.[0-9]+)?)"
+_COUNT: Final = r"([0-9]{1,15})"
+"""Of no more digits than a run can have: Python converts very many slowly or not at all."""
 _ESCAPES: Final = re.compile(r"\x1b\[[0-9;]*m")
 
 # Each pattern is one thing, so that no line, however long, takes more than one pass for each.
-_TITAN_STEP: Final = re.compile(r"(?<!validate )\bstep: *([0-9]+) ")
+_TITAN_STEP: Final = re.compile(rf"(?<!validate )\bstep: *{_COUNT} ")
 _TITAN: Final = re.compile(rf"\bmemory: *{_NUMBER}GiB *\(")
 _TITAN_SPEED: Final = {"tokens_per_s_per_gpu": re.compile(rf"\b(?:tps|wps): *{_NUMBER}"),
                        "tflops_per_gpu": re.compile(rf"\btflops: *{_NUMBER}"),
                        "mfu": re.compile(rf"\bmfu: *{_NUMBER}%")}
-_MEMORY: Final = re.compile(r"\[Rank ([0-9]+)\] *\(after ([0-9]+) iterations\) memory \((MB|GB)\)((?: *\|[^|]*)+)")
+_MEMORY: Final = re.compile(rf"\[Rank {_COUNT}\] *\(after {_COUNT} iterations\) memory \((MB|GB)\)((?: *\|[^|]*)+)")
 _ITERATION: Final = re.compile(rf"\belapsed time per iteration \(ms\): *{_NUMBER}")
 _THROUGHPUT: Final = re.compile(rf"throughput per GPU \(TFLOP/s/GPU\): *{_NUMBER}")
-_BATCH: Final = re.compile(r"\bglobal batch size: *([0-9]+)")
+_BATCH: Final = re.compile(rf"\bglobal batch size: *{_COUNT}\b")
 _STEP_TIME: Final = re.compile(rf"\bStep Time *: *{_NUMBER}s GPU utilization: *{_NUMBER}")
 
 _OF_MEGATRON: Final = {"allocated": "allocated_end", "max allocated": "allocated_peak", "max reserved": "reserved_peak"}

@@ -117,6 +117,18 @@ def test_files_that_are_damaged_anywhere_are_told_without_a_traceback() -> None:
     assert told > 300
 
 
+def test_what_is_no_text_is_never_spelled_out() -> None:
+    endless: list[Any] = []
+    for _ in range(60):
+        endless = [endless, endless]
+    grown = {"action": endless, "addr": 1, "size": 1, "category": endless,
+             "frames": [{"filename": endless, "name": endless}]}
+    held = {**grown, "action": "alloc"}
+    found = read({"segments": [], "device_traces": [[held, {**held, "addr": 2, "category": "activation"}, grown, {
+        key: value for key, value in held.items() if key != "category"} | {"addr": 3}]]})
+    assert found.groups == {"other": 2, "activations": 1}
+
+
 def traced(**event: object) -> dict[str, Any]:
     return {"segments": [], "device_traces": [[{"action": "alloc", "addr": 1, "size": 1, **event}]]}
 

@@ -66,6 +66,13 @@ def test_a_folder_of_traces_is_written_twice_the_same(ran: Run) -> None:
     assert {file.name: file.read_text(encoding="utf-8") for file in Path("traces").iterdir()} == texts
 
 
+def test_traces_that_lay_in_the_folder_are_told(ran: Run) -> None:
+    assert ran("kineto", written(), "-o", "traces", "--rank", "2").err == ""
+    assert ran("kineto", written(), "-o", "traces").err == (
+        "rankscope: traces held other traces already, which readers take for ranks of this job: 1, such as"
+        " rank2.pt.trace.json\n")
+
+
 def test_phases_have_no_kernels_for_kineto(ran: Run) -> None:
     made = ran("kineto", str(SCENARIOS / "nano-ep4" / "nemo-rl-dpo.yaml"), "-o", "traces", "--set", "sweep=null")
     assert made.code == 2

@@ -54,6 +54,30 @@ def test_a_baseline_may_be_lines(tmp_path: Path) -> None:
     assert read_results(_stored(tmp_path / "results.jsonl", FITS, REFUSED)) == [FITS, REFUSED]
 
 
+def test_a_line_ends_only_where_a_line_ends(tmp_path: Path) -> None:
+    odd = FITS.model_copy(update={"name": "a\u2028b\u0085c"})
+    assert read_results(_stored(tmp_path / "results.jsonl", odd, FITS)) == [odd, FITS]
+
+
+@pytest.mark.parametrize("name", ["results.jsonl", "main.json"])
+def test_what_is_nested_without_end_is_told(tmp_path: Path, name: str) -> None:
+    path = tmp_path / name
+    path.write_text('{"a":' * 100_000, encoding="utf-8")
+    with pytest.raises(InputError, match="is no result"):
+        read_results(path)
+
+
+def test_numbers_without_end_are_told(tmp_path: Path) -> None:
+    timed = simulate(small.scenario("fsdp2", {"dp_shard": 6}))
+    assert timed.time is not None
+    path = _stored(tmp_path / "results.jsonl", timed)
+    whole = path.read_text(encoding="utf-8")
+    for odd in ("NaN", "1e999", "-Infinity"):
+        path.write_text(whole.replace(f'"step_s":{timed.time.step_s}', f'"step_s":{odd}'), encoding="utf-8")
+        with pytest.raises(InputError, match="is no result"):
+            read_results(path)
+
+
 def test_a_baseline_says_what_it_cannot_compare(tmp_path: Path) -> None:
     path = _stored(tmp_path / "results.jsonl", FITS, FITS.model_copy(update={"name": "old"}))
     assert unmatched(["small"], path) == "1 of it not run, such as 'old'"

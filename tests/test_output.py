@@ -47,6 +47,12 @@ def test_of_very_many_problems_the_first_are_said(capsys: pytest.CaptureFixture[
     assert max(map(len, lines)) < 1100
 
 
+def test_what_every_layout_of_a_sweep_does_wrong_is_said_once(capsys: pytest.CaptureFixture[str]) -> None:
+    same, other = Problem("x.yaml:1", "no"), Problem("x.yaml:2", "no")
+    output.complain([*[same] * 1234, other])
+    assert capsys.readouterr().err == "rankscope: x.yaml:1: no (1,234 times)\nrankscope: x.yaml:2: no\n"
+
+
 def test_lines_are_there_before_the_batch_ends(tmp_path: Path) -> None:
     with output.lines(tmp_path / "deep" / "out") as write:
         write(report("a"))

@@ -152,6 +152,15 @@ def test_addresses_are_javascripts_and_no_two_blocks_overlap(report: Report) -> 
                 assert live.pop(e["addr"]) == e["size"]
 
 
+def test_devices_that_need_more_than_lies_between_them_do_not_overlap(staged: Report, monkeypatch: pytest.MonkeyPatch
+                                                                      ) -> None:
+    monkeypatch.setattr(module, "_APART", 2**21)
+    segments = snapshot(staged)["segments"]
+    assert max(segment["total_size"] for segment in segments) > 2**21
+    for before, after in itertools.pairwise(segments):
+        assert before["address"] + before["total_size"] <= after["address"]
+
+
 def assert_apart(live: dict[int, int], address: int) -> None:
     assert all(start + size <= address or address + live[address] <= start for start, size in live.items()
                if start != address)

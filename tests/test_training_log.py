@@ -124,6 +124,17 @@ def test_what_is_no_log(text: str) -> None:
     assert read_log(text) is None
 
 
+@pytest.mark.parametrize("line", [
+    "step: {}  memory: 12.3GiB(1%)", "step: 1  memory: {}GiB(1%)", "[Rank {}] (after 1 iterations) memory (MB) | a: 1",
+    "[Rank 0] (after {} iterations) memory (MB) | max allocated: 1"])
+def test_a_number_that_no_run_has_is_no_reading(line: str) -> None:
+    assert read_log(line.format("9" * 5000)) is None
+
+
+def test_a_batch_that_no_run_has_is_not_read() -> None:
+    assert read(iteration(1, 1, 1, batch=10**4000)).batch is None
+
+
 def test_a_long_line_takes_no_time() -> None:
     for words in ("step: 1 ", "memory: 1", "iteration 1/ 1 | ", "[Rank 0] (after 1 iterations) memory (MB) ", "| a "):
         began = time.perf_counter()

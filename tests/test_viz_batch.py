@@ -42,6 +42,12 @@ def test_scenarios_are_flat_text() -> None:
     assert found == {"a.b": "\u2013", "a.c": "\u2013", "a.d": "1, two", "e": "true", "f": "2.5"}
 
 
+def test_the_verdicts_of_a_batch_are_sentences() -> None:
+    fit, refused = scenario(1), scenario(2, status="illegal", verdict=None)
+    assert "2 fit, 1 is illegal." in batch([fit, fit, refused], linked=False)
+    assert "1 fits, 2 are illegal." in batch([fit, refused, refused], linked=False)
+
+
 def test_the_edge_is_of_those_that_nothing_beats() -> None:
     seeded = random.Random(7)
     points = [Point(n, str(n), seeded.randint(1, 20), seeded.randint(1, 20), seeded.random() < 0.7)

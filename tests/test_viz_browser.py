@@ -71,6 +71,16 @@ CUT = """[...document.querySelectorAll('.numbers .scroll')].filter(e => e.scroll
   e => e.querySelector('caption').textContent + ' ' + e.scrollWidth + ' in ' + e.clientWidth)"""
 
 
+OVER = """[...document.querySelectorAll('.bars g')].map(row => [...row.querySelectorAll('text')]
+  .map(e => [e.textContent, e.getBoundingClientRect()]).filter(([, box]) => box.width))
+  .filter(([a, b]) => b && a[1].right > b[1].left).map(([a, b]) => a[0] + ' over ' + b[0])"""
+
+
+@pytest.mark.parametrize("width", [1280, 700, 390, 360])
+def test_the_name_of_a_bar_ends_before_its_value(shown: Any, width: int) -> None:
+    assert shown(staged(), width=width).run(OVER) == []
+
+
 @pytest.mark.parametrize("width", [1280, 700, 390])
 def test_numbers_of_two_are_whole_and_marks_of_an_axis_are_apart(shown: Any, width: int) -> None:
     page = shown(staged(), other(), width=width)

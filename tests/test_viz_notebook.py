@@ -223,6 +223,10 @@ def run_cell(cell: str, held: dict[str, Any]) -> Any:
     return eval(compile(ast.Expression(last.value), "cell", "eval"), held)  # noqa: S307 - our own page
 
 
+def test_a_name_that_looks_like_a_texture_stays_as_it_is() -> None:
+    assert "is url(#dots)" in words(fakes.report("is url(#dots)"))
+
+
 # ---- in a browser ---------------------------------------------------------------------------------------------------
 AROUND = {"light": '<body data-jp-theme-light="true" style="background: #fff">',
           "dark": '<body data-jp-theme-light="false" style="background: #111">',
@@ -236,6 +240,11 @@ JUPYTER = """<style>.jp dl dt { float: left; clear: left; width: 20%; font-weigh
 INK = """(() => { const card = document.querySelector('.rankscope'), own = getComputedStyle(card);
   const lum = c => c.match(/[0-9.]+/g).slice(0, 3).reduce((s, v, i) => s + v / 255 * [0.2126, 0.7152, 0.0722][i], 0);
   return [lum(own.color), lum(own.backgroundColor)]; })()"""
+
+OVER = """[...document.querySelectorAll('.rankscope .bars g')].map(row => [...row.querySelectorAll('text')]
+  .map(e => [e.textContent, e.getBoundingClientRect()]).filter(([, box]) => box.width))
+  .filter(([a, b]) => a[1].right > b[1].left).map(([a, b]) => a[0] + ' over ' + b[0])"""
+"""Rows of bars whose name reaches into their value."""
 
 AS_MEANT = """(() => { const found = [], all = what => [...document.querySelectorAll('.rankscope ' + what)];
   const box = e => e.getBoundingClientRect(), look = e => getComputedStyle(e);
@@ -256,12 +265,13 @@ def test_cards_read_as_the_notebook_is_and_stay_inside_it(every: list[Shown], tm
             cards = "".join(f"<div class=jp>{html(shown)}</div>" for shown in every)
             text = f"<!doctype html><meta charset=utf-8>{JUPYTER}{around}{cards}<p id=out>x</p></body>"
             page.write_text(text, encoding="utf-8")
-            for width in (1280, 700, 390):
+            for width in (1280, 940, 700, 390):
                 browser.open(page, width, dark=name == "light")
                 ink, paper = browser.run(INK)
                 is_dark = name in ("dark", "code")
                 assert (ink > 0.7, paper < 0.2) == (is_dark, is_dark), name
                 assert browser.run("document.documentElement.scrollWidth") <= width
+                assert browser.run(OVER) == []
             assert browser.run(AS_MEANT) == []
         assert browser.run("getComputedStyle(document.getElementById('out')).fontSize") == "16px"
         assert browser.complaints == []

@@ -14,8 +14,10 @@ __all__ = ["Bar", "Segment", "bars", "of_category", "short"]
 
 ROW: Final = 38
 _BAR: Final = 11
-_WIDE, _NARROW = 92, 34
-"""Letters of a label that fit beside its value, on a screen and on a telephone."""
+_WIDE: Final = 92
+"""Letters of a label that fit beside its value on a screen."""
+_NARROW: Final = 37
+"""Letters of both that fit on a telephone."""
 
 
 @dataclass(frozen=True)
@@ -30,11 +32,15 @@ class Segment:
 
 @dataclass(frozen=True)
 class Bar:
-    """`label` stands on the left, `value` on the right, the segments end to end below."""
+    """`label` stands on the left, `value` on the right, the segments end to end below.
+
+    `brief`: both where there is little room, if they differ there.
+    """
 
     label: str
     value: str
     segments: tuple[Segment, ...]
+    brief: tuple[str, str] | None = None
 
 
 def of_category(share: float, category: str, title: str) -> Segment:
@@ -63,10 +69,12 @@ def _row(row: Bar, top: int) -> Markup:
                                  width=percent(max(one.share, 0.001)), height=_BAR, class_=shape, fill=one.fill))
         at += one.share
     track = element("rect", x="0", y=top + 19, width="100%", height=_BAR, class_="track")
-    names = (element("text", short(row.label, most), x="0", y=top + 13, class_=css)
-             for most, css in ((_WIDE, "wide"), (_NARROW, "narrow")))
-    return element("g", *names, element("text", row.value, x="100%", y=top + 13, text_anchor="end", class_="value"),
-                   track, *parts)
+    label, value = row.brief or (row.label, row.value)
+    names = (element("text", short(text, most), x="0", y=top + 13, class_=css)
+             for text, most, css in ((row.label, _WIDE, "wide"), (label, _NARROW - len(value), "narrow")))
+    told = {"value": value} if row.brief is None else {"value wide": row.value, "value narrow": value}
+    values = (element("text", text, x="100%", y=top + 13, text_anchor="end", class_=css) for css, text in told.items())
+    return element("g", *names, *values, track, *parts)
 
 
 def _end(share: float, top: int) -> Markup:

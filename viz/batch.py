@@ -29,7 +29,7 @@ def batch(reports: Sequence[Report], *, linked: bool) -> Markup:
     """The whole section. `linked`: the page has an article for each."""
     keys = dict(list(differing(reports, _MOST_VALUES).items())[:_MOST_KEYS])
     told = Counter(verdict_key(report) for report in reports)
-    words = ", ".join(f"{count:,} {_WORDS[key]}" for key, count in told.items())
+    words = ", ".join(f"{count:,} {_WORDS[key][count > 1]}" for key, count in told.items())
     pictures = [p for p in (time_scatter(reports, "edge-time"), cost_scatter(reports, "edge-cost")) if p is not None]
     titles = ("Peak memory against step time", "Peak memory against cost")
     figures = (element("figure", element("figcaption", title), element("div", picture, class_="plot"))
@@ -41,8 +41,10 @@ def batch(reports: Sequence[Report], *, linked: bool) -> Markup:
         aria_label="Scenarios on this page")
 
 
-_WORDS: Final = {"fits": "fit", "oom": "run out of memory", "illegal": "are illegal", "error": "have no answer",
-                 "none": "have no verdict"}
+_WORDS: Final = {"fits": ("fits", "fit"), "oom": ("runs out of memory", "run out of memory"),
+                 "illegal": ("is illegal", "are illegal"), "error": ("has no answer", "have no answer"),
+                 "none": ("has no verdict", "have no verdict")}
+"""Of one scenario, of several."""
 
 
 def _points(reports: Sequence[Report], values: Sequence[float | None]) -> list[Point]:

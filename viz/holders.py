@@ -38,13 +38,15 @@ def _bar(one: Holder, largest: int, whole: int) -> Bar:
     times = f", {one.num_layers}\u00d7" if one.num_layers > 1 else ""
     held = f"{one.owner} \u00b7 {one.layers}{times} \u00b7 {one.category}"
     value = f"{format_bytes(one.bytes)}  {one.bytes / whole:.1%}"
-    return Bar(held, value, (of_category(one.bytes / largest, one.category, f"{held}: {value}"),))
+    return Bar(held, value, (of_category(one.bytes / largest, one.category, f"{held}: {value}"),),
+               (held, format_bytes(one.bytes)))
 
 
 def _sum(words: str, num_bytes: int, largest: int, whole: int, css_class: str | None, fill: str | None = None) -> Bar:
     """More than the scale holds ends at its edge."""
     value = f"{format_bytes(num_bytes)}  {num_bytes / whole:.1%}"
-    return Bar(words, value, (Segment(min(1.0, num_bytes / largest), words, css_class, fill),))
+    return Bar(words, value, (Segment(min(1.0, num_bytes / largest), words, css_class, fill),),
+               (words, format_bytes(num_bytes)))
 
 
 def all_holders(detail: ClassDetail) -> Markup | None:

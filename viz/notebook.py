@@ -36,13 +36,12 @@ _PARTS: Final = {
 
 def report_html(report: Report) -> str:
     """One result: whether it fits, its numbers, what fills the ranks, where the time of a step goes."""
-    left, right = [_ranks(report), _rest(report)], [_step(report), _sent(report)]
-    halves = [element("div", *parts) for parts in (left, right) if any(parts)]
+    halves = [element("div", part) for part in (_ranks(report), _rest(report), _step(report)) if part]
     return piece(join((
         element("p", report.name, class_="headline", dir="auto"),
         element("p", verdict(report), " ", _asked(report), class_="answer"), _problems(report), _tiles(report),
         phases(report, "phases"), serving(report, "engine"), element("div", *halves, class_="halves"),
-        _memory(report), _more(report))))
+        _sent(report), _memory(report), _more(report))))
 
 
 def _asked(report: Report) -> str:

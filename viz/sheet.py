@@ -28,6 +28,7 @@ _ROOT: Final = re.compile(r":root \{([^}]*)\}")
 _NIGHT: Final = re.compile(r"@media \(prefers-color-scheme: dark\) \{\s*:root \{([^}]*)\}\s*\}")
 _RULE: Final = re.compile(r"([^{}]+)\{([^{}]*)\}")
 _PATTERN: Final = re.compile(r'<pattern\b.*?id="([^"]+)".*?</pattern>', re.DOTALL)
+_TAG: Final = re.compile(r"<[^>]*>")
 _NAMED: Final = re.compile(r'\b(id|aria-labelledby|aria-describedby)="([^"]*)"|url\(#([a-z-]+)\)')
 
 
@@ -36,7 +37,7 @@ def piece(inside: Markup) -> str:
     own = f"rankscope-{hashlib.sha256(inside.encode()).hexdigest()[:10]}"
     textures = _textures(inside + _rules(inside))
     rules = _rules(textures + inside)
-    drawn = Markup(_owned(f"{textures}{inside}", own))
+    drawn = Markup(_TAG.sub(lambda tag: _owned(tag[0], own), f"{textures}{inside}"))
     style = element("style", Markup(_owned(f"{_colours(rules, own)}\n{rules}", own).replace("&", f"#{own}")))
     return element("div", style, drawn, id=own, class_="rankscope")
 

@@ -47,7 +47,8 @@ _BLOCK: Final = 512
 _SEGMENT: Final = 2 * 2**20
 _BASE: Final = 0x7F0000000000
 _APART: Final = 1 << 40
-"""Between devices, so that no address is used twice; all stay far below 2**53, where JavaScript's numbers end."""
+"""A device begins at the next multiple of it from the base on, so that no address is used twice; all stay far below
+2**53, where JavaScript's numbers end."""
 
 _POOL: Final = (0, 0)
 """torch's own; others are of CUDA graphs and of MemPool."""
@@ -66,8 +67,11 @@ def snapshot(report: Report) -> dict[str, Any]:
     if not classes or any(one.lifetimes is None for one in classes):
         raise ValueError(f"{report.name}: a report without lifetimes of allocations")
     kinds = report.detail.layers if report.detail else {}
-    devices = [_device(number, report, rank, one, kinds)
-               for number, (rank, one) in enumerate(zip(report.ranks, classes, strict=True))]
+    devices: list[tuple[dict[str, Any], list[Event]]] = []
+    base = _BASE
+    for rank, one in zip(report.ranks, classes, strict=True):
+        devices.append(_device(len(devices), base, report, rank, one, kinds))
+        base += -(-devices[-1][0]["total_size"] // _APART) * _APART
     return {
         "segments": [segment for segment, _ in devices],
         "device_traces": [events for _, events in devices],
@@ -104,12 +108,11 @@ def whole_fits(report: Report) -> bool:
     return postings * detail.num_microbatches <= MAX_POSTINGS * detail.written_out
 
 
-def _device(number: int, report: Report, rank: RankReport, one: ClassDetail, kinds: dict[str, str]) -> tuple[
-        dict[str, Any], list[Event]]:
+def _device(number: int, base: int, report: Report, rank: RankReport, one: ClassDetail, kinds: dict[str, str]
+            ) -> tuple[dict[str, Any], list[Event]]:
     """(segment, events)."""
     lives = one.lifetimes
     assert lives is not None
-    base = _BASE + number * _APART
     places, extent = _first_fit(lives)
     size = -(-extent // _SEGMENT) * _SEGMENT
     stacks = _Stacks(lives, kinds)

@@ -34,7 +34,8 @@ def _bar(report: Report, collective: str, axis: str, size: int, sizes: Sequence[
     label = f"{collective} \u00b7 {axis} \u00b7 {size:,} ranks \u00b7 {sizes[2]:,} calls"
     segments = tuple(Segment(sizes[n] / most, f"{label}: {format_bytes(sizes[n])} {words}", *_look(link))
                      for n, (link, words) in enumerate(_LINKS))
-    return Bar(label, f"{format_bytes(sizes[0] + sizes[1])}{_waited(report, collective, axis)}", segments)
+    whole = format_bytes(sizes[0] + sizes[1])
+    return Bar(label, f"{whole}{_waited(report, collective, axis)}", segments, (f"{collective} \u00b7 {axis}", whole))
 
 
 def _look(link: str) -> tuple[str | None, str | None]:
