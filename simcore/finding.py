@@ -195,16 +195,31 @@ def _fill(report: Report) -> str:
 
 
 def read_results(path: Path) -> list[Report]:
-    """The reports of an earlier `--json` output or `results.jsonl`; InputError when it is none."""
+    """The reports of an earlier `--json` output or `results.jsonl`; InputError, with the line, where it is none."""
     try:
         text = path.read_text(encoding="utf-8")
-        rows = [json.loads(line) for line in text.split("\n") if line] if path.suffix == ".jsonl" else json.loads(text)
-        return [Report.model_validate_json(json.dumps(row, allow_nan=False))
-                for row in (rows if isinstance(rows, list) else [rows])]
     except OSError as error:
         raise InputError(Problem(str(path), f"cannot be read: {error.strerror}")) from None
+    except ValueError:
+        raise InputError(Problem(str(path), _NO_RESULTS)) from None
+    if path.suffix != ".jsonl":
+        return _parsed(text, str(path), _NO_RESULTS)
+    lines = text.split("\n")
+    return [report for number, line in enumerate(lines, start=1) if line
+            for report in _parsed(line, f"{path}:{number}", _CUT if number == len(lines) > 1 else _NO_RESULTS)]
+
+
+_NO_RESULTS = "is no result of `rankscope run --json`, nor a results.jsonl"
+_CUT = "the last line is cut off, as of a run that was stopped: without it the lines before can be read"
+
+
+def _parsed(text: str, where: str, told: str) -> list[Report]:
+    try:
+        rows = json.loads(text)
+        return [Report.model_validate_json(json.dumps(row, allow_nan=False))
+                for row in (rows if isinstance(rows, list) else [rows])]
     except (ValueError, RecursionError):
-        raise InputError(Problem(str(path), "is no result of `rankscope run --json`, nor a results.jsonl")) from None
+        raise InputError(Problem(where, told)) from None
 
 
 def github(findings: Iterable[Finding]) -> str:

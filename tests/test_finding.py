@@ -59,6 +59,17 @@ def test_a_line_ends_only_where_a_line_ends(tmp_path: Path) -> None:
     assert read_results(_stored(tmp_path / "results.jsonl", odd, FITS)) == [odd, FITS]
 
 
+def test_a_line_that_is_cut_off_is_named(tmp_path: Path) -> None:
+    path = _stored(tmp_path / "results.jsonl", FITS, REFUSED)
+    text = path.read_text(encoding="utf-8")
+    path.write_text(text[:-40], encoding="utf-8")
+    with pytest.raises(InputError, match=r"results\.jsonl:2: the last line is cut off"):
+        read_results(path)
+    path.write_text("{\n" + text, encoding="utf-8")
+    with pytest.raises(InputError, match=r"results\.jsonl:1: is no result"):
+        read_results(path)
+
+
 @pytest.mark.parametrize("name", ["results.jsonl", "main.json"])
 def test_what_is_nested_without_end_is_told(tmp_path: Path, name: str) -> None:
     path = tmp_path / name
