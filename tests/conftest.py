@@ -3,8 +3,27 @@
 from __future__ import annotations
 
 import os
+import sys
+from pathlib import Path
 
 import pytest
 
+from command import Ran, Run
+from simcore import cli
+
 pytest.register_assert_rewrite("eventlog", "claims")
 os.environ.pop("COLUMNS", None)  # pytest-xdist tells its workers a width; tables are tested as a pipe gets them
+
+
+@pytest.fixture
+def ran(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Run:
+    """Runs `rankscope` with arguments, in a folder of its own."""
+    monkeypatch.chdir(tmp_path)
+
+    def call(*arguments: object) -> Ran:
+        monkeypatch.setattr(sys, "argv", ["rankscope", *map(str, arguments)])
+        with pytest.raises(SystemExit) as end:
+            cli.main()
+        return Ran(end.value.code, *capsys.readouterr())
+
+    return call

@@ -5,12 +5,12 @@ from __future__ import annotations
 import csv
 import json
 import sys
-from collections.abc import Callable
+from functools import partial
 from pathlib import Path
-from typing import NamedTuple
 
 import pytest
 
+from command import Run
 from simcore import cli
 
 SCENARIOS = Path(__file__).resolve().parents[1] / "scenarios"
@@ -24,26 +24,9 @@ training: {{seq_len: 64, global_batch_size: {batch}}}
 """
 
 
-class Ran(NamedTuple):
-    code: object
-    out: str
-    err: str
-
-
-Run = Callable[..., Ran]
-
-
 @pytest.fixture
-def ran(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Run:
-    monkeypatch.chdir(tmp_path)
-
-    def call(*arguments: str) -> Ran:
-        monkeypatch.setattr(sys, "argv", ["rankscope", "export", *arguments])
-        with pytest.raises(SystemExit) as end:
-            cli.main()
-        return Ran(end.value.code, *capsys.readouterr())
-
-    return call
+def ran(ran: Run) -> Run:
+    return partial(ran, "export")
 
 
 def written(framework: str = "fsdp2", mesh: str = "dp_shard: 4", batch: int = 4) -> str:

@@ -4,40 +4,17 @@ from __future__ import annotations
 
 import json
 import sys
-from collections.abc import Callable
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
 import pytest
 
 import small
-from simcore import cli
+from command import Run
 from simcore.scenario import Scenario
 from simcore.simulate import simulate
 
 PNG = b"\x89PNG\r\n\x1a\n"
-
-
-class Ran(NamedTuple):
-    code: object
-    out: str
-    err: str
-
-
-Run = Callable[..., Ran]
-
-
-@pytest.fixture
-def ran(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Run:
-    monkeypatch.chdir(tmp_path)
-
-    def call(*arguments: str) -> Ran:
-        monkeypatch.setattr(sys, "argv", ["rankscope", *map(str, arguments)])
-        with pytest.raises(SystemExit) as end:
-            cli.main()
-        return Ran(end.value.code, *capsys.readouterr())
-
-    return call
 
 
 def asked(**training: Any) -> Scenario:

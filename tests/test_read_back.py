@@ -6,14 +6,13 @@ import json
 import os
 import pickle
 import sys
-from collections.abc import Callable
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
 import pytest
 
 import recorded
-from simcore import cli
+from command import Run
 
 SCENARIO = """
 name: small
@@ -27,27 +26,10 @@ LOG = ("[Rank 0] (after 2 iterations) memory (MB) | allocated: 10.00 | max alloc
        " max reserved: 40.00\n")
 
 
-class Ran(NamedTuple):
-    code: object
-    out: str
-    err: str
-
-
-Run = Callable[..., Ran]
-
-
 @pytest.fixture
-def ran(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Run:
-    monkeypatch.chdir(tmp_path)
+def ran(ran: Run) -> Run:
     Path("small.yaml").write_text(SCENARIO, encoding="utf-8")
-
-    def call(*arguments: str) -> Ran:
-        monkeypatch.setattr(sys, "argv", ["rankscope", *arguments])
-        with pytest.raises(SystemExit) as end:
-            cli.main()
-        return Ran(end.value.code, *capsys.readouterr())
-
-    return call
+    return ran
 
 
 def dumped(value: Any = None) -> str:
