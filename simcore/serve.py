@@ -25,6 +25,8 @@ from simcore.vllm.weights import kv_heads, refusals, unserved
 __all__ = ["assumptions", "engine_of", "serve", "serving"]
 
 _CACHING = 8
+_OLDEST = 7
+"""Major compute capabilities: of NeMo RL's prefix caching, of vLLM itself."""
 _UTILIZATION = {"server": 0.9, "library": 0.6}
 """vLLM 0.12.0 `config/cache.py`; NeMo RL 7ea279ab `examples/configs/grpo_math_1B.yaml`."""
 _BATCHES = (1, 16, 64, 256)
@@ -73,6 +75,10 @@ def engine_of(scenario: Scenario, given: Generation, topology: Topology, use: Li
     if given.kv_dtype not in ("auto", "bf16", "fp8"):
         raise InputError(Problem(scenario.where("generation", "kv_dtype"), f"expected auto, bf16 or fp8, got "
                                  f"{given.kv_dtype}"))
+    if topology.device.architecture < _OLDEST:
+        raise IllegalLayout(Problem(scenario.where("topology"), f"vLLM needs compute capability {_OLDEST}.0, and "
+                                    f"{topology.device.name} has {topology.device.compute_capability}",
+                                    "vLLM 0.12.0 docs/getting_started/installation/gpu.cuda.inc.md"))
     fields = configuration(scenario)
     architecture = architecture_of(fields, scenario.where("model"))
     _check_model(scenario, architecture, given.tp)

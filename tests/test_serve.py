@@ -73,6 +73,7 @@ def test_several_engines_are_alike() -> None:
 
 @pytest.mark.parametrize(("changed", "status", "told"), [
     ({"model": "qwen2.5-7b", "generation": {"tp": 7, "max_model_len": 4096}}, "illegal", "4 KV heads are neither"),
+    ({"topology": "gtx-1080-ti"}, "illegal", "capability 7.0, and NVIDIA GeForce GTX 1080 Ti has 6.1"),
     ({"mesh": {"tp": 2}}, "error", "expected generation.tp and mesh.tp alike"),
     ({"mesh": {"tp": 4, "ep": 4}}, "error", "not yet: ep of an engine"),
     ({"model": "deepseek-v3", "generation": {"tp": 8, "max_model_len": 64}}, "error", "not yet: serving multi-head"),
