@@ -9,7 +9,8 @@ from simcore.tensor import TensorSpec
 __all__ = ["DEFAULT_TARGETS", "name_adapters"]
 
 DEFAULT_TARGETS = ("q_proj", "k_proj", "v_proj", "o_proj", "gate_proj", "up_proj", "down_proj", "in_proj",
-                   "qkv_proj", "gate_up_proj", "Wqkv")  # the last three: fused, of Phi-3 and MPT
+                   "qkv_proj", "gate_up_proj", "Wqkv", "input_linear", "output_linear")
+"""The last five are those of Phi-3, of MPT, and of Granite's MLP. Not `out_proj`: Mamba's kernel reads its weight."""
 
 
 def name_adapters(kind: LayerKind, specs: tuple[TensorSpec, ...], lora: LoraChoice) -> tuple[TensorSpec, ...]:
