@@ -54,6 +54,8 @@ def test_fp32_is_for_neither_cudnn_nor_flash(topology: str) -> None:
     for backend in ("cudnn", "flash"):
         with pytest.raises(IllegalLayout, match="Half, BFloat16"):
             _attention(topology, **wide, options={"sdpa_backend": backend})
+    with pytest.raises(IllegalLayout, match="fp16 and bf16 data type"):
+        _attention(topology, **wide, options={"attn_implementation": "flash_attention_2"})
 
 
 def test_packed_sequences_have_a_mask_which_flash_does_not_take() -> None:

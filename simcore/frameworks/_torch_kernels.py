@@ -31,6 +31,9 @@ def _attention(job: Job, options: Mapping[str, Any]) -> str:
     if given == "flash_attention_2" and job.compute_capability < (8, 0):
         raise job.illegal("framework_options.attn_implementation", "FlashAttention only supports Ampere GPUs or newer",
                           "flash-attn 2 csrc/flash_attn/flash_api.cpp")
+    if given == "flash_attention_2" and job.compute == "fp32":
+        raise job.illegal("framework_options.attn_implementation", "FlashAttention only support fp16 and bf16 data "
+                          "type", "flash-attn 2 csrc/flash_attn/flash_api.cpp")
     if given.startswith(("fl", "kernels")):  # flash-attention 2 or FlexAttention, or flash-attention 3 from the hub
         return "attention_flash2" if given.startswith("fl") else "attention"
     wide = _of_16_bits_alone(job)
