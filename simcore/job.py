@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import difflib
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from functools import cached_property
@@ -135,8 +136,9 @@ class Job:
     def _option_problem(self, key: str, value: Any, known: Mapping[str, tuple[Any, ...]]) -> Problem | None:
         where = self.scenario.where("framework_options", key)
         if key not in known:
-            names = ", ".join(sorted(known)) or "none"
-            return Problem(where, f"unknown option {key!r} of {self.scenario.framework}: it knows {names}")
+            names, close = ", ".join(sorted(known)) or "none", difflib.get_close_matches(key, known, 1)
+            hint = f" (did you mean {close[0]!r}?)" if close else ""
+            return Problem(where, f"unknown option {key!r} of {self.scenario.framework}{hint}: it knows {names}")
         if not any(_allows(allowed, value) for allowed in known[key]):
             wanted = " or ".join(a.__name__ if isinstance(a, type) else repr(a) for a in known[key])
             return Problem(where, f"{key}: expected {wanted}, got {value!r}")

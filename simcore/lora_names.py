@@ -6,9 +6,11 @@ from simcore.lora import LoraChoice
 from simcore.models.blocks import Head, LayerKind
 from simcore.tensor import TensorSpec
 
-__all__ = ["name_adapters"]
+__all__ = ["DEFAULT_TARGETS", "name_adapters"]
 
-DEFAULT_TARGETS = ("q_proj", "k_proj", "v_proj", "o_proj", "gate_proj", "up_proj", "down_proj", "in_proj")
+DEFAULT_TARGETS = ("q_proj", "k_proj", "v_proj", "o_proj", "gate_proj", "up_proj", "down_proj", "in_proj",
+                   "qkv_proj", "gate_up_proj", "Wqkv", "input_linear", "output_linear")
+"""The last five are those of Phi-3, of MPT, and of Granite's MLP. Not `out_proj`: Mamba's kernel reads its weight."""
 
 
 def name_adapters(kind: LayerKind, specs: tuple[TensorSpec, ...], lora: LoraChoice) -> tuple[TensorSpec, ...]:

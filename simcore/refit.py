@@ -54,19 +54,20 @@ def gathered(plan: Plan, routes: Routes) -> Gathered:
 
 
 def _by_unit(plan: Plan, routes: Routes) -> Gathered:
-    """Over the axis on which most ranks shard."""
-    axes = {unit.shard_axis for unit in plan.framework.units}
-    axis = max(sorted(axes), key=lambda name: plan.mesh.axis(name).size)
+    """Over the axis on which most ranks shard; a rank that shares with nobody gathers nothing."""
+    axes = sorted({unit.shard_axis for unit in plan.framework.units})
     sizes = [(placed, count * placed.spec.copies, placed.spec.numel) for kind, count in plan.kind_counts
              for placed in plan.kinds[kind] if placed.spec.is_owned and placed.spec.module != "adapter"]
-    route = routes.of("all_gather", axis)
+    route = routes.of("all_gather", max(axes, key=lambda name: plan.mesh.axis(name).size)) if axes else None
     splits = plan.graph.implementation == _SPLITS
     return Gathered(
-        max(_transient(placed, _parts(placed, splits=splits), adapted=placed.spec.path in _adapted(plan.kinds[kind]))
+        max(_transient(placed, _parts(placed, splits=splits), gathers=route is not None,
+                       adapted=placed.spec.path in _adapted(plan.kinds[kind]))
             for kind, _ in plan.kind_counts for placed in plan.kinds[kind] if placed.spec.is_owned),
         max(numel // _parts(placed, splits=splits) * _SENT for placed, _, numel in sizes),
         sum(times * numel * _SENT for _, times, numel in sizes),
-        sum(times * route.ns(numel * dtype_bytes(placed.life.rest.dtype)) for placed, times, numel in sizes))
+        sum(times * route.ns(numel * dtype_bytes(placed.life.rest.dtype)) for placed, times, numel in sizes)
+        if route else 0)
 
 
 def _exported(plan: Plan, routes: Routes) -> Gathered:
@@ -94,9 +95,10 @@ def _parts(placed: Placed, *, splits: bool) -> int:
     return placed.spec.shape[0] if splits and placed.spec.module == "grouped" else 1
 
 
-def _transient(placed: Placed, parts: int, *, adapted: bool) -> int:
+def _transient(placed: Placed, parts: int, *, gathers: bool, adapted: bool) -> int:
+    """The gathered weight, an adapter's product and their sum, and what is sent."""
     numel, width = placed.spec.numel, dtype_bytes(placed.life.rest.dtype)
-    return numel * width * (3 if adapted else 1) + numel // parts * _SENT
+    return numel * width * (gathers + 2 * adapted) + numel // parts * _SENT
 
 
 def ipc_buffers(free: int, ratio: float, largest: int) -> dict[str, int]:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from typing import Any, Literal
 
 from simcore.errors import IllegalLayout, InputError, NotYet, Problem
@@ -25,8 +25,11 @@ from simcore.vllm.weights import kv_heads, refusals, unserved
 __all__ = ["assumptions", "engine_of", "serve", "serving"]
 
 _CACHING = 8
+_OLDEST = 7
+"""Major compute capabilities: of NeMo RL's prefix caching, of vLLM itself."""
 _UTILIZATION = {"server": 0.9, "library": 0.6}
 """vLLM 0.12.0 `config/cache.py`; NeMo RL 7ea279ab `examples/configs/grpo_math_1B.yaml`."""
+_POSITIONS = ("max_position_embeddings", "n_positions", "max_seq_len")
 _BATCHES = (1, 16, 64, 256)
 """Sequences at once for which decoding is told, as far as the cache holds them at full length."""
 
@@ -73,10 +76,15 @@ def engine_of(scenario: Scenario, given: Generation, topology: Topology, use: Li
     if given.kv_dtype not in ("auto", "bf16", "fp8"):
         raise InputError(Problem(scenario.where("generation", "kv_dtype"), f"expected auto, bf16 or fp8, got "
                                  f"{given.kv_dtype}"))
+    if topology.device.architecture < _OLDEST:
+        raise IllegalLayout(Problem(scenario.where("topology"), f"vLLM needs compute capability {_OLDEST}.0, and "
+                                    f"{topology.device.name} has {topology.device.compute_capability}",
+                                    "vLLM 0.12.0 docs/getting_started/installation/gpu.cuda.inc.md"))
     fields = configuration(scenario)
     architecture = architecture_of(fields, scenario.where("model"))
     _check_model(scenario, architecture, given.tp)
     longest = given.max_model_len or scenario.training.seq_len
+    _check_length(scenario, fields, longest)
     usual = default_limits(topology, use, longest)
     tokens = given.max_num_batched_tokens or usual.tokens
     limits = Limits(tokens, given.max_num_seqs or min(usual.seqs, tokens))
@@ -97,6 +105,17 @@ def _check_model(scenario: Scenario, architecture: Architecture, tp: int) -> Non
     if found := refusals(architecture, tp):
         at = scenario.where(*_cut_at(scenario))
         raise IllegalLayout(Problem(at, f"tp: {message}", rule) for message, rule in found)
+
+
+def _check_length(scenario: Scenario, fields: Mapping[str, Any], longest: int) -> None:
+    """No longer than the configuration says; one that scales its rotation may be, and is left to vLLM."""
+    known = [fields[name] for name in _POSITIONS if isinstance(fields.get(name), int)]
+    if known and longest > min(known) and not (fields.get("rope_scaling") or fields.get("rope_parameters")):
+        written = scenario.generation is not None and scenario.generation.max_model_len
+        at = ("generation", "max_model_len") if written else ("training", "seq_len")
+        raise IllegalLayout(Problem(scenario.where(*at), f"{at[1]}: {longest:,} tokens are more than the "
+                                    f"{min(known):,} of the model's configuration",
+                                    "vLLM 0.12.0 config/model.py _get_and_verify_max_len"))
 
 
 def _cut_at(scenario: Scenario) -> tuple[str, str]:

@@ -82,6 +82,14 @@ def test_adapters_go_by_module_names() -> None:
     assert rest["adapters"].num_params == 6 * 8 * (256 + 2 * 192 + 192 + 256)
 
 
+def test_the_shared_mlp_gets_adapters_without_being_named() -> None:
+    """The router, convolutions and grouped experts get none, nor out_proj, whose weight Mamba's kernel reads."""
+    found = simulate(small.scenario("fsdp2", {}, model={"config": TINY, "overrides": SMALL}, method="lora"))
+    assert found.adapters is not None
+    names = {path.rpartition(".")[2] for path in found.adapters.adapted}
+    assert names == {"q_proj", "k_proj", "v_proj", "o_proj", "in_proj", "input_linear", "output_linear"}
+
+
 @pytest.mark.parametrize(("changed", "told"), [
     ({"attention_bias": True}, "attention_bias: not modelled yet"),
     ({"num_experts_per_tok": 65}, "expected at most 64 experts, got 65"),

@@ -41,10 +41,11 @@ def test_a_family_that_is_not_described_is_refused_by_name() -> None:
         small.prepared("ddp", model="phi-3-mini-4k", options=LIGER)
 
 
-@pytest.mark.parametrize("options", [{"autocast": True}, {"FastLanguageModel": True}])
-def test_what_runs_other_kernels_is_refused_beside_them(options: dict[str, Any]) -> None:
+@pytest.mark.parametrize("given", [
+    {"options": {"autocast": True}}, {"options": {"FastLanguageModel": True}}, {"precision": {"params": "fp32"}}])
+def test_what_runs_other_kernels_is_refused_beside_them(given: dict[str, Any]) -> None:
     with pytest.raises(NotYet, match="Liger's kernels"):
-        small.prepared("ddp", model="llama-tiny", options={**LIGER, **options})
+        small.prepared("ddp", model="llama-tiny", **given | {"options": LIGER | given.get("options", {})})
 
 
 def test_a_norms_gradient_is_summed_in_as_many_parts_as_there_are_processors() -> None:

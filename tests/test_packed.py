@@ -84,6 +84,7 @@ def test_int8_has_a_maximum_for_each_row() -> None:
     ({"framework": "zero2"}, NotYet, "under zero2"),
     ({"framework": "automodel"}, NotYet, "under automodel"),
     ({"framework": "megatron"}, IllegalLayout, "bitsandbytes packs torch.nn.Linear"),
+    ({"topology": "v100-32gb", "precision": {"compute": "fp16"}}, IllegalLayout, "need compute capability 7.5"),
     ({"quantization": {"format": "int8", "double_quant": False}}, InputError, "change nothing with int8"),
     ({"options": {"bnb_4bit_quant_storage": "uint8"}}, InputError, "changes nothing with int8"),
     ({"quantization": {}, "options": {"llm_int8_threshold": 6.0}}, InputError, "changes nothing with nf4")])

@@ -60,6 +60,16 @@ def test_adapters_go_by_module_names() -> None:
     assert rest["adapters"].num_params == 2 * 8 * (256 + 256 + 2 * 128)
 
 
+def test_fused_projections_get_adapters_without_being_named() -> None:
+    """As Llama's do: qkv, o, gate with up, and down."""
+    found = simulate(small.scenario("fsdp2", {}, model={"config": "phi-4", "overrides": SMALL}, method="lora"))
+    assert found.adapters is not None
+    assert set(found.adapters.adapted) == {"self_attn.qkv_proj", "self_attn.o_proj", "mlp.gate_up_proj",
+                                           "mlp.down_proj"}
+    told = {row.what: row.value for row in found.assumptions}
+    assert "qkv_proj" in told["training.lora.target_modules"]
+
+
 @pytest.mark.parametrize(("changed", "told"), [
     ({"resid_pdrop": 0.1}, "resid_pdrop: dropout is not modelled yet"), ({"hidden_act": "gelu"}, "hidden_act"),
     ({"partial_rotary_factor": 2}, "partial_rotary_factor: expected a number from 0 to 1")])

@@ -50,6 +50,18 @@ def test_an_adapters_product_is_added_in_the_weights_own_size() -> None:
     assert found.total == without.total
 
 
+def test_automodel_alone_gathers_nothing() -> None:
+    """One GPU: what is sent is the only copy, and an adapter's product with its sum."""
+    alone = {"dp_shard": 1}
+    plain = parts("automodel", mesh=alone)
+    adapted = parts("automodel", mesh=alone, method="lora", lora={"rank": 4, "target_modules": ["*_proj"]})
+    found, merged = (gathered(made.plans[0], made.routes) for made in (plain, adapted))
+    assert found.ns == 0
+    assert found.transient == found.largest
+    assert found.total == 2 * plain.job.graph.count()
+    assert merged.transient > found.transient
+
+
 def test_megatron_exports_matrix_by_matrix() -> None:
     nano = "nemotron-3-nano-30b-a3b"
     made = parts("megatron", model=nano, mesh={"dp_shard": 8, "ep": 8})

@@ -124,6 +124,8 @@ def test_a_preference_is_two_sequences() -> None:
     ({"generation": GRPO["generation"] | {"tp": 16}}, "illegal", "tp 16"),
     ({"framework": "zero3", "training": {"seq_len": 256, "global_batch_size": 16}}, "error",
      "not yet: grpo under zero3"),
+    ({"model": "llama-tiny", "training": {"method": "qlora", "seq_len": 256, "global_batch_size": 16}}, "error",
+     "not yet: grpo over a base in few bits"),
     ({"model": "llama-tiny", "framework": "megatron", "mesh": {"pp": 2, "dp_shard": 4},
       "training": {"seq_len": 256, "global_batch_size": 16}}, "error", "not yet: grpo with pipeline stages"),
     ({"framework": "nonsense"}, "error", "unknown framework")])
@@ -131,6 +133,15 @@ def test_what_is_refused(changed: dict[str, Any], status: str, told: str) -> Non
     for found in (report(**changed), check(asked(**changed))):
         assert found.status == status, found.problems
         assert any(told in row.message for row in found.problems), found.problems
+
+
+@pytest.mark.parametrize("framework", ["automodel", "fsdp2"])
+def test_one_gpu_is_a_job_too(framework: str) -> None:
+    """Trained, and generated on, by a GPU that shares its weights with nobody."""
+    found = report(framework=framework, model="llama-tiny", mesh={"dp_shard": 1},
+                   generation={"tp": 1, "max_model_len": 256})
+    assert found.status == "ok", found.problems
+    assert all(phase.seconds > 0 for phase in found.phases)
 
 
 def test_an_engine_does_not_cut_the_gpus() -> None:

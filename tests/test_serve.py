@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -10,6 +11,7 @@ import pytest
 from simcore.batch import Outcome
 from simcore.document import parse_document
 from simcore.finding import gates
+from simcore.graph import model_config
 from simcore.report import Report
 from simcore.scenario import parse_scenario
 from simcore.served import Serving
@@ -73,6 +75,9 @@ def test_several_engines_are_alike() -> None:
 
 @pytest.mark.parametrize(("changed", "status", "told"), [
     ({"model": "qwen2.5-7b", "generation": {"tp": 7, "max_model_len": 4096}}, "illegal", "4 KV heads are neither"),
+    ({"topology": "gtx-1080-ti"}, "illegal", "capability 7.0, and NVIDIA GeForce GTX 1080 Ti has 6.1"),
+    ({"generation": {"tp": 4, "max_model_len": 262145}}, "illegal", "262,145 tokens are more than the 262,144"),
+    ({"model": "gpt2", "generation": {"tp": 4, "max_model_len": 2048}}, "illegal", "more than the 1,024"),
     ({"mesh": {"tp": 2}}, "error", "expected generation.tp and mesh.tp alike"),
     ({"mesh": {"tp": 4, "ep": 4}}, "error", "not yet: ep of an engine"),
     ({"model": "deepseek-v3", "generation": {"tp": 8, "max_model_len": 64}}, "error", "not yet: serving multi-head"),
@@ -86,6 +91,15 @@ def test_what_is_refused(changed: dict[str, Any], status: str, told: str) -> Non
         assert any(told in row.message for row in report.problems), report.problems
     if status == "illegal":
         assert report.problems[0].rule.startswith("vLLM 0.12.0")
+
+
+def test_a_model_that_scales_its_rotation_may_be_longer_than_it_says(tmp_path: Path) -> None:
+    fields = dict(model_config("qwen3-8b", None, "model"))
+    long = {"tp": 4, "max_model_len": 131072}
+    for scaling, status in ((None, "illegal"), ({"rope_type": "yarn", "factor": 4.0}, "ok")):
+        file = tmp_path / "config.json"
+        file.write_text(json.dumps(fields | {"rope_scaling": scaling}))
+        assert check(asked(model=str(file), generation=long)).status == status
 
 
 def test_a_check_has_no_ranks_and_a_place_has() -> None:

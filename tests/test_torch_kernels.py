@@ -45,6 +45,19 @@ def test_gpus_before_ampere_have_no_flash() -> None:
     assert _attention("v100-32gb", precision={"params": "fp16", "compute": "fp16"}) == "attention_efficient"
 
 
+@pytest.mark.parametrize("topology", ["dgx-h100", "dgx-a100"])
+def test_fp32_is_for_neither_cudnn_nor_flash(topology: str) -> None:
+    wide: dict[str, Any] = {"precision": {"params": "fp32", "compute": "fp32"}}
+    assert _attention(topology, **wide) == "attention_efficient"
+    job, _ = small.prepared("fsdp2", {"dp_shard": 2}, topology=topology, model="llama-3.2-3b", **wide)
+    assert "keep every pair of tokens" in job.autos["attention of grouped queries"][0]
+    for backend in ("cudnn", "flash"):
+        with pytest.raises(IllegalLayout, match="Half, BFloat16"):
+            _attention(topology, **wide, options={"sdpa_backend": backend})
+    with pytest.raises(IllegalLayout, match="fp16 and bf16 data type"):
+        _attention(topology, **wide, options={"attn_implementation": "flash_attention_2"})
+
+
 def test_packed_sequences_have_a_mask_which_flash_does_not_take() -> None:
     packed: dict[str, Any] = {"model": "llama-tiny", "lengths": "packed"}
     assert _attention("dgx-a100", **packed) == "attention_efficient"

@@ -29,6 +29,8 @@ _TYPES: Final = {"uint8": "uint8", "float16": "fp16", "bfloat16": "bf16", "float
 STORAGES: Final[tuple[Any, ...]] = (None, *_TYPES)
 _SIZES: Final = (32, 64, 128, 256, 512, 1024, 2048, 4096)
 _BNB: Final = "bitsandbytes 0.50.2"
+_TURING: Final = (7, 5)
+"""The first with integer tensor cores."""
 _COLUMN: Final = ("uint8", "transformers 5.23 utils/quantization_config.py BitsAndBytesConfig")
 
 
@@ -62,6 +64,11 @@ def _int8(job: Job, options: dict[str, Any]) -> Packed:
     if job.scenario.framework != "ddp":
         raise job.not_yet("training.quantization.format", f"int8 (LLM.int8()) under {job.scenario.framework} (served: "
                           "ddp)")
+    if job.compute_capability < _TURING:
+        have, need = (".".join(str(part) for part in parts) for parts in (job.compute_capability, _TURING))
+        raise job.illegal("training.quantization.format", "int8: products of LLM.int8() need compute "
+                          f"capability {need}, and this GPU has {have} (nf4 and fp4 run on it)",
+                          f"{_BNB} docs/source/installation.mdx")
     if asked != Quantization(format="int8"):
         raise InputError(Problem(job.scenario.where("training", "quantization"), "quantization: block_size and "
                                  f"double_quant change nothing with int8, whose rows have a maximum each ({_BNB})"))

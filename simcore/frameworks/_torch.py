@@ -8,6 +8,7 @@ from typing import Final
 from simcore.form import Blocks, Form, Layout
 from simcore.framework import Optimizer
 from simcore.job import Job
+from simcore.lora_names import DEFAULT_TARGETS
 
 __all__ = ["Defaults", "Sourced", "States", "all_or_no_checkpoint", "check_named_adapters",
            "check_optimizer_in_backward", "offloaded_together", "refuse_virtual_stages", "states_of", "torch_optimizer"]
@@ -188,6 +189,9 @@ def refuse_virtual_stages(job: Job) -> None:
 def check_named_adapters(job: Job) -> None:
     """What adapters by name (`simcore/lora_names.py`) do not serve."""
     job.refuse_given({"training.lora.expert_adapters": "none"})
+    if job.scenario.training.lora.target_modules == "auto":
+        job.auto("training.lora.target_modules", "auto", ", ".join(DEFAULT_TARGETS), "linears of attention and of MLPs "
+                 "and Mamba's in_proj, as scripts name them; PEFT 0.21.2 utils/constants.py has fewer, for some models")
     lora = job.scenario.training.lora
     targets = () if lora.target_modules == "auto" else lora.target_modules
     if "lm_head" in targets and job.graph.architecture.tied:

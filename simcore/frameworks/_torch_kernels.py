@@ -31,21 +31,32 @@ def _attention(job: Job, options: Mapping[str, Any]) -> str:
     if given == "flash_attention_2" and job.compute_capability < (8, 0):
         raise job.illegal("framework_options.attn_implementation", "FlashAttention only supports Ampere GPUs or newer",
                           "flash-attn 2 csrc/flash_attn/flash_api.cpp")
+    if given == "flash_attention_2" and job.compute == "fp32":
+        raise job.illegal("framework_options.attn_implementation", "FlashAttention only support fp16 and bf16 data "
+                          "type", "flash-attn 2 csrc/flash_attn/flash_api.cpp")
     if given.startswith(("fl", "kernels")):  # flash-attention 2 or FlexAttention, or flash-attention 3 from the hub
         return "attention_flash2" if given.startswith("fl") else "attention"
-    reason = _not_by_flash(job)
-    others = "efficient" if reason else "flash"
-    default = "cudnn" if job.compute_capability in ((9, 0), (10, 0)) else others
+    wide = _of_16_bits_alone(job)
+    reasons = {"cudnn": wide, "flash": wide or _not_by_flash(job), "efficient": ()}
+    prefers = job.compute_capability in ((9, 0), (10, 0))
+    default = next(name for name in SDPA_BACKENDS if not reasons[name] and (prefers or name != "cudnn"))
     backend = job.auto("framework_options.sdpa_backend", str(options.get("sdpa_backend") or "auto"), default, _RULE)
-    if backend == "flash" and reason:
+    if reason := reasons[backend]:
         raise job.illegal("framework_options.sdpa_backend", *reason)
-    if backend == "efficient" and job.compute_capability < (8, 0):
+    if backend == "efficient" and (wide or job.compute_capability < (8, 0)):
         _note_pairs(job)
     return _KERNELS[backend]
 
 
+def _of_16_bits_alone(job: Job) -> tuple[str, str] | tuple[()]:
+    """Why neither cuDNN's kernel nor flash takes this job's attention, and the rule."""
+    if job.compute != "fp32":
+        return ()
+    return ("Expected query, key and value to all be of dtype: {Half, BFloat16}", f"{_FILE} check_tensor_dtype")
+
+
 def _note_pairs(job: Job) -> None:
-    """Grouped queries are for flash and cuDNN: below 8.0 transformers' layers, which ask for them, get no kernel."""
+    """Grouped queries are for flash and cuDNN: else transformers' layers, which ask for them, have no kernel."""
     blocks = [branch.block for kind in job.graph.kinds for branch in kind.branches]
     grouped = any(isinstance(block, Attention) and block.num_kv_heads < block.num_heads for block in blocks)
     if job.graph.implementation == "hf" and grouped and job.scenario.training.lengths != "packed":

@@ -81,7 +81,7 @@ def table(job: Job) -> Framework:
     options = job.options(OPTIONS)
     _check(job, options)
     mixed = _mixed(job, options)
-    stored = mixed.stored
+    options, stored = options | {"autocast": mixed.autocast}, mixed.stored  # on where fp32 parameters ask for it, too
     return Framework(
         name="ddp", version=VERSIONS[0],
         rules=_rules(stored, adapter_dtype(job, options, stored), job.compute, states_of(job, plain=True),
