@@ -215,6 +215,9 @@ def _of_engine(data: dict[str, Any]) -> dict[str, Any]:
     given, mesh = data.get("generation") or {}, data.get("mesh") or {}
     if not isinstance(given, dict) or not isinstance(mesh, dict):
         return data
+    if "max_model_len" not in given and not data.get("training"):
+        raise ValueError("generation.max_model_len: expected a whole number of tokens, the key is missing (vLLM "
+                         "itself would take the length of the model's configuration)")
     tp = given.get("tp", mesh.get("tp", 1))
     filled = {"generation": {**given, "tp": tp}, "mesh": {**mesh, "tp": mesh.get("tp", tp)}}
     length = {"seq_len": given["max_model_len"]} if "max_model_len" in given else {}

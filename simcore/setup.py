@@ -19,7 +19,7 @@ from simcore.graph import ModelGraph, build, model_config
 from simcore.job import Job, topology_of
 from simcore.lora import LoraChoice
 from simcore.mesh import Mesh
-from simcore.models.blocks import LayerKind, Moe, Mtp
+from simcore.models.blocks import Embedding, LayerKind, Moe, Mtp
 from simcore.plan import check_even
 from simcore.scenario import ModelFile, Scenario
 from simcore.schedule import SCHEDULES
@@ -59,6 +59,7 @@ def prepare(scenario: Scenario) -> tuple[Job, Framework]:
                          casts_parameters=hasattr(module, "CASTS_PARAMETERS")), module)
     graph = job.graph
     _check_routing(job)
+    _check_positions(job)
     _check_base(job, module)
     _check_host(job)
     framework: Framework = module.table(job)
@@ -79,6 +80,17 @@ def _check_routing(job: Job) -> None:
         if routing.imbalance > most:
             raise InputError(Problem(where, f"imbalance: expected at most {most:g}, got {routing.imbalance:g}: a token "
                                      "goes to an expert once, so the fullest has no more than all tokens"))
+
+
+def _check_positions(job: Job) -> None:
+    """A model with learned positions has so many and no more; llm-foundry's says so itself."""
+    seq_len = job.scenario.training.seq_len
+    if job.graph.implementation == "llmfoundry":
+        return
+    for kind in job.graph.kinds:
+        if isinstance(kind.block, Embedding) and 0 < kind.block.positions < seq_len:
+            told = f"expected at most {kind.block.positions}, the positions that the model has learned, got {seq_len}"
+            raise InputError(Problem(job.scenario.where("training", "seq_len"), f"seq_len: {told}"))
 
 
 def _check_base(job: Job, module: ModuleType) -> None:

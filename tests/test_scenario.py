@@ -314,3 +314,9 @@ def test_a_run_is_as_long_as_people_write_it(written: str, tokens: int) -> None:
             f"training: {{seq_len: 8, num_tokens: {written}}}")
     asked = parse_scenario(parse_document(text, "f.yaml")).training.num_tokens
     assert (asked, type(asked)) == (tokens, int)
+
+
+def test_an_engine_wants_to_know_how_long_sequences_are() -> None:
+    with pytest.raises(InputError, match=r"generation\.max_model_len: expected a whole number of tokens"):
+        parse_scenario(parse_document(json.dumps({
+            "name": "s", "workload": "serve", "model": "llama-tiny", "topology": "dgx-h100"}), "s.json"))

@@ -85,3 +85,17 @@ def test_a_base_in_4_bits_is_for_qlora_alone() -> None:
 def test_who_has_no_base_in_4_bits_says_why(framework: str, kind: type[RankscopeError], told: str) -> None:
     with pytest.raises(kind, match=told):
         small.prepared(framework, method="qlora")
+
+
+def test_a_model_has_no_more_positions_than_it_learned() -> None:
+    with pytest.raises(InputError, match="seq_len: expected at most 1024, the positions that the model has learned, "
+                                         "got 2048"):
+        small.prepared("megatron", model="gpt2", seq_len=2048)
+    assert small.prepared("megatron", model="gpt2", seq_len=1024)
+
+
+def test_experts_of_a_packed_base_are_said_to_stay_whole() -> None:
+    job, _ = small.prepared("ddp", method="qlora")
+    assert job.autos["quantization of experts"][0] == "none: they stay in 16 bits"
+    dense, _ = small.prepared("ddp", model="llama-tiny", method="qlora")
+    assert "quantization of experts" not in dense.autos

@@ -93,3 +93,8 @@ def test_below_ampere_there_is_no_flash_and_what_is_not_counted_is_said() -> Non
     assert "attention of grouped queries" not in job.autos
     with pytest.raises(IllegalLayout, match="FlashAttention only supports Ampere GPUs or newer"):
         _attention("rtx-2080-ti", options={"attn_implementation": "flash_attention_2"}, **asked)
+
+
+def test_cudnns_attention_begins_with_ampere() -> None:
+    with pytest.raises(IllegalLayout, match=r"in the range \[sm80, sm121\]"):
+        _attention("v100-32gb", precision={"params": "fp16", "compute": "fp16"}, options={"sdpa_backend": "cudnn"})

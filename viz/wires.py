@@ -1,4 +1,4 @@
-"""Traffic of one step and rank: by collective and axis, over NVLink or over the network."""
+"""Traffic of one step and rank: by collective and axis, inside a node (over NVLink, or PCIe) or over the network."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from viz.markup import Markup
 
 __all__ = ["link_looks", "traffic_bars"]
 
-_LINKS = (("nvlink", "over NVLink"), ("network", "over the network"))
+_LINKS = (("nvlink", "inside a node"), ("network", "over the network"))
 
 
 def traffic_bars(report: Report, rank: RankReport, identity: str) -> Markup | None:

@@ -41,6 +41,9 @@ def packed_of(job: Job, options: dict[str, Any], default: tuple[str, str] = _COL
         for name in (STORAGE_OPTION, TUNE_OPTION, THRESHOLD_OPTION):
             job.refuse_idle(options, name, "without qlora")
         return None
+    if job.has_experts and job.graph.implementation == "hf":
+        job.autos["quantization of experts"] = ("none: they stay in 16 bits", "transformers 5.23 integrations/"
+                                                "bitsandbytes.py: linears are packed, experts are parameters of 3-D")
     if options.get(TUNE_OPTION):
         return _torchaos(job, options)
     if asked.format == "int8":

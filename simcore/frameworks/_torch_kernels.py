@@ -37,7 +37,7 @@ def _attention(job: Job, options: Mapping[str, Any]) -> str:
     if given.startswith(("fl", "kernels")):  # flash-attention 2 or FlexAttention, or flash-attention 3 from the hub
         return "attention_flash2" if given.startswith("fl") else "attention"
     wide = _of_16_bits_alone(job)
-    reasons = {"cudnn": wide, "flash": wide or _not_by_flash(job), "efficient": ()}
+    reasons = {"cudnn": wide or _not_by_cudnn(job), "flash": wide or _not_by_flash(job), "efficient": ()}
     prefers = job.compute_capability in ((9, 0), (10, 0))
     default = next(name for name in SDPA_BACKENDS if not reasons[name] and (prefers or name != "cudnn"))
     backend = job.auto("framework_options.sdpa_backend", str(options.get("sdpa_backend") or "auto"), default, _RULE)
@@ -53,6 +53,13 @@ def _of_16_bits_alone(job: Job) -> tuple[str, str] | tuple[()]:
     if job.compute != "fp32":
         return ()
     return ("Expected query, key and value to all be of dtype: {Half, BFloat16}", f"{_FILE} check_tensor_dtype")
+
+
+def _not_by_cudnn(job: Job) -> tuple[str, str] | tuple[()]:
+    if job.compute_capability >= (8, 0):
+        return ()
+    return ("cuDNN MHA only supports gpu architectures in the range [sm80, sm121]",
+            f"{_FILE} check_cudnn_hardware_support")
 
 
 def _note_pairs(job: Job) -> None:

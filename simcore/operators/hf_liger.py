@@ -1,4 +1,4 @@
-"""Liger's kernels in transformers' layers (Liger-Kernel ead96b61: `ops/{rms_norm,rope,swiglu}.py`).
+"""Liger's kernels in transformers' layers (Liger-Kernel 0.7.0: `ops/{rms_norm,rope,swiglu}.py`).
 
 Put into a model that is there already, as transformers' `use_liger_kernel` and NeMo Automodel do
 (`transformers/monkey_patch.py`, _apply_liger_kernel_to_instance): norms of layers and the last one, rotation, SwiGLU.

@@ -95,8 +95,8 @@ def _beside(tape: Tape, run: Run, weight: Param) -> Tensor | None:
     return aten.new(tape, (blocks,), "fp32", "dequantised.absmax", blocks)
 
 
-def _values(tape: Tape, weight: Param, _beside: Tensor | None) -> Tensor:
-    """The weight as a product takes it; what is made before it goes when it is there, unless the caller holds it."""
+def _values(tape: Tape, weight: Param, _made_before: Tensor | None) -> Tensor:
+    """The weight as a product takes it; what was made before it lives until it is there, or as its caller holds it."""
     assert weight.packed is not None
     moved = weight.packed.data_bytes(weight.numel) + weight.packed.constant_bytes(weight.shape)
     return aten.new(tape, weight.shape, weight.dtype, "dequantised", moved)
