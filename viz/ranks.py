@@ -76,7 +76,8 @@ def _peak(rank: RankReport, detail: ClassDetail | None, identity: str) -> Markup
     opened = None if detail is None else holder_bars(rank, detail, f"{identity}-holders")
     if opened is None or detail is None:
         return element("div", category_table(rank), owner_table(rank), class_="pair")
-    figure = element("figure", element("figcaption", "Who is there at the peak, the largest first"), opened)
+    title = "Who is there at the peak, the largest first; % of all on the device"
+    figure = element("figure", element("figcaption", title), opened)
     return join((element("div", category_table(rank), figure, class_="pair"), all_holders(detail)))
 
 

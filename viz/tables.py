@@ -100,7 +100,7 @@ def category_table(rank: RankReport) -> Markup | None:
                    key=lambda item: (-item[1], item[0]))
     whole = sum(rank.peak.by_category.values()) or 1
     rows = [[join((_sample(name), " ", name)), format_bytes(size), f"{size / whole:.1%}"] for name, size in sizes]
-    return table("By category at the peak", ("category", "bytes", "share"), rows, 1)
+    return table("By category at the peak", ("category", "bytes", "% of allocated"), rows, 1)
 
 
 def owner_table(rank: RankReport) -> Markup | None:
