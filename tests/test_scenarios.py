@@ -322,6 +322,20 @@ def test_more_nodes_with_as_much_work_each_are_never_faster() -> None:
         assert sorted(points) == sorted(points, key=lambda point: point[1]), name
 
 
+def test_what_a_loop_over_experts_costs() -> None:
+    """What the example's README says of the published pair: 2.267 and 0.357 s for forward and backward."""
+    found = {report.name: report.time for name in ("loop", "grouped")
+             for report in reports(SCENARIOS / "expert-loop" / f"{name}.yaml")}
+    passes = {name: time.step_s - time.optimizer_s for name, time in found.items() if time is not None}
+    loop = found["loop-over-experts"]
+    assert loop is not None
+    assert passes["loop-over-experts"] == pytest.approx(2.267, rel=0.05)
+    assert 0.4 < loop.parts["host"] / loop.step_s < 0.5
+    times = {name.rpartition("=")[2]: passes["loop-over-experts"] / one for name, one in passes.items()}
+    assert times["balanced]"] > 8
+    assert times['{"imbalance":2.5}]'] < 6.35 < times['{"imbalance":2.0}]']
+
+
 if __name__ == "__main__":
     if sys.argv[1:2] != ["--write"] or not set(sys.argv[2:]) <= {folder.name for folder in FOLDERS}:
         sys.exit("usage: python -m tests.test_scenarios --write [FOLDER...]")

@@ -26,11 +26,12 @@ from __future__ import annotations
 
 import importlib
 import json
-import multiprocessing
 import os
 import sys
 import tempfile
 from functools import partial
+
+from oracle.apart import run_apart
 
 LLAMA = {"hidden_size": 256, "intermediate_size": 512, "num_hidden_layers": 4, "num_attention_heads": 4,
          "num_key_value_heads": 4, "head_dim": 64, "vocab_size": 4000, "tie_word_embeddings": False}
@@ -307,20 +308,10 @@ def kept_away(engine, config, found):
     return found | {"offload": on_host(engine.optimizer, stage), "looked_at": sorted(watched)}
 
 
-def asked(row, answers):
-    answers.put(run(row))
-
-
 def main():
     sys.path.insert(0, sys.argv[1])
     prepare()
-    rows, fork = {}, multiprocessing.get_context("fork")
-    for name, row in (MODES[sys.argv[2]] if sys.argv[2:] else CASES).items():
-        answers = fork.SimpleQueue()
-        child = fork.Process(target=asked, args=(row, answers))
-        child.start()
-        rows[name] = row | {"found": answers.get()}
-        child.join()
+    rows = run_apart(MODES[sys.argv[2]] if sys.argv[2:] else CASES, run)
     lines = ",\n".join(f" {json.dumps(name)}: {json.dumps(row)}" for name, row in rows.items())
     print(f'{{"deepspeed": "0.19.6 edaa72212", "cases": {{\n{lines}\n}}}}')
 

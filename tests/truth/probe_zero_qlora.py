@@ -13,11 +13,12 @@ from __future__ import annotations
 
 import importlib
 import json
-import multiprocessing
 import os
 import sys
 from itertools import accumulate
 from typing import Any
+
+from oracle.apart import run_apart
 
 LLAMA = {"hidden_size": 256, "intermediate_size": 512, "num_hidden_layers": 4, "num_attention_heads": 4,
          "num_key_value_heads": 4, "head_dim": 64, "vocab_size": 4000, "tie_word_embeddings": False}
@@ -131,22 +132,10 @@ def run(row: dict[str, Any]) -> dict[str, Any]:
     return found
 
 
-def asked(row: dict[str, Any], answers: Any) -> None:
-    answers.put(run(row))
-
-
 def main() -> None:
     sys.path.insert(0, sys.argv[1])
     prepare()
-    rows, fork = {}, multiprocessing.get_context("fork")
-    for name, row in CASES.items():
-        if sys.argv[2:] and name not in sys.argv[2:]:
-            continue
-        answers = fork.SimpleQueue()
-        child = fork.Process(target=asked, args=(row, answers))
-        child.start()
-        rows[name] = row | {"found": answers.get()}
-        child.join()
+    rows = run_apart({name: row for name, row in CASES.items() if not sys.argv[2:] or name in sys.argv[2:]}, run)
     lines = ",\n".join(f" {json.dumps(name)}: {json.dumps(row)}" for name, row in rows.items())
     print(f'{{"deepspeed": "0.19.6 edaa72212", "bitsandbytes": "0.50.2", "cases": {{\n{lines}\n}}}}')
 
