@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import sys
 from collections.abc import Sequence
 from functools import cache
@@ -32,6 +33,16 @@ def test_figures_bear_the_verdict_out(claim: Claim) -> None:
 
 def test_the_page_is_what_comes_out() -> None:
     assert PAGE.read_text(encoding="utf-8") == _made(), f"expected what `{COMMAND}` writes"
+
+
+@pytest.mark.parametrize("claim", CLAIMS, ids=lambda claim: claim.number)
+def test_a_reason_gives_no_figure_that_is_not_asked(claim: Claim) -> None:
+    """Exact ones, with a point and a unit: they are in the table, or the claim's own."""
+    section = _made().partition(f"### {claim.number}:")[2].partition("\n### ")[0]
+    assert claim.because in section
+    table = section.replace(claim.because, "")
+    found = re.findall(r"(\d+\.\d+) (?:GB|GiB|B\b|TFLOP|s\b)", claim.because)
+    assert [figure for figure in found if figure not in table] == []
 
 
 def test_every_claim_is_asked_once() -> None:

@@ -125,7 +125,7 @@ def _out_proj() -> Sequence[Figure]:
 CLAIMS: tuple[Claim, ...] = (
     Claim("X1", "5 or 6 experts of a token.", REFUTED, "6.", _per_token),
     Claim("X2", "3.5 or 3.6 B at work, 30 or 31.6 B in all.", REFUTED,
-          "3.58 B with both embeddings, 3.23 B without the first; 31.58 B in all.", _active),
+          "As many are at work with both embeddings; without the first they are fewer than either says.", _active),
     Claim("X3", "262,144 or a million tokens.", REFUTED, "The configuration says 262,144.", _context),
     Claim("X4", "8, 12 or 4 bytes of states a trained parameter.", REFUTED,
           "8 under FSDP2 with fp32 parameters, 12 under ZeRO; fp16 training has 12 too, never 4.", _states),
@@ -135,7 +135,8 @@ CLAIMS: tuple[Claim, ...] = (
     Claim("X7", "Adapters lie on all ranks, or are split over ep.", REFUTED,
           "On all ranks they do not: Automodel splits those of experts over ep, Megatron gives each rank its own.",
           _copies_of_adapters),
-    Claim("X8", "LoRA in 16 bits takes 60 GB, or 79.7.", REFUTED, "More than 63 GB in any case.", _sixty),
+    Claim("X8", "LoRA in 16 bits takes 60 GB, or 79.7.", REFUTED,
+          "More than the weights in any case, and they alone are more than the first says.", _sixty),
     Claim("X9", "LoRA by default on 8 GPUs, or on 16.", REFUTED, "It fits on 8.", _defaults),
     Claim("X10", "Activations are 2 bytes a parameter, or follow tokens.", REFUTED,
           "They follow tokens.", _activations),

@@ -334,8 +334,8 @@ CLAIMS: tuple[Claim, ...] = (
     Claim("M6", "Below 8192 tokens weights bind, above activations, which grow with the sequence.", REFUTED,
           "They do grow with the sequence, but pass the weights before 4096 tokens.", _regimes),
     Claim("M7", "8 H100, ep 8, rank 32: 15.8 GB and 3.0 GB for every 1024 tokens; 16384 tokens fit.", BY_ITS_RULE,
-          "Activations grow with the sequence, as it says, but by 5.5 GB for every 1024 tokens, logits and their "
-          "gradient among them; 16384 tokens do not fit.", _by_length),
+          "Activations grow with the sequence, as it says, but faster, logits and their gradient among them; 16384 "
+          "tokens do not fit.", _by_length),
     Claim("M8", "Longer sequences: 32768 tokens with tp 2 on 16 GPUs, 65536 with tp 4 on 32; none on 8.", REFUTED,
           "Totals are half of what is there. And with etp 1 the layouts with tp are legal on 8 GPUs.", _longer),
     Claim("M9", "An fp8 KV cache halves the activations of attention.", REFUTED,
@@ -358,8 +358,8 @@ CLAIMS: tuple[Claim, ...] = (
     Claim("M19", "Megatron, rank 32: 63.2, 19.1, 11.8 and 9.6 GB of weights on 1, 4, 8 and 16 GPUs; 1 GPU does not "
     "fit.",
           REFUTED, "Weights are right. Totals leave out overhead that it lists elsewhere, and what activations take; "
-          "an "
-          "80 GB card has 84.9 GB for a program, so one GPU does hold it, at one sequence.", _by_gpus_of_bridge),
+          "a card of 80 GB gives a program more than that (X5), so one GPU does hold it, at one sequence.",
+          _by_gpus_of_bridge),
     Claim("M20", "Automodel, rank 8: 15.8, 15.2 and 7.9 GB of weights on 4 GPUs with ep 4, 8 with ep 4, 8 with ep 8.",
           BY_ITS_RULE, "With ep 4 on 8 ranks the experts are cut again over the two ranks that hold the same ones.",
           _by_gpus_of_automodel),

@@ -72,7 +72,7 @@ CLAIMS: tuple[Claim, ...] = (
           "A token visits 6 routed experts (num_experts_per_tok of the published configuration; the page of today says "
           "6 too). Everything else holds.", _experts_per_token),
     Claim("M33", "Full fine-tuning with ep 8 needs two nodes of 8 H100.", REPRODUCED,
-          "On 8 GPUs nobody shares an expert's optimizer states: 11.75 GB of bf16 weights, twice that of fp32 "
+          "On 8 GPUs nobody shares an expert's optimizer states: bf16 weights, twice as much of fp32 "
           "gradients and 12 bytes for every parameter of its experts are more than a GPU has before any activation.",
           _full_on_two_nodes),
 )

@@ -85,7 +85,7 @@ CLAIMS: tuple[Claim, ...] = (
           "States alone are more than every cell: 4 + 12/N, 2 + 14/N and 16/N bytes a parameter.", _stages),
     Claim("M61", "Two cards of 24 GB take it at stage 2 with 4 to 8 sequences, of 10 or 11 at stage 3 with 1 or 2.",
           REFUTED,
-          "28.9 GB of states for each of two cards at stage 2, 25.7 at stage 3, before any activation.", _cards),
+          "States alone are more than 24 GB on each of two cards, at both stages, before any activation.", _cards),
     Claim("M62", "14 GB a card are enough at stage 2 on two.", REFUTED, "States alone are twice that.", _need),
     Claim("M63", "50 epochs take 3 to 4 hours on two H200, H100 or A100.", REFUTED,
           "No size of the data is given; and the three cards do not take the same time.", _ratio),
