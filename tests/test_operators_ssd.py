@@ -1,29 +1,54 @@
-"""Launches of the scan: the host pays for each of them."""
+"""The host's part of the scan, in operators of torch, as it was timed."""
 
 from __future__ import annotations
 
+import json
+from collections import Counter
+from pathlib import Path
+
 import numpy as np
+import pytest
 
 import small
-from simcore.operators.ssd import BACKWARD_LAUNCHES, FORWARD_LAUNCHES
+from simcore.operators.ssd import BACKWARD_OPERATORS, FORWARD_OPERATORS
+from simcore.outline import Phase
 from simcore.product import shapes_in
 from simcore.simulate import simulate
 from simcore.tape import Kernel, Op
 
-
-def launches(framework: str, **mesh: int) -> set[int]:
-    """Of every row of the scan."""
-    rows = np.array(small.program_of(framework, mesh).columns.tolist())
-    scans = rows[(rows[:, 0] == Op.COMPUTE) & (rows[:, 2] == Kernel.MAMBA_SCAN)]
-    return set(shapes_in(scans[:, 4]).tolist())
+TIMED = json.loads((Path(__file__).parent / "truth" / "host" / "mamba-e9594ce1.json").read_text(encoding="utf-8"))
+PYTHON_US, TORCH_US, TRITON_US = 16, 5, 18
+CONVOLUTIONS = {"forward": 1, "backward": 2}
+"""Kernels of the convolution: in backward it runs again first."""
 
 
-def test_a_pass_in_one_row_says_how_many_kernels_it_stands_for() -> None:
-    assert launches("megatron") == launches("fsdp2", dp_shard=2) == {FORWARD_LAUNCHES, BACKWARD_LAUNCHES}
+def operators(framework: str, **mesh: int) -> Counter[str]:
+    """Of all rows of the scan, by pass; a row that says nothing is one."""
+    program = small.program_of(framework, mesh)
+    rows, phases = np.array(program.columns.tolist()), program.outline.phase
+    scans = (rows[:, 0] == Op.COMPUTE) & (rows[:, 2] == Kernel.MAMBA_SCAN)
+    found: Counter[str] = Counter()
+    for count, phase in zip(np.maximum(shapes_in(rows[scans, 4]), 1).tolist(), phases[scans].tolist(), strict=True):
+        found[Phase(phase).name.lower()] += count
+    return found
 
 
-def test_automodels_rows_are_kernels_already() -> None:
-    assert launches("automodel") == {0}
+@pytest.mark.parametrize(("direction", "expected"), [("forward", FORWARD_OPERATORS), ("backward", BACKWARD_OPERATORS)])
+def test_the_host_was_timed(direction: str, expected: int) -> None:
+    """Python of the wrappers, and a launch of each kernel, by the time of one operator of torch with its launch."""
+    triton, torch = (TIMED["launches"][whose][direction] for whose in ("triton", "torch"))
+    python_us = TIMED["operators"][direction] * PYTHON_US
+    launches_us = TRITON_US * triton + TORCH_US * (torch + CONVOLUTIONS[direction])
+    assert (python_us + launches_us) / (PYTHON_US + TORCH_US) == pytest.approx(expected, abs=0.5)
+
+
+@pytest.mark.parametrize(("framework", "mesh"), [("megatron", {}), ("fsdp2", {"dp_shard": 2}), ("automodel", {})])
+def test_all_frameworks_call_the_same_wrappers(framework: str, mesh: dict[str, int]) -> None:
+    """In one row a pass, or in one a kernel."""
+    found = operators(framework, **mesh)
+    passes = found["forward"] // FORWARD_OPERATORS
+    assert passes > 0
+    assert found == {"forward": passes * FORWARD_OPERATORS, "backward": passes * BACKWARD_OPERATORS}
 
 
 def test_a_small_hybrid_waits_for_its_host() -> None:

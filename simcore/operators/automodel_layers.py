@@ -18,6 +18,7 @@ from simcore.models.blocks import Attention, Mamba2
 from simcore.operators import aten
 from simcore.operators.aten import Grads, Operand, Saved, needs_grad, new
 from simcore.operators.automodel_lora import memory_efficient_lora
+from simcore.operators.ssd import BACKWARD_OPERATORS, FORWARD_OPERATORS
 from simcore.product import shape_of_heads
 from simcore.recording import Run
 from simcore.tape import Kernel, Param, Tape, Tensor
@@ -374,11 +375,14 @@ def _states(tape: Tape, s: _Scan) -> tuple[Tensor, Tensor]:
 
 
 def _chunk_scan(tape: Tape, s: _Scan, states: Tensor) -> Tensor:
-    """Reads x, z, C and the states; writes y and, for the norm's gradient, y before its gate."""
+    """Reads x, z, C and the states; writes y and, for the norm's gradient, y before its gate.
+
+    What forward takes of the host besides its other five kernels is counted here.
+    """
     cb = _cb(tape, s)
     moved = cb.nbytes + states.nbytes + 3 * s.inner_bytes + s.group_bytes
     return new(tape, (s.tokens, s.block.inner), s.dtype, "scan_out", moved, Kernel.MAMBA_SCAN,
-               s.intra_flops + s.state_flops)
+               s.intra_flops + s.state_flops, FORWARD_OPERATORS - 5)
 
 
 def _cb(tape: Tape, s: _Scan, splits: int = 1) -> Tensor:
@@ -422,7 +426,8 @@ def _scan_backward(tape: Tape, s: _Scan) -> None:
     d_da = tape.empty((s.chunks, b.num_heads), "fp32", "grad_dt")
     del states, d_states
     half = halves[0].nbytes
-    tape.compute(scan, s.intra_flops + s.state_flops, 2 * wide + read + cb.nbytes + half)  # dx, into the caller's
+    # dx, into the caller's; and what the host has to do besides the other thirteen kernels.
+    tape.compute(scan, s.intra_flops + s.state_flops, 2 * wide + read + cb.nbytes + half, BACKWARD_OPERATORS - 13)
     d_dt = tape.empty((tokens, b.num_heads), "fp32", "grad_dt")
     partial = (tokens, s.splits, b.num_groups * b.state)
     d_b = new(tape, partial, "fp32", "grad_b", wide + half, scan, s.state_flops)
