@@ -240,14 +240,14 @@ class Tape(Recorder):
         if grad is None or grad.numel == math.prod(shape):
             return grad
         total = self.empty(shape, grad.dtype, "grad_sum_to_size")
-        self.compute(Kernel.ELEMENTWISE, grad.numel, grad.nbytes + total.nbytes)
+        self.compute(Kernel.ELEMENTWISE, grad.numel, grad.nbytes + total.nbytes, 1)
         return total
 
     def _cast_to(self, grad: Tensor | None, dtype: tuple[str, ...]) -> Tensor | None:
         if grad is None or dtype in ((), (grad.dtype,)):
             return grad
         cast = self.empty(grad.shape, dtype[0], "grad_cast")
-        self.compute(Kernel.ELEMENTWISE, grad.numel, grad.nbytes + cast.nbytes)
+        self.compute(Kernel.ELEMENTWISE, grad.numel, grad.nbytes + cast.nbytes, 1)
         return cast
 
     def replay(self, frame: Frame) -> None:
@@ -266,7 +266,7 @@ class Tape(Recorder):
     def add_grads(self, first: Tensor, second: Tensor) -> Tensor:
         """Two gradients for one tensor, in a new one."""
         total = self.empty(first.shape, first.dtype, "grad_sum")
-        self.compute(Kernel.ELEMENTWISE, first.numel, first.nbytes + second.nbytes + total.nbytes)
+        self.compute(Kernel.ELEMENTWISE, first.numel, first.nbytes + second.nbytes + total.nbytes, 1)
         return total
 
     def give_param(self, param: Param, grad: Tensor) -> None:
@@ -275,7 +275,7 @@ class Tape(Recorder):
             self.grads.append((param, grad))
             return
         if param.grad_exists:  # AccumulateGrad adds in place, the new gradient dies here
-            self.compute(Kernel.ELEMENTWISE, grad.numel, 3 * grad.nbytes)
+            self.compute(Kernel.ELEMENTWISE, grad.numel, 3 * grad.nbytes, 1)
             return
         self.rename(grad.storage, self.slot(f"{param.name}.grad", param.grad_category))
         if param.step is not None:

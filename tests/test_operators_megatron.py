@@ -10,6 +10,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 
 from simcore.errors import NotYet
@@ -32,6 +33,7 @@ from simcore.models.blocks import (
 )
 from simcore.operators.megatron import idle_gradients, record, tensors
 from simcore.operators.megatron_moe import distinct_ranks
+from simcore.product import shapes_in
 from simcore.recording import LayerTape, Run
 from simcore.rows import HOST_STOPS, Module
 from simcore.tape import GRAD_HIDDEN, HIDDEN, RECOMPUTE_BEGIN, RECOMPUTE_END, Kernel, Op, Param, Section
@@ -326,7 +328,8 @@ def test_latent_rows_are_what_is_sent() -> None:
     tape = record(LATENT, run, {}, comms)
     sent = [row[3] for part in (tape.forward, tape.backward) for row in part.rows if row[0] == Op.COLLECTIVE]
     rows = 22 * 1024 * 2 * T
-    assert sent == 2 * [rows, 22 * 4 * T, rows]
+    counts = 8 * 512 * 64
+    assert sent == [counts, *2 * [rows, 22 * 4 * T, rows]]
     flops = [row[3] for row in tape.forward.rows if row[0] == Op.COMPUTE and row[2] == Kernel.GEMM]
     shared, router, projection = 2 * T * 4096 * 5376, 2 * T * 4096 * 512, 2 * T * 4096 * 1024
     assert flops == [shared, shared, router, projection, projection]
@@ -351,7 +354,7 @@ def test_kernels_know_their_module(checkpoint: str) -> None:
         assert [m for m, kernels in found.items() if Kernel.GROUPED_GEMM in kernels] == [Module.MOE]
         assert Kernel.NORM in found[Module.MOE_ROUTER]
         assert Kernel.GEMM in found[Module.SHARED_EXPERTS]
-    assert set(_modules(tape.forward, Op.COLLECTIVE)) == {Module.MOE}
+    assert set(_modules(tape.forward, Op.COLLECTIVE)) == {Module.MOE, Module.MOE_PREPROCESS}  # its counts
     both = record(LLAMA, _run(LLAMA, tp=2, checkpoint=checkpoint), {}, {})
     for section in (both.forward, both.backward):
         assert set(_modules(section)) == set(_modules(section, Op.COLLECTIVE)) == {Module.ATTN, Module.MLP}
@@ -996,13 +999,26 @@ def test_collectives_of_dispatch_and_sequence_parallelism() -> None:
         return found
 
     rows = 6 * T
-    assert sent(MOE, ep=8) == {("all_to_all", "ep", "bf16"): [rows * 2 * H] * 2,
+    assert sent(MOE, ep=8) == {("all_gather", "ep", "int64"): [8 * 8 * 128],
+                               ("all_to_all", "ep", "bf16"): [rows * 2 * H] * 2,
                                ("all_to_all", "ep", "fp32"): [4 * rows]}
     assert sent(MOE) == {}
     assert sent(MAMBA, tp=2, sequence_parallel=True) == {
         ("all_gather", "tp", "bf16"): [2 * H * T], ("reduce_scatter", "tp", "bf16"): [2 * H * T]}
     assert sent(MAMBA, tp=2) == {("all_reduce", "tp", "bf16"): [2 * H * T]}
     assert sent(LOSS, tp=2) == {("all_reduce", "tp", "fp32"): [4 * T, 8 * T]}
+    assert sent(LOSS, tp=2, loss="megatron_unfused") == {("all_reduce", "tp", "fp32"): [4 * T] * 3}
+
+
+@pytest.mark.parametrize(("loss", "passes", "operators"), [("megatron_unfused", (9, 3), [18, 8]),
+                                                           ("megatron", (5, 4), [0, 0])])
+def test_native_losses_pass_over_an_fp32_softmax(loss: str, passes: tuple[int, int], operators: list[int]) -> None:
+    """And one over the logits, or their gradient, in bf16. Without fusion each is torch's own operator."""
+    tape = record(LOSS, replace(_run(LOSS), loss=loss), {}, {})
+    rows = [r for section in (tape.forward, tape.backward) for r in section.rows
+            if r[0] == Op.COMPUTE and r[2] == Kernel.ELEMENTWISE]
+    assert [r[5] for r in rows] == [T * V * (4 * count + 2) for count in passes]
+    assert [int(shapes_in(np.array([r[4]]))[0]) for r in rows] == operators
 
 
 def test_idle_gradients_are_one_for_each_shape() -> None:

@@ -7,10 +7,18 @@ unpermute without fusion). Tokens are gathered into the global "mpu" buffer, whi
 
 from __future__ import annotations
 
-from simcore.operators.megatron_context import Context, Grads, Saved
-from simcore.tape import Kernel, Tape, Tensor
+from typing import Final
 
-__all__ = ["gather_tokens", "reduce_tokens"]
+from simcore.operators.megatron_context import Context, Grads, Saved
+from simcore.tape import Tape, Tensor
+
+__all__ = ["PERMUTED", "UNPERMUTED", "gather_tokens", "reduce_tokens"]
+
+PERMUTED: Final = (13, 6)
+"""Operators of torch in `moe_utils.py`, permute, without fusion, forward and backward: two masked selections, of places
+and of probabilities, take four each, and the host waits to know how many they find."""
+UNPERMUTED: Final = (2, 1)
+"""In unpermute: zeros, and rows added to them; rows selected."""
 
 _HELD = "dispatcher"
 
@@ -65,7 +73,7 @@ def _permuted(c: Context, x: Tensor, rows: int) -> Tensor:
 
     def back(_tape: Tape, _grads: Grads, _saved: Saved) -> list[Tensor | None]:
         wide = c.new(tokens * ranks, h, "grad_gathered")
-        c.tape.compute(Kernel.PERMUTE, 0, c.size * h * (rows + tokens * ranks))
+        c.permutation(c.size * h * (rows + tokens * ranks), PERMUTED[1])
         grad = c.new(tokens, h, "grad_dispatched") if ranks > 1 else wide
         _over_ranks(c, "reduce_scatter", wide)
         return [grad]
@@ -74,7 +82,9 @@ def _permuted(c: Context, x: Tensor, rows: int) -> Tensor:
     if ranks > 1:
         c.tape.collective("all_gather", _axis(c), x.nbytes * ranks, c.dtype)
     out = c.new(rows, h, "permuted")
-    c.tape.compute(Kernel.PERMUTE, 0, c.size * h * (rows + tokens * ranks))
+    if not c.fuses_permutation:
+        c.tape.stop()
+    c.permutation(c.size * h * (rows + tokens * ranks), PERMUTED[0])
     c.node(out, (x,), (places,), back)
     c.held["places"] = places
     return out
@@ -95,11 +105,11 @@ def reduce_tokens(c: Context, x: Tensor) -> Tensor:
         assert wide is not None
         _over_ranks(c, "all_gather", wide)
         grad = c.new(rows, h, "grad_unpermute")
-        c.tape.compute(Kernel.PERMUTE, 0, c.size * h * (rows + whole))
+        c.permutation(c.size * h * (rows + whole), UNPERMUTED[1])
         return [grad]
 
     full = c.new(whole, h, "unpermuted")
-    c.tape.compute(Kernel.PERMUTE, 0, c.size * h * (rows + whole))
+    c.permutation(c.size * h * (rows + whole), UNPERMUTED[0])
     out = full
     if ranks > 1:
         out = c.new(c.local, h, "combined")

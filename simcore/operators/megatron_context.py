@@ -86,6 +86,15 @@ class Context:
         return dict(self.run.options).get("attention_backend", "fused") == "unfused"
 
     @property
+    def fuses_permutation(self) -> bool:
+        """Whether TE permutes (moe_permute_fusion); else torch selects rows by their places."""
+        return dict(self.run.options).get("moe_permute_fusion", "true") == "true"
+
+    def permutation(self, moved_bytes: int, operators: int = 0) -> None:
+        """Copies of tokens into another order. `operators`: of torch, where nothing fuses them."""
+        self.tape.compute(Kernel.PERMUTE, 0, moved_bytes, 0 if self.fuses_permutation else operators)
+
+    @property
     def is_deterministic(self) -> bool:
         """Whether torch.use_deterministic_algorithms is on (deterministic_mode)."""
         return dict(self.run.options).get("deterministic_mode") == "true"
@@ -219,7 +228,7 @@ class Context:
         if param.grad_category:
             return grad
         main = 2 * int(dict(self.run.options).get("main_grad_bytes", "4"))
-        self.tape.compute(Kernel.ELEMENTWISE, grad.numel, grad.nbytes + grad.numel * main)
+        self.tape.compute(Kernel.ELEMENTWISE, grad.numel, grad.nbytes + grad.numel * main, 1)
         return None
 
     def after_gradients(self, x: Tensor) -> Tensor:

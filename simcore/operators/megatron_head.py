@@ -12,6 +12,10 @@ In bytes per token and entry of this rank's vocabulary (bf16 logits are 2):
    10: the index update clones the softmax, and the bf16 gradient comes besides it.
  * `te`, TE 2.18 and later: keeps an fp32 gradient, 4; both ways peak at 6.
  * `te_inplace`, TE up to 2.17.1: writes the gradient over the logits, 2.
+
+Both native heads are passes of pointwise kernels and sums over the whole vocabulary, torch's own or compiled ones: over
+the fp32 softmax 9 in forward without fusion (written, its maximum; less that, to exponentials, over their sum, each
+read and written; the sum) and 3 in backward; fused 5 and 4 (a copy, and the gradient is written to both).
 """
 
 from __future__ import annotations
@@ -28,6 +32,10 @@ from simcore.tape import Kernel, Param, Storage, Tape, Tensor
 
 __all__ = ["TIED_GRAD", "Backward", "embedding", "head", "loss"]
 
+_UNFUSED_FORWARD: Final = 18
+"""Operators of torch in `cross_entropy.py`: a cast, the maximum, a difference; six for the target's place and its mask,
+four for the logit there; exponentials, their sum, its logarithm, the loss, a quotient."""
+_UNFUSED_BACKWARD: Final = 8
 TIED_GRAD: Final = "tied.grad"
 """Who a tied head's gradient is until the embedding's is there."""
 TIED_HEAD: Final = 1 << 30
@@ -199,14 +207,15 @@ def _unfused(c: Context, logits: Tensor) -> Tensor:
     """`tensor_parallel/cross_entropy.py`: `float()`, then everything in place, in backward too."""
     rows, vocab = logits.shape
     if logits.dtype == "fp32":
-        return _in_place(c, logits, 8)
+        _sums(c, rows, apart=True)
+        return _in_place(c, logits, 8, Kernel.ELEMENTWISE, _UNFUSED_FORWARD - 1)
 
     def back(_tape: Tape, _grads: Grads, saved: Saved) -> list[Tensor | None]:
         grad = c.new(rows, vocab, "grad_logits")  # the engine's cast (`engine.cpp`, validate_outputs)
-        c.tape.compute(Kernel.LOSS, rows * vocab, 3 * saved[0].nbytes + grad.nbytes)
+        c.tape.compute(Kernel.ELEMENTWISE, rows * vocab, 3 * saved[0].nbytes + grad.nbytes, _UNFUSED_BACKWARD)
         return [grad]
 
-    return _softmax_kept(c, logits, back, 8)
+    return _softmax_kept(c, logits, back, 9, _UNFUSED_FORWARD)
 
 
 def _native(c: Context, logits: Tensor) -> Tensor:
@@ -215,25 +224,29 @@ def _native(c: Context, logits: Tensor) -> Tensor:
     def back(_tape: Tape, _grads: Grads, _saved: Saved) -> list[Tensor | None]:
         clone = c.new(rows, vocab, "grad_softmax", "fp32")
         grad = c.new(rows, vocab, "grad_logits")
-        c.tape.compute(Kernel.LOSS, rows * vocab, 2 * clone.nbytes + grad.nbytes)
+        c.tape.compute(Kernel.ELEMENTWISE, rows * vocab, 4 * clone.nbytes + grad.nbytes)
         del clone
         return [grad]
 
-    return _softmax_kept(c, logits, back, 4)
+    return _softmax_kept(c, logits, back, 5, 0)
 
 
-def _softmax_kept(c: Context, logits: Tensor, back: Backward, passes: int) -> Tensor:
+def _softmax_kept(c: Context, logits: Tensor, back: Backward, passes: int, operators: int) -> Tensor:
     """Forward of both native heads: the softmax, the target's place in it, the loss. `passes` over the softmax."""
     rows, vocab = logits.shape
     softmax = c.new(rows, vocab, "softmax", "fp32")
-    if c.run.tp > 1:
-        c.tape.collective("all_reduce", "tp", 4 * rows, "fp32")  # maxima
-        c.tape.collective("all_reduce", "tp", 8 * rows, "fp32")  # target logits and sums of exponentials
+    _sums(c, rows, apart=operators > 0)
     mask, target = c.new(rows, 1, "target_mask", "uint8"), c.new(rows, 1, "masked_target", "int64")
     out = c.new(rows, 1, "loss", "fp32")
-    c.tape.compute(Kernel.LOSS, 4 * rows * vocab, logits.nbytes + passes * softmax.nbytes)
+    c.tape.compute(Kernel.ELEMENTWISE, 4 * rows * vocab, logits.nbytes + passes * softmax.nbytes, operators)
     c.node(out, (logits,), (softmax, mask, target), back)
     return out
+
+
+def _sums(c: Context, rows: int, *, apart: bool) -> None:
+    """Over the vocabulary's parts: maxima, then target logits and sums of exponentials, fused in one all-reduce."""
+    for size in () if c.run.tp == 1 else (4, 4, 4) if apart else (4, 8):
+        c.tape.collective("all_reduce", "tp", size * rows, "fp32")
 
 
 def _statistics(c: Context, rows: int) -> None:
@@ -262,7 +275,7 @@ def _te_inplace(c: Context, logits: Tensor) -> Tensor:
     return _in_place(c, logits, 3)
 
 
-def _in_place(c: Context, logits: Tensor, passes: int) -> Tensor:
+def _in_place(c: Context, logits: Tensor, passes: int, kernel: Kernel = Kernel.LOSS, operators: int = 0) -> Tensor:
     """The logits become what backward needs, and the gradient. `passes` over them in forward."""
     rows, vocab = logits.shape
 
@@ -272,10 +285,10 @@ def _in_place(c: Context, logits: Tensor, passes: int) -> Tensor:
         storage.__del__()  # the same bytes change their name: they are the gradient from here on
         storage.num_bytes = 0
         grad = c.new(rows, vocab, "grad_logits")
-        c.tape.compute(Kernel.LOSS, rows * vocab, 2 * grad.nbytes)
+        c.tape.compute(kernel, rows * vocab, 2 * grad.nbytes, operators and _UNFUSED_BACKWARD - 1)
         return [grad]
 
     out = c.new(rows, 1, "loss", "fp32")
-    c.tape.compute(Kernel.LOSS, 4 * rows * vocab, passes * logits.nbytes)
+    c.tape.compute(kernel, 4 * rows * vocab, passes * logits.nbytes, operators)
     c.node(out, (logits,), (logits,), back)
     return out

@@ -17,7 +17,7 @@ from dataclasses import dataclass, replace
 from simcore.errors import NotYet, Problem
 from simcore.models.blocks import Moe
 from simcore.operators import aten
-from simcore.operators.megatron_allgather import gather_tokens, reduce_tokens
+from simcore.operators.megatron_allgather import PERMUTED, UNPERMUTED, gather_tokens, reduce_tokens
 from simcore.operators.megatron_biased import clamped, with_scaled_bias, with_second_bias
 from simcore.operators.megatron_context import Context, Discarded, Grads, Saved, discarded_region
 from simcore.operators.megatron_ops import act, add, column, grouped, norm, norm_discarded, row, swiglu, whole
@@ -85,16 +85,19 @@ def _layer(c: Context, block: Moe, rows: Rows, x: Tensor) -> Tensor:
     probs = _route(c, block, rows, x) if block.router == "sigmoid" else _route_by_softmax(c, block, rows, x)
     c.tape.module = Module.MOE_PREPROCESS
     x = _projected(c, block, "fc1", x)
-    c.tape.stop()  # rows of each expert: `_maybe_dtoh_and_synchronize`; DeepEP waits for what each rank sends
     if dict(c.run.options).get("moe_token_dispatcher_type") == "flex" and c.run.ep > 1:
+        c.tape.stop()  # DeepEP waits for what each rank sends
         c.tape.module = Module.MOE
         out = _projected(c, block, "fc2", _flex(c, block, rows, x, probs))
         return _with_shared(c, out, shared) if shared else out
     if dict(c.run.options).get("moe_token_dispatcher_type") == "allgather":
+        c.tape.stop()  # rows of each expert go to the host
         c.tape.module = Module.MOE
         given, weights = gather_tokens(c, rows.computed, rows.local_experts, x, probs)
         out = _projected(c, block, "fc2", reduce_tokens(c, _grouped_mlp(c, block, rows, given, weights)))
         return add(c, out, shared, "mlp.output") if shared else out
+    _gather_counts(c, block)
+    c.tape.stop()  # rows of each expert: `_maybe_dtoh_and_synchronize`
     sent, sent_probs = _permute(c, block, rows, x, probs)
     c.tape.module = Module.MOE
     del x
@@ -245,9 +248,12 @@ def _gate(c: Context, block: Moe, rows: Rows, x: Tensor, dtype: str = "fp32") ->
 
 
 # ---- dispatcher ------------------------------------------------------------------------------------------------------
-def _fuses_permutation(c: Context) -> bool:
-    """Whether TE permutes (moe_permute_fusion); else torch selects rows by their places."""
-    return dict(c.run.options).get("moe_permute_fusion", "true") == "true"
+def _gather_counts(c: Context, block: Moe) -> None:
+    """How many tokens every rank has for each expert, in int64 (`token_dispatcher.py:538`, preprocess)."""
+    ranks = c.run.ep * c.run.etp
+    if ranks > 1:
+        axis = c.run.ep_axis if c.run.ep > 1 else "etp"
+        c.tape.collective("all_gather", axis, 8 * block.num_experts * ranks, "int64")
 
 
 def _permute(c: Context, block: Moe, rows: Rows, x: Tensor, probs: Tensor) -> tuple[Tensor, Tensor]:
@@ -257,14 +263,16 @@ def _permute(c: Context, block: Moe, rows: Rows, x: Tensor, probs: Tensor) -> tu
     def back(_tape: Tape, _grads: Grads, _saved: Saved) -> list[Tensor | None]:
         grad = c.new(t, h, "grad_permute")
         grad_probs = c.new(t, e, "grad_probs", dtype)
-        c.tape.compute(Kernel.PERMUTE, 0, c.size * h * (rows.sent + t))
+        c.permutation(c.size * h * (rows.sent + t), PERMUTED[1])
         return [grad, grad_probs]
 
-    row_map = c.new(t, 2 * e + 1, "row_id_map", "int32", _HELD) if _fuses_permutation(c) else \
+    row_map = c.new(t, 2 * e + 1, "row_id_map", "int32", _HELD) if c.fuses_permutation else \
         c.new(rows.sent, 1, "row_places", "int64", _HELD)
     out = c.new(rows.sent, h, "permuted")
     out_probs = c.new(rows.sent, 1, "permuted_probs", dtype)
-    c.tape.compute(Kernel.PERMUTE, 0, c.size * h * (rows.sent + t))
+    if not c.fuses_permutation:
+        c.tape.stop()
+    c.permutation(c.size * h * (rows.sent + t), PERMUTED[0])
     c.node(out, (x, probs), (row_map,), back)
     out_probs.node, out_probs.output = out.node, 1
     c.held["row_map"] = row_map
@@ -379,12 +387,12 @@ def _unpermute(c: Context, rows: Rows, x: Tensor) -> Tensor:
 
     def back(_tape: Tape, _grads: Grads, _saved: Saved) -> list[Tensor | None]:
         grad = c.new(n, h, "grad_unpermute")
-        c.tape.compute(Kernel.PERMUTE, 0, c.size * h * (n + rows.tokens))
+        c.permutation(c.size * h * (n + rows.tokens), UNPERMUTED[1])
         return [grad]
 
     out = c.new(rows.tokens, h, "unpermuted")
-    c.tape.compute(Kernel.PERMUTE, 0, c.size * h * (n + rows.tokens))
-    apart = c.is_deterministic and not _fuses_permutation(c)
+    c.permutation(c.size * h * (n + rows.tokens), UNPERMUTED[0])
+    apart = c.is_deterministic and not c.fuses_permutation
     c.node(out, (x,), (c.held["row_map"], x) if apart else (c.held["row_map"],), back)
     return out
 

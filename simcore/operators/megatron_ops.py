@@ -60,13 +60,13 @@ def dropped(c: Context, x: Tensor, name: str) -> Tensor:
     """`dropout(x)` into a new tensor; keeps the mask (torch `native_dropout`)."""
     def back(_tape: Tape, _grads: Grads, _saved: Saved) -> list[Tensor | None]:
         grad = c.tape.empty(mask_shape, c.dtype, f"grad_{name}")
-        c.elementwise(grad, 3)
+        c.elementwise(grad, 3, operators=1)
         return [grad]
 
     mask_shape = x.shape
     mask = c.tape.empty(x.shape, "uint8", f"{name}.dropout_mask")
     out = c.tape.empty(x.shape, x.dtype, name)
-    c.elementwise(out, 3)
+    c.elementwise(out, 3, operators=1)
     c.node(out, (x,), (mask,), back)
     return out
 

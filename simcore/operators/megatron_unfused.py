@@ -7,11 +7,16 @@ dropout, product. Masks are causal by the kernel: none is read. Neither runs wit
 
 from __future__ import annotations
 
+from typing import Final
+
 from simcore.operators.megatron_context import Context, Grads, Saved
 from simcore.operators.megatron_ops import dropped
 from simcore.tape import Kernel, Tape, Tensor
 
 __all__ = ["unfused_core"]
+
+_TORCH_SOFTMAX: Final = 4
+"""Operators of torch where nothing fuses it: a cast, the mask, the softmax, a cast back; so many in backward."""
 
 
 def unfused_core(c: Context, num_heads: int, parts: tuple[Tensor, Tensor, Tensor], columns: int, *, dropout: bool,
@@ -98,7 +103,7 @@ def _softmax(c: Context, scores: Tensor) -> Tensor:
 
     def back(_tape: Tape, _grads: Grads, _saved: Saved) -> list[Tensor | None]:
         grad = c.new(rows, keys, "grad_scores")
-        c.elementwise(grad, 3)
+        c.elementwise(grad, 3, operators=0 if fused else _TORCH_SOFTMAX)
         return [grad]
 
     if fused:
@@ -110,7 +115,7 @@ def _softmax(c: Context, scores: Tensor) -> Tensor:
     kept = c.new(rows, keys, "attention_softmax", "fp32")
     del wide
     out = c.new(rows, keys, "attention_probs")
-    c.elementwise(kept, 4)
+    c.elementwise(kept, 4, operators=_TORCH_SOFTMAX)
     c.node(out, (scores,), (kept,), back)
     return out
 
