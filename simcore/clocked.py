@@ -117,8 +117,9 @@ def _track(program: Program, kernels: Kernels, alone: Callable[[int, int], int],
 
     contention = efficiency.overlap.contention.si
     hidden = hidden_shares(program, ns, alone, contention) if libraries.shared_beside else None
-    return tracks(program, ns[program.places], host[program.places], call_ns, contention,
-                  stops=FULL_ITERATION not in libraries.graphs, hidden=hidden)
+    in_python = FULL_ITERATION not in libraries.graphs
+    return tracks(program, ns[program.places], host[program.places], call_ns, contention, stops=in_python,
+                  stops_at_messages=in_python and libraries.waits_for_messages, hidden=hidden)
 
 
 def _kernels(program: Program, topology: Topology, framework: Framework) -> Kernels:

@@ -65,8 +65,10 @@ class Host(Frozen):
 
     `module`: with one kernel of a Megatron-Core or TransformerEngine module; `operator`: with one of torch's own;
     `permutation`: with one permutation of a Megatron dispatcher, and the counts, maps and splits that go with it;
-    `collective`: with one collective or message, what ranks lose by waiting for one another included. `graphed`: the
-    share that is left inside a CUDA graph. `step`: once a step (Megatron's loop, clipping, logging), not hidden.
+    `collective`: with one collective, or a message that it does not stop for, what ranks lose by waiting for one
+    another included. `graphed`: the share that is left inside a CUDA graph. `filling`: by this share modules take
+    longer where deterministic algorithms fill what they allocate. `step`: once a step (Megatron's loop, clipping,
+    logging), not hidden.
     """
 
     module: Duration
@@ -74,6 +76,7 @@ class Host(Frozen):
     operator: Duration
     collective: Duration
     graphed: Share
+    filling: Share
     step: Duration
 
 

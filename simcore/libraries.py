@@ -25,9 +25,12 @@ class Libraries:
     `module_calls`: kernels are those of whole modules, not of single operators of torch; `launches_each`: a group's
     products are calls of cuBLAS, one each (TransformerEngine 2.18 `common/gemm/cublaslt_gemm.cu`,
     multi_stream_cublas_gemm), and not one kernel; `graphs`: modules of layers (`rows.Module`, in small letters) that
-    lie in CUDA graphs, or FULL_ITERATION: forward and backward of the step;
-    `overlapped`: axes whose collectives inside a layer run beside kernels of the same layer or of another microbatch;
-    `shared_beside`: the kernels of a shared expert (`rows.Module`) run on a stream of their own, beside the exchanges.
+    lie in CUDA graphs, or FULL_ITERATION: forward and backward of the step; `fills`: torch's deterministic algorithms
+    are on, and each `empty` of a module launches a kernel that fills it (torch 2.13 `utils/deterministic.py`,
+    fill_uninitialized_memory; operators of torch fill nothing of their own); `waits_for_messages`: between stages the
+    host sends and receives, and goes on when the device is there; `overlapped`: axes whose collectives inside a layer
+    run beside kernels of the same layer or of another microbatch; `shared_beside`: the kernels of a shared expert
+    (`rows.Module`) run on a stream of their own, beside the exchanges.
     """
 
     date: str = "2026-07"
@@ -43,5 +46,7 @@ class Libraries:
     module_calls: bool = False
     launches_each: bool = False
     graphs: tuple[str, ...] = ()
+    fills: bool = False
+    waits_for_messages: bool = False
     overlapped: tuple[str, ...] = ()
     shared_beside: bool = False

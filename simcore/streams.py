@@ -1,22 +1,22 @@
 """A program as the streams of a device see it: what they execute, in order, and what waits for what.
 
-Comes in: a `Program` and the cost of its rows. Goes out: a `Track` for the timeline to run; what follows from the
-outline alone is its `Skeleton`, which programs share. Kernels of one pass with nothing to wait for between them are one
-item.
+Comes in: a `Program` and the cost of its rows. Goes out: a `Track` for the timeline; what follows from the outline
+alone is its `Skeleton`, which programs share. Kernels of one pass with nothing to wait for between them are one item.
 
 [Note: who waits]
-The host issues everything ahead. A reduction starts when the kernels issued before it are done
+The host issues everything ahead. A reduction starts when the kernels before it are done
 (`reduce_scatter_stream.wait_stream(current_stream)`); a gather when the copy-out of an earlier gather is done, which
-freed its buffer: the last one in backward, the one before that in forward (torch 2.13 `_fsdp_param_group.py`,
-wait_for_unshard); a kernel when the collective that its `wait` names is done. Collectives that a layer calls itself are
-in line with its kernels. Copies from and to the host are calls that no other rank joins.
+freed its buffer: the last in backward, the one before in forward (torch 2.13 `_fsdp_param_group.py`, wait_for_unshard);
+a kernel when the collective that its `wait` names is done. Collectives that a layer calls itself are in line with its
+kernels. Copies from and to the host are calls that no other rank joins.
 
 [Note: the host]
 The host issues kernels and calls one after another, each for some time, and a kernel does not start before it was
 issued. In an item the last kernel ends at the latest when the device has done all of them, or when the host has issued
 one of them and the device has done that one and all behind it: `host_tail` is the largest of the second kind, counted
 from where the host stood before the item. While it works on its own memory it issues nothing. Where it needs a number
-from the device (rows of each expert) it stops until the device is there.
+from the device (rows of each expert) it stops until the device is there; at a message too, where Megatron overlaps none
+(core 0.16.1 `p2p_communication.py:395`: `torch.cuda.synchronize()` where batch_p2p_comm and batch_p2p_sync).
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ from simcore.tile import AMOUNT, LAYER, OP, SLOT
 
 __all__ = ["Call", "Item", "Skeleton", "Track", "tracks"]
 
-_COMPUTE, _GATHER, _RECEIVE = int(Stream.COMPUTE), int(Stream.ALL_GATHER), int(Stream.RECEIVE)
+_COMPUTE, _GATHER, _SEND, _RECEIVE = map(int, (Stream.COMPUTE, Stream.ALL_GATHER, Stream.SEND, Stream.RECEIVE))
 _BESIDE = (_GATHER, int(Stream.REDUCE), int(Stream.ALL_REDUCE))
 """Streams of collectives that run beside kernels."""
 _PASS = np.array([{Phase.LOSS: Phase.FORWARD, Phase.RECOMPUTE: Phase.BACKWARD}.get(phase, phase) for phase in Phase])
@@ -68,13 +68,14 @@ class Call(NamedTuple):
 class Item(NamedTuple):
     """One thing on the compute stream: kernels up to a row, then maybe an in-line call or a wait for `wait_for`.
 
-    `stops_host`: the host waits until they are done.
+    `stops_host`: the host waits until they are done. `message`: the call between stages that is sent or arrives here.
     """
 
     row: int
     call: Call | None = None
     wait_for: int = -1
     stops_host: bool = False
+    message: int = -1
 
 
 @dataclass(frozen=True, eq=False)
@@ -93,8 +94,7 @@ class Skeleton:
     @cached_property
     def awaited(self) -> tuple[IntArray, IntArray]:
         """Items that wait for a call, and the number of the call."""
-        numbers = [item.call.number if item.call is not None else item.wait_for for item in self.items]
-        named = np.array(numbers, dtype=np.int64)
+        named = np.array([i.call.number if i.call is not None else i.wait_for for i in self.items], dtype=np.int64)
         return np.flatnonzero(named >= 0), named[named >= 0]
 
     @cached_property
@@ -107,8 +107,7 @@ class Skeleton:
 class Track:
     """A skeleton with lengths: ns of kernels of each item, of each call by number. `clock`: kernel ns by row.
 
-    `host_ns`: how long the host is busy with an item; `host_tail`: see [Note: the host]; `stops`: it stops at items
-    that say so.
+    `host_ns`: how long the host is busy with an item; `host_tail`, `stops`, `stops_at_messages`: [Note: the host].
     """
 
     skeleton: Skeleton
@@ -118,25 +117,25 @@ class Track:
     host_ns: tuple[int, ...]
     host_tail: tuple[int, ...]
     stops: bool
+    stops_at_messages: bool = False
 
     @property
     def item_clock(self) -> IntArray:
         """Kernel ns until each item's end."""
-        ends: IntArray = self.clock[np.minimum(self.skeleton.item_rows, len(self.clock) - 1)]
-        return ends
+        return np.asarray(self.clock[np.minimum(self.skeleton.item_rows, len(self.clock) - 1)])
 
 
 def tracks(program: Program, kernel_ns: IntArray, host_ns: IntArray, call_ns: Callable[[int, int], int],
-           contention: float, *, stops: bool, hidden: NDArray[np.float64] | None = None) -> Track:
+           contention: float, *, stops: bool, stops_at_messages: bool = False,
+           hidden: NDArray[np.float64] | None = None) -> Track:
     """Compile a program. `kernel_ns`, `host_ns`: per row, 0 where no kernel; `call_ns(comm, payload)` in nanoseconds.
 
     `contention`: of the time that kernels and a collective run together, the share by which the kernels take longer.
-    `stops`: the host waits where it must know the rows of each expert. `hidden`: of each distinct row (`beside.py`).
+    `stops`, `stops_at_messages`: [Note: the host]. `hidden`: of each distinct row (`beside.py`).
     """
     skeleton = _skeleton(program.outline)
     clock, at = np.cumsum(kernel_ns), program.places[skeleton.call_rows]
-    calls = program.distinct[at]
-    pairs = list(zip(calls[:, SLOT].tolist(), calls[:, AMOUNT].tolist(), strict=True))
+    pairs = list(zip(*program.distinct[at][:, [SLOT, AMOUNT]].T.tolist(), strict=True))
     lengths = {pair: call_ns(*pair) for pair in dict.fromkeys(pairs)}
     full = np.array([lengths[pair] for pair in pairs], dtype=np.int64)
     call_lengths = tuple((full if hidden is None else (full * (1.0 - hidden[at])).astype(np.int64)).tolist())
@@ -144,7 +143,7 @@ def tracks(program: Program, kernel_ns: IntArray, host_ns: IntArray, call_ns: Ca
     items += _slowed(skeleton, clock, call_lengths, [contention * (one[0] != "copy") for one in program.tables.comms])
     advance, tail = _hosted(skeleton.item_rows, clock, np.cumsum(host_ns))
     return Track(skeleton, tuple(items.tolist()), call_lengths, clock, tuple(advance.tolist()), tuple(tail.tolist()),
-                 stops)
+                 stops, stops_at_messages)
 
 
 def _slowed(skeleton: Skeleton, clock: IntArray, call_ns: Sequence[int], shares: Sequence[float]) -> IntArray:
@@ -259,7 +258,7 @@ class _Compiler:
             return
         number = self.open.pop(self._name(layer, handle, microbatch), None)
         if number is not None:
-            self.item(row, wait_for=number)
+            self.item(row, wait_for=number, message=number if handle in BORDER_HANDLES else -1)
             self.copies_out = handle in (FORWARD_GATHER, BACKWARD_GATHER)
 
     def copy(self, row: int) -> None:
@@ -280,6 +279,8 @@ class _Compiler:
             return
         self.calls.setdefault(made.stream, []).append(made)
         self.open[self._name(made.layer, made.handle, made.microbatch)] = made.number
+        if made.stream == _SEND:
+            self.item(made.row, message=made.number)
 
     def _name(self, layer: int, handle: int, microbatch: int) -> tuple[int, int, int]:
         """What a wait says of its call. A stage may have several microbatches on their way at one border."""
@@ -294,6 +295,6 @@ class _Compiler:
             self.item(call.row)
         return len(self.items) - 1
 
-    def item(self, row: int, call: Call | None = None, wait_for: int = -1) -> None:
-        self.items.append(Item(row, call, wait_for))
+    def item(self, row: int, call: Call | None = None, wait_for: int = -1, message: int = -1) -> None:
+        self.items.append(Item(row, call, wait_for, message=message))
         self.itemised = self.kernels

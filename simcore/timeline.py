@@ -113,7 +113,7 @@ class _Machine:
     def _compute(self, number: int, track: Track, done: _Dates[int], gates: _Dates[int]) -> Process:
         """Kernels one after another."""
         times, watched, known, now, host = self.times[number], track.skeleton.watched, done.known, 0, 0
-        for place, (ns, busy, tail, (_, call, wait_for, stops)) in enumerate(zip(
+        for place, (ns, busy, tail, (_, call, wait_for, stops, message)) in enumerate(zip(
                 track.item_ns, track.host_ns, track.host_tail, track.skeleton.items, strict=True)):
             before = now + ns
             issued = host + tail
@@ -136,6 +136,10 @@ class _Machine:
             times.item_ends.append(now)
             if place in watched:
                 gates.tell(place, now)
+            if message >= 0 and track.stops_at_messages:
+                if message not in known:
+                    yield done.news(message)
+                host = max(host, now, known[message])
 
     def _calls(self, number: int, calls: Sequence[Call], call_ns: Sequence[int], done: _Dates[int], gates: _Dates[int],
                shared: dict[int, _Link]) -> Process:

@@ -53,7 +53,7 @@ def test_a_fit_finds_what_made_the_times(fit_time: Any) -> None:
     true[:2] = 0.1, -0.15
     slopes = np.zeros((1000, len(names)))
     slopes[::2, 0], slopes[1::2, 1] = -0.8, -0.6
-    fit_time._CASES[:] = [fit_time.Case("g", "t", "h100", ("r",), 1.0, None, None)] * 1000
+    fit_time._CASES[:] = [fit_time.Case("g", "t", "h100", ("r",), 1.0, "step", None, None)] * 1000
     try:
         line = fit_time.Line(dict.fromkeys(names, 0.0), -slopes @ true, slopes)
         found = fit_time.solved(line, np.ones(1000))

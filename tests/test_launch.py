@@ -79,3 +79,33 @@ def test_what_the_host_does_with_its_own_memory_takes_its_bytes() -> None:
             there = rows[:1] + np.array([(0, 0, drives, 0, 0, 0)])
             assert launch_ns(HOST, there, none, none, libraries, (1e11, 2e11, 5e11)).tolist() == [ns]
     assert launch_ns(HOST, rows, none, none, Libraries(), (1e11, 2e11, 5e11)).tolist()[1] == int(HOST.operator.si * 1e9)
+
+
+def test_deterministic_algorithms_fill_what_a_module_allocates() -> None:
+    """Torch's own operators do not ask for an empty tensor."""
+    plain, filled = ns(module_calls=True), ns(module_calls=True, fills=True)
+    is_module = [time == int(HOST.module.si * 1e9) for time in plain]
+    assert sum(is_module) == 3
+    assert filled == pytest.approx(np.where(is_module, 1 + HOST.filling.si, 1) * plain, abs=1)
+    assert ns(fills=True) == ns()
+
+
+def test_a_copy_is_one_operator_of_torch_in_a_module_too() -> None:
+    rows = np.array([(Op.COMPUTE, 0, Kernel.COPY, 1, Module.ATTN, 1)])
+    at = np.zeros(1, dtype=np.int64)
+    found = launch_ns(HOST, rows, at, rows[:, 2], Libraries(module_calls=True), (1e12, 0.0, 0.0)).tolist()
+    assert found == of(HOST.operator.si)
+
+
+@pytest.mark.parametrize("waits", [True, False])
+def test_nobody_is_waited_for_in_the_call_of_a_message(waits: bool) -> None:
+    """What ranks lose by waiting for one another is in a collective's time; a host that stops loses it there.
+
+    It sends and receives in one batch.
+    """
+    rows = np.array([(Op.COLLECTIVE, 0, 0, 1, stream, 0) for stream in (Stream.SEND, Stream.RECEIVE, Stream.REDUCE)])
+    none = np.zeros(0, dtype=np.int64)
+    found = launch_ns(HOST, rows, none, none, Libraries(module_calls=True, waits_for_messages=waits), (1e12, 0.0, 0.0))
+    collective = HOST.collective.si
+    sent, received = (0.0, HOST.module.si) if waits else (collective, collective)
+    assert found.tolist() == of(sent, received, collective)

@@ -8,11 +8,14 @@ import numpy as np
 import pytest
 
 import small
+from simcore.efficiency import load_efficiency
 from simcore.flows.flat import rank_buffers
 from simcore.frameworks._megatron_layerwise import _deal, _pack
+from simcore.libraries import Libraries
 from simcore.outline import Phase
 from simcore.scenario import Scenario
 from simcore.simulate import place, simulate
+from simcore.streams import Track, tracks
 from simcore.tape import HIDDEN, Op
 from simcore.tile import AMOUNT, LAYER, OP, SLOT
 
@@ -1121,3 +1124,40 @@ def test_a_hybrid_predicts_further_tokens_in_the_main_branch() -> None:
     assert peaks[0].allocated_bytes > peaks[1].allocated_bytes
     staged = small.scenario("megatron", {"pp": 2}, model=LIGHT, pipeline={"layers": [3, 2]}).model_copy(update=later)
     assert "runs several times, with stages" in simulate(staged).problems[0].message
+
+
+def _libraries(mesh: dict[str, int], **given: Any) -> Libraries:
+    return small.prepared("megatron", mesh, **given)[1].libraries
+
+
+def test_the_host_waits_for_messages_unless_they_overlap() -> None:
+    """Bridge 0.3.1 `training/comm_overlap.py`: batched and waited for, but with virtual stages."""
+    assert not _libraries({}, model=DEEP).waits_for_messages
+    assert _libraries({"pp": 2}, model=DEEP).waits_for_messages
+    assert not _libraries({"pp": 2}, model=DEEP, microbatches=4, pipeline={"virtual_stages": 2}).waits_for_messages
+
+
+def test_a_host_that_waits_for_messages_makes_the_bubble_longer(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A small model runs at the pace of its host, which would else issue ahead of what has not arrived.
+
+    Stages are not quite equal, so that three of four times its own work is not met to the digit.
+    """
+    def spent() -> tuple[float, float]:
+        found = simulate(small.scenario("megatron", {"pp": 4}, model=DEEP, microbatches=4)).time
+        assert found is not None
+        work = found.parts["host"] - load_efficiency("h100").host.step.si
+        return found.parts["bubble"] / work, found.step_s
+
+    def at_once(*given: Any, stops_at_messages: bool, **more: Any) -> Track:
+        assert stops_at_messages
+        return tracks(*given, **more)
+
+    bubble, step_s = spent()
+    assert bubble == pytest.approx(3 / 4, abs=0.2)
+    monkeypatch.setattr("simcore.clocked.tracks", at_once)
+    assert spent()[1] < step_s
+
+
+def test_deterministic_mode_slows_the_host() -> None:
+    assert _libraries({}, options={"deterministic_mode": True}).fills
+    assert not _libraries({}).fills

@@ -5,6 +5,7 @@ from __future__ import annotations
 import numpy as np
 
 import small
+from simcore.edges import BORDER_HANDLES
 from simcore.outline import BACKWARD_GATHER, Builder, Phase, Tables
 from simcore.rows import HOST_STOPS
 from simcore.streams import Track, tracks
@@ -193,3 +194,17 @@ def test_what_waits_for_a_collective_does_not_run_beside_it() -> None:
         out.wait(0, GATHER)
         out.compute(Kernel.GEMM, 0, 100)
     assert sum(track(out, contention=0.5).item_ns) == 210 + 5
+
+
+def test_messages_are_items_of_their_own() -> None:
+    """One where a message from another stage has arrived, one where a message is sent."""
+    out = builder()
+    border = out.tables.comm("send_recv", "pp", "bf16")
+    out.collective(0, border, 5, Stream.RECEIVE, BORDER_HANDLES[0])
+    out.wait(0, BORDER_HANDLES[0])
+    out.compute(Kernel.GEMM, 0, 10)
+    out.collective(0, border, 5, Stream.SEND, BORDER_HANDLES[1])
+    out.compute(Kernel.GEMM, 0, 10)
+    made = track(out)
+    assert [(ns, item.message) for ns, item in zip(made.item_ns, made.skeleton.items, strict=True)] == [
+        (0, 0), (10, -1), (0, 1), (10, -1)]

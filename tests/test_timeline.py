@@ -184,3 +184,26 @@ def test_a_host_that_stops_starts_again_from_the_device() -> None:
     """It issues the second kernel 1 ns after the first is done."""
     (times,) = run([hosted((1, 1), (11, 11), stops=True)], Wires())
     assert (times.item_ends, times.idle_at) == ([11, 22], [1, 1])
+
+
+@pytest.mark.parametrize(("stops", "ends"), [(False, [10, 20]), (True, [10, 31])])
+def test_a_host_that_waits_for_messages_issues_nothing_until_one_is_sent(stops: bool, ends: list[int]) -> None:
+    """Sent 10 ns after the first kernel; the second is issued 1 ns later, or at once."""
+    sent, length = call(0, 10, Stream.SEND, gate=0)
+    nothing = np.zeros(0, dtype=np.int64)
+    items = (Item(0), Item(0, message=0), Item(1))
+    made = Track(Skeleton(items, {int(Stream.SEND): (sent,)}, nothing), (10, 0, 10), (length,), nothing, (0, 0, 1),
+                 (0, 0, 11), stops=True, stops_at_messages=stops)
+    [times] = run([made], Wires())
+    assert [times.item_ends[0], times.item_ends[2]] == ends
+
+
+def test_a_host_that_waits_for_messages_goes_on_when_one_has_arrived() -> None:
+    sender = track([item(30)], {Stream.SEND: [call(0, 5, Stream.SEND, gate=0, layer=3)]})
+    received, length = call(0, 5, Stream.RECEIVE, layer=3)
+    nothing = np.zeros(0, dtype=np.int64)
+    items = (Item(0, wait_for=0, message=0), Item(1))
+    receiver = Track(Skeleton(items, {int(Stream.RECEIVE): (received,)}, nothing), (1, 10), (length,), nothing, (0, 4),
+                     (0, 14), stops=True, stops_at_messages=True)
+    _, times = run([sender, receiver], Wires())
+    assert times.item_ends == [35, 49]

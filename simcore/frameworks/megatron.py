@@ -254,7 +254,8 @@ def _libraries(job: Job, options: dict[str, object], fp8: Fp8 | None) -> Librari
         user_buffer_bytes=user_buffer_bytes(fp8) if options.get("tp_comm_overlap") else 0,
         dispatcher=str(options.get("moe_flex_dispatcher_backend", "deepep")) if flex else "nccl",
         attention="attention", module_calls=True, launches_each=not _fuses_experts(job, options),
-        graphs=graphs_of(job, options),
+        graphs=graphs_of(job, options), fills=options.get("deterministic_mode") is True,
+        waits_for_messages=job.mesh.pp > 1 and schedule(job, options).num_chunks == 1,
         overlapped=_overlapped(options), shared_beside=options.get("moe_shared_expert_overlap") is True)
 
 

@@ -8,8 +8,7 @@ Comes in: the rows of `measured/*.jsonl` that have a step time and an answer. Go
 
 How: a number is what was known before (`fit_priors.py`) times a few factors that it shares with its like, a factor is
 looked for around 1 with a spread, by Gauss-Newton steps on the logarithm of simulated over measured time. A
-configuration counts once whatever the number of its releases, one of Megatron-LM's tests a fifth; rows that are far
-off count less (Cauchy).
+configuration counts once whatever the number of its releases; rows that are far off count less (Cauchy).
 """
 
 from __future__ import annotations
@@ -34,7 +33,6 @@ from ruamel.yaml import YAML
 
 from simcore.efficiency import Efficiency, load_efficiency
 from simcore.measured import Measured, layout_of, read_measured
-from simcore.timing import GOLDEN
 
 HERE = Path(__file__).resolve().parent
 FILES = HERE.parents[1] / "topologies" / "efficiency"
@@ -42,7 +40,6 @@ engine = importlib.import_module("simcore.simulate")
 NUMBERS = [number for number in EVERY if (FILES / f"{number.file}.yaml").exists()]
 SPREAD = 0.06
 """Of the logarithm of an error: rows that are off by more count less. Releases of one configuration drift as much."""
-GOLDEN_WEIGHT = 0.2
 STEP = 0.04
 ROUNDS = 4
 
@@ -51,7 +48,7 @@ ROUNDS = 4
 class Case:
     """One configuration: its measured seconds (the median of its releases) and its programs, which stay.
 
-    `short`: of a step with fewer microbatches; slopes are taken there.
+    `timed`: what was measured, a row's word. `short`: of a step with fewer microbatches; slopes are taken there.
     """
 
     group: str
@@ -59,26 +56,24 @@ class Case:
     file: str
     rows: tuple[str, ...]
     measured_s: float
+    timed: str
     parts: Any = field(repr=False)
     short: Any = field(repr=False)
 
-    @property
-    def weight(self) -> float:
-        return GOLDEN_WEIGHT if self.group.startswith(GOLDEN) else 1.0
-
     def log_error(self, efficiency: Efficiency) -> float:
-        return _log_time(self.parts, efficiency) - math.log(self.measured_s)
+        return self._log_time(self.parts, efficiency) - math.log(self.measured_s)
 
     def slopes(self, point: Point) -> dict[str, float]:
-        here = _log_time(self.short, efficiency_at(self.file, point))
+        here = self._log_time(self.short, efficiency_at(self.file, point))
         beside = {name: {**point, name: point[name] + STEP} for name in factors_of(self.file)}
-        return {name: (_log_time(self.short, efficiency_at(self.file, at)) - here) / STEP
+        return {name: (self._log_time(self.short, efficiency_at(self.file, at)) - here) / STEP
                 for name, at in beside.items()}
 
-
-def _log_time(parts: Any, efficiency: Efficiency) -> float:
-    parts.routes.topology = parts.routes.topology.model_copy(update={"efficiency": efficiency})
-    return math.log(engine._clock(parts).step_ns * 1e-9)
+    def _log_time(self, parts: Any, efficiency: Efficiency) -> float:
+        parts.routes.topology = parts.routes.topology.model_copy(update={"efficiency": efficiency})
+        clocked = engine._clock(parts)
+        left_ns = clocked.phase_ns["optimizer"] if self.timed == "forward_backward" else 0
+        return math.log((clocked.step_ns - left_ns) * 1e-9)
 
 
 def cases() -> list[Case]:
@@ -99,8 +94,8 @@ def _case(rows: Sequence[Measured]) -> Case | None:
         return None
     topology = parts.topology
     measured = statistics.median(one.row.step_s for one in rows if one.row.step_s)
-    return Case(row.group, topology.name, topology.efficiency.name, tuple(r.row.id for r in rows), measured, parts,
-                _prepared(_shortened(entry.scenario)) or parts)
+    return Case(row.group, topology.name, topology.efficiency.name, tuple(r.row.id for r in rows), measured, row.timed,
+                parts, _prepared(_shortened(entry.scenario)) or parts)
 
 
 def _shortened(scenario: Any) -> Any:
@@ -198,11 +193,10 @@ def solved(line: Line, used: np.ndarray) -> Point:
     names = list(FACTORS)
     start = np.array([line.point[name] for name in names])
     spreads = np.array([FACTORS[name] for name in names])
-    weights = np.array([case.weight for case in _CASES]) * used
     at = start.copy()
     for _ in range(40):
         errors = line.errors + line.slopes @ (at - start)
-        robust = weights / (SPREAD**2 + errors**2)
+        robust = used / (SPREAD**2 + errors**2)
         left = line.slopes.T @ (robust[:, None] * line.slopes) + np.diag(spreads**-2)
         at = np.linalg.solve(left, line.slopes.T @ (robust * (line.slopes @ start - line.errors)))
     return dict(zip(names, np.clip(at, start - 0.7, start + 0.7).tolist(), strict=True))
@@ -210,9 +204,8 @@ def solved(line: Line, used: np.ndarray) -> Point:
 
 def objective(errors: np.ndarray, point: Point) -> float:
     """What `solved` makes small."""
-    weights = np.array([case.weight for case in _CASES])
     known = sum((point[name] / spread)**2 for name, spread in FACTORS.items())
-    return float(weights @ np.log(SPREAD**2 + errors**2)) + known
+    return float(np.log(SPREAD**2 + errors**2).sum()) + known
 
 
 def searched(pool: Any, line: Line, goal: Point) -> Point:
@@ -285,7 +278,7 @@ def _without(pool: Any, line: Line, keys: Sequence[str], name: str) -> dict[str,
 def report_of(line: Line) -> dict[str, Any]:
     """Each factor: how far it is from what was thought, and the groups of rows that say so."""
     names = list(FACTORS)
-    weights = np.array([case.weight for case in _CASES]) / (SPREAD**2 + line.errors**2)
+    weights = 1.0 / (SPREAD**2 + line.errors**2)
     left = line.slopes.T @ (weights[:, None] * line.slopes)
     spread = np.sqrt(np.diag(np.linalg.inv(left + np.diag([FACTORS[name] ** -2 for name in names]))))
     told: dict[str, Any] = {}
