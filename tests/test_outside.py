@@ -55,9 +55,9 @@ def test_every_communicator_counts_and_the_world_too() -> None:
 
 
 def test_sends_connect_every_pair_in_a_node() -> None:
-    """Experts on 4 ranks: 3 peers; stages: 1 neighbour of 2, 2 of 4 or more."""
+    """Experts on 4 ranks: 3 peers, and a ring for their counts; stages: 1 neighbour of 2, 2 of 4 or more."""
     experts = simulated("megatron", {"dp_shard": 4, "ep": 4, "etp": 1})
-    assert held(experts)["nccl"] == 392 * MIB + 3 * PAIR
+    assert held(experts)["nccl"] == 2 * 392 * MIB + 3 * PAIR
     stages = [held(simulated("megatron", {"pp": pp}, model="llama-tiny"))["nccl"] for pp in (2, 4)]
     assert [size % PAIR for size in stages] == [342 * MIB, 392 * MIB]
     assert [size // PAIR for size in stages] == [1, 2]
