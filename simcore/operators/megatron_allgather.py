@@ -80,7 +80,7 @@ def _permuted(c: Context, x: Tensor, rows: int) -> Tensor:
 
     places = c.new(rows, 1, "dispatcher.places", "int64", _HELD)
     if ranks > 1:
-        c.tape.collective("all_gather", _axis(c), x.nbytes * ranks, c.dtype)
+        c.tape.collective("all_gather", c.expert_axis, x.nbytes * ranks, c.dtype)
     out = c.new(rows, h, "permuted")
     if not c.fuses_permutation:
         c.tape.stop()
@@ -119,11 +119,6 @@ def reduce_tokens(c: Context, x: Tensor) -> Tensor:
     return out
 
 
-def _axis(c: Context) -> str:
-    """One group in upstream: expert tensor and expert parallel ranks together."""
-    return c.run.ep_axis if c.run.ep > 1 else "etp"
-
-
 def _over_ranks(c: Context, collective: str, tensor: Tensor) -> None:
     if c.run.ep * c.run.etp > 1:
-        c.send(collective, _axis(c), tensor)
+        c.send(collective, c.expert_axis, tensor)

@@ -90,6 +90,11 @@ class Context:
         """Whether TE permutes (moe_permute_fusion); else torch selects rows by their places."""
         return dict(self.run.options).get("moe_permute_fusion", "true") == "true"
 
+    @property
+    def expert_axis(self) -> str:
+        """One group in upstream: expert tensor and expert parallel ranks together."""
+        return self.run.ep_axis if self.run.ep > 1 else "etp"
+
     def permutation(self, moved_bytes: int, operators: int = 0) -> None:
         """Copies of tokens into another order. `operators`: of torch, where nothing fuses them."""
         self.tape.compute(Kernel.PERMUTE, 0, moved_bytes, 0 if self.fuses_permutation else operators)

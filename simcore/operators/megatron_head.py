@@ -21,6 +21,7 @@ read and written; the sum) and 3 in backward; fused 5 and 4 (a copy, and the gra
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from typing import Final
 
 from simcore.errors import NotYet, Problem
@@ -32,10 +33,27 @@ from simcore.tape import Kernel, Param, Storage, Tape, Tensor
 
 __all__ = ["TIED_GRAD", "Backward", "embedding", "head", "loss"]
 
-_UNFUSED_FORWARD: Final = 18
+@dataclass(frozen=True, slots=True)
+class _Native:
+    """One of core's own heads.
+
+    `passes` over the fp32 softmax in forward; `operators` of torch in forward and backward, none where the passes are
+    compiled; `sums`: bytes a token of each all-reduce over the vocabulary's parts.
+    """
+
+    passes: int
+    operators: tuple[int, int]
+    sums: tuple[int, ...]
+
+
+_UNFUSED: Final = _Native(9, (18, 8), (4, 4, 4))
 """Operators of torch in `cross_entropy.py`: a cast, the maximum, a difference; six for the target's place and its mask,
-four for the logit there; exponentials, their sum, its logarithm, the loss, a quotient."""
-_UNFUSED_BACKWARD: Final = 8
+four for the logit there; exponentials, their sum, its logarithm, the loss, a quotient. Maxima, target logits and sums
+of exponentials are reduced one by one."""
+_UNFUSED_FP32: Final = _Native(8, (17, 7), (4, 4, 4))
+"""Nothing is cast."""
+_FUSED: Final = _Native(5, (0, 0), (4, 8))
+"""Target logits and sums of exponentials go together."""
 TIED_GRAD: Final = "tied.grad"
 """Who a tied head's gradient is until the embedding's is there."""
 TIED_HEAD: Final = 1 << 30
@@ -207,15 +225,15 @@ def _unfused(c: Context, logits: Tensor) -> Tensor:
     """`tensor_parallel/cross_entropy.py`: `float()`, then everything in place, in backward too."""
     rows, vocab = logits.shape
     if logits.dtype == "fp32":
-        _sums(c, rows, apart=True)
-        return _in_place(c, logits, 8, Kernel.ELEMENTWISE, _UNFUSED_FORWARD - 1)
+        _sum(c, rows, _UNFUSED_FP32)
+        return _in_place(c, logits, _UNFUSED_FP32.passes, Kernel.ELEMENTWISE, _UNFUSED_FP32.operators)
 
     def back(_tape: Tape, _grads: Grads, saved: Saved) -> list[Tensor | None]:
         grad = c.new(rows, vocab, "grad_logits")  # the engine's cast (`engine.cpp`, validate_outputs)
-        c.tape.compute(Kernel.ELEMENTWISE, rows * vocab, 3 * saved[0].nbytes + grad.nbytes, _UNFUSED_BACKWARD)
+        c.tape.compute(Kernel.ELEMENTWISE, rows * vocab, 3 * saved[0].nbytes + grad.nbytes, _UNFUSED.operators[1])
         return [grad]
 
-    return _softmax_kept(c, logits, back, 9, _UNFUSED_FORWARD)
+    return _softmax_kept(c, logits, back, _UNFUSED)
 
 
 def _native(c: Context, logits: Tensor) -> Tensor:
@@ -228,24 +246,24 @@ def _native(c: Context, logits: Tensor) -> Tensor:
         del clone
         return [grad]
 
-    return _softmax_kept(c, logits, back, 5, 0)
+    return _softmax_kept(c, logits, back, _FUSED)
 
 
-def _softmax_kept(c: Context, logits: Tensor, back: Backward, passes: int, operators: int) -> Tensor:
-    """Forward of both native heads: the softmax, the target's place in it, the loss. `passes` over the softmax."""
+def _softmax_kept(c: Context, logits: Tensor, back: Backward, native: _Native) -> Tensor:
+    """Forward of both native heads: the softmax, the target's place in it, the loss."""
     rows, vocab = logits.shape
     softmax = c.new(rows, vocab, "softmax", "fp32")
-    _sums(c, rows, apart=operators > 0)
+    _sum(c, rows, native)
     mask, target = c.new(rows, 1, "target_mask", "uint8"), c.new(rows, 1, "masked_target", "int64")
     out = c.new(rows, 1, "loss", "fp32")
-    c.tape.compute(Kernel.ELEMENTWISE, 4 * rows * vocab, logits.nbytes + passes * softmax.nbytes, operators)
+    c.tape.compute(Kernel.ELEMENTWISE, 4 * rows * vocab, logits.nbytes + native.passes * softmax.nbytes,
+                   native.operators[0])
     c.node(out, (logits,), (softmax, mask, target), back)
     return out
 
 
-def _sums(c: Context, rows: int, *, apart: bool) -> None:
-    """Over the vocabulary's parts: maxima, then target logits and sums of exponentials, fused in one all-reduce."""
-    for size in () if c.run.tp == 1 else (4, 4, 4) if apart else (4, 8):
+def _sum(c: Context, rows: int, native: _Native) -> None:
+    for size in native.sums if c.run.tp > 1 else ():
         c.tape.collective("all_reduce", "tp", size * rows, "fp32")
 
 
@@ -275,7 +293,8 @@ def _te_inplace(c: Context, logits: Tensor) -> Tensor:
     return _in_place(c, logits, 3)
 
 
-def _in_place(c: Context, logits: Tensor, passes: int, kernel: Kernel = Kernel.LOSS, operators: int = 0) -> Tensor:
+def _in_place(c: Context, logits: Tensor, passes: int, kernel: Kernel = Kernel.LOSS,
+              operators: tuple[int, int] = (0, 0)) -> Tensor:
     """The logits become what backward needs, and the gradient. `passes` over them in forward."""
     rows, vocab = logits.shape
 
@@ -285,10 +304,10 @@ def _in_place(c: Context, logits: Tensor, passes: int, kernel: Kernel = Kernel.L
         storage.__del__()  # the same bytes change their name: they are the gradient from here on
         storage.num_bytes = 0
         grad = c.new(rows, vocab, "grad_logits")
-        c.tape.compute(kernel, rows * vocab, 2 * grad.nbytes, operators and _UNFUSED_BACKWARD - 1)
+        c.tape.compute(kernel, rows * vocab, 2 * grad.nbytes, operators[1])
         return [grad]
 
     out = c.new(rows, 1, "loss", "fp32")
-    c.tape.compute(kernel, 4 * rows * vocab, passes * logits.nbytes, operators)
+    c.tape.compute(kernel, 4 * rows * vocab, passes * logits.nbytes, operators[0])
     c.node(out, (logits,), (logits,), back)
     return out

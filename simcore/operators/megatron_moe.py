@@ -252,8 +252,7 @@ def _gather_counts(c: Context, block: Moe) -> None:
     """How many tokens every rank has for each expert, in int64 (`token_dispatcher.py:538`, preprocess)."""
     ranks = c.run.ep * c.run.etp
     if ranks > 1:
-        axis = c.run.ep_axis if c.run.ep > 1 else "etp"
-        c.tape.collective("all_gather", axis, 8 * block.num_experts * ranks, "int64")
+        c.tape.collective("all_gather", c.expert_axis, 8 * block.num_experts * ranks, "int64")
 
 
 def _permute(c: Context, block: Moe, rows: Rows, x: Tensor, probs: Tensor) -> tuple[Tensor, Tensor]:
