@@ -131,6 +131,9 @@ def _kernels(program: Program, topology: Topology, framework: Framework) -> Kern
     if framework.libraries.eager:
         kinds[kinds == Kernel.ELEMENTWISE] = KERNELS.index("elementwise_eager")
     flops, moved = rows[:, AMOUNT], rows[:, AUX]
+    if framework.libraries.fused < 1.0:
+        fusible = (rows[:, SLOT] == Kernel.ELEMENTWISE) & (shapes_in(rows[:, STREAM]) == 0)
+        moved = np.where(fusible, moved * framework.libraries.fused, moved).astype(np.int64)
     worked = worked_flops(topology.device, kinds, flops, dtypes, shapes_in(rows[:, STREAM]))
     busy = busy_ns(topology.device, topology.efficiency, kinds, worked, moved, dtypes)
     return Kernels(at, kinds, dtypes, added_ns(topology.efficiency, *busy), flops, moved, *busy)

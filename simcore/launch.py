@@ -26,7 +26,9 @@ _PERMUTE: Final = KERNELS.index("permute")
 _CONV, _COPY = KERNELS.index("conv"), KERNELS.index("copy")
 _GROUPED: Final = KERNELS.index("grouped_gemm")
 _SEND, _RECEIVE = int(Stream.SEND), int(Stream.RECEIVE)
-_OF_OPERATORS: Final = [KERNELS.index(name) for name in ("elementwise", "mamba_scan")]
+_COUNTED: Final = tuple(KERNELS.index(name) for name in
+                        ("elementwise", "elementwise_eager", "mamba_scan", "copy", "norm"))
+"""Whose shape is a number of operators."""
 _MODULE_OF: Final = {module.name.lower(): int(module) for module in Module}
 
 
@@ -67,9 +69,11 @@ def _kernel_s(host: Host, rows: IntArray, kernels: IntArray, libraries: Librarie
         if libraries.launches_each:
             grouped = kernels == _GROUPED
             found[grouped] += np.maximum(groups_in(rows[grouped, STREAM]) - 1, 0) * host.operator.si
+    for kernel, module in libraries.te_calls:
+        found[(kernels == KERNELS.index(kernel)) & (module_of(rows[:, STREAM]) == _MODULE_OF[module])] = host.module.si
     found[kernels == _COPY] = host.operator.si
     found[kernels == _CONV] = 0.0
-    some = np.isin(kernels, _OF_OPERATORS)
+    some = np.isin(kernels, _COUNTED if libraries.module_calls else (*_COUNTED, _PERMUTE))
     operators = shapes_in(rows[some, STREAM])
     found[some] = np.where(operators > 0, operators * host.operator.si, found[some])
     return found

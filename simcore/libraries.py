@@ -22,11 +22,13 @@ class Libraries:
 
     Of time: `attention`: the class of kernel ("attention": cuDNN's and flash-attention 3, "attention_flash2",
     "attention_triton", "attention_efficient"); `eager`: torch's own operators run one by one, nothing compiles them;
-    `module_calls`: kernels are those of whole modules, not of single operators of torch; `launches_each`: a group's
-    products are calls of cuBLAS, one each (TransformerEngine 2.18 `common/gemm/cublaslt_gemm.cu`,
-    multi_stream_cublas_gemm), and not one kernel; `graphs`: modules of layers (`rows.Module`, in small letters) that
-    lie in CUDA graphs, or FULL_ITERATION: forward and backward of the step; `fills`: torch's deterministic algorithms
-    are on, and each `empty` of a module launches a kernel that fills it (torch 2.13 `utils/deterministic.py`,
+    `fused`: of the bytes of pointwise kernels that a compiler may join, the share that the joined ones move;
+    `module_calls`: kernels are those of whole modules, not of single operators of torch; `te_calls`: kernels that
+    are such calls where all else are operators, as (kernel, `rows.Module` in small letters);
+    `launches_each`: a group's products are calls of cuBLAS, one each (TransformerEngine 2.18
+    `common/gemm/cublaslt_gemm.cu`, multi_stream_cublas_gemm), and not one kernel; `graphs`: modules that lie in CUDA
+    graphs, or FULL_ITERATION: forward and backward of the step; `fills`: torch's deterministic algorithms are on, and
+    each `empty` of a module launches a kernel that fills it (torch 2.13 `utils/deterministic.py`,
     fill_uninitialized_memory; operators of torch fill nothing of their own); `waits_for_messages`: between stages the
     host sends and receives, and goes on when the device is there; `overlapped`: axes whose collectives inside a layer
     run beside kernels of the same layer or of another microbatch; `shared_beside`: the kernels of a shared expert
@@ -43,7 +45,9 @@ class Libraries:
     dispatcher: str = "nccl"
     attention: str = "attention_flash2"
     eager: bool = False
+    fused: float = 1.0
     module_calls: bool = False
+    te_calls: tuple[tuple[str, str], ...] = ()
     launches_each: bool = False
     graphs: tuple[str, ...] = ()
     fills: bool = False

@@ -1,8 +1,7 @@
 """An outline: a step of one rank without what happens inside layers. It does not know the workload.
 
 Which tiles are laid where, and the rows between them that a framework's flow writes, follow from the placement, the
-schedule and which gradients exist. Scenarios that differ in length, batch or hardware share an outline; a `Program` is
-an outline with its tiles filled in.
+schedule and which gradients exist. Scenarios of other lengths, batches or hardware share it; a `Program` fills it in.
 """
 
 from __future__ import annotations
@@ -16,6 +15,7 @@ from typing import NamedTuple
 import numpy as np
 
 from simcore.mesh import IntArray
+from simcore.product import MODULE_BITS
 from simcore.tape import Op, Stream
 from simcore.tile import AMOUNT, OP, SLOT, STREAM, Tile, posted_bytes
 
@@ -263,9 +263,9 @@ class Builder:
         """A hook is passed (of a unit, if it is one's)."""
         self._loose += (6, 0, hook, unit, 0, 0)
 
-    def compute(self, kernel: int, flops: int, moved_bytes: int) -> None:
-        """A kernel on the compute stream."""
-        self._loose += (2, 0, kernel, flops, 0, moved_bytes)
+    def compute(self, kernel: int, flops: int, moved_bytes: int, operators: int = 0) -> None:
+        """A kernel on the compute stream; `operators`: of torch, that its host takes, if not what its kind does."""
+        self._loose += (2, 0, kernel, flops, operators << MODULE_BITS, moved_bytes)
 
     def collective(self, layer: int, comm: int, payload: int, stream: Stream, handle: int) -> None:
         """A collective that the host does not wait for; (layer, handle) names it."""

@@ -1,8 +1,9 @@
 """The shape of a matrix product, or of attention, in one number, beside the module in column STREAM of a kernel's row.
 
 What it is for stands in `waves.py` and `exponentials.py`: how long they take depends on more than their FLOPs. With the
-FLOPs, of two a multiply-add, two sides and the number of products tell the third side. Of elementwise kernels in
-frameworks whose rows are whole modules it is how many operators of torch a row stands for, see `launch.py`.
+FLOPs, of two a multiply-add, two sides and the number of products tell the third side. Of pointwise kernels, norms,
+copies, scans and permutations it is how many operators of torch a row stands for, see `launch.py`; a pointwise kernel
+that says one is one whatever compiles.
 """
 
 from __future__ import annotations

@@ -177,6 +177,7 @@ class Recorder:
     """Rows in the making. `slots` and `comms` are shared tables: row number -> what it is.
 
     `casts`: tensors by parameter that autocast keeps until its region ends. `graph`: attributes of its nodes.
+    `is_alone`: no compiler joins the pointwise kernels that come now.
     """
 
     def __init__(self, slots: dict[tuple[str, str], int], comms: dict[tuple[str, str, str], int]) -> None:
@@ -187,6 +188,7 @@ class Recorder:
         self.phase = "forward"
         self.scope = ""
         self.module = 0
+        self.is_alone = False
 
     def slot(self, name: str, category: str) -> int:
         """The row of an owner in the shared table."""
@@ -194,7 +196,13 @@ class Recorder:
 
     def compute(self, kernel: Kernel, flops: int, moved_bytes: int, shape: int = 0) -> None:
         """One kernel on the compute stream; its shape, if it has one (`product`)."""
+        if self.is_alone and kernel == Kernel.ELEMENTWISE:
+            shape = shape or 1
         self.rows.append((_COMPUTE, 0, kernel, flops, self.module | shape << MODULE_BITS, moved_bytes))
+
+    def python(self, operators: int) -> None:
+        """The host is busy for as long as so many operators of torch; nothing runs on the device."""
+        self.compute(Kernel.ELEMENTWISE, 0, 0, operators)
 
     def collective(self, collective: str, axis: str, payload: int, dtype: str) -> None:
         """A collective that the layer itself calls and waits for (token dispatch, tensor parallelism)."""

@@ -310,3 +310,15 @@ def test_whoever_replays_transformers_layers_over_a_frozen_base_needs_a_gradient
         _, table = small.prepared("automodel", model="llama-tiny", method="lora", implementation="hf",
                                   recompute=recompute)
         assert (("embeddings", "require_grad") in table.options) == wanted
+
+
+@pytest.mark.parametrize(("version", "holders"), [("auto", True), ("0.4.0", False), ("0.3.0", False)])
+def test_older_releases_keep_all_parameters_of_a_layer_together(version: str, holders: bool) -> None:
+    """`_fp32_params` came with 4bdfc405c; before, A_log and its like have the type of all others."""
+    mesh = {"dp_shard": 2, "ep": 2}
+    _, table = small.prepared("automodel", mesh, version=version)
+    assert any(unit.name.endswith("_fp32_params") for unit in table.units) is holders
+    plan = small.plan_of("automodel", mesh, version=version)
+    stored = {placed.life.rest.dtype for kind in plan.kinds for placed in kind if placed.spec.name.endswith("A_log")}
+    assert stored == {"fp32" if holders else "bf16"}
+    assert _ran(mesh, version=version).status == "ok"

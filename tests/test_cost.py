@@ -67,7 +67,12 @@ def test_a_norm_runs_at_its_share_of_the_memory_bandwidth() -> None:
 
 def test_no_kernel_is_shorter_than_the_shortest() -> None:
     every = np.arange(len(KERNELS))
-    assert (kernel_ns(H100, every, 0, 0, BF16) == H100.efficiency.shortest.si * 1e9).all()
+    assert (kernel_ns(H100, every, 0, 1, BF16) == H100.efficiency.shortest.si * 1e9).all()
+
+
+def test_a_row_of_the_host_alone_takes_no_time_of_the_device() -> None:
+    every = np.arange(len(KERNELS))
+    assert (kernel_ns(H100, every, 0, 0, BF16) == 0).all()
 
 
 def test_fp8_is_refused_where_there_is_none() -> None:
@@ -90,7 +95,8 @@ def test_fp8_runs_at_its_share_of_twice_the_peak() -> None:
 def test_kernels_never_get_faster_with_more_work(kernel: int, flops: int, size: int, more: int) -> None:
     base, worked, moved = kernel_ns(H100, [kernel] * 3, [flops, flops + more, flops], [size, size, size + more],
                                      [BF16] * 3)
-    assert 0 < base <= min(worked, moved)
+    assert (base > 0) == (flops + size > 0)
+    assert base <= min(worked, moved)
 
 
 def test_kernels_of_a_column_cost_what_each_costs_alone() -> None:

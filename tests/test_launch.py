@@ -109,3 +109,30 @@ def test_nobody_is_waited_for_in_the_call_of_a_message(waits: bool) -> None:
     collective = HOST.collective.si
     sent, received = (0.0, HOST.module.si) if waits else (collective, collective)
     assert found.tolist() == of(sent, received, collective)
+
+
+def test_a_copy_or_a_norm_is_as_many_operators_as_it_says() -> None:
+    """Hooks of FSDP2 around a copy, Python of a layer with its first norm."""
+    kernels = [Kernel.COPY, Kernel.COPY, Kernel.NORM, Kernel.NORM]
+    rows = np.array([(Op.COMPUTE, 0, kernel, 0, count << MODULE_BITS, 1)
+                     for kernel, count in zip(kernels, (0, 70, 0, 44), strict=True)])
+    found = launch_ns(HOST, rows, np.arange(4), rows[:, 2], Libraries(), (1e12, 0.0, 0.0)).tolist()
+    assert found == of(*(count * HOST.operator.si for count in (1, 70, 1, 44)))
+
+
+def test_a_permutation_has_a_number_of_its_own_under_megatron_alone() -> None:
+    rows = np.array([(Op.COMPUTE, 0, Kernel.PERMUTE, 0, 8 << MODULE_BITS, 1)])
+    found = [launch_ns(HOST, rows, np.arange(1), rows[:, 2], Libraries(module_calls=calls), (1e12, 0.0, 0.0)).tolist()
+             for calls in (True, False)]
+    assert found == [of(HOST.permutation.si + 8 * HOST.operator.si), of(8 * HOST.operator.si)]
+
+
+def test_products_and_attention_of_transformer_engine_are_calls_of_modules() -> None:
+    """Those that are named, of the modules that are named with them."""
+    cases = [(Kernel.GEMM, Module.ATTN), (Kernel.ATTENTION, Module.ATTN), (Kernel.ELEMENTWISE, Module.ATTN),
+             (Kernel.GEMM, Module.NONE)]
+    rows = np.array([(Op.COMPUTE, 0, kernel, 1, module, 1) for kernel, module in cases])
+    calls = (("gemm", "attn"), ("attention", "attn"), ("gemm", "mlp"))
+    found = launch_ns(HOST, rows, np.arange(4), rows[:, 2], Libraries(te_calls=calls), (1e12, 0.0, 0.0))
+    module, operator = HOST.module.si, HOST.operator.si
+    assert found.tolist() == of(module, module, operator, operator)

@@ -10,13 +10,16 @@ import numpy as np
 import pytest
 
 import small
-from simcore.operators.ssd import BACKWARD_OPERATORS, FORWARD_OPERATORS
+from simcore.operators.counted import NONE, Operators
+from simcore.operators.ssd import BACKWARD_OPERATORS, FORWARD_OPERATORS, MIXER
 from simcore.outline import Phase
 from simcore.product import shapes_in
 from simcore.simulate import simulate
 from simcore.tape import Kernel, Op
 
-TIMED = json.loads((Path(__file__).parent / "truth" / "host" / "mamba-e9594ce1.json").read_text(encoding="utf-8"))
+HOST = Path(__file__).parent / "truth" / "host"
+TIMED = json.loads((HOST / "mamba-e9594ce1.json").read_text(encoding="utf-8"))
+MIXED = json.loads((HOST / "mixer-core-0.16.1.json").read_text(encoding="utf-8"))
 PYTHON_US, TORCH_US, TRITON_US = 16, 5, 18
 CONVOLUTIONS = {"forward": 1, "backward": 2}
 """Kernels of the convolution: in backward it runs again first."""
@@ -42,13 +45,22 @@ def test_the_host_was_timed(direction: str, expected: int) -> None:
     assert (python_us + launches_us) / (PYTHON_US + TORCH_US) == pytest.approx(expected, abs=0.5)
 
 
-@pytest.mark.parametrize(("framework", "mesh"), [("megatron", {}), ("fsdp2", {"dp_shard": 2}), ("automodel", {})])
-def test_all_frameworks_call_the_same_wrappers(framework: str, mesh: dict[str, int]) -> None:
+def test_what_megatron_does_around_it_was_timed() -> None:
+    """Three launches each way: exp, neg and a cast."""
+    for direction, expected in MIXER._asdict().items():
+        us = MIXED["operators"][direction] * PYTHON_US + 3 * TORCH_US
+        assert us / (PYTHON_US + TORCH_US) == pytest.approx(expected, abs=0.6)
+
+
+@pytest.mark.parametrize(("framework", "mesh", "around"), [
+    ("megatron", {}, MIXER), ("fsdp2", {"dp_shard": 2}, NONE), ("automodel", {}, NONE)])
+def test_all_frameworks_call_the_same_wrappers(framework: str, mesh: dict[str, int], around: Operators) -> None:
     """In one row a pass, or in one a kernel."""
     found = operators(framework, **mesh)
-    passes = found["forward"] // FORWARD_OPERATORS
+    each = FORWARD_OPERATORS + around.forward
+    passes = found["forward"] // each
     assert passes > 0
-    assert found == {"forward": passes * FORWARD_OPERATORS, "backward": passes * BACKWARD_OPERATORS}
+    assert found == {"forward": passes * each, "backward": passes * (BACKWARD_OPERATORS + around.backward)}
 
 
 def test_a_small_hybrid_waits_for_its_host() -> None:

@@ -8,6 +8,7 @@ import pytest
 
 import small
 from simcore.errors import IllegalLayout
+from simcore.frameworks._torch_kernels import FUSED
 from simcore.simulate import simulate
 
 
@@ -98,3 +99,30 @@ def test_below_ampere_there_is_no_flash_and_what_is_not_counted_is_said() -> Non
 def test_cudnns_attention_begins_with_ampere() -> None:
     with pytest.raises(IllegalLayout, match=r"in the range \[sm80, sm121\]"):
         _attention("v100-32gb", precision={"params": "fp16", "compute": "fp16"}, options={"sdpa_backend": "cudnn"})
+
+
+def pointwise_bytes(implementation: str, recompute: str, layers: int = 32, **options: Any) -> int:
+    """That kernels of Llama-3.1-8B move in a step, norms included."""
+    model = {"config": "llama-3.1-8b", "overrides": {"num_hidden_layers": layers}}
+    asked = small.scenario("fsdp2", {"dp_shard": 8}, model=model, implementation=implementation, options=options,
+                           seq_len=4096, recompute=recompute)
+    report = simulate(asked)
+    assert report.time is not None, report.problems
+    return sum(kernel.bytes_moved for kernel in report.time.kernels
+               if kernel.kernel in ("elementwise", "elementwise_eager", "norm"))
+
+
+@pytest.mark.parametrize(("implementation", "recompute"), [
+    ("hf", "full"), ("hf", "none"), ("kempnerforge", "full"), ("kempnerforge", "none")])
+def test_what_a_compiler_leaves_of_eager_bytes_is_what_it_leaves_torchtitan(implementation: str,
+                                                                            recompute: str) -> None:
+    eager = pointwise_bytes(implementation, recompute)
+    compiled = pointwise_bytes("torchtitan", recompute, compile="model", wrap="layers_root")
+    assert compiled / eager == pytest.approx(FUSED, rel=0.1)
+
+
+def test_compiled_layers_that_are_recorded_as_eager_move_less() -> None:
+    """A layer, but for sums of gradients, which are an eighth of an eager one's bytes; the loss is not compiled."""
+    eager, compiled = (pointwise_bytes("kempnerforge", "full", 3, compile=flag)
+                       - pointwise_bytes("kempnerforge", "full", 2, compile=flag) for flag in (False, True))
+    assert compiled / eager == pytest.approx(FUSED * 7 / 8 + 1 / 8, rel=0.02)

@@ -10,6 +10,7 @@ from typing import Any
 
 import pytest
 
+import small
 from eventlog import collectives_apart
 from simcore.document import parse_document
 from simcore.graph import build, model_config
@@ -85,3 +86,27 @@ def test_names_are_kempnerforge_s_own() -> None:
     named = {layer.path: [t.name for t in graph.tensors[layer.kind]] for layer in graph.layers}
     theirs = [name for name in CASES["none"]["shapes"] if name.startswith("layers.0.")]
     assert [f"layers.0.{name}" for name in named["model.layers.0"]] == theirs
+
+
+COMPILED = json.loads((TRUTH.parents[1] / "compiled" / "kempnerforge-5666d0d16153.json").read_text(encoding="utf-8"))
+
+
+def of_a_layer(**options: bool) -> dict[str, int]:
+    """Calls over tensor parallel ranks that one more layer makes in a step."""
+    found = []
+    for layers in (2, 3):
+        model = {"config": "llama-tiny", "overrides": {"num_hidden_layers": layers}}
+        report = simulate(small.scenario("fsdp2", {"dp_shard": 2, "tp": 2}, model=model, options=dict(options),
+                                         implementation="kempnerforge"))
+        assert report.status == "ok", report.problems
+        found.append({name: sum(t.calls for t in report.ranks[0].traffic if (t.collective, t.axis) == (name, "tp"))
+                      for name in ("all_gather", "reduce_scatter")})
+    few, many = found
+    return {name: many[name] - few[name] for name in few}
+
+
+@pytest.mark.parametrize(("options", "ran"), [({}, "eager"), ({"compile": True}, "compiled")])
+def test_linears_that_are_compiled_together_gather_their_input_once(options: dict[str, bool], ran: str) -> None:
+    theirs = COMPILED[ran]
+    assert of_a_layer(**options) == {name: sum(theirs[way][name] for way in theirs)
+                                     for name in ("all_gather", "reduce_scatter")}

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
+from simcore.flows.hooked import gathering
 from simcore.flows.unit import UnitBytes
 from simcore.framework import Unit
 from simcore.outline import BACKWARD_GATHER, FORWARD_GATHER, Builder, Tables
@@ -61,7 +62,7 @@ class Gathers:
             self.out.wait(layer, BACKWARD_GATHER)
         self.out.alloc(layer, slots.unsharded, weight.used)
         self.out.alloc(layer, slots.relayout, weight.extra_copy)
-        self.out.compute(_COPY, 0, 2 * weight.used)
+        self.out.compute(_COPY, 0, 2 * weight.used, gathering(weight.num_params, forward=forward))
         self.out.free(layer, slots.relayout, weight.extra_copy)
         if self.kept[u]:
             self.out.free(layer, slots.kept, weight.kept_shard)

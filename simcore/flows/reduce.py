@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
+from simcore.flows.hooked import reducing
 from simcore.flows.unit import GradBytes, UnitBytes
 from simcore.framework import Unit
 from simcore.outline import Builder, Tables
@@ -94,7 +95,7 @@ class Reductions:
         self.drop_replicate_buffer(u)
         self._relay(u)
         self.out.alloc(layer, slots.input, weight.input)
-        self.out.compute(_COPY, 0, 2 * weight.input)
+        self.out.compute(_COPY, 0, 2 * weight.input, reducing(weight.num_params))
         last = self._free_all_but_last(u)
         direct = weight.is_grad and self.stored[u] is None and not self.weights[u].offloaded
         self.out.alloc(layer, slots.sharded if direct else slots.output, weight.output)

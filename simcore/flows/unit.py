@@ -16,13 +16,14 @@ __all__ = ["GradBytes", "ParamBytes", "UnitBytes", "Weigher"]
 
 @dataclass(frozen=True, slots=True)
 class ParamBytes:
-    """One parameter of a unit on this rank.
+    """A parameter of a unit on this rank, or `copies` that are alike (one an expert).
 
     `kept_shard`: its part of a smaller group after forward; `extra_copy`: the second buffer of a sideways cut;
     `accumulated`: its whole gradient in the reduce dtype, 0 when frozen. `step`: runs when the gradient is reduced.
     """
 
     name: str
+    copies: int
     used: int
     kept_shard: int
     extra_copy: int
@@ -36,6 +37,7 @@ class ParamBytes:
 class GradBytes:
     """What reducing some of a unit's gradients takes. `is_grad`: the result needs no cast to become the stored one."""
 
+    num_params: int
     input: int
     output: int
     stored: int
@@ -67,6 +69,11 @@ class UnitBytes:
     host_dtype: str
 
     @property
+    def num_params(self) -> int:
+        """Tensors that are gathered and freed."""
+        return sum(p.copies for p in self.params)
+
+    @property
     def offloaded(self) -> bool:
         return bool(self.host_dtype)
 
@@ -78,7 +85,7 @@ class UnitBytes:
         """Of the parameters at `places`: an adapter that a fused kernel bypasses has none."""
         mine = [self.params[place] for place in places]
         output = sum(p.reduced for p in mine)
-        return GradBytes(output * self.world, output, sum(p.stored for p in mine))
+        return GradBytes(sum(p.copies for p in mine), output * self.world, output, sum(p.stored for p in mine))
 
 
 class Weigher:
@@ -101,8 +108,7 @@ def _unit_bytes(plan: Plan, unit: Unit) -> UnitBytes:
     placed = [plan.of_layer(layer)[i] for layer, numbers in unit.members for i in numbers]
     world = plan.mesh.axis(unit.shard_axis).size
     partial = int(unit.reshard_after_forward) if _is_int(unit.reshard_after_forward) else 0
-    implementation = plan.framework.optimizer.implementation
-    params = tuple(_param_bytes(p, unit, world, partial, implementation) for p in placed)
+    params = tuple(_param_bytes(plan, p, unit, world, partial) for p in placed)
     shard = sum(_gathered(unit, p, p.padded) for p in placed)
     away = [p for p in placed if not p.rests_here]
     uses_cast = bool(away) or any(p.life.rest.num_bytes(p.padded) != _gathered(unit, p, p.padded) for p in placed)
@@ -123,14 +129,17 @@ def _staged(unit: Unit, placed: list[Placed]) -> int:
     return max(0, most - done)
 
 
-def _param_bytes(placed: Placed, unit: Unit, world: int, partial: int, implementation: str) -> ParamBytes:
+def _param_bytes(plan: Plan, placed: Placed, unit: Unit, world: int, partial: int) -> ParamBytes:
     full = _gathered(unit, placed, placed.padded) * world
     sideways = world > 1 and any(isinstance(cut, Shard) and cut.dim > 0 for axis, cut in placed.life.rest.layout
                                  if axis == unit.shard_axis)
     reduce_bytes = dtype_bytes(unit.reduce_dtype) if placed.trainable else 0
     stored_bytes = dtype_bytes(placed.life.grad.dtype) if placed.trainable else 0
-    return ParamBytes(placed.spec.name, full, full // partial if partial else 0, full if sideways else 0,
-                      placed.used * reduce_bytes, placed.padded * reduce_bytes, placed.padded * stored_bytes,
+    implementation = plan.framework.optimizer.implementation
+    packed = ("packed_experts", "true") in plan.framework.options  # KempnerForge's: one tensor of all experts
+    return ParamBytes(placed.spec.name, 1 if packed else placed.used_copies, full, full // partial if partial else 0,
+                      full if sideways else 0, placed.used * reduce_bytes, placed.padded * reduce_bytes,
+                      placed.padded * stored_bytes,
                       step_of(placed, implementation) if is_updated_in_backward(placed) else None)
 
 

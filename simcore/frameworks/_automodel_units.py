@@ -30,7 +30,10 @@ Choose = Callable[[TensorSpec], bool]
 
 @dataclass(frozen=True, slots=True)
 class _Wrapping:
-    """`asked`: whether units reshard after forward, if anyone said so. `experts_dp`: ranks that share an expert."""
+    """`asked`: whether units reshard after forward, if anyone said so. `experts_dp`: ranks that share an expert.
+
+    `holds_fp32`: parameters in fp32 are a unit of their own.
+    """
 
     asked: bool | None
     splits_experts: bool
@@ -38,16 +41,18 @@ class _Wrapping:
     replicate: str
     compute: str
     reduce: str
+    holds_fp32: bool
 
 
-def units(job: Job, stages: Stages, options: dict[str, object], reduce: str) -> tuple[Unit, ...]:
+def units(job: Job, stages: Stages, options: dict[str, object], reduce: str, *, holds_fp32: bool) -> tuple[Unit, ...]:
     """Units of every stage, outermost first at each layer; none where there is nothing to shard over."""
     if not is_sharded(job):
         return ()
     mesh = job.mesh
     replicate = "dp_replicate" if mesh.dp_replicate > 1 else ""
     return _units(job.graph, stages,
-                  _Wrapping(_asked(job, options), mesh.ep > 1, mesh.expert_dp, replicate, job.compute, reduce))
+                  _Wrapping(_asked(job, options), mesh.ep > 1, mesh.expert_dp, replicate, job.compute, reduce,
+                            holds_fp32))
 
 
 def _asked(job: Job, options: dict[str, object]) -> bool | None:
@@ -71,6 +76,10 @@ def _is_routed(spec: TensorSpec) -> bool:
     return spec.component in ("routed_experts", "expert_adapters")
 
 
+def _is_unrouted(spec: TensorSpec) -> bool:
+    return not _is_routed(spec)
+
+
 def _is_fp32(spec: TensorSpec) -> bool:
     return spec.stored == "fp32"
 
@@ -81,6 +90,11 @@ def _is_plain(spec: TensorSpec) -> bool:
 
 def _is_plain_unrouted(spec: TensorSpec) -> bool:
     return not _is_fp32(spec) and not _is_routed(spec)
+
+
+_CHOOSES: dict[tuple[bool, bool], Choose | None] = {
+    (True, True): _is_plain_unrouted, (True, False): _is_plain, (False, True): _is_unrouted, (False, False): None}
+"""What a layer's unit has, by whether fp32 and experts are apart."""
 
 
 class _Maker:
@@ -139,10 +153,11 @@ class _Maker:
     def _block(self, layer: int, *, reshard: bool, separate_experts: bool) -> list[Unit]:
         path = self.graph.layers[layer].path
         mixer = self.graph.kinds[self.graph.layers[layer].kind].branches[-1].name
-        found = [self._unit(path, [layer], layer, layer, reshard=reshard,
-                            choose=_is_plain_unrouted if separate_experts else _is_plain, explicit=True),
-                 self._unit(f"{path}.mixer._fp32_params", [layer], layer, layer, reshard=reshard, choose=_is_fp32,
-                            dtype="fp32")]
+        choose = _CHOOSES[self.wrapping.holds_fp32, separate_experts]
+        found = [self._unit(path, [layer], layer, layer, reshard=reshard, choose=choose, explicit=True)]
+        if self.wrapping.holds_fp32:
+            found.append(self._unit(f"{path}.mixer._fp32_params", [layer], layer, layer, reshard=reshard,
+                                    choose=_is_fp32, dtype="fp32"))
         if separate_experts and self.wrapping.experts_dp > 1:
             found.append(self._unit(f"{path}.{mixer}.experts", [layer], layer, layer, reshard=reshard,
                                     choose=_is_routed, inner=True))

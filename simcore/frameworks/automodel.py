@@ -45,6 +45,9 @@ _LAYERS = {"0.7.0": RELEASE_0_7_0, "main 2026-06-08": SNAPSHOT_2026_06_08, "0.4.
 _BESIDE = ("0.4.0", "0.3.0")
 """Releases that run the shared expert on a stream of its own (0.4.0 moe/layers.py, MoE.forward; gone with
 e42584e30, 2026-05-22)."""
+_ONE_TYPE = ("main 2026-06-08", *_BESIDE)
+"""Those that keep all parameters of a layer in one (`_fp32_params` came with 4bdfc405c, 2026-06-23); what lay in it has
+its name here all the same."""
 DEFAULT_IMPLEMENTATION = "automodel"
 IMPLEMENTATIONS = ("automodel", "hf")
 PACKS = True
@@ -88,8 +91,8 @@ def table(job: Job) -> Framework:
     version = _version(job)
     return Framework(
         name="automodel", version=version,
-        rules=_rules(job, stored, _packed(job, options)),
-        units=units(job, stages, options, reduce),
+        rules=_rules(job, stored, _packed(job, options), holds_fp32=version not in _ONE_TYPE),
+        units=units(job, stages, options, reduce, holds_fp32=version not in _ONE_TYPE),
         flow=_flow(job, options),
         optimizer=torch_optimizer(job, "recipes: torch.optim.Adam, foreach by default on CUDA",
                                   plain=not is_sharded(job)),
@@ -104,7 +107,8 @@ def table(job: Job) -> Framework:
         files=automodel_files(job),
         padding=Padding(1, "0.7.0 components/datasets/utils.py default_collater: pad_seq_len_divisible None"),
         libraries=Libraries(dispatcher=_dispatcher(job, options).replace("torch", "nccl"),
-                            attention=_attention(job, options), shared_beside=version in _BESIDE),
+                            attention=_attention(job, options), te_calls=_te_calls(job, options),
+                            shared_beside=version in _BESIDE),
         assumptions=_assumptions(job, options),
     )
 
@@ -234,6 +238,17 @@ def _attention(job: Job, options: dict[str, object]) -> str:
     return torch_libraries(job, options).attention
 
 
+def _te_calls(job: Job, options: dict[str, object]) -> tuple[tuple[str, str], ...]:
+    """0.7.0 models/common/utils.py: BackendConfig.linear is te where TE is installed; llama and qwen take torch's.
+
+    With adapters all linear layers are counted as torch's, as their memory is.
+    """
+    if job.graph.implementation == "hf":
+        return ()
+    linears = [("gemm", part) for part in ("attn", "mlp", "shared_experts")] * (job.scenario.training.method == "full")
+    return (*linears, *([("attention", "attn")] if options.get("attn", "te") == "te" else []))
+
+
 def _stages(job: Job) -> tuple[tuple[int, ...], ...]:
     """Contiguous, remainder to the first stages (0.7.0 pipelining/functional.py:98)."""
     given, pp = job.scenario.training.pipeline.layers, job.mesh.pp
@@ -265,6 +280,7 @@ class _Choice:
     splits_experts: bool
     experts_dp: int
     packed: Packed | None = None
+    holds_fp32: bool = True
 
 
 def _packed(job: Job, options: dict[str, Any]) -> Packed | None:
@@ -279,14 +295,14 @@ def _packed(job: Job, options: dict[str, Any]) -> Packed | None:
                       "torch 2.13 distributed/fsdp/_fully_shard/_fsdp_param.py init_dtype_attrs")
 
 
-def _rules(job: Job, stored: str, packed: Packed | None) -> tuple[Rule, ...]:
+def _rules(job: Job, stored: str, packed: Packed | None, *, holds_fp32: bool) -> tuple[Rule, ...]:
     mesh, training = job.mesh, job.scenario.training
     frozen = job.compute if training.method != "full" else stored
     experts = training.precision.experts
     return _made_rules(_Choice(
         stored, frozen, frozen if experts == "auto" else experts, _adapters(job, stored),
         job.compute, states_of(job, plain=not is_sharded(job)), is_sharded(job), mesh.tp > 1, mesh.ep > 1,
-        mesh.expert_dp, packed))
+        mesh.expert_dp, packed, holds_fp32))
 
 
 def _adapters(job: Job, stored: str) -> str:
@@ -299,10 +315,9 @@ def _adapters(job: Job, stored: str) -> str:
 def _made_rules(choice: _Choice) -> tuple[Rule, ...]:
     dense: Layout = (("dp_shard_cp", Shard(0)),)
     frozen, compute = choice.frozen, choice.compute
-    rules = [
-        Rule(lambda t: t.is_buffer, _buffer()),
-        Rule(lambda t: t.stored == "fp32", _life(choice, "fp32 holder", dense, (), "fp32", "fp32")),
-    ]
+    rules = [Rule(lambda t: t.is_buffer, _buffer())]
+    if choice.holds_fp32:
+        rules.append(Rule(lambda t: t.stored == "fp32", _life(choice, "fp32 holder", dense, (), "fp32", "fp32")))
     if choice.splits_experts:
         rules.append(Rule(lambda t: t.component == "routed_experts", _experts(choice, choice.experts)))
         rules.append(Rule(lambda t: t.component == "expert_adapters", _experts(choice, choice.stored)))

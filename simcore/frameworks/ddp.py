@@ -35,7 +35,7 @@ from simcore.frameworks._torch import (
     states_of,
     torch_optimizer,
 )
-from simcore.frameworks._torch_kernels import SDPA_BACKENDS, torch_libraries
+from simcore.frameworks._torch_kernels import FUSED, SDPA_BACKENDS, torch_libraries
 from simcore.frameworks._unsloth import FAST_OPTION, FAST_RELEASES, adapter_dtype, fast_layers
 from simcore.job import Job
 from simcore.lora_names import name_adapters
@@ -172,8 +172,9 @@ def _assumptions(job: Job, options: dict[str, Any]) -> tuple[tuple[str, str, str
     training = job.scenario.training
     found = [OUTLIERS] if training.method == "qlora" and training.quantization.format == "int8" else []
     if options.get("compile"):
-        found.append(("framework_options.compile", "layers as if they were eager, a chunked loss as compiled",
-                      "assumed", "not modelled: a compiled layer keeps no more than an eager one"))
+        found.append(("framework_options.compile", "layers as if they were eager, a chunked loss as compiled; "
+                      f"their pointwise kernels move {FUSED} of the bytes", "assumed",
+                      "not modelled: a compiled layer keeps no more than an eager one, and launches less"))
     if options.get("attn_implementation") == "flex_attention":
         found.append(("framework_options.attn_implementation", "keeps and needs what flash-attn does", "assumed",
                       "torch 2.13 nn/attention/flex_attention.py: out and logsumexp; its block mask is not counted"))

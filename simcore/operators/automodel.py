@@ -45,10 +45,12 @@ from simcore.operators.automodel_head import LINEAR_LOSSES, head, loss
 from simcore.operators.automodel_latent import latent_attention
 from simcore.operators.automodel_layers import Env, attention, mamba, mlp
 from simcore.operators.automodel_moe import moe
+from simcore.operators.automodel_python import ALONE, BESIDE, around
 from simcore.operators.automodel_qwen3_moe import qwen3_moe_attention
 from simcore.operators.automodel_tensors import tensors
 from simcore.operators.borders import leave_waiting, meet_waiting
 from simcore.recording import LayerTape, Run
+from simcore.rows import Module
 from simcore.tape import GRAD_HIDDEN, HIDDEN, Node, Section, Tape, Tensor
 
 __all__ = ["RELEASE_0_7_0", "SNAPSHOT_2026_06_08", "record", "standing", "tensors"]
@@ -169,6 +171,23 @@ def _at_once(run: Callable[[], Tensor]) -> Tensor:
 
 
 def _block(env: Env, kind: LayerKind, branch: Branch, x: Tensor) -> Tensor:
+    """Linear layers of attention and MLPs are TransformerEngine's where the family is none of the dense ones.
+
+    (Mamba's are torch's.) Their calls are told apart by module.
+    """
+    spread = env.run.ep > 1 or not isinstance(branch.block, Moe)
+    x = around(env.tape, x, BESIDE[type(branch.block)] if spread else ALONE)
+    if kind.family not in DENSE:
+        env.tape.module = _MODULES.get(type(branch.block), Module.NONE)
+    out = _mixed(env, kind, branch, x)
+    env.tape.module = Module.NONE
+    return out
+
+
+_MODULES: Final = {Attention: Module.ATTN, LatentAttention: Module.ATTN, Mlp: Module.MLP}
+
+
+def _mixed(env: Env, kind: LayerKind, branch: Branch, x: Tensor) -> Tensor:
     block = branch.block
     if isinstance(block, Mamba2):
         return mamba(env, x, block, branch.name)

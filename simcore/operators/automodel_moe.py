@@ -23,6 +23,7 @@ from simcore.operators import aten
 from simcore.operators.aten import Grads, Operand, Saved, needs_grad, new
 from simcore.operators.automodel_layers import Env, mlp
 from simcore.operators.features import LATENT
+from simcore.operators.permuted import MULTIHOT, PERMUTE, UNPERMUTE
 from simcore.rows import Module
 from simcore.tape import (
     INNER_BACKWARD_BEGIN,
@@ -365,22 +366,23 @@ def _permute(tape: Tape, x: Tensor, probabilities: Tensor, block: Moe,
     x_shape, p_shape, dtype = x.shape, probabilities.shape, x.dtype
 
     def back_to_tokens(tape: Tape, grads: Grads, saved: Saved) -> Grads:
-        return [new(tape, p_shape, "fp32", "grad_probabilities", kernel=Kernel.PERMUTE)]
+        return [new(tape, p_shape, "fp32", "grad_probabilities", 0, Kernel.PERMUTE, -1, MULTIHOT.backward)]
 
     def backward(tape: Tape, grads: Grads, saved: Saved) -> Grads:
-        to_x = new(tape, x_shape, dtype, "grad_permute", rows * x_shape[1] * 2, Kernel.PERMUTE, 0)
+        to_x = new(tape, x_shape, dtype, "grad_permute", rows * x_shape[1] * 2, Kernel.PERMUTE, 0,
+                   PERMUTE.backward - 1)  # one kernel with the next
         to_p = new(tape, (received, local), "fp32", "grad_probabilities", kernel=Kernel.PERMUTE)
         return [to_x, to_p]
 
     hot = tape.node((probabilities,), (), back_to_tokens)
     routing_map = tape.empty((received, local), "uint8", "routing_map")
     positions = tape.empty((received * block.top_k + 32 * rows,), "uint8", "multihot_positions")
-    spread = new(tape, (received, local), "fp32", "multihot_probabilities", kernel=Kernel.PERMUTE)
+    spread = new(tape, (received, local), "fp32", "multihot_probabilities", 0, Kernel.PERMUTE, -1, MULTIHOT.forward)
     tape.save(hot, positions)
     spread.node = hot
     node = tape.node((x, spread), (), backward)
     row_map = tape.empty((received, 2 * local + 1), "int32", "row_id_map")
-    out = new(tape, (rows, x_shape[1]), dtype, "dispatched", rows * x_shape[1] * 2, Kernel.PERMUTE, 0)
+    out = new(tape, (rows, x_shape[1]), dtype, "dispatched", rows * x_shape[1] * 2, Kernel.PERMUTE, 0, PERMUTE.forward)
     ordered = tape.empty((rows, 1), "fp32", "permuted_probabilities")
     tape.save(node, routing_map, row_map)
     out.node = node if x.node else None
@@ -390,8 +392,8 @@ def _permute(tape: Tape, x: Tensor, probabilities: Tensor, block: Moe,
 def _restore(tape: Tape, x: Tensor, shape: tuple[int, int], row_map: Tensor) -> Tensor:
     x_shape, dtype, num_bytes = x.shape, x.dtype, x.nbytes
     node = tape.node((x,), (row_map,), lambda tape, grads, saved: [
-        new(tape, x_shape, dtype, "grad_unpermute", num_bytes, Kernel.PERMUTE, 0)])
-    out = new(tape, shape, dtype, "unpermuted", num_bytes, Kernel.PERMUTE, 0)
+        new(tape, x_shape, dtype, "grad_unpermute", num_bytes, Kernel.PERMUTE, 0, UNPERMUTE.backward)])
+    out = new(tape, shape, dtype, "unpermuted", num_bytes, Kernel.PERMUTE, 0, UNPERMUTE.forward)
     out.node = node
     return out
 

@@ -18,13 +18,16 @@ __all__ = ["cut_sequence", "gather_last", "gather_sequence", "own_rows", "own_se
 Grads = list[Tensor | None]
 
 
-def gather_sequence(tape: Tape, run: Run, x: Tensor, name: str) -> Tensor:
-    """[b, s / tp, k] to [b, s, k] on every rank; the gradients are summed and scattered."""
+def gather_sequence(tape: Tape, run: Run, x: Tensor, name: str, made: Tensor | None = None) -> Tensor:
+    """[b, s / tp, k] to [b, s, k] on every rank; the gradients are summed and scattered.
+
+    `made`: what was gathered of x before; a compiler takes it again, each use scatters a gradient of its own.
+    """
     if run.tp == 1:
         return x
     tp = run.tp
     node = tape.node((x,), (), lambda tape, grads, saved: [_scatter(tape, tp, _only(grads), f"grad_{name}")])
-    out = _gather(tape, tp, x, name)
+    out = _gather(tape, tp, x, name) if made is None else Tensor(made.storage, made.shape, made.dtype)
     out.node = node
     return out
 

@@ -72,5 +72,5 @@ def _summed(tape: Tape, total: Tensor | None, part: Tensor, *, is_second: bool) 
         return part
     if is_second:
         return tape.add_grads(total, part)
-    tape.compute(Kernel.ELEMENTWISE, part.numel, 3 * part.nbytes)
+    tape.compute(Kernel.ELEMENTWISE, part.numel, 3 * part.nbytes, 1)
     return total

@@ -89,17 +89,17 @@ def _beside(tape: Tape, run: Run, weight: Param) -> Tensor | None:
     blocks = weight.packed.blocks(weight.numel)
     if weight.packed.is_tensor:
         size = 0 if ("compile", "true") in run.options else 12 * weight.numel + 2 * blocks
-        return aten.new(tape, (size,), "uint8", "dequantised.halves", 2 * size) if size else None
+        return aten.new(tape, (size,), "uint8", "dequantised.halves", 2 * size, product=1) if size else None
     if not weight.packed.double_quant:
         return None
-    return aten.new(tape, (blocks,), "fp32", "dequantised.absmax", blocks)
+    return aten.new(tape, (blocks,), "fp32", "dequantised.absmax", blocks, product=1)
 
 
 def _values(tape: Tape, weight: Param, _made_before: Tensor | None) -> Tensor:
     """The weight as a product takes it; what was made before it lives until it is there, or as its caller holds it."""
     assert weight.packed is not None
     moved = weight.packed.data_bytes(weight.numel) + weight.packed.constant_bytes(weight.shape)
-    return aten.new(tape, weight.shape, weight.dtype, "dequantised", moved)
+    return aten.new(tape, weight.shape, weight.dtype, "dequantised", moved, product=1)  # one kernel as it is
 
 
 def _clone(tape: Tape, x: Tensor, label: str) -> Tensor:

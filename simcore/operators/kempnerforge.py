@@ -11,7 +11,11 @@ The training loop (`scripts/train.py`) drops logits only when the next forward h
 are there when a step begins.
 
 `run.checkpoint`: none, full, or per_module: attention alone. `run.options`: ("packed_experts", "true"),
-("stage", "true").
+("stage", "true"), ("compiled", "true").
+
+[Note: compiled gathers] torch.compile finds that linears of one input gather the same and gathers it once (counted on
+KempnerForge's model with torch 2.13, without checkpoints: two gathers a layer and forward pass, where eager has five);
+in backward each of them scatters its own gradient, as before. All else of a compiled layer is told as eager.
 """
 
 from __future__ import annotations
@@ -178,11 +182,18 @@ def _rms_norm(tape: Tape, x: Tensor, weight: Param) -> Tensor:
     return aten.cast(tape, aten.mul(tape, norm, weight), dtype)
 
 
-def _column(tape: Tape, run: Run, name: str, x: Tensor) -> Tensor:
-    """A linear whose output is cut: it gathers its input for itself."""
+def _column(tape: Tape, run: Run, name: str, x: Tensor, gathered: list[Tensor]) -> Tensor:
+    """A linear whose output is cut: it gathers its input for itself, unless it is compiled with one that has.
+
+    `gathered`: what those before it have gathered of x. See [Note: compiled gathers].
+    """
     label = name.rpartition(".")[2]
-    x = (gather_sequence(tape, run, x, f"{label}_in") if run.sequence_parallel or run.tp == 1
-         else same_everywhere(tape, x, f"{label}_in"))
+    if run.sequence_parallel or run.tp == 1:
+        x = gather_sequence(tape, run, x, f"{label}_in", *gathered)
+        if _option(run, "compiled") and not gathered:
+            gathered.append(x)
+    else:
+        x = same_everywhere(tape, x, f"{label}_in")
     return aten.linear(tape, x, run.params[f"{name}.weight"], label)
 
 
@@ -202,8 +213,10 @@ def _attention(tape: Tape, run: Run, block: Attention, x: Tensor, tables: Tables
     """
     dim, repeats = block.head_dim, block.num_heads // block.num_kv_heads
     several, several_kv = block.num_heads > run.tp, block.num_kv_heads > run.tp
-    q, k, v = (aten.to_heads(tape, _column(tape, run, f"attention.{name}_proj", x), dim, copy_grad=copied)
+    gathered: list[Tensor] = []
+    q, k, v = (aten.to_heads(tape, _column(tape, run, f"attention.{name}_proj", x, gathered), dim, copy_grad=copied)
                for name, copied in (("q", several), ("k", several_kv), ("v", several_kv and repeats > 1)))
+    gathered.clear()
     q = _rotate(tape, q, tables)
     k = _rotate(tape, k, tables)
     k = aten.repeat_heads(tape, k, repeats)
@@ -225,9 +238,11 @@ def _rotate(tape: Tape, x: Tensor, tables: Tables) -> Tensor:
 
 def _feed_forward(tape: Tape, run: Run, x: Tensor) -> Tensor:
     """`SwiGLUMLP.forward`."""
-    gate = aten.silu(tape, _column(tape, run, "mlp.gate_proj", x))
-    product = aten.mul(tape, gate, _column(tape, run, "mlp.up_proj", x))
+    gathered: list[Tensor] = []
+    gate = aten.silu(tape, _column(tape, run, "mlp.gate_proj", x, gathered))
+    product = aten.mul(tape, gate, _column(tape, run, "mlp.up_proj", x, gathered))
     del gate
+    gathered.clear()
     return _row(tape, run, "mlp.down_proj", product)
 
 
@@ -251,6 +266,7 @@ def _loss(tape: Tape, block: Loss, run: Run) -> LayerTape:
     """`logits = model(...)` drops the last ones; these are kept until the next."""
     if _option(run, "stage"):
         return _loss_of_stage(tape, block, run)
+    tape.is_alone = True  # `training/loss.py`: the model is compiled, its loss is not
     rest = drop_held_logits(tape, run, block.vocab)
     logits: Tensor | None = hidden_state(tape, run, run.seq, block.vocab)
     assert logits is not None

@@ -71,7 +71,7 @@ FACTORS: Final[dict[str, float]] = {
     "memory": 0.1, "eager": 0.3, "permute": 0.3, "loss": 0.2, "optimizer": 0.15, "grouped memory": 0.15,
     "fp8 hopper": 0.15, "fp8 blackwell": 0.15, "fp4": 0.2,
     "permutation": 0.8, **{f"{what} {host}": spread for host in dict.fromkeys(HOSTS.values())
-       for what, spread in (("module", 0.2), ("collective", 0.25), ("step", 0.5))},
+       for what, spread in (("module", 0.2), ("collective", 0.25), ("step", 0.5), ("operator", 0.2))},
     "operator": 0.3, "graphed": 0.3, "filling": 0.5, "contention": 0.3, "tensor": 0.2, "expert": 0.3,
 }
 
@@ -132,7 +132,7 @@ def _of_host(file: str, host: str) -> Iterator[Number]:
     yield Number(file, ("host", "collective"), collective, "us", (f"collective {host}",), regression)
     yield Number(file, ("host", "permutation"), 200e-6, "us", ("permutation",), "0.44 ms a layer of experts, two calls")
     yield Number(file, ("host", "step"), step, "ms", (f"step {host}",), regression)
-    yield Number(file, ("host", "operator"), 20e-6, "us", ("operator",), _OPERATOR)
+    yield Number(file, ("host", "operator"), 20e-6, "us", ("operator", f"operator {host}"), _OPERATOR)
     yield Number(file, ("host", "graphed"), 0.24, "%", ("graphed",), "what was left with graphs of TransformerEngine")
     yield Number(file, ("host", "filling"), 0.16, "%", ("filling",), FILLING)
     yield Number(file, ("overlap", "contention"), 0.33, "%", ("contention",), "NCCL takes multiprocessors and memory")

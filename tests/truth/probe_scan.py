@@ -14,60 +14,21 @@ import contextlib
 import json
 import statistics
 import sys
-import time
 import types
 from collections import Counter
-from unittest import mock
 
 import torch
 import torch._dynamo  # before Triton is replaced: it looks for the real one
+from host_time import LAUNCHED, module_of, operator_s, replace_triton, timed
 
 LAUNCHING = ("sum", "add", "add_", "flip", "zeros", "cumsum", "copy_", "clone", "_to_copy")
 """Operators of torch that launch a kernel; zeros like another tensor are those of the convolution that does nothing."""
 LENGTH, HEADS, WIDTH, GROUPS, STATE = 8, 8, 8, 1, 8
-ROUNDS = 300
-LAUNCHED: list[str] = []
-
-
-class Nothing:
-    """A kernel that is launched and does nothing."""
-
-    def __init__(self, function: types.FunctionType) -> None:
-        self.name = function.__name__
-
-    def __getitem__(self, _grid: object) -> object:
-        return lambda *_, **__: LAUNCHED.append(self.name)
-
-
-class Tuned:
-    """The same behind an autotuner."""
-
-    def __init__(self, kernel: Nothing) -> None:
-        self.kernel, self.base_fn = kernel, kernel
-        sizes = dict.fromkeys(("BLOCK_SIZE_M", "BLOCK_SIZE_N", "BLOCK_SIZE_K", "BLOCK_SIZE_H", "BLOCK_SIZE_CS",
-                               "BLOCK_SIZE_DSTATE", "BLOCK_SIZE"), 32)
-        self.best_config = types.SimpleNamespace(kwargs=sizes)
-        self.configs = [self.best_config]
-
-    def __getitem__(self, grid: object) -> object:
-        return self.kernel[grid]
-
-
-def _module(name: str, **members: object) -> types.ModuleType:
-    made = types.ModuleType(name)
-    vars(made).update(members)
-    sys.modules[name] = made
-    return made
 
 
 def _replace(path: str) -> None:
     """Triton, the convolution's kernels and what mamba_ssm's packages import on their way."""
-    language = _module("triton.language", dtype=type("dtype", (), {}), constexpr=object(), math=mock.MagicMock(),
-                       **{kind: object() for kind in ("float32", "bfloat16", "float16", "int32", "int64")})
-    _module("triton", language=language, jit=Nothing, cdiv=lambda a, b: -(-a // b), Config=lambda *_, **__: None,
-            autotune=lambda **_: lambda kernel: kernel if isinstance(kernel, Tuned) else Tuned(kernel),
-            heuristics=lambda *_: lambda kernel: kernel, next_power_of_2=lambda n: 1 << (n - 1).bit_length(),
-            __version__="3.5.0", runtime=mock.MagicMock())
+    replace_triton()
 
     def convolved(x: torch.Tensor, *_: object) -> torch.Tensor:
         LAUNCHED.append("causal_conv1d_fwd")
@@ -77,11 +38,11 @@ def _replace(path: str) -> None:
         LAUNCHED.append("causal_conv1d_bwd")
         return rest[4], torch.zeros_like(weight), torch.zeros_like(bias), None
 
-    _module("causal_conv1d", causal_conv1d_fn=None)
-    _module("causal_conv1d.cpp_functions", causal_conv1d_fwd_function=convolved,
-            causal_conv1d_bwd_function=convolved_back, causal_conv1d_update_function=None)
+    module_of("causal_conv1d", causal_conv1d_fn=None)
+    module_of("causal_conv1d.cpp_functions", causal_conv1d_fwd_function=convolved,
+              causal_conv1d_bwd_function=convolved_back, causal_conv1d_update_function=None)
     for package in ("mamba_ssm", "mamba_ssm.ops", "mamba_ssm.ops.triton", "mamba_ssm.utils"):
-        _module(package, __path__=[f"{path}/{package.replace('.', '/')}"])
+        module_of(package, __path__=[f"{path}/{package.replace('.', '/')}"])
     torch.cuda.device = lambda *_: contextlib.nullcontext()  # type: ignore[assignment,misc]
     torch.cuda.get_device_properties = lambda *_: types.SimpleNamespace(  # type: ignore[assignment]
         multi_processor_count=132)
@@ -94,34 +55,6 @@ def _inputs() -> tuple[list[torch.Tensor], dict[str, object]]:
     tensors = [torch.randn(*shape, requires_grad=True) for shape in shapes]
     return tensors, {"D": torch.randn(HEADS, requires_grad=True), "chunk_size": LENGTH, "activation": "silu",
                      "headdim": WIDTH, "ngroups": GROUPS, "norm_before_gate": False}
-
-
-def _timed(forward: object, out_of: object) -> tuple[float, float]:
-    """Median seconds of forward and of backward."""
-    ahead, back = [], []
-    for _ in range(ROUNDS):
-        given = out_of()  # type: ignore[operator]
-        start = time.perf_counter()
-        out = forward(given)  # type: ignore[operator]
-        done = time.perf_counter()
-        seed = torch.ones_like(out)
-        again = time.perf_counter()
-        out.backward(seed)
-        ahead.append(done - start)
-        back.append(time.perf_counter() - again)
-    return statistics.median(ahead), statistics.median(back)
-
-
-def _operator_s() -> float:
-    """By kernel of a product of torch: itself, two gradients, and the sum of the weight's."""
-    weight, num = torch.randn(8, 8, requires_grad=True), 10
-
-    def products(x: torch.Tensor) -> torch.Tensor:
-        for _ in range(num):
-            x = torch.nn.functional.linear(x, weight)
-        return x
-
-    return sum(_timed(products, lambda: torch.randn(8, 8, requires_grad=True))) / (4 * num)
 
 
 def _launches(scan: object) -> dict[str, dict[str, int]]:
@@ -152,17 +85,34 @@ def _launches(scan: object) -> dict[str, dict[str, int]]:
                       "backward": sum(back.found[name] for name in LAUNCHING)}}
 
 
+def _norm(module: torch.nn.Module) -> dict[str, object]:
+    """The gated norm behind the scan where that does not do it, without a gate: time, and kernels of both passes."""
+    def out_of() -> torch.Tensor:
+        return torch.randn(LENGTH, HEADS * WIDTH, requires_grad=True)
+
+    rounds = [(operator_s(), *timed(module, out_of)) for _ in range(25)]
+    LAUNCHED.clear()
+    out = module(out_of())
+    ahead = len(LAUNCHED)
+    out.backward(torch.ones_like(out))
+    return {"launches": {"forward": ahead, "backward": len(LAUNCHED) - ahead},
+            "operators": {"forward": round(statistics.median(ahead / unit for unit, ahead, _ in rounds), 1),
+                          "backward": round(statistics.median(back / unit for unit, _, back in rounds), 1)}}
+
+
 def main(path: str) -> None:
     _replace(path)
     sys.path.insert(0, path)
+    from mamba_ssm.ops.triton.layernorm_gated import RMSNorm
     from mamba_ssm.ops.triton.ssd_combined import mamba_split_conv1d_scan_combined as scan
 
     torch.set_num_threads(1)
-    rounds = [(_operator_s(), *_timed(lambda given: scan(*given[0], **given[1]), _inputs)) for _ in range(25)]
+    rounds = [(operator_s(), *timed(lambda given: scan(*given[0], **given[1]), _inputs)) for _ in range(25)]
     print(json.dumps({
         "versions": {"mamba": "e9594ce1", "torch": torch.__version__.partition("+")[0]}, "launches": _launches(scan),
         "operators": {"forward": round(statistics.median(ahead / unit for unit, ahead, _ in rounds), 1),
-                      "backward": round(statistics.median(back / unit for unit, _, back in rounds), 1)}}, indent=1))
+                      "backward": round(statistics.median(back / unit for unit, _, back in rounds), 1)},
+        "norm": _norm(RMSNorm(HEADS * WIDTH, norm_before_gate=False))}, indent=1))
 
 
 if __name__ == "__main__":
