@@ -23,7 +23,8 @@ from simcore.detail import Span
 from simcore.mesh import IntArray
 from simcore.outline import Phase
 from simcore.program import Program
-from simcore.streams import Call, Track
+from simcore.skeleton import Call
+from simcore.streams import Track
 from simcore.tape import Stream
 from simcore.tile import AMOUNT
 from simcore.timeline import ClassTimes

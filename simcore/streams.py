@@ -1,14 +1,7 @@
-"""A program as the streams of a device see it: what they execute, in order, and what waits for what.
+"""A program as the streams of a device see it: how long what they execute takes.
 
-Comes in: a `Program` and the cost of its rows. Goes out: a `Track` for the timeline; what follows from the outline
-alone is its `Skeleton`, which programs share. Kernels of one pass with nothing to wait for between them are one item.
-
-[Note: who waits]
-The host issues everything ahead. A reduction starts when the kernels before it are done
-(`reduce_scatter_stream.wait_stream(current_stream)`); a gather when the copy-out of an earlier gather is done, which
-freed its buffer: the last in backward, the one before in forward (torch 2.13 `_fsdp_param_group.py`, wait_for_unshard);
-a kernel when the collective that its `wait` names is done. Collectives that a layer calls itself are in line with its
-kernels. Copies from and to the host are calls that no other rank joins.
+Comes in: a `Program` and the cost of its rows. Goes out: a `Track` for the timeline; what runs, in order, is its
+`Skeleton`.
 
 [Note: the host]
 The host issues kernels and calls one after another, each for some time, and a kernel does not start before it was
@@ -23,84 +16,20 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from functools import cached_property, lru_cache
-from typing import NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
 
-from simcore.edges import BORDER_HANDLES
 from simcore.mesh import IntArray
-from simcore.outline import BACKWARD_GATHER, FORWARD_GATHER, Outline, Phase
 from simcore.program import Program
-from simcore.rows import HOST_STOPS
-from simcore.tape import Kernel, Op, Stream
-from simcore.tile import AMOUNT, LAYER, OP, SLOT
+from simcore.skeleton import Skeleton, skeleton_of
+from simcore.tape import Stream
+from simcore.tile import AMOUNT, SLOT
 
-__all__ = ["Call", "Item", "Skeleton", "Track", "tracks"]
+__all__ = ["Track", "tracks"]
 
-_COMPUTE, _GATHER, _SEND, _RECEIVE = map(int, (Stream.COMPUTE, Stream.ALL_GATHER, Stream.SEND, Stream.RECEIVE))
-_BESIDE = (_GATHER, int(Stream.REDUCE), int(Stream.ALL_REDUCE))
+_BESIDE = (int(Stream.ALL_GATHER), int(Stream.REDUCE), int(Stream.ALL_REDUCE))
 """Streams of collectives that run beside kernels."""
-_PASS = np.array([{Phase.LOSS: Phase.FORWARD, Phase.RECOMPUTE: Phase.BACKWARD}.get(phase, phase) for phase in Phase])
-"""What a phase is part of."""
-
-
-class Call(NamedTuple):
-    """One collective.
-
-    `gate`: the compute item after which it may start (-1: at once). `serial`: its number among the calls of this kind,
-    so that the ranks of a group find each other. `after`: the compute item behind which it was issued.
-    """
-
-    number: int
-    comm: int
-    stream: int
-    gate: int
-    serial: int
-    layer: int
-    handle: int
-    microbatch: int
-    row: int
-    after: int = -1
-
-
-class Item(NamedTuple):
-    """One thing on the compute stream: kernels up to a row, then maybe an in-line call or a wait for `wait_for`.
-
-    `stops_host`: the host waits until they are done. `message`: the call between stages that is sent or arrives here.
-    """
-
-    row: int
-    call: Call | None = None
-    wait_for: int = -1
-    stops_host: bool = False
-    message: int = -1
-
-
-@dataclass(frozen=True, eq=False)
-class Skeleton:
-    """The compute stream's items and, for every other stream, its calls in issue order; nothing has a length yet."""
-
-    items: tuple[Item, ...]
-    calls: dict[int, tuple[Call, ...]]
-    call_rows: IntArray
-
-    @cached_property
-    def item_rows(self) -> IntArray:
-        """The row of each item."""
-        return np.array([item.row for item in self.items], dtype=np.int64)
-
-    @cached_property
-    def awaited(self) -> tuple[IntArray, IntArray]:
-        """Items that wait for a call, and the number of the call."""
-        named = np.array([i.call.number if i.call is not None else i.wait_for for i in self.items], dtype=np.int64)
-        return np.flatnonzero(named >= 0), named[named >= 0]
-
-    @cached_property
-    def watched(self) -> frozenset[int]:
-        """Items that some call waits for."""
-        return frozenset(call.gate for calls in self.calls.values() for call in calls)
 
 
 @dataclass(frozen=True, eq=False)
@@ -133,7 +62,7 @@ def tracks(program: Program, kernel_ns: IntArray, host_ns: IntArray, call_ns: Ca
     `contention`: of the time that kernels and a collective run together, the share by which the kernels take longer.
     `stops`, `stops_at_messages`: [Note: the host]. `hidden`: of each distinct row (`beside.py`).
     """
-    skeleton = _skeleton(program.outline)
+    skeleton = skeleton_of(program.outline)
     clock, at = np.cumsum(kernel_ns), program.places[skeleton.call_rows]
     pairs = list(zip(*program.distinct[at][:, [SLOT, AMOUNT]].T.tolist(), strict=True))
     lengths = {pair: call_ns(*pair) for pair in dict.fromkeys(pairs)}
@@ -179,122 +108,3 @@ def _hosted(item_rows: IntArray, clock: IntArray, host: IntArray) -> tuple[IntAr
         highest[filled] = np.maximum.reduceat(lead, starts[filled])
     tail = np.where(filled, highest + clock[ends] - host_starts, 0)
     return host_ends - host_starts, tail
-
-
-@lru_cache(maxsize=64)
-def _skeleton(outline: Outline) -> Skeleton:
-    """What runs, in order, and who waits for whom, is the same for all programs of an outline.
-
-    Outlines of ranks that differ in sizes alone have one too: what is seen of an outline is the key.
-    """
-    rows = np.concatenate([*(tile.rows for tile in outline.tiles), outline.loose])
-    is_kernel = rows[:, OP] == Op.COMPUTE
-    seen = np.isin(rows[:, OP], (Op.COLLECTIVE, Op.COPY, Op.WAIT, Op.HOST))
-    seen |= is_kernel & (rows[:, SLOT] == Kernel.COPY)
-    ends = _ends_of_passes(outline)
-    seen_at = seen[outline.places]
-    at = np.flatnonzero(seen_at | ends)
-    fields = rows[outline.places[at]]
-    fields[:, LAYER] += outline.spread(3)[at]
-    fields[:, AMOUNT] = 0
-    kernels = np.cumsum(is_kernel[outline.places])
-    table = np.column_stack([at, fields, outline.microbatch[at], kernels[at], seen_at[at], ends[at]])
-    return _compiled(table.astype(np.int64).tobytes(), len(kernels))
-
-
-@lru_cache(maxsize=64)
-def _compiled(seen: bytes, num_rows: int) -> Skeleton:
-    """`seen`: of each row its number, its fields (`tile.Tile`) without an amount, microbatch, kernels so far, flags."""
-    compiler = _Compiler()
-    for row, *values, microbatch, before, is_seen, is_end in (
-            np.frombuffer(seen, dtype=np.int64).reshape(-1, 11).tolist()):
-        compiler.kernels = before
-        if is_seen:
-            compiler.row(row, values, microbatch)
-        if is_end and before > compiler.itemised:
-            compiler.item(row)
-    compiler.item(num_rows)
-    return Skeleton(tuple(compiler.items), {s: tuple(c) for s, c in compiler.calls.items()},
-                    np.array(compiler.call_rows, dtype=np.int64))
-
-
-def _ends_of_passes(outline: Outline) -> NDArray[np.bool_]:
-    """Whether a row is the last of a microbatch's forward or backward pass, or of the optimizer's part of it.
-
-    No item goes on behind it: what is idle or waited for belongs to one pass, and repeats with it.
-    """
-    passes = outline.microbatch * len(Phase) + _PASS[outline.phase]
-    return np.append(np.diff(passes) != 0, False)
-
-
-class _Compiler:
-    """`kernels`: how many were issued so far; `itemised`: how many of them are in an item."""
-
-    def __init__(self) -> None:
-        self.items: list[Item] = []
-        self.calls: dict[int, list[Call]] = {}
-        self.call_rows: list[int] = []
-        self.open: dict[tuple[int, int, int], int] = {}
-        self.serials: dict[tuple[int, int], int] = {}
-        self.kernels = self.itemised = 0
-        self.copy_outs = [-1, -1]
-        self.copies_out = False
-
-    def row(self, row: int, values: Sequence[int], microbatch: int) -> None:
-        op, layer, slot, _, stream, handle = values
-        if op == Op.WAIT:
-            self.wait(row, layer, handle, microbatch)
-        elif op == Op.HOST:
-            self.item(row)
-        elif op == Op.COMPUTE:
-            self.copy(row)
-        else:
-            self.call(Call(len(self.call_rows), slot, stream, -1, 0, layer, handle, microbatch, row))
-
-    def wait(self, row: int, layer: int, handle: int, microbatch: int) -> None:
-        if handle == HOST_STOPS:
-            self.items.append(Item(row, stops_host=True))
-            self.itemised = self.kernels
-            return
-        number = self.open.pop(self._name(layer, handle, microbatch), None)
-        if number is not None:
-            self.item(row, wait_for=number, message=number if handle in BORDER_HANDLES else -1)
-            self.copies_out = handle in (FORWARD_GATHER, BACKWARD_GATHER)
-
-    def copy(self, row: int) -> None:
-        """The copy-out of the gather that was waited for: a later gather may start when it is done."""
-        if self.copies_out:
-            self.item(row)
-            self.copy_outs = [self.copy_outs[1], len(self.items) - 1]
-            self.copies_out = False
-
-    def call(self, made: Call) -> None:
-        kind = (made.comm, made.stream)
-        serial = self.serials.get(kind, 0)
-        self.serials[kind] = serial + 1
-        made = made._replace(gate=self._gate(made), serial=serial, after=len(self.items) - 1)
-        self.call_rows.append(made.row)
-        if made.stream == _COMPUTE:
-            self.item(made.row, call=made)
-            return
-        self.calls.setdefault(made.stream, []).append(made)
-        self.open[self._name(made.layer, made.handle, made.microbatch)] = made.number
-        if made.stream == _SEND:
-            self.item(made.row, message=made.number)
-
-    def _name(self, layer: int, handle: int, microbatch: int) -> tuple[int, int, int]:
-        """What a wait says of its call. A stage may have several microbatches on their way at one border."""
-        return layer, handle, microbatch if handle in BORDER_HANDLES else 0
-
-    def _gate(self, call: Call) -> int:
-        if call.handle in (FORWARD_GATHER, BACKWARD_GATHER) and call.stream == _GATHER:
-            return self.copy_outs[call.handle]
-        if call.stream in (_GATHER, _COMPUTE, _RECEIVE):
-            return -1
-        if self.kernels > self.itemised:
-            self.item(call.row)
-        return len(self.items) - 1
-
-    def item(self, row: int, call: Call | None = None, wait_for: int = -1, message: int = -1) -> None:
-        self.items.append(Item(row, call, wait_for, message=message))
-        self.itemised = self.kernels

@@ -15,7 +15,8 @@ from typing import Any, Generic, Protocol, TypeVar
 import simpy
 from simpy.events import EventPriority
 
-from simcore.streams import Call, Track
+from simcore.skeleton import Call
+from simcore.streams import Track
 from simcore.tape import Stream
 
 __all__ = ["ClassTimes", "Wiring", "meeting", "run"]

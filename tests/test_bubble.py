@@ -12,7 +12,8 @@ import pytest
 
 from simcore.edges import BORDER_HANDLES
 from simcore.schedule import Action, Schedule, actions
-from simcore.streams import Call, Item, Skeleton, Track
+from simcore.skeleton import Call, Item, Skeleton
+from simcore.streams import Track
 from simcore.tape import Stream
 from simcore.timeline import ClassTimes, run
 

@@ -5,9 +5,7 @@ from __future__ import annotations
 import numpy as np
 
 import small
-from simcore.edges import BORDER_HANDLES
 from simcore.outline import BACKWARD_GATHER, Builder, Phase, Tables
-from simcore.rows import HOST_STOPS
 from simcore.streams import Track, tracks
 from simcore.tape import Kernel, Op, Stream
 from simcore.tile import AUX, OP
@@ -48,14 +46,6 @@ def test_a_wait_splits_the_compute_stream() -> None:
     assert (made.call_ns, call.gate, call.serial) == ((7,), -1, 0)
 
 
-def test_a_wait_for_what_nobody_issued_is_none() -> None:
-    out = builder()
-    out.compute(Kernel.GEMM, 0, 10)
-    out.wait(0, GATHER)
-    out.compute(Kernel.GEMM, 0, 5)
-    assert list(track(out).item_ns) == [15]
-
-
 def test_a_reduction_starts_when_the_kernels_before_it_are_done() -> None:
     out = builder()
     comm = out.tables.comm("reduce_scatter", "dp_shard_cp", "fp32")
@@ -77,16 +67,6 @@ def test_a_layers_own_collective_is_in_line() -> None:
     assert made.skeleton.calls == {}
     assert (made.item_ns, made.call_ns) == ((10, 1), (8,))
     assert [item.call is not None for item in made.skeleton.items] == [True, False]
-
-
-def test_calls_of_a_kind_are_numbered_so_that_ranks_find_each_other() -> None:
-    out = builder()
-    gather = out.tables.comm("all_gather", "dp_shard_cp", "bf16")
-    other = out.tables.comm("all_gather", "expert_dp", "bf16")
-    for comm in (gather, other, gather):
-        out.collective(0, comm, 1, Stream.ALL_GATHER, 9)
-    (calls,) = track(out).skeleton.calls.values()
-    assert [(c.comm, c.serial) for c in calls] == [(gather, 0), (other, 0), (gather, 1)]
 
 
 def test_a_forward_gather_waits_for_the_copy_out_before_the_last() -> None:
@@ -138,17 +118,6 @@ def test_each_item_counts_from_where_the_host_stood() -> None:
     assert (made.host_ns, made.host_tail) == ((3, 3), (13, 23))
 
 
-def test_the_host_stops_where_a_recording_says_so() -> None:
-    out = builder()
-    out.compute(Kernel.GEMM, 0, 10)
-    out.wait(0, HOST_STOPS)
-    for _ in range(2):
-        out.compute(Kernel.PERMUTE, 0, 5)
-    made = track(out)
-    assert [(ns, item.stops_host) for ns, item in zip(made.item_ns, made.skeleton.items, strict=True)] == [
-        (10, True), (10, False)]
-
-
 def test_no_item_goes_on_behind_a_pass() -> None:
     """What the device waits for in a microbatch must repeat with it."""
     out = builder()
@@ -194,17 +163,3 @@ def test_what_waits_for_a_collective_does_not_run_beside_it() -> None:
         out.wait(0, GATHER)
         out.compute(Kernel.GEMM, 0, 100)
     assert sum(track(out, contention=0.5).item_ns) == 210 + 5
-
-
-def test_messages_are_items_of_their_own() -> None:
-    """One where a message from another stage has arrived, one where a message is sent."""
-    out = builder()
-    border = out.tables.comm("send_recv", "pp", "bf16")
-    out.collective(0, border, 5, Stream.RECEIVE, BORDER_HANDLES[0])
-    out.wait(0, BORDER_HANDLES[0])
-    out.compute(Kernel.GEMM, 0, 10)
-    out.collective(0, border, 5, Stream.SEND, BORDER_HANDLES[1])
-    out.compute(Kernel.GEMM, 0, 10)
-    made = track(out)
-    assert [(ns, item.message) for ns, item in zip(made.item_ns, made.skeleton.items, strict=True)] == [
-        (0, 0), (10, -1), (0, 1), (10, -1)]

@@ -8,7 +8,8 @@ from dataclasses import dataclass
 import numpy as np
 import pytest
 
-from simcore.streams import Call, Item, Skeleton, Track
+from simcore.skeleton import Call, Item, Skeleton
+from simcore.streams import Track
 from simcore.tape import Stream
 from simcore.timeline import ClassTimes, run
 
