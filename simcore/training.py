@@ -85,7 +85,8 @@ class Pipeline(Block):
 class Imbalance(Block):
     """The busiest expert gets this many times the mean."""
 
-    imbalance: Annotated[float, Field(ge=1, le=2**20)] = Field(description="Largest load over mean load")
+    imbalance: Annotated[float, Field(ge=1, le=2**20)] = Field(
+        description="Load of the fullest rank over the mean; of ep ranks at most ep times")
 
 
 class Capacity(Block):

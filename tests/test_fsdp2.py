@@ -239,8 +239,17 @@ def test_kempnerforge_s_model_is_bf16_with_no_other_copy() -> None:
 
 def test_what_is_compiled_is_answered_as_eager_and_says_so() -> None:
     eager, compiled = (_kempner({"dp_shard": 4}, options=options) for options in ({}, {"compile": True}))
-    assert "framework_options.compile" in {a.what for a in compiled.assumptions}
+    assert ("framework_options.compile", "assumed") in {(a.what, a.kind) for a in compiled.assumptions}
     assert _peak(eager) == _peak(compiled)
+
+
+def test_what_torch_fails_to_compile_is_answered_and_says_so() -> None:
+    """Tensor parallel layers with checkpoints."""
+    def told(**training: Any) -> bool:
+        report = _kempner({"dp_shard": 2, "tp": 2}, options={"compile": True}, **training)
+        return "training.recompute" in {a.what for a in report.assumptions if a.kind == "assumed"}
+    assert told(recompute="full")
+    assert not told(recompute="none")
 
 
 def test_the_fullest_expert_decides_how_long_every_block_is() -> None:

@@ -23,13 +23,13 @@ ORDER = (
     "tile", "outline", "edges", "program", "tiles", "flow", "stage_inputs", "stage_buffers", "lower", "flows/",
     "ledger", "waves", "exponentials", "cost", "collective", "routes", "launch", "quantiles", "speed", "served",
     "phased", "detail", "report", "traffic", "series", "beside", "skeleton", "streams", "timeline", "breakdown",
-    "clocked", "rates", "adapters", "workspace", "outside", "reserve", "band", "assemble", "received", "spread", "drawn", "host",
-    "lengths", "forward", "policy", "journal", "vllm/", "serve", "refit", "laid", "phase_series", "phase_report",
-    "rl", "inventory", "spans", "lifetimes", "closeup", "simulate", "advice", "compare", "measured", "tolerance",
-    "left_out", "timing", "validate", "frame", "frame_file", "table", "columns", "summary", "memorysheet",
-    "timesheet", "servesheet", "phasesheet", "batch", "finding", "output", "glossary", "fields", "tabulate",
-    "explanation", "calibration/", "machines", "page", "explain", "export", "plain_pickle", "frames", "dump",
-    "training_log", "side_by_side", "read_back", "presets", "cli", "__init__", "__main__",
+    "clocked", "rates", "adapters", "workspace", "outside", "reserve", "band", "assemble", "received", "spread",
+    "drawn", "host", "lengths", "forward", "policy", "journal", "vllm/", "serve", "refit", "laid", "phase_series",
+    "phase_report", "rl", "inventory", "spans", "lifetimes", "closeup", "simulate", "advice", "compare", "measured",
+    "tolerance", "left_out", "timing", "validate", "frame", "frame_file", "table", "columns", "summary",
+    "memorysheet", "timesheet", "servesheet", "phasesheet", "batch", "finding", "output", "glossary", "fields",
+    "tabulate", "explanation", "calibration/", "machines", "page", "explain", "export", "plain_pickle", "frames",
+    "dump", "training_log", "side_by_side", "read_back", "presets", "cli", "__init__", "__main__",
 )  # fmt: skip
 
 # A library has one door: what it does could be replaced by rewriting the files named here.

@@ -10,14 +10,14 @@ from typing import Any
 
 from simcore.form import Layout, Shard
 from simcore.frameworks._torch import Defaults
-from simcore.frameworks._torch_kernels import SDPA_BACKENDS
+from simcore.frameworks._torch_kernels import FUSED, SDPA_BACKENDS
 from simcore.frameworks._torch_stages import even_stages
 from simcore.job import Job
 from simcore.models.blocks import Attention, Moe
 from simcore.tensor import TensorSpec
 from simcore.training import Capacity, Draws, Imbalance
 
-__all__ = ["DEFAULTS", "OPTIONS", "check", "checkpoint", "options_of", "stages_of", "tp_layout"]
+__all__ = ["DEFAULTS", "OPTIONS", "assumptions", "check", "checkpoint", "options_of", "stages_of", "tp_layout"]
 
 _CODE = "KempnerForge 5666d0d16153"
 OPTIONS: dict[str, tuple[Any, ...]] = {
@@ -39,9 +39,11 @@ DEFAULTS = Defaults(
     whole_in_stages=("lm_head",), returns_outputs=True)
 _PLAN = f"{_CODE} distributed/tensor_parallel.py"
 _COLUMNS, _ROWS = ("heads", "kv_heads", "ffn", "vocab"), ("heads", "ffn")
-_COMPILED = ("memory and launches as of eager layers, but gathers of one input are one; pointwise kernels move 0.38 of "
-             "the bytes; torch 2.13 fails to compile tensor parallel layers with checkpoints, which others are assumed "
-             "not to")
+_COMPILED = ("framework_options.compile", "as eager, but gathers of one input are one, and pointwise kernels move "
+             f"{FUSED} of the bytes", "assumed",
+             "not modelled: a compiled layer keeps no more than an eager one, and launches less")
+_CHECKPOINTED = ("training.recompute", "compiled all the same", "assumed", "torch 2.13 fails to compile tensor "
+                 "parallel layers with checkpoints (a saved AsyncCollectiveTensor); KempnerForge ran them with another")
 
 stages_of = even_stages
 
@@ -73,9 +75,15 @@ def check(job: Job, options: dict[str, Any]) -> None:
     if training.seq_len % mesh.tp:
         raise job.not_yet("training.seq_len", f"{training.seq_len} positions on {mesh.tp} ranks, unevenly")
     _check_precision(job)
-    if options.get("compile"):
-        job.auto("framework_options.compile", "auto", "as eager", f"an assumption: {_COMPILED}")
     _check_cuts(job, options)
+
+
+def assumptions(job: Job, options: dict[str, Any]) -> tuple[tuple[str, str, str, str], ...]:
+    """What is said of compiled layers."""
+    if not options.get("compile"):
+        return ()
+    checkpoints = job.mesh.tp > 1 and job.scenario.training.recompute != "none"
+    return (_COMPILED, _CHECKPOINTED) if checkpoints else (_COMPILED,)
 
 
 def _check_precision(job: Job) -> None:

@@ -101,7 +101,7 @@ def table(job: Job) -> Framework:
         communicators=_communicators(job, fully=fully),
         files=fsdp2_files(job),
         libraries=torch_libraries(job, options),
-        assumptions=(*_of_host(job), *_of_muon(job)),
+        assumptions=(*_of_host(job), *_of_muon(job), *_of_compiled(job, options)),
     )
 
 
@@ -124,6 +124,10 @@ def _of_host(job: Job) -> tuple[tuple[str, str, str, str], ...]:
     return (("time of offload", "copies at the pace of pinned memory, beside kernels but for inputs of replayed "
              "layers; the CPU's step at 0.7 of its memory bandwidth", "assumed",
              "torch 2.13 distributed/fsdp/_fully_shard; optim/adam.py; no time is published"),)
+
+
+def _of_compiled(job: Job, options: dict[str, Any]) -> tuple[tuple[str, str, str, str], ...]:
+    return _kempnerforge.assumptions(job, options) if job.graph.implementation == "kempnerforge" else ()
 
 
 def _of_muon(job: Job) -> tuple[tuple[str, str, str, str], ...]:
