@@ -45,6 +45,7 @@ def report(
     told = [f"wrote {output}: {len(found):,} scenario{'' if len(found) == 1 else 's'}"]
     if figures is not None:
         told.append(f"wrote {len(write_figures(figures, found, png=png)):,} figures to {figures}")
+        told += ["no font was found: the PNGs have no letters; the SVGs have theirs"] * (png and not _has_letters())
     if json:
         print_json(found)
     else:
@@ -57,6 +58,12 @@ def _check_png(figures: Path | None, *, png: bool) -> None:
         raise InputError(Problem("--png", "expected --figures DIR too: the folder that they go to"))
     if png and not _has_png():
         raise InputError(Problem("--png", "needs resvg-py, which is not installed: pip install 'rankscope[figures]'"))
+
+
+def _has_letters() -> bool:
+    from viz.figures import letters
+
+    return bool(letters())
 
 
 def _has_png() -> bool:

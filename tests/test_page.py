@@ -13,6 +13,7 @@ import small
 from command import Run
 from simcore.scenario import Scenario
 from simcore.simulate import simulate
+from viz.figures import letters
 
 PNG = b"\x89PNG\r\n\x1a\n"
 
@@ -125,6 +126,17 @@ def test_figures_are_png_too(ran: Run, tmp_path: Path) -> None:
     pictures = [path.read_bytes() for path in (tmp_path / "figures").glob("*.png")]
     assert len(pictures) == 7
     assert all(one.startswith(PNG) and len(one) > 4000 for one in pictures)
+
+
+def test_a_machine_without_fonts_is_told_that_pngs_have_no_letters(ran: Run, tmp_path: Path,
+                                                                   monkeypatch: pytest.MonkeyPatch) -> None:
+    pytest.importorskip("resvg_py")
+    monkeypatch.setattr("viz.figures._FAMILIES", ("of nobody",))
+    letters.cache_clear()
+    made = ran("report", results(tmp_path, asked()), "--figures", "figures", "--png")
+    letters.cache_clear()
+    assert "no font was found: the PNGs have no letters" in made.out
+
 
 
 def test_a_result_is_not_overridden(ran: Run, tmp_path: Path) -> None:

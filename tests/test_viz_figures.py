@@ -6,10 +6,12 @@ import re
 import xml.etree.ElementTree as ET
 from functools import cache
 
+import pytest
+
 import small
 from simcore.report import Report
 from simcore.simulate import simulate
-from viz.figures import WIDTH, figures
+from viz.figures import WIDTH, as_png, figures, letters
 
 
 @cache
@@ -54,3 +56,12 @@ def test_classes_that_are_drawn_have_rules() -> None:
 def test_names_of_files_are_harmless() -> None:
     names = [name for name, _ in figures([report("../../etc/pass wd\x00<script>")])]
     assert all(re.fullmatch(r"[A-Za-z0-9.=-]+", name) and ".." not in name.strip(".") for name in names)
+
+
+def test_letters_are_drawn_in_a_family_of_this_machine() -> None:
+    """Else pictures would have none, and nobody would be told."""
+    pytest.importorskip("resvg_py")
+    if not letters():
+        pytest.skip("this machine has none of the fonts")
+    made = next(text for name, text in figures([report()]) if name.endswith("streams"))
+    assert as_png(made) != as_png(re.sub(r"(<text[^>]*>)[^<]*", r"\1", made))

@@ -9,6 +9,7 @@ from __future__ import annotations
 import re
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
+from functools import cache
 from importlib.resources import files
 from typing import Final
 
@@ -27,7 +28,7 @@ from viz.stack import Clock, has_time
 from viz.tables import category_looks
 from viz.wires import link_looks, traffic_bars
 
-__all__ = ["WIDTH", "as_png", "figures"]
+__all__ = ["WIDTH", "as_png", "figures", "letters"]
 
 WIDTH: Final = 1000
 _MARGIN: Final = 64
@@ -36,6 +37,11 @@ _TITLE: Final = 50
 _VARIABLE: Final = re.compile(r"var\(--([a-z0-9-]+)\)")
 _SIZE: Final = re.compile(r'(?<= )width="100%" height="(\d+)"')
 _FONT: Final = "ui-sans-serif, system-ui, 'Segoe UI', Roboto, 'Helvetica Neue', 'Liberation Sans', Arial, sans-serif"
+_FAMILIES: Final = ("Liberation Sans", "Arial", "Helvetica", "Segoe UI", "Roboto", "Noto Sans", "DejaVu Sans",
+                    "Cantarell", "Ubuntu", "FreeSans")
+"""That resvg is offered, which knows no generic family of its own."""
+_LETTER: Final = (f'<svg xmlns="http://www.w3.org/2000/svg" width="40" height="40"><text y="30" font-family="{_FONT}">'
+                  "{}</text></svg>")
 _OWN: Final = "text { font-size: 12.5px; } .figure-title { font-size: 16px; font-weight: 700; }"
 _LARGEST: Final = 16
 """Classes of ranks that are drawn of a scenario, and scenarios of which more than a scatter is drawn."""
@@ -151,7 +157,19 @@ def _rules() -> str:
 
 
 def as_png(svg: str) -> bytes:
-    """At twice the size. ImportError without the library."""
+    """At twice the size; without a font of `_FAMILIES` it has no letters. ImportError without the library."""
+    return _drawn(svg, letters())
+
+
+@cache
+def letters() -> str:
+    """The first family of this machine that letters are drawn in; none: "". ImportError without the library."""
+    without = _drawn(_LETTER.format(""), "")
+    return next((family for family in _FAMILIES if _drawn(_LETTER.format("M"), family) != without), "")
+
+
+def _drawn(svg: str, family: str) -> bytes:
     import resvg_py
 
-    return bytes(resvg_py.svg_to_bytes(svg_string=svg, zoom=2, font_family="Liberation Sans"))
+    return bytes(resvg_py.svg_to_bytes(svg_string=svg, zoom=2, font_family=family or None,
+                                       sans_serif_family=family or None))
