@@ -11,7 +11,7 @@ import pytest
 
 import small
 from simcore.operators.counted import NONE, Operators
-from simcore.operators.ssd import BACKWARD_OPERATORS, FORWARD_OPERATORS, MIXER
+from simcore.operators.ssd import BACKWARD_OPERATORS, FORWARD_OPERATORS, MIXER, NORM
 from simcore.outline import Phase
 from simcore.product import shapes_in
 from simcore.simulate import simulate
@@ -50,6 +50,13 @@ def test_what_megatron_does_around_it_was_timed() -> None:
     for direction, expected in MIXER._asdict().items():
         us = MIXED["operators"][direction] * PYTHON_US + 3 * TORCH_US
         assert us / (PYTHON_US + TORCH_US) == pytest.approx(expected, abs=0.6)
+
+
+def test_the_gated_norm_was_timed() -> None:
+    """One launch of Triton's each way, and in backward the sum of the weight's gradient."""
+    for direction, launches_us in (("forward", TRITON_US), ("backward", TRITON_US + TORCH_US)):
+        us = TIMED["norm"]["operators"][direction] * PYTHON_US + launches_us
+        assert getattr(NORM, direction) == pytest.approx(us / (PYTHON_US + TORCH_US), abs=0.5)
 
 
 @pytest.mark.parametrize(("framework", "mesh", "around"), [

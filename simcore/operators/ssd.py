@@ -21,6 +21,6 @@ BACKWARD_OPERATORS: Final = 117
 MIXER: Final = Operators(5, 5)
 """Around the scan, core 0.16.1 `ssm/mamba_mixer.py`, _ssm_training (`tests/truth/host/mixer-core-0.16.1.json`):
 (5.7 * 16 + 3 * 5) / 21 and (6 * 16 + 3 * 5) / 21, with launches of exp, neg and a cast; copies have their rows."""
-NORM: Final = Operators(5, 10)
+NORM: Final = Operators(6, 10)
 """Of the gated norm where the scan has none inside, `ops/triton/layernorm_gated.py`, RMSNorm: (6.1 * 16 + 18) / 21 and
 (11.3 * 16 + 18 + 5) / 21, the last for the sum of its weight's gradient."""
