@@ -5,7 +5,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Protocol
 
-from simcore.outline import Builder, Tables
+from simcore.builder import Builder
+from simcore.outline import Tables
 from simcore.plan import Plan
 from simcore.schedule import Action
 from simcore.tape import Param

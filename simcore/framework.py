@@ -96,8 +96,8 @@ class Unit:
     `name` as upstream prints it in hooks. `members`: (layer number, tensor numbers of the layer's kind), in parameter
     order. `first`..`last`: the layers between whose forward begin and end it is used; `inner`: it wraps a submodule
     inside the layer (the experts). `reshard_after_forward`: True, False, or ranks of the smaller group.
-    `explicit`: takes part in explicit prefetch. `param_dtype` "" gathers in the stored dtype; mixed stored dtypes are
-    gathered as raw bytes.
+    `explicit`: takes part in explicit prefetch. `joins_copies`: a tensor's copies are one parameter. `param_dtype` ""
+    gathers in the stored dtype; mixed stored dtypes are gathered as raw bytes.
     """
 
     name: str
@@ -110,6 +110,7 @@ class Unit:
     inner: bool = False
     is_root: bool = False
     explicit: bool = False
+    joins_copies: bool = False
     param_dtype: str = "bf16"
     reduce_dtype: str = "fp32"
     gather_dtype: str = "bf16"

@@ -11,9 +11,10 @@ from collections.abc import Iterable, Sequence
 from dataclasses import replace
 from functools import lru_cache
 
+from simcore.builder import Builder
 from simcore.edges import Edges
 from simcore.flow import Flow, FlowMaker
-from simcore.outline import Builder, Outline, Phase, Tables
+from simcore.outline import Outline, Phase, Tables
 from simcore.plan import Plan
 from simcore.program import Program
 from simcore.schedule import Action, Pass

@@ -12,8 +12,8 @@ out takes the place of the other's buffer (set_local_fwd_input, set_local_bwd_in
 
 from __future__ import annotations
 
+from simcore.builder import Builder
 from simcore.edges import Edges
-from simcore.outline import Builder
 from simcore.plan import Plan
 from simcore.schedule import Action, Pass
 from simcore.tile import Tile

@@ -6,8 +6,8 @@ attribute of it (set_input_tensor) until its next forward pass; where that is a 
 
 from __future__ import annotations
 
+from simcore.builder import Builder
 from simcore.edges import Edges
-from simcore.outline import Builder
 from simcore.plan import Plan
 from simcore.schedule import Action, Pass
 

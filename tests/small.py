@@ -7,12 +7,13 @@ from collections.abc import Iterator, Sequence
 from typing import Any
 
 import simcore.lower as lowering
+from simcore.builder import Builder
 from simcore.document import parse_document
 from simcore.flows import flow_of
 from simcore.framework import Framework
 from simcore.job import Job
 from simcore.lower import lower
-from simcore.outline import Builder, Phase
+from simcore.outline import Phase
 from simcore.plan import Plan, place
 from simcore.program import Program
 from simcore.scenario import Scenario, parse_scenario

@@ -7,7 +7,8 @@ import pytest
 
 import small
 from simcore.beside import hidden_shares
-from simcore.outline import Builder, Phase, Tables
+from simcore.builder import Builder
+from simcore.outline import Phase, Tables
 from simcore.product import MODULE_BITS, shape_of
 from simcore.program import Program
 from simcore.rows import Module, Row, Section

@@ -13,8 +13,9 @@ from hypothesis import strategies as st
 import small
 from layouts import Layout, layouts
 from simcore.breakdown import PARTS, Breakdown, Kernels, Sent, breakdown
+from simcore.builder import Builder
 from simcore.cost import DTYPES, KERNELS
-from simcore.outline import Builder, Phase, Tables
+from simcore.outline import Phase, Tables
 from simcore.report import StepTime
 from simcore.scenario import Scenario
 from simcore.simulate import simulate

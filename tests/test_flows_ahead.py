@@ -5,10 +5,11 @@ from __future__ import annotations
 from dataclasses import replace
 
 import small
+from simcore.builder import Builder
 from simcore.flows.ahead import GathersAhead
 from simcore.flows.bucket import rank_buckets
 from simcore.framework import Queues
-from simcore.outline import BACKWARD_GATHER, FORWARD_GATHER, Builder, Tables
+from simcore.outline import BACKWARD_GATHER, FORWARD_GATHER, Tables
 
 MODEL = {"config": "llama-tiny", "overrides": {"num_hidden_layers": 5}}
 BUCKETS = rank_buckets(small.plan_of("megatron_fsdp", {"dp_shard": 8}, model=MODEL))

@@ -6,8 +6,9 @@ import numpy as np
 import pytest
 
 import small
+from simcore.builder import Builder
 from simcore.ledger import balance, first_step, running
-from simcore.outline import Builder, Phase, Tables
+from simcore.outline import Phase, Tables
 from simcore.program import Program
 from simcore.tape import Kernel, Op
 from simcore.tile import LAYER, OP, SLOT

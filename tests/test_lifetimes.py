@@ -8,10 +8,11 @@ import numpy as np
 import pytest
 
 import small
+from simcore.builder import Builder
 from simcore.detail import Lifetimes
 from simcore.ledger import running
 from simcore.lifetimes import TOGETHER, lifetimes
-from simcore.outline import Builder, Phase, Tables
+from simcore.outline import Phase, Tables
 from simcore.program import Program
 from simcore.tape import Op
 from simcore.tile import OP

@@ -11,10 +11,10 @@ import numpy as np
 import pytest
 
 import small
+from simcore.counted import Operators
 from simcore.mesh import IntArray
 from simcore.models.blocks import Attention, LatentAttention, Mamba2, Mlp, Moe
 from simcore.operators.automodel_python import ALONE, BESIDE
-from simcore.operators.counted import Operators
 from simcore.outline import Phase
 from simcore.product import shapes_in
 from simcore.tape import Kernel, Op

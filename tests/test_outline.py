@@ -10,9 +10,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 import small
+from simcore.builder import Builder
 from simcore.flows import flow_of
 from simcore.lower import lower
-from simcore.outline import Builder, Phase, Tables
+from simcore.outline import Phase, Tables
 from simcore.plan import Plan, place
 from simcore.program import Program
 from simcore.schedule import actions

@@ -6,7 +6,8 @@ import numpy as np
 import pytest
 
 import small
-from simcore.outline import Builder, Phase, Tables
+from simcore.builder import Builder
+from simcore.outline import Phase, Tables
 from simcore.program import Program
 from simcore.tape import RECOMPUTE_BEGIN, RECOMPUTE_END, Op, Row, Section, Stream
 from simcore.tile import AMOUNT, LAYER, Tile

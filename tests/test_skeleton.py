@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import small
+from simcore.builder import Builder
 from simcore.edges import BORDER_HANDLES
-from simcore.outline import Builder, Phase, Tables
+from simcore.outline import Phase, Tables
 from simcore.rows import HOST_STOPS
 from simcore.skeleton import Skeleton, skeleton_of
 from simcore.tape import Kernel, Stream

@@ -5,7 +5,8 @@ from __future__ import annotations
 import numpy as np
 
 import small
-from simcore.outline import BACKWARD_GATHER, Builder, Phase, Tables
+from simcore.builder import Builder
+from simcore.outline import BACKWARD_GATHER, Phase, Tables
 from simcore.streams import Track, tracks
 from simcore.tape import Kernel, Op, Stream
 from simcore.tile import AUX, OP

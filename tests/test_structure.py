@@ -14,13 +14,15 @@ ROOT = Path(__file__).resolve().parents[1]
 # A file imports only from files above it. A name that ends in `/` is a folder, whose files may import each other;
 # a file that is also named by itself stands where it is named.
 ORDER = (
-    "errors", "signs", "units", "scaling", "packed", "data", "yaml_parser", "document", "quantity", "nvme", "block",
+    "errors", "signs", "counted", "units", "scaling", "packed", "data", "yaml_parser", "document", "quantity", "nvme",
+    "block",
     "training", "generation", "scenario", "sweep", "starter", "loading", "device", "efficiency", "curves", "topology",
     "tensor", "models/blocks", "models/architecture", "product", "rows", "checkpoint", "tape", "halves", "recording",
     "operators/", "models/", "graph", "flops", "mesh", "form", "schedule", "transfer", "reducer", "zero", "wrapped",
     "libraries", "dispatch", "framework", "lora", "lora_names", "lora_bridge", "lora_automodel", "routing", "packing",
     "job", "stages", "frameworks/", "plan", "update", "on_host", "buffers", "chunks", "fold", "schedules/", "setup",
-    "tile", "outline", "edges", "program", "tiles", "flow", "stage_inputs", "stage_buffers", "lower", "flows/",
+    "tile", "outline", "builder", "edges", "program", "tiles", "flow", "stage_inputs", "stage_buffers", "lower",
+    "flows/",
     "ledger", "waves", "exponentials", "cost", "collective", "routes", "launch", "quantiles", "speed", "served",
     "phased", "detail", "report", "traffic", "series", "beside", "skeleton", "streams", "timeline", "breakdown",
     "clocked", "rates", "adapters", "workspace", "outside", "reserve", "band", "assemble", "received", "spread",

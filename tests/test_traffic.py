@@ -5,7 +5,8 @@ from __future__ import annotations
 import pytest
 
 import small
-from simcore.outline import Builder, Phase, Tables
+from simcore.builder import Builder
+from simcore.outline import Phase, Tables
 from simcore.program import Program
 from simcore.report import TrafficRow
 from simcore.routes import Routes

@@ -4,9 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
+from simcore.builder import Builder
 from simcore.flows.bucket import POOL, Bucket, shared_units, together
 from simcore.framework import Queues
-from simcore.outline import Builder, Tables
+from simcore.outline import Tables
 from simcore.tape import Stream
 from simcore.units import dtype_bytes
 

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable
 
+from simcore.builder import Builder
 from simcore.flows.secondary import Key
-from simcore.outline import Builder
 from simcore.tape import Kernel
 
 __all__ = ["GradientsApart"]

@@ -11,6 +11,7 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Iterable, Sequence
 
+from simcore.builder import Builder
 from simcore.flows.grads_on_host import GradientsOnHost
 from simcore.flows.modules import backward_calls, forward_calls, readiness
 from simcore.flows.partition import REDUCE_HANDLE, trained_of
@@ -18,7 +19,7 @@ from simcore.flows.rest import post_rest, rest_postings, step_temporaries
 from simcore.flows.secondary import Key, Secondary
 from simcore.flows.staged import sub_groups
 from simcore.flows.trace import Pins, recorded, seen_by_nodes
-from simcore.outline import Builder, Tables
+from simcore.outline import Tables
 from simcore.plan import Placed, Plan
 from simcore.rows import Module
 from simcore.schedule import Action

@@ -4,10 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
+from simcore.builder import Builder
 from simcore.flows.hooked import gathering
 from simcore.flows.unit import UnitBytes
 from simcore.framework import Unit
-from simcore.outline import BACKWARD_GATHER, FORWARD_GATHER, Builder, Tables
+from simcore.outline import BACKWARD_GATHER, FORWARD_GATHER, Tables
 from simcore.tape import Kernel, Stream
 
 __all__ = ["Gathers"]

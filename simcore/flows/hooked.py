@@ -2,19 +2,18 @@
 
 torch 2.13 `distributed/fsdp/_fully_shard`, run with groups that send nothing and copies that do nothing
 (`tests/truth/host/fully-shard-torch-2.13.json`): so much by unit, and so much by parameter, each of which is put into
-its module and taken out of it by Python. An operator is Python for 16 of its 21 us (`host.operator`); on top comes the
-launch of each copy, 5 us. The collective's call is not in it, nor are CUDA's streams and events, which a CPU has not.
-Timed over 8 ranks; one rank, which gathers nothing and copies parameter by parameter, is assumed to take as long.
-Forward hooks that run again in a replay are left out.
+its module and taken out of it by Python. The collective's call is not in it, nor are CUDA's streams and events, which
+a CPU has not. Timed over 8 ranks; one rank, which gathers nothing and copies parameter by parameter, is assumed to take
+as long, and so are units that stay gathered after forward. Forward hooks that run again in a replay are left out.
 """
 
 from __future__ import annotations
 
 from typing import Final, NamedTuple
 
-__all__ = ["gathering", "reducing", "releasing"]
+from simcore.counted import operators
 
-_PYTHON, _LAUNCH = 16 / 21, 5 / 21
+__all__ = ["gathering", "reducing", "releasing"]
 
 
 class _Line(NamedTuple):
@@ -23,9 +22,13 @@ class _Line(NamedTuple):
     unit: float
     param: float
 
+    def operators(self, num_params: int, copies: int) -> int:
+        """With a launch of each copy."""
+        return operators(self.unit + self.param * num_params, torch=copies)
+
 
 _FORWARD: Final = _Line(62.5, 2.8)
-"""Gathered, used, resharded; without resharding it is 6 % less."""
+"""Gathered, used, resharded."""
 _BACKWARD: Final = _Line(24.0, 2.1)
 """Gathered again."""
 _RELEASE: Final = _Line(19.5, 0.75)
@@ -35,18 +38,14 @@ _REDUCE: Final = _Line(17.0, 2.6)
 
 def gathering(num_params: int, *, forward: bool) -> int:
     """Operators that a unit's gathering takes with its copy in and its copy out; in forward with all of its hooks."""
-    return _operators(_FORWARD if forward else _BACKWARD, num_params, copies=2)
+    return (_FORWARD if forward else _BACKWARD).operators(num_params, copies=2)
 
 
 def releasing(num_params: int) -> int:
     """Operators that the hooks of a unit's backward take."""
-    return _operators(_RELEASE, num_params, copies=0)
+    return _RELEASE.operators(num_params, copies=0)
 
 
 def reducing(num_params: int) -> int:
     """Operators that reducing so many gradients takes beyond that, with their copy in."""
-    return _operators(_REDUCE, num_params, copies=1)
-
-
-def _operators(line: _Line, num_params: int, copies: int) -> int:
-    return round((line.unit + line.param * num_params) * _PYTHON + copies * _LAUNCH)
+    return _REDUCE.operators(num_params, copies=1)

@@ -15,14 +15,14 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
+from simcore.builder import Builder
 from simcore.flows.gather import Gathers
 from simcore.flows.hooked import releasing
 from simcore.flows.reduce import Reductions
 from simcore.flows.unit import Weigher
 from simcore.framework import Unit, UnshardFlow
-from simcore.outline import Builder, Tables
+from simcore.outline import Tables
 from simcore.plan import Plan
-from simcore.tape import Kernel
 
 __all__ = ["UnshardHooks"]
 
@@ -109,7 +109,7 @@ class UnshardHooks:
         if not self.units[u].members:
             return
         self.out.mark(self.post_backward_hooks[bool(self.reductions.grads[u])], self.first_name + u)
-        self.out.compute(Kernel.ELEMENTWISE, 0, 0, releasing(self.gathers.weights[u].num_params))  # the host's alone
+        self.out.python(releasing(self.gathers.weights[u].num_params))
         self.reductions.add_in_place(u)
         if self.reduce_grads:
             self.gathers.reshard(u)

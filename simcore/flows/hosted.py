@@ -10,7 +10,8 @@ from __future__ import annotations
 
 from typing import Final
 
-from simcore.outline import Builder, Tables
+from simcore.builder import Builder
+from simcore.outline import Tables
 from simcore.plan import Plan
 from simcore.rows import HOST_STOPS, Module
 from simcore.tape import Stream

@@ -5,11 +5,12 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 
+from simcore.builder import Builder
 from simcore.flows.apart import GradientsApart
 from simcore.flows.hosted import copied, updated_on_host
 from simcore.flows.modules import readiness
 from simcore.flows.rest import post_rest, rest_postings, step_temporaries
-from simcore.outline import Builder, Tables
+from simcore.outline import Tables
 from simcore.plan import AtRestBytes, Plan
 from simcore.rows import Module
 from simcore.schedule import Action

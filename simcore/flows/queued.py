@@ -27,12 +27,13 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
+from simcore.builder import Builder
 from simcore.flows.ahead import GathersAhead
 from simcore.flows.bucket import Bucket, bucket_padding, rank_buckets
 from simcore.flows.queue import GradQueue
 from simcore.flows.rest import Posting, post_rest
 from simcore.framework import Queues
-from simcore.outline import BACKWARD_GATHER, FORWARD_GATHER, Builder, Tables
+from simcore.outline import BACKWARD_GATHER, FORWARD_GATHER, Tables
 from simcore.plan import Placed, Plan
 from simcore.schedule import Action
 from simcore.tape import Kernel, Param

@@ -4,10 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
+from simcore.builder import Builder
 from simcore.flows.hooked import reducing
 from simcore.flows.unit import GradBytes, UnitBytes
 from simcore.framework import Unit
-from simcore.outline import Builder, Tables
+from simcore.outline import Tables
 from simcore.rows import Step
 from simcore.tape import Kernel, Stream
 

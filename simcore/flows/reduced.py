@@ -4,8 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
+from simcore.builder import Builder
 from simcore.flows.rest import optimizer_temporaries, post_rest, rest_postings
-from simcore.outline import Builder, Tables
+from simcore.outline import Tables
 from simcore.plan import Plan
 from simcore.reducer import Reducer
 from simcore.schedule import Action

@@ -23,11 +23,12 @@ from collections.abc import Sequence
 
 import numpy as np
 
+from simcore.builder import Builder
 from simcore.flows.flat import RankBuffer, padding_bytes, rank_buffers
 from simcore.flows.hosted import copied, cpu_bytes, share_on_host, waits_for_device
 from simcore.flows.rest import muon_transient, post_rest
 from simcore.framework import Buckets
-from simcore.outline import Builder, Tables
+from simcore.outline import Tables
 from simcore.plan import Placed, Plan
 from simcore.rows import Module
 from simcore.schedule import Action

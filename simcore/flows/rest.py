@@ -6,9 +6,10 @@ from collections.abc import Callable
 
 import numpy as np
 
+from simcore.builder import Builder
 from simcore.mesh import IntArray
 from simcore.models.blocks import Attention
-from simcore.outline import Builder, Phase, Tables
+from simcore.outline import Phase, Tables
 from simcore.plan import Placed, Plan
 from simcore.tape import Kernel, Op
 from simcore.tile import Tile

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from simcore.outline import Builder, Tables
+from simcore.builder import Builder
+from simcore.outline import Tables
 from simcore.plan import Plan
 from simcore.zero import Zero
 

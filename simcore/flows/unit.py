@@ -97,7 +97,7 @@ class Weigher:
 
     def __call__(self, unit: Unit) -> UnitBytes:
         layers = self.plan.graph.layers
-        key = (unit.shard_axis, unit.reshard_after_forward, unit.param_dtype, unit.reduce_dtype,
+        key = (unit.shard_axis, unit.reshard_after_forward, unit.joins_copies, unit.param_dtype, unit.reduce_dtype,
                tuple((layers[layer].kind, numbers) for layer, numbers in unit.members))
         if key not in self.known:
             self.known[key] = _unit_bytes(self.plan, unit)
@@ -136,8 +136,8 @@ def _param_bytes(plan: Plan, placed: Placed, unit: Unit, world: int, partial: in
     reduce_bytes = dtype_bytes(unit.reduce_dtype) if placed.trainable else 0
     stored_bytes = dtype_bytes(placed.life.grad.dtype) if placed.trainable else 0
     implementation = plan.framework.optimizer.implementation
-    packed = ("packed_experts", "true") in plan.framework.options  # KempnerForge's: one tensor of all experts
-    return ParamBytes(placed.spec.name, 1 if packed else placed.used_copies, full, full // partial if partial else 0,
+    copies = 1 if unit.joins_copies else placed.used_copies
+    return ParamBytes(placed.spec.name, copies, full, full // partial if partial else 0,
                       full if sideways else 0, placed.used * reduce_bytes, placed.padded * reduce_bytes,
                       placed.padded * stored_bytes,
                       step_of(placed, implementation) if is_updated_in_backward(placed) else None)

@@ -4,11 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
+from simcore.builder import Builder
 from simcore.flows.hooks import UnshardHooks
 from simcore.flows.hosted import updated
 from simcore.flows.rest import optimizer_temporaries, post_rest, rest_postings
 from simcore.framework import UnshardFlow
-from simcore.outline import Builder, Tables
+from simcore.outline import Tables
 from simcore.plan import Plan
 from simcore.schedule import Action, Part
 from simcore.tape import Param

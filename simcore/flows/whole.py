@@ -4,8 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
+from simcore.builder import Builder
 from simcore.flows.flattened import FlatUnit, parts_of
-from simcore.outline import Builder, Tables
+from simcore.outline import Tables
 from simcore.plan import Plan
 from simcore.tape import Kernel, Stream
 from simcore.units import dtype_bytes

@@ -4,12 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
+from simcore.builder import Builder
 from simcore.flows.flattened import flat_units, parts_of, unit_padding
 from simcore.flows.hosted import updated
 from simcore.flows.rest import optimizer_temporaries, post_rest, rest_postings
 from simcore.flows.whole import FlatGradients
 from simcore.form import Form
-from simcore.outline import BACKWARD_GATHER, FORWARD_GATHER, Builder, Tables
+from simcore.outline import BACKWARD_GATHER, FORWARD_GATHER, Tables
 from simcore.plan import Plan
 from simcore.schedule import Action
 from simcore.tape import Kernel, Param, Stream

@@ -21,7 +21,7 @@ class Wrapping:
 
     `separate`: embedding and head are units, the root has no parameters. `experts_unit`: experts are units of their
     own; `experts_apart`: they belong to no other unit; `packed_apart`: nor do weights in 4 bits. `checkpointed`: layers
-    are inside a checkpoint's wrapper.
+    are inside a checkpoint's wrapper. `joins_copies`: all experts of a layer are one tensor (KempnerForge, packed).
     `loss_inside`: the root's hooks run around the loss too.
     """
 
@@ -39,6 +39,7 @@ class Wrapping:
     checkpointed: bool
     compute: str
     reduce: str
+    joins_copies: bool = False
 
 
 @lru_cache(maxsize=256)
@@ -87,7 +88,8 @@ def _unit(graph: ModelGraph, wrapping: Wrapping, name: str, layers: list[int], *
     first, last = span or (layers[0], layers[-1])
     return Unit(name, tuple(m for m in members if m[1]), first, last, "dp_shard_cp",
                 "dp_replicate" if wrapping.replicates else "", reshard, is_root=is_root, explicit=explicit,
-                param_dtype=wrapping.compute, reduce_dtype=wrapping.reduce, gather_dtype=wrapping.compute)
+                joins_copies=wrapping.joins_copies, param_dtype=wrapping.compute, reduce_dtype=wrapping.reduce,
+                gather_dtype=wrapping.compute)
 
 
 def _experts_unit(graph: ModelGraph, wrapping: Wrapping, layer: int) -> Unit:

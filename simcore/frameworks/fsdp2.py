@@ -101,7 +101,8 @@ def table(job: Job) -> Framework:
         communicators=_communicators(job, fully=fully),
         files=fsdp2_files(job),
         libraries=torch_libraries(job, options),
-        assumptions=(*_of_host(job), *_of_muon(job), *_of_compiled(job, options)),
+        assumptions=(*_of_host(job), *_of_muon(job),
+                     *(_kempnerforge.assumptions(job, options) if code is _kempnerforge else ())),
     )
 
 
@@ -124,10 +125,6 @@ def _of_host(job: Job) -> tuple[tuple[str, str, str, str], ...]:
     return (("time of offload", "copies at the pace of pinned memory, beside kernels but for inputs of replayed "
              "layers; the CPU's step at 0.7 of its memory bandwidth", "assumed",
              "torch 2.13 distributed/fsdp/_fully_shard; optim/adam.py; no time is published"),)
-
-
-def _of_compiled(job: Job, options: dict[str, Any]) -> tuple[tuple[str, str, str, str], ...]:
-    return _kempnerforge.assumptions(job, options) if job.graph.implementation == "kempnerforge" else ()
 
 
 def _of_muon(job: Job) -> tuple[tuple[str, str, str, str], ...]:
@@ -373,7 +370,8 @@ def _wrapping(job: Job, options: dict[str, Any], reduce: str, packed: Packed | N
         replicates=mesh.dp_replicate > 1,
         checkpointed=fully and all_or_no_checkpoint(job) != "none",
         compute=job.compute,
-        reduce=reduce)
+        reduce=reduce,
+        joins_copies=bool(options.get("packed_experts")))
 
 
 def _communicators(job: Job, *, fully: bool) -> tuple[str, ...]:

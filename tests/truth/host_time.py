@@ -68,10 +68,10 @@ def replace_triton() -> None:
               __version__="3.5.0", runtime=mock.MagicMock())
 
 
-def timed(forward: Callable[[Any], Any], out_of: Callable[[], Any]) -> Seconds:
+def timed(forward: Callable[[Any], Any], out_of: Callable[[], Any], rounds: int = ROUNDS) -> Seconds:
     """Median seconds of `forward` on what `out_of` makes, and of its backward."""
     ahead, back = [], []
-    for _ in range(ROUNDS):
+    for _ in range(rounds):
         given = out_of()
         start = time.perf_counter()
         out = forward(given)

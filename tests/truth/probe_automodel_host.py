@@ -15,7 +15,6 @@ import json
 import logging
 import os
 import statistics
-import time
 import warnings
 from typing import Any
 
@@ -177,18 +176,16 @@ def _model(pattern: str, *, spread: bool) -> torch.nn.Module:
     return model
 
 
-def _passed(model: torch.nn.Module) -> Seconds:
-    """Median seconds of a pass each way."""
-    tokens, found = torch.zeros(1, TOKENS, dtype=torch.int64), []
-    for _ in range(ROUNDS):
-        start = time.perf_counter()
+def _timed(model: torch.nn.Module) -> Seconds:
+    def loss(tokens: torch.Tensor) -> torch.Tensor:
         out = model(input_ids=tokens)
-        loss = getattr(out, "logits", out).sum()
-        done = time.perf_counter()
-        loss.backward()
-        found.append((done - start, time.perf_counter() - done))
+        return getattr(out, "logits", out).sum()
+
+    def out_of() -> torch.Tensor:
         model.zero_grad()
-    return statistics.median(a for a, _ in found), statistics.median(b for _, b in found)
+        return torch.zeros(1, TOKENS, dtype=torch.int64)
+
+    return timed(loss, out_of, ROUNDS)
 
 
 def _stubs(kind: str) -> Seconds:
@@ -210,7 +207,7 @@ def _of(kind: str) -> dict[str, float]:
     few, many = (_model(KINDS[kind] * num, spread=kind == "moe") for num in (FEW, MANY))
     found = []
     for _ in range(9):
-        unit, less, small, large = operator_s(), _stubs(kind), _passed(few), _passed(many)
+        unit, less, small, large = operator_s(), _stubs(kind), _timed(few), _timed(many)
         found.append([((b - a) / (MANY - FEW) - stub) / unit for a, b, stub in zip(small, large, less, strict=True)])
     forward, backward = (statistics.median(column) for column in zip(*found, strict=True))
     return {"forward": round(forward, 1), "backward": round(backward, 1)}

@@ -19,7 +19,7 @@ from typing import Any
 
 import torch
 import torch.distributed as dist
-from host_time import Seconds, operator_s
+from host_time import Seconds, operator_s, timed
 from torch import Tensor, nn
 from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.fsdp import MixedPrecisionPolicy, fully_shard
@@ -64,24 +64,14 @@ def _units(num: int, reshards: bool | None) -> Any:
     return made
 
 
-def _passed(module: nn.Module) -> Seconds:
-    """Of each unit."""
-    x = torch.randn(4, WIDTH, dtype=torch.bfloat16, requires_grad=True)
-    start = time.perf_counter()
-    out = module(x)
-    done = time.perf_counter()
-    seed = torch.ones_like(out)
-    again = time.perf_counter()
-    out.backward(seed)
-    end = time.perf_counter()
-    for param in module.parameters():
-        param.grad = None
-    return (done - start) / UNITS, (end - again) / UNITS
-
-
 def _timed(module: nn.Module) -> Seconds:
-    found = [_passed(module) for _ in range(ROUNDS)]
-    return statistics.median(a for a, _ in found), statistics.median(b for _, b in found)
+    """Of each unit."""
+    def out_of() -> Tensor:
+        module.zero_grad()
+        return torch.randn(4, WIDTH, dtype=torch.bfloat16, requires_grad=True)
+
+    forward, backward = timed(module, out_of, ROUNDS)
+    return forward / UNITS, backward / UNITS
 
 
 def _of(num: int) -> dict[str, float]:
