@@ -4,12 +4,16 @@ from __future__ import annotations
 
 from typing import Any
 
+import numpy as np
 import pytest
 
 import small
 from simcore.errors import IllegalLayout
 from simcore.frameworks._torch_kernels import FUSED
+from simcore.product import shapes_in
 from simcore.simulate import simulate
+from simcore.tape import Kernel, Op
+from simcore.tile import AUX, OP, SLOT, STREAM
 
 
 def _attention(topology: str = "dgx-h100", framework: str = "fsdp2", mesh: dict[str, int] | None = None,
@@ -101,11 +105,10 @@ def test_cudnns_attention_begins_with_ampere() -> None:
         _attention("v100-32gb", precision={"params": "fp16", "compute": "fp16"}, options={"sdpa_backend": "cudnn"})
 
 
-def pointwise_bytes(implementation: str, recompute: str, layers: int = 32, **options: Any) -> int:
+def pointwise_bytes(implementation: str, recompute: str, **options: Any) -> int:
     """That kernels of Llama-3.1-8B move in a step, norms included."""
-    model = {"config": "llama-3.1-8b", "overrides": {"num_hidden_layers": layers}}
-    asked = small.scenario("fsdp2", {"dp_shard": 8}, model=model, implementation=implementation, options=options,
-                           seq_len=4096, recompute=recompute)
+    asked = small.scenario("fsdp2", {"dp_shard": 8}, model="llama-3.1-8b", implementation=implementation,
+                           options=options, seq_len=4096, recompute=recompute)
     report = simulate(asked)
     assert report.time is not None, report.problems
     return sum(kernel.bytes_moved for kernel in report.time.kernels
@@ -121,8 +124,18 @@ def test_what_a_compiler_leaves_of_eager_bytes_is_what_it_leaves_torchtitan(impl
     assert compiled / eager == pytest.approx(FUSED, rel=0.1)
 
 
-def test_compiled_layers_that_are_recorded_as_eager_move_less() -> None:
-    """A layer, but for sums of gradients, which are an eighth of an eager one's bytes; the loss is not compiled."""
-    eager, compiled = (pointwise_bytes("kempnerforge", "full", 3, compile=flag)
-                       - pointwise_bytes("kempnerforge", "full", 2, compile=flag) for flag in (False, True))
-    assert compiled / eager == pytest.approx(FUSED * 7 / 8 + 1 / 8, rel=0.02)
+def test_a_compiler_joins_what_nobody_says_is_alone() -> None:
+    """A row that says it is one operator is one: sums of gradients, and a loss that is not compiled."""
+    def asked(*, flag: bool) -> dict[str, Any]:
+        return {"model": "llama-tiny", "implementation": "kempnerforge", "options": {"compile": flag}}
+
+    rows = np.array(small.program_of("fsdp2", {"dp_shard": 2}, **asked(flag=True)).columns.tolist())
+    pointwise = (rows[:, OP] == Op.COMPUTE) & (rows[:, SLOT] == Kernel.ELEMENTWISE)
+    joined = pointwise & (shapes_in(rows[:, STREAM]) == 0)
+    apart, together = rows[pointwise & ~joined, AUX].sum(), rows[joined, AUX].sum()
+    assert 0 < apart < together
+    for flag, share in ((False, 1.0), (True, FUSED)):
+        report = simulate(small.scenario("fsdp2", {"dp_shard": 2}, **asked(flag=flag)))
+        assert report.time is not None, report.problems
+        moved = sum(k.bytes_moved for k in report.time.kernels if k.kernel.startswith("elementwise"))
+        assert moved == pytest.approx(apart + share * together, rel=1e-3)
