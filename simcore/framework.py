@@ -115,6 +115,12 @@ class Unit:
     reduce_dtype: str = "fp32"
     gather_dtype: str = "bf16"
 
+    @property
+    def kept_axis(self) -> str:
+        """The axis over which it is cut between forward and backward: a part of `shard_axis` in a smaller group."""
+        policy = self.reshard_after_forward
+        return self.shard_axis if isinstance(policy, bool) else f"{self.shard_axis}/{policy}"
+
 
 @dataclass(frozen=True, slots=True)
 class UnshardFlow:
@@ -229,7 +235,8 @@ class Framework:
     the next ones are there. `buffered_microbatches`: it has a buffer for what it receives of each of so many;
     `returns_outputs`: the last stage keeps what the model puts out for each of them. `deferred_heads`: so many
     microbatches of a step keep what the weight gradient of the output head needs until the end of the step. `dealt`:
-    for each pipeline rank, where optimizer states are not cut but dealt out.
+    for each pipeline rank, where optimizer states are not cut but dealt out. `communicators`: every axis of more than
+    one rank on which a rank calls others; ranks are folded into classes that meet the same classes on each of them.
     """
 
     name: str

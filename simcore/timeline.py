@@ -7,7 +7,7 @@ Goes out: `ClassTimes` in whole nanoseconds. One process a stream; a `_Link` onl
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Generator, Sequence
+from collections.abc import Callable, Generator, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property, lru_cache
 from typing import Any, Generic, Protocol, TypeVar
@@ -19,7 +19,7 @@ from simcore.skeleton import Call
 from simcore.streams import Track
 from simcore.tape import Stream
 
-__all__ = ["ClassTimes", "Wiring", "meeting", "run"]
+__all__ = ["ClassTimes", "Deadlock", "Wiring", "meeting", "run"]
 
 _SEND = int(Stream.SEND)
 _MESSAGES = (_SEND, int(Stream.RECEIVE))
@@ -62,11 +62,24 @@ class ClassTimes:
         return max(self.item_ends[-1] if self.item_ends else 0, last_call)
 
 
+class Deadlock(AssertionError):
+    """Streams that wait for something that never happens: a fault of the tracks or of the wiring, not of the input."""
+
+
 def run(tracks: Sequence[Track], wiring: Wiring) -> list[ClassTimes]:
-    """Run all classes."""
+    """Run all classes to the end of all their streams. Raises `Deadlock` where some of them cannot end."""
     machine = _Machine(tracks, wiring)
     machine.environment.run()
+    waiting = [f"class {number}, stream {Stream(stream).name.lower()}: waits for {_awaited(process.target)}"
+               for (number, stream), process in machine.streams.items() if process.is_alive]
+    if waiting:
+        raise Deadlock(f"the timeline ended, but {len(waiting)} of {len(machine.streams)} streams wait: "
+                       + "; ".join(waiting))
     return machine.times
+
+
+def _awaited(event: simpy.Event | None) -> str:
+    return event.what() if isinstance(event, _Awaited) else repr(event)
 
 
 def meeting(wiring: Wiring, number: int, call: Call) -> str:
@@ -87,17 +100,18 @@ class _Machine:
         self.alone = lru_cache(maxsize=None)(lambda number, comm: len(wiring.meets(number, comm)) < 2)
         self.times = [ClassTimes() for _ in tracks]
         self.meetings: dict[object, _Meeting] = {}
-        self.mail = _Dates[tuple[int, int, int, int]](self.environment)
+        self.mail = _Dates[tuple[int, int, int, int]](self.environment, "message (lane, layer, handle, microbatch)")
+        self.streams: dict[tuple[int, int], simpy.Process] = {}
         for number, track in enumerate(tracks):
             self._start(number, track)
 
     def _start(self, number: int, track: Track) -> None:
-        done, gates = _Dates[int](self.environment), _Dates[int](self.environment)
-        shared = self._shared_links(number, track)
+        done, gates = _Dates[int](self.environment, "call"), _Dates[int](self.environment, "compute item")
+        shared, begin = self._shared_links(number, track), self.environment.process
         for stream, calls in track.skeleton.calls.items():
             handle = self._messages if stream in _MESSAGES else self._calls
-            self.environment.process(handle(number, calls, track.call_ns, done, gates, shared))
-        self.environment.process(self._compute(number, track, done, gates))
+            self.streams[number, stream] = begin(handle(number, calls, track.call_ns, done, gates, shared))
+        self.streams[number, int(Stream.COMPUTE)] = begin(self._compute(number, track, done, gates))
 
     def _shared_links(self, number: int, track: Track) -> dict[int, _Link]:
         """Links on which more than one stream of a rank sends, by the communicators that cross them."""
@@ -174,10 +188,10 @@ class _Machine:
         key = (call.comm, call.stream, call.serial, classes)
         meeting = self.meetings.get(key)
         if meeting is None:
-            meeting = self.meetings[key] = _Meeting(self.environment)
+            meeting = self.meetings[key] = _Meeting(self.environment, key)
         meeting.start, meeting.ns = max(meeting.start, ready), max(meeting.ns, ns)
-        meeting.arrived += 1
-        if meeting.arrived < len(classes):
+        meeting.arrived.append(number)
+        if len(meeting.arrived) < len(classes):
             yield meeting.over
         else:
             meeting.over.succeed()
@@ -204,17 +218,30 @@ class _Machine:
             done.tell(call.number, now)
 
 
+class _Awaited(simpy.Event):
+    """An event that can say what it is, for those that never happen."""
+
+    def __init__(self, environment: simpy.Environment, what: Callable[[], str]) -> None:
+        super().__init__(environment)
+        self.what = what
+
+
 @dataclass(eq=False)
 class _Meeting:
-    """`ns`: that of the largest part."""
+    """`key`: communicator, stream, serial number and the classes that meet. `ns`: that of the largest part."""
 
     environment: simpy.Environment
-    arrived: int = 0
+    key: tuple[int, int, int, tuple[int, ...]]
+    arrived: list[int] = field(default_factory=list)
     start: int = 0
     ns: int = 0
 
     def __post_init__(self) -> None:
-        self.over = self.environment.event()
+        self.over = _Awaited(self.environment, self._text)
+
+    def _text(self) -> str:
+        comm, _, serial, classes = self.key
+        return f"classes {sorted({*classes} - {*self.arrived})} in call {serial} of communicator {comm}"
 
 
 class _Due(simpy.Event):
@@ -238,7 +265,7 @@ class _Link:
         self.queue: deque[simpy.Event] = deque()
 
     def turn(self) -> simpy.Event:
-        self.queue.append(self.environment.event())
+        self.queue.append(_Awaited(self.environment, lambda: "a link that another stream has taken"))
         return self.queue[-1]
 
     def leave(self, end: int) -> None:
@@ -255,8 +282,8 @@ class _Dates(Generic[Name]):
     So a stream that depends on known dates alone runs ahead, and simpy hears only of streams that must wait for news.
     """
 
-    def __init__(self, environment: simpy.Environment) -> None:
-        self.environment = environment
+    def __init__(self, environment: simpy.Environment, kind: str) -> None:
+        self.environment, self.kind = environment, kind
         self.known: dict[Name, int] = {}
         self.awaited: dict[Name, simpy.Event] = {}
 
@@ -267,5 +294,5 @@ class _Dates(Generic[Name]):
 
     def news(self, name: Name) -> simpy.Event:
         if name not in self.awaited:
-            self.awaited[name] = simpy.Event(self.environment)
+            self.awaited[name] = _Awaited(self.environment, lambda: f"{self.kind} {name}")
         return self.awaited[name]

@@ -20,6 +20,19 @@ def layouts(draw: st.DrawFn, most: int = 64,
     return {"fsdp2": _fsdp2, "automodel": _automodel, "megatron": _megatron}[name](draw, most)
 
 
+@st.composite
+def resharded(draw: st.DrawFn, most: int = 64) -> Layout:
+    """FSDP2 with every kind of `reshard_after_forward`; DTensor experts are kept in no smaller group than theirs."""
+    name, mesh, options = draw(layouts(most, ("fsdp2",)))
+    shards, experts = mesh["dp_shard"], mesh["dp_replicate"] * mesh["dp_shard"] // mesh["ep"]
+    apart = mesh["ep"] > 1 and options["experts"] == "fully_shard"
+    parts = [n for n in range(1, shards + 1) if shards % n == 0 and (not apart or n in (1, experts))]
+    policies: dict[str, list[Any]] = {"reshard_after_forward": [True, False, *parts],
+                                      "set_last_reshard": [None, True, False]}
+    chosen = {key: draw(st.sampled_from(values)) for key, values in policies.items()}
+    return name, mesh, {**options, **{key: value for key, value in chosen.items() if value is not None}}
+
+
 def _pick(draw: st.DrawFn, most: int, sizes: tuple[int, ...] = SIZES) -> int:
     return draw(st.sampled_from([size for size in sizes if size <= most] or [1]))
 

@@ -2,16 +2,19 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import numpy as np
 import pytest
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 import small
-from layouts import Layout, layouts
+from layouts import Layout, layouts, resharded
 from simcore.fold import RankClass, coordinate_text, fold, format_ranks, unfolded, unfolded_one
 from simcore.mesh import Axis, IntArray, Mesh
 from simcore.plan import place
+from simcore.routes import HOST_WAYS
 
 
 def ranks_of(text: str) -> list[int]:
@@ -52,9 +55,11 @@ def test_replicas_of_a_class_are_of_the_class() -> None:
 
 
 @settings(max_examples=40, deadline=None, derandomize=True)
-@given(layouts(frameworks=("fsdp2", "automodel")))
+@given(st.one_of(layouts(frameworks=("fsdp2", "automodel")), resharded()))
 @example(("fsdp2", {"dp_replicate": 2, "dp_shard": 3, "ep": 2}, {"experts": "ignored"}))
 @example(("fsdp2", {"dp_shard": 6, "ep": 2}, {"experts": "fully_shard"}))
+@example(("fsdp2", {"dp_shard": 12}, {"reshard_after_forward": 4}))
+@example(("fsdp2", {"dp_replicate": 2, "dp_shard": 6}, {"reshard_after_forward": 3}))
 def test_members_of_a_class_meet_the_same_classes(layout: Layout) -> None:
     """Otherwise a rank would wait for one that, standing for its class, never comes."""
     name, mesh, options = layout
@@ -66,6 +71,38 @@ def test_members_of_a_class_meet_the_same_classes(layout: Layout) -> None:
         for rank in range(job.mesh.size):
             met.setdefault(label[rank], set()).add(tuple(sorted(label[r] for r in job.mesh.group(rank, axis))))
         assert all(len(groups) == 1 for groups in met.values()), axis
+
+
+LAYOUTS: list[tuple[str, dict[str, int], dict[str, Any], dict[str, Any]]] = [
+    ("fsdp2", {"dp_replicate": 2, "dp_shard": 6}, {"reshard_after_forward": 3}, {}),
+    ("fsdp2", {"dp_shard": 4, "ep": 2}, {"set_last_reshard": False}, {}),
+    ("zero3", {"dp_shard": 8}, {"zero_hpz_partition_size": 4}, {}),
+    ("megatron", {"dp_replicate": 2, "dp_shard": 4, "tp": 2, "ep": 2, "etp": 1}, {}, {}),
+    ("megatron", {"dp_replicate": 2, "dp_shard": 6, "ep": 2}, {}, {"optimizer": {"name": "dist_muon"}}),
+    ("megatron_fsdp", {"dp_shard": 4, "ep": 2}, {}, {}),
+    ("automodel", {"dp_shard": 4, "dp_replicate": 2, "ep": 2}, {}, {}),
+    ("fsdp1", {"dp_shard": 4, "dp_replicate": 2}, {}, {}), ("ddp", {"dp_replicate": 4}, {}, {}),
+]
+
+
+@pytest.mark.parametrize(("name", "mesh", "options", "training"), LAYOUTS)
+def test_a_framework_names_every_axis_on_which_ranks_call_each_other(
+        name: str, mesh: dict[str, int], options: dict[str, Any], training: dict[str, Any]) -> None:
+    """Classes are refined over those; a group that is not among them could be met by other classes than one's own."""
+    _names_all(name, mesh, options, **training)
+
+
+@settings(max_examples=30, deadline=None, derandomize=True)
+@given(st.one_of(layouts(), resharded()))
+def test_any_framework_names_every_axis(layout: Layout) -> None:
+    _names_all(*layout)
+
+
+def _names_all(name: str, mesh: dict[str, int], options: dict[str, Any], **training: Any) -> None:
+    job, table = small.prepared(name, mesh, options=options, **training)
+    program = small.program_of(name, mesh, options=options, **training)
+    called = {axis for _, axis, _ in program.tables.comms if axis not in HOST_WAYS}
+    assert {axis for axis in called if job.mesh.axis(axis).size > 1} <= {*table.communicators}
 
 
 def test_a_hundred_thousand_ranks_are_a_few_classes() -> None:

@@ -9,7 +9,7 @@ from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 import small
-from layouts import Layout, layouts
+from layouts import Layout, layouts, resharded
 from simcore.report import RankReport, Report
 from simcore.scenario import Scenario
 from simcore.schedule import lowered_microbatches
@@ -44,6 +44,22 @@ def _same_time(a: Report, b: Report) -> None:
 @example(("fsdp2", {"dp_replicate": 2, "dp_shard": 3, "ep": 2}, {"experts": "ignored"}), 1, "none")
 @given(layouts(most=16), st.sampled_from([1, 3]), st.sampled_from(["none", "full"]))
 def test_a_class_is_what_each_of_its_ranks_is(layout: Layout, microbatches: int, recompute: str) -> None:
+    _same_in_every_class(layout, microbatches, recompute)
+
+
+@settings(max_examples=20, deadline=None, derandomize=True)
+@example(("fsdp2", {"dp_shard": 12}, {"reshard_after_forward": 4}), 1, "full")
+@example(("fsdp2", {"dp_shard": 12}, {"reshard_after_forward": 2}), 3, "none")
+@example(("fsdp2", {"dp_replicate": 2, "dp_shard": 6}, {"reshard_after_forward": 3}), 1, "none")
+@example(("fsdp2", {"dp_shard": 12, "ep": 4}, {"experts": "ignored", "reshard_after_forward": 6}), 1, "none")
+@example(("fsdp2", {"dp_shard": 12, "ep": 4}, {"experts": "fully_shard", "reshard_after_forward": 3}), 1, "full")
+@given(resharded(most=16), st.sampled_from([1, 3]), st.sampled_from(["none", "full"]))
+def test_a_class_is_what_each_of_its_ranks_is_whatever_is_resharded(layout: Layout, microbatches: int,
+                                                                    recompute: str) -> None:
+    _same_in_every_class(layout, microbatches, recompute)
+
+
+def _same_in_every_class(layout: Layout, microbatches: int, recompute: str) -> None:
     name, mesh, options = layout
     count = microbatches if mesh.get("pp", 1) == 1 else mesh["pp"] + microbatches
     asked = small.scenario(name, mesh, options=options, microbatches=count, recompute=recompute)

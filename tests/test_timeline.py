@@ -11,7 +11,7 @@ import pytest
 from simcore.skeleton import Call, Item, Skeleton
 from simcore.streams import Track
 from simcore.tape import Stream
-from simcore.timeline import ClassTimes, run
+from simcore.timeline import ClassTimes, Deadlock, run
 
 GATHER, REDUCE = int(Stream.ALL_GATHER), int(Stream.REDUCE)
 
@@ -208,3 +208,52 @@ def test_a_host_that_waits_for_messages_goes_on_when_one_has_arrived() -> None:
                      (0, 14), stops=True, stops_at_messages=True)
     _, times = run([sender, receiver], Wires())
     assert times.item_ends == [35, 49]
+
+
+class Missed(Wires):
+    """Class 1 meets class 0, which meets nobody but itself."""
+
+    def meets(self, number: int, comm: int) -> tuple[int, ...]:
+        return (0, 1) if number else (0,)
+
+
+def told(tracks: list[Track], wires: Wires) -> str:
+    with pytest.raises(Deadlock) as caught:
+        run(tracks, wires)
+    return str(caught.value)
+
+
+def test_a_class_whose_others_never_come_is_told_with_all_that_waits_for_it() -> None:
+    """The gather of class 1 waits for class 0, its kernel for the gather, its reduction for the kernel."""
+    calls = {GATHER: [call(0, 5, GATHER)], REDUCE: [call(1, 5, REDUCE, gate=1)]}
+    waiting = track([item(1, wait_for=0), item(1)], calls)
+    message = told([track([item(1)], {GATHER: [call(0, 5, GATHER)]}), waiting], Missed())
+    assert message.startswith("the timeline ended, but 3 of 5 streams wait: ")
+    assert "class 1, stream all_gather: waits for classes [0] in call 0 of communicator 0" in message
+    assert "class 1, stream compute: waits for call 0" in message
+    assert "class 1, stream reduce: waits for compute item 1" in message
+    assert "class 0" not in message
+
+
+def test_a_message_that_nobody_sends_is_told() -> None:
+    receiver = track([item(1, wait_for=0)], {Stream.RECEIVE: [call(0, 5, Stream.RECEIVE, layer=3)]})
+    assert "class 0, stream receive: waits for message (lane, layer, handle, microbatch) (0, 3, 0, 0)" in told(
+        [receiver], Wires())
+
+
+def test_a_link_that_is_never_given_back_is_told() -> None:
+    """Its call waits for class 0 for good; the other stream of the rank waits for the link."""
+    calls = {GATHER: [call(0, 5, GATHER)], REDUCE: [call(1, 5, REDUCE, comm=0)]}
+    message = told([track([item(1)]), track([item(1)], calls)], Missed())
+    assert "class 1, stream reduce: waits for a link that another stream has taken" in message
+
+
+def test_calls_in_unlike_order_are_told() -> None:
+    """Each of two ranks waits in its first call for the other."""
+    def one(first: int, second: int) -> Track:
+        return track([item(1, call=call(0, 4, Stream.COMPUTE, serial=first)),
+                      item(1, call=call(1, 4, Stream.COMPUTE, serial=second))])
+
+    message = told([one(0, 1), one(1, 0)], Wires(together=(0, 1)))
+    assert "class 0, stream compute: waits for classes [1] in call 0 of communicator 0" in message
+    assert "class 1, stream compute: waits for classes [0] in call 1 of communicator 0" in message

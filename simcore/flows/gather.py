@@ -28,7 +28,7 @@ class Gathers:
         self.held, self.held_bytes = -1, 0
         slots = (_Slots(tables, ""), _Slots(tables, "experts."))
         self.slots = [slots[unit.inner] for unit in units]
-        known: dict[tuple[str, bool | int, str], tuple[int, int]] = {}
+        known: dict[tuple[str, str, str], tuple[int, int]] = {}
         self.comms = [_comms(unit, tables, known) for unit in units]
         self.from_host = [tables.comm("copy", "to_device", weight.host_dtype) if weight.offloaded else -1
                           for weight in weights]
@@ -116,10 +116,9 @@ class _Slots:
         self.kept = tables.slot(f"{inner}post_forward_shard", "post_forward_shard")
 
 
-def _comms(unit: Unit, tables: Tables, known: dict[tuple[str, bool | int, str], tuple[int, int]]) -> tuple[int, int]:
+def _comms(unit: Unit, tables: Tables, known: dict[tuple[str, str, str], tuple[int, int]]) -> tuple[int, int]:
     """All-gathers of the sharded unit, and of one that is kept in a smaller group."""
-    axis, policy, dtype = key = (unit.shard_axis, unit.reshard_after_forward, unit.gather_dtype)
+    axis, smaller, dtype = key = (unit.shard_axis, unit.kept_axis, unit.gather_dtype)
     if key not in known:
-        smaller = axis if isinstance(policy, bool) else f"{axis}/{policy}"
         known[key] = tables.comm("all_gather", axis, dtype), tables.comm("all_gather", smaller, dtype)
     return known[key]

@@ -97,7 +97,7 @@ def zero_table(job: Job, stage: int) -> Framework:
         sequence_parallel=False,
         stages=(tuple(range(len(job.graph.layers))),),
         options=(*_transformers.options_of(job, options), *_transformers.replayed(job)),
-        communicators=(AXIS,) if job.mesh.dp_shard > 1 else (),
+        communicators=_communicators(job, flow),
         files=plain_files(job),
         libraries=torch_libraries(job, options),
         assumptions=(_OVERLAPPED, *(_fetched_by_layer() if stage == 3 else ()), *_of_host(flow)),
@@ -166,6 +166,12 @@ def _check_shards(job: Job, stage: int) -> None:
         at = "mesh.dp_replicate" if job.mesh.dp_replicate > 1 else "framework_options.mics_shard_size"
         raise job.not_yet(at, "copies of shards (MiCS: this version scatters its gradients over all ranks, pieces of "
                           "another length than the parts, the next ones have none; served: zero_hpz_partition_size)")
+
+
+def _communicators(job: Job, flow: Zero) -> tuple[str, ...]:
+    """All ranks, and the fewer that second parts of parameters are cut over."""
+    names = (AXIS, *((f"{AXIS}/{flow.secondary}",) if flow.secondary else ()))
+    return tuple(name for name in names if job.mesh.axis(name).size > 1)
 
 
 def _secondary(job: Job, options: dict[str, Any]) -> int:

@@ -14,7 +14,7 @@ from types import ModuleType
 from typing import Any
 
 from simcore.form import Form, Layout, Partial, Shard
-from simcore.framework import Framework, Life, Matches, Moment, Rule, UnshardFlow
+from simcore.framework import Framework, Life, Matches, Moment, Rule, Unit, UnshardFlow
 from simcore.frameworks import _hub, _kempnerforge, _llmfoundry, _torchtitan, _transformers
 from simcore.frameworks._bitsandbytes import STORAGE_OPTION, is_packed, packed_of
 from simcore.frameworks._files import fsdp2_files
@@ -83,10 +83,11 @@ def table(job: Job) -> Framework:
     stages = code.stages_of(job)
     packed = _packed(job, options)
     fully = job.mesh.ep > 1 and options.get("experts", "fully_shard") == "fully_shard"
+    made = units(job.graph, stages, _wrapping(job, options, reduce, packed, fully=fully))
     return Framework(
         name="fsdp2", version=VERSIONS[0],
         rules=_rules(job, stored, packed, fully=fully, in_backward=options.get("optimizer_in_bwd", False)),
-        units=units(job.graph, stages, _wrapping(job, options, reduce, packed, fully=fully)),
+        units=made,
         flow=_flow(job, options, given),
         optimizer=torch_optimizer(job, *reversed(given.optimizer), muon=code is _transformers),
         compute_dtype=job.compute,
@@ -98,7 +99,7 @@ def table(job: Job) -> Framework:
         buffered_microbatches=job.scenario.num_microbatches if job.mesh.pp > 1 else 0,
         returns_outputs=job.mesh.pp > 1 and bool(options.get("return_outputs", given.returns_outputs)),
         options=(*code.options_of(job, options), *_cast_stream(job)),
-        communicators=_communicators(job, fully=fully),
+        communicators=_communicators(job, made, fully=fully),
         files=fsdp2_files(job),
         libraries=torch_libraries(job, options),
         assumptions=(*_of_host(job), *_of_muon(job),
@@ -361,7 +362,7 @@ def _wrapping(job: Job, options: dict[str, Any], reduce: str, packed: Packed | N
         layers=_policy(job, children, shards),
         last=_policy(job, children if last is None else last, shards),
         head=given.last_follows and asked is True,
-        experts=_policy(job, children, mesh.expert_dp),
+        experts=_policy(job, children, mesh.expert_dp) if fully else True,
         separate=options.get("wrap", given.wrap) != "layers_root",
         loss_inside=given.loss_inside,
         experts_unit=fully,
@@ -374,8 +375,10 @@ def _wrapping(job: Job, options: dict[str, Any], reduce: str, packed: Packed | N
         joins_copies=bool(options.get("packed_experts")))
 
 
-def _communicators(job: Job, *, fully: bool) -> tuple[str, ...]:
+def _communicators(job: Job, made: tuple[Unit, ...], *, fully: bool) -> tuple[str, ...]:
+    """Axes of more than one rank, those of smaller groups too (torch 2.13 `_get_post_forward_mesh_info`)."""
     mesh = job.mesh
     sizes = {"tp": mesh.tp, "dp_shard_cp": mesh.dp_shard * mesh.cp, "dp_replicate": mesh.dp_replicate, "ep": mesh.ep,
              "cp": mesh.cp, "pp": mesh.pp, "expert_dp": mesh.expert_dp if fully else 1}
-    return tuple(name for name, size in sizes.items() if size > 1)
+    smaller = (unit.kept_axis for unit in made if unit.kept_axis != unit.shard_axis)
+    return tuple(dict.fromkeys((*(name for name, size in sizes.items() if size > 1), *smaller)))

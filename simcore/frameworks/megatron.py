@@ -434,4 +434,7 @@ def _communicators(job: Job) -> tuple[str, ...]:
     names = ["tp", "cp", "dp_cp", "pp"]
     if job.has_experts:
         names += ["ep", "etp", "expert_dp"]
+    if mesh.dp_replicate > 1:  # several optimizer instances
+        dense, expert = shard_axes(job)
+        names += [dense, "dp_replicate"] + [expert, "expert_dp_replicate"] * job.has_experts
     return tuple(name for name in names if mesh.axis(name).size > 1)
