@@ -36,10 +36,13 @@ def test_nothing_is_cast_that_is_stored_as_it_is_used() -> None:
     assert weights({"dp_shard": 2}, "model.layers.0", model=LLAMA, precision={"params": "bf16"}).cast == 0
 
 
-@pytest.mark.parametrize(("parts", "regathered"), [(2, 2 * LAYER), (4, 2 * LAYER)])
-def test_a_smaller_group_gathers_the_same_layer(parts: int, regathered: int) -> None:
-    found = weights({"dp_shard": 8}, "model.layers.0", model=LLAMA, options={"reshard_after_forward": parts})
-    assert (found.regathered, found.kept_shard) == (regathered, 2 * LAYER // parts)
+@pytest.mark.parametrize(("shards", "parts"), [(8, 2), (8, 4), (12, 4), (6, 3)])
+def test_a_smaller_group_keeps_equal_parts_of_what_all_have_padded(shards: int, parts: int) -> None:
+    """Over 12 ranks 256 rows become 264, 128 become 132, 688 become 696, whatever the group that gathers them again."""
+    rows = {size: -(-size // shards) * shards for size in (128, 256, 688)}
+    padded = 2 * (2 * rows[256] * 256 + 2 * rows[128] * 256 + 2 * rows[688] * 256 + rows[256] * 688 + 2 * rows[256])
+    found = weights({"dp_shard": shards}, "model.layers.0", model=LLAMA, options={"reshard_after_forward": parts})
+    assert (found.gathered, found.kept_shard) == (padded, padded // parts)
 
 
 def test_gradients_are_reduced_in_their_own_dtype() -> None:

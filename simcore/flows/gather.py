@@ -39,7 +39,7 @@ class Gathers:
         if self.pending[u] or self.unsharded[u] or weight.world == 1:
             return
         layer, slots, kept = self.layers[u], self.slots[u], self.kept[u]
-        size, cast = (weight.regathered, 0) if kept else (weight.gathered, weight.cast)
+        size, cast = weight.gathered, weight.cast * (not kept)
         self.out.alloc(layer, slots.cast, cast)
         if not kept:
             self.out.alloc(layer, slots.staged, weight.staged)

@@ -18,7 +18,8 @@ __all__ = ["GradBytes", "ParamBytes", "UnitBytes", "Weigher"]
 class ParamBytes:
     """A parameter of a unit on this rank, or `copies` that are alike (one an expert).
 
-    `kept_shard`: its part of a smaller group after forward; `extra_copy`: the second buffer of a sideways cut;
+    `kept_shard`: its part of a smaller group after forward, an equal part of what was gathered, padding included (torch
+    2.13 `_fsdp_param.py`, to_sharded_post_forward), which that group gathers again; `extra_copy`: the second buffer of a sideways cut;
     `accumulated`: its whole gradient in the reduce dtype, 0 when frozen. `step`: runs when the gradient is reduced.
     """
 
@@ -60,7 +61,6 @@ class UnitBytes:
     world: int
     cast: int
     gathered: int
-    regathered: int
     used: int
     kept_shard: int
     extra_copy: int
@@ -112,8 +112,7 @@ def _unit_bytes(plan: Plan, unit: Unit) -> UnitBytes:
     shard = sum(_gathered(unit, p, p.padded) for p in placed)
     away = [p for p in placed if not p.rests_here]
     uses_cast = bool(away) or any(p.life.rest.num_bytes(p.padded) != _gathered(unit, p, p.padded) for p in placed)
-    regathered = sum(_gathered(unit, p, _padded_to(p, partial)) for p in placed) if partial else shard * world
-    return UnitBytes(params, world, shard if uses_cast else 0, shard * world, regathered, sum(p.used for p in params),
+    return UnitBytes(params, world, shard if uses_cast else 0, shard * world, sum(p.used for p in params),
                      sum(p.kept_shard for p in params), sum(p.extra_copy for p in params),
                      _staged(unit, placed) if away else 0, sum(p.life.rest.num_bytes(p.padded) for p in away),
                      away[0].life.rest.dtype if away else "")
@@ -141,11 +140,6 @@ def _param_bytes(plan: Plan, placed: Placed, unit: Unit, world: int, partial: in
                       full if sideways else 0, placed.used * reduce_bytes, placed.padded * reduce_bytes,
                       placed.padded * stored_bytes,
                       step_of(placed, implementation) if is_updated_in_backward(placed) else None)
-
-
-def _padded_to(placed: Placed, parts: int) -> int:
-    rows = placed.life.rest.stored_shape(placed.used_shape)[0]
-    return -(-rows // parts) * parts * (placed.used // rows)
 
 
 def _gathered(unit: Unit, placed: Placed, numel: int) -> int:
