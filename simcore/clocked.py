@@ -90,13 +90,15 @@ def forward_ns(programs: Sequence[Program], classes: Sequence[RankClass], routes
 def _is_steady(starts: Sequence[IntArray], spent: Sequence[IntArray], ones: range) -> bool:
     """The steady microbatches take as long as their neighbours: from backward to backward on all ranks, and by phase.
 
-    The step's last microbatch reduces gradients, so phases are not compared with it.
+    A period is also all that their own passes take: where a pass still waits for the microbatch before it, its copies
+    would not add up to the step. The step's last microbatch reduces gradients, so phases are not compared with it.
     """
     first, group = ones.start, len(ones)
     if first < group or ones.stop + group > len(starts[0]):
         return False
     windows = [s[first - group:ones.stop + group] for s in starts]
     periods = {int(p) for window in windows for p in window[group:] - window[:-group]}
+    periods |= {int(s[first:ones.stop].sum()) for s in spent}
     is_last = ones.stop + group == len(starts[0])
     following = slice(ones.stop, ones.stop + group)
     return len(periods) == 1 and (is_last or all((s[first:ones.stop] == s[following]).all() for s in spent))

@@ -15,9 +15,10 @@ from simcore.packed import Packed
 from simcore.product import MODULE_BITS
 from simcore.units import DTYPE_BYTES
 
-__all__ = ["CATEGORY_OF_PHASE", "COMPUTE_STREAM", "GRADIENTS_BEGIN", "GRAD_HIDDEN", "HIDDEN", "HOST_STOPS",
-           "INNER_BACKWARD_BEGIN", "INNER_BACKWARD_END", "INNER_FORWARD_BEGIN", "INNER_FORWARD_END", "RECOMPUTE_BEGIN",
-           "RECOMPUTE_END", "Kernel", "Op", "Param", "Recorder", "Row", "Section", "Step", "Storage", "Stream"]
+__all__ = ["CATEGORY_OF_PHASE", "COMPUTE_STREAM", "GRADIENTS_BEGIN", "GRAD_HIDDEN", "HIDDEN", "HOST_DRAINS",
+           "HOST_STOPS", "INNER_BACKWARD_BEGIN", "INNER_BACKWARD_END", "INNER_FORWARD_BEGIN", "INNER_FORWARD_END",
+           "RECOMPUTE_BEGIN", "RECOMPUTE_END", "Kernel", "Op", "Param", "Recorder", "Row", "Section", "Step", "Storage",
+           "Stream"]
 
 
 class Op(IntEnum):
@@ -28,7 +29,7 @@ class Op(IntEnum):
     COMPUTE = 2  # SLOT kernel, AMOUNT FLOPs, AUX bytes read and written, STREAM the module and the shape (`product`)
     COLLECTIVE = 3  # SLOT communication row, AMOUNT payload bytes, AUX handle; between kernels AUX the module
     COPY = 4  # SLOT communication row, AMOUNT bytes, AUX handle
-    WAIT = 5  # the compute stream waits for handle AUX; `HOST_STOPS`: the host waits for the stream
+    WAIT = 5  # the compute stream waits for handle AUX; `HOST_STOPS`, `HOST_DRAINS`: the host waits
     MARK = 6  # SLOT label
     HOST = 7  # the host works and issues nothing: AUX bytes of its memory, or (SLOT 1, 2) read of or written to drives
 
@@ -99,6 +100,8 @@ GRADIENTS_BEGIN = 6
 """Mark where a layer's first gradient of a parameter is about to be made."""
 HOST_STOPS = 31
 """Handle of a wait in which the host, not a stream, waits for what was issued: it must know what the device found."""
+HOST_DRAINS = 30
+"""The same at the end of a microbatch: no gather of a later one starts before it."""
 COMPUTE_STREAM = int(Stream.COMPUTE)
 CATEGORY_OF_PHASE = {"forward": "activation", "recompute": "recompute", "backward": "backward_temp"}
 _ALLOC, _FREE, _COMPUTE, _COLLECTIVE, _MARK = (

@@ -7,8 +7,9 @@ between them are one item.
 The host issues everything ahead. A reduction starts when the kernels before it are done
 (`reduce_scatter_stream.wait_stream(current_stream)`); a gather when the copy-out of an earlier gather is done, which
 freed its buffer: the last in backward, the one before in forward (torch 2.13 `_fsdp_param_group.py`, wait_for_unshard);
-a kernel when the collective that its `wait` names is done. Collectives that a layer calls itself are in line with its
-kernels. Copies from and to the host are calls that no other rank joins.
+none before the end of an earlier microbatch at which the host waited for the device (`HOST_DRAINS`); a kernel when the
+collective that its `wait` names is done. Collectives that a layer calls itself are in line with its kernels. Copies
+from and to the host are calls that no other rank joins.
 """
 
 from __future__ import annotations
@@ -24,7 +25,7 @@ from numpy.typing import NDArray
 from simcore.edges import BORDER_HANDLES
 from simcore.mesh import IntArray
 from simcore.outline import BACKWARD_GATHER, FORWARD_GATHER, Outline, Phase
-from simcore.rows import HOST_STOPS
+from simcore.rows import HOST_DRAINS, HOST_STOPS
 from simcore.tape import Kernel, Op, Stream
 from simcore.tile import AMOUNT, LAYER, OP, SLOT
 
@@ -139,7 +140,10 @@ def _ends_of_passes(outline: Outline) -> NDArray[np.bool_]:
 
 
 class _Compiler:
-    """`kernels`: how many were issued so far; `itemised`: how many of them are in an item."""
+    """`kernels`: how many were issued so far; `itemised`: how many of them are in an item.
+
+    `drained`: the last item behind which the host waited for all that was issued.
+    """
 
     def __init__(self) -> None:
         self.items: list[Item] = []
@@ -150,6 +154,7 @@ class _Compiler:
         self.kernels = self.itemised = 0
         self.copy_outs = [-1, -1]
         self.copies_out = False
+        self.drained = -1
 
     def row(self, row: int, values: Sequence[int], microbatch: int) -> None:
         op, layer, slot, _, stream, handle = values
@@ -163,9 +168,10 @@ class _Compiler:
             self.call(Call(len(self.call_rows), slot, stream, -1, 0, layer, handle, microbatch, row))
 
     def wait(self, row: int, layer: int, handle: int, microbatch: int) -> None:
-        if handle == HOST_STOPS:
+        if handle in (HOST_STOPS, HOST_DRAINS):
             self.items.append(Item(row, stops_host=True))
             self.itemised = self.kernels
+            self.drained = len(self.items) - 1 if handle == HOST_DRAINS else self.drained
             return
         number = self.open.pop(self._name(layer, handle, microbatch), None)
         if number is not None:
@@ -201,7 +207,7 @@ class _Compiler:
         if call.handle in (FORWARD_GATHER, BACKWARD_GATHER) and call.stream == _GATHER:
             return self.copy_outs[call.handle]
         if call.stream in (_GATHER, _COMPUTE, _RECEIVE):
-            return -1
+            return self.drained if call.stream == _GATHER else -1
         if self.kernels > self.itemised:
             self.item(call.row)
         return len(self.items) - 1

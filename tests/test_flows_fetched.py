@@ -9,6 +9,7 @@ import pytest
 import small
 from simcore.plan import Plan
 from simcore.program import Program
+from simcore.simulate import simulate
 
 LAYERS, HIDDEN, VOCAB = 6, 256, 4000
 MODEL = {"config": "llama-3.2-3b", "overrides": {
@@ -124,3 +125,16 @@ def test_the_step_goes_group_by_group() -> None:
     assert sum(several) == 4 * whole
     assert len(several) > 1
     assert all(size >= 4 * (whole // 3) for size in several[:-1])
+
+
+def test_no_gather_begins_before_the_microbatch_before_is_over() -> None:
+    """The host waits for the stream of reductions (deepspeed 0.19.6 stage3.py:1368): a microbatch is like the next."""
+    asked = small.scenario("zero3", {"dp_shard": RANKS}, model=MODEL, microbatches=3, seq_len=1)
+    found = simulate(asked, detail=True, whole=True).detail
+    assert found is not None
+    spans = found.classes[0].spans
+    ends = [max(s.end_s for s in spans if s.kind == "reduce_scatter" and s.microbatch == n) for n in range(3)]
+    starts = [min(s.start_s for s in spans if s.kind == "all_gather" and s.microbatch == n) for n in range(3)]
+    assert starts[0] == 0
+    assert starts[1] >= ends[0]
+    assert starts[2] >= ends[1]

@@ -120,6 +120,31 @@ def test_a_slow_host_is_as_slow_in_every_microbatch(name: str, monkeypatch: pyte
     _same(_ok(simulate(asked)), _ok(_in_full(asked, monkeypatch)))
 
 
+WHOLE = ("fsdp2", "automodel", "megatron", "megatron_fsdp", "ddp", "zero1", "zero2", "zero3", "fsdp1")
+
+
+@settings(max_examples=60, deadline=None, derandomize=True)
+@example("zero3", 64, 32, 7, 36, "none")
+@example("zero3", 16, 4, 1, 36, "none")
+@example("zero3", 4, 6, 1, 8, "full")
+@given(st.sampled_from((*WHOLE, "zero3", "zero3")), st.sampled_from([1, 2, 4, 16]), st.integers(1, 12),
+       st.sampled_from([1, 2, 7, 64]), st.sampled_from([3, 9]), st.sampled_from(["none", "full"]))
+def test_parts_add_up_to_the_step_and_are_those_of_every_microbatch(
+        name: str, ranks: int, microbatches: int, seq_len: int, layers: int, recompute: str) -> None:
+    """In whole nanoseconds, at lengths at which the host is the slowest; the roofline is the step once more."""
+    mesh = {"dp_replicate" if name == "ddp" else "dp_shard": ranks}
+    asked = small.scenario(name, mesh, model={"config": "qwen2.5-3b", "overrides": {"num_hidden_layers": layers}},
+                           microbatches=microbatches, seq_len=seq_len, recompute=recompute)
+    short, long = _ok(simulate(asked)).time, _ok(simulate(asked, whole=True)).time
+    assert short is not None
+    assert long is not None
+    step = round(short.step_s * 1e9)
+    assert step == sum(round(part * 1e9) for part in short.parts.values())
+    assert short.roofline is not None
+    assert abs(sum(short.roofline.seconds.values()) * 1e9 - step) < 1e-3
+    assert (short.step_s, short.parts) == (long.step_s, long.parts)
+
+
 LAYERS = {"config": "llama-tiny", "overrides": {"num_hidden_layers": 24}}
 VIRTUAL: list[tuple[dict[str, int], int, int, dict[str, object]]] = [
     ({"pp": 2, "dp_shard": 2}, 2, 16, {}), ({"pp": 2, "dp_shard": 3}, 3, 14, {}), ({"pp": 3, "tp": 2}, 2, 24, {}),

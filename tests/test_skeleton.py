@@ -6,7 +6,7 @@ import small
 from simcore.builder import Builder
 from simcore.edges import BORDER_HANDLES
 from simcore.outline import Phase, Tables
-from simcore.rows import HOST_STOPS
+from simcore.rows import HOST_DRAINS, HOST_STOPS
 from simcore.skeleton import Skeleton, skeleton_of
 from simcore.tape import Kernel, Stream
 
@@ -62,3 +62,16 @@ def test_messages_are_items_of_their_own() -> None:
     out.collective(0, border, 5, Stream.SEND, BORDER_HANDLES[1])
     out.compute(Kernel.GEMM, 0, 10)
     assert [(item.row, item.message) for item in skeleton(out).items] == [(1, 0), (3, -1), (3, 1), (5, -1)]
+
+
+def test_a_gather_behind_the_end_of_a_microbatch_waits_for_it() -> None:
+    """The host waits for the device there; where it stops for a number of the device alone, gathers do not wait."""
+    out = builder()
+    gather = out.tables.comm("all_gather", "dp_shard", "bf16")
+    for handle, stop in ((17, HOST_STOPS), (18, HOST_DRAINS), (19, HOST_STOPS)):
+        out.collective(0, gather, 8, Stream.ALL_GATHER, handle)
+        out.compute(Kernel.GEMM, 0, 10)
+        out.wait(0, stop)
+    made = skeleton(out)
+    assert [call.gate for call in made.calls[int(Stream.ALL_GATHER)]] == [-1, -1, 1]
+    assert [item.stops_host for item in made.items[:3]] == [True] * 3

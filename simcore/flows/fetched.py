@@ -21,7 +21,7 @@ from simcore.flows.staged import sub_groups
 from simcore.flows.trace import Pins, recorded, seen_by_nodes
 from simcore.outline import Tables
 from simcore.plan import Placed, Plan
-from simcore.rows import Module
+from simcore.rows import HOST_DRAINS, Module
 from simcore.schedule import Action
 from simcore.tape import Kernel, Param, Stream
 from simcore.units import dtype_bytes
@@ -134,9 +134,14 @@ class FetchedFlow:
         """Never: experts are not a unit of their own here."""
 
     def end_pass(self, action: Action) -> None:
+        """The host waits for the last reduction: nothing of the next microbatch runs beside this one.
+
+        DeepSpeed 0.19.6 stage3.py:1368, independent_gradient_partition_epilogue: `stream.synchronize()`.
+        """
         if not action.forward:
             self._reduce()
             self.out.wait(self.first, REDUCE_HANDLE)
+            self.out.wait(self.first, HOST_DRAINS)
             for key, slot in self.held.items():
                 self.out.free(key[0], self.slots[slot], self._whole(key))
             self.held.clear()
