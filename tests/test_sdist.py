@@ -1,0 +1,46 @@
+"""The source distribution has every file that git has, so that `make test` runs from it as from a checkout."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+import tarfile
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).resolve().parents[1]
+
+
+def git(*arguments: str) -> str | None:
+    """Standard output of git in this folder; None without git, or where this folder is none of a checkout's."""
+    try:
+        ended = subprocess.run(["git", *arguments], cwd=ROOT, capture_output=True, text=True, check=True)  # noqa: S607
+    except (OSError, subprocess.CalledProcessError):
+        return None
+    return ended.stdout
+
+
+@pytest.fixture
+def tracked() -> set[str]:
+    """Files that git has; skips where there is no checkout, as in a source distribution that was unpacked."""
+    if git("rev-parse", "--show-prefix") != "\n":
+        pytest.skip("not the top of a checkout: nothing to compare with")
+    names = (git("ls-files", "-z") or "").split("\0")
+    return {name for name in names if (ROOT / name).is_file()}
+
+
+@pytest.fixture
+def packed(tmp_path: Path) -> set[str]:
+    """Files of a source distribution that is built from this folder, without the folder that all of them are in."""
+    subprocess.run([sys.executable, "-m", "hatchling", "build", "-t", "sdist", "-d", tmp_path], cwd=ROOT, check=True,
+                   capture_output=True)
+    (built,) = tmp_path.glob("*.tar.gz")
+    with tarfile.open(built) as archive:
+        return {member.name.partition("/")[2] for member in archive if member.isfile()}
+
+
+@pytest.mark.slow
+def test_a_source_distribution_has_what_git_has(tracked: set[str], packed: set[str]) -> None:
+    assert sorted(tracked - packed) == []
+    assert not {name for name in packed if name.startswith((".venv", "dist/", "build/"))}
