@@ -31,7 +31,7 @@ lowest: $(READY)  ## every command with the lowest versions that pyproject.toml 
 .PHONY: $(LOWEST)/.smoked
 $(LOWEST)/.smoked: $(LOWEST)/.ready
 	rm -rf $(LOWEST)/dist
-	$(LOWEST)/bin/python -m hatchling -q build -t wheel -d $(LOWEST)/dist
+	$(LOWEST)/bin/python -m hatchling build -t wheel -d $(LOWEST)/dist
 	$(LOWEST)/bin/python -m pip install -q --no-index --no-deps --force-reinstall $(LOWEST)/dist/*.whl
 	$(BIN)/rankscope run --no-advise --json $(WORKLOADS) > $(LOWEST)/newest.json 2> /dev/null || [ $$? = 1 ]  # some do not fit
 	$(LOWEST)/bin/python -I -W error tests/smoke.py $(LOWEST)/newest.json $(WORKLOADS)
