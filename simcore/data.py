@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Final, Literal
 
 from simcore.errors import InputError, Problem
+from simcore.paths import exists
 
 __all__ = ["Kind", "data_folder", "example", "find_file"]
 
@@ -44,7 +45,7 @@ def find_file(what: str, ref: str | Path, known: Mapping[str, Path], where: str,
     """
     if str(ref) in known:
         return known[str(ref)]
-    if (folder / ref).exists():
+    if exists(folder / ref):
         return folder / ref
     near = difflib.get_close_matches(str(ref), known, n=1)
     hint = f"; did you mean {near[0]}?" if near else "."

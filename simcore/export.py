@@ -118,18 +118,18 @@ def _drawn(scenario: Scenario, ranks: Sequence[int]) -> Report:
 
 
 def _chrome(scenario: Scenario, output: Path, ranks: Sequence[int] = ()) -> Sequence[str]:
-    from simcore.output import writing
+    from simcore.paths import write_whole, writing
     from viz.chrome import chrome_trace
 
     text, told = chrome_trace(_drawn(scenario, ranks), ranks)
     with writing(output):
-        output.write_text(text, encoding="utf-8")
+        write_whole(output, text)
     return told
 
 
 def _kineto(scenario: Scenario, output: Path, ranks: Sequence[int] = ()) -> Sequence[str]:
     """A folder, with a file for each rank."""
-    from simcore.output import writing
+    from simcore.paths import write_whole, writing
     from viz.kineto import kineto_traces
 
     if scenario.workload != "train":
@@ -139,7 +139,7 @@ def _kineto(scenario: Scenario, output: Path, ranks: Sequence[int] = ()) -> Sequ
     with writing(output):
         output.mkdir(parents=True, exist_ok=True)
         for name, text in texts.items():
-            (output / name).write_text(text, encoding="utf-8")
+            write_whole(output / name, text)
     return [*told, *_of_others(output, texts)]
 
 
@@ -153,7 +153,7 @@ def _of_others(folder: Path, names: Collection[str]) -> Iterator[str]:
 
 def _snapshot(scenario: Scenario, output: Path) -> Sequence[str]:
     """PyTorch's memory snapshot of every class of ranks."""
-    from simcore.output import writing
+    from simcore.paths import write_whole, writing
     from simcore.simulate import simulate
     from viz.snapshot import MAX_POSTINGS, notes, pickled, whole_fits
 
@@ -165,7 +165,7 @@ def _snapshot(scenario: Scenario, output: Path) -> Sequence[str]:
     if whole_fits(found):
         found = simulate(scenario, detail=True, postings=MAX_POSTINGS, whole=True)
     with writing(output):
-        output.write_bytes(pickled(found))
+        write_whole(output, pickled(found))
     return notes(found)
 
 
@@ -182,8 +182,8 @@ _OF_RANKS: Final[dict[Format, Callable[[Scenario, Path, Sequence[int]], Sequence
 
 def _table(form: Format, paths: Sequence[str], overrides: Sequence[str], rows: Rows, output: Path) -> Sequence[str]:
     from simcore.frame_file import check_parquet
-    from simcore.output import writing
     from simcore.page import results_of
+    from simcore.paths import writing
     from simcore.tabulate import table
 
     if form is Format.PARQUET:

@@ -195,16 +195,21 @@ def _fill(report: Report) -> str:
 
 
 def read_results(path: Path) -> list[Report]:
-    """The reports of an earlier `--json` output or `results.jsonl`; InputError, with the line, where it is none."""
+    """The reports of an earlier `--json` output, `results.jsonl` or `results.jsonl.part`.
+
+    InputError, with the line, where it is none.
+    """
     try:
         text = path.read_text(encoding="utf-8")
     except OSError as error:
         raise InputError(Problem(str(path), f"cannot be read: {error.strerror}")) from None
     except ValueError:
         raise InputError(Problem(str(path), _NO_RESULTS)) from None
-    if path.suffix != ".jsonl":
+    if path.suffix not in (".jsonl", ".part"):
         return _parsed(text, str(path), _NO_RESULTS)
     lines = text.split("\n")
+    if path.suffix == ".part":
+        lines = lines[:-1]  # of a batch under way, or killed: its last line may not be whole
     return [report for number, line in enumerate(lines, start=1) if line
             for report in _parsed(line, f"{path}:{number}", _CUT if number == len(lines) > 1 else _NO_RESULTS)]
 

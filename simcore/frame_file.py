@@ -11,11 +11,13 @@ from __future__ import annotations
 import csv
 import re
 from importlib.util import find_spec
+from io import StringIO
 from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
 from simcore.errors import InputError, Problem
 from simcore.frame import Column, Frame, Value
+from simcore.paths import whole, write_whole
 from simcore.report import SCHEMA_VERSION
 
 if TYPE_CHECKING:
@@ -33,10 +35,11 @@ def write_csv(path: Path, frame: Frame) -> int:
     Returns how many texts got an apostrophe, because a spreadsheet would have taken them for formulas.
     """
     lines = [[_cell(value) for value in row] for row in frame.rows]
-    with path.open("w", encoding="utf-8", newline="") as file:
-        writer = csv.writer(file, lineterminator="\n")
-        writer.writerow(_harmless(column.name) for column in frame.columns)
-        writer.writerows(lines)
+    text = StringIO(newline="")
+    writer = csv.writer(text, lineterminator="\n")
+    writer.writerow(_harmless(column.name) for column in frame.columns)
+    writer.writerows(lines)
+    write_whole(path, text.getvalue())
     texts = (pair for row, line in zip(frame.rows, lines, strict=True) for pair in zip(row, line, strict=True))
     return sum(isinstance(value, str) and value != cell for value, cell in texts)
 
@@ -74,7 +77,7 @@ def write_parquet(path: Path, frame: Frame) -> None:
         made = arrow(frame)
     except OverflowError as error:
         raise InputError(Problem(str(path), f"a number of these results passes 64 bits: {error}")) from None
-    with path.open("wb") as file:
+    with whole(path) as file:
         parquet.write_table(made, file)
 
 

@@ -11,6 +11,7 @@ from typing import Any, Final
 
 from simcore.document import Document, parse_value, read_document
 from simcore.errors import InputError, Problem
+from simcore.paths import is_dir
 from simcore.scenario import Scenario, parse_scenario
 from simcore.sweep import Member, members, split_key
 from simcore.yaml_parser import KeyPath
@@ -110,7 +111,7 @@ def _real(path: str) -> Path:
 def _files(named: str) -> Iterator[str | Entry]:
     """Files that a path stands for, or the entry that says why there are none."""
     exists = os.path.lexists(named) if "\0" not in named else False
-    if exists and Path(named).is_dir():
+    if exists and is_dir(named):
         yield from _in_folder(named)
     elif exists or not glob.has_magic(named):
         yield named
@@ -119,7 +120,7 @@ def _files(named: str) -> Iterator[str | Entry]:
         if not found:
             yield _fault(named, "no file matches")
         for path in found:
-            if Path(path).is_dir():
+            if is_dir(path):
                 yield from _walk(path)
             elif _is_scenario(Path(path)):
                 yield path
@@ -132,10 +133,14 @@ def _in_folder(folder: str) -> Iterator[str | Entry]:
         yield _fault(folder, f"the folder holds no scenario ({', '.join('*' + end for end in _SUFFIXES)})")
 
 
-def _walk(folder: str) -> Iterator[str]:
-    for root, folders, files in os.walk(folder):
+def _walk(folder: str) -> Iterator[str | Entry]:
+    """Scenario files in order; a folder that cannot be read costs itself."""
+    unread: list[OSError] = []
+    for root, folders, files in os.walk(folder, onerror=unread.append):
         folders[:] = sorted(name for name in folders if not name.startswith(".") and name != "answers")
         yield from (os.path.join(root, name) for name in sorted(files) if _is_scenario(Path(name)))  # noqa: PTH118
+    yield from (_fault(str(error.filename), f"the folder cannot be read: {(error.strerror or '').lower()}")
+                for error in unread)
 
 
 def _is_scenario(path: Path) -> bool:

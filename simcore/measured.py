@@ -19,6 +19,7 @@ from simcore.data import data_folder
 from simcore.document import Document
 from simcore.errors import InputError, Problem
 from simcore.loading import Entry, entry_of
+from simcore.paths import is_dir
 from simcore.yaml_parser import dotted
 
 __all__ = ["QUANTITIES", "Kind", "Measured", "Reading", "Row", "layout_of", "read_measured"]
@@ -114,10 +115,17 @@ def read_measured(paths: Iterable[str] = (), overrides: Sequence[str] = ()) -> t
 
 def _files(paths: Sequence[str]) -> Iterator[Path]:
     for path in map(Path, paths):
-        inside = sorted(path.glob("*.jsonl")) if path.is_dir() else [path]
+        inside = _inside(path) if is_dir(path) else [path]
         if not inside:
             raise InputError(Problem(str(path), "the folder holds no measured rows (*.jsonl)"))
         yield from inside
+
+
+def _inside(folder: Path) -> list[Path]:
+    try:
+        return sorted(path for path in folder.iterdir() if path.suffix == ".jsonl")
+    except OSError as error:
+        raise InputError(Problem(str(folder), f"cannot be read: {error.strerror}")) from None
 
 
 def _lines(path: Path) -> list[str]:

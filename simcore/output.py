@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Protocol
 
 from simcore.errors import InputError, Problem
 from simcore.finding import Finding, github, junit
+from simcore.paths import exists, write_whole, writing
 from simcore.report import Report
 
 if TYPE_CHECKING:
@@ -23,7 +24,6 @@ if TYPE_CHECKING:
 __all__ = [
     "ci_text",
     "complain",
-    "lines",
     "print_json",
     "print_schema",
     "print_shown",
@@ -33,7 +33,6 @@ __all__ = [
     "write_figures",
     "write_new",
     "write_page",
-    "writing",
 ]
 
 _MOST_LINES = 30
@@ -110,29 +109,7 @@ def ci_text(report_format: str, names: Sequence[str], findings: Sequence[Finding
 
 
 @contextmanager
-def lines(folder: Path | None) -> Iterator[Callable[[Report], None]]:
-    """Gives what writes one result a line to `folder/results.jsonl` as they come; without a folder, nowhere.
-
-    An interrupted batch so leaves what it had. InputError when it cannot be written.
-    """
-    if folder is None:
-        yield lambda report: None
-        return
-    path = folder / "results.jsonl"
-    with writing(path):
-        folder.mkdir(parents=True, exist_ok=True)
-        file = path.open("w", encoding="utf-8", newline="\n", buffering=1)
-
-    def write(report: Report) -> None:
-        with writing(path):
-            file.write(report.model_dump_json() + "\n")
-
-    with file:
-        yield write
-
-
-@contextmanager
-def progress(total: int) -> Iterator[Callable[[], None]]:
+def progress(total: int, done: int = 0) -> Iterator[Callable[[], None]]:
     """Gives what advances a bar by one scenario; there is a bar only for a long batch on a terminal."""
     if total < _LONG or not sys.stderr.isatty():
         yield lambda: None
@@ -141,7 +118,7 @@ def progress(total: int) -> Iterator[Callable[[], None]]:
     from rich.progress import Progress
 
     with Progress(console=Console(stderr=True), transient=True) as bar:
-        task = bar.add_task("scenarios", total=total)
+        task = bar.add_task("scenarios", total=total, completed=done)
         yield lambda: bar.advance(task)
 
 
@@ -151,38 +128,36 @@ def write_page(path: Path, reports: Sequence[Report]) -> None:
 
     text = render(reports)
     with writing(path):
-        path.write_text(text, encoding="utf-8")
+        write_whole(path, text)
 
 
 def write_figures(folder: Path, reports: Sequence[Report], *, png: bool) -> list[Path]:
-    """Each picture in a file of its own, as SVG and if asked as PNG; InputError when that cannot be."""
+    """Each picture in a file of its own, as SVG and if asked as PNG; InputError when that cannot be.
+
+    One that cannot be written costs that alone: the others are tried.
+    """
     from viz.figures import as_png, figures
 
-    written = []
     with writing(folder):
         folder.mkdir(parents=True, exist_ok=True)
-        for name, text in figures(reports):
-            path = folder / f"{name}.svg"
-            path.write_text(text, encoding="utf-8")
-            written.append(path)
-            if png:
-                written.append(path.with_suffix(".png"))
-                path.with_suffix(".png").write_bytes(as_png(text))
+    written, problems = list[Path](), list[Problem]()
+    for name, text in figures(reports):
+        for path in (folder / f"{name}.svg", *([folder / f"{name}.png"] if png else [])):
+            try:
+                with writing(path):
+                    write_whole(path, as_png(text) if path.suffix == ".png" else text)
+            except InputError as error:
+                problems += error.problems
+            else:
+                written.append(path)
+    if problems:
+        raise InputError(problems)
     return written
 
 
 def write_new(path: Path, text: str, *, force: bool) -> None:
     """A file that is not there yet, or may be overwritten; InputError otherwise, or when it cannot be written."""
-    if path.exists() and not force:
+    if exists(path) and not force:
         raise InputError(Problem(str(path), "exists already; --force overwrites it"))
     with writing(path):
-        path.write_text(text, encoding="utf-8")
-
-
-@contextmanager
-def writing(path: Path) -> Iterator[None]:
-    """Turns what the file system says into an InputError about `path`."""
-    try:
-        yield
-    except OSError as error:
-        raise InputError(Problem(str(path), f"cannot be written: {error.strerror}")) from None
+        write_whole(path, text)

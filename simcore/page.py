@@ -7,6 +7,7 @@ gives other numbers (another version wrote them), the results stand as they are,
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from importlib.util import find_spec
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
@@ -14,13 +15,13 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from simcore.errors import InputError, Problem
+from simcore.part import PART, RESULTS
+from simcore.paths import is_file
 
 if TYPE_CHECKING:
     from simcore.report import Report
 
 __all__ = ["report", "results_of"]
-
-_LINES = "results.jsonl"
 
 
 def report(
@@ -41,15 +42,29 @@ def report(
     found = [one for path in results for one in results_of(Path(path), overrides or ())]
     if len(found) <= MAX_DETAILED:
         found = [_closer(one) for one in found]
-    write_page(output, found)
-    told = [f"wrote {output}: {len(found):,} scenario{'' if len(found) == 1 else 's'}"]
-    if figures is not None:
-        told.append(f"wrote {len(write_figures(figures, found, png=png)):,} figures to {figures}")
-        told += ["no font was found: the PNGs have no letters; the SVGs have theirs"] * (png and not _has_letters())
+    told, problems = list[str](), list[Problem]()
+    with _apart(problems):
+        write_page(output, found)
+        told.append(f"wrote {output}: {len(found):,} scenario{'' if len(found) == 1 else 's'}")
+    with _apart(problems):
+        if figures is not None:
+            told.append(f"wrote {len(write_figures(figures, found, png=png)):,} figures to {figures}")
+            told += ["no font was found: the PNGs have no letters; the SVGs have theirs"] * (png and not _has_letters())
     if json:
         print_json(found)
     else:
-        typer.echo("\n".join(told))
+        typer.echo("".join(f"{line}\n" for line in told), nl=False)
+    if problems:
+        raise InputError(problems)
+
+
+@contextmanager
+def _apart(problems: list[Problem]) -> Iterator[None]:
+    """What cannot be written costs that alone."""
+    try:
+        yield
+    except InputError as error:
+        problems += error.problems
 
 
 def _check_png(figures: Path | None, *, png: bool) -> None:
@@ -77,8 +92,10 @@ def results_of(path: Path, overrides: Sequence[str]) -> Iterator[Report]:
     """Results as they are; scenarios are simulated. InputError for what is neither, and to override a result."""
     from simcore.finding import read_results
 
-    held = path / _LINES if (path / _LINES).is_file() else path
-    if held.suffix in (".json", ".jsonl"):
+    held = next((path / name for name in (RESULTS, PART) if is_file(path / name)), path)
+    if is_file(path / PART):
+        typer.echo(f"rankscope: {path}: its last batch is not finished; the same run goes on with it", err=True)
+    if held.suffix in (".json", ".jsonl", ".part"):
         if overrides:
             raise InputError(Problem("--set", f"expected a scenario whose keys to override, {held} holds results"))
         yield from read_results(held)
@@ -87,19 +104,18 @@ def results_of(path: Path, overrides: Sequence[str]) -> Iterator[Report]:
 
 
 def _simulated(path: Path, overrides: Sequence[str]) -> Iterator[Report]:
-    from simcore.batch import num_workers, run_batch
     from simcore.loading import read
+    from simcore.runs import run_entries
     from simcore.simulate import simulate
 
     entries = read([path], overrides)
     problems = [problem for entry in entries for problem in entry.problems]
     if problems or not entries:
         raise InputError(problems or Problem(str(path), "holds no scenario, and is no result"))
-    made: list[Report] = []
-    if not run_batch(entries, simulate, lambda outcome: made.append(outcome.report),
-                     workers=num_workers(len(entries))):
-        raise KeyboardInterrupt
-    yield from made
+    ran = run_entries(entries, simulate)
+    if ran.ended:
+        raise typer.Exit(ran.ended)
+    yield from (outcome.report for outcome in ran.outcomes)
 
 
 def _closer(found: Report) -> Report:

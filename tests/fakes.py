@@ -91,6 +91,10 @@ class FakeScenario:
     name: str
     does: str = "fits"
     swept: bool = False
+    folder: Path = Path()
+
+    def normalised(self) -> dict[str, Any]:
+        return {"name": self.name, "does": self.does}
 
 
 @dataclass(frozen=True)

@@ -3,14 +3,13 @@
 from __future__ import annotations
 
 import json
-from pathlib import Path
 
 import pytest
 
 from fakes import illegal, report
 from simcore import output
-from simcore.errors import InputError, Problem
-from simcore.report import Advice, Report
+from simcore.errors import Problem
+from simcore.report import Advice
 
 
 def test_json_is_a_list_with_one_result_a_line(capsys: pytest.CaptureFixture[str]) -> None:
@@ -51,26 +50,6 @@ def test_what_every_layout_of_a_sweep_does_wrong_is_said_once(capsys: pytest.Cap
     same, other = Problem("x.yaml:1", "no"), Problem("x.yaml:2", "no")
     output.complain([*[same] * 1234, other])
     assert capsys.readouterr().err == "rankscope: x.yaml:1: no (1,234 times)\nrankscope: x.yaml:2: no\n"
-
-
-def test_lines_are_there_before_the_batch_ends(tmp_path: Path) -> None:
-    with output.lines(tmp_path / "deep" / "out") as write:
-        write(report("a"))
-        text = (tmp_path / "deep" / "out" / "results.jsonl").read_text(encoding="utf-8")
-        assert Report.model_validate_json(text) == report("a")
-
-
-def test_without_a_folder_lines_go_nowhere(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.chdir(tmp_path)
-    with output.lines(None) as write:
-        write(report("a"))
-    assert list(tmp_path.iterdir()) == []
-
-
-def test_a_place_that_cannot_be_written_is_a_wrong_input(tmp_path: Path) -> None:
-    (tmp_path / "file").touch()
-    with pytest.raises(InputError, match="cannot be written"), output.lines(tmp_path / "file"):
-        pass
 
 
 def test_no_bar_where_nobody_looks(capsys: pytest.CaptureFixture[str]) -> None:

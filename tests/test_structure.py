@@ -14,7 +14,8 @@ ROOT = Path(__file__).resolve().parents[1]
 # A file imports only from files above it. A name that ends in `/` is a folder, whose files may import each other;
 # a file that is also named by itself stands where it is named.
 ORDER = (
-    "errors", "signs", "counted", "units", "scaling", "packed", "data", "yaml_parser", "document", "quantity", "nvme",
+    "errors", "paths", "stdio", "signs",
+    "counted", "units", "scaling", "packed", "data", "yaml_parser", "document", "quantity", "nvme",
     "block",
     "training", "generation", "scenario", "sweep", "starter", "loading", "device", "efficiency", "curves", "topology",
     "tensor", "models/blocks", "models/architecture", "product", "rows", "checkpoint", "tape", "halves", "recording",
@@ -29,9 +30,10 @@ ORDER = (
     "drawn", "host", "lengths", "forward", "policy", "journal", "vllm/", "serve", "refit", "laid", "phase_series",
     "phase_report", "rl", "inventory", "spans", "lifetimes", "closeup", "simulate", "advice", "compare", "measured",
     "tolerance", "left_out", "timing", "validate", "frame", "frame_file", "table", "columns", "summary",
-    "memorysheet", "timesheet", "servesheet", "phasesheet", "batch", "finding", "output", "glossary", "fields",
+    "memorysheet", "timesheet", "servesheet", "phasesheet", "interrupts", "crew", "batch", "lock", "part",
+    "fingerprint", "contents", "folder", "finding", "output", "runs", "glossary", "fields",
     "tabulate", "explanation", "calibration/", "machines", "page", "explain", "export", "plain_pickle", "frames",
-    "dump", "training_log", "side_by_side", "read_back", "presets", "cli", "__init__", "__main__",
+    "dump", "training_log", "side_by_side", "read_back", "presets", "ending", "cli", "__init__", "__main__",
 )  # fmt: skip
 
 # A library has one door: what it does could be replaced by rewriting the files named here.

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from simcore.errors import InputError, Problem
+from simcore.paths import exists, is_dir, unusable
 
 if TYPE_CHECKING:
     from simcore.calibration.bench import Bench
@@ -51,10 +52,11 @@ def calibrate(
 def _check_free(*asked: Path | None, force: bool) -> None:
     """Before minutes are spent on what could not be written."""
     paths = [path for path in asked if path]
-    problems = [Problem(str(path), f"there is no folder {path.parent}") for path in paths if not path.parent.is_dir()]
-    problems += [Problem(str(path), "is a folder") for path in paths if path.is_dir()]
+    problems = [Problem(str(path), f"there is no folder {path.parent}") for path in paths if not is_dir(path.parent)]
+    problems += [Problem(str(path), f"cannot be written: {why}") for path in paths if (why := unusable(path))]
+    problems += [Problem(str(path), "is a folder") for path in paths if is_dir(path)]
     if not force:
-        problems += [Problem(str(path), "exists already; --force overwrites it") for path in paths if path.exists()]
+        problems += [Problem(str(path), "exists already; --force overwrites it") for path in paths if exists(path)]
     if len({path.resolve() for path in paths}) < len(paths):
         problems.append(Problem("--topology-out", "is the same file as --out"))
     if problems:

@@ -1,0 +1,239 @@
+"""The folder of `run -o`: results that are never lost, of one batch, or of several that were asked to stand together.
+
+    results.jsonl       whole at any moment: a finished batch, or what an interrupted one had
+    results.jsonl.part  the batch under way (`simcore.part`); it becomes results.jsonl when the last result is in it
+    .batch/             the lock, what is known of both files (`simcore.contents`), results that came before their turn
+
+The same batch started again goes on where it was, or, finished, is read. Another one is refused, unless it is to be
+appended or to take the place of what is there; that stays in any case until the new results are all there.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager, suppress
+from enum import StrEnum
+from itertools import islice
+from pathlib import Path
+from typing import TYPE_CHECKING, BinaryIO, Final
+
+from simcore.batch import Outcome, Work, outcome_of
+from simcore.contents import Batch, Contents, digest_of, read_contents, write_contents
+from simcore.errors import InputError, Problem
+from simcore.fingerprint import DIFFERENCES, Fingerprint, fingerprint
+from simcore.lock import locked
+from simcore.part import PART, RESULTS, Part, whole_lines
+from simcore.paths import exists, is_file, whole, writing
+from simcore.report import Report
+
+if TYPE_CHECKING:
+    from simcore.loading import Entry
+
+__all__ = ["Existing", "Folder", "opened"]
+
+_HIDDEN: Final = ".batch"
+
+
+class Existing(StrEnum):
+    """What is to become of results of another batch."""
+
+    REFUSE = "refuse"
+    APPEND = "append"
+    OVERWRITE = "overwrite"
+
+
+@contextmanager
+def opened(folder: Path, entries: Sequence[Entry], work: Work, existing: Existing) -> Iterator[Folder]:
+    """The folder, locked, with what it has of this batch; InputError where it cannot be written, or holds another."""
+    with writing(folder):
+        (folder / _HIDDEN).mkdir(parents=True, exist_ok=True)
+    with locked(folder / _HIDDEN / "lock", folder):
+        made = Folder(folder, entries, fingerprint(entries, work))
+        try:
+            made.take_up(existing)
+            yield made
+        finally:
+            made.close()
+
+
+class Folder:
+    """`known`: outcomes of this batch that are there, by index; `told`: what a person should hear of them."""
+
+    def __init__(self, folder: Path, entries: Sequence[Entry], made_by: Fingerprint) -> None:
+        self.folder, self._entries, self._made_by = folder, entries, made_by
+        self.results, self._part_file = folder / RESULTS, folder / PART
+        self._file, self._ahead = folder / _HIDDEN / "contents.json", folder / _HIDDEN / "ahead.jsonl"
+        self._contents = read_contents(self._file)
+        self._part: Part | None = None
+        self.known: dict[int, Outcome] = {}
+        self.told = ""
+
+    def take_up(self, existing: Existing) -> None:
+        """Goes on with this batch, reads it, or begins it behind or in the place of what is there."""
+        there, under_way = self._published(), self._under_way()
+        if existing is Existing.OVERWRITE:
+            self._begin(())
+        elif under_way and under_way[-1].made_by == self._made_by:
+            self._go_on(under_way)
+        elif any(self._is_this(batch) for batch in there):
+            self._read(there)
+        elif not there and not under_way:
+            self._begin(())
+        elif existing is Existing.APPEND and not under_way and all(batch.finished for batch in there):
+            self._begin(there)
+        else:
+            raise InputError(Problem(str(self.folder), self._refusal(under_way or there, existing)))
+
+    def _is_this(self, batch: Batch) -> bool:
+        return batch.finished and batch.made_by == self._made_by
+
+    def _published(self) -> tuple[Batch, ...]:
+        """Batches of the file of results; one without a fingerprint where nothing is known of it."""
+        if not exists(self.results):
+            return ()
+        if not is_file(self.results):
+            raise InputError(Problem(str(self.results), "cannot be written: it is there, and no regular file"))
+        with writing(self.results), self.results.open("rb") as file:
+            known = self._contents.published.get(digest_of(self.results))
+            lines = 0 if known else sum(1 for line in file if line.strip())
+        return known or ((Batch({}, lines, lines),) if lines else ())
+
+    def _under_way(self) -> tuple[Batch, ...]:
+        """Batches of the part, if it holds any result that is not in the other file too."""
+        if not is_file(self._part_file):
+            return ()
+        lines = sum(1 for _ in whole_lines(self._part_file))
+        lines += sum(1 for _ in whole_lines(self._ahead)) if is_file(self._ahead) else 0
+        if not self._contents.known:
+            return (Batch({}, lines, lines),) if lines else ()
+        batches = self._contents.under_way
+        return batches if batches and lines > sum(batch.lines for batch in batches[:-1]) else ()
+
+    def _refusal(self, there: Sequence[Batch], existing: Existing) -> str:
+        last, count = there[-1], sum(batch.lines for batch in there)
+        if self._under_way():
+            begun = f", and another batch of {last.scenarios:,} that is not finished" if last.made_by else ""
+            count = sum(batch.lines for batch in self._published())
+            holds = f"holds {count:,} results{begun}"
+        else:
+            holds = f"holds {count:,} results of another batch" + ("" if last.finished else ", which is not finished")
+        why = [told for part, told in DIFFERENCES.items() if last.made_by and last.made_by.get(part) !=
+               self._made_by[part]] or ["not written by run -o, or changed since"]
+        do = "finish that one first, or take" if existing is Existing.APPEND else "--append adds to them, or take"
+        return f"{holds} ({'; '.join(why)}); nothing was changed: {do} another folder, or --overwrite"
+
+    def _begin(self, base: tuple[Batch, ...]) -> None:
+        """Opens an empty part, or one that begins with all that is there."""
+        self._note(Contents(self._contents.published))
+        with writing(self._part_file):
+            self._ahead.unlink(missing_ok=True)
+            with whole(self._part_file) as file:
+                if base:
+                    self._copy_results(file)
+        self._note(Contents(self._contents.published, (*base, self._batch(0))))
+        self._part = self._opened_part(base)
+
+    def _copy_results(self, file: BinaryIO) -> None:
+        with self.results.open("rb") as old:
+            for line in old:
+                if line.strip():
+                    file.write(line if line.endswith(b"\n") else line + b"\n")
+
+    def _go_on(self, batches: tuple[Batch, ...]) -> None:
+        self._part = self._opened_part(batches[:-1])
+        self._part.catch_up()
+        self.told = f"going on: {len(self.known):,} of {len(self._entries):,} results taken over"
+
+    def _opened_part(self, base: tuple[Batch, ...]) -> Part:
+        count = sum(batch.lines for batch in base)
+        size = sum(len(line) for line in islice(whole_lines(self._part_file), count))
+        return Part(self._part_file, self._ahead, size, self._fits)
+
+    def _read(self, there: tuple[Batch, ...]) -> None:
+        """Takes the finished lines of this batch; nothing is written then."""
+        at = next(i for i, batch in enumerate(there) if self._is_this(batch))
+        start = sum(batch.lines for batch in there[:at])
+        for index, line in enumerate(islice(whole_lines(self.results), start, start + there[at].lines)):
+            if not self._fits(index, line):
+                raise InputError(Problem(f"{self.results}:{start + index + 1}", "is no result of this batch"))
+        self.told = f"holds these {len(self.known):,} results already; --overwrite computes them anew"
+
+    def _fits(self, index: int, line: bytes) -> bool:
+        """Whether a line is the result of that entry, which then is known."""
+        if index >= len(self._entries):
+            return False
+        try:
+            report = Report.model_validate_json(line)
+        except ValueError:  # as pydantic says it
+            return False
+        if report.name != self._entries[index].name:
+            return False
+        self.known[index] = outcome_of(self._entries[index], report)
+        return True
+
+    def add(self, index: int, outcome: Outcome) -> None:
+        """Writes one result down; InputError when that cannot be, with all before it kept."""
+        if self._part is not None:
+            self._part.add(index, outcome.report.model_dump_json().encode() + b"\n")
+            self.known[index] = outcome
+
+    def end(self) -> str:
+        """Moves a finished batch into place, or shows what an unfinished one has; where results are, for a person."""
+        if self._part is None:
+            return str(self.results)
+        if len(self.known) == len(self._entries):
+            self._publish(self._part)
+            return str(self.results)
+        with suppress(InputError):  # a full disk: the part has everything
+            if self._shows_less():
+                self._show(self._part)
+                return str(self.results)
+        return str(self._part_file)
+
+    def _publish(self, part: Part) -> None:
+        part.sync()
+        part.close()
+        batches = (*self._contents.under_way[:-1], self._batch(len(self._entries)))
+        with writing(self.results):
+            digest = digest_of(self._part_file)
+            self._note(Contents({**self._current(), digest: batches}, self._contents.under_way))
+            self._part_file.replace(self.results)
+        self._part = None
+        with suppress(InputError):  # what is known of files that are gone does no harm
+            self._note(Contents({digest: batches}))
+        with suppress(OSError):
+            self._ahead.unlink(missing_ok=True)
+
+    def _shows_less(self) -> bool:
+        """Whether all of the file of results, if it is there, stands in the part too."""
+        there, base = self._published(), self._contents.under_way[:-1]
+        if there == base:
+            return True
+        last = there[-1]
+        return there[:-1] == base and last.made_by == self._made_by and last.lines <= min(
+            len(self.known), last.scenarios - 1)
+
+    def _show(self, part: Part) -> None:
+        batches = (*self._contents.under_way[:-1], self._batch(len(self.known)))
+        with writing(self.results), whole(self.results) as file:
+            part.copy_to(file)
+            file.flush()
+            digest = digest_of(Path(file.name))
+            self._note(Contents({**self._current(), digest: batches}, self._contents.under_way))
+
+    def _current(self) -> dict[str, tuple[Batch, ...]]:
+        """What is known of the file of results that is there now."""
+        digest = digest_of(self.results) if is_file(self.results) else ""
+        return {digest: self._contents.published[digest]} if digest in self._contents.published else {}
+
+    def _batch(self, lines: int) -> Batch:
+        return Batch(self._made_by, len(self._entries), lines)
+
+    def _note(self, contents: Contents) -> None:
+        write_contents(self._file, contents)
+        self._contents = contents
+
+    def close(self) -> None:
+        """Without moving anything."""
+        if self._part is not None:
+            self._part.close()
