@@ -12,6 +12,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, suppress
+from dataclasses import replace
 from enum import StrEnum
 from itertools import islice
 from pathlib import Path
@@ -77,8 +78,8 @@ class Folder:
             self._go_on(under_way)
         elif any(self._is_this(batch) for batch in there):
             self._read(there)
-        elif not there and not under_way:
-            self._begin(())
+        elif not under_way and (not there or there[-1].made_by == self._made_by):
+            self._begin(there[:-1])  # what an interrupted run showed is not enough to go on from, without its part
         elif existing is Existing.APPEND and not under_way and all(batch.finished for batch in there):
             self._begin(there)
         else:
@@ -124,22 +125,26 @@ class Folder:
 
     def _begin(self, base: tuple[Batch, ...]) -> None:
         """Opens an empty part, or one that begins with all that is there."""
-        self._note(Contents(self._contents.published))
+        self._note(Contents(self._current()))
         with writing(self._part_file):
             self._ahead.unlink(missing_ok=True)
             with whole(self._part_file) as file:
                 if base:
-                    self._copy_results(file)
-        self._note(Contents(self._contents.published, (*base, self._batch(0))))
+                    self._copy_results(file, sum(batch.lines for batch in base))
+            there = self._digest()
+        self._note(Contents(self._contents.published, (*base, self._batch(0)), there))
         self._part = self._opened_part(base)
 
-    def _copy_results(self, file: BinaryIO) -> None:
+    def _copy_results(self, file: BinaryIO, count: int) -> None:
         with self.results.open("rb") as old:
-            for line in old:
-                if line.strip():
-                    file.write(line if line.endswith(b"\n") else line + b"\n")
+            for line in islice((line for line in old if line.strip()), count):
+                file.write(line if line.endswith(b"\n") else line + b"\n")
 
     def _go_on(self, batches: tuple[Batch, ...]) -> None:
+        shown = self._current().get(self._digest(), ())
+        if self._digest() not in ("", self._contents.replaces) and (not shown or shown[-1].made_by != self._made_by):
+            told = "was changed since this batch began, which would replace it: move it away, or take --overwrite"
+            raise InputError(Problem(str(self.results), told))
         self._part = self._opened_part(batches[:-1])
         self._part.catch_up()
         self.told = f"going on: {len(self.known):,} of {len(self._entries):,} results taken over"
@@ -196,7 +201,7 @@ class Folder:
         batches = (*self._contents.under_way[:-1], self._batch(len(self._entries)))
         with writing(self.results):
             digest = digest_of(self._part_file)
-            self._note(Contents({**self._current(), digest: batches}, self._contents.under_way))
+            self._note(replace(self._contents, published={**self._current(), digest: batches}))
             self._part_file.replace(self.results)
         self._part = None
         with suppress(InputError):  # what is known of files that are gone does no harm
@@ -219,12 +224,17 @@ class Folder:
             part.copy_to(file)
             file.flush()
             digest = digest_of(Path(file.name))
-            self._note(Contents({**self._current(), digest: batches}, self._contents.under_way))
+            self._note(replace(self._contents, published={**self._current(), digest: batches}))
 
     def _current(self) -> dict[str, tuple[Batch, ...]]:
         """What is known of the file of results that is there now."""
-        digest = digest_of(self.results) if is_file(self.results) else ""
+        digest = self._digest()
         return {digest: self._contents.published[digest]} if digest in self._contents.published else {}
+
+    def _digest(self) -> str:
+        """Of the file of results; empty where there is none."""
+        with writing(self.results):
+            return digest_of(self.results) if is_file(self.results) else ""
 
     def _batch(self, lines: int) -> Batch:
         return Batch(self._made_by, len(self._entries), lines)
