@@ -24,7 +24,7 @@ from simcore.errors import InputError, Problem
 from simcore.fingerprint import DIFFERENCES, Fingerprint, fingerprint
 from simcore.lock import locked
 from simcore.part import PART, RESULTS, Part, whole_lines
-from simcore.paths import exists, is_file, whole, writing
+from simcore.paths import exists, is_file, remove_unfinished, whole, writing
 from simcore.report import Report
 
 if TYPE_CHECKING:
@@ -49,6 +49,8 @@ def opened(folder: Path, entries: Sequence[Entry], work: Work, existing: Existin
     with writing(folder):
         (folder / _HIDDEN).mkdir(parents=True, exist_ok=True)
     with locked(folder / _HIDDEN / "lock", folder):
+        for inside in (folder, folder / _HIDDEN):
+            remove_unfinished(inside)
         made = Folder(folder, entries, fingerprint(entries, work))
         try:
             made.take_up(existing)

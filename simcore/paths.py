@@ -16,7 +16,7 @@ from typing import BinaryIO, Final
 
 from simcore.errors import InputError, Problem
 
-__all__ = ["exists", "is_dir", "is_file", "unusable", "whole", "write_whole", "writing"]
+__all__ = ["exists", "is_dir", "is_file", "remove_unfinished", "unusable", "whole", "write_whole", "writing"]
 
 _STREAMS: Final = ("/dev/", "/proc/")
 """Where names stand for open streams and devices: those are written to, never replaced."""
@@ -96,6 +96,13 @@ def whole(path: Path) -> Iterator[BinaryIO]:
         beside.unlink(missing_ok=True)
         raise
     _settle(target.parent)
+
+
+def remove_unfinished(folder: Path) -> None:
+    """Takes away what a process that was killed inside `whole` left; no other may be at work in the folder."""
+    with suppress(OSError):
+        for path in folder.glob(f".{'?' * 16}.tmp"):
+            path.unlink(missing_ok=True)
 
 
 def _settle(folder: Path) -> None:

@@ -123,6 +123,10 @@ def work(scenario: FakeScenario, **_: object) -> Report:
     if word == "die_once" and not Path(argument).exists():
         Path(argument).touch()
         os._exit(9)
+    if word == "pid":
+        (Path(argument) / str(os.getpid())).touch()
+    while word == "busy":
+        pass
     if word == "slow":
         time.sleep(float(argument))
     if word == "interrupt":
