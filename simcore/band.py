@@ -17,6 +17,7 @@ from functools import lru_cache
 from typing import Final
 
 from simcore.data import data_folder
+from simcore.document import read_text
 from simcore.framework import Buckets, Framework
 from simcore.job import Job
 from simcore.models.blocks import Mamba2
@@ -66,7 +67,7 @@ def band_of(name: str) -> Band:
 def read_bands() -> Mapping[str, Band]:
     """The stored table."""
     path = data_folder("measured") / "bands.json"
-    return {name: Band(**fields) for name, fields in json.loads(path.read_text(encoding="utf-8")).items()}
+    return {name: Band(**fields) for name, fields in json.loads(read_text(path)).items()}
 
 
 def make_bands(residuals: Mapping[str, Sequence[float]]) -> str:

@@ -1,26 +1,31 @@
 """One file of input: plain values, and the place of every one of them.
 
-This is the only door for YAML and JSON files: size and kind of the file are judged before it is read, and what is in
-it by `yaml_parser`. Nothing here knows what a scenario is.
+This is the only door for files that a person names: size and kind are judged before anything is read (a test looks
+for others), and YAML and JSON by `yaml_parser`. Nothing here knows what a scenario is.
 """
 
 from __future__ import annotations
 
 import os
 import stat
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field, replace
 from functools import cached_property
 from pathlib import Path
-from typing import Any, Final
+from typing import Any, BinaryIO, Final
 
 from simcore.errors import InputError, Problem
 from simcore.yaml_parser import KeyPath, Parser, dotted
 
-__all__ = ["MAX_BYTES", "Document", "parse_document", "parse_value", "read_bytes", "read_document"]
+__all__ = ["MAX_BYTES", "Document", "parse_document", "parse_value", "read_bytes", "read_document",
+           "read_text"]  # fmt: skip
 
 MAX_BYTES: Final = 2**18
 """Of one file. The scanner takes time that grows with the square of a token: at this size, a second or two."""
+MAX_LINE: Final = 2**26
+"""Bytes of one line where a file is read by lines."""
+_FLAGS: Final = os.O_RDONLY | getattr(os, "O_NONBLOCK", 0) | getattr(os, "O_BINARY", 0)
+"""A pipe that takes a file's place is not waited for. Windows has no such flag, and one for bytes as they are."""
 
 
 @dataclass(frozen=True)
@@ -77,7 +82,7 @@ def _prefixes(key_path: KeyPath) -> Iterator[KeyPath]:
 
 def read_document(path: str | os.PathLike[str]) -> Document:
     """Read one YAML or JSON file; InputError (with `file:line`) for whatever is wrong with it."""
-    return parse_document(_text(read_bytes(Path(path)), str(path)), str(path))
+    return parse_document(read_text(Path(path)), str(path))
 
 
 def parse_document(text: str, path: str) -> Document:
@@ -100,18 +105,39 @@ def parse_value(text: str, where: str) -> Any:
 
 def read_bytes(path: Path, limit: int = MAX_BYTES) -> bytes:
     """All of a regular file; InputError where it is none, cannot be read, or has more than `limit` bytes."""
+    content = b"".join(_blocks(path, limit, lambda file: iter([file.read(limit + 1)])))
+    if problem := _too_large(len(content), limit):  # it has grown, or lied about its size
+        raise InputError(Problem(str(path), problem))
+    return content
+
+
+def read_text(path: Path, limit: int = MAX_BYTES) -> str:
+    """All of a regular file of UTF-8 text, as `read_bytes`; InputError with the line for other bytes."""
+    return _text(read_bytes(path, limit), str(path))
+
+
+def read_lines(path: Path, limit: int) -> Iterator[str]:
+    """Lines of a regular file of UTF-8 text, ends kept, one at a time; each, and all, within bounds as `read_bytes`."""
+    taken = 0
+    for number, line in enumerate(_blocks(path, limit, lambda file: iter(lambda: file.readline(MAX_LINE + 1), b"")), 1):
+        taken += len(line)
+        if problem := _too_large(len(line), MAX_LINE) or _too_large(taken, limit):
+            raise InputError(Problem(f"{path}:{number}", problem))
+        yield _text(line, str(path), number)
+
+
+def _blocks(path: Path, limit: int, read: Callable[[BinaryIO], Iterator[bytes]]) -> Iterator[bytes]:
+    """What `read` makes of a file that is judged before it is opened (a device may act on that), and once it is."""
     try:
-        status = path.stat()
-        problem = _unfit(status, limit)
+        problem = _unfit(path.stat(), limit)
         if not problem:
-            with path.open("rb") as file:
-                content = file.read(limit + 1)  # one more than allowed: the size that stat told may be stale
-            problem = _too_large(len(content), limit)
+            with os.fdopen(os.open(path, _FLAGS), "rb") as file:
+                problem = _unfit(os.fstat(file.fileno()), limit)
+                yield from () if problem else read(file)
     except (OSError, ValueError) as error:  # ValueError: a NUL in the path
         problem = "no such file" if isinstance(error, FileNotFoundError) else f"cannot be read: {_reason(error)}"
     if problem:
         raise InputError(Problem(str(path), problem)) from None
-    return content
 
 
 def _reason(error: Exception) -> str:
@@ -130,10 +156,11 @@ def _too_large(num_bytes: int, limit: int) -> str:
     return f"expected at most {limit:,} bytes, got {num_bytes:,} or more" if num_bytes > limit else ""
 
 
-def _text(content: bytes, path: str) -> str:
+def _text(content: bytes, path: str, first: int = 1) -> str:
+    """`first`: the number of the line that it begins with."""
     try:
-        return content.decode("utf-8-sig")
+        return content.decode("utf-8-sig" if first == 1 else "utf-8")
     except UnicodeDecodeError as error:
-        line = content.count(b"\n", 0, error.start) + 1
+        line = content.count(b"\n", 0, error.start) + first
         told = f"expected UTF-8 text, got byte 0x{error.object[error.start]:02x} at byte {error.start}"
         raise InputError(Problem(f"{path}:{line}", told)) from None

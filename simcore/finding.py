@@ -20,6 +20,7 @@ from pathlib import Path
 from xml.etree import ElementTree
 
 from simcore.batch import Outcome
+from simcore.document import read_lines, read_text
 from simcore.errors import InputError, Problem
 from simcore.report import Peak, Report
 from simcore.units import format_bytes, format_seconds, parse_quantity
@@ -27,6 +28,8 @@ from simcore.units import format_bytes, format_seconds, parse_quantity
 __all__ = ["TOLERANCE", "Finding", "Gate", "gates", "github", "junit", "read_results", "unmatched"]
 
 TOLERANCE = 0.01
+MAX_BYTES, MAX_LINES = 2**28, 2**32
+"""Of results as one JSON text, and as lines: one has 10 to 20 KB, and a sweep 100,000 of them (`sweep.MAX_MEMBERS`)."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -199,19 +202,13 @@ def read_results(path: Path) -> list[Report]:
 
     InputError, with the line, where it is none.
     """
-    try:
-        text = path.read_text(encoding="utf-8")
-    except OSError as error:
-        raise InputError(Problem(str(path), f"cannot be read: {error.strerror}")) from None
-    except ValueError:
-        raise InputError(Problem(str(path), _NO_RESULTS)) from None
     if path.suffix not in (".jsonl", ".part"):
-        return _parsed(text, str(path), _NO_RESULTS)
-    lines = text.split("\n")
-    if path.suffix == ".part":
-        lines = lines[:-1]  # of a batch under way, or killed: its last line may not be whole
-    return [report for number, line in enumerate(lines, start=1) if line
-            for report in _parsed(line, f"{path}:{number}", _CUT if number == len(lines) > 1 else _NO_RESULTS)]
+        return _parsed(read_text(path, MAX_BYTES), str(path), _NO_RESULTS)
+    lines = read_lines(path, MAX_LINES)
+    if path.suffix == ".part":  # of a batch under way, or killed: its last line may not be whole
+        lines = (line for line in lines if line.endswith("\n"))
+    return [report for number, line in enumerate(lines, start=1) if line.strip("\n") for report in
+            _parsed(line, f"{path}:{number}", _NO_RESULTS if number == 1 or line.endswith("\n") else _CUT)]
 
 
 _NO_RESULTS = "is no result of `rankscope run --json`, nor a results.jsonl"

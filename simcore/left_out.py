@@ -10,6 +10,7 @@ import json
 from functools import lru_cache
 
 from simcore.data import data_folder
+from simcore.document import read_text
 
 __all__ = ["left_out"]
 
@@ -23,5 +24,5 @@ def left_out(what: str, name: str) -> float | None:
 @lru_cache(maxsize=1)
 def _read() -> dict[str, dict[str, dict[str, float]]]:
     path = data_folder("measured") / "left_out.json"
-    told: dict[str, dict[str, dict[str, float]]] = json.loads(path.read_text(encoding="utf-8")) if path.exists() else {}
+    told: dict[str, dict[str, dict[str, float]]] = json.loads(read_text(path)) if path.exists() else {}
     return told

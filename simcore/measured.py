@@ -16,7 +16,7 @@ from pydantic import Field, ValidationError, model_validator
 
 from simcore.block import Block, Name, OpenMap, Text, problems_of
 from simcore.data import data_folder
-from simcore.document import Document
+from simcore.document import Document, read_text
 from simcore.errors import InputError, Problem
 from simcore.loading import Entry, entry_of
 from simcore.paths import is_dir
@@ -102,7 +102,7 @@ def read_measured(paths: Iterable[str] = (), overrides: Sequence[str] = ()) -> t
     problems: list[Problem] = []
     seen: set[str] = set()
     for file in _files(list(paths) or [str(data_folder("measured"))]):
-        for line, text in enumerate(_lines(file), 1):
+        for line, text in enumerate(read_text(file, MAX_BYTES).splitlines(), 1):
             if text.strip():
                 try:
                     measured = _measured(text, f"{file}:{line}", overrides, seen)
@@ -126,16 +126,6 @@ def _inside(folder: Path) -> list[Path]:
         return sorted(path for path in folder.iterdir() if path.suffix == ".jsonl")
     except OSError as error:
         raise InputError(Problem(str(folder), f"cannot be read: {error.strerror}")) from None
-
-
-def _lines(path: Path) -> list[str]:
-    try:
-        if path.stat().st_size > MAX_BYTES:
-            raise InputError(Problem(str(path), f"expected at most {MAX_BYTES:,} bytes"))
-        return path.read_text(encoding="utf-8").splitlines()
-    except (OSError, UnicodeDecodeError) as error:
-        reason = error.strerror if isinstance(error, OSError) else "it is not UTF-8 text"
-        raise InputError(Problem(str(path), f"cannot be read: {reason}")) from None
 
 
 def _measured(text: str, where: str, overrides: Sequence[str], seen: set[str]) -> Measured:

@@ -212,6 +212,28 @@ def test_paths_that_are_no_files(ran: Run, folder: Path) -> None:
     ran("run", "g.yaml").refused("nowhere/config.json: no such file")
 
 
+def test_no_file_is_a_device_or_a_pipe(folder: Path) -> None:
+    """Each file that a command reads, in a process that is stopped if it waits or fills its memory."""
+    os.mkfifo(folder / "pipe")
+    (folder / "f.yaml").write_text(scenario())
+    for name in ("pipe", "/dev/zero", "."):
+        for arguments in (["run", "f.yaml", "--baseline", name], ["run", "f.yaml", "--set", f"topology={name}"],
+                          ["report", name], ["validate", name], ["read", name, "f.yaml"]):
+            if name == "." and arguments[0] in ("report", "validate"):  # folders of results
+                continue
+            done = subprocess.run(["bash", "-c", 'ulimit -v 2000000; exec "$@"', "bash", sys.executable, "-m",  # noqa: S607
+                                   "simcore", *arguments], capture_output=True, check=False, timeout=60, text=True,
+                                  env={**os.environ, "PYTHONPATH": str(ROOT)})  # fmt: skip
+            assert done.returncode == 2, (arguments, done.stderr)
+            assert "expected a" in done.stderr, arguments
+
+
+def test_a_long_name_is_no_file(ran: Run, folder: Path) -> None:
+    (folder / "f.yaml").write_text(scenario(topology="a" * 300))
+    ran("run", "f.yaml").refused("f.yaml:4: no topology")
+    ran("validate", "a" * 300).refused("cannot be read: file name too long")
+
+
 @pytest.mark.parametrize("setting", ["", "=", "mesh.tp", "mesh..tp=1", "mesh.tp=[", "mesh.tp=&a *a", "name.x=1",
                                      "mesh.tpp=2", "mesh.tp=!!int 2", "training=7", "sweep.mesh.tp=2"])  # fmt: skip
 def test_nonsense_settings(ran: Run, folder: Path, setting: str) -> None:

@@ -7,6 +7,7 @@ import os
 import resource
 import subprocess
 import sys
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -14,7 +15,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from simcore.document import MAX_BYTES, parse_document, parse_value, read_document
+from simcore import document as door
+from simcore.document import MAX_BYTES, parse_document, parse_value, read_bytes, read_document, read_lines
 from simcore.errors import InputError, Problem
 from simcore.yaml_parser import MAX_DEPTH
 
@@ -228,3 +230,40 @@ def test_import_is_light() -> None:
     code = "import sys, simcore.document; print(sorted({'numpy', 'networkx', 'pydantic', 'rich'} & set(sys.modules)))"
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     assert done.stdout.strip() == "[]"
+
+
+def test_a_pipe_in_the_place_of_a_file_is_not_waited_for(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Between the look at it and the opening somebody puts a pipe there."""
+    plain, pipe = write(tmp_path, "a: 1"), tmp_path / "pipe"
+    os.mkfifo(pipe)
+    status = plain.stat()
+    monkeypatch.setattr(Path, "stat", lambda self: status)
+    monkeypatch.setattr(door.os, "open", _impatient(os.open))
+    with pytest.raises(InputError, match="pipe: expected a regular file, got a pipe"):
+        read_bytes(pipe)
+
+
+def _impatient(opened: Callable[..., int]) -> Callable[..., int]:
+    """The system's `open`, which is not to wait: it refuses to be called so that it may."""
+    def called(path: Path, flags: int) -> int:
+        assert flags & os.O_NONBLOCK
+        return opened(path, flags)
+
+    return called
+
+
+def test_lines_are_read_one_at_a_time(tmp_path: Path) -> None:
+    path = write(tmp_path, b"\xef\xbb\xbfone\r\ntwo\n\nlast")
+    assert list(read_lines(path, 100)) == ["one\r\n", "two\n", "\n", "last"]
+    lines = read_lines(path, 100)
+    assert next(lines) == "one\r\n"
+
+
+def test_lines_have_bounds(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(door, "MAX_LINE", 4)
+    with pytest.raises(InputError, match=r"f.yaml:2: expected at most 4 bytes, got 5 or more"):
+        list(read_lines(write(tmp_path, b"abc\nabcdefgh\n"), 100))
+    with pytest.raises(InputError, match=r"f.yaml: expected at most 6 bytes"):
+        list(read_lines(write(tmp_path, b"abc\nabc\n"), 6))
+    with pytest.raises(InputError, match=r"f.yaml:2: expected UTF-8 text, got byte 0xff at byte 1"):
+        list(read_lines(write(tmp_path, b"abc\na\xff\n"), 100))

@@ -105,7 +105,7 @@ def test_a_folder_is_read_file_by_file(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(("name", "told"), [
-    ("none.jsonl", "cannot be read: No such file"), ("empty", "holds no measured rows"), ("binary.jsonl", "not UTF-8")])
+    ("none.jsonl", "no such file"), ("empty", "holds no measured rows"), ("binary.jsonl", "expected UTF-8")])
 def test_a_path_without_rows_is_a_wrong_input(tmp_path: Path, name: str, told: str) -> None:
     (tmp_path / "empty").mkdir()
     (tmp_path / "binary.jsonl").write_bytes(b"\xff\xfe")

@@ -47,6 +47,22 @@ DOORS = {
     "rich": {"table", "columns", "summary", "memorysheet", "timesheet", "servesheet", "phasesheet", "output"},
     "typer": {"cli", "calibration/command", "page", "explain", "export", "read_back"},
 }
+# Files are read by `document` alone, which judges them first; here nobody names the file.
+READS_OWN = {
+    "graph": {"file.read_text(encoding='utf-8')"},  # a preset, out of the package
+    "flows/queued": {"self.reductions.open(wanted)"},  # a bucket of gradients
+    "glossary": {"page.read_text(encoding='utf-8')"},  # our own docs, when they are made
+    "calibration/machine": {"_DRIVER.read_text(encoding='utf-8')"},  # the NVIDIA driver's version in /proc
+    "calibration/ranks": {"(Path(folder) / 'points.json').read_text(encoding='utf-8')"},  # written by our own process
+    "cli": {"os.open(os.devnull, os.O_WRONLY)"},  # to write
+    "page": {"files('viz').joinpath(name).read_text(encoding='utf-8')"},  # of viz: styles and scripts of pages
+    "sheet": {"files('viz').joinpath('style.css').read_text(encoding='utf-8')",
+              "files('viz').joinpath('notebook.css').read_text(encoding='utf-8')"},
+    "figures": {"files('viz').joinpath('style.css').read_text(encoding='utf-8')"},
+}  # fmt: skip
+READERS = {"read_text", "read_bytes", "open", "fdopen", "fromfile", "genfromtxt", "loadtxt", "memmap", "mmap"}
+"""Of whatever object; the next ones of these modules."""
+LOADERS = {"json.load", "pickle.load", "np.load", "tomllib.load", "csv.reader", "ElementTree.parse"}
 VIZ_READS = {"compare", "detail", "frame", "report", "speed", "units"}
 
 MAX_FILE, MAX_FUNCTION, MAX_MEDIAN = 300, 40, 10
@@ -125,6 +141,47 @@ def test_imports_run_one_way(path: Path) -> None:
 def test_a_library_has_one_door(path: Path) -> None:
     used = {name.partition(".")[0] for name in imported(path)} & set(DOORS)
     assert {library for library in used if name_of(path) not in DOORS[library]} == set()
+
+
+@pytest.mark.parametrize("path", [*files("simcore"), *files("viz")], ids=name_of)
+def test_files_have_one_door(path: Path) -> None:
+    if name_of(path) == "document":
+        return
+    assert set(_readings(ast.parse(path.read_text(encoding="utf-8")))) <= READS_OWN.get(name_of(path), set())
+
+
+@pytest.mark.parametrize("text", [
+    "open(p)", "open(p, 'r')", "open(p, mode='r+')", "p.open()", "p.open('rb')", "p.open(mode)", "io.open(p, 'rb')",
+    "os.open(p, flags)", "os.fdopen(3)", "json.load(f)", "p.read_text()", "p.read_bytes()", "np.fromfile(p)"])
+def test_another_door_would_be_found(text: str) -> None:
+    assert list(_readings(ast.parse(text))) == [text]
+
+
+@pytest.mark.parametrize("text", ["p.open('w')", "p.open(mode='wb')", "open(p, 'x')", "json.loads(p)", "read_bytes(p)"])
+def test_what_writes_is_no_door(text: str) -> None:
+    assert list(_readings(ast.parse(text))) == []
+
+
+def _readings(tree: ast.AST) -> Iterator[str]:
+    """Calls that may read a file."""
+    for node in ast.walk(tree):
+        if isinstance(node, ast.Call) and _reads(node):
+            yield ast.unparse(node)
+
+
+def _reads(call: ast.Call) -> bool:
+    """The builtin `open`, or a method with a reader's name, unless its mode says that it writes."""
+    if isinstance(call.func, ast.Name):
+        return call.func.id in ("open", "fdopen") and not _writes(call)
+    if not isinstance(call.func, ast.Attribute):
+        return False
+    return ast.unparse(call.func) in LOADERS or (call.func.attr in READERS and not _writes(call))
+
+
+def _writes(call: ast.Call) -> bool:
+    given = [*call.args, *(word.value for word in call.keywords if word.arg == "mode")]
+    modes = [str(one.value) for one in given if isinstance(one, ast.Constant)]
+    return any(mode[:1] in tuple("wxa") and set(mode) <= set("wxabt") for mode in modes)
 
 
 @pytest.mark.parametrize("path", files("viz"), ids=name_of)
