@@ -108,7 +108,7 @@ def problems_of(error: ValidationError, block: type[Block], where: Callable[[Key
 
 
 def _problem(found: Any, block: type[Block], where: Callable[[KeyPath], str]) -> Problem:
-    key_path = tuple(part for part in found["loc"] if not str(part).startswith("<"))
+    key_path = tuple(_keys_of(found["loc"], block))
     place = where(key_path[:-1] if found["type"] == "missing" else key_path)
     annotation: Any = block
     for part in key_path[:-1]:
@@ -118,6 +118,26 @@ def _problem(found: Any, block: type[Block], where: Callable[[KeyPath], str]) ->
     expected = _expected(found, _step(annotation, key_path[-1]) if key_path else block)
     got = "" if found["type"] == "missing" else _got(found)
     return Problem(place, f"{dotted(key_path)}: {expected}{got}" if key_path else f"{expected}{got}")
+
+
+def _keys_of(location: KeyPath, annotation: Any) -> Iterator[str | int]:
+    """The keys in pydantic's location of a mistake, which names the branches of tagged unions too."""
+    for part in location:
+        branch = dict(_tagged(annotation)).get(part)
+        if branch is None:
+            yield part
+        annotation = _step(annotation, part) if branch is None else branch
+
+
+def _tagged(annotation: Any) -> Iterator[tuple[str | int, Any]]:
+    """Tags of a union's branches, and the branches."""
+    inner, *told = get_args(annotation) if get_origin(annotation) is Annotated else (annotation,)
+    tag = next((one.tag for one in told if isinstance(one, Tag)), None)
+    if tag is not None:
+        yield tag, inner
+    elif get_origin(inner) in (Union, UnionType):
+        for branch in get_args(inner):
+            yield from _tagged(branch)
 
 
 def _got(found: Any) -> str:
@@ -160,7 +180,8 @@ def _expected(found: Any, annotation: Any) -> str:
 
 
 def _meant(given: object, annotation: Any) -> str:
-    words = [word for kind in _kinds(annotation) if get_origin(kind) is Literal for word in get_args(kind)]
+    words = [word for kind in _kinds(annotation) if get_origin(kind) is Literal for word in get_args(kind)
+             if isinstance(word, str)]
     close = difflib.get_close_matches(given, words, 1) if isinstance(given, str) else []
     return f" (did you mean {close[0]!r}?)" if close else ""
 

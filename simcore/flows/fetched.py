@@ -8,8 +8,10 @@ counted until then.
 
 from __future__ import annotations
 
+from bisect import bisect_left
 from collections import Counter
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
+from itertools import accumulate
 
 from simcore.builder import Builder
 from simcore.flows.grads_on_host import GradientsOnHost
@@ -43,14 +45,21 @@ class FetchedFlow:
         self.calls = list(recorded(plan))
         self.pins = Pins(plan)
         self.trace = [(at, key) for at, keys in enumerate(self.calls) for key in keys]
+        placed = {key: self._placed(key) for _, key in self.trace}
+        self.elements = {key: -(-one.used // one.life.rest.values) for key, one in placed.items()}  # as stored
+        self.upto = [0, *accumulate(sum(self.elements[key] for key in keys) for keys in self.calls)]
+        self.needed_at: dict[Key, list[int]] = {}
+        for at, key in self.trace:
+            self.needed_at.setdefault(key, []).append(at)
         self.there: dict[Key, int] = {}
-        self.coming: list[list[Key]] = []
+        self.live = 0
+        self.coming: dict[Key, list[Key]] = {}
         self.promised: dict[Key, int] = {}
         self.leaving: dict[Key, int] = {}
         self.held: dict[Key, int] = {}
         self.seen_by_nodes = seen_by_nodes(plan)
         self.at = self.cursor = self.filled = self.num_in_bucket = self.padded = 0
-        stored = sorted({self._placed(key).life.rest.dtype for _, key in self.trace} | {plan.framework.compute_dtype})
+        stored = sorted({one.life.rest.dtype for one in placed.values()} | {plan.framework.compute_dtype})
         self.gather = {dtype: tables.comm("all_gather", self.flow.axis, dtype) for dtype in stored}
         self.reduce = tables.comm("reduce_scatter", self.flow.axis, plan.framework.compute_dtype)
         self.slots = [tables.slot(name, category) for name, category in (
@@ -72,10 +81,6 @@ class FetchedFlow:
         """Bytes of a gathered parameter, padding included."""
         placed = self._placed(key)
         return placed.life.rest.num_bytes(placed.padded * self.ranks)
-
-    def _numel(self, keys: Iterable[Key]) -> int:
-        """Elements of what is stored."""
-        return sum(-(-placed.used // placed.life.rest.values) for placed in map(self._placed, keys))
 
     # ---- lower.Flow ---------------------------------------------------------------------------------------------
     def rest(self) -> None:
@@ -186,8 +191,8 @@ class FetchedFlow:
     def _fetch(self, keys: list[Key]) -> None:
         """What the module needs now: on its way already, or gathered for it."""
         for key in keys:
-            for group in [group for group in self.coming if key in group]:
-                self._arrive(group)
+            if key in self.coming:
+                self._arrive(self.coming[key])
         missing = [key for key in keys if key not in self.there]
         if missing:
             self._gather(missing)
@@ -197,7 +202,8 @@ class FetchedFlow:
         num_bytes = sum(map(self._whole, group))
         for key in group:  # what is gathered again has gone before
             self._free(key)
-        self.coming.append(group)
+        self.coming.update(dict.fromkeys(group, group))
+        self.live += sum(self.elements[key] for key in group)
         self.out.alloc(group[0][0], self.slots[1], num_bytes)
         brought = num_bytes // self.ranks * self.flow.params_on_host
         self.out.alloc(group[0][0], self.slots[4], brought)
@@ -217,24 +223,24 @@ class FetchedFlow:
 
     def _fetch_ahead(self) -> None:
         """Whole parameters, until as many elements are under way as are allowed (`_fetch_sub_module_impl`)."""
-        flying = {key for group in self.coming for key in group}
-        room = min(self.flow.live - self._numel((*self.there, *flying)), self.flow.ahead)
-        group: list[Key] = []
-        while self.cursor < len(self.trace) and self._numel(group) < room:
+        room = min(self.flow.live - self.live, self.flow.ahead)
+        group: dict[Key, None] = {}
+        while self.cursor < len(self.trace) and room > 0:
             at, key = self.trace[self.cursor]
             self.cursor += 1
             self.promised[key] = max(at, self.promised.get(key, 0))
-            if key not in self.there and key not in flying and key not in group:
-                group.append(key)
+            if key not in self.there and key not in self.coming and key not in group:
+                group[key] = None
+                room -= self.elements[key]
         if group:
-            self._gather(group)
+            self._gather(list(group))
 
     def _arrive(self, group: list[Key]) -> None:
         """One parameter stays where it was gathered, several are copied out of the flat buffer."""
-        self.coming.remove(group)
         self.out.wait(group[0][0], GATHER_HANDLE)
         is_alone = len(group) == 1
         for key in group:
+            del self.coming[key]
             self.there[key] = int(is_alone)
             if not is_alone:
                 self.out.alloc(key[0], self.slots[0], self._whole(key))
@@ -244,21 +250,21 @@ class FetchedFlow:
 
     def _release(self, keys: list[Key]) -> None:
         """What is not called again soon (`__params_to_release`); `at`: the next call."""
-        if not keys:
-            return
-        soon, traversed = set[Key](), 0
-        for others in self.calls[self.at:]:
-            if traversed >= self.flow.reuse or soon.issuperset(keys):
-                break
-            soon.update(others)
-            traversed += self._numel(others)
         for key in keys:
-            if key in self.there and key not in soon | self.pins.pinned and self.promised.get(key, 0) <= self.at:
+            if (key in self.there and not self._is_used_soon(key) and key not in self.pins.pinned
+                    and self.promised.get(key, 0) <= self.at):
                 self._drop(key)
+
+    def _is_used_soon(self, key: Key) -> bool:
+        """Within so many elements of the calls that follow; the call that passes the limit counts."""
+        calls = self.needed_at[key]
+        following = bisect_left(calls, self.at)
+        return following < len(calls) and self.upto[calls[following]] - self.upto[self.at] < self.flow.reuse
 
     def _drop(self, key: Key) -> None:
         is_held = key in self.seen_by_nodes and key not in self.held
         (self.held if is_held else self.leaving)[key] = self.there.pop(key)
+        self.live -= self.elements[key]
         self.secondary.keep(key, self._whole(key))
 
     def _leave(self) -> None:

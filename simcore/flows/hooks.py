@@ -45,13 +45,19 @@ class UnshardHooks:
         self.post_backward_hooks = [tables.hook(f"{_POST_BACKWARD}{flag}") for flag in (0, 1)]
         self.first_name = len(tables.units)
         tables.units += [unit.name for unit in units]
-        self.explicit = [u for u, unit in enumerate(units) if unit.explicit]
         self.positions: list[list[int]] = [[] for _ in units]
         roots: list[list[int]] = [[]]
         self.order: list[list[int]] = []
         for unit in units:  # a root stands before what it holds
             roots += [[]] if unit.is_root else []
             self.order.append(roots[-1])
+        self.chains: dict[int, list[int]] = {}
+        self.links: dict[int, int] = {}
+        for u, unit in enumerate(units):
+            if unit.explicit:  # of its root: chunks do not know others
+                chain = self.chains.setdefault(id(self.order[u]), [])
+                self.links[u] = len(chain)
+                chain.append(u)
         self.done = [False] * len(units)
         self.outermost_first = sorted(range(len(units)), key=lambda u: (not units[u].is_root, units[u].first,
                                                                         units[u].inner))
@@ -162,9 +168,8 @@ class UnshardHooks:
         depth = self.flow.prefetch if direction > 0 else self.flow.prefetch_backward
         if not depth or self.replay or not self.units[u].explicit:
             return []
-        chain = [e for e in self.explicit if self.order[e] is self.order[u]]  # of its root: chunks do not know others
-        places = (chain.index(u) + direction * n for n in range(1, depth + 1))
-        return [chain[place] for place in places if 0 <= place < len(chain)]
+        chain, at = self.chains[id(self.order[u])], self.links[u]
+        return chain[at + 1:at + 1 + depth] if direction > 0 else chain[max(at - depth, 0):at][::-1]
 
     def _mark(self, u: int, hook: str) -> None:
         self.out.mark(self.hooks[hook], self.first_name + u)

@@ -65,9 +65,9 @@ class Pages:
         return self.page_bytes * self.group_size
 
     def blocks_of(self, tokens: int) -> int:
-        """Blocks that a sequence of so many tokens takes."""
+        """Blocks that a sequence of so many tokens takes; the first token makes the first block."""
         each, fixed = self._pages(self.attention_groups, self.mamba_groups)
-        return each * -(-tokens // self.block_size) + fixed
+        return each * -(-max(1, tokens) // self.block_size) + fixed
 
     def _pages(self, attention: int, mamba: int) -> tuple[int, int]:
         """For each block of tokens, and for each sequence, where so many layers or groups are counted."""
