@@ -20,7 +20,7 @@ from torch.testing._internal.distributed.fake_pg import FakeStore
 
 from .fsdp2_log import Replay
 from .fsdp2_setup import StepsInBackward, build, dt, make_optim, placement, tag_shards, unfuse_precision, wrap
-from .fsdp2_tracker import Tracker
+from .fsdp2_tracker import Tracker, local
 from .rows import FSDP2_DEFAULTS
 
 warnings.filterwarnings("ignore")
@@ -132,9 +132,14 @@ def measure(case: Spec) -> dict[str, Any]:
         opt = StepsInBackward(model, tr) if spec["optim_in_bwd"] else make_optim(model, spec)
         steps = [one_step(model, opt, spec, tr, i, ignored) for i in range(spec["steps"])]
         placed = placement(model, ignored)
+        trained = [local(p) for p in model.parameters() if p.requires_grad]
+        states = [local(v) for st in (opt.state.values() if opt else ()) for n, v in st.items() if n != "step"]
     rp = Replay(tr)
     accumulates = spec["grad_accum"] > 1
     res: dict[str, Any] = dict(name=spec.get("name", "case"), spec=spec, placement=placed)
+    res["trained"] = sum(p.numel() for p in trained)
+    res["states_bytes"] = sum(v.numel() * v.element_size() for v in states)
+    res["calls"] = [(c["kind"], c["phase"], c["group"], c["dtype"], c["bytes"]) for c in steps[-1][1]]
     res["steps"] = [summary(rp, bounds, comms, accumulates) for bounds, comms in steps]
     if spec.get("saved_layer") and not accumulates:
         end = steps[-1][0]["fwd_end"]

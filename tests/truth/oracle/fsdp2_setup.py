@@ -36,7 +36,8 @@ def dp_mesh(spec: Spec) -> DeviceMesh:
 def build(spec: Spec) -> nn.Module:
     m = spec["model"]
     model = models.build_meta(m["preset"], m.get("overrides"), spec.get("attention", ""))
-    model.to(dt(spec["store_dtype"]))
+    for p in model.parameters():  # buffers keep their type: rotary frequencies are fp32 in a model of any type
+        p.data = p.data.to(dt(spec["store_dtype"]))
     model.train()
     if spec.get("liger"):
         from . import liger

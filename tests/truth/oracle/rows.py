@@ -91,6 +91,49 @@ def fsdp2_row(raw: Row) -> Row:
     return row
 
 
+def drawn_row(raw: Row) -> Row:
+    """A whole step, short: placement, highest bytes of phases, and every collective in the order it was called."""
+    spec = raw.get("spec") or raw["case"]
+    row: Row = dict(name=spec["name"], spec=fsdp2_spec(spec))
+    if "error" in raw:
+        return {**row, "error": error_text(raw["error"])}
+    last = raw["steps"][-1]
+    kinds = list(dict.fromkeys(tuple(call) for call in raw["calls"]))
+    row["placement"] = {**raw["placement"], "trained": raw["trained"], "states_bytes": raw["states_bytes"]}
+    row["peaks"] = {p: last[p]["peak"] for p in PHASES if p in last}
+    row["first_step_peak"] = raw["steps"][0]["step"]["peak"]
+    row.update(where=last["step"]["where"], breakdown=last["step"]["breakdown"], end=last["step"]["end"])
+    row.update(calls=kinds, order=folded([kinds.index(tuple(call)) for call in raw["calls"]]))
+    return row
+
+
+def folded(numbers: list[int]) -> list[list[int]]:
+    """A sequence as runs of a block: ``[times, *block]``; of all blocks up to eight long, that which covers most."""
+    runs: list[list[int]] = []
+    at = 0
+    while at < len(numbers):
+        best = (1, 1)
+        for size in range(1, 9):
+            block, times = numbers[at : at + size], 1
+            while numbers[at + times * size : at + (times + 1) * size] == block:
+                times += 1
+            if times > 1 and times * size > best[0] * best[1]:
+                best = (times, size)
+        times, size = best
+        block = numbers[at : at + size]
+        if times == 1 and runs and runs[-1][0] == 1:
+            runs[-1] += block
+        else:
+            runs.append([times, *block])
+        at += times * size
+    return runs
+
+
+def unfolded(runs: list[list[int]]) -> list[int]:
+    """The sequence that was folded."""
+    return [n for times, *block in runs for n in block * times]
+
+
 # ---- placement -------------------------------------------------------------------------
 
 
