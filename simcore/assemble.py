@@ -184,7 +184,7 @@ def _rank(parts: Parts, rank_class: RankClass, plan: Plan, band: Band, *, series
                               optimizer_bytes=r.optimizer_bytes, num_params=r.num_params,
                               num_trainable_params=r.num_trainable_params) for name, r in rest.items()},
         apportioned=(_is_cut_flat(parts.framework) and not parts.exact) or bool(parts.framework.dealt),
-        padding_bytes=plan.padding_bytes() + of_params, grads_padding_bytes=plan.padding_bytes() + of_grads,
+        padding_bytes=of_params, grads_padding_bytes=of_grads,
         grads_persist=_grads_persist(parts.framework),
         peak=None if balanced is None else _peak(parts, balanced, plan, held, band),
         end_bytes=None if balanced is None else balanced.end_bytes,

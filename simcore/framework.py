@@ -130,12 +130,14 @@ class UnshardFlow:
     implicit one.
     `sync`: reduce gradients every microbatch, or only in the last one, or at the end, when its backward pass is over.
     `reshard_after_backward`: parameters are freed after each microbatch's backward, not only after the last.
+    `finish`: what is left of reductions is waited for and freed after `every` microbatch's backward, or the `last`.
     """
 
     prefetch: int = 0
     prefetch_backward: int = 0
     sync: str = "last"
     reshard_after_backward: bool = True
+    finish: str = "every"
 
 
 @dataclass(frozen=True, slots=True)

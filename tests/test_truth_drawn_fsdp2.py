@@ -88,6 +88,7 @@ def differences(row: Row) -> dict[str, str]:
         "storage": (sum(c.params_bytes for c in rest) + found.padding_bytes, placed["padded_bytes"]),
         "trained": (sum(c.num_trainable_params for c in rest), placed["trained"]),
         "states": (sum(c.optimizer_bytes for c in rest), placed["states_bytes"]),
+        "gradients": (sum(c.grads_bytes for c in rest) + found.grads_padding_bytes, placed.get("grads_bytes", -1)),
         **_peaks(row, found),
     }
     out = {name: f"{ours} instead of {theirs}" for name, (ours, theirs) in told.items() if ours != theirs}

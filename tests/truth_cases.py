@@ -84,6 +84,8 @@ def fsdp2(spec: dict[str, Any], name: str = "truth") -> Scenario:
         "optimizer": _optimizer(spec.get("optim", "adamw_foreach")),
         "loss": "hf_keep_logits" if spec.get("loss") == "hf" else "hf",
     }
+    if spec.get("frozen"):
+        training["frozen"] = spec["frozen"]
     if spec.get("lora"):
         lora = spec["lora"]
         training |= {"method": "lora", "lora": {"rank": lora["r"], "target_modules": lora["targets"],
@@ -111,6 +113,8 @@ def _fsdp2_options(spec: dict[str, Any]) -> dict[str, Any]:
     for theirs, ours in (("reshard", "reshard_after_forward"), ("set_last_reshard",) * 2, ("prefetch",) * 2):
         if spec.get(theirs) is not None:
             options[ours] = spec[theirs]
+    if spec.get("is_last"):
+        options["set_is_last_backward"] = spec["is_last"]
     if spec.get("optim_in_bwd"):
         options["optimizer_in_bwd"] = True
     if spec.get("ep", 1) > 1:

@@ -14,7 +14,7 @@ from simcore.flows.resident import ResidentFlow
 from simcore.flows.unshard import GatheredFlow
 from simcore.flows.wrapped import WrappedFlow
 from simcore.framework import Buckets, Framework, Queues, UnshardFlow
-from simcore.plan import AtRestBytes, Plan
+from simcore.plan import AtRestBytes, PlacedKind, Plan
 from simcore.reducer import Reducer
 from simcore.units import dtype_bytes
 from simcore.wrapped import Wrapped
@@ -48,7 +48,19 @@ def exact_at_rest(plan: Plan) -> dict[str, AtRestBytes]:
 
 
 def padding_bytes(plan: Plan) -> tuple[int, int]:
-    """What flat buffers of (parameters, gradients) hold beside tensors."""
+    """What storage of (parameters, gradients) adds to the tensors of the plan's own rank: even cuts and flat buffers."""
+    of_params, of_grads = _flat_padding(plan)
+    even = sum(count * _even_padding(plan.kinds[kind]) for kind, count in plan.kind_counts)
+    return plan.padding_bytes() + of_params, even + of_grads
+
+
+def _even_padding(kind: PlacedKind) -> int:
+    """What is frozen has no gradient to pad."""
+    return sum((p.padded - p.local) // p.grad_parts * dtype_bytes(p.life.grad.dtype) for p in kind
+               if p.trainable and p.life.grad.space == "device")
+
+
+def _flat_padding(plan: Plan) -> tuple[int, int]:
     flow = plan.framework.flow
     if isinstance(flow, (UnshardFlow, Reducer)):
         return 0, 0

@@ -175,17 +175,21 @@ class Reductions:
             self.grads[u][place] = (layer, slot, grad[2])
 
     def _free_all_but_last(self, u: int) -> list[Grad]:
+        """A loop over gradients, which runs where there is more than one shard, still holds its last one.
+
+        torch 2.13 `_fsdp_collectives.py`, foreach_reduce: `for i, (fsdp_param, unsharded_grad) in ...`.
+        """
         if self.accumulated[u]:
             layer, slot = self.layers[u], self.slots[u].accumulated
             params = self.weights[u].params
             grads = [(layer, slot, params[place].accumulated) for place in self.accumulated[u]]
         else:
             grads = self.grads[u]
-        for grad in grads[:-1]:
+        held = len(grads) - 1 if self.weights[u].world > 1 else len(grads)
+        for grad in grads[:held]:
             self.out.free(*grad)
-        last = grads[-1:]
         self._forget(u)
-        return last
+        return grads[held:]
 
     def _forget(self, u: int) -> None:
         self.grads[u], self.places[u] = [], ()

@@ -66,7 +66,8 @@ class GatheredFlow:
         if not action.forward:
             at_end = self.flow.sync == "end"
             self.hooks.reduce_grads = self.flow.sync == "every" or (action.is_last and not at_end)
-            self.hooks.is_last_backward = self.flow.reshard_after_backward or (action.is_last and not at_end)
+            every = self.flow.reshard_after_backward and self.flow.finish == "every"
+            self.hooks.is_last_backward = every or (action.is_last and not at_end)
 
     def forward_begin(self, layer: int) -> None:
         for u in self.starting[layer]:

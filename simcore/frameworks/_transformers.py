@@ -24,6 +24,7 @@ OPTIONS: dict[str, tuple[Any, ...]] = {
     "reshard_after_forward": (None, True, False, int),
     "set_last_reshard": (None, True, False),
     "sync_gradients": ("last", "every"),
+    "set_is_last_backward": ("every", "last"),
     "prefetch": (None, int),
     "experts": ("fully_shard", "ignored"),
     "experts_implementation": (None, "grouped_mm"),

@@ -115,8 +115,10 @@ def _flow(job: Job, options: dict[str, Any], given: Defaults) -> UnshardFlow:
     """
     prefetch = options.get("prefetch") or 0
     if job.mesh.pp > 1:
+        job.refuse_idle(options, "set_is_last_backward", "beside pipeline stages, which call it themselves")
         return UnshardFlow(prefetch, prefetch, "end", reshard_after_backward=False)
-    return UnshardFlow(prefetch, prefetch, options.get("sync_gradients", given.sync))
+    return UnshardFlow(prefetch, prefetch, options.get("sync_gradients", given.sync),
+                       finish=options.get("set_is_last_backward", "every"))
 
 
 def _of_host(job: Job) -> tuple[tuple[str, str, str, str], ...]:

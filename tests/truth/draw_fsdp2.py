@@ -104,7 +104,7 @@ LINEARS = {"phi-3-mini-4k": ("qkv_proj", "o_proj", "gate_up_proj", "down_proj"),
 def full(pick: Pick) -> Case:
     """A published model, most of them with a few of its layers."""
     preset = pick.choice(FULL)
-    short = "nano" not in preset and pick.random() < 0.6
+    short = "nano" not in preset and pick.random() < 0.7
     return {"preset": preset, **({"overrides": {"num_hidden_layers": pick.randint(2, 4)}} if short else {})}
 
 
@@ -171,7 +171,7 @@ def workload(pick: Pick, case: Case, *, small: bool) -> None:
     seq = pick.choice((40, 64, 128, 300, 512) if small else (512, 1024, 2048, 4096, 8192))
     case["seq"] = max(1, seq // unit) * unit if (case["batch"] * seq * each) % unit else seq
     if pick.random() < 0.35:
-        case.update(grad_accum=pick.randint(2, 4), accum_sync=pick.choice(("last", "last", "every")))
+        case.update(grad_accum=pick.randint(2, 4 if small else 2), accum_sync=pick.choice(("last", "last", "every")))
     case["loss"] = pick.choice(("hf_drop_logits", "hf_drop_logits", "hf"))
     case["optim"] = pick.choice(("adamw_foreach", "adamw_fused", "adamw_forloop", "sgd"))
     case["ac"] = pick.choice(("none", "layer", "hf") if small else ("none", "layer", "layer", "hf"))

@@ -79,8 +79,13 @@ def one_step(model: nn.Module, opt: Any, spec: Spec, tr: Tracker, step: int, ign
     for micro in range(spec["grad_accum"]):
         if spec["grad_accum"] > 1 and spec["accum_sync"] == "last":
             model.set_requires_gradient_sync(micro == spec["grad_accum"] - 1)
+        if spec.get("is_last") == "last":
+            model.set_is_last_backward(micro == spec["grad_accum"] - 1)
         micro_step(model, spec, tr, bounds, step == 0 and micro == 0, ignored)
     tr.phase, tr.layer = "opt", "optim"
+    grads = [local(p.grad).untyped_storage() for p in model.parameters() if p.grad is not None]
+    bounds["grads_bytes"] = sum({s._cdata: s.size() for s in grads}.values())
+    del grads
     if opt is not None:
         tr.mark("opt:begin")
         opt.step()
@@ -137,6 +142,7 @@ def measure(case: Spec) -> dict[str, Any]:
     rp = Replay(tr)
     accumulates = spec["grad_accum"] > 1
     res: dict[str, Any] = dict(name=spec.get("name", "case"), spec=spec, placement=placed)
+    res["grads_bytes"] = steps[-1][0]["grads_bytes"]
     res["trained"] = sum(p.numel() for p in trained)
     res["states_bytes"] = sum(v.numel() * v.element_size() for v in states)
     res["calls"] = [(c["kind"], c["phase"], c["group"], c["dtype"], c["bytes"]) for c in steps[-1][1]]

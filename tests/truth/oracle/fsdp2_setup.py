@@ -5,6 +5,7 @@ from __future__ import annotations
 import gc
 import math
 from collections.abc import Callable, Iterator
+from fnmatch import fnmatchcase
 from typing import Any
 
 import torch
@@ -64,6 +65,15 @@ def split_experts(model: nn.Module, spec: Spec, ep_mesh: DeviceMesh) -> set[nn.P
     return ignored
 
 
+def freeze(model: nn.Module, patterns: list[str]) -> None:
+    """No gradient for parameters whose name, or the name of a module that holds them, a pattern matches."""
+    for name, p in model.named_parameters():
+        parts = name.split(".")
+        names = [".".join(parts[: i + 1]) for i in range(len(parts))]
+        if any(fnmatchcase(one, pattern) for one in names for pattern in patterns):
+            p.requires_grad_(requires_grad=False)
+
+
 def checkpoint(model: nn.Module, layers: nn.ModuleList, spec: Spec) -> None:
     if spec["ac"] == "layer":
         from torch.distributed.algorithms._checkpoint.checkpoint_wrapper import checkpoint_wrapper
@@ -99,6 +109,7 @@ def wrap(model: nn.Module, spec: Spec) -> None:
     if spec["lora"]:
         lo = spec["lora"]
         models.apply_lora(model, lo["r"], set(lo["targets"]), dt(lo.get("dtype") or spec["store_dtype"]))
+    freeze(model, spec.get("frozen", ()))
     layers = models.decoder_layers(model)
     checkpoint(model, layers, spec)
     shard(model, layers, spec, kw, edp_mesh if spec["ep_mode"] == "dtensor" else None)
@@ -131,7 +142,8 @@ def unfuse_precision(model: nn.Module, names: set[str], dtype: torch.dtype) -> N
     for n in names:
         owner, _, leaf = n.rpartition(".")
         parent = model.get_submodule(owner)
-        setattr(parent, leaf, nn.Parameter(getattr(parent, leaf).detach().to(dtype)))
+        old = getattr(parent, leaf)
+        setattr(parent, leaf, nn.Parameter(old.detach().to(dtype), requires_grad=old.requires_grad))
 
 
 def fsdp_params(model: nn.Module) -> Iterator[Any]:

@@ -99,7 +99,7 @@ def drawn_row(raw: Row) -> Row:
         return {**row, "error": error_text(raw["error"])}
     last = raw["steps"][-1]
     kinds = list(dict.fromkeys(tuple(call) for call in raw["calls"]))
-    row["placement"] = {**raw["placement"], "trained": raw["trained"], "states_bytes": raw["states_bytes"]}
+    row["placement"] = {**raw["placement"], **{k: raw[k] for k in ("trained", "states_bytes", "grads_bytes")}}
     row["peaks"] = {p: last[p]["peak"] for p in PHASES if p in last}
     row["first_step_peak"] = raw["steps"][0]["step"]["peak"]
     row.update(where=last["step"]["where"], breakdown=last["step"]["breakdown"], end=last["step"]["end"])
