@@ -22,6 +22,7 @@ class Run:
     `first`: the layer's input is the stem's output, which the stem holds until the last layer is done.
     `input_requires_grad`: something below the layer is trained.
     `split`: gradients of parameters are made in a pass of their own.
+    `stem`: layers down to the stem, if this is the layer that lets go what the stem made for all layers; else 0.
     `sequences`: packed in the microbatch, 0 where each fills its row; a token sees `attended` positions, 0 for all.
     """
 
@@ -45,6 +46,7 @@ class Run:
     sequences: int = 0
     attended: int = 0
     split: bool = False
+    stem: int = 0
 
     @property
     def tokens(self) -> int:

@@ -8,6 +8,7 @@ their recording.
 from __future__ import annotations
 
 import importlib
+import re
 from dataclasses import dataclass, field, replace
 from functools import cached_property, lru_cache
 
@@ -30,6 +31,8 @@ TIED_HEAD = 1 << 30
 """Layer offset of rows that belong to a tied head, wherever it is."""
 
 _MARK = int(Op.MARK)
+_TURNED = re.compile(r"\b(q|k|qkv|query_key_value)(_proj|_norm)?\.")
+"""Modules whose output is rotated."""
 EXPERTS_MARKS = range(2, 6)
 """Marks that a tape puts around an experts module that is a unit of its own; passes are cut there and at later ones."""
 
@@ -83,9 +86,10 @@ class LayerTiles:
         return cuts, tuple(t.structure for t in self.tiles), self.grads
 
 
-Key = tuple[int, bool, bool, str, bool]
-"""A kind of layer, whether it is the first block, whether its input carries a gradient, what is recomputed of it, and
-whether its backward pass is split: not on the first stage, see [Note: zero bubble] in `schedules/`."""
+Key = tuple[int, bool, bool, str, bool, int]
+"""A kind of layer, whether it is the first block, whether its input carries a gradient, what is recomputed of it,
+whether its backward pass is split (not on the first stage, see [Note: zero bubble] in `schedules/`), and how far above
+the stem it is if it lets go what the stem made for all layers, else 0."""
 
 
 class Shape:
@@ -115,10 +119,30 @@ def keys_of(plan: Plan) -> dict[int, Key]:
     first_block = plan.layers[0] + 1 if plan.stage == 0 else -1
     below = _trained_below(plan)
     framework, spared = plan.framework, set(plan.framework.kept_whole)
-    splits = framework.schedule.splits_backward
+    splits, last_user = framework.schedule.splits_backward, _last_user(plan, below) if plan.stage == 0 else -1
     whole = {layer for chunk in plan.chunks if chunk[0] == 0 or not splits for layer in chunk}
     return {layer: (plan.graph.layers[layer].kind, layer == first_block, below[layer],
-                    "none" if layer in spared else framework.checkpoint, layer not in whole) for layer in plan.layers}
+                    "none" if layer in spared else framework.checkpoint, layer not in whole,
+                    layer - plan.layers[0] if layer == last_user else 0) for layer in plan.layers}
+
+
+def _last_user(plan: Plan, below: dict[int, bool]) -> int:
+    """The layer whose backward is the last that needs the stem's tables: the lowest that keeps them.
+
+    A replayed layer keeps all its inputs; another keeps tables if gradients flow to queries or keys. Where none does,
+    the first block stands for the stem.
+    """
+    blocks = [layer for layer in plan.chunks[0] if plan.graph.kinds[plan.graph.layers[layer].kind].block is None]
+    spared = plan.framework.checkpoint == "none", plan.framework.kept_whole
+    for layer in blocks:
+        kind = plan.kinds[plan.graph.layers[layer].kind]
+        if spared[0] or layer in spared[1]:
+            attends = [p for p in kind if p.spec.component == "attention"]
+            if attends and (below[layer] or any(p.trainable and _TURNED.search(p.spec.name) for p in kind)):
+                return layer
+        elif below[layer] or kind.is_trained:
+            return layer
+    return blocks[0] if blocks else -1
 
 
 def record_layers(plan: Plan, workload: Workload) -> Recording:
@@ -134,7 +158,7 @@ def run_of(plan: Plan, key: Key, workload: Workload) -> Run:
     params = _params(plan.kinds[key[0]], plan.graph.used_twice, framework.optimizer.implementation, tied=tied)
     return Run(workload.batch, workload.seq, framework.compute_dtype, params, framework.loss, key[3], mesh.tp,
                framework.sequence_parallel, mesh.cp, mesh.ep, mesh.etp, "ep", workload.rows_per_token, key[1], key[2],
-               framework.options, workload.sent_per_token, *workload.packed, split=key[4])
+               framework.options, workload.sent_per_token, *workload.packed, split=key[4], stem=key[5])
 
 
 class _Params(dict[str, Param]):

@@ -2,8 +2,8 @@
 
 What crosses the border between layers:
 
- * the stem's rotary tables and position ids belong to the embedding, which makes them; the layer with `run.first` posts
-   their deaths (row offset -1): in its backward where a node or a checkpoint keeps them, else in `late`;
+ * the stem's rotary tables and position ids belong to the embedding, which makes them; the layer with `run.stem` posts
+   their deaths (row offset -stem) in its backward; what nobody keeps that with `run.first` does, in `late`;
  * the head's input, where nobody keeps it, dies when the causal model returns: `after` of the head belongs behind the
    loss;
  * `late` of the loss is what the training loop holds until backward is over: the loss, its gradient, and the logits if
@@ -121,16 +121,14 @@ def _layer(tape: Tape, kind: LayerKind, run: Run) -> LayerTape:
     tape.casts.clear()
     casts = tape.cut()
     del body
-    # Where this layer does not keep the rotary tables, the ones above it do if anything trains here.
-    mask = None if has_eager_attention(run) else inputs.mask  # which is added, and kept by nobody
-    tables = (inputs.cos, inputs.sin, mask) if out.node is not None else ()
-    del mask
+    # A mask that is added is kept by nobody, another one here or above if anything trains here.
+    mask = inputs.mask if out.node is not None and not has_eager_attention(run) else None
     if waits:
         inputs.hidden.storage = None
     inputs = None
     del positions, stream
     dropped = tape.cut()
-    del tables
+    del mask
     empty = Section(())
     after, late = (empty, dropped) if run.first else (dropped, empty)
     back = run_backward(tape, out, leaf, nothing, held)
@@ -163,20 +161,23 @@ class _Function:
 
 
 def _stem(tape: Tape, kind: LayerKind, run: Run) -> Inputs:
-    """Only the first layer posts deaths of what all layers share."""
+    """One layer posts deaths of what all layers share: the lowest that keeps it, or the first; a mask's the first."""
     hidden = hidden_state(tape, run, run.seq, kind.hidden, "fp32" if kind.wide and not run.first else "")
+    down = -(run.stem or run.first)
     shared = [] if kind.family == "mamba2" else [
-        tape.external((run.seq,), "int64", tape.slot("position_ids", "activation"), _BEFORE)]
+        tape.external((run.seq,), "int64", tape.slot("position_ids", "activation"), down)]
     rotary = next((b.block.rotated or b.block.head_dim for b in kind.branches
                    if isinstance(b.block, Attention) and b.block.rotary), kind.tables)
     if rotary:
         rotary //= 1 + (kind.family == "gpt_oss")
         shared += [tape.external((1, run.seq, 1, rotary), stream_dtype(run), tape.slot(f"rotary.{name}", "activation"),
-                                 _BEFORE) for name in ("cos", "sin")]
+                                 down) for name in ("cos", "sin")]
     mask = _mask(tape, run, _window(kind))
-    if not run.first:
-        for tensor in (*shared, *((mask,) if mask else ())):
+    for number, tensor in enumerate(shared):  # only a checkpoint keeps positions, which come first
+        if not (run.first if run.checkpoint == "none" and number == 0 else run.stem):
             tensor.disown()
+    if mask is not None and not run.first:
+        mask.disown()
     positions, cos, sin = [*shared, None, None, None][:3]
     return Inputs(hidden, cos, sin, positions, mask)
 
