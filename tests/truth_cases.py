@@ -113,6 +113,8 @@ def _fsdp2_options(spec: dict[str, Any]) -> dict[str, Any]:
     for theirs, ours in (("reshard", "reshard_after_forward"), ("set_last_reshard",) * 2, ("prefetch",) * 2):
         if spec.get(theirs) is not None:
             options[ours] = spec[theirs]
+    if spec.get("ac") == "hf":
+        options["recompute_by"] = "transformers"
     if spec.get("is_last"):
         options["set_is_last_backward"] = spec["is_last"]
     if spec.get("optim_in_bwd"):

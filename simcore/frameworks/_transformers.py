@@ -25,6 +25,7 @@ OPTIONS: dict[str, tuple[Any, ...]] = {
     "set_last_reshard": (None, True, False),
     "sync_gradients": ("last", "every"),
     "set_is_last_backward": ("every", "last"),
+    "recompute_by": ("wrapper", "transformers"),
     "prefetch": (None, int),
     "experts": ("fully_shard", "ignored"),
     "experts_implementation": (None, "grouped_mm"),
@@ -94,7 +95,8 @@ def options_of(job: Job, options: dict[str, Any]) -> tuple[tuple[str, str], ...]
     unit = job.mesh.ep > 1 and options.get("experts", "fully_shard") == "fully_shard"
     away = job.scenario.training.offload.part("activations")[1] > 0
     apart = (*((("experts", "unit"),) if unit else ()), *((("inputs", "on_host"),) if away else ()),
-             *_attention(job, options), *liger_kernels(job, options))
+             *_attention(job, options), *liger_kernels(job, options),
+             *(replayed(job) if options.get("recompute_by") == "transformers" else ()))
     given = options.get("experts_implementation")
     if given is None and _has_sinks(job):
         job.auto("framework_options.experts_implementation", "auto", "grouped_mm",
