@@ -15,6 +15,7 @@ import simcore.frameworks
 from simcore.errors import IllegalLayout, InputError, NotYet, Problem, RankscopeError
 from simcore.framework import Framework
 from simcore.frameworks._refused import why_no_framework
+from simcore.frozen import with_frozen
 from simcore.graph import ModelGraph, build, model_config
 from simcore.job import Job, topology_of
 from simcore.lora import LoraChoice
@@ -55,6 +56,7 @@ def prepare(scenario: Scenario) -> tuple[Job, Framework]:
         graph = _with_copies(_untied(graph) if graph.architecture.tied else graph)
     if hasattr(module, "COPIES_SHARED_LAYERS"):
         graph = _unshared(graph)
+    graph = _with_frozen(graph, scenario, module)
     job = _in_format(Job(scenario, graph, mesh, unmatched_targets=unmatched,
                          casts_parameters=hasattr(module, "CASTS_PARAMETERS")), module)
     graph = job.graph
@@ -222,6 +224,28 @@ def _with_adapters(graph: ModelGraph, scenario: Scenario, module: ModuleType) ->
     unmatched = (t for t in targets if not _has_adapters(_adapted(graph, replace(choice, target_modules=(t,)),
                                                                   module.__name__)))
     return adapted, tuple(unmatched)
+
+
+def _with_frozen(graph: ModelGraph, scenario: Scenario, module: ModuleType) -> ModelGraph:
+    """The model without gradients for what `training.frozen` names."""
+    patterns, where = tuple(scenario.training.frozen), scenario.where("training", "frozen")
+    if not patterns:
+        return graph
+    if graph.implementation not in getattr(module, "FREEZES", ()):
+        raise NotYet(Problem(where, f"not yet: frozen parameters under {scenario.framework} with the layers of "
+                             f"{graph.implementation} (served: fsdp2 with those of hf)"))
+    if any(kind.shared for kind in graph.kinds):
+        raise NotYet(Problem(where, "not yet: frozen parameters of a model whose layers share some"))
+    found, unmatched = with_frozen(graph, patterns)
+    if unmatched:
+        told = f"frozen: no parameter or module of the model is matched by {', '.join(unmatched)}"
+        names = ", ".join(f"{layer.path}.{spec.name}" for layer in found.layers[:2]
+                          for spec in found.tensors[layer.kind][:2] if spec.is_owned)
+        raise InputError(Problem(where, f"{told}; names are like {names}"))
+    if not found.count(trainable=True):
+        raise IllegalLayout(Problem(where, "frozen: nothing is left to train",
+                                    "torch 2.13 optim/optimizer.py: optimizer got an empty parameter list"))
+    return found
 
 
 def _has_adapters(graph: ModelGraph) -> bool:

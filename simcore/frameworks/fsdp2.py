@@ -49,6 +49,8 @@ CODES: dict[str, ModuleType] = {"hf": _transformers, "hub": _hub, "torchtitan": 
                                 "kempnerforge": _kempnerforge, "llmfoundry": _llmfoundry}
 """What the trainer of each implementation sets, refuses and cuts."""
 IMPLEMENTATIONS = tuple(CODES)
+FREEZES = ("hf",)
+"""Layers with parameters that are frozen one by one: a unit may have both (torch 2.13 `_fsdp_param_group.py`)."""
 PACKS = True
 """Serves frozen weights in 4 bits, of transformers' layers."""
 CASTS_PARAMETERS = True

@@ -17,7 +17,7 @@ from pathlib import Path
 from typing import Any
 
 HERE = Path(__file__).resolve().parent
-COUNT, SEED = 180, 16
+COUNT, ASKED, SEED = 180, 40, 16
 Case = dict[str, Any]
 Pick = random.Random
 WORLDS = (1, 2, 3, 4, 5, 6, 7, 8, 8, 9, 10, 12, 14, 15, 16, 18, 20, 24, 28, 32, 36, 40, 48, 56, 63, 64)
@@ -201,13 +201,66 @@ def draw(seed: int, number: int) -> Case:
     return case
 
 
+def parts(pick: Pick, case: Case) -> list[str]:
+    """Names and patterns of what could be frozen, each of which matches something in the case's model."""
+    sizes = case["model"]["overrides"]
+    last, layers = sizes["num_hidden_layers"] - 1, sizes.get("hybrid_override_pattern", "")
+    known = ["*embed*", f"*.layers.{last}", "*.layers.0", f"*.layers.[0-{last // 2}]", "*norm*"]
+    known += [] if is_tied(case["model"]) else ["lm_head", "lm_head.weight"]
+    if not layers:
+        known += ["*.self_attn", "*.mlp", "*.o_proj", f"*.layers.{last}.self_attn.*", "*layernorm.weight"]
+    for letter, names in (("M", ("*.in_proj", "*.conv1d")), ("E", ("*.gate", "*.experts", "*.shared_experts")),
+                          ("*", ("*.q_proj", "*.k_proj"))):
+        known += names if letter in layers else ()
+    return pick.sample(known, pick.randint(1, 3))
+
+
+def ask(seed: int, number: int) -> Case:
+    """A small case that also says what is frozen, or when FSDP2's last backward is."""
+    pick = random.Random(f"{seed}:asked:{number}")
+    case: Case = {"name": "", "model": pick.choice(SMALL)(pick)}
+    for step in (mesh, reshard, precision, lora):
+        step(pick, case)
+    workload(pick, case, small=True)
+    wrapping(pick, case)
+    if "lora" in case and pick.random() < 0.6:
+        del case["lora"]
+    if pick.random() < 0.75:
+        case["frozen"] = parts(pick, case)
+    if pick.random() < 0.5 and "optim_in_bwd" not in case:
+        case.update(grad_accum=pick.randint(2, 4), is_last="last", accum_sync=pick.choice(("last", "every")))
+    case["name"] = f"asked-{number:03}-{case['model']['preset'].split('-')[0]}"
+    return case
+
+
+ONE_LAYER = {"hidden_size": 256, "num_hidden_layers": 1}
+HYBRID = {"hybrid_override_pattern": "MEM*E-", "num_hidden_layers": 6}
+CHOSEN: tuple[Case, ...] = (
+    {"name": "chosen-one-layer-lora-v", "model": {"preset": "llama-tiny", "overrides": ONE_LAYER}, "seq": 512,
+     "lora": {"r": 8, "targets": ["v_proj"], "dtype": "float32"}},
+    {"name": "chosen-one-layer-lora-mlp", "model": {"preset": "llama-tiny", "overrides": ONE_LAYER}, "seq": 512,
+     "lora": {"r": 8, "targets": ["up_proj", "down_proj"], "dtype": "float32"}, "world": 3, "rank": 2},
+    {"name": "chosen-two-layers-lora-o", "model": {"preset": "llama-tiny", "overrides": {"num_hidden_layers": 2}},
+     "seq": 256, "lora": {"r": 8, "targets": ["o_proj"], "dtype": "float32"}},
+    {"name": "chosen-hybrid-lora-mlp-ac", "model": {"preset": "nemotron3-tiny", "overrides": HYBRID}, "seq": 72,
+     "ac": "layer", "lora": {"r": 8, "targets": ["up_proj", "down_proj"], "dtype": "float32"}, "world": 4},
+    {"name": "chosen-hybrid-lora-mlp", "model": {"preset": "nemotron3-tiny", "overrides": HYBRID}, "seq": 72,
+     "lora": {"r": 8, "targets": ["up_proj", "down_proj"], "dtype": "float32"}, "world": 4},
+    {"name": "chosen-hybrid-lora-attention", "model": {"preset": "nemotron3-tiny", "overrides": HYBRID}, "seq": 72,
+     "lora": {"r": 8, "targets": ["q_proj", "v_proj"], "dtype": "float32"}, "world": 5, "rank": 4, "ac": "layer"},
+)
+"""Layouts that the draws seldom hit: adapters that begin above the first layer, or beside its rotary tables."""
+
+
 def main() -> None:
     ap = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     ap.add_argument("--count", type=int, default=COUNT)
+    ap.add_argument("--asked", type=int, default=ASKED, help="how many of them with frozen parameters and the like")
     ap.add_argument("--seed", type=int, default=SEED)
     ap.add_argument("--write", action="store_true", help="write the stored list")
     a = ap.parse_args()
-    body = "[\n" + ",\n".join(json.dumps(draw(a.seed, i)) for i in range(a.count)) + "\n]\n"
+    cases = [draw(a.seed, i) for i in range(a.count)] + [ask(a.seed, i) for i in range(a.asked)] + [*CHOSEN]
+    body = "[\n" + ",\n".join(json.dumps(case) for case in cases) + "\n]\n"
     if a.write:
         (HERE / "fsdp2/drawn-cases.json").write_text(body)
     else:
