@@ -73,6 +73,11 @@ class Life:
     rest_category: str = "sharded_param"
     grad_made_category: str = "unsharded_grad"
 
+    @property
+    def grad_waits(self) -> bool:
+        """Whether a gradient is on the device when backward is over: not if the optimizer's step ran inside it."""
+        return self.grad.space == "device" and self.updated not in (Moment.GRADIENT_READY, Moment.UNIT_BACKWARD_END)
+
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Rule:

@@ -273,7 +273,7 @@ def _flat_parts(layout: Layout, mesh: Mesh) -> int:
 def _at_rest(placed: Placed) -> AtRestBytes:
     life = placed.life
     trained = placed.local if placed.trainable else 0
-    grads = trained // placed.grad_parts * dtype_bytes(life.grad.dtype) * (life.grad.space == "device")
+    grads = trained // placed.grad_parts * dtype_bytes(life.grad.dtype) * life.grad_waits
     own = life.rest.num_bytes(placed.local) * placed.rests_here + placed.constants
     return AtRestBytes(own, grads, placed.state_bytes, placed.local, trained)
 

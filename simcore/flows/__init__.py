@@ -55,9 +55,9 @@ def padding_bytes(plan: Plan) -> tuple[int, int]:
 
 
 def _even_padding(kind: PlacedKind) -> int:
-    """What is frozen has no gradient to pad."""
+    """What is frozen has no gradient to pad, nor has what is updated in backward when that is over."""
     return sum((p.padded - p.local) // p.grad_parts * dtype_bytes(p.life.grad.dtype) for p in kind
-               if p.trainable and p.life.grad.space == "device")
+               if p.trainable and p.life.grad_waits)
 
 
 def _flat_padding(plan: Plan) -> tuple[int, int]:

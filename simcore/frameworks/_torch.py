@@ -174,7 +174,7 @@ def check_optimizer_in_backward(job: Job) -> None:
     at, training = "framework_options.optimizer_in_bwd", job.scenario.training
     if job.scenario.num_microbatches > 1:
         raise job.illegal(at, "Gradient accumulation is not supported with optimizer in bwd", f"{_TUNE}:157")
-    if training.method != "full" or training.optimizer.name not in ("adam", "adamw") or training.offload.part(
+    if training.method == "qlora" or training.optimizer.name not in ("adam", "adamw") or training.offload.part(
             "optimizer")[1]:
         raise job.not_yet(at, "an optimizer inside backward of adapters, of another name than adam or adamw, or with "
                           "states on the host")
