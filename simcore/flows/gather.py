@@ -62,6 +62,9 @@ class Gathers:
             self.out.wait(layer, FORWARD_GATHER)
             self.out.wait(layer, BACKWARD_GATHER)
         self.out.alloc(layer, slots.unsharded, weight.used)
+        if weight.world == 1:
+            self.out.alloc(layer, slots.cast, weight.staged)
+            self.out.free(layer, slots.cast, weight.staged)
         self.out.alloc(layer, slots.relayout, weight.extra_copy)
         self.out.compute(_COPY, 0, 2 * weight.used, gathering(weight.num_params, forward=forward))
         self.out.free(layer, slots.relayout, weight.extra_copy)

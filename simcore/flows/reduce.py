@@ -98,7 +98,8 @@ class Reductions:
         self.out.alloc(layer, slots.input, weight.input)
         self.out.compute(_COPY, 0, 2 * weight.input, reducing(weight.num_params))
         last = self._free_all_but_last(u)
-        direct = weight.is_grad and self.stored[u] is None and not self.weights[u].offloaded
+        lent = weight.is_grad and bool(steps) and bool(self.units[u].replicate_axis)
+        direct = weight.is_grad and self.stored[u] is None and not (self.weights[u].offloaded or lent)
         self.out.alloc(layer, slots.sharded if direct else slots.output, weight.output)
         scatter, replicate = self.comms[u]
         if self.weights[u].world > 1:
@@ -106,6 +107,8 @@ class Reductions:
         if self.units[u].replicate_axis:
             self.out.collective(layer, replicate, weight.output, _REPLICATE, REPLICATE_REDUCE)
         self._store(u, weight, direct=direct)
+        if lent:  # the gradient dies when it is used, its storage with the all-reduce's buffer
+            self.stored[u] = None
         self._update(u, steps)
         for grad in last:
             self.out.free(*grad)

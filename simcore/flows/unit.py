@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from dataclasses import dataclass
 
 from simcore.form import Shard
@@ -54,7 +55,7 @@ class UnitBytes:
 
     `offloaded`: parameters and gradients rest on the host, in `host_dtype`. Parameters are copied to the device one by
     one, and cast there: `staged` is what that needs beyond the result, `cast`; `from_host` is copied (torch 2.13
-    `_fsdp_param.py`, all_gather_inputs).
+    `_fsdp_param.py`, all_gather_inputs). Over one rank `staged` is what casts need beyond the whole parameters.
     """
 
     params: tuple[ParamBytes, ...]
@@ -114,7 +115,7 @@ def _unit_bytes(plan: Plan, unit: Unit) -> UnitBytes:
     uses_cast = bool(away) or any(p.life.rest.num_bytes(p.padded) != _gathered(unit, p, p.padded) for p in placed)
     return UnitBytes(params, world, shard if uses_cast else 0, shard * world, sum(p.used for p in params),
                      sum(p.kept_shard for p in params), sum(p.extra_copy for p in params),
-                     _staged(unit, placed) if away else 0, sum(p.life.rest.num_bytes(p.padded) for p in away),
+                     _staged(unit, placed) if away else _alone(plan, unit) if world == 1 else 0, sum(p.life.rest.num_bytes(p.padded) for p in away),
                      away[0].life.rest.dtype if away else "")
 
 
@@ -126,6 +127,28 @@ def _staged(unit: Unit, placed: list[Placed]) -> int:
         most = max(most, done + stored + gathered * (stored != gathered))
         done += gathered
     return max(0, most - done)
+
+
+def _alone(plan: Plan, unit: Unit) -> int:
+    """The most that casts add to a unit of one shard, whose parameters are cast one by one and then copied.
+
+    The cast before the last is still held when the next is made (torch 2.13 `_fsdp_param_group.py`, wait_for_unshard:
+    all_gather_input).
+    """
+    done = most = last = 0
+    for p in (p for layer, numbers in unit.members for p in _registered([plan.of_layer(layer)[i] for i in numbers])):
+        copies = 1 if unit.joins_copies else p.used_copies
+        one = _gathered(unit, p, p.padded) // copies
+        cast = one * (p.life.rest.num_bytes(p.padded) != one * copies)
+        most = max(most, done + last + cast, done + copies * one + cast)
+        done, last = done + copies * one, cast
+    return max(0, most - done)
+
+
+def _registered(placed: list[Placed]) -> list[Placed]:
+    """In the order of registration: adapters are inside the module that they adapt."""
+    modules = [re.sub(r"\.lora_[abAB]$", "", p.spec.path) for p in placed]
+    return [placed[i] for i in sorted(range(len(placed)), key=lambda i: modules.index(modules[i]))]
 
 
 def _param_bytes(plan: Plan, placed: Placed, unit: Unit, world: int, partial: int) -> ParamBytes:
