@@ -1,0 +1,20 @@
+"""A fuzzer: inputs drawn and mutated at random, and what must hold of every answer.
+
+    python -m fuzz --seconds 3600 --seed 7 --keep faults      # `make fuzz`
+    python -m fuzz --seed 7 --only drawn-1234                 # one case again
+
+    case        an input, what was expected of it, and what came instead
+    models      models of every family, full size or with a few layers
+    drawing     layouts over the schema that a framework accepts, grown key by key
+    invariants  what holds of one answer
+    pairs       what holds between two answers
+    mutations   trees and texts, changed
+    seeds       files of every kind that the commands read, to mutate
+    commands    the command line in this process, and what is expected of what it prints
+    kinds       the kinds of cases, and how many of each
+    bounds      time and memory of one case
+    shrinking   smaller inputs with the same fault
+    driver      workers, the summary, faults that are kept
+
+A case is known by its kind and number; with the seed it is the same on every machine.
+"""

@@ -1,0 +1,30 @@
+"""The kinds of cases, and how many of each in a hundred."""
+
+from __future__ import annotations
+
+from typing import Final
+
+from fuzz import layouts
+from fuzz.case import Case, Kind
+
+__all__ = ["KINDS", "case_of", "cases_named"]
+
+KINDS: Final = {kind.name: kind for kind in (
+    Kind("layout", 40, layouts.draw, layouts.judge),
+)}
+_ORDER: Final = [kind for kind in KINDS.values() for _ in range(kind.weight)]
+_STRIDE: Final = 37
+"""Neighbours are of different kinds, so that every stretch of cases has about its share of each."""
+
+
+def case_of(seed: int, number: int) -> Case:
+    """The `number`-th case of a seed."""
+    return Case(seed, _ORDER[number * _STRIDE % len(_ORDER)], number)
+
+
+def cases_named(seed: int, name: str) -> Case:
+    """`layout-12`: that case of a seed; ValueError for a name that is none."""
+    kind, _, number = name.rpartition("-")
+    if kind not in KINDS or not number.isdigit():
+        raise ValueError(f"expected KIND-NUMBER with a kind of {', '.join(KINDS)}, got {name!r}")
+    return Case(seed, KINDS[kind], int(number))

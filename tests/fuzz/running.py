@@ -1,0 +1,43 @@
+"""One case, judged within its bounds: whatever escapes is a fault of its own."""
+
+from __future__ import annotations
+
+import os
+import traceback
+from pathlib import Path
+from tempfile import TemporaryDirectory
+
+from fuzz.bounds import BYTES, SECONDS, TooLong, bounded
+from fuzz.case import Fault, Findings, Input, Kind
+
+__all__ = ["judged"]
+
+
+def judged(kind: Kind, given: Input, seconds: float = SECONDS) -> Findings:
+    """What was found, in a folder that holds the input's files and nothing else."""
+    found, back = Findings(), Path.cwd()
+    with TemporaryDirectory(prefix="fuzz-") as folder:
+        os.chdir(folder)
+        try:
+            for name in given.files:
+                Path(name).write_bytes(given.content(name))
+            with bounded(seconds):
+                kind.judge(given, found)
+        except TooLong:
+            found.faults.append(Fault("answered in time", f"took more than {seconds:g} s of the processor"))
+        except MemoryError as error:
+            told = f"took more than {BYTES >> 20} MiB at {_place(error)}"
+            found.faults.append(Fault("answered in little memory", told))
+        except Exception as error:  # noqa: BLE001 - the reason why there is a fuzzer
+            found.faults.append(Fault(f"{type(error).__name__} at {_place(error)}", str(error)))
+        finally:
+            os.chdir(back)
+    return found
+
+
+def _place(error: BaseException) -> str:
+    """The innermost function of ours."""
+    frames = traceback.extract_tb(error.__traceback__)
+    ours = [frame for frame in frames if f"{os.sep}simcore{os.sep}" in frame.filename or
+            f"{os.sep}viz{os.sep}" in frame.filename] or frames
+    return f"{Path(ours[-1].filename).name} {ours[-1].name}" if ours else "?"
