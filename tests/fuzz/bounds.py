@@ -15,7 +15,7 @@ SECONDS: Final = 20.0
 """Of the processor, so that a busy machine changes nothing."""
 BYTES: Final = 2**30
 """Of address space, beyond what the process has before."""
-_PATIENCE: Final = 6
+_PATIENCE: Final = 4
 """A case that waits for something without computing ends after this many times the seconds."""
 
 

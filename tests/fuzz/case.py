@@ -7,29 +7,40 @@ import re
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from random import Random
-from typing import Any, NamedTuple
+from typing import Any, Final, NamedTuple
 
-__all__ = ["Case", "Fault", "Findings", "Input", "Kind", "Tree"]
+__all__ = ["PIPE", "Case", "Fault", "Findings", "Input", "Kind", "Tree"]
 
+PIPE: Final = "pipe"
+"""A file of that name is a pipe that nobody writes to."""
 Tree = dict[str, Any]
 """What a YAML or JSON file holds."""
+_IN_YAML: Final = {"NaN": ".nan", "Infinity": ".inf", "-Infinity": "-.inf"}
+_NUMBERS: Final = re.compile(r"(?<=[ \[])(?:NaN|-?Infinity)(?=,?$)", re.MULTILINE)
 
 
 @dataclass(frozen=True)
 class Input:
-    """Files by name, as trees (written as JSON, which YAML is) or bytes, and the words of the command line.
+    """Files by name, as trees or bytes, and the words of the command line.
+
+    Trees are written as JSON, which YAML is; of a list in a .jsonl each item on a line.
 
     `checks`: names of what is compared, where more can be compared than time allows.
     """
 
-    files: Mapping[str, Tree | bytes]
+    files: Mapping[str, Tree | list[Any] | bytes]
     arguments: tuple[str, ...] = ()
     checks: tuple[str, ...] = ()
 
     def content(self, name: str) -> bytes:
         """A file's bytes; of a tree a key a line, so that lines of messages can be checked."""
         held = self.files[name]
-        return held if isinstance(held, bytes) else json.dumps(held, indent=1).encode()
+        if isinstance(held, bytes):
+            return held
+        if name.endswith(".jsonl") and isinstance(held, list):
+            return "".join(f"{json.dumps(line)}\n" for line in held).encode()
+        text = json.dumps(held, indent=1)
+        return (text if name.endswith(".json") else _NUMBERS.sub(lambda match: _IN_YAML[match[0]], text)).encode()
 
 
 class Fault(NamedTuple):

@@ -231,7 +231,7 @@ def _options(framework: str, implementation: str) -> dict[str, tuple[Any, ...]]:
     of_zero = _deepspeed._OF_ALL | (_deepspeed._OF_3 if framework == "zero3" else {})
     of_layers = {"fsdp1": fsdp1.OF_LAYERS, "fsdp2": {name: layers.OPTIONS for name, layers in fsdp2.CODES.items()}}
     known: dict[str, tuple[Any, ...]] = getattr(module, "OPTIONS", of_zero if framework.startswith("zero") else {})
-    return known | of_layers.get(framework, {}).get(code, {})
+    return {**known, **of_layers.get(framework, {}).get(code, {})}
 
 
 _TRAINING: Final[list[Feature]] = [

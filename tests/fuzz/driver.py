@@ -12,7 +12,7 @@ from multiprocessing.connection import Connection, wait
 from pathlib import Path
 from typing import Any, Final, NamedTuple
 
-from fuzz.bounds import SECONDS
+from fuzz.bounds import SECONDS, TooLong, bounded
 from fuzz.case import Case, Fault, Input, Kind
 from fuzz.kinds import case_of
 from fuzz.running import judged
@@ -82,14 +82,18 @@ def shown(given: Input, most: int = 2000) -> list[str]:
     lines = [f"rankscope {' '.join(given.arguments)}"] if given.arguments else []
     lines += [f"checks: {', '.join(given.checks)}"] if given.checks else []
     for name, held in given.files.items():
-        text = str(held) if isinstance(held, dict) else held.decode(errors="backslashreplace")
+        text = held.decode(errors="backslashreplace") if isinstance(held, bytes) else str(held)
         lines += [f"{name}:", *(f"  {line}" for line in text[:most].splitlines())]
     return lines
 
 
 def judge_case(case: Case, known: set[str]) -> tuple[int, dict[str, int], list[Found]]:
     """Checks, counts and faults of a case; a fault that is not among the `known` signatures is shrunk."""
-    given = case.draw()
+    try:
+        with bounded():
+            given = case.draw()
+    except (Exception, TooLong) as error:  # noqa: BLE001 - drawing asks `check`, so it may be ours or the fuzzer's
+        return 0, {}, [Found(case.name, Fault("a case can be drawn", f"{type(error).__name__}: {error}"), Input({}))]
     found = judged(case.kind, given)
     made = []
     for signature, fault in {fault.signature: fault for fault in found.faults}.items():
@@ -168,7 +172,7 @@ def _collect(worker: _Worker, summary: Summary, seed: int) -> None:
         worker.process.kill()
         worker.process.join()
         told = f"the process ended with {worker.process.exitcode}, or said nothing for {_LOST:g} s"
-        summary.add(case.kind.name, 0, {}, [Found(case.name, Fault("a process survives", told), case.draw())])
+        summary.add(case.kind.name, 0, {}, [Found(case.name, Fault("a process survives", told), Input({}))])
 
 
 def _next(worker: _Worker, seed: int, number: int | None) -> list[_Worker]:

@@ -4,13 +4,22 @@ from __future__ import annotations
 
 from typing import Final
 
-from fuzz import layouts
+from fuzz import commands, files, layouts
 from fuzz.case import Case, Kind
 
 __all__ = ["KINDS", "case_of", "cases_named"]
 
 KINDS: Final = {kind.name: kind for kind in (
-    Kind("layout", 40, layouts.draw, layouts.judge),
+    Kind("layout", 36, layouts.draw, layouts.judge),
+    Kind("scenario", 16, files.scenario, commands.judge),
+    Kind("extreme", 12, files.extreme, commands.judge),
+    Kind("model", 12, files.model, commands.judge),
+    Kind("topology", 6, files.topology, commands.judge),
+    Kind("results", 5, files.results, commands.judge),
+    Kind("measured", 3, files.measured, commands.judge),
+    Kind("readings", 3, files.readings, commands.judge),
+    Kind("settings", 4, files.settings, commands.judge),
+    Kind("arguments", 3, files.arguments, commands.judge),
 )}
 _ORDER: Final = [kind for kind in KINDS.values() for _ in range(kind.weight)]
 _STRIDE: Final = 37

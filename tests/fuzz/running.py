@@ -8,7 +8,7 @@ from pathlib import Path
 from tempfile import TemporaryDirectory
 
 from fuzz.bounds import BYTES, SECONDS, TooLong, bounded
-from fuzz.case import Fault, Findings, Input, Kind
+from fuzz.case import PIPE, Fault, Findings, Input, Kind
 
 __all__ = ["judged"]
 
@@ -17,10 +17,11 @@ def judged(kind: Kind, given: Input, seconds: float = SECONDS) -> Findings:
     """What was found, in a folder that holds the input's files and nothing else."""
     found, back = Findings(), Path.cwd()
     with TemporaryDirectory(prefix="fuzz-") as folder:
-        os.chdir(folder)
+        inner = Path(folder) / "in" / "here"  # what is written to `..` stays inside, too
+        inner.mkdir(parents=True)
+        os.chdir(inner)
         try:
-            for name in given.files:
-                Path(name).write_bytes(given.content(name))
+            _write(given)
             with bounded(seconds):
                 kind.judge(given, found)
         except TooLong:
@@ -33,6 +34,16 @@ def judged(kind: Kind, given: Input, seconds: float = SECONDS) -> Findings:
         finally:
             os.chdir(back)
     return found
+
+
+def _write(given: Input) -> None:
+    for name in given.files:
+        path = Path(name)
+        path.parent.mkdir(parents=True, exist_ok=True)
+        if path.name == PIPE:
+            os.mkfifo(path)
+        else:
+            path.write_bytes(given.content(name))
 
 
 def _place(error: BaseException) -> str:

@@ -13,14 +13,14 @@ from fuzz.case import Input
 __all__ = ["shrunk"]
 
 
-def shrunk(given: Input, has_fault: Callable[[Input], bool], seconds: float = 30) -> Input:
-    """The smallest that was found in so many seconds; greedy, larger pieces first."""
-    end = time.monotonic() + seconds
+def shrunk(given: Input, has_fault: Callable[[Input], bool], seconds: float = 10) -> Input:
+    """The smallest that was found in so many seconds of the processor; greedy, larger pieces first."""
+    end = time.process_time() + seconds
     smaller = True
     while smaller:
         smaller = False
         for attempt in _smaller(given):
-            if time.monotonic() > end:
+            if time.process_time() > end:
                 return given
             if has_fault(attempt):
                 given, smaller = attempt, True
@@ -34,7 +34,7 @@ def _smaller(given: Input) -> Iterator[Input]:
     for number in range(len(given.arguments)):
         yield replace(given, arguments=given.arguments[:number] + given.arguments[number + 1:])
     for name, held in given.files.items():
-        trees = _smaller_trees(held) if isinstance(held, dict) else _smaller_bytes(held)
+        trees = _smaller_bytes(held) if isinstance(held, bytes) else _smaller_trees(held)
         for tree in trees:
             yield replace(given, files={**given.files, name: tree})
 

@@ -1,0 +1,129 @@
+"""The command line in this process, and what is expected of whatever it says."""
+
+from __future__ import annotations
+
+import io
+import json
+import os
+import re
+import sys
+from collections.abc import Sequence
+from contextlib import redirect_stderr, redirect_stdout
+from typing import Any, Final, NamedTuple
+from unittest.mock import patch
+
+from fuzz.case import Findings, Input
+from fuzz.invariants import hold
+from simcore import cli
+from simcore.report import Report
+
+__all__ = ["LINES", "Said", "expect_answers", "judge", "say"]
+
+LINES: Final = "file and line"
+"""Asked of refusals where whatever is wrong stands in a file of keys."""
+_SAYS: Final = ("rankscope: ", "Usage: ", "Try ", "Error: ")
+"""What lines on standard error begin with: ours, and those of wrong arguments."""
+_NO_NUMBER: Final = re.compile(r"(?<![\w./'\"-])-?(?:nan|inf|infinity)(?![\w./'\"-])", re.IGNORECASE)
+_NEGATIVE: Final = re.compile(r"(?<![\w-])-[0-9][0-9.,]* ?[KMGTP]i?B\b")
+_PLACED: Final = re.compile(r"rankscope: (?:[^ :]+\.(?:yaml|json):[0-9]+: |--[a-z-]+|[^ :]+: no such file)")
+
+
+class Said(NamedTuple):
+    """An exit code, and what came on the two streams."""
+
+    code: object
+    out: str
+    err: str
+
+
+def say(arguments: Sequence[str]) -> Said:
+    """`rankscope` with arguments, in this process; tracebacks of bugs are shown."""
+    out, err = (io.TextIOWrapper(io.BytesIO(), encoding="utf-8", write_through=True) for _ in range(2))
+    code: object = None
+    with (patch.object(sys, "argv", ["rankscope", *arguments]), patch.dict(os.environ, RANKSCOPE_DEBUG="1"),
+          redirect_stdout(out), redirect_stderr(err)):
+        try:
+            cli.main()
+        except SystemExit as end:
+            code = end.code
+    told = [stream.buffer.getvalue().decode() for stream in (out, err) if isinstance(stream.buffer, io.BytesIO)]
+    return Said(code, *told)
+
+
+def judge(given: Input, found: Findings) -> None:
+    """Says the words of an input, and expects an answer or a refusal."""
+    said = say(given.arguments)
+    found.count(f"exit {said.code}")
+    expect_answers(given, said, found)
+
+
+def expect_answers(given: Input, said: Said, found: Findings) -> None:
+    """What holds of every call, whatever it was given."""
+    if said.code == 3:
+        found.expect(f"no bug: {_where(said.err)}", holds=False, told=_last(said.err))
+        return
+    found.expect("exit code 0, 1 or 2", said.code in (0, 1, 2), f"exit {said.code}: {said.err[-300:]}")
+    found.expect("no traceback", "Traceback" not in said.err, said.err[-300:])
+    found.expect("standard error is short", len(said.err) < 40_000, f"{len(said.err)} characters")
+    for line in filter(None, said.err.split("\n")):
+        found.expect("a message is a line that says whose it is", line.startswith(_SAYS) or not said.code, line[:200])
+        found.expect("a message has no control characters", line.isprintable(), repr(line[:200]))
+    if said.code == 2:
+        _expect_message(given, said, found)
+    if "--json" in given.arguments and said.out.startswith("["):
+        _expect_results(said.out, found)
+    elif not _mentions(given):
+        for pattern, what in ((_NO_NUMBER, "no number is infinite or none"), (_NEGATIVE, "no bytes are negative")):
+            match = pattern.search(said.out) if said.code in (0, 1) else None
+            found.expect(what, match is None or _may_be_negative(given), _around(said.out, match))
+
+
+def _expect_message(given: Input, said: Said, found: Findings) -> None:
+    lines = [line for line in said.err.split("\n") if line]
+    found.expect("a refusal says why", lines or said.out, "nothing")
+    if LINES in given.checks and lines:
+        found.expect("a refusal has file and line", _PLACED.search(lines[0]), lines[0][:200])
+
+
+def _expect_results(out: str, found: Findings) -> None:
+    """Standard JSON, of which results hold what answers hold."""
+    try:
+        rows = json.loads(out, parse_constant=_refuse)
+    except ValueError as error:
+        found.expect("JSON is standard JSON", holds=False, told=f"{error}: {out[:100]}")
+        return
+    for row in rows:
+        if isinstance(row, dict) and "schema_version" in row and row.get("status") == "ok":
+            hold(Report.model_validate_json(json.dumps(row)), found)
+
+
+def _refuse(word: str) -> Any:
+    raise ValueError(f"{word} in JSON")
+
+
+def _mentions(given: Input) -> bool:
+    """Whether the input itself has such words, which may be repeated."""
+    texts = [*given.arguments, *(given.content(name).decode(errors="replace") for name in given.files)]
+    return any(re.search(r"nan|inf|-[0-9]", text, re.IGNORECASE) for text in texts)
+
+
+def _may_be_negative(given: Input) -> bool:
+    """Differences, and room that is left."""
+    return not given.arguments or given.arguments[0] in ("read", "compare", "validate", "explain", "run", "report")
+
+
+def _around(text: str, match: re.Match[str] | None) -> str:
+    return "" if match is None else text[max(0, match.start() - 60):match.end() + 20].replace("\n", " | ")
+
+
+def _where(err: str) -> str:
+    """The innermost function of ours in a traceback."""
+    frames = re.findall(r'File "[^"]*/(?:simcore|viz)/([^"]+)", line \d+, in (\S+)', err)
+    kinds = re.findall(r"^(\w+(?:Error|Exception|Overflow|Exit|Iteration)\w*)", err, re.MULTILINE)
+    place = " ".join(frames[-1]) if frames else "?"
+    return f"{kinds[-1] if kinds else ''} at {place}"
+
+
+def _last(err: str) -> str:
+    told = [line for line in err.splitlines() if "bug in rankscope" in line or "Error" in line]
+    return (told or err.splitlines() or [""])[-1][:300]
