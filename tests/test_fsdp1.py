@@ -92,6 +92,17 @@ def test_on_the_host_are_parts_gradients_and_states() -> None:
     assert report.ranks[0].peak.host_bytes == 16 * count() // 4
 
 
+@pytest.mark.parametrize(("mesh", "stored"), [({"dp_shard": 8}, "fp32"), ({"dp_shard": 3}, "bf16"), ({}, "fp32")])
+def test_an_optimizer_without_states_still_steps(mesh: dict[str, int], stored: str) -> None:
+    given: dict[str, Any] = {"model": LLAMA, "precision": {"params": stored}}
+    plain, with_states = (simulate(small.scenario("fsdp1", mesh, optimizer=optimizer, **given)) for optimizer in (
+        {"name": "sgd"}, {"name": "sgd", "momentum": 0.9}))
+    assert plain.status == "ok", plain.problems
+    assert plain.ranks[0].padding_bytes == with_states.ranks[0].padding_bytes
+    states = [sum(part.optimizer_bytes for part in report.ranks[0].at_rest.values()) for report in (plain, with_states)]
+    assert states[0] == 0 < states[1]
+
+
 def test_defaults_are_torchs_own() -> None:
     _, table = small.prepared("fsdp1", {"dp_shard": 4}, model=LLAMA)
     assert table.flow == Wrapped("FULL_SHARD", "dp_shard", "", "bf16", "pre", False, False, "every", False)

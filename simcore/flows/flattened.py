@@ -5,12 +5,12 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import dataclass
 
-from simcore.framework import Unit
+from simcore.framework import Life, Moment, Unit
 from simcore.plan import AtRestBytes, Placed, Plan
 from simcore.units import dtype_bytes
 from simcore.wrapped import Wrapped
 
-__all__ = ["FlatUnit", "exact_in_units", "flat_units", "unit_padding"]
+__all__ = ["FlatUnit", "exact_in_units", "flat_life", "flat_units", "unit_padding"]
 
 ALIGN = 16
 """Bytes at whose multiples parameters begin (`_get_aligned_numel`)."""
@@ -32,6 +32,11 @@ class FlatUnit:
 def flat_units(plan: Plan) -> list[FlatUnit]:
     """Of the units that the rank has, in the framework's order."""
     return [_flat_unit(plan, unit) for unit in plan.framework.units]
+
+
+def flat_life(plan: Plan) -> Life:
+    """Of parameters in flat ones, which are updated; an optimizer may keep no states of them (SGD)."""
+    return next(rule.life for rule in plan.framework.rules if rule.life.updated is not Moment.NEVER)
 
 
 def parts_of(plan: Plan) -> int:

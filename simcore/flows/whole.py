@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from simcore.builder import Builder
-from simcore.flows.flattened import FlatUnit, parts_of
+from simcore.flows.flattened import FlatUnit, flat_life, parts_of
 from simcore.outline import Tables
 from simcore.plan import Plan
 from simcore.tape import Kernel, Stream
@@ -24,7 +24,7 @@ class FlatGradients:
         assert isinstance(plan.framework.flow, Wrapped)
         self.flow, self.flats, self.out, self.first = plan.framework.flow, flats, out, plan.layers[0]
         self.parts = parts_of(plan)
-        life = next(rule.life for rule in plan.framework.rules if rule.life.states)
+        life = flat_life(plan)
         self.made, self.sent, self.stored = (dtype_bytes(dtype) for dtype in (
             plan.framework.compute_dtype, self.flow.reduce_dtype, life.grad.dtype))
         self.single: list[list[tuple[int, int, int]]] = [[] for _ in flats]

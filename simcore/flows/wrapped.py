@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from simcore.builder import Builder
-from simcore.flows.flattened import flat_units, parts_of, unit_padding
+from simcore.flows.flattened import flat_life, flat_units, parts_of, unit_padding
 from simcore.flows.hosted import updated
 from simcore.flows.rest import optimizer_temporaries, post_rest, rest_postings
 from simcore.flows.whole import FlatGradients
@@ -28,15 +28,16 @@ class WrappedFlow:
         self.plan, self.tables, self.out, self.flow = plan, tables, builder, plan.framework.flow
         self.units, self.flats = plan.framework.units, flat_units(plan)
         self.parts, self.size = parts_of(plan), dtype_bytes(plan.framework.compute_dtype)
-        self.stored = max(dtype_bytes(rule.life.rest.dtype) for rule in plan.framework.rules if rule.life.states)
-        self.is_cast = self.flow.on_host or plan.framework.compute_dtype != _stored(plan)
+        stored = flat_life(plan).rest.dtype
+        self.stored = dtype_bytes(stored)
+        self.is_cast = self.flow.on_host or plan.framework.compute_dtype != stored
         self.grads = FlatGradients(plan, tables, builder, self.flats)
         self.whole = [False] * len(self.units)
         self.unit_of = {layer: u for u, unit in enumerate(self.units) for layer, _ in unit.members}
         self.again = {unit.last: u for u, unit in enumerate(self.units) if u and unit.last != unit.first}
         self.order = sorted(range(1, len(self.units)), key=lambda u: self.units[u].first)
         self.gather = tables.comm("all_gather", self.flow.axis, plan.framework.compute_dtype)
-        self.from_host = tables.comm("copy", "to_device", _stored(plan)) if self.flow.on_host else -1
+        self.from_host = tables.comm("copy", "to_device", stored) if self.flow.on_host else -1
         self.slots = {name: tables.slot(name, category) for name, category in (
             ("low_precision_shard", "all_gather_cast_input"), ("copy_from_host", "all_gather_cast_input"),
             ("flat_param", "unsharded_param"))}
@@ -206,7 +207,3 @@ class WrappedFlow:
 def _states(plan: Plan) -> list[Form]:
     """Of the optimizer, which knows the flat parameter, padding and all, unless it knows those in it."""
     return [form for rule in plan.framework.rules for _, form in rule.life.states if not form.blocks]
-
-
-def _stored(plan: Plan) -> str:
-    return next(rule.life.rest.dtype for rule in plan.framework.rules if rule.life.states)
