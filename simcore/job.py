@@ -107,8 +107,9 @@ class Job:
         return default
 
     def flag(self, options: Mapping[str, Any], name: str, source: str, *, default: bool) -> bool:
-        """A framework option that is true or false; its default is noted with its source."""
-        given = str(options.get(name, "auto")).lower()
+        """A framework option that is true or false; the default of one left out, or null, is noted with its source."""
+        held = options.get(name)
+        given = "auto" if held is None else str(held).lower()
         return self.auto(f"framework_options.{name}", given, str(default).lower(), source) == "true"
 
     def illegal(self, key: str, message: str, rule: str) -> IllegalLayout:

@@ -138,6 +138,14 @@ def test_sizes_are_written_as_deepspeed_writes_them() -> None:
     assert table.flow.bucket == 500_000_000
 
 
+@pytest.mark.parametrize("name", ["contiguous_gradients", "overlap_comm", "round_robin_gradients"])
+@pytest.mark.parametrize("stage", STAGES)
+def test_null_is_left_out(stage: str, name: str) -> None:
+    asked, plain = (small.prepared(stage, {"dp_shard": 2}, model=LLAMA, options=options)[1].flow
+                    for options in ({name: None}, {}))
+    assert asked == plain
+
+
 @pytest.mark.parametrize("stage", ["zero1", "zero2", "zero3"])
 @pytest.mark.parametrize(("optimizer", "states"), [({"name": "sgd"}, 4), ({"name": "sgd", "momentum": 0.9}, 8)])
 def test_momentum_is_a_state(stage: str, optimizer: dict[str, Any], states: int) -> None:
