@@ -58,7 +58,10 @@ def _simulated(path: str, overrides: Sequence[str]) -> Report:
     if len(scenarios) != 1:
         told = f"explains one scenario, this has {len(scenarios)}: --set sweep=null, and --set for what it sweeps"
         raise InputError(Problem(path, told))
-    return simulate(scenarios[0], detail=True)
+    found = simulate(scenarios[0], detail=True)
+    if found.status != "ok":
+        raise InputError([Problem(row.where, row.message, row.rule) for row in found.problems])
+    return found
 
 
 def _explained(report: Report, what: What, rank: int | None) -> tuple[Step, list[Bars | Spark | str]]:

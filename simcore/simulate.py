@@ -94,7 +94,14 @@ def _guarded(work: partial[Report], scenario: Scenario) -> Report:
     try:
         return work()
     except RankscopeError as error:
-        return failed(scenario, error, "illegal" if isinstance(error, IllegalLayout) else "error")
+        told = type(error)(_in_file(problem, scenario) for problem in error.problems)
+        return failed(scenario, told, "illegal" if isinstance(error, IllegalLayout) else "error")
+
+
+def _in_file(problem: Problem, scenario: Scenario) -> Problem:
+    """With `file:line` where a key alone was told: layers of models and machines know no file."""
+    key = problem.where.split(".")
+    return replace(problem, where=scenario.where(*key)) if key[0] in type(scenario).model_fields else problem
 
 
 def _at_its_lengths(scenario: Scenario, work: partial[Report], *, timed: bool) -> Report:

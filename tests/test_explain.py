@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import sys
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -54,3 +55,15 @@ def test_wrong_input_is_one_line(file: Path, monkeypatch: pytest.MonkeyPatch, ca
                       (file, "--set", "mesh.tp=3"), (file, "weather")):
         assert call(monkeypatch, *arguments) == 2
         assert "Traceback" not in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(("changed", "key"), [({"mesh": {"dp_shard": 4, "tp": 3}}, "tp"),
+                                              ({"implementation": "nobody"}, "implementation")])
+def test_a_refused_scenario_is_told_with_its_line(file: Path, changed: dict[str, Any], key: str,
+                                                  monkeypatch: pytest.MonkeyPatch,
+                                                  capsys: pytest.CaptureFixture[str]) -> None:
+    text = json.dumps(json.loads(file.read_text(encoding="utf-8")) | changed, indent=1)
+    file.write_text(text, encoding="utf-8")
+    number = 1 + next(n for n, line in enumerate(text.splitlines()) if f'"{key}"' in line)
+    assert call(monkeypatch, file) == 2
+    assert f"a.yaml:{number}" in capsys.readouterr().err

@@ -64,6 +64,13 @@ def test_a_refusal_is_a_report() -> None:
         assert report.ranks == ()
 
 
+@pytest.mark.parametrize(("framework", "model"), [("zero2", "gemma-2-2b"), ("automodel", "mamba2-130m")])
+def test_layers_that_are_not_modelled_are_told_at_the_models_line(framework: str, model: str) -> None:
+    """Layers know no file."""
+    (problem,) = simulate(small.scenario(framework, {}, model=model)).problems
+    assert problem.where == "small.json:1"
+
+
 def test_what_is_not_modelled_is_an_error() -> None:
     report = simulate(small.scenario("fsdp2", {"pp": 2}))
     assert report.status == "error"
