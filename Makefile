@@ -11,7 +11,11 @@ TRACED := scenarios/nano-ep4/automodel-8gpu-pp2.yaml --set sweep=null  # stages,
 LOCK := $(TOOLS)/bin/uv pip compile -q --universal --python-version 3.11 --generate-hashes --custom-compile-command 'make lock'
 WORKLOADS := scenarios/first-look/first-look.yaml $(patsubst %,scenarios/nano-grpo/%.yaml,dpo-ep8 full-ep8 serve)
 
-.PHONY: run test lint lowest bench truth lock audit sbom clean
+.PHONY: run test lint lowest bench fuzz truth lock audit sbom clean
+
+SECONDS ?= 3600
+SEED ?= 0
+FAULTS ?= .faults
 
 run: $(READY)  ## a first comparison: the same model under two frameworks
 	$(BIN)/rankscope run scenarios/nano-megatron-vs-fsdp2 || [ $$? = 1 ]  # 1: some do not fit, which is an answer
@@ -38,6 +42,9 @@ $(LOWEST)/.smoked: $(LOWEST)/.ready
 
 bench: $(READY)  ## speed, apart from the tests because it needs a quiet machine
 	$(BIN)/python -m pytest -q tests/bench
+
+fuzz: $(READY)  ## drawn and mutated inputs for an hour; `make fuzz SECONDS=600 SEED=7`, one case: ONLY=layout-12
+	PYTHONPATH=tests $(BIN)/python -m fuzz --seed $(SEED) $(if $(ONLY),--only $(ONLY),--seconds $(SECONDS) --keep $(FAULTS))
 
 truth: $(TRUTH) $(READY)  ## does the data under tests/truth still come out of the real frameworks?
 	.venv-truth/bin/python tests/truth/regenerate.py --check
@@ -71,7 +78,7 @@ sbom: $(TOOLS)/.ready  ## dist/rankscope.cdx.json: what an install consists of, 
 		-o dist/rankscope.cdx.json
 
 clean:
-	rm -rf .venv .venv-truth $(LOWEST) $(TOOLS) build dist .mypy_cache .pytest_cache .ruff_cache .hypothesis .benchmarks
+	rm -rf .venv .venv-truth $(LOWEST) $(TOOLS) build dist .mypy_cache .pytest_cache .ruff_cache .hypothesis .benchmarks .faults
 	find . -name __pycache__ -type d -prune -exec rm -rf {} +
 
 # The stamp is newer than what it was made from, so that the environment is made once and again when these change.

@@ -61,6 +61,9 @@ def _simulated(path: str, overrides: Sequence[str]) -> Report:
     found = simulate(scenarios[0], detail=True)
     if found.status != "ok":
         raise InputError([Problem(row.where, row.message, row.rule) for row in found.problems])
+    if found.detail is None:
+        told = f"{found.scenario['workload']}: has no single step to explain; expected train"
+        raise InputError(Problem(scenarios[0].where("workload"), told))
     return found
 
 

@@ -67,3 +67,12 @@ def test_a_refused_scenario_is_told_with_its_line(file: Path, changed: dict[str,
     number = 1 + next(n for n, line in enumerate(text.splitlines()) if f'"{key}"' in line)
     assert call(monkeypatch, file) == 2
     assert f"a.yaml:{number}" in capsys.readouterr().err
+
+
+def test_what_has_no_step_is_told_with_its_line(tmp_path: Path, monkeypatch: pytest.MonkeyPatch,
+                                                capsys: pytest.CaptureFixture[str]) -> None:
+    path = tmp_path / "a.yaml"
+    path.write_text("name: s\nworkload: serve\nmodel: llama-tiny\ntopology: dgx-h100\n"
+                    "generation: {max_model_len: 16}\n", encoding="utf-8")
+    assert call(monkeypatch, path) == 2
+    assert "a.yaml:2: serve: has no single step to explain" in capsys.readouterr().err

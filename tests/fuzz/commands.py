@@ -71,7 +71,7 @@ def expect_answers(given: Input, said: Said, found: Findings) -> None:
     if said.code == 2:
         _expect_message(given, said, found)
     if "--json" in given.arguments and said.out.startswith("["):
-        _expect_results(said.out, found)
+        _expect_results(said.out, found, whole="--rank" not in given.arguments)
     elif not _mentions(given):
         for pattern, what in ((_NO_NUMBER, "no number is infinite or none"), (_NEGATIVE, "no bytes are negative")):
             match = pattern.search(said.out) if said.code in (0, 1) else None
@@ -85,7 +85,7 @@ def _expect_message(given: Input, said: Said, found: Findings) -> None:
         found.expect("a refusal has file and line", _PLACED.search(lines[0]), lines[0][:200])
 
 
-def _expect_results(out: str, found: Findings) -> None:
+def _expect_results(out: str, found: Findings, *, whole: bool) -> None:
     """Standard JSON, of which results hold what answers hold."""
     try:
         rows = json.loads(out, parse_constant=_refuse)
@@ -94,7 +94,7 @@ def _expect_results(out: str, found: Findings) -> None:
         return
     for row in rows:
         if isinstance(row, dict) and "schema_version" in row and row.get("status") == "ok":
-            hold(Report.model_validate_json(json.dumps(row)), found)
+            hold(Report.model_validate_json(json.dumps(row)), found, whole=whole)
 
 
 def _refuse(word: str) -> Any:

@@ -16,10 +16,11 @@ _SIGNED: Final = frozenset({"headroom_bytes"})
 _NS: Final = 1e-9
 
 
-def hold(report: Report, found: Findings) -> None:
-    """Every invariant, of one answer."""
+def hold(report: Report, found: Findings, *, whole: bool = True) -> None:
+    """Every invariant, of one answer; it is `whole` where all ranks were asked for."""
     for invariant in _OF_ALL if report.status == "ok" else _OF_REFUSALS:
-        invariant(report, found)
+        if whole or invariant is not every_rank_is_told_once:
+            invariant(report, found)
 
 
 # ---- of refusals ----------------------------------------------------------------------------------------------------
@@ -107,9 +108,12 @@ def parts_add_up_to_the_peak(report: Report, found: Findings) -> None:
         found.expect("categories add up to the peak", total == peak.allocated_bytes,
                      f"rank {of}: {total} of {peak.allocated_bytes}")
         highest = max(peak.by_phase.values(), default=peak.allocated_bytes)
-        found.expect("the highest phase is the peak", highest == peak.allocated_bytes,
+        alone = report.scenario["workload"] == "train"  # of several phases the peak is that of the fullest device
+        found.expect("the highest phase is the peak", highest == peak.allocated_bytes or (
+                     not alone and highest > peak.allocated_bytes),
                      f"rank {of}: {highest} of {peak.allocated_bytes}")
-        found.expect("the peak's phase has it", peak.by_phase.get(peak.phase, highest) == peak.allocated_bytes,
+        found.expect("the peak's phase has it", peak.by_phase.get(peak.phase, highest) == peak.allocated_bytes
+                     or not alone,
                      f"rank {of}: {peak.phase}, {peak.by_phase}")
         for category in {owner.category for owner in peak.top}:
             held = sum(owner.bytes for owner in peak.top if owner.category == category)

@@ -57,6 +57,16 @@ def reordered(tree: Tree, report: Report, found: Findings) -> None:
                  lambda: _difference(report, other))
 
 
+def omitted(tree: Tree, report: Report, found: Findings) -> None:
+    """An option that is null, or auto, is left out."""
+    options = {key: value for key, value in tree.get("framework_options", {}).items() if value is not None}
+    if len(options) == len(tree.get("framework_options", {})):
+        return
+    other = _answer({**tree, "framework_options": options}, found)
+    found.expect("null is left out", other is not None and _bare(other) == _bare(report),
+                 lambda: _difference(report, other))
+
+
 def folded(tree: Tree, report: Report, found: Findings) -> None:
     """A class of ranks is what each of its ranks is when all are simulated."""
     if report.scenario.get("workload") != "train" or sum(rank.num_ranks for rank in report.ranks) > _FEW:
@@ -186,13 +196,10 @@ def _conserved(tree: Tree, report: Report, found: Findings) -> None:
 
     job, _ = prepare(parsed(tree))
     told: dict[object, set[object]] = {}
-    sent: dict[object, int] = {}
     for rank in report.ranks:
         number = int(rank.ranks[0])
         for row in rank.traffic:
-            if row.collective == "send_recv":
-                sent[row.phase] = sent.get(row.phase, 0) + row.payload_bytes
-            elif row.collective != "copy":
+            if row.collective not in ("send_recv", "copy"):  # of a line of stages those at the ends send half
                 group = tuple(job.mesh.group(number, row.axis))
                 made = (row.axis, group, row.collective, row.phase, row.dtype)
                 told.setdefault(made, set()).add((row.calls, row.payload_bytes))
@@ -263,4 +270,4 @@ def _reversed(value: Any) -> Any:
 
 
 PAIRS: Final[dict[str, Pair]] = {pair.__name__: pair for pair in (
-    again, reordered, folded, placed, checked, longer, wider, sharded, copied)}
+    again, reordered, omitted, folded, placed, checked, longer, wider, sharded, copied)}
