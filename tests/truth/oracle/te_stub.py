@@ -45,11 +45,16 @@ class Linear(nn.Module):
 
 
 class LayerNormLinear(Linear):
+    """Its norm comes first, as TE registers it: buckets are filled in that order."""
+
     def __init__(self, in_features, out_features, *, normalization="LayerNorm", params_dtype=torch.bfloat16, **kw):
         super().__init__(in_features, out_features, params_dtype=params_dtype, **kw)
+        later = list(self._parameters.items())
+        self._parameters.clear()
         self.layer_norm_weight = _param(in_features, dtype=params_dtype)
         if normalization == "LayerNorm":
             self.layer_norm_bias = _param(in_features, dtype=params_dtype)
+        self._parameters.update(later)
 
 
 class GroupedLinear(nn.Module):
@@ -91,8 +96,12 @@ class LayerNorm(RMSNorm):
 
 
 class DotProductAttention(nn.Module):
-    def __init__(self, *a, **kw):
+    """With learnable softmax it has an offset a head, in fp32."""
+
+    def __init__(self, num_attention_heads=0, *a, softmax_type="vanilla", tp_size=1, **kw):
         super().__init__()
+        if softmax_type == "learnable":
+            self.softmax_offset = _param(num_attention_heads // tp_size, dtype=torch.float32)
 
 
 class _Tracker:
@@ -147,6 +156,9 @@ class _NoForkTracker:
 
 
 def install():
+    """Once: classes are compared later on."""
+    if "transformer_engine" in sys.modules:
+        return
     import importlib.metadata as md
 
     real = md.version
@@ -231,6 +243,12 @@ def install():
     torch.cuda.current_stream = lambda *a, **k: None
     torch.cuda.Stream = MagicMock()
     torch.Tensor.cuda = lambda self, *a, **k: self.to("meta")
+    made = torch.tensor
+
+    def unpinned(*a, pin_memory=False, **k):
+        return made(*a, **k)
+
+    torch.tensor = unpinned
 
 
 def use_dummy_rng():
