@@ -245,6 +245,8 @@ def _assumptions(parts: Parts) -> tuple[Assumption, ...]:
              for key, (value, source) in parts.job.autos.items()]
     if reason := parts.job.graph.architecture.assumed:
         autos.append(Assumption(what="model", value="a shape that nobody published", kind="assumed", source=reason))
+    autos += [Assumption(what=what, value=value, kind="assumed", source=source)
+              for what, value, source in parts.job.graph.architecture.ignored]
     of_lengths = packing_assumptions(parts.job.scenario.training)
     noted = [Assumption.model_validate({"what": w, "value": v, "kind": k, "source": s})
              for w, v, k, s in (*parts.framework.assumptions, *of_lengths)]

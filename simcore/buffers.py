@@ -2,7 +2,8 @@
 
 [Note: Megatron buffers]
 Megatron-Core 0.16.1 `distributed/param_and_grad_buffer.py`: parameters in reverse registration order, each start padded
-to 64 elements; a bucket closes when it holds `bucket_size` elements and its end is padded to lcm(dp, 128); each rank
+to 64 elements; a bucket closes when it holds `bucket_size` elements and its end is padded to lcm(dp, 128); with the
+distributed optimizer an embedding that first and last stage share has a bucket of its own; each rank
 owns `1 / dp` of every bucket (`optimizer/distrib_optimizer.py`, `_build_model_gbuf_range`). What lies inside a rank's
 part is worked out for one rank, on request.
 """
@@ -10,7 +11,7 @@ part is worked out for one rank, on request.
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
 
@@ -53,27 +54,38 @@ class FlatBuffer:
         return np.maximum(inside, 0)
 
 
-def lay_out(sizes: Sequence[int], *, bucket_numel: int, align_param: int, align_bucket: int) -> FlatBuffer:
-    """Lay parameters out in reverse of the given (registration) order. `bucket_numel` 0: one bucket."""
-    return _lay_out(tuple(sizes), bucket_numel, align_param, align_bucket)
+def lay_out(sizes: Sequence[int], *, bucket_numel: int, align_param: int, align_bucket: int,
+            alone: Collection[int] = ()) -> FlatBuffer:
+    """Lay parameters out in reverse of the given (registration) order. `bucket_numel` 0: one bucket.
+
+    `alone`: indices of parameters that have a bucket of their own (`_does_param_require_new_bucket`).
+    """
+    return _lay_out(tuple(sizes), bucket_numel, align_param, align_bucket, frozenset(alone))
 
 
 @lru_cache(maxsize=64)
-def _lay_out(sizes: tuple[int, ...], bucket_numel: int, align_param: int, align_bucket: int) -> FlatBuffer:
+def _lay_out(sizes: tuple[int, ...], bucket_numel: int, align_param: int, align_bucket: int,
+             alone: frozenset[int]) -> FlatBuffer:
     starts, ends, bucket_of = ([0] * len(sizes) for _ in range(3))
     buckets: list[tuple[int, int]] = []
     at = bucket_start = unpadded = 0
+
+    def close() -> None:
+        nonlocal at, bucket_start, unpadded
+        unpadded += at - bucket_start
+        end = math.ceil(at / align_bucket) * align_bucket
+        buckets.append((bucket_start, end))
+        at = bucket_start = end
+
     for i in range(len(sizes) - 1, -1, -1):
         at = math.ceil(at / align_param) * align_param
+        if i in alone and at > bucket_start:
+            close()
         starts[i], ends[i], bucket_of[i] = at, at + sizes[i], len(buckets)
         at += sizes[i]
-        if bucket_numel and at - bucket_start >= bucket_numel:
-            unpadded += at - bucket_start
-            end = math.ceil(at / align_bucket) * align_bucket
-            buckets.append((bucket_start, end))
-            at = bucket_start = end
+        if i in alone or (bucket_numel and at - bucket_start >= bucket_numel):
+            close()
     if at > bucket_start:
-        unpadded += at - bucket_start
-        buckets.append((bucket_start, math.ceil(at / align_bucket) * align_bucket))
+        close()
     as_array = [np.array(column, dtype=np.int64) for column in (starts, ends, bucket_of)]
     return FlatBuffer(as_array[0], as_array[1], as_array[2], tuple(buckets), unpadded)

@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING, Any
 from simcore.document import read_document
 from simcore.errors import InputError, NotYet, Problem
 from simcore.models.architecture import Architecture, Config
-from simcore.models.blocks import LayerKind, Mtp
+from simcore.models.blocks import Head, LayerKind, Mtp
 from simcore.tensor import TensorSpec
 
 if TYPE_CHECKING:
@@ -173,7 +173,7 @@ def build(fields: Mapping[str, Any], implementation: str, where: str = "model") 
 @lru_cache(maxsize=64)
 def _build(key: str, implementation: str) -> ModelGraph:
     config = Config(json.loads(key), "model")
-    architecture = _architecture(config)
+    architecture = _untied(config, _architecture(config), implementation)
     operators = importlib.import_module(f"simcore.operators.{implementation}")
     _check_mtp(config, architecture, operators.tensors)
     kinds = tuple(dict.fromkeys(kind for _, kind in architecture.parts))
@@ -181,6 +181,18 @@ def _build(key: str, implementation: str) -> ModelGraph:
     layers = tuple(Layer(i, number[kind], path) for i, (path, kind) in enumerate(architecture.parts))
     tensors = tuple(_tied(architecture, kind, tuple(operators.tensors(kind))) for kind in kinds)
     return ModelGraph(architecture, implementation, kinds, tensors, layers)
+
+
+def _untied(config: Config, found: Architecture, implementation: str) -> Architecture:
+    """A tied head gets a weight of its own where the code that runs gives it one (`UNTIED` of a family)."""
+    module = importlib.import_module(f"simcore.models.{FAMILIES[_check_family(config)]}")
+    source = getattr(module, "UNTIED", {}).get(implementation)
+    if not found.tied or source is None:
+        return found
+    parts = tuple((at, replace(kind, block=replace(kind.block, tied=False)) if isinstance(kind.block, Head) else kind)
+                  for at, kind in found.parts)
+    told = ("model.tie_word_embeddings", "is ignored: the head has a weight of its own, which is trained", source)
+    return replace(found, parts=parts, tied=False, ignored=(*found.ignored, told))
 
 
 def architecture_of(fields: Mapping[str, Any], where: str = "model") -> Architecture:

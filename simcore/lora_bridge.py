@@ -4,8 +4,9 @@ Rules of `peft/module_matcher.py`, `peft/lora.py` and `peft/utils.py`, which bot
 
  * `target_modules` hits a module by its leaf name or by a wildcard on its full path, whatever its class is, so
    `linear_fc1` also hits the grouped GEMM of the routed experts. Recipes give the six names of `DEFAULT_TARGETS`.
- * without targets every module of five linear classes is hit unless excluded: `output_layer` is one of them, the
-   grouped GEMM is not.
+ * a target that hits any other module, a container such as `mlp` or a norm, makes Bridge raise (`peft/utils.py:175`).
+ * without targets every module of six linear classes is hit unless excluded: `output_layer` is one of them, the grouped
+   GEMM is not, nor are TELinears that lie whole on every tp rank (`peft/module_matcher.py:118`).
  * a grouped GEMM gets *one* pair of matrices on each rank, used by all its local experts. 0.3.1 knows nothing else;
    main can give each expert its own pair (`share_expert_adapters: false`): `expert_adapters: per_expert` here.
  * `linear_in` is split by its rank dimension where the base is column parallel, by its input dimension where the base
@@ -21,7 +22,7 @@ from typing import Final
 
 from simcore.errors import IllegalLayout, InputError, NotYet, Problem
 from simcore.lora import LoraChoice
-from simcore.models.blocks import LayerKind
+from simcore.models.blocks import Attention, Embedding, LatentAttention, LayerKind, Mamba2, Mlp, Moe
 from simcore.tensor import TensorSpec
 
 __all__ = ["DEFAULT_TARGETS", "adapters", "matches"]
@@ -29,6 +30,20 @@ __all__ = ["DEFAULT_TARGETS", "adapters", "matches"]
 DEFAULT_TARGETS: Final = ("linear_qkv", "linear_proj", "linear_fc1", "linear_fc2", "in_proj", "out_proj")
 _ADAPTABLE: Final = ("linear", "grouped", "router")
 _ROW_PARALLEL: Final = frozenset({"linear_proj", "linear_fc2", "out_proj"})
+_DUPLICATED: Final = frozenset({"linear_q_down_proj", "linear_kv_down_proj", "fc1_latent_proj", "fc2_latent_proj"})
+"""Linears of parallel_mode "duplicated" (core 0.16.1 multi_latent_attention.py, moe/moe_layer.py)."""
+_IN_LAYERS: Final = ("input_layernorm", "pre_mlp_layernorm", "pre_cross_attn_layernorm", "cross_attention",
+                     "cross_attn_bda", "self_attention", "mlp")
+"""Modules of every TransformerLayer, IdentityOps where it does nothing (core 0.16.1 transformer_layer.py)."""
+_INSIDE: Final[dict[type, tuple[str, ...]]] = {
+    Attention: (*_IN_LAYERS, "self_attention.core_attention", "self_attention.q_layernorm",
+                "self_attention.k_layernorm"),
+    LatentAttention: (*_IN_LAYERS, "self_attention.core_attention", "self_attention.kv_layernorm",
+                      "self_attention.rotary_pos_emb"),
+    Mlp: _IN_LAYERS, Moe: _IN_LAYERS, Mamba2: ("norm", "mixer.act"),
+}
+"""Modules without parameters, by what they belong to."""
+_AROUND: Final = ("embedding.embedding_dropout", "rotary_pos_emb")
 
 
 def adapters(kind: LayerKind, specs: tuple[TensorSpec, ...], lora: LoraChoice) -> tuple[TensorSpec, ...]:
@@ -37,6 +52,7 @@ def adapters(kind: LayerKind, specs: tuple[TensorSpec, ...], lora: LoraChoice) -
         raise IllegalLayout(Problem("training.lora", "Bridge takes target_modules or exclude_modules, not both",
                                     "module_matcher.py: exclude_modules should be empty when using target_modules"))
     outside = kind.block is not None
+    _check_targets(kind, specs, lora)
     found: list[TensorSpec] = []
     for spec in specs:
         if spec.is_buffer or len(spec.shape) != 2 or spec.module not in _ADAPTABLE:
@@ -47,13 +63,33 @@ def adapters(kind: LayerKind, specs: tuple[TensorSpec, ...], lora: LoraChoice) -
     return tuple(found)
 
 
+def _check_targets(kind: LayerKind, specs: tuple[TensorSpec, ...], lora: LoraChoice) -> None:
+    """IllegalLayout for a target that hits a module which has no adapter."""
+    adaptable = {spec.path for spec in specs if spec.module in _ADAPTABLE}
+    inside = [path for branch in kind.branches for path in _INSIDE[type(branch.block)]]
+    inside += _AROUND if isinstance(kind.block, Embedding) else ()
+    at = "" if kind.block is not None else "decoder.layers.*."
+    for path in dict.fromkeys(f"{at}{path}" for path in (*(spec.path for spec in specs), *inside)):
+        found = path.split(".")
+        for i in range(1, len(found) + 1):
+            module = ".".join(found[:i])
+            if module.removeprefix(at) in adaptable:
+                break
+            for pattern in lora.target_modules:
+                if _hit(pattern, found[i - 1], module):
+                    raise IllegalLayout(Problem(
+                        "training.lora", f"{pattern!r} hits {module}, which is no linear layer: Layer type is "
+                        "unrecognized for LoRA", "Bridge 0.3.1 peft/utils.py:175 get_adapter_attributes_from_linear"))
+
+
 def matches(path: str, module: str, lora: LoraChoice) -> bool:
     """Whether Bridge's matcher hits the module at `path` (`*` stands for the layer's number)."""
     name = path.rpartition(".")[2]
     if lora.target_modules:
         return any(_hit(pattern, name, path) for pattern in lora.target_modules)
     if lora.exclude_modules:
-        return module == "linear" and not any(_hit(pattern, name, path) for pattern in lora.exclude_modules)
+        is_listed = module == "linear" and name not in _DUPLICATED
+        return is_listed and not any(_hit(pattern, name, path) for pattern in lora.exclude_modules)
     return name in DEFAULT_TARGETS  # what every recipe of this family writes
 
 

@@ -29,7 +29,11 @@ def _defaults(mesh: dict[str, int], **given: Any) -> dict[str, str]:
     ({"tp": 2}, "llama-tiny", "error", "not yet: automodel's tensor-parallel plan of the dense llama family"),
     ({"tp": 2, "dp_shard": 2}, "llama-tiny", "error", "tensor-parallel plan"),
     ({"pp": 2}, TIED, "illegal", "Pipeline parallelism does not support tie_word_embeddings=True"),
-    ({"dp_shard": 2, "ep": 2}, "llama-tiny", "illegal", "Expert parallelism (ep_size=2) requires a MoE model")])
+    ({"dp_shard": 2, "ep": 2}, "llama-tiny", "illegal", "Expert parallelism (ep_size=2) requires a MoE model"),
+    ({"dp_shard": 2}, {"config": small.TINY, "overrides": {"tie_word_embeddings": True}}, "illegal",
+     "NemotronHForCausalLM has separate input and output embeddings"),
+    ({"dp_shard": 2, "ep": 2}, {"config": "moonlight-16b-a3b", "overrides": {"tie_word_embeddings": True}}, "illegal",
+     "does not support tie_word_embeddings=True")])
 def test_meshes_that_are_refused(mesh: dict[str, int], model: Any, status: str, told: str) -> None:
     report = _ran(mesh, model=model)
     assert report.status == status
@@ -53,7 +57,9 @@ def test_the_model_s_own_loss_is_refused_where_it_is_not_whole(mesh: dict[str, i
 
 
 @pytest.mark.parametrize(("mesh", "model"), [({"tp": 2, "dp_shard": 2}, small.TINY), ({"dp_shard": 2}, TIED),
-                                             ({"pp": 2}, "llama-tiny")])
+                                             ({"pp": 2}, "llama-tiny"),
+                                             ({"dp_shard": 2, "ep": 2}, {"config": small.TINY, "overrides": {
+                                                 "hybrid_override_pattern": "M-*", "num_hidden_layers": 3}})])
 def test_meshes_beside_them_are_served(mesh: dict[str, int], model: Any) -> None:
     assert _ran(mesh, model=model).status == "ok"
 
@@ -213,7 +219,7 @@ def test_the_snapshot_holds_the_logits_while_backward_runs() -> None:
     ({"dp_shard": 2, "ep": 2, "tp": 2}, {}, "illegal", "DeepseekV3ForCausalLM has no TP plan"),
     ({"dp_shard": 2, "tp": 2}, {"model": "qwen3-30b-a3b"}, "illegal", "Qwen3MoeForCausalLM has no TP plan"),
     ({"dp_shard": 2}, {"model": {"config": "qwen3-30b-a3b", "overrides": {"tie_word_embeddings": True}}}, "illegal",
-     "Qwen3MoeForCausalLM does not support tie_word_embeddings=True"),
+     "Qwen3MoeForCausalLM has separate input and output embeddings"),
     ({"dp_shard": 4, "ep": 2}, {"model": small.TINY, "version": OLDER}, "error", "with other models than deepseek_v3")])
 def test_what_of_it_is_not_served(mesh: dict[str, int], given: dict[str, Any], status: str, told: str) -> None:
     report = _ran(mesh, **{"model": SMALL} | given)

@@ -29,6 +29,16 @@ def test_a_bucket_closes_when_it_is_full() -> None:
     assert flat.starts.tolist() == [64, 30, 0]
 
 
+def test_a_parameter_of_its_own_bucket() -> None:
+    """Before it the open bucket is closed, behind it its own; both ends are padded."""
+    flat = lay_out([10, 100, 5], bucket_numel=0, align_param=64, align_bucket=128, alone=(1,))
+    assert flat.buckets == ((0, 128), (128, 256), (256, 384))
+    assert flat.bucket_of.tolist() == [2, 1, 0]
+    assert flat.starts.tolist() == [256, 128, 0]
+    last = lay_out([10, 100, 5], bucket_numel=0, align_param=1, align_bucket=1, alone=(2,))
+    assert last.buckets == ((0, 5), (5, 115))
+
+
 @given(SIZES, st.sampled_from([0, 1, 100, 1000]), st.sampled_from([1, 64]), st.integers(1, 9))
 def test_parts_cover_every_parameter_once(sizes: list[int], bucket: int, align: int, parts: int) -> None:
     flat = lay_out(sizes, bucket_numel=bucket, align_param=align, align_bucket=16 * parts)

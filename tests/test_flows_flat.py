@@ -67,3 +67,33 @@ def test_frozen_parameters_are_in_no_buffer() -> None:
     (buffer,) = rank_buffers(found)
     adapters = sum(p.local for layer in found.layers for p in found.of_layer(layer) if p.trainable)
     assert buffer.flat.numel - buffer.flat.padding == adapters
+
+
+@pytest.mark.parametrize(("rank", "tied", "buckets"), [(0, True, 2), (0, False, 1), (2, True, 2), (2, False, 1)])
+def test_a_shared_embedding_has_a_bucket_of_its_own(rank: int, tied: bool, buckets: int) -> None:
+    """On the first stage and on the last, which holds a copy (core 0.16.1 `_does_param_require_new_bucket`)."""
+    model = {"config": "llama-tiny", "overrides": {"tie_word_embeddings": tied}}
+    (buffer,) = rank_buffers(small.plan_of("megatron", {"pp": 2, "dp_shard": 2}, rank=rank, model=model))
+    assert len(buffer.flat.buckets) == buckets
+    (whole,) = rank_buffers(small.plan_of("megatron", {"dp_shard": 4}, model=model))
+    assert len(whole.flat.buckets) == 1
+    (plain,) = rank_buffers(small.plan_of("megatron", {"pp": 2, "dp_shard": 2}, rank=rank, model=model,
+                                          options={"use_distributed_optimizer": False}))
+    assert len(plain.flat.buckets) == 1
+
+
+def test_biases_of_a_grouped_gemm_lie_between_its_weights() -> None:
+    """weight0, bias0, weight1, bias1 (TE's grouped_linear.py), laid out from behind."""
+    model = {"config": "gpt-oss-20b", "overrides": {"num_hidden_layers": 2, "num_local_experts": 8}}
+    _, expert = rank_buffers(small.plan_of("megatron", {"dp_shard": 4, "ep": 4}, model=model))
+    sizes = (expert.flat.ends - expert.flat.starts).tolist()
+    assert sizes[:4] == [2 * 2880 * 2880, 2 * 2880] * 2
+    assert sizes[4:8] == [2880 * 2880, 2880] * 2
+
+
+def test_experts_that_predict_further_tokens_lie_with_the_others() -> None:
+    """Two layers with four experts a rank, and the module's: two matrices each."""
+    model = {"config": "moonlight-16b-a3b", "overrides": {"num_hidden_layers": 3, "n_routed_experts": 8,
+                                                          "mtp_num_layers": 1}}
+    _, expert = rank_buffers(small.plan_of("megatron", {"dp_shard": 4, "ep": 2}, model=model))
+    assert len(expert.layers) == 3 * 2 * 4

@@ -7,7 +7,7 @@ import pytest
 from simcore.errors import IllegalLayout, NotYet
 from simcore.lora import LoraChoice
 from simcore.lora_bridge import adapters
-from simcore.models.blocks import Attention, Branch, Embedding, Head, LayerKind, Mamba2, Moe
+from simcore.models.blocks import Attention, Branch, Embedding, Head, LatentAttention, LayerKind, Mamba2, Moe
 from simcore.operators.megatron import tensors
 from simcore.tensor import TensorSpec
 
@@ -83,7 +83,7 @@ def test_wildcards_match_the_full_path() -> None:
     assert len(_found(MOE, LoraChoice(8, ("*.shared_experts.*",)))) == 4
     assert len(_found(MOE, LoraChoice(8, ("decoder.layers.*.mlp.experts.linear_fc1",)))) == 2
     assert len(_found(MOE, LoraChoice(8, ("router",)))) == 2
-    assert _found(ATTENTION, LoraChoice(8, ("experts",))) == ()
+    assert _found(ATTENTION, LoraChoice(8, ("*experts.linear_fc1",))) == ()
     assert _found(HEAD, LoraChoice(8)) == ()
     assert _found(HEAD, RL)[0].name == "output_layer.adapter.linear_in.weight"
 
@@ -93,3 +93,33 @@ def test_single_layers_are_refused_and_two_lists_are_illegal() -> None:
         _found(MOE, LoraChoice(8, ("*.layers.0.*.linear_fc1",)))
     with pytest.raises(IllegalLayout, match="not both"):
         _found(MOE, LoraChoice(8, ("linear_fc1",), ("*out_proj*",)))
+
+
+@pytest.mark.parametrize(("kind", "pattern", "module"), [
+    (ATTENTION, "*self_attention*", "self_attention"), (MOE, "*shared_experts*", "mlp.shared_experts"),
+    (MOE, "experts", "mlp.experts"), (MOE, "*mlp*", "pre_mlp_layernorm"), (ATTENTION, "*mlp*", "pre_mlp_layernorm"),
+    (ATTENTION, "*.core_attention", "self_attention.core_attention"), (MAMBA, "*mixer*", "mixer"),
+    (MAMBA, "*.layers.*", "decoder.layers"), (EMBEDDING, "*embedding*", "embedding")])
+def test_a_target_that_hits_no_linear_layer_is_illegal(kind: LayerKind, pattern: str, module: str) -> None:
+    """Bridge 0.3.1: NotImplementedError, "Layer type is unrecognized for LoRA"."""
+    with pytest.raises(IllegalLayout, match="unrecognized for LoRA") as refused:
+        _found(kind, LoraChoice(8, (pattern,)))
+    assert module in refused.value.problems[0].message
+    assert "utils.py:175" in refused.value.problems[0].rule
+
+
+@pytest.mark.parametrize("pattern", ["*self_attention.linear_*", "*.mlp.linear_fc1", "*shared_experts.*", "router",
+                                     "*.experts.linear_fc*", "*in_proj"])
+def test_targets_that_hit_linear_layers_alone(pattern: str) -> None:
+    for kind in (ATTENTION, MOE, MAMBA, EMBEDDING, HEAD):
+        _found(kind, LoraChoice(8, (pattern,)))
+
+
+def test_exclusions_alone_hit_no_linear_that_lies_whole_on_every_rank() -> None:
+    """TELinear is none of Bridge's linear types; named, it is adapted all the same."""
+    latent = LayerKind("decoder", "deepseek_v2", 256, (
+        Branch("input_layernorm", "self_attn", LatentAttention(256, 8, 96, 64, 32, 16, 32)),))
+    excluding = _found(latent, LoraChoice(4, exclude_modules=("output_layer",)))
+    assert [s.path for s in excluding][::2] == [
+        f"self_attention.linear_{name}.adapter.linear_in" for name in ("proj", "q_up_proj", "kv_up_proj")]
+    assert len(_found(latent, LoraChoice(4, ("linear_kv_down_proj", "linear_q_down_proj")))) == 4

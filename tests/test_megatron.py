@@ -1161,3 +1161,48 @@ def test_a_host_that_waits_for_messages_makes_the_bubble_longer(monkeypatch: pyt
 def test_deterministic_mode_slows_the_host() -> None:
     assert _libraries({}, options={"deterministic_mode": True}).fills
     assert not _libraries({}).fills
+
+
+@pytest.mark.parametrize(("preset", "told"), [("moonlight-16b-a3b", True), ("deepseek-v2-lite", True),
+                                              ("deepseek-v3", False)])
+def test_a_dropped_null_is_told(preset: str, told: bool) -> None:
+    """AutoBridge 0.3.1 builds an inner rank of 512 where `q_lora_rank` is null."""
+    report = place(small.scenario("megatron", {"dp_shard": 2}, model=preset))
+    assert report.status == "ok"
+    assert any(a.what == "model.q_lora_rank" and "512" in a.value for a in report.assumptions) == told
+
+
+@pytest.mark.parametrize(("model", "tied"), [("deepseek-v2-lite", False), ("gpt-oss-20b", False), ("qwen3-8b", True)])
+def test_bridges_that_ignore_a_tied_head(model: str, tied: bool) -> None:
+    overrides = {"tie_word_embeddings": True, "num_hidden_layers": 2}
+    report = place(small.scenario("megatron", {"dp_shard": 2}, model={"config": model, "overrides": overrides}))
+    assert report.status == "ok"
+    assert ("lm_head" not in report.ranks[0].at_rest) == tied
+    assert any("is ignored" in a.value for a in report.assumptions if a.what == "model.tie_word_embeddings") != tied
+
+
+def test_optimizer_instances_need_the_distributed_optimizer() -> None:
+    _refused("illegal", "Partial DistOpt cannot be used without DistOpt", {"dp_shard": 2, "dp_replicate": 2},
+             options={"use_distributed_optimizer": False})
+
+
+def test_experts_with_biases_are_not_cut_by_width() -> None:
+    _refused("illegal", "Bias in Moe is only supported when ETP==1", {"dp_shard": 2, "tp": 2}, model="gpt-oss-20b")
+    assert place(small.scenario("megatron", {"dp_shard": 2, "tp": 2, "etp": 1}, model="gpt-oss-20b")).status == "ok"
+
+
+@pytest.mark.parametrize(("targets", "status"), [(["linear_proj", "linear_fc2"], "ok"), (["linear_qkv"], "illegal")])
+def test_a_rank_that_tp_does_not_divide(targets: list[str], status: str) -> None:
+    """The first matrix of a row-parallel linear's pair is cut over its columns, not over the rank."""
+    lora = {"rank": 3, "target_modules": targets}
+    report = place(small.scenario("megatron", {"dp_shard": 2, "tp": 2}, model="llama-3.1-8b", method="lora", lora=lora))
+    assert report.status == status
+
+
+def test_adapters_of_experts_that_are_no_grouped_gemm() -> None:
+    single = {"moe_grouped_gemm": False}
+    for lora in ({"target_modules": ["linear_fc1"]}, {"exclude_modules": ["output_layer"]}):
+        _refused("error", "adapters of experts that are no grouped GEMM", {"dp_shard": 2}, options=single,
+                 method="lora", lora={"rank": 4, **lora})
+    given = {"rank": 4, "target_modules": ["linear_qkv"]}
+    assert place(small.scenario("megatron", {"dp_shard": 2}, options=single, method="lora", lora=given)).status == "ok"

@@ -11,7 +11,7 @@ from simcore.errors import InputError, NotYet
 from simcore.graph import ModelGraph, build, model_config
 from simcore.models.blocks import Attention, Embedding, Mamba2, Moe
 from simcore.report import Report
-from simcore.simulate import simulate
+from simcore.simulate import place, simulate
 
 NANO = {
     "routed_experts": 29_374_808_064, "shared_experts": 458_981_376, "mamba": 891_070_784, "attention": 140_378_112,
@@ -221,7 +221,7 @@ def test_modules_that_are_not_modelled(changed: dict[str, Any], told: str) -> No
 
 @pytest.mark.parametrize("code", ["hf", "automodel"])
 @pytest.mark.parametrize(("changed", "told"), [
-    ({"normalization": "LayerNorm"}, "LayerNorm"), ({"tie_word_embeddings": True}, "a tied head"),
+    ({"normalization": "LayerNorm"}, "LayerNorm"),
     ({"position_embedding_type": "rope"}, "rotary positions"), ({"hidden_dropout": 0.1}, "dropout"),
     ({"hybrid_override_pattern": "M-", "num_hidden_layers": 2, "mlp_hidden_act": "swiglu"}, "a gated MLP"),
     (PREDICTS, "multi-token prediction")])
@@ -229,6 +229,19 @@ def test_only_megatron_builds_other_hybrids(code: str, changed: dict[str, Any], 
     assert build(config(**changed), "megatron").num_blocks
     with pytest.raises(NotYet, match=f"{told} .* only Megatron's have it"):
         build(config(**changed), code)
+
+
+def test_transformers_ignores_a_tied_head() -> None:
+    """`_tied_weights_keys = {}`: a weight of its own (tests/truth/models: nemotron-3-tiny-tied). Megatron ties."""
+    tied = build(config(tie_word_embeddings=True), "hf")
+    assert tied.count() == graph().count() == 2_504_496
+    assert tied.count("lm_head") == 1024 * 256
+    assert build(config(tie_word_embeddings=True), "megatron").count("lm_head") == 0
+    report = place(small.scenario("fsdp2", {"dp_shard": 2}, model={
+        "config": small.TINY, "overrides": {"tie_word_embeddings": True}}))
+    (told,) = (a for a in report.assumptions if a.what == "model.tie_word_embeddings")
+    assert told.value.startswith("is ignored")
+    assert "_tied_weights_keys" in told.source
 
 
 @pytest.mark.parametrize(("changed", "told"), [

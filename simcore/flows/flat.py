@@ -6,12 +6,14 @@ import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import lru_cache
+from itertools import groupby
 
 import numpy as np
 
 from simcore.buffers import FlatBuffer, lay_out
 from simcore.framework import Buckets
 from simcore.mesh import IntArray
+from simcore.models.blocks import Head, Mtp
 from simcore.plan import AtRestBytes, Placed, Plan
 from simcore.units import dtype_bytes, packed_bytes
 
@@ -60,16 +62,38 @@ def _buffer(plan: Plan, flow: Buckets, chunk: int, expert: int, dtype: str) -> R
     # pp_rank > 0`; Bridge 0.3.1 models/model_provider.py:718, `model_chunk_idx > 0`.
     bucket = flow.bucket_numel if plan.stage == 0 and chunk == 0 else 0
     align = math.lcm(parts, flow.align_bucket) if flow.align_bucket > 1 else 1
-    flat = lay_out(sizes, bucket_numel=bucket, align_param=flow.align_param, align_bucket=align)
+    own = _shared(plan) if flow.scatter else frozenset()
+    alone = [i for i, at in enumerate(zip(layers, tensors, strict=True)) if at in own]
+    flat = lay_out(sizes, bucket_numel=bucket, align_param=flow.align_param, align_bucket=align, alone=alone)
     return RankBuffer(chunk, flow.axes[expert], flow.replicate_axes[expert], dtype,
                       np.array(layers, dtype=np.int64), np.array(tensors, dtype=np.int64), flat)
 
 
+def _shared(plan: Plan) -> frozenset[tuple[int, int]]:
+    """(layer, tensor number) of embeddings that several stages hold: for a tied head, or to predict further tokens.
+
+    Core 0.16.1 models/common/language_module/language_module.py:203 (`shared_embedding`).
+    """
+    blocks = [kind.block for kind in plan.graph.kinds]
+    if plan.mesh.pp == 1 or not any(isinstance(b, Mtp) or (isinstance(b, Head) and b.tied) for b in blocks):
+        return frozenset()
+    return frozenset((layer, number) for layer in plan.layers
+                     for number, spec in enumerate(plan.graph.tensors[plan.graph.layers[layer].kind])
+                     if spec.component == "embedding" and spec.dims[0] == "vocab")
+
+
 def _entries(kind: Sequence[Placed], *, expert: bool, dtype: str) -> list[tuple[int, int]]:
-    """(tensor number, elements) of each parameter of a layer: every expert's matrix is its own."""
-    return [(number, placed.local // placed.used_copies) for number, placed in enumerate(kind)
-            if placed.trainable and (placed.life.name == "expert") == expert
-            and placed.life.rest.dtype == dtype for _ in range(placed.used_copies)]
+    """(tensor number, elements) of each parameter of a layer: every expert's matrix is its own.
+
+    A grouped GEMM registers weight0, bias0, weight1, bias1 (TE 2.18 pytorch/module/grouped_linear.py).
+    """
+    found = []
+    for _, group in groupby(enumerate(kind), key=lambda at: at[1].spec.path if at[1].spec.copies > 1 else str(at[0])):
+        mine = [(number, placed) for number, placed in group if placed.trainable
+                and (placed.life.name == "expert") == expert and placed.life.rest.dtype == dtype]
+        copies = max((placed.used_copies for _, placed in mine), default=0)
+        found += [(number, placed.local // copies) for _ in range(copies) for number, placed in mine]
+    return found
 
 
 def padding_bytes(plan: Plan) -> int:

@@ -65,6 +65,11 @@ def _check_hf(job: Job) -> None:
     job.refuse_given({"training.lora.expert_adapters": "none", "training.sequence_parallel": "False"})
 
 
+_SPARSE_CLASSES = ("deepseek_v3", "nemotron_h", "qwen3_moe")
+"""Families whose class inherits MoEFSDPSyncMixin: it is served with ep > 1 even where no layer has experts."""
+_DEFAULT_EXPERTS = 8
+
+
 def _check_mesh(job: Job) -> None:
     mesh = job.mesh
     if mesh.dp_replicate > 1 and mesh.dp_shard == 1:
@@ -77,9 +82,13 @@ def _check_mesh(job: Job) -> None:
     if mesh.etp > 1:
         raise job.illegal("mesh.etp", "routed experts are split by count and by ep_shard, not by width over etp",
                           "0.7.0 moe/parallelizer.py")
-    if mesh.ep > 1 and not job.has_experts:
+    if mesh.ep > 1 and not job.has_experts and job.graph.architecture.family not in _SPARSE_CLASSES:
         raise job.illegal("mesh.ep", f"Expert parallelism (ep_size={mesh.ep}) requires a MoE model",
                           "0.7.0 _transformers/capabilities.py:518")
+    if job.graph.architecture.family == "nemotron_h" and not job.has_experts and _DEFAULT_EXPERTS % mesh.ep:
+        raise job.illegal("mesh.ep", f"n_routed_experts {_DEFAULT_EXPERTS} (the configuration's default: no layer has "
+                          f"any) must be divisible by expert_parallel_degree {mesh.ep}",
+                          "0.7.0 moe/parallelizer.py:1244, transformers 5.23 NemotronHConfig.n_routed_experts")
     for kind in job.graph.kinds:
         for branch in kind.branches:
             if isinstance(branch.block, Moe) and branch.block.num_experts % mesh.ep:
@@ -119,14 +128,21 @@ def _check_tensor_parallel(job: Job) -> None:
                           "0.7.0 models/nemotron_v3/parallelization.py:68")
 
 
+_UNTIED_ONLY = {"deepseek_v3": "DeepseekV3ForCausalLM", "nemotron_h": "NemotronHForCausalLM",
+                "qwen3_moe": "Qwen3MoeForCausalLM"}
+"""Models whose class says tie_word_embeddings_support = TieSupport.UNTIED_ONLY."""
+
+
 def _check_tied(job: Job) -> None:
     lm_head = any(spec.module == "adapter" for kind, specs in zip(job.graph.kinds, job.graph.tensors, strict=True)
                   for spec in specs if kind.name == "head")
     if job.graph.architecture.tied and lm_head:
         raise job.not_yet("training.lora.target_modules", "an adapter of a tied lm_head under automodel")
-    if job.graph.architecture.tied and job.graph.architecture.family == "qwen3_moe":
-        raise job.illegal("model", "Qwen3MoeForCausalLM does not support tie_word_embeddings=True",
-                          "0.7.0 models/common/tie_word_embeddings.py: TieSupport.UNTIED_ONLY")
+    apart = _UNTIED_ONLY.get(job.graph.architecture.family)
+    if job.graph.architecture.tied and apart and job.graph.implementation != "hf":
+        raise job.illegal("model", f"{apart} has separate input and output embeddings and does not support "
+                          "tie_word_embeddings=True", "0.7.0 models/common/tie_word_embeddings.py: "
+                          "TieSupport.UNTIED_ONLY")
 
 
 def _check_pipeline(job: Job) -> None:

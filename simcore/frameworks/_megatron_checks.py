@@ -108,6 +108,9 @@ def _check_mamba(job: Job, block: Mamba2) -> None:
 
 
 def _check_moe(job: Job, block: Moe, *, sequence_parallel: bool) -> None:
+    if block.bias and job.mesh.etp > 1:
+        raise job.illegal("mesh.etp", f"Bias in Moe is only supported when ETP==1, got {job.mesh.etp} (left out, it is "
+                          "tp)", "core 0.16.1 transformer/transformer_config.py:1589")
     _divides(job, "ep", block.num_experts, "experts", "transformer_config.py: num_moe_experts % ep")
     _divides(job, "etp", block.expert_ffn, "expert columns", "moe/experts.py: FFN width over etp")
     _divides(job, "tp", block.shared_ffn, "shared expert columns", "moe/shared_experts.py: FFN width over tp")
@@ -139,13 +142,26 @@ def _check_lora(job: Job) -> None:
     training = job.scenario.training
     if training.method == "full":
         return
-    if training.lora.rank % job.mesh.tp:
-        raise job.illegal("training.lora.rank", f"rank {training.lora.rank} must be divisible by tp {job.mesh.tp}",
-                          "Bridge 0.3.1 peft/utils.py: ParallelLinearAdapter column-parallel linear_in")
+    dims = {dim for specs in job.graph.tensors for spec in specs if spec.module == "adapter" for dim in spec.dims}
+    for axis in ("tp", "etp"):
+        if f"{axis}_rank" in dims and training.lora.rank % job.mesh.axis(axis).size:
+            raise job.illegal("training.lora.rank", f"rank {training.lora.rank} must be divisible by {axis} "
+                              f"{job.mesh.axis(axis).size}",
+                              "Bridge 0.3.1 peft/utils.py: ParallelLinearAdapter column-parallel linear_in")
+    _check_lora_of_single_experts(job)
     per_expert = training.lora.expert_adapters == "per_expert"
     if per_expert and job.scenario.framework_version != "main 2026-08-22":
         raise job.illegal("training.lora.expert_adapters", "this Bridge shares one adapter among the local experts",
                           "Bridge 0.3.1 has no share_expert_adapters; use framework_version: main 2026-08-22")
+
+
+def _check_lora_of_single_experts(job: Job) -> None:
+    """Without a grouped GEMM each expert has linears of its own, and each of those its own pair (moe/experts.py)."""
+    lora, grouped = job.scenario.training.lora, job.scenario.framework_options.get("moe_grouped_gemm", True)
+    named = () if lora.target_modules == "auto" else lora.target_modules
+    hit = any(spec.component == "expert_adapters" for specs in job.graph.tensors for spec in specs)
+    if job.has_experts and not grouped and (hit or lora.exclude_modules or any("expert" in name for name in named)):
+        raise job.not_yet("framework_options.moe_grouped_gemm", "adapters of experts that are no grouped GEMM")
 
 
 def _check_mtp(job: Job) -> None:

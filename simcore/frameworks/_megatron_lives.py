@@ -73,11 +73,11 @@ def _same(key: _Key) -> Matches:
 
 
 def _is_expert(spec: TensorSpec, choice: _Choice) -> bool:
-    """Experts have buffers of their own only under expert parallelism.
+    """Experts have buffers of their own only under expert parallelism, those of multi-token prediction with them.
 
     Core 0.16.1 extensions/transformer_engine.py: `param.allreduce = not (is_expert and expert_parallel)`.
     """
-    return choice.splits_experts and spec.component in ("routed_experts", "expert_adapters")
+    return choice.splits_experts and (spec.copies > 1 or spec.component in ("routed_experts", "expert_adapters"))
 
 
 def whole_layout(spec: TensorSpec) -> Layout:

@@ -98,6 +98,14 @@ TE_LOSS = ("deepseek_v2", "deepseek_v3", "qwen3_moe")
 """Families whose recipes say cross_entropy_fusion_impl: te (Bridge 0.3.1 recipes/{deepseek,moonlight,qwen})."""
 
 
+DEEPSEEK = ("deepseek_v2", "deepseek_v3")
+_DIRECT_QUERY = (
+    "model.q_lora_rank", "null: queries without an inner rank, as the configuration says; AutoBridge alone drops the "
+    "null and builds 512, unless provider.q_lora_rank = None is set as the Moonlight recipe does", "assumed",
+    "Bridge 0.3.1 models/conversion/model_bridge.py:364, core 0.16.1 MLATransformerConfig.q_lora_rank, Bridge "
+    "recipes/moonlight/moonlight_16b.py:59")
+
+
 def default_etp(degrees: Degrees) -> int:
     """Omitted expert tensor parallelism is tp (core 0.16.1 `parallel_state.py:787`)."""
     return degrees.tp
@@ -211,6 +219,9 @@ def _assumptions(job: Job, options: dict[str, object]) -> tuple[tuple[str, str, 
     tied = job.mesh.pp > 1 and any(isinstance(k.block, Head) and k.block.tied for k in job.graph.kinds)
     copies = (("tied embedding", "the all-reduce of its gradients over the first and last stage is left out", "assumed",
                "core 0.16.1 distributed/finalize_model_grads.py; in place, it takes no memory"),) * tied
+    latent = [b.block for k in job.graph.kinds for b in k.branches if isinstance(b.block, LatentAttention)]
+    if _version(job) == VERSIONS[0] and job.graph.architecture.family in DEEPSEEK and any(not b.q_rank for b in latent):
+        copies = (*copies, _DIRECT_QUERY)
     if options.get(OVERLAP):
         copies = (*copies, (OVERLAP, "a backward pass before the forward pass that runs with it", "assumed",
                             "core 0.16.1 models/common/model_chunk_schedule_plan.py takes their layers in turn: at "
@@ -393,6 +404,9 @@ def _rotation(job: Job, options: dict[str, object]) -> list[tuple[str, str]]:
 def _buckets(job: Job, options: dict[str, object], made: Formats, fp8: Fp8 | None) -> Buckets:
     """Mxfp8 parameters are gathered in 16 bits, through the gradient buffer (reuse_grad_buf_for_mxfp8_param_ag)."""
     mesh, scatter = job.mesh, made.scatter
+    if mesh.dp_replicate > 1 and not scatter:
+        raise job.illegal("mesh.dp_replicate", f"{mesh.dp_replicate} optimizer instances: Partial DistOpt cannot be "
+                          "used without DistOpt", "core 0.16.1 distributed/distributed_data_parallel.py:229")
     dense, expert = shard_axes(job)
     overlap, gathers_ahead = _overlap(job, options, scatter=scatter)
     if not overlap:

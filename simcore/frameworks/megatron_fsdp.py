@@ -237,7 +237,7 @@ def _life(spec: TensorSpec, choice: _Choice) -> Life:
     if spec.is_buffer:
         form = Form((), spec.stored or made.params)
         return Life("buffer", form, form, form, form, rest_category="buffer")
-    expert = spec.component == "routed_experts"
+    expert = spec.component == "routed_experts" or spec.copies > 1
     axis = choice.axes[expert]
     cut: Layout = (*whole, (axis, Flat("bucket")))
     stored, used = spec.stored or made.params, spec.stored or choice.compute

@@ -17,7 +17,8 @@ class Architecture:
     """`parts`: (module path, kind) from embedding to loss; `tied`: the head uses the embedding's weight.
 
     `buffers`: replicated bytes outside the layers, as (name, bytes) (rotary tables). `assumed`: why the shape is as it
-    is, where nobody has published it.
+    is, where nobody has published it. `ignored`: (field, what is done instead, source) of what a configuration says and
+    the layers' code does not do.
     """
 
     family: str
@@ -28,6 +29,7 @@ class Architecture:
     pattern: str
     buffers: tuple[tuple[str, int], ...] = ()
     assumed: str = ""
+    ignored: tuple[tuple[str, str, str], ...] = ()
 
 
 class Config:

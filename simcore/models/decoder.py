@@ -23,17 +23,33 @@ from simcore.models.blocks import (
     Mtp,
 )
 
-__all__ = ["attention", "chain", "decoder_layer", "mlp", "top_k"]
+__all__ = ["attention", "chain", "check_fair_heads", "decoder_layer", "mlp", "top_k"]
 
 
 _LETTERS = {"moe_decoder": "E", "mamba": "M", "attention": "*", "hybrid": "H"}
 
 
-def attention(config: Config, *, bias: str = "", qk_norm: bool = False, sinks: bool = False,
-              window: int = 0) -> Attention:
-    """Rotary grouped-query attention by the usual field names."""
+def check_fair_heads(config: Config) -> None:
+    """InputError where heads do not divide the hidden size, whatever `head_dim` says.
+
+    Rule of transformers 5.23 `LlamaConfig`, `Gemma2Config`, `Gemma3TextConfig`, `DeepseekV2Config`.
+    """
     hidden, heads = config.integer("hidden_size"), config.integer("num_attention_heads")
-    head_dim = config.integer("head_dim", default=max(1, hidden // heads))
+    if hidden % heads:
+        raise config.fail("num_attention_heads", f"expected a divisor of hidden_size {hidden}, got {heads}: the hidden "
+                          f"size ({hidden}) is not a multiple of the number of attention heads ({heads}), says "
+                          "validate_architecture of the family's configuration in transformers 5.23, whatever head_dim "
+                          "is")
+
+
+def attention(config: Config, *, bias: str = "", qk_norm: bool = False, sinks: bool = False, window: int = 0,
+              head_dim: int = 0) -> Attention:
+    """Rotary grouped-query attention by the usual field names. `head_dim`: the default, if not a fair share."""
+    hidden, heads = config.integer("hidden_size"), config.integer("num_attention_heads")
+    head_dim = config.integer("head_dim", default=head_dim or max(1, hidden // heads))
+    if head_dim % 2:
+        raise config.fail("head_dim", f"expected an even number, got {head_dim}: RoPE requires an even rotary "
+                          "dimension (transformers 5.23 modeling_rope_utils.py validate_rope)")
     kv_heads = config.integer("num_key_value_heads", default=heads)
     if heads % kv_heads:
         raise config.fail("num_key_value_heads", f"expected a divisor of {heads} heads, got {kv_heads}")

@@ -13,10 +13,13 @@ from __future__ import annotations
 
 from simcore.models.architecture import Architecture, Config
 from simcore.models.blocks import LatentAttention, Moe
-from simcore.models.decoder import chain, decoder_layer, mlp, top_k
+from simcore.models.decoder import chain, check_fair_heads, decoder_layer, mlp, top_k
 
-__all__ = ["architecture"]
+__all__ = ["UNTIED", "architecture"]
 
+UNTIED = {"megatron": "Bridge 0.3.1 models/deepseek/deepseek_v2_bridge.py:53, deepseek_v3_bridge.py:56: "
+                      "share_embeddings_and_output_weights = False"}
+"""Whose layers have a head of their own whatever `tie_word_embeddings` says: implementation -> source."""
 _ROUTERS = {"deepseek_v2": "softmax", "deepseek_v3": "sigmoid"}
 
 
@@ -24,6 +27,8 @@ def architecture(config: Config) -> Architecture:
     """Layers of a `DeepseekV2Config` or `DeepseekV3Config`."""
     family = str(config.fields["model_type"])
     config.refuse("attention_bias", "mlp_bias")
+    if family == "deepseek_v2":
+        check_fair_heads(config)
     if config.integer("moe_layer_freq", default=1) != 1:
         raise config.fail("moe_layer_freq", "experts in some layers only are not modelled yet")
     mixer = _attention(config)

@@ -11,7 +11,7 @@ from dataclasses import replace
 
 from simcore.models.architecture import Architecture, Config
 from simcore.models.blocks import Attention, Branch, LayerKind, Mlp
-from simcore.models.decoder import attention, chain
+from simcore.models.decoder import attention, chain, check_fair_heads
 
 __all__ = ["FURTHER_FIELDS", "architecture"]
 
@@ -25,6 +25,7 @@ def architecture(config: Config) -> Architecture:
     """Layers of a `Gemma2Config` or `Gemma3TextConfig`."""
     family = str(config.fields["model_type"])
     config.refuse("attention_bias", "use_bidirectional_attention")
+    check_fair_heads(config)
     config.choice("hidden_activation", ("gelu_pytorch_tanh",))
     window, types = config.integer("sliding_window", default=4096), _types(config, family)
     kinds = {_SLIDING: _layer(config, family, window), _FULL: _layer(config, family, 0)}
@@ -53,5 +54,5 @@ def _layer(config: Config, family: str, window: int) -> LayerKind:
 def _attention(config: Config, family: str, window: int) -> Attention:
     """`head_dim` has a default of its own, and Gemma 2 caps scores unless told otherwise."""
     caps = config.fields.get("attn_logit_softcapping", 50.0 if family == "gemma2" else None) is not None
-    plain = attention(config, qk_norm=family == "gemma3_text", window=window)
-    return replace(plain, head_dim=config.integer("head_dim", default=256), capped=caps)
+    plain = attention(config, qk_norm=family == "gemma3_text", window=window, head_dim=256)
+    return replace(plain, capped=caps)

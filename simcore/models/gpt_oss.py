@@ -9,8 +9,10 @@ from simcore.models.architecture import Architecture, Config
 from simcore.models.blocks import Moe
 from simcore.models.decoder import attention, chain, decoder_layer, top_k
 
-__all__ = ["architecture"]
+__all__ = ["UNTIED", "architecture"]
 
+UNTIED = {"megatron": "Bridge 0.3.1 models/gpt_oss/gpt_oss_bridge.py:71: share_embeddings_and_output_weights = False"}
+"""Whose layers have a head of their own whatever `tie_word_embeddings` says: implementation -> source."""
 _SLIDING, _FULL = "sliding_attention", "full_attention"
 
 

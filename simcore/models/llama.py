@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 from simcore.models.architecture import Architecture, Config
-from simcore.models.decoder import attention, chain, decoder_layer, mlp
+from simcore.models.decoder import attention, chain, check_fair_heads, decoder_layer, mlp
 
 __all__ = ["architecture"]
 
 
 def architecture(config: Config) -> Architecture:
     """Layers of a `LlamaConfig`."""
+    check_fair_heads(config)
     mixer = attention(config)
     for field in ("attention_bias", "mlp_bias"):
         if config.boolean(field, default=False):

@@ -30,7 +30,10 @@ from simcore.models.blocks import (
     Mtp,
 )
 
-__all__ = ["FURTHER_FIELDS", "architecture"]
+__all__ = ["FURTHER_FIELDS", "UNTIED", "architecture"]
+
+UNTIED = {"hf": "transformers 5.23 models/nemotron_h/modeling_nemotron_h.py:1158: _tied_weights_keys = {}"}
+"""Whose layers have a head of their own whatever `tie_word_embeddings` says: implementation -> source."""
 
 FURTHER_FIELDS = ("normalization", "add_bias_linear", "position_embedding_type", "hidden_dropout", "attention_dropout",
                   "mtp_hybrid_override_pattern", "mtp_use_repeated_layer")

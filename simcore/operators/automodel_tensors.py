@@ -46,7 +46,7 @@ def tensors(kind: LayerKind) -> tuple[TensorSpec, ...]:
     if kind.family not in FAMILIES:
         raise NotYet(Problem("model", f"not yet: Automodel's own layers of {kind.family} (served: "
                              f"{', '.join(FAMILIES)})"))
-    refuse_megatrons(kind)
+    refuse_megatrons(kind, ties=False)
     if isinstance(block, Mtp):
         raise NotYet(Problem("model", "not yet: multi-token prediction in Automodel's layers; 0.7.0 trains none of "
                              "deepseek_v3 (models/deepseek_v3/model.py)"))
@@ -116,13 +116,13 @@ def _latent(branch: Branch, family: str) -> tuple[TensorSpec, ...]:
     low = (b.q_rank, "q_rank")
     compressed = (
         _linear(f"{at}.q_a_proj", low, hidden, "attention"),
-        TensorSpec(f"{at}.q_a_layernorm.weight", (b.q_rank,), ("q_rank",), "attention", "norm"),
+        TensorSpec(f"{at}.q_a_layernorm.weight", (b.q_rank,), ("q_rank",), "norms", "norm"),
         _linear(f"{at}.q_b_proj", q, low, "attention"),
     )
     return (
         *(compressed if b.q_rank else direct),
         _linear(f"{at}.kv_a_proj_with_mqa", (b.kv_rank + b.rope, "kv_rank"), hidden, "attention"),
-        TensorSpec(f"{at}.kv_a_layernorm.weight", (b.kv_rank,), ("kv_rank",), "attention", "norm"),
+        TensorSpec(f"{at}.kv_a_layernorm.weight", (b.kv_rank,), ("kv_rank",), "norms", "norm"),
         _linear(f"{at}.kv_b_proj", (b.kv_size, "heads"), (b.kv_rank, "kv_rank"), "attention"),
         _linear(f"{at}.o_proj", hidden, (b.out_size, "heads"), "attention"),
     )

@@ -34,13 +34,13 @@ def refuse(kind: LayerKind, served: frozenset[str], code: str) -> None:
                              f"{code}; placement is served"))
 
 
-def refuse_megatrons(kind: LayerKind) -> None:
+def refuse_megatrons(kind: LayerKind, *, ties: bool = True) -> None:
     """NotYet for a hybrid that Megatron alone builds: transformers' and Automodel's Nemotron-H read no such fields.
 
-    transformers 5.23 `models/nemotron_h/modeling_nemotron_h.py` (`_tied_weights_keys = {}`), nemo-automodel 0.7.0
-    `components/models/nemotron_v3/model.py:316`.
+    transformers 5.23 `models/nemotron_h/modeling_nemotron_h.py`, nemo-automodel 0.7.0
+    `components/models/nemotron_v3/model.py`. `ties`: a tied head is refused here too, and not by the framework.
     """
-    tied = isinstance(kind.block, Head) and kind.block.tied
+    tied = ties and isinstance(kind.block, Head) and kind.block.tied
     rotary = any(getattr(branch.block, "rotary", False) for branch in kind.branches)
     gated = any(isinstance(branch.block, Mlp) and branch.block.gated for branch in kind.branches)
     own = (name for name in features(kind) if name != LATENT)
