@@ -24,6 +24,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from simcore.cost import DTYPES, KERNELS
+from simcore.exact import countable, dot
 from simcore.mesh import IntArray
 from simcore.outline import Outline, Phase
 from simcore.program import Program
@@ -109,10 +110,10 @@ def breakdown(program: Program, track: Track, times: ClassTimes, weight: IntArra
     clock = track.item_clock
     late = np.array(track.item_ns, dtype=np.int64) - np.diff(clock, prepend=0)
     parts = {part: sum(one.ns[number] for one in work) for number, part in enumerate(_COMPUTE)}
-    parts["contention"] = int(late @ of_item)
-    parts["communication"] = int(waits.exposed @ of_item) + waits.trailing
-    parts["bubble"] = int((waits.waited - waits.exposed) @ of_item)
-    parts["host"] = int(np.array(times.idle_at, dtype=np.int64) @ of_item) + once
+    parts["contention"] = dot(late, of_item)
+    parts["communication"] = dot(waits.exposed, of_item) + waits.trailing
+    parts["bubble"] = dot(waits.waited - waits.exposed, of_item)
+    parts["host"] = dot(np.array(times.idle_at, dtype=np.int64), of_item) + once
     return Breakdown(parts, work, _sent(program, track, weight, waits, alone_ns))
 
 
@@ -122,7 +123,8 @@ def _work(program: Program, weight: IntArray, kernels: Kernels) -> tuple[Work, .
     order = np.argsort(classes, kind="stable")
     counts = _often(program.outline, weight.tobytes(), len(program.distinct))[kernels.rows[order]]
     times = counts.sum(axis=1)
-    columns = [column[order] for column in kernels[3:]]
+    ns, flops, moved = (countable(column[order], times) for column in kernels[3:6])
+    columns = [ns, flops, moved, *(column[order] for column in kernels[6:])]
     numbers, starts = np.unique(classes[order], return_index=True)
     made = []
     for number, start, end in zip(numbers.tolist(), starts.tolist(), [*starts[1:].tolist(), len(order)], strict=True):
@@ -182,10 +184,10 @@ def _sent(program: Program, track: Track, weight: IntArray, waits: _Waits,
 
 
 def _kinds_of_calls(program: Program, comms: IntArray, often: IntArray, columns: Sequence[IntArray]) -> list[Sent]:
-    sums: dict[tuple[str, str], IntArray] = {}
+    sums: dict[tuple[str, str], list[int]] = {}
     for number, (collective, axis, _) in enumerate(program.tables.comms):
         of = comms == number
-        made = np.array([often[of].sum(), *(int(column[of] @ often[of]) for column in columns)], dtype=np.int64)
-        sums[collective, axis] = sums.get((collective, axis), 0) + made
-    return [Sent(collective, axis, *made.tolist()) for (collective, axis), made in sorted(sums.items())
+        made = [int(often[of].sum()), *(dot(column[of], often[of]) for column in columns)]
+        sums[collective, axis] = [sum(pair) for pair in zip(sums.get((collective, axis), [0] * 4), made, strict=True)]
+    return [Sent(collective, axis, *made) for (collective, axis), made in sorted(sums.items())
             if made[1] or made[2]]

@@ -6,12 +6,15 @@ import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import cache, lru_cache
+from typing import Any
 
 import numpy as np
+from numpy.typing import NDArray
 
 from simcore.beside import hidden_shares
 from simcore.breakdown import Breakdown, Kernels, breakdown
 from simcore.cost import DTYPES, KERNELS, added_ns, busy_ns, exposed_share, host_rates, worked_flops
+from simcore.exact import countable
 from simcore.fold import RankClass
 from simcore.framework import Framework
 from simcore.launch import launch_ns
@@ -75,7 +78,7 @@ def clock(programs: Sequence[Program], classes: Sequence[RankClass], routes: Rou
     worst = max(range(len(times)), key=lambda i: (times[i].end, -i))
     spending = breakdown(programs[worst], compiled[worst], times[worst], weight, kernels[worst], alone[worst], once)
     return Clocked(
-        max(t.end for t in times) + period * repeats + once, _phases(weight @ spent[worst], once), spending, worst,
+        max(t.end for t in times) + period * repeats + once, _phases(weight @ countable(spent[worst], weight[:, None]), once), spending, worst,
         steady, sum(_forward_flops(p, weight) * c.num_ranks for p, c in zip(programs, classes, strict=True)),
         rows, tuple(times), tuple(compiled), wires)
 
@@ -251,14 +254,14 @@ def _row_ns(track: Track, times: ClassTimes, num_rows: int) -> IntArray:
     return row_ns
 
 
-def _phases(spent: IntArray, once: int) -> dict[str, int]:
+def _phases(spent: NDArray[Any], once: int) -> dict[str, int]:
     """By the three phases that a report has; recompute counts as backward, the loss as forward.
 
     `once`: what the host does once a step is the optimizer's.
     """
     groups = {"forward": (Phase.FORWARD, Phase.LOSS), "backward": (Phase.BACKWARD, Phase.RECOMPUTE),
               "optimizer": (Phase.OPTIMIZER,)}
-    return {name: int(spent[list(codes)].sum()) + once * (name == "optimizer") for name, codes in groups.items()}
+    return {name: sum(spent[list(codes)].tolist()) + once * (name == "optimizer") for name, codes in groups.items()}
 
 
 def _forward_flops(program: Program, weight: IntArray) -> int:
@@ -274,7 +277,7 @@ def _forward_flops(program: Program, weight: IntArray) -> int:
 def _model_flops(tile: Tile) -> int:
     """FLOPs of the kernels that the model itself asks for."""
     rows = tile.rows[tile.rows[:, OP] == int(Op.COMPUTE)]
-    return int(rows[_IS_MODELS[rows[:, SLOT]], AMOUNT].sum())
+    return sum(rows[_IS_MODELS[rows[:, SLOT]], AMOUNT].tolist())
 
 
 _MODEL_KERNELS = (Kernel.GEMM, Kernel.GROUPED_GEMM, Kernel.ATTENTION, Kernel.MAMBA_SCAN, Kernel.CONV, Kernel.FP8_GEMM,

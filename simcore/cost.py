@@ -76,6 +76,8 @@ def worked_flops(device: Device, kernel_ids: IntArray, flops: IntArray, dtype_id
 def added_ns(efficiency: Efficiency, of_flops: NDArray[np.float64], of_bytes: NDArray[np.float64]) -> NDArray[np.int64]:
     """`compute_ns` from its two parts. Where there is neither nothing runs: a row that is of the host alone."""
     work = of_flops + of_bytes
+    if float(work.sum()) >= 2.0**62:
+        raise OverflowError("kernels take longer than 64 bits can count")
     shortest = np.where(work > 0, efficiency.shortest.si * 1e9, 0.0)
     result: NDArray[np.int64] = np.ceil(np.maximum(work, shortest)).astype(np.int64)
     return result

@@ -18,6 +18,7 @@ from typing import Final
 
 import numpy as np
 
+from simcore.exact import fitting
 from simcore.mesh import IntArray
 from simcore.outline import Phase
 from simcore.program import Program
@@ -55,7 +56,7 @@ def first_step(balance: Balance, born_in_step: int) -> int:
 
 def running(program: Program) -> IntArray:
     """Allocated bytes after each row."""
-    return np.cumsum(posted_bytes(program.columns))
+    return np.cumsum(fitting(posted_bytes(program.columns)))
 
 
 def balance(program: Program, num_top: int = 12) -> Balance:
@@ -83,7 +84,7 @@ class _Sums:
         self.tile = outline.columns[0]
         nets = outline.nets + program.of_tiles([len(t.rows) and t.net for t in tiles])[self.tile]
         tops = outline.tops + program.of_tiles([len(t.rows) and t.top for t in tiles])[self.tile]
-        self.after = np.cumsum(nets)
+        self.after = np.cumsum(fitting(nets))
         self.base = self.after - nets
         self.peaks = self.base + tops
 

@@ -13,6 +13,7 @@ from typing import NamedTuple
 
 import numpy as np
 
+from simcore.exact import fitting
 from simcore.mesh import IntArray
 from simcore.tape import Op, Stream
 from simcore.tile import AMOUNT, OP, SLOT, STREAM, Tile, posted_bytes
@@ -124,7 +125,7 @@ class Outline:
     @cached_property
     def running(self) -> IntArray:
         """Bytes that loose rows have added up to, after each of them."""
-        return np.cumsum(posted_bytes(self.loose))
+        return np.cumsum(fitting(posted_bytes(self.loose)))
 
     @cached_property
     def nets(self) -> IntArray:

@@ -85,6 +85,8 @@ class Spread:
             top = max(top, rest + top_of)
             rest += net_of
         np.maximum(best, base + (fixed + top), out=best)
+        if best.max() >= 2.0**62:
+            raise OverflowError("peaks pass 64 bits")
         highest: IntArray = np.rint(best).astype(np.int64)
         return highest
 

@@ -20,6 +20,7 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
+from simcore.exact import fitting
 from simcore.mesh import IntArray
 from simcore.program import Program
 from simcore.skeleton import Skeleton, skeleton_of
@@ -63,14 +64,14 @@ def tracks(program: Program, kernel_ns: IntArray, host_ns: IntArray, call_ns: Ca
     `stops`, `stops_at_messages`: [Note: the host]. `hidden`: of each distinct row (`beside.py`).
     """
     skeleton = skeleton_of(program.outline)
-    clock, at = np.cumsum(kernel_ns), program.places[skeleton.call_rows]
+    clock, at = np.cumsum(fitting(kernel_ns)), program.places[skeleton.call_rows]
     pairs = list(zip(*program.distinct[at][:, [SLOT, AMOUNT]].T.tolist(), strict=True))
     lengths = {pair: call_ns(*pair) for pair in dict.fromkeys(pairs)}
     full = np.array([lengths[pair] for pair in pairs], dtype=np.int64)
     call_lengths = tuple((full if hidden is None else (full * (1.0 - hidden[at])).astype(np.int64)).tolist())
     items = np.diff(clock[np.minimum(skeleton.item_rows, len(clock) - 1)], prepend=0)
     items += _slowed(skeleton, clock, call_lengths, [contention * (one[0] != "copy") for one in program.tables.comms])
-    advance, tail = _hosted(skeleton.item_rows, clock, np.cumsum(host_ns))
+    advance, tail = _hosted(skeleton.item_rows, clock, np.cumsum(fitting(host_ns)))
     return Track(skeleton, tuple(items.tolist()), call_lengths, clock, tuple(advance.tolist()), tuple(tail.tolist()),
                  stops, stops_at_messages)
 

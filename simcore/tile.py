@@ -12,6 +12,7 @@ from hashlib import blake2b
 
 import numpy as np
 
+from simcore.exact import fitting
 from simcore.mesh import IntArray
 from simcore.product import module_of
 from simcore.tape import RECOMPUTE_BEGIN, RECOMPUTE_END, Kernel, Op, Row, Section, Stream
@@ -69,7 +70,7 @@ class Tile:
     @cached_property
     def prefix(self) -> IntArray:
         """Bytes added after each row."""
-        return np.cumsum(posted_bytes(self.rows))
+        return np.cumsum(fitting(posted_bytes(self.rows)))
 
     @cached_property
     def net(self) -> int:

@@ -13,6 +13,7 @@ from functools import lru_cache
 import numpy as np
 from numpy.typing import NDArray
 
+from simcore.exact import countable
 from simcore.mesh import IntArray
 from simcore.outline import Outline, Phase
 from simcore.program import Program
@@ -33,8 +34,8 @@ def traffic(program: Program, routes: Routes, rank: int, steady: range, repeats:
     sizes = program.payloads()[counted.numbers]
     wires = np.rint(sizes * shares[:, 0]).astype(np.int64)  # each call rounded, halves to even
     away = np.rint(sizes * shares[:, 1]).astype(np.int64)
-    sums = (np.add.reduceat(each * counted.times, counted.starts).tolist()
-            for each in (np.ones_like(sizes), sizes, wires, away, ~_measured(ways, counted.comms, sizes)))
+    sums = (np.add.reduceat(countable(each, counted.times) * counted.times, counted.starts).tolist()
+            for each in (np.ones_like(sizes), sizes, wires, away, 1 - _measured(ways, counted.comms, sizes)))
     rows = [_row(comms[key // len(Phase)], ways[key // len(Phase)], key % len(Phase), *found)
             for key, *found in zip(counted.keys, *sums, strict=True) if ways[key // len(Phase)].leaves]
     return tuple(sorted(rows, key=lambda r: (r.collective, r.axis, r.phase, r.dtype)))

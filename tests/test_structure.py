@@ -15,13 +15,13 @@ ROOT = Path(__file__).resolve().parents[1]
 # a file that is also named by itself stands where it is named.
 ORDER = (
     "errors", "paths", "stdio", "signs",
-    "counted", "units", "scaling", "packed", "data", "yaml_parser", "document", "quantity", "nvme",
+    "exact", "counted", "units", "scaling", "packed", "data", "yaml_parser", "document", "quantity", "nvme",
     "block",
     "training", "generation", "scenario", "sweep", "starter", "loading", "device", "efficiency", "curves", "topology",
     "tensor", "models/blocks", "models/architecture", "product", "rows", "checkpoint", "tape", "halves", "recording",
     "operators/", "models/", "graph", "frozen", "flops", "mesh", "form", "schedule", "transfer", "reducer", "zero",
-    "wrapped", "libraries", "dispatch", "framework", "lora", "lora_names", "lora_bridge", "lora_automodel", "routing", "packing",
-    "job", "stages", "frameworks/", "plan", "update", "on_host", "buffers", "chunks", "fold", "schedules/", "setup",
+    "wrapped", "libraries", "dispatch", "framework", "lora", "lora_names", "lora_bridge", "lora_automodel", "routing",
+    "packing", "job", "stages", "frameworks/", "plan", "update", "on_host", "buffers", "chunks", "fold", "schedules/", "setup",
     "tile", "outline", "builder", "edges", "program", "tiles", "flow", "stage_inputs", "stage_buffers", "lower",
     "flows/",
     "ledger", "waves", "exponentials", "cost", "collective", "routes", "launch", "quantiles", "speed", "served",
