@@ -10,7 +10,7 @@ from simcore.adapters import adapted_modules, modules_without_gradient
 from simcore.band import Band, band_of, layout_class
 from simcore.clocked import Clocked
 from simcore.errors import RankscopeError
-from simcore.flows import exact_at_rest, padding_bytes
+from simcore.flows import exact_at_rest, mean_at_rest, padding_bytes
 from simcore.flows.staged import beside_tensors
 from simcore.fold import RankClass
 from simcore.framework import Buckets, Framework, UnshardFlow
@@ -172,8 +172,8 @@ def _rank(parts: Parts, rank_class: RankClass, plan: Plan, band: Band, *, series
     axes = [mesh.axis(a) for a in ("pp", "dp_replicate", "dp_shard", "cp", "tp", "ep", "expert_dp")]
     program = parts.programs.get(rank_class.representative)
     balanced = None if program is None else balance(program)
-    rest = exact_at_rest(plan) if parts.exact else plan.at_rest()
-    of_params, of_grads = padding_bytes(plan)
+    rest = (exact_at_rest if parts.exact else mean_at_rest)(plan)
+    of_params, of_grads = padding_bytes(plan, rest, exact=parts.exact)
     sent = () if program is None else traffic(program, parts.routes, plan.rank, _steady(parts), _repeats(parts))
     held = () if program is None else (*outside(parts.site(), sent), *parts.beside(plan),
                                              *paged(plan.elsewhere().get("managed", 0)))

@@ -13,7 +13,7 @@ from simcore.closeup import with_detail
 from simcore.device import Device
 from simcore.drawn import drawn
 from simcore.errors import IllegalLayout, InputError, NotYet, Problem, RankscopeError
-from simcore.flows import exact_at_rest, flow_of
+from simcore.flows import exact_at_rest, flow_of, padding_bytes
 from simcore.fold import RankClass, joined, unfolded, unfolded_one
 from simcore.fold import fold as fold_ranks
 from simcore.framework import Framework, UnshardFlow
@@ -144,12 +144,14 @@ def _place(scenario: Scenario, *, rank: int | None) -> Report:
 
 
 def _exact_parts(parts: Parts) -> Parts:
-    """Ranks that hold the same inside their flat shards are one class: what differs is alignment and its padding."""
+    """Ranks that hold the same inside their flat shards, and the same padding, are one class."""
     mesh, graph, framework = parts.job.mesh, parts.job.graph, parts.framework
     alike: dict[object, list[RankClass]] = {}
     for single in unfolded(mesh):
-        rest = exact_at_rest(place_rank(graph, mesh, framework, single.representative))
-        alike.setdefault((single.stage, tuple(sorted(rest.items(), key=lambda item: item[0]))), []).append(single)
+        plan = place_rank(graph, mesh, framework, single.representative)
+        rest = exact_at_rest(plan)
+        held = tuple(sorted(rest.items(), key=lambda item: item[0])), padding_bytes(plan, rest, exact=True)
+        alike.setdefault((single.stage, held), []).append(single)
     classes = tuple(joined(group) for group in alike.values())
     plans = tuple(place_rank(graph, mesh, framework, c.representative) for c in classes)
     return replace(parts, classes=classes, plans=plans, exact=True)

@@ -9,7 +9,8 @@ from typing import Any
 import pytest
 
 import small
-from simcore.flows.partition import LOOKED_AT, places
+from simcore.flows.partition import LOOKED_AT
+from simcore.flows.parts import places
 from simcore.flows.staged import beside_tensors, touched
 from simcore.outline import Phase
 from simcore.plan import Plan

@@ -10,6 +10,7 @@ from typing import Any
 import pytest
 
 import small
+from simcore.flows import exact_at_rest, padding_bytes
 from simcore.flows.flattened import flat_units
 from simcore.program import Program
 from simcore.tape import Op
@@ -78,3 +79,32 @@ def test_gradients_rest_in_the_parameters_dtype() -> None:
         mesh, rest = given(name)
         lives = [rule.life for rule in small.plan_of("fsdp1", mesh, **rest).framework.rules if rule.life.states]
         assert [life.grad.dtype for life in lives] == ["fp32"]
+
+
+# ---- LoRA -----------------------------------------------------------------------------------------------------
+LORA: dict[str, dict[str, Any]] = {row["name"]: row for row in json.loads(
+    (Path(__file__).parent / "truth/fsdp1/lora-torch-2.13.0.json").read_text(encoding="utf-8"))}
+
+
+@pytest.mark.parametrize("name", LORA)
+def test_a_ranks_part_of_adapted_units_is_torchs(name: str) -> None:
+    """A unit with an adapter has a whole gradient on every rank, also where no adapter lies; moments only where one is.
+    """
+    case, theirs = LORA[name]["case"], LORA[name]["rest"]
+    rank, modules = case["lora"]
+    options = {ours: case[key] for key, ours in OPTIONS.items() if key in case}
+    plan = small.plan_of(
+        "fsdp1", {"dp_shard": case["ranks"]}, rank=LORA[name]["rank"], method="lora",
+        lora={"rank": rank, "alpha": rank, "target_modules": modules},
+        options=options | ({} if case.get("wrap", True) else {"wrap": "root"}),
+        model={"config": "llama-3.2-3b", "overrides": LLAMA})
+    units, rest = flat_units(plan), exact_at_rest(plan)
+    assert [[unit.numel, unit.shard] for unit in units] == LORA[name]["units"]
+    assert [unit.shard * unit.trains for unit in units] == theirs["grads"]
+    params, grads = padding_bytes(plan, rest, exact=True)
+    held = rest.values()
+    assert sum(r.num_params for r in held) == theirs["params"]
+    assert sum(r.params_bytes for r in held) + params == 4 * sum(unit.shard for unit in units)
+    assert sum(r.grads_bytes for r in held) + grads == 4 * sum(theirs["grads"])
+    assert sum(r.num_trainable_params for r in held) == theirs["trained"]
+    assert sum(r.optimizer_bytes for r in held) == 4 * theirs["moments"]

@@ -10,7 +10,7 @@ import pytest
 import small
 from simcore.errors import IllegalLayout, InputError, NotYet, RankscopeError
 from simcore.flows import exact_at_rest
-from simcore.flows.partition import places
+from simcore.flows.parts import places
 from simcore.plan import AtRestBytes, Plan
 from simcore.program import Program
 from simcore.report import Report

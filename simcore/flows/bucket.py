@@ -16,7 +16,8 @@ from simcore.framework import Queues
 from simcore.plan import AtRestBytes, Placed, Plan
 from simcore.units import dtype_bytes
 
-__all__ = ["POOL", "Bucket", "bucket_padding", "exact_in_buckets", "rank_buckets", "shared_units", "together"]
+__all__ = ["POOL", "Bucket", "bucket_padding", "bucket_storage", "exact_in_buckets", "rank_buckets", "shared_units",
+           "together"]
 
 POOL = 2
 """Buffers that units share (core 0.16.1 param_and_grad_buffer.py, UB_BUFFER_NUM)."""
@@ -102,14 +103,19 @@ def _bucket(plan: Plan, key: _Key, entries: Sequence[_Entry]) -> Bucket:
                   lay_in_chunks(tuple(shape for _, _, shape in entries), parts))
 
 
-def bucket_padding(plan: Plan) -> tuple[int, int]:
-    """(bytes of parameters, elements of trained parameters) of the rank's parts of buckets beyond its tensors' own."""
+def bucket_storage(plan: Plan) -> tuple[int, int]:
+    """(bytes of parameters, elements of trained parameters) of the rank's parts of buckets, padding included."""
     buckets = rank_buckets(plan)
+    return sum(b.shard * dtype_bytes(b.dtype) for b in buckets), sum(b.shard for b in buckets if b.trainable)
+
+
+def bucket_padding(plan: Plan) -> tuple[int, int]:
+    """The same beyond the class mean of what tensors own."""
+    params, trained = bucket_storage(plan)
     owned = [(count, p) for kind, count in plan.kind_counts for p in plan.kinds[kind]
              if p.spec.is_owned and not p.spec.is_buffer]
-    params = sum(b.shard * dtype_bytes(b.dtype) for b in buckets) - sum(count * p.rest_bytes for count, p in owned)
-    trained = sum(b.shard for b in buckets if b.trainable) - sum(count * p.local for count, p in owned if p.trainable)
-    return params, trained
+    return (params - sum(count * p.rest_bytes for count, p in owned),
+            trained - sum(count * p.local for count, p in owned if p.trainable))
 
 
 def exact_in_buckets(plan: Plan) -> dict[str, AtRestBytes]:

@@ -16,7 +16,8 @@ from itertools import accumulate
 from simcore.builder import Builder
 from simcore.flows.grads_on_host import GradientsOnHost
 from simcore.flows.modules import backward_calls, forward_calls, readiness
-from simcore.flows.partition import REDUCE_HANDLE, trained_of
+from simcore.flows.partition import REDUCE_HANDLE
+from simcore.flows.parts import trained_of
 from simcore.flows.rest import post_rest, rest_postings, step_temporaries
 from simcore.flows.secondary import Key, Secondary
 from simcore.flows.staged import sub_groups

@@ -10,7 +10,7 @@ from simcore.plan import AtRestBytes, Placed, Plan
 from simcore.units import dtype_bytes
 from simcore.wrapped import Wrapped
 
-__all__ = ["FlatUnit", "exact_in_units", "flat_life", "flat_units", "unit_padding"]
+__all__ = ["FlatUnit", "exact_in_units", "flat_life", "flat_units", "mean_in_units", "unit_padding", "unit_storage"]
 
 ALIGN = 16
 """Bytes at whose multiples parameters begin (`_get_aligned_numel`)."""
@@ -78,6 +78,28 @@ def unit_padding(plan: Plan) -> int:
     """Elements of a rank's parts beyond the class mean of what `Plan` counts of parameters."""
     held = sum(count * sum(p.local for p in plan.kinds[kind] if p.spec.is_owned) for kind, count in plan.kind_counts)
     return sum(unit.shard for unit in flat_units(plan)) - held
+
+
+def unit_storage(plan: Plan) -> tuple[int, int]:
+    """Bytes on the device of (a rank's parts of parameters, of their gradients), alignment included.
+
+    The gradient of a flat parameter is whole: with `use_orig_params` those of the parameters are views of it, and it is
+    there on ranks too whose part holds none of them (torch 2.13 `_flat_param.py`, prepare_gradient_for_optim).
+    """
+    life, units = flat_life(plan), flat_units(plan)
+    return (sum(u.shard for u in units) * dtype_bytes(life.rest.dtype) * (life.rest.space == "device"),
+            sum(u.shard for u in units if u.trains) * dtype_bytes(life.grad.dtype) * (life.grad.space == "device"))
+
+
+def mean_in_units(plan: Plan) -> dict[str, AtRestBytes]:
+    """`Plan.at_rest` with gradients of all that is in a unit of which something is trained."""
+    totals = plan.at_rest()
+    for unit in flat_units(plan):
+        for placed in (plan.of_layer(layer)[number] for layer, number, _ in unit.places if unit.trains):
+            life, component = placed.life, placed.spec.component
+            frozen = placed.local * (not placed.trainable) * (life.grad.space == "device")
+            totals[component] = totals[component] + AtRestBytes(grads_bytes=frozen * dtype_bytes(life.grad.dtype))
+    return totals
 
 
 def exact_in_units(plan: Plan) -> dict[str, AtRestBytes]:

@@ -2,89 +2,27 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Sequence
 
 from simcore.builder import Builder
 from simcore.flows.apart import GradientsApart
 from simcore.flows.hosted import copied, updated_on_host
 from simcore.flows.modules import readiness
+from simcore.flows.parts import aligned, flat_padding, gradient_elements, places, trained_of
 from simcore.flows.rest import post_rest, rest_postings, step_temporaries
 from simcore.outline import Tables
-from simcore.plan import AtRestBytes, Plan
+from simcore.plan import Plan
 from simcore.rows import Module
 from simcore.schedule import Action
 from simcore.tape import Kernel, Param, Stream
 from simcore.units import dtype_bytes
 from simcore.zero import Zero
 
-__all__ = ["PartitionFlow", "aligned", "exact_in_parts", "flat_padding", "places", "trained_of"]
+__all__ = ["PartitionFlow"]
 
 REDUCE_HANDLE = 16
 LOOKED_AT = 11
 """Bytes an element: fp32, its absolute value and three masks while infinities are looked for (`_has_inf_or_nan`)."""
-ALIGN = 2
-"""Elements a rank: nccl_start_alignment_factor."""
-
-
-def trained_of(plan: Plan, layer: int) -> list[tuple[int, int]]:
-    """(number, elements on this rank while it is used) of the layer's trained parameters."""
-    return [(number, placed.used) for number, placed in enumerate(plan.of_layer(layer)) if placed.trainable]
-
-
-def flat_padding(plan: Plan) -> int:
-    """Elements of the flat parameters that belong to none."""
-    return aligned(plan) - _trained(plan)
-
-
-def _trained(plan: Plan) -> int:
-    return sum(count * sum(p.used for p in plan.kinds[kind] if p.trainable) for kind, count in plan.kind_counts)
-
-
-def aligned(plan: Plan) -> int:
-    """Elements of the flat parameters, so that parts are equal."""
-    flow = plan.framework.flow
-    assert isinstance(flow, Zero)
-    unit = ALIGN * plan.mesh.axis(flow.axis).size
-    return math.ceil(_trained(plan) / unit) * unit
-
-
-def places(plan: Plan) -> dict[tuple[int, int], tuple[int, int]]:
-    """(layer, number) -> first and last element of each trained parameter in the flat buffer, as one group.
-
-    In the order of registration, or dealt out to the ranks one by one (`_round_robin_reorder`).
-    """
-    flow, found, at = plan.framework.flow, {}, 0
-    assert isinstance(flow, Zero)
-    every = [(layer, number, numel) for layer in plan.layers for number, numel in trained_of(plan, layer)]
-    ranks = plan.mesh.axis(flow.axis).size if flow.round_robin else 1
-    for layer, number, numel in (one for rank in range(ranks) for one in every[rank::ranks]):
-        found[layer, number] = (at, at + numel)
-        at += numel
-    return found
-
-
-def exact_in_parts(plan: Plan) -> dict[str, AtRestBytes]:
-    """`Plan.at_rest` with states, and gradients that are cut, of what lies in this rank's own part.
-
-    Tensors lie in the order of registration, as one parameter group (`bit16_groups_flat`).
-    """
-    flow, totals, where = plan.framework.flow, dict[str, AtRestBytes](), places(plan)
-    assert isinstance(flow, Zero)
-    axis = plan.mesh.axis(flow.axis)
-    part = aligned(plan) // axis.size
-    low = axis.coordinate(plan.rank) * part
-    owned = ((layer, number, placed) for layer in plan.layers for number, placed in enumerate(plan.of_layer(layer))
-             if placed.spec.is_owned)
-    for layer, number, placed in owned:
-        start, end = where.get((layer, number), (0, 0))
-        numel, inside = end - start, max(0, min(end, low + part) - max(start, low))
-        grads = inside if placed.grad_parts > 1 else numel
-        states = sum(dtype_bytes(form.dtype) for _, form in placed.life.states if form.space == "device")
-        component, here = placed.spec.component, placed.life.grad.space == "device"
-        totals[component] = totals.get(component, AtRestBytes()) + AtRestBytes(
-            placed.rest_bytes, here * grads * dtype_bytes(placed.life.grad.dtype), inside * states, placed.local, numel)
-    return totals
 
 
 class PartitionFlow:
@@ -96,6 +34,7 @@ class PartitionFlow:
         self.size = dtype_bytes(plan.framework.compute_dtype)
         self.first = plan.layers[0]
         self.part = aligned(plan) // plan.mesh.axis(self.flow.axis).size
+        self.kept = gradient_elements(plan) * self.size
         self.apart = GradientsApart(builder, self._is_mine, behind=self.flow.num_buffers > 1)
         self.in_bucket: list[tuple[int, int]] = []
         self.places = places(plan)
@@ -202,7 +141,7 @@ class PartitionFlow:
         elif self.flow.is_apart:
             self.apart.reduced(self.in_bucket if self.flow.stage > 1 else ())
         elif not self.has_part:
-            self.out.alloc(self.first, self.slots["grads_in_partition"], self.part * self.size)
+            self.out.alloc(self.first, self.slots["grads_in_partition"], self.kept)
             self.has_part, self.parts = True, self.parts + 1
         self.filled = self.largest_in_bucket = self.touched_in_bucket = self.mine_in_bucket = 0
         self.slices.clear()
@@ -256,8 +195,8 @@ class PartitionFlow:
         if self.has_bucket:
             self.out.free(self.first, self.slots["ipg_bucket"], self._bucket_bytes())
         if self.parts > 1:
-            self.out.compute(Kernel.ELEMENTWISE, self.part, 3 * self.part * self.size)
-            self.out.free(self.first, self.slots["grads_in_partition"], self.part * self.size)
+            self.out.compute(Kernel.ELEMENTWISE, self.kept // self.size, 3 * self.kept)
+            self.out.free(self.first, self.slots["grads_in_partition"], self.kept)
             self.parts = 1
         self.has_bucket = self.has_part = False
 
@@ -281,6 +220,6 @@ class PartitionFlow:
 
     def _drop_part(self) -> None:
         """Averaged gradients go when their copy in fp32 is there."""
-        self.out.free(self.first, self.slots["grads_in_partition"], self.part * self.size * self.parts)
+        self.out.free(self.first, self.slots["grads_in_partition"], self.kept * self.parts)
         self.apart.drop_kept()
         self.parts = 0

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Iterator, Sequence
 
-from simcore.flows.partition import aligned, places, trained_of
+from simcore.flows.parts import aligned, touching, trained_of
 from simcore.nvme import aligned as aligned_to_drives
 from simcore.nvme import is_swapped
 from simcore.plan import Placed, Plan
@@ -109,7 +109,4 @@ def _largest(plan: Plan) -> int:
 
 def touched(plan: Plan, flow: Zero) -> list[int]:
     """Elements of every parameter of which some lies in this rank's part, whole."""
-    axis = plan.mesh.axis(flow.axis)
-    part = aligned(plan) // axis.size
-    low = axis.coordinate(plan.rank) * part
-    return [end - start for start, end in places(plan).values() if start < low + part and end > low]
+    return touching(plan, plan.mesh.axis(flow.axis).coordinate(plan.rank))

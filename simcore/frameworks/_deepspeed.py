@@ -317,7 +317,7 @@ def _rules(stage: int, stored: str, threshold: int, kept: tuple[str, ...], space
     part: Layout = ((AXIS, Flat("tensor" if stage == 3 else "group")),)
     states = tuple((name, Form(part, "fp32", away)) for name in ("master_param", *kept))
     rest = Form(part, stored, spaces[1]) if stage == 3 else whole
-    grad = whole if stage == 1 else Form(part, stored)
+    grad = Form(part, stored)
     if states_away:
         grad = Form(part, stored if stage == 3 else "fp32", "host")
         states += (("grad_copy", Form(part, "fp32", "host")),) * (stage == 3 and away == "host")

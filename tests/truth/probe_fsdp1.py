@@ -4,7 +4,9 @@ Reads one case per line (JSON) from standard input. The process group is torch's
 are noted with the bytes of their largest tensor. `units`: elements of every flat parameter, without the padding of
 parts, and of a rank's part, root first; `step`: of the second step, in order, what is gathered, reduced and summed, and
 when a unit's whole parameters come (`+`) and go (`-`), with the number of the unit; `grads`: dtypes of the gradients
-that rest. `refused`: the message, where torch does not make it.
+that rest. `refused`: the message, where torch does not make it. With `lora` (rank, modules) PEFT adapts the model
+first; then `rest`: after the second backward, elements of the gradient of every flat parameter (0: none), on this rank
+elements of parameters and of those trained, and after the step elements of moments.
 """
 
 from __future__ import annotations
@@ -25,6 +27,10 @@ def _model(case: dict[str, Any]) -> Any:
     from transformers import AutoConfig, AutoModelForCausalLM
     config = AutoConfig.for_model("llama", **LLAMA | case.get("model", {}))
     model = AutoModelForCausalLM.from_config(config, dtype=torch.float32, attn_implementation="sdpa").train()
+    if "lora" in case:
+        from peft import LoraConfig, get_peft_model
+        rank, modules = case["lora"]
+        model = get_peft_model(model, LoraConfig(r=rank, lora_alpha=rank, target_modules=modules))
     if case.get("checkpoint"):
         model.gradient_checkpointing_enable(gradient_checkpointing_kwargs={"use_reentrant": False})
     return model
@@ -92,7 +98,7 @@ def measure(case: dict[str, Any]) -> dict[str, Any]:
     numbers: dict[int, int] = {}
     _note(events, numbers)
     model = _wrapped(case, _model(case), mesh)
-    optimizer = torch.optim.AdamW(model.parameters())
+    optimizer = torch.optim.AdamW([p for p in model.parameters() if p.requires_grad])
     for _ in range(2):
         events.clear()
         for number in range(case.get("microbatches", 1)):
@@ -105,12 +111,24 @@ def measure(case: dict[str, Any]) -> dict[str, Any]:
                 model(input_ids=tokens, labels=tokens, use_cache=False).loss.backward()
             if not numbers:
                 numbers |= _numbers(model)
+        rest = _resting(model) if "lora" in case else {}
         optimizer.step()
         grads = {str(p.grad.dtype) for p in model.parameters() if p.grad is not None}
         optimizer.zero_grad()
     handles = model._all_handles
     units = [[h.flat_param._unpadded_unsharded_size.numel(), h.flat_param._local_shard.numel()] for h in handles]
+    if rest:
+        states = [x for state in optimizer.state.values() for x in state.values() if torch.is_tensor(x)]
+        rest["moments"] = sum(x.numel() for x in states if x.dim())
+        return placement_head(case) | {"units": units, "rest": rest}
     return placement_head(case) | {"units": units, "grads": sorted(grads), "step": list(events)}
+
+
+def _resting(model: Any) -> dict[str, Any]:
+    """Of a rank's own parts, before the step."""
+    grads = [0 if h.flat_param.grad is None else h.flat_param.grad.numel() for h in model._all_handles]
+    return {"grads": grads, "params": sum(p.numel() for p in model.parameters()),
+            "trained": sum(p.numel() for p in model.parameters() if p.requires_grad)}
 
 
 def _numbers(model: Any) -> dict[int, int]:

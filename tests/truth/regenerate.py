@@ -50,6 +50,7 @@ TARGETS = (
     Target("placement/megatron-core-0.16.1_bridge-0.3.1.json", "megatron"),
     Target("fsdp2/torch-2.13.0.json", "fsdp2"),
     Target("fsdp1/torch-2.13.0.json", "fsdp1"),
+    Target("fsdp1/lora-torch-2.13.0.json", "fsdp1"),
     Target("deepspeed/estimates-0.19.6.json", "zero_estimates"),
     Target("placement/megatron-main-2026-08-22.json", "megatron", main_snapshot=True),
 )

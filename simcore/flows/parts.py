@@ -1,0 +1,104 @@
+"""Parts of the flat group of trained parameters under ZeRO-1 and 2: [Note: ZeRO-1 and ZeRO-2] in `simcore.zero`."""
+
+from __future__ import annotations
+
+import math
+
+import numpy as np
+
+from simcore.plan import AtRestBytes, Plan
+from simcore.units import dtype_bytes
+from simcore.zero import Zero
+
+__all__ = ["aligned", "exact_in_parts", "flat_padding", "gradient_elements", "places", "touching", "trained_of"]
+
+ALIGN = 2
+"""Elements a rank: nccl_start_alignment_factor."""
+
+
+def trained_of(plan: Plan, layer: int) -> list[tuple[int, int]]:
+    """(number, elements on this rank while it is used) of the layer's trained parameters."""
+    return [(number, placed.used) for number, placed in enumerate(plan.of_layer(layer)) if placed.trainable]
+
+
+def flat_padding(plan: Plan) -> int:
+    """Elements of the flat parameters that belong to none."""
+    return aligned(plan) - _trained(plan)
+
+
+def _trained(plan: Plan) -> int:
+    return sum(count * sum(p.used for p in plan.kinds[kind] if p.trainable) for kind, count in plan.kind_counts)
+
+
+def aligned(plan: Plan) -> int:
+    """Elements of the flat parameters, so that parts are equal."""
+    flow = plan.framework.flow
+    assert isinstance(flow, Zero)
+    unit = ALIGN * plan.mesh.axis(flow.axis).size
+    return math.ceil(_trained(plan) / unit) * unit
+
+
+def places(plan: Plan) -> dict[tuple[int, int], tuple[int, int]]:
+    """(layer, number) -> first and last element of each trained parameter in the flat buffer, as one group.
+
+    In the order of registration, or dealt out to the ranks one by one (`_round_robin_reorder`).
+    """
+    flow, found, at = plan.framework.flow, {}, 0
+    assert isinstance(flow, Zero)
+    every = [(layer, number, numel) for layer in plan.layers for number, numel in trained_of(plan, layer)]
+    ranks = plan.mesh.axis(flow.axis).size if flow.round_robin else 1
+    for layer, number, numel in (one for rank in range(ranks) for one in every[rank::ranks]):
+        found[layer, number] = (at, at + numel)
+        at += numel
+    return found
+
+
+def touching(plan: Plan, coordinate: int) -> list[int]:
+    """Elements of every parameter of which some lies in the part of the rank at `coordinate`, whole."""
+    flow = plan.framework.flow
+    assert isinstance(flow, Zero)
+    part = aligned(plan) // plan.mesh.axis(flow.axis).size
+    low = coordinate * part
+    return [end - start for start, end in places(plan).values() if start < low + part and end > low]
+
+
+def gradient_elements(plan: Plan, *, exact: bool = False) -> int:
+    """How long the rank's own averaged gradients are: all of every parameter that touches its part.
+
+    DeepSpeed 0.19.6 `stage_1_and_2.py`:1680, copy_grads_in_partition: the sum of `param_in_partition.numel()`. Without
+    `exact` as on the rank with the most; one that no parameter touches has zeros of a part (get_flat_partition).
+    """
+    flow = plan.framework.flow
+    assert isinstance(flow, Zero)
+    axis, part = plan.mesh.axis(flow.axis), aligned(plan) // plan.mesh.axis(flow.axis).size
+    if exact:
+        return sum(touching(plan, axis.coordinate(plan.rank))) or part
+    ends = np.array(sorted(places(plan).values()), dtype=np.int64).reshape(-1, 2)
+    lows = np.arange(axis.size, dtype=np.int64) * part
+    first = np.searchsorted(ends[:, 1], lows, side="right")
+    behind = np.searchsorted(ends[:, 0], lows + part, side="left")
+    summed = np.concatenate([[0], np.cumsum(ends[:, 1] - ends[:, 0])])
+    return int(np.maximum(summed[behind] - summed[first], part * (behind == first)).max(initial=0))
+
+
+def exact_in_parts(plan: Plan) -> dict[str, AtRestBytes]:
+    """`Plan.at_rest` with states and gradients of what lies in this rank's own part.
+
+    Tensors lie in the order of registration, as one parameter group (`bit16_groups_flat`).
+    """
+    flow, totals, where = plan.framework.flow, dict[str, AtRestBytes](), places(plan)
+    assert isinstance(flow, Zero)
+    axis = plan.mesh.axis(flow.axis)
+    part = aligned(plan) // axis.size
+    low = axis.coordinate(plan.rank) * part
+    owned = ((layer, number, placed) for layer in plan.layers for number, placed in enumerate(plan.of_layer(layer))
+             if placed.spec.is_owned)
+    for layer, number, placed in owned:
+        start, end = where.get((layer, number), (0, 0))
+        numel, inside = end - start, max(0, min(end, low + part) - max(start, low))
+        states = sum(dtype_bytes(form.dtype) for _, form in placed.life.states if form.space == "device")
+        component, here = placed.spec.component, placed.life.grad.space == "device"
+        grads = here * inside * dtype_bytes(placed.life.grad.dtype)
+        totals[component] = totals.get(component, AtRestBytes()) + AtRestBytes(
+            placed.rest_bytes, grads, inside * states, placed.local, numel)
+    return totals
