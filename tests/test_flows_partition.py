@@ -8,6 +8,7 @@ import numpy as np
 import pytest
 
 import small
+from simcore.flows.parts import aligned, gradient_elements, touching
 from simcore.outline import Phase
 from simcore.program import Program
 from simcore.simulate import simulate
@@ -33,6 +34,24 @@ def part_bytes() -> int:
     return -(-count() // (2 * RANKS)) * 2 * 2
 
 
+def kept_bytes() -> int:
+    """Averaged gradients of the rank with the most: all of every parameter that touches its part."""
+    return max(2 * sum(touching(small.plan_of("zero2", {"dp_shard": RANKS}, model=MODEL), at)) for at in range(RANKS))
+
+
+def test_averaged_gradients_are_those_of_whole_parameters() -> None:
+    """One that lies in two parts is whole on both ranks, and one that no part touches is zeros of a part."""
+    plans = [small.plan_of("zero2", {"dp_shard": RANKS}, rank=rank, model=MODEL) for rank in range(RANKS)]
+    exact = [gradient_elements(plan, exact=True) for plan in plans]
+    assert exact == [sum(touching(plan, rank)) for rank, plan in enumerate(plans)]
+    assert {gradient_elements(plan) for plan in plans} == {max(exact)} == {kept_bytes() // 2}
+    assert min(exact) >= part_bytes() // 2
+    assert sum(exact) > count()
+    few = {"config": MODEL["config"], "overrides": MODEL["overrides"] | {"num_hidden_layers": 1}}
+    many = [small.plan_of("zero2", {"dp_shard": 512}, rank=rank, model=few) for rank in (0, 511)]
+    assert min(gradient_elements(plan) for plan in many) >= 4000 * 256 > 100 * aligned(many[0]) // 512
+
+
 @pytest.mark.parametrize("stage", ["zero1", "zero2"])
 def test_no_bucket_is_larger_than_asked_unless_it_is_one_tensor(stage: str) -> None:
     sizes = [size for *_, size in small.calls(made(stage), "all_reduce")]
@@ -56,7 +75,7 @@ def test_overlap_needs_a_second_bucket() -> None:
 
 def test_a_further_microbatch_has_a_part_of_its_own() -> None:
     found = [size for *_, size in small.postings(made("zero2", microbatches=3), "grads_in_partition")]
-    size = part_bytes()
+    size = kept_bytes()
     assert found == [size, size, -size, size, -size, -size]
 
 
@@ -65,7 +84,7 @@ def test_zero1_keeps_whole_gradients_until_the_last_microbatch_is_over() -> None
     assert whole.count(2 * 4000 * 256) == 4  # embedding and head, in each of two microbatches
     assert sum(whole) == 0
     assert [size for name in ("grads_in_partition",) for *_, size in small.postings(
-        made("zero1", microbatches=2), name)] == [part_bytes(), -part_bytes()]
+        made("zero1", microbatches=2), name)] == [kept_bytes(), -kept_bytes()]
 
 
 def test_zero2_drops_gradients_where_they_were_made() -> None:
@@ -77,10 +96,10 @@ def test_the_step_copies_the_part_twice_and_drops_the_first() -> None:
     program, elements = made("zero2"), part_bytes() // 2
     rows = program.columns[program.phase == Phase.OPTIMIZER]
     names = {number: name for (name, _), number in program.tables.slots.items()}
-    found = [(names[slot], size // elements) for op, _, slot, size, *_ in rows.tolist()
+    found = [(names[slot], size) for op, _, slot, size, *_ in rows.tolist()
              if op in (Op.ALLOC, Op.FREE) and names[slot] != "grad_norm"]
-    assert found == [("flat_grad", 2), ("fp32_grad", 4), ("flat_grad", -2), ("grads_in_partition", -2),
-                     ("fp32_grad", -4)]
+    assert found == [("flat_grad", 2 * elements), ("fp32_grad", 4 * elements), ("flat_grad", -2 * elements),
+                     ("grads_in_partition", -kept_bytes()), ("fp32_grad", -4 * elements)]
 
 
 def test_foreach_has_a_root_of_the_second_moments() -> None:
