@@ -12,6 +12,7 @@ import signal
 import subprocess
 import sys
 import time
+from collections.abc import Iterator
 from functools import partial
 from pathlib import Path
 
@@ -150,6 +151,15 @@ def test_a_page_costs_no_figures(folder: Path) -> None:
     assert "taken: cannot be written" in done.stderr
 
 
+@pytest.fixture
+def _listening() -> Iterator[None]:
+    """A shell that starts tests in the background lets them ignore Ctrl-C, and their children with them."""
+    before = signal.signal(signal.SIGINT, signal.default_int_handler)
+    yield
+    signal.signal(signal.SIGINT, before)
+
+
+@pytest.mark.usefixtures("_listening")
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
 @pytest.mark.parametrize("jobs", ["1", "2"])
 def test_an_ended_batch_keeps_what_it_has(folder: Path, number: signal.Signals, jobs: str) -> None:
@@ -157,7 +167,7 @@ def test_an_ended_batch_keeps_what_it_has(folder: Path, number: signal.Signals, 
     (folder / "more.yaml").write_text(FITS + f"sweep: {{training.seq_len: {lengths}}}\n")
     part = folder / "out" / "results.jsonl.part"
     command = [sys.executable, "-m", "simcore", "run", "more.yaml", "-j", jobs, "-o", "out", "--json"]
-    with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, preexec_fn=_listen,
+    with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True,
                           env={**os.environ, "PYTHONPATH": str(ROOT)}) as process:
         deadline = time.monotonic() + 120
         while not (part.exists() and part.stat().st_size) and time.monotonic() < deadline:
@@ -168,11 +178,6 @@ def test_an_ended_batch_keeps_what_it_has(folder: Path, number: signal.Signals, 
     assert "results kept; out/results.jsonl has them, and the same run goes on from there" in told
     lines = (folder / "out" / "results.jsonl").read_text().splitlines()
     assert [json.loads(line) for line in lines] == json.loads(out)
-
-
-def _listen() -> None:
-    """A shell that starts tests in the background lets them ignore Ctrl-C."""
-    signal.signal(signal.SIGINT, signal.SIG_DFL)
 
 
 def test_append_and_overwrite_are_of_a_folder(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
