@@ -2,8 +2,8 @@
 
 A pattern is held against the name of each parameter, as the framework has it (`model.layers.3.mlp.up_proj.weight`), and
 against the names of the modules that hold it (`model.layers.3`, `model.layers.3.mlp`); `*` stands for anything, dots
-too. Where one weight has two names, it has the first: a tied head is the embedding's (torch 2.13 `nn/modules/module.py`,
-named_parameters: remove_duplicate).
+too. Where one weight has two names, it has the first: a tied head is the embedding's (torch 2.13
+`nn/modules/module.py`, named_parameters: remove_duplicate).
 """
 
 from __future__ import annotations

@@ -2,9 +2,13 @@
 
 from __future__ import annotations
 
+import numpy as np
 import pytest
 
 import small
+from simcore.outline import Phase
+from simcore.simulate import place
+from simcore.tape import Op
 
 LAYER = 2 * 256 * 256 + 2 * 128 * 256 + 3 * 256 * 688 + 2 * 256
 ROOT = 2 * 1000 * 256 + 256
@@ -51,6 +55,41 @@ def test_one_reduce_scatter_input_gives_way_to_the_next() -> None:
 def test_frozen_units_reduce_nothing() -> None:
     program = small.program_of("fsdp2", {"dp_shard": 2}, model="llama-tiny", method="lora", lora={"rank": 4})
     assert len(small.calls(program, "reduce_scatter")) == 4
+
+
+def test_padding_of_gradients_is_that_of_adapters_alone() -> None:
+    """Over 3 ranks rank 2 has two rows less of 256 and 688, one less of 128, and of 4 rows none of two."""
+    report = place(small.scenario("fsdp2", {"dp_shard": 3}, model="llama-tiny", method="lora",
+                                  lora={"rank": 4, "target_modules": ["q_proj"]}), rank=2)
+    (rank,) = report.ranks
+    assert rank.grads_padding_bytes == 4 * 4 * (2 * 256 + 2 * 4)
+    assert rank.padding_bytes > 8 * rank.grads_padding_bytes
+
+
+@pytest.mark.parametrize(("shards", "last"), [(1, 0), (2, 2 * 1000 * 256)])
+def test_only_more_than_one_shard_holds_a_last_gradient_while_it_is_reduced(shards: int, last: int) -> None:
+    """The head's, in bf16, is there when the root's reduced gradients are made (torch 2.13: a loop's own variable)."""
+    program = small.program_of("fsdp2", {"dp_shard": shards}, model="llama-tiny", precision={"grad_reduce": "bf16"})
+    owners = program.outline.owners
+    held, seen = 0, []
+    for op, layer, slot, amount, *_ in program.columns.tolist():
+        if op <= Op.FREE and owners[slot][1] == "unsharded_grad":
+            held += amount
+        if op == Op.ALLOC and layer == 0 and owners[slot][0] == "reduce_scatter_output":
+            seen.append(held)
+    assert seen == [last]
+
+
+@pytest.mark.parametrize(("finish", "waiting"), [("every", 0), ("last", 2 * ROOT)])
+def test_the_last_backward_alone_waits_for_what_is_reduced(finish: str, waiting: int) -> None:
+    """torch 2.13 `_fsdp_state.py`, _root_post_backward_final_callback: the root's input is kept for a microbatch."""
+    program = small.program_of("fsdp2", {"dp_shard": 2}, model="llama-tiny", microbatches=2,
+                               options={"sync_gradients": "every", "set_is_last_backward": finish})
+    begins = np.flatnonzero((program.microbatch == 1) & (program.phase == Phase.FORWARD))[0]
+    names = [name for name, _ in program.outline.owners]
+    rows = program.columns[:begins]
+    held = rows[(rows[:, 0] <= Op.FREE) & (rows[:, 2] == names.index("reduce_scatter_input"))]
+    assert held[:, 3].sum() == waiting
 
 
 HOST = {"params": "host", "gradients": "host", "optimizer": "host"}

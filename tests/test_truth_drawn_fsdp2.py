@@ -1,6 +1,6 @@
 """Layouts drawn at random (`tests/truth/draw_fsdp2.py`) against PyTorch's own `fully_shard`, to the byte.
 
-`python -m tests.test_truth_drawn_fsdp2 [FILE]` prints what is exact and what is not, a line a case.
+`python tests/test_truth_drawn_fsdp2.py` prints what is exact and what is not, a line a case.
 """
 
 from __future__ import annotations
@@ -8,13 +8,9 @@ from __future__ import annotations
 import sys
 from collections import Counter
 from collections.abc import Iterator
-from pathlib import Path
 from typing import Any
 
 import pytest
-
-sys.path.insert(0, str(Path(__file__).parent))
-
 
 import truth_cases
 from simcore.assemble import report
@@ -138,8 +134,4 @@ def test_a_drawn_layout_is_torchs_to_the_byte(row: Row) -> None:
 
 
 if __name__ == "__main__":
-    import json
-
-    file = Path(sys.argv[1]) if len(sys.argv) > 1 else truth_cases.TRUTH / FILE
-    text = file.read_text(encoding="utf-8")
-    print(*_told(json.loads(text)), sep="\n")
+    sys.stdout.writelines(f"{line}\n" for line in _told(rows()))

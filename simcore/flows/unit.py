@@ -115,8 +115,8 @@ def _unit_bytes(plan: Plan, unit: Unit) -> UnitBytes:
     uses_cast = bool(away) or any(p.life.rest.num_bytes(p.padded) != _gathered(unit, p, p.padded) for p in placed)
     return UnitBytes(params, world, shard if uses_cast else 0, shard * world, sum(p.used for p in params),
                      sum(p.kept_shard for p in params), sum(p.extra_copy for p in params),
-                     _staged(unit, placed) if away else _alone(plan, unit) if world == 1 else 0, sum(p.life.rest.num_bytes(p.padded) for p in away),
-                     away[0].life.rest.dtype if away else "")
+                     _staged(unit, placed) if away else _alone(plan, unit) if world == 1 else 0,
+                     sum(p.life.rest.num_bytes(p.padded) for p in away), away[0].life.rest.dtype if away else "")
 
 
 def _staged(unit: Unit, placed: list[Placed]) -> int:

@@ -170,14 +170,14 @@ def all_or_no_checkpoint(job: Job) -> str:
 
 
 def check_optimizer_in_backward(job: Job) -> None:
-    """`optimizer_in_bwd`, in torchtune's word: one microbatch a step, Adam on the device, all parameters."""
+    """`optimizer_in_bwd`, in torchtune's word: one microbatch a step, Adam on the device, no packed base."""
     at, training = "framework_options.optimizer_in_bwd", job.scenario.training
     if job.scenario.num_microbatches > 1:
         raise job.illegal(at, "Gradient accumulation is not supported with optimizer in bwd", f"{_TUNE}:157")
     if training.method == "qlora" or training.optimizer.name not in ("adam", "adamw") or training.offload.part(
             "optimizer")[1]:
-        raise job.not_yet(at, "an optimizer inside backward of adapters, of another name than adam or adamw, or with "
-                          "states on the host")
+        raise job.not_yet(at, "an optimizer inside backward of qlora's adapters, of another name than adam or adamw, "
+                          "or with states on the host")
 
 
 def refuse_virtual_stages(job: Job) -> None:
