@@ -279,8 +279,12 @@ class _Walk:
     def _pass(self, layer: int, pieces: Sequence[tuple[Tile, int, bool]]) -> None:
         for tile, mark, replay in pieces:
             self.out.tile(tile, layer)
+            if mark and replay:  # what hooks gather inside a replay is the replay's
+                self.out.at(Phase.RECOMPUTE)
             if mark:
                 self.flow.experts(layer, mark, self._expert_grads(layer), replay=replay)
+            if mark and replay:
+                self.out.at(Phase.BACKWARD)
 
     def _expert_grads(self, layer: int) -> list[tuple[Param, int, int]]:
         return [g for g in self.tiles[layer].grads if ".experts." in f".{g[0].name}"]

@@ -248,8 +248,12 @@ CHOSEN: tuple[Case, ...] = (
      "lora": {"r": 8, "targets": ["up_proj", "down_proj"], "dtype": "float32"}, "world": 4},
     {"name": "chosen-hybrid-lora-attention", "model": {"preset": "nemotron3-tiny", "overrides": HYBRID}, "seq": 72,
      "lora": {"r": 8, "targets": ["q_proj", "v_proj"], "dtype": "float32"}, "world": 5, "rank": 4, "ac": "layer"},
+    *({"name": f"chosen-experts-ahead-{n}-{ac}", "model": {"preset": "nemotron3-tiny", "overrides": HYBRID}, "seq": 64,
+       "world": 4, "rank": 1, "ep": 2, "ep_mode": "dtensor", "prefetch": n, "ac": ac}
+      for n, ac in ((1, "layer"), (2, "layer"), (1, "hf"), (1, "none"))),
 )
-"""Layouts that the draws seldom hit: adapters that begin above the first layer, or beside its rotary tables."""
+"""Layouts that the draws seldom hit: adapters that begin above the first layer, or beside its rotary tables; experts
+as units of their own beside layers that are gathered ahead."""
 
 
 def main() -> None:
