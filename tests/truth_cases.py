@@ -27,34 +27,57 @@ def scenario(data: dict[str, Any]) -> Scenario:
 
 def automodel(case: dict[str, Any], name: str = "truth") -> Scenario:
     """A case of the Automodel probe."""
-    training: dict[str, Any] = {"seq_len": 2048}
+    training: dict[str, Any] = {"seq_len": 512 if "preset" in case else 2048}
     if case.get("dtype"):
         training["precision"] = {"params": DTYPES[case["dtype"]]}
     _add_lora(case, training)
-    return scenario(_base(case, name, "automodel", training) | {"topology": "dgx-h100"})
+    options = {"reshard_after_forward": case["reshard_after_forward"]} if "reshard_after_forward" in case else {}
+    data = _base(case, name, "automodel", training) | {"framework_options": options}
+    return scenario(data | ({"implementation": "hf"} if case.get("force_hf") else {}))
 
 
 def megatron(case: dict[str, Any], name: str = "truth", version: str = "auto") -> Scenario:
     """A case of the Megatron probe."""
-    training: dict[str, Any] = {"seq_len": 4096}
+    training: dict[str, Any] = {"seq_len": 512 if "preset" in case else 4096}
     if "sp" in case:
         training["sequence_parallel"] = case["sp"]
-    if case.get("grad_fp32") is False:
-        training["precision"] = {"grad_reduce": "bf16"}
+    _add_formats(case, training)
     _add_lora(case, training)
+    if case.get("vpp"):
+        training["pipeline"] = {"virtual_stages": case["vpp"]}
+    if case.get("vpp") or case.get("layout"):
+        replicas = case["world"] // (case["pp"] * case.get("tp", 1) * case.get("cp", 1))
+        training["global_batch_size"] = 2 * case["pp"] * replicas
     data = _base(case, name, "megatron", training)
     if "kv_groups" in case:
         data["model"] = {"config": data["model"], "overrides": {"num_key_value_heads": case["kv_groups"]}}
-    options = {f"num_layers_in_{k}_pipeline_stage": case[k] for k in ("first", "last") if case.get(k)}
+    options: dict[str, Any] = {f"num_layers_in_{k}_pipeline_stage": case[k] for k in ("first", "last") if case.get(k)}
+    options |= {f"account_for_{k}_in_pipeline_split": True for k in ("embedding", "loss") if case.get(f"account_{k}")}
+    named = {"distributed": "use_distributed_optimizer", "grouped": "moe_grouped_gemm",
+             "layout": "pipeline_model_parallel_layout"}
+    options |= {option: case[key] for key, option in named.items() if key in case}
     return scenario(data | {"framework_options": options, "framework_version": version})
+
+
+def _add_formats(case: dict[str, Any], training: dict[str, Any]) -> None:
+    """16 bits of one kind or the other, and gradients in them or in fp32."""
+    narrow = "fp16" if case.get("dtype") == "float16" else "bf16"
+    precision = {"compute": narrow} if narrow == "fp16" else {}
+    if case.get("grad_fp32") is False:
+        precision["grad_reduce"] = narrow
+    if precision:
+        training["precision"] = precision
 
 
 def _base(case: dict[str, Any], name: str, framework: str, training: dict[str, Any]) -> dict[str, Any]:
     degrees = {k: case[k] for k in ("pp", "dp_replicate", "cp", "tp", "ep", "etp") if case.get(k)}
     others = degrees.get("pp", 1) * degrees.get("dp_replicate", 1) * degrees.get("cp", 1) * degrees.get("tp", 1)
     degrees["dp_shard"] = max(1, case["world"] // others)
-    return {"name": name, "model": "nemotron-3-nano-30b-a3b", "framework": framework, "topology": "dgx-h100",
-            "mesh": degrees, "training": training}
+    model: Any = case.get("preset", "nemotron-3-nano-30b-a3b")
+    if case.get("fields"):
+        model = {"config": model, "overrides": case["fields"]}
+    return {"name": name, "model": model, "framework": framework, "topology": "dgx-h100", "mesh": degrees,
+            "training": training}
 
 
 def _add_lora(case: dict[str, Any], training: dict[str, Any]) -> None:

@@ -211,3 +211,10 @@ def megatron_row(raw: Row) -> Row:
         ddp={name: {k: b[k] for k in keep} for name, b in ddp.items()},
     )
     return row
+
+
+def drawn_row(raw: Row) -> Row:
+    """All that was measured."""
+    case = raw["case"]
+    found = {k: v for k, v in raw.items() if k not in ("case", "error")}
+    return {**placement_head(case), **found, **({"error": error_text(raw["error"])} if "error" in raw else {})}

@@ -1,0 +1,63 @@
+"""What the drawings of layouts share: weighted choices, sizes of small models, and the command line."""
+
+from __future__ import annotations
+
+import argparse
+import json
+import random
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+Case = dict[str, Any]
+
+
+def chosen(rng: random.Random, *weighted: tuple[Any, float]) -> Any:
+    """One of the values, each as often as its weight says."""
+    return rng.choices([value for value, _ in weighted], [weight for _, weight in weighted])[0]
+
+
+def maybe(rng: random.Random, case: Case, share: float, **given: Any) -> None:
+    """Adds `given` to the case, in a share of all draws."""
+    if rng.random() < share:
+        case.update(given)
+
+
+def heads(rng: random.Random) -> dict[str, int]:
+    """Attention heads, heads of keys and values, and their width."""
+    count = chosen(rng, (4, 3), (8, 5), (12, 1))
+    return {"num_attention_heads": count, "num_key_value_heads": count // rng.choice((1, 1, 2, 2, 4)),
+            "head_dim": rng.choice((16, 32))}
+
+
+def pattern(rng: random.Random) -> str:
+    """Layers of a hybrid: one of each kind, then others."""
+    letters = list("ME*-" if rng.random() < 0.5 else "ME*")
+    letters += rng.choices(letters, k=rng.choice((0, 1, 2, 3)))
+    rng.shuffle(letters)
+    return "".join(letters)
+
+
+def main(drawn: Callable[[int, int], list[Case]], probe: str, stored: Path, seed: int, count: int) -> None:
+    """Prints the cases, one a line, or measures them."""
+    asked = argparse.ArgumentParser()
+    asked.add_argument("--seed", type=int, default=seed)
+    asked.add_argument("--count", type=int, default=count)
+    asked.add_argument("--measure", action="store_true", help="measure the cases and write the file")
+    given = asked.parse_args()
+    cases = drawn(given.seed, given.count)
+    if not given.measure:
+        print("\n".join(json.dumps(case) for case in cases))
+        return
+    from oracle.rows import read_rows, write_rows
+    from regenerate import key, measure
+
+    rows = {key(row): row for row in read_rows(stored)}
+    order = [key(case) for case in cases]
+
+    def on_row(row: Case) -> None:
+        rows[key(row)] = row
+        print(row["name"], row.get("error", "measured"), flush=True)
+        write_rows(stored, [rows[k] for k in order if k in rows])
+
+    measure(probe, cases, on_row)

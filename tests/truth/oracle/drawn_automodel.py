@@ -1,0 +1,136 @@
+"""One rank of a drawn NeMo Automodel layout, of any family that Automodel runs by its own code or by transformers'.
+
+Built by Automodel's own `_init_model`, then in the loader's order: mesh, capability check, LoRA, storage dtype of
+frozen weights, parallelizer (or `AutoPipeline`). Gradients and Adam's states are made on the meta device and read back.
+Over a pipeline all stages are built: what one of them raises, the job raises.
+
+Case keys beside those of `automodel.py`: fields, preset (`drawn.py`), force_hf.
+"""
+
+from __future__ import annotations
+
+import collections
+import os
+from functools import partial
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from nemo_automodel._transformers import infrastructure, model_init
+from nemo_automodel._transformers.auto_model import NeMoAutoModelForCausalLM
+from nemo_automodel.components.distributed.config import FSDP2Config
+from nemo_automodel.components.distributed.model_parallelizer import parallelize_model
+from nemo_automodel.components.distributed.pipelining.config import PipelineConfig
+from nemo_automodel.components.models.common import BackendConfig
+from nemo_automodel.components.models.common.utils import prepare_frozen_parameters_for_sharding
+from nemo_automodel.components.optim.optimizer import _trainable_params_or_groups
+from torch.testing._internal.distributed.fake_pg import FakeStore
+
+from . import automodel as nano
+from .drawn import Case, all_stages, component, configuration
+
+WORDS = (("shared_expert", "shared_experts"), ("experts", "routed_experts"), (".gate.", "router"),
+         ("lm_head", "lm_head"), ("embed", "embedding"),
+         *((f"mixer.{part}_proj", "attention") for part in "qkvo"), ("mixer.up_proj", "mlp"),
+         ("mixer.down_proj", "mlp"), ("mixer.", "mamba"), ("norm", "norms"), ("attn", "attention"), ("mlp", "mlp"))
+
+
+def part_of(name: str) -> str:
+    if "lora_" in name:
+        return "expert_adapters" if ".experts.lora_" in name else "adapters"
+    return component(name, WORDS)
+
+
+def built(case: Case) -> torch.nn.Module:
+    """The model as a checkpoint of the case's dtype is loaded: all of it, except strict-fp32 names."""
+    dtype = getattr(torch, case.get("dtype", "bfloat16"))
+    cfg = configuration(case)
+    cfg.torch_dtype = dtype
+    attention = "te" if case.get("cp", 1) > 1 and cfg.model_type != "nemotron_h" else "sdpa"
+    backend = BackendConfig(attn="sdpa", linear="torch", rms_norm="torch_fp32", experts="torch_mm", dispatcher="torch",
+                            enable_hf_state_dict_adapter=False)
+    torch.cuda.current_device = lambda: 0  # Qwen3-MoE names the device of its tables
+    custom = {} if case.get("force_hf") or model_init.get_is_hf_model(cfg, False) else {"backend": backend}
+    with torch.device("meta"):
+        _, model = model_init._init_model(NeMoAutoModelForCausalLM, cfg, "sdpa", dtype, None,
+                                          case.get("force_hf", False), **custom)
+    if attention == "te" and custom:
+        model.backend.attn = "te"  # what is installed with GPUs; no parameter depends on it
+    strict = getattr(model, "_keep_in_fp32_modules_strict", None) or ()
+    for name, p in model.named_parameters():
+        p.data = p.data.to(torch.float32 if any(k in name for k in strict) else dtype)
+    return model
+
+
+def adapted(model: torch.nn.Module, case: Case) -> None:
+    if not case.get("lora"):
+        return
+    given = {k: case[k] for k in ("target_modules", "exclude_modules") if k in case}
+    nano.apply_lora(model, {**case, **given})
+
+
+def states_of(parts: list[torch.nn.Module]) -> dict[str, int]:
+    """Bytes of gradients and of what one step of Adam makes."""
+    trained = [p for part in parts for p in _trainable_params_or_groups(part, [])]
+    for p in trained:
+        p.grad = torch.zeros_like(p)
+    optimizer = torch.optim.Adam(trained, foreach=False)
+    optimizer.step()
+    made = [v for state in optimizer.state.values() for k, v in state.items() if k.startswith("exp_avg")]
+    return {"grad_bytes": sum(map(size_of, (p.grad for p in trained))), "adam_bytes": sum(map(size_of, made))}
+
+
+def size_of(tensor: torch.Tensor) -> int:
+    local = nano.local_of(tensor)
+    return local.numel() * local.element_size()
+
+
+def found(parts: list[torch.nn.Module]) -> dict[str, Any]:
+    """What the rank holds, by component."""
+    sizes: collections.Counter = collections.Counter()
+    storage = trained = 0
+    for part in parts:
+        for name, p in part.named_parameters():
+            sizes[part_of(name)] += size_of(p)
+            storage += nano.local_of(p).untyped_storage().nbytes()
+            trained += nano.local_of(p).numel() * p.requires_grad
+    return {"bytes": {k: v for k, v in sizes.items() if v}, "params_bytes": sum(sizes.values()),
+            "storage_bytes": storage, "trainable_local": trained, **states_of(parts)}
+
+
+def placed(case: Case) -> dict[str, Any]:
+    world, rank = case["world"], case.get("rank", 0)
+    os.environ.update(WORLD_SIZE=str(world), RANK=str(rank), LOCAL_RANK="0")
+    dist.init_process_group(backend="fake", rank=rank, world_size=world, store=FakeStore())
+    fsdp = FSDP2Config(reshard_after_forward=case.get("reshard_after_forward"))
+    ctx = nano.build_mesh(case, fsdp)
+    model = built(case)
+    refusal = nano.loader_refusal(model, ctx)
+    try:
+        out = parallelized(case, model, ctx, fsdp)
+    except Exception:
+        if refusal is None:
+            raise
+        raise ValueError(refusal.removeprefix("ValueError: ")) from None  # the loader comes first
+    return {"case": case, **out, **({"loader_error": refusal} if refusal else {})}
+
+
+def parallelized(case: Case, model: torch.nn.Module, ctx: Any, fsdp: FSDP2Config) -> dict[str, Any]:
+    adapted(model, case)
+    if case.get("lora"):  # frozen weights are stored in the compute dtype
+        prepare_frozen_parameters_for_sharding(model, infrastructure._get_frozen_storage_compute_dtype(fsdp, ctx))
+    if case.get("pp", 1) == 1:
+        return found([parallelize_model(model, ctx)])
+    cfg = PipelineConfig(pp_microbatch_size=1, pp_batch_size=2 * case["pp"])
+    pipe = infrastructure._instantiate_pipeline(cfg, ctx, torch.device("cpu"), fsdp)
+    rebind = partial(infrastructure._apply_trainability_policy, peft_enabled=bool(case.get("lora")),
+                     freeze_config=None, strict=False)
+    pipe.build(model, loss_fn=lambda a, b: a.sum(),
+               parallelize_fn=partial(infrastructure.parallelize_for_pp, mesh_context=ctx,
+                                      reapply_trainability=rebind))
+    return found(list(pipe.parts))
+
+
+def measure(case: Case) -> dict[str, Any]:
+    """The case's rank; over a pipeline the other stages are built too."""
+    return all_stages(placed, case)
