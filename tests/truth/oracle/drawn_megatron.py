@@ -83,7 +83,9 @@ def provider_of(case: Case) -> Any:
         made = AutoBridge.from_hf_config(cfg).to_megatron_provider(load_weights=False)
         made.mtp_num_layers = further or None
         if "E" not in fields.get("hybrid_override_pattern", "E"):
-            made.num_moe_experts = None  # transformers 5's configuration has 8 where a published one says nothing
+            # transformers 5's configuration has experts where a published one says nothing of any
+            for name in ("num_moe_experts", "moe_ffn_hidden_size", "moe_router_num_groups", "moe_router_group_topk"):
+                setattr(made, name, None)
         if "kv_lora_rank" in fields and fields.get("q_lora_rank") is None:
             made.q_lora_rank = None  # recipes/moonlight/moonlight_16b.py TEMPFIX: AutoBridge alone builds 512
     dtype = DTYPES[case.get("dtype", "bfloat16")]
