@@ -21,8 +21,10 @@ __all__ = ["LINES", "Said", "expect_answers", "judge", "say"]
 
 LINES: Final = "file and line"
 """Asked of refusals where whatever is wrong stands in a file of keys."""
-_SAYS: Final = ("rankscope: ", "Usage: ", "Try ", "Error: ")
-"""What lines on standard error begin with: ours, and those of wrong arguments."""
+_SAYS: Final = ("rankscope: ",)
+"""What lines on standard error begin with."""
+_HELP: Final = "Usage: "
+"""What wrong arguments are answered with begins so, in several lines."""
 _NO_NUMBER: Final = re.compile(r"(?<![\w./'\"-])-?(?:nan|inf|infinity)(?![\w./'\"-])", re.IGNORECASE)
 _NEGATIVE: Final = re.compile(r"(?<![\w-])-[0-9][0-9.,]* ?[KMGTP]i?B\b")
 _PLACED: Final = re.compile(r"rankscope: (?:[^ :]+\.(?:yaml|json):[0-9]+: |--[a-z-]+|[^ :]+: no such file)")
@@ -65,8 +67,10 @@ def expect_answers(given: Input, said: Said, found: Findings) -> None:
     found.expect("exit code 0, 1 or 2", said.code in (0, 1, 2), f"exit {said.code}: {said.err[-300:]}")
     found.expect("no traceback", "Traceback" not in said.err, said.err[-300:])
     found.expect("standard error is short", len(said.err) < 40_000, f"{len(said.err)} characters")
+    is_help = said.err.lstrip().startswith(_HELP)
     for line in filter(None, said.err.split("\n")):
-        found.expect("a message is a line that says whose it is", line.startswith(_SAYS) or not said.code, line[:200])
+        found.expect("a message is a line that says whose it is", line.startswith(_SAYS) or is_help or not said.code,
+                     line[:200])
         found.expect("a message has no control characters", line.isprintable(), repr(line[:200]))
     if said.code == 2:
         _expect_message(given, said, found)
