@@ -16,6 +16,7 @@ WORKLOADS := scenarios/first-look/first-look.yaml $(patsubst %,scenarios/nano-gr
 SECONDS ?= 3600
 SEED ?= 0
 FAULTS ?= .faults
+KILLS ?= 0
 
 run: $(READY)  ## a first comparison: the same model under two frameworks
 	$(BIN)/rankscope run scenarios/nano-megatron-vs-fsdp2 || [ $$? = 1 ]  # 1: some do not fit, which is an answer
@@ -44,7 +45,7 @@ bench: $(READY)  ## speed, apart from the tests because it needs a quiet machine
 	$(BIN)/python -m pytest -q tests/bench
 
 fuzz: $(READY)  ## drawn and mutated inputs for an hour; `make fuzz SECONDS=600 SEED=7`, one case: ONLY=layout-12
-	PYTHONPATH=tests $(BIN)/python -m fuzz --seed $(SEED) $(if $(ONLY),--only $(ONLY),--seconds $(SECONDS) --keep $(FAULTS))
+	PYTHONPATH=tests $(BIN)/python -m fuzz --seed $(SEED) $(if $(ONLY),--only $(ONLY),--seconds $(SECONDS) --keep $(FAULTS) --kills $(KILLS))
 
 truth: $(TRUTH) $(READY)  ## does the data under tests/truth still come out of the real frameworks?
 	.venv-truth/bin/python tests/truth/regenerate.py --check

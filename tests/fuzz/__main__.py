@@ -3,11 +3,17 @@
 from __future__ import annotations
 
 import argparse
+import subprocess
 import sys
 from pathlib import Path
+from typing import Final
 
 from fuzz.driver import Job, Summary, judge_case, run
 from fuzz.kinds import cases_named
+
+
+KILLS: Final = Path(__file__).with_name("kills.py")
+"""Kills, interrupts and full disks at random moments of a batch: a program of its own."""
 
 
 def main() -> int:
@@ -20,6 +26,7 @@ def main() -> int:
     parser.add_argument("--workers", type=int, default=2)
     parser.add_argument("--only", metavar="KIND-NUMBER", help="one case")
     parser.add_argument("--keep", type=Path, metavar="DIR", help="a folder for faults")
+    parser.add_argument("--kills", type=int, default=0, metavar="N", help="afterwards, so many of each kind of kill")
     given = parser.parse_args()
     if given.only:
         case, summary = cases_named(given.seed, given.only), Summary()
@@ -27,7 +34,16 @@ def main() -> int:
     else:
         summary = run(Job(given.seed, given.seconds, given.cases, given.workers, given.keep, given.first))
     sys.stdout.write(summary.told())
-    return int(bool(summary.faults))
+    sys.stdout.flush()
+    return int(bool(summary.faults) or not _survives(given.kills, given.seed))
+
+
+def _survives(count: int, seed: int) -> bool:
+    """Whether a batch's results are the same after `count` kills of each kind."""
+    if not count:
+        return True
+    each = [word for kind in ("parent", "worker", "interrupt", "full") for word in (f"--{kind}", str(count))]
+    return subprocess.run([sys.executable, str(KILLS), *each, "--seed", str(seed)], check=False).returncode == 0
 
 
 if __name__ == "__main__":
