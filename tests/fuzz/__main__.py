@@ -11,7 +11,6 @@ from typing import Final
 from fuzz.driver import Job, Summary, judge_case, run
 from fuzz.kinds import cases_named
 
-
 KILLS: Final = Path(__file__).with_name("kills.py")
 """Kills, interrupts and full disks at random moments of a batch: a program of its own."""
 
