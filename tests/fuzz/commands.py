@@ -23,7 +23,7 @@ LINES: Final = "file and line"
 """Asked of refusals where whatever is wrong stands in a file of keys."""
 _SAYS: Final = ("rankscope: ",)
 """What lines on standard error begin with."""
-_HELP: Final = "Usage: "
+_HELP: Final = ("Usage: ", "Error: ")
 """What wrong arguments are answered with begins so, in several lines."""
 _NO_NUMBER: Final = re.compile(r"(?<![\w./'\"-])-?(?:nan|inf|infinity)(?![\w./'\"-])", re.IGNORECASE)
 _NEGATIVE: Final = re.compile(r"(?<![\w-])-[0-9][0-9.,]* ?[KMGTP]i?B\b")
