@@ -78,9 +78,10 @@ def clock(programs: Sequence[Program], classes: Sequence[RankClass], routes: Rou
     worst = max(range(len(times)), key=lambda i: (times[i].end, -i))
     spending = breakdown(programs[worst], compiled[worst], times[worst], weight, kernels[worst], alone[worst], once)
     return Clocked(
-        max(t.end for t in times) + period * repeats + once, _phases(weight @ countable(spent[worst], weight[:, None]), once), spending, worst,
-        steady, sum(_forward_flops(p, weight) * c.num_ranks for p, c in zip(programs, classes, strict=True)),
-        rows, tuple(times), tuple(compiled), wires)
+        max(t.end for t in times) + period * repeats + once,
+        _phases(weight @ countable(spent[worst], weight[:, None]), once), spending, worst, steady,
+        sum(_forward_flops(p, weight) * c.num_ranks for p, c in zip(programs, classes, strict=True)), rows,
+        tuple(times), tuple(compiled), wires)
 
 
 def forward_ns(programs: Sequence[Program], classes: Sequence[RankClass], routes: Routes, framework: Framework) -> int:

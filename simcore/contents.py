@@ -13,6 +13,8 @@ from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any, Final
 
+from simcore.document import read_bytes
+from simcore.errors import InputError
 from simcore.fingerprint import Fingerprint
 from simcore.paths import write_whole, writing
 
@@ -58,12 +60,12 @@ def digest_of(path: Path) -> str:
 def read_contents(file: Path) -> Contents:
     """What `write_contents` wrote; not `known` for anything else, or nothing."""
     try:
-        read = json.loads(file.read_text(encoding="utf-8"))
+        read = json.loads(read_bytes(file))
         if read["version"] != _VERSION:
             return Contents(known=False)
         return Contents({digest: _batches(rows) for digest, rows in read["published"].items()},
                         _batches(read["under_way"]), str(read["replaces"]))
-    except (OSError, ValueError, KeyError, TypeError, AttributeError, RecursionError):
+    except (InputError, ValueError, KeyError, TypeError, AttributeError, RecursionError):
         return Contents(known=False)
 
 

@@ -107,7 +107,8 @@ class Outline:
         """Pieces by the phases that a ledger tells; the loss is part of forward too, a replay part of backward too."""
         phases = self.columns[4]
         groups = {"forward": (phases == Phase.FORWARD) | (phases == Phase.LOSS), "loss": phases == Phase.LOSS,
-                  "backward": (phases == Phase.BACKWARD) | (phases == Phase.RECOMPUTE), "optimizer": phases == Phase.OPTIMIZER}
+                  "backward": (phases == Phase.BACKWARD) | (phases == Phase.RECOMPUTE),
+                  "optimizer": phases == Phase.OPTIMIZER}
         return {name: np.flatnonzero(inside) for name, inside in groups.items() if inside.any()}
 
     @cached_property

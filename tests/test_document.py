@@ -15,7 +15,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from simcore import document as door
+import simcore.document
 from simcore.document import MAX_BYTES, parse_document, parse_value, read_bytes, read_document, read_lines
 from simcore.errors import InputError, Problem
 from simcore.yaml_parser import MAX_DEPTH
@@ -238,7 +238,7 @@ def test_a_pipe_in_the_place_of_a_file_is_not_waited_for(tmp_path: Path, monkeyp
     os.mkfifo(pipe)
     status = plain.stat()
     monkeypatch.setattr(Path, "stat", lambda self: status)
-    monkeypatch.setattr(door.os, "open", _impatient(os.open))
+    monkeypatch.setattr(os, "open", _impatient(os.open))
     with pytest.raises(InputError, match="pipe: expected a regular file, got a pipe"):
         read_bytes(pipe)
 
@@ -260,7 +260,7 @@ def test_lines_are_read_one_at_a_time(tmp_path: Path) -> None:
 
 
 def test_lines_have_bounds(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(door, "MAX_LINE", 4)
+    monkeypatch.setattr(simcore.document, "MAX_LINE", 4)
     with pytest.raises(InputError, match=r"f.yaml:2: expected at most 4 bytes, got 5 or more"):
         list(read_lines(write(tmp_path, b"abc\nabcdefgh\n"), 100))
     with pytest.raises(InputError, match=r"f.yaml: expected at most 6 bytes"):

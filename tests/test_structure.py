@@ -54,7 +54,13 @@ READS_OWN = {
     "glossary": {"page.read_text(encoding='utf-8')"},  # our own docs, when they are made
     "calibration/machine": {"_DRIVER.read_text(encoding='utf-8')"},  # the NVIDIA driver's version in /proc
     "calibration/ranks": {"(Path(folder) / 'points.json').read_text(encoding='utf-8')"},  # written by our own process
-    "cli": {"os.open(os.devnull, os.O_WRONLY)"},  # to write
+    "contents": {"path.open('rb')"},  # digests of files of results, block by block
+    "folder": {"self.results.open('rb')"},  # what `run -o` wrote, line by line
+    "part": {"path.open('rb')", "path.open('r+b' if size else 'w+b', buffering=0)"},  # the same, under way
+    "fingerprint": {"path.read_bytes()"},  # of this package
+    "lock": {"os.open(file, os.O_RDWR | os.O_CREAT, 438)"},  # to lock
+    "paths": {"os.open(folder, os.O_RDONLY)"},  # to put names of a folder on the disk
+    "stdio": {"os.open(os.devnull, os.O_RDWR)"},  # in the place of closed streams
     "page": {"files('viz').joinpath(name).read_text(encoding='utf-8')"},  # of viz: styles and scripts of pages
     "sheet": {"files('viz').joinpath('style.css').read_text(encoding='utf-8')",
               "files('viz').joinpath('notebook.css').read_text(encoding='utf-8')"},

@@ -9,7 +9,6 @@ counted until then.
 from __future__ import annotations
 
 from bisect import bisect_left
-from collections import Counter
 from collections.abc import Sequence
 from itertools import accumulate
 
@@ -21,7 +20,7 @@ from simcore.flows.parts import trained_of
 from simcore.flows.rest import post_rest, rest_postings, step_temporaries
 from simcore.flows.secondary import Key, Secondary
 from simcore.flows.staged import sub_groups
-from simcore.flows.trace import Pins, recorded, seen_by_nodes
+from simcore.flows.trace import Pins, bytes_by_dtype, recorded, seen_by_nodes
 from simcore.outline import Tables
 from simcore.plan import Placed, Plan
 from simcore.rows import HOST_DRAINS, Module
@@ -211,16 +210,9 @@ class FetchedFlow:
         self.out.free(group[0][0], self.slots[4], brought)
         if brought:
             self.out.copy(group[0][0], self.from_host, brought, Stream.ALL_GATHER, GATHER_HANDLE)
-        for dtype, size in self._by_dtype(group):
+        for dtype, size in bytes_by_dtype((self._placed(key).life.rest.dtype, self._whole(key)) for key in group):
             comm = self.secondary.comm if self.secondary.has(group[0]) else self.gather[dtype]
             self.out.collective(group[0][0], comm, size, Stream.ALL_GATHER, GATHER_HANDLE)
-
-    def _by_dtype(self, group: list[Key]) -> list[tuple[str, int]]:
-        """Bytes of each type, which are gathered apart (`_all_gather_coalesced`, sort_dtypes)."""
-        found = Counter[str]()
-        for key in group:
-            found[self._placed(key).life.rest.dtype] += self._whole(key)
-        return sorted(found.items())
 
     def _fetch_ahead(self) -> None:
         """Whole parameters, until as many elements are under way as are allowed (`_fetch_sub_module_impl`)."""

@@ -13,14 +13,23 @@ whether layers are replayed or not.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Set
+from collections import Counter
+from collections.abc import Iterable, Iterator, Set
 
 from simcore.flows.modules import Calls, backward_calls, forward_calls, released_after, replayed
 from simcore.flows.secondary import Key
 from simcore.plan import Placed, Plan
 from simcore.zero import PERSISTENT
 
-__all__ = ["Pins", "recorded", "seen_by_nodes"]
+__all__ = ["Pins", "bytes_by_dtype", "recorded", "seen_by_nodes"]
+
+
+def bytes_by_dtype(params: Iterable[tuple[str, int]]) -> list[tuple[str, int]]:
+    """Bytes of each dtype, of (dtype, bytes) of parameters; each is a gather (`_all_gather_coalesced`, sort_dtypes)."""
+    found = Counter[str]()
+    for dtype, num_bytes in params:
+        found[dtype] += num_bytes
+    return sorted(found.items())
 
 
 def recorded(plan: Plan) -> Iterator[list[Key]]:

@@ -20,8 +20,9 @@ class ParamBytes:
     """A parameter of a unit on this rank, or `copies` that are alike (one an expert).
 
     `kept_shard`: its part of a smaller group after forward, an equal part of what was gathered, padding included (torch
-    2.13 `_fsdp_param.py`, to_sharded_post_forward), which that group gathers again; `extra_copy`: the second buffer of a sideways cut;
-    `accumulated`: its whole gradient in the reduce dtype, 0 when frozen. `step`: runs when the gradient is reduced.
+    2.13 `_fsdp_param.py`, to_sharded_post_forward), which that group gathers again; `extra_copy`: the second buffer of
+    a sideways cut; `accumulated`: its whole gradient in the reduce dtype, 0 when frozen. `step`: runs when the
+    gradient is reduced.
     """
 
     name: str

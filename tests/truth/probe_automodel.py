@@ -1,7 +1,7 @@
 """Measures cases given as JSON, one per line on standard input or one per argument; prints ``ROW <json>`` lines."""
 
 from oracle import automodel, drawn_automodel
-from oracle.rows import automodel_any_row, drawn_row
+from oracle.rows import automodel_any_row, drawn_placement_row
 from oracle.worker import serve
 
 
@@ -10,7 +10,7 @@ def measure(case):
 
 
 def row(raw):
-    return (drawn_row if "preset" in raw["case"] else automodel_any_row)(raw)
+    return (drawn_placement_row if "preset" in raw["case"] else automodel_any_row)(raw)
 
 
 if __name__ == "__main__":

@@ -1,8 +1,8 @@
 """Measures drawn cases (`draw_fsdp2.py`), given as those of `probe_fsdp2.py`; prints short ``ROW <json>`` lines."""
 
 from oracle import fsdp2_run
-from oracle.rows import drawn_row
+from oracle.rows import drawn_step_row
 from oracle.worker import serve
 
 if __name__ == "__main__":
-    serve(fsdp2_run.measure, drawn_row)
+    serve(fsdp2_run.measure, drawn_step_row)

@@ -91,7 +91,7 @@ def fsdp2_row(raw: Row) -> Row:
     return row
 
 
-def drawn_row(raw: Row) -> Row:
+def drawn_step_row(raw: Row) -> Row:
     """A whole step, short: placement, highest bytes of phases, and every collective in the order it was called."""
     spec = raw.get("spec") or raw["case"]
     row: Row = dict(name=spec["name"], spec=fsdp2_spec(spec))
@@ -213,7 +213,7 @@ def megatron_row(raw: Row) -> Row:
     return row
 
 
-def drawn_row(raw: Row) -> Row:
+def drawn_placement_row(raw: Row) -> Row:
     """All that was measured."""
     case = raw["case"]
     found = {k: v for k, v in raw.items() if k not in ("case", "error")}
