@@ -165,6 +165,16 @@ def test_overwriting_keeps_the_old_until_the_new_is_there(tmp_path: Path, undist
     assert (folder / "results.jsonl").read_bytes() == undisturbed
 
 
+def test_an_interrupted_batch_does_not_push_aside_what_it_is_to_replace(tmp_path: Path, undisturbed: bytes) -> None:
+    """Neither results of another batch, nor all of its own that are computed anew."""
+    folder = tmp_path / "undisturbed"
+    for entries in (ENTRIES, [entry("s0"), entry("new")]):
+        with opened(folder, cast("list[Entry]", entries), cast("Work", work), Existing.OVERWRITE) as kept:
+            kept.add(0, attempt(cast("Entry", entries[0]), cast("Work", work)))
+            assert kept.end() == str(folder / "results.jsonl.part")
+        assert (folder / "results.jsonl").read_bytes() == undisturbed
+
+
 def test_a_file_put_there_meanwhile_is_not_replaced(tmp_path: Path) -> None:
     killed(tmp_path / "out", 5)
     (tmp_path / "out" / "results.jsonl").write_text("mine\n")

@@ -191,10 +191,12 @@ def parent(batch: Batch) -> bool:
 
 
 def worker(batch: Batch) -> bool:
-    """One of the workers; the run goes on by itself. False where there is none at that moment."""
-    workers = [pid for pid, command in batch.processes().items() if "spawn_main" in command]
-    if not workers:
-        return False
+    """One of the workers, waited for where there is none yet; the run goes on by itself. False when it has ended."""
+    process = batch.start()
+    while not (workers := [pid for pid, command in batch.processes().items() if "spawn_main" in command]):
+        if process.poll() is not None:
+            return False
+        time.sleep(0.01)
     with suppress(ProcessLookupError):
         os.kill(random.choice(workers), signal.SIGKILL)
     return True
@@ -232,11 +234,9 @@ def disturb(batch: Batch, kinds: list[str], done: Counter[str]) -> list[str]:
         if not batch.wait_for(share):
             return kinds[number:]
         batch.history.append(f"{kind}@{share:.3f}")
-        if KINDS[kind](batch):
-            done[kind] += 1
-        else:
-            kinds = [*kinds[:number + 1], *kinds[number + 1:], kind]
-            return kinds[number + 1:]
+        if not KINDS[kind](batch):
+            return kinds[number:]
+        done[kind] += 1
     return []
 
 
@@ -277,7 +277,7 @@ def main() -> int:
     for kind in KINDS:
         parser.add_argument(f"--{kind}", type=int, default=2)
     parser.add_argument("--scenarios", type=int, default=2000)
-    parser.add_argument("--per-batch", type=int, default=15)
+    parser.add_argument("--per-batch", type=int, default=20)
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--limited", action="store_true", help="a limit of the size of files in the place of a tmpfs")
     with tempfile.TemporaryDirectory(prefix="kills-") as folder:
