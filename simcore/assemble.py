@@ -152,7 +152,7 @@ def _adapters(parts: Parts) -> Adapters | None:
     if parts.job.scenario.training.method == "full":
         return None
     stages = {plan.stage: plan for plan in parts.plans}.values()
-    recorded = ((plan, record_layers(plan, parts.workload(plan))) for plan in stages)
+    recorded = ((plan, record_layers(plan, parts.workload(plan), several=parts.lowered > 1)) for plan in stages)
     return Adapters(adapted=adapted_modules(parts.job.graph), unmatched_targets=parts.job.unmatched_targets,
                     without_gradient=modules_without_gradient(recorded) if parts.programs else {})
 

@@ -198,12 +198,14 @@ class Optimizer:
     """`implementation`: foreach, fused, for_loop, te. `grad_copy`: 16-bit gradients are copied to fp32 for the step.
 
     `late_master`: the master, like the moments, is made in the first step, not when the optimizer is built.
+    `groups_apart`: parameters that sharding leaves alone are a parameter group of their own.
     """
 
     name: str
     implementation: str
     grad_copy: bool = False
     late_master: bool = False
+    groups_apart: bool = False
 
 
 @dataclass(frozen=True, slots=True)

@@ -116,7 +116,8 @@ class _Sums:
                  for name, inside in self.program.outline.groups.items()}
         replays = [int(self.base[self.tile == number].max()) + tile.top_of_replay
                    for number, tile in enumerate(self.program.tiles) if tile.replayed]
-        return found | ({"recompute": max(replays)} if replays else {})
+        inside_tiles = max(replays, default=0)
+        return found | ({"recompute": max(inside_tiles, found.get("recompute", 0))} if replays else {})
 
 
 def _event(program: Program, piece: int, row: int) -> str:

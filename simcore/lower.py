@@ -20,17 +20,17 @@ from simcore.program import Program
 from simcore.schedule import Action, Pass
 from simcore.stage_buffers import StageBuffers
 from simcore.stage_inputs import StageInput, StageInputs
-from simcore.tape import Param
 from simcore.tile import Tile
-from simcore.tiles import Recording, Workload, keys_of, record_layers
+from simcore.tiles import LayerTiles, Recording, Workload, keys_of, record_layers
 
 __all__ = ["lower"]
 
 
 def lower(plan: Plan, workload: Workload, actions: Iterable[Action], flow_of: FlowMaker) -> Program:
     """The program of the plan's rank for the given order of passes."""
-    recording = record_layers(plan, workload)
-    outline, places = _outline(plan, recording, tuple(actions), flow_of)
+    order = tuple(actions)
+    recording = record_layers(plan, workload, several=any(action.microbatch for action in order))
+    outline, places = _outline(plan, recording, order, flow_of)
     tiles = (own if place < 0 else recording.tiles[place] for own, place in zip(outline.tiles, places, strict=True))
     return Program(outline, tuple(tiles))
 
@@ -106,6 +106,8 @@ class _Walk:
     def __init__(self, plan: Plan, builder: Builder, flow: Flow, recording: Recording) -> None:
         self.plan, self.out, self.flow, self.edges, self.wide = plan, builder, flow, recording.edges, recording.wide
         self.tiles = {layer: recording.kinds[key] for layer, key in keys_of(plan).items()}
+        self.later = {layer: recording.later.get(key, recording.kinds[key]) for layer, key in keys_of(plan).items()}
+        self.have_grads: set[int] = set()
         self.tables = builder.tables
         self.begin = {True: self.tables.hook("fwd:begin"), False: self.tables.hook("bwd:begin")}
         self.end = {True: self.tables.hook("fwd:end"), False: self.tables.hook("bwd:end")}
@@ -149,7 +151,7 @@ class _Walk:
             if _kind(self.plan, layer) == "loss":
                 out.at(Phase.LOSS)
             flow.forward_begin(layer)
-            self._pass(layer, self.tiles[layer].forward)
+            self._pass(layer, self.tiles[layer], self.tiles[layer].forward)
             flow.forward_end(layer)
             if layer != chunk.head:
                 out.tile(self.tiles[layer].after, layer)
@@ -185,14 +187,14 @@ class _Walk:
 
     def _down(self, action: Action, chunk: _Chunk) -> None:
         """From the gradient of the chunk's output to that of its input."""
-        out, flow = self.out, self.flow
+        out, flow, tiles = self.out, self.flow, self._backward_tiles(action)
         for layer in reversed(chunk.layers):
             for again in chunk.replayed_at.get(layer, ()):
                 out.tile(self.tiles[again].again, again)
             out.tile(self.tiles[layer].seed, layer)
             flow.backward_begin(layer)
-            self._pass(layer, self.tiles[layer].backward)
-            flow.backward_end(layer, self._outer_grads(layer))
+            self._pass(layer, tiles[layer], tiles[layer].backward)
+            flow.backward_end(layer, tiles[layer].outer_grads)
             if layer in chunk.last_of:  # the replay's own output
                 out.tile(self.edges.drop_hidden, chunk.last_of[layer])
             if layer == chunk.head and action.microbatch < self.plan.framework.deferred_heads:
@@ -218,13 +220,14 @@ class _Walk:
 
     def _weights(self, action: Action, chunk: _Chunk) -> None:
         """Gradients of parameters, in the order of layers; then the graph goes (`halves.py`)."""
+        tiles = self._backward_tiles(action)
         for layer in chunk.layers:
-            self.out.tile(self.tiles[layer].weight, layer)
-            self.flow.backward_end(layer, self._outer_grads(layer))
+            self.out.tile(tiles[layer].weight, layer)
+            self.flow.backward_end(layer, tiles[layer].outer_grads)
             if layer == chunk.first:  # it has let go of the chunk's input, whose buffer stays
                 self.out.tile(self._behind(layer - 1).keep_hidden, layer - 1)
         for layer in chunk.layers:
-            self.out.tile(self.tiles[layer].release, layer)
+            self.out.tile(tiles[layer].release, layer)
         self.flow.end_pass(action)
         self.past.end_backward(action)
         self._let_go(action, chunk)
@@ -276,20 +279,19 @@ class _Walk:
             self.kept = None
 
     # ---- layers -----------------------------------------------------------------------------------------------------
-    def _pass(self, layer: int, pieces: Sequence[tuple[Tile, int, bool]]) -> None:
+    def _backward_tiles(self, action: Action) -> dict[int, LayerTiles]:
+        """Those of the chunk's first gradients of parameters, or of later ones."""
+        tiles = self.later if action.chunk in self.have_grads else self.tiles
+        if action.part != "input":
+            self.have_grads.add(action.chunk)
+        return tiles
+
+    def _pass(self, layer: int, tiles: LayerTiles, pieces: Sequence[tuple[Tile, int, bool]]) -> None:
         for tile, mark, replay in pieces:
             self.out.tile(tile, layer)
             if mark and replay:  # what hooks gather inside a replay is the replay's
                 self.out.at(Phase.RECOMPUTE)
             if mark:
-                self.flow.experts(layer, mark, self._expert_grads(layer), replay=replay)
+                self.flow.experts(layer, mark, tiles.expert_grads, replay=replay)
             if mark and replay:
                 self.out.at(Phase.BACKWARD)
-
-    def _expert_grads(self, layer: int) -> list[tuple[Param, int, int]]:
-        return [g for g in self.tiles[layer].grads if ".experts." in f".{g[0].name}"]
-
-    def _outer_grads(self, layer: int) -> list[tuple[Param, int, int]]:
-        pieces = self.tiles[layer].backward
-        inner = self._expert_grads(layer) if any(mark for _, mark, _ in pieces) else []
-        return [g for g in self.tiles[layer].grads if g not in inner]

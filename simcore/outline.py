@@ -108,7 +108,7 @@ class Outline:
         phases = self.columns[4]
         groups = {"forward": (phases == Phase.FORWARD) | (phases == Phase.LOSS), "loss": phases == Phase.LOSS,
                   "backward": (phases == Phase.BACKWARD) | (phases == Phase.RECOMPUTE),
-                  "optimizer": phases == Phase.OPTIMIZER}
+                  "recompute": phases == Phase.RECOMPUTE, "optimizer": phases == Phase.OPTIMIZER}
         return {name: np.flatnonzero(inside) for name, inside in groups.items() if inside.any()}
 
     @cached_property

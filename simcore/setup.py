@@ -54,8 +54,6 @@ def prepare(scenario: Scenario) -> tuple[Job, Framework]:
     mesh = Mesh(sizes.pp, sizes.dp_replicate, sizes.dp_shard, sizes.cp, sizes.tp, sizes.ep, etp)
     if mesh.pp > 1 and hasattr(module, "COPIES_TIED_HEAD"):
         graph = _with_copies(_untied(graph) if graph.architecture.tied else graph)
-    if hasattr(module, "COPIES_SHARED_LAYERS"):
-        graph = _unshared(graph)
     graph = _with_frozen(graph, scenario, module)
     job = _in_format(Job(scenario, graph, mesh, unmatched_targets=unmatched,
                          casts_parameters=hasattr(module, "CASTS_PARAMETERS")), module)
@@ -127,15 +125,6 @@ def _untied(graph: ModelGraph) -> ModelGraph:
     """The head holds a copy of the embedding's weight, which counts where the embedding does."""
     own = graph.with_tensors(lambda _, specs: tuple(replace(spec, tied=False) for spec in specs))
     return replace(own, architecture=replace(own.architecture, tied=False))
-
-
-@lru_cache(maxsize=64)
-def _unshared(graph: ModelGraph) -> ModelGraph:
-    """Every layer holds a copy of what layers share."""
-    def change(kind: LayerKind, specs: tuple[TensorSpec, ...]) -> tuple[TensorSpec, ...]:
-        return tuple(replace(spec, tied=False) for spec in specs) if kind.shared else specs
-
-    return graph.with_tensors(change) if any(kind.shared for kind in graph.kinds) else graph
 
 
 @lru_cache(maxsize=64)

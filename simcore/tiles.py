@@ -11,11 +11,12 @@ import importlib
 import re
 from dataclasses import dataclass, field, replace
 from functools import cached_property, lru_cache
+from types import ModuleType
 
 import numpy as np
 
 from simcore.edges import Edges, edges_of
-from simcore.framework import Moment
+from simcore.framework import Moment, UnshardFlow
 from simcore.graph import ModelGraph
 from simcore.models.blocks import Embedding, Head, LayerKind
 from simcore.outline import Tables
@@ -25,7 +26,7 @@ from simcore.tape import HIDDEN, Op, Param
 from simcore.tile import Tile, small_tile
 from simcore.update import step_of
 
-__all__ = ["LayerTiles", "Recording", "Shape", "Workload", "keys_of", "record_layers", "run_of"]
+__all__ = ["LayerTiles", "Recording", "Shape", "Workload", "adds_in_place", "keys_of", "record_layers", "run_of"]
 
 TIED_HEAD = 1 << 30
 """Layer offset of rows that belong to a tied head, wherever it is."""
@@ -79,6 +80,17 @@ class LayerTiles:
         return (*passes, self.after, self.late, self.seed, self.again, self.rest, self.weight, self.release,
                 self.casts)
 
+    @cached_property
+    def expert_grads(self) -> tuple[tuple[Param, int, int], ...]:
+        """Those of `grads` that are of experts."""
+        return tuple(grad for grad in self.grads if ".experts." in f".{grad[0].name}")
+
+    @cached_property
+    def outer_grads(self) -> tuple[tuple[Param, int, int], ...]:
+        """Those of `grads` that are of no unit inside the layer."""
+        has_inner = any(mark for _, mark, _ in self.backward)
+        return tuple(grad for grad in self.grads if not (has_inner and grad in self.expert_grads))
+
     @property
     def shape(self) -> tuple[object, ...]:
         """All but bytes and FLOPs: where passes are cut, which rows they have, which gradients they leave."""
@@ -98,11 +110,15 @@ class Shape:
 
 @dataclass(frozen=True)
 class Recording:
-    """Recorded kinds, by key; equal if of one shape. `standing`: what no layer can post; `wide`: edges of two parts."""
+    """Recorded kinds, by key; equal if of one shape. `standing`: what no layer can post; `wide`: edges of two parts.
+
+    `later`: kinds whose backward pass differs where an earlier microbatch has left gradients.
+    """
 
     shape: Shape
     tables: Tables = field(compare=False)
     kinds: dict[Key, LayerTiles] = field(compare=False)
+    later: dict[Key, LayerTiles] = field(compare=False)
     edges: Edges = field(compare=False)
     wide: Edges = field(compare=False)
     standing: Tile = field(compare=False)
@@ -110,7 +126,7 @@ class Recording:
     @cached_property
     def tiles(self) -> tuple[Tile, ...]:
         """All tiles, in an order that equal recordings share."""
-        kinds = (tile for kind in self.kinds.values() for tile in kind.tiles)
+        kinds = (tile for kind in (*self.kinds.values(), *self.later.values()) for tile in kind.tiles)
         return (*kinds, *self.edges.tiles, *self.wide.tiles, self.standing)
 
 
@@ -145,17 +161,21 @@ def _last_user(plan: Plan, below: dict[int, bool]) -> int:
     return blocks[0] if blocks else -1
 
 
-def record_layers(plan: Plan, workload: Workload) -> Recording:
-    """Every kind of layer of the plan's stage."""
-    runs = {key: run_of(plan, key, workload) for key in dict.fromkeys(keys_of(plan).values())}
-    return _record(plan.graph, tuple(runs.items()), workload.spaces)
+def record_layers(plan: Plan, workload: Workload, *, several: bool = False) -> Recording:
+    """Every kind of layer of the plan's stage; `several`: the step has more than one microbatch."""
+    keys = tuple(dict.fromkeys(keys_of(plan).values()))
+    runs = tuple((key, run_of(plan, key, workload)) for key in keys)
+    later = tuple((key, run_of(plan, key, workload, later=True)) for key in keys
+                  if several and adds_in_place(plan, key[0]))
+    return _record(plan.graph, runs, later, workload.spaces)
 
 
-def run_of(plan: Plan, key: Key, workload: Workload) -> Run:
-    """What an implementation is told of one kind of layer."""
+def run_of(plan: Plan, key: Key, workload: Workload, *, later: bool = False) -> Run:
+    """What an implementation is told of one kind of layer. `later`: an earlier microbatch has left gradients."""
     framework, mesh = plan.framework, plan.mesh
     tied = plan.graph.architecture.tied and isinstance(plan.graph.kinds[key[0]].block, Embedding | Head)
-    params = _params(plan.kinds[key[0]], plan.graph.used_twice, framework.optimizer.implementation, tied=tied)
+    params = _params(plan.kinds[key[0]], plan.graph.used_twice, framework.optimizer.implementation,
+                     adds_in_place(plan, key[0]) if later else frozenset(), tied=tied)
     return Run(workload.batch, workload.seq, framework.compute_dtype, params, framework.loss, key[3], mesh.tp,
                framework.sequence_parallel, mesh.cp, mesh.ep, mesh.etp, "ep", workload.rows_per_token, key[1], key[2],
                framework.options, workload.sent_per_token, *workload.packed, split=key[4], stem=key[5])
@@ -172,18 +192,38 @@ class _Params(dict[str, Param]):
         return self._hash
 
 
+def adds_in_place(plan: Plan, kind: int) -> frozenset[int]:
+    """Numbers of a kind's tensors to whose gradients autograd adds those of the step's later microbatches.
+
+    Those of no unit keep theirs until the optimizer's step. Those of a unit that does not reduce keep theirs if they
+    have the type that is reduced; FSDP2 moves any other gradient into a copy of that type (torch 2.13 `_fsdp_param.py`,
+    to_accumulated_grad_if_needed), and autograd makes a new one.
+    """
+    flow = plan.framework.flow
+    if not isinstance(flow, UnshardFlow):
+        return frozenset()
+    layer = next(layer for layer in plan.layers if plan.graph.layers[layer].kind == kind)
+    reduced = {number: unit.reduce_dtype for unit in plan.framework.units
+               for member, numbers in unit.members if member == layer for number in numbers}
+    stay = ((number, placed.life.updated is not Moment.GRADIENT_READY if number not in reduced
+             else flow.sync != "every" and reduced[number] == placed.life.grad_made.dtype)
+            for number, placed in enumerate(plan.kinds[kind]) if placed.trainable)
+    return frozenset(number for number, stays in stay if stays)
+
+
 @lru_cache(maxsize=1024)
-def _params(kind: PlacedKind, twice: frozenset[str], optimizer: str, *, tied: bool) -> _Params:
-    return _Params(tuple(_param(p, optimizer, tied=tied or p.spec.name in twice) for p in kind
-                         if not p.spec.is_buffer))
+def _params(kind: PlacedKind, twice: frozenset[str], optimizer: str, there: frozenset[int], *, tied: bool) -> _Params:
+    """`there`: numbers of those that have a gradient already."""
+    return _Params(tuple(_param(p, optimizer, there=number in there, tied=tied or p.spec.name in twice)
+                         for number, p in enumerate(kind) if not p.spec.is_buffer))
 
 
-def _param(placed: Placed, optimizer: str, *, tied: bool) -> Param:
+def _param(placed: Placed, optimizer: str, *, there: bool, tied: bool) -> Param:
     life = placed.life
     shape = (placed.used_copies, *placed.used_shape) if placed.spec.copies > 1 else placed.used_shape
     trainable = placed.spec.trainable and not placed.spec.is_buffer
     return Param(placed.spec.name, shape, life.use.dtype, trainable, life.grad_made_category,
-                 life.grad_made_category == "", tied,
+                 there or life.grad_made_category == "", tied,
                  step_of(placed, optimizer) if life.updated is Moment.GRADIENT_READY and trainable else None,
                  life.rest.packed)
 
@@ -198,17 +238,11 @@ def _trained_below(plan: Plan) -> dict[int, bool]:
 
 
 @lru_cache(maxsize=128)
-def _record(graph: ModelGraph, runs: tuple[tuple[Key, Run], ...], spaces: tuple[tuple[str, int], ...]) -> Recording:
+def _record(graph: ModelGraph, runs: tuple[tuple[Key, Run], ...], later: tuple[tuple[Key, Run], ...],
+            spaces: tuple[tuple[str, int], ...]) -> Recording:
     operators = importlib.import_module(f"simcore.operators.{graph.implementation}")
     tables = Tables()
-    tiles = {}
-    head = next((i for i, layer in enumerate(graph.layers) if graph.kinds[layer.kind].name == "head"), 0)
-    for key, run in runs:
-        kind: LayerKind = graph.kinds[key[0]]
-        grouped = key[3] == "uniform" and kind.block is None
-        tapes = [operators.record(kind, replace(run, checkpoint=how) if grouped else run, tables.slots, tables.comms)
-                 for how in (("full", "none") if grouped else ("",))]
-        tiles[key] = _together(*(_tiles(tape, head) for tape in tapes)) if grouped else _tiles(tapes[0], head)
+    tiles, then = ({key: _recorded(operators, graph, key, run, tables) for key, run in some} for some in (runs, later))
     standing = operators.standing if hasattr(operators, "standing") else _no_standing
     own = standing([(graph.kinds[key[0]], run) for key, run in runs])
     kept = small_tile(*((Op.ALLOC, tables.slot(name, "workspace"), size)
@@ -216,8 +250,18 @@ def _record(graph: ModelGraph, runs: tuple[tuple[Key, Run], ...], spaces: tuple[
     edges, wide = (edges_of(runs[0][1], [graph.kinds[key[0]].block for key, _ in runs],
                             graph.architecture.hidden * width, tables) for width in (1, 2))
     shape = _shape(tuple(tables.slots), tuple(tables.comms), tuple(t.structure for t in (kept, *edges.tiles)),
-                   tuple((key, kind.shape) for key, kind in tiles.items()))
-    return Recording(shape, tables, tiles, edges, wide, kept)
+                   tuple((key, kind.shape) for found in (tiles, then) for key, kind in found.items()))
+    return Recording(shape, tables, tiles, then, edges, wide, kept)
+
+
+def _recorded(operators: ModuleType, graph: ModelGraph, key: Key, run: Run, tables: Tables) -> LayerTiles:
+    """One kind of layer."""
+    head = next((i for i, layer in enumerate(graph.layers) if graph.kinds[layer.kind].name == "head"), 0)
+    kind: LayerKind = graph.kinds[key[0]]
+    grouped = key[3] == "uniform" and kind.block is None
+    tapes = [operators.record(kind, replace(run, checkpoint=how) if grouped else run, tables.slots, tables.comms)
+             for how in (("full", "none") if grouped else ("",))]
+    return _together(*(_tiles(tape, head) for tape in tapes)) if grouped else _tiles(tapes[0], head)
 
 
 @lru_cache(maxsize=256)

@@ -12,7 +12,7 @@ from simcore.graph import model_config
 from simcore.report import Report
 from simcore.scenario import Scenario
 from simcore.setup import prepare
-from simcore.simulate import simulate
+from simcore.simulate import check, simulate
 
 
 def _ran(reshard: object, mesh: dict[str, int] | None = None) -> Report:
@@ -40,8 +40,41 @@ def test_a_number_that_is_no_factor_is_refused() -> None:
 
 @pytest.mark.parametrize("expert", [False, True])
 def test_a_smaller_group_gathers_the_same_bytes_again(expert: bool) -> None:
-    report = _ran(2, {"dp_shard": 8, "ep": 2})
+    """Four ranks share experts: all of them are the group."""
+    report = _ran(4, {"dp_shard": 8, "ep": 2})
     assert _gathered(report, "backward", expert) == _gathered(report, "forward", expert) > 0
+
+
+@pytest.mark.parametrize(("reshard", "told"), [
+    (2, "Resharding to smaller mesh is not supported for DTensor parameters yet: 4 ranks share experts"),
+    (8, "should be a factor of 4, not 8")])
+def test_experts_are_kept_in_no_smaller_group_than_theirs(reshard: int, told: str) -> None:
+    report = simulate(small.scenario("fsdp2", {"dp_shard": 8, "ep": 2}, options={"reshard_after_forward": reshard}))
+    assert report.status == "illegal"
+    assert told in report.problems[0].message
+
+
+def test_slices_of_experts_that_are_no_units_have_no_group() -> None:
+    options = {"reshard_after_forward": 4, "experts": "ignored"}
+    assert simulate(small.scenario("fsdp2", {"dp_shard": 8, "ep": 4}, options=options)).status == "ok"
+
+
+@pytest.mark.parametrize(("last", "always", "count"), [
+    (False, True, 1), (True, False, 1), (None, True, 2), (None, False, 0)])
+def test_what_the_last_layer_does_its_experts_do(last: bool | None, always: bool, count: int) -> None:
+    """`set_reshard_after_forward` is recursive; two layers of five have experts, the last is one of them."""
+    options = {"reshard_after_forward": always} | ({} if last is None else {"set_last_reshard": last})
+    report = simulate(small.scenario("fsdp2", {"dp_shard": 4, "ep": 2}, options=options))
+    again = [t for t in report.ranks[0].traffic if (t.axis, t.phase) == ("expert_dp", "backward")]
+    assert sum(t.calls for t in again if t.collective == "all_gather") == count
+
+
+def test_a_tied_head_and_its_embedding_are_one_unit() -> None:
+    tied = {"config": "llama-tiny", "overrides": {"tie_word_embeddings": True}}
+    apart = check(small.scenario("fsdp2", {"dp_shard": 2}, model=tied, options={"wrap": "separate_embedding_head"}))
+    assert apart.status == "illegal"
+    assert "'lm_head.weight' is shared with a parameter already managed by another" in apart.problems[0].message
+    assert check(small.scenario("fsdp2", {"dp_shard": 2}, model=tied)).status == "ok"
 
 
 # ---- refusals and defaults -------------------------------------------------------------------------------------------

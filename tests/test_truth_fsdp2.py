@@ -8,7 +8,7 @@ import pytest
 
 import truth_cases
 from simcore.report import RankReport
-from simcore.simulate import simulate
+from simcore.simulate import check, simulate
 
 FILES = ("fsdp2/torch-2.13.0.json", "fsdp2/fresh-torch-2.13.0.json",
          "fsdp2/families-torch-2.13.0.json")
@@ -20,6 +20,10 @@ NAIVE_MAMBA = "transformers' pure-torch scan: placement and traffic only"
 
 def _rows() -> list[dict[str, Any]]:
     return [row for file in FILES for row in truth_cases.rows(file) if "error" not in row]
+
+
+def _refused() -> list[dict[str, Any]]:
+    return [row for file in FILES for row in truth_cases.rows(file) if "error" in row]
 
 
 def _ids(row: dict[str, Any]) -> str:
@@ -62,12 +66,21 @@ def test_placement(row: dict[str, Any]) -> None:
 
 @pytest.mark.parametrize("row", _rows(), ids=_ids)
 def test_traffic(row: dict[str, Any]) -> None:
-    rank = _simulated(row)
-    got = sorted((t.collective, TRAFFIC_PHASES[t.phase], t.group_size, t.dtype, t.calls, t.payload_bytes)
-                 for t in rank.traffic)
-    want = sorted((t["collective"], t["phase"], t["group_size"], DTYPES[t["dtype"]], t["calls"], t["payload_bytes"])
-                  for t in row["traffic"])
-    assert got == want
+    """The probe knows groups by their size: calls in two groups of one size are told as one."""
+    got = [(t.collective, TRAFFIC_PHASES[t.phase], t.group_size, t.dtype, t.calls, t.payload_bytes)
+           for t in _simulated(row).traffic]
+    want = [(t["collective"], t["phase"], t["group_size"], DTYPES[t["dtype"]], t["calls"], t["payload_bytes"])
+            for t in row["traffic"]]
+    assert _summed(got) == _summed(want)
+
+
+def _summed(rows: list[tuple[str, str, int, str, int, int]]) -> dict[tuple[object, ...], tuple[int, int]]:
+    """(calls, payload bytes) by collective, phase, group size and type."""
+    sums: dict[tuple[object, ...], tuple[int, int]] = {}
+    for *key, calls, payload in rows:
+        before = sums.get(tuple(key), (0, 0))
+        sums[tuple(key)] = before[0] + calls, before[1] + payload
+    return sums
 
 
 @pytest.mark.parametrize("row", [r for r in _rows() if r["spec"].get("mamba") != "hf"], ids=_ids)
@@ -87,3 +100,26 @@ def test_peak(row: dict[str, Any]) -> None:
         if phase in row["phases"]:
             peak = row["phases"][phase]["peak"]
             assert abs(by_phase[name] - peak) <= slack + 0.005 * peak, name
+
+
+@pytest.mark.parametrize("row", _refused(), ids=_ids)
+def test_what_torch_refuses(row: dict[str, Any]) -> None:
+    """Illegal in torch's own words; what a parameter group of its own avoids is said to be assumed (rows `-apart`)."""
+    said = row["error"].partition(": ")[2].split(". ")[0]
+    for report in (check(truth_cases.fsdp2(row["spec"])), simulate(truth_cases.fsdp2(row["spec"]))):
+        if "mixed torch.Tensor and DTensor" in said:
+            (found,) = (one for one in report.assumptions if "two parameter groups" in one.value)
+            assert "got mixed torch.Tensor and DTensor" in found.source
+        else:
+            (problem,) = report.problems
+            assert report.status == "illegal"
+            assert problem.message.startswith(said.rstrip("."))
+            assert problem.rule.startswith("torch 2.13")
+
+
+@pytest.mark.parametrize("changed", [{"store_dtype": "float32"}, {"optim": "adamw_forloop"}, {"optim_in_bwd": True}])
+def test_slices_of_another_type_or_updated_one_by_one_need_no_group_of_their_own(changed: dict[str, Any]) -> None:
+    row = next(row for row in _refused() if "mixed" in row["error"])
+    found = check(truth_cases.fsdp2(row["spec"] | changed))
+    assert found.status == "ok"
+    assert not [one for one in found.assumptions if "parameter groups" in one.value]

@@ -11,8 +11,7 @@ import pytest
 import small
 from simcore.errors import InputError
 from simcore.graph import ModelGraph, build, model_config
-from simcore.setup import prepare
-from simcore.simulate import simulate
+from simcore.simulate import check, simulate
 
 SHARED: dict[str, Any] = json.loads(
     (Path(__file__).parent / "truth" / "models" / "shared-torch-2.13.0.json").read_text(encoding="utf-8"))
@@ -52,13 +51,22 @@ def of(case: dict[str, Any]) -> dict[str, Any]:
 
 
 @pytest.mark.parametrize("name", SHARED)
-def test_fully_shard_copies_what_layers_share(name: str) -> None:
+def test_fully_shard_takes_no_weights_that_layers_share(name: str) -> None:
+    """Every `fully_shard` makes parameters of its own, and the root does not take them."""
     case = SHARED[name]
-    job, _ = prepare(small.scenario("fsdp2", {"dp_shard": 2}, model=of(case)))
-    assert job.graph.count() == case["sharded"]
-    assert job.autos["model"][0] == "every layer has its own copy of what layers share"
-    rest = small.plan_of("fsdp2", {"dp_shard": 2}, model=of(case)).at_rest()
-    assert sum(part.num_params for part in rest.values()) == case["local"]
+    assert case["sharded"] > case["parameters"]
+    report = check(small.scenario("fsdp2", {"dp_shard": 2}, model=of(case)))
+    assert report.status == "illegal"
+    said = case["raises"].split(". ")[0]
+    assert "is shared with a parameter already managed by another FSDP group" in said
+    assert report.problems[0].message.startswith(said)
+
+
+def test_layers_that_share_nothing_are_taken() -> None:
+    """One hybrid layer has its transformer to itself."""
+    alone = of(SHARED["one-block"])
+    alone["overrides"] = alone["overrides"] | {"num_hidden_layers": 10}
+    assert check(small.scenario("fsdp2", {"dp_shard": 2}, model=alone)).status == "ok"
 
 
 @pytest.mark.parametrize(("framework", "mesh"), [
@@ -78,7 +86,7 @@ def test_every_layer_gets_adapters_of_its_own() -> None:
 
 
 def test_its_layers_are_refused_by_name() -> None:
-    report = simulate(small.scenario("fsdp2", {"dp_shard": 2}, model=of(SHARED["one-block"])))
+    report = simulate(small.scenario("ddp", {"dp_replicate": 2}, model=of(SHARED["one-block"])))
     assert "not yet: a transformer that layers share (zamba2, hybrid)" in report.problems[0].message
 
 

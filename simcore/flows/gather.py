@@ -39,7 +39,7 @@ class Gathers:
         if self.pending[u] or self.unsharded[u] or weight.world == 1:
             return
         layer, slots, kept = self.layers[u], self.slots[u], self.kept[u]
-        size, cast = weight.gathered, weight.cast * (not kept)
+        size, cast = weight.gathered, weight.cast_again if kept else weight.cast
         self.out.alloc(layer, slots.cast, cast)
         if not kept:
             self.out.alloc(layer, slots.staged, weight.staged)
@@ -62,9 +62,8 @@ class Gathers:
             self.out.wait(layer, FORWARD_GATHER)
             self.out.wait(layer, BACKWARD_GATHER)
         self.out.alloc(layer, slots.unsharded, weight.used)
-        if weight.world == 1:
-            self.out.alloc(layer, slots.cast, weight.staged)
-            self.out.free(layer, slots.cast, weight.staged)
+        self.out.alloc(layer, slots.cast, weight.cast_alone)
+        self.out.free(layer, slots.cast, weight.cast_alone)
         self.out.alloc(layer, slots.relayout, weight.extra_copy)
         self.out.compute(_COPY, 0, 2 * weight.used, gathering(weight.num_params, forward=forward))
         self.out.free(layer, slots.relayout, weight.extra_copy)

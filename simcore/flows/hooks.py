@@ -114,7 +114,7 @@ class UnshardHooks:
         self.done[u] = True
         if not self.units[u].members:
             return
-        self.out.mark(self.post_backward_hooks[bool(self.reductions.grads[u])], self.first_name + u)
+        self.out.mark(self.post_backward_hooks[self.reductions.has_grads(u)], self.first_name + u)
         self.out.python(releasing(self.gathers.weights[u].num_params))
         self.reductions.add_in_place(u)
         if self.reduce_grads:

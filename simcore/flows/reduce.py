@@ -31,6 +31,7 @@ class Reductions:
         self.grads: list[list[Grad]] = [[] for _ in units]
         self.places: list[Places] = [() for _ in units]
         self.accumulated: list[Places] = [() for _ in units]
+        self.in_place = [False] * len(units)
         self.stored: list[GradBytes | None] = [None] * len(units)
         self.replicate_buffer = [0] * len(units)
         self.input_bytes = [0] * len(units)
@@ -55,22 +56,32 @@ class Reductions:
         self.grads[u].append(grad)
         self.places[u] = (*self.places[u], place)
 
+    def has_grads(self, u: int) -> bool:
+        """Whether a parameter of the unit has a gradient: a new one, or one that autograd has added to."""
+        return bool(self.grads[u] or (self.accumulated[u] and self.in_place[u]))
+
     def add_in_place(self, u: int) -> None:
-        """New gradients are added to the accumulated ones and die."""
+        """New gradients are added to the accumulated ones and die: see [Note: gradients that wait]."""
         if self.accumulated[u]:
             for grad in self.grads[u]:
                 self.out.free(*grad)
             self._forget(u)
 
     def keep(self, u: int) -> None:
-        """Unsynchronised: gradients stay whole, in the reduce dtype."""
+        """Unsynchronised: gradients stay whole, in the reduce dtype.
+
+        [Note: gradients that wait] Those that have it already stay their parameters' own: autograd adds to them, one by
+        one, as `tiles.adds_in_place` says, and few come here. Others wait in a copy, to which whole sets of new ones
+        are added (torch 2.13 `_fsdp_param.py`, accumulate_unsharded_grad_if_needed).
+        """
         if not self.grads[u]:
             return
         layer, slot = self.layers[u], self.slots[u].accumulated
         params = self.weights[u].params
         for place, grad in zip(self.places[u], self.grads[u], strict=True):
             size = params[place].accumulated
-            if size == grad[2]:  # the very same storage under another name
+            self.in_place[u] = size == grad[2]
+            if self.in_place[u]:  # the very same storage under another name
                 self.out.free(*grad)
                 self.out.alloc(layer, slot, size)
             else:
@@ -94,10 +105,13 @@ class Reductions:
         weight, steps = self.weights[u].grads(there), self.weights[u].steps(there)
         slots, layer = self.slots[u], self.layers[u]
         self.drop_replicate_buffer(u)
-        self._relay(u)
+        grads = self._take(u)
         self.out.alloc(layer, slots.input, weight.input)
         self.out.compute(_COPY, 0, 2 * weight.input, reducing(weight.num_params))
-        last = self._free_all_but_last(u)
+        # torch 2.13 `_fsdp_collectives.py`, foreach_reduce: the variable of a loop over gradients holds the last one.
+        last = grads[-1:] if self.weights[u].world > 1 else []
+        for grad in grads[:-1] if last else grads:
+            self.out.free(*grad)
         lent = weight.is_grad and bool(steps) and bool(self.units[u].replicate_axis)
         direct = weight.is_grad and self.stored[u] is None and not (self.weights[u].offloaded or lent)
         self.out.alloc(layer, slots.sharded if direct else slots.output, weight.output)
@@ -167,32 +181,19 @@ class Reductions:
         if steps:
             self.zero_grad(u)
 
-    def _relay(self, u: int) -> None:
-        """Gradients of sideways cuts are concatenated into new ones."""
-        if not self.weights[u].extra_copy:
-            return
-        layer, slot = self.layers[u], self.slots[u].relayout
-        for place, grad in enumerate(self.grads[u]):
-            self.out.alloc(layer, slot, grad[2])
-            self.out.free(*grad)
-            self.grads[u][place] = (layer, slot, grad[2])
-
-    def _free_all_but_last(self, u: int) -> list[Grad]:
-        """A loop over gradients, which runs where there is more than one shard, still holds its last one.
-
-        torch 2.13 `_fsdp_collectives.py`, foreach_reduce: `for i, (fsdp_param, unsharded_grad) in ...`.
-        """
+    def _take(self, u: int) -> list[Grad]:
+        """The unit's gradients, new or accumulated; those of sideways cuts are concatenated into new ones."""
+        layer, slots, grads = self.layers[u], self.slots[u], self.grads[u]
         if self.accumulated[u]:
-            layer, slot = self.layers[u], self.slots[u].accumulated
             params = self.weights[u].params
-            grads = [(layer, slot, params[place].accumulated) for place in self.accumulated[u]]
-        else:
-            grads = self.grads[u]
-        held = len(grads) - 1 if self.weights[u].world > 1 else len(grads)
-        for grad in grads[:held]:
-            self.out.free(*grad)
+            grads = [(layer, slots.accumulated, params[place].accumulated) for place in self.accumulated[u]]
         self._forget(u)
-        return grads[held:]
+        if self.weights[u].extra_copy:
+            for grad in grads:
+                self.out.alloc(layer, slots.relayout, grad[2])
+                self.out.free(*grad)
+            grads = [(layer, slots.relayout, grad[2]) for grad in grads]
+        return grads
 
     def _forget(self, u: int) -> None:
         self.grads[u], self.places[u] = [], ()

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping, Sequence
 
 import numpy as np
 
@@ -52,17 +52,16 @@ def rest_postings(placed: Placed) -> list[Posting]:
 def optimizer_temporaries(plan: Plan, tables: Tables, builder: Builder) -> None:
     """Adam's temporaries (torch 2.13 `optim/adam.py`), or Muon's where they are more: one runs after the other.
 
-    foreach: a square root of every second moment at once; for_loop: a square root and a quotient of one tensor beside
-    the quotient of the one before; fused, te and those of 8 bits: none.
+    foreach: a square root of every second moment of a parameter group at once; for_loop: a square root and a quotient
+    of one tensor beside the quotient of the one before; fused, te and those of 8 bits: none.
     """
     layer, slot = plan.layers[0], tables.slot("sqrt_exp_avg_sq", "optim_temp")
     per_kind = {kind: [p for p in plan.kinds[kind] if p.trainable and p.rests_here and not is_updated_in_backward(p)]
                 for kind, _ in plan.kind_counts}
-    sizes = {kind: [p.local * dtype_bytes(moment_dtype(p)) for p in mine if not _is_muons(plan, p)]
-             for kind, mine in per_kind.items()}
+    sizes = {kind: [_root_bytes(p) for p in mine if not _is_muons(plan, p)] for kind, mine in per_kind.items()}
     implementation, held = plan.framework.optimizer.implementation, 0
     if implementation == "foreach":
-        held = sum(count * sum(sizes[kind]) for kind, count in plan.kind_counts)
+        held = _largest_group(plan, per_kind)
     elif implementation == "for_loop":
         held = _two_in_a_row([size for at in plan.layers for size in sizes[plan.graph.layers[at].kind]])
     matrices = [(p, count) for kind, count in plan.kind_counts for p in per_kind[kind] if _is_muons(plan, p)]
@@ -74,6 +73,21 @@ def optimizer_temporaries(plan: Plan, tables: Tables, builder: Builder) -> None:
     if matrices:
         builder.compute(Kernel.GEMM, sum(count * _newton_schulz_flops(p) for p, count in matrices), moved)
     builder.free(layer, slot, held)
+
+
+def _root_bytes(placed: Placed) -> int:
+    """The square root of its second moment."""
+    return placed.local * dtype_bytes(moment_dtype(placed))
+
+
+def _largest_group(plan: Plan, per_kind: Mapping[int, Sequence[Placed]]) -> int:
+    """Square roots of the parameter group with most of them; of one type after the other, they stay until its end."""
+    sums = {True: 0, False: 0}
+    for kind, count in plan.kind_counts:
+        for placed in per_kind[kind]:
+            apart = plan.framework.optimizer.groups_apart and placed.life.rest_category == "ignored_param"
+            sums[apart] += count * _root_bytes(placed) * (not _is_muons(plan, placed))
+    return max(sums.values())
 
 
 def _moved(placed: Placed, implementation: str) -> int:

@@ -19,10 +19,10 @@ __all__ = ["GradBytes", "ParamBytes", "UnitBytes", "Weigher"]
 class ParamBytes:
     """A parameter of a unit on this rank, or `copies` that are alike (one an expert).
 
-    `kept_shard`: its part of a smaller group after forward, an equal part of what was gathered, padding included (torch
-    2.13 `_fsdp_param.py`, to_sharded_post_forward), which that group gathers again; `extra_copy`: the second buffer of
-    a sideways cut; `accumulated`: its whole gradient in the reduce dtype, 0 when frozen. `step`: runs when the
-    gradient is reduced.
+    `kept_shard`: its part of a smaller group after forward, an equal part of what was gathered, padding included, which
+    that group gathers again (torch 2.13 `_fsdp_param.py`, to_sharded_post_forward); `extra_copy`: the second buffer of
+    a sideways cut; `accumulated`: its whole gradient in the reduce dtype, 0 when frozen. `step`: runs when the gradient
+    is reduced.
     """
 
     name: str
@@ -54,14 +54,17 @@ class GradBytes:
 class UnitBytes:
     """What a unit's buffers weigh on this rank. Gathering over one rank needs no buffers and no collective.
 
-    `offloaded`: parameters and gradients rest on the host, in `host_dtype`. Parameters are copied to the device one by
-    one, and cast there: `staged` is what that needs beyond the result, `cast`; `from_host` is copied (torch 2.13
-    `_fsdp_param.py`, all_gather_inputs). Over one rank `staged` is what casts need beyond the whole parameters.
+    `cast`: shards in the type that is gathered, if they are stored in another; `cast_alone`: the only rank of a group
+    casts parameters one by one, and needs so much beyond the result (torch 2.13 `_fsdp_param_group.py`,
+    wait_for_unshard). `offloaded`: parameters and gradients rest on the host, in `host_dtype`. Parameters are copied to
+    the device one by one, and cast there: `staged` is what that needs beyond the result, `cast`; `from_host` is copied
+    (`_fsdp_param.py`, all_gather_inputs).
     """
 
     params: tuple[ParamBytes, ...]
     world: int
     cast: int
+    cast_alone: int
     gathered: int
     used: int
     kept_shard: int
@@ -78,6 +81,14 @@ class UnitBytes:
     @property
     def offloaded(self) -> bool:
         return bool(self.host_dtype)
+
+    @property
+    def cast_again(self) -> int:
+        """What a smaller group keeps is copied to be gathered, though it has the type, if shards are cast.
+
+        torch 2.13 `_fsdp_collectives.py`, _get_param_all_gather_inputs: use_foreach_copy.
+        """
+        return self.kept_shard if self.cast and not self.offloaded else 0
 
     def steps(self, places: tuple[int, ...]) -> tuple[Step, ...]:
         """That run when the gradients of the parameters at `places` are reduced."""
@@ -114,9 +125,10 @@ def _unit_bytes(plan: Plan, unit: Unit) -> UnitBytes:
     shard = sum(_gathered(unit, p, p.padded) for p in placed)
     away = [p for p in placed if not p.rests_here]
     uses_cast = bool(away) or any(p.life.rest.num_bytes(p.padded) != _gathered(unit, p, p.padded) for p in placed)
-    return UnitBytes(params, world, shard if uses_cast else 0, shard * world, sum(p.used for p in params),
+    alone = _cast_alone(plan, unit, placed, away=bool(away)) if world == 1 else 0
+    return UnitBytes(params, world, shard if uses_cast else 0, alone, shard * world, sum(p.used for p in params),
                      sum(p.kept_shard for p in params), sum(p.extra_copy for p in params),
-                     _staged(unit, placed) if away else _alone(plan, unit) if world == 1 else 0,
+                     _staged(unit, placed) if away else 0,
                      sum(p.life.rest.num_bytes(p.padded) for p in away), away[0].life.rest.dtype if away else "")
 
 
@@ -130,12 +142,14 @@ def _staged(unit: Unit, placed: list[Placed]) -> int:
     return max(0, most - done)
 
 
-def _alone(plan: Plan, unit: Unit) -> int:
+def _cast_alone(plan: Plan, unit: Unit, placed: list[Placed], *, away: bool) -> int:
     """The most that casts add to a unit of one shard, whose parameters are cast one by one and then copied.
 
     The cast before the last is still held when the next is made (torch 2.13 `_fsdp_param_group.py`, wait_for_unshard:
     all_gather_input).
     """
+    if away:
+        return _staged(unit, placed)
     done = most = last = 0
     for p in (p for layer, numbers in unit.members for p in _registered([plan.of_layer(layer)[i] for i in numbers])):
         copies = 1 if unit.joins_copies else p.used_copies

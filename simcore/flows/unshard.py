@@ -9,7 +9,7 @@ from simcore.flows.hooks import UnshardHooks
 from simcore.flows.hosted import updated
 from simcore.flows.rest import optimizer_temporaries, post_rest, rest_postings
 from simcore.framework import UnshardFlow
-from simcore.outline import Tables
+from simcore.outline import Phase, Tables
 from simcore.plan import Plan
 from simcore.schedule import Action, Part
 from simcore.tape import Param
@@ -36,7 +36,7 @@ class GatheredFlow:
             self.starting[units[u].first].append(u)
             self.ending[units[u].last].insert(0, u)
         self.inner = {units[u].first: u for u in range(len(units)) if units[u].inner}
-        self.routes: dict[tuple[int, bool], list[tuple[int, int, int, int]]] = {}
+        self.routes: dict[tuple[int, bool, int], list[tuple[int, int, int, int]]] = {}
         self.unit_at = self._units_of_layers()
         trained = (layer for layer in range(len(plan.graph.layers)) if self._trains(layer))
         self.first_trained = next(trained, len(plan.graph.layers))
@@ -91,7 +91,8 @@ class GatheredFlow:
                 self.hooks.post_backward(u)
 
     def experts(self, layer: int, mark: int, grads: Sequence[tuple[Param, int, int]], *, replay: bool) -> None:
-        u = self.inner[layer]
+        u, phase = self.inner[layer], self.out.phase
+        self.out.at(Phase.RECOMPUTE if replay else phase)  # what its hooks do in a replay is part of it
         self.hooks.replay = replay
         if mark == FORWARD_BEGIN:
             self.hooks.pre_forward(u)
@@ -103,6 +104,7 @@ class GatheredFlow:
             self._sort_grads(layer, grads, inner=True)
             self.hooks.post_backward(u)
         self.hooks.replay = False
+        self.out.at(phase)
 
     def end_pass(self, action: Action) -> None:
         if action.forward:
@@ -128,7 +130,7 @@ class GatheredFlow:
 
     def _sort_grads(self, layer: int, grads: Sequence[tuple[Param, int, int]], *, inner: bool = False) -> None:
         """Gradients of units go to their units; those of plain local parameters rest until zero_grad."""
-        key = (self.plan.graph.layers[layer].kind, inner)
+        key = (self.plan.graph.layers[layer].kind, inner, len(grads))  # fewer where some are added in place
         if key not in self.routes:
             self.routes[key] = self._route(layer, grads)
         units = self.unit_at[layer]

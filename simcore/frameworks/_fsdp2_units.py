@@ -17,7 +17,7 @@ __all__ = ["Wrapping", "units"]
 
 @dataclass(frozen=True, slots=True)
 class Wrapping:
-    """What is wrapped, and how each part reshards: root, layers, the last layer, final norm and head, experts.
+    """What is wrapped, and how each part reshards: root, layers, last layer, norm and head, experts, the last layer's.
 
     `separate`: embedding and head are units, the root has no parameters. `experts_unit`: experts are units of their
     own; `experts_apart`: they belong to no other unit; `packed_apart`: nor do weights in 4 bits. `checkpointed`: layers
@@ -40,6 +40,7 @@ class Wrapping:
     compute: str
     reduce: str
     joins_copies: bool = False
+    last_experts: bool | int = True
 
 
 @lru_cache(maxsize=256)
@@ -52,10 +53,11 @@ def _of_stage(graph: ModelGraph, stage: tuple[int, ...], wrapping: Wrapping) -> 
     found = (_separate if wrapping.separate else _together)(graph, wrapping, stage)
     blocks = [layer for layer in stage if graph.kinds[graph.layers[layer].kind].block is None]
     for block in blocks:
-        policy = wrapping.last if block == blocks[-1] else wrapping.layers
-        found.append(_unit(graph, wrapping, graph.layers[block].path, [block], reshard=policy, explicit=True))
+        layer, experts = ((wrapping.last, wrapping.last_experts) if block == blocks[-1]
+                          else (wrapping.layers, wrapping.experts))
+        found.append(_unit(graph, wrapping, graph.layers[block].path, [block], reshard=layer, explicit=True))
         if wrapping.experts_unit and _moe_name(graph, block):
-            found.append(_experts_unit(graph, wrapping, block))
+            found.append(_experts_unit(graph, wrapping, block, reshard=experts))
     return found
 
 
@@ -92,12 +94,12 @@ def _unit(graph: ModelGraph, wrapping: Wrapping, name: str, layers: list[int], *
                 gather_dtype=wrapping.compute)
 
 
-def _experts_unit(graph: ModelGraph, wrapping: Wrapping, layer: int) -> Unit:
+def _experts_unit(graph: ModelGraph, wrapping: Wrapping, layer: int, *, reshard: bool | int) -> Unit:
     inside = "._checkpoint_wrapped_module" if wrapping.checkpointed else ""
     name = f"{graph.layers[layer].path}{inside}.{_moe_name(graph, layer)}.experts"
     numbers = _numbers(graph, layer, _is_routed)
     return Unit(name, ((layer, numbers),) if numbers else (), layer, layer, "expert_dp",
-                reshard_after_forward=wrapping.experts, inner=True, param_dtype=wrapping.compute,
+                reshard_after_forward=reshard, inner=True, param_dtype=wrapping.compute,
                 reduce_dtype=wrapping.reduce, gather_dtype=wrapping.compute)
 
 

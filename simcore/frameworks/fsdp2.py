@@ -14,7 +14,7 @@ from types import ModuleType
 from typing import Any
 
 from simcore.form import Form, Layout, Partial, Shard
-from simcore.framework import Framework, Life, Matches, Moment, Rule, Unit, UnshardFlow
+from simcore.framework import Framework, Life, Matches, Moment, Optimizer, Rule, Unit, UnshardFlow
 from simcore.frameworks import _hub, _kempnerforge, _llmfoundry, _torchtitan, _transformers
 from simcore.frameworks._bitsandbytes import STORAGE_OPTION, is_packed, packed_of
 from simcore.frameworks._files import fsdp2_files
@@ -40,7 +40,7 @@ from simcore.models.blocks import Moe
 from simcore.packed import Packed
 from simcore.tensor import TensorSpec
 
-__all__ = ["CASTS_PARAMETERS", "COPIES_SHARED_LAYERS", "DEFAULT_IMPLEMENTATION", "IMPLEMENTATIONS", "PACKS", "VERSIONS",
+__all__ = ["CASTS_PARAMETERS", "DEFAULT_IMPLEMENTATION", "IMPLEMENTATIONS", "PACKS", "VERSIONS",
            "adapters", "table"]
 
 VERSIONS = ("torch 2.13",)
@@ -55,9 +55,6 @@ PACKS = True
 """Serves frozen weights in 4 bits, of transformers' layers."""
 CASTS_PARAMETERS = True
 """They rest as asked, and are gathered in the compute dtype (torch 2.13 `_fsdp_api.py`, MixedPrecisionPolicy)."""
-COPIES_SHARED_LAYERS = True
-"""Each `fully_shard` makes parameters of its own (torch 2.13 `_fsdp_param.py`, _init_sharded_param): what layers of two
-units share is no longer shared; measured: `tests/truth/models/shared-torch-2.13.0.json`."""
 RULE = "torch 2.13 torch/distributed/fsdp/_fully_shard/_fsdp_init.py"
 
 adapters = name_adapters
@@ -85,13 +82,17 @@ def table(job: Job) -> Framework:
     stages = code.stages_of(job)
     packed = _packed(job, options)
     fully = job.mesh.ep > 1 and options.get("experts", "fully_shard") == "fully_shard"
+    _check_shared(job, separate=options.get("wrap", given.wrap) != "layers_root")
+    optimizer = _grouped(job, torch_optimizer(job, *reversed(given.optimizer), muon=code is _transformers),
+                         mixes=job.mesh.ep > 1 and not fully and stored == job.compute)
     made = units(job.graph, stages, _wrapping(job, options, reduce, packed, fully=fully))
+    _check_units(job, made)
     return Framework(
         name="fsdp2", version=VERSIONS[0],
         rules=_rules(job, stored, packed, fully=fully, in_backward=options.get("optimizer_in_bwd", False)),
         units=made,
         flow=_flow(job, options, given),
-        optimizer=torch_optimizer(job, *reversed(given.optimizer), muon=code is _transformers),
+        optimizer=optimizer,
         compute_dtype=job.compute,
         checkpoint=code.checkpoint(job),
         loss=job.auto("training.loss", job.scenario.training.loss, *loss_with(options, given.loss)),
@@ -104,7 +105,7 @@ def table(job: Job) -> Framework:
         communicators=_communicators(job, made, fully=fully),
         files=fsdp2_files(job),
         libraries=torch_libraries(job, options),
-        assumptions=(*_of_host(job), *_of_muon(job),
+        assumptions=(*_of_host(job), *_of_muon(job), *_of_groups(optimizer),
                      *(_kempnerforge.assumptions(job, options) if code is _kempnerforge else ())),
     )
 
@@ -140,6 +141,27 @@ def _of_muon(job: Job) -> tuple[tuple[str, str, str, str], ...]:
              "torch 2.13 optim/_muon.py; what its products gather or reduce of DTensors is in no traffic"),)
 
 
+def _grouped(job: Job, optimizer: Optimizer, *, mixes: bool) -> Optimizer:
+    """[Note: plain slices beside shards] Where `mixes`, slices of experts are stored in the type of the shards.
+
+    foreach and fused kernels take the parameters of a group that are of one type together (torch 2.13
+    `optim/optimizer.py`, _group_tensors_by_device_and_dtype), and DTensor takes no plain tensor beside its own
+    (`distributed/tensor/_dispatch.py`: "got mixed torch.Tensor and DTensor"): one parameter group of all parameters
+    raises in the first step, in a group of their own the slices do not. A loop over parameters takes either.
+    """
+    training, options = job.scenario.training, job.scenario.framework_options
+    one_by_one = training.optimizer.implementation == "for_loop" or options.get("optimizer_in_bwd")
+    together = optimizer.implementation in ("foreach", "fused") and not one_by_one
+    return replace(optimizer, groups_apart=mixes and together and training.method == "full")
+
+
+def _of_groups(optimizer: Optimizer) -> tuple[tuple[str, str, str, str], ...]:
+    """Of whom [Note: plain slices beside shards] is true."""
+    return (("training.optimizer", "two parameter groups: the experts' slices, and shards", "assumed",
+             "torch 2.13 distributed/tensor/_dispatch.py: one group of both, in one type, raises \"got mixed "
+             "torch.Tensor and DTensor\" in the first step"),) * optimizer.groups_apart
+
+
 def _typed(job: Job, default: Sourced) -> Sourced:
     value, source = default
     return job.compute if value == "compute" else value, source
@@ -156,9 +178,6 @@ def _note_defaults(job: Job, options: dict[str, object]) -> None:
         given = CODES[job.graph.implementation].DEFAULTS
         job.auto("framework_options.reshard_after_forward", "auto",
                  *(given.reshard if job.mesh.pp == 1 else given.reshard_in_stages))
-    if any(kind.shared for kind in job.graph.kinds):
-        job.auto("model", "auto", "every layer has its own copy of what layers share",
-                 "torch 2.13 _fsdp_param.py _init_sharded_param: each fully_shard makes new parameters")
     if job.scenario.training.optimizer.name != "sgd":
         job.auto("training.optimizer.moments", job.scenario.training.optimizer.moments, "as each parameter is stored",
                  "torch 2.13 optim/adam.py: zeros_like(parameter)")
@@ -208,6 +227,27 @@ def _check_experts(job: Job) -> None:
             if isinstance(branch.block, Moe) and branch.block.num_experts % job.mesh.ep:
                 raise job.illegal("mesh.ep", f"{branch.block.num_experts} experts must be divisible by ep "
                                   f"{job.mesh.ep}", "expert parallel: DTensor Shard(0) of the experts, even cut")
+
+
+def _check_shared(job: Job, *, separate: bool) -> None:
+    """A parameter of two units raises before the first forward. `separate`: embedding and head are units."""
+    for layer in job.graph.layers:
+        name = next((spec.name for spec in job.graph.tensors[layer.kind] if spec.tied), "")
+        in_block = job.graph.kinds[layer.kind].block is None
+        if name and (separate or in_block):
+            hint = "every layer is a unit" if in_block else "with a tied head only wrap: layers_root runs"
+            raise job.illegal("model" if in_block else "framework_options.wrap", f"Parameter '{layer.path}.{name}' is "
+                              f"shared with a parameter already managed by another FSDP group: {hint}",
+                              f"{RULE.replace('_init', '_state')} _validate_no_duplicate_params")
+
+
+def _check_units(job: Job, made: tuple[Unit, ...]) -> None:
+    """DTensors, which experts of `fully_shard` are, are kept in no group that is smaller than theirs."""
+    kept = next((unit for unit in made if unit.inner and unit.kept_axis != unit.shard_axis), None)
+    if kept is not None:
+        raise job.illegal("framework_options.reshard_after_forward", "Resharding to smaller mesh is not supported for "
+                          f"DTensor parameters yet: {job.mesh.expert_dp} ranks share experts, the group is of "
+                          f"{kept.reshard_after_forward}", f"{RULE.replace('_init', '_param')} to_sharded_post_forward")
 
 
 def _policy(job: Job, reshard: object, shards: int) -> bool | int:
@@ -355,7 +395,10 @@ def _plain_experts(split: Layout, choice: _Choice) -> Life:
 
 
 def _wrapping(job: Job, options: dict[str, Any], reduce: str, packed: Packed | None, *, fully: bool) -> Wrapping:
-    """By default children reshard; whether the root does its code says (torch 2.13 left alone: it does not)."""
+    """By default children reshard; whether the root does its code says (torch 2.13 left alone: it does not).
+
+    `set_reshard_after_forward` of the last layer is of all units inside it too (`_fully_shard.py`, recurse).
+    """
     mesh, asked = job.mesh, options.get("reshard_after_forward")
     given: Defaults = CODES[job.graph.implementation].DEFAULTS
     shards, last = mesh.axis("dp_shard_cp").size, options.get("set_last_reshard")
@@ -367,6 +410,7 @@ def _wrapping(job: Job, options: dict[str, Any], reduce: str, packed: Packed | N
         last=_policy(job, children if last is None else last, shards),
         head=given.last_follows and asked is True,
         experts=_policy(job, children, mesh.expert_dp) if fully else True,
+        last_experts=_policy(job, children if last is None else last, mesh.expert_dp) if fully else True,
         separate=options.get("wrap", given.wrap) != "layers_root",
         loss_inside=given.loss_inside,
         experts_unit=fully,

@@ -426,10 +426,15 @@ def grouped_mm(tape: Tape, x: Tensor, weight: Param, offsets: Tensor, name: str,
 
 
 def strided(tape: Tape, weight: Param) -> Tensor:
-    """A parameter whose gradient will arrive transposed: AccumulateGrad copies it into the parameter's strides."""
+    """A parameter whose gradient will arrive transposed: AccumulateGrad copies it into the parameter's strides.
+
+    Not where it adds to a gradient that is there (torch 2.13 `torch/csrc/autograd/functions/accumulate_grad.h`).
+    """
     shape, dtype = weight.shape, weight.dtype
 
     def backward(tape: Tape, grads: Grads, saved: Saved) -> Grads:
+        if weight.grad_exists:
+            return [grads.pop()]
         return [new(tape, shape, dtype, "grad_weight", weight.nbytes, Kernel.COPY)]
 
     return Tensor(None, shape, dtype, tape.node((weight,), (), backward))

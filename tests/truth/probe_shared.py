@@ -3,7 +3,7 @@
     python tests/truth/probe_shared.py > tests/truth/models/shared-torch-2.13.0.json
 
 Over PyTorch's fake process group of two ranks; nothing of rankscope is imported. `parameters`: of the model before,
-`sharded`: distinct parameters after, whole; `local`: elements of rank 0.
+`sharded`: distinct parameters after, whole; `raises`: what the root says before its first forward.
 """
 
 from __future__ import annotations
@@ -31,9 +31,13 @@ def row(preset: str, layers: int, mesh: Any) -> dict[str, Any]:
     for layer in model.model.layers:
         fully_shard(layer, mesh=mesh)
     fully_shard(model, mesh=mesh)
-    found: list[Any] = list(model.parameters())
-    return {"preset": preset, "overrides": {**SMALL, "num_hidden_layers": layers}, "parameters": before,
-            "sharded": sum(p.numel() for p in found), "local": sum(p.to_local().numel() for p in found)}
+    found = {"preset": preset, "overrides": {**SMALL, "num_hidden_layers": layers}, "parameters": before,
+             "sharded": sum(p.numel() for p in model.parameters())}
+    try:
+        model._get_fsdp_state()._lazy_init()
+    except ValueError as error:
+        found["raises"] = str(error)
+    return found
 
 
 def main() -> None:

@@ -12,7 +12,7 @@ import torch
 from torch import nn
 from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
 from torch.distributed.fsdp import FSDPModule, MixedPrecisionPolicy, fully_shard
-from torch.distributed.tensor import Shard, distribute_tensor
+from torch.distributed.tensor import DTensor, Shard, distribute_tensor
 from torch.optim import adam
 
 from . import fsdp2_models as models
@@ -183,7 +183,9 @@ def placement(model: nn.Module, ignored: set[nn.Parameter]) -> dict[str, int]:
 def make_optim(model: nn.Module, spec: Spec) -> torch.optim.Optimizer | None:
     # AdamW reads its step counters with .item(); fake tensors have no value
     adam._get_value = lambda x: 1.0 if isinstance(x, torch.Tensor) else x
-    ps = [p for p in model.parameters() if p.requires_grad]
+    ps: Any = [p for p in model.parameters() if p.requires_grad]
+    if spec["optim_groups"] == "apart":
+        ps = [{"params": [p for p in ps if isinstance(p, DTensor) == shards]} for shards in (True, False)]
     kind = spec["optim"]
     if kind == "none":
         return None
