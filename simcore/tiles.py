@@ -18,7 +18,7 @@ import numpy as np
 from simcore.edges import Edges, edges_of
 from simcore.framework import Moment, UnshardFlow
 from simcore.graph import ModelGraph
-from simcore.models.blocks import Embedding, Head, LayerKind
+from simcore.models.blocks import Attention, Embedding, Head, LayerKind
 from simcore.outline import Tables
 from simcore.plan import Placed, PlacedKind, Plan
 from simcore.recording import LayerTape, Run
@@ -149,16 +149,28 @@ def _last_user(plan: Plan, below: dict[int, bool]) -> int:
     the first block stands for the stem.
     """
     blocks = [layer for layer in plan.chunks[0] if plan.graph.kinds[plan.graph.layers[layer].kind].block is None]
-    spared = plan.framework.checkpoint == "none", plan.framework.kept_whole
+    replays, whole = plan.framework.checkpoint != "none", plan.framework.kept_whole
     for layer in blocks:
-        kind = plan.kinds[plan.graph.layers[layer].kind]
-        if spared[0] or layer in spared[1]:
-            attends = [p for p in kind if p.spec.component == "attention"]
-            if attends and (below[layer] or any(p.trainable and _TURNED.search(p.spec.name) for p in kind)):
-                return layer
-        elif below[layer] or kind.is_trained:
+        number = plan.graph.layers[layer].kind
+        if replays and layer not in whole:
+            keeps = below[layer] or plan.kinds[number].is_trained
+        else:
+            keeps = _turns_gradients(plan.graph.kinds[number], plan.kinds[number], carries=below[layer])
+        if keeps:
             return layer
     return blocks[0] if blocks else -1
+
+
+def _turns_gradients(kind: LayerKind, placed: PlacedKind, *, carries: bool) -> bool:
+    """Whether gradients flow back to queries or keys; `carries`: the layer's input has one."""
+    trained = tuple(p.spec.name for p in placed if p.trainable)
+    for branch in kind.branches:
+        own = [name for name in trained if name.startswith(f"{branch.name}.")]
+        carries = carries or any(name.startswith(f"{branch.norm}.") for name in trained)
+        if isinstance(branch.block, Attention) and (carries or any(_TURNED.search(name) for name in own)):
+            return True
+        carries = carries or bool(own)
+    return False
 
 
 def record_layers(plan: Plan, workload: Workload, *, several: bool = False) -> Recording:

@@ -93,6 +93,18 @@ def test_less_is_kept_and_moved_the_more_is_frozen() -> None:
     assert len(set(peaks)) == 4
 
 
+@pytest.mark.parametrize(("options", "frozen", "status"), [
+    ({"reshard_after_forward": 2}, ["*embed*", "model.layers.0"], "illegal"),
+    ({"reshard_after_forward": 2}, ["*embed*"], "ok"),
+    ({"reshard_after_forward": 2, "wrap": "separate_embedding_head"}, ["*embed*"], "illegal"),
+    ({"reshard_after_forward": True}, ["*embed*", "model.layers.0"], "ok"),
+    ({"reshard_after_forward": 4}, ["*embed*", "model.layers.0"], "ok")])
+def test_what_is_gathered_for_nobody_must_be_whole(options: dict[str, Any], frozen: list[str], status: str) -> None:
+    report = check(small.scenario("fsdp2", {"dp_shard": 4}, model=LLAMA, microbatches=2, frozen=frozen,
+                                  options=options | {"set_is_last_backward": "last"}))
+    assert report.status == status
+
+
 @pytest.mark.parametrize(("framework", "given", "status", "told"), [
     ("fsdp2", {"frozen": ["model.layers.9"]}, "error", "matched by model.layers.9; names are like model.embed_"),
     ("fsdp2", {"frozen": ["*norm*", "foo", "bar*"]}, "error", "is matched by foo, bar*;"),

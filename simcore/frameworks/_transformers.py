@@ -90,13 +90,19 @@ def replayed(job: Job) -> tuple[tuple[str, str], ...]:
     return (("embeddings", "require_grad"),) if asked else ()
 
 
+def _by_transformers(job: Job, options: dict[str, Any]) -> tuple[tuple[str, str], ...]:
+    """`replayed`, whatever is trained: transformers asks for the gradient wherever a model takes token ids."""
+    asked = options.get("recompute_by") == "transformers" and checkpoint(job) != "none"
+    return (("embeddings", "require_grad"),) if asked else ()
+
+
 def options_of(job: Job, options: dict[str, Any]) -> tuple[tuple[str, str], ...]:
     """`Run.options`: transformers' own grouped products, or the stand-in that expert parallelism needs."""
     unit = job.mesh.ep > 1 and options.get("experts", "fully_shard") == "fully_shard"
     away = job.scenario.training.offload.part("activations")[1] > 0
     apart = (*((("experts", "unit"),) if unit else ()), *((("inputs", "on_host"),) if away else ()),
              *_attention(job, options), *liger_kernels(job, options),
-             *(replayed(job) if options.get("recompute_by") == "transformers" else ()))
+             *_by_transformers(job, options))
     given = options.get("experts_implementation")
     if given is None and _has_sinks(job):
         job.auto("framework_options.experts_implementation", "auto", "grouped_mm",

@@ -79,6 +79,7 @@ def table(job: Job) -> Framework:
     stored = job.auto("training.precision.params", precision.params, *_typed(job, given.stored))
     reduce = job.auto("training.precision.grad_reduce", precision.grad_reduce, *_typed(job, given.reduce))
     _note_defaults(job, options)
+    _check_last_backward(job, options)
     stages = code.stages_of(job)
     packed = _packed(job, options)
     fully = job.mesh.ep > 1 and options.get("experts", "fully_shard") == "fully_shard"
@@ -248,6 +249,27 @@ def _check_units(job: Job, made: tuple[Unit, ...]) -> None:
         raise job.illegal("framework_options.reshard_after_forward", "Resharding to smaller mesh is not supported for "
                           f"DTensor parameters yet: {job.mesh.expert_dp} ranks share experts, the group is of "
                           f"{kept.reshard_after_forward}", f"{RULE.replace('_init', '_param')} to_sharded_post_forward")
+
+
+def _check_last_backward(job: Job, options: dict[str, Any]) -> None:
+    """A unit whose output carries no gradient is gathered ahead in backward, and nobody waits for it.
+
+    `set_is_last_backward(False)` leaves that to the next forward: of a unit that a smaller group keeps it is too short.
+    """
+    asked, shards = options.get("reshard_after_forward"), job.mesh.axis("dp_shard_cp").size
+    small = type(asked) is int and 1 < asked < shards
+    if not small or options.get("set_is_last_backward") != "last" or job.scenario.num_microbatches == 1:
+        return
+    graph = job.graph
+    trained = next(layer.index for layer in graph.layers if any(t.trainable and not t.is_buffer
+                                                                for t in graph.tensors[layer.kind]))
+    block = next(layer.index for layer in graph.layers if graph.kinds[layer.kind].block is None)
+    first = 0 if options.get("wrap") == "separate_embedding_head" else block
+    if trained > first and options.get("recompute_by") != "transformers":
+        raise job.illegal("framework_options.set_is_last_backward", "split_with_sizes expects split_sizes to sum "
+                          f"exactly to the whole: a unit below what is trained, kept by {asked} of {shards} ranks, is still "
+                          "being gathered when the next forward begins",
+                          "torch 2.13 _fsdp_param_group.py wait_for_unshard")
 
 
 def _policy(job: Job, reshard: object, shards: int) -> bool | int:

@@ -159,7 +159,7 @@ def lora(pick: Pick, case: Case) -> None:
         return
     linears = LINEARS.get(case["model"]["preset"], (*ATTENTION, *GATED))
     targets = sorted(pick.sample(linears, pick.randint(1, len(linears))), key=linears.index)
-    apart = pick.random() >= 0.85 and case["mp_param"]  # without a policy a product of two types raises, on real tensors
+    apart = pick.random() >= 0.85 and case["mp_param"]  # without a policy products of two types raise on real tensors
     dtype = "float32" if apart else case["store_dtype"]
     case["lora"] = {"r": pick.choice((4, 8, 16)), "targets": targets, "dtype": dtype}
 
