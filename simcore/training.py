@@ -242,7 +242,9 @@ class Training(Block):
     precision: Precision = Field(default=Precision(), description="Formats")
     optimizer: Optimizer = Field(default=Optimizer(), description="Optimizer")
     offload: Offload = Field(default=Offload(), description="What lies outside the device")
-    frozen: Names = Field(default=(), description="Names or patterns of parameters and modules without gradient")
+    frozen: Annotated[Names, Field(max_length=100)] = Field(
+        default=(), description="Names or patterns of parameters and modules without gradient"
+    )
     lora: Lora = Field(default=Lora(), description="Adapters, for the methods lora and qlora")
     quantization: Quantization = Field(default=Quantization(), description="The frozen base, for the method qlora")
 

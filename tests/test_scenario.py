@@ -37,6 +37,7 @@ FULL: dict[str, Any] = {
                       "momentum": None},
         "offload": {"params": "host", "optimizer": {"space": "nvme", "fraction": 0.5}, "gradients": "none",
                     "activations": "none"},
+        "frozen": ["model.embed_tokens", "*norm*"],
         "lora": {"rank": 16, "alpha": 32.0, "dropout": 0.1, "target_modules": ["q_proj"], "exclude_modules": [],
                  "expert_adapters": "auto", "dtype": "bf16"},
         "quantization": {"format": "nf4", "block_size": 64, "double_quant": True},
