@@ -171,6 +171,8 @@ def _expected(found: Any, annotation: Any) -> str:
         return str(context["error"])
     if kind in ("string_too_long", "string_too_short"):
         return f"expected 1 to {context.get('max_length', 200)} characters"
+    if kind == "too_long":
+        return f"expected at most {context['max_length']} entries"
     if kind == "string_pattern_mismatch":
         return "expected text without control characters"
     if kind == "finite_number":

@@ -8,9 +8,9 @@ too. Where one weight has two names, it has the first: a tied head is the embedd
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+import re
 from dataclasses import replace
-from fnmatch import fnmatchcase
+from fnmatch import translate
 from functools import lru_cache
 
 from simcore.graph import ModelGraph
@@ -25,13 +25,13 @@ def with_frozen(graph: ModelGraph, patterns: tuple[str, ...]) -> tuple[ModelGrap
 
     Layers of one kind that are frozen otherwise become kinds of their own, behind the others.
     """
+    hits = _Hits(patterns)
     kinds, tensors, hit = list(graph.kinds), list(graph.tensors), set[str]()
     numbers: dict[tuple[int, tuple[int, ...]], int] = {}
     layers = []
     for layer in graph.layers:
         specs = graph.tensors[layer.kind]
-        found = {number: {p for p in patterns if _matches(f"{layer.path}.{spec.name}", p)}
-                 for number, spec in enumerate(specs) if spec.is_owned}
+        found = {number: hits(f"{layer.path}.{spec.name}") for number, spec in enumerate(specs) if spec.is_owned}
         hit.update(*found.values())
         cold = tuple(number for number, by in found.items() if by)
         key = (layer.kind, cold)
@@ -45,15 +45,18 @@ def with_frozen(graph: ModelGraph, patterns: tuple[str, ...]) -> tuple[ModelGrap
     return _with_tied_head(made), tuple(p for p in patterns if p not in hit)
 
 
-def _matches(name: str, pattern: str) -> bool:
-    """Whether a pattern is the name of a parameter or of a module around it."""
-    return any(fnmatchcase(one, pattern) for one in _names(name))
+class _Hits:
+    """Which patterns are the name of a parameter or of a module around it; modules are asked once."""
 
+    def __init__(self, patterns: tuple[str, ...]) -> None:
+        self.matchers = [(pattern, re.compile(translate(pattern)).match) for pattern in patterns]
+        self.known: dict[str, frozenset[str]] = {"": frozenset()}
 
-def _names(name: str) -> Iterator[str]:
-    while name:
-        yield name
-        name = name.rpartition(".")[0]
+    def __call__(self, name: str) -> frozenset[str]:
+        if name not in self.known:
+            own = (pattern for pattern, match in self.matchers if match(name))
+            self.known[name] = self(name.rpartition(".")[0]).union(own)
+        return self.known[name]
 
 
 def _without_gradient(specs: tuple[TensorSpec, ...], cold: tuple[int, ...]) -> tuple[TensorSpec, ...]:

@@ -267,8 +267,8 @@ def _check_last_backward(job: Job, options: dict[str, Any]) -> None:
     first = 0 if options.get("wrap") == "separate_embedding_head" else block
     if trained > first and options.get("recompute_by") != "transformers":
         raise job.illegal("framework_options.set_is_last_backward", "split_with_sizes expects split_sizes to sum "
-                          f"exactly to the whole: a unit below what is trained, kept by {asked} of {shards} ranks, is still "
-                          "being gathered when the next forward begins",
+                          f"exactly to the whole: a unit below what is trained, kept by {asked} of {shards} ranks, is "
+                          "still being gathered when the next forward begins",
                           "torch 2.13 _fsdp_param_group.py wait_for_unshard")
 
 
