@@ -162,6 +162,14 @@ class Batch:
             if wrong := [line for line in seen if line not in self.lines]:
                 self.fault(f"results.jsonl has {len(wrong)} odd lines, such as {wrong[0][:60]!r}..{wrong[0][-20:]!r}")
 
+    def stop(self) -> None:
+        """Ends what still runs, where this ends early."""
+        for pid in self.processes():
+            with suppress(ProcessLookupError):
+                os.kill(pid, signal.SIGKILL)
+        if self.process is not None:
+            self.process.communicate()
+
     def finish(self) -> None:
         self.start()
         self.ended({0})
@@ -254,13 +262,16 @@ def run(asked: argparse.Namespace, folder: Path) -> int:
     while left:
         disk = Disk(folder / f"disk{batches}", limited=asked.limited)
         batch = Batch(scenario, disk, whole, faults)
-        rest = disturb(batch, left[:asked.per_batch], done)
-        batch.finish()
+        try:
+            rest = disturb(batch, left[:asked.per_batch], done)
+            batch.finish()
+        finally:
+            batch.stop()
+            disk.remove()
         left = [*rest, *left[asked.per_batch:]]
         batches, starts = batches + 1, starts + batch.starts
         _say(f"batch {batches}: {' '.join(batch.history)}; {batch.starts} starts; {len(left)} to go, "
              f"{len(faults)} faults, {time.monotonic() - begun:.0f} s")
-        disk.remove()
     counts = ", ".join(f"{kind} {done[kind]}" for kind in KINDS)
     _say(f"disturbances: {counts}; batches {batches} of {asked.scenarios:,}, starts {starts}, "
          f"{'tmpfs' if disk.mounted else 'limits'}; faults {len(faults)}; {time.monotonic() - begun:.0f} s")
@@ -280,6 +291,7 @@ def main() -> int:
     parser.add_argument("--per-batch", type=int, default=20)
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--limited", action="store_true", help="a limit of the size of files in the place of a tmpfs")
+    signal.signal(signal.SIGTERM, lambda number, _: sys.exit(128 + number))
     with tempfile.TemporaryDirectory(prefix="kills-") as folder:
         return run(parser.parse_args(), Path(folder))
 
