@@ -41,13 +41,14 @@ class Batch:
 class Contents:
     """`published`: batches of a file of results by its digest; `under_way`: those of a part, the unfinished one last.
 
-    `replaces` is the digest of the file of results as the part was begun, empty if there was none. `known` is False
-    where nothing of this kind could be read.
+    `replaces` is the digest of the file of results as the part was begun, empty if there was none; `anew` says that it
+    was begun by `--overwrite`. `known` is False where nothing of this kind could be read.
     """
 
     published: Mapping[str, tuple[Batch, ...]] = field(default_factory=dict)
     under_way: tuple[Batch, ...] = ()
     replaces: str = ""
+    anew: bool = False
     known: bool = True
 
 
@@ -64,7 +65,7 @@ def read_contents(file: Path) -> Contents:
         if read["version"] != _VERSION:
             return Contents(known=False)
         return Contents({digest: _batches(rows) for digest, rows in read["published"].items()},
-                        _batches(read["under_way"]), str(read["replaces"]))
+                        _batches(read["under_way"]), str(read["replaces"]), bool(read["anew"]))
     except (InputError, ValueError, KeyError, TypeError, AttributeError, RecursionError):
         return Contents(known=False)
 
@@ -77,6 +78,6 @@ def _batches(rows: Sequence[Mapping[str, Any]]) -> tuple[Batch, ...]:
 def write_contents(file: Path, contents: Contents) -> None:
     """InputError when it cannot be written; the older file is there then."""
     made = {"version": _VERSION, "published": {d: [*map(asdict, b)] for d, b in contents.published.items()},
-            "under_way": [*map(asdict, contents.under_way)], "replaces": contents.replaces}
+            "under_way": [*map(asdict, contents.under_way)], "replaces": contents.replaces, "anew": contents.anew}
     with writing(file):
         write_whole(file, json.dumps(made, indent=1) + "\n")

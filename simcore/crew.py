@@ -1,8 +1,8 @@
 """Worker processes, each with a pipe of its own, over which it gets a few tasks and sends each answer as it is made.
 
 The parent knows what every worker has, so one that dies (out of memory, a crash in a library) costs the task that it
-was at, once: that task is tried again, and the rest of its tasks goes back to the others. Nobody but the worker holds
-its end of the pipe, so the pipe ends with it, and the parent never waits for a dead one. A worker ends with its parent,
+was at, once: that task is tried again, and the rest of its tasks goes back to the others. The worker alone holds its
+end of the pipe, so the pipe ends with it, and the parent never waits for a dead one. A worker ends with its parent,
 however that ends: while it waits the pipe tells it, while it works a thread that watches the parent does.
 """
 

@@ -73,11 +73,12 @@ class Folder:
 
     def take_up(self, existing: Existing) -> None:
         """Goes on with this batch, reads it, or begins it behind or in the place of what is there."""
-        there, under_way = self._published(), self._under_way()
-        if existing is Existing.OVERWRITE:
-            self._begin(())
-        elif under_way and under_way[-1].made_by == self._made_by:
+        there, under_way, anew = self._published(), self._under_way(), existing is Existing.OVERWRITE
+        is_same = bool(under_way) and under_way[-1].made_by == self._made_by
+        if is_same and (self._contents.anew or not anew):
             self._go_on(under_way)
+        elif anew:
+            self._begin((), anew=True)
         elif any(self._is_this(batch) for batch in there):
             self._read(there)
         elif not under_way and (not there or there[-1].made_by == self._made_by):
@@ -85,7 +86,7 @@ class Folder:
         elif existing is Existing.APPEND and not under_way and all(batch.finished for batch in there):
             self._begin(there)
         else:
-            raise InputError(Problem(str(self.folder), self._refusal(under_way or there, existing)))
+            raise InputError(Problem(str(self.folder), self._refusal(there, under_way)))
 
     def _is_this(self, batch: Batch) -> bool:
         return batch.finished and batch.made_by == self._made_by
@@ -112,20 +113,17 @@ class Folder:
         batches = self._contents.under_way
         return batches if batches and lines > sum(batch.lines for batch in batches[:-1]) else ()
 
-    def _refusal(self, there: Sequence[Batch], existing: Existing) -> str:
-        last, count = there[-1], sum(batch.lines for batch in there)
-        if self._under_way():
-            begun = f", and another batch of {last.scenarios:,} that is not finished" if last.made_by else ""
-            count = sum(batch.lines for batch in self._published())
-            holds = f"holds {count:,} results{begun}"
-        else:
-            holds = f"holds {count:,} results of another batch" + ("" if last.finished else ", which is not finished")
+    def _refusal(self, there: Sequence[Batch], under_way: Sequence[Batch]) -> str:
+        last = (under_way or there)[-1]
+        finished = not under_way and all(batch.finished for batch in there)
+        holds = f"holds {sum(batch.lines for batch in there):,} results" + (
+            " of another batch" if finished else f", and another batch of {last.scenarios:,} that is not finished")
         why = [told for part, told in DIFFERENCES.items() if last.made_by and last.made_by.get(part) !=
                self._made_by[part]] or ["not written by run -o, or changed since"]
-        do = "finish that one first, or take" if existing is Existing.APPEND else "--append adds to them, or take"
-        return f"{holds} ({'; '.join(why)}); nothing was changed: {do} another folder, or --overwrite"
+        do = "--append adds to them" if finished else "finish that one first"
+        return f"{holds} ({'; '.join(why)}); nothing was changed: {do}, or take another folder, or --overwrite"
 
-    def _begin(self, base: tuple[Batch, ...]) -> None:
+    def _begin(self, base: tuple[Batch, ...], *, anew: bool = False) -> None:
         """Opens an empty part, or one that begins with all that is there."""
         self._note(Contents(self._current()))
         with writing(self._part_file):
@@ -134,7 +132,7 @@ class Folder:
                 if base:
                     self._copy_results(file, sum(batch.lines for batch in base))
             there = self._digest()
-        self._note(Contents(self._contents.published, (*base, self._batch(0)), there))
+        self._note(Contents(self._contents.published, (*base, self._batch(0)), there, anew=anew))
         self._part = self._opened_part(base)
 
     def _copy_results(self, file: BinaryIO, count: int) -> None:

@@ -90,6 +90,12 @@ def test_a_finished_batch_is_read_and_not_computed(tmp_path: Path, capsys: pytes
         run(tmp_path / "out", existing=Existing.OVERWRITE, engine=only())
 
 
+def test_overwriting_does_not_go_on_from_what_was_begun_without(tmp_path: Path) -> None:
+    killed(tmp_path / "out", 5)
+    with pytest.raises(Killed):
+        run(tmp_path / "out", existing=Existing.OVERWRITE, engine=only(*(e.name for e in ENTRIES[5:])))
+
+
 @pytest.mark.parametrize("size", [1, 100, 4097])
 @pytest.mark.parametrize("tail", [b"", b"\n", b"\0" * 10, b"{}\n"])
 def test_a_torn_or_foreign_tail_is_cut(tmp_path: Path, undisturbed: bytes, size: int, tail: bytes) -> None:
@@ -128,7 +134,7 @@ def test_another_batch_is_refused_and_changes_nothing(tmp_path: Path, undisturbe
 def test_an_unfinished_batch_is_not_pushed_aside(tmp_path: Path) -> None:
     killed(tmp_path / "out", 5)
     for existing in (Existing.REFUSE, Existing.APPEND):
-        with pytest.raises(InputError, match="not finished"):
+        with pytest.raises(InputError, match=r"another batch of 12 that is not finished .*: finish that one first"):
             run(tmp_path / "out", [entry("other")], existing)
     assert len(run(tmp_path / "out", [entry("other")], Existing.OVERWRITE).outcomes) == 1
     assert names(tmp_path / "out" / "results.jsonl") == ["other"]
@@ -161,7 +167,7 @@ def test_overwriting_keeps_the_old_until_the_new_is_there(tmp_path: Path, undist
     before = (folder / "results.jsonl").read_bytes()
     killed(folder, 5, Existing.OVERWRITE)
     assert (folder / "results.jsonl").read_bytes() == before
-    run(folder)
+    run(folder, existing=Existing.OVERWRITE, engine=only(*(e.name for e in ENTRIES[5:])))  # the same line goes on
     assert (folder / "results.jsonl").read_bytes() == undisturbed
 
 
