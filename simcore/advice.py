@@ -23,21 +23,18 @@ from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any, Final
 
+from simcore.bounds import ADVISED_ROWS
 from simcore.detail import MAX_DETAILED
 from simcore.errors import InputError
 from simcore.loading import changed
 from simcore.report import Advice, Report
 from simcore.scenario import Scenario
-from simcore.setup import prepare
-from simcore.simulate import simulate
+from simcore.simulate import rows_of, simulate
 
 __all__ = ["advise", "work"]
 
 _FEW: Final = 8
 """Scenarios of a run that get advice without being asked for: it takes dozens of simulations each."""
-
-_DEEPEST: Final = 1000
-"""Layers of a model for which changes are tried, so that dozens of simulations stay a matter of seconds."""
 
 _MOST: Final = 5
 _NEAREST: Final = 3
@@ -126,7 +123,7 @@ def advise(scenario: Scenario) -> tuple[Advice, ...]:
     """
     if scenario.workload == "serve":
         return tuple(_of_engine(scenario))[:_MOST]
-    if prepare(scenario)[0].graph.num_blocks > _DEEPEST:
+    if rows_of(scenario) > ADVISED_ROWS:
         return ()
     base = _peak(simulate(scenario, timed=False))
     if base is None:

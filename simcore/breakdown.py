@@ -17,7 +17,6 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from functools import lru_cache
 from typing import Final, NamedTuple
 
 import numpy as np
@@ -25,6 +24,7 @@ from numpy.typing import NDArray
 
 from simcore.cost import DTYPES, KERNELS
 from simcore.exact import countable, dot
+from simcore.held import held
 from simcore.mesh import IntArray
 from simcore.outline import Outline, Phase
 from simcore.program import Program
@@ -137,7 +137,7 @@ def _work(program: Program, weight: IntArray, kernels: Kernels) -> tuple[Work, .
     return tuple(made)
 
 
-@lru_cache(maxsize=64)
+@held(maxsize=64)
 def _often(outline: Outline, weight: bytes, num_rows: int) -> IntArray:
     """How often each of `num_rows` distinct rows happens in each part. `weight`: int64, for each microbatch."""
     bins = outline.places * len(_COMPUTE) + _PART_OF[outline.phase]

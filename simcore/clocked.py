@@ -17,6 +17,7 @@ from simcore.cost import DTYPES, KERNELS, added_ns, busy_ns, exposed_share, host
 from simcore.exact import countable
 from simcore.fold import RankClass
 from simcore.framework import Framework
+from simcore.held import held
 from simcore.launch import launch_ns
 from simcore.libraries import FULL_ITERATION
 from simcore.mesh import IntArray, Mesh
@@ -77,11 +78,10 @@ def clock(programs: Sequence[Program], classes: Sequence[RankClass], routes: Rou
     weight[first:steady_ones.stop] += repeats
     worst = max(range(len(times)), key=lambda i: (times[i].end, -i))
     spending = breakdown(programs[worst], compiled[worst], times[worst], weight, kernels[worst], alone[worst], once)
-    return Clocked(
-        max(t.end for t in times) + period * repeats + once,
-        _phases(weight @ countable(spent[worst], weight[:, None]), once), spending, worst, steady,
-        sum(_forward_flops(p, weight) * c.num_ranks for p, c in zip(programs, classes, strict=True)), rows,
-        tuple(times), tuple(compiled), wires)
+    phases = _phases(weight @ countable(spent[worst], weight[:, None]), once)
+    flops = sum(_forward_flops(p, weight) * c.num_ranks for p, c in zip(programs, classes, strict=True))
+    return Clocked(max(t.end for t in times) + period * repeats + once, phases, spending, worst, steady, flops, rows,
+                   tuple(times), tuple(compiled), wires)
 
 
 def forward_ns(programs: Sequence[Program], classes: Sequence[RankClass], routes: Routes, framework: Framework) -> int:
@@ -217,7 +217,7 @@ def _backward_starts(program: Program, rows: IntArray) -> IntArray:
     return starts
 
 
-@lru_cache(maxsize=64)
+@held(maxsize=64)
 def _first_backward_rows(outline: Outline) -> IntArray:
     at = np.flatnonzero((outline.phase == Phase.BACKWARD) | (outline.phase == Phase.RECOMPUTE))
     _, first = np.unique(outline.microbatch[at], return_index=True)
@@ -232,7 +232,7 @@ def _spent(program: Program, rows: IntArray) -> IntArray:
     return sums.astype(np.int64).reshape(-1, len(Phase))
 
 
-@lru_cache(maxsize=64)
+@held(maxsize=64)
 def _bins(outline: Outline) -> tuple[IntArray, int]:
     """For each row its place in a table of [microbatch, phase], and the places of that table."""
     num_microbatches = int(outline.microbatch.max()) + 1

@@ -6,24 +6,25 @@ from typing import Annotated, Literal
 
 from pydantic import Field
 
-from simcore.block import Block, Count, Fraction, Name
-from simcore.training import DType
+from simcore.block import Block, Fraction, Name
+from simcore.bounds import DEGREE, GENERATIONS, PROMPTS, SEQ_LEN, SEQUENCES, TOKENS
+from simcore.training import DType, Length, Sequences
 
 __all__ = ["Generation", "Rl"]
 
-_Degree = Annotated[int, Field(ge=1, le=2**20)]
+_Degree = Annotated[int, Field(ge=1, le=DEGREE)]
 
 
 class Rl(Block):
     """One step of reinforcement learning."""
 
-    prompts: Count = Field(description="Prompts per step")
-    generations: Count = Field(description="Generations per prompt")
-    logprob_batch_size: Count = Field(default=1, description="Sequences per rank of one log-probability pass")
+    prompts: Annotated[int, Field(ge=1, le=PROMPTS)] = Field(description="Prompts per step")
+    generations: Annotated[int, Field(ge=1, le=GENERATIONS)] = Field(description="Generations per prompt")
+    logprob_batch_size: Sequences = Field(default=1, description="Sequences per rank of one log-probability pass")
     reference: Literal["none", "device", "host"] = Field(
         default="none", description="Where the reference policy's copy lies"
     )
-    prompt_tokens: Annotated[int, Field(ge=0, le=2**22)] = Field(
+    prompt_tokens: Annotated[int, Field(ge=0, le=SEQ_LEN)] = Field(
         default=0, description="Tokens of a prompt, which are not decoded"
     )
     refit_buffer: Fraction = Field(default=0.3, description="Fraction of free memory that refitting may use")
@@ -42,13 +43,13 @@ class Generation(Block):
     gpu_memory_utilization: Fraction | None = Field(
         default=None, description="Fraction of device memory that the engine takes; left out: 0.9, under NeMo RL 0.6"
     )
-    max_model_len: Count | None = Field(
+    max_model_len: Length | None = Field(
         default=None, description="Longest sequence, in tokens; left out: training.seq_len"
     )
-    max_num_seqs: Count | None = Field(
+    max_num_seqs: Annotated[int, Field(ge=1, le=SEQUENCES)] | None = Field(
         default=None, description="Most sequences that run at once; left out: the engine's own, by device"
     )
-    max_num_batched_tokens: Count | None = Field(
+    max_num_batched_tokens: Annotated[int, Field(ge=1, le=TOKENS)] | None = Field(
         default=None, description="Most tokens of one forward pass; left out: the engine's own, by device"
     )
     kv_dtype: DType = Field(default="auto", description="Format of the KV cache")

@@ -15,6 +15,7 @@ from importlib import resources
 from itertools import pairwise
 from typing import TYPE_CHECKING, Any
 
+from simcore.bounds import KINDS, LAYERS
 from simcore.document import read_document
 from simcore.errors import InputError, NotYet, Problem
 from simcore.models.architecture import Architecture, Config
@@ -177,6 +178,8 @@ def _build(key: str, implementation: str) -> ModelGraph:
     operators = importlib.import_module(f"simcore.operators.{implementation}")
     _check_mtp(config, architecture, operators.tensors)
     kinds = tuple(dict.fromkeys(kind for _, kind in architecture.parts))
+    if len(kinds) > KINDS:
+        raise config.fail("num_hidden_layers", f"expected at most {KINDS} layers that differ, got {len(kinds):,}")
     number = {kind: i for i, kind in enumerate(kinds)}
     layers = tuple(Layer(i, number[kind], path) for i, (path, kind) in enumerate(architecture.parts))
     tensors = tuple(_tied(architecture, kind, tuple(operators.tensors(kind))) for kind in kinds)
@@ -208,6 +211,9 @@ def layer_kinds(fields: Mapping[str, Any], where: str = "model") -> tuple[LayerK
 def _architecture(config: Config) -> Architecture:
     family = _check_family(config)
     found: Architecture = importlib.import_module(f"simcore.models.{FAMILIES[family]}").architecture(config)
+    num_layers = sum(kind.block is None for _, kind in found.parts)
+    if num_layers > LAYERS:
+        raise config.fail("num_hidden_layers", f"expected at most {LAYERS:,} layers, got {num_layers:,}")
     return replace(found, assumed=str(config.fields.get("assumed", "")))
 
 

@@ -8,6 +8,7 @@ from dataclasses import dataclass, field
 from functools import cached_property
 from typing import Any
 
+from simcore.block import shorten
 from simcore.errors import IllegalLayout, InputError, NotYet, Problem
 from simcore.graph import ModelGraph
 from simcore.mesh import Mesh
@@ -17,6 +18,9 @@ from simcore.topology import Topology, load_topology
 from simcore.training import Capacity
 
 __all__ = ["Job", "topology_of"]
+
+MOST = 2**63 - 1
+"""A whole number among framework options: sizes in elements and bytes, of which 64 bits are more than enough."""
 
 
 def topology_of(scenario: Scenario) -> Topology:
@@ -142,7 +146,8 @@ class Job:
             return Problem(where, f"unknown option {key!r} of {self.scenario.framework}{hint}: it knows {names}")
         if not any(_allows(allowed, value) for allowed in known[key]):
             wanted = " or ".join(a.__name__ if isinstance(a, type) else repr(a) for a in known[key])
-            return Problem(where, f"{key}: expected {wanted}, got {value!r}")
+            most = f" (at most {MOST})" if isinstance(value, int) and value > MOST else ""
+            return Problem(where, f"{key}: expected {wanted}{most}, got {shorten(value)}")
         return None
 
 
@@ -153,7 +158,7 @@ def _whole(value: Any, allowed: tuple[Any, ...]) -> Any:
 
 def _allows(allowed: Any, value: Any) -> bool:
     if allowed is int:
-        return type(value) is int and value > 0
+        return type(value) is int and 0 < value <= MOST
     if isinstance(allowed, type):
         return type(value) is allowed
     return type(value) is type(allowed) and bool(value == allowed)

@@ -9,11 +9,11 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 from dataclasses import replace
-from functools import lru_cache
 
 from simcore.builder import Builder
 from simcore.edges import Edges
 from simcore.flow import Flow, FlowMaker
+from simcore.held import held
 from simcore.outline import Outline, Phase, Tables
 from simcore.plan import Plan
 from simcore.program import Program
@@ -35,7 +35,7 @@ def lower(plan: Plan, workload: Workload, actions: Iterable[Action], flow_of: Fl
     return Program(outline, tuple(tiles))
 
 
-@lru_cache(maxsize=64)
+@held(maxsize=64)
 def _outline(plan: Plan, recording: Recording, actions: tuple[Action, ...], flow_of: FlowMaker) -> tuple[
         Outline, tuple[int, ...]]:
     """The outline, and for each of its tiles the number in `recording.tiles`, or -1 for a tile of the flow.

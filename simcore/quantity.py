@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 import re
 from collections.abc import Iterator
 from functools import cached_property
@@ -10,6 +9,7 @@ from typing import Any, ClassVar, Final, Literal, TypeVar
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, field_validator, model_validator
 
+from simcore.bounds import QUANTITIES
 from simcore.document import Document
 from simcore.errors import InputError, Problem
 from simcore.units import parse_quantity
@@ -31,12 +31,10 @@ class Quantity(Frozen):
     """In a file: `"450 GB/s"`, or `{value: "450 GB/s", kind: datasheet, source: "..."}`.
 
     datasheet: the vendor says so; measured: a named source measured it; fitted: calibrated, `source` names the rows;
-    assumed: neither, `source` says why. Zero, infinity and another unit are refused.
+    assumed: neither, `source` says why. Zero, another unit and what is not in `bounds.QUANTITIES` are refused.
     """
 
     unit: ClassVar[str]
-    smallest: ClassVar[float] = math.ulp(0.0)
-    largest: ClassVar[float] = 1e30
     value: str
     kind: Literal["datasheet", "measured", "fitted", "assumed"] = "assumed"
     source: str = Field("written in the topology file", min_length=1)
@@ -49,9 +47,11 @@ class Quantity(Frozen):
     @field_validator("value", mode="before")
     @classmethod
     def _in_range(cls, text: Any) -> Any:
-        number = parse_quantity(text, cls.unit)
-        if not cls.smallest <= number <= cls.largest:
+        number, (least, most) = parse_quantity(text, cls.unit), QUANTITIES[cls.unit]
+        if number < least <= 0 or number <= 0 < least or (number > most and cls.unit == "%"):
             raise ValueError(f"must be more than zero{' and at most 100%' if cls.unit == '%' else ''}, got {text!r}")
+        if not least <= number <= most:
+            raise ValueError(f"must be from {least:g} to {most:g} {cls.unit}, got {text!r}")
         return text
 
     @cached_property
@@ -85,28 +85,24 @@ class Share(Quantity):
     """Of a peak, more than 0 and at most 100%."""
 
     unit = "%"
-    largest = 1.0
 
 
 class Duration(Quantity):
     """Of a latency; zero is allowed."""
 
     unit = "s"
-    smallest = 0.0
 
 
 class GpuCount(Quantity):
     """Of a node."""
 
     unit = "GPU"
-    smallest = 1.0
 
 
 class SmCount(Quantity):
     """Streaming multiprocessors of a GPU; compute units of AMD's."""
 
     unit = "SM"
-    smallest = 1.0
 
 
 class Power(Quantity):

@@ -194,8 +194,9 @@ def _generate_ns(engine: Engine, rl: Rl, sequences: int) -> int:
     """Of one engine: as many at once as it lets in and its cache holds at full length, the rest after them."""
     most = max(1, min(engine.limits.seqs, math.floor(engine.cache.concurrency(engine.max_model_len))))
     full, left = divmod(sequences, most)
-    each = [most] * full + [left] * bool(left)
-    return round(1e9 * sum(decode_seconds(engine, one, rl.prompt_tokens, engine.max_model_len) for one in each))
+    whole, rest = (decode_seconds(engine, one, rl.prompt_tokens, engine.max_model_len) if one else 0.0
+                   for one in (most, left))
+    return round(1e9 * (full * whole + rest))
 
 
 def _beside(turn: Turn, journals: list[Journal], parts: Parts) -> Journal:

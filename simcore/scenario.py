@@ -8,6 +8,7 @@ from typing import Annotated, Any, Literal
 from pydantic import AfterValidator, Field, PrivateAttr, ValidationError, model_validator
 
 from simcore.block import BY_SHAPE, MAP, WORD, Block, Fraction, Name, OpenMap, Text, problems_of
+from simcore.bounds import DEGREE, RANKS
 from simcore.document import Document
 from simcore.errors import InputError, Problem
 from simcore.generation import Generation, Rl
@@ -30,10 +31,10 @@ __all__ = [
     "scenario_schema",
 ]
 
-MAX_RANKS = 2**31
+MAX_RANKS = RANKS
 """Largest world size that a scenario may ask for."""
 
-_Degree = Annotated[int, Field(ge=1, le=2**20)]
+_Degree = Annotated[int, Field(ge=1, le=DEGREE)]
 
 
 class ModelFile(Block):

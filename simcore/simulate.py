@@ -8,15 +8,18 @@ from itertools import count
 from typing import TYPE_CHECKING
 
 from simcore.assemble import Parts, failed, report
+from simcore.bounds import ROWS
 from simcore.clocked import Clocked, clock
 from simcore.closeup import with_detail
 from simcore.device import Device
 from simcore.drawn import drawn
+from simcore.effort import check_rows, num_rows, unlike
 from simcore.errors import IllegalLayout, InputError, NotYet, Problem, RankscopeError
 from simcore.flows import exact_at_rest, flow_of, padding_bytes
 from simcore.fold import RankClass, joined, unfolded, unfolded_one
 from simcore.fold import fold as fold_ranks
 from simcore.framework import Framework, UnshardFlow
+from simcore.held import taken
 from simcore.host import hosted
 from simcore.job import Job, topology_of
 from simcore.lengths import is_drawn, with_lengths
@@ -35,7 +38,7 @@ from simcore.units import parse_quantity
 if TYPE_CHECKING:
     from simcore.rl import Trainer
 
-__all__ = ["check", "place", "simulate"]
+__all__ = ["check", "place", "rows_of", "simulate"]
 
 EXACT_RANKS = 64
 """Up to this many ranks `place` works out flat shards for every rank."""
@@ -56,6 +59,13 @@ def simulate(scenario: Scenario, *, series: bool = False, detail: bool = False, 
     work = partial(_simulate, series=series or detail, detail=detail, folded=fold, rank=rank, spans=spans,
                    whole=whole, postings=postings)
     return _guarded(partial(_at_its_lengths, scenario, work, timed=timed), scenario)
+
+
+def rows_of(scenario: Scenario) -> int:
+    """How long the programs of its training step are, as they are written out at first; raises what refuses it."""
+    parts = _parts(scenario, folded=True, rank=None)
+    parts.lowered = lowered_microbatches(parts.framework.schedule, scenario.num_microbatches)
+    return num_rows(parts)
 
 
 def place(scenario: Scenario, *, rank: int | None = None) -> Report:
@@ -113,20 +123,31 @@ def _at_its_lengths(scenario: Scenario, work: partial[Report], *, timed: bool) -
 
 def _simulate(scenario: Scenario, *, series: bool, detail: bool, folded: bool, rank: int | None, timed: bool,
               spans: int | None = None, whole: bool = False, postings: int = 0) -> Report:
-    """Write out a few microbatches; where the steady ones do not take the same time, twice as many."""
     parts = _parts(scenario, folded=folded, rank=rank)
-    for doublings in count():
-        few = lowered_microbatches(parts.framework.schedule, scenario.num_microbatches, doublings)
-        parts.lowered = scenario.num_microbatches if whole else few
+    parts.lowered = scenario.num_microbatches if whole else lowered_microbatches(parts.framework.schedule,
+                                                                                 scenario.num_microbatches)
+    check_rows(parts)
+    try:
+        _write_out(parts, timed=timed and rank is None)
+        found = hosted(parts, drawn(parts, report(parts, series=series)))
+        return unlike(parts, with_detail(parts, found, spans, postings) if detail else found)
+    finally:
+        taken(num_rows(parts))
+
+
+def _write_out(parts: Parts, *, timed: bool) -> None:
+    """A few microbatches; where the steady ones do not take the same time, twice as many, within bounds."""
+    schedule, every = parts.framework.schedule, parts.job.scenario.num_microbatches
+    for doublings in count(1):
         for rank_class, plan in zip(parts.classes, parts.plans, strict=True):
             parts.programs[rank_class.representative] = _program(parts, plan)
-        if not timed or rank is not None:
-            break
+        if not timed:
+            return
         parts.clocked = _clock(parts)
-        if parts.clocked.steady or parts.lowered == scenario.num_microbatches:
-            break
-    found = hosted(parts, drawn(parts, report(parts, series=series)))
-    return with_detail(parts, found, spans, postings) if detail else found
+        more = lowered_microbatches(schedule, every, doublings)
+        if parts.clocked.steady or parts.lowered == every or num_rows(replace(parts, lowered=more)) > ROWS:
+            return
+        parts.lowered = more
 
 
 def _clock(parts: Parts) -> Clocked:

@@ -16,13 +16,14 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from functools import cached_property, lru_cache
+from functools import cached_property
 from typing import NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
 
 from simcore.edges import BORDER_HANDLES
+from simcore.held import held
 from simcore.mesh import IntArray
 from simcore.outline import BACKWARD_GATHER, FORWARD_GATHER, Outline, Phase
 from simcore.rows import HOST_DRAINS, HOST_STOPS
@@ -93,7 +94,7 @@ class Skeleton:
         return frozenset(call.gate for calls in self.calls.values() for call in calls)
 
 
-@lru_cache(maxsize=64)
+@held(maxsize=64)
 def skeleton_of(outline: Outline) -> Skeleton:
     """What runs, in order, and who waits for whom, is the same for all programs of an outline.
 
@@ -114,7 +115,7 @@ def skeleton_of(outline: Outline) -> Skeleton:
     return _compiled(table.astype(np.int64).tobytes(), len(kernels))
 
 
-@lru_cache(maxsize=64)
+@held(maxsize=64)
 def _compiled(seen: bytes, num_rows: int) -> Skeleton:
     """`seen`: of each row its number, its fields (`tile.Tile`) without an amount, microbatch, kernels so far, flags."""
     compiler = _Compiler()

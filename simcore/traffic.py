@@ -8,12 +8,12 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from functools import lru_cache
 
 import numpy as np
 from numpy.typing import NDArray
 
 from simcore.exact import countable
+from simcore.held import held
 from simcore.mesh import IntArray
 from simcore.outline import Outline, Phase
 from simcore.program import Program
@@ -62,7 +62,7 @@ class _Counted:
     comms: IntArray
 
 
-@lru_cache(maxsize=64)
+@held(maxsize=64)
 def _counted(outline: Outline, steady: range, repeats: int) -> _Counted:
     """The loss is part of forward."""
     loose, tiles = outline.calls, outline.tile_calls

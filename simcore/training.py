@@ -7,6 +7,7 @@ from typing import Annotated, Final, Literal
 from pydantic import Discriminator, Field, Tag, model_validator
 
 from simcore.block import BY_SHAPE, FLAG, LIST, MAP, WORD, Block, Count, Fraction, Many, Name, Names
+from simcore.bounds import BATCH, BLOCK, FACTOR, LAYERS, LORA_RANK, SEQ_LEN, TOKENS
 
 __all__ = ["Capacity", "DType", "Draws", "Imbalance", "Lengths", "Lora", "Observed", "Offload", "OffloadPart",
            "Optimizer", "Pipeline", "Precision", "Quantization", "Recompute", "Routing", "Seed",
@@ -14,12 +15,16 @@ __all__ = ["Capacity", "DType", "Draws", "Imbalance", "Lengths", "Lora", "Observ
 
 Seed = Annotated[int, Field(ge=0, le=2**63 - 1)]
 DType = Literal["auto", "fp32", "bf16", "fp16", "fp8"]
-MAX_TOKENS: Final = 2**26
+MAX_TOKENS: Final = TOKENS
 """Of one microbatch."""
 
 
 Number = Annotated[int, Field(ge=1, le=2**17)]
 """Of draws."""
+Length = Annotated[int, Field(ge=1, le=SEQ_LEN)]
+"""Tokens of a sequence."""
+Sequences = Annotated[int, Field(ge=1, le=BATCH)]
+LayerCount = Annotated[int, Field(ge=1, le=LAYERS)]
 
 
 class Lengths(Block):
@@ -64,7 +69,9 @@ class Recompute(Block):
     """Which activations are made again in backward."""
 
     mode: Literal["uniform", "block", "per_op"] = Field(description="How layers are chosen")
-    num_layers: Count = Field(default=1, description="Layers of a recomputed group (uniform) or of a stage (block)")
+    num_layers: LayerCount = Field(
+        default=1, description="Layers of a recomputed group (uniform) or of a stage (block)"
+    )
     modules: Names = Field(default=(), description="Modules or operators that are recomputed")
 
 
@@ -72,12 +79,12 @@ class Pipeline(Block):
     """How pipeline stages are cut and scheduled."""
 
     schedule: Name = Field(default="1f1b", description="1f1b, gpipe, or zero bubble: zb_h1, interleaved_zb, zbv")
-    virtual_stages: Annotated[int, Field(ge=1, le=2**20)] = Field(
+    virtual_stages: LayerCount = Field(
         default=1, description="Model chunks on each pipeline rank"
     )
     layers: Annotated[
         Annotated[Literal["auto"], WORD]
-        | Annotated[tuple[Annotated[int, Field(ge=0, le=2**20)], ...], Field(strict=False), LIST],
+        | Annotated[tuple[Annotated[int, Field(ge=0, le=LAYERS)], ...], Field(strict=False, max_length=LAYERS), LIST],
         BY_SHAPE,
     ] = Field(default="auto", description="Layers of each stage, in order; auto: what the framework does")
 
@@ -85,14 +92,14 @@ class Pipeline(Block):
 class Imbalance(Block):
     """The busiest expert gets this many times the mean."""
 
-    imbalance: Annotated[float, Field(ge=1, le=2**20)] = Field(
+    imbalance: Annotated[float, Field(ge=1, le=FACTOR)] = Field(
         description="Load of the fullest rank over the mean; of ep ranks at most ep times")
 
 
 class Capacity(Block):
     """Experts take tokens up to a capacity and drop the rest."""
 
-    capacity_factor: Annotated[float, Field(gt=0, le=2**20)] = Field(description="Capacity over mean load")
+    capacity_factor: Annotated[float, Field(gt=0, le=FACTOR)] = Field(description="Capacity over mean load")
 
 
 class Draws(Block):
@@ -182,7 +189,7 @@ class Offload(Block):
 class Lora(Block):
     """Low-rank adapters (used by the methods lora and qlora)."""
 
-    rank: Annotated[int, Field(ge=1, le=2**16)] = Field(default=8, description="Rank of the adapters")
+    rank: Annotated[int, Field(ge=1, le=LORA_RANK)] = Field(default=8, description="Rank of the adapters")
     alpha: Annotated[float, Field(gt=0)] = Field(
         default=32.0, description="Scale: the adapter is multiplied by alpha / rank"
     )
@@ -203,7 +210,7 @@ class Quantization(Block):
     """The frozen base of qlora."""
 
     format: Literal["nf4", "fp4", "int8"] = Field(default="nf4", description="Format of a block of values")
-    block_size: Count = Field(default=64, description="Values that share one scale")
+    block_size: Annotated[int, Field(ge=1, le=BLOCK)] = Field(default=64, description="Values that share one scale")
     double_quant: bool = Field(default=True, description="Scales are quantised again")
 
 
@@ -211,9 +218,9 @@ class Training(Block):
     """What one optimizer step does."""
 
     method: Literal["full", "lora", "qlora"] = Field(default="full", description="What is trained")
-    seq_len: Annotated[int, Field(ge=1, le=2**22)] = Field(description="Tokens of one sequence, before cp splits it")
-    micro_batch_size: Count = Field(default=1, description="Sequences of one microbatch, per data-parallel rank")
-    global_batch_size: Count | None = Field(
+    seq_len: Length = Field(description="Tokens of one sequence, before cp splits it")
+    micro_batch_size: Sequences = Field(default=1, description="Sequences of one microbatch, per data-parallel rank")
+    global_batch_size: Sequences | None = Field(
         default=None, description="Sequences per optimizer step; left out: one microbatch on every data-parallel rank"
     )
     num_tokens: Many | None = Field(
@@ -225,7 +232,7 @@ class Training(Block):
         | Annotated[Lengths, Tag("<lengths>")],
         Discriminator(_lengths_kind),
     ] = Field(default="fixed", description="Lengths of the sequences; packed: seq_len is that of a pack")
-    packed_length: Count | None = Field(
+    packed_length: Length | None = Field(
         default=None, description="Length of packed sequences, in tokens; left out: one fills each pack"
     )
     sequence_parallel: Annotated[Annotated[Literal["auto"], WORD] | Annotated[bool, FLAG], BY_SHAPE] = Field(

@@ -14,9 +14,8 @@ ROOT = Path(__file__).resolve().parents[1]
 # A file imports only from files above it. A name that ends in `/` is a folder, whose files may import each other;
 # a file that is also named by itself stands where it is named.
 ORDER = (
-    "errors", "paths", "stdio", "signs",
-    "exact", "counted", "units", "scaling", "packed", "data", "yaml_parser", "document", "quantity", "nvme",
-    "block",
+    "errors", "paths", "stdio", "signs", "exact", "bounds", "held", "counted", "units", "scaling", "packed", "data",
+    "yaml_parser", "document", "quantity", "nvme", "block",
     "training", "generation", "scenario", "sweep", "starter", "loading", "device", "efficiency", "curves", "topology",
     "tensor", "models/blocks", "models/architecture", "product", "rows", "checkpoint", "tape", "halves", "recording",
     "operators/", "models/", "graph", "frozen", "flops", "mesh", "form", "schedule", "transfer", "reducer", "zero",
@@ -26,8 +25,9 @@ ORDER = (
     "lower", "flows/",
     "ledger", "waves", "exponentials", "cost", "collective", "routes", "launch", "quantiles", "speed", "served",
     "phased", "detail", "report", "traffic", "series", "beside", "skeleton", "streams", "timeline", "breakdown",
-    "clocked", "rates", "adapters", "workspace", "outside", "reserve", "band", "assemble", "received", "spread",
-    "drawn", "host", "lengths", "forward", "policy", "journal", "vllm/", "serve", "refit", "laid", "phase_series",
+    "clocked", "rates", "adapters", "workspace", "outside", "reserve", "band", "assemble", "effort", "received",
+    "spread", "drawn", "host", "lengths", "forward", "policy", "journal", "vllm/", "serve", "refit", "laid",
+    "phase_series",
     "phase_report", "rl", "inventory", "spans", "lifetimes", "closeup", "simulate", "advice", "compare", "measured",
     "tolerance", "left_out", "timing", "validate", "frame", "frame_file", "table", "columns", "summary",
     "memorysheet", "timesheet", "servesheet", "phasesheet", "interrupts", "crew", "batch", "lock", "part",

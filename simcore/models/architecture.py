@@ -6,6 +6,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
+from simcore.block import shorten
+from simcore.bounds import most_of
 from simcore.errors import InputError, Problem
 from simcore.models.blocks import LayerKind
 
@@ -43,13 +45,13 @@ class Config:
         return InputError(Problem(self.where, f"model configuration: {field}: {message}"))
 
     def integer(self, *names: str, default: int | None = None, least: int = 1) -> int:
-        """The first of `names` that is given, as an integer of at least `least`."""
+        """The first of `names` that is given, as an integer from `least` to what `bounds` says of it."""
         for name in names:
             value = self.fields.get(name)
             if value is None:
                 continue
-            if isinstance(value, bool) or not isinstance(value, int) or not least <= value <= 2**40:
-                raise self.fail(name, f"expected an integer from {least} to 2**40, got {value!r}")
+            if isinstance(value, bool) or not isinstance(value, int) or not least <= value <= most_of(name):
+                raise self.fail(name, f"expected an integer from {least} to {most_of(name):,}, got {shorten(value)}")
             return value
         if default is None:
             raise self.fail(" or ".join(names), "expected an integer, found nothing")

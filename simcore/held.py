@@ -1,0 +1,46 @@
+"""Results as long as a step, which are held for scenarios like it, and let go of before they fill the memory."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from functools import lru_cache
+from typing import TYPE_CHECKING, Final, TypeVar
+
+from simcore.bounds import ROWS
+
+if TYPE_CHECKING:
+    from functools import _lru_cache_wrapper
+
+__all__ = ["held", "taken"]
+
+T = TypeVar("T")
+
+
+class _Held:
+    """Caches, and the rows of steps that have gone through them since they were empty."""
+
+    def __init__(self) -> None:
+        self.clear: list[Callable[[], None]] = []
+        self.rows = 0
+
+
+_ALL: Final = _Held()
+
+
+def held(maxsize: int) -> Callable[[Callable[..., T]], _lru_cache_wrapper[T]]:
+    """As `lru_cache`, of what has rows."""
+    def decorated(function: Callable[..., T]) -> _lru_cache_wrapper[T]:
+        cached = lru_cache(maxsize=maxsize)(function)
+        _ALL.clear.append(cached.cache_clear)
+        return cached
+
+    return decorated
+
+
+def taken(rows: int) -> None:
+    """A step of so many rows is over; all is forgotten when they add up to those of the longest step."""
+    _ALL.rows += rows
+    if _ALL.rows > ROWS:
+        _ALL.rows = 0
+        for clear in _ALL.clear:
+            clear()
