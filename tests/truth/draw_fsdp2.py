@@ -175,6 +175,8 @@ def workload(pick: Pick, case: Case, *, small: bool) -> None:
         case.update(grad_accum=pick.randint(2, 4 if small else 2), accum_sync=pick.choice(("last", "last", "every")))
     case["loss"] = pick.choice(("hf_drop_logits", "hf_drop_logits", "hf"))
     case["optim"] = pick.choice(("adamw_foreach", "adamw_fused", "adamw_forloop", "sgd"))
+    if case.get("ep_mode") == "ignored" and case["optim"] != "adamw_forloop":
+        case["optim_groups"] = "apart"  # foreach and fused steps refuse plain tensors beside DTensors
     case["ac"] = pick.choice(("none", "layer", "hf") if small else ("none", "layer", "layer", "hf"))
     if case["optim"] != "sgd" and "grad_accum" not in case and pick.random() < 0.1:
         case.update(optim="adamw_foreach", optim_in_bwd=True)
