@@ -15,7 +15,8 @@ equal flat parts, the last one padded. Small ones (`stage3_param_persistence_thr
 part. Others are gathered when their module runs, and released unless the recorded order uses them again within
 `stage3_max_reuse_distance` elements; after what runs now further ones are gathered ahead, until
 `stage3_prefetch_bucket_size` elements are under way or `stage3_max_live_parameters` are there. One alone becomes the
-parameter where it was gathered; several are copied out of a flat buffer when the first is waited for. The bucket and
+parameter where it was gathered; several are copied out of a flat buffer when the first is waited for, which stays until
+each of them was asked for by its own module (`simcore/flows/copied_out.py`). The bucket and
 the 16-bit gradients of the rank's parts rest for good; each bucket is reduce-scattered from a copy, unless it is one
 tensor that leaves no remainder. The step goes through groups of `sub_group_size` elements of the rank.
 

@@ -13,6 +13,7 @@ from collections.abc import Sequence
 from itertools import accumulate
 
 from simcore.builder import Builder
+from simcore.flows.copied_out import FlatBuffers
 from simcore.flows.grads_on_host import GradientsOnHost
 from simcore.flows.modules import backward_calls, forward_calls, readiness
 from simcore.flows.partition import REDUCE_HANDLE
@@ -66,7 +67,7 @@ class FetchedFlow:
             ("fetched", "unsharded_param"), ("prefetched", "all_gather_output"),
             ("flat_bucket", "reduce_scatter_input"), ("persistent", "unsharded_param"),
             ("parts_from_host", "all_gather_cast_input"))]
-        self.is_last = False
+        self.flat, self.is_last = FlatBuffers(builder, self.slots[1]), False
         self.waiting: list[tuple[int, int, int]] = []
         self.in_bucket: list[int] = []
         self.on_host = GradientsOnHost(plan, tables, builder, self.flow)
@@ -197,6 +198,7 @@ class FetchedFlow:
         if missing:
             self._gather(missing)
             self._arrive(missing)
+        self.flat.asked(keys)
 
     def _gather(self, group: list[Key]) -> None:
         num_bytes = sum(map(self._whole, group))
@@ -239,7 +241,7 @@ class FetchedFlow:
                 self.out.alloc(key[0], self.slots[0], self._whole(key))
                 self.out.compute(Kernel.COPY, 0, 2 * self._whole(key))
         if not is_alone:
-            self.out.free(group[0][0], self.slots[1], sum(map(self._whole, group)))
+            self.flat.arrived(group, group[0][0], sum(map(self._whole, group)))
 
     def _release(self, keys: list[Key]) -> None:
         """What is not called again soon (`__params_to_release`); `at`: the next call."""

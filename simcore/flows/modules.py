@@ -2,7 +2,8 @@
 
 A call is the numbers of the parameters that the module has itself; most containers and activations have none. Backward
 runs in reverse, a container before what it holds. A checkpointed layer is replayed when the first of its modules needs
-what it has saved: the last linear (torch 2.13 `utils/checkpoint.py`, use_reentrant=False).
+what it has saved: the last linear (torch 2.13 `utils/checkpoint.py`, use_reentrant=False). The layer itself is not
+called again: its `forward` is checkpointed, within its hooks (transformers 5.23 `modeling_layers.py`).
 
 [Note: calls of an adapted linear] PEFT 0.21.2 `tuners/lora/layer.py`, `tuners/lora/bnb.py`: the module around a linear
 reads the type of `lora_A`'s weight, which DeepSpeed then takes for its own (`parameter_offload.py`,
@@ -52,7 +53,7 @@ def backward_calls(plan: Plan, layer: int) -> tuple[Calls, Calls]:
     if plan.framework.checkpoint == "none":
         return [], backward
     first, last = replayed(plan, layer)
-    return [*backward[:first], *forward_calls(plan, layer)[:last]], backward[first:]
+    return [*backward[:first], *forward_calls(plan, layer)[1:last]], backward[first:]
 
 
 def _around(plan: Plan) -> Calls:
