@@ -9,8 +9,9 @@ from typing import Any
 import pytest
 
 import small
+from simcore.flows import exact_at_rest, padding_bytes
 from simcore.flows.partition import LOOKED_AT
-from simcore.flows.parts import places
+from simcore.flows.parts import aligned, places
 from simcore.flows.staged import beside_tensors, touched
 from simcore.outline import Phase
 from simcore.plan import Plan
@@ -271,3 +272,32 @@ def test_overlapped_gradients_of_others_go_one_reduction_later() -> None:
         return highest
 
     assert most("two, overlapped") >= most("two") + 3 * 131072
+
+
+# ---- averaged gradients ---------------------------------------------------------------------------------------
+AVERAGED: dict[str, Any] = json.loads(
+    (Path(__file__).parent / "truth/deepspeed/averaged-0.19.6.json").read_text(encoding="utf-8"))["cases"]
+
+
+def of_rank(name: str, build: Any) -> Any:
+    case = AVERAGED[name]
+    return build(f"zero{case['stage']}", {"dp_shard": case["ranks"]}, rank=case["rank"], options=case["options"],
+                 model={"config": PRESETS[case["type"]], "overrides": case["model"]})
+
+
+@pytest.mark.parametrize("name", AVERAGED)
+def test_what_rests_of_gradients_is_of_whole_parameters_that_touch_the_part(name: str) -> None:
+    """Under ZeRO-1 too: no parameter has a gradient of its own any more."""
+    made, found = of_rank(name, small.plan_of), AVERAGED[name]["found"]
+    rest = exact_at_rest(made)
+    grads = sum(r.grads_bytes for r in rest.values())
+    assert found["own"] == 0
+    assert grads + padding_bytes(made, rest, exact=True)[1] == sum(found["averaged"])
+    assert grads <= 2 * aligned(made) // AVERAGED[name]["ranks"]
+
+
+def test_a_class_has_averaged_gradients_as_long_as_its_ranks_longest() -> None:
+    """Four ranks are one class; each was asked."""
+    theirs = [sum(AVERAGED[f"two, rank {rank} of 4"]["found"]["averaged"]) for rank in range(4)]
+    held = [size for *_, size in small.postings(of_rank("two, rank 0 of 4", small.program_of), "grads_in_partition")]
+    assert max(held) == max(theirs)

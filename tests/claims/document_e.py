@@ -82,7 +82,7 @@ CLAIMS: tuple[Claim, ...] = (
           "DeepSpeed keeps fp32 masters and moments in fp16 training, 12 bytes a parameter, and the model has 3.2 B.",
           _formats),
     Claim("M60", "ZeRO in fp16 on 2 and 4 GPUs: 20 and 16 GB at stage 1, 14 and 10 at 2, 10 and 6 at 3.", REFUTED,
-          "What rests before the step is more than every cell: 2 + 14/N bytes a parameter at 1 and 2, 16/N at 3.", _stages),
+          "What rests before a step is more than every cell: 2 + 14/N bytes a parameter, 16/N at stage 3.", _stages),
     Claim("M61", "Two cards of 24 GB take it at stage 2 with 4 to 8 sequences, of 10 or 11 at stage 3 with 1 or 2.",
           REFUTED,
           "States alone are more than 24 GB on each of two cards, at both stages, before any activation.", _cards),

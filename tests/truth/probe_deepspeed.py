@@ -5,6 +5,7 @@
     python tests/truth/probe_deepspeed.py CHECKOUT shards > tests/truth/deepspeed/shards-0.19.6.json
     python tests/truth/probe_deepspeed.py CHECKOUT apart > tests/truth/deepspeed/apart-0.19.6.json
     python tests/truth/probe_deepspeed.py CHECKOUT nvme > tests/truth/deepspeed/nvme-0.19.6.json
+    python tests/truth/probe_deepspeed.py CHECKOUT averaged > tests/truth/deepspeed/averaged-0.19.6.json
 
 CHECKOUT: DeepSpeed's own source at edaa72212 (0.19.6), with hjson, msgpack, ninja, psutil and py-cpuinfo importable;
 nothing is compiled. The process group is torch's fake one: collectives do nothing and are noted with the bytes of their
@@ -17,6 +18,8 @@ compiled) and `looked_at` are the elements of tensors in which infinities are lo
 its step, `bucket`: elements of buckets that it has.
 `nvme`: states of ZeRO-3 swapped through a handle that moves nothing and notes bytes: `buffers` that it made, `moved` in
 the last microbatch's backward and in the update, `unswapped`: elements of gradients that are no files by then.
+`averaged`: single ranks of stages 1 and 2 just before the step: bytes of the storages of averaged gradients, and how
+many parameters still have a gradient of their own.
 `shards`: each collective with the size of its group; `order`: elements of tensors as they lie in the flat buffer.
 Each case is a process: DeepSpeed has global state.
 ZeRO-3 compares its record with rank 0's, which only rank 0 survives here.
@@ -84,7 +87,14 @@ NVME = {
     "three, groups": case(3, ranks=2, sub_group_size=600_000, offload_optimizer=TO_NVME),
     "three, six buffers": case(3, ranks=2, offload_optimizer=TO_NVME | {"buffer_count": 6}),
 }
-MODES = {"nvme": NVME, "offload": OFFLOADED, "shards": SHARDS, "apart": APART}
+AVERAGED = {
+    **{f"two, rank {rank} of 4": case(2, rank=rank, checkpoint=False) for rank in range(4)},
+    "one, rank 1 of 4": case(1, rank=1, checkpoint=False),
+    "two, rank 2 of 3": case(2, ranks=3, rank=2, checkpoint=False),
+    "two, rank 1 of 64": case(2, ranks=64, rank=1, checkpoint=False),
+    "two, rank 40 of 64": case(2, ranks=64, rank=40, checkpoint=False),
+}
+MODES = {"averaged": AVERAGED, "nvme": NVME, "offload": OFFLOADED, "shards": SHARDS, "apart": APART}
 CALLS = []
 SHARDED = sys.argv[2:] == ["shards"]
 NOTED = ("all_reduce", "all_gather_into_tensor", "reduce_scatter_tensor", "all_reduce_coalesced")
@@ -187,6 +197,20 @@ def apart(optimizer, stage):
             "bucket": [x.numel() for b in optimizer.ipg_buckets.values() for x in b.buffer]}
 
 
+def averaged(row):
+    """The second microbatch's backward is over."""
+    import torch
+    engine, config = started(row)
+    for _ in range(2):
+        tokens = torch.randint(0, config.vocab_size, (1, 32))
+        engine.backward(engine(input_ids=tokens, labels=tokens, use_cache=False).loss)
+        held = {x.untyped_storage().data_ptr(): x.untyped_storage().nbytes()
+                for group in (engine.optimizer.averaged_gradients or {}).values() for x in group or ()}
+        own = sum(p.grad is not None for p in engine.module.parameters())
+        engine.step()
+    return {"averaged": sorted(held.values()), "own": own}
+
+
 def looking(optimizer, found):
     """Every tensor in which infinities are looked for is noted."""
     call = optimizer._has_inf_or_nan
@@ -240,7 +264,8 @@ def profiled(call):
                                        if event.name() == "[memory]" and abs(event.nbytes()) >= 100_000)]
 
 
-def run(row):
+def started(row):
+    """The engine and the configuration of its model."""
     import deepspeed
     import torch
     import torch.distributed as dist
@@ -261,6 +286,12 @@ def run(row):
             "train_micro_batch_size_per_gpu": 1, "gradient_accumulation_steps": 2, "bf16": {"enabled": True},
             "zero_allow_untested_optimizer": True,
             "zero_force_ds_cpu_optimizer": False, "zero_optimization": {"stage": row["stage"], **options}})
+    return engine, config
+
+
+def run(row):
+    import torch
+    engine, config = started(row)
     if row["options"].get("offload_optimizer") and sys.argv[2:] == ["nvme"]:
         for _ in range(2):
             result = swapped(engine, config)
@@ -311,7 +342,8 @@ def kept_away(engine, config, found):
 def main():
     sys.path.insert(0, sys.argv[1])
     prepare()
-    rows = run_apart(MODES[sys.argv[2]] if sys.argv[2:] else CASES, run)
+    rows = run_apart(MODES[sys.argv[2]] if sys.argv[2:] else CASES,
+                     averaged if sys.argv[2:] == ["averaged"] else run)
     lines = ",\n".join(f" {json.dumps(name)}: {json.dumps(row)}" for name, row in rows.items())
     print(f'{{"deepspeed": "0.19.6 edaa72212", "cases": {{\n{lines}\n}}}}')
 
