@@ -95,10 +95,10 @@ def _communication(time: StepTime) -> RenderableType:
 
 
 def _kernels(time: StepTime) -> RenderableType:
-    """The kernels that take longest together."""
+    """The kernels that take longest together; those that a machine of any speed takes no time for are left out."""
     table = plain_table("kernels of a step", "forward", "backward", "optimizer", "of the step", "TFLOP/s", "GB/s")
     every = [(one.forward_s + one.backward_s + one.optimizer_s, one) for one in time.kernels]
-    for seconds, one in sorted(every, key=lambda each: -each[0])[:_MOST]:
+    for seconds, one in sorted((each for each in every if each[0]), key=lambda each: -each[0])[:_MOST]:
         table.add_row(f"{one.kernel} {one.dtype}",
                       *(format_seconds(part) if part else "" for part in (one.forward_s, one.backward_s,
                                                                          one.optimizer_s)),

@@ -33,6 +33,8 @@ _FEW: Final = 24
 _MOST_WRITTEN: Final = 40
 """Microbatches that are written out."""
 _NS: Final = 1e-9
+_PADDED: Final = 1e-5
+"""Share of a peak that padding of flat buffers may come to."""
 
 
 def _answer(tree: Tree, found: Findings, **how: Any) -> Report | None:
@@ -66,8 +68,9 @@ def omitted(tree: Tree, report: Report, found: Findings) -> None:
     if len(options) == len(tree.get("framework_options", {})):
         return
     other = _answer({**tree, "framework_options": options}, found)
-    found.expect("null is left out", other is not None and _bare(other) == _bare(report),
-                 lambda: _difference(report, other))
+    same = other is not None and other.model_copy(update={"assumptions": ()}) == report.model_copy(
+        update={"assumptions": (), "scenario": other.scenario})
+    found.expect("null is left out", same, lambda: _difference(report, other))
 
 
 def folded(tree: Tree, report: Report, found: Findings) -> None:
@@ -131,11 +134,12 @@ def placed(tree: Tree, report: Report, found: Findings) -> None:
                      f"rank {number}, --rank: {_differences(placed_there.at_rest, single.at_rest)}")
     found.expect("run and run --rank agree on the peak", mine.peak == single.peak,
                  f"rank {number} alone: {_differences(mine.peak, single.peak)}")
-    found.expect("run and place agree on padding", mine.padding_bytes == placed_there.padding_bytes,
-                 f"rank {number}: {mine.padding_bytes}, place {placed_there.padding_bytes}")
+    if not mine.apportioned or placed_there.apportioned:  # else a class's mean beside what one rank has
+        found.expect("run and place agree on padding", mine.padding_bytes == placed_there.padding_bytes,
+                     f"rank {number}: {mine.padding_bytes}, place {placed_there.padding_bytes}")
     for name, total in _total(whole).items():
         off = abs(total - there[name])
-        found.expect(f"{name} of all ranks are the same in run and place", off <= _rounding(report),
+        found.expect(f"{name} of all ranks are the same in run and place", off <= _rounding(report) + total * 1e-6,
                      f"run {there[name]}, place {total}")
 
 
@@ -177,7 +181,7 @@ def sharded(tree: Tree, report: Report, found: Findings) -> None:
     if other is None or _is_dealt(report) or _is_dealt(other):
         return
     for before, after in zip(_rests(report), _rests(other), strict=True):
-        found.expect("more ranks hold no more each", after <= before + _rounding(report),
+        found.expect("more ranks hold no more each", after <= before + 4096 * report.ranks[0].apportioned,
                      f"{before} B at rest on the fullest, then {after} B")
 
 
@@ -191,7 +195,9 @@ def copied(tree: Tree, report: Report, found: Findings) -> None:
     if other is None or degree == 2 or _is_dealt(report):  # a first copy brings a reduction and its buffers
         return
     found.expect("copies change nothing at rest", _rests(report) == _rests(other), f"{_rests(report)}, {_rests(other)}")
-    found.expect("copies change no peak", _peak(report) == _peak(other), f"{_peak(report)} B, then {_peak(other)} B")
+    off = abs(_peak(report) - _peak(other))  # flat buffers are padded to whole numbers of all ranks
+    padded = _PADDED * _peak(report) if any(rank.apportioned for rank in report.ranks) else 0
+    found.expect("copies change no peak", off <= padded, f"{_peak(report)} B, then {_peak(other)} B")
 
 
 def _splits_over_copies(report: Report) -> bool:
@@ -260,8 +266,8 @@ def _total(report: Report) -> dict[str, int]:
 
 
 def _rounding(report: Report) -> int:
-    """A class's mean is rounded by component."""
-    return 16 * sum(rank.num_ranks * len(rank.at_rest) for rank in report.ranks if rank.apportioned)
+    """A class's mean is rounded down, by tensor: some bytes of each on each rank."""
+    return 4096 * sum(rank.num_ranks for rank in report.ranks if rank.apportioned)
 
 
 def _bare(report: Report) -> dict[str, Any]:
