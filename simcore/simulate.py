@@ -32,6 +32,7 @@ from simcore.routes import Routes
 from simcore.scenario import Scenario
 from simcore.schedule import actions, lowered_microbatches, steady_microbatches
 from simcore.setup import prepare
+from simcore.tiles import adds_in_place
 from simcore.topology import Topology
 from simcore.units import parse_quantity
 
@@ -124,8 +125,7 @@ def _at_its_lengths(scenario: Scenario, work: partial[Report], *, timed: bool) -
 def _simulate(scenario: Scenario, *, series: bool, detail: bool, folded: bool, rank: int | None, timed: bool,
               spans: int | None = None, whole: bool = False, postings: int = 0) -> Report:
     parts = _parts(scenario, folded=folded, rank=rank)
-    parts.lowered = scenario.num_microbatches if whole else lowered_microbatches(parts.framework.schedule,
-                                                                                 scenario.num_microbatches)
+    parts.lowered = scenario.num_microbatches if whole else _few(parts)
     check_rows(parts)
     try:
         _write_out(parts, timed=timed and rank is None)
@@ -137,17 +137,26 @@ def _simulate(scenario: Scenario, *, series: bool, detail: bool, folded: bool, r
 
 def _write_out(parts: Parts, *, timed: bool) -> None:
     """A few microbatches; where the steady ones do not take the same time, twice as many, within bounds."""
-    schedule, every = parts.framework.schedule, parts.job.scenario.num_microbatches
+    every = parts.job.scenario.num_microbatches
     for doublings in count(1):
         for rank_class, plan in zip(parts.classes, parts.plans, strict=True):
             parts.programs[rank_class.representative] = _program(parts, plan)
         if not timed:
             return
         parts.clocked = _clock(parts)
-        more = lowered_microbatches(schedule, every, doublings)
+        more = _few(parts, doublings)
         if parts.clocked.steady or parts.lowered == every or num_rows(replace(parts, lowered=more)) > ROWS:
             return
         parts.lowered = more
+
+
+def _few(parts: Parts, doublings: int = 0) -> int:
+    """Microbatches to write out: one more where the first differs because later ones add to its gradients."""
+    schedule, count = parts.framework.schedule, parts.job.scenario.num_microbatches
+    few = lowered_microbatches(schedule, count, doublings)
+    one_more = schedule.num_stages == 1 and any(adds_in_place(plan, kind) for plan in parts.plans[:1]
+                                                for kind, _ in plan.kind_counts)
+    return min(count, few + one_more)
 
 
 def _clock(parts: Parts) -> Clocked:

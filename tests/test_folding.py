@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from importlib import import_module
+from typing import cast
 
 import pytest
 from hypothesis import example, given, settings
@@ -10,11 +11,15 @@ from hypothesis import strategies as st
 
 import small
 from layouts import Layout, layouts, resharded
+from simcore.flow import FlowMaker
+from simcore.plan import Plan
+from simcore.program import Program
 from simcore.report import RankReport, Report
 from simcore.scenario import Scenario
-from simcore.schedule import lowered_microbatches
+from simcore.schedule import Action, lowered_microbatches
 from simcore.setup import prepare
 from simcore.simulate import place, simulate
+from simcore.tiles import Workload
 
 
 def _ok(report: Report) -> Report:
@@ -97,6 +102,23 @@ def test_extrapolated_microbatches_are_simulated_ones(name: str, mesh: dict[str,
     microbatches += 2 * mesh.get("pp", 1) - 2
     asked = small.scenario(name, mesh, options=options, microbatches=microbatches)
     _same(_ok(simulate(asked)), _ok(_in_full(asked, monkeypatch)))
+
+
+@pytest.mark.parametrize("reduce", ["bf16", "fp32"])
+def test_a_first_microbatch_that_differs_costs_one_more_and_not_twice_as_many(
+        reduce: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Gradients that stay are added to from the second on; in a copy of fp32 every microbatch is the same."""
+    simulation, written = import_module("simcore.simulate"), []
+    lower = simulation.lower
+
+    def noted(plan: Plan, workload: Workload, order: list[Action], flow: FlowMaker) -> Program:
+        written.append(max(action.microbatch for action in order) + 1)
+        return cast(Program, lower(plan, workload, order, flow))
+
+    monkeypatch.setattr(simulation, "lower", noted)
+    precision = {"params": "fp32", "compute": "bf16", "grad_reduce": reduce}
+    _ok(simulate(small.scenario("fsdp2", {"dp_shard": 4}, microbatches=64, precision=precision)))
+    assert written == [4 if reduce == "bf16" else 3]
 
 
 def _same(short: Report, long: Report) -> None:
