@@ -204,6 +204,7 @@ class _Params(dict[str, Param]):
         return self._hash
 
 
+@lru_cache(maxsize=1024)
 def adds_in_place(plan: Plan, kind: int) -> frozenset[int]:
     """Numbers of a kind's tensors to whose gradients autograd adds those of the step's later microbatches.
 
