@@ -149,6 +149,9 @@ class Host(_Frozen):
 class RankReport(_Frozen):
     """One class of ranks that hold and do the same. `end_bytes`: allocated when the step has ended.
 
+    `at_rest` counts the elements that a rank owns; `padding_bytes` is what storage of parameters adds to them, and
+    `grads_padding_bytes` what storage of gradients adds. `apportioned`: the ranks have equal parts of flat buffers, of
+    which `at_rest` tells the mean; a part holds more of one tensor and less of another.
     `drawn`: any of them over all draws, where routing is drawn at random; `peak` is then that of balanced routing.
     """
 

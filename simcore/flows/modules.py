@@ -124,8 +124,10 @@ class _Linear:
 
 
 def _linears(plan: Plan, layer: int, branch: str) -> list[_Linear]:
+    """In the order of calls: queries and keys are normed as soon as they are there (5.23 `modeling_qwen3.py`:244)."""
     named = _by_module(plan, layer)
-    paths = [path for path in named if path.startswith(f"{branch}.") and not path.endswith(_ADAPTERS)]
+    paths = sorted((path for path in named if path.startswith(f"{branch}.") and not path.endswith(_ADAPTERS)),
+                   key=lambda path: list(named).index(path.replace("q_norm", "q_proj").replace("k_norm", "k_proj")))
     return [_Linear(named[path], tuple(named[f"{path}{end}"] for end in _ADAPTERS if f"{path}{end}" in named))
             for path in paths]
 

@@ -1,0 +1,122 @@
+"""What DeepSpeed's ZeRO-3 has gathered at every call of a module, with and without checkpointing, on one CPU.
+
+    python tests/truth/probe_zero_fetched.py CHECKOUT > tests/truth/deepspeed/fetched-0.19.6.json
+
+CHECKOUT and process group: as `probe_deepspeed.py`; packed models: as `probe_zero_qlora.py`. Sequences of 4 tokens.
+Models are Qwen2.5-3B and Qwen3-8B with fewer, shorter matrices, and the limits of ZeRO-3 made small with them: a layer
+is 1.5 times what is prefetched, a thirteenth of what may be there and of the distance of reuse; the embedding is four
+layers. `fetched`: of the sixth microbatch (its order is recorded by then), after every call of `fetch_sub_module`:
+whether it is forward, elements that are gathered or on their way (`__n_available_params`), parameters in the registry
+in flight, and bytes of the flat buffers out of which those are or were copied. Small parameters that stay are in none.
+"""
+
+from __future__ import annotations
+
+import json
+import sys
+from typing import Any
+
+import probe_zero_qlora
+from oracle.apart import run_apart
+
+QWEN2 = {"hidden_size": 128, "intermediate_size": 512, "num_hidden_layers": 20, "num_attention_heads": 4,
+         "num_key_value_heads": 2, "vocab_size": 8000, "tie_word_embeddings": True}
+QWEN3 = QWEN2 | {"head_dim": 32, "tie_word_embeddings": False}
+LLAMA = probe_zero_qlora.LLAMA | {"num_hidden_layers": 12}
+LAYER = 246_000
+"""Elements, about."""
+LIMITS = {"reduce_bucket_size": 300_000, "overlap_comm": False, "stage3_prefetch_bucket_size": 2 * LAYER // 3,
+          "stage3_max_live_parameters": 13 * LAYER, "stage3_max_reuse_distance": 13 * LAYER,
+          "stage3_param_persistence_threshold": 1_000}
+OF_BITS = {"stage3_prefetch_bucket_size": 300_000, "stage3_max_live_parameters": 5_000_000,
+           "stage3_max_reuse_distance": 5_000_000}
+"""Of a layer of 331,776 packed elements with its adapters, beside an embedding and a head of 1,024,000 each."""
+
+
+def case(kind: str, model: dict[str, Any], method: str = "full", *, checkpoint: bool, **options: Any) -> dict[str, Any]:
+    return {"type": kind, "model": model, "method": method, "recompute": checkpoint, "options": LIMITS | options}
+
+
+def both(name: str, *given: Any, **options: Any) -> dict[str, dict[str, Any]]:
+    return {f"{name}, {'replayed' if on else 'plain'}": case(*given, checkpoint=on, **options) for on in (False, True)}
+
+
+CASES = {
+    **both("qwen2", "qwen2", QWEN2), **both("qwen2, 21 layers", "qwen2", QWEN2 | {"num_hidden_layers": 21}),
+    **both("qwen2, few live", "qwen2", QWEN2, stage3_max_live_parameters=6 * LAYER),
+    **both("qwen2, far ahead", "qwen2", QWEN2, stage3_prefetch_bucket_size=4 * LAYER),
+    **both("qwen2, lora", "qwen2", QWEN2, "lora"), **both("llama, qlora", "llama", LLAMA, "qlora", **OF_BITS),
+    **both("qwen3", "qwen3", QWEN3), **both("qwen3, 21 layers", "qwen3", QWEN3 | {"num_hidden_layers": 21}),
+}
+
+
+def built(row: dict[str, Any]) -> Any:
+    import peft
+    import probe_qlora
+    import torch
+    from transformers import AutoConfig, AutoModelForCausalLM
+    if row["method"] == "qlora":
+        probe_zero_qlora.LLAMA = row["model"]
+        return probe_zero_qlora.built(row)
+    config = AutoConfig.for_model(row["type"], **row["model"])
+    model = AutoModelForCausalLM.from_config(config, dtype=torch.bfloat16, attn_implementation="sdpa")
+    if row["method"] == "lora":
+        model = peft.get_peft_model(model, peft.LoraConfig(r=8, target_modules=probe_qlora.ALL))
+        model.to(torch.bfloat16)
+    inner = model.base_model.model if row["method"] == "lora" else model
+    if row["recompute"]:
+        inner.gradient_checkpointing_enable({"use_reentrant": False})
+        if row["method"] == "lora":
+            inner.enable_input_require_grads()
+    return model.train()
+
+
+def watch(found: list[list[int]]) -> None:
+    """Every call is noted when it has gathered what it needs and what comes next."""
+    from deepspeed.runtime.zero.partitioned_param_coordinator import PartitionedParameterCoordinator as Coordinator
+    fetch = Coordinator._fetch_sub_module_impl
+
+    def noted(self: Any, module: Any, forward: bool, is_leaf: bool) -> None:
+        fetch(self, module, forward, is_leaf)
+        registry = self._PartitionedParameterCoordinator__inflight_param_registry
+        handles = [one for handle in registry.values() for one in getattr(handle, "handles", [handle])]
+        buffers = {x.untyped_storage().data_ptr(): x.untyped_storage().nbytes()
+                   for handle in handles for x in getattr(handle, "partitions", ())}
+        found.append([int(forward), self._PartitionedParameterCoordinator__n_available_params, len(registry),
+                      sum(buffers.values())])
+    Coordinator._fetch_sub_module_impl = noted
+
+
+def run(row: dict[str, Any]) -> dict[str, Any]:
+    import deepspeed
+    import torch
+    import torch.distributed as dist
+    from torch.testing._internal.distributed.fake_pg import FakeStore
+    dist.init_process_group("fake", store=FakeStore(), rank=0, world_size=4)
+    deepspeed.init_distributed(dist_backend="fake", auto_mpi_discovery=False)
+    fetched: list[list[int]] = []
+    watch(fetched)
+    model = built(row)
+    trained = [p for p in model.parameters() if p.requires_grad]
+    engine, *_ = deepspeed.initialize(model=model, optimizer=torch.optim.AdamW(trained, fused=True), config={
+        "train_micro_batch_size_per_gpu": 1, "gradient_accumulation_steps": 2, "bf16": {"enabled": True},
+        "zero_allow_untested_optimizer": True, "zero_force_ds_cpu_optimizer": False,
+        "zero_optimization": {"stage": 3, **row["options"]}})
+    for _ in range(6):
+        fetched.clear()
+        tokens = torch.randint(0, row["model"]["vocab_size"], (1, 4))
+        engine.backward(engine(input_ids=tokens, labels=tokens, use_cache=False).loss)
+        engine.step()
+    return {"fetched": fetched}
+
+
+def main() -> None:
+    sys.path.insert(0, sys.argv[1])
+    probe_zero_qlora.prepare()
+    rows = run_apart({name: row for name, row in CASES.items() if not sys.argv[2:] or name in sys.argv[2:]}, run)
+    lines = ",\n".join(f" {json.dumps(name)}: {json.dumps(row, separators=(',', ':'))}" for name, row in rows.items())
+    print(f'{{"deepspeed": "0.19.6 edaa72212", "cases": {{\n{lines}\n}}}}')
+
+
+if __name__ == "__main__":
+    main()
