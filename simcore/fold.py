@@ -23,6 +23,10 @@ from simcore.plan import cuts
 __all__ = ["RankClass", "coordinate_text", "fold", "format_ranks", "joined", "unfolded", "unfolded_one"]
 
 
+_MANY = 256
+"""Runs of ranks that are still told one by one."""
+
+
 @dataclass(frozen=True, eq=False)
 class RankClass:
     """Equal ranks of one stage. `offsets`: places inside a period of the stage's ranks, which repeats."""
@@ -192,20 +196,31 @@ def _in_order(labels: IntArray) -> list[int]:
 
 
 def format_ranks(ranks: IntArray) -> tuple[str, ...]:
-    """[0, 1, 2, 3] -> ("0-3",); [0, 64, 128] -> ("0-128:64",); runs are found greedily from the left."""
+    """[0, 1, 2, 3] -> ("0-3",); [0, 64, 128] -> ("0-128:64",); runs are found greedily from the left.
+
+    Very many runs that are alike, [0, 1, 4, 5, 8, 9, ...], are told once for each of their places: ("0-800:4",
+    "1-801:4").
+    """
+    starts, ends = _runs(ranks)
+    if len(starts) > _MANY and len(np.unique(ends - starts)) == len(np.unique(np.diff(starts))) == 1:
+        stride = int(starts[1] - starts[0])
+        places = range(int(ends[0] - starts[0]) + 1)
+        return tuple(_ranks_text(int(starts[0]) + place, int(starts[-1]) + place, stride) for place in places)
+    values, steps = ranks.tolist(), np.diff(ranks)
+    turns = [*(1 + np.flatnonzero(np.diff(steps))).tolist(), len(steps)]
     out: list[str] = []
-    at = 0
-    while at < len(ranks):
-        stop = at + 1
-        stride = int(ranks[stop] - ranks[at]) if stop < len(ranks) else 1
-        breaks = np.flatnonzero(np.diff(ranks[at:]) != stride)
-        stop = at + (int(breaks[0]) if len(breaks) else len(ranks) - at - 1)
-        if stop == at:
-            out.append(str(int(ranks[at])))
-        else:
-            out.append(f"{int(ranks[at])}-{int(ranks[stop])}" + (f":{stride}" if stride != 1 else ""))
+    at, turn = 0, 0
+    while at < len(values):
+        while turn < len(turns) and turns[turn] <= at:
+            turn += 1
+        stop = turns[turn] if turn < len(turns) else at
+        out.append(_ranks_text(values[at], values[stop], int(steps[at]) if stop > at else 1))
         at = stop + 1
     return tuple(out)
+
+
+def _ranks_text(first: int, last: int, stride: int) -> str:
+    return f"{first}" if first == last else f"{first}-{last}" + (f":{stride}" if stride != 1 else "")
 
 
 def coordinate_text(axis: Axis, ranks: IntArray) -> int | str:

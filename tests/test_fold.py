@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from typing import Any
 
 import numpy as np
@@ -130,6 +131,24 @@ def test_formatted_ranks_can_be_read_back(chosen: set[int]) -> None:
     ([7], ("7",)), ([0, 1, 2, 3], ("0-3",)), ([0, 64, 128], ("0-128:64",)), ([0, 1, 2, 9], ("0-2", "9"))])
 def test_formats(ranks: list[int], text: tuple[str, ...]) -> None:
     assert format_ranks(np.array(ranks, dtype=np.int64)) == text
+
+
+@pytest.mark.parametrize(("length", "period", "repeats"), [(7, 8, 1000), (1, 3, 500), (2, 64, 257), (3, 4, 300)])
+def test_many_runs_that_are_alike_are_told_by_their_places(length: int, period: int, repeats: int) -> None:
+    ranks = (5 + np.arange(0, period * repeats, period)[:, None] + np.arange(length)).ravel()
+    text = format_ranks(ranks)
+    assert len(text) == length
+    assert sorted(rank for one in text for rank in ranks_of(one)) == ranks.tolist()
+
+
+def test_a_million_ranks_are_told_at_once() -> None:
+    """In a time that grows with their number, not with its square, whatever runs they are in."""
+    gaps = np.random.default_rng(0).integers(1, 4, 1_000_000)
+    ranks: IntArray = np.cumsum(gaps)
+    start = time.process_time()
+    text = format_ranks(ranks)
+    assert time.process_time() - start < 20
+    assert sum(len(ranks_of(one)) for one in text) == 1_000_000
 
 
 def test_coordinates_are_a_number_or_a_range() -> None:
