@@ -11,14 +11,16 @@ from types import MappingProxyType
 from typing import Final
 
 __all__ = ["ADVISED_ROWS", "BATCH", "BLOCK", "CONFIG", "DEGREE", "FACTOR", "GENERATIONS", "KINDS", "LAYERS",
-           "LORA_RANK", "PROMPTS", "QUANTITIES", "RANKS", "ROWS", "SEQUENCES", "SEQ_LEN", "TOKENS",
-           "most_of"]  # fmt: skip
+           "LORA_RANK", "PROMPTS", "QUANTITIES", "RANKS", "ROWS", "SEQUENCES", "SHARED", "SEQ_LEN", "STAGES",
+           "TOKENS", "most_of"]  # fmt: skip
 
 # ---- a scenario ------------------------------------------------------------------------------------------------------
-RANKS: Final = 2**24
-"""World size. Clusters of 100,000 to 200,000 GPUs have been announced (xAI Colossus, 2024 and 2025): 80 times that."""
+RANKS: Final = 2**22
+"""World size. Clusters of 100,000 to 200,000 GPUs have been announced (xAI Colossus, 2024 and 2025): 20 times that."""
 DEGREE: Final = 2**20
 """Of one axis, nodes, GPUs of a node, and engines: the widest groups are data parallel, see `RANKS`."""
+STAGES: Final = 2**10
+"""Of a pipeline. A model of 1,008 billion parameters was run on 64 (Narayanan et al., 2021)."""
 LAYERS: Final = 10_000
 """DeepNet has 1,000 (Wang et al., 2022), the deepest published language model 162 (Llama-3.1-Nemotron-Ultra-253B)."""
 SEQ_LEN: Final = 2**22
@@ -82,6 +84,8 @@ CONFIG: Final[Mapping[str, int]] = MappingProxyType(
 """By the name of a field of a `config.json`."""
 OTHERS: Final = 2**16
 """Of a field that no family has yet."""
+SHARED: Final = 2**8
+"""Layers that use shared ones, with adapters of their own: Zamba2-7B has 13."""
 KINDS: Final = 512
 """Layers that differ, each of which is described by itself: Llama-3.1-Nemotron-Ultra-253B has some forty."""
 

@@ -12,7 +12,7 @@ from typing import Final
 import numpy as np
 
 from simcore.assemble import Parts
-from simcore.errors import NotYet, Problem
+from simcore.errors import InputError, NotYet, Problem
 from simcore.flows import flow_of
 from simcore.fold import RankClass
 from simcore.lower import lower
@@ -33,6 +33,8 @@ _MOST_MICROBATCHES: Final = 64
 """Written out and drawn; of a longer step these stand for all."""
 _MOST_VALUES: Final = 3 * 10**6
 """Numbers drawn of one stage, so that a job of thousands of ranks is a matter of seconds: then fewer groups."""
+_MOST_DRAWN: Final = 4 * 10**7
+"""Numbers that are kept of one stage, of 8 bytes each: where they are more, of fewer microbatches."""
 _COLUMNS: Final = 1 << 15
 """Draws of ranks that are summed up at once."""
 
@@ -82,7 +84,7 @@ def _stage(parts: Parts, stage: int, routing: Draws) -> _Stage:
     blocks = {layer: block for layer in plan.layers if (block := _moe(plan, layer))}
     block = next(iter(blocks.values()), None) or next(b for layer in range(len(plan.graph.layers))
                                                       if (b := _moe(plan, layer)))
-    mesh, written = parts.job.mesh, _written(parts)
+    mesh, written = parts.job.mesh, _written(parts, routing)
     groups = max(1, min(mesh.expert_dp, _MOST_VALUES // (routing.draws * mesh.ep * written * max(1, len(blocks)))))
     loads = Loads(routing.seed, routing.draws, routing.concentration, block.num_experts, block.top_k,
                   _tokens(parts, plan), mesh.ep, mesh.etp, groups, written)
@@ -102,13 +104,19 @@ def _tokens(parts: Parts, plan: Plan) -> int:
     return -(-setting.batch * setting.seq // (parts.job.mesh.tp if plan.framework.sequence_parallel else 1))
 
 
-def _written(parts: Parts) -> int:
-    """All microbatches, or as many as the schedule's pattern takes."""
+def _written(parts: Parts, routing: Draws) -> int:
+    """All microbatches, or as many as the schedule's pattern takes; InputError where those are too many to draw."""
     schedule, count = parts.framework.schedule, parts.job.scenario.num_microbatches
+    layers = max(sum(_moe(plan, layer) is not None for layer in plan.layers) for plan in parts.plans)
+    each = routing.draws * parts.job.mesh.ep * max(1, layers)
     written = lowered_microbatches(schedule, count)
+    if each * written > _MOST_DRAWN:
+        told = (f"expected at most {_MOST_DRAWN:,} numbers to draw, got {each * written:,}: {routing.draws:,} draws x "
+                f"ep {parts.job.mesh.ep} x {layers} layers with experts (model) x {written} microbatches")
+        raise InputError(Problem(parts.job.scenario.where("training", "routing", "draws"), told))
     for doublings in range(1, 32):
         more = lowered_microbatches(schedule, count, doublings)
-        if more > _MOST_MICROBATCHES:
+        if more > _MOST_MICROBATCHES or each * more > _MOST_DRAWN:
             break
         written = more
     return written

@@ -58,7 +58,7 @@ class Asked:
             times = kind.block.depths if isinstance(kind.block, Mtp) else 1
             yield from ((branch.block, further) for branch in kind.branches for _ in range(times))
 
-    @property
+    @cached_property
     def own(self) -> tuple[Mixer, ...]:
         """Those of the layers alone."""
         return tuple(mixer for mixer, further in self.mixers if not further)

@@ -270,7 +270,15 @@ def _value(branch: dict[str, Any], known: dict[str, Any]) -> str:
     if "$ref" in branch:
         return "{" + ", ".join(_block(branch, known)["properties"]) + "}"
     words = [branch["const"]] if "const" in branch else branch.get("enum", [])
-    return " ".join(f"`{word}`" for word in words) or _TYPES[branch["type"]]
+    return " ".join(f"`{word}`" for word in words) or _TYPES[branch["type"]] + _between(branch)
+
+
+def _between(branch: dict[str, Any]) -> str:
+    """The most that a number may be, or that each of a list may."""
+    each, most = "", branch.get("maximum")
+    if most is None:
+        each, most = "each ", branch.get("items", {}).get("maximum")
+    return "" if most is None else f", {each}at most {most:,}"
 
 
 def _left_out(field: dict[str, Any], *, required: bool) -> str:

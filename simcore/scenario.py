@@ -8,7 +8,7 @@ from typing import Annotated, Any, Literal
 from pydantic import AfterValidator, Field, PrivateAttr, ValidationError, model_validator
 
 from simcore.block import BY_SHAPE, MAP, WORD, Block, Fraction, Name, OpenMap, Text, problems_of
-from simcore.bounds import DEGREE, RANKS
+from simcore.bounds import DEGREE, RANKS, STAGES
 from simcore.document import Document
 from simcore.errors import InputError, Problem
 from simcore.generation import Generation, Rl
@@ -55,7 +55,7 @@ class TopologyFile(Block):
 class Mesh(Block):
     """Degrees of parallelism; the world size is pp x dp_replicate x dp_shard x cp x tp."""
 
-    pp: _Degree = Field(default=1, description="Pipeline stages")
+    pp: Annotated[int, Field(ge=1, le=STAGES)] = Field(default=1, description="Pipeline stages")
     dp_replicate: _Degree = Field(default=1, description="Copies of the sharded data-parallel group")
     dp_shard: _Degree = Field(default=1, description="Ranks that split what the framework splits over data parallel")
     cp: _Degree = Field(default=1, description="Ranks that split the sequence")

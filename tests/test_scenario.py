@@ -134,7 +134,7 @@ def test_other_spellings_of_the_interface(text: str) -> None:
         ("training: {seq_len: 1, routing: {imbalance: 2, seed: 1}}",
          ["f.yaml:5: unknown key 'training.routing.seed': it does not go with the other keys here"]),
         ("training: {seq_len: 1}\nmesh: {dp_shard: 1048576, dp_replicate: 1048576}",
-         ["f.yaml:6: mesh: expected at most 16777216 ranks, got 1099511627776"]),
+         ["f.yaml:6: mesh: expected at most 4194304 ranks, got 1099511627776"]),
     ],
 )  # fmt: skip
 def test_a_mistake_is_told_where_it_is(text: str, expected: list[str]) -> None:

@@ -34,19 +34,18 @@ class GathersAhead:
         self.sizes = [b.numel * dtype_bytes(b.dtype) * (b.parts > 1) for b in buckets]
         self.layers = [b.first_layer for b in buckets]
         self.whole = [False] * len(buckets)
-        self.may_go = [False] * len(buckets)
+        self.may_go: set[int] = set()
         self.pending: dict[int, int] = {}
 
     def gather(self, wanted: Sequence[int], direction: int, handle: int, *, columns: bool = False) -> None:
         """Those that are asked for and those ahead of them (direction 0: none), as far as they are not whole."""
-        for b in self._for(wanted, columns=columns):
-            self.may_go[b] = False
+        self.may_go.difference_update(self._for(wanted, columns=columns))
         empty = [b for b in self._for(self._with_ahead(wanted, direction), columns=columns) if not self.whole[b]]
         by_group: dict[int, list[int]] = {}
         for b in empty:
             by_group.setdefault(self.groups[b % self.count][0], []).append(b)
         for b in (b for group in by_group.values() for b in group):
-            self.may_go[b] = False
+            self.may_go.discard(b)
             self._recycle()
             self.whole[b] = True
             if b not in self.kept and self.buckets[b].unit not in self.pooled:
@@ -108,19 +107,17 @@ class GathersAhead:
 
     def let_go(self, buckets: Sequence[int]) -> None:
         """They are freed when anything is gathered next."""
-        for b in buckets:
-            self.may_go[b] = True
+        self.may_go.update(buckets)
 
     def _recycle(self) -> None:
-        gone = [b for b, may in enumerate(self.may_go) if may]
-        self._free(gone)
-        for b in gone:
-            self.may_go[b] = False
+        if self.may_go:
+            self._free(sorted(self.may_go))
+            self.may_go.clear()
 
     def reset(self) -> None:
         """Everything is freed, or at least out of date."""
         self.release(range(self.count))
-        self.may_go = [False] * len(self.buckets)
+        self.may_go.clear()
 
 
 def _beside(found: Sequence[int], direction: int) -> int:

@@ -6,6 +6,7 @@ layer of each holds the weights, all its adapters with them (transformers 5.23 `
 
 from __future__ import annotations
 
+from simcore.bounds import SHARED
 from simcore.models.architecture import Architecture, Config
 from simcore.models.blocks import Branch, LayerKind, Mamba2, SharedTransformer
 from simcore.models.decoder import chain
@@ -25,6 +26,8 @@ def architecture(config: Config) -> Architecture:
     types = _types(config)
     plain, num_blocks = _plain(config), config.integer("num_mem_blocks", default=1)
     hybrids = [i for i, name in enumerate(types) if name == _HYBRID]
+    if len(hybrids) > SHARED:
+        raise config.fail("layers_block_type", f"expected at most {SHARED} hybrid layers, got {len(hybrids):,}")
     shared = {layer: _hybrid(config, place, len(hybrids), num_blocks) for place, layer in enumerate(hybrids)}
     rotary = config.boolean("use_mem_rope", default=False)
     return chain(config, "zamba2", [shared.get(i, plain) for i in range(len(types))],
