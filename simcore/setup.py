@@ -20,7 +20,7 @@ from simcore.graph import ModelGraph, build, model_config
 from simcore.job import Job, topology_of
 from simcore.lora import LoraChoice
 from simcore.mesh import Mesh
-from simcore.models.blocks import Embedding, LayerKind, Moe, Mtp
+from simcore.models.blocks import Attention, Embedding, LayerKind, Moe, Mtp
 from simcore.plan import check_even
 from simcore.scenario import ModelFile, Scenario
 from simcore.schedule import SCHEDULES
@@ -59,6 +59,7 @@ def prepare(scenario: Scenario) -> tuple[Job, Framework]:
                          casts_parameters=hasattr(module, "CASTS_PARAMETERS")), module)
     graph = job.graph
     _check_routing(job)
+    _check_rotation(job)
     _check_positions(job)
     _check_base(job, module)
     _check_host(job)
@@ -80,6 +81,16 @@ def _check_routing(job: Job) -> None:
         if routing.imbalance > most:
             raise InputError(Problem(where, f"imbalance: expected at most {most:g}, got {routing.imbalance:g}: a token "
                                      "goes to an expert once, so the fullest has no more than all tokens"))
+
+
+def _check_rotation(job: Job) -> None:
+    """Rotary positions turn dimensions in pairs."""
+    mixers = (branch.block for kind in job.graph.kinds for branch in kind.branches)
+    for mixer in (mixer for mixer in mixers if isinstance(mixer, Attention) and mixer.rotary):
+        if (mixer.rotated or mixer.head_dim) % 2:
+            raise InputError(Problem(job.scenario.where("model"), f"head_dim: expected an even number, got "
+                                     f"{mixer.head_dim}: RoPE requires an even rotary dimension (transformers 5.23 "
+                                     "modeling_rope_utils.py, validate_rope)"))
 
 
 def _check_positions(job: Job) -> None:

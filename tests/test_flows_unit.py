@@ -34,7 +34,7 @@ def test_rows_are_padded_before_they_are_gathered() -> None:
 
 def test_one_shard_is_cast_parameter_by_parameter() -> None:
     """The cast of the last large one is held until that of a norm is made; two norms are not whole yet."""
-    assert weights({}, "model.layers.0", model=LLAMA).staged == 2 * (688 * 256 + 256 - 2 * 256)
+    assert weights({}, "model.layers.0", model=LLAMA).cast_alone == 2 * (688 * 256 + 256 - 2 * 256)
     assert weights({}, "model.layers.0", model=LLAMA, precision={"params": "bf16"}).staged == 0
     assert weights({"dp_shard": 2}, "model.layers.0", model=LLAMA).staged == 0
 

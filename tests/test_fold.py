@@ -79,7 +79,7 @@ LAYOUTS: list[tuple[str, dict[str, int], dict[str, Any], dict[str, Any]]] = [
     ("fsdp2", {"dp_shard": 4, "ep": 2}, {"set_last_reshard": False}, {}),
     ("zero3", {"dp_shard": 8}, {"zero_hpz_partition_size": 4}, {}),
     ("megatron", {"dp_replicate": 2, "dp_shard": 4, "tp": 2, "ep": 2, "etp": 1}, {}, {}),
-    ("megatron", {"dp_replicate": 2, "dp_shard": 6, "ep": 2}, {}, {"optimizer": {"name": "dist_muon"}}),
+    ("megatron", {"dp_shard": 12, "ep": 2}, {}, {"optimizer": {"name": "dist_muon"}}),
     ("megatron_fsdp", {"dp_shard": 4, "ep": 2}, {}, {}),
     ("automodel", {"dp_shard": 4, "dp_replicate": 2, "ep": 2}, {}, {}),
     ("fsdp1", {"dp_shard": 4, "dp_replicate": 2}, {}, {}), ("ddp", {"dp_replicate": 4}, {}, {}),

@@ -31,10 +31,11 @@ def fetched(name: str, monkeypatch: pytest.MonkeyPatch) -> list[list[int]]:
 
     def noted(flow: FetchedFlow) -> None:
         ahead(flow)
-        flying = [key for group in flow.coming for key in group]
+        flying = list({id(group): group for group in flow.coming.values()}.values())
         kept = [(len(keys), num_bytes) for keys, _, num_bytes in flow.flat.kept]
-        buffers = [sum(map(flow._whole, group)) for group in flow.coming if len(group) > 1]
-        found.append([flow._numel((*flow.there, *flying)), len(flying) + sum(count for count, _ in kept),
+        buffers = [sum(map(flow._whole, group)) for group in flying if len(group) > 1]
+        found.append([sum(flow.elements[key] for key in (*flow.there, *flow.coming)),
+                      len(flow.coming) + sum(count for count, _ in kept),
                       sum(buffers) + sum(num_bytes for _, num_bytes in kept)])
 
     monkeypatch.setattr(FetchedFlow, "_fetch_ahead", noted)

@@ -47,9 +47,6 @@ def attention(config: Config, *, bias: str = "", qk_norm: bool = False, sinks: b
     """Rotary grouped-query attention by the usual field names. `head_dim`: the default, if not a fair share."""
     hidden, heads = config.integer("hidden_size"), config.integer("num_attention_heads")
     head_dim = config.integer("head_dim", default=head_dim or max(1, hidden // heads))
-    if head_dim % 2:
-        raise config.fail("head_dim", f"expected an even number, got {head_dim}: RoPE requires an even rotary "
-                          "dimension (transformers 5.23 modeling_rope_utils.py validate_rope)")
     kv_heads = config.integer("num_key_value_heads", default=heads)
     if heads % kv_heads:
         raise config.fail("num_key_value_heads", f"expected a divisor of {heads} heads, got {kv_heads}")
