@@ -17,7 +17,7 @@ import textwrap
 from collections.abc import Iterable, Iterator, Sequence
 from enum import Enum
 from pathlib import Path
-from typing import Any, Final, get_args
+from typing import Final, get_args
 
 from simcore.breakdown import PARTS
 from simcore.collective import COLLECTIVES
@@ -25,13 +25,14 @@ from simcore.document import parse_document
 from simcore.flows import flow_of
 from simcore.form import Placement
 from simcore.framework import Moment
+from simcore.keys import key_rows
 from simcore.lower import lower
 from simcore.mesh import Mesh
 from simcore.outline import Phase
 from simcore.plan import place
 from simcore.program import Program
 from simcore.scenario import Mesh as Degrees
-from simcore.scenario import parse_scenario, scenario_schema
+from simcore.scenario import parse_scenario
 from simcore.schedule import actions
 from simcore.setup import prepare
 from simcore.tape import Kernel, Op, Stream
@@ -231,61 +232,9 @@ def _sample() -> Program:
     return lower(plan, Workload(1, 128, 1 << 16), actions(framework.schedule, 0, 2), flow_of(framework))
 
 
-# ---- the scenario's keys ---------------------------------------------------------------------------------------------
 def scenario_keys() -> str:
     """Every key of a scenario file, as its schema describes it."""
-    schema = scenario_schema()
-    rows = [(f"`{key}`", _values(field, schema["$defs"]), _left_out(field, required=required), field["description"])
-            for key, field, required in _keys(schema, schema["$defs"], "")]
-    return table(("key", "value", "left out", "what it says"), rows)
-
-
-def _keys(block: dict[str, Any], known: dict[str, Any], prefix: str) -> Iterator[tuple[str, dict[str, Any], bool]]:
-    for name, field in block["properties"].items():
-        yield f"{prefix}{name}", field, name in block.get("required", ())
-        for branch in _branches(field):
-            if "$ref" in branch:
-                yield from _keys(_block(branch, known), known, f"{prefix}{name}.")
-
-
-def _branches(field: dict[str, Any]) -> list[dict[str, Any]]:
-    branches: list[dict[str, Any]] = field.get("oneOf") or field.get("anyOf") or [field]
-    return branches
-
-
-def _block(branch: dict[str, Any], known: dict[str, Any]) -> dict[str, Any]:
-    block: dict[str, Any] = known[branch["$ref"].rpartition("/")[2]]
-    return block
-
-
-_TYPES: Final = {"string": "text", "integer": "whole number", "number": "number", "boolean": "true or false",
-                 "null": "null", "array": "list", "object": "mapping"}  # fmt: skip
-
-
-def _values(field: dict[str, Any], known: dict[str, Any]) -> str:
-    return ", or ".join(_value(branch, known) for branch in _branches(field))
-
-
-def _value(branch: dict[str, Any], known: dict[str, Any]) -> str:
-    if "$ref" in branch:
-        return "{" + ", ".join(_block(branch, known)["properties"]) + "}"
-    words = [branch["const"]] if "const" in branch else branch.get("enum", [])
-    return " ".join(f"`{word}`" for word in words) or _TYPES[branch["type"]] + _between(branch)
-
-
-def _between(branch: dict[str, Any]) -> str:
-    """The most that a number may be, or that each of a list may."""
-    each, most = "", branch.get("maximum")
-    if most is None:
-        each, most = "each ", branch.get("items", {}).get("maximum")
-    return "" if most is None else f", {each}at most {most:,}"
-
-
-def _left_out(field: dict[str, Any], *, required: bool) -> str:
-    if required or "default" not in field:
-        return "required" if required else "required, but where it serves"
-    default = field["default"]
-    return "each key's own" if isinstance(default, dict) and default else f"`{json.dumps(default).strip(chr(34))}`"
+    return table(("key", "value", "left out", "what it says"), list(key_rows()))
 
 
 def filled(page: str) -> str:

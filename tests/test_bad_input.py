@@ -130,6 +130,23 @@ WRONG = {
     "KV heads not divisible": (scenario(workload="serve", mesh="{tp: 3}", model="{config: llama-3.2-3b, overrides: "
                                         "{intermediate_size: 8184}}"),
                                ["f.yaml:5", "8 KV heads are neither divisible by tp 3", "vLLM 0.12.0"]),
+    "layers": (scenario(model="\n  config: llama-tiny\n  overrides: {num_hidden_layers: 1000000000}"),
+               ["f.yaml:2", "num_hidden_layers: expected an integer from 1 to 10,000, got 1000000000"]),
+    "wide convolution": (scenario(model="{config: nemotron-3-tiny, overrides: {conv_kernel: 4000000}}"),
+                         ["f.yaml:2", "conv_kernel: expected an integer from 1 to 128, got 4000000"]),
+    "stages": (scenario(mesh="{pp: 1025}"), ["f.yaml:5", "mesh.pp: expected at most 1024, got 1025"]),
+    "a batch": (scenario(training="{seq_len: 64, global_batch_size: 16777217}"),
+                ["f.yaml:6", "training.global_batch_size: expected at most 16777216, got 16777217"]),
+    "layers and microbatches": (
+        scenario(model="{config: llama-tiny, overrides: {num_hidden_layers: 10000}}",
+                 training="{seq_len: 64, global_batch_size: 8192}"),
+        ["f.yaml:2: expected a step of at most 4,000,000 operations", "10,004 layers (model) x 3 of 1,024 micro"]),
+    "a deep prefetch": (scenario(framework_options=f"{{prefetch: {10**30}}}"),
+                        ["f.yaml:7", "prefetch: expected None or int (at most 9223372036854775807), got 100000"]),
+    "letters for one of a few numbers": (
+        scenario(workload="serve", mesh="{}", generation="{max_model_len: 4096, max_lora_rank: x}"),
+        ["f.yaml:8", "generation.max_lora_rank: expected 1, 8, 16, 32, 64, 128, 256, 320, 512, got 'x'"]),
+    "a key that looks like a tag": (scenario() + "<word>: 1\n", ["f.yaml:7", "unknown key '<word>'"]),
     "negative limit": (scenario(limits="{usable_memory: -5 GiB}"), ["f.yaml:7", "usable_memory"]),
 }  # fmt: skip
 
@@ -212,6 +229,16 @@ def test_paths_that_are_no_files(ran: Run, folder: Path) -> None:
     ran("run", "g.yaml").refused("nowhere/config.json: no such file")
 
 
+def test_an_engine_of_one_token(ran: Run, folder: Path) -> None:
+    (folder / "f.yaml").write_text("{name: s, workload: serve, model: qwen2.5-3b, topology: dgx-h100, "
+                                   "generation: {max_model_len: 1}}")
+    result = ran("run", "f.yaml", "--json")
+    assert result.code == 0, result.err
+    (report,) = json.loads(result.out)
+    assert report["serving"]["max_model_len"] == 1
+    assert report["serving"]["concurrency"] == report["serving"]["num_blocks"]
+
+
 def test_no_file_is_a_device_or_a_pipe(folder: Path) -> None:
     """Each file that a command reads, in a process that is stopped if it waits or fills its memory."""
     os.mkfifo(folder / "pipe")
@@ -235,7 +262,9 @@ def test_a_long_name_is_no_file(ran: Run, folder: Path) -> None:
 
 
 @pytest.mark.parametrize("setting", ["", "=", "mesh.tp", "mesh..tp=1", "mesh.tp=[", "mesh.tp=&a *a", "name.x=1",
-                                     "mesh.tpp=2", "mesh.tp=!!int 2", "training=7", "sweep.mesh.tp=2"])  # fmt: skip
+                                     "mesh.tpp=2", "mesh.tp=!!int 2", "training=7", "sweep.mesh.tp=2", "<<=1",
+                                     "<map>=1", "training.<word>=1", "training.lengths={<lengths>: 1}",
+                                     "model.<map>=1"])  # fmt: skip
 def test_nonsense_settings(ran: Run, folder: Path, setting: str) -> None:
     (folder / "f.yaml").write_text(scenario())
     ran("run", "f.yaml", "--set", setting).refused("--set")

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 import json
+import math
 import pickle
 from collections.abc import Iterator
 from typing import Any
@@ -16,7 +17,7 @@ from pydantic import ValidationError
 from simcore.document import parse_document
 from simcore.errors import InputError
 from simcore.loading import load
-from simcore.scenario import Scenario, parse_scenario, scenario_schema
+from simcore.scenario import MAX_RANKS, Scenario, parse_scenario, scenario_schema
 
 HEAD = "name: a\nmodel: m\nframework: f\ntopology: t\n"  # four lines: what a test adds starts on line 5
 FULL: dict[str, Any] = {
@@ -261,6 +262,7 @@ degrees = st.integers(1, 2**10)
 def scenarios(draw: st.DrawFn) -> dict[str, Any]:
     axes = st.sets(st.sampled_from(["dp_replicate", "dp_shard", "cp", "ep", "etp"]))
     mesh = {axis: draw(degrees) for axis in draw(axes)}
+    assume(math.prod(mesh.get(axis, 1) for axis in ("dp_replicate", "dp_shard", "cp")) <= MAX_RANKS)
     training: dict[str, Any] = {"seq_len": draw(st.integers(1, 2**20)), "micro_batch_size": draw(st.integers(1, 64))}
     if draw(st.booleans()):
         per_pass = training["micro_batch_size"] * mesh.get("dp_replicate", 1) * mesh.get("dp_shard", 1)

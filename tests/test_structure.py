@@ -16,8 +16,8 @@ ROOT = Path(__file__).resolve().parents[1]
 ORDER = (
     "errors", "paths", "stdio", "signs", "exact", "bounds", "held", "counted", "units", "scaling", "packed", "data",
     "yaml_parser", "document", "quantity", "nvme", "block",
-    "training", "generation", "scenario", "sweep", "starter", "loading", "device", "efficiency", "curves", "topology",
-    "tensor", "models/blocks", "models/architecture", "product", "rows", "checkpoint", "tape", "halves", "recording",
+    "training", "generation", "scenario", "keys", "sweep", "starter", "loading", "device", "efficiency", "curves",
+    "topology", "tensor", "models/blocks", "models/architecture", "product", "rows", "checkpoint", "tape", "halves", "recording",
     "operators/", "models/", "graph", "frozen", "flops", "mesh", "form", "schedule", "transfer", "reducer", "zero",
     "wrapped", "libraries", "dispatch", "framework", "lora", "lora_names", "lora_bridge", "lora_automodel", "routing",
     "packing", "job", "stages", "frameworks/", "plan", "update", "on_host", "buffers", "chunks", "fold", "schedules/",
