@@ -160,6 +160,7 @@ def _alone(program: Program, routes: Routes) -> Callable[[int, int], int]:
 def _kinds(slots: IntArray, compute: str) -> tuple[IntArray, IntArray]:
     """Class and format of kernels: those of 8-bit and of 4-bit operands have numbers of their own."""
     formats = np.array([_DTYPE_ID[dtype] for dtype in (compute, "fp8", "fp4")])
+    slots = np.where(slots == int(Kernel.GRAD_GEMM), int(Kernel.GEMM), slots)
     narrow = np.searchsorted([Kernel.FP8_GEMM, Kernel.FP4_GEMM], slots, side="right")
     return slots - np.array([0, Kernel.FP8_GEMM, Kernel.FP4_GEMM])[narrow], formats[narrow]
 

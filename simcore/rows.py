@@ -35,7 +35,10 @@ class Op(IntEnum):
 
 
 class Kernel(IntEnum):
-    """Kernel classes of the cost model, in the order of `simcore.cost.KERNELS`; then those of 8 and of 4 bits."""
+    """Kernel classes of the cost model, in the order of `simcore.cost.KERNELS`; then those of 8 and of 4 bits.
+
+    GRAD_GEMM: a GEMM of a forward pass that makes a gradient already, as some losses do: no FLOPs of a model's forward.
+    """
 
     GEMM = 0
     GROUPED_GEMM = 1
@@ -54,6 +57,7 @@ class Kernel(IntEnum):
     FP8_ATTENTION = 14
     FP4_GEMM = 15
     FP4_GROUPED_GEMM = 16
+    GRAD_GEMM = 17
 
 
 class Stream(IntEnum):

@@ -329,9 +329,10 @@ def test_a_fused_loss_keeps_both_gradients_and_one_chunk_of_logits_at_a_time() -
     assert most == gradients + 12 * SEQ + 2 * rows * vocab + (2 + 4) * vocab * width
     chunks = [size for size, name in _named(model, head.forward) if name == "chunk_logits" and size > 0]
     assert chunks == [2 * rows * vocab] * 4
-    flops = [sum(row[3] for row in section.rows if row[0] == Op.COMPUTE and row[2] == Kernel.GEMM)
-             for section in (head.forward, head.backward)]
-    assert flops == [3 * 2 * SEQ * vocab * width, 0]
+    flops = [sum(row[3] for row in section.rows if row[0] == Op.COMPUTE and row[2] == kernel)
+             for section in (head.forward, head.backward) for kernel in (Kernel.GEMM, Kernel.GRAD_GEMM)]
+    product = 2 * SEQ * vocab * width
+    assert flops == [product, 2 * product, 0, 0]
 
 
 def test_a_frozen_head_makes_no_gradient_of_its_weight() -> None:

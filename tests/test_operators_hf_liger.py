@@ -27,6 +27,25 @@ def test_less_is_kept_with_them_and_the_loss_comes_along(framework: str) -> None
     assert with_all < peak(framework, {}, mesh=mesh, seq_len=2048, loss="liger")
 
 
+@pytest.mark.parametrize("framework", ["ddp", "fsdp1", "fsdp2", "zero3"])
+@pytest.mark.parametrize("method", ["full", "lora"])
+def test_products_that_make_gradients_in_forward_are_no_flops_of_the_model(framework: str, method: str) -> None:
+    """Liger's loss makes both gradients of the head in forward: three products, of which one is the model's."""
+    flops = []
+    for loss in ("hf", "liger", "cut"):
+        options = {"use_orig_params": True} if framework == "fsdp1" else {}
+        time = simulate(small.scenario(framework, model="llama-tiny", seq_len=2048, loss=loss, method=method,
+                                       options=options)).time
+        assert time is not None
+        assert time.executed_tflops_per_gpu is not None
+        flops.append((round(time.model_tflops_per_gpu * time.step_s, 9), round(
+            time.executed_tflops_per_gpu * time.step_s, 9)))
+    plain, liger, cut = flops
+    assert plain == liger
+    assert plain[0] == cut[0]
+    assert plain[1] < cut[1]
+
+
 def test_automodel_has_them_unless_told_otherwise() -> None:
     """Its own layers have no use for them."""
     given: dict[str, Any] = {"implementation": "hf", "seq_len": 2048}

@@ -28,7 +28,7 @@ __all__ = ["add", "add_", "add_scalar", "all_to_all", "bmm", "cast", "cat", "chu
 Operand = Tensor | Param
 Grads = list[Tensor | None]
 Saved = list[Tensor]
-_PRODUCTS = (Kernel.GEMM, Kernel.FP8_GEMM)
+_PRODUCTS = (Kernel.GEMM, Kernel.FP8_GEMM, Kernel.GRAD_GEMM)
 
 
 def needs_grad(x: Operand) -> bool:

@@ -448,9 +448,9 @@ def _liger_loss(tape: Tape, run: Run, hidden: Tensor) -> Tensor:
         product = 2 * size[0] * vocab * width
         logits = aten.new(tape, size, dtype, "chunk_logits", moved, Kernel.GEMM, product)
         tape.compute(Kernel.LOSS, 3 * logits.numel, 2 * logits.nbytes)
-        aten.new(tape, (size[0], width), dtype, "chunk_grad_hidden", moved, Kernel.GEMM, product)
+        aten.new(tape, (size[0], width), dtype, "chunk_grad_hidden", moved, Kernel.GRAD_GEMM, product)
         if to_weight is not None:
-            part = aten.new(tape, weight.shape, dtype, "chunk_grad_weight", moved, Kernel.GEMM, product)
+            part = aten.new(tape, weight.shape, dtype, "chunk_grad_weight", moved, Kernel.GRAD_GEMM, product)
             _wide = aten.cast(tape, part, "fp32")
             del part, _wide
     del logits
