@@ -5,6 +5,7 @@ from __future__ import annotations
 import subprocess
 import sys
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -109,3 +110,21 @@ def test_no_more_memory_than_the_device_has() -> None:
     report = simulate(asked.model_copy(update={"limits": limits}))
     assert report.status == "error"
     assert "expected at most the" in report.problems[0].message
+
+
+_NO_ATTENTION = {"attention": {"no_op": True}, "ffn": {"ffn_mult": 1.0}}
+
+
+@pytest.mark.parametrize("model", [
+    {"config": "zamba2-1.2b", "overrides": {"num_hidden_layers": 2, "layers_block_type": ["mamba", "mamba"]}},
+    {"config": "llama-3.3-nemotron-super-49b", "overrides": {"num_hidden_layers": 1, "block_configs": [_NO_ATTENTION]}},
+    {"config": "llama-3.3-nemotron-super-49b", "overrides": {"num_hidden_layers": 2, "block_configs": [
+        _NO_ATTENTION, {"attention": {"n_heads_in_group": 8}, "ffn": {"ffn_mult": 1.0}}]}},
+    {"config": "bamba-9b", "overrides": {"num_hidden_layers": 1, "attn_layer_indices": []}}, "llama-tiny"])
+@pytest.mark.parametrize("recompute", ["none", "full"])
+@pytest.mark.parametrize("framework", ["fsdp2", "ddp", "zero2"])
+def test_no_microbatch_leaves_anything_behind(framework: str, recompute: str, model: Any) -> None:
+    """Tables of positions die with the microbatch, where no layer rotates anything too."""
+    ends = {simulate(small.scenario(framework, {}, microbatches=count, model=model, recompute=recompute), timed=False,
+                     whole=True).ranks[0].end_bytes for count in (2, 3, 7)}
+    assert len(ends) == 1

@@ -30,6 +30,8 @@ def architecture(config: Config) -> Architecture:
     head_dim = config.integer("head_dim", default=max(1, hidden // heads))
     layers = [_layer(config, place, block, Attention(hidden, heads, heads, head_dim, rotary=True))
               for place, block in enumerate(_blocks(config))]
+    if not any(kind.branches for kind in layers):
+        raise config.fail("block_configs", "expected a layer that does something, got no_op alone")
     made = chain(config, _FAMILY, layers, head_dim)
     return replace(made, parts=tuple((at, kind) for at, kind in made.parts if kind.branches or kind.block is not None))
 
@@ -45,7 +47,7 @@ def _blocks(config: Config) -> list[Any]:
 
 
 def _layer(config: Config, place: int, block: Mapping[str, Any], whole: Attention) -> LayerKind:
-    """Both parts behind their norms, or one, or none."""
+    """Both parts behind their norms, or one, or none. What is rotated in others passes by where nothing attends."""
     attention, ffn = (_part(config, place, block, name) for name in ("attention", "ffn"))
     branches = []
     if attention:
@@ -58,7 +60,7 @@ def _layer(config: Config, place: int, block: Mapping[str, Any], whole: Attentio
     if ffn:
         width = int(2 * _positive(config, place, ffn, "ffn_mult") * whole.hidden / 3)
         branches.append(Branch("post_attention_layernorm", "mlp", Mlp(whole.hidden, -(-width // 256) * 256)))
-    return LayerKind("decoder", _FAMILY, whole.hidden, tuple(branches))
+    return LayerKind("decoder", _FAMILY, whole.hidden, tuple(branches), tables=0 if attention else whole.head_dim)
 
 
 def _part(config: Config, place: int, block: Mapping[str, Any], name: str) -> Mapping[str, Any]:

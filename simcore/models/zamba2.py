@@ -44,8 +44,10 @@ def _types(config: Config) -> tuple[str, ...]:
 
 
 def _plain(config: Config) -> LayerKind:
+    """What is rotated in hybrid layers passes by here; the model makes the tables where no layer is hybrid, too."""
+    rotary = config.boolean("use_mem_rope", default=False)
     return LayerKind("mamba", "zamba2", config.integer("hidden_size"), (
-        Branch("input_layernorm", "mamba", _mamba(config)),))
+        Branch("input_layernorm", "mamba", _mamba(config)),), tables=_head_dim(config) if rotary else 0)
 
 
 def _hybrid(config: Config, place: int, count: int, num_blocks: int) -> LayerKind:
