@@ -289,9 +289,5 @@ class _Walk:
     def _pass(self, layer: int, tiles: LayerTiles, pieces: Sequence[tuple[Tile, int, bool]]) -> None:
         for tile, mark, replay in pieces:
             self.out.tile(tile, layer)
-            if mark and replay:  # what hooks gather inside a replay is the replay's
-                self.out.at(Phase.RECOMPUTE)
             if mark:
                 self.flow.experts(layer, mark, tiles.expert_grads, replay=replay)
-            if mark and replay:
-                self.out.at(Phase.BACKWARD)

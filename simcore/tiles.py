@@ -8,7 +8,6 @@ their recording.
 from __future__ import annotations
 
 import importlib
-import re
 from dataclasses import dataclass, field, replace
 from functools import cached_property, lru_cache
 from types import ModuleType
@@ -18,10 +17,11 @@ import numpy as np
 from simcore.edges import Edges, edges_of
 from simcore.framework import Moment, UnshardFlow
 from simcore.graph import ModelGraph
-from simcore.models.blocks import Attention, Embedding, Head, LayerKind
+from simcore.models.blocks import Embedding, Head, LayerKind
 from simcore.outline import Tables
 from simcore.plan import Placed, PlacedKind, Plan
 from simcore.recording import LayerTape, Run
+from simcore.stem import last_user
 from simcore.tape import HIDDEN, Op, Param
 from simcore.tile import Tile, small_tile
 from simcore.update import step_of
@@ -32,8 +32,6 @@ TIED_HEAD = 1 << 30
 """Layer offset of rows that belong to a tied head, wherever it is."""
 
 _MARK = int(Op.MARK)
-_TURNED = re.compile(r"\b(q|k|qkv|query_key_value)(_proj|_norm)?\.")
-"""Modules whose output is rotated."""
 EXPERTS_MARKS = range(2, 6)
 """Marks that a tape puts around an experts module that is a unit of its own; passes are cut there and at later ones."""
 
@@ -135,42 +133,11 @@ def keys_of(plan: Plan) -> dict[int, Key]:
     first_block = plan.layers[0] + 1 if plan.stage == 0 else -1
     below = _trained_below(plan)
     framework, spared = plan.framework, set(plan.framework.kept_whole)
-    splits, last_user = framework.schedule.splits_backward, _last_user(plan, below) if plan.stage == 0 else -1
+    splits, lowest = framework.schedule.splits_backward, last_user(plan, below) if plan.stage == 0 else -1
     whole = {layer for chunk in plan.chunks if chunk[0] == 0 or not splits for layer in chunk}
     return {layer: (plan.graph.layers[layer].kind, layer == first_block, below[layer],
                     "none" if layer in spared else framework.checkpoint, layer not in whole,
-                    layer - plan.layers[0] if layer == last_user else 0) for layer in plan.layers}
-
-
-def _last_user(plan: Plan, below: dict[int, bool]) -> int:
-    """The layer whose backward is the last that needs the stem's tables: the lowest that keeps them.
-
-    A replayed layer keeps all its inputs; another keeps tables if gradients flow to queries or keys. Where none does,
-    the first block stands for the stem.
-    """
-    blocks = [layer for layer in plan.chunks[0] if plan.graph.kinds[plan.graph.layers[layer].kind].block is None]
-    replays, whole = plan.framework.checkpoint != "none", plan.framework.kept_whole
-    for layer in blocks:
-        number = plan.graph.layers[layer].kind
-        if replays and layer not in whole:
-            keeps = below[layer] or plan.kinds[number].is_trained
-        else:
-            keeps = _turns_gradients(plan.graph.kinds[number], plan.kinds[number], carries=below[layer])
-        if keeps:
-            return layer
-    return blocks[0] if blocks else -1
-
-
-def _turns_gradients(kind: LayerKind, placed: PlacedKind, *, carries: bool) -> bool:
-    """Whether gradients flow back to queries or keys; `carries`: the layer's input has one."""
-    trained = tuple(p.spec.name for p in placed if p.trainable)
-    for branch in kind.branches:
-        own = [name for name in trained if name.startswith(f"{branch.name}.")]
-        carries = carries or any(name.startswith(f"{branch.norm}.") for name in trained)
-        if isinstance(branch.block, Attention) and (carries or any(_TURNED.search(name) for name in own)):
-            return True
-        carries = carries or bool(own)
-    return False
+                    layer - plan.layers[0] if layer == lowest else 0) for layer in plan.layers}
 
 
 def record_layers(plan: Plan, workload: Workload, *, several: bool = False) -> Recording:

@@ -1,0 +1,44 @@
+"""What the stem makes for all layers (rotary tables, position ids), and which layer lets it go."""
+
+from __future__ import annotations
+
+import re
+
+from simcore.models.blocks import Attention, LayerKind
+from simcore.plan import PlacedKind, Plan
+
+__all__ = ["last_user"]
+
+_TURNED = re.compile(r"\b(q|k|qkv|query_key_value)(_proj|_norm)?\.")
+"""Modules whose output is rotated."""
+
+
+def last_user(plan: Plan, below: dict[int, bool]) -> int:
+    """The layer whose backward is the last that needs the stem's tables: the lowest that keeps them.
+
+    A replayed layer keeps all its inputs; another keeps tables if gradients flow to queries or keys. Where none does,
+    the first block stands for the stem.
+    """
+    blocks = [layer for layer in plan.chunks[0] if plan.graph.kinds[plan.graph.layers[layer].kind].block is None]
+    replays, whole = plan.framework.checkpoint != "none", plan.framework.kept_whole
+    for layer in blocks:
+        number = plan.graph.layers[layer].kind
+        if replays and layer not in whole:
+            keeps = below[layer] or plan.kinds[number].is_trained
+        else:
+            keeps = _turns_gradients(plan.graph.kinds[number], plan.kinds[number], carries=below[layer])
+        if keeps:
+            return layer
+    return blocks[0] if blocks else -1
+
+
+def _turns_gradients(kind: LayerKind, placed: PlacedKind, *, carries: bool) -> bool:
+    """Whether gradients flow back to queries or keys; `carries`: the layer's input has one."""
+    trained = tuple(p.spec.name for p in placed if p.trainable)
+    for branch in kind.branches:
+        own = [name for name in trained if name.startswith(f"{branch.name}.")]
+        carries = carries or any(name.startswith(f"{branch.norm}.") for name in trained)
+        if isinstance(branch.block, Attention) and (carries or any(_TURNED.search(name) for name in own)):
+            return True
+        carries = carries or bool(own)
+    return False
