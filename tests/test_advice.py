@@ -14,7 +14,7 @@ from simcore.advice import advise, work
 from simcore.detail import MAX_DETAILED
 from simcore.loading import changed, load
 from simcore.scenario import Scenario
-from simcore.simulate import simulate
+from simcore.simulate import rows_of, simulate
 from simcore.table import advice as advice_lines
 from test_scenarios import SCENARIOS
 
@@ -130,9 +130,10 @@ def test_a_layout_that_is_shown_with_a_doubt_is_not_advised() -> None:
 
 
 def test_a_model_that_is_too_deep_to_try_things_on_gets_none(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(advice, "_DEEPEST", 52)
+    rows = rows_of(kept())
+    monkeypatch.setattr(advice, "ADVISED_ROWS", rows)
     assert advise(kept())
-    monkeypatch.setattr(advice, "_DEEPEST", 51)
+    monkeypatch.setattr(advice, "ADVISED_ROWS", rows - 1)
     assert advise(kept()) == ()
 
 

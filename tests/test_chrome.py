@@ -103,7 +103,7 @@ def test_of_a_step_that_is_not_written_out_the_rest_is_told() -> None:
     report = simulate(small.scenario("fsdp2", {"dp_shard": 4}, microbatches=8), detail=True)
     assert report.detail is not None
     text, told = chrome_trace(report)
-    assert told[0].startswith("3 of 8 microbatches are written out")
+    assert told[0].startswith("4 of 8 microbatches are written out")
     trace = json.loads(text)
     assert trace["otherData"]["left_out"] == told
     slices = [event for event in trace["traceEvents"] if event["ph"] == "X"]

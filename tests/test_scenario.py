@@ -14,6 +14,7 @@ from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 from pydantic import ValidationError
 
+from simcore.bounds import BATCH
 from simcore.document import parse_document
 from simcore.errors import InputError
 from simcore.loading import load
@@ -266,7 +267,8 @@ def scenarios(draw: st.DrawFn) -> dict[str, Any]:
     training: dict[str, Any] = {"seq_len": draw(st.integers(1, 2**20)), "micro_batch_size": draw(st.integers(1, 64))}
     if draw(st.booleans()):
         per_pass = training["micro_batch_size"] * mesh.get("dp_replicate", 1) * mesh.get("dp_shard", 1)
-        training["global_batch_size"] = per_pass * draw(st.integers(1, 16))
+        assume(per_pass <= BATCH)
+        training["global_batch_size"] = per_pass * draw(st.integers(1, min(16, BATCH // per_pass)))
     training |= draw(st.fixed_dictionaries({}, optional={key: st.just(FULL["training"][key]) for key in (
         "lengths", "recompute", "pipeline", "routing", "offload", "lora", "optimizer")}))  # fmt: skip
     letters = st.characters(codec="utf-8", exclude_categories=("Cc", "Cs", "Cn", "Zl", "Zp"))

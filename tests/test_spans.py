@@ -113,7 +113,7 @@ def test_every_microbatch_can_be_written_out() -> None:
                   for whole in (False, True))
     assert few.detail is not None
     assert whole.detail is not None
-    assert (few.detail.written_out, whole.detail.written_out) == (3, 8)
+    assert (few.detail.written_out, whole.detail.written_out) == (4, 8)
     assert few.time is not None
     assert whole.time is not None
     assert (whole.time.step_s, whole.time.parts) == (few.time.step_s, few.time.parts)
