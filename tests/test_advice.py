@@ -129,7 +129,7 @@ def test_a_layout_that_is_shown_with_a_doubt_is_not_advised() -> None:
     assert not [one for one in advise(lora) if "mesh.tp" in one.changes]
 
 
-def test_a_model_that_is_too_deep_to_try_things_on_gets_none(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_step_that_is_too_long_to_try_things_on_gets_none(monkeypatch: pytest.MonkeyPatch) -> None:
     rows = rows_of(kept())
     monkeypatch.setattr(advice, "ADVISED_ROWS", rows)
     assert advise(kept())

@@ -18,7 +18,7 @@ import pytest
 
 import simcore.lower as lowering
 import small
-from simcore import advice, bounds, effort, held
+from simcore import bounds, effort, held
 from simcore.errors import InputError
 from simcore.models.architecture import Config
 from simcore.quantity import Quantity
@@ -186,13 +186,6 @@ def test_long_steps_are_not_held(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(held, "ROWS", 0)
     simulate(asked)
     assert not lowering._outline.cache_info().currsize
-
-
-def test_changes_are_not_tried_for_a_long_step(monkeypatch: pytest.MonkeyPatch) -> None:
-    asked = small.scenario("fsdp2", {"dp_shard": 1}, model="llama-3.1-8b")
-    assert advice.advise(asked)
-    monkeypatch.setattr(advice, "ADVISED_ROWS", 0)
-    assert advice.advise(asked) == ()
 
 
 # ---- and keeps the machine -------------------------------------------------------------------------------------------
