@@ -233,8 +233,8 @@ def _place_tensor(spec: TensorSpec, life: Life, mesh: Mesh, rank: int) -> Placed
     padded = (padded_numel(spec.copies, stored, life.rest.layout, mesh) * values if life.pad_storage
               else _storage(whole // values, life.rest.layout, mesh) * values)
     trains = spec.trainable and not spec.is_buffer
-    states = tuple((name, form.space_of(spec.numel), _state_bytes(spec, form, life, whole, mesh, rank))
-                   for name, form in life.states) if trains else ()
+    states = tuple((name, form.space_of(spec.numel // _flat_parts(form.layout, mesh)),
+                    _state_bytes(spec, form, life, whole, mesh, rank)) for name, form in life.states) if trains else ()
     here = tuple((name, num_bytes) for name, space, num_bytes in states if space == "device")
     cut_more = _flat_parts(tuple(cut for cut in life.grad.layout if cut not in life.rest.layout), mesh)
     kept = (("parameters", life.rest.space, life.rest.num_bytes(padded)),
@@ -253,7 +253,7 @@ def _state_bytes(spec: TensorSpec, form: Form, life: Life, whole: int, mesh: Mes
         numel = math.prod(local_shape(spec.copies, spec.shape, form.layout, mesh, rank))
     if form.blocks is not None:
         copies = max(1, local_shape(spec.copies, spec.shape, form.layout, mesh, rank)[0])
-        return copies * form.blocks.num_bytes(numel // copies, form.dtype)
+        return copies * form.blocks.num_bytes(numel // copies // _flat_parts(form.layout, mesh), form.dtype)
     if any(isinstance(cut, Flat) and cut.scope == "tensor" for _, cut in form.layout):
         return _storage(numel, form.layout, mesh) * dtype_bytes(form.dtype)
     return round(numel * dtype_bytes(form.dtype) * form.share) // _flat_parts(form.layout, mesh)

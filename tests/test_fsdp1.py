@@ -11,7 +11,7 @@ import small
 from simcore.errors import IllegalLayout, NotYet, RankscopeError
 from simcore.flows import exact_at_rest
 from simcore.flows.flattened import flat_units
-from simcore.simulate import simulate
+from simcore.simulate import place, simulate
 from simcore.wrapped import Wrapped
 
 LLAMA = "llama-tiny"
@@ -101,6 +101,23 @@ def test_an_optimizer_without_states_still_steps(mesh: dict[str, int], stored: s
     assert plain.ranks[0].padding_bytes == with_states.ranks[0].padding_bytes
     states = [sum(part.optimizer_bytes for part in report.ranks[0].at_rest.values()) for report in (plain, with_states)]
     assert states[0] == 0 < states[1]
+
+
+@pytest.mark.parametrize("ranks", [1, 2, 4])
+@pytest.mark.parametrize("paged", [False, True])
+@pytest.mark.parametrize("moments", ["fp32", "int8"])
+def test_states_of_8_bits_and_paged_ones_are_cut_as_flat_parameters_are(ranks: int, paged: bool, moments: str) -> None:
+    """Two of each element, in blocks of 256 with a scale in fp32; bitsandbytes pages flat parameters, but no scales."""
+    asked = small.scenario("fsdp1", {"dp_shard": ranks}, model="llama-3.2-1b", optimizer={
+        "paged": paged, "moments": moments, "implementation": "bitsandbytes"})
+    run, placed = (ask(asked).ranks[0] for ask in (simulate, place))
+    mine = 2 * small.plan_of("fsdp1", {}, model="llama-3.2-1b").graph.count() // ranks
+    values, scales = (mine, 4 * mine // 256) if moments == "int8" else (4 * mine, 0)
+    for rank in (run, placed):
+        assert sum(part.optimizer_bytes for part in rank.at_rest.values()) == values * (not paged) + scales
+    assert run.peak is not None
+    assert run.peak.by_category.get("opt_state", 0) == values * (not paged) + scales
+    assert run.peak.outside.get("paged_states", 0) == values * paged
 
 
 def test_defaults_are_torchs_own() -> None:

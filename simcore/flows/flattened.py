@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import dataclass
 
+from simcore.form import Form
 from simcore.framework import Life, Moment, Unit
 from simcore.plan import AtRestBytes, Placed, Plan
 from simcore.units import dtype_bytes
@@ -123,6 +124,9 @@ def exact_in_units(plan: Plan) -> dict[str, AtRestBytes]:
 def _held(placed: Placed, inside: int, *, trains: bool) -> AtRestBytes:
     life, trained = placed.life, inside * placed.trainable
     grads = inside * trains * dtype_bytes(life.grad.dtype) * (life.grad.space == "device")
-    states = sum(dtype_bytes(form.dtype) for _, form in life.states if form.space == "device")
-    return AtRestBytes(inside * dtype_bytes(life.rest.dtype) * placed.rests_here, grads, trained * states, inside,
-                       trained)
+    states = sum(_state_bytes(form, trained) for _, form in life.states if form.space_of(inside) == "device")
+    return AtRestBytes(inside * dtype_bytes(life.rest.dtype) * placed.rests_here, grads, states, inside, trained)
+
+
+def _state_bytes(form: Form, numel: int) -> int:
+    return numel * dtype_bytes(form.dtype) if form.blocks is None else form.blocks.num_bytes(numel, form.dtype)

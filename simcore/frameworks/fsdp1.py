@@ -248,6 +248,10 @@ def _rules(stored: str, compute: str, kept: States, flow: Wrapped) -> tuple[Rule
     made = Form(((flow.axis, Partial()),), compute)
     plain = Form((), "fp32")
     buffer = Life("buffer", plain, plain, plain, plain, rest_category="buffer", updated=Moment.NEVER)
-    life = Life("flat", rest, whole, made, rest, kept.of(cut, stored, "host" if flow.on_host else "device"),
+    states = kept.of(cut, stored, "host" if flow.on_host else "device")
+    if not flow.aligned:  # the optimizer sees flat parameters: their parts are large enough for blocks, and to be paged
+        states = tuple((name, replace(form, least_away=0, blocks=form.blocks and replace(form.blocks, least=0)))
+                       for name, form in states)
+    life = Life("flat", rest, whole, made, rest, states,
                 Moment.UNIT_FORWARD_BEGIN, Moment.UNIT_FORWARD_END, Moment.UNIT_BACKWARD_END)
     return Rule(lambda t: t.is_buffer, buffer), Rule(lambda t: True, life)
