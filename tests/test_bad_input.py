@@ -137,6 +137,8 @@ WRONG = {
     "stages": (scenario(mesh="{pp: 1025}"), ["f.yaml:5", "mesh.pp: expected at most 1024, got 1025"]),
     "a batch": (scenario(training="{seq_len: 64, global_batch_size: 16777217}"),
                 ["f.yaml:6", "training.global_batch_size: expected at most 16777216, got 16777217"]),
+    "half a pair of rotated dimensions": (scenario(model="{config: llama-tiny, overrides: {head_dim: 15}}"),
+                                          ["f.yaml:2", "head_dim: expected an even number, got 15", "validate_rope"]),
     "layers and microbatches": (
         scenario(model="{config: llama-tiny, overrides: {num_hidden_layers: 10000}}",
                  training="{seq_len: 64, global_batch_size: 8192}"),
