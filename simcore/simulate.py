@@ -35,6 +35,7 @@ from simcore.setup import prepare
 from simcore.tiles import adds_in_place
 from simcore.topology import Topology
 from simcore.units import parse_quantity
+from simcore.zero import Zero
 
 if TYPE_CHECKING:
     from simcore.rl import Trainer
@@ -42,7 +43,7 @@ if TYPE_CHECKING:
 __all__ = ["check", "place", "rows_of", "simulate"]
 
 EXACT_RANKS = 64
-"""Up to this many ranks `place` works out flat shards for every rank."""
+"""Up to this many ranks `place` works out flat shards for every rank, and so does a step that differs by them."""
 
 
 def simulate(scenario: Scenario, *, series: bool = False, detail: bool = False, fold: bool = True,
@@ -212,7 +213,8 @@ def _classes(job: Job, framework: Framework, *, folded: bool, rank: int | None) 
             raise InputError(Problem("--rank", f"expected a rank from 0 to {job.mesh.size - 1}, got {rank}"))
         every = unfolded_one(job.mesh, rank)
         return (every,)
-    return fold_ranks(job.graph, job.mesh, framework) if folded else unfolded(job.mesh)
+    alone = isinstance(framework.flow, Zero) and framework.flow.differs and job.mesh.size <= EXACT_RANKS
+    return fold_ranks(job.graph, job.mesh, framework) if folded and not alone else unfolded(job.mesh)
 
 
 def _topology(scenario: Scenario) -> Topology:

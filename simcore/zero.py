@@ -84,3 +84,11 @@ class Zero:
     round_robin: bool = False
     is_apart: bool = False
     swap_buffers: int = 0
+
+    @property
+    def differs(self) -> bool:
+        """Whether a step differs from rank to rank: by which tensors, and how many, something of lies in their parts.
+
+        Those are kept without `contiguous_gradients`, and copied to the host one by one.
+        """
+        return self.stage < 3 and (self.is_apart or self.states_on_host)

@@ -105,6 +105,21 @@ def test_ranks_are_alike_and_one_can_be_asked_for(stage: str) -> None:
     assert place(asked).ranks[0].at_rest.keys() == alone.ranks[0].at_rest.keys()
 
 
+@pytest.mark.parametrize(("stage", "given"), [
+    ("zero1", {"options": {"contiguous_gradients": False}}), ("zero2", {"options": {"contiguous_gradients": False}}),
+    ("zero2", {"offload": {"optimizer": "host"}})])
+def test_ranks_whose_parts_have_other_tensors_are_simulated_each(stage: str, given: dict[str, Any]) -> None:
+    """Gradients that are kept, and copies to the host, are of whole tensors that something of lies in the part."""
+    asked = small.scenario(stage, {"dp_shard": 8}, model="llama-3.2-1b", microbatches=4, **given)
+    report, single = simulate(asked), [simulate(asked, rank=rank).ranks[0] for rank in range(8)]
+    assert [rank.peak for rank in report.ranks] == [rank.peak for rank in single]
+    assert [rank.traffic for rank in report.ranks] == [rank.traffic for rank in single]
+    assert len({str((rank.peak, rank.traffic)) for rank in single}) > 1
+    assert any(a.what == "ranks of ZeRO-1 and 2" for a in report.assumptions)
+    many = simulate(small.scenario(stage, {"dp_shard": 128}, model=LLAMA, **given))
+    assert [rank.num_ranks for rank in many.ranks] == [128]
+
+
 def test_each_stage_needs_less() -> None:
     peaks = []
     for stage in STAGES:

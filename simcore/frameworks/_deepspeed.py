@@ -73,6 +73,9 @@ _OF_3: Final[dict[str, tuple[Any, ...]]] = {
 }
 
 
+_ALIKE: Final = ("ranks of ZeRO-1 and 2", "up to 64 each for itself, of more rank 0 stands for all", "assumed",
+                 "what of which tensors lies in a rank's part decides on gradients that are kept, and on copies to the "
+                 "host")
 _OVERLAPPED: Final = ("time of overlap_comm", "reductions run beside the products, whatever it says", "assumed",
                       "it decides on buffers; without it DeepSpeed waits for each reduction")
 
@@ -100,7 +103,8 @@ def zero_table(job: Job, stage: int) -> Framework:
         communicators=_communicators(job, flow),
         files=plain_files(job),
         libraries=torch_libraries(job, options),
-        assumptions=(_OVERLAPPED, *(_fetched_by_layer() if stage == 3 else ()), *_of_host(flow)),
+        assumptions=(_OVERLAPPED, *(_fetched_by_layer() if stage == 3 else ()), *_of_host(flow),
+                     *((_ALIKE,) if flow.differs else ())),
     )
 
 
