@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+import time
 from typing import Any
 
 import pytest
@@ -118,6 +119,15 @@ def test_ranks_whose_parts_have_other_tensors_are_simulated_each(stage: str, giv
     assert any(a.what == "ranks of ZeRO-1 and 2" for a in report.assumptions)
     many = simulate(small.scenario(stage, {"dp_shard": 128}, model=LLAMA, **given))
     assert [rank.num_ranks for rank in many.ranks] == [128]
+
+
+@pytest.mark.parametrize("stage", ["zero1", "zero2"])
+def test_a_million_ranks_take_no_longer_than_their_number(stage: str) -> None:
+    """A bucket has a piece for each rank: they are summed once, not again for each."""
+    start = time.process_time()
+    report = simulate(small.scenario(stage, {"dp_shard": 2**18}, model=LLAMA))
+    assert report.status == "ok", report.problems
+    assert time.process_time() - start < 20
 
 
 def test_each_stage_needs_less() -> None:

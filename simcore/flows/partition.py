@@ -155,10 +155,13 @@ class PartitionFlow:
     def _together(self) -> list[list[int]]:
         """Pieces that are sent as one: until they are more than a bucket (`allreduce_and_scatter`)."""
         found: list[list[int]] = [[]]
+        filled = 0
         for _, piece in self.slices:
-            if not self.flow.is_apart and sum(found[-1]) > self.flow.bucket:
+            if not self.flow.is_apart and filled > self.flow.bucket:
                 found.append([])
+                filled = 0
             found[-1].append(piece)
+            filled += piece
         return found
 
     def _send_to_host(self) -> None:

@@ -165,7 +165,10 @@ def _features(random: Random, workload: str) -> Iterator[Feature]:
 
 
 def _batch(random: Random, tree: Tree) -> None:
-    _accumulate(tree, random.choice((1, 2, 2, 3, 4, 5, 8, 16, 31)) * tree["mesh"].get("pp", 1))
+    """Some of hours: what is counted of a step passes 64 bits long before its bytes do."""
+    large = random.random() < 0.04
+    _accumulate(tree, random.choice((10**4, 10**6) if large else (1, 2, 2, 3, 4, 5, 8, 16, 31))
+                * tree["mesh"].get("pp", 1))
 
 
 def _within(block: str, key: str, *values: Any) -> Feature:
@@ -199,6 +202,8 @@ def _adapters(random: Random, tree: Tree) -> None:
     if random.random() < 0.3:
         lora["exclude_modules"] = random.choice((["*out_proj"], ["lm_head"], ["*experts*"]))
     training["lora"] = lora
+    if tree["framework"] == "fsdp1":  # which refuses frozen weights beside adapters without it
+        tree.setdefault("framework_options", {})["use_orig_params"] = True
 
 
 def _quantization(random: Random, tree: Tree) -> None:

@@ -194,8 +194,8 @@ def copied(tree: Tree, report: Report, found: Findings) -> None:
         return
     degree = 2 * mesh.get("dp_replicate", 1)
     other = _answer(changed(tree, {"mesh.dp_replicate": degree}), found, timed=False)
-    if other is None or degree == 2 or _is_dealt(report):  # a first copy brings a reduction and its buffers
-        return
+    if other is None or degree == 2 or _is_dealt(report) or _defaults(report) != _defaults(other):
+        return  # a first copy brings a reduction and its buffers; buckets of Megatron grow with the ranks
     found.expect("copies change nothing at rest", _rests(report) == _rests(other), f"{_rests(report)}, {_rests(other)}")
     off = abs(_peak(report) - _peak(other))  # flat buffers are padded to whole numbers of all ranks
     padded = _PADDED * _peak(report) if any(rank.apportioned for rank in report.ranks) else 0
@@ -208,6 +208,11 @@ def _splits_over_copies(report: Report) -> bool:
     options = scenario["framework_options"]
     return (scenario["mesh"]["ep"] > 1 and scenario["framework"] in ("fsdp2", "automodel")) or any(
         name in options for name in ("outer_dp_sharding_strategy", "zero_hpz_partition_size", "mics_shard_size"))
+
+
+def _defaults(report: Report) -> dict[str, str]:
+    """What was left to the framework, and what it became."""
+    return {one.what: one.value for one in report.assumptions if one.kind == "default"}
 
 
 def _is_dealt(report: Report) -> bool:
