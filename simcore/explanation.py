@@ -117,7 +117,8 @@ def _elements(row: TensorRow) -> str:
     cuts = "".join(f" / {cut.partition(':')[0]}" for cut in row.cut)
     if not cuts and row.copies == 1 and len(row.shape) < 2:
         return f"{row.num_elements:,}"
-    is_even = math.prod(row.shape) * row.copies % row.num_elements == 0
+    # A rank past the last row of an uneven cut holds no element.
+    is_even = row.num_elements > 0 and math.prod(row.shape) * row.copies % row.num_elements == 0
     return f"({copies}{whole}{cuts} {'=' if is_even else 'in rows, here'} {row.num_elements:,})"
 
 

@@ -18,7 +18,7 @@ from simcore.mesh import IntArray
 from simcore.tape import Op, Stream
 from simcore.tile import AMOUNT, OP, SLOT, STREAM, Tile, posted_bytes
 
-__all__ = ["BACKWARD_GATHER", "FORWARD_GATHER", "Outline", "Phase", "Piece", "Tables"]
+__all__ = ["BACKWARD_GATHER", "BUCKET_GATHER", "FORWARD_GATHER", "Outline", "Phase", "Piece", "Tables"]
 
 TAPE_MARKS = ("bwd:recompute_begin", "bwd:recompute_end", "experts:forward_begin", "experts:forward_end",
               "experts:backward_begin", "experts:backward_end", "bwd:gradients_begin")
@@ -38,6 +38,8 @@ class Phase(IntEnum):
 
 FORWARD_GATHER, BACKWARD_GATHER = 0, 1
 """Handles of a unit's all-gathers, by the pass that issues them."""
+BUCKET_GATHER = 4
+"""Handle of an all-gather that starts when the kernels issued before it are done."""
 
 
 class Tables:

@@ -7,7 +7,9 @@ between them are one item.
 The host issues everything ahead. A reduction starts when the kernels before it are done
 (`reduce_scatter_stream.wait_stream(current_stream)`); a gather when the copy-out of an earlier gather is done, which
 freed its buffer: the last in backward, the one before in forward (torch 2.13 `_fsdp_param_group.py`, wait_for_unshard);
-none before the end of an earlier microbatch at which the host waited for the device (`HOST_DRAINS`); a kernel when the
+none before the end of an earlier microbatch at which the host waited for the device (`HOST_DRAINS`). A gather of
+Megatron-FSDP starts, as a reduction does, when the kernels before it are done
+(`all_gather_stream.wait_stream(current_stream)`, core 0.16.1 param_and_grad_buffer.py:3604). A kernel starts when the
 collective that its `wait` names is done. Collectives that a layer calls itself are in line with its kernels. Copies
 from and to the host are calls that no other rank joins.
 """
@@ -25,7 +27,7 @@ from numpy.typing import NDArray
 from simcore.edges import BORDER_HANDLES
 from simcore.held import held
 from simcore.mesh import IntArray
-from simcore.outline import BACKWARD_GATHER, FORWARD_GATHER, Outline, Phase
+from simcore.outline import BACKWARD_GATHER, BUCKET_GATHER, FORWARD_GATHER, Outline, Phase
 from simcore.rows import HOST_DRAINS, HOST_STOPS
 from simcore.tape import Kernel, Op, Stream
 from simcore.tile import AMOUNT, LAYER, OP, SLOT
@@ -207,7 +209,7 @@ class _Compiler:
     def _gate(self, call: Call) -> int:
         if call.handle in (FORWARD_GATHER, BACKWARD_GATHER) and call.stream == _GATHER:
             return self.copy_outs[call.handle]
-        if call.stream in (_GATHER, _COMPUTE, _RECEIVE):
+        if call.stream in (_GATHER, _COMPUTE, _RECEIVE) and call.handle != BUCKET_GATHER:
             return self.drained if call.stream == _GATHER else -1
         if self.kernels > self.itemised:
             self.item(call.row)

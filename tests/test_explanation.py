@@ -88,6 +88,13 @@ def test_trainable_is_what_rests_and_is_trained() -> None:
     assert {step.words for step in whole.inside} == {"adapters", "expert_adapters"}
 
 
+def test_a_rank_past_the_last_row_of_a_tensor_holds_none_of_it() -> None:
+    """80 elements of a Mamba-2 mixer's `dt_bias` over 100 ranks."""
+    made = simulate(small.scenario("fsdp1", {"dp_shard": 100}, model="mamba2-2.7b", seq_len=1), detail=True)
+    whole = explain_trainable(made, *class_of(made, None))
+    assert size(whole.amount) == sum(c.num_trainable_params for c in made.ranks[0].at_rest.values())
+
+
 def test_parts_of_a_step_are_told_with_what_they_are() -> None:
     made = report("automodel")
     assert made.time is not None

@@ -9,7 +9,7 @@ from simcore.builder import Builder
 from simcore.flows.ahead import GathersAhead
 from simcore.flows.bucket import rank_buckets
 from simcore.framework import Queues
-from simcore.outline import BACKWARD_GATHER, FORWARD_GATHER, Tables
+from simcore.outline import Tables
 
 MODEL = {"config": "llama-tiny", "overrides": {"num_hidden_layers": 5}}
 BUCKETS = rank_buckets(small.plan_of("megatron_fsdp", {"dp_shard": 8}, model=MODEL))
@@ -33,45 +33,45 @@ def test_as_many_follow_as_the_elements_say() -> None:
     """The one that reaches the number is the last."""
     for ahead, expected in ((0, [2]), (1, [2, 3]), (UNIT, [2, 3]), (UNIT + 1, [2, 3, 4]), (9 * UNIT, [2, 3, 4, 5])):
         made = gathers(ahead)
-        made.gather([2], +1, FORWARD_GATHER)
+        made.gather([2], +1)
         assert whole(made) == expected
 
 
 def test_backward_looks_the_other_way() -> None:
     made = gathers(UNIT)
-    made.gather([2], -1, BACKWARD_GATHER)
+    made.gather([2], -1)
     assert whole(made) == [1, 2]
-    made.gather([1], -1, BACKWARD_GATHER)
+    made.gather([1], -1)
     assert whole(made) == [0, 1, 2]
 
 
 def test_what_may_go_goes_when_something_else_comes() -> None:
     made = gathers(0)
-    made.gather([1], 0, FORWARD_GATHER)
+    made.gather([1], 0)
     made.let_go([1])
     assert whole(made) == [1]
-    made.gather([4], 0, FORWARD_GATHER)
+    made.gather([4], 0)
     assert whole(made) == [4]
 
 
 def test_what_is_asked_for_again_stays() -> None:
     made = gathers(0)
-    made.gather([1, 2], 0, FORWARD_GATHER)
+    made.gather([1, 2], 0)
     made.let_go([1, 2])
-    made.gather([1], 0, FORWARD_GATHER)
-    made.gather([5], 0, FORWARD_GATHER)
+    made.gather([1], 0)
+    made.gather([5], 0)
     assert whole(made) == [1, 5]
 
 
 def test_two_shared_buffers_hold_two_units() -> None:
     made = gathers(9 * UNIT, double_buffer=True)
-    made.gather([2], +1, FORWARD_GATHER)
+    made.gather([2], +1)
     assert whole(made) == [2, 3]
 
 
 def test_reset_leaves_nothing_whole() -> None:
     made = gathers(9 * UNIT, keeps_outside=True)
-    made.gather([0], +1, FORWARD_GATHER)
+    made.gather([0], +1)
     made.reset()
     assert whole(made) == []
 
@@ -79,11 +79,11 @@ def test_reset_leaves_nothing_whole() -> None:
 def test_backward_gathers_columns_in_place_of_rows() -> None:
     """Numbers behind the buckets' own; what is in 16 bits has one buffer for both."""
     made, count = gathers(0, has_columns=True), len(BUCKETS)
-    made.gather([2], 0, FORWARD_GATHER)
-    made.gather([0, 2], 0, BACKWARD_GATHER, columns=True)
+    made.gather([2], 0)
+    made.gather([0, 2], 0, columns=True)
     assert whole(made) == [0, 2, count + 2]
     made.let_go([2])
-    made.gather([3], 0, BACKWARD_GATHER, columns=True)
+    made.gather([3], 0, columns=True)
     assert whole(made) == [0, count + 2, count + 3]
     made.release([2, 3])
     assert whole(made) == [0]
@@ -91,7 +91,7 @@ def test_backward_gathers_columns_in_place_of_rows() -> None:
 
 def test_columns_ahead_are_columns() -> None:
     made, count = gathers(UNIT, has_columns=True), len(BUCKETS)
-    made.gather([3], -1, BACKWARD_GATHER, columns=True)
+    made.gather([3], -1, columns=True)
     assert whole(made) == [count + 2, count + 3]
     made.reset()
     assert whole(made) == []

@@ -52,6 +52,16 @@ def test_copies_are_summed_in_the_last_microbatch() -> None:
     assert rest[0] == rest[1]
 
 
+def test_a_step_of_one_small_layer_takes_as_long_when_it_is_written_out() -> None:
+    """No gather of a later microbatch starts before the kernels that were issued before it."""
+    scenario = small.scenario("megatron_fsdp", {"dp_shard": 2}, microbatches=16, seq_len=1, model={
+        "config": "nemotron-h-56b", "overrides": {"num_hidden_layers": 1, "hybrid_override_pattern": "-"}})
+    few, whole = (simulate(scenario, whole=whole).time for whole in (False, True))
+    assert few
+    assert whole
+    assert few.step_s == pytest.approx(whole.step_s, rel=1e-9)
+
+
 def test_the_shared_buffers_of_main_are_not_modelled() -> None:
     assert "fsdp_double_buffer" in refused(version="main 2026-08-22", options={"fsdp_double_buffer": True})
 

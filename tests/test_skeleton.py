@@ -5,7 +5,7 @@ from __future__ import annotations
 import small
 from simcore.builder import Builder
 from simcore.edges import BORDER_HANDLES
-from simcore.outline import Phase, Tables
+from simcore.outline import BUCKET_GATHER, Phase, Tables
 from simcore.rows import HOST_DRAINS, HOST_STOPS
 from simcore.skeleton import Skeleton, skeleton_of
 from simcore.tape import Kernel, Stream
@@ -50,6 +50,20 @@ def test_the_host_stops_where_a_recording_says_so() -> None:
     for _ in range(2):
         out.compute(Kernel.PERMUTE, 0, 5)
     assert [(item.row, item.stops_host) for item in skeleton(out).items] == [(1, True), (4, False)]
+
+
+def test_a_gather_of_buckets_starts_when_the_kernels_before_it_are_done() -> None:
+    """`all_gather_stream.wait_stream(current_stream)`; other gathers start at once."""
+    out = builder()
+    gather = out.tables.comm("all_gather", "dp_shard_cp", "bf16")
+    out.compute(Kernel.GEMM, 0, 10)
+    out.collective(0, gather, 1, Stream.ALL_GATHER, 9)
+    out.collective(1, gather, 1, Stream.ALL_GATHER, BUCKET_GATHER)
+    out.compute(Kernel.GEMM, 0, 5)
+    made = skeleton(out)
+    (calls,) = made.calls.values()
+    assert [call.gate for call in calls] == [-1, 0]
+    assert [item.row for item in made.items] == [2, 4]
 
 
 def test_messages_are_items_of_their_own() -> None:

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from simcore.builder import Builder
 from simcore.flows.bucket import POOL, Bucket, shared_units, together
 from simcore.framework import Queues
-from simcore.outline import Tables
+from simcore.outline import BUCKET_GATHER, Tables
 from simcore.tape import Stream
 from simcore.units import dtype_bytes
 
@@ -35,9 +35,9 @@ class GathersAhead:
         self.layers = [b.first_layer for b in buckets]
         self.whole = [False] * len(buckets)
         self.may_go: set[int] = set()
-        self.pending: dict[int, int] = {}
+        self.pending: set[int] = set()
 
-    def gather(self, wanted: Sequence[int], direction: int, handle: int, *, columns: bool = False) -> None:
+    def gather(self, wanted: Sequence[int], direction: int, *, columns: bool = False) -> None:
         """Those that are asked for and those ahead of them (direction 0: none), as far as they are not whole."""
         self.may_go.difference_update(self._for(wanted, columns=columns))
         empty = [b for b in self._for(self._with_ahead(wanted, direction), columns=columns) if not self.whole[b]]
@@ -51,8 +51,8 @@ class GathersAhead:
             if b not in self.kept and self.buckets[b].unit not in self.pooled:
                 self.out.alloc(self.layers[b], self.slot, self.sizes[b])
             if self.sizes[b]:
-                self.out.collective(b, self.comms[b], self.sizes[b], Stream.ALL_GATHER, handle)
-                self.pending[b] = handle
+                self.out.collective(b, self.comms[b], self.sizes[b], Stream.ALL_GATHER, BUCKET_GATHER)
+                self.pending.add(b)
 
     def _for(self, wanted: Sequence[int], *, columns: bool) -> list[int]:
         return [self.columns.get(b, b) if columns else b for b in wanted]
@@ -88,7 +88,8 @@ class GathersAhead:
 
     def _wait(self, key: int) -> None:
         if key in self.pending:
-            self.out.wait(key, self.pending.pop(key))
+            self.pending.discard(key)
+            self.out.wait(key, BUCKET_GATHER)
 
     def _with_columns(self, buckets: Sequence[int]) -> list[int]:
         return [key for b in buckets for key in ((b, self.columns[b]) if b in self.columns else (b,))]

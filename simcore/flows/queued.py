@@ -33,7 +33,7 @@ from simcore.flows.bucket import Bucket, bucket_padding, rank_buckets
 from simcore.flows.queue import GradQueue
 from simcore.flows.rest import Posting, post_rest
 from simcore.framework import Queues
-from simcore.outline import BACKWARD_GATHER, FORWARD_GATHER, Tables
+from simcore.outline import Tables
 from simcore.plan import Placed, Plan
 from simcore.schedule import Action
 from simcore.tape import Kernel, Param
@@ -73,7 +73,7 @@ class QueuedFlow:
         self.gathers.rest()
         self.reductions.rest()
         if not self.flow.frees_at_end:
-            self.gathers.gather([0], +1, FORWARD_GATHER)
+            self.gathers.gather([0], +1)
 
     def _has_master(self) -> bool:
         return any(name == "master_param" for rule in self.plan.framework.rules for name, _ in rule.life.states)
@@ -93,7 +93,7 @@ class QueuedFlow:
     def forward_begin(self, layer: int) -> None:
         ahead = 0 if self.flow.keeps_outside and layer not in self.units else +1
         for wanted in self.uses[layer]:
-            self.gathers.gather(wanted, ahead, FORWARD_GATHER)
+            self.gathers.gather(wanted, ahead)
             self.gathers.wait(wanted)
 
     def forward_end(self, layer: int) -> None:
@@ -107,7 +107,7 @@ class QueuedFlow:
         if layer in self.units:
             wanted = self.uses[layer][0]
             replays = layer in self.replayed
-            self.gathers.gather(wanted, 0 if replays else -1, BACKWARD_GATHER, columns=not replays)
+            self.gathers.gather(wanted, 0 if replays else -1, columns=not replays)
             self.gathers.wait(wanted)
             if replays:  # its forward hooks run again: nothing ahead, and freed only when others come
                 self.gathers.let_go(wanted)
@@ -123,7 +123,7 @@ class QueuedFlow:
     def experts(self, layer: int, mark: int, grads: Sequence[tuple[Param, int, int]], *, replay: bool) -> None:
         """The layer's first gradient: experts are buckets of their layer's unit, so there is no other mark."""
         if layer in self.replayed:
-            self.gathers.gather(self.uses[layer][0], -1, BACKWARD_GATHER, columns=True)
+            self.gathers.gather(self.uses[layer][0], -1, columns=True)
         self._open(layer)
 
     def _open(self, layer: int) -> None:
@@ -150,7 +150,7 @@ class QueuedFlow:
         moved = 2 * held + (dtype_bytes(self.flow.grad_dtype) + 2) * elements
         self.out.compute(Kernel.OPTIMIZER, 12 * elements, moved)
         self.out.mark(end)
-        self.gathers.gather([0], +1, FORWARD_GATHER)
+        self.gathers.gather([0], +1)
         if self.flow.frees_at_end:
             self.gathers.reset()
         self.out.mark(step_end)

@@ -33,6 +33,8 @@ _FEW: Final = 24
 _MOST_WRITTEN: Final = 40
 """Microbatches that are written out."""
 _NS: Final = 1e-9
+_ROUNDED: Final = 1024
+"""Bytes by which a buffer of a share of what is free (refitting) may shrink by more than what grew: two blocks."""
 _PADDED: Final = 1e-5
 """Share of a peak that padding of flat buffers may come to."""
 
@@ -171,7 +173,8 @@ def _peak_grows(what: str, tree: Tree, changes: dict[str, Any], report: Report, 
     if other is None or _fetches_ahead(report):
         return
     before, after = _peak(report), _peak(other)
-    found.expect(f"{what} needs no less", after >= before, f"{before} B, then {after} B")
+    less = _ROUNDED if report.scenario.get("workload") == "grpo" else 0
+    found.expect(f"{what} needs no less", after >= before - less, f"{before} B, then {after} B")
 
 
 def sharded(tree: Tree, report: Report, found: Findings) -> None:
