@@ -62,11 +62,11 @@ truth: $(TRUTH) $(READY)  ## does the data under tests/truth still come out of t
 lock: $(TOOLS)/.ready  ## every version that is installed, with the hashes of its files
 	$(LOCK) $(NEWEST) pyproject.toml --extra test --group build -o requirements.lock
 	$(LOCK) --upgrade --resolution lowest-direct pyproject.toml --extra parquet --extra figures --group build \
-		-o requirements-lowest.lock  # --upgrade: what it held before must not hold a floor up
-	$(LOCK) $(NEWEST) --group tools -o requirements-tools.lock
+		-o .ci/lowest.lock  # --upgrade: what it held before must not hold a floor up
+	$(LOCK) $(NEWEST) --group tools -o .ci/tools.lock
 
 audit: $(TOOLS)/.ready  ## known vulnerabilities of what is locked; error 69 where no database could be asked
-	$(TOOLS)/bin/python tools/audit.py requirements.lock requirements-tools.lock
+	$(TOOLS)/bin/python .ci/audit.py requirements.lock .ci/tools.lock
 
 sbom: $(TOOLS)/.ready  ## dist/rankscope.cdx.json: what an install consists of, as CycloneDX
 	rm -rf $(TOOLS)/sbom
@@ -91,14 +91,14 @@ $(READY): pyproject.toml requirements.lock
 	$(BIN)/python -m pip install -q --no-deps --no-build-isolation -e .
 	@touch $@
 
-$(LOWEST)/.ready: requirements-lowest.lock
+$(LOWEST)/.ready: .ci/lowest.lock
 	$(PYTHON) -m venv $(LOWEST)
-	$(LOWEST)/bin/python -m pip install -q --require-hashes -r requirements-lowest.lock
+	$(LOWEST)/bin/python -m pip install -q --require-hashes -r .ci/lowest.lock
 	@touch $@
 
-$(TOOLS)/.ready: requirements-tools.lock
+$(TOOLS)/.ready: .ci/tools.lock
 	$(PYTHON) -m venv $(TOOLS)
-	$(TOOLS)/bin/python -m pip install -q --require-hashes -r requirements-tools.lock
+	$(TOOLS)/bin/python -m pip install -q --require-hashes -r .ci/tools.lock
 	@touch $@
 
 # Three of the frameworks ask for versions of transformers that exclude each other: they are installed as they are.

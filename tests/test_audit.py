@@ -5,9 +5,8 @@ from __future__ import annotations
 import json
 from typing import Any
 
+import audit
 import pytest
-
-from tools import audit
 
 CLEAN = {"name": "numpy", "version": "2.4.6", "vulns": []}
 FLAWED = {"name": "requests", "version": "2.19.0", "vulns": [{"id": "PYSEC-2018-28", "fix_versions": ["2.20.0"]}]}

@@ -11,7 +11,7 @@ from packaging.requirements import Requirement
 from packaging.utils import canonicalize_name
 
 ROOT = Path(__file__).resolve().parents[1]
-NEWEST, LOWEST, TOOLS = "requirements.lock", "requirements-lowest.lock", "requirements-tools.lock"
+NEWEST, LOWEST, TOOLS = "requirements.lock", ".ci/lowest.lock", ".ci/tools.lock"
 PYTHONS = ("3.11", "3.12", "3.13")
 PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))
 GROUPS = PROJECT["dependency-groups"]

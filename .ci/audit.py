@@ -1,6 +1,6 @@
 """Known vulnerabilities of the locked versions, by pip-audit.
 
-`make audit` runs it in the environment of requirements-tools.lock: python tools/audit.py requirements.lock ...
+`make audit` runs it in the environment of .ci/tools.lock: python .ci/audit.py requirements.lock ...
 
 Exit codes: 0 every package was asked about and has none known; 1 some have; 69 (EX_UNAVAILABLE) some were not answered
 for, which is not the same as none known. pip-audit itself ends with 0 and "No known vulnerabilities found" when its
