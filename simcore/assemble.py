@@ -174,7 +174,8 @@ def _rank(parts: Parts, rank_class: RankClass, plan: Plan, band: Band, *, series
     balanced = None if program is None else balance(program)
     rest = (exact_at_rest if parts.exact else mean_at_rest)(plan)
     of_params, of_grads = padding_bytes(plan, rest, exact=parts.exact)
-    sent = () if program is None else traffic(program, parts.routes, plan.rank, _steady(parts), _repeats(parts))
+    sent = () if program is None else traffic(program, parts.routes, rank_class.members(mesh), _steady(parts),
+                                              _repeats(parts))
     held = () if program is None else (*outside(parts.site(), sent), *parts.beside(plan),
                                              *paged(plan.elsewhere().get("managed", 0)))
     return RankReport(

@@ -72,7 +72,8 @@ def clock(programs: Sequence[Program], classes: Sequence[RankClass], routes: Rou
     starts = [_backward_starts(p, r) for p, r in zip(programs, rows, strict=True)]
     first, group = steady_ones.start, len(steady_ones)
     repeats = extra_microbatches // group
-    steady = not repeats or _is_steady(starts, spent, steady_ones)
+    hosts = [_host_by_microbatch(*each) for each in zip(programs, compiled, strict=True)] if repeats else []
+    steady = not repeats or _is_steady(starts, spent, hosts, steady_ones)
     period = int(starts[0][first] - starts[0][first - group]) if repeats else 0
     weight = np.ones(len(starts[0]), dtype=np.int64)
     weight[first:steady_ones.stop] += repeats
@@ -91,8 +92,10 @@ def forward_ns(programs: Sequence[Program], classes: Sequence[RankClass], routes
     return max(times.end for times in run(compiled, _Wires(programs, classes, routes)))
 
 
-def _is_steady(starts: Sequence[IntArray], spent: Sequence[IntArray], ones: range) -> bool:
+def _is_steady(starts: Sequence[IntArray], spent: Sequence[IntArray], hosts: Sequence[IntArray], ones: range) -> bool:
     """The steady microbatches take as long as their neighbours: from backward to backward on all ranks, and by phase.
+
+    The host issues them in no more time: one that needs more loses its lead, and later ones wait for it.
 
     A period is also all that their own passes take: where a pass still waits for the microbatch before it, its copies
     would not add up to the step. The step's last microbatch reduces gradients, so phases are not compared with it.
@@ -105,6 +108,8 @@ def _is_steady(starts: Sequence[IntArray], spent: Sequence[IntArray], ones: rang
     periods |= {int(s[first:ones.stop].sum()) for s in spent}
     is_last = ones.stop + group == len(starts[0])
     following = slice(ones.stop, ones.stop + group)
+    if any(host[first:ones.stop].sum() > min(periods) for host in hosts):
+        return False
     return len(periods) == 1 and (is_last or all((s[first:ones.stop] == s[following]).all() for s in spent))
 
 
@@ -231,6 +236,13 @@ def _spent(program: Program, rows: IntArray) -> IntArray:
     bins, num_bins = _bins(program.outline)
     sums = np.bincount(bins, weights=np.diff(rows, prepend=0), minlength=num_bins)
     return sums.astype(np.int64).reshape(-1, len(Phase))
+
+
+def _host_by_microbatch(program: Program, track: Track) -> IntArray:
+    """Ns that the host is busy with each microbatch, by its number."""
+    rows, outline = np.minimum(track.skeleton.item_rows, len(program.places) - 1), program.outline
+    sums = np.bincount(outline.microbatch[rows], weights=track.host_ns, minlength=int(outline.microbatch.max()) + 1)
+    return sums.astype(np.int64)
 
 
 @held(maxsize=64)

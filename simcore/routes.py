@@ -2,9 +2,10 @@
 
 [Note: messages between stages]
 A stage sends activations up and gradients down, as many of each, so half of its messages go to each neighbour; with
-several chunks a stage the last stage's up go to the first. Which of them share its node is looked up for the rank that
-stands for its class. In a ring (context parallelism) every rank sends to the next, and the mean of its ring is told.
-Other collectives are counted in the worst-off group of their axis (`Topology.link`).
+several chunks a stage the last stage's up go to the first. In a ring (context parallelism) every rank sends to the
+next. Where nodes and stages do not divide each other, ranks of a class differ in which neighbours are near: the
+share that leaves the node is the mean over the class, and over the whole of each ring. Other collectives are counted in
+the worst-off group of their axis (`Topology.link`).
 """
 
 from __future__ import annotations
@@ -12,10 +13,13 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Final
 
+import numpy as np
+
 from simcore.collective import Crossing, algorithm, collective_ns, crossing, measured_sizes
 from simcore.dispatch import Dispatch, dispatch_of
 from simcore.framework import Framework
 from simcore.job import Job
+from simcore.mesh import IntArray
 from simcore.topology import Link, Topology
 
 __all__ = ["HOST_WAYS", "Route", "Routes"]
@@ -59,6 +63,7 @@ class Routes:
 
     def __init__(self, job: Job, framework: Framework, topology: Topology) -> None:
         self.mesh, self.topology, self.schedule = job.mesh, topology, framework.schedule
+        self.per_node = topology.gpus_taken(job.mesh.size)
         self.dispatch = dispatch_of(job.graph, framework.libraries)
         self.known: dict[tuple[str, str], Route] = {}
 
@@ -73,20 +78,31 @@ class Routes:
             self.known[collective, axis_name] = Route(collective, axis.size, link, dispatch)
         return self.known[collective, axis_name]
 
-    def crossing(self, collective: str, axis_name: str, rank: int) -> Crossing:
-        """By which links a rank's payload leaves it."""
+    def crossing(self, collective: str, axis_name: str, ranks: IntArray) -> Crossing:
+        """By which links a payload leaves the ranks of a class: the mean over them."""
         route = self.of(collective, axis_name)
         if collective != "send_recv" or route.group_size == 1:
             return crossing(collective, route.group_size, route.link, route.dispatch)
-        return Crossing(1.0, self._away(axis_name, rank))
+        return Crossing(1.0, self._up_and_down(ranks) if axis_name == "pp" else self._round(axis_name, ranks))
 
-    def _away(self, axis_name: str, rank: int) -> float:
-        """Of messages on an axis, the share that goes to other nodes: a stage's own, or all of a ring."""
-        group, per_node = self.mesh.group(rank, axis_name), self.topology.gpus_taken(self.mesh.size)
-        at = self.mesh.axis(axis_name).coordinate(rank)
-        sent = [(at, *up) for up in self._sent(at)] if axis_name == "pp" else [(i, 1, 1) for i in range(len(group))]
-        far = sum(n for i, step, n in sent if group[i] // per_node != group[(i + step) % len(group)] // per_node)
-        return far / sum(n for _, _, n in sent)
+    def _up_and_down(self, ranks: IntArray) -> float:
+        """Of a stage's messages, the share that goes to other nodes."""
+        stage, size, stages = int(ranks[0]) // self.mesh.stage_size, self.mesh.stage_size, self.mesh.pp
+        if self.per_node % size == 0 or size % self.per_node == 0:
+            ranks = ranks[:1]  # all have the same neighbours
+        share = num = 0.0
+        for step, count in self._sent(stage):
+            to = ranks + ((stage + step) % stages - stage) * size
+            share += count * float(np.mean(to // self.per_node != ranks // self.per_node))
+            num += count
+        return share / num
+
+    def _round(self, axis_name: str, ranks: IntArray) -> float:
+        """Of a ring's messages, the share that goes to other nodes."""
+        axis = self.mesh.axis(axis_name)
+        rings = np.unique(ranks - axis.coordinates(ranks) * axis.stride)
+        nodes = (rings[:, None] + np.arange(axis.size) * axis.stride) // self.per_node
+        return float(np.mean(nodes != np.roll(nodes, -1, axis=1)))
 
     def _sent(self, stage: int) -> tuple[tuple[int, int], ...]:
         """Steps along the stages, and how many messages of a microbatch: one a chunk, but for the model's ends."""

@@ -23,14 +23,17 @@ from simcore.routes import Route, Routes
 __all__ = ["traffic"]
 
 
-def traffic(program: Program, routes: Routes, rank: int, steady: range, repeats: int) -> tuple[TrafficRow, ...]:
-    """Rows of `rank`, by collective, axis, phase and dtype. `repeats`: how often microbatches of `steady` happen."""
+def traffic(program: Program, routes: Routes, ranks: IntArray, steady: range, repeats: int) -> tuple[TrafficRow, ...]:
+    """Rows of a class of ranks, by collective, axis, phase and dtype.
+
+    `repeats`: how often microbatches of `steady` happen.
+    """
     counted = _counted(program.outline, steady, repeats)
     if not counted.keys:
         return ()
     comms = list(program.tables.comms)
     ways = [routes.of(kind, axis) for kind, axis, _ in comms]
-    shares = np.array([routes.crossing(kind, axis, rank) for kind, axis, _ in comms])[counted.comms]
+    shares = np.array([routes.crossing(kind, axis, ranks) for kind, axis, _ in comms])[counted.comms]
     sizes = program.payloads()[counted.numbers]
     wires = np.rint(sizes * shares[:, 0]).astype(np.int64)  # each call rounded, halves to even
     away = np.rint(sizes * shares[:, 1]).astype(np.int64)

@@ -25,6 +25,16 @@ def test_memory_without_time_is_the_memory_with_it(name: str) -> None:
     assert timed.ranks == untimed.ranks
 
 
+def test_a_host_that_loses_its_lead_is_written_out_until_it_has_none() -> None:
+    """The first gathers take longer than the host needs to issue three microbatches; the fourth waits for the host."""
+    asked = small.scenario("megatron", {"dp_shard": 2}, microbatches=5, seq_len=1, recompute=["mlp"], topology="mi300x",
+                           model={"config": "qwen3-8b", "overrides": {"num_hidden_layers": 2, "vocab_size": 131072}})
+    few, whole = (simulate(asked, whole=whole).time for whole in (False, True))
+    assert few is not None
+    assert whole is not None
+    assert few.step_s == pytest.approx(whole.step_s, rel=1e-9)
+
+
 @pytest.mark.parametrize("name", small.FRAMEWORKS)
 def test_one_rank_is_that_rank(name: str) -> None:
     asked = small.scenario(name, MESH)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import numpy as np
 import pytest
 
 import small
@@ -15,6 +16,7 @@ from simcore.tape import Stream
 from simcore.topology import load_topology
 from simcore.traffic import traffic
 
+RANKS = np.array([0])
 ROUTES = Routes(*small.prepared("fsdp2", {"dp_shard": 4, "ep": 2}), load_topology("dgx-h100"))
 
 
@@ -39,7 +41,7 @@ def by_name(rows: tuple[TrafficRow, ...]) -> dict[str, TrafficRow]:
 
 
 def test_calls_of_a_kind_are_one_row_and_the_loss_is_forward() -> None:
-    rows = by_name(traffic(program(), ROUTES, 0, range(1), 1))
+    rows = by_name(traffic(program(), ROUTES, RANKS, range(1), 1))
     gather = rows["all_gather"]
     assert (gather.calls, gather.payload_bytes, gather.phase, gather.group_size) == (2, 1200, "forward", 4)
     assert set(rows) == {"all_gather", "all_to_all", "all_reduce"}
@@ -47,7 +49,7 @@ def test_calls_of_a_kind_are_one_row_and_the_loss_is_forward() -> None:
 
 def test_wire_bytes_of_rings_and_pairs() -> None:
     """(n - 1) / n of what is gathered or exchanged, twice that of what is reduced to all."""
-    rows = by_name(traffic(program(), ROUTES, 0, range(1), 1))
+    rows = by_name(traffic(program(), ROUTES, RANKS, range(1), 1))
     assert rows["all_gather"].wire_bytes == 1200 * 3 // 4
     assert rows["all_to_all"].wire_bytes == 100 // 2
     assert rows["all_reduce"].wire_bytes == 2 * 1000 * 3 // 4
@@ -55,12 +57,12 @@ def test_wire_bytes_of_rings_and_pairs() -> None:
 
 
 def test_a_group_of_one_moves_nothing() -> None:
-    assert set(by_name(traffic(program(reduced="tp"), ROUTES, 0, range(1), 1))) == {"all_gather", "all_to_all"}
+    assert set(by_name(traffic(program(reduced="tp"), ROUTES, RANKS, range(1), 1))) == {"all_gather", "all_to_all"}
 
 
 def test_the_steady_microbatch_stands_for_those_that_repeat_it() -> None:
     """4 written out of 10: numbers 0, 2 and 3 once, number 1 seven times."""
-    assert traffic(program(4), ROUTES, 0, range(1, 2), 7) == traffic(program(10), ROUTES, 0, range(1, 2), 1)
+    assert traffic(program(4), ROUTES, RANKS, range(1, 2), 7) == traffic(program(10), ROUTES, RANKS, range(1, 2), 1)
 
 
 def test_phases_and_dtypes_are_rows_of_their_own() -> None:
@@ -70,7 +72,7 @@ def test_phases_and_dtypes_are_rows_of_their_own() -> None:
         for phase in (Phase.FORWARD, Phase.BACKWARD):
             out.at(phase, 0)
             out.collective(0, comm, 8, Stream.ALL_GATHER, 0)
-    rows = traffic(small.written(out, "a"), ROUTES, 0, range(1), 1)
+    rows = traffic(small.written(out, "a"), ROUTES, RANKS, range(1), 1)
     assert [(r.phase, r.dtype, r.calls) for r in rows] == [
         ("backward", "bf16", 1), ("backward", "fp32", 1), ("forward", "bf16", 1), ("forward", "fp32", 1)]
 
@@ -89,16 +91,16 @@ def sized(*sizes: int) -> Program:
     ((512, 2**29), "measured"), ((512, 2**20, 2**29 + 1), "model"), ((511, 2**20), "model"), ((0, 2**20), "model")])
 def test_a_row_was_measured_where_all_its_calls_were(sizes: tuple[int, ...], timing: str) -> None:
     """The table of H100 goes from 512 B to 512 MiB."""
-    (row,) = traffic(sized(*sizes), ROUTES, 0, range(1), 1)
+    (row,) = traffic(sized(*sizes), ROUTES, RANKS, range(1), 1)
     assert (row.timing, row.calls) == (timing, len(sizes))
 
 
 def test_what_stays_in_a_node_and_what_leaves_it_is_the_wire() -> None:
     """16 ranks in two nodes: a ring of 16 links has 2 between nodes; a host's 8 ranks have none."""
     far = Routes(*small.prepared("fsdp2", {"dp_shard": 16, "ep": 2}), load_topology("dgx-h100"))
-    row = by_name(traffic(program(), far, 0, range(1), 1))["all_gather"]
+    row = by_name(traffic(program(), far, RANKS, range(1), 1))["all_gather"]
     assert (row.wire_bytes, row.network_bytes) == (1200 * 15 // 16, round(400 / 16 * 15 / 8) + round(800 / 16 * 15 / 8))
-    near = by_name(traffic(program(), ROUTES, 0, range(1), 1))["all_gather"]
+    near = by_name(traffic(program(), ROUTES, RANKS, range(1), 1))["all_gather"]
     for found in (row, near):
         assert found.nvlink_bytes + found.network_bytes == found.wire_bytes
     assert (near.network_bytes, row.timing, near.timing) == (0, "model", "model")
