@@ -11,8 +11,12 @@ from types import MappingProxyType
 from typing import Final
 
 __all__ = ["ADVISED_ROWS", "BATCH", "BLOCK", "CONFIG", "DEGREE", "FACTOR", "GENERATIONS", "KINDS", "LAYERS",
-           "LORA_RANK", "PROMPTS", "QUANTITIES", "RANKS", "ROWS", "SEQUENCES", "SHARED", "SEQ_LEN", "STAGES",
-           "TOKENS", "most_of"]  # fmt: skip
+           "LORA_RANK", "MAX_LINE", "PROMPTS", "QUANTITIES", "RANKS", "ROWS", "SEQUENCES", "SHARED", "SEQ_LEN",
+           "STAGES", "TOKENS", "most_of"]  # fmt: skip
+
+# ---- files -----------------------------------------------------------------------------------------------------------
+MAX_LINE: Final = 2**26
+"""Bytes of one line where a file is read by lines."""
 
 # ---- a scenario ------------------------------------------------------------------------------------------------------
 RANKS: Final = 2**22

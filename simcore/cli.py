@@ -47,7 +47,8 @@ Advise = Annotated[bool | None, typer.Option(help="Say what would make it fit; o
 Output = Annotated[Path | None, typer.Option(
     "-o", "--output", metavar="DIR", help="Write DIR/results.jsonl. The same batch started again goes on where it was "
     "or, if it is finished, is read; another one is refused.")]
-Jobs = Annotated[int | None, typer.Option("-j", "--jobs", min=1, help="Worker processes; omitted: as many as pay off.")]
+Jobs = Annotated[int | None, typer.Option(
+    "-j", "--jobs", min=1, max=256, help="Worker processes; omitted: as many as pay off.")]
 
 
 class Format(StrEnum):
@@ -79,13 +80,14 @@ def run(
     from simcore.advice import work
     from simcore.data import example as example_path
     from simcore.finding import gates, unmatched
+    from simcore.output import say
     from simcore.runs import run_entries
 
     asked = gates(max_fill, baseline)
     existing = _existing(output, append=append, overwrite=overwrite)
     entries = _entries([*(paths or ()), *map(example_path, example or ())], overrides)
     if baseline is not None and (told := unmatched([entry.name for entry in entries], baseline)):
-        typer.echo(f"rankscope: {baseline}: {told}", err=True)
+        say(f"{baseline}: {told}")
     shown = not (json or output or report_format)
     chosen = partial(work(len(entries), asked=advise, drawn=html is not None, shown=shown), rank=rank)
     ran = run_entries(entries, chosen, jobs, output, existing)
@@ -124,7 +126,7 @@ def compare(a: str, b: str, *, json: Json = False, overrides: Set = None) -> Non
     from simcore.compare import compare as side_by_side
     from simcore.output import print_json, print_shown
 
-    if overrides and a.endswith(".json") and b.endswith(".json"):
+    if overrides and all(path.endswith((".json", ".jsonl")) for path in (a, b)):
         raise InputError(Problem("--set", "expected a scenario whose keys to override, got two results"))
     both = side_by_side(_result(a, overrides), _result(b, overrides))
     if json:
@@ -179,10 +181,11 @@ def init(
 ) -> None:
     """Write a first scenario with a comment beside every key."""
     from simcore.output import write_new
-    from simcore.starter import starter_text
+    from simcore.starter import expect_readable, starter_text
 
     path = Path("scenario.yaml" if file == "-" else file)
     text = starter_text(name or path.stem, model, framework, topology)
+    expect_readable(text, str(path))
     if file == "-":
         typer.echo(text, nl=False)
         return
@@ -233,7 +236,7 @@ def _show(ran: Ran, *, json: bool, asked: Sequence[Gate] | None = None, report_f
     output.complain([*findings, *ran.problems])
     if ran.ended:
         kept = f"; {ran.where} has them, and the same run goes on from there" if ran.where else ""
-        typer.echo(f"rankscope: interrupted, {len(reports)} results kept{kept}", err=True)
+        output.say(f"{'stopped' if ran.problems else 'interrupted'}, {len(reports)} results kept{kept}")
     return ran.ended or max((*(o.code for o in ran.outcomes), *(f.code for f in findings)), default=0)
 
 
@@ -255,7 +258,7 @@ def _result(path: str, overrides: Sequence[str] | None) -> Report:
     from simcore.runs import run_entries
     from simcore.simulate import simulate
 
-    if path.endswith(".json"):
+    if path.endswith((".json", ".jsonl")):
         reports = read_results(Path(path))
     else:
         ran = run_entries(_entries([path], overrides), simulate)

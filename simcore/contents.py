@@ -21,6 +21,7 @@ from simcore.paths import write_whole, writing
 __all__ = ["Batch", "Contents", "digest_of", "read_contents", "write_contents"]
 
 _VERSION: Final = 1
+_MOST_LINES: Final = 10**9
 
 
 @dataclass(frozen=True, slots=True)
@@ -66,13 +67,17 @@ def read_contents(file: Path) -> Contents:
             return Contents(known=False)
         return Contents({digest: _batches(rows) for digest, rows in read["published"].items()},
                         _batches(read["under_way"]), str(read["replaces"]), bool(read["anew"]))
-    except (InputError, ValueError, KeyError, TypeError, AttributeError, RecursionError):
+    except (InputError, ValueError, KeyError, TypeError, AttributeError, RecursionError, OverflowError):
         return Contents(known=False)
 
 
 def _batches(rows: Sequence[Mapping[str, Any]]) -> tuple[Batch, ...]:
-    return tuple(Batch({str(k): str(v) for k, v in row["made_by"].items()}, int(row["scenarios"]), int(row["lines"]))
+    """ValueError for numbers of lines that no batch has."""
+    made = tuple(Batch({str(k): str(v) for k, v in row["made_by"].items()}, int(row["scenarios"]), int(row["lines"]))
                  for row in rows)
+    if not all(0 <= batch.lines <= batch.scenarios <= _MOST_LINES for batch in made):
+        raise ValueError("no batch has so many lines")
+    return made
 
 
 def write_contents(file: Path, contents: Contents) -> None:

@@ -167,7 +167,11 @@ class Crew(Generic[Task, Answer]):
             self._todo.appendleft([at])
 
     def _start(self) -> None:
-        ours, its = multiprocessing.Pipe()
+        try:
+            ours, its = multiprocessing.Pipe()
+        except OSError:  # no more open files are allowed
+            self._unready += 1
+            return
         # `spawn` is the same everywhere, and safe beside the threads of numerical libraries.
         started = multiprocessing.get_context("spawn")
         process = started.Process(target=_serve, args=(its, self._work, gc.get_threshold()), daemon=True)

@@ -14,16 +14,15 @@ from functools import cached_property
 from pathlib import Path
 from typing import Any, BinaryIO, Final
 
+from simcore.bounds import MAX_LINE
 from simcore.errors import InputError, Problem
-from simcore.yaml_parser import KeyPath, Parser, dotted
+from simcore.yaml_parser import MAX_DEPTH, KeyPath, Parser, dotted
 
 __all__ = ["MAX_BYTES", "Document", "parse_document", "parse_value", "read_bytes", "read_document",
            "read_text"]  # fmt: skip
 
 MAX_BYTES: Final = 2**18
 """Of one file. The scanner takes time that grows with the square of a token: at this size, a second or two."""
-MAX_LINE: Final = 2**26
-"""Bytes of one line where a file is read by lines."""
 _FLAGS: Final = os.O_RDONLY | getattr(os, "O_NONBLOCK", 0) | getattr(os, "O_BINARY", 0)
 """A pipe that takes a file's place is not waited for. Windows has no such flag, and one for bytes as they are."""
 
@@ -59,6 +58,8 @@ class Document:
 
         InputError when something on the way is there and is no mapping.
         """
+        if len(key_path) > MAX_DEPTH:
+            raise InputError(Problem(place, f"expected a key of at most {MAX_DEPTH} levels, got {len(key_path):,}"))
         data = dict(self.data)
         inner, made = data, None
         for depth, key in enumerate(key_path[:-1], 1):

@@ -2,21 +2,24 @@
 
 from __future__ import annotations
 
+import errno
 import gc
 import os
 import signal
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from contextlib import suppress
 from typing import NoReturn
 
-from simcore.errors import RankscopeError
+from simcore.errors import InputError, Problem, RankscopeError
 from simcore.signs import replace_signs
 from simcore.stdio import lost, open_streams
 
 __all__ = ["ended"]
 
 _INTERRUPTED = 130
+_USED_UP = (errno.EMFILE, errno.ENFILE, errno.ENOMEM)
+"""What a system says that has no more open files or memory to give."""
 
 
 def ended(command: Callable[[], object]) -> NoReturn:
@@ -37,6 +40,7 @@ def _terminated(number: int, _frame: object) -> None:
 
 def _code_of(command: Callable[[], object]) -> int:
     try:
+        _expect_text(sys.argv[1:])
         command()
     except SystemExit as end:
         return end.code if isinstance(end.code, int) else 2
@@ -48,13 +52,23 @@ def _code_of(command: Callable[[], object]) -> int:
     except KeyboardInterrupt:
         return _INTERRUPTED
     except OSError as error:
-        if error.filename is None:
+        if error.filename is None and error.errno not in _USED_UP:
             return _bug(error)
-        sys.stderr.write(f"rankscope: {error.filename}: {error.strerror}\n")  # it names what the system refused
+        from simcore.output import say
+
+        say(f"{error.filename or 'the system refuses'}: {error.strerror}")
         return 2
     except Exception as error:  # noqa: BLE001 - whatever it is, a person sees one line and a way to report it
         return _bug(error)
     return 0
+
+
+def _expect_text(arguments: Sequence[str]) -> None:
+    """InputError for bytes that are no text in this locale: no result could name them."""
+    for number, argument in enumerate(arguments, 1):
+        if not argument.isascii() and any("\ud800" <= character <= "\udfff" for character in argument):
+            shown = os.fsencode(argument).decode(errors="backslashreplace")
+            raise InputError(Problem(f"argument {number}", f"expected text, got other bytes: {shown}"))
 
 
 def _bug(error: Exception) -> int:

@@ -68,8 +68,10 @@ def export(
     else:
         found = _scenario(paths, overrides or ())
         told = _OF_RANKS[form](found, output, ranks) if ranks else _WRITERS[form](found, output)
+    from simcore.output import say
+
     for line in told:
-        typer.echo(f"rankscope: {line}", err=True)
+        say(line)
     if json:
         typer.echo(_as_json(form, output, told))
     else:

@@ -180,7 +180,7 @@ def _higher_peak(old: Report, new: Report) -> Iterator[str]:
 
 
 def _longer_step(old: Report, new: Report) -> Iterator[str]:
-    if old.time and new.time and new.time.step_s > old.time.step_s * (1 + TOLERANCE):
+    if old.time and new.time and old.time.step_s and new.time.step_s > old.time.step_s * (1 + TOLERANCE):
         yield f"step {format_seconds(new.time.step_s)}, +{new.time.step_s / old.time.step_s - 1:.1%}"
 
 

@@ -99,8 +99,6 @@ def _file(folder: str, text: str, depth: int = 0) -> tuple[tuple[str, str], ...]
 
 
 def _inner(content: bytes, path: Path) -> list[str]:
-    if path.suffix not in (".yaml", ".yml"):
-        return []
     try:
         return list(_texts(parse_document(content.decode("utf-8-sig"), str(path)).data))
     except (InputError, UnicodeDecodeError):

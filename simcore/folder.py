@@ -10,15 +10,18 @@ appended or to take the place of what is there; that stays in any case until the
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+import os
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import replace
 from enum import StrEnum
+from functools import partial
 from itertools import islice
 from pathlib import Path
 from typing import TYPE_CHECKING, BinaryIO, Final
 
 from simcore.batch import Outcome, Work, outcome_of
+from simcore.bounds import MAX_LINE
 from simcore.contents import Batch, Contents, digest_of, read_contents, write_contents
 from simcore.errors import InputError, Problem
 from simcore.fingerprint import DIFFERENCES, Fingerprint, fingerprint
@@ -33,6 +36,8 @@ if TYPE_CHECKING:
 __all__ = ["Existing", "Folder", "opened"]
 
 _HIDDEN: Final = ".batch"
+_CONTENTS: Final = "contents.json"
+_AHEAD: Final = "ahead.jsonl"
 
 
 class Existing(StrEnum):
@@ -48,10 +53,11 @@ def opened(folder: Path, entries: Sequence[Entry], work: Work, existing: Existin
     """The folder, locked, with what it has of this batch; InputError where it cannot be written, or holds another."""
     with writing(folder):
         (folder / _HIDDEN).mkdir(parents=True, exist_ok=True)
-    with locked(folder / _HIDDEN / "lock", folder):
-        for inside in (folder, folder / _HIDDEN):
-            remove_unfinished(inside)
-        made = Folder(folder, entries, fingerprint(entries, work))
+    _expect_files(folder)
+    with locked(folder / _HIDDEN / "lock", folder) as is_locked:
+        for path in _files_of(folder):
+            remove_unfinished(path)
+        made = Folder(folder, entries, fingerprint(entries, work), is_locked)
         try:
             made.take_up(existing)
             yield made
@@ -59,13 +65,25 @@ def opened(folder: Path, entries: Sequence[Entry], work: Work, existing: Existin
             made.close()
 
 
+def _files_of(folder: Path) -> list[Path]:
+    return [folder / RESULTS, folder / PART, *(folder / _HIDDEN / name for name in ("lock", _CONTENTS, _AHEAD))]
+
+
+def _expect_files(folder: Path) -> None:
+    """InputError for a pipe, a device, a folder or a link in the place of a file that is to be written."""
+    for path in _files_of(folder):
+        if os.path.lexists(path) and (path.is_symlink() or not is_file(path)):
+            raise InputError(Problem(str(path), "cannot be written: it is there, and no regular file"))
+
+
 class Folder:
     """`known`: outcomes of this batch that are there, by index; `told`: what a person should hear of them."""
 
-    def __init__(self, folder: Path, entries: Sequence[Entry], made_by: Fingerprint) -> None:
-        self.folder, self._entries, self._made_by = folder, entries, made_by
+    def __init__(self, folder: Path, entries: Sequence[Entry], made_by: Fingerprint,
+                 is_locked: Callable[[], bool] = lambda: True) -> None:
+        self.folder, self._entries, self._made_by, self._is_locked = folder, entries, made_by, is_locked
         self.results, self._part_file = folder / RESULTS, folder / PART
-        self._file, self._ahead = folder / _HIDDEN / "contents.json", folder / _HIDDEN / "ahead.jsonl"
+        self._file, self._ahead = folder / _HIDDEN / _CONTENTS, folder / _HIDDEN / _AHEAD
         self._contents = read_contents(self._file)
         self._part: Part | None = None
         self.known: dict[int, Outcome] = {}
@@ -95,11 +113,9 @@ class Folder:
         """Batches of the file of results; one without a fingerprint where nothing is known of it."""
         if not exists(self.results):
             return ()
-        if not is_file(self.results):
-            raise InputError(Problem(str(self.results), "cannot be written: it is there, and no regular file"))
         with writing(self.results), self.results.open("rb") as file:
             known = self._contents.published.get(digest_of(self.results))
-            lines = 0 if known else sum(1 for line in file if line.strip())
+            lines = 0 if known else sum(1 for _ in self._lines(file))
         return known or ((Batch({}, lines, lines),) if lines else ())
 
     def _under_way(self) -> tuple[Batch, ...]:
@@ -108,10 +124,10 @@ class Folder:
             return ()
         lines = sum(1 for _ in whole_lines(self._part_file))
         lines += sum(1 for _ in whole_lines(self._ahead)) if is_file(self._ahead) else 0
-        if not self._contents.known:
-            return (Batch({}, lines, lines),) if lines else ()
         batches = self._contents.under_way
-        return batches if batches and lines > sum(batch.lines for batch in batches[:-1]) else ()
+        if not batches:
+            return (Batch({}, lines, lines),) if lines else ()
+        return batches if lines > sum(batch.lines for batch in batches[:-1]) else ()
 
     def _refusal(self, there: Sequence[Batch], under_way: Sequence[Batch]) -> str:
         last = (under_way or there)[-1]
@@ -120,14 +136,17 @@ class Folder:
             " of another batch" if finished else f", and another batch of {last.scenarios:,} that is not finished")
         why = [told for part, told in DIFFERENCES.items() if last.made_by and last.made_by.get(part) !=
                self._made_by[part]] or ["not written by run -o, or changed since"]
-        do = "--append adds to them" if finished else "finish that one first"
+        do = "--append adds to them" if finished else "finish that one first" if last.made_by else (
+            "`rankscope report` and `rankscope export` read it as it is")
         return f"{holds} ({'; '.join(why)}); nothing was changed: {do}, or take another folder, or --overwrite"
 
     def _begin(self, base: tuple[Batch, ...], *, anew: bool = False) -> None:
         """Opens an empty part, or one that begins with all that is there."""
+        with writing(self._part_file):  # first of all: a part of which nothing is known is never thrown away
+            self._part_file.unlink(missing_ok=True)
+            self._ahead.unlink(missing_ok=True)
         self._note(Contents(self._current()))
         with writing(self._part_file):
-            self._ahead.unlink(missing_ok=True)
             with whole(self._part_file) as file:
                 if base:
                     self._copy_results(file, sum(batch.lines for batch in base))
@@ -137,8 +156,16 @@ class Folder:
 
     def _copy_results(self, file: BinaryIO, count: int) -> None:
         with self.results.open("rb") as old:
-            for line in islice((line for line in old if line.strip()), count):
+            for line in islice(self._lines(old), count):
                 file.write(line if line.endswith(b"\n") else line + b"\n")
+
+    def _lines(self, file: BinaryIO) -> Iterator[bytes]:
+        """Lines of the file of results that are not blank; InputError for one that is too long for a result."""
+        for line in iter(partial(file.readline, MAX_LINE), b""):
+            if len(line) == MAX_LINE:
+                raise InputError(Problem(str(self.results), f"holds no results: a line has {MAX_LINE:,} bytes or more"))
+            if line.strip():
+                yield line
 
     def _go_on(self, batches: tuple[Batch, ...]) -> None:
         shown = self._current().get(self._digest(), ())
@@ -161,7 +188,7 @@ class Folder:
         for index, line in enumerate(islice(whole_lines(self.results), start, start + there[at].lines)):
             if not self._fits(index, line):
                 raise InputError(Problem(f"{self.results}:{start + index + 1}", "is no result of this batch"))
-        self.told = f"holds these {len(self.known):,} results already; --overwrite computes them anew"
+        self.told = f"holds all results of this batch already ({len(self.known):,}); --overwrite computes them again"
 
     def _fits(self, index: int, line: bytes) -> bool:
         """Whether a line is the result of that entry, which then is known."""
@@ -178,6 +205,7 @@ class Folder:
 
     def add(self, index: int, outcome: Outcome) -> None:
         """Writes one result down; InputError when that cannot be, with all before it kept."""
+        self._expect_lock()
         if self._part is not None:
             self._part.add(index, outcome.report.model_dump_json().encode() + b"\n")
             self.known[index] = outcome
@@ -190,12 +218,18 @@ class Folder:
             self._publish(self._part)
             return str(self.results)
         with suppress(InputError):  # a full disk: the part has everything
-            if self._shows_less():
+            if self._is_locked() and self._shows_less():
                 self._show(self._part)
                 return str(self.results)
         return str(self._part_file)
 
+    def _expect_lock(self) -> None:
+        if not self._is_locked():
+            told = "its lock was removed while this run was writing: another run may write too, so this one stops"
+            raise InputError(Problem(str(self.folder), told))
+
     def _publish(self, part: Part) -> None:
+        self._expect_lock()
         part.sync()
         part.close()
         batches = (*self._contents.under_way[:-1], self._batch(len(self._entries)))

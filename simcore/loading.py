@@ -52,6 +52,9 @@ def read(paths: Iterable[str | os.PathLike[str]], overrides: Sequence[str] = ())
         for file in _files(os.fspath(named)):
             if isinstance(file, Entry):
                 entries.append(file)
+            elif any("\ud800" <= character <= "\udfff" for character in file):
+                entries.append(_fault(os.fsencode(file).decode(errors="backslashreplace"),
+                                      "expected a file name that is text, got other bytes"))
             elif (real := _real(file)) not in seen:
                 seen.add(real)
                 entries += _entries(file, settings)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 import sys
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
@@ -15,10 +15,13 @@ __all__ = ["locked"]
 
 
 @contextmanager
-def locked(file: Path, folder: Path) -> Iterator[None]:
-    """Holds the lock `file`, which stays; InputError when another process has it, or it cannot be written."""
+def locked(file: Path, folder: Path) -> Iterator[Callable[[], bool]]:
+    """Holds the lock `file`, which stays; InputError when another process has it, or it cannot be written.
+
+    Gives a function that says whether the lock still counts: it does not once somebody has removed the file.
+    """
     with writing(file):
-        opened = os.open(file, os.O_RDWR | os.O_CREAT, 0o666)
+        opened = os.open(file, os.O_RDWR | os.O_CREAT | getattr(os, "O_NOFOLLOW", 0), 0o666)
     try:
         if not _taken(opened):
             told = f"another run{_holder(opened)} is writing to this folder: wait for it, or name another folder"
@@ -26,7 +29,7 @@ def locked(file: Path, folder: Path) -> Iterator[None]:
         with writing(file):
             os.ftruncate(opened, 0)
             os.pwrite(opened, f"{os.getpid()}\n".encode(), 0) if sys.platform != "win32" else 0
-        yield
+        yield lambda: _is_there(opened, file)
     finally:
         os.close(opened)
 
@@ -47,6 +50,13 @@ def _taken(opened: int) -> bool:
     except OSError:
         return True
     return True
+
+
+def _is_there(opened: int, file: Path) -> bool:
+    try:
+        return os.path.samestat(os.fstat(opened), file.stat())
+    except OSError:
+        return False
 
 
 def _holder(opened: int) -> str:

@@ -93,14 +93,19 @@ def print_validation(found: Validation, *, json: bool) -> None:
     console(sys.stdout).print(*validation(found), sep="\n", soft_wrap=True)
 
 
+def say(line: str) -> None:
+    """One line on standard error, without the control characters that a name may bring."""
+    text = "".join(c if c.isprintable() else "\ufffd" for c in line[:_LONGEST_LINE])
+    sys.stderr.write(f"rankscope: {text}\n")
+
+
 def complain(problems: Sequence[Problem | Finding]) -> None:
     """One line each, on standard error, equal ones together; of very many, the first."""
     told = Counter(map(str, problems))
     for line, times in islice(told.items(), _MOST_LINES):
-        text = "".join(c if c.isprintable() else "\ufffd" for c in line[:_LONGEST_LINE])
-        sys.stderr.write(f"rankscope: {text}{f' ({times:,} times)' if times > 1 else ''}\n")
+        say(line[:_LONGEST_LINE] + (f" ({times:,} times)" if times > 1 else ""))
     if len(told) > _MOST_LINES:
-        sys.stderr.write(f"rankscope: and {len(told) - _MOST_LINES:,} more, all of them in --json\n")
+        sys.stderr.write(f"rankscope: and {len(told) - _MOST_LINES:,} more\n")
 
 
 def ci_text(report_format: str, names: Sequence[str], findings: Sequence[Finding]) -> str:

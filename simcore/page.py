@@ -91,10 +91,11 @@ def _has_png() -> bool:
 def results_of(path: Path, overrides: Sequence[str]) -> Iterator[Report]:
     """Results as they are; scenarios are simulated. InputError for what is neither, and to override a result."""
     from simcore.finding import read_results
+    from simcore.output import say
 
     held = next((path / name for name in (RESULTS, PART) if is_file(path / name)), path)
     if is_file(path / PART):
-        typer.echo(f"rankscope: {path}: its last batch is not finished; the same run goes on with it", err=True)
+        say(f"{path}: its last batch is not finished; the same run goes on with it")
     if held.suffix in (".json", ".jsonl", ".part"):
         if overrides:
             raise InputError(Problem("--set", f"expected a scenario whose keys to override, {held} holds results"))
@@ -136,7 +137,9 @@ def _closer(found: Report) -> Report:
 
 
 def _told(found: Report, why: str) -> Report:
-    typer.echo(f"rankscope: {found.name}: {why}", err=True)
+    from simcore.output import say
+
+    say(f"{found.name}: {why}")
     return found
 
 

@@ -12,6 +12,7 @@ from contextlib import suppress
 from pathlib import Path
 from typing import BinaryIO, Final
 
+from simcore.bounds import MAX_LINE
 from simcore.paths import writing
 
 __all__ = ["PART", "RESULTS", "Part", "whole_lines"]
@@ -21,10 +22,11 @@ PART: Final = "results.jsonl.part"
 
 
 def whole_lines(path: Path, start: int = 0) -> Iterator[bytes]:
-    """Lines from byte `start` on, each with its end; not what stands behind the last line end."""
+    """Lines from byte `start` on, each with its end; not what stands behind the last line end, or is too long."""
     with path.open("rb") as file:
         file.seek(start)
-        yield from (line for line in file if line.endswith(b"\n"))
+        while (line := file.readline(MAX_LINE)).endswith(b"\n"):
+            yield line
 
 
 class _Lines:

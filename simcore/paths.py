@@ -5,6 +5,7 @@ Asking never raises: a path that is too long, or in a folder that may not be sea
 
 from __future__ import annotations
 
+import glob
 import os
 import secrets
 import stat
@@ -18,8 +19,10 @@ from simcore.errors import InputError, Problem
 
 __all__ = ["exists", "is_dir", "is_file", "remove_unfinished", "unusable", "whole", "write_whole", "writing"]
 
-_STREAMS: Final = ("/dev/", "/proc/")
-"""Where names stand for open streams and devices: those are written to, never replaced."""
+_STREAMS: Final = ("/dev/fd/", "/dev/stdout", "/dev/stderr", "/proc/")
+"""Names of open streams: those are written to, never replaced, also where a regular file is behind them."""
+
+_LONG_NAME: Final = 200
 
 
 def exists(path: str | os.PathLike[str]) -> bool:
@@ -83,7 +86,7 @@ def whole(path: Path) -> Iterator[BinaryIO]:
             yield stream
         return
     target = Path(os.path.realpath(path))
-    beside = target.with_name(f".{secrets.token_hex(8)}.tmp")
+    beside = target.with_name(f"{_unfinished(target)}{secrets.token_hex(8)}.tmp")
     try:
         with beside.open("xb") as file:
             yield file
@@ -98,11 +101,16 @@ def whole(path: Path) -> Iterator[BinaryIO]:
     _settle(target.parent)
 
 
-def remove_unfinished(folder: Path) -> None:
-    """Takes away what a process that was killed inside `whole` left; no other may be at work in the folder."""
+def remove_unfinished(path: Path) -> None:
+    """Takes away what a process that was killed inside `whole(path)` left; no other may be writing it."""
     with suppress(OSError):
-        for path in folder.glob(f".{'?' * 16}.tmp"):
-            path.unlink(missing_ok=True)
+        for left in path.parent.glob(glob.escape(_unfinished(path)) + "[0-9a-f]" * 16 + ".tmp"):
+            left.unlink(missing_ok=True)
+
+
+def _unfinished(path: Path) -> str:
+    """How the name of a file begins that is to become `path`; names have at most 255 bytes."""
+    return f".{path.name}." if len(os.fsencode(path.name)) < _LONG_NAME else "."
 
 
 def _settle(folder: Path) -> None:

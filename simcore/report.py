@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from typing import Any, Literal
 
-from pydantic import BaseModel, ConfigDict
+from pydantic import BaseModel, ConfigDict, Field
 
 from simcore.detail import Detail, MemorySeries
 from simcore.phased import PhaseName, PhaseReport
@@ -223,7 +223,7 @@ class Report(_Frozen):
     status: Literal["ok", "illegal", "error"]
     problems: tuple[ProblemRow, ...] = ()
     verdict: Literal["fits", "oom"] | None = None
-    capacity_bytes: int | None = None
+    capacity_bytes: int | None = Field(default=None, gt=0)
     headroom_bytes: int | None = None
     assumptions: tuple[Assumption, ...] = ()
     communicators: tuple[Communicator, ...] = ()

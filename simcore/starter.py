@@ -6,7 +6,12 @@ import json
 import re
 from typing import Final
 
-__all__ = ["starter_text"]
+from simcore.document import parse_document
+from simcore.errors import InputError, Problem
+from simcore.scenario import parse_scenario
+from simcore.simulate import check
+
+__all__ = ["expect_readable", "starter_text"]
 
 _SAFE: Final = re.compile(r"[A-Za-z_][A-Za-z0-9_./-]*")
 
@@ -58,6 +63,13 @@ def starter_text(name: str, model: str, framework: str, topology: str) -> str:
     """Write a scenario file that loads as it is; what YAML could read as something else than text is quoted."""
     given = {"name": name, "model": model, "framework": framework, "topology": topology}
     return _TEXT.format(**{key: _quoted(value) for key, value in given.items()})
+
+
+def expect_readable(text: str, path: str) -> None:
+    """InputError for a scenario that nothing can read; an illegal layout is a beginning too."""
+    checked = check(parse_scenario(parse_document(text, path)))
+    if checked.status == "error":
+        raise InputError([Problem(row.where, row.message, row.rule) for row in checked.problems])
 
 
 def _quoted(text: str) -> str:

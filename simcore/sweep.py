@@ -23,6 +23,8 @@ __all__ = ["MAX_MEMBERS", "Member", "members", "split_key"]
 
 MAX_MEMBERS: Final = 100_000
 """Scenarios that one file may ask for."""
+MAX_CHANGES: Final = 1_000_000
+"""Keys that a sweep may set, counted in every scenario."""
 
 _MAX_NAME: Final = 200
 
@@ -63,10 +65,12 @@ def members(document: Document) -> list[Member]:
     problems = [problem for group in groups for problem in _unfit(document, group)]
     if problems:
         raise InputError(problems)
-    count = sum(math.prod(len(key.values) for key in group) for group in groups)
-    if count > MAX_MEMBERS:
-        where = document.where(("sweep",))
-        raise InputError(Problem(where, f"sweep: expected at most {MAX_MEMBERS:,} scenarios, got {count:,}"))
+    counts = [math.prod(len(key.values) for key in group) for group in groups]
+    changes = sum(len(group) * count for group, count in zip(groups, counts, strict=True))
+    for what, limit, asked in (("scenarios", MAX_MEMBERS, sum(counts)), ("values to set", MAX_CHANGES, changes)):
+        if asked > limit:
+            where = document.where(("sweep",))
+            raise InputError(Problem(where, f"sweep: expected at most {limit:,} {what}, got {asked:,}"))
     combinations = (zip(group, values, strict=True) for group in groups for values in _product(group))
     return [_member(plain, list(chosen), index) for index, chosen in enumerate(combinations)]
 
@@ -101,9 +105,17 @@ def _unfit(document: Document, group: list[_Key]) -> Iterator[Problem]:
             if _lost(document.data, put_in, key.key_path):
                 told = f"sweep: {key.key!r} is also set by {place}: give it in one place (--set sweep=null drops this)"
                 yield Problem(key.place, told)
-    for one, other in itertools.combinations(group, 2):
-        if _begins(one.key_path, other.key_path) or _begins(other.key_path, one.key_path):
-            yield Problem(other.place, f"sweep: {other.key!r} and {one.key!r} set the same key")
+    yield from _overlapping(group)
+
+
+def _overlapping(group: list[_Key]) -> Iterator[Problem]:
+    """Keys that set a part of what another one sets."""
+    by_path = {key.key_path: key for key in reversed(group)}
+    for key in group:
+        for length in range(1, len(key.key_path) + 1):
+            other = by_path.get(key.key_path[:length], key)
+            if other is not key:
+                yield Problem(key.place, f"sweep: {key.key!r} and {other.key!r} set the same key")
 
 
 def _begins(one: KeyPath, other: KeyPath) -> bool:

@@ -33,6 +33,8 @@ __all__ = ["MAX_DEPTH", "MAX_NODES", "KeyPath", "Parser", "dotted"]
 MAX_NODES: Final = 20_000
 """Values in one document, counted with aliases expanded."""
 MAX_DEPTH: Final = 64
+_MAX_PROBLEMS: Final = 1000
+"""Problems after which the rest of a text is not read."""
 
 KeyPath = tuple[str | int, ...]
 """Mapping keys and list positions from the top of a document, such as `("mesh", "ep")`."""
@@ -79,6 +81,8 @@ class Parser:
 
     def document(self) -> Any:
         """Build the one document of the text, None when there is none; InputError with all that is wrong."""
+        if match := _SURROGATE.search(self.text):
+            self._refuse(self.text.count("\n", 0, match.start()), "expected UTF-8 text, got other bytes")
         if match := _CONTROL.search(self.text):
             line = len(re.findall("\r\n|\r|\n", self.text[: match.start()]))
             self._refuse(line, f"control character U+{ord(match[0]):04X}: remove it")
@@ -111,6 +115,8 @@ class Parser:
     def _note(self, event: Event, message: str) -> None:
         """Remember a problem that does not hinder reading the rest."""
         self.problems.append(Problem(f"{self.path}:{event.start_mark.line + 1}", message))
+        if len(self.problems) == _MAX_PROBLEMS:
+            self._refuse(event.start_mark.line, f"{_MAX_PROBLEMS:,} problems: the rest was not read")
 
     def _node(self, event: Any, key_path: KeyPath, depth: int) -> _Built:
         """Build the value that starts with `event`."""
@@ -164,8 +170,12 @@ class Parser:
         return _container(values, parts)
 
     def _key(self, event: Event, key_path: KeyPath, values: dict[str, Any], depth: int) -> str:
+        if not isinstance(event, ScalarEvent | AliasEvent):
+            self._refuse(event.start_mark.line, "expected a text key, got a mapping or a list")
         key = self._node(event, (*key_path, "?"), depth + 1).value
         self.lines.pop((*key_path, "?"), None)
+        if isinstance(key, dict | list):
+            self._refuse(event.start_mark.line, "expected a text key, got an alias of a mapping or a list")
         if not isinstance(key, str):
             self._note(event, f"expected a text key, got {repr(key)[:60]}: put it in quotes")
         elif key == "<<":

@@ -120,6 +120,21 @@ def test_where_no_process_can_be_started_the_batch_runs_without(
     assert "no worker process can be started here" in capsys.readouterr().err
 
 
+def test_where_no_more_files_may_be_open_the_batch_runs_without(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    pipe = multiprocessing.Pipe
+
+    def refused(*, duplex: bool = True) -> object:
+        if duplex:
+            raise OSError(24, "Too many open files")
+        return pipe(duplex=False)
+
+    monkeypatch.setattr("multiprocessing.Pipe", refused)
+    assert [o.code for o in outcomes([entry(f"s{i}") for i in range(12)], workers=2)] == [0] * 12
+    assert "no worker process can be started here" in capsys.readouterr().err
+
+
 @pytest.mark.skipif(not Path("/proc/self/stat").exists(), reason="finds processes in /proc")
 @pytest.mark.parametrize("does", ["slow:600", "busy"])
 def test_workers_end_with_their_parent(tmp_path: Path, does: str) -> None:

@@ -129,6 +129,32 @@ def test_refused_with_line(text: str, line: int, word: str) -> None:
     assert word in message
 
 
+@pytest.mark.parametrize("text", [
+    "? " * 30 + "{\"'\\\"\": 1}", "? [a]\n: 1", "{{a: 1}: 2}", "a: &x {b: 1}\nc: {*x : 1}"])
+def test_keys_are_text(text: str) -> None:
+    """A key made of keys would double in length at each level."""
+    assert "expected a text key, got a" in told(text)
+
+
+def test_after_very_many_problems_nothing_more_is_read() -> None:
+    with pytest.raises(InputError) as refused:
+        parse_document("a: 1\n" + "1: 2\n" * 5000, "f.yaml")
+    assert len(refused.value.problems) == 1001
+    assert refused.value.problems[-1].message == "1,000 problems: the rest was not read"
+
+
+def test_bytes_of_an_argument_that_are_no_text() -> None:
+    with pytest.raises(InputError, match="expected UTF-8 text"):
+        parse_value("\udcff", "--set name")
+
+
+def test_a_key_has_bounded_levels() -> None:
+    document = parse_document("a: 1", "f.yaml")
+    assert document.with_value(("b",) * MAX_DEPTH, 1, "--set").where(("b",)) == "--set"
+    with pytest.raises(InputError, match="expected a key of at most 64 levels, got 453"):
+        document.with_value(("b",) * 453, 1, "--set")
+
+
 def test_all_lesser_problems_are_told_together() -> None:
     with pytest.raises(InputError) as refused:
         parse_document("a: !x 1\nb: 2\nb: 3\n4: 5\n", "f.yaml")

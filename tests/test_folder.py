@@ -85,7 +85,7 @@ def test_a_killed_batch_goes_on_where_it_was(tmp_path: Path, undisturbed: bytes,
 def test_a_finished_batch_is_read_and_not_computed(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     first, again = run(tmp_path / "out"), run(tmp_path / "out", engine=only())
     assert again.outcomes == first.outcomes
-    assert "holds these 12 results already; --overwrite computes them anew" in capsys.readouterr().err
+    assert "holds all results of this batch already (12); --overwrite computes them again" in capsys.readouterr().err
     with pytest.raises(Killed):
         run(tmp_path / "out", existing=Existing.OVERWRITE, engine=only())
 
@@ -315,11 +315,12 @@ def test_readers_see_whole_lines_of_a_killed_batch(tmp_path: Path, capsys: pytes
 
 def test_files_that_a_kill_left_half_written_are_removed(tmp_path: Path) -> None:
     killed(tmp_path / "out", 5)
-    for folder in (tmp_path / "out", tmp_path / "out" / ".batch"):
-        (folder / ".0123456789abcdef.tmp").touch()
-    (tmp_path / "out" / ".mine.tmp").touch()
+    for name in (".results.jsonl.0123456789abcdef.tmp", ".batch/.contents.json.0123456789abcdef.tmp"):
+        (tmp_path / "out" / name).touch()
+    (tmp_path / "out" / ".0123456789abcdef.tmp").touch()  # of another command, which may be at work
     run(tmp_path / "out")
-    assert sorted(p.name for p in (tmp_path / "out").iterdir()) == [".batch", ".mine.tmp", "results.jsonl"]
+    assert sorted(p.name for p in (tmp_path / "out").iterdir()) == [
+        ".0123456789abcdef.tmp", ".batch", "results.jsonl"]
     assert sorted(p.name for p in (tmp_path / "out" / ".batch").iterdir()) == ["contents.json", "lock"]
 
 
@@ -336,15 +337,76 @@ def test_a_result_read_back_is_the_one_that_was_written() -> None:
     assert Report.model_validate_json(made.model_dump_json()).model_dump_json() == made.model_dump_json()
 
 
-def test_a_file_that_scenarios_name_makes_another_batch(tmp_path: Path) -> None:
+@pytest.mark.parametrize("name", ["results.jsonl", "results.jsonl.part", ".batch/lock", ".batch/contents.json",
+                                  ".batch/ahead.jsonl"])
+@pytest.mark.parametrize("kind", ["pipe", "link", "folder"])
+def test_what_is_no_file_is_not_written_to(tmp_path: Path, name: str, kind: str) -> None:
+    (tmp_path / "out" / ".batch").mkdir(parents=True)
+    path, other = tmp_path / "out" / name, tmp_path / "precious"
+    other.write_text("precious")
+    if kind == "pipe":
+        os.mkfifo(path)
+    elif kind == "link":
+        path.symlink_to(other)
+    else:
+        path.mkdir()
+    with pytest.raises(InputError, match="no regular file"):
+        run(tmp_path / "out")
+    assert other.read_text() == "precious"
+
+
+@pytest.mark.parametrize("lines", ["1e999", "-5", "1" + "0" * 23, "13"])
+def test_numbers_that_no_batch_has_are_not_believed(tmp_path: Path, lines: str) -> None:
+    run(tmp_path / "out")
+    contents = tmp_path / "out" / ".batch" / "contents.json"
+    text = contents.read_text()
+    contents.write_text(text.replace('"lines": 12', f'"lines": {lines}'))
+    assert contents.read_text() != text
+    with pytest.raises(InputError, match="holds 12 results of another batch"):
+        run(tmp_path / "out")
+
+
+def test_a_part_of_which_nothing_is_known_is_not_thrown_away(tmp_path: Path) -> None:
+    run(tmp_path / "out")
+    part_file = (tmp_path / "out" / "results.jsonl").rename(tmp_path / "out" / "results.jsonl.part")
+    with pytest.raises(InputError, match="`rankscope report` and `rankscope export` read it as it is"):
+        run(tmp_path / "out")
+    assert len(part_file.read_bytes().splitlines()) == 12
+
+
+def test_a_run_whose_lock_is_removed_stops(tmp_path: Path, undisturbed: bytes) -> None:
+    """Another run could have begun: what this one has is kept, and goes on."""
+    def engine(scenario: object, **_: object) -> Report:
+        if str(vars(scenario)["name"]) == "s5":
+            (tmp_path / "out" / ".batch" / "lock").unlink()
+        return work(cast("FakeEntry", scenario))  # type: ignore[arg-type]
+
+    engine.__module__, engine.__qualname__ = work.__module__, work.__qualname__
+    ran = run(tmp_path / "out", engine=engine)
+    assert (ran.ended, names(tmp_path / "out" / "results.jsonl.part")) == (2, [e.name for e in ENTRIES[:5]])
+    assert "its lock was removed" in ran.problems[0].message
+    run(tmp_path / "out")
+    assert (tmp_path / "out" / "results.jsonl").read_bytes() == undisturbed
+
+
+def test_a_line_that_no_result_has_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("simcore.folder.MAX_LINE", 1000)
+    (tmp_path / "out").mkdir()
+    (tmp_path / "out" / "results.jsonl").write_bytes(b"\0" * 5000)
+    with pytest.raises(InputError, match="a line has 1,000 bytes or more"):
+        run(tmp_path / "out")
+
+
+@pytest.mark.parametrize("topology", ["t.yaml", "t.json", "t"])
+def test_a_file_that_scenarios_name_makes_another_batch(tmp_path: Path, topology: str) -> None:
     from simcore.loading import read
 
-    text = ("name: a\nmodel: llama-tiny\nframework: fsdp2\ntopology: t.yaml\nmesh: {dp_shard: 8}\n"
+    text = (f"name: a\nmodel: llama-tiny\nframework: fsdp2\ntopology: {topology}\nmesh: {{dp_shard: 8}}\n"
             "training: {seq_len: 64}\n")
     (tmp_path / "a.yaml").write_text(text)
     made = []
     for efficiency, price in (("one", 1), ("two", 1), ("two", 2)):
-        (tmp_path / "t.yaml").write_text(f"name: t\nefficiency: {efficiency}.yaml\n")
+        (tmp_path / topology).write_text(f"name: t\nefficiency: {efficiency}.yaml\n")
         (tmp_path / f"{efficiency}.yaml").write_text(f"x: {price}\n")
         _forget()
         made.append(fingerprint(read([tmp_path / "a.yaml"]), simulate))

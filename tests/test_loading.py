@@ -142,6 +142,15 @@ def test_json_scenario(tmp_path: Path) -> None:
     assert entry.scenario.where("training") == f"{path}:3"
 
 
+def test_a_name_that_is_no_text_costs_only_its_file(tmp_path: Path) -> None:
+    write(tmp_path / "a.yaml")
+    (tmp_path / "b\udcff.yaml").write_bytes((tmp_path / "a.yaml").read_bytes())
+    good, bad = read([tmp_path])
+    assert good.scenario is not None
+    assert bad.problems[0].where.endswith("b\\xff.yaml")
+    assert bad.problems[0].message == "expected a file name that is text, got other bytes"
+
+
 def test_odd_paths_are_problems_and_no_crash() -> None:
     for path in ("a\0b", "x" * 5000, "", "-", "/dev/zero"):
         (entry,) = read([path])

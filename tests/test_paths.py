@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import os
 import stat
+import tempfile
+from contextlib import suppress
 from pathlib import Path
 
 import pytest
@@ -57,6 +59,25 @@ def test_devices_and_pipes_are_written_to_as_they_are(tmp_path: Path) -> None:
     write_whole(pipe, "text")
     assert os.read(reader, 10) == b"text"
     os.close(reader)
+
+
+SHARED = Path("/dev/shm")  # noqa: S108 - a folder of its own in it
+
+
+@pytest.mark.skipif(not SHARED.is_dir(), reason="has no file system in memory")
+def test_a_file_system_in_memory_is_no_device() -> None:
+    with tempfile.TemporaryDirectory(dir=SHARED) as folder:
+        path = Path(folder, "a.txt")
+        path.write_text("old")
+        with suppress(ZeroDivisionError), whole(path) as file:
+            file.write(b"x" * (1 // 0))
+        assert path.read_text() == "old"
+
+
+def test_names_of_any_length_are_written(tmp_path: Path) -> None:
+    path = tmp_path / ("\u00e9" * 127)
+    write_whole(path, "text")
+    assert [one.read_text() for one in tmp_path.iterdir()] == ["text"]
 
 
 def test_questions_about_impossible_paths_have_answers(tmp_path: Path) -> None:

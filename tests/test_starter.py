@@ -7,9 +7,10 @@ from pathlib import Path
 import pytest
 
 from simcore.document import parse_document
+from simcore.errors import InputError
 from simcore.loading import load
 from simcore.scenario import Scenario, scenario_schema
-from simcore.starter import starter_text
+from simcore.starter import expect_readable, starter_text
 
 
 def loaded(tmp_path: Path, *names: str) -> Scenario:
@@ -24,6 +25,13 @@ def test_it_loads_as_it_is(tmp_path: Path) -> None:
     assert (scenario.name, scenario.framework, scenario.topology) == ("first", "automodel", "dgx-h100")
     assert scenario.model == "nemotron-3-nano-30b-a3b"
     assert scenario.world_size == 8
+
+
+def test_what_nothing_can_read_is_not_written() -> None:
+    expect_readable(starter_text("a", "llama-tiny", "fsdp2", "dgx-h100"), "a.yaml")
+    for names in (("a", "nope", "fsdp2", "dgx-h100"), ("a", "llama-tiny", "fsdp2", "a\nb: c")):
+        with pytest.raises(InputError):
+            expect_readable(starter_text(*names), "a.yaml")
 
 
 def test_editors_find_the_schema() -> None:

@@ -16,7 +16,7 @@ ROOT = Path(__file__).resolve().parents[1]
 ORDER = (
     "errors", "paths", "stdio", "signs", "exact", "bounds", "held", "counted", "units", "scaling", "packed", "data",
     "yaml_parser", "document", "quantity", "nvme", "block",
-    "training", "generation", "scenario", "keys", "sweep", "starter", "loading", "device", "efficiency", "curves",
+    "training", "generation", "scenario", "keys", "sweep", "loading", "device", "efficiency", "curves",
     "topology", "tensor", "models/blocks", "models/architecture", "product", "rows", "checkpoint", "tape", "halves",
     "recording",
     "operators/", "models/", "graph", "frozen", "flops", "mesh", "form", "schedule", "transfer", "reducer", "zero",
@@ -29,7 +29,8 @@ ORDER = (
     "clocked", "rates", "adapters", "workspace", "outside", "reserve", "band", "assemble", "effort", "received",
     "spread", "drawn", "host", "lengths", "forward", "policy", "journal", "vllm/", "serve", "refit", "laid",
     "phase_series",
-    "phase_report", "rl", "inventory", "spans", "lifetimes", "closeup", "simulate", "advice", "compare", "measured",
+    "phase_report", "rl", "inventory", "spans", "lifetimes", "closeup", "simulate", "starter", "advice", "compare",
+    "measured",
     "tolerance", "left_out", "timing", "validate", "frame", "frame_file", "table", "columns", "summary",
     "memorysheet", "timesheet", "servesheet", "phasesheet", "interrupts", "crew", "batch", "lock", "part",
     "fingerprint", "contents", "folder", "finding", "output", "runs", "glossary", "fields",
@@ -59,7 +60,7 @@ READS_OWN = {
     "folder": {"self.results.open('rb')"},  # what `run -o` wrote, line by line
     "part": {"path.open('rb')", "path.open('r+b' if size else 'w+b', buffering=0)"},  # the same, under way
     "fingerprint": {"path.read_bytes()"},  # of this package
-    "lock": {"os.open(file, os.O_RDWR | os.O_CREAT, 438)"},  # to lock
+    "lock": {"os.open(file, os.O_RDWR | os.O_CREAT | getattr(os, 'O_NOFOLLOW', 0), 438)"},  # to lock
     "paths": {"os.open(folder, os.O_RDONLY)"},  # to put names of a folder on the disk
     "stdio": {"os.open(os.devnull, os.O_RDWR)"},  # in the place of closed streams
     "page": {"files('viz').joinpath(name).read_text(encoding='utf-8')"},  # of viz: styles and scripts of pages

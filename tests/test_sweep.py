@@ -105,6 +105,18 @@ def test_a_wrong_sweep_is_a_problem_of_the_file(tmp_path: Path, sweep: str) -> N
     assert entry.problems[0].message.startswith("sweep: ")
 
 
+def test_keys_that_set_a_part_of_another_are_told_in_any_order(tmp_path: Path) -> None:
+    for keys in ("mesh: [{tp: 1}], mesh.tp: [2]", "mesh.tp: [2], mesh: [{tp: 1}]"):
+        (entry,) = entries(tmp_path, f"sweep: {{{keys}}}")
+        assert "set the same key" in entry.problems[0].message
+
+
+def test_values_to_set_are_bounded() -> None:
+    lists = ", ".join(f"k{i}: [1]" for i in range(1000)) + ", a: [" + "1, " * 30 + "1], b: [" + "1, " * 40 + "1]"
+    with pytest.raises(InputError, match=r"at most 1,000,000 values to set, got 1,273,542"):
+        members(parse_document(BODY + f"sweep: {{{lists}}}", "s.yaml"))
+
+
 def test_null_is_no_sweep(tmp_path: Path) -> None:
     (entry,) = entries(tmp_path, "sweep: null")
     assert entry.scenario is not None
