@@ -74,10 +74,10 @@ def clock(programs: Sequence[Program], classes: Sequence[RankClass], routes: Rou
     repeats = extra_microbatches // group
     hosts = [_host_by_microbatch(*each) for each in zip(programs, compiled, strict=True)] if repeats else []
     steady = not repeats or _is_steady(starts, spent, hosts, steady_ones)
-    period = int(starts[0][first] - starts[0][first - group]) if repeats else 0
     weight = np.ones(len(starts[0]), dtype=np.int64)
     weight[first:steady_ones.stop] += repeats
     worst = max(range(len(times)), key=lambda i: (times[i].end, -i))
+    period = int(spent[worst][first:steady_ones.stop].sum()) if repeats else 0  # also of parts, where none is steady
     spending = breakdown(programs[worst], compiled[worst], times[worst], weight, kernels[worst], alone[worst], once)
     phases = _phases(weight @ countable(spent[worst], weight[:, None]), once)
     flops = sum(_forward_flops(p, weight) * c.num_ranks for p, c in zip(programs, classes, strict=True))

@@ -9,6 +9,7 @@ from __future__ import annotations
 import os
 import stat
 from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from functools import cached_property
 from pathlib import Path
@@ -18,7 +19,7 @@ from simcore.bounds import MAX_LINE
 from simcore.errors import InputError, Problem
 from simcore.yaml_parser import MAX_DEPTH, KeyPath, Parser, dotted
 
-__all__ = ["MAX_BYTES", "Document", "parse_document", "parse_value", "read_bytes", "read_document",
+__all__ = ["MAX_BYTES", "Document", "named_at", "parse_document", "parse_value", "read_bytes", "read_document",
            "read_text"]  # fmt: skip
 
 MAX_BYTES: Final = 2**18
@@ -125,6 +126,16 @@ def read_lines(path: Path, limit: int) -> Iterator[str]:
         if problem := _too_large(len(line), MAX_LINE) or _too_large(taken, limit):
             raise InputError(Problem(f"{path}:{number}", problem))
         yield _text(line, str(path), number)
+
+
+@contextmanager
+def named_at(where: str, path: Path) -> Iterator[None]:
+    """Says where a file was named that cannot be read at all; what is wrong inside a file has a line of its own."""
+    try:
+        yield
+    except InputError as error:
+        raise InputError(Problem(where, f"{path}: {told.message}") if told.where == str(path) else told
+                         for told in error.problems) from None
 
 
 def _blocks(path: Path, limit: int, read: Callable[[BinaryIO], Iterator[bytes]]) -> Iterator[bytes]:

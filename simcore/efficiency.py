@@ -12,11 +12,11 @@ from pathlib import Path
 from pydantic import Field
 
 from simcore.data import data_folder, find_file
-from simcore.document import read_document
+from simcore.document import named_at, read_document
 from simcore.quantity import Duration, Frozen, Share, read_values
 
 __all__ = ["Efficiency", "Host", "KernelShare", "Kernels", "LowPrecision", "Overlap", "efficiency_names",
-           "load_efficiency"]
+           "find_efficiency", "load_efficiency"]
 
 
 class LowPrecision(Frozen):
@@ -119,4 +119,11 @@ def load_efficiency(ref: str | Path, where: str = "efficiency", folder: Path = P
 
     InputError: unknown name or file (asked for at `where`), a key or a quantity that is wrong (all of them at once).
     """
-    return read_values(Efficiency, read_document(find_file("efficiency", ref, _built_in(), where, folder)))
+    path = find_efficiency(ref, where, folder)
+    with named_at(where, path):
+        return read_values(Efficiency, read_document(path))
+
+
+def find_efficiency(ref: str | Path, where: str = "efficiency", folder: Path = Path()) -> Path:
+    """The built-in file of that name, or the file at that path, which starts from `folder`; InputError at `where`."""
+    return find_file("efficiency", ref, _built_in(), where, folder)

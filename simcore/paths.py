@@ -17,7 +17,7 @@ from typing import BinaryIO, Final
 
 from simcore.errors import InputError, Problem
 
-__all__ = ["exists", "is_dir", "is_file", "remove_unfinished", "unusable", "whole", "write_whole", "writing"]
+__all__ = ["exists", "is_dir", "is_file", "remove_unfinished", "stamp", "unusable", "whole", "write_whole", "writing"]
 
 _STREAMS: Final = ("/dev/fd/", "/dev/stdout", "/dev/stderr", "/proc/")
 """Names of open streams: those are written to, never replaced, also where a regular file is behind them."""
@@ -38,6 +38,15 @@ def is_dir(path: str | os.PathLike[str]) -> bool:
 def is_file(path: str | os.PathLike[str]) -> bool:
     """Whether the path is a regular file, links followed; False where that cannot be told."""
     return stat.S_ISREG(_mode(path) or 0)
+
+
+def stamp(path: str | os.PathLike[str]) -> tuple[int, int, int]:
+    """What changes with a file's contents: when it was written, its size, its number; zeros where there is none."""
+    try:
+        found = Path(path).stat()
+    except (OSError, ValueError):
+        return 0, 0, 0
+    return found.st_mtime_ns, found.st_size, found.st_ino
 
 
 def _mode(path: str | os.PathLike[str]) -> int | None:

@@ -6,6 +6,7 @@ A *node* here is what NVLink joins (8 GPUs of a DGX, 72 of an NVL72); a *host* i
 from __future__ import annotations
 
 import math
+from collections.abc import Iterator
 from dataclasses import dataclass
 from functools import cache, lru_cache
 from pathlib import Path
@@ -13,13 +14,14 @@ from typing import Literal, Self
 
 from pydantic import Field, ValidationInfo, field_validator, model_validator
 
-from simcore.curves import find_curves
+from simcore.curves import find_curves, load_curves
 from simcore.data import data_folder, find_file
 from simcore.device import Device
-from simcore.document import Document, read_document
-from simcore.efficiency import Efficiency, load_efficiency
+from simcore.document import Document, named_at, read_document
+from simcore.efficiency import Efficiency, find_efficiency, load_efficiency
 from simcore.errors import InputError, Problem
 from simcore.nvme import Nvme
+from simcore.paths import stamp
 from simcore.quantity import Bytes, Duration, Frozen, GpuCount, Price, Rate, read_values
 
 __all__ = ["BusBandwidth", "Fabric", "HostLink", "Link", "Node", "Topology", "load_topology", "topology_names"]
@@ -262,17 +264,41 @@ def load_topology(ref: str | Path, num_nodes: int | None = None, where: str = "t
     """Load the built-in topology of that name, or the file at that path; `num_nodes` bounds it.
 
     InputError: unknown name or file (asked for at `where`), a key or a quantity that is wrong (all of them at once),
-    fewer nodes than asked. A file is read once.
+    fewer nodes than asked. A file is read once, and again when it, or a file that it names, has changed.
     """
-    topology = _read(find_file("topology", ref, _files(), where))
+    path = find_file("topology", ref, _files(), where)
+    with named_at(where, path):
+        topology = _read(path)
     return topology if num_nodes is None else topology.bounded(num_nodes, where)
 
 
-@lru_cache(maxsize=64)
+_READ: dict[Path, tuple[Topology, dict[Path, tuple[int, int, int]]]] = {}
+"""Topologies by their file, with the state of every file that they came from."""
+_MOST_READ = 64
+
+
 def _read(path: Path) -> Topology:
+    key = path.absolute()
+    topology, files = _READ.get(key, (None, {}))
+    if topology is not None and all(stamp(file) == held for file, held in files.items()):
+        return topology
+    load_curves.cache_clear()
+    before = stamp(path)
     document = read_document(path)
     named = {"efficiency": _efficiency(document)} if "efficiency" in document.data else {}
-    return _with_curves(read_values(Topology, document, **named), document)
+    topology = _with_curves(read_values(Topology, document, **named), document)
+    if len(_READ) >= _MOST_READ:
+        _READ.clear()
+    _READ[key] = topology, {key: before, **{file.absolute(): stamp(file) for file in _named(document, topology)}}
+    return topology
+
+
+def _named(document: Document, topology: Topology) -> Iterator[Path]:
+    """Files whose contents a topology has, or has read when somebody asks for a time."""
+    if "efficiency" in document.data:
+        yield find_efficiency(document.data["efficiency"], folder=document.folder)
+    if topology.node.fabric is not None and topology.node.fabric.curves is not None:
+        yield Path(topology.node.fabric.curves)
 
 
 def _with_curves(topology: Topology, document: Document) -> Topology:

@@ -175,3 +175,10 @@ def test_one_rank_alone_is_not_asked_for() -> None:
 
 def test_nothing_is_generated_in_dpo() -> None:
     assert "nothing is generated in dpo" in report(DPO, generation={"tp": 1}).problems[0].message
+
+
+def test_a_reference_of_cut_layers_needs_no_gradient() -> None:
+    """KempnerForge's first layer cuts its input over tp: of a reference model nothing below waits for a gradient."""
+    cut = DPO | {"model": "llama-tiny", "implementation": "kempnerforge", "mesh": {"tp": 2},
+                 "training": {"seq_len": 64}}
+    assert report(cut).problems == ()

@@ -438,3 +438,29 @@ def test_a_network_link_knows_the_level_inside_its_nodes() -> None:
     assert (link.bytes_per_s, link.fabric, link.local) == (50 * 10**9, H100.network, H100.node.nvlink)
     assert isinstance(hash(link), int)
     assert Link("nvlink", 1, 0.0, 2, 1) != link
+
+
+def test_a_file_that_has_changed_is_read_again(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The topology, and what it names; a relative path means another file in another folder."""
+    shipped = data_folder("topologies")
+    texts = {name: (shipped / source).read_text(encoding="utf-8") for name, source in (
+        ("t.yaml", "dgx-h100.yaml"), ("e.yaml", "efficiency/h100.yaml"), ("c.yaml", "nccl/h100-sxm.yaml"))}
+    texts["t.yaml"] = texts["t.yaml"].replace("efficiency: h100", "efficiency: e.yaml").replace("h100-sxm", "c.yaml")
+
+    def answers(folder: str, **changed: tuple[str, str]) -> tuple[str, float, int]:
+        (tmp_path / folder).mkdir(exist_ok=True)
+        monkeypatch.chdir(tmp_path / folder)
+        for name, text in texts.items():
+            old, new = changed.get(name[0], ("", ""))
+            assert old in text
+            Path(name).write_text(text.replace(old, new, 1), encoding="utf-8")
+        found = load_topology("t.yaml")
+        time = collective_ns("all_gather", 2**20, 8, found.link(8, 1, 8))
+        return found.device.name, found.efficiency.overlap.contention.si, time
+
+    first = answers("a")
+    assert answers("a") == first
+    assert answers("a", t=("NVIDIA H100 80GB HBM3", "mine")) == ("mine", *first[1:])
+    assert answers("a", e=("53.5%", "50%")) == (first[0], 0.5, first[2])
+    assert answers("a", c=("17.13", "50.00")) == (*first[:2], 50_000)
+    assert answers("b", t=("NVIDIA H100 80GB HBM3", "other")) == ("other", *first[1:])

@@ -63,7 +63,8 @@ def cut_sequence(tape: Tape, run: Run, x: Tensor, name: str) -> Tensor:
     The gradient that waits for it at x is cut (`own_sequence`): this one is cut too before both are added.
     """
     leaf, tp, shape = x.node, run.tp, x.shape
-    assert leaf is not None
+    if leaf is None:  # nothing below is trained, or no gradient is asked for, as of a reference model
+        return _part(tape, tp, Tensor(x.storage, shape, x.dtype), name)
 
     def backward(tape: Tape, grads: Grads, saved: list[Tensor]) -> Grads:
         _whole = _gather(tape, tp, _only(grads), f"grad_{name}")
