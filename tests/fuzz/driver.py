@@ -220,8 +220,10 @@ def run(job: Job) -> Summary:
     except KeyboardInterrupt:
         summary.interrupted = True
     finally:
+        before = signal.signal(signal.SIGINT, signal.SIG_IGN)  # pressed again: this takes no time
         for worker in workers:
             worker.end()
+        signal.signal(signal.SIGINT, before)
     summary.seconds = time.monotonic() - start
     return summary
 
