@@ -239,7 +239,8 @@ def test_a_number_that_is_none_is_found_of_every_command(command: str) -> None:
 
 @pytest.mark.parametrize(("line", "is_placed"), [
     ("f.yaml:3: x", True), ("g.yaml:3: x", False), ("--set x: y", True), ("--rank: y", False),
-    ("f.yaml: explains one scenario", True), ("g.yaml: no such file", False), ("m.json: no such file", True)])  # fmt: skip
+    ("f.yaml: explains one scenario", True), ("g.yaml: no such file", False),
+    ("m.json: no such file", True)])  # fmt: skip
 def test_every_line_of_a_refusal_names_what_was_given(line: str, *, is_placed: bool) -> None:
     found = Findings()
     given = Input({"f.yaml": {"model": "m.json"}}, ("run", "f.yaml", "--set", "x=1"), ("file and line",))
