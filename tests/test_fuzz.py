@@ -12,9 +12,9 @@ from typing import Any
 
 import pytest
 
-from fuzz import invariants, pairs
+from fuzz import driver, invariants, pairs
 from fuzz.bounds import TooLong, bounded
-from fuzz.case import Findings, Input, Kind
+from fuzz.case import Content, Fault, Findings, Input, Kind, Special
 from fuzz.commands import Said, expect_answers
 from fuzz.drawing import changed, drawn_layout, parsed
 from fuzz.driver import Job, run
@@ -200,3 +200,49 @@ def test_what_is_found_is_kept_and_told(tmp_path: Path, monkeypatch: pytest.Monk
     assert summary.inputs.total() == 2
     assert "0 faults" in summary.told()
     assert list(tmp_path.iterdir()) == []
+
+
+def test_a_worker_that_dies_between_cases_is_told_and_replaced() -> None:
+    first = driver._started(SEED, 0)
+    assert first is not None
+    came = None
+    while came is None and first.pipe.poll(60):
+        came = driver._collected(first, SEED)
+    assert came is not None
+    first.process.kill()
+    first.process.join()
+    (other,), died = driver._next(first, SEED, 1)
+    assert came.faults == []
+    assert [fault.fault.check for fault in died] == ["a process survives"]
+    other.end()
+
+
+def test_inputs_are_kept_at_their_paths_and_names_are_shown(tmp_path: Path) -> None:
+    files: dict[str, Content] = {"a/f.yaml": b"1", "b/f.yaml": b"2", "y\udcff.yaml": b"3",
+                                 "p": Special("pipe"), "h": Special("sparse", size=2**40),
+                                 "l": Special("link", "nowhere")}
+    found = driver.Found("shape-1", Fault("x", "y\udcff"), Input(files))
+    driver._keep(Job(1, keep=tmp_path), [found, found])
+    kept = tmp_path / "shape-1"
+    assert [(kept / "1" / name / "f.yaml").read_bytes() for name in "ab"] == [b"1", b"2"]
+    assert (kept / "0" / "l").is_symlink()
+    assert "y\\udcff" in (kept / "fault.txt").read_text(encoding="utf-8")
+
+
+@pytest.mark.parametrize("command", ["run", "report", "validate", "explain", "read", "compare"])
+def test_a_number_that_is_none_is_found_of_every_command(command: str) -> None:
+    found = Findings()
+    expect_answers(Input({}, (command, "nemotron-3-nano.yaml")), Said(0, "layer  nan\n", "odd\n"), found)
+    assert [fault.check for fault in found.faults] == [
+        "a message is a line that says whose it is", "no number is infinite or none"]
+
+
+@pytest.mark.parametrize(("line", "is_placed"), [
+    ("f.yaml:3: x", True), ("g.yaml:3: x", False), ("--set x: y", True), ("--rank: y", False),
+    ("f.yaml: explains one scenario", True), ("g.yaml: no such file", False),
+    ("m.json: no such file", True)])  # fmt: skip
+def test_every_line_of_a_refusal_names_what_was_given(line: str, *, is_placed: bool) -> None:
+    found = Findings()
+    given = Input({"f.yaml": {"model": "m.json"}}, ("run", "f.yaml", "--set", "x=1"), ("file and line",))
+    expect_answers(given, Said(2, "", f"rankscope: f.yaml:1: a\nrankscope: {line}\n"), found)
+    assert (found.faults == []) == is_placed

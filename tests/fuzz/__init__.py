@@ -6,6 +6,7 @@
     case        an input, what was expected of it, and what came instead
     layouts     drawn layouts as cases
     files       mutated files, settings and arguments as cases
+    special     complex keys, names that are no text, folders of results, zeroes
     models      models of every family, full size or with a few layers
     drawing     layouts over the schema that a framework accepts, grown key by key
     invariants  what holds of one answer

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import signal
 import subprocess
 import sys
 from pathlib import Path
@@ -27,6 +28,7 @@ def main() -> int:
     parser.add_argument("--keep", type=Path, metavar="DIR", help="a folder for faults")
     parser.add_argument("--kills", type=int, default=0, metavar="N", help="afterwards, so many of each kind of kill")
     given = parser.parse_args()
+    signal.signal(signal.SIGTERM, signal.default_int_handler)  # `timeout` ends it as Ctrl-C does
     if given.only:
         case, summary = cases_named(given.seed, given.only), Summary()
         summary.add(case.kind.name, *judge_case(case, set()))
@@ -34,6 +36,8 @@ def main() -> int:
         summary = run(Job(given.seed, given.seconds, given.cases, given.workers, given.keep, given.first))
     sys.stdout.write(summary.told())
     sys.stdout.flush()
+    if summary.interrupted:
+        return 130
     return int(bool(summary.faults) or not _survives(given.kills, given.seed))
 
 

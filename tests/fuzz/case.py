@@ -7,9 +7,9 @@ import re
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from random import Random
-from typing import Any, Final, NamedTuple
+from typing import Any, Final, Literal, NamedTuple
 
-__all__ = ["PIPE", "Case", "Fault", "Findings", "Input", "Kind", "Tree"]
+__all__ = ["PIPE", "Case", "Content", "Fault", "Findings", "Input", "Kind", "Special", "Tree"]
 
 PIPE: Final = "pipe"
 """A file of that name is a pipe that nobody writes to."""
@@ -17,6 +17,17 @@ Tree = dict[str, Any]
 """What a YAML or JSON file holds."""
 _IN_YAML: Final = {"NaN": ".nan", "Infinity": ".inf", "-Infinity": "-.inf"}
 _NUMBERS: Final = re.compile(r"(?<=[ \[])(?:NaN|-?Infinity)(?=,?$)", re.MULTILINE)
+
+
+class Special(NamedTuple):
+    """What is no plain file: a pipe, a link, a folder, or a file of `size` bytes that are nowhere on the disk."""
+
+    how: Literal["pipe", "link", "folder", "sparse"]
+    to: str = ""
+    size: int = 0
+
+
+Content = Tree | list[Any] | bytes | Special
 
 
 @dataclass(frozen=True)
@@ -28,13 +39,15 @@ class Input:
     `checks`: names of what is compared, where more can be compared than time allows.
     """
 
-    files: Mapping[str, Tree | list[Any] | bytes]
+    files: Mapping[str, Content]
     arguments: tuple[str, ...] = ()
     checks: tuple[str, ...] = ()
 
     def content(self, name: str) -> bytes:
         """A file's bytes; of a tree a key a line, so that lines of messages can be checked."""
         held = self.files[name]
+        if isinstance(held, Special):
+            return b""
         if isinstance(held, bytes):
             return held
         if name.endswith(".jsonl") and isinstance(held, list):

@@ -9,12 +9,14 @@ import re
 import sys
 from collections.abc import Sequence
 from contextlib import redirect_stderr, redirect_stdout
+from pathlib import Path
 from typing import Any, Final, NamedTuple
 from unittest.mock import patch
 
 from fuzz.case import Findings, Input
 from fuzz.invariants import hold
 from simcore import cli
+from simcore.data import data_folder
 from simcore.report import Report
 
 __all__ = ["LINES", "Said", "expect_answers", "judge", "say"]
@@ -26,8 +28,17 @@ _SAYS: Final = ("rankscope: ",)
 _HELP: Final = ("Usage: ", "Error: ")
 """What wrong arguments are answered with begins so, in several lines."""
 _NO_NUMBER: Final = re.compile(r"(?<![\w./'\"-])-?(?:nan|inf|infinity)(?![\w./'\"-])", re.IGNORECASE)
-_NEGATIVE: Final = re.compile(r"(?<![\w-])-[0-9][0-9.,]* ?[KMGTP]i?B\b")
-_PLACED: Final = re.compile(r"rankscope: (?:[^ :]+\.(?:yaml|json):[0-9]+: |--[a-z-]+|[^ :]+: no such file)")
+_NEGATIVE: Final = re.compile(r"(?<![\w-])(?<!left )-[0-9][0-9.,]* ?[KMGTP]i?B\b")
+_LINE: Final = re.compile(r"rankscope: (?P<file>.+?\.(?:yaml|json|jsonl)):[0-9]+: ")
+_WHOLE: Final = re.compile(r"rankscope: (?P<file>.+?): (?:no such file|no file matches|explains one scenario"
+                           r"|expected (?:at most [0-9,]+ bytes|a file|a regular file)|cannot be (?:read|written))")
+"""What is said of a file and not of a line of it."""
+_OPTION: Final = re.compile(r"rankscope: (?P<option>--[a-z-]+)[ :]")
+_MORE: Final = re.compile(r"rankscope: and [0-9,]+ more, all of them in --json$")
+_OF_NUMBERS: Final = re.compile(r"(?<![a-z])(?:nan|inf|infinity)(?![a-z])", re.IGNORECASE)
+_OF_NEGATIVES: Final = re.compile(r"(?<![\w])-[0-9.]")
+_SUBTRACT: Final = ("read", "compare")
+"""Commands that print differences, which may be negative bytes."""
 
 
 class Said(NamedTuple):
@@ -40,7 +51,8 @@ class Said(NamedTuple):
 
 def say(arguments: Sequence[str]) -> Said:
     """`rankscope` with arguments, in this process; tracebacks of bugs are shown."""
-    out, err = (io.TextIOWrapper(io.BytesIO(), encoding="utf-8", write_through=True) for _ in range(2))
+    out, err = (io.TextIOWrapper(io.BytesIO(), encoding="utf-8", errors=errors, write_through=True)
+                for errors in ("strict", "backslashreplace"))  # as Python opens them
     code: object = None
     with (patch.object(sys, "argv", ["rankscope", *arguments]), patch.dict(os.environ, RANKSCOPE_DEBUG="1"),
           redirect_stdout(out), redirect_stderr(err)):
@@ -67,27 +79,55 @@ def expect_answers(given: Input, said: Said, found: Findings) -> None:
     found.expect("exit code 0, 1 or 2", said.code in (0, 1, 2), f"exit {said.code}: {said.err[-300:]}")
     found.expect("no traceback", "Traceback" not in said.err, said.err[-300:])
     found.expect("standard error is short", len(said.err) < 40_000, f"{len(said.err)} characters")
-    is_help = said.err.lstrip().startswith(_HELP)
+    is_help = said.code == 2 and said.err.lstrip().startswith(_HELP)
     for line in filter(None, said.err.split("\n")):
-        found.expect("a message is a line that says whose it is", line.startswith(_SAYS) or is_help or not said.code,
-                     line[:200])
+        found.expect("a message is a line that says whose it is", line.startswith(_SAYS) or is_help, line[:200])
         text = line.lstrip("\t") if is_help else line  # usage lists choices behind tabs
         found.expect("a message has no control characters", text.isprintable(), repr(line[:200]))
     if said.code == 2:
         _expect_message(given, said, found)
     if "--json" in given.arguments and said.out.startswith("["):
         _expect_results(said.out, found, whole="--rank" not in given.arguments)
-    elif not _mentions(given):
-        for pattern, what in ((_NO_NUMBER, "no number is infinite or none"), (_NEGATIVE, "no bytes are negative")):
-            match = pattern.search(said.out) if said.code in (0, 1) else None
-            found.expect(what, match is None or _may_be_negative(given), _around(said.out, match))
+    elif said.code in (0, 1):
+        _expect_numbers(given, said.out, found)
+
+
+def _expect_numbers(given: Input, out: str, found: Findings) -> None:
+    """Numbers of a text are numbers, and bytes are there or not; words of the input may be repeated."""
+    texts = [*given.arguments, *(given.content(name).decode(errors="replace") for name in given.files)]
+    told = (("no number is infinite or none", _NO_NUMBER, _OF_NUMBERS),
+            ("no bytes are negative", _NEGATIVE, _OF_NEGATIVES))
+    for what, pattern, repeated in told:
+        subtracts = pattern is _NEGATIVE and given.arguments and given.arguments[0] in _SUBTRACT
+        if subtracts or any(map(repeated.search, texts)):
+            continue
+        match = pattern.search(out)
+        found.expect(what, match is None, _around(out, match))
 
 
 def _expect_message(given: Input, said: Said, found: Findings) -> None:
     lines = [line for line in said.err.split("\n") if line]
     found.expect("a refusal says why", lines or said.out, "nothing")
-    if LINES in given.checks and lines:
-        found.expect("a refusal has file and line", _PLACED.search(lines[0]), lines[0][:200])
+    for line in lines if LINES in given.checks else ():
+        found.expect("a refusal has file and line", _is_placed(line, given), line[:200])
+
+
+def _is_placed(line: str, given: Input) -> bool:
+    """Whether it names a line of a file that is there, a file, or an option that was given."""
+    if match := _OPTION.match(line):
+        return match["option"] in given.arguments
+    if match := _LINE.match(line):
+        return _is_known(match["file"], given)
+    if match := _WHOLE.match(line):
+        name = match["file"]  # a file that is not there is named by another
+        named = any(Path(name).name.encode() in given.content(other) for other in given.files)
+        return named or name in given.arguments or _is_known(name, given)
+    return bool(_MORE.match(line))
+
+
+def _is_known(name: str, given: Input) -> bool:
+    """A file of the input, or one that comes with rankscope."""
+    return os.path.normpath(name) in given.files or Path(name).is_relative_to(data_folder("topologies").parent)
 
 
 def _expect_results(out: str, found: Findings, *, whole: bool) -> None:
@@ -104,17 +144,6 @@ def _expect_results(out: str, found: Findings, *, whole: bool) -> None:
 
 def _refuse(word: str) -> Any:
     raise ValueError(f"{word} in JSON")
-
-
-def _mentions(given: Input) -> bool:
-    """Whether the input itself has such words, which may be repeated."""
-    texts = [*given.arguments, *(given.content(name).decode(errors="replace") for name in given.files)]
-    return any(re.search(r"nan|inf|-[0-9]", text, re.IGNORECASE) for text in texts)
-
-
-def _may_be_negative(given: Input) -> bool:
-    """Differences, and room that is left."""
-    return not given.arguments or given.arguments[0] in ("read", "compare", "validate", "explain", "run", "report")
 
 
 def _around(text: str, match: re.Match[str] | None) -> str:

@@ -144,7 +144,7 @@ def settings(random: Random) -> Input:
         key, value = random.choice(_KEYS), str(random.choice(EXTREMES))
         text = f"{key}{random.choice(('=', '=', '=', '=', '', ' = ', '==', ':'))}{value[:3000]}"
         if random.random() < 0.3:
-            text = mutated_bytes(text.encode(), random).decode(errors="replace")
+            text = mutated_bytes(text.encode(errors="surrogatepass"), random).decode(errors="replace")
         words += ["--set", text.replace("\x00", "0")]  # no argument of a program can hold it
     return Input({FILE: seeds.PLAIN}, (random.choice(("run", "check", "place", "explain")), FILE, *words), _LINES)
 

@@ -4,7 +4,8 @@
 
 A batch runs into a folder; at random moments its parent or a worker gets SIGKILL, it gets Ctrl-C or SIGTERM, or its
 disk is full. It is started again until it is done. Several disturbances meet each batch (`--per-batch`), spread over
-all of it: its start, its results, its end. After each, no process may stay that is not meant to, and what readers see
+all of it: its start, its results, its end. Of four batches one is appended to another that is finished, and one
+takes the place of it. After each, no process may stay that is not meant to, and what readers see
 is whole; in the end, results.jsonl is byte for byte that of a batch that nothing disturbed. Exit code 1 on any fault.
 
 A full disk is a tmpfs of its own that shrinks to what is in it; where none can be mounted, or with `--limited`, a limit
@@ -27,6 +28,7 @@ import time
 from collections import Counter
 from collections.abc import Callable
 from contextlib import suppress
+from dataclasses import dataclass
 from pathlib import Path
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -45,6 +47,12 @@ mesh: {{dp_shard: 8}}
 training: {{seq_len: 8, global_batch_size: 8}}
 sweep: {{training.seq_len: {lengths}}}
 """
+
+
+HOWS = ("", "--append", "", "--overwrite")
+"""What batches do with another that is there, by turns; without a word they begin in no folder."""
+AT_END = {"contents.json", "lock", "ahead.jsonl"}
+"""What `.batch` may hold beside a finished batch; the last only with nothing in it."""
 
 
 class Disk:
@@ -80,12 +88,25 @@ def _mount(*arguments: str | Path) -> bool:
     return subprocess.run(["mount", *arguments], check=False, capture_output=True).returncode == 0  # noqa: S607
 
 
+@dataclass(frozen=True)
+class How:
+    """How a batch runs: its word, the folder that is there before, and results when nothing disturbs it."""
+
+    word: str
+    other: Path
+    whole: bytes
+
+
 class Batch:
     """One batch in its folder, disturbed until `over`."""
 
-    def __init__(self, scenario: Path, disk: Disk, whole: bytes, faults: list[str]) -> None:
-        self.scenario, self.disk, self.whole, self.faults = scenario, disk, whole, faults
-        self.lines = set(whole.splitlines(keepends=True))
+    def __init__(self, scenario: Path, disk: Disk, how: How, faults: list[str]) -> None:
+        self.scenario, self.disk, self.how, self.faults = scenario, disk, how, faults
+        self.whole, self.old = how.whole, b""
+        if how.word:
+            shutil.copytree(how.other, disk.folder / "out")
+            self.old = (how.other / "results.jsonl").read_bytes()
+        self.lines = set(self.whole.splitlines(keepends=True))
         self.out, self.mark = disk.folder / "out", secrets.token_hex(8)
         self.process: subprocess.Popen[bytes] | None = None
         self.starts = 0
@@ -99,7 +120,7 @@ class Batch:
         """The run that is under way, or a new one."""
         if self.process is None:
             self.starts += 1
-            self.process = _start(self.scenario, self.out, self.mark)
+            self.process = _start(self.scenario, self.out, self.mark, self.how.word)
         return self.process
 
     def processes(self) -> dict[int, str]:
@@ -114,12 +135,14 @@ class Batch:
 
     def wait_for(self, share: float) -> bool:
         """Until so much of the results is written; below 0 of the time before the first. False when it ended first."""
-        process, begun = self.start(), time.monotonic()
+        process, since, before = self.start(), time.monotonic(), -1
         if share < 0:
             time.sleep(-share)
-        while process.poll() is None and self._written() < share * len(self.whole):
-            if time.monotonic() - begun > LONG:
-                self.fault(f"nothing new in {LONG:.0f} s at {self._written()} bytes")
+        while process.poll() is None and (written := self._written()) < share * len(self.whole):
+            if written != before:
+                since, before = time.monotonic(), written
+            if time.monotonic() - since > LONG:
+                self.fault(f"nothing new in {LONG:.0f} s at {written} bytes")
                 os.killpg(process.pid, signal.SIGKILL)
             time.sleep(0.005)
         time.sleep(random.choice((0, 0.01, 0.1)) * random.random())
@@ -132,7 +155,23 @@ class Batch:
         """Bytes of results; all of them once they are in place."""
         with suppress(OSError):
             return (self.out / "results.jsonl.part").stat().st_size
-        return len(self.whole) if (self.out / "results.jsonl").exists() else 0
+        return len(self.whole) if self._is_over() else 0
+
+    def _is_over(self) -> bool:
+        """Whether all results are in place; others may have stood there before."""
+        with suppress(OSError):
+            return (self.out / "results.jsonl").stat().st_size == len(self.whole)
+        return False
+
+    def has_begun(self) -> bool:
+        """Whether the run that is under way is at its batch: the lock of the folder tells its process then."""
+        with suppress(OSError):
+            return (self.out / ".batch" / "lock").read_text().strip() == str(self.start().pid)
+        return False
+
+    def died_in_time(self, *, had_begun: bool) -> bool:
+        """Whether a signal may have ended the run by itself: before its batch, or after, as Python ends."""
+        return not had_begun or (self._is_over() and not (self.out / "results.jsonl.part").exists())
 
     def ended(self, codes: set[int]) -> None:
         """The run has ended or is about to: with one of these codes, soon, alone, and with whole results."""
@@ -158,8 +197,12 @@ class Batch:
     def check_lines(self) -> None:
         """What a reader sees now: whole lines of the undisturbed batch and nothing else."""
         with suppress(FileNotFoundError):
-            seen = (self.out / "results.jsonl").read_bytes().splitlines(keepends=True)
-            if wrong := [line for line in seen if line not in self.lines]:
+            content = (self.out / "results.jsonl").read_bytes()
+            if self.how.word == "--overwrite" and content == self.old:
+                return
+            if self.how.word == "--append" and not content.startswith(self.old):
+                self.fault(f"results.jsonl lost what was there: {len(content)} bytes, {len(self.old)} before")
+            if wrong := [line for line in content.splitlines(keepends=True) if line not in self.lines]:
                 self.fault(f"results.jsonl has {len(wrong)} odd lines, such as {wrong[0][:60]!r}..{wrong[0][-20:]!r}")
 
     def stop(self) -> None:
@@ -178,11 +221,17 @@ class Batch:
             self.fault(f"results differ: {len(found)} bytes of {len(self.whole)}")
         if sorted(path.name for path in self.out.iterdir()) != [".batch", "results.jsonl"]:
             self.fault(f"left over: {sorted(path.name for path in self.out.iterdir())}")
+        inside = {path.name: path.stat().st_size for path in (self.out / ".batch").iterdir()}
+        if inside.keys() - AT_END or inside.get("ahead.jsonl"):
+            self.fault(f"left over in .batch: {inside}")
+        if self.how.word and not self.old:
+            self.fault("there was no other batch")
 
 
-def _start(scenario: Path, out: Path, mark: str, workers: int = 2) -> subprocess.Popen[bytes]:
+def _start(scenario: Path, out: Path, mark: str, how: str = "",
+           workers: int = 2) -> subprocess.Popen[bytes]:
     command = [sys.executable, "-m", "simcore", "run", str(scenario), "-o", str(out), "-j", str(workers),
-               "--format", "github"]
+               "--format", "github", *([how] if how else [])]
     return subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, process_group=0,
                             preexec_fn=_listen, env={**os.environ, "PYTHONPATH": str(ROOT), MARK: mark})  # noqa: PLW1509
 
@@ -214,9 +263,12 @@ def interrupt(batch: Batch) -> bool:
     """Ctrl-C as a terminal sends it, to all processes, or as `kill` does, to one; sometimes SIGTERM."""
     number = random.choice((signal.SIGINT, signal.SIGINT, signal.SIGTERM))
     process = batch.start()
+    had_begun = batch.has_begun()
     (os.killpg if random.random() < 0.5 else os.kill)(process.pid, number)
-    # Before the command line has taken over, Python ends as the signal says.
-    batch.ended({128 + number, 0, -number})
+    with suppress(subprocess.TimeoutExpired):  # `ended` tells of it
+        process.wait(LONG)
+    # Before the command line has taken over, and after it, Python ends as the signal says; in between it may not.
+    batch.ended({128 + number, 0, *([-number] if batch.died_in_time(had_begun=had_begun) else [])})
     return True
 
 
@@ -248,20 +300,39 @@ def disturb(batch: Batch, kinds: list[str], done: Counter[str]) -> list[str]:
     return []
 
 
+def undisturbed(scenario: Path, folder: Path) -> dict[str, How]:
+    """What each way of running a batch comes to when nothing happens to it."""
+    few, other = folder / "few.yaml", folder / "other"
+    few.write_text(SCENARIO.format(lengths=[8 * (i + 1) for i in range(40)]).replace("many", "few"), encoding="utf-8")
+    _start(few, other, "", workers=1).communicate()
+    hows = {}
+    for word in dict.fromkeys(HOWS):
+        out = folder / f"undisturbed{word}"
+        if word:
+            shutil.copytree(other, out)
+        _start(scenario, out, "", word, workers=1).communicate()
+        hows[word] = How(word, other, (out / "results.jsonl").read_bytes())
+    if hows["--append"].whole != (other / "results.jsonl").read_bytes() + hows[""].whole:
+        raise SystemExit("an undisturbed --append is not both batches")
+    if hows["--overwrite"].whole != hows[""].whole:
+        raise SystemExit("an undisturbed --overwrite is not the batch")
+    return hows
+
+
 def run(asked: argparse.Namespace, folder: Path) -> int:
     random.seed(asked.seed)
     scenario = folder / "many.yaml"
     scenario.write_text(SCENARIO.format(lengths=[8 * (i + 1) for i in range(asked.scenarios)]), encoding="utf-8")
     begun = time.monotonic()
-    _start(scenario, folder / "undisturbed", "", workers=1).communicate()
-    whole = (folder / "undisturbed" / "results.jsonl").read_bytes()
+    hows = undisturbed(scenario, folder)
+    whole = hows[""].whole
     _say(f"undisturbed: {len(whole.splitlines()):,} results, {len(whole):,} bytes, {time.monotonic() - begun:.0f} s")
     left = [kind for kind in KINDS for _ in range(getattr(asked, kind))]
     random.shuffle(left)
     faults, done, batches, starts = list[str](), Counter[str](), 0, 0
     while left:
         disk = Disk(folder / f"disk{batches}", limited=asked.limited)
-        batch = Batch(scenario, disk, whole, faults)
+        batch = Batch(scenario, disk, hows[HOWS[batches % len(HOWS)]], faults)
         try:
             rest = disturb(batch, left[:asked.per_batch], done)
             batch.finish()
@@ -270,7 +341,7 @@ def run(asked: argparse.Namespace, folder: Path) -> int:
             disk.remove()
         left = [*rest, *left[asked.per_batch:]]
         batches, starts = batches + 1, starts + batch.starts
-        _say(f"batch {batches}: {' '.join(batch.history)}; {batch.starts} starts; {len(left)} to go, "
+        _say(f"batch {batches} {batch.how.word}: {' '.join(batch.history)}; {batch.starts} starts; {len(left)} to go, "
              f"{len(faults)} faults, {time.monotonic() - begun:.0f} s")
     counts = ", ".join(f"{kind} {done[kind]}" for kind in KINDS)
     _say(f"disturbances: {counts}; batches {batches} of {asked.scenarios:,}, starts {starts}, "

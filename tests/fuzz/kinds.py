@@ -4,13 +4,16 @@ from __future__ import annotations
 
 from typing import Final
 
-from fuzz import commands, files, layouts
+from fuzz import commands, files, layouts, special
 from fuzz.case import Case, Kind
 
 __all__ = ["KINDS", "case_of", "cases_named"]
 
 KINDS: Final = {kind.name: kind for kind in (
-    Kind("layout", 36, layouts.draw, layouts.judge),
+    Kind("layout", 32, layouts.draw, layouts.judge),
+    Kind("shape", 2, special.shape, commands.judge),
+    Kind("folder", 1, special.folder, commands.judge),
+    Kind("zero", 1, special.zero, commands.judge),
     Kind("scenario", 16, files.scenario, commands.judge),
     Kind("extreme", 12, files.extreme, commands.judge),
     Kind("model", 12, files.model, commands.judge),

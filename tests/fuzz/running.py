@@ -7,10 +7,11 @@ import traceback
 from pathlib import Path
 from tempfile import TemporaryDirectory
 
-from fuzz.bounds import BYTES, SECONDS, TooLong, bounded
-from fuzz.case import PIPE, Fault, Findings, Input, Kind
+from fuzz.bounds import BYTES, SECONDS, WALL, TooLong, bounded
+from fuzz.case import PIPE, Fault, Findings, Input, Kind, Special
+from simcore import curves, topology
 
-__all__ = ["judged"]
+__all__ = ["judged", "write"]
 
 
 def judged(kind: Kind, given: Input, seconds: float = SECONDS) -> Findings:
@@ -21,11 +22,13 @@ def judged(kind: Kind, given: Input, seconds: float = SECONDS) -> Findings:
         inner.mkdir(parents=True)
         os.chdir(inner)
         try:
-            _write(given)
+            write(given, Path())
+            _forget()
             with bounded(seconds):
                 kind.judge(given, found)
         except TooLong:
-            found.faults.append(Fault("answered in time", f"took more than {seconds:g} s of the processor"))
+            told = f"took more than {seconds:g} s of the processor, or {WALL:g} s of the clock"
+            found.faults.append(Fault("answered in time", told))
         except MemoryError as error:
             told = f"took more than {BYTES >> 20} MiB at {_place(error)}"
             found.faults.append(Fault("answered in little memory", told))
@@ -36,14 +39,38 @@ def judged(kind: Kind, given: Input, seconds: float = SECONDS) -> Findings:
     return found
 
 
-def _write(given: Input) -> None:
-    for name in given.files:
-        path = Path(name)
+def write(given: Input, folder: Path) -> None:
+    """The files of an input below a folder, at their relative paths."""
+    for name, held in given.files.items():
+        path = folder / name
         path.parent.mkdir(parents=True, exist_ok=True)
         if path.name == PIPE:
             os.mkfifo(path)
+        elif isinstance(held, Special):
+            _make(path, held)
         else:
             path.write_bytes(given.content(name))
+
+
+def _forget() -> None:
+    """Files that were read are known by their paths, which are those of the case before."""
+    for module in (topology, curves):
+        for held in vars(module).values():
+            if hasattr(held, "cache_clear"):
+                held.cache_clear()
+
+
+def _make(path: Path, special: Special) -> None:
+    match special.how:
+        case "pipe":
+            os.mkfifo(path)
+        case "link":
+            path.symlink_to(special.to)
+        case "folder":
+            path.mkdir()
+        case "sparse":
+            with path.open("wb") as file:
+                file.truncate(special.size)
 
 
 def _place(error: BaseException) -> str:
