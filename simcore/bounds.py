@@ -11,12 +11,14 @@ from types import MappingProxyType
 from typing import Final
 
 __all__ = ["ADVISED_ROWS", "BATCH", "BLOCK", "CONFIG", "DEGREE", "FACTOR", "GENERATIONS", "KINDS", "LAYERS",
-           "LORA_RANK", "MAX_LINE", "PROMPTS", "QUANTITIES", "RANKS", "ROWS", "SEQUENCES", "SHARED", "SEQ_LEN",
-           "STAGES", "TOKENS", "most_of"]  # fmt: skip
+           "LORA_RANK", "MAX_LINE", "MAX_RESULTS", "PROMPTS", "QUANTITIES", "RANKS", "ROWS", "SEQUENCES", "SHARED",
+           "SEQ_LEN", "STAGES", "TOKENS", "most_of"]  # fmt: skip
 
 # ---- files -----------------------------------------------------------------------------------------------------------
 MAX_LINE: Final = 2**26
 """Bytes of one line where a file is read by lines."""
+MAX_RESULTS: Final = 2**32
+"""Bytes of a file of results as lines: one has 10 to 20 KB, and a sweep 100,000 of them (`sweep.MAX_MEMBERS`)."""
 
 # ---- a scenario ------------------------------------------------------------------------------------------------------
 RANKS: Final = 2**22

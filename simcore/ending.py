@@ -67,7 +67,7 @@ def _expect_text(arguments: Sequence[str]) -> None:
     """InputError for bytes that are no text in this locale: no result could name them."""
     for number, argument in enumerate(arguments, 1):
         if not argument.isascii() and any("\ud800" <= character <= "\udfff" for character in argument):
-            shown = os.fsencode(argument).decode(errors="backslashreplace")
+            shown = argument.encode("utf-8", "backslashreplace").decode()
             raise InputError(Problem(f"argument {number}", f"expected text, got other bytes: {shown}"))
 
 

@@ -20,6 +20,7 @@ from pathlib import Path
 from xml.etree import ElementTree
 
 from simcore.batch import Outcome
+from simcore.bounds import MAX_RESULTS
 from simcore.document import read_lines, read_text
 from simcore.errors import InputError, Problem
 from simcore.report import Peak, Report
@@ -28,8 +29,8 @@ from simcore.units import format_bytes, format_seconds, parse_quantity
 __all__ = ["TOLERANCE", "Finding", "Gate", "gates", "github", "junit", "read_results", "unmatched"]
 
 TOLERANCE = 0.01
-MAX_BYTES, MAX_LINES = 2**28, 2**32
-"""Of results as one JSON text, and as lines: one has 10 to 20 KB, and a sweep 100,000 of them (`sweep.MAX_MEMBERS`)."""
+MAX_BYTES = 2**28
+"""Of results as one JSON text."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -180,7 +181,7 @@ def _higher_peak(old: Report, new: Report) -> Iterator[str]:
 
 
 def _longer_step(old: Report, new: Report) -> Iterator[str]:
-    if old.time and new.time and old.time.step_s and new.time.step_s > old.time.step_s * (1 + TOLERANCE):
+    if old.time and new.time and new.time.step_s > old.time.step_s * (1 + TOLERANCE):
         yield f"step {format_seconds(new.time.step_s)}, +{new.time.step_s / old.time.step_s - 1:.1%}"
 
 
@@ -204,7 +205,7 @@ def read_results(path: Path) -> list[Report]:
     """
     if path.suffix not in (".jsonl", ".part"):
         return _parsed(read_text(path, MAX_BYTES), str(path), _NO_RESULTS)
-    lines = read_lines(path, MAX_LINES)
+    lines = read_lines(path, MAX_RESULTS)
     if path.suffix == ".part":  # of a batch under way, or killed: its last line may not be whole
         lines = (line for line in lines if line.endswith("\n"))
     return [report for number, line in enumerate(lines, start=1) if line.strip("\n") for report in

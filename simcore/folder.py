@@ -21,13 +21,13 @@ from pathlib import Path
 from typing import TYPE_CHECKING, BinaryIO, Final
 
 from simcore.batch import Outcome, Work, outcome_of
-from simcore.bounds import MAX_LINE
+from simcore.bounds import MAX_LINE, MAX_RESULTS
 from simcore.contents import Batch, Contents, digest_of, read_contents, write_contents
 from simcore.errors import InputError, Problem
 from simcore.fingerprint import DIFFERENCES, Fingerprint, fingerprint
 from simcore.lock import locked
 from simcore.part import PART, RESULTS, Part, whole_lines
-from simcore.paths import exists, is_file, remove_unfinished, whole, writing
+from simcore.paths import exists, is_file, remove_unfinished, stamp, whole, writing
 from simcore.report import Report
 
 if TYPE_CHECKING:
@@ -74,6 +74,8 @@ def _expect_files(folder: Path) -> None:
     for path in _files_of(folder):
         if os.path.lexists(path) and (path.is_symlink() or not is_file(path)):
             raise InputError(Problem(str(path), "cannot be written: it is there, and no regular file"))
+        if (size := stamp(path)[1]) > MAX_RESULTS:
+            raise InputError(Problem(str(path), f"expected at most {MAX_RESULTS:,} bytes, got {size:,}"))
 
 
 class Folder:

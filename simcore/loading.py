@@ -53,7 +53,7 @@ def read(paths: Iterable[str | os.PathLike[str]], overrides: Sequence[str] = ())
             if isinstance(file, Entry):
                 entries.append(file)
             elif any("\ud800" <= character <= "\udfff" for character in file):
-                entries.append(_fault(os.fsencode(file).decode(errors="backslashreplace"),
+                entries.append(_fault(file.encode("utf-8", "backslashreplace").decode(),
                                       "expected a file name that is text, got other bytes"))
             elif (real := _real(file)) not in seen:
                 seen.add(real)

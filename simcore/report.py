@@ -84,7 +84,7 @@ class Peak(_Frozen):
 
     allocated_bytes: int
     reserved_bytes: int
-    device_bytes: int
+    device_bytes: int = Field(gt=0)
     host_bytes: int = 0
     step: Literal["first", "steady"] = "steady"
     first_step_bytes: int | None = None
@@ -141,8 +141,8 @@ class HostPhase(_Frozen):
 class Host(_Frozen):
     """Memory of hosts, each shared by `ranks_per_host` ranks; see `simcore.host`."""
 
-    capacity_bytes: int
-    ranks_per_host: int
+    capacity_bytes: int = Field(gt=0)
+    ranks_per_host: int = Field(gt=0)
     phases: tuple[HostPhase, ...]
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Literal
 
-from pydantic import BaseModel, ConfigDict
+from pydantic import BaseModel, ConfigDict, Field
 
 __all__ = ["CommunicationTime", "Cost", "KernelTime", "Roofline", "StepTime"]
 
@@ -87,7 +87,7 @@ class StepTime(_Frozen):
     `executed_tflops_per_gpu`: what the matrix units of `ranks` do, recomputation included.
     """
 
-    step_s: float
+    step_s: float = Field(gt=0)
     forward_s: float
     backward_s: float
     optimizer_s: float

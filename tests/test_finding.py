@@ -89,12 +89,12 @@ def test_numbers_without_end_are_told(tmp_path: Path) -> None:
             read_results(path)
 
 
-def test_a_baseline_of_no_time_is_no_worse(tmp_path: Path) -> None:
+def test_a_step_of_no_time_is_no_result(tmp_path: Path) -> None:
     timed = simulate(small.scenario("fsdp2", {"dp_shard": 6}))
     assert timed.time is not None
     none = timed.model_copy(update={"time": timed.time.model_copy(update={"step_s": 0.0})})
-    chosen = gates(None, _stored(tmp_path / "results.jsonl", none))
-    assert [found for gate in chosen for found in gate(Outcome(timed, "a.yaml:1", 0))] == []
+    with pytest.raises(InputError, match="is no result"):
+        read_results(_stored(tmp_path / "results.jsonl", none))
 
 
 def test_a_device_without_memory_is_no_result(tmp_path: Path) -> None:

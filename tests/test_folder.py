@@ -389,6 +389,14 @@ def test_a_run_whose_lock_is_removed_stops(tmp_path: Path, undisturbed: bytes) -
     assert (tmp_path / "out" / "results.jsonl").read_bytes() == undisturbed
 
 
+def test_a_file_of_results_has_a_bound(tmp_path: Path) -> None:
+    (tmp_path / "out").mkdir()
+    with (tmp_path / "out" / "results.jsonl").open("wb") as file:
+        file.truncate(2**40)
+    with pytest.raises(InputError, match=r"expected at most 4,294,967,296 bytes"):
+        run(tmp_path / "out")
+
+
 def test_a_line_that_no_result_has_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("simcore.folder.MAX_LINE", 1000)
     (tmp_path / "out").mkdir()

@@ -6,9 +6,11 @@ from typing import Any
 
 import pytest
 
+import small
 from simcore.errors import InputError
 from simcore.graph import ModelGraph, build, model_config
 from simcore.models.blocks import Attention
+from simcore.simulate import simulate
 
 
 def graph(**changed: Any) -> ModelGraph:
@@ -46,3 +48,12 @@ def test_biases_and_sinks() -> None:
 def test_refused(changed: dict[str, Any], told: str) -> None:
     with pytest.raises(InputError, match=told):
         graph(**changed)
+
+
+def test_the_gradient_of_sinks_is_as_long_as_they_are_at_any_length() -> None:
+    """torch copies what is strided: at one position too, where nothing is summed."""
+    grads = [simulate(small.scenario("ddp", {}, model={"config": "gpt-oss-20b", "overrides": {"num_hidden_layers": 1}},
+                                     seq_len=seq_len), timed=False).ranks[0].peak for seq_len in (1, 2)]
+    assert grads[0] is not None
+    assert grads[1] is not None
+    assert grads[0].by_category["unsharded_grad"] == grads[1].by_category["unsharded_grad"]

@@ -147,7 +147,7 @@ def test_a_name_that_is_no_text_costs_only_its_file(tmp_path: Path) -> None:
     (tmp_path / "b\udcff.yaml").write_bytes((tmp_path / "a.yaml").read_bytes())
     good, bad = read([tmp_path])
     assert good.scenario is not None
-    assert bad.problems[0].where.endswith("b\\xff.yaml")
+    assert bad.problems[0].where.endswith("b\\udcff.yaml")
     assert bad.problems[0].message == "expected a file name that is text, got other bytes"
 
 

@@ -73,7 +73,7 @@ def scatter(points: Sequence[Point], title: str, x_name: str, show: Callable[[fl
     axis, on_edge = _Axis([p.x for p in points]), edge(points)
     highest = max(p.num_bytes for p in points)
     lines = [c for c in dict.fromkeys(capacities) if c < 2.5 * highest] if len(set(capacities)) < 4 else []
-    top = max([highest, *lines]) * 1.06
+    top = max([highest, *lines, 1]) * 1.06
 
     def y(num_bytes: float) -> float:
         return BOTTOM - (BOTTOM - TOP) * num_bytes / top

@@ -8,6 +8,8 @@ returns.
 
 from __future__ import annotations
 
+import math
+
 from simcore.models.blocks import Branch, Moe
 from simcore.operators import aten
 from simcore.operators.hf_layers import Core
@@ -72,6 +74,8 @@ def _with_sinks(tape: Tape, x: Tensor, sinks: Param) -> Tensor:
     def backward(tape: Tape, grads: list[Tensor | None], saved: list[Tensor]) -> list[Tensor | None]:
         (grad,) = grads
         assert grad is not None
+        if math.prod(last) == math.prod(sinks.shape):  # one row: AccumulateGrad copies what is strided
+            return [grad.view(*shape), aten.new(tape, last, grad.dtype, "grad_sinks")]
         return [grad.view(*shape), grad.view(*last)]
 
     node = tape.node((x, sinks), (), backward, reduce_to=(shape, sinks.shape))

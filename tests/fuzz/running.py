@@ -9,7 +9,6 @@ from tempfile import TemporaryDirectory
 
 from fuzz.bounds import BYTES, SECONDS, WALL, TooLong, bounded
 from fuzz.case import PIPE, Fault, Findings, Input, Kind, Special
-from simcore import curves, topology
 
 __all__ = ["judged", "write"]
 
@@ -23,7 +22,6 @@ def judged(kind: Kind, given: Input, seconds: float = SECONDS) -> Findings:
         os.chdir(inner)
         try:
             write(given, Path())
-            _forget()
             with bounded(seconds):
                 kind.judge(given, found)
         except TooLong:
@@ -50,14 +48,6 @@ def write(given: Input, folder: Path) -> None:
             _make(path, held)
         else:
             path.write_bytes(given.content(name))
-
-
-def _forget() -> None:
-    """Files that were read are known by their paths, which are those of the case before."""
-    for module in (topology, curves):
-        for held in vars(module).values():
-            if hasattr(held, "cache_clear"):
-                held.cache_clear()
 
 
 def _make(path: Path, special: Special) -> None:
