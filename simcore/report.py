@@ -84,7 +84,7 @@ class Peak(_Frozen):
 
     allocated_bytes: int
     reserved_bytes: int
-    device_bytes: int = Field(gt=0)
+    device_bytes: int
     host_bytes: int = 0
     step: Literal["first", "steady"] = "steady"
     first_step_bytes: int | None = None

@@ -5,10 +5,8 @@ A *node* here is what NVLink joins (8 GPUs of a DGX, 72 of an NVL72); a *host* i
 
 from __future__ import annotations
 
-import math
-from collections.abc import Iterator
 from dataclasses import dataclass
-from functools import cache, lru_cache
+from functools import lru_cache
 from pathlib import Path
 from typing import Literal, Self
 
@@ -20,8 +18,9 @@ from simcore.device import Device
 from simcore.document import Document, named_at, read_document
 from simcore.efficiency import Efficiency, find_efficiency, load_efficiency
 from simcore.errors import InputError, Problem
+from simcore.file_cache import FileCache
+from simcore.node_spread import worst_spread
 from simcore.nvme import Nvme
-from simcore.paths import stamp
 from simcore.quantity import Bytes, Duration, Frozen, GpuCount, Price, Rate, read_values
 
 __all__ = ["BusBandwidth", "Fabric", "HostLink", "Link", "Node", "Topology", "load_topology", "topology_names"]
@@ -211,43 +210,15 @@ class Topology(Frozen):
         self.check_world_size(world)
         if group_size == 1:
             return Link("self", int(self.device.memory_bandwidth), 0.0, 1, 1)
-        num_nodes, ranks_per_node = _worst_spread(group_size, stride, world, self.gpus_taken(world))
+        num_nodes, ranks_per_node = worst_spread(group_size, stride, world, self.gpus_taken(world))
         fabric = self.node.fabric if num_nodes == 1 else self.network
         if fabric is None:
             raise _problem("topology", f"{self.name} has no link for a group of {group_size} with stride {stride}")
         bandwidth, latency = int(fabric.bandwidth), fabric.latency.si
-        num_hosts, _ = _worst_spread(group_size, stride, world, self.gpus_per_host)
+        num_hosts, _ = worst_spread(group_size, stride, world, self.gpus_per_host)
         if num_nodes == 1:
             return Link("nvlink", bandwidth, latency, ranks_per_node, 1, fabric, None, num_hosts)
         return Link("network", bandwidth, latency, ranks_per_node, num_nodes, fabric, self.node.fabric, num_hosts)
-
-
-@cache
-def _worst_spread(group_size: int, stride: int, world_size: int, gpus_per_node: int) -> tuple[int, int]:
-    """(nodes, fewest members in one of them) of the worst-off group of an axis."""
-    block = group_size * stride
-    num_alignments = min(max(world_size // block, 1), gpus_per_node // math.gcd(block, gpus_per_node))
-    offsets = range(min(stride, gpus_per_node))
-    starts = {(i * block + offset) % gpus_per_node for i in range(num_alignments) for offset in offsets}
-    spreads = [_spread(start, group_size, stride, gpus_per_node) for start in starts]
-    return max(spreads, key=lambda spread: (spread[0] > 1, -spread[1], spread[0]))
-
-
-def _spread(start: int, group_size: int, stride: int, gpus_per_node: int) -> tuple[int, int]:
-    """(nodes, fewest members in one of them) of the ranks start, start + stride, ...; 0 <= start < gpus_per_node."""
-    if stride >= gpus_per_node:
-        return group_size, 1
-    last_node = (start + (group_size - 1) * stride) // gpus_per_node
-    # Full nodes repeat after `stride` of them, so the first `stride` and the last tell all.
-    nodes = {*range(min(last_node, stride + 1)), last_node}
-    return last_node + 1, min(_members(node, start, group_size, stride, gpus_per_node) for node in nodes)
-
-
-def _members(node: int, start: int, group_size: int, stride: int, gpus_per_node: int) -> int:
-    def before(rank: int) -> int:
-        return min(max(-((start - rank) // stride), 0), group_size)
-
-    return before((node + 1) * gpus_per_node) - before(node * gpus_per_node)
 
 
 @lru_cache(maxsize=1)
@@ -272,33 +243,19 @@ def load_topology(ref: str | Path, num_nodes: int | None = None, where: str = "t
     return topology if num_nodes is None else topology.bounded(num_nodes, where)
 
 
-_READ: dict[Path, tuple[Topology, dict[Path, tuple[int, int, int]]]] = {}
-"""Topologies by their file, with the state of every file that they came from."""
-_MOST_READ = 64
-
-
-def _read(path: Path) -> Topology:
-    key = path.absolute()
-    topology, files = _READ.get(key, (None, {}))
-    if topology is not None and all(stamp(file) == held for file, held in files.items()):
-        return topology
+def _parsed(path: Path) -> tuple[Topology, list[Path]]:
+    """A topology, and the files that it names: their contents are part of it, or are read when a time is asked for."""
     load_curves.cache_clear()
-    before = stamp(path)
     document = read_document(path)
     named = {"efficiency": _efficiency(document)} if "efficiency" in document.data else {}
     topology = _with_curves(read_values(Topology, document, **named), document)
-    if len(_READ) >= _MOST_READ:
-        _READ.clear()
-    _READ[key] = topology, {key: before, **{file.absolute(): stamp(file) for file in _named(document, topology)}}
-    return topology
+    files = [find_efficiency(document.data["efficiency"], folder=document.folder)] if named else []
+    if (fabric := topology.node.fabric) is not None and fabric.curves is not None:
+        files.append(Path(fabric.curves))
+    return topology, files
 
 
-def _named(document: Document, topology: Topology) -> Iterator[Path]:
-    """Files whose contents a topology has, or has read when somebody asks for a time."""
-    if "efficiency" in document.data:
-        yield find_efficiency(document.data["efficiency"], folder=document.folder)
-    if topology.node.fabric is not None and topology.node.fabric.curves is not None:
-        yield Path(topology.node.fabric.curves)
+_read = FileCache(_parsed)
 
 
 def _with_curves(topology: Topology, document: Document) -> Topology:

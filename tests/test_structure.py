@@ -15,7 +15,7 @@ ROOT = Path(__file__).resolve().parents[1]
 # a file that is also named by itself stands where it is named.
 ORDER = (
     "errors", "paths", "stdio", "signs", "exact", "bounds", "held", "counted", "units", "scaling", "packed", "data",
-    "yaml_parser", "document", "quantity", "nvme", "block",
+    "yaml_parser", "document", "file_cache", "quantity", "nvme", "node_spread", "block",
     "training", "generation", "scenario", "keys", "sweep", "loading", "device", "efficiency", "curves",
     "topology", "tensor", "models/blocks", "models/architecture", "product", "rows", "checkpoint", "tape", "halves",
     "recording",

@@ -199,7 +199,7 @@ def _opened(report: Report) -> dict[str, Any]:
     if rank and peak:
         sizes = sorted((peak.by_category | peak.outside).items(), key=lambda item: -item[1])
         found["when"] = f"{peak.phase} at {peak.layer or peak.event}, on ranks {', '.join(rank.ranks[:4])}"
-        found["peak"] = [[name, optional_bytes(size), round(size / peak.device_bytes, 4)] for name, size in
+        found["peak"] = [[name, optional_bytes(size), round(size / max(peak.device_bytes, 1), 4)] for name, size in
                          sizes[:_TOP] if size]
         sent: Counter[str] = Counter()
         for row in rank.traffic:

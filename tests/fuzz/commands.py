@@ -33,8 +33,9 @@ _LINE: Final = re.compile(r"rankscope: (?P<file>.+?\.(?:yaml|json|jsonl)):[0-9]+
 _WHOLE: Final = re.compile(r"rankscope: (?P<file>.+?): (?:no such file|no file matches|explains one scenario"
                            r"|expected (?:at most [0-9,]+ bytes|a file|a regular file)|cannot be (?:read|written))")
 """What is said of a file and not of a line of it."""
+_ARGUMENT: Final = re.compile(r"rankscope: argument [0-9]+: expected text")
 _OPTION: Final = re.compile(r"rankscope: (?P<option>--[a-z-]+)[ :]")
-_MORE: Final = re.compile(r"rankscope: and [0-9,]+ more, all of them in --json$")
+_MORE: Final = re.compile(r"rankscope: (?:and [0-9,]+ more$|argument [0-9]+: expected text)")
 _OF_NUMBERS: Final = re.compile(r"(?<![a-z])(?:nan|inf|infinity)(?![a-z])", re.IGNORECASE)
 _OF_NEGATIVES: Final = re.compile(r"(?<![\w])-[0-9.]")
 _SUBTRACT: Final = ("read", "compare")
