@@ -28,7 +28,7 @@ _SAYS: Final = ("rankscope: ",)
 _HELP: Final = ("Usage: ", "Error: ")
 """What wrong arguments are answered with begins so, in several lines."""
 _NO_NUMBER: Final = re.compile(r"(?<![\w./'\"-])-?(?:nan|inf|infinity)(?![\w./'\"-])", re.IGNORECASE)
-_NEGATIVE: Final = re.compile(r"(?<![\w-])(?<!left )-[0-9][0-9.,]* ?[KMGTP]i?B\b")
+_NEGATIVE: Final = re.compile(r"(?<![\w-])(?<!left )(?<!left  )-[0-9][0-9.,]* ?[KMGTP]i?B\b")
 _LINE: Final = re.compile(r"rankscope: (?P<file>.+?\.(?:yaml|json|jsonl)):[0-9]+: ")
 _WHOLE: Final = re.compile(r"rankscope: (?P<file>.+?): (?:no such file|no file matches|explains one scenario"
                            r"|expected (?:at most [0-9,]+ bytes|a file|a regular file)|cannot be (?:read|written))")
