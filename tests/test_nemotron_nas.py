@@ -70,6 +70,7 @@ def with_first(**part: Any) -> dict[str, Any]:
     ({**SMALL, "num_hidden_layers": 5}, "expected at most the 4 of block_configs, got 5"),
     (with_first(ffn=3), "layer 0: ffn: expected a mapping, got 3"),
     (with_first(ffn={"ffn_mult": 0}), "layer 0: ffn_mult: expected a number above 0, got 0"),
+    (with_first(ffn={"ffn_mult": 1e-9}), "layer 0: ffn_mult: 1e-09 makes an MLP of no width"),
     (with_first(attention={"n_heads_in_group": 3}), "layer 0: n_heads_in_group: expected a divisor of 8 heads, got 3"),
     (with_first(attention={"replace_with_linear": True}), r"layer 0: attention\.replace_with_linear: not modelled yet"),
     (with_first(attention={"n_heads_in_group": 8, "window_length": 64}), "window_length: not modelled yet")])

@@ -58,7 +58,10 @@ def _layer(config: Config, place: int, block: Mapping[str, Any], whole: Attentio
         mixer = replace(whole, num_kv_heads=whole.num_heads // int(group))
         branches.append(Branch("input_layernorm", "self_attn", mixer))
     if ffn:
-        width = int(2 * _positive(config, place, ffn, "ffn_mult") * whole.hidden / 3)
+        multiplier = _positive(config, place, ffn, "ffn_mult")
+        width = int(2 * multiplier * whole.hidden / 3)
+        if width < 1:
+            raise config.fail("block_configs", f"layer {place}: ffn_mult: {multiplier} makes an MLP of no width")
         branches.append(Branch("post_attention_layernorm", "mlp", Mlp(whole.hidden, -(-width // 256) * 256)))
     return LayerKind("decoder", _FAMILY, whole.hidden, tuple(branches), tables=0 if attention else whole.head_dim)
 
