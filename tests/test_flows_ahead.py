@@ -3,6 +3,10 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from itertools import accumulate
+
+from hypothesis import given
+from hypothesis import strategies as st
 
 import small
 from simcore.builder import Builder
@@ -35,6 +39,23 @@ def test_as_many_follow_as_the_elements_say() -> None:
         made = gathers(ahead)
         made.gather([2], +1)
         assert whole(made) == expected
+
+
+@given(st.lists(st.integers(0, 3), min_size=1, max_size=8), st.integers(0, 40), st.data())
+def test_the_short_way_finds_what_upstream_finds_one_by_one(sizes: list[int], ahead: int, data: st.DataObject) -> None:
+    """Buckets in groups of one to three."""
+    groups = data.draw(st.lists(st.integers(1, 3), min_size=len(sizes), max_size=len(sizes)))
+    made = gathers(ahead)
+    made.count = sum(groups)
+    ends = list(accumulate(groups))
+    made.groups = [list(range(end - size, end)) for end, size in zip(ends, groups, strict=True) for _ in range(size)]
+    numel = [size * 3 + n % 2 for n, size in enumerate(size for size, many in zip(sizes, groups, strict=True)
+                                                       for _ in range(many))]
+    made.buckets = [replace(BUCKETS[0], chunked=replace(BUCKETS[0].chunked, numel=n)) for n in numel]
+    made.until = [0, *accumulate(numel)]
+    for group in made.groups:
+        for direction in (1, -1):
+            assert list(made._with_ahead(group, direction)) == made._one_by_one(group, direction)
 
 
 def test_backward_looks_the_other_way() -> None:

@@ -161,3 +161,10 @@ def test_it_needs_less_than_whole_parameters() -> None:
     assert whole.ranks[0].end_bytes is not None
     assert flat.ranks[0].end_bytes < whole.ranks[0].end_bytes
     assert flat.ranks[0].apportioned
+
+
+def test_thousands_of_small_layers_are_gathered_ahead_in_no_time() -> None:
+    """All that follows a unit has fewer elements than are gathered ahead: each gather looks at every bucket."""
+    report = simulate(small.scenario("megatron_fsdp", {"dp_shard": 8}, seq_len=64, model={
+        "config": "llama-tiny", "overrides": {"num_hidden_layers": 3000}}))
+    assert report.status == "ok"

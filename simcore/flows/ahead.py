@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+from bisect import bisect_left, bisect_right
 from collections.abc import Sequence
+from functools import cached_property
+from itertools import accumulate
 
 from simcore.builder import Builder
 from simcore.flows.bucket import POOL, Bucket, shared_units, together
@@ -33,26 +36,35 @@ class GathersAhead:
         self.comms = [tables.comm("all_gather", b.axis, b.dtype) for b in buckets]
         self.sizes = [b.numel * dtype_bytes(b.dtype) * (b.parts > 1) for b in buckets]
         self.layers = [b.first_layer for b in buckets]
-        self.whole = [False] * len(buckets)
+        self.whole = bytearray(len(buckets))
+        self.whole_backward = bytearray(self.count)
+        self.until = [0, *accumulate(b.numel for b in buckets[:self.count])]
         self.may_go: set[int] = set()
         self.pending: set[int] = set()
 
     def gather(self, wanted: Sequence[int], direction: int, *, columns: bool = False) -> None:
         """Those that are asked for and those ahead of them (direction 0: none), as far as they are not whole."""
         self.may_go.difference_update(self._for(wanted, columns=columns))
-        empty = [b for b in self._for(self._with_ahead(wanted, direction), columns=columns) if not self.whole[b]]
+        whole = self.whole_backward if columns else self.whole
+        empty = self._for(_zeros(whole, self._with_ahead(wanted, direction)), columns=columns)
         by_group: dict[int, list[int]] = {}
         for b in empty:
             by_group.setdefault(self.groups[b % self.count][0], []).append(b)
         for b in (b for group in by_group.values() for b in group):
             self.may_go.discard(b)
             self._recycle()
-            self.whole[b] = True
+            self._set(b, is_whole=True)
             if b not in self.kept and self.buckets[b].unit not in self.pooled:
                 self.out.alloc(self.layers[b], self.slot, self.sizes[b])
             if self.sizes[b]:
                 self.out.collective(b, self.comms[b], self.sizes[b], Stream.ALL_GATHER, BUCKET_GATHER)
                 self.pending.add(b)
+
+    def _set(self, key: int, *, is_whole: bool) -> None:
+        """Backward asks for columns where there are any, forward for rows."""
+        self.whole[key] = is_whole
+        if key >= self.count or key not in self.columns:
+            self.whole_backward[key % self.count] = is_whole
 
     def _for(self, wanted: Sequence[int], *, columns: bool) -> list[int]:
         return [self.columns.get(b, b) if columns else b for b in wanted]
@@ -65,8 +77,29 @@ class GathersAhead:
         for b in (b for b in keys if self.pooled and self.buckets[b].unit == min(self.pooled)):
             self.out.alloc(self.layers[b], self.slot, min(POOL, len(self.pooled)) * self.sizes[b])
 
-    def _with_ahead(self, wanted: Sequence[int], direction: int) -> list[int]:
+    def _with_ahead(self, wanted: Sequence[int], direction: int) -> Sequence[int]:
         """All-gather order: by number."""
+        first, last = min(wanted), max(wanted)
+        is_of_groups = last - first + 1 == len(wanted) and self.groups[first][0] == first and (
+            self.groups[last][-1] == last)
+        if direction and self.ahead > 0 and is_of_groups and self.is_in_a_row and not self.pooled:
+            return self._run(first, last, direction)
+        return self._one_by_one(wanted, direction)
+
+    def _run(self, first: int, last: int, direction: int) -> range:
+        """What `_one_by_one` finds for whole groups that follow each other, where the members of all groups do."""
+        if direction > 0:
+            stop = bisect_left(self.until, self.until[last + 1] + self.ahead, last + 1)
+            return range(first, self.groups[min(stop, self.count) - 1][-1] + 1)
+        start = bisect_right(self.until, self.until[first] - self.ahead, 0, first + 1) - 1
+        return range(self.groups[max(start, 0)][0], last + 1)
+
+    @cached_property
+    def is_in_a_row(self) -> bool:
+        """Whether the members of each group have numbers that follow each other."""
+        return all(group[-1] - group[0] + 1 == len(group) for group in self.groups)
+
+    def _one_by_one(self, wanted: Sequence[int], direction: int) -> list[int]:
         found, size = sorted(wanted), 0
         units = {self.buckets[b].unit for b in wanted} & self.pooled
         while direction and size < self.ahead:
@@ -102,7 +135,7 @@ class GathersAhead:
         for b in keys:
             if self.whole[b]:
                 self._wait(b)
-                self.whole[b] = False
+                self._set(b, is_whole=False)
                 if b not in self.kept and self.buckets[b].unit not in self.pooled:
                     self.out.free(self.layers[b], self.slot, self.sizes[b])
 
@@ -119,6 +152,17 @@ class GathersAhead:
         """Everything is freed, or at least out of date."""
         self.release(range(self.count))
         self.may_go.clear()
+
+
+def _zeros(flags: bytearray, numbers: Sequence[int]) -> list[int]:
+    """Those of the numbers, in order, whose flag is 0."""
+    if not isinstance(numbers, range):
+        return [number for number in numbers if not flags[number]]
+    found, at = [], flags.find(0, numbers.start, numbers.stop)
+    while at >= 0:
+        found.append(at)
+        at = flags.find(0, at + 1, numbers.stop)
+    return found
 
 
 def _beside(found: Sequence[int], direction: int) -> int:

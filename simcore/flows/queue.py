@@ -38,6 +38,7 @@ class GradQueue:
                 self.ending.setdefault(self.layers[trained[0]], []).append(trained)
         self.is_open = [False] * len(buckets)
         self.queue: list[int] = []
+        self.waiting_numel = 0
 
     def open(self, buckets: Sequence[int]) -> None:
         """Their first gradients are about to be there."""
@@ -69,7 +70,7 @@ class GradQueue:
     def finish(self, layer: int, *, is_last: bool) -> None:
         """Buckets whose last gradients this layer has made are reduced; copies of the model in the last microbatch."""
         for group in reversed(self.ending.get(layer, [])):
-            while sum(self.buckets[b].numel for b in self.queue) > self.waiting:
+            while self.waiting_numel > self.waiting:
                 self._drop(self.queue.pop(0))
             self._make_room(group)
             for b in group:
@@ -81,6 +82,7 @@ class GradQueue:
             for b in group if is_last and self.replicate >= 0 else ():
                 self.out.collective(b, self.replicate, self.kept[b], Stream.ALL_REDUCE, REPLICATE_HANDLE)
             self.queue += group
+            self.waiting_numel += sum(self.buckets[b].numel for b in group)
 
     def drain(self) -> None:
         """Nothing waits any longer."""
@@ -89,6 +91,8 @@ class GradQueue:
         self.queue.clear()
 
     def _drop(self, b: int) -> None:
+        """Of a bucket that was queued: its whole gradients are freed."""
+        self.waiting_numel -= self.buckets[b].numel
         if self.sizes[b]:
             self.out.wait(b, REDUCE_HANDLE)
         if self.replicate >= 0:
