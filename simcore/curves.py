@@ -21,7 +21,7 @@ from dataclasses import dataclass
 from functools import cached_property, lru_cache
 from itertools import accumulate, pairwise
 from pathlib import Path
-from typing import Literal
+from typing import Final, Literal
 
 from pydantic import field_validator
 
@@ -30,6 +30,9 @@ from simcore.document import read_document
 from simcore.quantity import Frozen, read_values
 
 __all__ = ["Curve", "Curves", "curve_names", "find_curves", "load_curves"]
+
+_MOST: Final = 2**60
+"""Nanoseconds, and bytes: 30 years, and an EiB."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -94,6 +97,13 @@ class Curves(Frozen):
         return max((ranks for name, ranks in self.by_ranks if name == collective), default=0)
 
 
+def _ns(microseconds: str) -> int:
+    value = float(microseconds) * 1000
+    if not abs(value) <= _MOST:  # nor infinite, nor no number
+        raise ValueError(f"expected a time in microseconds, got {microseconds[:60]}")
+    return round(value)
+
+
 def _columns(text: str) -> dict[int, Curve]:
     """A table: a line of `bytes` and numbers of ranks, then lines of bytes and microseconds; ValueError."""
     head, *rows = [line.split() for line in text.splitlines() if line.strip()] or [[]]
@@ -102,8 +112,8 @@ def _columns(text: str) -> dict[int, Curve]:
     if any(len(row) != len(head) for row in rows):
         raise ValueError(f"expected {len(head)} numbers in every line")
     sizes = tuple(int(row[0]) for row in rows)
-    columns = {int(ranks): tuple(round(float(row[at]) * 1000) for row in rows) for at, ranks in enumerate(head) if at}
-    if sizes[0] < 1 or any(low >= high for low, high in pairwise(sizes)):
+    columns = {int(ranks): tuple(_ns(row[at]) for row in rows) for at, ranks in enumerate(head) if at}
+    if sizes[0] < 1 or sizes[-1] > _MOST or any(low >= high for low, high in pairwise(sizes)):
         raise ValueError("expected bytes that rise from line to line")
     if min(min(times) for times in columns.values()) < 1:
         raise ValueError("expected times above zero")

@@ -122,6 +122,10 @@ HEAD = "machine: two GPUs\nnccl: '2.30'\nsource: ours\ncurves:\n  all_gather: |\
     ("    bytes 2 4\n    512 1.0\n    1024 2.0 3.0\n", "3 numbers in every line"),
     ("    bytes 2\n    1024 1.0\n    512 2.0\n", "bytes that rise"),
     ("    bytes 2\n    512 0.0\n    1024 2.0\n", "above zero"),
+    ("    bytes 2\n    512 inf\n    1024 2.0\n", "expected a time in microseconds, got inf"),
+    ("    bytes 2\n    512 nan\n    1024 2.0\n", "expected a time in microseconds, got nan"),
+    ("    bytes 2\n    512 1e99\n    1024 2.0\n", "expected a time in microseconds, got 1e99"),
+    ("    bytes 2\n    512 1.0\n    99999999999999999999 2.0\n", "bytes that rise"),
     ("    bytes 2\n    512 fast\n    1024 2.0\n", "could not convert"),
     ("    bytes 2\n    512 1.0\n    1024 2.0\n  gather: |\n    bytes 2\n    1 1\n    2 2\n", "curves.gather"),
 ])
