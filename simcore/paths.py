@@ -43,7 +43,7 @@ def is_file(path: str | os.PathLike[str]) -> bool:
 def stamp(path: str | os.PathLike[str]) -> tuple[int, int, int]:
     """What changes with a file's contents: when it was written, its size, its number; zeros where there is none."""
     try:
-        found = Path(path).stat()
+        found = os.stat(path)  # noqa: PTH116 - a path is made for each call of a simulation
     except (OSError, ValueError):
         return 0, 0, 0
     return found.st_mtime_ns, found.st_size, found.st_ino
