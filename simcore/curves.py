@@ -32,7 +32,7 @@ from simcore.quantity import Frozen, read_values
 __all__ = ["Curve", "Curves", "curve_names", "find_curves", "load_curves"]
 
 _MOST: Final = 2**60
-"""Nanoseconds, and bytes: 30 years, and an EiB."""
+"""Nanoseconds, and bytes: 36 years, and an EiB."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -12,6 +12,7 @@ from contextlib import suppress
 from typing import NoReturn
 
 from simcore.errors import InputError, Problem, RankscopeError
+from simcore.paths import escaped, is_text
 from simcore.signs import replace_signs
 from simcore.stdio import lost, open_streams
 
@@ -66,9 +67,8 @@ def _code_of(command: Callable[[], object]) -> int:
 def _expect_text(arguments: Sequence[str]) -> None:
     """InputError for bytes that are no text in this locale: no result could name them."""
     for number, argument in enumerate(arguments, 1):
-        if not argument.isascii() and any("\ud800" <= character <= "\udfff" for character in argument):
-            shown = argument.encode("utf-8", "backslashreplace").decode()
-            raise InputError(Problem(f"argument {number}", f"expected text, got other bytes: {shown}"))
+        if not is_text(argument):
+            raise InputError(Problem(f"argument {number}", f"expected text, got other bytes: {escaped(argument)}"))
 
 
 def _bug(error: Exception) -> int:

@@ -82,7 +82,7 @@ class Folder:
     """`known`: outcomes of this batch that are there, by index; `told`: what a person should hear of them."""
 
     def __init__(self, folder: Path, entries: Sequence[Entry], made_by: Fingerprint,
-                 is_locked: Callable[[], bool] = lambda: True) -> None:
+                 is_locked: Callable[[], bool]) -> None:
         self.folder, self._entries, self._made_by, self._is_locked = folder, entries, made_by, is_locked
         self.results, self._part_file = folder / RESULTS, folder / PART
         self._file, self._ahead = folder / _HIDDEN / _CONTENTS, folder / _HIDDEN / _AHEAD

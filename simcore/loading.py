@@ -11,7 +11,7 @@ from typing import Any, Final
 
 from simcore.document import Document, parse_value, read_document
 from simcore.errors import InputError, Problem
-from simcore.paths import is_dir
+from simcore.paths import escaped, is_dir, is_text
 from simcore.scenario import Scenario, parse_scenario
 from simcore.sweep import Member, members, split_key
 from simcore.yaml_parser import KeyPath
@@ -52,9 +52,8 @@ def read(paths: Iterable[str | os.PathLike[str]], overrides: Sequence[str] = ())
         for file in _files(os.fspath(named)):
             if isinstance(file, Entry):
                 entries.append(file)
-            elif any("\ud800" <= character <= "\udfff" for character in file):
-                entries.append(_fault(file.encode("utf-8", "backslashreplace").decode(),
-                                      "expected a file name that is text, got other bytes"))
+            elif not is_text(file):
+                entries.append(_fault(escaped(file), "expected a file name that is text, got other bytes"))
             elif (real := _real(file)) not in seen:
                 seen.add(real)
                 entries += _entries(file, settings)

@@ -95,15 +95,18 @@ def print_validation(found: Validation, *, json: bool) -> None:
 
 def say(line: str) -> None:
     """One line on standard error, without the control characters that a name may bring."""
-    text = "".join(c if c.isprintable() else "\ufffd" for c in line[:_LONGEST_LINE])
-    sys.stderr.write(f"rankscope: {text}\n")
+    sys.stderr.write(f"rankscope: {_printable(line)}\n")
+
+
+def _printable(line: str) -> str:
+    return "".join(c if c.isprintable() else "\ufffd" for c in line[:_LONGEST_LINE])
 
 
 def complain(problems: Sequence[Problem | Finding]) -> None:
     """One line each, on standard error, equal ones together; of very many, the first."""
     told = Counter(map(str, problems))
     for line, times in islice(told.items(), _MOST_LINES):
-        say(line[:_LONGEST_LINE] + (f" ({times:,} times)" if times > 1 else ""))
+        sys.stderr.write(f"rankscope: {_printable(line)}{f' ({times:,} times)' if times > 1 else ''}\n")
     if len(told) > _MOST_LINES:
         sys.stderr.write(f"rankscope: and {len(told) - _MOST_LINES:,} more\n")
 

@@ -17,12 +17,23 @@ from typing import BinaryIO, Final
 
 from simcore.errors import InputError, Problem
 
-__all__ = ["exists", "is_dir", "is_file", "remove_unfinished", "stamp", "unusable", "whole", "write_whole", "writing"]
+__all__ = ["escaped", "exists", "is_dir", "is_file", "is_text", "remove_unfinished", "stamp", "unusable", "whole",
+           "write_whole", "writing"]
 
 _STREAMS: Final = ("/dev/fd/", "/dev/stdout", "/dev/stderr", "/proc/")
 """Names of open streams: those are written to, never replaced, also where a regular file is behind them."""
 
 _LONG_NAME: Final = 200
+
+
+def is_text(name: str) -> bool:
+    """Whether a name from the command line or a folder is text; Python keeps other bytes as lone surrogates."""
+    return name.isascii() or not any("\ud800" <= character <= "\udfff" for character in name)
+
+
+def escaped(name: str) -> str:
+    """A name that is no text as text, for a message."""
+    return name.encode("utf-8", "backslashreplace").decode()
 
 
 def exists(path: str | os.PathLike[str]) -> bool:

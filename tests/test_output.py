@@ -56,3 +56,8 @@ def test_no_bar_where_nobody_looks(capsys: pytest.CaptureFixture[str]) -> None:
     with output.progress(1000) as advance:
         advance()
     assert capsys.readouterr().err == ""
+
+
+def test_a_long_line_keeps_how_often_it_came(capsys: pytest.CaptureFixture[str]) -> None:
+    output.complain([Problem("x.yaml:1", "x" * 5000)] * 3)
+    assert capsys.readouterr().err.endswith("x (3 times)\n")

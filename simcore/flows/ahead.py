@@ -80,14 +80,14 @@ class GathersAhead:
     def _with_ahead(self, wanted: Sequence[int], direction: int) -> Sequence[int]:
         """All-gather order: by number."""
         first, last = min(wanted), max(wanted)
-        is_of_groups = last - first + 1 == len(wanted) and self.groups[first][0] == first and (
-            self.groups[last][-1] == last)
-        if direction and self.ahead > 0 and is_of_groups and self.is_in_a_row and not self.pooled:
+        is_run = self.are_runs and last - first + 1 == len(wanted)
+        reaches_back = self.groups[last][0] < first if direction > 0 else self.groups[first][-1] > last
+        if direction and self.ahead > 0 and is_run and not reaches_back and not self.pooled:
             return self._run(first, last, direction)
         return self._one_by_one(wanted, direction)
 
     def _run(self, first: int, last: int, direction: int) -> range:
-        """What `_one_by_one` finds for whole groups that follow each other, where the members of all groups do."""
+        """What `_one_by_one` finds for buckets first to last, where the groups that follow bring none before them."""
         if direction > 0:
             stop = bisect_left(self.until, self.until[last + 1] + self.ahead, last + 1)
             return range(first, self.groups[min(stop, self.count) - 1][-1] + 1)
@@ -95,7 +95,7 @@ class GathersAhead:
         return range(self.groups[max(start, 0)][0], last + 1)
 
     @cached_property
-    def is_in_a_row(self) -> bool:
+    def are_runs(self) -> bool:
         """Whether the members of each group have numbers that follow each other."""
         return all(group[-1] - group[0] + 1 == len(group) for group in self.groups)
 
