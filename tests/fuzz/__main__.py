@@ -34,7 +34,7 @@ def main() -> int:
         summary.add(case.kind.name, *judge_case(case, set()))
     else:
         summary = run(Job(given.seed, given.seconds, given.cases, given.workers, given.keep, given.first))
-    sys.stdout.write(summary.told().encode("utf-8", "backslashreplace").decode())
+    sys.stdout.write(summary.told())
     sys.stdout.flush()
     if summary.interrupted:
         return 130

@@ -21,6 +21,7 @@ from fuzz.case import Case, Fault, Input, Kind
 from fuzz.kinds import case_of
 from fuzz.running import judged, write
 from fuzz.shrinking import shrunk
+from simcore.paths import escaped
 
 __all__ = ["Job", "Summary", "judge_case", "run"]
 
@@ -86,12 +87,7 @@ class Summary:
         for signature, found in self.faults.items():
             lines += ["", f"{found.case}, {self.times[signature]} times: {found.fault.check}", f"  {found.fault.told}",
                       *(f"  {line}" for line in shown(found.smallest))]
-        return _printable("\n".join(lines) + "\n")
-
-
-def _printable(text: str) -> str:
-    """Bytes of names that are not UTF-8 are escaped."""
-    return text.encode(errors="backslashreplace").decode()
+        return escaped("\n".join(lines) + "\n")
 
 
 def shown(given: Input, most: int = 2000) -> list[str]:
@@ -105,7 +101,7 @@ def shown(given: Input, most: int = 2000) -> list[str]:
 
 
 def judge_case(case: Case, known: set[str],
-               alive: Callable[[], object] = bool) -> tuple[int, dict[str, int], list[Found]]:
+               alive: Callable[[], object] = lambda: None) -> tuple[int, dict[str, int], list[Found]]:
     """Checks, counts and faults of a case; a fault that is not among the `known` signatures is shrunk.
 
     `alive` is called before each of the judgements that this takes.
@@ -288,6 +284,6 @@ def _keep(job: Job, new: list[Found]) -> None:
         told = [f"seed {job.seed}, {found.case}", f"input in {count}/", found.fault.check, found.fault.told,
                 *shown(found.smallest, sys.maxsize)]
         with (folder / "fault.txt").open("a", encoding="utf-8") as file:
-            file.write(_printable("\n".join(told) + "\n\n"))
+            file.write(escaped("\n".join(told) + "\n\n"))
         (folder / str(count)).mkdir()
         write(found.smallest, folder / str(count))
