@@ -65,3 +65,11 @@ def test_letters_are_drawn_in_a_family_of_this_machine() -> None:
         pytest.skip("this machine has none of the fonts")
     made = next(text for name, text in figures([report()]) if name.endswith("streams"))
     assert as_png(made) != as_png(re.sub(r"(<text[^>]*>)[^<]*", r"\1", made))
+
+
+def test_points_on_the_edge_look_different_from_others() -> None:
+    """Rules for an element of a class come along too: the legend says that those of the edge are black."""
+    _, text = next(iter(figures([report(), report("other")])))
+    fills = dict(re.findall(r"circle\.point([\w.-]*)\{[^}]*?fill: (#\w+)", text))
+    assert set(fills) == {"", ".on-edge"}
+    assert fills[""] != fills[".on-edge"]

@@ -151,7 +151,7 @@ def _rules() -> str:
     plain = re.sub(r"@media[^{]*\{(?:[^{}]*\{[^{}]*\})*[^{}]*\}|:root \{[^}]*\}|/\*.*?\*/", "", _sheet())
     rules = re.findall(r"([^{}]+)\{([^{}]*)\}", plain)
     kept = (f"{selector.strip()}{{{body.strip()}}}" for selector, body in rules
-            if selector.strip().startswith(".") and ":" not in selector)
+            if re.match(r"[a-z]*\.", selector.strip()) and ":" not in selector)
     text = "\n".join((_OWN, *kept)).replace("font-weight: 650", "font-weight: 700")  # resvg draws 650 as 400
     return text.replace("&", "&amp;").replace("<", "&lt;")
 
