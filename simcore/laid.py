@@ -30,11 +30,12 @@ from simcore.refit import Gathered, broadcast_buffers, ipc_buffers
 from simcore.topology import Topology
 from simcore.vllm.engine import Engine
 
-__all__ = ["ENGINE", "FIXED", "POLICY", "REFERENCE", "REFIT", "Turn", "dpo_step", "engine_step", "grpo_step",
-           "is_outside"]
+__all__ = ["ENGINE", "FIXED", "POLICY", "REFERENCE", "REFIT", "Turn", "category_name", "dpo_step", "engine_step",
+           "grpo_step", "is_outside"]
 
 POLICY, FIXED, ENGINE, REFERENCE, REFIT = "policy", "policy, fixed", "engine", "reference policy", "refit"
-_OUTSIDE: Final = ("context", "nccl", "dispatcher")
+_OUTSIDE: Final = "outside the allocator: "
+"""Before a category's name, where the memory is not torch's. Dispatchers and workspaces may be on either side."""
 _COPIES: Final = 4
 """Of all weights while they are streamed: read and written into a buffer, read and written by the engine."""
 
@@ -53,9 +54,18 @@ class Turn:
     refit_share: float
 
 
-def is_outside(owner: str, category: str) -> bool:
-    """Whether it lies outside torch's allocator, or is counted beside it as in a training step's own peak."""
-    return category in _OUTSIDE or (owner, category) == (POLICY, "workspace")
+def is_outside(category: str) -> bool:
+    """Whether a journal's category is of memory outside torch's allocator."""
+    return category.startswith(_OUTSIDE)
+
+
+def category_name(category: str) -> str:
+    """The published name of a journal's category."""
+    return category.removeprefix(_OUTSIDE)
+
+
+def _outside(sizes: Mapping[str, int]) -> dict[str, int]:
+    return {_OUTSIDE + category: size for category, size in sizes.items()}
 
 
 def _copied(topology: Topology, num_bytes: int, *, to_host: bool) -> int:
@@ -64,7 +74,7 @@ def _copied(topology: Topology, num_bytes: int, *, to_host: bool) -> int:
 
 def _start(policy: Policy, *, has_reference: bool) -> Journal:
     journal = Journal()
-    for sizes in (policy.outside, policy.params, policy.states):
+    for sizes in (_outside(policy.outside), policy.params, policy.states):
         journal.put(POLICY, sizes)
     journal.put(FIXED, policy.fixed)
     if has_reference:
@@ -166,7 +176,7 @@ def _loaded(engine: Engine) -> dict[str, int]:
 def _asleep(journal: Journal, engine: Engine) -> None:
     """As the step before has left it."""
     stays = {"graph_pool": engine.graph_bytes, "workspace": engine.workspace_bytes}
-    journal.put(ENGINE, {**engine.outside(), **stays})
+    journal.put(ENGINE, {**_outside(engine.outside()), **stays})
     level = engine.generation.sleep_level
     if level < 2:
         journal.put(ENGINE, _loaded(engine), "host" if level else "device")
@@ -194,7 +204,7 @@ def _sleep(journal: Journal, engine: Engine, topology: Topology) -> None:
 def engine_step(turn: Turn, topology: Topology, waiting: Mapping[str, int]) -> Journal:
     """A steady step on a GPU that only generates. `waiting`: ns of each phase on those that train."""
     journal, engine = Journal(), turn.engine
-    journal.put(ENGINE, {**engine.outside(), **_loaded(engine), "graph_pool": engine.graph_bytes,
+    journal.put(ENGINE, {**_outside(engine.outside()), **_loaded(engine), "graph_pool": engine.graph_bytes,
                          "workspace": engine.workspace_bytes, "kv_cache": engine.cache.num_bytes})
     for phase, ns in waiting.items():
         journal.begin(phase)

@@ -9,7 +9,7 @@ from typing import Final, Literal
 
 from simcore.assemble import Parts
 from simcore.journal import Journal, Moment
-from simcore.laid import is_outside
+from simcore.laid import category_name, is_outside
 from simcore.phase_series import phase_series
 from simcore.phased import PhaseReport
 from simcore.report import Assumption, Host, HostPhase, Owner, Peak, RankReport, Report
@@ -80,14 +80,14 @@ def _highest(journal: Journal) -> Moment:
 def _by_category(moment: Moment) -> Counter[str]:
     found: Counter[str] = Counter()
     for (_, category), size in moment.device.items():
-        found[category] += size
+        found[category_name(category)] += size
     return found
 
 
 def _allocated(moment: Moment) -> int:
     """Inside allocators, blocks that do not fit together left out."""
-    return sum(size for (owner, category), size in moment.device.items()
-               if category != _LOOSE and not is_outside(owner, category))
+    return sum(size for (_, category), size in moment.device.items()
+               if category != _LOOSE and not is_outside(category))
 
 
 def _with_neighbour(peak: Peak, moment: Moment) -> Peak:
@@ -106,12 +106,12 @@ def _moved(ends: tuple[int, int], by: int) -> tuple[int, int]:
 
 def _peak(moment: Moment) -> Peak:
     device, categories, outside = moment.bytes_on("device"), Counter[str](), Counter[str]()
-    for (owner, name), size in moment.device.items():
-        (outside if is_outside(owner, name) else categories)[name] += size
+    for (_, name), size in moment.device.items():
+        (outside if is_outside(name) else categories)[category_name(name)] += size
     loose = categories.pop(_LOOSE, 0)
     allocated = sum(categories.values())
     top = sorted(((owner, name, size) for (owner, name), size in moment.device.items()
-                  if name != _LOOSE and not is_outside(owner, name)), key=lambda one: (-one[2], one[:2]))
+                  if name != _LOOSE and not is_outside(name)), key=lambda one: (-one[2], one[:2]))
     return Peak(
         allocated_bytes=allocated, reserved_bytes=allocated + loose, device_bytes=device, phase=moment.phase,
         event=moment.event, layer="", microbatch=0, by_category=dict(categories.most_common()), by_phase={},

@@ -54,7 +54,7 @@ def _trained(entries: list[Entry], start: int, trained: MemorySeries) -> Iterato
 
 def _allocated(entry: Entry) -> Counter[str]:
     found: Counter[str] = Counter()
-    for (owner, category), size in entry.held.items():
-        if category != _LOOSE and not is_outside(owner, category):
+    for (_, category), size in entry.held.items():
+        if category != _LOOSE and not is_outside(category):
             found[category] += size
     return found

@@ -67,6 +67,22 @@ def test_training_is_the_training_step_beside_an_engine_asleep() -> None:
     assert training.seconds > 2 * alone.time.step_s  # 32 sequences in batches of 16, and states that come back
 
 
+@pytest.mark.parametrize(("framework", "inside"), [("megatron", {"dispatcher", "workspace"}), ("fsdp2", set())])
+def test_what_torch_allocates_in_a_training_step_it_allocates_in_a_training_phase(framework: str, inside: set[str],
+                                                                                  ) -> None:
+    """Buffers of Megatron's dispatcher and its workspaces are torch's, those of other frameworks are outside."""
+    base = {"name": "d", "model": "nemotron-3-tiny", "framework": framework, "topology": "dgx-h100",
+            "training": {"seq_len": 4096}}
+    alone, phased = (simulate(parse_scenario(parse_document(json.dumps(one), "d.json"))).ranks[0].peak
+                     for one in (base, base | {"workload": "dpo"}))
+    assert alone is not None
+    assert phased is not None
+    assert phased.outside == alone.outside
+    assert inside <= set(phased.by_category)
+    assert phased.allocated_bytes == sum(phased.by_category.values()) == max(phased.by_phase.values())
+    assert phased.by_phase["optimizer"] == alone.by_phase["optimizer"]
+
+
 def test_more_sequences_take_longer_and_no_more_memory() -> None:
     once, twice = report(), report(rl=GRPO["rl"] | {"prompts": 8})
     assert seconds(twice)["logprob"] > seconds(once)["logprob"]
