@@ -7,74 +7,141 @@ from collections.abc import Iterator
 from pathlib import Path
 from statistics import median
 
+import networkx
 import pytest
 
 ROOT = Path(__file__).resolve().parents[1]
 
-# A file imports only from files above it. A name that ends in `/` is a folder, whose files may import each other;
-# a file that is also named by itself stands where it is named.
-ORDER = (
-    "errors", "paths", "stdio", "signs", "exact", "bounds", "held", "counted", "units", "scaling", "packed", "data",
-    "yaml_parser", "document", "file_cache", "quantity", "nvme", "node_spread", "block",
-    "training", "generation", "scenario", "keys", "sweep", "loading", "device", "efficiency", "curves",
-    "topology", "tensor", "models/blocks", "models/architecture", "product", "rows", "checkpoint", "tape", "halves",
-    "recording",
-    "operators/", "models/", "graph", "frozen", "flops", "mesh", "form", "schedule", "transfer", "reducer", "zero",
-    "wrapped", "libraries", "dispatch", "framework", "lora", "lora_names", "lora_bridge", "lora_automodel", "routing",
-    "packing", "job", "stages", "frameworks/", "plan", "update", "on_host", "buffers", "chunks", "fold", "schedules/",
-    "setup", "tile", "outline", "builder", "edges", "program", "stem", "tiles", "flow", "stage_inputs",
-    "stage_buffers", "lower", "flows/",
-    "ledger", "waves", "exponentials", "cost", "collective", "routes", "launch", "quantiles", "speed", "served",
-    "phased", "detail", "report", "traffic", "series", "beside", "skeleton", "streams", "timeline", "breakdown",
-    "clocked", "rates", "adapters", "workspace", "outside", "reserve", "band", "assemble", "effort", "received",
-    "spread", "drawn", "host", "lengths", "forward", "policy", "journal", "vllm/", "serve", "refit", "laid",
-    "phase_series",
-    "phase_report", "rl", "inventory", "spans", "lifetimes", "closeup", "simulate", "starter", "advice", "compare",
-    "measured",
-    "tolerance", "left_out", "timing", "validate", "frame", "frame_file", "table", "columns", "summary",
-    "memorysheet", "timesheet", "servesheet", "phasesheet", "interrupts", "crew", "batch", "lock", "part",
-    "fingerprint", "contents", "folder", "finding", "output", "runs", "glossary", "fields",
-    "tabulate", "explanation", "calibration/", "machines", "page", "explain", "export", "plain_pickle", "frames",
-    "dump", "training_log", "side_by_side", "read_back", "presets", "ending", "cli", "__init__", "__main__",
-)  # fmt: skip
+# Packages of `simcore`, each of which imports only from those before it. Modules that are still in the root have no
+# place here; they take part in the search for cycles.
+PACKAGES = ("models", "operators", "frameworks", "schedules", "flows", "vllm", "calibration")
 
 # A library has one door: what it does could be replaced by rewriting the files named here.
 DOORS = {
-    "networkx": {"graph"},
-    "simpy": {"timeline"},
-    "ruamel": {"document", "yaml_parser", "calibration/write"},
-    "pydantic": {"block", "quantity", "training", "generation", "scenario", "device", "efficiency", "curves",
-                 "topology", "detail", "report", "served", "phased", "speed", "compare", "explanation", "measured",
-                 "timing", "tolerance", "validate", "calibration/write", "side_by_side"},
-    "rich": {"table", "columns", "summary", "memorysheet", "timesheet", "servesheet", "phasesheet", "output"},
-    "typer": {"cli", "calibration/command", "page", "explain", "export", "read_back"},
+    "networkx": {
+        "simcore/graph.py",
+    },
+    "simpy": {
+        "simcore/timeline.py",
+    },
+    "ruamel": {
+        "simcore/calibration/write.py",
+        "simcore/document.py",
+        "simcore/yaml_parser.py",
+    },
+    "pydantic": {
+        "simcore/block.py",
+        "simcore/calibration/write.py",
+        "simcore/compare.py",
+        "simcore/curves.py",
+        "simcore/detail.py",
+        "simcore/device.py",
+        "simcore/efficiency.py",
+        "simcore/explanation.py",
+        "simcore/generation.py",
+        "simcore/measured.py",
+        "simcore/phased.py",
+        "simcore/quantity.py",
+        "simcore/report.py",
+        "simcore/scenario.py",
+        "simcore/served.py",
+        "simcore/side_by_side.py",
+        "simcore/speed.py",
+        "simcore/timing.py",
+        "simcore/tolerance.py",
+        "simcore/topology.py",
+        "simcore/training.py",
+        "simcore/validate.py",
+    },
+    "rich": {
+        "simcore/columns.py",
+        "simcore/memorysheet.py",
+        "simcore/output.py",
+        "simcore/phasesheet.py",
+        "simcore/servesheet.py",
+        "simcore/summary.py",
+        "simcore/table.py",
+        "simcore/timesheet.py",
+    },
+    "typer": {
+        "simcore/calibration/command.py",
+        "simcore/cli.py",
+        "simcore/explain.py",
+        "simcore/export.py",
+        "simcore/page.py",
+        "simcore/read_back.py",
+    },
 }
 # Files are read by `document` alone, which judges them first; here nobody names the file.
 READS_OWN = {
-    "graph": {"file.read_text(encoding='utf-8')"},  # a preset, out of the package
-    "flows/queued": {"self.reductions.open(wanted)"},  # a bucket of gradients
-    "glossary": {"page.read_text(encoding='utf-8')"},  # our own docs, when they are made
-    "calibration/machine": {"_DRIVER.read_text(encoding='utf-8')"},  # the NVIDIA driver's version in /proc
-    "calibration/ranks": {"(Path(folder) / 'points.json').read_text(encoding='utf-8')"},  # written by our own process
-    "contents": {"path.open('rb')"},  # digests of files of results, block by block
-    "folder": {"self.results.open('rb')"},  # what `run -o` wrote, line by line
-    "part": {"path.open('rb')", "path.open('r+b' if size else 'w+b', buffering=0)"},  # the same, under way
-    "fingerprint": {"path.read_bytes()"},  # of this package
-    "lock": {"os.open(file, os.O_RDWR | os.O_CREAT | getattr(os, 'O_NOFOLLOW', 0), 438)"},  # to lock
-    "paths": {"os.open(folder, os.O_RDONLY)"},  # to put names of a folder on the disk
-    "stdio": {"os.open(os.devnull, os.O_RDWR)"},  # in the place of closed streams
-    "page": {"files('viz').joinpath(name).read_text(encoding='utf-8')"},  # of viz: styles and scripts of pages
-    "sheet": {"files('viz').joinpath('style.css').read_text(encoding='utf-8')",
-              "files('viz').joinpath('notebook.css').read_text(encoding='utf-8')"},
-    "figures": {"files('viz').joinpath('style.css').read_text(encoding='utf-8')"},
-}  # fmt: skip
+    # a preset, out of the package
+    "simcore/graph.py": {
+        "file.read_text(encoding='utf-8')",
+    },
+    # a bucket of gradients
+    "simcore/flows/queued.py": {
+        "self.reductions.open(wanted)",
+    },
+    # our own docs, when they are made
+    "simcore/glossary.py": {
+        "page.read_text(encoding='utf-8')",
+    },
+    # the NVIDIA driver's version in /proc
+    "simcore/calibration/machine.py": {
+        "_DRIVER.read_text(encoding='utf-8')",
+    },
+    # written by our own process
+    "simcore/calibration/ranks.py": {
+        "(Path(folder) / 'points.json').read_text(encoding='utf-8')",
+    },
+    # digests of files of results, block by block
+    "simcore/contents.py": {
+        "path.open('rb')",
+    },
+    # what `run -o` wrote, line by line
+    "simcore/folder.py": {
+        "self.results.open('rb')",
+    },
+    # the same, under way
+    "simcore/part.py": {
+        "path.open('rb')",
+        "path.open('r+b' if size else 'w+b', buffering=0)",
+    },
+    # of this package
+    "simcore/fingerprint.py": {
+        "path.read_bytes()",
+    },
+    # to lock
+    "simcore/lock.py": {
+        "os.open(file, os.O_RDWR | os.O_CREAT | getattr(os, 'O_NOFOLLOW', 0), 438)",
+    },
+    # to put names of a folder on the disk
+    "simcore/paths.py": {
+        "os.open(folder, os.O_RDONLY)",
+    },
+    # in the place of closed streams
+    "simcore/stdio.py": {
+        "os.open(os.devnull, os.O_RDWR)",
+    },
+    # of viz: styles and scripts of pages
+    "viz/page.py": {
+        "files('viz').joinpath(name).read_text(encoding='utf-8')",
+    },
+    "viz/sheet.py": {
+        "files('viz').joinpath('style.css').read_text(encoding='utf-8')",
+        "files('viz').joinpath('notebook.css').read_text(encoding='utf-8')",
+    },
+    "viz/figures.py": {
+        "files('viz').joinpath('style.css').read_text(encoding='utf-8')",
+    },
+}
 READERS = {"read_text", "read_bytes", "open", "fdopen", "fromfile", "genfromtxt", "loadtxt", "memmap", "mmap"}
 """Of whatever object; the next ones of these modules."""
 LOADERS = {"json.load", "pickle.load", "np.load", "tomllib.load", "csv.reader", "ElementTree.parse"}
-VIZ_READS = {"compare", "detail", "frame", "report", "speed", "units"}
+VIZ_READS = {"simcore.compare", "simcore.detail", "simcore.frame", "simcore.report", "simcore.speed", "simcore.units"}
 
 MAX_FILE, MAX_FUNCTION, MAX_MEDIAN = 300, 40, 10
-TABLES = ("operators/", "frameworks/")  # data in the shape of code, as long as it has to be
+TABLES = ("simcore/operators/", "simcore/frameworks/")  # data in the shape of code, as long as it has to be
 
 Function = ast.FunctionDef | ast.AsyncFunctionDef
 
@@ -84,15 +151,13 @@ def files(package: str) -> list[Path]:
 
 
 def name_of(path: Path) -> str:
-    """`simcore/models/llama.py` is `models/llama`."""
-    return "/".join(path.relative_to(ROOT).with_suffix("").parts[1:]).removesuffix("/__init__")
+    """The path from the checkout's root."""
+    return path.relative_to(ROOT).as_posix()
 
 
-def place_of(name: str) -> str | None:
-    """The entry of ORDER that a file or folder stands at."""
-    if name in ORDER:
-        return name
-    return next((entry for entry in ORDER if entry.endswith("/") and f"{name}/".startswith(entry)), None)
+def module_of(path: Path) -> str:
+    """`simcore/models/llama.py` is `simcore.models.llama`."""
+    return ".".join(path.relative_to(ROOT).with_suffix("").parts).removesuffix(".__init__")
 
 
 def imported(path: Path) -> Iterator[str]:
@@ -112,9 +177,8 @@ def _module(module: str, name: str) -> str:
 
 
 def within(package: str, path: Path) -> set[str]:
-    """What a file imports from a package of ours, as names of ORDER."""
-    ours = {name for name in imported(path) if name.startswith(f"{package}.")}
-    return {name.removeprefix(f"{package}.").replace(".", "/") for name in ours}
+    """Dotted names of all modules of a package of ours that a file imports."""
+    return {name for name in imported(path) if name.startswith(f"{package}.")}
 
 
 def functions(path: Path) -> list[Function]:
@@ -126,23 +190,36 @@ def length(function: Function) -> int:
     return (function.end_lineno or function.lineno) - function.lineno + 1
 
 
-def test_every_file_has_its_place() -> None:
-    assert [name_of(path) for path in files("simcore") if place_of(name_of(path)) is None] == []
+def test_no_module_imports_itself_in_a_circle() -> None:
+    assert circles({module_of(path): within("simcore", path) for path in files("simcore")}) == []
 
 
-def test_every_place_has_its_file() -> None:
-    taken = {place_of(name_of(path)) for path in files("simcore")}
-    assert [place for place in ORDER if place not in taken] == []
+def test_no_folder_imports_itself_in_a_circle() -> None:
+    folders: dict[str, set[str]] = {}
+    for path in (path for path in files("simcore") if path.parent != ROOT / "simcore"):
+        inside = {name.rpartition(".")[0] for name in within("simcore", path)} - {"simcore"}
+        folders.setdefault(module_of(path.parent / "__init__.py"), set()).update(inside)
+    assert circles({name: others - {name} for name, others in folders.items()}) == []
 
 
-@pytest.mark.parametrize("path", files("simcore"), ids=name_of)
-def test_imports_run_one_way(path: Path) -> None:
-    own = place_of(name_of(path))
-    for other in within("simcore", path):
-        place = place_of(other)
-        assert place is not None, f"{other} has no place in ORDER"
-        same_folder = own == place and str(own).endswith("/")
-        assert same_folder or ORDER.index(place) < ORDER.index(str(own)), f"imports {other}, which comes later"
+def circles(imports: dict[str, set[str]]) -> list[list[str]]:
+    """Groups of modules, or of folders, that import each other."""
+    graph = networkx.DiGraph([(name, other) for name, others in imports.items() for other in others])
+    return sorted(sorted(group) for group in networkx.strongly_connected_components(graph) if len(group) > 1)
+
+
+def test_every_package_has_its_place() -> None:
+    folders = {path.relative_to(ROOT / "simcore").parts[0] for path in files("simcore")
+               if path.parent != ROOT / "simcore"}
+    assert folders == set(PACKAGES)
+
+
+@pytest.mark.parametrize("package", PACKAGES)
+def test_imports_run_one_way(package: str) -> None:
+    later = PACKAGES[PACKAGES.index(package) + 1:]
+    wrong = [f"{name_of(path)} imports {name}" for path in files(f"simcore/{package}")
+             for name in within("simcore", path) if name.split(".")[1] in later]
+    assert wrong == []
 
 
 @pytest.mark.parametrize("path", files("simcore"), ids=name_of)
@@ -153,7 +230,7 @@ def test_a_library_has_one_door(path: Path) -> None:
 
 @pytest.mark.parametrize("path", [*files("simcore"), *files("viz")], ids=name_of)
 def test_files_have_one_door(path: Path) -> None:
-    if name_of(path) == "document":
+    if name_of(path) == "simcore/document.py":
         return
     assert set(_readings(ast.parse(path.read_text(encoding="utf-8")))) <= READS_OWN.get(name_of(path), set())
 
@@ -213,7 +290,7 @@ def test_most_functions_are_read_at_a_glance() -> None:
 
 @pytest.mark.parametrize("path", files("simcore"), ids=name_of)
 def test_no_framework_is_asked_for_by_name(path: Path) -> None:
-    if name_of(path).startswith("frameworks"):
+    if name_of(path).startswith("simcore/frameworks"):
         return
     tree = ast.parse(path.read_text(encoding="utf-8"))
     assert [ast.unparse(node) for node in ast.walk(tree) if _asks_by_name(node)] == []
