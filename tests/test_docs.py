@@ -129,13 +129,6 @@ def test_the_readmes_table_names_folders_that_exist() -> None:
     assert [folder for folder in folders if not (ROOT / folder).is_dir()] == []
 
 
-def test_every_file_of_the_engine_is_on_the_map() -> None:
-    files = {f"simcore/{path.name}" for path in (ROOT / "simcore").glob("*.py")}
-    folders = {f"simcore/{path.parent.name}/" for path in (ROOT / "simcore").glob("*/__init__.py")}
-    listed = re.findall(r"^- `(simcore/[^`]*)`: ", text("docs/design.md"), re.MULTILINE)
-    assert sorted(listed) == sorted(files | folders)
-
-
 @pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)
 def test_links_between_pages_hold(page: Path) -> None:
     targets = re.findall(r"\]\(([^)#:]+)\)", page.read_text(encoding="utf-8"))

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import re
 from pathlib import Path
 
 from simcore.document import parse_document
@@ -10,20 +9,6 @@ from simcore.scenario import parse_scenario
 
 ROOT = Path(__file__).resolve().parents[1]
 README = (ROOT / "README.md").read_text(encoding="utf-8")
-MAP = README[README.index("## Where things are") : README.index("## What it does not do")]
-
-
-def test_every_file_of_the_engine_is_on_the_map() -> None:
-    named = {name.removeprefix("simcore/") for name in re.findall(r"`([a-z_/]+(?:\.py|/))`", MAP)}
-    files = {path.name for path in (ROOT / "simcore").glob("*.py") if not path.name.startswith("__")}
-    folders = {f"{path.parent.name}/" for path in (ROOT / "simcore").glob("*/__init__.py")}
-    assert (files | folders) - named == set()
-
-
-def test_what_is_on_the_map_is_there() -> None:
-    named = re.findall(r"`([a-z_./]+(?:\.py|\.md|/))`", MAP)
-    homes = (ROOT, ROOT / "simcore", ROOT / "simcore/models", ROOT / "scenarios/first-look")
-    assert [name for name in named if not any((home / name).exists() for home in homes)] == []
 
 
 def test_the_scenario_shown_is_one() -> None:
