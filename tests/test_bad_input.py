@@ -16,9 +16,9 @@ from pathlib import Path
 
 import pytest
 
+from checkout import ROOT
 from simcore import cli
 
-ROOT = Path(__file__).resolve().parents[1]
 NANO = json.loads((ROOT / "simcore/models/presets/nemotron-3-nano-30b-a3b.json").read_text(encoding="utf-8"))
 PATTERN = NANO["hybrid_override_pattern"]
 SECONDS = 60

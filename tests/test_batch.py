@@ -16,6 +16,7 @@ from typing import Any, cast
 
 import pytest
 
+from checkout import ROOT
 from fakes import FakeEntry, entry, unreadable, work
 from simcore.batch import Outcome, Work, num_workers, run_batch
 from simcore.crew import Crew
@@ -143,7 +144,7 @@ def test_workers_end_with_their_parent(tmp_path: Path, does: str) -> None:
             "if __name__ == '__main__':\n"
             f"    entries = [entry(f's{{i}}', {does!r} if i == 1 else f'pid:{tmp_path}') for i in range(8)]\n"
             "    run_batch(entries, work, lambda _: None, workers=2)\n")
-    here = Path(__file__).resolve().parent
+    here = ROOT / "tests"
     script = tmp_path / "script.py"
     script.write_text(code)
     environment = {**os.environ, "PYTHONPATH": f"{here.parent}:{here}"}

@@ -18,6 +18,7 @@ import pytest
 
 import simcore.lower as lowering
 import small
+from checkout import ROOT
 from simcore import bounds, effort, held
 from simcore.errors import InputError
 from simcore.models.architecture import Config
@@ -27,7 +28,6 @@ from simcore.scenario import scenario_schema
 from simcore.simulate import place, rows_of, simulate
 
 SIMULATION = importlib.import_module("simcore.simulate")
-ROOT = Path(__file__).resolve().parents[1]
 UNBOUNDED = {"alpha", "concentration"}
 """Numbers of a scenario that count nothing."""
 

@@ -5,16 +5,15 @@ from __future__ import annotations
 import importlib
 import json
 import sys
-from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
 
+from checkout import ROOT
 from simcore.efficiency import load_efficiency
 from simcore.measured import read_measured
 
-ROOT = Path(__file__).resolve().parents[1]
 TRUTH = ROOT / "tests" / "truth"
 FITTED: dict[str, Any] = json.loads((TRUTH / "measured" / "fitted.json").read_text(encoding="utf-8"))
 

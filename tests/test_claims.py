@@ -6,14 +6,14 @@ import re
 import sys
 from collections.abc import Sequence
 from functools import cache
-from pathlib import Path
 
 import pytest
 
+from checkout import ROOT
 from claims.claim import BY_ITS_RULE, REFUTED, REPRODUCED, UNTESTABLE, Claim, Figure
 from claims.page import CLAIMS, page
 
-PAGE = Path(__file__).resolve().parents[1] / "docs" / "claims.md"
+PAGE = ROOT / "docs" / "claims.md"
 COMMAND = "python tests/test_claims.py > docs/claims.md"
 
 

@@ -11,11 +11,11 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from checkout import ROOT
 from pages import shown, write
 from simcore.curves import Curve, Curves, curve_names, find_curves, load_curves
 from simcore.errors import InputError
 
-ROOT = Path(__file__).parents[1]
 NAMES = curve_names()
 
 # (file, collective, ranks): microseconds at 512 B, 1 MiB and 512 MiB, picked by hand from the source's tables.

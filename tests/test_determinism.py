@@ -5,14 +5,13 @@ from __future__ import annotations
 import os
 import subprocess
 import sys
-from pathlib import Path
 
 import pytest
 
 import small
+from checkout import ROOT
 from simcore.simulate import simulate
 
-ROOT = Path(__file__).parents[1]
 MESHES = {"fsdp2": {"dp_shard": 3}, "automodel": {"dp_shard": 4, "ep": 2}, "megatron": {"dp_shard": 3, "tp": 2},
           "megatron_fsdp": {"dp_shard": 3, "tp": 2}}
 

@@ -11,6 +11,7 @@ from typing import Any
 
 import pytest
 
+from checkout import ROOT
 from simcore.document import parse_document
 from simcore.errors import InputError, NotYet
 from simcore.flows import flow_of
@@ -29,7 +30,6 @@ from simcore.tile import OP, SLOT
 from simcore.tiles import Workload
 from viz.palette import CATEGORIES as DRAWN
 
-ROOT = Path(__file__).resolve().parents[1]
 DOCS = ROOT / "docs"
 PAGES = sorted(DOCS.glob("*.md"))
 

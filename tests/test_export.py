@@ -10,10 +10,11 @@ from pathlib import Path
 
 import pytest
 
+from checkout import ROOT
 from command import Run
 from simcore import cli
 
-SCENARIOS = Path(__file__).resolve().parents[1] / "scenarios"
+SCENARIOS = ROOT / "scenarios"
 SCENARIO = """
 name: small
 model: nemotron-3-tiny

@@ -10,17 +10,17 @@ import json
 from collections import Counter
 from dataclasses import replace
 from functools import cache
-from pathlib import Path
 from typing import Any
 
 import pytest
 
 import small
+from checkout import ROOT
 from simcore.flops import CONVENTIONS, Asked, convention_of, known
 from simcore.graph import ModelGraph, build, model_config
 
 NANO = "nemotron-3-nano-30b-a3b"
-HERE = Path(__file__).parent / "truth" / "flops"
+HERE = ROOT / "tests/truth" / "flops"
 
 
 EXCEPTIONS: dict[str, str] = json.loads((HERE / "exceptions.json").read_text(encoding="utf-8"))

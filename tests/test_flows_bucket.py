@@ -4,16 +4,16 @@ from __future__ import annotations
 
 import json
 from collections import Counter
-from pathlib import Path
 from typing import Any
 
 import pytest
 
 import small
+from checkout import ROOT
 from simcore.flows.bucket import Bucket, bucket_padding, exact_in_buckets, rank_buckets
 from simcore.plan import Plan
 
-TRUTH: dict[str, Any] = json.loads((Path(__file__).parent / "truth/megatron_fsdp/core-0.16.1.json").read_text("utf-8"))
+TRUTH: dict[str, Any] = json.loads((ROOT / "tests/truth/megatron_fsdp/core-0.16.1.json").read_text("utf-8"))
 SMALL: dict[str, Any] = {"hidden_size": 256, "vocab_size": 1024, "intermediate_size": 128, "num_hidden_layers": 2,
                          "num_attention_heads": 8, "num_key_value_heads": 4}
 MOE: dict[str, Any] = {"moe_intermediate_size": 64, "num_experts_per_tok": 2}

@@ -4,20 +4,20 @@ from __future__ import annotations
 
 import json
 from itertools import pairwise
-from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
 
 import small
+from checkout import ROOT
 from simcore.flows.hooked import gathering, reducing, releasing
 from simcore.outline import Phase
 from simcore.product import shapes_in
 from simcore.program import Program
 from simcore.tape import Kernel, Op
 
-HOST = Path(__file__).parent / "truth" / "host"
+HOST = ROOT / "tests/truth" / "host"
 TIMED = json.loads((HOST / "fully-shard-torch-2.13.json").read_text(encoding="utf-8"))["operators"]
 PYTHON_US, LAUNCH_US = 16, 5
 EXPERTS = {"config": "nemotron-3-tiny", "overrides": {"num_hidden_layers": 2, "hybrid_override_pattern": "ME"}}

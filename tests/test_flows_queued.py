@@ -3,17 +3,17 @@
 from __future__ import annotations
 
 import json
-from pathlib import Path
 from typing import Any
 
 import pytest
 
 import small
+from checkout import ROOT
 from simcore.flows.bucket import rank_buckets
 from simcore.program import Program
 from simcore.tape import RECOMPUTE_END, Op
 
-HERE = Path(__file__).parent / "truth/megatron_fsdp"
+HERE = ROOT / "tests/truth/megatron_fsdp"
 STEPS = [pytest.param(version, case, id="-".join([version, *(f"{k}={v}" for k, v in case.items() if k != "found")]))
          for version in ("core 0.16.1", "main 2026-08-22")
          for case in json.loads((HERE / f"{version.replace(' ', '-')}.json").read_text("utf-8"))["steps"]]

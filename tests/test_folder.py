@@ -13,6 +13,7 @@ from typing import cast
 
 import pytest
 
+from checkout import ROOT
 from fakes import FakeEntry, entry, report, unreadable, work
 from simcore import part
 from simcore.batch import Outcome, Work, attempt
@@ -245,7 +246,7 @@ def test_a_folder_is_written_to_by_one_at_a_time(tmp_path: Path) -> None:
 def test_a_lock_ends_with_its_holder(tmp_path: Path) -> None:
     code = ("import os, sys; from pathlib import Path; from simcore.lock import locked\n"
             "with locked(Path(sys.argv[1]), Path('x')): os.kill(os.getpid(), 9)")
-    root = str(Path(__file__).resolve().parents[1])
+    root = str(ROOT)
     done = subprocess.run([sys.executable, "-c", code, tmp_path / "out"], check=False, env={"PYTHONPATH": root})
     assert done.returncode == -9
     (tmp_path / "folder" / ".batch").mkdir(parents=True)

@@ -12,6 +12,7 @@ from typing import Any
 
 import pytest
 
+from checkout import ROOT
 from fuzz import driver, invariants, pairs
 from fuzz.bounds import TooLong, bounded
 from fuzz.case import Content, Fault, Findings, Input, Kind, Special
@@ -35,7 +36,7 @@ PLAIN: dict[str, Any] = {"name": "s", "model": "llama-tiny", "framework": "fsdp2
 @pytest.mark.parametrize("share", range(SHARES))
 def test_a_minute_of_it(share: int, tmp_path: Path) -> None:
     """In a process of its own, whose memory is bounded; `make fuzz` is the same for an hour."""
-    root = Path(__file__).parents[1]
+    root = ROOT
     path = os.pathsep.join([str(root), str(root / "tests")])
     done = subprocess.run([sys.executable, "-m", "fuzz", "--seed", str(SEED), "--first", str(share * CASES), "--cases",
                            str(CASES), "--workers", "1", "--keep", str(tmp_path)], capture_output=True, text=True,

@@ -8,7 +8,9 @@ from pathlib import Path
 
 import pytest
 
-KILLS = Path(__file__).parent / "fuzz" / "kills.py"
+from checkout import ROOT
+
+KILLS = ROOT / "tests/fuzz" / "kills.py"
 
 
 @pytest.mark.slow

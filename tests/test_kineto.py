@@ -15,13 +15,14 @@ from typing import Any
 import pytest
 
 import small
+from checkout import ROOT
 from simcore.detail import Span
 from simcore.report import Report
 from simcore.simulate import simulate
 from viz.kineto import kineto_traces, overlap
 from viz.slices import Slice
 
-TRUTH = Path(__file__).resolve().parent / "truth"
+TRUTH = ROOT / "tests/truth"
 STORED: list[dict[str, Any]] = json.loads((TRUTH / "hta" / "overlap-0.5.0.json").read_text(encoding="utf-8"))
 CASES: list[tuple[str, dict[str, int], int, int]] = [
     ("fsdp2", {"dp_shard": 8}, 1, 64), ("automodel", {"dp_shard": 4, "ep": 2}, 2, 64),

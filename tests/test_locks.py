@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import re
 import tomllib
-from pathlib import Path
 
 import pytest
 from packaging.requirements import Requirement
 from packaging.utils import canonicalize_name
 
-ROOT = Path(__file__).resolve().parents[1]
+from checkout import ROOT
+
 NEWEST, LOWEST, TOOLS = "requirements.lock", ".ci/lowest.lock", ".ci/tools.lock"
 PYTHONS = ("3.11", "3.12", "3.13")
 PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))

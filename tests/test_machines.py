@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-from pathlib import Path
-
 import pytest
 
+from checkout import ROOT
 from simcore.machines import machines
 from simcore.topology import load_topology, topology_names
 
-PAGE = Path(__file__).resolve().parents[1] / "docs" / "machines.md"
+PAGE = ROOT / "docs" / "machines.md"
 
 
 def row(name: str) -> list[str]:

@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 
 import small
+from checkout import ROOT
 from simcore.data import data_folder
 from simcore.errors import IllegalLayout, InputError, NotYet, RankscopeError
 from simcore.flows.staged import beside_tensors
@@ -19,7 +20,7 @@ from simcore.simulate import simulate
 from simcore.tape import Op
 
 TRUTH: dict[str, Any] = json.loads(
-    (Path(__file__).parent / "truth/deepspeed/nvme-0.19.6.json").read_text(encoding="utf-8"))["cases"]
+    (ROOT / "tests/truth/deepspeed/nvme-0.19.6.json").read_text(encoding="utf-8"))["cases"]
 MODEL = {"config": "llama-3.2-3b", "overrides": {"num_hidden_layers": 2}}
 READ, WRITE = 6, 3
 

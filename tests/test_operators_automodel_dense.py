@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import json
 from itertools import accumulate
-from pathlib import Path
 from typing import Any
 
 import pytest
 
 import small
+from checkout import ROOT
 from eventlog import grouped
 from simcore.framework import UnshardFlow
 from simcore.graph import ModelGraph, build, model_config
@@ -26,7 +26,7 @@ from simcore.setup import prepare
 from simcore.simulate import simulate
 from simcore.tape import GRAD_HIDDEN, HIDDEN, Node, Param, Section, Tape, Tensor
 
-TRUTH = Path(__file__).parent / "truth" / "tape" / "automodel-dense-0.7.0-torch-2.13.0.json"
+TRUTH = ROOT / "tests/truth" / "tape" / "automodel-dense-0.7.0-torch-2.13.0.json"
 STORED: dict[str, Any] = json.loads(TRUTH.read_text(encoding="utf-8"))
 PRESETS = {"llama": "llama-tiny", "qwen2": "qwen2.5-7b", "qwen3": "qwen3-8b", "qwen3_moe": "qwen3-30b-a3b",
            "mixtral": "mixtral-8x7b"}

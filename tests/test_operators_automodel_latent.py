@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import json
-from pathlib import Path
 from typing import Any
 
 import pytest
 
+from checkout import ROOT
 from eventlog import grouped
 from simcore.errors import NotYet
 from simcore.graph import ModelGraph, build, model_config
@@ -16,7 +16,7 @@ from simcore.recording import LayerTape, Run
 from simcore.rows import Op
 from simcore.tape import Param, Section
 
-TRUTH = Path(__file__).parent / "truth" / "tape" / "automodel-0.7.0-torch-2.13.0.json"
+TRUTH = ROOT / "tests/truth" / "tape" / "automodel-0.7.0-torch-2.13.0.json"
 STORED: dict[str, Any] = json.loads(TRUTH.read_text(encoding="utf-8"))
 MOE = 1  # the layer with experts
 T = 512

@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import json
 from functools import cache
-from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
 
 import small
+from checkout import ROOT
 from simcore.counted import Operators
 from simcore.mesh import IntArray
 from simcore.models.blocks import Attention, LatentAttention, Mamba2, Mlp, Moe
@@ -19,7 +19,7 @@ from simcore.outline import Phase
 from simcore.product import shapes_in
 from simcore.tape import Kernel, Op
 
-TIMED = json.loads((Path(__file__).parent / "truth" / "host" / "automodel-0.7.0.json").read_text(encoding="utf-8"))
+TIMED = json.loads((ROOT / "tests/truth" / "host" / "automodel-0.7.0.json").read_text(encoding="utf-8"))
 BLOCKS = {"mamba": Mamba2, "attention": Attention, "mlp": Mlp, "moe": Moe, "moe_alone": Moe}
 PATTERNS = {"mamba": "M", "attention": "*", "mlp": "-", "moe": "E", "moe_alone": "E"}
 PYTHON = 16 / 21

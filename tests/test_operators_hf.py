@@ -6,11 +6,11 @@ import json
 from collections import Counter
 from collections.abc import Sequence
 from functools import cache
-from pathlib import Path
 from typing import Any
 
 import pytest
 
+from checkout import ROOT
 from eventlog import Events, backwards, born, bytes_of, grouped, sizes, summit
 from simcore.graph import ModelGraph, build, model_config
 from simcore.models.blocks import Attention, Embedding, Head, LayerKind
@@ -19,7 +19,7 @@ from simcore.recording import LayerTape, Run
 from simcore.tape import GRAD_HIDDEN, Kernel, Op, Param, Section
 from simcore.tensor import TensorSpec
 
-TRUTH = Path(__file__).parent / "truth" / "tape"
+TRUTH = ROOT / "tests/truth" / "tape"
 FILES = [f"{kind}-torch-2.13.0-transformers-5.23.0.json" for kind in (
     "hf", "families", "host", "hybrids", "liger-0.7.0")]
 CASES: dict[str, Any] = {name: case for file in FILES for name, case in json.loads(

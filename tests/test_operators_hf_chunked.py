@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import json
-from pathlib import Path
 from typing import Any
 
 import pytest
 
 import small
+from checkout import ROOT
 from simcore.graph import build, model_config
 from simcore.operators import hf
 from simcore.operators.hf_chunked import CHUNKS
@@ -16,7 +16,7 @@ from simcore.recording import LayerTape, Run
 from simcore.tape import Op, Param, Section
 
 TRUTH: dict[str, Any] = json.loads(
-    (Path(__file__).parent / "truth/losses/chunked-torch-2.13.0.json").read_text(encoding="utf-8"))
+    (ROOT / "tests/truth/losses/chunked-torch-2.13.0.json").read_text(encoding="utf-8"))
 VOCAB, HIDDEN, TOKENS = 5000, 64, 128
 
 

@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import json
-from pathlib import Path
 from typing import Any
 
 import pytest
 
 import small
+from checkout import ROOT
 from simcore.errors import NotYet
 from simcore.flows import flow_of
 from simcore.graph import ModelGraph, build, model_config
@@ -150,7 +150,7 @@ def test_a_checkpoint_runs_the_loop_again_and_keeps_nothing_of_it() -> None:
 
 def test_the_loop_is_torch_s_own_birth_by_birth() -> None:
     """`tests/truth/probe_hub.py`: the loop between the router and the layer's sum, by itself."""
-    truth = json.loads((Path(__file__).parent / "truth/tape/hub-torch-2.13.0.json").read_text(encoding="utf-8"))
+    truth = json.loads((ROOT / "tests/truth/tape/hub-torch-2.13.0.json").read_text(encoding="utf-8"))
     tape = Tape({}, {})
     shapes = {"up_proj": (8, 128, 256), "down_proj": (8, 256, 128)}
     params = {name: Param(name, shape, "bf16", True)

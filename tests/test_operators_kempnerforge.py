@@ -4,21 +4,21 @@ from __future__ import annotations
 
 import json
 from functools import cache
-from pathlib import Path
 from typing import Any
 
 import pytest
 
+from checkout import ROOT
 from eventlog import Events, Sections, backwards, in_order_of, same_births, same_events, same_summits
 from simcore.graph import ModelGraph, build, model_config
 from simcore.operators import kempnerforge
 from simcore.recording import LayerTape, Run
 from simcore.tape import Op, Param, Section
 
-TRUTH = Path(__file__).parent / "truth" / "tape" / "kempnerforge-5666d0d16153-torch-2.13.0.json"
+TRUTH = ROOT / "tests/truth" / "tape" / "kempnerforge-5666d0d16153-torch-2.13.0.json"
 CASES: dict[str, Any] = json.loads(TRUTH.read_text(encoding="utf-8"))
-ROUTING = Path(__file__).parent / "truth" / "routing" / "kempnerforge-5666d0d16153.json"
-MEASURED = Path(__file__).parent / "truth" / "measured" / "kempnerforge.jsonl"
+ROUTING = ROOT / "tests/truth" / "routing" / "kempnerforge-5666d0d16153.json"
+MEASURED = ROOT / "tests/truth" / "measured" / "kempnerforge.jsonl"
 EVENTS = [name for name, row in CASES.items() if row["case"].get("grad_accum", 1) == 1 or "tp" not in row["case"]]
 """Where microbatches accumulate, norms' gradients are summed over tp once, in fp32, here with each, in their type."""
 MODES = {"selective": "per_module"}

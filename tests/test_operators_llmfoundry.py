@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import json
 from functools import cache
-from pathlib import Path
 from typing import Any
 
 import pytest
 
+from checkout import ROOT
 from eventlog import Events, Sections, backwards, in_order_of, same_births, same_events, same_summits
 from simcore.graph import ModelGraph, build, model_config
 from simcore.models.blocks import Embedding, Head
@@ -16,7 +16,7 @@ from simcore.operators import llmfoundry
 from simcore.recording import LayerTape, Run
 from simcore.tape import Op, Param, Section
 
-TRUTH = Path(__file__).parent / "truth" / "tape" / "llmfoundry-0.3.0-torch-2.13.0.json"
+TRUTH = ROOT / "tests/truth" / "tape" / "llmfoundry-0.3.0-torch-2.13.0.json"
 CASES: dict[str, Any] = json.loads(TRUTH.read_text(encoding="utf-8"))
 NUMBER = 16
 """Bytes of a few numbers, which logs and tapes leave out."""

@@ -7,12 +7,12 @@ import subprocess
 import sys
 from collections.abc import Iterable
 from dataclasses import replace
-from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
 
+from checkout import ROOT
 from simcore.errors import NotYet
 from simcore.lora import LoraChoice
 from simcore.lora_bridge import adapters
@@ -180,7 +180,7 @@ print("NAMES " + json.dumps(names))
 
 @pytest.mark.slow
 def test_names_and_order_are_the_installed_packages_own() -> None:
-    truth = Path(__file__).parent / "truth"
+    truth = ROOT / "tests/truth"
     asked = subprocess.run([sys.executable, "-c", _LIVE.format(truth=str(truth))], capture_output=True, text=True,
                            timeout=300, check=False)
     line = next((x for x in asked.stdout.splitlines() if x.startswith("NAMES ")), None)

@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 import json
-from pathlib import Path
 
 import pytest
 
+from checkout import ROOT
 from simcore.counted import Operators, operators
 from simcore.operators.permuted import MULTIHOT, PERMUTE, UNPERMUTE
 
-TIMED = json.loads((Path(__file__).parent / "truth" / "host" / "permutation-te-2.9.json").read_text(encoding="utf-8"))
+TIMED = json.loads((ROOT / "tests/truth" / "host" / "permutation-te-2.9.json").read_text(encoding="utf-8"))
 
 @pytest.mark.parametrize(("name", "expected"), [("permute", PERMUTE), ("unpermute", UNPERMUTE), ("multihot", MULTIHOT)])
 def test_the_host_was_timed(name: str, expected: Operators) -> None:

@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import json
 from collections import Counter
-from pathlib import Path
 
 import numpy as np
 import pytest
 
 import small
+from checkout import ROOT
 from simcore.counted import Operators
 from simcore.operators.ssd import BACKWARD_OPERATORS, FORWARD_OPERATORS, MIXER, NORM
 from simcore.outline import Phase
@@ -17,7 +17,7 @@ from simcore.product import shapes_in
 from simcore.simulate import simulate
 from simcore.tape import Kernel, Op
 
-HOST = Path(__file__).parent / "truth" / "host"
+HOST = ROOT / "tests/truth" / "host"
 TIMED = json.loads((HOST / "mamba-e9594ce1.json").read_text(encoding="utf-8"))
 MIXED = json.loads((HOST / "mixer-core-0.16.1.json").read_text(encoding="utf-8"))
 PYTHON_US, TORCH_US, TRITON_US = 16, 5, 18

@@ -8,11 +8,11 @@ from dataclasses import replace
 from functools import cache
 from itertools import accumulate
 from math import prod
-from pathlib import Path
 from typing import Any
 
 import pytest
 
+from checkout import ROOT
 from simcore.graph import build, model_config
 from simcore.models.blocks import LayerKind, Loss
 from simcore.operators import torchtitan
@@ -20,7 +20,7 @@ from simcore.recording import LayerTape, Run
 from simcore.tape import GRAD_HIDDEN, HIDDEN, Op, Param
 from simcore.tensor import TensorSpec
 
-TRUTH = Path(__file__).parent / "truth" / "tape" / "torchtitan-compiled-0.2.2-torch-2.13.0.json"
+TRUTH = ROOT / "tests/truth" / "tape" / "torchtitan-compiled-0.2.2-torch-2.13.0.json"
 CASES: dict[str, Any] = json.loads(TRUTH.read_text(encoding="utf-8"))
 MODES = {"op": "per_op"}
 COLUMNS = 0.004

@@ -5,12 +5,12 @@ from __future__ import annotations
 import json
 import math
 from itertools import accumulate
-from pathlib import Path
 from typing import Any
 
 import pytest
 
 import small
+from checkout import ROOT
 from simcore.errors import IllegalLayout, InputError, NotYet, RankscopeError
 from simcore.form import Form
 from simcore.operators.hf_packed import packed_linear
@@ -20,7 +20,7 @@ from simcore.rows import HOST_STOPS
 from simcore.tape import Op, Param, Tape, Tensor
 
 TRUTH: dict[str, Any] = json.loads(
-    (Path(__file__).parent / "truth/bitsandbytes/0.50.2.json").read_text(encoding="utf-8"))
+    (ROOT / "tests/truth/bitsandbytes/0.50.2.json").read_text(encoding="utf-8"))
 STORED = {"uint8": "uint8", "bfloat16": "bf16", "float32": "fp32"}
 
 

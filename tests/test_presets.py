@@ -2,17 +2,16 @@
 
 from __future__ import annotations
 
-from pathlib import Path
-
 import pytest
 
 import small
+from checkout import ROOT
 from simcore.graph import FAMILIES, build, known_presets, model_config
 from simcore.presets import graph_of, presets
 from simcore.simulate import simulate
 
 MADE_UP = ("llama-tiny", "nemotron-3-tiny")
-PAGE = Path(__file__).resolve().parents[1] / "docs" / "models.md"
+PAGE = ROOT / "docs" / "models.md"
 
 
 def row(name: str) -> list[str]:

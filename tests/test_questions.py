@@ -11,10 +11,10 @@ import sys
 from collections import Counter
 from collections.abc import Callable, Sequence
 from functools import cache
-from pathlib import Path
 
 import pytest
 
+from checkout import ROOT
 from simcore.advice import advise
 from simcore.flows import flow_of
 from simcore.loading import load
@@ -31,7 +31,6 @@ from simcore.tape import Op
 from simcore.tile import AMOUNT, LAYER, OP, SLOT
 from simcore.tiles import Workload
 
-ROOT = Path(__file__).resolve().parents[1]
 SCENARIOS = ROOT / "scenarios"
 PAGE = ROOT / "docs" / "questions.md"
 LONGEST = 262_144

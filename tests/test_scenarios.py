@@ -18,13 +18,14 @@ from typing import Any
 
 import pytest
 
+from checkout import ROOT
 from simcore.loading import load
 from simcore.phased import PhaseReport
 from simcore.report import AtRest, Peak, RankReport, Report, TrafficRow
 from simcore.simulate import simulate
 from simcore.speed import StepTime
 
-SCENARIOS = Path(__file__).resolve().parents[1] / "scenarios"
+SCENARIOS = ROOT / "scenarios"
 FOLDERS = sorted(path for path in SCENARIOS.iterdir() if path.is_dir())
 FILES = sorted(SCENARIOS.glob("*/*.yaml"))
 TIMED = ("expert-loop", "nano-at-scale", "nano-expert-parallel", "tensor-parallel")

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-ROOT = Path(__file__).resolve().parents[1]
+from checkout import ROOT
 
 
 def git(*arguments: str) -> str | None:

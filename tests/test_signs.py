@@ -12,9 +12,8 @@ from pathlib import Path
 import pytest
 
 import small
+from checkout import ROOT
 from simcore.signs import LEVELS, replace_signs
-
-ROOT = Path(__file__).resolve().parents[1]
 
 
 def written(text: str, encoding: str) -> bytes:

@@ -4,15 +4,14 @@ from __future__ import annotations
 
 import subprocess
 import sys
-from pathlib import Path
 from typing import Any
 
 import pytest
 
 import small
+from checkout import ROOT
 from simcore.simulate import check, place, simulate
 
-ROOT = Path(__file__).parents[1]
 MESH = {"dp_shard": 3}
 
 

@@ -19,12 +19,13 @@ from typing import Any
 import pytest
 
 import small
+from checkout import ROOT
 from simcore.report import Report
 from simcore.simulate import simulate
 from viz import snapshot as module
 from viz.snapshot import MAX_POSTINGS, notes, pickled, snapshot, whole_fits
 
-VIEWER = json.loads((Path(__file__).parent / "truth" / "snapshot" / "viewer.json").read_text(encoding="utf-8"))
+VIEWER = json.loads((ROOT / "tests/truth" / "snapshot" / "viewer.json").read_text(encoding="utf-8"))
 
 Snapshot = dict[str, Any]
 

@@ -18,10 +18,10 @@ from pathlib import Path
 
 import pytest
 
+from checkout import ROOT
 from simcore import cli
 from simcore.loading import read
 
-ROOT = Path(__file__).resolve().parents[1]
 LONG = "x" * 300
 FITS = ("name: a\nmodel: llama-tiny\nframework: fsdp2\ntopology: dgx-h100\nmesh: {dp_shard: 8}\n"
         "training: {seq_len: 8}\n")

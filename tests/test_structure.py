@@ -10,7 +10,7 @@ from statistics import median
 import networkx
 import pytest
 
-ROOT = Path(__file__).resolve().parents[1]
+from checkout import ROOT
 
 # Packages of `simcore`, each of which imports only from those before it. Modules that are still in the root have no
 # place here; they take part in the search for cycles.

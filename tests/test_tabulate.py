@@ -9,12 +9,11 @@ import pytest
 
 import fakes
 import small
+from checkout import ROOT
 from simcore.fields import SCENARIO_FIELDS
 from simcore.loading import load
 from simcore.simulate import simulate
 from simcore.tabulate import columns_page, table
-
-ROOT = Path(__file__).resolve().parents[1]
 
 
 def test_what_is_not_known_is_empty_and_none_of_it_is_zero() -> None:

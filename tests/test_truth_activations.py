@@ -6,11 +6,11 @@ import importlib
 import json
 from dataclasses import replace
 from functools import cache
-from pathlib import Path
 from typing import Any
 
 import pytest
 
+from checkout import ROOT
 from pages import shown, write
 from simcore.document import parse_document
 from simcore.models.blocks import LayerKind
@@ -22,7 +22,7 @@ from simcore.tape import Op, Param, Section
 from simcore.tiles import Workload, run_of
 
 TRUTH: dict[str, list[dict[str, Any]]] = json.loads(
-    (Path(__file__).parent / "truth" / "activations" / "nano-kept.json").read_text(encoding="utf-8"))
+    (ROOT / "tests/truth" / "activations" / "nano-kept.json").read_text(encoding="utf-8"))
 LAYERS = {"mamba": ("mamba",), "moe": ("moe",), "attn": ("attention",), "final": ("final_norm", "head")}
 COUNTS = {"mamba": 23, "moe": 23, "attn": 6, "final": 1}
 LOGITS, STEM = 2 * 131072, 2 * 2688
@@ -176,7 +176,7 @@ def test_a_loss_keeps_and_needs_what_the_account_says(row: dict[str, Any]) -> No
 
 
 # ---- the page --------------------------------------------------------------------------------------------------------
-PAGE = Path(__file__).parents[1] / "docs" / "activations.md"
+PAGE = ROOT / "docs" / "activations.md"
 
 
 def layers() -> str:

@@ -3,17 +3,17 @@
 from __future__ import annotations
 
 import json
-from pathlib import Path
 from typing import Any
 
 import pytest
 
 import small
+from checkout import ROOT
 from simcore.report import RankReport
 from simcore.scenario import Scenario
 from simcore.simulate import simulate
 
-TRUTH = Path(__file__).parent / "truth" / "tape"
+TRUTH = ROOT / "tests/truth" / "tape"
 DENSE: dict[str, Any] = json.loads((TRUTH / "automodel-dense-0.7.0-torch-2.13.0.json").read_text(encoding="utf-8"))
 STEPS: dict[str, Any] = json.loads((TRUTH / "automodel-steps-0.7.0-torch-2.13.0.json").read_text(encoding="utf-8"))
 EXPERTS = {"qwen3": (), "mixtral": ("num_local_experts", "num_experts_per_tok")}

@@ -4,25 +4,25 @@ from __future__ import annotations
 
 import json
 from collections import Counter
-from pathlib import Path
 from typing import Any
 
 import pytest
 
 import small
+from checkout import ROOT
 from simcore.frameworks._torch import States
 from simcore.plan import Plan
 from simcore.report import Peak, Report
 from simcore.simulate import simulate
 
 TRUTH: dict[str, Any] = json.loads(
-    (Path(__file__).parent / "truth/bitsandbytes/0.50.2.json").read_text(encoding="utf-8"))
+    (ROOT / "tests/truth/bitsandbytes/0.50.2.json").read_text(encoding="utf-8"))
 STEPS: dict[str, Any] = json.loads(
-    (Path(__file__).parent / "truth/bitsandbytes/steps-0.50.2.json").read_text(encoding="utf-8"))["cases"]
+    (ROOT / "tests/truth/bitsandbytes/steps-0.50.2.json").read_text(encoding="utf-8"))["cases"]
 AUTOMODEL: dict[str, Any] = json.loads(
-    (Path(__file__).parent / "truth/bitsandbytes/automodel-0.7.0.json").read_text(encoding="utf-8"))["cases"]
+    (ROOT / "tests/truth/bitsandbytes/automodel-0.7.0.json").read_text(encoding="utf-8"))["cases"]
 INT8: dict[str, Any] = json.loads(
-    (Path(__file__).parent / "truth/bitsandbytes/int8-0.50.2.json").read_text(encoding="utf-8"))["cases"]
+    (ROOT / "tests/truth/bitsandbytes/int8-0.50.2.json").read_text(encoding="utf-8"))["cases"]
 ALL = ["q_proj", "k_proj", "v_proj", "o_proj", "gate_proj", "up_proj", "down_proj"]
 RECORDED = ("llama-3-8b", "llama-3-70b", "llama-3.2-3b", "llama-tiny", "mixtral-8x7b", "qwen1.5-moe-a2.7b",
             "qwen2.5-7b", "qwen3-30b-a3b", "qwen3-8b", "gpt-oss-20b")

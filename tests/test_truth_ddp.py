@@ -3,17 +3,17 @@
 from __future__ import annotations
 
 import json
-from pathlib import Path
 from typing import Any
 
 import pytest
 
 import small
+from checkout import ROOT
 from simcore.simulate import simulate
 
-TRUTH: dict[str, Any] = json.loads((Path(__file__).parent / "truth/ddp/torch-2.13.0.json").read_text(encoding="utf-8"))
+TRUTH: dict[str, Any] = json.loads((ROOT / "tests/truth/ddp/torch-2.13.0.json").read_text(encoding="utf-8"))
 OPTIMIZER: dict[str, Any] = json.loads(
-    (Path(__file__).parent / "truth/ddp/optimizer-torch-2.13.0.json").read_text(encoding="utf-8"))["cases"]
+    (ROOT / "tests/truth/ddp/optimizer-torch-2.13.0.json").read_text(encoding="utf-8"))["cases"]
 PRESETS = {"llama": "llama-3.2-3b", "qwen2": "qwen2.5-7b"}
 
 

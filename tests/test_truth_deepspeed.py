@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import json
-from pathlib import Path
 from typing import Any
 
 import pytest
 
 import small
+from checkout import ROOT
 from simcore.flows import exact_at_rest, padding_bytes
 from simcore.flows.partition import LOOKED_AT
 from simcore.flows.parts import aligned, places
@@ -20,9 +20,9 @@ from simcore.tape import Op
 from simcore.zero import Zero
 
 TRUTH: dict[str, Any] = json.loads(
-    (Path(__file__).parent / "truth/deepspeed/0.19.6.json").read_text(encoding="utf-8"))["cases"]
+    (ROOT / "tests/truth/deepspeed/0.19.6.json").read_text(encoding="utf-8"))["cases"]
 AWAY: dict[str, Any] = json.loads(
-    (Path(__file__).parent / "truth/deepspeed/offload-0.19.6.json").read_text(encoding="utf-8"))["cases"]
+    (ROOT / "tests/truth/deepspeed/offload-0.19.6.json").read_text(encoding="utf-8"))["cases"]
 PRESETS = {"llama": "llama-3.2-3b", "qwen2": "qwen2.5-7b"}
 OURS = {"all_reduce": "all_reduce", "all_gather_into_tensor": "all_gather", "reduce_scatter_tensor": "reduce_scatter"}
 THREE = [name for name, case in TRUTH.items() if case["stage"] == 3]
@@ -186,7 +186,7 @@ def test_infinities_are_looked_for_in_whole_gradients() -> None:
 
 # ---- hpZ, the order of parts ----------------------------------------------------------------------------------
 SHARDS: dict[str, Any] = json.loads(
-    (Path(__file__).parent / "truth/deepspeed/shards-0.19.6.json").read_text(encoding="utf-8"))["cases"]
+    (ROOT / "tests/truth/deepspeed/shards-0.19.6.json").read_text(encoding="utf-8"))["cases"]
 
 
 def sharded(name: str, mesh: dict[str, int]) -> Program:
@@ -227,7 +227,7 @@ def test_mics_scatters_over_all_ranks() -> None:
 
 # ---- gradients apart ------------------------------------------------------------------------------------------
 APART: dict[str, Any] = json.loads(
-    (Path(__file__).parent / "truth/deepspeed/apart-0.19.6.json").read_text(encoding="utf-8"))["cases"]
+    (ROOT / "tests/truth/deepspeed/apart-0.19.6.json").read_text(encoding="utf-8"))["cases"]
 
 
 def apart(name: str) -> Program:
@@ -276,7 +276,7 @@ def test_overlapped_gradients_of_others_go_one_reduction_later() -> None:
 
 # ---- averaged gradients ---------------------------------------------------------------------------------------
 AVERAGED: dict[str, Any] = json.loads(
-    (Path(__file__).parent / "truth/deepspeed/averaged-0.19.6.json").read_text(encoding="utf-8"))["cases"]
+    (ROOT / "tests/truth/deepspeed/averaged-0.19.6.json").read_text(encoding="utf-8"))["cases"]
 
 
 def of_rank(name: str, build: Any) -> Any:

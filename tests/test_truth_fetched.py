@@ -3,16 +3,16 @@
 from __future__ import annotations
 
 import json
-from pathlib import Path
 from typing import Any
 
 import pytest
 
 import small
+from checkout import ROOT
 from simcore.flows.fetched import FetchedFlow
 
 TRUTH: dict[str, Any] = json.loads(
-    (Path(__file__).parent / "truth/deepspeed/fetched-0.19.6.json").read_text(encoding="utf-8"))["cases"]
+    (ROOT / "tests/truth/deepspeed/fetched-0.19.6.json").read_text(encoding="utf-8"))["cases"]
 PRESETS = {"llama": "llama-3.2-3b", "qwen2": "qwen2.5-3b", "qwen3": "qwen3-8b"}
 PAIRS = [name.removesuffix(", plain") for name in TRUTH if name.endswith(", plain")]
 

@@ -5,12 +5,12 @@ from __future__ import annotations
 import json
 import math
 from functools import cache
-from pathlib import Path
 from typing import Any
 
 import pytest
 
 import small
+from checkout import ROOT
 from simcore.document import parse_document
 from simcore.flows import flow_of
 from simcore.flows.flattened import flat_units
@@ -26,7 +26,7 @@ from simcore.simulate import simulate
 from simcore.tape import Op
 from simcore.tiles import Workload
 
-TRUTH = Path(__file__).parent / "truth" / "tape" / "llmfoundry-0.3.0-torch-2.13.0.json"
+TRUTH = ROOT / "tests/truth" / "tape" / "llmfoundry-0.3.0-torch-2.13.0.json"
 CASES: dict[str, Any] = json.loads(TRUTH.read_text(encoding="utf-8"))
 DEFAULTS = {"no_bias": False, "attn_config": {"alibi": False}}
 """Of llm-foundry 0.3.0 `models/mpt/configuration_mpt.py`; the published models say otherwise."""

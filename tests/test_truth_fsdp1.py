@@ -4,19 +4,19 @@ from __future__ import annotations
 
 import json
 from functools import lru_cache
-from pathlib import Path
 from typing import Any
 
 import pytest
 
 import small
+from checkout import ROOT
 from simcore.flows import exact_at_rest, padding_bytes
 from simcore.flows.flattened import flat_units
 from simcore.program import Program
 from simcore.tape import Op
 
 ROWS: dict[str, dict[str, Any]] = {row["name"]: row for row in json.loads(
-    (Path(__file__).parent / "truth/fsdp1/torch-2.13.0.json").read_text(encoding="utf-8"))}
+    (ROOT / "tests/truth/fsdp1/torch-2.13.0.json").read_text(encoding="utf-8"))}
 LLAMA = {"hidden_size": 64, "intermediate_size": 128, "num_hidden_layers": 4, "num_attention_heads": 4,
          "num_key_value_heads": 4, "head_dim": 16, "vocab_size": 1001, "tie_word_embeddings": False}
 OPTIONS = {"backward_prefetch": "backward_prefetch", "forward_prefetch": "forward_prefetch",
@@ -83,7 +83,7 @@ def test_gradients_rest_in_the_parameters_dtype() -> None:
 
 # ---- LoRA -----------------------------------------------------------------------------------------------------
 LORA: dict[str, dict[str, Any]] = {row["name"]: row for row in json.loads(
-    (Path(__file__).parent / "truth/fsdp1/lora-torch-2.13.0.json").read_text(encoding="utf-8"))}
+    (ROOT / "tests/truth/fsdp1/lora-torch-2.13.0.json").read_text(encoding="utf-8"))}
 
 
 @pytest.mark.parametrize("name", LORA)

@@ -5,12 +5,12 @@ from __future__ import annotations
 import json
 import math
 from functools import cache
-from pathlib import Path
 from typing import Any
 
 import pytest
 
 import small
+from checkout import ROOT
 from eventlog import collectives_apart
 from simcore.document import parse_document
 from simcore.graph import build, model_config
@@ -18,7 +18,7 @@ from simcore.report import RankReport
 from simcore.scenario import parse_scenario
 from simcore.simulate import simulate
 
-TRUTH = Path(__file__).parent / "truth" / "tape" / "kempnerforge-5666d0d16153-torch-2.13.0.json"
+TRUTH = ROOT / "tests/truth" / "tape" / "kempnerforge-5666d0d16153-torch-2.13.0.json"
 CASES: dict[str, Any] = {name: row for name, row in json.loads(TRUTH.read_text(encoding="utf-8")).items()
                          if not row["case"].get("stage")}
 """But for stages of a pipeline: their layers are asked for in `test_operators_kempnerforge.py`."""

@@ -3,17 +3,17 @@
 from __future__ import annotations
 
 import json
-from pathlib import Path
 from typing import Any
 
 import pytest
 
 import small
+from checkout import ROOT
 from simcore.graph import FAMILIES as FAMILY_FILES
 from simcore.graph import ModelGraph, build, known_presets, model_config
 from simcore.tensor import TensorSpec
 
-TRUTH = Path(__file__).parent / "truth" / "models" / "transformers-5.23.0.json"
+TRUTH = ROOT / "tests/truth" / "models" / "transformers-5.23.0.json"
 ROWS: dict[str, Any] = json.loads(TRUTH.read_text(encoding="utf-8"))
 OTHER_SIZES: dict[str, Any] = json.loads((TRUTH.parent / "other-sizes.json").read_text(encoding="utf-8"))
 REMOTE = ("nemotron-nas",)

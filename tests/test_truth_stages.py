@@ -5,17 +5,17 @@ from __future__ import annotations
 import json
 from collections import Counter
 from functools import cache
-from pathlib import Path
 from typing import Any
 
 import pytest
 
+from checkout import ROOT
 from simcore.document import parse_document
 from simcore.report import RankReport
 from simcore.scenario import parse_scenario
 from simcore.simulate import simulate
 
-TRUTH = Path(__file__).parent / "truth" / "tape" / "torchtitan-stages-0.2.2-torch-2.13.0.json"
+TRUTH = ROOT / "tests/truth" / "tape" / "torchtitan-stages-0.2.2-torch-2.13.0.json"
 CASES: dict[str, Any] = json.loads(TRUTH.read_text(encoding="utf-8"))
 PASSES = {"activation": "passes", "backward_temp": "passes", "recompute": "passes"}
 """Buffers to receive into were made before the first pass there; here they are what is received."""

@@ -5,11 +5,11 @@ from __future__ import annotations
 import json
 import math
 from functools import cache
-from pathlib import Path
 from typing import Any
 
 import pytest
 
+from checkout import ROOT
 from eventlog import collectives_apart
 from simcore.document import parse_document
 from simcore.graph import build, model_config
@@ -17,7 +17,7 @@ from simcore.report import RankReport
 from simcore.scenario import parse_scenario
 from simcore.simulate import simulate
 
-TRUTH = Path(__file__).parent / "truth" / "tape" / "torchtitan-0.2.2-torch-2.13.0.json"
+TRUTH = ROOT / "tests/truth" / "tape" / "torchtitan-0.2.2-torch-2.13.0.json"
 CASES: dict[str, Any] = json.loads(TRUTH.read_text(encoding="utf-8"))
 ELSEWHERE = {"buffer", "workspace", "opt_state"}
 """The rotary table is a buffer there and a workspace here; Adam's step counters (4 bytes each) are not counted here."""

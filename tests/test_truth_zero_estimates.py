@@ -8,12 +8,12 @@ from __future__ import annotations
 
 import json
 from functools import lru_cache
-from pathlib import Path
 from typing import Any
 
 import pytest
 
 import small
+from checkout import ROOT
 from simcore.flows.staged import beside_tensors
 from simcore.loading import load
 from simcore.on_host import host_bytes
@@ -22,7 +22,7 @@ from simcore.report import Peak
 from simcore.simulate import simulate
 
 ROWS: list[dict[str, Any]] = json.loads(
-    (Path(__file__).parent / "truth/deepspeed/estimates-0.19.6.json").read_text(encoding="utf-8"))
+    (ROOT / "tests/truth/deepspeed/estimates-0.19.6.json").read_text(encoding="utf-8"))
 LLAMAS = [row["name"] for row in ROWS if "preset" in row["case"]]
 SMALL_GROUPS = {"sub_group_size": 10**12}
 
@@ -142,7 +142,7 @@ def test_buffers_come_on_top_of_both() -> None:
 # ---- 0.77 GB estimated, 13 GB used (DeepSpeed issue 4093) ------------------------------------------------------------
 def peaks(file: str) -> dict[str, Peak]:
     """Of the scenario's parts, by name."""
-    path = Path(__file__).parents[1] / "scenarios" / "zero3-estimate" / f"{file}.yaml"
+    path = ROOT / "scenarios" / "zero3-estimate" / f"{file}.yaml"
     found = {asked.name: simulate(asked, timed=False).ranks[0].peak for asked in load(path)}
     assert all(found.values())
     return {name: peak for name, peak in found.items() if peak is not None}

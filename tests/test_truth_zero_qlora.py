@@ -3,18 +3,18 @@
 from __future__ import annotations
 
 import json
-from pathlib import Path
 from typing import Any
 
 import pytest
 
 import small
+from checkout import ROOT
 from simcore.errors import IllegalLayout
 from simcore.program import Program
 from simcore.tape import Op
 
 TRUTH: dict[str, Any] = json.loads(
-    (Path(__file__).parent / "truth/deepspeed/qlora-0.19.6.json").read_text(encoding="utf-8"))["cases"]
+    (ROOT / "tests/truth/deepspeed/qlora-0.19.6.json").read_text(encoding="utf-8"))["cases"]
 THREE = [name for name, case in TRUTH.items() if case["stage"] == 3]
 ALL = ["q_proj", "k_proj", "v_proj", "o_proj", "gate_proj", "up_proj", "down_proj"]
 MODEL = {"config": "llama-3.2-3b", "overrides": {

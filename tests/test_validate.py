@@ -11,6 +11,7 @@ from typing import Any
 
 import pytest
 
+from checkout import ROOT
 from fakes import peak, rank, reader
 from simcore.measured import Measured, layout_of, read_measured
 from simcore.report import ProblemRow, RankReport, Report
@@ -19,7 +20,6 @@ from simcore.table import console, validation
 from simcore.validate import Summary, Validation, layouts, validate
 
 GIB = 2**30
-ROOT = Path(__file__).resolve().parents[1]
 SCENARIO = {"model": "nemotron-3-tiny", "framework": "megatron", "topology": "dgx-h100", "mesh": {"dp_shard": 2},
             "training": {"seq_len": 64}}
 

@@ -15,13 +15,12 @@ import pytest
 import fakes
 import small
 from browser import tab
+from checkout import ROOT
 from simcore import compare, simulate, table
 from simcore.errors import InputError, Problem
 from simcore.report import Report
 from test_viz_page import EVIL, a_report
 from viz.sheet import DARK
-
-ROOT = Path(__file__).resolve().parents[1]
 
 
 class Shown(Protocol):

@@ -3,16 +3,16 @@
 from __future__ import annotations
 
 import json
-from pathlib import Path
 from typing import Any
 
 import pytest
 
+from checkout import ROOT
 from simcore.graph import architecture_of, model_config
 from simcore.vllm.cache import Formats, Pages, pages
 from simcore.vllm.release import RELEASES
 
-TRUTH = Path(__file__).parent / "truth/vllm"
+TRUTH = ROOT / "tests/truth/vllm"
 ROWS = [(version, row) for version in RELEASES
         for row in json.loads((TRUTH / f"cache-{version}.json").read_text(encoding="utf-8"))]
 DTYPES = {"auto": "bf16", "fp8": "fp8", "float32": "fp32"}

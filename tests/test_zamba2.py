@@ -3,18 +3,18 @@
 from __future__ import annotations
 
 import json
-from pathlib import Path
 from typing import Any
 
 import pytest
 
 import small
+from checkout import ROOT
 from simcore.errors import InputError
 from simcore.graph import ModelGraph, build, model_config
 from simcore.simulate import check, simulate
 
 SHARED: dict[str, Any] = json.loads(
-    (Path(__file__).parent / "truth" / "models" / "shared-torch-2.13.0.json").read_text(encoding="utf-8"))
+    (ROOT / "tests/truth" / "models" / "shared-torch-2.13.0.json").read_text(encoding="utf-8"))
 
 
 def graph(preset: str = "zamba2-2.7b", **changed: Any) -> ModelGraph:

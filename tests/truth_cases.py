@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import json
-from pathlib import Path
 from typing import Any
 
+from checkout import ROOT
 from simcore.document import parse_document
 from simcore.scenario import Scenario, parse_scenario
 
-TRUTH = Path(__file__).parent / "truth"
+TRUTH = ROOT / "tests/truth"
 GROUPS = ("groups/megatron-core-0.16.1.json", "groups/automodel-0.7.0.json", "groups/torchtitan-0.2.2.json")
 DTYPES = {"float32": "fp32", "bfloat16": "bf16", None: None}
 
