@@ -18,16 +18,16 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from simcore.compare import compare
-    from simcore.loading import load
+    from simcore.inputs.loading import load
+    from simcore.inputs.scenario import Scenario
     from simcore.report import Report
-    from simcore.scenario import Scenario
     from simcore.simulate import simulate
     from simcore.tabulate import table
 
 __all__ = ["Report", "Scenario", "compare", "load", "simulate", "table"]
 
-_HOME = {"Report": "report", "Scenario": "scenario", "compare": "compare", "load": "loading", "simulate": "simulate",
-         "table": "tabulate"}
+_HOME = {"Report": "report", "Scenario": "inputs.scenario", "compare": "compare", "load": "inputs.loading",
+         "simulate": "simulate", "table": "tabulate"}
 
 
 def __getattr__(name: str) -> Any:

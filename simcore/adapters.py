@@ -11,7 +11,7 @@ from collections import Counter
 from collections.abc import Iterable
 
 from simcore.framework import UnshardFlow
-from simcore.graph import ModelGraph
+from simcore.models.graph import ModelGraph
 from simcore.plan import Plan
 from simcore.tiles import Recording, keys_of
 

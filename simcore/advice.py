@@ -23,12 +23,12 @@ from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any, Final
 
-from simcore.bounds import ADVISED_ROWS
 from simcore.detail import MAX_DETAILED
 from simcore.errors import InputError
-from simcore.loading import changed
+from simcore.inputs.bounds import ADVISED_ROWS
+from simcore.inputs.loading import changed
+from simcore.inputs.scenario import Scenario
 from simcore.report import Advice, Report
-from simcore.scenario import Scenario
 from simcore.simulate import rows_of, simulate
 
 __all__ = ["advise", "work"]

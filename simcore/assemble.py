@@ -14,6 +14,8 @@ from simcore.flows import exact_at_rest, mean_at_rest, padding_bytes
 from simcore.flows.staged import beside_tensors
 from simcore.fold import RankClass
 from simcore.framework import Buckets, Framework, UnshardFlow
+from simcore.hardware.topology import Topology
+from simcore.inputs.scenario import Scenario
 from simcore.job import Job
 from simcore.ledger import Balance, balance, first_step
 from simcore.mesh import IntArray
@@ -21,6 +23,7 @@ from simcore.on_host import host_bytes
 from simcore.outside import Held, Site, outside, paged
 from simcore.packing import assumptions as packing_assumptions
 from simcore.packing import pack
+from simcore.pipeline.schedule import steady_microbatches
 from simcore.plan import Plan
 from simcore.program import Program
 from simcore.rates import step_time
@@ -39,12 +42,9 @@ from simcore.report import (
 from simcore.reserve import EXPANDABLE, GATHERED, ORDINARY, Reserved, Shares, needed, reserved
 from simcore.routes import Routes
 from simcore.routing import expert_hidden, received_per_token, sent_per_token, top_k_of
-from simcore.scenario import Scenario
-from simcore.schedule import steady_microbatches
 from simcore.series import memory_series
 from simcore.speed import StepTime
 from simcore.tiles import Workload, record_layers
-from simcore.topology import Topology
 from simcore.traffic import traffic
 from simcore.units import format_bytes, parse_cublas, parse_quantity
 from simcore.update import made_after_backward

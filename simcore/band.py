@@ -16,9 +16,9 @@ from dataclasses import asdict, dataclass
 from functools import lru_cache
 from typing import Final
 
-from simcore.data import data_folder
-from simcore.document import read_text
 from simcore.framework import Buckets, Framework
+from simcore.inputs.document import read_text
+from simcore.inputs.shipped import data_folder
 from simcore.job import Job
 from simcore.models.blocks import Mamba2
 from simcore.reducer import Reducer

@@ -21,8 +21,8 @@ from simcore.interrupts import Interrupts, interrupts
 from simcore.report import ProblemRow, Report
 
 if TYPE_CHECKING:
-    from simcore.loading import Entry
-    from simcore.scenario import Scenario
+    from simcore.inputs.loading import Entry
+    from simcore.inputs.scenario import Scenario
 
 __all__ = ["Arrived", "Keep", "Outcome", "Work", "attempt", "num_workers", "outcome_of", "run_batch"]
 

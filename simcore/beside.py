@@ -13,10 +13,10 @@ import numpy as np
 from numpy.typing import NDArray
 
 from simcore.mesh import IntArray
-from simcore.product import module_of
 from simcore.program import Program
-from simcore.rows import Module
-from simcore.tape import Op, Stream
+from simcore.recording.kernel_shape import module_of
+from simcore.recording.rows import Module
+from simcore.recording.tape import Op, Stream
 from simcore.tile import AMOUNT, OP, SLOT, STREAM
 
 __all__ = ["hidden_shares"]

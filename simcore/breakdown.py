@@ -23,13 +23,13 @@ import numpy as np
 from numpy.typing import NDArray
 
 from simcore.cost import DTYPES, KERNELS
-from simcore.exact import countable, dot
 from simcore.held import held
 from simcore.mesh import IntArray
 from simcore.outline import Outline, Phase
 from simcore.program import Program
+from simcore.recording.exact_sums import countable, dot
+from simcore.recording.tape import Stream
 from simcore.streams import Track
-from simcore.tape import Stream
 from simcore.tile import AMOUNT, SLOT
 from simcore.timeline import ClassTimes
 

@@ -7,8 +7,8 @@ from collections.abc import Sequence
 import numpy as np
 
 from simcore.outline import Outline, Phase, Piece, Tables
-from simcore.product import MODULE_BITS
-from simcore.tape import Kernel, Op, Stream
+from simcore.recording.kernel_shape import MODULE_BITS
+from simcore.recording.tape import Kernel, Op, Stream
 from simcore.tile import Tile
 
 __all__ = ["Builder"]

@@ -24,7 +24,7 @@ from simcore.read_back import read
 if TYPE_CHECKING:
     from simcore.finding import Gate
     from simcore.folder import Existing
-    from simcore.loading import Entry
+    from simcore.inputs.loading import Entry
     from simcore.report import Report
     from simcore.runs import Ran
 
@@ -78,8 +78,8 @@ def run(
 ) -> None:
     """Simulate scenarios: memory, traffic and time of a training step."""
     from simcore.advice import work
-    from simcore.data import example as example_path
     from simcore.finding import gates, unmatched
+    from simcore.inputs.shipped import example as example_path
     from simcore.output import say
     from simcore.runs import run_entries
 
@@ -199,7 +199,7 @@ for _command in (calibrate, explain, export, read, report):
 
 
 def _entries(paths: Sequence[str | Path], overrides: Sequence[str] | None) -> list[Entry]:
-    from simcore.loading import read
+    from simcore.inputs.loading import read
 
     if not paths:
         raise InputError(Problem("", "no scenario given: name files, folders or globs, or --example NAME"))

@@ -14,22 +14,22 @@ from numpy.typing import NDArray
 from simcore.beside import hidden_shares
 from simcore.breakdown import Breakdown, Kernels, breakdown
 from simcore.cost import DTYPES, KERNELS, added_ns, busy_ns, exposed_share, host_rates, worked_flops
-from simcore.exact import countable
 from simcore.fold import RankClass
 from simcore.framework import Framework
+from simcore.hardware.topology import Topology
 from simcore.held import held
 from simcore.launch import launch_ns
 from simcore.libraries import FULL_ITERATION
 from simcore.mesh import IntArray, Mesh
 from simcore.outline import Outline, Phase
-from simcore.product import shapes_in
 from simcore.program import Program
+from simcore.recording.exact_sums import countable
+from simcore.recording.kernel_shape import shapes_in
+from simcore.recording.tape import Kernel, Op
 from simcore.routes import HOST_WAYS, Routes
 from simcore.streams import Track, tracks
-from simcore.tape import Kernel, Op
 from simcore.tile import AMOUNT, AUX, OP, SLOT, STREAM, Tile
 from simcore.timeline import ClassTimes, Wiring, run
-from simcore.topology import Topology
 
 __all__ = ["Clocked", "clock", "forward_ns"]
 

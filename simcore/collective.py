@@ -21,10 +21,10 @@ from __future__ import annotations
 import math
 from typing import Final, Literal, NamedTuple
 
-from simcore.curves import Curve, load_curves
 from simcore.dispatch import Dispatch
-from simcore.quantity import Rate
-from simcore.topology import Fabric, Link
+from simcore.hardware.collective_curves import Curve, load_curves
+from simcore.hardware.topology import Fabric, Link
+from simcore.inputs.quantity import Rate
 
 __all__ = ["COLLECTIVES", "Crossing", "Timing", "algorithm", "collective_ns", "crossing", "measured_sizes", "timing",
            "wire_bytes", "wire_factor"]

@@ -13,10 +13,10 @@ from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any, Final
 
-from simcore.document import read_bytes
 from simcore.errors import InputError
 from simcore.fingerprint import Fingerprint
-from simcore.paths import write_whole, writing
+from simcore.inputs.document import read_bytes
+from simcore.inputs.paths import write_whole, writing
 
 __all__ = ["Batch", "Contents", "digest_of", "read_contents", "write_contents"]
 

@@ -14,12 +14,12 @@ from typing import Final, NamedTuple
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
-from simcore.device import Device
-from simcore.efficiency import Efficiency, KernelShare, Overlap
 from simcore.errors import InputError, Problem
 from simcore.exponentials import softmax_stretch
+from simcore.hardware.device import Device
+from simcore.hardware.efficiency import Efficiency, KernelShare, Overlap
+from simcore.hardware.topology import Topology
 from simcore.mesh import IntArray
-from simcore.topology import Topology
 from simcore.waves import stretch
 
 __all__ = ["DTYPES", "KERNELS", "added_ns", "busy_ns", "compute_ns", "cpu_rate", "exposed_share", "host_rates",

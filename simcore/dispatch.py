@@ -12,9 +12,9 @@ from __future__ import annotations
 import math
 from typing import NamedTuple
 
-from simcore.graph import ModelGraph
 from simcore.libraries import Libraries
 from simcore.models.blocks import Moe
+from simcore.models.graph import ModelGraph
 
 __all__ = ["Dispatch", "dispatch_of"]
 

@@ -15,17 +15,17 @@ from simcore.assemble import Parts
 from simcore.errors import InputError, NotYet, Problem
 from simcore.flows import flow_of
 from simcore.fold import RankClass
+from simcore.inputs.training import Draws
 from simcore.lower import lower
 from simcore.mesh import IntArray
 from simcore.models.blocks import Moe
+from simcore.pipeline.schedule import actions, lowered_microbatches
 from simcore.plan import Plan
 from simcore.program import Program
 from simcore.quantiles import Drawn, DrawnPeak, DrawnRows, Quantiles, quantiles
 from simcore.received import Loads, drawn_rows
 from simcore.report import Assumption, RankReport, Report
-from simcore.schedule import actions, lowered_microbatches
 from simcore.spread import Spread, spread
-from simcore.training import Draws
 
 __all__ = ["drawn"]
 

@@ -11,8 +11,8 @@ from dataclasses import dataclass, fields
 
 from simcore.models.blocks import Embedding, Head, Loss, Mtp
 from simcore.outline import Tables
-from simcore.recording import Run
-from simcore.tape import GRAD_HIDDEN, HIDDEN, Op, Stream
+from simcore.recording.layer import Run
+from simcore.recording.tape import GRAD_HIDDEN, HIDDEN, Op, Stream
 from simcore.tile import Tile, small_tile
 from simcore.units import dtype_bytes
 

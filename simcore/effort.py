@@ -9,9 +9,9 @@ from __future__ import annotations
 from typing import Final
 
 from simcore.assemble import Parts
-from simcore.bounds import ROWS
 from simcore.errors import InputError, Problem
 from simcore.framework import UnshardFlow
+from simcore.inputs.bounds import ROWS
 from simcore.plan import Plan
 from simcore.report import Assumption, Report
 from simcore.tiles import keys_of, record_layers

@@ -12,7 +12,7 @@ from contextlib import suppress
 from typing import NoReturn
 
 from simcore.errors import InputError, Problem, RankscopeError
-from simcore.paths import escaped, is_text
+from simcore.inputs.paths import escaped, is_text
 from simcore.signs import replace_signs
 from simcore.stdio import lost, open_streams
 

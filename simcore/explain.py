@@ -51,7 +51,7 @@ def explain(
 
 
 def _simulated(path: str, overrides: Sequence[str]) -> Report:
-    from simcore.loading import load
+    from simcore.inputs.loading import load
     from simcore.simulate import simulate
 
     scenarios = load(path, overrides)

@@ -17,9 +17,9 @@ from typing import Final
 import numpy as np
 from numpy.typing import NDArray
 
-from simcore.device import Device
+from simcore.hardware.device import Device
 from simcore.mesh import IntArray
-from simcore.product import unpacked
+from simcore.recording.kernel_shape import unpacked
 from simcore.waves import multiply_adds
 
 __all__ = ["softmax_stretch"]

@@ -18,8 +18,8 @@ from simcore.errors import InputError, NotYet, Problem
 
 if TYPE_CHECKING:
     from simcore.frame import Frame
+    from simcore.inputs.scenario import Scenario
     from simcore.report import Report
-    from simcore.scenario import Scenario
 
 __all__ = ["MAX_EXPORTED", "export"]
 
@@ -85,7 +85,7 @@ def _as_json(form: Format, output: Path, told: Sequence[str]) -> str:
 
 
 def _scenario(paths: Sequence[str], overrides: Sequence[str]) -> Scenario:
-    from simcore.loading import load
+    from simcore.inputs.loading import load
 
     scenarios = [one for path in paths for one in load(path, overrides)]
     if len(scenarios) != 1:
@@ -120,7 +120,7 @@ def _drawn(scenario: Scenario, ranks: Sequence[int]) -> Report:
 
 
 def _chrome(scenario: Scenario, output: Path, ranks: Sequence[int] = ()) -> Sequence[str]:
-    from simcore.paths import write_whole, writing
+    from simcore.inputs.paths import write_whole, writing
     from viz.chrome import chrome_trace
 
     text, told = chrome_trace(_drawn(scenario, ranks), ranks)
@@ -131,7 +131,7 @@ def _chrome(scenario: Scenario, output: Path, ranks: Sequence[int] = ()) -> Sequ
 
 def _kineto(scenario: Scenario, output: Path, ranks: Sequence[int] = ()) -> Sequence[str]:
     """A folder, with a file for each rank."""
-    from simcore.paths import write_whole, writing
+    from simcore.inputs.paths import write_whole, writing
     from viz.kineto import kineto_traces
 
     if scenario.workload != "train":
@@ -155,7 +155,7 @@ def _of_others(folder: Path, names: Collection[str]) -> Iterator[str]:
 
 def _snapshot(scenario: Scenario, output: Path) -> Sequence[str]:
     """PyTorch's memory snapshot of every class of ranks."""
-    from simcore.paths import write_whole, writing
+    from simcore.inputs.paths import write_whole, writing
     from simcore.simulate import simulate
     from viz.snapshot import MAX_POSTINGS, notes, pickled, whole_fits
 
@@ -184,8 +184,8 @@ _OF_RANKS: Final[dict[Format, Callable[[Scenario, Path, Sequence[int]], Sequence
 
 def _table(form: Format, paths: Sequence[str], overrides: Sequence[str], rows: Rows, output: Path) -> Sequence[str]:
     from simcore.frame_file import check_parquet
+    from simcore.inputs.paths import writing
     from simcore.page import results_of
-    from simcore.paths import writing
     from simcore.tabulate import table
 
     if form is Format.PARQUET:

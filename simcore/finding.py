@@ -20,9 +20,9 @@ from pathlib import Path
 from xml.etree import ElementTree
 
 from simcore.batch import Outcome
-from simcore.bounds import MAX_RESULTS
-from simcore.document import read_lines, read_text
 from simcore.errors import InputError, Problem
+from simcore.inputs.bounds import MAX_RESULTS
+from simcore.inputs.document import read_lines, read_text
 from simcore.report import Peak, Report
 from simcore.units import format_bytes, format_seconds, parse_quantity
 

@@ -16,13 +16,14 @@ from functools import lru_cache, partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
-from simcore.data import data_folder
-from simcore.document import parse_document, read_bytes
+import simcore
 from simcore.errors import InputError
-from simcore.paths import is_file
+from simcore.inputs.document import parse_document, read_bytes
+from simcore.inputs.paths import is_file
+from simcore.inputs.shipped import data_folder
 
 if TYPE_CHECKING:
-    from simcore.loading import Entry
+    from simcore.inputs.loading import Entry
 
 __all__ = ["DIFFERENCES", "Fingerprint", "fingerprint"]
 
@@ -109,7 +110,7 @@ def _inner(content: bytes, path: Path) -> list[str]:
 def _engine() -> str:
     """Of every file of the package that is no picture's, so that a changed checkout is another version."""
     found = hashlib.sha256()
-    package = Path(__file__).resolve().parent
+    package = Path(simcore.__file__).resolve().parent
     for root in (package, data_folder("topologies")):
         for folder, folders, files in os.walk(root):
             folders[:] = sorted(name for name in folders if name != "__pycache__")

@@ -7,9 +7,9 @@ from typing import Protocol
 
 from simcore.builder import Builder
 from simcore.outline import Tables
+from simcore.pipeline.schedule import Action
 from simcore.plan import Plan
-from simcore.schedule import Action
-from simcore.tape import Param
+from simcore.recording.tape import Param
 
 __all__ = ["Flow", "FlowMaker"]
 

@@ -16,8 +16,8 @@ import numpy as np
 
 from simcore.form import shard_intervals
 from simcore.framework import Framework, Lives
-from simcore.graph import ModelGraph
 from simcore.mesh import Axis, IntArray, Mesh
+from simcore.models.graph import ModelGraph
 from simcore.plan import cuts
 
 __all__ = ["RankClass", "coordinate_text", "fold", "format_ranks", "joined", "unfolded", "unfolded_one"]

@@ -21,17 +21,17 @@ from pathlib import Path
 from typing import TYPE_CHECKING, BinaryIO, Final
 
 from simcore.batch import Outcome, Work, outcome_of
-from simcore.bounds import MAX_LINE, MAX_RESULTS
 from simcore.contents import Batch, Contents, digest_of, read_contents, write_contents
 from simcore.errors import InputError, Problem
 from simcore.fingerprint import DIFFERENCES, Fingerprint, fingerprint
+from simcore.inputs.bounds import MAX_LINE, MAX_RESULTS
+from simcore.inputs.paths import exists, is_file, remove_unfinished, stamp, whole, writing
 from simcore.lock import locked
 from simcore.part import PART, RESULTS, Part, whole_lines
-from simcore.paths import exists, is_file, remove_unfinished, stamp, whole, writing
 from simcore.report import Report
 
 if TYPE_CHECKING:
-    from simcore.loading import Entry
+    from simcore.inputs.loading import Entry
 
 __all__ = ["Existing", "Folder", "opened"]
 

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 
 from simcore.errors import IllegalLayout, Problem
 from simcore.mesh import Mesh
-from simcore.packed import Packed
+from simcore.recording.packed_weights import Packed
 from simcore.units import dtype_bytes, packed_bytes
 
 __all__ = ["COPIES", "Blocks", "Flat", "Form", "Layout", "Local", "Partial", "Placement", "Replicate", "Shard",

@@ -25,12 +25,12 @@ from simcore.framework import UnshardFlow
 from simcore.ledger import running
 from simcore.lower import lower
 from simcore.models.blocks import LayerKind
+from simcore.models.tensor import TensorSpec
 from simcore.outline import Phase
+from simcore.pipeline.schedule import actions
 from simcore.plan import Plan, place
 from simcore.program import Program
-from simcore.schedule import actions
-from simcore.tape import Op
-from simcore.tensor import TensorSpec
+from simcore.recording.tape import Op
 from simcore.tile import AMOUNT, OP, SLOT
 from simcore.units import dtype_bytes
 

@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Final
 
 from simcore.errors import InputError, Problem
 from simcore.frame import Column, Frame, Value
-from simcore.paths import whole, write_whole
+from simcore.inputs.paths import whole, write_whole
 from simcore.report import SCHEMA_VERSION
 
 if TYPE_CHECKING:

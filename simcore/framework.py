@@ -13,11 +13,11 @@ from enum import Enum
 from functools import lru_cache
 
 from simcore.form import Form
-from simcore.graph import ModelGraph
 from simcore.libraries import Libraries
+from simcore.models.graph import ModelGraph
+from simcore.models.tensor import TensorSpec
+from simcore.pipeline.schedule import Schedule
 from simcore.reducer import Reducer
-from simcore.schedule import Schedule
-from simcore.tensor import TensorSpec
 from simcore.transfer import Files
 from simcore.wrapped import Wrapped
 from simcore.zero import Zero

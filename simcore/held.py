@@ -6,7 +6,7 @@ from collections.abc import Callable
 from functools import lru_cache
 from typing import TYPE_CHECKING, Final, TypeVar
 
-from simcore.bounds import ROWS
+from simcore.inputs.bounds import ROWS
 
 if TYPE_CHECKING:
     from functools import _lru_cache_wrapper

@@ -23,12 +23,12 @@ from simcore.assemble import Parts
 from simcore.flows.staged import beside_tensors
 from simcore.fold import RankClass
 from simcore.framework import Buckets, Framework, Life
-from simcore.graph import ModelGraph
 from simcore.mesh import IntArray, Mesh
+from simcore.models.graph import ModelGraph
+from simcore.models.tensor import TensorSpec
 from simcore.on_host import waiting_bytes
 from simcore.plan import Placed, Plan
 from simcore.report import Assumption, Host, HostPhase, RankReport, Report
-from simcore.tensor import TensorSpec
 from simcore.transfer import Files, Transfer
 from simcore.units import packed_bytes
 

@@ -8,14 +8,14 @@ from dataclasses import dataclass, field
 from functools import cached_property
 from typing import Any
 
-from simcore.block import shorten
 from simcore.errors import IllegalLayout, InputError, NotYet, Problem
-from simcore.graph import ModelGraph
+from simcore.hardware.topology import Topology, load_topology
+from simcore.inputs.block import shorten
+from simcore.inputs.scenario import Scenario
+from simcore.inputs.training import Capacity
 from simcore.mesh import Mesh
 from simcore.models.blocks import Moe
-from simcore.scenario import Scenario
-from simcore.topology import Topology, load_topology
-from simcore.training import Capacity
+from simcore.models.graph import ModelGraph
 
 __all__ = ["Job", "topology_of"]
 

@@ -24,10 +24,10 @@ from dataclasses import dataclass
 from typing import Final
 
 from simcore.collective import collective_ns
+from simcore.hardware.topology import Topology
 from simcore.journal import Journal
 from simcore.policy import Policy
 from simcore.refit import Gathered, broadcast_buffers, ipc_buffers
-from simcore.topology import Topology
 from simcore.vllm.engine import Engine
 
 __all__ = ["ENGINE", "FIXED", "POLICY", "REFERENCE", "REFIT", "Turn", "category_name", "dpo_step", "engine_step",

@@ -12,12 +12,12 @@ import numpy as np
 from numpy.typing import NDArray
 
 from simcore.cost import KERNELS
-from simcore.efficiency import Host
+from simcore.hardware.efficiency import Host
 from simcore.libraries import FULL_ITERATION, Libraries
 from simcore.mesh import IntArray
-from simcore.product import groups_in, module_of, shapes_in
-from simcore.rows import Module
-from simcore.tape import Kernel, Op, Stream
+from simcore.recording.kernel_shape import groups_in, module_of, shapes_in
+from simcore.recording.rows import Module
+from simcore.recording.tape import Kernel, Op, Stream
 from simcore.tile import AUX, OP, SLOT, STREAM
 
 __all__ = ["launch_ns"]

@@ -18,11 +18,11 @@ from typing import Final
 
 import numpy as np
 
-from simcore.exact import fitting
 from simcore.mesh import IntArray
 from simcore.outline import Phase
 from simcore.program import Program
-from simcore.tape import Op
+from simcore.recording.exact_sums import fitting
+from simcore.recording.tape import Op
 from simcore.tile import AMOUNT, LAYER, OP, SLOT, posted_bytes
 
 __all__ = ["TRIAL_BYTES", "Balance", "balance", "first_step", "running"]

@@ -9,8 +9,8 @@ from __future__ import annotations
 import json
 from functools import lru_cache
 
-from simcore.data import data_folder
-from simcore.document import read_text
+from simcore.inputs.document import read_text
+from simcore.inputs.shipped import data_folder
 
 __all__ = ["left_out"]
 

@@ -19,12 +19,12 @@ from typing import Final
 import numpy as np
 
 from simcore.framework import Padding
+from simcore.inputs.scenario import Scenario
+from simcore.inputs.training import Lengths, Observed
 from simcore.mesh import IntArray
 from simcore.quantiles import DrawnLengths, DrawnPeak, Quantiles, quantiles
 from simcore.received import Floats
 from simcore.report import Assumption, Report
-from simcore.scenario import Scenario
-from simcore.training import Lengths, Observed
 
 __all__ = ["at_length", "drawn_lengths", "is_drawn", "longest", "with_lengths"]
 

@@ -16,7 +16,7 @@ from simcore.detail import Lifetimes
 from simcore.mesh import IntArray
 from simcore.outline import Phase
 from simcore.program import Program
-from simcore.tape import Op
+from simcore.recording.tape import Op
 from simcore.tile import AMOUNT, LAYER, OP, SLOT
 
 __all__ = ["lifetimes"]

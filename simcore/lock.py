@@ -9,7 +9,7 @@ from contextlib import contextmanager
 from pathlib import Path
 
 from simcore.errors import InputError, Problem
-from simcore.paths import writing
+from simcore.inputs.paths import writing
 
 __all__ = ["locked"]
 

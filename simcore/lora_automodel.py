@@ -21,9 +21,9 @@ from functools import lru_cache
 from typing import Final
 
 from simcore.errors import IllegalLayout, InputError, NotYet, Problem
-from simcore.lora import LoraChoice
 from simcore.models.blocks import LayerKind
-from simcore.tensor import TensorSpec
+from simcore.models.lora import LoraChoice
+from simcore.models.tensor import TensorSpec
 
 __all__ = ["DEFAULT_TARGETS", "adapters", "matches"]
 

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from simcore.lora import LoraChoice
 from simcore.models.blocks import Head, LayerKind
-from simcore.tensor import TensorSpec
+from simcore.models.lora import LoraChoice
+from simcore.models.tensor import TensorSpec
 
 __all__ = ["DEFAULT_TARGETS", "name_adapters"]
 

@@ -15,9 +15,9 @@ from simcore.edges import Edges
 from simcore.flow import Flow, FlowMaker
 from simcore.held import held
 from simcore.outline import Outline, Phase, Tables
+from simcore.pipeline.schedule import Action, Pass
 from simcore.plan import Plan
 from simcore.program import Program
-from simcore.schedule import Action, Pass
 from simcore.stage_buffers import StageBuffers
 from simcore.stage_inputs import StageInput, StageInputs
 from simcore.tile import Tile

@@ -8,11 +8,11 @@ from __future__ import annotations
 import sys
 from typing import Final
 
-from simcore.device import Peaks
-from simcore.efficiency import efficiency_names
 from simcore.glossary import table
-from simcore.quantity import Quantity
-from simcore.topology import Topology, load_topology, topology_names
+from simcore.hardware.device import Peaks
+from simcore.hardware.efficiency import efficiency_names
+from simcore.hardware.topology import Topology, load_topology, topology_names
+from simcore.inputs.quantity import Quantity
 
 __all__ = ["machines"]
 

@@ -14,13 +14,13 @@ from typing import Annotated, Any, Final, Literal
 
 from pydantic import Field, ValidationError, model_validator
 
-from simcore.block import Block, Name, OpenMap, Text, problems_of
-from simcore.data import data_folder
-from simcore.document import Document, read_text
 from simcore.errors import InputError, Problem
-from simcore.loading import Entry, entry_of
-from simcore.paths import is_dir
-from simcore.yaml_parser import dotted
+from simcore.inputs.block import Block, Name, OpenMap, Text, problems_of
+from simcore.inputs.document import Document, read_text
+from simcore.inputs.loading import Entry, entry_of
+from simcore.inputs.paths import is_dir
+from simcore.inputs.shipped import data_folder
+from simcore.inputs.yaml_parser import dotted
 
 __all__ = ["QUANTITIES", "Kind", "Measured", "Reading", "Row", "layout_of", "read_measured"]
 

@@ -13,9 +13,9 @@ from typing import NamedTuple
 
 import numpy as np
 
-from simcore.exact import fitting
 from simcore.mesh import IntArray
-from simcore.tape import Op, Stream
+from simcore.recording.exact_sums import fitting
+from simcore.recording.tape import Op, Stream
 from simcore.tile import AMOUNT, OP, SLOT, STREAM, Tile, posted_bytes
 
 __all__ = ["BACKWARD_GATHER", "BUCKET_GATHER", "FORWARD_GATHER", "Outline", "Phase", "Piece", "Tables"]

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Protocol
 
 from simcore.errors import InputError, Problem
 from simcore.finding import Finding, github, junit
-from simcore.paths import exists, write_whole, writing
+from simcore.inputs.paths import exists, write_whole, writing
 from simcore.report import Report
 
 if TYPE_CHECKING:
@@ -77,7 +77,7 @@ def print_shown(*shown: RenderableType) -> None:
 
 def print_schema(*, result: bool) -> None:
     """The JSON Schema of results, or of scenario files."""
-    from simcore.scenario import scenario_schema
+    from simcore.inputs.scenario import scenario_schema
 
     found = Report.model_json_schema(mode="serialization") if result else scenario_schema()
     sys.stdout.write(json_text.dumps(found, indent=2) + "\n")

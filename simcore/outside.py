@@ -21,10 +21,10 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import Final, Literal
 
+from simcore.hardware.topology import Topology
 from simcore.libraries import Libraries
 from simcore.mesh import Mesh
 from simcore.report import TrafficRow
-from simcore.topology import Topology
 
 __all__ = ["Held", "Site", "deepep_bytes", "outside", "paged"]
 

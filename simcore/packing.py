@@ -11,7 +11,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from simcore.training import Training
+from simcore.inputs.training import Training
 
 __all__ = ["Packing", "assumptions", "pack"]
 

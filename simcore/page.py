@@ -15,8 +15,8 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from simcore.errors import InputError, Problem
+from simcore.inputs.paths import is_file
 from simcore.part import PART, RESULTS
-from simcore.paths import is_file
 
 if TYPE_CHECKING:
     from simcore.report import Report
@@ -105,7 +105,7 @@ def results_of(path: Path, overrides: Sequence[str]) -> Iterator[Report]:
 
 
 def _simulated(path: Path, overrides: Sequence[str]) -> Iterator[Report]:
-    from simcore.loading import read
+    from simcore.inputs.loading import read
     from simcore.runs import run_entries
     from simcore.simulate import simulate
 
@@ -121,8 +121,8 @@ def _simulated(path: Path, overrides: Sequence[str]) -> Iterator[Report]:
 
 def _closer(found: Report) -> Report:
     """The same result with what pictures show, if this version still comes to it."""
-    from simcore.document import Document
-    from simcore.scenario import parse_scenario
+    from simcore.inputs.document import Document
+    from simcore.inputs.scenario import parse_scenario
     from simcore.simulate import simulate
 
     if found.detail is not None or found.status != "ok" or not found.ranks:

@@ -12,8 +12,8 @@ from contextlib import suppress
 from pathlib import Path
 from typing import BinaryIO, Final
 
-from simcore.bounds import MAX_LINE
-from simcore.paths import writing
+from simcore.inputs.bounds import MAX_LINE
+from simcore.inputs.paths import writing
 
 __all__ = ["PART", "RESULTS", "Part", "whole_lines"]
 

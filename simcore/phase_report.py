@@ -8,12 +8,12 @@ from dataclasses import dataclass
 from typing import Final, Literal
 
 from simcore.assemble import Parts
+from simcore.inputs.scenario import Scenario
 from simcore.journal import Journal, Moment
 from simcore.laid import category_name, is_outside
 from simcore.phase_series import phase_series
 from simcore.phased import PhaseReport
 from simcore.report import Assumption, Host, HostPhase, Owner, Peak, RankReport, Report
-from simcore.scenario import Scenario
 from simcore.speed import StepTime
 
 __all__ = ["Laid", "phase_report"]

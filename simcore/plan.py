@@ -14,9 +14,9 @@ from functools import cached_property, lru_cache
 
 from simcore.form import Flat, Form, Layout, Shard, local_shape, padded_numel, require_even
 from simcore.framework import Framework, Life, Lives
-from simcore.graph import ModelGraph
 from simcore.mesh import Mesh
-from simcore.tensor import TensorSpec
+from simcore.models.graph import ModelGraph
+from simcore.models.tensor import TensorSpec
 from simcore.units import dtype_bytes
 
 __all__ = ["AtRestBytes", "Placed", "PlacedKind", "Plan", "check_even", "place"]

@@ -10,7 +10,7 @@ import textwrap
 from typing import Final
 
 from simcore.glossary import table
-from simcore.graph import FAMILIES, ModelGraph, build, known_presets, model_config
+from simcore.models.graph import FAMILIES, ModelGraph, build, known_presets, model_config
 
 __all__ = ["graph_of", "presets"]
 

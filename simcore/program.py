@@ -13,7 +13,7 @@ import numpy as np
 
 from simcore.mesh import IntArray
 from simcore.outline import Outline, Tables
-from simcore.tape import RECOMPUTE_BEGIN, RECOMPUTE_END, Op
+from simcore.recording.tape import RECOMPUTE_BEGIN, RECOMPUTE_END, Op
 from simcore.tile import AMOUNT, LAYER, OP, SLOT, Tile
 
 __all__ = ["Program"]

@@ -6,8 +6,8 @@ from functools import partial
 
 import numpy as np
 
+from simcore.inputs.quantity import Frozen
 from simcore.mesh import IntArray
-from simcore.quantity import Frozen
 
 __all__ = ["Drawn", "DrawnLengths", "DrawnPeak", "DrawnRows", "Quantiles", "quantiles"]
 

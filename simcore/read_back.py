@@ -39,8 +39,8 @@ def read(
 
 def _found(measured: Path, scenario: str, rank: int | None, overrides: Sequence[str]) -> SideBySide:
     """The file is read first: what is wrong with it is told before anything is simulated."""
-    from simcore.document import read_bytes
     from simcore.dump import MAX_BYTES, read_dump
+    from simcore.inputs.document import read_bytes
     from simcore.plain_pickle import is_pickle
     from simcore.side_by_side import beside_dump, beside_log
     from simcore.training_log import read_log
@@ -59,7 +59,7 @@ def _found(measured: Path, scenario: str, rank: int | None, overrides: Sequence[
 
 
 def _simulated(path: str, overrides: Sequence[str]) -> Report:
-    from simcore.loading import load
+    from simcore.inputs.loading import load
     from simcore.simulate import simulate
 
     scenarios = load(path, overrides)

@@ -16,7 +16,8 @@ from simcore.assemble import Parts
 from simcore.errors import IllegalLayout, InputError, NotYet, Problem
 from simcore.forward import passes
 from simcore.framework import Buckets, UnshardFlow
-from simcore.generation import Rl
+from simcore.inputs.generation import Rl
+from simcore.inputs.scenario import Scenario
 from simcore.job import topology_of
 from simcore.journal import Journal
 from simcore.laid import Turn, dpo_step, engine_step, grpo_step
@@ -24,7 +25,6 @@ from simcore.phase_report import Laid, phase_report
 from simcore.policy import Policy, policy_of
 from simcore.refit import gathered
 from simcore.report import Assumption, Report
-from simcore.scenario import Scenario
 from simcore.serve import assumptions, engine_of, serving
 from simcore.vllm.decode import decode_seconds
 from simcore.vllm.engine import Engine

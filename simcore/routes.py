@@ -18,9 +18,9 @@ import numpy as np
 from simcore.collective import Crossing, algorithm, collective_ns, crossing, measured_sizes
 from simcore.dispatch import Dispatch, dispatch_of
 from simcore.framework import Framework
+from simcore.hardware.topology import Link, Topology
 from simcore.job import Job
 from simcore.mesh import IntArray
-from simcore.topology import Link, Topology
 
 __all__ = ["HOST_WAYS", "Route", "Routes"]
 

@@ -6,9 +6,9 @@ the answer is for the busiest rank, because it decides whether a job fits. Rows 
 
 from __future__ import annotations
 
-from simcore.graph import ModelGraph
+from simcore.inputs.training import Capacity, Imbalance, Routing
 from simcore.models.blocks import Moe
-from simcore.training import Capacity, Imbalance, Routing
+from simcore.models.graph import ModelGraph
 
 __all__ = ["expert_hidden", "received_per_token", "sent_per_token", "top_k_of"]
 

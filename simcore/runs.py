@@ -14,7 +14,7 @@ from simcore.interrupts import interrupts
 from simcore.output import complain, progress
 
 if TYPE_CHECKING:
-    from simcore.loading import Entry
+    from simcore.inputs.loading import Entry
 
 __all__ = ["Ran", "run_entries"]
 

@@ -12,7 +12,7 @@ from simcore.ledger import running
 from simcore.mesh import IntArray
 from simcore.outline import Phase
 from simcore.program import Program
-from simcore.tape import Op
+from simcore.recording.tape import Op
 from simcore.tile import AMOUNT, LAYER, OP, SLOT
 
 __all__ = ["MAX_SAMPLES", "memory_by_part", "memory_series"]

@@ -7,16 +7,16 @@ from collections.abc import Iterator, Mapping
 from typing import Any, Literal
 
 from simcore.errors import IllegalLayout, InputError, NotYet, Problem
-from simcore.generation import Generation
-from simcore.graph import architecture_of
+from simcore.hardware.topology import Topology
+from simcore.inputs.generation import Generation
+from simcore.inputs.scenario import Scenario
 from simcore.job import topology_of
-from simcore.models.architecture import Architecture
 from simcore.models.blocks import Attention, Embedding
+from simcore.models.config import Architecture
+from simcore.models.graph import architecture_of
 from simcore.report import Assumption, AtRest, Communicator, Owner, Peak, RankReport, Report
-from simcore.scenario import Scenario
 from simcore.served import Decode, Serving
 from simcore.setup import configuration
-from simcore.topology import Topology
 from simcore.units import format_bytes, parse_quantity
 from simcore.vllm.decode import bytes_read, seconds
 from simcore.vllm.engine import Engine, Limits, default_limits, release_of

@@ -23,9 +23,9 @@ from simcore.detail import Span
 from simcore.mesh import IntArray
 from simcore.outline import Phase
 from simcore.program import Program
+from simcore.recording.tape import Stream
 from simcore.skeleton import Call
 from simcore.streams import Track
-from simcore.tape import Stream
 from simcore.tile import AMOUNT
 from simcore.timeline import ClassTimes
 

@@ -14,8 +14,8 @@ from __future__ import annotations
 
 from simcore.builder import Builder
 from simcore.edges import Edges
+from simcore.pipeline.schedule import Action, Pass
 from simcore.plan import Plan
-from simcore.schedule import Action, Pass
 from simcore.tile import Tile
 
 __all__ = ["StageBuffers"]

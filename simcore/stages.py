@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from itertools import accumulate
 
-from simcore.graph import ModelGraph
+from simcore.models.graph import ModelGraph
 
 __all__ = ["contiguous", "remainder_first", "stage_layers"]
 

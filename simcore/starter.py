@@ -6,9 +6,9 @@ import json
 import re
 from typing import Final
 
-from simcore.document import parse_document
 from simcore.errors import InputError, Problem
-from simcore.scenario import parse_scenario
+from simcore.inputs.document import parse_document
+from simcore.inputs.scenario import parse_scenario
 from simcore.simulate import check
 
 __all__ = ["expect_readable", "starter_text"]

@@ -20,11 +20,11 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
-from simcore.exact import fitting
 from simcore.mesh import IntArray
 from simcore.program import Program
+from simcore.recording.exact_sums import fitting
+from simcore.recording.tape import Stream
 from simcore.skeleton import Skeleton, skeleton_of
-from simcore.tape import Stream
 from simcore.tile import AMOUNT, SLOT
 
 __all__ = ["Track", "tracks"]

@@ -12,10 +12,10 @@ from hashlib import blake2b
 
 import numpy as np
 
-from simcore.exact import fitting
 from simcore.mesh import IntArray
-from simcore.product import module_of
-from simcore.tape import RECOMPUTE_BEGIN, RECOMPUTE_END, Kernel, Op, Row, Section, Stream
+from simcore.recording.exact_sums import fitting
+from simcore.recording.kernel_shape import module_of
+from simcore.recording.tape import RECOMPUTE_BEGIN, RECOMPUTE_END, Kernel, Op, Row, Section, Stream
 
 __all__ = ["AMOUNT", "AUX", "LAYER", "OP", "SLOT", "STREAM", "Tile", "posted_bytes", "small_tile"]
 

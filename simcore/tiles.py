@@ -16,13 +16,13 @@ import numpy as np
 
 from simcore.edges import Edges, edges_of
 from simcore.framework import Moment, UnshardFlow
-from simcore.graph import ModelGraph
 from simcore.models.blocks import Embedding, Head, LayerKind
+from simcore.models.graph import ModelGraph
 from simcore.outline import Tables
 from simcore.plan import Placed, PlacedKind, Plan
-from simcore.recording import LayerTape, Run
+from simcore.recording.layer import LayerTape, Run
+from simcore.recording.tape import HIDDEN, Op, Param
 from simcore.stem import last_user
-from simcore.tape import HIDDEN, Op, Param
 from simcore.tile import Tile, small_tile
 from simcore.update import step_of
 

@@ -15,9 +15,9 @@ from typing import Any, Generic, Protocol, TypeVar
 import simpy
 from simpy.events import EventPriority
 
+from simcore.recording.tape import Stream
 from simcore.skeleton import Call
 from simcore.streams import Track
-from simcore.tape import Stream
 
 __all__ = ["ClassTimes", "Deadlock", "Wiring", "meeting", "run"]
 

@@ -16,8 +16,8 @@ from typing import Any, Final
 
 from pydantic import BaseModel, ConfigDict
 
+from simcore.inputs.loading import Entry
 from simcore.left_out import left_out
-from simcore.loading import Entry
 from simcore.measured import Kind, Measured, layout_of
 from simcore.report import Report, StepTime
 from simcore.tolerance import STABLE, Judged, Lap, judge_times, median, percentile

@@ -12,11 +12,11 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
-from simcore.exact import countable
 from simcore.held import held
 from simcore.mesh import IntArray
 from simcore.outline import Outline, Phase
 from simcore.program import Program
+from simcore.recording.exact_sums import countable
 from simcore.report import TrafficRow
 from simcore.routes import Route, Routes
 

@@ -11,7 +11,7 @@ from __future__ import annotations
 
 from simcore.framework import Moment
 from simcore.plan import Placed, Plan
-from simcore.rows import Step
+from simcore.recording.rows import Step
 from simcore.units import dtype_bytes
 
 __all__ = ["is_updated_in_backward", "made_after_backward", "moment_dtype", "step_of"]

@@ -15,7 +15,7 @@ from typing import Final, Literal
 
 from pydantic import BaseModel, ConfigDict
 
-from simcore.loading import Entry
+from simcore.inputs.loading import Entry
 from simcore.measured import QUANTITIES, Measured, Reading, layout_of
 from simcore.report import RankReport, Report
 from simcore.timing import Gap, Timing, timed_layouts, timing

@@ -30,9 +30,9 @@ from typing import Final
 import numpy as np
 from numpy.typing import NDArray
 
-from simcore.device import Device
+from simcore.hardware.device import Device
 from simcore.mesh import IntArray
-from simcore.product import unpacked
+from simcore.recording.kernel_shape import unpacked
 
 __all__ = ["multiply_adds", "stretch"]
 

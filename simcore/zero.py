@@ -65,7 +65,7 @@ class Zero:
     stage3_max_reuse_distance; `sub_group`, sub_group_size; `secondary`, zero_hpz_partition_size or 0. `states_on_host`,
     `params_on_host`: offload_optimizer and offload_param; `pinned`: their pin_memory; `accumulates`: a step has several
     microbatches, and states on the host. `round_robin`: round_robin_gradients. `is_apart`: gradients have no bucket.
-    `swap_buffers`: of states on NVMe, 0 where they are not: [Note: ZeRO-3 and NVMe] in `simcore/nvme.py`.
+    `swap_buffers`: of states on NVMe, 0 where they are not: [Note: ZeRO-3 and NVMe] in `simcore/hardware/nvme.py`.
     """
 
     stage: int

@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterable
 from itertools import accumulate
 from typing import Any
 
-from simcore.recording import LayerTape
+from simcore.recording.layer import LayerTape
 from simcore.report import TrafficRow
 
 Events = list[Any]

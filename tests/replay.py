@@ -15,7 +15,7 @@ from dataclasses import dataclass
 
 from simcore.outline import Phase
 from simcore.program import Program
-from simcore.tape import Op
+from simcore.recording.tape import Op
 
 MIB = 2**20
 Posting = tuple[int, int, int]

@@ -8,18 +8,18 @@ from typing import Any
 
 import simcore.lower as lowering
 from simcore.builder import Builder
-from simcore.document import parse_document
 from simcore.flows import flow_of
 from simcore.framework import Framework
+from simcore.inputs.document import parse_document
+from simcore.inputs.scenario import Scenario, parse_scenario
 from simcore.job import Job
 from simcore.lower import lower
 from simcore.outline import Phase
+from simcore.pipeline.schedule import Action, actions
 from simcore.plan import Plan, place
 from simcore.program import Program
-from simcore.scenario import Scenario, parse_scenario
-from simcore.schedule import Action, actions
+from simcore.recording.tape import Kernel, Op, Stream
 from simcore.setup import prepare
-from simcore.tape import Kernel, Op, Stream
 from simcore.tiles import Workload
 
 TINY = "nemotron-3-tiny"

@@ -12,8 +12,8 @@ import small
 from simcore import advice
 from simcore.advice import advise, work
 from simcore.detail import MAX_DETAILED
-from simcore.loading import changed, load
-from simcore.scenario import Scenario
+from simcore.inputs.loading import changed, load
+from simcore.inputs.scenario import Scenario
 from simcore.simulate import rows_of, simulate
 from simcore.table import advice as advice_lines
 from test_scenarios import SCENARIOS

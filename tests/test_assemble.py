@@ -7,9 +7,9 @@ import json
 import pytest
 
 import small
-from simcore.document import parse_document
+from simcore.inputs.document import parse_document
+from simcore.inputs.scenario import Scenario, parse_scenario
 from simcore.report import Report
-from simcore.scenario import Scenario, parse_scenario
 from simcore.simulate import simulate
 
 

@@ -8,8 +8,8 @@ import pytest
 
 import small
 from simcore.errors import IllegalLayout, NotYet, RankscopeError
+from simcore.inputs.scenario import Scenario
 from simcore.report import Report
-from simcore.scenario import Scenario
 from simcore.simulate import simulate
 
 TIED = {"config": "llama-tiny", "overrides": {"tie_word_embeddings": True}}

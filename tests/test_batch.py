@@ -21,7 +21,7 @@ from fakes import FakeEntry, entry, unreadable, work
 from simcore.batch import Outcome, Work, num_workers, run_batch
 from simcore.crew import Crew
 from simcore.errors import InputError, Problem
-from simcore.loading import Entry
+from simcore.inputs.loading import Entry
 
 
 def run(entries: list[FakeEntry], take: Callable[[Outcome], None], workers: int = 1) -> bool:

@@ -9,11 +9,11 @@ import small
 from simcore.beside import hidden_shares
 from simcore.builder import Builder
 from simcore.outline import Phase, Tables
-from simcore.product import MODULE_BITS, shape_of
 from simcore.program import Program
-from simcore.rows import Module, Row, Section
+from simcore.recording.kernel_shape import MODULE_BITS, shape_of
+from simcore.recording.rows import Module, Row, Section
+from simcore.recording.tape import Kernel, Op
 from simcore.simulate import simulate
-from simcore.tape import Kernel, Op
 from simcore.tile import AUX, OP, Tile
 
 

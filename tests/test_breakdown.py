@@ -15,12 +15,12 @@ from layouts import Layout, layouts
 from simcore.breakdown import PARTS, Breakdown, Kernels, Sent, breakdown
 from simcore.builder import Builder
 from simcore.cost import DTYPES, KERNELS
+from simcore.inputs.scenario import Scenario
 from simcore.outline import Phase, Tables
+from simcore.recording.tape import Kernel, Op, Stream
 from simcore.report import StepTime
-from simcore.scenario import Scenario
 from simcore.simulate import simulate
 from simcore.streams import tracks
-from simcore.tape import Kernel, Op, Stream
 from simcore.tile import AMOUNT, AUX, OP, SLOT
 from simcore.timeline import run
 

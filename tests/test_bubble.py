@@ -11,10 +11,10 @@ import numpy as np
 import pytest
 
 from simcore.edges import BORDER_HANDLES
-from simcore.schedule import Action, Schedule, actions
+from simcore.pipeline.schedule import Action, Schedule, actions
+from simcore.recording.tape import Stream
 from simcore.skeleton import Call, Item, Skeleton
 from simcore.streams import Track
-from simcore.tape import Stream
 from simcore.timeline import ClassTimes, run
 
 SEND, RECEIVE = int(Stream.SEND), int(Stream.RECEIVE)

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from simcore.builder import Builder
 from simcore.outline import Phase, Tables
-from simcore.product import shapes_in
-from simcore.tape import Kernel, Op, Section, Stream
+from simcore.recording.kernel_shape import shapes_in
+from simcore.recording.tape import Kernel, Op, Section, Stream
 from simcore.tile import AMOUNT, AUX, OP, SLOT, STREAM, Tile
 
 

@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 
 from checkout import ROOT
-from simcore.efficiency import load_efficiency
+from simcore.hardware.efficiency import load_efficiency
 from simcore.measured import read_measured
 
 TRUTH = ROOT / "tests" / "truth"

@@ -14,7 +14,7 @@ from simcore.calibration import host
 from simcore.calibration.bench import Bench
 from simcore.calibration.calibrate import Calibration, calibrate
 from simcore.calibration.reading import NotMeasured, Reading, Value
-from simcore.topology import load_topology
+from simcore.hardware.topology import load_topology
 
 DGX = load_topology("dgx-h100")
 

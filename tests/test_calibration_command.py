@@ -10,8 +10,8 @@ import pytest
 
 from simcore import cli, load, simulate
 from simcore.calibration import machine
-from simcore.curves import load_curves
-from simcore.efficiency import load_efficiency
+from simcore.hardware.collective_curves import load_curves
+from simcore.hardware.efficiency import load_efficiency
 
 Ran = tuple[object, str, str]
 

@@ -10,7 +10,7 @@ from machines import FakeCuda, fake_torch
 from simcore.calibration import machine
 from simcore.calibration.machine import find_machine, optional
 from simcore.errors import InputError
-from simcore.topology import load_topology
+from simcore.hardware.topology import load_topology
 
 DGX = load_topology("dgx-h100")
 

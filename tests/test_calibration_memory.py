@@ -13,7 +13,7 @@ from simcore.calibration import memory
 from simcore.calibration.bench import Bench
 from simcore.calibration.memory import allocator, device_memory
 from simcore.calibration.reading import NotMeasured
-from simcore.topology import load_topology
+from simcore.hardware.topology import load_topology
 
 DGX = load_topology("dgx-h100")
 CONTEXT, SEGMENT = 550_000_000, 2**21

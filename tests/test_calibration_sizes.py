@@ -6,7 +6,7 @@ import pytest
 
 from simcore.calibration.sizes import Core, Product, sizes_of
 from simcore.errors import InputError
-from simcore.graph import known_presets
+from simcore.models.graph import known_presets
 
 
 def test_nanos_products_are_its_layers() -> None:

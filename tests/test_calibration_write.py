@@ -9,10 +9,10 @@ import pytest
 from simcore.calibration.ranks import Point
 from simcore.calibration.reading import Value
 from simcore.calibration.write import curves_text, efficiency_text, topology_text
-from simcore.curves import load_curves
-from simcore.data import data_folder
-from simcore.efficiency import Efficiency, efficiency_names, load_efficiency
-from simcore.topology import load_topology, topology_names
+from simcore.hardware.collective_curves import load_curves
+from simcore.hardware.efficiency import Efficiency, efficiency_names, load_efficiency
+from simcore.hardware.topology import load_topology, topology_names
+from simcore.inputs.shipped import data_folder
 
 TOLD = "NVIDIA H100 80GB HBM3, driver 550.54.15, torch 2.9.0, CUDA 12.8, 2026-01-02"
 FOUND = {"kernels.gemm.compute": Value("61.5%", "fitted", f"torch.mm: 63 readings; {TOLD}"),

@@ -15,7 +15,7 @@ import pytest
 
 import small
 from checkout import ROOT
-from simcore.loading import load
+from simcore.inputs.loading import load
 from simcore.report import Report
 from simcore.simulate import simulate
 from viz.chrome import chrome_trace

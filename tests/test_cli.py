@@ -222,7 +222,7 @@ def test_a_bug_outside_scenarios_is_one_line(ran: Run, monkeypatch: pytest.Monke
     def broken(paths: object, overrides: object) -> list[FakeScenario]:
         raise KeyError("oops")
 
-    monkeypatch.setattr(sys.modules["simcore.loading"], "read", broken)
+    monkeypatch.setattr(sys.modules["simcore.inputs.loading"], "read", broken)
     monkeypatch.delenv("RANKSCOPE_DEBUG", raising=False)
     result = ran("run", "a")
     assert result.code == 3

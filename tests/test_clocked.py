@@ -10,11 +10,11 @@ import pytest
 import small
 from simcore.clocked import Clocked, clock
 from simcore.fold import fold
+from simcore.hardware.topology import load_topology
+from simcore.recording.tape import Op
 from simcore.routes import Routes
 from simcore.setup import prepare
-from simcore.tape import Op
 from simcore.tile import AMOUNT, AUX, OP
-from simcore.topology import load_topology
 
 
 def clocked(name: str, mesh: dict[str, int], *, microbatches: int = 2, **given: Any) -> Clocked:

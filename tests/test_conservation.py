@@ -11,13 +11,13 @@ from hypothesis import given, settings
 import small
 from layouts import Layout, layouts
 from simcore.form import Flat
+from simcore.inputs.scenario import Scenario
 from simcore.outline import Phase
 from simcore.plan import place as place_rank
+from simcore.recording.tape import Op, Stream
 from simcore.report import Report
-from simcore.scenario import Scenario
 from simcore.setup import prepare
 from simcore.simulate import place, simulate
-from simcore.tape import Op, Stream
 from simcore.tile import AMOUNT, OP, SLOT, STREAM
 
 RARELY = settings(max_examples=25, deadline=None, derandomize=True)

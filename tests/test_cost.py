@@ -9,11 +9,11 @@ from hypothesis import strategies as st
 from numpy.typing import ArrayLike, NDArray
 
 from simcore.cost import DTYPES, KERNELS, compute_ns, cpu_rate, worked_flops
-from simcore.device import Peaks
-from simcore.efficiency import Kernels
 from simcore.errors import InputError
-from simcore.product import shape_of_heads
-from simcore.topology import Topology, load_topology
+from simcore.hardware.device import Peaks
+from simcore.hardware.efficiency import Kernels
+from simcore.hardware.topology import Topology, load_topology
+from simcore.recording.kernel_shape import shape_of_heads
 
 A100, H100, B200 = (load_topology(name) for name in ("dgx-a100", "dgx-h100", "dgx-b200"))
 BF16 = DTYPES.index("bf16")

@@ -12,20 +12,20 @@ from typing import Any
 import pytest
 
 from checkout import ROOT
-from simcore.document import parse_document
 from simcore.errors import InputError, NotYet
 from simcore.flows import flow_of
 from simcore.glossary import CATEGORIES, COMPONENTS, OUTSIDE, SERVED, filled, glossary
-from simcore.graph import build, known_presets, model_config
-from simcore.loading import load
+from simcore.inputs.document import parse_document
+from simcore.inputs.loading import load
+from simcore.inputs.scenario import parse_scenario
 from simcore.lower import lower
+from simcore.models.graph import build, known_presets, model_config
+from simcore.pipeline.schedule import actions
 from simcore.plan import Plan, place
 from simcore.program import Program
-from simcore.scenario import parse_scenario
-from simcore.schedule import actions
+from simcore.recording.tape import Op
 from simcore.setup import IMPLEMENTATIONS, known_frameworks, prepare
 from simcore.simulate import check
-from simcore.tape import Op
 from simcore.tile import OP, SLOT
 from simcore.tiles import Workload
 from viz.palette import CATEGORIES as DRAWN

@@ -8,10 +8,10 @@ import numpy as np
 import pytest
 
 import small
+from simcore.inputs.training import Imbalance
 from simcore.report import Report
 from simcore.routing import received_per_token
 from simcore.simulate import check, simulate
-from simcore.training import Imbalance
 
 MESH = {"dp_shard": 4, "ep": 4}
 ROUTING = {"seed": 1, "draws": 50, "concentration": 1.0}

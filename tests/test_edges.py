@@ -7,7 +7,7 @@ import pytest
 from simcore.edges import Edges, edges_of
 from simcore.models.blocks import Embedding
 from simcore.outline import Tables
-from simcore.recording import Run
+from simcore.recording.layer import Run
 from simcore.tile import AMOUNT, Tile
 
 HIDDEN_SIZE = 16

@@ -5,10 +5,10 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from simcore.device import Device
 from simcore.exponentials import softmax_stretch
-from simcore.product import shape_of_heads
-from simcore.topology import load_topology
+from simcore.hardware.device import Device
+from simcore.hardware.topology import load_topology
+from simcore.recording.kernel_shape import shape_of_heads
 
 H100, B200, B300 = (load_topology(name).device for name in ("dgx-h100", "dgx-b200", "dgx-b300"))
 

@@ -7,10 +7,10 @@ from typing import Any
 import pytest
 
 from simcore.errors import NotYet
-from simcore.graph import build, model_config
+from simcore.models.graph import build, model_config
 from simcore.operators import hf
 from simcore.operators.features import features, refuse
-from simcore.recording import Run
+from simcore.recording.layer import Run
 
 NEEDS = {
     "llama-tiny": set(), "nemotron-3-tiny": set(),

@@ -13,9 +13,9 @@ import small
 from checkout import ROOT
 from simcore.flows.hooked import gathering, reducing, releasing
 from simcore.outline import Phase
-from simcore.product import shapes_in
 from simcore.program import Program
-from simcore.tape import Kernel, Op
+from simcore.recording.kernel_shape import shapes_in
+from simcore.recording.tape import Kernel, Op
 
 HOST = ROOT / "tests/truth" / "host"
 TIMED = json.loads((HOST / "fully-shard-torch-2.13.json").read_text(encoding="utf-8"))["operators"]

@@ -7,11 +7,11 @@ from typing import Any
 import pytest
 
 import small
-from simcore.data import data_folder
 from simcore.flows.hosted import cpu_bytes
+from simcore.hardware.topology import load_topology
+from simcore.inputs.shipped import data_folder
 from simcore.report import Report
 from simcore.simulate import simulate
-from simcore.topology import load_topology
 
 H100 = load_topology("dgx-h100")
 

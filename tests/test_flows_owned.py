@@ -8,10 +8,10 @@ from typing import Any
 import pytest
 
 import small
+from simcore.inputs.scenario import Scenario
+from simcore.recording.tape import Op
 from simcore.report import AtRest, RankReport
-from simcore.scenario import Scenario
 from simcore.simulate import place, simulate
-from simcore.tape import Op
 
 FRAMEWORKS = ("fsdp2", "automodel", "megatron", "megatron_fsdp", "ddp", "zero1", "zero2", "zero3", "fsdp1")
 SHARES_PARTS = ("megatron_fsdp", "zero1", "zero2", "zero3", "fsdp1")

@@ -11,8 +11,8 @@ import small
 from simcore.flows.parts import aligned, gradient_elements, touching
 from simcore.outline import Phase
 from simcore.program import Program
+from simcore.recording.tape import Op, Stream
 from simcore.simulate import simulate
-from simcore.tape import Op, Stream
 from simcore.tile import OP, STREAM
 
 MODEL = {"config": "llama-3.2-3b", "overrides": {"hidden_size": 256, "intermediate_size": 512, "num_hidden_layers": 6,

@@ -11,7 +11,7 @@ import small
 from checkout import ROOT
 from simcore.flows.bucket import rank_buckets
 from simcore.program import Program
-from simcore.tape import RECOMPUTE_END, Op
+from simcore.recording.tape import RECOMPUTE_END, Op
 
 HERE = ROOT / "tests/truth/megatron_fsdp"
 STEPS = [pytest.param(version, case, id="-".join([version, *(f"{k}={v}" for k, v in case.items() if k != "found")]))

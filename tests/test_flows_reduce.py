@@ -7,8 +7,8 @@ import pytest
 
 import small
 from simcore.outline import Phase
+from simcore.recording.tape import Op
 from simcore.simulate import place
-from simcore.tape import Op
 
 LAYER = 2 * 256 * 256 + 2 * 128 * 256 + 3 * 256 * 688 + 2 * 256
 ROOT = 2 * 1000 * 256 + 256

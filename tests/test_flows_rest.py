@@ -12,10 +12,10 @@ from simcore.flows.rest import newton_schulz_bytes
 from simcore.form import Form
 from simcore.framework import Life
 from simcore.ledger import running
+from simcore.models.tensor import TensorSpec
 from simcore.outline import Phase
 from simcore.plan import Placed
-from simcore.tape import Op
-from simcore.tensor import TensorSpec
+from simcore.recording.tape import Op
 from simcore.tile import AUX, OP
 
 WHOLE = 4 * (2 * 256 * 256 + 2 * 128 * 256 + 3 * 256 * 688 + 2 * 256) + 2 * 1000 * 256 + 256

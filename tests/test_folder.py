@@ -21,10 +21,10 @@ from simcore.errors import InputError
 from simcore.finding import read_results
 from simcore.fingerprint import fingerprint
 from simcore.folder import Existing, opened
+from simcore.inputs.loading import Entry
+from simcore.inputs.paths import writing
 from simcore.interrupts import Interrupts
-from simcore.loading import Entry
 from simcore.page import results_of
-from simcore.paths import writing
 from simcore.report import Report
 from simcore.runs import Ran, run_entries
 from simcore.simulate import simulate
@@ -408,7 +408,7 @@ def test_a_line_that_no_result_has_is_refused(tmp_path: Path, monkeypatch: pytes
 
 @pytest.mark.parametrize("topology", ["t.yaml", "t.json", "t"])
 def test_a_file_that_scenarios_name_makes_another_batch(tmp_path: Path, topology: str) -> None:
-    from simcore.loading import read
+    from simcore.inputs.loading import read
 
     text = (f"name: a\nmodel: llama-tiny\nframework: fsdp2\ntopology: {topology}\nmesh: {{dp_shard: 8}}\n"
             "training: {seq_len: 64}\n")

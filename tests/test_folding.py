@@ -12,11 +12,11 @@ from hypothesis import strategies as st
 import small
 from layouts import Layout, layouts, resharded
 from simcore.flow import FlowMaker
+from simcore.inputs.scenario import Scenario
+from simcore.pipeline.schedule import Action, lowered_microbatches
 from simcore.plan import Plan
 from simcore.program import Program
 from simcore.report import RankReport, Report
-from simcore.scenario import Scenario
-from simcore.schedule import Action, lowered_microbatches
 from simcore.setup import prepare
 from simcore.simulate import place, simulate
 from simcore.tiles import Workload

@@ -9,9 +9,9 @@ from typing import Any
 import pytest
 
 from simcore.assemble import Parts
-from simcore.document import parse_document
 from simcore.forward import passes
-from simcore.scenario import parse_scenario
+from simcore.inputs.document import parse_document
+from simcore.inputs.scenario import parse_scenario
 from simcore.simulate import _parts, simulate
 
 BASE: dict[str, Any] = {"name": "f", "model": "nemotron-3-tiny", "framework": "fsdp2", "topology": "dgx-h100",

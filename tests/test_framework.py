@@ -9,7 +9,7 @@ import pytest
 import small
 from simcore.form import Form
 from simcore.framework import Framework, Life, Rule
-from simcore.tensor import TensorSpec
+from simcore.models.tensor import TensorSpec
 from simcore.units import dtype_bytes
 
 

@@ -8,9 +8,9 @@ import pytest
 
 import small
 from simcore.errors import IllegalLayout
-from simcore.graph import model_config
+from simcore.inputs.scenario import Scenario
+from simcore.models.graph import model_config
 from simcore.report import Report
-from simcore.scenario import Scenario
 from simcore.setup import prepare
 from simcore.simulate import check, simulate
 

@@ -5,12 +5,12 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from simcore.efficiency import load_efficiency
+from simcore.hardware.efficiency import load_efficiency
 from simcore.launch import launch_ns
 from simcore.libraries import Libraries
-from simcore.product import MODULE_BITS, shape_of
-from simcore.rows import Module
-from simcore.tape import Kernel, Op, Stream
+from simcore.recording.kernel_shape import MODULE_BITS, shape_of
+from simcore.recording.rows import Module
+from simcore.recording.tape import Kernel, Op, Stream
 
 HOST = load_efficiency("h100").host
 ROWS = np.array([

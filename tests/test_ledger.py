@@ -10,7 +10,7 @@ from simcore.builder import Builder
 from simcore.ledger import balance, first_step, running
 from simcore.outline import Phase, Tables
 from simcore.program import Program
-from simcore.tape import Kernel, Op
+from simcore.recording.tape import Kernel, Op
 from simcore.tile import LAYER, OP, SLOT
 
 

@@ -10,10 +10,10 @@ import pytest
 
 import small
 from simcore.framework import Padding
+from simcore.inputs.training import Lengths, Observed
 from simcore.lengths import at_length, drawn_lengths, longest
 from simcore.report import Report
 from simcore.simulate import place, simulate
-from simcore.training import Lengths, Observed
 
 LENGTHS = {"mean": 200, "max": 1024, "seed": 5, "draws": 200}
 MESH = {"dp_shard": 4}

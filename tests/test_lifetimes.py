@@ -14,7 +14,7 @@ from simcore.ledger import running
 from simcore.lifetimes import TOGETHER, lifetimes
 from simcore.outline import Phase, Tables
 from simcore.program import Program
-from simcore.tape import Op
+from simcore.recording.tape import Op
 from simcore.tile import OP
 
 MESHES = [("fsdp2", {"dp_shard": 4}), ("automodel", {"dp_shard": 4, "ep": 2}), ("megatron", {"dp_shard": 2, "tp": 2}),

@@ -5,7 +5,6 @@ from __future__ import annotations
 import pytest
 
 from simcore.errors import IllegalLayout, NotYet
-from simcore.lora import LoraChoice
 from simcore.lora_automodel import adapters, matches
 from simcore.models.blocks import (
     Attention,
@@ -19,6 +18,7 @@ from simcore.models.blocks import (
     Mlp,
     Moe,
 )
+from simcore.models.lora import LoraChoice
 from simcore.operators.automodel_tensors import tensors
 
 H, V = 2688, 131072

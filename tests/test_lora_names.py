@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import pytest
 
-from simcore.graph import build, model_config
-from simcore.lora import LoraChoice
 from simcore.lora_names import name_adapters
-from simcore.tensor import TensorSpec
+from simcore.models.graph import build, model_config
+from simcore.models.lora import LoraChoice
+from simcore.models.tensor import TensorSpec
 
 GRAPH = build(model_config("nemotron-3-tiny", None, "model"), "hf")
 

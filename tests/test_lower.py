@@ -11,7 +11,7 @@ import small
 from simcore.models.blocks import Head
 from simcore.outline import Phase
 from simcore.program import Program
-from simcore.tape import Op, Stream
+from simcore.recording.tape import Op, Stream
 from simcore.tile import AMOUNT, AUX, LAYER, OP, STREAM
 
 HIDDEN = 64 * 256 * 2

@@ -5,8 +5,8 @@ from __future__ import annotations
 import pytest
 
 from checkout import ROOT
+from simcore.hardware.topology import load_topology, topology_names
 from simcore.machines import machines
-from simcore.topology import load_topology, topology_names
 
 PAGE = ROOT / "docs" / "machines.md"
 

@@ -8,8 +8,8 @@ from typing import Any
 
 import pytest
 
-from simcore.data import data_folder
 from simcore.errors import InputError
+from simcore.inputs.shipped import data_folder
 from simcore.measured import QUANTITIES, Measured, read_measured
 
 SCENARIO = {"model": "nemotron-3-tiny", "framework": "megatron", "topology": "dgx-h100", "mesh": {"dp_shard": 2},

@@ -8,15 +8,15 @@ import numpy as np
 import pytest
 
 import small
-from simcore.efficiency import load_efficiency
 from simcore.flows.flat import rank_buffers
 from simcore.frameworks._megatron_layerwise import _deal, _pack
+from simcore.hardware.efficiency import load_efficiency
+from simcore.inputs.scenario import Scenario
 from simcore.libraries import Libraries
 from simcore.outline import Phase
-from simcore.scenario import Scenario
+from simcore.recording.tape import HIDDEN, Op
 from simcore.simulate import place, simulate
 from simcore.streams import Track, tracks
-from simcore.tape import HIDDEN, Op
 from simcore.tile import AMOUNT, LAYER, OP, SLOT
 
 PRECISE = {"use_precision_aware_optimizer": True}

@@ -5,7 +5,6 @@ from __future__ import annotations
 import pytest
 
 from simcore.errors import NotYet
-from simcore.lora import LoraChoice
 from simcore.lora_automodel import adapters
 from simcore.models.blocks import (
     Attention,
@@ -20,10 +19,11 @@ from simcore.models.blocks import (
     Mlp,
     Moe,
 )
+from simcore.models.lora import LoraChoice
 from simcore.operators.automodel import RELEASE_0_7_0, record, tensors
 from simcore.operators.automodel_moe import received_rows
-from simcore.recording import LayerTape, Run
-from simcore.tape import Kernel, Op, Param, Section
+from simcore.recording.layer import LayerTape, Run
+from simcore.recording.tape import Kernel, Op, Param, Section
 
 H, V = 2688, 131072
 

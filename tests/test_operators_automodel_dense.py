@@ -12,19 +12,19 @@ import small
 from checkout import ROOT
 from eventlog import grouped
 from simcore.framework import UnshardFlow
-from simcore.graph import ModelGraph, build, model_config
-from simcore.lora import LoraChoice
+from simcore.inputs.scenario import Scenario
 from simcore.lora_automodel import adapters
 from simcore.models.blocks import Moe
+from simcore.models.graph import ModelGraph, build, model_config
+from simcore.models.lora import LoraChoice
 from simcore.operators.automodel import RELEASE_0_7_0, record
 from simcore.operators.automodel_layers import Env
 from simcore.operators.automodel_moe import softmax_gate
-from simcore.recording import LayerTape, Run
-from simcore.rows import Op
-from simcore.scenario import Scenario
+from simcore.recording.layer import LayerTape, Run
+from simcore.recording.rows import Op
+from simcore.recording.tape import GRAD_HIDDEN, HIDDEN, Node, Param, Section, Tape, Tensor
 from simcore.setup import prepare
 from simcore.simulate import simulate
-from simcore.tape import GRAD_HIDDEN, HIDDEN, Node, Param, Section, Tape, Tensor
 
 TRUTH = ROOT / "tests/truth" / "tape" / "automodel-dense-0.7.0-torch-2.13.0.json"
 STORED: dict[str, Any] = json.loads(TRUTH.read_text(encoding="utf-8"))
@@ -147,7 +147,7 @@ def test_adapters_are_those_that_automodel_makes(name: str) -> None:
 
 
 # ---- units -----------------------------------------------------------------------------------------------------------
-ROOT = {False: "root", True: ""}
+ROOT_GATHERS = {False: "root", True: ""}
 
 
 def _asked(case: dict[str, Any]) -> Scenario:
@@ -165,7 +165,7 @@ def test_units_are_those_that_automodel_wraps(name: str) -> None:
     row = STORED["wrapped"][name]
     _, table = prepare(_asked(row["case"]))
     found = sorted([u.name, bool(u.reshard_after_forward)] for u in table.units)
-    assert found == sorted([u["unit"] or ROOT["ep" in row["case"]], u["reshards"]] for u in row["units"])
+    assert found == sorted([u["unit"] or ROOT_GATHERS["ep" in row["case"]], u["reshards"]] for u in row["units"])
 
 
 def test_layers_are_gathered_ahead_as_automodel_chains_them() -> None:

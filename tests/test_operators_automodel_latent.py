@@ -10,11 +10,11 @@ import pytest
 from checkout import ROOT
 from eventlog import grouped
 from simcore.errors import NotYet
-from simcore.graph import ModelGraph, build, model_config
+from simcore.models.graph import ModelGraph, build, model_config
 from simcore.operators.automodel import SNAPSHOT_2026_06_08, record
-from simcore.recording import LayerTape, Run
-from simcore.rows import Op
-from simcore.tape import Param, Section
+from simcore.recording.layer import LayerTape, Run
+from simcore.recording.rows import Op
+from simcore.recording.tape import Param, Section
 
 TRUTH = ROOT / "tests/truth" / "tape" / "automodel-0.7.0-torch-2.13.0.json"
 STORED: dict[str, Any] = json.loads(TRUTH.read_text(encoding="utf-8"))

@@ -11,13 +11,13 @@ import pytest
 
 import small
 from checkout import ROOT
-from simcore.counted import Operators
 from simcore.mesh import IntArray
 from simcore.models.blocks import Attention, LatentAttention, Mamba2, Mlp, Moe
 from simcore.operators.automodel_python import ALONE, BESIDE
 from simcore.outline import Phase
-from simcore.product import shapes_in
-from simcore.tape import Kernel, Op
+from simcore.recording.host_operators import Operators
+from simcore.recording.kernel_shape import shapes_in
+from simcore.recording.tape import Kernel, Op
 
 TIMED = json.loads((ROOT / "tests/truth" / "host" / "automodel-0.7.0.json").read_text(encoding="utf-8"))
 BLOCKS = {"mamba": Mamba2, "attention": Attention, "mlp": Mlp, "moe": Moe, "moe_alone": Moe}

@@ -12,12 +12,12 @@ import pytest
 
 from checkout import ROOT
 from eventlog import Events, backwards, born, bytes_of, grouped, sizes, summit
-from simcore.graph import ModelGraph, build, model_config
 from simcore.models.blocks import Attention, Embedding, Head, LayerKind
+from simcore.models.graph import ModelGraph, build, model_config
+from simcore.models.tensor import TensorSpec
 from simcore.operators import hf, hf_liger
-from simcore.recording import LayerTape, Run
-from simcore.tape import GRAD_HIDDEN, Kernel, Op, Param, Section
-from simcore.tensor import TensorSpec
+from simcore.recording.layer import LayerTape, Run
+from simcore.recording.tape import GRAD_HIDDEN, Kernel, Op, Param, Section
 
 TRUTH = ROOT / "tests/truth" / "tape"
 FILES = [f"{kind}-torch-2.13.0-transformers-5.23.0.json" for kind in (

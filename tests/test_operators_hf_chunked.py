@@ -9,11 +9,11 @@ import pytest
 
 import small
 from checkout import ROOT
-from simcore.graph import build, model_config
+from simcore.models.graph import build, model_config
 from simcore.operators import hf
 from simcore.operators.hf_chunked import CHUNKS
-from simcore.recording import LayerTape, Run
-from simcore.tape import Op, Param, Section
+from simcore.recording.layer import LayerTape, Run
+from simcore.recording.tape import Op, Param, Section
 
 TRUTH: dict[str, Any] = json.loads(
     (ROOT / "tests/truth/losses/chunked-torch-2.13.0.json").read_text(encoding="utf-8"))

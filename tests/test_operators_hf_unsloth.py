@@ -9,7 +9,7 @@ import pytest
 
 import small
 from simcore.errors import NotYet
-from simcore.tape import Op
+from simcore.recording.tape import Op
 
 ALL = ["q_proj", "k_proj", "v_proj", "o_proj", "gate_proj", "up_proj", "down_proj"]
 FAST: dict[str, Any] = {"FastLanguageModel": True, "attn_implementation": "flash_attention_2"}

@@ -11,20 +11,20 @@ import small
 from checkout import ROOT
 from simcore.errors import NotYet
 from simcore.flows import flow_of
-from simcore.graph import ModelGraph, build, model_config
-from simcore.lora import LoraChoice
 from simcore.lora_names import name_adapters
 from simcore.lower import lower
 from simcore.models.blocks import Moe
+from simcore.models.graph import ModelGraph, build, model_config
+from simcore.models.lora import LoraChoice
 from simcore.operators import hub, hub_layers
+from simcore.pipeline.schedule import actions
 from simcore.plan import place
 from simcore.program import Program
-from simcore.recording import LayerTape, Run
+from simcore.recording.layer import LayerTape, Run
+from simcore.recording.tape import Node, Op, Param, Section, Tape
 from simcore.report import Report
-from simcore.schedule import actions
 from simcore.setup import prepare
 from simcore.simulate import simulate
-from simcore.tape import Node, Op, Param, Section, Tape
 from simcore.tiles import Workload
 
 NANO = "nemotron-3-nano-30b-a3b"

@@ -10,11 +10,11 @@ import pytest
 
 from checkout import ROOT
 from eventlog import Events, Sections, backwards, in_order_of, same_births, same_events, same_summits
-from simcore.graph import ModelGraph, build, model_config
 from simcore.models.blocks import Embedding, Head
+from simcore.models.graph import ModelGraph, build, model_config
 from simcore.operators import llmfoundry
-from simcore.recording import LayerTape, Run
-from simcore.tape import Op, Param, Section
+from simcore.recording.layer import LayerTape, Run
+from simcore.recording.tape import Op, Param, Section
 
 TRUTH = ROOT / "tests/truth" / "tape" / "llmfoundry-0.3.0-torch-2.13.0.json"
 CASES: dict[str, Any] = json.loads(TRUTH.read_text(encoding="utf-8"))

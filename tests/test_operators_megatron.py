@@ -14,7 +14,6 @@ import pytest
 
 from checkout import ROOT
 from simcore.errors import NotYet
-from simcore.lora import LoraChoice
 from simcore.lora_bridge import adapters
 from simcore.models.blocks import (
     Attention,
@@ -31,12 +30,13 @@ from simcore.models.blocks import (
     Moe,
     Mtp,
 )
+from simcore.models.lora import LoraChoice
 from simcore.operators.megatron import idle_gradients, record, tensors
 from simcore.operators.megatron_moe import distinct_ranks
-from simcore.product import shapes_in
-from simcore.recording import LayerTape, Run
-from simcore.rows import HOST_STOPS, Module
-from simcore.tape import GRAD_HIDDEN, HIDDEN, RECOMPUTE_BEGIN, RECOMPUTE_END, Kernel, Op, Param, Section
+from simcore.recording.kernel_shape import shapes_in
+from simcore.recording.layer import LayerTape, Run
+from simcore.recording.rows import HOST_STOPS, Module
+from simcore.recording.tape import GRAD_HIDDEN, HIDDEN, RECOMPUTE_BEGIN, RECOMPUTE_END, Kernel, Op, Param, Section
 
 H, V, T = 2688, 131072, 8192
 

@@ -13,10 +13,10 @@ import pytest
 
 from simcore.models.blocks import LayerKind
 from simcore.operators.megatron import record
-from simcore.product import MODULE_BITS
-from simcore.recording import Run
-from simcore.rows import Kernel, Op
-from simcore.scaling import RECIPES
+from simcore.recording.fp8_scaling import RECIPES
+from simcore.recording.kernel_shape import MODULE_BITS
+from simcore.recording.layer import Run
+from simcore.recording.rows import Kernel, Op
 from test_operators_megatron import (
     ATTENTION,
     GPT,

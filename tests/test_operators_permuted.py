@@ -7,8 +7,8 @@ import json
 import pytest
 
 from checkout import ROOT
-from simcore.counted import Operators, operators
 from simcore.operators.permuted import MULTIHOT, PERMUTE, UNPERMUTE
+from simcore.recording.host_operators import Operators, operators
 
 TIMED = json.loads((ROOT / "tests/truth" / "host" / "permutation-te-2.9.json").read_text(encoding="utf-8"))
 

@@ -10,12 +10,12 @@ import pytest
 
 import small
 from checkout import ROOT
-from simcore.counted import Operators
 from simcore.operators.ssd import BACKWARD_OPERATORS, FORWARD_OPERATORS, MIXER, NORM
 from simcore.outline import Phase
-from simcore.product import shapes_in
+from simcore.recording.host_operators import Operators
+from simcore.recording.kernel_shape import shapes_in
+from simcore.recording.tape import Kernel, Op
 from simcore.simulate import simulate
-from simcore.tape import Kernel, Op
 
 HOST = ROOT / "tests/truth" / "host"
 TIMED = json.loads((HOST / "mamba-e9594ce1.json").read_text(encoding="utf-8"))

@@ -13,12 +13,12 @@ from typing import Any
 import pytest
 
 from checkout import ROOT
-from simcore.graph import build, model_config
 from simcore.models.blocks import LayerKind, Loss
+from simcore.models.graph import build, model_config
+from simcore.models.tensor import TensorSpec
 from simcore.operators import torchtitan
-from simcore.recording import LayerTape, Run
-from simcore.tape import GRAD_HIDDEN, HIDDEN, Op, Param
-from simcore.tensor import TensorSpec
+from simcore.recording.layer import LayerTape, Run
+from simcore.recording.tape import GRAD_HIDDEN, HIDDEN, Op, Param
 
 TRUTH = ROOT / "tests/truth" / "tape" / "torchtitan-compiled-0.2.2-torch-2.13.0.json"
 CASES: dict[str, Any] = json.loads(TRUTH.read_text(encoding="utf-8"))

@@ -14,11 +14,11 @@ from simcore.builder import Builder
 from simcore.flows import flow_of
 from simcore.lower import lower
 from simcore.outline import Phase, Tables
+from simcore.pipeline.schedule import actions
 from simcore.plan import Plan, place
 from simcore.program import Program
-from simcore.schedule import actions
+from simcore.recording.tape import Op, Section, Stream
 from simcore.setup import prepare
-from simcore.tape import Op, Section, Stream
 from simcore.tile import AMOUNT, OP, Tile
 from simcore.tiles import Workload
 

@@ -7,10 +7,10 @@ from typing import Any
 import pytest
 
 import small
+from simcore.inputs.training import Training
 from simcore.packing import Packing, pack
 from simcore.report import Report
 from simcore.simulate import simulate
-from simcore.training import Training
 
 
 @pytest.mark.parametrize(("given", "made"), [

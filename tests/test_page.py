@@ -11,7 +11,7 @@ import pytest
 
 import small
 from command import Run
-from simcore.scenario import Scenario
+from simcore.inputs.scenario import Scenario
 from simcore.simulate import simulate
 from viz.figures import letters
 

@@ -6,7 +6,7 @@ import pytest
 
 import small
 from checkout import ROOT
-from simcore.graph import FAMILIES, build, known_presets, model_config
+from simcore.models.graph import FAMILIES, build, known_presets, model_config
 from simcore.presets import graph_of, presets
 from simcore.simulate import simulate
 

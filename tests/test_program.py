@@ -9,7 +9,7 @@ import small
 from simcore.builder import Builder
 from simcore.outline import Phase, Tables
 from simcore.program import Program
-from simcore.tape import RECOMPUTE_BEGIN, RECOMPUTE_END, Op, Row, Section, Stream
+from simcore.recording.tape import RECOMPUTE_BEGIN, RECOMPUTE_END, Op, Row, Section, Stream
 from simcore.tile import AMOUNT, LAYER, Tile
 
 PATHS = ("embedding", "layers.0", "layers.1")

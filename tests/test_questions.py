@@ -17,17 +17,17 @@ import pytest
 from checkout import ROOT
 from simcore.advice import advise
 from simcore.flows import flow_of
-from simcore.loading import load
+from simcore.inputs.loading import load
 from simcore.lower import lower
 from simcore.measured import Measured, read_measured
 from simcore.outline import Phase
+from simcore.pipeline.schedule import actions
 from simcore.plan import place as place_rank
+from simcore.recording.tape import Op
 from simcore.report import AtRest, Peak, RankReport, Report
-from simcore.schedule import actions
 from simcore.setup import prepare
 from simcore.simulate import place, simulate
 from simcore.table import setting
-from simcore.tape import Op
 from simcore.tile import AMOUNT, LAYER, OP, SLOT
 from simcore.tiles import Workload
 

@@ -8,12 +8,12 @@ from typing import Any
 import pytest
 
 import small
-from simcore.flops import CONVENTIONS, Asked
+from simcore.hardware.topology import load_topology
+from simcore.inputs.scenario import Scenario
+from simcore.models.flops import CONVENTIONS, Asked
 from simcore.rates import cost
 from simcore.report import StepTime
-from simcore.scenario import Scenario
 from simcore.simulate import simulate
-from simcore.topology import load_topology
 
 H100 = load_topology("dgx-h100")
 

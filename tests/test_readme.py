@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 from checkout import ROOT
-from simcore.document import parse_document
-from simcore.scenario import parse_scenario
+from simcore.inputs.document import parse_document
+from simcore.inputs.scenario import parse_scenario
 
 README = (ROOT / "README.md").read_text(encoding="utf-8")
 

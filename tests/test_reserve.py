@@ -14,14 +14,14 @@ import pytest
 from replay import Allocator, fragmentation
 from simcore.errors import RankscopeError
 from simcore.flows import flow_of
+from simcore.inputs.scenario import Scenario
 from simcore.ledger import running
 from simcore.lower import lower
 from simcore.measured import read_measured
+from simcore.pipeline.schedule import actions, lowered_microbatches
 from simcore.plan import place
 from simcore.program import Program
 from simcore.reserve import EXPANDABLE, GATHERED, ORDINARY, Shares, needed, reserved
-from simcore.scenario import Scenario
-from simcore.schedule import actions, lowered_microbatches
 from simcore.setup import prepare
 from simcore.simulate import simulate
 from simcore.tiles import Workload

@@ -10,9 +10,9 @@ import pytest
 
 import small
 from simcore.collective import crossing
+from simcore.hardware.topology import load_topology
 from simcore.mesh import IntArray
 from simcore.routes import HOST_WAYS, Routes
-from simcore.topology import load_topology
 
 
 def routes(name: str, mesh: dict[str, int], topology: str = "dgx-h100", **given: Any) -> Routes:

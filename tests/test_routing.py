@@ -7,10 +7,10 @@ from typing import Any
 import pytest
 
 import small
+from simcore.inputs.training import Capacity, Imbalance
 from simcore.report import Report
 from simcore.routing import received_per_token, sent_per_token, top_k_of
 from simcore.simulate import simulate
-from simcore.training import Capacity, Imbalance
 
 ONE = 1 << 16
 

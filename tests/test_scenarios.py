@@ -19,7 +19,7 @@ from typing import Any
 import pytest
 
 from checkout import ROOT
-from simcore.loading import load
+from simcore.inputs.loading import load
 from simcore.phased import PhaseReport
 from simcore.report import AtRest, Peak, RankReport, Report, TrafficRow
 from simcore.simulate import simulate

@@ -9,11 +9,11 @@ from typing import Any
 import pytest
 
 from simcore.batch import Outcome
-from simcore.document import parse_document
 from simcore.finding import gates
-from simcore.graph import model_config
+from simcore.inputs.document import parse_document
+from simcore.inputs.scenario import parse_scenario
+from simcore.models.graph import model_config
 from simcore.report import Report
-from simcore.scenario import parse_scenario
 from simcore.served import Serving
 from simcore.simulate import check, place, simulate
 

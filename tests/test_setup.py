@@ -8,9 +8,9 @@ from typing import Any
 import pytest
 
 import small
-from simcore.document import parse_document
 from simcore.errors import IllegalLayout, InputError, NotYet, RankscopeError
-from simcore.scenario import parse_scenario
+from simcore.inputs.document import parse_document
+from simcore.inputs.scenario import parse_scenario
 from simcore.setup import known_frameworks, prepare
 
 

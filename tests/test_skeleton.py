@@ -6,9 +6,9 @@ import small
 from simcore.builder import Builder
 from simcore.edges import BORDER_HANDLES
 from simcore.outline import BUCKET_GATHER, Phase, Tables
-from simcore.rows import HOST_DRAINS, HOST_STOPS
+from simcore.recording.rows import HOST_DRAINS, HOST_STOPS
+from simcore.recording.tape import Kernel, Stream
 from simcore.skeleton import Skeleton, skeleton_of
-from simcore.tape import Kernel, Stream
 
 GATHER = 0
 """A handle."""

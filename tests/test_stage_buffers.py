@@ -9,12 +9,12 @@ import pytest
 import small
 from simcore.flows import flow_of
 from simcore.lower import lower
+from simcore.pipeline.schedule import actions
 from simcore.plan import place
 from simcore.program import Program
-from simcore.schedule import actions
+from simcore.recording.tape import GRAD_HIDDEN, HIDDEN, Op
 from simcore.setup import prepare
 from simcore.simulate import simulate
-from simcore.tape import GRAD_HIDDEN, HIDDEN, Op
 from simcore.tiles import Workload
 
 DEEP = {"config": "llama-tiny", "overrides": {"num_hidden_layers": 8}}

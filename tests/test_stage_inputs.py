@@ -8,7 +8,7 @@ import pytest
 
 import small
 from simcore.program import Program
-from simcore.tape import GRAD_HIDDEN, HIDDEN, Op
+from simcore.recording.tape import GRAD_HIDDEN, HIDDEN, Op
 
 DEEP = {"config": "llama-tiny", "overrides": {"num_hidden_layers": 8}}
 INPUT = 64 * 256 * 2

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from simcore.graph import build, model_config
+from simcore.models.graph import build, model_config
 from simcore.stages import contiguous, remainder_first, stage_layers
 
 

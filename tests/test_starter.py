@@ -6,10 +6,10 @@ from pathlib import Path
 
 import pytest
 
-from simcore.document import parse_document
 from simcore.errors import InputError
-from simcore.loading import load
-from simcore.scenario import Scenario, scenario_schema
+from simcore.inputs.document import parse_document
+from simcore.inputs.loading import load
+from simcore.inputs.scenario import Scenario, scenario_schema
 from simcore.starter import expect_readable, starter_text
 
 

@@ -20,7 +20,7 @@ import pytest
 
 from checkout import ROOT
 from simcore import cli
-from simcore.loading import read
+from simcore.inputs.loading import read
 
 LONG = "x" * 300
 FITS = ("name: a\nmodel: llama-tiny\nframework: fsdp2\ntopology: dgx-h100\nmesh: {dp_shard: 8}\n"

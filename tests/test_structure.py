@@ -14,43 +14,44 @@ from checkout import ROOT
 
 # Packages of `simcore`, each of which imports only from those before it. Modules that are still in the root have no
 # place here; they take part in the search for cycles.
-PACKAGES = ("models", "operators", "frameworks", "schedules", "flows", "vllm", "calibration")
+PACKAGES = ("pipeline", "recording", "inputs", "hardware", "models", "operators", "frameworks", "flows", "vllm",
+            "calibration")
 
 # A library has one door: what it does could be replaced by rewriting the files named here.
 DOORS = {
     "networkx": {
-        "simcore/graph.py",
+        "simcore/models/graph.py",
     },
     "simpy": {
         "simcore/timeline.py",
     },
     "ruamel": {
         "simcore/calibration/write.py",
-        "simcore/document.py",
-        "simcore/yaml_parser.py",
+        "simcore/inputs/document.py",
+        "simcore/inputs/yaml_parser.py",
     },
     "pydantic": {
-        "simcore/block.py",
+        "simcore/inputs/block.py",
         "simcore/calibration/write.py",
         "simcore/compare.py",
-        "simcore/curves.py",
+        "simcore/hardware/collective_curves.py",
         "simcore/detail.py",
-        "simcore/device.py",
-        "simcore/efficiency.py",
+        "simcore/hardware/device.py",
+        "simcore/hardware/efficiency.py",
         "simcore/explanation.py",
-        "simcore/generation.py",
+        "simcore/inputs/generation.py",
         "simcore/measured.py",
         "simcore/phased.py",
-        "simcore/quantity.py",
+        "simcore/inputs/quantity.py",
         "simcore/report.py",
-        "simcore/scenario.py",
+        "simcore/inputs/scenario.py",
         "simcore/served.py",
         "simcore/side_by_side.py",
         "simcore/speed.py",
         "simcore/timing.py",
         "simcore/tolerance.py",
-        "simcore/topology.py",
-        "simcore/training.py",
+        "simcore/hardware/topology.py",
+        "simcore/inputs/training.py",
         "simcore/validate.py",
     },
     "rich": {
@@ -75,7 +76,7 @@ DOORS = {
 # Files are read by `document` alone, which judges them first; here nobody names the file.
 READS_OWN = {
     # a preset, out of the package
-    "simcore/graph.py": {
+    "simcore/models/graph.py": {
         "file.read_text(encoding='utf-8')",
     },
     # a bucket of gradients
@@ -116,7 +117,7 @@ READS_OWN = {
         "os.open(file, os.O_RDWR | os.O_CREAT | getattr(os, 'O_NOFOLLOW', 0), 438)",
     },
     # to put names of a folder on the disk
-    "simcore/paths.py": {
+    "simcore/inputs/paths.py": {
         "os.open(folder, os.O_RDONLY)",
     },
     # in the place of closed streams
@@ -156,7 +157,7 @@ def name_of(path: Path) -> str:
 
 
 def module_of(path: Path) -> str:
-    """`simcore/models/llama.py` is `simcore.models.llama`."""
+    """`simcore/models/families/llama.py` is `simcore.models.families.llama`."""
     return ".".join(path.relative_to(ROOT).with_suffix("").parts).removesuffix(".__init__")
 
 
@@ -230,7 +231,7 @@ def test_a_library_has_one_door(path: Path) -> None:
 
 @pytest.mark.parametrize("path", [*files("simcore"), *files("viz")], ids=name_of)
 def test_files_have_one_door(path: Path) -> None:
-    if name_of(path) == "simcore/document.py":
+    if name_of(path) == "simcore/inputs/document.py":
         return
     assert set(_readings(ast.parse(path.read_text(encoding="utf-8")))) <= READS_OWN.get(name_of(path), set())
 

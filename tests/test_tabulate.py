@@ -11,7 +11,7 @@ import fakes
 import small
 from checkout import ROOT
 from simcore.fields import SCENARIO_FIELDS
-from simcore.loading import load
+from simcore.inputs.loading import load
 from simcore.simulate import simulate
 from simcore.tabulate import columns_page, table
 

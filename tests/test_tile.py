@@ -5,7 +5,7 @@ from __future__ import annotations
 from hypothesis import given
 from hypothesis import strategies as st
 
-from simcore.tape import RECOMPUTE_BEGIN, RECOMPUTE_END, Op, Section
+from simcore.recording.tape import RECOMPUTE_BEGIN, RECOMPUTE_END, Op, Section
 from simcore.tile import Tile, posted_bytes
 
 POSTINGS = st.lists(st.tuples(st.integers(0, 2), st.integers(0, 3), st.integers(1, 50), st.booleans()), min_size=1,

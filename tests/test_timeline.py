@@ -8,9 +8,9 @@ from dataclasses import dataclass
 import numpy as np
 import pytest
 
+from simcore.recording.tape import Stream
 from simcore.skeleton import Call, Item, Skeleton
 from simcore.streams import Track
-from simcore.tape import Stream
 from simcore.timeline import ClassTimes, Deadlock, run
 
 GATHER, REDUCE = int(Stream.ALL_GATHER), int(Stream.REDUCE)

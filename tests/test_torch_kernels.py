@@ -10,9 +10,9 @@ import pytest
 import small
 from simcore.errors import IllegalLayout
 from simcore.frameworks._torch_kernels import FUSED
-from simcore.product import shapes_in
+from simcore.recording.kernel_shape import shapes_in
+from simcore.recording.tape import Kernel, Op
 from simcore.simulate import simulate
-from simcore.tape import Kernel, Op
 from simcore.tile import AUX, OP, SLOT, STREAM
 
 

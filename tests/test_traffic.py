@@ -7,13 +7,13 @@ import pytest
 
 import small
 from simcore.builder import Builder
+from simcore.hardware.topology import load_topology
 from simcore.outline import Phase, Tables
 from simcore.program import Program
+from simcore.recording.tape import Stream
 from simcore.report import TrafficRow
 from simcore.routes import Routes
 from simcore.simulate import simulate
-from simcore.tape import Stream
-from simcore.topology import load_topology
 from simcore.traffic import traffic
 
 RANKS = np.array([0])

@@ -12,13 +12,13 @@ import pytest
 
 from checkout import ROOT
 from pages import shown, write
-from simcore.document import parse_document
+from simcore.inputs.document import parse_document
+from simcore.inputs.scenario import parse_scenario
 from simcore.models.blocks import LayerKind
 from simcore.plan import Plan, place
-from simcore.recording import LayerTape, Run
-from simcore.scenario import parse_scenario
+from simcore.recording.layer import LayerTape, Run
+from simcore.recording.tape import Op, Param, Section
 from simcore.setup import prepare
-from simcore.tape import Op, Param, Section
 from simcore.tiles import Workload, run_of
 
 TRUTH: dict[str, list[dict[str, Any]]] = json.loads(

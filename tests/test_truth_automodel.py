@@ -9,8 +9,8 @@ import pytest
 
 import small
 from checkout import ROOT
+from simcore.inputs.scenario import Scenario
 from simcore.report import RankReport
-from simcore.scenario import Scenario
 from simcore.simulate import simulate
 
 TRUTH = ROOT / "tests/truth" / "tape"

@@ -16,7 +16,7 @@ from simcore.flows.staged import beside_tensors, touched
 from simcore.outline import Phase
 from simcore.plan import Plan
 from simcore.program import Program
-from simcore.tape import Op
+from simcore.recording.tape import Op
 from simcore.zero import Zero
 
 TRUTH: dict[str, Any] = json.loads(

@@ -13,8 +13,8 @@ from typing import Any
 import pytest
 
 import truth_cases
+from simcore.inputs.scenario import Scenario
 from simcore.report import RankReport, Report
-from simcore.scenario import Scenario
 from simcore.simulate import place
 
 FILES = {"automodel": "placement/drawn-automodel-0.7.0.json", "megatron": "placement/drawn-megatron-core-0.16.1.json"}

@@ -15,14 +15,14 @@ import pytest
 import truth_cases
 from simcore.assemble import report
 from simcore.errors import RankscopeError
+from simcore.inputs.scenario import Scenario
 from simcore.mesh import Mesh
 from simcore.outline import Phase
 from simcore.program import Program
+from simcore.recording.tape import Op
 from simcore.report import RankReport
-from simcore.scenario import Scenario
 from simcore.setup import prepare
 from simcore.simulate import _parts, _program
-from simcore.tape import Op
 
 FILE = "fsdp2/drawn-torch-2.13.0.json"
 PHASES = {"fwd": "forward", "bwd": "backward", "opt": "optimizer"}

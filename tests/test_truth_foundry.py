@@ -11,19 +11,19 @@ import pytest
 
 import small
 from checkout import ROOT
-from simcore.document import parse_document
 from simcore.flows import flow_of
 from simcore.flows.flattened import flat_units
-from simcore.graph import build, model_config
+from simcore.inputs.document import parse_document
+from simcore.inputs.scenario import parse_scenario
 from simcore.lower import lower
+from simcore.models.graph import build, model_config
+from simcore.pipeline.schedule import actions
 from simcore.plan import Plan, place
 from simcore.program import Program
+from simcore.recording.tape import Op
 from simcore.report import RankReport
-from simcore.scenario import parse_scenario
-from simcore.schedule import actions
 from simcore.setup import prepare
 from simcore.simulate import simulate
-from simcore.tape import Op
 from simcore.tiles import Workload
 
 TRUTH = ROOT / "tests/truth" / "tape" / "llmfoundry-0.3.0-torch-2.13.0.json"

@@ -13,7 +13,7 @@ from checkout import ROOT
 from simcore.flows import exact_at_rest, padding_bytes
 from simcore.flows.flattened import flat_units
 from simcore.program import Program
-from simcore.tape import Op
+from simcore.recording.tape import Op
 
 ROWS: dict[str, dict[str, Any]] = {row["name"]: row for row in json.loads(
     (ROOT / "tests/truth/fsdp1/torch-2.13.0.json").read_text(encoding="utf-8"))}

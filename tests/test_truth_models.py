@@ -9,9 +9,9 @@ import pytest
 
 import small
 from checkout import ROOT
-from simcore.graph import FAMILIES as FAMILY_FILES
-from simcore.graph import ModelGraph, build, known_presets, model_config
-from simcore.tensor import TensorSpec
+from simcore.models.graph import FAMILIES as FAMILY_FILES
+from simcore.models.graph import ModelGraph, build, known_presets, model_config
+from simcore.models.tensor import TensorSpec
 
 TRUTH = ROOT / "tests/truth" / "models" / "transformers-5.23.0.json"
 ROWS: dict[str, Any] = json.loads(TRUTH.read_text(encoding="utf-8"))

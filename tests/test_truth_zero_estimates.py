@@ -15,7 +15,7 @@ import pytest
 import small
 from checkout import ROOT
 from simcore.flows.staged import beside_tensors
-from simcore.loading import load
+from simcore.inputs.loading import load
 from simcore.on_host import host_bytes
 from simcore.plan import Plan
 from simcore.report import Peak

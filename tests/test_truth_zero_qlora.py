@@ -11,7 +11,7 @@ import small
 from checkout import ROOT
 from simcore.errors import IllegalLayout
 from simcore.program import Program
-from simcore.tape import Op
+from simcore.recording.tape import Op
 
 TRUTH: dict[str, Any] = json.loads(
     (ROOT / "tests/truth/deepspeed/qlora-0.19.6.json").read_text(encoding="utf-8"))["cases"]

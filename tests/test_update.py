@@ -10,10 +10,10 @@ import pytest
 import small
 from simcore.framework import Moment
 from simcore.plan import Placed
+from simcore.recording.rows import Step
+from simcore.recording.tape import Kernel, Op, Param, Tape, Tensor
 from simcore.report import Report
-from simcore.rows import Step
 from simcore.simulate import simulate
-from simcore.tape import Kernel, Op, Param, Tape, Tensor
 from simcore.update import is_updated_in_backward, step_of
 
 NUMEL = 256 * 1000

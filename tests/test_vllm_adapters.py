@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from simcore.graph import architecture_of, model_config
+from simcore.models.graph import architecture_of, model_config
 from simcore.vllm.adapters import adapter_elements
 
 LLAMA = {"hidden": 4096, "q": 4096, "kv": 1024, "ffn": 14336, "layers": 32, "vocab": 128256}

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from checkout import ROOT
-from simcore.graph import architecture_of, model_config
+from simcore.models.graph import architecture_of, model_config
 from simcore.vllm.cache import Formats, Pages, pages
 from simcore.vllm.release import RELEASES
 

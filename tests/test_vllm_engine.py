@@ -7,9 +7,9 @@ from typing import Any
 
 import pytest
 
-from simcore.generation import Generation
-from simcore.graph import architecture_of, model_config
-from simcore.topology import load_topology
+from simcore.hardware.topology import load_topology
+from simcore.inputs.generation import Generation
+from simcore.models.graph import architecture_of, model_config
 from simcore.vllm.engine import Engine, Limits, default_limits, release_of
 from simcore.vllm.release import RELEASES
 

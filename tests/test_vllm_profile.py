@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from simcore.graph import architecture_of, model_config
+from simcore.models.graph import architecture_of, model_config
 from simcore.vllm.profile import profile
 from simcore.vllm.release import RELEASES
 

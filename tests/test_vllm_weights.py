@@ -6,7 +6,7 @@ from collections import Counter
 
 import pytest
 
-from simcore.graph import architecture_of, build, model_config
+from simcore.models.graph import architecture_of, build, model_config
 from simcore.vllm.weights import Weight, refusals, unserved, weights
 
 NANO = "nemotron-3-nano-30b-a3b"

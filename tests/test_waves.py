@@ -7,9 +7,9 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from simcore.device import Device
-from simcore.product import shape_of
-from simcore.topology import load_topology
+from simcore.hardware.device import Device
+from simcore.hardware.topology import load_topology
+from simcore.recording.kernel_shape import shape_of
 from simcore.waves import stretch
 
 A100, H100, B200 = (load_topology(name).device for name in ("dgx-a100", "dgx-h100", "dgx-b200"))

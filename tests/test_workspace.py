@@ -8,9 +8,9 @@ from typing import Any
 import pytest
 
 import small
+from simcore.inputs.scenario import Scenario
 from simcore.models.blocks import Attention
 from simcore.plan import Plan, place
-from simcore.scenario import Scenario
 from simcore.setup import prepare
 from simcore.simulate import simulate
 from simcore.units import parse_cublas

@@ -6,8 +6,8 @@ import json
 from typing import Any
 
 from checkout import ROOT
-from simcore.document import parse_document
-from simcore.scenario import Scenario, parse_scenario
+from simcore.inputs.document import parse_document
+from simcore.inputs.scenario import Scenario, parse_scenario
 
 TRUTH = ROOT / "tests/truth"
 GROUPS = ("groups/megatron-core-0.16.1.json", "groups/automodel-0.7.0.json", "groups/torchtitan-0.2.2.json")

@@ -10,7 +10,7 @@ from simcore.calibration.bench import Bench, Work
 from simcore.calibration.machine import optional
 from simcore.calibration.reading import NotMeasured, Reading
 from simcore.calibration.sizes import Core
-from simcore.product import shape_of_heads
+from simcore.recording.kernel_shape import shape_of_heads
 
 __all__ = ["attention", "attention_efficient", "attention_flash2", "attention_triton", "work_of"]
 

@@ -12,8 +12,8 @@ from simcore.calibration import copies, host, memory, ranks
 from simcore.calibration.bench import Bench
 from simcore.calibration.kernels import KERNELS, collected, fp8_kept, kernel_values
 from simcore.calibration.reading import NotMeasured, Reading, Value, reason_of
-from simcore.quantity import Share
-from simcore.topology import Topology
+from simcore.hardware.topology import Topology
+from simcore.inputs.quantity import Share
 
 __all__ = ["Calibration", "calibrate"]
 

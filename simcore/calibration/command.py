@@ -9,12 +9,12 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from simcore.errors import InputError, Problem
-from simcore.paths import exists, is_dir, unusable
+from simcore.inputs.paths import exists, is_dir, unusable
 
 if TYPE_CHECKING:
     from simcore.calibration.bench import Bench
     from simcore.calibration.calibrate import Calibration
-    from simcore.topology import Topology
+    from simcore.hardware.topology import Topology
 
 __all__ = ["calibrate"]
 
@@ -39,7 +39,7 @@ def calibrate(
 ) -> None:
     """Measure this machine's kernels at a model's shapes, into an efficiency file (needs PyTorch and a GPU)."""
     from simcore.calibration.calibrate import calibrate as measure
-    from simcore.topology import load_topology
+    from simcore.hardware.topology import load_topology
 
     base = load_topology(topology, where="--topology")
     _check_free(out, topology_out, _curves_beside(topology_out), force=force)

@@ -14,8 +14,8 @@ from simcore.calibration.fit import Shares, above_floor, fit_both, fit_memory
 from simcore.calibration.reading import NotMeasured, Reading, Value, reason_of
 from simcore.cost import DTYPES, worked_flops
 from simcore.cost import KERNELS as MODELLED
-from simcore.device import Device
-from simcore.topology import Topology
+from simcore.hardware.device import Device
+from simcore.hardware.topology import Topology
 
 __all__ = ["KERNELS", "collected", "fp8_kept", "kernel_values"]
 

@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any, Final
 
 from simcore.errors import InputError, Problem
-from simcore.topology import Topology
+from simcore.hardware.topology import Topology
 
 __all__ = ["Machine", "find_machine", "optional"]
 

@@ -8,7 +8,7 @@ from typing import Any, Final
 from simcore.calibration.bench import Bench
 from simcore.calibration.machine import optional
 from simcore.calibration.reading import NotMeasured, Value
-from simcore.topology import Topology
+from simcore.hardware.topology import Topology
 
 __all__ = ["allocator", "device_memory"]
 

@@ -10,7 +10,7 @@ from typing import Any
 from simcore.calibration.bench import Bench
 from simcore.calibration.reading import NotMeasured, Reading
 from simcore.calibration.sizes import Product
-from simcore.product import shape_of
+from simcore.recording.kernel_shape import shape_of
 
 __all__ = ["fp8_gemm", "gemm", "grouped_gemm"]
 

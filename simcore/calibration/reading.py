@@ -23,8 +23,8 @@ class Reading:
     """A median of repeats. `kernel` is one of `simcore.cost.KERNELS`; `by` names what ran, `shape` on what.
 
     `flops` counts two for a multiply-add, `moved` is bytes read plus written, `packed` the shape of a product or of
-    attention (`simcore/product.py`): all as operators post them, so that a share that is fitted here means what the
-    cost model takes it for.
+    attention (`simcore/recording/kernel_shape.py`): all as operators post them, so that a share that is fitted here
+    means what the cost model takes it for.
     """
 
     kernel: str
@@ -39,7 +39,7 @@ class Reading:
 
 @dataclass(frozen=True, slots=True)
 class Value:
-    """A number as a topology or efficiency file has it (`simcore.quantity.Quantity`)."""
+    """A number as a topology or efficiency file has it (`simcore.inputs.quantity.Quantity`)."""
 
     value: str
     kind: str

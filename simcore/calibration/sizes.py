@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from simcore.graph import layer_kinds, model_config
 from simcore.models.blocks import Attention, Head, LatentAttention, LayerKind, Mamba2, Mixer, Mlp, Moe
+from simcore.models.graph import layer_kinds, model_config
 
 __all__ = ["Core", "Product", "Sizes", "sizes_of"]
 

@@ -13,15 +13,15 @@ from ruamel.yaml.scalarstring import LiteralScalarString
 
 from simcore.calibration.ranks import Point
 from simcore.calibration.reading import Value
-from simcore.curves import curve_names, find_curves
-from simcore.efficiency import Efficiency
-from simcore.quantity import Quantity
-from simcore.topology import Topology
+from simcore.hardware.collective_curves import curve_names, find_curves
+from simcore.hardware.efficiency import Efficiency
+from simcore.hardware.topology import Topology
+from simcore.inputs.quantity import Quantity
 
 __all__ = ["curves_text", "efficiency_text", "topology_text"]
 
 _TABLED = ("all_gather", "reduce_scatter", "all_reduce", "all_to_all")
-"""Collectives that a file of curves has (`simcore.curves`)."""
+"""Collectives that a file of curves has (`simcore.hardware.collective_curves`)."""
 
 Leaf = Mapping[str, str] | str | int
 """A quantity as files have it (value, kind, source), or a plain value."""
@@ -67,7 +67,7 @@ def _named(path: str) -> str:
 
 
 def curves_text(points: Sequence[Point], machine: str, library: str, told: str) -> str:
-    """The text of a file of curves (`simcore.curves`); `library` is NCCL's version, or what ran in its place."""
+    """The text of a file of curves (`simcore.hardware.collective_curves`); `library`: NCCL's version or a stand-in's."""
     tables = {f"curves.{name}": LiteralScalarString(_table([p for p in points if p.collective == name]))
               for name in _TABLED}
     head = {"machine": machine, "nccl": library, "source": f"rankscope calibrate: {told}"}

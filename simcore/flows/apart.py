@@ -6,7 +6,7 @@ from collections.abc import Callable, Iterable
 
 from simcore.builder import Builder
 from simcore.flows.secondary import Key
-from simcore.tape import Kernel
+from simcore.recording.tape import Kernel
 
 __all__ = ["GradientsApart"]
 

@@ -23,10 +23,10 @@ from simcore.flows.secondary import Key, Secondary
 from simcore.flows.staged import sub_groups
 from simcore.flows.trace import Pins, bytes_by_dtype, recorded, seen_by_nodes
 from simcore.outline import Tables
+from simcore.pipeline.schedule import Action
 from simcore.plan import Placed, Plan
-from simcore.rows import HOST_DRAINS, Module
-from simcore.schedule import Action
-from simcore.tape import Kernel, Param, Stream
+from simcore.recording.rows import HOST_DRAINS, Module
+from simcore.recording.tape import Kernel, Param, Stream
 from simcore.units import dtype_bytes
 from simcore.zero import PERSISTENT, Zero
 

@@ -9,7 +9,7 @@ from simcore.flows.hooked import gathering
 from simcore.flows.unit import UnitBytes
 from simcore.framework import Unit
 from simcore.outline import BACKWARD_GATHER, FORWARD_GATHER, Tables
-from simcore.tape import Kernel, Stream
+from simcore.recording.tape import Kernel, Stream
 
 __all__ = ["Gathers"]
 

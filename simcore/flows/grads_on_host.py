@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from simcore.builder import Builder
 from simcore.flows.hosted import copied, updated_on_host
 from simcore.flows.staged import num_moments
-from simcore.nvme import aligned, is_swapped, stays_on_device, whole_pieces
+from simcore.hardware.nvme import aligned, is_swapped, stays_on_device, whole_pieces
 from simcore.outline import Tables
 from simcore.plan import Plan
 from simcore.units import dtype_bytes

@@ -11,7 +11,7 @@ from __future__ import annotations
 
 from typing import Final, NamedTuple
 
-from simcore.counted import operators
+from simcore.recording.host_operators import operators
 
 __all__ = ["gathering", "reducing", "releasing"]
 

@@ -13,8 +13,8 @@ from typing import Final
 from simcore.builder import Builder
 from simcore.outline import Tables
 from simcore.plan import Plan
-from simcore.rows import HOST_STOPS, Module
-from simcore.tape import Stream
+from simcore.recording.rows import HOST_STOPS, Module
+from simcore.recording.tape import Stream
 from simcore.units import dtype_bytes
 
 __all__ = ["copied", "cpu_bytes", "share_on_host", "updated", "updated_on_host", "waits_for_device"]

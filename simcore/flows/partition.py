@@ -11,10 +11,10 @@ from simcore.flows.modules import readiness
 from simcore.flows.parts import aligned, flat_padding, gradient_elements, places, trained_of
 from simcore.flows.rest import post_rest, rest_postings, step_temporaries
 from simcore.outline import Tables
+from simcore.pipeline.schedule import Action
 from simcore.plan import Plan
-from simcore.rows import Module
-from simcore.schedule import Action
-from simcore.tape import Kernel, Param, Stream
+from simcore.recording.rows import Module
+from simcore.recording.tape import Kernel, Param, Stream
 from simcore.units import dtype_bytes
 from simcore.zero import Zero
 

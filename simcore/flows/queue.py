@@ -8,7 +8,7 @@ from simcore.builder import Builder
 from simcore.flows.bucket import POOL, Bucket, shared_units, together
 from simcore.framework import Queues
 from simcore.outline import Tables
-from simcore.tape import Stream
+from simcore.recording.tape import Stream
 from simcore.units import dtype_bytes
 
 __all__ = ["GradQueue"]

@@ -34,9 +34,9 @@ from simcore.flows.queue import GradQueue
 from simcore.flows.rest import Posting, post_rest
 from simcore.framework import Queues
 from simcore.outline import Tables
+from simcore.pipeline.schedule import Action
 from simcore.plan import Placed, Plan
-from simcore.schedule import Action
-from simcore.tape import Kernel, Param
+from simcore.recording.tape import Kernel, Param
 from simcore.units import dtype_bytes
 
 __all__ = ["QueuedFlow"]

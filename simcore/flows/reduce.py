@@ -9,8 +9,8 @@ from simcore.flows.hooked import reducing
 from simcore.flows.unit import GradBytes, UnitBytes
 from simcore.framework import Unit
 from simcore.outline import Tables
-from simcore.rows import Step
-from simcore.tape import Kernel, Stream
+from simcore.recording.rows import Step
+from simcore.recording.tape import Kernel, Stream
 
 __all__ = ["Reductions"]
 

@@ -7,10 +7,10 @@ from collections.abc import Sequence
 from simcore.builder import Builder
 from simcore.flows.rest import optimizer_temporaries, post_rest, rest_postings
 from simcore.outline import Tables
+from simcore.pipeline.schedule import Action
 from simcore.plan import Plan
+from simcore.recording.tape import Kernel, Param, Stream
 from simcore.reducer import Reducer
-from simcore.schedule import Action
-from simcore.tape import Kernel, Param, Stream
 from simcore.units import dtype_bytes
 
 __all__ = ["ReducedFlow"]

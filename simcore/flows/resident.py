@@ -29,10 +29,10 @@ from simcore.flows.hosted import copied, cpu_bytes, share_on_host, waits_for_dev
 from simcore.flows.rest import muon_transient, post_rest
 from simcore.framework import Buckets
 from simcore.outline import Tables
+from simcore.pipeline.schedule import Action
 from simcore.plan import Placed, Plan
-from simcore.rows import Module
-from simcore.schedule import Action
-from simcore.tape import Kernel, Param, Stream
+from simcore.recording.rows import Module
+from simcore.recording.tape import Kernel, Param, Stream
 from simcore.units import dtype_bytes, packed_bytes
 
 __all__ = ["ResidentFlow"]

@@ -11,7 +11,7 @@ from simcore.mesh import IntArray
 from simcore.models.blocks import Attention
 from simcore.outline import Phase, Tables
 from simcore.plan import Placed, Plan
-from simcore.tape import Kernel, Op
+from simcore.recording.tape import Kernel, Op
 from simcore.tile import Tile
 from simcore.units import dtype_bytes
 from simcore.update import is_updated_in_backward, moment_dtype

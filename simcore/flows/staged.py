@@ -6,8 +6,8 @@ from collections import Counter
 from collections.abc import Iterator, Sequence
 
 from simcore.flows.parts import aligned, touching, trained_of
-from simcore.nvme import aligned as aligned_to_drives
-from simcore.nvme import is_swapped
+from simcore.hardware.nvme import aligned as aligned_to_drives
+from simcore.hardware.nvme import is_swapped
 from simcore.plan import Placed, Plan
 from simcore.units import dtype_bytes
 from simcore.zero import Zero

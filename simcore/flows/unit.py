@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from simcore.form import Shard
 from simcore.framework import Unit
 from simcore.plan import Placed, Plan
-from simcore.rows import Step
+from simcore.recording.rows import Step
 from simcore.units import dtype_bytes
 from simcore.update import is_updated_in_backward, step_of
 

@@ -10,9 +10,9 @@ from simcore.flows.hosted import updated
 from simcore.flows.rest import optimizer_temporaries, post_rest, rest_postings
 from simcore.framework import UnshardFlow
 from simcore.outline import Phase, Tables
+from simcore.pipeline.schedule import Action, Part
 from simcore.plan import Plan
-from simcore.schedule import Action, Part
-from simcore.tape import Param
+from simcore.recording.tape import Param
 
 __all__ = ["GatheredFlow"]
 

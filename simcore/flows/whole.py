@@ -8,7 +8,7 @@ from simcore.builder import Builder
 from simcore.flows.flattened import FlatUnit, flat_life, parts_of
 from simcore.outline import Tables
 from simcore.plan import Plan
-from simcore.tape import Kernel, Stream
+from simcore.recording.tape import Kernel, Stream
 from simcore.units import dtype_bytes
 from simcore.wrapped import Wrapped
 

@@ -11,9 +11,9 @@ from simcore.flows.rest import optimizer_temporaries, post_rest, rest_postings
 from simcore.flows.whole import FlatGradients
 from simcore.form import Form
 from simcore.outline import BACKWARD_GATHER, FORWARD_GATHER, Tables
+from simcore.pipeline.schedule import Action
 from simcore.plan import Plan
-from simcore.schedule import Action
-from simcore.tape import Kernel, Param, Stream
+from simcore.recording.tape import Kernel, Param, Stream
 from simcore.units import dtype_bytes
 from simcore.wrapped import Wrapped
 

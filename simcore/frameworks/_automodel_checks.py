@@ -5,7 +5,7 @@ from __future__ import annotations
 from simcore.frameworks._torch import refuse_virtual_stages
 from simcore.job import Job
 from simcore.models.blocks import Moe
-from simcore.schedule import ZERO_BUBBLE
+from simcore.pipeline.schedule import ZERO_BUBBLE
 
 __all__ = ["QUANTISED", "check"]
 

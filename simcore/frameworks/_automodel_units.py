@@ -7,9 +7,9 @@ from dataclasses import dataclass
 from functools import lru_cache
 
 from simcore.framework import Unit
-from simcore.graph import ModelGraph
 from simcore.job import Job
-from simcore.tensor import TensorSpec
+from simcore.models.graph import ModelGraph
+from simcore.models.tensor import TensorSpec
 
 __all__ = ["is_sharded", "units"]
 

@@ -12,10 +12,10 @@ from __future__ import annotations
 from typing import Any, Final
 
 from simcore.errors import InputError, Problem
+from simcore.inputs.training import Quantization
 from simcore.job import Job
-from simcore.packed import Packed
-from simcore.tensor import TensorSpec
-from simcore.training import Quantization
+from simcore.models.tensor import TensorSpec
+from simcore.recording.packed_weights import Packed
 
 __all__ = ["OUTLIERS", "STORAGES", "STORAGE_OPTION", "THRESHOLD_OPTION", "TUNE_OPTION", "is_packed", "packed_of"]
 

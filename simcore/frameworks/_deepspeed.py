@@ -26,7 +26,7 @@ from simcore.frameworks._torch import (
 )
 from simcore.frameworks._torch_kernels import SDPA_BACKENDS, torch_libraries
 from simcore.job import Job, topology_of
-from simcore.packed import Packed
+from simcore.recording.packed_weights import Packed
 from simcore.zero import PERSISTENT, Zero
 
 __all__ = ["IMPLEMENTATIONS", "VERSIONS", "zero_table"]
@@ -57,7 +57,7 @@ _OFFLOADED: Final[dict[str, tuple[Any, ...]]] = {"device": ("cpu",), "pin_memory
 _TO_NVME: Final[dict[str, tuple[Any, ...]]] = {
     "device": ("nvme",), "pin_memory": (True, False), "nvme_path": (str,), "buffer_count": (int,),
     "fast_init": (True, False), "pipeline_read": (False,), "pipeline_write": (False,)}
-"""Of offload_optimizer with it: [Note: ZeRO-3 and NVMe] in `simcore/nvme.py`."""
+"""Of offload_optimizer with it: [Note: ZeRO-3 and NVMe] in `simcore/hardware/nvme.py`."""
 _OF_NVME: Final = ("nvme_path", "buffer_count", "buffer_size", "max_in_cpu", "fast_init", "pipeline_read",
                    "pipeline_write")
 _OF_3: Final[dict[str, tuple[Any, ...]]] = {

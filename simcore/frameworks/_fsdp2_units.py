@@ -8,9 +8,9 @@ from functools import lru_cache
 
 from simcore.framework import Unit
 from simcore.frameworks._bitsandbytes import is_packed
-from simcore.graph import ModelGraph
 from simcore.models.blocks import Embedding, FinalNorm, Head, Loss, Moe
-from simcore.tensor import TensorSpec
+from simcore.models.graph import ModelGraph
+from simcore.models.tensor import TensorSpec
 
 __all__ = ["Wrapping", "units"]
 

@@ -19,10 +19,10 @@ from typing import Any
 from simcore.form import Layout
 from simcore.frameworks._torch import Defaults, all_or_no_checkpoint
 from simcore.frameworks._torch_stages import weighed_stages
-from simcore.graph import ModelGraph
 from simcore.job import Job
 from simcore.models.blocks import Attention, Embedding
-from simcore.tensor import TensorSpec
+from simcore.models.graph import ModelGraph
+from simcore.models.tensor import TensorSpec
 
 __all__ = ["DEFAULTS", "FSDP1", "OPTIONS", "check", "checkpoint", "in_fp8", "options_of", "stages_of", "tp_layout"]
 

@@ -27,12 +27,12 @@ from functools import lru_cache
 
 from simcore.form import local_shape
 from simcore.frameworks._megatron_lives import whole_layout
-from simcore.graph import ModelGraph
 from simcore.job import Job
 from simcore.mesh import Mesh
 from simcore.models.blocks import LayerKind, Mtp
-from simcore.scaling import RECIPES, Scaling, in_model, matched
-from simcore.tensor import TensorSpec
+from simcore.models.graph import ModelGraph
+from simcore.models.tensor import TensorSpec
+from simcore.recording.fp8_scaling import RECIPES, Scaling, in_model, matched
 
 __all__ = ["Fp8", "OPTIONS", "assumptions", "check_shapes", "check_user_buffers", "fp8_of", "quantized", "run_options",
            "user_buffer_bytes"]

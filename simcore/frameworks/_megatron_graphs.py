@@ -19,11 +19,11 @@ from __future__ import annotations
 
 from typing import Final
 
+from simcore.inputs.training import Capacity
 from simcore.job import Job
 from simcore.libraries import FULL_ITERATION
 from simcore.models.blocks import Mamba2, Mlp, Moe
-from simcore.rows import Module
-from simcore.training import Capacity
+from simcore.recording.rows import Module
 
 __all__ = ["OPTIONS", "assumptions", "graphs_of"]
 

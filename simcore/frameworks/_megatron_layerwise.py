@@ -19,7 +19,7 @@ from collections.abc import Iterator, Sequence
 from simcore.form import COPIES, Shard
 from simcore.framework import Dealt, Rule
 from simcore.job import Job
-from simcore.tensor import TensorSpec
+from simcore.models.tensor import TensorSpec
 
 __all__ = ["assumptions", "dealt"]
 

@@ -12,9 +12,9 @@ from functools import lru_cache
 from simcore.form import COPIES, Flat, Form, Layout, Partial, Shard
 from simcore.framework import Life, Matches, Moment, Rule
 from simcore.frameworks._megatron_formats import Formats
-from simcore.graph import ModelGraph
 from simcore.job import Job
-from simcore.tensor import TensorSpec
+from simcore.models.graph import ModelGraph
+from simcore.models.tensor import TensorSpec
 
 __all__ = ["rules", "rules_of", "shard_axes", "whole_layout"]
 

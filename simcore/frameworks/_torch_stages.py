@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from simcore.job import Job
-from simcore.schedule import ZERO_BUBBLE, Schedule
+from simcore.pipeline.schedule import ZERO_BUBBLE, Schedule
 from simcore.stages import contiguous, remainder_first, stage_layers
 
 __all__ = ["check_schedule", "even_stages", "pipeline_schedule", "weighed_stages"]

@@ -10,10 +10,10 @@ from simcore.frameworks._liger import LIGER_OPTION, liger_kernels
 from simcore.frameworks._torch import Defaults, all_or_no_checkpoint, check_optimizer_in_backward
 from simcore.frameworks._torch_kernels import SDPA_BACKENDS
 from simcore.frameworks._torch_stages import weighed_stages
+from simcore.inputs.training import Draws
 from simcore.job import Job
 from simcore.models.blocks import Attention, Mamba2
-from simcore.tensor import TensorSpec
-from simcore.training import Draws
+from simcore.models.tensor import TensorSpec
 
 __all__ = ["DEFAULTS", "OPTIONS", "VLLM_FLASH_ATTN3", "check", "check_layers", "checkpoint", "options_of", "replayed",
            "stages_of", "tp_layout"]

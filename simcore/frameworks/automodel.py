@@ -33,8 +33,8 @@ from simcore.job import Job
 from simcore.libraries import Libraries
 from simcore.lora_automodel import adapters
 from simcore.operators.automodel import RELEASE_0_7_0, SNAPSHOT_2026_06_08
-from simcore.packed import Packed
-from simcore.schedule import Schedule
+from simcore.pipeline.schedule import Schedule
+from simcore.recording.packed_weights import Packed
 from simcore.stages import contiguous, remainder_first, stage_layers
 
 __all__ = ["DEFAULT_IMPLEMENTATION", "IMPLEMENTATIONS", "PACKS", "VERSIONS", "adapters", "table"]

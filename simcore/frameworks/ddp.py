@@ -41,7 +41,7 @@ from simcore.job import Job
 from simcore.lora_names import name_adapters
 from simcore.models.blocks import Attention
 from simcore.operators.hf_int8 import NO_THRESHOLD
-from simcore.packed import Packed
+from simcore.recording.packed_weights import Packed
 from simcore.reducer import Reducer
 
 __all__ = ["DEFAULT_IMPLEMENTATION", "IMPLEMENTATIONS", "PACKS", "VERSIONS", "adapters", "table"]

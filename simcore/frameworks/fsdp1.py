@@ -30,9 +30,9 @@ from simcore.frameworks._torch import (
     torch_optimizer,
 )
 from simcore.frameworks._torch_kernels import SDPA_BACKENDS, torch_libraries
-from simcore.graph import ModelGraph
 from simcore.job import Job
 from simcore.lora_names import name_adapters
+from simcore.models.graph import ModelGraph
 from simcore.wrapped import Strategy, Wrapped
 
 __all__ = ["CASTS_PARAMETERS", "DEFAULT_IMPLEMENTATION", "IMPLEMENTATIONS", "VERSIONS", "adapters", "table"]

@@ -33,12 +33,12 @@ from simcore.frameworks._torch import (
 )
 from simcore.frameworks._torch_kernels import torch_libraries
 from simcore.frameworks._torch_stages import check_schedule, pipeline_schedule
-from simcore.graph import ModelGraph
 from simcore.job import Job
 from simcore.lora_names import name_adapters
 from simcore.models.blocks import Moe
-from simcore.packed import Packed
-from simcore.tensor import TensorSpec
+from simcore.models.graph import ModelGraph
+from simcore.models.tensor import TensorSpec
+from simcore.recording.packed_weights import Packed
 
 __all__ = ["CASTS_PARAMETERS", "DEFAULT_IMPLEMENTATION", "IMPLEMENTATIONS", "PACKS", "VERSIONS",
            "adapters", "table"]

@@ -32,12 +32,12 @@ from simcore.frameworks._megatron_lives import rules, shard_axes
 from simcore.frameworks._megatron_recompute import assumptions as recompute_assumptions
 from simcore.frameworks._megatron_recompute import check_groups, checkpoint, kept_whole, together
 from simcore.frameworks._megatron_stages import OVERLAP, overlaps, schedule, stages
-from simcore.graph import ModelGraph
+from simcore.inputs.scenario import Mesh as Degrees
 from simcore.job import Job
 from simcore.libraries import Libraries
 from simcore.lora_bridge import adapters
 from simcore.models.blocks import Attention, Head, LatentAttention
-from simcore.scenario import Mesh as Degrees
+from simcore.models.graph import ModelGraph
 from simcore.units import dtype_bytes
 
 __all__ = ["COPIES_TIED_HEAD", "DEFAULT_IMPLEMENTATION", "IMPLEMENTATIONS", "OPTIONS", "VERSIONS", "adapters",

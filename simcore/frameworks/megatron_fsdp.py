@@ -26,11 +26,11 @@ from simcore.frameworks._megatron_formats import Formats, formats
 from simcore.frameworks._megatron_fp8 import Fp8, check_shapes, fp8_of, quantized
 from simcore.frameworks._megatron_lives import rules_of, whole_layout
 from simcore.frameworks._megatron_recompute import together
-from simcore.graph import ModelGraph
 from simcore.job import Job
 from simcore.lora_bridge import adapters
 from simcore.models.blocks import Mamba2
-from simcore.tensor import TensorSpec
+from simcore.models.graph import ModelGraph
+from simcore.models.tensor import TensorSpec
 
 __all__ = ["DEFAULT_IMPLEMENTATION", "IMPLEMENTATIONS", "VERSIONS", "adapters", "default_etp", "in_fp8", "table"]
 

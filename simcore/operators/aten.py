@@ -13,8 +13,8 @@ import math
 from collections.abc import Sequence
 from typing import overload
 
-from simcore.product import shape_of, shape_of_heads
-from simcore.tape import Kernel, Param, Tape, Tensor
+from simcore.recording.kernel_shape import shape_of, shape_of_heads
+from simcore.recording.tape import Kernel, Param, Tape, Tensor
 from simcore.units import dtype_bytes
 
 __all__ = ["add", "add_", "add_scalar", "all_to_all", "bmm", "cast", "cat", "chunk", "clamp", "contiguous",

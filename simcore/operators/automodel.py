@@ -49,9 +49,9 @@ from simcore.operators.automodel_python import ALONE, BESIDE, around
 from simcore.operators.automodel_qwen3_moe import qwen3_moe_attention
 from simcore.operators.automodel_tensors import tensors
 from simcore.operators.borders import leave_waiting, meet_waiting
-from simcore.recording import LayerTape, Run
-from simcore.rows import Module
-from simcore.tape import GRAD_HIDDEN, HIDDEN, Node, Section, Tape, Tensor
+from simcore.recording.layer import LayerTape, Run
+from simcore.recording.rows import Module
+from simcore.recording.tape import GRAD_HIDDEN, HIDDEN, Node, Section, Tape, Tensor
 
 __all__ = ["RELEASE_0_7_0", "SNAPSHOT_2026_06_08", "record", "standing", "tensors"]
 

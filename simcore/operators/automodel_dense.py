@@ -16,7 +16,7 @@ from simcore.models.blocks import Attention
 from simcore.operators import aten
 from simcore.operators.automodel_layers import Env, core_attention, linear, norm
 from simcore.operators.hf_layers import rms_norm
-from simcore.tape import Tape, Tensor
+from simcore.recording.tape import Tape, Tensor
 
 __all__ = ["DENSE", "dense_attention", "dense_norm"]
 

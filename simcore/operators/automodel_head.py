@@ -25,8 +25,8 @@ from simcore.models.blocks import Head, Loss
 from simcore.operators import aten
 from simcore.operators.aten import Grads, Saved, needs_grad, new
 from simcore.operators.automodel_layers import Env, linear
-from simcore.product import shape_of
-from simcore.tape import GRAD_HIDDEN, Kernel, Tape, Tensor
+from simcore.recording.kernel_shape import shape_of
+from simcore.recording.tape import GRAD_HIDDEN, Kernel, Tape, Tensor
 
 __all__ = ["LINEAR_LOSSES", "head", "loss"]
 

@@ -15,7 +15,7 @@ from simcore.models.blocks import LatentAttention
 from simcore.operators import aten
 from simcore.operators.aten import new
 from simcore.operators.automodel_layers import Env, linear, norm, te_attention
-from simcore.tape import Kernel, Tape, Tensor
+from simcore.recording.tape import Kernel, Tape, Tensor
 
 __all__ = ["latent_attention"]
 

@@ -19,9 +19,9 @@ from simcore.operators import aten
 from simcore.operators.aten import Grads, Operand, Saved, needs_grad, new
 from simcore.operators.automodel_lora import memory_efficient_lora
 from simcore.operators.ssd import BACKWARD_OPERATORS, FORWARD_OPERATORS
-from simcore.product import shape_of_heads
-from simcore.recording import Run
-from simcore.tape import Kernel, Param, Tape, Tensor
+from simcore.recording.kernel_shape import shape_of_heads
+from simcore.recording.layer import Run
+from simcore.recording.tape import Kernel, Param, Tape, Tensor
 from simcore.units import dtype_bytes
 
 __all__ = ["Env", "attention", "core_attention", "linear", "mamba", "mlp", "norm", "te_attention"]

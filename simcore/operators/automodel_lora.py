@@ -6,7 +6,7 @@ It is put on its own models' layers and on those of transformers alike (`apply_l
 from __future__ import annotations
 
 from simcore.operators.aten import Grads, Saved, needs_grad, new
-from simcore.tape import Kernel, Param, Tape, Tensor
+from simcore.recording.tape import Kernel, Param, Tape, Tensor
 
 __all__ = ["memory_efficient_lora"]
 

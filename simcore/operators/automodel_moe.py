@@ -24,8 +24,8 @@ from simcore.operators.aten import Grads, Operand, Saved, needs_grad, new
 from simcore.operators.automodel_layers import Env, mlp
 from simcore.operators.features import LATENT
 from simcore.operators.permuted import MULTIHOT, PERMUTE, UNPERMUTE
-from simcore.rows import Module
-from simcore.tape import (
+from simcore.recording.rows import Module
+from simcore.recording.tape import (
     INNER_BACKWARD_BEGIN,
     INNER_BACKWARD_END,
     INNER_FORWARD_BEGIN,

@@ -10,9 +10,9 @@ from __future__ import annotations
 
 from typing import Final
 
-from simcore.counted import Operators, operators
 from simcore.models.blocks import Attention, LatentAttention, Mamba2, Mlp, Moe
-from simcore.tape import Tape, Tensor
+from simcore.recording.host_operators import Operators, operators
+from simcore.recording.tape import Tape, Tensor
 
 __all__ = ["ALONE", "BESIDE", "around"]
 

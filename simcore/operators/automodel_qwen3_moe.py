@@ -11,7 +11,7 @@ from simcore.models.blocks import Attention
 from simcore.operators import aten
 from simcore.operators.aten import Grads, Saved, new
 from simcore.operators.automodel_layers import Env, linear, norm, te_attention
-from simcore.tape import Tape, Tensor
+from simcore.recording.tape import Tape, Tensor
 
 __all__ = ["qwen3_moe_attention"]
 

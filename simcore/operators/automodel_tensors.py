@@ -32,8 +32,8 @@ from simcore.models.blocks import (
     Moe,
     Mtp,
 )
+from simcore.models.tensor import TensorSpec
 from simcore.operators.features import refuse_megatrons
-from simcore.tensor import TensorSpec
 
 __all__ = ["FAMILIES", "tensors"]
 

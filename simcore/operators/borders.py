@@ -6,9 +6,9 @@ from collections.abc import Callable
 from dataclasses import replace
 from typing import Any, Final
 
-from simcore.halves import Halves
-from simcore.recording import LayerTape, Run
-from simcore.tape import GRAD_HIDDEN, HIDDEN, Node, Op, Section, Tape, Tensor
+from simcore.recording.layer import LayerTape, Run
+from simcore.recording.split_backward import Halves
+from simcore.recording.tape import GRAD_HIDDEN, HIDDEN, Node, Op, Section, Tape, Tensor
 
 __all__ = ["TIED_HEAD", "drop_held_logits", "hand_back", "hand_on", "hidden_state", "hold_logits", "leave_waiting",
            "meet_waiting", "nothing", "run_backward", "run_backward_of_loss", "run_halves", "simple_part",

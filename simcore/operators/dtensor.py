@@ -9,8 +9,8 @@ from __future__ import annotations
 from collections.abc import Callable
 
 from simcore.operators import aten
-from simcore.recording import Run
-from simcore.tape import Kernel, Tape, Tensor
+from simcore.recording.layer import Run
+from simcore.recording.tape import Kernel, Tape, Tensor
 
 __all__ = ["cut_sequence", "gather_last", "gather_sequence", "own_rows", "own_sequence", "same_everywhere",
            "scatter_sequence", "sum_everywhere", "sum_norms", "summed", "whole_gradient"]

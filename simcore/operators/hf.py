@@ -56,9 +56,9 @@ from simcore.operators.hf_layers import (
 from simcore.operators.hf_moe import moe
 from simcore.operators.hf_tensors import tensors
 from simcore.operators.hf_unsloth import fast_norm, has_fast_layers, unsloth_layer, weight_buffer
-from simcore.product import shape_of
-from simcore.recording import LayerTape, Run
-from simcore.tape import HIDDEN, Kernel, Node, Param, Section, Tape, Tensor
+from simcore.recording.kernel_shape import shape_of
+from simcore.recording.layer import LayerTape, Run
+from simcore.recording.tape import HIDDEN, Kernel, Node, Param, Section, Tape, Tensor
 
 __all__ = ["TIED_HEAD", "record", "standing", "tensors"]
 

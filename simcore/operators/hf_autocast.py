@@ -11,8 +11,8 @@ take what they get, norms and losses are fp32 in the modelling code already.
 from __future__ import annotations
 
 from simcore.operators import aten
-from simcore.recording import Run
-from simcore.tape import Param, Tape, Tensor
+from simcore.recording.layer import Run
+from simcore.recording.tape import Param, Tape, Tensor
 
 __all__ = ["is_autocast", "narrowed", "product"]
 

@@ -13,8 +13,8 @@ from typing import Final
 
 from simcore.operators import aten
 from simcore.operators.aten import Grads, Saved
-from simcore.recording import Run
-from simcore.tape import Kernel, Tape, Tensor
+from simcore.recording.layer import Run
+from simcore.recording.tape import Kernel, Tape, Tensor
 
 __all__ = ["CHUNKS", "chunked_loss"]
 

@@ -14,8 +14,8 @@ from simcore.models.blocks import Branch, Moe
 from simcore.operators import aten
 from simcore.operators.hf_layers import Core
 from simcore.operators.hf_moe import as_rows
-from simcore.recording import Run
-from simcore.tape import Param, Tape, Tensor
+from simcore.recording.layer import Run
+from simcore.recording.tape import Param, Tape, Tensor
 
 __all__ = ["eager_core", "moe", "rms_norm", "rotate"]
 

@@ -10,8 +10,8 @@ from simcore.models.blocks import Branch, Moe
 from simcore.operators import aten
 from simcore.operators.hf_layers import linear
 from simcore.operators.hf_moe import as_rows, routed
-from simcore.recording import Run
-from simcore.tape import Tape, Tensor
+from simcore.recording.layer import Run
+from simcore.recording.tape import Tape, Tensor
 
 __all__ = ["moe", "shared_mlp"]
 

@@ -13,8 +13,8 @@ from __future__ import annotations
 
 from simcore.operators import aten
 from simcore.operators.aten import Grads, Saved
-from simcore.recording import Run
-from simcore.tape import Kernel, Param, Tape, Tensor
+from simcore.recording.layer import Run
+from simcore.recording.tape import Kernel, Param, Tape, Tensor
 
 __all__ = ["NO_THRESHOLD", "int8_product"]
 

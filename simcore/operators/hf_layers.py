@@ -13,8 +13,8 @@ from simcore.operators import aten, hf_liger
 from simcore.operators.automodel_lora import memory_efficient_lora
 from simcore.operators.hf_autocast import is_autocast, narrowed, product
 from simcore.operators.hf_packed import packed_linear
-from simcore.recording import Run
-from simcore.tape import Param, Tape, Tensor
+from simcore.recording.layer import Run
+from simcore.recording.tape import Param, Tape, Tensor
 
 __all__ = ["Inputs", "attention", "core_of", "has_eager_attention", "has_flash_attention", "is_of_hub", "linear", "mlp",
            "rms_norm", "rotate"]

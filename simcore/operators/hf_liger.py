@@ -10,8 +10,8 @@ from __future__ import annotations
 from typing import Final
 
 from simcore.operators.aten import Grads, Saved, needs_grad, new
-from simcore.recording import Run
-from simcore.tape import Kernel, Param, Tape, Tensor
+from simcore.recording.layer import Run
+from simcore.recording.tape import Kernel, Param, Tape, Tensor
 
 __all__ = ["has_liger", "rms_norm", "rotate_both", "silu_mul"]
 

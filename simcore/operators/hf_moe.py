@@ -8,8 +8,8 @@ from __future__ import annotations
 from simcore.models.blocks import Branch, Mlp, Moe
 from simcore.operators import aten, hub_layers
 from simcore.operators.hf_layers import is_of_hub, linear, mlp, relu2
-from simcore.recording import Run
-from simcore.tape import (
+from simcore.recording.layer import Run
+from simcore.recording.tape import (
     INNER_BACKWARD_BEGIN,
     INNER_BACKWARD_END,
     INNER_FORWARD_BEGIN,

@@ -11,9 +11,9 @@ from simcore.models.blocks import Branch, Mamba2
 from simcore.operators import aten
 from simcore.operators.hf_layers import linear
 from simcore.operators.ssd import BACKWARD_OPERATORS, FORWARD_OPERATORS
-from simcore.product import shape_of
-from simcore.recording import Run
-from simcore.tape import Kernel, Param, Tape, Tensor
+from simcore.recording.kernel_shape import shape_of
+from simcore.recording.layer import Run
+from simcore.recording.tape import Kernel, Param, Tape, Tensor
 
 __all__ = ["mamba"]
 

@@ -22,8 +22,8 @@ from simcore.operators.aten import Grads, Saved
 from simcore.operators.automodel_lora import memory_efficient_lora
 from simcore.operators.hf_autocast import is_autocast, product
 from simcore.operators.hf_int8 import int8_product
-from simcore.recording import Run
-from simcore.tape import Kernel, Param, Tape, Tensor
+from simcore.recording.layer import Run
+from simcore.recording.tape import Kernel, Param, Tape, Tensor
 
 __all__ = ["packed_linear"]
 

@@ -9,8 +9,8 @@ from __future__ import annotations
 from simcore.models.blocks import Attention, Branch
 from simcore.operators import aten
 from simcore.operators.hf_layers import Inputs, core_of, linear, rotate
-from simcore.recording import Run
-from simcore.tape import Tape, Tensor
+from simcore.recording.layer import Run
+from simcore.recording.tape import Tape, Tensor
 
 __all__ = ["attention", "mlp"]
 

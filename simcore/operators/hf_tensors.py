@@ -22,9 +22,9 @@ from simcore.models.blocks import (
     Moe,
     SharedTransformer,
 )
+from simcore.models.tensor import TensorSpec
 from simcore.operators import mpt_tensors
 from simcore.operators.features import refuse_megatrons
-from simcore.tensor import TensorSpec
 
 __all__ = ["tensors"]
 

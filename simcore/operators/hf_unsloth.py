@@ -23,8 +23,8 @@ from collections.abc import Sequence
 from simcore.models.blocks import Attention, LayerKind
 from simcore.operators import aten
 from simcore.operators.aten import Grads, Saved
-from simcore.recording import Run
-from simcore.tape import Kernel, Param, Tape, Tensor
+from simcore.recording.layer import Run
+from simcore.recording.tape import Kernel, Param, Tape, Tensor
 
 __all__ = ["fast_norm", "has_fast_layers", "unsloth_layer", "weight_buffer"]
 

@@ -16,10 +16,10 @@ from typing import Final
 
 from simcore.errors import NotYet, Problem
 from simcore.models.blocks import LayerKind
+from simcore.models.tensor import TensorSpec
 from simcore.operators import hf, hf_tensors
-from simcore.recording import LayerTape, Run
-from simcore.tape import Param
-from simcore.tensor import TensorSpec
+from simcore.recording.layer import LayerTape, Run
+from simcore.recording.tape import Param
 
 __all__ = ["record", "tensors"]
 

@@ -19,8 +19,8 @@ from simcore.errors import NotYet, Problem
 from simcore.models.blocks import Mlp, Moe
 from simcore.operators import aten
 from simcore.operators.hf_layers import Core, has_flash_attention, mlp
-from simcore.recording import Run
-from simcore.tape import Kernel, Param, Tape, Tensor
+from simcore.recording.layer import Run
+from simcore.recording.tape import Kernel, Param, Tape, Tensor
 
 __all__ = ["causal_mask", "core", "experts", "shifted"]
 

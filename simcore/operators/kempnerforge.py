@@ -50,9 +50,9 @@ from simcore.operators.dtensor import (
 from simcore.operators.features import refuse
 from simcore.operators.kempnerforge_moe import Router, moe
 from simcore.operators.kempnerforge_tensors import tensors
-from simcore.recording import LayerTape, Run
-from simcore.rows import Op, Param, Section
-from simcore.tape import Tape, Tensor
+from simcore.recording.layer import LayerTape, Run
+from simcore.recording.rows import Op, Param, Section
+from simcore.recording.tape import Tape, Tensor
 
 __all__ = ["record", "standing", "tensors"]
 

@@ -19,8 +19,8 @@ from dataclasses import dataclass
 
 from simcore.models.blocks import Moe
 from simcore.operators import aten
-from simcore.recording import Run
-from simcore.tape import Kernel, Param, Tape, Tensor
+from simcore.recording.layer import Run
+from simcore.recording.tape import Kernel, Param, Tape, Tensor
 from simcore.units import dtype_bytes
 
 __all__ = ["Router", "moe"]

@@ -7,8 +7,8 @@ first dimension counts experts.
 from __future__ import annotations
 
 from simcore.models.blocks import Attention, LayerKind, Mixer, Mlp, Moe
+from simcore.models.tensor import TensorSpec
 from simcore.operators.plain_tensors import around, linear, norm
-from simcore.tensor import TensorSpec
 
 __all__ = ["tensors"]
 

@@ -37,8 +37,8 @@ from simcore.operators.features import refuse
 from simcore.operators.llmfoundry_attention import flash, triton
 from simcore.operators.llmfoundry_fp8 import te_linear
 from simcore.operators.mpt_tensors import tensors
-from simcore.recording import LayerTape, Run
-from simcore.tape import Kernel, Tape, Tensor
+from simcore.recording.layer import LayerTape, Run
+from simcore.recording.tape import Kernel, Tape, Tensor
 
 __all__ = ["record", "standing", "tensors"]
 

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from simcore.models.blocks import Attention
 from simcore.operators import aten
-from simcore.product import shape_of_heads
-from simcore.recording import Run
-from simcore.tape import Kernel, Node, Tape, Tensor
+from simcore.recording.kernel_shape import shape_of_heads
+from simcore.recording.layer import Run
+from simcore.recording.tape import Kernel, Node, Tape, Tensor
 
 __all__ = ["flash", "triton"]
 

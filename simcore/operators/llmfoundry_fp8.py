@@ -8,7 +8,7 @@ forward casts the weight, along rows and along columns. Kept for backward: colum
 from __future__ import annotations
 
 from simcore.operators import aten
-from simcore.tape import Kernel, Param, Tape, Tensor
+from simcore.recording.tape import Kernel, Param, Tape, Tensor
 
 __all__ = ["te_linear"]
 

@@ -40,9 +40,9 @@ from simcore.operators.megatron_moe import moe
 from simcore.operators.megatron_mtp import heads, predict
 from simcore.operators.megatron_ops import add, add_dropped, norm
 from simcore.operators.megatron_tensors import FINAL_NORM, tensors
-from simcore.recording import LayerTape, Run
-from simcore.rows import Module
-from simcore.tape import GRAD_HIDDEN, HIDDEN, Param, Section, Tape, Tensor
+from simcore.recording.layer import LayerTape, Run
+from simcore.recording.rows import Module
+from simcore.recording.tape import GRAD_HIDDEN, HIDDEN, Param, Section, Tape, Tensor
 from simcore.units import dtype_bytes
 
 __all__ = ["idle_gradients", "record", "standing", "tensors"]

@@ -10,7 +10,7 @@ from __future__ import annotations
 from typing import Final
 
 from simcore.operators.megatron_context import Context, Grads, Saved
-from simcore.tape import Tape, Tensor
+from simcore.recording.tape import Tape, Tensor
 
 __all__ = ["PERMUTED", "UNPERMUTED", "gather_tokens", "reduce_tokens"]
 

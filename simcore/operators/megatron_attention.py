@@ -14,8 +14,8 @@ from simcore.models.blocks import Attention, Mlp
 from simcore.operators.megatron_context import Context, Grads, Saved
 from simcore.operators.megatron_ops import act, norm_linear, row
 from simcore.operators.megatron_unfused import unfused_core
-from simcore.product import shape_of_heads
-from simcore.tape import Kernel, Param, Tape, Tensor
+from simcore.recording.kernel_shape import shape_of_heads
+from simcore.recording.tape import Kernel, Param, Tape, Tensor
 
 __all__ = ["attention", "core", "mlp", "turning_passes"]
 

@@ -8,7 +8,7 @@ GEMM adds its bias itself, the second's is added by torch, expert by expert, tim
 from __future__ import annotations
 
 from simcore.operators.megatron_context import Context, Grads, Saved
-from simcore.tape import Kernel, Tape, Tensor
+from simcore.recording.tape import Kernel, Tape, Tensor
 from simcore.units import dtype_bytes
 
 __all__ = ["clamped", "with_scaled_bias", "with_second_bias"]

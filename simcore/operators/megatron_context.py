@@ -9,10 +9,20 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
 
 from simcore.models.blocks import LayerKind, Mtp
-from simcore.product import shape_of
-from simcore.recording import Run
-from simcore.scaling import Scaling, in_model, matched
-from simcore.tape import GRADIENTS_BEGIN, RECOMPUTE_BEGIN, RECOMPUTE_END, Kernel, Node, Param, Storage, Tape, Tensor
+from simcore.recording.fp8_scaling import Scaling, in_model, matched
+from simcore.recording.kernel_shape import shape_of
+from simcore.recording.layer import Run
+from simcore.recording.tape import (
+    GRADIENTS_BEGIN,
+    RECOMPUTE_BEGIN,
+    RECOMPUTE_END,
+    Kernel,
+    Node,
+    Param,
+    Storage,
+    Tape,
+    Tensor,
+)
 from simcore.units import dtype_bytes
 
 __all__ = ["Context", "Discarded", "Grads", "Saved", "discarded_region", "fuses_wgrad"]

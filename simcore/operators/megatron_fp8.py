@@ -28,7 +28,7 @@ from dataclasses import dataclass
 
 from simcore.operators.megatron_context import Context, Grads, Saved
 from simcore.operators.megatron_parts import all_gather, biased, input_grad, reduced, statistics
-from simcore.tape import Kernel, Param, Tape, Tensor
+from simcore.recording.tape import Kernel, Param, Tape, Tensor
 
 __all__ = ["column_fp8", "grouped_fp8", "norm_linear_fp8", "plain_fp8", "row_fp8"]
 

@@ -29,7 +29,7 @@ from simcore.models.blocks import Embedding, Head, Mtp
 from simcore.operators.megatron_context import Context, Grads, Saved, fuses_wgrad
 from simcore.operators.megatron_ops import adapted, add, dropped, gather_backward
 from simcore.operators.megatron_parts import all_gather
-from simcore.tape import Kernel, Param, Storage, Tape, Tensor
+from simcore.recording.tape import Kernel, Param, Storage, Tape, Tensor
 
 __all__ = ["TIED_GRAD", "Backward", "embedding", "head", "loss"]
 

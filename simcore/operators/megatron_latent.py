@@ -23,7 +23,7 @@ from simcore.operators.megatron_ops import (
     row,
     whole,
 )
-from simcore.tape import Kernel, Tape, Tensor
+from simcore.recording.tape import Kernel, Tape, Tensor
 
 __all__ = ["latent_attention"]
 

@@ -21,7 +21,7 @@ from simcore.models.blocks import Mamba2
 from simcore.operators.megatron_context import Context, Grads, Saved
 from simcore.operators.megatron_ops import norm_linear, row
 from simcore.operators.ssd import BACKWARD_OPERATORS, FORWARD_OPERATORS, MIXER, NORM
-from simcore.tape import Kernel, Tape, Tensor
+from simcore.recording.tape import Kernel, Tape, Tensor
 
 __all__ = ["mamba"]
 

@@ -22,8 +22,8 @@ from simcore.operators.megatron_biased import clamped, with_scaled_bias, with_se
 from simcore.operators.megatron_context import Context, Discarded, Grads, Saved, discarded_region
 from simcore.operators.megatron_ops import act, add, column, grouped, norm, norm_discarded, row, swiglu, whole
 from simcore.operators.megatron_parts import biased
-from simcore.rows import Module
-from simcore.tape import Kernel, Tape, Tensor
+from simcore.recording.rows import Module
+from simcore.recording.tape import Kernel, Tape, Tensor
 
 __all__ = ["moe"]
 

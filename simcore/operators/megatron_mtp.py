@@ -27,8 +27,8 @@ from simcore.operators.megatron_context import Context, Grads, Saved
 from simcore.operators.megatron_head import Backward, embedding, head, loss
 from simcore.operators.megatron_ops import column, norm
 from simcore.operators.megatron_parts import all_gather
-from simcore.recording import Run
-from simcore.tape import Kernel, Node, Tape, Tensor
+from simcore.recording.layer import Run
+from simcore.recording.tape import Kernel, Node, Tape, Tensor
 
 __all__ = ["heads", "predict"]
 

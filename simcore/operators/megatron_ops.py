@@ -19,7 +19,7 @@ from __future__ import annotations
 from simcore.operators.megatron_context import Context, Discarded, Grads, Saved
 from simcore.operators.megatron_fp8 import column_fp8, grouped_fp8, norm_linear_fp8, plain_fp8, row_fp8
 from simcore.operators.megatron_parts import all_gather, biased, gathered_input, input_grad, reduced, statistics
-from simcore.tape import Kernel, Param, Tape, Tensor
+from simcore.recording.tape import Kernel, Param, Tape, Tensor
 
 __all__ = ["act", "adapted", "add", "add_dropped", "column", "dropped", "gather_backward", "grouped",
            "identity", "norm", "norm_linear", "row", "swiglu", "whole"]

@@ -37,7 +37,7 @@ from simcore.models.blocks import (
     Moe,
     Mtp,
 )
-from simcore.tensor import TensorSpec
+from simcore.models.tensor import TensorSpec
 
 __all__ = ["tensors"]
 

@@ -11,7 +11,7 @@ from typing import Final
 
 from simcore.operators.megatron_context import Context, Grads, Saved
 from simcore.operators.megatron_ops import dropped
-from simcore.tape import Kernel, Tape, Tensor
+from simcore.recording.tape import Kernel, Tape, Tensor
 
 __all__ = ["unfused_core"]
 

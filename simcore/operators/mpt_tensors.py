@@ -10,7 +10,7 @@ from collections.abc import Iterator
 
 from simcore.errors import NotYet, Problem
 from simcore.models.blocks import Attention, Branch, Embedding, FinalNorm, Head, LayerKind, Mlp
-from simcore.tensor import TensorSpec
+from simcore.models.tensor import TensorSpec
 
 __all__ = ["plain_tensors", "tensors"]
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from simcore.models.blocks import Embedding, FinalNorm, Head, LayerKind
-from simcore.tensor import TensorSpec
+from simcore.models.tensor import TensorSpec
 
 __all__ = ["around", "linear", "norm"]
 

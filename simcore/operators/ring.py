@@ -14,9 +14,9 @@ the first rank, which does it in every step.
 from __future__ import annotations
 
 from simcore.operators import aten
-from simcore.product import shape_of_heads
-from simcore.recording import Run
-from simcore.tape import Kernel, Tape, Tensor
+from simcore.recording.kernel_shape import shape_of_heads
+from simcore.recording.layer import Run
+from simcore.recording.tape import Kernel, Tape, Tensor
 
 __all__ = ["Ring", "ring_attention"]
 

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from typing import Final
 
-from simcore.counted import Operators, operators
+from simcore.recording.host_operators import Operators, operators
 
 __all__ = ["BACKWARD_OPERATORS", "FORWARD_OPERATORS", "MIXER", "NORM"]
 

@@ -20,7 +20,6 @@ from functools import partial
 from itertools import count
 from typing import Final
 
-from simcore.checkpoint import Keeps
 from simcore.models.blocks import (
     Attention,
     Embedding,
@@ -47,8 +46,9 @@ from simcore.operators.torchtitan_latent import latent_attention
 from simcore.operators.torchtitan_loss import cross_entropy, parallel_cross_entropy, shifted_indices
 from simcore.operators.torchtitan_moe import moe
 from simcore.operators.torchtitan_tensors import tensors
-from simcore.recording import LayerTape, Run
-from simcore.tape import Tape, Tensor
+from simcore.recording.checkpoint import Keeps
+from simcore.recording.layer import LayerTape, Run
+from simcore.recording.tape import Tape, Tensor
 
 __all__ = ["record", "standing", "tensors"]
 

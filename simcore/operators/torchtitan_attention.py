@@ -12,8 +12,8 @@ from simcore.models.blocks import Attention, LatentAttention, LayerKind
 from simcore.operators import aten
 from simcore.operators.dtensor import gather_sequence, scatter_sequence
 from simcore.operators.ring import ring_attention
-from simcore.recording import Run
-from simcore.tape import Kernel, Tape, Tensor
+from simcore.recording.layer import Run
+from simcore.recording.tape import Kernel, Tape, Tensor
 
 __all__ = ["attention", "linear", "rotary_buffer", "rotary_entries", "rotary_table"]
 

@@ -23,9 +23,9 @@ from typing import Final
 from simcore.models.blocks import Attention, LayerKind
 from simcore.operators import aten
 from simcore.operators.ring import Ring
-from simcore.product import shape_of_heads
-from simcore.recording import Run
-from simcore.tape import Kernel, Param, Tape, Tensor
+from simcore.recording.kernel_shape import shape_of_heads
+from simcore.recording.layer import Run
+from simcore.recording.tape import Kernel, Param, Tape, Tensor
 
 __all__ = ["block", "cross_entropy"]
 

@@ -10,8 +10,8 @@ from simcore.models.blocks import LatentAttention
 from simcore.operators import aten
 from simcore.operators.ring import ring_attention
 from simcore.operators.torchtitan_attention import linear, rotary_entries
-from simcore.recording import Run
-from simcore.tape import Tape, Tensor
+from simcore.recording.layer import Run
+from simcore.recording.tape import Tape, Tensor
 
 __all__ = ["latent_attention"]
 

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from simcore.operators import aten
 from simcore.operators.dtensor import summed
-from simcore.tape import Kernel, Tape, Tensor
+from simcore.recording.tape import Kernel, Tape, Tensor
 
 __all__ = ["cross_entropy", "parallel_cross_entropy"]
 

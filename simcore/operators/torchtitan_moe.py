@@ -9,8 +9,8 @@ from __future__ import annotations
 
 from simcore.models.blocks import Moe
 from simcore.operators import aten
-from simcore.recording import Run
-from simcore.tape import Kernel, Tape, Tensor
+from simcore.recording.layer import Run
+from simcore.recording.tape import Kernel, Tape, Tensor
 
 __all__ = ["moe"]
 

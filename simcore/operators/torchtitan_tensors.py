@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 from simcore.models.blocks import Attention, LatentAttention, LayerKind, Mixer, Mlp, Moe
+from simcore.models.tensor import TensorSpec
 from simcore.operators.plain_tensors import around, linear, norm
-from simcore.tensor import TensorSpec
 
 __all__ = ["tensors"]
 

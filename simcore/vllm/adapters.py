@@ -12,8 +12,8 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import Final
 
-from simcore.models.architecture import Architecture
 from simcore.models.blocks import Embedding, Head
+from simcore.models.config import Architecture
 from simcore.vllm.weights import Linear, layers_of, linears
 
 __all__ = ["adapter_elements"]

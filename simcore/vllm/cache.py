@@ -18,8 +18,8 @@ import math
 from dataclasses import dataclass
 from typing import Final
 
-from simcore.models.architecture import Architecture
 from simcore.models.blocks import Attention, Mamba2
+from simcore.models.config import Architecture
 from simcore.units import dtype_bytes
 from simcore.vllm.release import Release, States
 from simcore.vllm.weights import kv_heads, layers_of

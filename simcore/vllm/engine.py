@@ -15,9 +15,9 @@ from dataclasses import dataclass
 from functools import cached_property
 from typing import Final, Literal
 
-from simcore.generation import Generation
-from simcore.models.architecture import Architecture
-from simcore.topology import Topology
+from simcore.hardware.topology import Topology
+from simcore.inputs.generation import Generation
+from simcore.models.config import Architecture
 from simcore.units import dtype_bytes
 from simcore.vllm.adapters import adapter_elements
 from simcore.vllm.cache import Cache, Formats, Pages, pages

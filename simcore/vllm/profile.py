@@ -15,8 +15,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Final
 
-from simcore.models.architecture import Architecture
 from simcore.models.blocks import Branch, Moe
+from simcore.models.config import Architecture
 from simcore.vllm.weights import layers_of, linears
 
 __all__ = ["Profile", "profile"]

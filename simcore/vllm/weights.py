@@ -11,8 +11,8 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from typing import Any, Final
 
-from simcore.models.architecture import Architecture
 from simcore.models.blocks import Attention, Branch, Embedding, FinalNorm, Head, LayerKind, Mamba2, Mlp, Moe, Mtp
+from simcore.models.config import Architecture
 
 __all__ = ["Linear", "Weight", "kv_heads", "layers_of", "linears", "refusals", "unserved", "weights"]
 

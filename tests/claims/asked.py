@@ -6,9 +6,9 @@ from functools import cache
 from pathlib import Path
 from typing import Any
 
-from simcore.loading import load
+from simcore.inputs.loading import load
+from simcore.inputs.scenario import Scenario
 from simcore.report import RankReport, Report
-from simcore.scenario import Scenario
 from simcore.simulate import place, simulate
 
 __all__ = ["GB", "NANO", "at_rest_gb", "fullest", "num_params", "peak_gb", "ran", "scenario", "sized", "verdict"]

@@ -8,8 +8,8 @@ from typing import Any, Final
 
 from claims.asked import GB, NANO, at_rest_gb, fullest, num_params, peak_gb, ran, scenario, sized, verdict
 from claims.claim import BY_ITS_RULE, REFUTED, REPRODUCED, UNTESTABLE, Claim, Figure
-from simcore.graph import model_config
-from simcore.loading import load
+from simcore.inputs.loading import load
+from simcore.models.graph import model_config
 from simcore.report import Report
 from simcore.simulate import check
 

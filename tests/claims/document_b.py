@@ -6,7 +6,7 @@ from collections.abc import Sequence
 
 from claims.asked import NANO, at_rest_gb, num_params, ran, scenario
 from claims.claim import REFUTED, REPRODUCED, UNTESTABLE, Claim, Figure
-from simcore.graph import model_config
+from simcore.models.graph import model_config
 
 __all__ = ["CLAIMS"]
 

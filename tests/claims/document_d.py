@@ -9,7 +9,7 @@ from typing import Any
 
 from claims.asked import at_rest_gb, fullest, num_params, ran, scenario
 from claims.claim import REFUTED, REPRODUCED, Claim, Figure
-from simcore.loading import load
+from simcore.inputs.loading import load
 from simcore.report import Report
 
 __all__ = ["CLAIMS"]

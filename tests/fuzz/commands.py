@@ -16,7 +16,7 @@ from unittest.mock import patch
 from fuzz.case import Findings, Input
 from fuzz.invariants import hold
 from simcore import cli
-from simcore.data import data_folder
+from simcore.inputs.shipped import data_folder
 from simcore.report import Report
 
 __all__ = ["LINES", "Said", "expect_answers", "judge", "say"]

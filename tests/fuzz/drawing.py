@@ -12,13 +12,13 @@ from typing import Any, Final
 
 from fuzz.case import Tree
 from fuzz.models import drawn_model
-from simcore.document import parse_document
 from simcore.errors import RankscopeError
 from simcore.frameworks import _deepspeed, fsdp1, fsdp2
-from simcore.scenario import Scenario, parse_scenario
+from simcore.hardware.topology import topology_names
+from simcore.inputs.document import parse_document
+from simcore.inputs.scenario import Scenario, parse_scenario
 from simcore.setup import known_frameworks
 from simcore.simulate import check
-from simcore.topology import topology_names
 
 __all__ = ["FILE", "changed", "drawn_layout", "parsed", "per_microbatch"]
 

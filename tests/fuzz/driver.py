@@ -21,7 +21,7 @@ from fuzz.case import Case, Fault, Input, Kind
 from fuzz.kinds import case_of
 from fuzz.running import judged, write
 from fuzz.shrinking import shrunk
-from simcore.paths import escaped
+from simcore.inputs.paths import escaped
 
 __all__ = ["Job", "Summary", "judge_case", "run"]
 

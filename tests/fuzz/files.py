@@ -12,7 +12,7 @@ from fuzz.commands import LINES
 from fuzz.drawing import drawn_layout
 from fuzz.models import configuration, drawn_model, shortened
 from fuzz.mutations import EXTREMES, extremes_of_schema, mutated_bytes, mutated_tree, with_value
-from simcore.graph import known_presets
+from simcore.models.graph import known_presets
 
 __all__ = ["arguments", "extreme", "measured", "model", "readings", "results", "scenario", "settings", "topology"]
 

@@ -9,7 +9,7 @@ from random import Random
 from typing import Any, Final
 
 import simcore.models
-from simcore.graph import known_presets
+from simcore.models.graph import known_presets
 
 __all__ = ["configuration", "drawn_model", "shortened"]
 

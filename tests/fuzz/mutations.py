@@ -9,7 +9,7 @@ from itertools import pairwise
 from random import Random
 from typing import Any, Final
 
-from simcore.scenario import scenario_schema
+from simcore.inputs.scenario import scenario_schema
 
 __all__ = ["EXTREMES", "extremes_of_schema", "mutated_bytes", "mutated_tree", "paths", "with_value"]
 

@@ -37,6 +37,8 @@ _ROUNDED: Final = 1024
 """Bytes by which a buffer of a share of what is free (refitting) may shrink by more than what grew: two blocks."""
 _OF_PIECES: Final = 1e-3
 """Share of optimizer states by which mean pieces may differ from those of each rank."""
+_TOO_LONG: Final = "expected a step of at most"
+"""What refuses ranks one by one, where all of them make too many operations."""
 _PADDED: Final = 1e-5
 """Share of a peak that padding of flat buffers may come to."""
 
@@ -82,8 +84,9 @@ def folded(tree: Tree, report: Report, found: Findings) -> None:
     if report.scenario.get("workload") != "train" or sum(rank.num_ranks for rank in report.ranks) > _FEW:
         return
     other = _answer(tree, found, fold=False)
-    found.expect("unfolded ranks are answered too", other is not None, "refused")
     if other is None:
+        refused = simulate(parsed(tree), fold=False).problems
+        found.expect("unfolded ranks are answered too", any(_TOO_LONG in one.message for one in refused), f"{refused}")
         return
     classes, ranks = _per_rank(report), _per_rank(other)
     for number, rank in ranks.items():

@@ -9,8 +9,8 @@ from typing import Final
 
 from fuzz.case import Tree
 from fuzz.drawing import parsed
-from simcore.data import data_folder
-from simcore.document import read_document
+from simcore.inputs.document import read_document
+from simcore.inputs.shipped import data_folder
 from simcore.simulate import simulate
 from viz.snapshot import MAX_POSTINGS, pickled
 

@@ -31,7 +31,7 @@ from fit_priors import FACTORS, Number
 from fit_priors import NUMBERS as EVERY
 from ruamel.yaml import YAML
 
-from simcore.efficiency import Efficiency, load_efficiency
+from simcore.hardware.efficiency import Efficiency, load_efficiency
 from simcore.measured import Measured, layout_of, read_measured
 
 HERE = Path(__file__).resolve().parent

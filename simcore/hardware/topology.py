@@ -1,0 +1,280 @@
+"""The machine: nodes of GPUs and the links between them, read from `topologies/*.yaml`.
+
+A *node* here is what NVLink joins (8 GPUs of a DGX, 72 of an NVL72); a *host* is what shares one host memory.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from functools import lru_cache
+from pathlib import Path
+from typing import Literal, Self
+
+from pydantic import Field, ValidationInfo, field_validator, model_validator
+
+from simcore.errors import InputError, Problem
+from simcore.hardware.collective_curves import find_curves, load_curves
+from simcore.hardware.device import Device
+from simcore.hardware.efficiency import Efficiency, find_efficiency, load_efficiency
+from simcore.hardware.node_spread import worst_spread
+from simcore.hardware.nvme import Nvme
+from simcore.inputs.document import Document, named_at, read_document
+from simcore.inputs.file_cache import FileCache
+from simcore.inputs.quantity import Bytes, Duration, Frozen, GpuCount, Price, Rate, read_values
+from simcore.inputs.shipped import data_folder, find_file
+
+__all__ = ["BusBandwidth", "Fabric", "HostLink", "Link", "Node", "Topology", "load_topology", "topology_names"]
+
+
+class BusBandwidth(Frozen):
+    """Bus bandwidth (as nccl-tests defines it) of one rank in place, by collective."""
+
+    all_gather: Rate
+    reduce_scatter: Rate
+    all_reduce: Rate
+    all_to_all: Rate
+    send_recv: Rate
+
+
+class Fabric(Frozen):
+    """Links of one level.
+
+    `bandwidth`: one GPU, one way, datasheet; of a network, its share of the node's NICs. `latency`: of a call;
+    `hop_latency`: more per hop of a ring inside a node, per square root of the number of nodes across nodes. `curves`:
+    measured times inside one host, the name of a file (`curves.py`) or a path. `sums_in_switch`: the switch reduces
+    what passes through it (NVLS), so that of an all-reduce every byte is sent once, and its bus bandwidth, which counts
+    it twice, may be up to twice the link's. No other is above it.
+    """
+
+    bandwidth: Rate
+    latency: Duration
+    hop_latency: Duration
+    sums_in_switch: bool = False
+    bus_bandwidth: BusBandwidth
+    curves: str | None = None
+
+    @field_validator("bus_bandwidth")
+    @classmethod
+    def _passes(cls, reached: BusBandwidth, info: ValidationInfo) -> BusBandwidth:
+        link: Rate | None = info.data.get("bandwidth")
+        if link is None:  # which is told already
+            return reached
+        for name in BusBandwidth.model_fields:
+            most = link.si * (2 if name == "all_reduce" and info.data.get("sums_in_switch") else 1)
+            if getattr(reached, name).si > most:
+                raise ValueError(f"{name}: {getattr(reached, name).value} is more than the link carries "
+                                 f"(bandwidth: {link.value})")
+        return reached
+
+
+class HostLink(Frozen):
+    """GPU to host memory, one GPU, one way: datasheet `bandwidth`, and what a pinned copy reaches."""
+
+    bandwidth: Rate
+    to_device: Rate
+    to_host: Rate
+    latency: Duration
+
+    def way(self, direction: str) -> Link:
+        """`to_host` or `to_device`. Of pinned memory; where a framework's is pageable the same is assumed."""
+        return Link("host", int(self.to_device if direction == "to_device" else self.to_host), self.latency.si, 1, 1)
+
+
+class Node(Frozen):
+    """What one fabric joins; `host_memory` is per host, and a node of several hosts says `gpus_per_host`.
+
+    `host_bandwidth`: of a host's memory, all of its channels; without it no optimizer is timed on a CPU.
+    `unified`: where it stands that host and device share one memory, if they do. `nvme`: its drives, if known.
+    `nvlink`: NVLink, or AMD's Infinity Fabric; `pcie`: the GPUs have nothing better between them.
+    """
+
+    gpus: GpuCount
+    gpus_per_host: GpuCount | None = None
+    nvlink: Fabric | None = None
+    pcie: Fabric | None = None
+    host_memory: Bytes
+    host_bandwidth: Rate | None = None
+    unified: str | None = None
+    host_link: HostLink
+    nvme: Nvme | None = None
+
+    @model_validator(mode="after")
+    def _joined(self) -> Self:
+        if int(self.gpus) > 1 and (self.nvlink is None) == (self.pcie is None):
+            raise ValueError("a node of several GPUs needs the one link between them: nvlink or pcie")
+        if self.gpus_per_host is not None and int(self.gpus) % int(self.gpus_per_host):
+            raise ValueError("gpus must be a multiple of gpus_per_host")
+        return self
+
+    @property
+    def fabric(self) -> Fabric | None:
+        """Between its GPUs; None where there is one."""
+        return self.nvlink or self.pcie
+
+
+@dataclass(frozen=True, slots=True)
+class Link:
+    """What a communicator crosses at worst.
+
+    `bytes_per_s`: one rank, one way, datasheet; `latency_s` of a call. `ranks_per_node`: the fewest members that a node
+    with any member holds; `num_nodes`: nodes with a member; `num_hosts`: hosts, of which a node may have several.
+    `local` is the level inside the node of a network link. "nvlink" is that level, also where it is PCIe.
+    "host": between a GPU and its host's memory. Without a `fabric` every collective reaches `bytes_per_s`.
+    """
+
+    name: Literal["nvlink", "network", "self", "host"]
+    bytes_per_s: int
+    latency_s: float
+    ranks_per_node: int
+    num_nodes: int
+    fabric: Fabric | None = None
+    local: Fabric | None = None
+    num_hosts: int = 1
+
+
+class Topology(Frozen):
+    """A cluster of equal nodes; `num_nodes` None: as many as the mesh needs; no price: none was found."""
+
+    name: str
+    device: Device
+    efficiency: Efficiency
+    node: Node
+    network: Fabric | None = None
+    num_nodes: int | None = Field(None, ge=1, strict=True)
+    price_per_gpu_hour: Price | None = None
+
+    @property
+    def gpus_per_node(self) -> int:
+        """GPUs that NVLink joins."""
+        return int(self.node.gpus)
+
+    @property
+    def gpus_per_host(self) -> int:
+        """GPUs that share one `node.host_memory`."""
+        return int(self.node.gpus_per_host or self.node.gpus)
+
+    @property
+    def max_gpus(self) -> int | None:
+        """GPUs that there are; None when not bounded."""
+        return None if self.num_nodes is None else self.num_nodes * self.gpus_per_node
+
+    def gpus_taken(self, world_size: int) -> int:
+        """GPUs of each node that a job takes: all; of several NVLink domains of many hosts, the same hosts of each.
+
+        As Megatron-Bridge asks Slurm for (`--segment`, 067f987d scripts/performance/utils/executors.py:168): the most
+        hosts of a domain that divide the job's, so 256 GPUs of GB200 are 64 in each of four domains of 72. Where that
+        is less than half of a domain, whole domains are taken.
+        """
+        hosts, left = divmod(world_size, self.gpus_per_host)
+        if left or world_size <= self.gpus_per_node or self.gpus_per_host == self.gpus_per_node:
+            return self.gpus_per_node
+        most = self.gpus_per_node // self.gpus_per_host
+        there = self.num_nodes or hosts
+        even = (taken for taken in range(most, most // 2 - 1, -1) if hosts % taken == 0 and hosts <= taken * there)
+        return next(even, most) * self.gpus_per_host
+
+    def bounded(self, num_nodes: int, where: str = "topology") -> Topology:
+        """Bound the number of nodes; InputError when it is less than one or more than there are."""
+        if not 1 <= num_nodes <= (self.num_nodes or num_nodes):
+            there = self.num_nodes or "one or more"
+            raise _problem(where, f"num_nodes: {self.name} has {there} node(s), not {num_nodes}")
+        return self.model_copy(update={"num_nodes": num_nodes})
+
+    def narrowed(self, gpus_per_node: int) -> Topology:
+        """A part of each node, as a queue gives out a large NVLink domain; InputError for what is no part of one."""
+        node, host = self.node, self.gpus_per_host
+        if not 1 <= gpus_per_node <= self.gpus_per_node or (gpus_per_node % host and gpus_per_node > host):
+            raise _problem("topology.gpus_per_node", f"{gpus_per_node}: expected at most {self.gpus_per_node}, in "
+                           f"whole hosts of {host}")
+        kept = GpuCount(value=f"{gpus_per_node} GPU", kind=node.gpus.kind, source=node.gpus.source)
+        hosts = node.gpus_per_host if gpus_per_node > host else None
+        return self.model_copy(update={"node": node.model_copy(update={"gpus": kept, "gpus_per_host": hosts})})
+
+    def check_world_size(self, world_size: int, where: str = "mesh") -> None:
+        """InputError when the job needs more GPUs than there are, or a second node with no network to it."""
+        if self.max_gpus is not None and world_size > self.max_gpus:
+            raise _problem(where, f"{world_size} ranks do not fit on {self.name}: {self.num_nodes} node(s) of "
+                                  f"{self.gpus_per_node} GPU(s) = {self.max_gpus}")
+        if world_size > self.gpus_per_node and self.network is None:
+            raise _problem(where, f"{world_size} ranks need several nodes, and {self.name} has no network")
+
+    def link(self, group_size: int, stride: int, world_size: int | None = None) -> Link:
+        """Find what a communicator of ranks base, base + stride, ... crosses; nodes hold consecutive ranks.
+
+        Of all the groups that the axis cuts from `world_size` ranks (None: the least, group_size * stride) it is the
+        one that is worst off: most nodes, fewest members in one. InputError when there are not so many GPUs.
+        """
+        if group_size < 1 or stride < 1:
+            raise ValueError(f"group of {group_size} with stride {stride}")
+        world = max(world_size or 0, group_size * stride)
+        self.check_world_size(world)
+        if group_size == 1:
+            return Link("self", int(self.device.memory_bandwidth), 0.0, 1, 1)
+        num_nodes, ranks_per_node = worst_spread(group_size, stride, world, self.gpus_taken(world))
+        fabric = self.node.fabric if num_nodes == 1 else self.network
+        if fabric is None:
+            raise _problem("topology", f"{self.name} has no link for a group of {group_size} with stride {stride}")
+        bandwidth, latency = int(fabric.bandwidth), fabric.latency.si
+        num_hosts, _ = worst_spread(group_size, stride, world, self.gpus_per_host)
+        if num_nodes == 1:
+            return Link("nvlink", bandwidth, latency, ranks_per_node, 1, fabric, None, num_hosts)
+        return Link("network", bandwidth, latency, ranks_per_node, num_nodes, fabric, self.node.fabric, num_hosts)
+
+
+@lru_cache(maxsize=1)
+def _files() -> dict[str, Path]:
+    return {path.stem: path for path in data_folder("topologies").glob("*.yaml")}
+
+
+def topology_names() -> tuple[str, ...]:
+    """Names of the built-in topologies, sorted."""
+    return tuple(sorted(_files()))
+
+
+def load_topology(ref: str | Path, num_nodes: int | None = None, where: str = "topology") -> Topology:
+    """Load the built-in topology of that name, or the file at that path; `num_nodes` bounds it.
+
+    InputError: unknown name or file (asked for at `where`), a key or a quantity that is wrong (all of them at once),
+    fewer nodes than asked. A file is read once, and again when it, or a file that it names, has changed.
+    """
+    path = find_file("topology", ref, _files(), where)
+    with named_at(where, path):
+        topology = _read(path)
+    return topology if num_nodes is None else topology.bounded(num_nodes, where)
+
+
+def _parsed(path: Path) -> tuple[Topology, list[Path]]:
+    """A topology, and the files that it names: their contents are part of it, or are read when a time is asked for."""
+    load_curves.cache_clear()
+    document = read_document(path)
+    named = {"efficiency": _efficiency(document)} if "efficiency" in document.data else {}
+    topology = _with_curves(read_values(Topology, document, **named), document)
+    files = [find_efficiency(document.data["efficiency"], folder=document.folder)] if named else []
+    if (fabric := topology.node.fabric) is not None and fabric.curves is not None:
+        files.append(Path(fabric.curves))
+    return topology, files
+
+
+_read = FileCache(_parsed)
+
+
+def _with_curves(topology: Topology, document: Document) -> Topology:
+    """Names of measured curves become the files that they mean; those are read when somebody asks for a time."""
+    fabric, level = topology.node.fabric, "nvlink" if topology.node.nvlink else "pcie"
+    if fabric is None or fabric.curves is None:
+        return topology
+    path = find_curves(fabric.curves, document.where(("node", level, "curves")), document.folder)
+    found = fabric.model_copy(update={"curves": str(path)})
+    return topology.model_copy(update={"node": topology.node.model_copy(update={level: found})})
+
+
+def _efficiency(document: Document) -> Efficiency:
+    ref, where = document.data["efficiency"], document.where(("efficiency",))
+    if not isinstance(ref, str):
+        raise _problem(where, f"efficiency: expected the name or path of an efficiency file, got {ref!r}")
+    return load_efficiency(ref, where, document.folder)
+
+
+def _problem(where: str, message: str) -> InputError:
+    return InputError(Problem(where, message))
+

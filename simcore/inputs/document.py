@@ -1,0 +1,178 @@
+"""One file of input: plain values, and the place of every one of them.
+
+This is the only door for files that a person names: size and kind are judged before anything is read (a test looks
+for others), and YAML and JSON by `yaml_parser`. Nothing here knows what a scenario is.
+"""
+
+from __future__ import annotations
+
+import os
+import stat
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass, field, replace
+from functools import cached_property
+from pathlib import Path
+from typing import Any, BinaryIO, Final
+
+from simcore.errors import InputError, Problem
+from simcore.inputs.bounds import MAX_LINE
+from simcore.inputs.yaml_parser import MAX_DEPTH, KeyPath, Parser, dotted
+
+__all__ = ["MAX_BYTES", "Document", "named_at", "parse_document", "parse_value", "read_bytes", "read_document",
+           "read_text"]  # fmt: skip
+
+MAX_BYTES: Final = 2**18
+"""Of one file. The scanner takes time that grows with the square of a token: at this size, a second or two."""
+_FLAGS: Final = os.O_RDONLY | getattr(os, "O_NONBLOCK", 0) | getattr(os, "O_BINARY", 0)
+"""A pipe that takes a file's place is not waited for. Windows has no such flag, and one for bytes as they are."""
+
+
+@dataclass(frozen=True)
+class Document:
+    """A parsed file: plain values (shared where the file used an alias: never change them), and where each stands."""
+
+    path: str
+    data: dict[str, Any]
+    lines: Mapping[KeyPath, int] = field(default_factory=dict, repr=False)
+    places: Mapping[KeyPath, str] = field(default_factory=dict, repr=False)
+    """Where values that `with_value` put in come from."""
+
+    @cached_property
+    def folder(self) -> Path:
+        """The folder that relative paths in it start from."""
+        return Path(self.path).parent
+
+    def line_of(self, key_path: KeyPath) -> int:
+        """Line (from 1) of a key; of the nearest enclosing key when the path itself is not in the file."""
+        line = self.lines.get(key_path)  # most keys are there
+        return line or next((self.lines[part] for part in _prefixes(key_path) if part in self.lines), 1)
+
+    def where(self, key_path: KeyPath) -> str:
+        """`file:line` of a key, or the place that was given for a value put in later."""
+        told = (self.places[part] for part in _prefixes(key_path) if part in self.places)
+        put_in = next(told, None) if self.places else None
+        return put_in or f"{self.path}:{self.line_of(key_path)}"
+
+    def with_value(self, key_path: KeyPath, value: object, place: str) -> Document:
+        """Copy, with one value set; mappings on the way are made where absent, and only they are copied.
+
+        InputError when something on the way is there and is no mapping.
+        """
+        if len(key_path) > MAX_DEPTH:
+            raise InputError(Problem(place, f"expected a key of at most {MAX_DEPTH} levels, got {len(key_path):,}"))
+        data = dict(self.data)
+        inner, made = data, None
+        for depth, key in enumerate(key_path[:-1], 1):
+            step = inner.get(str(key))
+            if step is not None and not isinstance(step, dict):
+                told = dotted(key_path[:depth])
+                raise InputError(Problem(place, f"cannot set {dotted(key_path)}: {told} is {step!r}, not a mapping"))
+            made = made or (key_path[:depth] if step is None else None)
+            inner[str(key)] = inner = dict(step or {})
+        inner[str(key_path[-1])] = value
+        return replace(self, data=data, places={**self.places, (made or key_path): place, key_path: place})
+
+    def without(self, key: str) -> Document:
+        """Copy, without one top-level key."""
+        return replace(self, data={name: value for name, value in self.data.items() if name != key})
+
+
+def _prefixes(key_path: KeyPath) -> Iterator[KeyPath]:
+    return (key_path[:length] for length in range(len(key_path), -1, -1))
+
+
+def read_document(path: str | os.PathLike[str]) -> Document:
+    """Read one YAML or JSON file; InputError (with `file:line`) for whatever is wrong with it."""
+    return parse_document(read_text(Path(path)), str(path))
+
+
+def parse_document(text: str, path: str) -> Document:
+    """Parse the text of one document whose top level is a mapping; `path` names it in messages; InputError."""
+    builder = Parser(text, path)
+    data = builder.document()
+    if isinstance(data, dict):
+        return Document(path, data, builder.lines)
+    got = "nothing: the file is empty" if data is None else f"{'a list' if isinstance(data, list) else repr(data)[:60]}"
+    raise InputError(Problem(f"{path}:{builder.lines.get((), 1)}", f"expected a mapping (key: value), got {got}"))
+
+
+def parse_value(text: str, where: str) -> Any:
+    """Parse a single value as it would stand after `key:`, within the same bounds; InputError at `where`."""
+    try:
+        return Parser(text, where).document()
+    except InputError as error:
+        raise InputError(Problem(where, problem.message) for problem in error.problems) from None
+
+
+def read_bytes(path: Path, limit: int = MAX_BYTES) -> bytes:
+    """All of a regular file; InputError where it is none, cannot be read, or has more than `limit` bytes."""
+    content = b"".join(_blocks(path, limit, lambda file: iter([file.read(limit + 1)])))
+    if problem := _too_large(len(content), limit):  # it has grown, or lied about its size
+        raise InputError(Problem(str(path), problem))
+    return content
+
+
+def read_text(path: Path, limit: int = MAX_BYTES) -> str:
+    """All of a regular file of UTF-8 text, as `read_bytes`; InputError with the line for other bytes."""
+    return _text(read_bytes(path, limit), str(path))
+
+
+def read_lines(path: Path, limit: int) -> Iterator[str]:
+    """Lines of a regular file of UTF-8 text, ends kept, one at a time; each, and all, within bounds as `read_bytes`."""
+    taken = 0
+    for number, line in enumerate(_blocks(path, limit, lambda file: iter(lambda: file.readline(MAX_LINE + 1), b"")), 1):
+        taken += len(line)
+        if problem := _too_large(len(line), MAX_LINE) or _too_large(taken, limit):
+            raise InputError(Problem(f"{path}:{number}", problem))
+        yield _text(line, str(path), number)
+
+
+@contextmanager
+def named_at(where: str, path: Path) -> Iterator[None]:
+    """Says where a file was named that cannot be read at all; what is wrong inside a file has a line of its own."""
+    try:
+        yield
+    except InputError as error:
+        raise InputError(Problem(where, f"{path}: {told.message}") if told.where == str(path) else told
+                         for told in error.problems) from None
+
+
+def _blocks(path: Path, limit: int, read: Callable[[BinaryIO], Iterator[bytes]]) -> Iterator[bytes]:
+    """What `read` makes of a file that is judged before it is opened (a device may act on that), and once it is."""
+    try:
+        problem = _unfit(path.stat(), limit)
+        if not problem:
+            with os.fdopen(os.open(path, _FLAGS), "rb") as file:
+                problem = _unfit(os.fstat(file.fileno()), limit)
+                yield from () if problem else read(file)
+    except (OSError, ValueError) as error:  # ValueError: a NUL in the path
+        problem = "no such file" if isinstance(error, FileNotFoundError) else f"cannot be read: {_reason(error)}"
+    if problem:
+        raise InputError(Problem(str(path), problem)) from None
+
+
+def _reason(error: Exception) -> str:
+    return (error.strerror or "unknown reason").lower() if isinstance(error, OSError) else str(error)
+
+
+def _unfit(status: os.stat_result, limit: int) -> str:
+    if stat.S_ISDIR(status.st_mode):
+        return "expected a file, got a directory"
+    if not stat.S_ISREG(status.st_mode):
+        return "expected a regular file, got a pipe, socket or device"
+    return _too_large(status.st_size, limit)
+
+
+def _too_large(num_bytes: int, limit: int) -> str:
+    return f"expected at most {limit:,} bytes, got {num_bytes:,} or more" if num_bytes > limit else ""
+
+
+def _text(content: bytes, path: str, first: int = 1) -> str:
+    """`first`: the number of the line that it begins with."""
+    try:
+        return content.decode("utf-8-sig" if first == 1 else "utf-8")
+    except UnicodeDecodeError as error:
+        line = content.count(b"\n", 0, error.start) + first
+        told = f"expected UTF-8 text, got byte 0x{error.object[error.start]:02x} at byte {error.start}"
+        raise InputError(Problem(f"{path}:{line}", told)) from None

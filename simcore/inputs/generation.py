@@ -1,0 +1,71 @@
+"""What generates tokens, and one step of reinforcement learning: the blocks `generation` and `rl` of a scenario."""
+
+from __future__ import annotations
+
+from typing import Annotated, Literal
+
+from pydantic import Field
+
+from simcore.inputs.block import Block, Fraction, Name
+from simcore.inputs.bounds import DEGREE, GENERATIONS, PROMPTS, SEQ_LEN, SEQUENCES, TOKENS
+from simcore.inputs.training import DType, Length, Sequences
+
+__all__ = ["Generation", "Rl"]
+
+_Degree = Annotated[int, Field(ge=1, le=DEGREE)]
+
+
+class Rl(Block):
+    """One step of reinforcement learning."""
+
+    prompts: Annotated[int, Field(ge=1, le=PROMPTS)] = Field(description="Prompts per step")
+    generations: Annotated[int, Field(ge=1, le=GENERATIONS)] = Field(description="Generations per prompt")
+    logprob_batch_size: Sequences = Field(default=1, description="Sequences per rank of one log-probability pass")
+    reference: Literal["none", "device", "host"] = Field(
+        default="none", description="Where the reference policy's copy lies"
+    )
+    prompt_tokens: Annotated[int, Field(ge=0, le=SEQ_LEN)] = Field(
+        default=0, description="Tokens of a prompt, which are not decoded"
+    )
+    refit_buffer: Fraction = Field(default=0.3, description="Fraction of free memory that refitting may use")
+
+
+class Generation(Block):
+    """The engine that generates."""
+
+    engine: Name = Field(default="vllm", description="Inference engine")
+    version: Literal["auto", "0.12.0", "0.25.1"] = Field(
+        default="auto", description="Its version; auto: 0.12.0 where it serves, 0.25.1 under NeMo RL, which pins it"
+    )
+    colocated: bool = Field(default=True, description="On the GPUs that train")
+    tp: _Degree = Field(default=1, description="Tensor-parallel degree of the engine")
+    engines: _Degree = Field(default=1, description="Engines beside each other, where they have GPUs of their own")
+    gpu_memory_utilization: Fraction | None = Field(
+        default=None, description="Fraction of device memory that the engine takes; left out: 0.9, under NeMo RL 0.6"
+    )
+    max_model_len: Length | None = Field(
+        default=None, description="Longest sequence, in tokens; left out: training.seq_len"
+    )
+    max_num_seqs: Annotated[int, Field(ge=1, le=SEQUENCES)] | None = Field(
+        default=None, description="Most sequences that run at once; left out: the engine's own, by device"
+    )
+    max_num_batched_tokens: Annotated[int, Field(ge=1, le=TOKENS)] | None = Field(
+        default=None, description="Most tokens of one forward pass; left out: the engine's own, by device"
+    )
+    kv_dtype: DType = Field(default="auto", description="Format of the KV cache")
+    ssm_dtype: Literal["auto", "fp32", "bf16", "fp16"] = Field(
+        default="auto", description="Format of Mamba's recurrent state; auto: the engine's own, by version"
+    )
+    prefix_caching: bool | None = Field(
+        default=None, description="Blocks are kept for prompts that begin alike; left out: as trainer or engine do"
+    )
+    enforce_eager: bool = Field(default=False, description="Without CUDA graphs")
+    max_loras: Annotated[int, Field(ge=0, le=2**16)] = Field(
+        default=0, description="LoRA adapters that lie in buffers at once; 0: the engine serves none"
+    )
+    max_lora_rank: Literal[1, 8, 16, 32, 64, 128, 256, 320, 512] = Field(
+        default=16, description="Rank that those buffers are made for"
+    )
+    sleep_level: Annotated[int, Field(ge=0, le=2)] = Field(
+        default=1, description="What the engine drops while training runs"
+    )

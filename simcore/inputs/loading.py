@@ -1,0 +1,208 @@
+"""From what a person names (files, folders, globs, `--set`) to scenarios; one bad file costs only itself."""
+
+from __future__ import annotations
+
+import glob
+import os
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any, Final
+
+from simcore.errors import InputError, Problem
+from simcore.inputs.document import Document, parse_value, read_document
+from simcore.inputs.paths import escaped, is_dir, is_text
+from simcore.inputs.scenario import Scenario, parse_scenario
+from simcore.inputs.sweep import Member, members, split_key
+from simcore.inputs.yaml_parser import KeyPath
+
+__all__ = ["Entry", "changed", "entry_of", "load", "read"]
+
+_SUFFIXES: Final = (".yaml", ".yml")
+
+
+@dataclass(frozen=True, slots=True)
+class Entry:
+    """One scenario of a batch, or what is wrong with it; `where` is `file:line`, or the path that gave nothing."""
+
+    name: str
+    where: str
+    scenario: Scenario | None
+    problems: tuple[Problem, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class _Override:
+    """A value given by `--set`."""
+
+    key_path: KeyPath
+    value: Any
+    place: str
+
+
+def read(paths: Iterable[str | os.PathLike[str]], overrides: Sequence[str] = ()) -> list[Entry]:
+    """Read every scenario of `paths` (files, folders, globs), sweeps expanded, in order.
+
+    A mistake in a file is a problem of its entry. InputError only for `overrides` that cannot be read.
+    """
+    settings = [_override(text) for text in overrides]
+    entries: list[Entry] = []
+    seen: set[Path] = set()
+    for named in paths:
+        for file in _files(os.fspath(named)):
+            if isinstance(file, Entry):
+                entries.append(file)
+            elif not is_text(file):
+                entries.append(_fault(escaped(file), "expected a file name that is text, got other bytes"))
+            elif (real := _real(file)) not in seen:
+                seen.add(real)
+                entries += _entries(file, settings)
+    return _unique(entries)
+
+
+def load(path: str | os.PathLike[str], overrides: Sequence[str] = ()) -> list[Scenario]:
+    """Read scenarios like `read`; InputError with every problem when there is any."""
+    entries = read([path], overrides)
+    problems = [problem for entry in entries for problem in entry.problems]
+    if problems:
+        raise InputError(problems)
+    return [entry.scenario for entry in entries if entry.scenario]
+
+
+def entry_of(document: Document, overrides: Sequence[str] = ()) -> Entry:
+    """The scenario of one document that was read elsewhere; a sweep in it is a problem of its own."""
+    settings = [_override(text) for text in overrides]
+    if document.data.get("sweep") is not None:
+        return _failed(document, document.path, (Problem(document.where(("sweep",)), "no sweep is expected here"),))
+    try:
+        return _entry(Member(_changed(document, settings)), swept=False)
+    except InputError as error:
+        return _failed(document, document.path, error.problems)
+
+
+def changed(scenario: Scenario, values: Mapping[str, Any]) -> Scenario:
+    """The same question with some keys set, as `--set` does; InputError for a value that no scenario may have."""
+    document = scenario.document
+    for key, value in values.items():
+        document = document.with_value(split_key(key), value, f"--set {key}")
+    return parse_scenario(document, swept=scenario.swept)
+
+
+def _changed(document: Document, settings: Iterable[_Override]) -> Document:
+    for setting in settings:
+        document = document.with_value(setting.key_path, setting.value, setting.place)
+    return document
+
+
+def _override(text: str) -> _Override:
+    key, equals, value = text.partition("=")
+    key_path = split_key(key.strip())
+    place = f"--set {text}"[:120]
+    if not equals or not all(key_path):
+        raise InputError(Problem(place, f"expected key=value, such as mesh.ep=4, got {text!r}"))
+    return _Override(key_path, parse_value(value, place), place)
+
+
+def _real(path: str) -> Path:
+    try:
+        return Path(path).resolve()
+    except (OSError, RuntimeError, ValueError):  # a loop of links, or a NUL: reading it says what is wrong
+        return Path(path)
+
+
+def _files(named: str) -> Iterator[str | Entry]:
+    """Files that a path stands for, or the entry that says why there are none."""
+    exists = os.path.lexists(named) if "\0" not in named else False
+    if exists and is_dir(named):
+        yield from _in_folder(named)
+    elif exists or not glob.has_magic(named):
+        yield named
+    else:
+        found = sorted(glob.glob(named, recursive=True))  # noqa: PTH207 - Path.glob takes no absolute patterns
+        if not found:
+            yield _fault(named, "no file matches")
+        for path in found:
+            if is_dir(path):
+                yield from _walk(path)
+            elif _is_scenario(Path(path)):
+                yield path
+
+
+def _in_folder(folder: str) -> Iterator[str | Entry]:
+    found = list(_walk(folder))
+    yield from found
+    if not found:
+        yield _fault(folder, f"the folder holds no scenario ({', '.join('*' + end for end in _SUFFIXES)})")
+
+
+def _walk(folder: str) -> Iterator[str | Entry]:
+    """Scenario files in order; a folder that cannot be read costs itself."""
+    unread: list[OSError] = []
+    for root, folders, files in os.walk(folder, onerror=unread.append):
+        folders[:] = sorted(name for name in folders if not name.startswith(".") and name != "answers")
+        yield from (os.path.join(root, name) for name in sorted(files) if _is_scenario(Path(name)))  # noqa: PTH118
+    yield from (_fault(str(error.filename), f"the folder cannot be read: {(error.strerror or '').lower()}")
+                for error in unread)
+
+
+def _is_scenario(path: Path) -> bool:
+    return path.suffix in _SUFFIXES and not path.name.startswith(".") and ".answer." not in path.name
+
+
+def _fault(named: str, message: str) -> Entry:
+    return Entry(Path(named).name or named, named, None, (Problem(named, message),))
+
+
+def _entries(path: str, settings: list[_Override]) -> list[Entry]:
+    """Entries of one file."""
+    document = None
+    try:
+        document = read_document(path)
+        document = _changed(document, settings)
+        parts = members(document)
+    except InputError as error:
+        return [_failed(document, path, error.problems)]
+    swept = document.data.get("sweep") is not None
+    return _together(document, [_entry(part, swept=swept) for part in parts])
+
+
+def _failed(document: Document | None, path: str, problems: tuple[Problem, ...]) -> Entry:
+    name = document.data.get("name") if document else None
+    where = document.where(("name",)) if document else path
+    return Entry(name if isinstance(name, str) else Path(path).stem, where, None, problems)
+
+
+def _entry(part: Member, *, swept: bool) -> Entry:
+    document = part.document
+    if part.problems:
+        return _failed(document, document.path, part.problems)
+    try:
+        scenario = parse_scenario(document, swept=swept)
+    except InputError as error:
+        return _failed(document, document.path, error.problems)
+    return Entry(scenario.name, document.where(("name",)), scenario)
+
+
+def _together(document: Document, entries: list[Entry]) -> list[Entry]:
+    """Say once, for the file, what is wrong with every part of a sweep."""
+    if len(entries) < 2:
+        return entries
+    common = set(entries[0].problems).intersection(*(entry.problems for entry in entries))
+    if not common:
+        return entries
+    shared = _failed(document, document.path, tuple(problem for problem in entries[0].problems if problem in common))
+    own = (replace(entry, problems=tuple(p for p in entry.problems if p not in common)) for entry in entries)
+    return [shared, *(entry for entry in own if entry.problems)]
+
+
+def _unique(entries: list[Entry]) -> list[Entry]:
+    """Refuse the second scenario of a name; what could not be read has no name yet."""
+    first: dict[str, Entry] = {}
+    for index, entry in enumerate(entries):
+        if entry.scenario is None:
+            continue
+        earlier = first.setdefault(entry.name, entry)
+        if earlier is not entry:
+            told = f"name: {entry.name!r} is already the name of the scenario at {earlier.where}"
+            entries[index] = replace(entry, scenario=None, problems=(Problem(entry.where, told),))
+    return entries

@@ -1,0 +1,146 @@
+"""A number in a topology file: its unit, how far it can be trusted, and where it comes from."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator
+from functools import cached_property
+from typing import Any, ClassVar, Final, Literal, TypeVar
+
+from pydantic import BaseModel, ConfigDict, Field, ValidationError, field_validator, model_validator
+
+from simcore.errors import InputError, Problem
+from simcore.inputs.bounds import QUANTITIES
+from simcore.inputs.document import Document
+from simcore.units import parse_quantity
+
+__all__ = ["Bytes", "Duration", "FlopRate", "Frozen", "GpuCount", "Power", "Price", "Quantity", "Rate", "Share",
+           "SmCount", "read_values"]
+
+_DATE: Final = re.compile(r"20\d\d-(0[1-9]|1[0-2])(-(0[1-9]|[12]\d|3[01]))?")
+_MESSAGES: Final = {"extra_forbidden": "unknown key", "missing": "is missing"}
+
+
+class Frozen(BaseModel):
+    """A part of a file: immutable, hashable, closed to keys it does not know."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid")
+
+
+class Quantity(Frozen):
+    """In a file: `"450 GB/s"`, or `{value: "450 GB/s", kind: datasheet, source: "..."}`.
+
+    datasheet: the vendor says so; measured: a named source measured it; fitted: calibrated, `source` names the rows;
+    assumed: neither, `source` says why. Zero, another unit and what is not in `bounds.QUANTITIES` are refused.
+    """
+
+    unit: ClassVar[str]
+    value: str
+    kind: Literal["datasheet", "measured", "fitted", "assumed"] = "assumed"
+    source: str = Field("written in the topology file", min_length=1)
+
+    @model_validator(mode="before")
+    @classmethod
+    def _accept_plain(cls, data: Any) -> Any:
+        return data if isinstance(data, (dict, Quantity)) else {"value": data}
+
+    @field_validator("value", mode="before")
+    @classmethod
+    def _in_range(cls, text: Any) -> Any:
+        number, (least, most) = parse_quantity(text, cls.unit), QUANTITIES[cls.unit]
+        if number < least <= 0 or number <= 0 < least or (number > most and cls.unit == "%"):
+            raise ValueError(f"must be more than zero{' and at most 100%' if cls.unit == '%' else ''}, got {text!r}")
+        if not least <= number <= most:
+            raise ValueError(f"must be from {least:g} to {most:g} {cls.unit}, got {text!r}")
+        return text
+
+    @cached_property
+    def si(self) -> float:
+        """In bytes, bytes/s, FLOP/s, seconds, or a plain count; a share is 0 to 1."""
+        return parse_quantity(self.value, self.unit)
+
+    def __int__(self) -> int:
+        return round(self.si)
+
+
+class Bytes(Quantity):
+    """Of memory."""
+
+    unit = "B"
+
+
+class Rate(Quantity):
+    """Of a link or a memory, one way."""
+
+    unit = "B/s"
+
+
+class FlopRate(Quantity):
+    """Of a GPU; two for a multiply-add."""
+
+    unit = "FLOP/s"
+
+
+class Share(Quantity):
+    """Of a peak, more than 0 and at most 100%."""
+
+    unit = "%"
+
+
+class Duration(Quantity):
+    """Of a latency; zero is allowed."""
+
+    unit = "s"
+
+
+class GpuCount(Quantity):
+    """Of a node."""
+
+    unit = "GPU"
+
+
+class SmCount(Quantity):
+    """Streaming multiprocessors of a GPU; compute units of AMD's."""
+
+    unit = "SM"
+
+
+class Power(Quantity):
+    """That a GPU may draw."""
+
+    unit = "W"
+
+
+class Price(Quantity):
+    """Of one GPU for an hour, as `source` gave it on `date` (a day, or a month): prices move, so both are told."""
+
+    unit = "USD/h"
+    date: str
+
+    @field_validator("date", mode="before")
+    @classmethod
+    def _day_or_month(cls, text: Any) -> Any:
+        if not isinstance(text, str) or not _DATE.fullmatch(text):
+            raise ValueError(f"expected a day or a month in quotes, such as '2026-05-20' or '2026-05', got {text!r}")
+        return text
+
+
+FileKind = TypeVar("FileKind", bound=Frozen)
+
+
+def read_values(kind: type[FileKind], document: Document, **loaded: object) -> FileKind:
+    """What a file says, as a `kind`; `loaded` are values that take the place of keys.
+
+    InputError with `file:line` of every key and quantity that is wrong.
+    """
+    try:
+        return kind.model_validate({**document.data, **loaded})
+    except ValidationError as error:
+        raise InputError(_problems(document, error)) from None
+
+
+def _problems(document: Document, error: ValidationError) -> Iterator[Problem]:
+    for item in error.errors():
+        key = ".".join(map(str, item["loc"])).removesuffix(".value")
+        message = _MESSAGES.get(item["type"], item["msg"].removeprefix("Value error, "))
+        yield Problem(document.where(item["loc"]), f"{key}: {message}" if key else message)

@@ -1,0 +1,255 @@
+"""What a person asks: model, framework, layout, training. Strict, and every value knows where it was written."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated, Any, Literal
+
+from pydantic import AfterValidator, Field, PrivateAttr, ValidationError, model_validator
+
+from simcore.errors import InputError, Problem
+from simcore.inputs.block import BY_SHAPE, MAP, WORD, Block, Fraction, Name, OpenMap, Text, problems_of
+from simcore.inputs.bounds import DEGREE, RANKS, STAGES
+from simcore.inputs.document import Document
+from simcore.inputs.generation import Generation, Rl
+from simcore.inputs.training import Training
+from simcore.inputs.yaml_parser import dotted
+from simcore.units import parse_cublas, parse_quantity
+
+__all__ = [
+    "MAX_RANKS",
+    "Checkpoint",
+    "Environment",
+    "Generation",
+    "Limits",
+    "Mesh",
+    "ModelFile",
+    "Rl",
+    "Scenario",
+    "TopologyFile",
+    "parse_scenario",
+    "scenario_schema",
+]
+
+MAX_RANKS = RANKS
+"""Largest world size that a scenario may ask for."""
+
+_Degree = Annotated[int, Field(ge=1, le=DEGREE)]
+
+
+class ModelFile(Block):
+    """A model given by its configuration, with some of its keys changed."""
+
+    config: Text = Field(description="Preset, or path of a Hugging Face config.json")
+    overrides: OpenMap = Field(default={}, description="Keys of the configuration that get another value")
+
+
+class TopologyFile(Block):
+    """A topology with a bounded number of nodes, or with a part of each."""
+
+    file: Text = Field(description="A name in topologies/, or a path")
+    num_nodes: _Degree | None = Field(default=None, description="Nodes there are; left out: as many as the mesh needs")
+    gpus_per_node: _Degree | None = Field(default=None, description="GPUs of each node that the job has; left out: all")
+
+
+class Mesh(Block):
+    """Degrees of parallelism; the world size is pp x dp_replicate x dp_shard x cp x tp."""
+
+    pp: Annotated[int, Field(ge=1, le=STAGES)] = Field(default=1, description="Pipeline stages")
+    dp_replicate: _Degree = Field(default=1, description="Copies of the sharded data-parallel group")
+    dp_shard: _Degree = Field(default=1, description="Ranks that split what the framework splits over data parallel")
+    cp: _Degree = Field(default=1, description="Ranks that split the sequence")
+    tp: _Degree = Field(default=1, description="Ranks that split a layer's matrices")
+    ep: _Degree = Field(default=1, description="Ranks that split experts by count")
+    etp: _Degree | None = Field(
+        default=None, description="Ranks that split an expert by width; left out: framework's default"
+    )
+
+    @property
+    def world_size(self) -> int:
+        """Number of ranks."""
+        return self.pp * self.dp_replicate * self.dp_shard * self.cp * self.tp
+
+
+def _bytes_or_auto(text: str) -> str:
+    if text != "auto" and parse_quantity(text, "B") < 1:
+        raise ValueError(f"expected auto, or at least one byte, got {text!r}")
+    return text
+
+
+def _workspace_or_auto(text: str) -> str:
+    if text != "auto":
+        parse_cublas(text)
+    return text
+
+
+class Environment(Block):
+    """Variables that the job's processes are started with, as far as they change memory."""
+
+    cublas_workspace_config: Annotated[Text, AfterValidator(_workspace_or_auto)] = Field(
+        default="auto", description="CUBLAS_WORKSPACE_CONFIG, such as :4096:8 (KiB); auto: not set, torch's default"
+    )
+    expandable_segments: bool = Field(default=False, description="PYTORCH_CUDA_ALLOC_CONF=expandable_segments:True")
+
+
+class Checkpoint(Block):
+    """How files get into memory and out of it."""
+
+    load: Literal["auto", "every_rank", "rank0", "sharded", "none"] = Field(
+        default="auto", description="Who reads the model: every rank all of it, rank 0, each its own part, nobody"
+    )
+    save: Literal["auto", "full", "sharded", "none"] = Field(
+        default="auto", description="Who writes it: rank 0 after a gather, each its own part, nobody"
+    )
+
+
+class Limits(Block):
+    """How much of a device may be used."""
+
+    usable_memory: Annotated[Text, AfterValidator(_bytes_or_auto)] = Field(
+        default="auto", description="Device memory that the job may use, such as 79 GiB; auto: what the topology says"
+    )
+    max_fill: Fraction = Field(default=1.0, description="Fraction of that at which a layout still counts as fitting")
+
+
+_SWEEP_SCHEMA: dict[str, Any] = {
+    "anyOf": [
+        {"type": "object", "additionalProperties": {"type": "array", "minItems": 1}},
+        {"type": "array", "items": {"type": "object"}, "minItems": 1},
+        {"type": "null"},
+    ]
+}
+
+
+class Scenario(Block):
+    """One question to rankscope: what runs, how it is laid out, on what."""
+
+    name: Name = Field(description="Name, unique in a batch")
+    workload: Literal["train", "dpo", "grpo", "serve"] = Field(default="train", description="What runs")
+    model: Annotated[Annotated[Text, WORD] | Annotated[ModelFile, MAP], BY_SHAPE] = Field(
+        description="Preset, path of a Hugging Face config.json, or {config, overrides}"
+    )
+    implementation: Name = Field(
+        default="auto", description="Whose layer code runs: megatron, automodel, hf, hub, torchtitan, kempnerforge, "
+        "llmfoundry"
+    )
+    framework: Name = Field(description="Training framework, such as fsdp2, automodel, megatron")
+    framework_version: Name = Field(default="auto", description="Version of the framework")
+    topology: Annotated[Annotated[Text, WORD] | Annotated[TopologyFile, MAP], BY_SHAPE] = Field(
+        description="A name in topologies/, a path, or {file, num_nodes, gpus_per_node}"
+    )
+    mesh: Mesh = Field(default=Mesh(), description="Degrees of parallelism")
+    training: Training = Field(description="What one optimizer step does")
+    rl: Rl | None = Field(default=None, description="Reinforcement learning, for the workload grpo")
+    generation: Generation | None = Field(default=None, description="The engine that generates, for grpo and serve")
+    framework_options: OpenMap = Field(default={}, description="What only this framework knows, in its own spelling")
+    environment: Environment = Field(default=Environment(), description="Variables that change memory")
+    checkpoint: Checkpoint = Field(default=Checkpoint(), description="How the model's files are read and written")
+    limits: Limits = Field(default=Limits(), description="How much of a device may be used")
+    sweep: Any = Field(
+        default=None, description="Keys with lists of values: one scenario for each", json_schema_extra=_SWEEP_SCHEMA
+    )
+
+    @model_validator(mode="before")
+    @classmethod
+    def _served(cls, data: Any) -> Any:
+        """What is served is not trained: framework, training and mesh left out follow from the engine."""
+        return _of_engine(data) if isinstance(data, dict) and data.get("workload") == "serve" else data
+
+    _document: Document | None = PrivateAttr(default=None)
+    _swept: bool = PrivateAttr(default=False)
+
+    def __eq__(self, other: object) -> bool:
+        """Equal when they ask the same; where it was written does not matter."""
+        return isinstance(other, Scenario) and self.normalised() == other.normalised()
+
+    __hash__ = None  # type: ignore[assignment]
+
+    @property
+    def swept(self) -> bool:
+        """Whether a sweep made this scenario: an illegal layout is then an answer and no mistake."""
+        return self._swept
+
+    @property
+    def document(self) -> Document:
+        """What it was read from; of one that nobody wrote down, all its keys."""
+        return self._document or Document(self.name, self.normalised())
+
+    @property
+    def folder(self) -> Path:
+        """The folder that relative paths in the scenario start from."""
+        return self._document.folder if self._document else Path()
+
+    @property
+    def world_size(self) -> int:
+        """Number of ranks of the mesh."""
+        return self.mesh.world_size
+
+    @property
+    def num_microbatches(self) -> int:
+        """Microbatches of one optimizer step on each rank; InputError when the batch does not divide."""
+        training, mesh = self.training, self.mesh
+        replicas = mesh.dp_replicate * mesh.dp_shard
+        per_pass = training.micro_batch_size * replicas
+        if training.global_batch_size is None:
+            return 1
+        if training.global_batch_size % per_pass:
+            told = (
+                f"training.global_batch_size: expected a multiple of {per_pass} (micro_batch_size "
+                f"{training.micro_batch_size} x dp_replicate {mesh.dp_replicate} x dp_shard {mesh.dp_shard}), "
+                f"got {training.global_batch_size}"
+            )
+            raise InputError(Problem(self.where("training", "global_batch_size"), told))
+        return training.global_batch_size // per_pass
+
+    def where(self, *key_path: str | int) -> str:
+        """`file:line` of a key (or of what encloses it); the dotted key itself when nobody wrote a file."""
+        return self._document.where(key_path) if self._document else dotted(key_path)
+
+    def normalised(self) -> dict[str, Any]:
+        """Give every key, defaults filled in, as JSON has it; reading that back gives an equal scenario."""
+        return self.model_dump(mode="json", exclude={"sweep"})
+
+
+def _of_engine(data: dict[str, Any]) -> dict[str, Any]:
+    """`data` of a scenario that serves, with what the blocks `generation` and `mesh` say of each other filled in."""
+    given, mesh = data.get("generation") or {}, data.get("mesh") or {}
+    if not isinstance(given, dict) or not isinstance(mesh, dict):
+        return data
+    if "max_model_len" not in given and not data.get("training"):
+        raise ValueError("generation.max_model_len: expected a whole number of tokens, the key is missing (vLLM "
+                         "itself would take the length of the model's configuration)")
+    tp = given.get("tp", mesh.get("tp", 1))
+    filled = {"generation": {**given, "tp": tp}, "mesh": {**mesh, "tp": mesh.get("tp", tp)}}
+    length = {"seq_len": given["max_model_len"]} if "max_model_len" in given else {}
+    return {"framework": given.get("engine", "vllm"), "training": length, **data, **filled}
+
+
+def parse_scenario(document: Document, *, swept: bool = False) -> Scenario:
+    """Validate one document (its `sweep`, if any, is left out); InputError with every problem that it has."""
+    data = {key: value for key, value in document.data.items() if key != "sweep"}
+    try:
+        scenario = Scenario.model_validate(data)
+    except ValidationError as error:
+        raise InputError(problems_of(error, Scenario, document.where)) from None
+    scenario._document, scenario._swept = document, swept
+    _check_world_size(scenario)
+    _ = scenario.num_microbatches
+    return scenario
+
+
+def _check_world_size(scenario: Scenario) -> None:
+    if scenario.world_size > MAX_RANKS:
+        told = f"mesh: expected at most {MAX_RANKS} ranks, got {scenario.world_size}"
+        raise InputError(Problem(scenario.where("mesh"), told))
+
+
+def scenario_schema() -> dict[str, Any]:
+    """JSON Schema (draft 2020-12) of a scenario file, for editors; descriptions are those of the fields."""
+    head = {"$schema": "https://json-schema.org/draft/2020-12/schema", "title": "rankscope scenario"}
+    found = Scenario.model_json_schema()
+    trains = [key for key in found["required"] if key in ("framework", "training")]
+    serves = {"properties": {"workload": {"const": "serve"}}, "required": ["workload"]}
+    needed = {"required": [key for key in found["required"] if key not in trains],
+              "if": serves, "else": {"required": trains}}
+    return {**found, **needed, **head}

@@ -1,0 +1,53 @@
+"""Where the data that comes with rankscope lies: topologies, example scenarios, measured runs."""
+
+from __future__ import annotations
+
+import difflib
+from collections.abc import Mapping
+from functools import lru_cache
+from pathlib import Path
+from typing import Final, Literal
+
+from simcore.errors import InputError, Problem
+from simcore.inputs.paths import exists
+
+__all__ = ["Kind", "data_folder", "example", "find_file"]
+
+Kind = Literal["topologies", "scenarios", "measured"]
+_IN_CHECKOUT: Final[dict[Kind, str]] = {"measured": "tests/truth/measured"}
+"""Of those that do not lie at the top."""
+
+
+def data_folder(kind: Kind) -> Path:
+    """The folder of that kind, inside the installed package or in a checkout."""
+    return _folder(__file__, kind)
+
+
+@lru_cache
+def _folder(file: str, kind: Kind) -> Path:
+    package = Path(file).resolve().parents[1]
+    installed = package / "_data" / kind
+    return installed if installed.is_dir() else package.parent / _IN_CHECKOUT.get(kind, kind)
+
+
+def example(name: str) -> Path:
+    """The scenario file, or folder of them, that comes with rankscope under that name; InputError lists the names."""
+    found = {path.stem: path for path in sorted(data_folder("scenarios").glob("*")) if not path.name.startswith(".")}
+    if name not in found:
+        raise InputError(Problem(f"example {name}", f"is none of: {', '.join(found)}"))
+    return found[name]
+
+
+def find_file(what: str, ref: str | Path, known: Mapping[str, Path], where: str, folder: Path = Path()) -> Path:
+    """The file that `known` has under the name `ref`, else the file at that path, which starts from `folder`.
+
+    InputError at `where` when there is neither, with the nearest name.
+    """
+    if str(ref) in known:
+        return known[str(ref)]
+    if exists(folder / ref):
+        return folder / ref
+    near = difflib.get_close_matches(str(ref), known, n=1)
+    hint = f"; did you mean {near[0]}?" if near else "."
+    told = f"no {what} {str(ref)!r}{hint} Known: {', '.join(sorted(known))}, or the path of a file"
+    raise InputError(Problem(where, told))

@@ -1,0 +1,270 @@
+"""How a model is trained: the `training` block of a scenario. Batches count sequences, lengths count tokens."""
+
+from __future__ import annotations
+
+from typing import Annotated, Final, Literal
+
+from pydantic import Discriminator, Field, Tag, model_validator
+
+from simcore.inputs.block import BY_SHAPE, FLAG, LIST, MAP, WORD, Block, Count, Fraction, Many, Name, Names
+from simcore.inputs.bounds import BATCH, BLOCK, FACTOR, LAYERS, LORA_RANK, SEQ_LEN, TOKENS
+
+__all__ = ["Capacity", "DType", "Draws", "Imbalance", "Lengths", "Lora", "Observed", "Offload", "OffloadPart",
+           "Optimizer", "Pipeline", "Precision", "Quantization", "Recompute", "Routing", "Seed",
+           "Training"]  # fmt: skip
+
+Seed = Annotated[int, Field(ge=0, le=2**63 - 1)]
+DType = Literal["auto", "fp32", "bf16", "fp16", "fp8"]
+MAX_TOKENS: Final = TOKENS
+"""Of one microbatch."""
+
+
+Number = Annotated[int, Field(ge=1, le=2**17)]
+"""Of draws."""
+Length = Annotated[int, Field(ge=1, le=SEQ_LEN)]
+"""Tokens of a sequence."""
+Sequences = Annotated[int, Field(ge=1, le=BATCH)]
+LayerCount = Annotated[int, Field(ge=1, le=LAYERS)]
+
+
+class Lengths(Block):
+    """Sequences of unequal length, drawn; a microbatch is padded to its longest."""
+
+    mean: Count = Field(description="Mean length of a sequence, in tokens, before it is cut")
+    max: Count = Field(description="Longest sequence, in tokens: what is longer is cut")
+    seed: Seed = Field(default=0, description="Seed of the draw")
+    draws: Number = Field(default=1000, description="Number of drawn steps")
+    distribution: Literal["lognormal", "uniform"] = Field(default="lognormal", description="How lengths scatter")
+    sigma: Annotated[float, Field(gt=0, le=10)] = Field(
+        default=1.0, description="Of a lognormal length's logarithm: its standard deviation"
+    )
+
+    @model_validator(mode="after")
+    def _ordered(self) -> Lengths:
+        if self.mean > self.max:
+            raise ValueError(f"expected mean <= max, got mean {self.mean} and max {self.max}")
+        if self.distribution == "uniform" and 2 * self.mean <= self.max:
+            raise ValueError(f"expected mean > max / 2 of uniform lengths, got mean {self.mean} and max {self.max}")
+        return self
+
+
+class Observed(Block):
+    """Lengths of a data set, of which steps are drawn; a microbatch is padded to its longest."""
+
+    observed: Annotated[tuple[Count, ...], Field(strict=False, min_length=1, max_length=2**20)] = Field(
+        description="Lengths of sequences, in tokens, each as likely as the others"
+    )
+    seed: Seed = Field(default=0, description="Seed of the draw")
+    draws: Number = Field(default=1000, description="Number of drawn steps")
+
+
+def _lengths_kind(value: object) -> str:
+    keys = value if isinstance(value, dict) else vars(value) if isinstance(value, Block) else None
+    if keys is None:
+        return "<word>"
+    return "<observed>" if "observed" in keys else "<lengths>"
+
+
+class Recompute(Block):
+    """Which activations are made again in backward."""
+
+    mode: Literal["uniform", "block", "per_op"] = Field(description="How layers are chosen")
+    num_layers: LayerCount = Field(
+        default=1, description="Layers of a recomputed group (uniform) or of a stage (block)"
+    )
+    modules: Names = Field(default=(), description="Modules or operators that are recomputed")
+
+
+class Pipeline(Block):
+    """How pipeline stages are cut and scheduled."""
+
+    schedule: Name = Field(default="1f1b", description="1f1b, gpipe, or zero bubble: zb_h1, interleaved_zb, zbv")
+    virtual_stages: LayerCount = Field(
+        default=1, description="Model chunks on each pipeline rank"
+    )
+    layers: Annotated[
+        Annotated[Literal["auto"], WORD]
+        | Annotated[tuple[Annotated[int, Field(ge=0, le=LAYERS)], ...], Field(strict=False, max_length=LAYERS), LIST],
+        BY_SHAPE,
+    ] = Field(default="auto", description="Layers of each stage, in order; auto: what the framework does")
+
+
+class Imbalance(Block):
+    """The busiest expert gets this many times the mean."""
+
+    imbalance: Annotated[float, Field(ge=1, le=FACTOR)] = Field(
+        description="Load of the fullest rank over the mean; of ep ranks at most ep times")
+
+
+class Capacity(Block):
+    """Experts take tokens up to a capacity and drop the rest."""
+
+    capacity_factor: Annotated[float, Field(gt=0, le=FACTOR)] = Field(description="Capacity over mean load")
+
+
+class Draws(Block):
+    """Loads drawn at random."""
+
+    seed: Seed = Field(description="Seed of the draws")
+    draws: Number = Field(default=1000, description="Number of draws")
+    concentration: Annotated[float, Field(gt=0)] | None = Field(
+        default=None, description="Dirichlet concentration of the experts' popularity; left out: all alike"
+    )
+
+
+def _routing_kind(value: object) -> str:
+    keys = value if isinstance(value, dict) else vars(value) if isinstance(value, Block) else None
+    if keys is None:
+        return "<word>"
+    return "<imbalance>" if "imbalance" in keys else "<capacity>" if "capacity_factor" in keys else "<draws>"
+
+
+Routing = Annotated[
+    Annotated[Literal["auto", "balanced"], WORD]
+    | Annotated[Imbalance, Tag("<imbalance>")]
+    | Annotated[Capacity, Tag("<capacity>")]
+    | Annotated[Draws, Tag("<draws>")],
+    Discriminator(_routing_kind),
+]
+"""How tokens fall on experts; auto: balanced, unless the framework's own untrained router was seen to do otherwise."""
+
+
+class Precision(Block):
+    """Formats of what is stored, computed and reduced."""
+
+    params: DType = Field(default="auto", description="Format in which parameters are stored")
+    experts: DType = Field(default="auto", description="Format in which routed experts are stored")
+    compute: Literal[DType, "fp4"] = Field(default="bf16", description="Format of forward and backward")
+    grad_reduce: DType = Field(default="auto", description="Format in which gradients are reduced")
+    main_grads: DType = Field(default="auto", description="Format in which gradients are accumulated")
+
+
+class Optimizer(Block):
+    """The optimizer and the formats of its states."""
+
+    name: Literal["adamw", "adam", "sgd", "muon", "dist_muon"] = Field(default="adamw", description="Optimizer")
+    implementation: Literal["auto", "foreach", "fused", "for_loop", "te", "bitsandbytes", "torchao", "cpu"] = Field(
+        default="auto", description="Whose code runs the step: it decides what the step needs for a moment"
+    )
+    master: Literal["auto", "none", "fp32", "bf16", "fp16"] = Field(
+        default="auto", description="Format of master parameters"
+    )
+    moments: Literal["auto", "fp32", "bf16", "fp16", "fp8", "int8"] = Field(
+        default="auto", description="Format of moments"
+    )
+    momentum: Annotated[float, Field(ge=0, lt=1)] | None = Field(
+        default=None, description="Momentum of sgd: 0 keeps no buffer; left out: the framework's own"
+    )
+    paged: bool = Field(default=False, description="States in memory that the driver pages to the host")
+
+
+class OffloadPart(Block):
+    """A part of a tensor class that lies elsewhere."""
+
+    space: Literal["host", "nvme"] = Field(description="Where it lies")
+    fraction: Fraction = Field(default=1.0, description="Fraction that lies there, in (0, 1]")
+
+
+_Offloaded = Annotated[
+    Annotated[Literal["none", "host", "nvme"], WORD] | Annotated[OffloadPart, MAP], BY_SHAPE
+]  # fmt: skip
+
+
+class Offload(Block):
+    """What does not stay on the device."""
+
+    params: _Offloaded = Field(default="none", description="Parameters")
+    optimizer: _Offloaded = Field(default="none", description="Optimizer states")
+    gradients: _Offloaded = Field(default="none", description="Gradients")
+    activations: _Offloaded = Field(default="none", description="Activations kept for backward")
+
+    def part(self, name: str) -> tuple[str, float]:
+        """(space, fraction) of what lies outside the device; fraction 0 where all of it stays."""
+        given = getattr(self, name)
+        if isinstance(given, OffloadPart):
+            return given.space, given.fraction
+        return given, 0.0 if given == "none" else 1.0
+
+
+class Lora(Block):
+    """Low-rank adapters (used by the methods lora and qlora)."""
+
+    rank: Annotated[int, Field(ge=1, le=LORA_RANK)] = Field(default=8, description="Rank of the adapters")
+    alpha: Annotated[float, Field(gt=0)] = Field(
+        default=32.0, description="Scale: the adapter is multiplied by alpha / rank"
+    )
+    dropout: Annotated[float, Field(ge=0, lt=1)] = Field(
+        default=0.0, description="Dropout in front of the adapter, in [0, 1)"
+    )
+    target_modules: Annotated[Annotated[Literal["auto"], WORD] | Annotated[Names, LIST], BY_SHAPE] = Field(
+        default="auto", description="Module names or patterns that get an adapter"
+    )
+    exclude_modules: Names = Field(default=(), description="Module names or patterns that get none")
+    expert_adapters: Literal["auto", "none", "shared", "per_expert"] = Field(
+        default="auto", description="Adapters of routed experts"
+    )
+    dtype: DType = Field(default="auto", description="Format of the adapters")
+
+
+class Quantization(Block):
+    """The frozen base of qlora."""
+
+    format: Literal["nf4", "fp4", "int8"] = Field(default="nf4", description="Format of a block of values")
+    block_size: Annotated[int, Field(ge=1, le=BLOCK)] = Field(default=64, description="Values that share one scale")
+    double_quant: bool = Field(default=True, description="Scales are quantised again")
+
+
+class Training(Block):
+    """What one optimizer step does."""
+
+    method: Literal["full", "lora", "qlora"] = Field(default="full", description="What is trained")
+    seq_len: Length = Field(description="Tokens of one sequence, before cp splits it")
+    micro_batch_size: Sequences = Field(default=1, description="Sequences of one microbatch, per data-parallel rank")
+    global_batch_size: Sequences | None = Field(
+        default=None, description="Sequences per optimizer step; left out: one microbatch on every data-parallel rank"
+    )
+    num_tokens: Many | None = Field(
+        default=None, description="Tokens of the whole run, for its cost"
+    )
+    lengths: Annotated[
+        Annotated[Literal["fixed", "packed"], WORD]
+        | Annotated[Observed, Tag("<observed>")]
+        | Annotated[Lengths, Tag("<lengths>")],
+        Discriminator(_lengths_kind),
+    ] = Field(default="fixed", description="Lengths of the sequences; packed: seq_len is that of a pack")
+    packed_length: Length | None = Field(
+        default=None, description="Length of packed sequences, in tokens; left out: one fills each pack"
+    )
+    sequence_parallel: Annotated[Annotated[Literal["auto"], WORD] | Annotated[bool, FLAG], BY_SHAPE] = Field(
+        default="auto", description="Split norms and dropout over tp; auto: where tp > 1"
+    )
+    recompute: Annotated[
+        Annotated[Literal["none", "full"], WORD] | Annotated[Names, LIST] | Annotated[Recompute, MAP], BY_SHAPE
+    ] = Field(default="none", description="Activation checkpointing: none, full, a list of modules, or a mode")
+    pipeline: Pipeline = Field(default=Pipeline(), description="Pipeline schedule and stages")
+    loss: Literal["auto", "megatron", "te", "te_inplace", "hf", "hf_keep_logits", "masked_fp32", "masked", "liger",
+                  "cut", "chunked", "causal"] = Field(default="auto", description="Whose loss code runs")  # fmt: skip
+    routing: Routing = Field(default="auto", description="How tokens fall on experts; auto: balanced, or as a "
+                             "framework's own untrained router was measured")
+    precision: Precision = Field(default=Precision(), description="Formats")
+    optimizer: Optimizer = Field(default=Optimizer(), description="Optimizer")
+    offload: Offload = Field(default=Offload(), description="What lies outside the device")
+    frozen: Annotated[Names, Field(max_length=100)] = Field(
+        default=(), description="Names or patterns of parameters and modules without gradient"
+    )
+    lora: Lora = Field(default=Lora(), description="Adapters, for the methods lora and qlora")
+    quantization: Quantization = Field(default=Quantization(), description="The frozen base, for the method qlora")
+
+    @model_validator(mode="after")
+    def _packed(self) -> Training:
+        if self.packed_length is not None and self.lengths != "packed":
+            raise ValueError("packed_length: expected lengths: packed beside it")
+        return self
+
+    @model_validator(mode="after")
+    def _countable(self) -> Training:
+        """Bytes and operations of one microbatch are counted in 64 bits."""
+        if self.seq_len * self.micro_batch_size > MAX_TOKENS:
+            told = f"seq_len {self.seq_len} x micro_batch_size {self.micro_batch_size}"
+            raise ValueError(f"expected at most {MAX_TOKENS} tokens in one microbatch, got {told}")
+        return self

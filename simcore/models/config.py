@@ -1,0 +1,96 @@
+"""What a model family hands on: the chain of layer kinds, in the order in which they run."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from simcore.errors import InputError, Problem
+from simcore.inputs.block import shorten
+from simcore.inputs.bounds import most_of
+from simcore.models.blocks import LayerKind
+
+__all__ = ["Architecture", "Config"]
+
+
+@dataclass(frozen=True, slots=True)
+class Architecture:
+    """`parts`: (module path, kind) from embedding to loss; `tied`: the head uses the embedding's weight.
+
+    `buffers`: replicated bytes outside the layers, as (name, bytes) (rotary tables). `assumed`: why the shape is as it
+    is, where nobody has published it. `ignored`: (field, what is done instead, source) of what a configuration says and
+    the layers' code does not do.
+    """
+
+    family: str
+    parts: tuple[tuple[str, LayerKind], ...]
+    vocab: int
+    hidden: int
+    tied: bool
+    pattern: str
+    buffers: tuple[tuple[str, int], ...] = ()
+    assumed: str = ""
+    ignored: tuple[tuple[str, str, str], ...] = ()
+
+
+class Config:
+    """A Hugging Face `config.json` that is read strictly: a missing or odd field is an error that names it."""
+
+    def __init__(self, fields: Mapping[str, Any], where: str) -> None:
+        self.fields, self.where = fields, where
+
+    def fail(self, field: str, message: str) -> InputError:
+        """The error to raise for `field`."""
+        return InputError(Problem(self.where, f"model configuration: {field}: {message}"))
+
+    def integer(self, *names: str, default: int | None = None, least: int = 1) -> int:
+        """The first of `names` that is given, as an integer from `least` to what `bounds` says of it."""
+        for name in names:
+            value = self.fields.get(name)
+            if value is None:
+                continue
+            if isinstance(value, bool) or not isinstance(value, int) or not least <= value <= most_of(name):
+                raise self.fail(name, f"expected an integer from {least} to {most_of(name):,}, got {shorten(value)}")
+            return value
+        if default is None:
+            raise self.fail(" or ".join(names), "expected an integer, found nothing")
+        return default
+
+    def boolean(self, name: str, *, default: bool) -> bool:
+        """A boolean field."""
+        value = self.fields.get(name, default)
+        if not isinstance(value, bool):
+            raise self.fail(name, f"expected true or false, got {value!r}")
+        return value
+
+    def fraction(self, name: str, default: float) -> float:
+        """A number from 0 to 1."""
+        value = self.fields.get(name, default)
+        if isinstance(value, bool) or not isinstance(value, int | float) or not 0 <= value <= 1:
+            raise self.fail(name, f"expected a number from 0 to 1, got {value!r}")
+        return float(value)
+
+    def choice(self, name: str, known: tuple[str, ...]) -> str:
+        """A field that is one of a few words; the first is the default."""
+        value = self.fields.get(name)
+        if value is None:
+            return known[0]
+        if value not in known:
+            raise self.fail(name, f"expected {' or '.join(known)}, got {value!r}: others are not modelled yet")
+        return str(value)
+
+    def names(self, name: str, default: tuple[str, ...], known: tuple[str, ...]) -> tuple[str, ...]:
+        """A list of words, of at least the default's length."""
+        value = self.fields.get(name)
+        if value is None:
+            return default
+        if not isinstance(value, list) or len(value) < len(default) or any(one not in known for one in value):
+            raise self.fail(name, f"expected {len(default)} or more of {', '.join(known)}, got {value!r}")
+        return tuple(value[:len(default)])
+
+    def refuse(self, *names: str) -> None:
+        """Fields that must be false or absent, because what they switch on is not modelled."""
+        for name in names:
+            if self.boolean(name, default=False):
+                raise self.fail(name, "not modelled yet")

@@ -1,0 +1,55 @@
+"""Bamba: Mamba-2 or attention, then SwiGLU, each behind its RMSNorm, as transformers 5.23 `models/bamba`.
+
+Layers of `attn_layer_indices` have attention, half of each head rotated (`BambaConfig`: partial_rotary_factor 0.5).
+"""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+from simcore.models.blocks import Branch, LayerKind, Mamba2, Mixer
+from simcore.models.config import Architecture, Config
+from simcore.models.families.decoder import attention, chain, mlp
+
+__all__ = ["architecture", "mamba"]
+
+
+def architecture(config: Config) -> Architecture:
+    """Layers of a `BambaConfig`."""
+    config.refuse("attention_bias", "mlp_bias")
+    if config.fields.get("z_loss_coefficient"):
+        raise config.fail("z_loss_coefficient", "not modelled yet")
+    mixer, count = attention(config), config.integer("num_hidden_layers")
+    rotated, attending = mixer.head_dim // 2, _attending(config, count)
+    kinds = {True: _layer(config, "attention", "self_attn", replace(mixer, rotated=rotated)),
+             False: replace(_layer(config, "mamba", "mamba", mamba(config)), tables=rotated)}
+    return chain(config, "bamba", [kinds[i in attending] for i in range(count)], rotated, norm="model.final_layernorm")
+
+
+def _attending(config: Config, count: int) -> frozenset[int]:
+    """Numbers of the layers with attention; those behind the last layer are no error (`BambaConfig`)."""
+    listed = config.fields.get("attn_layer_indices") or []
+    if not isinstance(listed, list) or any(isinstance(i, bool) or not isinstance(i, int) for i in listed):
+        raise config.fail("attn_layer_indices", f"expected a list of layer numbers, got {listed!r}")
+    return frozenset(i for i in listed if 0 <= i < count)
+
+
+def _layer(config: Config, name: str, module: str, mixer: Mixer) -> LayerKind:
+    return LayerKind(name, "bamba", config.integer("hidden_size"), (
+        Branch("input_layernorm", module, mixer), Branch("pre_ff_layernorm", "feed_forward", mlp(config))))
+
+
+def mamba(config: Config) -> Mamba2:
+    """The mixer by Bamba's field names, which GraniteMoeHybrid has too."""
+    hidden, heads = config.integer("hidden_size"), config.integer("mamba_n_heads", default=128)
+    inner, groups = hidden * config.integer("mamba_expand", default=2), config.integer("mamba_n_groups", default=1)
+    given = config.fields.get("mamba_d_head", "auto")
+    head_dim = inner // heads if given == "auto" else config.integer("mamba_d_head")
+    if heads * head_dim != inner:
+        raise config.fail("mamba_n_heads", f"expected mamba_n_heads x mamba_d_head = mamba_expand x hidden_size = "
+                          f"{inner}, got {heads * head_dim}")
+    if heads % groups:
+        raise config.fail("mamba_n_groups", f"expected a divisor of {heads} heads, got {groups}")
+    return Mamba2(hidden, heads, head_dim, groups, config.integer("mamba_d_state", default=256),
+                  config.integer("mamba_d_conv", default=4), config.integer("mamba_chunk_size", default=256),
+                  config.boolean("mamba_proj_bias", default=False), config.boolean("mamba_conv_bias", default=True))

@@ -1,0 +1,60 @@
+"""The DeepSeek family with latent attention, as transformers 5.23 `models/deepseek_v2` and `models/deepseek_v3`.
+
+The first `first_k_dense_replace` layers are dense, the others have routed and shared experts. Shared experts are one
+MLP of `n_shared_experts` times the width. V2 routes by softmax, V3 (and Moonlight, which is a V3) by sigmoid.
+
+[Note: multi-token prediction]
+Published configurations say `num_nextn_predict_layers: 1`, and neither transformers nor Megatron-Bridge 0.3.1 builds
+the module (`modeling_deepseek_v3.py`, `_keys_to_ignore_on_load_unexpected`; `deepseek_v3_bridge.py`, `mtp_num_layers =
+None`). Here it is asked for in Megatron's word, `mtp_num_layers`.
+"""
+
+from __future__ import annotations
+
+from simcore.models.blocks import LatentAttention, Moe
+from simcore.models.config import Architecture, Config
+from simcore.models.families.decoder import chain, check_fair_heads, decoder_layer, mlp, top_k
+
+__all__ = ["UNTIED", "architecture"]
+
+UNTIED = {"megatron": "Bridge 0.3.1 models/deepseek/deepseek_v2_bridge.py:53, deepseek_v3_bridge.py:56: "
+                      "share_embeddings_and_output_weights = False"}
+"""Whose layers have a head of their own whatever `tie_word_embeddings` says: implementation -> source."""
+_ROUTERS = {"deepseek_v2": "softmax", "deepseek_v3": "sigmoid"}
+
+
+def architecture(config: Config) -> Architecture:
+    """Layers of a `DeepseekV2Config` or `DeepseekV3Config`."""
+    family = str(config.fields["model_type"])
+    config.refuse("attention_bias", "mlp_bias")
+    if family == "deepseek_v2":
+        check_fair_heads(config)
+    if config.integer("moe_layer_freq", default=1) != 1:
+        raise config.fail("moe_layer_freq", "experts in some layers only are not modelled yet")
+    mixer = _attention(config)
+    dense = decoder_layer(family, mixer, mlp(config))
+    sparse = decoder_layer(family, mixer, _moe(config, _ROUTERS[family]))
+    count = config.integer("num_hidden_layers")
+    first = min(count, config.integer("first_k_dense_replace", default=0, least=0))
+    return chain(config, family, [dense] * first + [sparse] * (count - first), mixer.rope,
+                 config.integer("mtp_num_layers", default=0, least=0))
+
+
+def _attention(config: Config) -> LatentAttention:
+    heads = config.integer("num_attention_heads")
+    if config.integer("num_key_value_heads", default=heads) != heads:
+        raise config.fail("num_key_value_heads", f"expected {heads}, as many as heads: latent attention has no groups")
+    return LatentAttention(
+        config.integer("hidden_size"), heads, config.integer("q_lora_rank", default=0), config.integer("kv_lora_rank"),
+        config.integer("qk_nope_head_dim"), config.integer("qk_rope_head_dim"), config.integer("v_head_dim"))
+
+
+def _moe(config: Config, router: str) -> Moe:
+    experts, ffn = config.integer("n_routed_experts"), config.integer("moe_intermediate_size")
+    normalised = config.boolean("norm_topk_prob", default=router == "sigmoid")
+    shared, chosen = ffn * config.integer("n_shared_experts", default=0, least=0), top_k(config, experts)
+    groups, few = config.integer("n_group", default=1), config.integer("topk_group", default=1)
+    if experts % groups or not few <= groups or chosen > few * experts // groups:
+        raise config.fail("n_group", f"expected equal groups, and {chosen} experts or more in topk_group of them")
+    return Moe(config.integer("hidden_size"), experts, chosen, ffn, shared, gated=True, router=router,
+               normalised=normalised, num_groups=groups, chosen_groups=few)

@@ -1,0 +1,58 @@
+"""Gemma 2 and the text part of Gemma 3: a norm before and one behind each block, some layers within a window.
+
+As transformers 5.23 `models/gemma2` and `models/gemma3` (`Gemma3ForCausalLM`). Without `layer_types` every second layer
+of Gemma 2 slides, the even ones (from 0), and all but every sixth of Gemma 3, or what `sliding_window_pattern` says.
+Gemma 3 norms each head of query and key and has rotary tables of both kinds of layers.
+"""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+from simcore.models.blocks import Attention, Branch, LayerKind, Mlp
+from simcore.models.config import Architecture, Config
+from simcore.models.families.decoder import attention, chain, check_fair_heads
+
+__all__ = ["FURTHER_FIELDS", "architecture"]
+
+FURTHER_FIELDS = ("sliding_window_pattern", "attn_logit_softcapping", "final_logit_softcapping")
+"""What a configuration may leave out: the family has a default."""
+
+_SLIDING, _FULL = "sliding_attention", "full_attention"
+
+
+def architecture(config: Config) -> Architecture:
+    """Layers of a `Gemma2Config` or `Gemma3TextConfig`."""
+    family = str(config.fields["model_type"])
+    config.refuse("attention_bias", "use_bidirectional_attention")
+    check_fair_heads(config)
+    config.choice("hidden_activation", ("gelu_pytorch_tanh",))
+    window, types = config.integer("sliding_window", default=4096), _types(config, family)
+    kinds = {_SLIDING: _layer(config, family, window), _FULL: _layer(config, family, 0)}
+    made = chain(config, family, [kinds[name] for name in types], config.integer("head_dim", default=256),
+                 window=window, scaled=True, tied=True)
+    tables = tuple(dict.fromkeys(types)) if family == "gemma3_text" else ("all",)
+    return replace(made, buffers=tuple((f"model.rotary_emb.{name}", size) for name in tables
+                                       for _, size in made.buffers))
+
+
+def _types(config: Config, family: str) -> tuple[str, ...]:
+    count = config.integer("num_hidden_layers", default=26)
+    period = 2 if family == "gemma2" else config.integer("sliding_window_pattern", default=6)
+    usual = tuple(_SLIDING if (i + 1) % period else _FULL for i in range(count))
+    return config.names("layer_types", usual, (_SLIDING, _FULL))
+
+
+def _layer(config: Config, family: str, window: int) -> LayerKind:
+    mixer = _attention(config, family, window)
+    mlp = Mlp(mixer.hidden, config.integer("intermediate_size"), gated=True, gelu=True)
+    return LayerKind("decoder", family, mixer.hidden, (
+        Branch("input_layernorm", "self_attn", mixer, behind="post_attention_layernorm"),
+        Branch("pre_feedforward_layernorm", "mlp", mlp, behind="post_feedforward_layernorm")))
+
+
+def _attention(config: Config, family: str, window: int) -> Attention:
+    """`head_dim` has a default of its own, and Gemma 2 caps scores unless told otherwise."""
+    caps = config.fields.get("attn_logit_softcapping", 50.0 if family == "gemma2" else None) is not None
+    plain = attention(config, qk_norm=family == "gemma3_text", window=window, head_dim=256)
+    return replace(plain, capped=caps)

@@ -1,0 +1,55 @@
+"""The Qwen family, as transformers 5.23 `models/qwen2`, `models/qwen2_moe`, `models/qwen3` and `models/qwen3_moe`.
+
+Qwen2 has biases on query, key and value; Qwen3 has none, and a norm over each head of query and key. The models with
+experts have them in every layer but those of `mlp_only_layers` and those that `decoder_sparse_step` skips; Qwen2-MoE
+has a shared expert with a gate besides.
+"""
+
+from __future__ import annotations
+
+from simcore.models.blocks import Attention, LayerKind, Moe
+from simcore.models.config import Architecture, Config
+from simcore.models.families.decoder import attention, chain, decoder_layer, mlp, top_k
+
+__all__ = ["FURTHER_FIELDS", "architecture"]
+
+FURTHER_FIELDS = ("qkv_bias",)
+"""Read besides what the published configurations say."""
+
+
+def architecture(config: Config) -> Architecture:
+    """Layers of a `Qwen2Config`, `Qwen2MoeConfig`, `Qwen3Config` or `Qwen3MoeConfig`."""
+    family = str(config.fields["model_type"])
+    config.refuse("use_sliding_window")
+    if family in ("qwen2", "qwen2_moe"):
+        biased = config.boolean("qkv_bias", default=True) if family == "qwen2_moe" else True
+        mixer = attention(config, bias="qkv" if biased else "")
+    else:
+        config.refuse("attention_bias")
+        mixer = attention(config, qk_norm=True)
+    count = config.integer("num_hidden_layers")
+    if family.endswith("_moe"):
+        return chain(config, family, _mixed(config, family, mixer, count), mixer.head_dim)
+    return chain(config, family, [decoder_layer(family, mixer, mlp(config))] * count, mixer.head_dim)
+
+
+def _mixed(config: Config, family: str, mixer: Attention, count: int) -> list[LayerKind]:
+    """`Qwen2MoeDecoderLayer`, `Qwen3MoeDecoderLayer`.
+
+    Layer i has experts unless it is listed as dense or i + 1 is no multiple of the step.
+    """
+    dense = config.fields.get("mlp_only_layers") or []
+    if not isinstance(dense, list):
+        raise config.fail("mlp_only_layers", f"expected a list of layer numbers, got {dense!r}")
+    step = config.integer("decoder_sparse_step", default=1)
+    sparse = decoder_layer(family, mixer, _moe(config, shares=family == "qwen2_moe"))
+    plain = decoder_layer(family, mixer, mlp(config))
+    return [plain if i in dense or (i + 1) % step else sparse for i in range(count)]
+
+
+def _moe(config: Config, *, shares: bool) -> Moe:
+    experts = config.integer("num_experts")
+    normalised = config.boolean("norm_topk_prob", default=False)
+    return Moe(config.integer("hidden_size"), experts, top_k(config, experts), config.integer("moe_intermediate_size"),
+               config.integer("shared_expert_intermediate_size") if shares else 0, gated=True, router="softmax",
+               normalised=normalised, shared_gate=shares)

@@ -1,0 +1,22 @@
+"""PyTorch's interleaved 1F1B: the passes of Megatron's, in groups of as many microbatches as a round has.
+
+Source: torch 2.13 `distributed/pipelining/schedules.py` (ScheduleInterleaved1F1B): `microbatches_per_round`, and
+warm-up of (v - 1) rounds and two passes for each stage behind (_get_warmup_ops). What is received lies in buffers
+that are there all the time, so it does not matter when it begins to arrive: here when its pass begins. Gradients of a
+chunk are reduced when its last backward pass is over (REDUCE_GRAD).
+"""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+from simcore.pipeline import interleaved
+from simcore.pipeline.schedule import Action, Schedule
+
+__all__ = ["order"]
+
+
+def order(schedule: Schedule, stage: int, num_microbatches: int) -> tuple[Action, ...]:
+    """The passes of a stage, in order."""
+    return tuple(replace(action, ahead=(), keeps_output=False, reduces=())
+                 for action in interleaved.order(schedule, stage, num_microbatches))

@@ -1,0 +1,23 @@
+"""1F1B: stage s of p runs p - s - 1 forward passes ahead, then one forward and one backward in turn.
+
+Source: Megatron-Core 0.16.1 `pipeline_parallel/schedules.py` (forward_backward_pipelining_without_interleaving) and
+torch 2.13 `distributed/pipelining/schedules.py` (Schedule1F1B); with one stage it is plain gradient accumulation.
+"""
+
+from __future__ import annotations
+
+from simcore.pipeline.schedule import Action, Schedule
+
+__all__ = ["order"]
+
+
+def order(schedule: Schedule, stage: int, num_microbatches: int) -> tuple[Action, ...]:
+    """The passes of a stage, in order."""
+    ahead = min(schedule.num_stages - stage - 1, num_microbatches)
+    last = num_microbatches - 1
+    forward = [Action(forward=True, microbatch=i, is_last=i == last) for i in range(num_microbatches)]
+    out = forward[:ahead]
+    for i in range(num_microbatches):
+        out += forward[i + ahead:i + ahead + 1]
+        out.append(Action(forward=False, microbatch=i, is_last=i == last))
+    return tuple(out)

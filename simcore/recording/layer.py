@@ -1,0 +1,83 @@
+"""What an implementation is told before it records a layer, and what it gives back."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+from simcore.recording.tape import Param, Section
+
+__all__ = ["LayerTape", "Run"]
+
+_EMPTY = Section(())
+
+
+@dataclass(frozen=True, slots=True)
+class Run:
+    """The workload of one layer on one rank.
+
+    `seq`: tokens of one sequence on this rank, after context parallelism, before sequence parallelism.
+    `rows_per_token`: routed rows that this rank's experts receive per token of this rank, times 2**16, rounded
+    (top_k x 2**16 when routing is balanced). `sent_per_token`: those that it sends, 0 for top_k of them.
+    `first`: the layer's input is the stem's output, which the stem holds until the last layer is done.
+    `input_requires_grad`: something below the layer is trained.
+    `split`: gradients of parameters are made in a pass of their own.
+    `stem`: layers down to the stem, if this is the layer that lets go what the stem made for all layers; else 0.
+    `sequences`: packed in the microbatch, 0 where each fills its row; a token sees `attended` positions, 0 for all.
+    """
+
+    batch: int
+    seq: int
+    compute: str
+    params: Mapping[str, Param]
+    loss: str = "hf"
+    checkpoint: str = "none"
+    tp: int = 1
+    sequence_parallel: bool = False
+    cp: int = 1
+    ep: int = 1
+    etp: int = 1
+    ep_axis: str = "ep"
+    rows_per_token: int = 0
+    first: bool = False
+    input_requires_grad: bool = True
+    options: tuple[tuple[str, str], ...] = ()
+    sent_per_token: int = 0
+    sequences: int = 0
+    attended: int = 0
+    split: bool = False
+    stem: int = 0
+
+    @property
+    def tokens(self) -> int:
+        return self.batch * self.seq
+
+    @property
+    def pairs(self) -> int:
+        """Of a query and a key in one sequence, over this rank's queries; causal attention needs half of them."""
+        return self.tokens * (self.attended or self.seq * self.cp)
+
+
+@dataclass(frozen=True, slots=True)
+class LayerTape:
+    """One layer on the tape.
+
+    `rest`: what is there before the first pass of a step, held over from the last; `forward`: until the module returns;
+    `after`: what its caller then drops (after the unit's post-forward hook);
+    `late`: what the stem drops after the last layer; `seed`: before the first backward hook (the loss only);
+    `backward`: until the gradient of the layer's input is there; `grads`: the parameter gradients alive at the end of
+    `backward`, as (parameter, slot, bytes).
+    `weight`: gradients of parameters, where `backward` makes none; `release`: what the graph has held, when backward is
+    over. `casts`: what autocast drops when the model's forward is over.
+    """
+
+    forward: Section
+    backward: Section
+    after: Section = _EMPTY
+    late: Section = _EMPTY
+    seed: Section = _EMPTY
+    grads: tuple[tuple[Param, int, int], ...] = ()
+    rest: Section = _EMPTY
+    weight: Section = _EMPTY
+    release: Section = _EMPTY
+    casts: Section = _EMPTY

@@ -1,0 +1,254 @@
+"""What a recording is made of: operations as integer rows, and storages that post their birth and death.
+
+Every row has six integers; `Op` says what its columns mean. Owners, communications and labels are numbers of shared
+tables, so rows of different layers can be laid side by side.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+from enum import IntEnum
+from typing import Any
+
+from simcore.recording.kernel_shape import MODULE_BITS
+from simcore.recording.packed_weights import Packed
+from simcore.units import DTYPE_BYTES
+
+__all__ = ["CATEGORY_OF_PHASE", "COMPUTE_STREAM", "GRADIENTS_BEGIN", "GRAD_HIDDEN", "HIDDEN", "HOST_DRAINS",
+           "HOST_STOPS", "INNER_BACKWARD_BEGIN", "INNER_BACKWARD_END", "INNER_FORWARD_BEGIN", "INNER_FORWARD_END",
+           "RECOMPUTE_BEGIN", "RECOMPUTE_END", "Kernel", "Op", "Param", "Recorder", "Row", "Section", "Step", "Storage",
+           "Stream"]
+
+
+class Op(IntEnum):
+    """The closed set of things a program does. Column `AUX` and `SLOT` mean what the line says."""
+
+    ALLOC = 0  # SLOT owner row, AMOUNT +bytes
+    FREE = 1  # SLOT owner row, AMOUNT -bytes
+    COMPUTE = 2  # SLOT kernel, AMOUNT FLOPs, AUX bytes read and written, STREAM the module and the shape (`product`)
+    COLLECTIVE = 3  # SLOT communication row, AMOUNT payload bytes, AUX handle; between kernels AUX the module
+    COPY = 4  # SLOT communication row, AMOUNT bytes, AUX handle
+    WAIT = 5  # the compute stream waits for handle AUX; `HOST_STOPS`, `HOST_DRAINS`: the host waits
+    MARK = 6  # SLOT label
+    HOST = 7  # the host works and issues nothing: AUX bytes of its memory, or (SLOT 1, 2) read of or written to drives
+
+
+class Kernel(IntEnum):
+    """Kernel classes of the cost model, in the order of `simcore.cost.KERNELS`; then those of 8 and of 4 bits.
+
+    GRAD_GEMM: a GEMM of a forward pass that makes a gradient already, as some losses do: no FLOPs of a model's forward.
+    """
+
+    GEMM = 0
+    GROUPED_GEMM = 1
+    ATTENTION = 2
+    MAMBA_SCAN = 3
+    CONV = 4
+    NORM = 5
+    ELEMENTWISE = 6
+    PERMUTE = 7
+    LOSS = 8
+    EMBEDDING = 9
+    OPTIMIZER = 10
+    COPY = 11
+    FP8_GEMM = 12
+    FP8_GROUPED_GEMM = 13
+    FP8_ATTENTION = 14
+    FP4_GEMM = 15
+    FP4_GROUPED_GEMM = 16
+    GRAD_GEMM = 17
+
+
+class Stream(IntEnum):
+    """Streams of a device; the host issues to all of them in program order."""
+
+    COMPUTE = 0
+    ALL_GATHER = 1
+    REDUCE = 2
+    ALL_REDUCE = 3
+    SEND = 4
+    RECEIVE = 5
+    COPY = 6
+
+
+class Module(IntEnum):
+    """Modules of a layer that a CUDA graph may hold apart from others.
+
+    Megatron's names for them (main 2026-08-22 `transformer/enums.py`, CudaGraphModule), norm and residual included;
+    MOE: what experts have beyond the parts before it; a shared expert is by itself, for it may run elsewhere.
+    """
+
+    NONE = 0
+    ATTN = 1
+    MLP = 2
+    MAMBA = 3
+    MOE_ROUTER = 4
+    SHARED_EXPERTS = 5
+    MOE_PREPROCESS = 6
+    MOE = 7
+
+
+Row = tuple[int, int, int, int, int, int]
+"""(op, layer offset, slot, amount, stream, aux); the offset says whose layer the slot is counted from."""
+
+HIDDEN = 0
+"""Slot of a layer's output."""
+GRAD_HIDDEN = 1
+"""Slot of the gradient of a layer's input."""
+RECOMPUTE_BEGIN, RECOMPUTE_END = 0, 1
+"""Marks around a replay."""
+INNER_FORWARD_BEGIN, INNER_FORWARD_END, INNER_BACKWARD_BEGIN, INNER_BACKWARD_END = 2, 3, 4, 5
+"""Marks where the hooks of a data-parallel unit inside the layer run."""
+GRADIENTS_BEGIN = 6
+"""Mark where a layer's first gradient of a parameter is about to be made."""
+HOST_STOPS = 31
+"""Handle of a wait in which the host, not a stream, waits for what was issued: it must know what the device found."""
+HOST_DRAINS = 30
+"""The same at the end of a microbatch: no gather of a later one starts before it."""
+COMPUTE_STREAM = int(Stream.COMPUTE)
+CATEGORY_OF_PHASE = {"forward": "activation", "recompute": "recompute", "backward": "backward_temp"}
+_ALLOC, _FREE, _COMPUTE, _COLLECTIVE, _MARK = (
+    int(op) for op in (Op.ALLOC, Op.FREE, Op.COMPUTE, Op.COLLECTIVE, Op.MARK))
+
+
+class Storage:
+    """Bytes that live from creation until the last `Tensor` that refers to them goes.
+
+    `born`: False where another layer has posted the birth. Set `num_bytes` to 0 and the death is another's to post.
+    `held`: a storage whose bytes are this one's too, and live as long as either.
+    """
+
+    __slots__ = ("birth", "held", "num_bytes", "offset", "slot", "tape")
+
+    def __init__(self, tape: Recorder, num_bytes: int, slot: int, offset: int = 0, *, born: bool = True) -> None:
+        self.tape, self.num_bytes, self.slot, self.offset, self.birth = tape, num_bytes, slot, offset, -1
+        self.held: Storage | None = None
+        if born and num_bytes:
+            self.birth = len(tape.rows)
+            tape.rows.append((_ALLOC, offset, slot, num_bytes, COMPUTE_STREAM, 0))
+
+    def __del__(self) -> None:
+        if self.num_bytes:
+            self.tape.rows.append((_FREE, self.offset, self.slot, -self.num_bytes, COMPUTE_STREAM, 0))
+
+
+@dataclass(frozen=True, slots=True)
+class Step:
+    """The optimizer's step of one parameter: bytes that it needs for a moment, FLOPs, bytes read and written."""
+
+    held: int
+    flops: int
+    moved: int
+
+
+@dataclass(frozen=True, slots=True)
+class Param:
+    """A parameter as an operator sees it: gathered, in the dtype it computes in.
+
+    `grad_category`: what its gradient is posted as.
+    `grad_exists`: it has a gradient already, the new one is added in place and dies.
+    `tied`: two modules use it, the output head and the embedding; the head's gradient waits for the embedding's, then
+    both are added into a new one.
+    `step`: runs when the gradient is there, which then dies. `packed`: it is there in 4 bits; `dtype` is what it is
+    made for a product.
+    """
+
+    name: str
+    shape: tuple[int, ...]
+    dtype: str
+    trainable: bool
+    grad_category: str = "unsharded_grad"
+    grad_exists: bool = False
+    tied: bool = False
+    step: Step | None = None
+    packed: Packed | None = None
+
+    @property
+    def numel(self) -> int:
+        return math.prod(self.shape)
+
+    @property
+    def nbytes(self) -> int:
+        return self.numel * DTYPE_BYTES[self.dtype]
+
+
+@dataclass(frozen=True, slots=True)
+class Section:
+    """Rows of one part of a layer (forward, backward, ...)."""
+
+    rows: tuple[Row, ...]
+
+
+class Recorder:
+    """Rows in the making. `slots` and `comms` are shared tables: row number -> what it is.
+
+    `casts`: tensors by parameter that autocast keeps until its region ends. `graph`: attributes of its nodes.
+    `is_alone`: no compiler joins the pointwise kernels that come now.
+    """
+
+    def __init__(self, slots: dict[tuple[str, str], int], comms: dict[tuple[str, str, str], int]) -> None:
+        self.slots, self.comms = slots, comms
+        self.rows: list[Row] = []
+        self.casts: dict[str, Any] = {}
+        self.graph: list[Any] = []
+        self.phase = "forward"
+        self.scope = ""
+        self.module = 0
+        self.is_alone = False
+
+    def slot(self, name: str, category: str) -> int:
+        """The row of an owner in the shared table."""
+        return self.slots.setdefault((name, category), len(self.slots))
+
+    def compute(self, kernel: Kernel, flops: int, moved_bytes: int, shape: int = 0) -> None:
+        """One kernel on the compute stream; its shape, if it has one (`product`)."""
+        if self.is_alone and kernel == Kernel.ELEMENTWISE:
+            shape = shape or 1
+        self.rows.append((_COMPUTE, 0, kernel, flops, self.module | shape << MODULE_BITS, moved_bytes))
+
+    def python(self, operators: int) -> None:
+        """The host is busy for as long as so many operators of torch; nothing runs on the device."""
+        self.compute(Kernel.ELEMENTWISE, 0, 0, operators)
+
+    def collective(self, collective: str, axis: str, payload: int, dtype: str) -> None:
+        """A collective that the layer itself calls and waits for (token dispatch, tensor parallelism)."""
+        row = self.comms.setdefault((collective, axis, dtype), len(self.comms))
+        self.rows.append((_COLLECTIVE, 0, row, payload, COMPUTE_STREAM, self.module))
+
+    def copy(self, direction: str, num_bytes: int, dtype: str) -> None:
+        """A copy to_host or to_device, in line with kernels."""
+        row = self.comms.setdefault(("copy", direction, dtype), len(self.comms))
+        self.rows.append((Op.COPY, 0, row, num_bytes, COMPUTE_STREAM, self.module))
+
+    def update(self, step: Step) -> None:
+        """The optimizer's step of one parameter."""
+        slot = self.slot("sqrt_exp_avg_sq", "optim_temp")
+        held = Storage(self, step.held, slot)
+        self.compute(Kernel.OPTIMIZER, step.flops, step.moved)
+        del held
+
+    def attach(self, node: Any, x: Any) -> None:
+        """An attribute of the node's context, which no checkpoint takes: it is there as long as the graph is."""
+        if node is not None:
+            (node.saved if self.phase == "recompute" else self.graph).append(x.detach())
+
+    def stop(self) -> None:
+        """The host waits here for what was issued; without CUDA graphs of the whole step, which know no such place."""
+        self.rows.append((Op.WAIT, 0, 0, 0, COMPUTE_STREAM, HOST_STOPS))
+
+    def mark(self, label: int) -> None:
+        self.rows.append((_MARK, 0, label, 0, COMPUTE_STREAM, 0))
+
+    def cut(self) -> Section:
+        """Everything since the last cut; what was born before can no longer be renamed."""
+        rows, self.rows = tuple(self.rows), []
+        return Section(rows)
+
+    def rename(self, storage: Storage | None, slot: int) -> None:
+        """Say whose a storage is that was born since the last cut: it was so from its birth."""
+        assert storage is not None
+        op, offset, _, amount, stream, aux = self.rows[storage.birth]
+        assert (op, amount) == (_ALLOC, storage.num_bytes), "renamed a storage that was not born in this section"
+        self.rows[storage.birth] = (op, offset, slot, amount, stream, aux)
+        storage.slot = slot

@@ -1,0 +1,300 @@
+"""A tape records what one layer allocates, keeps, frees, computes and sends, in the order in which PyTorch would.
+
+Comes in: operator functions (`operators/*.py`) written like eager model code over `Tensor`s that have a size and no
+values. Goes out: `Section`s, integer rows (`rows.py`) that `lower.py` tiles over layers and microbatches.
+
+[Note: lifetimes are reference counts]
+PyTorch frees a storage when the last reference to it goes, on the host, in program order. CPython counts references
+the same way, so the operator functions *are* the lifetime model: a local variable that is rebound frees its storage at
+that line, an autograd node keeps what it saves until it has run, and a node that nothing leads to dies with what it
+saved. Nodes run in reverse order of creation (torch 2.13, `torch/csrc/autograd/engine.cpp`: the ready queue is ordered
+by sequence number), the gradients given to a node go before what the node saved, and two gradients for one tensor are
+added into a new one. Parameters take their gradient after the node has handed on all others.
+
+[Note: checkpointing]
+Inside a non-reentrant checkpoint nodes keep nothing but the region's inputs. The first node that needs something runs
+the region again; the replay stops at the last thing that any node saves (torch 2.13, `torch/utils/checkpoint.py`, early
+stop), and what it made dies as the nodes that saved it run. What nodes saved that have died since is not kept again.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import math
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from weakref import ref
+
+from simcore.recording.checkpoint import Frame, Keeps, StopReplay
+from simcore.recording.rows import (
+    CATEGORY_OF_PHASE,
+    COMPUTE_STREAM,
+    GRAD_HIDDEN,
+    GRADIENTS_BEGIN,
+    HIDDEN,
+    INNER_BACKWARD_BEGIN,
+    INNER_BACKWARD_END,
+    INNER_FORWARD_BEGIN,
+    INNER_FORWARD_END,
+    RECOMPUTE_BEGIN,
+    RECOMPUTE_END,
+    Kernel,
+    Op,
+    Param,
+    Recorder,
+    Row,
+    Section,
+    Storage,
+    Stream,
+)
+from simcore.units import DTYPE_BYTES
+
+__all__ = ["COMPUTE_STREAM", "GRADIENTS_BEGIN", "GRAD_HIDDEN", "HIDDEN", "INNER_BACKWARD_BEGIN", "INNER_BACKWARD_END",
+           "INNER_FORWARD_BEGIN", "INNER_FORWARD_END", "RECOMPUTE_BEGIN", "RECOMPUTE_END", "Kernel", "Node", "Op",
+           "Param", "Row", "Section", "Storage", "Stream", "Tape", "Tensor"]
+
+
+@dataclass(slots=True, eq=False)
+class Tensor:
+    """A view of a storage: a shape, a dtype, and the node that made it (None: nothing flows back)."""
+
+    storage: Storage | None
+    shape: tuple[int, ...]
+    dtype: str
+    node: Node | None = None
+    output: int = 0
+
+    @property
+    def numel(self) -> int:
+        return math.prod(self.shape)
+
+    @property
+    def nbytes(self) -> int:
+        return math.prod(self.shape) * DTYPE_BYTES[self.dtype]
+
+    def detach(self) -> Tensor:
+        """The same storage without the graph."""
+        return Tensor(self.storage, self.shape, self.dtype)
+
+    def disown(self) -> None:
+        """Its death is for another layer to post."""
+        assert self.storage is not None
+        self.storage.num_bytes = 0
+
+    def view(self, *shape: int) -> Tensor:
+        """The same storage and graph under another shape (views cost nothing and gradients pass through)."""
+        return Tensor(self.storage, shape, self.dtype, self.node, self.output)
+
+
+Backward = Callable[["Tape", list[Tensor | None], list[Tensor]], Sequence[Tensor | None]]
+"""(tape, gradients of the node's outputs, what it saved) -> gradients of its inputs."""
+
+
+@dataclass(slots=True, eq=False, weakref_slot=True)
+class Node:
+    """One autograd node: to whom its gradients go, what it keeps, and what it does in backward."""
+
+    edges: tuple[Node | Param | None, ...] = ()
+    outputs_of: tuple[int, ...] = ()
+    backward: Backward | None = None
+    scope: str = ""
+    module: int = 0
+    reduce_to: tuple[tuple[int, ...], ...] = ()
+    cast_to: tuple[str, ...] = ()
+    saved: list[Tensor] = field(default_factory=list)
+    frame: Frame | None = None
+    grads: dict[int, Tensor] = field(default_factory=dict)
+
+
+class Tape(Recorder):
+    """Records one layer."""
+
+    def __init__(self, slots: dict[tuple[str, str], int], comms: dict[tuple[str, str, str], int]) -> None:
+        super().__init__(slots, comms)
+        self.nodes: list[ref[Node]] = []
+        self.frame: Frame | None = None
+        self.half = ""  # of a backward pass in two halves: the one that runs, "input" or "weight"
+        self.grads: list[tuple[Param, Tensor]] = []
+        for name, category in (("hidden_states", "activation"), ("grad_hidden_states", "backward_temp")):
+            slots.setdefault((name, category), len(slots))
+
+    # ---- tensors ------------------------------------------------------------------------------------------------
+    def empty(self, shape: Sequence[int], dtype: str, name: str, category: str = "") -> Tensor:
+        """A new storage, uninitialised; `category` defaults to the phase's own."""
+        slot = self.slot(self.scope + name, category or CATEGORY_OF_PHASE[self.phase])
+        shape = tuple(shape)
+        return Tensor(Storage(self, math.prod(shape) * DTYPE_BYTES[dtype], slot), shape, dtype)
+
+    def external(self, shape: Sequence[int], dtype: str, slot: int, offset: int) -> Tensor:
+        """A tensor that another layer made; its death is posted here."""
+        tensor = Tensor(None, tuple(shape), dtype)
+        tensor.storage = Storage(self, tensor.nbytes, slot, offset, born=False)
+        return tensor
+
+    # ---- the graph ----------------------------------------------------------------------------------------------
+    def node(self, inputs: Sequence[Tensor | Param | None], save: Sequence[Tensor | Param | None],
+             backward: Backward, reduce_to: tuple[tuple[int, ...], ...] = (),
+             cast_to: tuple[str, ...] = ()) -> Node | None:
+        """An autograd node, or None when nothing that flows in needs a gradient.
+
+        `save` is what the node keeps: saved *before* the operator allocates its output, as PyTorch does for inputs.
+        `reduce_to`: shapes of inputs that were broadcast; the engine sums their gradients when the node has returned,
+        and casts them to `cast_to` where the operator worked in a wider type (`validate_outputs`).
+        """
+        edges = tuple([_edge(x) for x in inputs])
+        if not any(edges):
+            return None
+        outputs_of = tuple([x.output if isinstance(x, Tensor) else 0 for x in inputs])
+        node = Node(edges, outputs_of, backward, self.scope, self.module, reduce_to, cast_to)
+        self.nodes.append(ref(node))
+        self.save(node, *save)
+        return node
+
+    def save(self, node: Node | None, *things: Tensor | Param | None) -> None:
+        """Keep tensors for `node`. Parameters are kept by their owner and scalars (None) weigh nothing: they count."""
+        if node is None:
+            return
+        if self.frame is None or self.phase == "recompute":  # a replay's own graph keeps things while it lasts
+            node.saved.extend([x.detach() for x in things if isinstance(x, Tensor)])
+        if self.frame is None or not things:
+            return
+        if self.phase == "recompute":
+            self._save_again(self.frame, things)
+        else:
+            node.frame = self.frame
+            self.frame.owners.extend([ref(node)] * len(things))
+
+    def _save_again(self, frame: Frame, things: Sequence[Tensor | Param | None]) -> None:
+        for x in things:
+            owner = frame.owners[frame.position]()
+            frame.position += 1
+            if owner is not None and isinstance(x, Tensor):
+                owner.saved.append(x.detach())
+        if frame.is_complete:
+            self.mark(RECOMPUTE_END)
+            raise StopReplay
+
+    def checkpoint(self, run: Callable[[], Tensor], keeps: Keeps | None = None, *, early_stop: bool = True,
+                   nested: bool = False) -> Tensor:
+        """Run a region whose nodes keep nothing but its inputs (what `run` refers to); it is run again in backward."""
+        assert self.frame is None, "checkpoints are not nested"
+        self.frame = Frame(run, keeps, early_stop, nested)
+        try:
+            return run()
+        finally:
+            self.frame = None
+
+    def outputs(self, operator: str, make: Callable[[], Sequence[Tensor]]) -> Sequence[Tensor]:
+        """The outputs of an operator that a selective checkpoint may keep."""
+        return self.frame.outputs(operator, make, replay=self.phase == "recompute") if self.frame else make()
+
+    # ---- backward -----------------------------------------------------------------------------------------------
+    def seed(self, tensor: Tensor, grad: Tensor) -> None:
+        """Give `tensor` its gradient."""
+        if tensor.node is not None:
+            tensor.node.grads[tensor.output] = grad
+
+    def backward(self, until: int = 0) -> None:
+        """Run nodes from the last created down to number `until`."""
+        self.phase = "backward"
+        while len(self.nodes) > until:
+            if (node := self.nodes.pop()()) is not None and node.grads:
+                self._run(node)
+
+    def _run(self, node: Node) -> None:
+        self.module = node.module
+        if node.frame is not None and not node.frame.replayed:
+            self.replay(node.frame)
+        self.scope = node.scope
+        given, node.grads = node.grads, {}
+        grads = [given.get(i) for i in range(max(given) + 1)]
+        given.clear()
+        assert node.backward is not None
+        outputs = list(node.backward(self, grads, node.saved))
+        # A checkpoint hands saved tensors to the function itself, which is over.
+        if node.frame is not None and not node.frame.nested:
+            node.saved.clear()
+        for i, shape in enumerate(node.reduce_to):
+            outputs[i] = self._sum_to(outputs[i], shape)
+            outputs[i] = self._cast_to(outputs[i], node.cast_to[i:i + 1])
+        grads.clear()
+        node.saved, node.frame, node.backward = [], None, None
+        self._hand_on(node, outputs)
+
+    def _hand_on(self, node: Node, outputs: list[Tensor | None]) -> None:
+        """Gradients go to the nodes at once, to parameters (AccumulateGrad) when all nodes have theirs."""
+        params: list[tuple[Param, Tensor]] = []
+        for i, edge in enumerate(node.edges):
+            grad, outputs[i] = outputs[i], None
+            if grad is None or edge is None:
+                continue
+            if isinstance(edge, Param):
+                params.append((edge, grad))
+            else:
+                self._give(edge, node.outputs_of[i], grad)
+        grad = None
+        while params:
+            self.give_param(*params.pop(0))
+
+    def _sum_to(self, grad: Tensor | None, shape: tuple[int, ...]) -> Tensor | None:
+        if grad is None or grad.numel == math.prod(shape):
+            return grad
+        total = self.empty(shape, grad.dtype, "grad_sum_to_size")
+        self.compute(Kernel.ELEMENTWISE, grad.numel, grad.nbytes + total.nbytes, 1)
+        return total
+
+    def _cast_to(self, grad: Tensor | None, dtype: tuple[str, ...]) -> Tensor | None:
+        if grad is None or dtype in ((), (grad.dtype,)):
+            return grad
+        cast = self.empty(grad.shape, dtype[0], "grad_cast")
+        self.compute(Kernel.ELEMENTWISE, grad.numel, grad.nbytes + cast.nbytes, 1)
+        return cast
+
+    def replay(self, frame: Frame) -> None:
+        """Run a region again; its nodes get what they keep."""
+        nodes, phase, scope, module = self.nodes, self.phase, self.scope, self.module
+        self.nodes, self.phase, self.frame, frame.replayed = [], "recompute", frame, True
+        self.mark(RECOMPUTE_BEGIN)
+        with contextlib.suppress(StopReplay):
+            frame.run()
+            self.mark(RECOMPUTE_END)
+        self.nodes, self.phase, self.scope, self.module, self.frame = nodes, phase, scope, module, None
+
+    def _give(self, edge: Node, output: int, grad: Tensor) -> None:
+        edge.grads[output] = self.add_grads(edge.grads[output], grad) if output in edge.grads else grad
+
+    def add_grads(self, first: Tensor, second: Tensor) -> Tensor:
+        """Two gradients for one tensor, in a new one."""
+        total = self.empty(first.shape, first.dtype, "grad_sum")
+        self.compute(Kernel.ELEMENTWISE, first.numel, first.nbytes + second.nbytes + total.nbytes, 1)
+        return total
+
+    def give_param(self, param: Param, grad: Tensor) -> None:
+        """A parameter takes a gradient."""
+        if param.tied:  # the recorder says what becomes of it
+            self.grads.append((param, grad))
+            return
+        if param.grad_exists:  # AccumulateGrad adds in place, the new gradient dies here
+            self.compute(Kernel.ELEMENTWISE, grad.numel, 3 * grad.nbytes, 1)
+            return
+        self.rename(grad.storage, self.slot(f"{param.name}.grad", param.grad_category))
+        if param.step is not None:
+            self.update(param.step)
+            return
+        self.grads.append((param, grad))
+
+    def release_grads(self) -> tuple[tuple[Param, int, int], ...]:
+        """The parameter gradients that are alive now: (parameter, slot, bytes). They are no longer the tape's."""
+        alive = []
+        for param, grad in self.grads:
+            assert grad.storage is not None
+            alive.append((param, grad.storage.slot, grad.storage.num_bytes))
+            grad.storage.num_bytes = 0
+        self.grads.clear()
+        return tuple(alive)
+
+
+def _edge(x: Tensor | Param | None) -> Node | Param | None:
+    if isinstance(x, Tensor):
+        return x.node
+    return x if x is not None and x.trainable else None

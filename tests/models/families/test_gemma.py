@@ -1,0 +1,87 @@
+"""Gemma 2 and 3: published counts, which layers slide, norms behind blocks, placement, and what is refused."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+import small
+from simcore.errors import InputError
+from simcore.models.blocks import Attention
+from simcore.models.graph import ModelGraph, build, model_config
+from simcore.simulate import simulate
+
+SMALL: dict[str, Any] = {"hidden_size": 256, "intermediate_size": 512, "vocab_size": 512, "num_hidden_layers": 6,
+                         "num_attention_heads": 4, "num_key_value_heads": 2, "head_dim": 64}
+
+
+def graph(preset: str = "gemma-2-2b", **changed: Any) -> ModelGraph:
+    return build(model_config(preset, changed, "model"), "hf")
+
+
+@pytest.mark.parametrize(("preset", "count"), [
+    ("gemma-2-2b", 2_614_341_888), ("gemma-2-9b", 9_241_705_984), ("gemma-2-27b", 27_227_128_320),
+    ("gemma-3-1b", 999_885_952), ("gemma-3-270m", 268_098_176)])
+def test_published_counts(preset: str, count: int) -> None:
+    """As the model cards' safetensors say."""
+    assert graph(preset).count() == count
+
+
+def windows(made: ModelGraph) -> list[int]:
+    blocks = [made.kinds[layer.kind].branches[0].block for layer in made.layers[1:-3]]
+    return [block.window for block in blocks if isinstance(block, Attention)]
+
+
+def test_some_layers_slide() -> None:
+    assert windows(graph(num_hidden_layers=3)) == [4096, 0, 4096]
+    assert windows(graph("gemma-3-1b", num_hidden_layers=7)) == [512] * 5 + [0, 512]
+    assert windows(graph("gemma-3-1b", num_hidden_layers=3, sliding_window_pattern=2)) == [512, 0, 512]
+    types = ["full_attention", "sliding_attention", "full_attention"]
+    assert windows(graph(num_hidden_layers=3, layer_types=types)) == [0, 4096, 0]
+
+
+def test_caps_and_norms_of_heads() -> None:
+    second, third = graph().kinds[1].branches[0].block, graph("gemma-3-1b").kinds[1].branches[0].block
+    assert second == Attention(2304, 8, 4, 256, rotary=True, window=4096, capped=True)
+    assert third == Attention(1152, 4, 1, 256, rotary=True, qk_norm=True, window=512)
+
+
+def test_four_norms_and_a_scale() -> None:
+    made = graph()
+    assert [t.name for t in made.tensors[1] if t.component == "norms"] == [
+        "input_layernorm.weight", "post_attention_layernorm.weight", "pre_feedforward_layernorm.weight",
+        "post_feedforward_layernorm.weight"]
+    assert [(t.name, t.shape, t.is_buffer) for t in made.tensors[0]][1] == ("embed_scale", (), True)
+
+
+@pytest.mark.parametrize("preset", ["gemma-2-2b", "gemma-3-1b"])
+@pytest.mark.parametrize(("framework", "mesh"), [
+    ("fsdp2", {"dp_shard": 2}), ("ddp", {"dp_replicate": 2}), ("zero1", {"dp_shard": 2}), ("zero2", {"dp_shard": 2}),
+    ("zero3", {"dp_shard": 2})])
+def test_it_is_placed(framework: str, mesh: dict[str, int], preset: str) -> None:
+    model, parts = {"config": preset, "overrides": SMALL}, 2 if framework in ("fsdp2", "zero3") else 1
+    rest = small.plan_of(framework, mesh, model=model).at_rest()
+    made = graph(preset, **SMALL)
+    assert {name: part.num_params * parts for name, part in rest.items()} == {
+        name: made.count(name) for name in ("embedding", "attention", "mlp", "norms")}
+
+
+@pytest.mark.parametrize(("preset", "told"), [
+    ("gemma-2-2b", "not yet: scores below a cap, "), ("gemma-3-1b", "not yet: ")])
+def test_its_layers_are_refused_by_name(preset: str, told: str) -> None:
+    model = {"config": preset, "overrides": SMALL}
+    report = simulate(small.scenario("fsdp2", {"dp_shard": 2}, model=model))
+    assert report.problems[0].message.startswith(told), report.problems
+    assert "norms behind blocks" in report.problems[0].message
+    assert "placement is served" in report.problems[0].message
+
+
+@pytest.mark.parametrize(("changed", "told"), [
+    ({"attention_bias": True}, "attention_bias: not modelled yet"),
+    ({"hidden_activation": "gelu"}, "hidden_activation"),
+    ({"use_bidirectional_attention": True}, "use_bidirectional_attention: not modelled yet"),
+    ({"layer_types": ["mamba"] * 26}, "layer_types: expected 26")])
+def test_refused(changed: dict[str, Any], told: str) -> None:
+    with pytest.raises(InputError, match=told):
+        build({**model_config("gemma-2-2b", None, "model"), **changed}, "hf")

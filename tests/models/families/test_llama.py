@@ -1,0 +1,50 @@
+"""Llama: parameters by the published formula, tied heads, and what is refused."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from simcore.errors import InputError
+from simcore.models.graph import ModelGraph, build, model_config
+
+
+def graph(preset: str = "llama-tiny", **changed: Any) -> ModelGraph:
+    return build({**model_config(preset, None, "model"), **changed}, "hf")
+
+
+@pytest.mark.parametrize(("preset", "count"), [("llama-3.1-8b", 8_030_261_248), ("llama-3.2-3b", 3_212_749_824)])
+def test_published_counts(preset: str, count: int) -> None:
+    """As the model cards' safetensors say; the 3B ties its head to the embedding."""
+    assert graph(preset).count() == count
+
+
+def test_parameters_of_a_layer() -> None:
+    """q and o 256 x 256, k and v 128 x 256, three 256 x 688 matrices, two norms."""
+    layer = 2 * 256 * 256 + 2 * 128 * 256 + 3 * 256 * 688 + 2 * 256
+    assert graph().count() == 4 * layer + 256 + 2 * 1000 * 256
+
+
+def test_a_tied_head_owns_nothing_and_hangs_on_the_embedding() -> None:
+    tied = graph(tie_word_embeddings=True)
+    assert graph().count() - tied.count() == 1000 * 256
+    assert tied.network.has_edge(0, len(tied.layers) - 2)
+    assert not graph().network.has_edge(0, len(tied.layers) - 2)
+
+
+def test_rotary_frequencies_are_buffers_outside_the_layers() -> None:
+    """inv_freq twice, fp32, 16 pairs of 32 dimensions."""
+    assert graph().architecture.buffers == (("model.rotary_emb.inv_freq", 2 * 4 * 16),)
+
+
+@pytest.mark.parametrize(("changed", "told"), [
+    ({"num_key_value_heads": 3}, "num_key_value_heads: expected a divisor of 8 heads, got 3"),
+    ({"num_attention_heads": 12}, "num_attention_heads: expected a divisor of hidden_size 256, got 12"),
+    ({"attention_bias": True}, "attention_bias"), ({"mlp_bias": True}, "mlp_bias"),
+    ({"attention_bias": "no"}, "expected true or false, got 'no'"),
+    ({"intermediate_size": "688"}, "intermediate_size: expected an integer")])
+def test_refused(changed: dict[str, Any], told: str) -> None:
+    with pytest.raises(InputError) as refused:
+        graph(**changed)
+    assert told in str(refused.value)

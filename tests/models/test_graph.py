@@ -1,0 +1,93 @@
+"""The model as a graph: order, edges, kinds, and where models come from."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import replace
+from pathlib import Path
+
+import networkx as nx
+import pytest
+
+from simcore.errors import InputError, NotYet
+from simcore.models.blocks import LayerKind
+from simcore.models.graph import build, known_presets, model_config
+from simcore.models.tensor import TensorSpec
+from simcore.operators.megatron_tensors import NOT_BUILT
+from simcore.presets import graph_of
+
+TINY = model_config("nemotron-3-tiny", None, "model")
+
+
+@pytest.mark.parametrize("preset", known_presets())
+def test_the_only_order_is_the_running_order(preset: str) -> None:
+    graph = graph_of(preset)
+    assert graph.running_order() == tuple(range(len(graph.layers)))
+    assert nx.is_directed_acyclic_graph(graph.network)
+    assert nx.is_weakly_connected(graph.network)
+
+
+TYPES = {preset: model_config(preset, None, "model")["model_type"] for preset in known_presets()}
+SERVED = [(preset, implementation) for preset in known_presets() for implementation in ("automodel", "hf", "megatron")
+          if (implementation != "automodel" or TYPES[preset] in ("llama", "nemotron_h"))
+          and (implementation != "megatron" or TYPES[preset] not in NOT_BUILT)]
+
+
+@pytest.mark.parametrize(("preset", "implementation"), SERVED)
+def test_implementations_agree_on_every_component(preset: str, implementation: str) -> None:
+    fields = model_config(preset, None, "model")
+    graph, reference = build(fields, implementation), build(fields, "hf")
+    assert set(graph.components()) == set(reference.components())
+    assert {c: graph.count(c) for c in graph.components()} == {c: reference.count(c) for c in graph.components()}
+    assert sum(graph.count(c) for c in graph.components()) == graph.count()
+
+
+def test_nodes_know_their_kind() -> None:
+    graph = build(TINY, "hf")
+    assert graph.network.nodes[4] == {"kind": "attention", "path": "model.layers.3"}
+    assert graph.network.edges[3, 4] == {"carries": "hidden_states"}
+
+
+def test_equal_configurations_share_one_graph() -> None:
+    assert build(dict(TINY), "hf") is build(dict(reversed(list(TINY.items()))), "hf")
+    assert build(TINY, "hf") is not build(TINY, "megatron")
+
+
+def test_changed_tensors_leave_the_rest() -> None:
+    def freeze(kind: LayerKind, specs: tuple[TensorSpec, ...]) -> tuple[TensorSpec, ...]:
+        return tuple(replace(t, trainable=False) for t in specs) if kind.name == "moe" else specs
+
+    graph = build(TINY, "hf")
+    frozen = graph.with_tensors(freeze)
+    moe = sum(graph.count(c) for c in ("routed_experts", "shared_experts", "router")) + 2 * 256
+    assert frozen.count() == graph.count()
+    assert graph.count(trainable=True) - frozen.count(trainable=True) == moe
+
+
+def test_a_file_is_a_model_too(tmp_path: Path) -> None:
+    path = tmp_path / "config.json"
+    path.write_text(json.dumps(dict(TINY)))
+    assert model_config(str(path), None, "model") == TINY
+    assert model_config(str(path), {"hidden_size": 512}, "model")["hidden_size"] == 512
+
+
+def test_what_is_unknown_is_refused_with_a_hint() -> None:
+    with pytest.raises(InputError, match=r"did you mean 'llama-3\.1-8b'"):
+        model_config("llama-3.1-8B", None, "model")
+    with pytest.raises(InputError, match="'hiden_size': the configuration has no such field"):
+        model_config("llama-tiny", {"hiden_size": 1}, "model")
+    with pytest.raises(InputError, match=r"model_type: expected one of bamba, .*, zamba2, got 'bert'"):
+        build({"model_type": "bert"}, "hf")
+
+
+def test_a_family_that_is_not_known_is_told_at_the_files_line(tmp_path: Path) -> None:
+    path = tmp_path / "config.json"
+    path.write_text('{\n "hidden_size": 64,\n "model_type": "bert"\n}')
+    with pytest.raises(InputError, match=r"config\.json:3: model configuration: model_type: expected one of bamba, "):
+        model_config(str(path), None, "f.yaml:2")
+    assert model_config(str(path), {"model_type": "llama"}, "f.yaml:2")["model_type"] == "llama"
+
+
+def test_a_family_that_an_implementation_is_not_described_of_is_refused_by_name() -> None:
+    with pytest.raises(NotYet, match=r"f\.yaml:3: not yet: Automodel's own layers of mixtral"):
+        build(model_config("mixtral-8x7b", None, "model"), "automodel", "f.yaml:3")

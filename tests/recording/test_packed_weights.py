@@ -1,0 +1,105 @@
+"""Matrices in 4 bits: bytes of what is packed and of its constants, against bitsandbytes' own."""
+
+from __future__ import annotations
+
+import json
+import math
+from itertools import accumulate
+from typing import Any
+
+import pytest
+
+import small
+from checkout import ROOT
+from simcore.errors import IllegalLayout, InputError, NotYet, RankscopeError
+from simcore.form import Form
+from simcore.operators.hf_packed import packed_linear
+from simcore.recording.layer import Run
+from simcore.recording.packed_weights import Packed
+from simcore.recording.rows import HOST_STOPS
+from simcore.recording.tape import Op, Param, Tape, Tensor
+
+TRUTH: dict[str, Any] = json.loads(
+    (ROOT / "tests/truth/bitsandbytes/0.50.2.json").read_text(encoding="utf-8"))
+STORED = {"uint8": "uint8", "bfloat16": "bf16", "float32": "fp32"}
+
+
+def packed_of(row: dict[str, Any]) -> Packed:
+    return Packed(row["format"], 64, row["double_quant"], STORED[row["storage"]])
+
+
+@pytest.mark.parametrize("row", TRUTH["weights"], ids=lambda row: (
+    f"{'x'.join(map(str, row['shape']))} {row['format']} {row['double_quant']} {row['storage']}"))
+def test_bytes_are_those_that_bitsandbytes_stores(row: dict[str, Any]) -> None:
+    numel, packed = math.prod(row["shape"]), packed_of(row)
+    assert packed.data_bytes(numel) == row["data"]
+    assert packed.rows(numel) == row["rows"]
+    assert packed.constant_bytes((numel,)) == sum(row["constants"].values())
+
+
+def test_no_two_weights_share_a_table() -> None:
+    """Why a table counts for each."""
+    assert TRUTH["shared_tables"] is False
+
+
+@pytest.mark.parametrize(("double_quant", "bits"), [(True, 4.127), (False, 4.5)])
+def test_bits_of_a_value_are_those_of_the_paper(double_quant: bool, bits: float) -> None:
+    """Dettmers 2023, section 3: 0.5 bits a parameter for constants, 0.127 with double quantisation."""
+    packed, numel = Packed("nf4", 64, double_quant), 2**28
+    assert 8 * (packed.data_bytes(numel) + packed.constant_bytes((numel,))) / numel == pytest.approx(bits, abs=1e-3)
+
+
+@pytest.mark.parametrize("row", TRUTH["tensors"], ids=lambda row: "x".join(map(str, row["shape"])))
+def test_a_tensor_of_torchao_lies_as_it_is_stored(row: dict[str, Any]) -> None:
+    """And what is cut with its rows is all but a table and a mean."""
+    numel, packed, parts = math.prod(row["shape"]), Packed("nf4", 64, double_quant=True, is_tensor=True), row["parts"]
+    assert packed.constant_bytes((numel,)) == parts["nf4"] + parts["scaler_mean"]
+    assert packed.data_bytes(numel) + packed.constant_bytes((numel,)) == sum(parts.values())
+
+
+@pytest.mark.parametrize("row", TRUTH["tensors"], ids=lambda row: "x".join(map(str, row["shape"])))
+@pytest.mark.parametrize("compiled", [False, True])
+def test_what_torchaos_product_makes_for_a_moment(row: dict[str, Any], *, compiled: bool) -> None:
+    """Compiled, nothing but the weight, with the product beside it."""
+    shape, numel = tuple(row["shape"]), math.prod(row["shape"])
+    tape = Tape({}, {})
+    packed = Packed("nf4", 64, double_quant=True, is_tensor=True)
+    param = Param("up.weight", shape, "bf16", trainable=False, packed=packed)
+    run = Run(1, 8, "bf16", {"up.weight": param}, options=(("compile", "true"),) if compiled else ())
+    packed_linear(tape, run, "up.", "up", Tensor(None, (1, 8, shape[1]), "bf16"))
+    found = list(accumulate(amount for op, _, _, amount, *_ in tape.cut().rows if op in (Op.ALLOC, Op.FREE)))
+    assert max(found) == (2 * numel + 2 * 8 * shape[0] if compiled else row["peak"])
+
+
+def test_int8_has_a_maximum_for_each_row() -> None:
+    packed = Packed("int8", 0, double_quant=False, storage="int8")
+    form = Form((), "int8", packed=packed)
+    assert form.stored_shape((300, 70)) == (300, 70)
+    assert form.num_bytes(300 * 70) == 300 * 70
+    assert form.constants((300, 70)) == 4 * 300
+
+
+@pytest.mark.parametrize(("given", "kind", "told"), [
+    ({"framework": "fsdp2"}, NotYet, "int8 .LLM.int8... under fsdp2"),
+    ({"framework": "zero2"}, NotYet, "under zero2"),
+    ({"framework": "automodel"}, NotYet, "under automodel"),
+    ({"framework": "megatron"}, IllegalLayout, "bitsandbytes packs torch.nn.Linear"),
+    ({"topology": "v100-32gb", "precision": {"compute": "fp16"}}, IllegalLayout, "need compute capability 7.5"),
+    ({"quantization": {"format": "int8", "double_quant": False}}, InputError, "change nothing with int8"),
+    ({"options": {"bnb_4bit_quant_storage": "uint8"}}, InputError, "changes nothing with int8"),
+    ({"quantization": {}, "options": {"llm_int8_threshold": 6.0}}, InputError, "changes nothing with nf4")])
+def test_int8_is_served_under_ddp_as_it_is(given: dict[str, Any], kind: type[RankscopeError], told: str) -> None:
+    asked: dict[str, Any] = {"model": "llama-tiny", "method": "qlora", "quantization": {"format": "int8"}} | given
+    with pytest.raises(kind, match=told):
+        small.prepared(asked.pop("framework", "ddp"), **asked)
+
+
+def test_a_threshold_of_int8_makes_the_host_wait_in_every_linear() -> None:
+    """It asks the device whether there is an outlier."""
+    def stops(options: dict[str, Any]) -> int:
+        program = small.program_of("ddp", model="llama-tiny", method="qlora", quantization={"format": "int8"},
+                                   options=options)
+        return sum(op == Op.WAIT and aux == HOST_STOPS for op, *_, aux in program.columns.tolist())
+
+    blocks = small.plan_of("ddp", model="llama-tiny").graph.num_blocks
+    assert stops({}) - stops({"llm_int8_threshold": 0}) == 7 * blocks
