@@ -25,9 +25,10 @@ from typing import Any, Final
 
 from simcore.detail import MAX_DETAILED
 from simcore.errors import InputError
-from simcore.inputs.bounds import ADVISED_ROWS
+from simcore.inputs.bounds import ADVISED_LOADS, ADVISED_ROWS
 from simcore.inputs.loading import changed
 from simcore.inputs.scenario import Scenario
+from simcore.inputs.training import Draws
 from simcore.report import Advice, Report
 from simcore.simulate import rows_of, simulate
 
@@ -123,7 +124,7 @@ def advise(scenario: Scenario) -> tuple[Advice, ...]:
     """
     if scenario.workload == "serve":
         return tuple(_of_engine(scenario))[:_MOST]
-    if rows_of(scenario) > ADVISED_ROWS:
+    if rows_of(scenario) > ADVISED_ROWS or _num_loads(scenario) > ADVISED_LOADS:
         return ()
     base = _peak(simulate(scenario, timed=False))
     if base is None:
@@ -140,6 +141,12 @@ def advise(scenario: Scenario) -> tuple[Advice, ...]:
     if found:
         told.sort(key=lambda one: (0 if paired else one[0], one[1].step_s or math.inf))
     return tuple(one for _, one in told)
+
+
+def _num_loads(scenario: Scenario) -> int:
+    """Loads of ranks that random routing draws."""
+    routing = scenario.training.routing
+    return routing.draws * scenario.world_size if isinstance(routing, Draws) else 0
 
 
 def _told(scenario: Scenario, tried: _Tried) -> Advice:

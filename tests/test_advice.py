@@ -137,6 +137,14 @@ def test_a_step_that_is_too_long_to_try_things_on_gets_none(monkeypatch: pytest.
     assert advise(kept()) == ()
 
 
+def test_a_step_with_too_many_loads_to_draw_again_and_again_gets_none(monkeypatch: pytest.MonkeyPatch) -> None:
+    drawn = kept("training.routing={seed: 0, draws: 3}")
+    monkeypatch.setattr(advice, "ADVISED_LOADS", 3 * drawn.world_size)
+    assert advise(drawn)
+    monkeypatch.setattr(advice, "ADVISED_LOADS", 3 * drawn.world_size - 1)
+    assert advise(drawn) == ()
+
+
 def test_what_fits_gets_none_and_neither_does_a_single_rank() -> None:
     fits, oom = kept("framework_options.defer_fsdp_grad_sync=false"), kept()
     assert work(1, asked=True)(fits).advice == ()

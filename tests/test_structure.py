@@ -141,7 +141,7 @@ READERS = {"read_text", "read_bytes", "open", "fdopen", "fromfile", "genfromtxt"
 LOADERS = {"json.load", "pickle.load", "np.load", "tomllib.load", "csv.reader", "ElementTree.parse"}
 VIZ_READS = {"simcore.compare", "simcore.detail", "simcore.frame", "simcore.report", "simcore.speed", "simcore.units"}
 
-MAX_FILE, MAX_FUNCTION, MAX_MEDIAN = 300, 40, 10
+MAX_FILE, MAX_FUNCTION, MAX_MEDIAN = 400, 40, 10
 TABLES = ("simcore/operators/", "simcore/frameworks/")  # data in the shape of code, as long as it has to be
 
 Function = ast.FunctionDef | ast.AsyncFunctionDef

@@ -67,7 +67,7 @@ def _named(path: str) -> str:
 
 
 def curves_text(points: Sequence[Point], machine: str, library: str, told: str) -> str:
-    """The text of a file of curves (`simcore.hardware.collective_curves`); `library`: NCCL's version or a stand-in's."""
+    """Text of a file of curves (`simcore.hardware.collective_curves`); `library`: NCCL's version or another's."""
     tables = {f"curves.{name}": LiteralScalarString(_table([p for p in points if p.collective == name]))
               for name in _TABLED}
     head = {"machine": machine, "nccl": library, "source": f"rankscope calibrate: {told}"}

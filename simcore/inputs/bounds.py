@@ -10,9 +10,9 @@ from collections.abc import Mapping
 from types import MappingProxyType
 from typing import Final
 
-__all__ = ["ADVISED_ROWS", "BATCH", "BLOCK", "CONFIG", "DEGREE", "FACTOR", "GENERATIONS", "KINDS", "LAYERS",
-           "LORA_RANK", "MAX_LINE", "MAX_RESULTS", "PROMPTS", "QUANTITIES", "RANKS", "ROWS", "SEQUENCES", "SHARED",
-           "SEQ_LEN", "STAGES", "TOKENS", "most_of"]  # fmt: skip
+__all__ = ["ADVISED_LOADS", "ADVISED_ROWS", "BATCH", "BLOCK", "CONFIG", "DEGREE", "FACTOR", "GENERATIONS", "KINDS",
+           "LAYERS", "LORA_RANK", "MAX_LINE", "MAX_RESULTS", "PROMPTS", "QUANTITIES", "RANKS", "ROWS", "SEQUENCES",
+           "SHARED", "SEQ_LEN", "STAGES", "TOKENS", "most_of"]  # fmt: skip
 
 # ---- files -----------------------------------------------------------------------------------------------------------
 MAX_LINE: Final = 2**26
@@ -117,6 +117,8 @@ A step of Llama 3.1 405B on 16 stages of 8 virtual ones has 1.5 million, one of 
 """
 ADVISED_ROWS: Final = 300_000
 """Of a step for which changes are tried, which takes dozens of simulations."""
+ADVISED_LOADS: Final = 2**21
+"""Of such a step with routing drawn at random: draws times ranks, a tenth of a microsecond each in every simulation."""
 
 
 def most_of(field: str) -> int:

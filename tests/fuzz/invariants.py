@@ -216,6 +216,8 @@ def executed_flops_are_those_of_the_model_or_more(report: Report, found: Finding
     told = f"{executed} executed, {printed} of the model as {time.convention} counts it"
     if time.convention == "rankscope" and scenario["training"]["method"] == "full":
         found.expect("executed FLOPs are the model's or more", executed >= printed * 0.99, told)
+    if scenario["training"]["lengths"] == "packed":
+        return  # Megatron prints attention over whole rows, kernels stay inside sequences
     found.expect("executed FLOPs are of the size of the printed ones", executed >= printed * _PRINTED, told)
 
 

@@ -35,8 +35,6 @@ _MOST_WRITTEN: Final = 40
 _NS: Final = 1e-9
 _ROUNDED: Final = 1024
 """Bytes by which a buffer of a share of what is free (refitting) may shrink by more than what grew: two blocks."""
-_OF_PIECES: Final = 1e-3
-"""Share of optimizer states by which mean pieces may differ from those of each rank."""
 _TOO_LONG: Final = "expected a step of at most"
 """What refuses ranks one by one, where all of them make too many operations."""
 _PADDED: Final = 1e-5
@@ -160,10 +158,11 @@ def placed(tree: Tree, report: Report, found: Findings) -> None:
         found.expect("run and place agree on padding", mine.padding_bytes == placed_there.padding_bytes,
                      f"rank {number}: {mine.padding_bytes}, place {placed_there.padding_bytes}")
     for name, total in _total(whole).items():
-        if report.scenario["training"]["optimizer"]["paged"] and mine.apportioned:
-            continue  # what of a parameter a rank has decides whether it is paged
-        off, share = abs(total - there[name]), _OF_PIECES if _has_small_states(report) and mine.apportioned else 1e-6
-        found.expect(f"{name} of all ranks are the same in run and place", off <= _rounding(report) + total * share,
+        if mine.apportioned and (report.scenario["training"]["optimizer"]["paged"] or (
+                name == "optimizer_bytes" and _has_small_states(report))):
+            continue  # what of a parameter a rank has decides whether it is paged, and in how many bits its states are
+        off = abs(total - there[name])
+        found.expect(f"{name} of all ranks are the same in run and place", off <= _rounding(report) + total * 1e-6,
                      f"run {there[name]}, place {total}")
 
 
@@ -198,7 +197,7 @@ def _peak_grows(what: str, tree: Tree, changes: dict[str, Any], report: Report, 
     other = _answer(changed(tree, changes), found)
     if other is None or _fetches_ahead(report):
         return
-    if report.scenario.get("workload") == "grpo":
+    if report.phases:
         _phases_grow(what, report, other, found)
         return
     before, after = _peak(report), _peak(other)
@@ -206,7 +205,10 @@ def _peak_grows(what: str, tree: Tree, changes: dict[str, Any], report: Report, 
 
 
 def _phases_grow(what: str, report: Report, other: Report, found: Findings) -> None:
-    """Each phase of GRPO, for the highest one may become another. Buffers of a refit are a share of what is free."""
+    """Each phase of DPO and GRPO, for the highest one may become another.
+
+    Buffers of a refit are a share of what is free.
+    """
     for mine, theirs in zip(report.ranks, other.ranks, strict=False):
         before, after = _phases_of(mine, report), _phases_of(theirs, other)
         for phase in before.keys() & after.keys() - {"refit"}:
@@ -221,8 +223,8 @@ def _phases_of(rank: RankReport, report: Report) -> dict[str, int]:
     """
     if rank.peak is None:
         return {}
-    generation = report.scenario["generation"]
-    is_awake = not (generation["colocated"] and generation["sleep_level"])
+    generation = report.scenario["generation"] or {}
+    is_awake = not (generation.get("colocated") and generation.get("sleep_level"))
     cache = rank.peak.by_category.get("kv_cache", 0) if is_awake else 0
     return {phase: size - cache for phase, size in rank.peak.by_phase.items()}
 
