@@ -10,9 +10,9 @@ import re
 from collections import Counter
 from collections.abc import Iterable
 
-from simcore.framework import UnshardFlow
 from simcore.models.graph import ModelGraph
-from simcore.plan import Plan
+from simcore.placement.framework import UnshardFlow
+from simcore.placement.plan import Plan
 from simcore.tiles import Recording, keys_of
 
 __all__ = ["adapted_modules", "modules_without_gradient"]

@@ -12,22 +12,25 @@ from simcore.clocked import Clocked
 from simcore.errors import RankscopeError
 from simcore.flows import exact_at_rest, mean_at_rest, padding_bytes
 from simcore.flows.staged import beside_tensors
-from simcore.fold import RankClass
-from simcore.framework import Buckets, Framework, UnshardFlow
 from simcore.hardware.topology import Topology
 from simcore.inputs.scenario import Scenario
-from simcore.job import Job
 from simcore.ledger import Balance, balance, first_step
-from simcore.mesh import IntArray
-from simcore.on_host import host_bytes
 from simcore.outside import Held, Site, outside, paged
-from simcore.packing import assumptions as packing_assumptions
-from simcore.packing import pack
 from simcore.pipeline.schedule import steady_microbatches
-from simcore.plan import Plan
+from simcore.placement.ddp_words import Reducer
+from simcore.placement.fold import RankClass
+from simcore.placement.framework import Buckets, Framework, UnshardFlow
+from simcore.placement.fsdp1_words import Wrapped
+from simcore.placement.job import Job
+from simcore.placement.mesh import IntArray
+from simcore.placement.on_host import host_bytes
+from simcore.placement.optimizer_step import made_after_backward
+from simcore.placement.packing import assumptions as packing_assumptions
+from simcore.placement.packing import pack
+from simcore.placement.plan import Plan
+from simcore.placement.routing import expert_hidden, received_per_token, sent_per_token, top_k_of
 from simcore.program import Program
 from simcore.rates import step_time
-from simcore.reducer import Reducer
 from simcore.report import (
     Adapters,
     Assumption,
@@ -41,15 +44,12 @@ from simcore.report import (
 )
 from simcore.reserve import EXPANDABLE, GATHERED, ORDINARY, Reserved, Shares, needed, reserved
 from simcore.routes import Routes
-from simcore.routing import expert_hidden, received_per_token, sent_per_token, top_k_of
 from simcore.series import memory_series
 from simcore.speed import StepTime
 from simcore.tiles import Workload, record_layers
 from simcore.traffic import traffic
 from simcore.units import format_bytes, parse_cublas, parse_quantity
-from simcore.update import made_after_backward
 from simcore.workspace import Setting, Space, spaces
-from simcore.wrapped import Wrapped
 
 __all__ = ["Parts", "failed", "report"]
 

@@ -16,13 +16,13 @@ from dataclasses import asdict, dataclass
 from functools import lru_cache
 from typing import Final
 
-from simcore.framework import Buckets, Framework
 from simcore.inputs.document import read_text
 from simcore.inputs.shipped import data_folder
-from simcore.job import Job
 from simcore.models.blocks import Mamba2
-from simcore.reducer import Reducer
-from simcore.zero import Zero
+from simcore.placement.ddp_words import Reducer
+from simcore.placement.framework import Buckets, Framework
+from simcore.placement.job import Job
+from simcore.placement.zero_words import Zero
 
 __all__ = ["EVERY", "FEW", "Band", "band_of", "layout_class", "make_bands", "read_bands"]
 

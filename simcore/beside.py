@@ -12,7 +12,7 @@ from collections.abc import Callable
 import numpy as np
 from numpy.typing import NDArray
 
-from simcore.mesh import IntArray
+from simcore.placement.mesh import IntArray
 from simcore.program import Program
 from simcore.recording.kernel_shape import module_of
 from simcore.recording.rows import Module

@@ -24,8 +24,8 @@ from numpy.typing import NDArray
 
 from simcore.cost import DTYPES, KERNELS
 from simcore.held import held
-from simcore.mesh import IntArray
 from simcore.outline import Outline, Phase
+from simcore.placement.mesh import IntArray
 from simcore.program import Program
 from simcore.recording.exact_sums import countable, dot
 from simcore.recording.tape import Stream

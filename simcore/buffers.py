@@ -17,7 +17,7 @@ from functools import lru_cache
 
 import numpy as np
 
-from simcore.mesh import IntArray
+from simcore.placement.mesh import IntArray
 
 __all__ = ["FlatBuffer", "lay_out"]
 

@@ -14,14 +14,14 @@ from numpy.typing import NDArray
 from simcore.beside import hidden_shares
 from simcore.breakdown import Breakdown, Kernels, breakdown
 from simcore.cost import DTYPES, KERNELS, added_ns, busy_ns, exposed_share, host_rates, worked_flops
-from simcore.fold import RankClass
-from simcore.framework import Framework
 from simcore.hardware.topology import Topology
 from simcore.held import held
 from simcore.launch import launch_ns
-from simcore.libraries import FULL_ITERATION
-from simcore.mesh import IntArray, Mesh
 from simcore.outline import Outline, Phase
+from simcore.placement.fold import RankClass
+from simcore.placement.framework import Framework
+from simcore.placement.libraries import FULL_ITERATION
+from simcore.placement.mesh import IntArray, Mesh
 from simcore.program import Program
 from simcore.recording.exact_sums import countable
 from simcore.recording.kernel_shape import shapes_in

@@ -7,11 +7,11 @@ from typing import Final
 
 from simcore.assemble import Parts
 from simcore.detail import AxisDigit, ClassDetail, Detail
-from simcore.fold import RankClass
 from simcore.inventory import holders, kinds_by_path, tensor_rows
 from simcore.ledger import balance
 from simcore.lifetimes import lifetimes
-from simcore.plan import Plan
+from simcore.placement.fold import RankClass
+from simcore.placement.plan import Plan
 from simcore.report import Report
 from simcore.series import memory_by_part
 from simcore.spans import MAX_SPANS, spans

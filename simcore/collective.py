@@ -21,10 +21,10 @@ from __future__ import annotations
 import math
 from typing import Final, Literal, NamedTuple
 
-from simcore.dispatch import Dispatch
 from simcore.hardware.collective_curves import Curve, load_curves
 from simcore.hardware.topology import Fabric, Link
 from simcore.inputs.quantity import Rate
+from simcore.placement.token_dispatch import Dispatch
 
 __all__ = ["COLLECTIVES", "Crossing", "Timing", "algorithm", "collective_ns", "crossing", "measured_sizes", "timing",
            "wire_bytes", "wire_factor"]

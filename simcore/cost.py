@@ -19,7 +19,7 @@ from simcore.exponentials import softmax_stretch
 from simcore.hardware.device import Device
 from simcore.hardware.efficiency import Efficiency, KernelShare, Overlap
 from simcore.hardware.topology import Topology
-from simcore.mesh import IntArray
+from simcore.placement.mesh import IntArray
 from simcore.waves import stretch
 
 __all__ = ["DTYPES", "KERNELS", "added_ns", "busy_ns", "compute_ns", "cpu_rate", "exposed_share", "host_rates",

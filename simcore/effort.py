@@ -10,9 +10,9 @@ from typing import Final
 
 from simcore.assemble import Parts
 from simcore.errors import InputError, Problem
-from simcore.framework import UnshardFlow
 from simcore.inputs.bounds import ROWS
-from simcore.plan import Plan
+from simcore.placement.framework import UnshardFlow
+from simcore.placement.plan import Plan
 from simcore.report import Assumption, Report
 from simcore.tiles import keys_of, record_layers
 

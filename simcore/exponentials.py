@@ -18,7 +18,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from simcore.hardware.device import Device
-from simcore.mesh import IntArray
+from simcore.placement.mesh import IntArray
 from simcore.recording.kernel_shape import unpacked
 from simcore.waves import multiply_adds
 

@@ -8,7 +8,7 @@ from typing import Protocol
 from simcore.builder import Builder
 from simcore.outline import Tables
 from simcore.pipeline.schedule import Action
-from simcore.plan import Plan
+from simcore.placement.plan import Plan
 from simcore.recording.tape import Param
 
 __all__ = ["Flow", "FlowMaker"]

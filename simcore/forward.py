@@ -21,14 +21,14 @@ import numpy as np
 from simcore.assemble import Parts
 from simcore.clocked import forward_ns
 from simcore.flows import flow_of
-from simcore.framework import UnshardFlow
 from simcore.ledger import running
 from simcore.lower import lower
 from simcore.models.blocks import LayerKind
 from simcore.models.tensor import TensorSpec
 from simcore.outline import Phase
 from simcore.pipeline.schedule import actions
-from simcore.plan import Plan, place
+from simcore.placement.framework import UnshardFlow
+from simcore.placement.plan import Plan, place
 from simcore.program import Program
 from simcore.recording.tape import Op
 from simcore.tile import AMOUNT, OP, SLOT

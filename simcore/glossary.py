@@ -22,17 +22,17 @@ from typing import Final, get_args
 from simcore.breakdown import PARTS
 from simcore.collective import COLLECTIVES
 from simcore.flows import flow_of
-from simcore.form import Placement
-from simcore.framework import Moment
 from simcore.inputs.document import parse_document
 from simcore.inputs.scenario import Mesh as Degrees
 from simcore.inputs.scenario import parse_scenario
 from simcore.inputs.scenario_keys import key_rows
 from simcore.lower import lower
-from simcore.mesh import Mesh
 from simcore.outline import Phase
 from simcore.pipeline.schedule import actions
-from simcore.plan import place
+from simcore.placement.form import Placement
+from simcore.placement.framework import Moment
+from simcore.placement.mesh import Mesh
+from simcore.placement.plan import place
 from simcore.program import Program
 from simcore.recording.tape import Kernel, Op, Stream
 from simcore.setup import prepare

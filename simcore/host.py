@@ -21,15 +21,15 @@ import numpy as np
 
 from simcore.assemble import Parts
 from simcore.flows.staged import beside_tensors
-from simcore.fold import RankClass
-from simcore.framework import Buckets, Framework, Life
-from simcore.mesh import IntArray, Mesh
 from simcore.models.graph import ModelGraph
 from simcore.models.tensor import TensorSpec
-from simcore.on_host import waiting_bytes
-from simcore.plan import Placed, Plan
+from simcore.placement.checkpoint_files import Files, Transfer
+from simcore.placement.fold import RankClass
+from simcore.placement.framework import Buckets, Framework, Life
+from simcore.placement.mesh import IntArray, Mesh
+from simcore.placement.on_host import waiting_bytes
+from simcore.placement.plan import Placed, Plan
 from simcore.report import Assumption, Host, HostPhase, RankReport, Report
-from simcore.transfer import Files, Transfer
 from simcore.units import packed_bytes
 
 __all__ = ["hosted", "model_bytes"]

@@ -11,10 +11,10 @@ from collections import Counter
 from collections.abc import Iterator, Mapping
 
 from simcore.detail import Holder, TensorRow
-from simcore.form import Flat, Layout, Shard
 from simcore.ledger import Balance
-from simcore.mesh import Mesh
-from simcore.plan import Placed, Plan
+from simcore.placement.form import Flat, Layout, Shard
+from simcore.placement.mesh import Mesh
+from simcore.placement.plan import Placed, Plan
 from simcore.units import dtype_bytes
 
 __all__ = ["holders", "kinds_by_path", "tensor_rows"]

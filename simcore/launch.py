@@ -13,8 +13,8 @@ from numpy.typing import NDArray
 
 from simcore.cost import KERNELS
 from simcore.hardware.efficiency import Host
-from simcore.libraries import FULL_ITERATION, Libraries
-from simcore.mesh import IntArray
+from simcore.placement.libraries import FULL_ITERATION, Libraries
+from simcore.placement.mesh import IntArray
 from simcore.recording.kernel_shape import groups_in, module_of, shapes_in
 from simcore.recording.rows import Module
 from simcore.recording.tape import Kernel, Op, Stream

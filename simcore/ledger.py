@@ -18,8 +18,8 @@ from typing import Final
 
 import numpy as np
 
-from simcore.mesh import IntArray
 from simcore.outline import Phase
+from simcore.placement.mesh import IntArray
 from simcore.program import Program
 from simcore.recording.exact_sums import fitting
 from simcore.recording.tape import Op

@@ -18,10 +18,10 @@ from typing import Final
 
 import numpy as np
 
-from simcore.framework import Padding
 from simcore.inputs.scenario import Scenario
 from simcore.inputs.training import Lengths, Observed
-from simcore.mesh import IntArray
+from simcore.placement.framework import Padding
+from simcore.placement.mesh import IntArray
 from simcore.quantiles import DrawnLengths, DrawnPeak, Quantiles, quantiles
 from simcore.received import Floats
 from simcore.report import Assumption, Report

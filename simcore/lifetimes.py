@@ -13,8 +13,8 @@ from itertools import pairwise
 import numpy as np
 
 from simcore.detail import Lifetimes
-from simcore.mesh import IntArray
 from simcore.outline import Phase
+from simcore.placement.mesh import IntArray
 from simcore.program import Program
 from simcore.recording.tape import Op
 from simcore.tile import AMOUNT, LAYER, OP, SLOT

@@ -16,7 +16,7 @@ from simcore.flow import Flow, FlowMaker
 from simcore.held import held
 from simcore.outline import Outline, Phase, Tables
 from simcore.pipeline.schedule import Action, Pass
-from simcore.plan import Plan
+from simcore.placement.plan import Plan
 from simcore.program import Program
 from simcore.stage_buffers import StageBuffers
 from simcore.stage_inputs import StageInput, StageInputs

@@ -13,7 +13,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from simcore.mesh import IntArray
+from simcore.placement.mesh import IntArray
 from simcore.recording.exact_sums import fitting
 from simcore.recording.tape import Op, Stream
 from simcore.tile import AMOUNT, OP, SLOT, STREAM, Tile, posted_bytes

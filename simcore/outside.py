@@ -22,8 +22,8 @@ from dataclasses import dataclass
 from typing import Final, Literal
 
 from simcore.hardware.topology import Topology
-from simcore.libraries import Libraries
-from simcore.mesh import Mesh
+from simcore.placement.libraries import Libraries
+from simcore.placement.mesh import Mesh
 from simcore.report import TrafficRow
 
 __all__ = ["Held", "Site", "deepep_bytes", "outside", "paged"]

@@ -14,8 +14,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 
 from simcore.assemble import Parts
-from simcore.framework import UnshardFlow
-from simcore.plan import Plan
+from simcore.placement.framework import UnshardFlow
+from simcore.placement.plan import Plan
 from simcore.report import RankReport
 
 __all__ = ["Policy", "policy_of"]

@@ -11,8 +11,8 @@ from functools import cached_property
 
 import numpy as np
 
-from simcore.mesh import IntArray
 from simcore.outline import Outline, Tables
+from simcore.placement.mesh import IntArray
 from simcore.recording.tape import RECOMPUTE_BEGIN, RECOMPUTE_END, Op
 from simcore.tile import AMOUNT, LAYER, OP, SLOT, Tile
 

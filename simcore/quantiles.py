@@ -7,7 +7,7 @@ from functools import partial
 import numpy as np
 
 from simcore.inputs.quantity import Frozen
-from simcore.mesh import IntArray
+from simcore.placement.mesh import IntArray
 
 __all__ = ["Drawn", "DrawnLengths", "DrawnPeak", "DrawnRows", "Quantiles", "quantiles"]
 

@@ -8,14 +8,14 @@ from typing import Any, Final
 from simcore.breakdown import Breakdown, Sent, Work
 from simcore.clocked import Clocked
 from simcore.cost import on_matrix_units
-from simcore.framework import Framework
 from simcore.hardware.device import Device
 from simcore.hardware.efficiency import Efficiency
 from simcore.hardware.topology import Topology
-from simcore.job import Job
 from simcore.models.flops import Asked, convention_of
 from simcore.models.graph import ModelGraph
-from simcore.packing import pack
+from simcore.placement.framework import Framework
+from simcore.placement.job import Job
+from simcore.placement.packing import pack
 from simcore.report import TrafficRow
 from simcore.routes import HOST_WAYS, Routes
 from simcore.speed import CommunicationTime, Cost, KernelTime, Roofline, StepTime

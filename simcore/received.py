@@ -17,7 +17,7 @@ from dataclasses import dataclass
 import numpy as np
 import numpy.typing as npt
 
-from simcore.mesh import IntArray
+from simcore.placement.mesh import IntArray
 
 __all__ = ["Floats", "Loads", "drawn_rows"]
 

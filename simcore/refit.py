@@ -20,8 +20,8 @@ import re
 from dataclasses import dataclass
 from typing import Final
 
-from simcore.framework import UnshardFlow
-from simcore.plan import Placed, PlacedKind, Plan
+from simcore.placement.framework import UnshardFlow
+from simcore.placement.plan import Placed, PlacedKind, Plan
 from simcore.routes import Routes
 from simcore.units import dtype_bytes
 

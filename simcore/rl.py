@@ -15,13 +15,13 @@ from typing import Any
 from simcore.assemble import Parts
 from simcore.errors import IllegalLayout, InputError, NotYet, Problem
 from simcore.forward import passes
-from simcore.framework import Buckets, UnshardFlow
 from simcore.inputs.generation import Rl
 from simcore.inputs.scenario import Scenario
-from simcore.job import topology_of
 from simcore.journal import Journal
 from simcore.laid import Turn, dpo_step, engine_step, grpo_step
 from simcore.phase_report import Laid, phase_report
+from simcore.placement.framework import Buckets, UnshardFlow
+from simcore.placement.job import topology_of
 from simcore.policy import Policy, policy_of
 from simcore.refit import gathered
 from simcore.report import Assumption, Report

@@ -16,11 +16,11 @@ from typing import Final
 import numpy as np
 
 from simcore.collective import Crossing, algorithm, collective_ns, crossing, measured_sizes
-from simcore.dispatch import Dispatch, dispatch_of
-from simcore.framework import Framework
 from simcore.hardware.topology import Link, Topology
-from simcore.job import Job
-from simcore.mesh import IntArray
+from simcore.placement.framework import Framework
+from simcore.placement.job import Job
+from simcore.placement.mesh import IntArray
+from simcore.placement.token_dispatch import Dispatch, dispatch_of
 
 __all__ = ["HOST_WAYS", "Route", "Routes"]
 

@@ -9,8 +9,8 @@ import numpy as np
 
 from simcore.detail import MemorySeries
 from simcore.ledger import running
-from simcore.mesh import IntArray
 from simcore.outline import Phase
+from simcore.placement.mesh import IntArray
 from simcore.program import Program
 from simcore.recording.tape import Op
 from simcore.tile import AMOUNT, LAYER, OP, SLOT

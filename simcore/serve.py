@@ -10,10 +10,10 @@ from simcore.errors import IllegalLayout, InputError, NotYet, Problem
 from simcore.hardware.topology import Topology
 from simcore.inputs.generation import Generation
 from simcore.inputs.scenario import Scenario
-from simcore.job import topology_of
 from simcore.models.blocks import Attention, Embedding
 from simcore.models.config import Architecture
 from simcore.models.graph import architecture_of
+from simcore.placement.job import topology_of
 from simcore.report import Assumption, AtRest, Communicator, Owner, Peak, RankReport, Report
 from simcore.served import Decode, Serving
 from simcore.setup import configuration

@@ -13,19 +13,19 @@ from typing import Any
 
 import simcore.frameworks
 from simcore.errors import IllegalLayout, InputError, NotYet, Problem, RankscopeError
-from simcore.framework import Framework
 from simcore.frameworks._refused import why_no_framework
 from simcore.inputs.scenario import ModelFile, Scenario
 from simcore.inputs.training import Imbalance, Quantization
-from simcore.job import Job, topology_of
-from simcore.mesh import Mesh
 from simcore.models.blocks import Attention, Embedding, LayerKind, Moe, Mtp
 from simcore.models.frozen import with_frozen
 from simcore.models.graph import ModelGraph, build, model_config
 from simcore.models.lora import LoraChoice
 from simcore.models.tensor import TensorSpec
 from simcore.pipeline.schedule import SCHEDULES
-from simcore.plan import check_even
+from simcore.placement.framework import Framework
+from simcore.placement.job import Job, topology_of
+from simcore.placement.mesh import Mesh
+from simcore.placement.plan import check_even
 from simcore.units import format_bytes
 
 __all__ = ["configuration", "known_frameworks", "prepare"]

@@ -14,28 +14,28 @@ from simcore.drawn import drawn
 from simcore.effort import check_rows, num_rows, unlike
 from simcore.errors import IllegalLayout, InputError, NotYet, Problem, RankscopeError
 from simcore.flows import exact_at_rest, flow_of, padding_bytes
-from simcore.fold import RankClass, joined, unfolded, unfolded_one
-from simcore.fold import fold as fold_ranks
-from simcore.framework import Framework, UnshardFlow
 from simcore.hardware.device import Device
 from simcore.hardware.topology import Topology
 from simcore.held import taken
 from simcore.host import hosted
 from simcore.inputs.bounds import ROWS
 from simcore.inputs.scenario import Scenario
-from simcore.job import Job, topology_of
 from simcore.lengths import is_drawn, with_lengths
 from simcore.lower import lower
 from simcore.pipeline.schedule import actions, lowered_microbatches, steady_microbatches
-from simcore.plan import Plan
-from simcore.plan import place as place_rank
+from simcore.placement.fold import RankClass, joined, unfolded, unfolded_one
+from simcore.placement.fold import fold as fold_ranks
+from simcore.placement.framework import Framework, UnshardFlow
+from simcore.placement.job import Job, topology_of
+from simcore.placement.plan import Plan
+from simcore.placement.plan import place as place_rank
+from simcore.placement.zero_words import Zero
 from simcore.program import Program
 from simcore.report import Report
 from simcore.routes import Routes
 from simcore.setup import prepare
 from simcore.tiles import adds_in_place
 from simcore.units import parse_quantity
-from simcore.zero import Zero
 
 if TYPE_CHECKING:
     from simcore.rl import Trainer

@@ -26,8 +26,8 @@ from numpy.typing import NDArray
 
 from simcore.edges import BORDER_HANDLES
 from simcore.held import held
-from simcore.mesh import IntArray
 from simcore.outline import BACKWARD_GATHER, BUCKET_GATHER, FORWARD_GATHER, Outline, Phase
+from simcore.placement.mesh import IntArray
 from simcore.recording.rows import HOST_DRAINS, HOST_STOPS
 from simcore.recording.tape import Kernel, Op, Stream
 from simcore.tile import AMOUNT, LAYER, OP, SLOT

@@ -20,8 +20,8 @@ from typing import Final
 import numpy as np
 
 from simcore.detail import Span
-from simcore.mesh import IntArray
 from simcore.outline import Phase
+from simcore.placement.mesh import IntArray
 from simcore.program import Program
 from simcore.recording.tape import Stream
 from simcore.skeleton import Call

@@ -18,7 +18,7 @@ from functools import cached_property
 
 import numpy as np
 
-from simcore.mesh import IntArray
+from simcore.placement.mesh import IntArray
 from simcore.program import Program
 from simcore.received import Floats
 from simcore.tile import posted_bytes

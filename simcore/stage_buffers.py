@@ -15,7 +15,7 @@ from __future__ import annotations
 from simcore.builder import Builder
 from simcore.edges import Edges
 from simcore.pipeline.schedule import Action, Pass
-from simcore.plan import Plan
+from simcore.placement.plan import Plan
 from simcore.tile import Tile
 
 __all__ = ["StageBuffers"]

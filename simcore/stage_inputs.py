@@ -9,7 +9,7 @@ from __future__ import annotations
 from simcore.builder import Builder
 from simcore.edges import Edges
 from simcore.pipeline.schedule import Action, Pass
-from simcore.plan import Plan
+from simcore.placement.plan import Plan
 
 __all__ = ["StageInput", "StageInputs"]
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 
 from simcore.models.blocks import Attention, LayerKind
-from simcore.plan import PlacedKind, Plan
+from simcore.placement.plan import PlacedKind, Plan
 
 __all__ = ["last_user"]
 

@@ -20,7 +20,7 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
-from simcore.mesh import IntArray
+from simcore.placement.mesh import IntArray
 from simcore.program import Program
 from simcore.recording.exact_sums import fitting
 from simcore.recording.tape import Stream

@@ -12,7 +12,7 @@ from hashlib import blake2b
 
 import numpy as np
 
-from simcore.mesh import IntArray
+from simcore.placement.mesh import IntArray
 from simcore.recording.exact_sums import fitting
 from simcore.recording.kernel_shape import module_of
 from simcore.recording.tape import RECOMPUTE_BEGIN, RECOMPUTE_END, Kernel, Op, Row, Section, Stream

@@ -15,16 +15,16 @@ from types import ModuleType
 import numpy as np
 
 from simcore.edges import Edges, edges_of
-from simcore.framework import Moment, UnshardFlow
 from simcore.models.blocks import Embedding, Head, LayerKind
 from simcore.models.graph import ModelGraph
 from simcore.outline import Tables
-from simcore.plan import Placed, PlacedKind, Plan
+from simcore.placement.framework import Moment, UnshardFlow
+from simcore.placement.optimizer_step import step_of
+from simcore.placement.plan import Placed, PlacedKind, Plan
 from simcore.recording.layer import LayerTape, Run
 from simcore.recording.tape import HIDDEN, Op, Param
 from simcore.stem import last_user
 from simcore.tile import Tile, small_tile
-from simcore.update import step_of
 
 __all__ = ["LayerTiles", "Recording", "Shape", "Workload", "adds_in_place", "keys_of", "record_layers", "run_of"]
 
@@ -220,7 +220,7 @@ def _trained_below(plan: Plan) -> dict[int, bool]:
 @lru_cache(maxsize=128)
 def _record(graph: ModelGraph, runs: tuple[tuple[Key, Run], ...], later: tuple[tuple[Key, Run], ...],
             spaces: tuple[tuple[str, int], ...]) -> Recording:
-    operators = importlib.import_module(f"simcore.operators.{graph.implementation}")
+    operators = importlib.import_module(f"simcore.operators.{graph.implementation}.implementation")
     tables = Tables()
     tiles, then = ({key: _recorded(operators, graph, key, run, tables) for key, run in some} for some in (runs, later))
     standing = operators.standing if hasattr(operators, "standing") else _no_standing

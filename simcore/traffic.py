@@ -13,8 +13,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from simcore.held import held
-from simcore.mesh import IntArray
 from simcore.outline import Outline, Phase
+from simcore.placement.mesh import IntArray
 from simcore.program import Program
 from simcore.recording.exact_sums import countable
 from simcore.report import TrafficRow

@@ -17,9 +17,9 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Final, Literal
 
-from simcore.libraries import Libraries
 from simcore.models.blocks import Attention, Head, LatentAttention, LayerKind, Moe
-from simcore.plan import Plan
+from simcore.placement.libraries import Libraries
+from simcore.placement.plan import Plan
 from simcore.units import dtype_bytes
 
 __all__ = ["Setting", "Space", "spaces"]

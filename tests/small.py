@@ -9,14 +9,14 @@ from typing import Any
 import simcore.lower as lowering
 from simcore.builder import Builder
 from simcore.flows import flow_of
-from simcore.framework import Framework
 from simcore.inputs.document import parse_document
 from simcore.inputs.scenario import Scenario, parse_scenario
-from simcore.job import Job
 from simcore.lower import lower
 from simcore.outline import Phase
 from simcore.pipeline.schedule import Action, actions
-from simcore.plan import Plan, place
+from simcore.placement.framework import Framework
+from simcore.placement.job import Job
+from simcore.placement.plan import Plan, place
 from simcore.program import Program
 from simcore.recording.tape import Kernel, Op, Stream
 from simcore.setup import prepare

@@ -23,7 +23,7 @@ from simcore.inputs.document import parse_document
 from simcore.inputs.scenario import parse_scenario
 from simcore.lower import lower
 from simcore.pipeline.schedule import actions
-from simcore.plan import place
+from simcore.placement.plan import place
 from simcore.recording.kernel_shape import shape_of, shape_of_heads
 from simcore.recording.rows import Kernel, Op
 from simcore.setup import prepare

@@ -9,8 +9,8 @@ import pytest
 
 import small
 from simcore.clocked import Clocked, clock
-from simcore.fold import fold
 from simcore.hardware.topology import load_topology
+from simcore.placement.fold import fold
 from simcore.recording.tape import Op
 from simcore.routes import Routes
 from simcore.setup import prepare

@@ -11,9 +11,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from simcore.collective import COLLECTIVES, algorithm, collective_ns, crossing, measured_sizes, timing, wire_bytes
-from simcore.dispatch import Dispatch
 from simcore.hardware.collective_curves import load_curves
 from simcore.hardware.topology import Link, Topology, load_topology, topology_names
+from simcore.placement.token_dispatch import Dispatch
 
 
 def unmeasured(topology: Topology) -> Topology:

@@ -10,10 +10,10 @@ from hypothesis import given, settings
 
 import small
 from layouts import Layout, layouts
-from simcore.form import Flat
 from simcore.inputs.scenario import Scenario
 from simcore.outline import Phase
-from simcore.plan import place as place_rank
+from simcore.placement.form import Flat
+from simcore.placement.plan import place as place_rank
 from simcore.recording.tape import Op, Stream
 from simcore.report import Report
 from simcore.setup import prepare

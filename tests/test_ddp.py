@@ -9,7 +9,7 @@ import pytest
 
 import small
 from simcore.errors import IllegalLayout, InputError, NotYet, RankscopeError
-from simcore.reducer import FIRST_BUCKET_BYTES, Reducer
+from simcore.placement.ddp_words import FIRST_BUCKET_BYTES, Reducer
 from simcore.simulate import simulate
 
 LLAMA = "llama-tiny"

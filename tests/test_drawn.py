@@ -9,8 +9,8 @@ import pytest
 
 import small
 from simcore.inputs.training import Imbalance
+from simcore.placement.routing import received_per_token
 from simcore.report import Report
-from simcore.routing import received_per_token
 from simcore.simulate import check, simulate
 
 MESH = {"dp_shard": 4, "ep": 4}

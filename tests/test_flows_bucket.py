@@ -11,7 +11,7 @@ import pytest
 import small
 from checkout import ROOT
 from simcore.flows.bucket import Bucket, bucket_padding, exact_in_buckets, rank_buckets
-from simcore.plan import Plan
+from simcore.placement.plan import Plan
 
 TRUTH: dict[str, Any] = json.loads((ROOT / "tests/truth/megatron_fsdp/core-0.16.1.json").read_text("utf-8"))
 SMALL: dict[str, Any] = {"hidden_size": 256, "vocab_size": 1024, "intermediate_size": 128, "num_hidden_layers": 2,

@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 import small
-from simcore.plan import Plan
+from simcore.placement.plan import Plan
 from simcore.program import Program
 from simcore.simulate import simulate
 

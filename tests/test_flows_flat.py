@@ -6,7 +6,7 @@ import pytest
 
 import small
 from simcore.flows.flat import exact_at_rest, padding_elements, rank_buffers
-from simcore.plan import Plan
+from simcore.placement.plan import Plan
 
 
 def plan(rank: int = 0, **mesh: int) -> Plan:

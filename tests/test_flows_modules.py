@@ -6,7 +6,7 @@ import pytest
 
 import small
 from simcore.flows.modules import Calls, backward_calls, forward_calls, readiness
-from simcore.plan import Plan
+from simcore.placement.plan import Plan
 
 LAYER = 1
 

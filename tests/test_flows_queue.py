@@ -6,8 +6,8 @@ import small
 from simcore.builder import Builder
 from simcore.flows.bucket import rank_buckets
 from simcore.flows.queue import GradQueue
-from simcore.framework import Queues
 from simcore.outline import Tables
+from simcore.placement.framework import Queues
 
 MODEL = {"config": "llama-tiny", "overrides": {"num_hidden_layers": 5}}
 BUCKETS = rank_buckets(small.plan_of("megatron_fsdp", {"dp_shard": 8}, model=MODEL))

@@ -8,7 +8,7 @@ import pytest
 
 import small
 from simcore.ledger import balance
-from simcore.plan import Plan
+from simcore.placement.plan import Plan
 from simcore.program import Program
 
 MODEL = {"config": "llama-3.2-3b", "overrides": {"hidden_size": 512, "intermediate_size": 1024, "num_hidden_layers": 12,

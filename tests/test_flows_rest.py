@@ -9,12 +9,12 @@ import pytest
 
 import small
 from simcore.flows.rest import newton_schulz_bytes
-from simcore.form import Form
-from simcore.framework import Life
 from simcore.ledger import running
 from simcore.models.tensor import TensorSpec
 from simcore.outline import Phase
-from simcore.plan import Placed
+from simcore.placement.form import Form
+from simcore.placement.framework import Life
+from simcore.placement.plan import Placed
 from simcore.recording.tape import Op
 from simcore.tile import AUX, OP
 

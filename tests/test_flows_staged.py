@@ -8,10 +8,10 @@ import pytest
 
 import small
 from simcore.flows.staged import beside_tensors, touched, trained
-from simcore.plan import Plan
+from simcore.placement.plan import Plan
+from simcore.placement.zero_words import Zero
 from simcore.report import Host
 from simcore.simulate import simulate
-from simcore.zero import Zero
 
 AWAY: dict[str, Any] = {"offload": {"optimizer": "host"}}
 BOTH: dict[str, Any] = {"offload": {"optimizer": "host", "params": "host"}}

@@ -6,7 +6,7 @@ from typing import Any
 
 import small
 from simcore.flows.trace import Pins, recorded, seen_by_nodes
-from simcore.plan import Plan
+from simcore.placement.plan import Plan
 
 NOTHING_STAYS = {"stage3_param_persistence_threshold": 0}
 

@@ -14,7 +14,7 @@ from layouts import Layout, layouts, resharded
 from simcore.flow import FlowMaker
 from simcore.inputs.scenario import Scenario
 from simcore.pipeline.schedule import Action, lowered_microbatches
-from simcore.plan import Plan
+from simcore.placement.plan import Plan
 from simcore.program import Program
 from simcore.report import RankReport, Report
 from simcore.setup import prepare

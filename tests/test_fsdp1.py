@@ -11,8 +11,8 @@ import small
 from simcore.errors import IllegalLayout, NotYet, RankscopeError
 from simcore.flows import exact_at_rest
 from simcore.flows.flattened import flat_units
+from simcore.placement.fsdp1_words import Wrapped
 from simcore.simulate import place, simulate
-from simcore.wrapped import Wrapped
 
 LLAMA = "llama-tiny"
 

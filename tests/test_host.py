@@ -9,16 +9,16 @@ import numpy as np
 import pytest
 
 import small
-from simcore.fold import RankClass
-from simcore.form import Form
-from simcore.framework import Framework, Rule
 from simcore.frameworks import fsdp2
 from simcore.host import _windows, model_bytes
-from simcore.job import Job
-from simcore.mesh import Mesh
+from simcore.placement.checkpoint_files import Files, Transfer
+from simcore.placement.fold import RankClass
+from simcore.placement.form import Form
+from simcore.placement.framework import Framework, Rule
+from simcore.placement.job import Job
+from simcore.placement.mesh import Mesh
 from simcore.report import Host, HostPhase, Report
 from simcore.simulate import place, simulate
-from simcore.transfer import Files, Transfer
 
 DENSE = "llama-tiny"
 

@@ -7,7 +7,7 @@ import pytest
 
 from simcore.hardware.efficiency import load_efficiency
 from simcore.launch import launch_ns
-from simcore.libraries import Libraries
+from simcore.placement.libraries import Libraries
 from simcore.recording.kernel_shape import MODULE_BITS, shape_of
 from simcore.recording.rows import Module
 from simcore.recording.tape import Kernel, Op, Stream

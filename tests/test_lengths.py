@@ -9,9 +9,9 @@ import numpy as np
 import pytest
 
 import small
-from simcore.framework import Padding
 from simcore.inputs.training import Lengths, Observed
 from simcore.lengths import at_length, drawn_lengths, longest
+from simcore.placement.framework import Padding
 from simcore.report import Report
 from simcore.simulate import place, simulate
 

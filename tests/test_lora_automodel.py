@@ -19,7 +19,7 @@ from simcore.models.blocks import (
     Moe,
 )
 from simcore.models.lora import LoraChoice
-from simcore.operators.automodel_tensors import tensors
+from simcore.operators.automodel.tensors import tensors
 
 H, V = 2688, 131072
 

@@ -9,7 +9,7 @@ from simcore.lora_bridge import adapters
 from simcore.models.blocks import Attention, Branch, Embedding, Head, LatentAttention, LayerKind, Mamba2, Moe
 from simcore.models.lora import LoraChoice
 from simcore.models.tensor import TensorSpec
-from simcore.operators.megatron import tensors
+from simcore.operators.megatron.implementation import tensors
 
 H, V = 2688, 131072
 MAMBA, MOE, ATTENTION = (LayerKind(name, "nemotron_h", H, (Branch("norm", "mixer", block),)) for name, block in (

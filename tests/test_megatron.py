@@ -12,8 +12,8 @@ from simcore.flows.flat import rank_buffers
 from simcore.frameworks._megatron_layerwise import _deal, _pack
 from simcore.hardware.efficiency import load_efficiency
 from simcore.inputs.scenario import Scenario
-from simcore.libraries import Libraries
 from simcore.outline import Phase
+from simcore.placement.libraries import Libraries
 from simcore.recording.tape import HIDDEN, Op
 from simcore.simulate import place, simulate
 from simcore.streams import Track, tracks

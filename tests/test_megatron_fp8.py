@@ -9,7 +9,7 @@ import pytest
 import small
 from simcore.band import layout_class
 from simcore.flows.flat import rank_buffers
-from simcore.plan import Placed, place
+from simcore.placement.plan import Placed, place
 from simcore.report import Report
 from simcore.setup import prepare
 from simcore.simulate import simulate

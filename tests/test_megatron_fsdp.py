@@ -9,7 +9,7 @@ import pytest
 import small
 from simcore.errors import IllegalLayout, NotYet
 from simcore.flows.bucket import rank_buckets
-from simcore.framework import Queues
+from simcore.placement.framework import Queues
 from simcore.simulate import simulate
 
 

@@ -15,7 +15,7 @@ from simcore.flows import flow_of
 from simcore.lower import lower
 from simcore.outline import Phase, Tables
 from simcore.pipeline.schedule import actions
-from simcore.plan import Plan, place
+from simcore.placement.plan import Plan, place
 from simcore.program import Program
 from simcore.recording.tape import Op, Section, Stream
 from simcore.setup import prepare

@@ -22,7 +22,7 @@ from simcore.lower import lower
 from simcore.measured import Measured, read_measured
 from simcore.outline import Phase
 from simcore.pipeline.schedule import actions
-from simcore.plan import place as place_rank
+from simcore.placement.plan import place as place_rank
 from simcore.recording.tape import Op
 from simcore.report import AtRest, Peak, RankReport, Report
 from simcore.setup import prepare

@@ -19,7 +19,7 @@ from simcore.ledger import running
 from simcore.lower import lower
 from simcore.measured import read_measured
 from simcore.pipeline.schedule import actions, lowered_microbatches
-from simcore.plan import place
+from simcore.placement.plan import place
 from simcore.program import Program
 from simcore.reserve import EXPANDABLE, GATHERED, ORDINARY, Shares, needed, reserved
 from simcore.setup import prepare

@@ -11,7 +11,7 @@ import pytest
 import small
 from simcore.collective import crossing
 from simcore.hardware.topology import load_topology
-from simcore.mesh import IntArray
+from simcore.placement.mesh import IntArray
 from simcore.routes import HOST_WAYS, Routes
 
 

@@ -13,9 +13,9 @@ import small
 from simcore.flows import flow_of
 from simcore.lower import lower
 from simcore.pipeline.schedule import Action, actions
-from simcore.plan import Plan, place
+from simcore.placement.plan import Plan, place
+from simcore.placement.routing import top_k_of
 from simcore.program import Program
-from simcore.routing import top_k_of
 from simcore.setup import prepare
 from simcore.spread import Spread, _line, spread
 from simcore.tile import posted_bytes

@@ -10,7 +10,7 @@ import small
 from simcore.flows import flow_of
 from simcore.lower import lower
 from simcore.pipeline.schedule import actions
-from simcore.plan import place
+from simcore.placement.plan import place
 from simcore.program import Program
 from simcore.recording.tape import GRAD_HIDDEN, HIDDEN, Op
 from simcore.setup import prepare

@@ -15,7 +15,7 @@ from pages import shown, write
 from simcore.inputs.document import parse_document
 from simcore.inputs.scenario import parse_scenario
 from simcore.models.blocks import LayerKind
-from simcore.plan import Plan, place
+from simcore.placement.plan import Plan, place
 from simcore.recording.layer import LayerTape, Run
 from simcore.recording.tape import Op, Param, Section
 from simcore.setup import prepare
@@ -100,7 +100,7 @@ def _fp32_if_adapter(param: Param) -> Param:
 
 
 def _record(plan: Plan, kind: LayerKind, run: Run) -> LayerTape:
-    operators = importlib.import_module(f"simcore.operators.{plan.graph.implementation}")
+    operators = importlib.import_module(f"simcore.operators.{plan.graph.implementation}.implementation")
     tape: LayerTape = operators.record(kind, run, {}, {})
     return tape
 

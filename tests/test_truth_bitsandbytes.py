@@ -11,7 +11,7 @@ import pytest
 import small
 from checkout import ROOT
 from simcore.frameworks._torch import States
-from simcore.plan import Plan
+from simcore.placement.plan import Plan
 from simcore.report import Peak, Report
 from simcore.simulate import simulate
 

@@ -14,10 +14,10 @@ from simcore.flows.partition import LOOKED_AT
 from simcore.flows.parts import aligned, places
 from simcore.flows.staged import beside_tensors, touched
 from simcore.outline import Phase
-from simcore.plan import Plan
+from simcore.placement.plan import Plan
+from simcore.placement.zero_words import Zero
 from simcore.program import Program
 from simcore.recording.tape import Op
-from simcore.zero import Zero
 
 TRUTH: dict[str, Any] = json.loads(
     (ROOT / "tests/truth/deepspeed/0.19.6.json").read_text(encoding="utf-8"))["cases"]

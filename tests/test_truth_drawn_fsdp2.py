@@ -16,8 +16,8 @@ import truth_cases
 from simcore.assemble import report
 from simcore.errors import RankscopeError
 from simcore.inputs.scenario import Scenario
-from simcore.mesh import Mesh
 from simcore.outline import Phase
+from simcore.placement.mesh import Mesh
 from simcore.program import Program
 from simcore.recording.tape import Op
 from simcore.report import RankReport

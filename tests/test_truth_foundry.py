@@ -18,7 +18,7 @@ from simcore.inputs.scenario import parse_scenario
 from simcore.lower import lower
 from simcore.models.graph import build, model_config
 from simcore.pipeline.schedule import actions
-from simcore.plan import Plan, place
+from simcore.placement.plan import Plan, place
 from simcore.program import Program
 from simcore.recording.tape import Op
 from simcore.report import RankReport

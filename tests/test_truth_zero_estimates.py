@@ -16,8 +16,8 @@ import small
 from checkout import ROOT
 from simcore.flows.staged import beside_tensors
 from simcore.inputs.loading import load
-from simcore.on_host import host_bytes
-from simcore.plan import Plan
+from simcore.placement.on_host import host_bytes
+from simcore.placement.plan import Plan
 from simcore.report import Peak
 from simcore.simulate import simulate
 

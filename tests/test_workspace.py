@@ -10,7 +10,7 @@ import pytest
 import small
 from simcore.inputs.scenario import Scenario
 from simcore.models.blocks import Attention
-from simcore.plan import Plan, place
+from simcore.placement.plan import Plan, place
 from simcore.setup import prepare
 from simcore.simulate import simulate
 from simcore.units import parse_cublas

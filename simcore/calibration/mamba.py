@@ -52,7 +52,7 @@ def _scanner(bench: Bench, block: Mamba2) -> tuple[str, Callable[..., Any]]:
 
 
 def scan_work(block: Mamba2, seq: int) -> Work:
-    """As `_scan` and `_scan_backward` of `simcore/operators/megatron_mamba.py` count, in bf16."""
+    """As `_scan` and `_scan_backward` of `simcore/operators/megatron/mamba.py` count, in bf16."""
     inner, chunks = block.inner, -(-seq // block.chunk)
     states, products = chunks * inner * block.state, 4 * seq * block.num_groups * block.chunk
     wide, narrow = 2 * block.state * inner * seq, 2 * block.chunk * block.state * block.num_groups * seq

@@ -94,7 +94,7 @@ def optimizer(bench: Bench) -> Iterator[Reading]:
     """AdamW of fp32 weights of the model's linears, fused in one kernel where torch has it, else foreach.
 
     It reads and writes weight and both moments, and reads the gradient: 28 bytes and 12 FLOPs an element, as
-    `simcore/update.py` counts.
+    `simcore/placement/optimizer_step.py` counts.
     """
     shapes = [(p.n, p.k) for p in bench.sizes.products[:len(bench.extent.tokens)]]
     weights = [bench.random(*shape, dtype="float32", grad=True) for shape in shapes]

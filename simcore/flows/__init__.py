@@ -11,10 +11,10 @@ from simcore.flows.reduced import ReducedFlow
 from simcore.flows.resident import ResidentFlow
 from simcore.flows.unshard import GatheredFlow
 from simcore.flows.wrapped import WrappedFlow
-from simcore.framework import Framework, Queues, UnshardFlow
-from simcore.reducer import Reducer
-from simcore.wrapped import Wrapped
-from simcore.zero import Zero
+from simcore.placement.ddp_words import Reducer
+from simcore.placement.framework import Framework, Queues, UnshardFlow
+from simcore.placement.fsdp1_words import Wrapped
+from simcore.placement.zero_words import Zero
 
 __all__ = ["exact_at_rest", "flow_of", "mean_at_rest", "padding_bytes"]
 

@@ -9,8 +9,8 @@ from itertools import accumulate
 
 from simcore.builder import Builder
 from simcore.flows.bucket import POOL, Bucket, shared_units, together
-from simcore.framework import Queues
 from simcore.outline import BUCKET_GATHER, Tables
+from simcore.placement.framework import Queues
 from simcore.recording.tape import Stream
 from simcore.units import dtype_bytes
 

@@ -1,4 +1,4 @@
-"""Gradients that have no bucket under ZeRO-1 and 2: [Note: gradients apart] in `simcore.zero`."""
+"""Gradients that have no bucket under ZeRO-1 and 2: [Note: gradients apart]."""
 
 from __future__ import annotations
 

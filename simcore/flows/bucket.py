@@ -12,8 +12,8 @@ from dataclasses import dataclass
 from functools import lru_cache
 
 from simcore.chunks import Chunked, lay_in_chunks
-from simcore.framework import Queues
-from simcore.plan import AtRestBytes, Placed, Plan
+from simcore.placement.framework import Queues
+from simcore.placement.plan import AtRestBytes, Placed, Plan
 from simcore.units import dtype_bytes
 
 __all__ = ["POOL", "Bucket", "bucket_padding", "bucket_storage", "exact_in_buckets", "rank_buckets", "shared_units",

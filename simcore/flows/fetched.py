@@ -1,4 +1,4 @@
-"""The flow of ZeRO-3: [Note: ZeRO-3] in `simcore.zero`.
+"""The flow of ZeRO-3: [Note: ZeRO-3].
 
 Upstream's hooks are those of modules, and so is the order in which parameters are gathered here; but a layer's are
 all gathered when it begins (in backward: up to the end of its replay), and their bytes go when it ends: up to a layer
@@ -24,11 +24,11 @@ from simcore.flows.staged import sub_groups
 from simcore.flows.trace import Pins, bytes_by_dtype, recorded, seen_by_nodes
 from simcore.outline import Tables
 from simcore.pipeline.schedule import Action
-from simcore.plan import Placed, Plan
+from simcore.placement.plan import Placed, Plan
+from simcore.placement.zero_words import PERSISTENT, Zero
 from simcore.recording.rows import HOST_DRAINS, Module
 from simcore.recording.tape import Kernel, Param, Stream
 from simcore.units import dtype_bytes
-from simcore.zero import PERSISTENT, Zero
 
 __all__ = ["FetchedFlow"]
 

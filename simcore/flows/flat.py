@@ -1,4 +1,4 @@
-"""A rank's parameters in flat buffers, dense and expert apart: [Note: Megatron buffers] in `simcore.buffers`."""
+"""A rank's parameters in flat buffers, dense and expert apart: [Note: Megatron buffers]."""
 
 from __future__ import annotations
 
@@ -11,10 +11,10 @@ from itertools import groupby
 import numpy as np
 
 from simcore.buffers import FlatBuffer, lay_out
-from simcore.framework import Buckets
-from simcore.mesh import IntArray
 from simcore.models.blocks import Head, Mtp
-from simcore.plan import AtRestBytes, Placed, Plan
+from simcore.placement.framework import Buckets
+from simcore.placement.mesh import IntArray
+from simcore.placement.plan import AtRestBytes, Placed, Plan
 from simcore.units import dtype_bytes, packed_bytes
 
 __all__ = ["RankBuffer", "exact_at_rest", "padding_bytes", "padding_elements", "rank_buffers"]

@@ -1,15 +1,15 @@
-"""How long the flat parameters of FSDP1's units are: [Note: FSDP1] in `simcore.wrapped`."""
+"""How long the flat parameters of FSDP1's units are: [Note: FSDP1] in `simcore.placement.fsdp1_words`."""
 
 from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import dataclass
 
-from simcore.form import Form
-from simcore.framework import Life, Moment, Unit
-from simcore.plan import AtRestBytes, Placed, Plan
+from simcore.placement.form import Form
+from simcore.placement.framework import Life, Moment, Unit
+from simcore.placement.fsdp1_words import Wrapped
+from simcore.placement.plan import AtRestBytes, Placed, Plan
 from simcore.units import dtype_bytes
-from simcore.wrapped import Wrapped
 
 __all__ = ["FlatUnit", "exact_in_units", "flat_life", "flat_units", "mean_in_units", "unit_padding", "unit_storage"]
 

@@ -7,8 +7,8 @@ from collections.abc import Sequence
 from simcore.builder import Builder
 from simcore.flows.hooked import gathering
 from simcore.flows.unit import UnitBytes
-from simcore.framework import Unit
 from simcore.outline import BACKWARD_GATHER, FORWARD_GATHER, Tables
+from simcore.placement.framework import Unit
 from simcore.recording.tape import Kernel, Stream
 
 __all__ = ["Gathers"]

@@ -1,4 +1,4 @@
-"""Gradients of ZeRO-3's parts that rest on the host, and the step there: [Note: ZeRO on the host] in `simcore.zero`."""
+"""Gradients of ZeRO-3's parts that rest on the host, and the step there: [Note: ZeRO on the host]."""
 
 from __future__ import annotations
 
@@ -9,9 +9,9 @@ from simcore.flows.hosted import copied, updated_on_host
 from simcore.flows.staged import num_moments
 from simcore.hardware.nvme import aligned, is_swapped, stays_on_device, whole_pieces
 from simcore.outline import Tables
-from simcore.plan import Plan
+from simcore.placement.plan import Plan
+from simcore.placement.zero_words import Zero
 from simcore.units import dtype_bytes
-from simcore.zero import Zero
 
 __all__ = ["GradientsOnHost"]
 

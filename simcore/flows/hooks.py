@@ -20,9 +20,9 @@ from simcore.flows.gather import Gathers
 from simcore.flows.hooked import releasing
 from simcore.flows.reduce import Reductions
 from simcore.flows.unit import Weigher
-from simcore.framework import Unit, UnshardFlow
 from simcore.outline import Tables
-from simcore.plan import Plan
+from simcore.placement.framework import Unit, UnshardFlow
+from simcore.placement.plan import Plan
 
 __all__ = ["UnshardHooks"]
 

@@ -12,7 +12,7 @@ from typing import Final
 
 from simcore.builder import Builder
 from simcore.outline import Tables
-from simcore.plan import Plan
+from simcore.placement.plan import Plan
 from simcore.recording.rows import HOST_STOPS, Module
 from simcore.recording.tape import Stream
 from simcore.units import dtype_bytes

@@ -19,7 +19,7 @@ from dataclasses import dataclass
 from typing import Final
 
 from simcore.models.blocks import Embedding, Head, Mlp
-from simcore.plan import Plan
+from simcore.placement.plan import Plan
 
 __all__ = ["Calls", "asks_inputs", "backward_calls", "forward_calls", "readiness", "released_after",
            "replayed"]

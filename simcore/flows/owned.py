@@ -14,12 +14,12 @@ from simcore.flows import flat
 from simcore.flows.bucket import bucket_storage, exact_in_buckets
 from simcore.flows.flattened import exact_in_units, mean_in_units, unit_storage
 from simcore.flows.parts import exact_in_parts, flat_padding, gradient_elements
-from simcore.framework import Buckets, Queues, UnshardFlow
-from simcore.plan import AtRestBytes, Placed, PlacedKind, Plan
-from simcore.reducer import Reducer
+from simcore.placement.ddp_words import Reducer
+from simcore.placement.framework import Buckets, Queues, UnshardFlow
+from simcore.placement.fsdp1_words import Wrapped
+from simcore.placement.plan import AtRestBytes, Placed, PlacedKind, Plan
+from simcore.placement.zero_words import Zero
 from simcore.units import dtype_bytes
-from simcore.wrapped import Wrapped
-from simcore.zero import Zero
 
 __all__ = ["exact_at_rest", "mean_at_rest", "padding_bytes"]
 

@@ -1,4 +1,4 @@
-"""The flow of ZeRO-1 and ZeRO-2: [Note: ZeRO-1 and ZeRO-2] in `simcore.zero`."""
+"""The flow of ZeRO-1 and ZeRO-2: [Note: ZeRO-1 and ZeRO-2]."""
 
 from __future__ import annotations
 
@@ -12,11 +12,11 @@ from simcore.flows.parts import aligned, flat_padding, gradient_elements, places
 from simcore.flows.rest import post_rest, rest_postings, step_temporaries
 from simcore.outline import Tables
 from simcore.pipeline.schedule import Action
-from simcore.plan import Plan
+from simcore.placement.plan import Plan
+from simcore.placement.zero_words import Zero
 from simcore.recording.rows import Module
 from simcore.recording.tape import Kernel, Param, Stream
 from simcore.units import dtype_bytes
-from simcore.zero import Zero
 
 __all__ = ["PartitionFlow"]
 

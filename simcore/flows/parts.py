@@ -1,4 +1,4 @@
-"""Parts of the flat group of trained parameters under ZeRO-1 and 2: [Note: ZeRO-1 and ZeRO-2] in `simcore.zero`."""
+"""Parts of the flat group of trained parameters under ZeRO-1 and 2: [Note: ZeRO-1 and ZeRO-2]."""
 
 from __future__ import annotations
 
@@ -6,9 +6,9 @@ import math
 
 import numpy as np
 
-from simcore.plan import AtRestBytes, Plan
+from simcore.placement.plan import AtRestBytes, Plan
+from simcore.placement.zero_words import Zero
 from simcore.units import dtype_bytes
-from simcore.zero import Zero
 
 __all__ = ["aligned", "exact_in_parts", "flat_padding", "gradient_elements", "places", "touching", "trained_of"]
 

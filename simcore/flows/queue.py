@@ -6,8 +6,8 @@ from collections.abc import Sequence
 
 from simcore.builder import Builder
 from simcore.flows.bucket import POOL, Bucket, shared_units, together
-from simcore.framework import Queues
 from simcore.outline import Tables
+from simcore.placement.framework import Queues
 from simcore.recording.tape import Stream
 from simcore.units import dtype_bytes
 

@@ -32,10 +32,10 @@ from simcore.flows.ahead import GathersAhead
 from simcore.flows.bucket import Bucket, bucket_padding, rank_buckets
 from simcore.flows.queue import GradQueue
 from simcore.flows.rest import Posting, post_rest
-from simcore.framework import Queues
 from simcore.outline import Tables
 from simcore.pipeline.schedule import Action
-from simcore.plan import Placed, Plan
+from simcore.placement.framework import Queues
+from simcore.placement.plan import Placed, Plan
 from simcore.recording.tape import Kernel, Param
 from simcore.units import dtype_bytes
 

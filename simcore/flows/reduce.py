@@ -7,8 +7,8 @@ from collections.abc import Sequence
 from simcore.builder import Builder
 from simcore.flows.hooked import reducing
 from simcore.flows.unit import GradBytes, UnitBytes
-from simcore.framework import Unit
 from simcore.outline import Tables
+from simcore.placement.framework import Unit
 from simcore.recording.rows import Step
 from simcore.recording.tape import Kernel, Stream
 

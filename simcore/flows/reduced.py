@@ -1,4 +1,4 @@
-"""The flow of whole parameters whose gradients are autograd's own: [Note: the reducer] in `simcore.reducer`."""
+"""The flow of whole parameters whose gradients are autograd's own: [Note: the reducer]."""
 
 from __future__ import annotations
 
@@ -8,9 +8,9 @@ from simcore.builder import Builder
 from simcore.flows.rest import optimizer_temporaries, post_rest, rest_postings
 from simcore.outline import Tables
 from simcore.pipeline.schedule import Action
-from simcore.plan import Plan
+from simcore.placement.ddp_words import Reducer
+from simcore.placement.plan import Plan
 from simcore.recording.tape import Kernel, Param, Stream
-from simcore.reducer import Reducer
 from simcore.units import dtype_bytes
 
 __all__ = ["ReducedFlow"]

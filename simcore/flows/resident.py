@@ -27,10 +27,10 @@ from simcore.builder import Builder
 from simcore.flows.flat import RankBuffer, padding_bytes, rank_buffers
 from simcore.flows.hosted import copied, cpu_bytes, share_on_host, waits_for_device
 from simcore.flows.rest import muon_transient, post_rest
-from simcore.framework import Buckets
 from simcore.outline import Tables
 from simcore.pipeline.schedule import Action
-from simcore.plan import Placed, Plan
+from simcore.placement.framework import Buckets
+from simcore.placement.plan import Placed, Plan
 from simcore.recording.rows import Module
 from simcore.recording.tape import Kernel, Param, Stream
 from simcore.units import dtype_bytes, packed_bytes

@@ -7,14 +7,14 @@ from collections.abc import Callable, Mapping, Sequence
 import numpy as np
 
 from simcore.builder import Builder
-from simcore.mesh import IntArray
 from simcore.models.blocks import Attention
 from simcore.outline import Phase, Tables
-from simcore.plan import Placed, Plan
+from simcore.placement.mesh import IntArray
+from simcore.placement.optimizer_step import is_updated_in_backward, moment_dtype
+from simcore.placement.plan import Placed, Plan
 from simcore.recording.tape import Kernel, Op
 from simcore.tile import Tile
 from simcore.units import dtype_bytes
-from simcore.update import is_updated_in_backward, moment_dtype
 
 __all__ = ["Posting", "muon_transient", "newton_schulz_bytes", "optimizer_temporaries", "post_rest", "rest_postings",
            "step_temporaries"]

@@ -1,11 +1,11 @@
-"""Second parts of parameters, cut over fewer ranks: [Note: hpZ] in `simcore.zero`."""
+"""Second parts of parameters, cut over fewer ranks: [Note: hpZ]."""
 
 from __future__ import annotations
 
 from simcore.builder import Builder
 from simcore.outline import Tables
-from simcore.plan import Plan
-from simcore.zero import Zero
+from simcore.placement.plan import Plan
+from simcore.placement.zero_words import Zero
 
 __all__ = ["Key", "Secondary"]
 

@@ -1,4 +1,4 @@
-"""What lies on the host beside tensors: [Note: ZeRO on the host] in `simcore.zero`."""
+"""What lies on the host beside tensors: [Note: ZeRO on the host]."""
 
 from __future__ import annotations
 
@@ -8,9 +8,9 @@ from collections.abc import Iterator, Sequence
 from simcore.flows.parts import aligned, touching, trained_of
 from simcore.hardware.nvme import aligned as aligned_to_drives
 from simcore.hardware.nvme import is_swapped
-from simcore.plan import Placed, Plan
+from simcore.placement.plan import Placed, Plan
+from simcore.placement.zero_words import Zero
 from simcore.units import dtype_bytes
-from simcore.zero import Zero
 
 __all__ = ["beside_tensors", "num_moments", "sub_groups", "touched", "trained"]
 

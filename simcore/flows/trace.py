@@ -18,8 +18,8 @@ from collections.abc import Iterable, Iterator, Set
 
 from simcore.flows.modules import Calls, backward_calls, forward_calls, released_after, replayed
 from simcore.flows.secondary import Key
-from simcore.plan import Placed, Plan
-from simcore.zero import PERSISTENT
+from simcore.placement.plan import Placed, Plan
+from simcore.placement.zero_words import PERSISTENT
 
 __all__ = ["Pins", "bytes_by_dtype", "recorded", "seen_by_nodes"]
 

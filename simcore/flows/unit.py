@@ -5,12 +5,12 @@ from __future__ import annotations
 import re
 from dataclasses import dataclass
 
-from simcore.form import Shard
-from simcore.framework import Unit
-from simcore.plan import Placed, Plan
+from simcore.placement.form import Shard
+from simcore.placement.framework import Unit
+from simcore.placement.optimizer_step import is_updated_in_backward, step_of
+from simcore.placement.plan import Placed, Plan
 from simcore.recording.rows import Step
 from simcore.units import dtype_bytes
-from simcore.update import is_updated_in_backward, step_of
 
 __all__ = ["GradBytes", "ParamBytes", "UnitBytes", "Weigher"]
 

@@ -8,10 +8,10 @@ from simcore.builder import Builder
 from simcore.flows.hooks import UnshardHooks
 from simcore.flows.hosted import updated
 from simcore.flows.rest import optimizer_temporaries, post_rest, rest_postings
-from simcore.framework import UnshardFlow
 from simcore.outline import Phase, Tables
 from simcore.pipeline.schedule import Action, Part
-from simcore.plan import Plan
+from simcore.placement.framework import UnshardFlow
+from simcore.placement.plan import Plan
 from simcore.recording.tape import Param
 
 __all__ = ["GatheredFlow"]

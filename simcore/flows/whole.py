@@ -1,4 +1,4 @@
-"""Flat gradients of FSDP1's units, the gradient half of [Note: FSDP1] in `simcore.wrapped`."""
+"""Flat gradients of FSDP1's units, the gradient half of [Note: FSDP1] in `simcore.placement.fsdp1_words`."""
 
 from __future__ import annotations
 
@@ -7,10 +7,10 @@ from collections.abc import Sequence
 from simcore.builder import Builder
 from simcore.flows.flattened import FlatUnit, flat_life, parts_of
 from simcore.outline import Tables
-from simcore.plan import Plan
+from simcore.placement.fsdp1_words import Wrapped
+from simcore.placement.plan import Plan
 from simcore.recording.tape import Kernel, Stream
 from simcore.units import dtype_bytes
-from simcore.wrapped import Wrapped
 
 __all__ = ["FlatGradients"]
 

@@ -1,4 +1,4 @@
-"""The flow of torch's FullyShardedDataParallel: [Note: FSDP1] in `simcore.wrapped`."""
+"""The flow of torch's FullyShardedDataParallel: [Note: FSDP1] in `simcore.placement.fsdp1_words`."""
 
 from __future__ import annotations
 
@@ -9,13 +9,13 @@ from simcore.flows.flattened import flat_life, flat_units, parts_of, unit_paddin
 from simcore.flows.hosted import updated
 from simcore.flows.rest import optimizer_temporaries, post_rest, rest_postings
 from simcore.flows.whole import FlatGradients
-from simcore.form import Form
 from simcore.outline import BACKWARD_GATHER, FORWARD_GATHER, Tables
 from simcore.pipeline.schedule import Action
-from simcore.plan import Plan
+from simcore.placement.form import Form
+from simcore.placement.fsdp1_words import Wrapped
+from simcore.placement.plan import Plan
 from simcore.recording.tape import Kernel, Param, Stream
 from simcore.units import dtype_bytes
-from simcore.wrapped import Wrapped
 
 __all__ = ["WrappedFlow"]
 

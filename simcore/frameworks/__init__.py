@@ -1,1 +1,1 @@
-"""One file per framework: a table in the words of `simcore.framework`, and what no table can say as a function."""
+"""One file per framework: a table of rules for one job, and functions for what no table can say."""

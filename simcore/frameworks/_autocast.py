@@ -11,8 +11,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Any, Final
 
-from simcore.job import Job
 from simcore.models.blocks import Attention, Mlp
+from simcore.placement.job import Job
 
 __all__ = ["AUTOCAST_OPTIONS", "Mixed", "mixed_of"]
 

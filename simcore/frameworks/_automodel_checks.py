@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 from simcore.frameworks._torch import refuse_virtual_stages
-from simcore.job import Job
 from simcore.models.blocks import Moe
 from simcore.pipeline.schedule import ZERO_BUBBLE
+from simcore.placement.job import Job
 
 __all__ = ["QUANTISED", "check"]
 

@@ -6,10 +6,10 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from functools import lru_cache
 
-from simcore.framework import Unit
-from simcore.job import Job
 from simcore.models.graph import ModelGraph
 from simcore.models.tensor import TensorSpec
+from simcore.placement.framework import Unit
+from simcore.placement.job import Job
 
 __all__ = ["is_sharded", "units"]
 

@@ -13,8 +13,8 @@ from typing import Any, Final
 
 from simcore.errors import InputError, Problem
 from simcore.inputs.training import Quantization
-from simcore.job import Job
 from simcore.models.tensor import TensorSpec
+from simcore.placement.job import Job
 from simcore.recording.packed_weights import Packed
 
 __all__ = ["OUTLIERS", "STORAGES", "STORAGE_OPTION", "THRESHOLD_OPTION", "TUNE_OPTION", "is_packed", "packed_of"]

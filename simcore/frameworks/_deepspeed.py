@@ -12,8 +12,6 @@ from functools import lru_cache
 from typing import Any, Final
 
 from simcore.errors import InputError, Problem
-from simcore.form import Flat, Form, Layout, Partial
-from simcore.framework import Framework, Life, Moment, Optimizer, Rule
 from simcore.frameworks import _transformers
 from simcore.frameworks._bitsandbytes import STORAGE_OPTION, STORAGES, is_packed, packed_of
 from simcore.frameworks._files import plain_files
@@ -25,9 +23,11 @@ from simcore.frameworks._torch import (
     torch_optimizer,
 )
 from simcore.frameworks._torch_kernels import SDPA_BACKENDS, torch_libraries
-from simcore.job import Job, topology_of
+from simcore.placement.form import Flat, Form, Layout, Partial
+from simcore.placement.framework import Framework, Life, Moment, Optimizer, Rule
+from simcore.placement.job import Job, topology_of
+from simcore.placement.zero_words import PERSISTENT, Zero
 from simcore.recording.packed_weights import Packed
-from simcore.zero import PERSISTENT, Zero
 
 __all__ = ["IMPLEMENTATIONS", "VERSIONS", "zero_table"]
 
@@ -57,7 +57,7 @@ _OFFLOADED: Final[dict[str, tuple[Any, ...]]] = {"device": ("cpu",), "pin_memory
 _TO_NVME: Final[dict[str, tuple[Any, ...]]] = {
     "device": ("nvme",), "pin_memory": (True, False), "nvme_path": (str,), "buffer_count": (int,),
     "fast_init": (True, False), "pipeline_read": (False,), "pipeline_write": (False,)}
-"""Of offload_optimizer with it: [Note: ZeRO-3 and NVMe] in `simcore/hardware/nvme.py`."""
+"""Of offload_optimizer with it: [Note: ZeRO-3 and NVMe]."""
 _OF_NVME: Final = ("nvme_path", "buffer_count", "buffer_size", "max_in_cpu", "fast_init", "pipeline_read",
                    "pipeline_write")
 _OF_3: Final[dict[str, tuple[Any, ...]]] = {

@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Final
 
-from simcore.job import Job
-from simcore.transfer import Files, Transfer
+from simcore.placement.checkpoint_files import Files, Transfer
+from simcore.placement.job import Job
 
 __all__ = ["automodel_files", "fsdp1_files", "fsdp2_files", "megatron_files", "megatron_fsdp_files", "plain_files"]
 

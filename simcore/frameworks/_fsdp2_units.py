@@ -6,11 +6,11 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from functools import lru_cache
 
-from simcore.framework import Unit
 from simcore.frameworks._bitsandbytes import is_packed
 from simcore.models.blocks import Embedding, FinalNorm, Head, Loss, Moe
 from simcore.models.graph import ModelGraph
 from simcore.models.tensor import TensorSpec
+from simcore.placement.framework import Unit
 
 __all__ = ["Wrapping", "units"]
 

@@ -8,7 +8,7 @@ from typing import Any, Final
 from simcore.frameworks import _transformers
 from simcore.frameworks._torch import check_optimizer_in_backward
 from simcore.inputs.training import Draws
-from simcore.job import Job
+from simcore.placement.job import Job
 
 __all__ = ["DEFAULTS", "OPTIONS", "check", "checkpoint", "options_of", "stages_of", "tp_layout"]
 

@@ -8,14 +8,14 @@ from __future__ import annotations
 
 from typing import Any
 
-from simcore.form import Layout, Shard
 from simcore.frameworks._torch import Defaults
 from simcore.frameworks._torch_kernels import FUSED, SDPA_BACKENDS
 from simcore.frameworks._torch_stages import even_stages
 from simcore.inputs.training import Capacity, Draws, Imbalance
-from simcore.job import Job
 from simcore.models.blocks import Attention, Moe
 from simcore.models.tensor import TensorSpec
+from simcore.placement.form import Layout, Shard
+from simcore.placement.job import Job
 
 __all__ = ["DEFAULTS", "OPTIONS", "assumptions", "check", "checkpoint", "options_of", "stages_of", "tp_layout"]
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any, Final
 
-from simcore.job import Job
+from simcore.placement.job import Job
 
 __all__ = ["LIGER", "LIGER_FAMILIES", "LIGER_OPTION", "liger_kernels", "loss_with"]
 

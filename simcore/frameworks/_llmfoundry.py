@@ -16,13 +16,13 @@ from dataclasses import replace
 from functools import lru_cache
 from typing import Any
 
-from simcore.form import Layout
 from simcore.frameworks._torch import Defaults, all_or_no_checkpoint
 from simcore.frameworks._torch_stages import weighed_stages
-from simcore.job import Job
 from simcore.models.blocks import Attention, Embedding
 from simcore.models.graph import ModelGraph
 from simcore.models.tensor import TensorSpec
+from simcore.placement.form import Layout
+from simcore.placement.job import Job
 
 __all__ = ["DEFAULTS", "FSDP1", "OPTIONS", "check", "checkpoint", "in_fp8", "options_of", "stages_of", "tp_layout"]
 

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from simcore.job import Job
 from simcore.models.blocks import Attention, Head, LatentAttention, Mamba2, Mixer, Mlp, Moe, Mtp
+from simcore.placement.job import Job
 
 __all__ = ["check", "check_fuser", "check_overlap", "check_shared_overlap"]
 

@@ -16,7 +16,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from simcore.job import Job
+from simcore.placement.job import Job
 
 __all__ = ["Formats", "formats"]
 

@@ -25,13 +25,13 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 from functools import lru_cache
 
-from simcore.form import local_shape
 from simcore.frameworks._megatron_lives import whole_layout
-from simcore.job import Job
-from simcore.mesh import Mesh
 from simcore.models.blocks import LayerKind, Mtp
 from simcore.models.graph import ModelGraph
 from simcore.models.tensor import TensorSpec
+from simcore.placement.form import local_shape
+from simcore.placement.job import Job
+from simcore.placement.mesh import Mesh
 from simcore.recording.fp8_scaling import RECIPES, Scaling, in_model, matched
 
 __all__ = ["Fp8", "OPTIONS", "assumptions", "check_shapes", "check_user_buffers", "fp8_of", "quantized", "run_options",

@@ -20,9 +20,9 @@ from __future__ import annotations
 from typing import Final
 
 from simcore.inputs.training import Capacity
-from simcore.job import Job
-from simcore.libraries import FULL_ITERATION
 from simcore.models.blocks import Mamba2, Mlp, Moe
+from simcore.placement.job import Job
+from simcore.placement.libraries import FULL_ITERATION
 from simcore.recording.rows import Module
 
 __all__ = ["OPTIONS", "assumptions", "graphs_of"]

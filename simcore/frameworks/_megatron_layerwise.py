@@ -16,10 +16,10 @@ from __future__ import annotations
 import math
 from collections.abc import Iterator, Sequence
 
-from simcore.form import COPIES, Shard
-from simcore.framework import Dealt, Rule
-from simcore.job import Job
 from simcore.models.tensor import TensorSpec
+from simcore.placement.form import COPIES, Shard
+from simcore.placement.framework import Dealt, Rule
+from simcore.placement.job import Job
 
 __all__ = ["assumptions", "dealt"]
 

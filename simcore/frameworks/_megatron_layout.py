@@ -11,8 +11,8 @@ import re
 from typing import Final
 
 from simcore.errors import IllegalLayout
-from simcore.job import Job
 from simcore.models.blocks import Mtp
+from simcore.placement.job import Job
 
 __all__ = ["OPTION", "chunks_of"]
 

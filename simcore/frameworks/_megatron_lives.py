@@ -9,12 +9,12 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from functools import lru_cache
 
-from simcore.form import COPIES, Flat, Form, Layout, Partial, Shard
-from simcore.framework import Life, Matches, Moment, Rule
 from simcore.frameworks._megatron_formats import Formats
-from simcore.job import Job
 from simcore.models.graph import ModelGraph
 from simcore.models.tensor import TensorSpec
+from simcore.placement.form import COPIES, Flat, Form, Layout, Partial, Shard
+from simcore.placement.framework import Life, Matches, Moment, Rule
+from simcore.placement.job import Job
 
 __all__ = ["rules", "rules_of", "shard_axes", "whole_layout"]
 

@@ -5,8 +5,8 @@ from __future__ import annotations
 from typing import Final
 
 from simcore.inputs.training import Recompute
-from simcore.job import Job
 from simcore.models.blocks import LatentAttention, Mamba2, Mixer, Mlp, Moe, Mtp
+from simcore.placement.job import Job
 
 __all__ = ["assumptions", "check_groups", "checkpoint", "kept_whole", "together"]
 

@@ -8,10 +8,10 @@ from __future__ import annotations
 from simcore.frameworks._megatron_layout import OPTION as LAYOUT
 from simcore.frameworks._megatron_layout import chunks_of
 from simcore.inputs.training import Recompute
-from simcore.job import Job
 from simcore.models.blocks import Mamba2, Mtp
 from simcore.pipeline.schedule import Schedule
-from simcore.stages import contiguous, stage_layers
+from simcore.placement.job import Job
+from simcore.placement.stages import contiguous, stage_layers
 
 __all__ = ["OVERLAP", "overlaps", "schedule", "stages"]
 

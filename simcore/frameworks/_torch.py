@@ -5,10 +5,10 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 from typing import Final
 
-from simcore.form import Blocks, Form, Layout
-from simcore.framework import Optimizer
-from simcore.job import Job
 from simcore.lora_names import DEFAULT_TARGETS
+from simcore.placement.form import Blocks, Form, Layout
+from simcore.placement.framework import Optimizer
+from simcore.placement.job import Job
 
 __all__ = ["Defaults", "Sourced", "States", "all_or_no_checkpoint", "check_named_adapters",
            "check_optimizer_in_backward", "offloaded_together", "refuse_virtual_stages", "states_of", "torch_optimizer"]

@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any, Final
 
-from simcore.job import Job
-from simcore.libraries import Libraries
 from simcore.models.blocks import Attention, LatentAttention
+from simcore.placement.job import Job
+from simcore.placement.libraries import Libraries
 
 __all__ = ["FUSED", "SDPA_BACKENDS", "torch_libraries"]
 

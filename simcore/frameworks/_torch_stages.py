@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from simcore.job import Job
 from simcore.pipeline.schedule import ZERO_BUBBLE, Schedule
-from simcore.stages import contiguous, remainder_first, stage_layers
+from simcore.placement.job import Job
+from simcore.placement.stages import contiguous, remainder_first, stage_layers
 
 __all__ = ["check_schedule", "even_stages", "pipeline_schedule", "weighed_stages"]
 

@@ -9,16 +9,16 @@ from dataclasses import replace
 from functools import lru_cache
 from typing import Any
 
-from simcore.form import Layout, Shard
 from simcore.frameworks._torch import Defaults
 from simcore.frameworks._torch_kernels import SDPA_BACKENDS
 from simcore.frameworks._torch_stages import weighed_stages
 from simcore.inputs.training import Draws
-from simcore.job import Job
 from simcore.models.blocks import Attention
 from simcore.models.graph import ModelGraph
 from simcore.models.tensor import TensorSpec
 from simcore.pipeline.schedule import ZERO_BUBBLE
+from simcore.placement.form import Layout, Shard
+from simcore.placement.job import Job
 
 __all__ = ["DEFAULTS", "OPTIONS", "check", "checkpoint", "gathered_weights", "in_fp8", "options_of", "stages_of",
            "tp_layout"]

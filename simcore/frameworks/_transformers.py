@@ -4,16 +4,16 @@ from __future__ import annotations
 
 from typing import Any, Final
 
-from simcore.form import Layout
 from simcore.frameworks._bitsandbytes import STORAGE_OPTION, STORAGES, TUNE_OPTION
 from simcore.frameworks._liger import LIGER_OPTION, liger_kernels
 from simcore.frameworks._torch import Defaults, all_or_no_checkpoint, check_optimizer_in_backward
 from simcore.frameworks._torch_kernels import SDPA_BACKENDS
 from simcore.frameworks._torch_stages import weighed_stages
 from simcore.inputs.training import Draws
-from simcore.job import Job
 from simcore.models.blocks import Attention, Mamba2
 from simcore.models.tensor import TensorSpec
+from simcore.placement.form import Layout
+from simcore.placement.job import Job
 
 __all__ = ["DEFAULTS", "OPTIONS", "VLLM_FLASH_ATTN3", "check", "check_layers", "checkpoint", "options_of", "replayed",
            "stages_of", "tp_layout"]

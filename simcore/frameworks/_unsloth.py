@@ -10,7 +10,7 @@ from __future__ import annotations
 
 from typing import Any, Final
 
-from simcore.job import Job
+from simcore.placement.job import Job
 
 __all__ = ["FAST_OPTION", "FAST_RELEASES", "adapter_dtype", "fast_layers"]
 

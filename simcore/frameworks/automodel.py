@@ -19,8 +19,6 @@ from dataclasses import dataclass, replace
 from functools import lru_cache
 from typing import Any
 
-from simcore.form import Form, Layout, Partial, Shard
-from simcore.framework import Framework, Life, Moment, Padding, Rule, UnshardFlow
 from simcore.frameworks import _transformers
 from simcore.frameworks._automodel_checks import QUANTISED, check
 from simcore.frameworks._automodel_units import is_sharded, units
@@ -29,13 +27,15 @@ from simcore.frameworks._files import automodel_files
 from simcore.frameworks._liger import LIGER, LIGER_FAMILIES, LIGER_OPTION, liger_kernels
 from simcore.frameworks._torch import States, all_or_no_checkpoint, states_of, torch_optimizer
 from simcore.frameworks._torch_kernels import SDPA_BACKENDS, torch_libraries
-from simcore.job import Job
-from simcore.libraries import Libraries
 from simcore.lora_automodel import adapters
-from simcore.operators.automodel import RELEASE_0_7_0, SNAPSHOT_2026_06_08
+from simcore.operators.automodel.implementation import RELEASE_0_7_0, SNAPSHOT_2026_06_08
 from simcore.pipeline.schedule import Schedule
+from simcore.placement.form import Form, Layout, Partial, Shard
+from simcore.placement.framework import Framework, Life, Moment, Padding, Rule, UnshardFlow
+from simcore.placement.job import Job
+from simcore.placement.libraries import Libraries
+from simcore.placement.stages import contiguous, remainder_first, stage_layers
 from simcore.recording.packed_weights import Packed
-from simcore.stages import contiguous, remainder_first, stage_layers
 
 __all__ = ["DEFAULT_IMPLEMENTATION", "IMPLEMENTATIONS", "PACKS", "VERSIONS", "adapters", "table"]
 

@@ -2,8 +2,8 @@
 
 Parameters, gradients and states are whole on every rank, in the dtype of the products (`model.to(dtype)`): nothing is
 cast. The mesh is `dp_replicate` alone. Rules: `torch/nn/parallel/distributed.py`, see [Note: the reducer] in
-`simcore/reducer.py`. Buffers that are broadcast before forward (`broadcast_buffers`) are in no traffic: rotary
-frequencies.
+`simcore/placement/ddp_words.py`. Buffers that are broadcast before forward (`broadcast_buffers`) are in no traffic:
+rotary frequencies.
 """
 
 from __future__ import annotations
@@ -12,8 +12,6 @@ from dataclasses import replace
 from functools import lru_cache
 from typing import Any, Final
 
-from simcore.form import Form, Layout, Partial
-from simcore.framework import Framework, Life, Moment, Rule
 from simcore.frameworks import _transformers
 from simcore.frameworks._autocast import AUTOCAST_OPTIONS, Mixed, mixed_of
 from simcore.frameworks._bitsandbytes import (
@@ -37,12 +35,14 @@ from simcore.frameworks._torch import (
 )
 from simcore.frameworks._torch_kernels import FUSED, SDPA_BACKENDS, torch_libraries
 from simcore.frameworks._unsloth import FAST_OPTION, FAST_RELEASES, adapter_dtype, fast_layers
-from simcore.job import Job
 from simcore.lora_names import name_adapters
 from simcore.models.blocks import Attention
-from simcore.operators.hf_int8 import NO_THRESHOLD
+from simcore.operators.hf.int8 import NO_THRESHOLD
+from simcore.placement.ddp_words import Reducer
+from simcore.placement.form import Form, Layout, Partial
+from simcore.placement.framework import Framework, Life, Moment, Rule
+from simcore.placement.job import Job
 from simcore.recording.packed_weights import Packed
-from simcore.reducer import Reducer
 
 __all__ = ["DEFAULT_IMPLEMENTATION", "IMPLEMENTATIONS", "PACKS", "VERSIONS", "adapters", "table"]
 

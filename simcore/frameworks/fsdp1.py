@@ -1,6 +1,6 @@
 """torch's FullyShardedDataParallel (FSDP1, HSDP), torch 2.13, around Hugging Face models.
 
-What it does with every unit: [Note: FSDP1] in `simcore/wrapped.py`. Defaults are the class's own
+What it does with every unit: [Note: FSDP1] in `simcore/placement/fsdp1_words.py`. Defaults are the class's own
 (`torch/distributed/fsdp/fully_sharded_data_parallel.py`); those of trainers around it are scenarios. Parameters rest in
 fp32 and are used in the compute dtype (MixedPrecision(param_dtype)), as accelerate 1.15 makes it. Every layer is a
 unit, the root is one of all that no layer has (transformer_auto_wrap_policy); `wrap: root` leaves out the policy.
@@ -13,8 +13,6 @@ from functools import lru_cache
 from types import ModuleType
 from typing import Any, Final
 
-from simcore.form import Flat, Form, Layout, Partial
-from simcore.framework import Framework, Life, Moment, Rule, Unit
 from simcore.frameworks import _llmfoundry, _transformers
 from simcore.frameworks._files import fsdp1_files
 from simcore.frameworks._fsdp2_units import Wrapping, units
@@ -30,10 +28,12 @@ from simcore.frameworks._torch import (
     torch_optimizer,
 )
 from simcore.frameworks._torch_kernels import SDPA_BACKENDS, torch_libraries
-from simcore.job import Job
 from simcore.lora_names import name_adapters
 from simcore.models.graph import ModelGraph
-from simcore.wrapped import Strategy, Wrapped
+from simcore.placement.form import Flat, Form, Layout, Partial
+from simcore.placement.framework import Framework, Life, Moment, Rule, Unit
+from simcore.placement.fsdp1_words import Strategy, Wrapped
+from simcore.placement.job import Job
 
 __all__ = ["CASTS_PARAMETERS", "DEFAULT_IMPLEMENTATION", "IMPLEMENTATIONS", "VERSIONS", "adapters", "table"]
 

@@ -13,8 +13,6 @@ from functools import lru_cache
 from types import ModuleType
 from typing import Any
 
-from simcore.form import Form, Layout, Partial, Shard
-from simcore.framework import Framework, Life, Matches, Moment, Optimizer, Rule, Unit, UnshardFlow
 from simcore.frameworks import _hub, _kempnerforge, _llmfoundry, _torchtitan, _transformers
 from simcore.frameworks._bitsandbytes import STORAGE_OPTION, is_packed, packed_of
 from simcore.frameworks._files import fsdp2_files
@@ -33,11 +31,13 @@ from simcore.frameworks._torch import (
 )
 from simcore.frameworks._torch_kernels import torch_libraries
 from simcore.frameworks._torch_stages import check_schedule, pipeline_schedule
-from simcore.job import Job
 from simcore.lora_names import name_adapters
 from simcore.models.blocks import Moe
 from simcore.models.graph import ModelGraph
 from simcore.models.tensor import TensorSpec
+from simcore.placement.form import Form, Layout, Partial, Shard
+from simcore.placement.framework import Framework, Life, Matches, Moment, Optimizer, Rule, Unit, UnshardFlow
+from simcore.placement.job import Job
 from simcore.recording.packed_weights import Packed
 
 __all__ = ["CASTS_PARAMETERS", "DEFAULT_IMPLEMENTATION", "IMPLEMENTATIONS", "PACKS", "VERSIONS",
@@ -288,7 +288,7 @@ class _Choice:
     """What lives depend on besides the tensor. `kept`: what the optimizer keeps.
 
     `on_host`: sharded tensors rest there; `pin_memory` is the policy's default, states are not pinned.
-    `in_backward`: [Note: optimizer in backward] in `simcore/update.py`.
+    `in_backward`: [Note: optimizer in backward] in `simcore/placement/optimizer_step.py`.
     """
 
     stored: str

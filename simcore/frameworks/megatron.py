@@ -7,7 +7,6 @@ data-parallel ranks (context parallel ranks included) and, for experts, over the
 
 from __future__ import annotations
 
-from simcore.framework import Buckets, Framework, Optimizer, Padding
 from simcore.frameworks._files import megatron_files
 from simcore.frameworks._megatron_checks import check, check_fuser, check_overlap, check_shared_overlap
 from simcore.frameworks._megatron_formats import Formats, formats
@@ -33,11 +32,12 @@ from simcore.frameworks._megatron_recompute import assumptions as recompute_assu
 from simcore.frameworks._megatron_recompute import check_groups, checkpoint, kept_whole, together
 from simcore.frameworks._megatron_stages import OVERLAP, overlaps, schedule, stages
 from simcore.inputs.scenario import Mesh as Degrees
-from simcore.job import Job
-from simcore.libraries import Libraries
 from simcore.lora_bridge import adapters
 from simcore.models.blocks import Attention, Head, LatentAttention
 from simcore.models.graph import ModelGraph
+from simcore.placement.framework import Buckets, Framework, Optimizer, Padding
+from simcore.placement.job import Job
+from simcore.placement.libraries import Libraries
 from simcore.units import dtype_bytes
 
 __all__ = ["COPIES_TIED_HEAD", "DEFAULT_IMPLEMENTATION", "IMPLEMENTATIONS", "OPTIONS", "VERSIONS", "adapters",

@@ -18,19 +18,19 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 from functools import lru_cache
 
-from simcore.form import Flat, Form, Layout, Partial
-from simcore.framework import Framework, Life, Moment, Queues, Rule, Unit
 from simcore.frameworks import megatron
 from simcore.frameworks._files import megatron_fsdp_files
 from simcore.frameworks._megatron_formats import Formats, formats
 from simcore.frameworks._megatron_fp8 import Fp8, check_shapes, fp8_of, quantized
 from simcore.frameworks._megatron_lives import rules_of, whole_layout
 from simcore.frameworks._megatron_recompute import together
-from simcore.job import Job
 from simcore.lora_bridge import adapters
 from simcore.models.blocks import Mamba2
 from simcore.models.graph import ModelGraph
 from simcore.models.tensor import TensorSpec
+from simcore.placement.form import Flat, Form, Layout, Partial
+from simcore.placement.framework import Framework, Life, Moment, Queues, Rule, Unit
+from simcore.placement.job import Job
 
 __all__ = ["DEFAULT_IMPLEMENTATION", "IMPLEMENTATIONS", "VERSIONS", "adapters", "default_etp", "in_fp8", "table"]
 

@@ -1,11 +1,11 @@
-"""DeepSpeed's ZeRO-2, 0.19.6, around Hugging Face models: see `simcore/zero.py`."""
+"""DeepSpeed's ZeRO-2, 0.19.6, around Hugging Face models: see `simcore/placement/zero_words.py`."""
 
 from __future__ import annotations
 
-from simcore.framework import Framework
 from simcore.frameworks._deepspeed import IMPLEMENTATIONS, VERSIONS, zero_table
-from simcore.job import Job
 from simcore.lora_names import name_adapters
+from simcore.placement.framework import Framework
+from simcore.placement.job import Job
 
 __all__ = ["DEFAULT_IMPLEMENTATION", "IMPLEMENTATIONS", "PACKS", "VERSIONS", "adapters", "table"]
 

@@ -1,1 +1,1 @@
-"""TODO."""
+"""Machines as data: GPUs, nodes, links, drives, what kernels and collectives reach; a `Topology` comes out."""

@@ -175,7 +175,7 @@ def build(fields: Mapping[str, Any], implementation: str, where: str = "model") 
 def _build(key: str, implementation: str) -> ModelGraph:
     config = Config(json.loads(key), "model")
     architecture = _untied(config, _architecture(config), implementation)
-    operators = importlib.import_module(f"simcore.operators.{implementation}")
+    operators = importlib.import_module(f"simcore.operators.{implementation}.implementation")
     _check_mtp(config, architecture, operators.tensors)
     kinds = tuple(dict.fromkeys(kind for _, kind in architecture.parts))
     if len(kinds) > KINDS:

@@ -1,1 +1,1 @@
-"""Pipeline schedules: the order of forward and backward microbatches on each stage."""
+"""Pipeline schedules: the order of forward and backward microbatches on each stage; one file a schedule."""

@@ -14,7 +14,7 @@ from simcore.errors import IllegalLayout, InputError, NotYet, RankscopeError
 from simcore.flows.staged import beside_tensors
 from simcore.hardware.nvme import aligned, is_swapped, stays_on_device
 from simcore.inputs.shipped import data_folder
-from simcore.plan import Plan
+from simcore.placement.plan import Plan
 from simcore.recording.tape import Op
 from simcore.report import Report
 from simcore.simulate import simulate

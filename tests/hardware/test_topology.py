@@ -23,7 +23,7 @@ from simcore.hardware.efficiency import efficiency_names, load_efficiency
 from simcore.hardware.topology import Fabric, Link, Topology, load_topology, topology_names
 from simcore.inputs.document import read_document
 from simcore.inputs.shipped import data_folder
-from simcore.mesh import Mesh
+from simcore.placement.mesh import Mesh
 from simcore.simulate import simulate
 
 BUILT_IN = ("dgx-a100", "dgx-a100-40gb", "dgx-b200", "dgx-b300", "dgx-h100", "dgx-h200", "dgx-spark", "gb200-nvl72",

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from simcore.operators import aten
+from simcore.operators.shared import aten
 from simcore.recording.checkpoint import Frame
 from simcore.recording.tape import Op, Param, Tape, Tensor
 

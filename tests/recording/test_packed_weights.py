@@ -12,8 +12,8 @@ import pytest
 import small
 from checkout import ROOT
 from simcore.errors import IllegalLayout, InputError, NotYet, RankscopeError
-from simcore.form import Form
-from simcore.operators.hf_packed import packed_linear
+from simcore.operators.hf.packed import packed_linear
+from simcore.placement.form import Form
 from simcore.recording.layer import Run
 from simcore.recording.packed_weights import Packed
 from simcore.recording.rows import HOST_STOPS

@@ -7,9 +7,9 @@ from typing import Any
 import pytest
 
 import small
-from simcore.job import Job
-from simcore.operators import torchtitan
-from simcore.plan import Plan, place
+from simcore.operators.torchtitan import implementation as torchtitan
+from simcore.placement.job import Job
+from simcore.placement.plan import Plan, place
 from simcore.recording.layer import LayerTape
 from simcore.recording.tape import HIDDEN, Kernel, Op, Section
 from simcore.report import Report

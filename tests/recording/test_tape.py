@@ -6,7 +6,7 @@ from functools import partial
 
 import pytest
 
-from simcore.operators import aten
+from simcore.operators.shared import aten
 from simcore.recording.tape import GRAD_HIDDEN, HIDDEN, Kernel, Node, Op, Param, Row, Tape, Tensor
 
 SHAPE = (1, 8, 16)

@@ -1,1 +1,1 @@
-"""TODO."""
+"""One file a model family: a Hugging Face configuration in, layers made of blocks out."""

@@ -1,0 +1,80 @@
+"""Attention and norms of NeMo Automodel's dense Llama, Qwen2 and Qwen3 (nemo-automodel 0.7.0).
+
+`components/models/{llama,qwen2,qwen3}/model.py`, `components/models/llama/rope_utils.py`. Llama and Qwen2 keep the
+projections' outputs in names of their own until attention returns. Qwen3's decoder layer, norms and MLP are those of
+transformers, its attention differs in the rotation alone.
+
+[Note: rotation in fp32] `apply_rotary_pos_emb` casts query and key up, rotates both with fp32 tables and casts them
+back when both are done; `BackendConfig.__post_init__` switches TE's fused kernel off.
+"""
+
+from __future__ import annotations
+
+from typing import Final
+
+from simcore.models.blocks import Attention
+from simcore.operators.automodel.layers import Env, core_attention, linear, norm
+from simcore.operators.shared import aten
+from simcore.operators.shared.rms_norm import rms_norm
+from simcore.recording.tape import Tape, Tensor
+
+__all__ = ["DENSE", "dense_attention", "dense_norm"]
+
+DENSE: Final = ("llama", "qwen2", "qwen3")
+"""Families whose layers `ModelParallelizer` checkpoints in four parts, `apply_submodule_checkpointing`."""
+
+
+def dense_norm(env: Env, x: Tensor, path: str, family: str) -> Tensor:
+    """Automodel's RMSNorm, or for Qwen3 that of transformers, operator by operator."""
+    if family != "qwen3":
+        return norm(env, x, path)
+    env.tape.scope = f"{path}."
+    return rms_norm(env.tape, env.param(f"{path}.weight"), x, weight_in_fp32=False)
+
+
+def dense_attention(env: Env, x: Tensor, block: Attention, path: str) -> Tensor:
+    """Grouped-query attention of x [b, s, h] with a rotation in fp32."""
+    if block.qk_norm:
+        query, key, value = _normed(env, x, block, path)
+        query, key = _rotated(env.tape, query, key)
+        out = core_attention(env, query, key, value)
+        return linear(env, out.view(*x.shape[:2], block.q_size), f"{path}.o_proj")
+    tape, dim = env.tape, block.head_dim
+    q, k, v = (linear(env, x, f"{path}.{part}_proj") for part in "qkv")
+    # A rotary gradient comes in [b, heads, s, d] order and is copied back, SDPA's own does not.
+    query, key = aten.to_heads(tape, q, dim, copy_grad=True), aten.to_heads(tape, k, dim, copy_grad=True)
+    value = aten.to_heads(tape, v, dim)
+    query, key = _rotated(tape, query, key)
+    out = core_attention(env, query, key, value)
+    return linear(env, out.view(*x.shape[:2], block.q_size), f"{path}.o_proj")
+
+
+def _normed(env: Env, x: Tensor, block: Attention, path: str) -> tuple[Tensor, Tensor, Tensor]:
+    """`Qwen3Attention`: what the norms of query and key are given is gone when they return."""
+    query, key = (_normed_heads(env, x, block, f"{path}.{part}") for part in "qk")
+    return query, key, aten.to_heads(env.tape, linear(env, x, f"{path}.v_proj"), block.head_dim)
+
+
+def _normed_heads(env: Env, x: Tensor, block: Attention, path: str) -> Tensor:
+    heads = aten.to_heads(env.tape, linear(env, x, f"{path}_proj"), block.head_dim, copy_grad=True)
+    return rms_norm(env.tape, env.param(f"{path}_norm.weight"), heads, weight_in_fp32=False)
+
+
+def _rotated(tape: Tape, query: Tensor, key: Tensor) -> tuple[Tensor, Tensor]:
+    """[Note: rotation in fp32]."""
+    types = query.dtype, key.dtype
+    query, key = aten.cast(tape, query, "fp32"), aten.cast(tape, key, "fp32")
+    turned_query, turned_key = _turned(tape, query), _turned(tape, key)
+    return aten.cast(tape, turned_query, types[0]), aten.cast(tape, turned_key, types[1])
+
+
+def _turned(tape: Tape, x: Tensor) -> Tensor:
+    """`x * cos + rotate_half(x) * sin`; the tables are the stem's."""
+    table = Tensor(None, (1, x.shape[1], 1, x.shape[3]), x.dtype)
+    straight = aten.mul(tape, x, table)
+    return aten.add(tape, straight, aten.mul(tape, _half_turned(tape, x), table), "rotary")
+
+
+def _half_turned(tape: Tape, x: Tensor) -> Tensor:
+    first, second = aten.slice_half(tape, x), aten.slice_half(tape, x)
+    return aten.cat(tape, aten.neg(tape, second), first)

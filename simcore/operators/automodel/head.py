@@ -1,0 +1,165 @@
+"""The output projection and the losses of NeMo Automodel (nemo-automodel 0.7.0, `components/loss/`).
+
+| `Run.loss` | upstream | logits |
+|---|---|---|
+| masked_fp32 (default of the recipes) | `MaskedCrossEntropy(fp32_upcast=True)` | all, bf16 and fp32 |
+| masked | `MaskedCrossEntropy(fp32_upcast=False)` | all |
+| causal | the model's own, where labels are given to it (0.7.0 and 2f805abd `models/nemotron_v3/model.py`) | all |
+| te_inplace | `TEParallelCrossEntropy`: its own Triton kernels | all, the gradient is written over them |
+| cut | `FusedLinearCrossEntropy` (cut-cross-entropy) | none |
+| chunked | `ChunkedCrossEntropy`, 512 tokens at a time | one chunk, again in backward |
+
+`cut` and `chunked` take the head's weight, not its module: they run where the head is, its adapters get no gradient.
+Labels come shifted from the data loader.
+
+[Note: who holds the logits] 0.7.0 drops the model's output before backward (`recipes/llm/train_ft.py`: `del out`);
+earlier snapshots held it until the step was over: `logits: kept`, with which activations were measured.
+"""
+
+from __future__ import annotations
+
+from typing import Final
+
+from simcore.errors import NotYet, Problem
+from simcore.models.blocks import Head, Loss
+from simcore.operators.automodel.layers import Env, linear
+from simcore.operators.shared import aten
+from simcore.operators.shared.aten import Grads, Saved, needs_grad, new
+from simcore.recording.kernel_shape import shape_of
+from simcore.recording.tape import GRAD_HIDDEN, Kernel, Tape, Tensor
+
+__all__ = ["LINEAR_LOSSES", "head", "loss"]
+
+LINEAR_LOSSES: Final = ("cut", "chunked")
+_LOGITS_LOSSES: Final = ("masked_fp32", "masked", "te_inplace", "causal")
+_CHUNK: Final = 512
+
+
+def head(env: Env, x: Tensor, block: Head) -> Tensor:
+    """Logits, or the loss itself where it is computed from the hidden state and the weight."""
+    if env.run.loss not in LINEAR_LOSSES:
+        return linear(env, x, "lm_head")
+    if env.run.loss == "cut":
+        return _cut(env, x)
+    return _chunked(env, x)
+
+
+def _cut(env: Env, x: Tensor) -> Tensor:
+    """Keeps the hidden state and the log-sum-exp; d(hidden) is summed in fp32 (`accum_e_fp32`)."""
+    tape, weight, tokens = env.tape, env.param("lm_head.weight"), env.run.tokens
+    shape, dtype, w_shape, moved = x.shape, x.dtype, weight.shape, x.nbytes + weight.nbytes
+    x_needs, w_needs, flops = needs_grad(x), weight.trainable, 2 * tokens * weight.numel
+    logits = shape_of(tokens, w_shape[0])
+
+    def backward(tape: Tape, grads: Grads, saved: Saved) -> Grads:
+        tape.compute(Kernel.GEMM, flops, moved, logits)  # once more, block by block
+        total = new(tape, shape, "fp32", "grad_hidden_fp32", moved, Kernel.GEMM, flops) if x_needs else None
+        to_weight = new(tape, w_shape, dtype, "grad_weight", moved, Kernel.GEMM, flops) if w_needs else None
+        to_x = new(tape, shape, dtype, "grad_head", total.nbytes) if total else None
+        return [to_x, to_weight]
+
+    node = tape.node((x, weight), (x, weight), backward)
+    lse = new(tape, (tokens,), "fp32", "log_sum_exp", moved, Kernel.GEMM, flops, logits)
+    tape.save(node, lse)
+    out = new(tape, (), "fp32", "loss", 4 * tokens, Kernel.LOSS)
+    out.node = node
+    return out
+
+
+def _chunked(env: Env, x: Tensor) -> Tensor:
+    """Keeps the hidden state; a chunk's logits exist in bf16 and fp32, in backward with their gradients."""
+    tape, weight, tokens = env.tape, env.param("lm_head.weight"), env.run.tokens
+    shape, dtype, w_shape, vocab = x.shape, x.dtype, weight.shape, weight.shape[0]
+    x_needs, w_needs, flops = needs_grad(x), weight.trainable, 2 * weight.numel
+
+    def chunks(types: tuple[str, ...], products: int) -> None:
+        for start in range(0, tokens, _CHUNK):
+            rows = min(_CHUNK, tokens - start)
+            held = [new(tape, (rows, vocab), t, "chunk_logits", weight.nbytes, Kernel.LOSS) for t in types]
+            tape.compute(Kernel.GEMM, products * rows * flops, held[0].nbytes + weight.nbytes, shape_of(rows, vocab))
+            del held
+
+    def backward(tape: Tape, grads: Grads, saved: Saved) -> Grads:
+        to_x = tape.empty(shape, dtype, "grad_head") if x_needs else None
+        total = new(tape, w_shape, "fp32", "grad_weight_fp32") if w_needs else None
+        chunks((dtype, "fp32", dtype), 1 + x_needs + w_needs)
+        to_weight = new(tape, w_shape, dtype, "grad_weight", total.nbytes) if total else None
+        return [to_x, to_weight]
+
+    node = tape.node((x, weight), (x, weight), backward)
+    losses = tape.empty((tokens,), "fp32", "losses")
+    chunks((dtype, "fp32"), 1)
+    out = new(tape, (), "fp32", "loss", losses.nbytes, Kernel.LOSS)
+    out.node = node
+    return out
+
+
+# ---- losses over logits -----------------------------------------------------------------------------------------
+def loss(env: Env, logits: Tensor, block: Loss) -> Tensor:
+    """The loss from logits [b, s, v]."""
+    kind = env.run.loss
+    if kind not in _LOGITS_LOSSES:
+        known = ", ".join((*_LOGITS_LOSSES, *LINEAR_LOSSES))
+        raise NotYet(Problem("training.loss", f"Automodel's losses are {known}, got {kind!r}"))
+    if kind == "causal":
+        return _causal(env, logits)
+    logits = logits.view(env.run.tokens, logits.shape[-1])
+    if kind == "te_inplace":
+        return _in_place(env, logits)
+    if kind == "masked_fp32":
+        cast = aten.cast(env.tape, logits, "fp32")
+        assert isinstance(cast, Tensor)
+        logits = cast
+    if env.run.tp > 1:
+        logits = _full_tensor(env, logits)
+    return aten.cross_entropy(env.tape, logits, Tensor(None, (env.run.tokens,), "int64"))
+
+
+def _causal(env: Env, logits: Tensor) -> Tensor:
+    """Cross entropy in the logits' own type over all positions but the last; of several sequences these are copied."""
+    tape, (batch, seq, vocab) = env.tape, logits.shape
+    shape, dtype, rows = logits.shape, logits.dtype, batch * (seq - 1)
+    node = tape.node((logits,), (), lambda tape, grads, saved: [new(tape, shape, dtype, "grad_slice")])
+    shifted = Tensor(logits.storage, (batch, seq - 1, vocab), dtype, node)
+    labels = Tensor(None, (rows,), "int64")
+    if batch > 1:
+        shifted = aten.contiguous(tape, shifted, "shifted_logits")
+        labels = new(tape, (rows,), "int64", "shifted_labels")
+    return aten.cross_entropy(tape, shifted.view(rows, vocab), labels)
+
+
+def _full_tensor(env: Env, logits: Tensor) -> Tensor:
+    """`DTensor.full_tensor()`: every rank gathers the whole vocabulary (`loss/masked_ce.py`)."""
+    tape, shape, dtype, whole = env.tape, logits.shape, logits.dtype, (logits.shape[0], logits.shape[1] * env.run.tp)
+    node = tape.node((logits,), (), lambda tape, grads, saved: [
+        new(tape, shape, dtype, "grad_full_logits", kernel=Kernel.COPY)])
+    out = tape.empty(whole, dtype, "full_logits")
+    tape.collective("all_gather", "tp", out.nbytes, dtype)
+    tape.compute(Kernel.COPY, 0, 2 * out.nbytes)
+    out.node = node
+    return out
+
+
+def _in_place(env: Env, logits: Tensor) -> Tensor:
+    """`CrossEntropyFunction`: the saved logits *are* the gradient; only the owner of the bytes changes in backward."""
+    tape, tokens, shape, dtype = env.tape, env.run.tokens, logits.shape, logits.dtype
+    grad_slot = tape.slot("grad_hidden_states", "backward_temp")
+    assert grad_slot == GRAD_HIDDEN
+
+    def backward(tape: Tape, grads: Grads, saved: Saved) -> Grads:
+        moved = saved[0].nbytes
+        saved.clear()
+        return [new(tape, shape, dtype, "grad_logits", moved, Kernel.LOSS)]
+
+    node = tape.node((logits,), (logits,), backward)
+    losses = new(tape, (tokens,), "fp32", "losses", logits.nbytes, Kernel.LOSS, 2 * logits.numel)
+    stats = tape.empty((3 * tokens,), "fp32", "loss_statistics")
+    if env.run.tp > 1:
+        gathered = tape.empty((3 * tokens * env.run.tp,), "fp32", "loss_statistics")
+        tape.collective("all_gather", "tp", gathered.nbytes, "fp32")
+        del gathered
+    tape.compute(Kernel.LOSS, 3 * logits.numel, 2 * logits.nbytes)
+    out = new(tape, (), "fp32", "loss", losses.nbytes)
+    out.node = node
+    del stats
+    return out

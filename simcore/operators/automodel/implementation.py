@@ -1,0 +1,265 @@
+"""NeMo Automodel's own models (nemo-automodel 0.7.0): what each kind of layer holds, computes and sends.
+
+Layers: `automodel_layers.py`, `automodel_{dense,latent,moe,qwen3_moe}.py`, `automodel_lora.py`; head and losses:
+`automodel_head.py`; parameters: `automodel_tensors.py`.
+
+`Run.checkpoint`: "none" or "full". With expert parallelism every block is wrapped whole and saves the router's product
+and its top-k (`components/moe/parallelizer.py`, `apply_ac`); without it Nemotron-H wraps its Mamba and MLP blocks only
+(`models/nemotron_v3/parallelization.py`), and each norm, attention and MLP of all others is a checkpoint of its
+own: layers whose class is Automodel's are no case of `_should_use_hf_native_gradient_checkpointing`
+(`components/distributed/{parallelizer,activation_checkpointing}.py`, apply_submodule_checkpointing).
+
+`run.options`, where upstream leaves a choice or versions differ; the first value is the default:
+
+ * ("dispatcher", "deepep" | "hybridep" | "torch"); without expert parallelism it is torch;
+ * ("linear", "torch" | "te"): TE's linear layers keep x A of their adapters;
+ * ("experts", "unit"): the experts are an FSDP2 unit of their own;
+ * ("gate", "learned" | "fake"): BackendConfig.fake_balanced_gate, experts in turn with equal weights;
+ * ("norm_rstd", "yes" | "no"), ("lora_mlp", "fused" | "separate"), ("logits", "kept" | "released"),
+   ("dispatch_replay", "no" | "yes"): the second value is what a multi-GPU FSDP2 run of 0.7.0 does, `RELEASE_0_7_0`;
+ * ("router", "kept" | "again"): what a checkpoint makes of the router; earlier snapshots run it again.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from functools import partial
+from typing import Final
+
+from simcore.models.blocks import (
+    Attention,
+    Branch,
+    Embedding,
+    FinalNorm,
+    Head,
+    LatentAttention,
+    LayerKind,
+    Loss,
+    Mamba2,
+    Mlp,
+    Moe,
+)
+from simcore.operators.automodel.dense import DENSE, dense_attention, dense_norm
+from simcore.operators.automodel.head import LINEAR_LOSSES, head, loss
+from simcore.operators.automodel.latent import latent_attention
+from simcore.operators.automodel.layers import Env, attention, mamba, mlp
+from simcore.operators.automodel.moe import moe
+from simcore.operators.automodel.python import ALONE, BESIDE, around
+from simcore.operators.automodel.qwen3_moe import qwen3_moe_attention
+from simcore.operators.automodel.tensors import tensors
+from simcore.operators.shared import aten
+from simcore.operators.shared.layer_borders import leave_waiting, meet_waiting
+from simcore.recording.layer import LayerTape, Run
+from simcore.recording.rows import Module
+from simcore.recording.tape import GRAD_HIDDEN, HIDDEN, Node, Section, Tape, Tensor
+
+__all__ = ["RELEASE_0_7_0", "SNAPSHOT_2026_06_08", "record", "standing", "tensors"]
+
+RELEASE_0_7_0: Final = (
+    ("dispatch_replay", "yes"), ("logits", "released"), ("lora_mlp", "separate"), ("norm_rstd", "no"),
+)
+# 77f112399: `recipes/llm/train_ft.py` has no `del out`, `moe/megatron/fused_a2a.py` no recorder, and apply_ac's
+# `ignore_router_for_ac` is False (`moe/parallelizer.py`, `distributed/config.py`).
+SNAPSHOT_2026_06_08: Final = (("router", "again"),)
+_BEFORE, _AFTER = -1, 1
+_EMPTY = Section(())
+
+
+def standing(runs: Sequence[tuple[LayerKind, Run]]) -> dict[str, int]:
+    """The tables that dense models index theirs from: fp32 cosines and sines of every position so far.
+
+    `models/llama/rope_utils.py`, LlamaRotaryEmbedding._build_cache: made in the first step and kept.
+    """
+    found = [2 * 4 * run.seq * run.cp * block.block.head_dim for kind, run in runs if kind.family in DENSE
+             for block in kind.branches if isinstance(block.block, Attention)]
+    return {"rotary_cache": max(found, default=0)}
+
+
+def record(kind: LayerKind, run: Run, slots: dict[tuple[str, str], int],
+           comms: dict[tuple[str, str, str], int]) -> LayerTape:
+    """Record one layer or part."""
+    env = Env(Tape(slots, comms), run, dict(run.options))
+    if isinstance(kind.block, Embedding):
+        return _embedding(env, kind, kind.block)
+    if isinstance(kind.block, Loss):
+        return _loss(env, kind.block)
+    return _part(env, kind)
+
+
+def _part(env: Env, kind: LayerKind) -> LayerTape:
+    """A layer, the final norm or the head: its caller drops the input when it has returned."""
+    tape, run = env.tape, env.run
+    hidden: Tensor | None = _input(env, (run.batch, run.seq, kind.hidden), run.compute)
+    assert hidden is not None
+    leaf = hidden.node
+    out = _run(env, kind, hidden)
+    tape.rename(out.storage, HIDDEN)
+    out.disown()
+    forward = tape.cut()
+    hidden = None
+    dropped = tape.cut()
+    # Other models still hold the stem's output as `inputs_embeds`, these reuse the variable.
+    late = run.first and kind.family not in ("nemotron_h", "qwen3_moe")
+    if out.node is not None:
+        tape.seed(out, tape.external(out.shape, out.dtype, GRAD_HIDDEN, _AFTER))
+    tape.backward()
+    env.cache = None
+    if isinstance(kind.block, Head) and env.param("lm_head.weight").tied:
+        leave_waiting(tape)
+    _hand_back(tape, leaf)
+    sections = (_EMPTY, dropped) if late else (dropped, _EMPTY)
+    return LayerTape(forward, tape.cut(), *sections, grads=tape.release_grads())
+
+
+def _input(env: Env, shape: tuple[int, ...], dtype: str) -> Tensor:
+    """What the layer before has made; its node collects the gradient."""
+    hidden = env.tape.external(shape, dtype, HIDDEN, _BEFORE)
+    hidden.node = Node() if env.run.input_requires_grad else None
+    return hidden
+
+
+def _hand_back(tape: Tape, leaf: Node | None) -> None:
+    """The gradient of the input is the layer before's to free."""
+    if leaf is None or not leaf.grads:
+        return
+    grad = leaf.grads.pop(0)
+    tape.rename(grad.storage, GRAD_HIDDEN)
+    grad.disown()
+
+
+def _run(env: Env, kind: LayerKind, hidden: Tensor) -> Tensor:
+    if isinstance(kind.block, FinalNorm):
+        return dense_norm(env, hidden, "model.norm", kind.family)
+    if isinstance(kind.block, Head):
+        return head(env, hidden, kind.block)
+    if not _checkpointed(kind, env.run) or _by_parts(kind, env.run):
+        return _layer(env, kind, hidden)
+    if env.run.ep > 1 and env.option("router", "kept") == "kept":
+        env.cache = {}
+    return env.tape.checkpoint(partial(_layer, env, kind, hidden))
+
+
+def _checkpointed(kind: LayerKind, run: Run) -> bool:
+    everything = run.ep > 1 or kind.family != "nemotron_h"
+    return run.checkpoint == "full" and (everything or isinstance(kind.branches[0].block, Mamba2 | Mlp))
+
+
+def _by_parts(kind: LayerKind, run: Run) -> bool:
+    """Norms, attention and MLP are checkpoints of their own, see `_checkpointed`."""
+    return run.checkpoint == "full" and run.ep == 1 and kind.family in (*DENSE, "qwen3_moe")
+
+
+def _layer(env: Env, kind: LayerKind, hidden: Tensor) -> Tensor:
+    """`x + block(norm(x))` for every branch; some blocks name what a branch made until they return."""
+    named = []
+    region = env.tape.checkpoint if _by_parts(kind, env.run) else _at_once
+    for branch in kind.branches:
+        residual = hidden
+        env.tape.scope = ""
+        hidden = region(partial(dense_norm, env, hidden, branch.norm, kind.family))
+        env.tape.scope = f"{branch.name}."
+        hidden = region(partial(_block, env, kind, branch, hidden))
+        env.tape.scope = ""
+        if kind.family in ("deepseek_v3", "qwen3_moe"):
+            named.append(hidden)
+        hidden = aten.add(env.tape, residual, hidden, "residual")
+    return hidden
+
+
+def _at_once(run: Callable[[], Tensor]) -> Tensor:
+    return run()
+
+
+def _block(env: Env, kind: LayerKind, branch: Branch, x: Tensor) -> Tensor:
+    """Linear layers of attention and MLPs are TransformerEngine's where the family is none of the dense ones.
+
+    (Mamba's are torch's.) Their calls are told apart by module.
+    """
+    spread = env.run.ep > 1 or not isinstance(branch.block, Moe)
+    x = around(env.tape, x, BESIDE[type(branch.block)] if spread else ALONE)
+    if kind.family not in DENSE:
+        env.tape.module = _MODULES.get(type(branch.block), Module.NONE)
+    out = _mixed(env, kind, branch, x)
+    env.tape.module = Module.NONE
+    return out
+
+
+_MODULES: Final = {Attention: Module.ATTN, LatentAttention: Module.ATTN, Mlp: Module.MLP}
+
+
+def _mixed(env: Env, kind: LayerKind, branch: Branch, x: Tensor) -> Tensor:
+    block = branch.block
+    if isinstance(block, Mamba2):
+        return mamba(env, x, block, branch.name)
+    if isinstance(block, Moe):
+        return moe(env, x, block, branch.name, wide=kind.family == "deepseek_v3")
+    if isinstance(block, LatentAttention):
+        return latent_attention(env, x, block, branch.name)
+    if isinstance(block, Attention) and kind.family == "qwen3_moe":
+        return qwen3_moe_attention(env, x, block, branch.name)
+    if isinstance(block, Attention) and kind.family in DENSE:
+        return dense_attention(env, x, block, branch.name)
+    if isinstance(block, Attention):
+        return attention(env, x, block, branch.name)
+    assert isinstance(block, Mlp), "other families are refused"
+    return mlp(env, x, branch.name, gated=block.gated)
+
+
+# ---- the parts around the layers --------------------------------------------------------------------------------
+def _embedding(env: Env, kind: LayerKind, block: Embedding) -> LayerTape:
+    tape, run = env.tape, env.run
+    out = aten.embedding(tape, env.param("model.embed_tokens.weight"), run.batch, run.seq)
+    tape.rename(out.storage, HIDDEN)
+    out.disown()
+    # Tables of angles: the layers' nodes keep them until the first layer's backward, right before this one's.
+    tables = _tables(env, kind, block)
+    forward = tape.cut()
+    if out.node is not None:
+        tape.seed(out, tape.external(out.shape, out.dtype, GRAD_HIDDEN, _AFTER))
+    tables.clear()
+    tape.backward()
+    if env.param("model.embed_tokens.weight").tied:
+        meet_waiting(tape)
+    return LayerTape(forward, tape.cut(), grads=tape.release_grads())
+
+
+def _tables(env: Env, kind: LayerKind, block: Embedding) -> list[Tensor]:
+    """Cosines and sines in fp32.
+
+    A row a token of DeepSeek's, complex64 (`rope_utils.py`, freqs_cis_from_position_ids), and of Qwen3-MoE's, side by
+    side (`gpt_oss/rope_utils.py`, position_ids_to_freqs_cis).
+    """
+    tape, run = env.tape, env.run
+    if kind.family in ("deepseek_v3", "qwen3_moe"):
+        return [tape.empty((run.batch, run.seq, block.rotary_dim), "fp32", "freqs_cis")]
+    # A checkpoint keeps what attention is given by name, positions among it.
+    positions = [tape.empty((run.seq,), "int64", "position_ids")] if _by_parts(kind, run) else []
+    return positions + [tape.empty((1, run.seq, block.rotary_dim), "fp32", f"rotary_{name}")
+                        for name in ("cos", "sin") if block.rotary_dim]
+
+
+def _loss(env: Env, block: Loss) -> LayerTape:
+    tape, run = env.tape, env.run
+    linear_loss = run.loss in LINEAR_LOSSES
+    shape = () if linear_loss else (run.batch, run.seq, block.vocab // run.tp)
+    given: Tensor | None = _input(env, shape, "fp32" if linear_loss else run.compute)
+    assert given is not None
+    leaf = given.node
+    value: Tensor | None = aten.mul_scalar(tape, given) if linear_loss else loss(env, given, block)
+    assert value is not None
+    forward = tape.cut()
+    # Over logits that became their own gradient nobody needs to hold a second view.
+    held = [given] if env.option("logits", "kept") == "kept" and run.loss != "te_inplace" else []
+    given = None
+    after = tape.cut()
+    tape.phase = "backward"
+    ones: Tensor | None = tape.empty((), "fp32", "grad_loss")
+    assert ones is not None
+    seed = tape.cut()
+    tape.seed(value, ones)
+    tape.backward()
+    _hand_back(tape, leaf)
+    backward = tape.cut()
+    held.clear()
+    ones = value = None
+    return LayerTape(forward, backward, after, tape.cut(), seed)

@@ -1,0 +1,77 @@
+"""Multi-head latent attention (MLA) of NeMo Automodel's DeepSeek-V3.
+
+nemo-automodel 0.7.0 `components/models/deepseek_v3/{layers,rope_utils}.py`, `components/models/common/rope_triton.py`,
+`components/attention/utils.py`, `components/models/common/utils.py` (BackendConfig: attention by TE where it is
+installed). `_forward_impl` keeps every name until it returns, so the projections that were split stay beside what was
+put together from them.
+
+Rotation is one Triton kernel on CUDA that keeps the frequencies alone, which are the stem's; 0.7.0 switches TE's fused
+one off (BackendConfig.__post_init__), which would keep as much.
+"""
+
+from __future__ import annotations
+
+from simcore.models.blocks import LatentAttention
+from simcore.operators.automodel.layers import Env, linear, norm, te_attention
+from simcore.operators.shared import aten
+from simcore.operators.shared.aten import new
+from simcore.recording.tape import Kernel, Tape, Tensor
+
+__all__ = ["latent_attention"]
+
+
+def latent_attention(env: Env, x: Tensor, block: LatentAttention, path: str) -> Tensor:
+    """`MLA._forward_impl` of x [b, s, h]."""
+    tape, (batch, seq, _), heads = env.tape, x.shape, block.num_heads
+    plain_query, turned_query = _split(tape, _query(env, x, block, path), block.nope)
+    latent, turned_key = _split(tape, linear(env, x, f"{path}.kv_a_proj_with_mqa"), block.kv_rank)
+    latent = norm(env, latent, f"{path}.kv_a_layernorm")
+    turned_query = _rotated(tape, turned_query)
+    turned_key = _rotated(tape, turned_key.view(batch, seq, 1, block.rope))
+    query = aten.cat(tape, plain_query, turned_query)
+    latent = linear(env, latent, f"{path}.kv_b_proj").view(batch, seq, heads, block.nope + block.value)
+    turned_key = _expanded(tape, turned_key, heads)
+    plain_key, value = _split(tape, latent, block.nope)
+    key = aten.cat(tape, plain_key, turned_key)
+    # A view with strides of its own, which TE makes contiguous (TransformerEngine 2.18
+    # `dot_product_attention/utils.py`, get_qkv_layout); nobody else holds the copy.
+    out = te_attention(env, query, key, aten.contiguous(tape, value, "value_contiguous"))
+    return linear(env, out.view(batch, seq, block.out_size), f"{path}.o_proj")
+
+
+def _query(env: Env, x: Tensor, block: LatentAttention, path: str) -> Tensor:
+    """[b, s, heads, nope + rope], through a rank and a norm if the query is compressed."""
+    if block.q_rank:
+        low = norm(env, linear(env, x, f"{path}.q_a_proj"), f"{path}.q_a_layernorm")
+        query = linear(env, low, f"{path}.q_b_proj")
+    else:
+        query = linear(env, x, f"{path}.q_proj")
+    return query.view(*x.shape[:2], block.num_heads, block.nope + block.rope)
+
+
+def _split(tape: Tape, x: Tensor, first: int) -> tuple[Tensor, Tensor]:
+    """`torch.split` of the last dimension: views of one node; their gradients are concatenated."""
+    shape, dtype, num_bytes = x.shape, x.dtype, x.nbytes
+    node = tape.node((x,), (), lambda tape, grads, saved: [
+        new(tape, shape, dtype, "grad_split", num_bytes, Kernel.COPY)])
+    return (Tensor(x.storage, (*shape[:-1], first), dtype, node),
+            Tensor(x.storage, (*shape[:-1], shape[-1] - first), dtype, node, 1))
+
+
+def _rotated(tape: Tape, x: Tensor) -> Tensor:
+    """`apply_complex_rope` of x [b, s, heads, rope]: a new tensor; the gradient is turned back into another one."""
+    shape, dtype, num_bytes = x.shape, x.dtype, x.nbytes
+    node = tape.node((x,), (), lambda tape, grads, saved: [new(tape, shape, dtype, "grad_rotary", num_bytes)])
+    out = new(tape, shape, dtype, "rotary", num_bytes)
+    out.node = node
+    return out
+
+
+def _expanded(tape: Tape, x: Tensor, heads: int) -> Tensor:
+    """The rotated key [b, s, 1, rope] for every head, a view; its gradient is the sum over heads."""
+    shape, dtype = x.shape, x.dtype
+    wide = (*shape[:2], heads, shape[3])
+    node = tape.node((x,), (), lambda tape, grads, saved: [
+        new(tape, shape, dtype, "grad_rotary_key", heads * x_bytes)])
+    x_bytes = x.nbytes
+    return Tensor(x.storage, wide, dtype, node)

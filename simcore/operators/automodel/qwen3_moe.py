@@ -1,0 +1,40 @@
+"""Attention of NeMo Automodel's Qwen3-MoE (nemo-automodel 0.7.0, `components/models/qwen3_moe/layers.py`).
+
+Grouped-query attention by TE where it is installed, with a norm over each head of query and key. Query and key are
+rotated in one compiled function (`components/models/gpt_oss/rope_utils.py`, apply_rotary_emb_qk), which keeps its
+tables alone, and they are the stem's.
+"""
+
+from __future__ import annotations
+
+from simcore.models.blocks import Attention
+from simcore.operators.automodel.layers import Env, linear, norm, te_attention
+from simcore.operators.shared import aten
+from simcore.operators.shared.aten import Grads, Saved, new
+from simcore.recording.tape import Tape, Tensor
+
+__all__ = ["qwen3_moe_attention"]
+
+
+def qwen3_moe_attention(env: Env, x: Tensor, block: Attention, path: str) -> Tensor:
+    """`Qwen3MoeAttention._forward_impl` of x [b, s, h]."""
+    tape = env.tape
+    q, k, v = (linear(env, x, f"{path}.{part}_proj") for part in "qkv")
+    q, k, v = (aten.to_heads(tape, part, block.head_dim) for part in (q, k, v))
+    q = norm(env, q, f"{path}.q_norm")
+    k = norm(env, k, f"{path}.k_norm")
+    q, k = _rotated(tape, q, k)
+    out = te_attention(env, q, k, v)
+    return linear(env, out.view(*x.shape[:2], block.q_size), f"{path}.o_proj")
+
+
+def _rotated(tape: Tape, q: Tensor, k: Tensor) -> tuple[Tensor, Tensor]:
+    """Both at once, into new tensors; their gradients too."""
+    shapes, dtype, moved = (q.shape, k.shape), q.dtype, q.nbytes + k.nbytes
+
+    def backward(tape: Tape, grads: Grads, saved: Saved) -> Grads:
+        return [new(tape, shape, dtype, "grad_rotary", moved) for shape in shapes]
+
+    node = tape.node((q, k), (), backward)
+    made = [new(tape, shape, dtype, "rotary", moved) for shape in shapes]
+    return Tensor(made[0].storage, shapes[0], dtype, node), Tensor(made[1].storage, shapes[1], dtype, node, 1)

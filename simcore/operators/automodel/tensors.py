@@ -1,0 +1,174 @@
+"""The parameters and buffers that NeMo Automodel's own models register.
+
+Order, names and shapes are those of `named_parameters()` of `NemotronHForCausalLM`, `LlamaForCausalLM`,
+`Qwen2ForCausalLM`, `Qwen3ForCausalLM`, `Qwen3MoeForCausalLM` and `DeepseekV3ForCausalLM` (nemo-automodel 0.7.0,
+`components/models/nemotron_v3/{model,layers}.py`, `components/models/{llama,qwen2,qwen3}/model.py`,
+`components/models/{deepseek_v3,qwen3_moe}/{model,layers}.py`, `components/moe/{layers,experts}.py`), before expert
+parallelism and FSDP2 split them:
+
+ * routed experts are two 3-D tensors, input dimension before output dimension; dimension 0 is what expert parallelism
+   splits, dimension 1 what FSDP2 splits over `ep_shard` (`components/moe/parallelizer.py`, `_moe_shard_placement`);
+ * dt_bias, A_log and D sit in a holder of their own, `_fp32_params`, stored and computed in fp32;
+ * Automodel's `MLP` registers up before gate, its Llama and dense Qwen the other way round;
+ * all but Nemotron-H's layers register their norms after attention and MLP.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any, Final
+
+from simcore.errors import NotYet, Problem
+from simcore.models.blocks import (
+    Attention,
+    Branch,
+    Embedding,
+    FinalNorm,
+    Head,
+    LatentAttention,
+    LayerKind,
+    Mamba2,
+    Mlp,
+    Moe,
+    Mtp,
+)
+from simcore.models.tensor import TensorSpec
+from simcore.operators.shared.features import refuse_megatrons
+
+__all__ = ["FAMILIES", "tensors"]
+
+FAMILIES: Final = ("deepseek_v3", "llama", "nemotron_h", "qwen2", "qwen3", "qwen3_moe")
+
+
+def tensors(kind: LayerKind) -> tuple[TensorSpec, ...]:
+    """Parameters and buffers of `kind` in registration order; names relative to the layer, or to the model outside."""
+    block = kind.block
+    if kind.family not in FAMILIES:
+        raise NotYet(Problem("model", f"not yet: Automodel's own layers of {kind.family} (served: "
+                             f"{', '.join(FAMILIES)})"))
+    refuse_megatrons(kind, ties=False)
+    if isinstance(block, Mtp):
+        raise NotYet(Problem("model", "not yet: multi-token prediction in Automodel's layers; 0.7.0 trains none of "
+                             "deepseek_v3 (models/deepseek_v3/model.py)"))
+    if block is None:
+        return _layer(kind)
+    if isinstance(block, Embedding):
+        return (TensorSpec("model.embed_tokens.weight", (block.vocab, block.hidden), ("vocab", "hidden"), "embedding",
+                           "embedding"),)
+    if isinstance(block, FinalNorm):
+        return (_norm("model.norm", block.hidden),)
+    if isinstance(block, Head):
+        component = "embedding" if block.tied else "lm_head"
+        return (TensorSpec("lm_head.weight", (block.vocab, block.hidden), ("vocab", "hidden"), component, "linear"),)
+    return ()  # the loss
+
+
+def _layer(kind: LayerKind) -> tuple[TensorSpec, ...]:
+    norms = [_norm(branch.norm, kind.hidden) for branch in kind.branches]
+    blocks = [spec for branch in kind.branches for spec in _BRANCH[type(branch.block)](branch, kind.family)]
+    return tuple(norms + blocks) if kind.family == "nemotron_h" else tuple(blocks + norms)
+
+
+def _norm(path: str, size: int) -> TensorSpec:
+    return TensorSpec(f"{path}.weight", (size,), ("hidden",), "norms", "norm")
+
+
+def _linear(path: str, out: tuple[int, str], into: tuple[int, str], component: str) -> TensorSpec:
+    return TensorSpec(f"{path}.weight", (out[0], into[0]), (out[1], into[1]), component, "linear")
+
+
+def _mamba(branch: Branch, family: str) -> tuple[TensorSpec, ...]:
+    b: Any = branch.block
+    at = branch.name
+    hidden, inner = (b.hidden, "hidden"), (b.inner, "mamba_inner")
+    conv = (b.conv_dim, "mamba_conv")
+    holder = [TensorSpec(f"{at}._fp32_params.{name}", (b.num_heads,), ("mamba_heads",), "mamba", stored="fp32")
+              for name in ("dt_bias", "A_log", "D")]
+    return (
+        _linear(f"{at}.in_proj", (b.in_proj, "mamba_in"), hidden, "mamba"),
+        TensorSpec(f"{at}.conv1d.weight", (conv[0], 1, b.conv_kernel), (conv[1], "one", "kernel"), "mamba", "conv"),
+        TensorSpec(f"{at}.conv1d.bias", (conv[0],), (conv[1],), "mamba", "conv"),
+        *holder,
+        TensorSpec(f"{at}.norm.weight", (b.inner,), ("mamba_inner",), "mamba", "norm"),
+        _linear(f"{at}.out_proj", hidden, inner, "mamba"),
+    )
+
+
+def _attention(branch: Branch, family: str) -> tuple[TensorSpec, ...]:
+    b: Any = branch.block
+    hidden, q, kv = (b.hidden, "hidden"), (b.q_size, "heads"), (b.kv_size, "heads")
+    at = branch.name
+    specs = []
+    for part, out in (("q", q), ("k", kv), ("v", kv)):
+        specs.append(_linear(f"{at}.{part}_proj", out, hidden, "attention"))
+        if b.bias:
+            specs.append(TensorSpec(f"{at}.{part}_proj.bias", (out[0],), (out[1],), "attention", "bias"))
+    specs.append(_linear(f"{at}.o_proj", hidden, q, "attention"))
+    norms = ("q_norm", "k_norm") if b.qk_norm else ()
+    specs += [TensorSpec(f"{at}.{name}.weight", (b.head_dim,), ("head_dim",), "norms", "norm") for name in norms]
+    return tuple(specs)
+
+
+def _latent(branch: Branch, family: str) -> tuple[TensorSpec, ...]:
+    b: Any = branch.block
+    at, hidden, q = branch.name, (b.hidden, "hidden"), (b.q_size, "heads")
+    direct = (_linear(f"{at}.q_proj", q, hidden, "attention"),)
+    low = (b.q_rank, "q_rank")
+    compressed = (
+        _linear(f"{at}.q_a_proj", low, hidden, "attention"),
+        TensorSpec(f"{at}.q_a_layernorm.weight", (b.q_rank,), ("q_rank",), "norms", "norm"),
+        _linear(f"{at}.q_b_proj", q, low, "attention"),
+    )
+    return (
+        *(compressed if b.q_rank else direct),
+        _linear(f"{at}.kv_a_proj_with_mqa", (b.kv_rank + b.rope, "kv_rank"), hidden, "attention"),
+        TensorSpec(f"{at}.kv_a_layernorm.weight", (b.kv_rank,), ("kv_rank",), "norms", "norm"),
+        _linear(f"{at}.kv_b_proj", (b.kv_size, "heads"), (b.kv_rank, "kv_rank"), "attention"),
+        _linear(f"{at}.o_proj", hidden, (b.out_size, "heads"), "attention"),
+    )
+
+
+def _mlp(branch: Branch, family: str) -> tuple[TensorSpec, ...]:
+    b: Any = branch.block
+    dense = family in ("llama", "qwen2", "qwen3")
+    return _mlp_at(branch.name, b.hidden, (b.ffn, "ffn"), "mlp", gated=b.gated, gate_first=dense)
+
+
+def _mlp_at(at: str, hidden: int, ffn: tuple[int, str], component: str, *, gated: bool,
+            gate_first: bool) -> tuple[TensorSpec, ...]:
+    up = _linear(f"{at}.up_proj", ffn, (hidden, "hidden"), component)
+    gate = _linear(f"{at}.gate_proj", ffn, (hidden, "hidden"), component)
+    down = _linear(f"{at}.down_proj", (hidden, "hidden"), ffn, component)
+    if not gated:
+        return up, down
+    return (gate, up, down) if gate_first else (up, gate, down)
+
+
+def _moe(branch: Branch, family: str) -> tuple[TensorSpec, ...]:
+    b: Any = branch.block
+    at, experts = branch.name, b.num_experts
+    up, (size, seen) = b.expert_ffn * (2 if b.gated else 1), (b.expert_hidden, "latent" if b.latent else "hidden")
+    # Routing on a bf16 bias would choose other experts: upstream pins this buffer to fp32 (`moe/layers.py`, Gate).
+    correction = TensorSpec(f"{at}.gate.e_score_correction_bias", (experts,), ("experts_router",), "router", "router",
+                            "fp32", is_buffer=True, trainable=False)
+    specs = [
+        TensorSpec(f"{at}.gate.weight", (experts, b.hidden), ("experts_router", "hidden"), "router", "router"),
+        *((correction,) if b.router == "sigmoid" else ()),
+        TensorSpec(f"{at}.experts.gate_and_up_projs", (experts, size, up), ("experts", seen, "expert_ffn"),
+                   "routed_experts", "grouped"),
+        TensorSpec(f"{at}.experts.down_projs", (experts, b.expert_ffn, size), ("experts", "expert_ffn", seen),
+                   "routed_experts", "grouped"),
+    ]
+    if b.shared_ffn:
+        shared = (b.shared_ffn, "shared_ffn")
+        specs += _mlp_at(f"{at}.shared_experts", b.hidden, shared, "shared_experts", gated=b.gated, gate_first=False)
+    if b.latent:
+        hidden, latent = (b.hidden, "hidden"), (b.latent, seen)
+        specs += [_linear(f"{at}.fc1_latent_proj", latent, hidden, "latent_projections"),
+                  _linear(f"{at}.fc2_latent_proj", hidden, latent, "latent_projections")]
+    return tuple(specs)
+
+
+_BRANCH: Final[dict[type, Callable[[Branch, str], tuple[TensorSpec, ...]]]] = {
+    Mamba2: _mamba, Attention: _attention, LatentAttention: _latent, Mlp: _mlp, Moe: _moe
+}

@@ -1,0 +1,44 @@
+"""Products under autocast: inputs and weights of a wider type are cast for each.
+
+[Note: what autocast keeps]
+torch 2.13 `aten/src/ATen/autocast_mode.cpp`, cached_cast: the copy of a trained fp32 parameter is kept until the region
+ends, so one copy serves all its uses; that of a frozen one and of any other tensor dies with its last user. The region
+is the model's forward with its loss (accelerate 1.15 `accelerator.py`, prepare_model), and in a replay the layer
+(`torch/utils/checkpoint.py`). Linears and SDPA compute in the narrow type; embeddings, sums and products of elements
+take what they get, norms and losses are fp32 in the modelling code already.
+"""
+
+from __future__ import annotations
+
+from simcore.operators.shared import aten
+from simcore.recording.layer import Run
+from simcore.recording.tape import Param, Tape, Tensor
+
+__all__ = ["is_autocast", "narrowed", "product"]
+
+
+def is_autocast(run: Run) -> bool:
+    """Whether forward runs under autocast to the type of the products."""
+    return ("autocast", "on") in run.options
+
+
+def narrowed(tape: Tape, run: Run, x: Tensor) -> Tensor:
+    """What an operator of autocast's list takes of `x`."""
+    return aten.cast(tape, x, run.compute) if is_autocast(run) else x
+
+
+def product(tape: Tape, run: Run, x: Tensor, weight: Param, label: str, bias: Param | None = None) -> Tensor:
+    """`F.linear`."""
+    if not is_autocast(run):
+        return aten.linear(tape, x, weight, label, bias=bias)
+    narrow = _weight(tape, run, weight)  # arguments are cast from the last to the first
+    return aten.linear(tape, aten.cast(tape, x, run.compute), narrow, label, bias=bias)
+
+
+def _weight(tape: Tape, run: Run, weight: Param) -> aten.Operand:
+    if weight.dtype == run.compute or not weight.trainable:
+        return aten.cast(tape, weight, run.compute)
+    if weight.name not in tape.casts:
+        tape.casts[weight.name] = aten.cast(tape, weight, run.compute)
+    copy: aten.Operand = tape.casts[weight.name]
+    return copy

@@ -1,0 +1,169 @@
+"""GPT-OSS in transformers 5.23 (`models/gpt_oss/modeling_gpt_oss.py`): what differs from other families.
+
+Norm weights meet the hidden state in fp32 (`GptOssRMSNorm`), rotary tables have half a head's size
+(`_apply_rotary_emb`), the router's softmax is over the chosen logits (`GptOssTopKRouter`), and experts with biases
+gate interleaved columns that are clamped (`GptOssExperts._apply_gate`). The layer holds the router's scores until it
+returns.
+"""
+
+from __future__ import annotations
+
+import math
+
+from simcore.models.blocks import Branch, Moe
+from simcore.operators.hf.layers import Core
+from simcore.operators.hf.moe import as_rows
+from simcore.operators.shared import aten
+from simcore.recording.layer import Run
+from simcore.recording.tape import Param, Tape, Tensor
+
+__all__ = ["eager_core", "moe", "rms_norm", "rotate"]
+
+
+def rms_norm(tape: Tape, weight: Param, x: Tensor) -> Tensor:
+    """RMSNorm in fp32; the product with the weight as it is stored is in fp32 too."""
+    dtype = x.dtype
+    x = aten.cast(tape, x, "fp32")
+    variance = aten.mean(tape, aten.square(tape, x))
+    x = aten.mul(tape, x, aten.rsqrt(tape, aten.add_scalar(tape, variance)))
+    return aten.cast(tape, aten.mul(tape, weight, x), dtype)
+
+
+def rotate(tape: Tape, x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
+    """Both halves of x [b, s, heads, d] with tables [1, s, 1, d / 2], then joined."""
+    first, second = aten.chunk(tape, x)
+    left = aten.sub(tape, aten.mul(tape, first, cos, "rotary"), aten.mul(tape, second, sin, "rotary"), "rotary")
+    right = aten.add(tape, aten.mul(tape, second, cos, "rotary"), aten.mul(tape, first, sin, "rotary"), "rotary")
+    return aten.cat(tape, left, right)
+
+
+def eager_core(tape: Tape, run: Run, name: str, mask: Tensor | None, held: list[Tensor]) -> Core:
+    """`eager_attention_forward`; `held`: the probabilities, which the module returns to the layer."""
+    assert mask is not None
+    sinks = run.params[f"{name}.sinks"]
+
+    def core(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+        keys, values = (aten.repeat_heads(tape, x, q.shape[2] // x.shape[2]) for x in (k, v))
+        batch, seq, heads, dim = q.shape
+        square = (batch, heads, seq, seq)
+        weights = aten.mul_scalar(tape, aten.product(tape, q, keys, square, dim, "scores"))
+        weights = _masked(tape, weights, mask)
+        logits = _with_sinks(tape, weights, sinks)
+        logits = _from_largest(tape, logits)
+        probabilities = aten.softmax(tape, logits)
+        weights = _without_sinks(tape, probabilities, square)
+        held.append(weights)
+        out = aten.product(tape, weights, values, q.shape, seq, "attention")
+        return aten.contiguous(tape, out, "attention")
+
+    return core
+
+
+def _masked(tape: Tape, x: Tensor, mask: Tensor) -> Tensor:
+    """`x + mask`, which nobody differentiates."""
+    node = tape.node((x,), (), lambda tape, grads, saved: [grads[0]])
+    out = aten.new(tape, x.shape, x.dtype, "masked", x.nbytes + mask.nbytes // 2)
+    out.node = node
+    return out
+
+
+def _with_sinks(tape: Tape, x: Tensor, sinks: Param) -> Tensor:
+    """One column more, the head's sink in every row."""
+    shape, last = x.shape, (*x.shape[:-1], 1)
+
+    def backward(tape: Tape, grads: list[Tensor | None], saved: list[Tensor]) -> list[Tensor | None]:
+        (grad,) = grads
+        assert grad is not None
+        if math.prod(last) == math.prod(sinks.shape):  # one row: AccumulateGrad copies what is strided
+            return [grad.view(*shape), aten.new(tape, last, grad.dtype, "grad_sinks")]
+        return [grad.view(*shape), grad.view(*last)]
+
+    node = tape.node((x, sinks), (), backward, reduce_to=(shape, sinks.shape))
+    out = aten.new(tape, (*shape[:-1], shape[-1] + 1), x.dtype, "with_sinks", x.nbytes)
+    out.node = node
+    return out
+
+
+def _from_largest(tape: Tape, x: Tensor) -> Tensor:
+    """`x - x.max(dim=-1, keepdim=True).values`."""
+    shape, dtype, rows = x.shape, x.dtype, (*x.shape[:-1], 1)
+
+    def to_largest(tape: Tape, grads: list[Tensor | None], saved: list[Tensor]) -> list[Tensor | None]:
+        zeros = aten.new(tape, shape, dtype, "zeros")
+        return [aten.new(tape, shape, dtype, "grad_max", zeros.nbytes)]
+
+    node = tape.node((x,), (), to_largest)
+    largest = aten.new(tape, rows, dtype, "max", x.nbytes)
+    indices = tape.empty(rows, "int64", "max_indices")
+    tape.save(node, indices)
+    largest.node = node
+    del indices
+    node = tape.node((x, largest), (), lambda tape, grads, saved: [grads[0], aten.new(tape, shape, dtype, "grad_sub")],
+                     reduce_to=(shape, rows))
+    out = aten.new(tape, shape, dtype, "from_largest", x.nbytes)
+    out.node = node
+    return out
+
+
+def _without_sinks(tape: Tape, x: Tensor, shape: tuple[int, ...]) -> Tensor:
+    """A view of all columns but the last; its gradient is written into zeros of the whole shape."""
+    whole, dtype = x.shape, x.dtype
+    node = tape.node((x,), (), lambda tape, grads, saved: [aten.new(tape, whole, dtype, "grad_slice")])
+    return Tensor(x.storage, shape, dtype, node)
+
+
+def moe(tape: Tape, run: Run, branch: Branch, x: Tensor) -> tuple[Tensor, Tensor]:
+    """`GptOssMLP` of x [b, s, h]: what it puts out, and the router's scores."""
+    block, name = branch.block, branch.name
+    assert isinstance(block, Moe)
+    flat = as_rows(tape, x, (run.tokens, block.hidden))
+    # The logits stay in a local variable that nobody reads.
+    _logits, scores, indices = _route(tape, run, name, block, flat)
+    return _experts(tape, run, name, block, flat, indices, scores).view(*x.shape), scores
+
+
+def _route(tape: Tape, run: Run, name: str, block: Moe, x: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+    """Logits with a bias, the top k of them, their softmax in the compute dtype."""
+    weight, bias = run.params[f"{name}.router.weight"], run.params[f"{name}.router.bias"]
+    logits = aten.linear(tape, x, weight, "router", bias=bias)
+    values, indices = aten.topk(tape, logits, block.top_k)
+    return logits, aten.softmax(tape, values), indices
+
+
+def _experts(tape: Tape, run: Run, name: str, block: Moe, hidden: Tensor, indices: Tensor, scores: Tensor) -> Tensor:
+    """`grouped_mm_experts_forward` of transformers 5.23 `integrations/moe.py`, with biases of every row's expert."""
+    rows, params = run.tokens * block.top_k, {part: run.params[f"{name}.experts.{part}"] for part in (
+        "gate_up_proj", "gate_up_proj_bias", "down_proj", "down_proj_bias")}
+    ids = aten.select(tape, indices, (rows,), "int64", "sorted")
+    order = tape.empty((rows,), "int64", "order")
+    selected = aten.index(tape, hidden, aten.select(tape, order, (rows,), "int64", "token"), "dispatched")
+    row_weights = aten.index(tape, scores.view(rows), order, "row_weights")
+    counted = aten.select(tape, ids, (rows,), "int32", "histc_input")
+    counts = aten.select(tape, counted, (block.num_experts,), "int32", "tokens_per_expert")
+    offsets = aten.select(tape, counts, (block.num_experts,), "int32", "offsets")
+    biases = aten.index(tape, params["gate_up_proj_bias"], ids, "row_biases")
+    x = _grouped_linear(tape, selected, params["gate_up_proj"], biases, offsets)
+    x = _gate(tape, x)
+    biases = aten.index(tape, params["down_proj_bias"], ids, "row_biases")
+    x = _grouped_linear(tape, x, params["down_proj"], biases, offsets)
+    weighted = aten.mul_rows(tape, x, row_weights, "weighted")
+    inverse = aten.select(tape, order, (rows,), "int64", "inverse")
+    aten.select(tape, order, (rows,), "int64", "arange")
+    weighted = aten.index(tape, weighted, inverse, "weighted")
+    return aten.cast(tape, aten.sum_of(tape, weighted, block.top_k), hidden.dtype)
+
+
+def _grouped_linear(tape: Tape, x: Tensor, weight: Param, biases: Tensor, offsets: Tensor) -> Tensor:
+    """Rows by expert times its matrix [in, out]; the biases are added in place."""
+    out = aten.grouped_mm(tape, x, weight, offsets, weight.name.removeprefix(tape.scope), transposed=True)
+    aten.add_(tape, out, biases)
+    return out
+
+
+def _gate(tape: Tape, gate_up: Tensor) -> Tensor:
+    """`(clamp(up) + 1) * gate * sigmoid(gate * alpha)`, gate clamped from above; columns alternate."""
+    gate, up = aten.slice_half(tape, gate_up), aten.slice_half(tape, gate_up)
+    gate = aten.clamp(tape, gate, 1)
+    up = aten.clamp(tape, up, 2)
+    glu = aten.mul(tape, gate, aten.sigmoid(tape, aten.mul_scalar(tape, gate)))
+    return aten.mul(tape, aten.add_scalar(tape, up), glu)

@@ -1,0 +1,172 @@
+"""Norm, linear, attention and MLP of transformers 5.23 (`models/llama`, `models/qwen3`, ...), with SDPA or flash-attn.
+
+Same operators in the same order as the modelling code, and local variables that live as long as its own do.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import NamedTuple
+
+from simcore.models.blocks import Attention, Branch, Mlp
+from simcore.operators.automodel.lora import memory_efficient_lora
+from simcore.operators.hf import liger as hf_liger
+from simcore.operators.hf.autocast import is_autocast, narrowed, product
+from simcore.operators.hf.packed import packed_linear
+from simcore.operators.shared import aten
+from simcore.operators.shared.rms_norm import rms_norm
+from simcore.recording.layer import Run
+from simcore.recording.tape import Tape, Tensor
+
+__all__ = ["Inputs", "attention", "core_of", "has_eager_attention", "has_flash_attention", "is_of_hub", "linear", "mlp",
+           "rotate"]
+
+
+class Inputs(NamedTuple):
+    """What the stem hands to a layer: the hidden state, the rotary tables, position ids that nobody reads, a mask."""
+
+    hidden: Tensor
+    cos: Tensor | None
+    sin: Tensor | None
+    positions: Tensor | None
+    mask: Tensor | None = None
+
+
+def linear(tape: Tape, run: Run, name: str, x: Tensor) -> Tensor:
+    """A linear module, with its adapter where there is one: `base(x) + lora_b(lora_a(x)) * scale`.
+
+    Adapters of another type work on a copy of x in theirs, one a module (PEFT 0.21 `_cast_input_dtype`). Automodel's
+    are one function.
+    """
+    prefix, label = f"{name}." if name else "", name.removeprefix(tape.scope) or "logits"
+    if run.params[f"{prefix}weight"].packed is not None:
+        return packed_linear(tape, run, prefix, label, x)
+    base = product(tape, run, x, run.params[f"{prefix}weight"], label, bias=run.params.get(f"{prefix}bias"))
+    own = run.params.get(f"{prefix}lora_A.weight")
+    if own is not None:
+        return memory_efficient_lora(tape, x, (own, run.params[f"{prefix}lora_B.weight"]), base, label)
+    lora_a = run.params.get(f"{prefix}lora_a.weight")
+    if lora_a is None:
+        return base
+    lora_b = run.params[f"{prefix}lora_b.weight"]
+    x = x if is_autocast(run) else aten.cast(tape, x, lora_a.dtype)
+    down_up = product(tape, run, product(tape, run, x, lora_a, f"{label}.lora_a"), lora_b, f"{label}.lora_b")
+    scaled = aten.mul_scalar(tape, down_up)
+    del down_up
+    return aten.cast(tape, aten.add(tape, base, scaled, f"{label}.sum"), base.dtype)
+
+
+Rotate = Callable[[Tape, Tensor, Tensor, Tensor], Tensor]
+"""(tape, query or key, cos, sin) -> rotated."""
+
+
+Core = Callable[[Tensor, Tensor, Tensor], Tensor]
+"""(query, key, value) by heads, rotated -> output by heads."""
+
+
+def attention(tape: Tape, run: Run, branch: Branch, inputs: Inputs, turn: Rotate | None = None,
+              core: Core | None = None) -> Tensor:
+    """Grouped-query attention over `inputs.hidden`; head counts follow from the weights that this rank has."""
+    block = branch.block
+    assert isinstance(block, Attention)
+    name, dim, x = branch.name, block.head_dim, inputs.hidden
+    copies = block.rotary and not hf_liger.has_liger(run)
+    q = _heads(tape, run, name, "q", x, block, copy_grad=copies)
+    k = _heads(tape, run, name, "k", x, block, copy_grad=copies)
+    v = aten.to_heads(tape, linear(tape, run, f"{name}.v_proj", x), dim, copy_grad=core is not None)
+    if inputs.cos is not None and inputs.sin is not None and 0 < block.rotated < dim:
+        q, k = _rotate_a_part(tape, q, k, inputs.cos, inputs.sin)
+    elif inputs.cos is not None and inputs.sin is not None and hf_liger.has_liger(run):
+        q, k = hf_liger.rotate_both(tape, q, k, inputs.cos, inputs.sin)
+    elif inputs.cos is not None and inputs.sin is not None:
+        turn = turn or rotate
+        rotated = (turn(tape, q, inputs.cos, inputs.sin), turn(tape, k, inputs.cos, inputs.sin))
+        q, k = rotated
+        del rotated
+    out = core(q, k, v) if core else core_of(tape, run, block, (q, k, v), inputs.mask)
+    if 0 < block.rotated < dim:  # lies by heads, as queries that were joined do, and is copied
+        out = aten.contiguous(tape, out, "attention")
+    return linear(tape, run, f"{name}.o_proj", out.view(*out.shape[:2], out.shape[2] * dim))
+
+
+def has_eager_attention(run: Run) -> bool:
+    """Whether attention is matrix products of torch's (attn_implementation)."""
+    return dict(run.options).get("attn_implementation") == "eager"
+
+
+def has_flash_attention(run: Run) -> bool:
+    """Whether attention is flash-attn's own and not torch's SDPA (attn_implementation)."""
+    return dict(run.options).get("attn_implementation") == "flash_attention_2"
+
+
+def is_of_hub(run: Run) -> bool:
+    """Whether the layers are those of the model's own repository."""
+    return ("code", "hub") in run.options
+
+
+def core_of(tape: Tape, run: Run, block: Attention, parts: tuple[Tensor, Tensor, Tensor],
+            mask: Tensor | None) -> Tensor:
+    """Attention itself; a mask of packed sequences or of a window is read by a kernel of its own.
+
+    Within a window a query meets so many keys, whole: half of twice as many, as causal pairs are counted.
+    """
+    pairs = min(run.pairs, 2 * block.window * run.tokens) if block.window else run.pairs
+    if block.sinks:
+        return aten.flash_attention_with_sinks(tape, *parts, pairs, run.sequences)
+    query, key, value = (narrowed(tape, run, part) for part in parts)
+    if has_flash_attention(run):
+        return aten.flash_attention(tape, query, key, value, pairs, run.sequences)
+    if mask is not None:
+        return aten.masked_attention(tape, query, key, value)
+    return aten.scaled_dot_product_attention(tape, query, key, value)
+
+
+def _heads(tape: Tape, run: Run, name: str, part: str, x: Tensor, block: Attention, *, copy_grad: bool) -> Tensor:
+    """Query or key by heads, with their norm where there is one (`Qwen3Attention`)."""
+    # A rotary gradient comes in [b, heads, s, d] order and is copied back, SDPA's own does not.
+    heads = aten.to_heads(tape, linear(tape, run, f"{name}.{part}_proj", x), block.head_dim, copy_grad=copy_grad)
+    if not block.qk_norm:
+        return heads
+    return rms_norm(tape, run.params[f"{name}.{part}_norm.weight"], heads, weight_in_fp32=False)
+
+
+def rotate(tape: Tape, x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
+    """`x * cos + rotate_half(x) * sin`."""
+    straight = aten.mul(tape, x, cos, "rotary")
+    return aten.add(tape, straight, aten.mul(tape, _rotate_half(tape, x), sin, "rotary"), "rotary")
+
+
+def _rotate_a_part(tape: Tape, q: Tensor, k: Tensor, cos: Tensor, sin: Tensor) -> tuple[Tensor, Tensor]:
+    """Both rotated in their first dimensions, then joined with the rest (`models/bamba`, apply_rotary_pos_emb)."""
+    size = cos.shape[-1]
+    q_turned, q_rest = aten.slice_last(tape, q, size), aten.slice_last(tape, q, q.shape[-1] - size)
+    k_turned, k_rest = aten.slice_last(tape, k, size), aten.slice_last(tape, k, k.shape[-1] - size)
+    q_out, k_out = rotate(tape, q_turned, cos, sin), rotate(tape, k_turned, cos, sin)
+    q_out = aten.cat(tape, q_out, q_rest)
+    k_out = aten.cat(tape, k_out, k_rest)
+    return q_out, k_out
+
+
+def _rotate_half(tape: Tape, x: Tensor) -> Tensor:
+    first, second = aten.slice_half(tape, x), aten.slice_half(tape, x)
+    return aten.cat(tape, aten.neg(tape, second), first)
+
+
+def mlp(tape: Tape, run: Run, name: str, block: Mlp, x: Tensor) -> Tensor:
+    """SwiGLU, or relu squared between two linears."""
+    if not block.gated:
+        return linear(tape, run, f"{name}.down_proj", relu2(tape, linear(tape, run, f"{name}.up_proj", x)))
+    if hf_liger.has_liger(run):
+        gate = linear(tape, run, f"{name}.gate_proj", x)
+        made = hf_liger.silu_mul(tape, gate, linear(tape, run, f"{name}.up_proj", x))
+        del gate
+        return linear(tape, run, f"{name}.down_proj", made)
+    gate = aten.silu(tape, linear(tape, run, f"{name}.gate_proj", x))
+    product = aten.mul(tape, gate, linear(tape, run, f"{name}.up_proj", x))
+    del gate
+    return linear(tape, run, f"{name}.down_proj", product)
+
+
+def relu2(tape: Tape, x: Tensor) -> Tensor:
+    """`relu(x) ** 2`; the input lives until the square is made."""
+    return aten.square(tape, aten.relu(tape, x))

@@ -1,0 +1,225 @@
+"""Mixture of experts in transformers 5.23: `models/nemotron_h`, `models/qwen3_moe`, `models/mixtral`.
+
+Routing cannot be known here: it is perfectly balanced, batched products over equal groups of rows.
+"""
+
+from __future__ import annotations
+
+from simcore.models.blocks import Branch, Mlp, Moe
+from simcore.operators.hf import remote_code
+from simcore.operators.hf.layers import is_of_hub, linear, mlp, relu2
+from simcore.operators.shared import aten
+from simcore.recording.layer import Run
+from simcore.recording.tape import (
+    INNER_BACKWARD_BEGIN,
+    INNER_BACKWARD_END,
+    INNER_FORWARD_BEGIN,
+    INNER_FORWARD_END,
+    Op,
+    Tape,
+    Tensor,
+)
+
+__all__ = ["as_rows", "moe", "routed"]
+
+
+def moe(tape: Tape, run: Run, branch: Branch, x: Tensor, family: str) -> Tensor:
+    """Router, routed experts, and where there is one a shared expert on the same input."""
+    block = branch.block
+    assert isinstance(block, Moe)
+    if block.shared_gate:
+        return _with_gated_shared(tape, run, branch.name, block, x)
+    name, shape = branch.name, x.shape
+    rows = x.view(run.tokens, block.hidden)
+    # The logits stay in a local variable that nobody reads.
+    if block.router == "sigmoid":
+        _logits, weights, indices = _route(tape, run, name, block, rows)
+    else:  # Mixtral leaves the weights in fp32
+        dtype = "fp32" if family == "mixtral" else run.compute
+        _logits, weights, indices = _route_by_softmax(tape, run, name, block, rows, dtype)
+    del rows
+    flat = as_rows(tape, x, (run.tokens, block.hidden))
+    y = routed(tape, run, name, block, flat, indices, weights)
+    del flat
+    y = y.view(*shape)
+    if not block.shared_ffn:
+        return y
+    shared = Mlp(block.hidden, block.shared_ffn, gated=block.gated)
+    return aten.add(tape, y, mlp(tape, run, f"{name}.shared_experts", shared, x))
+
+
+def routed(tape: Tape, run: Run, name: str, block: Moe, x: Tensor, indices: Tensor, weights: Tensor) -> Tensor:
+    """The experts' output for rows x [tokens, h], by the way that `run.options` names."""
+    if is_of_hub(run):
+        return remote_code.experts(tape, run, name, block, x, indices, weights)
+    if ("experts_implementation", "grouped_mm") in run.options:
+        return _grouped_experts(tape, run, name, block, x, indices, weights)
+    if ("experts", "unit") in run.options:
+        return _inner_unit(tape, run, name, block, x, indices, weights)
+    return _experts(tape, run, name, block, x, indices, weights)
+
+
+def _with_gated_shared(tape: Tape, run: Run, name: str, block: Moe, x: Tensor) -> Tensor:
+    """`Qwen2MoeSparseMoeBlock`: the shared expert first, its gate last."""
+    flat = as_rows(tape, x, (run.tokens, block.hidden))
+    shared = mlp(tape, run, f"{name}.shared_expert", Mlp(block.hidden, block.shared_ffn), flat)
+    _logits, weights, indices = _route_by_softmax(tape, run, name, block, flat, run.compute)
+    y = routed(tape, run, name, block, flat, indices, weights)
+    gate = f"{name}.shared_expert_gate"
+    shared = aten.mul(tape, aten.sigmoid(tape, linear(tape, run, gate, flat)), shared, "gated")
+    y = aten.add(tape, y, shared, "output")
+    return y.view(*x.shape)
+
+
+def as_rows(tape: Tape, x: Tensor, shape: tuple[int, ...]) -> Tensor:
+    """A view with a node of its own: gradients of `x` meet behind it."""
+    whole = x.shape
+
+    def backward(tape: Tape, grads: list[Tensor | None], saved: list[Tensor]) -> list[Tensor | None]:
+        (grad,) = grads
+        return [grad and grad.view(*whole)]
+
+    return Tensor(x.storage, shape, x.dtype, tape.node((x,), (), backward))
+
+
+def _route(tape: Tape, run: Run, name: str, block: Moe, x: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+    """Sigmoid scores, one group of experts, top k, normalised and scaled. All in fp32."""
+    tokens, experts = run.tokens, block.num_experts
+    weight = run.params[f"{name}.gate.weight"]
+    logits = aten.linear(tape, aten.cast(tape, x, "fp32"), aten.cast(tape, weight, "fp32"), "gate")
+    scores = aten.sigmoid(tape, logits)
+    choice = aten.add_scalar(tape, scores)
+    group_scores = aten.sum_last(tape, aten.topk(tape, choice.view(tokens, 1, experts), 2)[0])
+    group_indices = aten.topk(tape, group_scores, 1)[1]
+    group_mask = aten.select(tape, group_scores, (tokens, 1), "fp32", "group_mask")
+    mask = aten.select(tape, aten.select(tape, group_mask, (tokens, experts), "uint8", "mask"), (tokens, experts),
+                       "uint8", "mask")
+    choice = aten.masked_fill(tape, choice, mask)
+    del mask
+    indices = aten.topk(tape, choice, block.top_k)[1]
+    weights = aten.gather(tape, scores, indices)
+    denominator = aten.add_scalar(tape, aten.sum_last(tape, weights, keepdim=True))
+    aten.div_(tape, weights, denominator)
+    weights = aten.mul_scalar(tape, weights)
+    del group_indices
+    return logits, weights, indices
+
+
+def _route_by_softmax(tape: Tape, run: Run, name: str, block: Moe, x: Tensor,
+                      dtype: str) -> tuple[Tensor, Tensor, Tensor]:
+    """Logits in the compute dtype, softmax in fp32, top k, normalised or not (`Qwen3MoeTopKRouter` and its like)."""
+    logits = linear(tape, run, f"{name}.gate", x)
+    probabilities = aten.softmax(tape, aten.cast(tape, logits, "fp32"))
+    weights, indices = aten.topk(tape, probabilities, block.top_k)
+    if block.normalised:
+        aten.div_(tape, weights, aten.sum_last(tape, weights, keepdim=True))
+    weights = aten.cast(tape, weights, dtype)
+    del probabilities
+    return logits, weights, indices
+
+
+def _inner_unit(tape: Tape, run: Run, name: str, block: Moe, x: Tensor, indices: Tensor, weights: Tensor) -> Tensor:
+    """The experts as a data-parallel unit of their own: it casts floating inputs, its hooks run inside the layer.
+
+    Where nothing behind the experts keeps a tensor, their pre-backward hook runs before the replay: FSDP2 then leaves
+    the forward's hooks out (torch 2.13 `_fsdp_state.py`, _pre_forward in state PRE_BACKWARD).
+    """
+    weights = aten.cast(tape, weights, run.compute)
+    if _backward_has_begun(tape):
+        return _experts(tape, run, name, block, x, indices, weights)
+    tape.mark(INNER_FORWARD_BEGIN)
+    y = _experts(tape, run, name, block, *_unit_inputs(tape, x, indices, weights))
+    y.node = tape.node((y,), (), _unit_backward_begin)
+    tape.mark(INNER_FORWARD_END)
+    return y
+
+
+def _backward_has_begun(tape: Tape) -> bool:
+    return any(row[0] == Op.MARK and row[2] == INNER_BACKWARD_BEGIN for row in tape.rows)
+
+
+def _unit_inputs(tape: Tape, x: Tensor, indices: Tensor, weights: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+    node = tape.node((x, weights), (), _unit_backward_end)
+    return (Tensor(x.storage, x.shape, x.dtype, node), indices,
+            Tensor(weights.storage, weights.shape, weights.dtype, node, 1))
+
+
+def _unit_backward_begin(tape: Tape, grads: list[Tensor | None], saved: list[Tensor]) -> list[Tensor | None]:
+    tape.mark(INNER_BACKWARD_BEGIN)
+    return list(grads)
+
+
+def _unit_backward_end(tape: Tape, grads: list[Tensor | None], saved: list[Tensor]) -> list[Tensor | None]:
+    tape.mark(INNER_BACKWARD_END)
+    return [*grads, None][:2]
+
+
+def _experts(tape: Tape, run: Run, name: str, block: Moe, hidden: Tensor, indices: Tensor, weights: Tensor) -> Tensor:
+    """Rows sorted by expert, two batched products, rows weighted and added back."""
+    rows = run.tokens * block.top_k
+    order = aten.sort(tape, indices.view(rows))
+    token = aten.select(tape, order, (rows,), "int64", "token")
+    x = aten.index(tape, hidden, token, "dispatched")
+    # DTensor.to_local() makes its nodes here, a plain parameter's transpose next to each product.
+    local = ("experts", "unit") in run.options and run.ep > 1
+    first = "gate_up_proj" if block.gated else "up_proj"
+    matrices = [aten.strided(tape, run.params[f"{name}.experts.{part}"]) for part in (first, "down_proj")] * local
+    if run.ep > 1:
+        received = run.tokens * run.rows_per_token >> 16 if run.rows_per_token else rows
+        x = aten.all_to_all(tape, x, received, run.ep_axis)
+        x = _regroup(tape, run, name, x, "experts_in")
+    h = _product(tape, run, f"{name}.experts.{first}", x, matrices, 0)
+    h = _swiglu(tape, h) if block.gated else relu2(tape, h)
+    y = _product(tape, run, f"{name}.experts.down_proj", h, matrices, 1)
+    if run.ep > 1:
+        y = _regroup(tape, run, name, y, "experts_out")
+        y = aten.all_to_all(tape, y, rows, run.ep_axis)
+    row_weights = _row_weights(tape, weights, order, y.dtype)
+    y = aten.mul(tape, y, row_weights, "weighted")
+    del row_weights
+    return aten.index_add(tape, aten.select(tape, hidden, hidden.shape, hidden.dtype, "zeros"), token, y)
+
+
+def _grouped_experts(tape: Tape, run: Run, name: str, block: Moe, hidden: Tensor, indices: Tensor,
+                     weights: Tensor) -> Tensor:
+    """`grouped_mm_experts_forward` of transformers 5.23 `integrations/moe.py`, its default on a GPU; local experts."""
+    rows = run.tokens * block.top_k
+    ids = aten.select(tape, indices, (rows,), "int64", "sorted")
+    order = tape.empty((rows,), "int64", "order")
+    selected = aten.index(tape, hidden, aten.select(tape, order, (rows,), "int64", "token"), "dispatched")
+    row_weights = aten.index(tape, weights.view(rows), order, "row_weights")
+    counted = aten.select(tape, ids, (rows,), "int32", "histc_input")
+    counts = aten.select(tape, counted, (block.num_experts,), "int32", "tokens_per_expert")
+    offsets = aten.select(tape, counts, (block.num_experts,), "int32", "offsets")
+    first = "gate_up_proj" if block.gated else "up_proj"
+    x = aten.grouped_mm(tape, selected, run.params[f"{name}.experts.{first}"], offsets, f"experts.{first}")
+    x = _swiglu(tape, x) if block.gated else relu2(tape, x)
+    x = aten.grouped_mm(tape, x, run.params[f"{name}.experts.down_proj"], offsets, "experts.down_proj")
+    weighted = aten.mul_rows(tape, x, row_weights, "weighted")
+    inverse = aten.select(tape, order, (rows,), "int64", "inverse")
+    aten.select(tape, order, (rows,), "int64", "arange")
+    weighted = aten.index(tape, weighted, inverse, "weighted")
+    out = aten.sum_of(tape, weighted, block.top_k)
+    return aten.cast(tape, out, hidden.dtype)
+
+
+def _swiglu(tape: Tape, x: Tensor) -> Tensor:
+    """`silu(gate) * up` of one tensor that holds both; the views pin it."""
+    gate, up = aten.chunk(tape, x)
+    return aten.mul(tape, aten.silu(tape, gate), up)
+
+
+def _regroup(tape: Tape, run: Run, name: str, x: Tensor, label: str) -> Tensor:
+    """Rows by rank and expert become rows by expert and rank, or back: a copy, unless there is only one expert."""
+    return aten.swap_dims(tape, x, label) if run.params[f"{name}.experts.down_proj"].shape[0] > 1 else x
+
+
+def _product(tape: Tape, run: Run, name: str, x: Tensor, matrices: list[Tensor], number: int) -> Tensor:
+    matrix = matrices[number] if matrices else aten.strided(tape, run.params[name])
+    return aten.bmm(tape, x, matrix, name.removeprefix(tape.scope))
+
+
+def _row_weights(tape: Tape, weights: Tensor, order: Tensor, dtype: str) -> Tensor:
+    rows = order.shape[0]
+    picked = aten.index(tape, weights.view(rows), order, "row_weights")
+    return aten.cast(tape, picked, dtype).view(rows, 1)

@@ -1,0 +1,109 @@
+"""A linear whose frozen weight lies in 4 bits, and PEFT's adapter of it.
+
+[Note: a product with 4 bits]
+bitsandbytes 0.50.2 `autograd/_functions.py`, MatMul4Bit, and `backends/cuda/ops.py`, _dequant_linear_fallback: forward
+makes the weight in the type of the product and drops it behind the product; backward makes it once more. The node keeps
+neither the input nor what was made. Maxima that are quantised themselves are made in fp32 first: forward holds them
+twice (with and without their offset) until the product is done, backward once while the weight is made. Kernels that
+read 4 bits directly take over where rows are few (up to 1536, by shape and GPU): not modelled, their bytes are less.
+`nn/modules.py`, Linear4bit: input and bias are cast to the type of the product, the output back to the input's.
+PEFT 0.21.2 `tuners/lora/bnb.py`, Linear4bit: copies the output before the adapter's is added; without autocast the
+adapter's input is cast to its type, its output back. Automodel's adapter (0.7.0 `components/_peft/lora.py`,
+patch_linear_module: super_fwd) adds the output in place to its own.
+torchao 0.18 `nf4_tensor.py`, get_original_weight: eager, 12 bytes a value (indices of 8 bytes, halves in 16 bits) and
+the maxima in 16 bits lie beside the result when it is made; compiled it is one kernel. LinearNF4 is such a function
+too, torchtune's adapter adds nothing but sums.
+"""
+
+from __future__ import annotations
+
+from simcore.operators.automodel.lora import memory_efficient_lora
+from simcore.operators.hf.autocast import is_autocast, product
+from simcore.operators.hf.int8 import int8_product
+from simcore.operators.shared import aten
+from simcore.operators.shared.aten import Grads, Saved
+from simcore.recording.layer import Run
+from simcore.recording.tape import Kernel, Param, Tape, Tensor
+
+__all__ = ["packed_linear"]
+
+
+def packed_linear(tape: Tape, run: Run, prefix: str, label: str, x: Tensor) -> Tensor:
+    """The module whose parameters' names begin with `prefix`, with its adapter where there is one."""
+    weight = run.params[f"{prefix}weight"]
+    is_int8 = weight.packed is not None and weight.packed.is_int8
+    base = (int8_product if is_int8 else _module)(tape, run, x, weight, run.params.get(f"{prefix}bias"), label)
+    own = run.params.get(f"{prefix}lora_A.weight")
+    if own is not None:
+        return memory_efficient_lora(tape, x, (own, run.params[f"{prefix}lora_B.weight"]), base, label)
+    lora_a = run.params.get(f"{prefix}lora_a.weight")
+    if lora_a is None:
+        return base
+    base = base if is_int8 or _is_torchaos(run, prefix) else _clone(tape, base, label)
+    lora_b = run.params[f"{prefix}lora_b.weight"]
+    x = x if is_autocast(run) else aten.cast(tape, x, lora_a.dtype)
+    down_up = product(tape, run, product(tape, run, x, lora_a, f"{label}.lora_a"), lora_b, f"{label}.lora_b")
+    scaled = aten.mul_scalar(tape, down_up)
+    del down_up
+    scaled = scaled if is_autocast(run) else aten.cast(tape, scaled, base.dtype)
+    return aten.add(tape, base, scaled, f"{label}.sum")
+
+
+def _is_torchaos(run: Run, prefix: str) -> bool:
+    packed = run.params[f"{prefix}weight"].packed
+    return packed is not None and packed.is_tensor
+
+
+def _module(tape: Tape, run: Run, x: Tensor, weight: Param, bias: Param | None, label: str) -> Tensor:
+    dtype = x.dtype
+    x = aten.cast(tape, x, weight.dtype)
+    out = _product(tape, run, x, weight, label)
+    if bias is not None:
+        tape.compute(Kernel.ELEMENTWISE, out.numel, 2 * out.nbytes)
+    return aten.cast(tape, out, dtype)
+
+
+def _product(tape: Tape, run: Run, x: Tensor, weight: Param, label: str) -> Tensor:
+    shape, dtype, x_bytes, flops = x.shape, x.dtype, x.nbytes, 2 * x.numel * weight.shape[0]
+
+    def backward(tape: Tape, grads: Grads, saved: Saved) -> Grads:
+        (grad,) = grads
+        assert grad is not None
+        whole = _values(tape, weight, _beside(tape, run, weight))
+        return [aten.new(tape, shape, dtype, f"grad_{label}", grad.nbytes + whole.nbytes, Kernel.GEMM, flops)]
+
+    # bitsandbytes' weight is an attribute of ctx, which a checkpoint does not count; torchao's is saved
+    node = tape.node((x,), (weight,) if weight.packed and weight.packed.is_tensor else (), backward)
+    is_tensor = weight.packed is not None and weight.packed.is_tensor
+    held = None if is_tensor else _beside(tape, run, weight)
+    maxima = None if held is None else aten.new(tape, held.shape, "fp32", f"{label}.absmax", held.nbytes)
+    whole = _values(tape, weight, _beside(tape, run, weight) if is_tensor else maxima)
+    out = aten.new(tape, (*shape[:-1], weight.shape[0]), dtype, label, x_bytes + whole.nbytes, Kernel.GEMM, flops)
+    out.node = node
+    return out
+
+
+def _beside(tape: Tape, run: Run, weight: Param) -> Tensor | None:
+    """What is made before the weight: maxima in fp32, if they were quantised; torchao's halves and indices."""
+    assert weight.packed is not None
+    blocks = weight.packed.blocks(weight.numel)
+    if weight.packed.is_tensor:
+        size = 0 if ("compile", "true") in run.options else 12 * weight.numel + 2 * blocks
+        return aten.new(tape, (size,), "uint8", "dequantised.halves", 2 * size, product=1) if size else None
+    if not weight.packed.double_quant:
+        return None
+    return aten.new(tape, (blocks,), "fp32", "dequantised.absmax", blocks, product=1)
+
+
+def _values(tape: Tape, weight: Param, _made_before: Tensor | None) -> Tensor:
+    """The weight as a product takes it; what was made before it lives until it is there, or as its caller holds it."""
+    assert weight.packed is not None
+    moved = weight.packed.data_bytes(weight.numel) + weight.packed.constant_bytes(weight.shape)
+    return aten.new(tape, weight.shape, weight.dtype, "dequantised", moved, product=1)  # one kernel as it is
+
+
+def _clone(tape: Tape, x: Tensor, label: str) -> Tensor:
+    node = tape.node((x,), (), lambda tape, grads, saved: [grads[0]])
+    out = aten.new(tape, x.shape, x.dtype, f"{label}.clone", x.nbytes, Kernel.COPY)
+    out.node = node
+    return out

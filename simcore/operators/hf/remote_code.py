@@ -1,0 +1,119 @@
+"""What `modeling_nemotron_h.py` of Nemotron-3-Nano's repository computes otherwise than transformers 5.23.
+
+[Note: eager attention of the hub's code]
+Its class for `eager` is not eager: it repeats keys and values for every head and calls SDPA, and so does that for
+`sdpa`. The causal mask that the model makes is never given to it (NemotronHBlock.forward calls the mixer with the
+hidden state and positions alone), so SDPA is told `is_causal` and runs flash attention. No probabilities are kept.
+
+[Note: the hub's experts]
+NemotronHMOE.moe loops over all experts, as the first DeepSeek-V3 did. Sums and weighted rows are in fp32, the type of
+the router's weights; each expert's rows are weighted in a new tensor, which `index_add_` keeps. Routing is balanced: an
+expert has its even share of rows, which must be one at least.
+"""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+from simcore.errors import NotYet, Problem
+from simcore.models.blocks import Mlp, Moe
+from simcore.operators.hf.layers import Core, has_flash_attention, mlp
+from simcore.operators.shared import aten
+from simcore.recording.layer import Run
+from simcore.recording.tape import Kernel, Param, Tape, Tensor
+
+__all__ = ["causal_mask", "core", "experts", "shifted"]
+
+
+def causal_mask(tape: Tape, run: Run) -> Tensor:
+    """`_update_causal_mask`: filled, then its upper triangle, then made 0 where a key comes no later."""
+    filled = aten.new(tape, (run.seq, run.seq), run.compute, "filled")
+    mask = aten.new(tape, filled.shape, run.compute, "causal_mask", filled.nbytes)
+    del filled
+    later = aten.new(tape, mask.shape, "uint8", "is_later")
+    tape.compute(Kernel.ELEMENTWISE, mask.numel, 2 * mask.nbytes + later.nbytes)
+    return mask
+
+
+def core(tape: Tape, run: Run) -> Core:
+    """See [Note: eager attention of the hub's code]; flash-attn gets repeated heads too."""
+    def of(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+        k = aten.repeat_heads(tape, k, q.shape[2] // k.shape[2])
+        v = aten.repeat_heads(tape, v, q.shape[2] // v.shape[2])
+        if has_flash_attention(run):
+            return aten.flash_attention(tape, q, k, v, run.pairs, run.sequences)
+        return aten.scaled_dot_product_attention(tape, q, k, v)
+
+    return of
+
+
+def experts(tape: Tape, run: Run, name: str, block: Moe, hidden: Tensor, indices: Tensor, weights: Tensor) -> Tensor:
+    """See [Note: the hub's experts]; hidden [tokens, h], weights [tokens, k] in fp32."""
+    rows = run.tokens * block.top_k
+    if rows < block.num_experts:
+        raise NotYet(Problem("training.seq_len", f"not yet: {rows} routed rows for {block.num_experts} experts: one "
+                             "that gets none is run on a row of zeros"))
+    one, path = replace(run, params=_of_one(run, name)), f"{name}.experts"
+    shape = Mlp(block.hidden, block.expert_ffn, gated=False)
+    final = aten.new(tape, hidden.shape, weights.dtype, "final")
+    # All experts' masks are views of it, it lives until the loop is over.
+    _one_hot = aten.new(tape, (*indices.shape, block.num_experts), "int64", "expert_mask", indices.nbytes)
+    for expert in range(block.num_experts):
+        tape.stop()  # torch.where tells how many rows it found
+        share = rows * (expert + 1) // block.num_experts - rows * expert // block.num_experts
+        # Both numbers of every entry found are columns of one tensor.
+        found = aten.new(tape, (share, 2), "int64", "found", _one_hot.nbytes // block.num_experts)
+        token = Tensor(found.storage, (share,), "int64")
+        own = _picked(tape, weights, token)
+        rows_in = aten.index(tape, hidden, token, "dispatched")
+        out = mlp(tape, one, path, shape, rows_in)
+        weighted = aten.mul_rows(tape, out, own, "weighted")
+        _index_add_(tape, final, token, weighted)
+    return aten.cast(tape, final, hidden.dtype)
+
+
+def _of_one(run: Run, name: str) -> dict[str, Param]:
+    """Parameters of one expert, which are those of every other."""
+    return {key: replace(param, shape=param.shape[1:]) for key, param in run.params.items()
+            if key.startswith(f"{name}.experts.")}
+
+
+def _picked(tape: Tape, weights: Tensor, token: Tensor) -> Tensor:
+    """`weights[token, place]`: one number a row; the gradient is put into zeros of the whole."""
+    shape, dtype = weights.shape, weights.dtype
+
+    def backward(tape: Tape, grads: list[Tensor | None], saved: list[Tensor]) -> list[Tensor | None]:
+        zeros = aten.new(tape, shape, dtype, "zeros")
+        return [aten.new(tape, shape, dtype, "grad_row_weights", zeros.nbytes, Kernel.PERMUTE)]
+
+    node = tape.node((weights,), (token, token), backward)
+    out = aten.new(tape, token.shape, dtype, "row_weights", 2 * token.nbytes, Kernel.PERMUTE)
+    out.node = node
+    return out
+
+
+def _index_add_(tape: Tape, into: Tensor, rows: Tensor, x: Tensor) -> None:
+    """`into.index_add_(0, rows, x)`: the gradient passes to what was there, x gets its rows of it and is kept.
+
+    torch 2.13 `tools/autograd/derivatives.yaml`, index_add: x's shape is read from x itself.
+    """
+    shape, dtype, num_bytes = x.shape, x.dtype, x.nbytes
+    node = tape.node((into, x), (rows, x), lambda tape, grads, saved: [
+        grads[0], aten.new(tape, shape, dtype, "grad_weighted", num_bytes, Kernel.PERMUTE)])
+    tape.compute(Kernel.PERMUTE, x.numel, 3 * num_bytes)
+    into.node = node
+
+
+def shifted(tape: Tape, logits: Tensor) -> Tensor:
+    """`logits[..., :-1, :].contiguous()` of [b, s, vocab]: a copy where there are several rows.
+
+    The gradient is written into zeros of the whole shape.
+    """
+    shape, dtype = logits.shape, logits.dtype
+    size = (shape[0], shape[1] - 1, shape[2])
+    node = tape.node((logits,), (), lambda tape, grads, saved: [aten.new(tape, shape, dtype, "grad_logits")])
+    if shape[0] == 1:
+        return Tensor(logits.storage, size, dtype, node)
+    out = aten.new(tape, size, dtype, "shifted_logits", logits.nbytes, Kernel.COPY)
+    out.node = node
+    return out

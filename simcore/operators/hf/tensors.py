@@ -1,0 +1,256 @@
+"""Parameters and buffers that transformers 5.23 registers, in the order in which FSDP2 meets them.
+
+A module's own parameters come before its children's (`nn.Module.named_parameters`), names are relative to the layer.
+Expert weights are one 3-D parameter each.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable
+from dataclasses import replace
+from typing import Any, Final
+
+from simcore.models.blocks import (
+    Attention,
+    Embedding,
+    FinalNorm,
+    Head,
+    LatentAttention,
+    LayerKind,
+    Mamba2,
+    Mlp,
+    Moe,
+    SharedTransformer,
+)
+from simcore.models.tensor import TensorSpec
+from simcore.operators.shared import mpt_tensors
+from simcore.operators.shared.features import refuse_megatrons
+
+__all__ = ["tensors"]
+
+
+def tensors(kind: LayerKind) -> tuple[TensorSpec, ...]:
+    """Parameters and buffers of `kind` in registration order."""
+    refuse_megatrons(kind)
+    if kind.family == "mpt":
+        return mpt_tensors.plain_tensors(kind)
+    block = kind.block
+    if isinstance(block, Embedding):
+        return (*_embedding(block), *(_scale() if kind.family in _GEMMA else ()))
+    if isinstance(block, FinalNorm):
+        return _norm("", block.hidden, layer_norm=block.layer_norm)
+    if isinstance(block, Head):
+        component = "embedding" if block.tied else "lm_head"
+        return (TensorSpec("weight", (block.vocab, block.hidden), ("vocab", "hidden"), component, "linear"),)
+    if block is not None:
+        return ()  # the loss; transformers builds no modules of multi-token prediction
+    norms = [_norm(f"{b.norm}.", kind.hidden, layer_norm=b.layer_norm) for b in kind.branches]
+    blocks = [tuple(_BLOCK[type(b.block)](b.name, b.block, kind.family)) for b in kind.branches]
+    return tuple(spec for group in _in_order(kind, norms, blocks) for spec in group)
+
+
+Group = tuple[TensorSpec, ...]
+
+
+def _in_order(kind: LayerKind, norms: list[Group], blocks: list[Group]) -> list[Group]:
+    """Llama and its like make their norms after attention and MLP, Nemotron-H and GPT-2 each before its block.
+
+    Hybrids make their mixer last, Zamba2 the shared transformer.
+    """
+    if kind.family in ("nemotron_h", "gpt2", "mamba2"):
+        return [x for pair in zip(norms, blocks, strict=True) for x in pair]
+    if kind.family == "bamba":
+        return [blocks[1], *norms, blocks[0]]
+    if kind.family == "granitemoehybrid":
+        return [*norms, blocks[1], blocks[0]]
+    if kind.family in _GEMMA:
+        behind = [_norm(f"{b.behind}.", kind.hidden) for b in kind.branches]
+        return [*blocks, *(norm for pair in zip(norms, behind, strict=True) for norm in pair)]
+    if kind.shared is not None:
+        own, shared = _shared(kind.shared)
+        return [own, *blocks, *norms, shared]
+    return [*blocks, *norms]
+
+
+def _embedding(block: Embedding) -> tuple[TensorSpec, ...]:
+    tables = (("wte.", block.vocab, "vocab"), ("wpe.", block.positions, "positions"))
+    used = tables if block.positions else (("", block.vocab, "vocab"),)
+    return tuple(TensorSpec(f"{at}weight", (size, block.hidden), (dim, "hidden"), "embedding", "embedding")
+                 for at, size, dim in used)
+
+
+def _scale() -> tuple[TensorSpec, ...]:
+    """What Gemma's embedding is multiplied by is a buffer (`Gemma2TextScaledWordEmbedding`)."""
+    return (TensorSpec("embed_scale", (), (), "embedding", "buffer", "fp32", is_buffer=True, trainable=False),)
+
+
+def _norm(at: str, size: int, dim: str = "hidden", *, layer_norm: bool = False) -> tuple[TensorSpec, ...]:
+    parts = ("weight", "bias") if layer_norm else ("weight",)
+    return tuple(TensorSpec(f"{at}{part}", (size,), (dim,), "norms", "norm") for part in parts)
+
+
+def _linear(name: str, out: tuple[int, str], into: tuple[int, str], component: str) -> TensorSpec:
+    return TensorSpec(f"{name}.weight", (out[0], into[0]), (out[1], into[1]), component, "linear")
+
+
+def _bias(name: str, out: tuple[int, str], component: str) -> TensorSpec:
+    return TensorSpec(f"{name}.bias", (out[0],), (out[1],), component, "bias")
+
+
+def _conv1d(name: str, out: tuple[int, str], into: tuple[int, str], component: str) -> Iterable[TensorSpec]:
+    """GPT-2's linear: weight transposed (`pytorch_utils.Conv1D`), with a bias."""
+    yield TensorSpec(f"{name}.weight", (into[0], out[0]), (into[1], out[1]), component)
+    yield _bias(name, out, component)
+
+
+def _attention(name: str, b: Any, family: str) -> Iterable[TensorSpec]:
+    hidden, q, kv = (b.hidden, "hidden"), (b.q_size, "heads"), (b.kv_size, "kv_heads")
+    if family == "gpt2":
+        yield from _conv1d(f"{name}.c_attn", (b.q_size + 2 * b.kv_size, "heads"), hidden, "attention")
+        yield from _conv1d(f"{name}.c_proj", hidden, q, "attention")
+        return
+    if family == "phi3":
+        yield _linear(f"{name}.o_proj", hidden, q, "attention")
+        yield _linear(f"{name}.qkv_proj", (b.q_size + 2 * b.kv_size, "heads"), hidden, "attention")
+        return
+    if b.sinks:
+        yield TensorSpec(f"{name}.sinks", (b.num_heads,), ("heads",), "attention")
+    for part, out, into in (("q_proj", q, hidden), ("k_proj", kv, hidden), ("v_proj", kv, hidden),
+                            ("o_proj", hidden, q)):
+        yield _linear(f"{name}.{part}", out, into, "attention")
+        if b.bias == "all" or (b.bias == "qkv" and part != "o_proj"):
+            yield _bias(f"{name}.{part}", out, "attention")
+    if b.qk_norm:
+        yield from _norm(f"{name}.q_norm.", b.head_dim, "head_dim")
+        yield from _norm(f"{name}.k_norm.", b.head_dim, "head_dim")
+
+
+def _latent(name: str, b: Any, family: str) -> Iterable[TensorSpec]:
+    """`DeepseekV3Attention`: the norms stand between the two projections."""
+    hidden, q = (b.hidden, "hidden"), (b.q_size, "heads")
+    if b.q_rank:
+        yield _linear(f"{name}.q_a_proj", (b.q_rank, "q_rank"), hidden, "attention")
+        yield from _norm(f"{name}.q_a_layernorm.", b.q_rank, "q_rank")
+        yield _linear(f"{name}.q_b_proj", q, (b.q_rank, "q_rank"), "attention")
+    else:
+        yield _linear(f"{name}.q_proj", q, hidden, "attention")
+    yield _linear(f"{name}.kv_a_proj_with_mqa", (b.kv_rank + b.rope, "kv_rank"), hidden, "attention")
+    yield from _norm(f"{name}.kv_a_layernorm.", b.kv_rank, "kv_rank")
+    yield _linear(f"{name}.kv_b_proj", (b.kv_size, "heads"), (b.kv_rank, "kv_rank"), "attention")
+    yield _linear(f"{name}.o_proj", hidden, (b.out_size, "heads"), "attention")
+
+
+def _mlp(name: str, b: Any, family: str, component: str = "mlp") -> Iterable[TensorSpec]:
+    hidden, ffn = (b.hidden, "hidden"), (b.ffn, "ffn")
+    if family == "phi3":
+        yield _linear(f"{name}.gate_up_proj", (2 * b.ffn, "ffn"), hidden, component)
+        yield _linear(f"{name}.down_proj", hidden, ffn, component)
+        return
+    if family == "granitemoehybrid":
+        yield _linear(f"{name}.input_linear", (2 * b.ffn, "ffn"), hidden, component)
+        yield _linear(f"{name}.output_linear", hidden, ffn, component)
+        return
+    if b.gelu and not b.gated:
+        yield from _conv1d(f"{name}.c_fc", ffn, hidden, component)
+        yield from _conv1d(f"{name}.c_proj", hidden, ffn, component)
+        return
+    if b.gated:
+        yield _linear(f"{name}.gate_proj", ffn, hidden, component)
+    yield _linear(f"{name}.up_proj", ffn, hidden, component)
+    yield _linear(f"{name}.down_proj", hidden, ffn, component)
+
+
+def _mamba(name: str, b: Any, family: str) -> Iterable[TensorSpec]:
+    for part in ("dt_bias", "A_log", "D"):
+        yield TensorSpec(f"{name}.{part}", (b.num_heads,), ("mamba_heads",), "mamba")
+    yield TensorSpec(f"{name}.conv1d.weight", (b.conv_dim, 1, b.conv_kernel), ("mamba_conv", "one", "kernel"), "mamba",
+                     "conv")
+    if b.conv_bias:
+        yield TensorSpec(f"{name}.conv1d.bias", (b.conv_dim,), ("mamba_conv",), "mamba", "conv")
+    into, out = (b.in_proj, "mamba_in"), (b.hidden, "hidden")
+    yield _linear(f"{name}.in_proj", into, out, "mamba")
+    yield from [_bias(f"{name}.in_proj", into, "mamba")] * b.bias
+    yield TensorSpec(f"{name}.norm.weight", (b.inner,), ("mamba_inner",), "mamba", "norm")
+    yield _linear(f"{name}.out_proj", out, (b.inner, "mamba_inner"), "mamba")
+    yield from [_bias(f"{name}.out_proj", out, "mamba")] * b.bias
+
+
+def _moe(name: str, b: Any, family: str) -> Iterable[TensorSpec]:
+    experts, router = [*_experts(f"{name}.experts", b)], [*_router(name, b)]
+    # Some make the router first.
+    yield from (*router, *experts) if family in _ROUTER_FIRST else (*experts, *router)
+    shared = Mlp(b.hidden, b.shared_ffn, gated=b.gated)
+    if family == "granitemoehybrid":
+        yield from _mlp("shared_mlp", shared, family, "shared_experts")
+    elif b.shared_ffn:
+        yield from _mlp(f"{name}.shared_expert{'' if b.shared_gate else 's'}", shared, family, "shared_experts")
+    if b.latent:
+        seen, hidden = (b.latent, "latent"), (b.hidden, "hidden")
+        yield _linear(f"{name}.fc1_latent_proj", seen, hidden, "latent_projections")
+        yield _linear(f"{name}.fc2_latent_proj", hidden, seen, "latent_projections")
+    if b.shared_gate:
+        yield _linear(f"{name}.shared_expert_gate", (1, "one"), (b.hidden, "hidden"), "shared_experts")
+
+
+def _experts(at: str, b: Any) -> Iterable[TensorSpec]:
+    """Gate and up are one tensor; with biases (`GptOssExperts`) the input dimension comes before the output's."""
+    hidden = (b.expert_hidden, "latent" if b.latent else "hidden")
+    ffn = (b.expert_ffn, "expert_ffn")
+    first = ("gate_up_proj", (2 * b.expert_ffn, "expert_ffn")) if b.gated else ("up_proj", ffn)
+    for part, out, into in ((*first, hidden), ("down_proj", hidden, ffn)):
+        rows, columns = (into, out) if b.bias else (out, into)
+        yield TensorSpec(f"{at}.{part}", (b.num_experts, rows[0], columns[0]), ("experts", rows[1], columns[1]),
+                         "routed_experts", "grouped")
+        if b.bias:
+            yield TensorSpec(f"{at}.{part}_bias", (b.num_experts, out[0]), ("experts", out[1]), "routed_experts",
+                             "bias")
+
+
+def _router(name: str, b: Any) -> Iterable[TensorSpec]:
+    at = f"{name}.router" if b.router == "topk_softmax" else f"{name}.gate"
+    yield TensorSpec(f"{at}.weight", (b.num_experts, b.hidden), ("experts_router", "hidden"), "router", "router")
+    if b.router == "topk_softmax" and b.bias:
+        yield TensorSpec(f"{at}.bias", (b.num_experts,), ("experts_router",), "router", "bias")
+    if b.router == "sigmoid":
+        yield TensorSpec(f"{at}.e_score_correction_bias", (b.num_experts,), ("experts_router",), "router", "router",
+                         "fp32", is_buffer=True, trainable=False)
+
+
+def _shared(b: SharedTransformer) -> tuple[Group, Group]:
+    """The layer's own projection, and what is shared (`Zamba2HybridLayer`)."""
+    at, own = "shared_transformer", _linear("linear", (b.hidden, "hidden"), (b.hidden, "hidden"), "mlp")
+    found = (*_shared_attention(f"{at}.self_attn", b), *_shared_mlp(f"{at}.feed_forward", b),
+             *_norm(f"{at}.input_layernorm.", 2 * b.hidden), *_norm(f"{at}.pre_ff_layernorm.", b.hidden))
+    return (own,), tuple(replace(spec, tied=not b.first) for spec in found)
+
+
+def _shared_attention(at: str, b: SharedTransformer) -> Iterable[TensorSpec]:
+    """Adapters are pairs of linears in lists that have an empty place for every layer of another transformer."""
+    wide, q, kv = (2 * b.hidden, "hidden"), (b.num_heads * b.head_dim, "heads"), (b.num_kv_heads * b.head_dim,
+                                                                                  "kv_heads")
+    for part, out in (("q_proj", q), ("k_proj", kv), ("v_proj", kv)):
+        yield _linear(f"{at}.{part}", out, wide, "attention")
+    yield _linear(f"{at}.o_proj", (b.hidden, "hidden"), q, "attention")
+    for part in "qkv" if b.adapts_attention else "":
+        yield from _low_rank(f"{at}.linear_{part}_adapter_list", b, wide, wide, "attention")
+
+
+def _shared_mlp(at: str, b: SharedTransformer) -> Iterable[TensorSpec]:
+    hidden, ffn = (b.hidden, "hidden"), (2 * b.ffn, "ffn")
+    yield _linear(f"{at}.gate_up_proj", ffn, hidden, "mlp")
+    yield _linear(f"{at}.down_proj", hidden, (b.ffn, "ffn"), "mlp")
+    yield from _low_rank(f"{at}.gate_up_proj_adapter_list", b, ffn, hidden, "mlp")
+
+
+def _low_rank(at: str, b: SharedTransformer, out: tuple[int, str], into: tuple[int, str],
+              component: str) -> Iterable[TensorSpec]:
+    for place in b.places:
+        yield _linear(f"{at}.{place}.0", (b.rank, "rank"), into, component)
+        yield _linear(f"{at}.{place}.1", out, (b.rank, "rank"), component)
+
+
+_GEMMA: Final = ("gemma2", "gemma3_text")
+_ROUTER_FIRST: Final = ("mixtral", "gpt_oss", "qwen2_moe", "granitemoehybrid")
+_BLOCK: Final[dict[type, Callable[[str, Any, str], Iterable[TensorSpec]]]] = {
+    Mamba2: _mamba, Attention: _attention, LatentAttention: _latent, Mlp: _mlp, Moe: _moe
+}

@@ -1,0 +1,254 @@
+"""Unsloth's layers over transformers' modules: a Llama layer whose linears all have adapters.
+
+[Note: Unsloth's functions] unsloth 015bdef0 `models/llama.py`, LlamaDecoderLayer_fast_forward; `kernels/fast_lora.py`,
+LoRA_QKV, LoRA_W, LoRA_MLP; `kernels/rms_layernorm.py`; `kernels/rope_embedding.py` without packed positions;
+`kernels/swiglu.py`. Each is one function of autograd:
+
+ * a norm keeps its input and an fp32 number a row; its gradient is written over the one that came in;
+ * query, key and value keep their one input, which their input's gradient is written over; so does the MLP, which keeps
+   gate and up as well: backward writes all that lies between over them and over one tensor of their size;
+ * rotary embeddings are written in place;
+ * forward makes 4-bit weights in one buffer that stays, as large as the largest (`kernels/utils.py`, fast_dequantize
+   with use_global_buffer), backward each anew, with its maxima. Adapters are cast to the type of the products for each
+   use, their gradients come in that type.
+
+Until 4f166026 (2025-03-01; read at c67183f1, 2024.12) there was no such buffer: forward made each weight anew too. An
+adapter's part was a tensor of its own before it was added, as was each further part of an input's gradient.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from simcore.models.blocks import Attention, LayerKind
+from simcore.operators.shared import aten
+from simcore.operators.shared.aten import Grads, Saved
+from simcore.recording.layer import Run
+from simcore.recording.tape import Kernel, Param, Tape, Tensor
+
+__all__ = ["fast_norm", "has_fast_layers", "unsloth_layer", "weight_buffer"]
+
+
+def has_fast_layers(run: Run) -> bool:
+    """Whether Unsloth's functions run the layers."""
+    return "layers" in dict(run.options)
+
+
+def _has_sums(run: Run) -> bool:
+    """Whether parts are added as tensors of their own."""
+    return ("layers", "unsloth 2024.12") in run.options
+
+
+def weight_buffer(runs: Sequence[tuple[LayerKind, Run]]) -> dict[str, int]:
+    """The buffers that forward makes weights and their maxima in: as large as the largest."""
+    packed = [p for _, run in runs if has_fast_layers(run) and not _has_sums(run)
+              for p in run.params.values() if p.packed is not None]
+    return {"weight_buffer": max((p.nbytes + 4 * p.packed.blocks(p.numel) for p in packed if p.packed), default=0)}
+
+
+def unsloth_layer(tape: Tape, kind: LayerKind, run: Run, hidden: Tensor) -> Tensor:
+    """`x + attention(norm(x))`, then `x + mlp(norm(x))`."""
+    first, second = kind.branches
+    block = first.block
+    assert isinstance(block, Attention)
+    tape.scope = f"{first.norm}."
+    x = fast_norm(tape, hidden, run.params[f"{first.norm}.weight"])
+    tape.scope = f"{first.name}."
+    out = _attention(tape, run, first.name, block, x)
+    del x
+    tape.scope = ""
+    hidden = aten.add(tape, hidden, out, "residual")
+    del out
+    tape.scope = f"{second.norm}."
+    x = fast_norm(tape, hidden, run.params[f"{second.norm}.weight"])
+    tape.scope = f"{second.name}."
+    out = _mlp(tape, [_Module(run, f"{second.name}.{part}_proj") for part in ("gate", "up", "down")], x)
+    tape.scope = ""
+    return aten.add(tape, hidden, out, "residual")
+
+
+class _Module:
+    """A linear and its adapter."""
+
+    def __init__(self, run: Run, name: str) -> None:
+        self.weight, self.a, self.b = (run.params[f"{name}.{part}.weight" if part else f"{name}.weight"]
+                                       for part in ("", "lora_a", "lora_b"))
+        self.label, self.sums = name.rpartition(".")[2], _has_sums(run)
+
+    @property
+    def adapter(self) -> tuple[Param, Param]:
+        return self.a, self.b
+
+
+def fast_norm(tape: Tape, x: Tensor, weight: Param, *, last: bool = False) -> Tensor:
+    """RMSNorm. The gradient of the last one, which goes from one part of the model to another, counts as a tensor."""
+    moved, shape, dtype = x.nbytes, x.shape, x.dtype
+
+    def backward(tape: Tape, grads: Grads, saved: Saved) -> Grads:
+        if last:
+            return [aten.new(tape, shape, dtype, "grad_norm", 2 * moved, Kernel.NORM)]
+        tape.compute(Kernel.NORM, 4 * moved, 3 * moved)
+        return [grads[0]]
+
+    node = tape.node((x,), (x, weight), backward)
+    out = aten.new(tape, x.shape, x.dtype, "norm", moved, Kernel.NORM)
+    scale = tape.empty(x.shape[:-1], "fp32", "rstd")
+    tape.save(node, scale)
+    out.node = node
+    return out
+
+
+def _attention(tape: Tape, run: Run, name: str, block: Attention, x: Tensor) -> Tensor:
+    parts = [_Module(run, f"{name}.{part}_proj") for part in ("q", "k", "v")]
+    made = _together(tape, parts, x)
+    heads = [_rotated(tape, one.view(*one.shape[:-1], one.shape[-1] // block.head_dim, block.head_dim))
+             if at < 2 else one.view(*one.shape[:-1], one.shape[-1] // block.head_dim, block.head_dim)
+             for at, one in enumerate(made)]
+    del made
+    out = aten.flash_attention(tape, heads[0], heads[1], heads[2], run.pairs, run.sequences)
+    heads.clear()
+    flat = out.view(*out.shape[:2], out.shape[2] * block.head_dim)
+    del out
+    return _alone(tape, _Module(run, f"{name}.o_proj"), flat)
+
+
+def _rotated(tape: Tape, x: Tensor) -> Tensor:
+    moved = 2 * x.nbytes
+
+    def backward(tape: Tape, grads: Grads, saved: Saved) -> Grads:
+        tape.compute(Kernel.ELEMENTWISE, moved, moved)
+        return [grads[0]]
+
+    node = tape.node((x,), (), backward)
+    tape.compute(Kernel.ELEMENTWISE, moved, moved)
+    return Tensor(x.storage, x.shape, x.dtype, node)
+
+
+# ---- products -------------------------------------------------------------------------------------------------------
+def _forward(tape: Tape, module: _Module, x: Tensor) -> Tensor:
+    """`x W + x A B`: the weight in the buffer that stays, or made anew."""
+    rank, rows = module.a.shape[0], x.numel // x.shape[-1]
+    whole = _whole(tape, module.weight) if module.sums else None
+    if module.weight.packed is not None and not module.sums:
+        tape.compute(Kernel.ELEMENTWISE, module.weight.numel, module.weight.nbytes)
+    out = aten.new(tape, (*x.shape[:-1], module.weight.shape[0]), x.dtype, module.label,
+                   x.nbytes + module.weight.nbytes, Kernel.GEMM, 2 * rows * module.weight.numel)
+    del whole
+    low = aten.new(tape, (rows, rank), x.dtype, "lora_low", x.nbytes, Kernel.GEMM, 2 * rows * module.a.numel)
+    _narrow = tape.empty(module.b.shape, x.dtype, "lora_b.narrow")
+    _add(tape, module, low, out, 2 * rows * module.b.numel)
+    return out
+
+
+def _add(tape: Tape, module: _Module, factor: Tensor, to: Tensor, flops: int) -> None:
+    """Onto a sum: by the product itself, or by way of a tensor."""
+    _part = aten.new(tape, to.shape, to.dtype, f"{module.label}.part", factor.nbytes, Kernel.GEMM, flops) \
+        if module.sums else None
+    if module.sums:
+        tape.compute(Kernel.ELEMENTWISE, to.numel, 3 * to.nbytes)
+    else:
+        tape.compute(Kernel.GEMM, flops, factor.nbytes + 2 * to.nbytes)
+
+
+def _whole(tape: Tape, weight: Param) -> Tensor | None:
+    """The weight for a product of backward, made anew."""
+    if weight.packed is None:
+        return None
+    _maxima = tape.empty((weight.packed.blocks(weight.numel),), "fp32", "dequantised.absmax")
+    return aten.new(tape, weight.shape, weight.dtype, "dequantised", weight.packed.data_bytes(weight.numel))
+
+
+def _into(tape: Tape, module: _Module, grad: Tensor, target: Tensor | None, *, adds: bool = False) -> Tensor:
+    """`grad W` and the adapter's part, written over `target` or added to it (`adds`), or new."""
+    rows = grad.numel // grad.shape[-1]
+    whole = _whole(tape, module.weight)
+    flops = 2 * rows * module.weight.numel
+    if target is None:
+        target = aten.new(tape, (*grad.shape[:-1], module.weight.shape[1]), grad.dtype, f"grad_{module.label}",
+                          grad.nbytes + module.weight.nbytes, Kernel.GEMM, flops)
+    elif adds:
+        _add(tape, module, grad, target, flops)
+    else:
+        tape.compute(Kernel.GEMM, flops, grad.nbytes + module.weight.nbytes + target.nbytes)
+    del whole
+    low = aten.new(tape, (rows, module.a.shape[0]), grad.dtype, "grad_lora_low", grad.nbytes, Kernel.GEMM,
+                    2 * rows * module.b.numel)
+    _add(tape, module, low, target, 2 * rows * module.a.numel)
+    return target
+
+
+def _adapters(tape: Tape, module: _Module, x: Tensor, grad: Tensor) -> list[Tensor]:
+    """Gradients of both matrices, in the type of the products."""
+    rows, rank, made = x.numel // x.shape[-1], module.a.shape[0], []
+    for param, wide in ((module.a, grad), (module.b, x)):
+        _low = aten.new(tape, (rows, rank), x.dtype, "grad_lora_low", wide.nbytes, Kernel.GEMM, 2 * rows * param.numel)
+        made.append(aten.new(tape, param.shape, x.dtype, "grad_lora", wide.nbytes, Kernel.GEMM, 2 * rows * param.numel))
+    return made
+
+
+def _types(modules: Sequence[_Module], first: str) -> tuple[str, ...]:
+    return (first, *(param.dtype for module in modules for param in module.adapter))
+
+
+def _shapes(modules: Sequence[_Module], first: tuple[int, ...]) -> tuple[tuple[int, ...], ...]:
+    return (first, *(param.shape for module in modules for param in module.adapter))
+
+
+def _together(tape: Tape, modules: list[_Module], x: Tensor) -> list[Tensor]:
+    """Query, key and value."""
+    def backward(tape: Tape, grads: Grads, saved: Saved) -> Grads:
+        (kept,) = saved
+        made: Grads = []
+        for module, grad in zip(modules, grads, strict=True):
+            assert grad is not None
+            made += _adapters(tape, module, kept, grad)
+        for module, grad in zip(modules, grads, strict=True):
+            assert grad is not None
+            _into(tape, module, grad, kept, adds=module is not modules[0])
+        return [kept, *made]
+
+    edges = [param for module in modules for param in module.adapter]
+    node = tape.node((x, *edges), (x, *edges), backward, _shapes(modules, x.shape), _types(modules, x.dtype))
+    made = [_forward(tape, module, x) for module in modules]
+    for number, out in enumerate(made):
+        out.node, out.output = node, number
+    return made
+
+
+def _alone(tape: Tape, module: _Module, x: Tensor) -> Tensor:
+    """The output of attention."""
+    def backward(tape: Tape, grads: Grads, saved: Saved) -> Grads:
+        (kept,), (grad,) = saved, grads
+        assert grad is not None
+        made = _adapters(tape, module, kept, grad)
+        return [_into(tape, module, grad, None), *made]
+
+    node = tape.node((x, *module.adapter), (x, *module.adapter), backward, _shapes([module], x.shape),
+                     _types([module], x.dtype))
+    out = _forward(tape, module, x)
+    out.node = node
+    return out
+
+
+def _mlp(tape: Tape, modules: list[_Module], x: Tensor) -> Tensor:
+    gate, up, down = modules
+
+    def backward(tape: Tape, grads: Grads, saved: Saved) -> Grads:
+        (kept, e, g), (grad,) = saved, grads
+        assert grad is not None
+        between = _into(tape, down, grad, None)
+        tape.compute(Kernel.ELEMENTWISE, 8 * e.numel, 6 * e.nbytes)
+        made = {module.label: _adapters(tape, module, of, to) for module, of, to in (
+            (down, between, grad), (up, kept, g), (gate, kept, e))}
+        _into(tape, up, g, kept)
+        _into(tape, gate, e, kept, adds=True)
+        return [kept, *made[gate.label], *made[up.label], *made[down.label]]
+
+    edges = [param for module in modules for param in module.adapter]
+    node = tape.node((x, *edges), (x,), backward, _shapes(modules, x.shape), _types(modules, x.dtype))
+    e, g = _forward(tape, gate, x), _forward(tape, up, x)
+    between = aten.new(tape, e.shape, e.dtype, "swiglu", 2 * e.nbytes)
+    out = _forward(tape, down, between)
+    tape.save(node, *edges, e, g)
+    out.node = node
+    return out

@@ -1,0 +1,57 @@
+"""Nemotron-H as its repository on the hub has it: `modeling_nemotron_h.py`, run with trust_remote_code.
+
+Read in two public copies of the file for Nemotron-3-Nano (one of them in a vision model, line for line). Where it is
+silent it is transformers' own: norms, Mamba's fused kernel, embedding, head. What differs:
+
+ * each routed expert is a module with two linears, so adapters by name find them all;
+ * the experts' loop and attention, see `hf/remote_code.py`;
+ * the loss takes a slice of the logits, transformers 5.23 moves the labels.
+"""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from itertools import groupby
+from typing import Final
+
+from simcore.errors import NotYet, Problem
+from simcore.models.blocks import LayerKind
+from simcore.models.tensor import TensorSpec
+from simcore.operators.hf import implementation as hf
+from simcore.operators.hf import tensors as hf_tensors
+from simcore.recording.layer import LayerTape, Run
+from simcore.recording.tape import Param
+
+__all__ = ["record", "tensors"]
+
+_CODE: Final = ("code", "hub")
+
+
+def tensors(kind: LayerKind) -> tuple[TensorSpec, ...]:
+    """Those of transformers 5.23, but experts' matrices are modules of their own."""
+    if kind.family != "nemotron_h":
+        raise NotYet(Problem("implementation", f"not yet: {kind.family} in the layers of its own repository (served: "
+                             "nemotron_h)"))
+    return tuple(_apart(spec) for spec in hf_tensors.tensors(kind))
+
+
+def _apart(spec: TensorSpec) -> TensorSpec:
+    """`experts.E.up_proj.weight` for all E as copies of one."""
+    if spec.module != "grouped":
+        return spec
+    return replace(spec, name=f"{spec.name}.weight", shape=spec.shape[1:], dims=spec.dims[1:], module="linear",
+                   copies=spec.shape[0])
+
+
+def record(kind: LayerKind, run: Run, slots: dict[tuple[str, str], int],
+           comms: dict[tuple[str, str, str], int]) -> LayerTape:
+    """Record one layer or part; gradients of the experts count as one of all."""
+    tape = hf.record(kind, replace(run, options=(*run.options, _CODE)), slots, comms)
+    return replace(tape, grads=_joined(tape.grads, run))
+
+
+def _joined(grads: tuple[tuple[Param, int, int], ...], run: Run) -> tuple[tuple[Param, int, int], ...]:
+    """Experts come one after the other, with the same name and slot."""
+    order = {name: place for place, name in enumerate(dict.fromkeys(param.name for param, _, _ in grads))}
+    found = groupby(sorted(grads, key=lambda grad: order[grad[0].name]), lambda grad: (grad[0].name, grad[1]))
+    return tuple((run.params[name], slot, sum(num_bytes for _, _, num_bytes in same)) for (name, slot), same in found)

@@ -1,0 +1,1 @@
+"""KempnerForge's layers, tensor parallelism and experts, operator by operator."""

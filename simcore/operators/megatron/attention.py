@@ -1,0 +1,248 @@
+"""Megatron-Core's self-attention with Transformer Engine's fused attention, and its dense MLP.
+
+megatron-core 0.16.1 `transformer/attention.py`, `transformer/mlp.py`; TransformerEngine 2.18
+`pytorch/attention/dot_product_attention/backends.py` and `utils.py`. Query, key and value must share a layout: the
+query of grouped heads is copied by its reshape, keys and values (views at an offset) are made contiguous by TE.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from simcore.errors import NotYet, Problem
+from simcore.models.blocks import Attention, Mlp
+from simcore.operators.megatron.context import Context, Grads, Saved
+from simcore.operators.megatron.ops import act, norm_linear, row
+from simcore.operators.megatron.unfused import unfused_core
+from simcore.recording.kernel_shape import shape_of_heads
+from simcore.recording.tape import Kernel, Param, Tape, Tensor
+
+__all__ = ["attention", "core", "mlp", "turning_passes"]
+
+
+def attention(c: Context, block: Attention, x: Tensor) -> Tensor:
+    """Self-attention on the residual stream `x`; the caller adds the residual."""
+    mixed = norm_linear(c, "self_attention.linear_qkv", x)
+    parts = _split(c, block, mixed)
+    out = _with_sinks(c, block, parts) if block.sinks else core(
+        c, block.num_heads, *parts, plain=_is_plain(block), dropout=block.dropout)
+    # `forward` holds query, key and value (views of `mixed`) until linear_proj has returned.
+    return row(c, "self_attention.linear_proj", out)
+
+
+def _with_sinks(c: Context, block: Attention, parts: tuple[Tensor, Tensor, Tensor]) -> Tensor:
+    """A learned number a head beside the softmax: cuDNN's kernel alone has it (TE 2.18 `utils.py`, softmax_type).
+
+    Within a window a token sees no more than so many before it.
+    """
+    if c.run.cp > 1 or c.has_unfused_attention:
+        raise NotYet(Problem("framework_options.attention_backend", "not yet: attention sinks in unfused attention, or "
+                             "under context parallelism"))
+    pairs = min(c.run.pairs, 2 * c.run.tokens * block.window) if block.window else c.run.pairs
+    sinks = c.param("self_attention.core_attention.softmax_offset")
+
+    def run() -> Tensor:
+        return _core(c, block.num_heads, parts, block.q_size // c.run.tp, plain=False, pairs=pairs, sinks=sinks)
+
+    return c.region(run) if c.recomputes("core_attn") else run()
+
+
+def _split(c: Context, block: Attention, mixed: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+    """Query, key, value: views, but a copy of the query where one group holds several heads and groups are many."""
+    q, kv = block.q_size // c.run.tp, max(block.kv_size // c.run.tp, block.head_dim)
+    rows, width = mixed.shape
+
+    def back(_tape: Tape, grads: Grads, _saved: Saved) -> list[Tensor | None]:
+        if grads[0] is not None and _is_plain(block):  # they lie side by side, nothing is concatenated
+            return [Tensor(grads[0].storage, (rows, width), c.dtype)]
+        grad = c.new(rows, width, "grad_qkv")  # _SplitAlongDim.backward concatenates
+        c.elementwise(grad, 2, Kernel.COPY)
+        return [grad]
+
+    views = [Tensor(mixed.storage, (rows, n), mixed.dtype) for n in (q, kv, kv)]
+    c.node(views[0], (mixed,), (), back)
+    for i in (1, 2):
+        views[i].node, views[i].output = views[0].node, i
+    grouped = block.num_heads > block.num_kv_heads and block.num_kv_heads // c.run.tp > 1
+    if block.qk_norm:
+        views[0] = _head_norm(c, "self_attention.q_layernorm", views[0], block.head_dim)
+        views[1] = _head_norm(c, "self_attention.k_layernorm", views[1], block.head_dim)
+    if block.rotary:
+        return _moved(c, views[0], "query"), _moved(c, views[1], "key"), views[2]
+    return _moved(c, views[0], "query") if grouped else views[0], views[1], views[2]
+
+
+def _head_norm(c: Context, path: str, x: Tensor, head_dim: int) -> Tensor:
+    """TE RMSNorm over each head: keeps a contiguous copy of its input (a view of qkv), rsigma for each head.
+
+    The query of grouped heads is copied by its reshape, other views by the norm (TE 2.18 `ops/basic/rmsnorm.py`,
+    `input_.contiguous()`).
+    """
+    weight, (rows, columns) = c.param(f"{path}.weight"), x.shape
+
+    def back(_tape: Tape, _grads: Grads, _saved: Saved) -> list[Tensor | None]:
+        grad = c.new(rows, columns, "grad_head_norm")
+        c.elementwise(grad, 4, Kernel.NORM)
+        return [grad, c.small_grad(weight)]
+
+    whole = _whole(c, x, path)
+    rsigma = c.new(rows, columns // head_dim, f"{path}.rsigma", "fp32")
+    out = c.new(rows, columns, f"{path}.out")
+    c.elementwise(out, 2, Kernel.NORM)
+    c.node(out, (x, weight), (whole, rsigma), back)
+    return out
+
+
+def turning_passes(*, is_backward: bool, interleaved: bool = False) -> tuple[int, int]:
+    """Reads and writes of a tensor that is rotated without fusion (core 0.16.1 `rope_utils.py`), and operators.
+
+    Forward: product with cos, halves negated and put together, product with sin, sum, a copy beside nothing. Backward:
+    two products, halves, two sums of what three users of the tensor send back, zeros for the part that is not rotated.
+    `interleaved` (MLA): even and odd columns are put together before; backward spreads both over zeros. Forward makes
+    cos and sin of all positions anew, each by three small operators.
+    """
+    if is_backward:
+        return 14 + 7 * interleaved, 8 + 5 * interleaved
+    return 12 + 2 * interleaved, 6 + 6 + interleaved
+
+
+def _moved(c: Context, x: Tensor, name: str) -> Tensor:
+    """A copy (or rotation: angles are constants) of a part of qkv; keeps nothing.
+
+    TE's fused rotation knows no factor of YaRN's (core 0.16.1 `rope_utils.py`, apply_rotary_pos_emb: mscale), which
+    GPT-OSS has (Bridge 0.3.1 `models/gpt_oss/gpt_oss_provider.py`, yarn_rotary_scaling_factor).
+    """
+    rows, columns = x.shape
+
+    def back(_tape: Tape, grads: Grads, _saved: Saved) -> list[Tensor | None]:
+        if not rotary:
+            return [grads[0]]
+        grad = c.new(rows, columns, f"grad_{name}")
+        _turned(c, grad, fused=fused, is_backward=True)
+        return [grad]
+
+    rotary = name == "key" or any(getattr(b.block, "rotary", False) for b in c.kind.branches)
+    fused = not rotary or (c.kind.family != "gpt_oss" and dict(c.run.options).get("apply_rope_fusion") != "false")
+    out = c.new(rows, columns, name)
+    _turned(c, out, fused=fused, is_backward=False)
+    c.node(out, (x,), (), back)
+    return out
+
+
+def _turned(c: Context, x: Tensor, *, fused: bool, is_backward: bool) -> None:
+    passes, operators = (2, 0) if fused else turning_passes(is_backward=is_backward)
+    c.elementwise(x, passes, operators=operators)
+
+
+def _is_plain(block: Attention) -> bool:
+    """Query, key and value are the three parts of each head of one tensor: TE's layout sbh3d, which needs no copies."""
+    return block.num_heads == block.num_kv_heads and not block.rotary and not block.qk_norm
+
+
+def core(c: Context, num_heads: int, q: Tensor, k: Tensor, v: Tensor, columns: int = 0, *,
+         plain: bool = False, dropout: bool = False) -> Tensor:
+    """Causal attention, recomputed where that is asked for.
+
+    `columns` of the output, if not those of q. `plain`: q, k and v are used where they lie, in one tensor. `dropout`
+    costs a fused kernel no memory: it keeps the state of the random numbers.
+    """
+    def run() -> Tensor:
+        if c.has_unfused_attention:
+            return unfused_core(c, num_heads, (q, k, v), columns or q.shape[1], dropout=dropout, plain=plain)
+        return _core(c, num_heads, (q, k, v), columns or q.shape[1], plain=plain)
+
+    return c.region(run) if c.recomputes("core_attn") else run()
+
+
+def _core(c: Context, num_heads: int, parts: tuple[Tensor, Tensor, Tensor], columns: int, *, plain: bool,
+          pairs: int = 0, sinks: Param | None = None) -> Tensor:
+    """Keeps q, k, v, the output and the softmax statistics (fp32, one a head). `pairs`: that are seen, 0 for all."""
+    q, k, v = parts
+    rows, heads = q.shape[0], num_heads // c.run.tp
+    sizes = q.shape[1] // heads, columns // heads
+    flash = c.has_flash_attention and sinks is None
+    flops = (pairs or c.run.pairs) * (q.shape[1] + columns)  # two products of 2 FLOPs, half of them masked
+    shapes = [t.shape for t in (q, k, v)]
+    exchange = (c.run.cp - 1) * (k.nbytes + v.nbytes)
+
+    def back(tape: Tape, _grads: Grads, saved: Saved) -> list[Tensor | None]:
+        if plain:
+            whole = c.new(rows, sum(s[1] for s in shapes), "grad_qkv")
+            grads = [Tensor(whole.storage, s, c.dtype) for s in shapes]
+            del whole
+        else:
+            names = ("query", "key", "value")
+            grads = [tape.empty(s, c.dtype, f"grad_{n}") for s, n in zip(shapes, names, strict=True)]
+        # Estimate: flash backward accumulates dq in fp32 and needs one sum a row and head.
+        around = 128 * c.run.sequences * flash  # [Note: packing]
+        work = tape.empty((rows + around, shapes[0][1] + heads), "fp32", "attention_workspace")
+        kernel = _in_8_bits(c, rows, (columns,))
+        tape.compute(kernel, flops * 5 // 2, 2 * sum(t.nbytes for t in saved), shape_of_heads(*sizes, backward=True))
+        if exchange:
+            tape.collective("send_recv", "cp", 2 * exchange, c.dtype)
+        del work
+        return [*grads, c.small_grad(sinks) if sinks else None]
+
+    named = ((q, "query"), (k, "key"), (v, "value"))
+    made = [t if plain else _whole(c, t, n) for t, n in named]
+    out = c.new(rows, columns, "attention_out")
+    stats = c.new(rows, heads, "softmax_stats", "fp32")
+    if exchange:
+        c.tape.collective("send_recv", "cp", exchange, c.dtype)
+    kernel = _in_8_bits(c, rows, [s[1] for s in shapes])
+    c.tape.compute(kernel, flops, 2 * q.nbytes + k.nbytes + v.nbytes, shape_of_heads(*sizes))
+    c.node(out, (q, k, v, sinks), (*made, out, stats), back)
+    return _handed_on(c, out) if (flash and c.run.batch > 1) or c.swaps_heads else out
+
+
+def _in_8_bits(c: Context, rows: int, columns: Sequence[int]) -> Kernel:
+    """The kernel of attention; in fp8 each of its inputs (backward: the gradient) is cast along both sides before.
+
+    TransformerEngine 2.18 `dot_product_attention/utils.py`, mxfp8_quantize_only.
+    """
+    if not c.attends_in_fp8:
+        return Kernel.ATTENTION
+    assert c.scaling is not None
+    copies = sum(c.scaling.copy_bytes(rows, wide, along_columns=along) for wide in columns for along in (False, True))
+    c.tape.compute(Kernel.ELEMENTWISE, rows * sum(columns), c.size * rows * sum(columns) + copies, len(columns))
+    return Kernel.FP8_ATTENTION
+
+
+def _handed_on(c: Context, x: Tensor) -> Tensor:
+    """Attention keeps its output as it made it, what goes on is a copy.
+
+    flash-attn works sequence by sequence (`backends.py`, FlashAttention); with cp_comm_type a2a each rank has all
+    positions of some heads, and a second all-to-all gives positions back (`context_parallel.py`,
+    AttnFuncWithCPAndQKVOA2A saves out_part).
+    """
+    rows, columns = x.shape
+
+    def back(_tape: Tape, _grads: Grads, _saved: Saved) -> list[Tensor | None]:
+        grad = c.new(rows, columns, "grad_attention_out")
+        c.elementwise(grad, 2, Kernel.COPY)
+        return [grad]
+
+    out = c.new(rows, columns, "attention_handed_on")
+    c.elementwise(out, 2, Kernel.COPY)
+    c.node(out, (x,), (), back)
+    return out
+
+
+def _whole(c: Context, x: Tensor, name: str) -> Tensor:
+    """The tensor itself if it owns its storage, else a contiguous copy."""
+    if x.storage is not None and x.storage.num_bytes == x.nbytes:
+        return x
+    out = c.tape.empty(x.shape, c.dtype, f"{name}_contiguous")
+    c.elementwise(out, 2, Kernel.COPY)
+    return out
+
+
+def mlp(c: Context, block: Mlp, x: Tensor) -> Tensor:
+    """A dense MLP on the residual stream; the caller adds the residual."""
+
+    def run() -> Tensor:
+        inner = norm_linear(c, "mlp.linear_fc1", x)
+        inner = act(c, inner, "mlp.activation", gated=block.gated, bias=c.run.params.get("mlp.linear_fc1.bias"))
+        return row(c, "mlp.linear_fc2", inner)
+
+    return c.region(run) if c.recomputes("mlp") else run()

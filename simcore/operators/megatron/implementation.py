@@ -1,0 +1,209 @@
+"""Megatron-Core with Transformer Engine: what each kind of layer holds, computes and sends.
+
+Layers: `megatron_mamba.py`, `megatron_moe.py`, `megatron_attention.py`, `megatron_latent.py`; around them:
+`megatron_head.py`, `megatron_mtp.py`; their parameters: `megatron_tensors.py`; shared operators and notes on weight
+gradients: `megatron_ops.py`. Versions: megatron-core 0.16.1 (core_v0.16.1), TransformerEngine 2.18 unless a rule says
+otherwise, mamba_ssm of August 2026.
+
+Recompute is Megatron's own spelling in `Run.checkpoint`: "none", "full" (each layer keeps its input), or a comma list
+of selective modules: moe, layernorm, moe_act, shared_experts, mlp, core_attn, mla_up_proj (`transformer_config.py`).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import replace
+from math import prod
+from typing import Final
+
+from simcore.models.blocks import (
+    Attention,
+    Branch,
+    Embedding,
+    FinalNorm,
+    Head,
+    LatentAttention,
+    LayerKind,
+    Loss,
+    Mamba2,
+    Mlp,
+    Moe,
+    Mtp,
+)
+from simcore.operators.megatron.attention import attention, mlp
+from simcore.operators.megatron.context import Context, fuses_wgrad
+from simcore.operators.megatron.head import TIED_GRAD, embedding, head, loss
+from simcore.operators.megatron.latent import latent_attention
+from simcore.operators.megatron.mamba import mamba
+from simcore.operators.megatron.moe import moe
+from simcore.operators.megatron.mtp import heads, predict
+from simcore.operators.megatron.ops import add, add_dropped, norm
+from simcore.operators.megatron.tensors import FINAL_NORM, tensors
+from simcore.operators.shared.features import LATENT, refuse
+from simcore.recording.layer import LayerTape, Run
+from simcore.recording.rows import Module
+from simcore.recording.tape import GRAD_HIDDEN, HIDDEN, Param, Section, Tape, Tensor
+from simcore.units import dtype_bytes
+
+__all__ = ["idle_gradients", "record", "standing", "tensors"]
+
+SERVED: Final = frozenset({"norms of query and key", "biases of query, key and value", "gated experts",
+                           "a router by softmax", "a router by softmax, not normalised", "latent attention",
+                           "gated experts with a shared one", "LayerNorm", "learned positions", "biases of attention",
+                           "a GELU MLP", "biases of the MLP", "dropout",
+                           "experts with GELU", "multi-token prediction",
+                           "latent attention without norms on the way up", "attention sinks",
+                           "attention within a window", "a router by softmax of the chosen", "biases of experts",
+                           "a gate of the shared expert", LATENT})
+"""What of `features.py` is recorded here."""
+
+_EMPTY = Section(())
+
+
+def idle_gradients(kind: LayerKind, run: Run) -> frozenset[tuple[tuple[int, ...], str]]:
+    """Shapes of the tensors that GEMMs return in place of a gradient that went into main_grad.
+
+    TE makes one for each shape and dtype of the whole process at its first backward and never frees it
+    (`pytorch/module/base.py`, get_dummy_wgrad; megatron-core's own linear uses it too): a constant of a job, which no
+    layer can post. Their sum over the distinct shapes of all kinds is 0.87 GB for Nemotron 3 Nano at tp 1.
+    """
+    if not fuses_wgrad(run):
+        return frozenset()
+    made_by_gemm = {s.name for s in tensors(kind) if s.module in ("linear", "grouped")}
+    return frozenset((p.shape[-2:], p.dtype) for name, p in run.params.items()
+                     if p.trainable and not p.grad_category and (name in made_by_gemm or ".adapter." in name))
+
+
+def standing(runs: Sequence[tuple[LayerKind, Run]]) -> dict[str, int]:
+    """Workspaces that no layer can post because all share them: name -> bytes."""
+    shapes = frozenset().union(*(idle_gradients(kind, run) for kind, run in runs))
+    return {"idle_weight_gradients": sum(prod(shape) * dtype_bytes(dtype) for shape, dtype in shapes)}
+
+
+def record(kind: LayerKind, run: Run, slots: dict[tuple[str, str], int],
+           comms: dict[tuple[str, str, str], int]) -> LayerTape:
+    """One layer of `kind`, forward and backward, on a tape of its own."""
+    refuse(kind, SERVED, "megatron")
+    c = Context(Tape(slots, comms), run, kind)
+    if c.is_cut_into_nodes:
+        c.run = _with_own_backward(run)
+    tape = c.tape
+    caught: list[Tensor] = []
+    x = [] if isinstance(kind.block, Embedding) else [_input(c, caught)]
+    out = _forward(c, x)
+    is_loss = out.shape[1] == 1 and out.dtype == "fp32"
+    if not is_loss:
+        _hand_over(tape, out, HIDDEN)
+    forward = tape.cut()
+    stem = x.copy() if run.first else []
+    x.clear()
+    c.locals.clear()
+    after = tape.cut()
+    stem.clear()
+    late = tape.cut()
+    tape.phase = "backward"
+    seed = _seed(tape, out, is_loss=is_loss)
+    tape.backward()
+    del out  # the trainer's loss, and the graph's last reference
+    c.held.clear()
+    if isinstance(kind.block, Head):
+        _leave_waiting(tape)
+    for end in caught:
+        _hand_over(tape, end, GRAD_HIDDEN)
+    grads = tape.release_grads()
+    return LayerTape(forward, tape.cut(), after, late, seed, grads)
+
+
+def _with_own_backward(run: Run) -> Run:
+    """Head and embedding run their own backward if layers are cut into nodes: no tied gradient waits for the other."""
+    return replace(run, params={name: replace(param, tied=False) for name, param in run.params.items()})
+
+
+def _seed(tape: Tape, out: Tensor, *, is_loss: bool) -> Section:
+    """The gradient of the output; without a graph the next layer makes none."""
+    if out.node is None:
+        return _EMPTY
+    if not is_loss:
+        tape.seed(out, tape.external(out.shape, out.dtype, GRAD_HIDDEN, 1))
+        return _EMPTY
+    tape.seed(out, tape.empty(out.shape, out.dtype, "grad_loss"))
+    return tape.cut()
+
+
+def _input(c: Context, caught: list[Tensor]) -> Tensor:
+    """The layer's input; where something below it trains, its gradient is caught."""
+    columns = _input_columns(c)
+    rows = c.tokens if c.kind.name == "loss" else c.local * (1 + getattr(c.kind.block, "shared", False))
+    x = c.tape.external((rows, columns), c.dtype, HIDDEN, -1)
+    if c.run.input_requires_grad:
+        def catch(_tape: Tape, grads: list[Tensor | None], _saved: list[Tensor]) -> list[Tensor | None]:
+            caught.extend(g for g in grads if g is not None)
+            return [None]
+
+        x.node = c.tape.node((Param("hidden_states", x.shape, x.dtype, trainable=True),), (), catch)
+    return x
+
+
+def _input_columns(c: Context) -> int:
+    block = c.kind.block
+    return -(-block.vocab // c.run.tp) if isinstance(block, Loss) else c.kind.hidden
+
+
+def _leave_waiting(tape: Tape) -> None:
+    """A tied head's gradient lies in the engine's input buffer of the weight until the embedding's is there."""
+    for _, grad in tape.grads:
+        tape.rename(grad.storage, tape.slot(TIED_GRAD, "backward_temp"))
+        grad.disown()
+    tape.grads.clear()
+
+
+def _hand_over(tape: Tape, tensor: Tensor, slot: int) -> None:
+    """The tensor crosses the layer's border: it gets the border's name, and its death is posted by the neighbour."""
+    assert tensor.storage is not None
+    tape.rename(tensor.storage, slot)
+    tensor.storage.num_bytes = 0
+
+
+def _forward(c: Context, x: list[Tensor]) -> Tensor:
+    block = c.kind.block
+    if block is None:
+        if c.run.checkpoint == "full":
+            held = x.copy()
+            return c.region(lambda: _branches(c, held))
+        return _branches(c, x)
+    if isinstance(block, Embedding):
+        return embedding(c, block)
+    if isinstance(block, FinalNorm):
+        path = FINAL_NORM.get(c.kind.family, "decoder.final_layernorm")
+        return norm(c, path, x[0], "hidden_states")
+    if isinstance(block, Mtp):
+        return predict(c, block, x[0], _branches)
+    if isinstance(block, Head):
+        return heads(c, block, x.pop()) if block.shared else head(c, block, x[0])
+    return loss(c, x[0])
+
+
+def _branches(c: Context, x: list[Tensor]) -> Tensor:
+    stream = x[0]
+    for i, branch in enumerate(c.kind.branches):
+        last = i == len(c.kind.branches) - 1
+        join = add_dropped if c.kind.dropout else add
+        c.tape.module = _MODULES[type(branch.block)]
+        stream = join(c, stream, _mixer(c, branch, stream), "hidden_states" if last else "residual")
+    c.tape.module = Module.NONE
+    return stream
+
+
+_MODULES: Final[dict[type, Module]] = {Attention: Module.ATTN, LatentAttention: Module.ATTN, Mlp: Module.MLP,
+                                       Mamba2: Module.MAMBA, Moe: Module.MOE_ROUTER}
+
+
+def _mixer(c: Context, branch: Branch, x: Tensor) -> Tensor:
+    block = branch.block
+    if isinstance(block, Mamba2):
+        return mamba(c, block, x)
+    if isinstance(block, Attention):
+        return attention(c, block, x)
+    if isinstance(block, LatentAttention):
+        return latent_attention(c, block, x)
+    return mlp(c, block, x) if isinstance(block, Mlp) else moe(c, block, x)

@@ -1,0 +1,215 @@
+"""Megatron-Core's Mamba-2 layer: in_proj with its norm, the split op, the gated norm, out_proj.
+
+megatron-core 0.16.1 `ssm/mamba_mixer.py` (`_ssm_training`) and mamba_ssm main of August 2026
+(`ops/triton/ssd_combined.py`, `layernorm_gated.py`). Training always calls `mamba_split_conv1d_scan_combined` without
+norm and output projection, so z gates inside it and the gated norm is a node of its own.
+
+[Note: context parallelism of Mamba]
+`ssm/mamba_context_parallel.py`: before the convolution every rank gives positions for heads, part by part (z, x, B, C,
+dt), lays the parts side by side and undoes attention's order of positions; after the scan it goes the other way. Where
+there are fewer groups than ranks, B and C of a group go to all the ranks that have heads of it, so those two are wider
+by as many copies. A rank then has cp times the positions and a cp-th of the heads: as many elements, which are counted
+here as its own positions of all heads.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass, replace
+
+from simcore.models.blocks import Mamba2
+from simcore.operators.megatron.context import Context, Grads, Saved
+from simcore.operators.megatron.ops import norm_linear, row
+from simcore.operators.shared.mamba_scan_cost import BACKWARD_OPERATORS, FORWARD_OPERATORS, MIXER, NORM
+from simcore.recording.tape import Kernel, Tape, Tensor
+
+__all__ = ["mamba"]
+
+_SMS = 132  # of an H100: splits of the dB, dC and dCB kernels when there are few chunks
+
+
+@dataclass(frozen=True, slots=True)
+class Sizes:
+    """One rank's scan: tokens, chunks, heads, groups and their widths."""
+
+    tokens: int
+    chunks: int
+    heads: int
+    groups: int
+    width: int
+    state: int
+    chunk: int
+    batch: int
+
+    @property
+    def inner(self) -> int:
+        return self.heads * self.width
+
+    @property
+    def conv(self) -> int:
+        return self.inner + 2 * self.groups * self.state
+
+    @property
+    def states(self) -> int:
+        """Elements of the states between chunks."""
+        return self.chunks * self.inner * self.state
+
+    @property
+    def splits(self) -> int:
+        """`nsplits` of the backward kernels that sum over the heads of a group."""
+        per_group = self.heads // self.groups
+        return -(-per_group // min(-(-self.chunks * self.heads // _SMS), per_group))
+
+    def flops(self, wide: int, narrow: int) -> int:
+        """`wide` products over (state, head) and `narrow` over (chunk, state, group), per token."""
+        return self.tokens * (wide * 2 * self.state * self.inner + narrow * 2 * self.chunk * self.state * self.groups)
+
+
+def mamba(c: Context, block: Mamba2, x: Tensor) -> Tensor:
+    """The mixer on the residual stream `x`; the caller adds the residual."""
+    heads = c.param("mixer.dt_bias").shape[0]
+    chunks = c.run.batch * math.ceil(c.run.seq * c.run.cp / block.chunk)
+    groups = max(1, block.num_groups * heads // block.num_heads)
+    sizes = Sizes(c.tokens, max(1, chunks // c.run.cp), heads, max(groups, c.run.cp), block.head_dim, block.state,
+                  block.chunk, c.run.batch)
+    # The mixer's own variable holds in_proj's output until out_proj has returned.
+    zxbcdt = _exchanged(c, norm_linear(c, "mixer.in_proj", x), "zxbcdt", 2 * (sizes.groups - groups) * block.state)
+    y = _scan(c, sizes, _batch_first(c, zxbcdt, "zxbcdt_copy"), _sequence_numbers(c))
+    y = _exchanged(c, _batch_first(c, y, "y_copy"), "y")
+    y = _gated_norm(c, replace(sizes, groups=groups), y)
+    return row(c, "mixer.out_proj", y)
+
+
+def _exchanged(c: Context, x: Tensor, name: str, more: int = 0) -> Tensor:
+    """[Note: context parallelism of Mamba]: what came from the others, in order, and at last reordered.
+
+    `more` columns are copies of groups.
+    """
+    if c.run.cp == 1:
+        return x
+    rows, columns = x.shape
+
+    def back(_tape: Tape, _grads: Grads, _saved: Saved) -> list[Tensor | None]:
+        grad = c.new(rows, columns, f"grad_{name}")
+        c.send("all_to_all", "cp", grad)
+        return [grad]
+
+    parts = c.new(rows, columns + more, f"{name}_parts")
+    c.send("all_to_all", "cp", parts)
+    joined = c.new(rows, columns + more, f"{name}_joined")
+    out = c.new(rows, columns + more, f"{name}_exchanged")
+    c.elementwise(out, 4, Kernel.COPY)
+    c.node(out, (x,), (), back)
+    del parts, joined
+    return out
+
+
+def _batch_first(c: Context, x: Tensor, name: str) -> Tensor:
+    """`rearrange(...).contiguous()`: nothing at batch 1, a copy (and one of its gradient) at more."""
+    if c.run.batch == 1:
+        return x
+    rows, columns = x.shape
+
+    def back(_tape: Tape, _grads: Grads, _saved: Saved) -> list[Tensor | None]:
+        grad = c.new(rows, columns, f"grad_{name}")
+        c.elementwise(grad, 2, Kernel.COPY)
+        return [grad]
+
+    out = c.new(rows, columns, name)
+    c.elementwise(out, 2, Kernel.COPY)
+    c.node(out, (x,), (), back)
+    return out
+
+
+def _sequence_numbers(c: Context) -> tuple[Tensor, ...]:
+    """Of every token in a pack, made anew by each layer (`_create_packed_seq_idx`); the scan keeps them."""
+    if not c.run.sequences:
+        return ()
+    wide = c.new(c.tokens, 1, "mixer.seq_idx_int64", "int64")
+    out = c.new(c.tokens, 1, "mixer.seq_idx", "int32")
+    c.elementwise(wide, 2, Kernel.COPY)
+    return (out,)
+
+
+def _scan(c: Context, s: Sizes, zxbcdt: Tensor, numbers: tuple[Tensor, ...]) -> Tensor:
+    """`MambaSplitConv1dScanCombinedFn.forward`: keeps zxbcdt and out_x (the output before the gate)."""
+    names = ("conv1d.weight", "conv1d.bias", "dt_bias", "A_log", "D")
+    params = [c.param(f"mixer.{name}") for name in names]
+    width = zxbcdt.shape[1]
+
+    def back(_tape: Tape, _grads: Grads, _saved: Saved) -> list[Tensor | None]:
+        grad = _scan_backward(c, s, width)
+        return [grad, *(c.small_grad(p) for p in params)]
+
+    conv = c.new(s.tokens, s.conv, "mixer.conv_out")
+    c.tape.compute(Kernel.CONV, 8 * s.tokens * s.conv, 2 * conv.nbytes)
+    small = c.new(s.tokens, 2 * s.heads, "mixer.dt_dA", "fp32")
+    states = _states(c, s, "mixer.chunk_states", "fp32")
+    passed = _states(c, s, "mixer.states", c.dtype)
+    final = c.new(s.batch, s.inner * s.state, "mixer.final_states", "fp32")
+    del states
+    products = c.new(s.tokens, s.groups * s.chunk, "mixer.CB", "fp32")
+    out = c.new(s.tokens, s.inner, "mixer.scan_out")
+    out_x = c.new(s.tokens, s.inner, "mixer.scan_out_x")
+    passing = 2 * s.states
+    c.tape.compute(Kernel.MAMBA_SCAN, s.flops(2, 1) + s.tokens * 2 * s.chunk * s.inner + passing,
+                   3 * out.nbytes + conv.nbytes + 2 * products.nbytes + 4 * 4 * s.states,
+                   FORWARD_OPERATORS + MIXER.forward)
+    c.node(out, (zxbcdt, *params), (zxbcdt, out_x, *numbers), back)
+    del conv, small, passed, final, products, out_x
+    return out
+
+
+def _states(c: Context, s: Sizes, name: str, dtype: str) -> Tensor:
+    return c.tape.empty((s.chunks, s.inner, s.state), dtype, name)
+
+
+def _scan_backward(c: Context, s: Sizes, width: int) -> Tensor:
+    """Allocations of `_mamba_chunk_scan_combined_bwd` in its own order; the peak is in `_state_passing_bwd`.
+
+    107.7 kB a token above what is kept, for Nano at 8192 (measured, `measure_mamba_alloc.py` of the oracle).
+    """
+    conv = c.new(s.tokens, s.conv, "mixer.conv_again")
+    c.tape.compute(Kernel.CONV, 8 * s.tokens * s.conv, 2 * conv.nbytes)
+    grad = c.new(s.tokens, width, "grad_zxbcdt")
+    grad_conv = c.new(s.tokens, s.conv, "grad_conv_out")
+    dt_in = c.new(s.tokens, s.heads, "dt_clone")
+    small = c.new(s.tokens, 2 * s.heads, "dt_dA", "fp32")
+    products = c.new(s.tokens, s.groups * s.chunk, "CB", "fp32")
+    made = _states(c, s, "chunk_states", "fp32")
+    states = _states(c, s, "states", "fp32")
+    final = c.new(s.batch, s.inner * s.state, "final_states", "fp32")
+    del made
+    gated = c.new(s.tokens, s.inner, "grad_out_x")
+    grad_states = _states(c, s, "grad_states", "fp32")
+    blocks = c.tape.empty((s.chunks, s.heads, -(-s.width * s.state // 64)), "fp32", "grad_dA_blocks")
+    lower = (_states(c, s, "grad_states_low", c.dtype), _states(c, s, "states_low", c.dtype))
+    del states, grad_states, blocks
+    ddt = c.new(s.tokens, s.heads, "grad_dt", "fp32")
+    sums = []
+    wide = s.groups * s.state
+    for name, columns in (("grad_B", wide), ("grad_C", wide), ("grad_CB", s.groups * s.chunk)):
+        parts = c.new(s.tokens, s.splits * columns, f"{name}_splits", "fp32")
+        sums.append(c.new(s.tokens, columns, name, "fp32"))
+        del parts
+    scan_bytes = 6 * gated.nbytes + conv.nbytes + grad_conv.nbytes + 6 * products.nbytes + 10 * 4 * s.states
+    c.tape.compute(Kernel.MAMBA_SCAN, s.flops(8, 3), scan_bytes, BACKWARD_OPERATORS + MIXER.backward)
+    del sums, lower, final, dt_in, small, products, gated, ddt
+    c.tape.compute(Kernel.CONV, 16 * s.tokens * s.conv, 4 * conv.nbytes)
+    return grad
+
+
+def _gated_norm(c: Context, s: Sizes, y: Tensor) -> Tensor:
+    """`rmsnorm_fn` in groups, without a gate (z was applied in the scan): keeps y and rstd."""
+    weight = c.param("mixer.norm.weight")
+
+    def back(_tape: Tape, _grads: Grads, _saved: Saved) -> list[Tensor | None]:
+        grad = c.new(s.tokens, s.inner, "grad_scan_out")
+        c.elementwise(grad, 4, Kernel.NORM, NORM.backward)
+        return [grad, c.small_grad(weight)]
+
+    out = c.new(s.tokens, s.inner, "mixer.norm_out")
+    rstd = c.new(s.tokens, s.groups, "mixer.norm_rstd", "fp32")
+    c.elementwise(out, 2, Kernel.NORM, NORM.forward)
+    c.node(out, (y, weight), (y, rstd), back)
+    return out

@@ -1,0 +1,212 @@
+"""Megatron-Core's multi-token prediction (MTP): one module that predicts the token after the next, and further ones.
+
+megatron-core 0.16.1 `transformer/multi_token_prediction.py`, `models/gpt/gpt_model.py` (GPTModel._postprocess),
+`tensor_parallel/mappings.py`. The module stands after the decoder's final norm and before the output layer. It looks up
+the embedding of the tokens moved by one, norms both, projects them to one stream, runs a layer and a norm. What it made
+is laid behind what the decoder made, in one tensor, which the output layer gets in parts: it runs twice, and the loss
+with it, the module's first. The model's own loss is a layer of its own, the module's is part of the output layer here.
+
+[Note: what multi-token prediction holds]
+ * The module's logits are a local variable of GPTModel._postprocess: they go when the model's own loss is there. Those
+   of a hybrid are one of process_mtp_loss, which is over by then (main of 2026-08-22 `models/hybrid/hybrid_model.py`,
+   `transformer/multi_token_prediction.py`); there a module may be run several times, and the logits of one further
+   token stay until those of the next are there.
+ * With sequence parallelism the projected stream is gathered over tp and cut along the sequence. The part is a view, so
+   what keeps the layer's input keeps all of it.
+ * Of two uses of a weight in one backward the first gradient waits for the second, and autograd adds both into a new
+   tensor: the output layer's, TE's idle one too (`tensor_parallel/layers.py`), and on one stage the embedding's.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import replace
+
+from simcore.models.blocks import Embedding, Head, Mtp
+from simcore.operators.megatron.context import Context, Grads, Saved
+from simcore.operators.megatron.head import Backward, embedding, head, loss
+from simcore.operators.megatron.ops import column, norm
+from simcore.operators.megatron.parts import all_gather
+from simcore.recording.layer import Run
+from simcore.recording.tape import Kernel, Node, Tape, Tensor
+
+__all__ = ["heads", "predict"]
+
+_INNER = "transformer_layer."
+
+
+def predict(c: Context, block: Mtp, x: Tensor, layer: Callable[[Context, list[Tensor]], Tensor]) -> Tensor:
+    """From the decoder's output `x` to the output layer's input: all outputs in one tensor, one after the other.
+
+    `layer` runs the module's transformer layer.
+    """
+    c.tape.scope = "mtp."
+    made = [x]
+    for _ in range(block.depths):
+        made.append(_run(c, block, made[-1], layer))
+    return _joined(c, made)
+
+
+def _run(c: Context, block: Mtp, x: Tensor, layer: Callable[[Context, list[Tensor]], Tensor]) -> Tensor:
+    """One further token: its embedding beside `x`, projected, through the module's layer and norm."""
+    found = embedding(c, Embedding(block.vocab, block.hidden))
+
+    def project_and_run() -> Tensor:
+        made = layer(_inner(c), [_project(c, block, found, x)])
+        return norm(c, "final_layernorm", made, "predicted")
+
+    return c.region(project_and_run) if c.run.checkpoint in ("full", "uniform") else project_and_run()
+
+
+def heads(c: Context, block: Head, x: Tensor) -> Tensor:
+    """The output layer on all parts of `x`; returns the model's own logits. Those of the module get their loss here."""
+    c.tape.scope = "mtp."
+    own, *further = _parts(c, x, 1 + block.shared)
+    nodes = []
+    while further:
+        logits = head(c, block, further.pop(0))
+        nodes.append(logits.node)
+        own = _scaled(c, own, loss(c, logits))
+    if c.kind.family != "nemotron_h":
+        c.locals.append(logits)
+    del logits
+    c.tape.scope = ""
+    out = head(c, block, own)
+    _add_up(c, [out.node, *reversed(nodes)])
+    return out
+
+
+def _inner(c: Context) -> Context:
+    """The same tape for the module's layer, whose parameters go by the names of a decoder's."""
+    run: Run = replace(c.run, params={name.removeprefix(_INNER): param for name, param in c.run.params.items()})
+    return replace(c, run=run)
+
+
+def _project(c: Context, block: Mtp, found: Tensor, x: Tensor) -> Tensor:
+    """`_concat_embeddings`: both normed, side by side, projected to this rank's columns, then to this rank's tokens."""
+    normed = norm(c, "enorm", found, "embedding_normed"), norm(c, "hnorm", x, "hidden_normed")
+    projected = column(c, "eh_proj", _side_by_side(c, *normed))
+    return _cut(c, _whole_columns(c, projected, block.hidden))
+
+
+def _side_by_side(c: Context, first: Tensor, second: Tensor) -> Tensor:
+    """`cat` of columns; the parts of its gradient are views, which the norms make contiguous."""
+    rows, columns = first.shape
+
+    def back(_tape: Tape, _grads: Grads, _saved: Saved) -> list[Tensor | None]:
+        grads = [c.new(rows, columns, f"grad_{name}") for name in ("embedding_normed", "hidden_normed")]
+        for grad in grads:
+            c.elementwise(grad, 2, Kernel.COPY)
+        return list(grads)
+
+    out = c.new(rows, 2 * columns, "eh_proj.input")
+    c.elementwise(out, 2, Kernel.COPY)
+    c.node(out, (first, second), (), back)
+    return out
+
+
+def _whole_columns(c: Context, x: Tensor, columns: int) -> Tensor:
+    """`gather_from_tensor_model_parallel_region`: gathered behind each other, then side by side; back, a part."""
+    if c.run.tp == 1:
+        return x
+    rows, own = x.shape
+
+    def back(_tape: Tape, _grads: Grads, _saved: Saved) -> list[Tensor | None]:
+        grad = c.new(rows, own, "grad_eh_proj")
+        c.elementwise(grad, 2, Kernel.COPY)
+        return [grad]
+
+    gathered = c.new(rows * c.run.tp, own, "eh_proj.gathered")
+    c.send("all_gather", "tp", gathered)
+    out = c.new(rows, columns, "projected")
+    c.elementwise(out, 2, Kernel.COPY)
+    del gathered
+    c.node(out, (x,), (), back)
+    return out
+
+
+def _cut(c: Context, x: Tensor) -> Tensor:
+    """`scatter_to_sequence_parallel_region`: a view; its gradient is gathered."""
+    if c.local == c.tokens:
+        return x
+
+    def back(_tape: Tape, grads: Grads, _saved: Saved) -> list[Tensor | None]:
+        assert grads[0] is not None
+        return [all_gather(c, grads[0], "grad_projected")]
+
+    out = Tensor(x.storage, (c.local, x.shape[1]), x.dtype)
+    c.node(out, (x,), (), back)
+    return out
+
+
+def _joined(c: Context, parts: list[Tensor]) -> Tensor:
+    """`cat` along the sequence; gradients are views of its own."""
+    count, (rows, columns) = len(parts), parts[0].shape
+
+    def back(_tape: Tape, grads: Grads, _saved: Saved) -> list[Tensor | None]:
+        assert grads[0] is not None
+        return [Tensor(grads[0].storage, (rows, columns), c.dtype) for _ in range(count)]
+
+    out = c.new(count * rows, columns, "joined")
+    c.elementwise(out, 2, Kernel.COPY)
+    c.node(out, parts, (), back)
+    return out
+
+
+def _parts(c: Context, x: Tensor, count: int) -> list[Tensor]:
+    """`chunk`: views; their gradients are concatenated."""
+    whole, columns = x.shape
+
+    def back(_tape: Tape, _grads: Grads, _saved: Saved) -> list[Tensor | None]:
+        grad = c.new(whole, columns, "grad_joined")
+        c.elementwise(grad, 2, Kernel.COPY)
+        return [grad]
+
+    views = [Tensor(x.storage, (whole // count, columns), x.dtype) for _ in range(count)]
+    c.node(views[0], (x,), (), back)
+    for place in range(1, count):
+        views[place].node, views[place].output = views[0].node, place
+    return views
+
+
+def _scaled(c: Context, x: Tensor, losses: Tensor) -> Tensor:
+    """`MTPLossAutoScaler`: hands `x` on, and the loss its gradient. The mask times the loss is kept (fp32 each)."""
+    rows = losses.shape[0]
+
+    def back(_tape: Tape, grads: Grads, _saved: Saved) -> list[Tensor | None]:
+        return [grads[0], c.new(rows, 1, "grad_loss", "fp32")]
+
+    kept = [c.new(rows, 1, name, "fp32") for name in ("loss_mask", "scaled_loss")]
+    out = Tensor(x.storage, x.shape, x.dtype)
+    c.node(out, (x, losses), kept, back)
+    return out
+
+
+def _add_up(c: Context, nodes: list[Node | None]) -> None:
+    """Gradients of the output layer's weight, in the order of backward: the model's own logits come first.
+
+    That gradient waits for the next; the sum of both is a new tensor, to which further ones are added.
+    """
+    weight, waiting, total = c.param("output_layer.weight"), list[Tensor | None](), list[Tensor]()
+
+    def changed(once: Backward, *, place: int) -> Backward:
+        def back(tape: Tape, grads: Grads, saved: Saved) -> list[Tensor | None]:
+            grad, own = once(tape, grads, saved)
+            if place == 0:
+                waiting.append(own)
+                return [grad, None]
+            if place == 1:
+                total.append(tape.empty(weight.shape, weight.dtype, "grad_sum"))
+            c.elementwise(total[0], 5)
+            waiting.clear()
+            if place == len(nodes) - 1:
+                total.clear()
+            del own
+            return [grad, None]
+
+        return back
+
+    for place, node in enumerate(nodes):
+        assert node is not None
+        assert node.backward is not None
+        node.backward = changed(node.backward, place=place)

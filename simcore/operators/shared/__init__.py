@@ -1,0 +1,1 @@
+"""Operators and kernels that more than one implementation calls: ATen, DTensor, ring attention, layer borders."""

@@ -1,0 +1,167 @@
+"""DTensor's part in tensor parallel plans: sequences gathered, scattered and cut, sums over tp.
+
+Measured on torch 2.13 (`distributed/tensor/_redistribute.py`, `_functional_collectives.py`): a gather along dimension 1
+comes in rank order and is concatenated into another tensor, unless there is one sequence; a scatter copies first.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+from simcore.operators.shared import aten
+from simcore.recording.layer import Run
+from simcore.recording.tape import Kernel, Tape, Tensor
+
+__all__ = ["cut_sequence", "gather_last", "gather_sequence", "own_rows", "own_sequence", "same_everywhere",
+           "scatter_sequence", "sum_everywhere", "sum_norms", "summed", "whole_gradient"]
+
+Grads = list[Tensor | None]
+
+
+def gather_sequence(tape: Tape, run: Run, x: Tensor, name: str, made: Tensor | None = None) -> Tensor:
+    """[b, s / tp, k] to [b, s, k] on every rank; the gradients are summed and scattered.
+
+    `made`: what was gathered of x before; a compiler takes it again, each use scatters a gradient of its own.
+    """
+    if run.tp == 1:
+        return x
+    tp = run.tp
+    node = tape.node((x,), (), lambda tape, grads, saved: [_scatter(tape, tp, _only(grads), f"grad_{name}")])
+    out = _gather(tape, tp, x, name) if made is None else Tensor(made.storage, made.shape, made.dtype)
+    out.node = node
+    return out
+
+
+def scatter_sequence(tape: Tape, run: Run, x: Tensor, name: str) -> Tensor:
+    """Partial sums [b, s, k] to [b, s / tp, k]; the gradient is gathered."""
+    if run.tp == 1:
+        return x
+    tp = run.tp
+    node = tape.node((x,), (), lambda tape, grads, saved: [_gather(tape, tp, _only(grads), f"grad_{name}")])
+    out = _scatter(tape, tp, x, name)
+    out.node = node
+    return out
+
+
+def same_everywhere(tape: Tape, x: Tensor, name: str) -> Tensor:
+    """A replicated x that every rank uses in its own way: its gradients are summed."""
+    node = tape.node((x,), (), lambda tape, grads, saved: [summed(tape, _only(grads), f"grad_{name}")])
+    return Tensor(x.storage, x.shape, x.dtype, node)
+
+
+def sum_everywhere(tape: Tape, x: Tensor, name: str) -> Tensor:
+    """Partial sums x, added up on every rank; the gradient passes."""
+    node = tape.node((x,), (), lambda tape, grads, saved: [_only(grads)])
+    out = summed(tape, x, name)
+    out.node = node
+    return out
+
+
+def cut_sequence(tape: Tape, run: Run, x: Tensor, name: str) -> Tensor:
+    """A replicated [b, s, k] to [b, s / tp, k] as a module's input is redistributed: the gradient comes back whole.
+
+    The gradient that waits for it at x is cut (`own_sequence`): this one is cut too before both are added.
+    """
+    leaf, tp, shape = x.node, run.tp, x.shape
+    if leaf is None:  # nothing below is trained, or no gradient is asked for, as of a reference model
+        return _part(tape, tp, Tensor(x.storage, shape, x.dtype), name)
+
+    def backward(tape: Tape, grads: Grads, saved: list[Tensor]) -> Grads:
+        _whole = _gather(tape, tp, _only(grads), f"grad_{name}")
+        grads.clear()
+        return [tape.add_grads(leaf.grads.pop(0), _part(tape, tp, _whole, f"grad_{name}"))]
+
+    node = tape.node((x,), (), backward)
+    out = _part(tape, tp, Tensor(x.storage, shape, x.dtype), name)
+    out.node = node
+    return out
+
+
+def own_sequence(tape: Tape, run: Run, x: Tensor, name: str) -> Tensor:
+    """A replicated [b, s, k] to [b, s / tp, k] inside an operator of DTensors: the gradient stays cut."""
+    out = _part(tape, run.tp, x, name)
+    out.node = x.node
+    return out
+
+
+def whole_gradient(tape: Tape, run: Run, x: Tensor) -> Tensor:
+    """A replicated [b, s, k] made of a plain tensor: seen as [b, s / tp, k], whose gradient is gathered."""
+    tp, (batch, seq, *rest) = run.tp, x.shape
+    node = tape.node((x,), (), lambda tape, grads, saved: [_gather(tape, tp, _only(grads), "grad_embedding")])
+    return Tensor(x.storage, (batch, seq // tp, *rest), x.dtype, node)
+
+
+def gather_last(tape: Tape, run: Run, x: Tensor) -> Tensor:
+    """The last dimension whole on every rank; the gradient is this rank's part of it, copied."""
+    shape, dtype, tp = x.shape, x.dtype, run.tp
+
+    def backward(tape: Tape, grads: Grads, saved: list[Tensor]) -> Grads:
+        return [aten.new(tape, shape, dtype, "grad_logits_part", kernel=Kernel.COPY)]
+
+    node = tape.node((x,), (), backward)
+    tape.collective("all_gather", "tp", x.nbytes * tp, dtype)
+    whole = tape.empty((tp, *shape), dtype, "logits_gathered")
+    out = aten.new(tape, (*shape[:-1], shape[-1] * tp), dtype, "logits", whole.nbytes, Kernel.COPY)
+    out.node = node
+    return out
+
+
+def summed(tape: Tape, x: Tensor, name: str) -> Tensor:
+    """The sum (or maximum) over tp in a new tensor."""
+    tape.collective("all_reduce", "tp", x.nbytes, x.dtype)
+    return tape.empty(x.shape, x.dtype, name)
+
+
+def sum_norms(tape: Tape, run: Run) -> None:
+    """Norms see a part of each sequence: FSDP2's post-backward sums their gradients over tp before it reduces them."""
+    if run.tp > 1:
+        _replace(tape, lambda grad: summed(tape, grad, "grad_norm"), only_norms=True)
+
+
+def own_rows(tape: Tape, run: Run) -> None:
+    """The embedding's gradient is made whole; FSDP2's post-backward copies this rank's rows out of it."""
+    if run.tp > 1:
+        shapes = {param.name: param.shape for param, _ in tape.grads}
+        _replace(tape, lambda grad: aten.new(tape, shapes["weight"], grad.dtype, "grad_rows", kernel=Kernel.COPY))
+
+
+def _replace(tape: Tape, make: Callable[[Tensor], Tensor], *, only_norms: bool = False) -> None:
+    for place, (param, grad) in enumerate(tape.grads):
+        if only_norms and len(param.shape) > 1:
+            continue
+        made = make(grad)
+        tape.rename(made.storage, tape.slot(f"{param.name}.grad", param.grad_category))
+        tape.grads[place] = (param, made)
+
+
+def _only(grads: Grads) -> Tensor:
+    (grad,) = grads
+    assert grad is not None
+    return grad
+
+
+def _part(tape: Tape, tp: int, x: Tensor, name: str) -> Tensor:
+    """This rank's part of the sequence, copied."""
+    batch, seq, *rest = x.shape
+    return aten.new(tape, (batch, seq // tp, *rest), x.dtype, f"{name}_part", x.nbytes // tp, Kernel.COPY)
+
+
+def _gather(tape: Tape, tp: int, x: Tensor, name: str) -> Tensor:
+    batch, seq, *rest = x.shape
+    tape.collective("all_gather", "tp", x.nbytes * tp, x.dtype)
+    out = tape.empty((batch, seq * tp, *rest), x.dtype, f"{name}_gathered")
+    return out if batch == 1 else aten.new(tape, out.shape, x.dtype, f"{name}_gathered", out.nbytes, Kernel.COPY)
+
+
+def _scatter(tape: Tape, tp: int, x: Tensor, name: str) -> Tensor:
+    """A selective checkpoint may keep the result; the copy before it is made again."""
+    batch, seq, *rest = x.shape
+    num_bytes, dtype = x.nbytes, x.dtype
+
+    def send() -> tuple[Tensor]:
+        tape.collective("reduce_scatter", "tp", num_bytes, dtype)
+        return (tape.empty((batch, seq // tp, *rest), dtype, f"{name}_scattered"),)
+
+    _pieces = aten.new(tape, x.shape, dtype, f"{name}_pieces", num_bytes, Kernel.COPY)
+    (out,) = tape.outputs("reduce_scatter", send)
+    return out

@@ -1,0 +1,181 @@
+"""Attention under PyTorch's context parallelism: keys and values of all ranks come by, partial results are merged.
+
+torch 2.13 `distributed/tensor/experimental/_context_parallel/_attention.py`: _templated_ring_attention and its
+backward, by all-gather (`_cp_options.rotate_method`), balanced from head and tail (`enable_load_balance`), merged and
+added up in fp32 (`convert_to_f32`), around one kernel a step.
+
+[Note: the first rank of a ring]
+In step i rank r asks with all queries for the first half of rank r - i's keys, or, if i > r, with its second half of
+the queries for all keys. The second writes the merged output anew in the order of heads, which is copied before it is
+projected; every rank but the last does so at least once, so the last alone keeps an output less. What is recorded is
+the first rank, which does it in every step.
+"""
+
+from __future__ import annotations
+
+from simcore.operators.shared import aten
+from simcore.recording.kernel_shape import shape_of_heads
+from simcore.recording.layer import Run
+from simcore.recording.tape import Kernel, Tape, Tensor
+
+__all__ = ["Ring", "ring_attention"]
+
+Grads = list[Tensor | None]
+Shape = tuple[int, ...]
+
+
+def ring_attention(tape: Tape, run: Run, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+    """Causal attention of this rank's q [b, s, heads, d] over the sequences of all `run.cp` ranks.
+
+    It saves its inputs, the merged output and the fp32 log-sum-exp. The output comes in the order of heads; so do the
+    gradients.
+    """
+    ring = Ring(run.cp, (q.shape, k.shape, v.shape), q.dtype)
+    node = tape.node((q, k, v), (q, k, v), lambda tape, grads, saved: ring.backward(tape, grads))
+    out, lse = tape.outputs("attention", lambda: ring.forward(tape))
+    tape.save(node, out, lse)
+    del lse
+    out.node = node
+    return aten.contiguous(tape, out, "attention_by_token")
+
+
+class Ring:
+    """Sizes of one call; nothing of the tape."""
+
+    def __init__(self, size: int, shapes: tuple[Shape, Shape, Shape], dtype: str) -> None:
+        self.size, self.dtype = size, dtype
+        self.q, self.k, self.v = shapes
+        batch, seq, heads, dim = self.q
+        self.out, self.lse = (batch, seq, heads, self.v[3]), (batch, seq, heads)
+        self.flops = batch * seq * seq * heads * (dim + self.v[3])  # half of the square in every step
+        self.joined = (_numel(self.k) + _numel(self.v),)
+
+    # ---- forward ------------------------------------------------------------------------------------------------
+    def forward(self, tape: Tape) -> tuple[Tensor, Tensor]:
+        """(output, log-sum-exp), when the parts of all ranks are merged."""
+        mine: tuple[Tensor, ...] = self.own(tape)
+        gathered = self.gather(tape, self.join(tape))
+        block = self.attend(tape, self.out, self.lse)
+        merged = [self.wide(tape, block), block[1]]
+        for step in range(1, self.size):
+            if step < self.size - 1:
+                self.join(tape)
+            mine = ()
+            block = self.attend(tape, _half(self.out), _half(self.lse))
+            self.merge(tape, merged, self.wide(tape, block))
+        out = aten.new(tape, self.out, self.dtype, "attention", merged[0].nbytes)
+        del gathered, mine
+        return out, merged[1]
+
+    def own(self, tape: Tape) -> tuple[Tensor, Tensor]:
+        """Keys and values by head."""
+        key, value = (aten.new(tape, shape, self.dtype, name, kernel=Kernel.COPY)
+                      for shape, name in ((self.k, "ring_key"), (self.v, "ring_value")))
+        return key, value
+
+    def join(self, tape: Tape) -> Tensor:
+        """Keys and values in one tensor, to be sent."""
+        return aten.new(tape, self.joined, self.dtype, "ring_joined", kernel=Kernel.COPY)
+
+    def gather(self, tape: Tape, joined: Tensor) -> Tensor:
+        """Those of all ranks."""
+        tape.collective("all_gather", "cp", joined.nbytes * self.size, self.dtype)
+        return tape.empty((self.size, *self.joined), self.dtype, "ring_gathered")
+
+    def attend(self, tape: Tape, out: Shape, lse: Shape) -> tuple[Tensor, Tensor]:
+        """One kernel."""
+        return (aten.new(tape, out, self.dtype, "ring_attention", kernel=Kernel.ATTENTION, flops=self.flops,
+                         product=shape_of_heads(self.q[3], self.v[3])),
+                tape.empty(lse, "fp32", "log_sum_exp"))
+
+    def wide(self, tape: Tape, block: tuple[Tensor, Tensor]) -> Tensor:
+        """A part in fp32."""
+        return aten.new(tape, block[0].shape, "fp32", "ring_part", block[0].nbytes)
+
+    def merge(self, tape: Tape, merged: list[Tensor], part: Tensor) -> None:
+        """`_SDPAMerger._merge_one` of half of the queries into (output, log-sum-exp)."""
+        half, rows = part.shape, _half(self.lse)
+        _better = _minus_product(tape, half, rows)
+        _weights = _minus(tape, rows, _of_difference(tape, rows))
+        merged[1] = aten.new(tape, self.lse, "fp32", "log_sum_exp", merged[1].nbytes)
+        merged[0] = aten.new(tape, self.out, "fp32", "ring_merged", merged[0].nbytes)
+
+    # ---- backward -----------------------------------------------------------------------------------------------
+    def backward(self, tape: Tape, grads: Grads) -> Grads:
+        """Gradients of q, and of k and v, which are parts of one tensor, after they have been at every rank."""
+        to_q, *zeros = (aten.new(tape, shape, "fp32", f"ring_grad_{name}")
+                        for shape, name in ((self.q, "query"), (self.k, "key"), (self.v, "value")))
+        mine: tuple[Tensor, ...] = self.own(tape)
+        joined = self.join(tape)
+        gathered = self.gather(tape, joined)
+        made = self.differentiate(tape, self.q)
+        sent = self.flattened(tape)
+        received = self.send(tape, sent)
+        added, sums = received, None
+        for step in range(1, self.size):
+            joined = self.join(tape) if step < self.size - 1 else joined
+            sums = tape.empty(_half(self.lse), "fp32", "log_sum_exp_half")
+            mine = ()
+            made = self.differentiate(tape, _half(self.q))
+            sent, added, zeros = received, received, []
+            sent = self.joined_grads(tape)
+            received = self.send(tape, sent)
+            to_q = aten.new(tape, self.q, "fp32", "ring_grad_query", to_q.nbytes)
+        query = aten.new(tape, self.q, self.dtype, "grad_attention", to_q.nbytes)
+        del to_q
+        both = aten.new(tape, self.joined, self.dtype, "grad_key_value", received.nbytes)
+        del mine, gathered, made, added, sums, zeros, sent
+        grads.clear()
+        return [query, *(Tensor(both.storage, shape, self.dtype) for shape in (self.k, self.v))]
+
+    def differentiate(self, tape: Tape, q: Shape) -> tuple[Tensor, ...]:
+        """One kernel's gradients."""
+        made = tuple(tape.empty(shape, self.dtype, "ring_grad_part") for shape in (q, self.k, self.v))
+        tape.compute(Kernel.ATTENTION, self.flops * 5 // 2, 3 * sum(x.nbytes for x in made),
+                     shape_of_heads(self.q[3], self.v[3], backward=True))
+        return made
+
+    def flattened(self, tape: Tape) -> Tensor:
+        """The first sums lie by token: they are copied by head before they are joined."""
+        _copies = [aten.new(tape, shape, "fp32", "ring_grad_flat", kernel=Kernel.COPY) for shape in (self.k, self.v)]
+        return self.joined_grads(tape)
+
+    def joined_grads(self, tape: Tape) -> Tensor:
+        return aten.new(tape, self.joined, "fp32", "ring_grad_sent", kernel=Kernel.COPY)
+
+    def send(self, tape: Tape, sent: Tensor) -> Tensor:
+        """To the next rank, by an all-to-all; what the rank before has sent."""
+        tape.collective("all_to_all", "cp", sent.nbytes, "fp32")
+        return tape.empty(self.joined, "fp32", "ring_grad_received")
+
+
+def _of_difference(tape: Tape, rows: Shape) -> Tensor:
+    """`f(a - b)` of log-sum-exps."""
+    _difference = aten.new(tape, rows, "fp32", "ring_rows")
+    return aten.new(tape, rows, "fp32", "ring_rows")
+
+
+def _minus(tape: Tape, rows: Shape, _weights: Tensor) -> Tensor:
+    return aten.new(tape, rows, "fp32", "ring_rows")
+
+
+def _minus_product(tape: Tape, half: Shape, rows: Shape) -> Tensor:
+    """`out - sigmoid(part's rows - rows) * (out - part)`."""
+    product = _product(tape, half, rows)
+    return aten.new(tape, half, "fp32", "ring_better", product.nbytes)
+
+
+def _product(tape: Tape, half: Shape, rows: Shape) -> Tensor:
+    _weights = _of_difference(tape, rows)
+    difference = aten.new(tape, half, "fp32", "ring_difference")
+    return aten.new(tape, half, "fp32", "ring_product", difference.nbytes)
+
+
+def _half(shape: Shape) -> Shape:
+    """Half of the tokens."""
+    return (shape[0], shape[1] // 2, *shape[2:])
+
+
+def _numel(shape: Shape) -> int:
+    batch, seq, heads, dim = shape
+    return batch * seq * heads * dim

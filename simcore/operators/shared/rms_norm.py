@@ -1,0 +1,19 @@
+"""RMSNorm as transformers 5.23 writes it, operator by operator (`models/llama`, `models/nemotron_h`)."""
+
+from __future__ import annotations
+
+from simcore.operators.shared import aten
+from simcore.recording.tape import Param, Tape, Tensor
+
+__all__ = ["rms_norm"]
+
+
+def rms_norm(tape: Tape, weight: Param, x: Tensor, *, weight_in_fp32: bool) -> Tensor:
+    """RMSNorm in fp32. Llama multiplies by the weight after the cast back, Nemotron-H before it."""
+    dtype = x.dtype
+    x = aten.cast(tape, x, "fp32")
+    variance = aten.mean(tape, aten.square(tape, x))
+    x = aten.mul(tape, x, aten.rsqrt(tape, aten.add_scalar(tape, variance)))
+    if weight_in_fp32:
+        return aten.cast(tape, aten.mul(tape, aten.cast(tape, weight, "fp32"), x), dtype)
+    return aten.mul(tape, weight, aten.cast(tape, x, dtype))

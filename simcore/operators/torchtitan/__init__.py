@@ -1,0 +1,1 @@
+"""torchtitan 0.2.2: tensors, layers and losses, eager and compiled, operator by operator."""

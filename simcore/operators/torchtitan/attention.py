@@ -1,0 +1,100 @@
+"""Attention in torchtitan 0.2.2: Llama 3 rotates complex numbers in fp32, Qwen3 norms heads and rotates halves.
+
+Both turn queries and keys by a table that is a buffer of the model. Qwen3's is fp32 and handed to every layer, where
+FSDP2 casts it like any other floating input (`MixedPrecisionPolicy.cast_forward_inputs`): each layer has its own copy.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from simcore.models.blocks import Attention, LatentAttention, LayerKind
+from simcore.operators.shared import aten
+from simcore.operators.shared.dtensor import gather_sequence, scatter_sequence
+from simcore.operators.shared.ring_attention import ring_attention
+from simcore.recording.layer import Run
+from simcore.recording.tape import Kernel, Tape, Tensor
+
+__all__ = ["attention", "linear", "rotary_buffer", "rotary_entries", "rotary_table"]
+
+
+def rotary_buffer(runs: Sequence[tuple[LayerKind, Run]]) -> dict[str, int]:
+    """Bytes of the table: for each position a complex64 a pair of dimensions, or cosine and sine of each dimension."""
+    blocks = [(run, branch.block) for kind, run in runs for branch in kind.branches
+              if isinstance(branch.block, Attention | LatentAttention)]
+    halves = any(isinstance(block, Attention) and block.qk_norm for _, block in blocks)
+    size = max((run.seq * run.cp * _turned_size(block) * (8 if halves else 4) for run, block in blocks), default=0)
+    return {"rope_cache" if halves else "freqs_cis": size}
+
+
+def _turned_size(block: Attention | LatentAttention) -> int:
+    """Of a head."""
+    return block.head_dim if isinstance(block, Attention) else block.rope
+
+
+def rotary_table(tape: Tape, run: Run, kind: LayerKind) -> Tensor | None:
+    """This layer's copy of Qwen3's table [s x cp, 2 d] in the compute dtype; in fp32 it is the buffer itself."""
+    block = kind.branches[0].block
+    if not isinstance(block, Attention) or not block.qk_norm:
+        return None
+    whole = Tensor(None, (run.seq * run.cp, 2 * block.head_dim), "fp32")
+    return aten.cast(tape, whole, run.compute)
+
+
+def linear(tape: Tape, run: Run, name: str, x: Tensor) -> Tensor:
+    """A linear of the layer, by its name in it."""
+    return aten.linear(tape, x, run.params[f"{name}.weight"], name.rpartition(".")[2])
+
+
+def attention(tape: Tape, run: Run, block: Attention, x: Tensor, table: Tensor | None) -> Tensor:
+    """`Attention.forward` of x [b, s, k]; `table`: Qwen3's, none in Llama 3."""
+    dim = block.head_dim
+    x = gather_sequence(tape, run, x, "attention_in")
+    q, k, v = (linear(tape, run, f"attention.{name}", x) for name in ("wq", "wk", "wv"))
+    q, k = (y.view(*y.shape[:2], y.shape[2] // dim, dim) for y in (q, k))
+    v = aten.to_heads(tape, v, dim, copy_grad=run.cp > 1)
+    if table is None:
+        q, k = _rotated_pairs(tape, run, q, k)
+    else:
+        q = aten.rms_norm(tape, q, run.params["attention.q_norm.weight"], "q_norm")
+        k = aten.rms_norm(tape, k, run.params["attention.k_norm.weight"], "k_norm")
+        q, k = _rotated_halves(tape, run, q, k, table)
+    mixed = ring_attention(tape, run, q, k, v) if run.cp > 1 else aten.scaled_dot_product_attention(tape, q, k, v)
+    out = linear(tape, run, "attention.wo", mixed.view(*mixed.shape[:2], mixed.shape[2] * dim))
+    return scatter_sequence(tape, run, out, "attention_out")  # the linear's hook: its input is still there
+
+
+def _rotated_pairs(tape: Tape, run: Run, q: Tensor, k: Tensor) -> tuple[Tensor, Tensor]:
+    """Llama 3's `apply_rotary_emb`: everything lives until it returns."""
+    wide_q, wide_k = aten.cast(tape, q, "fp32"), aten.cast(tape, k, "fp32")
+    table = rotary_entries(tape, run, q.shape[-1])
+    out_q, out_k = (aten.rotate(tape, x, table, copy_grad=run.cp > 1) for x in (wide_q, wide_k))
+    return aten.cast(tape, out_q, q.dtype), aten.cast(tape, out_k, k.dtype)
+
+
+def rotary_entries(tape: Tape, run: Run, dim: int) -> Tensor:
+    """The rotary table of this rank's tokens [s, dim / 2, 2]: whole, or picked for every sequence by `positions`."""
+    if run.cp == 1:
+        return Tensor(None, (run.seq, dim // 2, 2), "fp32")
+    return aten.new(tape, (run.batch, run.seq, dim // 2, 2), "fp32", "freqs_cis", kernel=Kernel.PERMUTE)
+
+
+def _rotated_halves(tape: Tape, run: Run, q: Tensor, k: Tensor, table: Tensor) -> tuple[Tensor, Tensor]:
+    """Qwen3's: cosine and sine are the halves of the table, or of the rows picked by `positions`, views of it."""
+    dim, rows = q.shape[-1], (1, table.shape[0])
+    if run.cp > 1:
+        rows = run.batch, run.seq
+        table = aten.new(tape, (*rows, 2 * dim), table.dtype, "rope_cache", kernel=Kernel.PERMUTE)
+    cos, sin = (Tensor(table.storage, (*rows, 1, dim), table.dtype) for _ in range(2))
+    return _turned(tape, q, cos, sin), _turned(tape, k, cos, sin)
+
+
+def _turned(tape: Tape, x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
+    """`x * cos + rotate_half(x) * sin`."""
+    straight = aten.mul(tape, x, cos, "rotary")
+    return aten.add(tape, straight, aten.mul(tape, _rotated_half(tape, x), sin, "rotary"), "rotary")
+
+
+def _rotated_half(tape: Tape, x: Tensor) -> Tensor:
+    first, second = aten.slice_half(tape, x), aten.slice_half(tape, x)
+    return aten.cat(tape, aten.neg(tape, second), first)

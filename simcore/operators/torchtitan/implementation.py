@@ -1,0 +1,212 @@
+"""torchtitan 0.2.2 Llama 3, Qwen3 and DeepSeek V3 (`models/*/model/model.py`) on eager PyTorch 2.13: tensors and tapes.
+
+Norms are one kernel each, attention is in `torchtitan_attention.py`, and the training loop drops the logits before
+backward. With tensor parallelism the plan is that of
+`infra/parallelize.py`: sequences split between blocks and in norms, gathered before attention and MLP, scattered after;
+the embedding and the output split by vocabulary; the loss too unless `disable_loss_parallel`.
+
+`run.checkpoint`: none, full, or per_op, which keeps what `_op_sac_save_list` names: attention, reduce-scatters, and of
+the matrix products every second (the first, the third, ...; `distributed/activation_checkpoint.py`). Compiled blocks
+and the compiled loss are in `torchtitan_compiled.py`. `run.options`: ("early_stop", "true"),
+("disable_loss_parallel", "true"), ("compiled_blocks", "true"), ("compiled_loss", "true"), ("keeps_logits", "true"): a
+pipeline stage holds what it puts out until its backward pass is over (torch 2.13 `distributed/pipelining/stage.py`,
+`fwd_cache`).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from functools import partial
+from itertools import count
+from typing import Final
+
+from simcore.models.blocks import (
+    Attention,
+    Embedding,
+    FinalNorm,
+    Head,
+    LatentAttention,
+    LayerKind,
+    Loss,
+    Mixer,
+    Moe,
+)
+from simcore.operators.shared import aten
+from simcore.operators.shared.dtensor import (
+    gather_last,
+    gather_sequence,
+    own_rows,
+    scatter_sequence,
+    sum_norms,
+)
+from simcore.operators.shared.features import refuse
+from simcore.operators.shared.layer_borders import (
+    hand_on,
+    hidden_state,
+    run_backward,
+    run_backward_of_loss,
+    run_halves,
+    simple_part,
+)
+from simcore.operators.torchtitan import compiled as torchtitan_compiled
+from simcore.operators.torchtitan.attention import attention, linear, rotary_buffer, rotary_table
+from simcore.operators.torchtitan.latent import latent_attention
+from simcore.operators.torchtitan.loss import cross_entropy, parallel_cross_entropy, shifted_indices
+from simcore.operators.torchtitan.moe import moe
+from simcore.operators.torchtitan.tensors import tensors
+from simcore.recording.checkpoint import Keeps
+from simcore.recording.layer import LayerTape, Run
+from simcore.recording.tape import Tape, Tensor
+
+__all__ = ["record", "standing", "tensors"]
+
+SERVED: Final = frozenset({"norms of query and key", "latent attention", "gated experts",
+                           "a router by softmax, not normalised", "gated experts with a shared one"})
+"""What of `features.py` is recorded here."""
+
+
+def standing(runs: Sequence[tuple[LayerKind, Run]]) -> dict[str, int]:
+    """The rotary table, a buffer of the model: `freqs_cis` of Llama 3, `rope_cache` of Qwen3."""
+    return rotary_buffer(runs)
+
+
+def record(kind: LayerKind, run: Run, slots: dict[tuple[str, str], int],
+           comms: dict[tuple[str, str, str], int]) -> LayerTape:
+    """Record one layer or part."""
+    refuse(kind, SERVED, "torchtitan")
+    assert run.etp == 1, "torchtitan's experts split by width are not modelled"
+    tape = Tape(slots, comms)
+    if isinstance(kind.block, Embedding):
+        return _embedding(tape, run)
+    if isinstance(kind.block, Loss):
+        return _loss(tape, kind.block, run)
+    if isinstance(kind.block, FinalNorm):
+        return simple_part(tape, run, partial(sum_norms, run=run), kind.hidden,
+                           lambda x: aten.rms_norm(tape, x, run.params["weight"], "norm"))
+    if isinstance(kind.block, Head):
+        return simple_part(tape, run, partial(sum_norms, run=run), kind.hidden, partial(_output, tape, run))
+    return _layer(tape, kind, run)
+
+
+def _option(run: Run, name: str) -> bool:
+    return dict(run.options).get(name) == "true"
+
+
+# ---- layers ---------------------------------------------------------------------------------------------------------
+def _layer(tape: Tape, kind: LayerKind, run: Run) -> LayerTape:
+    x: Tensor | None = hidden_state(tape, run, run.seq // run.tp, kind.hidden)
+    assert x is not None
+    leaf = x.node
+    table = rotary_table(tape, run, kind)
+    body = partial(_body, tape, kind, run, table, x)
+    if _option(run, "compiled_blocks"):
+        body = partial(torchtitan_compiled.block, tape, kind, run, x, table)
+    x = table = None
+    keeps = _every_second_product() if run.checkpoint == "per_op" else None
+    if run.checkpoint == "none" or _option(run, "compiled_blocks"):
+        out = body()
+    else:
+        out = tape.checkpoint(body, keeps, early_stop=_option(run, "early_stop"))
+    hand_on(tape, out)
+    forward = tape.cut()
+    del body  # FSDP2's cast of what the layer was given lasts as long as the call
+    after = tape.cut()
+    if run.split:
+        return run_halves(tape, run, out, leaf, LayerTape(forward, after, after))
+    return LayerTape(forward, run_backward(tape, out, leaf, lambda tape: sum_norms(tape, run)), after,
+                     grads=tape.release_grads())
+
+
+def _every_second_product() -> Keeps:
+    products = count(1)
+    return lambda operator: operator != "gate" and (operator != "mm" or next(products) % 2 == 1)
+
+
+def _body(tape: Tape, kind: LayerKind, run: Run, table: Tensor | None, x: Tensor) -> Tensor:
+    """`TransformerBlock.forward`."""
+    mixer, block = (branch.block for branch in kind.branches)
+    normed: Tensor | None = aten.rms_norm(tape, x, run.params["attention_norm.weight"], "attention_norm")
+    assert normed is not None
+    mixed: Tensor | None = _mixed(tape, run, mixer, normed, table)
+    normed = None
+    assert mixed is not None
+    hidden = aten.add(tape, x, mixed, "residual")
+    mixed = None
+    normed = aten.rms_norm(tape, hidden, run.params["ffn_norm.weight"], "ffn_norm")
+    mixed = moe(tape, run, block, normed) if isinstance(block, Moe) else _feed_forward(tape, run, normed)
+    del normed
+    return aten.add(tape, hidden, mixed, "residual")
+
+
+def _mixed(tape: Tape, run: Run, mixer: Mixer, x: Tensor, table: Tensor | None) -> Tensor:
+    if isinstance(mixer, LatentAttention):
+        return latent_attention(tape, run, mixer, x)
+    assert isinstance(mixer, Attention)
+    return attention(tape, run, mixer, x, table)
+
+
+def _feed_forward(tape: Tape, run: Run, x: Tensor) -> Tensor:
+    x = gather_sequence(tape, run, x, "feed_forward_in")
+    gate = aten.silu(tape, linear(tape, run, "feed_forward.w1", x))
+    product = aten.mul(tape, gate, linear(tape, run, "feed_forward.w3", x))
+    del gate
+    out = linear(tape, run, "feed_forward.w2", product)
+    return scatter_sequence(tape, run, out, "feed_forward_out")
+
+
+# ---- parts around the layers ----------------------------------------------------------------------------------------
+def _embedding(tape: Tape, run: Run) -> LayerTape:
+    out = scatter_sequence(tape, run, _rows(tape, run), "embedding")
+    hand_on(tape, out)
+    forward = tape.cut()
+    return LayerTape(forward, run_backward(tape, out, None, lambda tape: own_rows(tape, run)),
+                     grads=tape.release_grads())
+
+
+def _rows(tape: Tape, run: Run) -> Tensor:
+    """The table's rows; with tp each rank looks up what it has and puts zeros elsewhere. Its gradient is whole."""
+    weight = run.params["weight"]
+    if run.tp == 1:
+        return aten.embedding(tape, weight, run.batch, run.seq)
+    shape = (run.batch, run.seq)
+    _mask = _outside(tape, shape)
+    _indices = shifted_indices(tape, shape)
+    return aten.embedding(tape, weight, run.batch, run.seq, grad_rows=weight.shape[0] * run.tp)
+
+
+def _outside(tape: Tape, shape: tuple[int, int]) -> Tensor:
+    low, high = (aten.new(tape, shape, "int8", "mask") for _ in range(2))
+    out = aten.new(tape, shape, "int8", "mask")
+    del low, high
+    return out
+
+
+def _output(tape: Tape, run: Run, x: Tensor) -> Tensor:
+    logits = aten.linear(tape, gather_sequence(tape, run, x, "output_in"), run.params["weight"], "logits")
+    return gather_last(tape, run, logits) if run.tp > 1 and _option(run, "disable_loss_parallel") else logits
+
+
+def _loss(tape: Tape, block: Loss, run: Run) -> LayerTape:
+    split = run.tp > 1 and not _option(run, "disable_loss_parallel")
+    logits: Tensor | None = hidden_state(tape, run, run.seq, block.vocab // (run.tp if split else 1))
+    assert logits is not None
+    leaf = logits.node
+    loss = _divided(tape, _loss_function(run, split=split)(tape, logits))
+    held = logits if _option(run, "keeps_logits") else None
+    logits = None
+    forward = tape.cut()
+    seed, backward, ones = run_backward_of_loss(tape, loss, leaf, split=run.split)
+    del ones, loss, held
+    return LayerTape(forward, backward, late=tape.cut(), seed=seed)
+
+
+def _loss_function(run: Run, *, split: bool) -> Callable[[Tape, Tensor], Tensor]:
+    """Assumed: loss parallel allocates what eager DTensor does, compiled or not; that was not measured."""
+    if split:
+        return parallel_cross_entropy
+    return torchtitan_compiled.cross_entropy if _option(run, "compiled_loss") else cross_entropy
+
+
+def _divided(tape: Tape, loss: Tensor) -> Tensor:
+    """By the number of tokens that count."""
+    return aten.mul_scalar(tape, loss)

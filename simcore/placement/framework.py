@@ -1,0 +1,296 @@
+"""The words a framework is written in.
+
+A framework is a table: for each class of tensors a `Life` (first matching rule wins), how tensors are grouped into
+`Unit`s, and how buffers flow. The files of `simcore/frameworks` fill it in from a scenario; nothing else in the engine
+knows a framework by name. Rules cite upstream file and version.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from enum import Enum
+from functools import lru_cache
+
+from simcore.models.graph import ModelGraph
+from simcore.models.tensor import TensorSpec
+from simcore.pipeline.schedule import Schedule
+from simcore.placement.checkpoint_files import Files
+from simcore.placement.ddp_words import Reducer
+from simcore.placement.form import Form
+from simcore.placement.fsdp1_words import Wrapped
+from simcore.placement.libraries import Libraries
+from simcore.placement.zero_words import Zero
+
+__all__ = ["Buckets", "Framework", "Life", "Lives", "Matches", "Moment", "Optimizer", "Padding",
+           "Queues", "Rule", "Unit", "UnshardFlow"]
+
+
+Matches = Callable[[TensorSpec], bool]
+
+
+class Moment(Enum):
+    """When something happens to a tensor."""
+
+    BUILD = "build"
+    STEP_BEGIN = "step begin"
+    MICROBATCH_BEGIN = "microbatch begin"
+    UNIT_FORWARD_BEGIN = "unit forward begin"
+    UNIT_FORWARD_END = "unit forward end"
+    UNIT_BACKWARD_BEGIN = "unit backward begin"
+    UNIT_BACKWARD_END = "unit backward end"
+    LAST_USE = "last use"
+    GRADIENT_READY = "gradient ready"
+    BUCKET_FULL = "bucket full"
+    MICROBATCH_END = "microbatch end"
+    LAST_MICROBATCH = "last microbatch"
+    OPTIMIZER_BEGIN = "optimizer begin"
+    OPTIMIZER_END = "optimizer end"
+    NEVER = "never"
+
+
+@dataclass(frozen=True, slots=True)
+class Life:
+    """How the tensors of one class live.
+
+    `rest` -> `use` is the unshard, `grad_made` -> `grad` the reduction; `states` are the optimizer's, by name.
+    `pad_storage`: the parameter's storage on each rank is rounded up to the same size (FSDP2).
+    `grads_persist`: gradient storage survives into the next forward (Megatron's main_grad).
+    """
+
+    name: str
+    rest: Form
+    use: Form
+    grad_made: Form
+    grad: Form
+    states: tuple[tuple[str, Form], ...] = ()
+    brought: Moment = Moment.NEVER
+    dropped: Moment = Moment.NEVER
+    reduced: Moment = Moment.NEVER
+    updated: Moment = Moment.OPTIMIZER_BEGIN
+    pad_storage: bool = False
+    grads_persist: bool = False
+    rest_category: str = "sharded_param"
+    grad_made_category: str = "unsharded_grad"
+
+    @property
+    def grad_waits(self) -> bool:
+        """Whether a gradient is on the device when backward is over: not if the optimizer's step ran inside it."""
+        return self.grad.space == "device" and self.updated not in (Moment.GRADIENT_READY, Moment.UNIT_BACKWARD_END)
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Rule:
+    """Tensors that satisfy `matches` live like `life`. Equal to itself alone, like the function in it."""
+
+    matches: Matches
+    life: Life
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Lives:
+    """Lives by kind and tensor. Tables with the same rules share one, so what follows from it is worked out once."""
+
+    of: tuple[tuple[Life, ...], ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Unit:
+    """A group of tensors that is brought, used and reduced together.
+
+    `name` as upstream prints it in hooks. `members`: (layer number, tensor numbers of the layer's kind), in parameter
+    order. `first`..`last`: the layers between whose forward begin and end it is used; `inner`: it wraps a submodule
+    inside the layer (the experts). `reshard_after_forward`: True, False, or ranks of the smaller group.
+    `explicit`: takes part in explicit prefetch. `joins_copies`: a tensor's copies are one parameter. `param_dtype` ""
+    gathers in the stored dtype; mixed stored dtypes are gathered as raw bytes.
+    """
+
+    name: str
+    members: tuple[tuple[int, tuple[int, ...]], ...]
+    first: int
+    last: int
+    shard_axis: str
+    replicate_axis: str = ""
+    reshard_after_forward: bool | int = True
+    inner: bool = False
+    is_root: bool = False
+    explicit: bool = False
+    joins_copies: bool = False
+    param_dtype: str = "bf16"
+    reduce_dtype: str = "fp32"
+    gather_dtype: str = "bf16"
+
+    @property
+    def kept_axis(self) -> str:
+        """The axis over which it is cut between forward and backward: a part of `shard_axis` in a smaller group."""
+        policy = self.reshard_after_forward
+        return self.shard_axis if isinstance(policy, bool) else f"{self.shard_axis}/{policy}"
+
+
+@dataclass(frozen=True, slots=True)
+class UnshardFlow:
+    """Buffers of units that are gathered for use (FSDP2 and what is built on it).
+
+    `prefetch`, `prefetch_backward`: units of explicit look-ahead in forward and in backward, 0 for the framework's
+    implicit one.
+    `sync`: reduce gradients every microbatch, or only in the last one, or at the end, when its backward pass is over.
+    `reshard_after_backward`: parameters are freed after each microbatch's backward, not only after the last.
+    `finish`: what is left of reductions is waited for and freed after `every` microbatch's backward, or the `last`.
+    """
+
+    prefetch: int = 0
+    prefetch_backward: int = 0
+    sync: str = "last"
+    reshard_after_backward: bool = True
+    finish: str = "every"
+
+
+@dataclass(frozen=True, slots=True)
+class Buckets:
+    """Gradient (and parameter) buffers that are whole on every rank and reduced bucket by bucket.
+
+    `axes`: (dense, expert) axes over which gradients are reduced; `scatter`: reduce-scatter (distributed optimizer) or
+    all-reduce; `param_gather`: parameters are gathered after the step, in `gather_dtype` if not as they are stored.
+    `overlap`: buckets are reduced beside backward; `gathers_ahead`: gathered beside the next forward. Sizes in
+    elements.
+    """
+
+    bucket_numel: int
+    axes: tuple[str, str]
+    replicate_axes: tuple[str, str]
+    grad_dtype: str
+    scatter: bool
+    param_gather: bool
+    align_param: int
+    align_bucket: int
+    overlap: bool = True
+    gathers_ahead: bool = True
+    gather_dtype: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class Queues:
+    """Flat buckets that are gathered ahead of their use and reduced into a queue, both counted in elements.
+
+    `ahead`: gathered beyond what is asked for; `waiting`: reduced, and kept whole until more than this many wait.
+    `bucket_numel` closes a bucket of tensors that are in no unit, 0 never does. `axes`: (dense, expert).
+    `frees_at_end`: what is gathered after the step is freed before the next one. `keeps_outside`: buckets of no unit
+    stay whole for good and bring nothing ahead in forward. `reduces_in_place`: a reduced part is a piece of its bucket.
+    `double_buffer`: units that are alike share two buffers. `replicate_axis`: reduced parts are summed over it in the
+    last microbatch. `has_columns`: weights in fp8 lie in two buffers, rows for forward and columns for backward.
+    """
+
+    ahead: int
+    waiting: int
+    bucket_numel: int
+    axes: tuple[str, str]
+    grad_dtype: str
+    frees_at_end: bool = False
+    keeps_outside: bool = False
+    reduces_in_place: bool = False
+    double_buffer: bool = False
+    replicate_axis: str = ""
+    has_columns: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class Optimizer:
+    """`implementation`: foreach, fused, for_loop, te. `grad_copy`: 16-bit gradients are copied to fp32 for the step.
+
+    `late_master`: the master, like the moments, is made in the first step, not when the optimizer is built.
+    `groups_apart`: parameters that sharding leaves alone are a parameter group of their own.
+    """
+
+    name: str
+    implementation: str
+    grad_copy: bool = False
+    late_master: bool = False
+    groups_apart: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class Dealt:
+    """Parameters that are updated whole by one rank each, on one pipeline rank.
+
+    `axes`: (dense, expert) over whose ranks they are dealt out; `shares`: for each, by coordinate, elements that Muon
+    and that Adam updates. `in_place`: what was updated is gathered in the buffers, without flat copies.
+    """
+
+    axes: tuple[str, str]
+    shares: tuple[tuple[tuple[int, int], ...], tuple[tuple[int, int], ...]]
+    in_place: bool = False
+
+    def heaviest(self) -> int:
+        """The coordinate of the dense ranks that keeps the most: 8 bytes an element of Muon's, 12 of Adam's."""
+        return max(range(len(self.shares[0])), key=lambda at: 8 * self.shares[0][at][0] + 12 * self.shares[0][at][1])
+
+
+@dataclass(frozen=True, slots=True)
+class Padding:
+    """To what multiple a collator rounds the longest sequence of a microbatch up, and where it says so."""
+
+    multiple: int = 1
+    source: str = "transformers 5.23 data/data_collator.py: padding to the longest, pad_to_multiple_of None"
+
+
+@dataclass(frozen=True, slots=True)
+class Framework:
+    """A framework applied to one job: ready to place and to lower.
+
+    `stages`: layers of each pipeline stage, in the order of the model; stage number k is a chunk of rank k mod pp.
+    `kept_whole`: layers that `checkpoint` spares. `recomputed_together`: so many layers keep one input ("uniform").
+    What is not compared has no part in lowering: rules are seen in what they placed. `frees_sent_output`: a stage drops
+    what it has sent on; `keeps_received`: it keeps the last input that it received, and that input's gradient, until
+    the next ones are there. `buffered_microbatches`: it has a buffer for what it receives of each of so many;
+    `returns_outputs`: the last stage keeps what the model puts out for each of them. `deferred_heads`: so many
+    microbatches of a step keep what the weight gradient of the output head needs until the end of the step. `dealt`:
+    for each pipeline rank, where optimizer states are not cut but dealt out. `communicators`: every axis of more than
+    one rank on which a rank calls others; ranks are folded into classes that meet the same classes on each of them.
+    """
+
+    name: str
+    version: str
+    rules: tuple[Rule, ...] = field(compare=False)
+    units: tuple[Unit, ...]
+    flow: UnshardFlow | Buckets | Queues | Reducer | Zero | Wrapped
+    optimizer: Optimizer
+    compute_dtype: str
+    checkpoint: str
+    loss: str
+    sequence_parallel: bool
+    stages: tuple[tuple[int, ...], ...]
+    kept_whole: tuple[int, ...] = ()
+    recomputed_together: int = 1
+    schedule: Schedule = field(default_factory=Schedule)
+    frees_sent_output: bool = False
+    keeps_received: bool = False
+    buffered_microbatches: int = 0
+    returns_outputs: bool = False
+    deferred_heads: int = 0
+    dealt: tuple[Dealt, ...] = ()
+    options: tuple[tuple[str, str], ...] = ()
+    communicators: tuple[str, ...] = ()
+    libraries: Libraries = field(default_factory=Libraries)
+    padding: Padding = field(default=Padding(), compare=False)
+    files: Files = field(default=Files(), compare=False)
+    assumptions: tuple[tuple[str, str, str, str], ...] = field(default=(), compare=False)
+
+    def life(self, spec: TensorSpec) -> Life:
+        """That of the first rule that matches."""
+        return _first_match(self.rules, spec).life
+
+    def lives(self, graph: ModelGraph) -> Lives:
+        """Of every tensor of every kind of layer. Tables with one tuple of rules share them."""
+        return _lives(self.rules, graph)
+
+
+@lru_cache(maxsize=256)
+def _lives(rules: tuple[Rule, ...], graph: ModelGraph) -> Lives:
+    return Lives(tuple(tuple(_first_match(rules, spec).life for spec in specs) for specs in graph.tensors))
+
+
+def _first_match(rules: Sequence[Rule], spec: TensorSpec) -> Rule:
+    for rule in rules:
+        if rule.matches(spec):
+            return rule
+    raise AssertionError(f"no rule for {spec.name}")

@@ -1,0 +1,164 @@
+"""One scenario, ready for the engine: its graph, its mesh, and what `auto` became."""
+
+from __future__ import annotations
+
+import difflib
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from functools import cached_property
+from typing import Any
+
+from simcore.errors import IllegalLayout, InputError, NotYet, Problem
+from simcore.hardware.topology import Topology, load_topology
+from simcore.inputs.block import shorten
+from simcore.inputs.scenario import Scenario
+from simcore.inputs.training import Capacity
+from simcore.models.blocks import Moe
+from simcore.models.graph import ModelGraph
+from simcore.placement.mesh import Mesh
+
+__all__ = ["Job", "topology_of"]
+
+MOST = 2**63 - 1
+"""A whole number among framework options: sizes in elements and bytes, of which 64 bits are more than enough."""
+
+
+def topology_of(scenario: Scenario) -> Topology:
+    """The machines that a scenario names: shipped ones, or a file beside it."""
+    given = scenario.topology
+    name, nodes, gpus = (given, None, None) if isinstance(given, str) else (
+        given.file, given.num_nodes, given.gpus_per_node)
+    if scenario.folder is not None and name.endswith((".yaml", ".yml")):
+        name = str(scenario.folder / name)
+    whole = load_topology(name, nodes, scenario.where("topology"))
+    return whole if gpus is None else whole.narrowed(gpus)
+
+
+@dataclass(frozen=True, eq=False)
+class Job:
+    """What a framework's table is made from.
+
+    `auto` notes each value that a person left to the framework, so that reports can list it. `unmatched_targets`: LoRA
+    targets that hit no module. `casts_parameters`: the framework uses parameters in another type than they rest in.
+    """
+
+    scenario: Scenario
+    graph: ModelGraph
+    mesh: Mesh
+    autos: dict[str, tuple[str, str]] = field(default_factory=dict)
+    unmatched_targets: tuple[str, ...] = ()
+    casts_parameters: bool = False
+
+    @property
+    def compute(self) -> str:
+        """The dtype of forward and backward; auto is bf16.
+
+        So is what lies between linears that compute in 8 or 4 bits, unless all other parameters are fp32 where they
+        are used.
+        """
+        precision = self.scenario.training.precision
+        if self.narrow and precision.params == "fp32" and not self.casts_parameters:
+            return "fp32"
+        return "bf16" if precision.compute == "auto" or self.narrow else precision.compute
+
+    @property
+    def narrow(self) -> str:
+        """The format of 8 or of 4 bits that linears compute in, or ""."""
+        compute = self.scenario.training.precision.compute
+        return compute if compute in ("fp8", "fp4") else ""
+
+    @cached_property
+    def compute_capability(self) -> tuple[int, ...]:
+        """Of the GPUs: 8, 0 is Ampere's A100, 9, 0 Hopper."""
+        return tuple(int(part) for part in topology_of(self.scenario).device.compute_capability.split("."))
+
+    @property
+    def has_experts(self) -> bool:
+        """Whether any layer of the model is a mixture of experts."""
+        return any(isinstance(b.block, Moe) for kind in self.graph.kinds for b in kind.branches)
+
+    def one_of(self, key: str, given: str, served: tuple[str, ...]) -> None:
+        """NotYet unless this framework's table serves the value."""
+        if given not in served:
+            raise self.not_yet(key, f"{given} under {self.scenario.framework} (served: {', '.join(served)})")
+
+    def refuse_given(self, keys: Mapping[str, str]) -> None:
+        """NotYet for keys that a person wrote and that this framework's table has no use for: key -> ignored value."""
+        for key, idle in keys.items():
+            value: Any = self.scenario
+            for part in key.split("."):
+                value = getattr(value, part)
+            if str(value) not in (idle, "auto"):
+                raise self.not_yet(key, f"{value} under {self.scenario.framework}")
+
+    def refuse_offload(self, *served: str) -> None:
+        """NotYet for parts that would lie outside the device, but for those that are served."""
+        for part in ("params", "optimizer", "gradients", "activations"):
+            if self.scenario.training.offload.part(part)[1] and part not in served:
+                raise self.not_yet(f"training.offload.{part}", f"{part} outside the device under "
+                                   f"{self.scenario.framework}")
+
+    def refuse_capacity(self, rule: str) -> None:
+        """IllegalLayout for a capacity that the framework's dispatchers do not have."""
+        if isinstance(self.scenario.training.routing, Capacity):
+            raise self.illegal("training.routing", "capacity_factor: this framework has no expert capacity", rule)
+
+    def auto(self, key: str, given: str, default: str, source: str) -> str:
+        """`given`, or the framework's default, noted with its source."""
+        if given != "auto":
+            return given
+        self.autos[key] = (default, source)
+        return default
+
+    def flag(self, options: Mapping[str, Any], name: str, source: str, *, default: bool) -> bool:
+        """A framework option that is true or false; the default of one left out, or null, is noted with its source."""
+        held = options.get(name)
+        given = "auto" if held is None else str(held).lower()
+        return self.auto(f"framework_options.{name}", given, str(default).lower(), source) == "true"
+
+    def illegal(self, key: str, message: str, rule: str) -> IllegalLayout:
+        """The framework refuses; `rule` cites file and version."""
+        return IllegalLayout(Problem(self.scenario.where(*key.split(".")), message, rule))
+
+    def not_yet(self, key: str, message: str) -> NotYet:
+        """The framework would accept it; this version of rankscope cannot model it."""
+        return NotYet(Problem(self.scenario.where(*key.split(".")), f"not yet: {message}"))
+
+    def options(self, known: Mapping[str, tuple[Any, ...]]) -> dict[str, Any]:
+        """`framework_options`, closed: name -> allowed values (a type, or literals). Unknown keys are refused."""
+        given = {key: _whole(value, known.get(key, ())) for key, value in self.scenario.framework_options.items()}
+        problems = [self._option_problem(key, value, known) for key, value in given.items()]
+        if any(problems):
+            raise InputError([p for p in problems if p])
+        return given
+
+    def refuse_idle(self, options: Mapping[str, Any], name: str, where: str) -> None:
+        """InputError for an option that is switched on where it changes nothing."""
+        if options.get(name):
+            at = self.scenario.where("framework_options", name)
+            raise InputError(Problem(at, f"{name}: changes nothing {where}"))
+
+    def _option_problem(self, key: str, value: Any, known: Mapping[str, tuple[Any, ...]]) -> Problem | None:
+        where = self.scenario.where("framework_options", key)
+        if key not in known:
+            names, close = ", ".join(sorted(known)) or "none", difflib.get_close_matches(key, known, 1)
+            hint = f" (did you mean {close[0]!r}?)" if close else ""
+            return Problem(where, f"unknown option {key!r} of {self.scenario.framework}{hint}: it knows {names}")
+        if not any(_allows(allowed, value) for allowed in known[key]):
+            wanted = " or ".join(a.__name__ if isinstance(a, type) else repr(a) for a in known[key])
+            most = f" (at most {MOST})" if isinstance(value, int) and value > MOST else ""
+            return Problem(where, f"{key}: expected {wanted}{most}, got {shorten(value)}")
+        return None
+
+
+def _whole(value: Any, allowed: tuple[Any, ...]) -> Any:
+    """5e8 is a whole number where one is asked for."""
+    return int(value) if int in allowed and type(value) is float and value.is_integer() else value
+
+
+def _allows(allowed: Any, value: Any) -> bool:
+    if allowed is int:
+        return type(value) is int and 0 < value <= MOST
+    if isinstance(allowed, type):
+        return type(value) is allowed
+    return type(value) is type(allowed) and bool(value == allowed)

@@ -1,0 +1,22 @@
+"""What a rank has on the host during a step: tensors that rest there, and inputs of layers that wait for a replay."""
+
+from __future__ import annotations
+
+from simcore.placement.plan import Plan
+from simcore.units import dtype_bytes
+
+__all__ = ["host_bytes", "waiting_bytes"]
+
+
+def waiting_bytes(plan: Plan, tokens: int) -> int:
+    """Inputs of a microbatch's replayed layers that wait on the host: [tokens, hidden] each, not pinned."""
+    if dict(plan.framework.options).get("inputs") != "on_host":
+        return 0
+    layers = sum(plan.graph.kinds[plan.graph.layers[layer].kind].block is None for layer in plan.layers)
+    return layers * tokens * plan.graph.architecture.hidden * dtype_bytes(plan.framework.compute_dtype)
+
+
+def host_bytes(plan: Plan, tokens: int) -> int:
+    """All of it while a microbatch of so many tokens runs."""
+    rests = sum(size for space, size in plan.elsewhere().items() if space.startswith("host"))
+    return rests + waiting_bytes(plan, tokens)

@@ -1,0 +1,45 @@
+"""What the optimizer's step of one parameter needs and does, where it runs as soon as the gradient is there.
+
+[Note: optimizer in backward] torch's `Tensor.register_post_accumulate_grad_hook`: one optimizer a parameter, whose hook
+steps and drops the gradient (torchtune bd2a0fc7 `training/memory.py`, register_optim_in_bwd_hooks). Of a plain
+parameter autograd calls it when AccumulateGrad has run (`Moment.GRADIENT_READY`: the tape frees the gradient); of one
+that FSDP2 shards, FSDP2 does when the unit's gradients are reduced (torch 2.13 `_fsdp_collectives.py`, foreach_reduce;
+`Moment.UNIT_BACKWARD_END`: the flow frees them).
+"""
+
+from __future__ import annotations
+
+from simcore.placement.framework import Moment
+from simcore.placement.plan import Placed, Plan
+from simcore.recording.rows import Step
+from simcore.units import dtype_bytes
+
+__all__ = ["is_updated_in_backward", "made_after_backward", "moment_dtype", "step_of"]
+
+
+def is_updated_in_backward(placed: Placed) -> bool:
+    """Whether its optimizer's step runs before the optimizer's own turn."""
+    return placed.trainable and placed.life.updated in (Moment.GRADIENT_READY, Moment.UNIT_BACKWARD_END)
+
+
+def made_after_backward(plan: Plan) -> int:
+    """Bytes of optimizer states that the very first step makes when its backward is over; the first peak lacks them."""
+    if any(is_updated_in_backward(placed) for kind in plan.kinds for placed in kind):
+        return 0  # an upper bound of that peak: they are made one by one
+    return plan.born_in_step()
+
+
+def step_of(placed: Placed, implementation: str) -> Step:
+    """Adam's step of this parameter alone (torch 2.13 `optim/adam.py`).
+
+    foreach: a square root of the second moment; for_loop: a quotient besides; fused and those of 8 bits: nothing.
+    """
+    size = placed.local * dtype_bytes(moment_dtype(placed))
+    held = {"foreach": size, "for_loop": 2 * size}.get(implementation, 0)
+    return Step(held, 12 * placed.local,
+                3 * placed.state_bytes // 2 + 3 * placed.local * dtype_bytes(placed.life.grad.dtype))
+
+
+def moment_dtype(placed: Placed) -> str:
+    """Of the second moment."""
+    return next((form.dtype for name, form in placed.life.states if name == "exp_avg_sq"), placed.life.rest.dtype)

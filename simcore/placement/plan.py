@@ -1,0 +1,300 @@
+"""Placement: what each tensor of each kind of layer is on a rank, in elements and bytes.
+
+Comes in: graph, mesh, framework. Goes out: `Plan` for one rank (a class's representative). Nothing here walks ranks:
+a plan is a function of the rank's coordinates on the axes that split something.
+"""
+
+from __future__ import annotations
+
+import math
+from collections import Counter
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from functools import cached_property, lru_cache
+
+from simcore.models.graph import ModelGraph
+from simcore.models.tensor import TensorSpec
+from simcore.placement.form import Flat, Form, Layout, Shard, local_shape, padded_numel, require_even
+from simcore.placement.framework import Framework, Life, Lives
+from simcore.placement.mesh import Mesh
+from simcore.units import dtype_bytes
+
+__all__ = ["AtRestBytes", "Placed", "PlacedKind", "Plan", "check_even", "place"]
+
+
+@dataclass(frozen=True, slots=True)
+class Placed:
+    """One tensor on one rank, in elements. `states`: (name, bytes) of this rank. Flat cuts as the class mean.
+
+    `elsewhere`: (what, space, bytes) of parameters, gradients and optimizer states that do not lie on the device.
+    `grad_parts`: reduced gradients are cut into so many more parts. `constants`: bytes that packed values come with.
+    """
+
+    spec: TensorSpec
+    life: Life
+    local: int
+    padded: int
+    used_shape: tuple[int, ...]
+    used_copies: int
+    states: tuple[tuple[str, int], ...]
+    elsewhere: tuple[tuple[str, str, int], ...] = ()
+    grad_parts: int = 1
+    constants: int = 0
+
+    @property
+    def used(self) -> int:
+        """Elements that operators see."""
+        return math.prod(self.used_shape) * self.used_copies
+
+    @property
+    def trainable(self) -> bool:
+        return self.spec.trainable and self.spec.is_owned
+
+    @property
+    def rest_bytes(self) -> int:
+        """Storage at rest on the device, padding included."""
+        return self.life.rest.num_bytes(self.padded) * self.rests_here + self.constants
+
+    @property
+    def rests_here(self) -> bool:
+        """Whether the parameter rests on the device."""
+        return self.life.rest.space == "device"
+
+    @property
+    def state_bytes(self) -> int:
+        return sum(num_bytes for _, num_bytes in self.states)
+
+
+@dataclass(frozen=True, slots=True)
+class AtRestBytes:
+    """Sums over tensors of one component, of what lies on the device; see `report.AtRest`."""
+
+    params_bytes: int = 0
+    grads_bytes: int = 0
+    optimizer_bytes: int = 0
+    num_params: int = 0
+    num_trainable_params: int = 0
+
+    def __add__(self, other: AtRestBytes) -> AtRestBytes:
+        return AtRestBytes(self.params_bytes + other.params_bytes, self.grads_bytes + other.grads_bytes,
+                           self.optimizer_bytes + other.optimizer_bytes, self.num_params + other.num_params,
+                           self.num_trainable_params + other.num_trainable_params)
+
+    def times(self, count: int) -> AtRestBytes:
+        """The sum of `count` equal layers."""
+        return AtRestBytes(self.params_bytes * count, self.grads_bytes * count, self.optimizer_bytes * count,
+                           self.num_params * count, self.num_trainable_params * count)
+
+
+class PlacedKind(tuple[Placed, ...]):
+    """The tensors of one kind of layer on one rank, and their sums. Made once, and so equal to itself alone."""
+
+    def __eq__(self, other: object) -> bool:
+        return self is other
+
+    def __hash__(self) -> int:
+        return id(self)
+
+    @cached_property
+    def at_rest(self) -> dict[str, AtRestBytes]:
+        """By component; buffers are in none."""
+        totals: dict[str, AtRestBytes] = {}
+        for placed in self:
+            if placed.spec.is_owned:
+                component = placed.spec.component
+                totals[component] = totals.get(component, AtRestBytes()) + _at_rest(placed)
+        return totals
+
+    @cached_property
+    def state_bytes(self) -> dict[str, int]:
+        """Of the optimizer's states, by their name."""
+        sums: dict[str, int] = {}
+        for name, num_bytes in (state for placed in self for state in placed.states):
+            sums[name] = sums.get(name, 0) + num_bytes
+        return sums
+
+    @cached_property
+    def rest_bytes(self) -> int:
+        """Storage of the parameters at rest."""
+        return sum(placed.rest_bytes for placed in self)
+
+    @cached_property
+    def padding_bytes(self) -> int:
+        """What storage adds to the parameters."""
+        return sum(p.life.rest.num_bytes(p.padded - p.local) * p.rests_here for p in self)
+
+    @cached_property
+    def elsewhere(self) -> dict[str, int]:
+        """Bytes that do not lie on the device, by space."""
+        sums: dict[str, int] = {}
+        for _, space, num_bytes in (one for placed in self for one in placed.elsewhere):
+            sums[space] = sums.get(space, 0) + num_bytes
+        return sums
+
+    @cached_property
+    def is_trained(self) -> bool:
+        """Whether any of them is."""
+        return any(placed.trainable for placed in self)
+
+
+@dataclass(frozen=True)
+class Plan:
+    """All kinds as one rank holds them; `chunks`: layers of its pipeline stage. Equal plans are lowered once."""
+
+    graph: ModelGraph
+    mesh: Mesh
+    framework: Framework
+    rank: int
+    stage: int
+    chunks: tuple[tuple[int, ...], ...]
+    kinds: tuple[PlacedKind, ...]
+
+    @cached_property
+    def layers(self) -> tuple[int, ...]:
+        """Those of all chunks, in order."""
+        return tuple(layer for chunk in self.chunks for layer in chunk)
+
+    def __hash__(self) -> int:
+        """Of a part, for speed: a plan is looked up several times a scenario."""
+        return hash((self.graph, self.mesh, self.rank, self.chunks, self.framework.flow))
+
+    def of_layer(self, layer: int) -> PlacedKind:
+        """The tensors of layer number `layer`."""
+        return self.kinds[self.graph.layers[layer].kind]
+
+    @cached_property
+    def kind_counts(self) -> tuple[tuple[int, int], ...]:
+        """(kind, how many of the stage's layers are of it)."""
+        return _kind_counts(self.graph, self.layers)
+
+    def at_rest(self) -> dict[str, AtRestBytes]:
+        """By component, the rank's stage whole; buffers are in no component."""
+        totals: dict[str, AtRestBytes] = {}
+        for kind, count in self.kind_counts:
+            for component, one in self.kinds[kind].at_rest.items():
+                totals[component] = totals.get(component, AtRestBytes()) + one.times(count)
+        return totals
+
+    @cached_property
+    def dealt(self) -> tuple[int, int]:
+        """Elements that Muon and that Adam updates on this rank alone, where parameters are dealt out."""
+        mine = self.framework.dealt[self.stage]
+        shares = [share[self.mesh.axis(axis).coordinate(self.rank)]
+                  for axis, share in zip(mine.axes, mine.shares, strict=True)]
+        return sum(muon for muon, _ in shares), sum(adam for _, adam in shares)
+
+    def born_in_step(self) -> int:
+        """Bytes of optimizer states that the very first step makes: moments, and masters if those are late too."""
+        if self.framework.dealt:
+            return 4 * self.dealt[0] + 8 * self.dealt[1]
+        late = self.framework.optimizer.late_master
+        return sum(count * size for kind, count in self.kind_counts
+                   for name, size in self.kinds[kind].state_bytes.items() if late or name != "master_param")
+
+    def elsewhere(self) -> dict[str, int]:
+        """Bytes of this rank that do not lie on the device, by space."""
+        found: dict[str, int] = {}
+        for kind, count in self.kind_counts:
+            for space, num_bytes in self.kinds[kind].elsewhere.items():
+                found[space] = found.get(space, 0) + count * num_bytes
+        return found
+
+    def padding_bytes(self) -> int:
+        """What storage adds to the parameters that the rank owns (even cuts; flat buffers count their own)."""
+        return sum(count * self.kinds[kind].padding_bytes for kind, count in self.kind_counts)
+
+
+@lru_cache(maxsize=256)
+def _kind_counts(graph: ModelGraph, layers: tuple[int, ...]) -> tuple[tuple[int, int], ...]:
+    return tuple(Counter(graph.layers[layer].kind for layer in layers).items())
+
+
+def place(graph: ModelGraph, mesh: Mesh, framework: Framework, rank: int) -> Plan:
+    """The plan of one rank."""
+    stage = mesh.axis("pp").coordinate(rank)
+    kinds = _kinds(graph, mesh, framework.lives(graph), rank)
+    chunks = tuple(framework.stages[part] for part in framework.schedule.parts_of(stage))
+    return Plan(graph, mesh, framework, rank, stage, chunks, kinds)
+
+
+@lru_cache(maxsize=256)
+def _kinds(graph: ModelGraph, mesh: Mesh, lives: Lives, rank: int) -> tuple[PlacedKind, ...]:
+    return tuple(PlacedKind(_place_tensor(spec, life, mesh, rank) for spec, life in zip(specs, of, strict=True))
+                 for specs, of in zip(graph.tensors, lives.of, strict=True))
+
+
+def _place_tensor(spec: TensorSpec, life: Life, mesh: Mesh, rank: int) -> Placed:
+    used_copies, *used_shape = local_shape(spec.copies, spec.shape, life.use.layout, mesh, rank)
+    if spec.tied:
+        return Placed(spec, life, 0, 0, tuple(used_shape), used_copies, ())
+    stored, values = life.rest.stored_shape(spec.shape), life.rest.values
+    whole = math.prod(local_shape(spec.copies, stored, life.rest.layout, mesh, rank)) * values
+    local = whole // _flat_parts(life.rest.layout, mesh)
+    padded = (padded_numel(spec.copies, stored, life.rest.layout, mesh) * values if life.pad_storage
+              else _storage(whole // values, life.rest.layout, mesh) * values)
+    trains = spec.trainable and not spec.is_buffer
+    states = tuple((name, form.space_of(spec.numel // _flat_parts(form.layout, mesh)),
+                    _state_bytes(spec, form, life, whole, mesh, rank)) for name, form in life.states) if trains else ()
+    here = tuple((name, num_bytes) for name, space, num_bytes in states if space == "device")
+    cut_more = _flat_parts(tuple(cut for cut in life.grad.layout if cut not in life.rest.layout), mesh)
+    kept = (("parameters", life.rest.space, life.rest.num_bytes(padded)),
+            ("gradients", life.grad.space, local // cut_more * dtype_bytes(life.grad.dtype) * trains),
+            *(("gradients" if name == "grad_copy" else "optimizer states", space, num_bytes)
+              for name, space, num_bytes in states))
+    away = tuple((what, space, num_bytes) for what, space, num_bytes in kept if space != "device" and num_bytes)
+    return Placed(spec, life, local, padded, tuple(used_shape), used_copies, here, away, cut_more,
+                  spec.copies * life.rest.constants(spec.shape))
+
+
+def _state_bytes(spec: TensorSpec, form: Form, life: Life, whole: int, mesh: Mesh, rank: int) -> int:
+    """`whole`: elements of the parameter at rest before a flat cut, which most states are cut like."""
+    numel = whole
+    if form.layout is not life.rest.layout:
+        numel = math.prod(local_shape(spec.copies, spec.shape, form.layout, mesh, rank))
+    if form.blocks is not None:
+        copies = max(1, local_shape(spec.copies, spec.shape, form.layout, mesh, rank)[0])
+        return copies * form.blocks.num_bytes(numel // copies // _flat_parts(form.layout, mesh), form.dtype)
+    if any(isinstance(cut, Flat) and cut.scope == "tensor" for _, cut in form.layout):
+        return _storage(numel, form.layout, mesh) * dtype_bytes(form.dtype)
+    return round(numel * dtype_bytes(form.dtype) * form.share) // _flat_parts(form.layout, mesh)
+
+
+def _storage(numel: int, layout: Layout, mesh: Mesh) -> int:
+    """Elements of a rank's part: padded where each tensor is cut alone, else the mean of what is cut together."""
+    parts = _flat_parts(layout, mesh)
+    is_alone = any(isinstance(cut, Flat) and cut.scope == "tensor" for _, cut in layout)
+    return -(-numel // parts) if is_alone else numel // parts
+
+
+def _flat_parts(layout: Layout, mesh: Mesh) -> int:
+    return math.prod(mesh.axis(axis).size for axis, cut in layout if isinstance(cut, Flat))
+
+
+def _at_rest(placed: Placed) -> AtRestBytes:
+    life = placed.life
+    trained = placed.local if placed.trainable else 0
+    grads = trained // placed.grad_parts * dtype_bytes(life.grad.dtype) * life.grad_waits
+    own = life.rest.num_bytes(placed.local) * placed.rests_here + placed.constants
+    return AtRestBytes(own, grads, placed.state_bytes, placed.local, trained)
+
+
+def check_even(graph: ModelGraph, mesh: Mesh, framework: Framework, rule: str) -> None:
+    """IllegalLayout for the first tensor that a framework cuts evenly and that leaves a remainder."""
+    kinds = tuple(dict.fromkeys(graph.layers[layer].kind for stage in framework.stages for layer in stage))
+    _check_even(graph, mesh, framework.lives(graph), kinds, rule)
+
+
+@lru_cache(maxsize=256)
+def _check_even(graph: ModelGraph, mesh: Mesh, lives: Lives, kinds: tuple[int, ...], rule: str) -> None:
+    for kind in kinds:
+        for spec, life in zip(graph.tensors[kind], lives.of[kind], strict=True):
+            if not spec.is_buffer:
+                require_even(spec.name, spec.shape, spec.copies, life.rest.layout, mesh, rule)
+
+
+def cuts(graph: ModelGraph, lives: Lives) -> Iterable[tuple[tuple[int, ...], Sequence[tuple[str, Shard]]]]:
+    """(copies, dimensions...) of every distinct tensor, as stored, with the cuts of its resting layout, for folding."""
+    for specs, of in zip(graph.tensors, lives.of, strict=True):
+        for spec, life in zip(specs, of, strict=True):
+            shape = (spec.copies, *life.rest.stored_shape(spec.shape))
+            yield shape, tuple((axis, cut) for axis, cut in life.rest.layout if isinstance(cut, Shard))

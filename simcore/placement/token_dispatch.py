@@ -1,0 +1,50 @@
+"""Tokens on their way to experts: one copy a rank, not one a choice.
+
+[Note: what a dispatch sends]
+DeepEP sends a token once to every node that has one of its experts, to the rank that stands where its own does, and
+from there over NVLink to the ranks that want it (DeepEP dd758ca `csrc/kernels/legacy/layout.cu`, get_dispatch_layout:
+is_token_in_rank, num_tokens_per_rdma_rank; `internode.cu`: kRDMAAndNVLForwarder). Coming back, rows are summed where
+they were forwarded, so as many bytes go the other way. HybridEP is taken to be equal. Choices are uniform.
+"""
+
+from __future__ import annotations
+
+import math
+from typing import NamedTuple
+
+from simcore.models.blocks import Moe
+from simcore.models.graph import ModelGraph
+from simcore.placement.libraries import Libraries
+
+__all__ = ["Dispatch", "dispatch_of"]
+
+
+class Dispatch(NamedTuple):
+    """Choices of a token. A payload counts a copy for every rank with one of them, its own too, as operators do."""
+
+    num_experts: int
+    top_k: int
+
+    def places(self, number: int) -> float:
+        """Of so many equal parts of the experts, how many a token's choices meet on average."""
+        others = self.num_experts - self.num_experts // number
+        missed = math.prod((others - i) / (self.num_experts - i) for i in range(self.top_k))
+        return number * (1 - missed)
+
+    def crossing(self, group_size: int, num_nodes: int) -> tuple[float, float]:
+        """Of the payload, what leaves a rank over NVLink and over the network, the mean over the group.
+
+        Over NVLink go copies to own neighbours, and copies for others that came over the network and are handed on.
+        """
+        in_node = group_size / num_nodes
+        copies = self.places(num_nodes) / self.places(group_size)
+        handed_on = (group_size - in_node) / group_size * (in_node - 1) / in_node
+        return (in_node - 1) / group_size + handed_on, copies * (num_nodes - 1) / num_nodes
+
+
+def dispatch_of(graph: ModelGraph, libraries: Libraries) -> Dispatch | None:
+    """How tokens go to experts; None where a choice is a copy (NCCL's all-to-all), or there are no experts."""
+    if libraries.dispatcher == "nccl":
+        return None
+    blocks = (branch.block for kind in graph.kinds for branch in kind.branches)
+    return next((Dispatch(block.num_experts, block.top_k) for block in blocks if isinstance(block, Moe)), None)

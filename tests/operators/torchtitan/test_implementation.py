@@ -1,0 +1,109 @@
+"""Tapes of torchtitan's Llama 3 and Qwen3 against event logs of torchtitan itself, see tests/truth/tape/README.md."""
+
+from __future__ import annotations
+
+import json
+from functools import cache
+from typing import Any
+
+import pytest
+
+from checkout import ROOT
+from eventlog import Events, Sections, backwards, same_births, same_events, same_summits
+from simcore.models.graph import ModelGraph, build, model_config
+from simcore.operators.torchtitan import implementation as torchtitan
+from simcore.recording.layer import LayerTape, Run
+from simcore.recording.tape import Op, Param, Section
+
+TRUTH = ROOT / "tests/truth" / "tape" / "torchtitan-0.2.2-torch-2.13.0.json"
+CASES: dict[str, Any] = json.loads(TRUTH.read_text(encoding="utf-8"))
+MODES = {"op": "per_op"}
+
+
+def preset(case: dict[str, Any]) -> str:
+    """The configuration that a case's shape is laid over."""
+    if "kv_lora_rank" in case["model"]:
+        return "deepseek-v2-lite"
+    return "qwen3-8b" if "head_dim" in case["model"] else "llama-tiny"
+
+
+class Model:
+    """Every layer of a case recorded on its own, then laid one after the other."""
+
+    def __init__(self, case: dict[str, Any]) -> None:
+        self.case = case
+        self.slots: dict[tuple[str, str], int] = {}
+        self.comms: dict[tuple[str, str, str], int] = {}
+        graph = build(model_config(preset(case), case["model"], "test"), "torchtitan")
+        self.tapes = [self.record(graph, layer.kind, first=layer.index == 1, below=layer.index > 0)
+                      for layer in graph.layers]
+
+    def params(self, graph: ModelGraph, number: int) -> dict[str, Param]:
+        tp, made = self.case.get("tp", 1), {}
+        for spec in graph.tensors[number]:
+            cut = 1 if spec.name.endswith(("wo.weight", "w2.weight")) else 0
+            parts = [tp if at == cut and len(spec.shape) > 1 else 1 for at in range(len(spec.shape))]
+            shape = tuple(size // part for size, part in zip(spec.shape, parts, strict=True))
+            made[spec.name] = Param(spec.name, shape, self.case.get("compute", "bf16"), trainable=True)
+        return made
+
+    def record(self, graph: ModelGraph, number: int, *, first: bool, below: bool) -> LayerTape:
+        case, kind = self.case, graph.kinds[number]
+        options = tuple((name, "true") for name in ("early_stop", "disable_loss_parallel") if case.get(name))
+        mode = case.get("checkpoint", "none") if kind.block is None else "none"
+        cp = case.get("cp", 1)
+        run = Run(case.get("batch", 1), case["seq"] // cp, case.get("compute", "bf16"), self.params(graph, number),
+                  "torchtitan", MODES.get(mode, mode), case.get("tp", 1), case.get("tp", 1) > 1, first=first,
+                  input_requires_grad=below, options=options, cp=cp)
+        return torchtitan.record(kind, run, self.slots, self.comms)
+
+    def events(self, *sections: Section) -> Events:
+        names = {number: name for name, number in self.slots.items()}
+        kinds = {number: kind for (kind, _, _), number in self.comms.items()}
+        found: Events = []
+        for op, _, slot, amount, _, _ in (row for section in sections for row in section.rows):
+            if op in (Op.ALLOC, Op.FREE) and amount and not (amount < 0 and names[slot][1] == "unsharded_grad"):
+                found.append((amount, names[slot][1]))
+            elif op == Op.COLLECTIVE:
+                found.append(f"{kinds[slot]} {amount}")
+        return found
+
+    def cast_first(self, layer: LayerTape) -> tuple[Events, Events]:
+        """What FSDP2's hook casts before the layer begins (Qwen3's rotary table), and the rest of forward."""
+        events = self.events(layer.forward)
+        cast = int("head_dim" in self.case["model"] and self.case.get("compute", "bf16") != "fp32")
+        return events[:cast], events[cast:]
+
+    def sections(self) -> Sections:
+        stem, *layers, norm, head, loss = self.tapes
+        found = [("stem", self.events(stem.forward))]
+        for i, layer in enumerate(layers):
+            before, forward = self.cast_first(layer)
+            found[-1][1].extend(before)
+            found += [(f"forward {i}", forward), (f"after {i}", self.events(layer.after))]
+        found[-1][1].extend(self.events(norm.forward, norm.after, head.forward, head.after, loss.forward, loss.after))
+        return found + backwards(self.tapes, self.events, self.events(loss.late))
+
+
+@cache
+def recorded(name: str) -> Sections:
+    return [(at, events) for at, events in Model(CASES[name]["case"]).sections() if events]
+
+
+def measured(name: str) -> Sections:
+    return [(section["at"], section["events"]) for section in CASES[name]["sections"] if section["events"]]
+
+
+@pytest.mark.parametrize("name", CASES)
+def test_every_event_of_every_section_is_the_measured_one(name: str) -> None:
+    same_events(recorded(name), measured(name))
+
+
+@pytest.mark.parametrize("name", CASES)
+def test_running_maxima_and_net_bytes(name: str) -> None:
+    same_summits(recorded(name), measured(name))
+
+
+@pytest.mark.parametrize("name", CASES)
+def test_bytes_born_by_category(name: str) -> None:
+    same_births(recorded(name), CASES[name])
