@@ -13,7 +13,7 @@ from collections.abc import Iterable
 from simcore.models.graph import ModelGraph
 from simcore.placement.framework import UnshardFlow
 from simcore.placement.plan import Plan
-from simcore.tiles import Recording, keys_of
+from simcore.program.record_layers import Recording, keys_of
 
 __all__ = ["adapted_modules", "modules_without_gradient"]
 

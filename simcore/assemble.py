@@ -10,8 +10,8 @@ from simcore.adapters import adapted_modules, modules_without_gradient
 from simcore.band import Band, band_of, layout_class
 from simcore.clocked import Clocked
 from simcore.errors import RankscopeError
-from simcore.flows import exact_at_rest, mean_at_rest, padding_bytes
-from simcore.flows.staged import beside_tensors
+from simcore.frameworks.deepspeed.offload_buffers import beside_tensors
+from simcore.frameworks.hooks import exact_at_rest, mean_at_rest, padding_bytes
 from simcore.hardware.topology import Topology
 from simcore.inputs.scenario import Scenario
 from simcore.ledger import Balance, balance, first_step
@@ -29,7 +29,8 @@ from simcore.placement.packing import assumptions as packing_assumptions
 from simcore.placement.packing import pack
 from simcore.placement.plan import Plan
 from simcore.placement.routing import expert_hidden, received_per_token, sent_per_token, top_k_of
-from simcore.program import Program
+from simcore.program.program import Program
+from simcore.program.record_layers import Workload, record_layers
 from simcore.rates import step_time
 from simcore.report import (
     Adapters,
@@ -46,7 +47,6 @@ from simcore.reserve import EXPANDABLE, GATHERED, ORDINARY, Reserved, Shares, ne
 from simcore.routes import Routes
 from simcore.series import memory_series
 from simcore.speed import StepTime
-from simcore.tiles import Workload, record_layers
 from simcore.traffic import traffic
 from simcore.units import format_bytes, parse_cublas, parse_quantity
 from simcore.workspace import Setting, Space, spaces

@@ -13,11 +13,11 @@ import numpy as np
 from numpy.typing import NDArray
 
 from simcore.placement.mesh import IntArray
-from simcore.program import Program
+from simcore.program.program import Program
+from simcore.program.tile import AMOUNT, OP, SLOT, STREAM
 from simcore.recording.kernel_shape import module_of
 from simcore.recording.rows import Module
 from simcore.recording.tape import Op, Stream
-from simcore.tile import AMOUNT, OP, SLOT, STREAM
 
 __all__ = ["hidden_shares"]
 

@@ -23,14 +23,14 @@ import numpy as np
 from numpy.typing import NDArray
 
 from simcore.cost import DTYPES, KERNELS
-from simcore.held import held
-from simcore.outline import Outline, Phase
 from simcore.placement.mesh import IntArray
-from simcore.program import Program
+from simcore.program.outline import Outline, Phase
+from simcore.program.program import Program
+from simcore.program.row_cache import held
+from simcore.program.tile import AMOUNT, SLOT
 from simcore.recording.exact_sums import countable, dot
 from simcore.recording.tape import Stream
 from simcore.streams import Track
-from simcore.tile import AMOUNT, SLOT
 from simcore.timeline import ClassTimes
 
 __all__ = ["PARTS", "Breakdown", "Kernels", "Sent", "Work", "breakdown"]

@@ -15,20 +15,20 @@ from simcore.beside import hidden_shares
 from simcore.breakdown import Breakdown, Kernels, breakdown
 from simcore.cost import DTYPES, KERNELS, added_ns, busy_ns, exposed_share, host_rates, worked_flops
 from simcore.hardware.topology import Topology
-from simcore.held import held
 from simcore.launch import launch_ns
-from simcore.outline import Outline, Phase
 from simcore.placement.fold import RankClass
 from simcore.placement.framework import Framework
 from simcore.placement.libraries import FULL_ITERATION
 from simcore.placement.mesh import IntArray, Mesh
-from simcore.program import Program
+from simcore.program.outline import Outline, Phase
+from simcore.program.program import Program
+from simcore.program.row_cache import held
+from simcore.program.tile import AMOUNT, AUX, OP, SLOT, STREAM, Tile
 from simcore.recording.exact_sums import countable
 from simcore.recording.kernel_shape import shapes_in
 from simcore.recording.tape import Kernel, Op
 from simcore.routes import HOST_WAYS, Routes
 from simcore.streams import Track, tracks
-from simcore.tile import AMOUNT, AUX, OP, SLOT, STREAM, Tile
 from simcore.timeline import ClassTimes, Wiring, run
 
 __all__ = ["Clocked", "clock", "forward_ns"]

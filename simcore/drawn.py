@@ -13,15 +13,15 @@ import numpy as np
 
 from simcore.assemble import Parts
 from simcore.errors import InputError, NotYet, Problem
-from simcore.flows import flow_of
+from simcore.frameworks.hooks import flow_of
 from simcore.inputs.training import Draws
-from simcore.lower import lower
 from simcore.models.blocks import Moe
 from simcore.pipeline.schedule import actions, lowered_microbatches
 from simcore.placement.fold import RankClass
 from simcore.placement.mesh import IntArray
 from simcore.placement.plan import Plan
-from simcore.program import Program
+from simcore.program.lower import lower
+from simcore.program.program import Program
 from simcore.quantiles import Drawn, DrawnPeak, DrawnRows, Quantiles, quantiles
 from simcore.received import Loads, drawn_rows
 from simcore.report import Assumption, RankReport, Report

@@ -13,8 +13,8 @@ from simcore.errors import InputError, Problem
 from simcore.inputs.bounds import ROWS
 from simcore.placement.framework import UnshardFlow
 from simcore.placement.plan import Plan
+from simcore.program.record_layers import keys_of, record_layers
 from simcore.report import Assumption, Report
-from simcore.tiles import keys_of, record_layers
 
 __all__ = ["check_rows", "num_rows", "unlike"]
 

@@ -15,6 +15,7 @@ from pydantic import BaseModel, ConfigDict
 from simcore.breakdown import PARTS
 from simcore.detail import ClassDetail, Holder, TensorRow
 from simcore.errors import InputError, Problem
+from simcore.frameworks.setup import framework_file
 from simcore.glossary import CATEGORIES, COMPONENTS
 from simcore.report import RankReport, Report
 from simcore.units import format_bytes, format_seconds
@@ -123,7 +124,7 @@ def _elements(row: TensorRow) -> str:
 
 
 def _rule(report: Report, row: TensorRow) -> str:
-    return f"simcore/frameworks/{report.scenario.get('framework', '')}.py, life {row.life!r}"
+    return f"{framework_file(report.scenario['framework'])}, life {row.life!r}"
 
 
 def _beside(report: Report, name: str, num_bytes: int) -> Step:

@@ -20,18 +20,18 @@ import numpy as np
 
 from simcore.assemble import Parts
 from simcore.clocked import forward_ns
-from simcore.flows import flow_of
+from simcore.frameworks.hooks import flow_of
 from simcore.ledger import running
-from simcore.lower import lower
 from simcore.models.blocks import LayerKind
 from simcore.models.tensor import TensorSpec
-from simcore.outline import Phase
 from simcore.pipeline.schedule import actions
 from simcore.placement.framework import UnshardFlow
 from simcore.placement.plan import Plan, place
-from simcore.program import Program
+from simcore.program.lower import lower
+from simcore.program.outline import Phase
+from simcore.program.program import Program
+from simcore.program.tile import AMOUNT, OP, SLOT
 from simcore.recording.tape import Op
-from simcore.tile import AMOUNT, OP, SLOT
 from simcore.units import dtype_bytes
 
 __all__ = ["Passes", "passes", "resting"]

@@ -21,23 +21,23 @@ from typing import Final, get_args
 
 from simcore.breakdown import PARTS
 from simcore.collective import COLLECTIVES
-from simcore.flows import flow_of
+from simcore.frameworks.hooks import flow_of
+from simcore.frameworks.setup import prepare
 from simcore.inputs.document import parse_document
 from simcore.inputs.scenario import Mesh as Degrees
 from simcore.inputs.scenario import parse_scenario
 from simcore.inputs.scenario_keys import key_rows
-from simcore.lower import lower
-from simcore.outline import Phase
 from simcore.pipeline.schedule import actions
 from simcore.placement.form import Placement
 from simcore.placement.framework import Moment
 from simcore.placement.mesh import Mesh
 from simcore.placement.plan import place
-from simcore.program import Program
+from simcore.program.lower import lower
+from simcore.program.outline import Phase
+from simcore.program.program import Program
+from simcore.program.record_layers import Workload
+from simcore.program.tile import OP, SLOT
 from simcore.recording.tape import Kernel, Op, Stream
-from simcore.setup import prepare
-from simcore.tile import OP, SLOT
-from simcore.tiles import Workload
 
 __all__ = ["CATEGORIES", "COMPONENTS", "SERVED", "events", "filled", "glossary", "scenario_keys"]
 

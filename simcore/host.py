@@ -20,7 +20,7 @@ from typing import Final, Literal
 import numpy as np
 
 from simcore.assemble import Parts
-from simcore.flows.staged import beside_tensors
+from simcore.frameworks.deepspeed.offload_buffers import beside_tensors
 from simcore.models.graph import ModelGraph
 from simcore.models.tensor import TensorSpec
 from simcore.placement.checkpoint_files import Files, Transfer

@@ -15,10 +15,10 @@ from simcore.cost import KERNELS
 from simcore.hardware.efficiency import Host
 from simcore.placement.libraries import FULL_ITERATION, Libraries
 from simcore.placement.mesh import IntArray
+from simcore.program.tile import AUX, OP, SLOT, STREAM
 from simcore.recording.kernel_shape import groups_in, module_of, shapes_in
 from simcore.recording.rows import Module
 from simcore.recording.tape import Kernel, Op, Stream
-from simcore.tile import AUX, OP, SLOT, STREAM
 
 __all__ = ["launch_ns"]
 

@@ -18,12 +18,12 @@ from typing import Final
 
 import numpy as np
 
-from simcore.outline import Phase
 from simcore.placement.mesh import IntArray
-from simcore.program import Program
+from simcore.program.outline import Phase
+from simcore.program.program import Program
+from simcore.program.tile import AMOUNT, LAYER, OP, SLOT, posted_bytes
 from simcore.recording.exact_sums import fitting
 from simcore.recording.tape import Op
-from simcore.tile import AMOUNT, LAYER, OP, SLOT, posted_bytes
 
 __all__ = ["TRIAL_BYTES", "Balance", "balance", "first_step", "running"]
 

@@ -13,11 +13,11 @@ from itertools import pairwise
 import numpy as np
 
 from simcore.detail import Lifetimes
-from simcore.outline import Phase
 from simcore.placement.mesh import IntArray
-from simcore.program import Program
+from simcore.program.outline import Phase
+from simcore.program.program import Program
+from simcore.program.tile import AMOUNT, LAYER, OP, SLOT
 from simcore.recording.tape import Op
-from simcore.tile import AMOUNT, LAYER, OP, SLOT
 
 __all__ = ["lifetimes"]
 

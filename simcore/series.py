@@ -9,11 +9,11 @@ import numpy as np
 
 from simcore.detail import MemorySeries
 from simcore.ledger import running
-from simcore.outline import Phase
 from simcore.placement.mesh import IntArray
-from simcore.program import Program
+from simcore.program.outline import Phase
+from simcore.program.program import Program
+from simcore.program.tile import AMOUNT, LAYER, OP, SLOT
 from simcore.recording.tape import Op
-from simcore.tile import AMOUNT, LAYER, OP, SLOT
 
 __all__ = ["MAX_SAMPLES", "memory_by_part", "memory_series"]
 

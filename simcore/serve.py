@@ -7,6 +7,7 @@ from collections.abc import Iterator, Mapping
 from typing import Any, Literal
 
 from simcore.errors import IllegalLayout, InputError, NotYet, Problem
+from simcore.frameworks.setup import configuration
 from simcore.hardware.topology import Topology
 from simcore.inputs.generation import Generation
 from simcore.inputs.scenario import Scenario
@@ -16,7 +17,6 @@ from simcore.models.graph import architecture_of
 from simcore.placement.job import topology_of
 from simcore.report import Assumption, AtRest, Communicator, Owner, Peak, RankReport, Report
 from simcore.served import Decode, Serving
-from simcore.setup import configuration
 from simcore.units import format_bytes, parse_quantity
 from simcore.vllm.decode import bytes_read, seconds
 from simcore.vllm.engine import Engine, Limits, default_limits, release_of

@@ -13,15 +13,14 @@ from simcore.closeup import with_detail
 from simcore.drawn import drawn
 from simcore.effort import check_rows, num_rows, unlike
 from simcore.errors import IllegalLayout, InputError, NotYet, Problem, RankscopeError
-from simcore.flows import exact_at_rest, flow_of, padding_bytes
+from simcore.frameworks.hooks import exact_at_rest, flow_of, padding_bytes
+from simcore.frameworks.setup import prepare
 from simcore.hardware.device import Device
 from simcore.hardware.topology import Topology
-from simcore.held import taken
 from simcore.host import hosted
 from simcore.inputs.bounds import ROWS
 from simcore.inputs.scenario import Scenario
 from simcore.lengths import is_drawn, with_lengths
-from simcore.lower import lower
 from simcore.pipeline.schedule import actions, lowered_microbatches, steady_microbatches
 from simcore.placement.fold import RankClass, joined, unfolded, unfolded_one
 from simcore.placement.fold import fold as fold_ranks
@@ -30,11 +29,12 @@ from simcore.placement.job import Job, topology_of
 from simcore.placement.plan import Plan
 from simcore.placement.plan import place as place_rank
 from simcore.placement.zero_words import Zero
-from simcore.program import Program
+from simcore.program.lower import lower
+from simcore.program.program import Program
+from simcore.program.record_layers import adds_in_place
+from simcore.program.row_cache import taken
 from simcore.report import Report
 from simcore.routes import Routes
-from simcore.setup import prepare
-from simcore.tiles import adds_in_place
 from simcore.units import parse_quantity
 
 if TYPE_CHECKING:

@@ -24,13 +24,13 @@ from typing import NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from simcore.edges import BORDER_HANDLES
-from simcore.held import held
-from simcore.outline import BACKWARD_GATHER, BUCKET_GATHER, FORWARD_GATHER, Outline, Phase
 from simcore.placement.mesh import IntArray
+from simcore.program.outline import BACKWARD_GATHER, BUCKET_GATHER, FORWARD_GATHER, Outline, Phase
+from simcore.program.row_cache import held
+from simcore.program.stage_borders import BORDER_HANDLES
+from simcore.program.tile import AMOUNT, LAYER, OP, SLOT
 from simcore.recording.rows import HOST_DRAINS, HOST_STOPS
 from simcore.recording.tape import Kernel, Op, Stream
-from simcore.tile import AMOUNT, LAYER, OP, SLOT
 
 __all__ = ["Call", "Item", "Skeleton", "skeleton_of"]
 

@@ -20,13 +20,13 @@ from typing import Final
 import numpy as np
 
 from simcore.detail import Span
-from simcore.outline import Phase
 from simcore.placement.mesh import IntArray
-from simcore.program import Program
+from simcore.program.outline import Phase
+from simcore.program.program import Program
+from simcore.program.tile import AMOUNT
 from simcore.recording.tape import Stream
 from simcore.skeleton import Call
 from simcore.streams import Track
-from simcore.tile import AMOUNT
 from simcore.timeline import ClassTimes
 
 __all__ = ["MAX_SPANS", "spans"]

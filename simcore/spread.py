@@ -19,9 +19,9 @@ from functools import cached_property
 import numpy as np
 
 from simcore.placement.mesh import IntArray
-from simcore.program import Program
+from simcore.program.program import Program
+from simcore.program.tile import posted_bytes
 from simcore.received import Floats
-from simcore.tile import posted_bytes
 
 __all__ = ["Spread", "spread"]
 

@@ -21,11 +21,11 @@ import numpy as np
 from numpy.typing import NDArray
 
 from simcore.placement.mesh import IntArray
-from simcore.program import Program
+from simcore.program.program import Program
+from simcore.program.tile import AMOUNT, SLOT
 from simcore.recording.exact_sums import fitting
 from simcore.recording.tape import Stream
 from simcore.skeleton import Skeleton, skeleton_of
-from simcore.tile import AMOUNT, SLOT
 
 __all__ = ["Track", "tracks"]
 

@@ -12,10 +12,10 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
-from simcore.held import held
-from simcore.outline import Outline, Phase
 from simcore.placement.mesh import IntArray
-from simcore.program import Program
+from simcore.program.outline import Outline, Phase
+from simcore.program.program import Program
+from simcore.program.row_cache import held
 from simcore.recording.exact_sums import countable
 from simcore.report import TrafficRow
 from simcore.routes import Route, Routes

@@ -13,8 +13,8 @@ from collections import defaultdict
 from collections.abc import Iterable
 from dataclasses import dataclass
 
-from simcore.outline import Phase
-from simcore.program import Program
+from simcore.program.outline import Phase
+from simcore.program.program import Program
 from simcore.recording.tape import Op
 
 MIB = 2**20

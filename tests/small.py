@@ -6,21 +6,21 @@ import json
 from collections.abc import Iterator, Sequence
 from typing import Any
 
-import simcore.lower as lowering
-from simcore.builder import Builder
-from simcore.flows import flow_of
+import simcore.program.lower as lowering
+from simcore.frameworks.hooks import flow_of
+from simcore.frameworks.setup import prepare
 from simcore.inputs.document import parse_document
 from simcore.inputs.scenario import Scenario, parse_scenario
-from simcore.lower import lower
-from simcore.outline import Phase
 from simcore.pipeline.schedule import Action, actions
 from simcore.placement.framework import Framework
 from simcore.placement.job import Job
 from simcore.placement.plan import Plan, place
-from simcore.program import Program
+from simcore.program.builder import Builder
+from simcore.program.lower import lower
+from simcore.program.outline import Phase
+from simcore.program.program import Program
+from simcore.program.record_layers import Workload
 from simcore.recording.tape import Kernel, Op, Stream
-from simcore.setup import prepare
-from simcore.tiles import Workload
 
 TINY = "nemotron-3-tiny"
 FRAMEWORKS = ("fsdp2", "automodel", "megatron", "megatron_fsdp")

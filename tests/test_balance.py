@@ -10,7 +10,7 @@ import pytest
 
 import small
 from simcore.ledger import balance, running
-from simcore.outline import Phase
+from simcore.program.outline import Phase
 
 LORA: dict[str, Any] = {"method": "lora", "lora": {"rank": 8}}
 MESHES = {

@@ -14,11 +14,11 @@ import pytest
 
 from simcore.band import EVERY, FEW, band_of, layout_class, make_bands, read_bands
 from simcore.errors import RankscopeError
+from simcore.frameworks.setup import prepare
 from simcore.inputs.document import parse_document
 from simcore.inputs.scenario import Scenario, parse_scenario
 from simcore.inputs.shipped import data_folder
 from simcore.measured import Measured, layout_of, read_measured
-from simcore.setup import prepare
 from simcore.simulate import simulate
 from simcore.validate import Compared, layouts, validate
 

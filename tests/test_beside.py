@@ -7,14 +7,14 @@ import pytest
 
 import small
 from simcore.beside import hidden_shares
-from simcore.builder import Builder
-from simcore.outline import Phase, Tables
-from simcore.program import Program
+from simcore.program.builder import Builder
+from simcore.program.outline import Phase, Tables
+from simcore.program.program import Program
+from simcore.program.tile import AUX, OP, Tile
 from simcore.recording.kernel_shape import MODULE_BITS, shape_of
 from simcore.recording.rows import Module, Row, Section
 from simcore.recording.tape import Kernel, Op
 from simcore.simulate import simulate
-from simcore.tile import AUX, OP, Tile
 
 
 def _program(*, shared: int, calls: tuple[int, ...], collective: str = "all_to_all") -> Program:

@@ -13,15 +13,15 @@ from hypothesis import strategies as st
 import small
 from layouts import Layout, layouts
 from simcore.breakdown import PARTS, Breakdown, Kernels, Sent, breakdown
-from simcore.builder import Builder
 from simcore.cost import DTYPES, KERNELS
 from simcore.inputs.scenario import Scenario
-from simcore.outline import Phase, Tables
+from simcore.program.builder import Builder
+from simcore.program.outline import Phase, Tables
+from simcore.program.tile import AMOUNT, AUX, OP, SLOT
 from simcore.recording.tape import Kernel, Op, Stream
 from simcore.report import StepTime
 from simcore.simulate import simulate
 from simcore.streams import tracks
-from simcore.tile import AMOUNT, AUX, OP, SLOT
 from simcore.timeline import run
 
 GATHER, REDUCE = 0, 2

@@ -10,8 +10,8 @@ from dataclasses import dataclass
 import numpy as np
 import pytest
 
-from simcore.edges import BORDER_HANDLES
 from simcore.pipeline.schedule import Action, Schedule, actions
+from simcore.program.stage_borders import BORDER_HANDLES
 from simcore.recording.tape import Stream
 from simcore.skeleton import Call, Item, Skeleton
 from simcore.streams import Track

@@ -17,18 +17,18 @@ from simcore.calibration.reading import NotMeasured, Reading
 from simcore.calibration.sizes import sizes_of
 from simcore.cost import DTYPES, worked_flops
 from simcore.cost import KERNELS as MODELLED
-from simcore.flows import flow_of
+from simcore.frameworks.hooks import flow_of
+from simcore.frameworks.setup import prepare
 from simcore.hardware.topology import load_topology
 from simcore.inputs.document import parse_document
 from simcore.inputs.scenario import parse_scenario
-from simcore.lower import lower
 from simcore.pipeline.schedule import actions
 from simcore.placement.plan import place
+from simcore.program.lower import lower
+from simcore.program.record_layers import Workload
+from simcore.program.tile import AMOUNT, AUX, OP, SLOT
 from simcore.recording.kernel_shape import shape_of, shape_of_heads
 from simcore.recording.rows import Kernel, Op
-from simcore.setup import prepare
-from simcore.tile import AMOUNT, AUX, OP, SLOT
-from simcore.tiles import Workload
 
 DGX = load_topology("dgx-h100")
 SEQ = 256

@@ -9,12 +9,12 @@ import pytest
 
 import small
 from simcore.clocked import Clocked, clock
+from simcore.frameworks.setup import prepare
 from simcore.hardware.topology import load_topology
 from simcore.placement.fold import fold
+from simcore.program.tile import AMOUNT, AUX, OP
 from simcore.recording.tape import Op
 from simcore.routes import Routes
-from simcore.setup import prepare
-from simcore.tile import AMOUNT, AUX, OP
 
 
 def clocked(name: str, mesh: dict[str, int], *, microbatches: int = 2, **given: Any) -> Clocked:

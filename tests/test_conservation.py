@@ -10,15 +10,15 @@ from hypothesis import given, settings
 
 import small
 from layouts import Layout, layouts
+from simcore.frameworks.setup import prepare
 from simcore.inputs.scenario import Scenario
-from simcore.outline import Phase
 from simcore.placement.form import Flat
 from simcore.placement.plan import place as place_rank
+from simcore.program.outline import Phase
+from simcore.program.tile import AMOUNT, OP, SLOT, STREAM
 from simcore.recording.tape import Op, Stream
 from simcore.report import Report
-from simcore.setup import prepare
 from simcore.simulate import place, simulate
-from simcore.tile import AMOUNT, OP, SLOT, STREAM
 
 RARELY = settings(max_examples=25, deadline=None, derandomize=True)
 

@@ -13,21 +13,21 @@ import pytest
 
 from checkout import ROOT
 from simcore.errors import InputError, NotYet
-from simcore.flows import flow_of
+from simcore.frameworks.hooks import flow_of
+from simcore.frameworks.setup import IMPLEMENTATIONS, known_frameworks, prepare
 from simcore.glossary import CATEGORIES, COMPONENTS, OUTSIDE, SERVED, filled, glossary
 from simcore.inputs.document import parse_document
 from simcore.inputs.loading import load
 from simcore.inputs.scenario import parse_scenario
-from simcore.lower import lower
 from simcore.models.graph import build, known_presets, model_config
 from simcore.pipeline.schedule import actions
 from simcore.placement.plan import Plan, place
-from simcore.program import Program
+from simcore.program.lower import lower
+from simcore.program.program import Program
+from simcore.program.record_layers import Workload
+from simcore.program.tile import OP, SLOT
 from simcore.recording.tape import Op
-from simcore.setup import IMPLEMENTATIONS, known_frameworks, prepare
 from simcore.simulate import check
-from simcore.tile import OP, SLOT
-from simcore.tiles import Workload
 from viz.palette import CATEGORIES as DRAWN
 
 DOCS = ROOT / "docs"

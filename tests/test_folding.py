@@ -11,15 +11,15 @@ from hypothesis import strategies as st
 
 import small
 from layouts import Layout, layouts, resharded
-from simcore.flow import FlowMaker
+from simcore.frameworks.setup import prepare
 from simcore.inputs.scenario import Scenario
 from simcore.pipeline.schedule import Action, lowered_microbatches
 from simcore.placement.plan import Plan
-from simcore.program import Program
+from simcore.program.hooks import FlowMaker
+from simcore.program.program import Program
+from simcore.program.record_layers import Workload
 from simcore.report import RankReport, Report
-from simcore.setup import prepare
 from simcore.simulate import place, simulate
-from simcore.tiles import Workload
 
 
 def _ok(report: Report) -> Report:

@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 import small
-from simcore.frameworks import fsdp2
+from simcore.frameworks.fsdp2 import table as fsdp2
 from simcore.host import _windows, model_bytes
 from simcore.placement.checkpoint_files import Files, Transfer
 from simcore.placement.fold import RankClass

@@ -6,12 +6,12 @@ import numpy as np
 import pytest
 
 import small
-from simcore.builder import Builder
 from simcore.ledger import balance, first_step, running
-from simcore.outline import Phase, Tables
-from simcore.program import Program
+from simcore.program.builder import Builder
+from simcore.program.outline import Phase, Tables
+from simcore.program.program import Program
+from simcore.program.tile import LAYER, OP, SLOT
 from simcore.recording.tape import Kernel, Op
-from simcore.tile import LAYER, OP, SLOT
 
 
 def program() -> Program:

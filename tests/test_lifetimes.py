@@ -8,14 +8,14 @@ import numpy as np
 import pytest
 
 import small
-from simcore.builder import Builder
 from simcore.detail import Lifetimes
 from simcore.ledger import running
 from simcore.lifetimes import TOGETHER, lifetimes
-from simcore.outline import Phase, Tables
-from simcore.program import Program
+from simcore.program.builder import Builder
+from simcore.program.outline import Phase, Tables
+from simcore.program.program import Program
+from simcore.program.tile import OP
 from simcore.recording.tape import Op
-from simcore.tile import OP
 
 MESHES = [("fsdp2", {"dp_shard": 4}), ("automodel", {"dp_shard": 4, "ep": 2}), ("megatron", {"dp_shard": 2, "tp": 2}),
           ("megatron_fsdp", {"dp_shard": 4}), ("ddp", {"dp_replicate": 2}), ("zero3", {"dp_shard": 2}),

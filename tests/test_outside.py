@@ -7,10 +7,10 @@ from typing import Any
 import pytest
 
 import small
+from simcore.frameworks.setup import prepare
 from simcore.outside import deepep_bytes
 from simcore.report import Report
 from simcore.reserve import GATHERED, needed
-from simcore.setup import prepare
 from simcore.simulate import simulate
 
 MIB = 2**20

@@ -16,20 +16,20 @@ import pytest
 
 from checkout import ROOT
 from simcore.advice import advise
-from simcore.flows import flow_of
+from simcore.frameworks.hooks import flow_of
+from simcore.frameworks.setup import prepare
 from simcore.inputs.loading import load
-from simcore.lower import lower
 from simcore.measured import Measured, read_measured
-from simcore.outline import Phase
 from simcore.pipeline.schedule import actions
 from simcore.placement.plan import place as place_rank
+from simcore.program.lower import lower
+from simcore.program.outline import Phase
+from simcore.program.record_layers import Workload
+from simcore.program.tile import AMOUNT, LAYER, OP, SLOT
 from simcore.recording.tape import Op
 from simcore.report import AtRest, Peak, RankReport, Report
-from simcore.setup import prepare
 from simcore.simulate import place, simulate
 from simcore.table import setting
-from simcore.tile import AMOUNT, LAYER, OP, SLOT
-from simcore.tiles import Workload
 
 SCENARIOS = ROOT / "scenarios"
 PAGE = ROOT / "docs" / "questions.md"

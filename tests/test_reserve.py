@@ -13,18 +13,18 @@ import pytest
 
 from replay import Allocator, fragmentation
 from simcore.errors import RankscopeError
-from simcore.flows import flow_of
+from simcore.frameworks.hooks import flow_of
+from simcore.frameworks.setup import prepare
 from simcore.inputs.scenario import Scenario
 from simcore.ledger import running
-from simcore.lower import lower
 from simcore.measured import read_measured
 from simcore.pipeline.schedule import actions, lowered_microbatches
 from simcore.placement.plan import place
-from simcore.program import Program
+from simcore.program.lower import lower
+from simcore.program.program import Program
+from simcore.program.record_layers import Workload
 from simcore.reserve import EXPANDABLE, GATHERED, ORDINARY, Shares, needed, reserved
-from simcore.setup import prepare
 from simcore.simulate import simulate
-from simcore.tiles import Workload
 
 MIB = 2**20
 GROUPS = {"simumax-b200": 11, "mbridge-card": 6}

@@ -7,7 +7,7 @@ import pytest
 
 import small
 from simcore.ledger import running
-from simcore.outline import Phase
+from simcore.program.outline import Phase
 from simcore.series import MAX_SAMPLES, memory_series
 
 

@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import small
-from simcore.builder import Builder
-from simcore.edges import BORDER_HANDLES
-from simcore.outline import BUCKET_GATHER, Phase, Tables
+from simcore.program.builder import Builder
+from simcore.program.outline import BUCKET_GATHER, Phase, Tables
+from simcore.program.stage_borders import BORDER_HANDLES
 from simcore.recording.rows import HOST_DRAINS, HOST_STOPS
 from simcore.recording.tape import Kernel, Stream
 from simcore.skeleton import Skeleton, skeleton_of

@@ -10,16 +10,16 @@ import numpy as np
 import pytest
 
 import small
-from simcore.flows import flow_of
-from simcore.lower import lower
+from simcore.frameworks.hooks import flow_of
+from simcore.frameworks.setup import prepare
 from simcore.pipeline.schedule import Action, actions
 from simcore.placement.plan import Plan, place
 from simcore.placement.routing import top_k_of
-from simcore.program import Program
-from simcore.setup import prepare
+from simcore.program.lower import lower
+from simcore.program.program import Program
+from simcore.program.record_layers import Workload
+from simcore.program.tile import posted_bytes
 from simcore.spread import Spread, _line, spread
-from simcore.tile import posted_bytes
-from simcore.tiles import Workload
 
 TOKENS, TOP_K, EP = 512, 2, 4
 MICROBATCHES = 3

@@ -6,10 +6,10 @@ import numpy as np
 import pytest
 
 import small
-from simcore.builder import Builder
 from simcore.hardware.topology import load_topology
-from simcore.outline import Phase, Tables
-from simcore.program import Program
+from simcore.program.builder import Builder
+from simcore.program.outline import Phase, Tables
+from simcore.program.program import Program
 from simcore.recording.tape import Stream
 from simcore.report import TrafficRow
 from simcore.routes import Routes

@@ -12,14 +12,14 @@ import pytest
 
 from checkout import ROOT
 from pages import shown, write
+from simcore.frameworks.setup import prepare
 from simcore.inputs.document import parse_document
 from simcore.inputs.scenario import parse_scenario
 from simcore.models.blocks import LayerKind
 from simcore.placement.plan import Plan, place
+from simcore.program.record_layers import Workload, run_of
 from simcore.recording.layer import LayerTape, Run
 from simcore.recording.tape import Op, Param, Section
-from simcore.setup import prepare
-from simcore.tiles import Workload, run_of
 
 TRUTH: dict[str, list[dict[str, Any]]] = json.loads(
     (ROOT / "tests/truth" / "activations" / "nano-kept.json").read_text(encoding="utf-8"))

@@ -10,7 +10,7 @@ import pytest
 
 import small
 from checkout import ROOT
-from simcore.frameworks._torch import States
+from simcore.frameworks.common.torch import States
 from simcore.placement.plan import Plan
 from simcore.report import Peak, Report
 from simcore.simulate import simulate

@@ -9,14 +9,14 @@ import pytest
 
 import small
 from checkout import ROOT
-from simcore.flows import exact_at_rest, padding_bytes
-from simcore.flows.partition import LOOKED_AT
-from simcore.flows.parts import aligned, places
-from simcore.flows.staged import beside_tensors, touched
-from simcore.outline import Phase
+from simcore.frameworks.deepspeed.offload_buffers import beside_tensors, touched
+from simcore.frameworks.deepspeed.partitions import aligned, places
+from simcore.frameworks.deepspeed.zero12_hooks import LOOKED_AT
+from simcore.frameworks.hooks import exact_at_rest, padding_bytes
 from simcore.placement.plan import Plan
 from simcore.placement.zero_words import Zero
-from simcore.program import Program
+from simcore.program.outline import Phase
+from simcore.program.program import Program
 from simcore.recording.tape import Op
 
 TRUTH: dict[str, Any] = json.loads(

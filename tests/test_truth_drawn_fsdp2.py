@@ -15,13 +15,13 @@ import pytest
 import truth_cases
 from simcore.assemble import report
 from simcore.errors import RankscopeError
+from simcore.frameworks.setup import prepare
 from simcore.inputs.scenario import Scenario
-from simcore.outline import Phase
 from simcore.placement.mesh import Mesh
-from simcore.program import Program
+from simcore.program.outline import Phase
+from simcore.program.program import Program
 from simcore.recording.tape import Op
 from simcore.report import RankReport
-from simcore.setup import prepare
 from simcore.simulate import _parts, _program
 
 FILE = "fsdp2/drawn-torch-2.13.0.json"

@@ -9,7 +9,7 @@ import pytest
 
 import small
 from checkout import ROOT
-from simcore.flows.fetched import FetchedFlow
+from simcore.frameworks.deepspeed.zero3_hooks import FetchedFlow
 
 TRUTH: dict[str, Any] = json.loads(
     (ROOT / "tests/truth/deepspeed/fetched-0.19.6.json").read_text(encoding="utf-8"))["cases"]

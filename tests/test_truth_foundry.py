@@ -11,20 +11,20 @@ import pytest
 
 import small
 from checkout import ROOT
-from simcore.flows import flow_of
-from simcore.flows.flattened import flat_units
+from simcore.frameworks.fsdp1.flat_parameters import flat_units
+from simcore.frameworks.hooks import flow_of
+from simcore.frameworks.setup import prepare
 from simcore.inputs.document import parse_document
 from simcore.inputs.scenario import parse_scenario
-from simcore.lower import lower
 from simcore.models.graph import build, model_config
 from simcore.pipeline.schedule import actions
 from simcore.placement.plan import Plan, place
-from simcore.program import Program
+from simcore.program.lower import lower
+from simcore.program.program import Program
+from simcore.program.record_layers import Workload
 from simcore.recording.tape import Op
 from simcore.report import RankReport
-from simcore.setup import prepare
 from simcore.simulate import simulate
-from simcore.tiles import Workload
 
 TRUTH = ROOT / "tests/truth" / "tape" / "llmfoundry-0.3.0-torch-2.13.0.json"
 CASES: dict[str, Any] = json.loads(TRUTH.read_text(encoding="utf-8"))

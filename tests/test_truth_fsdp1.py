@@ -10,9 +10,9 @@ import pytest
 
 import small
 from checkout import ROOT
-from simcore.flows import exact_at_rest, padding_bytes
-from simcore.flows.flattened import flat_units
-from simcore.program import Program
+from simcore.frameworks.fsdp1.flat_parameters import flat_units
+from simcore.frameworks.hooks import exact_at_rest, padding_bytes
+from simcore.program.program import Program
 from simcore.recording.tape import Op
 
 ROWS: dict[str, dict[str, Any]] = {row["name"]: row for row in json.loads(

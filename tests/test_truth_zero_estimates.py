@@ -14,7 +14,7 @@ import pytest
 
 import small
 from checkout import ROOT
-from simcore.flows.staged import beside_tensors
+from simcore.frameworks.deepspeed.offload_buffers import beside_tensors
 from simcore.inputs.loading import load
 from simcore.placement.on_host import host_bytes
 from simcore.placement.plan import Plan

@@ -10,7 +10,7 @@ import pytest
 import small
 from checkout import ROOT
 from simcore.errors import IllegalLayout
-from simcore.program import Program
+from simcore.program.program import Program
 from simcore.recording.tape import Op
 
 TRUTH: dict[str, Any] = json.loads(

@@ -8,10 +8,10 @@ from typing import Any
 import pytest
 
 import small
+from simcore.frameworks.setup import prepare
 from simcore.inputs.scenario import Scenario
 from simcore.models.blocks import Attention
 from simcore.placement.plan import Plan, place
-from simcore.setup import prepare
 from simcore.simulate import simulate
 from simcore.units import parse_cublas
 from simcore.workspace import Setting, spaces

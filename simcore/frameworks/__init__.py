@@ -1,1 +1,1 @@
-"""One file per framework: a table of rules for one job, and functions for what no table can say."""
+"""Frameworks: one folder each, with the table of its rules, what it refuses, its hooks and its buffers."""

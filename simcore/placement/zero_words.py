@@ -16,7 +16,7 @@ part. Others are gathered when their module runs, and released unless the record
 `stage3_max_reuse_distance` elements; after what runs now further ones are gathered ahead, until
 `stage3_prefetch_bucket_size` elements are under way or `stage3_max_live_parameters` are there. One alone becomes the
 parameter where it was gathered; several are copied out of a flat buffer when the first is waited for, which stays until
-each of them was asked for by its own module (`simcore/flows/copied_out.py`). The bucket and
+each of them was asked for by its own module (`simcore/frameworks/deepspeed/zero12_copies.py`). The bucket and
 the 16-bit gradients of the rank's parts rest for good; each bucket is reduce-scattered from a copy, unless it is one
 tensor that leaves no remainder. The step goes through groups of `sub_group_size` elements of the rank.
 
@@ -27,8 +27,9 @@ keeps a part of it by the ranks of a smaller group, from which it is gathered fr
 [Note: ZeRO and frozen parameters] Stage 1 and 2 leave them whole: their optimizer holds what is trained. Stage 3
 cuts them all, packed columns of bitsandbytes too, whose elements are those of the column; constants are attributes and
 whole. What a coalesced gather has of each type is a collective of its own. A gathered column is freed late: see
-[Note: ZeRO-3 and weights in 4 bits] in `simcore/flows/trace.py`. transformers 5.23 `modeling_utils.py`
-(get_init_context) does not begin ZeRO-3 before a packed model is loaded: every rank has all of it then.
+[Note: ZeRO-3 and weights in 4 bits] in `simcore/frameworks/deepspeed/prefetch_trace.py`. transformers 5.23
+`modeling_utils.py` (get_init_context) does not begin ZeRO-3 before a packed model is loaded: every rank has all of it
+then.
 
 [Note: gradients apart] Without `contiguous_gradients` there is no bucket: gradients stay where autograd made them, and
 what a bucket would hold is sent from one flat copy, if it is more than one. Then ZeRO-3 drops them. ZeRO-2 drops those

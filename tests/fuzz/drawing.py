@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import importlib
 import json
 from collections.abc import Callable, Iterator
 from copy import deepcopy
@@ -13,11 +12,13 @@ from typing import Any, Final
 from fuzz.case import Tree
 from fuzz.models import drawn_model
 from simcore.errors import RankscopeError
-from simcore.frameworks import _deepspeed, fsdp1, fsdp2
+from simcore.frameworks.deepspeed import table as _deepspeed
+from simcore.frameworks.fsdp1 import table as fsdp1
+from simcore.frameworks.fsdp2 import table as fsdp2
+from simcore.frameworks.setup import framework_module, known_frameworks
 from simcore.hardware.topology import topology_names
 from simcore.inputs.document import parse_document
 from simcore.inputs.scenario import Scenario, parse_scenario
-from simcore.setup import known_frameworks
 from simcore.simulate import check
 
 __all__ = ["FILE", "changed", "drawn_layout", "parsed", "per_microbatch"]
@@ -122,7 +123,7 @@ def _bare(random: Random, workload: str) -> Tree:
 
 
 def _module(tree: Tree) -> Any:
-    return importlib.import_module(f"simcore.frameworks.{tree['framework']}")
+    return framework_module(tree["framework"])
 
 
 def _length(random: Random) -> int:
@@ -231,7 +232,7 @@ def _option(random: Random, tree: Tree) -> None:
 @cache
 def _options(framework: str, implementation: str) -> dict[str, tuple[Any, ...]]:
     """The framework's own options and what they may be: values, or types."""
-    module = importlib.import_module(f"simcore.frameworks.{framework}")
+    module = framework_module(framework)
     code = module.DEFAULT_IMPLEMENTATION if implementation == "auto" else implementation
     of_zero = _deepspeed._OF_ALL | (_deepspeed._OF_3 if framework == "zero3" else {})
     of_layers = {"fsdp1": fsdp1.OF_LAYERS, "fsdp2": {name: layers.OPTIONS for name, layers in fsdp2.CODES.items()}}

@@ -284,7 +284,7 @@ def _fetches_ahead(report: Report) -> bool:
 # ---- ranks of one answer --------------------------------------------------------------------------------------------
 def _conserved(tree: Tree, report: Report, found: Findings) -> None:
     """Members of a group tell the same calls and bytes: what one of them sends the others receive."""
-    from simcore.setup import prepare
+    from simcore.frameworks.setup import prepare
 
     job, _ = prepare(parsed(tree))
     told: dict[object, set[object]] = {}

@@ -11,7 +11,7 @@ import pytest
 import small
 from checkout import ROOT
 from simcore.errors import IllegalLayout, InputError, NotYet, RankscopeError
-from simcore.flows.staged import beside_tensors
+from simcore.frameworks.deepspeed.offload_buffers import beside_tensors
 from simcore.hardware.nvme import aligned, is_swapped, stays_on_device
 from simcore.inputs.shipped import data_folder
 from simcore.placement.plan import Plan

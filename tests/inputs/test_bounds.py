@@ -16,15 +16,16 @@ from typing import Any
 
 import pytest
 
-import simcore.lower as lowering
+import simcore.program.lower as lowering
 import small
 from checkout import ROOT
-from simcore import effort, held
+from simcore import effort
 from simcore.errors import InputError
 from simcore.inputs import bounds
 from simcore.inputs.quantity import Quantity
 from simcore.inputs.scenario import scenario_schema
 from simcore.models.config import Config
+from simcore.program import row_cache as held
 from simcore.report import Report
 from simcore.simulate import place, rows_of, simulate
 

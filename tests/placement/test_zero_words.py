@@ -10,11 +10,11 @@ import pytest
 
 import small
 from simcore.errors import IllegalLayout, InputError, NotYet, RankscopeError
-from simcore.flows import exact_at_rest
-from simcore.flows.parts import places
+from simcore.frameworks.deepspeed.partitions import places
+from simcore.frameworks.hooks import exact_at_rest
 from simcore.placement.plan import AtRestBytes, Plan
 from simcore.placement.zero_words import PERSISTENT, Zero
-from simcore.program import Program
+from simcore.program.program import Program
 from simcore.report import Report
 from simcore.simulate import place, simulate
 

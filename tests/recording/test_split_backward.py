@@ -7,15 +7,15 @@ from typing import Any
 import pytest
 
 import small
+from simcore.frameworks.setup import prepare
 from simcore.operators.torchtitan import implementation as torchtitan
 from simcore.placement.job import Job
 from simcore.placement.plan import Plan, place
+from simcore.program.record_layers import Workload, keys_of, run_of
 from simcore.recording.layer import LayerTape
 from simcore.recording.tape import HIDDEN, Kernel, Op, Section
 from simcore.report import Report
-from simcore.setup import prepare
 from simcore.simulate import simulate
-from simcore.tiles import Workload, keys_of, run_of
 
 DEEP = {"config": "llama-tiny", "overrides": {"num_hidden_layers": 8}}
 

@@ -11,8 +11,9 @@ import pytest
 import small
 from checkout import ROOT
 from eventlog import grouped
+from simcore.frameworks.automodel.lora import adapters
+from simcore.frameworks.setup import prepare
 from simcore.inputs.scenario import Scenario
-from simcore.lora_automodel import adapters
 from simcore.models.blocks import Moe
 from simcore.models.graph import ModelGraph, build, model_config
 from simcore.models.lora import LoraChoice
@@ -23,7 +24,6 @@ from simcore.placement.framework import UnshardFlow
 from simcore.recording.layer import LayerTape, Run
 from simcore.recording.rows import Op
 from simcore.recording.tape import GRAD_HIDDEN, HIDDEN, Node, Param, Section, Tape, Tensor
-from simcore.setup import prepare
 from simcore.simulate import simulate
 
 TRUTH = ROOT / "tests/truth" / "tape" / "automodel-dense-0.7.0-torch-2.13.0.json"

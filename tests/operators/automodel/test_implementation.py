@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from simcore.errors import NotYet
-from simcore.lora_automodel import adapters
+from simcore.frameworks.automodel.lora import adapters
 from simcore.models.blocks import (
     Attention,
     Branch,

@@ -13,8 +13,8 @@ import small
 from checkout import ROOT
 from simcore.models.blocks import Attention, LatentAttention, Mamba2, Mlp, Moe
 from simcore.operators.automodel.python import ALONE, BESIDE
-from simcore.outline import Phase
 from simcore.placement.mesh import IntArray
+from simcore.program.outline import Phase
 from simcore.recording.host_operators import Operators
 from simcore.recording.kernel_shape import shapes_in
 from simcore.recording.tape import Kernel, Op

@@ -10,9 +10,9 @@ import pytest
 import small
 from checkout import ROOT
 from simcore.errors import NotYet
-from simcore.flows import flow_of
-from simcore.lora_names import name_adapters
-from simcore.lower import lower
+from simcore.frameworks.common.lora import name_adapters
+from simcore.frameworks.hooks import flow_of
+from simcore.frameworks.setup import prepare
 from simcore.models.blocks import Moe
 from simcore.models.graph import ModelGraph, build, model_config
 from simcore.models.lora import LoraChoice
@@ -20,13 +20,13 @@ from simcore.operators.hf import remote_code
 from simcore.operators.hub import implementation as hub
 from simcore.pipeline.schedule import actions
 from simcore.placement.plan import place
-from simcore.program import Program
+from simcore.program.lower import lower
+from simcore.program.program import Program
+from simcore.program.record_layers import Workload
 from simcore.recording.layer import LayerTape, Run
 from simcore.recording.tape import Node, Op, Param, Section, Tape
 from simcore.report import Report
-from simcore.setup import prepare
 from simcore.simulate import simulate
-from simcore.tiles import Workload
 
 NANO = "nemotron-3-nano-30b-a3b"
 LINEARS = ("q_proj", "k_proj", "v_proj", "o_proj", "in_proj", "up_proj", "down_proj", "lm_head")

@@ -14,7 +14,7 @@ import pytest
 
 from checkout import ROOT
 from simcore.errors import NotYet
-from simcore.lora_bridge import adapters
+from simcore.frameworks.megatron.lora import adapters
 from simcore.models.blocks import (
     Attention,
     Branch,

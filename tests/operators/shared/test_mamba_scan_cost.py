@@ -11,7 +11,7 @@ import pytest
 import small
 from checkout import ROOT
 from simcore.operators.shared.mamba_scan_cost import BACKWARD_OPERATORS, FORWARD_OPERATORS, MIXER, NORM
-from simcore.outline import Phase
+from simcore.program.outline import Phase
 from simcore.recording.host_operators import Operators
 from simcore.recording.kernel_shape import shapes_in
 from simcore.recording.tape import Kernel, Op

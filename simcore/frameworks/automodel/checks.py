@@ -1,0 +1,169 @@
+"""What NeMo Automodel 0.7.0 refuses, each with its rule."""
+
+from __future__ import annotations
+
+from simcore.frameworks.common.torch import refuse_virtual_stages
+from simcore.models.blocks import Moe
+from simcore.pipeline.schedule import ZERO_BUBBLE
+from simcore.placement.job import Job
+
+__all__ = ["QUANTISED", "check"]
+
+QUANTISED = "0.7.0 _transformers/model_init.py __init_model"
+
+def check(job: Job) -> None:
+    """IllegalLayout for the first rule that is broken."""
+    _check_packed(job)
+    _check_hf(job)
+    _check_mesh(job)
+    _check_deepseek(job)
+    _check_tied(job)
+    _check_tensor_parallel(job)
+    _check_pipeline(job)
+    _check_context_parallel(job)
+    loss = job.scenario.training.loss
+    job.one_of("training.loss", loss, ("auto", "masked_fp32", "masked", "te_inplace", "cut", "chunked", "causal"))
+    if loss == "causal" and (job.mesh.tp > 1 or job.mesh.pp > 1 or job.mesh.cp > 1):
+        raise job.not_yet("training.loss", "the model's own loss (causal) with tensor, pipeline or context parallelism")
+    job.refuse_given({"training.precision.main_grads": "auto", "training.optimizer.master": "none"})
+    job.refuse_capacity("0.7.0 moe/experts.py: tokens are never dropped")
+    refuse_virtual_stages(job)
+
+
+def _check_packed(job: Job) -> None:
+    """What transformers' loader reads is packed, and Automodel's adapters are put on that."""
+    if job.scenario.training.method != "qlora":
+        return
+    if job.graph.implementation != "hf":
+        raise job.illegal("implementation", "custom implementations do not support BnB quantization natively: "
+                          "transformers' layers are run (implementation: hf)", QUANTISED)
+    if job.has_experts:
+        raise job.not_yet("training.method", "qlora of a model with experts under automodel")
+    if job.scenario.training.precision.params not in ("auto", job.compute):
+        raise job.not_yet("training.precision.params", "a packed base beside parameters of another type than the "
+                          "products under automodel")
+
+
+_BY_HF = ("llama", "mixtral", "qwen2", "qwen3", "qwen3_moe")
+
+
+def _check_hf(job: Job) -> None:
+    """Layers of transformers: sharded over data alone."""
+    mesh, family = job.mesh, job.graph.architecture.family
+    if job.graph.implementation != "hf":
+        return
+    if mesh.ep > 1:
+        raise job.illegal("mesh.ep", f"Expert parallelism (ep_size={mesh.ep}) requires a MoE model, but transformers' "
+                          "does not inherit from MoEFSDPSyncMixin", "0.7.0 _transformers/capabilities.py:516")
+    if family not in _BY_HF:
+        raise job.not_yet("implementation", f"transformers' layers of {family} under automodel")
+    for axis, size in (("tp", mesh.tp), ("cp", mesh.cp), ("pp", mesh.pp)):
+        if size > 1:
+            raise job.not_yet(f"mesh.{axis}", "transformers' layers under automodel over more than data")
+    if job.scenario.training.lengths == "packed":
+        raise job.not_yet("training.lengths", "packed sequences in transformers' layers under automodel")
+    job.refuse_given({"training.lora.expert_adapters": "none", "training.sequence_parallel": "False"})
+
+
+_SPARSE_CLASSES = ("deepseek_v3", "nemotron_h", "qwen3_moe")
+"""Families whose class inherits MoEFSDPSyncMixin: it is served with ep > 1 even where no layer has experts."""
+_DEFAULT_EXPERTS = 8
+
+
+def _check_mesh(job: Job) -> None:
+    mesh = job.mesh
+    if mesh.dp_replicate > 1 and mesh.dp_shard == 1:
+        raise job.illegal("mesh.dp_replicate", f"dp_replicate_size={mesh.dp_replicate} must be less than dp_size="
+                          f"{mesh.dp_replicate * mesh.dp_shard} since DDP usecase is not supported by FSDP2",
+                          "0.7.0 distributed/mesh_utils.py:311")
+    if mesh.stage_size % mesh.ep:
+        raise job.illegal("mesh.ep", f"non_pp_size={mesh.stage_size} must be a multiple of ep_size={mesh.ep}",
+                          "0.7.0 distributed/mesh_utils.py:318")
+    if mesh.etp > 1:
+        raise job.illegal("mesh.etp", "routed experts are split by count and by ep_shard, not by width over etp",
+                          "0.7.0 moe/parallelizer.py")
+    if mesh.ep > 1 and not job.has_experts and job.graph.architecture.family not in _SPARSE_CLASSES:
+        raise job.illegal("mesh.ep", f"Expert parallelism (ep_size={mesh.ep}) requires a MoE model",
+                          "0.7.0 _transformers/capabilities.py:518")
+    if job.graph.architecture.family == "nemotron_h" and not job.has_experts and _DEFAULT_EXPERTS % mesh.ep:
+        raise job.illegal("mesh.ep", f"n_routed_experts {_DEFAULT_EXPERTS} (the configuration's default: no layer has "
+                          f"any) must be divisible by expert_parallel_degree {mesh.ep}",
+                          "0.7.0 moe/parallelizer.py:1244, transformers 5.23 NemotronHConfig.n_routed_experts")
+    for kind in job.graph.kinds:
+        for branch in kind.branches:
+            if isinstance(branch.block, Moe) and branch.block.num_experts % mesh.ep:
+                raise job.illegal("mesh.ep", f"n_routed_experts {branch.block.num_experts} must be divisible by "
+                                  f"expert_parallel_degree {mesh.ep}", "0.7.0 moe/parallelizer.py:1244")
+
+
+def _check_deepseek(job: Job) -> None:
+    """Only the path of expert parallelism has been read for it, and of the snapshot only what concerns it."""
+    if job.graph.architecture.family != "deepseek_v3":
+        if job.scenario.framework_version == "main 2026-06-08":
+            raise job.not_yet("framework_version", "main 2026-06-08 with other models than deepseek_v3")
+        return
+    if job.mesh.ep == 1:
+        raise job.not_yet("mesh.ep", "automodel's deepseek_v3 without expert parallelism")
+
+
+_UNSPLIT = {"deepseek_v3": "DeepseekV3ForCausalLM", "qwen3_moe": "Qwen3MoeForCausalLM"}
+"""Models of the MoE path whose capabilities say supports_tp False."""
+
+
+def _check_tensor_parallel(job: Job) -> None:
+    mesh, unsplit = job.mesh, _UNSPLIT.get(job.graph.architecture.family)
+    if mesh.tp > 1 and unsplit:
+        raise job.illegal("mesh.tp", f"Tensor parallelism (tp_size={mesh.tp}) requested but {unsplit} has no TP plan",
+                          f"0.7.0 models/{job.graph.architecture.family}/model.py: supports_tp False")
+    if mesh.tp > 1 and mesh.ep > 1:
+        raise job.illegal("mesh.tp", "no safe tensor-parallel plan is registered for custom MoE model "
+                          f"'NemotronHForCausalLM' at tp_size={mesh.tp}", "0.7.0 moe/parallelizer.py:301")
+    family = job.graph.architecture.family
+    if family in ("llama", "qwen2", "qwen3", "qwen3_moe"):
+        job.refuse_given({"training.sequence_parallel": "False"})
+        if mesh.tp > 1:
+            raise job.not_yet("mesh.tp", f"automodel's tensor-parallel plan of the dense {family} family")
+    if job.scenario.training.sequence_parallel is True:
+        raise job.illegal("training.sequence_parallel", "sequence parallelism is not supported for this model",
+                          "0.7.0 models/nemotron_v3/parallelization.py:68")
+
+
+_UNTIED_ONLY = {"deepseek_v3": "DeepseekV3ForCausalLM", "nemotron_h": "NemotronHForCausalLM",
+                "qwen3_moe": "Qwen3MoeForCausalLM"}
+"""Models whose class says tie_word_embeddings_support = TieSupport.UNTIED_ONLY."""
+
+
+def _check_tied(job: Job) -> None:
+    lm_head = any(spec.module == "adapter" for kind, specs in zip(job.graph.kinds, job.graph.tensors, strict=True)
+                  for spec in specs if kind.name == "head")
+    if job.graph.architecture.tied and lm_head:
+        raise job.not_yet("training.lora.target_modules", "an adapter of a tied lm_head under automodel")
+    apart = _UNTIED_ONLY.get(job.graph.architecture.family)
+    if job.graph.architecture.tied and apart and job.graph.implementation != "hf":
+        raise job.illegal("model", f"{apart} has separate input and output embeddings and does not support "
+                          "tie_word_embeddings=True", "0.7.0 models/common/tie_word_embeddings.py: "
+                          "TieSupport.UNTIED_ONLY")
+
+
+def _check_pipeline(job: Job) -> None:
+    """A batch that is written down must fill the pipeline; an omitted one is not checked."""
+    training, pp = job.scenario.training, job.mesh.pp
+    if training.pipeline.schedule in ZERO_BUBBLE:
+        raise job.not_yet("training.pipeline.schedule", f"{training.pipeline.schedule} under automodel")
+    if pp > 1 and job.graph.architecture.tied:
+        raise job.illegal("mesh.pp", "Pipeline parallelism does not support tie_word_embeddings=True",
+                          "0.7.0 distributed/pipelining/hf_utils.py:755")
+    microbatches = job.scenario.num_microbatches
+    if pp > 1 and training.global_batch_size is not None and microbatches < pp:
+        raise job.illegal("training.global_batch_size", f"pp_batch_size {microbatches * training.micro_batch_size} // "
+                          f"pp_microbatch_size {training.micro_batch_size} must be >= pp_size {pp}",
+                          "0.7.0 recipes/llm/train_ft.py:675")
+
+
+def _check_context_parallel(job: Job) -> None:
+    cp, seq_len = job.mesh.cp, job.scenario.training.seq_len
+    if cp > 1 and job.scenario.training.lengths == "packed":
+        raise job.not_yet("training.lengths", "packed sequences with context parallelism under automodel")
+    if cp > 1 and seq_len % (2 * cp):
+        raise job.illegal("training.seq_len", f"{seq_len} tokens must be divisible by 2 x cp = {2 * cp}",
+                          "0.7.0 context parallel: load-balanced halves")

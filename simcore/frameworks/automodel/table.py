@@ -1,0 +1,367 @@
+"""NeMo Automodel 0.7.0: FSDP2 units over a dense mesh, experts over their own (ep_shard x ep) mesh.
+
+`main 2026-06-08` is a snapshot before it (77f112399), for DeepSeek-V3 alone.
+
+[Note: Automodel's two paths]
+With ep > 1 `moe/parallelizer.py` wraps experts (when ep_shard > 1), the fp32 Mamba holder, the block, embedding, head
+and inner model, and nothing is resharded after forward unless asked (`MoEParallelizerConfig.reshard_after_forward`,
+False). With ep = 1 layers are wrapped and resharded, embedding and head only if they train: Nemotron-H by
+`models/nemotron_v3/parallelization.py`, all others by `distributed/parallelizer.py`, which keeps the last layer
+gathered and tied tables with the root, and gathers ahead by order if `enable_fsdp2_prefetch` says so (False,
+`distributed/config.py:344`, though its text says True). Experts are cut on dimension 0 over ep and on dimension 1 over
+ep_shard, which takes in dp_replicate: they are never replicated by HSDP, and `expert_dp` here is Automodel's
+`ep_shard`. Parameters rest in the checkpoint's bf16 and so do Adam's moments; A_log, D and dt_bias stay fp32.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+from functools import lru_cache
+from typing import Any
+
+from simcore.frameworks.automodel.checks import QUANTISED, check
+from simcore.frameworks.automodel.lora import adapters
+from simcore.frameworks.automodel.units import is_sharded, units
+from simcore.frameworks.common import transformers as _transformers
+from simcore.frameworks.common.checkpoint_files import automodel_files
+from simcore.frameworks.common.kernels import SDPA_BACKENDS, torch_libraries
+from simcore.frameworks.common.liger import LIGER, LIGER_FAMILIES, LIGER_OPTION, liger_kernels
+from simcore.frameworks.common.qlora import STORAGE_OPTION, STORAGES, is_packed, packed_of
+from simcore.frameworks.common.torch import States, all_or_no_checkpoint, states_of, torch_optimizer
+from simcore.operators.automodel.implementation import RELEASE_0_7_0, SNAPSHOT_2026_06_08
+from simcore.pipeline.schedule import Schedule
+from simcore.placement.form import Form, Layout, Partial, Shard
+from simcore.placement.framework import Framework, Life, Moment, Padding, Rule, UnshardFlow
+from simcore.placement.job import Job
+from simcore.placement.libraries import Libraries
+from simcore.placement.stages import contiguous, remainder_first, stage_layers
+from simcore.recording.packed_weights import Packed
+
+__all__ = ["DEFAULT_IMPLEMENTATION", "IMPLEMENTATIONS", "PACKS", "VERSIONS", "adapters", "table"]
+
+VERSIONS = ("0.7.0", "main 2026-06-08", "0.4.0", "0.3.0")
+_LAYERS = {"0.7.0": RELEASE_0_7_0, "main 2026-06-08": SNAPSHOT_2026_06_08, "0.4.0": SNAPSHOT_2026_06_08,
+           "0.3.0": SNAPSHOT_2026_06_08}
+_BESIDE = ("0.4.0", "0.3.0")
+"""Releases that run the shared expert on a stream of its own (0.4.0 moe/layers.py, MoE.forward; gone with
+e42584e30, 2026-05-22)."""
+_ONE_TYPE = ("main 2026-06-08", *_BESIDE)
+"""Those that keep all parameters of a layer in one (`_fp32_params` came with 4bdfc405c, 2026-06-23); what lay in it has
+its name here all the same."""
+DEFAULT_IMPLEMENTATION = "automodel"
+IMPLEMENTATIONS = ("automodel", "hf")
+PACKS = True
+"""Serves frozen weights in 4 bits, of transformers' layers."""
+BOTH = ("llama", "mixtral", "qwen2", "qwen3", "qwen3_moe")
+"""Families of which transformers' layers are served too (`force_hf: true`)."""
+OPTIONS = {
+    "reshard_after_forward": (None, True, False),
+    "moe.reshard_after_forward": (None, True, False),
+    "enable_fsdp2_prefetch": (True, False),
+    "fsdp2_forward_prefetch_depth": (0, int),
+    "fsdp2_backward_prefetch_depth": (0, int),
+    "defer_fsdp_grad_sync": (True, False),
+    "enable_fsdp_optimizations": (True, False),
+    "dispatcher": ("deepep", "hybridep", "torch"),
+    "attn": ("te", "sdpa"),
+    "sdpa_backend": SDPA_BACKENDS,
+    "fake_balanced_gate": (True, False),
+    LIGER_OPTION: (True, False),
+    STORAGE_OPTION: STORAGES,
+}
+
+
+def implementation_of(family: str, method: str) -> str:
+    """What Automodel runs of itself: own code wherever its registry has some, but for what bitsandbytes packs."""
+    return "hf" if family == "mixtral" or method == "qlora" else DEFAULT_IMPLEMENTATION
+
+
+def table(job: Job) -> Framework:
+    """Automodel applied to a job."""
+    options = job.options(OPTIONS)
+    check(job)
+    job.refuse_offload()
+    training, mesh = job.scenario.training, job.mesh
+    stored = job.auto("training.precision.params", training.precision.params, "bf16",
+                      "from_pretrained(torch_dtype='auto'): the checkpoint's dtype")
+    reduce = job.auto("training.precision.grad_reduce", training.precision.grad_reduce, "fp32",
+                      "0.7.0 config.py:328 MixedPrecisionPolicy")
+    _note_defaults(job, stored)
+    stages = _stages(job)
+    version = _version(job)
+    return Framework(
+        name="automodel", version=version,
+        rules=_rules(job, stored, _packed(job, options), holds_fp32=version not in _ONE_TYPE),
+        units=units(job, stages, options, reduce, holds_fp32=version not in _ONE_TYPE),
+        flow=_flow(job, options),
+        optimizer=torch_optimizer(job, "recipes: torch.optim.Adam, foreach by default on CUDA",
+                                  plain=not is_sharded(job)),
+        compute_dtype=job.compute,
+        checkpoint=all_or_no_checkpoint(job),
+        loss=job.auto("training.loss", training.loss, "masked_fp32", "0.7.0 recipes: MaskedCrossEntropy fp32_upcast"),
+        sequence_parallel=False,
+        stages=stages,
+        schedule=Schedule(training.pipeline.schedule if mesh.pp > 1 else "1f1b", mesh.pp),
+        options=_layer_options(job, options, version),
+        communicators=_communicators(job),
+        files=automodel_files(job),
+        padding=Padding(1, "0.7.0 components/datasets/utils.py default_collater: pad_seq_len_divisible None"),
+        libraries=Libraries(dispatcher=_dispatcher(job, options).replace("torch", "nccl"),
+                            attention=_attention(job, options), te_calls=_te_calls(job, options),
+                            shared_beside=version in _BESIDE),
+        assumptions=_assumptions(job, options),
+    )
+
+
+def _note_defaults(job: Job, stored: str) -> None:
+    """What nobody asked for; `stored`: the format of parameters."""
+    training = job.scenario.training
+    if training.method != "full" and stored == "fp32":
+        source = "0.7.0 _transformers/infrastructure.py:683: PEFT stores them in the compute dtype"
+        job.autos["precision of frozen parameters"] = (job.compute, source)
+    if training.optimizer.name != "sgd":
+        job.auto("training.optimizer.moments", training.optimizer.moments, "as each parameter is stored",
+                 "recipes: torch.optim.Adam, zeros_like(parameter)")
+    if training.method == "qlora":
+        job.auto("implementation", job.scenario.implementation, "hf", f"{QUANTISED}: transformers' loader packs them")
+    elif job.graph.architecture.family in BOTH:
+        job.auto("implementation", job.scenario.implementation, *_RAN[job.graph.implementation])
+
+
+_RAN = {"automodel": ("automodel", "0.7.0 _transformers/registry.py MODEL_ARCH_MAPPING: it has own code"),
+        "hf": ("hf", "0.7.0 _transformers/registry.py MODEL_ARCH_MAPPING: no own code, transformers' is run")}
+_OF_HF = (*RELEASE_0_7_0, ("loss", "automodel"), ("experts_implementation", "grouped_mm"))
+"""Replayed by transformers' own gradient_checkpointing_enable (0.7.0 distributed/model_parallelizer.py)."""
+_INSTALLED = ("framework_options.use_liger_kernel", "Liger-Kernel is installed", "assumed", "0.7.0 _transformers/"
+              "kernel_patches.py: without it transformers' layers run as they are, with a warning")
+_STAGES = ("mesh.pp", "what PyTorch's stages hold of all microbatches is left out: buffers of what they receive, and "
+           "the last stage's logits", "assumed", "torch 2.13 distributed/pipelining/stage.py; 0.7.0 recipes/llm/"
+           "train_ft.py:1312 does not say return_outputs=False: peaks of stages are too low")
+_PACKED = ("training.lengths", "attention by TE, in its layout thd", "assumed", "0.7.0 components/attention/utils.py: "
+           "backend.attn te; SDPA would need a mask for each pair of positions")
+_READ = ("framework_version", "layers as recorded of 0.7.0, with what the release's code does otherwise", "assumed",
+         "0.3.0 and 0.4.0 moe/parallelizer.py, moe/layers.py, read, not run: checkpoints run router and dispatch again")
+_LATENT = ("attention", "by TE on cuDNN; backward sums dq in fp32", "assumed", "0.7.0 models/common/utils.py: "
+           "BackendConfig.attn is te where TE is installed; the workspace is an estimate")
+_BALANCED = ("router_aux_loss_coef", "the balancing loss is computed", "assumed", "0.7.0 models/qwen3_moe/model.py: "
+             "aux_loss_coeff is the configuration's, above 0 by default (transformers 5.23)")
+_FAKE_GATE = ("framework_options.fake_balanced_gate", "the gate's weights are placed all the same", "assumed",
+              "0.7.0 moe/layers.py: FakeBalancedGate has none")
+
+
+def _version(job: Job) -> str:
+    given = job.scenario.framework_version
+    return VERSIONS[0] if given == "auto" else given
+
+
+def _layer_options(job: Job, options: dict[str, object], version: str) -> tuple[tuple[str, str], ...]:
+    """Transformers' layers get Liger's kernels, if it has any for them and nobody says no."""
+    if job.graph.implementation != "hf":
+        job.refuse_idle(options, LIGER_OPTION, "in Automodel's own layers")
+        return (*_chosen(job, options), *_LAYERS[version])
+    return (*_OF_HF, *_transformers.replayed(job), *(LIGER if _has_liger(job, options) else ()))
+
+
+def _has_liger(job: Job, options: dict[str, object]) -> bool:
+    """A default of true is left aside for families of which Liger's kernels are not described."""
+    known = job.graph.architecture.family in LIGER_FAMILIES
+    liger_kernels(job, options)
+    return job.flag(options, LIGER_OPTION, "0.7.0 _transformers/auto_model.py: use_liger_kernel=True" if known else
+                    "assumed: Liger has kernels for it, which are not described", default=known)
+
+
+def _chosen(job: Job, options: dict[str, object]) -> tuple[tuple[str, str], ...]:
+    """What the layers are told beside the version."""
+    mesh = job.mesh
+    unit = (("experts", "unit"),) if mesh.ep > 1 and mesh.expert_dp > 1 else ()
+    if not job.has_experts:
+        job.refuse_idle(options, "fake_balanced_gate", "in a model without experts")
+    gate = (("gate", "fake"),) if options.get("fake_balanced_gate") is True else ()
+    return (*unit, ("dispatcher", _dispatcher(job, options)), *gate)
+
+
+def _assumptions(job: Job, options: dict[str, object]) -> tuple[tuple[str, str, str, str], ...]:
+    """Packs need TE. A mesh that the parallelizer serves and the loader before it does not is shown, with that said."""
+    made = [_PACKED] if job.scenario.training.lengths == "packed" else []
+    made += [_INSTALLED] if job.graph.implementation == "hf" and _has_liger(job, options) else []
+    made += [_STAGES] if job.mesh.pp > 1 else []
+    made += [_READ] if _version(job) in _BESIDE else []
+    if job.graph.architecture.family == "qwen3_moe" and job.graph.implementation != "hf":
+        made += [_LATENT, _FAKE_GATE if options.get("fake_balanced_gate") is True else _BALANCED]
+    if job.graph.architecture.family == "deepseek_v3":
+        made += [_LATENT, *([_FAKE_GATE] if options.get("fake_balanced_gate") is True else [])]
+    if job.mesh.tp == 1:
+        return tuple(made)
+    return (*made, ("mesh.tp", "as the parallelizer places it", "assumed",
+             "0.7.0 NeMoAutoModel's capability check refuses it first: 'Tensor parallelism (tp_size="
+             f"{job.mesh.tp}) requested but NemotronHForCausalLM has no TP plan'; only lm_head would be split"),)
+
+
+def _flow(job: Job, options: dict[str, object]) -> UnshardFlow:
+    """Under pipeline stages torch keeps parameters gathered until the last backward (`pipelining/stage.py`, 2.13)."""
+    defer = job.flag(options, "defer_fsdp_grad_sync", "0.7.0 config.py:340", default=True)
+    kept = bool(options.get("enable_fsdp_optimizations", False)) or job.mesh.pp > 1
+    return UnshardFlow(*_ahead(job, options), "last" if defer else "every", reshard_after_backward=not kept)
+
+
+def _ahead(job: Job, options: dict[str, object]) -> tuple[int, int]:
+    """Layers that are gathered ahead by order, in forward and backward (0.7.0 distributed/parallelizer.py).
+
+    `apply_fsdp2_sharding_recursively` chains layers that reshard; the paths of experts and of Nemotron-H have no chain.
+    """
+    if job.mesh.ep > 1 or job.graph.architecture.family == "nemotron_h":
+        return 0, 0
+    chained = job.flag(options, "enable_fsdp2_prefetch", "0.7.0 distributed/config.py:344", default=False)
+    if not chained or options.get("reshard_after_forward") is False:
+        return 0, 0
+    depths = [options.get(f"fsdp2_{way}_prefetch_depth", depth) for way, depth in (("forward", 1), ("backward", 2))]
+    forward, backward = (depth for depth in depths if isinstance(depth, int))
+    return forward, backward
+
+
+def _dispatcher(job: Job, options: dict[str, object]) -> str:
+    default = "deepep" if job.mesh.ep > 1 else "torch"
+    return job.auto("framework_options.dispatcher", str(options.get("dispatcher", "auto")), default,
+                    "0.7.0 models/common/utils.py: DeepEP where installed and ep > 1, else torch")
+
+
+def _attention(job: Job, options: dict[str, object]) -> str:
+    """Whose kernels attention runs, which time alone knows; transformers' layers have torch's."""
+    if job.graph.implementation == "hf":
+        job.refuse_idle(options, "attn", "in transformers' layers")
+        return torch_libraries(job, options).attention
+    backend = job.auto("framework_options.attn", str(options.get("attn", "auto")), "te",
+                       "0.7.0 models/common/utils.py: BackendConfig.attn is te where TE is installed")
+    if backend == "te":
+        job.refuse_idle(options, "sdpa_backend", "with attention by TE")
+        return "attention"
+    return torch_libraries(job, options).attention
+
+
+def _te_calls(job: Job, options: dict[str, object]) -> tuple[tuple[str, str], ...]:
+    """0.7.0 models/common/utils.py: BackendConfig.linear is te where TE is installed; llama and qwen take torch's.
+
+    With adapters all linear layers are counted as torch's, as their memory is.
+    """
+    if job.graph.implementation == "hf":
+        return ()
+    linears = [("gemm", part) for part in ("attn", "mlp", "shared_experts")] * (job.scenario.training.method == "full")
+    return (*linears, *([("attention", "attn")] if options.get("attn", "te") == "te" else []))
+
+
+def _stages(job: Job) -> tuple[tuple[int, ...], ...]:
+    """Contiguous, remainder to the first stages (0.7.0 pipelining/functional.py:98)."""
+    given, pp = job.scenario.training.pipeline.layers, job.mesh.pp
+    counts = remainder_first(job.graph.num_blocks, pp) if given == "auto" else list(given)
+    if len(counts) != pp or sum(counts) != job.graph.num_blocks or min(counts) < 1:
+        raise job.illegal("mesh.pp", f"expected {pp} stages of at least one layer, adding up to "
+                          f"{job.graph.num_blocks}, got {counts}",
+                          "0.7.0 pipelining/functional.py:135: stages cannot exceed layers")
+    return stage_layers(job.graph, contiguous(counts))
+
+
+# ---- lives ----------------------------------------------------------------------------------------------------------
+@dataclass(frozen=True, slots=True)
+class _Choice:
+    """What lives depend on besides the tensor.
+
+    `stored`: dtype of trained ones; `frozen`: of the base's; `kept`: what the optimizer keeps. `experts_dp`: ranks
+    that share an expert.
+    """
+
+    stored: str
+    frozen: str
+    experts: str
+    adapters: str
+    compute: str
+    kept: States
+    is_sharded: bool
+    splits_head: bool
+    splits_experts: bool
+    experts_dp: int
+    packed: Packed | None = None
+    holds_fp32: bool = True
+
+
+def _packed(job: Job, options: dict[str, Any]) -> Packed | None:
+    """A column of bf16 by default, which FSDP2 cuts and gathers as it does other parameters."""
+    packed = packed_of(job, options, ("bfloat16", "0.7.0 components/quantization/qlora.py create_bnb_config"))
+    if packed is None or packed.storage == job.compute:
+        return packed
+    at = f"framework_options.{STORAGE_OPTION}"
+    if packed.storage == "uint8":
+        raise job.not_yet(at, "columns of bytes under automodel: fully_shard gets them beside what is of 16 bits")
+    raise job.illegal(at, f"packed values in {packed.storage} would be cast to {job.compute}",
+                      "torch 2.13 distributed/fsdp/_fully_shard/_fsdp_param.py init_dtype_attrs")
+
+
+def _rules(job: Job, stored: str, packed: Packed | None, *, holds_fp32: bool) -> tuple[Rule, ...]:
+    mesh, training = job.mesh, job.scenario.training
+    frozen = job.compute if training.method != "full" else stored
+    experts = training.precision.experts
+    return _made_rules(_Choice(
+        stored, frozen, frozen if experts == "auto" else experts, _adapters(job, stored),
+        job.compute, states_of(job, plain=not is_sharded(job)), is_sharded(job), mesh.tp > 1, mesh.ep > 1,
+        mesh.expert_dp, packed, holds_fp32))
+
+
+def _adapters(job: Job, stored: str) -> str:
+    """Beside a packed base in the type of the products (0.7.0 components/_peft/lora.py, _extract_base_dtype)."""
+    given, method = job.scenario.training.lora.dtype, job.scenario.training.method
+    return given if given != "auto" else job.compute if method == "qlora" else stored
+
+
+@lru_cache(maxsize=256)
+def _made_rules(choice: _Choice) -> tuple[Rule, ...]:
+    dense: Layout = (("dp_shard_cp", Shard(0)),)
+    frozen, compute = choice.frozen, choice.compute
+    rules = [Rule(lambda t: t.is_buffer, _buffer())]
+    if choice.holds_fp32:
+        rules.append(Rule(lambda t: t.stored == "fp32", _life(choice, "fp32 holder", dense, (), "fp32", "fp32")))
+    if choice.splits_experts:
+        rules.append(Rule(lambda t: t.component == "routed_experts", _experts(choice, choice.experts)))
+        rules.append(Rule(lambda t: t.component == "expert_adapters", _experts(choice, choice.stored)))
+    if choice.splits_head:  # ep = 1: only the head, over its vocabulary (0.7.0 nemotron_v3/parallelization.py)
+        split: Layout = (("tp", Shard(0, even=True)),)
+        rules.append(Rule(lambda t: t.component == "lm_head",
+                          _life(choice, "split head", (*split, *dense), split, frozen, compute)))
+    rules.append(Rule(lambda t: t.module == "adapter", _life(choice, "adapters", dense, (), choice.adapters, compute)))
+    if choice.packed is not None:
+        life = _life(choice, "packed", dense, (), choice.packed.storage, compute)
+        rules.append(Rule(is_packed, replace(life, rest=replace(life.rest, packed=choice.packed))))
+    rules.append(Rule(lambda t: True, _life(choice, "sharded", dense, (), frozen, compute)))
+    return tuple(rules)
+
+
+def _buffer() -> Life:
+    form = Form((), "fp32")
+    return Life("buffer", form, form, form, form, rest_category="buffer")
+
+
+def _experts(choice: _Choice, stored: str) -> Life:
+    split: Layout = (("ep", Shard(0, even=True)),)
+    if choice.experts_dp > 1:
+        layout = (*split, ("expert_dp", Shard(1, even=True)))
+        return _life(choice, "experts, sharded on dimension 1", layout, split, stored, choice.compute)
+    form = Form(split, stored)
+    return Life("experts, local", form, form, form, form, choice.kept.of(split, stored),
+                rest_category="ignored_param", grad_made_category="ignored_grad")
+
+
+def _life(choice: _Choice, name: str, layout: Layout, used: Layout, stored: str, compute: str) -> Life:
+    if not choice.is_sharded:
+        form = Form(used, stored)
+        return Life(f"{name}, alone", form, Form(used, compute), form, form, choice.kept.of(used, stored),
+                    grad_made_category="sharded_grad")
+    partial: Layout = (*used, ("dp_shard_cp", Partial()))
+    return Life(name, Form(layout, stored), Form(used, compute), Form(partial, compute), Form(layout, stored),
+                choice.kept.of(layout, stored), Moment.UNIT_FORWARD_BEGIN, Moment.UNIT_BACKWARD_END,
+                Moment.UNIT_BACKWARD_END, pad_storage=True)
+
+
+def _communicators(job: Job) -> tuple[str, ...]:
+    mesh = job.mesh
+    names = ["dp_shard_cp", "dp_replicate", "cp", "tp", "pp"]
+    if mesh.ep > 1:
+        names += ["ep", "expert_dp"]
+    return tuple(name for name in names if mesh.axis(name).size > 1)

@@ -1,0 +1,1 @@
+"""What several frameworks share: kernels of torch, trainers of transformers, adapters, files, optimizer steps."""

@@ -1,0 +1,65 @@
+"""The optimizer's step on the host: gradients go there, a CPU updates, parameters come back.
+
+torch 2.13 `optim/adamw.py`, `optim/adam.py` (_single_tensor_adam), `optim/sgd.py` (_single_tensor_sgd): on a CPU the
+default is neither foreach nor fused, so each operator reads and writes whole tensors. Counted, in passes over the
+elements: decay 2, first moment 3, second moment 2 and 3, root 2, quotient 2, epsilon 2, update 4; SGD with momentum and
+decay 3, 2, 3 and 3. A fused step reads four tensors and writes three.
+"""
+
+from __future__ import annotations
+
+from typing import Final
+
+from simcore.placement.plan import Plan
+from simcore.program.builder import Builder
+from simcore.program.outline import Tables
+from simcore.recording.rows import HOST_STOPS, Module
+from simcore.recording.tape import Stream
+from simcore.units import dtype_bytes
+
+__all__ = ["copied", "cpu_bytes", "share_on_host", "updated", "updated_on_host", "waits_for_device"]
+
+_PASSES: Final = {"sgd": 11}
+_ADAM, _FUSED = 20, 7
+
+
+def cpu_bytes(optimizer: str, implementation: str, elements: int, size: int) -> int:
+    """Bytes that the CPU reads and writes in a step over elements of `size` bytes; what its caches spare is not."""
+    passes = _FUSED if implementation == "fused" else _PASSES.get(optimizer, _ADAM)
+    return passes * elements * size
+
+
+def share_on_host(plan: Plan) -> float:
+    """Of the optimizer's states, those that a CPU updates: the same of every trained tensor."""
+    lives = (placed.life for kind, _ in plan.kind_counts for placed in plan.kinds[kind] if placed.trainable)
+    return max((form.share for life in lives for _, form in life.states if form.space == "host"), default=0.0)
+
+
+def copied(layer: int, direction: str, dtype: str, num_bytes: int, tables: Tables, builder: Builder) -> None:
+    """A copy in line with kernels. `direction`: to_host or to_device."""
+    builder.copy(layer, tables.comm("copy", direction, dtype), num_bytes, Stream.COMPUTE, int(Module.NONE))
+
+
+def updated(plan: Plan, builder: Builder) -> None:
+    """Sharded parameters that rest on the host are updated there, once their gradients have come."""
+    optimizer = plan.framework.optimizer
+    away = [(placed, count) for kind, count in plan.kind_counts for placed in plan.kinds[kind]
+            if placed.trainable and not placed.rests_here]
+    if away:
+        waits_for_device(plan.layers[0], builder)
+        builder.host(sum(count * cpu_bytes(optimizer.name, optimizer.implementation, placed.local, dtype_bytes(
+            placed.life.rest.dtype)) for placed, count in away))
+
+
+def waits_for_device(layer: int, builder: Builder) -> None:
+    """The host waits until everything before is done, copies to it too."""
+    builder.wait(layer, HOST_STOPS)
+
+
+def updated_on_host(plan: Plan, elements: int, builder: Builder) -> None:
+    """DeepSpeedCPUAdam, a fused step in fp32, once gradients are there; then a cast to 16 bits, from 4 bytes to 2.
+
+    DeepSpeed 0.19.6 `ops/adam/cpu_adam.py`, `csrc/includes/cpu_adam.h`.
+    """
+    waits_for_device(plan.layers[0], builder)
+    builder.host(cpu_bytes(plan.framework.optimizer.name, "fused", elements, 4) + 6 * elements)

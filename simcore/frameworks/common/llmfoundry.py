@@ -1,0 +1,113 @@
+"""What llm-foundry 0.3.0 under Composer 0.16 adds to FSDP: its precision, prefetches, optimizer, refusals.
+
+Sources: llm-foundry `models/mpt/modeling_mpt.py`, `scripts/train/yamls/pretrain/mpt-*.yaml`, Composer
+`trainer/dist_strategy.py`, `trainer/mosaic_fsdp_utils.py`, `optim/decoupled_weight_decay.py`.
+
+[Note: llm-foundry's units]
+Composer 0.16 wraps with FSDP1: each block, and the token embedding, the positions and the final norm apart
+(`MPTForCausalLM.__init__`, _fsdp_wrap). The head calls the embedding once more, so it is gathered for both and for the
+head's backward. Positions and norm are here the root's, gathered once, and so is all but blocks under `fsdp2`. Clipping
+by norm is left out.
+"""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from functools import lru_cache
+from typing import Any
+
+from simcore.frameworks.common.pipeline import weighed_stages
+from simcore.frameworks.common.torch import Defaults, all_or_no_checkpoint
+from simcore.models.blocks import Attention, Embedding
+from simcore.models.graph import ModelGraph
+from simcore.models.tensor import TensorSpec
+from simcore.placement.form import Layout
+from simcore.placement.job import Job
+
+__all__ = ["DEFAULTS", "FSDP1", "OPTIONS", "check", "checkpoint", "in_fp8", "options_of", "stages_of", "tp_layout"]
+
+_CODE, _TRAINER = "llm-foundry 0.3.0", "Composer 0.16.4"
+OPTIONS: dict[str, tuple[Any, ...]] = {
+    "wrap": ("layers_root",),
+    "reshard_after_forward": (None, True, False),
+    "sync_gradients": ("every",),
+    "attn_impl": ("triton", "flash"),
+}
+DEFAULTS = Defaults(
+    stored=("fp32", f"{_TRAINER} trainer/mosaic_fsdp_utils.py: shards stay in fp32 under a mixed precision"),
+    reduce=("compute", f"{_CODE} scripts/train/yamls/pretrain: mixed_precision: PURE"),
+    optimizer=("for_loop", f"{_TRAINER} optim/decoupled_weight_decay.py DecoupledAdamW: one parameter after the other"),
+    loss=("llmfoundry", f"{_CODE} models/mpt/modeling_mpt.py: loss_fn = fused_crossentropy"),
+    wrap="layers_root", sync="every", root_resharded=False, last_follows=False, loss_inside=False,
+    reshard=("true for layers, false for the root", f"{_CODE} scripts/train/yamls/pretrain: sharding_strategy: "
+             "FULL_SHARD"))
+FSDP1: dict[str, tuple[Any, str]] = {
+    "use_orig_params": (True, f"{_TRAINER} trainer/dist_strategy.py set_fsdp_default: use_orig_params"),
+    "backward_prefetch": ("BACKWARD_POST", f"{_TRAINER} trainer/dist_strategy.py set_fsdp_default: backward_prefetch"),
+    "wrap": ("separate_embedding", f"{_CODE} models/mpt/modeling_mpt.py:501: _fsdp_wrap of what is no block; positions "
+             "and the final norm, small beside it, are taken into the root"),
+}
+"""Composer's defaults where they are not the class's own."""
+checkpoint = all_or_no_checkpoint
+stages_of = weighed_stages
+
+
+def check(job: Job, options: dict[str, Any]) -> None:
+    """Refuses by name what is not modelled."""
+    mesh, training = job.mesh, job.scenario.training
+    if job.graph.architecture.family != "mpt":
+        raise job.not_yet("implementation", f"{job.graph.architecture.family} in the layers of llm-foundry (served: "
+                          "mpt)")
+    if not job.graph.architecture.tied:
+        raise job.illegal("model", "MPTForCausalLM only supports tied word embeddings",
+                          f"{_CODE} models/mpt/modeling_mpt.py:491")
+    job.one_of("training.loss", training.loss, ("auto",))
+    if training.lengths == "packed":
+        raise job.not_yet("training.lengths", "packed sequences with llm-foundry's layers")
+    if training.method != "full":
+        raise job.not_yet("training.method", f"{training.method} with llm-foundry's layers")
+    if mesh.tp > 1:
+        raise job.not_yet("mesh.tp", "tensor parallelism with llm-foundry's layers")
+    if mesh.dp_replicate > 1:
+        raise job.not_yet("mesh.dp_replicate", "replicas of llm-foundry's shards (Composer's process groups)")
+    _check_positions(job)
+    if options.get("attn_impl") == "flash" and _has_alibi(job):
+        raise job.illegal("framework_options.attn_impl", "alibi only implemented with torch and triton attention",
+                          f"{_CODE} models/mpt/configuration_mpt.py")
+
+
+def _check_positions(job: Job) -> None:
+    longest = [kind.block.positions for kind in job.graph.kinds if isinstance(kind.block, Embedding)]
+    seq_len = job.scenario.training.seq_len
+    if 0 < longest[0] < seq_len:
+        raise job.illegal("training.seq_len", f"Cannot forward input with seq_len={seq_len}, this model only supports "
+                          f"seq_len<={longest[0]}", f"{_CODE} models/mpt/modeling_mpt.py:361")
+
+
+def _has_alibi(job: Job) -> bool:
+    return any(isinstance(branch.block, Attention) and branch.block.alibi for kind in job.graph.kinds
+               for branch in kind.branches)
+
+
+def in_fp8(job: Job) -> ModelGraph:
+    """Linears of blocks become TransformerEngine's; the head is torch's."""
+    return _marked(job.graph)
+
+
+@lru_cache(maxsize=64)
+def _marked(graph: ModelGraph) -> ModelGraph:
+    return replace(graph, kinds=tuple(replace(kind, fp8=kind.block is None) for kind in graph.kinds))
+
+
+def options_of(job: Job, options: dict[str, Any]) -> tuple[tuple[str, str], ...]:
+    """`Run.options`."""
+    attention = job.auto("framework_options.attn_impl", options.get("attn_impl", "auto"), "triton",
+                         f"{_CODE} models/mpt/configuration_mpt.py attn_config_defaults")
+    learned = any(isinstance(kind.block, Embedding) and kind.block.positions for kind in job.graph.kinds)
+    fp8 = job.scenario.training.precision.compute == "fp8"
+    return (("attn_impl", attention), *((("positions", "learned"),) * learned), *((("fp8", "true"),) * fp8))
+
+
+def tp_layout(_spec: TensorSpec) -> Layout:
+    """Whole: `check` refuses."""
+    return ()

@@ -1,0 +1,170 @@
+"""What lives across steps, and what the optimizer's step needs for a moment."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+
+import numpy as np
+
+from simcore.models.blocks import Attention
+from simcore.placement.mesh import IntArray
+from simcore.placement.optimizer_step import is_updated_in_backward, moment_dtype
+from simcore.placement.plan import Placed, Plan
+from simcore.program.builder import Builder
+from simcore.program.outline import Phase, Tables
+from simcore.program.tile import Tile
+from simcore.recording.tape import Kernel, Op
+from simcore.units import dtype_bytes
+
+__all__ = ["Posting", "muon_transient", "newton_schulz_bytes", "optimizer_temporaries", "post_rest", "rest_postings",
+           "step_temporaries"]
+
+Posting = tuple[str, str, int]
+
+
+def post_rest(plan: Plan, tables: Tables, builder: Builder, of: Callable[[Placed], list[Posting]]) -> None:
+    """Post what `of` says of each tensor, layer by layer; layers of a kind are tiles."""
+    builder.at(Phase.BUILD)
+    tiles: dict[int, Tile] = {}
+    for layer in plan.layers:
+        kind = plan.graph.layers[layer].kind
+        if kind not in tiles:
+            rows = [(Op.ALLOC, 0, tables.slot(name, category), num_bytes, 0, 0)
+                    for placed in plan.kinds[kind] for name, category, num_bytes in of(placed) if num_bytes]
+            columns: IntArray = np.array(rows, dtype=np.int64).reshape(-1, 6)
+            tiles[kind] = Tile(columns, np.zeros(len(rows), dtype=np.int64))
+        builder.tile(tiles[kind], layer)
+    slot = tables.slot("buffers", "buffer")
+    for _, num_bytes in plan.graph.architecture.buffers if plan.stage == 0 else ():
+        builder.alloc(plan.layers[0], slot, num_bytes)
+
+
+def rest_postings(placed: Placed) -> list[Posting]:
+    """Parameters and optimizer states; buffers by their own category."""
+    name = placed.spec.name
+    if placed.spec.is_buffer:
+        return [(name, "buffer", placed.local * dtype_bytes(placed.life.rest.dtype))]
+    states = [(f"{name}.{state}", "main_param" if state == "master_param" else "opt_state", num_bytes)
+              for state, num_bytes in placed.states]
+    return [(name, placed.life.rest_category, placed.rest_bytes), *states]
+
+
+def optimizer_temporaries(plan: Plan, tables: Tables, builder: Builder) -> None:
+    """Adam's temporaries (torch 2.13 `optim/adam.py`), or Muon's where they are more: one runs after the other.
+
+    foreach: a square root of every second moment of a parameter group at once; for_loop: a square root and a quotient
+    of one tensor beside the quotient of the one before; fused, te and those of 8 bits: none.
+    """
+    layer, slot = plan.layers[0], tables.slot("sqrt_exp_avg_sq", "optim_temp")
+    per_kind = {kind: [p for p in plan.kinds[kind] if p.trainable and p.rests_here and not is_updated_in_backward(p)]
+                for kind, _ in plan.kind_counts}
+    sizes = {kind: [_root_bytes(p) for p in mine if not _is_muons(plan, p)] for kind, mine in per_kind.items()}
+    implementation, held = plan.framework.optimizer.implementation, 0
+    if implementation == "foreach":
+        held = _largest_group(plan, per_kind)
+    elif implementation == "for_loop":
+        held = _two_in_a_row([size for at in plan.layers for size in sizes[plan.graph.layers[at].kind]])
+    matrices = [(p, count) for kind, count in plan.kind_counts for p in per_kind[kind] if _is_muons(plan, p)]
+    held = max([held, *(newton_schulz_bytes(p) for p, _ in matrices)])
+    builder.alloc(layer, slot, held)
+    moved = sum(count * sum(_moved(p, implementation) for p in per_kind[kind]) for kind, count in plan.kind_counts)
+    flops = 12 * sum(count * sum(p.local for p in per_kind[kind]) for kind, count in plan.kind_counts)
+    builder.compute(Kernel.OPTIMIZER, flops, moved)
+    if matrices:
+        builder.compute(Kernel.GEMM, sum(count * _newton_schulz_flops(p) for p, count in matrices), moved)
+    builder.free(layer, slot, held)
+
+
+def _root_bytes(placed: Placed) -> int:
+    """The square root of its second moment."""
+    return placed.local * dtype_bytes(moment_dtype(placed))
+
+
+def _largest_group(plan: Plan, per_kind: Mapping[int, Sequence[Placed]]) -> int:
+    """Square roots of the parameter group with most of them; of one type after the other, they stay until its end."""
+    sums = {True: 0, False: 0}
+    for kind, count in plan.kind_counts:
+        for placed in per_kind[kind]:
+            apart = plan.framework.optimizer.groups_apart and placed.life.rest_category == "ignored_param"
+            sums[apart] += count * _root_bytes(placed) * (not _is_muons(plan, placed))
+    return max(sums.values())
+
+
+def _moved(placed: Placed, implementation: str) -> int:
+    """Bytes that the update of a tensor reads and writes: once each, or in the kernels of a loop one after the other.
+
+    torch 2.13 `optim/adam.py`, _single_tensor_adam: of both moments seven passes in lerp, mul, addcmul, sqrt, a
+    quotient, add and addcdiv, of the gradient two, of the parameter four. Composer 0.16.4's DecoupledAdamW has as many
+    (`optim/decoupled_weight_decay.py`): one more over a moment, and none for a weight decay of 0.
+    """
+    states, grads = placed.state_bytes, placed.local * dtype_bytes(placed.life.grad.dtype)
+    return 7 * states + 6 * grads if implementation == "for_loop" else 3 * states // 2 + 3 * grads
+
+
+def step_temporaries(plan: Plan, tables: Tables, builder: Builder, sizes: tuple[int, int],
+                     copied: Callable[[], None] = lambda: None) -> None:
+    """DeepSpeed's step over flat parts (0.19.6 `stage_1_and_2.py` and `stage3.py`, step).
+
+    `sizes`: bytes that norms take for a moment, elements of the part. A flat copy of the part's 16-bit gradients, its
+    copy in fp32, which the update reads; torch's foreach has a square root of the second moments. `copied` is called
+    when the fp32 copy is there.
+    """
+    layer, (looked_at, part) = plan.layers[0], sizes
+    norm, flat, wide, root = (tables.slot(name, "optim_temp") for name in ("grad_norm", "flat_grad", "fp32_grad",
+                                                                          "sqrt_exp_avg_sq"))
+    size = dtype_bytes(plan.framework.compute_dtype)
+    held = 4 * part * (plan.framework.optimizer.implementation == "foreach")
+    for slot, num_bytes in ((norm, looked_at), (flat, size * part), (wide, 4 * part)):
+        builder.alloc(layer, slot, num_bytes)
+        if slot == norm:
+            builder.free(layer, slot, num_bytes)
+    builder.free(layer, flat, size * part)
+    copied()
+    builder.alloc(layer, root, held)
+    builder.compute(Kernel.OPTIMIZER, 12 * part, (4 + 2 * 12 + size) * part)
+    builder.free(layer, root, held)
+    builder.free(layer, wide, 4 * part)
+
+
+def muon_transient(plan: Plan) -> int:
+    """Bytes that Megatron's Muon needs besides one matrix at a time: [Note: Muon's step] in `resident.py`."""
+    return max((_muon_bytes(plan, kind, p) for kind, _ in plan.kind_counts for p in plan.kinds[kind]
+                if any(name == "momentum_buffer" for name, _ in p.states)), default=0)
+
+
+def _muon_bytes(plan: Plan, kind: int, placed: Placed) -> int:
+    elements = placed.local // placed.used_copies
+    mixer = next((b.block for b in plan.graph.kinds[kind].branches if isinstance(b.block, Attention)), None)
+    if mixer is None or not placed.spec.name.endswith("linear_qkv.weight"):
+        return 12 * elements
+    parts = [elements * size // (mixer.q_size + 2 * mixer.kv_size) for size in
+             (mixer.q_size, mixer.kv_size, mixer.kv_size)]
+    return max(4 * elements + 4 * sum(parts[:i]) + 12 * part for i, part in enumerate(parts))
+
+
+def _is_muons(plan: Plan, placed: Placed) -> bool:
+    return plan.framework.optimizer.name == "muon" and placed.life.states[0][0] == "momentum_buffer"
+
+
+def newton_schulz_bytes(placed: Placed) -> int:
+    """The most that Muon needs for one matrix (torch 2.13 `optim/_muon.py`), as DTensor shards its products.
+
+    Measured on two ranks, five shapes, to the byte: the update in the parameter's dtype and two bf16 shards; where rows
+    are cut, which is where there are no more of them than columns, two gathered matrices and a Gram matrix; else three
+    Gram matrices.
+    """
+    rows, columns = placed.spec.shape
+    shards = placed.local * (dtype_bytes(placed.life.grad.dtype) + 2 * 2)
+    gram, whole = 2 * min(rows, columns) ** 2, 2 * rows * columns
+    is_wide = rows <= columns and placed.local < placed.spec.numel
+    return shards + (2 * whole + gram if is_wide else 3 * gram)
+
+
+def _newton_schulz_flops(placed: Placed) -> int:
+    """Five steps: two products of the shard with a Gram matrix, and that matrix with itself."""
+    small = min(placed.spec.shape)
+    return 5 * (2 * 2 * placed.local * small + 2 * small ** 3)
+
+
+def _two_in_a_row(sizes: list[int]) -> int:
+    return max((before + 2 * size for before, size in zip([0, *sizes], sizes, strict=False)), default=0)

@@ -1,0 +1,202 @@
+"""What tables around plain PyTorch share: defaults of a trainer, optimizers, and checkpointing of whole layers."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+from typing import Final
+
+from simcore.frameworks.common.lora import DEFAULT_TARGETS
+from simcore.placement.form import Blocks, Form, Layout
+from simcore.placement.framework import Optimizer
+from simcore.placement.job import Job
+
+__all__ = ["Defaults", "Sourced", "States", "all_or_no_checkpoint", "check_named_adapters",
+           "check_optimizer_in_backward", "offloaded_together", "refuse_virtual_stages", "states_of", "torch_optimizer"]
+
+_AO: Final = "torchao 36027d82 optim/adam.py"
+_TUNE: Final = "torchtune bd2a0fc7 recipes/full_finetune_single_device.py"
+_LEAST_PAGED: Final = 100_000
+_BNB: Final = "bitsandbytes 95f9af30 optim/optimizer.py"
+
+Sourced = tuple[str, str]
+"""A value, and where it stands."""
+
+
+@dataclass(frozen=True, slots=True)
+class Defaults:
+    """What the trainer around a model's code sets where a scenario does not. "compute": the type of the products.
+
+    `stored`: parameters at rest; `reduce`: gradients while they are reduced; `sync`: after which microbatches.
+    `root_resharded`: whether a root unit that wraps all but the layers reshards after forward; `last_follows`: whether
+    a unit of norm and head does what `reshard_after_forward: true` says. `reshard`: the default in words.
+    `loss_inside`: the model itself computes the loss, so the root's hooks run around it. `axes`: of the mesh, that are
+    served beyond those of data, tensors and experts; `split_backward`: layers know backward in two halves. With
+    pipeline stages: `reshard_in_stages` is `reshard`; `whole_in_stages`: components that tensor parallelism leaves
+    whole, if there are any it leaves sequences whole too; `returns_outputs`: the last stage keeps what the model puts
+    out.
+    """
+
+    stored: Sourced
+    reduce: Sourced
+    optimizer: Sourced
+    loss: Sourced
+    wrap: str
+    sync: str
+    root_resharded: bool
+    last_follows: bool
+    loss_inside: bool
+    reshard: Sourced
+    axes: tuple[str, ...] = ()
+    reshard_in_stages: Sourced = ("", "")
+    whole_in_stages: tuple[str, ...] = ()
+    returns_outputs: bool = False
+
+
+def offloaded_together(job: Job, told: str, rule: str) -> bool:
+    """Whether parameters, gradients and states rest on the host; IllegalLayout, with `told`, for some or parts."""
+    parts = {name: job.scenario.training.offload.part(name) for name in ("params", "gradients", "optimizer")}
+    for name, (space, fraction) in parts.items():
+        job.one_of(f"training.offload.{name}", space, ("none", "host"))
+        if fraction != parts["params"][1] or fraction not in (0, 1):
+            raise job.illegal(f"training.offload.{name}", f"{told}, all three and whole", rule)
+    return bool(parts["params"][1])
+
+
+def torch_optimizer(job: Job, source: str, default: str = "foreach", *, plain: bool = False,
+                    muon: bool = False) -> Optimizer:
+    """`torch.optim`, by default of the framework's kind (`source` says where); SGD has no temporaries, as if fused.
+
+    `plain`: parameters are ordinary tensors, and no DTensors. `muon`: the framework's table has lives for it.
+    """
+    optimizer, framework = job.scenario.training.optimizer, job.scenario.framework
+    if optimizer.name not in ("adamw", "adam", "sgd", *(("muon",) if muon else ())):
+        raise job.not_yet("training.optimizer.name", f"{optimizer.name} under {framework}")
+    if optimizer.momentum and optimizer.name != "sgd":
+        raise job.not_yet("training.optimizer.momentum", f"momentum of {optimizer.name}: it changes no bytes")
+    if _low_bit(job, plain=plain):
+        return Optimizer(optimizer.name, _checked_low_bit(job, plain=plain))
+    if optimizer.implementation not in ("auto", "foreach", "fused", "for_loop"):
+        raise job.not_yet("training.optimizer.implementation", f"{optimizer.implementation} under {framework}")
+    kind = job.auto("training.optimizer.implementation", optimizer.implementation, default, source)
+    return Optimizer(optimizer.name, "fused" if optimizer.name == "sgd" else kind)
+
+
+def _low_bit(job: Job, *, plain: bool) -> str:
+    """Whose kernels update states of 8 bits, or paged ones, if the scenario asks for such."""
+    optimizer = job.scenario.training.optimizer
+    if optimizer.implementation == "bitsandbytes":
+        return "bitsandbytes"
+    asked = optimizer.moments == "int8" or optimizer.paged
+    return ("bitsandbytes" if plain and optimizer.implementation == "auto" else "torchao") if asked else ""
+
+
+def _checked_low_bit(job: Job, *, plain: bool) -> str:
+    """Parameters that are DTensors have torchao's alone."""
+    optimizer, kind = job.scenario.training.optimizer, _low_bit(job, plain=plain)
+    if optimizer.name in ("sgd", "muon"):
+        raise job.not_yet("training.optimizer.name", f"{optimizer.name} with states of 8 bits or paged ones")
+    given = job.auto("training.optimizer.implementation", optimizer.implementation, kind,
+                     f"{_AO} AdamW8bit; {_BNB} knows no DTensor")
+    job.one_of("training.optimizer.implementation", given, ("bitsandbytes", "torchao") if plain else ("torchao",))
+    if optimizer.paged and kind != "bitsandbytes":
+        raise job.not_yet("training.optimizer.paged", f"paged states of {kind}")
+    if kind == "bitsandbytes" and optimizer.moments not in ("auto", "fp32", "int8"):
+        raise job.illegal("training.optimizer.moments", f"Amount of optimizer bits not supported: {optimizer.moments}",
+                          f"{_BNB} init_state: 8 or 32")
+    if kind == "bitsandbytes" and optimizer.moments == "auto":
+        job.autos["training.optimizer.moments"] = ("fp32", f"{_BNB} init_state: 32 bits")
+    return kind
+
+
+@dataclass(frozen=True, slots=True)
+class States:
+    """What an optimizer keeps of a parameter. `low_bit`: whose kernels update states of 8 bits, or paged ones."""
+
+    name: str
+    moments: str
+    low_bit: str
+    paged: bool
+    has_momentum: bool
+
+    def of(self, layout: Layout, stored: str, space: str = "device", *,
+           hidden: bool = False) -> tuple[tuple[str, Form], ...]:
+        """Of a parameter that is stored in `stored`, like its gradient.
+
+        SGD keeps a buffer if it has momentum, which it has not unless asked (torch 2.13 `optim/sgd.py`); Muon keeps one
+        of each matrix that is `hidden`, and AdamW updates all others (`optim/_muon.py`).
+        """
+        if self.name == "sgd" or (self.name == "muon" and hidden):
+            kept = self.has_momentum or self.name == "muon"
+            return (("momentum_buffer", Form(layout, stored, space)),) * kept
+        form, names = self._moment(layout, stored, space), ("exp_avg", "exp_avg_sq")
+        if not (self.paged and form.blocks):
+            return tuple((name, form) for name in names)
+        scales = replace(form, space=space, blocks=replace(form.blocks, part="scales"))
+        form = replace(form, blocks=replace(form.blocks, part="values"))
+        return (*((name, form) for name in names), *((f"{name}.absmax", scales) for name in names))
+
+    def _moment(self, layout: Layout, stored: str, space: str) -> Form:
+        """Like the parameter, as asked, or in blocks of 8 bits.
+
+        [Note: moments of 8 bits] Blocks of 256 with a scale in fp32, from 4096 values on. bitsandbytes 95f9af30
+        `optim/optimizer.py`, Optimizer2State: what is smaller, and all of 32 bits, in fp32; one table for all tensors.
+        torchao 36027d82 `optim/adam.py`, `optim/subclass_8bit.py`: what is smaller or no multiple of a block like the
+        parameter; a table of 256 fp32 values for each tensor. A kernel updates a tensor: no temporaries are counted.
+        Paged states are managed memory (`cudaMallocManaged`), which is no part of torch's allocator; those of fewer
+        than 100,000 values are not, nor are scales (get_state_buffer, init_state).
+        """
+        if self.low_bit == "bitsandbytes":
+            blocks = Blocks(256, 4096, "fp32") if self.moments == "int8" else None
+            away = ("managed", _LEAST_PAGED) if self.paged else (space, 0)
+            return Form(layout, "int8" if blocks else "fp32", away[0], blocks=blocks, least_away=away[1])
+        if self.moments == "int8":
+            return Form(layout, "int8", space, blocks=Blocks(256, 4096, stored, table=1024, whole=True))
+        return Form(layout, stored if self.moments == "auto" else self.moments, space)
+
+
+def states_of(job: Job, *, plain: bool = False) -> States:
+    """As the scenario asks. `plain`: parameters are ordinary tensors, and no DTensors."""
+    optimizer = job.scenario.training.optimizer
+    return States(optimizer.name, optimizer.moments, _low_bit(job, plain=plain), optimizer.paged,
+                  bool(optimizer.momentum))
+
+
+def all_or_no_checkpoint(job: Job) -> str:
+    """`none` or `full`: every layer whole, or none."""
+    recompute = job.scenario.training.recompute
+    if recompute in ("none", "full"):
+        return str(recompute)
+    raise job.not_yet("training.recompute", f"selective checkpointing under {job.scenario.framework}")
+
+
+def check_optimizer_in_backward(job: Job) -> None:
+    """`optimizer_in_bwd`, in torchtune's word: one microbatch a step, Adam on the device, no packed base."""
+    at, training = "framework_options.optimizer_in_bwd", job.scenario.training
+    if job.scenario.num_microbatches > 1:
+        raise job.illegal(at, "Gradient accumulation is not supported with optimizer in bwd", f"{_TUNE}:157")
+    if training.method == "qlora" or training.optimizer.name not in ("adam", "adamw") or training.offload.part(
+            "optimizer")[1]:
+        raise job.not_yet(at, "an optimizer inside backward of qlora's adapters, of another name than adam or adamw, "
+                          "or with states on the host")
+
+
+def refuse_virtual_stages(job: Job) -> None:
+    """NotYet: torch has such schedules, with FSDP2 units of several stages on a rank."""
+    if job.scenario.training.pipeline.virtual_stages > 1:
+        raise job.not_yet("training.pipeline.virtual_stages", f"virtual stages under {job.scenario.framework}")
+
+
+def check_named_adapters(job: Job) -> None:
+    """What adapters by name (`simcore/frameworks/common/lora.py`) do not serve."""
+    job.refuse_given({"training.lora.expert_adapters": "none"})
+    if job.scenario.training.lora.target_modules == "auto":
+        job.auto("training.lora.target_modules", "auto", ", ".join(DEFAULT_TARGETS), "linears of attention and of MLPs "
+                 "and Mamba's in_proj, as scripts name them; PEFT 0.21.2 utils/constants.py has fewer, for some models")
+    lora = job.scenario.training.lora
+    targets = () if lora.target_modules == "auto" else lora.target_modules
+    if "lm_head" in targets and job.graph.architecture.tied:
+        raise job.not_yet("training.lora.target_modules", "an adapter of a tied lm_head")
+    patterns = [name for name in (*targets, *lora.exclude_modules) if "*" in name]
+    if patterns:
+        raise job.not_yet("training.lora", f"patterns ({', '.join(patterns)}) under {job.scenario.framework}: only "
+                          "last names of modules")

@@ -1,0 +1,161 @@
+"""What transformers 5.23's layers under plain FSDP2 default to, and what is served of them."""
+
+from __future__ import annotations
+
+from typing import Any, Final
+
+from simcore.frameworks.common.kernels import SDPA_BACKENDS
+from simcore.frameworks.common.liger import LIGER_OPTION, liger_kernels
+from simcore.frameworks.common.pipeline import weighed_stages
+from simcore.frameworks.common.qlora import STORAGE_OPTION, STORAGES, TUNE_OPTION
+from simcore.frameworks.common.torch import Defaults, all_or_no_checkpoint, check_optimizer_in_backward
+from simcore.inputs.training import Draws
+from simcore.models.blocks import Attention, Mamba2
+from simcore.models.tensor import TensorSpec
+from simcore.placement.form import Layout
+from simcore.placement.job import Job
+
+__all__ = ["DEFAULTS", "OPTIONS", "VLLM_FLASH_ATTN3", "check", "check_layers", "checkpoint", "options_of", "replayed",
+           "stages_of", "tp_layout"]
+
+VLLM_FLASH_ATTN3: Final = "kernels-community/vllm-flash-attn3"
+OPTIONS: dict[str, tuple[Any, ...]] = {
+    "wrap": ("layers_root", "separate_embedding_head"),
+    "reshard_after_forward": (None, True, False, int),
+    "set_last_reshard": (None, True, False),
+    "sync_gradients": ("last", "every"),
+    "set_is_last_backward": ("every", "last"),
+    "recompute_by": ("wrapper", "transformers"),
+    "prefetch": (None, int),
+    "experts": ("fully_shard", "ignored"),
+    "experts_implementation": (None, "grouped_mm"),
+    "attn_implementation": (None, "eager", "sdpa", "flash_attention_2", VLLM_FLASH_ATTN3),
+    "use_kernels": (True, False),
+    LIGER_OPTION: (True, False),
+    "optimizer_in_bwd": (True, False),
+    "sdpa_backend": (None, *SDPA_BACKENDS),
+    STORAGE_OPTION: STORAGES,
+    TUNE_OPTION: (True, False),
+}
+DEFAULTS = Defaults(
+    stored=("fp32", "sharded fp32 parameters under a policy"),
+    reduce=("compute", "MixedPrecisionPolicy(reduce_dtype=None): the compute dtype"),
+    optimizer=("foreach", "torch 2.13 optim/adam.py: foreach by default on CUDA"),
+    loss=("hf", "transformers 5.23 ForCausalLMLoss"),
+    wrap="layers_root", sync="last", root_resharded=False, last_follows=False, loss_inside=True,
+    reshard=("true for layers, false for the root", "torch 2.13 _fully_shard/_fully_shard.py: "
+             "reshard_after_forward=None"))
+checkpoint = all_or_no_checkpoint
+
+stages_of = weighed_stages
+
+
+def check(job: Job, options: dict[str, Any]) -> None:
+    """Losses that the layers have; no tensor parallelism, no capacity of experts."""
+    check_layers(job, options)
+    job.refuse_capacity("transformers 5.23 integrations/moe.py: tokens are never dropped")
+    job.one_of("training.loss", job.scenario.training.loss, ("auto", "hf", "hf_keep_logits", "cut", "liger"))
+    if job.mesh.tp > 1:
+        raise job.not_yet("mesh.tp", "fsdp2 with tensor parallelism (served with implementation: torchtitan and "
+                          "implementation: kempnerforge)")
+
+
+def check_layers(job: Job, options: dict[str, Any]) -> None:
+    """What no framework around these layers serves: layers from the kernels' hub, some ways to offload."""
+    if options.get("use_kernels"):
+        raise job.not_yet("framework_options.use_kernels", "layers that transformers 5.23 integrations/hub_kernels.py "
+                          "replaces (MegaBlocks' experts, Liger's norms)")
+    _check_activations(job)
+    if options.get("optimizer_in_bwd"):
+        check_optimizer_in_backward(job)
+
+
+def _check_activations(job: Job) -> None:
+    """What replayed layers keep, their inputs, may wait on the host."""
+    space, fraction = job.scenario.training.offload.part("activations")
+    if not fraction:
+        return
+    job.one_of("training.offload.activations", space, ("none", "host"))
+    if fraction < 1 or checkpoint(job) == "none":
+        raise job.not_yet("training.offload.activations", "a part of what is kept, or all that layers keep without "
+                          "recompute, on the host (served: the inputs of replayed layers, with recompute: full)")
+
+
+def replayed(job: Job) -> tuple[tuple[str, str], ...]:
+    """`Run.options` of layers that transformers checkpoints itself: the embedding's output requires a gradient.
+
+    transformers 5.23 `modeling_utils.py`, _activation_checkpointing_enable: enable_input_require_grads.
+    """
+    asked = job.scenario.training.method != "full" and checkpoint(job) != "none"
+    return (("embeddings", "require_grad"),) if asked else ()
+
+
+def _by_transformers(job: Job, options: dict[str, Any]) -> tuple[tuple[str, str], ...]:
+    """`replayed`, whatever is trained: transformers asks for the gradient wherever a model takes token ids."""
+    asked = options.get("recompute_by") == "transformers" and checkpoint(job) != "none"
+    return (("embeddings", "require_grad"),) if asked else ()
+
+
+def options_of(job: Job, options: dict[str, Any]) -> tuple[tuple[str, str], ...]:
+    """`Run.options`: transformers' own grouped products, or the stand-in that expert parallelism needs."""
+    unit = job.mesh.ep > 1 and options.get("experts", "fully_shard") == "fully_shard"
+    away = job.scenario.training.offload.part("activations")[1] > 0
+    apart = (*((("experts", "unit"),) if unit else ()), *((("inputs", "on_host"),) if away else ()),
+             *_attention(job, options), *liger_kernels(job, options),
+             *_by_transformers(job, options))
+    given = options.get("experts_implementation")
+    if given is None and _has_sinks(job):
+        job.auto("framework_options.experts_implementation", "auto", "grouped_mm",
+                 "transformers 5.23 modeling_utils.py get_correct_experts_implementation")
+    elif given is None:
+        if job.has_experts and isinstance(job.scenario.training.routing, Draws):
+            raise job.not_yet("training.routing", "routing drawn at random with batched products over equal groups of "
+                              "rows, a balanced stand-in (served with experts_implementation: grouped_mm)")
+        if job.has_experts:
+            job.auto("framework_options.experts_implementation", "auto", "batched products over equal groups of rows",
+                     "a stand-in; transformers 5.23 integrations/moe.py has grouped_mm as its default on a GPU")
+        return apart
+    if job.mesh.ep > 1:
+        raise job.not_yet("framework_options.experts_implementation", "grouped_mm with experts split over ranks")
+    return (*apart, ("experts_implementation", "grouped_mm"))
+
+
+def _has_sinks(job: Job) -> bool:
+    return any(isinstance(b.block, Attention) and b.block.sinks for kind in job.graph.kinds for b in kind.branches)
+
+
+def _attention_with_sinks(job: Job, given: str | None) -> tuple[tuple[str, str], ...]:
+    """`GptOssPreTrainedModel` has no SDPA; of flash-attn it takes what knows sinks, whatever was asked for."""
+    at, source = "framework_options.attn_implementation", "transformers 5.23 models/gpt_oss/modeling_gpt_oss.py"
+    if given in (None, "eager"):
+        if given is None:
+            job.auto(at, "auto", "eager", f"{source}: no SDPA")
+        return (("attn_implementation", "eager"),)
+    if given == "sdpa":
+        raise job.illegal(at, f"{job.graph.kinds[1].family} does not support an attention implementation through "
+                          "torch.nn.functional.scaled_dot_product_attention", f"{source} _supports_sdpa")
+    job.auto(at, "auto", VLLM_FLASH_ATTN3, f"{source} _compatible_flash_implementations; its backward gives sinks no "
+             "gradient")
+    return (("attn_implementation", "flash_attention_2"),)
+
+
+def _attention(job: Job, options: dict[str, Any]) -> tuple[tuple[str, str], ...]:
+    """Transformers' own choice is SDPA, which gets a mask for packed sequences; flash-attn gets their lengths."""
+    given = options.get("attn_implementation")
+    if _has_sinks(job):
+        return _attention_with_sinks(job, given)
+    if given in ("eager", VLLM_FLASH_ATTN3):
+        raise job.not_yet("framework_options.attn_implementation", f"{given} in a model without sinks")
+    packed = job.scenario.training.lengths == "packed"
+    if packed and any(isinstance(b.block, Mamba2) for kind in job.graph.kinds for b in kind.branches):
+        raise job.not_yet("training.lengths", "packed sequences in the Mamba layers of transformers, which are not "
+                          "told where a sequence begins")
+    if given is None and packed:
+        job.auto("framework_options.attn_implementation", "auto", "sdpa",
+                 "transformers 5.23 modeling_utils.py: SDPA where the model has it; its mask is a byte for each pair")
+    return (("attn_implementation", "flash_attention_2"),) if given == "flash_attention_2" else ()
+
+
+def tp_layout(_spec: TensorSpec) -> Layout:
+    """Whole: `check` refuses."""
+    return ()

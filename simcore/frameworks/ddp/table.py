@@ -1,0 +1,202 @@
+"""torch's DistributedDataParallel, torch 2.13, around Hugging Face models; on one GPU plain training without it.
+
+Parameters, gradients and states are whole on every rank, in the dtype of the products (`model.to(dtype)`): nothing is
+cast. The mesh is `dp_replicate` alone. Rules: `torch/nn/parallel/distributed.py`, see [Note: the reducer] in
+`simcore/placement/ddp_words.py`. Buffers that are broadcast before forward (`broadcast_buffers`) are in no traffic:
+rotary frequencies.
+"""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from functools import lru_cache
+from typing import Any, Final
+
+from simcore.frameworks.common import transformers as _transformers
+from simcore.frameworks.common.autocast import AUTOCAST_OPTIONS, Mixed, mixed_of
+from simcore.frameworks.common.checkpoint_files import plain_files
+from simcore.frameworks.common.kernels import FUSED, SDPA_BACKENDS, torch_libraries
+from simcore.frameworks.common.liger import LIGER_OPTION, loss_with
+from simcore.frameworks.common.lora import name_adapters
+from simcore.frameworks.common.qlora import (
+    OUTLIERS,
+    STORAGE_OPTION,
+    STORAGES,
+    THRESHOLD_OPTION,
+    TUNE_OPTION,
+    is_packed,
+    packed_of,
+)
+from simcore.frameworks.common.torch import (
+    States,
+    all_or_no_checkpoint,
+    check_named_adapters,
+    refuse_virtual_stages,
+    states_of,
+    torch_optimizer,
+)
+from simcore.frameworks.ddp.unsloth import FAST_OPTION, FAST_RELEASES, adapter_dtype, fast_layers
+from simcore.models.blocks import Attention
+from simcore.operators.hf.int8 import NO_THRESHOLD
+from simcore.placement.ddp_words import Reducer
+from simcore.placement.form import Form, Layout, Partial
+from simcore.placement.framework import Framework, Life, Moment, Rule
+from simcore.placement.job import Job
+from simcore.recording.packed_weights import Packed
+
+__all__ = ["DEFAULT_IMPLEMENTATION", "IMPLEMENTATIONS", "PACKS", "VERSIONS", "adapters", "table"]
+
+VERSIONS = ("torch 2.13",)
+DEFAULT_IMPLEMENTATION = "hf"
+IMPLEMENTATIONS = ("hf",)
+PACKS = True
+"""Serves frozen weights in 4 bits."""
+RULE: Final = "torch 2.13 torch/nn/parallel/distributed.py"
+MIB: Final = 2**20
+OPTIONS: Final[dict[str, tuple[Any, ...]]] = {
+    "bucket_cap_mb": (None, int),
+    "gradient_as_bucket_view": (None, True, False),
+    "find_unused_parameters": (False,),
+    "static_graph": (False,),
+    "compile": (True, False),
+    "attn_implementation": (None, "sdpa", "flash_attention_2", "flex_attention", _transformers.VLLM_FLASH_ATTN3),
+    "experts_implementation": (None, "grouped_mm"),
+    "sdpa_backend": (None, *SDPA_BACKENDS),
+    "use_kernels": (True, False),
+    LIGER_OPTION: (True, False),
+    "optimizer_in_bwd": (True, False),
+    FAST_OPTION: FAST_RELEASES,
+    **AUTOCAST_OPTIONS,
+    STORAGE_OPTION: STORAGES,
+    TUNE_OPTION: (True, False),
+    THRESHOLD_OPTION: (None, float, 0),
+}
+LOSSES: Final = ("auto", "hf", "hf_keep_logits", "cut", "liger", "chunked")
+
+adapters = name_adapters
+
+
+def table(job: Job) -> Framework:
+    """DDP applied to a job."""
+    options = job.options(OPTIONS)
+    _check(job, options)
+    mixed = _mixed(job, options)
+    options, stored = options | {"autocast": mixed.autocast}, mixed.stored  # on where fp32 parameters ask for it, too
+    return Framework(
+        name="ddp", version=VERSIONS[0],
+        rules=_rules(stored, adapter_dtype(job, options, stored), job.compute, states_of(job, plain=True),
+                     packed_of(job, options),
+                     Moment.GRADIENT_READY if options.get("optimizer_in_bwd") else Moment.OPTIMIZER_BEGIN),
+        units=(),
+        flow=_reducer(job, options),
+        optimizer=torch_optimizer(job, "torch 2.13 optim/adam.py: foreach by default on CUDA", "foreach", plain=True),
+        compute_dtype=job.compute,
+        checkpoint=all_or_no_checkpoint(job),
+        loss=job.auto("training.loss", job.scenario.training.loss, *loss_with(options, _transformers.DEFAULTS.loss)),
+        sequence_parallel=False,
+        stages=(tuple(range(len(job.graph.layers))),),
+        options=(*_transformers.options_of(job, _attention(options)), *_transformers.replayed(job),
+                 *mixed.options, *_compiled(options), *_threshold(options), *fast_layers(job, options)),
+        communicators=("dp_replicate",) if job.mesh.dp_replicate > 1 else (),
+        files=plain_files(job),
+        libraries=torch_libraries(job, options),
+        assumptions=_assumptions(job, options),
+    )
+
+
+def _check(job: Job, options: dict[str, Any]) -> None:
+    for axis in ("pp", "dp_shard", "cp", "tp", "ep", "etp"):
+        if getattr(job.mesh, axis) > 1:
+            raise job.illegal(f"mesh.{axis}", "DistributedDataParallel replicates: its ranks are dp_replicate", RULE)
+    job.refuse_offload("activations")
+    _transformers.check_layers(job, options)
+    if options.get("optimizer_in_bwd") and job.mesh.dp_replicate > 1:
+        raise job.not_yet("framework_options.optimizer_in_bwd", "an optimizer inside backward of gradients that are "
+                          "reduced in buckets (torch's _apply_optimizer_in_backward)")
+    job.refuse_capacity("transformers 5.23 integrations/moe.py: tokens are never dropped")
+    job.refuse_given({"training.sequence_parallel": "False", "training.precision.main_grads": "auto",
+                      "training.precision.experts": "auto", "training.optimizer.master": "none",
+                      "training.pipeline.layers": "auto", "training.pipeline.schedule": "1f1b"})
+    refuse_virtual_stages(job)
+    if job.scenario.training.method != "full":
+        check_named_adapters(job)
+    _check_sinks(job, options)
+    job.one_of("training.loss", job.scenario.training.loss, LOSSES)
+
+
+def _check_sinks(job: Job, options: dict[str, Any]) -> None:
+    """flash-attn's sinks get no gradient, and then a bucket is never full."""
+    unused = str(options.get("attn_implementation", "")).startswith(("flash", "kernels"))
+    sinks = any(isinstance(b.block, Attention) and b.block.sinks for kind in job.graph.kinds for b in kind.branches)
+    if unused and sinks and job.mesh.dp_replicate > 1 and job.scenario.training.method == "full":
+        raise job.illegal("framework_options.attn_implementation", "Expected to have finished reduction in the prior "
+                          "iteration: sinks get no gradient from this kernel, and find_unused_parameters is off",
+                          "torch 2.13 csrc/distributed/c10d/reducer.cpp ensure_prior_reduction_finished")
+
+
+def _mixed(job: Job, options: dict[str, Any]) -> Mixed:
+    """Gradients are reduced as parameters are stored."""
+    mixed, given = mixed_of(job, options), job.scenario.training.precision.grad_reduce
+    if given not in ("auto", mixed.stored):
+        raise job.not_yet("training.precision.grad_reduce", f"gradients reduced in {given} by a hook")
+    return mixed
+
+
+def _reducer(job: Job, options: dict[str, Any]) -> Reducer:
+    if job.mesh.dp_replicate == 1:
+        return Reducer()
+    view = job.flag(options, "gradient_as_bucket_view", f"{RULE}: gradient_as_bucket_view=False", default=False)
+    given = options.get("bucket_cap_mb")
+    cap = job.auto("framework_options.bucket_cap_mb", "auto" if given is None else str(given), "25",
+                   f"{RULE}: _set_bucket_cap_mb, 25 MiB; the first bucket 1 MiB if none is given")
+    return Reducer("dp_replicate", MIB if given is None else int(cap) * MIB, int(cap) * MIB, view)
+
+
+def _compiled(options: dict[str, Any]) -> tuple[tuple[str, str], ...]:
+    """For layers: kernels that are one if compiled, of which the bytes are known."""
+    return (("compile", "true"),) if options.get("compile") and options.get(TUNE_OPTION) else ()
+
+
+def _threshold(options: dict[str, Any]) -> tuple[tuple[str, str], ...]:
+    return (NO_THRESHOLD,) if options.get(THRESHOLD_OPTION) == 0 else ()
+
+
+def _attention(options: dict[str, Any]) -> dict[str, Any]:
+    """FlexAttention keeps what flash-attn keeps: query, key, value, output and the log-sum-exp of each row."""
+    if options.get("attn_implementation") != "flex_attention":
+        return options
+    return options | {"attn_implementation": "flash_attention_2"}
+
+
+def _assumptions(job: Job, options: dict[str, Any]) -> tuple[tuple[str, str, str, str], ...]:
+    training = job.scenario.training
+    found = [OUTLIERS] if training.method == "qlora" and training.quantization.format == "int8" else []
+    if options.get("compile"):
+        found.append(("framework_options.compile", "layers as if they were eager, a chunked loss as compiled; "
+                      f"their pointwise kernels move {FUSED} of the bytes", "assumed",
+                      "not modelled: a compiled layer keeps no more than an eager one, and launches less"))
+    if options.get("attn_implementation") == "flex_attention":
+        found.append(("framework_options.attn_implementation", "keeps and needs what flash-attn does", "assumed",
+                      "torch 2.13 nn/attention/flex_attention.py: out and logsumexp; its block mask is not counted"))
+    return tuple(found)
+
+
+@lru_cache(maxsize=64)
+def _rules(stored: str, adapter: str, compute: str, kept: States, packed: Packed | None,
+           updated: Moment) -> tuple[Rule, ...]:
+    """Everything whole; adapters may have another dtype, frozen linears may lie in 4 bits."""
+    rest = Form((), "fp32")
+    buffer = Life("buffer", rest, rest, rest, rest, rest_category="buffer", updated=Moment.NEVER)
+    whole = _life("whole", stored, kept, updated)
+    in_bits = () if packed is None else (Rule(is_packed, replace(
+        whole, name="packed", rest=Form((), packed.storage, packed=packed), use=Form((), compute))),)
+    return (Rule(lambda t: t.is_buffer, buffer), *in_bits,
+            Rule(lambda t: t.module == "adapter", _life("adapters", adapter, kept, updated)),
+            Rule(lambda t: True, whole))
+
+
+def _life(name: str, stored: str, kept: States, updated: Moment) -> Life:
+    summand: Layout = (("dp_replicate", Partial()),)
+    rest = Form((), stored)
+    return Life(name, rest, rest, Form(summand, stored), rest,
+                kept.of((), stored), reduced=Moment.BUCKET_FULL, updated=updated)

@@ -1,0 +1,91 @@
+"""The record of ZeRO-3: which parameters each call of a module needs, and what becomes of frozen ones.
+
+[Note: ZeRO-3 and frozen parameters] DeepSpeed 0.19.6 `runtime/zero/partitioned_param_coordinator.py`,
+update_recompute_parameters and release_sub_module: what a replay gathers of frozen parameters is the module's whose
+backward began last; it stays until that is over and is then released, used again soon or not. Backward gathers it once
+more, each when its module is called.
+
+[Note: ZeRO-3 and weights in 4 bits] bitsandbytes 0.50.2 `autograd/_functions.py`, MatMul4Bit: `ctx.tensors` is a view
+of what was gathered. DeepSpeed drops its own reference (`free_param`), so the first gathered copy of a microbatch is
+there until the graph goes: with the loss, when backward is over (transformers 5.23 `trainer.py`, training_step),
+whether layers are replayed or not.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterable, Iterator, Set
+
+from simcore.frameworks.common.module_order import Calls, backward_calls, forward_calls, released_after, replayed
+from simcore.frameworks.deepspeed.hpz import Key
+from simcore.placement.plan import Placed, Plan
+from simcore.placement.zero_words import PERSISTENT
+
+__all__ = ["Pins", "bytes_by_dtype", "recorded", "seen_by_nodes"]
+
+
+def bytes_by_dtype(params: Iterable[tuple[str, int]]) -> list[tuple[str, int]]:
+    """Bytes of each dtype, of (dtype, bytes) of parameters; each is a gather (`_all_gather_coalesced`, sort_dtypes)."""
+    found = Counter[str]()
+    for dtype, num_bytes in params:
+        found[dtype] += num_bytes
+    return sorted(found.items())
+
+
+def recorded(plan: Plan) -> Iterator[list[Key]]:
+    """Parameters of every call of a microbatch, forward and backward, without those that stay gathered."""
+    for layer in plan.layers:
+        yield from _keys(plan, layer, forward_calls(plan, layer))
+    for layer in reversed(plan.layers):
+        for calls in backward_calls(plan, layer):
+            yield from _keys(plan, layer, calls)
+
+
+def _keys(plan: Plan, layer: int, calls: Calls) -> list[list[Key]]:
+    """Parameters that are fetched for calls; a tied head uses the embedding's."""
+    placed = plan.of_layer(layer)
+    found = [[(plan.layers[0], 0) if placed[number].spec.tied else (layer, number) for number in call]
+             for call in calls]
+    return [[key for key in keys if _placed(plan, key).life.name != PERSISTENT] for keys in found]
+
+
+def _placed(plan: Plan, key: Key) -> Placed:
+    return plan.of_layer(key[0])[key[1]]
+
+
+def seen_by_nodes(plan: Plan) -> Set[Key]:
+    """Packed weights of which nodes of the graph hold a view: those that backward calls."""
+    found = (key for layer in plan.layers for calls in backward_calls(plan, layer)
+             for keys in _keys(plan, layer, calls) for key in keys)
+    return {key for key in found if (packed := _placed(plan, key).life.rest.packed) and not packed.is_tensor}
+
+
+class Pins:
+    """Frozen parameters that a replay has called: [Note: ZeRO-3 and frozen parameters]. Calls are numbered."""
+
+    def __init__(self, plan: Plan) -> None:
+        self.plan, self.pinned, windows = plan, set[Key](), list(_replays(plan))
+        self.replaying = {at for calls, _ in windows for at in calls}
+        self.ends = {end for _, end in windows}
+
+    def called(self, at: int, keys: list[Key]) -> None:
+        """Call number `at` needs `keys`."""
+        if at in self.replaying:
+            self.pinned.update(key for key in keys if not _placed(self.plan, key).trainable)
+
+    def released(self, at: int) -> Set[Key]:
+        """What goes before call number `at`, whatever comes."""
+        gone = frozenset(self.pinned) if at in self.ends else frozenset[Key]()
+        self.pinned -= gone
+        return gone
+
+
+def _replays(plan: Plan) -> Iterator[tuple[range, int]]:
+    """Numbers of the calls of a replay, and of the call before which what it pins goes."""
+    at = sum(len(forward_calls(plan, layer)) for layer in plan.layers)
+    for layer in reversed(plan.layers):
+        replay, rest = backward_calls(plan, layer)
+        if replay:
+            begin, _ = replayed(plan, layer)
+            yield range(at + begin, at + len(replay)), at + len(replay) + released_after(plan, layer)
+        at += len(replay) + len(rest)

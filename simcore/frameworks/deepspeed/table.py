@@ -1,0 +1,346 @@
+"""What the three stages of DeepSpeed's ZeRO share: options and their defaults, refusals, lives.
+
+DeepSpeed 0.19.6 (edaa72212): `runtime/zero/config.py`; "auto": transformers 5.23 `integrations/deepspeed.py`,
+trainer_config_finalize. bf16 without `data_types.grad_accum_dtype`: gradients are accumulated as they are computed, and
+ZeRO-1 is ZeRO's own optimizer and not `BF16_Optimizer` (`runtime/engine.py`, _do_optimizer_sanity_check).
+"""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from functools import lru_cache
+from typing import Any, Final
+
+from simcore.errors import InputError, Problem
+from simcore.frameworks.common import transformers as _transformers
+from simcore.frameworks.common.checkpoint_files import plain_files
+from simcore.frameworks.common.kernels import SDPA_BACKENDS, torch_libraries
+from simcore.frameworks.common.liger import LIGER_OPTION, loss_with
+from simcore.frameworks.common.qlora import STORAGE_OPTION, STORAGES, is_packed, packed_of
+from simcore.frameworks.common.torch import (
+    all_or_no_checkpoint,
+    check_named_adapters,
+    refuse_virtual_stages,
+    torch_optimizer,
+)
+from simcore.placement.form import Flat, Form, Layout, Partial
+from simcore.placement.framework import Framework, Life, Moment, Optimizer, Rule
+from simcore.placement.job import Job, topology_of
+from simcore.placement.zero_words import PERSISTENT, Zero
+from simcore.recording.packed_weights import Packed
+
+__all__ = ["IMPLEMENTATIONS", "VERSIONS", "zero_table"]
+
+VERSIONS = ("deepspeed 0.19.6",)
+IMPLEMENTATIONS = ("hf",)
+CONFIG: Final = "deepspeed 0.19.6 runtime/zero/config.py"
+OFFLOAD: Final = "deepspeed 0.19.6 runtime/zero/offload_config.py"
+FILLED: Final = "transformers 5.23 integrations/deepspeed.py trainer_config_finalize"
+AXIS: Final = "dp_shard"
+LOSSES: Final = ("auto", "hf", "hf_keep_logits", "cut", "liger")
+_OF_ALL: Final[dict[str, tuple[Any, ...]]] = {
+    "reduce_bucket_size": (None, "auto", int),
+    "allgather_bucket_size": (None, int),
+    "overlap_comm": (None, True, False),
+    "contiguous_gradients": (None, True, False),
+    "reduce_scatter": (True,),
+    "round_robin_gradients": (None, True, False),
+    "attn_implementation": (None, "sdpa", "flash_attention_2"),
+    "sdpa_backend": (None, *SDPA_BACKENDS),
+    LIGER_OPTION: (True, False),
+    "experts_implementation": (None, "grouped_mm"),
+    "offload_optimizer": (dict,),
+    STORAGE_OPTION: STORAGES,
+}
+_OFFLOADED: Final[dict[str, tuple[Any, ...]]] = {"device": ("cpu",), "pin_memory": (True, False)}
+"""Of the blocks offload_optimizer and offload_param, what changes anything without NVMe."""
+_TO_NVME: Final[dict[str, tuple[Any, ...]]] = {
+    "device": ("nvme",), "pin_memory": (True, False), "nvme_path": (str,), "buffer_count": (int,),
+    "fast_init": (True, False), "pipeline_read": (False,), "pipeline_write": (False,)}
+"""Of offload_optimizer with it: [Note: ZeRO-3 and NVMe]."""
+_OF_NVME: Final = ("nvme_path", "buffer_count", "buffer_size", "max_in_cpu", "fast_init", "pipeline_read",
+                   "pipeline_write")
+_OF_3: Final[dict[str, tuple[Any, ...]]] = {
+    "sub_group_size": (None, int),
+    "stage3_prefetch_bucket_size": (None, "auto", 0, int),
+    "stage3_param_persistence_threshold": (None, "auto", 0, int),
+    "stage3_max_live_parameters": (None, 0, int),
+    "stage3_max_reuse_distance": (None, 0, int),
+    "stage3_gather_16bit_weights_on_model_save": (None, True, False),
+    "offload_param": (dict,),
+    "zero_hpz_partition_size": (None, int),
+    "mics_shard_size": (None, int, -1),
+}
+
+
+_ALIKE: Final = ("ranks of ZeRO-1 and 2", "up to 64 each for itself, of more rank 0 stands for all", "assumed",
+                 "what of which tensors lies in a rank's part decides on gradients that are kept, and on copies to the "
+                 "host")
+_OVERLAPPED: Final = ("time of overlap_comm", "reductions run beside the products, whatever it says", "assumed",
+                      "it decides on buffers; without it DeepSpeed waits for each reduction")
+
+
+def zero_table(job: Job, stage: int) -> Framework:
+    """ZeRO applied to a job."""
+    options = job.options(_OF_ALL | (_OF_3 if stage == 3 else {}))
+    _check(job)
+    _check_shards(job, stage)
+    threshold = _size(job, options, "stage3_param_persistence_threshold", 100_000) if stage == 3 else 0
+    flow = _flow(job, options, stage)
+    return Framework(
+        name=f"zero{stage}", version=VERSIONS[0],
+        rules=_rules(stage, job.compute, threshold, _states(job), _spaces(flow), _packed(job, options),
+                     apart=flow.is_apart),
+        units=(),
+        flow=flow,
+        optimizer=_optimizer(job, flow),
+        compute_dtype=job.compute,
+        checkpoint=all_or_no_checkpoint(job),
+        loss=job.auto("training.loss", job.scenario.training.loss, *loss_with(options, _transformers.DEFAULTS.loss)),
+        sequence_parallel=False,
+        stages=(tuple(range(len(job.graph.layers))),),
+        options=(*_transformers.options_of(job, options), *_transformers.replayed(job)),
+        communicators=_communicators(job, flow),
+        files=plain_files(job),
+        libraries=torch_libraries(job, options),
+        assumptions=(_OVERLAPPED, *(_fetched_by_layer() if stage == 3 else ()), *_of_host(flow),
+                     *((_ALIKE,) if flow.differs else ())),
+    )
+
+
+def _check(job: Job) -> None:
+    for axis in ("pp", "cp", "tp", "ep", "etp"):
+        if getattr(job.mesh, axis) > 1:
+            raise job.not_yet(f"mesh.{axis}", f"{job.scenario.framework} with {axis}")
+    if job.compute not in ("bf16", "fp16"):
+        raise job.not_yet("training.precision.compute", f"{job.compute} under {job.scenario.framework}")
+    job.refuse_offload("params", "optimizer", "gradients")
+    job.refuse_capacity("transformers 5.23 integrations/moe.py: tokens are never dropped")
+    job.refuse_given({"training.sequence_parallel": "False", "training.precision.params": job.compute,
+                      "training.precision.main_grads": job.compute, "training.precision.grad_reduce": job.compute,
+                      "training.precision.experts": "auto", "training.optimizer.master": "fp32",
+                      "training.optimizer.moments": "fp32", "training.optimizer.paged": "False",
+                      "training.lora.dtype": job.compute,
+                      "training.pipeline.layers": "auto", "training.pipeline.schedule": "1f1b"})
+    refuse_virtual_stages(job)
+    if job.scenario.training.method != "full":
+        check_named_adapters(job)
+    job.one_of("training.loss", job.scenario.training.loss, LOSSES)
+
+
+def _packed(job: Job, options: dict[str, Any]) -> Packed | None:
+    """A column of bytes stays as it is; one of another floating type than the model's would be cast, value by value."""
+    packed = packed_of(job, options)
+    if packed and packed.storage not in ("uint8", job.compute):
+        raise job.illegal(f"framework_options.{STORAGE_OPTION}", f"packed values in {packed.storage} would be cast to "
+                          f"{job.compute}", "deepspeed 0.19.6 runtime/engine.py _cast_module_mixed_precision")
+    return packed
+
+
+def _flow(job: Job, options: dict[str, Any], stage: int) -> Zero:
+    overlapped = job.flag(options, "overlap_comm", f"{CONFIG} overlap_comm_valid: with stage 3", default=stage == 3)
+    bucket = _size(job, options, "reduce_bucket_size", 500_000_000)
+    states, params = _offloaded(job, options, stage)
+    swap = _swap_buffers(job, options, stage)
+    pinned = [options[key].get("pin_memory", True) for key, on in (("offload_optimizer", states),
+                                                                   ("offload_param", params)) if key in options and on]
+    away = (states, params, all(pinned), states and job.scenario.num_microbatches > 1)
+    apart = not job.flag(options, "contiguous_gradients", f"{CONFIG} contiguous_gradients", default=True)
+    if stage < 3:
+        apart = apart and not states
+        turns = job.flag(options, "round_robin_gradients", f"{CONFIG} round_robin_gradients", default=False)
+        return Zero(stage, AXIS, bucket, 1 + overlapped, 0, 0, 0, 0, *away, round_robin=turns, is_apart=apart)
+    return Zero(stage, AXIS, bucket, 1, _size(job, options, "stage3_prefetch_bucket_size", 50_000_000),
+                _size(job, options, "stage3_max_live_parameters", 1_000_000_000),
+                _size(job, options, "stage3_max_reuse_distance", 1_000_000_000),
+                _size(job, options, "sub_group_size", 1_000_000_000), *away,
+                secondary=_secondary(job, options), is_apart=apart, swap_buffers=swap)
+
+
+def _check_shards(job: Job, stage: int) -> None:
+    """Copies of shards would be MiCS.
+
+    Run (`tests/truth/deepspeed/shards-0.19.6.json`), 0.19.6 scatters MiCS's gradients over all ranks and not over a
+    shard's, so that parts get pieces of half their length; 0.19.8 has no MiCS.
+    """
+    if job.mesh.dp_replicate > 1 and stage < 3:
+        raise job.illegal("mesh.dp_replicate", f"stage {stage} cuts over all ranks: they are dp_shard", CONFIG)
+    mics = job.scenario.framework_options.get("mics_shard_size")
+    if job.mesh.dp_replicate > 1 or mics not in (None, -1):
+        at = "mesh.dp_replicate" if job.mesh.dp_replicate > 1 else "framework_options.mics_shard_size"
+        raise job.not_yet(at, "copies of shards (MiCS: this version scatters its gradients over all ranks, pieces of "
+                          "another length than the parts, the next ones have none; served: zero_hpz_partition_size)")
+
+
+def _communicators(job: Job, flow: Zero) -> tuple[str, ...]:
+    """All ranks, and the fewer that second parts of parameters are cut over."""
+    names = (AXIS, *((f"{AXIS}/{flow.secondary}",) if flow.secondary else ()))
+    return tuple(name for name in names if job.mesh.axis(name).size > 1)
+
+
+def _secondary(job: Job, options: dict[str, Any]) -> int:
+    """zero_hpz_partition_size, 0 where it changes nothing."""
+    size, ranks, at = options.get("zero_hpz_partition_size") or 1, job.mesh.dp_shard, "zero_hpz_partition_size"
+    if ranks % min(size, ranks):
+        raise job.illegal(f"framework_options.{at}", f"{ranks} is not divisible by {size}",
+                          "deepspeed 0.19.6 utils/groups.py _create_zero_param_parallel_group")
+    if size > 1 and _part(job, "params"):
+        raise job.not_yet(f"framework_options.{at}", "second parts of parameters on the host")
+    return min(size, ranks) if size > 1 else 0
+
+
+# ---- what lies on the host ------------------------------------------------------------------------------------------
+def _offloaded(job: Job, options: dict[str, Any], stage: int) -> tuple[bool, bool]:
+    """(offload_optimizer, offload_param), as `training.offload` says; the options hold details of them."""
+    parts = {name: _part(job, name) for name in ("optimizer", "params", "gradients")}
+    if parts["params"] and stage < 3:
+        raise job.illegal("training.offload.params", f"offload_param is valid only with stage 3, and this is {stage}",
+                          f"{CONFIG} offload_param")
+    if parts["gradients"] and not parts["optimizer"]:
+        raise job.illegal("training.offload.gradients", "gradients go to the CPU with offload_optimizer and with "
+                          "nothing else (write optimizer: host)", f"{CONFIG} offload_optimizer")
+    for key, name in (("offload_optimizer", "optimizer"), ("offload_param", "params")):
+        _check_block(job, options, key, is_on=parts[name])
+    return parts["optimizer"], parts["params"]
+
+
+def _swap_buffers(job: Job, options: dict[str, Any], stage: int) -> int:
+    """`buffer_count` of states on NVMe, 0 where they are not. As many as a sub-group has tensors and its gradient."""
+    if job.scenario.training.offload.part("optimizer")[0] != "nvme":
+        return 0
+    topology, at = topology_of(job.scenario), "training.offload.optimizer"
+    if stage < 3:
+        raise job.not_yet(at, f"nvme under stage {stage}, which keeps states in the CPU's memory whatever it is asked "
+                          "(served: host)")
+    if topology.node.nvme is None:
+        raise InputError(Problem(job.scenario.where("topology"), f"{topology.name} does not say node.nvme (read, "
+                                 "write), at which states would be swapped: no shipped machine does, drives differ"))
+    given = options.get("offload_optimizer", {}).get("buffer_count")
+    count = int(job.auto("framework_options.offload_optimizer.buffer_count", "auto" if given is None else str(given),
+                         "4", OFFLOAD))
+    if count < 2 + len(_states(job)):
+        raise job.illegal("framework_options.offload_optimizer", f"buffer_count {count}: a master, {len(_states(job))} "
+                          "moments and a gradient are read together", "deepspeed 0.19.6 runtime/swap_tensor/"
+                          "partitioned_optimizer_swapper.py: assert pinned_buffers is not None")
+    return count
+
+
+def _part(job: Job, name: str) -> bool:
+    """Whether it lies on the host, or its drives: all of it."""
+    space, fraction = job.scenario.training.offload.part(name)
+    job.one_of(f"training.offload.{name}", space, ("none", "host", *(("nvme",) if name == "optimizer" else ())))
+    if 0 < fraction < 1:
+        raise job.not_yet(f"training.offload.{name}", "a part of it on the host (`ratio` of offload_optimizer: whole "
+                          "sub-groups of ZeRO-3)")
+    return fraction > 0
+
+
+def _check_block(job: Job, options: dict[str, Any], key: str, *, is_on: bool) -> None:
+    """Closed, like all options."""
+    at, part = f"framework_options.{key}", "optimizer" if key == "offload_optimizer" else "params"
+    if key in options and not is_on:
+        raise InputError(Problem(job.scenario.where(*at.split(".")), f"{key}: changes nothing without "
+                                 f"training.offload.{part}: host"))
+    known = _TO_NVME if job.scenario.training.offload.part(part)[0] == "nvme" else _OFFLOADED
+    for name, value in options.get(key, {}).items():
+        where = job.scenario.where("framework_options", key)
+        if name in _OF_NVME and name not in known:
+            raise InputError(Problem(where, f"{key}.{name}: is about NVMe alone", OFFLOAD))
+        if name not in known:
+            raise InputError(Problem(where, f"unknown option {name!r} of {key}: it knows {', '.join(known)}"))
+        if not any(type(value) is (one if isinstance(one, type) else type(one)) and one in (value, type(value))
+                   for one in known[name]):
+            wanted = " or ".join(one.__name__ if isinstance(one, type) else repr(one) for one in known[name])
+            raise InputError(Problem(where, f"{key}.{name}: expected {wanted}, got {value!r}"))
+
+
+def _optimizer(job: Job, flow: Zero) -> Optimizer:
+    """On the host it is DeepSpeedCPUAdam, whatever was asked for (`zero_force_ds_cpu_optimizer`)."""
+    if not flow.states_on_host:
+        return torch_optimizer(job, "transformers 5.23 training_args.py: adamw_torch_fused from torch 2.8 on",
+                               "fused", plain=True)
+    name, kind = job.scenario.training.optimizer.name, job.scenario.training.optimizer.implementation
+    if name not in ("adam", "adamw"):
+        raise job.illegal("training.optimizer.name", f"You are using ZeRO-Offload with a client provided optimizer "
+                          f"({name}): either use DeepSpeedCPUAdam",
+                          "deepspeed 0.19.6 runtime/engine.py zero_force_ds_cpu_optimizer")
+    job.one_of("training.optimizer.implementation", kind, ("auto", "cpu"))
+    job.auto("training.optimizer.implementation", kind, "cpu", "transformers 5.23 integrations/deepspeed.py "
+             "deepspeed_optim_sched; deepspeed 0.19.6 ops/adam/cpu_adam.py")
+    return Optimizer(name, "fused")
+
+
+def _of_host(flow: Zero) -> tuple[tuple[str, str, str, str], ...]:
+    if not (flow.states_on_host or flow.params_on_host):
+        return ()
+    drives = "; drives are read, then the CPU updates, then they are written" * (flow.swap_buffers > 0)
+    return (("time of offload", "copies at the pace of pinned memory, of gradients in line with kernels; the CPU's "
+             f"step at 0.7 of its memory bandwidth{drives}", "assumed", "deepspeed 0.19.6 ops/adam/cpu_adam.py: a "
+             "fused step; no time is published"),)
+
+
+def _size(job: Job, options: dict[str, Any], name: str, default: int) -> int:
+    """In elements: as given, DeepSpeed's own default, or what transformers writes for "auto"."""
+    hidden = job.graph.architecture.hidden
+    filled = {"reduce_bucket_size": hidden * hidden, "stage3_prefetch_bucket_size": int(0.9 * hidden * hidden),
+              "stage3_param_persistence_threshold": 10 * hidden}
+    given = options.get(name)
+    if given == "auto":
+        return int(job.auto(f"framework_options.{name}", "auto", str(filled[name]), FILLED))
+    return int(job.auto(f"framework_options.{name}", "auto" if given is None else str(given), str(default), CONFIG))
+
+
+def _states(job: Job) -> tuple[str, ...]:
+    """What the optimizer keeps beside the masters."""
+    optimizer = job.scenario.training.optimizer
+    if optimizer.name == "sgd":
+        return ("momentum_buffer",) if optimizer.momentum else ()
+    return "exp_avg", "exp_avg_sq"
+
+
+def _fetched_by_layer() -> tuple[tuple[str, str, str, str], ...]:
+    return (("parameters under zero3", "in the order of modules, but there from the begin of a layer to its end",
+             "assumed", "up to a layer too much in forward; the recorded order, so not the first step"),)
+
+
+def _spaces(flow: Zero) -> tuple[str, str]:
+    away = "nvme" if flow.swap_buffers else "host"
+    return (away if flow.states_on_host else "device"), ("host" if flow.params_on_host else "device")
+
+
+@lru_cache(maxsize=64)
+def _rules(stage: int, stored: str, threshold: int, kept: tuple[str, ...], spaces: tuple[str, str],
+           packed: Packed | None, *, apart: bool) -> tuple[Rule, ...]:
+    """16-bit parameters and gradients, masters and moments in fp32; on the host, gradients are in fp32 too.
+
+    `spaces`: of states and of parameters, as if nothing were pinned: what is, is flat buffers, which
+    `simcore/frameworks/deepspeed/offload_buffers.py` counts.
+    """
+    away, states_away = spaces[0], spaces[0] != "device"
+    whole = Form((), stored)
+    part: Layout = ((AXIS, Flat("tensor" if stage == 3 else "group")),)
+    states = tuple((name, Form(part, "fp32", away)) for name in ("master_param", *kept))
+    rest = Form(part, stored, spaces[1]) if stage == 3 else whole
+    grad = Form(part, stored)
+    if states_away:
+        grad = Form(part, stored if stage == 3 else "fp32", "host")
+        states += (("grad_copy", Form(part, "fp32", "host")),) * (stage == 3 and away == "host")
+    made = Form(((AXIS, Partial()),), stored)
+    fp32 = Form((), "fp32")
+    buffer = Life("buffer", fp32, fp32, fp32, fp32, rest_category="buffer", updated=Moment.NEVER)
+
+    def life(name: str) -> Life:
+        return Life(name, rest, whole, made, grad, states, reduced=Moment.BUCKET_FULL,
+                    grads_persist=stage == 3 and not states_away,
+                    grad_made_category="unsharded_grad" if stage == 1 or apart else "")
+
+    def in_bits(name: str) -> Life:
+        assert packed is not None
+        return replace(life(name), rest=replace(rest, dtype=packed.storage, packed=packed))
+
+    columns = () if packed is None else (
+        Rule(lambda t: is_packed(t) and stage == 3 and packed.rows(t.numel) <= threshold, in_bits(PERSISTENT)),
+        Rule(is_packed, in_bits("packed")))
+    return (Rule(lambda t: t.is_buffer, buffer), *columns,
+            Rule(lambda t: stage == 3 and t.numel * t.copies <= threshold, life(PERSISTENT)),
+            Rule(lambda t: True, life("partitioned")))

@@ -1,0 +1,228 @@
+"""The flow of ZeRO-1 and ZeRO-2: [Note: ZeRO-1 and ZeRO-2]."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from simcore.frameworks.common.cpu_optimizer import copied, updated_on_host
+from simcore.frameworks.common.module_order import readiness
+from simcore.frameworks.common.optimizer_memory import post_rest, rest_postings, step_temporaries
+from simcore.frameworks.deepspeed.partitions import aligned, flat_padding, gradient_elements, places, trained_of
+from simcore.frameworks.deepspeed.uncontiguous_gradients import GradientsApart
+from simcore.pipeline.schedule import Action
+from simcore.placement.plan import Plan
+from simcore.placement.zero_words import Zero
+from simcore.program.builder import Builder
+from simcore.program.outline import Tables
+from simcore.recording.rows import Module
+from simcore.recording.tape import Kernel, Param, Stream
+from simcore.units import dtype_bytes
+
+__all__ = ["PartitionFlow"]
+
+REDUCE_HANDLE = 16
+LOOKED_AT = 11
+"""Bytes an element: fp32, its absolute value and three masks while infinities are looked for (`_has_inf_or_nan`)."""
+
+
+class PartitionFlow:
+    """Implements `lower.Flow`. Of ZeRO-2 gradients die where autograd made them: they are in the bucket."""
+
+    def __init__(self, plan: Plan, tables: Tables, builder: Builder) -> None:
+        assert isinstance(plan.framework.flow, Zero)
+        self.plan, self.tables, self.out, self.flow = plan, tables, builder, plan.framework.flow
+        self.size = dtype_bytes(plan.framework.compute_dtype)
+        self.first = plan.layers[0]
+        self.part = aligned(plan) // plan.mesh.axis(self.flow.axis).size
+        self.kept = gradient_elements(plan) * self.size
+        self.apart = GradientsApart(builder, self._is_mine, behind=self.flow.num_buffers > 1)
+        self.in_bucket: list[tuple[int, int]] = []
+        self.places = places(plan)
+        self.slices: list[tuple[int, int]] = []
+        self.largest = max((numel for layer in plan.layers for _, numel in trained_of(plan, layer)), default=0)
+        self.largest_in_bucket = self.touched_in_bucket = self.mine_in_bucket = self.microbatch = 0
+        self.own, self.dtype = plan.mesh.axis(self.flow.axis).coordinate(plan.rank), plan.framework.compute_dtype
+        self.filled = self.parts = 0
+        self.has_bucket = self.has_part = self.is_last = False
+        self.slots = {name: tables.slot(name, category) for name, category in (
+            ("ipg_bucket", "reduce_scatter_input"), ("flat_bucket", "reduce_scatter_input"),
+            ("grads_in_partition", "sharded_grad"), ("grad_on_its_way", "reduce_scatter_output"))}
+        self.marks = [tables.hook(text) for text in ("opt:begin", "opt:end", "step:end")]
+
+    # ---- lower.Flow ---------------------------------------------------------------------------------------------
+    def rest(self) -> None:
+        """Whole parameters, and this rank's part of master and moments, alignment included."""
+        post_rest(self.plan, self.tables, self.out, rest_postings)
+        self._alloc("flat_buffer.padding", "sharded_param", self.size * flat_padding(self.plan))
+        if self.flow.states_on_host:
+            self._alloc("grad_buffer_for_offload", "reduce_scatter_input", self.size * self.largest)
+            return
+        for name, category in (("master_param", "main_param"), *((n, "opt_state") for n in self._moments())):
+            held = sum(count * self.plan.kinds[kind].state_bytes.get(name, 0) for kind, count in self.plan.kind_counts)
+            self._alloc(f"flat_partition.{name}", category, 4 * self.part - held)
+
+    def _moments(self) -> list[str]:
+        lives = [p.life for kind, _ in self.plan.kind_counts for p in self.plan.kinds[kind] if p.trainable]
+        return [name for name, _ in lives[0].states if name != "master_param"]
+
+    def _alloc(self, name: str, category: str, num_bytes: int) -> None:
+        self.out.alloc(self.first, self.tables.slot(name, category), num_bytes)
+
+    def begin_microbatch(self, action: Action) -> None:
+        self.is_last, self.microbatch = action.is_last, action.microbatch
+
+    def forward_begin(self, layer: int) -> None:
+        """Nothing: parameters stay whole."""
+
+    def forward_end(self, layer: int) -> None:
+        """Nothing."""
+
+    def backward_begin(self, layer: int) -> None:
+        """The first gradient of a microbatch finds the bucket."""
+        if not (self.has_bucket or self.flow.is_apart) and trained_of(self.plan, layer):
+            self.out.alloc(self.first, self.slots["ipg_bucket"], self._bucket_bytes())
+            self.has_bucket = True
+
+    def _bucket_bytes(self) -> int:
+        return self.flow.num_buffers * self.flow.bucket * self.size
+
+    def backward_end(self, layer: int, grads: Sequence[tuple[Param, int, int]]) -> None:
+        """ZeRO-1 keeps whole gradients, ZeRO-2 has put them into the bucket."""
+        numbers = {placed.spec.name: number for number, placed in enumerate(self.plan.of_layer(layer))}
+        for param, slot, num_bytes in grads:
+            self.apart.made((layer, numbers[param.name]), slot, num_bytes)
+        if self.flow.stage > 1:
+            for number in readiness(self.plan, layer):
+                self._put((layer, number))
+
+    def _put_whole(self) -> None:
+        """ZeRO-1's, in the order of the parameters (`reduce_gradients`)."""
+        for key in sorted(self.apart.fresh) if self.flow.stage == 1 or not self.flow.is_apart else ():
+            self._put(key)
+            if not self.flow.is_apart:
+                self.apart.sent(key)
+
+    def _put(self, key: tuple[int, int]) -> None:
+        """Into the bucket, which is reduced first if there is no room."""
+        start, end = self.places[key]
+        numel = end - start
+        copied = not self.flow.is_apart
+        if self.filled and self.filled + numel > self.flow.bucket:
+            self._reduce()
+        self.out.compute(Kernel.COPY, 0, 2 * numel * self.size * copied)
+        self.in_bucket.append(key)
+        self.filled += numel
+        self.largest_in_bucket = max(self.largest_in_bucket, numel)
+        for owner in range(start // self.part, (end - 1) // self.part + 1):
+            piece = min(end, (owner + 1) * self.part) - max(start, owner * self.part)
+            if owner == self.own:
+                self.mine_in_bucket += piece
+                self.touched_in_bucket += numel
+            if self.slices and self.slices[-1][0] == owner:
+                piece += self.slices.pop()[1]
+            self.slices.append((owner, piece))
+
+    def _reduce(self) -> None:
+        """All-reduce, in a flat copy if pieces of several ranks' parts lie in the bucket; own ones are copied out.
+
+        The rank's own part is there from the first reduction on, as on the rank that is the first to have some of it.
+        """
+        if not self.filled:
+            return
+        comm = self.tables.comm("all_reduce", self.flow.axis, self.plan.framework.compute_dtype)
+        for pieces in self._together():
+            num_bytes = sum(pieces) * self.size
+            is_copied = len(self.in_bucket if self.flow.is_apart else pieces) > 1
+            self.out.alloc(self.first, self.slots["flat_bucket"], num_bytes * is_copied)
+            self.out.collective(self.first, comm, num_bytes, Stream.REDUCE, REDUCE_HANDLE)
+            self.out.free(self.first, self.slots["flat_bucket"], num_bytes * is_copied)
+        if self.flow.states_on_host:
+            self._send_to_host()
+        elif self.flow.is_apart:
+            self.apart.reduced(self.in_bucket if self.flow.stage > 1 else ())
+        elif not self.has_part:
+            self.out.alloc(self.first, self.slots["grads_in_partition"], self.kept)
+            self.has_part, self.parts = True, self.parts + 1
+        self.filled = self.largest_in_bucket = self.touched_in_bucket = self.mine_in_bucket = 0
+        self.slices.clear()
+        self.in_bucket.clear()
+
+    def _is_mine(self, key: tuple[int, int]) -> bool:
+        """Whether something of the parameter lies in the rank's part."""
+        start, end = self.places[key]
+        return start < (self.own + 1) * self.part and end > self.own * self.part
+
+    def _together(self) -> list[list[int]]:
+        """Pieces that are sent as one: until they are more than a bucket (`allreduce_and_scatter`)."""
+        found: list[list[int]] = [[]]
+        filled = 0
+        for _, piece in self.slices:
+            if not self.flow.is_apart and filled > self.flow.bucket:
+                found.append([])
+                filled = 0
+            found[-1].append(piece)
+            filled += piece
+        return found
+
+    def _send_to_host(self) -> None:
+        """What of the bucket is the rank's own; in the last microbatch in fp32, each tensor looked at before.
+
+        That takes as much as on the rank that has the largest tensor. With several microbatches all that touches the
+        part goes there whole, after it was fetched and added to.
+        """
+        if self.is_last:
+            taken = LOOKED_AT * self.largest_in_bucket
+            self.out.alloc(self.first, self.slots["grad_on_its_way"], taken)
+            self.out.free(self.first, self.slots["grad_on_its_way"], taken)
+        if self.flow.accumulates and self.flow.stage > 1:
+            self._copied("to_device", self.dtype, self.size * self.touched_in_bucket * (self.microbatch > 0))
+            self._copied("to_host", self.dtype, self.size * self.touched_in_bucket)
+        self._copied("to_host", "fp32", 4 * self.mine_in_bucket * self.is_last)
+
+    def _copied(self, direction: str, dtype: str, num_bytes: int) -> None:
+        if num_bytes:
+            copied(self.first, direction, dtype, num_bytes, self.tables, self.out)
+
+    def experts(self, layer: int, mark: int, grads: Sequence[tuple[Param, int, int]], *, replay: bool) -> None:
+        """Never: experts are not a unit of their own here."""
+
+    def end_pass(self, action: Action) -> None:
+        """The last bucket is reduced, and the part of a further microbatch added to that of the first."""
+        if action.forward or (self.flow.stage == 1 and not self.is_last):
+            return
+        self._put_whole()
+        self._reduce()
+        self.out.wait(self.first, REDUCE_HANDLE)
+        if self.flow.is_apart:
+            self.apart.end_microbatch()
+        if self.has_bucket:
+            self.out.free(self.first, self.slots["ipg_bucket"], self._bucket_bytes())
+        if self.parts > 1:
+            self.out.compute(Kernel.ELEMENTWISE, self.kept // self.size, 3 * self.kept)
+            self.out.free(self.first, self.slots["grads_in_partition"], self.kept)
+            self.parts = 1
+        self.has_bucket = self.has_part = False
+
+    def optimize(self) -> None:
+        """Norms, the part in fp32, the update, and one all-gather into the flat parameters, which nothing overlaps.
+
+        DeepSpeed 0.19.6 runtime/zero/stage_1_and_2.py step, all_gather_dp_groups: calls that the stream waits for.
+        """
+        begin, end, step_end = self.marks
+        self.out.mark(begin)
+        if self.flow.states_on_host:
+            updated_on_host(self.plan, self.part, self.out)
+            self._copied("to_device", self.dtype, self.size * self.part)
+        else:
+            looked_at = LOOKED_AT * min(self.largest, self.part)
+            step_temporaries(self.plan, self.tables, self.out, (looked_at, self.part), self._drop_part)
+        comm = self.tables.comm("all_gather", self.flow.axis, self.plan.framework.compute_dtype)
+        self.out.collective(self.first, comm, aligned(self.plan) * self.size, Stream.COMPUTE, int(Module.NONE))
+        self.out.mark(end)
+        self.out.mark(step_end)
+
+    def _drop_part(self) -> None:
+        """Averaged gradients go when their copy in fp32 is there."""
+        self.out.free(self.first, self.slots["grads_in_partition"], self.kept * self.parts)
+        self.apart.drop_kept()
+        self.parts = 0

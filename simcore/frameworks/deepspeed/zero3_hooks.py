@@ -1,0 +1,298 @@
+"""The flow of ZeRO-3: [Note: ZeRO-3].
+
+Upstream's hooks are those of modules, and so is the order in which parameters are gathered here; but a layer's are
+all gathered when it begins (in backward: up to the end of its replay), and their bytes go when it ends: up to a layer
+more than upstream in forward. Gradients die where autograd made them: those of a bucket lie in it, a larger one is
+counted until then.
+"""
+
+from __future__ import annotations
+
+from bisect import bisect_left
+from collections.abc import Sequence
+from itertools import accumulate
+
+from simcore.frameworks.common.module_order import backward_calls, forward_calls, readiness
+from simcore.frameworks.common.optimizer_memory import post_rest, rest_postings, step_temporaries
+from simcore.frameworks.deepspeed.hpz import Key, Secondary
+from simcore.frameworks.deepspeed.offload_buffers import sub_groups
+from simcore.frameworks.deepspeed.offload_gradients import GradientsOnHost
+from simcore.frameworks.deepspeed.partitions import trained_of
+from simcore.frameworks.deepspeed.prefetch_trace import Pins, bytes_by_dtype, recorded, seen_by_nodes
+from simcore.frameworks.deepspeed.zero12_copies import FlatBuffers
+from simcore.frameworks.deepspeed.zero12_hooks import REDUCE_HANDLE
+from simcore.pipeline.schedule import Action
+from simcore.placement.plan import Placed, Plan
+from simcore.placement.zero_words import PERSISTENT, Zero
+from simcore.program.builder import Builder
+from simcore.program.outline import Tables
+from simcore.recording.rows import HOST_DRAINS, Module
+from simcore.recording.tape import Kernel, Param, Stream
+from simcore.units import dtype_bytes
+
+__all__ = ["FetchedFlow"]
+
+GATHER_HANDLE = 17
+
+
+class FetchedFlow:
+    """Implements `lower.Flow` over a recorded order of calls, which is the same in every microbatch."""
+
+    def __init__(self, plan: Plan, tables: Tables, builder: Builder) -> None:
+        assert isinstance(plan.framework.flow, Zero)
+        self.plan, self.tables, self.out, self.flow = plan, tables, builder, plan.framework.flow
+        self.size, self.ranks = dtype_bytes(plan.framework.compute_dtype), plan.mesh.axis(self.flow.axis).size
+        self.first = plan.layers[0]
+        self.calls = list(recorded(plan))
+        self.pins = Pins(plan)
+        self.trace = [(at, key) for at, keys in enumerate(self.calls) for key in keys]
+        placed = {key: self._placed(key) for _, key in self.trace}
+        self.elements = {key: -(-one.used // one.life.rest.values) for key, one in placed.items()}  # as stored
+        self.upto = [0, *accumulate(sum(self.elements[key] for key in keys) for keys in self.calls)]
+        self.needed_at: dict[Key, list[int]] = {}
+        for at, key in self.trace:
+            self.needed_at.setdefault(key, []).append(at)
+        self.there: dict[Key, int] = {}
+        self.live = 0
+        self.coming: dict[Key, list[Key]] = {}
+        self.promised: dict[Key, int] = {}
+        self.leaving: dict[Key, int] = {}
+        self.held: dict[Key, int] = {}
+        self.seen_by_nodes = seen_by_nodes(plan)
+        self.at = self.cursor = self.filled = self.num_in_bucket = self.padded = 0
+        stored = sorted({one.life.rest.dtype for one in placed.values()} | {plan.framework.compute_dtype})
+        self.gather = {dtype: tables.comm("all_gather", self.flow.axis, dtype) for dtype in stored}
+        self.reduce = tables.comm("reduce_scatter", self.flow.axis, plan.framework.compute_dtype)
+        self.slots = [tables.slot(name, category) for name, category in (
+            ("fetched", "unsharded_param"), ("prefetched", "all_gather_output"),
+            ("flat_bucket", "reduce_scatter_input"), ("persistent", "unsharded_param"),
+            ("parts_from_host", "all_gather_cast_input"))]
+        self.flat, self.is_last = FlatBuffers(builder, self.slots[1]), False
+        self.waiting: list[tuple[int, int, int]] = []
+        self.in_bucket: list[int] = []
+        self.on_host = GradientsOnHost(plan, tables, builder, self.flow)
+        self.from_host = tables.comm("copy", "to_device", plan.framework.compute_dtype)
+        self.secondary = Secondary(plan, tables, builder, self.flow)
+        self.marks = [tables.hook(text) for text in ("opt:begin", "opt:end", "step:end")]
+
+    def _placed(self, key: Key) -> Placed:
+        return self.plan.of_layer(key[0])[key[1]]
+
+    def _whole(self, key: Key) -> int:
+        """Bytes of a gathered parameter, padding included."""
+        placed = self._placed(key)
+        return placed.life.rest.num_bytes(placed.padded * self.ranks)
+
+    # ---- lower.Flow ---------------------------------------------------------------------------------------------
+    def rest(self) -> None:
+        """Parts of parameters, masters, moments and gradients; the bucket; small parameters whole."""
+        post_rest(self.plan, self.tables, self.out, rest_postings)
+        for name, category, num_bytes in (
+                ("grad_partitions", "main_grad", self.size * sum(self._parts()) * (not self.flow.states_on_host)),
+                ("ipg_bucket", "reduce_scatter_input", self.size * self.flow.bucket * (not self.flow.is_apart)),
+                ("persistent", "unsharded_param", self._persistent())):
+            self.out.alloc(self.first, self.tables.slot(name, category), num_bytes)
+
+    def _parts(self) -> list[int]:
+        """Elements on this rank of every trained parameter, in order."""
+        return [self.plan.of_layer(layer)[number].padded for layer in self.plan.layers
+                for number, _ in trained_of(self.plan, layer)]
+
+    def _persistent(self, *, padded: bool = False) -> int:
+        """Bytes of small parameters, as they lie there or as they are gathered."""
+        return sum(count * sum(p.life.rest.num_bytes(p.padded * self.ranks if padded else p.used)
+                               for p in self.plan.kinds[kind] if p.life.name == PERSISTENT and p.spec.is_owned)
+                   for kind, count in self.plan.kind_counts)
+
+    def begin_microbatch(self, action: Action) -> None:
+        """The record of what ran is read from its beginning (`reset_step`)."""
+        self.is_last = action.is_last
+        if action.forward:
+            self.at = self.cursor = 0
+            self.promised.clear()
+
+    def forward_begin(self, layer: int) -> None:
+        self._call(len(forward_calls(self.plan, layer)))
+
+    def forward_end(self, layer: int) -> None:
+        self._leave()
+
+    def backward_begin(self, layer: int) -> None:
+        """Until the replay is over; without one all of the layer is needed now."""
+        replay, rest = backward_calls(self.plan, layer)
+        self._call(len(replay) or len(rest))
+
+    def backward_end(self, layer: int, grads: Sequence[tuple[Param, int, int]]) -> None:
+        """Gradients are in the bucket, parameters go."""
+        replay, rest = backward_calls(self.plan, layer)
+        if not self.flow.is_apart:
+            for _, slot, num_bytes in grads:
+                self.out.free(layer, slot, num_bytes)
+        made = {param.name: [(layer, slot, num_bytes)] for param, slot, num_bytes in grads if self.flow.is_apart}
+        for number in readiness(self.plan, layer, weight_first=True):
+            placed = self.plan.of_layer(layer)[number]
+            self._put(placed.used, placed.padded * self.ranks)
+            self.waiting += made.get(placed.spec.name, [])
+        self._call(len(rest) if replay else 0)
+        self._leave()
+
+    def experts(self, layer: int, mark: int, grads: Sequence[tuple[Param, int, int]], *, replay: bool) -> None:
+        """Never: experts are not a unit of their own here."""
+
+    def end_pass(self, action: Action) -> None:
+        """The host waits for the last reduction: nothing of the next microbatch runs beside this one.
+
+        DeepSpeed 0.19.6 stage3.py:1368, independent_gradient_partition_epilogue: `stream.synchronize()`.
+        """
+        if not action.forward:
+            self._reduce()
+            self.out.wait(self.first, REDUCE_HANDLE)
+            self.out.wait(self.first, HOST_DRAINS)
+            for key, slot in self.held.items():
+                self.out.free(key[0], self.slots[slot], self._whole(key))
+            self.held.clear()
+
+    def optimize(self) -> None:
+        """Small parameters go, parts are updated in groups, small parameters are gathered again."""
+        begin, end, step_end = self.marks
+        small = self._persistent()
+        self.out.mark(begin)
+        self.out.free(self.first, self.slots[3], small)
+        parts = self._parts()
+        norm = 8 * max(parts, default=0)  # in fp64, tensor by tensor (`get_grad_norm_direct`)
+        if self.plan.framework.compute_dtype == "fp16":  # has_overflow: absolute values and a mask of all gradients
+            norm = max(norm, (self.size + 1) * sum(parts))
+        if self.flow.states_on_host:
+            self.on_host.step(list(sub_groups(parts, self.flow.sub_group)))
+        for group in () if self.flow.states_on_host else sub_groups(parts, self.flow.sub_group):
+            step_temporaries(self.plan, self.tables, self.out, (norm, group))
+            norm = 0
+        self.out.alloc(self.first, self.slots[3], small)
+        self.secondary.drop()
+        self.out.collective(self.first, self.gather[self.plan.framework.compute_dtype], self._persistent(padded=True),
+                            Stream.COMPUTE, int(Module.NONE))
+        self.out.mark(end)
+        self.out.mark(step_end)
+
+    # ---- parameters ---------------------------------------------------------------------------------------------
+    def _call(self, count: int) -> None:
+        """So many calls of modules: each fetches, gathers ahead and releases; bytes go at the layer's end."""
+        for _ in range(count):
+            keys = self.calls[self.at]
+            self._fetch(keys)
+            while self.cursor < len(self.trace) and self.trace[self.cursor][0] <= self.at:
+                self.cursor += 1
+            self._fetch_ahead()
+            self.pins.called(self.at, keys)
+            self.at += 1
+            self._release(keys)
+            for key in self.pins.released(self.at) & self.there.keys():
+                self._drop(key)
+
+    def _fetch(self, keys: list[Key]) -> None:
+        """What the module needs now: on its way already, or gathered for it."""
+        for key in keys:
+            if key in self.coming:
+                self._arrive(self.coming[key])
+        missing = [key for key in keys if key not in self.there]
+        if missing:
+            self._gather(missing)
+            self._arrive(missing)
+        self.flat.asked(keys)
+
+    def _gather(self, group: list[Key]) -> None:
+        num_bytes = sum(map(self._whole, group))
+        for key in group:  # what is gathered again has gone before
+            self._free(key)
+        self.coming.update(dict.fromkeys(group, group))
+        self.live += sum(self.elements[key] for key in group)
+        self.out.alloc(group[0][0], self.slots[1], num_bytes)
+        brought = num_bytes // self.ranks * self.flow.params_on_host
+        self.out.alloc(group[0][0], self.slots[4], brought)
+        self.out.free(group[0][0], self.slots[4], brought)
+        if brought:
+            self.out.copy(group[0][0], self.from_host, brought, Stream.ALL_GATHER, GATHER_HANDLE)
+        for dtype, size in bytes_by_dtype((self._placed(key).life.rest.dtype, self._whole(key)) for key in group):
+            comm = self.secondary.comm if self.secondary.has(group[0]) else self.gather[dtype]
+            self.out.collective(group[0][0], comm, size, Stream.ALL_GATHER, GATHER_HANDLE)
+
+    def _fetch_ahead(self) -> None:
+        """Whole parameters, until as many elements are under way as are allowed (`_fetch_sub_module_impl`)."""
+        room = min(self.flow.live - self.live, self.flow.ahead)
+        group: dict[Key, None] = {}
+        while self.cursor < len(self.trace) and room > 0:
+            at, key = self.trace[self.cursor]
+            self.cursor += 1
+            self.promised[key] = max(at, self.promised.get(key, 0))
+            if key not in self.there and key not in self.coming and key not in group:
+                group[key] = None
+                room -= self.elements[key]
+        if group:
+            self._gather(list(group))
+
+    def _arrive(self, group: list[Key]) -> None:
+        """One parameter stays where it was gathered, several are copied out of the flat buffer."""
+        self.out.wait(group[0][0], GATHER_HANDLE)
+        is_alone = len(group) == 1
+        for key in group:
+            del self.coming[key]
+            self.there[key] = int(is_alone)
+            if not is_alone:
+                self.out.alloc(key[0], self.slots[0], self._whole(key))
+                self.out.compute(Kernel.COPY, 0, 2 * self._whole(key))
+        if not is_alone:
+            self.flat.arrived(group, group[0][0], sum(map(self._whole, group)))
+
+    def _release(self, keys: list[Key]) -> None:
+        """What is not called again soon (`__params_to_release`); `at`: the next call."""
+        for key in keys:
+            if (key in self.there and not self._is_used_soon(key) and key not in self.pins.pinned
+                    and self.promised.get(key, 0) <= self.at):
+                self._drop(key)
+
+    def _is_used_soon(self, key: Key) -> bool:
+        """Within so many elements of the calls that follow; the call that passes the limit counts."""
+        calls = self.needed_at[key]
+        following = bisect_left(calls, self.at)
+        return following < len(calls) and self.upto[calls[following]] - self.upto[self.at] < self.flow.reuse
+
+    def _drop(self, key: Key) -> None:
+        is_held = key in self.seen_by_nodes and key not in self.held
+        (self.held if is_held else self.leaving)[key] = self.there.pop(key)
+        self.live -= self.elements[key]
+        self.secondary.keep(key, self._whole(key))
+
+    def _leave(self) -> None:
+        for key in list(self.leaving):
+            self._free(key)
+
+    def _free(self, key: Key) -> None:
+        if key in self.leaving:
+            self.out.free(key[0], self.slots[self.leaving.pop(key)], self._whole(key))
+
+    # ---- gradients ----------------------------------------------------------------------------------------------
+    def _put(self, numel: int, padded: int) -> None:
+        """Into the bucket, which is reduced first if there is no room."""
+        if self.filled and self.filled + numel > self.flow.bucket:
+            self._reduce()
+        self.out.compute(Kernel.COPY, 0, 2 * numel * self.size * (not self.flow.is_apart))
+        self.filled += numel
+        self.num_in_bucket += 1
+        self.padded += padded
+        self.in_bucket.append(padded // self.ranks)
+
+    def _reduce(self) -> None:
+        """`reduce_scatter_coalesced`: laid out by ranks in a copy, unless that changes nothing."""
+        if not self.filled:
+            return
+        num_bytes = self.padded * self.size
+        copied = num_bytes * (self.num_in_bucket > 1 or self.padded > self.filled)
+        self.out.alloc(self.first, self.slots[2], copied)
+        self.out.collective(self.first, self.reduce, num_bytes, Stream.REDUCE, REDUCE_HANDLE)
+        self.on_host.send(self.in_bucket, is_last=self.is_last)
+        self.out.free(self.first, self.slots[2], copied)
+        for layer, slot, size in self.waiting:
+            self.out.free(layer, slot, size)
+        self.waiting.clear()
+        self.filled = self.num_in_bucket = self.padded = 0
+        self.in_bucket.clear()

@@ -1,0 +1,1 @@
+"""torch's FullyShardedDataParallel: units as flat parameters."""

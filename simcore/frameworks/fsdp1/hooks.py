@@ -1,0 +1,209 @@
+"""The flow of torch's FullyShardedDataParallel: [Note: FSDP1] in `simcore.placement.fsdp1_words`."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from simcore.frameworks.common.cpu_optimizer import updated
+from simcore.frameworks.common.optimizer_memory import optimizer_temporaries, post_rest, rest_postings
+from simcore.frameworks.fsdp1.flat_parameters import flat_life, flat_units, parts_of, unit_padding
+from simcore.frameworks.fsdp1.gradients import FlatGradients
+from simcore.pipeline.schedule import Action
+from simcore.placement.form import Form
+from simcore.placement.fsdp1_words import Wrapped
+from simcore.placement.plan import Plan
+from simcore.program.builder import Builder
+from simcore.program.outline import BACKWARD_GATHER, FORWARD_GATHER, Tables
+from simcore.recording.tape import Kernel, Param, Stream
+from simcore.units import dtype_bytes
+
+__all__ = ["WrappedFlow"]
+
+
+class WrappedFlow:
+    """Implements `lower.Flow` over units; the root is the first of them and holds what no layer has."""
+
+    def __init__(self, plan: Plan, tables: Tables, builder: Builder) -> None:
+        assert isinstance(plan.framework.flow, Wrapped)
+        self.plan, self.tables, self.out, self.flow = plan, tables, builder, plan.framework.flow
+        self.units, self.flats = plan.framework.units, flat_units(plan)
+        self.parts, self.size = parts_of(plan), dtype_bytes(plan.framework.compute_dtype)
+        stored = flat_life(plan).rest.dtype
+        self.stored = dtype_bytes(stored)
+        self.is_cast = self.flow.on_host or plan.framework.compute_dtype != stored
+        self.grads = FlatGradients(plan, tables, builder, self.flats)
+        self.whole = [False] * len(self.units)
+        self.unit_of = {layer: u for u, unit in enumerate(self.units) for layer, _ in unit.members}
+        self.again = {unit.last: u for u, unit in enumerate(self.units) if u and unit.last != unit.first}
+        self.order = sorted(range(1, len(self.units)), key=lambda u: self.units[u].first)
+        self.gather = tables.comm("all_gather", self.flow.axis, plan.framework.compute_dtype)
+        self.from_host = tables.comm("copy", "to_device", stored) if self.flow.on_host else -1
+        self.slots = {name: tables.slot(name, category) for name, category in (
+            ("low_precision_shard", "all_gather_cast_input"), ("copy_from_host", "all_gather_cast_input"),
+            ("flat_param", "unsharded_param"))}
+        self.first_trained = next((layer for layer in plan.layers if plan.of_layer(layer).is_trained),
+                                  len(plan.graph.layers))
+        self.syncs, self.due = True, list[int]()
+        self.marks = [tables.hook(text) for text in ("opt:begin", "opt:end", "step:end")]
+
+    # ---- lower.Flow ---------------------------------------------------------------------------------------------
+    def rest(self) -> None:
+        """A rank's parts, alignment included."""
+        post_rest(self.plan, self.tables, self.out, rest_postings)
+        if not self.flow.on_host:
+            padding, first = unit_padding(self.plan), self.plan.layers[0]
+            self.out.alloc(first, self.tables.slot("flat_param.padding", "sharded_param"), self.stored * padding)
+            states = 0 if self.flow.aligned else sum(dtype_bytes(form.dtype) for form in _states(self.plan))
+            self.out.alloc(first, self.tables.slot("flat_param.padding.states", "opt_state"), states * padding)
+
+    def begin_microbatch(self, action: Action) -> None:
+        self.syncs = self.flow.sync == "every" or action.is_last
+
+    def forward_begin(self, layer: int) -> None:
+        """The root is gathered before the embedding runs, a layer's unit before the layer."""
+        if layer == self.units[0].first:
+            self._unshard(0, FORWARD_GATHER)
+        u = self._own(layer)
+        if u:
+            self._unshard(u, FORWARD_GATHER)
+        if self.flow.ahead and layer not in self.again and (u or layer == self.units[0].first):
+            self._unshard(self._neighbour(u, +1), FORWARD_GATHER, waits=False)
+
+    def forward_end(self, layer: int) -> None:
+        """A low-precision copy that is the parameter goes whatever the strategy says of the unit."""
+        u = self._own(layer)
+        if u and self.flow.strategy != "SHARD_GRAD_OP":
+            self._free(u)
+        if layer == self.units[0].last and self.flow.strategy == "NO_SHARD":
+            self._free(0)
+
+    def backward_begin(self, layer: int) -> None:
+        if layer < self.first_trained:  # the layer's output carries no gradient: no hook on it
+            return
+        if layer == self.units[0].last:
+            self._pre_backward(0)
+        if self._own(layer):
+            self._pre_backward(self._own(layer))
+
+    def backward_end(self, layer: int, grads: Sequence[tuple[Param, int, int]]) -> None:
+        u = self.unit_of.get(layer, 0)
+        self.grads.add(u, [(layer, slot, num_bytes) for _, slot, num_bytes in grads])
+        due = [u] if self._own(layer) and layer not in self.again else []
+        if self.flow.ahead:  # the split was made when the unit before was about to run, so that one's backward is first
+            due, self.due = self.due, due
+        if layer == self.units[0].first:
+            due += [*self.due, 0]
+            self.due = []
+        for one in due:
+            self._post_backward(one)
+
+    def experts(self, layer: int, mark: int, grads: Sequence[tuple[Param, int, int]], *, replay: bool) -> None:
+        """Never: experts are in their layer's unit."""
+
+    def end_pass(self, action: Action) -> None:
+        """What had no hook goes (`_catch_all_reshard`), and the reductions are waited for."""
+        if action.forward:
+            return
+        for u in range(len(self.units)):
+            if self._is_freed():
+                self._free(u)
+        if self.syncs:
+            self.grads.wait()
+
+    def optimize(self) -> None:
+        """The step over parts; then their gradients go."""
+        begin, end, step_end = self.marks
+        self.out.mark(begin)
+        updated(self.plan, self.out)
+        optimizer_temporaries(self.plan, self.tables, self.out)
+        self.out.mark(end)
+        self.grads.drop()
+        self.out.mark(step_end)
+
+    # ---- units --------------------------------------------------------------------------------------------------
+    def _own(self, layer: int) -> int:
+        """The unit that is this layer, or whose weight it uses again; 0 for layers that are the root's.
+
+        A tied head calls the embedding's unit, whose gradient is whole after the embedding's backward alone
+        (`_post_backward_hook` is AccumulateGrad's): it is gathered for either, and stays from one to the other.
+        """
+        return self.unit_of.get(layer, self.again.get(layer, 0))
+
+    def _neighbour(self, u: int, step: int) -> int:
+        """The unit whose forward runs next or ran before; -1 for none. The root's forward begins first and ends last.
+
+        So the last layer is before it in backward, or the unit that the head uses again.
+        """
+        if u == 0:
+            last = [*self.order[-1:], *self.again.values()]
+            return (self.order[0] if step > 0 else last[-1]) if self.order else -1
+        at = self.order.index(u) + step
+        return self.order[at] if 0 <= at < len(self.order) else -1
+
+    def _unshard(self, u: int, handle: int, *, waits: bool = True) -> None:
+        """Cast, gather, wait; nothing if the unit is there."""
+        if u < 0 or not self.flats[u].places:
+            return
+        layer, flat = self.units[u].first, self.flats[u]
+        if not self.whole[u]:
+            self.whole[u] = True
+            self._gather(layer, flat.shard, handle)
+        if waits and self.parts > 1:
+            self.out.wait(layer, handle)
+
+    def _gather(self, layer: int, shard: int, handle: int) -> None:
+        """Under NO_SHARD the copy in low precision is the parameter; without one there is nothing to do."""
+        low, staged = self.slots["low_precision_shard"], self.slots["copy_from_host"]
+        from_host = shard * self.stored * (self.flow.on_host and self.stored != self.size)
+        self.out.alloc(layer, staged, from_host)
+        if self.parts == 1:
+            self.out.alloc(layer, self.slots["flat_param"], shard * self.size * self.is_cast)
+        else:
+            self.out.alloc(layer, low, shard * self.size * self.is_cast)
+        if self.is_cast:
+            self.out.compute(Kernel.COPY, 0, shard * (self.size + self.stored))
+        self.out.free(layer, staged, from_host)
+        if self.parts > 1:
+            whole = shard * self.parts * self.size
+            self.out.alloc(layer, self.slots["flat_param"], whole)
+            if self.flow.on_host:  # in the stream that gathers, before it (`_runtime_utils.py`, _unshard)
+                self.out.copy(layer, self.from_host, shard * self.stored, Stream.ALL_GATHER, handle)
+            self.out.collective(layer, self.gather, whole, Stream.ALL_GATHER, handle)
+            self.out.free(layer, low, shard * self.size * self.is_cast)
+
+    def _free(self, u: int) -> None:
+        if self.whole[u]:
+            self.whole[u] = False
+            held = self.flats[u].shard * self.parts * self.size * (self.parts > 1 or self.is_cast)
+            self.out.free(self.units[u].first, self.slots["flat_param"], held)
+
+    def _is_freed(self) -> bool:
+        """After backward: always, but without a reduction only what forward frees too (`_should_free_in_backward`)."""
+        return self.syncs or self.flow.strategy != "SHARD_GRAD_OP"
+
+    def _pre_backward(self, u: int) -> None:
+        self._unshard(u, BACKWARD_GATHER)
+        if self.flow.prefetch == "pre":
+            self._prefetch(u)
+
+    def _prefetch(self, u: int) -> None:
+        """The unit before it in forward, if anything flows back to it."""
+        before = self._neighbour(u, -1)
+        if before >= 0 and self.units[before].first >= self.first_trained:
+            self._unshard(before, BACKWARD_GATHER, waits=False)
+
+    def _post_backward(self, u: int) -> None:
+        """One flat gradient, the parameters go, the gradient is reduced."""
+        layer = self.units[u].first
+        self.grads.lay_together(u, layer)
+        if self._is_freed():
+            self._free(u)
+        if self.flow.prefetch == "post" and u:
+            self._prefetch(u)
+        if self.syncs:
+            self.grads.reduce(u, layer)
+
+
+def _states(plan: Plan) -> list[Form]:
+    """Of the optimizer, which knows the flat parameter, padding and all, unless it knows those in it."""
+    return [form for rule in plan.framework.rules for _, form in rule.life.states if not form.blocks]

@@ -1,0 +1,258 @@
+"""torch's FullyShardedDataParallel (FSDP1, HSDP), torch 2.13, around Hugging Face models.
+
+What it does with every unit: [Note: FSDP1] in `simcore/placement/fsdp1_words.py`. Defaults are the class's own
+(`torch/distributed/fsdp/fully_sharded_data_parallel.py`); those of trainers around it are scenarios. Parameters rest in
+fp32 and are used in the compute dtype (MixedPrecision(param_dtype)), as accelerate 1.15 makes it. Every layer is a
+unit, the root is one of all that no layer has (transformer_auto_wrap_policy); `wrap: root` leaves out the policy.
+"""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from functools import lru_cache
+from types import ModuleType
+from typing import Any, Final
+
+from simcore.frameworks.common import llmfoundry as _llmfoundry
+from simcore.frameworks.common import transformers as _transformers
+from simcore.frameworks.common.checkpoint_files import fsdp1_files
+from simcore.frameworks.common.kernels import SDPA_BACKENDS, torch_libraries
+from simcore.frameworks.common.liger import LIGER_OPTION, loss_with
+from simcore.frameworks.common.lora import name_adapters
+from simcore.frameworks.common.torch import (
+    Defaults,
+    States,
+    all_or_no_checkpoint,
+    check_named_adapters,
+    offloaded_together,
+    refuse_virtual_stages,
+    states_of,
+    torch_optimizer,
+)
+from simcore.frameworks.fsdp2.units import Wrapping, units
+from simcore.models.graph import ModelGraph
+from simcore.placement.form import Flat, Form, Layout, Partial
+from simcore.placement.framework import Framework, Life, Moment, Rule, Unit
+from simcore.placement.fsdp1_words import Strategy, Wrapped
+from simcore.placement.job import Job
+
+__all__ = ["CASTS_PARAMETERS", "DEFAULT_IMPLEMENTATION", "IMPLEMENTATIONS", "VERSIONS", "adapters", "table"]
+
+VERSIONS = ("torch 2.13",)
+DEFAULT_IMPLEMENTATION = "hf"
+CODES: Final[dict[str, ModuleType]] = {"hf": _transformers, "llmfoundry": _llmfoundry}
+"""What the trainer around each implementation sets and refuses."""
+IMPLEMENTATIONS = tuple(CODES)
+CASTS_PARAMETERS = True
+"""They rest as asked, and are gathered in the compute dtype (torch 2.13 `fsdp/api.py`, MixedPrecision)."""
+RULE: Final = "torch 2.13 torch/distributed/fsdp/fully_sharded_data_parallel.py"
+INIT: Final = "torch 2.13 torch/distributed/fsdp/_init_utils.py"
+OPTIONS: Final[dict[str, tuple[Any, ...]]] = {
+    "sharding_strategy": (None, "FULL_SHARD", "SHARD_GRAD_OP", "NO_SHARD", "HYBRID_SHARD", "_HYBRID_SHARD_ZERO2"),
+    "backward_prefetch": (None, "BACKWARD_PRE", "BACKWARD_POST", "NO_PREFETCH"),
+    "forward_prefetch": (None, True, False),
+    "limit_all_gathers": (None, True, False),
+    "use_orig_params": (None, True, False),
+    "sync_gradients": (None, "last", "every"),
+    "wrap": (None, "layers_root", "root"),
+}
+OF_LAYERS: Final[dict[str, dict[str, tuple[Any, ...]]]] = {
+    "hf": {"attn_implementation": (None, "sdpa", "flash_attention_2"), "experts_implementation": (None, "grouped_mm"),
+           "sdpa_backend": (None, *SDPA_BACKENDS), LIGER_OPTION: (True, False)},
+    "llmfoundry": {"attn_impl": _llmfoundry.OPTIONS["attn_impl"],
+                   "wrap": (None, "separate_embedding", "layers_root", "root")},
+}
+TRAINERS: Final[dict[str, Defaults]] = {
+    "hf": replace(_transformers.DEFAULTS,
+                  stored=("fp32", "accelerate 1.15 accelerator.py: trained parameters are upcast under mixed "
+                          "precision"),
+                  reduce=("compute", "torch 2.13 fsdp/api.py MixedPrecision: reduce_dtype=None is param_dtype")),
+    "llmfoundry": _llmfoundry.DEFAULTS,
+}
+ASKED: Final[dict[str, tuple[Any, str]]] = {
+    "use_orig_params": (False, f"{RULE}: use_orig_params=False"),
+    "backward_prefetch": ("BACKWARD_PRE", f"{RULE}: backward_prefetch=BACKWARD_PRE"),
+    "wrap": ("layers_root", "transformer_auto_wrap_policy over the model's layers, which trainers ask for"),
+}
+"""The class's own defaults, for which a trainer may have others."""
+LOSSES: Final = ("auto", "hf", "hf_keep_logits", "cut", "liger")
+WITHIN: Final[dict[str, Strategy]] = {"FULL_SHARD": "FULL_SHARD", "HYBRID_SHARD": "FULL_SHARD",
+                                      "SHARD_GRAD_OP": "SHARD_GRAD_OP", "_HYBRID_SHARD_ZERO2": "SHARD_GRAD_OP",
+                                      "NO_SHARD": "NO_SHARD"}
+PREFETCH: Final = {"BACKWARD_PRE": "pre", "BACKWARD_POST": "post", "NO_PREFETCH": ""}
+
+adapters = name_adapters
+
+
+def table(job: Job) -> Framework:
+    """FSDP1 applied to a job."""
+    code, given = CODES[job.graph.implementation], TRAINERS[job.graph.implementation]
+    options = job.options(OPTIONS | OF_LAYERS[job.graph.implementation])
+    _check(job, options)
+    precision = job.scenario.training.precision
+    stored = job.auto("training.precision.params", precision.params, *given.stored)
+    reduce = job.auto("training.precision.grad_reduce", precision.grad_reduce, job.compute, given.reduce[1])
+    flow = _flow(job, options, reduce)
+    _check_offload(job, flow)
+    return Framework(
+        name="fsdp1", version=VERSIONS[0],
+        rules=_rules(stored, job.compute, states_of(job, plain=True), flow),
+        units=_units(job, options, reduce),
+        flow=flow,
+        optimizer=torch_optimizer(job, *reversed(given.optimizer), plain=True),
+        compute_dtype=job.compute,
+        checkpoint=all_or_no_checkpoint(job),
+        loss=job.auto("training.loss", job.scenario.training.loss, *loss_with(options, given.loss)),
+        sequence_parallel=False,
+        stages=(tuple(range(len(job.graph.layers))),),
+        options=code.options_of(job, options),
+        communicators=tuple(axis for axis in ("dp_shard", "dp_replicate") if job.mesh.axis(axis).size > 1),
+        files=fsdp1_files(job),
+        libraries=torch_libraries(job, options),
+        assumptions=_assumptions(flow),
+    )
+
+
+def in_fp8(job: Job) -> ModelGraph:
+    """The job's model where linears compute in fp8."""
+    code = CODES[job.graph.implementation]
+    if not hasattr(code, "in_fp8"):
+        raise job.not_yet("training.precision.compute", f"compute in fp8 in the layers of {job.graph.implementation}")
+    graph: ModelGraph = code.in_fp8(job)
+    return graph
+
+
+def _check(job: Job, options: dict[str, Any]) -> None:
+    for axis in ("pp", "cp", "tp", "ep", "etp"):
+        if getattr(job.mesh, axis) > 1:
+            raise job.not_yet(f"mesh.{axis}", f"fsdp1 with {axis}")
+    job.refuse_offload("params", "gradients", "optimizer", "activations")
+    if job.graph.implementation == "hf":
+        _transformers.check_layers(job, {})
+        job.refuse_capacity("transformers 5.23 integrations/moe.py: tokens are never dropped")
+        job.one_of("training.loss", job.scenario.training.loss, LOSSES)
+    else:
+        CODES[job.graph.implementation].check(job, options)
+    job.refuse_given({"training.sequence_parallel": "False", "training.precision.main_grads": "auto",
+                      "training.precision.experts": "auto", "training.optimizer.master": "none",
+                      "training.pipeline.layers": "auto", "training.pipeline.schedule": "1f1b"})
+    refuse_virtual_stages(job)
+
+
+# ---- what is asked for ----------------------------------------------------------------------------------------------
+def _flow(job: Job, options: dict[str, Any], reduce: str) -> Wrapped:
+    strategy, mesh = _strategy(job, options), job.mesh
+    asked = ASKED | getattr(CODES[job.graph.implementation], "FSDP1", {})
+    original, source = asked["use_orig_params"]
+    aligned = job.flag(options, "use_orig_params", source, default=bool(original))
+    _check_adapters(job, options, aligned=aligned)
+    given = options.get("backward_prefetch")
+    prefetch = job.auto("framework_options.backward_prefetch", given or "auto", *asked["backward_prefetch"])
+    job.flag(options, "limit_all_gathers", f"{RULE}: limit_all_gathers=True", default=True)
+    sync = job.auto("framework_options.sync_gradients", options.get("sync_gradients") or "auto", "every",
+                    f"{RULE}: gradients are reduced after every backward outside no_sync()")
+    return Wrapped(strategy, "dp_shard", "dp_replicate" if mesh.dp_replicate > 1 else "", reduce, PREFETCH[prefetch],
+                   job.flag(options, "forward_prefetch", f"{RULE}: forward_prefetch=False", default=False), aligned,
+                   sync, job.scenario.training.offload.part("params")[1] > 0)
+
+
+def _strategy(job: Job, options: dict[str, Any]) -> Strategy:
+    """The one that is asked for, on the axes that it has; a second axis makes it a hybrid one."""
+    mesh, at = job.mesh, "framework_options.sharding_strategy"
+    hybrid = mesh.dp_shard > 1 and mesh.dp_replicate > 1
+    default = "HYBRID_SHARD" if hybrid else "NO_SHARD" if mesh.dp_shard == 1 else "FULL_SHARD"
+    name = job.auto(at, options.get("sharding_strategy") or "auto", default,
+                    f"{RULE}: sharding_strategy=FULL_SHARD; a second axis makes it HYBRID_SHARD, and {INIT}: NO_SHARD "
+                    "for one rank")
+    if name == "NO_SHARD" and mesh.dp_shard > 1:
+        raise job.illegal(at, f"NO_SHARD cuts nothing: its ranks are dp_replicate, and dp_shard is {mesh.dp_shard}",
+                          f"{RULE} ShardingStrategy.NO_SHARD")
+    if "HYBRID" in name and mesh.dp_shard == 1:
+        raise job.illegal(at, f"{name} cuts within dp_shard, which is 1",
+                          f"{INIT} _init_process_group_state_for_hybrid_shard")
+    if mesh.dp_replicate > 1 and mesh.dp_shard > 1 and "HYBRID" not in name:
+        raise job.illegal(at, f"{name} has one group of ranks: dp_replicate must be 1", f"{INIT} "
+                          "_init_process_group_state")
+    return "NO_SHARD" if mesh.dp_shard == 1 else WITHIN[name]
+
+
+def _check_adapters(job: Job, options: dict[str, Any], *, aligned: bool) -> None:
+    """A flat parameter is trained or not, unless it knows the parameters in it."""
+    if job.scenario.training.method == "full":
+        return
+    check_named_adapters(job)
+    if not aligned:
+        raise job.illegal("framework_options.use_orig_params", "Must flatten tensors with uniform `requires_grad` when "
+                          "`use_orig_params=False`: a layer has frozen weights and adapters",
+                          "torch 2.13 torch/distributed/fsdp/_flat_param.py _validate_tensors_to_flatten")
+    if job.scenario.training.lora.dtype not in ("auto", "fp32", job.scenario.training.precision.params):
+        raise job.illegal("training.lora.dtype", "Must flatten tensors with uniform dtype",
+                          "torch 2.13 torch/distributed/fsdp/_flat_param.py _validate_tensors_to_flatten")
+
+
+def _check_offload(job: Job, flow: Wrapped) -> None:
+    """CPUOffload(offload_params=True): parameters, and with them gradients and the step."""
+    offloaded_together(job, "offload_params moves parameters, and with them gradients and optimizer states",
+                       "torch 2.13 torch/distributed/fsdp/api.py CPUOffload")
+    if flow.on_host and flow.sync == "every" and job.scenario.num_microbatches > 1:
+        raise job.illegal("training.offload", "Gradient accumulation outside no_sync() does not work with CPU "
+                          "offloading (sync_gradients: last is inside it)",
+                          "torch 2.13 torch/distributed/fsdp/_flat_param.py prepare_gradient_for_backward")
+    if flow.on_host and flow.strategy == "NO_SHARD":
+        raise job.not_yet("training.offload", "parameters on the host that are not sharded")
+
+
+# ---- the table ------------------------------------------------------------------------------------------------------
+def _units(job: Job, options: dict[str, Any], reduce: str) -> tuple[Unit, ...]:
+    """The root first, then every layer, unless all is one unit."""
+    stages = (tuple(range(len(job.graph.layers))),)
+    wrapping = Wrapping(root=False, layers=True, last=True, head=False, experts=True, separate=False,
+                        loss_inside=TRAINERS[job.graph.implementation].loss_inside, experts_unit=False,
+                        experts_apart=False, packed_apart=False, replicates=job.mesh.dp_replicate > 1,
+                        checkpointed=False, compute=job.compute, reduce=reduce)
+    asked = ASKED | getattr(CODES[job.graph.implementation], "FSDP1", {})
+    wrap = job.auto("framework_options.wrap", options.get("wrap") or "auto", *asked["wrap"])
+    found = tuple(replace(unit, shard_axis="dp_shard") for unit in units(job.graph, stages, wrapping))
+    if wrap == "separate_embedding":
+        return _with_embedding(job, found)
+    if wrap == "layers_root":
+        return found
+    members = sorted(member for unit in found for member in unit.members)
+    return (replace(found[0], members=tuple(members)),)
+
+
+def _with_embedding(job: Job, units_: tuple[Unit, ...]) -> tuple[Unit, ...]:
+    """The token embedding, which a tied head calls again, is a unit; positions and norm stay the root's."""
+    root, *layers = units_
+    (stem, numbers), *rest = root.members
+    head = next(layer.index for layer in job.graph.layers if job.graph.kinds[layer.kind].name == "head")
+    members = ((stem, numbers[1:]), *rest) if numbers[1:] else tuple(rest)
+    token = replace(root, name="transformer.wte", members=((stem, numbers[:1]),), first=stem, last=head,
+                    is_root=False, explicit=True, reshard_after_forward=True)
+    return (replace(root, members=members), token, *layers)
+
+
+def _assumptions(flow: Wrapped) -> tuple[tuple[str, str, str, str], ...]:
+    if not flow.on_host:
+        return ()
+    return (("time of offload", "copies at the pace of pinned memory, beside kernels; the CPU's step at 0.7 of its "
+             "memory bandwidth", "assumed", "torch 2.13 distributed/fsdp/_runtime_utils.py; optim/adam.py; no time is "
+             "published"),)
+
+
+@lru_cache(maxsize=64)
+def _rules(stored: str, compute: str, kept: States, flow: Wrapped) -> tuple[Rule, ...]:
+    """Parts of flat parameters; all of a unit is stored in one dtype."""
+    cut: Layout = () if flow.strategy == "NO_SHARD" else ((flow.axis, Flat("unit")),)
+    space = "host_pinned" if flow.on_host else "device"
+    rest, whole = Form(cut, stored, space), Form((), compute)
+    made = Form(((flow.axis, Partial()),), compute)
+    plain = Form((), "fp32")
+    buffer = Life("buffer", plain, plain, plain, plain, rest_category="buffer", updated=Moment.NEVER)
+    states = kept.of(cut, stored, "host" if flow.on_host else "device")
+    if not flow.aligned:  # the optimizer sees flat parameters: their parts are large enough for blocks, and to be paged
+        states = tuple((name, replace(form, least_away=0, blocks=form.blocks and replace(form.blocks, least=0)))
+                       for name, form in states)
+    life = Life("flat", rest, whole, made, rest, states,
+                Moment.UNIT_FORWARD_BEGIN, Moment.UNIT_FORWARD_END, Moment.UNIT_BACKWARD_END)
+    return Rule(lambda t: t.is_buffer, buffer), Rule(lambda t: True, life)

@@ -1,0 +1,126 @@
+"""Gathering units for use: the parameter half of FSDP2's hand-over. See [Note: FSDP2 hand-over] in `hooks.py`."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from simcore.frameworks.fsdp2.host_cost import gathering
+from simcore.frameworks.fsdp2.unit_bytes import UnitBytes
+from simcore.placement.framework import Unit
+from simcore.program.builder import Builder
+from simcore.program.outline import BACKWARD_GATHER, FORWARD_GATHER, Tables
+from simcore.recording.tape import Kernel, Stream
+
+__all__ = ["Gathers"]
+
+_STREAM, _COPY = Stream.ALL_GATHER, Kernel.COPY  # looking an enum up is slow
+
+
+class Gathers:
+    """State and rows of every unit's parameters: sharded, gathered and pending, whole, or kept in a smaller group."""
+
+    def __init__(self, units: Sequence[Unit], weights: Sequence[UnitBytes], tables: Tables, builder: Builder) -> None:
+        self.units, self.weights, self.out = units, weights, builder
+        self.layers = [unit.first for unit in units]
+        self.unsharded = [False] * len(units)
+        self.kept = [False] * len(units)
+        self.pending = [0] * len(units)
+        self.held, self.held_bytes = -1, 0
+        slots = (_Slots(tables, ""), _Slots(tables, "experts."))
+        self.slots = [slots[unit.inner] for unit in units]
+        known: dict[tuple[str, str, str], tuple[int, int]] = {}
+        self.comms = [_comms(unit, tables, known) for unit in units]
+        self.from_host = [tables.comm("copy", "to_device", weight.host_dtype) if weight.offloaded else -1
+                          for weight in weights]
+
+    def unshard(self, u: int, *, backward: bool) -> None:
+        """Issue the all-gather, unless it is pending or the unit is whole."""
+        weight = self.weights[u]
+        if self.pending[u] or self.unsharded[u] or weight.world == 1:
+            return
+        layer, slots, kept = self.layers[u], self.slots[u], self.kept[u]
+        size, cast = weight.gathered, weight.cast_again if kept else weight.cast
+        self.out.alloc(layer, slots.cast, cast)
+        if not kept:
+            self.out.alloc(layer, slots.staged, weight.staged)
+            self.out.free(layer, slots.staged, weight.staged)
+        self.out.alloc(layer, slots.gathered, size)
+        handle = BACKWARD_GATHER if backward else FORWARD_GATHER
+        if weight.offloaded and not kept:
+            self.out.copy(layer, self.from_host[u], weight.from_host, _STREAM, handle)
+        self.out.collective(layer, self.comms[u][kept], size, _STREAM, handle)
+        self.out.free(layer, slots.cast, cast)
+        self.pending[u] = size
+
+    def wait(self, u: int, *, forward: bool) -> None:
+        """Copy out what was gathered; in forward the buffer is kept and the one before it goes."""
+        weight, pending = self.weights[u], self.pending[u]
+        if self.unsharded[u] or (weight.world > 1 and not pending):
+            return
+        layer, slots = self.layers[u], self.slots[u]
+        if pending:
+            self.out.wait(layer, FORWARD_GATHER)
+            self.out.wait(layer, BACKWARD_GATHER)
+        self.out.alloc(layer, slots.unsharded, weight.used)
+        self.out.alloc(layer, slots.cast, weight.cast_alone)
+        self.out.free(layer, slots.cast, weight.cast_alone)
+        self.out.alloc(layer, slots.relayout, weight.extra_copy)
+        self.out.compute(_COPY, 0, 2 * weight.used, gathering(weight.num_params, forward=forward))
+        self.out.free(layer, slots.relayout, weight.extra_copy)
+        if self.kept[u]:
+            self.out.free(layer, slots.kept, weight.kept_shard)
+        if forward:
+            self.drop_held()
+            if pending:
+                self.held, self.held_bytes = u, pending
+        else:
+            self.out.free(layer, slots.gathered, pending)
+        self.pending[u], self.unsharded[u], self.kept[u] = 0, True, False
+
+    def reshard(self, u: int) -> None:
+        """Free the whole parameters."""
+        if self.unsharded[u]:
+            self.out.free(self.layers[u], self.slots[u].unsharded, self.weights[u].used)
+            self.unsharded[u] = False
+
+    def reshard_after_forward(self, u: int) -> None:
+        """As the unit's policy says: not at all, or all, or down to a smaller group's shard."""
+        policy = self.units[u].reshard_after_forward
+        if policy is True:
+            self.reshard(u)
+        elif policy is not False:
+            for p in self.weights[u].params:
+                self.out.alloc(self.layers[u], self.slots[u].kept, p.kept_shard)
+                self.out.free(self.layers[u], self.slots[u].unsharded, p.used)
+            self.unsharded[u], self.kept[u] = False, True
+
+    def drop_held(self) -> None:
+        """The gathered buffer that was kept goes."""
+        if self.held >= 0:
+            self.out.free(self.layers[self.held], self.slots[self.held].gathered, self.held_bytes)
+        self.held = -1
+
+    def drop_pending(self, u: int) -> None:
+        """A gathered buffer that nobody waited for goes."""
+        self.out.free(self.layers[u], self.slots[u].gathered, self.pending[u])
+        self.pending[u] = 0
+
+
+class _Slots:
+    """Owner rows of a unit's parameter buffers."""
+
+    def __init__(self, tables: Tables, inner: str) -> None:
+        self.cast = tables.slot(f"{inner}all_gather_cast_input", "all_gather_cast_input")
+        self.staged = tables.slot(f"{inner}all_gather_copy_from_host", "all_gather_cast_input")
+        self.gathered = tables.slot(f"{inner}all_gather_output", "all_gather_output")
+        self.unsharded = tables.slot(f"{inner}unsharded_param", "unsharded_param")
+        self.relayout = tables.slot(f"{inner}all_gather_relayout", "unsharded_param")
+        self.kept = tables.slot(f"{inner}post_forward_shard", "post_forward_shard")
+
+
+def _comms(unit: Unit, tables: Tables, known: dict[tuple[str, str, str], tuple[int, int]]) -> tuple[int, int]:
+    """All-gathers of the sharded unit, and of one that is kept in a smaller group."""
+    axis, smaller, dtype = key = (unit.shard_axis, unit.kept_axis, unit.gather_dtype)
+    if key not in known:
+        known[key] = tables.comm("all_gather", axis, dtype), tables.comm("all_gather", smaller, dtype)
+    return known[key]

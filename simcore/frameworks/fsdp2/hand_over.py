@@ -1,0 +1,175 @@
+"""Units that are gathered for use: PyTorch FSDP2's hooks, in the order in which they run.
+
+[Note: FSDP2 hand-over]
+torch 2.13 `distributed/fsdp/_fully_shard/_fsdp_param_group.py` and `_fsdp_collectives.py`.
+Forward: a unit's all-gather output is kept until the *next* unit's copy-out is done (`comm_ctx.all_gather_state`), the
+outermost unit's post-forward drops the last one. Backward: the output goes right after copy-out, and the unit that ran
+before in forward order is gathered at once. Post-backward: parameters go first, then the previous reduce-scatter's
+input, then the new input is made, gradients are copied in and die (the last one only when the function returns), then
+the output is made. Units whose inputs need no gradient do this at the very end, outermost first.
+Parameters cut on a dimension other than 0 are copied out through a second buffer and their gradients are re-laid by a
+`torch.cat` before the copy-in.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from simcore.frameworks.fsdp2.all_gather import Gathers
+from simcore.frameworks.fsdp2.host_cost import releasing
+from simcore.frameworks.fsdp2.reduce_scatter import Reductions
+from simcore.frameworks.fsdp2.unit_bytes import Weigher
+from simcore.placement.framework import Unit, UnshardFlow
+from simcore.placement.plan import Plan
+from simcore.program.builder import Builder
+from simcore.program.outline import Tables
+
+__all__ = ["UnshardHooks"]
+
+_HOOKS = ("fwd:pre_forward_begin", "fwd:pre_forward_end", "fwd:post_forward_begin", "fwd:post_forward_end",
+          "recompute:pre_forward_begin", "recompute:pre_forward_end", "recompute:post_forward_begin",
+          "recompute:post_forward_end", "bwd:pre_backward_begin", "bwd:pre_backward_end", "bwd:post_backward_end")
+_POST_BACKWARD = "bwd:post_backward_begin:{}:grads="
+
+
+class UnshardHooks:
+    """FSDP2's hooks over units, writing rows. One object runs through one step of one rank class."""
+
+    def __init__(self, plan: Plan, units: Sequence[Unit], flow: UnshardFlow, tables: Tables, builder: Builder) -> None:
+        self.units, self.flow, self.out = units, flow, builder
+        weigh = Weigher(plan)
+        weights = [weigh(unit) for unit in units]
+        self.gathers = Gathers(units, weights, tables, builder)
+        self.reductions = Reductions(units, weights, tables, builder)
+        self.hooks = {name: tables.hook(f"{name}:{{}}") for name in _HOOKS}
+        self.post_backward_hooks = [tables.hook(f"{_POST_BACKWARD}{flag}") for flag in (0, 1)]
+        self.first_name = len(tables.units)
+        tables.units += [unit.name for unit in units]
+        self.positions: list[list[int]] = [[] for _ in units]
+        roots: list[list[int]] = [[]]
+        self.order: list[list[int]] = []
+        for unit in units:  # a root stands before what it holds
+            roots += [[]] if unit.is_root else []
+            self.order.append(roots[-1])
+        self.chains: dict[int, list[int]] = {}
+        self.links: dict[int, int] = {}
+        for u, unit in enumerate(units):
+            if unit.explicit:  # of its root: chunks do not know others
+                chain = self.chains.setdefault(id(self.order[u]), [])
+                self.links[u] = len(chain)
+                chain.append(u)
+        self.done = [False] * len(units)
+        self.outermost_first = sorted(range(len(units)), key=lambda u: (not units[u].is_root, units[u].first,
+                                                                        units[u].inner))
+        self.forward_root = -1
+        self.reduce_grads = True
+        self.is_last_backward = True
+        self.replay = False
+
+    def pre_forward(self, u: int) -> None:
+        """The unit is gathered and copied out."""
+        if self.forward_root < 0:
+            self.forward_root = u
+        if not self.units[u].members:
+            return
+        prefix = "recompute:" if self.replay else "fwd:"
+        self._mark(u, f"{prefix}pre_forward_begin")
+        self.gathers.unshard(u, backward=False)
+        self.gathers.wait(u, forward=True)
+        self._mark(u, f"{prefix}pre_forward_end")
+        for target in self._explicit(u, +1):
+            self.gathers.unshard(target, backward=False)
+
+    def post_forward(self, u: int) -> None:
+        """The unit is resharded, or not; the outermost unit drops the last gathered buffer."""
+        if self.units[u].members:
+            prefix = "recompute:" if self.replay else "fwd:"
+            self._mark(u, f"{prefix}post_forward_begin")
+            if not self.replay:
+                self.gathers.reshard_after_forward(u)
+                self.positions[u].append(len(self.order[u]))
+                self.order[u].append(u)
+            self._mark(u, f"{prefix}post_forward_end")
+        if self.forward_root == u:
+            self.forward_root = -1
+            self.gathers.drop_held()
+
+    def pre_backward(self, u: int) -> None:
+        """The unit is gathered again if it was freed; the next one in reverse order is gathered ahead."""
+        if not self.units[u].members:
+            return
+        self._mark(u, "bwd:pre_backward_begin")
+        self.gathers.unshard(u, backward=True)
+        self.gathers.wait(u, forward=False)
+        explicit = self._explicit(u, -1)
+        position = self.positions[u].pop() if self.positions[u] else 0
+        if not explicit and position > 0:
+            self.gathers.unshard(self.order[u][position - 1], backward=True)
+        self._mark(u, "bwd:pre_backward_end")
+        for target in explicit:
+            self.gathers.unshard(target, backward=True)
+
+    def post_backward(self, u: int) -> None:
+        """Reshard, then reduce the unit's gradients (or keep them, whole, for a later microbatch)."""
+        self.done[u] = True
+        if not self.units[u].members:
+            return
+        self.out.mark(self.post_backward_hooks[self.reductions.has_grads(u)], self.first_name + u)
+        self.out.python(releasing(self.gathers.weights[u].num_params))
+        self.reductions.add_in_place(u)
+        if self.reduce_grads:
+            self.gathers.reshard(u)
+            self.reductions.wait_for_inputs()
+            self.reductions.reduce(u)
+        else:
+            if self.flow.reshard_after_backward:
+                self.gathers.reshard(u)
+            self.reductions.keep(u)
+        self._mark(u, "bwd:post_backward_end")
+
+    def end_backward(self, inside: Sequence[int]) -> None:
+        """The final callback of a root: units `inside` it that had no hook, waits, and the buffers that were kept."""
+        self.forward_root = -1
+        mine = [u for u in self.outermost_first if u in inside]
+        for u in mine:
+            if not self.done[u]:
+                self.post_backward(u)
+            self.done[u] = False
+        if self.is_last_backward:
+            self._finish(mine)
+
+    def reduce_all(self, inside: Sequence[int]) -> None:
+        """All units of a root one after the other, when no more of their gradients will come.
+
+        torch 2.13 `distributed/pipelining/stage.py`, perform_reduce_grad: the states in the order of modules.
+        """
+        self.reduce_grads = True
+        mine = [u for u in self.outermost_first if u in inside]
+        for u in mine:
+            self.post_backward(u)
+            self.done[u] = False
+        self._finish(mine)
+
+    def _finish(self, units: Sequence[int]) -> None:
+        for u in units:
+            self.reductions.drop_replicate_buffer(u)
+            self.gathers.drop_pending(u)
+            self.positions[u].clear()
+            self.order[u].clear()
+        self.reductions.wait_for_inputs()
+
+    def zero_grad(self) -> None:
+        """Sharded gradients die."""
+        for u in self.outermost_first:
+            self.reductions.zero_grad(u)
+
+    def _explicit(self, u: int, direction: int) -> list[int]:
+        """Targets of explicit prefetch: the next layers' own units (not the root's, not the experts')."""
+        depth = self.flow.prefetch if direction > 0 else self.flow.prefetch_backward
+        if not depth or self.replay or not self.units[u].explicit:
+            return []
+        chain, at = self.chains[id(self.order[u])], self.links[u]
+        return chain[at + 1:at + 1 + depth] if direction > 0 else chain[max(at - depth, 0):at][::-1]
+
+    def _mark(self, u: int, hook: str) -> None:
+        self.out.mark(self.hooks[hook], self.first_name + u)

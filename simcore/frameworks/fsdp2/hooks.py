@@ -1,0 +1,156 @@
+"""The flow of frameworks that gather units for use: which hooks run at which border of the layers."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from simcore.frameworks.common.cpu_optimizer import updated
+from simcore.frameworks.common.optimizer_memory import optimizer_temporaries, post_rest, rest_postings
+from simcore.frameworks.fsdp2.hand_over import UnshardHooks
+from simcore.pipeline.schedule import Action, Part
+from simcore.placement.framework import UnshardFlow
+from simcore.placement.plan import Plan
+from simcore.program.builder import Builder
+from simcore.program.outline import Phase, Tables
+from simcore.recording.tape import Param
+
+__all__ = ["GatheredFlow"]
+
+FORWARD_BEGIN, FORWARD_END, BACKWARD_BEGIN, BACKWARD_END = range(2, 6)
+
+
+class GatheredFlow:
+    """Implements `lower.Flow` over the framework's units."""
+
+    def __init__(self, plan: Plan, tables: Tables, builder: Builder) -> None:
+        assert isinstance(plan.framework.flow, UnshardFlow)
+        self.plan, self.tables, self.out, self.flow = plan, tables, builder, plan.framework.flow
+        inside = set(plan.layers)
+        units = [u for u in plan.framework.units if u.first in inside]
+        self.units = units
+        self.hooks = UnshardHooks(plan, units, self.flow, tables, builder)
+        outer = [u for u in range(len(units)) if not units[u].inner]
+        self.starting: dict[int, list[int]] = {layer: [] for layer in plan.layers}
+        self.ending: dict[int, list[int]] = {layer: [] for layer in plan.layers}
+        for u in outer:
+            self.starting[units[u].first].append(u)
+            self.ending[units[u].last].insert(0, u)
+        self.inner = {units[u].first: u for u in range(len(units)) if units[u].inner}
+        self.routes: dict[tuple[int, bool, int], list[tuple[int, int, int, int]]] = {}
+        self.unit_at = self._units_of_layers()
+        carries = ("embeddings", "require_grad") in plan.framework.options
+        trained = (layer for layer in range(len(plan.graph.layers)) if carries or self._trains(layer))
+        self.first_trained = next(trained, len(plan.graph.layers))
+        self.opt_marks = [tables.hook(text) for text in ("opt:begin", "opt:end", "step:end")]
+        self.free_grads: dict[tuple[int, int], int] = {}
+        self.part: Part = "whole"
+
+    def _units_of_layers(self) -> dict[int, list[tuple[int, int, tuple[int, ...]]]]:
+        """Layer -> (unit, parameters of the unit before this layer's, tensor numbers that it wraps)."""
+        found: dict[int, list[tuple[int, int, tuple[int, ...]]]] = {layer: [] for layer in self.plan.layers}
+        for u, unit in enumerate(self.units):
+            before = 0
+            for layer, numbers in unit.members:
+                found[layer].append((u, before, numbers))
+                before += len(numbers)
+        return found
+
+    def _trains(self, layer: int) -> bool:
+        return self.plan.of_layer(layer).is_trained
+
+    # ---- lower.Flow ---------------------------------------------------------------------------------------------
+    def rest(self) -> None:
+        post_rest(self.plan, self.tables, self.out, rest_postings)
+
+    def begin_microbatch(self, action: Action) -> None:
+        self.part = action.part
+        if not action.forward:
+            at_end = self.flow.sync == "end"
+            self.hooks.reduce_grads = self.flow.sync == "every" or (action.is_last and not at_end)
+            every = self.flow.reshard_after_backward and self.flow.finish == "every"
+            self.hooks.is_last_backward = every or (action.is_last and not at_end)
+
+    def forward_begin(self, layer: int) -> None:
+        for u in self.starting[layer]:
+            self.hooks.pre_forward(u)
+
+    def forward_end(self, layer: int) -> None:
+        for u in self.ending[layer]:
+            self.hooks.post_forward(u)
+
+    def backward_begin(self, layer: int) -> None:
+        if layer < self.first_trained:  # the layer's output carries no gradient: no hook on it
+            return
+        for u in self.ending[layer]:
+            self.hooks.pre_backward(u)
+
+    def backward_end(self, layer: int, grads: Sequence[tuple[Param, int, int]]) -> None:
+        if self.part != "input":
+            self._sort_grads(layer, grads)
+        for u in reversed(self.starting[layer]) if self.part != "weight" else ():
+            if self.units[u].first > self.first_trained:  # its inputs carry a gradient
+                self.hooks.post_backward(u)
+
+    def experts(self, layer: int, mark: int, grads: Sequence[tuple[Param, int, int]], *, replay: bool) -> None:
+        u, phase = self.inner[layer], self.out.phase
+        self.out.at(Phase.RECOMPUTE if replay else phase)  # what its hooks do in a replay is part of it
+        self.hooks.replay = replay
+        if mark == FORWARD_BEGIN:
+            self.hooks.pre_forward(u)
+        elif mark == FORWARD_END:
+            self.hooks.post_forward(u)
+        elif mark == BACKWARD_BEGIN:
+            self.hooks.pre_backward(u)
+        else:
+            self._sort_grads(layer, grads, inner=True)
+            self.hooks.post_backward(u)
+        self.hooks.replay = False
+        self.out.at(phase)
+
+    def end_pass(self, action: Action) -> None:
+        if action.forward:
+            return
+        chunk = set(self.plan.chunks[action.chunk])
+        inside = [u for u, unit in enumerate(self.units) if unit.first in chunk]
+        if action.part != "weight":
+            self.hooks.end_backward(inside)
+        if action.is_last and self.flow.sync == "end":
+            self.hooks.reduce_all(inside)
+
+    def optimize(self) -> None:
+        begin, end, step_end = self.opt_marks
+        self.out.mark(begin)
+        self.hooks.reductions.wait_for_host()
+        updated(self.plan, self.out)
+        optimizer_temporaries(self.plan, self.tables, self.out)
+        self.out.mark(end)
+        self.hooks.zero_grad()
+        for (layer, slot), num_bytes in self.free_grads.items():
+            self.out.free(layer, slot, num_bytes)
+        self.out.mark(step_end)
+
+    def _sort_grads(self, layer: int, grads: Sequence[tuple[Param, int, int]], *, inner: bool = False) -> None:
+        """Gradients of units go to their units; those of plain local parameters rest until zero_grad."""
+        key = (self.plan.graph.layers[layer].kind, inner, len(grads))  # fewer where some are added in place
+        if key not in self.routes:
+            self.routes[key] = self._route(layer, grads)
+        units = self.unit_at[layer]
+        for which, place, slot, num_bytes in self.routes[key]:
+            if which >= 0:
+                u, before, _ = units[which]
+                self.hooks.reductions.add(u, before + place, (layer, slot, num_bytes))
+            elif (layer, slot) in self.free_grads:
+                self.out.free(layer, slot, num_bytes)
+            else:
+                self.free_grads[layer, slot] = num_bytes
+
+    def _route(self, layer: int, grads: Sequence[tuple[Param, int, int]]) -> list[tuple[int, int, int, int]]:
+        """In parameter order: (which of the layer's units or -1, its parameter there, slot, bytes)."""
+        numbers = {p.spec.name: i for i, p in enumerate(self.plan.of_layer(layer))}
+        units = self.unit_at[layer]
+        out = []
+        for param, slot, num_bytes in sorted(grads, key=lambda g: numbers[g[0].name]):
+            number = numbers[param.name]
+            which = next((i for i, (_, _, inside) in enumerate(units) if number in inside), -1)
+            out.append((which, units[which][2].index(number) if which >= 0 else 0, slot, num_bytes))
+        return out

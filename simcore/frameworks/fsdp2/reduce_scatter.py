@@ -1,0 +1,215 @@
+"""Reducing units' gradients: the gradient half of FSDP2's hand-over. See [Note: FSDP2 hand-over] in `hooks.py`."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from simcore.frameworks.fsdp2.host_cost import reducing
+from simcore.frameworks.fsdp2.unit_bytes import GradBytes, UnitBytes
+from simcore.placement.framework import Unit
+from simcore.program.builder import Builder
+from simcore.program.outline import Tables
+from simcore.recording.rows import Step
+from simcore.recording.tape import Kernel, Stream
+
+__all__ = ["Reductions"]
+
+REDUCE, REPLICATE_REDUCE, TO_HOST = 2, 3, 4
+_SCATTER, _REPLICATE, _COPY = Stream.REDUCE, Stream.ALL_REDUCE, Kernel.COPY  # looking an enum up is slow
+Grad = tuple[int, int, int]
+"""(layer, slot, bytes) of an unsharded gradient."""
+Places = tuple[int, ...]
+"""Which of a unit's parameters."""
+
+
+class Reductions:
+    """State and rows of every unit's gradients."""
+
+    def __init__(self, units: Sequence[Unit], weights: Sequence[UnitBytes], tables: Tables, builder: Builder) -> None:
+        self.units, self.weights, self.out = units, weights, builder
+        self.layers = [unit.first for unit in units]
+        self.grads: list[list[Grad]] = [[] for _ in units]
+        self.places: list[Places] = [() for _ in units]
+        self.accumulated: list[Places] = [() for _ in units]
+        self.in_place = [False] * len(units)
+        self.stored: list[GradBytes | None] = [None] * len(units)
+        self.replicate_buffer = [0] * len(units)
+        self.input_bytes = [0] * len(units)
+        self.inputs: list[int] = []
+        slots = (_Slots(tables, ""), _Slots(tables, "experts."))
+        self.slots = [slots[unit.inner] for unit in units]
+        self.to_host = [tables.comm("copy", "to_host", weight.host_dtype) if weight.offloaded else -1
+                        for weight in weights]
+        self.step_slot = tables.slot("sqrt_exp_avg_sq", "optim_temp")
+        kinds = {(unit.shard_axis, unit.replicate_axis, unit.reduce_dtype) for unit in units}
+        known = {key: _comms(tables, *key) for key in sorted(kinds)}
+        self.comms = [known[unit.shard_axis, unit.replicate_axis, unit.reduce_dtype] for unit in units]
+
+    def add(self, u: int, place: int, grad: Grad) -> None:
+        """A gradient of the unit's parameter number `place` exists now. Where one waits already, it is added to that.
+
+        torch 2.13 `distributed/pipelining/_backward.py`, stage_backward_weight: `weight.grad += dw`.
+        """
+        if place in self.places[u]:
+            self.out.free(*grad)
+            return
+        self.grads[u].append(grad)
+        self.places[u] = (*self.places[u], place)
+
+    def has_grads(self, u: int) -> bool:
+        """Whether a parameter of the unit has a gradient: a new one, or one that autograd has added to."""
+        return bool(self.grads[u] or (self.accumulated[u] and self.in_place[u]))
+
+    def add_in_place(self, u: int) -> None:
+        """New gradients are added to the accumulated ones and die: see [Note: gradients that wait]."""
+        if self.accumulated[u]:
+            for grad in self.grads[u]:
+                self.out.free(*grad)
+            self._forget(u)
+
+    def keep(self, u: int) -> None:
+        """Unsynchronised: gradients stay whole, in the reduce dtype.
+
+        [Note: gradients that wait] Those that have it already stay their parameters' own: autograd adds to them, one by
+        one, as `tiles.adds_in_place` says, and few come here. Others wait in a copy, to which whole sets of new ones
+        are added (torch 2.13 `_fsdp_param.py`, accumulate_unsharded_grad_if_needed).
+        """
+        if not self.grads[u]:
+            return
+        layer, slot = self.layers[u], self.slots[u].accumulated
+        params = self.weights[u].params
+        for place, grad in zip(self.places[u], self.grads[u], strict=True):
+            size = params[place].accumulated
+            self.in_place[u] = size == grad[2]
+            if self.in_place[u]:  # the very same storage under another name
+                self.out.free(*grad)
+                self.out.alloc(layer, slot, size)
+            else:
+                self.out.alloc(layer, slot, size)
+                self.out.free(*grad)
+        self.accumulated[u] = self.places[u]
+        self._forget(u)
+
+    def wait_for_inputs(self) -> None:
+        """The previous unit's reduce-scatter input goes."""
+        for u in self.inputs:
+            self.out.wait(self.layers[u], REDUCE)
+            self.out.free(self.layers[u], self.slots[u].input, self.input_bytes[u])
+        self.inputs.clear()
+
+    def reduce(self, u: int) -> None:
+        """Reduce what the unit has; nothing when it has nothing."""
+        if not (self.grads[u] or self.accumulated[u]):
+            return
+        there = self.accumulated[u] or self.places[u]
+        weight, steps = self.weights[u].grads(there), self.weights[u].steps(there)
+        slots, layer = self.slots[u], self.layers[u]
+        self.drop_replicate_buffer(u)
+        grads = self._take(u)
+        self.out.alloc(layer, slots.input, weight.input)
+        self.out.compute(_COPY, 0, 2 * weight.input, reducing(weight.num_params))
+        # torch 2.13 `_fsdp_collectives.py`, foreach_reduce: the variable of a loop over gradients holds the last one.
+        last = grads[-1:] if self.weights[u].world > 1 else []
+        for grad in grads[:-1] if last else grads:
+            self.out.free(*grad)
+        lent = weight.is_grad and bool(steps) and bool(self.units[u].replicate_axis)
+        direct = weight.is_grad and self.stored[u] is None and not (self.weights[u].offloaded or lent)
+        self.out.alloc(layer, slots.sharded if direct else slots.output, weight.output)
+        scatter, replicate = self.comms[u]
+        if self.weights[u].world > 1:
+            self.out.collective(layer, scatter, weight.input, _SCATTER, REDUCE)
+        if self.units[u].replicate_axis:
+            self.out.collective(layer, replicate, weight.output, _REPLICATE, REPLICATE_REDUCE)
+        self._store(u, weight, direct=direct)
+        if lent:  # the gradient dies when it is used, its storage with the all-reduce's buffer
+            self.stored[u] = None
+        self._update(u, steps)
+        for grad in last:
+            self.out.free(*grad)
+        self.accumulated[u] = ()
+        self.input_bytes[u] = weight.input
+        self.inputs.append(u)
+
+    def drop_replicate_buffer(self, u: int) -> None:
+        """The all-reduced buffer that HSDP keeps goes."""
+        if self.replicate_buffer[u]:
+            self.out.wait(self.layers[u], REPLICATE_REDUCE)
+            self.out.free(self.layers[u], self.slots[u].output, self.replicate_buffer[u])
+            self.replicate_buffer[u] = 0
+
+    def wait_for_host(self) -> None:
+        """Gradients are on the host (torch 2.13 `_fsdp_param_group.py`, finalize_backward: grad_offload_event)."""
+        for u, weight in enumerate(self.weights):
+            if weight.offloaded:
+                self.out.wait(self.layers[u], TO_HOST)
+
+    def zero_grad(self, u: int) -> None:
+        """`zero_grad(set_to_none=True)`: the sharded gradient dies."""
+        stored = self.stored[u]
+        if stored is not None:
+            self.out.free(self.layers[u], self.slots[u].sharded, stored.stored)
+            self.stored[u] = None
+
+    def _store(self, u: int, weight: GradBytes, *, direct: bool) -> None:
+        """The reduced gradient becomes the sharded one, or a cast of it does, or it is added to what is there.
+
+        One that rests on the host is copied there, and its storage goes (torch 2.13 `_fsdp_collectives.py`).
+        """
+        slots, layer = self.slots[u], self.layers[u]
+        if not direct:
+            if not weight.is_grad:
+                self.out.alloc(layer, slots.sharded, weight.stored)
+                if self.stored[u]:
+                    self.out.free(layer, slots.sharded, weight.stored)
+            if self.units[u].replicate_axis:
+                self.replicate_buffer[u] = weight.output
+            else:
+                self.out.free(layer, slots.output, weight.output)
+        if self.weights[u].offloaded:
+            self.out.copy(layer, self.to_host[u], weight.stored,
+                          _REPLICATE if self.units[u].replicate_axis else _SCATTER, TO_HOST)
+            self.out.free(layer, slots.sharded, 0 if weight.is_grad else weight.stored)
+        else:
+            self.stored[u] = weight
+
+    def _update(self, u: int, steps: tuple[Step, ...]) -> None:
+        """The optimizer's steps where they run in backward; the gradients die."""
+        for step in steps:
+            self.out.alloc(self.layers[u], self.step_slot, step.held)
+            self.out.compute(Kernel.OPTIMIZER, step.flops, step.moved)
+            self.out.free(self.layers[u], self.step_slot, step.held)
+        if steps:
+            self.zero_grad(u)
+
+    def _take(self, u: int) -> list[Grad]:
+        """The unit's gradients, new or accumulated; those of sideways cuts are concatenated into new ones."""
+        layer, slots, grads = self.layers[u], self.slots[u], self.grads[u]
+        if self.accumulated[u]:
+            params = self.weights[u].params
+            grads = [(layer, slots.accumulated, params[place].accumulated) for place in self.accumulated[u]]
+        self._forget(u)
+        if self.weights[u].extra_copy:
+            for grad in grads:
+                self.out.alloc(layer, slots.relayout, grad[2])
+                self.out.free(*grad)
+            grads = [(layer, slots.relayout, grad[2]) for grad in grads]
+        return grads
+
+    def _forget(self, u: int) -> None:
+        self.grads[u], self.places[u] = [], ()
+
+
+class _Slots:
+    """Owner rows of a unit's gradient buffers."""
+
+    def __init__(self, tables: Tables, inner: str) -> None:
+        self.input = tables.slot(f"{inner}reduce_scatter_input", "reduce_scatter_input")
+        self.output = tables.slot(f"{inner}reduce_scatter_output", "reduce_scatter_output")
+        self.sharded = tables.slot(f"{inner}sharded_grad", "sharded_grad")
+        self.relayout = tables.slot(f"{inner}reduce_scatter_relayout", "unsharded_grad")
+        self.accumulated = tables.slot(f"{inner}accumulated_grad", "unsharded_grad")
+
+
+def _comms(tables: Tables, shard_axis: str, replicate_axis: str, dtype: str) -> tuple[int, int]:
+    return (tables.comm("reduce_scatter", shard_axis, dtype),
+            tables.comm("all_reduce", replicate_axis or shard_axis, dtype))

@@ -1,0 +1,198 @@
+"""What torchtitan 0.2.2 adds to FSDP2: its own options, checkpointing by operator, and its tensor parallel plan.
+
+Sources: `models/llama3/infra/parallelize.py`, `distributed/activation_checkpoint.py`, `config/job_config.py`.
+"""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from functools import lru_cache
+from typing import Any
+
+from simcore.frameworks.common.kernels import SDPA_BACKENDS
+from simcore.frameworks.common.pipeline import weighed_stages
+from simcore.frameworks.common.torch import Defaults
+from simcore.inputs.training import Draws
+from simcore.models.blocks import Attention
+from simcore.models.graph import ModelGraph
+from simcore.models.tensor import TensorSpec
+from simcore.pipeline.schedule import ZERO_BUBBLE
+from simcore.placement.form import Layout, Shard
+from simcore.placement.job import Job
+
+__all__ = ["DEFAULTS", "OPTIONS", "check", "checkpoint", "gathered_weights", "in_fp8", "options_of", "stages_of",
+           "tp_layout"]
+
+OPTIONS: dict[str, tuple[Any, ...]] = {
+    "wrap": ("layers_root", "separate_embedding_head"),
+    "set_last_reshard": (None, True, False),
+    "prefetch": (None, int),
+    "reshard_after_forward": (None, True, False),
+    "sync_gradients": ("every",),  # train.py never turns FSDP2's reduction off
+    "early_stop": (True, False),
+    "disable_loss_parallel": (True, False),
+    "compile": (True, False, "model"),
+    "fp8_all_gather": (True, False),
+    "return_outputs": (True, False),
+    "sdpa_backend": (None, *SDPA_BACKENDS),
+}
+PLAN = "torchtitan 0.2.2 models/llama3/infra/parallelize.py"
+DEFAULTS = Defaults(
+    stored=("fp32", "sharded fp32 parameters under a policy"),
+    reduce=("fp32", "torchtitan 0.2.2 config/job_config.py: mixed_precision_reduce"),
+    optimizer=("fused", "torchtitan 0.2.2 config/job_config.py: fused"),
+    loss=("torchtitan", "torchtitan 0.2.2 components/loss.py"),
+    wrap="separate_embedding_head", sync="every", root_resharded=False, last_follows=True, loss_inside=False,
+    reshard=("true, false for norm and output", f"{PLAN} apply_fsdp: default"),
+    axes=("cp", "pp", "virtual_stages", "split_backward"),
+    reshard_in_stages=("false", f"{PLAN} apply_fsdp: not pp_enabled"))
+NAMES = {"llama": "Llama 3", "qwen3": "Qwen3", "deepseek_v2": "DeepSeek V3"}
+COLUMNS, ROWS = ("heads", "kv_heads", "ffn", "vocab"), ("heads", "ffn")
+_EVEN = "view(bs, seqlen, -1, head_dim) of what a column-parallel linear puts out"
+
+
+def check(job: Job, options: dict[str, Any]) -> None:
+    """Refuses what torchtitan refuses, and by name what is not modelled."""
+    mesh, training = job.mesh, job.scenario.training
+    family = job.graph.architecture.family
+    if family not in ("llama", "qwen3", "deepseek_v2"):
+        raise job.not_yet("implementation", f"{family} in the layers of torchtitan (served: llama, qwen3, deepseek_v2)")
+    if family != "llama" and mesh.tp > 1:
+        raise job.not_yet("mesh.tp", f"tensor parallelism of torchtitan's {NAMES[family]}")
+    if job.has_experts:
+        _check_experts(job)
+    job.one_of("training.loss", training.loss, ("auto",))
+    job.refuse_capacity("torchtitan 0.2.2 models/llama3: no experts")
+    if training.lengths == "packed":
+        raise job.not_yet("training.lengths", "packed sequences with torchtitan's layers")
+    if training.method != "full":
+        raise job.not_yet("training.method", f"{training.method} with torchtitan's layers")
+    if options.get("compile") and family == "deepseek_v2":
+        raise job.not_yet("framework_options.compile", "what compiled blocks of torchtitan's DeepSeek V3 keep")
+    if mesh.dp_shard * mesh.cp == 1:
+        raise job.not_yet("mesh.dp_shard", "torchtitan without FSDP (autocast; fp32 with tensor parallelism)")
+    if job.graph.architecture.tied:
+        raise job.not_yet("model", "tied embeddings in the layers of torchtitan")
+    divisor = mesh.tp * (2 * mesh.cp if mesh.cp > 1 else 1)
+    if training.seq_len % divisor:
+        told = f"tp {mesh.tp}" + (f" x 2 x cp {mesh.cp}" if mesh.cp > 1 else "")
+        raise job.illegal("training.seq_len", f"{training.seq_len} must be divisible by {told}",
+                          f"{PLAN} parallelize_llama: seq_len % seq_len_divisor")
+    _check_cuts(job)
+    if training.pipeline.schedule in ZERO_BUBBLE:
+        _check_halves(job, options)
+
+
+def _check_halves(job: Job, options: dict[str, Any]) -> None:
+    at = "training.pipeline.schedule"
+    if options.get("compile"):
+        raise job.illegal(at, "a zero-bubble schedule is not supported with stage modules that have used torch.compile",
+                          "torch 2.13 distributed/pipelining/schedules.py _check_torch_compile_compatibility")
+    if job.has_experts or job.mesh.tp * job.mesh.cp > 1:
+        raise job.not_yet(at, "backward passes in two halves with experts, tensor or context parallelism")
+
+
+def _check_experts(job: Job) -> None:
+    if job.mesh.ep > 1:
+        raise job.not_yet("mesh.ep", "torchtitan's expert parallelism (tokens dispatched by all-to-all)")
+    if job.compute != "bf16":
+        raise job.not_yet("training.precision.compute", f"experts in {job.compute}: torchtitan computes them in bf16")
+    if isinstance(job.scenario.training.routing, Draws):
+        raise job.not_yet("training.routing", "routing drawn at random in torchtitan's experts")
+
+
+def _check_cuts(job: Job) -> None:
+    tp = job.mesh.tp
+    vocab = job.graph.architecture.vocab
+    if vocab % tp:
+        raise job.not_yet("mesh.tp", f"{vocab} entries of the vocabulary on {tp} ranks, unevenly")
+    for kind in job.graph.kinds:
+        for branch in kind.branches:
+            if isinstance(branch.block, Attention) and branch.block.num_kv_heads % tp:
+                raise job.illegal("mesh.tp", f"{branch.block.num_kv_heads} key and value heads must be divisible by "
+                                  f"tp {tp}", f"torchtitan 0.2.2 models/llama3/model/model.py: {_EVEN}")
+
+
+stages_of = weighed_stages
+
+
+def in_fp8(job: Job) -> ModelGraph:
+    """Linears of blocks become torchao's Float8Linear, with one scale a tensor; the output is filtered out."""
+    if not job.options(OPTIONS).get("compile"):
+        raise job.not_yet("training.precision.compute", "compute in fp8 in blocks that are not compiled")
+    if job.scenario.training.recompute == "none":
+        raise job.not_yet("training.precision.compute", "compute in fp8 in compiled blocks without checkpointing")
+    return _marked(job.graph)
+
+
+@lru_cache(maxsize=64)
+def _marked(graph: ModelGraph) -> ModelGraph:
+    return replace(graph, kinds=tuple(replace(kind, fp8=kind.block is None) for kind in graph.kinds))
+
+
+def gathered_weights(job: Job) -> str:
+    """The format in which weights of blocks are gathered (torchao 0.18 float8/fsdp_utils.py)."""
+    if job.scenario.training.precision.compute != "fp8":
+        return job.compute
+    narrow = job.flag(job.options(OPTIONS), "fp8_all_gather",
+                      "torchtitan 0.2.2 config/job_config.py: enable_fsdp_float8_all_gather = False", default=False)
+    return "fp8" if narrow else job.compute
+
+
+def checkpoint(job: Job) -> str:
+    """`Run.checkpoint`: none, full or per_op (`selective_ac_option = "op"`)."""
+    recompute = job.scenario.training.recompute
+    if recompute in ("none", "full"):
+        return str(recompute)
+    if getattr(recompute, "mode", "") == "per_op":
+        if recompute.modules:  # type: ignore[union-attr]
+            raise job.not_yet("training.recompute.modules", "another list of operators than torchtitan's own")
+        return "per_op"
+    raise job.not_yet("training.recompute", "checkpointing of every n-th layer under torchtitan (served: none, full, "
+                      "mode per_op)")
+
+
+def options_of(job: Job, options: dict[str, Any]) -> tuple[tuple[str, str], ...]:
+    """`Run.options`."""
+    stop = job.flag(options, "early_stop", "torchtitan 0.2.2 config/job_config.py: early_stop = False", default=False)
+    whole = job.mesh.tp > 1 and job.flag(options, "disable_loss_parallel",
+                                         "torchtitan 0.2.2 config/job_config.py: disable_loss_parallel = False",
+                                         default=False)
+    stages, compiled = job.mesh.pp > 1, options.get("compile", False)
+    if job.scenario.training.precision.compute != "fp8":
+        job.refuse_idle(options, "fp8_all_gather", "without fp8")
+    if not stages:
+        job.refuse_idle(options, "return_outputs", "without pipeline stages")
+    else:
+        job.flag(options, "return_outputs", "torchtitan 0.2.2 train.py: return_outputs=False", default=False)
+    if compiled:
+        job.auto("framework_options.compile", "auto", "Inductor's buffers as its CPU backend makes them; rings of "
+                 "context parallelism and a loss over a split vocabulary as eager",
+                 "an assumption: torch 2.13 was measured with its CPU backend, not with CUDA's, and not these two")
+    given = (("early_stop", stop), ("keeps_logits", stages), ("disable_loss_parallel", whole),
+             ("whole_batch", _splits_sequences(job)), ("compiled_blocks", bool(compiled)),
+             ("compiled_loss", compiled is True))
+    return tuple((name, "true") for name, there in given if there)
+
+
+def _splits_sequences(job: Job) -> bool:
+    """[Note: context parallel inputs] Every rank of a group loads the same sequences and cuts its part out of them.
+
+    torchtitan 0.2.2 `distributed/context_parallel.py`, prepare_context_parallel_input: positions are int32; the trainer
+    holds whole tokens and labels until the step is over. torch 2.13 `experimental/_context_parallel/_attention.py`.
+    """
+    if job.mesh.cp > 1:
+        job.autos["context parallel attention"] = (
+            "keys and values all-gathered, balanced from head and tail",
+            "torchtitan 0.2.2 config/job_config.py: context_parallel_rotate_method, context_parallel_load_balancer")
+    return job.mesh.cp > 1
+
+
+def tp_layout(spec: TensorSpec) -> Layout:
+    """Column-parallel linears and the embedding are cut on rows, row-parallel ones on columns, norms are whole."""
+    if len(spec.shape) == 1:
+        return ()
+    if spec.dims[0] in COLUMNS:
+        return (("tp", Shard(0, even=True)),)
+    assert spec.dims[1] in ROWS, spec.name
+    return (("tp", Shard(1, even=True)),)

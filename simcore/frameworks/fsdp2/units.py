@@ -1,0 +1,122 @@
+"""Units of plain FSDP2: one for each `fully_shard` call, root first."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from functools import lru_cache
+
+from simcore.frameworks.common.qlora import is_packed
+from simcore.models.blocks import Embedding, FinalNorm, Head, Loss, Moe
+from simcore.models.graph import ModelGraph
+from simcore.models.tensor import TensorSpec
+from simcore.placement.framework import Unit
+
+__all__ = ["Wrapping", "units"]
+
+
+@dataclass(frozen=True, slots=True)
+class Wrapping:
+    """What is wrapped, and how each part reshards: root, layers, last layer, norm and head, experts, the last layer's.
+
+    `separate`: embedding and head are units, the root has no parameters. `experts_unit`: experts are units of their
+    own; `experts_apart`: they belong to no other unit; `packed_apart`: nor do weights in 4 bits. `checkpointed`: layers
+    are inside a checkpoint's wrapper. `joins_copies`: all experts of a layer are one tensor (KempnerForge, packed).
+    `loss_inside`: the root's hooks run around the loss too.
+    """
+
+    root: bool | int
+    layers: bool | int
+    last: bool | int
+    head: bool
+    experts: bool | int
+    separate: bool
+    loss_inside: bool
+    experts_unit: bool
+    experts_apart: bool
+    packed_apart: bool
+    replicates: bool
+    checkpointed: bool
+    compute: str
+    reduce: str
+    joins_copies: bool = False
+    last_experts: bool | int = True
+
+
+@lru_cache(maxsize=256)
+def units(graph: ModelGraph, stages: tuple[tuple[int, ...], ...], wrapping: Wrapping) -> tuple[Unit, ...]:
+    """Every unit of the model; every stage has a root."""
+    return tuple(unit for stage in stages for unit in _of_stage(graph, stage, wrapping))
+
+
+def _of_stage(graph: ModelGraph, stage: tuple[int, ...], wrapping: Wrapping) -> list[Unit]:
+    found = (_separate if wrapping.separate else _together)(graph, wrapping, stage)
+    blocks = [layer for layer in stage if graph.kinds[graph.layers[layer].kind].block is None]
+    for block in blocks:
+        layer, experts = ((wrapping.last, wrapping.last_experts) if block == blocks[-1]
+                          else (wrapping.layers, wrapping.experts))
+        found.append(_unit(graph, wrapping, graph.layers[block].path, [block], reshard=layer, explicit=True))
+        if wrapping.experts_unit and _moe_name(graph, block):
+            found.append(_experts_unit(graph, wrapping, block, reshard=experts))
+    return found
+
+
+def _around(graph: ModelGraph, stage: tuple[int, ...], *types: type) -> list[int]:
+    """The stage's parts that are no blocks, of some types."""
+    return [layer for layer in stage if isinstance(graph.kinds[graph.layers[layer].kind].block, types)]
+
+
+def _together(graph: ModelGraph, wrapping: Wrapping, stage: tuple[int, ...]) -> list[Unit]:
+    """The root has all that no layer has."""
+    inside = stage if wrapping.loss_inside else [n for n in stage if n not in _around(graph, stage, Loss)]
+    around = _around(graph, stage, Embedding, FinalNorm, Head, Loss)
+    return [_unit(graph, wrapping, "root", around, reshard=wrapping.root, span=(stage[0], inside[-1]), is_root=True)]
+
+
+def _separate(graph: ModelGraph, wrapping: Wrapping, stage: tuple[int, ...]) -> list[Unit]:
+    embedding, end = _around(graph, stage, Embedding), _around(graph, stage, FinalNorm, Head)
+    found = [_unit(graph, wrapping, "", [], reshard=False, span=(stage[0], stage[-1]), is_root=True)]
+    for layers, policy in ((embedding, wrapping.layers), (end, wrapping.head)):
+        if layers:
+            names = ", ".join(graph.layers[layer].path for layer in layers)
+            found.append(_unit(graph, wrapping, names, layers, reshard=policy))
+    return found
+
+
+def _unit(graph: ModelGraph, wrapping: Wrapping, name: str, layers: list[int], *, reshard: bool | int,
+          span: tuple[int, int] | None = None, is_root: bool = False, explicit: bool = False) -> Unit:
+    """All tensors of `layers` but experts that are apart; `span`: first and last layer, if used beyond its own."""
+    members = ((layer, _numbers(graph, layer, lambda t: not _is_apart(wrapping, t))) for layer in layers)
+    first, last = span or (layers[0], layers[-1])
+    return Unit(name, tuple(m for m in members if m[1]), first, last, "dp_shard_cp",
+                "dp_replicate" if wrapping.replicates else "", reshard, is_root=is_root, explicit=explicit,
+                joins_copies=wrapping.joins_copies, param_dtype=wrapping.compute, reduce_dtype=wrapping.reduce,
+                gather_dtype=wrapping.compute)
+
+
+def _experts_unit(graph: ModelGraph, wrapping: Wrapping, layer: int, *, reshard: bool | int) -> Unit:
+    inside = "._checkpoint_wrapped_module" if wrapping.checkpointed else ""
+    name = f"{graph.layers[layer].path}{inside}.{_moe_name(graph, layer)}.experts"
+    numbers = _numbers(graph, layer, _is_routed)
+    return Unit(name, ((layer, numbers),) if numbers else (), layer, layer, "expert_dp",
+                reshard_after_forward=reshard, inner=True, param_dtype=wrapping.compute,
+                reduce_dtype=wrapping.reduce, gather_dtype=wrapping.compute)
+
+
+def _is_apart(wrapping: Wrapping, spec: TensorSpec) -> bool:
+    return (wrapping.experts_apart and _is_routed(spec)) or (wrapping.packed_apart and is_packed(spec))
+
+
+def _is_routed(spec: TensorSpec) -> bool:
+    return spec.component == "routed_experts"
+
+
+def _numbers(graph: ModelGraph, layer: int, belongs: Callable[[TensorSpec], bool]) -> tuple[int, ...]:
+    specs = graph.tensors[graph.layers[layer].kind]
+    return tuple(i for i, t in enumerate(specs) if t.is_owned and belongs(t))
+
+
+def _moe_name(graph: ModelGraph, layer: int) -> str:
+    """The module that holds a layer's experts, or nothing."""
+    kind = graph.kinds[graph.layers[layer].kind]
+    return next((branch.name for branch in kind.branches if isinstance(branch.block, Moe)), "")

@@ -1,0 +1,129 @@
+"""A rank's parameters in flat buffers, dense and expert apart: [Note: Megatron buffers]."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+from functools import lru_cache
+from itertools import groupby
+
+import numpy as np
+
+from simcore.frameworks.megatron.buffers import FlatBuffer, lay_out
+from simcore.models.blocks import Head, Mtp
+from simcore.placement.framework import Buckets
+from simcore.placement.mesh import IntArray
+from simcore.placement.plan import AtRestBytes, Placed, Plan
+from simcore.units import dtype_bytes, packed_bytes
+
+__all__ = ["RankBuffer", "exact_at_rest", "padding_bytes", "padding_elements", "rank_buffers"]
+
+
+@dataclass(frozen=True, eq=False)
+class RankBuffer:
+    """One buffer of a rank: which layer and tensor each entry is, and where it lies."""
+
+    chunk: int
+    axis: str
+    replicate_axis: str
+    dtype: str
+    layers: IntArray
+    tensors: IntArray
+    flat: FlatBuffer
+
+
+@lru_cache(maxsize=8)  # one plan asks twice: for its flow and for its padding
+def rank_buffers(plan: Plan) -> tuple[RankBuffer, ...]:
+    """The dense and the expert buffers of each chunk, one for each stored format; a chunk is a module of its own."""
+    flow = plan.framework.flow
+    assert isinstance(flow, Buckets)
+    found = (_buffer(plan, flow, chunk, expert, dtype) for chunk in range(len(plan.chunks)) for expert in (0, 1)
+             for dtype in _stored(plan))
+    return tuple(b for b in found if len(b.layers))
+
+
+def _stored(plan: Plan) -> tuple[str, ...]:
+    """Formats of trained parameters, in order of first appearance."""
+    return tuple(dict.fromkeys(p.life.rest.dtype for kind, _ in plan.kind_counts for p in plan.kinds[kind]
+                               if p.trainable))
+
+
+def _buffer(plan: Plan, flow: Buckets, chunk: int, expert: int, dtype: str) -> RankBuffer:
+    layers, tensors, sizes = [], [], []
+    entries = {kind: _entries(plan.kinds[kind], expert=bool(expert), dtype=dtype) for kind, _ in plan.kind_counts}
+    for layer in plan.chunks[chunk]:
+        mine = entries[plan.graph.layers[layer].kind]
+        layers += [layer] * len(mine)
+        tensors += [number for number, _ in mine]
+        sizes += [size for _, size in mine]
+    parts = plan.mesh.axis(flow.axes[expert]).size
+    # Only the model's first chunk has several: core 0.16.1 distributed_data_parallel.py:101, `disable_bucketing or
+    # pp_rank > 0`; Bridge 0.3.1 models/model_provider.py:718, `model_chunk_idx > 0`.
+    bucket = flow.bucket_numel if plan.stage == 0 and chunk == 0 else 0
+    align = math.lcm(parts, flow.align_bucket) if flow.align_bucket > 1 else 1
+    own = _shared(plan) if flow.scatter else frozenset()
+    alone = [i for i, at in enumerate(zip(layers, tensors, strict=True)) if at in own]
+    flat = lay_out(sizes, bucket_numel=bucket, align_param=flow.align_param, align_bucket=align, alone=alone)
+    return RankBuffer(chunk, flow.axes[expert], flow.replicate_axes[expert], dtype,
+                      np.array(layers, dtype=np.int64), np.array(tensors, dtype=np.int64), flat)
+
+
+def _shared(plan: Plan) -> frozenset[tuple[int, int]]:
+    """(layer, tensor number) of embeddings that several stages hold: for a tied head, or to predict further tokens.
+
+    Core 0.16.1 models/common/language_module/language_module.py:203 (`shared_embedding`).
+    """
+    blocks = [kind.block for kind in plan.graph.kinds]
+    if plan.mesh.pp == 1 or not any(isinstance(b, Mtp) or (isinstance(b, Head) and b.tied) for b in blocks):
+        return frozenset()
+    return frozenset((layer, number) for layer in plan.layers
+                     for number, spec in enumerate(plan.graph.tensors[plan.graph.layers[layer].kind])
+                     if spec.component == "embedding" and spec.dims[0] == "vocab")
+
+
+def _entries(kind: Sequence[Placed], *, expert: bool, dtype: str) -> list[tuple[int, int]]:
+    """(tensor number, elements) of each parameter of a layer: every expert's matrix is its own.
+
+    A grouped GEMM registers weight0, bias0, weight1, bias1 (TE 2.18 pytorch/module/grouped_linear.py).
+    """
+    found = []
+    for _, group in groupby(enumerate(kind), key=lambda at: at[1].spec.path if at[1].spec.copies > 1 else str(at[0])):
+        mine = [(number, placed) for number, placed in group if placed.trainable
+                and (placed.life.name == "expert") == expert and placed.life.rest.dtype == dtype]
+        copies = max((placed.used_copies for _, placed in mine), default=0)
+        found += [(number, placed.local // copies) for _ in range(copies) for number, placed in mine]
+    return found
+
+
+def padding_bytes(plan: Plan) -> int:
+    """What they take in the parameters' buffers."""
+    return sum(packed_bytes(buffer.flat.padding, buffer.dtype) for buffer in rank_buffers(plan))
+
+
+def padding_elements(plan: Plan) -> int:
+    """Elements of the buffers that belong to no parameter."""
+    return sum(buffer.flat.padding for buffer in rank_buffers(plan))
+
+
+def exact_at_rest(plan: Plan) -> dict[str, AtRestBytes]:
+    """`Plan.at_rest` with optimizer states counted inside this rank's own part of every bucket, if they are cut."""
+    flow = plan.framework.flow
+    assert isinstance(flow, Buckets)
+    if not flow.scatter:
+        return plan.at_rest()
+    totals = {name: AtRestBytes(r.params_bytes, r.grads_bytes, 0, r.num_params, r.num_trainable_params)
+              for name, r in plan.at_rest().items()}
+    for buffer in rank_buffers(plan):
+        axis = plan.mesh.axis(buffer.axis)
+        inside = buffer.flat.part(axis.coordinate(plan.rank), axis.size)
+        for layer, number in dict.fromkeys(zip(buffer.layers.tolist(), buffer.tensors.tolist(), strict=True)):
+            mine = (buffer.layers == layer) & (buffer.tensors == number)
+            placed = plan.of_layer(layer)[number]
+            add = AtRestBytes(optimizer_bytes=round(int(inside[mine].sum()) * _state_bytes_per_element(placed)))
+            totals[placed.spec.component] = totals[placed.spec.component] + add
+    return totals
+
+
+def _state_bytes_per_element(placed: Placed) -> float:
+    return sum(dtype_bytes(form.dtype) * form.share for _, form in placed.life.states if form.space == "device")

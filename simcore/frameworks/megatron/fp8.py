@@ -1,0 +1,369 @@
+"""Fp8 and NVFP4 under Megatron-Core: which recipe, which layers, and the copies of weights that last.
+
+Core 0.16.1 `transformer/transformer_config.py` (fp8 related, fp4 related), `fp8_utils.py`, `fp4_utils.py`,
+`extensions/transformer_engine.py`; TransformerEngine 2.18. [Note: fp8 linears] in `operators/megatron_fp8.py` has what
+layers keep.
+
+[Note: fp8 weights]
+With bf16 parameters each linear casts its weight in the step's first microbatch into a workspace that it never frees;
+with disable_parameter_transpose_cache every forward casts anew. With fp8_param_gather the parameter is the rows, a byte
+each in a buffer of its own, and is what data-parallel ranks gather; columns, where they are a copy, lie beside it for
+good (`post_all_gather_processing`). Delayed scaling keeps a history of maxima for the five tensors of each GEMM.
+
+[Note: nvfp4 weights]
+Core computes in fp8 or in fp4, not in both; a recipe of TransformerEngine does either for all linears of a layer, so
+layers in bf16 are chosen as for fp8, by default none (Bridge `training/mixed_precision.py` bf16_with_nvfp4_mixed).
+There are bf16 parameters and a lasting copy, unless fp4_param_gather (main alone; Bridge v0.5.0's preset) makes the
+rows the parameter: half a byte an element in the buffer that is gathered; scales and columns beside it (main
+`distributed/param_and_grad_buffer.py`, _compute_nvfp4_packed_layout). How shards get the scales of their whole tensor
+is left out. Single linears may have a recipe of their own, or bf16 (`quant_recipe`, patterns of their names, first
+fit counts); in layers that stay in bf16 they have none (override_nonquantized_autocast is off).
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+from functools import lru_cache
+
+from simcore.frameworks.megatron.rules import whole_layout
+from simcore.models.blocks import LayerKind, Mtp
+from simcore.models.graph import ModelGraph
+from simcore.models.tensor import TensorSpec
+from simcore.placement.form import local_shape
+from simcore.placement.job import Job
+from simcore.placement.mesh import Mesh
+from simcore.recording.fp8_scaling import RECIPES, Scaling, in_model, matched
+
+__all__ = ["Fp8", "OPTIONS", "assumptions", "check_shapes", "check_user_buffers", "fp8_of", "quantized", "run_options",
+           "user_buffer_bytes"]
+
+OPTIONS = {
+    "fp8_format": ("e4m3", "hybrid"),
+    "fp8_recipe": (*(recipe for recipe in RECIPES if recipe != "nvfp4"), "custom"),
+    "fp8_param_gather": (True, False),
+    "fp8_margin": (0, int),
+    "fp8_amax_history_len": (int,),
+    "fp8_amax_compute_algo": ("most_recent", "max"),
+    "fp8_wgrad": (True, False),
+    "fp8_dot_product_attention": (True, False),
+    "fp8_multi_head_attention": (True, False),
+    "tp_only_amax_red": (True, False),
+    "fp4_format": ("e2m1",),
+    "fp4_recipe": ("nvfp4", "custom"),
+    "fp4_param_gather": (True, False),
+    "quant_recipe": (dict,),
+    "first_last_layers_bf16": (True, False),
+    "num_layers_at_start_in_bf16": (0, int),
+    "num_layers_at_end_in_bf16": (0, int),
+    "disable_parameter_transpose_cache": (True, False),
+    "moe_router_padding_for_quantization": (True, False),
+    "reuse_grad_buf_for_mxfp8_param_ag": (True, False),
+    "keep_mtp_spec_in_bf16": (True, False),
+}
+PRESETS = {"tensorwise": (True, True), "delayed": (True, False), "blockwise": (False, False), "mxfp8": (True, False)}
+"""Bridge 0.3.1 `training/mixed_precision.py`, bf16_with_*_mixed: (fp8_param_gather, first_last_layers_bf16)."""
+PRESET = "Bridge 0.3.1 training/mixed_precision.py bf16_with_*_mixed"
+CONFIG = "core 0.16.1 transformer/transformer_config.py"
+HISTORY = 1024
+"""Bridge's preset of delayed scaling: fp8_amax_history_len."""
+TENSORS_OF_A_GEMM = 5
+"""Input, weight and output in forward; gradients of output and input in backward (TE `pytorch/quantization.py`)."""
+
+
+@dataclass(frozen=True, slots=True)
+class Fp8:
+    """`params`: weights are stored in fp8; `cached`: else their fp8 copies last. `start`, `end`: layers in bf16.
+
+    `matchers`: linears with a recipe of their own, see `scaling.matched`.
+    `further_in_bf16`: so are modules of multi-token prediction. `attends`: attention computes in fp8 too.
+    """
+
+    scaling: Scaling
+    params: bool
+    cached: bool
+    start: int
+    end: int
+    history: int
+    pads_routing: bool
+    further_in_bf16: bool = False
+    attends: bool = False
+    matchers: str = ""
+
+    @property
+    def lasting(self) -> bool:
+        """Whether quantised weights outlast a pass."""
+        return self.params or self.cached
+
+    @property
+    def stored(self) -> str:
+        """The format of the values."""
+        return "fp4" if self.scaling.recipe == "nvfp4" else "fp8"
+
+
+def fp8_of(job: Job, options: dict[str, object]) -> Fp8 | None:
+    """What was asked, checked, with the presets' defaults; None where nothing computes in fp8."""
+    _check_idle(job, options)
+    if job.narrow == "fp4":
+        return _fp4_of(job, options)
+    if not job.narrow:
+        return None
+    recipe = job.auto("framework_options.fp8_recipe", str(options.get("fp8_recipe", "auto")), "tensorwise",
+                      "Bridge 0.3.1 training/mixed_precision.py MixedPrecisionConfig")
+    _check(job, options, recipe)
+    gather, ends = PRESETS[recipe]
+    params = job.flag(options, "fp8_param_gather", PRESET, default=gather)
+    return _made(job, options, recipe, params=params, ends=ends)
+
+
+def _fp4_of(job: Job, options: dict[str, object]) -> Fp8:
+    """[Note: nvfp4 weights]."""
+    recipe = job.auto("framework_options.fp4_recipe", str(options.get("fp4_recipe", "auto")), "nvfp4",
+                      "Bridge 0.3.1 training/mixed_precision.py MixedPrecisionConfig")
+    _check(job, options, recipe)
+    is_main = job.scenario.framework_version.startswith("main")
+    params = job.flag(options, "fp4_param_gather", "Bridge v0.5.0 training/mixed_precision.py bf16_with_nvfp4_mixed, "
+                      "not in 0.3.1", default=is_main)
+    if params and not is_main:
+        raise job.illegal("framework_options.fp4_param_gather", "core 0.16.1 has no buffers for parameters in fp4",
+                          "core 0.16.1 distributed/param_and_grad_buffer.py; use framework_version: main 2026-08-22")
+    return _made(job, options, recipe, params=params, ends=False)
+
+
+def _made(job: Job, options: dict[str, object], recipe: str, *, params: bool, ends: bool) -> Fp8:
+    in_bf16 = job.flag(options, "first_last_layers_bf16", PRESET, default=ends)
+    start, end = (int(str(options.get(f"num_layers_at_{at}_in_bf16", 1))) * in_bf16 for at in ("start", "end"))
+    made = Fp8(Scaling(recipe, _transposes(job.compute_capability)), params,
+               not options.get("disable_parameter_transpose_cache"), start, end,
+               int(str(options.get("fp8_amax_history_len", HISTORY))) if recipe == "delayed" else 0,
+               bool(options.get("moe_router_padding_for_quantization")), bool(options.get("keep_mtp_spec_in_bf16")),
+               bool(options.get("fp8_dot_product_attention")), _matchers(job, options, params=params))
+    _check_routing(job, options)
+    _check_layers(job, options, made)
+    _check_params(job, options, made)
+    return made
+
+
+def _matchers(job: Job, options: dict[str, object], *, params: bool) -> str:
+    """Linears that have a recipe of their own, by patterns of their names; upstream's file has no more in it."""
+    given = options.get("quant_recipe") or {}
+    assert isinstance(given, dict)
+    key = "framework_options.quant_recipe"
+    for name in given.values():
+        job.one_of(key, str(name), ("bf16", "tensorwise", "blockwise", "mxfp8", "nvfp4"))
+    if given and params:
+        raise job.not_yet(key, "recipes of single linears where quantised weights are the parameters")
+    return ";".join(f"{pattern}={recipe}" for pattern, recipe in given.items())
+
+
+def _check_idle(job: Job, options: dict[str, object]) -> None:
+    """Options of a format that nothing computes in."""
+    told = {"disable_parameter_transpose_cache", "fp8_recipe" * bool(options.get("use_precision_aware_optimizer"))}
+    told |= {name for name in OPTIONS if job.narrow and not name.startswith("fp8" if job.narrow == "fp4" else "fp4")}
+    for name in options:
+        if name in OPTIONS and name not in told:
+            needed = "fp4" if name.startswith("fp4") else "fp8"
+            raise job.illegal(f"framework_options.{name}", f"it needs training.precision.compute: {needed}",
+                              f"{CONFIG}: {needed}_param must be used together with {needed} mode")
+
+
+def _transposes(capability: tuple[int, ...]) -> bool:
+    """TE 2.18 `pytorch/utils.py`, is_non_tn_fp8_gemm_supported."""
+    return not ((10, 0) <= capability < (12, 0) or capability >= (13, 0))
+
+
+# ---- what is refused ------------------------------------------------------------------------------------------------
+def _check(job: Job, options: dict[str, object], recipe: str) -> None:
+    _check_device(job, recipe)
+    if recipe == "custom":
+        raise job.not_yet(f"framework_options.{job.narrow}_recipe",
+                          f"{job.narrow}_recipe custom: a quantizer factory is code")
+    if options.get("transformer_impl") == "local":
+        raise job.not_yet("framework_options.transformer_impl", f"local layers with {job.narrow} (TransformerEngine's "
+                          "alone compute in it)")
+    is_known = recipe == "mxfp8" and job.scenario.framework_version.startswith("main")
+    for name, idle in (("fp8_dot_product_attention", False), ("fp8_multi_head_attention", False), ("fp8_wgrad", True)):
+        if options.get(name, idle) is not idle and not (name == "fp8_dot_product_attention" and is_known):
+            raise job.not_yet(f"framework_options.{name}", f"{name}: {options[name]} with fp8_recipe {recipe}")
+    if recipe == "delayed" and (again := {"moe_act", "layernorm"} & set(_recomputed(job))):
+        raise job.illegal("training.recompute", f"{min(again)}: Delayed scaling does not support moe_act and layernorm "
+                          "recompute for fp8", f"{CONFIG}:1243")
+
+
+def _recomputed(job: Job) -> tuple[str, ...]:
+    given = job.scenario.training.recompute
+    return given if isinstance(given, tuple) else getattr(given, "modules", ())
+
+
+def _check_device(job: Job, recipe: str) -> None:
+    """TE 2.18 `pytorch/quantization.py`, check_fp8_support, check_mxfp8_support and check_nvfp4_support."""
+    have, rule = job.compute_capability, "TransformerEngine 2.18 pytorch/quantization.py"
+    need = (10, 0) if recipe in ("mxfp8", "nvfp4") else (9, 0) if recipe == "blockwise" else (8, 9)
+    if have < need:
+        raise job.illegal("training.precision.compute", f"{job.narrow} by {recipe}: device compute capability "
+                          f"{need[0]}.{need[1]} or higher required, the topology has {'.'.join(map(str, have))}", rule)
+    if recipe == "mxfp8" and have >= (12, 0):
+        raise job.illegal("training.precision.compute", "MXFP8 (for all gemm layouts) is not supported on 12.0+ "
+                          "architectures yet", rule)
+
+
+def _check_routing(job: Job, options: dict[str, object]) -> None:
+    if options.get("moe_router_padding_for_quantization") and options.get("moe_token_dispatcher_type") == "allgather":
+        raise job.illegal("framework_options.moe_router_padding_for_quantization", "allgather and alltoall_seq "
+                          "dispatcher does not support moe_router_padding_for_quantization.", f"{CONFIG}:1627")
+
+
+def _check_layers(job: Job, options: dict[str, object], made: Fp8) -> None:
+    if not (made.start or made.end):
+        return
+    if made.scaling.recipe == "delayed":
+        raise job.illegal("framework_options.first_last_layers_bf16",
+                          "Delayed scaling does not support first / last layer in BF16", f"{CONFIG}:990")
+    most = job.graph.num_blocks // job.mesh.pp
+    for at, count in (("start", made.start), ("end", made.end)):
+        if count > most:
+            raise job.illegal(f"framework_options.num_layers_at_{at}_in_bf16", f"{count} must be between 0 and number "
+                              f"of layers per pipeline stage ({most})", f"{CONFIG}:999")
+
+
+def _check_params(job: Job, options: dict[str, object], made: Fp8) -> None:
+    if options.get("use_precision_aware_optimizer") and made.scaling.recipe == "delayed":
+        raise job.not_yet("framework_options.use_precision_aware_optimizer",
+                          "use_precision_aware_optimizer with fp8_recipe delayed")
+    if not made.params:
+        return
+    if options.get("use_distributed_optimizer") is False:
+        raise job.illegal(f"framework_options.{job.narrow}_param_gather", f"--{job.narrow}-param-gather only supported "
+                          "with distributed optimizer", "Megatron-LM training/arguments.py")
+    if made.scaling.recipe == "mxfp8" and options.get("reuse_grad_buf_for_mxfp8_param_ag") is False:
+        raise job.illegal("framework_options.reuse_grad_buf_for_mxfp8_param_ag", "must be set to True when "
+                          "fp8_param_gather=True and fp8_recipe='mxfp8'",
+                          "Bridge 0.3.1 training/mixed_precision.py finalize")
+
+
+def check_user_buffers(job: Job, options: dict[str, object], made: Fp8 | None) -> None:
+    """Blocks cannot be gathered through user buffers."""
+    if made and options.get("tp_comm_overlap") and made.scaling.recipe in ("blockwise", "nvfp4"):
+        raise job.illegal("framework_options.tp_comm_overlap", f"Unsupported quantizer for Userbuffers: "
+                          f"{job.narrow}_recipe {made.scaling.recipe}", "TransformerEngine 2.18 pytorch/module/base.py")
+
+
+def check_shapes(job: Job, made: Fp8, graph: ModelGraph) -> None:
+    """What narrow products ask of weights and of the tokens that they multiply."""
+    rows, columns = {"mxfp8": (32, 32), "nvfp4": (16, 16)}.get(made.scaling.recipe, (8, 16))
+    rule = "TransformerEngine 2.18 pytorch/utils.py assert_dim_for_fp8_exec; pytorch/tensor/{mxfp8,nvfp4}_tensor.py"
+    asked = f"divisible by {rows} and the last dimension to be divisible by {columns}"
+    training = job.scenario.training
+    tokens = training.micro_batch_size * training.seq_len // job.mesh.cp
+    parts = 1 if training.sequence_parallel is False else job.mesh.tp
+    if tokens % (rows * parts):
+        raise job.illegal("training.seq_len", f"{tokens} tokens over tp {parts}: {made.scaling.recipe} requires "
+                          f"the product of all dimensions except the last to be {asked}", rule)
+    for kind, specs in zip(graph.kinds, graph.tensors, strict=True):
+        for spec in specs if kind.fp8 else ():
+            if _is_te_linear(spec):
+                _, *shape = local_shape(spec.copies, spec.shape, whole_layout(spec), job.mesh, 0)
+                if shape[0] % rows or shape[1] % columns:
+                    raise job.illegal("training.precision.compute", f"{spec.name} is {shape[0]} x {shape[1]} on a "
+                                      f"rank: {made.scaling.recipe} requires the first to be {asked}", rule)
+
+
+# ---- the model ------------------------------------------------------------------------------------------------------
+@lru_cache(maxsize=64)
+def quantized(graph: ModelGraph, mesh: Mesh, made: Fp8, *, cut: bool = False) -> ModelGraph:
+    """The model with its fp8 layers marked, their weights stored as asked, and the copies that last as buffers.
+
+    `cut`: data of rows and columns lie in buckets that ranks share, see `megatron_fsdp.py`.
+    """
+    blocks = [layer.index for layer in graph.layers if graph.kinds[layer.kind].block is None]
+    inner = set(blocks[made.start:len(blocks) - made.end])
+    # Modules of multi-token prediction know no first and last (core `multi_token_prediction.py:772`).
+    inner |= {layer.index for layer in graph.layers
+              if isinstance(graph.kinds[layer.kind].block, Mtp) and not made.further_in_bf16}
+    parts = [(layer, replace(graph.kinds[layer.kind], fp8=layer.index in inner)) for layer in graph.layers]
+    kinds = tuple(dict.fromkeys(kind for _, kind in parts))
+    specs = {kind: graph.tensors[layer.kind] for layer, kind in parts}
+    layers = tuple(replace(layer, kind=kinds.index(kind)) for layer, kind in parts)
+    tensors = tuple(_specs(kind, specs[kind], mesh, made, cut=cut) for kind in kinds)
+    return replace(graph, kinds=kinds, layers=layers, tensors=tensors)
+
+
+def _specs(kind: LayerKind, specs: tuple[TensorSpec, ...], mesh: Mesh, made: Fp8, *, cut: bool) -> tuple[
+        TensorSpec, ...]:
+    found: list[TensorSpec] = []
+    for spec in specs:
+        name = in_model(spec.name.removesuffix(".weight"), further=isinstance(kind.block, Mtp))
+        own = matched(made.matchers, name) if made.matchers else ""
+        is_weight = kind.fp8 and _is_te_linear(spec) and own != "bf16"
+        found.append(replace(spec, stored=made.stored) if is_weight and made.params else spec)
+        if is_weight:
+            found += _copies(spec, mesh, replace(made, scaling=replace(made.scaling, recipe=own)) if own else made,
+                             cut=cut)
+        elif not cut and made.params and made.scaling.recipe == "mxfp8" and spec.is_owned and spec.trainable:
+            found.append(_unused_buffer(spec))
+    return tuple(found)
+
+
+def _is_te_linear(spec: TensorSpec) -> bool:
+    """The output head is core's own linear, wherever it is used."""
+    return spec.module in ("linear", "grouped") and spec.is_owned and not spec.name.endswith("output_layer.weight")
+
+
+def _copies(spec: TensorSpec, mesh: Mesh, made: Fp8, *, cut: bool) -> list[TensorSpec]:
+    """What lies beside a weight, as it is on one rank. `cut`: of columns the scales alone, of the whole weight."""
+    _, out_features, in_features = local_shape(spec.copies, spec.shape, whole_layout(spec), mesh, 0)
+    data = made.scaling.data_bytes(out_features * in_features)
+    rows = made.scaling.copy_bytes(out_features, in_features, squares=True)
+    columns = made.scaling.copy_bytes(out_features, in_features, along_columns=True, squares=True)
+    sizes = {"amax_history": 4 * TENSORS_OF_A_GEMM * (1 + made.history) * bool(made.history)}
+    if made.params:
+        sizes["scale_inv"] = rows - data
+    elif made.cached:
+        sizes[made.stored] = rows
+    if made.lasting and made.scaling.has_columns:
+        sizes[f"{made.stored}_columns"] = columns - cut * data
+    return [TensorSpec(f"{spec.name}.{name}", (size,), ("bytes",), spec.component, "fp8", "uint8", is_buffer=True,
+                       trainable=False, copies=spec.copies) for name, size in sizes.items() if size]
+
+
+def _unused_buffer(spec: TensorSpec) -> TensorSpec:
+    """Mxfp8 parameters are gathered through the gradient buffer; then no parameter is moved into a buffer of its own.
+
+    The 16-bit ones have one all the same (core 0.16.1 `distributed/param_and_grad_buffer.py:790` and `:821`).
+    """
+    return replace(spec, name=f"{spec.name}.param_buffer", module="fp8", is_buffer=True, trainable=False)
+
+
+# ---- what layers and reports are told -------------------------------------------------------------------------------
+def run_options(made: Fp8 | None) -> tuple[tuple[str, str], ...]:
+    """For the operators."""
+    if made is None:
+        return ()
+    return (("fp8_recipe", made.scaling.recipe), ("fp8_transposes", str(made.scaling.transposes).lower()),
+            ("fp8_weights", "lasting" if made.lasting else "fresh"),
+            ("moe_router_padding_for_quantization", str(made.pads_routing).lower()),
+            *((("fp8_dot_product_attention", "true"),) * made.attends),
+            *((("quant_recipe", made.matchers),) * bool(made.matchers)))
+
+
+def user_buffer_bytes(made: Fp8 | None) -> int:
+    """Of TE's user buffers, for each element: six to gather into, in fp8 where layers are; four to sum in, in bf16.
+
+    Layers in bf16 beside others have a second set (Bridge 0.3.1 `training/initialize.py`, quantization_modes).
+    """
+    plain = 2 * (6 + 4)
+    return plain if made is None else 6 + 2 * 4 + plain * bool(made.start or made.end)
+
+
+def assumptions(made: Fp8 | None) -> tuple[tuple[str, str, str, str], ...]:
+    """What is derived from source and held by few measured runs."""
+    if made is None:
+        return ()
+    weights = "parameters" if made.params else "a lasting copy" if made.cached else "a copy for each pass"
+    beside = ", with columns beside the rows" if made.lasting and made.scaling.has_columns else ""
+    told = f"{made.scaling.recipe}; inputs kept in {made.stored}; weights in {made.stored} are {weights}{beside}"
+    attention = (("fp8_dot_product_attention", "attention keeps what it does in bf16, and its products reach the share "
+                  "of the peak that they reach in bf16", "assumed", "TransformerEngine 2.15 to 2.18 utils.py, "
+                  "get_attention_backend: cuDNN 9.21 has kernels for mxfp8; what is kept in 8 bits twice is as large"),
+                 ) * made.attends
+    return (*attention, (f"{made.stored} linears", told, "derived",
+             "TransformerEngine 2.18 pytorch/module, pytorch/tensor; core 0.16.1 fp8_utils.py, fp4_utils.py"),)

@@ -1,0 +1,225 @@
+"""The flow of frameworks whose parameters are whole on every rank: flat buffers, buckets, a sharded optimizer.
+
+[Note: Megatron's buckets]
+Megatron-Core 0.16.1 `distributed/param_and_grad_buffer.py`, `distributed_data_parallel.py`: weight gradients are added
+into main_grad by the GEMM itself; in the last microbatch a bucket is reduced as soon as its last gradient is there
+(`overlap_grad_reduce`); after the step parameters are gathered in the same buckets, one ahead of their use in the next
+forward (`overlap_param_gather`). Without the one, buckets are reduced in one go at the end of backward; without the
+other, they are gathered in one go after the step, by calls that the compute stream waits for (start_param_sync).
+With virtual stages every chunk has buffers of its own, and they are reduced chunk by chunk ([Note: interleaved 1F1B]).
+Before the step a non-precision-aware optimizer copies 16-bit gradients of its part to fp32 and keeps them until the
+next zero_grad (`optimizer/distrib_optimizer.py`).
+
+[Note: Muon's step]
+Matrix by matrix (core 0.16.1 `optimizer/muon.py`, emerging_optimizers `orthogonalized_optimizers/muon_utils.py`): the
+momentum is orthogonalised in bf16, its result is fp32 and is multiplied by two numbers, which makes two tensors more:
+12 bytes an element. Query, key and value are orthogonalised apart (muon_split_qkv): 4 bytes of all three that go in and
+4 of those that are done lie beside it. Modes over tensor parallel ranks other than blockwise, the default, gather.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import numpy as np
+
+from simcore.frameworks.common.cpu_optimizer import copied, cpu_bytes, share_on_host, waits_for_device
+from simcore.frameworks.common.optimizer_memory import muon_transient, post_rest
+from simcore.frameworks.megatron.flat_parameters import RankBuffer, padding_bytes, rank_buffers
+from simcore.pipeline.schedule import Action
+from simcore.placement.framework import Buckets
+from simcore.placement.plan import Placed, Plan
+from simcore.program.builder import Builder
+from simcore.program.outline import Tables
+from simcore.recording.rows import Module
+from simcore.recording.tape import Kernel, Param, Stream
+from simcore.units import dtype_bytes, packed_bytes
+
+__all__ = ["ResidentFlow"]
+
+REDUCE_HANDLE, GATHER_HANDLE = 16, 1 << 20
+IN_LINE = int(Module.NONE)
+"""What stands where a handle would: the module of a call in line with kernels."""
+
+
+class ResidentFlow:
+    """Implements `lower.Flow` over flat buffers."""
+
+    def __init__(self, plan: Plan, tables: Tables, builder: Builder) -> None:
+        assert isinstance(plan.framework.flow, Buckets)
+        self.plan, self.tables, self.out, self.flow = plan, tables, builder, plan.framework.flow
+        self.buffers = rank_buffers(plan)
+        self.grad_bytes = dtype_bytes(self.flow.grad_dtype)
+        self.first_use = [_first_layers(buffer) for buffer in self.buffers]
+        self.is_last = False
+        self.gathered: set[tuple[int, int]] = set()
+        self.marks = [tables.hook(text) for text in ("opt:begin", "opt:end", "step:end")]
+        self.seen_forward: set[int] = set()
+        self.chunk = 0
+
+    # ---- lower.Flow ---------------------------------------------------------------------------------------------
+    def rest(self) -> None:
+        """Parameters, main gradients, masters and moments; what alignment adds is the buffers' own."""
+        post_rest(self.plan, self.tables, self.out, self._postings)
+        layer = self.plan.layers[0]
+        padding = sum(buffer.flat.padding for buffer in self.buffers)
+        self.out.alloc(layer, self.tables.slot("param_buffer.padding", "sharded_param"), padding_bytes(self.plan))
+        self.out.alloc(layer, self.tables.slot("grad_buffer.padding", "main_grad"), padding * self.grad_bytes)
+        if self.plan.framework.dealt:
+            muon, adam = self.plan.dealt
+            self.out.alloc(layer, self.tables.slot("layer_wise.master_param", "main_param"), 4 * (muon + adam))
+            self.out.alloc(layer, self.tables.slot("layer_wise.states", "opt_state"), 4 * muon + 8 * adam)
+
+    def _postings(self, placed: Placed) -> list[tuple[str, str, int]]:
+        name, life = placed.spec.name, placed.life
+        if placed.spec.is_buffer:
+            return [(name, "buffer", placed.local * dtype_bytes(life.rest.dtype))]
+        grads = placed.local * self.grad_bytes if placed.trainable else 0
+        states = [(f"{name}.{state}", "main_param" if state == "master_param" else "opt_state", size)
+                  for state, size in (() if self.plan.framework.dealt else placed.states)]
+        return [(name, life.rest_category, placed.rest_bytes), (f"{name}.main_grad", "main_grad", grads), *states]
+
+    def begin_microbatch(self, action: Action) -> None:
+        self.is_last, self.chunk = action.is_last, action.chunk
+
+    def forward_begin(self, layer: int) -> None:
+        """In the first forward the buckets that this layer uses must have been gathered."""
+        if self.chunk in self.seen_forward or not (self.flow.param_gather and self.flow.gathers_ahead):
+            return
+        for b, buffer in enumerate(self.buffers):
+            for bucket in np.flatnonzero(self.first_use[b] == layer).tolist():
+                self._gather(b, buffer, bucket)
+                self.out.wait(bucket, GATHER_HANDLE + b)
+                if bucket > 0:  # the next one of the chunk in forward order
+                    self._gather(b, buffer, bucket - 1)
+
+    def forward_end(self, layer: int) -> None:
+        """Nothing: parameters stay."""
+
+    def backward_begin(self, layer: int) -> None:
+        """Nothing."""
+
+    def backward_end(self, layer: int, grads: Sequence[tuple[Param, int, int]]) -> None:
+        """Gradients that an operator allocated are added into main_grad and die; full buckets are reduced."""
+        for _, slot, num_bytes in grads:
+            self.out.free(layer, slot, num_bytes)
+        if self.is_last and self.flow.overlap and len(self.plan.chunks) == 1:
+            for b, buffer in enumerate(self.buffers):
+                for bucket in np.flatnonzero(self.first_use[b] == layer).tolist():
+                    self._reduce(b, buffer, bucket)
+
+    def experts(self, layer: int, mark: int, grads: Sequence[tuple[Param, int, int]], *, replay: bool) -> None:
+        """Never: experts are not a unit of their own here."""
+
+    def end_pass(self, action: Action) -> None:
+        """After its first forward a chunk is gathered; after the step's last backward everything is reduced."""
+        if action.forward:
+            self.seen_forward.add(action.chunk)
+        for chunk in action.reduces if self.flow.overlap else ():
+            self._reduce_chunk(chunk)
+        if not action.forward and action.is_last and action.chunk == 0:
+            for b, buffer in enumerate(self.buffers):
+                for bucket in range(len(buffer.flat.buckets)):
+                    if not self.flow.overlap:
+                        self._reduce(b, buffer, bucket)
+                    self.out.wait(bucket, REDUCE_HANDLE + b)
+
+    def optimize(self) -> None:
+        """The step; then parameters are gathered, or left to the next forward. fp32 copies stay until zero_grad."""
+        begin, end, step_end = self.marks
+        layer, slot = self.plan.layers[0], self.tables.slot("fp32_grad_shard", "optim_temp")
+        elements, held = self._shard_elements()
+        copy = 4 * elements if self.plan.framework.optimizer.grad_copy else 0
+        self.out.mark(begin)
+        self.out.alloc(layer, slot, copy)
+        work, held_for_muon = self.tables.slot("orthogonalised", "optim_temp"), muon_transient(self.plan)
+        self.out.alloc(layer, work, held_for_muon)
+        away = round(elements * share_on_host(self.plan))
+        self._to_host(layer, away)
+        here = elements - away
+        self.out.compute(Kernel.OPTIMIZER, 12 * here, 2 * held + (self.grad_bytes + 2) * here)
+        self.out.free(layer, work, held_for_muon)
+        self._on_host(layer, away)
+        self._exchange_updated()
+        if self.flow.param_gather and not self.flow.gathers_ahead:
+            for b, buffer in enumerate(self.buffers):
+                for bucket in range(len(buffer.flat.buckets)):
+                    self._gather(b, buffer, bucket, Stream.COMPUTE)
+        self.out.mark(end)
+        self.out.mark(step_end)
+
+    def _to_host(self, layer: int, elements: int) -> None:
+        """Gradients in fp32, which the CPU waits for ([Note: optimizer on the host] in `_megatron_lives.py`)."""
+        if elements:
+            copied(layer, "to_host", "fp32", 4 * elements, self.tables, self.out)
+            waits_for_device(layer, self.out)
+
+    def _on_host(self, layer: int, elements: int) -> None:
+        """The CPU's step, beside the device's own, a cast to 16 bits (from 4 bytes to 2), and the way back."""
+        if elements:
+            self.out.host(cpu_bytes(self.plan.framework.optimizer.name, "", elements, 4) + 6 * elements)
+            copied(layer, "to_device", self.plan.framework.compute_dtype, 2 * elements, self.tables, self.out)
+
+    def _exchange_updated(self) -> None:
+        """Flat copies of what each rank updated, its own twice (`layer_wise_optimizer.py`, _allgather_helper)."""
+        if not self.plan.framework.dealt:
+            return
+        layer, slot = self.plan.layers[0], self.tables.slot("updated_parameters", "optim_temp")
+        mine = self.plan.framework.dealt[self.plan.stage]
+        for axis_name, share in zip(mine.axes, mine.shares, strict=True):
+            axis, dtype = self.plan.mesh.axis(axis_name), self.plan.of_layer(layer)[0].life.rest.dtype
+            size = dtype_bytes(dtype)
+            total = size * sum(muon + adam for muon, adam in share)
+            if axis.size == 1 or not total:
+                continue
+            own = size * sum(share[axis.coordinate(self.plan.rank)])
+            copies = 0 if mine.in_place else total + own
+            self.out.alloc(layer, slot, copies)
+            comm = self.tables.comm("all_gather", axis_name, dtype)
+            self.out.collective(layer, comm, total, Stream.COMPUTE, IN_LINE)
+            self.out.free(layer, slot, copies)
+
+    # ---- pieces -------------------------------------------------------------------------------------------------
+    def _gather(self, b: int, buffer: RankBuffer, bucket: int, stream: Stream = Stream.ALL_GATHER) -> None:
+        """Beside kernels, or in line with them."""
+        if (b, bucket) in self.gathered:
+            return
+        self.gathered.add((b, bucket))
+        dtype = self.flow.gather_dtype or buffer.dtype
+        comm = self.tables.comm("all_gather", buffer.axis, dtype)
+        start, end = buffer.flat.buckets[bucket]
+        payload = packed_bytes(end - start, dtype)
+        self.out.collective(bucket, comm, payload, stream, IN_LINE if stream is Stream.COMPUTE else GATHER_HANDLE + b)
+
+    def _reduce(self, b: int, buffer: RankBuffer, bucket: int) -> None:
+        start, end = buffer.flat.buckets[bucket]
+        payload = (end - start) * self.grad_bytes
+        name = "reduce_scatter" if self.flow.scatter else "all_reduce"
+        comm = self.tables.comm(name, buffer.axis, self.flow.grad_dtype)
+        self.out.collective(bucket, comm, payload, Stream.REDUCE, REDUCE_HANDLE + b)
+        if buffer.replicate_axis:
+            part = payload // self.plan.mesh.axis(buffer.axis).size if self.flow.scatter else payload
+            comm = self.tables.comm("all_reduce", buffer.replicate_axis, self.flow.grad_dtype)
+            self.out.collective(bucket, comm, part, Stream.REDUCE, REDUCE_HANDLE + b)
+
+    def _reduce_chunk(self, chunk: int) -> None:
+        for b, buffer in enumerate(self.buffers):
+            for bucket in range(len(buffer.flat.buckets)) if buffer.chunk == chunk else ():
+                self._reduce(b, buffer, bucket)
+
+    def _shard_elements(self) -> tuple[int, int]:
+        """(elements, state bytes) of this rank's part of the optimizer, as the class mean if it is cut."""
+        if self.plan.framework.dealt:
+            muon, adam = self.plan.dealt
+            return muon + adam, 8 * muon + 12 * adam
+        elements = sum(int((b.flat.ends - b.flat.starts).sum()) // (self.plan.mesh.axis(b.axis).size
+                                                                    if self.flow.scatter else 1) for b in self.buffers)
+        held = sum(count * sum(p.state_bytes for p in self.plan.kinds[kind]) for kind, count in self.plan.kind_counts)
+        return elements, held
+
+
+def _first_layers(buffer: RankBuffer) -> np.ndarray[tuple[int, ...], np.dtype[np.int64]]:
+    """For each bucket the lowest layer in it: the first to use it, the last to finish its gradients."""
+    lowest = np.full(len(buffer.flat.buckets), np.iinfo(np.int64).max, dtype=np.int64)
+    np.minimum.at(lowest, buffer.flat.bucket_of, buffer.layers)
+    return lowest

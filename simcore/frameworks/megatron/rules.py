@@ -1,0 +1,153 @@
+"""How Megatron's tensors live: cut over tensor and expert parallel ranks by the names of their dimensions.
+
+Optimizer states are cut over data parallel ranks on top, dense and experts' over their own.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from functools import lru_cache
+
+from simcore.frameworks.megatron.precision import Formats
+from simcore.models.graph import ModelGraph
+from simcore.models.tensor import TensorSpec
+from simcore.placement.form import COPIES, Flat, Form, Layout, Partial, Shard
+from simcore.placement.framework import Life, Matches, Moment, Rule
+from simcore.placement.job import Job
+
+__all__ = ["rules", "rules_of", "shard_axes", "whole_layout"]
+
+TP_DIMS = ("vocab", "heads", "ffn", "shared_ffn", "mamba_in", "mamba_conv", "mamba_heads", "mamba_inner", "tp_rank",
+           "tp_in", "tp_out")
+ETP_DIMS = ("expert_ffn", "etp_rank", "etp_in", "etp_out")
+
+
+@dataclass(frozen=True, slots=True)
+class _Choice:
+    """What lives depend on besides the tensor. `axes`: see `shard_axes`; `splits_experts`: ep > 1."""
+
+    made: Formats
+    compute: str
+    axes: tuple[str, str]
+    splits_experts: bool
+    optimizer: str
+    has_momentum: bool
+
+
+def rules(job: Job, made: Formats) -> tuple[Rule, ...]:
+    """One rule for each way in which tensors are cut: by the names of their dimensions."""
+    optimizer = job.scenario.training.optimizer
+    momentum = optimizer.name == "sgd" and optimizer.momentum != 0
+    return _rules(job.graph, _Choice(made, job.compute, shard_axes(job), job.mesh.ep > 1, optimizer.name, momentum))
+
+
+@lru_cache(maxsize=256)
+def _rules(graph: ModelGraph, choice: _Choice) -> tuple[Rule, ...]:
+    return rules_of(graph, lambda spec: _life(spec, choice))
+
+
+def rules_of(graph: ModelGraph, life_of: Callable[[TensorSpec], Life]) -> tuple[Rule, ...]:
+    """Rules that give every tensor the life of those that are cut like it."""
+    made_of: dict[_Key, Rule] = {}
+    for specs in graph.tensors:
+        for spec in specs:
+            key = _key(spec)
+            if key not in made_of:
+                made_of[key] = Rule(_same(key), life_of(spec))
+    return tuple(made_of.values())
+
+
+_Key = tuple[tuple[str, ...], str, bool, bool, str]
+
+
+def _key(spec: TensorSpec) -> _Key:
+    return spec.dims, spec.component, spec.copies > 1, spec.is_buffer, spec.stored
+
+
+def _same(key: _Key) -> Matches:
+    def matches(spec: TensorSpec) -> bool:
+        return _key(spec) == key
+
+    return matches
+
+
+def _is_expert(spec: TensorSpec, choice: _Choice) -> bool:
+    """Experts have buffers of their own only under expert parallelism, those of multi-token prediction with them.
+
+    Core 0.16.1 extensions/transformer_engine.py: `param.allreduce = not (is_expert and expert_parallel)`.
+    """
+    return choice.splits_experts and (spec.copies > 1 or spec.component in ("routed_experts", "expert_adapters"))
+
+
+def whole_layout(spec: TensorSpec) -> Layout:
+    """How tensor and expert parallelism cut a tensor, and nothing else."""
+    cut: list[tuple[str, Shard]] = []
+    if spec.copies > 1:
+        cut.append(("ep", Shard(COPIES, even=True)))
+    for place, dim in enumerate(spec.dims):
+        axis = "ep" if dim == "experts" else "tp" if dim in TP_DIMS else "etp" if dim in ETP_DIMS else ""
+        if axis:
+            cut.append((axis, Shard(place, even=True)))
+    return tuple(cut)
+
+
+def _life(spec: TensorSpec, choice: _Choice) -> Life:
+    layout, made = whole_layout(spec), choice.made
+    if spec.is_buffer:
+        form = Form(layout, spec.stored or made.params)
+        return Life("buffer", form, form, form, form, rest_category="buffer")
+    expert = _is_expert(spec, choice)
+    axis = choice.axes[expert]
+    dealt = choice.optimizer == "dist_muon"  # whole parameters: a cut is the mean of all ranks
+    whole: Layout = ((axis, Flat("buffer")),) if made.scatter or dealt else ()
+    rest = Form(layout, spec.stored or made.params)
+    return Life(
+        "expert" if expert else "dense", rest, Form(layout, choice.compute),
+        Form((*layout, (axis, Partial())), made.grads), Form(layout, made.grads),
+        _states(spec, (*layout, *whole), choice), Moment.NEVER, Moment.NEVER, Moment.BUCKET_FULL,
+        grads_persist=True, rest_category="sharded_param", grad_made_category="")
+
+
+def _states(spec: TensorSpec, layout: Layout, choice: _Choice) -> tuple[tuple[str, Form], ...]:
+    """[Note: optimizer on the host] core 0.16.1 optimizer/cpu_offloading/hybrid_optimizer.py.
+
+    Whole parameters are given to the CPU until the fraction is reached: here the same share of each. Of theirs the host
+    has the fp32 master, the moments, and gradients in pinned memory; the rest keeps an fp32 master on the device.
+    """
+    made, formats = choice.made, [("master_param", choice.made.master)]
+    if choice.optimizer in ("muon", "dist_muon") and _is_matrix(spec):
+        formats.append(("momentum_buffer", made.moments))
+    elif choice.optimizer != "sgd":
+        formats += [("exp_avg", made.moments), ("exp_avg_sq", made.moments)]
+    if choice.has_momentum:
+        formats += [("momentum_buffer", "fp32")]
+    if not made.offloaded:
+        return tuple((name, Form(layout, dtype)) for name, dtype in formats)
+    away = made.offloaded
+    states = [(name, Form(layout, dtype, "host", away)) for name, dtype in formats]
+    states.append(("grad_copy", Form(layout, "fp32", "host_pinned", away)))
+    if away < 1:
+        states += [(name, Form(layout, dtype, share=1 - away)) for name, dtype in formats]
+    return tuple(states)
+
+
+def _is_matrix(spec: TensorSpec) -> bool:
+    """What goes to Muon: parameters of two dimensions, but word embeddings and the output layer.
+
+    Core 0.16.1 optimizer/muon.py:252; learned positions are matrices like others (language_module.py:181 marks the
+    other two alone). Adam has the rest.
+    """
+    return len(spec.shape) == 2 and spec.dims[0] != "vocab"
+
+
+def shard_axes(job: Job) -> tuple[str, str]:
+    """(dense, expert) axes over which optimizer states are cut; several optimizer instances cut a part of them."""
+    copies = job.mesh.dp_replicate
+    if copies == 1:
+        return "dp_cp", "expert_dp"
+    if job.mesh.expert_dp % copies:
+        raise job.illegal("mesh.dp_replicate", f"expert data parallel size {job.mesh.expert_dp} must be divisible by "
+                          f"{copies} optimizer instances", "core 0.16.1 parallel_state.py: "
+                          "num_distributed_optimizer_instances")
+    return "dp_shard_cp", f"expert_dp/{job.mesh.expert_dp // copies}"

@@ -1,0 +1,176 @@
+"""Gathering buckets ahead of their use: the parameter half of [Note: Megatron-FSDP hand-over] in `queued.py`."""
+
+from __future__ import annotations
+
+from bisect import bisect_left, bisect_right
+from collections.abc import Sequence
+from functools import cached_property
+from itertools import accumulate
+
+from simcore.frameworks.megatron_fsdp.buckets import POOL, Bucket, shared_units, together
+from simcore.placement.framework import Queues
+from simcore.program.builder import Builder
+from simcore.program.outline import BUCKET_GATHER, Tables
+from simcore.recording.tape import Stream
+from simcore.units import dtype_bytes
+
+__all__ = ["GathersAhead"]
+
+
+class GathersAhead:
+    """Which buckets are whole, and which of them may go (AllGatherPipeline).
+
+    Columns of fp8 weights, which backward gathers, have numbers behind all buckets: [Note: fp8 weights in buckets] in
+    `frameworks/megatron_fsdp.py`.
+    """
+
+    def __init__(self, buckets: Sequence[Bucket], flow: Queues, tables: Tables, out: Builder) -> None:
+        self.ahead, self.out, self.count = flow.ahead, out, len(buckets)
+        self.columns = {b: b + self.count for b, bucket in enumerate(buckets)
+                        if flow.has_columns and bucket.dtype == "fp8"}
+        self.kept = [b for b, bucket in enumerate(buckets) if bucket.unit < 0] if flow.keeps_outside else []
+        self.pooled = shared_units(buckets) if flow.double_buffer else frozenset()
+        self.groups = together(buckets)
+        buckets = self.buckets = [*buckets, *buckets]
+        self.slot = tables.slot("unsharded_bucket", "unsharded_param")
+        self.comms = [tables.comm("all_gather", b.axis, b.dtype) for b in buckets]
+        self.sizes = [b.numel * dtype_bytes(b.dtype) * (b.parts > 1) for b in buckets]
+        self.layers = [b.first_layer for b in buckets]
+        self.whole = bytearray(len(buckets))
+        self.whole_backward = bytearray(self.count)
+        self.until = [0, *accumulate(b.numel for b in buckets[:self.count])]
+        self.may_go: set[int] = set()
+        self.pending: set[int] = set()
+
+    def gather(self, wanted: Sequence[int], direction: int, *, columns: bool = False) -> None:
+        """Those that are asked for and those ahead of them (direction 0: none), as far as they are not whole."""
+        self.may_go.difference_update(self._for(wanted, columns=columns))
+        whole = self.whole_backward if columns else self.whole
+        empty = self._for(_zeros(whole, self._with_ahead(wanted, direction)), columns=columns)
+        by_group: dict[int, list[int]] = {}
+        for b in empty:
+            by_group.setdefault(self.groups[b % self.count][0], []).append(b)
+        for b in (b for group in by_group.values() for b in group):
+            self.may_go.discard(b)
+            self._recycle()
+            self._set(b, is_whole=True)
+            if b not in self.kept and self.buckets[b].unit not in self.pooled:
+                self.out.alloc(self.layers[b], self.slot, self.sizes[b])
+            if self.sizes[b]:
+                self.out.collective(b, self.comms[b], self.sizes[b], Stream.ALL_GATHER, BUCKET_GATHER)
+                self.pending.add(b)
+
+    def _set(self, key: int, *, is_whole: bool) -> None:
+        """Backward asks for columns where there are any, forward for rows."""
+        self.whole[key] = is_whole
+        if key >= self.count or key not in self.columns:
+            self.whole_backward[key % self.count] = is_whole
+
+    def _for(self, wanted: Sequence[int], *, columns: bool) -> list[int]:
+        return [self.columns.get(b, b) if columns else b for b in wanted]
+
+    def rest(self) -> None:
+        """What stays whole, and what units share."""
+        for b in self.kept:
+            self.out.alloc(self.layers[b], self.slot, self.sizes[b])
+        keys = (*range(self.count), *self.columns.values())
+        for b in (b for b in keys if self.pooled and self.buckets[b].unit == min(self.pooled)):
+            self.out.alloc(self.layers[b], self.slot, min(POOL, len(self.pooled)) * self.sizes[b])
+
+    def _with_ahead(self, wanted: Sequence[int], direction: int) -> Sequence[int]:
+        """All-gather order: by number."""
+        first, last = min(wanted), max(wanted)
+        is_run = self.are_runs and last - first + 1 == len(wanted)
+        reaches_back = self.groups[last][0] < first if direction > 0 else self.groups[first][-1] > last
+        if direction and self.ahead > 0 and is_run and not reaches_back and not self.pooled:
+            return self._run(first, last, direction)
+        return self._one_by_one(wanted, direction)
+
+    def _run(self, first: int, last: int, direction: int) -> range:
+        """What `_one_by_one` finds for buckets first to last, where the groups that follow bring none before them."""
+        if direction > 0:
+            stop = bisect_left(self.until, self.until[last + 1] + self.ahead, last + 1)
+            return range(first, self.groups[min(stop, self.count) - 1][-1] + 1)
+        start = bisect_right(self.until, self.until[first] - self.ahead, 0, first + 1) - 1
+        return range(self.groups[max(start, 0)][0], last + 1)
+
+    @cached_property
+    def are_runs(self) -> bool:
+        """Whether the members of each group have numbers that follow each other."""
+        return all(group[-1] - group[0] + 1 == len(group) for group in self.groups)
+
+    def _one_by_one(self, wanted: Sequence[int], direction: int) -> list[int]:
+        found, size = sorted(wanted), 0
+        units = {self.buckets[b].unit for b in wanted} & self.pooled
+        while direction and size < self.ahead:
+            after = _beside(found, direction)
+            if not 0 <= after < self.count:
+                break
+            units.add(self.buckets[after].unit)
+            if self.pooled and len(units) > POOL:
+                break
+            more = [b for b in self.groups[after] if b not in found]
+            size += sum(self.buckets[b].numel for b in more)
+            found = sorted([*found, *more])
+        return found
+
+    def wait(self, wanted: Sequence[int]) -> None:
+        """They are about to be used."""
+        for b in self._with_columns(wanted):
+            self._wait(b)
+
+    def _wait(self, key: int) -> None:
+        if key in self.pending:
+            self.pending.discard(key)
+            self.out.wait(key, BUCKET_GATHER)
+
+    def _with_columns(self, buckets: Sequence[int]) -> list[int]:
+        return [key for b in buckets for key in ((b, self.columns[b]) if b in self.columns else (b,))]
+
+    def release(self, buckets: Sequence[int]) -> None:
+        """They are freed."""
+        self._free(self._with_columns(buckets))
+
+    def _free(self, keys: Sequence[int]) -> None:
+        for b in keys:
+            if self.whole[b]:
+                self._wait(b)
+                self._set(b, is_whole=False)
+                if b not in self.kept and self.buckets[b].unit not in self.pooled:
+                    self.out.free(self.layers[b], self.slot, self.sizes[b])
+
+    def let_go(self, buckets: Sequence[int]) -> None:
+        """They are freed when anything is gathered next."""
+        self.may_go.update(buckets)
+
+    def _recycle(self) -> None:
+        if self.may_go:
+            self._free(sorted(self.may_go))
+            self.may_go.clear()
+
+    def reset(self) -> None:
+        """Everything is freed, or at least out of date."""
+        self.release(range(self.count))
+        self.may_go.clear()
+
+
+def _zeros(flags: bytearray, numbers: Sequence[int]) -> list[int]:
+    """Those of the numbers, in order, whose flag is 0."""
+    if not isinstance(numbers, range):
+        return [number for number in numbers if not flags[number]]
+    found, at = [], flags.find(0, numbers.start, numbers.stop)
+    while at >= 0:
+        found.append(at)
+        at = flags.find(0, at + 1, numbers.stop)
+    return found
+
+
+def _beside(found: Sequence[int], direction: int) -> int:
+    """The number after the first run of numbers in a row, or before the last run."""
+    at, rest = (found[0], found[1:]) if direction > 0 else (found[-1], found[-2::-1])
+    at += direction
+    for one in rest:
+        if one != at:
+            break
+        at += direction
+    return at

@@ -1,0 +1,157 @@
+"""A rank's parameters in buckets that are gathered and reduced whole: [Note: Megatron-FSDP buckets] in `chunks.py`.
+
+Tensors are together that are of one unit (or of none), of one dtype, experts' or not, trained or not; buckets are
+numbered in the order in which their first tensor is registered (core 0.16.1 `param_and_grad_buffer.py`,
+`_get_parameter_groups`). What is in no unit is closed at `Queues.bucket_numel` elements.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from functools import lru_cache
+
+from simcore.frameworks.megatron_fsdp.chunks import Chunked, lay_in_chunks
+from simcore.placement.framework import Queues
+from simcore.placement.plan import AtRestBytes, Placed, Plan
+from simcore.units import dtype_bytes
+
+__all__ = ["POOL", "Bucket", "bucket_padding", "bucket_storage", "exact_in_buckets", "rank_buckets", "shared_units",
+           "together"]
+
+POOL = 2
+"""Buffers that units share (core 0.16.1 param_and_grad_buffer.py, UB_BUFFER_NUM)."""
+
+
+@dataclass(frozen=True, eq=False)
+class Bucket:
+    """`unit`: number of its unit, -1 of none. `members`: (layer, tensor number) of every parameter, experts one by one.
+
+    `numel` elements with padding, of which each of `parts` ranks keeps one part.
+    """
+
+    unit: int
+    axis: str
+    parts: int
+    dtype: str
+    trainable: bool
+    members: tuple[tuple[int, int], ...]
+    chunked: Chunked
+
+    @property
+    def numel(self) -> int:
+        return self.chunked.numel
+
+    @property
+    def shard(self) -> int:
+        """Elements that a rank keeps."""
+        return self.numel // self.parts
+
+    @property
+    def first_layer(self) -> int:
+        """The lowest layer in it: the last to finish its gradients."""
+        return min(layer for layer, _ in self.members)
+
+
+_Key = tuple[int, str, str, bool]
+_Entry = tuple[int, int, tuple[int, ...]]
+"""(layer, tensor number, shape) of a parameter."""
+
+
+@lru_cache(maxsize=8)
+def rank_buckets(plan: Plan) -> tuple[Bucket, ...]:
+    """All buckets of the rank, in order of their numbers."""
+    flow = plan.framework.flow
+    assert isinstance(flow, Queues)
+    unit_of = {layer: number for number, unit in enumerate(plan.framework.units) for layer, _ in unit.members}
+    groups: dict[_Key, list[_Entry]] = {}
+    for layer in plan.layers:
+        for number, placed in enumerate(plan.of_layer(layer)):
+            if placed.spec.is_owned and not placed.spec.is_buffer:
+                key = (unit_of.get(layer, -1), flow.axes[placed.life.name == "expert"], placed.life.rest.dtype,
+                       placed.trainable)
+                groups.setdefault(key, []).extend([(layer, number, placed.used_shape)] * placed.used_copies)
+    return tuple(_bucket(plan, key, piece) for key, entries in groups.items()
+                 for piece in _closed(entries, flow.bucket_numel if key[0] < 0 else 0))
+
+
+def _closed(entries: Sequence[_Entry], limit: int) -> Iterator[list[_Entry]]:
+    """Pieces that hold at least `limit` elements, the last one what is left."""
+    piece: list[_Entry] = []
+    held = 0
+    for entry in entries:
+        piece.append(entry)
+        held += _numel(entry[2])
+        if limit and held >= limit:
+            yield piece
+            piece, held = [], 0
+    if piece:
+        yield piece
+
+
+def _numel(shape: tuple[int, ...]) -> int:
+    product = 1
+    for size in shape:
+        product *= size
+    return product
+
+
+def _bucket(plan: Plan, key: _Key, entries: Sequence[_Entry]) -> Bucket:
+    unit, axis, dtype, trainable = key
+    parts = plan.mesh.axis(axis).size
+    return Bucket(unit, axis, parts, dtype, trainable, tuple((layer, number) for layer, number, _ in entries),
+                  lay_in_chunks(tuple(shape for _, _, shape in entries), parts))
+
+
+def bucket_storage(plan: Plan) -> tuple[int, int]:
+    """(bytes of parameters, elements of trained parameters) of the rank's parts of buckets, padding included."""
+    buckets = rank_buckets(plan)
+    return sum(b.shard * dtype_bytes(b.dtype) for b in buckets), sum(b.shard for b in buckets if b.trainable)
+
+
+def bucket_padding(plan: Plan) -> tuple[int, int]:
+    """The same beyond the class mean of what tensors own."""
+    params, trained = bucket_storage(plan)
+    owned = [(count, p) for kind, count in plan.kind_counts for p in plan.kinds[kind]
+             if p.spec.is_owned and not p.spec.is_buffer]
+    return (params - sum(count * p.rest_bytes for count, p in owned),
+            trained - sum(count * p.local for count, p in owned if p.trainable))
+
+
+def exact_in_buckets(plan: Plan) -> dict[str, AtRestBytes]:
+    """`Plan.at_rest` with what really lies inside this rank's own part of every bucket."""
+    found: dict[tuple[int, int], int] = {}
+    for bucket in rank_buckets(plan):
+        index = plan.mesh.axis(bucket.axis).coordinate(plan.rank)
+        for member, inside in zip(bucket.members, bucket.chunked.part(index, bucket.parts), strict=True):
+            found[member] = found.get(member, 0) + inside
+    totals = {name: AtRestBytes() for name in plan.at_rest()}
+    for (layer, number), inside in found.items():
+        placed = plan.of_layer(layer)[number]
+        component = placed.spec.component
+        totals[component] = totals[component] + _at_rest(placed, inside)
+    return totals
+
+
+def _at_rest(placed: Placed, inside: int) -> AtRestBytes:
+    trained = inside if placed.trainable else 0
+    states = sum(dtype_bytes(form.dtype) for _, form in placed.life.states)
+    return AtRestBytes(inside * dtype_bytes(placed.life.rest.dtype), trained * dtype_bytes(placed.life.grad.dtype),
+                       trained * states, inside, trained)
+
+
+def together(buckets: Sequence[Bucket]) -> list[list[int]]:
+    """For each bucket those that travel with it: of the same unit over the same ranks."""
+    found: dict[tuple[int, str], list[int]] = {}
+    for b, bucket in enumerate(buckets):
+        found.setdefault((bucket.unit, bucket.axis), []).append(b)
+    return [found[bucket.unit, bucket.axis] if bucket.unit >= 0 else [b] for b, bucket in enumerate(buckets)]
+
+
+def shared_units(buckets: Sequence[Bucket]) -> frozenset[int]:
+    """The largest set of units whose buckets are alike in dtype and elements, the first of equally large ones."""
+    alike: dict[tuple[tuple[str, int], ...], list[int]] = {}
+    for unit in dict.fromkeys(b.unit for b in buckets if b.unit >= 0):
+        key = tuple((b.dtype, sum(b.chunked.sizes)) for b in buckets if b.unit == unit)
+        alike.setdefault(key, []).append(unit)
+    return frozenset(max(alike.values(), key=len) if alike else ())

@@ -1,0 +1,174 @@
+"""Megatron-FSDP: buckets of whole units, gathered ahead of their use, reduced into a queue.
+
+[Note: Megatron-FSDP hand-over]
+Megatron-Core 0.16.1 `distributed/fsdp/src/megatron_fsdp/`, `megatron_fsdp.py` (hooks) and `param_and_grad_buffer.py`
+(AllGatherPipeline, GradReducePipeline). Before a unit runs, its buckets are gathered, and with them the buckets that
+follow (in backward: come before) by number, as long as those make fewer than `ahead` elements; empty ones are really
+gathered. After the unit its buckets are freed. What is in no unit (embedding, last norm, head) is gathered module by
+module in forward and stays until the step's gradients are there: so the last norm, whose bucket comes first, gathers
+the first units again. At the start of backward units that are still gathered may go as soon as anything is gathered.
+A gradient bucket is made, whole, when its unit's first gradient is there; when the last one is there, queued buckets go
+from the front while they make more than `waiting` elements, and the bucket is reduce-scattered into a new shard, which
+is added to the rank's part and dies. All that still waits goes when the microbatch's backward is over. After the step
+the first bucket is gathered, with what follows it, for the next one. A unit that is recomputed is gathered alone for
+its replay.
+
+On the main branch of 2026-08-22 buckets of no unit stay whole from step to step (and are gathered again in place),
+bring nothing ahead in forward, and a reduced shard is a piece of its bucket. With `fsdp_double_buffer` the largest set
+of units with equal buckets shares two of each, for good (FixedPoolAllocator): no more than two units are gathered, or
+wait.
+
+Weights in fp8 may have columns besides their rows, in buckets of their own that backward gathers instead.
+
+`simcore/frameworks/megatron_fsdp/all_gather.py` has the gathers, `simcore/frameworks/megatron_fsdp/reduce_scatter.py`
+the gradients.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from simcore.frameworks.common.optimizer_memory import Posting, post_rest
+from simcore.frameworks.megatron_fsdp.all_gather import GathersAhead
+from simcore.frameworks.megatron_fsdp.buckets import Bucket, bucket_padding, rank_buckets
+from simcore.frameworks.megatron_fsdp.reduce_scatter import GradQueue
+from simcore.pipeline.schedule import Action
+from simcore.placement.framework import Queues
+from simcore.placement.plan import Placed, Plan
+from simcore.program.builder import Builder
+from simcore.program.outline import Tables
+from simcore.recording.tape import Kernel, Param
+from simcore.units import dtype_bytes
+
+__all__ = ["QueuedFlow"]
+
+
+class QueuedFlow:
+    """Implements `lower.Flow` over buckets."""
+
+    def __init__(self, plan: Plan, tables: Tables, builder: Builder) -> None:
+        assert isinstance(plan.framework.flow, Queues)
+        self.plan, self.tables, self.out, self.flow = plan, tables, builder, plan.framework.flow
+        self.buckets = buckets = rank_buckets(plan)
+        self.gathers = GathersAhead(buckets, self.flow, tables, builder)
+        self.reductions = GradQueue(buckets, self.flow, tables, builder)
+        self.uses = _uses(plan, buckets)
+        self.units = {layer for unit in plan.framework.units for layer, _ in unit.members}
+        self.replayed = self.units - set(plan.framework.kept_whole) if plan.framework.checkpoint == "full" else set()
+        self.is_last = self.is_fresh = False
+        self.marks = [tables.hook(text) for text in ("opt:begin", "opt:end", "step:end")]
+
+    # ---- lower.Flow ---------------------------------------------------------------------------------------------
+    def rest(self) -> None:
+        """Parts of parameters, masters, moments and main gradients; and what the last step's end has gathered."""
+        post_rest(self.plan, self.tables, self.out, self._postings)
+        params, trained = bucket_padding(self.plan)
+        layer = self.plan.layers[0]
+        master = 4 if self._has_master() else 0
+        self.out.alloc(layer, self.tables.slot("param_buffer.padding", "sharded_param"), params)
+        self.out.alloc(layer, self.tables.slot("main_param_buffer.padding", "main_param"), trained * master)
+        self.out.alloc(layer, self.tables.slot("grad_buffer.padding", "main_grad"),
+                       trained * dtype_bytes(self.flow.grad_dtype))
+        columns = sum(self.buckets[b].shard for b in self.gathers.columns)
+        self.out.alloc(layer, self.tables.slot("transpose_weight_buffer", "buffer"), columns)
+        self.gathers.rest()
+        self.reductions.rest()
+        if not self.flow.frees_at_end:
+            self.gathers.gather([0], +1)
+
+    def _has_master(self) -> bool:
+        return any(name == "master_param" for rule in self.plan.framework.rules for name, _ in rule.life.states)
+
+    def _postings(self, placed: Placed) -> list[Posting]:
+        name, life = placed.spec.name, placed.life
+        if placed.spec.is_buffer:
+            return [(name, "buffer", placed.spec.numel * placed.spec.copies * dtype_bytes(life.rest.dtype))]
+        grads = placed.local * dtype_bytes(self.flow.grad_dtype) if placed.trainable else 0
+        states = [(f"{name}.{state}", "main_param" if state == "master_param" else "opt_state", size)
+                  for state, size in placed.states]
+        return [(name, life.rest_category, placed.rest_bytes), (f"{name}.main_grad", "main_grad", grads), *states]
+
+    def begin_microbatch(self, action: Action) -> None:
+        self.is_last, self.is_fresh = action.is_last, not action.forward
+
+    def forward_begin(self, layer: int) -> None:
+        ahead = 0 if self.flow.keeps_outside and layer not in self.units else +1
+        for wanted in self.uses[layer]:
+            self.gathers.gather(wanted, ahead)
+            self.gathers.wait(wanted)
+
+    def forward_end(self, layer: int) -> None:
+        if layer in self.units:
+            self.gathers.release(self.uses[layer][0])
+
+    def backward_begin(self, layer: int) -> None:
+        if self.is_fresh:
+            self.gathers.let_go([b for at in self.units for b in self.uses[at][0]])
+            self.is_fresh = False
+        if layer in self.units:
+            wanted = self.uses[layer][0]
+            replays = layer in self.replayed
+            self.gathers.gather(wanted, 0 if replays else -1, columns=not replays)
+            self.gathers.wait(wanted)
+            if replays:  # its forward hooks run again: nothing ahead, and freed only when others come
+                self.gathers.let_go(wanted)
+
+    def backward_end(self, layer: int, grads: Sequence[tuple[Param, int, int]]) -> None:
+        for _, slot, num_bytes in grads:
+            self.out.free(layer, slot, num_bytes)
+        self._open(layer)
+        self.reductions.finish(layer, is_last=self.is_last)
+        if layer in self.units:
+            self.gathers.release(self.uses[layer][0])
+
+    def experts(self, layer: int, mark: int, grads: Sequence[tuple[Param, int, int]], *, replay: bool) -> None:
+        """The layer's first gradient: experts are buckets of their layer's unit, so there is no other mark."""
+        if layer in self.replayed:
+            self.gathers.gather(self.uses[layer][0], -1, columns=True)
+        self._open(layer)
+
+    def _open(self, layer: int) -> None:
+        for wanted in self.uses[layer]:
+            self.reductions.open(wanted)
+
+    def end_pass(self, action: Action) -> None:
+        """After backward nothing waits; after the step's last one gradients are handed over and all is freed."""
+        if action.forward:
+            return
+        self.reductions.drain()
+        if action.is_last:
+            if self.plan.framework.optimizer.grad_copy:
+                size = 4 * bucket_elements(self.plan)
+                self.out.alloc(self.plan.layers[0], self.tables.slot("fp32_grad_shard", "optim_temp"), size)
+            self.gathers.reset()
+
+    def optimize(self) -> None:
+        """The step, and the gathers for the next one."""
+        begin, end, step_end = self.marks
+        elements = bucket_elements(self.plan)
+        held = sum(count * sum(p.state_bytes for p in self.plan.kinds[kind]) for kind, count in self.plan.kind_counts)
+        self.out.mark(begin)
+        moved = 2 * held + (dtype_bytes(self.flow.grad_dtype) + 2) * elements
+        self.out.compute(Kernel.OPTIMIZER, 12 * elements, moved)
+        self.out.mark(end)
+        self.gathers.gather([0], +1)
+        if self.flow.frees_at_end:
+            self.gathers.reset()
+        self.out.mark(step_end)
+
+
+def bucket_elements(plan: Plan) -> int:
+    """Trained elements of this rank, as the class mean."""
+    return sum(count * sum(p.local for p in plan.kinds[kind] if p.trainable) for kind, count in plan.kind_counts)
+
+
+def _uses(plan: Plan, buckets: Sequence[Bucket]) -> dict[int, list[list[int]]]:
+    """Layer -> buckets that are asked for together: all of a unit's at once, of others one after the other."""
+    found: dict[int, list[list[int]]] = {layer: [] for layer in plan.layers}
+    for b, bucket in enumerate(buckets):
+        for layer in dict.fromkeys(layer for layer, _ in bucket.members):
+            if bucket.unit >= 0 and found[layer]:
+                found[layer][0].append(b)
+            else:
+                found[layer].append([b])
+    return found

@@ -1,0 +1,101 @@
+"""Whole gradients in a queue: the gradient half of [Note: Megatron-FSDP hand-over] in `queued.py`."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from simcore.frameworks.megatron_fsdp.buckets import POOL, Bucket, shared_units, together
+from simcore.placement.framework import Queues
+from simcore.program.builder import Builder
+from simcore.program.outline import Tables
+from simcore.recording.tape import Stream
+from simcore.units import dtype_bytes
+
+__all__ = ["GradQueue"]
+
+REDUCE_HANDLE, REPLICATE_HANDLE = 2, 3
+
+
+class GradQueue:
+    """Whole gradient buckets: being filled, or reduced and waiting (GradReducePipeline)."""
+
+    def __init__(self, buckets: Sequence[Bucket], flow: Queues, tables: Tables, out: Builder) -> None:
+        self.buckets, self.waiting, self.out = buckets, flow.waiting, out
+        self.pooled = shared_units(buckets) if flow.double_buffer else frozenset()
+        self.whole = tables.slot("unsharded_grad_bucket", "unsharded_grad")
+        self.part = tables.slot("reduced_grad_shard", "reduce_scatter_output")
+        self.comms = [tables.comm("reduce_scatter", b.axis, flow.grad_dtype) for b in buckets]
+        self.replicate = tables.comm("all_reduce", flow.replicate_axis, flow.grad_dtype) if flow.replicate_axis else -1
+        size = dtype_bytes(flow.grad_dtype)
+        self.sizes = [b.numel * size * (b.parts > 1) for b in buckets]
+        self.shards = [b.shard * size * (not flow.reduces_in_place) for b in buckets]
+        self.kept = [b.shard * size for b in buckets]
+        self.layers = [b.first_layer for b in buckets]
+        self.ending: dict[int, list[list[int]]] = {}
+        for group in {group[0]: group for group in together(buckets)}.values():
+            trained = [b for b in group if buckets[b].trainable]
+            if trained:
+                self.ending.setdefault(self.layers[trained[0]], []).append(trained)
+        self.is_open = [False] * len(buckets)
+        self.queue: list[int] = []
+        self.waiting_numel = 0
+
+    def open(self, buckets: Sequence[int]) -> None:
+        """Their first gradients are about to be there."""
+        for b in buckets:
+            if self.buckets[b].trainable and not self.is_open[b]:
+                self._make_room([b])
+                self.is_open[b] = True
+                self.out.alloc(self.layers[b], self.whole, self._own(b))
+
+    def rest(self) -> None:
+        """What units share."""
+        for b in (b for b, bucket in enumerate(self.buckets) if self.pooled and bucket.unit == min(self.pooled)):
+            self.out.alloc(self.layers[b], self.whole, min(POOL, len(self.pooled)) * self.sizes[b])
+
+    def _own(self, b: int) -> int:
+        """Bytes of a bucket that has no shared buffer."""
+        return 0 if self.buckets[b].unit in self.pooled else self.sizes[b]
+
+    def _make_room(self, group: Sequence[int]) -> None:
+        """No more units wait than share buffers (_enforce_double_buffer_limit)."""
+        units = {self.buckets[b].unit for b in group} & self.pooled
+        stay = len(self.queue) if self.pooled else 0
+        for b in reversed(self.queue if self.pooled else []):
+            units.add(self.buckets[b].unit)
+            stay -= len(units) > POOL
+        while self.pooled and len(self.queue) > min(stay, len(self.buckets) - 1):
+            self._drop(self.queue.pop(0))
+
+    def finish(self, layer: int, *, is_last: bool) -> None:
+        """Buckets whose last gradients this layer has made are reduced; copies of the model in the last microbatch."""
+        for group in reversed(self.ending.get(layer, [])):
+            while self.waiting_numel > self.waiting:
+                self._drop(self.queue.pop(0))
+            self._make_room(group)
+            for b in group:
+                self.out.alloc(self.layers[b], self.part, self.shards[b])
+                if self.sizes[b]:
+                    self.out.collective(b, self.comms[b], self.sizes[b], Stream.REDUCE, REDUCE_HANDLE)
+            for b in group:
+                self.out.free(self.layers[b], self.part, self.shards[b])
+            for b in group if is_last and self.replicate >= 0 else ():
+                self.out.collective(b, self.replicate, self.kept[b], Stream.ALL_REDUCE, REPLICATE_HANDLE)
+            self.queue += group
+            self.waiting_numel += sum(self.buckets[b].numel for b in group)
+
+    def drain(self) -> None:
+        """Nothing waits any longer."""
+        for b in self.queue:
+            self._drop(b)
+        self.queue.clear()
+
+    def _drop(self, b: int) -> None:
+        """Of a bucket that was queued: its whole gradients are freed."""
+        self.waiting_numel -= self.buckets[b].numel
+        if self.sizes[b]:
+            self.out.wait(b, REDUCE_HANDLE)
+        if self.replicate >= 0:
+            self.out.wait(b, REPLICATE_HANDLE)
+        self.out.free(self.layers[b], self.whole, self._own(b))
+        self.is_open[b] = False

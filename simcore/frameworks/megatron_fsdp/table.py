@@ -1,0 +1,254 @@
+"""Megatron-FSDP: Megatron's layers and meshes, with parameters, gradients and states cut over data parallel ranks.
+
+Rules: core 0.16.1, and main of 2026-08-22 (d98e8a64): `distributed/fsdp/mcore_fsdp_adapter.py` and
+`distributed/fsdp/src/megatron_fsdp/`. All but the hand-over is `megatron`'s: layers, checks, checkpoints, losses. A
+unit is a `TransformerLayer`; Mamba layers are none in 0.16.1, so there they stay gathered with the embedding, the last
+norm and the head. Parameters rest as bf16 parts of buckets, beside fp32 parts of masters (`preserve_fp32_weights`),
+moments and main gradients.
+
+[Note: fp8 weights in buckets]
+With fp8_param_gather weights are buckets of their own, a byte an element (param_and_grad_buffer.py,
+_get_parameter_groups: dtype float8). Mxfp8 has a second such buffer with columns (`transpose_weight_buffer`): forward
+gathers rows, backward columns in their place (`get_bucket_key`); the others have rows alone, which Blackwell's products
+take either way. Scales are no part of a bucket: every rank has those of whole weights.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+from functools import lru_cache
+
+from simcore.frameworks.common.checkpoint_files import megatron_fsdp_files
+from simcore.frameworks.megatron import table as megatron
+from simcore.frameworks.megatron.fp8 import Fp8, check_shapes, fp8_of, quantized
+from simcore.frameworks.megatron.lora import adapters
+from simcore.frameworks.megatron.precision import Formats, formats
+from simcore.frameworks.megatron.recompute import together
+from simcore.frameworks.megatron.rules import rules_of, whole_layout
+from simcore.models.blocks import Mamba2
+from simcore.models.graph import ModelGraph
+from simcore.models.tensor import TensorSpec
+from simcore.placement.form import Flat, Form, Layout, Partial
+from simcore.placement.framework import Framework, Life, Moment, Queues, Rule, Unit
+from simcore.placement.job import Job
+
+__all__ = ["DEFAULT_IMPLEMENTATION", "IMPLEMENTATIONS", "VERSIONS", "adapters", "default_etp", "in_fp8", "table"]
+
+VERSIONS = ("core 0.16.1", "main 2026-08-22")
+DEFAULT_IMPLEMENTATION = "megatron"
+IMPLEMENTATIONS = ("megatron",)
+SOURCE = "core 0.16.1 distributed/fsdp/src/megatron_fsdp"
+EXPERTS = "expert_dp"
+"""Routed experts have a group of their own with and without expert parallelism (".experts." in the name,
+param_and_grad_buffer.py `_get_parameter_groups`)."""
+LEAST_AHEAD = 1_000_000_000
+"""Elements: what upstream calls a cap is a `max` (megatron_fsdp.py, suggested_communication_unit_size)."""
+_OWN = {
+    "data_parallel_sharding_strategy": ("no_shard", "optim", "optim_grads", "optim_grads_params"),
+    "outer_dp_sharding_strategy": ("no_shard", "optim", "optim_grads", "optim_grads_params"),
+    "suggested_communication_unit_size": (None, int),
+    "fsdp_double_buffer": (True, False),
+    "nccl_ub": (True, False),
+    "keep_fp8_transpose_cache": (True, False),
+    "preserve_fp32_weights": (True, False),
+    "init_model_with_meta_device": (True, False),
+    "calculate_per_token_loss": (True, False),
+    "log_params_norm": (True, False),
+}
+OPTIONS = megatron.OPTIONS | _OWN
+
+default_etp = megatron.default_etp
+REFUSES_PACKED = megatron.REFUSES_PACKED
+
+
+def in_fp8(job: Job) -> ModelGraph:
+    """The job's model where linears compute in fp8."""
+    made = _fp8(job, _shared(job.options(OPTIONS)))
+    if made is None:
+        return job.graph
+    graph = quantized(job.graph, job.mesh, made, cut=True)
+    check_shapes(job, made, graph)
+    return graph
+
+
+def _fp8(job: Job, shared: dict[str, object]) -> Fp8 | None:
+    """Served as parameters alone, and where backward makes no copy of the whole weight for itself."""
+    if job.narrow == "fp4":
+        raise job.not_yet("training.precision.compute", "compute in fp4 under megatron_fsdp")
+    made = fp8_of(job, shared)
+    if made and not made.params:
+        raise job.not_yet("framework_options.fp8_param_gather", "weights in bf16 that compute in fp8, under "
+                          "megatron_fsdp")
+    if made and (made.scaling.recipe in ("delayed", "blockwise") or made.scaling.transposes):
+        raise job.not_yet("framework_options.fp8_recipe", f"fp8_recipe {made.scaling.recipe} under megatron_fsdp "
+                          "(served: mxfp8, and tensorwise on Blackwell)")
+    return made
+
+
+def _shared(options: dict[str, object]) -> dict[str, object]:
+    return {key: value for key, value in options.items() if key not in _OWN} | _OVERLAPPED
+
+
+def table(job: Job) -> Framework:
+    """Megatron-FSDP applied to a job."""
+    options = job.options(OPTIONS)
+    _check(job, options)
+    shared = _shared(options)
+    base, made, fp8 = megatron.table_of(job, shared), formats(job, shared), _fp8(job, shared)
+    return replace(
+        base, name="megatron_fsdp", version=VERSIONS[_is_main(job)],
+        rules=_rules(job.graph, _choice(job, made)),
+        units=_units(job),
+        flow=_queues(job, options, made, has_columns=fp8 is not None and fp8.scaling.has_columns),
+        files=megatron_fsdp_files(job),
+        options=(*base.options, ("gradient_buckets", "true")),
+        communicators=tuple(dict.fromkeys((*base.communicators, *_communicators(job)))),
+    )
+
+
+_OVERLAPPED: dict[str, object] = {"overlap_grad_reduce": True, "overlap_param_gather": True}
+"""Always with `optim_grads_params`: core 0.16.1 megatron_fsdp.py __init__ sets both."""
+
+
+def _check(job: Job, options: dict[str, object]) -> None:
+    """What Megatron-FSDP can and this version of rankscope cannot."""
+    job.refuse_offload()
+    strategy = str(options.get("data_parallel_sharding_strategy", "auto"))
+    strategy = job.auto("framework_options.data_parallel_sharding_strategy", strategy, "optim_grads_params",
+                        f"{SOURCE}/megatron_fsdp.py: the default without a ddp_config")
+    if strategy != "optim_grads_params":
+        raise job.not_yet("framework_options.data_parallel_sharding_strategy",
+                          f"data_parallel_sharding_strategy: {strategy} under megatron_fsdp")
+    for name, served in (("outer_dp_sharding_strategy", "no_shard"), ("nccl_ub", False),
+                         ("keep_fp8_transpose_cache", False), ("preserve_fp32_weights", True),
+                         ("use_distributed_optimizer", True), ("use_precision_aware_optimizer", False)):
+        if options.get(name, served) != served:
+            raise job.not_yet(f"framework_options.{name}", f"{name}: {options[name]} under megatron_fsdp")
+    if options.get("fsdp_double_buffer") and _is_main(job):
+        raise job.not_yet("framework_options.fsdp_double_buffer", f"fsdp_double_buffer in {VERSIONS[1]}")
+    if job.mesh.dp_replicate > 1 and job.has_experts and _is_main(job):
+        raise job.not_yet("mesh.dp_replicate", f"copies of a model with experts in {VERSIONS[1]}")
+    if job.mesh.dp_replicate > 1 and job.has_experts:
+        raise job.illegal("mesh.dp_replicate", "Megatron Expert Parallelism is enabled, but no expt_dp_group is "
+                          "provided", "core 0.16.1 distributed/fsdp/mcore_fsdp_adapter.py _init_dist_index: no mesh of "
+                          "experts for several optimizer instances")
+    if job.mesh.pp > 1:
+        raise job.not_yet("mesh.pp", "megatron_fsdp with pipeline stages")
+    if job.scenario.training.method != "full":
+        raise job.not_yet("training.method", f"{job.scenario.training.method} under megatron_fsdp")
+    if together(job) > 1:
+        raise job.not_yet("training.recompute", "several layers that are replayed together, under megatron_fsdp")
+
+
+def _queues(job: Job, options: dict[str, object], made: Formats, *, has_columns: bool) -> Queues:
+    """Twice a unit's elements, but no less than a billion; half of it is gathered ahead."""
+    given = options.get("suggested_communication_unit_size")
+    waiting = int(str(given)) if given is not None else max(LEAST_AHEAD, 2 * _mean_unit(job))
+    if given is None:
+        job.auto("framework_options.suggested_communication_unit_size", "auto", str(waiting),
+                 f"{SOURCE}/megatron_fsdp.py: max(1e9, twice a unit's elements)")
+    double = job.flag(options, "fsdp_double_buffer", "core 0.16.1 distributed/distributed_data_parallel_config.py:117",
+                      default=False)
+    return Queues(waiting // 2, waiting, _bucket_size(job, options), _axes(job), made.grads,
+                  frees_at_end=_frees_at_end(job, options),
+                  keeps_outside=_is_main(job), reduces_in_place=double or _is_main(job), double_buffer=double,
+                  replicate_axis="dp_replicate" if job.mesh.dp_replicate > 1 else "", has_columns=has_columns)
+
+
+def _communicators(job: Job) -> list[str]:
+    return [axis for axis in (*_axes(job), "dp_replicate") if job.mesh.axis(axis).size > 1]
+
+
+def _axes(job: Job) -> tuple[str, str]:
+    """(dense, expert). Several optimizer instances (`num_distributed_optimizer_instances`) cut a part of the ranks."""
+    return "dp_cp" if job.mesh.dp_replicate == 1 else "dp_shard_cp", EXPERTS
+
+
+def _is_main(job: Job) -> bool:
+    """Commit d98e8a64; between the two, megatron_fsdp.py `_root_pre_backward` and `reset(preserve_non_fsdp_units)`."""
+    return job.scenario.framework_version == VERSIONS[1]
+
+
+def _frees_at_end(job: Job, options: dict[str, object]) -> bool:
+    """The norm of the parameters is taken of parts: what the step has gathered goes (`stop_communication`)."""
+    return job.flag(options, "log_params_norm", "Megatron-LM training/arguments.py; training/utils.py "
+                    "calc_params_l2_norm", default=False)
+
+
+def _bucket_size(job: Job, options: dict[str, object]) -> int:
+    """Of what is in no unit. Megatron-LM training/training.py get_model: none without overlap_grad_reduce."""
+    if options.get("overlap_grad_reduce") is False:
+        return 0
+    default = max(40_000_000, 1_000_000 * job.mesh.axis("dp_cp").size)
+    given = options.get("bucket_size")
+    return int(job.auto("framework_options.bucket_size", "auto" if given is None else str(given), str(default),
+                        "Megatron-LM training/training.py get_model: max(40e6, 1e6 x dp)"))
+
+
+def _unit_layers(job: Job) -> list[int]:
+    """mcore_fsdp_adapter.py, fsdp_unit_modules: TransformerLayer, on main MambaLayer too."""
+    kinds = job.graph.kinds
+    return [layer.index for layer in job.graph.layers if kinds[layer.kind].block is None
+            and (_is_main(job) or not any(isinstance(branch.block, Mamba2) for branch in kinds[layer.kind].branches))]
+
+
+def _units(job: Job) -> tuple[Unit, ...]:
+    graph = job.graph
+    return tuple(Unit(graph.layers[layer].path, ((layer, tuple(range(len(graph.tensors[graph.layers[layer].kind])))),),
+                      layer, layer, _axes(job)[0]) for layer in _unit_layers(job))
+
+
+def _mean_unit(job: Job) -> int:
+    """Elements of the mean unit on one rank, before data parallel ranks cut it."""
+    graph, layers = job.graph, _unit_layers(job)
+    sizes = {kind: sum(_whole_numel(job, spec) for spec in graph.tensors[kind] if not spec.is_buffer)
+             for kind in {graph.layers[layer].kind for layer in layers}}
+    return sum(sizes[graph.layers[layer].kind] for layer in layers) // max(1, len(layers))
+
+
+def _whole_numel(job: Job, spec: TensorSpec) -> int:
+    numel = spec.numel * spec.copies
+    for axis, _ in whole_layout(spec):
+        numel //= job.mesh.axis(axis).size
+    return numel
+
+
+@dataclass(frozen=True, slots=True)
+class _Choice:
+    """What lives depend on besides the tensor."""
+
+    made: Formats
+    compute: str
+    axes: tuple[str, str]
+    has_moments: bool
+
+
+def _choice(job: Job, made: Formats) -> _Choice:
+    return _Choice(made, job.compute, _axes(job), job.scenario.training.optimizer.name != "sgd")
+
+
+@lru_cache(maxsize=256)
+def _rules(graph: ModelGraph, choice: _Choice) -> tuple[Rule, ...]:
+    return rules_of(graph, lambda spec: _life(spec, choice))
+
+
+def _life(spec: TensorSpec, choice: _Choice) -> Life:
+    whole, made = whole_layout(spec), choice.made
+    if spec.is_buffer:
+        form = Form((), spec.stored or made.params)
+        return Life("buffer", form, form, form, form, rest_category="buffer")
+    expert = spec.component == "routed_experts" or spec.copies > 1
+    axis = choice.axes[expert]
+    cut: Layout = (*whole, (axis, Flat("bucket")))
+    stored, used = spec.stored or made.params, spec.stored or choice.compute
+    return Life(
+        "expert" if expert else "dense", Form(cut, stored), Form(whole, used),
+        Form((*whole, (axis, Partial())), made.grads), Form(cut, made.grads), _states(cut, choice),
+        Moment.UNIT_FORWARD_BEGIN, Moment.UNIT_FORWARD_END, Moment.UNIT_BACKWARD_END, grads_persist=True,
+        grad_made_category="")
+
+
+def _states(layout: Layout, choice: _Choice) -> tuple[tuple[str, Form], ...]:
+    moments = ("exp_avg", "exp_avg_sq") if choice.has_moments else ()
+    return (("master_param", Form(layout, choice.made.master)),
+            *((name, Form(layout, choice.made.moments)) for name in moments))

@@ -1,0 +1,293 @@
+"""Lowering: the program of one rank class.
+
+Comes in: a plan (how this class holds every tensor) and the workload. Goes out: `Program`. The walk is the same for all
+frameworks: microbatches in the order of the pipeline schedule, layers in the order of the graph; at each border the
+framework's flow (`flows/*.py`) writes what it brings, drops and reduces. Layers are recorded once per kind.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from dataclasses import replace
+
+from simcore.pipeline.schedule import Action, Pass
+from simcore.placement.plan import Plan
+from simcore.program.builder import Builder
+from simcore.program.hooks import Flow, FlowMaker
+from simcore.program.outline import Outline, Phase, Tables
+from simcore.program.program import Program
+from simcore.program.record_layers import LayerTiles, Recording, Workload, keys_of, record_layers
+from simcore.program.row_cache import held
+from simcore.program.stage_borders import Edges
+from simcore.program.stage_buffers import StageBuffers
+from simcore.program.stage_inputs import StageInput, StageInputs
+from simcore.program.tile import Tile
+
+__all__ = ["lower"]
+
+
+def lower(plan: Plan, workload: Workload, actions: Iterable[Action], flow_of: FlowMaker) -> Program:
+    """The program of the plan's rank for the given order of passes."""
+    order = tuple(actions)
+    recording = record_layers(plan, workload, several=any(action.microbatch for action in order))
+    outline, places = _outline(plan, recording, order, flow_of)
+    tiles = (own if place < 0 else recording.tiles[place] for own, place in zip(outline.tiles, places, strict=True))
+    return Program(outline, tuple(tiles))
+
+
+@held(maxsize=64)
+def _outline(plan: Plan, recording: Recording, actions: tuple[Action, ...], flow_of: FlowMaker) -> tuple[
+        Outline, tuple[int, ...]]:
+    """The outline, and for each of its tiles the number in `recording.tiles`, or -1 for a tile of the flow.
+
+    The walk and the flow look at the plan, at the order of passes and at the recording's shape, which are the key; what
+    a layer takes is inside its tiles alone.
+    """
+    tables = _own_copy(recording.tables)
+    builder = Builder(tables)
+    flow = flow_of(plan, tables, builder)
+    walk = _Walk(plan, builder, flow, recording)
+    flow.rest()
+    builder.tile(recording.standing, plan.layers[0])
+    walk.rest()
+    walk.step(actions)
+    walk.finish()
+    builder.at(Phase.OPTIMIZER)
+    flow.optimize()
+    outline = builder.build([layer.path for layer in plan.graph.layers])
+    numbers = {id(tile): number for number, tile in enumerate(recording.tiles)}
+    return outline, tuple(numbers.get(id(tile), -1) for tile in outline.tiles)
+
+
+def _own_copy(tables: Tables) -> Tables:
+    mine = Tables()
+    mine.slots, mine.comms = dict(tables.slots), dict(tables.comms)
+    return mine
+
+
+# ---- the walk -------------------------------------------------------------------------------------------------------
+class _Chunk:
+    """One of the rank's parts of the model: its layers, and whether the model begins or ends with it.
+
+    Groups of layers that are replayed together: by their last layer, that layer by the first, and layers whose input
+    nobody keeps.
+    """
+
+    def __init__(self, plan: Plan, number: int) -> None:
+        self.layers = plan.chunks[number]
+        self.first, self.last = self.layers[0], self.layers[-1]
+        ends = {layers[0] for layers in plan.chunks} | {layers[-1] for layers in plan.chunks}
+        self.is_first, self.is_last = self.first == 0, self.last == len(plan.graph.layers) - 1
+        self.follows, self.precedes = self.first - 1 in ends, self.last + 1 in ends
+        names = {_kind(plan, layer): layer for layer in self.layers}
+        self.norm, self.head = names.get("final_norm", -1), names.get("head", -1)
+        inner = [layer for layer in self.layers if plan.graph.kinds[plan.graph.layers[layer].kind].block is None]
+        size = plan.framework.recomputed_together
+        groups = [inner[i:i + size] for i in range(0, len(inner), size)] if size > 1 else []
+        self.replayed_at = {group[-1]: group for group in groups}
+        self.last_of = {group[0]: group[-1] for group in groups}
+        self.unkept = {layer for group in groups for layer in group[1:]}
+
+
+def _kind(plan: Plan, layer: int) -> str:
+    return plan.graph.kinds[plan.graph.layers[layer].kind].name
+
+
+def _past(plan: Plan) -> type[StageInput] | type[StageInputs] | type[StageBuffers]:
+    """What keeps count of things that crossed a border."""
+    if plan.framework.buffered_microbatches:
+        return StageBuffers
+    return StageInput if len(plan.chunks) == 1 else StageInputs
+
+
+class _Walk:
+    """Passes over the layers of one stage."""
+
+    def __init__(self, plan: Plan, builder: Builder, flow: Flow, recording: Recording) -> None:
+        self.plan, self.out, self.flow, self.edges, self.wide = plan, builder, flow, recording.edges, recording.wide
+        self.tiles = {layer: recording.kinds[key] for layer, key in keys_of(plan).items()}
+        self.later = {layer: recording.later.get(key, recording.kinds[key]) for layer, key in keys_of(plan).items()}
+        self.have_grads: set[int] = set()
+        self.tables = builder.tables
+        self.begin = {True: self.tables.hook("fwd:begin"), False: self.tables.hook("bwd:begin")}
+        self.end = {True: self.tables.hook("fwd:end"), False: self.tables.hook("bwd:end")}
+        self.chunks = [_Chunk(plan, number) for number in range(len(plan.chunks))]
+        self.received: set[Pass] = set()
+        self.kept: _Chunk | None = None
+        self.past = _past(plan)(plan, builder, tuple(self._behind(chunk.first - 1) for chunk in self.chunks))
+        self.waiting = 0
+
+    def rest(self) -> None:
+        """What the step before has left: of layers, and of what crossed the stage's borders."""
+        for layer, tiles in self.tiles.items():
+            self.out.tile(tiles.rest, layer)
+        self.past.rest()
+
+    def step(self, actions: Sequence[Action]) -> None:
+        """All passes, in order."""
+        self.past.begin_step(1 + max(action.microbatch for action in actions))
+        for action in actions:
+            chunk, phase = self.chunks[action.chunk], Phase.FORWARD if action.forward else Phase.BACKWARD
+            self.out.at(phase, action.microbatch)
+            self.forward(action, chunk) if action.forward else self.backward(action, chunk)
+            self.out.mark(self.end[action.forward])
+            for key in action.ahead:
+                self.received.add(key)
+                self.out.at(phase, key[2])
+                self._receive(key)
+            if not action.keeps_output:
+                self._drop_kept()
+
+    def forward(self, action: Action, chunk: _Chunk) -> None:
+        out, flow = self.out, self.flow
+        out.tile(self.edges.tokens, chunk.first)
+        out.mark(self.begin[True])
+        flow.begin_microbatch(action)
+        out.tile(self.edges.mask, chunk.first)
+        self._take_in(action, chunk)
+        if not chunk.is_first:
+            self.past.begin_forward(action.chunk)
+        for layer in chunk.layers:
+            if _kind(self.plan, layer) == "loss":
+                out.at(Phase.LOSS)
+            flow.forward_begin(layer)
+            self._pass(layer, self.tiles[layer], self.tiles[layer].forward)
+            flow.forward_end(layer)
+            if layer != chunk.head:
+                out.tile(self.tiles[layer].after, layer)
+            if layer in chunk.unkept:
+                out.tile(self.edges.drop_hidden, layer - 1)
+            if layer == chunk.norm and chunk.is_first:
+                out.tile(self.tiles[chunk.first + 1].late, chunk.first + 1)
+        if chunk.is_first and chunk.norm < 0 and chunk.last > chunk.first:
+            out.tile(self.tiles[chunk.first + 1].late, chunk.first + 1)
+        if chunk.head >= 0:
+            out.tile(self.tiles[chunk.head].after, chunk.head)
+        if not (chunk.is_last or chunk.precedes):
+            out.tile(self._behind(chunk.last).send_hidden, chunk.last)
+            self._free_sent(action, chunk)
+        for layer in chunk.layers:
+            if len(self.tiles[layer].casts.rows):
+                out.tile(self.tiles[layer].casts, layer)
+        self.past.end_forward(action)
+        out.tile(self.edges.drop_mask, chunk.first)
+        flow.end_pass(action)
+
+    def backward(self, action: Action, chunk: _Chunk) -> None:
+        """The model's first part does nothing in a first half but receive, and all in the second (`zero_bubble.py`)."""
+        self.out.mark(self.begin[False])
+        mine = replace(action, part="whole") if chunk.is_first and action.part == "weight" else action
+        self.flow.begin_microbatch(mine)
+        if action.part != "weight":
+            self._take_in(action, chunk)
+        if mine.part == "weight":
+            self._weights(mine, chunk)
+        elif mine.part == "whole" or not chunk.is_first:
+            self._down(mine, chunk)
+
+    def _down(self, action: Action, chunk: _Chunk) -> None:
+        """From the gradient of the chunk's output to that of its input."""
+        out, flow, tiles = self.out, self.flow, self._backward_tiles(action)
+        for layer in reversed(chunk.layers):
+            for again in chunk.replayed_at.get(layer, ()):
+                out.tile(self.tiles[again].again, again)
+            out.tile(self.tiles[layer].seed, layer)
+            flow.backward_begin(layer)
+            self._pass(layer, tiles[layer], tiles[layer].backward)
+            flow.backward_end(layer, tiles[layer].outer_grads)
+            if layer in chunk.last_of:  # the replay's own output
+                out.tile(self.edges.drop_hidden, chunk.last_of[layer])
+            if layer == chunk.head and action.microbatch < self.plan.framework.deferred_heads:
+                out.tile(self.edges.defer, layer)
+                self.waiting += 1
+        if not chunk.is_first:
+            if not chunk.follows:
+                out.tile(self._behind(chunk.first - 1).send_grad, chunk.first)
+            self.past.grad(action)
+        flow.end_pass(action)
+        self._release(action, chunk)
+        if chunk.is_last:
+            out.tile(self.tiles[chunk.last].late, chunk.last)
+        self.past.end_backward(action)
+        if action.part == "whole":
+            self._let_go(action, chunk)
+
+    def _release(self, action: Action, chunk: _Chunk) -> None:
+        """What the graph alone has held goes with it; of a first half it is still there."""
+        for layer in chunk.layers if action.part == "whole" else ():
+            if len(self.tiles[layer].release.rows):
+                self.out.tile(self.tiles[layer].release, layer)
+
+    def _weights(self, action: Action, chunk: _Chunk) -> None:
+        """Gradients of parameters, in the order of layers; then the graph goes (`halves.py`)."""
+        tiles = self._backward_tiles(action)
+        for layer in chunk.layers:
+            self.out.tile(tiles[layer].weight, layer)
+            self.flow.backward_end(layer, tiles[layer].outer_grads)
+            if layer == chunk.first:  # it has let go of the chunk's input, whose buffer stays
+                self.out.tile(self._behind(layer - 1).keep_hidden, layer - 1)
+        for layer in chunk.layers:
+            self.out.tile(tiles[layer].release, layer)
+        self.flow.end_pass(action)
+        self.past.end_backward(action)
+        self._let_go(action, chunk)
+
+    def _let_go(self, action: Action, chunk: _Chunk) -> None:
+        """What the schedule has held of a microbatch until its backward pass was over."""
+        if not (chunk.is_last or chunk.precedes or self.plan.framework.frees_sent_output):
+            self.out.tile(self._behind(chunk.last).drop_hidden, chunk.last)
+        self.out.tile(self.edges.drop_tokens, chunk.first)
+
+    def finish(self) -> None:
+        """What has waited for the end of the step (core 0.16.1 `schedules.py`, finish_embedding_wgrad_compute)."""
+        for _ in range(self.waiting):
+            self.out.tile(self.edges.drop_deferred, self.chunks[-1].head)
+        self.past.finish()
+
+    # ---- what crosses borders ---------------------------------------------------------------------------------------
+    def _behind(self, layer: int) -> Edges:
+        """Of the border behind a layer."""
+        return self.wide if layer >= 0 and _kind(self.plan, layer) == "mtp" else self.edges
+
+    def _take_in(self, action: Action, chunk: _Chunk) -> None:
+        """The pass's input from the neighbouring stage, which may have begun to arrive long ago."""
+        if (chunk.is_first or chunk.follows) if action.forward else (chunk.is_last or chunk.precedes):
+            return
+        if action.key not in self.received:
+            self._receive(action.key)
+        wait, layer = ((self.edges.await_hidden, chunk.first - 1) if action.forward
+                       else (self.edges.await_grad, chunk.last + 1))
+        self.out.tile(wait, layer)
+
+    def _receive(self, key: Pass) -> None:
+        forward, number, _ = key
+        chunk = self.chunks[number]
+        self.past.take(key)
+        tile, layer = ((self._behind(chunk.first - 1).receive_hidden, chunk.first - 1) if forward
+                       else (self._behind(chunk.last).receive_grad, chunk.last + 1))
+        self.out.tile(tile, layer)
+
+    def _free_sent(self, action: Action, chunk: _Chunk) -> None:
+        if self.plan.framework.frees_sent_output:
+            self.kept = chunk
+            if not (action.keeps_output or action.ahead):
+                self._drop_kept()
+
+    def _drop_kept(self) -> None:
+        if self.kept is not None:
+            self.out.tile(self._behind(self.kept.last).drop_hidden, self.kept.last)
+            self.kept = None
+
+    # ---- layers -----------------------------------------------------------------------------------------------------
+    def _backward_tiles(self, action: Action) -> dict[int, LayerTiles]:
+        """Those of the chunk's first gradients of parameters, or of later ones."""
+        tiles = self.later if action.chunk in self.have_grads else self.tiles
+        if action.part != "input":
+            self.have_grads.add(action.chunk)
+        return tiles
+
+    def _pass(self, layer: int, tiles: LayerTiles, pieces: Sequence[tuple[Tile, int, bool]]) -> None:
+        for tile, mark, replay in pieces:
+            self.out.tile(tile, layer)
+            if mark:
+                self.flow.experts(layer, mark, tiles.expert_grads, replay=replay)

@@ -1,0 +1,294 @@
+"""Recording: each kind of layer once, cut into tiles that a program lays end to end.
+
+Comes in: a plan (what parameters look like on this rank) and the workload. Goes out: a `Recording`: tiles of every kind
+of layer of the stage and of its borders, and the tables that their rows point into. Equal layers, and equal jobs, share
+their recording.
+"""
+
+from __future__ import annotations
+
+import importlib
+from dataclasses import dataclass, field, replace
+from functools import cached_property, lru_cache
+from types import ModuleType
+
+import numpy as np
+
+from simcore.models.blocks import Embedding, Head, LayerKind
+from simcore.models.graph import ModelGraph
+from simcore.placement.framework import Moment, UnshardFlow
+from simcore.placement.optimizer_step import step_of
+from simcore.placement.plan import Placed, PlacedKind, Plan
+from simcore.program.outline import Tables
+from simcore.program.stage_borders import Edges, edges_of
+from simcore.program.stem import last_user
+from simcore.program.tile import Tile, small_tile
+from simcore.recording.layer import LayerTape, Run
+from simcore.recording.tape import HIDDEN, Op, Param
+
+__all__ = ["LayerTiles", "Recording", "Shape", "Workload", "adds_in_place", "keys_of", "record_layers", "run_of"]
+
+TIED_HEAD = 1 << 30
+"""Layer offset of rows that belong to a tied head, wherever it is."""
+
+_MARK = int(Op.MARK)
+EXPERTS_MARKS = range(2, 6)
+"""Marks that a tape puts around an experts module that is a unit of its own; passes are cut there and at later ones."""
+
+
+@dataclass(frozen=True, slots=True)
+class Workload:
+    """What one rank computes per microbatch. `seq` positions of its own; rows of experts: see `recording.Run`.
+
+    `spaces`: workspaces of libraries, as (name, bytes). `packed`: (sequences, attended), `packing.Packing`.
+    """
+
+    batch: int
+    seq: int
+    rows_per_token: int
+    sent_per_token: int = 0
+    spaces: tuple[tuple[str, int], ...] = ()
+    packed: tuple[int, int] = (0, 0)
+
+
+@dataclass(frozen=True, eq=False)
+class LayerTiles:
+    """A recorded kind as tiles; passes are cut where an experts unit begins or ends: (tile, mark or 0, in replay).
+
+    `rest`: before a step. `again`: the replay of a layer that is not replayed alone; others are part of `backward`.
+    `weight`, `release`, `casts`: see `recording.LayerTape`.
+    """
+
+    forward: tuple[tuple[Tile, int, bool], ...]
+    backward: tuple[tuple[Tile, int, bool], ...]
+    after: Tile
+    late: Tile
+    seed: Tile
+    again: Tile
+    grads: tuple[tuple[Param, int, int], ...]
+    rest: Tile
+    weight: Tile
+    release: Tile
+    casts: Tile
+
+    @property
+    def tiles(self) -> tuple[Tile, ...]:
+        """All of them, in a fixed order."""
+        passes = (t for t, _, _ in (*self.forward, *self.backward))
+        return (*passes, self.after, self.late, self.seed, self.again, self.rest, self.weight, self.release,
+                self.casts)
+
+    @cached_property
+    def expert_grads(self) -> tuple[tuple[Param, int, int], ...]:
+        """Those of `grads` that are of experts."""
+        return tuple(grad for grad in self.grads if ".experts." in f".{grad[0].name}")
+
+    @cached_property
+    def outer_grads(self) -> tuple[tuple[Param, int, int], ...]:
+        """Those of `grads` that are of no unit inside the layer."""
+        has_inner = any(mark for _, mark, _ in self.backward)
+        return tuple(grad for grad in self.grads if not (has_inner and grad in self.expert_grads))
+
+    @property
+    def shape(self) -> tuple[object, ...]:
+        """All but bytes and FLOPs: where passes are cut, which rows they have, which gradients they leave."""
+        cuts = tuple(tuple(cut[1:] for cut in cuts) for cuts in (self.forward, self.backward))
+        return cuts, tuple(t.structure for t in self.tiles), self.grads
+
+
+Key = tuple[int, bool, bool, str, bool, int]
+"""A kind of layer, whether it is the first block, whether its input carries a gradient, what is recomputed of it,
+whether its backward pass is split (not on the first stage, see [Note: zero bubble] in `schedules/`), and how far above
+the stem it is if it lets go what the stem made for all layers, else 0."""
+
+
+class Shape:
+    """What an outline sees of a recording. Recordings of one shape differ in bytes and FLOPs alone."""
+
+
+@dataclass(frozen=True)
+class Recording:
+    """Recorded kinds, by key; equal if of one shape. `standing`: what no layer can post; `wide`: edges of two parts.
+
+    `later`: kinds whose backward pass differs where an earlier microbatch has left gradients.
+    """
+
+    shape: Shape
+    tables: Tables = field(compare=False)
+    kinds: dict[Key, LayerTiles] = field(compare=False)
+    later: dict[Key, LayerTiles] = field(compare=False)
+    edges: Edges = field(compare=False)
+    wide: Edges = field(compare=False)
+    standing: Tile = field(compare=False)
+
+    @cached_property
+    def tiles(self) -> tuple[Tile, ...]:
+        """All tiles, in an order that equal recordings share."""
+        kinds = (tile for kind in (*self.kinds.values(), *self.later.values()) for tile in kind.tiles)
+        return (*kinds, *self.edges.tiles, *self.wide.tiles, self.standing)
+
+
+def keys_of(plan: Plan) -> dict[int, Key]:
+    """Which recorded kind each layer of the plan's stage is."""
+    first_block = plan.layers[0] + 1 if plan.stage == 0 else -1
+    below = _trained_below(plan)
+    framework, spared = plan.framework, set(plan.framework.kept_whole)
+    splits, lowest = framework.schedule.splits_backward, last_user(plan, below) if plan.stage == 0 else -1
+    whole = {layer for chunk in plan.chunks if chunk[0] == 0 or not splits for layer in chunk}
+    return {layer: (plan.graph.layers[layer].kind, layer == first_block, below[layer],
+                    "none" if layer in spared else framework.checkpoint, layer not in whole,
+                    layer - plan.layers[0] if layer == lowest else 0) for layer in plan.layers}
+
+
+def record_layers(plan: Plan, workload: Workload, *, several: bool = False) -> Recording:
+    """Every kind of layer of the plan's stage; `several`: the step has more than one microbatch."""
+    keys = tuple(dict.fromkeys(keys_of(plan).values()))
+    runs = tuple((key, run_of(plan, key, workload)) for key in keys)
+    later = tuple((key, run_of(plan, key, workload, later=True)) for key in keys
+                  if several and adds_in_place(plan, key[0]))
+    return _record(plan.graph, runs, later, workload.spaces)
+
+
+def run_of(plan: Plan, key: Key, workload: Workload, *, later: bool = False) -> Run:
+    """What an implementation is told of one kind of layer. `later`: an earlier microbatch has left gradients."""
+    framework, mesh = plan.framework, plan.mesh
+    tied = plan.graph.architecture.tied and isinstance(plan.graph.kinds[key[0]].block, Embedding | Head)
+    params = _params(plan.kinds[key[0]], plan.graph.used_twice, framework.optimizer.implementation,
+                     adds_in_place(plan, key[0]) if later else frozenset(), tied=tied)
+    return Run(workload.batch, workload.seq, framework.compute_dtype, params, framework.loss, key[3], mesh.tp,
+               framework.sequence_parallel, mesh.cp, mesh.ep, mesh.etp, "ep", workload.rows_per_token, key[1], key[2],
+               framework.options, workload.sent_per_token, *workload.packed, split=key[4], stem=key[5])
+
+
+class _Params(dict[str, Param]):
+    """Parameters by name; hashable, so that equal layers are recorded once."""
+
+    def __init__(self, params: tuple[Param, ...]) -> None:
+        super().__init__((p.name, p) for p in params)
+        self._hash = hash(params)
+
+    def __hash__(self) -> int:  # type: ignore[override]
+        return self._hash
+
+
+@lru_cache(maxsize=1024)
+def adds_in_place(plan: Plan, kind: int) -> frozenset[int]:
+    """Numbers of a kind's tensors to whose gradients autograd adds those of the step's later microbatches.
+
+    Those of no unit keep theirs until the optimizer's step. Those of a unit that does not reduce keep theirs if they
+    have the type that is reduced; FSDP2 moves any other gradient into a copy of that type (torch 2.13 `_fsdp_param.py`,
+    to_accumulated_grad_if_needed), and autograd makes a new one.
+    """
+    flow = plan.framework.flow
+    if not isinstance(flow, UnshardFlow):
+        return frozenset()
+    layer = next(layer for layer in plan.layers if plan.graph.layers[layer].kind == kind)
+    reduced = {number: unit.reduce_dtype for unit in plan.framework.units
+               for member, numbers in unit.members if member == layer for number in numbers}
+    stay = ((number, placed.life.updated is not Moment.GRADIENT_READY if number not in reduced
+             else flow.sync != "every" and reduced[number] == placed.life.grad_made.dtype)
+            for number, placed in enumerate(plan.kinds[kind]) if placed.trainable)
+    return frozenset(number for number, stays in stay if stays)
+
+
+@lru_cache(maxsize=1024)
+def _params(kind: PlacedKind, twice: frozenset[str], optimizer: str, there: frozenset[int], *, tied: bool) -> _Params:
+    """`there`: numbers of those that have a gradient already."""
+    return _Params(tuple(_param(p, optimizer, there=number in there, tied=tied or p.spec.name in twice)
+                         for number, p in enumerate(kind) if not p.spec.is_buffer))
+
+
+def _param(placed: Placed, optimizer: str, *, there: bool, tied: bool) -> Param:
+    life = placed.life
+    shape = (placed.used_copies, *placed.used_shape) if placed.spec.copies > 1 else placed.used_shape
+    trainable = placed.spec.trainable and not placed.spec.is_buffer
+    return Param(placed.spec.name, shape, life.use.dtype, trainable, life.grad_made_category,
+                 there or life.grad_made_category == "", tied,
+                 step_of(placed, optimizer) if life.updated is Moment.GRADIENT_READY and trainable else None,
+                 life.rest.packed)
+
+
+def _trained_below(plan: Plan) -> dict[int, bool]:
+    """For each layer of the stage, whether its input carries a gradient."""
+    kind_of = [layer.kind for layer in plan.graph.layers]
+    trains = [kind.is_trained for kind in plan.kinds]
+    first = next((layer for layer, kind in enumerate(kind_of) if trains[kind]), len(kind_of))
+    first = 0 if ("embeddings", "require_grad") in plan.framework.options else first
+    return {layer: layer > first for layer in plan.layers}
+
+
+@lru_cache(maxsize=128)
+def _record(graph: ModelGraph, runs: tuple[tuple[Key, Run], ...], later: tuple[tuple[Key, Run], ...],
+            spaces: tuple[tuple[str, int], ...]) -> Recording:
+    operators = importlib.import_module(f"simcore.operators.{graph.implementation}.implementation")
+    tables = Tables()
+    tiles, then = ({key: _recorded(operators, graph, key, run, tables) for key, run in some} for some in (runs, later))
+    standing = operators.standing if hasattr(operators, "standing") else _no_standing
+    own = standing([(graph.kinds[key[0]], run) for key, run in runs])
+    kept = small_tile(*((Op.ALLOC, tables.slot(name, "workspace"), size)
+                        for name, size in (*own.items(), *spaces) if size))
+    edges, wide = (edges_of(runs[0][1], [graph.kinds[key[0]].block for key, _ in runs],
+                            graph.architecture.hidden * width, tables) for width in (1, 2))
+    shape = _shape(tuple(tables.slots), tuple(tables.comms), tuple(t.structure for t in (kept, *edges.tiles)),
+                   tuple((key, kind.shape) for found in (tiles, then) for key, kind in found.items()))
+    return Recording(shape, tables, tiles, then, edges, wide, kept)
+
+
+def _recorded(operators: ModuleType, graph: ModelGraph, key: Key, run: Run, tables: Tables) -> LayerTiles:
+    """One kind of layer."""
+    head = next((i for i, layer in enumerate(graph.layers) if graph.kinds[layer.kind].name == "head"), 0)
+    kind: LayerKind = graph.kinds[key[0]]
+    grouped = key[3] == "uniform" and kind.block is None
+    tapes = [operators.record(kind, replace(run, checkpoint=how) if grouped else run, tables.slots, tables.comms)
+             for how in (("full", "none") if grouped else ("",))]
+    return _together(*(_tiles(tape, head) for tape in tapes)) if grouped else _tiles(tapes[0], head)
+
+
+@lru_cache(maxsize=256)
+def _shape(*parts: object) -> Shape:
+    return Shape()
+
+
+def _no_standing(runs: object) -> dict[str, int]:
+    return {}
+
+
+def _tiles(tape: LayerTape, head: int) -> LayerTiles:
+    """`head`: where rows of the embedding that are a tied head's point to."""
+    backward = Tile.of(tape.backward)
+    backward.rows[backward.rows[:, 1] >= TIED_HEAD, 1] = head
+    after, late, seed, rest, weight, release, casts = (Tile.of(part) if part.rows else small_tile() for part in (
+        tape.after, tape.late, tape.seed, tape.rest, tape.weight, tape.release, tape.casts))
+    return LayerTiles(_cut(Tile.of(tape.forward)), _cut(backward), after, late, seed, small_tile(), tape.grads, rest,
+                      weight, release, casts)
+
+
+def _together(lean: LayerTiles, whole: LayerTiles) -> LayerTiles:
+    """A layer of a group that is replayed as one: `lean` as it runs first, then forward and backward of `whole`.
+
+    What the module itself still holds of the first run goes when the replay has put its own there.
+    """
+    left: dict[int, int] = {}
+    for tile in (*(t for t, _, _ in lean.forward), lean.after, lean.late):
+        for layer, slot, size in tile.nets.tolist():
+            if layer == 0 and slot != HIDDEN:
+                left[slot] = left.get(slot, 0) + size
+    freed = small_tile(*((Op.FREE, slot, -size) for slot, size in left.items() if size))
+    rows = np.concatenate([*(t.rows for t, _, _ in whole.forward), whole.after.rows, whole.late.rows, freed.rows])
+    again = Tile(rows, np.ones(len(rows), dtype=np.int64))
+    return LayerTiles(lean.forward, whole.backward, lean.after, lean.late, whole.seed, again, whole.grads, lean.rest,
+                      whole.weight, whole.release, whole.casts)
+
+
+def _cut(tile: Tile) -> tuple[tuple[Tile, int, bool], ...]:
+    """Split a pass at the borders of an experts unit, and at its first gradient where that is marked."""
+    rows, pieces, start = tile.rows, [], 0
+    at = np.flatnonzero((rows[:, 0] == _MARK) & (rows[:, 2] >= EXPERTS_MARKS.start))
+    if not len(at):
+        return ((tile, 0, False),)
+    for border in at:
+        pieces.append((Tile(rows[start:border], tile.replay[start:border]), int(rows[border, 2]),
+                       bool(tile.replay[border])))
+        start = int(border) + 1
+    pieces.append((Tile(rows[start:], tile.replay[start:]), 0, False))
+    return tuple(pieces)

@@ -1,0 +1,95 @@
+"""What crosses the borders of a rank's part of the model, as tiles: tokens and labels, hidden states, their gradients.
+
+Comes in: what an implementation is told of a layer (`recording.Run`). Goes out: `Edges`, which the walk over a pass
+lays between the layers.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, fields
+
+from simcore.models.blocks import Embedding, Head, Loss, Mtp
+from simcore.program.outline import Tables
+from simcore.program.tile import Tile, small_tile
+from simcore.recording.layer import Run
+from simcore.recording.tape import GRAD_HIDDEN, HIDDEN, Op, Stream
+from simcore.units import dtype_bytes
+
+__all__ = ["BORDER_HANDLES", "Edges", "edges_of"]
+
+BORDER_HANDLES = 8, 9
+"""Handles of what crosses a stage border: in forward, in backward."""
+
+
+@dataclass(frozen=True, eq=False)
+class Edges:
+    """What a pass brings in and hands on: tokens and labels; hidden states, or their gradient, between stages.
+
+    `mask` is there while forward runs. `keep_hidden`, `keep_grad`: somebody besides the layers holds what crossed.
+    `keep_output`: somebody holds the model's output. `defer`: the head's input and the gradient of its output wait.
+    """
+
+    tokens: Tile
+    drop_tokens: Tile
+    mask: Tile
+    drop_mask: Tile
+    receive_hidden: Tile
+    await_hidden: Tile
+    send_hidden: Tile
+    keep_hidden: Tile
+    drop_hidden: Tile
+    receive_grad: Tile
+    await_grad: Tile
+    send_grad: Tile
+    keep_grad: Tile
+    drop_grad: Tile
+    keep_output: Tile
+    drop_output: Tile
+    defer: Tile
+    drop_deferred: Tile
+
+    @property
+    def tiles(self) -> tuple[Tile, ...]:
+        """All of them, in a fixed order."""
+        return tuple(getattr(self, one.name) for one in fields(self))
+
+
+def edges_of(run: Run, blocks: Sequence[object], hidden: int, tables: Tables) -> Edges:
+    """Tokens and labels are int64, once more of the `whole_batch` that they are cut out of with their int32 positions.
+
+    Hidden states are cut over tp where the framework keeps sequences parallel.
+    Stages with an embedding or a loss get the data loader's mask, a byte for each pair of positions.
+    """
+    tokens, border = tables.slot("input_ids_and_labels", "input"), tables.comm("send_recv", "pp", run.compute)
+    of_tokens = 2 * 8 * run.tokens + (4 + 2 * 8 * run.cp) * run.tokens * _has(run, "whole_batch")
+    of_hidden = run.tokens // (run.tp if run.sequence_parallel else 1) * hidden * dtype_bytes(run.compute)
+    ends = any(isinstance(block, Embedding | Loss | Mtp) for block in blocks)
+    squares = ends and _has(run, "create_attention_mask")
+    mask, of_mask = tables.slot("attention_mask", "input"), run.tokens * run.seq * run.cp * squares
+    vocab = sum(block.vocab for block in blocks if isinstance(block, Head))
+    vocab //= 1 if _has(run, "stage") or _has(run, "disable_loss_parallel") else run.tp
+    output, of_output = tables.slot("returned_output", "activation"), run.tokens * vocab * dtype_bytes(run.compute)
+    waiting = tables.slot("deferred_head", "activation")
+    of_head = of_hidden + of_output
+    (receive, wait, send), (receive_grad, wait_grad, send_grad) = (
+        _messages(border, of_hidden, handle) for handle in BORDER_HANDLES)
+    return Edges(
+        small_tile((Op.ALLOC, tokens, of_tokens)), small_tile((Op.FREE, tokens, -of_tokens)),
+        small_tile(*((Op.ALLOC, mask, of_mask),) * squares), small_tile(*((Op.FREE, mask, -of_mask),) * squares),
+        small_tile((Op.ALLOC, HIDDEN, of_hidden), receive), small_tile(wait), small_tile(send),
+        small_tile((Op.ALLOC, HIDDEN, of_hidden)), small_tile((Op.FREE, HIDDEN, -of_hidden)),
+        small_tile((Op.ALLOC, GRAD_HIDDEN, of_hidden), receive_grad), small_tile(wait_grad), small_tile(send_grad),
+        small_tile((Op.ALLOC, GRAD_HIDDEN, of_hidden)), small_tile((Op.FREE, GRAD_HIDDEN, -of_hidden)),
+        small_tile((Op.ALLOC, output, of_output)), small_tile((Op.FREE, output, -of_output)),
+        small_tile((Op.ALLOC, waiting, of_head)), small_tile((Op.FREE, waiting, -of_head)))
+
+
+def _has(run: Run, option: str) -> bool:
+    return (option, "true") in run.options
+
+
+def _messages(comm: int, size: int, handle: int) -> tuple[tuple[int, ...], ...]:
+    """(receive, wait for it, send)."""
+    return ((Op.COLLECTIVE, comm, size, Stream.RECEIVE, handle), (Op.WAIT, 0, 0, 0, handle),
+            (Op.COLLECTIVE, comm, size, Stream.SEND, handle))

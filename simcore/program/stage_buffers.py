@@ -1,0 +1,113 @@
+"""What a pipeline stage of PyTorch's holds besides its layers: buffers to receive into, and outputs that it returns.
+
+torch 2.13 `distributed/pipelining/stage.py`: a stage makes a buffer for every microbatch's input, and one for every
+microbatch's gradient of its output, before the first step, and keeps them (_setup_forward_recv_info,
+_setup_backward_recv_info). `schedules.py`, `step(return_outputs=True)`: what the last stage puts out for each
+microbatch is kept until the next step begins, and joined when a step ends.
+
+Where backward is split, the gradient of every microbatch's input stays the input's `.grad` until the next step begins
+(`_backward.py`, stage_backward_input; clear_runtime_states). Where a rank's two chunks are neighbours, what one puts
+out takes the place of the other's buffer (set_local_fwd_input, set_local_bwd_input).
+"""
+
+from __future__ import annotations
+
+from simcore.pipeline.schedule import Action, Pass
+from simcore.placement.plan import Plan
+from simcore.program.builder import Builder
+from simcore.program.stage_borders import Edges
+from simcore.program.tile import Tile
+
+__all__ = ["StageBuffers"]
+
+
+class StageBuffers:
+    """Buffers are the layers' while a microbatch is in them, and the stage's again when its backward pass is over."""
+
+    def __init__(self, plan: Plan, builder: Builder, borders: tuple[Edges, ...]) -> None:
+        self.out, (self.edges, *_) = builder, borders
+        self.chunks, self.splits = plan.chunks, plan.framework.schedule.splits_backward
+        self.count = plan.framework.buffered_microbatches
+        last = len(plan.graph.layers) - 1
+        self.inputs = [chunk[0] for chunk in plan.chunks if chunk[0] > 0]
+        self.outputs = [chunk[-1] for chunk in plan.chunks if chunk[-1] < last]
+        self.within = [first for first in self.inputs if first - 1 in self.outputs]
+        self.held = [first for first in self.inputs if self.splits and first not in self.within]
+        self.sent = -1
+        ends = plan.framework.returns_outputs and any(chunk[-1] == last for chunk in plan.chunks)
+        self.returning = last if ends else -1
+
+    def rest(self) -> None:
+        """All buffers, and the outputs of the step before."""
+        for first in self.inputs:
+            self._repeat(self.edges.keep_hidden, first - 1, self.count)
+        for final in self.outputs:
+            self._repeat(self.edges.keep_grad, final + 1, self.count)
+        self._held(self.edges.keep_grad, self.count)
+        self._returned(self.count)
+
+    def begin_step(self, written: int) -> None:
+        """Outputs go, and gradients; those of microbatches that are not written out are there from the start."""
+        if self.returning >= 0:
+            self._repeat(self.edges.drop_output, self.returning, self.count)
+        self._returned(self.count - written)
+        self._held(self.edges.drop_grad, self.count)
+        self._held(self.edges.keep_grad, self.count - written)
+
+    def take(self, key: Pass) -> None:
+        """A microbatch is received into its buffer."""
+        forward, chunk, _ = key
+        layers = self.chunks[chunk]
+        tile, layer = ((self.edges.drop_hidden, layers[0] - 1) if forward else (self.edges.drop_grad, layers[-1] + 1))
+        self.out.tile(tile, layer)
+
+    def begin_forward(self, _chunk: int) -> None:
+        """Nothing of the microbatch before stands in the way."""
+
+    def end_forward(self, action: Action) -> None:
+        """Layers hold the input until backward is over. An output for the rank itself takes a buffer's place."""
+        final = self.chunks[action.chunk][-1]
+        if final + 1 in self.within:
+            self.out.tile(self.edges.drop_hidden, final)
+
+    def grad(self, action: Action) -> None:
+        """It is no buffer, and was sent: 1F1B holds the message until the next one. Layers have let go of the input.
+
+        `schedules.py`, Schedule1F1B: `bwd_sends`. Schedules of several chunks keep no name for it.
+        """
+        first = self.chunks[action.chunk][0]
+        if self.splits:
+            self._repeat(self.edges.drop_grad, first, first in self.within)
+            return
+        if len(self.chunks) > 1 or self.sent >= 0:
+            self.out.tile(self.edges.drop_grad, first)
+        self.sent = first if len(self.chunks) == 1 else -1
+        self.out.tile(self.edges.keep_hidden, first - 1)
+
+    def end_backward(self, action: Action) -> None:
+        """Layers have let go of the output's gradient; the model's output, which only its loss needed, is kept."""
+        final = self.chunks[action.chunk][-1]
+        if final in self.outputs:
+            self._repeat(self.edges.keep_grad, final + 1, action.part != "input")
+        elif action.part != "weight":
+            self._returned(1)
+
+    def finish(self) -> None:
+        """The last message goes; outputs are joined, and nobody wants the result."""
+        if self.sent >= 0:
+            self.out.tile(self.edges.drop_grad, self.sent)
+        self._returned(self.count)
+        if self.returning >= 0:
+            self._repeat(self.edges.drop_output, self.returning, self.count)
+
+    def _held(self, tile: Tile, count: int) -> None:
+        for first in self.held:
+            self._repeat(tile, first, count)
+
+    def _returned(self, count: int) -> None:
+        if self.returning >= 0:
+            self._repeat(self.edges.keep_output, self.returning, count)
+
+    def _repeat(self, tile: Tile, layer: int, count: int) -> None:
+        for _ in range(count):
+            self.out.tile(tile, layer)

@@ -1,0 +1,96 @@
+"""Buckets of a rank: which tensors are together, and what a rank keeps of them, as megatron-core has it."""
+
+from __future__ import annotations
+
+import json
+from collections import Counter
+from typing import Any
+
+import pytest
+
+import small
+from checkout import ROOT
+from simcore.frameworks.megatron_fsdp.buckets import Bucket, bucket_padding, exact_in_buckets, rank_buckets
+from simcore.placement.plan import Plan
+
+TRUTH: dict[str, Any] = json.loads((ROOT / "tests/truth/megatron_fsdp/core-0.16.1.json").read_text("utf-8"))
+SMALL: dict[str, Any] = {"hidden_size": 256, "vocab_size": 1024, "intermediate_size": 128, "num_hidden_layers": 2,
+                         "num_attention_heads": 8, "num_key_value_heads": 4}
+MOE: dict[str, Any] = {"moe_intermediate_size": 64, "num_experts_per_tok": 2}
+LATENT: dict[str, Any] = {**MOE, "kv_lora_rank": 64, "qk_nope_head_dim": 32, "qk_rope_head_dim": 16, "v_head_dim": 32,
+                          "n_routed_experts": 8, "n_shared_experts": 2, "first_k_dense_replace": 1,
+                          "num_key_value_heads": 8}
+FAMILIES: dict[str, tuple[str, dict[str, Any]]] = {
+    "qwen2": ("qwen2.5-7b", SMALL), "qwen3_moe": ("qwen3-30b-a3b", {**SMALL, **MOE, "num_experts": 8, "head_dim": 32}),
+    "mixtral": ("mixtral-8x7b", {**SMALL, "num_local_experts": 8}),
+    "deepseek_v2": ("deepseek-v2-lite", {**SMALL, **LATENT}),
+    "deepseek_v3": ("deepseek-v3", {**SMALL, **LATENT, "q_lora_rank": 96}),
+    "gpt2": ("gpt2", {"n_embd": 256, "n_head": 8, "n_layer": 2, "n_positions": 512, "vocab_size": 1024}),
+}  # fmt: skip
+MESH = {"dp_shard": 4, "ep": 2}
+
+
+def plan_of(case: dict[str, Any]) -> Plan:
+    preset, changed = FAMILIES[case["family"]]
+    mesh = {"dp_shard": 8 // case["tp"], "tp": case["tp"]} | ({"ep": case["ep"], "etp": 1} if "experts" in str(changed)
+                                                              else {})
+    size = case["bucket_size"]
+    options = {"overlap_grad_reduce": False} if size is None else {"bucket_size": size}
+    return small.plan_of("megatron_fsdp", mesh, rank=case["rank"], model={"config": preset, "overrides": changed},
+                         options=options)
+
+
+def told(bucket: Bucket) -> tuple[int, bool, int, int, int]:
+    return bucket.unit, bucket.axis == "expert_dp", bucket.chunked.chunk, bucket.numel, bucket.shard
+
+
+def asked(bucket: dict[str, Any]) -> tuple[int, bool, int, int, int]:
+    return bucket["unit"], bucket["expert"], bucket["chunk"], bucket["numel"], bucket["shard"]
+
+
+@pytest.mark.parametrize("case", TRUTH["buckets"], ids=lambda case: f"{case['family']}-tp{case['tp']}-ep{case['ep']}")
+def test_buckets_are_the_real_ones(case: dict[str, Any]) -> None:
+    """Their order and sizes, and the shapes in them."""
+    plan = plan_of(case)
+    buckets = rank_buckets(plan)
+    assert [told(bucket) for bucket in buckets] == [asked(bucket) for bucket in case["found"]]
+    for bucket, real in zip(buckets, case["found"], strict=True):
+        shapes = Counter(plan.of_layer(layer)[number].used_shape for layer, number in bucket.members)
+        assert shapes == Counter(tuple(shape) for _, shape, _ in real["tensors"])
+
+
+def test_every_tensor_is_in_one_bucket() -> None:
+    plan = small.plan_of("megatron_fsdp", MESH)
+    held = Counter(member for bucket in rank_buckets(plan) for member in bucket.members)
+    owned = {(layer, number): p.used_copies for layer in plan.layers for number, p in enumerate(plan.of_layer(layer))
+             if not p.spec.is_buffer}
+    assert held == owned
+
+
+@pytest.mark.parametrize(("version", "units"), [("core 0.16.1", False), ("main 2026-08-22", True)])
+def test_mamba_layers_are_units_on_main_alone(version: str, units: bool) -> None:
+    """mcore_fsdp_adapter.py, fsdp_unit_modules."""
+    plan = small.plan_of("megatron_fsdp", MESH, version=version)
+    outside = {layer for bucket in rank_buckets(plan) if bucket.unit < 0 for layer, _ in bucket.members}
+    mamba = {layer for layer in plan.layers if any("mixer" in p.spec.name for p in plan.of_layer(layer))}
+    assert mamba
+    assert (mamba & outside == set()) if units else mamba < outside
+
+
+@pytest.mark.parametrize("rank", range(8))
+def test_a_rank_keeps_its_part_of_every_bucket(rank: int) -> None:
+    plan = small.plan_of("megatron_fsdp", {"dp_shard": 4, "tp": 2, "ep": 2, "etp": 1}, rank=rank)
+    params, trained = bucket_padding(plan)
+    owned = [p for layer in plan.layers for p in plan.of_layer(layer) if not p.spec.is_buffer]
+    assert params + sum(p.rest_bytes for p in owned) == sum(2 * bucket.shard for bucket in rank_buckets(plan))
+    assert 2 * trained == params
+
+
+def test_all_ranks_together_hold_the_model_once() -> None:
+    plans = [small.plan_of("megatron_fsdp", MESH, rank=rank) for rank in range(4)]
+    held = [exact_in_buckets(plan) for plan in plans]
+    whole = small.plan_of("megatron", {}).at_rest()
+    for name, rest in whole.items():
+        assert sum(one[name].num_params for one in held) == rest.num_params
+        assert sum(one[name].optimizer_bytes for one in held) == 12 * rest.num_params
+        assert sum(one[name].grads_bytes for one in held) == 4 * rest.num_params

@@ -1,0 +1,170 @@
+"""Megatron-FSDP: what the table says, and what is refused."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+import small
+from simcore.errors import IllegalLayout, NotYet
+from simcore.frameworks.megatron_fsdp.buckets import rank_buckets
+from simcore.placement.framework import Queues
+from simcore.simulate import simulate
+
+
+def refused(*, mesh: dict[str, int] | None = None, **given: Any) -> str:
+    with pytest.raises(NotYet) as caught:
+        small.prepared("megatron_fsdp", mesh or {"dp_shard": 4}, **given)
+    return str(caught.value)
+
+
+@pytest.mark.parametrize(("option", "value"), [
+    ("data_parallel_sharding_strategy", "optim_grads"), ("outer_dp_sharding_strategy", "optim"),
+    ("nccl_ub", True), ("keep_fp8_transpose_cache", True),
+    ("preserve_fp32_weights", False), ("use_precision_aware_optimizer", True), ("use_distributed_optimizer", False)])
+def test_options_that_are_not_modelled_are_named(option: str, value: object) -> None:
+    assert option in refused(options={option: value})
+
+
+@pytest.mark.parametrize(("told", "given"), [
+    ("pipeline stages", {"mesh": {"pp": 5, "dp_shard": 2}}), ("lora", {"method": "lora"}),
+    ("replayed together", {"model": "llama-tiny", "recompute": {"mode": "uniform", "num_layers": 2}})])
+def test_layouts_that_are_not_modelled_are_named(told: str, given: dict[str, Any]) -> None:
+    assert told in refused(**given)
+
+
+def test_copies_of_a_model_with_experts_are_refused() -> None:
+    with pytest.raises(IllegalLayout, match="expt_dp_group"):
+        small.prepared("megatron_fsdp", {"dp_shard": 2, "dp_replicate": 2})
+
+
+def test_copies_are_summed_in_the_last_microbatch() -> None:
+    """Parts of the gradients, in one all-reduce a bucket; what lies on a rank is as without copies."""
+    model = "llama-tiny"
+    made = small.program_of("megatron_fsdp", {"dp_shard": 2, "dp_replicate": 3}, model=model, microbatches=2)
+    shards = [bucket.shard for bucket in rank_buckets(small.plan_of("megatron_fsdp", {"dp_shard": 2}, model=model))]
+    summed = small.calls(made, "all_reduce")
+    assert sorted(size for axis, _, size in summed if axis == "dp_replicate") == sorted(4 * shard for shard in shards)
+    assert len(small.calls(made, "reduce_scatter")) == 2 * len(shards)
+    rest = [small.plan_of("megatron_fsdp", {"dp_shard": 2, "dp_replicate": copies}, model=model).at_rest()
+            for copies in (1, 3)]
+    assert rest[0] == rest[1]
+
+
+def test_a_step_of_one_small_layer_takes_as_long_when_it_is_written_out() -> None:
+    """No gather of a later microbatch starts before the kernels that were issued before it."""
+    scenario = small.scenario("megatron_fsdp", {"dp_shard": 2}, microbatches=16, seq_len=1, model={
+        "config": "nemotron-h-56b", "overrides": {"num_hidden_layers": 1, "hybrid_override_pattern": "-"}})
+    few, whole = (simulate(scenario, whole=whole).time for whole in (False, True))
+    assert few
+    assert whole
+    assert few.step_s == pytest.approx(whole.step_s, rel=1e-9)
+
+
+def test_the_shared_buffers_of_main_are_not_modelled() -> None:
+    assert "fsdp_double_buffer" in refused(version="main 2026-08-22", options={"fsdp_double_buffer": True})
+
+
+# ---- fp8 -------------------------------------------------------------------------------------------------------------
+FP8: dict[str, Any] = {
+    "model": {"config": "llama-tiny", "overrides": {"num_hidden_layers": 3, "intermediate_size": 512}},
+    "precision": {"compute": "fp8"}, "topology": "gb200-nvl72"}
+
+
+def _rests(recipe: str) -> tuple[int, int, int]:
+    """Bytes of (buckets in 8 bits, buffers beside them, all buffers in a step) on one rank of 4."""
+    options = {"fp8_recipe": recipe, "first_last_layers_bf16": False}
+    plan = small.plan_of("megatron_fsdp", {"dp_shard": 4}, options=options, **FP8)
+    beside = sum(p.spec.numel for layer in plan.layers for p in plan.of_layer(layer) if p.spec.is_buffer)
+    report = simulate(small.scenario("megatron_fsdp", {"dp_shard": 4}, options=options, **FP8))
+    assert report.ranks[0].peak is not None
+    return (sum(b.shard for b in rank_buckets(plan) if b.dtype == "fp8"), beside,
+            report.ranks[0].peak.by_category["buffer"])
+
+
+def test_weights_in_fp8_are_buckets_of_their_own() -> None:
+    """Mxfp8 has columns in a second one of the same size; scales of both lie whole on every rank."""
+    rows, scales, held = _rests("tensorwise")
+    again, wide_scales, wide_held = _rests("mxfp8")
+    assert rows == again > 0
+    assert scales == 4 * 4 * 3  # a scale for each of four weights in three layers
+    assert wide_scales >= 2 * 4 * rows // 32
+    assert wide_held - held == wide_scales - scales + rows
+
+
+@pytest.mark.parametrize(("given", "told"), [
+    ({"options": {"fp8_param_gather": False}}, "weights in bf16 that compute in fp8"),
+    ({"options": {"fp8_recipe": "blockwise", "fp8_param_gather": True}}, "fp8_recipe blockwise under megatron_fsdp"),
+    ({"topology": "dgx-h100"}, "fp8_recipe tensorwise under megatron_fsdp")])
+def test_what_of_fp8_is_not_served(given: dict[str, Any], told: str) -> None:
+    assert told in refused(**{**FP8, **given})
+
+
+PLAIN = {"options": {"cross_entropy_loss_fusion": False, "gradient_accumulation_fusion": False},
+         "precision": {"compute": "fp8", "params": "fp32"}}
+
+
+def test_what_lies_around_fp8_may_be_fp32() -> None:
+    """Neither --bf16 nor --fp16: all parameters but the linears' weights, and what flows between."""
+    _, table = small.prepared("megatron_fsdp", {"dp_shard": 4}, **FP8 | PLAIN)
+    assert table.compute_dtype == "fp32"
+    plan = small.plan_of("megatron_fsdp", {"dp_shard": 4}, **FP8 | PLAIN)
+    assert {bucket.dtype for bucket in rank_buckets(plan)} == {"fp8", "fp32"}
+    assert simulate(small.scenario("megatron_fsdp", {"dp_shard": 4}, **FP8 | PLAIN)).status == "ok"
+
+
+@pytest.mark.parametrize(("framework", "options", "told"), [
+    ("megatron", PLAIN["options"], "parameters in fp32 under megatron"),
+    ("megatron_fsdp", {}, "parameters in fp32 with cross_entropy_loss_fusion")])
+def test_where_fp32_around_fp8_is_not_served(framework: str, options: dict[str, bool], told: str) -> None:
+    with pytest.raises(NotYet, match=told):
+        small.prepared(framework, {"dp_shard": 4}, **FP8 | PLAIN | {"options": options})
+
+
+def test_megatrons_own_rules_hold() -> None:
+    with pytest.raises(IllegalLayout, match="sequence parallelism"):
+        small.prepared("megatron_fsdp", {"dp_shard": 4}, sequence_parallel=True)
+
+
+def test_small_units_are_gathered_ahead_as_if_they_were_large() -> None:
+    """core 0.16.1 megatron_fsdp.py: `max(1_000_000_000, ...)`; half of it is gathered ahead."""
+    _, table = small.prepared("megatron_fsdp", {"dp_shard": 4})
+    assert isinstance(table.flow, Queues)
+    assert (table.flow.ahead, table.flow.waiting) == (500_000_000, 1_000_000_000)
+
+
+def test_large_units_are_gathered_one_ahead() -> None:
+    """Twice the elements of a unit are in flight (deepseek-v3: 11 billion a layer over 64 expert ranks, and more)."""
+    _, table = small.prepared("megatron_fsdp", {"dp_shard": 8}, model="llama-3-70b")
+    job, wide = small.prepared("megatron_fsdp", {"dp_shard": 8}, model="deepseek-v3")
+    assert isinstance(table.flow, Queues)
+    assert table.flow.waiting == 2 * 855_654_400
+    assert isinstance(wide.flow, Queues)
+    assert wide.flow.waiting > 10**10
+    assert job.autos["framework_options.suggested_communication_unit_size"][0] == str(wide.flow.waiting)
+
+
+def test_a_rank_rests_on_eighteen_bytes_of_its_part() -> None:
+    plan = small.plan_of("megatron_fsdp", {"dp_shard": 4})
+    rest = plan.at_rest().values()
+    held = sum(r.params_bytes + r.grads_bytes + r.optimizer_bytes for r in rest)
+    whole = sum(r.num_params for r in small.plan_of("megatron", {}).at_rest().values())
+    assert held == pytest.approx(18 * whole / 4, rel=1e-3)
+
+
+def test_it_needs_less_than_whole_parameters() -> None:
+    """The same job under Megatron's distributed optimizer keeps parameters and gradients whole."""
+    flat, whole = (simulate(small.scenario(name, {"dp_shard": 8}, model="llama-3-8b", seq_len=512))
+                   for name in ("megatron_fsdp", "megatron"))
+    assert flat.ranks[0].end_bytes is not None
+    assert whole.ranks[0].end_bytes is not None
+    assert flat.ranks[0].end_bytes < whole.ranks[0].end_bytes
+    assert flat.ranks[0].apportioned
+
+
+def test_thousands_of_small_layers_are_gathered_ahead_in_no_time() -> None:
+    """All that follows a unit has fewer elements than are gathered ahead: each gather looks at every bucket."""
+    report = simulate(small.scenario("megatron_fsdp", {"dp_shard": 8}, seq_len=64, model={
+        "config": "llama-tiny", "overrides": {"num_hidden_layers": 3000}}))
+    assert report.status == "ok"

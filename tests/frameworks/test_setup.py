@@ -1,0 +1,101 @@
+"""From a scenario to a job, and everything that is refused before anything is simulated."""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+import pytest
+
+import small
+from simcore.errors import IllegalLayout, InputError, NotYet, RankscopeError
+from simcore.frameworks.setup import known_frameworks, prepare
+from simcore.inputs.document import parse_document
+from simcore.inputs.scenario import parse_scenario
+
+
+def test_frameworks_are_files() -> None:
+    assert known_frameworks() == (
+        "automodel", "ddp", "fsdp1", "fsdp2", "megatron", "megatron_fsdp", "zero1", "zero2", "zero3")
+
+
+@pytest.mark.parametrize(("name", "implementation"), [("fsdp2", "hf"), ("automodel", "automodel"),
+                                                      ("megatron", "megatron")])
+def test_a_framework_brings_its_implementation(name: str, implementation: str) -> None:
+    job, table = small.prepared(name)
+    assert (job.graph.implementation, table.name) == (implementation, name)
+
+
+@pytest.mark.parametrize(("mesh", "etp"), [({"tp": 2}, 2), ({"tp": 2, "etp": 1}, 1), ({}, 1)])
+def test_omitted_expert_tensor_parallelism_is_the_frameworks(mesh: dict[str, int], etp: int) -> None:
+    assert small.prepared("megatron", mesh)[0].mesh.etp == etp
+
+
+def test_lora_freezes_what_was_there() -> None:
+    job, _ = small.prepared("fsdp2", method="lora", lora={"rank": 4, "target_modules": ["q_proj"]})
+    assert job.graph.count(trainable=True) == job.graph.count("adapters") == 4 * (256 + 256)
+
+
+def given(**changed: Any) -> str:
+    base = {"name": "x", "model": small.TINY, "framework": "fsdp2", "topology": "dgx-h100", "training": {"seq_len": 64}}
+    with pytest.raises((InputError, NotYet)) as refused:
+        prepare(parse_scenario(parse_document(json.dumps(base | changed), "x.json")))
+    return str(refused.value)
+
+
+@pytest.mark.parametrize(("changed", "told"), [
+    ({"framework": "fsdp"}, "unknown framework 'fsdp'"), ({"framework": "fsdp"}, "did you mean 'fsdp2'?"),
+    ({"framework_version": "torch 1.0"}, "expected one of torch 2.13, got 'torch 1.0'"),
+    ({"implementation": "jax"},
+     "expected auto or one of automodel, hf, hub, kempnerforge, llmfoundry, megatron, torchtitan, got 'jax'"),
+    ({"model": "gpt-2"}, "unknown model 'gpt-2'"),
+    ({"framework_options": {"x": 1}}, "unknown option 'x'")])
+def test_what_is_not_known_is_refused(changed: dict[str, Any], told: str) -> None:
+    assert told in given(**changed)
+
+
+@pytest.mark.parametrize(("training", "told"), [
+    ({"offload": {"activations": "host"}}, "on the host"),
+    ({"pipeline": {"virtual_stages": 2}}, "virtual stages"),
+    ({"pipeline": {"schedule": "dualpipe"}}, "schedule dualpipe"),
+    ({"routing": {"seed": 0}}, "routing"),
+    ({"precision": {"compute": "fp8"}}, "compute in fp8")])
+def test_what_is_not_served_is_named_and_never_ignored(training: dict[str, Any], told: str) -> None:
+    text = given(training={"seq_len": 64, **training})
+    assert "not yet" in text
+    assert told in text
+
+
+def test_everything_unserved_is_told_at_once() -> None:
+    text = given(training={"seq_len": 64, "pipeline": {"schedule": "dualpipe"}, "method": "lora",
+                           "lora": {"dropout": 0.1}})
+    assert text.count("not yet") == 2
+
+
+def test_a_base_in_4_bits_is_for_qlora_alone() -> None:
+    assert "quantization: changes nothing with method lora" in given(
+        training={"seq_len": 64, "method": "lora", "quantization": {"double_quant": False}})
+
+
+@pytest.mark.parametrize(("framework", "kind", "told"), [
+    ("megatron", IllegalLayout, "bitsandbytes packs torch.nn.Linear"),
+    ("megatron_fsdp", IllegalLayout, "bitsandbytes packs torch.nn.Linear"),
+    ("fsdp1", NotYet, "qlora under fsdp1"),
+    ("automodel", NotYet, "qlora of a model with experts under automodel")])
+def test_who_has_no_base_in_4_bits_says_why(framework: str, kind: type[RankscopeError], told: str) -> None:
+    with pytest.raises(kind, match=told):
+        small.prepared(framework, method="qlora")
+
+
+def test_a_model_has_no_more_positions_than_it_learned() -> None:
+    with pytest.raises(InputError, match="seq_len: expected at most 1024, the positions that the model has learned, "
+                                         "got 2048"):
+        small.prepared("megatron", model="gpt2", seq_len=2048)
+    assert small.prepared("megatron", model="gpt2", seq_len=1024)
+
+
+def test_experts_of_a_packed_base_are_said_to_stay_whole() -> None:
+    job, _ = small.prepared("ddp", method="qlora")
+    assert job.autos["quantization of experts"][0] == "none: they stay in 16 bits"
+    dense, _ = small.prepared("ddp", model="llama-tiny", method="qlora")
+    assert "quantization of experts" not in dense.autos
