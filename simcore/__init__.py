@@ -1,6 +1,6 @@
 """rankscope's engine: what a training job does to every GPU, before anyone rents one.
 
-    from simcore import load, simulate, compare, table
+    from simcore import compare, load, simulate, table
     reports = [simulate(scenario) for scenario in load("scenarios/nano-ep4/automodel-4gpu.yaml")]
     table(reports)
 
@@ -17,17 +17,17 @@ from types import ModuleType
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from simcore.compare import compare
     from simcore.inputs.loading import load
     from simcore.inputs.scenario import Scenario
-    from simcore.report import Report
+    from simcore.results.compare import compare
+    from simcore.results.report import Report
     from simcore.simulate import simulate
     from simcore.tabulate import table
 
 __all__ = ["Report", "Scenario", "compare", "load", "simulate", "table"]
 
-_HOME = {"Report": "report", "Scenario": "inputs.scenario", "compare": "compare", "load": "inputs.loading",
-         "simulate": "simulate", "table": "tabulate"}
+_HOME = {"Report": "results.report", "Scenario": "inputs.scenario", "compare": "results.compare",
+         "load": "inputs.loading", "simulate": "simulate", "table": "tabulate"}
 
 
 def __getattr__(name: str) -> Any:

@@ -23,13 +23,13 @@ from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any, Final
 
-from simcore.detail import MAX_DETAILED
 from simcore.errors import InputError
 from simcore.inputs.bounds import ADVISED_LOADS, ADVISED_ROWS
 from simcore.inputs.loading import changed
 from simcore.inputs.scenario import Scenario
 from simcore.inputs.training import Draws
-from simcore.report import Advice, Report
+from simcore.results.detail import MAX_DETAILED
+from simcore.results.report import Advice, Report
 from simcore.simulate import rows_of, simulate
 
 __all__ = ["advise", "work"]

@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING, Final
 
 from simcore.crew import Crew, Died, Unsent
 from simcore.interrupts import Interrupts, interrupts
-from simcore.report import ProblemRow, Report
+from simcore.results.report import ProblemRow, Report
 
 if TYPE_CHECKING:
     from simcore.inputs.loading import Entry

@@ -25,7 +25,7 @@ if TYPE_CHECKING:
     from simcore.finding import Gate
     from simcore.folder import Existing
     from simcore.inputs.loading import Entry
-    from simcore.report import Report
+    from simcore.results.report import Report
     from simcore.runs import Ran
 
 __all__ = ["app", "main"]
@@ -123,8 +123,8 @@ def check(paths: Paths, *, json: Json = False, overrides: Set = None) -> None:
 @app.command()
 def compare(a: str, b: str, *, json: Json = False, overrides: Set = None) -> None:
     """Compare two scenarios, or results of `run --json`, on their worst ranks."""
-    from simcore.compare import compare as side_by_side
     from simcore.output import print_json, print_shown
+    from simcore.results.compare import compare as side_by_side
 
     if overrides and all(path.endswith((".json", ".jsonl")) for path in (a, b)):
         raise InputError(Problem("--set", "expected a scenario whose keys to override, got two results"))
@@ -140,12 +140,12 @@ def compare(a: str, b: str, *, json: Json = False, overrides: Set = None) -> Non
 @app.command()
 def validate(paths: Rows = None, *, jobs: Jobs = None, json: Json = False, overrides: Set = None) -> None:
     """Compare with measured runs: errors of memory and of step time; exit 1 where they pass the tolerance."""
-    from simcore.measured import layout_of, read_measured
     from simcore.output import complain, print_validation
     from simcore.runs import run_entries
     from simcore.simulate import simulate
-    from simcore.validate import layouts
-    from simcore.validate import validate as judge
+    from simcore.validation.runs import layout_of, read_measured
+    from simcore.validation.validate import layouts
+    from simcore.validation.validate import validate as judge
 
     measured, problems = read_measured(paths or (), overrides or ())
     entries = layouts(measured)

@@ -13,7 +13,7 @@ from rich.console import Console, ConsoleOptions, RenderResult
 from rich.segment import Segment
 from rich.style import Style
 
-from simcore.report import Report
+from simcore.results.report import Report
 from simcore.table import plain
 
 __all__ = ["Column", "Filled", "Grid", "grids"]

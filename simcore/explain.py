@@ -12,9 +12,9 @@ import typer
 from simcore.errors import InputError, Problem
 
 if TYPE_CHECKING:
-    from simcore.explanation import Step
     from simcore.memorysheet import Bars, Spark
-    from simcore.report import Report
+    from simcore.results.report import Report
+    from simcore.simulation.explanation import Step
 
 __all__ = ["explain", "tree"]
 
@@ -68,8 +68,8 @@ def _simulated(path: str, overrides: Sequence[str]) -> Report:
 
 
 def _explained(report: Report, what: What, rank: int | None) -> tuple[Step, list[Bars | Spark | str]]:
-    from simcore.explanation import class_of, explain_peak, explain_step, explain_trainable
     from simcore.memorysheet import Bars, Spark
+    from simcore.simulation.explanation import class_of, explain_peak, explain_step, explain_trainable
 
     found, detail = class_of(report, rank)
     if what is What.TRAINABLE:

@@ -17,9 +17,9 @@ import typer
 from simcore.errors import InputError, NotYet, Problem
 
 if TYPE_CHECKING:
-    from simcore.frame import Frame
     from simcore.inputs.scenario import Scenario
-    from simcore.report import Report
+    from simcore.results.frame import Frame
+    from simcore.results.report import Report
 
 __all__ = ["MAX_EXPORTED", "export"]
 

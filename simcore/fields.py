@@ -6,12 +6,12 @@ from collections.abc import Callable
 from math import prod
 from typing import Any, Final, NamedTuple, TypeVar
 
-from simcore.breakdown import PARTS
-from simcore.compare import worst_rank
-from simcore.frame import Column, Dtype, Field, Value, unit_of
-from simcore.report import Peak, RankReport, Report, StepTime
-from simcore.served import Serving
-from simcore.speed import Cost
+from simcore.results.compare import worst_rank
+from simcore.results.engine import Serving
+from simcore.results.frame import Column, Dtype, Field, Value, unit_of
+from simcore.results.report import Peak, RankReport, Report, StepTime
+from simcore.results.time import Cost
+from simcore.timing.breakdown import PARTS
 
 __all__ = ["PLACES", "RANK_FIELDS", "SCENARIO_FIELDS", "OneClass"]
 

@@ -23,7 +23,7 @@ from simcore.batch import Outcome
 from simcore.errors import InputError, Problem
 from simcore.inputs.bounds import MAX_RESULTS
 from simcore.inputs.document import read_lines, read_text
-from simcore.report import Peak, Report
+from simcore.results.report import Peak, Report
 from simcore.units import format_bytes, format_seconds, parse_quantity
 
 __all__ = ["TOLERANCE", "Finding", "Gate", "gates", "github", "junit", "read_results", "unmatched"]

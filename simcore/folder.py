@@ -28,7 +28,7 @@ from simcore.inputs.bounds import MAX_LINE, MAX_RESULTS
 from simcore.inputs.paths import exists, is_file, remove_unfinished, stamp, whole, writing
 from simcore.lock import locked
 from simcore.part import PART, RESULTS, Part, whole_lines
-from simcore.report import Report
+from simcore.results.report import Report
 
 if TYPE_CHECKING:
     from simcore.inputs.loading import Entry

@@ -16,9 +16,9 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
 from simcore.errors import InputError, Problem
-from simcore.frame import Column, Frame, Value
 from simcore.inputs.paths import whole, write_whole
-from simcore.report import SCHEMA_VERSION
+from simcore.results.frame import Column, Frame, Value
+from simcore.results.report import SCHEMA_VERSION
 
 if TYPE_CHECKING:
     import pyarrow as pa

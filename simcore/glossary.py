@@ -19,8 +19,6 @@ from enum import Enum
 from pathlib import Path
 from typing import Final, get_args
 
-from simcore.breakdown import PARTS
-from simcore.collective import COLLECTIVES
 from simcore.frameworks.hooks import flow_of
 from simcore.frameworks.setup import prepare
 from simcore.inputs.document import parse_document
@@ -38,6 +36,8 @@ from simcore.program.program import Program
 from simcore.program.record_layers import Workload
 from simcore.program.tile import OP, SLOT
 from simcore.recording.tape import Kernel, Op, Stream
+from simcore.timing.breakdown import PARTS
+from simcore.timing.collective import COLLECTIVES
 
 __all__ = ["CATEGORIES", "COMPONENTS", "SERVED", "events", "filled", "glossary", "scenario_keys"]
 

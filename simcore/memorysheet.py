@@ -14,7 +14,7 @@ from rich.cells import cell_len
 from rich.console import Console, ConsoleOptions, RenderableType, RenderResult
 from rich.text import Text
 
-from simcore.report import MemorySeries, RankReport, Report
+from simcore.results.report import MemorySeries, RankReport, Report
 from simcore.signs import LEVELS
 from simcore.table import plain
 from simcore.units import format_bytes

@@ -14,12 +14,12 @@ from typing import TYPE_CHECKING, Protocol
 from simcore.errors import InputError, Problem
 from simcore.finding import Finding, github, junit
 from simcore.inputs.paths import exists, write_whole, writing
-from simcore.report import Report
+from simcore.results.report import Report
 
 if TYPE_CHECKING:
     from rich.console import RenderableType
 
-    from simcore.validate import Validation
+    from simcore.validation.validate import Validation
 
 __all__ = [
     "ci_text",

@@ -19,7 +19,7 @@ from simcore.inputs.paths import is_file
 from simcore.part import PART, RESULTS
 
 if TYPE_CHECKING:
-    from simcore.report import Report
+    from simcore.results.report import Report
 
 __all__ = ["report", "results_of"]
 
@@ -35,8 +35,8 @@ def report(
     overrides: Annotated[list[str] | None, typer.Option("--set", metavar="KEY=VALUE", help="Of scenarios.")] = None,
 ) -> None:
     """Draw results: one page that needs nothing else, and with --figures each picture by itself."""
-    from simcore.detail import MAX_DETAILED
     from simcore.output import print_json, write_figures, write_page
+    from simcore.results.detail import MAX_DETAILED
 
     _check_png(figures, png=png)
     found = [one for path in results for one in results_of(Path(path), overrides or ())]

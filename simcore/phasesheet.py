@@ -7,8 +7,8 @@ from collections.abc import Iterator, Mapping, Sequence
 from rich.console import RenderableType
 from rich.text import Text
 
-from simcore.phased import PhaseReport
-from simcore.report import Report
+from simcore.results.phases import PhaseReport
+from simcore.results.report import Report
 from simcore.table import plain, plain_table
 from simcore.units import format_bytes, format_seconds
 

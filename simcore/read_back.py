@@ -11,8 +11,8 @@ import typer
 from simcore.errors import InputError, Problem
 
 if TYPE_CHECKING:
-    from simcore.report import Report
-    from simcore.side_by_side import Beside, SideBySide
+    from simcore.results.report import Report
+    from simcore.validation.side_by_side import Beside, SideBySide
 
 __all__ = ["read", "sheet"]
 
@@ -39,11 +39,11 @@ def read(
 
 def _found(measured: Path, scenario: str, rank: int | None, overrides: Sequence[str]) -> SideBySide:
     """The file is read first: what is wrong with it is told before anything is simulated."""
-    from simcore.dump import MAX_BYTES, read_dump
     from simcore.inputs.document import read_bytes
-    from simcore.plain_pickle import is_pickle
-    from simcore.side_by_side import beside_dump, beside_log
-    from simcore.training_log import read_log
+    from simcore.validation.memory_snapshot import MAX_BYTES, read_dump
+    from simcore.validation.plain_pickle import is_pickle
+    from simcore.validation.side_by_side import beside_dump, beside_log
+    from simcore.validation.training_log import read_log
 
     content = read_bytes(measured, MAX_BYTES)
     if is_pickle(content):

@@ -9,8 +9,8 @@ from rich.style import Style
 from rich.text import Text
 
 from simcore.columns import Column, grids
-from simcore.report import Report
-from simcore.served import Serving
+from simcore.results.engine import Serving
+from simcore.results.report import Report
 from simcore.table import plain, plain_table
 from simcore.units import format_bytes, format_seconds
 

@@ -7,20 +7,13 @@ from functools import partial
 from itertools import count
 from typing import TYPE_CHECKING
 
-from simcore.assemble import Parts, failed, report
-from simcore.clocked import Clocked, clock
-from simcore.closeup import with_detail
-from simcore.drawn import drawn
-from simcore.effort import check_rows, num_rows, unlike
 from simcore.errors import IllegalLayout, InputError, NotYet, Problem, RankscopeError
 from simcore.frameworks.hooks import exact_at_rest, flow_of, padding_bytes
 from simcore.frameworks.setup import prepare
 from simcore.hardware.device import Device
 from simcore.hardware.topology import Topology
-from simcore.host import hosted
 from simcore.inputs.bounds import ROWS
 from simcore.inputs.scenario import Scenario
-from simcore.lengths import is_drawn, with_lengths
 from simcore.pipeline.schedule import actions, lowered_microbatches, steady_microbatches
 from simcore.placement.fold import RankClass, joined, unfolded, unfolded_one
 from simcore.placement.fold import fold as fold_ranks
@@ -33,12 +26,19 @@ from simcore.program.lower import lower
 from simcore.program.program import Program
 from simcore.program.record_layers import adds_in_place
 from simcore.program.row_cache import taken
-from simcore.report import Report
-from simcore.routes import Routes
+from simcore.results.report import Report
+from simcore.simulation.assemble import Parts, failed, report
+from simcore.simulation.detail import with_detail
+from simcore.simulation.hosts import hosted
+from simcore.simulation.random_lengths import is_drawn, with_lengths
+from simcore.simulation.random_routing import drawn
+from simcore.simulation.step_length import check_rows, num_rows, unlike
+from simcore.timing.routes import Routes
+from simcore.timing.step import Clocked, clock
 from simcore.units import parse_quantity
 
 if TYPE_CHECKING:
-    from simcore.rl import Trainer
+    from simcore.rl.workload import Trainer
 
 __all__ = ["check", "place", "rows_of", "simulate"]
 
@@ -91,13 +91,13 @@ def _other(scenario: Scenario, rank: int | None, *, series: bool) -> Report:
         raise NotYet(Problem("--rank", f"not yet: one rank of the workload {scenario.workload}"))
     if scenario.workload == "serve":
         return _served(scenario)
-    from simcore.rl import in_phases
+    from simcore.rl.workload import in_phases
 
     return in_phases(scenario, _trainer(series=series))
 
 
 def _served(scenario: Scenario, *, ranks: bool = True) -> Report:
-    from simcore.serve import serve
+    from simcore.vllm.workload import serve
 
     return serve(scenario, ranks=ranks)
 
@@ -190,7 +190,7 @@ def _exact_parts(parts: Parts) -> Parts:
 
 def _check(scenario: Scenario) -> Report:
     if scenario.workload != "train":
-        from simcore.rl import legal
+        from simcore.rl.workload import legal
 
         legal(scenario, _trainer(series=False))
     topology = _topology(scenario)
@@ -244,7 +244,7 @@ def _program(parts: Parts, plan: Plan) -> Program:
 
 def _trainer(*, series: bool) -> Trainer:
     """Training steps for workloads of several phases."""
-    from simcore.rl import Trainer
+    from simcore.rl.workload import Trainer
 
     step = partial(_simulate, series=series, detail=False, folded=True, rank=None, timed=True)
     return Trainer(step, partial(_parts, folded=True, rank=None))

@@ -13,8 +13,8 @@ from rich.style import Style
 from rich.text import Text
 
 from simcore.columns import Column, grids
-from simcore.compare import worst_rank
-from simcore.report import Peak, Report
+from simcore.results.compare import worst_rank
+from simcore.results.report import Peak, Report
 from simcore.table import plain
 from simcore.units import format_seconds
 

@@ -17,14 +17,14 @@ from rich.console import Console, RenderableType
 from rich.table import Table
 from rich.text import Text
 
-from simcore.compare import Comparison, Row
-from simcore.report import Advice, AtRest, Host, HostPhase, RankReport, Report
+from simcore.results.compare import Comparison, Row
+from simcore.results.report import Advice, AtRest, Host, HostPhase, RankReport, Report
 from simcore.units import format_bytes, format_seconds
 
 if TYPE_CHECKING:
-    from simcore.timing import Gap, Timed, TimingSummary
-    from simcore.tolerance import Judged
-    from simcore.validate import Compared, Summary, Validation, Verdicts
+    from simcore.validation.step_times import Gap, Timed, TimingSummary
+    from simcore.validation.tolerance import Judged
+    from simcore.validation.validate import Compared, Summary, Validation, Verdicts
 
 __all__ = ["advice", "comparison", "console", "drawn", "hosts", "placement", "plain", "plain_table", "setting",
            "validation"]

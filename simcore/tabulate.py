@@ -13,11 +13,11 @@ from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any, Final
 
-from simcore.compare import worst_rank
 from simcore.fields import RANK_FIELDS, SCENARIO_FIELDS, OneClass
-from simcore.frame import Frame, flat, frame
 from simcore.glossary import table as markdown
-from simcore.report import AtRest, Peak, RankReport, Report
+from simcore.results.compare import worst_rank
+from simcore.results.frame import Frame, flat, frame
+from simcore.results.report import AtRest, Peak, RankReport, Report
 
 __all__ = ["columns_page", "table"]
 

@@ -9,8 +9,8 @@ from rich.style import Style
 from rich.text import Text
 
 from simcore.columns import Column, grids
-from simcore.report import Report, StepTime
-from simcore.speed import Cost
+from simcore.results.report import Report, StepTime
+from simcore.results.time import Cost
 from simcore.table import plain, plain_table
 from simcore.units import format_seconds
 

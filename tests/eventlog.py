@@ -8,7 +8,7 @@ from itertools import accumulate
 from typing import Any
 
 from simcore.recording.layer import LayerTape
-from simcore.report import TrafficRow
+from simcore.results.report import TrafficRow
 
 Events = list[Any]
 """(bytes, category) of a birth or death; text of a collective ("all_to_all 64") or a hook ("hook 2")."""

@@ -11,8 +11,8 @@ from pathlib import Path
 from typing import Any
 
 from simcore.errors import Problem
-from simcore.measured import Measured, read_measured
-from simcore.report import AtRest, Owner, Peak, ProblemRow, RankReport, Report, StepTime, TrafficRow
+from simcore.results.report import AtRest, Owner, Peak, ProblemRow, RankReport, Report, StepTime, TrafficRow
+from simcore.validation.runs import Measured, read_measured
 
 GIB = 2**30
 MESH = {"pp": 2, "dp_replicate": 1, "dp_shard": 4, "cp": 1, "tp": 2, "ep": 4}

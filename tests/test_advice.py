@@ -11,9 +11,9 @@ import pytest
 import small
 from simcore import advice
 from simcore.advice import advise, work
-from simcore.detail import MAX_DETAILED
 from simcore.inputs.loading import changed, load
 from simcore.inputs.scenario import Scenario
+from simcore.results.detail import MAX_DETAILED
 from simcore.simulate import rows_of, simulate
 from simcore.table import advice as advice_lines
 from test_scenarios import SCENARIOS

@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 import small
-from simcore.ledger import balance, running
+from simcore.memory.ledger import balance, running
 from simcore.program.outline import Phase
 
 LORA: dict[str, Any] = {"method": "lora", "lora": {"rank": 8}}

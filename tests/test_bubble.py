@@ -13,9 +13,9 @@ import pytest
 from simcore.pipeline.schedule import Action, Schedule, actions
 from simcore.program.stage_borders import BORDER_HANDLES
 from simcore.recording.tape import Stream
-from simcore.skeleton import Call, Item, Skeleton
-from simcore.streams import Track
-from simcore.timeline import ClassTimes, run
+from simcore.timing.dependencies import Call, Item, Skeleton
+from simcore.timing.streams import Track
+from simcore.timing.timeline import ClassTimes, run
 
 SEND, RECEIVE = int(Stream.SEND), int(Stream.RECEIVE)
 Times = tuple[int, int, int]

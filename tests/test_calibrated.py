@@ -12,7 +12,7 @@ import pytest
 
 from checkout import ROOT
 from simcore.hardware.efficiency import load_efficiency
-from simcore.measured import read_measured
+from simcore.validation.runs import read_measured
 
 TRUTH = ROOT / "tests" / "truth"
 FITTED: dict[str, Any] = json.loads((TRUTH / "measured" / "fitted.json").read_text(encoding="utf-8"))

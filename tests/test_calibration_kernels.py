@@ -15,8 +15,6 @@ from simcore.calibration.kernels import KERNELS, collected, fp8_kept, kernel_val
 from simcore.calibration.mamba import conv_work, scan_work
 from simcore.calibration.reading import NotMeasured, Reading
 from simcore.calibration.sizes import sizes_of
-from simcore.cost import DTYPES, worked_flops
-from simcore.cost import KERNELS as MODELLED
 from simcore.frameworks.hooks import flow_of
 from simcore.frameworks.setup import prepare
 from simcore.hardware.topology import load_topology
@@ -29,6 +27,8 @@ from simcore.program.record_layers import Workload
 from simcore.program.tile import AMOUNT, AUX, OP, SLOT
 from simcore.recording.kernel_shape import shape_of, shape_of_heads
 from simcore.recording.rows import Kernel, Op
+from simcore.timing.kernel import DTYPES, worked_flops
+from simcore.timing.kernel import KERNELS as MODELLED
 
 DGX = load_topology("dgx-h100")
 SEQ = 256

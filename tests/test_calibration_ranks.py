@@ -9,8 +9,8 @@ import pytest
 from machines import TOLD, FakeCuda, cpu_bench, fake_gpu
 from simcore.calibration.ranks import Point, curves, fabric
 from simcore.calibration.reading import NotMeasured
-from simcore.collective import collective_ns, wire_factor
 from simcore.hardware.topology import Link, load_topology
+from simcore.timing.collective import collective_ns, wire_factor
 
 NVLINK = load_topology("dgx-h100").node.nvlink
 NAMES = ("all_gather", "reduce_scatter", "all_reduce", "all_to_all", "send_recv")

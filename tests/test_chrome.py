@@ -16,7 +16,7 @@ import pytest
 import small
 from checkout import ROOT
 from simcore.inputs.loading import load
-from simcore.report import Report
+from simcore.results.report import Report
 from simcore.simulate import simulate
 from viz.chrome import chrome_trace
 
@@ -112,7 +112,7 @@ def test_of_a_step_that_is_not_written_out_the_rest_is_told() -> None:
 
 
 def test_joined_spans_are_told_and_still_lie_apart(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("simcore.closeup._FEWEST", 1)
+    monkeypatch.setattr("simcore.simulation.detail._FEWEST", 1)
     few = small.scenario("automodel", {"dp_shard": 4, "ep": 2}, microbatches=2)
     text, told = chrome_trace(simulate(few, detail=True, spans=40))
     assert "spans are drawn together" in told[-1]

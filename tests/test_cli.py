@@ -16,14 +16,14 @@ import pytest
 from fakes import FakeEntry, FakeScenario, entry, report, unreadable, work
 from simcore import cli
 from simcore.errors import InputError, Problem
-from simcore.report import Report
+from simcore.results.report import Report
 
 
 @pytest.fixture(autouse=True)
 def _engine(monkeypatch: pytest.MonkeyPatch) -> None:
     """A path is `name=what the engine does with it`."""
-    names = ("loading", "simulate", "starter", "advice")
-    loading, simulate, starter, advice = (ModuleType(f"simcore.{name}") for name in names)
+    names = ("simcore.inputs.loading", "simcore.simulate", "simcore.starter", "simcore.advice")
+    loading, simulate, starter, advice = (ModuleType(name) for name in names)
     vars(loading)["read"] = lambda paths, overrides: [_read(str(path)) for path in paths]
     vars(simulate).update(
         simulate=work, place=lambda scenario, *, rank=None: report(scenario.name, None),

@@ -17,7 +17,7 @@ from simcore.placement.plan import place as place_rank
 from simcore.program.outline import Phase
 from simcore.program.tile import AMOUNT, OP, SLOT, STREAM
 from simcore.recording.tape import Op, Stream
-from simcore.report import Report
+from simcore.results.report import Report
 from simcore.simulate import place, simulate
 
 RARELY = settings(max_examples=25, deadline=None, derandomize=True)

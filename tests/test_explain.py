@@ -12,7 +12,7 @@ import pytest
 import small
 from simcore import cli
 from simcore.explain import tree
-from simcore.explanation import Step
+from simcore.simulation.explanation import Step
 
 
 def test_a_tree_is_drawn_and_harmless() -> None:

@@ -7,9 +7,9 @@ import pytest
 import fakes
 import small
 from simcore.fields import PLACES, RANK_FIELDS, SCENARIO_FIELDS
-from simcore.frame import Value
 from simcore.inputs.scenario import Mesh
-from simcore.report import Report
+from simcore.results.frame import Value
+from simcore.results.report import Report
 from simcore.simulate import simulate
 from simcore.tabulate import table
 

@@ -11,7 +11,7 @@ import small
 from simcore.batch import Outcome
 from simcore.errors import InputError
 from simcore.finding import gates, github, junit, read_results, unmatched
-from simcore.report import Report
+from simcore.results.report import Report
 from simcore.simulate import check, simulate
 
 REFUSED = check(small.scenario("fsdp2", {"dp_shard": 6, "ep": 3}))

@@ -25,7 +25,7 @@ from simcore.inputs.loading import Entry
 from simcore.inputs.paths import writing
 from simcore.interrupts import Interrupts
 from simcore.page import results_of
-from simcore.report import Report
+from simcore.results.report import Report
 from simcore.runs import Ran, run_entries
 from simcore.simulate import simulate
 

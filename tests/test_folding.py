@@ -18,7 +18,7 @@ from simcore.placement.plan import Plan
 from simcore.program.hooks import FlowMaker
 from simcore.program.program import Program
 from simcore.program.record_layers import Workload
-from simcore.report import RankReport, Report
+from simcore.results.report import RankReport, Report
 from simcore.simulate import place, simulate
 
 

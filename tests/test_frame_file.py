@@ -10,8 +10,8 @@ import pytest
 
 import fakes
 from simcore.errors import InputError
-from simcore.frame import Column, Frame
 from simcore.frame_file import arrow, write_csv, write_parquet
+from simcore.results.frame import Column, Frame
 from simcore.tabulate import table
 
 MIXED = Frame("scenarios", (Column("name", "string", "", "who"), Column("device_bytes", "int64", "B", "much"),

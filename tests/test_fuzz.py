@@ -23,7 +23,7 @@ from fuzz.kinds import KINDS, case_of, cases_named
 from fuzz.mutations import extremes_of_schema, mutated_bytes, mutated_tree, paths
 from fuzz.running import judged
 from fuzz.shrinking import shrunk
-from simcore.report import Report
+from simcore.results.report import Report
 from simcore.simulate import simulate
 
 SEED, SHARES, CASES = 16, 4, 100

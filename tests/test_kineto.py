@@ -16,8 +16,8 @@ import pytest
 
 import small
 from checkout import ROOT
-from simcore.detail import Span
-from simcore.report import Report
+from simcore.results.detail import Span
+from simcore.results.report import Report
 from simcore.simulate import simulate
 from viz.kineto import kineto_traces, overlap
 from viz.slices import Slice

@@ -10,9 +10,9 @@ from rich.console import Console
 
 import fakes
 import small
-from simcore.detail import MemorySeries
 from simcore.memorysheet import Bars, Spark, memorysheet
-from simcore.report import Report
+from simcore.results.detail import MemorySeries
+from simcore.results.report import Report
 from simcore.simulate import simulate
 
 REST, MORE, ROOM, END = "█", "▓", "░", "│"

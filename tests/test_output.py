@@ -9,7 +9,7 @@ import pytest
 from fakes import illegal, report
 from simcore import output
 from simcore.errors import Problem
-from simcore.report import Advice
+from simcore.results.report import Advice
 
 
 def test_json_is_a_list_with_one_result_a_line(capsys: pytest.CaptureFixture[str]) -> None:

@@ -6,9 +6,9 @@ from io import StringIO
 
 from rich.console import Console
 
+from rl.test_workload import DPO, report
 from simcore.phasesheet import phasesheet
-from simcore.report import Report
-from test_rl import DPO, report
+from simcore.results.report import Report
 
 
 def shown(*reports: Report) -> str:

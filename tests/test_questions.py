@@ -19,7 +19,6 @@ from simcore.advice import advise
 from simcore.frameworks.hooks import flow_of
 from simcore.frameworks.setup import prepare
 from simcore.inputs.loading import load
-from simcore.measured import Measured, read_measured
 from simcore.pipeline.schedule import actions
 from simcore.placement.plan import place as place_rank
 from simcore.program.lower import lower
@@ -27,9 +26,10 @@ from simcore.program.outline import Phase
 from simcore.program.record_layers import Workload
 from simcore.program.tile import AMOUNT, LAYER, OP, SLOT
 from simcore.recording.tape import Op
-from simcore.report import AtRest, Peak, RankReport, Report
+from simcore.results.report import AtRest, Peak, RankReport, Report
 from simcore.simulate import place, simulate
 from simcore.table import setting
+from simcore.validation.runs import Measured, read_measured
 
 SCENARIOS = ROOT / "scenarios"
 PAGE = ROOT / "docs" / "questions.md"

@@ -99,7 +99,7 @@ def test_what_cannot_be_read_is_one_line(ran: Run, content: bytes, told: str) ->
 def test_files_that_are_none_and_files_that_are_too_large(ran: Run, monkeypatch: pytest.MonkeyPatch) -> None:
     assert "no such file" in ran("read", "missing", "small.yaml").err
     assert "got a directory" in ran("read", ".", "small.yaml").err
-    monkeypatch.setattr("simcore.dump.MAX_BYTES", 1000)
+    monkeypatch.setattr("simcore.validation.memory_snapshot.MAX_BYTES", 1000)
     made = ran("read", dumped(), "small.yaml")
     assert made.code == 2
     assert "expected at most 1,000 bytes" in made.err

@@ -20,10 +20,10 @@ import pytest
 
 from checkout import ROOT
 from simcore.inputs.loading import load
-from simcore.phased import PhaseReport
-from simcore.report import AtRest, Peak, RankReport, Report, TrafficRow
+from simcore.results.phases import PhaseReport
+from simcore.results.report import AtRest, Peak, RankReport, Report, TrafficRow
+from simcore.results.time import StepTime
 from simcore.simulate import simulate
-from simcore.speed import StepTime
 
 SCENARIOS = ROOT / "scenarios"
 FOLDERS = sorted(path for path in SCENARIOS.iterdir() if path.is_dir())

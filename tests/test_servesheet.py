@@ -6,9 +6,9 @@ from io import StringIO
 
 from rich.console import Console
 
-from simcore.report import Report
+from simcore.results.report import Report
 from simcore.servesheet import servesheet
-from test_serve import served
+from vllm.test_workload import served
 
 
 def shown(*reports: Report) -> str:

@@ -7,8 +7,8 @@ from functools import cache
 import pytest
 
 import small
-from simcore.detail import ClassDetail, Span
-from simcore.report import Report
+from simcore.results.detail import ClassDetail, Span
+from simcore.results.report import Report
 from simcore.simulate import simulate
 from viz.slices import Process, left_out, plain, processes
 

@@ -20,7 +20,7 @@ import pytest
 
 import small
 from checkout import ROOT
-from simcore.report import Report
+from simcore.results.report import Report
 from simcore.simulate import simulate
 from viz import snapshot as module
 from viz.snapshot import MAX_POSTINGS, notes, pickled, snapshot, whole_fits

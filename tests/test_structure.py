@@ -15,7 +15,7 @@ from checkout import ROOT
 # Packages of `simcore`, each of which imports only from those before it. Modules that are still in the root have no
 # place here; they take part in the search for cycles.
 PACKAGES = ("pipeline", "recording", "inputs", "hardware", "models", "operators", "placement", "program",
-            "frameworks", "vllm", "calibration")
+            "frameworks", "results", "memory", "timing", "validation", "vllm", "simulation", "rl", "calibration")
 
 # A library has one door: what it does could be replaced by rewriting the files named here.
 DOORS = {
@@ -23,7 +23,7 @@ DOORS = {
         "simcore/models/graph.py",
     },
     "simpy": {
-        "simcore/timeline.py",
+        "simcore/timing/timeline.py",
     },
     "ruamel": {
         "simcore/calibration/write.py",
@@ -33,26 +33,26 @@ DOORS = {
     "pydantic": {
         "simcore/inputs/block.py",
         "simcore/calibration/write.py",
-        "simcore/compare.py",
+        "simcore/results/compare.py",
         "simcore/hardware/collective_curves.py",
-        "simcore/detail.py",
+        "simcore/results/detail.py",
         "simcore/hardware/device.py",
         "simcore/hardware/efficiency.py",
-        "simcore/explanation.py",
+        "simcore/simulation/explanation.py",
         "simcore/inputs/generation.py",
-        "simcore/measured.py",
-        "simcore/phased.py",
+        "simcore/validation/runs.py",
+        "simcore/results/phases.py",
         "simcore/inputs/quantity.py",
-        "simcore/report.py",
+        "simcore/results/report.py",
         "simcore/inputs/scenario.py",
-        "simcore/served.py",
-        "simcore/side_by_side.py",
-        "simcore/speed.py",
-        "simcore/timing.py",
-        "simcore/tolerance.py",
+        "simcore/results/engine.py",
+        "simcore/validation/side_by_side.py",
+        "simcore/results/time.py",
+        "simcore/validation/step_times.py",
+        "simcore/validation/tolerance.py",
         "simcore/hardware/topology.py",
         "simcore/inputs/training.py",
-        "simcore/validate.py",
+        "simcore/validation/validate.py",
     },
     "rich": {
         "simcore/columns.py",
@@ -139,7 +139,8 @@ READS_OWN = {
 READERS = {"read_text", "read_bytes", "open", "fdopen", "fromfile", "genfromtxt", "loadtxt", "memmap", "mmap"}
 """Of whatever object; the next ones of these modules."""
 LOADERS = {"json.load", "pickle.load", "np.load", "tomllib.load", "csv.reader", "ElementTree.parse"}
-VIZ_READS = {"simcore.compare", "simcore.detail", "simcore.frame", "simcore.report", "simcore.speed", "simcore.units"}
+VIZ_READS = {"simcore.results.compare", "simcore.results.detail", "simcore.results.frame", "simcore.results.report",
+             "simcore.results.time", "simcore.units"}
 
 MAX_FILE, MAX_FUNCTION, MAX_MEDIAN = 400, 40, 10
 TABLES = ("simcore/operators/", "simcore/frameworks/")  # data in the shape of code, as long as it has to be

@@ -10,7 +10,7 @@ from rich.console import Console
 
 from fakes import illegal, report
 from simcore import summary
-from simcore.report import Report
+from simcore.results.report import Report
 from simcore.table import console
 
 

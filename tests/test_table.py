@@ -7,9 +7,9 @@ import io
 from rich.console import Console
 
 from fakes import rank, report
-from simcore.compare import compare
-from simcore.quantiles import Drawn, DrawnLengths, DrawnPeak, Quantiles
-from simcore.report import Advice, Host, HostPhase
+from simcore.results.compare import compare
+from simcore.results.quantiles import Drawn, DrawnLengths, DrawnPeak, Quantiles
+from simcore.results.report import Advice, Host, HostPhase
 from simcore.table import advice, comparison, drawn, hosts, placement
 
 

@@ -9,7 +9,7 @@ from rich.console import Console
 
 import small
 from fakes import illegal, report
-from simcore.report import Report
+from simcore.results.report import Report
 from simcore.simulate import simulate
 from simcore.timesheet import timesheet
 

@@ -10,7 +10,7 @@ import pytest
 import small
 from checkout import ROOT
 from simcore.inputs.scenario import Scenario
-from simcore.report import RankReport
+from simcore.results.report import RankReport
 from simcore.simulate import simulate
 
 TRUTH = ROOT / "tests/truth" / "tape"

@@ -12,7 +12,7 @@ import small
 from checkout import ROOT
 from simcore.frameworks.common.torch import States
 from simcore.placement.plan import Plan
-from simcore.report import Peak, Report
+from simcore.results.report import Peak, Report
 from simcore.simulate import simulate
 
 TRUTH: dict[str, Any] = json.loads(

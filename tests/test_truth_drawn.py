@@ -14,7 +14,7 @@ import pytest
 
 import truth_cases
 from simcore.inputs.scenario import Scenario
-from simcore.report import RankReport, Report
+from simcore.results.report import RankReport, Report
 from simcore.simulate import place
 
 FILES = {"automodel": "placement/drawn-automodel-0.7.0.json", "megatron": "placement/drawn-megatron-core-0.16.1.json"}

@@ -13,7 +13,6 @@ from typing import Any
 import pytest
 
 import truth_cases
-from simcore.assemble import report
 from simcore.errors import RankscopeError
 from simcore.frameworks.setup import prepare
 from simcore.inputs.scenario import Scenario
@@ -21,8 +20,9 @@ from simcore.placement.mesh import Mesh
 from simcore.program.outline import Phase
 from simcore.program.program import Program
 from simcore.recording.tape import Op
-from simcore.report import RankReport
+from simcore.results.report import RankReport
 from simcore.simulate import _parts, _program
+from simcore.simulation.assemble import report
 
 FILE = "fsdp2/drawn-torch-2.13.0.json"
 PHASES = {"fwd": "forward", "bwd": "backward", "opt": "optimizer"}

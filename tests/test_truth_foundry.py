@@ -23,7 +23,7 @@ from simcore.program.lower import lower
 from simcore.program.program import Program
 from simcore.program.record_layers import Workload
 from simcore.recording.tape import Op
-from simcore.report import RankReport
+from simcore.results.report import RankReport
 from simcore.simulate import simulate
 
 TRUTH = ROOT / "tests/truth" / "tape" / "llmfoundry-0.3.0-torch-2.13.0.json"

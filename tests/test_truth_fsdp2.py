@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 import truth_cases
-from simcore.report import RankReport
+from simcore.results.report import RankReport
 from simcore.simulate import check, simulate
 
 FILES = ("fsdp2/torch-2.13.0.json", "fsdp2/fresh-torch-2.13.0.json",

@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 import truth_cases
-from simcore.report import RankReport
+from simcore.results.report import RankReport
 from simcore.simulate import place
 
 COMPONENTS = {"embeddings": "embedding", "lora_dense": "adapters", "lora_expert": "expert_adapters"}

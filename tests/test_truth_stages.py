@@ -12,7 +12,7 @@ import pytest
 from checkout import ROOT
 from simcore.inputs.document import parse_document
 from simcore.inputs.scenario import parse_scenario
-from simcore.report import RankReport
+from simcore.results.report import RankReport
 from simcore.simulate import simulate
 
 TRUTH = ROOT / "tests/truth" / "tape" / "torchtitan-stages-0.2.2-torch-2.13.0.json"

@@ -14,7 +14,7 @@ from eventlog import collectives_apart
 from simcore.inputs.document import parse_document
 from simcore.inputs.scenario import parse_scenario
 from simcore.models.graph import build, model_config
-from simcore.report import RankReport
+from simcore.results.report import RankReport
 from simcore.simulate import simulate
 
 TRUTH = ROOT / "tests/truth" / "tape" / "torchtitan-0.2.2-torch-2.13.0.json"

@@ -18,7 +18,7 @@ from simcore.frameworks.deepspeed.offload_buffers import beside_tensors
 from simcore.inputs.loading import load
 from simcore.placement.on_host import host_bytes
 from simcore.placement.plan import Plan
-from simcore.report import Peak
+from simcore.results.report import Peak
 from simcore.simulate import simulate
 
 ROWS: list[dict[str, Any]] = json.loads(

@@ -10,8 +10,8 @@ from typing import Any
 
 import pytest
 
-from simcore.report import Report
-from simcore.speed import Cost
+from simcore.results.report import Report
+from simcore.results.time import Cost
 from test_viz_page import EVIL, GIB, a_report, parsed
 from viz.batch import batch, time_scatter
 from viz.choices import differing, flat

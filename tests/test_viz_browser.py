@@ -11,7 +11,7 @@ import pytest
 
 import small
 from browser import Tab, tab
-from simcore.report import Report
+from simcore.results.report import Report
 from simcore.simulate import simulate
 from test_viz_batch import scenario
 from viz.page import render

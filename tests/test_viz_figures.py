@@ -9,7 +9,7 @@ from functools import cache
 import pytest
 
 import small
-from simcore.report import Report
+from simcore.results.report import Report
 from simcore.simulate import simulate
 from viz.figures import WIDTH, as_png, figures, letters
 

@@ -8,7 +8,7 @@ import xml.etree.ElementTree as ET
 
 import pytest
 
-from simcore.report import AtRest, MemorySeries, Owner, Peak, RankReport
+from simcore.results.report import AtRest, MemorySeries, Owner, Peak, RankReport
 from viz.memory import chart, text_alternative
 from viz.palette import CATEGORIES, TONES, luminance
 from viz.scale import BOTTOM, TOP

@@ -18,7 +18,7 @@ from browser import tab
 from checkout import ROOT
 from simcore import compare, simulate, table
 from simcore.errors import InputError, Problem
-from simcore.report import Report
+from simcore.results.report import Report
 from test_viz_page import EVIL, a_report
 from viz.sheet import DARK
 

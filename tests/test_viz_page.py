@@ -13,9 +13,10 @@ from typing import Any
 
 import pytest
 
-from simcore.phased import PhaseReport
-from simcore.quantiles import Drawn, DrawnPeak, Quantiles
-from simcore.report import (
+from simcore.results.engine import Decode, Serving
+from simcore.results.phases import PhaseReport
+from simcore.results.quantiles import Drawn, DrawnPeak, Quantiles
+from simcore.results.report import (
     Assumption,
     Communicator,
     Host,
@@ -28,7 +29,6 @@ from simcore.report import (
     StepTime,
     TrafficRow,
 )
-from simcore.served import Decode, Serving
 from viz.markup import Markup, element, escape, number
 from viz.page import render
 

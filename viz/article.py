@@ -6,7 +6,7 @@ import json
 from collections.abc import Iterable, Iterator, Sequence
 from typing import Final
 
-from simcore.report import Report, StepTime
+from simcore.results.report import Report, StepTime
 from simcore.units import format_bytes, format_seconds
 from viz.keys import key
 from viz.markup import Child, Markup, element, join

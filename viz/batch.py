@@ -8,7 +8,7 @@ from collections import Counter
 from collections.abc import Mapping, Sequence
 from typing import Any, Final
 
-from simcore.report import Report
+from simcore.results.report import Report
 from simcore.units import format_seconds
 from viz.choices import differing
 from viz.markup import Child, Markup, element, escape

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, Final
 
-from simcore.report import Report
+from simcore.results.report import Report
 
 __all__ = ["differing", "flat", "told"]
 

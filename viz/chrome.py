@@ -18,7 +18,7 @@ import json
 from collections.abc import Iterator, Sequence
 from typing import Any, Final
 
-from simcore.report import MemorySeries, Report
+from simcore.results.report import MemorySeries, Report
 from viz.slices import THREADS, Process, Slice, left_out, plain, processes
 
 __all__ = ["chrome_trace"]

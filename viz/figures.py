@@ -13,7 +13,7 @@ from functools import cache
 from importlib.resources import files
 from typing import Final
 
-from simcore.report import RankReport, Report
+from simcore.results.report import RankReport, Report
 from viz.bars import short
 from viz.batch import cost_scatter, time_scatter
 from viz.holders import holder_bars

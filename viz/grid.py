@@ -6,7 +6,7 @@ import re
 from collections.abc import Callable, Sequence
 from typing import Final
 
-from simcore.frame import Frame, Value
+from simcore.results.frame import Frame, Value
 from simcore.units import format_bytes, format_seconds
 from viz.markup import Child, Markup, element, join
 from viz.scatter import Point, scatter

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from typing import Final
 
-from simcore.detail import ClassDetail, Holder
-from simcore.report import RankReport
+from simcore.results.detail import ClassDetail, Holder
+from simcore.results.report import RankReport
 from simcore.units import format_bytes
 from viz.bars import Bar, Segment, bars, of_category
 from viz.markup import Markup, element

@@ -22,7 +22,7 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from itertools import islice
 from typing import Any, Final
 
-from simcore.report import Report
+from simcore.results.report import Report
 from simcore.units import DTYPE_BYTES
 from viz.slices import THREADS, Process, Slice, left_out, plain, processes
 

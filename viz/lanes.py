@@ -9,8 +9,8 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import Final
 
-from simcore.detail import ClassDetail, Span
-from simcore.report import RankReport, Report
+from simcore.results.detail import ClassDetail, Span
+from simcore.results.report import RankReport, Report
 from simcore.units import format_seconds
 from viz.axes import phase_class
 from viz.keys import Look

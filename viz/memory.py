@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Final
 
-from simcore.report import MemorySeries, Peak, RankReport
+from simcore.results.report import MemorySeries, Peak, RankReport
 from simcore.units import format_bytes
 from viz.axes import capacity_line, layer_bands, phase_bands, x_axis, y_axis
 from viz.bars import short

@@ -8,8 +8,8 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import Final
 
-from simcore.compare import Comparison
-from simcore.report import RankReport, Report, StepTime
+from simcore.results.compare import Comparison
+from simcore.results.report import RankReport, Report, StepTime
 from simcore.units import format_bytes, format_seconds
 from viz.bars import Bar, Segment, bars, of_category, short
 from viz.keys import Look, key, look_of

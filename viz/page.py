@@ -8,8 +8,8 @@ from collections.abc import Iterator, Sequence
 from importlib.resources import files
 from typing import Final
 
-from simcore.detail import MAX_DETAILED
-from simcore.report import Report
+from simcore.results.detail import MAX_DETAILED
+from simcore.results.report import Report
 from viz.article import article
 from viz.batch import batch
 from viz.markup import Markup, element, join

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from simcore.report import Report
+from simcore.results.report import Report
 from simcore.units import format_bytes, format_seconds
 from viz.bars import Bar, Segment, bars, of_category
 from viz.keys import Look, key, look_of

@@ -13,8 +13,8 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Final
 
-from simcore.detail import AxisDigit, Detail
-from simcore.report import RankReport, Report
+from simcore.results.detail import AxisDigit, Detail
+from simcore.results.report import RankReport, Report
 from simcore.units import format_bytes
 from viz.keys import Look, look_of
 from viz.markup import Markup, element, number

@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Final
 
-from simcore.detail import ClassDetail
-from simcore.report import RankReport, Report
+from simcore.results.detail import ClassDetail
+from simcore.results.report import RankReport, Report
 from simcore.units import format_bytes
 from viz.bars import short
 from viz.holders import all_holders, holder_bars

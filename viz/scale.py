@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Final
 
-from simcore.report import MemorySeries, RankReport
+from simcore.results.report import MemorySeries, RankReport
 from viz.markup import number
 from viz.stack import Clock, edges, totals
 

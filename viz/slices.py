@@ -11,8 +11,8 @@ from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from typing import Final
 
-from simcore.detail import ClassDetail, Span
-from simcore.report import RankReport, Report
+from simcore.results.detail import ClassDetail, Span
+from simcore.results.report import RankReport, Report
 from viz.lanes import WAITS
 
 __all__ = ["THREADS", "Process", "Slice", "left_out", "plain", "processes"]

@@ -32,8 +32,8 @@ from bisect import bisect_left, insort
 from collections.abc import Iterator
 from typing import Any, Final
 
-from simcore.detail import ClassDetail, Lifetimes
-from simcore.report import RankReport, Report
+from simcore.results.detail import ClassDetail, Lifetimes
+from simcore.results.report import RankReport, Report
 
 __all__ = ["MAX_POSTINGS", "notes", "pickled", "snapshot", "whole_fits"]
 

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from itertools import accumulate, groupby
 from typing import Final, Literal
 
-from simcore.report import MemorySeries, RankReport
+from simcore.results.report import MemorySeries, RankReport
 from viz.palette import swatch
 
 __all__ = ["Band", "Clock", "PhaseRun", "edges", "gib_ticks", "has_time", "layer_order", "layer_runs", "peak_index",

@@ -6,7 +6,7 @@ import re
 from collections.abc import Iterable, Sequence
 from typing import Final
 
-from simcore.report import RankReport
+from simcore.results.report import RankReport
 from simcore.units import format_bytes
 from viz.axes import phase_class
 from viz.keys import Look, look_of

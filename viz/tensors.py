@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from simcore.detail import ClassDetail, TensorRow
-from simcore.report import RankReport
+from simcore.results.detail import ClassDetail, TensorRow
+from simcore.results.report import RankReport
 from simcore.units import format_bytes
 from viz.markup import Child, Markup, element
 from viz.tables import code, table

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from simcore.report import Report
+from simcore.results.report import Report
 from simcore.units import format_seconds
 from viz.keys import key
 from viz.lanes import drawn_classes, lane_looks, lanes, names

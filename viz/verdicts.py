@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Final
 
-from simcore.report import Report
+from simcore.results.report import Report
 from simcore.units import format_bytes
 from viz.markup import Markup, element
 

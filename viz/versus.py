@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Sequence
 from typing import Final
 
-from simcore.compare import Comparison, Row, compare
-from simcore.report import Report
+from simcore.results.compare import Comparison, Row, compare
+from simcore.results.report import Report
 from simcore.units import format_bytes, format_seconds
 from viz.choices import differing
 from viz.keys import key

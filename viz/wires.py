@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from simcore.report import RankReport, Report
+from simcore.results.report import RankReport, Report
 from simcore.units import format_bytes, format_seconds
 from viz.bars import Bar, Segment, bars
 from viz.keys import Look

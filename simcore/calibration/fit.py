@@ -1,10 +1,10 @@
 """From times to shares of the peaks: least squares of the cost model's own form.
 
-[Note: fit] The model is seconds = flops / (peak x compute) + bytes / (bandwidth x memory) (`simcore.cost`, [Note:
-shapes]). With u = 1 / compute and v = 1 / memory it is linear. Errors are relative, so each reading is divided by its
-seconds; neither share may pass 100%, so u and v are at least 1. The least of a convex sum of squares over such a corner
-lies inside it, on one of its edges or at its tip: all are tried. Where all readings have about the same FLOPs for a
-byte the two cannot be told apart: then the memory's share is the one that is given.
+[Note: fit] The model is seconds = flops / (peak x compute) + bytes / (bandwidth x memory) (`simcore.timing.kernel`,
+[Note: shapes]). With u = 1 / compute and v = 1 / memory it is linear. Errors are relative, so each reading is divided
+by its seconds; neither share may pass 100%, so u and v are at least 1. The least of a convex sum of squares over such a
+corner lies inside it, on one of its edges or at its tip: all are tried. Where all readings have about the same FLOPs
+for a byte the two cannot be told apart: then the memory's share is the one that is given.
 """
 
 from __future__ import annotations

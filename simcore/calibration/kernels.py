@@ -12,10 +12,10 @@ from simcore.calibration import attention, mamba, passes, products
 from simcore.calibration.bench import Bench
 from simcore.calibration.fit import Shares, above_floor, fit_both, fit_memory
 from simcore.calibration.reading import NotMeasured, Reading, Value, reason_of
-from simcore.cost import DTYPES, worked_flops
-from simcore.cost import KERNELS as MODELLED
 from simcore.hardware.device import Device
 from simcore.hardware.topology import Topology
+from simcore.timing.kernel import DTYPES, worked_flops
+from simcore.timing.kernel import KERNELS as MODELLED
 
 __all__ = ["KERNELS", "collected", "fp8_kept", "kernel_values"]
 

@@ -65,7 +65,7 @@ def _hold(pipe: Any) -> None:
 def allocator(bench: Bench) -> dict[str, int]:
     """Bytes allocated and reserved, and segments, that blocks of fixed sizes add; NotMeasured without a GPU.
 
-    It goes into no file: what `simcore/reserve.py` supposes can be held against it.
+    It goes into no file: what `simcore/memory/reserved.py` supposes can be held against it.
     """
     if not bench.machine.is_gpu:
         raise NotMeasured("no GPU")

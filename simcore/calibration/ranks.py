@@ -1,9 +1,9 @@
 """Collectives between the GPUs of this node: their curves, and what the cost model makes of them.
 
 [Note: curves] Each collective runs in groups of 2, 4, 8 ... ranks at several payloads. A group's curve is a latency and
-a bus bandwidth, as nccl-tests defines it: bytes on the wire over seconds (`simcore.collective.wire_factor`). Bandwidths
-are those of the largest group. Latencies grow by a hop for each rank of a ring, twice for an all-reduce: a line through
-those of all rings gives the latency of a call and of a hop (`simcore.collective`).
+a bus bandwidth, as nccl-tests defines it: bytes on the wire over seconds (`simcore.timing.collective.wire_factor`).
+Bandwidths are those of the largest group. Latencies grow by a hop for each rank of a ring, twice for an all-reduce: a
+line through those of all rings gives the latency of a call and of a hop (`simcore.timing.collective`).
 """
 
 from __future__ import annotations
@@ -22,14 +22,14 @@ from simcore.calibration.bench import Bench
 from simcore.calibration.fit import fit_line
 from simcore.calibration.machine import optional
 from simcore.calibration.reading import NotMeasured, Value
-from simcore.collective import wire_factor
+from simcore.timing.collective import wire_factor
 
 __all__ = ["Point", "curves", "fabric", "library"]
 
 _PAYLOADS: Final = {"nccl": tuple(2**power for power in range(9, 30)), "gloo": (2**12, 2**16, 2**20)}
 _REPEATS: Final = 9
 _IN_A_ROW: Final = 5
-_MOST_HOPS: Final = 7  # as `simcore.collective` counts them
+_MOST_HOPS: Final = 7  # as `simcore.timing.collective` counts them
 _RINGS: Final = {"all_gather": 1, "reduce_scatter": 1, "all_reduce": 2}
 """Collectives whose latency is a number of rounds over a ring."""
 

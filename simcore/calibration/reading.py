@@ -20,7 +20,7 @@ def reason_of(error: Exception) -> str:
 
 @dataclass(frozen=True, slots=True)
 class Reading:
-    """A median of repeats. `kernel` is one of `simcore.cost.KERNELS`; `by` names what ran, `shape` on what.
+    """A median of repeats. `kernel` is one of `simcore.timing.kernel.KERNELS`; `by` names what ran, `shape` on what.
 
     `flops` counts two for a multiply-add, `moved` is bytes read plus written, `packed` the shape of a product or of
     attention (`simcore/recording/kernel_shape.py`): all as operators post them, so that a share that is fitted here

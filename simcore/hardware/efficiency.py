@@ -34,7 +34,7 @@ class KernelShare(Frozen):
 
 
 class Kernels(Frozen):
-    """The closed set of kernel classes; order is that of `simcore.cost.KERNELS`.
+    """The closed set of kernel classes; order is that of `simcore.timing.kernel.KERNELS`.
 
     `attention` is what cuDNN and flash-attention 3 reach where the GPU has them, `attention_flash2` what
     flash-attention 2 and torch's own do, `attention_triton` what the first flash-attention in Triton does,

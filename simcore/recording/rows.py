@@ -35,7 +35,7 @@ class Op(IntEnum):
 
 
 class Kernel(IntEnum):
-    """Kernel classes of the cost model, in the order of `simcore.cost.KERNELS`; then those of 8 and of 4 bits.
+    """Kernel classes of the cost model, in the order of `simcore.timing.kernel.KERNELS`; then those of 8 and of 4 bits.
 
     GRAD_GEMM: a GEMM of a forward pass that makes a gradient already, as some losses do: no FLOPs of a model's forward.
     """

@@ -17,10 +17,10 @@ import pytest
 
 from simcore.inputs.document import parse_document
 from simcore.inputs.scenario import Scenario, parse_scenario
-from simcore.report import Report
+from simcore.results.report import Report
 from simcore.simulate import simulate
-from simcore.streams import Track
-from simcore.timeline import ClassTimes, Wiring
+from simcore.timing.streams import Track
+from simcore.timing.timeline import ClassTimes, Wiring
 
 ROOT = Path(__file__).parents[2]
 Benchmark = Any
@@ -82,7 +82,7 @@ def test_nano_8_stages(benchmark: Benchmark, framework: str, full: bool, monkeyp
 def test_ops_of_a_stage(framework: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """Items and calls of the timeline, all microbatches written out."""
     in_full(monkeypatch)
-    clocked, ops = import_module("simcore.clocked"), list[int]()
+    clocked, ops = import_module("simcore.timing.step"), list[int]()
     run = clocked.run
 
     def counted(tracks: Sequence[Track], wiring: Wiring) -> list[ClassTimes]:

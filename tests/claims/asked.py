@@ -8,7 +8,7 @@ from typing import Any
 
 from simcore.inputs.loading import load
 from simcore.inputs.scenario import Scenario
-from simcore.report import RankReport, Report
+from simcore.results.report import RankReport, Report
 from simcore.simulate import place, simulate
 
 __all__ = ["GB", "NANO", "at_rest_gb", "fullest", "num_params", "peak_gb", "ran", "scenario", "sized", "verdict"]

@@ -9,7 +9,7 @@ from claims.asked import GB, NANO, fullest, num_params, ran, scenario
 from claims.claim import REFUTED, REPRODUCED, Claim, Figure
 from simcore.hardware.topology import load_topology
 from simcore.models.graph import model_config
-from simcore.report import Report
+from simcore.results.report import Report
 
 __all__ = ["CLAIMS"]
 

@@ -10,7 +10,7 @@ from claims.asked import GB, NANO, at_rest_gb, fullest, num_params, peak_gb, ran
 from claims.claim import BY_ITS_RULE, REFUTED, REPRODUCED, UNTESTABLE, Claim, Figure
 from simcore.inputs.loading import load
 from simcore.models.graph import model_config
-from simcore.report import Report
+from simcore.results.report import Report
 from simcore.simulate import check
 
 __all__ = ["CLAIMS"]

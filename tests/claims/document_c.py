@@ -11,7 +11,7 @@ from typing import Any, Final
 from claims.asked import GB, at_rest_gb, fullest, num_params, peak_gb, ran, scenario, verdict
 from claims.claim import BY_ITS_RULE, REFUTED, REPRODUCED, UNTESTABLE, Claim, Figure
 from simcore.hardware.topology import load_topology
-from simcore.report import Report
+from simcore.results.report import Report
 
 __all__ = ["CLAIMS"]
 

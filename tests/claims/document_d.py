@@ -10,7 +10,7 @@ from typing import Any
 from claims.asked import at_rest_gb, fullest, num_params, ran, scenario
 from claims.claim import REFUTED, REPRODUCED, Claim, Figure
 from simcore.inputs.loading import load
-from simcore.report import Report
+from simcore.results.report import Report
 
 __all__ = ["CLAIMS"]
 

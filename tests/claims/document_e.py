@@ -6,7 +6,7 @@ from collections.abc import Sequence
 
 from claims.asked import GB, at_rest_gb, num_params, peak_gb, ran, scenario, verdict
 from claims.claim import BY_ITS_RULE, REFUTED, Claim, Figure
-from simcore.report import Report
+from simcore.results.report import Report
 
 __all__ = ["CLAIMS"]
 

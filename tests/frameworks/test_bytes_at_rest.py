@@ -10,7 +10,7 @@ import pytest
 import small
 from simcore.inputs.scenario import Scenario
 from simcore.recording.tape import Op
-from simcore.report import AtRest, RankReport
+from simcore.results.report import AtRest, RankReport
 from simcore.simulate import place, simulate
 
 FRAMEWORKS = ("fsdp2", "automodel", "megatron", "megatron_fsdp", "ddp", "zero1", "zero2", "zero3", "fsdp1")

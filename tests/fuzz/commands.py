@@ -17,7 +17,7 @@ from fuzz.case import Findings, Input
 from fuzz.invariants import hold
 from simcore import cli
 from simcore.inputs.shipped import data_folder
-from simcore.report import Report
+from simcore.results.report import Report
 
 __all__ = ["LINES", "Said", "expect_answers", "judge", "say"]
 

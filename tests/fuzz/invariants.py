@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterator
 from typing import Any, Final
 
 from fuzz.case import Findings
-from simcore.report import Peak, RankReport, Report
+from simcore.results.report import Peak, RankReport, Report
 
 __all__ = ["hold", "numbers_of"]
 

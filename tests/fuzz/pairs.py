@@ -22,7 +22,7 @@ from fuzz.case import Findings, Tree
 from fuzz.drawing import changed, parsed, per_microbatch
 from fuzz.invariants import numbers
 from simcore.errors import RankscopeError
-from simcore.report import RankReport, Report
+from simcore.results.report import RankReport, Report
 from simcore.simulate import check, place, simulate
 
 __all__ = ["PAIRS", "Pair"]

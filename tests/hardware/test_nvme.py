@@ -16,7 +16,7 @@ from simcore.hardware.nvme import aligned, is_swapped, stays_on_device
 from simcore.inputs.shipped import data_folder
 from simcore.placement.plan import Plan
 from simcore.recording.tape import Op
-from simcore.report import Report
+from simcore.results.report import Report
 from simcore.simulate import simulate
 
 TRUTH: dict[str, Any] = json.loads(

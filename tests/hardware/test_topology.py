@@ -16,7 +16,6 @@ from hypothesis import strategies as st
 
 import small
 import truth_cases
-from simcore.collective import collective_ns
 from simcore.errors import InputError
 from simcore.hardware.collective_curves import find_curves, load_curves
 from simcore.hardware.efficiency import efficiency_names, load_efficiency
@@ -25,6 +24,7 @@ from simcore.inputs.document import read_document
 from simcore.inputs.shipped import data_folder
 from simcore.placement.mesh import Mesh
 from simcore.simulate import simulate
+from simcore.timing.collective import collective_ns
 
 BUILT_IN = ("dgx-a100", "dgx-a100-40gb", "dgx-b200", "dgx-b300", "dgx-h100", "dgx-h200", "dgx-spark", "gb200-nvl72",
             "gb300-nvl72", "gtx-1080-ti", "h100-1gpu", "h100-96gb-hbm2e", "h100-pcie", "l40s", "mi300x", "rtx-2060",

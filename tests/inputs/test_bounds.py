@@ -19,15 +19,15 @@ import pytest
 import simcore.program.lower as lowering
 import small
 from checkout import ROOT
-from simcore import effort
 from simcore.errors import InputError
 from simcore.inputs import bounds
 from simcore.inputs.quantity import Quantity
 from simcore.inputs.scenario import scenario_schema
 from simcore.models.config import Config
 from simcore.program import row_cache as held
-from simcore.report import Report
+from simcore.results.report import Report
 from simcore.simulate import place, rows_of, simulate
+from simcore.simulation import step_length as effort
 
 SIMULATION = importlib.import_module("simcore.simulate")
 UNBOUNDED = {"alpha", "concentration"}
@@ -163,7 +163,7 @@ def test_placement_has_no_step() -> None:
 def test_microbatches_that_never_are_alike_are_told(monkeypatch: pytest.MonkeyPatch) -> None:
     asked = small.scenario("megatron", {"pp": 4}, microbatches=256, model=deep(16), pipeline={"virtual_stages": 2})
     free = simulate(asked)
-    monkeypatch.setattr("simcore.clocked._is_steady", lambda *_: False)
+    monkeypatch.setattr("simcore.timing.step._is_steady", lambda *_: False)
     monkeypatch.setattr(SIMULATION, "ROWS", 0)
     told = simulate(asked)
     found = [one for one in told.assumptions if one.what == "step_s"]

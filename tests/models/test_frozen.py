@@ -9,7 +9,7 @@ import pytest
 import small
 from simcore.models.frozen import with_frozen
 from simcore.models.graph import build, model_config
-from simcore.report import RankReport
+from simcore.results.report import RankReport
 from simcore.simulate import check, place, simulate
 
 LLAMA = "llama-tiny"

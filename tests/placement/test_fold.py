@@ -15,7 +15,7 @@ from layouts import Layout, layouts, resharded
 from simcore.placement.fold import RankClass, coordinate_text, fold, format_ranks, unfolded, unfolded_one
 from simcore.placement.mesh import Axis, IntArray, Mesh
 from simcore.placement.plan import place
-from simcore.routes import HOST_WAYS
+from simcore.timing.routes import HOST_WAYS
 
 
 def ranks_of(text: str) -> list[int]:

@@ -13,7 +13,7 @@ from simcore.placement.optimizer_step import is_updated_in_backward, step_of
 from simcore.placement.plan import Placed
 from simcore.recording.rows import Step
 from simcore.recording.tape import Kernel, Op, Param, Tape, Tensor
-from simcore.report import Report
+from simcore.results.report import Report
 from simcore.simulate import simulate
 
 NUMEL = 256 * 1000

@@ -9,7 +9,7 @@ import pytest
 import small
 from simcore.inputs.training import Training
 from simcore.placement.packing import Packing, pack
-from simcore.report import Report
+from simcore.results.report import Report
 from simcore.simulate import simulate
 
 

@@ -9,7 +9,7 @@ import pytest
 import small
 from simcore.inputs.training import Capacity, Imbalance
 from simcore.placement.routing import received_per_token, sent_per_token, top_k_of
-from simcore.report import Report
+from simcore.results.report import Report
 from simcore.simulate import simulate
 
 ONE = 1 << 16

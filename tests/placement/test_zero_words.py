@@ -15,7 +15,7 @@ from simcore.frameworks.hooks import exact_at_rest
 from simcore.placement.plan import AtRestBytes, Plan
 from simcore.placement.zero_words import PERSISTENT, Zero
 from simcore.program.program import Program
-from simcore.report import Report
+from simcore.results.report import Report
 from simcore.simulate import place, simulate
 
 LLAMA = "llama-tiny"

@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 
 import small
 from simcore.recording.exact_sums import countable, dot, fitting
-from simcore.report import Report
+from simcore.results.report import Report
 from simcore.simulate import simulate
 
 SIZES = st.integers(0, 2**62)

@@ -14,7 +14,7 @@ from simcore.placement.plan import Plan, place
 from simcore.program.record_layers import Workload, keys_of, run_of
 from simcore.recording.layer import LayerTape
 from simcore.recording.tape import HIDDEN, Kernel, Op, Section
-from simcore.report import Report
+from simcore.results.report import Report
 from simcore.simulate import simulate
 
 DEEP = {"config": "llama-tiny", "overrides": {"num_hidden_layers": 8}}

@@ -32,7 +32,7 @@ from fit_priors import NUMBERS as EVERY
 from ruamel.yaml import YAML
 
 from simcore.hardware.efficiency import Efficiency, load_efficiency
-from simcore.measured import Measured, layout_of, read_measured
+from simcore.validation.runs import Measured, layout_of, read_measured
 
 HERE = Path(__file__).resolve().parent
 FILES = HERE.parents[1] / "topologies" / "efficiency"

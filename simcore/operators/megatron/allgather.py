@@ -2,7 +2,7 @@
 
 megatron-core 0.16.1 `transformer/moe/token_dispatcher.py` (MoEAllGatherTokenDispatcher), `moe_utils.py` (permute and
 unpermute without fusion). Tokens are gathered into the global "mpu" buffer, which is one of all layers
-(`simcore/workspace.py`).
+(`simcore/memory/workspace.py`).
 """
 
 from __future__ import annotations

@@ -71,7 +71,7 @@ def _repeated(c: Context, x: Tensor, columns: int, name: str) -> Tensor:
 def _scores(c: Context, heads: int, q: Tensor, k: Tensor) -> Tensor:
     """Queries times keys of all positions, into a tensor that `baddbmm` makes besides the one it is given.
 
-    What it is given lies in the global buffer where attention is core's own (`simcore/workspace.py`).
+    What it is given lies in the global buffer where attention is core's own (`simcore/memory/workspace.py`).
     """
     rows, keys = q.shape[0], c.run.seq
     shapes = q.shape, k.shape

@@ -9,7 +9,7 @@ import pytest
 import small
 from simcore.errors import IllegalLayout, NotYet, RankscopeError
 from simcore.inputs.scenario import Scenario
-from simcore.report import Report
+from simcore.results.report import Report
 from simcore.simulate import simulate
 
 TIED = {"config": "llama-tiny", "overrides": {"tie_word_embeddings": True}}

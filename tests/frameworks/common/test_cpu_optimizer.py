@@ -10,7 +10,7 @@ import small
 from simcore.frameworks.common.cpu_optimizer import cpu_bytes
 from simcore.hardware.topology import load_topology
 from simcore.inputs.shipped import data_folder
-from simcore.report import Report
+from simcore.results.report import Report
 from simcore.simulate import simulate
 
 H100 = load_topology("dgx-h100")

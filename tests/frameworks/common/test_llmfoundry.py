@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 import small
-from simcore.report import Report
+from simcore.results.report import Report
 from simcore.simulate import simulate
 
 TINY = {"d_model": 64, "n_layers": 2, "n_heads": 4, "max_seq_len": 64, "vocab_size": 128}

@@ -9,7 +9,7 @@ import pytest
 
 import small
 from simcore.frameworks.common.optimizer_memory import newton_schulz_bytes
-from simcore.ledger import running
+from simcore.memory.ledger import running
 from simcore.models.tensor import TensorSpec
 from simcore.placement.form import Form
 from simcore.placement.framework import Life

@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 import small
-from simcore.ledger import balance
+from simcore.memory.ledger import balance
 from simcore.placement.plan import Plan
 from simcore.program.program import Program
 

@@ -10,7 +10,7 @@ import small
 from simcore.frameworks.deepspeed.offload_buffers import beside_tensors, touched, trained
 from simcore.placement.plan import Plan
 from simcore.placement.zero_words import Zero
-from simcore.report import Host
+from simcore.results.report import Host
 from simcore.simulate import simulate
 
 AWAY: dict[str, Any] = {"offload": {"optimizer": "host"}}

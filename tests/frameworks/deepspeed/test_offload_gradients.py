@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 import small
-from simcore.report import Report
+from simcore.results.report import Report
 from simcore.simulate import simulate
 
 LLAMA = "llama-tiny"

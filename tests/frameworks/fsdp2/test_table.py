@@ -11,7 +11,7 @@ from simcore.errors import IllegalLayout
 from simcore.frameworks.setup import prepare
 from simcore.inputs.scenario import Scenario
 from simcore.models.graph import model_config
-from simcore.report import Report
+from simcore.results.report import Report
 from simcore.simulate import check, simulate
 
 

@@ -7,11 +7,11 @@ from typing import Any
 import pytest
 
 import small
-from simcore.band import layout_class
 from simcore.frameworks.megatron.flat_parameters import rank_buffers
 from simcore.frameworks.setup import prepare
+from simcore.memory.band import layout_class
 from simcore.placement.plan import Placed, place
-from simcore.report import Report
+from simcore.results.report import Report
 from simcore.simulate import simulate
 
 LLAMA = {"config": "llama-tiny", "overrides": {

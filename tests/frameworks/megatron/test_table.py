@@ -17,7 +17,7 @@ from simcore.program.outline import Phase
 from simcore.program.tile import AMOUNT, LAYER, OP, SLOT
 from simcore.recording.tape import HIDDEN, Op
 from simcore.simulate import place, simulate
-from simcore.streams import Track, tracks
+from simcore.timing.streams import Track, tracks
 
 PRECISE = {"use_precision_aware_optimizer": True}
 OWNING = PRECISE | {"fp8_recipe": "delayed"}
@@ -1156,7 +1156,7 @@ def test_a_host_that_waits_for_messages_makes_the_bubble_longer(monkeypatch: pyt
 
     bubble, step_s = spent()
     assert bubble == pytest.approx(3 / 4, abs=0.2)
-    monkeypatch.setattr("simcore.clocked.tracks", at_once)
+    monkeypatch.setattr("simcore.timing.step.tracks", at_once)
     assert spent()[1] < step_s
 
 

@@ -10,7 +10,7 @@ import small
 from simcore.errors import InputError
 from simcore.models.blocks import Attention, Embedding
 from simcore.models.graph import ModelGraph, build, model_config
-from simcore.report import Report
+from simcore.results.report import Report
 from simcore.simulate import simulate
 
 

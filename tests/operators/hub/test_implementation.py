@@ -25,7 +25,7 @@ from simcore.program.program import Program
 from simcore.program.record_layers import Workload
 from simcore.recording.layer import LayerTape, Run
 from simcore.recording.tape import Node, Op, Param, Section, Tape
-from simcore.report import Report
+from simcore.results.report import Report
 from simcore.simulate import simulate
 
 NANO = "nemotron-3-nano-30b-a3b"

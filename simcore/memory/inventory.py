@@ -1,0 +1,69 @@
+"""What lies on one rank, tensor by tensor, and who holds its bytes at the peak: rows for people to look through.
+
+Layers of one kind hold the same tensors, so a row stands for all of them. Comes in: a `Plan`, or a `Balance` with all
+of its owners. Goes out: rows of `detail`. Sums over rows are those that the report tells, but for flat cuts, where a
+row is its class's mean.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterator, Mapping
+
+from simcore.memory.ledger import Balance
+from simcore.placement.form import Flat, Layout, Shard
+from simcore.placement.mesh import Mesh
+from simcore.placement.plan import Placed, Plan
+from simcore.results.detail import Holder, TensorRow
+from simcore.units import dtype_bytes
+
+__all__ = ["holders", "kinds_by_path", "tensor_rows"]
+
+OUTSIDE_LAYERS = "between stages"
+
+
+def tensor_rows(plan: Plan) -> tuple[TensorRow, ...]:
+    """Tensors of the plan's rank, in the order of layers; those that another layer owns are left out."""
+    kinds = plan.graph.kinds
+    return tuple(_row(kinds[kind].name, count, placed, plan.mesh)
+                 for kind, count in plan.kind_counts for placed in plan.kinds[kind] if not placed.spec.tied)
+
+
+def _row(layers: str, count: int, placed: Placed, mesh: Mesh) -> TensorRow:
+    spec, life = placed.spec, placed.life
+    trained = placed.local if placed.trainable else 0
+    grads = trained // placed.grad_parts * dtype_bytes(life.grad.dtype) * (life.grad.space == "device")
+    return TensorRow(
+        layers=layers, num_layers=count, name=spec.name, component="buffer" if spec.is_buffer else spec.component,
+        dtype=life.rest.dtype, shape=spec.shape, copies=spec.copies, num_elements=placed.local,
+        cut=tuple(_cuts(life.rest.layout, mesh)), params_bytes=count * placed.rest_bytes, grads_bytes=count * grads,
+        optimizer_bytes=count * placed.state_bytes, trainable=placed.trainable, life=life.name)
+
+
+def _cuts(layout: Layout, mesh: Mesh) -> Iterator[str]:
+    """`ep 8: copies`, `tp 2: dim 0`, `dp_cp 4: flat in its buffer`; axes of one rank cut nothing."""
+    for name, placement in layout:
+        size = mesh.axis(name).size
+        if size > 1 and isinstance(placement, Shard):
+            yield f"{name} {size}: {'copies' if placement.dim < 0 else f'dim {placement.dim}'}"
+        elif size > 1 and isinstance(placement, Flat):
+            yield f"{name} {size}: flat in its {placement.scope}"
+
+
+def kinds_by_path(plan: Plan) -> dict[str, str]:
+    """Paths of all layers, to the name of their kind."""
+    return {layer.path: plan.graph.kinds[layer.kind].name for layer in plan.graph.layers}
+
+
+def holders(balance: Balance, kinds: Mapping[str, str]) -> tuple[Holder, ...]:
+    """Owners at the peak, those of one name in layers of one kind together, largest first."""
+    sizes: Counter[tuple[str, str, str]] = Counter()
+    counts: Counter[tuple[str, str, str]] = Counter()
+    for owner, category, num_bytes in balance.top:
+        path, _, name = owner.partition("/")
+        key = (kinds.get(path, OUTSIDE_LAYERS), name, category)
+        sizes[key] += num_bytes
+        counts[key] += 1
+    order = sorted(sizes, key=lambda key: (-sizes[key], key))
+    return tuple(Holder(owner=key[1], layers=key[0], num_layers=counts[key], category=key[2], bytes=sizes[key])
+                 for key in order)

@@ -1,0 +1,127 @@
+"""Lifetimes: every allocation of a program, when it is born and when it dies, for those who show each of them.
+
+Comes in: a `Program`. Goes out: columns of `detail.Lifetimes`, in issue order. What rests from before the step is born
+first. A row of a program frees bytes of an owner, not a block of it: of the owner's blocks that goes which has this
+size and is youngest; where none has, blocks are told as the parts that they go in. All sums are those of the ledger.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from itertools import pairwise
+
+import numpy as np
+
+from simcore.placement.mesh import IntArray
+from simcore.program.outline import Phase
+from simcore.program.program import Program
+from simcore.program.tile import AMOUNT, LAYER, OP, SLOT
+from simcore.recording.tape import Op
+from simcore.results.detail import Lifetimes
+
+__all__ = ["lifetimes"]
+
+TOGETHER = "many tensors"
+"""The name of a block that stands for several."""
+
+_FINEST = 1 << 14
+"""Stretches of a step that are tried first where tensors are told together."""
+
+
+def lifetimes(program: Program, row_ns: IntArray | None, limit: int) -> Lifetimes:
+    """At most `limit` births and deaths; above that, what a layer holds of a category is told as one.
+
+    `row_ns` dates rows (None: all zero). Either way the highest moment is kept to the byte.
+    """
+    rows = np.flatnonzero(program.columns[:, OP] <= Op.FREE)
+    posted = program.columns[rows]
+    if len(rows) <= limit:
+        owners, of_row = np.unique(posted[:, [LAYER, SLOT]], axis=0, return_inverse=True)
+        names = tuple(_named(program, layer, slot) for layer, slot in owners.tolist())
+        steps: Iterator[tuple[int, int, int]] = zip(range(len(rows)), of_row.ravel().tolist(),
+                                                    posted[:, AMOUNT].tolist(), strict=True)
+        return _table(program, rows, row_ns, names, _Blocks(steps), 0)
+    names, groups = _groups(program, posted)
+    at, steps = _thinned(posted[:, AMOUNT], int(np.argmax(program.phase[rows] != Phase.BUILD)), groups, limit)
+    return _table(program, rows[at], row_ns, names, _Blocks(steps), int((posted[:, OP] == Op.ALLOC).sum()))
+
+
+def _named(program: Program, layer: int, slot: int) -> tuple[str, str, str]:
+    """(layer, tensor, category)."""
+    owner, category = program.owner(layer, slot)
+    path, _, name = owner.partition("/")
+    return path, name, category
+
+
+def _groups(program: Program, posted: IntArray) -> tuple[tuple[tuple[str, str, str], ...], IntArray]:
+    """Layers with the categories that they hold, and the number of each posting's."""
+    categories, of_slot = program.outline.categories
+    pairs = np.stack([posted[:, LAYER], of_slot[posted[:, SLOT]]], axis=1)
+    owners, of_row = np.unique(pairs, axis=0, return_inverse=True)
+    slots = {number: int(np.argmax(of_slot == number)) for number in range(len(categories))}
+    names = tuple((_named(program, layer, slots[number])[0], TOGETHER, categories[number])
+                  for layer, number in owners.tolist())
+    return names, of_row.ravel()
+
+
+def _thinned(amounts: IntArray, first: int, groups: IntArray, limit: int) -> tuple[
+        IntArray, Iterator[tuple[int, int, int]]]:
+    """The highest posting of each stretch, and (its number, group, bytes more or less than at the one before).
+
+    Between two such moments what shrinks goes first, so nothing is higher than the higher of both.
+    """
+    total, num_groups, stretches = np.cumsum(amounts), int(groups.max()) + 1, _FINEST
+    while True:
+        edges = np.unique(np.linspace(first, len(total), stretches + 1).astype(np.int64))
+        tops = [int(a) + int(np.argmax(total[a:b])) for a, b in pairwise(edges)]
+        at = np.unique(np.array([max(first - 1, 0), *tops, len(total) - 1]))
+        keys, of_row = np.unique(np.searchsorted(at, np.arange(len(total))) * num_groups + groups, return_inverse=True)
+        sums = np.bincount(of_row.ravel(), weights=amounts).astype(np.int64)  # far below 2**53, so exact
+        if stretches == 1 or 2 * np.count_nonzero(sums) <= limit:
+            break
+        stretches //= 2
+    moments, owners = np.divmod(keys[sums != 0], num_groups)
+    kept = sums[sums != 0]
+    order = np.lexsort((kept > 0, moments))
+    steps: Iterator[tuple[int, int, int]] = zip(moments[order].tolist(), owners[order].tolist(),
+                                                kept[order].tolist(), strict=True)
+    return at, steps
+
+
+class _Blocks:
+    """Blocks of owners: `rows` of (born, died, owner, bytes), each moment a number; -1 for what lives on."""
+
+    def __init__(self, steps: Iterator[tuple[int, int, int]]) -> None:
+        self.rows: list[list[int]] = []
+        self.live: dict[int, list[int]] = {}
+        for moment, owner, amount in steps:
+            if amount > 0:
+                self._add([moment, -1, owner, amount])
+            else:
+                self._free(moment, self.live[owner], -amount)
+
+    def _add(self, row: list[int]) -> None:
+        self.live.setdefault(row[2], []).append(len(self.rows))
+        self.rows.append(row)
+
+    def _free(self, moment: int, live: list[int], amount: int) -> None:
+        same = next((place for place in range(len(live) - 1, -1, -1) if self.rows[live[place]][3] == amount), None)
+        while amount:
+            row = self.rows[live.pop(-1 if same is None else same)]
+            if row[3] > amount:  # the rest of it lives on
+                self._add([row[0], -1, row[2], row[3] - amount])
+                row[3] = amount
+            row[1] = moment
+            amount -= row[3]
+
+
+def _table(program: Program, rows: IntArray, row_ns: IntArray | None, names: tuple[tuple[str, str, str], ...],
+           blocks: _Blocks, merged: int) -> Lifetimes:
+    """`rows`: those of the program at each moment."""
+    ordered = sorted(blocks.rows, key=lambda row: row[0])
+    born, died, owner, size = (tuple(column) for column in zip(*ordered, strict=True)) if ordered else ((),) * 4
+    dates = np.zeros(len(rows), dtype=np.int64) if row_ns is None else np.maximum.accumulate(row_ns[rows]) // 1000
+    return Lifetimes(
+        owners=names, owner=owner, bytes=size, born=born, died=died, time_us=tuple(dates.tolist()),
+        phases=tuple(Phase(code).name.lower() for code in program.phase[rows].tolist()),
+        microbatches=tuple(program.microbatch[rows].tolist()), merged=merged)

@@ -1,0 +1,144 @@
+"""What a process holds on the GPU outside torch's allocator: the CUDA context, NCCL's buffers, the token dispatcher's.
+
+[Note: NCCL's buffers]
+A communicator for rings and trees is taken whole, as read: on A100 544 MiB of two ranks and 688 MiB of more (nccl
+issue 964: four A100 on NVLink, one all-reduce in each group); on later GPUs 342 and 392 MiB (aiconfigurator 095f58a5,
+system files). Sends and receives connect every pair by 32 channels with 14 MiB each: 3.28 GB with seven peers (nccl
+issue 1685: first all-to-all of eight H100), without NVLink by 2 (`graph/paths.cc`, ncclTopoGetNchannels); one buffer
+of 10 MiB is 4 MiB Simple, 4.7 MiB LL128 and 0.5 MiB LL in pages of 2 MiB (nccl 5067397c `init.cc:810`), the rest is
+on the sender's side. Peers in other nodes share buffers and are not counted; of a larger node no reading is known, so
+seven peers are the most that is counted.
+
+[Note: DeepEP's buffer]
+DeepEP dd758ca `csrc/legacy/config.hpp` `get_nvl_buffer_size_hint` and `get_rdma_buffer_size_hint`, with the settings of
+`deep_ep/buffers/legacy.py` for 20 SMs, the larger one of dispatch and combine (they differ in chunks that are sent, not
+in those received); 32 MiB of workspace (`csrc/legacy/buffer.hpp:149`). cudaMalloc and NVSHMEM, so outside torch.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass
+from typing import Final, Literal
+
+from simcore.hardware.topology import Topology
+from simcore.placement.libraries import Libraries
+from simcore.placement.mesh import Mesh
+from simcore.results.report import TrafficRow
+
+__all__ = ["Held", "Site", "deepep_bytes", "outside", "paged"]
+
+MIB: Final = 2**20
+AMPERE: Final = 8
+_RINGS: Final = {True: (544, 688), False: (342, 392)}
+"""MiB of a communicator of (two, more) ranks, on Ampere and later."""
+_PER_CHANNEL: Final = 14 * MIB
+_NVLINK_CHANNELS, _PCIE_CHANNELS, _MOST_PEERS = 32, 2, 7
+_PAIRWISE: Final = {"all_to_all": _MOST_PEERS, "send_recv": 2}
+"""Collectives of sends and receives, and how many peers a rank has at most."""
+
+_DEEPEP_CHANNELS: Final = 10
+_DEEPEP_RECEIVED: Final = {8: 256, 16: 288, 24: 288, 32: 288, 48: 288, 64: 288, 96: 480, 128: 560, 144: 720, 160: 720}
+"""Ranks (up to) -> tokens that a channel receives over NVLink; over RDMA always 128."""
+_DEEPEP_RDMA_RECEIVED: Final = 128
+
+
+@dataclass(frozen=True, slots=True)
+class Held:
+    """Bytes of one category, and how far the number can be trusted."""
+
+    category: Literal["context", "nccl", "dispatcher", "workspace", "paged_states"]
+    num_bytes: int
+    kind: Literal["derived", "calibrated", "assumed"]
+    source: str
+
+
+@dataclass(frozen=True, slots=True)
+class Site:
+    """What buffers depend on: the layout, the machine, tokens of a microbatch on this rank and their width.
+
+    `expert_hidden`: of the rows that are sent to experts.
+    """
+
+    mesh: Mesh
+    topology: Topology
+    libraries: Libraries
+    tokens: int
+    hidden: int
+    expert_hidden: int
+
+
+def outside(site: Site, traffic: Iterable[TrafficRow]) -> tuple[Held, ...]:
+    """All that a rank with this traffic holds; what is 0 is left out."""
+    context = site.topology.device.memory.context
+    kind: Literal["calibrated", "assumed"] = "assumed" if context.kind == "assumed" else "calibrated"
+    found = (Held("context", int(context), kind, context.source), _nccl(site, list(traffic)), _dispatcher(site),
+             _user_buffers(site))
+    return tuple(held for held in found if held.num_bytes)
+
+
+def paged(num_bytes: int) -> tuple[Held, ...]:
+    """Managed memory of optimizer states: on the device as long as nothing else needs the room."""
+    source = "bitsandbytes 95f9af30 functional.py get_paged: cudaMallocManaged; counted as resident on the device"
+    return (Held("paged_states", num_bytes, "assumed", source),) * bool(num_bytes)
+
+
+# ---- NCCL -----------------------------------------------------------------------------------------------------------
+def _nccl(site: Site, traffic: list[TrafficRow]) -> Held:
+    """Of collectives; what is copied to the host and back is none of NCCL's."""
+    traffic = [row for row in traffic if row.collective != "copy"]
+    rings = {row.axis: row.group_size for row in traffic if row.collective not in _PAIRWISE}
+    if site.mesh.size not in (1, *rings.values()):
+        rings["world"] = site.mesh.size
+    pairs = {(row.axis, row.collective) for row in traffic if row.collective in _PAIRWISE}
+    num_bytes = sum(_rings(site, size) for size in rings.values()) + sum(_pairs(site, *pair) for pair in pairs)
+    return Held("nccl", num_bytes, "assumed", "nccl issues 964 and 1685, aiconfigurator 095f58a5: single readings, for "
+                f"{len(rings)} communicators with rings and {len(pairs)} with sends")
+
+
+def _rings(site: Site, size: int) -> int:
+    two, more = _RINGS[site.topology.device.architecture <= AMPERE]
+    return (two if size == 2 else more) * MIB
+
+
+def _pairs(site: Site, axis: str, collective: str) -> int:
+    """Experts' tokens go through the dispatcher's own buffers, if it has any."""
+    if collective == "all_to_all" and axis == "ep" and site.libraries.dispatcher != "nccl":
+        return 0
+    group = site.mesh.axis(axis)
+    link = site.topology.link(group.size, group.stride, site.mesh.size)
+    channels = _NVLINK_CHANNELS if site.topology.node.nvlink else _PCIE_CHANNELS
+    return min(link.ranks_per_node - 1, _PAIRWISE[collective]) * channels * _PER_CHANNEL
+
+
+# ---- TransformerEngine's user buffers --------------------------------------------------------------------------------
+def _user_buffers(site: Site) -> Held:
+    """Six that are gathered into and four that are summed in, each of the size of a layer's whole input."""
+    return Held("workspace", site.libraries.user_buffer_bytes * site.tokens * site.hidden, "assumed",
+                "TransformerEngine 2.18 pytorch/module/base.py initialize_ub: memory of its own, outside torch")
+
+
+# ---- token dispatchers ----------------------------------------------------------------------------------------------
+def _dispatcher(site: Site) -> Held:
+    ep = site.mesh.ep if site.libraries.dispatcher != "nccl" else 1
+    if ep == 1:
+        return Held("dispatcher", 0, "derived", "")
+    if site.libraries.dispatcher == "hybridep":
+        return Held("dispatcher", 2 * 2 * site.tokens * ep * site.expert_hidden, "assumed",
+                    "DeepEP branch hybrid-ep, allocator.cu: of the order of two buffers for every token of all ranks")
+    return Held("dispatcher", deepep_bytes(site.expert_hidden, ep), "derived", "DeepEP dd758ca csrc/legacy/config.hpp, "
+                "20 SMs; buffers of HBM outside torch")
+
+
+def deepep_bytes(hidden: int, ep: int) -> int:
+    """NVLink and RDMA buffers of a group of `ep` ranks for bf16 tokens, and the workspace."""
+    row = 2 * hidden + 8 + 128 * (8 + 4 + 4)  # the token, where it comes from, room for 128 choices and scales
+    received = _DEEPEP_RECEIVED[min((size for size in _DEEPEP_RECEIVED if size >= ep), default=160)]
+    near, far = min(ep, 8), ep // 8
+    nvlink = _DEEPEP_CHANNELS * near * (4 * (2 * max(far, 1) + 3) + received * row)
+    rdma = _DEEPEP_CHANNELS * far * 2 * (4 * 18 + _DEEPEP_RDMA_RECEIVED * (row + 16)) if ep > 8 else 0
+    return _aligned(nvlink) + _aligned(rdma) + 32 * MIB
+
+
+def _aligned(num_bytes: int) -> int:
+    return -(-num_bytes // 128) * 128

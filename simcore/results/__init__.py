@@ -1,0 +1,1 @@
+"""Results: frozen values that every view reads, from JSON and to JSON; two results side by side."""

@@ -1,0 +1,127 @@
+"""Two results side by side: what differs on the worst rank of each, by how much."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Mapping
+
+from pydantic import BaseModel, ConfigDict
+
+from simcore.results.report import RankReport, Report
+from simcore.units import format_bytes, format_seconds
+
+__all__ = ["Comparison", "Row", "compare", "worst_rank"]
+
+
+class Row(BaseModel):
+    """One quantity of both results; `difference` is b - a, `percent` that share of a (None when a is zero).
+
+    A side that has no such quantity counts as zero.
+    """
+
+    model_config = ConfigDict(frozen=True, extra="forbid")
+
+    what: str
+    a: int | float
+    b: int | float
+    difference: int | float
+    percent: float | None
+
+
+class Comparison(BaseModel):
+    """The worst rank of `a` beside the worst rank of `b`: bytes in the first three, seconds in `time`."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid")
+
+    a: str
+    b: str
+    at_rest: tuple[Row, ...]
+    peak: tuple[Row, ...]
+    traffic: tuple[Row, ...]
+    time: tuple[Row, ...]
+
+    def __repr__(self) -> str:
+        """One line: the two that people ask for first."""
+        device = [f"device {format_bytes(row.a)} -> {format_bytes(row.b)}" for row in self.peak if row.what == "device"]
+        step = [f"step {format_seconds(row.a)} -> {format_seconds(row.b)}" for row in self.time if row.what == "step"]
+        return f"<Comparison {self.a!r} -> {self.b!r}: {', '.join((*device, *step)) or 'nothing to compare'}>"
+
+    __str__ = __repr__
+
+    def _repr_html_(self) -> str:
+        """What a notebook shows; see `Report`."""
+        from viz.notebook import comparison_html
+
+        return comparison_html(self)
+
+
+def compare(a: Report, b: Report) -> Comparison:
+    """Both results side by side; a result without ranks or time counts as zero there."""
+    one, other = worst_rank(a), worst_rank(b)
+    at_rest, traffic = (_at_rest(one), _at_rest(other)), (_traffic(one), _traffic(other))
+    return Comparison(
+        a=a.name,
+        b=b.name,
+        at_rest=_rows(*at_rest) + _total(*at_rest),
+        peak=_rows(_peak(one), _peak(other)) + _rows(_device(one), _device(other)),
+        traffic=_rows(*traffic) + _total(*traffic),
+        time=_rows(_time(a), _time(b)),
+    )
+
+
+def worst_rank(report: Report) -> RankReport | None:
+    """The ranks with the highest peak; before any peak is known, those with the most at rest; None without ranks."""
+    return report.peak_rank or max(report.ranks, key=RankReport.at_rest_bytes, default=None)
+
+
+def _at_rest(rank: RankReport | None) -> dict[str, int]:
+    if rank is None:
+        return {}
+    return {name: c.params_bytes + c.grads_bytes + c.optimizer_bytes for name, c in rank.at_rest.items()}
+
+
+def _peak(rank: RankReport | None) -> dict[str, int]:
+    return dict(rank.peak.by_category) if rank and rank.peak else {}
+
+
+def _device(rank: RankReport | None) -> dict[str, int]:
+    """What the categories add up to, with the allocator's cache, and with what lies outside the allocator."""
+    if rank is None or rank.peak is None:
+        return {}
+    peak = rank.peak
+    return {"allocated": peak.allocated_bytes, "reserved": peak.reserved_bytes, "device": peak.device_bytes}
+
+
+def _traffic(rank: RankReport | None) -> dict[str, int]:
+    """Bytes that leave the rank in one step, by collective and axis."""
+    wire: Counter[str] = Counter()
+    for row in rank.traffic if rank else ():
+        wire[f"{row.collective} {row.axis}"] += row.wire_bytes
+    return dict(wire)
+
+
+def _time(report: Report) -> dict[str, float]:
+    if report.time is None:
+        return {}
+    time = report.time
+    return {
+        "step": time.step_s,
+        "forward": time.forward_s,
+        "backward": time.backward_s,
+        "optimizer": time.optimizer_s,
+        "exposed communication": time.exposed_communication_s,
+        **{part: time.parts.get(part, 0.0) for part in ("contention", "bubble", "host")},
+    }
+
+
+def _total(a: Mapping[str, int], b: Mapping[str, int]) -> tuple[Row, ...]:
+    return _rows({"total": sum(a.values())}, {"total": sum(b.values())})
+
+
+def _rows(a: Mapping[str, int | float], b: Mapping[str, int | float]) -> tuple[Row, ...]:
+    """In the order of a, then what only b has."""
+    return tuple(_row(what, a.get(what, 0), b.get(what, 0)) for what in dict.fromkeys((*a, *b)))
+
+
+def _row(what: str, a: int | float, b: int | float) -> Row:
+    return Row(what=what, a=a, b=b, difference=b - a, percent=100 * (b - a) / a if a else None)

@@ -1,0 +1,268 @@
+"""The answer to one scenario, frozen, JSON in and out.
+
+Names are those of the published interface; units are in the names (`_bytes`, `_s`), bytes are `int`.
+"""
+
+from __future__ import annotations
+
+from typing import Any, Literal
+
+from pydantic import BaseModel, ConfigDict, Field
+
+from simcore.results.detail import Detail, MemorySeries
+from simcore.results.engine import Serving
+from simcore.results.phases import PhaseName, PhaseReport
+from simcore.results.quantiles import Drawn, DrawnLengths, DrawnPeak
+from simcore.results.time import StepTime
+from simcore.units import format_bytes, format_seconds
+
+__all__ = ["SCHEMA_VERSION", "Advice", "AtRest", "Assumption", "Communicator", "Host", "HostPhase", "MemorySeries",
+           "Owner", "Peak", "ProblemRow", "RankReport", "Report", "StepTime", "TrafficRow"]
+
+SCHEMA_VERSION = "1.0"
+
+
+class _Frozen(BaseModel):
+    model_config = ConfigDict(frozen=True, extra="forbid")
+
+
+class ProblemRow(_Frozen):
+    """One problem; see `simcore.errors.Problem`."""
+
+    where: str
+    message: str
+    rule: str = ""
+
+
+class Assumption(_Frozen):
+    """A value that was not written in the scenario, or not proved; `kind` says how far it can be trusted."""
+
+    what: str
+    value: str
+    kind: Literal["derived", "calibrated", "assumed", "default"]
+    source: str
+
+
+class Communicator(_Frozen):
+    """A process group that the job opens."""
+
+    axis: str
+    size: int
+
+
+class AtRest(_Frozen):
+    """What lives across layers just before `optimizer.step` of a steady step, of one component on one rank."""
+
+    params_bytes: int = 0
+    grads_bytes: int = 0
+    optimizer_bytes: int = 0
+    num_params: int = 0
+    num_trainable_params: int = 0
+
+
+class Owner(_Frozen):
+    """Who holds bytes at the peak: `layer/tensor` and its category."""
+
+    owner: str
+    category: str
+    bytes: int
+
+
+class Peak(_Frozen):
+    """The highest moment of the step on this rank.
+
+    `first_step_bytes`: allocated in the very first step: its optimizer has yet to make its states, and Mamba's kernels
+    are timed beside a buffer of 256 MiB.
+    Allocated: tensors, and under Megatron the workspaces of libraries. Reserved: what the allocator is seen to hold,
+    most likely, and between which ends; where parameters are gathered, much of that is cache, which it gives back
+    before it fails. Device: what must be there, blocks that do not fit together counted and cache not, with what lies
+    beside (`outside`: `context`, `nccl`, `dispatcher`, paged optimizer states, and where parameters are gathered
+    `workspace`: allocated is then what a trace of tensors counts). `host_bytes`: what the job moved to the host's
+    memory, for this rank.
+    `band_bytes`: where measured runs of such layouts put the device.
+    """
+
+    allocated_bytes: int
+    reserved_bytes: int
+    device_bytes: int
+    host_bytes: int = 0
+    step: Literal["first", "steady"] = "steady"
+    first_step_bytes: int | None = None
+    phase: str
+    event: str
+    layer: str
+    microbatch: int
+    by_category: dict[str, int]
+    by_phase: dict[str, int]
+    top: tuple[Owner, ...]
+    reserved_band_bytes: tuple[int, int]
+    outside: dict[str, int]
+    band_bytes: tuple[int, int]
+
+
+class TrafficRow(_Frozen):
+    """All collectives of one kind in one step of one rank.
+
+    `payload_bytes`: full gathered output (all-gather), full input (reduce-scatter), buffer (all-reduce, all-to-all),
+    message (send_recv), what is copied (copy, whose axis is its direction: to_host or to_device). `wire_bytes`: what
+    leaves the rank, over NVLink or over the network, and what is copied. `timing`: how the time of
+    its calls is known, "measured" where that of each is; see `docs/collectives.md`.
+    """
+
+    collective: str
+    axis: str
+    group_size: int
+    phase: str
+    dtype: str
+    calls: int
+    payload_bytes: int
+    wire_bytes: int
+    nvlink_bytes: int = 0
+    network_bytes: int = 0
+    algorithm: str = "ring"
+    timing: Literal["measured", "model"] = "model"
+
+
+class HostPhase(_Frozen):
+    """Reading the model, the first step, or writing the model: of the fullest host and of the fullest GPU.
+
+    `by_owner`: what lies on that host. `source`: where the framework does so; empty for the step.
+    """
+
+    phase: Literal["load", "first_step", "save"] | PhaseName
+    host_bytes: int
+    device_bytes: int
+    host_verdict: Literal["fits", "oom"]
+    device_verdict: Literal["fits", "oom"]
+    by_owner: dict[str, int]
+    source: str = ""
+
+
+class Host(_Frozen):
+    """Memory of hosts, each shared by `ranks_per_host` ranks; see `simcore.simulation.hosts`."""
+
+    capacity_bytes: int = Field(gt=0)
+    ranks_per_host: int = Field(gt=0)
+    phases: tuple[HostPhase, ...]
+
+
+class RankReport(_Frozen):
+    """One class of ranks that hold and do the same. `end_bytes`: allocated when the step has ended.
+
+    `at_rest` counts the elements that a rank owns; `padding_bytes` is what storage of parameters adds to them, and
+    `grads_padding_bytes` what storage of gradients adds. `apportioned`: the ranks have equal parts of flat buffers, of
+    which `at_rest` tells the mean; a part holds more of one tensor and less of another.
+    `drawn`: any of them over all draws, where routing is drawn at random; `peak` is then that of balanced routing.
+    """
+
+    ranks: tuple[str, ...]
+    num_ranks: int
+    coordinates: dict[str, int | str]
+    stage: int
+    at_rest: dict[str, AtRest]
+    apportioned: bool = False
+    padding_bytes: int
+    grads_padding_bytes: int = 0
+    grads_persist: bool
+    peak: Peak | None = None
+    end_bytes: int | None = None
+    drawn: DrawnPeak | None = None
+    traffic: tuple[TrafficRow, ...] = ()
+    memory: MemorySeries | None = None
+
+    def has_rank(self, rank: int) -> bool:
+        """Whether it is one of these: `7`, `0-62` or `0-131071:64`."""
+        for text in self.ranks:
+            ends, _, step = text.partition(":")
+            first, _, last = ends.partition("-")
+            if rank in range(int(first), int(last or first) + 1, int(step or 1)):
+                return True
+        return False
+
+    def at_rest_bytes(self) -> int:
+        """Parameters, gradients and optimizer states of all components, without padding."""
+        return sum(c.params_bytes + c.grads_bytes + c.optimizer_bytes for c in self.at_rest.values())
+
+
+class Adapters(_Frozen):
+    """What LoRA does to the model: modules by their path in a layer, and in how many layers.
+
+    `unmatched_targets`: patterns that the framework's own matcher finds nothing for. `without_gradient`: adapters that
+    a fused kernel bypasses; they are stored and stepped, and never learn.
+    """
+
+    adapted: dict[str, int]
+    unmatched_targets: tuple[str, ...] = ()
+    without_gradient: dict[str, int] = {}
+
+
+class Advice(_Frozen):
+    """Keys that could be changed (as `--set` takes them), and what comes out then, on the fullest rank.
+
+    `step_s`: of a step then, where it is timed.
+    """
+
+    changes: dict[str, Any]
+    verdict: Literal["fits", "oom"]
+    peak_bytes: int
+    headroom_bytes: int
+    step_s: float | None = None
+
+
+class Report(_Frozen):
+    """The result of one scenario. `advice`: of one that does not fit, the smallest changes first.
+
+    `drawn`: where routing is drawn at random; the verdict is then that of the highest draw, because a step that does
+    not fit ends the job, and `headroom_bytes` what it leaves. `lengths`: where lengths are drawn; all else is then at
+    the longest. `detail`: for pictures, where it was asked for.
+    """
+
+    schema_version: str = SCHEMA_VERSION
+    name: str
+    scenario: dict[str, Any]
+    status: Literal["ok", "illegal", "error"]
+    problems: tuple[ProblemRow, ...] = ()
+    verdict: Literal["fits", "oom"] | None = None
+    capacity_bytes: int | None = Field(default=None, gt=0)
+    headroom_bytes: int | None = None
+    assumptions: tuple[Assumption, ...] = ()
+    communicators: tuple[Communicator, ...] = ()
+    adapters: Adapters | None = None
+    ranks: tuple[RankReport, ...] = ()
+    time: StepTime | None = None
+    advice: tuple[Advice, ...] = ()
+    drawn: Drawn | None = None
+    lengths: DrawnLengths | None = None
+    host: Host | None = None
+    detail: Detail | None = None
+    serving: Serving | None = None
+    phases: tuple[PhaseReport, ...] = ()
+
+    @property
+    def peak_rank(self) -> RankReport | None:
+        """The class of ranks with the highest device memory; None before any peak is known."""
+        with_peak = [r for r in self.ranks if r.peak is not None]
+        return max(with_peak, key=lambda r: r.peak.device_bytes if r.peak else 0, default=None)
+
+    @property
+    def highest_bytes(self) -> int | None:
+        """Device memory that the verdict rests on: of the fullest rank, in the highest draw if there are any."""
+        rank = self.peak_rank
+        peak = rank.peak.device_bytes if rank and rank.peak else None
+        return self.drawn.hottest.device_bytes.max if self.drawn else peak
+
+    def __repr__(self) -> str:
+        """One line, for a terminal: all of it is what `model_dump_json` is for."""
+        used, step, end = self.highest_bytes, self.time and self.time.step_s, self.capacity_bytes
+        peak = f"peak {format_bytes(used)}" + (f" of {format_bytes(end)}" if end else "") if used is not None else ""
+        word = (self.verdict or "ok") if self.status == "ok" else self.status
+        told = (word, peak, f"step {format_seconds(step)}" if step else "", *(p.message for p in self.problems[:1]))
+        return f"<Report {self.name!r}: {', '.join(filter(None, told))}>"
+
+    __str__ = __repr__
+
+    def _repr_html_(self) -> str:
+        """What a notebook shows. Pictures are made from reports, so `viz` comes in only when it is asked."""
+        from viz.notebook import report_html
+
+        return report_html(self)

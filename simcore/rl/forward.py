@@ -1,0 +1,118 @@
+"""A forward pass that nobody differentiates: log-probabilities of tokens under the policy, or the reference policy.
+
+The job of the training step with all tensors frozen is lowered as a program of forward passes alone: nothing is saved,
+and the framework's hooks gather what they gather. What follows the model is not the training's loss.
+
+[Note: log-probabilities]
+NeMo RL main of 2026-08-22 (7ea279ab) `models/automodel/train.py` LogprobsPostProcessor._compute_local_logprobs: logits
+in fp32 (the root's `output_dtype`, `models/automodel/setup.py:485`, casts them), a copy of all but the last position
+where several sequences make the slice not contiguous, log_softmax in fp32. Megatron's policies, of a rank's part of the
+vocabulary (`distributed/model_utils.py` _compute_distributed_log_softmax): logits in fp32, less their maximum, and
+their exponentials. `logprob_chunk_size` is not modelled (None).
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+from typing import Final
+
+import numpy as np
+
+from simcore.frameworks.hooks import flow_of
+from simcore.memory.ledger import running
+from simcore.models.blocks import LayerKind
+from simcore.models.tensor import TensorSpec
+from simcore.pipeline.schedule import actions
+from simcore.placement.framework import UnshardFlow
+from simcore.placement.plan import Plan, place
+from simcore.program.lower import lower
+from simcore.program.outline import Phase
+from simcore.program.program import Program
+from simcore.program.tile import AMOUNT, OP, SLOT
+from simcore.recording.tape import Op
+from simcore.simulation.assemble import Parts
+from simcore.timing.step import forward_ns
+from simcore.units import dtype_bytes
+
+__all__ = ["Passes", "passes", "resting"]
+
+_WRITTEN: Final = 2
+"""Passes that are written out: those after the first take as long as the second."""
+_FP32: Final = 4
+
+
+@dataclass(frozen=True, eq=False)
+class Passes:
+    """Forward passes of every class of ranks. `rest`, `above`: bytes by category at rest, and beside it at the peak.
+
+    `ns`: of the first pass, and of each one more.
+    """
+
+    rest: tuple[dict[str, int], ...]
+    above: tuple[dict[str, int], ...]
+    ns: tuple[int, int]
+
+    def total_ns(self, count: int) -> int:
+        """Of so many passes in a row."""
+        return self.ns[0] + (count - 1) * self.ns[1]
+
+
+def passes(parts: Parts) -> Passes:
+    """Of the parts of a training step whose micro-batch is that of the passes."""
+    frozen = parts.job.graph.with_tensors(_frozen)
+    plans = [place(frozen, parts.job.mesh, parts.framework, c.representative) for c in parts.classes]
+    written = [[_program(parts, plan, count) for plan in plans] for count in range(1, _WRITTEN + 1)]
+    ends = [forward_ns(programs, parts.classes, parts.routes, parts.framework) for programs in written]
+    programs = written[-1]
+    rest = tuple(resting(program) for program in programs)
+    above = tuple(_above(program, own, parts) for program, own in zip(programs, rest, strict=True))
+    return Passes(rest, above, (ends[0], ends[1] - ends[0]))
+
+
+def _frozen(kind: LayerKind, specs: tuple[TensorSpec, ...]) -> tuple[TensorSpec, ...]:
+    return tuple(replace(spec, trainable=False) for spec in specs)
+
+
+def _program(parts: Parts, plan: Plan, count: int) -> Program:
+    order = tuple(action for action in actions(parts.framework.schedule, plan.stage, count) if action.forward)
+    return lower(plan, parts.workload(plan), order, flow_of(parts.framework))
+
+
+def resting(program: Program) -> dict[str, int]:
+    """Bytes by category before the first pass."""
+    return _held(program, int(np.argmax(program.phase != Phase.BUILD)))
+
+
+def _held(program: Program, rows: int) -> dict[str, int]:
+    """Bytes by category after the first `rows` rows."""
+    columns = program.columns[:rows]
+    posted = columns[columns[:, OP] <= Op.FREE]
+    slots = [category for _, category in program.tables.slots]
+    sums = np.bincount(posted[:, SLOT], weights=posted[:, AMOUNT], minlength=len(slots)).astype(np.int64)
+    found: dict[str, int] = {}
+    for category, size in zip(slots, sums.tolist(), strict=True):
+        found[category] = found.get(category, 0) + size
+    return {category: size for category, size in found.items() if size}
+
+
+def _above(program: Program, rest: dict[str, int], parts: Parts) -> dict[str, int]:
+    """At the highest moment: inside the model, or where logits become log-probabilities."""
+    first_loss = int(np.flatnonzero(program.phase == Phase.LOSS)[0])
+    highest = int(np.argmax(running(program)[:first_loss]))
+    inside, after = (_beside(_held(program, rows), rest) for rows in (highest + 1, first_loss))
+    training, own = parts.job.scenario.training, dtype_bytes(parts.framework.compute_dtype)
+    cut = parts.job.mesh.cp * (1 if _is_whole(parts) else parts.job.mesh.tp)
+    logits = training.micro_batch_size * training.seq_len * parts.job.graph.architecture.vocab // cut
+    # a cast makes wide logits of the model's own, which are gone when log_softmax begins
+    wide = max(own + _FP32, _FP32 * (2 if _is_whole(parts) and training.micro_batch_size == 1 else 3))
+    after["activation"] = after.get("activation", 0) + (wide - own) * logits
+    return max(inside, after, key=lambda sizes: sum(sizes.values()))
+
+
+def _is_whole(parts: Parts) -> bool:
+    """Whether a rank has logits of the whole vocabulary."""
+    return isinstance(parts.framework.flow, UnshardFlow)
+
+
+def _beside(held: dict[str, int], rest: dict[str, int]) -> dict[str, int]:
+    return {name: size - rest.get(name, 0) for name, size in held.items() if size > rest.get(name, 0)}

@@ -1,0 +1,217 @@
+"""Phases of reinforcement learning, laid end to end for one class of ranks: who moves what, and how long it takes.
+
+[Note: the order of a step]
+NeMo RL main of 2026-08-22 (7ea279ab); what of a policy moves is `policy.py`. GRPO, `algorithms/grpo.py` grpo_train and
+refit_policy_generation: the optimizer goes to the host (offload_before_refit), the engine's weights wake, the policy's
+are streamed into them (`refit.py`), then the policy's parameters go to the host too (offload_after_refit) and the cache
+wakes. Tokens are generated; the engine sleeps. Parameters come back (prepare_for_lp_inference), log-probabilities are
+made; for the reference policy the parameters are copied to pinned host memory, overwritten in place by the copy that
+has lain on the host since the start (use_reference_model), and written back. The optimizer comes back
+(prepare_for_training), and the policy trains. Beside GPUs that generate for themselves nothing of the policy leaves its
+GPUs. DPO, `algorithms/dpo.py`: each batch passes the reference policy first, in the same worker and in the same way;
+optimizer states stay where they are.
+
+[Note: asleep]
+vLLM `v1/worker/gpu_worker.py` sleep, `device_allocator/cumem.py`: at level 1 what `load_model` made is copied to pinned
+host memory, at level 2 it is dropped, the cache is dropped at both; at level 0 nothing sleeps. CUDA graphs, cuBLAS's
+workspace, the context and NCCL's buffers stay. NeMo RL sleeps at level 1 (`vllm_worker.py:1309`).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Final
+
+from simcore.hardware.topology import Topology
+from simcore.rl.journal import Journal
+from simcore.rl.policy import Policy
+from simcore.rl.refit import Gathered, broadcast_buffers, ipc_buffers
+from simcore.timing.collective import collective_ns
+from simcore.vllm.engine import Engine
+
+__all__ = ["ENGINE", "FIXED", "POLICY", "REFERENCE", "REFIT", "Turn", "category_name", "dpo_step", "engine_step",
+           "grpo_step", "is_outside"]
+
+POLICY, FIXED, ENGINE, REFERENCE, REFIT = "policy", "policy, fixed", "engine", "reference policy", "refit"
+_OUTSIDE: Final = "outside the allocator: "
+"""Before a category's name, where the memory is not torch's. Dispatchers and workspaces may be on either side."""
+_COPIES: Final = 4
+"""Of all weights while they are streamed: read and written into a buffer, read and written by the engine."""
+
+
+@dataclass(frozen=True, slots=True)
+class Turn:
+    """What a step of GRPO does beside training. `has_reference`: a reference policy is asked for its opinion.
+
+    `generate_ns`: decoding; `refit_share`: of free memory for refit buffers.
+    """
+
+    engine: Engine
+    gathered: Gathered
+    has_reference: bool
+    generate_ns: int
+    refit_share: float
+
+
+def is_outside(category: str) -> bool:
+    """Whether a journal's category is of memory outside torch's allocator."""
+    return category.startswith(_OUTSIDE)
+
+
+def category_name(category: str) -> str:
+    """The published name of a journal's category."""
+    return category.removeprefix(_OUTSIDE)
+
+
+def _outside(sizes: Mapping[str, int]) -> dict[str, int]:
+    return {_OUTSIDE + category: size for category, size in sizes.items()}
+
+
+def _copied(topology: Topology, num_bytes: int, *, to_host: bool) -> int:
+    return collective_ns("copy", num_bytes, 1, topology.node.host_link.way("to_host" if to_host else "to_device"))
+
+
+def _start(policy: Policy, *, has_reference: bool) -> Journal:
+    journal = Journal()
+    for sizes in (_outside(policy.outside), policy.params, policy.states):
+        journal.put(POLICY, sizes)
+    journal.put(FIXED, policy.fixed)
+    if has_reference:
+        journal.put(REFERENCE, policy.copied, "host")
+    return journal
+
+
+# ---- phases ----------------------------------------------------------------------------------------------------------
+def _logprob(journal: Journal, policy: Policy) -> None:
+    journal.spike(POLICY, policy.passing, "forward pass", policy.passing_ns)
+
+
+def _reference(journal: Journal, policy: Policy, topology: Topology) -> None:
+    """The policy waits on the host while the reference's parameters lie in its place."""
+    journal.begin("reference")
+    size = sum(policy.copied.values())
+    journal.put(f"{POLICY}, copied", policy.copied, "host", "policy copied to the host")
+    journal.take(_copied(topology, size, to_host=True) + 2 * _copied(topology, size, to_host=False))
+    _logprob(journal, policy)
+    journal.drop(f"{POLICY}, copied", "host")
+
+
+def _training(journal: Journal, policy: Policy) -> None:
+    journal.spike(POLICY, policy.training, "training step", policy.training_ns)
+
+
+def dpo_step(policy: Policy, topology: Topology) -> Journal:
+    """The reference policy's pass, then the training step; [Note: the order of a step]."""
+    journal = _start(policy, has_reference=True)
+    _reference(journal, policy, topology)
+    journal.begin("training")
+    _training(journal, policy)
+    return journal
+
+
+def grpo_step(policy: Policy, turn: Turn, topology: Topology) -> Journal:
+    """A steady step on a GPU that trains; [Note: the order of a step]."""
+    journal = _start(policy, has_reference=turn.has_reference)
+    colocated = turn.engine.generation.colocated
+    if colocated:
+        _asleep(journal, turn.engine)
+    journal.begin("refit")
+    (_refit if colocated else _broadcast)(journal, policy, turn, topology)
+    journal.begin("generation")
+    if colocated:
+        journal.spike(ENGINE, {"activation": turn.engine.profile.highest}, "prefill of the most tokens")
+    journal.take(turn.generate_ns)
+    if colocated:
+        _sleep(journal, turn.engine, topology)
+    journal.begin("logprob")
+    _back(journal, policy.params, topology)
+    _logprob(journal, policy)
+    if turn.has_reference:
+        _reference(journal, policy, topology)
+    journal.begin("training")
+    _back(journal, policy.states, topology)
+    _training(journal, policy)
+    return journal
+
+
+def _back(journal: Journal, sizes: Mapping[str, int], topology: Topology) -> None:
+    """What lies on the host comes back to the device; nothing where it never left."""
+    journal.take(_copied(topology, journal.move(POLICY, "host", "device", sizes), to_host=False))
+
+
+def _away(journal: Journal, sizes: Mapping[str, int], topology: Topology) -> None:
+    journal.take(_copied(topology, journal.move(POLICY, "device", "host", sizes), to_host=True))
+
+
+def _refit(journal: Journal, policy: Policy, turn: Turn, topology: Topology) -> None:
+    _away(journal, policy.states, topology)
+    _wake(journal, turn.engine, topology)
+    free = topology.device.usable_bytes - journal.size("device")
+    buffers = ipc_buffers(max(0, free), turn.refit_share, turn.gathered.largest)
+    _stream(journal, turn, topology, buffers)
+    _away(journal, policy.params, topology)
+    if turn.engine.generation.sleep_level:
+        journal.put(ENGINE, {"kv_cache": turn.engine.cache.num_bytes}, event="cache wakes")
+
+
+def _broadcast(journal: Journal, policy: Policy, turn: Turn, topology: Topology) -> None:
+    _stream(journal, turn, topology, broadcast_buffers(topology.device.usable_bytes, turn.gathered.largest,
+                                                        sends=True))
+
+
+def _stream(journal: Journal, turn: Turn, topology: Topology, buffers: Mapping[str, int]) -> None:
+    sizes = {**buffers, "all_gather_output": turn.gathered.transient}
+    rate = topology.device.memory_bandwidth.si * topology.efficiency.kernels.copy_.memory.si
+    packing = round(_COPIES * turn.gathered.total / rate * 1e9)
+    journal.spike(REFIT, sizes, "weights are streamed", turn.gathered.ns + packing)
+
+
+# ---- the engine ------------------------------------------------------------------------------------------------------
+def _loaded(engine: Engine) -> dict[str, int]:
+    """What `load_model` made."""
+    return {"sharded_param": sum(engine.by_component.values()), "buffer": engine.buffers + engine.adapter_bytes}
+
+
+def _asleep(journal: Journal, engine: Engine) -> None:
+    """As the step before has left it."""
+    stays = {"graph_pool": engine.graph_bytes, "workspace": engine.workspace_bytes}
+    journal.put(ENGINE, {**_outside(engine.outside()), **stays})
+    level = engine.generation.sleep_level
+    if level < 2:
+        journal.put(ENGINE, _loaded(engine), "host" if level else "device")
+    if not level:
+        journal.put(ENGINE, {"kv_cache": engine.cache.num_bytes})
+
+
+def _wake(journal: Journal, engine: Engine, topology: Topology) -> None:
+    if engine.generation.sleep_level == 1:
+        journal.take(_copied(topology, journal.move(ENGINE, "host", "device", _loaded(engine)), to_host=False))
+    elif engine.generation.sleep_level == 2:
+        journal.put(ENGINE, _loaded(engine), event="weights wake")
+
+
+def _sleep(journal: Journal, engine: Engine, topology: Topology) -> None:
+    level = engine.generation.sleep_level
+    if level:
+        journal.drop(ENGINE, "device", ["kv_cache"])
+    if level == 1:
+        journal.take(_copied(topology, journal.move(ENGINE, "device", "host", _loaded(engine)), to_host=True))
+    elif level == 2:
+        journal.drop(ENGINE, "device", _loaded(engine))
+
+
+def engine_step(turn: Turn, topology: Topology, waiting: Mapping[str, int]) -> Journal:
+    """A steady step on a GPU that only generates. `waiting`: ns of each phase on those that train."""
+    journal, engine = Journal(), turn.engine
+    journal.put(ENGINE, {**_outside(engine.outside()), **_loaded(engine), "graph_pool": engine.graph_bytes,
+                         "workspace": engine.workspace_bytes, "kv_cache": engine.cache.num_bytes})
+    for phase, ns in waiting.items():
+        journal.begin(phase)
+        if phase == "refit":
+            journal.spike(REFIT, broadcast_buffers(topology.device.usable_bytes, turn.gathered.largest, sends=False),
+                          "weights are received")
+        elif phase == "generation":
+            journal.spike(ENGINE, {"activation": engine.profile.highest}, "prefill of the most tokens")
+        journal.take(ns)
+    return journal

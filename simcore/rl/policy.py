@@ -1,0 +1,93 @@
+"""What one class of ranks holds of a policy, and what of it moves between the device and the host.
+
+[Note: what moves]
+NeMo RL main of 2026-08-22 (7ea279ab). DTensor workers (`models/policy/workers/dtensor_policy_worker_v2.py`) move the
+whole module, and every tensor of the optimizer's state. Megatron workers (`megatron_policy_worker.py` move_model,
+move_optimizer) move the buffers of Megatron's DDP: parameters that learn. Frozen parameters, a LoRA base among them,
+are in no such buffer and stay on the device; so do masters that are no state of the optimizer, which they are where it
+is precision-aware. Gradient buffers are let go. Workspaces of libraries stay.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+from simcore.placement.framework import UnshardFlow
+from simcore.placement.plan import Plan
+from simcore.results.report import RankReport
+from simcore.simulation.assemble import Parts
+
+__all__ = ["Policy", "policy_of"]
+
+_WORKSPACE = "workspace"
+_PRECISE = "use_precision_aware_optimizer"
+
+
+@dataclass(frozen=True, slots=True)
+class Policy:
+    """Bytes by category.
+
+    `params`: parameters and buffers that move; `states`: of the optimizer, that move; `fixed`: what never leaves the
+    device; `copied`: all parameters, as a reference policy has them; `outside`: context, NCCL, dispatcher;
+    `passing`: beside all parameters at the highest moment of a forward pass; `training`: beside these and the states at
+    that of a training step. `passing_ns`, `training_ns`: of all passes, of all steps.
+    """
+
+    params: Mapping[str, int]
+    states: Mapping[str, int]
+    fixed: Mapping[str, int]
+    copied: Mapping[str, int]
+    outside: Mapping[str, int]
+    passing: Mapping[str, int]
+    training: Mapping[str, int]
+    passing_ns: int
+    training_ns: int
+
+
+def policy_of(rank: RankReport, plan: Plan, rest: Mapping[str, int], above: Mapping[str, int], parts: Parts,
+              ns: tuple[int, int]) -> Policy:
+    """Of a rank whose training step is known. `rest`, `above`: of its forward passes; `ns`: of them, of all steps."""
+    peak, states = rank.peak, _states(plan)
+    assert peak is not None
+    held = {category: rest.get(category, 0) + states.get(category, 0) for category in (*rest, *states)}
+    beside = {category: max(0, size - held.get(category, 0)) for category, size in peak.by_category.items()}
+    loose = peak.device_bytes - peak.allocated_bytes - sum(peak.outside.values())
+    passing = sum(rest.values()) + sum(above.values())
+    fragments = parts.needed(passing).middle - passing
+    moving = _moving(plan, parts, rest, states)
+    fixed = {category: size - moving.get(category, 0) for category, size in held.items()}
+    return Policy(
+        {category: size for category, size in moving.items() if category in rest},
+        {category: size for category, size in moving.items() if category in states},
+        {category: size for category, size in fixed.items() if size},
+        {category: size for category, size in rest.items() if category != _WORKSPACE}, peak.outside,
+        {**above, "fragmentation": fragments}, {**beside, "fragmentation": loose}, *ns)
+
+
+def _states(plan: Plan) -> dict[str, int]:
+    """Of the optimizer, on the device."""
+    states: dict[str, int] = {}
+    for kind, count in plan.kind_counts:
+        for name, size in plan.kinds[kind].state_bytes.items():
+            category = "main_param" if name == "master_param" else "opt_state"
+            states[category] = states.get(category, 0) + count * size
+    return {category: size for category, size in states.items() if size}
+
+
+def _moving(plan: Plan, parts: Parts, rest: Mapping[str, int], states: Mapping[str, int]) -> dict[str, int]:
+    """[Note: what moves]."""
+    if isinstance(plan.framework.flow, UnshardFlow):
+        return {category: size for category, size in {**rest, **states}.items() if category != _WORKSPACE}
+    learns = sum(count * placed.rest_bytes for kind, count in plan.kind_counts
+                 for placed in plan.kinds[kind] if placed.trainable)
+    kept = () if _is_precise(parts) else ("main_param",)
+    return {"sharded_param": min(learns, rest.get("sharded_param", 0)),
+            **{category: size for category, size in states.items() if category not in kept}}
+
+
+def _is_precise(parts: Parts) -> bool:
+    """Whether masters are states of the optimizer."""
+    given = parts.job.scenario.framework_options.get(_PRECISE)
+    default, _ = parts.job.autos.get(f"framework_options.{_PRECISE}", ("false", ""))
+    return bool(given) if given is not None else default == "true"

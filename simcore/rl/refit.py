@@ -1,0 +1,113 @@
+"""How the policy's weights get to the engine: tensors gathered one after the other, packed into buffers it can read.
+
+[Note: refit]
+NeMo RL main of 2026-08-22 (7ea279ab) `algorithms/grpo.py` refit_policy_generation, `models/policy/utils.py`
+stream_weights_via_ipc_zmq_impl, `models/policy/workers/dtensor_policy_worker_v2.py` dtensor_params_generator. On shared
+GPUs: a share of the memory that is free when the engine has its weights back (NRL_REFIT_BUFFER_MEMORY_RATIO, 0.3) goes
+to two buffers that take turns; the engine reads them through IPC handles, without a copy of its own; a tensor that no
+buffer holds gets one for itself. On GPUs of its own: two buffers that are broadcast, each filled until it passes 2% of
+the device, at most 5 GiB, made of tensors that wait and then of their concatenation (`utils/packed_tensor.py`). Every
+entry of the state dict is gathered whole in the dtype that it rests in, an adapter's product is added (a product and a
+sum of the weight's size beside it), and cast to the engine's dtype; experts that are one tensor are gathered as one.
+Automodel's own layers then hand on one expert after the other (`convert_single_tensor_to_hf`). A Megatron policy is
+exported by Megatron-Bridge (`megatron_policy_worker.py` _iter_params_with_optional_kv_scales): parts of one matrix are
+gathered and put together; adapters are merged before, which is not counted.
+"""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass
+from typing import Final
+
+from simcore.placement.framework import UnshardFlow
+from simcore.placement.plan import Placed, PlacedKind, Plan
+from simcore.timing.routes import Routes
+from simcore.units import dtype_bytes
+
+__all__ = ["Gathered", "broadcast_buffers", "gathered", "ipc_buffers"]
+
+_ADAPTER: Final = re.compile(r"\.?lora_.*")
+_SENT: Final = 2
+"""Bytes of an element that the engine is sent: `policy.precision` bfloat16."""
+_SPLITS: Final = "automodel"
+_ALIGNED: Final = 512
+_PACKED_SHARE, _PACKED_MOST = 0.02, 5 * 2**30
+
+
+@dataclass(frozen=True, slots=True)
+class Gathered:
+    """`transient`: most bytes that gathering one tensor takes; `largest`: of one as it is sent; `total`: of all.
+
+    `ns`: of all gathers, one after the other.
+    """
+
+    transient: int
+    largest: int
+    total: int
+    ns: int
+
+
+def gathered(plan: Plan, routes: Routes) -> Gathered:
+    """All parameters of the plan's stage but for adapters, whole."""
+    return (_by_unit if isinstance(plan.framework.flow, UnshardFlow) else _exported)(plan, routes)
+
+
+def _by_unit(plan: Plan, routes: Routes) -> Gathered:
+    """Over the axis on which most ranks shard; a rank that shares with nobody gathers nothing."""
+    axes = sorted({unit.shard_axis for unit in plan.framework.units})
+    sizes = [(placed, count * placed.spec.copies, placed.spec.numel) for kind, count in plan.kind_counts
+             for placed in plan.kinds[kind] if placed.spec.is_owned and placed.spec.module != "adapter"]
+    route = routes.of("all_gather", max(axes, key=lambda name: plan.mesh.axis(name).size)) if axes else None
+    splits = plan.graph.implementation == _SPLITS
+    return Gathered(
+        max(_transient(placed, _parts(placed, splits=splits), gathers=route is not None,
+                       adapted=placed.spec.path in _adapted(plan.kinds[kind]))
+            for kind, _ in plan.kind_counts for placed in plan.kinds[kind] if placed.spec.is_owned),
+        max(numel // _parts(placed, splits=splits) * _SENT for placed, _, numel in sizes),
+        sum(times * numel * _SENT for _, times, numel in sizes),
+        sum(times * route.ns(numel * dtype_bytes(placed.life.rest.dtype)) for placed, times, numel in sizes)
+        if route else 0)
+
+
+def _exported(plan: Plan, routes: Routes) -> Gathered:
+    """Megatron-Bridge's export: a matrix over tp, an expert's over ep, as parts and as what is made of them."""
+    tp, ep = plan.mesh.tp, plan.mesh.ep
+    sizes = [(placed, count) for kind, count in plan.kind_counts for placed in plan.kinds[kind]
+             if placed.spec.is_owned and placed.spec.module != "adapter"]
+    each = [(placed.spec.numel * _SENT, max(1, placed.spec.copies // ep) if placed.spec.copies > 1 else 1,
+             "ep" if placed.spec.copies > 1 else "tp", count) for placed, count in sizes]
+    together = [(size * (ep if axis == "ep" else 1), calls * count, axis) for size, calls, axis, count in each]
+    return Gathered(
+        max(2 * size for size, _, _ in together), max(size for size, _, _, _ in each),
+        sum(placed.spec.numel * placed.spec.copies * _SENT * count for placed, count in sizes),
+        sum(calls * routes.of("all_gather", axis).ns(size) for size, calls, axis in together
+            if (ep if axis == "ep" else tp) > 1))
+
+
+def _adapted(kind: PlacedKind) -> frozenset[str]:
+    """Modules of a layer that carry adapters."""
+    return frozenset(_ADAPTER.sub("", placed.spec.name) for placed in kind if placed.spec.module == "adapter")
+
+
+def _parts(placed: Placed, *, splits: bool) -> int:
+    """Tensors that one entry of the state dict becomes."""
+    return placed.spec.shape[0] if splits and placed.spec.module == "grouped" else 1
+
+
+def _transient(placed: Placed, parts: int, *, gathers: bool, adapted: bool) -> int:
+    """The gathered weight, an adapter's product and their sum, and what is sent."""
+    numel, width = placed.spec.numel, dtype_bytes(placed.life.rest.dtype)
+    return numel * width * (gathers + 2 * adapted) + numel // parts * _SENT
+
+
+def ipc_buffers(free: int, ratio: float, largest: int) -> dict[str, int]:
+    """Two that take turns; one more for a tensor that neither holds."""
+    each = -(-int(free * ratio) // 2 // _ALIGNED) * _ALIGNED
+    return {"buffer": 2 * each + (largest if largest > each else 0)}
+
+
+def broadcast_buffers(device_bytes: int, largest: int, *, sends: bool) -> dict[str, int]:
+    """Two, on who sends each as tensors that wait and as their concatenation; the last tensor takes it past its aim."""
+    each = min(int(device_bytes * _PACKED_SHARE), _PACKED_MOST) + largest
+    return {"buffer": 2 * each * (1 + sends)}

@@ -1,0 +1,190 @@
+"""From phases to a report: the training step's, with what the other phases add to ranks, hosts and the clock."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Final, Literal
+
+from simcore.inputs.scenario import Scenario
+from simcore.results.phases import PhaseReport
+from simcore.results.report import Assumption, Host, HostPhase, Owner, Peak, RankReport, Report
+from simcore.results.time import StepTime
+from simcore.rl.journal import Journal, Moment
+from simcore.rl.phases import category_name, is_outside
+from simcore.rl.series import phase_series
+from simcore.simulation.assemble import Parts
+
+__all__ = ["Laid", "phase_report"]
+
+_LOOSE: Final = "fragmentation"
+
+
+@dataclass(frozen=True, eq=False)
+class Laid:
+    """Phases of every class of ranks that train, in the order of `trained.ranks`, and of those that only generate."""
+
+    scenario: Scenario
+    trained: Report
+    journals: tuple[Journal, ...]
+    parts: Parts
+    engine: Journal | None = None
+    num_engine_ranks: int = 0
+
+    @property
+    def limit(self) -> int:
+        """Bytes that a device may hold."""
+        return int((self.trained.capacity_bytes or 0) * self.scenario.limits.max_fill)
+
+
+def phase_report(laid: Laid, told: Sequence[Assumption]) -> Report:
+    """The answer, with phases of the fullest rank."""
+    ranks = [_rank(rank, journal) for rank, journal in zip(laid.trained.ranks, laid.journals, strict=True)]
+    journals = list(laid.journals)
+    if laid.engine is not None:
+        ranks.append(_engine_rank(laid.engine, laid.scenario.world_size, laid.num_engine_ranks))
+        journals.append(laid.engine)
+    fullest = max(range(len(ranks)), key=lambda i: (_device(ranks[i]), -i))
+    worst = _device(ranks[fullest])
+    return laid.trained.model_copy(update={
+        "name": laid.scenario.name, "scenario": laid.scenario.normalised(), "ranks": tuple(ranks),
+        "verdict": "fits" if worst <= laid.limit else "oom", "headroom_bytes": laid.limit - worst,
+        "assumptions": (*laid.trained.assumptions, *told), "phases": _phases(journals[fullest], laid),
+        "time": _time(laid), "host": _host(laid)})
+
+
+def _device(rank: RankReport) -> int:
+    return rank.peak.device_bytes if rank.peak else 0
+
+
+# ---- ranks -----------------------------------------------------------------------------------------------------------
+def _rank(rank: RankReport, journal: Journal) -> RankReport:
+    assert rank.peak is not None
+    highest = _highest(journal)
+    inside = {phase.phase: _allocated(phase) for phase in journal.phases if phase.phase != "training"}
+    training = next(phase for phase in journal.phases if phase.phase == "training")
+    more = _allocated(training) - rank.peak.allocated_bytes
+    by_phase = {name: size + more for name, size in rank.peak.by_phase.items()} | inside
+    host = max(phase.bytes_on("host") for phase in journal.phases)
+    peak = _with_neighbour(rank.peak, highest) if highest.phase == "training" else _peak(highest)
+    series = None if rank.memory is None else phase_series(journal, rank.memory)
+    return rank.model_copy(update={
+        "peak": peak.model_copy(update={"by_phase": by_phase, "host_bytes": host}), "memory": series})
+
+
+def _highest(journal: Journal) -> Moment:
+    return max(journal.phases, key=lambda phase: phase.bytes_on("device"))
+
+
+def _by_category(moment: Moment) -> Counter[str]:
+    found: Counter[str] = Counter()
+    for (_, category), size in moment.device.items():
+        found[category_name(category)] += size
+    return found
+
+
+def _allocated(moment: Moment) -> int:
+    """Inside allocators, blocks that do not fit together left out."""
+    return sum(size for (_, category), size in moment.device.items()
+               if category != _LOOSE and not is_outside(category))
+
+
+def _with_neighbour(peak: Peak, moment: Moment) -> Peak:
+    """The training step's own peak, with what else lies on the device."""
+    made, more = _peak(moment), moment.bytes_on("device") - peak.device_bytes
+    inside = made.allocated_bytes - peak.allocated_bytes
+    return peak.model_copy(update={
+        "allocated_bytes": made.allocated_bytes, "reserved_bytes": peak.reserved_bytes + inside,
+        "device_bytes": made.device_bytes, "by_category": made.by_category, "outside": made.outside, "top": made.top,
+        "reserved_band_bytes": _moved(peak.reserved_band_bytes, inside), "band_bytes": _moved(peak.band_bytes, more)})
+
+
+def _moved(ends: tuple[int, int], by: int) -> tuple[int, int]:
+    return ends[0] + by, ends[1] + by
+
+
+def _peak(moment: Moment) -> Peak:
+    device, categories, outside = moment.bytes_on("device"), Counter[str](), Counter[str]()
+    for (_, name), size in moment.device.items():
+        (outside if is_outside(name) else categories)[category_name(name)] += size
+    loose = categories.pop(_LOOSE, 0)
+    allocated = sum(categories.values())
+    top = sorted(((owner, name, size) for (owner, name), size in moment.device.items()
+                  if name != _LOOSE and not is_outside(name)), key=lambda one: (-one[2], one[:2]))
+    return Peak(
+        allocated_bytes=allocated, reserved_bytes=allocated + loose, device_bytes=device, phase=moment.phase,
+        event=moment.event, layer="", microbatch=0, by_category=dict(categories.most_common()), by_phase={},
+        top=tuple(Owner(owner=f"{owner}/{name}", category=name, bytes=size) for owner, name, size in top[:12]),
+        reserved_band_bytes=(allocated, allocated + loose), outside=dict(outside), band_bytes=(device, device))
+
+
+def _engine_rank(journal: Journal, first: int, count: int) -> RankReport:
+    highest = _highest(journal)
+    by_phase = {phase.phase: _allocated(phase) for phase in journal.phases}
+    last = first + count - 1
+    return RankReport(
+        ranks=(f"{first}-{last}" if count > 1 else str(first),), num_ranks=count, coordinates={}, stage=0, at_rest={},
+        padding_bytes=0, grads_persist=False, peak=_peak(highest).model_copy(update={"by_phase": by_phase}))
+
+
+# ---- phases, clock, hosts --------------------------------------------------------------------------------------------
+def _phases(journal: Journal, laid: Laid) -> tuple[PhaseReport, ...]:
+    found, start = [], 0
+    for moment in journal.phases:
+        device = moment.bytes_on("device")
+        found.append(PhaseReport.model_validate({
+            "phase": moment.phase, "start_s": start / 1e9, "seconds": moment.ns / 1e9, "device_bytes": device,
+            "host_bytes": moment.bytes_on("host"), "event": moment.event,
+            "by_category": dict(_by_category(moment).most_common()), "by_owner": _by_owner(moment.device),
+            "host_by_owner": _by_owner(moment.host), "device_verdict": "fits" if device <= laid.limit else "oom"}))
+        start += moment.ns
+    return tuple(found)
+
+
+def _by_owner(held: Counter[tuple[str, str]]) -> dict[str, int]:
+    found: Counter[str] = Counter()
+    for (owner, _), size in held.items():
+        found[owner] += size
+    return dict(found.most_common())
+
+
+def _slowest(laid: Laid) -> Journal:
+    return max(laid.journals, key=lambda one: sum(phase.ns for phase in one.phases))
+
+
+def _time(laid: Laid) -> StepTime | None:
+    """The training step's time, with all phases: rates are of the whole step, and nothing is told of what bounds it."""
+    time = laid.trained.time
+    if time is None:
+        return None
+    phases = {phase.phase: phase.ns / 1e9 for phase in _slowest(laid).phases}
+    whole = sum(phases.values())
+    others = {name: seconds for name, seconds in phases.items() if name != "training"}
+    parts = time.parts | others | {"host copies": phases["training"] - time.step_s}
+    share = time.step_s / whole
+    return time.model_copy(update={
+        "step_s": whole, "parts": parts, "tokens_per_s_per_gpu": time.tokens_per_s_per_gpu * share,
+        "model_tflops_per_gpu": time.model_tflops_per_gpu * share, "mfu": time.mfu * share,
+        "executed_tflops_per_gpu": None, "bubble_share": None, "roofline": None, "cost": None})
+
+
+def _host(laid: Laid) -> Host | None:
+    """Reading and writing as they are, and each phase in the step's place."""
+    host = laid.trained.host
+    if host is None:
+        return None
+    fullest = max(laid.journals, key=lambda one: max(phase.bytes_on("host") for phase in one.phases))
+    read = tuple(phase for phase in host.phases if phase.phase == "load")
+    written = tuple(phase for phase in host.phases if phase.phase == "save")
+    return host.model_copy(update={"phases": (*read, *(_host_phase(m, host, laid) for m in fullest.phases), *written)})
+
+
+def _host_phase(moment: Moment, host: Host, laid: Laid) -> HostPhase:
+    size, device = moment.bytes_on("host") * host.ranks_per_host, moment.bytes_on("device")
+    verdict: Literal["fits", "oom"] = "fits" if size <= host.capacity_bytes else "oom"
+    owners = {name: one * host.ranks_per_host for name, one in _by_owner(moment.host).items()}
+    return HostPhase.model_validate({
+        "phase": moment.phase, "host_bytes": size, "device_bytes": device, "host_verdict": verdict,
+        "device_verdict": "fits" if device <= laid.limit else "oom", "by_owner": owners,
+        "source": "NeMo RL 7ea279ab, see simcore/rl/phases.py"})

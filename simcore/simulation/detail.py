@@ -1,0 +1,59 @@
+"""A closer look at a simulation that is done: what its pictures need, put beside the report."""
+
+from __future__ import annotations
+
+from functools import partial
+from typing import Final
+
+from simcore.memory.inventory import holders, kinds_by_path, tensor_rows
+from simcore.memory.ledger import balance
+from simcore.memory.lifetimes import lifetimes
+from simcore.memory.series import memory_by_part
+from simcore.placement.fold import RankClass
+from simcore.placement.plan import Plan
+from simcore.results.detail import AxisDigit, ClassDetail, Detail
+from simcore.results.report import Report
+from simcore.simulation.assemble import Parts
+from simcore.timing.spans import MAX_SPANS, spans
+from simcore.timing.timeline import meeting
+
+__all__ = ["with_detail"]
+
+_AXES: Final = ("pp", "dp_replicate", "dp_shard", "cp", "tp", "expert_dp", "ep", "etp")
+_EVERY: Final = 1 << 20
+"""More owners than any peak has that fits into a page."""
+
+_FEWEST: Final = 1200
+"""Spans that a class has however many classes there are."""
+
+
+def with_detail(parts: Parts, report: Report, most: int | None = None, postings: int = 0) -> Report:
+    """The same report with `detail`. `most`: spans of all classes, instead of as many as a page can bear.
+
+    `postings`: lifetimes of allocations too, at most so many births and deaths of all classes.
+    """
+    mesh, clocked = parts.job.mesh, parts.clocked
+    axes = (mesh.axis(name) for name in _AXES)
+    detail = Detail(
+        axes=tuple(AxisDigit(name=axis.name, size=axis.size, stride=axis.stride) for axis in axes if axis.size > 1),
+        ranks_per_node=min(parts.topology.gpus_taken(mesh.size), mesh.size),
+        num_microbatches=parts.job.scenario.num_microbatches, written_out=parts.lowered,
+        end_s=None if clocked is None else max(times.end for times in clocked.times) / 1e9,
+        layers={} if not parts.plans else kinds_by_path(parts.plans[0]),
+        classes=tuple(_class(parts, number, *each, most or MAX_SPANS, postings // len(parts.classes))
+                      for number, each in enumerate(zip(parts.classes, parts.plans, strict=True))))
+    return report.model_copy(update={"detail": detail})
+
+
+def _class(parts: Parts, number: int, ranks: RankClass, plan: Plan, most: int, postings: int) -> ClassDetail:
+    program, clocked, kinds = parts.programs.get(ranks.representative), parts.clocked, kinds_by_path(plan)
+    if program is None:
+        return ClassDetail(tensors=tensor_rows(plan))
+    row_ns = None if clocked is None else clocked.row_ns[number]
+    return ClassDetail(
+        tensors=tensor_rows(plan), holders=holders(balance(program, _EVERY), kinds),
+        by_part=memory_by_part(program, row_ns, kinds),
+        spans=() if clocked is None or row_ns is None else spans(
+            program, clocked.tracks[number], clocked.times[number], row_ns,
+            max(_FEWEST, most // len(parts.classes)), partial(meeting, clocked.wiring, number)),
+        lifetimes=lifetimes(program, row_ns, postings) if postings else None)

@@ -1,0 +1,253 @@
+"""Memory of the hosts: what reading the model, a step and writing the model take there, and on the GPUs meanwhile.
+
+[Note: what is counted]
+A host's ranks are neighbours, as many as the topology says share its memory. In each phase a rank holds what rests on
+the host by its Form's space, and what a checkpoint takes on its way (`transfer.Transfer`, each with its source): all
+of the model, its own part once or more often, or at least some tensors in flight. Pages of mapped files count as the
+system's cache, which gives way. Not counted: Python and its libraries, CUDA's own memory on the host, data loaders.
+On the device a phase has what rests there by then, and for a moment a whole tensor or unit; the first step is the
+ledger's. Conversions of a checkpoint's names and shapes on the device are not modelled.
+"""
+
+from __future__ import annotations
+
+import math
+from collections import Counter
+from collections.abc import Iterable, Iterator, Sequence
+from functools import lru_cache
+from typing import Final, Literal
+
+import numpy as np
+
+from simcore.frameworks.deepspeed.offload_buffers import beside_tensors
+from simcore.models.graph import ModelGraph
+from simcore.models.tensor import TensorSpec
+from simcore.placement.checkpoint_files import Files, Transfer
+from simcore.placement.fold import RankClass
+from simcore.placement.framework import Buckets, Framework, Life
+from simcore.placement.mesh import IntArray, Mesh
+from simcore.placement.on_host import waiting_bytes
+from simcore.placement.plan import Placed, Plan
+from simcore.results.report import Assumption, Host, HostPhase, RankReport, Report
+from simcore.simulation.assemble import Parts
+from simcore.units import packed_bytes
+
+__all__ = ["hosted", "model_bytes"]
+
+_Phase = Literal["load", "first_step", "save"]
+_PHASES: Final[tuple[_Phase, ...]] = ("load", "first_step", "save")
+_ON_HOST: Final = ("host", "host_pinned", "cpu")
+_MOST_RANKS: Final = 1 << 12
+"""That are looked at one by one; those of a larger job repeat themselves within a stage."""
+
+
+def hosted(parts: Parts, report: Report) -> Report:
+    """The report with its hosts; unchanged where not all ranks were simulated."""
+    mesh, topology = parts.job.mesh, parts.topology
+    if sum(c.num_ranks for c in parts.classes) != mesh.size:
+        return report
+    per_host = min(topology.gpus_per_host, mesh.size)
+    each = _fullest(parts.plans, parts.classes, parts.framework.files, per_host, parts.site().tokens)
+    phases = (_phase(parts, report, phase, dict(held)) for phase, held in zip(_PHASES, each, strict=True))
+    host = Host(capacity_bytes=int(topology.node.host_memory), ranks_per_host=per_host, phases=tuple(phases))
+    memory = topology.node.host_memory
+    kind: Literal["assumed", "derived"] = "assumed" if memory.kind == "assumed" else "derived"
+    told = Assumption(what="host_memory", value=f"{host.capacity_bytes / 1e9:,.0f} GB", kind=kind, source=memory.source)
+    return report.model_copy(update={"host": host, "assumptions": (*report.assumptions, told)})
+
+
+def _transfer(files: Files, phase: _Phase) -> Transfer | None:
+    return {"load": files.load, "first_step": None, "save": files.save}[phase]
+
+
+def _phase(parts: Parts, report: Report, phase: _Phase, held: dict[str, int]) -> HostPhase:
+    transfer = _transfer(parts.framework.files, phase)
+    host_bytes, room = sum(held.values()), int(parts.topology.node.host_memory)
+    device = max((_device(parts, plan, rank, phase, transfer) for plan, rank
+                  in zip(parts.plans, report.ranks, strict=True)), default=0)
+    limit = int(parts.usable_bytes() * parts.job.scenario.limits.max_fill)
+    return HostPhase(
+        phase=phase, host_bytes=host_bytes, device_bytes=device, host_verdict="fits" if host_bytes <= room else "oom",
+        device_verdict="fits" if device <= limit else "oom",
+        by_owner={name: size for name, size in held.items() if size}, source=transfer.source if transfer else "")
+
+
+# ---- the host -------------------------------------------------------------------------------------------------------
+@lru_cache(maxsize=256)
+def _fullest(plans: tuple[Plan, ...], classes: tuple[RankClass, ...], files: Files, per_host: int,
+             tokens: int) -> tuple[tuple[tuple[str, int], ...], ...]:
+    """What lies on the fullest host in each phase, by owner. Scenarios that place alike share it."""
+    return tuple(_fullest_in([_of_rank(plan, phase, _transfer(files, phase), tokens) for plan in plans], plans,
+                             classes, _transfer(files, phase), per_host) for phase in _PHASES)
+
+
+def _fullest_in(each: Sequence[Counter[str]], plans: tuple[Plan, ...], classes_of: tuple[RankClass, ...],
+                transfer: Transfer | None, per_host: int) -> tuple[tuple[str, int], ...]:
+    whole = _whole(plans[0], transfer)
+    sizes = np.array([own.total() for own in each], dtype=np.int64)
+    best: tuple[int, Counter[str]] = (-1, Counter())
+    for first, classes in _windows(plans[0].mesh, classes_of, per_host):
+        starts = np.arange(0, len(classes), per_host)
+        sums = np.add.reduceat(sizes[classes], starts)
+        readers = _readers(transfer, first, np.minimum(per_host, len(classes) - starts))
+        sums = sums + whole * readers
+        at = int(np.argmax(sums))
+        if sums[at] > best[0]:
+            ranks = classes[starts[at]:starts[at] + per_host].tolist()
+            best = int(sums[at]), sum((each[n] for n in ranks), Counter({"whole model": whole * int(readers[at])}))
+    return tuple(best[1].items())
+
+
+def _windows(mesh: Mesh, classes: Iterable[RankClass], per_host: int) -> Iterator[tuple[int, IntArray]]:
+    """(first rank, numbers of the classes from there): the whole job, or of each stage as much as does not repeat."""
+    numbered = list(enumerate(classes))
+    stages: dict[int, IntArray] = {}
+    for number, one in numbered:
+        table = stages.setdefault(one.stage, np.zeros(one.period, dtype=np.int64))
+        table[one.offsets] = number
+    if mesh.size <= _MOST_RANKS:
+        yield 0, np.concatenate([np.resize(stages[stage], mesh.stage_size) for stage in sorted(stages)])
+        return
+    for stage, table in stages.items():
+        width = min(mesh.stage_size, math.lcm(len(table), per_host), _MOST_RANKS)
+        yield stage * mesh.stage_size, np.resize(table, max(width, per_host))
+
+
+def _readers(transfer: Transfer | None, first: int, num: IntArray) -> IntArray:
+    """Of `num` ranks on each host, those that hold the whole model; rank `first` is the first of all."""
+    if transfer is not None and transfer.whole_on == "every_rank":
+        return num
+    readers = np.zeros_like(num)
+    readers[0] = transfer is not None and transfer.whole_on == "rank0" and first == 0
+    return readers
+
+
+def _of_rank(plan: Plan, phase: _Phase, transfer: Transfer | None, tokens: int) -> Counter[str]:
+    """What one rank holds on the host, the whole model aside. `tokens`: of its microbatch."""
+    held = Counter({"parameters": 0, "gradients": 0, "optimizer states": 0, "activations": 0, "checkpoint": 0})
+    held["activations"] = waiting_bytes(plan, tokens) if phase == "first_step" else 0
+    there = {"load": ("parameters",), "first_step": ("parameters", "gradients", "optimizer states"),
+             "save": ("parameters", "optimizer states")}[phase]
+    for placed, count in _placed(plan):
+        for what, space, num_bytes in placed.elsewhere:
+            if what in there:
+                held[what] += count * _rests(num_bytes, space)
+    for what, num_bytes in beside_tensors(plan, rounded=True).items():
+        if what in there or phase == "first_step":
+            held[what] += num_bytes
+    if transfer is not None:
+        held["checkpoint"] = max(_copied(plan, transfer), transfer.in_flight * _largest(plan, transfer))
+    return held
+
+
+def _rests(num_bytes: int, space: str) -> int:
+    """Bytes on the host. Pinned blocks are powers of two (torch 2.13 ATen/core/CachingHostAllocator.h:300)."""
+    if space not in _ON_HOST:
+        return 0
+    return 1 << (num_bytes - 1).bit_length() if space == "host_pinned" else num_bytes
+
+
+def _copied(plan: Plan, transfer: Transfer) -> int:
+    """The rank's own part, as often as it lies on the host at once; several ranks share what they all have."""
+    total = 0.0
+    for placed, count in _placed(plan):
+        if placed.spec.is_owned and _is_moved(placed.spec, transfer):
+            own = _stored_bytes(placed.life, placed.local)
+            sharers, flow = _sharers(plan, placed, transfer), plan.framework.flow
+            whole = isinstance(flow, Buckets) and not flow.scatter
+            total += count * (transfer.params * own / sharers
+                              + transfer.states * placed.state_bytes / (sharers if whole else 1))
+    return math.ceil(total)
+
+
+def _sharers(plan: Plan, placed: Placed, transfer: Transfer) -> int:
+    if transfer.shared is None:
+        return 1
+    dense, expert = transfer.shared
+    return plan.mesh.axis(expert if placed.spec.component in ("routed_experts", "expert_adapters") else dense).size
+
+
+def _largest(plan: Plan, transfer: Transfer) -> int:
+    """The largest tensor of a file, in which each expert has tensors of its own."""
+    return max((_stored_bytes(p.life, _stored_numel(p.spec)) for p, _ in _placed(plan)
+                if _is_moved(p.spec, transfer)), default=0)
+
+
+def _stored_numel(spec: TensorSpec) -> int:
+    fused = spec.component == "routed_experts" and len(spec.shape) == len(("expert", "out", "in"))
+    return math.prod(spec.shape[1:] if fused else spec.shape)
+
+
+def _stored_bytes(life: Life, numel: int) -> int:
+    """Elements as they are read or written: what is packed on the device is packed when it has been read."""
+    return packed_bytes(numel, life.use.dtype if life.rest.packed else life.rest.dtype)
+
+
+def _is_moved(spec: TensorSpec, transfer: Transfer) -> bool:
+    return spec.trainable or not transfer.trained_only
+
+
+def _whole(plan: Plan, transfer: Transfer | None) -> int:
+    if transfer is None or not transfer.whole_on:
+        return 0
+    return model_bytes(plan.graph, plan.framework, trained_only=transfer.trained_only)
+
+
+def model_bytes(graph: ModelGraph, framework: Framework, *, trained_only: bool = False) -> int:
+    """All parameters of the model, as they are stored; a tied head is the embedding's."""
+    kinds = Counter(layer.kind for layer in graph.layers)
+    return sum(_stored_bytes(framework.life(spec), count * spec.copies * math.prod(spec.shape))
+               for kind, count in kinds.items() for spec in graph.tensors[kind]
+               if spec.is_owned and (spec.trainable or not trained_only))
+
+
+def _placed(plan: Plan) -> Iterator[tuple[Placed, int]]:
+    """The rank's tensors, and in how many layers."""
+    for kind, count in plan.kind_counts:
+        for placed in plan.kinds[kind]:
+            yield placed, count
+
+
+# ---- the device -----------------------------------------------------------------------------------------------------
+def _device(parts: Parts, plan: Plan, rank: RankReport, phase: _Phase, transfer: Transfer | None) -> int:
+    """Tensors of the phase, with blocks that do not fit together and what lies beside them."""
+    assert rank.peak is not None
+    if phase == "load":
+        allocated = _loaded(plan, rank)
+    elif phase == "first_step":
+        allocated = rank.peak.first_step_bytes or rank.peak.allocated_bytes
+    else:
+        allocated = rank.end_bytes or 0
+    moment = _moment(plan, transfer) if transfer and transfer.on_device else 0
+    return parts.needed(allocated + moment).middle + sum(rank.peak.outside.values())
+
+
+def _loaded(plan: Plan, rank: RankReport) -> int:
+    """What rests on the device before the first step: parameters, gradient buffers, states that are made early."""
+    grads = sum(r.grads_bytes for r in rank.at_rest.values()) + rank.grads_padding_bytes if rank.grads_persist else 0
+    return _built(plan) + grads
+
+
+def _built(plan: Plan) -> int:
+    params = sum(count * plan.kinds[kind].rest_bytes for kind, count in plan.kind_counts)
+    states = sum(count * sum(plan.kinds[kind].state_bytes.values()) for kind, count in plan.kind_counts)
+    return params + max(0, states - plan.born_in_step())
+
+
+@lru_cache(maxsize=1024)
+def _moment(plan: Plan, transfer: Transfer) -> int:
+    """A whole tensor while it is sent, a unit before it is cut, or of the model what the rank will not keep."""
+    if transfer.on_device == "tensor":
+        return max((_stored_bytes(p.life, p.spec.copies * math.prod(p.spec.shape)) for p, _ in _placed(plan)
+                    if _is_moved(p.spec, transfer)), default=0)
+    if transfer.on_device == "unit":
+        units = ((plan.of_layer(layer)[n] for layer, numbers in unit.members for n in numbers)
+                 for unit in plan.framework.units)
+        return max((sum(_stored_bytes(p.life, math.prod((p.spec.copies, *p.spec.shape))) for p in unit)
+                    for unit in units), default=0)
+    if transfer.on_device == "model":
+        uncut = (count * p.spec.copies * (p.life.rest.num_bytes(math.prod(p.spec.shape)) +
+                                          p.life.rest.constants(p.spec.shape)) for p, count in _placed(plan)
+                 if p.spec.is_owned and not p.spec.is_buffer)
+        return max(0, sum(uncut) - sum(count * p.rest_bytes for p, count in _placed(plan) if not p.spec.is_buffer))
+    return 0

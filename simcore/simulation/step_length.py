@@ -1,0 +1,73 @@
+"""How long a step is when it is written out, told before it is: what would take the machine is refused.
+
+Comes in: the parts of a simulation. Goes out: rows, of all classes of ranks. The recordings of layers are there by
+then; what flows and borders add is estimated.
+"""
+
+from __future__ import annotations
+
+from typing import Final
+
+from simcore.errors import InputError, Problem
+from simcore.inputs.bounds import ROWS
+from simcore.placement.framework import UnshardFlow
+from simcore.placement.plan import Plan
+from simcore.program.record_layers import keys_of, record_layers
+from simcore.results.report import Assumption, Report
+from simcore.simulation.assemble import Parts
+
+__all__ = ["check_rows", "num_rows", "unlike"]
+
+_FEW: Final = 1000
+"""Layers, times microbatches, times classes of ranks, that are never too many: none has so many rows."""
+_LEAST: Final = 10
+"""Rows of a layer in one microbatch, at least."""
+_OF_BUFFER: Final = 6
+"""How often a buffer of a stage's border is laid."""
+_GLANCES: Final = 4
+"""Units of a prefetch that are found to be there already, in the time of a row."""
+
+
+def num_rows(parts: Parts) -> int:
+    """Rows of all programs, each microbatch that is written out with all of its layers."""
+    least = _LEAST * parts.lowered * sum(len(plan.layers) for plan in parts.plans)
+    if least < _LEAST * _FEW or least > ROWS:
+        return least
+    return sum(_of_plan(parts, plan) for plan in parts.plans)
+
+
+def _of_plan(parts: Parts, plan: Plan) -> int:
+    kinds = record_layers(plan, parts.workload(plan)).kinds
+    sizes = {key: sum(len(tile.rows) for tile in laid.tiles) for key, laid in kinds.items()}
+    layers = sum(sizes[key] for key in keys_of(plan).values())
+    return parts.lowered * (layers + _looked_at(plan)) + _OF_BUFFER * plan.framework.buffered_microbatches
+
+
+def _looked_at(plan: Plan) -> int:
+    flow, num_layers = plan.framework.flow, len(plan.layers)
+    deepest = max(flow.prefetch, flow.prefetch_backward) if isinstance(flow, UnshardFlow) else 0
+    return 2 * num_layers * min(deepest, num_layers) // _GLANCES
+
+
+def check_rows(parts: Parts) -> None:
+    """InputError for a step that is too long, with the keys that make it so."""
+    rows, scenario = num_rows(parts), parts.job.scenario
+    if rows <= ROWS:
+        return
+    layers, count = len(parts.job.graph.layers), scenario.num_microbatches
+    key = ("training", "global_batch_size") if parts.lowered > layers else ("model",)
+    told = (f"{layers:,} layers (model) x {parts.lowered:,} of {count:,} microbatches (training.global_batch_size, "
+            f"training.pipeline, mesh.pp) on {len(parts.plans):,} kinds of ranks (mesh)")
+    raise InputError(Problem(scenario.where(*key), f"expected a step of at most {ROWS:,} operations where it is "
+                             f"written out, got about {rows:,}: {told}"))
+
+
+def unlike(parts: Parts, report: Report) -> Report:
+    """The report; told, where so much of a step as can be written out has no two microbatches that take as long."""
+    count = parts.job.scenario.num_microbatches
+    if parts.clocked is None or parts.clocked.steady or parts.lowered == count:
+        return report
+    told = Assumption(what="step_s", value=f"{count - parts.lowered:,} of {count:,} microbatches taken to last as long "
+                      f"as one of the {parts.lowered:,} that were written out", kind="assumed",
+                      source=f"they do not all last as long, and a step is written out up to {ROWS:,} operations")
+    return report.model_copy(update={"assumptions": (*report.assumptions, told)})

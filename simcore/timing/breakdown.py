@@ -1,0 +1,193 @@
+"""Where the time of a step goes on one rank, in whole nanoseconds: parts that add up to the step.
+
+Comes in: a program that was run on the timeline, and how often each of its microbatches happens. Goes out: a
+`Breakdown`. It is of the rank that ends last: another rank's waiting is not the step's.
+
+[Note: parts of a step]
+The device computes, or it waits; `PARTS` says for what. Other ranks that come late are communication, also where their
+layers take longer; a stage that has more to do than its neighbours is bubble, as the order of passes is. A collective
+is hidden as far as nobody waits for it, or, inside a layer, as far as its kernels run beside it.
+
+[Note: what bounds kernels]
+A kernel takes the time of its arithmetic and of its memory traffic, added (see `cost.py`), so each has its share of a
+step. What is left are kernels so small that they take the least time that a kernel takes.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Final, NamedTuple
+
+import numpy as np
+from numpy.typing import NDArray
+
+from simcore.placement.mesh import IntArray
+from simcore.program.outline import Outline, Phase
+from simcore.program.program import Program
+from simcore.program.row_cache import held
+from simcore.program.tile import AMOUNT, SLOT
+from simcore.recording.exact_sums import countable, dot
+from simcore.recording.tape import Stream
+from simcore.timing.kernel import DTYPES, KERNELS
+from simcore.timing.streams import Track
+from simcore.timing.timeline import ClassTimes
+
+__all__ = ["PARTS", "Breakdown", "Kernels", "Sent", "Work", "breakdown"]
+
+PARTS: Final = {
+    "forward": "kernels of forward passes and the loss, as long as they take alone",
+    "backward": "kernels of backward passes, recomputation included",
+    "optimizer": "kernels of the optimizer's step",
+    "contention": "by how much kernels take longer beside collectives",
+    "communication": "waiting for collectives, for ranks that join them late, for messages while they travel, and for "
+                     "copies from and to the host",
+    "bubble": "all other waiting for a neighbouring stage",
+    "host": "waiting for the host to issue, and to update what lies on it; what the host does once a step",
+}
+_COMPUTE: Final = tuple(PARTS)[:3]
+_PART_OF = np.array([{Phase.BACKWARD: 1, Phase.RECOMPUTE: 1, Phase.OPTIMIZER: 2}.get(phase, 0) for phase in Phase])
+_SEND, _RECEIVE = int(Stream.SEND), int(Stream.RECEIVE)
+
+
+class Kernels(NamedTuple):
+    """Kernels among a program's distinct rows: where they stand, what they are, and ns of each alone.
+
+    `compute_ns`, `memory_ns`: of its arithmetic and of its traffic, not rounded; what is left is too short to matter.
+    """
+
+    rows: IntArray
+    kinds: IntArray
+    dtypes: IntArray
+    ns: IntArray
+    flops: IntArray
+    bytes_moved: IntArray
+    compute_ns: NDArray[np.float64]
+    memory_ns: NDArray[np.float64]
+
+
+@dataclass(frozen=True, slots=True)
+class Work:
+    """All kernels of a class and format in one step: ns by part (forward, backward, optimizer), FLOPs, bytes moved."""
+
+    kernel: str
+    dtype: str
+    ns: tuple[int, ...]
+    flops: int
+    bytes_moved: int
+    compute_ns: float
+    memory_ns: float
+
+
+@dataclass(frozen=True, slots=True)
+class Sent:
+    """All calls of a kind on an axis: ns that they take alone, that somebody waited for them, and that nobody did."""
+
+    collective: str
+    axis: str
+    calls: int
+    alone_ns: int
+    exposed_ns: int
+    hidden_ns: int
+
+
+@dataclass(frozen=True, eq=False)
+class Breakdown:
+    """`parts`: ns by `PARTS`."""
+
+    parts: dict[str, int]
+    work: tuple[Work, ...]
+    sent: tuple[Sent, ...]
+
+
+def breakdown(program: Program, track: Track, times: ClassTimes, weight: IntArray, kernels: Kernels,
+              alone_ns: Callable[[int, int], int], once: int) -> Breakdown:
+    """`weight`: how often each microbatch happens; `alone_ns(comm, payload)`; `once`: ns of the host once a step."""
+    work = _work(program, weight, kernels)
+    rows = np.minimum(track.skeleton.item_rows, len(program.places) - 1)
+    of_item = weight[program.microbatch[rows]]
+    waits = _Waits(track, times)
+    clock = track.item_clock
+    late = np.array(track.item_ns, dtype=np.int64) - np.diff(clock, prepend=0)
+    parts = {part: sum(one.ns[number] for one in work) for number, part in enumerate(_COMPUTE)}
+    parts["contention"] = dot(late, of_item)
+    parts["communication"] = dot(waits.exposed, of_item) + waits.trailing
+    parts["bubble"] = dot(waits.waited - waits.exposed, of_item)
+    parts["host"] = dot(np.array(times.idle_at, dtype=np.int64), of_item) + once
+    return Breakdown(parts, work, _sent(program, track, weight, waits, alone_ns))
+
+
+def _work(program: Program, weight: IntArray, kernels: Kernels) -> tuple[Work, ...]:
+    """Kernels by class and format. Each distinct row is counted by part, as often as its microbatches happen."""
+    classes = kernels.kinds * len(DTYPES) + kernels.dtypes
+    order = np.argsort(classes, kind="stable")
+    counts = _often(program.outline, weight.tobytes(), len(program.distinct))[kernels.rows[order]]
+    times = counts.sum(axis=1)
+    ns, flops, moved = (countable(column[order], times) for column in kernels[3:6])
+    columns = [ns, flops, moved, *(column[order] for column in kernels[6:])]
+    numbers, starts = np.unique(classes[order], return_index=True)
+    made = []
+    for number, start, end in zip(numbers.tolist(), starts.tolist(), [*starts[1:].tolist(), len(order)], strict=True):
+        ns, flops, moved, compute, memory = (column[start:end] for column in columns)
+        of = times[start:end]
+        if of.any():
+            made.append(Work(KERNELS[number // len(DTYPES)], DTYPES[number % len(DTYPES)],
+                             tuple((ns @ counts[start:end]).tolist()), int(flops @ of), int(moved @ of),
+                             float(compute @ of), float(memory @ of)))
+    return tuple(made)
+
+
+@held(maxsize=64)
+def _often(outline: Outline, weight: bytes, num_rows: int) -> IntArray:
+    """How often each of `num_rows` distinct rows happens in each part. `weight`: int64, for each microbatch."""
+    bins = outline.places * len(_COMPUTE) + _PART_OF[outline.phase]
+    weights = np.frombuffer(weight, dtype=np.int64)[outline.microbatch]
+    often = np.bincount(bins, weights=weights, minlength=num_rows * len(_COMPUTE))
+    return often.astype(np.int64).reshape(num_rows, len(_COMPUTE))
+
+
+class _Waits:
+    """What the compute stream waited for: `waited` ns at each item, of them `exposed` for communication.
+
+    `of_call`: exposed ns by call. `trailing`: ns for which a last call runs when the compute stream has ended.
+    """
+
+    def __init__(self, track: Track, times: ClassTimes) -> None:
+        self.waited = np.array(times.waited_at, dtype=np.int64)
+        self.exposed = self.waited.copy()
+        self.of_call = np.zeros(len(track.call_ns), dtype=np.int64)
+        places, numbers = track.skeleton.awaited
+        is_received = np.zeros(len(track.call_ns), dtype=np.bool_)
+        is_received[[call.number for call in track.skeleton.calls.get(_RECEIVE, ())]] = True
+        messages = places[is_received[numbers]]
+        lengths = np.array(track.call_ns, dtype=np.int64)[numbers[is_received[numbers]]]
+        self.exposed[messages] = np.minimum(self.waited[messages], lengths)
+        np.add.at(self.of_call, numbers, self.exposed[places])
+        self.trailing = times.end - (times.item_ends[-1] if times.item_ends else 0)
+        if self.trailing:
+            last, _, _ = max(times.calls, key=lambda made: made[2])
+            self.of_call[last.number] += self.trailing
+
+
+def _sent(program: Program, track: Track, weight: IntArray, waits: _Waits,
+          alone_ns: Callable[[int, int], int]) -> tuple[Sent, ...]:
+    """By collective and axis. Of a message only who receives it is asked: it is sent beside whatever is computed."""
+    call_rows = track.skeleton.call_rows
+    calls = program.distinct[program.places[call_rows]]
+    pairs = list(zip(calls[:, SLOT].tolist(), calls[:, AMOUNT].tolist(), strict=True))
+    lengths = {pair: alone_ns(*pair) for pair in dict.fromkeys(pairs)}
+    alone = np.array([lengths[pair] for pair in pairs], dtype=np.int64)
+    often = weight[program.microbatch[call_rows]].copy() if len(call_rows) else np.zeros(0, dtype=np.int64)
+    often[[call.number for call in track.skeleton.calls.get(_SEND, ())]] = 0
+    hidden = np.maximum(alone - waits.of_call, 0)
+    return tuple(_kinds_of_calls(program, calls[:, SLOT], often, (alone, waits.of_call, hidden)))
+
+
+def _kinds_of_calls(program: Program, comms: IntArray, often: IntArray, columns: Sequence[IntArray]) -> list[Sent]:
+    sums: dict[tuple[str, str], list[int]] = {}
+    for number, (collective, axis, _) in enumerate(program.tables.comms):
+        of = comms == number
+        made = [int(often[of].sum()), *(dot(column[of], often[of]) for column in columns)]
+        sums[collective, axis] = [sum(pair) for pair in zip(sums.get((collective, axis), [0] * 4), made, strict=True)]
+    return [Sent(collective, axis, *made) for (collective, axis), made in sorted(sums.items())
+            if made[1] or made[2]]

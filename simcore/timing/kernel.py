@@ -1,0 +1,146 @@
+"""How long a kernel takes alone, in whole nanoseconds, and how fast a CPU is; collectives, copies: `collective.py`.
+
+The only floats of the engine: rates come from the topology, shares from its efficiency, the result is rounded up once.
+Overlap, queues and shared links are not here. Every function is deterministic and never falls when bytes or FLOPs grow.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from functools import lru_cache
+from typing import Final, NamedTuple
+
+import numpy as np
+from numpy.typing import ArrayLike, NDArray
+
+from simcore.errors import InputError, Problem
+from simcore.hardware.device import Device
+from simcore.hardware.efficiency import Efficiency, KernelShare, Overlap
+from simcore.hardware.topology import Topology
+from simcore.placement.mesh import IntArray
+from simcore.timing.attention_softmax import softmax_stretch
+from simcore.timing.gemm_waves import stretch
+
+__all__ = ["DTYPES", "KERNELS", "added_ns", "busy_ns", "compute_ns", "cpu_rate", "exposed_share", "host_rates",
+           "on_matrix_units",
+           "worked_flops"]
+
+KERNELS: Final = ("gemm", "grouped_gemm", "attention", "mamba_scan", "conv", "norm", "elementwise", "permute", "loss",
+                  "embedding", "optimizer", "copy", "attention_flash2", "attention_triton", "elementwise_eager",
+                  "attention_efficient")
+CPU_SHARE: Final = 0.7
+"""Of the memory bandwidth of a host's datasheet, what an optimizer's operators reach on all its cores: assumed. Copies
+between large arrays reach about 0.8 on two sockets; torch's operators go over many tensors, some of them small."""
+DTYPES: Final = ("fp32", "tf32", "bf16", "fp16", "fp8", "fp4")
+_BITS: Final = np.array([{"fp32": 32, "tf32": 32, "fp8": 8, "fp4": 4}.get(name, 16) for name in DTYPES])
+_LAST_PRODUCT: Final = KERNELS.index("grouped_gemm")
+_ATTENTION: Final = [number for number, name in enumerate(KERNELS) if name.startswith("attention")]
+
+
+class _KernelTable(NamedTuple):
+    ns_per_flop: NDArray[np.float64]  # [kernel, dtype]; NaN where the device has no such format
+    ns_per_byte: NDArray[np.float64]  # [kernel]
+
+
+def compute_ns(device: Device, efficiency: Efficiency, kernel_ids: ArrayLike, flops: ArrayLike, bytes_moved: ArrayLike,
+               dtype_ids: ArrayLike) -> NDArray[np.int64]:
+    """Nanoseconds of each kernel: its arithmetic and its memory traffic, at least the shortest that a kernel takes.
+
+    `kernel_ids` index `KERNELS`, `dtype_ids` index `DTYPES` (the format of the operands); `flops` counts two for a
+    multiply-add; `bytes_moved` is read plus written. InputError when the device has no such format.
+
+    [Note: shapes]
+    Arithmetic and traffic are added, so a kernel reaches less of the peak the fewer FLOPs it has for a byte. For a
+    product of (m, k) and (k, n) in 16 bits bytes over FLOPs are 1/m + 1/n + 1/k: what is lost grows with the smallest
+    of the three, as tables of isolated products show. So does attention over short sequences, and a grouped product
+    with few rows an expert. What whole tiles, waves and exponentials take is in the FLOPs, see `worked_flops`.
+    """
+    return added_ns(efficiency, *busy_ns(device, efficiency, kernel_ids, flops, bytes_moved, dtype_ids))
+
+
+def worked_flops(device: Device, kernel_ids: IntArray, flops: IntArray, dtype_ids: IntArray,
+                 shapes: IntArray) -> NDArray[np.float64]:
+    """FLOPs of each kernel as the device works them off: with what shapes lose (`waves.py`, `exponentials.py`).
+
+    `shapes` of products and of attention, as `product.py` packs them; those of other kernels are not looked at.
+    """
+    bits = _BITS[dtype_ids]
+    products = np.where(kernel_ids <= _LAST_PRODUCT, shapes, 0)
+    attention = np.where(np.isin(kernel_ids, _ATTENTION), shapes, 0)
+    result: NDArray[np.float64] = flops * stretch(device, products, flops, bits) * softmax_stretch(
+        device, attention, bits, older=kernel_ids != KERNELS.index("attention"))
+    return result
+
+
+def added_ns(efficiency: Efficiency, of_flops: NDArray[np.float64], of_bytes: NDArray[np.float64]) -> NDArray[np.int64]:
+    """`compute_ns` from its two parts. Where there is neither nothing runs: a row that is of the host alone."""
+    work = of_flops + of_bytes
+    if float(work.sum()) >= 2.0**62:
+        raise OverflowError("kernels take longer than 64 bits can count")
+    shortest = np.where(work > 0, efficiency.shortest.si * 1e9, 0.0)
+    result: NDArray[np.int64] = np.ceil(np.maximum(work, shortest)).astype(np.int64)
+    return result
+
+
+def busy_ns(device: Device, efficiency: Efficiency, kernel_ids: ArrayLike, flops: ArrayLike, bytes_moved: ArrayLike,
+            dtype_ids: ArrayLike) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
+    """The two parts of `compute_ns`, neither rounded nor held up: of arithmetic, and of memory traffic."""
+    table = _kernel_table(device, efficiency)
+    kernels, dtypes = np.asarray(kernel_ids), np.asarray(dtype_ids)
+    ns_per_flop = table.ns_per_flop[kernels, dtypes]
+    if np.isnan(ns_per_flop).any():
+        missing = sorted({DTYPES[i] for i in np.broadcast_to(dtypes, ns_per_flop.shape)[np.isnan(ns_per_flop)]})
+        raise InputError(Problem("training.precision", f"{device.name} does not compute in {', '.join(missing)}"))
+    return np.asarray(flops) * ns_per_flop, np.asarray(bytes_moved) * table.ns_per_byte[kernels]
+
+
+@lru_cache(maxsize=8)
+def _kernel_table(device: Device, efficiency: Efficiency) -> _KernelTable:
+    shares = [_share(efficiency, name) for name in KERNELS]
+    per_flop = np.array([[_ns_per_flop(device, efficiency, share, dtype) for dtype in DTYPES] for share in shares])
+    per_byte = np.array([1e9 / (device.memory_bandwidth.si * share.memory.si) for share in shares])
+    return _KernelTable(per_flop, per_byte)
+
+
+def _share(efficiency: Efficiency, kernel: str) -> KernelShare:
+    share: KernelShare = getattr(efficiency.kernels, "copy_" if kernel == "copy" else kernel)
+    return share
+
+
+def on_matrix_units(efficiency: Efficiency, kernel: str) -> bool:
+    """Whether kernels of that class reach a share of the peak of their format; others run on the vector units."""
+    return _share(efficiency, kernel).compute is not None
+
+
+def _ns_per_flop(device: Device, efficiency: Efficiency, share: KernelShare, dtype: str) -> float:
+    if share.compute is None:
+        return 1e9 / device.peak.fp32.si
+    peak, kept = getattr(device.peak, dtype), getattr(efficiency.low_precision, dtype, None)
+    return 1e9 / (peak.si * share.compute.si * (kept.si if kept else 1.0)) if peak else math.nan
+
+
+def exposed_share(overlap: Overlap, axis: str, overlapped: Sequence[str]) -> float:
+    """Of the time of a collective inside a layer, what its kernels do not hide."""
+    if axis not in overlapped:
+        return 1.0
+    return overlap.tensor.si if axis == "tp" else overlap.expert.si
+
+
+def cpu_rate(topology: Topology, world_size: int) -> float:
+    """Bytes/s at which the CPU cores of one rank read and write host memory; ranks of a host share it evenly.
+
+    InputError when the topology does not say how fast it is.
+    """
+    bandwidth = topology.node.host_bandwidth
+    if bandwidth is None:
+        raise InputError(Problem("topology", f"{topology.name} does not say node.host_bandwidth, at which a CPU's "
+                                 "optimizer runs"))
+    return bandwidth.si * CPU_SHARE / min(world_size, topology.gpus_per_host)
+
+
+def host_rates(topology: Topology, world_size: int) -> tuple[float, float, float]:
+    """Bytes/s of a rank's work on its host: in memory, read from NVMe, written to it (0 where there is none)."""
+    nvme, ranks = topology.node.nvme, min(world_size, topology.gpus_per_host)
+    drives = (nvme.read.si / ranks, nvme.write.si / ranks) if nvme else (0.0, 0.0)
+    return cpu_rate(topology, world_size), *drives

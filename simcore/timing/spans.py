@@ -1,0 +1,172 @@
+"""What the streams of one class of ranks do, and when: a timeline for people to look at.
+
+Comes in: a program that was run on the timeline. Goes out: `Span`s by lane, no more than a page can bear.
+
+[Note: where waiting is drawn]
+The timeline knows of each item of the compute stream how long its kernels waited for the host, and how long it waited
+behind them for a call. The first is drawn before the kernels, the second behind them, as `Clocked.row_ns` has them; of
+waiting for a message from another stage, what is longer than the message is a bubble (see `breakdown`). A message is
+drawn while it travels, not from when somebody was ready to receive it.
+"""
+
+from __future__ import annotations
+
+from bisect import bisect_right
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+from itertools import pairwise
+from typing import Final
+
+import numpy as np
+
+from simcore.placement.mesh import IntArray
+from simcore.program.outline import Phase
+from simcore.program.program import Program
+from simcore.program.tile import AMOUNT
+from simcore.recording.tape import Stream
+from simcore.results.detail import Span
+from simcore.timing.dependencies import Call
+from simcore.timing.streams import Track
+from simcore.timing.timeline import ClassTimes
+
+__all__ = ["MAX_SPANS", "spans"]
+
+MAX_SPANS: Final = 12_000
+"""Of all classes. Beyond, neighbours of one kind that are too short to be seen apart are drawn together."""
+
+_LANES: Final = {Stream.COMPUTE: "in_layers", Stream.ALL_GATHER: "all_gather", Stream.REDUCE: "reduce",
+                 Stream.ALL_REDUCE: "all_reduce", Stream.SEND: "send", Stream.RECEIVE: "receive", Stream.COPY: "copy"}
+
+
+@dataclass(frozen=True, slots=True)
+class _Bar:
+    """A span in ns."""
+
+    kind: str
+    label: str
+    start: int
+    end: int
+    exposed: int = 0
+    microbatch: int = 0
+    count: int = 1
+    layer: str = ""
+    bytes: int = 0
+    dtype: str = ""
+    meets: str = ""
+
+
+def spans(program: Program, track: Track, times: ClassTimes, row_ns: IntArray, most: int,
+          meets: Callable[[Call], str]) -> tuple[Span, ...]:
+    """All lanes, the compute lane first; `most` spans in all. `meets`: what `detail.Span` calls so, of a call."""
+    waits = list(_waits(track, times))
+    lanes: dict[str, list[_Bar]] = {"compute": [*_beside(_kernels(program, row_ns), waits), *waits]}
+    lanes |= {lane: [] for stream, lane in _LANES.items() if any(c.stream == stream for c, _, _ in times.calls)}
+    for stream, bar in _calls(program, track, times, meets):
+        lanes[_LANES[stream]].append(bar)
+    return tuple(Span(lane=lane, kind=bar.kind, label=bar.label, start_s=bar.start / 1e9, end_s=bar.end / 1e9,
+                      exposed_s=bar.exposed / 1e9, microbatch=bar.microbatch, count=bar.count, layer=bar.layer,
+                      bytes=bar.bytes, dtype=bar.dtype, meets=bar.meets)
+                 for lane, bars in _thinned(lanes, most, times.end).items() for bar in bars)
+
+
+def _calls(program: Program, track: Track, times: ClassTimes, meets: Callable[[Call], str]
+           ) -> Iterator[tuple[Stream, _Bar]]:
+    exposed, comms, paths = _exposed(track, times), list(program.tables.comms), program.layer_paths
+    payloads = program.distinct[program.places[track.skeleton.call_rows], AMOUNT].tolist()
+    for call, start, end in times.calls:
+        kind, axis, dtype = comms[call.comm]
+        sent = max(start, end - track.call_ns[call.number]) if call.stream == Stream.RECEIVE else start
+        layer = paths[call.layer] if 0 <= call.layer < len(paths) else ""
+        yield Stream(call.stream), _Bar(
+            kind, axis, sent, end, min(exposed.get(call.number, 0), end - sent), call.microbatch, 1, layer,
+            payloads[call.number], dtype, meets(call))
+
+
+def _kernels(program: Program, row_ns: IntArray) -> Iterator[_Bar]:
+    """Stretches of kernels of one phase, layer and microbatch. What waits inside is drawn over them."""
+    outline = program.outline
+    layer = np.where(outline.spread(0) < 0, -1, outline.spread(3))
+    marks = np.stack([outline.phase, layer, outline.microbatch])
+    changes = np.flatnonzero((np.diff(marks, axis=1) != 0).any(axis=0)) + 1
+    for first, end in pairwise([0, *changes.tolist(), marks.shape[1]]):
+        start, stop = int(row_ns[first - 1]) if first else 0, int(row_ns[end - 1])
+        phase, at, microbatch = marks[:, first].tolist()
+        if stop > start:
+            label = program.layer_paths[at] if 0 <= at < len(program.layer_paths) else ""
+            yield _Bar(Phase(phase).name.lower(), label, start, stop, 0, microbatch)
+
+
+def _beside(bars: Iterable[_Bar], waits: Sequence[_Bar]) -> Iterator[_Bar]:
+    """Without the waiting at their ends; what waits in their midst is drawn over them."""
+    starts, ends = [wait.start for wait in waits], {wait.end: wait.start for wait in waits}
+    for bar in bars:
+        start, end = bar.start, bar.end
+        while (at := bisect_right(starts, start) - 1) >= 0 and waits[at].end > start:
+            start = waits[at].end
+        while end in ends and end > start:
+            end = ends[end]
+        if end > start:
+            yield replace(bar, start=start, end=end)
+
+
+def _waits(track: Track, times: ClassTimes) -> Iterator[_Bar]:
+    received = {call.number for call in track.skeleton.calls.get(int(Stream.RECEIVE), ())}
+    before = 0
+    for item, end, waited, idle in zip(track.skeleton.items, times.item_ends, times.waited_at, times.idle_at,
+                                       strict=True):
+        if idle:
+            yield _Bar("host", "", before, before + idle)
+        number = item.call.number if item.call is not None else item.wait_for
+        bubble = max(0, waited - track.call_ns[number]) if number in received else 0
+        if bubble:
+            yield _Bar("bubble", "", end - waited, end - waited + bubble)
+        if waited > bubble:
+            yield _Bar("communication", "", end - waited + bubble, end)
+        before = end
+    if times.end > before:
+        yield _Bar("communication", "", before, times.end)
+
+
+def _exposed(track: Track, times: ClassTimes) -> dict[int, int]:
+    """By call, ns for which the compute stream waited for it, at its end."""
+    found = {}
+    for item, waited in zip(track.skeleton.items, times.waited_at, strict=True):
+        number = item.call.number if item.call is not None else item.wait_for
+        if number >= 0 and waited:
+            found[number] = waited
+    last = times.item_ends[-1] if times.item_ends else 0
+    return found | {call.number: end - max(start, last) for call, start, end in times.calls if end > last}
+
+
+def _thinned(lanes: Mapping[str, list[_Bar]], most: int, last: int) -> dict[str, list[_Bar]]:
+    """In order of their start; the least width is doubled until there are few enough."""
+    kept = {lane: sorted(bars, key=lambda bar: (bar.start, bar.end)) for lane, bars in lanes.items()}
+    width = max(1, last // 8000)
+    while sum(map(len, kept.values())) > most and width < last:
+        kept = {lane: _joined(bars, width) for lane, bars in kept.items()}
+        width *= 2
+    return kept
+
+
+def _joined(bars: Iterable[_Bar], width: int) -> list[_Bar]:
+    """Neighbours of one kind become one where all of them are shorter than `width`, and so are the gaps."""
+    made: list[_Bar] = []
+    latest: dict[str, int] = {}
+    for bar in bars:
+        at = latest.get(bar.kind)
+        before = made[at] if at is not None else None
+        if (before is not None and at is not None and bar.end - before.start <= width
+                and bar.start - before.end <= width):
+            made[at] = _both(before, bar)
+        else:
+            latest[bar.kind] = len(made)
+            made.append(bar)
+    return made
+
+
+def _both(one: _Bar, other: _Bar) -> _Bar:
+    """As one bar, which says what they have in common."""
+    label, layer, dtype = (a if a == b else "" for a, b in (
+        (one.label, other.label), (one.layer, other.layer), (one.dtype, other.dtype)))
+    return replace(one, label=label, layer=layer, dtype=dtype, meets="", end=max(one.end, other.end),
+                   exposed=one.exposed + other.exposed, bytes=one.bytes + other.bytes, count=one.count + other.count)

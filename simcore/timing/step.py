@@ -1,0 +1,299 @@
+"""Step time: programs of all classes costed, run on the timeline, extrapolated to all microbatches."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from functools import cache, lru_cache
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from simcore.hardware.topology import Topology
+from simcore.placement.fold import RankClass
+from simcore.placement.framework import Framework
+from simcore.placement.libraries import FULL_ITERATION
+from simcore.placement.mesh import IntArray, Mesh
+from simcore.program.outline import Outline, Phase
+from simcore.program.program import Program
+from simcore.program.row_cache import held
+from simcore.program.tile import AMOUNT, AUX, OP, SLOT, STREAM, Tile
+from simcore.recording.exact_sums import countable
+from simcore.recording.kernel_shape import shapes_in
+from simcore.recording.tape import Kernel, Op
+from simcore.timing.breakdown import Breakdown, Kernels, breakdown
+from simcore.timing.host_launch import launch_ns
+from simcore.timing.kernel import DTYPES, KERNELS, added_ns, busy_ns, exposed_share, host_rates, worked_flops
+from simcore.timing.routes import HOST_WAYS, Routes
+from simcore.timing.shared_expert_overlap import hidden_shares
+from simcore.timing.streams import Track, tracks
+from simcore.timing.timeline import ClassTimes, Wiring, run
+
+__all__ = ["Clocked", "clock", "forward_ns"]
+
+_DTYPE_ID = {name: DTYPES.index(name) for name in ("fp32", "bf16", "fp16", "fp8", "fp4")}
+
+
+@dataclass(frozen=True, eq=False)
+class Clocked:
+    """Times of one step, in ns.
+
+    `steady`: microbatches around the steady ones take the same time on every rank (or nothing is extrapolated).
+    `spending`: where the time goes on the ranks that end last, the class number `worst`.
+    `row_ns`: for each class, when each row of its program was reached on the compute stream. `tracks`: what ran, and
+    `wiring` how it was connected.
+    """
+
+    step_ns: int
+    phase_ns: dict[str, int]
+    spending: Breakdown
+    worst: int
+    steady: bool
+    forward_flops: int
+    row_ns: tuple[IntArray, ...]
+    times: tuple[ClassTimes, ...]
+    tracks: tuple[Track, ...]
+    wiring: Wiring
+
+
+def clock(programs: Sequence[Program], classes: Sequence[RankClass], routes: Routes, framework: Framework,
+          steady_ones: range, extra_microbatches: int) -> Clocked:
+    """Run programs that wrote out some microbatches; `extra_microbatches` more are like the steady ones."""
+    kernels = [_kernels(program, routes.topology, framework) for program in programs]
+    alone = [_alone(program, routes) for program in programs]
+    compiled = [_track(*each, routes, framework) for each in zip(programs, kernels, alone, strict=True)]
+    once = int(routes.topology.efficiency.host.step.si * 1e9) if framework.libraries.module_calls else 0
+    wires = _Wires(programs, classes, routes)
+    times = run(compiled, wires)
+    rows = tuple(_row_ns(track, t, len(p.places)) for track, t, p in zip(compiled, times, programs, strict=True))
+    spent = [_spent(p, r) for p, r in zip(programs, rows, strict=True)]
+    starts = [_backward_starts(p, r) for p, r in zip(programs, rows, strict=True)]
+    first, group = steady_ones.start, len(steady_ones)
+    repeats = extra_microbatches // group
+    hosts = [_host_by_microbatch(*each) for each in zip(programs, compiled, strict=True)] if repeats else []
+    steady = not repeats or _is_steady(starts, spent, hosts, steady_ones)
+    weight = np.ones(len(starts[0]), dtype=np.int64)
+    weight[first:steady_ones.stop] += repeats
+    worst = max(range(len(times)), key=lambda i: (times[i].end, -i))
+    period = int(spent[worst][first:steady_ones.stop].sum()) if repeats else 0  # also of parts, where none is steady
+    spending = breakdown(programs[worst], compiled[worst], times[worst], weight, kernels[worst], alone[worst], once)
+    phases = _phases(weight @ countable(spent[worst], weight[:, None]), once)
+    flops = sum(_forward_flops(p, weight) * c.num_ranks for p, c in zip(programs, classes, strict=True))
+    return Clocked(max(t.end for t in times) + period * repeats + once, phases, spending, worst, steady, flops, rows,
+                   tuple(times), tuple(compiled), wires)
+
+
+def forward_ns(programs: Sequence[Program], classes: Sequence[RankClass], routes: Routes, framework: Framework) -> int:
+    """Nanoseconds until the last rank ends, of programs without backward passes."""
+    compiled = [_track(program, _kernels(program, routes.topology, framework), _alone(program, routes),
+                       routes, framework) for program in programs]
+    return max(times.end for times in run(compiled, _Wires(programs, classes, routes)))
+
+
+def _is_steady(starts: Sequence[IntArray], spent: Sequence[IntArray], hosts: Sequence[IntArray], ones: range) -> bool:
+    """The steady microbatches take as long as their neighbours: from backward to backward on all ranks, and by phase.
+
+    The host issues them in no more time: one that needs more loses its lead, and later ones wait for it.
+
+    A period is also all that their own passes take: where a pass still waits for the microbatch before it, its copies
+    would not add up to the step. The step's last microbatch reduces gradients, so phases are not compared with it.
+    """
+    first, group = ones.start, len(ones)
+    if first < group or ones.stop + group > len(starts[0]):
+        return False
+    windows = [s[first - group:ones.stop + group] for s in starts]
+    periods = {int(p) for window in windows for p in window[group:] - window[:-group]}
+    periods |= {int(s[first:ones.stop].sum()) for s in spent}
+    is_last = ones.stop + group == len(starts[0])
+    following = slice(ones.stop, ones.stop + group)
+    if any(host[first:ones.stop].sum() > min(periods) for host in hosts):
+        return False
+    return len(periods) == 1 and (is_last or all((s[first:ones.stop] == s[following]).all() for s in spent))
+
+
+def _track(program: Program, kernels: Kernels, alone: Callable[[int, int], int], routes: Routes,
+           framework: Framework) -> Track:
+    rows, efficiency, libraries = program.distinct, routes.topology.efficiency, framework.libraries
+    ns = np.zeros(len(rows), dtype=np.int64)
+    ns[kernels.rows] = kernels.ns
+    has_work = (rows[:, OP] == Op.HOST).any()
+    updates = host_rates(routes.topology, routes.mesh.size) if has_work else (math.inf, math.inf, math.inf)
+    host = launch_ns(efficiency.host, rows, kernels.rows, kernels.kinds, libraries, updates)
+    comms = list(program.tables.comms)
+
+    def call_ns(comm: int, payload: int) -> int:
+        return int(alone(comm, payload) * exposed_share(efficiency.overlap, comms[comm][1], libraries.overlapped))
+
+    contention = efficiency.overlap.contention.si
+    hidden = hidden_shares(program, ns, alone, contention) if libraries.shared_beside else None
+    in_python = FULL_ITERATION not in libraries.graphs
+    return tracks(program, ns[program.places], host[program.places], call_ns, contention, stops=in_python,
+                  stops_at_messages=in_python and libraries.waits_for_messages, hidden=hidden)
+
+
+def _kernels(program: Program, topology: Topology, framework: Framework) -> Kernels:
+    """Of the program's distinct rows, and how long each takes alone."""
+    at = np.flatnonzero(program.distinct[:, OP] == Op.COMPUTE)
+    rows = program.distinct[at]
+    kinds, dtypes = _kinds(rows[:, SLOT], framework.compute_dtype)
+    kinds[kinds == Kernel.ATTENTION] = KERNELS.index(framework.libraries.attention)
+    if framework.libraries.eager:
+        kinds[kinds == Kernel.ELEMENTWISE] = KERNELS.index("elementwise_eager")
+    flops, moved = rows[:, AMOUNT], rows[:, AUX]
+    if framework.libraries.fused < 1.0:
+        fusible = (rows[:, SLOT] == Kernel.ELEMENTWISE) & (shapes_in(rows[:, STREAM]) == 0)
+        moved = np.where(fusible, moved * framework.libraries.fused, moved).astype(np.int64)
+    worked = worked_flops(topology.device, kinds, flops, dtypes, shapes_in(rows[:, STREAM]))
+    busy = busy_ns(topology.device, topology.efficiency, kinds, worked, moved, dtypes)
+    return Kernels(at, kinds, dtypes, added_ns(topology.efficiency, *busy), flops, moved, *busy)
+
+
+def _alone(program: Program, routes: Routes) -> Callable[[int, int], int]:
+    """Ns of a call by the number of its communicator and its payload."""
+    comms = list(program.tables.comms)
+
+    @cache
+    def alone_ns(comm: int, payload: int) -> int:
+        collective, axis, _ = comms[comm]
+        return routes.of(collective, axis).ns(payload)
+
+    return alone_ns
+
+
+def _kinds(slots: IntArray, compute: str) -> tuple[IntArray, IntArray]:
+    """Class and format of kernels: those of 8-bit and of 4-bit operands have numbers of their own."""
+    formats = np.array([_DTYPE_ID[dtype] for dtype in (compute, "fp8", "fp4")])
+    slots = np.where(slots == int(Kernel.GRAD_GEMM), int(Kernel.GEMM), slots)
+    narrow = np.searchsorted([Kernel.FP8_GEMM, Kernel.FP4_GEMM], slots, side="right")
+    return slots - np.array([0, Kernel.FP8_GEMM, Kernel.FP4_GEMM])[narrow], formats[narrow]
+
+
+class _Wires:
+    """Implements `timeline.Wiring`: communicators by the numbers that each class's own program gave them."""
+
+    def __init__(self, programs: Sequence[Program], classes: Sequence[RankClass], routes: Routes) -> None:
+        self.mesh, self.classes, self.topology = routes.mesh, tuple(classes), routes.topology
+        self.axes = [[axis for _, axis, _ in program.tables.comms] for program in programs]
+        self.many = len({c.stage for c in classes}) < len(classes)
+        self.links: dict[str, str] = {}
+
+    def meets(self, number: int, comm: int) -> tuple[int, ...]:
+        if not self.many or self.axes[number][comm] in HOST_WAYS:  # one class a stage meets only itself
+            return (number,)
+        return _met(self.classes, self.mesh, number, self.axes[number][comm])
+
+    def link(self, number: int, comm: int) -> str:
+        name = self.axes[number][comm]
+        if name in HOST_WAYS:  # both ways at once
+            return name
+        if name not in self.links:
+            axis = self.mesh.axis(name)
+            self.links[name] = self.topology.link(axis.size, axis.stride, self.mesh.size).name
+        return self.links[name]
+
+    def lane(self, number: int) -> int:
+        return self.classes[number].representative % self.mesh.stage_size
+
+
+@lru_cache(maxsize=1024)
+def _met(classes: tuple[RankClass, ...], mesh: Mesh, number: int, axis: str) -> tuple[int, ...]:
+    """The classes in a class's communicator on an axis."""
+    mine = classes[number]
+    group = mesh.group(mine.representative, axis)
+    ranks = np.arange(group.start, group.stop, group.step, dtype=np.int64)
+    places = ranks % mesh.stage_size % mine.period
+    return tuple(np.flatnonzero(np.bincount(_class_at(classes, mine.stage)[places])).tolist())
+
+
+@lru_cache(maxsize=16)
+def _class_at(classes: tuple[RankClass, ...], stage: int) -> IntArray:
+    """The number of the class at each place of a period of a stage."""
+    at = np.zeros(next(c.period for c in classes if c.stage == stage), dtype=np.int64)
+    for number, found in enumerate(classes):
+        if found.stage == stage:
+            at[found.offsets] = number
+    return at
+
+
+def _backward_starts(program: Program, rows: IntArray) -> IntArray:
+    """When each microbatch's backward pass begins."""
+    starts: IntArray = rows[_first_backward_rows(program.outline)]
+    return starts
+
+
+@held(maxsize=64)
+def _first_backward_rows(outline: Outline) -> IntArray:
+    at = np.flatnonzero((outline.phase == Phase.BACKWARD) | (outline.phase == Phase.RECOMPUTE))
+    _, first = np.unique(outline.microbatch[at], return_index=True)
+    rows: IntArray = at[first]
+    return rows
+
+
+def _spent(program: Program, rows: IntArray) -> IntArray:
+    """Compute-stream time by [microbatch, phase]; before the first microbatch counts as its own."""
+    bins, num_bins = _bins(program.outline)
+    sums = np.bincount(bins, weights=np.diff(rows, prepend=0), minlength=num_bins)
+    return sums.astype(np.int64).reshape(-1, len(Phase))
+
+
+def _host_by_microbatch(program: Program, track: Track) -> IntArray:
+    """Ns that the host is busy with each microbatch, by its number."""
+    rows, outline = np.minimum(track.skeleton.item_rows, len(program.places) - 1), program.outline
+    sums = np.bincount(outline.microbatch[rows], weights=track.host_ns, minlength=int(outline.microbatch.max()) + 1)
+    return sums.astype(np.int64)
+
+
+@held(maxsize=64)
+def _bins(outline: Outline) -> tuple[IntArray, int]:
+    """For each row its place in a table of [microbatch, phase], and the places of that table."""
+    num_microbatches = int(outline.microbatch.max()) + 1
+    return outline.microbatch * len(Phase) + outline.phase, num_microbatches * len(Phase)
+
+
+def _row_ns(track: Track, times: ClassTimes, num_rows: int) -> IntArray:
+    """When the compute stream reaches each row.
+
+    What has added up when an item's kernels run is an idle host and contention before them; it waits behind them.
+    """
+    clock = track.item_clock
+    late = np.array(times.item_ends, dtype=np.int64) - clock
+    behind = np.concatenate([[0], late[:-1]])
+    running = late - np.array(times.waited_at, dtype=np.int64)
+    rows_of = np.diff(track.skeleton.item_rows, prepend=-1).clip(0)  # rows up to and with each item's own
+    item = np.repeat(np.arange(len(clock)), rows_of)[:num_rows]
+    is_running = track.clock > np.concatenate([[0], clock[:-1]])[item]
+    row_ns: IntArray = track.clock + np.where(is_running, running[item], behind[item])
+    return row_ns
+
+
+def _phases(spent: NDArray[Any], once: int) -> dict[str, int]:
+    """By the three phases that a report has; recompute counts as backward, the loss as forward.
+
+    `once`: what the host does once a step is the optimizer's.
+    """
+    groups = {"forward": (Phase.FORWARD, Phase.LOSS), "backward": (Phase.BACKWARD, Phase.RECOMPUTE),
+              "optimizer": (Phase.OPTIMIZER,)}
+    return {name: sum(spent[list(codes)].tolist()) + once * (name == "optimizer") for name, codes in groups.items()}
+
+
+def _forward_flops(program: Program, weight: IntArray) -> int:
+    """FLOPs of one rank's forward passes, all in tiles. `weight`: how often each microbatch happens."""
+    tile, _, _, _, phase, microbatch = program.outline.columns
+    forward = (phase == Phase.FORWARD) | (phase == Phase.LOSS)
+    times = np.bincount(tile[forward] + 1, weights=weight[microbatch[forward]], minlength=len(program.tiles) + 1)
+    return sum(_model_flops(laid) * int(count) for laid, count in zip(program.tiles, times[1:].tolist(), strict=True)
+               if count)
+
+
+@lru_cache(maxsize=4096)
+def _model_flops(tile: Tile) -> int:
+    """FLOPs of the kernels that the model itself asks for."""
+    rows = tile.rows[tile.rows[:, OP] == int(Op.COMPUTE)]
+    return sum(rows[_IS_MODELS[rows[:, SLOT]], AMOUNT].tolist())
+
+
+_MODEL_KERNELS = (Kernel.GEMM, Kernel.GROUPED_GEMM, Kernel.ATTENTION, Kernel.MAMBA_SCAN, Kernel.CONV, Kernel.FP8_GEMM,
+                  Kernel.FP8_GROUPED_GEMM, Kernel.FP8_ATTENTION, Kernel.FP4_GEMM, Kernel.FP4_GROUPED_GEMM)
+_IS_MODELS = np.array([kernel in _MODEL_KERNELS for kernel in Kernel])

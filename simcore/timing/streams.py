@@ -1,0 +1,111 @@
+"""A program as the streams of a device see it: how long what they execute takes.
+
+Comes in: a `Program` and the cost of its rows. Goes out: a `Track` for the timeline; what runs, in order, is its
+`Skeleton`.
+
+[Note: the host]
+The host issues kernels and calls one after another, each for some time, and a kernel does not start before it was
+issued. In an item the last kernel ends at the latest when the device has done all of them, or when the host has issued
+one of them and the device has done that one and all behind it: `host_tail` is the largest of the second kind, counted
+from where the host stood before the item. While it works on its own memory it issues nothing. Where it needs a number
+from the device (rows of each expert) it stops until the device is there; at a message too, where Megatron overlaps none
+(core 0.16.1 `p2p_communication.py:395`: `torch.cuda.synchronize()` where batch_p2p_comm and batch_p2p_sync).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import NDArray
+
+from simcore.placement.mesh import IntArray
+from simcore.program.program import Program
+from simcore.program.tile import AMOUNT, SLOT
+from simcore.recording.exact_sums import fitting
+from simcore.recording.tape import Stream
+from simcore.timing.dependencies import Skeleton, skeleton_of
+
+__all__ = ["Track", "tracks"]
+
+_BESIDE = (int(Stream.ALL_GATHER), int(Stream.REDUCE), int(Stream.ALL_REDUCE))
+"""Streams of collectives that run beside kernels."""
+
+
+@dataclass(frozen=True, eq=False)
+class Track:
+    """A skeleton with lengths: ns of kernels of each item, of each call by number. `clock`: kernel ns by row.
+
+    `host_ns`: how long the host is busy with an item; `host_tail`, `stops`, `stops_at_messages`: [Note: the host].
+    """
+
+    skeleton: Skeleton
+    item_ns: tuple[int, ...]
+    call_ns: tuple[int, ...]
+    clock: IntArray
+    host_ns: tuple[int, ...]
+    host_tail: tuple[int, ...]
+    stops: bool
+    stops_at_messages: bool = False
+
+    @property
+    def item_clock(self) -> IntArray:
+        """Kernel ns until each item's end."""
+        return np.asarray(self.clock[np.minimum(self.skeleton.item_rows, len(self.clock) - 1)])
+
+
+def tracks(program: Program, kernel_ns: IntArray, host_ns: IntArray, call_ns: Callable[[int, int], int],
+           contention: float, *, stops: bool, stops_at_messages: bool = False,
+           hidden: NDArray[np.float64] | None = None) -> Track:
+    """Compile a program. `kernel_ns`, `host_ns`: per row, 0 where no kernel; `call_ns(comm, payload)` in nanoseconds.
+
+    `contention`: of the time that kernels and a collective run together, the share by which the kernels take longer.
+    `stops`, `stops_at_messages`: [Note: the host]. `hidden`: of each distinct row (`beside.py`).
+    """
+    skeleton = skeleton_of(program.outline)
+    clock, at = np.cumsum(fitting(kernel_ns)), program.places[skeleton.call_rows]
+    pairs = list(zip(*program.distinct[at][:, [SLOT, AMOUNT]].T.tolist(), strict=True))
+    lengths = {pair: call_ns(*pair) for pair in dict.fromkeys(pairs)}
+    full = np.array([lengths[pair] for pair in pairs], dtype=np.int64)
+    call_lengths = tuple((full if hidden is None else (full * (1.0 - hidden[at])).astype(np.int64)).tolist())
+    items = np.diff(clock[np.minimum(skeleton.item_rows, len(clock) - 1)], prepend=0)
+    items += _slowed(skeleton, clock, call_lengths, [contention * (one[0] != "copy") for one in program.tables.comms])
+    advance, tail = _hosted(skeleton.item_rows, clock, np.cumsum(fitting(host_ns)))
+    return Track(skeleton, tuple(items.tolist()), call_lengths, clock, tuple(advance.tolist()), tuple(tail.tolist()),
+                 stops, stops_at_messages)
+
+
+def _slowed(skeleton: Skeleton, clock: IntArray, call_ns: Sequence[int], shares: Sequence[float]) -> IntArray:
+    """Ns that each item takes longer because of calls that run beside it. `clock`: kernel ns by row.
+
+    Beside a call are the kernels from when it may start (behind its gate, or where it was issued) until one waits for
+    it; the shorter of the two counts. `shares`: of it, by communication; copies take no multiprocessors.
+    """
+    beside = [call for stream, calls in skeleton.calls.items() if stream in _BESIDE for call in calls]
+    late, numbers = np.zeros(len(skeleton.items), dtype=np.int64), np.array([call.number for call in beside])
+    if beside:
+        places = np.minimum([call.after + 1 for call in beside], len(late) - 1)
+        (awaited, called), waits = skeleton.awaited, np.full(len(call_ns), len(clock) - 1)
+        waits[called] = skeleton.item_rows[awaited]
+        gates = np.array([call.gate for call in beside])
+        starts = np.where(gates < 0, skeleton.call_rows[numbers], skeleton.item_rows[gates])
+        kernels = clock[waits[numbers]] - clock[starts]
+        lengths = np.minimum(np.array(call_ns, dtype=np.int64)[numbers], kernels)
+        np.add.at(late, places, (lengths * np.array(shares)[[call.comm for call in beside]]).astype(np.int64))
+    return late
+
+
+def _hosted(item_rows: IntArray, clock: IntArray, host: IntArray) -> tuple[IntArray, IntArray]:
+    """For each item: ns that the host is busy, and its tail. `clock`, `host`: running sums over all rows."""
+    ends = np.minimum(item_rows, len(clock) - 1)
+    starts = np.concatenate([[0], ends[:-1] + 1])
+    host_ends = host[ends]
+    host_starts = np.concatenate([[0], host_ends[:-1]])
+    lead = host - np.concatenate([[0], clock[:-1]])  # issued, less what the device has done before it
+    filled = ends >= starts
+    highest = np.zeros(len(ends), dtype=np.int64)
+    if filled.any():
+        highest[filled] = np.maximum.reduceat(lead, starts[filled])
+    tail = np.where(filled, highest + clock[ends] - host_starts, 0)
+    return host_ends - host_starts, tail

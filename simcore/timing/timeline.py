@@ -1,0 +1,298 @@
+"""The timeline: tracks of all rank classes run on concurrent streams and shared links, in simpy.
+
+Comes in: a `Track` per class, and a `Wiring` that says which classes meet in which communicator and over which links.
+Goes out: `ClassTimes` in whole nanoseconds. One process a stream; a `_Link` only where two streams of a rank share one.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Callable, Generator, Sequence
+from dataclasses import dataclass, field
+from functools import cached_property, lru_cache
+from typing import Any, Generic, Protocol, TypeVar
+
+import simpy
+from simpy.events import EventPriority
+
+from simcore.recording.tape import Stream
+from simcore.timing.dependencies import Call
+from simcore.timing.streams import Track
+
+__all__ = ["ClassTimes", "Deadlock", "Wiring", "meeting", "run"]
+
+_SEND = int(Stream.SEND)
+_MESSAGES = (_SEND, int(Stream.RECEIVE))
+_AFTER_NEWS = 2
+"""Priorities of simpy's own events are 0 and 1."""
+Process = Generator[simpy.Event, Any, None]
+Name = TypeVar("Name")
+
+
+class Wiring(Protocol):
+    """How classes are connected. `comm` is the number that the class's own program gives a communicator."""
+
+    def meets(self, number: int, comm: int) -> tuple[int, ...]:
+        """Classes in that communicator of a class."""
+
+    def link(self, number: int, comm: int) -> str:
+        """The link that it crosses."""
+
+    def lane(self, number: int) -> int:
+        """Classes of the same lane send each other what crosses a stage border."""
+
+
+@dataclass(eq=False)
+class ClassTimes:
+    """What one class did.
+
+    `item_ends`: when each compute item ended; `waited_at`: ns that it waited there for a call, `idle_at` before for the
+    host; `calls`: (call, start, end).
+    """
+
+    item_ends: list[int] = field(default_factory=list)
+    waited_at: list[int] = field(default_factory=list)
+    idle_at: list[int] = field(default_factory=list)
+    calls: list[tuple[Call, int, int]] = field(default_factory=list)
+
+    @cached_property
+    def end(self) -> int:
+        """When everything of this class is done; asked for when the timeline has run."""
+        last_call = max((end for _, _, end in self.calls), default=0)
+        return max(self.item_ends[-1] if self.item_ends else 0, last_call)
+
+
+class Deadlock(AssertionError):
+    """Streams that wait for something that never happens: a fault of the tracks or of the wiring, not of the input."""
+
+
+def run(tracks: Sequence[Track], wiring: Wiring) -> list[ClassTimes]:
+    """Run all classes to the end of all their streams. Raises `Deadlock` where some of them cannot end."""
+    machine = _Machine(tracks, wiring)
+    machine.environment.run()
+    waiting = [f"class {number}, stream {Stream(stream).name.lower()}: waits for {_awaited(process.target)}"
+               for (number, stream), process in machine.streams.items() if process.is_alive]
+    if waiting:
+        raise Deadlock(f"the timeline ended, but {len(waiting)} of {len(machine.streams)} streams wait: "
+                       + "; ".join(waiting))
+    return machine.times
+
+
+def _awaited(event: simpy.Event | None) -> str:
+    return event.what() if isinstance(event, _Awaited) else repr(event)
+
+
+def meeting(wiring: Wiring, number: int, call: Call) -> str:
+    """The same text for all ends of a call that are not in one class; empty where no other class has part in it.
+
+    It says of a call what `_Machine` finds its other ends by.
+    """
+    if call.stream in _MESSAGES:
+        return f"message {wiring.lane(number)} {call.layer} {call.handle} {call.microbatch}"
+    classes = wiring.meets(number, call.comm)
+    return f"call {call.comm} {call.stream} {call.serial} {classes[0]}" if len(classes) > 1 else ""
+
+
+class _Machine:
+    def __init__(self, tracks: Sequence[Track], wiring: Wiring) -> None:
+        self.environment = simpy.Environment()
+        self.wiring, self.meets = wiring, lru_cache(maxsize=None)(wiring.meets)
+        self.alone = lru_cache(maxsize=None)(lambda number, comm: len(wiring.meets(number, comm)) < 2)
+        self.times = [ClassTimes() for _ in tracks]
+        self.meetings: dict[object, _Meeting] = {}
+        self.mail = _Dates[tuple[int, int, int, int]](self.environment, "message (lane, layer, handle, microbatch)")
+        self.streams: dict[tuple[int, int], simpy.Process] = {}
+        for number, track in enumerate(tracks):
+            self._start(number, track)
+
+    def _start(self, number: int, track: Track) -> None:
+        done, gates = _Dates[int](self.environment, "call"), _Dates[int](self.environment, "compute item")
+        shared, begin = self._shared_links(number, track), self.environment.process
+        for stream, calls in track.skeleton.calls.items():
+            handle = self._messages if stream in _MESSAGES else self._calls
+            self.streams[number, stream] = begin(handle(number, calls, track.call_ns, done, gates, shared))
+        self.streams[number, int(Stream.COMPUTE)] = begin(self._compute(number, track, done, gates))
+
+    def _shared_links(self, number: int, track: Track) -> dict[int, _Link]:
+        """Links on which more than one stream of a rank sends, by the communicators that cross them."""
+        users: dict[str, set[int]] = {}
+        crossed: dict[int, str] = {}
+        for stream, calls in track.skeleton.calls.items():
+            for comm in dict.fromkeys(c.comm for c in calls):
+                crossed[comm] = self.wiring.link(number, comm)
+                users.setdefault(crossed[comm], set()).add(stream)
+        links = {link: _Link(self.environment) for link, streams in users.items() if len(streams) > 1}
+        return {comm: links[link] for comm, link in crossed.items() if link in links}
+
+    # ---- processes ----------------------------------------------------------------------------------------------
+    def _compute(self, number: int, track: Track, done: _Dates[int], gates: _Dates[int]) -> Process:
+        """Kernels one after another."""
+        times, watched, known, now, host = self.times[number], track.skeleton.watched, done.known, 0, 0
+        for place, (ns, busy, tail, (_, call, wait_for, stops, message)) in enumerate(zip(
+                track.item_ns, track.host_ns, track.host_tail, track.skeleton.items, strict=True)):
+            before = now + ns
+            issued = host + tail
+            times.idle_at.append(issued - before if issued > before else 0)
+            now = before = before if before > issued else issued
+            host += busy
+            if stops and track.stops and host < now:
+                host = now
+            if call is not None:
+                if self.alone(number, call.comm):
+                    now = before + track.call_ns[call.number]
+                else:
+                    now = yield from self._together(number, call, track.call_ns[call.number], before)
+                times.calls.append((call, before, now))
+            elif wait_for >= 0:
+                if wait_for not in known:
+                    yield done.news(wait_for)
+                now = max(now, known[wait_for])
+            times.waited_at.append(now - before)
+            times.item_ends.append(now)
+            if place in watched:
+                gates.tell(place, now)
+            if message >= 0 and track.stops_at_messages:
+                if message not in known:
+                    yield done.news(message)
+                host = max(host, now, known[message])
+
+    def _calls(self, number: int, calls: Sequence[Call], call_ns: Sequence[int], done: _Dates[int], gates: _Dates[int],
+               shared: dict[int, _Link]) -> Process:
+        """Collectives one after another. A link that is shared is asked for when it is due: others may be first."""
+        now, known, made = 0, gates.known, self.times[number].calls
+        for call in calls:
+            gate = call.gate
+            if gate >= 0:
+                if gate not in known:
+                    yield gates.news(gate)
+                now = max(now, known[gate])
+            start, link = now, shared.get(call.comm)
+            if link is not None:
+                yield _Due(self.environment, now, call.number)
+                if link.is_taken:
+                    yield link.turn()
+                start = max(now, link.free_at)
+                link.is_taken = True
+            if self.alone(number, call.comm):
+                now = start + call_ns[call.number]
+            else:
+                now = yield from self._together(number, call, call_ns[call.number], start)
+            if link is not None:
+                link.leave(now)
+            made.append((call, start, now))
+            done.tell(call.number, now)
+
+    def _together(self, number: int, call: Call, ns: int, ready: int) -> Generator[simpy.Event, Any, int]:
+        """When a collective ends. It starts when the last class of its communicator is ready."""
+        classes = self.meets(number, call.comm)
+        key = (call.comm, call.stream, call.serial, classes)
+        meeting = self.meetings.get(key)
+        if meeting is None:
+            meeting = self.meetings[key] = _Meeting(self.environment, key)
+        meeting.start, meeting.ns = max(meeting.start, ready), max(meeting.ns, ns)
+        meeting.arrived.append(number)
+        if len(meeting.arrived) < len(classes):
+            yield meeting.over
+        else:
+            meeting.over.succeed()
+        return meeting.start + meeting.ns
+
+    def _messages(self, number: int, calls: Sequence[Call], call_ns: Sequence[int], done: _Dates[int],
+                  gates: _Dates[int], _: object) -> Process:
+        """Send and receive between neighbouring stages: the receiver has it when the sender is done."""
+        now, lane = 0, self.wiring.lane(number)
+        for call in calls:
+            if call.gate >= 0:
+                if call.gate not in gates.known:
+                    yield gates.news(call.gate)
+                now = max(now, gates.known[call.gate])
+            start, key = now, (lane, call.layer, call.handle, call.microbatch)
+            if call.stream == _SEND:
+                now += call_ns[call.number]
+                self.mail.tell(key, now)
+            else:
+                if key not in self.mail.known:
+                    yield self.mail.news(key)
+                now = max(now, self.mail.known[key])
+            self.times[number].calls.append((call, start, now))
+            done.tell(call.number, now)
+
+
+class _Awaited(simpy.Event):
+    """An event that can say what it is, for those that never happen."""
+
+    def __init__(self, environment: simpy.Environment, what: Callable[[], str]) -> None:
+        super().__init__(environment)
+        self.what = what
+
+
+@dataclass(eq=False)
+class _Meeting:
+    """`key`: communicator, stream, serial number and the classes that meet. `ns`: that of the largest part."""
+
+    environment: simpy.Environment
+    key: tuple[int, int, int, tuple[int, ...]]
+    arrived: list[int] = field(default_factory=list)
+    start: int = 0
+    ns: int = 0
+
+    def __post_init__(self) -> None:
+        self.over = _Awaited(self.environment, self._text)
+
+    def _text(self) -> str:
+        comm, _, serial, classes = self.key
+        return f"classes {sorted({*classes} - {*self.arrived})} in call {serial} of communicator {comm}"
+
+
+class _Due(simpy.Event):
+    """A date comes. What is due at one moment comes in the order in which it was issued, after all news of that moment.
+
+    Written like `simpy.Timeout`, which has no priority (simpy 4.1 `events.py`, `core.py` schedule).
+    """
+
+    def __init__(self, environment: simpy.Environment, date: int, number: int) -> None:
+        self.env, self.callbacks, self._ok, self._value = environment, [], True, None
+        environment.schedule(self, EventPriority(_AFTER_NEWS + number), date - environment.now)
+
+
+class _Link:
+    """One call at a time, first come first served. Taken: by a call whose end nobody knows yet."""
+
+    def __init__(self, environment: simpy.Environment) -> None:
+        self.environment = environment
+        self.is_taken = False
+        self.free_at = 0
+        self.queue: deque[simpy.Event] = deque()
+
+    def turn(self) -> simpy.Event:
+        self.queue.append(_Awaited(self.environment, lambda: "a link that another stream has taken"))
+        return self.queue[-1]
+
+    def leave(self, end: int) -> None:
+        """The end is known; the next in the queue goes on behind it."""
+        self.free_at = end
+        self.is_taken = bool(self.queue)
+        if self.queue:
+            self.queue.popleft().succeed()
+
+
+class _Dates(Generic[Name]):
+    """When things happen that happen once. A date is told as soon as it is known, often before its time has come.
+
+    So a stream that depends on known dates alone runs ahead, and simpy hears only of streams that must wait for news.
+    """
+
+    def __init__(self, environment: simpy.Environment, kind: str) -> None:
+        self.environment, self.kind = environment, kind
+        self.known: dict[Name, int] = {}
+        self.awaited: dict[Name, simpy.Event] = {}
+
+    def tell(self, name: Name, date: int) -> None:
+        self.known.setdefault(name, date)
+        if (event := self.awaited.pop(name, None)) is not None:
+            event.succeed()
+
+    def news(self, name: Name) -> simpy.Event:
+        if name not in self.awaited:
+            self.awaited[name] = _Awaited(self.environment, lambda: f"{self.kind} {name}")
+        return self.awaited[name]

@@ -1,0 +1,88 @@
+"""Traffic of one step of one rank: collectives of a program, counted and weighed.
+
+A program writes out a few microbatches (`schedule.lowered_microbatches`); the steady ones stand for all that repeat
+them.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import NDArray
+
+from simcore.placement.mesh import IntArray
+from simcore.program.outline import Outline, Phase
+from simcore.program.program import Program
+from simcore.program.row_cache import held
+from simcore.recording.exact_sums import countable
+from simcore.results.report import TrafficRow
+from simcore.timing.routes import Route, Routes
+
+__all__ = ["traffic"]
+
+
+def traffic(program: Program, routes: Routes, ranks: IntArray, steady: range, repeats: int) -> tuple[TrafficRow, ...]:
+    """Rows of a class of ranks, by collective, axis, phase and dtype.
+
+    `repeats`: how often microbatches of `steady` happen.
+    """
+    counted = _counted(program.outline, steady, repeats)
+    if not counted.keys:
+        return ()
+    comms = list(program.tables.comms)
+    ways = [routes.of(kind, axis) for kind, axis, _ in comms]
+    shares = np.array([routes.crossing(kind, axis, ranks) for kind, axis, _ in comms])[counted.comms]
+    sizes = program.payloads()[counted.numbers]
+    wires = np.rint(sizes * shares[:, 0]).astype(np.int64)  # each call rounded, halves to even
+    away = np.rint(sizes * shares[:, 1]).astype(np.int64)
+    sums = (np.add.reduceat(countable(each, counted.times) * counted.times, counted.starts).tolist()
+            for each in (np.ones_like(sizes), sizes, wires, away, 1 - _measured(ways, counted.comms, sizes)))
+    rows = [_row(comms[key // len(Phase)], ways[key // len(Phase)], key % len(Phase), *found)
+            for key, *found in zip(counted.keys, *sums, strict=True) if ways[key // len(Phase)].leaves]
+    return tuple(sorted(rows, key=lambda r: (r.collective, r.axis, r.phase, r.dtype)))
+
+
+def _measured(ways: Sequence[Route], comms: IntArray, sizes: IntArray) -> NDArray[np.bool_]:
+    """Whether a call's time was measured."""
+    bounds = np.array([(way.measured.start, way.measured.stop) for way in ways])[comms]
+    found: NDArray[np.bool_] = (sizes >= bounds[:, 0]) & (sizes < bounds[:, 1])
+    return found
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class _Counted:
+    """Calls of a step that are the same, counted: which of `Program.payloads`, how often, of which communication.
+
+    `keys`: communication row and phase; those with one key stand together from `starts` on.
+    """
+
+    keys: tuple[int, ...]
+    starts: IntArray
+    numbers: IntArray
+    times: IntArray
+    comms: IntArray
+
+
+@held(maxsize=64)
+def _counted(outline: Outline, steady: range, repeats: int) -> _Counted:
+    """The loss is part of forward."""
+    loose, tiles = outline.calls, outline.tile_calls
+    numbers = np.concatenate([np.arange(len(loose)), len(loose) + tiles[:, 1]])
+    comm_of, phase, microbatch = np.concatenate([loose, tiles])[:, [0, 2, 3]].T
+    keys = comm_of * len(Phase) + np.where(phase == Phase.LOSS, int(Phase.FORWARD), phase)
+    (keys, numbers), which = np.unique(np.stack([keys, numbers]), axis=1, return_inverse=True)
+    often = np.where((microbatch >= steady.start) & (microbatch < steady.stop), repeats, 1)
+    times = np.bincount(which.ravel(), weights=often, minlength=len(keys)).astype(np.int64)
+    distinct, starts = np.unique(keys, return_index=True)
+    return _Counted(tuple(distinct.tolist()), starts, numbers, times, keys // len(Phase))
+
+
+def _row(comm: tuple[str, str, str], way: Route, phase: int, calls: int, payload: int, wire: int, away: int,
+         unmeasured: int) -> TrafficRow:
+    collective, axis, dtype = comm
+    near = 0 if way.link.name == "host" else wire - away
+    return TrafficRow(collective=collective, axis=axis, group_size=way.group_size, phase=Phase(phase).name.lower(),
+                      dtype=dtype, calls=calls, payload_bytes=payload, wire_bytes=wire, nvlink_bytes=near,
+                      network_bytes=away, algorithm=way.algorithm, timing="model" if unmeasured else "measured")

@@ -1,0 +1,211 @@
+"""A memory snapshot of PyTorch, read back: the peak of what it recorded, and what was there then.
+
+Comes in: bytes that `torch.cuda.memory._dump_snapshot` wrote, or a trainer's profiler. Goes out: a `Dump`. It is read
+without running anything, see `plain_pickle`.
+
+[Note: the recorded window]
+Events are a ring: the oldest are lost, and what was allocated before them is known by the blocks that are still there,
+or by its free alone. So the peak is that of the window, backwards from the blocks at its end. Events carry the bytes
+that were asked for (torch 2.13 `c10/cuda/CUDACachingAllocator.cpp`: `orig_size` in ALLOC, `requested_size` in FREE),
+as the ledger does; `torch.cuda.max_memory_allocated` counts blocks of whole 512 B, which are a little more. Bytes are
+free when they are requested to be, as in torch's own count. States of a block are those that
+`torch/csrc/cuda/memory_snapshot.cpp` writes: active_allocated, active_pending_free (in the docstring of
+`torch/cuda/memory.py` it is called active_awaiting_free), inactive.
+"""
+
+from __future__ import annotations
+
+import itertools
+from collections import Counter
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import Any, Final, NoReturn
+
+from simcore.errors import InputError, Problem
+from simcore.validation.plain_pickle import unpickled
+from simcore.validation.stack_frames import OTHER, group_of, group_of_category, said
+
+__all__ = ["MAX_BYTES", "Dump", "read_dump"]
+
+MAX_BYTES: Final = 2**29
+"""Of one file. Assumed: half of what is reported to end the viewer's browser."""
+
+_TAKEN: Final = ("alloc",)
+_GIVEN: Final = ("free_requested", "free", "free_completed")
+_GROWN: Final = {"segment_alloc": 1, "segment_map": 1, "segment_free": -1, "segment_unmap": -1}
+
+
+@dataclass(frozen=True)
+class Dump:
+    """What one device of a snapshot tells. Bytes are of its fullest moment, `end_bytes` of its end.
+
+    `groups`: of `frames`, at the fullest moment. `ours`: rankscope wrote it. `refused`: an allocation failed.
+    """
+
+    device: int
+    peak_bytes: int
+    end_bytes: int
+    reserved_bytes: int
+    groups: dict[str, int]
+    num_events: int
+    devices: tuple[int, ...]
+    ours: bool
+    has_frames: bool
+    refused: bool
+
+
+@dataclass(slots=True)
+class _Life:
+    """An allocation; `born` -1: before the window, `died` None: not in it."""
+
+    born: int
+    died: int | None
+    size: int
+    source: dict[str, Any]
+
+
+def read_dump(content: bytes, where: str) -> Dump:
+    """The device with the highest peak, of a file's bytes. InputError for what is no snapshot, or damaged."""
+    shape = _Shape(where)
+    whole = shape.mapping(unpickled(content, where), "the file")
+    missing = [key for key in ("segments", "device_traces") if key not in whole]
+    if missing:
+        shape.refuse(f"is no memory snapshot: it has no {' and no '.join(missing)}")
+    segments = [shape.mapping(one, "a segment") for one in shape.list(whole["segments"], "segments")]
+    traces = [shape.list(one, "a device's trace") for one in shape.list(whole["device_traces"], "device_traces")]
+    numbers = sorted({shape.number(one, "device", "a segment") for one in segments}
+                     | {number for number, trace in enumerate(traces) if trace})
+    if not numbers:
+        shape.refuse("is a memory snapshot of nothing: no segments and no events; was recording on?")
+    found = [_Device(shape, number, segments, traces[number] if number < len(traces) else []).dump(
+        ours="rankscope" in whole, devices=tuple(numbers)) for number in numbers]
+    return max(found, key=lambda one: one.peak_bytes)
+
+
+class _Device:
+    """One device's segments and events."""
+
+    def __init__(self, shape: _Shape, number: int, segments: list[dict[str, Any]], trace: list[Any]) -> None:
+        self.shape, self.number = shape, number
+        self.segments = [one for one in segments if shape.number(one, "device", "a segment") == number]
+        self.events = [shape.mapping(event, "an event") for event in trace]
+        self.lives = self._lived()
+        self.told: dict[tuple[int, bool], str] = {}
+
+    def dump(self, *, ours: bool, devices: tuple[int, ...]) -> Dump:
+        change = [0] * (len(self.events) + 1)
+        for life in self.lives:
+            change[life.born + 1] += life.size
+            if life.died is not None:
+                change[life.died + 1] -= life.size
+        sums = list(itertools.accumulate(change))
+        peak = max(range(len(sums)), key=sums.__getitem__)
+        has_frames = any(event.get("frames") for event in self.events)
+        return Dump(self.number, sums[peak], sums[-1], self._reserved(), self._groups(peak - 1, has_frames=has_frames),
+                    len(self.events), devices, ours, has_frames,
+                    any(event.get("action") == "oom" for event in self.events))
+
+    def _lived(self) -> list[_Life]:
+        """Allocations of the window, and those from before it that are still there or that die in it."""
+        lives: list[_Life] = []
+        live: dict[int, _Life] = {}
+        asked: set[int] = set()
+        for at, event in enumerate(self.events):
+            action = event.get("action")
+            if action in _TAKEN:
+                address = self.shape.number(event, "addr", "an event")
+                if (lost := live.pop(address, None)) is not None:  # its free was not recorded
+                    lost.died = at
+                asked.discard(address)
+                live[address] = _Life(at, None, self.shape.number(event, "size", "an event"), event)
+                lives.append(live[address])
+            elif action in _GIVEN:
+                self._give(at, event, live, asked, lives)
+        for address, block in self._blocks():
+            if address not in live:
+                size = block.get("requested_size", block.get("size"))
+                lives.append(_Life(-1, None, self.shape.whole(size, "a block's size"), block))
+        return lives
+
+    def _give(self, at: int, event: dict[str, Any], live: dict[int, _Life], asked: set[int], lives: list[_Life]
+              ) -> None:
+        """A free takes effect when it is requested; its completion says nothing new."""
+        address = self.shape.number(event, "addr", "an event")
+        life = live.pop(address, None)
+        if life is not None:
+            life.died = at
+        elif address not in asked and event["action"] != "free_completed":
+            lives.append(_Life(-1, at, self.shape.number(event, "size", "an event"), {}))
+        asked.add(address)
+
+    def _blocks(self) -> Iterator[tuple[int, dict[str, Any]]]:
+        """(address, block) of all that is allocated at the end."""
+        for segment in self.segments:
+            address = self.shape.number(segment, "address", "a segment")
+            for value in self.shape.list(segment.get("blocks", []), "a segment's blocks"):
+                block = self.shape.mapping(value, "a block")
+                if block.get("state") == "active_allocated":
+                    yield address, block
+                address += self.shape.number(block, "size", "a block")
+
+    def _reserved(self) -> int:
+        """The most that segments came to, backwards from the end."""
+        now = most = sum(self.shape.number(one, "total_size", "a segment") for one in self.segments)
+        for event in reversed(self.events):
+            if sign := _GROWN.get(said(event, "action"), 0):
+                now -= sign * self.shape.number(event, "size", "an event")
+                most = max(most, now)
+        return most
+
+    def _groups(self, at: int, *, has_frames: bool) -> dict[str, int]:
+        """Bytes after event `at` by group, the largest first."""
+        sums: Counter[str] = Counter()
+        for life in self.lives:
+            if life.born <= at and (life.died is None or life.died > at):
+                sums[self._group(life, has_frames=has_frames)] += life.size
+        return dict(sums.most_common())
+
+    def _group(self, life: _Life, *, has_frames: bool) -> str:
+        if "category" in life.source:
+            return group_of_category(said(life.source, "category"))
+        frames = self.shape.list(life.source.get("frames", []), "frames")
+        if not frames and not has_frames:
+            return OTHER
+        key = (id(frames), life.born >= 0)  # a snapshot has equal stacks once
+        if key not in self.told:
+            if not all(isinstance(frame, dict) for frame in frames):
+                self.shape.refuse("frames: expected dictionaries")
+            self.told[key] = group_of(frames, recorded=has_frames and life.born >= 0)
+        return self.told[key]
+
+
+@dataclass(frozen=True)
+class _Shape:
+    """What the file's values must be."""
+
+    where: str
+
+    def refuse(self, told: str) -> NoReturn:
+        raise InputError(Problem(self.where, told))
+
+    def mapping(self, value: object, what: str) -> dict[str, Any]:
+        if not isinstance(value, dict):
+            self.refuse(f"is no memory snapshot: {what}: expected a dictionary, got {_kind(value)}")
+        return value
+
+    def list(self, value: object, what: str) -> list[Any]:
+        if not isinstance(value, list):
+            self.refuse(f"is no memory snapshot: {what}: expected a list, got {_kind(value)}")
+        return value
+
+    def number(self, inside: dict[str, Any], key: str, what: str) -> int:
+        return self.whole(inside.get(key), f"{what}'s {key}")
+
+    def whole(self, value: object, what: str) -> int:
+        if not isinstance(value, int) or isinstance(value, bool) or value < 0:
+            self.refuse(f"is no memory snapshot: {what}: expected a whole number, got {_kind(value)}")
+        return value
+
+
+def _kind(value: object) -> str:
+    return "nothing" if value is None else repr(value)[:40] if isinstance(value, (int, str)) else type(value).__name__

@@ -1,0 +1,231 @@
+"""The workload `serve`: an engine alone on its GPUs, from a scenario to a report."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterator, Mapping
+from typing import Any, Literal
+
+from simcore.errors import IllegalLayout, InputError, NotYet, Problem
+from simcore.frameworks.setup import configuration
+from simcore.hardware.topology import Topology
+from simcore.inputs.generation import Generation
+from simcore.inputs.scenario import Scenario
+from simcore.models.blocks import Attention, Embedding
+from simcore.models.config import Architecture
+from simcore.models.graph import architecture_of
+from simcore.placement.job import topology_of
+from simcore.results.engine import Decode, Serving
+from simcore.results.report import Assumption, AtRest, Communicator, Owner, Peak, RankReport, Report
+from simcore.units import format_bytes, parse_quantity
+from simcore.vllm.decode import bytes_read, seconds
+from simcore.vllm.engine import Engine, Limits, default_limits, release_of
+from simcore.vllm.weights import kv_heads, refusals, unserved
+
+__all__ = ["assumptions", "engine_of", "serve", "serving"]
+
+_CACHING = 8
+_OLDEST = 7
+"""Major compute capabilities: of NeMo RL's prefix caching, of vLLM itself."""
+_UTILIZATION = {"server": 0.9, "library": 0.6}
+"""vLLM 0.12.0 `config/cache.py`; NeMo RL 7ea279ab `examples/configs/grpo_math_1B.yaml`."""
+_POSITIONS = ("max_position_embeddings", "n_positions", "max_seq_len")
+_BATCHES = (1, 16, 64, 256)
+"""Sequences at once for which decoding is told, as far as the cache holds them at full length."""
+
+
+def serve(scenario: Scenario, *, ranks: bool = True) -> Report:
+    """The report of an engine that serves. `ranks` False: legality alone.
+
+    Raises InputError for a mesh that an engine has no use for, IllegalLayout for what the engine refuses, NotYet for
+    models that are not described.
+    """
+    given = scenario.generation or Generation()
+    topology = topology_of(scenario)
+    _check_mesh(scenario, given)
+    topology.check_world_size(scenario.world_size, scenario.where("mesh"))
+    engine = engine_of(scenario, given, topology, "server")
+    shown = Report(name=scenario.name, scenario=scenario.normalised(), status="ok", capacity_bytes=_usable(scenario,
+                   topology), assumptions=tuple(assumptions(engine)), serving=serving(engine))
+    return _with_ranks(shown, scenario, engine) if ranks else shown
+
+
+def _usable(scenario: Scenario, topology: Topology) -> int:
+    usable = scenario.limits.usable_memory
+    return topology.device.usable_bytes if usable == "auto" else int(parse_quantity(usable, "B"))
+
+
+def _check_mesh(scenario: Scenario, given: Generation) -> None:
+    """Ranks are those of engines: tp of each, dp_replicate engines."""
+    mesh = scenario.mesh
+    problems = [Problem(scenario.where("mesh", axis), f"not yet: {axis} of an engine that serves (served: tp, and "
+                        "dp_replicate engines beside each other)")
+                for axis in ("pp", "dp_shard", "cp", "ep") if getattr(mesh, axis) > 1]
+    if problems:
+        raise NotYet(problems)
+    if mesh.tp != given.tp:
+        raise InputError(Problem(scenario.where("generation", "tp"), f"expected generation.tp and mesh.tp alike where "
+                                 f"an engine serves, got {given.tp} and {mesh.tp}"))
+
+
+def engine_of(scenario: Scenario, given: Generation, topology: Topology, use: Literal["server", "library"]) -> Engine:
+    """The engine that a scenario's `generation` asks for."""
+    if given.engine != "vllm":
+        raise NotYet(Problem(scenario.where("generation", "engine"), f"not yet: the engine {given.engine} (served: "
+                             "vllm)"))
+    if given.kv_dtype not in ("auto", "bf16", "fp8"):
+        raise InputError(Problem(scenario.where("generation", "kv_dtype"), f"expected auto, bf16 or fp8, got "
+                                 f"{given.kv_dtype}"))
+    if topology.device.architecture < _OLDEST:
+        raise IllegalLayout(Problem(scenario.where("topology"), f"vLLM needs compute capability {_OLDEST}.0, and "
+                                    f"{topology.device.name} has {topology.device.compute_capability}",
+                                    "vLLM 0.12.0 docs/getting_started/installation/gpu.cuda.inc.md"))
+    fields = configuration(scenario)
+    architecture = architecture_of(fields, scenario.where("model"))
+    _check_model(scenario, architecture, given.tp)
+    longest = given.max_model_len or scenario.training.seq_len
+    _check_length(scenario, fields, longest)
+    usual = default_limits(topology, use, longest)
+    tokens = given.max_num_batched_tokens or usual.tokens
+    limits = Limits(tokens, given.max_num_seqs or min(usual.seqs, tokens))
+    release = release_of(given, "0.12.0" if use == "server" else "0.25.1")
+    # without a word NeMo RL caches prefixes on compute capability 8 and later (7ea279ab vllm_worker.py:84), vLLM does
+    # not where there are Mamba layers; to the bytes of other models it is nothing
+    caches = given.prefix_caching if given.prefix_caching is not None else (
+        use == "library" and topology.device.architecture >= _CACHING)
+    return Engine(architecture, given, topology, longest, release, limits, _rotary_bytes(architecture, fields), caches,
+                  given.gpu_memory_utilization or _UTILIZATION[use])
+
+
+def _check_model(scenario: Scenario, architecture: Architecture, tp: int) -> None:
+    if missing := unserved(architecture):
+        raise NotYet(Problem(scenario.where("model"), f"not yet: serving {missing}"))
+    if not any(isinstance(b.block, Attention) for _, kind in architecture.parts for b in kind.branches):
+        raise NotYet(Problem(scenario.where("model"), "not yet: serving a model without attention layers"))
+    if found := refusals(architecture, tp):
+        at = scenario.where(*_cut_at(scenario))
+        raise IllegalLayout(Problem(at, f"tp: {message}", rule) for message, rule in found)
+
+
+def _check_length(scenario: Scenario, fields: Mapping[str, Any], longest: int) -> None:
+    """No longer than the configuration says; one that scales its rotation may be, and is left to vLLM."""
+    known = [fields[name] for name in _POSITIONS if isinstance(fields.get(name), int)]
+    if known and longest > min(known) and not (fields.get("rope_scaling") or fields.get("rope_parameters")):
+        written = scenario.generation is not None and scenario.generation.max_model_len
+        at = ("generation", "max_model_len") if written else ("training", "seq_len")
+        raise IllegalLayout(Problem(scenario.where(*at), f"{at[1]}: {longest:,} tokens are more than the "
+                                    f"{min(known):,} of the model's configuration",
+                                    "vLLM 0.12.0 config/model.py _get_and_verify_max_len"))
+
+
+def _cut_at(scenario: Scenario) -> tuple[str, str]:
+    """The key that says how many ranks an engine has."""
+    given = scenario.document.data.get("generation")
+    return ("generation" if isinstance(given, dict) and "tp" in given else "mesh"), "tp"
+
+
+def _rotary_bytes(architecture: Architecture, fields: Any) -> int:
+    """Cosine and sine of every position, one table (vLLM 0.12.0 `rotary_embedding/base.py`, in the model's dtype)."""
+    stems = [kind.block for _, kind in architecture.parts if isinstance(kind.block, Embedding)]
+    positions = fields.get("max_position_embeddings")
+    return 2 * stems[0].rotary_dim * positions if stems and isinstance(positions, int) else 0
+
+
+# ---- the result ------------------------------------------------------------------------------------------------------
+def _with_ranks(report: Report, scenario: Scenario, engine: Engine) -> Report:
+    size = scenario.world_size
+    peak = _peak(engine)
+    limit = int((report.capacity_bytes or 0) * scenario.limits.max_fill)
+    fits = peak.device_bytes <= limit and not engine.refusal
+    coordinates: dict[str, int | str] = {"tp": f"0-{engine.tp - 1}"} if engine.tp > 1 else {}
+    rank = RankReport(
+        ranks=(f"0-{size - 1}" if size > 1 else "0",), num_ranks=size, coordinates=coordinates, stage=0,
+        at_rest=_at_rest(engine), padding_bytes=0, grads_persist=False, peak=peak, end_bytes=peak.allocated_bytes)
+    return report.model_copy(update={
+        "ranks": (rank,), "verdict": "fits" if fits else "oom", "headroom_bytes": limit - peak.device_bytes,
+        "communicators": (Communicator(axis="tp", size=engine.tp),) * (engine.tp > 1)})
+
+
+def _at_rest(engine: Engine) -> dict[str, AtRest]:
+    counts: Counter[str] = Counter()
+    for weight in engine.weights:
+        counts[weight.component] += weight.numel
+    found = {name: AtRest(params_bytes=size, num_params=counts[name]) for name, size in engine.by_component.items()}
+    return found | ({"adapters": AtRest(params_bytes=engine.adapter_bytes)} if engine.adapter_bytes else {})
+
+
+def _peak(engine: Engine) -> Peak:
+    """While it generates, with the cache full."""
+    held, outside = engine.held(), engine.outside()
+    allocated = sum(held.values())
+    device = allocated + sum(outside.values())
+    return Peak(
+        allocated_bytes=allocated, reserved_bytes=allocated, device_bytes=device, phase="generation",
+        event="generation", layer="", microbatch=0, by_category=dict(sorted(held.items(), key=lambda item: -item[1])),
+        by_phase={"generation": allocated},
+        top=tuple(Owner(owner=f"engine/{name}", category=name, bytes=size) for name, size in
+                  sorted(held.items(), key=lambda item: -item[1])),
+        reserved_band_bytes=(allocated, allocated), outside=outside, band_bytes=(device, device))
+
+
+def serving(engine: Engine) -> Serving:
+    """What the engine says of itself."""
+    pages, cache = engine.pages, engine.cache
+    attention = next(branch.block for _, kind in engine.architecture.parts for branch in kind.branches
+                     if isinstance(branch.block, Attention))
+    heads = kv_heads(attention, engine.tp)
+    return Serving(
+        engine=engine.generation.engine, version=engine.release.name, tp=engine.tp, max_model_len=engine.max_model_len,
+        max_num_seqs=engine.limits.seqs, max_num_batched_tokens=engine.limits.tokens, kv_dtype=engine.formats.kv,
+        ssm_dtype=engine.formats.ssm, kv_heads_per_rank=heads,
+        kv_head_replicas=heads * engine.tp // attention.num_kv_heads, requested_bytes=engine.requested_bytes,
+        weight_bytes=engine.weight_bytes, adapter_buffer_bytes=engine.adapter_bytes,
+        activation_bytes=engine.profile.highest, graph_bytes=engine.graph_bytes,
+        cache_budget_bytes=max(0, engine.cache_budget), cache_bytes=cache.num_bytes,
+        kv_bytes_per_token=pages.token_bytes * pages.attention_layers,
+        state_bytes=pages.state_bytes * pages.mamba_layers,
+        block_size=pages.block_size, page_bytes=pages.page_bytes, num_blocks=cache.num_blocks,
+        cache_tokens=cache.tokens(engine.max_model_len), concurrency=cache.concurrency(engine.max_model_len),
+        longest=pages.longest(max(0, engine.cache_budget)), decode=tuple(_decodes(engine)), refusal=engine.refusal)
+
+
+def _decodes(engine: Engine) -> Iterator[Decode]:
+    """Of a few batches, with half of the longest sequence behind each token."""
+    context = engine.max_model_len // 2
+    for batch in _BATCHES:
+        if batch <= min(engine.limits.seqs, max(1, int(engine.cache.concurrency(context)))):
+            read = bytes_read(engine, batch, context)
+            took = seconds(engine, read)
+            yield Decode(sequences=batch, context_tokens=context, bytes_read=read, seconds=took,
+                         tokens_per_s=batch / took)
+
+
+def assumptions(engine: Engine) -> Iterator[Assumption]:
+    """What was filled in, and what nobody has measured."""
+    version, given = engine.release.name, engine.generation
+    if given.max_num_batched_tokens is None or given.max_num_seqs is None:
+        told = f"{engine.limits.tokens:,} tokens a pass, {engine.limits.seqs:,} sequences"
+        yield Assumption(what="generation.max_num_batched_tokens, max_num_seqs", value=told, kind="default",
+                         source=f"vLLM {version} engine/arg_utils.py get_batch_defaults, by memory of the device")
+    if given.gpu_memory_utilization is None:
+        yield Assumption(what="generation.gpu_memory_utilization", value=f"{engine.utilization:g}", kind="default",
+                         source="vLLM 0.12.0 config/cache.py: 0.9; NeMo RL 7ea279ab grpo_math_1B.yaml: 0.6")
+    if engine.pages.mamba_layers and given.prefix_caching is None:
+        yield Assumption(what="generation.prefix_caching", value=str(engine.caches_prefixes).lower(), kind="default",
+                         source="vLLM 0.12.0 and 0.25.1 config/model.py is_prefix_caching_supported: not for hybrids; "
+                         "NeMo RL 7ea279ab vllm_worker.py:84 asks for it")
+    if engine.pages.mamba_layers and given.ssm_dtype == "auto":
+        yield Assumption(what="generation.ssm_dtype", value=engine.formats.ssm, kind="default",
+                         source=f"vLLM {version} model_executor/models/config.py: 0.25.1 has fp32 for Nemotron-H, "
+                         "0.12.0 the model's dtype")
+    yield Assumption(what="activation of the profile run", value=format_bytes(engine.profile.highest), kind="assumed",
+                     source="vLLM profile_run and its sampler, see simcore/vllm/profile.py; compilers may reuse")
+    if engine.graph_bytes:
+        yield Assumption(what="graph_pool", value=format_bytes(engine.graph_bytes), kind="assumed", source="vLLM 0.6 "
+                         "worker/model_runner.py capture_model: 1 to 3 GiB; the low end")
+    for name, size in engine.outside().items():
+        source = engine.topology.device.memory.context.source if name == "context" else (
+            "see simcore/memory/outside_allocator.py, and vLLM 0.12.0 custom_all_reduce.py: two buffers of 8 MiB")
+        yield Assumption(what=name, value=format_bytes(size), kind="assumed", source=source)
+    yield Assumption(what="serving.decode", value="bytes read over the bandwidth that products reach", kind="assumed",
+                     source="a bound, see simcore/vllm/decode.py: no arithmetic, collectives, sampling or host")

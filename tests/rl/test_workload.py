@@ -1,0 +1,200 @@
+"""The workloads `dpo` and `grpo` from a file to a report."""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+import pytest
+
+from simcore.inputs.document import parse_document
+from simcore.inputs.scenario import Scenario, parse_scenario
+from simcore.results.report import Report
+from simcore.simulate import check, simulate
+
+GRPO: dict[str, Any] = {
+    "name": "g", "workload": "grpo", "model": "nemotron-3-tiny", "framework": "fsdp2", "topology": "dgx-h100",
+    "mesh": {"dp_shard": 8}, "training": {"seq_len": 256, "global_batch_size": 16, "precision": {"params": "fp32"}},
+    "rl": {"prompts": 4, "generations": 8, "reference": "host"},
+    "generation": {"tp": 1, "gpu_memory_utilization": 0.6, "max_model_len": 256},
+}  # fmt: skip
+DPO = {key: GRPO[key] for key in ("name", "model", "framework", "topology", "mesh", "training")} | {"workload": "dpo"}
+
+
+def asked(base: dict[str, Any] = GRPO, **changed: Any) -> Scenario:
+    return parse_scenario(parse_document(json.dumps(base | changed), "g.json"))
+
+
+def report(base: dict[str, Any] = GRPO, **changed: Any) -> Report:
+    return simulate(asked(base, **changed))
+
+
+def seconds(found: Report) -> dict[str, float]:
+    return {phase.phase: phase.seconds for phase in found.phases}
+
+
+def test_phases_lie_end_to_end_and_add_up_to_the_step() -> None:
+    found = report()
+    assert found.time is not None
+    ends = [phase.start_s + phase.seconds for phase in found.phases]
+    assert [phase.start_s for phase in found.phases] == pytest.approx([0.0, *ends[:-1]])
+    assert found.time.step_s == pytest.approx(ends[-1])
+    assert sum(found.time.parts.values()) == pytest.approx(found.time.step_s)
+
+
+def test_the_peak_is_the_highest_phase_and_every_byte_has_a_category() -> None:
+    found = report()
+    rank = found.ranks[0]
+    assert rank.peak is not None
+    highest = max(found.phases, key=lambda phase: phase.device_bytes)
+    assert (rank.peak.device_bytes, rank.peak.phase) == (highest.device_bytes, highest.phase) == (
+        rank.peak.device_bytes, "generation")
+    assert sum(rank.peak.by_category.values()) == rank.peak.allocated_bytes
+    assert set(rank.peak.by_phase) >= {"refit", "generation", "logprob", "reference", "forward", "backward"}
+    for phase in found.phases:
+        assert sum(phase.by_category.values()) == sum(phase.by_owner.values()) == phase.device_bytes
+
+
+def test_training_is_the_training_step_beside_an_engine_asleep() -> None:
+    alone = simulate(parse_scenario(parse_document(json.dumps(
+        {key: value for key, value in GRPO.items() if key not in ("workload", "rl", "generation")}), "t.json")))
+    found = report()
+    training = next(phase for phase in found.phases if phase.phase == "training")
+    assert alone.ranks[0].peak is not None
+    assert training.by_owner["policy"] == alone.ranks[0].peak.device_bytes
+    assert training.by_owner["engine"] > 2**30
+    assert alone.time is not None
+    assert training.seconds > 2 * alone.time.step_s  # 32 sequences in batches of 16, and states that come back
+
+
+@pytest.mark.parametrize(("framework", "inside"), [("megatron", {"dispatcher", "workspace"}), ("fsdp2", set())])
+def test_what_torch_allocates_in_a_training_step_it_allocates_in_a_training_phase(framework: str, inside: set[str],
+                                                                                  ) -> None:
+    """Buffers of Megatron's dispatcher and its workspaces are torch's, those of other frameworks are outside."""
+    base = {"name": "d", "model": "nemotron-3-tiny", "framework": framework, "topology": "dgx-h100",
+            "training": {"seq_len": 4096}}
+    alone, phased = (simulate(parse_scenario(parse_document(json.dumps(one), "d.json"))).ranks[0].peak
+                     for one in (base, base | {"workload": "dpo"}))
+    assert alone is not None
+    assert phased is not None
+    assert phased.outside == alone.outside
+    assert inside <= set(phased.by_category)
+    assert phased.allocated_bytes == sum(phased.by_category.values()) == max(phased.by_phase.values())
+    assert phased.by_phase["optimizer"] == alone.by_phase["optimizer"]
+
+
+def test_more_sequences_take_longer_and_no_more_memory() -> None:
+    once, twice = report(), report(rl=GRPO["rl"] | {"prompts": 8})
+    assert seconds(twice)["logprob"] > seconds(once)["logprob"]
+    assert seconds(twice)["training"] > 1.5 * seconds(once)["training"]
+    assert [phase.device_bytes for phase in once.phases] == [phase.device_bytes for phase in twice.phases]
+
+
+def test_prompts_are_not_decoded() -> None:
+    whole, half = report(), report(rl=GRPO["rl"] | {"prompt_tokens": 128})
+    assert seconds(half)["generation"] < seconds(whole)["generation"]
+
+
+def test_hosts_hold_every_rank_of_each_phase() -> None:
+    found = report()
+    assert found.host is not None
+    by_phase = {phase.phase: phase for phase in found.host.phases}
+    assert list(by_phase) == ["load", "refit", "generation", "logprob", "reference", "training", "save"]
+    each = {phase.phase: phase.host_bytes for phase in found.phases}
+    assert by_phase["reference"].host_bytes == 8 * each["reference"] > 0
+    assert found.ranks[0].peak is not None
+    assert found.ranks[0].peak.host_bytes == max(each.values())
+
+
+def test_on_gpus_of_its_own_the_engine_has_ranks_of_its_own() -> None:
+    found = report(generation=GRPO["generation"] | {"colocated": False, "engines": 2, "tp": 2})
+    assert [rank.ranks for rank in found.ranks][-1] == ("8-11",)
+    assert found.ranks[-1].peak is not None
+    assert found.ranks[-1].peak.by_phase["training"] < found.ranks[-1].peak.by_phase["generation"]
+    assert found.ranks[0].peak is not None
+    assert found.ranks[0].peak.host_bytes > 0  # the reference policy
+
+
+def test_a_preference_is_two_sequences() -> None:
+    pairs = report(DPO)
+    sequences = simulate(parse_scenario(parse_document(json.dumps(
+        DPO | {"workload": "train", "training": DPO["training"] | {"micro_batch_size": 2, "global_batch_size": 32}}),
+        "t.json")))
+    training = next(phase for phase in pairs.phases if phase.phase == "training")
+    assert sequences.ranks[0].peak is not None
+    assert training.device_bytes == sequences.ranks[0].peak.device_bytes
+    assert [phase.phase for phase in pairs.phases] == ["reference", "training"]
+    assert pairs.phases[0].host_by_owner["reference policy"] == pairs.phases[0].host_by_owner["policy, copied"]
+    assert pairs.scenario["training"]["global_batch_size"] == 16
+
+
+@pytest.mark.parametrize(("changed", "status", "told"), [
+    ({"rl": None}, "error", "grpo: missing the block rl"),
+    ({"generation": None, "rl": None}, "error", "grpo: missing the block rl and generation"),
+    ({"rl": {"prompts": 1, "generations": 3}}, "error", "expected a divisor of prompts x generations = 3"),
+    ({"rl": GRPO["rl"] | {"logprob_batch_size": 8}}, "error", "logprob_batch_size: expected prompts x generations"),
+    ({"rl": GRPO["rl"] | {"reference": "device"}}, "illegal", "the reference policy lies on the host"),
+    ({"rl": GRPO["rl"] | {"prompt_tokens": 256}}, "error", "expected fewer than the 256 tokens"),
+    ({"generation": GRPO["generation"] | {"kv_dtype": "fp8"}}, "illegal", "kv_dtype: fp8 under fsdp2"),
+    ({"generation": GRPO["generation"] | {"tp": 3}}, "illegal", "not divisible by tp 3"),
+    ({"generation": GRPO["generation"] | {"tp": 16}}, "illegal", "tp 16"),
+    ({"framework": "zero3", "training": {"seq_len": 256, "global_batch_size": 16}}, "error",
+     "not yet: grpo under zero3"),
+    ({"model": "llama-tiny", "training": {"method": "qlora", "seq_len": 256, "global_batch_size": 16}}, "error",
+     "not yet: grpo over a base in few bits"),
+    ({"model": "llama-tiny", "framework": "megatron", "mesh": {"pp": 2, "dp_shard": 4},
+      "training": {"seq_len": 256, "global_batch_size": 16}}, "error", "not yet: grpo with pipeline stages"),
+    ({"framework": "nonsense"}, "error", "unknown framework")])
+def test_what_is_refused(changed: dict[str, Any], status: str, told: str) -> None:
+    for found in (report(**changed), check(asked(**changed))):
+        assert found.status == status, found.problems
+        assert any(told in row.message for row in found.problems), found.problems
+
+
+@pytest.mark.parametrize("framework", ["automodel", "fsdp2"])
+def test_one_gpu_is_a_job_too(framework: str) -> None:
+    """Trained, and generated on, by a GPU that shares its weights with nobody."""
+    found = report(framework=framework, model="llama-tiny", mesh={"dp_shard": 1},
+                   generation={"tp": 1, "max_model_len": 256})
+    assert found.status == "ok", found.problems
+    assert all(phase.seconds > 0 for phase in found.phases)
+
+
+def test_an_engine_does_not_cut_the_gpus() -> None:
+    found = report(model="qwen3-8b", mesh={"dp_shard": 4}, generation={"tp": 8, "max_model_len": 256})
+    assert any("expected a divisor of 4 ranks" in row.message for row in found.problems)
+
+
+def test_gpus_of_their_own_must_be_there() -> None:
+    few = {"file": "dgx-h100", "num_nodes": 1}
+    found = report(topology=few, generation=GRPO["generation"] | {"colocated": False})
+    assert any("9 ranks do not fit" in row.message for row in found.problems)
+
+
+def test_an_engine_that_does_not_start_does_not_fit() -> None:
+    found = report(generation=GRPO["generation"] | {"gpu_memory_utilization": 1.0})
+    assert found.serving is not None
+    assert found.verdict == "oom"
+    assert found.serving.refusal
+
+
+def test_an_engine_of_a_trainer_asks_for_less_where_nobody_says() -> None:
+    found = report(generation={"tp": 1, "max_model_len": 256})
+    assert found.serving is not None
+    assert found.serving.requested_bytes == pytest.approx(0.6 * 79.11 * 2**30, rel=1e-6)
+    assert "generation.gpu_memory_utilization" in {one.what for one in found.assumptions}
+
+
+def test_one_rank_alone_is_not_asked_for() -> None:
+    assert "--rank" in simulate(asked(), rank=0).problems[0].where
+
+
+def test_nothing_is_generated_in_dpo() -> None:
+    assert "nothing is generated in dpo" in report(DPO, generation={"tp": 1}).problems[0].message
+
+
+def test_a_reference_of_cut_layers_needs_no_gradient() -> None:
+    """KempnerForge's first layer cuts its input over tp: of a reference model nothing below waits for a gradient."""
+    cut = DPO | {"model": "llama-tiny", "implementation": "kempnerforge", "mesh": {"tp": 2},
+                 "training": {"seq_len": 64}}
+    assert report(cut).problems == ()

@@ -1,0 +1,87 @@
+"""Step time: parts add up, kernels alone are a floor, more ranks and microbatches do what they must."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import pytest
+
+import small
+from simcore.frameworks.setup import prepare
+from simcore.hardware.topology import load_topology
+from simcore.placement.fold import fold
+from simcore.program.tile import AMOUNT, AUX, OP
+from simcore.recording.tape import Op
+from simcore.timing.routes import Routes
+from simcore.timing.step import Clocked, clock
+
+
+def clocked(name: str, mesh: dict[str, int], *, microbatches: int = 2, **given: Any) -> Clocked:
+    """Every microbatch written out."""
+    job, table = prepare(small.scenario(name, mesh, microbatches=microbatches, **given))
+    classes = fold(job.graph, job.mesh, table)
+    programs = [small.program_of(name, mesh, rank=c.representative, microbatches=microbatches, **given)
+                for c in classes]
+    return clock(programs, classes, Routes(job, table, load_topology("dgx-h100", None)), table, range(1), 0)
+
+
+def exposed(made: Clocked) -> int:
+    return made.spending.parts["communication"]
+
+
+def once(name: str) -> int:
+    """What Megatron's loop does once a step."""
+    return int(load_topology("dgx-h100").efficiency.host.step.si * 1e9) if name.startswith("megatron") else 0
+
+
+@pytest.mark.parametrize("name", small.FRAMEWORKS)
+def test_phases_of_the_slowest_rank_are_the_step(name: str) -> None:
+    """Whatever a compute stream does, it does in a phase; communication may trail behind it."""
+    made = clocked(name, {"dp_shard": 4, "ep": 2})
+    last = max(int(rows[-1]) for rows in made.row_ns) + once(name)
+    assert sum(made.phase_ns.values()) <= made.step_ns
+    assert abs(sum(made.phase_ns.values()) - last) <= last // 100
+    assert all(part > 0 for part in made.phase_ns.values())
+
+
+@pytest.mark.parametrize("name", small.FRAMEWORKS)
+def test_one_rank_never_waits(name: str) -> None:
+    made = clocked(name, {})
+    assert (exposed(made), made.step_ns) == (0, sum(made.phase_ns.values()))
+
+
+def test_time_never_runs_backwards() -> None:
+    for rows in clocked("automodel", {"pp": 2, "dp_shard": 4, "ep": 2}, microbatches=4).row_ns:
+        assert (np.diff(rows) >= 0).all()
+
+
+def test_waiting_is_part_of_the_step() -> None:
+    made = clocked("fsdp2", {"dp_shard": 8})
+    alone = clocked("fsdp2", {})
+    assert 0 < exposed(made) < made.step_ns
+    assert exposed(alone) == 0
+
+
+def test_forward_flops_are_those_of_all_ranks() -> None:
+    """Data-parallel ranks do the same work each; microbatches too."""
+    one = clocked("fsdp2", {}, microbatches=1).forward_flops
+    assert clocked("fsdp2", {"dp_shard": 3}, microbatches=2).forward_flops == 6 * one
+
+
+def test_forward_flops_of_a_dense_model() -> None:
+    """Two for each weight of a matrix and token, four for each pair of positions, head and dimension of attention."""
+    matrices = 4 * (2 * 256 * 256 + 2 * 128 * 256 + 3 * 256 * 688) + 1000 * 256
+    attention = 4 * 4 * 64 * 64 * 8 * 32
+    found = clocked("fsdp2", {}, microbatches=1, model="llama-tiny").forward_flops
+    assert found in (2 * 64 * matrices + attention, 2 * 64 * matrices + attention // 2)  # causal: half the pairs
+
+
+def test_every_kernel_takes_time() -> None:
+    """A row that does nothing is the host's alone."""
+    program = small.program_of("fsdp2")
+    made = clocked("fsdp2", {}, microbatches=1)
+    kernels = (program.columns[:, OP] == Op.COMPUTE) & (program.columns[:, AMOUNT] + program.columns[:, AUX] > 0)
+    spent = np.diff(np.concatenate([[0], made.row_ns[0]]))
+    assert (spent[kernels] > 0).all()
+    assert (spent[~kernels] == 0).all()

@@ -1,0 +1,155 @@
+"""Measured beside simulated: which quantity stands beside which, and what is named."""
+
+from __future__ import annotations
+
+import pickle
+from dataclasses import replace
+
+import pytest
+
+import fakes
+import recorded
+import small
+from simcore.errors import InputError, NotYet
+from simcore.results.report import Report
+from simcore.simulate import simulate
+from simcore.validation.memory_snapshot import Dump, read_dump
+from simcore.validation.side_by_side import Beside, SideBySide, beside_dump, beside_log
+from simcore.validation.training_log import Log, Reading
+from viz.snapshot import MAX_POSTINGS, pickled
+
+MIB = 2**20
+SEQ, BATCH, GPUS = 64, 8, 4
+
+
+@pytest.fixture(scope="module")
+def report() -> Report:
+    return simulate(small.scenario("fsdp2", {"dp_shard": 4}, microbatches=2), detail=True, postings=MAX_POSTINGS)
+
+
+@pytest.fixture(scope="module")
+def dump() -> Dump:
+    return read_dump(pickle.dumps(recorded.step()), "mem.pickle")
+
+
+def rows(found: SideBySide) -> dict[str, Beside]:
+    return {row.what: row for row in (*found.quantities, *found.groups)}
+
+
+def test_our_own_snapshot_differs_in_nothing(report: Report) -> None:
+    found = beside_dump("ours", read_dump(pickled(report), "ours"), report, None)
+    assert found.groups
+    assert {row.difference for row in found.groups} == {0}
+    assert [row.difference for row in found.quantities[:2]] == [0, 0]
+    assert found.notes == ("rankscope wrote this snapshot: simulated stands beside simulated",)
+
+
+def test_a_snapshot_beside_a_rank(report: Report, dump: Dump) -> None:
+    found = beside_dump("mem.pickle", dump, report, 2)
+    (rank,) = report.ranks
+    assert rank.peak is not None
+    apart = rank.peak.outside["workspace"]
+    row = rows(found)["peak allocated"]
+    assert (row.measured, row.simulated) == (35 * MIB - 100, rank.peak.allocated_bytes + apart)
+    gap = rank.peak.allocated_bytes + apart - (35 * MIB - 100)
+    assert row.difference == gap
+    assert row.error == pytest.approx(gap / (35 * MIB - 100))
+    assert "workspaces" in row.told
+    assert rows(found)["workspaces of libraries"].simulated == apart
+    assert rows(found)["optimizer states"].measured == 0
+    assert sum(row.simulated or 0 for row in found.groups) == rank.peak.allocated_bytes + apart
+
+
+def test_groups_are_named_the_largest_difference_first(report: Report, dump: Dump) -> None:
+    gaps = [abs(row.difference or 0) for row in beside_dump("x", dump, report, None).groups]
+    assert gaps == sorted(gaps, reverse=True)
+    assert gaps[0] > gaps[-1]
+
+
+def test_megatrons_buffers_are_parameters_and_gradients_as_one(dump: Dump) -> None:
+    report = simulate(small.scenario("megatron", {"dp_shard": 2}))
+    seen = replace(dump, groups={"parameters and main gradients, in buffers": MIB, "parameters": 7})
+    found = rows(beside_dump("x", seen, report, None))
+    (rank,) = report.ranks
+    assert rank.peak is not None
+    held = rank.peak.by_category
+    row = found["parameters and main gradients, in buffers"]
+    assert (row.measured, row.simulated) == (MIB + 7, held["sharded_param"] + held["buffer"] + held["main_grad"])
+    assert not {"parameters", "main gradients"} & set(found)
+
+
+def test_what_a_snapshot_cannot_tell_is_said(report: Report, dump: Dump) -> None:
+    bare = replace(dump, has_frames=False, refused=True, devices=(0, 3), device=3)
+    found = beside_dump("x", bare, report, None)
+    assert found.groups == ()
+    for told in ("17 events", "device 3, the fullest", "an allocation failed", "no frames"):
+        assert any(told in note for note in found.notes), told
+
+
+def log(*readings: Reading, batch: int | None = None) -> Log:
+    return Log("Megatron-LM", readings, batch)
+
+
+def test_a_log_beside_the_rank_that_read_most() -> None:
+    report = simulate(small.scenario("automodel", {"dp_shard": 2, "pp": 2}, microbatches=4))
+    low, high = (Reading("allocated_peak", value, rank, 2) for value, rank in ((100, 0), (300, 3)))
+    found = beside_log("x", log(low, high), report, None)
+    last = next(rank for rank in report.ranks if rank.has_rank(3))
+    assert last.peak is not None
+    assert found.ranks == last.ranks
+    row = rows(found)["peak allocated"]
+    assert (row.measured, row.told) == (300, "rank 3, after iteration 2")
+    assert row.simulated == max(last.peak.allocated_bytes, last.peak.first_step_bytes or 0)
+    assert rows(beside_log("x", log(low, high), report, 0))["peak allocated"].measured == 100
+
+
+def test_the_first_steps_peak_and_what_is_left(report: Report) -> None:
+    (rank,) = report.ranks
+    assert rank.peak is not None
+    found = rows(beside_log("x", log(Reading("allocated_peak_first", 5, 0, 1), Reading("allocated_end", 6, 0, 1),
+                                     Reading("reserved_peak", 7, 0, 1)), report, None))
+    assert found["peak allocated, first step"].simulated == rank.peak.first_step_bytes
+    assert found["allocated after a step"].simulated == rank.end_bytes
+    assert found["reserved"].simulated == rank.peak.reserved_bytes
+
+
+def test_times_and_what_follows_from_them(report: Report) -> None:
+    time = report.time
+    assert time is not None
+    of_steps = rows(beside_log("x", log(Reading("step_s", 0.5, num_lines=3), batch=BATCH), report, None))
+    assert of_steps["step"].simulated == time.step_s
+    assert of_steps["step"].told == "median of 3 lines, the first left out"
+    assert of_steps["tokens a second and GPU"].measured == pytest.approx(SEQ * BATCH / 0.5 / GPUS)
+    of_rates = rows(beside_log("x", log(Reading("tokens_per_s_per_gpu", 256.0), Reading("mfu", 0.4)), report, None))
+    assert of_rates["step"].measured == pytest.approx(SEQ * BATCH / 256 / GPUS)
+    assert of_rates["MFU"].simulated == time.mfu
+
+
+def test_another_batch_is_said_and_nothing_follows_from_it(report: Report) -> None:
+    found = beside_log("x", log(Reading("step_s", 0.5), batch=BATCH * 2), report, None)
+    (note,) = found.notes
+    assert note == f"the log's global batch size is {BATCH * 2}, the scenario's {BATCH}: times are of different work"
+    assert "tokens a second and GPU" not in rows(found)
+
+
+def test_a_rank_that_nobody_has(report: Report, dump: Dump) -> None:
+    with pytest.raises(InputError, match="has no rank 9: it has 4"):
+        beside_dump("x", dump, report, 9)
+    with pytest.raises(InputError, match="has no rank 7"):
+        beside_log("x", log(Reading("allocated_peak", 5, 7, 2)), report, None)
+
+
+def test_a_rank_that_did_not_print() -> None:
+    report = simulate(small.scenario("automodel", {"dp_shard": 2, "pp": 2}, microbatches=4))
+    with pytest.raises(InputError, match="no reading of ranks 2-3, only of 0"):
+        beside_log("x", log(Reading("allocated_peak", 5, 0, 2)), report, 3)
+
+
+def test_without_a_peak_there_is_nothing_to_stand_beside(dump: Dump) -> None:
+    with pytest.raises(NotYet, match="no training step alone"):
+        beside_dump("x", dump, fakes.report("x", ranks=(fakes.rank(None),)), None)
+
+
+def test_it_is_json(report: Report, dump: Dump) -> None:
+    found = beside_dump("mem.pickle", dump, report, None)
+    assert SideBySide.model_validate_json(found.model_dump_json()) == found

@@ -1,0 +1,147 @@
+"""Measured step times beside simulated ones: what counts once, what is compared, what is judged."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from fakes import rank, reader
+from fakes import report as answer
+from simcore.results.report import Report
+from simcore.simulate import simulate
+from simcore.table import console, validation
+from simcore.validation.runs import Measured, layout_of, read_measured
+from simcore.validation.step_times import Timing, TimingSummary, timed_layouts, timing
+from simcore.validation.validate import layouts, validate
+
+SCENARIO = {"model": "nemotron-3-tiny", "framework": "megatron", "topology": "dgx-h100", "mesh": {"dp_shard": 2},
+            "training": {"seq_len": 64}}
+SLOWER = {"training": {"seq_len": 128}}
+
+
+def row(name: str, step_s: float = 0.5, scenario: dict[str, Any] | None = None, **changed: Any) -> dict[str, Any]:
+    """A row of which the time alone is known, about `SCENARIO` with some of its keys changed."""
+    return {"id": name, "group": "g", "source": "s", "scenario": {**SCENARIO, **(scenario or {})}, "step_s": step_s,
+            "kind": "tuned", **changed}
+
+
+@pytest.fixture
+def measured(tmp_path: Path) -> Callable[..., list[Measured]]:
+    return reader(tmp_path)
+
+
+def timed(found: list[Measured], step_s: float = 0.5, **changed: Any) -> Timing:
+    """Every scenario takes as long, of which its optimizer 0.1 s."""
+    reports = {layout_of(e): answer(step_s=step_s, scenario=e.scenario.normalised(), **changed)
+               for e in timed_layouts(found) if e.scenario}
+    return timing(found, reports)
+
+
+def only(found: Timing) -> TimingSummary:
+    assert len(found.summaries) == 1
+    return found.summaries[0]
+
+
+# ---- what counts once -----------------------------------------------------------------------------------------------
+def test_rows_of_one_layout_and_release_are_one_observation(measured: Callable[..., list[Measured]]) -> None:
+    """Of the median of their times: 1, 2 and 4 seconds are 2 seconds."""
+    found = timed(measured(row("a", 1), row("b", 2), row("c", 4), row("other release", 1, release="26.02"),
+                           row("other layout", 1, SLOWER), row("other group", 1, group="h")))
+    assert [(one.rows, one.measured_s) for one in found.timed] == [
+        (("a", "b", "c"), 2), (("other release",), 1), (("other layout",), 1), (("other group",), 1)]
+    assert [(one.group, one.num_rows, one.num_distinct, one.num_modelled) for one in found.summaries] == [
+        ("g", 5, 3, 3), ("h", 1, 1, 1)]
+
+
+def test_each_layout_is_simulated_once(measured: Callable[..., list[Measured]]) -> None:
+    rows = measured(row("a", release="1"), row("b", release="2"), row("c", scenario=SLOWER))
+    assert [entry.name for entry in timed_layouts(rows)] == ["a", "c"]
+    assert [entry.name for entry in layouts(rows)] == ["a", "c"]
+
+
+@pytest.mark.parametrize(("slowest", "stable"), [(1.15, True), (1.16, False)])
+def test_a_configuration_is_stable_where_its_releases_are_near(
+    measured: Callable[..., list[Measured]], slowest: float, stable: bool
+) -> None:
+    found = timed(measured(row("a", 1, release="1"), row("b", slowest, release="2"), row("c", 9, SLOWER)))
+    assert [one.stable for one in found.timed] == [stable, stable, True]
+
+
+# ---- one step -------------------------------------------------------------------------------------------------------
+def test_an_error_is_a_share_of_what_was_measured(measured: Callable[..., list[Measured]]) -> None:
+    """0.5 s are simulated; without the optimizer's 0.1 s, 0.4 s."""
+    found = timed(measured(row("a", 0.4), row("b", 1.0, SLOWER, timed="forward_backward")))
+    assert [one.error for one in found.timed] == pytest.approx([0.25, -0.6])
+
+
+def test_a_place_is_a_topology_and_a_format(measured: Callable[..., list[Measured]]) -> None:
+    fp8, fp4 = ({"training": {"seq_len": 64, "precision": {"compute": compute}}} for compute in ("fp8", "fp4"))
+    found = timed(measured(
+        row("a"), row("b", scenario=fp8), row("c", scenario={**fp8, "framework_options": {"fp8_recipe": "mxfp8"}}),
+        row("d", scenario={"topology": {"file": "dgx-b200", "num_nodes": 2}}),
+        row("e", scenario={"topology": "dgx-b200", **fp4})))
+    assert {(one.topology, one.precision) for one in found.summaries} == {
+        ("dgx-h100", "bf16"), ("dgx-h100", "fp8"), ("dgx-h100", "mxfp8"), ("dgx-b200", "bf16"),
+        ("dgx-b200", "nvfp4")}
+
+
+def test_what_has_no_answer_is_counted_with_its_reason(measured: Callable[..., list[Measured]]) -> None:
+    rows = measured(row("a"), row("b"), row("c", scenario=SLOWER),
+                    {"id": "d", "group": "g", "source": "s", "not_modelled": "why", "step_s": 1, "kind": "tuned"})
+    refused = Report.model_validate({"name": "x", "scenario": {}, "status": "error",
+                                     "problems": [{"where": "x", "message": "not yet: this"}]})
+    keys = [layout_of(entry) for entry in timed_layouts(rows)]
+    found = timing(rows, {keys[0]: refused, keys[1]: answer(time=None)})
+    assert [(gap.reason, gap.num_rows) for gap in found.gaps] == [
+        ("not yet: this", 2), ("simulated without its time", 1), ("no scenario: why", 1)]
+    assert [(one.topology, one.num_distinct, one.num_modelled, one.median) for one in found.summaries] == [
+        ("", 1, 0, None), ("dgx-h100", 2, 0, None)]
+    assert found.judged == ()
+
+
+# ---- many -----------------------------------------------------------------------------------------------------------
+def test_errors_are_summed_up_with_and_without_their_sign(measured: Callable[..., list[Measured]]) -> None:
+    """We say 0.5 s: of 0.625, 0.4 and 1 that is -20 %, +25 % and -50 %."""
+    rows = [row(name, step_s, release=name) for name, step_s in (("a", 0.625), ("b", 0.4), ("c", 1.0))]
+    one = only(timed(measured(*rows), verdict="oom"))
+    assert (one.median, one.percentile_90, one.bias) == pytest.approx((0.25, 0.5, -0.2))
+    assert (one.worst, one.num_oom) == ("c", 3)
+    assert one.worst_error == pytest.approx(-0.5)
+
+
+def test_golden_runs_and_nemotrons_are_told_by_their_names(measured: Callable[..., list[Measured]]) -> None:
+    other = {"model": {"config": "llama-tiny", "overrides": {}}}
+    rows = row("a", group="mcore-golden-gpt", kind="untuned"), row("b", kind="untuned", scenario=other)
+    found = timed(measured(*rows))
+    counted = {one.what.removeprefix("step time, ").removesuffix(": median error"): one.num for one in found.judged}
+    assert counted == {"bf16": 2, "bf16, without golden runs": 1, "Nemotron": 1, "untuned": 2,
+                       "untuned, without golden runs": 1}
+
+
+def test_time_is_part_of_a_validation(
+    measured: Callable[..., list[Measured]], capsys: pytest.CaptureFixture[str]
+) -> None:
+    """A row of which the time alone was measured is no reading of memory, and a step that is wrong is not within."""
+    rows = measured(row("a", release="26.02"), row("b", 0.9, SLOWER))
+    reports = {layout_of(e): answer(scenario=e.scenario.normalised(), ranks=(rank(40),))
+               for e in layouts(rows) if e.scenario}
+    found = validate(rows, reports)
+    assert (found.summaries, found.judged, found.is_within) == ((), (), False)
+    assert validate(rows[:1], reports).is_within
+    console(sys.stdout).print(*validation(found), sep="\n")
+    text = capsys.readouterr().out
+    for words in ("step time", "26.02", "tuned and stable: within 15%", "-44.4%", "NOT KEPT"):
+        assert words in text
+
+
+def test_a_measured_step_is_simulated_from_what_comes_along() -> None:
+    """The smallest layouts of a published table, with their time."""
+    rows, _ = read_measured()
+    mine = [one for one in rows if one.row.group == "simumax-b200" and "405b_l4_tp8" in one.row.id]
+    reports = {layout_of(entry): simulate(entry.scenario) for entry in timed_layouts(mine) if entry.scenario}
+    assert [one.row.kind for one in mine] == ["tuned"] * len(mine)
+    assert [summary.num_modelled for summary in timing(mine, reports).summaries] == [len(mine)]

@@ -1,0 +1,114 @@
+"""The workload `serve`: from a file to a report, and what is refused on the way."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from simcore.batch import Outcome
+from simcore.finding import gates
+from simcore.inputs.document import parse_document
+from simcore.inputs.scenario import parse_scenario
+from simcore.models.graph import model_config
+from simcore.results.engine import Serving
+from simcore.results.report import Report
+from simcore.simulate import check, place, simulate
+
+NANO = {"name": "s", "workload": "serve", "model": "nemotron-3-nano-30b-a3b", "topology": "dgx-h100",
+        "generation": {"tp": 4, "max_model_len": 262144}}  # fmt: skip
+FP8 = {"tp": 4, "max_model_len": 262144, "kv_dtype": "fp8"}
+
+
+def asked(**changed: Any) -> Any:
+    return parse_scenario(parse_document(json.dumps(NANO | changed), "s.json"))
+
+
+def served(**changed: Any) -> Report:
+    return simulate(asked(**changed))
+
+
+def found(report: Report) -> Serving:
+    assert report.serving is not None, report.problems
+    return report.serving
+
+
+def test_nano_on_four_gpus() -> None:
+    report = served()
+    serving, rank = found(report), report.ranks[0]
+    assert (report.status, report.verdict, rank.num_ranks, rank.ranks) == ("ok", "fits", 4, ("0-3",))
+    assert (serving.kv_heads_per_rank, serving.kv_head_replicas, serving.kv_bytes_per_token) == (1, 2, 3072)
+    assert serving.weight_bytes == pytest.approx(63.16e9 / 4, rel=0.01)
+    assert rank.peak is not None
+    assert rank.peak.by_category["kv_cache"] == serving.cache_bytes
+    assert rank.peak.device_bytes == sum(rank.peak.by_category.values()) + sum(rank.peak.outside.values())
+
+
+def test_an_fp8_cache_holds_nearly_twice_the_sequences_of_full_length() -> None:
+    wide, narrow = found(served()), found(served(generation=FP8))
+    assert wide.kv_bytes_per_token == 2 * narrow.kv_bytes_per_token
+    assert 1.9 < narrow.concurrency / wide.concurrency < 2
+
+
+def test_an_engine_that_does_not_start_does_not_fit() -> None:
+    report = served(generation={"tp": 4, "max_model_len": 262144, "gpu_memory_utilization": 0.2})
+    assert report.verdict == "oom"
+    assert found(report).refusal == "no memory is left for cache blocks"
+
+
+@pytest.mark.parametrize("changed", [{"mesh": {"tp": 4}, "generation": {"max_model_len": 4096}},
+                                     {"generation": {"tp": 4, "max_model_len": 4096}},
+                                     {"mesh": {"tp": 4}, "training": {"seq_len": 4096}, "generation": {"tp": 4}},
+                                     {"mesh": {"tp": 4}, "training": {"seq_len": 4096}, "generation": None,
+                                      "framework": "automodel"}])
+def test_what_is_left_out_follows_from_the_engine(changed: dict[str, Any]) -> None:
+    serving = found(served(**changed))
+    assert (serving.tp, serving.max_model_len) == (4, 4096)
+
+
+def test_several_engines_are_alike() -> None:
+    two = served(mesh={"tp": 4, "dp_replicate": 2})
+    assert (two.ranks[0].num_ranks, found(two)) == (8, found(served()))
+
+
+@pytest.mark.parametrize(("changed", "status", "told"), [
+    ({"model": "qwen2.5-7b", "generation": {"tp": 7, "max_model_len": 4096}}, "illegal", "4 KV heads are neither"),
+    ({"topology": "gtx-1080-ti"}, "illegal", "capability 7.0, and NVIDIA GeForce GTX 1080 Ti has 6.1"),
+    ({"generation": {"tp": 4, "max_model_len": 262145}}, "illegal", "262,145 tokens are more than the 262,144"),
+    ({"model": "gpt2", "generation": {"tp": 4, "max_model_len": 2048}}, "illegal", "more than the 1,024"),
+    ({"mesh": {"tp": 2}}, "error", "expected generation.tp and mesh.tp alike"),
+    ({"mesh": {"tp": 4, "ep": 4}}, "error", "not yet: ep of an engine"),
+    ({"model": "deepseek-v3", "generation": {"tp": 8, "max_model_len": 64}}, "error", "not yet: serving multi-head"),
+    ({"generation": {"tp": 4, "engine": "sglang", "max_model_len": 64}}, "error", "not yet: the engine sglang"),
+    ({"generation": {"tp": 4, "kv_dtype": "fp32", "max_model_len": 64}}, "error", "expected auto, bf16 or fp8"),
+    ({"topology": "h100-1gpu"}, "error", "4 ranks")])
+def test_what_is_refused(changed: dict[str, Any], status: str, told: str) -> None:
+    for work in (simulate, place, check):
+        report = work(asked(**changed))
+        assert report.status == status
+        assert any(told in row.message for row in report.problems), report.problems
+    if status == "illegal":
+        assert report.problems[0].rule.startswith("vLLM 0.12.0")
+
+
+def test_a_model_that_scales_its_rotation_may_be_longer_than_it_says(tmp_path: Path) -> None:
+    fields = dict(model_config("qwen3-8b", None, "model"))
+    long = {"tp": 4, "max_model_len": 131072}
+    for scaling, status in ((None, "illegal"), ({"rope_type": "yarn", "factor": 4.0}, "ok")):
+        file = tmp_path / "config.json"
+        file.write_text(json.dumps(fields | {"rope_scaling": scaling}))
+        assert check(asked(model=str(file), generation=long)).status == status
+
+
+def test_a_check_has_no_ranks_and_a_place_has() -> None:
+    assert check(asked()).ranks == ()
+    assert place(asked()).ranks[0].at_rest["routed_experts"].num_params == 23 * 128 * 2 * 2688 * 464
+
+
+def test_a_gate_says_why_an_engine_does_not_start() -> None:
+    report = served(generation={"tp": 4, "max_model_len": 262144, "gpu_memory_utilization": 0.2})
+    found = [finding for gate in gates() for finding in gate(Outcome(report, "s.json:1", 1))]
+    assert [(one.kind, one.code) for one in found] == [("oom", 1)]
+    assert "the engine does not start: no memory is left" in found[0].message
