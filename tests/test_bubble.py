@@ -29,6 +29,9 @@ class Lane:
     def meets(self, number: int, comm: int) -> tuple[int, ...]:
         return (number,)
 
+    def name(self, number: int, comm: int) -> str:
+        return str(comm)
+
     def link(self, number: int, comm: int) -> str:
         return ""
 

@@ -156,8 +156,7 @@ def _alone(program: Program, routes: Routes) -> Callable[[int, int], int]:
 
     @cache
     def alone_ns(comm: int, payload: int) -> int:
-        collective, axis, _ = comms[comm]
-        return routes.of(collective, axis).ns(payload)
+        return routes.of(*comms[comm][:2]).ns(payload)
 
     return alone_ns
 
@@ -175,23 +174,25 @@ class _Wires:
 
     def __init__(self, programs: Sequence[Program], classes: Sequence[RankClass], routes: Routes) -> None:
         self.mesh, self.classes, self.topology = routes.mesh, tuple(classes), routes.topology
-        self.axes = [[axis for _, axis, _ in program.tables.comms] for program in programs]
+        self.comms = [list(program.tables.comms) for program in programs]
         self.many = len({c.stage for c in classes}) < len(classes)
         self.links: dict[str, str] = {}
 
     def meets(self, number: int, comm: int) -> tuple[int, ...]:
-        if not self.many or self.axes[number][comm] in HOST_WAYS:  # one class a stage meets only itself
-            return (number,)
-        return _met(self.classes, self.mesh, number, self.axes[number][comm])
+        _, axis, _ = self.comms[number][comm]
+        alone = not self.many or axis in HOST_WAYS  # one class a stage meets only itself
+        return (number,) if alone else _met(self.classes, self.mesh, number, axis)
+
+    def name(self, number: int, comm: int) -> str:
+        """Collective, axis and dtype."""
+        return " ".join(self.comms[number][comm])
 
     def link(self, number: int, comm: int) -> str:
-        name = self.axes[number][comm]
-        if name in HOST_WAYS:  # both ways at once
-            return name
-        if name not in self.links:
+        _, name, _ = self.comms[number][comm]
+        if name not in self.links and name not in HOST_WAYS:  # those go both ways at once
             axis = self.mesh.axis(name)
             self.links[name] = self.topology.link(axis.size, axis.stride, self.mesh.size).name
-        return self.links[name]
+        return self.links.get(name, name)
 
     def lane(self, number: int) -> int:
         return self.classes[number].representative % self.mesh.stage_size
@@ -219,8 +220,7 @@ def _class_at(classes: tuple[RankClass, ...], stage: int) -> IntArray:
 
 def _backward_starts(program: Program, rows: IntArray) -> IntArray:
     """When each microbatch's backward pass begins."""
-    starts: IntArray = rows[_first_backward_rows(program.outline)]
-    return starts
+    return rows[_first_backward_rows(program.outline)]
 
 
 @held(maxsize=64)

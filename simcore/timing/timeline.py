@@ -35,6 +35,9 @@ class Wiring(Protocol):
     def meets(self, number: int, comm: int) -> tuple[int, ...]:
         """Classes in that communicator of a class."""
 
+    def name(self, number: int, comm: int) -> str:
+        """What all classes that meet there call that communicator: each program counts its own in order of use."""
+
     def link(self, number: int, comm: int) -> str:
         """The link that it crosses."""
 
@@ -90,7 +93,7 @@ def meeting(wiring: Wiring, number: int, call: Call) -> str:
     if call.stream in _MESSAGES:
         return f"message {wiring.lane(number)} {call.layer} {call.handle} {call.microbatch}"
     classes = wiring.meets(number, call.comm)
-    return f"call {call.comm} {call.stream} {call.serial} {classes[0]}" if len(classes) > 1 else ""
+    return f"call {wiring.name(number, call.comm)} {call.stream} {call.serial} {classes[0]}" if classes[1:] else ""
 
 
 class _Machine:
@@ -185,9 +188,8 @@ class _Machine:
     def _together(self, number: int, call: Call, ns: int, ready: int) -> Generator[simpy.Event, Any, int]:
         """When a collective ends. It starts when the last class of its communicator is ready."""
         classes = self.meets(number, call.comm)
-        key = (call.comm, call.stream, call.serial, classes)
-        meeting = self.meetings.get(key)
-        if meeting is None:
+        key = (self.wiring.name(number, call.comm), call.stream, call.serial, classes)
+        if (meeting := self.meetings.get(key)) is None:
             meeting = self.meetings[key] = _Meeting(self.environment, key)
         meeting.start, meeting.ns = max(meeting.start, ready), max(meeting.ns, ns)
         meeting.arrived.append(number)
@@ -231,7 +233,7 @@ class _Meeting:
     """`key`: communicator, stream, serial number and the classes that meet. `ns`: that of the largest part."""
 
     environment: simpy.Environment
-    key: tuple[int, int, int, tuple[int, ...]]
+    key: tuple[str, int, int, tuple[int, ...]]
     arrived: list[int] = field(default_factory=list)
     start: int = 0
     ns: int = 0

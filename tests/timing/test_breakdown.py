@@ -35,6 +35,9 @@ class Alone:
     def meets(self, number: int, comm: int) -> tuple[int, ...]:
         return (number,)
 
+    def name(self, number: int, comm: int) -> str:
+        return str(comm)
+
     def link(self, number: int, comm: int) -> str:
         return f"link {comm}"
 

@@ -49,6 +49,9 @@ class Wires:
     def meets(self, number: int, comm: int) -> tuple[int, ...]:
         return self.together or (number,)
 
+    def name(self, number: int, comm: int) -> str:
+        return str(comm)
+
     def link(self, number: int, comm: int) -> str:
         return "link" if self.shared else f"link {comm}"
 
@@ -208,6 +211,21 @@ def test_a_host_that_waits_for_messages_goes_on_when_one_has_arrived() -> None:
                      (0, 14), stops=True, stops_at_messages=True)
     _, times = run([sender, receiver], Wires())
     assert times.item_ends == [35, 49]
+
+
+class Numbered(Wires):
+    """Class 1 has used another communicator before the one in which it meets class 0."""
+
+    def meets(self, number: int, comm: int) -> tuple[int, ...]:
+        return (0, 1) if comm == number else (number,)
+
+    def name(self, number: int, comm: int) -> str:
+        return "gather" if comm == number else f"own {comm}"
+
+
+def test_classes_meet_whatever_number_each_has_for_the_communicator() -> None:
+    one, other = (track([item(1)], {GATHER: [call(0, ns, GATHER, comm=comm)]}) for comm, ns in enumerate((5, 7)))
+    assert [times.end for times in run([one, other], Numbered())] == [7, 7]
 
 
 class Missed(Wires):

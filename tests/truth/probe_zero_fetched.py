@@ -22,6 +22,9 @@ from oracle.apart import run_apart
 QWEN2 = {"hidden_size": 128, "intermediate_size": 512, "num_hidden_layers": 20, "num_attention_heads": 4,
          "num_key_value_heads": 2, "vocab_size": 8000, "tie_word_embeddings": True}
 QWEN3 = QWEN2 | {"head_dim": 32, "tie_word_embeddings": False}
+GEMMA = QWEN2 | {"head_dim": 32, "sliding_window": 8}
+GRANITE = QWEN2 | {"num_hidden_layers": 8, "layers_block_type": ["attention"] * 8, "num_local_experts": 4,
+                   "num_experts_per_tok": 2, "shared_intermediate_size": 256, "position_embedding_type": "rope"}
 LLAMA = probe_zero_qlora.LLAMA | {"num_hidden_layers": 12}
 LAYER = 246_000
 """Elements, about."""
@@ -46,6 +49,9 @@ CASES = {
     **both("qwen2, few live", "qwen2", QWEN2, stage3_max_live_parameters=6 * LAYER),
     **both("qwen2, far ahead", "qwen2", QWEN2, stage3_prefetch_bucket_size=4 * LAYER),
     **both("qwen2, lora", "qwen2", QWEN2, "lora"), **both("llama, qlora", "llama", LLAMA, "qlora", **OF_BITS),
+    **both("gemma2", "gemma2", GEMMA), **both("gemma2, lora", "gemma2", GEMMA, "lora"),
+    **both("granite", "granitemoehybrid", GRANITE), **both("granite, far ahead", "granitemoehybrid", GRANITE,
+                                                           stage3_prefetch_bucket_size=4 * LAYER),
     **both("qwen3", "qwen3", QWEN3), **both("qwen3, 21 layers", "qwen3", QWEN3 | {"num_hidden_layers": 21}),
 }
 
