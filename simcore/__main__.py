@@ -1,6 +1,6 @@
 """`python -m simcore` is `rankscope`."""
 
-from simcore.cli import main
+from simcore.cli.app import main
 
 if __name__ == "__main__":
     main()

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from command import Ran, Run
-from simcore import cli
+from simcore.cli import app as cli
 
 pytest.register_assert_rewrite("eventlog", "claims")
 os.environ.pop("COLUMNS", None)  # pytest-xdist tells its workers a width; tables are tested as a pipe gets them

@@ -21,9 +21,9 @@ from unittest import mock
 
 from typer.main import get_group
 
-from simcore import cli
-from simcore.explain import What
-from simcore.export import Format
+from simcore.cli import app as cli
+from simcore.cli.explain import What
+from simcore.cli.export import Format
 
 ROOT: Final = Path(__file__).resolve().parents[1]
 HELP_ALONE: Final = {"calibrate"}  # needs torch and a GPU

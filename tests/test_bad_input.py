@@ -17,7 +17,7 @@ from pathlib import Path
 import pytest
 
 from checkout import ROOT
-from simcore import cli
+from simcore.cli import app as cli
 
 NANO = json.loads((ROOT / "simcore/models/presets/nemotron-3-nano-30b-a3b.json").read_text(encoding="utf-8"))
 PATTERN = NANO["hybrid_override_pattern"]

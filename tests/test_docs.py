@@ -12,10 +12,10 @@ from typing import Any
 import pytest
 
 from checkout import ROOT
+from simcore.docgen.glossary import CATEGORIES, COMPONENTS, OUTSIDE, SERVED, filled, glossary
 from simcore.errors import InputError, NotYet
 from simcore.frameworks.hooks import flow_of
 from simcore.frameworks.setup import IMPLEMENTATIONS, known_frameworks, prepare
-from simcore.glossary import CATEGORIES, COMPONENTS, OUTSIDE, SERVED, filled, glossary
 from simcore.inputs.document import parse_document
 from simcore.inputs.loading import load
 from simcore.inputs.scenario import parse_scenario
@@ -45,12 +45,12 @@ def blocks(name: str, language: str) -> list[str]:
 
 # ---- generated parts ------------------------------------------------------------------------------------------------
 def test_the_glossary_is_the_codes_own() -> None:
-    assert text("docs/glossary.md") == glossary(), "run: python -m simcore.glossary > docs/glossary.md"
+    assert text("docs/glossary.md") == glossary(), "run: python -m simcore.docgen.glossary > docs/glossary.md"
 
 
 def test_the_scenarios_keys_are_the_schemas() -> None:
     page = text("docs/scenario.md")
-    assert page == filled(page), "run: python -m simcore.glossary docs/scenario.md"
+    assert page == filled(page), "run: python -m simcore.docgen.glossary docs/scenario.md"
 
 
 SMALL: dict[str, dict[str, Any]] = {

@@ -15,7 +15,8 @@ from functools import cache
 import pytest
 
 from checkout import ROOT
-from simcore.advice import advise
+from simcore.batch.advice import advise
+from simcore.cli.tables import setting
 from simcore.frameworks.hooks import flow_of
 from simcore.frameworks.setup import prepare
 from simcore.inputs.loading import load
@@ -28,7 +29,6 @@ from simcore.program.tile import AMOUNT, LAYER, OP, SLOT
 from simcore.recording.tape import Op
 from simcore.results.report import AtRest, Peak, RankReport, Report
 from simcore.simulate import place, simulate
-from simcore.table import setting
 from simcore.validation.runs import Measured, read_measured
 
 SCENARIOS = ROOT / "scenarios"

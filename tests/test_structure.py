@@ -15,7 +15,8 @@ from checkout import ROOT
 # Packages of `simcore`, each of which imports only from those before it. Modules that are still in the root have no
 # place here; they take part in the search for cycles.
 PACKAGES = ("pipeline", "recording", "inputs", "hardware", "models", "operators", "placement", "program",
-            "frameworks", "results", "memory", "timing", "validation", "vllm", "simulation", "rl", "calibration")
+            "frameworks", "results", "memory", "timing", "validation", "vllm", "docgen", "simulation", "rl",
+            "calibration", "batch", "cli")
 
 # A library has one door: what it does could be replaced by rewriting the files named here.
 DOORS = {
@@ -55,22 +56,22 @@ DOORS = {
         "simcore/validation/validate.py",
     },
     "rich": {
-        "simcore/columns.py",
-        "simcore/memorysheet.py",
-        "simcore/output.py",
-        "simcore/phasesheet.py",
-        "simcore/servesheet.py",
-        "simcore/summary.py",
-        "simcore/table.py",
-        "simcore/timesheet.py",
+        "simcore/cli/columns.py",
+        "simcore/cli/memory.py",
+        "simcore/cli/output.py",
+        "simcore/cli/phases.py",
+        "simcore/cli/engine.py",
+        "simcore/cli/summary.py",
+        "simcore/cli/tables.py",
+        "simcore/cli/time.py",
     },
     "typer": {
-        "simcore/calibration/command.py",
-        "simcore/cli.py",
-        "simcore/explain.py",
-        "simcore/export.py",
-        "simcore/page.py",
-        "simcore/read_back.py",
+        "simcore/cli/calibrate.py",
+        "simcore/cli/app.py",
+        "simcore/cli/explain.py",
+        "simcore/cli/export.py",
+        "simcore/cli/report.py",
+        "simcore/cli/read.py",
     },
 }
 # Files are read by `document` alone, which judges them first; here nobody names the file.
@@ -84,7 +85,7 @@ READS_OWN = {
         "self.reductions.open(wanted)",
     },
     # our own docs, when they are made
-    "simcore/glossary.py": {
+    "simcore/docgen/glossary.py": {
         "page.read_text(encoding='utf-8')",
     },
     # the NVIDIA driver's version in /proc
@@ -96,24 +97,24 @@ READS_OWN = {
         "(Path(folder) / 'points.json').read_text(encoding='utf-8')",
     },
     # digests of files of results, block by block
-    "simcore/contents.py": {
+    "simcore/batch/manifest.py": {
         "path.open('rb')",
     },
     # what `run -o` wrote, line by line
-    "simcore/folder.py": {
+    "simcore/batch/folder.py": {
         "self.results.open('rb')",
     },
     # the same, under way
-    "simcore/part.py": {
+    "simcore/batch/unfinished.py": {
         "path.open('rb')",
         "path.open('r+b' if size else 'w+b', buffering=0)",
     },
     # of this package
-    "simcore/fingerprint.py": {
+    "simcore/batch/fingerprint.py": {
         "path.read_bytes()",
     },
     # to lock
-    "simcore/lock.py": {
+    "simcore/batch/lock.py": {
         "os.open(file, os.O_RDWR | os.O_CREAT | getattr(os, 'O_NOFOLLOW', 0), 438)",
     },
     # to put names of a folder on the disk
@@ -121,7 +122,7 @@ READS_OWN = {
         "os.open(folder, os.O_RDONLY)",
     },
     # in the place of closed streams
-    "simcore/stdio.py": {
+    "simcore/cli/stdio.py": {
         "os.open(os.devnull, os.O_RDWR)",
     },
     # of viz: styles and scripts of pages
@@ -173,7 +174,7 @@ def imported(path: Path) -> Iterator[str]:
 
 
 def _module(module: str, name: str) -> str:
-    """`from simcore import table` imports simcore.table, `from simcore.table import verdict` too."""
+    """`from simcore.cli import tables` imports simcore.cli.tables, `from simcore.cli.tables import verdict` too."""
     inner = ROOT.joinpath(*module.split("."), name)
     return f"{module}.{name}" if inner.with_suffix(".py").exists() or inner.is_dir() else module
 

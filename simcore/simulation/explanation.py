@@ -12,9 +12,9 @@ from typing import Final
 
 from pydantic import BaseModel, ConfigDict
 
+from simcore.docgen.glossary import CATEGORIES, COMPONENTS
 from simcore.errors import InputError, Problem
 from simcore.frameworks.setup import framework_file
-from simcore.glossary import CATEGORIES, COMPONENTS
 from simcore.results.detail import ClassDetail, Holder, TensorRow
 from simcore.results.report import RankReport, Report
 from simcore.timing.breakdown import PARTS

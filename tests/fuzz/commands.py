@@ -15,7 +15,7 @@ from unittest.mock import patch
 
 from fuzz.case import Findings, Input
 from fuzz.invariants import hold
-from simcore import cli
+from simcore.cli import app as cli
 from simcore.inputs.shipped import data_folder
 from simcore.results.report import Report
 

@@ -9,12 +9,12 @@ from pathlib import Path
 import networkx as nx
 import pytest
 
+from simcore.docgen.models import graph_of
 from simcore.errors import InputError, NotYet
 from simcore.models.blocks import LayerKind
 from simcore.models.graph import build, known_presets, model_config
 from simcore.models.tensor import TensorSpec
 from simcore.operators.megatron.tensors import NOT_BUILT
-from simcore.presets import graph_of
 
 TINY = model_config("nemotron-3-tiny", None, "model")
 

@@ -19,7 +19,7 @@ from pathlib import Path
 import pytest
 
 from checkout import ROOT
-from simcore import cli
+from simcore.cli import app as cli
 from simcore.inputs.loading import read
 
 LONG = "x" * 300

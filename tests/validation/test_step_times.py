@@ -11,9 +11,9 @@ import pytest
 
 from fakes import rank, reader
 from fakes import report as answer
+from simcore.cli.tables import console, validation
 from simcore.results.report import Report
 from simcore.simulate import simulate
-from simcore.table import console, validation
 from simcore.validation.runs import Measured, layout_of, read_measured
 from simcore.validation.step_times import Timing, TimingSummary, timed_layouts, timing
 from simcore.validation.validate import layouts, validate

@@ -13,9 +13,9 @@ import pytest
 
 from checkout import ROOT
 from fakes import peak, rank, reader
+from simcore.cli.tables import console, validation
 from simcore.results.report import ProblemRow, RankReport, Report
 from simcore.simulate import simulate
-from simcore.table import console, validation
 from simcore.validation.runs import Measured, layout_of, read_measured
 from simcore.validation.validate import Summary, Validation, layouts, validate
 

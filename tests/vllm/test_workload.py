@@ -8,8 +8,8 @@ from typing import Any
 
 import pytest
 
-from simcore.batch import Outcome
-from simcore.finding import gates
+from simcore.batch.gate import gates
+from simcore.batch.run import Outcome
 from simcore.inputs.document import parse_document
 from simcore.inputs.scenario import parse_scenario
 from simcore.models.graph import model_config

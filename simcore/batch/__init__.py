@@ -1,0 +1,1 @@
+"""Many scenarios: worker processes, folders of results, gates for CI, advice, tables of results."""

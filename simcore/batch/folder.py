@@ -1,0 +1,285 @@
+"""The folder of `run -o`: results that are never lost, of one batch, or of several that were asked to stand together.
+
+    results.jsonl       whole at any moment: a finished batch, or what an interrupted one had
+    results.jsonl.part  the batch under way (`unfinished.py`); it becomes results.jsonl when the last result is in it
+    .batch/             the lock, what is known of both files (`manifest.py`), results that came before their turn
+
+The same batch started again goes on where it was, or, finished, is read. Another one is refused, unless it is to be
+appended or to take the place of what is there; that stays in any case until the new results are all there.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager, suppress
+from dataclasses import replace
+from enum import StrEnum
+from functools import partial
+from itertools import islice
+from pathlib import Path
+from typing import TYPE_CHECKING, BinaryIO, Final
+
+from simcore.batch.fingerprint import DIFFERENCES, Fingerprint, fingerprint
+from simcore.batch.lock import locked
+from simcore.batch.manifest import Batch, Contents, digest_of, read_contents, write_contents
+from simcore.batch.run import Outcome, Work, outcome_of
+from simcore.batch.unfinished import PART, RESULTS, Part, whole_lines
+from simcore.errors import InputError, Problem
+from simcore.inputs.bounds import MAX_LINE, MAX_RESULTS
+from simcore.inputs.paths import exists, is_file, remove_unfinished, stamp, whole, writing
+from simcore.results.report import Report
+
+if TYPE_CHECKING:
+    from simcore.inputs.loading import Entry
+
+__all__ = ["Existing", "Folder", "opened"]
+
+_HIDDEN: Final = ".batch"
+_CONTENTS: Final = "contents.json"
+_AHEAD: Final = "ahead.jsonl"
+
+
+class Existing(StrEnum):
+    """What is to become of results of another batch."""
+
+    REFUSE = "refuse"
+    APPEND = "append"
+    OVERWRITE = "overwrite"
+
+
+@contextmanager
+def opened(folder: Path, entries: Sequence[Entry], work: Work, existing: Existing) -> Iterator[Folder]:
+    """The folder, locked, with what it has of this batch; InputError where it cannot be written, or holds another."""
+    with writing(folder):
+        (folder / _HIDDEN).mkdir(parents=True, exist_ok=True)
+    _expect_files(folder)
+    with locked(folder / _HIDDEN / "lock", folder) as is_locked:
+        for path in _files_of(folder):
+            remove_unfinished(path)
+        made = Folder(folder, entries, fingerprint(entries, work), is_locked)
+        try:
+            made.take_up(existing)
+            yield made
+        finally:
+            made.close()
+
+
+def _files_of(folder: Path) -> list[Path]:
+    return [folder / RESULTS, folder / PART, *(folder / _HIDDEN / name for name in ("lock", _CONTENTS, _AHEAD))]
+
+
+def _expect_files(folder: Path) -> None:
+    """InputError for a pipe, a device, a folder or a link in the place of a file that is to be written."""
+    for path in _files_of(folder):
+        if os.path.lexists(path) and (path.is_symlink() or not is_file(path)):
+            raise InputError(Problem(str(path), "cannot be written: it is there, and no regular file"))
+        if (size := stamp(path)[1]) > MAX_RESULTS:
+            raise InputError(Problem(str(path), f"expected at most {MAX_RESULTS:,} bytes, got {size:,}"))
+
+
+class Folder:
+    """`known`: outcomes of this batch that are there, by index; `told`: what a person should hear of them."""
+
+    def __init__(self, folder: Path, entries: Sequence[Entry], made_by: Fingerprint,
+                 is_locked: Callable[[], bool]) -> None:
+        self.folder, self._entries, self._made_by, self._is_locked = folder, entries, made_by, is_locked
+        self.results, self._part_file = folder / RESULTS, folder / PART
+        self._file, self._ahead = folder / _HIDDEN / _CONTENTS, folder / _HIDDEN / _AHEAD
+        self._contents = read_contents(self._file)
+        self._part: Part | None = None
+        self.known: dict[int, Outcome] = {}
+        self.told = ""
+
+    def take_up(self, existing: Existing) -> None:
+        """Goes on with this batch, reads it, or begins it behind or in the place of what is there."""
+        there, under_way, anew = self._published(), self._under_way(), existing is Existing.OVERWRITE
+        is_same = bool(under_way) and under_way[-1].made_by == self._made_by
+        if is_same and (self._contents.anew or not anew):
+            self._go_on(under_way)
+        elif anew:
+            self._begin((), anew=True)
+        elif any(self._is_this(batch) for batch in there):
+            self._read(there)
+        elif not under_way and (not there or there[-1].made_by == self._made_by):
+            self._begin(there[:-1])  # what an interrupted run showed is not enough to go on from, without its part
+        elif existing is Existing.APPEND and not under_way and all(batch.finished for batch in there):
+            self._begin(there)
+        else:
+            raise InputError(Problem(str(self.folder), self._refusal(there, under_way)))
+
+    def _is_this(self, batch: Batch) -> bool:
+        return batch.finished and batch.made_by == self._made_by
+
+    def _published(self) -> tuple[Batch, ...]:
+        """Batches of the file of results; one without a fingerprint where nothing is known of it."""
+        if not exists(self.results):
+            return ()
+        with writing(self.results), self.results.open("rb") as file:
+            known = self._contents.published.get(digest_of(self.results))
+            lines = 0 if known else sum(1 for _ in self._lines(file))
+        return known or ((Batch({}, lines, lines),) if lines else ())
+
+    def _under_way(self) -> tuple[Batch, ...]:
+        """Batches of the part, if it holds any result that is not in the other file too."""
+        if not is_file(self._part_file):
+            return ()
+        lines = sum(1 for _ in whole_lines(self._part_file))
+        lines += sum(1 for _ in whole_lines(self._ahead)) if is_file(self._ahead) else 0
+        batches = self._contents.under_way
+        if not batches:
+            return (Batch({}, lines, lines),) if lines else ()
+        return batches if lines > sum(batch.lines for batch in batches[:-1]) else ()
+
+    def _refusal(self, there: Sequence[Batch], under_way: Sequence[Batch]) -> str:
+        last = (under_way or there)[-1]
+        finished = not under_way and all(batch.finished for batch in there)
+        holds = f"holds {sum(batch.lines for batch in there):,} results" + (
+            " of another batch" if finished else f", and another batch of {last.scenarios:,} that is not finished")
+        why = [told for part, told in DIFFERENCES.items() if last.made_by and last.made_by.get(part) !=
+               self._made_by[part]] or ["not written by run -o, or changed since"]
+        do = "--append adds to them" if finished else "finish that one first" if last.made_by else (
+            "`rankscope report` and `rankscope export` read it as it is")
+        return f"{holds} ({'; '.join(why)}); nothing was changed: {do}, or take another folder, or --overwrite"
+
+    def _begin(self, base: tuple[Batch, ...], *, anew: bool = False) -> None:
+        """Opens an empty part, or one that begins with all that is there."""
+        with writing(self._part_file):  # first of all: a part of which nothing is known is never thrown away
+            self._part_file.unlink(missing_ok=True)
+            self._ahead.unlink(missing_ok=True)
+        self._note(Contents(self._current()))
+        with writing(self._part_file):
+            with whole(self._part_file) as file:
+                if base:
+                    self._copy_results(file, sum(batch.lines for batch in base))
+            there = self._digest()
+        self._note(Contents(self._contents.published, (*base, self._batch(0)), there, anew=anew))
+        self._part = self._opened_part(base)
+
+    def _copy_results(self, file: BinaryIO, count: int) -> None:
+        with self.results.open("rb") as old:
+            for line in islice(self._lines(old), count):
+                file.write(line if line.endswith(b"\n") else line + b"\n")
+
+    def _lines(self, file: BinaryIO) -> Iterator[bytes]:
+        """Lines of the file of results that are not blank; InputError for one that is too long for a result."""
+        for line in iter(partial(file.readline, MAX_LINE), b""):
+            if len(line) == MAX_LINE:
+                raise InputError(Problem(str(self.results), f"holds no results: a line has {MAX_LINE:,} bytes or more"))
+            if line.strip():
+                yield line
+
+    def _go_on(self, batches: tuple[Batch, ...]) -> None:
+        shown = self._current().get(self._digest(), ())
+        if self._digest() not in ("", self._contents.replaces) and (not shown or shown[-1].made_by != self._made_by):
+            told = "was changed since this batch began, which would replace it: move it away, or take --overwrite"
+            raise InputError(Problem(str(self.results), told))
+        self._part = self._opened_part(batches[:-1])
+        self._part.catch_up()
+        self.told = f"going on: {len(self.known):,} of {len(self._entries):,} results taken over"
+
+    def _opened_part(self, base: tuple[Batch, ...]) -> Part:
+        count = sum(batch.lines for batch in base)
+        size = sum(len(line) for line in islice(whole_lines(self._part_file), count))
+        return Part(self._part_file, self._ahead, size, self._fits)
+
+    def _read(self, there: tuple[Batch, ...]) -> None:
+        """Takes the finished lines of this batch; nothing is written then."""
+        at = next(i for i, batch in enumerate(there) if self._is_this(batch))
+        start = sum(batch.lines for batch in there[:at])
+        for index, line in enumerate(islice(whole_lines(self.results), start, start + there[at].lines)):
+            if not self._fits(index, line):
+                raise InputError(Problem(f"{self.results}:{start + index + 1}", "is no result of this batch"))
+        self.told = f"holds all results of this batch already ({len(self.known):,}); --overwrite computes them again"
+
+    def _fits(self, index: int, line: bytes) -> bool:
+        """Whether a line is the result of that entry, which then is known."""
+        if index >= len(self._entries):
+            return False
+        try:
+            report = Report.model_validate_json(line)
+        except ValueError:  # as pydantic says it
+            return False
+        if report.name != self._entries[index].name:
+            return False
+        self.known[index] = outcome_of(self._entries[index], report)
+        return True
+
+    def add(self, index: int, outcome: Outcome) -> None:
+        """Writes one result down; InputError when that cannot be, with all before it kept."""
+        self._expect_lock()
+        if self._part is not None:
+            self._part.add(index, outcome.report.model_dump_json().encode() + b"\n")
+            self.known[index] = outcome
+
+    def end(self) -> str:
+        """Moves a finished batch into place, or shows what an unfinished one has; where results are, for a person."""
+        if self._part is None:
+            return str(self.results)
+        if len(self.known) == len(self._entries):
+            self._publish(self._part)
+            return str(self.results)
+        with suppress(InputError):  # a full disk: the part has everything
+            if self._is_locked() and self._shows_less():
+                self._show(self._part)
+                return str(self.results)
+        return str(self._part_file)
+
+    def _expect_lock(self) -> None:
+        if not self._is_locked():
+            told = "its lock was removed while this run was writing: another run may write too, so this one stops"
+            raise InputError(Problem(str(self.folder), told))
+
+    def _publish(self, part: Part) -> None:
+        self._expect_lock()
+        part.sync()
+        part.close()
+        batches = (*self._contents.under_way[:-1], self._batch(len(self._entries)))
+        with writing(self.results):
+            digest = digest_of(self._part_file)
+            self._note(replace(self._contents, published={**self._current(), digest: batches}))
+            self._part_file.replace(self.results)
+        self._part = None
+        with suppress(InputError):  # what is known of files that are gone does no harm
+            self._note(Contents({digest: batches}))
+        with suppress(OSError):
+            self._ahead.unlink(missing_ok=True)
+
+    def _shows_less(self) -> bool:
+        """Whether all of the file of results, if it is there, stands in the part too."""
+        there, base = self._published(), self._contents.under_way[:-1]
+        if there == base:
+            return True
+        last = there[-1]
+        return there[:-1] == base and last.made_by == self._made_by and last.lines <= min(
+            len(self.known), last.scenarios - 1)
+
+    def _show(self, part: Part) -> None:
+        batches = (*self._contents.under_way[:-1], self._batch(len(self.known)))
+        with writing(self.results), whole(self.results) as file:
+            part.copy_to(file)
+            file.flush()
+            digest = digest_of(Path(file.name))
+            self._note(replace(self._contents, published={**self._current(), digest: batches}))
+
+    def _current(self) -> dict[str, tuple[Batch, ...]]:
+        """What is known of the file of results that is there now."""
+        digest = self._digest()
+        return {digest: self._contents.published[digest]} if digest in self._contents.published else {}
+
+    def _digest(self) -> str:
+        """Of the file of results; empty where there is none."""
+        with writing(self.results):
+            return digest_of(self.results) if is_file(self.results) else ""
+
+    def _batch(self, lines: int) -> Batch:
+        return Batch(self._made_by, len(self._entries), lines)
+
+    def _note(self, contents: Contents) -> None:
+        write_contents(self._file, contents)
+        self._contents = contents
+
+    def close(self) -> None:
+        """Without moving anything."""
+        if self._part is not None:
+            self._part.close()

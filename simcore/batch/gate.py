@@ -1,0 +1,282 @@
+"""What a gate finds in results, and how a person, GitHub and JUnit readers want to be told.
+
+    problem     wrong input, or the framework refuses the file's own layout   exit code 2
+    refused     the framework refuses what a sweep made: an answer            exit code 0
+    adapters    LoRA targets that hit nothing, adapters that never learn      exit code 0
+    idle        blocks that change nothing where a model is trained           exit code 0
+    crash       a bug of ours                                                 exit code 3
+    oom         more than the device has                                      exit code 1
+    fill        more of the device than `--max-fill` allows                   exit code 1
+    regression  worse than `--baseline` by more than `TOLERANCE`              exit code 1
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from functools import partial
+from pathlib import Path
+from xml.etree import ElementTree
+
+from simcore.batch.run import Outcome
+from simcore.errors import InputError, Problem
+from simcore.inputs.bounds import MAX_RESULTS
+from simcore.inputs.document import read_lines, read_text
+from simcore.results.report import Peak, Report
+from simcore.units import format_bytes, format_seconds, parse_quantity
+
+__all__ = ["TOLERANCE", "Finding", "Gate", "gates", "github", "junit", "read_results", "unmatched"]
+
+TOLERANCE = 0.01
+MAX_BYTES = 2**28
+"""Of results as one JSON text."""
+
+
+@dataclass(frozen=True, slots=True)
+class Finding:
+    """One thing that a gate objects to: in which scenario, where it is written (`file:line`), and the exit code."""
+
+    name: str
+    where: str
+    kind: str
+    message: str
+    code: int
+
+    def __str__(self) -> str:
+        """The place says enough of a problem with a file; of what a sweep made, the name is needed too."""
+        name = f"{self.name}: " if self.where and self.kind != "problem" else ""
+        return f"{self.where or self.name}: {name}{self.message}"
+
+
+Gate = Callable[[Outcome], Iterable[Finding]]
+
+
+def gates(max_fill: str | None = None, baseline: Path | None = None) -> list[Gate]:
+    """What looks at each outcome for something to object to; InputError when a gate itself is wrong.
+
+    `max_fill` is a share of the capacity (`92%` or `0.92`), `baseline` the file of an earlier `--json` output.
+    """
+    chosen: list[Gate] = [_problems, _adapters, _idle, _oom, _hosts]
+    if max_fill is not None:
+        chosen.append(partial(_over_fill, max_fill=_share(max_fill)))
+    if baseline is not None:
+        chosen.append(partial(_regressions, before={report.name: report for report in read_results(baseline)}))
+    return chosen
+
+
+def unmatched(names: Sequence[str], baseline: Path) -> str:
+    """What a baseline cannot say anything of; empty when every name is in it and none is missing.
+
+    InputError when it has none of the names: such a gate would always pass.
+    """
+    before = {report.name for report in read_results(baseline)}
+    new, gone = [n for n in names if n not in before], [n for n in sorted(before) if n not in names]
+    if names and len(new) == len(names):
+        told = f"has none of these scenarios, such as {names[0]!r}: there is nothing to compare"
+        raise InputError(Problem(str(baseline), told))
+    return "; ".join(f"{len(found)} {what}, such as {found[0]!r}" for found, what in
+                     ((new, "not in it"), (gone, "of it not run")) if found)
+
+
+def _share(text: str) -> float:
+    try:
+        share = parse_quantity(text, "%") if "%" in text else float(text)
+    except ValueError:
+        raise InputError(Problem("--max-fill", f"expected a share such as 92% or 0.92, got {text!r}")) from None
+    if not 0 < share <= 1:
+        raise InputError(Problem("--max-fill", f"is a share of the capacity, above 0% and up to 100%, got {text!r}"))
+    return share
+
+
+def _problems(outcome: Outcome) -> Iterator[Finding]:
+    """Why a scenario has no result; a combination that a sweep made and the framework refuses is an answer."""
+    kind = {0: "refused", 3: "crash"}.get(outcome.code, "problem")
+    for row in outcome.report.problems:
+        rule = f" [{row.rule}]" if row.rule else ""
+        message = f"{row.message}{rule}" if outcome.code else f"illegal: {row.message}{rule}"
+        yield Finding(outcome.report.name, row.where or outcome.where, kind, message, outcome.code)
+
+
+def _adapters(outcome: Outcome) -> Iterator[Finding]:
+    """What a person who asked for adapters would not expect."""
+    found = outcome.report.adapters
+    told = []
+    if found and found.unmatched_targets:
+        told.append(f"no module is matched by target {', '.join(found.unmatched_targets)}")
+    if found and found.without_gradient:
+        modules = ", ".join(f"{name} in {count} layers" for name, count in found.without_gradient.items())
+        told.append(f"adapters that a fused kernel bypasses get no gradient: {modules}")
+    yield from (Finding(outcome.report.name, outcome.where, "adapters", message, 0) for message in told)
+
+
+def _idle(outcome: Outcome) -> Iterator[Finding]:
+    """A training step generates nothing, so it has no KV cache: attention keeps keys and values for backward."""
+    asked = outcome.report.scenario
+    if outcome.report.status != "ok" or asked.get("workload", "train") != "train":
+        return
+    given = {name: asked.get(name) for name in ("rl", "generation")}
+    for name in [name for name, block in given.items() if block is not None]:
+        kv = (given["generation"] or {}).get("kv_dtype", "auto") if name == "generation" else "auto"
+        cache = f"; kv_dtype {kv} neither: there is no KV cache in it" if kv != "auto" else ""
+        yield Finding(outcome.report.name, outcome.where, "idle", f"{name}: changes nothing in a training step{cache}",
+                      0)
+
+
+def _oom(outcome: Outcome) -> Iterator[Finding]:
+    peak, serving = _peak(outcome.report), outcome.report.serving
+    if serving and serving.refusal:
+        yield _finding(outcome, "oom", f"the engine does not start: {serving.refusal}")
+    elif outcome.report.verdict == "oom" and peak:
+        most = sorted(peak.by_category.items(), key=lambda item: -item[1])[:3]
+        there = ", ".join(f"{name} {format_bytes(size)}" for name, size in most)
+        yield _finding(outcome, "oom", f"does not fit: {_fill(outcome.report)}; most of it: {there}")
+
+
+def _hosts(outcome: Outcome) -> Iterator[Finding]:
+    """A job that its hosts cannot read or write does not run, whatever its GPUs hold."""
+    host = outcome.report.host
+    if host is None:
+        return
+    room = format_bytes(host.capacity_bytes)
+    for phase in host.phases:
+        if phase.host_verdict == "oom":
+            told = f"{phase.phase}: does not fit on the host: {format_bytes(phase.host_bytes)} of {room}"
+            yield _finding(outcome, "host", told)
+
+
+def _over_fill(outcome: Outcome, max_fill: float) -> Iterator[Finding]:
+    highest, capacity = outcome.report.highest_bytes, outcome.report.capacity_bytes
+    if outcome.report.verdict == "fits" and highest and capacity and highest > max_fill * capacity:
+        yield _finding(outcome, "fill", f"{_fill(outcome.report)} (limit {max_fill:.0%})")
+
+
+def _regressions(outcome: Outcome, before: Mapping[str, Report]) -> Iterator[Finding]:
+    """What is worse than the result of the same name before; nothing for a new name."""
+    new, old = outcome.report, before.get(outcome.report.name)
+    if old is not None:
+        for message in (*_lost(old, new), *_higher_peak(old, new), *_longer_step(old, new)):
+            yield _finding(outcome, "regression", f"{message} since the baseline")
+
+
+def _finding(outcome: Outcome, kind: str, message: str) -> Finding:
+    return Finding(outcome.report.name, outcome.where, kind, message, 1)
+
+
+def _lost(old: Report, new: Report) -> Iterator[str]:
+    if old.status == "ok" and new.status != "ok":
+        yield f"{new.status}, was ok,"
+    elif old.verdict == "fits" and new.verdict == "oom":
+        yield "no longer fits"
+
+
+def _higher_peak(old: Report, new: Report) -> Iterator[str]:
+    before, after = _peak(old), _peak(new)
+    if before and after and after.device_bytes > before.device_bytes * (1 + TOLERANCE):
+        grown = {name: size - before.by_category.get(name, 0) for name, size in after.by_category.items()}
+        most = max(grown, key=lambda name: grown[name], default="")
+        cause = f" ({most} {format_bytes(grown[most])} more)" if most and grown[most] > 0 else ""
+        more = format_bytes(after.device_bytes - before.device_bytes)
+        yield f"peak {format_bytes(after.device_bytes)}, +{more}{cause}"
+
+
+def _longer_step(old: Report, new: Report) -> Iterator[str]:
+    if old.time and new.time and new.time.step_s > old.time.step_s * (1 + TOLERANCE):
+        yield f"step {format_seconds(new.time.step_s)}, +{new.time.step_s / old.time.step_s - 1:.1%}"
+
+
+def _peak(report: Report) -> Peak | None:
+    return report.peak_rank.peak if report.peak_rank else None
+
+
+def _fill(report: Report) -> str:
+    peak, capacity = _peak(report), report.capacity_bytes
+    if peak is None or not capacity:
+        return "no peak known"
+    share = f"{peak.device_bytes / capacity:.0%} of {format_bytes(capacity)}"
+    drawn = f"; {format_bytes(report.highest_bytes or 0)} in the highest draw" if report.drawn else ""
+    return f"peak {format_bytes(peak.device_bytes)} = {share}, in {peak.phase} at {peak.layer or peak.event}{drawn}"
+
+
+def read_results(path: Path) -> list[Report]:
+    """The reports of an earlier `--json` output, `results.jsonl` or `results.jsonl.part`.
+
+    InputError, with the line, where it is none.
+    """
+    if path.suffix not in (".jsonl", ".part"):
+        return _parsed(read_text(path, MAX_BYTES), str(path), _NO_RESULTS)
+    lines = read_lines(path, MAX_RESULTS)
+    if path.suffix == ".part":  # of a batch under way, or killed: its last line may not be whole
+        lines = (line for line in lines if line.endswith("\n"))
+    return [report for number, line in enumerate(lines, start=1) if line.strip("\n") for report in
+            _parsed(line, f"{path}:{number}", _NO_RESULTS if number == 1 or line.endswith("\n") else _CUT)]
+
+
+_NO_RESULTS = "is no result of `rankscope run --json`, nor a results.jsonl"
+_CUT = "the last line is cut off, as of a run that was stopped: without it the lines before can be read"
+
+
+def _parsed(text: str, where: str, told: str) -> list[Report]:
+    try:
+        rows = json.loads(text)
+        return [Report.model_validate_json(json.dumps(row, allow_nan=False))
+                for row in (rows if isinstance(rows, list) else [rows])]
+    except (ValueError, RecursionError):
+        raise InputError(Problem(where, told)) from None
+
+
+def github(findings: Iterable[Finding]) -> str:
+    """Workflow commands that GitHub shows beside the line of the file."""
+    return "".join(f"::{'error' if f.code else 'notice'} {_place(f.where)}title={_property(f.name)}::"
+                   f"{_escaped(f.message)}\n" for f in findings)
+
+
+def _place(where: str) -> str:
+    file, _, line = where.rpartition(":")
+    if file and line.isdigit():
+        return f"file={_property(file)},line={line},"
+    return f"file={_property(where)}," if where else ""
+
+
+def _property(text: str) -> str:
+    return _escaped(text, "%:,")
+
+
+def _escaped(text: str, special: str = "%") -> str:
+    """In a message, percent signs and line ends are special to GitHub; in a property, colons and commas too."""
+    return "".join(f"%{ord(c):02X}" if c in special + "\r\n" else c for c in text)
+
+
+def junit(names: Sequence[str], findings: Iterable[Finding]) -> str:
+    """JUnit XML: one test case a scenario, in order; what is refused is skipped, notes are output."""
+    found: dict[str, list[Finding]] = {name: [] for name in names}
+    for finding in findings:
+        found[finding.name].append(finding)
+    flat = [f for of_one in found.values() for f in of_one]
+    suite = ElementTree.Element(
+        "testsuite",
+        name="rankscope",
+        tests=str(len(names)),
+        failures=str(sum(f.code == 1 for f in flat)),
+        errors=str(sum(f.code > 1 for f in flat)),
+        skipped=str(sum(f.kind == "refused" for f in flat)),
+    )
+    for name, of_one in found.items():
+        case = ElementTree.SubElement(suite, "testcase", name=_xml(name), classname="rankscope")
+        for f in of_one:
+            _add(case, f)
+    ElementTree.indent(suite)
+    return '<?xml version="1.0" encoding="UTF-8"?>\n' + ElementTree.tostring(suite, encoding="unicode") + "\n"
+
+
+def _add(case: ElementTree.Element, finding: Finding) -> None:
+    """A failure, an error, a reason to skip, or a line of output."""
+    by_code = "failure" if finding.code == 1 else "error"
+    tag = {"refused": "skipped", "adapters": "system-out", "idle": "system-out"}.get(finding.kind, by_code)
+    told = {} if tag == "system-out" else {"type": finding.kind, "message": _xml(finding.message)}
+    ElementTree.SubElement(case, tag, told).text = _xml(str(finding))
+
+
+def _xml(text: str) -> str:
+    """XML has no way to write control characters."""
+    return "".join(c if c.isprintable() or c in "\n\t" else "\ufffd" for c in text)

@@ -1,0 +1,145 @@
+"""Many scenarios on several cores; nothing that goes wrong with one costs another.
+
+Results come out in the order of the entries whatever the number of workers, and are told as they come, in any order, to
+whoever writes them down. Workers are those of `crew`.
+"""
+
+from __future__ import annotations
+
+import os
+import signal
+import sys
+import traceback
+from collections.abc import Callable, Generator, Sequence
+from contextlib import closing
+from dataclasses import dataclass
+from functools import partial
+from typing import TYPE_CHECKING, Final
+
+from simcore.batch.interrupts import Interrupts, interrupts
+from simcore.batch.worker_pool import Crew, Died, Unsent
+from simcore.results.report import ProblemRow, Report
+
+if TYPE_CHECKING:
+    from simcore.inputs.loading import Entry
+    from simcore.inputs.scenario import Scenario
+
+__all__ = ["Arrived", "Keep", "Outcome", "Work", "attempt", "num_workers", "outcome_of", "run_batch"]
+
+_SMALL = 64
+"""Scenarios a worker must have to do before it pays for its start."""
+
+_BUG: Final = "bug in rankscope: "
+_DIED: Final = "the process that worked on this scenario died"
+"""How the messages of outcomes with code 3 begin."""
+
+
+@dataclass(frozen=True, slots=True)
+class Outcome:
+    """One scenario's result, where it is written (`file:line`), and its exit code: 0, 1, 2 or 3."""
+
+    report: Report
+    where: str
+    code: int
+
+
+Work = Callable[["Scenario"], Report]
+Keep = Callable[[Outcome], None]
+Arrived = Callable[[int, Outcome], None]
+
+
+def num_workers(num_entries: int) -> int:
+    """How many worker processes pay for themselves on this machine; 1 means none beside this process."""
+    return max(1, min(os.cpu_count() or 1, num_entries // _SMALL))
+
+
+def run_batch(entries: Sequence[Entry], work: Work, keep: Keep, *, workers: int = 1, arrived: Arrived | None = None,
+              asked: Interrupts | None = None) -> bool:
+    """Calls `keep` with each outcome, in the order of `entries`; False when interrupted, with all that was done kept.
+
+    `arrived` hears of each outcome, with its index, as soon as it is made, in any order. `work` must be picklable for
+    more than one worker. An exception out of it is that scenario's outcome (code 3). Whoever hands in `asked` hears of
+    the signals that end a batch, and looks at them afterwards.
+    """
+    if asked is None:
+        with interrupts() as own:
+            return run_batch(entries, work, keep, workers=workers, arrived=arrived, asked=own)
+    held: dict[int, Outcome] = {}
+    num_kept = 0
+    try:
+        with closing(_outcomes(entries, work, workers, asked)) as made:  # an error in a callback ends the workers
+            for index, outcome in made:
+                if arrived is not None:
+                    arrived(index, outcome)
+                held[index] = outcome
+                while num_kept in held:
+                    keep(held.pop(num_kept))
+                    num_kept += 1
+    except KeyboardInterrupt:
+        asked.number = asked.number or signal.SIGINT
+    for index in sorted(held):
+        keep(held[index])
+    return num_kept == len(entries)
+
+
+def _outcomes(entries: Sequence[Entry], work: Work, workers: int,
+              asked: Interrupts) -> Generator[tuple[int, Outcome], None, None]:
+    """Each outcome with the index of its entry; in order for one worker, which is this process."""
+    left: Sequence[int] = range(len(entries))
+    if workers > 1:
+        with Crew(entries, partial(attempt, work=work), workers, asked) as crew:
+            for index, answer in crew.answers():
+                yield index, answer if isinstance(answer, Outcome) else _unanswered(entries[index], answer)
+            left = crew.left
+        if left and not asked.number:
+            sys.stderr.write("rankscope: no worker process can be started here: going on without\n")
+    for index in left:
+        if asked.number:
+            return
+        yield index, attempt(entries[index], work)
+
+
+def _unanswered(entry: Entry, answer: Died | Unsent) -> Outcome:
+    if isinstance(answer, Unsent):
+        return _crash(entry, f"{_BUG}{answer.why}")
+    return _crash(entry, f"{_DIED}, three times, at last with no other at work (out of memory?)")
+
+
+def attempt(entry: Entry, work: Work) -> Outcome:
+    """What one scenario comes to; no exception leaves this, but Ctrl-C."""
+    if entry.scenario is None:
+        rows = tuple(ProblemRow(where=p.where, message=p.message, rule=p.rule) for p in entry.problems)
+        return Outcome(_without_result(entry, *rows), entry.where, 2)
+    try:
+        report = work(entry.scenario)
+    except OverflowError:
+        row = ProblemRow(where=entry.where, message="the sizes of this model and batch pass what 64 bits can count")
+        return Outcome(_without_result(entry, row), entry.where, 2)
+    except Exception as error:  # noqa: BLE001 - a bug of ours costs one scenario, not the batch
+        if os.environ.get("RANKSCOPE_DEBUG"):
+            traceback.print_exc(file=sys.stderr)
+        return _crash(entry, f"{_BUG}{type(error).__name__}: {error}")
+    return Outcome(report, entry.where, _code(report, swept=entry.scenario.swept))
+
+
+def outcome_of(entry: Entry, report: Report) -> Outcome:
+    """The outcome that an earlier run wrote down as `report`."""
+    if entry.scenario is None:
+        return Outcome(report, entry.where, 2)
+    crashed = report.status == "error" and any(row.message.startswith((_BUG, _DIED)) for row in report.problems)
+    return Outcome(report, entry.where, 3 if crashed else _code(report, swept=entry.scenario.swept))
+
+
+def _code(report: Report, *, swept: bool) -> int:
+    """A layout that a sweep made and the framework refuses is an answer; one that a person wrote is a mistake."""
+    if report.status == "ok":
+        return 1 if report.verdict == "oom" else 0
+    return 0 if report.status == "illegal" and swept else 2
+
+
+def _crash(entry: Entry, message: str) -> Outcome:
+    return Outcome(_without_result(entry, ProblemRow(where=entry.where, message=message)), entry.where, 3)
+
+
+def _without_result(entry: Entry, *problems: ProblemRow) -> Report:
+    return Report(name=entry.name, scenario={}, status="error", problems=problems)

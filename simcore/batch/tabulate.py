@@ -1,0 +1,125 @@
+"""Results as a table: one row a scenario, or one row a class of ranks.
+
+Columns that every table has come first and in one order (`fields.py`); those that only some batches have follow,
+sorted: keys of the scenario whose values differ (spelled as `--set` takes them), what is sent by collective and axis.
+
+    python -m simcore.batch.tabulate > docs/columns.md
+"""
+
+from __future__ import annotations
+
+import sys
+from collections import Counter
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Any, Final
+
+from simcore.batch.fields import RANK_FIELDS, SCENARIO_FIELDS, OneClass
+from simcore.docgen.glossary import table as markdown
+from simcore.results.compare import worst_rank
+from simcore.results.frame import Frame, flat, frame
+from simcore.results.report import AtRest, Peak, RankReport, Report
+
+__all__ = ["columns_page", "table"]
+
+_ALWAYS: Final = ("name", "workload", "model", "framework", "topology", "training.method", "mesh")
+"""Keys of a scenario that have a column of their own, or are the row's name."""
+
+_FIXED: Final = frozenset(one.column.name for one in SCENARIO_FIELDS)
+
+
+def table(results: Iterable[Report] | Report, *, ranks: bool = False) -> Frame:
+    """Results as columns, a row a scenario; with `ranks` a row for each class of ranks that hold and do the same."""
+    reports = [results] if isinstance(results, Report) else list(results)
+    if ranks:
+        classes = [OneClass(one, n, rank) for one in reports for n, rank in enumerate(one.ranks)]
+        return frame("ranks", RANK_FIELDS, classes, _of_classes(classes))
+    return frame("scenarios", SCENARIO_FIELDS, reports, _keys(reports) | _sent([worst_rank(one) for one in reports]))
+
+
+def _keys(reports: Sequence[Report]) -> dict[str, tuple[str, list[Any]]]:
+    """Keys of the scenarios whose values differ, by name."""
+    every = [dict(flat(report.scenario)) for report in reports]
+    names = sorted({name for one in every for name in one})
+    columns = {name: [one.get(name) for one in every] for name in names if not _is_known(name)}
+    return {_apart(name): ("a key of the scenario", values) for name, values in columns.items()
+            if any(value != values[0] for value in values)}
+
+
+def _apart(name: str) -> str:
+    """No two columns have one name, whatever the keys of somebody else's results are called."""
+    return f"scenario.{name}" if name in _FIXED or name.startswith("sent_") else name
+
+
+def _is_known(name: str) -> bool:
+    return name in _ALWAYS or name.startswith("mesh.")
+
+
+def _sent(ranks: Sequence[RankReport | None]) -> dict[str, tuple[str, list[Any]]]:
+    """What leaves a rank in one step, by collective and axis."""
+    return _counted([_wires(rank) if rank and rank.peak else None for rank in ranks],
+                    "what leaves the rank in one step, by collective and axis")
+
+
+def _wires(rank: RankReport) -> Counter[str]:
+    found: Counter[str] = Counter()
+    for row in rank.traffic:
+        found[f"sent_{row.collective}_{row.axis}_bytes"] += row.wire_bytes
+    return found
+
+
+def _of_classes(classes: Sequence[OneClass]) -> dict[str, tuple[str, list[Any]]]:
+    ranks = [one.rank for one in classes]
+    at_rest = [{f"at_rest_{name}_bytes": _bytes(at) for name, at in rank.at_rest.items()} for rank in ranks]
+    peaks = [None if rank.peak is None else _there(rank.peak) for rank in ranks]
+    return (_counted(at_rest, "at rest, of this component") | _counted(peaks, "at the highest moment, of this category")
+            | _sent(ranks))
+
+
+def _there(peak: Peak) -> dict[str, int]:
+    return {f"peak_{name}_bytes": size for name, size in (peak.by_category | peak.outside).items()}
+
+
+def _bytes(at: AtRest) -> int:
+    return at.params_bytes + at.grads_bytes + at.optimizer_bytes
+
+
+def _counted(sums: Sequence[Mapping[str, int] | None], words: str) -> dict[str, tuple[str, list[Any]]]:
+    """A rank that is known and has none of it has zero bytes; of one that is not known nothing is said."""
+    names = sorted({name for one in sums for name in one or ()})
+    return {name: (words, [None if one is None else one.get(name, 0) for one in sums]) for name in names}
+
+
+# ---- the page -------------------------------------------------------------------------------------------------------
+_HEAD: Final = """# Columns
+
+Made by `python -m simcore.batch.tabulate`; edit that, not this page. They are the columns of `rankscope export csv` and
+`parquet`, and of `table(results)` in a notebook. What is not known is empty, never zero. Types are those of Parquet;
+a CSV file holds the same, as text. A unit is in the name: `_bytes`, `_s`, `_usd`; shares go from 0 to 1. Of one batch,
+columns always come in one order; the last ones are there only where they have something to say.
+
+    rankscope run sweep.yaml -o results                            # a batch; or export takes the scenarios themselves
+    rankscope export csv results -o batch.csv                      # a row a scenario
+    rankscope export parquet results --table ranks -o ranks.parquet    # a row a class of ranks: rankscope[parquet]
+
+In a CSV file a text that a spreadsheet would take for a formula (it begins with `=`, `+`, `-` or `@`) has an apostrophe
+before that sign; in Parquet it is as it was. Control characters are replaced in both."""
+_FURTHER: Final = {
+    "scenarios": (("`training.seq_len`, any key", "int64, float64, bool or string",
+                   "keys of the scenario whose values differ in the batch, as `--set` spells them"),
+                  ("`sent_COLLECTIVE_AXIS_bytes`", "int64", "what leaves the rank in one step")),
+    "ranks": (("`at_rest_COMPONENT_bytes`", "int64", "parameters, gradients and optimizer states of a component"),
+              ("`peak_CATEGORY_bytes`", "int64", "at the highest moment, what lies beside the allocator too"),
+              ("`sent_COLLECTIVE_AXIS_bytes`", "int64", "what leaves the rank in one step"))}
+
+
+def columns_page() -> str:
+    """`docs/columns.md`."""
+    parts = [_HEAD]
+    for kind, fields in (("scenarios", SCENARIO_FIELDS), ("ranks", RANK_FIELDS)):
+        rows = [(f"`{one.column.name}`", one.column.dtype, one.column.words) for one in fields]
+        parts += [f"## `--table {kind}`", markdown(("column", "type", "is"), [*rows, *_FURTHER[kind]])]
+    return "\n\n".join(parts) + "\n"
+
+
+if __name__ == "__main__":
+    sys.stdout.write(columns_page())

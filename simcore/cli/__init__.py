@@ -1,0 +1,1 @@
+"""The command line: its verbs, tables for a terminal, streams and exit codes."""

@@ -1,0 +1,275 @@
+"""The command line: reads arguments, calls the engine, prints. What it prints is made in `output`, `table`, `finding`.
+
+The engine is imported inside the commands, so that `--help` and completion start at once.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from enum import StrEnum
+from functools import partial
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, NoReturn
+
+import typer
+
+from simcore.cli.calibrate import calibrate
+from simcore.cli.exit_codes import ended
+from simcore.cli.explain import explain
+from simcore.cli.export import export
+from simcore.cli.read import read
+from simcore.cli.report import report
+from simcore.errors import InputError, Problem
+
+if TYPE_CHECKING:
+    from simcore.batch.folder import Existing
+    from simcore.batch.gate import Gate
+    from simcore.cli.session import Ran
+    from simcore.inputs.loading import Entry
+    from simcore.results.report import Report
+
+__all__ = ["app", "main"]
+
+app = typer.Typer(
+    name="rankscope", no_args_is_help=True, rich_markup_mode=None, pretty_exceptions_enable=False,
+    help="What lies on every rank, when memory is highest and why, what crosses the wires, how long a step takes.\n\n"
+    "Exit codes: 0 fits, 1 does not fit or got worse, 2 wrong input or an illegal layout, 3 a bug of ours, "
+    "130 (Ctrl-C) and 143 (SIGTERM) interrupted with results kept.",
+)
+
+Paths = Annotated[list[str], typer.Argument(metavar="PATH...", help="Scenario files, folders or globs.")]
+OptionalPaths = Annotated[list[str] | None, typer.Argument(metavar="PATH...", help="Scenario files, folders or globs.")]
+Rows = Annotated[list[str] | None, typer.Argument(metavar="PATH...", help="Measured rows; none: those that come.")]
+Json = Annotated[bool, typer.Option("--json", help="Print a list of results as JSON, nothing else.")]
+Set = Annotated[list[str] | None, typer.Option("--set", metavar="KEY=VALUE", help="Override a key, e.g. mesh.ep=4.")]
+Rank = Annotated[int | None, typer.Option("--rank", min=0, help="Only this rank, exactly.")]
+Advise = Annotated[bool | None, typer.Option(help="Say what would make it fit; omitted: of up to 8 scenarios.")]
+Output = Annotated[Path | None, typer.Option(
+    "-o", "--output", metavar="DIR", help="Write DIR/results.jsonl. The same batch started again goes on where it was "
+    "or, if it is finished, is read; another one is refused.")]
+Jobs = Annotated[int | None, typer.Option(
+    "-j", "--jobs", min=1, max=256, help="Worker processes; omitted: as many as pay off.")]
+
+
+class Format(StrEnum):
+    """How a build server wants to be told."""
+
+    GITHUB = "github"
+    JUNIT = "junit"
+
+
+@app.command()
+def run(
+    paths: OptionalPaths = None,
+    *,
+    example: Annotated[list[str] | None, typer.Option(help="A scenario that comes with rankscope.")] = None,
+    output: Output = None,
+    append: Annotated[bool, typer.Option("--append", help="Of -o: add to the results of other batches.")] = False,
+    overwrite: Annotated[bool, typer.Option("--overwrite", help="Of -o: compute anew, replace what is there.")] = False,
+    jobs: Jobs = None,
+    html: Annotated[Path | None, typer.Option(help="Write a page to look at.")] = None,
+    max_fill: Annotated[str | None, typer.Option(help="Allowed share of the capacity, e.g. 92%.")] = None,
+    baseline: Annotated[Path | None, typer.Option(help="Earlier --json output; worse by over 1 % is exit 1.")] = None,
+    report_format: Annotated[Format | None, typer.Option("--format", help="Tell a build server.")] = None,
+    advise: Advise = None,
+    json: Json = False,
+    overrides: Set = None,
+    rank: Rank = None,
+) -> None:
+    """Simulate scenarios: memory, traffic and time of a training step."""
+    from simcore.batch.advice import work
+    from simcore.batch.gate import gates, unmatched
+    from simcore.cli.output import say
+    from simcore.cli.session import run_entries
+    from simcore.inputs.shipped import example as example_path
+
+    asked = gates(max_fill, baseline)
+    existing = _existing(output, append=append, overwrite=overwrite)
+    entries = _entries([*(paths or ()), *map(example_path, example or ())], overrides)
+    if baseline is not None and (told := unmatched([entry.name for entry in entries], baseline)):
+        say(f"{baseline}: {told}")
+    shown = not (json or output or report_format)
+    chosen = partial(work(len(entries), asked=advise, drawn=html is not None, shown=shown), rank=rank)
+    ran = run_entries(entries, chosen, jobs, output, existing)
+    code = _show(ran, asked=asked, json=json, report_format=report_format)
+    if html is not None:
+        code = max(code, _written(html, [o.report for o in ran.outcomes]))
+    raise typer.Exit(code)
+
+
+@app.command()
+def place(scenario: str, *, rank: Rank = None, json: Json = False, overrides: Set = None) -> None:
+    """Show what lies on every rank, component by component."""
+    from simcore.cli.output import print_shown
+    from simcore.cli.session import run_entries
+    from simcore.cli.tables import placement
+    from simcore.simulate import place as place_ranks
+
+    ran = run_entries(_entries([scenario], overrides), partial(place_ranks, rank=rank))
+    if not json:
+        print_shown(*(part for o in ran.outcomes for part in placement(o.report)))
+    raise typer.Exit(_show(ran, json=json))
+
+
+@app.command()
+def check(paths: Paths, *, json: Json = False, overrides: Set = None) -> None:
+    """Parse scenarios and ask the frameworks' rules whether their layouts are legal."""
+    from simcore.cli.session import run_entries
+    from simcore.simulate import check as check_layout
+
+    raise typer.Exit(_show(run_entries(_entries(paths, overrides), check_layout), json=json))
+
+
+@app.command()
+def compare(a: str, b: str, *, json: Json = False, overrides: Set = None) -> None:
+    """Compare two scenarios, or results of `run --json`, on their worst ranks."""
+    from simcore.cli.output import print_json, print_shown
+    from simcore.results.compare import compare as side_by_side
+
+    if overrides and all(path.endswith((".json", ".jsonl")) for path in (a, b)):
+        raise InputError(Problem("--set", "expected a scenario whose keys to override, got two results"))
+    both = side_by_side(_result(a, overrides), _result(b, overrides))
+    if json:
+        print_json([both])
+    else:
+        from simcore.cli.tables import comparison
+
+        print_shown(comparison(both))
+
+
+@app.command()
+def validate(paths: Rows = None, *, jobs: Jobs = None, json: Json = False, overrides: Set = None) -> None:
+    """Compare with measured runs: errors of memory and of step time; exit 1 where they pass the tolerance."""
+    from simcore.cli.output import complain, print_validation
+    from simcore.cli.session import run_entries
+    from simcore.simulate import simulate
+    from simcore.validation.runs import layout_of, read_measured
+    from simcore.validation.validate import layouts
+    from simcore.validation.validate import validate as judge
+
+    measured, problems = read_measured(paths or (), overrides or ())
+    entries = layouts(measured)
+    ran = run_entries(entries, simulate, jobs)
+    complain(problems)
+    if ran.ended:
+        raise typer.Exit(ran.ended)
+    reports = {layout_of(entry): outcome.report for entry, outcome in zip(entries, ran.outcomes, strict=True)}
+    found = judge(measured, reports)
+    print_validation(found, json=json)
+    raise typer.Exit(max([2 * bool(problems), int(not found.is_within), *(3 for o in ran.outcomes if o.code == 3)]))
+
+
+@app.command()
+def schema(*, result: Annotated[bool, typer.Option("--result", help="Of results, not scenarios.")] = False,
+           json: Json = False) -> None:
+    """Print the JSON Schema of scenario files, for editors."""
+    from simcore.cli.output import print_schema
+
+    print_schema(result=result)
+
+
+@app.command()
+def init(
+    file: Annotated[str, typer.Argument(help="Where to write it; - is standard output.")] = "scenario.yaml",
+    *,
+    name: Annotated[str | None, typer.Option(help="Its name; omitted: the file's.")] = None,
+    model: str = "nemotron-3-nano-30b-a3b",
+    framework: str = "fsdp2",
+    topology: str = "dgx-h100",
+    force: Annotated[bool, typer.Option("--force", help="Overwrite FILE.")] = False,
+    json: Json = False,
+) -> None:
+    """Write a first scenario with a comment beside every key."""
+    from simcore.cli.first_scenario import expect_readable, starter_text
+    from simcore.cli.output import write_new
+
+    path = Path("scenario.yaml" if file == "-" else file)
+    text = starter_text(name or path.stem, model, framework, topology)
+    expect_readable(text, str(path))
+    if file == "-":
+        typer.echo(text, nl=False)
+        return
+    write_new(path, text, force=force)
+    if not json:
+        typer.echo(f"wrote {path}; next: rankscope run {path}")
+
+
+for _command in (calibrate, explain, export, read, report):
+    app.command()(_command)
+
+
+def _entries(paths: Sequence[str | Path], overrides: Sequence[str] | None) -> list[Entry]:
+    from simcore.inputs.loading import read
+
+    if not paths:
+        raise InputError(Problem("", "no scenario given: name files, folders or globs, or --example NAME"))
+    if entries := read(paths, overrides or ()):
+        return entries
+    raise InputError(Problem(", ".join(map(str, paths)), "holds no scenario"))
+
+
+def _existing(output: Path | None, *, append: bool, overwrite: bool) -> Existing:
+    from simcore.batch.folder import Existing
+
+    if append and overwrite:
+        raise InputError(Problem("--append", "expected this or --overwrite, got both"))
+    if (append or overwrite) and output is None:
+        raise InputError(Problem("--append" if append else "--overwrite", "expected -o DIR too: the folder it is of"))
+    return Existing.APPEND if append else Existing.OVERWRITE if overwrite else Existing.REFUSE
+
+
+def _show(ran: Ran, *, json: bool, asked: Sequence[Gate] | None = None, report_format: Format | None = None,
+          summary: bool = True) -> int:
+    """Prints everything; the exit code is the highest of the scenarios, or says what ended the batch early."""
+    from simcore.batch.gate import gates
+    from simcore.cli import output
+
+    reports = [o.report for o in ran.outcomes]
+    findings = [found for o in ran.outcomes for gate in asked or gates() for found in gate(o)]
+    if report_format is not None:
+        typer.echo(output.ci_text(report_format, [r.name for r in reports], findings), nl=False)
+    elif json:
+        output.print_json(reports)
+    elif summary:
+        output.print_summary(reports)
+    findings.sort(key=lambda found: -found.code)
+    output.complain([*findings, *ran.problems])
+    if ran.ended:
+        kept = f"; {ran.where} has them, and the same run goes on from there" if ran.where else ""
+        output.say(f"{'stopped' if ran.problems else 'interrupted'}, {len(reports)} results kept{kept}")
+    return ran.ended or max((*(o.code for o in ran.outcomes), *(f.code for f in findings)), default=0)
+
+
+def _written(page: Path, reports: Sequence[Report]) -> int:
+    """Writes a page; 2 when it cannot be written, which costs the page alone."""
+    from simcore.cli.output import complain, write_page
+
+    try:
+        write_page(page, reports)
+    except InputError as error:
+        complain(error.problems)
+        return 2
+    return 0
+
+
+def _result(path: str, overrides: Sequence[str] | None) -> Report:
+    """Of the one scenario in a file, simulated, or of an earlier `run --json`."""
+    from simcore.batch.gate import read_results
+    from simcore.cli.session import run_entries
+    from simcore.simulate import simulate
+
+    if path.endswith((".json", ".jsonl")):
+        reports = read_results(Path(path))
+    else:
+        ran = run_entries(_entries([path], overrides), simulate)
+        if ran.ended or any(o.code > 1 for o in ran.outcomes):
+            raise typer.Exit(_show(ran, json=False, summary=False))
+        reports = [o.report for o in ran.outcomes]
+    if len(reports) != 1:
+        raise InputError(Problem(path, f"compare takes one scenario from each file, this has {len(reports)}"))
+    return reports[0]
+
+
+def main() -> NoReturn:
+    """The command `rankscope`; ends the process with the published exit codes."""
+    ended(app)

@@ -1,0 +1,121 @@
+"""Columns of text, laid out by hand: as wide as they must be, cut into tables that fit, for one row or a thousand."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from functools import partial
+from typing import Literal
+
+from rich.cells import cell_len
+from rich.console import Console, ConsoleOptions, RenderResult
+from rich.segment import Segment
+from rich.style import Style
+
+from simcore.cli.tables import plain
+from simcore.results.report import Report
+
+__all__ = ["Column", "Filled", "Grid", "grids"]
+
+_GAP = 2
+"""Characters between two columns."""
+
+
+@dataclass(frozen=True, slots=True)
+class Column:
+    """Cells by report, under a heading of one or two lines. `coloured`: by the row's style."""
+
+    heading: str
+    cell: Callable[[Report], str]
+    justify: Literal["left", "right"] = "right"
+    coloured: bool = False
+
+    def filled(self, reports: Sequence[Report]) -> Filled:
+        """With the cells of all reports."""
+        cells = [self.heading.split("\n"), *(self.cell(r).split("\n") for r in reports)]
+        width = max(cell_len(line) for cell in cells for line in cell)
+        return Filled(cells, width, self.justify == "left", self.coloured)
+
+
+@dataclass(frozen=True, slots=True)
+class Filled:
+    """A column's cells, line by line, the heading first."""
+
+    cells: list[list[str]]
+    width: int
+    left: bool
+    coloured: bool
+
+    def line(self, row: int, line: int, height: int) -> str:
+        """One of the `height` lines of a row, as wide as the column; headings stand at the bottom, cells at the top."""
+        cell = self.cells[row]
+        at = line if row else line - height + len(cell)
+        text = cell[at] if 0 <= at < len(cell) else ""
+        space = " " * (self.width - cell_len(text))
+        return text + space if self.left else space + text
+
+
+@dataclass(frozen=True, slots=True)
+class Grid:
+    """Laid out here, where widths are known: rich measures and wraps every cell, seconds for a thousand rows."""
+
+    columns: Sequence[Filled]
+    styles: Sequence[Style]
+
+    def __rich_console__(self, console: Console, options: ConsoleOptions) -> RenderResult:
+        bold = Style(bold=True)
+        yield from self._row(0, [bold] * len(self.columns))
+        width = sum(column.width + _GAP for column in self.columns) - _GAP
+        yield Segment(("-" if options.ascii_only else "─") * width + "\n")
+        for row, style in enumerate(self.styles, start=1):
+            yield from self._row(row, [style if column.coloured else None for column in self.columns])
+
+    def _row(self, row: int, styles: Sequence[Style | None]) -> Iterator[Segment]:
+        height = max(len(column.cells[row]) for column in self.columns)
+        ends = [" " * _GAP] * (len(self.columns) - 1) + ["\n"]
+        for line in range(height):
+            for column, style, end in zip(self.columns, styles, ends, strict=True):
+                yield Segment(column.line(row, line, height), style)
+                yield Segment(end)
+
+
+def grids(columns: Sequence[Column], reports: Sequence[Report], styles: Sequence[Style], width: int) -> list[Grid]:
+    """A row a report. What does not fit beside the names in `width` characters follows in another grid below."""
+    name = Column("scenario", partial(_name, limit=max(24, width // 4)), "left").filled(reports)
+    parts = _cut(name, [column.filled(reports) for column in columns], width)
+    return [Grid((name, *part), styles) for part in parts]
+
+
+def _cut(name: Filled, columns: Sequence[Filled], width: int) -> list[list[Filled]]:
+    """The columns, cut before they would pass `width`, with room for the names before each part."""
+    parts: list[list[Filled]] = [[]]
+    used = name.width
+    for column in columns:
+        wide = _GAP + column.width
+        if parts[-1] and used + wide > width:
+            parts.append([])
+            used = name.width
+        parts[-1].append(column)
+        used += wide
+    return parts
+
+
+def _name(report: Report, limit: int) -> str:
+    """Long names, as sweeps make them, go on below."""
+    return "\n".join(_folded(plain(report.name), limit))
+
+
+def _folded(name: str, limit: int) -> Iterator[str]:
+    """Cut behind a comma, bracket or dash where there is one."""
+    line = ""
+    for piece in re.findall(r"[^-,\[]*[-,\[]?", name):
+        if line.strip() and len(line) + len(piece) > limit:
+            yield line
+            line = "  "
+        line += piece
+        while len(line) > limit:
+            yield line[:limit]
+            line = "  " + line[limit:]
+    if line.strip():
+        yield line

@@ -1,0 +1,216 @@
+"""`rankscope export`: a scenario, or results as a table, as a file for other tools. Imports the engine when called.
+
+A format is one function of this file: it takes the scenario and where to write, writes, and returns a line for each
+thing that a reader might miss in the file, which go to standard error. `_WRITERS` names it, `_OF_RANKS` too if it can
+be asked for single ranks; `_TABLES` those of tables, which take many results.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Collection, Iterator, Sequence
+from enum import StrEnum
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Final
+
+import typer
+
+from simcore.errors import InputError, NotYet, Problem
+
+if TYPE_CHECKING:
+    from simcore.inputs.scenario import Scenario
+    from simcore.results.frame import Frame
+    from simcore.results.report import Report
+
+__all__ = ["MAX_EXPORTED", "export"]
+
+MAX_EXPORTED: Final = 100_000
+"""Spans of a timeline, of all classes of ranks: some 30 MB, which every reader of such files takes at once."""
+
+
+class Format(StrEnum):
+    """What is written."""
+
+    CHROME = "chrome"
+    KINETO = "kineto"
+    SNAPSHOT = "snapshot"
+    CSV = "csv"
+    PARQUET = "parquet"
+
+
+class Rows(StrEnum):
+    """What a row of a table is."""
+
+    SCENARIOS = "scenarios"
+    RANKS = "ranks"
+
+
+def export(
+    form: Annotated[Format, typer.Argument(
+        metavar="FORMAT", help="chrome: a trace for Perfetto; kineto: a folder of traces as PyTorch's profiler writes "
+                               "them; snapshot: memory for PyTorch's memory_viz; csv, parquet: a table of results.")],
+    paths: Annotated[list[str], typer.Argument(metavar="PATH...", help="A scenario; of tables, results or scenarios.")],
+    *,
+    output: Annotated[Path, typer.Option("-o", "--output", help="Where to write it.")],
+    ranks: Annotated[list[int] | None, typer.Option(
+        "--rank", min=0, help="Only this rank, once for each; omitted: the first of each class of ranks.")] = None,
+    json: Annotated[bool, typer.Option("--json", help="Print what was written as JSON, nothing else.")] = False,
+    overrides: Annotated[list[str] | None, typer.Option("--set", metavar="KEY=VALUE", help="Override a key.")] = None,
+    rows: Annotated[Rows | None, typer.Option("--table", help="Of csv and parquet: a row a scenario (omitted), or a "
+                                              "class of ranks.")] = None,
+) -> None:
+    """Write the timeline or the memory of a scenario, or a table of results, for other tools."""
+    if ranks and form not in _OF_RANKS:
+        raise InputError(Problem("--rank", f"is of {' and '.join(_OF_RANKS)}; {form} is of all ranks"))
+    if form in _TABLES:
+        told = _table(form, paths, overrides or (), rows or Rows.SCENARIOS, output)
+    elif rows is not None:
+        raise InputError(Problem("--table", f"is of csv and parquet, {form} has no rows"))
+    else:
+        found = _scenario(paths, overrides or ())
+        told = _OF_RANKS[form](found, output, ranks) if ranks else _WRITERS[form](found, output)
+    from simcore.cli.output import say
+
+    for line in told:
+        say(line)
+    if json:
+        typer.echo(_as_json(form, output, told))
+    else:
+        typer.echo(f"wrote {output}")
+
+
+def _as_json(form: Format, output: Path, told: Sequence[str]) -> str:
+    from json import dumps
+
+    return dumps([{"format": form, "written": str(output), "notes": list(told)}])
+
+
+def _scenario(paths: Sequence[str], overrides: Sequence[str]) -> Scenario:
+    from simcore.inputs.loading import load
+
+    scenarios = [one for path in paths for one in load(path, overrides)]
+    if len(scenarios) != 1:
+        told = f"exports one scenario, this has {len(scenarios)}: --set sweep=null, and --set for what it sweeps"
+        raise InputError(Problem(", ".join(paths), told))
+    return scenarios[0]
+
+
+def _drawn(scenario: Scenario, ranks: Sequence[int]) -> Report:
+    """Its result with what pictures show; InputError where there is no result, or not all of these ranks.
+
+    All microbatches are written out where that is no more than `MAX_EXPORTED` spans, else a few of them.
+    """
+    from simcore.simulate import simulate
+
+    if scenario.workload == "serve":
+        told = "serve: an engine that serves has no step, so nothing lies over time; expected train, dpo or grpo"
+        raise InputError(Problem(scenario.where("workload"), told))
+    found = simulate(scenario, detail=True, spans=MAX_EXPORTED)
+    if found.status != "ok":
+        raise InputError([Problem(row.where, row.message, row.rule) for row in found.problems])
+    world = sum(rank.num_ranks for rank in found.ranks)
+    if ranks and max(ranks) >= world:
+        raise InputError(Problem("--rank", f"expected at most {world - 1}, the last rank, got {max(ranks)}"))
+    detail = found.detail
+    if detail is None or detail.written_out == detail.num_microbatches:
+        return found
+    spans = sum(span.count for one in detail.classes for span in one.spans)
+    if spans * detail.num_microbatches > MAX_EXPORTED * detail.written_out:
+        return found
+    return simulate(scenario, detail=True, spans=MAX_EXPORTED, whole=True)
+
+
+def _chrome(scenario: Scenario, output: Path, ranks: Sequence[int] = ()) -> Sequence[str]:
+    from simcore.inputs.paths import write_whole, writing
+    from viz.chrome import chrome_trace
+
+    text, told = chrome_trace(_drawn(scenario, ranks), ranks)
+    with writing(output):
+        write_whole(output, text)
+    return told
+
+
+def _kineto(scenario: Scenario, output: Path, ranks: Sequence[int] = ()) -> Sequence[str]:
+    """A folder, with a file for each rank."""
+    from simcore.inputs.paths import write_whole, writing
+    from viz.kineto import kineto_traces
+
+    if scenario.workload != "train":
+        why = f"not yet: {scenario.workload}, whose phases have no kernels; expected train (chrome takes phases too)"
+        raise NotYet(Problem(scenario.where("workload"), why))
+    texts, told = kineto_traces(_drawn(scenario, ranks), ranks)
+    with writing(output):
+        output.mkdir(parents=True, exist_ok=True)
+        for name, text in texts.items():
+            write_whole(output / name, text)
+    return [*told, *_of_others(output, texts)]
+
+
+def _of_others(folder: Path, names: Collection[str]) -> Iterator[str]:
+    """Readers take every trace of a folder for a rank of one job."""
+    others = sorted(path.name for path in folder.glob("*.json*") if path.name not in names)
+    if others:
+        yield (f"{folder} held other traces already, which readers take for ranks of this job: {len(others):,}, such as"
+               f" {others[0]}")
+
+
+def _snapshot(scenario: Scenario, output: Path) -> Sequence[str]:
+    """PyTorch's memory snapshot of every class of ranks."""
+    from simcore.inputs.paths import write_whole, writing
+    from simcore.simulate import simulate
+    from viz.snapshot import MAX_POSTINGS, notes, pickled, whole_fits
+
+    if scenario.workload != "train":
+        raise NotYet(Problem(scenario.where("workload"), f"not yet: a memory snapshot of {scenario.workload}"))
+    found = simulate(scenario, detail=True, postings=MAX_POSTINGS)
+    if found.status != "ok":
+        raise InputError([Problem(row.where, row.message, row.rule) for row in found.problems])
+    if whole_fits(found):
+        found = simulate(scenario, detail=True, postings=MAX_POSTINGS, whole=True)
+    with writing(output):
+        write_whole(output, pickled(found))
+    return notes(found)
+
+
+_WRITERS: Final[dict[Format, Callable[[Scenario, Path], Sequence[str]]]] = {
+    Format.CHROME: _chrome,
+    Format.KINETO: _kineto,
+    Format.SNAPSHOT: _snapshot,
+}
+_OF_RANKS: Final[dict[Format, Callable[[Scenario, Path, Sequence[int]], Sequence[str]]]] = {
+    Format.CHROME: _chrome,
+    Format.KINETO: _kineto,
+}
+
+
+def _table(form: Format, paths: Sequence[str], overrides: Sequence[str], rows: Rows, output: Path) -> Sequence[str]:
+    from simcore.batch.frame_file import check_parquet
+    from simcore.batch.tabulate import table
+    from simcore.cli.report import results_of
+    from simcore.inputs.paths import writing
+
+    if form is Format.PARQUET:
+        check_parquet()  # before anything is simulated
+    made = table([one for path in paths for one in results_of(Path(path), overrides)], ranks=rows is Rows.RANKS)
+    with writing(output):
+        return _TABLES[form](output, made)
+
+
+def _csv(output: Path, made: Frame) -> Sequence[str]:
+    from simcore.batch.frame_file import write_csv
+
+    changed = write_csv(output, made)
+    told = f"an apostrophe stands before what a spreadsheet would take for a formula, in texts: {changed:,}"
+    return [told] if changed else []
+
+
+def _parquet(output: Path, made: Frame) -> Sequence[str]:
+    from simcore.batch.frame_file import write_parquet
+
+    write_parquet(output, made)
+    return []
+
+
+_TABLES: Final[dict[Format, Callable[[Path, Frame], Sequence[str]]]] = {
+    Format.CSV: _csv,
+    Format.PARQUET: _parquet,
+}

@@ -1,0 +1,171 @@
+"""Where things go: results to standard output or files, problems and progress to standard error."""
+
+from __future__ import annotations
+
+import json as json_text
+import sys
+from collections import Counter
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from itertools import islice
+from pathlib import Path
+from typing import TYPE_CHECKING, Protocol
+
+from simcore.batch.gate import Finding, github, junit
+from simcore.errors import InputError, Problem
+from simcore.inputs.paths import exists, write_whole, writing
+from simcore.results.report import Report
+
+if TYPE_CHECKING:
+    from rich.console import RenderableType
+
+    from simcore.validation.validate import Validation
+
+__all__ = [
+    "ci_text",
+    "complain",
+    "print_json",
+    "print_schema",
+    "print_shown",
+    "print_summary",
+    "print_validation",
+    "progress",
+    "write_figures",
+    "write_new",
+    "write_page",
+]
+
+_MOST_LINES = 30
+_LONGEST_LINE = 1000
+_LONG = 20
+"""Batches from this size on show their progress on a terminal."""
+
+
+class _Json(Protocol):
+    def model_dump_json(self) -> str: ...
+
+
+def print_json(results: Sequence[_Json]) -> None:
+    """A list, one result a line."""
+    sys.stdout.write("[\n" + ",\n".join(result.model_dump_json() for result in results) + "\n]\n")
+
+
+def print_summary(reports: Sequence[Report]) -> None:
+    """The tables of all scenarios, and advice; a terminal narrower than a line wraps it, nothing is cut off."""
+    from simcore.cli.engine import servesheet
+    from simcore.cli.memory import memorysheet
+    from simcore.cli.phases import phasesheet
+    from simcore.cli.summary import summary
+    from simcore.cli.tables import advice, console, drawn, hosts
+    from simcore.cli.time import timesheet
+
+    screen = console(sys.stdout)
+    told = [["", *lines] for report in reports for lines in (drawn(report), hosts(report), advice(report)) if lines]
+    of_time, of_engine = timesheet(reports, screen.width), servesheet(reports, screen.width)
+    made = (memorysheet(reports), of_time, phasesheet(reports), of_engine)
+    sheets = [["", *sheet] for sheet in made if sheet]
+    screen.print(*summary(reports, screen.width), *(line for sheet in sheets for line in sheet),
+                 *(line for lines in told for line in lines), sep="\n", soft_wrap=True)
+
+
+def print_shown(*shown: RenderableType) -> None:
+    """Tables and lines, below each other."""
+    from simcore.cli.tables import console
+
+    console(sys.stdout).print(*shown, sep="\n")
+
+
+def print_schema(*, result: bool) -> None:
+    """The JSON Schema of results, or of scenario files."""
+    from simcore.inputs.scenario import scenario_schema
+
+    found = Report.model_json_schema(mode="serialization") if result else scenario_schema()
+    sys.stdout.write(json_text.dumps(found, indent=2) + "\n")
+
+
+def print_validation(found: Validation, *, json: bool) -> None:
+    """What a comparison with measured runs found: tables, or all of it as JSON."""
+    if json:
+        print_json([found])
+        return
+    from simcore.cli.tables import console, validation
+
+    console(sys.stdout).print(*validation(found), sep="\n", soft_wrap=True)
+
+
+def say(line: str) -> None:
+    """One line on standard error, without the control characters that a name may bring."""
+    sys.stderr.write(f"rankscope: {_printable(line)}\n")
+
+
+def _printable(line: str) -> str:
+    return "".join(c if c.isprintable() else "\ufffd" for c in line[:_LONGEST_LINE])
+
+
+def complain(problems: Sequence[Problem | Finding]) -> None:
+    """One line each, on standard error, equal ones together; of very many, the first."""
+    told = Counter(map(str, problems))
+    for line, times in islice(told.items(), _MOST_LINES):
+        sys.stderr.write(f"rankscope: {_printable(line)}{f' ({times:,} times)' if times > 1 else ''}\n")
+    if len(told) > _MOST_LINES:
+        sys.stderr.write(f"rankscope: and {len(told) - _MOST_LINES:,} more\n")
+
+
+def ci_text(report_format: str, names: Sequence[str], findings: Sequence[Finding]) -> str:
+    """What a build server reads: `github` or `junit`."""
+    return {"github": lambda: github(findings), "junit": lambda: junit(names, findings)}[report_format]()
+
+
+@contextmanager
+def progress(total: int, done: int = 0) -> Iterator[Callable[[], None]]:
+    """Gives what advances a bar by one scenario; there is a bar only for a long batch on a terminal."""
+    if total < _LONG or not sys.stderr.isatty():
+        yield lambda: None
+        return
+    from rich.console import Console
+    from rich.progress import Progress
+
+    with Progress(console=Console(stderr=True), transient=True) as bar:
+        task = bar.add_task("scenarios", total=total, completed=done)
+        yield lambda: bar.advance(task)
+
+
+def write_page(path: Path, reports: Sequence[Report]) -> None:
+    """A page to look at; InputError when it cannot be written."""
+    from viz.page import render
+
+    text = render(reports)
+    with writing(path):
+        write_whole(path, text)
+
+
+def write_figures(folder: Path, reports: Sequence[Report], *, png: bool) -> list[Path]:
+    """Each picture in a file of its own, as SVG and if asked as PNG; InputError when that cannot be.
+
+    One that cannot be written costs that alone: the others are tried.
+    """
+    from viz.figures import as_png, figures
+
+    with writing(folder):
+        folder.mkdir(parents=True, exist_ok=True)
+    written, problems = list[Path](), list[Problem]()
+    for name, text in figures(reports):
+        for path in (folder / f"{name}.svg", *([folder / f"{name}.png"] if png else [])):
+            try:
+                with writing(path):
+                    write_whole(path, as_png(text) if path.suffix == ".png" else text)
+            except InputError as error:
+                problems += error.problems
+            else:
+                written.append(path)
+    if problems:
+        raise InputError(problems)
+    return written
+
+
+def write_new(path: Path, text: str, *, force: bool) -> None:
+    """A file that is not there yet, or may be overwritten; InputError otherwise, or when it cannot be written."""
+    if exists(path) and not force:
+        raise InputError(Problem(str(path), "exists already; --force overwrites it"))
+    with writing(path):
+        write_whole(path, text)

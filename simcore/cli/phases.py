@@ -1,0 +1,44 @@
+"""Phases of a step of reinforcement learning, for a terminal: when, how long, how full device and host are."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+
+from rich.console import RenderableType
+from rich.text import Text
+
+from simcore.cli.tables import plain, plain_table
+from simcore.results.phases import PhaseReport
+from simcore.results.report import Report
+from simcore.units import format_bytes, format_seconds
+
+__all__ = ["phasesheet"]
+
+_OWNERS = 3
+"""Owners of a phase that are named."""
+
+
+def phasesheet(reports: Sequence[Report]) -> list[RenderableType]:
+    """A table for each scenario that has phases, of its fullest rank."""
+    return [line for report in reports if report.phases for line in (*_table(report), "")][:-1]
+
+
+def _table(report: Report) -> Iterator[RenderableType]:
+    highest = max(report.phases, key=lambda phase: phase.device_bytes)
+    table = plain_table("phase", "begins", "takes", "device", "host", "highest when", "who is on the device",
+                        left=("highest when", "who is on the device"))
+    for phase in report.phases:
+        table.add_row(phase.phase, format_seconds(phase.start_s), format_seconds(phase.seconds),
+                      format_bytes(phase.device_bytes) + _mark(phase), format_bytes(phase.host_bytes),
+                      plain(phase.event), _owners(phase.by_owner), style="bold" if phase is highest else None)
+    yield Text(plain(f"{report.name}: phases of a step on the fullest rank; {highest.phase} sets the peak"))
+    yield table
+
+
+def _mark(phase: PhaseReport) -> str:
+    return "" if phase.device_verdict == "fits" else " OOM"
+
+
+def _owners(by_owner: Mapping[str, int]) -> str:
+    largest = sorted(by_owner.items(), key=lambda item: -item[1])[:_OWNERS]
+    return plain(", ".join(f"{name} {format_bytes(size)}" for name, size in largest))

@@ -1,0 +1,115 @@
+"""`rankscope read`: a measured run beside its scenario. Imports the engine when called."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from simcore.errors import InputError, Problem
+
+if TYPE_CHECKING:
+    from simcore.results.report import Report
+    from simcore.validation.side_by_side import Beside, SideBySide
+
+__all__ = ["read", "sheet"]
+
+
+def read(
+    measured: Annotated[Path, typer.Argument(
+        help="A memory snapshot of PyTorch (.pickle), or a log of torchtitan, Megatron-LM or Megatron-Bridge.")],
+    scenario: str,
+    *,
+    rank: Annotated[int | None, typer.Option("--rank", min=0, help="Whose memory; omitted: the fullest.")] = None,
+    json: Annotated[bool, typer.Option("--json", help="Print both as JSON, nothing else.")] = False,
+    overrides: Annotated[list[str] | None, typer.Option("--set", metavar="KEY=VALUE", help="Override a key.")] = None,
+) -> None:
+    """Show what was measured beside what is simulated: memory, step time and throughput, where there."""
+    from simcore.cli.output import print_json
+
+    found = _found(measured, scenario, rank, overrides or ())
+    if json:
+        print_json([found])
+        return
+    for line in sheet(found):
+        typer.echo(line)
+
+
+def _found(measured: Path, scenario: str, rank: int | None, overrides: Sequence[str]) -> SideBySide:
+    """The file is read first: what is wrong with it is told before anything is simulated."""
+    from simcore.inputs.document import read_bytes
+    from simcore.validation.memory_snapshot import MAX_BYTES, read_dump
+    from simcore.validation.plain_pickle import is_pickle
+    from simcore.validation.side_by_side import beside_dump, beside_log
+    from simcore.validation.training_log import read_log
+
+    content = read_bytes(measured, MAX_BYTES)
+    if is_pickle(content):
+        dump = read_dump(content, str(measured))
+        return beside_dump(str(measured), dump, _simulated(scenario, overrides), rank)
+    log = read_log(content.decode("utf-8", errors="replace"))
+    if log is None:
+        told = ("expected a pickled memory snapshot of PyTorch, or a log with lines of torchtitan (step: 1 .. memory: "
+                "12.3GiB(..)) or Megatron ([Rank 0] (after 1 iterations) memory (MB) | .., elapsed time per iteration "
+                "(ms): ..); got neither")
+        raise InputError(Problem(str(measured), told))
+    return beside_log(str(measured), log, _simulated(scenario, overrides), rank)
+
+
+def _simulated(path: str, overrides: Sequence[str]) -> Report:
+    from simcore.inputs.loading import load
+    from simcore.simulate import simulate
+
+    scenarios = load(path, overrides)
+    if len(scenarios) != 1:
+        told = f"reads beside one scenario, this has {len(scenarios)}: --set sweep=null, and --set for what it sweeps"
+        raise InputError(Problem(path, told))
+    found = simulate(scenarios[0])
+    if found.status != "ok":
+        raise InputError([Problem(row.where, row.message, row.rule) for row in found.problems])
+    return found
+
+
+def sheet(found: SideBySide) -> Iterator[str]:
+    """For a terminal."""
+    from simcore.cli.tables import plain
+
+    yield plain(f"{found.source} {found.measured} beside {found.scenario}, ranks {', '.join(found.ranks)}")
+    yield from _table(("", "measured", "simulated", "difference", ""), found.quantities)
+    if found.groups:
+        yield ""
+        yield from _table(("at the highest moment", "measured", "simulated", "difference", ""), found.groups)
+    if found.notes:
+        yield ""
+    yield from (plain(note) for note in found.notes)
+
+
+def _table(heads: Sequence[str], rows: Sequence[Beside]) -> Iterator[str]:
+    """Columns as wide as their widest cell; numbers to the right."""
+    from simcore.cli.tables import plain
+
+    cells = [heads, *([plain(text) for text in _cells(row)] for row in rows)]
+    wide = [max(len(row[column]) for row in cells) for column in range(len(heads))]
+    for first, *numbers, last in cells:
+        middle = "  ".join(f"{text:>{width}}" for text, width in zip(numbers, wide[1:], strict=False))
+        yield f"{first:{wide[0]}}  {middle}  {last}".rstrip()
+
+
+def _cells(row: Beside) -> tuple[str, ...]:
+    gap = "" if row.difference is None else f"{'+' if row.difference > 0 else ''}{_shown(row.difference, row.unit)}"
+    share = "" if row.error is None else f" ({row.error:+.1%})"
+    return (row.what, _shown(row.measured, row.unit), _shown(row.simulated, row.unit), gap + share, row.told)
+
+
+def _shown(value: float | None, unit: str) -> str:
+    from simcore.units import format_bytes, format_seconds
+
+    if value is None:
+        return "-"
+    if unit == "bytes":
+        return format_bytes(value)
+    if unit == "seconds":
+        return format_seconds(value)
+    return f"{value:.1%}" if unit == "share" else f"{value:,.1f}"

@@ -1,0 +1,202 @@
+"""One line a scenario: what it is, whether it fits, where the peak is, what is sent, how long a step takes.
+
+A verdict is always a word, colour only repeats it.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Callable, Sequence
+
+from rich.console import RenderableType
+from rich.style import Style
+from rich.text import Text
+
+from simcore.cli.columns import Column, grids
+from simcore.cli.tables import plain
+from simcore.results.compare import worst_rank
+from simcore.results.report import Peak, Report
+from simcore.units import format_seconds
+
+__all__ = ["summary", "verdict"]
+
+_STYLE = {
+    "fits": "green",
+    "legal": "green",
+    "placed": "green",
+    "illegal": "yellow",
+    "OOM": "bold red",
+    "error": "bold red",
+}
+_BAR = 8
+"""Characters of a full one."""
+_PLACE = 24
+"""Characters of a module path at most."""
+
+
+def verdict(report: Report) -> str:
+    """One word: fits, OOM, illegal, error; placed or legal when nothing more was asked."""
+    if report.status != "ok":
+        return report.status
+    if report.verdict:
+        return {"fits": "fits", "oom": "OOM"}[report.verdict]
+    return "placed" if report.ranks else "legal"
+
+
+def summary(reports: Sequence[Report], width: int) -> list[RenderableType]:
+    """The table. What does not fit beside the names in `width` characters follows in another one below."""
+    styles = [Style.parse(_STYLE[verdict(report)]) for report in reports]
+    shown: list[RenderableType] = [*grids(_columns(reports), reports, styles, width)]
+    if len(reports) > 1:
+        shown.append(_count(reports))
+    if unsure := [plain(report.name) for report in reports if _is_unsure(report)]:
+        names = ", ".join(unsure[:3]) + (f" and {len(unsure) - 3:,} more" if len(unsure) > 3 else "")
+        shown.append(Text(f"fits, but not surely (the upper end of the band lies above the limit): {names}"))
+    return [part for table in shown for part in (table, "")][:-1]
+
+
+def _is_unsure(report: Report) -> bool:
+    """A fit by the middle, and not by what measured runs of such layouts allow."""
+    highest, left = report.highest_bytes, report.headroom_bytes
+    if report.verdict != "fits" or highest is None or left is None:
+        return False
+    return any(other.peak.band_bytes[1] > highest + left for other in report.ranks if other.peak)
+
+
+def _columns(reports: Sequence[Report]) -> tuple[Column, ...]:
+    """Those that have something to say."""
+    if any(r.peak_rank for r in reports):
+        return (*_WHAT, _AT_REST, *_MEMORY, _VERDICT, *_STEP)
+    return (*_WHAT, _AT_REST, _VERDICT) if any(r.ranks for r in reports) else (*_WHAT, _VERDICT)
+
+
+def _count(reports: Sequence[Report]) -> Text:
+    """`14 scenarios: 12 fits, 2 OOM`."""
+    words = Counter(map(verdict, reports))
+    return Text(f"{len(reports):,} scenarios: " + ", ".join(f"{words[w]:,} {w}" for w in _STYLE if words[w]))
+
+
+def _framework(report: Report) -> str:
+    framework = report.scenario.get("framework", "")
+    return plain(str(framework.get("name", "") if isinstance(framework, dict) else framework))
+
+
+def _axis(report: Report, axis: str) -> int:
+    mesh = report.scenario.get("mesh")
+    size = mesh.get(axis, 1) if isinstance(mesh, dict) else 1
+    return size if isinstance(size, int) else 1
+
+
+def _layout(report: Report) -> str:
+    """Axes of more than one rank, `pp2 dp2x4 ep8`: dp is `replicas x shards`, or the one of them that there is."""
+    if "mesh" not in report.scenario:
+        return ""
+    replicate, shard = _axis(report, "dp_replicate"), _axis(report, "dp_shard")
+    sizes = {axis: _axis(report, axis) for axis in ("pp", "dp", "cp", "tp", "ep", "etp")} | {"dp": replicate * shard}
+    words = {axis: f"{axis}{size}" for axis, size in sizes.items() if size > 1}
+    if replicate > 1 and shard > 1:
+        words["dp"] = f"dp{replicate}x{shard}"
+    return " ".join(words.values()) or "1 rank"
+
+
+def _num_gpus(report: Report) -> str:
+    if "mesh" not in report.scenario:
+        return ""
+    product = 1
+    for axis in ("pp", "dp_replicate", "dp_shard", "cp", "tp"):
+        product *= _axis(report, axis)
+    return f"{product:,}"
+
+
+def _method(report: Report) -> str:
+    training = report.scenario.get("training")
+    workload, method = str(report.scenario.get("workload", "train")), ""
+    if isinstance(training, dict):
+        method = plain(str(training.get("method", "")))
+    return {"train": method, "serve": workload}.get(workload, f"{workload} {method}")
+
+
+def _gib(num_bytes: float) -> str:
+    """Under a heading that says GiB, so that points stand below each other; what is there is never shown as none."""
+    return "<0.01" if 0 < num_bytes < 2**30 / 200 else f"{num_bytes / 2**30:,.2f}"
+
+
+def _at_rest(report: Report) -> str:
+    rank = worst_rank(report)
+    return _gib(rank.at_rest_bytes() + rank.padding_bytes) if rank else ""
+
+
+def _of_peak(show: Callable[[Peak], str]) -> Callable[[Report], str]:
+    """A cell about the peak of the worst rank; empty when there is none."""
+
+    def cell(report: Report) -> str:
+        rank = report.peak_rank
+        return show(rank.peak) if rank and rank.peak else ""
+
+    return cell
+
+
+def _peak_at(peak: Peak) -> str:
+    """`backward, layers.51`: shortened from the front, where long module paths are alike."""
+    place = plain(peak.layer or peak.event)
+    if place == peak.phase:
+        return plain(place)
+    return plain(f"{peak.phase}, {place if len(place) <= _PLACE else '...' + place[3 - _PLACE :]}")
+
+
+def _capacity(report: Report) -> str:
+    return _gib(report.capacity_bytes) if report.capacity_bytes else ""
+
+
+def _fill(report: Report) -> str:
+    """A bar and the share of the capacity; the bar is full at 100 %, the number goes on."""
+    rank = report.peak_rank
+    if not (rank and rank.peak and report.capacity_bytes):
+        return ""
+    share = rank.peak.device_bytes / report.capacity_bytes
+    full = min(_BAR, round(share * _BAR))
+    return "█" * full + "░" * (_BAR - full) + f" {share:4.0%}"
+
+
+def _traffic(*collectives: str) -> Callable[[Report], str]:
+    """Bytes that leave the worst rank in one step; without names, all that is not named by the other columns."""
+
+    def cell(report: Report) -> str:
+        rank = worst_rank(report)
+        if rank is None or rank.peak is None:
+            return ""
+        named = collectives or ("all_gather", "reduce_scatter")
+        return _gib(sum(t.wire_bytes for t in rank.traffic if (t.collective in named) == bool(collectives)))
+
+    return cell
+
+
+def _step(report: Report) -> str:
+    return format_seconds(report.time.step_s) if report.time else ""
+
+
+def _tokens(report: Report) -> str:
+    return f"{report.time.tokens_per_s_per_gpu:,.0f}" if report.time else ""
+
+
+_WHAT = (
+    Column("framework", _framework, "left"),
+    Column("layout", _layout, "left"),
+    Column("GPUs", _num_gpus),
+    Column("method", _method, "left"),
+)
+_VERDICT = Column("verdict", verdict, "left", coloured=True)
+_AT_REST = Column("at rest\nGiB", _at_rest)
+_MEMORY = (
+    Column("peak\nGiB", _of_peak(lambda peak: _gib(peak.device_bytes))),
+    Column("capacity\nGiB", _capacity),
+    Column("fill", _fill, "left", coloured=True),
+)
+_STEP = (
+    Column("peak at", _of_peak(_peak_at), "left"),
+    Column("all-gather\nGiB/step", _traffic("all_gather")),
+    Column("red.-scatter\nGiB/step", _traffic("reduce_scatter")),
+    Column("other sent\nGiB/step", _traffic()),
+    Column("step", _step),
+    Column("tokens/s\nper GPU", _tokens),
+)

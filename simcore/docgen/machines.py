@@ -1,0 +1,79 @@
+"""The built-in machines as a page, made from their files.
+
+    python -m simcore.docgen.machines > docs/machines.md
+"""
+
+from __future__ import annotations
+
+import sys
+from typing import Final
+
+from simcore.docgen.glossary import table
+from simcore.hardware.device import Peaks
+from simcore.hardware.efficiency import efficiency_names
+from simcore.hardware.topology import Topology, load_topology, topology_names
+from simcore.inputs.quantity import Quantity
+
+__all__ = ["machines"]
+
+_HEAD: Final = """# Machines
+
+Made by `python -m simcore.docgen.machines` from `topologies/*.yaml`; edit those, not this page. Each number stands
+there with its unit, its kind (datasheet, measured, fitted, assumed) and its source; here `~` marks what is assumed.
+
+A scenario names a machine (`topology: dgx-h100`), bounds it (`{file: dgx-h100, num_nodes: 2}`), or names a file of
+one's own that is written like these."""
+_GPUS: Final = """Dense peaks in TFLOP/s; `-`: the GPU does not compute in that format. Memory in GiB: in
+all, as its tools tell, and what the driver leaves a program. GB/s: what that memory may carry."""
+_NODES: Final = """Rates are of one GPU and one way, in GB/s: what its links may carry, and in brackets the bus
+bandwidth of an all-gather over a node, or over one NIC. An empty cell: there is none. The price is what somebody asked
+on that date for one GPU and an hour, in USD; without one, what a run costs is not told."""
+_SHARES: Final = """What kernels reach of a GPU's peaks is in `topologies/efficiency/`, and a machine names one of its
+files, or a file of one's own by its path from the topology file. Those whose name begins with `generic` are assumed
+from other GPUs. They are: """
+
+
+def machines() -> str:
+    """The whole page."""
+    found = [load_topology(name) for name in topology_names()]
+    gpus = table(("GPU", "capability", "SMs", "memory", "usable", "GB/s", *_formats(), "W"),
+                 {one.device.name: _gpu(one) for one in found}.values())
+    nodes = table(("machine", "GPUs a node", "GPU", "between GPUs", "network", "nodes", "host GB", "host link", "price",
+                   "kernels"), map(_machine, found))
+    shares = _SHARES + ", ".join(f"`{name}`" for name in efficiency_names()) + "."
+    parts = (_HEAD, "## GPUs", _GPUS, gpus, "## Nodes and networks", _NODES, nodes, "## Kernels", shares)
+    return "\n\n".join(parts) + "\n"
+
+
+def _formats() -> tuple[str, ...]:
+    return tuple(Peaks.model_fields)
+
+
+def _gpu(machine: Topology) -> tuple[str, ...]:
+    device = machine.device
+    peaks = (_told(getattr(device.peak, name), 1e12) or "-" for name in _formats())
+    return (device.name, device.compute_capability, _told(device.num_sms), _told(device.memory.total, 2**30),
+            _told(device.memory.usable, 2**30), _told(device.memory_bandwidth, 1e9), *peaks, _told(device.power))
+
+
+def _machine(machine: Topology) -> tuple[str, ...]:
+    node, price = machine.node, machine.price_per_gpu_hour
+    pcie = "PCIe " * bool(node.pcie)
+    hosts = f", {machine.gpus_per_host} a host" if node.gpus_per_host else ""
+    links = [f"{_told(link.bandwidth, 1e9)} ({_told(link.bus_bandwidth.all_gather, 1e9)})" if link else ""
+             for link in (node.fabric, machine.network)]
+    return (f"`{machine.name}`", f"{_told(node.gpus)}{hosts}", machine.device.name, f"{pcie}{links[0]}", links[1],
+            str(machine.num_nodes or ("as needed" if machine.network else "1")), _told(node.host_memory, 1e9),
+            _told(node.host_link.bandwidth, 1e9), f"{_told(price)} ({price.date})" if price else "",
+            f"`{machine.efficiency.name}`")
+
+
+def _told(quantity: Quantity | None, scale: float = 1) -> str:
+    if quantity is None:
+        return ""
+    value = f"{quantity.si / scale:.2f}".rstrip("0").rstrip(".")
+    return f"~{value}" if quantity.kind == "assumed" else value
+
+
+if __name__ == "__main__":
+    sys.stdout.write(machines())

@@ -1,0 +1,48 @@
+"""The built-in models as a page, made from their configurations.
+
+    python -m simcore.docgen.models > docs/models.md
+"""
+
+from __future__ import annotations
+
+import sys
+import textwrap
+from typing import Final
+
+from simcore.docgen.glossary import table
+from simcore.models.graph import FAMILIES, ModelGraph, build, known_presets, model_config
+
+__all__ = ["graph_of", "presets"]
+
+_HEAD: Final = """# Models
+
+Made by `python -m simcore.docgen.models` from `simcore/models/presets/*.json`; edit those, not this page.
+
+A scenario names a model (`model: llama-3.1-8b`), changes one (`{config: llama-3.1-8b, overrides: {num_hidden_layers:
+2}}`), or names a `config.json` of one's own. A file's `model_type` is one of:"""
+_TABLE: Final = """Parameters are those that the model's code registers: [asked of it](../tests/truth/README.md), but
+for `nemotron-nas`, which transformers has no code for. `from`: the repository on Hugging Face whose `config.json` a
+preset restates, without fields that change no size; what is assumed says so, here and in every report."""
+
+
+def presets() -> str:
+    """The whole page."""
+    families = textwrap.fill(", ".join(f"`{name}`" for name in FAMILIES) + ".", 120, break_on_hyphens=False)
+    rows = table(("preset", "`model_type`", "parameters", "layers", "from"), map(_row, known_presets()))
+    return f"{_HEAD}\n{families}\n\n{_TABLE}\n\n{rows}\n"
+
+
+def graph_of(name: str) -> ModelGraph:
+    """A preset as transformers builds it."""
+    return build(model_config(name, None, name), "hf", name)
+
+
+def _row(name: str) -> tuple[str, ...]:
+    fields, graph = model_config(name, None, name), graph_of(name)
+    source = f"`{fields['_name_or_path']}`" if "_name_or_path" in fields else "made up, for examples and tests"
+    source = f"assumed: {fields['assumed']}" if "assumed" in fields else source
+    return f"`{name}`", f"`{fields['model_type']}`", f"{graph.count():,}", str(graph.num_blocks), source
+
+
+if __name__ == "__main__":
+    sys.stdout.write(presets())

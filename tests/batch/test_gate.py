@@ -1,0 +1,147 @@
+"""What a gate says of refused answers, and of a baseline that fits the run only in part."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from xml.etree import ElementTree
+
+import pytest
+
+import small
+from simcore.batch.gate import gates, github, junit, read_results, unmatched
+from simcore.batch.run import Outcome
+from simcore.errors import InputError
+from simcore.results.report import Report
+from simcore.simulate import check, simulate
+
+REFUSED = check(small.scenario("fsdp2", {"dp_shard": 6, "ep": 3}))
+FITS = check(small.scenario("fsdp2", {"dp_shard": 6}))
+
+
+def _stored(path: Path, *reports: Report) -> Path:
+    path.write_text("".join(report.model_dump_json() + "\n" for report in reports), encoding="utf-8")
+    return path
+
+
+def test_adapters_that_never_learn_are_told_and_pass() -> None:
+    asked = small.scenario("fsdp2", {"dp_shard": 2}, method="lora",
+                           lora={"rank": 8, "target_modules": ["out_proj", "gate_proj"]})
+    found = [f for gate in gates() for f in gate(Outcome(simulate(asked, timed=False), "a.yaml:1", 0))]
+    assert [(f.kind, f.code) for f in found] == [("adapters", 0)] * 2
+    assert "gate_proj" in found[0].message
+    assert "mixer.out_proj in 2 layers" in found[1].message
+    suite = ElementTree.fromstring(junit(["small"], found))  # noqa: S314 - we wrote it
+    assert [child.tag for case in suite for child in case] == ["system-out"] * 2
+    assert (suite.get("failures"), suite.get("errors"), suite.get("skipped")) == ("0", "0", "0")
+
+
+def test_what_a_sweep_made_and_a_framework_refuses_is_told_and_passes() -> None:
+    (told,) = [found for gate in gates() for found in gate(Outcome(REFUSED, "a.yaml:1", 0))]
+    assert (told.kind, told.code) == ("refused", 0)
+    assert told.message.startswith("illegal: ")
+    assert github([told]).startswith("::notice ")
+    suite = ElementTree.fromstring(junit(["small"], [told]))  # noqa: S314 - we wrote it
+    assert [child.tag for case in suite for child in case] == ["skipped"]
+    assert (suite.get("failures"), suite.get("errors"), suite.get("skipped")) == ("0", "0", "1")
+
+
+def test_the_same_layout_written_by_hand_is_a_problem() -> None:
+    (told,) = [found for gate in gates() for found in gate(Outcome(REFUSED, "a.yaml:1", 2))]
+    assert (told.kind, told.code) == ("problem", 2)
+
+
+def test_a_baseline_may_be_lines(tmp_path: Path) -> None:
+    assert read_results(_stored(tmp_path / "results.jsonl", FITS, REFUSED)) == [FITS, REFUSED]
+
+
+def test_a_line_ends_only_where_a_line_ends(tmp_path: Path) -> None:
+    odd = FITS.model_copy(update={"name": "a\u2028b\u0085c"})
+    assert read_results(_stored(tmp_path / "results.jsonl", odd, FITS)) == [odd, FITS]
+
+
+def test_a_line_that_is_cut_off_is_named(tmp_path: Path) -> None:
+    path = _stored(tmp_path / "results.jsonl", FITS, REFUSED)
+    text = path.read_text(encoding="utf-8")
+    path.write_text(text[:-40], encoding="utf-8")
+    with pytest.raises(InputError, match=r"results\.jsonl:2: the last line is cut off"):
+        read_results(path)
+    path.write_text("{\n" + text, encoding="utf-8")
+    with pytest.raises(InputError, match=r"results\.jsonl:1: is no result"):
+        read_results(path)
+
+
+@pytest.mark.parametrize("name", ["results.jsonl", "main.json"])
+def test_what_is_nested_without_end_is_told(tmp_path: Path, name: str) -> None:
+    path = tmp_path / name
+    path.write_text('{"a":' * 100_000, encoding="utf-8")
+    with pytest.raises(InputError, match="is no result"):
+        read_results(path)
+
+
+def test_numbers_without_end_are_told(tmp_path: Path) -> None:
+    timed = simulate(small.scenario("fsdp2", {"dp_shard": 6}))
+    assert timed.time is not None
+    path = _stored(tmp_path / "results.jsonl", timed)
+    whole = path.read_text(encoding="utf-8")
+    for odd in ("NaN", "1e999", "-Infinity"):
+        path.write_text(whole.replace(f'"step_s":{timed.time.step_s}', f'"step_s":{odd}'), encoding="utf-8")
+        with pytest.raises(InputError, match="is no result"):
+            read_results(path)
+
+
+def test_a_step_of_no_time_is_no_result(tmp_path: Path) -> None:
+    timed = simulate(small.scenario("fsdp2", {"dp_shard": 6}))
+    assert timed.time is not None
+    none = timed.model_copy(update={"time": timed.time.model_copy(update={"step_s": 0.0})})
+    with pytest.raises(InputError, match="is no result"):
+        read_results(_stored(tmp_path / "results.jsonl", none))
+
+
+def test_a_device_without_memory_is_no_result(tmp_path: Path) -> None:
+    path = _stored(tmp_path / "results.jsonl", FITS.model_copy(update={"capacity_bytes": 0}))
+    with pytest.raises(InputError, match="is no result"):
+        read_results(path)
+
+
+def test_a_baseline_says_what_it_cannot_compare(tmp_path: Path) -> None:
+    path = _stored(tmp_path / "results.jsonl", FITS, FITS.model_copy(update={"name": "old"}))
+    assert unmatched(["small"], path) == "1 of it not run, such as 'old'"
+    assert unmatched(["new", "old", "small"], path) == "1 not in it, such as 'new'"
+    assert unmatched(["old", "small"], path) == ""
+
+
+def test_a_baseline_of_other_scenarios_is_refused(tmp_path: Path) -> None:
+    with pytest.raises(InputError, match="nothing to compare"):
+        unmatched(["renamed"], _stored(tmp_path / "results.jsonl", FITS))
+
+
+def test_the_highest_draw_is_what_fills_a_device() -> None:
+    routing = {"seed": 0, "draws": 20, "concentration": 0.1}
+    drawn = simulate(small.scenario("megatron", {"dp_shard": 4, "ep": 4}, routing=routing, seq_len=1024), timed=False)
+    assert drawn.peak_rank is not None
+    assert drawn.peak_rank.peak is not None
+    assert drawn.highest_bytes is not None
+    capacity = 2 * (drawn.peak_rank.peak.device_bytes + drawn.highest_bytes)  # a quarter lies between both
+    outcome = Outcome(drawn.model_copy(update={"capacity_bytes": capacity}), "a.yaml:1", 0)
+    (told,) = [found for gate in gates("25%") for found in gate(outcome)]
+    assert told.kind == "fill"
+    assert "in the highest draw" in told.message
+    balanced = outcome.report.model_copy(update={"drawn": None})
+    assert [found for gate in gates("25%") for found in gate(Outcome(balanced, "a.yaml:1", 0))] == []
+
+
+def test_a_host_that_cannot_hold_what_is_read_fails_a_gate() -> None:
+    report = simulate(small.scenario("fsdp2", {"dp_shard": 2}), timed=False)
+    assert report.host is not None
+    small_host = report.host.model_copy(update={"phases": tuple(
+        phase.model_copy(update={"host_verdict": "oom" if phase.phase == "load" else "fits"})
+        for phase in report.host.phases)})
+    outcome = Outcome(report.model_copy(update={"host": small_host}), "a.yaml:1", 0)
+    (told,) = [found for gate in gates() for found in gate(outcome)]
+    assert (told.kind, told.code) == ("host", 1)
+    assert told.message.startswith("load: does not fit on the host")
+
+
+def test_a_share_that_is_no_number_is_told_as_given() -> None:
+    with pytest.raises(InputError, match="expected a share such as 92%"):
+        gates(max_fill="abc")

@@ -1,0 +1,34 @@
+"""Phases for a terminal."""
+
+from __future__ import annotations
+
+from io import StringIO
+
+from rich.console import Console
+
+from rl.test_workload import DPO, report
+from simcore.cli.phases import phasesheet
+from simcore.results.report import Report
+
+
+def shown(*reports: Report) -> str:
+    out = StringIO()
+    Console(file=out, width=240).print(*phasesheet(reports), sep="\n")
+    return out.getvalue()
+
+
+def test_each_phase_has_a_line_and_the_highest_is_named() -> None:
+    text = shown(report(), report(DPO))
+    assert text.count("sets the peak") == 2
+    assert "generation sets the peak" in text
+    for told in ("refit", "logprob", "reference", "prefill of the most tokens", "policy, copied"):
+        assert (told in text) == (told != "policy, copied")  # who is on the host is in the JSON
+
+
+def test_what_does_not_fit_says_so() -> None:
+    assert " OOM" in shown(report(limits={"usable_memory": "20 GiB"}))
+    assert " OOM" not in shown(report())
+
+
+def test_nothing_for_a_plain_step() -> None:
+    assert phasesheet([report().model_copy(update={"phases": ()})]) == []

@@ -1,0 +1,130 @@
+"""The summary of a batch: what a person asks first, at any width, of one scenario or a thousand."""
+
+from __future__ import annotations
+
+import io
+
+import pytest
+from rich.cells import cell_len
+from rich.console import Console
+
+from fakes import illegal, report
+from simcore.cli import summary
+from simcore.cli.tables import console
+from simcore.results.report import Report
+
+
+def shown(*parts: object, width: int = 240, colours: bool = False) -> str:
+    stream = io.StringIO()
+    Console(file=stream, width=width, color_system="standard" if colours else None, force_terminal=colours).print(
+        *parts, sep="\n"
+    )
+    return stream.getvalue()
+
+
+def test_one_line_says_what_a_person_asks_first() -> None:
+    text = shown(*summary.summary([report("nano", 40), report("big", 100), illegal("odd")], 240))
+    nano = next(line for line in text.splitlines() if "nano" in line)
+    for word in ("fsdp2", "pp2 dp4 tp2 ep4", " 16 ", "lora", "7.00", "40.00", "80.00", "████░░░░  50%", "fits",
+                 "backward, layers.51", "6.00", "3.00", "2.00", "500 ms", "12,346"):
+        assert word in nano
+    assert "OOM" in text
+    assert "125%" in text
+    assert "illegal" in text
+
+
+@pytest.mark.parametrize(("width", "num_tables"), [(240, 1), (200, 1), (120, 2), (80, 3)])
+def test_what_is_too_wide_goes_into_another_table(width: int, num_tables: int) -> None:
+    text = shown(*summary.summary([report("nano")], width), width=width)
+    assert text.count("nano") == num_tables
+    assert "…" not in text
+
+
+def test_long_names_of_a_sweep_go_on_below() -> None:
+    name = "nano[framework=megatron,mesh.dp_shard=8,training.recompute=full]"
+    text = shown(*summary.summary([report(name), report("short")], 200), width=200)
+    cells = [line.split("  fsdp2")[0][:52].strip() for line in text.splitlines()]
+    assert name in "".join(cells)
+    assert max(map(len, text.splitlines())) <= 200
+
+
+def test_a_fit_whose_band_ends_above_the_limit_is_called_unsure() -> None:
+    """Bands of the reports here end 1 GiB above the peak, and the limit is 80 GiB."""
+    sure, unsure, over = (report(name, gib).model_copy(update={"headroom_bytes": int((80 - gib) * 2**30)})
+                          for name, gib in (("sure", 79), ("border", 79.5), ("over", 100)))
+    text = shown(*summary.summary([sure, unsure, over], 240))
+    (line,) = [line for line in text.splitlines() if line.startswith("fits, but not surely")]
+    assert line.endswith("the limit): border")
+    assert "not surely" not in shown(*summary.summary([sure, over], 240))
+
+
+def test_a_batch_ends_with_how_many() -> None:
+    text = shown(*summary.summary([report("a"), report("b"), report("big", 100), illegal("odd")], 240))
+    assert text.splitlines()[-1] == "4 scenarios: 2 fits, 1 illegal, 1 OOM"
+
+
+@pytest.mark.parametrize(
+    ("result", "word"),
+    [
+        (report(), "fits"),
+        (report(peak_gib=100), "OOM"),
+        (illegal("a"), "illegal"),
+        (report(peak_gib=None), "placed"),
+        (report(peak_gib=None, ranks=()), "legal"),
+    ],
+)
+def test_the_verdict_is_a_word(result: Report, word: str) -> None:
+    assert summary.verdict(result) == word
+
+
+def test_replicas_of_shards_are_told_apart_from_one_axis() -> None:
+    hsdp = report(scenario={"mesh": {"dp_replicate": 2, "dp_shard": 8}})
+    assert "  dp2x8  " in shown(*summary.summary([hsdp], 240))
+
+
+def test_names_cannot_steer_the_terminal() -> None:
+    text = shown(*summary.summary([report("evil\x1b[31m[bold]x")], 240))
+    assert "\x1b" not in text
+    assert "[bold]x" in text
+
+
+def test_a_pipe_gets_lines_as_long_as_the_table_wants() -> None:
+    stream = io.StringIO()
+    screen = console(stream)
+    screen.print(*summary.summary([report("nano")], screen.width), sep="\n")
+    assert "\x1b" not in stream.getvalue()
+    assert "per GPU" in stream.getvalue().splitlines()[1]
+
+
+def test_columns_stand_below_each_other() -> None:
+    """To the character: names of two lines and of wide letters, headings of two lines, cells left and right."""
+    reports = [report("nano[mesh.ep=1,training.seq_len=2048]", None), illegal("模型")]
+    assert shown(*summary.summary(reports, 100), width=100).splitlines() == [
+        "                                                                    at rest         ",
+        "scenario                  framework  layout           GPUs  method      GiB  verdict",
+        "─" * 84,
+        "nano[mesh.ep=1,           fsdp2      pp2 dp4 tp2 ep4    16  lora       7.00  placed ",
+        "  training.seq_len=2048]                                                            ",
+        "模型                      fsdp2                                              illegal",
+        "",
+        "2 scenarios: 1 placed, 1 illegal",
+    ]
+
+
+def test_every_line_of_a_table_is_as_wide() -> None:
+    reports = [report("nano"), report("模型", 100), illegal("odd"), report("x" * 90)]
+    lines = shown(*summary.summary(reports, 240)).splitlines()
+    assert len({cell_len(line) for line in lines[:-2]}) == 1
+
+
+def test_colour_repeats_the_verdict() -> None:
+    text = shown(*summary.summary([report("nano"), report("big", 100)], 240), colours=True)
+    assert "\x1b[32mfits   \x1b[0m" in text
+    assert "\x1b[1;31mOOM    \x1b[0m" in text
+    assert "\x1b[1;31m████████ 125%\x1b[0m" in text
+
+
+def test_a_thousand_rows_are_all_shown() -> None:
+    reports = [report(f"sweep[framework=fsdp2,training.seq_len={i}]") for i in range(1000)]
+    text = shown(*summary.summary(reports, 240))
+    assert text.count("seq_len") == 1000
