@@ -4,6 +4,8 @@ A call is the numbers of the parameters that the module has itself; most contain
 runs in reverse, a container before what it holds. A checkpointed layer is replayed when the first of its modules needs
 what it has saved: the last linear (torch 2.13 `utils/checkpoint.py`, use_reentrant=False). The layer itself is not
 called again: its `forward` is checkpointed, within its hooks (transformers 5.23 `modeling_layers.py`).
+Of two blocks behind one norm (GraniteMoeHybrid's experts and the MLP beside them) the second comes first in backward:
+autograd runs the latest node first.
 
 [Note: calls of an adapted linear] PEFT 0.21.2 `tuners/lora/layer.py`, `tuners/lora/bnb.py`: the module around a linear
 reads the type of `lora_A`'s weight, which DeepSpeed then takes for its own (`parameter_offload.py`,
@@ -14,11 +16,11 @@ frozen one of 4 bits saves nothing, so a replay begins behind it and ends before
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Final
 
-from simcore.models.blocks import Embedding, Head, Mlp
+from simcore.models.blocks import Branch, Embedding, Head, Mlp, Moe
 from simcore.plan import Plan
 
 __all__ = ["Calls", "asks_inputs", "backward_calls", "forward_calls", "readiness", "released_after",
@@ -26,6 +28,8 @@ __all__ = ["Calls", "asks_inputs", "backward_calls", "forward_calls", "readiness
 
 Calls = list[tuple[int, ...]]
 _ADAPTERS: Final = (".lora_a", ".lora_b")
+_BESIDE: Final = "shared_mlp"
+"""What GraniteMoeHybrid has beside its experts, in a module of its own (`modeling_granitemoehybrid.py`:1001)."""
 
 
 def forward_calls(plan: Plan, layer: int) -> Calls:
@@ -36,7 +40,7 @@ def forward_calls(plan: Plan, layer: int) -> Calls:
         if isinstance(kind.block, Embedding):  # PEFT's model, the model, its inner model; the rotary embedding
             return [*_around(plan), (), (), *own, ()]
         return own if own[0] else []
-    return [(), *(call for part in _parts(plan, layer) for call in part)]
+    return [(), *(call for part in _parts(plan, layer) for call in part.forward())]
 
 
 def backward_calls(plan: Plan, layer: int) -> tuple[Calls, Calls]:
@@ -48,8 +52,8 @@ def backward_calls(plan: Plan, layer: int) -> tuple[Calls, Calls]:
             return [], own if asks_inputs(plan, layer + 1) else []
         return [], [*(_around(plan) if isinstance(kind.block, Head) else []), (), *own] if own else own
     backward: Calls = [()]
-    for norm, container, *inside in reversed(_parts(plan, layer, is_backward=True)):
-        backward += [container, *reversed(inside), norm]
+    for part in reversed(_parts(plan, layer, is_backward=True)):
+        backward += part.backward()
     if plan.framework.checkpoint == "none":
         return [], backward
     first, last = replayed(plan, layer)
@@ -63,10 +67,10 @@ def _around(plan: Plan) -> Calls:
 
 def replayed(plan: Plan, layer: int) -> tuple[int, int | None]:
     """Calls of backward before the replay begins, and calls of forward in it."""
-    last = _linears(plan, layer, _last_branch(plan, layer))[-1]
-    if last.adapters:  # its module, and lora_B
+    part = _parts(plan, layer)[-1]
+    if part.last.adapters:  # its module, and lora_B
         return 4, None
-    return 3, -1 if _saves_nothing(plan, layer, last) else None
+    return 3, -1 if _saves_nothing(plan, layer, part.last) else None
 
 
 def released_after(plan: Plan, layer: int) -> int:
@@ -75,37 +79,15 @@ def released_after(plan: Plan, layer: int) -> int:
     DeepSpeed 0.19.6 `partitioned_param_coordinator.py`, update_recompute_parameters: they are the module's whose
     backward began last and is not over: the last linear, or, if that saves nothing, the container that it is in.
     """
-    linears = _linears(plan, layer, _last_branch(plan, layer))
-    if linears[-1].adapters or not _saves_nothing(plan, layer, linears[-1]):
+    part = _parts(plan, layer, is_backward=True)[-1]
+    if part.last.adapters or not _saves_nothing(plan, layer, part.last):
         return 0
-    return len(_parts(plan, layer, is_backward=True)[-1]) - 3
-
-
-def _last_branch(plan: Plan, layer: int) -> str:
-    return plan.graph.kinds[plan.graph.layers[layer].kind].branches[-1].name
+    return len(part.inside) - 1
 
 
 def _saves_nothing(plan: Plan, layer: int, linear: _Linear) -> bool:
     packed = plan.of_layer(layer)[linear.own[0]].life.rest.packed
     return packed is not None and not packed.is_tensor
-
-
-def _parts(plan: Plan, layer: int, *, is_backward: bool = False) -> list[Calls]:
-    """For each branch its norm, its container (with what it has itself: sinks, Mamba's vectors) and what is inside.
-
-    A gated MLP has an activation. `is_backward`: what backward calls, in forward's order.
-    """
-    kind, named = plan.graph.kinds[plan.graph.layers[layer].kind], _by_module(plan, layer)
-    parts: list[Calls] = []
-    for number, branch in enumerate(kind.branches):
-        linears = _linears(plan, layer, branch.name)
-        inside = [linear.backward() if is_backward else linear.forward() for linear in linears]
-        if is_backward and number == 0 and not asks_inputs(plan, layer):
-            inside[:-1] = [[*linear.adapters, *linear.adapters[:1]] for linear in linears[:-1]]
-        if isinstance(branch.block, Mlp):
-            inside.insert(1, [()])
-        parts.append([named.get(branch.norm, ()), named.get(branch.name, ()), *(c for calls in inside for c in calls)])
-    return parts
 
 
 @dataclass(frozen=True, slots=True)
@@ -121,6 +103,49 @@ class _Linear:
     def backward(self) -> Calls:
         """In forward's order."""
         return [self.own, (), *self.adapters, self.adapters[0]] if self.adapters else [self.own]
+
+
+@dataclass(frozen=True, slots=True)
+class _Part:
+    """A block: the norm before it, its container (with what it has itself: sinks, Mamba's vectors), what is inside.
+
+    `before` is empty where another block stands behind the same norm already.
+    """
+
+    before: Calls
+    container: tuple[int, ...]
+    inside: Calls
+    last: _Linear
+
+    def forward(self) -> Calls:
+        return [*self.before, self.container, *self.inside]
+
+    def backward(self) -> Calls:
+        return [self.container, *reversed(self.inside), *self.before]
+
+
+def _parts(plan: Plan, layer: int, *, is_backward: bool = False) -> list[_Part]:
+    """Blocks in forward's order. `is_backward`: what backward calls of them, in that order too."""
+    named, parts = _by_module(plan, layer), list[_Part]()
+    for number, (name, branch) in enumerate(_blocks(plan, layer)):
+        linears = _linears(plan, layer, name)
+        inside = [linear.backward() if is_backward else linear.forward() for linear in linears]
+        if is_backward and number == 0 and not asks_inputs(plan, layer):
+            inside[:-1] = [[*linear.adapters, *linear.adapters[:1]] for linear in linears[:-1]]
+        if isinstance(branch.block, Mlp) or name != branch.name:
+            inside.insert(1, [()])  # the activation of a gated MLP
+        parts.append(_Part([named.get(branch.norm, ())] if name == branch.name else [], named.get(name, ()),
+                           [call for calls in inside for call in calls], linears[-1]))
+    return parts
+
+
+def _blocks(plan: Plan, layer: int) -> Iterator[tuple[str, Branch]]:
+    """Names of a layer's blocks, each with the branch that it is in."""
+    has_beside = any(path.startswith(f"{_BESIDE}.") for path in _by_module(plan, layer))
+    for branch in plan.graph.kinds[plan.graph.layers[layer].kind].branches:
+        yield branch.name, branch
+        if has_beside and isinstance(branch.block, Moe):
+            yield _BESIDE, branch
 
 
 def _linears(plan: Plan, layer: int, branch: str) -> list[_Linear]:
