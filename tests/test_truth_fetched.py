@@ -13,7 +13,8 @@ from simcore.frameworks.deepspeed.zero3_hooks import FetchedFlow
 
 TRUTH: dict[str, Any] = json.loads(
     (ROOT / "tests/truth/deepspeed/fetched-0.19.6.json").read_text(encoding="utf-8"))["cases"]
-PRESETS = {"llama": "llama-3.2-3b", "qwen2": "qwen2.5-3b", "qwen3": "qwen3-8b"}
+PRESETS = {"llama": "llama-3.2-3b", "qwen2": "qwen2.5-3b", "qwen3": "qwen3-8b",
+           "granitemoehybrid": "granite-4.0-h-tiny"}
 PAIRS = [name.removesuffix(", plain") for name in TRUTH if name.endswith(", plain")]
 
 

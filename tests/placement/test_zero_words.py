@@ -121,6 +121,18 @@ def test_ranks_whose_parts_have_other_tensors_are_simulated_each(stage: str, giv
     assert [rank.num_ranks for rank in many.ranks] == [128]
 
 
+def test_ranks_meet_though_some_have_nothing_to_copy() -> None:
+    """96 elements are trained: parts are of 2, and the last 16 ranks of 64 have padding alone."""
+    model = {"config": "llama-tiny", "overrides": {
+        "hidden_size": 32, "intermediate_size": 64, "num_hidden_layers": 1, "num_attention_heads": 2,
+        "num_key_value_heads": 2, "head_dim": 32, "vocab_size": 512}}
+    report = simulate(small.scenario("zero2", {"dp_shard": 64}, model=model, microbatches=2, method="lora",
+                                     lora={"rank": 1, "target_modules": ["q_proj"]}, offload={"optimizer": "host"}))
+    assert report.status == "ok", report.problems
+    copied = [sum(row.calls for row in one.traffic if row.axis == "to_host") for one in report.ranks]
+    assert [count > 0 for count in copied] == [True] * 48 + [False] * 16
+
+
 @pytest.mark.parametrize("stage", ["zero1", "zero2"])
 def test_a_million_ranks_take_no_longer_than_their_number(stage: str) -> None:
     """A bucket has a piece for each rank: they are summed once, not again for each."""

@@ -3,9 +3,9 @@
 A call is the numbers of the parameters that the module has itself; most containers and activations have none. Backward
 runs in reverse, a container before what it holds. A checkpointed layer is replayed when the first of its modules needs
 what it has saved: the last linear (torch 2.13 `utils/checkpoint.py`, use_reentrant=False). The layer itself is not
-called again: its `forward` is checkpointed, within its hooks (transformers 5.23 `modeling_layers.py`). Where a norm
-stands behind the last block (Gemma), that is the first to need it. Of two blocks behind one norm (GraniteMoeHybrid's
-experts and the MLP beside them) the second is the first in backward: autograd runs the latest node first.
+called again: its `forward` is checkpointed, within its hooks (transformers 5.23 `modeling_layers.py`).
+Of two blocks behind one norm (GraniteMoeHybrid's experts and the MLP beside them) the second comes first in backward:
+autograd runs the latest node first.
 
 [Note: calls of an adapted linear] PEFT 0.21.2 `tuners/lora/layer.py`, `tuners/lora/bnb.py`: the module around a linear
 reads the type of `lora_A`'s weight, which DeepSpeed then takes for its own (`parameter_offload.py`,
@@ -29,7 +29,7 @@ __all__ = ["Calls", "asks_inputs", "backward_calls", "forward_calls", "readiness
 Calls = list[tuple[int, ...]]
 _ADAPTERS: Final = (".lora_a", ".lora_b")
 _BESIDE: Final = "shared_mlp"
-"""GraniteMoeHybrid has it beside its experts, in a module of its own (`modeling_granitemoehybrid.py`:1001)."""
+"""What GraniteMoeHybrid has beside its experts, in a module of its own (`modeling_granitemoehybrid.py`:1001)."""
 
 
 def forward_calls(plan: Plan, layer: int) -> Calls:
@@ -68,8 +68,6 @@ def _around(plan: Plan) -> Calls:
 def replayed(plan: Plan, layer: int) -> tuple[int, int | None]:
     """Calls of backward before the replay begins, and calls of forward in it."""
     part = _parts(plan, layer)[-1]
-    if part.behind:
-        return 2, None
     if part.last.adapters:  # its module, and lora_B
         return 4, None
     return 3, -1 if _saves_nothing(plan, layer, part.last) else None
@@ -79,11 +77,10 @@ def released_after(plan: Plan, layer: int) -> int:
     """Calls after the replay, behind which frozen parameters that it has gathered are released whatever comes.
 
     DeepSpeed 0.19.6 `partitioned_param_coordinator.py`, update_recompute_parameters: they are the module's whose
-    backward began last and is not over: a norm behind the block, the last linear, or, if that saves nothing, the
-    container that it is in.
+    backward began last and is not over: the last linear, or, if that saves nothing, the container that it is in.
     """
     part = _parts(plan, layer, is_backward=True)[-1]
-    if part.behind or part.last.adapters or not _saves_nothing(plan, layer, part.last):
+    if part.last.adapters or not _saves_nothing(plan, layer, part.last):
         return 0
     return len(part.inside) - 1
 
@@ -112,20 +109,19 @@ class _Linear:
 class _Part:
     """A block: the norm before it, its container (with what it has itself: sinks, Mamba's vectors), what is inside.
 
-    `before` is empty where another block stands behind the same norm already, `behind` where no norm follows.
+    `before` is empty where another block stands behind the same norm already.
     """
 
     before: Calls
     container: tuple[int, ...]
     inside: Calls
-    behind: Calls
     last: _Linear
 
     def forward(self) -> Calls:
-        return [*self.before, self.container, *self.inside, *self.behind]
+        return [*self.before, self.container, *self.inside]
 
     def backward(self) -> Calls:
-        return [*self.behind, self.container, *reversed(self.inside), *self.before]
+        return [self.container, *reversed(self.inside), *self.before]
 
 
 def _parts(plan: Plan, layer: int, *, is_backward: bool = False) -> list[_Part]:
@@ -139,8 +135,7 @@ def _parts(plan: Plan, layer: int, *, is_backward: bool = False) -> list[_Part]:
         if isinstance(branch.block, Mlp) or name != branch.name:
             inside.insert(1, [()])  # the activation of a gated MLP
         parts.append(_Part([named.get(branch.norm, ())] if name == branch.name else [], named.get(name, ()),
-                           [call for calls in inside for call in calls],
-                           [named.get(branch.behind, ())] if branch.behind else [], linears[-1]))
+                           [call for calls in inside for call in calls], linears[-1]))
     return parts
 
 

@@ -77,10 +77,11 @@ def test_a_replay_ends_where_nothing_more_is_saved() -> None:
     assert (plain.count("up_proj"), packed.count("up_proj")) == (2, 2)
 
 
-@pytest.mark.parametrize("model", ["llama-tiny", "nemotron-3-tiny"])
+@pytest.mark.parametrize("model", ["llama-tiny", "nemotron-3-tiny", "granite-4.0-h-tiny", "granite-4.0-h-micro",
+                                   "qwen1.5-moe-a2.7b", "gpt-oss-20b", "deepseek-v2-lite", "bamba-9b", "mamba2-130m"])
 @pytest.mark.parametrize("recompute", ["none", "full"])
 def test_every_parameter_is_called_for(recompute: str, model: str) -> None:
-    """Those of a container too: Mamba's vectors."""
+    """Those of a container too (Mamba's vectors), and of an MLP beside the module of the experts."""
     made = small.plan_of("zero3", model=model, recompute=recompute)
     for layer in made.layers:
         owned = {number for number, p in enumerate(made.of_layer(layer)) if not p.spec.is_buffer}
