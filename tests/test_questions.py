@@ -1,6 +1,6 @@
 """The figures of `docs/questions.md` are what the engine gives today; only what others published stands there as text.
 
-`python -m tests.test_questions --write` makes its tables again.
+`python tests/test_questions.py --write` makes its tables again.
 """
 
 from __future__ import annotations
@@ -376,7 +376,7 @@ def text() -> str:
 def test_the_page_says_what_the_engine_says(name: str) -> None:
     stored = {found[2]: found[0] for found in MARKED.finditer(text())}
     assert stored[name] == f"<!-- table: {name} -->\n{markdown(TABLES[name]())}<!-- end -->", (
-        "if this is meant, python -m tests.test_questions --write")
+        "if this is meant, python tests/test_questions.py --write")
 
 
 def test_every_table_of_the_page_is_made() -> None:
@@ -404,6 +404,6 @@ def test_only_the_last_microbatch_is_reduced_where_the_loop_takes_care() -> None
 
 if __name__ == "__main__":
     if sys.argv[1:] != ["--write"]:
-        sys.exit("usage: python -m tests.test_questions --write")
+        sys.exit("usage: python tests/test_questions.py --write")
     made = MARKED.sub(lambda found: f"{found[1]}{markdown(TABLES[found[2]]())}{found[3]}", text())
     PAGE.write_text(made, encoding="utf-8", newline="\n")

@@ -1,6 +1,6 @@
 """The examples in scenarios/: each folder is explained, and its stored answers are what comes out today.
 
-`python -m tests.test_scenarios --write` makes all answers again, `--write nano-at-scale` those of one folder. Times
+`python tests/test_scenarios.py --write` makes all answers again, `--write nano-at-scale` those of one folder. Times
 change when kernels and links are fitted anew. Folders about time (`TIMED`) store them to three digits, with the fullest
 rank alone; today's must be equal: after a new fit, `--write` those folders and read what became of their tables.
 """
@@ -30,7 +30,7 @@ FOLDERS = sorted(path for path in SCENARIOS.iterdir() if path.is_dir())
 FILES = sorted(SCENARIOS.glob("*/*.yaml"))
 TIMED = ("expert-loop", "nano-at-scale", "nano-expert-parallel", "tensor-parallel")
 GENERATED = (
-    "<!-- Made by `python -m tests.test_scenarios --write`. -->\n\n"
+    "<!-- Made by `python tests/test_scenarios.py --write`. -->\n\n"
     "On the rank with the highest peak; GB is 1e9 bytes. Peaks are of the device: what the allocator most likely "
     "reserves, the CUDA context, buffers of NCCL and of token dispatchers.\n\n"
 )
@@ -248,7 +248,7 @@ def test_stored_answers_are_what_comes_out(file: Path) -> None:
     found = answer(file)
     assert list(found) == list(stored)
     for name, facts in found.items():
-        assert facts == stored[name], f"{name}: if this is meant, python -m tests.test_scenarios --write"
+        assert facts == stored[name], f"{name}: if this is meant, python tests/test_scenarios.py --write"
 
 
 @pytest.mark.parametrize("file", FILES, ids=_id)
@@ -360,5 +360,5 @@ def test_what_a_loop_over_experts_costs() -> None:
 
 if __name__ == "__main__":
     if sys.argv[1:2] != ["--write"] or not set(sys.argv[2:]) <= {folder.name for folder in FOLDERS}:
-        sys.exit("usage: python -m tests.test_scenarios --write [FOLDER...]")
+        sys.exit("usage: python tests/test_scenarios.py --write [FOLDER...]")
     write([folder for folder in FOLDERS if folder.name in (sys.argv[2:] or [folder.name])])

@@ -189,7 +189,7 @@ TABLES = {"measured": measured, "left out": left_out}
 
 @pytest.mark.parametrize("name", TABLES)
 def test_the_page_shows_what_the_files_say(name: str) -> None:
-    assert shown(PAGE, name) == TABLES[name](), "run: python tests/hardware/test_collective_curves.py"
+    assert shown(PAGE, name) == TABLES[name](), "run: PYTHONPATH=tests python tests/hardware/test_collective_curves.py"
 
 
 @pytest.mark.parametrize("name", [name for name in NAMES if name != "l40s"])
