@@ -14,7 +14,7 @@ from simcore.frameworks.deepspeed.partitions import aligned, places
 from simcore.frameworks.deepspeed.zero12_hooks import LOOKED_AT
 from simcore.frameworks.hooks import exact_at_rest, padding_bytes
 from simcore.placement.plan import Plan
-from simcore.placement.zero_words import Zero
+from simcore.placement.zero_words import ZeroSpec
 from simcore.program.outline import Phase
 from simcore.program.program import Program
 from simcore.recording.tape import Op
@@ -177,7 +177,7 @@ def test_infinities_are_looked_for_in_whole_gradients() -> None:
     for name, case in AWAY.items():
         theirs, ours = case["found"]["looked_at"], away(name, small.plan_of)
         flow = ours.framework.flow
-        assert isinstance(flow, Zero)
+        assert isinstance(flow, ZeroSpec)
         assert theirs == (sorted(touched(ours, flow)) if flow.stage < 3 else [])
         if theirs and case["rank"] == 0:
             taken = [size for *_, size in small.postings(away(name, small.program_of), "grad_on_its_way")]

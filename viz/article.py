@@ -88,7 +88,7 @@ def _streams(report: Report, identity: str) -> Markup | None:
 
 
 def _facts(report: Report) -> Markup | None:
-    groups = (_fact_group("Layout", _scenario_facts(report)), _fact_group("Highest moment", _peak_facts(report)),
+    groups = (_fact_group("Placements", _scenario_facts(report)), _fact_group("Highest moment", _peak_facts(report)),
               _fact_group("One step", _time_facts(report)), _fact_group("Hosts", _host_facts(report)))
     return element("div", *groups, class_="facts") if any(groups) else None
 

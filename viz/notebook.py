@@ -142,7 +142,7 @@ def _step(report: Report) -> Markup | None:
         "one step", "Where the time of a step goes")
     drawn = bars([Bar(what, format_seconds(whole), segments)], title, "time")
     looks = [Look(look.words, look.css_class, None, f"{seconds / whole:.1%}") for look, seconds in parts]
-    return element("figure", element("figcaption", title), drawn, key(looks, "Parts"))
+    return element("figure", element("figcaption", title), drawn, key(looks, "Simulation"))
 
 
 def _sent(report: Report) -> Markup | None:

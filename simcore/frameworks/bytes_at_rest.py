@@ -14,11 +14,11 @@ from simcore.frameworks.deepspeed.partitions import exact_in_parts, flat_padding
 from simcore.frameworks.fsdp1.flat_parameters import exact_in_units, mean_in_units, unit_storage
 from simcore.frameworks.megatron import flat_parameters as flat
 from simcore.frameworks.megatron_fsdp.buckets import bucket_storage, exact_in_buckets
-from simcore.placement.ddp_words import Reducer
-from simcore.placement.framework import Buckets, Queues, UnshardFlow
-from simcore.placement.fsdp1_words import Wrapped
+from simcore.placement.ddp_words import DdpSpec
+from simcore.placement.framework import Fsdp2Spec, MegatronDdpSpec, MegatronFsdpSpec
+from simcore.placement.fsdp1_words import Fsdp1Spec
 from simcore.placement.plan import AtRestBytes, Placed, PlacedKind, Plan
-from simcore.placement.zero_words import Zero
+from simcore.placement.zero_words import ZeroSpec
 from simcore.units import dtype_bytes
 
 __all__ = ["exact_at_rest", "mean_at_rest", "padding_bytes"]
@@ -26,34 +26,34 @@ __all__ = ["exact_at_rest", "mean_at_rest", "padding_bytes"]
 
 def mean_at_rest(plan: Plan) -> dict[str, AtRestBytes]:
     """By component, as the mean of all ranks that share flat buffers with the plan's."""
-    return mean_in_units(plan) if isinstance(plan.framework.flow, Wrapped) else plan.at_rest()
+    return mean_in_units(plan) if isinstance(plan.framework.flow, Fsdp1Spec) else plan.at_rest()
 
 
 def exact_at_rest(plan: Plan) -> dict[str, AtRestBytes]:
     """What rests on the plan's own rank: where parts of flat buffers differ from rank to rank, what lies in its own."""
     flow = plan.framework.flow
-    if isinstance(flow, Queues):
+    if isinstance(flow, MegatronFsdpSpec):
         return exact_in_buckets(plan)
-    if isinstance(flow, Wrapped):
+    if isinstance(flow, Fsdp1Spec):
         return exact_in_units(plan)
-    if isinstance(flow, Zero):
+    if isinstance(flow, ZeroSpec):
         return exact_in_parts(plan) if flow.stage < 3 else _exact_in_pieces(plan, flow)
-    return flat.exact_at_rest(plan) if isinstance(flow, Buckets) else plan.at_rest()
+    return flat.exact_at_rest(plan) if isinstance(flow, MegatronDdpSpec) else plan.at_rest()
 
 
 def padding_bytes(plan: Plan, rest: Mapping[str, AtRestBytes], *, exact: bool) -> tuple[int, int]:
     """Bytes that storage of (parameters, gradients) on the device adds to `rest`, which is exact or the class mean."""
     flow = plan.framework.flow
     params, grads = (sum(getattr(r, name) for r in rest.values()) for name in ("params_bytes", "grads_bytes"))
-    if isinstance(flow, (UnshardFlow, Reducer)):
+    if isinstance(flow, (Fsdp2Spec, DdpSpec)):
         return plan.padding_bytes(), sum(count * _even_padding(plan.kinds[kind]) for kind, count in plan.kind_counts)
-    if isinstance(flow, Wrapped):
+    if isinstance(flow, Fsdp1Spec):
         stored, whole = unit_storage(plan)
         return stored - params, whole - grads
-    if isinstance(flow, Queues):
+    if isinstance(flow, MegatronFsdpSpec):
         stored, trained = bucket_storage(plan)
         return stored - params, trained * dtype_bytes(flow.grad_dtype) - grads
-    if isinstance(flow, Zero):
+    if isinstance(flow, ZeroSpec):
         return _zero(plan, flow, (params, grads), exact=exact)
     return flat.padding_bytes(plan), flat.padding_elements(plan) * dtype_bytes(flow.grad_dtype)
 
@@ -64,7 +64,7 @@ def _even_padding(kind: PlacedKind) -> int:
                if p.trainable and p.life.grad_waits)
 
 
-def _zero(plan: Plan, flow: Zero, rest: tuple[int, int], *, exact: bool) -> tuple[int, int]:
+def _zero(plan: Plan, flow: ZeroSpec, rest: tuple[int, int], *, exact: bool) -> tuple[int, int]:
     """ZeRO-1 and 2 keep whole parameters in a flat buffer, and gradients of all that touches the part, whole."""
     params, grads = rest
     size = dtype_bytes(plan.framework.compute_dtype)
@@ -77,7 +77,7 @@ def _zero(plan: Plan, flow: Zero, rest: tuple[int, int], *, exact: bool) -> tupl
     return stored - params, parts * size - grads
 
 
-def _exact_in_pieces(plan: Plan, flow: Zero) -> dict[str, AtRestBytes]:
+def _exact_in_pieces(plan: Plan, flow: ZeroSpec) -> dict[str, AtRestBytes]:
     """Every tensor is cut by itself, and the last ranks have what is left of it; states are as long as the piece."""
     at, totals = plan.mesh.axis(flow.axis).coordinate(plan.rank), dict[str, AtRestBytes]()
     for kind, count in plan.kind_counts:

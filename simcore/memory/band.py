@@ -20,10 +20,10 @@ from typing import Final
 from simcore.inputs.document import read_text
 from simcore.inputs.shipped import data_folder
 from simcore.models.blocks import Mamba2
-from simcore.placement.ddp_words import Reducer
-from simcore.placement.framework import Buckets, Framework
+from simcore.placement.ddp_words import DdpSpec
+from simcore.placement.framework import Framework, MegatronDdpSpec
 from simcore.placement.job import Job
-from simcore.placement.zero_words import Zero
+from simcore.placement.zero_words import ZeroSpec
 
 __all__ = ["EVERY", "FEW", "Band", "band_of", "layout_class", "make_bands", "read_bands"]
 
@@ -43,7 +43,7 @@ class Band:
 
 def layout_class(job: Job, framework: Framework) -> str:
     """Such as `resident, moe, lora`, or `resident, dense, full, fp8`."""
-    flow = "resident" if isinstance(framework.flow, (Buckets, Reducer)) or _is_whole(framework) else "gathered"
+    flow = "resident" if isinstance(framework.flow, (MegatronDdpSpec, DdpSpec)) or _is_whole(framework) else "gathered"
     mamba = any(isinstance(b.block, Mamba2) for kind in job.graph.kinds for b in kind.branches)
     blocks = "hybrid" if mamba else "moe" if job.has_experts else "dense"
     method = "full" if job.scenario.training.method == "full" else "lora"
@@ -52,7 +52,7 @@ def layout_class(job: Job, framework: Framework) -> str:
 
 def _is_whole(framework: Framework) -> bool:
     """ZeRO-1 and ZeRO-2 gather no parameters."""
-    return isinstance(framework.flow, Zero) and framework.flow.stage < 3
+    return isinstance(framework.flow, ZeroSpec) and framework.flow.stage < 3
 
 
 def band_of(name: str) -> Band:

@@ -14,14 +14,14 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Final
 
-__all__ = ["FIRST_BUCKET_BYTES", "Reducer"]
+__all__ = ["FIRST_BUCKET_BYTES", "DdpSpec"]
 
 FIRST_BUCKET_BYTES: Final = 2**20
 """torch 2.13 csrc/distributed/c10d/reducer.hpp kDefaultFirstBucketBytes."""
 
 
 @dataclass(frozen=True, slots=True)
-class Reducer:
+class DdpSpec:
     """`axis` "": one process, which has neither buckets nor traffic. Caps in bytes. `is_view`: see above."""
 
     axis: str = ""

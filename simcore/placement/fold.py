@@ -16,7 +16,7 @@ import numpy as np
 
 from simcore.models.graph import ModelGraph
 from simcore.placement.form import shard_intervals
-from simcore.placement.framework import Framework, Lives
+from simcore.placement.framework import Framework, TensorPolicies
 from simcore.placement.mesh import Axis, IntArray, Mesh
 from simcore.placement.plan import cuts
 
@@ -80,7 +80,7 @@ def fold(graph: ModelGraph, mesh: Mesh, framework: Framework) -> tuple[RankClass
 
 
 @lru_cache(maxsize=256)
-def _fold(graph: ModelGraph, mesh: Mesh, lives: Lives, communicators: tuple[str, ...],
+def _fold(graph: ModelGraph, mesh: Mesh, lives: TensorPolicies, communicators: tuple[str, ...],
           apart: tuple[tuple[str, int], ...]) -> tuple[RankClass, ...]:
     """`apart`: coordinates that are classes of their own; where parameters are dealt out, those with most of them."""
     edges = _breakpoints(graph, mesh, lives, apart)
@@ -123,7 +123,7 @@ def _per_stage(mesh: Mesh, groups: Sequence[IntArray], period: int) -> tuple[Ran
                  for stage in range(mesh.pp) for group in groups)
 
 
-def _breakpoints(graph: ModelGraph, mesh: Mesh, lives: Lives, apart: tuple[tuple[str, int], ...]
+def _breakpoints(graph: ModelGraph, mesh: Mesh, lives: TensorPolicies, apart: tuple[tuple[str, int], ...]
                  ) -> dict[str, list[int]]:
     """Axis -> coordinates at which some tensor's size changes."""
     edges: dict[str, set[int]] = {}

@@ -1,8 +1,8 @@
 """The words a framework is written in.
 
-A framework is a table: for each class of tensors a `Life` (first matching rule wins), how tensors are grouped into
-`Unit`s, and how buffers flow. The files of `simcore/frameworks` fill it in from a scenario; nothing else in the engine
-knows a framework by name. Rules cite upstream file and version.
+A framework is a table: for each class of tensors a `TensorPolicy` (first matching rule wins), how tensors are grouped
+into `Unit`s, and how buffers flow. The files of `simcore/frameworks` fill it in from a scenario; nothing else in the
+engine knows a framework by name. Rules cite upstream file and version.
 """
 
 from __future__ import annotations
@@ -16,14 +16,26 @@ from simcore.models.graph import ModelGraph
 from simcore.models.tensor import TensorSpec
 from simcore.pipeline.schedule import Schedule
 from simcore.placement.checkpoint_files import Files
-from simcore.placement.ddp_words import Reducer
-from simcore.placement.form import Form
-from simcore.placement.fsdp1_words import Wrapped
-from simcore.placement.libraries import Libraries
-from simcore.placement.zero_words import Zero
+from simcore.placement.ddp_words import DdpSpec
+from simcore.placement.form import TensorLayout
+from simcore.placement.fsdp1_words import Fsdp1Spec
+from simcore.placement.libraries import KernelLibraries
+from simcore.placement.zero_words import ZeroSpec
 
-__all__ = ["Buckets", "Framework", "Life", "Lives", "Matches", "Moment", "Optimizer", "Padding",
-           "Queues", "Rule", "Unit", "UnshardFlow"]
+__all__ = [
+    "Framework",
+    "Fsdp2Spec",
+    "Matches",
+    "MegatronDdpSpec",
+    "MegatronFsdpSpec",
+    "Moment",
+    "Optimizer",
+    "Padding",
+    "Rule",
+    "TensorPolicies",
+    "TensorPolicy",
+    "Unit",
+]
 
 
 Matches = Callable[[TensorSpec], bool]
@@ -50,7 +62,7 @@ class Moment(Enum):
 
 
 @dataclass(frozen=True, slots=True)
-class Life:
+class TensorPolicy:
     """How the tensors of one class live.
 
     `rest` -> `use` is the unshard, `grad_made` -> `grad` the reduction; `states` are the optimizer's, by name.
@@ -59,11 +71,11 @@ class Life:
     """
 
     name: str
-    rest: Form
-    use: Form
-    grad_made: Form
-    grad: Form
-    states: tuple[tuple[str, Form], ...] = ()
+    rest: TensorLayout
+    use: TensorLayout
+    grad_made: TensorLayout
+    grad: TensorLayout
+    states: tuple[tuple[str, TensorLayout], ...] = ()
     brought: Moment = Moment.NEVER
     dropped: Moment = Moment.NEVER
     reduced: Moment = Moment.NEVER
@@ -84,14 +96,14 @@ class Rule:
     """Tensors that satisfy `matches` live like `life`. Equal to itself alone, like the function in it."""
 
     matches: Matches
-    life: Life
+    life: TensorPolicy
 
 
 @dataclass(frozen=True, slots=True, eq=False)
-class Lives:
+class TensorPolicies:
     """Lives by kind and tensor. Tables with the same rules share one, so what follows from it is worked out once."""
 
-    of: tuple[tuple[Life, ...], ...]
+    of: tuple[tuple[TensorPolicy, ...], ...]
 
 
 @dataclass(frozen=True, slots=True)
@@ -128,7 +140,7 @@ class Unit:
 
 
 @dataclass(frozen=True, slots=True)
-class UnshardFlow:
+class Fsdp2Spec:
     """Buffers of units that are gathered for use (FSDP2 and what is built on it).
 
     `prefetch`, `prefetch_backward`: units of explicit look-ahead in forward and in backward, 0 for the framework's
@@ -146,7 +158,7 @@ class UnshardFlow:
 
 
 @dataclass(frozen=True, slots=True)
-class Buckets:
+class MegatronDdpSpec:
     """Gradient (and parameter) buffers that are whole on every rank and reduced bucket by bucket.
 
     `axes`: (dense, expert) axes over which gradients are reduced; `scatter`: reduce-scatter (distributed optimizer) or
@@ -169,7 +181,7 @@ class Buckets:
 
 
 @dataclass(frozen=True, slots=True)
-class Queues:
+class MegatronFsdpSpec:
     """Flat buckets that are gathered ahead of their use and reduced into a queue, both counted in elements.
 
     `ahead`: gathered beyond what is asked for; `waiting`: reduced, and kept whole until more than this many wait.
@@ -209,7 +221,7 @@ class Optimizer:
 
 
 @dataclass(frozen=True, slots=True)
-class Dealt:
+class LayerwiseShards:
     """Parameters that are updated whole by one rank each, on one pipeline rank.
 
     `axes`: (dense, expert) over whose ranks they are dealt out; `shares`: for each, by coordinate, elements that Muon
@@ -252,7 +264,7 @@ class Framework:
     version: str
     rules: tuple[Rule, ...] = field(compare=False)
     units: tuple[Unit, ...]
-    flow: UnshardFlow | Buckets | Queues | Reducer | Zero | Wrapped
+    flow: Fsdp2Spec | MegatronDdpSpec | MegatronFsdpSpec | DdpSpec | ZeroSpec | Fsdp1Spec
     optimizer: Optimizer
     compute_dtype: str
     checkpoint: str
@@ -267,26 +279,26 @@ class Framework:
     buffered_microbatches: int = 0
     returns_outputs: bool = False
     deferred_heads: int = 0
-    dealt: tuple[Dealt, ...] = ()
+    dealt: tuple[LayerwiseShards, ...] = ()
     options: tuple[tuple[str, str], ...] = ()
     communicators: tuple[str, ...] = ()
-    libraries: Libraries = field(default_factory=Libraries)
+    libraries: KernelLibraries = field(default_factory=KernelLibraries)
     padding: Padding = field(default=Padding(), compare=False)
     files: Files = field(default=Files(), compare=False)
     assumptions: tuple[tuple[str, str, str, str], ...] = field(default=(), compare=False)
 
-    def life(self, spec: TensorSpec) -> Life:
+    def life(self, spec: TensorSpec) -> TensorPolicy:
         """That of the first rule that matches."""
         return _first_match(self.rules, spec).life
 
-    def lives(self, graph: ModelGraph) -> Lives:
+    def lives(self, graph: ModelGraph) -> TensorPolicies:
         """Of every tensor of every kind of layer. Tables with one tuple of rules share them."""
         return _lives(self.rules, graph)
 
 
 @lru_cache(maxsize=256)
-def _lives(rules: tuple[Rule, ...], graph: ModelGraph) -> Lives:
-    return Lives(tuple(tuple(_first_match(rules, spec).life for spec in specs) for specs in graph.tensors))
+def _lives(rules: tuple[Rule, ...], graph: ModelGraph) -> TensorPolicies:
+    return TensorPolicies(tuple(tuple(_first_match(rules, spec).life for spec in specs) for specs in graph.tensors))
 
 
 def _first_match(rules: Sequence[Rule], spec: TensorSpec) -> Rule:

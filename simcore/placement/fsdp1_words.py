@@ -23,14 +23,14 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Literal
 
-__all__ = ["Strategy", "Wrapped"]
+__all__ = ["Fsdp1Spec", "Strategy"]
 
 Strategy = Literal["FULL_SHARD", "SHARD_GRAD_OP", "NO_SHARD"]
 """Within the ranks that share a model; HYBRID_SHARD is FULL_SHARD with a second axis."""
 
 
 @dataclass(frozen=True, slots=True)
-class Wrapped:
+class Fsdp1Spec:
     """`axis`: whose ranks share a flat parameter; `replicate_axis`: whose hold the same part, "" for nobody.
 
     `prefetch`: the next unit of backward is gathered before (`pre`) or after (`post`) this one's, or not (""); `ahead`:

@@ -14,8 +14,8 @@ from functools import cached_property, lru_cache
 
 from simcore.models.graph import ModelGraph
 from simcore.models.tensor import TensorSpec
-from simcore.placement.form import Flat, Form, Layout, Shard, local_shape, padded_numel, require_even
-from simcore.placement.framework import Framework, Life, Lives
+from simcore.placement.form import Flat, Placements, Shard, TensorLayout, local_shape, padded_numel, require_even
+from simcore.placement.framework import Framework, TensorPolicies, TensorPolicy
 from simcore.placement.mesh import Mesh
 from simcore.units import dtype_bytes
 
@@ -31,7 +31,7 @@ class Placed:
     """
 
     spec: TensorSpec
-    life: Life
+    life: TensorPolicy
     local: int
     padded: int
     used_shape: tuple[int, ...]
@@ -218,12 +218,12 @@ def place(graph: ModelGraph, mesh: Mesh, framework: Framework, rank: int) -> Pla
 
 
 @lru_cache(maxsize=256)
-def _kinds(graph: ModelGraph, mesh: Mesh, lives: Lives, rank: int) -> tuple[PlacedKind, ...]:
+def _kinds(graph: ModelGraph, mesh: Mesh, lives: TensorPolicies, rank: int) -> tuple[PlacedKind, ...]:
     return tuple(PlacedKind(_place_tensor(spec, life, mesh, rank) for spec, life in zip(specs, of, strict=True))
                  for specs, of in zip(graph.tensors, lives.of, strict=True))
 
 
-def _place_tensor(spec: TensorSpec, life: Life, mesh: Mesh, rank: int) -> Placed:
+def _place_tensor(spec: TensorSpec, life: TensorPolicy, mesh: Mesh, rank: int) -> Placed:
     used_copies, *used_shape = local_shape(spec.copies, spec.shape, life.use.layout, mesh, rank)
     if spec.tied:
         return Placed(spec, life, 0, 0, tuple(used_shape), used_copies, ())
@@ -246,7 +246,7 @@ def _place_tensor(spec: TensorSpec, life: Life, mesh: Mesh, rank: int) -> Placed
                   spec.copies * life.rest.constants(spec.shape))
 
 
-def _state_bytes(spec: TensorSpec, form: Form, life: Life, whole: int, mesh: Mesh, rank: int) -> int:
+def _state_bytes(spec: TensorSpec, form: TensorLayout, life: TensorPolicy, whole: int, mesh: Mesh, rank: int) -> int:
     """`whole`: elements of the parameter at rest before a flat cut, which most states are cut like."""
     numel = whole
     if form.layout is not life.rest.layout:
@@ -259,14 +259,14 @@ def _state_bytes(spec: TensorSpec, form: Form, life: Life, whole: int, mesh: Mes
     return round(numel * dtype_bytes(form.dtype) * form.share) // _flat_parts(form.layout, mesh)
 
 
-def _storage(numel: int, layout: Layout, mesh: Mesh) -> int:
+def _storage(numel: int, layout: Placements, mesh: Mesh) -> int:
     """Elements of a rank's part: padded where each tensor is cut alone, else the mean of what is cut together."""
     parts = _flat_parts(layout, mesh)
     is_alone = any(isinstance(cut, Flat) and cut.scope == "tensor" for _, cut in layout)
     return -(-numel // parts) if is_alone else numel // parts
 
 
-def _flat_parts(layout: Layout, mesh: Mesh) -> int:
+def _flat_parts(layout: Placements, mesh: Mesh) -> int:
     return math.prod(mesh.axis(axis).size for axis, cut in layout if isinstance(cut, Flat))
 
 
@@ -285,14 +285,14 @@ def check_even(graph: ModelGraph, mesh: Mesh, framework: Framework, rule: str) -
 
 
 @lru_cache(maxsize=256)
-def _check_even(graph: ModelGraph, mesh: Mesh, lives: Lives, kinds: tuple[int, ...], rule: str) -> None:
+def _check_even(graph: ModelGraph, mesh: Mesh, lives: TensorPolicies, kinds: tuple[int, ...], rule: str) -> None:
     for kind in kinds:
         for spec, life in zip(graph.tensors[kind], lives.of[kind], strict=True):
             if not spec.is_buffer:
                 require_even(spec.name, spec.shape, spec.copies, life.rest.layout, mesh, rule)
 
 
-def cuts(graph: ModelGraph, lives: Lives) -> Iterable[tuple[tuple[int, ...], Sequence[tuple[str, Shard]]]]:
+def cuts(graph: ModelGraph, lives: TensorPolicies) -> Iterable[tuple[tuple[int, ...], Sequence[tuple[str, Shard]]]]:
     """(copies, dimensions...) of every distinct tensor, as stored, with the cuts of its resting layout, for folding."""
     for specs, of in zip(graph.tensors, lives.of, strict=True):
         for spec, life in zip(specs, of, strict=True):

@@ -52,14 +52,14 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-__all__ = ["PERSISTENT", "Zero"]
+__all__ = ["PERSISTENT", "ZeroSpec"]
 
 PERSISTENT = "persistent"
 """Name of the life of parameters that stay gathered."""
 
 
 @dataclass(frozen=True, slots=True)
-class Zero:
+class ZeroSpec:
     """Sizes in elements. `bucket`: reduce_bucket_size; `num_buffers`: two with overlap_comm under ZeRO-1 and 2.
 
     Of ZeRO-3 alone: `ahead`, stage3_prefetch_bucket_size; `live`, stage3_max_live_parameters; `reuse`,

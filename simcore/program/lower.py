@@ -13,31 +13,31 @@ from dataclasses import replace
 from simcore.pipeline.schedule import Action, Pass
 from simcore.placement.plan import Plan
 from simcore.program.builder import Builder
-from simcore.program.hooks import Flow, FlowMaker
-from simcore.program.outline import Outline, Phase, Tables
+from simcore.program.hooks import HooksFactory, MemoryHooks
+from simcore.program.outline import Phase, StepTemplate, Tables
 from simcore.program.program import Program
-from simcore.program.record_layers import LayerTiles, Recording, Workload, keys_of, record_layers
+from simcore.program.record_layers import LayerPasses, RecordedLayers, Workload, keys_of, record_layers
 from simcore.program.row_cache import held
 from simcore.program.stage_borders import Edges
 from simcore.program.stage_buffers import StageBuffers
 from simcore.program.stage_inputs import StageInput, StageInputs
-from simcore.program.tile import Tile
+from simcore.program.tile import LayerRows
 
 __all__ = ["lower"]
 
 
-def lower(plan: Plan, workload: Workload, actions: Iterable[Action], flow_of: FlowMaker) -> Program:
+def lower(plan: Plan, workload: Workload, actions: Iterable[Action], hooks_of: HooksFactory) -> Program:
     """The program of the plan's rank for the given order of passes."""
     order = tuple(actions)
     recording = record_layers(plan, workload, several=any(action.microbatch for action in order))
-    outline, places = _outline(plan, recording, order, flow_of)
+    outline, places = _outline(plan, recording, order, hooks_of)
     tiles = (own if place < 0 else recording.tiles[place] for own, place in zip(outline.tiles, places, strict=True))
     return Program(outline, tuple(tiles))
 
 
 @held(maxsize=64)
-def _outline(plan: Plan, recording: Recording, actions: tuple[Action, ...], flow_of: FlowMaker) -> tuple[
-        Outline, tuple[int, ...]]:
+def _outline(plan: Plan, recording: RecordedLayers, actions: tuple[Action, ...], hooks_of: HooksFactory) -> tuple[
+        StepTemplate, tuple[int, ...]]:
     """The outline, and for each of its tiles the number in `recording.tiles`, or -1 for a tile of the flow.
 
     The walk and the flow look at the plan, at the order of passes and at the recording's shape, which are the key; what
@@ -45,7 +45,7 @@ def _outline(plan: Plan, recording: Recording, actions: tuple[Action, ...], flow
     """
     tables = _own_copy(recording.tables)
     builder = Builder(tables)
-    flow = flow_of(plan, tables, builder)
+    flow = hooks_of(plan, tables, builder)
     walk = _Walk(plan, builder, flow, recording)
     flow.rest()
     builder.tile(recording.standing, plan.layers[0])
@@ -103,7 +103,7 @@ def _past(plan: Plan) -> type[StageInput] | type[StageInputs] | type[StageBuffer
 class _Walk:
     """Passes over the layers of one stage."""
 
-    def __init__(self, plan: Plan, builder: Builder, flow: Flow, recording: Recording) -> None:
+    def __init__(self, plan: Plan, builder: Builder, flow: MemoryHooks, recording: RecordedLayers) -> None:
         self.plan, self.out, self.flow, self.edges, self.wide = plan, builder, flow, recording.edges, recording.wide
         self.tiles = {layer: recording.kinds[key] for layer, key in keys_of(plan).items()}
         self.later = {layer: recording.later.get(key, recording.kinds[key]) for layer, key in keys_of(plan).items()}
@@ -279,14 +279,14 @@ class _Walk:
             self.kept = None
 
     # ---- layers -----------------------------------------------------------------------------------------------------
-    def _backward_tiles(self, action: Action) -> dict[int, LayerTiles]:
+    def _backward_tiles(self, action: Action) -> dict[int, LayerPasses]:
         """Those of the chunk's first gradients of parameters, or of later ones."""
         tiles = self.later if action.chunk in self.have_grads else self.tiles
         if action.part != "input":
             self.have_grads.add(action.chunk)
         return tiles
 
-    def _pass(self, layer: int, tiles: LayerTiles, pieces: Sequence[tuple[Tile, int, bool]]) -> None:
+    def _pass(self, layer: int, tiles: LayerPasses, pieces: Sequence[tuple[LayerRows, int, bool]]) -> None:
         for tile, mark, replay in pieces:
             self.out.tile(tile, layer)
             if mark:

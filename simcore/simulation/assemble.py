@@ -12,22 +12,22 @@ from simcore.frameworks.hooks import exact_at_rest, mean_at_rest, padding_bytes
 from simcore.hardware.topology import Topology
 from simcore.inputs.scenario import Scenario
 from simcore.memory.band import Band, band_of, layout_class
-from simcore.memory.ledger import Balance, balance, first_step
-from simcore.memory.outside_allocator import Held, Site, outside, paged
-from simcore.memory.reserved import EXPANDABLE, GATHERED, ORDINARY, Reserved, Shares, needed, reserved
+from simcore.memory.ledger import MemoryPeak, balance, first_step
+from simcore.memory.outside_allocator import CommSetup, OutsideMemory, outside, paged
+from simcore.memory.reserved import EXPANDABLE, GATHERED, ORDINARY, Reserved, ReservedModel, needed, reserved
 from simcore.memory.series import memory_series
-from simcore.memory.workspace import Setting, Space, spaces
+from simcore.memory.workspace import Workspace, WorkspaceInputs, spaces
 from simcore.pipeline.schedule import steady_microbatches
-from simcore.placement.ddp_words import Reducer
+from simcore.placement.ddp_words import DdpSpec
 from simcore.placement.fold import RankClass
-from simcore.placement.framework import Buckets, Framework, UnshardFlow
-from simcore.placement.fsdp1_words import Wrapped
+from simcore.placement.framework import Framework, Fsdp2Spec, MegatronDdpSpec
+from simcore.placement.fsdp1_words import Fsdp1Spec
 from simcore.placement.job import Job
 from simcore.placement.mesh import IntArray
 from simcore.placement.on_host import host_bytes
 from simcore.placement.optimizer_step import made_after_backward
 from simcore.placement.packing import assumptions as packing_assumptions
-from simcore.placement.packing import pack
+from simcore.placement.packing import pack_sequences
 from simcore.placement.plan import Plan
 from simcore.placement.routing import expert_hidden, received_per_token, sent_per_token, top_k_of
 from simcore.program.program import Program
@@ -46,16 +46,16 @@ from simcore.results.report import (
 )
 from simcore.results.time import StepTime
 from simcore.timing.routes import Routes
-from simcore.timing.step import Clocked
+from simcore.timing.step import StepTiming
 from simcore.timing.throughput import step_time
 from simcore.timing.traffic import traffic
 from simcore.units import format_bytes, parse_cublas, parse_quantity
 
-__all__ = ["Parts", "failed", "report"]
+__all__ = ["Simulation", "failed", "report"]
 
 
 @dataclass(eq=False)
-class Parts:
+class Simulation:
     """Everything that one simulation made, before it is put into a report."""
 
     job: Job
@@ -67,8 +67,8 @@ class Parts:
     lowered: int
     exact: bool = False
     programs: dict[int, Program] = field(default_factory=dict)
-    workspaces: dict[int, tuple[Space, ...]] = field(default_factory=dict)
-    clocked: Clocked | None = None
+    workspaces: dict[int, tuple[Workspace, ...]] = field(default_factory=dict)
+    clocked: StepTiming | None = None
 
     def workload(self, plan: Plan) -> Workload:
         """Of one microbatch on the plan's rank."""
@@ -76,40 +76,40 @@ class Parts:
         if plan.rank not in self.workspaces:
             self.workspaces[plan.rank] = spaces(plan, setting)
         kept = () if self.beside(plan) else tuple((s.name, s.num_bytes) for s in self.workspaces[plan.rank])
-        packed = pack(training)
+        packed = pack_sequences(training)
         return Workload(setting.batch, setting.seq, received_per_token(training.routing, top_k, self.job.mesh.ep),
                         sent_per_token(training.routing, top_k), kept, (packed.sequences, packed.attended))
 
-    def beside(self, plan: Plan) -> tuple[Held, ...]:
+    def beside(self, plan: Plan) -> tuple[OutsideMemory, ...]:
         """Workspaces that are counted beside tensors: under FSDP2's hooks, allocated is what traces count.
 
         The traces that those frameworks are held against have tensors alone. Megatron's readings include workspaces.
         """
-        if not isinstance(self.framework.flow, UnshardFlow):
+        if not isinstance(self.framework.flow, Fsdp2Spec):
             return ()
         num_bytes = sum(space.num_bytes for space in self.workspaces[plan.rank])
         source = "; ".join(dict.fromkeys(space.source for space in self.workspaces[plan.rank]))
-        return (Held("workspace", num_bytes, "derived", f"{source}; beside what is allocated"),)
+        return (OutsideMemory("workspace", num_bytes, "derived", f"{source}; beside what is allocated"),)
 
-    def site(self) -> Site:
+    def site(self) -> CommSetup:
         """What buffers outside the allocator depend on."""
         setting = self.setting()
-        return Site(self.job.mesh, self.topology, self.framework.libraries, setting.batch * setting.seq,
+        return CommSetup(self.job.mesh, self.topology, self.framework.libraries, setting.batch * setting.seq,
                     self.job.graph.architecture.hidden, expert_hidden(self.job.graph))
 
-    def setting(self) -> Setting:
+    def setting(self) -> WorkspaceInputs:
         """What workspaces depend on."""
         scenario = self.job.scenario
-        given, packed = scenario.environment.cublas_workspace_config, pack(scenario.training)
-        return Setting(self.topology.device.architecture, None if given == "auto" else parse_cublas(given),
+        given, packed = scenario.environment.cublas_workspace_config, pack_sequences(scenario.training)
+        return WorkspaceInputs(self.topology.device.architecture, None if given == "auto" else parse_cublas(given),
                        packed.batch, packed.seq // self.job.mesh.cp)
 
-    def shares(self) -> Shares:
+    def shares(self) -> ReservedModel:
         """How much the allocator is seen to keep: more where FSDP's hooks gather on streams of their own."""
         gathers = any(self.job.mesh.axis(unit.shard_axis).size > 1 for unit in self.framework.units)
-        return GATHERED if gathers and isinstance(self.framework.flow, (UnshardFlow, Wrapped)) else self.usual_shares()
+        return GATHERED if gathers and isinstance(self.framework.flow, (Fsdp2Spec, Fsdp1Spec)) else self.usual_shares()
 
-    def usual_shares(self) -> Shares:
+    def usual_shares(self) -> ReservedModel:
         """How much of that no cache is: blocks that do not fit together."""
         return EXPANDABLE if self.job.scenario.environment.expandable_segments else ORDINARY
 
@@ -129,7 +129,7 @@ def failed(scenario: Scenario, error: RankscopeError, status: Literal["illegal",
     return Report(name=scenario.name, scenario=scenario.normalised(), status=status, problems=problems)
 
 
-def report(parts: Parts, *, series: bool) -> Report:
+def report(parts: Simulation, *, series: bool) -> Report:
     """The answer, from whatever was simulated."""
     scenario = parts.job.scenario
     band = band_of(layout_class(parts.job, parts.framework))
@@ -148,7 +148,7 @@ def report(parts: Parts, *, series: bool) -> Report:
         adapters=_adapters(parts), ranks=ranks, time=_time(parts, ranks))
 
 
-def _adapters(parts: Parts) -> Adapters | None:
+def _adapters(parts: Simulation) -> Adapters | None:
     if parts.job.scenario.training.method == "full":
         return None
     stages = {plan.stage: plan for plan in parts.plans}.values()
@@ -157,7 +157,7 @@ def _adapters(parts: Parts) -> Adapters | None:
                     without_gradient=modules_without_gradient(recorded) if parts.programs else {})
 
 
-def _time(parts: Parts, ranks: Sequence[RankReport]) -> StepTime | None:
+def _time(parts: Simulation, ranks: Sequence[RankReport]) -> StepTime | None:
     clocked = parts.clocked
     if clocked is None:
         return None
@@ -165,8 +165,8 @@ def _time(parts: Parts, ranks: Sequence[RankReport]) -> StepTime | None:
     return step_time(parts.job, parts.framework, parts.routes, clocked, last.ranks, last.traffic)
 
 
-def _rank(parts: Parts, rank_class: RankClass, plan: Plan, band: Band, *, series: bool) -> tuple[
-        RankReport, tuple[Held, ...]]:
+def _rank(parts: Simulation, rank_class: RankClass, plan: Plan, band: Band, *, series: bool) -> tuple[
+        RankReport, tuple[OutsideMemory, ...]]:
     """The class's report, and what its ranks hold outside the allocator."""
     mesh = parts.job.mesh
     axes = [mesh.axis(a) for a in ("pp", "dp_replicate", "dp_shard", "cp", "tp", "ep", "expert_dp")]
@@ -193,7 +193,7 @@ def _rank(parts: Parts, rank_class: RankClass, plan: Plan, band: Band, *, series
         memory=memory_series(program, _row_ns(parts, rank_class)) if series and program is not None else None), held
 
 
-def _row_ns(parts: Parts, rank_class: RankClass) -> IntArray | None:
+def _row_ns(parts: Simulation, rank_class: RankClass) -> IntArray | None:
     if parts.clocked is None:
         return None
     return parts.clocked.row_ns[parts.classes.index(rank_class)]
@@ -202,30 +202,30 @@ def _row_ns(parts: Parts, rank_class: RankClass) -> IntArray | None:
 def _is_cut_flat(framework: Framework) -> bool:
     """Whether what lies inside a rank's part differs from rank to rank."""
     flow = framework.flow
-    return flow.scatter if isinstance(flow, Buckets) else not isinstance(flow, (UnshardFlow, Reducer))
+    return flow.scatter if isinstance(flow, MegatronDdpSpec) else not isinstance(flow, (Fsdp2Spec, DdpSpec))
 
 
 def _grads_persist(framework: Framework) -> bool:
     return any(rule.life.grads_persist for rule in framework.rules)
 
 
-def _steady(parts: Parts) -> range:
+def _steady(parts: Simulation) -> range:
     """Microbatches that stand for all that are not written out."""
     return steady_microbatches(parts.framework.schedule, parts.lowered)
 
 
-def _repeats(parts: Parts) -> int:
+def _repeats(parts: Simulation) -> int:
     """How often the steady microbatches happen."""
     return (parts.job.scenario.num_microbatches - parts.lowered) // parts.framework.schedule.group + 1
 
 
-def _microbatch(parts: Parts, written: int) -> int:
+def _microbatch(parts: Simulation, written: int) -> int:
     """Its number in the step; those after the steady one were written out with smaller numbers."""
     is_later = written >= _steady(parts).stop
     return written + is_later * (parts.job.scenario.num_microbatches - parts.lowered)
 
 
-def _peak(parts: Parts, peak: Balance, plan: Plan, held: Sequence[Held], band: Band) -> Peak:
+def _peak(parts: Simulation, peak: MemoryPeak, plan: Plan, held: Sequence[OutsideMemory], band: Band) -> Peak:
     allocated, beside = peak.peak_bytes, sum(one.num_bytes for one in held)
     seen = reserved(allocated, parts.shares(), parts.usable_bytes() - beside)
     mine, low, high = (parts.needed(int(allocated * off)) for off in (1, band.low, band.high))
@@ -241,7 +241,7 @@ def _peak(parts: Parts, peak: Balance, plan: Plan, held: Sequence[Held], band: B
         band_bytes=(low.low + beside, high.high + beside))
 
 
-def _assumptions(parts: Parts) -> tuple[Assumption, ...]:
+def _assumptions(parts: Simulation) -> tuple[Assumption, ...]:
     autos = [Assumption(what=key, value=value, kind="default", source=source)
              for key, (value, source) in parts.job.autos.items()]
     if reason := parts.job.graph.architecture.assumed:
@@ -254,11 +254,11 @@ def _assumptions(parts: Parts) -> tuple[Assumption, ...]:
     return (*autos, *noted)
 
 
-def _of_memory(parts: Parts, band: Band, held: Sequence[tuple[Held, ...]]) -> tuple[Assumption, ...]:
+def _of_memory(parts: Simulation, band: Band, held: Sequence[tuple[OutsideMemory, ...]]) -> tuple[Assumption, ...]:
     """Where parts of allocated, reserved and device come from, the largest of all ranks. None without a peak."""
     if not any(held):
         return ()
-    flat = not isinstance(parts.framework.flow, UnshardFlow)
+    flat = not isinstance(parts.framework.flow, Fsdp2Spec)
     away = {space: max(plan.elsewhere().get(space, 0) for plan in parts.plans)
             for plan in parts.plans for space in plan.elsewhere() if space != "managed"}
     kept = {space.name: space for spaces in parts.workspaces.values() for space in spaces if flat}
@@ -271,7 +271,7 @@ def _of_memory(parts: Parts, band: Band, held: Sequence[tuple[Held, ...]]) -> tu
               for one in beside.values()), _of_reserved(parts), _of_band(parts, band))
 
 
-def _of_reserved(parts: Parts) -> Assumption:
+def _of_reserved(parts: Simulation) -> Assumption:
     shares = parts.shares()
     value = f"allocated + {shares.middle:.1%}, at most {shares.high:.1%}"
     if shares == ORDINARY:
@@ -285,7 +285,7 @@ def _of_reserved(parts: Parts) -> Assumption:
                       "both on one rank; a replay of torch's allocator, see simcore/memory/reserved.py")
 
 
-def _of_band(parts: Parts, band: Band) -> Assumption:
+def _of_band(parts: Simulation, band: Band) -> Assumption:
     name = layout_class(parts.job, parts.framework)
     told = f"{band.num} observations" if band.num else "unvalidated: no measured run of this class"
     return Assumption(

@@ -2,9 +2,9 @@
 
 [Note: what is counted]
 A host's ranks are neighbours, as many as the topology says share its memory. In each phase a rank holds what rests on
-the host by its Form's space, and what a checkpoint takes on its way (`transfer.Transfer`, each with its source): all
-of the model, its own part once or more often, or at least some tensors in flight. Pages of mapped files count as the
-system's cache, which gives way. Not counted: Python and its libraries, CUDA's own memory on the host, data loaders.
+the host by the space of its layout, and what a checkpoint takes on its way (`transfer.Transfer`, each with its source):
+all of the model, its own part once or more often, or at least some tensors in flight. Pages of mapped files count as
+the system's cache, which gives way. Not counted: Python and its libraries, CUDA's own memory on the host, data loaders.
 On the device a phase has what rests there by then, and for a moment a whole tensor or unit; the first step is the
 ledger's. Conversions of a checkpoint's names and shapes on the device are not modelled.
 """
@@ -24,12 +24,12 @@ from simcore.models.graph import ModelGraph
 from simcore.models.tensor import TensorSpec
 from simcore.placement.checkpoint_files import Files, Transfer
 from simcore.placement.fold import RankClass
-from simcore.placement.framework import Buckets, Framework, Life
+from simcore.placement.framework import Framework, MegatronDdpSpec, TensorPolicy
 from simcore.placement.mesh import IntArray, Mesh
 from simcore.placement.on_host import waiting_bytes
 from simcore.placement.plan import Placed, Plan
 from simcore.results.report import Assumption, Host, HostPhase, RankReport, Report
-from simcore.simulation.assemble import Parts
+from simcore.simulation.assemble import Simulation
 from simcore.units import packed_bytes
 
 __all__ = ["hosted", "model_bytes"]
@@ -41,7 +41,7 @@ _MOST_RANKS: Final = 1 << 12
 """That are looked at one by one; those of a larger job repeat themselves within a stage."""
 
 
-def hosted(parts: Parts, report: Report) -> Report:
+def hosted(parts: Simulation, report: Report) -> Report:
     """The report with its hosts; unchanged where not all ranks were simulated."""
     mesh, topology = parts.job.mesh, parts.topology
     if sum(c.num_ranks for c in parts.classes) != mesh.size:
@@ -60,7 +60,7 @@ def _transfer(files: Files, phase: _Phase) -> Transfer | None:
     return {"load": files.load, "first_step": None, "save": files.save}[phase]
 
 
-def _phase(parts: Parts, report: Report, phase: _Phase, held: dict[str, int]) -> HostPhase:
+def _phase(parts: Simulation, report: Report, phase: _Phase, held: dict[str, int]) -> HostPhase:
     transfer = _transfer(parts.framework.files, phase)
     host_bytes, room = sum(held.values()), int(parts.topology.node.host_memory)
     device = max((_device(parts, plan, rank, phase, transfer) for plan, rank
@@ -154,7 +154,7 @@ def _copied(plan: Plan, transfer: Transfer) -> int:
         if placed.spec.is_owned and _is_moved(placed.spec, transfer):
             own = _stored_bytes(placed.life, placed.local)
             sharers, flow = _sharers(plan, placed, transfer), plan.framework.flow
-            whole = isinstance(flow, Buckets) and not flow.scatter
+            whole = isinstance(flow, MegatronDdpSpec) and not flow.scatter
             total += count * (transfer.params * own / sharers
                               + transfer.states * placed.state_bytes / (sharers if whole else 1))
     return math.ceil(total)
@@ -178,7 +178,7 @@ def _stored_numel(spec: TensorSpec) -> int:
     return math.prod(spec.shape[1:] if fused else spec.shape)
 
 
-def _stored_bytes(life: Life, numel: int) -> int:
+def _stored_bytes(life: TensorPolicy, numel: int) -> int:
     """Elements as they are read or written: what is packed on the device is packed when it has been read."""
     return packed_bytes(numel, life.use.dtype if life.rest.packed else life.rest.dtype)
 
@@ -209,7 +209,7 @@ def _placed(plan: Plan) -> Iterator[tuple[Placed, int]]:
 
 
 # ---- the device -----------------------------------------------------------------------------------------------------
-def _device(parts: Parts, plan: Plan, rank: RankReport, phase: _Phase, transfer: Transfer | None) -> int:
+def _device(parts: Simulation, plan: Plan, rank: RankReport, phase: _Phase, transfer: Transfer | None) -> int:
     """Tensors of the phase, with blocks that do not fit together and what lies beside them."""
     assert rank.peak is not None
     if phase == "load":

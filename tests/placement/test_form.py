@@ -13,10 +13,10 @@ from simcore.placement.form import (
     COPIES,
     Blocks,
     Flat,
-    Layout,
     Local,
     Partial,
     Placement,
+    Placements,
     Replicate,
     Shard,
     collective,
@@ -53,7 +53,7 @@ def test_intervals_are_where_rows_change(size: int, parts: int) -> None:
 
 def test_local_shapes_follow_cuts_in_order() -> None:
     mesh = Mesh(dp_shard=4, tp=2)
-    layout: Layout = (("tp", Shard(0)), ("dp_shard", Shard(0)))
+    layout: Placements = (("tp", Shard(0)), ("dp_shard", Shard(0)))
     assert [local_shape(1, (10, 3), layout, mesh, rank) for rank in (0, 6)] == [(1, 2, 3), (1, 0, 3)]
     assert local_shape(8, (4, 6), (("tp", Shard(COPIES)), ("dp_shard", Shard(1))), mesh, 7) == (4, 4, 0)
 
@@ -65,7 +65,7 @@ def test_padding_is_the_largest_part_everywhere(size: int, parts: int) -> None:
 
 
 def test_an_even_cut_refuses_a_remainder() -> None:
-    layout: Layout = (("tp", Shard(0, even=True)),)
+    layout: Placements = (("tp", Shard(0, even=True)),)
     require_even("w", (8, 3), 1, layout, Mesh(tp=4), "rule")
     with pytest.raises(IllegalLayout) as refused:
         require_even("w", (9, 3), 1, layout, Mesh(tp=4), "rule")
@@ -76,7 +76,7 @@ def test_an_even_cut_refuses_a_remainder() -> None:
 
 
 def test_an_even_cut_looks_at_what_earlier_cuts_left() -> None:
-    layout: Layout = (("dp_shard", Shard(0)), ("tp", Shard(0, even=True)))
+    layout: Placements = (("dp_shard", Shard(0)), ("tp", Shard(0, even=True)))
     require_even("w", (10,), 1, layout, Mesh(dp_shard=3, tp=4), "rule")  # ceil(10 / 3) is 4
     with pytest.raises(IllegalLayout):
         require_even("w", (16,), 1, layout, Mesh(dp_shard=3, tp=4), "rule")  # ceil(16 / 3) is 6

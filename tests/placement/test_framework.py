@@ -8,14 +8,14 @@ import pytest
 
 import small
 from simcore.models.tensor import TensorSpec
-from simcore.placement.form import Form
-from simcore.placement.framework import Framework, Life, Rule
+from simcore.placement.form import TensorLayout
+from simcore.placement.framework import Framework, Rule, TensorPolicy
 from simcore.units import dtype_bytes
 
 
-def life(name: str) -> Life:
-    form = Form((), "bf16")
-    return Life(name, form, form, form, form)
+def life(name: str) -> TensorPolicy:
+    form = TensorLayout((), "bf16")
+    return TensorPolicy(name, form, form, form, form)
 
 
 def framework(*rules: Rule) -> Framework:

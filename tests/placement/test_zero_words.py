@@ -13,7 +13,7 @@ from simcore.errors import IllegalLayout, InputError, NotYet, RankscopeError
 from simcore.frameworks.deepspeed.partitions import places
 from simcore.frameworks.hooks import exact_at_rest
 from simcore.placement.plan import AtRestBytes, Plan
-from simcore.placement.zero_words import PERSISTENT, Zero
+from simcore.placement.zero_words import PERSISTENT, ZeroSpec
 from simcore.program.program import Program
 from simcore.results.report import Report
 from simcore.simulate import place, simulate
@@ -159,9 +159,9 @@ def flow(stage: str, **options: Any) -> object:
 
 def test_defaults_are_deepspeeds_own() -> None:
     """0.19.6 runtime/zero/config.py; overlap_comm is on for stage 3 alone."""
-    assert flow("zero1") == Zero(1, "dp_shard", 500_000_000)
-    assert flow("zero2", overlap_comm=True) == Zero(2, "dp_shard", 500_000_000, 2)
-    assert flow("zero3") == Zero(3, "dp_shard", 500_000_000, 1, 50_000_000, 10**9, 10**9, 10**9)
+    assert flow("zero1") == ZeroSpec(1, "dp_shard", 500_000_000)
+    assert flow("zero2", overlap_comm=True) == ZeroSpec(2, "dp_shard", 500_000_000, 2)
+    assert flow("zero3") == ZeroSpec(3, "dp_shard", 500_000_000, 1, 50_000_000, 10**9, 10**9, 10**9)
 
 
 @pytest.mark.parametrize("framework", ["ddp", "zero2", "fsdp2"])
@@ -172,7 +172,7 @@ def test_a_tied_head_has_no_adapter(framework: str) -> None:
 
 def test_sizes_are_written_as_deepspeed_writes_them() -> None:
     _, table = small.prepared("zero2", model=LLAMA, options={"reduce_bucket_size": 5e8})
-    assert isinstance(table.flow, Zero)
+    assert isinstance(table.flow, ZeroSpec)
     assert table.flow.bucket == 500_000_000
 
 
@@ -196,7 +196,7 @@ def test_auto_is_what_transformers_fills_in() -> None:
     job, table = small.prepared("zero3", {"dp_shard": 2}, model="llama-3.2-3b", options={
         "reduce_bucket_size": "auto", "stage3_prefetch_bucket_size": "auto",
         "stage3_param_persistence_threshold": "auto"})
-    assert isinstance(table.flow, Zero)
+    assert isinstance(table.flow, ZeroSpec)
     assert (table.flow.bucket, table.flow.ahead) == (3072**2, int(0.9 * 3072**2))
     assert job.autos["framework_options.stage3_param_persistence_threshold"][0] == "30720"
     kept = {t.name for specs in job.graph.tensors for t in specs if table.life(t).name == PERSISTENT}

@@ -12,7 +12,7 @@ import small
 from simcore.frameworks.fsdp2 import table as fsdp2
 from simcore.placement.checkpoint_files import Files, Transfer
 from simcore.placement.fold import RankClass
-from simcore.placement.form import Form
+from simcore.placement.form import TensorLayout
 from simcore.placement.framework import Framework, Rule
 from simcore.placement.job import Job
 from simcore.placement.mesh import Mesh
@@ -135,7 +135,7 @@ def test_megatron_writes_adapters_alone() -> None:
 
 
 # ---- what rests on the host -----------------------------------------------------------------------------------------
-def moved(form: Form, space: str) -> Form:
+def moved(form: TensorLayout, space: str) -> TensorLayout:
     return dataclasses.replace(form, space=space)
 
 

@@ -30,12 +30,12 @@ from simcore.frameworks.common.qlora import STORAGE_OPTION, STORAGES, is_packed,
 from simcore.frameworks.common.torch import States, all_or_no_checkpoint, states_of, torch_optimizer
 from simcore.operators.automodel.implementation import RELEASE_0_7_0, SNAPSHOT_2026_06_08
 from simcore.pipeline.schedule import Schedule
-from simcore.placement.form import Form, Layout, Partial, Shard
-from simcore.placement.framework import Framework, Life, Moment, Padding, Rule, UnshardFlow
+from simcore.placement.form import Partial, Placements, Shard, TensorLayout
+from simcore.placement.framework import Framework, Fsdp2Spec, Moment, Padding, Rule, TensorPolicy
 from simcore.placement.job import Job
-from simcore.placement.libraries import Libraries
+from simcore.placement.libraries import KernelLibraries
 from simcore.placement.stages import contiguous, remainder_first, stage_layers
-from simcore.recording.packed_weights import Packed
+from simcore.recording.packed_weights import PackedWeights
 
 __all__ = ["DEFAULT_IMPLEMENTATION", "IMPLEMENTATIONS", "PACKS", "VERSIONS", "adapters", "table"]
 
@@ -106,7 +106,7 @@ def table(job: Job) -> Framework:
         communicators=_communicators(job),
         files=automodel_files(job),
         padding=Padding(1, "0.7.0 components/datasets/utils.py default_collater: pad_seq_len_divisible None"),
-        libraries=Libraries(dispatcher=_dispatcher(job, options).replace("torch", "nccl"),
+        libraries=KernelLibraries(dispatcher=_dispatcher(job, options).replace("torch", "nccl"),
                             attention=_attention(job, options), te_calls=_te_calls(job, options),
                             shared_beside=version in _BESIDE),
         assumptions=_assumptions(job, options),
@@ -197,11 +197,11 @@ def _assumptions(job: Job, options: dict[str, object]) -> tuple[tuple[str, str, 
              f"{job.mesh.tp}) requested but NemotronHForCausalLM has no TP plan'; only lm_head would be split"),)
 
 
-def _flow(job: Job, options: dict[str, object]) -> UnshardFlow:
+def _flow(job: Job, options: dict[str, object]) -> Fsdp2Spec:
     """Under pipeline stages torch keeps parameters gathered until the last backward (`pipelining/stage.py`, 2.13)."""
     defer = job.flag(options, "defer_fsdp_grad_sync", "0.7.0 config.py:340", default=True)
     kept = bool(options.get("enable_fsdp_optimizations", False)) or job.mesh.pp > 1
-    return UnshardFlow(*_ahead(job, options), "last" if defer else "every", reshard_after_backward=not kept)
+    return Fsdp2Spec(*_ahead(job, options), "last" if defer else "every", reshard_after_backward=not kept)
 
 
 def _ahead(job: Job, options: dict[str, object]) -> tuple[int, int]:
@@ -279,11 +279,11 @@ class _Choice:
     splits_head: bool
     splits_experts: bool
     experts_dp: int
-    packed: Packed | None = None
+    packed: PackedWeights | None = None
     holds_fp32: bool = True
 
 
-def _packed(job: Job, options: dict[str, Any]) -> Packed | None:
+def _packed(job: Job, options: dict[str, Any]) -> PackedWeights | None:
     """A column of bf16 by default, which FSDP2 cuts and gathers as it does other parameters."""
     packed = packed_of(job, options, ("bfloat16", "0.7.0 components/quantization/qlora.py create_bnb_config"))
     if packed is None or packed.storage == job.compute:
@@ -295,7 +295,7 @@ def _packed(job: Job, options: dict[str, Any]) -> Packed | None:
                       "torch 2.13 distributed/fsdp/_fully_shard/_fsdp_param.py init_dtype_attrs")
 
 
-def _rules(job: Job, stored: str, packed: Packed | None, *, holds_fp32: bool) -> tuple[Rule, ...]:
+def _rules(job: Job, stored: str, packed: PackedWeights | None, *, holds_fp32: bool) -> tuple[Rule, ...]:
     mesh, training = job.mesh, job.scenario.training
     frozen = job.compute if training.method != "full" else stored
     experts = training.precision.experts
@@ -313,7 +313,7 @@ def _adapters(job: Job, stored: str) -> str:
 
 @lru_cache(maxsize=256)
 def _made_rules(choice: _Choice) -> tuple[Rule, ...]:
-    dense: Layout = (("dp_shard_cp", Shard(0)),)
+    dense: Placements = (("dp_shard_cp", Shard(0)),)
     frozen, compute = choice.frozen, choice.compute
     rules = [Rule(lambda t: t.is_buffer, _buffer())]
     if choice.holds_fp32:
@@ -322,7 +322,7 @@ def _made_rules(choice: _Choice) -> tuple[Rule, ...]:
         rules.append(Rule(lambda t: t.component == "routed_experts", _experts(choice, choice.experts)))
         rules.append(Rule(lambda t: t.component == "expert_adapters", _experts(choice, choice.stored)))
     if choice.splits_head:  # ep = 1: only the head, over its vocabulary (0.7.0 nemotron_v3/parallelization.py)
-        split: Layout = (("tp", Shard(0, even=True)),)
+        split: Placements = (("tp", Shard(0, even=True)),)
         rules.append(Rule(lambda t: t.component == "lm_head",
                           _life(choice, "split head", (*split, *dense), split, frozen, compute)))
     rules.append(Rule(lambda t: t.module == "adapter", _life(choice, "adapters", dense, (), choice.adapters, compute)))
@@ -333,28 +333,30 @@ def _made_rules(choice: _Choice) -> tuple[Rule, ...]:
     return tuple(rules)
 
 
-def _buffer() -> Life:
-    form = Form((), "fp32")
-    return Life("buffer", form, form, form, form, rest_category="buffer")
+def _buffer() -> TensorPolicy:
+    form = TensorLayout((), "fp32")
+    return TensorPolicy("buffer", form, form, form, form, rest_category="buffer")
 
 
-def _experts(choice: _Choice, stored: str) -> Life:
-    split: Layout = (("ep", Shard(0, even=True)),)
+def _experts(choice: _Choice, stored: str) -> TensorPolicy:
+    split: Placements = (("ep", Shard(0, even=True)),)
     if choice.experts_dp > 1:
         layout = (*split, ("expert_dp", Shard(1, even=True)))
         return _life(choice, "experts, sharded on dimension 1", layout, split, stored, choice.compute)
-    form = Form(split, stored)
-    return Life("experts, local", form, form, form, form, choice.kept.of(split, stored),
+    form = TensorLayout(split, stored)
+    return TensorPolicy("experts, local", form, form, form, form, choice.kept.of(split, stored),
                 rest_category="ignored_param", grad_made_category="ignored_grad")
 
 
-def _life(choice: _Choice, name: str, layout: Layout, used: Layout, stored: str, compute: str) -> Life:
+def _life(choice: _Choice, name: str, layout: Placements, used: Placements, stored: str, compute: str) -> TensorPolicy:
     if not choice.is_sharded:
-        form = Form(used, stored)
-        return Life(f"{name}, alone", form, Form(used, compute), form, form, choice.kept.of(used, stored),
+        form = TensorLayout(used, stored)
+        return TensorPolicy(f"{name}, alone", form, TensorLayout(used, compute), form, form,
+                            choice.kept.of(used, stored),
                     grad_made_category="sharded_grad")
-    partial: Layout = (*used, ("dp_shard_cp", Partial()))
-    return Life(name, Form(layout, stored), Form(used, compute), Form(partial, compute), Form(layout, stored),
+    partial: Placements = (*used, ("dp_shard_cp", Partial()))
+    return TensorPolicy(name, TensorLayout(layout, stored), TensorLayout(used, compute), TensorLayout(partial, compute),
+                        TensorLayout(layout, stored),
                 choice.kept.of(layout, stored), Moment.UNIT_FORWARD_BEGIN, Moment.UNIT_BACKWARD_END,
                 Moment.UNIT_BACKWARD_END, pad_storage=True)
 

@@ -12,7 +12,7 @@ from simcore.placement.optimizer_step import is_updated_in_backward, moment_dtyp
 from simcore.placement.plan import Placed, Plan
 from simcore.program.builder import Builder
 from simcore.program.outline import Phase, Tables
-from simcore.program.tile import Tile
+from simcore.program.tile import LayerRows
 from simcore.recording.tape import Kernel, Op
 from simcore.units import dtype_bytes
 
@@ -25,14 +25,14 @@ Posting = tuple[str, str, int]
 def post_rest(plan: Plan, tables: Tables, builder: Builder, of: Callable[[Placed], list[Posting]]) -> None:
     """Post what `of` says of each tensor, layer by layer; layers of a kind are tiles."""
     builder.at(Phase.BUILD)
-    tiles: dict[int, Tile] = {}
+    tiles: dict[int, LayerRows] = {}
     for layer in plan.layers:
         kind = plan.graph.layers[layer].kind
         if kind not in tiles:
             rows = [(Op.ALLOC, 0, tables.slot(name, category), num_bytes, 0, 0)
                     for placed in plan.kinds[kind] for name, category, num_bytes in of(placed) if num_bytes]
             columns: IntArray = np.array(rows, dtype=np.int64).reshape(-1, 6)
-            tiles[kind] = Tile(columns, np.zeros(len(rows), dtype=np.int64))
+            tiles[kind] = LayerRows(columns, np.zeros(len(rows), dtype=np.int64))
         builder.tile(tiles[kind], layer)
     slot = tables.slot("buffers", "buffer")
     for _, num_bytes in plan.graph.architecture.buffers if plan.stage == 0 else ():

@@ -6,23 +6,23 @@ from collections.abc import Sequence
 
 from simcore.frameworks.common.optimizer_memory import optimizer_temporaries, post_rest, rest_postings
 from simcore.pipeline.schedule import Action
-from simcore.placement.ddp_words import Reducer
+from simcore.placement.ddp_words import DdpSpec
 from simcore.placement.plan import Plan
 from simcore.program.builder import Builder
 from simcore.program.outline import Tables
 from simcore.recording.tape import Kernel, Param, Stream
 from simcore.units import dtype_bytes
 
-__all__ = ["ReducedFlow"]
+__all__ = ["DdpHooks"]
 
 HANDLE = 16
 
 
-class ReducedFlow:
-    """Implements `lower.Flow`; buckets are filled in the order in which gradients are ready."""
+class DdpHooks:
+    """Implements `lower.MemoryHooks`; buckets are filled in the order in which gradients are ready."""
 
     def __init__(self, plan: Plan, tables: Tables, builder: Builder) -> None:
-        assert isinstance(plan.framework.flow, Reducer)
+        assert isinstance(plan.framework.flow, DdpSpec)
         self.plan, self.tables, self.out, self.flow = plan, tables, builder, plan.framework.flow
         self.marks = [tables.hook(text) for text in ("opt:begin", "opt:end", "step:end")]
         self.grads: dict[tuple[int, int], int] = {}
@@ -30,7 +30,7 @@ class ReducedFlow:
         self.caps: dict[str, int] = {}
         self.is_last = False
 
-    # ---- lower.Flow ---------------------------------------------------------------------------------------------
+    # ---- MemoryHooks --------------------------------------------------------------------------------------------
     def rest(self) -> None:
         post_rest(self.plan, self.tables, self.out, rest_postings)
         if self.flow.axis:

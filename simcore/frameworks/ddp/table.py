@@ -38,11 +38,11 @@ from simcore.frameworks.common.torch import (
 from simcore.frameworks.ddp.unsloth import FAST_OPTION, FAST_RELEASES, adapter_dtype, fast_layers
 from simcore.models.blocks import Attention
 from simcore.operators.hf.int8 import NO_THRESHOLD
-from simcore.placement.ddp_words import Reducer
-from simcore.placement.form import Form, Layout, Partial
-from simcore.placement.framework import Framework, Life, Moment, Rule
+from simcore.placement.ddp_words import DdpSpec
+from simcore.placement.form import Partial, Placements, TensorLayout
+from simcore.placement.framework import Framework, Moment, Rule, TensorPolicy
 from simcore.placement.job import Job
-from simcore.recording.packed_weights import Packed
+from simcore.recording.packed_weights import PackedWeights
 
 __all__ = ["DEFAULT_IMPLEMENTATION", "IMPLEMENTATIONS", "PACKS", "VERSIONS", "adapters", "table"]
 
@@ -142,14 +142,14 @@ def _mixed(job: Job, options: dict[str, Any]) -> Mixed:
     return mixed
 
 
-def _reducer(job: Job, options: dict[str, Any]) -> Reducer:
+def _reducer(job: Job, options: dict[str, Any]) -> DdpSpec:
     if job.mesh.dp_replicate == 1:
-        return Reducer()
+        return DdpSpec()
     view = job.flag(options, "gradient_as_bucket_view", f"{RULE}: gradient_as_bucket_view=False", default=False)
     given = options.get("bucket_cap_mb")
     cap = job.auto("framework_options.bucket_cap_mb", "auto" if given is None else str(given), "25",
                    f"{RULE}: _set_bucket_cap_mb, 25 MiB; the first bucket 1 MiB if none is given")
-    return Reducer("dp_replicate", MIB if given is None else int(cap) * MIB, int(cap) * MIB, view)
+    return DdpSpec("dp_replicate", MIB if given is None else int(cap) * MIB, int(cap) * MIB, view)
 
 
 def _compiled(options: dict[str, Any]) -> tuple[tuple[str, str], ...]:
@@ -182,21 +182,21 @@ def _assumptions(job: Job, options: dict[str, Any]) -> tuple[tuple[str, str, str
 
 
 @lru_cache(maxsize=64)
-def _rules(stored: str, adapter: str, compute: str, kept: States, packed: Packed | None,
+def _rules(stored: str, adapter: str, compute: str, kept: States, packed: PackedWeights | None,
            updated: Moment) -> tuple[Rule, ...]:
     """Everything whole; adapters may have another dtype, frozen linears may lie in 4 bits."""
-    rest = Form((), "fp32")
-    buffer = Life("buffer", rest, rest, rest, rest, rest_category="buffer", updated=Moment.NEVER)
+    rest = TensorLayout((), "fp32")
+    buffer = TensorPolicy("buffer", rest, rest, rest, rest, rest_category="buffer", updated=Moment.NEVER)
     whole = _life("whole", stored, kept, updated)
     in_bits = () if packed is None else (Rule(is_packed, replace(
-        whole, name="packed", rest=Form((), packed.storage, packed=packed), use=Form((), compute))),)
+        whole, name="packed", rest=TensorLayout((), packed.storage, packed=packed), use=TensorLayout((), compute))),)
     return (Rule(lambda t: t.is_buffer, buffer), *in_bits,
             Rule(lambda t: t.module == "adapter", _life("adapters", adapter, kept, updated)),
             Rule(lambda t: True, whole))
 
 
-def _life(name: str, stored: str, kept: States, updated: Moment) -> Life:
-    summand: Layout = (("dp_replicate", Partial()),)
-    rest = Form((), stored)
-    return Life(name, rest, rest, Form(summand, stored), rest,
+def _life(name: str, stored: str, kept: States, updated: Moment) -> TensorPolicy:
+    summand: Placements = (("dp_replicate", Partial()),)
+    rest = TensorLayout((), stored)
+    return TensorPolicy(name, rest, rest, TensorLayout(summand, stored), rest,
                 kept.of((), stored), reduced=Moment.BUCKET_FULL, updated=updated)

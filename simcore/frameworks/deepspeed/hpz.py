@@ -3,20 +3,20 @@
 from __future__ import annotations
 
 from simcore.placement.plan import Plan
-from simcore.placement.zero_words import Zero
+from simcore.placement.zero_words import ZeroSpec
 from simcore.program.builder import Builder
 from simcore.program.outline import Tables
 
-__all__ = ["Key", "Secondary"]
+__all__ = ["HpzShards", "Key"]
 
 Key = tuple[int, int]
 """(layer, number) of a parameter."""
 
 
-class Secondary:
+class HpzShards:
     """Which parameters have one, and its rows; of nothing where hpZ is not asked for."""
 
-    def __init__(self, plan: Plan, tables: Tables, out: Builder, flow: Zero) -> None:
+    def __init__(self, plan: Plan, tables: Tables, out: Builder, flow: ZeroSpec) -> None:
         self.out, self.parts = out, flow.secondary
         axis = f"{flow.axis}/{flow.secondary}"
         self.comm = tables.comm("all_gather", axis, plan.framework.compute_dtype) if self.parts else -1

@@ -9,7 +9,7 @@ from simcore.frameworks.deepspeed.partitions import aligned, touching, trained_o
 from simcore.hardware.nvme import aligned as aligned_to_drives
 from simcore.hardware.nvme import is_swapped
 from simcore.placement.plan import Placed, Plan
-from simcore.placement.zero_words import Zero
+from simcore.placement.zero_words import ZeroSpec
 from simcore.units import dtype_bytes
 
 __all__ = ["beside_tensors", "num_moments", "sub_groups", "touched", "trained"]
@@ -23,7 +23,7 @@ def beside_tensors(plan: Plan, *, rounded: bool) -> Counter[str]:
     Pinned blocks are powers of two (torch 2.13 ATen/core/CachingHostAllocator.h:300); flat buffers are one block each.
     """
     flow = plan.framework.flow
-    if not isinstance(flow, Zero) or not (flow.states_on_host or flow.params_on_host):
+    if not isinstance(flow, ZeroSpec) or not (flow.states_on_host or flow.params_on_host):
         return Counter()
     held = Counter[str]()
     for owner, num_bytes, pinned in _buffers(plan, flow):
@@ -46,7 +46,7 @@ def _of_tensors(plan: Plan) -> Counter[str]:
     return held
 
 
-def _buffers(plan: Plan, flow: Zero) -> Iterator[tuple[str, int, bool]]:
+def _buffers(plan: Plan, flow: ZeroSpec) -> Iterator[tuple[str, int, bool]]:
     """(owner, bytes, whether they are pinned) of every buffer on the host."""
     size, moments = dtype_bytes(plan.framework.compute_dtype), num_moments(plan)
     if flow.stage < 3:
@@ -67,7 +67,7 @@ def _buffers(plan: Plan, flow: Zero) -> Iterator[tuple[str, int, bool]]:
                     ("gradients", FP32 * parts, True))
 
 
-def _beside_drives(plan: Plan, flow: Zero, gradients: int) -> Iterator[tuple[str, int, bool]]:
+def _beside_drives(plan: Plan, flow: ZeroSpec, gradients: int) -> Iterator[tuple[str, int, bool]]:
     """16-bit gradients, buffers (which torch does not round), and sub-groups that are too small to be files."""
     groups = list(sub_groups([placed.padded for placed in trained(plan)], flow.sub_group))
     left = sum(numel for numel in groups if not is_swapped(numel))
@@ -107,6 +107,6 @@ def _largest(plan: Plan) -> int:
     return max((numel for layer in plan.layers for _, numel in trained_of(plan, layer)), default=0)
 
 
-def touched(plan: Plan, flow: Zero) -> list[int]:
+def touched(plan: Plan, flow: ZeroSpec) -> list[int]:
     """Elements of every parameter of which some lies in this rank's part, whole."""
     return touching(plan, plan.mesh.axis(flow.axis).coordinate(plan.rank))

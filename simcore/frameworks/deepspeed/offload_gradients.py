@@ -8,7 +8,7 @@ from simcore.frameworks.common.cpu_optimizer import copied, updated_on_host
 from simcore.frameworks.deepspeed.offload_buffers import num_moments
 from simcore.hardware.nvme import aligned, is_swapped, stays_on_device, whole_pieces
 from simcore.placement.plan import Plan
-from simcore.placement.zero_words import Zero
+from simcore.placement.zero_words import ZeroSpec
 from simcore.program.builder import Builder
 from simcore.program.outline import Tables
 from simcore.units import dtype_bytes
@@ -22,7 +22,7 @@ READ, WRITE = 1, 2
 class GradientsOnHost:
     """Rows of copies and of what they need on the device; nothing where states are there."""
 
-    def __init__(self, plan: Plan, tables: Tables, out: Builder, flow: Zero) -> None:
+    def __init__(self, plan: Plan, tables: Tables, out: Builder, flow: ZeroSpec) -> None:
         self.plan, self.tables, self.out, self.flow, self.first = plan, tables, out, flow, plan.layers[0]
         self.size = dtype_bytes(plan.framework.compute_dtype)
         self.slot = tables.slot("grad_on_its_way", "reduce_scatter_output")

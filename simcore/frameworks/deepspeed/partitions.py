@@ -7,7 +7,7 @@ import math
 import numpy as np
 
 from simcore.placement.plan import AtRestBytes, Plan
-from simcore.placement.zero_words import Zero
+from simcore.placement.zero_words import ZeroSpec
 from simcore.units import dtype_bytes
 
 __all__ = ["aligned", "exact_in_parts", "flat_padding", "gradient_elements", "places", "touching", "trained_of"]
@@ -33,7 +33,7 @@ def _trained(plan: Plan) -> int:
 def aligned(plan: Plan) -> int:
     """Elements of the flat parameters, so that parts are equal."""
     flow = plan.framework.flow
-    assert isinstance(flow, Zero)
+    assert isinstance(flow, ZeroSpec)
     unit = ALIGN * plan.mesh.axis(flow.axis).size
     return math.ceil(_trained(plan) / unit) * unit
 
@@ -44,7 +44,7 @@ def places(plan: Plan) -> dict[tuple[int, int], tuple[int, int]]:
     In the order of registration, or dealt out to the ranks one by one (`_round_robin_reorder`).
     """
     flow, found, at = plan.framework.flow, {}, 0
-    assert isinstance(flow, Zero)
+    assert isinstance(flow, ZeroSpec)
     every = [(layer, number, numel) for layer in plan.layers for number, numel in trained_of(plan, layer)]
     ranks = plan.mesh.axis(flow.axis).size if flow.round_robin else 1
     for layer, number, numel in (one for rank in range(ranks) for one in every[rank::ranks]):
@@ -56,7 +56,7 @@ def places(plan: Plan) -> dict[tuple[int, int], tuple[int, int]]:
 def touching(plan: Plan, coordinate: int) -> list[int]:
     """Elements of every parameter of which some lies in the part of the rank at `coordinate`, whole."""
     flow = plan.framework.flow
-    assert isinstance(flow, Zero)
+    assert isinstance(flow, ZeroSpec)
     part = aligned(plan) // plan.mesh.axis(flow.axis).size
     low = coordinate * part
     return [end - start for start, end in places(plan).values() if start < low + part and end > low]
@@ -69,7 +69,7 @@ def gradient_elements(plan: Plan, *, exact: bool = False) -> int:
     `exact` as on the rank with the most; one that no parameter touches has zeros of a part (get_flat_partition).
     """
     flow = plan.framework.flow
-    assert isinstance(flow, Zero)
+    assert isinstance(flow, ZeroSpec)
     axis, part = plan.mesh.axis(flow.axis), aligned(plan) // plan.mesh.axis(flow.axis).size
     if exact:
         return sum(touching(plan, axis.coordinate(plan.rank))) or part
@@ -87,7 +87,7 @@ def exact_in_parts(plan: Plan) -> dict[str, AtRestBytes]:
     Tensors lie in the order of registration, as one parameter group (`bit16_groups_flat`).
     """
     flow, totals, where = plan.framework.flow, dict[str, AtRestBytes](), places(plan)
-    assert isinstance(flow, Zero)
+    assert isinstance(flow, ZeroSpec)
     axis = plan.mesh.axis(flow.axis)
     part = aligned(plan) // axis.size
     low = axis.coordinate(plan.rank) * part

@@ -21,7 +21,7 @@ from simcore.frameworks.deepspeed.hpz import Key
 from simcore.placement.plan import Placed, Plan
 from simcore.placement.zero_words import PERSISTENT
 
-__all__ = ["Pins", "bytes_by_dtype", "recorded", "seen_by_nodes"]
+__all__ = ["LivePackedWeights", "bytes_by_dtype", "recorded", "seen_by_nodes"]
 
 
 def bytes_by_dtype(params: Iterable[tuple[str, int]]) -> list[tuple[str, int]]:
@@ -60,7 +60,7 @@ def seen_by_nodes(plan: Plan) -> Set[Key]:
     return {key for key in found if (packed := _placed(plan, key).life.rest.packed) and not packed.is_tensor}
 
 
-class Pins:
+class LivePackedWeights:
     """Frozen parameters that a replay has called: [Note: ZeRO-3 and frozen parameters]. Calls are numbered."""
 
     def __init__(self, plan: Plan) -> None:

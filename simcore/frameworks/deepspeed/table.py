@@ -23,11 +23,11 @@ from simcore.frameworks.common.torch import (
     refuse_virtual_stages,
     torch_optimizer,
 )
-from simcore.placement.form import Flat, Form, Layout, Partial
-from simcore.placement.framework import Framework, Life, Moment, Optimizer, Rule
+from simcore.placement.form import Flat, Partial, Placements, TensorLayout
+from simcore.placement.framework import Framework, Moment, Optimizer, Rule, TensorPolicy
 from simcore.placement.job import Job, topology_of
-from simcore.placement.zero_words import PERSISTENT, Zero
-from simcore.recording.packed_weights import Packed
+from simcore.placement.zero_words import PERSISTENT, ZeroSpec
+from simcore.recording.packed_weights import PackedWeights
 
 __all__ = ["IMPLEMENTATIONS", "VERSIONS", "zero_table"]
 
@@ -128,7 +128,7 @@ def _check(job: Job) -> None:
     job.one_of("training.loss", job.scenario.training.loss, LOSSES)
 
 
-def _packed(job: Job, options: dict[str, Any]) -> Packed | None:
+def _packed(job: Job, options: dict[str, Any]) -> PackedWeights | None:
     """A column of bytes stays as it is; one of another floating type than the model's would be cast, value by value."""
     packed = packed_of(job, options)
     if packed and packed.storage not in ("uint8", job.compute):
@@ -137,7 +137,7 @@ def _packed(job: Job, options: dict[str, Any]) -> Packed | None:
     return packed
 
 
-def _flow(job: Job, options: dict[str, Any], stage: int) -> Zero:
+def _flow(job: Job, options: dict[str, Any], stage: int) -> ZeroSpec:
     overlapped = job.flag(options, "overlap_comm", f"{CONFIG} overlap_comm_valid: with stage 3", default=stage == 3)
     bucket = _size(job, options, "reduce_bucket_size", 500_000_000)
     states, params = _offloaded(job, options, stage)
@@ -149,8 +149,8 @@ def _flow(job: Job, options: dict[str, Any], stage: int) -> Zero:
     if stage < 3:
         apart = apart and not states
         turns = job.flag(options, "round_robin_gradients", f"{CONFIG} round_robin_gradients", default=False)
-        return Zero(stage, AXIS, bucket, 1 + overlapped, 0, 0, 0, 0, *away, round_robin=turns, is_apart=apart)
-    return Zero(stage, AXIS, bucket, 1, _size(job, options, "stage3_prefetch_bucket_size", 50_000_000),
+        return ZeroSpec(stage, AXIS, bucket, 1 + overlapped, 0, 0, 0, 0, *away, round_robin=turns, is_apart=apart)
+    return ZeroSpec(stage, AXIS, bucket, 1, _size(job, options, "stage3_prefetch_bucket_size", 50_000_000),
                 _size(job, options, "stage3_max_live_parameters", 1_000_000_000),
                 _size(job, options, "stage3_max_reuse_distance", 1_000_000_000),
                 _size(job, options, "sub_group_size", 1_000_000_000), *away,
@@ -172,7 +172,7 @@ def _check_shards(job: Job, stage: int) -> None:
                           "another length than the parts, the next ones have none; served: zero_hpz_partition_size)")
 
 
-def _communicators(job: Job, flow: Zero) -> tuple[str, ...]:
+def _communicators(job: Job, flow: ZeroSpec) -> tuple[str, ...]:
     """All ranks, and the fewer that second parts of parameters are cut over."""
     names = (AXIS, *((f"{AXIS}/{flow.secondary}",) if flow.secondary else ()))
     return tuple(name for name in names if job.mesh.axis(name).size > 1)
@@ -254,7 +254,7 @@ def _check_block(job: Job, options: dict[str, Any], key: str, *, is_on: bool) ->
             raise InputError(Problem(where, f"{key}.{name}: expected {wanted}, got {value!r}"))
 
 
-def _optimizer(job: Job, flow: Zero) -> Optimizer:
+def _optimizer(job: Job, flow: ZeroSpec) -> Optimizer:
     """On the host it is DeepSpeedCPUAdam, whatever was asked for (`zero_force_ds_cpu_optimizer`)."""
     if not flow.states_on_host:
         return torch_optimizer(job, "transformers 5.23 training_args.py: adamw_torch_fused from torch 2.8 on",
@@ -270,7 +270,7 @@ def _optimizer(job: Job, flow: Zero) -> Optimizer:
     return Optimizer(name, "fused")
 
 
-def _of_host(flow: Zero) -> tuple[tuple[str, str, str, str], ...]:
+def _of_host(flow: ZeroSpec) -> tuple[tuple[str, str, str, str], ...]:
     if not (flow.states_on_host or flow.params_on_host):
         return ()
     drives = "; drives are read, then the CPU updates, then they are written" * (flow.swap_buffers > 0)
@@ -303,38 +303,38 @@ def _fetched_by_layer() -> tuple[tuple[str, str, str, str], ...]:
              "assumed", "up to a layer too much in forward; the recorded order, so not the first step"),)
 
 
-def _spaces(flow: Zero) -> tuple[str, str]:
+def _spaces(flow: ZeroSpec) -> tuple[str, str]:
     away = "nvme" if flow.swap_buffers else "host"
     return (away if flow.states_on_host else "device"), ("host" if flow.params_on_host else "device")
 
 
 @lru_cache(maxsize=64)
 def _rules(stage: int, stored: str, threshold: int, kept: tuple[str, ...], spaces: tuple[str, str],
-           packed: Packed | None, *, apart: bool) -> tuple[Rule, ...]:
+           packed: PackedWeights | None, *, apart: bool) -> tuple[Rule, ...]:
     """16-bit parameters and gradients, masters and moments in fp32; on the host, gradients are in fp32 too.
 
     `spaces`: of states and of parameters, as if nothing were pinned: what is, is flat buffers, which
     `simcore/frameworks/deepspeed/offload_buffers.py` counts.
     """
     away, states_away = spaces[0], spaces[0] != "device"
-    whole = Form((), stored)
-    part: Layout = ((AXIS, Flat("tensor" if stage == 3 else "group")),)
-    states = tuple((name, Form(part, "fp32", away)) for name in ("master_param", *kept))
-    rest = Form(part, stored, spaces[1]) if stage == 3 else whole
-    grad = Form(part, stored)
+    whole = TensorLayout((), stored)
+    part: Placements = ((AXIS, Flat("tensor" if stage == 3 else "group")),)
+    states = tuple((name, TensorLayout(part, "fp32", away)) for name in ("master_param", *kept))
+    rest = TensorLayout(part, stored, spaces[1]) if stage == 3 else whole
+    grad = TensorLayout(part, stored)
     if states_away:
-        grad = Form(part, stored if stage == 3 else "fp32", "host")
-        states += (("grad_copy", Form(part, "fp32", "host")),) * (stage == 3 and away == "host")
-    made = Form(((AXIS, Partial()),), stored)
-    fp32 = Form((), "fp32")
-    buffer = Life("buffer", fp32, fp32, fp32, fp32, rest_category="buffer", updated=Moment.NEVER)
+        grad = TensorLayout(part, stored if stage == 3 else "fp32", "host")
+        states += (("grad_copy", TensorLayout(part, "fp32", "host")),) * (stage == 3 and away == "host")
+    made = TensorLayout(((AXIS, Partial()),), stored)
+    fp32 = TensorLayout((), "fp32")
+    buffer = TensorPolicy("buffer", fp32, fp32, fp32, fp32, rest_category="buffer", updated=Moment.NEVER)
 
-    def life(name: str) -> Life:
-        return Life(name, rest, whole, made, grad, states, reduced=Moment.BUCKET_FULL,
+    def life(name: str) -> TensorPolicy:
+        return TensorPolicy(name, rest, whole, made, grad, states, reduced=Moment.BUCKET_FULL,
                     grads_persist=stage == 3 and not states_away,
                     grad_made_category="unsharded_grad" if stage == 1 or apart else "")
 
-    def in_bits(name: str) -> Life:
+    def in_bits(name: str) -> TensorPolicy:
         assert packed is not None
         return replace(life(name), rest=replace(rest, dtype=packed.storage, packed=packed))
 

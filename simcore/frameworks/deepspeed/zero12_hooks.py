@@ -8,34 +8,34 @@ from simcore.frameworks.common.cpu_optimizer import copied, updated_on_host
 from simcore.frameworks.common.module_order import readiness
 from simcore.frameworks.common.optimizer_memory import post_rest, rest_postings, step_temporaries
 from simcore.frameworks.deepspeed.partitions import aligned, flat_padding, gradient_elements, places, trained_of
-from simcore.frameworks.deepspeed.uncontiguous_gradients import GradientsApart
+from simcore.frameworks.deepspeed.uncontiguous_gradients import UnbucketedGradients
 from simcore.pipeline.schedule import Action
 from simcore.placement.plan import Plan
-from simcore.placement.zero_words import Zero
+from simcore.placement.zero_words import ZeroSpec
 from simcore.program.builder import Builder
 from simcore.program.outline import Tables
 from simcore.recording.rows import Module
 from simcore.recording.tape import Kernel, Param, Stream
 from simcore.units import dtype_bytes
 
-__all__ = ["PartitionFlow"]
+__all__ = ["Zero12Hooks"]
 
 REDUCE_HANDLE = 16
 LOOKED_AT = 11
 """Bytes an element: fp32, its absolute value and three masks while infinities are looked for (`_has_inf_or_nan`)."""
 
 
-class PartitionFlow:
-    """Implements `lower.Flow`. Of ZeRO-2 gradients die where autograd made them: they are in the bucket."""
+class Zero12Hooks:
+    """Implements `lower.MemoryHooks`. Of ZeRO-2 gradients die where autograd made them: they are in the bucket."""
 
     def __init__(self, plan: Plan, tables: Tables, builder: Builder) -> None:
-        assert isinstance(plan.framework.flow, Zero)
+        assert isinstance(plan.framework.flow, ZeroSpec)
         self.plan, self.tables, self.out, self.flow = plan, tables, builder, plan.framework.flow
         self.size = dtype_bytes(plan.framework.compute_dtype)
         self.first = plan.layers[0]
         self.part = aligned(plan) // plan.mesh.axis(self.flow.axis).size
         self.kept = gradient_elements(plan) * self.size
-        self.apart = GradientsApart(builder, self._is_mine, behind=self.flow.num_buffers > 1)
+        self.apart = UnbucketedGradients(builder, self._is_mine, behind=self.flow.num_buffers > 1)
         self.in_bucket: list[tuple[int, int]] = []
         self.places = places(plan)
         self.slices: list[tuple[int, int]] = []
@@ -49,7 +49,7 @@ class PartitionFlow:
             ("grads_in_partition", "sharded_grad"), ("grad_on_its_way", "reduce_scatter_output"))}
         self.marks = [tables.hook(text) for text in ("opt:begin", "opt:end", "step:end")]
 
-    # ---- lower.Flow ---------------------------------------------------------------------------------------------
+    # ---- MemoryHooks --------------------------------------------------------------------------------------------
     def rest(self) -> None:
         """Whole parameters, and this rank's part of master and moments, alignment included."""
         post_rest(self.plan, self.tables, self.out, rest_postings)

@@ -14,37 +14,37 @@ from itertools import accumulate
 
 from simcore.frameworks.common.module_order import backward_calls, forward_calls, readiness
 from simcore.frameworks.common.optimizer_memory import post_rest, rest_postings, step_temporaries
-from simcore.frameworks.deepspeed.hpz import Key, Secondary
+from simcore.frameworks.deepspeed.hpz import HpzShards, Key
 from simcore.frameworks.deepspeed.offload_buffers import sub_groups
 from simcore.frameworks.deepspeed.offload_gradients import GradientsOnHost
 from simcore.frameworks.deepspeed.partitions import trained_of
-from simcore.frameworks.deepspeed.prefetch_trace import Pins, bytes_by_dtype, recorded, seen_by_nodes
+from simcore.frameworks.deepspeed.prefetch_trace import LivePackedWeights, bytes_by_dtype, recorded, seen_by_nodes
 from simcore.frameworks.deepspeed.zero12_copies import FlatBuffers
 from simcore.frameworks.deepspeed.zero12_hooks import REDUCE_HANDLE
 from simcore.pipeline.schedule import Action
 from simcore.placement.plan import Placed, Plan
-from simcore.placement.zero_words import PERSISTENT, Zero
+from simcore.placement.zero_words import PERSISTENT, ZeroSpec
 from simcore.program.builder import Builder
 from simcore.program.outline import Tables
 from simcore.recording.rows import HOST_DRAINS, Module
 from simcore.recording.tape import Kernel, Param, Stream
 from simcore.units import dtype_bytes
 
-__all__ = ["FetchedFlow"]
+__all__ = ["Zero3Hooks"]
 
 GATHER_HANDLE = 17
 
 
-class FetchedFlow:
-    """Implements `lower.Flow` over a recorded order of calls, which is the same in every microbatch."""
+class Zero3Hooks:
+    """Implements `lower.MemoryHooks` over a recorded order of calls, which is the same in every microbatch."""
 
     def __init__(self, plan: Plan, tables: Tables, builder: Builder) -> None:
-        assert isinstance(plan.framework.flow, Zero)
+        assert isinstance(plan.framework.flow, ZeroSpec)
         self.plan, self.tables, self.out, self.flow = plan, tables, builder, plan.framework.flow
         self.size, self.ranks = dtype_bytes(plan.framework.compute_dtype), plan.mesh.axis(self.flow.axis).size
         self.first = plan.layers[0]
         self.calls = list(recorded(plan))
-        self.pins = Pins(plan)
+        self.pins = LivePackedWeights(plan)
         self.trace = [(at, key) for at, keys in enumerate(self.calls) for key in keys]
         placed = {key: self._placed(key) for _, key in self.trace}
         self.elements = {key: -(-one.used // one.life.rest.values) for key, one in placed.items()}  # as stored
@@ -72,7 +72,7 @@ class FetchedFlow:
         self.in_bucket: list[int] = []
         self.on_host = GradientsOnHost(plan, tables, builder, self.flow)
         self.from_host = tables.comm("copy", "to_device", plan.framework.compute_dtype)
-        self.secondary = Secondary(plan, tables, builder, self.flow)
+        self.secondary = HpzShards(plan, tables, builder, self.flow)
         self.marks = [tables.hook(text) for text in ("opt:begin", "opt:end", "step:end")]
 
     def _placed(self, key: Key) -> Placed:
@@ -83,7 +83,7 @@ class FetchedFlow:
         placed = self._placed(key)
         return placed.life.rest.num_bytes(placed.padded * self.ranks)
 
-    # ---- lower.Flow ---------------------------------------------------------------------------------------------
+    # ---- MemoryHooks --------------------------------------------------------------------------------------------
     def rest(self) -> None:
         """Parts of parameters, masters, moments and gradients; the bucket; small parameters whole."""
         post_rest(self.plan, self.tables, self.out, rest_postings)

@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import dataclass
 
-from simcore.placement.form import Form
-from simcore.placement.framework import Life, Moment, Unit
-from simcore.placement.fsdp1_words import Wrapped
+from simcore.placement.form import TensorLayout
+from simcore.placement.framework import Moment, TensorPolicy, Unit
+from simcore.placement.fsdp1_words import Fsdp1Spec
 from simcore.placement.plan import AtRestBytes, Placed, Plan
 from simcore.units import dtype_bytes
 
@@ -35,7 +35,7 @@ def flat_units(plan: Plan) -> list[FlatUnit]:
     return [_flat_unit(plan, unit) for unit in plan.framework.units]
 
 
-def flat_life(plan: Plan) -> Life:
+def flat_life(plan: Plan) -> TensorPolicy:
     """Of parameters in flat ones, which are updated; an optimizer may keep no states of them (SGD)."""
     return next(rule.life for rule in plan.framework.rules if rule.life.updated is not Moment.NEVER)
 
@@ -43,13 +43,13 @@ def flat_life(plan: Plan) -> Life:
 def parts_of(plan: Plan) -> int:
     """How many ranks share a flat parameter."""
     flow = plan.framework.flow
-    assert isinstance(flow, Wrapped)
+    assert isinstance(flow, Fsdp1Spec)
     return 1 if flow.strategy == "NO_SHARD" else plan.mesh.axis(flow.axis).size
 
 
 def _flat_unit(plan: Plan, unit: Unit) -> FlatUnit:
     flow, parts = plan.framework.flow, parts_of(plan)
-    assert isinstance(flow, Wrapped)
+    assert isinstance(flow, Fsdp1Spec)
     align = ALIGN // dtype_bytes(plan.framework.compute_dtype) if flow.aligned else 1
     end, places, trains = 0, [], False
     for layer, number, placed in _members(plan, unit):
@@ -109,7 +109,7 @@ def exact_in_units(plan: Plan) -> dict[str, AtRestBytes]:
     The gradient of a unit is whole: where some of it is trained, all of it has one.
     """
     flow, totals = plan.framework.flow, dict[str, AtRestBytes]()
-    assert isinstance(flow, Wrapped)
+    assert isinstance(flow, Fsdp1Spec)
     at = plan.mesh.axis(flow.axis).coordinate(plan.rank) if parts_of(plan) > 1 else 0
     for unit in flat_units(plan):
         low, high = at * unit.shard, (at + 1) * unit.shard
@@ -128,5 +128,5 @@ def _held(placed: Placed, inside: int, *, trains: bool) -> AtRestBytes:
     return AtRestBytes(inside * dtype_bytes(life.rest.dtype) * placed.rests_here, grads, states, inside, trained)
 
 
-def _state_bytes(form: Form, numel: int) -> int:
+def _state_bytes(form: TensorLayout, numel: int) -> int:
     return numel * dtype_bytes(form.dtype) if form.blocks is None else form.blocks.num_bytes(numel, form.dtype)

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from simcore.frameworks.fsdp1.flat_parameters import FlatUnit, flat_life, parts_of
-from simcore.placement.fsdp1_words import Wrapped
+from simcore.placement.fsdp1_words import Fsdp1Spec
 from simcore.placement.plan import Plan
 from simcore.program.builder import Builder
 from simcore.program.outline import Tables
@@ -21,7 +21,7 @@ class FlatGradients:
     """From a unit's own gradients to a rank's part of their sum, in bytes; one object runs through one step."""
 
     def __init__(self, plan: Plan, tables: Tables, out: Builder, flats: Sequence[FlatUnit]) -> None:
-        assert isinstance(plan.framework.flow, Wrapped)
+        assert isinstance(plan.framework.flow, Fsdp1Spec)
         self.flow, self.flats, self.out, self.first = plan.framework.flow, flats, out, plan.layers[0]
         self.parts = parts_of(plan)
         life = flat_life(plan)

@@ -9,22 +9,22 @@ from simcore.frameworks.common.optimizer_memory import optimizer_temporaries, po
 from simcore.frameworks.fsdp1.flat_parameters import flat_life, flat_units, parts_of, unit_padding
 from simcore.frameworks.fsdp1.gradients import FlatGradients
 from simcore.pipeline.schedule import Action
-from simcore.placement.form import Form
-from simcore.placement.fsdp1_words import Wrapped
+from simcore.placement.form import TensorLayout
+from simcore.placement.fsdp1_words import Fsdp1Spec
 from simcore.placement.plan import Plan
 from simcore.program.builder import Builder
 from simcore.program.outline import BACKWARD_GATHER, FORWARD_GATHER, Tables
 from simcore.recording.tape import Kernel, Param, Stream
 from simcore.units import dtype_bytes
 
-__all__ = ["WrappedFlow"]
+__all__ = ["Fsdp1Hooks"]
 
 
-class WrappedFlow:
-    """Implements `lower.Flow` over units; the root is the first of them and holds what no layer has."""
+class Fsdp1Hooks:
+    """Implements `lower.MemoryHooks` over units; the root is the first of them and holds what no layer has."""
 
     def __init__(self, plan: Plan, tables: Tables, builder: Builder) -> None:
-        assert isinstance(plan.framework.flow, Wrapped)
+        assert isinstance(plan.framework.flow, Fsdp1Spec)
         self.plan, self.tables, self.out, self.flow = plan, tables, builder, plan.framework.flow
         self.units, self.flats = plan.framework.units, flat_units(plan)
         self.parts, self.size = parts_of(plan), dtype_bytes(plan.framework.compute_dtype)
@@ -46,7 +46,7 @@ class WrappedFlow:
         self.syncs, self.due = True, list[int]()
         self.marks = [tables.hook(text) for text in ("opt:begin", "opt:end", "step:end")]
 
-    # ---- lower.Flow ---------------------------------------------------------------------------------------------
+    # ---- MemoryHooks --------------------------------------------------------------------------------------------
     def rest(self) -> None:
         """A rank's parts, alignment included."""
         post_rest(self.plan, self.tables, self.out, rest_postings)
@@ -204,6 +204,6 @@ class WrappedFlow:
             self.grads.reduce(u, layer)
 
 
-def _states(plan: Plan) -> list[Form]:
+def _states(plan: Plan) -> list[TensorLayout]:
     """Of the optimizer, which knows the flat parameter, padding and all, unless it knows those in it."""
     return [form for rule in plan.framework.rules for _, form in rule.life.states if not form.blocks]

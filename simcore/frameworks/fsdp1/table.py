@@ -31,9 +31,9 @@ from simcore.frameworks.common.torch import (
 )
 from simcore.frameworks.fsdp2.units import Wrapping, units
 from simcore.models.graph import ModelGraph
-from simcore.placement.form import Flat, Form, Layout, Partial
-from simcore.placement.framework import Framework, Life, Moment, Rule, Unit
-from simcore.placement.fsdp1_words import Strategy, Wrapped
+from simcore.placement.form import Flat, Partial, Placements, TensorLayout
+from simcore.placement.framework import Framework, Moment, Rule, TensorPolicy, Unit
+from simcore.placement.fsdp1_words import Fsdp1Spec, Strategy
 from simcore.placement.job import Job
 
 __all__ = ["CASTS_PARAMETERS", "DEFAULT_IMPLEMENTATION", "IMPLEMENTATIONS", "VERSIONS", "adapters", "table"]
@@ -140,7 +140,7 @@ def _check(job: Job, options: dict[str, Any]) -> None:
 
 
 # ---- what is asked for ----------------------------------------------------------------------------------------------
-def _flow(job: Job, options: dict[str, Any], reduce: str) -> Wrapped:
+def _flow(job: Job, options: dict[str, Any], reduce: str) -> Fsdp1Spec:
     strategy, mesh = _strategy(job, options), job.mesh
     asked = ASKED | getattr(CODES[job.graph.implementation], "FSDP1", {})
     original, source = asked["use_orig_params"]
@@ -151,7 +151,7 @@ def _flow(job: Job, options: dict[str, Any], reduce: str) -> Wrapped:
     job.flag(options, "limit_all_gathers", f"{RULE}: limit_all_gathers=True", default=True)
     sync = job.auto("framework_options.sync_gradients", options.get("sync_gradients") or "auto", "every",
                     f"{RULE}: gradients are reduced after every backward outside no_sync()")
-    return Wrapped(strategy, "dp_shard", "dp_replicate" if mesh.dp_replicate > 1 else "", reduce, PREFETCH[prefetch],
+    return Fsdp1Spec(strategy, "dp_shard", "dp_replicate" if mesh.dp_replicate > 1 else "", reduce, PREFETCH[prefetch],
                    job.flag(options, "forward_prefetch", f"{RULE}: forward_prefetch=False", default=False), aligned,
                    sync, job.scenario.training.offload.part("params")[1] > 0)
 
@@ -190,7 +190,7 @@ def _check_adapters(job: Job, options: dict[str, Any], *, aligned: bool) -> None
                           "torch 2.13 torch/distributed/fsdp/_flat_param.py _validate_tensors_to_flatten")
 
 
-def _check_offload(job: Job, flow: Wrapped) -> None:
+def _check_offload(job: Job, flow: Fsdp1Spec) -> None:
     """CPUOffload(offload_params=True): parameters, and with them gradients and the step."""
     offloaded_together(job, "offload_params moves parameters, and with them gradients and optimizer states",
                        "torch 2.13 torch/distributed/fsdp/api.py CPUOffload")
@@ -232,7 +232,7 @@ def _with_embedding(job: Job, units_: tuple[Unit, ...]) -> tuple[Unit, ...]:
     return (replace(root, members=members), token, *layers)
 
 
-def _assumptions(flow: Wrapped) -> tuple[tuple[str, str, str, str], ...]:
+def _assumptions(flow: Fsdp1Spec) -> tuple[tuple[str, str, str, str], ...]:
     if not flow.on_host:
         return ()
     return (("time of offload", "copies at the pace of pinned memory, beside kernels; the CPU's step at 0.7 of its "
@@ -241,18 +241,18 @@ def _assumptions(flow: Wrapped) -> tuple[tuple[str, str, str, str], ...]:
 
 
 @lru_cache(maxsize=64)
-def _rules(stored: str, compute: str, kept: States, flow: Wrapped) -> tuple[Rule, ...]:
+def _rules(stored: str, compute: str, kept: States, flow: Fsdp1Spec) -> tuple[Rule, ...]:
     """Parts of flat parameters; all of a unit is stored in one dtype."""
-    cut: Layout = () if flow.strategy == "NO_SHARD" else ((flow.axis, Flat("unit")),)
+    cut: Placements = () if flow.strategy == "NO_SHARD" else ((flow.axis, Flat("unit")),)
     space = "host_pinned" if flow.on_host else "device"
-    rest, whole = Form(cut, stored, space), Form((), compute)
-    made = Form(((flow.axis, Partial()),), compute)
-    plain = Form((), "fp32")
-    buffer = Life("buffer", plain, plain, plain, plain, rest_category="buffer", updated=Moment.NEVER)
+    rest, whole = TensorLayout(cut, stored, space), TensorLayout((), compute)
+    made = TensorLayout(((flow.axis, Partial()),), compute)
+    plain = TensorLayout((), "fp32")
+    buffer = TensorPolicy("buffer", plain, plain, plain, plain, rest_category="buffer", updated=Moment.NEVER)
     states = kept.of(cut, stored, "host" if flow.on_host else "device")
     if not flow.aligned:  # the optimizer sees flat parameters: their parts are large enough for blocks, and to be paged
         states = tuple((name, replace(form, least_away=0, blocks=form.blocks and replace(form.blocks, least=0)))
                        for name, form in states)
-    life = Life("flat", rest, whole, made, rest, states,
+    life = TensorPolicy("flat", rest, whole, made, rest, states,
                 Moment.UNIT_FORWARD_BEGIN, Moment.UNIT_FORWARD_END, Moment.UNIT_BACKWARD_END)
     return Rule(lambda t: t.is_buffer, buffer), Rule(lambda t: True, life)

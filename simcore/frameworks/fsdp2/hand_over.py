@@ -19,7 +19,7 @@ from simcore.frameworks.fsdp2.all_gather import Gathers
 from simcore.frameworks.fsdp2.host_cost import releasing
 from simcore.frameworks.fsdp2.reduce_scatter import Reductions
 from simcore.frameworks.fsdp2.unit_bytes import Weigher
-from simcore.placement.framework import Unit, UnshardFlow
+from simcore.placement.framework import Fsdp2Spec, Unit
 from simcore.placement.plan import Plan
 from simcore.program.builder import Builder
 from simcore.program.outline import Tables
@@ -35,7 +35,7 @@ _POST_BACKWARD = "bwd:post_backward_begin:{}:grads="
 class UnshardHooks:
     """FSDP2's hooks over units, writing rows. One object runs through one step of one rank class."""
 
-    def __init__(self, plan: Plan, units: Sequence[Unit], flow: UnshardFlow, tables: Tables, builder: Builder) -> None:
+    def __init__(self, plan: Plan, units: Sequence[Unit], flow: Fsdp2Spec, tables: Tables, builder: Builder) -> None:
         self.units, self.flow, self.out = units, flow, builder
         weigh = Weigher(plan)
         weights = [weigh(unit) for unit in units]

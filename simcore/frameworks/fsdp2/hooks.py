@@ -8,22 +8,22 @@ from simcore.frameworks.common.cpu_optimizer import updated
 from simcore.frameworks.common.optimizer_memory import optimizer_temporaries, post_rest, rest_postings
 from simcore.frameworks.fsdp2.hand_over import UnshardHooks
 from simcore.pipeline.schedule import Action, Part
-from simcore.placement.framework import UnshardFlow
+from simcore.placement.framework import Fsdp2Spec
 from simcore.placement.plan import Plan
 from simcore.program.builder import Builder
 from simcore.program.outline import Phase, Tables
 from simcore.recording.tape import Param
 
-__all__ = ["GatheredFlow"]
+__all__ = ["Fsdp2Hooks"]
 
 FORWARD_BEGIN, FORWARD_END, BACKWARD_BEGIN, BACKWARD_END = range(2, 6)
 
 
-class GatheredFlow:
-    """Implements `lower.Flow` over the framework's units."""
+class Fsdp2Hooks:
+    """Implements `lower.MemoryHooks` over the framework's units."""
 
     def __init__(self, plan: Plan, tables: Tables, builder: Builder) -> None:
-        assert isinstance(plan.framework.flow, UnshardFlow)
+        assert isinstance(plan.framework.flow, Fsdp2Spec)
         self.plan, self.tables, self.out, self.flow = plan, tables, builder, plan.framework.flow
         inside = set(plan.layers)
         units = [u for u in plan.framework.units if u.first in inside]
@@ -58,7 +58,7 @@ class GatheredFlow:
     def _trains(self, layer: int) -> bool:
         return self.plan.of_layer(layer).is_trained
 
-    # ---- lower.Flow ---------------------------------------------------------------------------------------------
+    # ---- MemoryHooks --------------------------------------------------------------------------------------------
     def rest(self) -> None:
         post_rest(self.plan, self.tables, self.out, rest_postings)
 

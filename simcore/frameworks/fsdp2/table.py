@@ -39,10 +39,10 @@ from simcore.frameworks.fsdp2.units import Wrapping, units
 from simcore.models.blocks import Moe
 from simcore.models.graph import ModelGraph
 from simcore.models.tensor import TensorSpec
-from simcore.placement.form import Form, Layout, Partial, Shard
-from simcore.placement.framework import Framework, Life, Matches, Moment, Optimizer, Rule, Unit, UnshardFlow
+from simcore.placement.form import Partial, Placements, Shard, TensorLayout
+from simcore.placement.framework import Framework, Fsdp2Spec, Matches, Moment, Optimizer, Rule, TensorPolicy, Unit
 from simcore.placement.job import Job
-from simcore.recording.packed_weights import Packed
+from simcore.recording.packed_weights import PackedWeights
 
 __all__ = ["CASTS_PARAMETERS", "DEFAULT_IMPLEMENTATION", "IMPLEMENTATIONS", "PACKS", "VERSIONS",
            "adapters", "table"]
@@ -115,7 +115,7 @@ def table(job: Job) -> Framework:
     )
 
 
-def _flow(job: Job, options: dict[str, Any], given: Defaults) -> UnshardFlow:
+def _flow(job: Job, options: dict[str, Any], given: Defaults) -> Fsdp2Spec:
     """[Note: FSDP2 under pipeline stages] A stage keeps its parameters whole, and reduces when the last pass is over.
 
     torch 2.13 `distributed/pipelining/stage.py`, backward_maybe_with_nosync: no backward pass reshards or reduces;
@@ -124,8 +124,8 @@ def _flow(job: Job, options: dict[str, Any], given: Defaults) -> UnshardFlow:
     prefetch = options.get("prefetch") or 0
     if job.mesh.pp > 1:
         job.refuse_idle(options, "set_is_last_backward", "beside pipeline stages, which call it themselves")
-        return UnshardFlow(prefetch, prefetch, "end", reshard_after_backward=False)
-    return UnshardFlow(prefetch, prefetch, options.get("sync_gradients", given.sync),
+        return Fsdp2Spec(prefetch, prefetch, "end", reshard_after_backward=False)
+    return Fsdp2Spec(prefetch, prefetch, options.get("sync_gradients", given.sync),
                        finish=options.get("set_is_last_backward", "every"))
 
 
@@ -304,10 +304,10 @@ class _Choice:
     fully: bool
     on_host: bool
     in_backward: bool
-    packed: Packed | None
+    packed: PackedWeights | None
 
 
-def _packed(job: Job, options: dict[str, Any]) -> Packed | None:
+def _packed(job: Job, options: dict[str, Any]) -> PackedWeights | None:
     """[Note: FSDP2 and weights in 4 bits] Columns of bytes are whole on every rank, others are cut.
 
     accelerate 1.15 `utils/fsdp_utils.py:797` has FSDP ignore uint8. A column of a floating type is gathered like other
@@ -325,7 +325,7 @@ def _packed(job: Job, options: dict[str, Any]) -> Packed | None:
     return packed
 
 
-def _rules(job: Job, stored: str, packed: Packed | None, *, fully: bool, in_backward: bool) -> tuple[Rule, ...]:
+def _rules(job: Job, stored: str, packed: PackedWeights | None, *, fully: bool, in_backward: bool) -> tuple[Rule, ...]:
     adapter = job.scenario.training.lora.dtype
     choice = _Choice(stored, job.compute, _gathered_weights(job), stored if adapter == "auto" else adapter,
                      states_of(job), job.mesh.ep > 1, fully,
@@ -336,17 +336,18 @@ def _rules(job: Job, stored: str, packed: Packed | None, *, fully: bool, in_back
 
 
 @lru_cache(maxsize=256)
-def _made_rules(choice: _Choice, tp_cuts: tuple[Layout, ...], code: str, whole: tuple[str, ...]) -> tuple[Rule, ...]:
+def _made_rules(choice: _Choice, tp_cuts: tuple[Placements, ...], code: str, whole: tuple[str, ...]) -> tuple[Rule,
+                                                                                                              ...]:
     """FSDP2 cuts on dimension 0 what tensor parallelism has left (torch 2.13 `_fsdp_param.py`, strided shards).
 
     `whole`: components that it leaves whole.
     """
-    dense: Layout = (("dp_shard_cp", Shard(0)),)
+    dense: Placements = (("dp_shard_cp", Shard(0)),)
     stored = choice.stored
     buffer = replace(_life("buffer", (), "fp32", replace(choice, compute="fp32", on_host=False)), pad_storage=False)
     rules = [Rule(lambda t: t.is_buffer, buffer)]
     if choice.splits_experts:
-        split: Layout = (("ep", Shard(0, even=True)),)
+        split: Placements = (("ep", Shard(0, even=True)),)
         experts = (_life("experts, sharded", (*split, ("expert_dp", Shard(0))), stored, choice, used=split)
                    if choice.fully else _plain_experts(split, choice))
         rules.append(Rule(lambda t: t.component == "routed_experts", experts))
@@ -370,7 +371,7 @@ def _gathered_weights(job: Job) -> str:
     return _torchtitan.gathered_weights(job) if CODES[job.graph.implementation] is _torchtitan else job.compute
 
 
-def _narrow(code: str, cut: Layout) -> Matches:
+def _narrow(code: str, cut: Placements) -> Matches:
     """A linear of a block that torchao converts, cut so; torchtitan's filter leaves the output alone."""
     return lambda spec: (spec.module == "linear" and spec.component != "lm_head"
                          and (not cut or CODES[code].tp_layout(spec) == cut))
@@ -382,45 +383,46 @@ def _is_hidden_matrix(spec: TensorSpec) -> bool:
 
 
 @lru_cache(maxsize=64)
-def _tp_cuts(graph: ModelGraph) -> tuple[Layout, ...]:
+def _tp_cuts(graph: ModelGraph) -> tuple[Placements, ...]:
     """Every way in which tensor parallelism cuts a tensor of the model."""
     tp_layout = CODES[graph.implementation].tp_layout
     cuts = (tp_layout(spec) for specs in graph.tensors for spec in specs)
     return tuple(dict.fromkeys(cut for cut in cuts if cut))
 
 
-def _lies_like(code: str, cut: Layout) -> Matches:
+def _lies_like(code: str, cut: Placements) -> Matches:
     return lambda spec: CODES[code].tp_layout(spec) == cut
 
 
-def _life(name: str, layout: Layout, stored: str, choice: _Choice, used: Layout = (), *,
-          hidden: bool = False, in_use: str = "") -> Life:
-    partial: Layout = (("dp_shard_cp", Partial()),)
-    rest = Form(layout, stored, "host_pinned" if choice.on_host else "device")
+def _life(name: str, layout: Placements, stored: str, choice: _Choice, used: Placements = (), *,
+          hidden: bool = False, in_use: str = "") -> TensorPolicy:
+    partial: Placements = (("dp_shard_cp", Partial()),)
+    rest = TensorLayout(layout, stored, "host_pinned" if choice.on_host else "device")
     states = choice.kept.of(layout, stored, "host" if choice.on_host else "device", hidden=hidden)
-    return Life(name, rest, Form(used, in_use or choice.compute), Form((*used, *partial), choice.compute), rest, states,
+    return TensorPolicy(name, rest, TensorLayout(used, in_use or choice.compute),
+                        TensorLayout((*used, *partial), choice.compute), rest, states,
                 Moment.UNIT_FORWARD_BEGIN, Moment.UNIT_FORWARD_END, Moment.UNIT_BACKWARD_END,
                 Moment.UNIT_BACKWARD_END if choice.in_backward else Moment.OPTIMIZER_BEGIN, pad_storage=True)
 
 
-def _packed_life(layout: Layout, packed: Packed, choice: _Choice) -> Life:
+def _packed_life(layout: Placements, packed: PackedWeights, choice: _Choice) -> TensorPolicy:
     """A column of bytes is whole on every rank, one of another type is cut."""
     life = _life("sharded, packed", layout, choice.stored, choice)
     if packed.storage != "uint8" or packed.is_tensor:
-        return replace(life, rest=Form(layout, packed.storage, life.rest.space, packed=packed))
-    return replace(life, name="packed, ignored", rest=Form((), packed.storage, packed=packed), pad_storage=False,
-                   rest_category="ignored_param")
+        return replace(life, rest=TensorLayout(layout, packed.storage, life.rest.space, packed=packed))
+    return replace(life, name="packed, ignored", rest=TensorLayout((), packed.storage, packed=packed),
+                   pad_storage=False, rest_category="ignored_param")
 
 
-def _plain_experts(split: Layout, choice: _Choice) -> Life:
+def _plain_experts(split: Placements, choice: _Choice) -> TensorPolicy:
     """Local slices outside FSDP: mixed precision does not reach them, nothing reduces their gradients."""
-    form = Form(split, choice.compute)
-    return Life("experts, ignored", form, form, form, form, choice.kept.of(split, choice.compute),
+    form = TensorLayout(split, choice.compute)
+    return TensorPolicy("experts, ignored", form, form, form, form, choice.kept.of(split, choice.compute),
                 updated=Moment.GRADIENT_READY if choice.in_backward else Moment.OPTIMIZER_BEGIN,
                 rest_category="ignored_param", grad_made_category="ignored_grad")
 
 
-def _wrapping(job: Job, options: dict[str, Any], reduce: str, packed: Packed | None, *, fully: bool) -> Wrapping:
+def _wrapping(job: Job, options: dict[str, Any], reduce: str, packed: PackedWeights | None, *, fully: bool) -> Wrapping:
     """By default children reshard; whether the root does its code says (torch 2.13 left alone: it does not).
 
     `set_reshard_after_forward` of the last layer is of all units inside it too (`_fully_shard.py`, recurse).

@@ -12,7 +12,7 @@ import numpy as np
 
 from simcore.frameworks.megatron.buffers import FlatBuffer, lay_out
 from simcore.models.blocks import Head, Mtp
-from simcore.placement.framework import Buckets
+from simcore.placement.framework import MegatronDdpSpec
 from simcore.placement.mesh import IntArray
 from simcore.placement.plan import AtRestBytes, Placed, Plan
 from simcore.units import dtype_bytes, packed_bytes
@@ -37,7 +37,7 @@ class RankBuffer:
 def rank_buffers(plan: Plan) -> tuple[RankBuffer, ...]:
     """The dense and the expert buffers of each chunk, one for each stored format; a chunk is a module of its own."""
     flow = plan.framework.flow
-    assert isinstance(flow, Buckets)
+    assert isinstance(flow, MegatronDdpSpec)
     found = (_buffer(plan, flow, chunk, expert, dtype) for chunk in range(len(plan.chunks)) for expert in (0, 1)
              for dtype in _stored(plan))
     return tuple(b for b in found if len(b.layers))
@@ -49,7 +49,7 @@ def _stored(plan: Plan) -> tuple[str, ...]:
                                if p.trainable))
 
 
-def _buffer(plan: Plan, flow: Buckets, chunk: int, expert: int, dtype: str) -> RankBuffer:
+def _buffer(plan: Plan, flow: MegatronDdpSpec, chunk: int, expert: int, dtype: str) -> RankBuffer:
     layers, tensors, sizes = [], [], []
     entries = {kind: _entries(plan.kinds[kind], expert=bool(expert), dtype=dtype) for kind, _ in plan.kind_counts}
     for layer in plan.chunks[chunk]:
@@ -109,7 +109,7 @@ def padding_elements(plan: Plan) -> int:
 def exact_at_rest(plan: Plan) -> dict[str, AtRestBytes]:
     """`Plan.at_rest` with optimizer states counted inside this rank's own part of every bucket, if they are cut."""
     flow = plan.framework.flow
-    assert isinstance(flow, Buckets)
+    assert isinstance(flow, MegatronDdpSpec)
     if not flow.scatter:
         return plan.at_rest()
     totals = {name: AtRestBytes(r.params_bytes, r.grads_bytes, 0, r.num_params, r.num_trainable_params)

@@ -34,8 +34,17 @@ from simcore.placement.job import Job
 from simcore.placement.mesh import Mesh
 from simcore.recording.fp8_scaling import RECIPES, Scaling, in_model, matched
 
-__all__ = ["Fp8", "OPTIONS", "assumptions", "check_shapes", "check_user_buffers", "fp8_of", "quantized", "run_options",
-           "user_buffer_bytes"]
+__all__ = [
+    "OPTIONS",
+    "Fp8",
+    "assumptions",
+    "check_shapes",
+    "check_user_buffers",
+    "fp8_of",
+    "quantized",
+    "run_options",
+    "user_buffer_bytes",
+]
 
 OPTIONS = {
     "fp8_format": ("e4m3", "hybrid"),

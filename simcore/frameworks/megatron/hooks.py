@@ -27,7 +27,7 @@ from simcore.frameworks.common.cpu_optimizer import copied, cpu_bytes, share_on_
 from simcore.frameworks.common.optimizer_memory import muon_transient, post_rest
 from simcore.frameworks.megatron.flat_parameters import RankBuffer, padding_bytes, rank_buffers
 from simcore.pipeline.schedule import Action
-from simcore.placement.framework import Buckets
+from simcore.placement.framework import MegatronDdpSpec
 from simcore.placement.plan import Placed, Plan
 from simcore.program.builder import Builder
 from simcore.program.outline import Tables
@@ -35,18 +35,18 @@ from simcore.recording.rows import Module
 from simcore.recording.tape import Kernel, Param, Stream
 from simcore.units import dtype_bytes, packed_bytes
 
-__all__ = ["ResidentFlow"]
+__all__ = ["MegatronHooks"]
 
 REDUCE_HANDLE, GATHER_HANDLE = 16, 1 << 20
 IN_LINE = int(Module.NONE)
 """What stands where a handle would: the module of a call in line with kernels."""
 
 
-class ResidentFlow:
-    """Implements `lower.Flow` over flat buffers."""
+class MegatronHooks:
+    """Implements `lower.MemoryHooks` over flat buffers."""
 
     def __init__(self, plan: Plan, tables: Tables, builder: Builder) -> None:
-        assert isinstance(plan.framework.flow, Buckets)
+        assert isinstance(plan.framework.flow, MegatronDdpSpec)
         self.plan, self.tables, self.out, self.flow = plan, tables, builder, plan.framework.flow
         self.buffers = rank_buffers(plan)
         self.grad_bytes = dtype_bytes(self.flow.grad_dtype)
@@ -57,7 +57,7 @@ class ResidentFlow:
         self.seen_forward: set[int] = set()
         self.chunk = 0
 
-    # ---- lower.Flow ---------------------------------------------------------------------------------------------
+    # ---- MemoryHooks --------------------------------------------------------------------------------------------
     def rest(self) -> None:
         """Parameters, main gradients, masters and moments; what alignment adds is the buffers' own."""
         post_rest(self.plan, self.tables, self.out, self._postings)

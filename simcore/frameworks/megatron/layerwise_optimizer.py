@@ -18,7 +18,7 @@ from collections.abc import Iterator, Sequence
 
 from simcore.models.tensor import TensorSpec
 from simcore.placement.form import COPIES, Shard
-from simcore.placement.framework import Dealt, Rule
+from simcore.placement.framework import LayerwiseShards, Rule
 from simcore.placement.job import Job
 
 __all__ = ["assumptions", "dealt"]
@@ -29,7 +29,7 @@ _SLACK = 1.3
 
 
 def dealt(job: Job, rules: Sequence[Rule], stages: tuple[tuple[int, ...], ...], axes: tuple[str, str], *,
-          by_parts: bool = False) -> tuple[Dealt, ...]:
+          by_parts: bool = False) -> tuple[LayerwiseShards, ...]:
     """Who updates how much, for each pipeline rank. `by_parts`: [Note: layer-wise parts of buffers]."""
     if job.scenario.training.optimizer.name != "dist_muon":
         return ()
@@ -41,7 +41,7 @@ def dealt(job: Job, rules: Sequence[Rule], stages: tuple[tuple[int, ...], ...], 
         deal = _pack if by_parts else _deal
         shares = [deal([one for one in found if one[2] == expert], job.mesh.axis(axes[expert]).size)
                   for expert in (False, True)]
-        made.append(Dealt(axes, (shares[0], shares[1]), in_place=by_parts))
+        made.append(LayerwiseShards(axes, (shares[0], shares[1]), in_place=by_parts))
     return tuple(made)
 
 

@@ -35,9 +35,9 @@ from simcore.frameworks.megatron.stages import OVERLAP, overlaps, schedule, stag
 from simcore.inputs.scenario import Mesh as Degrees
 from simcore.models.blocks import Attention, Head, LatentAttention
 from simcore.models.graph import ModelGraph
-from simcore.placement.framework import Buckets, Framework, Optimizer, Padding
+from simcore.placement.framework import Framework, MegatronDdpSpec, Optimizer, Padding
 from simcore.placement.job import Job
-from simcore.placement.libraries import Libraries
+from simcore.placement.libraries import KernelLibraries
 from simcore.units import dtype_bytes
 
 __all__ = ["COPIES_TIED_HEAD", "DEFAULT_IMPLEMENTATION", "IMPLEMENTATIONS", "OPTIONS", "VERSIONS", "adapters",
@@ -253,11 +253,11 @@ def _of_host(made: Formats) -> tuple[tuple[str, str, str, str], ...]:
              "without overlap_cpu_optimizer_d2h_h2d; torch 2.13 optim/adam.py; no time is published"),)
 
 
-def _libraries(job: Job, options: dict[str, object], fp8: Fp8 | None) -> Libraries:
+def _libraries(job: Job, options: dict[str, object], fp8: Fp8 | None) -> KernelLibraries:
     """TE's specs, or core's own with TE for experts alone; core 0.16.1 trains in a container of early 2026."""
     local = options.get("transformer_impl") == "local"
     flex = options.get("moe_token_dispatcher_type") == "flex"
-    return Libraries(
+    return KernelLibraries(
         date="2026-08" if _version(job).startswith("main") else "2026-01", te_linears=job.has_experts or not local,
         te_grouped=not local and options.get("moe_grouped_gemm") is not False,
         te_overlap=options.get("tp_comm_overlap") is True, core_buffers=True,
@@ -401,7 +401,7 @@ def _rotation(job: Job, options: dict[str, object]) -> list[tuple[str, str]]:
     return [("apply_rope_fusion", str(fused).lower())]
 
 
-def _buckets(job: Job, options: dict[str, object], made: Formats, fp8: Fp8 | None) -> Buckets:
+def _buckets(job: Job, options: dict[str, object], made: Formats, fp8: Fp8 | None) -> MegatronDdpSpec:
     """Mxfp8 parameters are gathered in 16 bits, through the gradient buffer (reuse_grad_buf_for_mxfp8_param_ag)."""
     mesh, scatter = job.mesh, made.scatter
     if mesh.dp_replicate > 1 and not scatter:
@@ -413,7 +413,7 @@ def _buckets(job: Job, options: dict[str, object], made: Formats, fp8: Fp8 | Non
         job.refuse_idle(options, "bucket_size", "without overlap_grad_reduce")
     bucket = _bucket_size(job, options) if overlap else 0
     replicate = ("dp_replicate", "expert_dp_replicate") if mesh.dp_replicate > 1 else ("", "")
-    return Buckets(bucket, (dense, expert), replicate, made.grads, scatter, scatter, 64 if scatter else 1,
+    return MegatronDdpSpec(bucket, (dense, expert), replicate, made.grads, scatter, scatter, 64 if scatter else 1,
                    128 if scatter else 1, overlap, gathers_ahead,
                    job.compute if fp8 and fp8.params and fp8.scaling.recipe == "mxfp8" else "")
 

@@ -8,23 +8,23 @@ from functools import cached_property
 from itertools import accumulate
 
 from simcore.frameworks.megatron_fsdp.buckets import POOL, Bucket, shared_units, together
-from simcore.placement.framework import Queues
+from simcore.placement.framework import MegatronFsdpSpec
 from simcore.program.builder import Builder
 from simcore.program.outline import BUCKET_GATHER, Tables
 from simcore.recording.tape import Stream
 from simcore.units import dtype_bytes
 
-__all__ = ["GathersAhead"]
+__all__ = ["ParameterPrefetch"]
 
 
-class GathersAhead:
+class ParameterPrefetch:
     """Which buckets are whole, and which of them may go (AllGatherPipeline).
 
     Columns of fp8 weights, which backward gathers, have numbers behind all buckets: [Note: fp8 weights in buckets] in
     `frameworks/megatron_fsdp.py`.
     """
 
-    def __init__(self, buckets: Sequence[Bucket], flow: Queues, tables: Tables, out: Builder) -> None:
+    def __init__(self, buckets: Sequence[Bucket], flow: MegatronFsdpSpec, tables: Tables, out: Builder) -> None:
         self.ahead, self.out, self.count = flow.ahead, out, len(buckets)
         self.columns = {b: b + self.count for b, bucket in enumerate(buckets)
                         if flow.has_columns and bucket.dtype == "fp8"}

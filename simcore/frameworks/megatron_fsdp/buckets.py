@@ -2,7 +2,7 @@
 
 Tensors are together that are of one unit (or of none), of one dtype, experts' or not, trained or not; buckets are
 numbered in the order in which their first tensor is registered (core 0.16.1 `param_and_grad_buffer.py`,
-`_get_parameter_groups`). What is in no unit is closed at `Queues.bucket_numel` elements.
+`_get_parameter_groups`). What is in no unit is closed at `MegatronFsdpSpec.bucket_numel` elements.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from functools import lru_cache
 
 from simcore.frameworks.megatron_fsdp.chunks import Chunked, lay_in_chunks
-from simcore.placement.framework import Queues
+from simcore.placement.framework import MegatronFsdpSpec
 from simcore.placement.plan import AtRestBytes, Placed, Plan
 from simcore.units import dtype_bytes
 
@@ -62,7 +62,7 @@ _Entry = tuple[int, int, tuple[int, ...]]
 def rank_buckets(plan: Plan) -> tuple[Bucket, ...]:
     """All buckets of the rank, in order of their numbers."""
     flow = plan.framework.flow
-    assert isinstance(flow, Queues)
+    assert isinstance(flow, MegatronFsdpSpec)
     unit_of = {layer: number for number, unit in enumerate(plan.framework.units) for layer, _ in unit.members}
     groups: dict[_Key, list[_Entry]] = {}
     for layer in plan.layers:

@@ -29,36 +29,36 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from simcore.frameworks.common.optimizer_memory import Posting, post_rest
-from simcore.frameworks.megatron_fsdp.all_gather import GathersAhead
+from simcore.frameworks.megatron_fsdp.all_gather import ParameterPrefetch
 from simcore.frameworks.megatron_fsdp.buckets import Bucket, bucket_padding, rank_buckets
-from simcore.frameworks.megatron_fsdp.reduce_scatter import GradQueue
+from simcore.frameworks.megatron_fsdp.reduce_scatter import ReduceScatterQueue
 from simcore.pipeline.schedule import Action
-from simcore.placement.framework import Queues
+from simcore.placement.framework import MegatronFsdpSpec
 from simcore.placement.plan import Placed, Plan
 from simcore.program.builder import Builder
 from simcore.program.outline import Tables
 from simcore.recording.tape import Kernel, Param
 from simcore.units import dtype_bytes
 
-__all__ = ["QueuedFlow"]
+__all__ = ["MegatronFsdpHooks"]
 
 
-class QueuedFlow:
-    """Implements `lower.Flow` over buckets."""
+class MegatronFsdpHooks:
+    """Implements `lower.MemoryHooks` over buckets."""
 
     def __init__(self, plan: Plan, tables: Tables, builder: Builder) -> None:
-        assert isinstance(plan.framework.flow, Queues)
+        assert isinstance(plan.framework.flow, MegatronFsdpSpec)
         self.plan, self.tables, self.out, self.flow = plan, tables, builder, plan.framework.flow
         self.buckets = buckets = rank_buckets(plan)
-        self.gathers = GathersAhead(buckets, self.flow, tables, builder)
-        self.reductions = GradQueue(buckets, self.flow, tables, builder)
+        self.gathers = ParameterPrefetch(buckets, self.flow, tables, builder)
+        self.reductions = ReduceScatterQueue(buckets, self.flow, tables, builder)
         self.uses = _uses(plan, buckets)
         self.units = {layer for unit in plan.framework.units for layer, _ in unit.members}
         self.replayed = self.units - set(plan.framework.kept_whole) if plan.framework.checkpoint == "full" else set()
         self.is_last = self.is_fresh = False
         self.marks = [tables.hook(text) for text in ("opt:begin", "opt:end", "step:end")]
 
-    # ---- lower.Flow ---------------------------------------------------------------------------------------------
+    # ---- MemoryHooks --------------------------------------------------------------------------------------------
     def rest(self) -> None:
         """Parts of parameters, masters, moments and main gradients; and what the last step's end has gathered."""
         post_rest(self.plan, self.tables, self.out, self._postings)

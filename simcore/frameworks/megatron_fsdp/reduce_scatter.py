@@ -5,21 +5,21 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from simcore.frameworks.megatron_fsdp.buckets import POOL, Bucket, shared_units, together
-from simcore.placement.framework import Queues
+from simcore.placement.framework import MegatronFsdpSpec
 from simcore.program.builder import Builder
 from simcore.program.outline import Tables
 from simcore.recording.tape import Stream
 from simcore.units import dtype_bytes
 
-__all__ = ["GradQueue"]
+__all__ = ["ReduceScatterQueue"]
 
 REDUCE_HANDLE, REPLICATE_HANDLE = 2, 3
 
 
-class GradQueue:
+class ReduceScatterQueue:
     """Whole gradient buckets: being filled, or reduced and waiting (GradReducePipeline)."""
 
-    def __init__(self, buckets: Sequence[Bucket], flow: Queues, tables: Tables, out: Builder) -> None:
+    def __init__(self, buckets: Sequence[Bucket], flow: MegatronFsdpSpec, tables: Tables, out: Builder) -> None:
         self.buckets, self.waiting, self.out = buckets, flow.waiting, out
         self.pooled = shared_units(buckets) if flow.double_buffer else frozenset()
         self.whole = tables.slot("unsharded_grad_bucket", "unsharded_grad")

@@ -9,7 +9,7 @@ import pytest
 
 import small
 from simcore.errors import IllegalLayout, InputError, NotYet, RankscopeError
-from simcore.placement.ddp_words import FIRST_BUCKET_BYTES, Reducer
+from simcore.placement.ddp_words import FIRST_BUCKET_BYTES, DdpSpec
 from simcore.simulate import simulate
 
 LLAMA = "llama-tiny"
@@ -36,13 +36,13 @@ def flow(options: dict[str, Any] | None = None, copies: int = 2) -> object:
 
 def test_only_default_buckets_begin_with_a_small_one() -> None:
     """torch 2.13 nn/parallel/distributed.py, _BucketCapacityConfig.create: `if is_using_default`."""
-    assert flow() == Reducer("dp_replicate", FIRST_BUCKET_BYTES, 25 * 2**20)
-    assert flow({"bucket_cap_mb": 25}) == Reducer("dp_replicate", 25 * 2**20, 25 * 2**20)
-    assert flow({"gradient_as_bucket_view": True}) == Reducer("dp_replicate", FIRST_BUCKET_BYTES, 25 * 2**20, True)
+    assert flow() == DdpSpec("dp_replicate", FIRST_BUCKET_BYTES, 25 * 2**20)
+    assert flow({"bucket_cap_mb": 25}) == DdpSpec("dp_replicate", 25 * 2**20, 25 * 2**20)
+    assert flow({"gradient_as_bucket_view": True}) == DdpSpec("dp_replicate", FIRST_BUCKET_BYTES, 25 * 2**20, True)
 
 
 def test_one_process_is_not_wrapped() -> None:
-    assert flow({"bucket_cap_mb": 1, "gradient_as_bucket_view": True}, copies=1) == Reducer()
+    assert flow({"bucket_cap_mb": 1, "gradient_as_bucket_view": True}, copies=1) == DdpSpec()
 
 
 @pytest.mark.parametrize(("mesh", "given", "kind", "told"), [

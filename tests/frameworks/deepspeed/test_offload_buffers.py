@@ -9,7 +9,7 @@ import pytest
 import small
 from simcore.frameworks.deepspeed.offload_buffers import beside_tensors, touched, trained
 from simcore.placement.plan import Plan
-from simcore.placement.zero_words import Zero
+from simcore.placement.zero_words import ZeroSpec
 from simcore.results.report import Host
 from simcore.simulate import simulate
 
@@ -62,7 +62,7 @@ def test_accumulation_keeps_whole_gradients_of_what_touches_the_part() -> None:
     """On ranks together: every tensor as often as parts have some of it."""
     one, several = (plan_of("zero2", 4, **AWAY, microbatches=count) for count in (1, 3))
     flow = several.framework.flow
-    assert isinstance(flow, Zero)
+    assert isinstance(flow, ZeroSpec)
     more = beside_tensors(several, rounded=False) - beside_tensors(one, rounded=False)
     assert more == {"gradients": 2 * sum(touched(several, flow))}
     every = [touched(plan_of("zero2", 4, rank, **AWAY, microbatches=3), flow) for rank in range(4)]

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 import small
-from simcore.frameworks.deepspeed.prefetch_trace import Pins, recorded, seen_by_nodes
+from simcore.frameworks.deepspeed.prefetch_trace import LivePackedWeights, recorded, seen_by_nodes
 from simcore.placement.plan import Plan
 
 NOTHING_STAYS = {"stage3_param_persistence_threshold": 0}
@@ -18,7 +18,7 @@ def plan(method: str = "lora", recompute: str = "full", **given: Any) -> Plan:
 
 def pinned(made: Plan) -> list[set[str]]:
     """Names of what is released after each replay, in order."""
-    pins, found = Pins(made), []
+    pins, found = LivePackedWeights(made), []
     for at, keys in enumerate(recorded(made)):
         pins.called(at, list(keys))
         found.append({made.of_layer(layer)[number].spec.name for layer, number in pins.released(at + 1)})

@@ -11,7 +11,7 @@ import small
 from simcore.errors import IllegalLayout, NotYet, RankscopeError
 from simcore.frameworks.fsdp1.flat_parameters import flat_units
 from simcore.frameworks.hooks import exact_at_rest
-from simcore.placement.fsdp1_words import Wrapped
+from simcore.placement.fsdp1_words import Fsdp1Spec
 from simcore.simulate import place, simulate
 
 LLAMA = "llama-tiny"
@@ -122,11 +122,11 @@ def test_states_of_8_bits_and_paged_ones_are_cut_as_flat_parameters_are(ranks: i
 
 def test_defaults_are_torchs_own() -> None:
     _, table = small.prepared("fsdp1", {"dp_shard": 4}, model=LLAMA)
-    assert table.flow == Wrapped("FULL_SHARD", "dp_shard", "", "bf16", "pre", False, False, "every", False)
+    assert table.flow == Fsdp1Spec("FULL_SHARD", "dp_shard", "", "bf16", "pre", False, False, "every", False)
     _, table = small.prepared("fsdp1", {"dp_shard": 4, "dp_replicate": 2}, model=LLAMA)
-    assert table.flow == Wrapped("FULL_SHARD", "dp_shard", "dp_replicate", "bf16")
+    assert table.flow == Fsdp1Spec("FULL_SHARD", "dp_shard", "dp_replicate", "bf16")
     _, table = small.prepared("fsdp1", model=LLAMA)
-    assert table.flow == Wrapped("NO_SHARD", "dp_shard", "", "bf16")
+    assert table.flow == Fsdp1Spec("NO_SHARD", "dp_shard", "", "bf16")
 
 
 HOST = {"params": "host", "gradients": "host", "optimizer": "host"}
