@@ -77,8 +77,9 @@ def test_gradients_rest_in_the_parameters_dtype() -> None:
     assert {tuple(row["grads"]) for row in ROWS.values()} == {("torch.float32",)}
     for name in ROWS:
         mesh, rest = given(name)
-        lives = [rule.life for rule in small.plan_of("fsdp1", mesh, **rest).framework.rules if rule.life.states]
-        assert [life.grad.dtype for life in lives] == ["fp32"]
+        policies = [rule.policy for rule in small.plan_of("fsdp1", mesh,
+                                                          **rest).framework.rules if rule.policy.optimizer_states]
+        assert [policy.grad.dtype for policy in policies] == ["fp32"]
 
 
 # ---- LoRA -----------------------------------------------------------------------------------------------------

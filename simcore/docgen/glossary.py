@@ -26,8 +26,8 @@ from simcore.inputs.scenario import Mesh as Degrees
 from simcore.inputs.scenario import parse_scenario
 from simcore.inputs.scenario_keys import key_rows
 from simcore.pipeline.schedule import actions
-from simcore.placement.form import Placement
-from simcore.placement.framework import Moment
+from simcore.placement.framework import UpdateTime
+from simcore.placement.layout import Placement
 from simcore.placement.mesh import Mesh
 from simcore.placement.plan import place
 from simcore.program.lower import lower
@@ -190,8 +190,8 @@ def _streams() -> tuple[str, str]:
 
 
 def _moments() -> tuple[str, str]:
-    note = "When a `TensorPolicy` is brought, dropped, reduced, updated."
-    return "Moments", f"{note}\n\n{table(('moment', 'says'), [(f'`{m.name}`', m.value) for m in Moment])}"
+    note = "When the optimizer updates the tensors of a `TensorPolicy`."
+    return "Update times", f"{note}\n\n{table(('time', 'is'), [(f'`{m.name}`', m.value) for m in UpdateTime])}"
 
 
 def _placements() -> tuple[str, str]:

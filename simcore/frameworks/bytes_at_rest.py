@@ -60,8 +60,8 @@ def padding_bytes(plan: Plan, rest: Mapping[str, AtRestBytes], *, exact: bool) -
 
 def _even_padding(kind: PlacedKind) -> int:
     """Bytes of gradients; what is frozen has none, nor has what is updated in backward when that is over."""
-    return sum((p.padded - p.local) // p.grad_parts * dtype_bytes(p.life.grad.dtype) for p in kind
-               if p.trainable and p.life.grad_waits)
+    return sum((p.padded - p.local) // p.grad_parts * dtype_bytes(p.policy.grad.dtype) for p in kind
+               if p.trainable and p.policy.grad_waits)
 
 
 def _zero(plan: Plan, flow: ZeroSpec, rest: tuple[int, int], *, exact: bool) -> tuple[int, int]:
@@ -73,7 +73,7 @@ def _zero(plan: Plan, flow: ZeroSpec, rest: tuple[int, int], *, exact: bool) -> 
         return flat_padding(plan) * size, kept - grads
     mine = [(count, p) for kind, count in plan.kind_counts for p in plan.kinds[kind] if p.spec.is_owned]
     stored = sum(count * p.rest_bytes for count, p in mine)
-    parts = sum(count * p.padded for count, p in mine if p.trainable and p.life.grad.space == "device")
+    parts = sum(count * p.padded for count, p in mine if p.trainable and p.policy.grad.space == "device")
     return stored - params, parts * size - grads
 
 
@@ -89,7 +89,7 @@ def _exact_in_pieces(plan: Plan, flow: ZeroSpec) -> dict[str, AtRestBytes]:
 
 def _piece(placed: Placed, at: int) -> AtRestBytes:
     """Of part number `at` of a tensor, in whole elements of what is stored."""
-    rest, grad, spec = placed.life.rest, placed.life.grad, placed.spec
+    rest, grad, spec = placed.policy.at_rest, placed.policy.grad, placed.spec
     piece = placed.padded // rest.values
     stored = spec.copies * math.prod(rest.stored_shape(spec.shape))
     inside = rest.values * max(0, min(piece, stored - at * piece))

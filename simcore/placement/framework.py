@@ -1,8 +1,8 @@
-"""The words a framework is written in.
+"""The vocabulary of framework tables.
 
-A framework is a table: for each class of tensors a `TensorPolicy` (first matching rule wins), how tensors are grouped
-into `Unit`s, and how buffers flow. The files of `simcore/frameworks` fill it in from a scenario; nothing else in the
-engine knows a framework by name. Rules cite upstream file and version.
+A framework is a table: for each class of tensors a `TensorPolicy` (the first matching rule wins), how tensors are
+grouped into `Unit`s, and how buffers flow. The files of `simcore/frameworks` fill it in from a scenario; nothing else
+in the engine knows a framework by name. Rules cite upstream file and version.
 """
 
 from __future__ import annotations
@@ -17,8 +17,8 @@ from simcore.models.tensor import TensorSpec
 from simcore.pipeline.schedule import Schedule
 from simcore.placement.checkpoint_files import Files
 from simcore.placement.ddp_words import DdpSpec
-from simcore.placement.form import TensorLayout
 from simcore.placement.fsdp1_words import Fsdp1Spec
+from simcore.placement.layout import TensorLayout
 from simcore.placement.libraries import KernelLibraries
 from simcore.placement.zero_words import ZeroSpec
 
@@ -28,80 +28,67 @@ __all__ = [
     "Matches",
     "MegatronDdpSpec",
     "MegatronFsdpSpec",
-    "Moment",
     "Optimizer",
     "Padding",
     "Rule",
     "TensorPolicies",
     "TensorPolicy",
     "Unit",
+    "UpdateTime",
 ]
 
 
 Matches = Callable[[TensorSpec], bool]
 
 
-class Moment(Enum):
-    """When something happens to a tensor."""
+class UpdateTime(Enum):
+    """When the optimizer updates a tensor."""
 
-    BUILD = "build"
-    STEP_BEGIN = "step begin"
-    MICROBATCH_BEGIN = "microbatch begin"
-    UNIT_FORWARD_BEGIN = "unit forward begin"
-    UNIT_FORWARD_END = "unit forward end"
-    UNIT_BACKWARD_BEGIN = "unit backward begin"
-    UNIT_BACKWARD_END = "unit backward end"
-    LAST_USE = "last use"
-    GRADIENT_READY = "gradient ready"
-    BUCKET_FULL = "bucket full"
-    MICROBATCH_END = "microbatch end"
-    LAST_MICROBATCH = "last microbatch"
-    OPTIMIZER_BEGIN = "optimizer begin"
-    OPTIMIZER_END = "optimizer end"
-    NEVER = "never"
+    OPTIMIZER_STEP = "in optimizer.step()"
+    GRADIENT_READY = "inside backward, as soon as its gradient is accumulated"
+    AFTER_REDUCE = "inside backward, when its unit's gradients are reduced"
+    NEVER = "never (buffers)"
 
 
 @dataclass(frozen=True, slots=True)
 class TensorPolicy:
-    """How the tensors of one class live.
+    """How the tensors of one class are stored, gathered, reduced and updated.
 
-    `rest` -> `use` is the unshard, `grad_made` -> `grad` the reduction; `states` are the optimizer's, by name.
+    `at_rest` -> `in_use` is the unshard, `unreduced_grad` -> `grad` the reduction; `optimizer_states`: by name.
     `pad_storage`: the parameter's storage on each rank is rounded up to the same size (FSDP2).
-    `grads_persist`: gradient storage survives into the next forward (Megatron's main_grad).
+    `grads_persist`: gradient storage survives into the next forward (Megatron's main_grad). The two categories are
+    those under which a report counts the parameter at rest and the gradient before its reduction.
     """
 
     name: str
-    rest: TensorLayout
-    use: TensorLayout
-    grad_made: TensorLayout
+    at_rest: TensorLayout
+    in_use: TensorLayout
+    unreduced_grad: TensorLayout
     grad: TensorLayout
-    states: tuple[tuple[str, TensorLayout], ...] = ()
-    brought: Moment = Moment.NEVER
-    dropped: Moment = Moment.NEVER
-    reduced: Moment = Moment.NEVER
-    updated: Moment = Moment.OPTIMIZER_BEGIN
+    optimizer_states: tuple[tuple[str, TensorLayout], ...] = ()
+    updated: UpdateTime = UpdateTime.OPTIMIZER_STEP
     pad_storage: bool = False
     grads_persist: bool = False
-    rest_category: str = "sharded_param"
-    grad_made_category: str = "unsharded_grad"
+    at_rest_category: str = "sharded_param"
+    unreduced_grad_category: str = "unsharded_grad"
 
     @property
     def grad_waits(self) -> bool:
-        """Whether a gradient is on the device when backward is over: not if the optimizer's step ran inside it."""
-        return self.grad.space == "device" and self.updated not in (Moment.GRADIENT_READY, Moment.UNIT_BACKWARD_END)
+        """Tells whether gradients are on the device after backward: not if the optimizer ran inside it."""
+        return self.grad.space == "device" and self.updated not in (UpdateTime.GRADIENT_READY, UpdateTime.AFTER_REDUCE)
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Rule:
-    """Tensors that satisfy `matches` live like `life`. Equal to itself alone, like the function in it."""
+    """A policy for all tensors that satisfy `matches`. Rules are compared by identity, as functions are."""
 
     matches: Matches
-    life: TensorPolicy
+    policy: TensorPolicy
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class TensorPolicies:
-    """Lives by kind and tensor. Tables with the same rules share one, so what follows from it is worked out once."""
+    """Policies by kind of layer and tensor. Tables with the same rules share one, and what is derived from it."""
 
     of: tuple[tuple[TensorPolicy, ...], ...]
 
@@ -287,18 +274,18 @@ class Framework:
     files: Files = field(default=Files(), compare=False)
     assumptions: tuple[tuple[str, str, str, str], ...] = field(default=(), compare=False)
 
-    def life(self, spec: TensorSpec) -> TensorPolicy:
+    def policy(self, spec: TensorSpec) -> TensorPolicy:
         """That of the first rule that matches."""
-        return _first_match(self.rules, spec).life
+        return _first_match(self.rules, spec).policy
 
-    def lives(self, graph: ModelGraph) -> TensorPolicies:
+    def policies(self, graph: ModelGraph) -> TensorPolicies:
         """Of every tensor of every kind of layer. Tables with one tuple of rules share them."""
-        return _lives(self.rules, graph)
+        return _policies(self.rules, graph)
 
 
 @lru_cache(maxsize=256)
-def _lives(rules: tuple[Rule, ...], graph: ModelGraph) -> TensorPolicies:
-    return TensorPolicies(tuple(tuple(_first_match(rules, spec).life for spec in specs) for specs in graph.tensors))
+def _policies(rules: tuple[Rule, ...], graph: ModelGraph) -> TensorPolicies:
+    return TensorPolicies(tuple(tuple(_first_match(rules, spec).policy for spec in specs) for specs in graph.tensors))
 
 
 def _first_match(rules: Sequence[Rule], spec: TensorSpec) -> Rule:

@@ -16,7 +16,7 @@ import numpy as np
 
 from simcore.models.blocks import Embedding, Head, LayerKind
 from simcore.models.graph import ModelGraph
-from simcore.placement.framework import Fsdp2Spec, Moment
+from simcore.placement.framework import Fsdp2Spec, UpdateTime
 from simcore.placement.optimizer_step import step_of
 from simcore.placement.plan import Placed, PlacedKind, Plan
 from simcore.program.outline import Tables
@@ -185,8 +185,8 @@ def adds_in_place(plan: Plan, kind: int) -> frozenset[int]:
     layer = next(layer for layer in plan.layers if plan.graph.layers[layer].kind == kind)
     reduced = {number: unit.reduce_dtype for unit in plan.framework.units
                for member, numbers in unit.members if member == layer for number in numbers}
-    stay = ((number, placed.life.updated is not Moment.GRADIENT_READY if number not in reduced
-             else flow.sync != "every" and reduced[number] == placed.life.grad_made.dtype)
+    stay = ((number, placed.policy.updated is not UpdateTime.GRADIENT_READY if number not in reduced
+             else flow.sync != "every" and reduced[number] == placed.policy.unreduced_grad.dtype)
             for number, placed in enumerate(plan.kinds[kind]) if placed.trainable)
     return frozenset(number for number, stays in stay if stays)
 
@@ -199,13 +199,13 @@ def _params(kind: PlacedKind, twice: frozenset[str], optimizer: str, there: froz
 
 
 def _param(placed: Placed, optimizer: str, *, there: bool, tied: bool) -> Param:
-    life = placed.life
+    policy = placed.policy
     shape = (placed.used_copies, *placed.used_shape) if placed.spec.copies > 1 else placed.used_shape
     trainable = placed.spec.trainable and not placed.spec.is_buffer
-    return Param(placed.spec.name, shape, life.use.dtype, trainable, life.grad_made_category,
-                 there or life.grad_made_category == "", tied,
-                 step_of(placed, optimizer) if life.updated is Moment.GRADIENT_READY and trainable else None,
-                 life.rest.packed)
+    return Param(placed.spec.name, shape, policy.in_use.dtype, trainable, policy.unreduced_grad_category,
+                 there or policy.unreduced_grad_category == "", tied,
+                 step_of(placed, optimizer) if policy.updated is UpdateTime.GRADIENT_READY and trainable else None,
+                 policy.at_rest.packed)
 
 
 def _trained_below(plan: Plan) -> dict[int, bool]:

@@ -66,7 +66,7 @@ def _by_unit(plan: Plan, routes: Routes) -> Gathered:
             for kind, _ in plan.kind_counts for placed in plan.kinds[kind] if placed.spec.is_owned),
         max(numel // _parts(placed, splits=splits) * _SENT for placed, _, numel in sizes),
         sum(times * numel * _SENT for _, times, numel in sizes),
-        sum(times * route.ns(numel * dtype_bytes(placed.life.rest.dtype)) for placed, times, numel in sizes)
+        sum(times * route.ns(numel * dtype_bytes(placed.policy.at_rest.dtype)) for placed, times, numel in sizes)
         if route else 0)
 
 
@@ -97,7 +97,7 @@ def _parts(placed: Placed, *, splits: bool) -> int:
 
 def _transient(placed: Placed, parts: int, *, gathers: bool, adapted: bool) -> int:
     """The gathered weight, an adapter's product and their sum, and what is sent."""
-    numel, width = placed.spec.numel, dtype_bytes(placed.life.rest.dtype)
+    numel, width = placed.spec.numel, dtype_bytes(placed.policy.at_rest.dtype)
     return numel * width * (gathers + 2 * adapted) + numel // parts * _SENT
 
 

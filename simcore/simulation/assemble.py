@@ -206,7 +206,7 @@ def _is_cut_flat(framework: Framework) -> bool:
 
 
 def _grads_persist(framework: Framework) -> bool:
-    return any(rule.life.grads_persist for rule in framework.rules)
+    return any(rule.policy.grads_persist for rule in framework.rules)
 
 
 def _steady(parts: Simulation) -> range:

@@ -152,7 +152,7 @@ def _copied(plan: Plan, transfer: Transfer) -> int:
     total = 0.0
     for placed, count in _placed(plan):
         if placed.spec.is_owned and _is_moved(placed.spec, transfer):
-            own = _stored_bytes(placed.life, placed.local)
+            own = _stored_bytes(placed.policy, placed.local)
             sharers, flow = _sharers(plan, placed, transfer), plan.framework.flow
             whole = isinstance(flow, MegatronDdpSpec) and not flow.scatter
             total += count * (transfer.params * own / sharers
@@ -169,7 +169,7 @@ def _sharers(plan: Plan, placed: Placed, transfer: Transfer) -> int:
 
 def _largest(plan: Plan, transfer: Transfer) -> int:
     """The largest tensor of a file, in which each expert has tensors of its own."""
-    return max((_stored_bytes(p.life, _stored_numel(p.spec)) for p, _ in _placed(plan)
+    return max((_stored_bytes(p.policy, _stored_numel(p.spec)) for p, _ in _placed(plan)
                 if _is_moved(p.spec, transfer)), default=0)
 
 
@@ -178,9 +178,9 @@ def _stored_numel(spec: TensorSpec) -> int:
     return math.prod(spec.shape[1:] if fused else spec.shape)
 
 
-def _stored_bytes(life: TensorPolicy, numel: int) -> int:
+def _stored_bytes(policy: TensorPolicy, numel: int) -> int:
     """Elements as they are read or written: what is packed on the device is packed when it has been read."""
-    return packed_bytes(numel, life.use.dtype if life.rest.packed else life.rest.dtype)
+    return packed_bytes(numel, policy.in_use.dtype if policy.at_rest.packed else policy.at_rest.dtype)
 
 
 def _is_moved(spec: TensorSpec, transfer: Transfer) -> bool:
@@ -196,7 +196,7 @@ def _whole(plan: Plan, transfer: Transfer | None) -> int:
 def model_bytes(graph: ModelGraph, framework: Framework, *, trained_only: bool = False) -> int:
     """All parameters of the model, as they are stored; a tied head is the embedding's."""
     kinds = Counter(layer.kind for layer in graph.layers)
-    return sum(_stored_bytes(framework.life(spec), count * spec.copies * math.prod(spec.shape))
+    return sum(_stored_bytes(framework.policy(spec), count * spec.copies * math.prod(spec.shape))
                for kind, count in kinds.items() for spec in graph.tensors[kind]
                if spec.is_owned and (spec.trainable or not trained_only))
 
@@ -238,16 +238,16 @@ def _built(plan: Plan) -> int:
 def _moment(plan: Plan, transfer: Transfer) -> int:
     """A whole tensor while it is sent, a unit before it is cut, or of the model what the rank will not keep."""
     if transfer.on_device == "tensor":
-        return max((_stored_bytes(p.life, p.spec.copies * math.prod(p.spec.shape)) for p, _ in _placed(plan)
+        return max((_stored_bytes(p.policy, p.spec.copies * math.prod(p.spec.shape)) for p, _ in _placed(plan)
                     if _is_moved(p.spec, transfer)), default=0)
     if transfer.on_device == "unit":
         units = ((plan.of_layer(layer)[n] for layer, numbers in unit.members for n in numbers)
                  for unit in plan.framework.units)
-        return max((sum(_stored_bytes(p.life, math.prod((p.spec.copies, *p.spec.shape))) for p in unit)
+        return max((sum(_stored_bytes(p.policy, math.prod((p.spec.copies, *p.spec.shape))) for p in unit)
                     for unit in units), default=0)
     if transfer.on_device == "model":
-        uncut = (count * p.spec.copies * (p.life.rest.num_bytes(math.prod(p.spec.shape)) +
-                                          p.life.rest.constants(p.spec.shape)) for p, count in _placed(plan)
+        uncut = (count * p.spec.copies * (p.policy.at_rest.num_bytes(math.prod(p.spec.shape)) +
+                                          p.policy.at_rest.constants(p.spec.shape)) for p, count in _placed(plan)
                  if p.spec.is_owned and not p.spec.is_buffer)
         return max(0, sum(uncut) - sum(count * p.rest_bytes for p, count in _placed(plan) if not p.spec.is_buffer))
     return 0

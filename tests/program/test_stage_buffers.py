@@ -135,7 +135,7 @@ def test_kempnerforge_s_stages_have_whole_sequences_and_a_whole_head() -> None:
     assert table.stages == ((0, 1, 2, 3, 4), (5, 6, 7, 8, 9, 10, 11))
     assert not table.sequence_parallel
     head = next(spec for kind in job.graph.tensors for spec in kind if spec.component == "lm_head")
-    assert table.life(head).use.layout == ()
+    assert table.policy(head).in_use.placements == ()
     report = simulate(_kempner())
     assert report.status == "ok", report.problems
 

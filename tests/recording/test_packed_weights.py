@@ -13,7 +13,7 @@ import small
 from checkout import ROOT
 from simcore.errors import IllegalLayout, InputError, NotYet, RankscopeError
 from simcore.operators.hf.packed import packed_linear
-from simcore.placement.form import TensorLayout
+from simcore.placement.layout import TensorLayout
 from simcore.recording.layer import LayerWorkload
 from simcore.recording.packed_weights import PackedWeights
 from simcore.recording.rows import HOST_STOPS
@@ -74,10 +74,10 @@ def test_what_torchaos_product_makes_for_a_moment(row: dict[str, Any], *, compil
 
 def test_int8_has_a_maximum_for_each_row() -> None:
     packed = PackedWeights("int8", 0, double_quant=False, storage="int8")
-    form = TensorLayout((), "int8", packed=packed)
-    assert form.stored_shape((300, 70)) == (300, 70)
-    assert form.num_bytes(300 * 70) == 300 * 70
-    assert form.constants((300, 70)) == 4 * 300
+    layout = TensorLayout((), "int8", packed=packed)
+    assert layout.stored_shape((300, 70)) == (300, 70)
+    assert layout.num_bytes(300 * 70) == 300 * 70
+    assert layout.constants((300, 70)) == 4 * 300
 
 
 @pytest.mark.parametrize(("given", "kind", "told"), [

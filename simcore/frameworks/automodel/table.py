@@ -30,9 +30,9 @@ from simcore.frameworks.common.qlora import STORAGE_OPTION, STORAGES, is_packed,
 from simcore.frameworks.common.torch import States, all_or_no_checkpoint, states_of, torch_optimizer
 from simcore.operators.automodel.implementation import RELEASE_0_7_0, SNAPSHOT_2026_06_08
 from simcore.pipeline.schedule import Schedule
-from simcore.placement.form import Partial, Placements, Shard, TensorLayout
-from simcore.placement.framework import Framework, Fsdp2Spec, Moment, Padding, Rule, TensorPolicy
+from simcore.placement.framework import Framework, Fsdp2Spec, Padding, Rule, TensorPolicy
 from simcore.placement.job import Job
+from simcore.placement.layout import Partial, Placements, Shard, TensorLayout
 from simcore.placement.libraries import KernelLibraries
 from simcore.placement.stages import contiguous, remainder_first, stage_layers
 from simcore.recording.packed_weights import PackedWeights
@@ -317,48 +317,49 @@ def _made_rules(choice: _Choice) -> tuple[Rule, ...]:
     frozen, compute = choice.frozen, choice.compute
     rules = [Rule(lambda t: t.is_buffer, _buffer())]
     if choice.holds_fp32:
-        rules.append(Rule(lambda t: t.stored == "fp32", _life(choice, "fp32 holder", dense, (), "fp32", "fp32")))
+        rules.append(Rule(lambda t: t.stored == "fp32", _policy(choice, "fp32 holder", dense, (), "fp32", "fp32")))
     if choice.splits_experts:
         rules.append(Rule(lambda t: t.component == "routed_experts", _experts(choice, choice.experts)))
         rules.append(Rule(lambda t: t.component == "expert_adapters", _experts(choice, choice.stored)))
     if choice.splits_head:  # ep = 1: only the head, over its vocabulary (0.7.0 nemotron_v3/parallelization.py)
         split: Placements = (("tp", Shard(0, even=True)),)
         rules.append(Rule(lambda t: t.component == "lm_head",
-                          _life(choice, "split head", (*split, *dense), split, frozen, compute)))
-    rules.append(Rule(lambda t: t.module == "adapter", _life(choice, "adapters", dense, (), choice.adapters, compute)))
+                          _policy(choice, "split head", (*split, *dense), split, frozen, compute)))
+    rules.append(Rule(lambda t: t.module == "adapter", _policy(choice, "adapters", dense, (), choice.adapters,
+                                                               compute)))
     if choice.packed is not None:
-        life = _life(choice, "packed", dense, (), choice.packed.storage, compute)
-        rules.append(Rule(is_packed, replace(life, rest=replace(life.rest, packed=choice.packed))))
-    rules.append(Rule(lambda t: True, _life(choice, "sharded", dense, (), frozen, compute)))
+        policy = _policy(choice, "packed", dense, (), choice.packed.storage, compute)
+        rules.append(Rule(is_packed, replace(policy, at_rest=replace(policy.at_rest, packed=choice.packed))))
+    rules.append(Rule(lambda t: True, _policy(choice, "sharded", dense, (), frozen, compute)))
     return tuple(rules)
 
 
 def _buffer() -> TensorPolicy:
-    form = TensorLayout((), "fp32")
-    return TensorPolicy("buffer", form, form, form, form, rest_category="buffer")
+    layout = TensorLayout((), "fp32")
+    return TensorPolicy("buffer", layout, layout, layout, layout, at_rest_category="buffer")
 
 
 def _experts(choice: _Choice, stored: str) -> TensorPolicy:
     split: Placements = (("ep", Shard(0, even=True)),)
     if choice.experts_dp > 1:
-        layout = (*split, ("expert_dp", Shard(1, even=True)))
-        return _life(choice, "experts, sharded on dimension 1", layout, split, stored, choice.compute)
-    form = TensorLayout(split, stored)
-    return TensorPolicy("experts, local", form, form, form, form, choice.kept.of(split, stored),
-                rest_category="ignored_param", grad_made_category="ignored_grad")
+        placements = (*split, ("expert_dp", Shard(1, even=True)))
+        return _policy(choice, "experts, sharded on dimension 1", placements, split, stored, choice.compute)
+    layout = TensorLayout(split, stored)
+    return TensorPolicy("experts, local", layout, layout, layout, layout, choice.kept.of(split, stored),
+                at_rest_category="ignored_param", unreduced_grad_category="ignored_grad")
 
 
-def _life(choice: _Choice, name: str, layout: Placements, used: Placements, stored: str, compute: str) -> TensorPolicy:
+def _policy(choice: _Choice, name: str, placements: Placements, used: Placements, stored: str,
+            compute: str) -> TensorPolicy:
     if not choice.is_sharded:
-        form = TensorLayout(used, stored)
-        return TensorPolicy(f"{name}, alone", form, TensorLayout(used, compute), form, form,
+        layout = TensorLayout(used, stored)
+        return TensorPolicy(f"{name}, alone", layout, TensorLayout(used, compute), layout, layout,
                             choice.kept.of(used, stored),
-                    grad_made_category="sharded_grad")
+                    unreduced_grad_category="sharded_grad")
     partial: Placements = (*used, ("dp_shard_cp", Partial()))
-    return TensorPolicy(name, TensorLayout(layout, stored), TensorLayout(used, compute), TensorLayout(partial, compute),
-                        TensorLayout(layout, stored),
-                choice.kept.of(layout, stored), Moment.UNIT_FORWARD_BEGIN, Moment.UNIT_BACKWARD_END,
-                Moment.UNIT_BACKWARD_END, pad_storage=True)
+    return TensorPolicy(name, TensorLayout(placements, stored), TensorLayout(used, compute),
+                        TensorLayout(partial, compute), TensorLayout(placements, stored),
+                choice.kept.of(placements, stored), pad_storage=True)
 
 
 def _communicators(job: Job) -> tuple[str, ...]:

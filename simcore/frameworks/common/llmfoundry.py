@@ -21,8 +21,8 @@ from simcore.frameworks.common.torch import Defaults, all_or_no_checkpoint
 from simcore.models.blocks import Attention, Embedding
 from simcore.models.graph import ModelGraph
 from simcore.models.tensor import TensorSpec
-from simcore.placement.form import Placements
 from simcore.placement.job import Job
+from simcore.placement.layout import Placements
 
 __all__ = ["DEFAULTS", "FSDP1", "OPTIONS", "check", "checkpoint", "in_fp8", "options_of", "stages_of", "tp_layout"]
 

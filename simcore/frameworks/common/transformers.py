@@ -12,8 +12,8 @@ from simcore.frameworks.common.torch import Defaults, all_or_no_checkpoint, chec
 from simcore.inputs.training import Draws
 from simcore.models.blocks import Attention, Mamba2
 from simcore.models.tensor import TensorSpec
-from simcore.placement.form import Placements
 from simcore.placement.job import Job
+from simcore.placement.layout import Placements
 
 __all__ = ["DEFAULTS", "OPTIONS", "VLLM_FLASH_ATTN3", "check", "check_layers", "checkpoint", "options_of", "replayed",
            "stages_of", "tp_layout"]

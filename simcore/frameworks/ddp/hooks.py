@@ -38,7 +38,7 @@ class DdpHooks:
 
     def _bucket_bytes(self) -> int:
         """One element for each of every gradient."""
-        return sum(count * sum(p.local * dtype_bytes(p.life.grad.dtype) for p in self.plan.kinds[kind] if p.trainable)
+        return sum(count * sum(p.local * dtype_bytes(p.policy.grad.dtype) for p in self.plan.kinds[kind] if p.trainable)
                    for kind, count in self.plan.kind_counts)
 
     def begin_microbatch(self, action: Action) -> None:

@@ -39,9 +39,9 @@ from simcore.frameworks.ddp.unsloth import FAST_OPTION, FAST_RELEASES, adapter_d
 from simcore.models.blocks import Attention
 from simcore.operators.hf.int8 import NO_THRESHOLD
 from simcore.placement.ddp_words import DdpSpec
-from simcore.placement.form import Partial, Placements, TensorLayout
-from simcore.placement.framework import Framework, Moment, Rule, TensorPolicy
+from simcore.placement.framework import Framework, Rule, TensorPolicy, UpdateTime
 from simcore.placement.job import Job
+from simcore.placement.layout import Partial, Placements, TensorLayout
 from simcore.recording.packed_weights import PackedWeights
 
 __all__ = ["DEFAULT_IMPLEMENTATION", "IMPLEMENTATIONS", "PACKS", "VERSIONS", "adapters", "table"]
@@ -86,7 +86,7 @@ def table(job: Job) -> Framework:
         name="ddp", version=VERSIONS[0],
         rules=_rules(stored, adapter_dtype(job, options, stored), job.compute, states_of(job, plain=True),
                      packed_of(job, options),
-                     Moment.GRADIENT_READY if options.get("optimizer_in_bwd") else Moment.OPTIMIZER_BEGIN),
+                     UpdateTime.GRADIENT_READY if options.get("optimizer_in_bwd") else UpdateTime.OPTIMIZER_STEP),
         units=(),
         flow=_reducer(job, options),
         optimizer=torch_optimizer(job, "torch 2.13 optim/adam.py: foreach by default on CUDA", "foreach", plain=True),
@@ -183,20 +183,21 @@ def _assumptions(job: Job, options: dict[str, Any]) -> tuple[tuple[str, str, str
 
 @lru_cache(maxsize=64)
 def _rules(stored: str, adapter: str, compute: str, kept: States, packed: PackedWeights | None,
-           updated: Moment) -> tuple[Rule, ...]:
+           updated: UpdateTime) -> tuple[Rule, ...]:
     """Everything whole; adapters may have another dtype, frozen linears may lie in 4 bits."""
     rest = TensorLayout((), "fp32")
-    buffer = TensorPolicy("buffer", rest, rest, rest, rest, rest_category="buffer", updated=Moment.NEVER)
-    whole = _life("whole", stored, kept, updated)
+    buffer = TensorPolicy("buffer", rest, rest, rest, rest, at_rest_category="buffer", updated=UpdateTime.NEVER)
+    whole = _policy("whole", stored, kept, updated)
     in_bits = () if packed is None else (Rule(is_packed, replace(
-        whole, name="packed", rest=TensorLayout((), packed.storage, packed=packed), use=TensorLayout((), compute))),)
+        whole, name="packed", at_rest=TensorLayout((), packed.storage, packed=packed),
+        in_use=TensorLayout((), compute))),)
     return (Rule(lambda t: t.is_buffer, buffer), *in_bits,
-            Rule(lambda t: t.module == "adapter", _life("adapters", adapter, kept, updated)),
+            Rule(lambda t: t.module == "adapter", _policy("adapters", adapter, kept, updated)),
             Rule(lambda t: True, whole))
 
 
-def _life(name: str, stored: str, kept: States, updated: Moment) -> TensorPolicy:
+def _policy(name: str, stored: str, kept: States, updated: UpdateTime) -> TensorPolicy:
     summand: Placements = (("dp_replicate", Partial()),)
     rest = TensorLayout((), stored)
     return TensorPolicy(name, rest, rest, TensorLayout(summand, stored), rest,
-                kept.of((), stored), reduced=Moment.BUCKET_FULL, updated=updated)
+                kept.of((), stored), updated=updated)

@@ -59,7 +59,7 @@ def _buffers(plan: Plan, flow: ZeroSpec) -> Iterator[tuple[str, int, bool]]:
         return
     parts = sum(placed.padded for placed in trained(plan))
     if flow.params_on_host:
-        yield "parameters", sum(p.life.rest.num_bytes(p.padded) for p in _owned(plan)), True
+        yield "parameters", sum(p.policy.at_rest.num_bytes(p.padded) for p in _owned(plan)), True
     if flow.swap_buffers:
         yield from _beside_drives(plan, flow, size * parts)
     elif flow.states_on_host:
@@ -90,8 +90,8 @@ def sub_groups(parts: Sequence[int], size: int) -> Iterator[int]:
 
 def num_moments(plan: Plan) -> int:
     """Beside the master of a parameter."""
-    lives = [placed.life for placed in trained(plan)]
-    return sum(name not in ("master_param", "grad_copy") for name, _ in lives[0].states) if lives else 0
+    policies = [placed.policy for placed in trained(plan)]
+    return sum(name not in ("master_param", "grad_copy") for name, _ in policies[0].optimizer_states) if policies else 0
 
 
 def _owned(plan: Plan) -> Iterator[Placed]:

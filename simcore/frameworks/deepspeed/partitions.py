@@ -96,9 +96,10 @@ def exact_in_parts(plan: Plan) -> dict[str, AtRestBytes]:
     for layer, number, placed in owned:
         start, end = where.get((layer, number), (0, 0))
         numel, inside = end - start, max(0, min(end, low + part) - max(start, low))
-        states = sum(dtype_bytes(form.dtype) for _, form in placed.life.states if form.space == "device")
-        component, here = placed.spec.component, placed.life.grad.space == "device"
-        grads = here * inside * dtype_bytes(placed.life.grad.dtype)
+        states = sum(dtype_bytes(layout.dtype) for _,
+                     layout in placed.policy.optimizer_states if layout.space == "device")
+        component, here = placed.spec.component, placed.policy.grad.space == "device"
+        grads = here * inside * dtype_bytes(placed.policy.grad.dtype)
         totals[component] = totals.get(component, AtRestBytes()) + AtRestBytes(
             placed.rest_bytes, grads, inside * states, placed.local, numel)
     return totals

@@ -46,7 +46,7 @@ def _keys(plan: Plan, layer: int, calls: Calls) -> list[list[Key]]:
     placed = plan.of_layer(layer)
     found = [[(plan.layers[0], 0) if placed[number].spec.tied else (layer, number) for number in call]
              for call in calls]
-    return [[key for key in keys if _placed(plan, key).life.name != PERSISTENT] for keys in found]
+    return [[key for key in keys if _placed(plan, key).policy.name != PERSISTENT] for keys in found]
 
 
 def _placed(plan: Plan, key: Key) -> Placed:
@@ -57,7 +57,7 @@ def seen_by_nodes(plan: Plan) -> Set[Key]:
     """Packed weights of which nodes of the graph hold a view: those that backward calls."""
     found = (key for layer in plan.layers for calls in backward_calls(plan, layer)
              for keys in _keys(plan, layer, calls) for key in keys)
-    return {key for key in found if (packed := _placed(plan, key).life.rest.packed) and not packed.is_tensor}
+    return {key for key in found if (packed := _placed(plan, key).policy.at_rest.packed) and not packed.is_tensor}
 
 
 class LivePackedWeights:

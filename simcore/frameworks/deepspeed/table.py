@@ -23,9 +23,9 @@ from simcore.frameworks.common.torch import (
     refuse_virtual_stages,
     torch_optimizer,
 )
-from simcore.placement.form import Flat, Partial, Placements, TensorLayout
-from simcore.placement.framework import Framework, Moment, Optimizer, Rule, TensorPolicy
+from simcore.placement.framework import Framework, Optimizer, Rule, TensorPolicy, UpdateTime
 from simcore.placement.job import Job, topology_of
+from simcore.placement.layout import Flat, Partial, Placements, TensorLayout
 from simcore.placement.zero_words import PERSISTENT, ZeroSpec
 from simcore.recording.packed_weights import PackedWeights
 
@@ -327,20 +327,20 @@ def _rules(stage: int, stored: str, threshold: int, kept: tuple[str, ...], space
         states += (("grad_copy", TensorLayout(part, "fp32", "host")),) * (stage == 3 and away == "host")
     made = TensorLayout(((AXIS, Partial()),), stored)
     fp32 = TensorLayout((), "fp32")
-    buffer = TensorPolicy("buffer", fp32, fp32, fp32, fp32, rest_category="buffer", updated=Moment.NEVER)
+    buffer = TensorPolicy("buffer", fp32, fp32, fp32, fp32, at_rest_category="buffer", updated=UpdateTime.NEVER)
 
-    def life(name: str) -> TensorPolicy:
-        return TensorPolicy(name, rest, whole, made, grad, states, reduced=Moment.BUCKET_FULL,
-                    grads_persist=stage == 3 and not states_away,
-                    grad_made_category="unsharded_grad" if stage == 1 or apart else "")
+    def policy(name: str) -> TensorPolicy:
+        return TensorPolicy(name, rest, whole, made, grad, states,
+                            grads_persist=stage == 3 and not states_away,
+                            unreduced_grad_category="unsharded_grad" if stage == 1 or apart else "")
 
     def in_bits(name: str) -> TensorPolicy:
         assert packed is not None
-        return replace(life(name), rest=replace(rest, dtype=packed.storage, packed=packed))
+        return replace(policy(name), at_rest=replace(rest, dtype=packed.storage, packed=packed))
 
     columns = () if packed is None else (
         Rule(lambda t: is_packed(t) and stage == 3 and packed.rows(t.numel) <= threshold, in_bits(PERSISTENT)),
         Rule(is_packed, in_bits("packed")))
     return (Rule(lambda t: t.is_buffer, buffer), *columns,
-            Rule(lambda t: stage == 3 and t.numel * t.copies <= threshold, life(PERSISTENT)),
-            Rule(lambda t: True, life("partitioned")))
+            Rule(lambda t: stage == 3 and t.numel * t.copies <= threshold, policy(PERSISTENT)),
+            Rule(lambda t: True, policy("partitioned")))

@@ -62,8 +62,8 @@ class Zero12Hooks:
             self._alloc(f"flat_partition.{name}", category, 4 * self.part - held)
 
     def _moments(self) -> list[str]:
-        lives = [p.life for kind, _ in self.plan.kind_counts for p in self.plan.kinds[kind] if p.trainable]
-        return [name for name, _ in lives[0].states if name != "master_param"]
+        policies = [p.policy for kind, _ in self.plan.kind_counts for p in self.plan.kinds[kind] if p.trainable]
+        return [name for name, _ in policies[0].optimizer_states if name != "master_param"]
 
     def _alloc(self, name: str, category: str, num_bytes: int) -> None:
         self.out.alloc(self.first, self.tables.slot(name, category), num_bytes)

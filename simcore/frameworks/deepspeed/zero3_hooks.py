@@ -47,7 +47,7 @@ class Zero3Hooks:
         self.pins = LivePackedWeights(plan)
         self.trace = [(at, key) for at, keys in enumerate(self.calls) for key in keys]
         placed = {key: self._placed(key) for _, key in self.trace}
-        self.elements = {key: -(-one.used // one.life.rest.values) for key, one in placed.items()}  # as stored
+        self.elements = {key: -(-one.used // one.policy.at_rest.values) for key, one in placed.items()}  # as stored
         self.upto = [0, *accumulate(sum(self.elements[key] for key in keys) for keys in self.calls)]
         self.needed_at: dict[Key, list[int]] = {}
         for at, key in self.trace:
@@ -60,7 +60,7 @@ class Zero3Hooks:
         self.held: dict[Key, int] = {}
         self.seen_by_nodes = seen_by_nodes(plan)
         self.at = self.cursor = self.filled = self.num_in_bucket = self.padded = 0
-        stored = sorted({one.life.rest.dtype for one in placed.values()} | {plan.framework.compute_dtype})
+        stored = sorted({one.policy.at_rest.dtype for one in placed.values()} | {plan.framework.compute_dtype})
         self.gather = {dtype: tables.comm("all_gather", self.flow.axis, dtype) for dtype in stored}
         self.reduce = tables.comm("reduce_scatter", self.flow.axis, plan.framework.compute_dtype)
         self.slots = [tables.slot(name, category) for name, category in (
@@ -81,7 +81,7 @@ class Zero3Hooks:
     def _whole(self, key: Key) -> int:
         """Bytes of a gathered parameter, padding included."""
         placed = self._placed(key)
-        return placed.life.rest.num_bytes(placed.padded * self.ranks)
+        return placed.policy.at_rest.num_bytes(placed.padded * self.ranks)
 
     # ---- MemoryHooks --------------------------------------------------------------------------------------------
     def rest(self) -> None:
@@ -100,8 +100,8 @@ class Zero3Hooks:
 
     def _persistent(self, *, padded: bool = False) -> int:
         """Bytes of small parameters, as they lie there or as they are gathered."""
-        return sum(count * sum(p.life.rest.num_bytes(p.padded * self.ranks if padded else p.used)
-                               for p in self.plan.kinds[kind] if p.life.name == PERSISTENT and p.spec.is_owned)
+        return sum(count * sum(p.policy.at_rest.num_bytes(p.padded * self.ranks if padded else p.used)
+                               for p in self.plan.kinds[kind] if p.policy.name == PERSISTENT and p.spec.is_owned)
                    for kind, count in self.plan.kind_counts)
 
     def begin_microbatch(self, action: Action) -> None:
@@ -212,7 +212,7 @@ class Zero3Hooks:
         self.out.free(group[0][0], self.slots[4], brought)
         if brought:
             self.out.copy(group[0][0], self.from_host, brought, Stream.ALL_GATHER, GATHER_HANDLE)
-        for dtype, size in bytes_by_dtype((self._placed(key).life.rest.dtype, self._whole(key)) for key in group):
+        for dtype, size in bytes_by_dtype((self._placed(key).policy.at_rest.dtype, self._whole(key)) for key in group):
             comm = self.secondary.comm if self.secondary.has(group[0]) else self.gather[dtype]
             self.out.collective(group[0][0], comm, size, Stream.ALL_GATHER, GATHER_HANDLE)
 

@@ -5,13 +5,13 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import dataclass
 
-from simcore.placement.form import TensorLayout
-from simcore.placement.framework import Moment, TensorPolicy, Unit
+from simcore.placement.framework import TensorPolicy, Unit, UpdateTime
 from simcore.placement.fsdp1_words import Fsdp1Spec
+from simcore.placement.layout import TensorLayout
 from simcore.placement.plan import AtRestBytes, Placed, Plan
 from simcore.units import dtype_bytes
 
-__all__ = ["FlatUnit", "exact_in_units", "flat_life", "flat_units", "mean_in_units", "unit_padding", "unit_storage"]
+__all__ = ["FlatUnit", "exact_in_units", "flat_policy", "flat_units", "mean_in_units", "unit_padding", "unit_storage"]
 
 ALIGN = 16
 """Bytes at whose multiples parameters begin (`_get_aligned_numel`)."""
@@ -35,9 +35,9 @@ def flat_units(plan: Plan) -> list[FlatUnit]:
     return [_flat_unit(plan, unit) for unit in plan.framework.units]
 
 
-def flat_life(plan: Plan) -> TensorPolicy:
+def flat_policy(plan: Plan) -> TensorPolicy:
     """Of parameters in flat ones, which are updated; an optimizer may keep no states of them (SGD)."""
-    return next(rule.life for rule in plan.framework.rules if rule.life.updated is not Moment.NEVER)
+    return next(rule.policy for rule in plan.framework.rules if rule.policy.updated is not UpdateTime.NEVER)
 
 
 def parts_of(plan: Plan) -> int:
@@ -87,9 +87,9 @@ def unit_storage(plan: Plan) -> tuple[int, int]:
     The gradient of a flat parameter is whole: with `use_orig_params` those of the parameters are views of it, and it is
     there on ranks too whose part holds none of them (torch 2.13 `_flat_param.py`, prepare_gradient_for_optim).
     """
-    life, units = flat_life(plan), flat_units(plan)
-    return (sum(u.shard for u in units) * dtype_bytes(life.rest.dtype) * (life.rest.space == "device"),
-            sum(u.shard for u in units if u.trains) * dtype_bytes(life.grad.dtype) * (life.grad.space == "device"))
+    policy, units = flat_policy(plan), flat_units(plan)
+    return (sum(u.shard for u in units) * dtype_bytes(policy.at_rest.dtype) * (policy.at_rest.space == "device"),
+            sum(u.shard for u in units if u.trains) * dtype_bytes(policy.grad.dtype) * (policy.grad.space == "device"))
 
 
 def mean_in_units(plan: Plan) -> dict[str, AtRestBytes]:
@@ -97,9 +97,9 @@ def mean_in_units(plan: Plan) -> dict[str, AtRestBytes]:
     totals = plan.at_rest()
     for unit in flat_units(plan):
         for placed in (plan.of_layer(layer)[number] for layer, number, _ in unit.places if unit.trains):
-            life, component = placed.life, placed.spec.component
-            frozen = placed.local * (not placed.trainable) * (life.grad.space == "device")
-            totals[component] = totals[component] + AtRestBytes(grads_bytes=frozen * dtype_bytes(life.grad.dtype))
+            policy, component = placed.policy, placed.spec.component
+            frozen = placed.local * (not placed.trainable) * (policy.grad.space == "device")
+            totals[component] = totals[component] + AtRestBytes(grads_bytes=frozen * dtype_bytes(policy.grad.dtype))
     return totals
 
 
@@ -122,11 +122,12 @@ def exact_in_units(plan: Plan) -> dict[str, AtRestBytes]:
 
 
 def _held(placed: Placed, inside: int, *, trains: bool) -> AtRestBytes:
-    life, trained = placed.life, inside * placed.trainable
-    grads = inside * trains * dtype_bytes(life.grad.dtype) * (life.grad.space == "device")
-    states = sum(_state_bytes(form, trained) for _, form in life.states if form.space_of(inside) == "device")
-    return AtRestBytes(inside * dtype_bytes(life.rest.dtype) * placed.rests_here, grads, states, inside, trained)
+    policy, trained = placed.policy, inside * placed.trainable
+    grads = inside * trains * dtype_bytes(policy.grad.dtype) * (policy.grad.space == "device")
+    states = sum(_state_bytes(layout, trained) for _,
+                 layout in policy.optimizer_states if layout.space_of(inside) == "device")
+    return AtRestBytes(inside * dtype_bytes(policy.at_rest.dtype) * placed.rests_here, grads, states, inside, trained)
 
 
-def _state_bytes(form: TensorLayout, numel: int) -> int:
-    return numel * dtype_bytes(form.dtype) if form.blocks is None else form.blocks.num_bytes(numel, form.dtype)
+def _state_bytes(layout: TensorLayout, numel: int) -> int:
+    return numel * dtype_bytes(layout.dtype) if layout.blocks is None else layout.blocks.num_bytes(numel, layout.dtype)

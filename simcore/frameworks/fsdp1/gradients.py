@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from simcore.frameworks.fsdp1.flat_parameters import FlatUnit, flat_life, parts_of
+from simcore.frameworks.fsdp1.flat_parameters import FlatUnit, flat_policy, parts_of
 from simcore.placement.fsdp1_words import Fsdp1Spec
 from simcore.placement.plan import Plan
 from simcore.program.builder import Builder
@@ -24,16 +24,16 @@ class FlatGradients:
         assert isinstance(plan.framework.flow, Fsdp1Spec)
         self.flow, self.flats, self.out, self.first = plan.framework.flow, flats, out, plan.layers[0]
         self.parts = parts_of(plan)
-        life = flat_life(plan)
+        policy = flat_policy(plan)
         self.made, self.sent, self.stored = (dtype_bytes(dtype) for dtype in (
-            plan.framework.compute_dtype, self.flow.reduce_dtype, life.grad.dtype))
+            plan.framework.compute_dtype, self.flow.reduce_dtype, policy.grad.dtype))
         self.single: list[list[tuple[int, int, int]]] = [[] for _ in flats]
         self.flat = [False] * len(flats)
         self.reduced: dict[int, tuple[int, int]] = {}
         self.slots = {name: tables.slot(name, category) for name, category in (
             ("flat_grad", "unsharded_grad"), ("flat_grad_to_reduce", "reduce_scatter_input"),
             ("reduced_part", "reduce_scatter_output"), ("flat_grad_part", "sharded_grad"))}
-        self.to_host = tables.comm("copy", "to_host", life.grad.dtype) if self.flow.on_host else -1
+        self.to_host = tables.comm("copy", "to_host", policy.grad.dtype) if self.flow.on_host else -1
         scattered = "reduce_scatter" if self.parts > 1 else "all_reduce"
         axis = self.flow.axis if self.parts > 1 else self.flow.replicate_axis
         self.comm = tables.comm(scattered, axis, self.flow.reduce_dtype) if axis else -1

@@ -6,11 +6,11 @@ from collections.abc import Sequence
 
 from simcore.frameworks.common.cpu_optimizer import updated
 from simcore.frameworks.common.optimizer_memory import optimizer_temporaries, post_rest, rest_postings
-from simcore.frameworks.fsdp1.flat_parameters import flat_life, flat_units, parts_of, unit_padding
+from simcore.frameworks.fsdp1.flat_parameters import flat_policy, flat_units, parts_of, unit_padding
 from simcore.frameworks.fsdp1.gradients import FlatGradients
 from simcore.pipeline.schedule import Action
-from simcore.placement.form import TensorLayout
 from simcore.placement.fsdp1_words import Fsdp1Spec
+from simcore.placement.layout import TensorLayout
 from simcore.placement.plan import Plan
 from simcore.program.builder import Builder
 from simcore.program.outline import BACKWARD_GATHER, FORWARD_GATHER, Tables
@@ -28,7 +28,7 @@ class Fsdp1Hooks:
         self.plan, self.tables, self.out, self.flow = plan, tables, builder, plan.framework.flow
         self.units, self.flats = plan.framework.units, flat_units(plan)
         self.parts, self.size = parts_of(plan), dtype_bytes(plan.framework.compute_dtype)
-        stored = flat_life(plan).rest.dtype
+        stored = flat_policy(plan).at_rest.dtype
         self.stored = dtype_bytes(stored)
         self.is_cast = self.flow.on_host or plan.framework.compute_dtype != stored
         self.grads = FlatGradients(plan, tables, builder, self.flats)
@@ -53,7 +53,7 @@ class Fsdp1Hooks:
         if not self.flow.on_host:
             padding, first = unit_padding(self.plan), self.plan.layers[0]
             self.out.alloc(first, self.tables.slot("flat_param.padding", "sharded_param"), self.stored * padding)
-            states = 0 if self.flow.aligned else sum(dtype_bytes(form.dtype) for form in _states(self.plan))
+            states = 0 if self.flow.aligned else sum(dtype_bytes(layout.dtype) for layout in _states(self.plan))
             self.out.alloc(first, self.tables.slot("flat_param.padding.states", "opt_state"), states * padding)
 
     def begin_microbatch(self, action: Action) -> None:
@@ -206,4 +206,4 @@ class Fsdp1Hooks:
 
 def _states(plan: Plan) -> list[TensorLayout]:
     """Of the optimizer, which knows the flat parameter, padding and all, unless it knows those in it."""
-    return [form for rule in plan.framework.rules for _, form in rule.life.states if not form.blocks]
+    return [layout for rule in plan.framework.rules for _, layout in rule.policy.optimizer_states if not layout.blocks]

@@ -31,10 +31,10 @@ from simcore.frameworks.common.torch import (
 )
 from simcore.frameworks.fsdp2.units import Wrapping, units
 from simcore.models.graph import ModelGraph
-from simcore.placement.form import Flat, Partial, Placements, TensorLayout
-from simcore.placement.framework import Framework, Moment, Rule, TensorPolicy, Unit
+from simcore.placement.framework import Framework, Rule, TensorPolicy, Unit, UpdateTime
 from simcore.placement.fsdp1_words import Fsdp1Spec, Strategy
 from simcore.placement.job import Job
+from simcore.placement.layout import Flat, Partial, Placements, TensorLayout
 
 __all__ = ["CASTS_PARAMETERS", "DEFAULT_IMPLEMENTATION", "IMPLEMENTATIONS", "VERSIONS", "adapters", "table"]
 
@@ -248,11 +248,10 @@ def _rules(stored: str, compute: str, kept: States, flow: Fsdp1Spec) -> tuple[Ru
     rest, whole = TensorLayout(cut, stored, space), TensorLayout((), compute)
     made = TensorLayout(((flow.axis, Partial()),), compute)
     plain = TensorLayout((), "fp32")
-    buffer = TensorPolicy("buffer", plain, plain, plain, plain, rest_category="buffer", updated=Moment.NEVER)
+    buffer = TensorPolicy("buffer", plain, plain, plain, plain, at_rest_category="buffer", updated=UpdateTime.NEVER)
     states = kept.of(cut, stored, "host" if flow.on_host else "device")
     if not flow.aligned:  # the optimizer sees flat parameters: their parts are large enough for blocks, and to be paged
-        states = tuple((name, replace(form, least_away=0, blocks=form.blocks and replace(form.blocks, least=0)))
-                       for name, form in states)
-    life = TensorPolicy("flat", rest, whole, made, rest, states,
-                Moment.UNIT_FORWARD_BEGIN, Moment.UNIT_FORWARD_END, Moment.UNIT_BACKWARD_END)
-    return Rule(lambda t: t.is_buffer, buffer), Rule(lambda t: True, life)
+        states = tuple((name, replace(layout, least_away=0, blocks=layout.blocks and replace(layout.blocks, least=0)))
+                       for name, layout in states)
+    policy = TensorPolicy("flat", rest, whole, made, rest, states)
+    return Rule(lambda t: t.is_buffer, buffer), Rule(lambda t: True, policy)

@@ -14,8 +14,8 @@ from simcore.frameworks.common.torch import Defaults
 from simcore.inputs.training import Capacity, Draws, Imbalance
 from simcore.models.blocks import Attention, Moe
 from simcore.models.tensor import TensorSpec
-from simcore.placement.form import Placements, Shard
 from simcore.placement.job import Job
+from simcore.placement.layout import Placements, Shard
 
 __all__ = ["DEFAULTS", "OPTIONS", "assumptions", "check", "checkpoint", "options_of", "stages_of", "tp_layout"]
 

@@ -39,9 +39,9 @@ from simcore.frameworks.fsdp2.units import Wrapping, units
 from simcore.models.blocks import Moe
 from simcore.models.graph import ModelGraph
 from simcore.models.tensor import TensorSpec
-from simcore.placement.form import Partial, Placements, Shard, TensorLayout
-from simcore.placement.framework import Framework, Fsdp2Spec, Matches, Moment, Optimizer, Rule, TensorPolicy, Unit
+from simcore.placement.framework import Framework, Fsdp2Spec, Matches, Optimizer, Rule, TensorPolicy, Unit, UpdateTime
 from simcore.placement.job import Job
+from simcore.placement.layout import Partial, Placements, Shard, TensorLayout
 from simcore.recording.packed_weights import PackedWeights
 
 __all__ = ["CASTS_PARAMETERS", "DEFAULT_IMPLEMENTATION", "IMPLEMENTATIONS", "PACKS", "VERSIONS",
@@ -276,7 +276,7 @@ def _check_last_backward(job: Job, options: dict[str, Any]) -> None:
                           "torch 2.13 _fsdp_param_group.py wait_for_unshard")
 
 
-def _policy(job: Job, reshard: object, shards: int) -> bool | int:
+def _reshard_policy(job: Job, reshard: object, shards: int) -> bool | int:
     """A group of 1 means False, of all shards True (torch 2.13 `_fsdp_init.py`, `_get_post_forward_mesh_info`)."""
     assert isinstance(reshard, (bool, int))
     if isinstance(reshard, bool) or reshard == 1:
@@ -344,25 +344,25 @@ def _made_rules(choice: _Choice, tp_cuts: tuple[Placements, ...], code: str, who
     """
     dense: Placements = (("dp_shard_cp", Shard(0)),)
     stored = choice.stored
-    buffer = replace(_life("buffer", (), "fp32", replace(choice, compute="fp32", on_host=False)), pad_storage=False)
+    buffer = replace(_policy("buffer", (), "fp32", replace(choice, compute="fp32", on_host=False)), pad_storage=False)
     rules = [Rule(lambda t: t.is_buffer, buffer)]
     if choice.splits_experts:
         split: Placements = (("ep", Shard(0, even=True)),)
-        experts = (_life("experts, sharded", (*split, ("expert_dp", Shard(0))), stored, choice, used=split)
+        experts = (_policy("experts, sharded", (*split, ("expert_dp", Shard(0))), stored, choice, used=split)
                    if choice.fully else _plain_experts(split, choice))
         rules.append(Rule(lambda t: t.component == "routed_experts", experts))
-    rules.append(Rule(lambda t: t.module == "adapter", _life("adapters", dense, choice.adapters, choice)))
+    rules.append(Rule(lambda t: t.module == "adapter", _policy("adapters", dense, choice.adapters, choice)))
     if choice.packed is not None:
-        rules.append(Rule(is_packed, _packed_life(dense, choice.packed, choice)))
-    rules.append(Rule(lambda t: t.component in whole, _life("sharded", dense, stored, choice)))
+        rules.append(Rule(is_packed, _packed_policy(dense, choice.packed, choice)))
+    rules.append(Rule(lambda t: t.component in whole, _policy("sharded", dense, stored, choice)))
     if choice.weights != choice.compute:
-        rules += [Rule(_narrow(code, cut), _life("sharded, fp8", (*cut, *dense), stored, choice, used=cut,
+        rules += [Rule(_narrow(code, cut), _policy("sharded, fp8", (*cut, *dense), stored, choice, used=cut,
                                                  in_use=choice.weights)) for cut in (*tp_cuts, ())]
-    rules += [Rule(_lies_like(code, cut), _life("sharded, tp", (*cut, *dense), stored, choice, used=cut))
+    rules += [Rule(_lies_like(code, cut), _policy("sharded, tp", (*cut, *dense), stored, choice, used=cut))
               for cut in tp_cuts]
     if choice.kept.name == "muon":
-        rules.append(Rule(_is_hidden_matrix, _life("sharded, muon", dense, stored, choice, hidden=True)))
-    rules.append(Rule(lambda t: True, _life("sharded", dense, stored, choice)))
+        rules.append(Rule(_is_hidden_matrix, _policy("sharded, muon", dense, stored, choice, hidden=True)))
+    rules.append(Rule(lambda t: True, _policy("sharded", dense, stored, choice)))
     return tuple(rules)
 
 
@@ -394,32 +394,31 @@ def _lies_like(code: str, cut: Placements) -> Matches:
     return lambda spec: CODES[code].tp_layout(spec) == cut
 
 
-def _life(name: str, layout: Placements, stored: str, choice: _Choice, used: Placements = (), *,
+def _policy(name: str, placements: Placements, stored: str, choice: _Choice, used: Placements = (), *,
           hidden: bool = False, in_use: str = "") -> TensorPolicy:
     partial: Placements = (("dp_shard_cp", Partial()),)
-    rest = TensorLayout(layout, stored, "host_pinned" if choice.on_host else "device")
-    states = choice.kept.of(layout, stored, "host" if choice.on_host else "device", hidden=hidden)
+    rest = TensorLayout(placements, stored, "host_pinned" if choice.on_host else "device")
+    states = choice.kept.of(placements, stored, "host" if choice.on_host else "device", hidden=hidden)
     return TensorPolicy(name, rest, TensorLayout(used, in_use or choice.compute),
                         TensorLayout((*used, *partial), choice.compute), rest, states,
-                Moment.UNIT_FORWARD_BEGIN, Moment.UNIT_FORWARD_END, Moment.UNIT_BACKWARD_END,
-                Moment.UNIT_BACKWARD_END if choice.in_backward else Moment.OPTIMIZER_BEGIN, pad_storage=True)
+                UpdateTime.AFTER_REDUCE if choice.in_backward else UpdateTime.OPTIMIZER_STEP, pad_storage=True)
 
 
-def _packed_life(layout: Placements, packed: PackedWeights, choice: _Choice) -> TensorPolicy:
+def _packed_policy(placements: Placements, packed: PackedWeights, choice: _Choice) -> TensorPolicy:
     """A column of bytes is whole on every rank, one of another type is cut."""
-    life = _life("sharded, packed", layout, choice.stored, choice)
+    policy = _policy("sharded, packed", placements, choice.stored, choice)
     if packed.storage != "uint8" or packed.is_tensor:
-        return replace(life, rest=TensorLayout(layout, packed.storage, life.rest.space, packed=packed))
-    return replace(life, name="packed, ignored", rest=TensorLayout((), packed.storage, packed=packed),
-                   pad_storage=False, rest_category="ignored_param")
+        return replace(policy, at_rest=TensorLayout(placements, packed.storage, policy.at_rest.space, packed=packed))
+    return replace(policy, name="packed, ignored", at_rest=TensorLayout((), packed.storage, packed=packed),
+                   pad_storage=False, at_rest_category="ignored_param")
 
 
 def _plain_experts(split: Placements, choice: _Choice) -> TensorPolicy:
     """Local slices outside FSDP: mixed precision does not reach them, nothing reduces their gradients."""
-    form = TensorLayout(split, choice.compute)
-    return TensorPolicy("experts, ignored", form, form, form, form, choice.kept.of(split, choice.compute),
-                updated=Moment.GRADIENT_READY if choice.in_backward else Moment.OPTIMIZER_BEGIN,
-                rest_category="ignored_param", grad_made_category="ignored_grad")
+    layout = TensorLayout(split, choice.compute)
+    return TensorPolicy("experts, ignored", layout, layout, layout, layout, choice.kept.of(split, choice.compute),
+                updated=UpdateTime.GRADIENT_READY if choice.in_backward else UpdateTime.OPTIMIZER_STEP,
+                at_rest_category="ignored_param", unreduced_grad_category="ignored_grad")
 
 
 def _wrapping(job: Job, options: dict[str, Any], reduce: str, packed: PackedWeights | None, *, fully: bool) -> Wrapping:
@@ -433,12 +432,12 @@ def _wrapping(job: Job, options: dict[str, Any], reduce: str, packed: PackedWeig
     in_stages = mesh.pp > 1
     children = (not in_stages or given.reshard_in_stages[0].startswith("true")) if asked is None else asked
     return Wrapping(
-        root=_policy(job, given.root_resharded if asked is None else asked, shards),
-        layers=_policy(job, children, shards),
-        last=_policy(job, children if last is None else last, shards),
+        root=_reshard_policy(job, given.root_resharded if asked is None else asked, shards),
+        layers=_reshard_policy(job, children, shards),
+        last=_reshard_policy(job, children if last is None else last, shards),
         head=given.last_follows and asked is True,
-        experts=_policy(job, children, mesh.expert_dp) if fully else True,
-        last_experts=_policy(job, children if last is None else last, mesh.expert_dp) if fully else True,
+        experts=_reshard_policy(job, children, mesh.expert_dp) if fully else True,
+        last_experts=_reshard_policy(job, children if last is None else last, mesh.expert_dp) if fully else True,
         separate=options.get("wrap", given.wrap) != "layers_root",
         loss_inside=given.loss_inside,
         experts_unit=fully,

@@ -17,8 +17,8 @@ from simcore.models.blocks import Attention
 from simcore.models.graph import ModelGraph
 from simcore.models.tensor import TensorSpec
 from simcore.pipeline.schedule import ZERO_BUBBLE
-from simcore.placement.form import Placements, Shard
 from simcore.placement.job import Job
+from simcore.placement.layout import Placements, Shard
 
 __all__ = ["DEFAULTS", "OPTIONS", "check", "checkpoint", "gathered_weights", "in_fp8", "options_of", "stages_of",
            "tp_layout"]

@@ -45,7 +45,7 @@ def rank_buffers(plan: Plan) -> tuple[RankBuffer, ...]:
 
 def _stored(plan: Plan) -> tuple[str, ...]:
     """Formats of trained parameters, in order of first appearance."""
-    return tuple(dict.fromkeys(p.life.rest.dtype for kind, _ in plan.kind_counts for p in plan.kinds[kind]
+    return tuple(dict.fromkeys(p.policy.at_rest.dtype for kind, _ in plan.kind_counts for p in plan.kinds[kind]
                                if p.trainable))
 
 
@@ -90,7 +90,7 @@ def _entries(kind: Sequence[Placed], *, expert: bool, dtype: str) -> list[tuple[
     found = []
     for _, group in groupby(enumerate(kind), key=lambda at: at[1].spec.path if at[1].spec.copies > 1 else str(at[0])):
         mine = [(number, placed) for number, placed in group if placed.trainable
-                and (placed.life.name == "expert") == expert and placed.life.rest.dtype == dtype]
+                and (placed.policy.name == "expert") == expert and placed.policy.at_rest.dtype == dtype]
         copies = max((placed.used_copies for _, placed in mine), default=0)
         found += [(number, placed.local // copies) for _ in range(copies) for number, placed in mine]
     return found
@@ -126,4 +126,5 @@ def exact_at_rest(plan: Plan) -> dict[str, AtRestBytes]:
 
 
 def _state_bytes_per_element(placed: Placed) -> float:
-    return sum(dtype_bytes(form.dtype) * form.share for _, form in placed.life.states if form.space == "device")
+    return sum(dtype_bytes(layout.dtype) * layout.share for _,
+               layout in placed.policy.optimizer_states if layout.space == "device")

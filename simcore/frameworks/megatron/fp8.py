@@ -29,8 +29,8 @@ from simcore.frameworks.megatron.rules import whole_layout
 from simcore.models.blocks import LayerKind, Mtp
 from simcore.models.graph import ModelGraph
 from simcore.models.tensor import TensorSpec
-from simcore.placement.form import local_shape
 from simcore.placement.job import Job
+from simcore.placement.layout import local_shape
 from simcore.placement.mesh import Mesh
 from simcore.recording.fp8_scaling import RECIPES, Scaling, in_model, matched
 

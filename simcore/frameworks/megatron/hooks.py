@@ -71,13 +71,13 @@ class MegatronHooks:
             self.out.alloc(layer, self.tables.slot("layer_wise.states", "opt_state"), 4 * muon + 8 * adam)
 
     def _postings(self, placed: Placed) -> list[tuple[str, str, int]]:
-        name, life = placed.spec.name, placed.life
+        name, policy = placed.spec.name, placed.policy
         if placed.spec.is_buffer:
-            return [(name, "buffer", placed.local * dtype_bytes(life.rest.dtype))]
+            return [(name, "buffer", placed.local * dtype_bytes(policy.at_rest.dtype))]
         grads = placed.local * self.grad_bytes if placed.trainable else 0
         states = [(f"{name}.{state}", "main_param" if state == "master_param" else "opt_state", size)
                   for state, size in (() if self.plan.framework.dealt else placed.states)]
-        return [(name, life.rest_category, placed.rest_bytes), (f"{name}.main_grad", "main_grad", grads), *states]
+        return [(name, policy.at_rest_category, placed.rest_bytes), (f"{name}.main_grad", "main_grad", grads), *states]
 
     def begin_microbatch(self, action: Action) -> None:
         self.is_last, self.chunk = action.is_last, action.chunk
@@ -167,7 +167,7 @@ class MegatronHooks:
         layer, slot = self.plan.layers[0], self.tables.slot("updated_parameters", "optim_temp")
         mine = self.plan.framework.dealt[self.plan.stage]
         for axis_name, share in zip(mine.axes, mine.shares, strict=True):
-            axis, dtype = self.plan.mesh.axis(axis_name), self.plan.of_layer(layer)[0].life.rest.dtype
+            axis, dtype = self.plan.mesh.axis(axis_name), self.plan.of_layer(layer)[0].policy.at_rest.dtype
             size = dtype_bytes(dtype)
             total = size * sum(muon + adam for muon, adam in share)
             if axis.size == 1 or not total:

@@ -12,9 +12,9 @@ from functools import lru_cache
 from simcore.frameworks.megatron.precision import Formats
 from simcore.models.graph import ModelGraph
 from simcore.models.tensor import TensorSpec
-from simcore.placement.form import COPIES, Flat, Partial, Placements, Shard, TensorLayout
-from simcore.placement.framework import Matches, Moment, Rule, TensorPolicy
+from simcore.placement.framework import Matches, Rule, TensorPolicy
 from simcore.placement.job import Job
+from simcore.placement.layout import COPIES, Flat, Partial, Placements, Shard, TensorLayout
 
 __all__ = ["rules", "rules_of", "shard_axes", "whole_layout"]
 
@@ -44,7 +44,7 @@ def rules(job: Job, made: Formats) -> tuple[Rule, ...]:
 
 @lru_cache(maxsize=256)
 def _rules(graph: ModelGraph, choice: _Choice) -> tuple[Rule, ...]:
-    return rules_of(graph, lambda spec: _life(spec, choice))
+    return rules_of(graph, lambda spec: _policy(spec, choice))
 
 
 def rules_of(graph: ModelGraph, life_of: Callable[[TensorSpec], TensorPolicy]) -> tuple[Rule, ...]:
@@ -92,24 +92,24 @@ def whole_layout(spec: TensorSpec) -> Placements:
     return tuple(cut)
 
 
-def _life(spec: TensorSpec, choice: _Choice) -> TensorPolicy:
-    layout, made = whole_layout(spec), choice.made
+def _policy(spec: TensorSpec, choice: _Choice) -> TensorPolicy:
+    placements, made = whole_layout(spec), choice.made
     if spec.is_buffer:
-        form = TensorLayout(layout, spec.stored or made.params)
-        return TensorPolicy("buffer", form, form, form, form, rest_category="buffer")
+        layout = TensorLayout(placements, spec.stored or made.params)
+        return TensorPolicy("buffer", layout, layout, layout, layout, at_rest_category="buffer")
     expert = _is_expert(spec, choice)
     axis = choice.axes[expert]
     dealt = choice.optimizer == "dist_muon"  # whole parameters: a cut is the mean of all ranks
     whole: Placements = ((axis, Flat("buffer")),) if made.scatter or dealt else ()
-    rest = TensorLayout(layout, spec.stored or made.params)
+    rest = TensorLayout(placements, spec.stored or made.params)
     return TensorPolicy(
-        "expert" if expert else "dense", rest, TensorLayout(layout, choice.compute),
-        TensorLayout((*layout, (axis, Partial())), made.grads), TensorLayout(layout, made.grads),
-        _states(spec, (*layout, *whole), choice), Moment.NEVER, Moment.NEVER, Moment.BUCKET_FULL,
-        grads_persist=True, rest_category="sharded_param", grad_made_category="")
+        "expert" if expert else "dense", rest, TensorLayout(placements, choice.compute),
+        TensorLayout((*placements, (axis, Partial())), made.grads), TensorLayout(placements, made.grads),
+        _states(spec, (*placements, *whole), choice),
+        grads_persist=True, at_rest_category="sharded_param", unreduced_grad_category="")
 
 
-def _states(spec: TensorSpec, layout: Placements, choice: _Choice) -> tuple[tuple[str, TensorLayout], ...]:
+def _states(spec: TensorSpec, placements: Placements, choice: _Choice) -> tuple[tuple[str, TensorLayout], ...]:
     """[Note: optimizer on the host] core 0.16.1 optimizer/cpu_offloading/hybrid_optimizer.py.
 
     Whole parameters are given to the CPU until the fraction is reached: here the same share of each. Of theirs the host
@@ -123,12 +123,12 @@ def _states(spec: TensorSpec, layout: Placements, choice: _Choice) -> tuple[tupl
     if choice.has_momentum:
         formats += [("momentum_buffer", "fp32")]
     if not made.offloaded:
-        return tuple((name, TensorLayout(layout, dtype)) for name, dtype in formats)
+        return tuple((name, TensorLayout(placements, dtype)) for name, dtype in formats)
     away = made.offloaded
-    states = [(name, TensorLayout(layout, dtype, "host", away)) for name, dtype in formats]
-    states.append(("grad_copy", TensorLayout(layout, "fp32", "host_pinned", away)))
+    states = [(name, TensorLayout(placements, dtype, "host", away)) for name, dtype in formats]
+    states.append(("grad_copy", TensorLayout(placements, "fp32", "host_pinned", away)))
     if away < 1:
-        states += [(name, TensorLayout(layout, dtype, share=1 - away)) for name, dtype in formats]
+        states += [(name, TensorLayout(placements, dtype, share=1 - away)) for name, dtype in formats]
     return tuple(states)
 
 

@@ -137,11 +137,11 @@ def table_of(job: Job, options: dict[str, object]) -> Framework:
     training, made, fp8 = job.scenario.training, formats(job, options), fp8_of(job, options)
     check_user_buffers(job, options, fp8)
     check_fuser(job, options)
-    lives = rules(job, made)
+    policies = rules(job, made)
     _note_defaults(job)
     return Framework(
         name="megatron", version=_version(job),
-        rules=lives,
+        rules=policies,
         units=(),
         flow=_buckets(job, options, made, fp8),
         optimizer=Optimizer(training.optimizer.name, "te", grad_copy=made.grads != "fp32" and not made.precise,
@@ -157,7 +157,7 @@ def table_of(job: Job, options: dict[str, object]) -> Framework:
         frees_sent_output=True,
         keeps_received=True,
         deferred_heads=_deferred(job, options),
-        dealt=dealt(job, lives, made_stages, shard_axes(job), by_parts=_by_parts(job, options)),
+        dealt=dealt(job, policies, made_stages, shard_axes(job), by_parts=_by_parts(job, options)),
         options=(*_run_options(job, options, made.grads), *run_options(fp8)),
         communicators=_communicators(job),
         libraries=_libraries(job, options, fp8),

@@ -68,7 +68,7 @@ def rank_buckets(plan: Plan) -> tuple[Bucket, ...]:
     for layer in plan.layers:
         for number, placed in enumerate(plan.of_layer(layer)):
             if placed.spec.is_owned and not placed.spec.is_buffer:
-                key = (unit_of.get(layer, -1), flow.axes[placed.life.name == "expert"], placed.life.rest.dtype,
+                key = (unit_of.get(layer, -1), flow.axes[placed.policy.name == "expert"], placed.policy.at_rest.dtype,
                        placed.trainable)
                 groups.setdefault(key, []).extend([(layer, number, placed.used_shape)] * placed.used_copies)
     return tuple(_bucket(plan, key, piece) for key, entries in groups.items()
@@ -135,9 +135,9 @@ def exact_in_buckets(plan: Plan) -> dict[str, AtRestBytes]:
 
 def _at_rest(placed: Placed, inside: int) -> AtRestBytes:
     trained = inside if placed.trainable else 0
-    states = sum(dtype_bytes(form.dtype) for _, form in placed.life.states)
-    return AtRestBytes(inside * dtype_bytes(placed.life.rest.dtype), trained * dtype_bytes(placed.life.grad.dtype),
-                       trained * states, inside, trained)
+    states = sum(dtype_bytes(layout.dtype) for _, layout in placed.policy.optimizer_states)
+    return AtRestBytes(inside * dtype_bytes(placed.policy.at_rest.dtype),
+                       trained * dtype_bytes(placed.policy.grad.dtype), trained * states, inside, trained)
 
 
 def together(buckets: Sequence[Bucket]) -> list[list[int]]:

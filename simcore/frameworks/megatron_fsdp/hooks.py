@@ -77,16 +77,17 @@ class MegatronFsdpHooks:
             self.gathers.gather([0], +1)
 
     def _has_master(self) -> bool:
-        return any(name == "master_param" for rule in self.plan.framework.rules for name, _ in rule.life.states)
+        return any(name == "master_param" for rule in self.plan.framework.rules for name,
+                   _ in rule.policy.optimizer_states)
 
     def _postings(self, placed: Placed) -> list[Posting]:
-        name, life = placed.spec.name, placed.life
+        name, policy = placed.spec.name, placed.policy
         if placed.spec.is_buffer:
-            return [(name, "buffer", placed.spec.numel * placed.spec.copies * dtype_bytes(life.rest.dtype))]
+            return [(name, "buffer", placed.spec.numel * placed.spec.copies * dtype_bytes(policy.at_rest.dtype))]
         grads = placed.local * dtype_bytes(self.flow.grad_dtype) if placed.trainable else 0
         states = [(f"{name}.{state}", "main_param" if state == "master_param" else "opt_state", size)
                   for state, size in placed.states]
-        return [(name, life.rest_category, placed.rest_bytes), (f"{name}.main_grad", "main_grad", grads), *states]
+        return [(name, policy.at_rest_category, placed.rest_bytes), (f"{name}.main_grad", "main_grad", grads), *states]
 
     def begin_microbatch(self, action: Action) -> None:
         self.is_last, self.is_fresh = action.is_last, not action.forward

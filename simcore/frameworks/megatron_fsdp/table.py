@@ -28,9 +28,9 @@ from simcore.frameworks.megatron.rules import rules_of, whole_layout
 from simcore.models.blocks import Mamba2
 from simcore.models.graph import ModelGraph
 from simcore.models.tensor import TensorSpec
-from simcore.placement.form import Flat, Partial, Placements, TensorLayout
-from simcore.placement.framework import Framework, MegatronFsdpSpec, Moment, Rule, TensorPolicy, Unit
+from simcore.placement.framework import Framework, MegatronFsdpSpec, Rule, TensorPolicy, Unit
 from simcore.placement.job import Job
+from simcore.placement.layout import Flat, Partial, Placements, TensorLayout
 
 __all__ = ["DEFAULT_IMPLEMENTATION", "IMPLEMENTATIONS", "VERSIONS", "adapters", "default_etp", "in_fp8", "table"]
 
@@ -229,14 +229,14 @@ def _choice(job: Job, made: Formats) -> _Choice:
 
 @lru_cache(maxsize=256)
 def _rules(graph: ModelGraph, choice: _Choice) -> tuple[Rule, ...]:
-    return rules_of(graph, lambda spec: _life(spec, choice))
+    return rules_of(graph, lambda spec: _policy(spec, choice))
 
 
-def _life(spec: TensorSpec, choice: _Choice) -> TensorPolicy:
+def _policy(spec: TensorSpec, choice: _Choice) -> TensorPolicy:
     whole, made = whole_layout(spec), choice.made
     if spec.is_buffer:
-        form = TensorLayout((), spec.stored or made.params)
-        return TensorPolicy("buffer", form, form, form, form, rest_category="buffer")
+        layout = TensorLayout((), spec.stored or made.params)
+        return TensorPolicy("buffer", layout, layout, layout, layout, at_rest_category="buffer")
     expert = spec.component == "routed_experts" or spec.copies > 1
     axis = choice.axes[expert]
     cut: Placements = (*whole, (axis, Flat("bucket")))
@@ -244,11 +244,11 @@ def _life(spec: TensorSpec, choice: _Choice) -> TensorPolicy:
     return TensorPolicy(
         "expert" if expert else "dense", TensorLayout(cut, stored), TensorLayout(whole, used),
         TensorLayout((*whole, (axis, Partial())), made.grads), TensorLayout(cut, made.grads), _states(cut, choice),
-        Moment.UNIT_FORWARD_BEGIN, Moment.UNIT_FORWARD_END, Moment.UNIT_BACKWARD_END, grads_persist=True,
-        grad_made_category="")
+        grads_persist=True,
+        unreduced_grad_category="")
 
 
-def _states(layout: Placements, choice: _Choice) -> tuple[tuple[str, TensorLayout], ...]:
+def _states(placements: Placements, choice: _Choice) -> tuple[tuple[str, TensorLayout], ...]:
     moments = ("exp_avg", "exp_avg_sq") if choice.has_moments else ()
-    return (("master_param", TensorLayout(layout, choice.made.master)),
-            *((name, TensorLayout(layout, choice.made.moments)) for name in moments))
+    return (("master_param", TensorLayout(placements, choice.made.master)),
+            *((name, TensorLayout(placements, choice.made.moments)) for name in moments))

@@ -109,7 +109,7 @@ def test_a_packed_weight_is_made_for_each_product_and_dropped() -> None:
     """In forward and once more in backward, and never two at once."""
     given: dict[str, Any] = {"model": LLAMA, "method": "qlora", "lora": {"target_modules": ["q_proj", "down_proj"]}}
     plan = small.plan_of("ddp", **given)
-    packed = [p.spec.numel for layer in plan.layers for p in plan.of_layer(layer) if p.life.rest.packed]
+    packed = [p.spec.numel for layer in plan.layers for p in plan.of_layer(layer) if p.policy.at_rest.packed]
     made = [(phase, size) for part in ("self_attn", "mlp")
             for _, phase, size in small.postings(small.program_of("ddp", **given), f"{part}.dequantised")]
     forward = [size for phase, size in made if phase == "forward" and size > 0]

@@ -48,7 +48,7 @@ def test_nodes_see_packed_weights_alone() -> None:
     assert seen_by_nodes(plan()) == set()
     made = plan("qlora")
     packed = {(layer, number) for layer in made.layers for number, p in enumerate(made.of_layer(layer))
-              if p.life.rest.packed}
+              if p.policy.at_rest.packed}
     assert seen_by_nodes(made) == packed
 
 

@@ -101,7 +101,7 @@ class TensorLayout:
     tensor of fewer elements is on the device all the same.
     """
 
-    layout: Placements
+    placements: Placements
     dtype: str
     space: str = "device"
     share: float = 1.0
@@ -145,10 +145,10 @@ def shard_intervals(size: int, parts: int) -> tuple[int, ...]:
     return tuple(edge for edge in edges if edge < parts)
 
 
-def local_shape(copies: int, shape: tuple[int, ...], layout: Placements, mesh: Mesh, rank: int) -> tuple[int, ...]:
+def local_shape(copies: int, shape: tuple[int, ...], placements: Placements, mesh: Mesh, rank: int) -> tuple[int, ...]:
     """(copies, dimensions...) of `rank`'s own part, without padding; Flat cuts are not applied here."""
     local = [copies, *shape]
-    for name, placement in layout:
+    for name, placement in placements:
         if isinstance(placement, Shard):
             axis = mesh.axis(name)
             at = placement.dim + 1
@@ -156,19 +156,19 @@ def local_shape(copies: int, shape: tuple[int, ...], layout: Placements, mesh: M
     return tuple(local)
 
 
-def padded_numel(copies: int, shape: tuple[int, ...], layout: Placements, mesh: Mesh) -> int:
+def padded_numel(copies: int, shape: tuple[int, ...], placements: Placements, mesh: Mesh) -> int:
     """Elements of storage on every rank: each cut dimension rounded up."""
     local = [copies, *shape]
-    for name, placement in layout:
+    for name, placement in placements:
         if isinstance(placement, Shard):
             local[placement.dim + 1] = -(-local[placement.dim + 1] // mesh.axis(name).size)
     return math.prod(local)
 
 
-def require_even(name: str, shape: tuple[int, ...], copies: int, layout: Placements, mesh: Mesh, rule: str) -> None:
+def require_even(name: str, shape: tuple[int, ...], copies: int, placements: Placements, mesh: Mesh, rule: str) -> None:
     """IllegalLayout when an `even` cut leaves a remainder."""
     local = [copies, *shape]
-    for axis_name, placement in layout:
+    for axis_name, placement in placements:
         if not isinstance(placement, Shard):
             continue
         size, at = mesh.axis(axis_name).size, placement.dim + 1
