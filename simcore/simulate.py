@@ -8,7 +8,7 @@ from itertools import count
 from typing import TYPE_CHECKING
 
 from simcore.errors import IllegalLayout, InputError, NotYet, Problem, RankscopeError
-from simcore.frameworks.hooks import exact_at_rest, hooks_of, padding_bytes
+from simcore.frameworks.registry import at_rest_of, hooks_of
 from simcore.frameworks.setup import prepare
 from simcore.hardware.device import Device
 from simcore.hardware.topology import Topology
@@ -17,11 +17,10 @@ from simcore.inputs.scenario import Scenario
 from simcore.pipeline.schedule import actions, lowered_microbatches, steady_microbatches
 from simcore.placement.fold import RankClass, joined, unfolded, unfolded_one
 from simcore.placement.fold import fold as fold_ranks
-from simcore.placement.framework import Framework, Fsdp2Spec
+from simcore.placement.framework import Framework
 from simcore.placement.job import Job, topology_of
 from simcore.placement.plan import Plan
 from simcore.placement.plan import place as place_rank
-from simcore.placement.zero_words import ZeroSpec
 from simcore.program.lower import lower
 from simcore.program.program import Program
 from simcore.program.record_layers import adds_in_place
@@ -169,7 +168,7 @@ def _clock(parts: Simulation) -> StepTiming:
 
 def _place(scenario: Scenario, *, rank: int | None) -> Report:
     parts = _parts(scenario, folded=True, rank=rank)
-    if rank is None and not isinstance(parts.framework.flow, Fsdp2Spec) and scenario.world_size <= EXACT_RANKS:
+    if rank is None and parts.framework.strategy.is_placed_by_rank and scenario.world_size <= EXACT_RANKS:
         parts = _exact_parts(parts)
     return report(parts, series=False)
 
@@ -178,10 +177,11 @@ def _exact_parts(parts: Simulation) -> Simulation:
     """Ranks that hold the same inside their flat shards, and the same padding, are one class."""
     mesh, graph, framework = parts.job.mesh, parts.job.graph, parts.framework
     alike: dict[object, list[RankClass]] = {}
+    at_rest = at_rest_of(framework)
     for single in unfolded(mesh):
         plan = place_rank(graph, mesh, framework, single.representative)
-        rest = exact_at_rest(plan)
-        held = tuple(sorted(rest.items(), key=lambda item: item[0])), padding_bytes(plan, rest, exact=True)
+        rest = at_rest.exact(plan)
+        held = tuple(sorted(rest.items(), key=lambda item: item[0])), at_rest.padding(plan, rest, exact=True)
         alike.setdefault((single.stage, held), []).append(single)
     classes = tuple(joined(group) for group in alike.values())
     plans = tuple(place_rank(graph, mesh, framework, c.representative) for c in classes)
@@ -213,7 +213,7 @@ def _classes(job: Job, framework: Framework, *, folded: bool, rank: int | None) 
             raise InputError(Problem("--rank", f"expected a rank from 0 to {job.mesh.size - 1}, got {rank}"))
         every = unfolded_one(job.mesh, rank)
         return (every,)
-    alone = isinstance(framework.flow, ZeroSpec) and framework.flow.differs and job.mesh.size <= EXACT_RANKS
+    alone = framework.strategy.step_varies_by_rank and job.mesh.size <= EXACT_RANKS
     return fold_ranks(job.graph, job.mesh, framework) if folded and not alone else unfolded(job.mesh)
 
 

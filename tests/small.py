@@ -7,7 +7,7 @@ from collections.abc import Iterator, Sequence
 from typing import Any
 
 import simcore.program.lower as lowering
-from simcore.frameworks.hooks import hooks_of
+from simcore.frameworks.registry import hooks_of
 from simcore.frameworks.setup import prepare
 from simcore.inputs.document import parse_document
 from simcore.inputs.scenario import Scenario, parse_scenario

@@ -14,8 +14,8 @@ import pytest
 from checkout import ROOT
 from simcore.docgen.glossary import CATEGORIES, COMPONENTS, OUTSIDE, SERVED, filled, glossary
 from simcore.errors import InputError, NotYet
-from simcore.frameworks.hooks import hooks_of
-from simcore.frameworks.setup import IMPLEMENTATIONS, known_frameworks, prepare
+from simcore.frameworks.registry import hooks_of, known_frameworks
+from simcore.frameworks.setup import IMPLEMENTATIONS, prepare
 from simcore.inputs.document import parse_document
 from simcore.inputs.loading import load
 from simcore.inputs.scenario import parse_scenario

@@ -111,9 +111,9 @@ def test_a_first_microbatch_that_differs_costs_one_more_and_not_twice_as_many(
     simulation, written = import_module("simcore.simulate"), []
     lower = simulation.lower
 
-    def noted(plan: Plan, workload: Workload, order: list[Action], flow: HooksFactory) -> Program:
+    def noted(plan: Plan, workload: Workload, order: list[Action], strategy: HooksFactory) -> Program:
         written.append(max(action.microbatch for action in order) + 1)
-        return cast(Program, lower(plan, workload, order, flow))
+        return cast(Program, lower(plan, workload, order, strategy))
 
     monkeypatch.setattr(simulation, "lower", noted)
     precision = {"params": "fp32", "compute": "bf16", "grad_reduce": reduce}

@@ -30,13 +30,13 @@ def fetched(name: str, monkeypatch: pytest.MonkeyPatch) -> list[list[int]]:
     found: list[list[int]] = []
     ahead = Zero3Hooks._fetch_ahead
 
-    def noted(flow: Zero3Hooks) -> None:
-        ahead(flow)
-        flying = list({id(group): group for group in flow.coming.values()}.values())
-        kept = [(len(keys), num_bytes) for keys, _, num_bytes in flow.flat.kept]
-        buffers = [sum(map(flow._whole, group)) for group in flying if len(group) > 1]
-        found.append([sum(flow.elements[key] for key in (*flow.there, *flow.coming)),
-                      len(flow.coming) + sum(count for count, _ in kept),
+    def noted(strategy: Zero3Hooks) -> None:
+        ahead(strategy)
+        flying = list({id(group): group for group in strategy.coming.values()}.values())
+        kept = [(len(keys), num_bytes) for keys, _, num_bytes in strategy.flat.kept]
+        buffers = [sum(map(strategy._whole, group)) for group in flying if len(group) > 1]
+        found.append([sum(strategy.elements[key] for key in (*strategy.there, *strategy.coming)),
+                      len(strategy.coming) + sum(count for count, _ in kept),
                       sum(buffers) + sum(num_bytes for _, num_bytes in kept)])
 
     monkeypatch.setattr(Zero3Hooks, "_fetch_ahead", noted)

@@ -12,7 +12,7 @@ import pytest
 import small
 from checkout import ROOT
 from simcore.frameworks.fsdp1.flat_parameters import flat_units
-from simcore.frameworks.hooks import hooks_of
+from simcore.frameworks.registry import hooks_of
 from simcore.frameworks.setup import prepare
 from simcore.inputs.document import parse_document
 from simcore.inputs.scenario import parse_scenario

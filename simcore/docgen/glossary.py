@@ -19,7 +19,7 @@ from enum import Enum
 from pathlib import Path
 from typing import Final, get_args
 
-from simcore.frameworks.hooks import hooks_of
+from simcore.frameworks.registry import hooks_of
 from simcore.frameworks.setup import prepare
 from simcore.inputs.document import parse_document
 from simcore.inputs.scenario import Mesh as Degrees

@@ -1,8 +1,8 @@
 """The vocabulary of framework tables.
 
 A framework is a table: for each class of tensors a `TensorPolicy` (the first matching rule wins), how tensors are
-grouped into `Unit`s, and how buffers flow. The files of `simcore/frameworks` fill it in from a scenario; nothing else
-in the engine knows a framework by name. Rules cite upstream file and version.
+grouped into `Unit`s, and a `ParallelStrategy`. The folders of `simcore/frameworks` fill it in from a scenario; nothing
+else in the engine knows a framework by name. Rules cite upstream file and version.
 """
 
 from __future__ import annotations
@@ -11,33 +11,21 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from enum import Enum
 from functools import lru_cache
+from typing import TypeVar
 
 from simcore.models.graph import ModelGraph
 from simcore.models.tensor import TensorSpec
 from simcore.pipeline.schedule import Schedule
 from simcore.placement.checkpoint_files import Files
-from simcore.placement.ddp_words import DdpSpec
-from simcore.placement.fsdp1_words import Fsdp1Spec
 from simcore.placement.layout import TensorLayout
 from simcore.placement.libraries import KernelLibraries
-from simcore.placement.zero_words import ZeroSpec
+from simcore.placement.strategy import ParallelStrategy
 
-__all__ = [
-    "Framework",
-    "Fsdp2Spec",
-    "Matches",
-    "MegatronDdpSpec",
-    "MegatronFsdpSpec",
-    "Optimizer",
-    "Padding",
-    "Rule",
-    "TensorPolicies",
-    "TensorPolicy",
-    "Unit",
-    "UpdateTime",
-]
+__all__ = ["Framework", "LayerwiseShards", "Matches", "Optimizer", "Padding", "Rule", "TensorPolicies", "TensorPolicy",
+           "Unit", "UpdateTime"]
 
 
+S = TypeVar("S", bound=ParallelStrategy)
 Matches = Callable[[TensorSpec], bool]
 
 
@@ -127,72 +115,6 @@ class Unit:
 
 
 @dataclass(frozen=True, slots=True)
-class Fsdp2Spec:
-    """Buffers of units that are gathered for use (FSDP2 and what is built on it).
-
-    `prefetch`, `prefetch_backward`: units of explicit look-ahead in forward and in backward, 0 for the framework's
-    implicit one.
-    `sync`: reduce gradients every microbatch, or only in the last one, or at the end, when its backward pass is over.
-    `reshard_after_backward`: parameters are freed after each microbatch's backward, not only after the last.
-    `finish`: what is left of reductions is waited for and freed after `every` microbatch's backward, or the `last`.
-    """
-
-    prefetch: int = 0
-    prefetch_backward: int = 0
-    sync: str = "last"
-    reshard_after_backward: bool = True
-    finish: str = "every"
-
-
-@dataclass(frozen=True, slots=True)
-class MegatronDdpSpec:
-    """Gradient (and parameter) buffers that are whole on every rank and reduced bucket by bucket.
-
-    `axes`: (dense, expert) axes over which gradients are reduced; `scatter`: reduce-scatter (distributed optimizer) or
-    all-reduce; `param_gather`: parameters are gathered after the step, in `gather_dtype` if not as they are stored.
-    `overlap`: buckets are reduced beside backward; `gathers_ahead`: gathered beside the next forward. Sizes in
-    elements.
-    """
-
-    bucket_numel: int
-    axes: tuple[str, str]
-    replicate_axes: tuple[str, str]
-    grad_dtype: str
-    scatter: bool
-    param_gather: bool
-    align_param: int
-    align_bucket: int
-    overlap: bool = True
-    gathers_ahead: bool = True
-    gather_dtype: str = ""
-
-
-@dataclass(frozen=True, slots=True)
-class MegatronFsdpSpec:
-    """Flat buckets that are gathered ahead of their use and reduced into a queue, both counted in elements.
-
-    `ahead`: gathered beyond what is asked for; `waiting`: reduced, and kept whole until more than this many wait.
-    `bucket_numel` closes a bucket of tensors that are in no unit, 0 never does. `axes`: (dense, expert).
-    `frees_at_end`: what is gathered after the step is freed before the next one. `keeps_outside`: buckets of no unit
-    stay whole for good and bring nothing ahead in forward. `reduces_in_place`: a reduced part is a piece of its bucket.
-    `double_buffer`: units that are alike share two buffers. `replicate_axis`: reduced parts are summed over it in the
-    last microbatch. `has_columns`: weights in fp8 lie in two buffers, rows for forward and columns for backward.
-    """
-
-    ahead: int
-    waiting: int
-    bucket_numel: int
-    axes: tuple[str, str]
-    grad_dtype: str
-    frees_at_end: bool = False
-    keeps_outside: bool = False
-    reduces_in_place: bool = False
-    double_buffer: bool = False
-    replicate_axis: str = ""
-    has_columns: bool = False
-
-
-@dataclass(frozen=True, slots=True)
 class Optimizer:
     """`implementation`: foreach, fused, for_loop, te. `grad_copy`: 16-bit gradients are copied to fp32 for the step.
 
@@ -251,7 +173,7 @@ class Framework:
     version: str
     rules: tuple[Rule, ...] = field(compare=False)
     units: tuple[Unit, ...]
-    flow: Fsdp2Spec | MegatronDdpSpec | MegatronFsdpSpec | DdpSpec | ZeroSpec | Fsdp1Spec
+    strategy: ParallelStrategy
     optimizer: Optimizer
     compute_dtype: str
     checkpoint: str
@@ -273,6 +195,11 @@ class Framework:
     padding: Padding = field(default=Padding(), compare=False)
     files: Files = field(default=Files(), compare=False)
     assumptions: tuple[tuple[str, str, str, str], ...] = field(default=(), compare=False)
+
+    def strategy_as(self, kind: type[S]) -> S:
+        """Returns the strategy as the record that a framework's own hooks need."""
+        assert isinstance(self.strategy, kind), f"{self.name}: {kind.__name__} expected, got {self.strategy!r}"
+        return self.strategy
 
     def policy(self, spec: TensorSpec) -> TensorPolicy:
         """That of the first rule that matches."""

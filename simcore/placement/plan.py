@@ -156,7 +156,7 @@ class Plan:
 
     def __hash__(self) -> int:
         """Of a part, for speed: a plan is looked up several times a scenario."""
-        return hash((self.graph, self.mesh, self.rank, self.chunks, self.framework.flow))
+        return hash((self.graph, self.mesh, self.rank, self.chunks, self.framework.strategy))
 
     def of_layer(self, layer: int) -> PlacedKind:
         """The tensors of layer number `layer`."""

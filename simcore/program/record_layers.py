@@ -16,7 +16,7 @@ import numpy as np
 
 from simcore.models.blocks import Embedding, Head, LayerKind
 from simcore.models.graph import ModelGraph
-from simcore.placement.framework import Fsdp2Spec, UpdateTime
+from simcore.placement.framework import UpdateTime
 from simcore.placement.optimizer_step import step_of
 from simcore.placement.plan import Placed, PlacedKind, Plan
 from simcore.program.outline import Tables
@@ -179,14 +179,14 @@ def adds_in_place(plan: Plan, kind: int) -> frozenset[int]:
     have the type that is reduced; FSDP2 moves any other gradient into a copy of that type (torch 2.13 `_fsdp_param.py`,
     to_accumulated_grad_if_needed), and autograd makes a new one.
     """
-    flow = plan.framework.flow
-    if not isinstance(flow, Fsdp2Spec):
+    sync = plan.framework.strategy.unit_sync
+    if not sync:
         return frozenset()
     layer = next(layer for layer in plan.layers if plan.graph.layers[layer].kind == kind)
     reduced = {number: unit.reduce_dtype for unit in plan.framework.units
                for member, numbers in unit.members if member == layer for number in numbers}
     stay = ((number, placed.policy.updated is not UpdateTime.GRADIENT_READY if number not in reduced
-             else flow.sync != "every" and reduced[number] == placed.policy.unreduced_grad.dtype)
+             else sync != "every" and reduced[number] == placed.policy.unreduced_grad.dtype)
             for number, placed in enumerate(plan.kinds[kind]) if placed.trainable)
     return frozenset(number for number, stays in stay if stays)
 

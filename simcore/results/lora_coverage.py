@@ -11,7 +11,6 @@ from collections import Counter
 from collections.abc import Iterable
 
 from simcore.models.graph import ModelGraph
-from simcore.placement.framework import Fsdp2Spec
 from simcore.placement.plan import Plan
 from simcore.program.record_layers import RecordedLayers, keys_of
 
@@ -37,7 +36,7 @@ def modules_without_gradient(recorded: Iterable[tuple[Plan, RecordedLayers]]) ->
     """
     counts: Counter[str] = Counter()
     for plan, recording in recorded:
-        if isinstance(plan.framework.flow, Fsdp2Spec):
+        if plan.framework.strategy.unit_sync:
             for layer, key in keys_of(plan).items():
                 learns = {param.name for param, _, _ in recording.kinds[key].grads}
                 trained = (p.spec.name for p in plan.of_layer(layer) if p.spec.module == "adapter" and p.trainable)

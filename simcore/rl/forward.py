@@ -18,12 +18,11 @@ from typing import Final
 
 import numpy as np
 
-from simcore.frameworks.hooks import hooks_of
+from simcore.frameworks.registry import hooks_of
 from simcore.memory.ledger import running
 from simcore.models.blocks import LayerKind
 from simcore.models.tensor import TensorSpec
 from simcore.pipeline.schedule import actions
-from simcore.placement.framework import Fsdp2Spec
 from simcore.placement.plan import Plan, place
 from simcore.program.lower import lower
 from simcore.program.outline import Phase
@@ -111,7 +110,7 @@ def _above(program: Program, rest: dict[str, int], parts: Simulation) -> dict[st
 
 def _is_whole(parts: Simulation) -> bool:
     """Whether a rank has logits of the whole vocabulary."""
-    return isinstance(parts.framework.flow, Fsdp2Spec)
+    return parts.framework.strategy.rl_worker == "dtensor"
 
 
 def _beside(held: dict[str, int], rest: dict[str, int]) -> dict[str, int]:

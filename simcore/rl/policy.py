@@ -13,7 +13,6 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass
 
-from simcore.placement.framework import Fsdp2Spec
 from simcore.placement.plan import Plan
 from simcore.results.report import RankReport
 from simcore.simulation.assemble import Simulation
@@ -77,7 +76,7 @@ def _states(plan: Plan) -> dict[str, int]:
 
 def _moving(plan: Plan, parts: Simulation, rest: Mapping[str, int], states: Mapping[str, int]) -> dict[str, int]:
     """[Note: what moves]."""
-    if isinstance(plan.framework.flow, Fsdp2Spec):
+    if plan.framework.strategy.rl_worker == "dtensor":
         return {category: size for category, size in {**rest, **states}.items() if category != _WORKSPACE}
     learns = sum(count * placed.rest_bytes for kind, count in plan.kind_counts
                  for placed in plan.kinds[kind] if placed.trainable)

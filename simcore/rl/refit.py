@@ -20,7 +20,6 @@ import re
 from dataclasses import dataclass
 from typing import Final
 
-from simcore.placement.framework import Fsdp2Spec
 from simcore.placement.plan import Placed, PlacedKind, Plan
 from simcore.timing.routes import Routes
 from simcore.units import dtype_bytes
@@ -50,7 +49,7 @@ class Gathered:
 
 def gathered(plan: Plan, routes: Routes) -> Gathered:
     """All parameters of the plan's stage but for adapters, whole."""
-    return (_by_unit if isinstance(plan.framework.flow, Fsdp2Spec) else _exported)(plan, routes)
+    return (_by_unit if plan.framework.strategy.rl_worker == "dtensor" else _exported)(plan, routes)
 
 
 def _by_unit(plan: Plan, routes: Routes) -> Gathered:

@@ -15,7 +15,6 @@ from typing import Any
 from simcore.errors import IllegalLayout, InputError, NotYet, Problem
 from simcore.inputs.generation import Rl
 from simcore.inputs.scenario import Scenario
-from simcore.placement.framework import Fsdp2Spec, MegatronDdpSpec
 from simcore.placement.job import topology_of
 from simcore.results.report import Assumption, Report
 from simcore.rl.forward import passes
@@ -73,11 +72,11 @@ def _parts(scenario: Scenario, trainer: Trainer, passing: Scenario) -> Simulatio
 
 def _check_worker(scenario: Scenario, parts: Simulation) -> None:
     """NotYet but for NeMo RL's two kinds of workers, on one stage; IllegalLayout for what its own refuse."""
-    workload, flow = scenario.workload, parts.framework.flow
-    if not isinstance(flow, Fsdp2Spec | MegatronDdpSpec):
+    workload, worker = scenario.workload, parts.framework.strategy.rl_worker
+    if not worker:
         raise NotYet(Problem(scenario.where("framework"), f"not yet: {workload} under {scenario.framework} (served: "
                              "automodel, fsdp2 and megatron, what NeMo RL trains policies with)"))
-    if scenario.generation is not None and scenario.generation.kv_dtype == "fp8" and isinstance(flow, Fsdp2Spec):
+    if scenario.generation is not None and scenario.generation.kv_dtype == "fp8" and worker == "dtensor":
         at = scenario.where("generation", "kv_dtype")
         raise IllegalLayout(Problem(at, f"kv_dtype: fp8 under {scenario.framework}", "NeMo RL 7ea279ab "
                                     "dtensor_policy_worker_v2.py stream_weights_via_ipc_zmq: FP8 kvcache is not "

@@ -7,8 +7,7 @@ from dataclasses import dataclass, field
 from typing import Literal
 
 from simcore.errors import RankscopeError
-from simcore.frameworks.deepspeed.offload_buffers import beside_tensors
-from simcore.frameworks.hooks import exact_at_rest, mean_at_rest, padding_bytes
+from simcore.frameworks.registry import at_rest_of, framework_adapter
 from simcore.hardware.topology import Topology
 from simcore.inputs.scenario import Scenario
 from simcore.memory.band import Band, band_of, layout_class
@@ -18,10 +17,8 @@ from simcore.memory.reserved import EXPANDABLE, GATHERED, ORDINARY, Reserved, Re
 from simcore.memory.series import memory_series
 from simcore.memory.workspace import Workspace, WorkspaceInputs, spaces
 from simcore.pipeline.schedule import steady_microbatches
-from simcore.placement.ddp_words import DdpSpec
 from simcore.placement.fold import RankClass
-from simcore.placement.framework import Framework, Fsdp2Spec, MegatronDdpSpec
-from simcore.placement.fsdp1_words import Fsdp1Spec
+from simcore.placement.framework import Framework
 from simcore.placement.job import Job
 from simcore.placement.mesh import IntArray
 from simcore.placement.on_host import host_bytes
@@ -85,7 +82,7 @@ class Simulation:
 
         The traces that those frameworks are held against have tensors alone. Megatron's readings include workspaces.
         """
-        if not isinstance(self.framework.flow, Fsdp2Spec):
+        if self.framework.strategy.counts_workspaces:
             return ()
         num_bytes = sum(space.num_bytes for space in self.workspaces[plan.rank])
         source = "; ".join(dict.fromkeys(space.source for space in self.workspaces[plan.rank]))
@@ -107,7 +104,7 @@ class Simulation:
     def shares(self) -> ReservedModel:
         """How much the allocator is seen to keep: more where FSDP's hooks gather on streams of their own."""
         gathers = any(self.job.mesh.axis(unit.shard_axis).size > 1 for unit in self.framework.units)
-        return GATHERED if gathers and isinstance(self.framework.flow, (Fsdp2Spec, Fsdp1Spec)) else self.usual_shares()
+        return GATHERED if gathers and self.framework.strategy.gathers_on_side_streams else self.usual_shares()
 
     def usual_shares(self) -> ReservedModel:
         """How much of that no cache is: blocks that do not fit together."""
@@ -172,8 +169,9 @@ def _rank(parts: Simulation, rank_class: RankClass, plan: Plan, band: Band, *, s
     axes = [mesh.axis(a) for a in ("pp", "dp_replicate", "dp_shard", "cp", "tp", "ep", "expert_dp")]
     program = parts.programs.get(rank_class.representative)
     balanced = None if program is None else balance(program)
-    rest = (exact_at_rest if parts.exact else mean_at_rest)(plan)
-    of_params, of_grads = padding_bytes(plan, rest, exact=parts.exact)
+    at_rest = at_rest_of(parts.framework)
+    rest = (at_rest.exact if parts.exact else at_rest.mean)(plan)
+    of_params, of_grads = at_rest.padding(plan, rest, exact=parts.exact)
     sent = () if program is None else traffic(program, parts.routes, rank_class.members(mesh), _steady(parts),
                                               _repeats(parts))
     held = () if program is None else (*outside(parts.site(), sent), *parts.beside(plan),
@@ -184,7 +182,7 @@ def _rank(parts: Simulation, rank_class: RankClass, plan: Plan, band: Band, *, s
         at_rest={name: AtRest(params_bytes=r.params_bytes, grads_bytes=r.grads_bytes,
                               optimizer_bytes=r.optimizer_bytes, num_params=r.num_params,
                               num_trainable_params=r.num_trainable_params) for name, r in rest.items()},
-        apportioned=(_is_cut_flat(parts.framework) and not parts.exact) or bool(parts.framework.dealt),
+        apportioned=(parts.framework.strategy.is_flat and not parts.exact) or bool(parts.framework.dealt),
         padding_bytes=of_params, grads_padding_bytes=of_grads,
         grads_persist=_grads_persist(parts.framework),
         peak=None if balanced is None else _peak(parts, balanced, plan, held, band),
@@ -197,12 +195,6 @@ def _row_ns(parts: Simulation, rank_class: RankClass) -> IntArray | None:
     if parts.clocked is None:
         return None
     return parts.clocked.row_ns[parts.classes.index(rank_class)]
-
-
-def _is_cut_flat(framework: Framework) -> bool:
-    """Whether what lies inside a rank's part differs from rank to rank."""
-    flow = framework.flow
-    return flow.scatter if isinstance(flow, MegatronDdpSpec) else not isinstance(flow, (Fsdp2Spec, DdpSpec))
 
 
 def _grads_persist(framework: Framework) -> bool:
@@ -231,7 +223,8 @@ def _peak(parts: Simulation, peak: MemoryPeak, plan: Plan, held: Sequence[Outsid
     mine, low, high = (parts.needed(int(allocated * off)) for off in (1, band.low, band.high))
     return Peak(
         allocated_bytes=allocated, reserved_bytes=seen.middle, device_bytes=mine.middle + beside,
-        host_bytes=host_bytes(plan, parts.site().tokens) + beside_tensors(plan, rounded=False).total(),
+        host_bytes=host_bytes(plan, parts.site().tokens) + framework_adapter(parts.framework.name).host_buffers(plan,
+                                                                                                                rounded=False).total(),
         phase=peak.phase,
         first_step_bytes=first_step(peak, made_after_backward(plan)), event=peak.event, layer=peak.layer,
         microbatch=_microbatch(parts, peak.microbatch),
@@ -258,10 +251,10 @@ def _of_memory(parts: Simulation, band: Band, held: Sequence[tuple[OutsideMemory
     """Where parts of allocated, reserved and device come from, the largest of all ranks. None without a peak."""
     if not any(held):
         return ()
-    flat = not isinstance(parts.framework.flow, Fsdp2Spec)
+    counted = parts.framework.strategy.counts_workspaces
     away = {space: max(plan.elsewhere().get(space, 0) for plan in parts.plans)
             for plan in parts.plans for space in plan.elsewhere() if space != "managed"}
-    kept = {space.name: space for spaces in parts.workspaces.values() for space in spaces if flat}
+    kept = {space.name: space for spaces in parts.workspaces.values() for space in spaces if counted}
     beside = {one.category: one for ones in held for one in sorted(ones, key=lambda one: one.num_bytes)}
     return (*(Assumption(what=f"outside the device, {space}", value=f"{format_bytes(size)} on the rank with the most",
                          kind="derived", source="training.offload") for space, size in away.items()),

@@ -19,12 +19,12 @@ from typing import Final, Literal
 
 import numpy as np
 
-from simcore.frameworks.deepspeed.offload_buffers import beside_tensors
+from simcore.frameworks.registry import framework_adapter
 from simcore.models.graph import ModelGraph
 from simcore.models.tensor import TensorSpec
 from simcore.placement.checkpoint_files import Files, Transfer
 from simcore.placement.fold import RankClass
-from simcore.placement.framework import Framework, MegatronDdpSpec, TensorPolicy
+from simcore.placement.framework import Framework, TensorPolicy
 from simcore.placement.mesh import IntArray, Mesh
 from simcore.placement.on_host import waiting_bytes
 from simcore.placement.plan import Placed, Plan
@@ -132,7 +132,7 @@ def _of_rank(plan: Plan, phase: _Phase, transfer: Transfer | None, tokens: int) 
         for what, space, num_bytes in placed.elsewhere:
             if what in there:
                 held[what] += count * _rests(num_bytes, space)
-    for what, num_bytes in beside_tensors(plan, rounded=True).items():
+    for what, num_bytes in framework_adapter(plan.framework.name).host_buffers(plan, rounded=True).items():
         if what in there or phase == "first_step":
             held[what] += num_bytes
     if transfer is not None:
@@ -153,8 +153,7 @@ def _copied(plan: Plan, transfer: Transfer) -> int:
     for placed, count in _placed(plan):
         if placed.spec.is_owned and _is_moved(placed.spec, transfer):
             own = _stored_bytes(placed.policy, placed.local)
-            sharers, flow = _sharers(plan, placed, transfer), plan.framework.flow
-            whole = isinstance(flow, MegatronDdpSpec) and not flow.scatter
+            sharers, whole = _sharers(plan, placed, transfer), plan.framework.strategy.holds_whole_states
             total += count * (transfer.params * own / sharers
                               + transfer.states * placed.state_bytes / (sharers if whole else 1))
     return math.ceil(total)

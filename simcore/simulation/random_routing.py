@@ -13,7 +13,7 @@ from typing import Final
 import numpy as np
 
 from simcore.errors import InputError, NotYet, Problem
-from simcore.frameworks.hooks import hooks_of
+from simcore.frameworks.registry import hooks_of
 from simcore.inputs.training import Draws
 from simcore.models.blocks import Moe
 from simcore.pipeline.schedule import actions, lowered_microbatches

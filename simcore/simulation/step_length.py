@@ -10,7 +10,6 @@ from typing import Final
 
 from simcore.errors import InputError, Problem
 from simcore.inputs.bounds import ROWS
-from simcore.placement.framework import Fsdp2Spec
 from simcore.placement.plan import Plan
 from simcore.program.record_layers import keys_of, record_layers
 from simcore.results.report import Assumption, Report
@@ -44,9 +43,8 @@ def _of_plan(parts: Simulation, plan: Plan) -> int:
 
 
 def _looked_at(plan: Plan) -> int:
-    flow, num_layers = plan.framework.flow, len(plan.layers)
-    deepest = max(flow.prefetch, flow.prefetch_backward) if isinstance(flow, Fsdp2Spec) else 0
-    return 2 * num_layers * min(deepest, num_layers) // _GLANCES
+    num_layers = len(plan.layers)
+    return 2 * num_layers * min(plan.framework.strategy.prefetch_depth, num_layers) // _GLANCES
 
 
 def check_rows(parts: Simulation) -> None:

@@ -15,7 +15,7 @@ from simcore.calibration.kernels import KERNELS, collected, fp8_kept, kernel_val
 from simcore.calibration.mamba import conv_work, scan_work
 from simcore.calibration.reading import NotMeasured, Reading
 from simcore.calibration.sizes import sizes_of
-from simcore.frameworks.hooks import hooks_of
+from simcore.frameworks.registry import hooks_of
 from simcore.frameworks.setup import prepare
 from simcore.hardware.topology import load_topology
 from simcore.inputs.document import parse_document

@@ -13,7 +13,7 @@ import pytest
 
 from replay import Allocator, fragmentation
 from simcore.errors import RankscopeError
-from simcore.frameworks.hooks import hooks_of
+from simcore.frameworks.registry import hooks_of
 from simcore.frameworks.setup import prepare
 from simcore.inputs.scenario import Scenario
 from simcore.memory.ledger import running

@@ -10,7 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 import small
-from simcore.frameworks.hooks import hooks_of
+from simcore.frameworks.registry import hooks_of
 from simcore.frameworks.setup import prepare
 from simcore.pipeline.schedule import actions
 from simcore.placement.plan import Plan, place

@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 import small
-from simcore.frameworks.hooks import hooks_of
+from simcore.frameworks.registry import hooks_of
 from simcore.frameworks.setup import prepare
 from simcore.pipeline.schedule import actions
 from simcore.placement.plan import place

@@ -9,7 +9,8 @@ import numpy as np
 import pytest
 
 import small
-from simcore.frameworks.fsdp2 import table as fsdp2
+from simcore.frameworks import setup
+from simcore.frameworks.registry import framework_adapter
 from simcore.placement.checkpoint_files import Files, Transfer
 from simcore.placement.fold import RankClass
 from simcore.placement.framework import Framework, Rule
@@ -141,10 +142,10 @@ def moved(layout: TensorLayout, space: str) -> TensorLayout:
 
 @pytest.mark.parametrize("space", ["host", "host_pinned"])
 def test_spaces_on_the_host_are_summed(monkeypatch: pytest.MonkeyPatch, space: str) -> None:
-    table = fsdp2.table
+    adapter = framework_adapter("fsdp2")
 
     def offloaded(job: Job) -> Framework:
-        framework = table(job)
+        framework = adapter.table(job)
         rules = tuple(Rule(rule.matches, dataclasses.replace(
             rule.policy, at_rest=moved(rule.policy.at_rest, space), grad=moved(rule.policy.grad, space),
             optimizer_states=tuple((name, moved(layout, space)) for name,
@@ -152,7 +153,7 @@ def test_spaces_on_the_host_are_summed(monkeypatch: pytest.MonkeyPatch, space: s
         return dataclasses.replace(framework, rules=rules, files=Files())
 
     plain = place(small.scenario("fsdp2", {"dp_shard": 4}, model=DENSE)).ranks[0].at_rest.values()
-    monkeypatch.setattr(fsdp2, "table", offloaded)
+    monkeypatch.setattr(setup, "asked_adapter", lambda scenario: dataclasses.replace(adapter, table=offloaded))
     report = run("fsdp2", {"dp_shard": 4}, model=DENSE)
     assert report.host is not None
     load, step, save = report.host.phases

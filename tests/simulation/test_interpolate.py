@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 
 import small
-from simcore.frameworks.hooks import hooks_of
+from simcore.frameworks.registry import hooks_of
 from simcore.frameworks.setup import prepare
 from simcore.pipeline.schedule import Action, actions
 from simcore.placement.plan import Plan, place

@@ -20,7 +20,6 @@ from functools import lru_cache
 from typing import Any
 
 from simcore.frameworks.automodel.checks import QUANTISED, check
-from simcore.frameworks.automodel.lora import adapters
 from simcore.frameworks.automodel.units import is_sharded, units
 from simcore.frameworks.common import transformers as _transformers
 from simcore.frameworks.common.checkpoint_files import automodel_files
@@ -28,16 +27,17 @@ from simcore.frameworks.common.kernels import SDPA_BACKENDS, torch_libraries
 from simcore.frameworks.common.liger import LIGER, LIGER_FAMILIES, LIGER_OPTION, liger_kernels
 from simcore.frameworks.common.qlora import STORAGE_OPTION, STORAGES, is_packed, packed_of
 from simcore.frameworks.common.torch import States, all_or_no_checkpoint, states_of, torch_optimizer
+from simcore.frameworks.fsdp2.strategy import Fsdp2Strategy
 from simcore.operators.automodel.implementation import RELEASE_0_7_0, SNAPSHOT_2026_06_08
 from simcore.pipeline.schedule import Schedule
-from simcore.placement.framework import Framework, Fsdp2Spec, Padding, Rule, TensorPolicy
+from simcore.placement.framework import Framework, Padding, Rule, TensorPolicy
 from simcore.placement.job import Job
 from simcore.placement.layout import Partial, Placements, Shard, TensorLayout
 from simcore.placement.libraries import KernelLibraries
 from simcore.placement.stages import contiguous, remainder_first, stage_layers
 from simcore.recording.packed_weights import PackedWeights
 
-__all__ = ["DEFAULT_IMPLEMENTATION", "IMPLEMENTATIONS", "PACKS", "VERSIONS", "adapters", "table"]
+__all__ = ["OPTIONS", "VERSIONS", "implementation_of", "table"]
 
 VERSIONS = ("0.7.0", "main 2026-06-08", "0.4.0", "0.3.0")
 _LAYERS = {"0.7.0": RELEASE_0_7_0, "main 2026-06-08": SNAPSHOT_2026_06_08, "0.4.0": SNAPSHOT_2026_06_08,
@@ -48,10 +48,6 @@ e42584e30, 2026-05-22)."""
 _ONE_TYPE = ("main 2026-06-08", *_BESIDE)
 """Those that keep all parameters of a layer in one (`_fp32_params` came with 4bdfc405c, 2026-06-23); what lay in it has
 its name here all the same."""
-DEFAULT_IMPLEMENTATION = "automodel"
-IMPLEMENTATIONS = ("automodel", "hf")
-PACKS = True
-"""Serves frozen weights in 4 bits, of transformers' layers."""
 BOTH = ("llama", "mixtral", "qwen2", "qwen3", "qwen3_moe")
 """Families of which transformers' layers are served too (`force_hf: true`)."""
 OPTIONS = {
@@ -73,7 +69,7 @@ OPTIONS = {
 
 def implementation_of(family: str, method: str) -> str:
     """What Automodel runs of itself: own code wherever its registry has some, but for what bitsandbytes packs."""
-    return "hf" if family == "mixtral" or method == "qlora" else DEFAULT_IMPLEMENTATION
+    return "hf" if family == "mixtral" or method == "qlora" else "automodel"
 
 
 def table(job: Job) -> Framework:
@@ -93,7 +89,7 @@ def table(job: Job) -> Framework:
         name="automodel", version=version,
         rules=_rules(job, stored, _packed(job, options), holds_fp32=version not in _ONE_TYPE),
         units=units(job, stages, options, reduce, holds_fp32=version not in _ONE_TYPE),
-        flow=_flow(job, options),
+        strategy=_strategy(job, options),
         optimizer=torch_optimizer(job, "recipes: torch.optim.Adam, foreach by default on CUDA",
                                   plain=not is_sharded(job)),
         compute_dtype=job.compute,
@@ -197,11 +193,11 @@ def _assumptions(job: Job, options: dict[str, object]) -> tuple[tuple[str, str, 
              f"{job.mesh.tp}) requested but NemotronHForCausalLM has no TP plan'; only lm_head would be split"),)
 
 
-def _flow(job: Job, options: dict[str, object]) -> Fsdp2Spec:
+def _strategy(job: Job, options: dict[str, object]) -> Fsdp2Strategy:
     """Under pipeline stages torch keeps parameters gathered until the last backward (`pipelining/stage.py`, 2.13)."""
     defer = job.flag(options, "defer_fsdp_grad_sync", "0.7.0 config.py:340", default=True)
     kept = bool(options.get("enable_fsdp_optimizations", False)) or job.mesh.pp > 1
-    return Fsdp2Spec(*_ahead(job, options), "last" if defer else "every", reshard_after_backward=not kept)
+    return Fsdp2Strategy(*_ahead(job, options), "last" if defer else "every", reshard_after_backward=not kept)
 
 
 def _ahead(job: Job, options: dict[str, object]) -> tuple[int, int]:

@@ -2,7 +2,7 @@
 
 Parameters, gradients and states are whole on every rank, in the dtype of the products (`model.to(dtype)`): nothing is
 cast. The mesh is `dp_replicate` alone. Rules: `torch/nn/parallel/distributed.py`, see [Note: the reducer] in
-`simcore/placement/ddp_words.py`. Buffers that are broadcast before forward (`broadcast_buffers`) are in no traffic:
+`simcore/frameworks/ddp/strategy.py`. Buffers that are broadcast before forward (`broadcast_buffers`) are in no traffic:
 rotary frequencies.
 """
 
@@ -17,7 +17,6 @@ from simcore.frameworks.common.autocast import AUTOCAST_OPTIONS, Mixed, mixed_of
 from simcore.frameworks.common.checkpoint_files import plain_files
 from simcore.frameworks.common.kernels import FUSED, SDPA_BACKENDS, torch_libraries
 from simcore.frameworks.common.liger import LIGER_OPTION, loss_with
-from simcore.frameworks.common.lora import name_adapters
 from simcore.frameworks.common.qlora import (
     OUTLIERS,
     STORAGE_OPTION,
@@ -35,22 +34,18 @@ from simcore.frameworks.common.torch import (
     states_of,
     torch_optimizer,
 )
+from simcore.frameworks.ddp.strategy import DdpStrategy
 from simcore.frameworks.ddp.unsloth import FAST_OPTION, FAST_RELEASES, adapter_dtype, fast_layers
 from simcore.models.blocks import Attention
 from simcore.operators.hf.int8 import NO_THRESHOLD
-from simcore.placement.ddp_words import DdpSpec
 from simcore.placement.framework import Framework, Rule, TensorPolicy, UpdateTime
 from simcore.placement.job import Job
 from simcore.placement.layout import Partial, Placements, TensorLayout
 from simcore.recording.packed_weights import PackedWeights
 
-__all__ = ["DEFAULT_IMPLEMENTATION", "IMPLEMENTATIONS", "PACKS", "VERSIONS", "adapters", "table"]
+__all__ = ["OPTIONS", "VERSIONS", "table"]
 
 VERSIONS = ("torch 2.13",)
-DEFAULT_IMPLEMENTATION = "hf"
-IMPLEMENTATIONS = ("hf",)
-PACKS = True
-"""Serves frozen weights in 4 bits."""
 RULE: Final = "torch 2.13 torch/nn/parallel/distributed.py"
 MIB: Final = 2**20
 OPTIONS: Final[dict[str, tuple[Any, ...]]] = {
@@ -73,8 +68,6 @@ OPTIONS: Final[dict[str, tuple[Any, ...]]] = {
 }
 LOSSES: Final = ("auto", "hf", "hf_keep_logits", "cut", "liger", "chunked")
 
-adapters = name_adapters
-
 
 def table(job: Job) -> Framework:
     """DDP applied to a job."""
@@ -88,7 +81,7 @@ def table(job: Job) -> Framework:
                      packed_of(job, options),
                      UpdateTime.GRADIENT_READY if options.get("optimizer_in_bwd") else UpdateTime.OPTIMIZER_STEP),
         units=(),
-        flow=_reducer(job, options),
+        strategy=_reducer(job, options),
         optimizer=torch_optimizer(job, "torch 2.13 optim/adam.py: foreach by default on CUDA", "foreach", plain=True),
         compute_dtype=job.compute,
         checkpoint=all_or_no_checkpoint(job),
@@ -142,14 +135,14 @@ def _mixed(job: Job, options: dict[str, Any]) -> Mixed:
     return mixed
 
 
-def _reducer(job: Job, options: dict[str, Any]) -> DdpSpec:
+def _reducer(job: Job, options: dict[str, Any]) -> DdpStrategy:
     if job.mesh.dp_replicate == 1:
-        return DdpSpec()
+        return DdpStrategy()
     view = job.flag(options, "gradient_as_bucket_view", f"{RULE}: gradient_as_bucket_view=False", default=False)
     given = options.get("bucket_cap_mb")
     cap = job.auto("framework_options.bucket_cap_mb", "auto" if given is None else str(given), "25",
                    f"{RULE}: _set_bucket_cap_mb, 25 MiB; the first bucket 1 MiB if none is given")
-    return DdpSpec("dp_replicate", MIB if given is None else int(cap) * MIB, int(cap) * MIB, view)
+    return DdpStrategy("dp_replicate", MIB if given is None else int(cap) * MIB, int(cap) * MIB, view)
 
 
 def _compiled(options: dict[str, Any]) -> tuple[tuple[str, str], ...]:

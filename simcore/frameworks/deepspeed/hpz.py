@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
+from simcore.frameworks.deepspeed.strategy import ZeroStrategy
 from simcore.placement.plan import Plan
-from simcore.placement.zero_words import ZeroSpec
 from simcore.program.builder import Builder
 from simcore.program.outline import Tables
 
@@ -16,9 +16,9 @@ Key = tuple[int, int]
 class HpzShards:
     """Which parameters have one, and its rows; of nothing where hpZ is not asked for."""
 
-    def __init__(self, plan: Plan, tables: Tables, out: Builder, flow: ZeroSpec) -> None:
-        self.out, self.parts = out, flow.secondary
-        axis = f"{flow.axis}/{flow.secondary}"
+    def __init__(self, plan: Plan, tables: Tables, out: Builder, strategy: ZeroStrategy) -> None:
+        self.out, self.parts = out, strategy.secondary
+        axis = f"{strategy.axis}/{strategy.secondary}"
         self.comm = tables.comm("all_gather", axis, plan.framework.compute_dtype) if self.parts else -1
         self.slot = tables.slot("secondary_part", "post_forward_shard")
         self.kept: dict[Key, int] = {}

@@ -18,8 +18,8 @@ from collections.abc import Iterable, Iterator, Set
 
 from simcore.frameworks.common.module_order import Calls, backward_calls, forward_calls, released_after, replayed
 from simcore.frameworks.deepspeed.hpz import Key
+from simcore.frameworks.deepspeed.strategy import PERSISTENT
 from simcore.placement.plan import Placed, Plan
-from simcore.placement.zero_words import PERSISTENT
 
 __all__ = ["LivePackedWeights", "bytes_by_dtype", "recorded", "seen_by_nodes"]
 

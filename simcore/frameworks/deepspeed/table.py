@@ -23,16 +23,15 @@ from simcore.frameworks.common.torch import (
     refuse_virtual_stages,
     torch_optimizer,
 )
+from simcore.frameworks.deepspeed.strategy import PERSISTENT, ZeroStrategy
 from simcore.placement.framework import Framework, Optimizer, Rule, TensorPolicy, UpdateTime
 from simcore.placement.job import Job, topology_of
 from simcore.placement.layout import Flat, Partial, Placements, TensorLayout
-from simcore.placement.zero_words import PERSISTENT, ZeroSpec
 from simcore.recording.packed_weights import PackedWeights
 
-__all__ = ["IMPLEMENTATIONS", "VERSIONS", "zero_table"]
+__all__ = ["VERSIONS", "options_of_stage", "zero_table"]
 
 VERSIONS = ("deepspeed 0.19.6",)
-IMPLEMENTATIONS = ("hf",)
 CONFIG: Final = "deepspeed 0.19.6 runtime/zero/config.py"
 OFFLOAD: Final = "deepspeed 0.19.6 runtime/zero/offload_config.py"
 FILLED: Final = "transformers 5.23 integrations/deepspeed.py trainer_config_finalize"
@@ -80,31 +79,36 @@ _OVERLAPPED: Final = ("time of overlap_comm", "reductions run beside the product
                       "it decides on buffers; without it DeepSpeed waits for each reduction")
 
 
+def options_of_stage(stage: int) -> dict[str, tuple[Any, ...]]:
+    """Framework options of a stage."""
+    return _OF_ALL | (_OF_3 if stage == 3 else {})
+
+
 def zero_table(job: Job, stage: int) -> Framework:
     """ZeRO applied to a job."""
-    options = job.options(_OF_ALL | (_OF_3 if stage == 3 else {}))
+    options = job.options(options_of_stage(stage))
     _check(job)
     _check_shards(job, stage)
     threshold = _size(job, options, "stage3_param_persistence_threshold", 100_000) if stage == 3 else 0
-    flow = _flow(job, options, stage)
+    strategy = _strategy(job, options, stage)
     return Framework(
         name=f"zero{stage}", version=VERSIONS[0],
-        rules=_rules(stage, job.compute, threshold, _states(job), _spaces(flow), _packed(job, options),
-                     apart=flow.is_apart),
+        rules=_rules(stage, job.compute, threshold, _states(job), _spaces(strategy), _packed(job, options),
+                     apart=strategy.is_apart),
         units=(),
-        flow=flow,
-        optimizer=_optimizer(job, flow),
+        strategy=strategy,
+        optimizer=_optimizer(job, strategy),
         compute_dtype=job.compute,
         checkpoint=all_or_no_checkpoint(job),
         loss=job.auto("training.loss", job.scenario.training.loss, *loss_with(options, _transformers.DEFAULTS.loss)),
         sequence_parallel=False,
         stages=(tuple(range(len(job.graph.layers))),),
         options=(*_transformers.options_of(job, options), *_transformers.replayed(job)),
-        communicators=_communicators(job, flow),
+        communicators=_communicators(job, strategy),
         files=plain_files(job),
         libraries=torch_libraries(job, options),
-        assumptions=(_OVERLAPPED, *(_fetched_by_layer() if stage == 3 else ()), *_of_host(flow),
-                     *((_ALIKE,) if flow.differs else ())),
+        assumptions=(_OVERLAPPED, *(_fetched_by_layer() if stage == 3 else ()), *_of_host(strategy),
+                     *((_ALIKE,) if strategy.step_varies_by_rank else ())),
     )
 
 
@@ -137,7 +141,7 @@ def _packed(job: Job, options: dict[str, Any]) -> PackedWeights | None:
     return packed
 
 
-def _flow(job: Job, options: dict[str, Any], stage: int) -> ZeroSpec:
+def _strategy(job: Job, options: dict[str, Any], stage: int) -> ZeroStrategy:
     overlapped = job.flag(options, "overlap_comm", f"{CONFIG} overlap_comm_valid: with stage 3", default=stage == 3)
     bucket = _size(job, options, "reduce_bucket_size", 500_000_000)
     states, params = _offloaded(job, options, stage)
@@ -149,8 +153,8 @@ def _flow(job: Job, options: dict[str, Any], stage: int) -> ZeroSpec:
     if stage < 3:
         apart = apart and not states
         turns = job.flag(options, "round_robin_gradients", f"{CONFIG} round_robin_gradients", default=False)
-        return ZeroSpec(stage, AXIS, bucket, 1 + overlapped, 0, 0, 0, 0, *away, round_robin=turns, is_apart=apart)
-    return ZeroSpec(stage, AXIS, bucket, 1, _size(job, options, "stage3_prefetch_bucket_size", 50_000_000),
+        return ZeroStrategy(stage, AXIS, bucket, 1 + overlapped, 0, 0, 0, 0, *away, round_robin=turns, is_apart=apart)
+    return ZeroStrategy(stage, AXIS, bucket, 1, _size(job, options, "stage3_prefetch_bucket_size", 50_000_000),
                 _size(job, options, "stage3_max_live_parameters", 1_000_000_000),
                 _size(job, options, "stage3_max_reuse_distance", 1_000_000_000),
                 _size(job, options, "sub_group_size", 1_000_000_000), *away,
@@ -172,9 +176,9 @@ def _check_shards(job: Job, stage: int) -> None:
                           "another length than the parts, the next ones have none; served: zero_hpz_partition_size)")
 
 
-def _communicators(job: Job, flow: ZeroSpec) -> tuple[str, ...]:
+def _communicators(job: Job, strategy: ZeroStrategy) -> tuple[str, ...]:
     """All ranks, and the fewer that second parts of parameters are cut over."""
-    names = (AXIS, *((f"{AXIS}/{flow.secondary}",) if flow.secondary else ()))
+    names = (AXIS, *((f"{AXIS}/{strategy.secondary}",) if strategy.secondary else ()))
     return tuple(name for name in names if job.mesh.axis(name).size > 1)
 
 
@@ -254,9 +258,9 @@ def _check_block(job: Job, options: dict[str, Any], key: str, *, is_on: bool) ->
             raise InputError(Problem(where, f"{key}.{name}: expected {wanted}, got {value!r}"))
 
 
-def _optimizer(job: Job, flow: ZeroSpec) -> Optimizer:
+def _optimizer(job: Job, strategy: ZeroStrategy) -> Optimizer:
     """On the host it is DeepSpeedCPUAdam, whatever was asked for (`zero_force_ds_cpu_optimizer`)."""
-    if not flow.states_on_host:
+    if not strategy.states_on_host:
         return torch_optimizer(job, "transformers 5.23 training_args.py: adamw_torch_fused from torch 2.8 on",
                                "fused", plain=True)
     name, kind = job.scenario.training.optimizer.name, job.scenario.training.optimizer.implementation
@@ -270,10 +274,10 @@ def _optimizer(job: Job, flow: ZeroSpec) -> Optimizer:
     return Optimizer(name, "fused")
 
 
-def _of_host(flow: ZeroSpec) -> tuple[tuple[str, str, str, str], ...]:
-    if not (flow.states_on_host or flow.params_on_host):
+def _of_host(strategy: ZeroStrategy) -> tuple[tuple[str, str, str, str], ...]:
+    if not (strategy.states_on_host or strategy.params_on_host):
         return ()
-    drives = "; drives are read, then the CPU updates, then they are written" * (flow.swap_buffers > 0)
+    drives = "; drives are read, then the CPU updates, then they are written" * (strategy.swap_buffers > 0)
     return (("time of offload", "copies at the pace of pinned memory, of gradients in line with kernels; the CPU's "
              f"step at 0.7 of its memory bandwidth{drives}", "assumed", "deepspeed 0.19.6 ops/adam/cpu_adam.py: a "
              "fused step; no time is published"),)
@@ -303,9 +307,9 @@ def _fetched_by_layer() -> tuple[tuple[str, str, str, str], ...]:
              "assumed", "up to a layer too much in forward; the recorded order, so not the first step"),)
 
 
-def _spaces(flow: ZeroSpec) -> tuple[str, str]:
-    away = "nvme" if flow.swap_buffers else "host"
-    return (away if flow.states_on_host else "device"), ("host" if flow.params_on_host else "device")
+def _spaces(strategy: ZeroStrategy) -> tuple[str, str]:
+    away = "nvme" if strategy.swap_buffers else "host"
+    return (away if strategy.states_on_host else "device"), ("host" if strategy.params_on_host else "device")
 
 
 @lru_cache(maxsize=64)

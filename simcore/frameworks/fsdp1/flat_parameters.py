@@ -1,17 +1,18 @@
-"""How long the flat parameters of FSDP1's units are: [Note: FSDP1] in `simcore.placement.fsdp1_words`."""
+"""How long the flat parameters of FSDP1's units are: [Note: FSDP1] in `simcore.frameworks.fsdp1.strategy`."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 
+from simcore.frameworks.fsdp1.strategy import Fsdp1Strategy
 from simcore.placement.framework import TensorPolicy, Unit, UpdateTime
-from simcore.placement.fsdp1_words import Fsdp1Spec
 from simcore.placement.layout import TensorLayout
 from simcore.placement.plan import AtRestBytes, Placed, Plan
 from simcore.units import dtype_bytes
 
-__all__ = ["FlatUnit", "exact_in_units", "flat_policy", "flat_units", "mean_in_units", "unit_padding", "unit_storage"]
+__all__ = ["FlatUnit", "exact_in_units", "flat_policy", "flat_units", "mean_in_units", "unit_padding",
+           "unit_padding_bytes"]
 
 ALIGN = 16
 """Bytes at whose multiples parameters begin (`_get_aligned_numel`)."""
@@ -42,15 +43,13 @@ def flat_policy(plan: Plan) -> TensorPolicy:
 
 def parts_of(plan: Plan) -> int:
     """How many ranks share a flat parameter."""
-    flow = plan.framework.flow
-    assert isinstance(flow, Fsdp1Spec)
-    return 1 if flow.strategy == "NO_SHARD" else plan.mesh.axis(flow.axis).size
+    strategy = plan.framework.strategy_as(Fsdp1Strategy)
+    return 1 if strategy.sharding_strategy == "NO_SHARD" else plan.mesh.axis(strategy.axis).size
 
 
 def _flat_unit(plan: Plan, unit: Unit) -> FlatUnit:
-    flow, parts = plan.framework.flow, parts_of(plan)
-    assert isinstance(flow, Fsdp1Spec)
-    align = ALIGN // dtype_bytes(plan.framework.compute_dtype) if flow.aligned else 1
+    strategy, parts = plan.framework.strategy_as(Fsdp1Strategy), parts_of(plan)
+    align = ALIGN // dtype_bytes(plan.framework.compute_dtype) if strategy.aligned else 1
     end, places, trains = 0, [], False
     for layer, number, placed in _members(plan, unit):
         start = -(-end // align) * align
@@ -58,7 +57,7 @@ def _flat_unit(plan: Plan, unit: Unit) -> FlatUnit:
         end = start + placed.used
         trains = trains or placed.trainable
     shard = -(-end // parts)
-    return FlatUnit(shard * parts if flow.aligned else end, shard, trains, tuple(places))
+    return FlatUnit(shard * parts if strategy.aligned else end, shard, trains, tuple(places))
 
 
 def _members(plan: Plan, unit: Unit) -> Iterator[tuple[int, int, Placed]]:
@@ -81,15 +80,17 @@ def unit_padding(plan: Plan) -> int:
     return sum(unit.shard for unit in flat_units(plan)) - held
 
 
-def unit_storage(plan: Plan) -> tuple[int, int]:
-    """Bytes on the device of (a rank's parts of parameters, of their gradients), alignment included.
+def unit_padding_bytes(plan: Plan, components: Mapping[str, AtRestBytes], *, exact: bool) -> tuple[int, int]:
+    """Bytes on the device that a rank's parts of (parameters, gradients) have beyond `components`.
 
     The gradient of a flat parameter is whole: with `use_orig_params` those of the parameters are views of it, and it is
     there on ranks too whose part holds none of them (torch 2.13 `_flat_param.py`, prepare_gradient_for_optim).
     """
     policy, units = flat_policy(plan), flat_units(plan)
-    return (sum(u.shard for u in units) * dtype_bytes(policy.at_rest.dtype) * (policy.at_rest.space == "device"),
-            sum(u.shard for u in units if u.trains) * dtype_bytes(policy.grad.dtype) * (policy.grad.space == "device"))
+    params = sum(u.shard for u in units) * dtype_bytes(policy.at_rest.dtype) * (policy.at_rest.space == "device")
+    grads = sum(u.shard for u in units if u.trains) * dtype_bytes(policy.grad.dtype) * (policy.grad.space == "device")
+    return (params - sum(c.params_bytes for c in components.values()),
+            grads - sum(c.grads_bytes for c in components.values()))
 
 
 def mean_in_units(plan: Plan) -> dict[str, AtRestBytes]:
@@ -108,9 +109,8 @@ def exact_in_units(plan: Plan) -> dict[str, AtRestBytes]:
 
     The gradient of a unit is whole: where some of it is trained, all of it has one.
     """
-    flow, totals = plan.framework.flow, dict[str, AtRestBytes]()
-    assert isinstance(flow, Fsdp1Spec)
-    at = plan.mesh.axis(flow.axis).coordinate(plan.rank) if parts_of(plan) > 1 else 0
+    strategy, totals = plan.framework.strategy_as(Fsdp1Strategy), dict[str, AtRestBytes]()
+    at = plan.mesh.axis(strategy.axis).coordinate(plan.rank) if parts_of(plan) > 1 else 0
     for unit in flat_units(plan):
         low, high = at * unit.shard, (at + 1) * unit.shard
         for layer, number, start in unit.places:

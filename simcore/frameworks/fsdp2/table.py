@@ -18,7 +18,6 @@ from simcore.frameworks.common import transformers as _transformers
 from simcore.frameworks.common.checkpoint_files import fsdp2_files
 from simcore.frameworks.common.kernels import torch_libraries
 from simcore.frameworks.common.liger import loss_with
-from simcore.frameworks.common.lora import name_adapters
 from simcore.frameworks.common.pipeline import check_schedule, pipeline_schedule
 from simcore.frameworks.common.qlora import STORAGE_OPTION, is_packed, packed_of
 from simcore.frameworks.common.torch import (
@@ -35,33 +34,23 @@ from simcore.frameworks.common.torch import (
 from simcore.frameworks.fsdp2 import hub as _hub
 from simcore.frameworks.fsdp2 import kempnerforge as _kempnerforge
 from simcore.frameworks.fsdp2 import torchtitan as _torchtitan
+from simcore.frameworks.fsdp2.strategy import Fsdp2Strategy
 from simcore.frameworks.fsdp2.units import Wrapping, units
 from simcore.models.blocks import Moe
 from simcore.models.graph import ModelGraph
 from simcore.models.tensor import TensorSpec
-from simcore.placement.framework import Framework, Fsdp2Spec, Matches, Optimizer, Rule, TensorPolicy, Unit, UpdateTime
+from simcore.placement.framework import Framework, Matches, Optimizer, Rule, TensorPolicy, Unit, UpdateTime
 from simcore.placement.job import Job
 from simcore.placement.layout import Partial, Placements, Shard, TensorLayout
 from simcore.recording.packed_weights import PackedWeights
 
-__all__ = ["CASTS_PARAMETERS", "DEFAULT_IMPLEMENTATION", "IMPLEMENTATIONS", "PACKS", "VERSIONS",
-           "adapters", "table"]
+__all__ = ["CODES", "VERSIONS", "in_fp8", "table"]
 
 VERSIONS = ("torch 2.13",)
-DEFAULT_IMPLEMENTATION = "hf"
 CODES: dict[str, ModuleType] = {"hf": _transformers, "hub": _hub, "torchtitan": _torchtitan,
                                 "kempnerforge": _kempnerforge, "llmfoundry": _llmfoundry}
 """What the trainer of each implementation sets, refuses and cuts."""
-IMPLEMENTATIONS = tuple(CODES)
-FREEZES = ("hf",)
-"""Layers with parameters that are frozen one by one: a unit may have both (torch 2.13 `_fsdp_param_group.py`)."""
-PACKS = True
-"""Serves frozen weights in 4 bits, of transformers' layers."""
-CASTS_PARAMETERS = True
-"""They rest as asked, and are gathered in the compute dtype (torch 2.13 `_fsdp_api.py`, MixedPrecisionPolicy)."""
 RULE = "torch 2.13 torch/distributed/fsdp/_fully_shard/_fsdp_init.py"
-
-adapters = name_adapters
 
 
 def in_fp8(job: Job) -> ModelGraph:
@@ -96,7 +85,7 @@ def table(job: Job) -> Framework:
         name="fsdp2", version=VERSIONS[0],
         rules=_rules(job, stored, packed, fully=fully, in_backward=options.get("optimizer_in_bwd", False)),
         units=made,
-        flow=_flow(job, options, given),
+        strategy=_strategy(job, options, given),
         optimizer=optimizer,
         compute_dtype=job.compute,
         checkpoint=code.checkpoint(job),
@@ -115,7 +104,7 @@ def table(job: Job) -> Framework:
     )
 
 
-def _flow(job: Job, options: dict[str, Any], given: Defaults) -> Fsdp2Spec:
+def _strategy(job: Job, options: dict[str, Any], given: Defaults) -> Fsdp2Strategy:
     """[Note: FSDP2 under pipeline stages] A stage keeps its parameters whole, and reduces when the last pass is over.
 
     torch 2.13 `distributed/pipelining/stage.py`, backward_maybe_with_nosync: no backward pass reshards or reduces;
@@ -124,8 +113,8 @@ def _flow(job: Job, options: dict[str, Any], given: Defaults) -> Fsdp2Spec:
     prefetch = options.get("prefetch") or 0
     if job.mesh.pp > 1:
         job.refuse_idle(options, "set_is_last_backward", "beside pipeline stages, which call it themselves")
-        return Fsdp2Spec(prefetch, prefetch, "end", reshard_after_backward=False)
-    return Fsdp2Spec(prefetch, prefetch, options.get("sync_gradients", given.sync),
+        return Fsdp2Strategy(prefetch, prefetch, "end", reshard_after_backward=False)
+    return Fsdp2Strategy(prefetch, prefetch, options.get("sync_gradients", given.sync),
                        finish=options.get("set_is_last_backward", "every"))
 
 

@@ -25,30 +25,25 @@ from simcore.frameworks.megatron.fp8 import (
 from simcore.frameworks.megatron.fp8 import assumptions as fp8_assumptions
 from simcore.frameworks.megatron.layerwise_optimizer import assumptions as muon_assumptions
 from simcore.frameworks.megatron.layerwise_optimizer import dealt
-from simcore.frameworks.megatron.lora import adapters
 from simcore.frameworks.megatron.pipeline_layout import OPTION as LAYOUT
 from simcore.frameworks.megatron.precision import Formats, formats
 from simcore.frameworks.megatron.recompute import assumptions as recompute_assumptions
 from simcore.frameworks.megatron.recompute import check_groups, checkpoint, kept_whole, together
 from simcore.frameworks.megatron.rules import rules, shard_axes
 from simcore.frameworks.megatron.stages import OVERLAP, overlaps, schedule, stages
+from simcore.frameworks.megatron.strategy import MegatronDdpStrategy
 from simcore.inputs.scenario import Mesh as Degrees
 from simcore.models.blocks import Attention, Head, LatentAttention
 from simcore.models.graph import ModelGraph
-from simcore.placement.framework import Framework, MegatronDdpSpec, Optimizer, Padding
+from simcore.placement.framework import Framework, Optimizer, Padding
 from simcore.placement.job import Job
 from simcore.placement.libraries import KernelLibraries
 from simcore.units import dtype_bytes
 
-__all__ = ["COPIES_TIED_HEAD", "DEFAULT_IMPLEMENTATION", "IMPLEMENTATIONS", "OPTIONS", "VERSIONS", "adapters",
-           "default_etp", "in_fp8", "table", "table_of"]
+__all__ = ["OPTIONS", "QLORA_REFUSAL", "VERSIONS", "default_etp", "in_fp8", "table", "table_of"]
 
 VERSIONS = ("core 0.16.1 + bridge 0.3.1", "main 2026-08-22")
-DEFAULT_IMPLEMENTATION = "megatron"
-IMPLEMENTATIONS = ("megatron",)
-COPIES_TIED_HEAD = True
-"""Over pipeline stages the last holds a copy of the embedding (core 0.16.1 language_module.py:167)."""
-REFUSES_PACKED = (
+QLORA_REFUSAL = (
     "a base in 4 bits: bitsandbytes packs torch.nn.Linear, and Megatron's linears are TransformerEngine's or its own, "
     "cut over tp; nothing in core or bridge packs those",
     "bridge 0.3.1 peft/lora_layers.py:701 (quant_state of a nn.Linear alone), core 0.16.1 tensor_parallel/layers.py")
@@ -143,7 +138,7 @@ def table_of(job: Job, options: dict[str, object]) -> Framework:
         name="megatron", version=_version(job),
         rules=policies,
         units=(),
-        flow=_buckets(job, options, made, fp8),
+        strategy=_buckets(job, options, made, fp8),
         optimizer=Optimizer(training.optimizer.name, "te", grad_copy=made.grads != "fp32" and not made.precise,
                             late_master=made.precise and not made.offloaded),
         compute_dtype=job.compute,
@@ -401,7 +396,7 @@ def _rotation(job: Job, options: dict[str, object]) -> list[tuple[str, str]]:
     return [("apply_rope_fusion", str(fused).lower())]
 
 
-def _buckets(job: Job, options: dict[str, object], made: Formats, fp8: Fp8 | None) -> MegatronDdpSpec:
+def _buckets(job: Job, options: dict[str, object], made: Formats, fp8: Fp8 | None) -> MegatronDdpStrategy:
     """Mxfp8 parameters are gathered in 16 bits, through the gradient buffer (reuse_grad_buf_for_mxfp8_param_ag)."""
     mesh, scatter = job.mesh, made.scatter
     if mesh.dp_replicate > 1 and not scatter:
@@ -413,7 +408,7 @@ def _buckets(job: Job, options: dict[str, object], made: Formats, fp8: Fp8 | Non
         job.refuse_idle(options, "bucket_size", "without overlap_grad_reduce")
     bucket = _bucket_size(job, options) if overlap else 0
     replicate = ("dp_replicate", "expert_dp_replicate") if mesh.dp_replicate > 1 else ("", "")
-    return MegatronDdpSpec(bucket, (dense, expert), replicate, made.grads, scatter, scatter, 64 if scatter else 1,
+    return MegatronDdpStrategy(bucket, (dense, expert), replicate, made.grads, scatter, scatter, 64 if scatter else 1,
                    128 if scatter else 1, overlap, gathers_ahead,
                    job.compute if fp8 and fp8.params and fp8.scaling.recipe == "mxfp8" else "")
 

@@ -9,7 +9,7 @@ import pytest
 
 import small
 from simcore.errors import IllegalLayout, InputError, NotYet, RankscopeError
-from simcore.placement.ddp_words import FIRST_BUCKET_BYTES, DdpSpec
+from simcore.frameworks.ddp.strategy import FIRST_BUCKET_BYTES, DdpStrategy
 from simcore.simulate import simulate
 
 LLAMA = "llama-tiny"
@@ -30,19 +30,20 @@ def test_all_ranks_are_alike() -> None:
     assert [(one.axis, one.size) for one in report.communicators] == [("dp_replicate", 6)]
 
 
-def flow(options: dict[str, Any] | None = None, copies: int = 2) -> object:
-    return small.prepared("ddp", {"dp_replicate": copies}, model=LLAMA, options=options)[1].flow
+def strategy(options: dict[str, Any] | None = None, copies: int = 2) -> object:
+    return small.prepared("ddp", {"dp_replicate": copies}, model=LLAMA, options=options)[1].strategy
 
 
 def test_only_default_buckets_begin_with_a_small_one() -> None:
     """torch 2.13 nn/parallel/distributed.py, _BucketCapacityConfig.create: `if is_using_default`."""
-    assert flow() == DdpSpec("dp_replicate", FIRST_BUCKET_BYTES, 25 * 2**20)
-    assert flow({"bucket_cap_mb": 25}) == DdpSpec("dp_replicate", 25 * 2**20, 25 * 2**20)
-    assert flow({"gradient_as_bucket_view": True}) == DdpSpec("dp_replicate", FIRST_BUCKET_BYTES, 25 * 2**20, True)
+    assert strategy() == DdpStrategy("dp_replicate", FIRST_BUCKET_BYTES, 25 * 2**20)
+    assert strategy({"bucket_cap_mb": 25}) == DdpStrategy("dp_replicate", 25 * 2**20, 25 * 2**20)
+    assert strategy({"gradient_as_bucket_view": True}) == DdpStrategy("dp_replicate", FIRST_BUCKET_BYTES, 25 * 2**20,
+                                                                      True)
 
 
 def test_one_process_is_not_wrapped() -> None:
-    assert flow({"bucket_cap_mb": 1, "gradient_as_bucket_view": True}, copies=1) == DdpSpec()
+    assert strategy({"bucket_cap_mb": 1, "gradient_as_bucket_view": True}, copies=1) == DdpStrategy()
 
 
 @pytest.mark.parametrize(("mesh", "given", "kind", "told"), [

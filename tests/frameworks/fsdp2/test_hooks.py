@@ -6,14 +6,14 @@ import pytest
 
 import small
 from simcore.frameworks.fsdp2.hooks import Fsdp2Hooks
-from simcore.frameworks.hooks import hooks_of
 from simcore.frameworks.megatron.hooks import MegatronHooks
+from simcore.frameworks.registry import hooks_of
 
 
-@pytest.mark.parametrize(("name", "flow"), [("fsdp2", Fsdp2Hooks), ("automodel", Fsdp2Hooks),
+@pytest.mark.parametrize(("name", "hooks"), [("fsdp2", Fsdp2Hooks), ("automodel", Fsdp2Hooks),
                                             ("megatron", MegatronHooks)])
-def test_the_table_decides(name: str, flow: object) -> None:
-    assert hooks_of(small.prepared(name)[1]) is flow
+def test_the_table_decides(name: str, hooks: object) -> None:
+    assert hooks_of(small.prepared(name)[1]) is hooks
 
 
 def test_ignored_experts_keep_their_gradients_until_zero_grad() -> None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import small
 from simcore.frameworks.megatron_fsdp.buckets import rank_buckets
 from simcore.frameworks.megatron_fsdp.reduce_scatter import ReduceScatterQueue
-from simcore.placement.framework import MegatronFsdpSpec
+from simcore.frameworks.megatron_fsdp.strategy import MegatronFsdpStrategy
 from simcore.program.builder import Builder
 from simcore.program.outline import Tables
 
@@ -17,8 +17,8 @@ UNIT = BUCKETS[1].numel
 def after_backward(waiting: int, *, double_buffer: bool = False, until: int = 1) -> ReduceScatterQueue:
     """Layers 5 down to `until` have given their gradients."""
     tables = Tables()
-    flow = MegatronFsdpSpec(waiting, waiting, 0, ("dp_cp", "expert_dp"), "fp32", double_buffer=double_buffer)
-    made = ReduceScatterQueue(BUCKETS, flow, tables, Builder(tables))
+    strategy = MegatronFsdpStrategy(waiting, waiting, 0, ("dp_cp", "expert_dp"), "fp32", double_buffer=double_buffer)
+    made = ReduceScatterQueue(BUCKETS, strategy, tables, Builder(tables))
     for layer in range(5, until - 1, -1):
         made.open([layer])
         made.finish(layer, is_last=True)

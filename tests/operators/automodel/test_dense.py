@@ -12,6 +12,7 @@ import small
 from checkout import ROOT
 from eventlog import grouped
 from simcore.frameworks.automodel.lora import adapters
+from simcore.frameworks.fsdp2.strategy import Fsdp2Strategy
 from simcore.frameworks.setup import prepare
 from simcore.inputs.scenario import Scenario
 from simcore.models.blocks import Moe
@@ -20,7 +21,6 @@ from simcore.models.lora import LoraChoice
 from simcore.operators.automodel.implementation import RELEASE_0_7_0, record
 from simcore.operators.automodel.layers import Env
 from simcore.operators.automodel.moe import softmax_gate
-from simcore.placement.framework import Fsdp2Spec
 from simcore.recording.layer import LayerWorkload, RecordedLayer
 from simcore.recording.rows import Op
 from simcore.recording.tape import GRAD_HIDDEN, HIDDEN, Node, Param, Section, Tape, Tensor
@@ -174,12 +174,13 @@ def test_layers_are_gathered_ahead_as_automodel_chains_them() -> None:
     """One layer ahead in forward, two in backward; tables are gathered in the order of the step."""
     row = STORED["wrapped"]["llama ahead"]
     _, table = prepare(_asked(row["case"]))
-    assert isinstance(table.flow, Fsdp2Spec)
+    assert isinstance(table.strategy, Fsdp2Strategy)
     chain = [unit.name for unit in table.units if unit.explicit]
     for unit in row["units"]:
         at = chain.index(unit["unit"]) if unit["unit"] in chain else len(chain)
-        behind = [chain[at - n] for n in range(1, table.flow.prefetch_backward + 1) if at - n >= 0 and at < len(chain)]
-        assert unit["ahead"] == [chain[at + 1:at + 1 + table.flow.prefetch], behind]
+        behind = [chain[at - n] for n in range(1,
+                                               table.strategy.prefetch_backward + 1) if at - n >= 0 and at < len(chain)]
+        assert unit["ahead"] == [chain[at + 1:at + 1 + table.strategy.prefetch], behind]
 
 
 @pytest.mark.parametrize(("options", "most"), [

@@ -11,7 +11,7 @@ import small
 from checkout import ROOT
 from simcore.errors import NotYet
 from simcore.frameworks.common.lora import name_adapters
-from simcore.frameworks.hooks import hooks_of
+from simcore.frameworks.registry import hooks_of
 from simcore.frameworks.setup import prepare
 from simcore.models.blocks import Moe
 from simcore.models.graph import ModelGraph, build, model_config
