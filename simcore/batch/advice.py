@@ -24,7 +24,7 @@ from functools import partial
 from typing import Any, Final
 
 from simcore.errors import InputError
-from simcore.inputs.bounds import ADVISED_LOADS, ADVISED_ROWS
+from simcore.inputs.bounds import ADVISED_DRAWS, ADVISED_LOADS, ADVISED_ROWS
 from simcore.inputs.loading import changed
 from simcore.inputs.scenario import Scenario
 from simcore.inputs.training import Draws
@@ -144,9 +144,9 @@ def advise(scenario: Scenario) -> tuple[Advice, ...]:
 
 
 def _num_loads(scenario: Scenario) -> int:
-    """Loads of ranks that random routing draws."""
+    """Loads of ranks that a simulation looks at: those that random routing draws, or what folding ranks costs."""
     routing = scenario.training.routing
-    return routing.draws * scenario.world_size if isinstance(routing, Draws) else 0
+    return max(routing.draws if isinstance(routing, Draws) else 0, ADVISED_DRAWS) * scenario.world_size
 
 
 def _told(scenario: Scenario, tried: _Tried) -> Advice:

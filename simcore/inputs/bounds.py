@@ -11,6 +11,7 @@ from types import MappingProxyType
 from typing import Final
 
 __all__ = [
+    "ADVISED_DRAWS",
     "ADVISED_LOADS",
     "ADVISED_ROWS",
     "BATCH",
@@ -140,7 +141,9 @@ A step of Llama 3.1 405B on 16 stages of 8 virtual ones has 1.5 million, one of 
 ADVISED_ROWS: Final = 300_000
 """Of a step for which changes are tried, which takes dozens of simulations."""
 ADVISED_LOADS: Final = 2**21
-"""Of such a step with routing drawn at random: draws times ranks, a tenth of a microsecond each in every simulation."""
+"""Loads of ranks, at random or not: draws times ranks, for which changes are tried; each takes about a microsecond in
+every simulation, and a step without random routing counts as one of `ADVISED_DRAWS`."""
+ADVISED_DRAWS: Final = 16
 
 
 def most_of(field: str) -> int:

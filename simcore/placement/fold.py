@@ -25,6 +25,8 @@ __all__ = ["RankClass", "coordinate_text", "fold", "format_ranks", "joined", "un
 
 _MANY = 256
 """Runs of ranks that are still told one by one."""
+_CLOSE = 8
+"""Values up to so many times their number are counted, others sorted."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -168,8 +170,21 @@ def _label(facts: Sequence[IntArray]) -> IntArray:
     """A number for each distinct row of facts (column by column, which is much faster than rows at once)."""
     labels = np.zeros_like(facts[0])
     for fact in facts:
-        _, labels = np.unique(labels * (int(fact.max()) + 1) + fact, return_inverse=True)
-    return np.asarray(labels, dtype=np.int64)
+        labels = _numbered(labels * (int(fact.max()) + 1) + fact)
+    return labels
+
+
+def _numbered(values: IntArray) -> IntArray:
+    """For each value its place among the distinct ones in rising order; values are not negative.
+
+    Counted where they lie close together, which is linear in their number; `np.unique` sorts.
+    """
+    span = int(values.max()) + 1
+    if span > _CLOSE * len(values):
+        return np.asarray(np.unique(values, return_inverse=True)[1], dtype=np.int64)
+    seen = np.zeros(span, dtype=np.int64)
+    seen[values] = 1
+    return np.asarray((np.cumsum(seen) - 1)[values], dtype=np.int64)
 
 
 def _refine(labels: IntArray, places: IntArray, axes: Sequence[Axis]) -> IntArray:
@@ -184,9 +199,8 @@ def _refine(labels: IntArray, places: IntArray, axes: Sequence[Axis]) -> IntArra
 def _met(labels: IntArray, places: IntArray, axis: Axis) -> IntArray:
     """For each place a number for the multiset of classes in its group on `axis`."""
     group = places - axis.coordinates(places) * axis.stride
-    _, group_ids = np.unique(group, return_inverse=True)
-    counts = np.zeros((int(group_ids.max()) + 1, int(labels.max()) + 1), dtype=np.int64)
-    np.add.at(counts, (group_ids, labels), 1)
+    group_ids, kinds = _numbered(group), int(labels.max()) + 1
+    counts = np.bincount(group_ids * kinds + labels, minlength=(int(group_ids.max()) + 1) * kinds).reshape(-1, kinds)
     return _label([*counts.T])[group_ids]
 
 

@@ -33,7 +33,8 @@ def traffic(program: Program, routes: Routes, ranks: IntArray, steady: range, re
         return ()
     comms = list(program.tables.comms)
     ways = [routes.of(kind, axis) for kind, axis, _ in comms]
-    shares = np.array([routes.crossing(kind, axis, ranks) for kind, axis, _ in comms])[counted.comms]
+    crossings = {(kind, axis): routes.crossing(kind, axis, ranks) for kind, axis in {one[:2]: None for one in comms}}
+    shares = np.array([crossings[one[:2]] for one in comms])[counted.comms]
     sizes = program.payloads()[counted.numbers]
     wires = np.rint(sizes * shares[:, 0]).astype(np.int64)  # each call rounded, halves to even
     away = np.rint(sizes * shares[:, 1]).astype(np.int64)

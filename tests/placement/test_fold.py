@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 
 import small
 from layouts import Layout, layouts, resharded
-from simcore.placement.fold import RankClass, coordinate_text, fold, format_ranks, unfolded, unfolded_one
+from simcore.placement.fold import RankClass, _numbered, coordinate_text, fold, format_ranks, unfolded, unfolded_one
 from simcore.placement.mesh import Axis, IntArray, Mesh
 from simcore.placement.plan import place
 from simcore.timing.routes import HOST_WAYS
@@ -37,6 +37,13 @@ def test_classes_partition_the_ranks_and_members_hold_the_same(layout: Layout) -
         held = {tuple(tuple((p.local, p.padded, p.used_shape) for p in specs)
                       for specs in place(job.graph, job.mesh, table, rank).kinds) for rank in group}
         assert len(held) == 1
+
+
+@given(st.lists(st.integers(0, 300), min_size=1, max_size=60))
+def test_values_are_numbered_as_numpy_does(values: list[int]) -> None:
+    """Sorted where they are far apart, counted where they are close."""
+    asked = np.array(values, dtype=np.int64)
+    assert _numbered(asked).tolist() == np.unique(asked, return_inverse=True)[1].tolist()
 
 
 def test_even_cuts_make_one_class_a_stage() -> None:
