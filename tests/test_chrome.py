@@ -18,7 +18,7 @@ from checkout import ROOT
 from simcore.inputs.loading import load
 from simcore.results.report import Report
 from simcore.simulate import simulate
-from viz.chrome import chrome_trace
+from viz.exports.chrome import chrome_trace
 
 SCENARIOS = ROOT / "scenarios"
 CASES: list[tuple[str, dict[str, int], int]] = [

@@ -19,8 +19,8 @@ from checkout import ROOT
 from simcore.results.detail import Span
 from simcore.results.report import Report
 from simcore.simulate import simulate
-from viz.kineto import kineto_traces, overlap
-from viz.slices import Slice
+from viz.exports.kineto import kineto_traces, overlap
+from viz.exports.slices import Slice
 
 TRUTH = ROOT / "tests/truth"
 STORED: list[dict[str, Any]] = json.loads((TRUTH / "hta" / "overlap-0.5.0.json").read_text(encoding="utf-8"))

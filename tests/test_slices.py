@@ -10,7 +10,7 @@ import small
 from simcore.results.detail import ClassDetail, Span
 from simcore.results.report import Report
 from simcore.simulate import simulate
-from viz.slices import Process, left_out, plain, processes
+from viz.exports.slices import Process, left_out, plain, processes
 
 
 @cache
@@ -88,7 +88,7 @@ def test_a_name_says_for_whom_a_rank_stands() -> None:
 def test_of_very_many_classes_the_first_are_kept(monkeypatch: pytest.MonkeyPatch) -> None:
     report = simulate(small.scenario("automodel", {"dp_shard": 2, "pp": 5}, microbatches=5), detail=True)
     assert left_out(report) == []
-    monkeypatch.setattr("viz.slices._MOST", 2)
+    monkeypatch.setattr("viz.exports.slices._MOST", 2)
     assert [process.number for process in processes(report)] == [0, 2]
     assert left_out(report) == ["2 of 5 classes of ranks are written out"]
     assert left_out(report, [8]) == []

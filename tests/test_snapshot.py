@@ -22,8 +22,8 @@ import small
 from checkout import ROOT
 from simcore.results.report import Report
 from simcore.simulate import simulate
-from viz import snapshot as module
-from viz.snapshot import MAX_POSTINGS, notes, pickled, snapshot, whole_fits
+from viz.exports import snapshot as module
+from viz.exports.snapshot import MAX_POSTINGS, notes, pickled, snapshot, whole_fits
 
 VIEWER = json.loads((ROOT / "tests/truth" / "snapshot" / "viewer.json").read_text(encoding="utf-8"))
 

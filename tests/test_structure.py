@@ -126,15 +126,14 @@ READS_OWN = {
         "os.open(os.devnull, os.O_RDWR)",
     },
     # of viz: styles and scripts of pages
-    "viz/page.py": {
-        "files('viz').joinpath(name).read_text(encoding='utf-8')",
-    },
-    "viz/sheet.py": {
+    "viz/stylesheet.py": {
         "files('viz').joinpath('style.css').read_text(encoding='utf-8')",
-        "files('viz').joinpath('notebook.css').read_text(encoding='utf-8')",
     },
-    "viz/figures.py": {
-        "files('viz').joinpath('style.css').read_text(encoding='utf-8')",
+    "viz/pages/page.py": {
+        "files('viz.pages').joinpath('page.js').read_text(encoding='utf-8')",
+    },
+    "viz/notebook/fragment.py": {
+        "files('viz.notebook').joinpath('notebook.css').read_text(encoding='utf-8')",
     },
 }
 READERS = {"read_text", "read_bytes", "open", "fdopen", "fromfile", "genfromtxt", "loadtxt", "memmap", "mmap"}

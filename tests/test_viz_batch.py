@@ -13,10 +13,10 @@ import pytest
 from simcore.results.report import Report
 from simcore.results.time import Cost
 from test_viz_page import EVIL, GIB, a_report, parsed
-from viz.batch import batch, time_scatter
-from viz.choices import differing, flat
-from viz.page import render
-from viz.scatter import Point, edge
+from viz.charts.scatter import Point, edge
+from viz.pages.batch import batch, time_scatter
+from viz.pages.page import render
+from viz.pages.scenario_keys import differing, flat
 
 
 def scenario(n: int, **changes: Any) -> Report:

@@ -14,7 +14,7 @@ from browser import Tab, tab
 from simcore.results.report import Report
 from simcore.simulate import simulate
 from test_viz_batch import scenario
-from viz.page import render
+from viz.pages.page import render
 
 pytestmark = pytest.mark.slow
 EVIL = "<script>document.title='harmed'</script><img src=x onerror=alert(1)>\x1b[31m\x00\x9b"

@@ -11,7 +11,7 @@ import pytest
 import small
 from simcore.results.report import Report
 from simcore.simulate import simulate
-from viz.figures import WIDTH, as_png, figures, letters
+from viz.exports.figures import WIDTH, as_png, figures, letters
 
 
 @cache

@@ -9,10 +9,10 @@ import xml.etree.ElementTree as ET
 import pytest
 
 from simcore.results.report import AtRest, MemorySeries, Owner, Peak, RankReport
-from viz.memory import chart, text_alternative
+from viz.charts.memory import chart, text_alternative
+from viz.charts.scale import BOTTOM, TOP
+from viz.charts.stack import edges, gib_ticks, has_time, layer_order, peak_index, phase_runs, stack, ticks, totals
 from viz.palette import CATEGORIES, TONES, luminance
-from viz.scale import BOTTOM, TOP
-from viz.stack import edges, gib_ticks, has_time, layer_order, peak_index, phase_runs, stack, ticks, totals
 
 GIB = 2**30
 CAPACITY = 40 * GIB

@@ -20,7 +20,7 @@ from simcore import compare, simulate, table
 from simcore.errors import InputError, Problem
 from simcore.results.report import Report
 from test_viz_page import EVIL, a_report
-from viz.sheet import DARK
+from viz.notebook.fragment import DARK
 
 
 class Shown(Protocol):

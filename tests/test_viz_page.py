@@ -30,7 +30,7 @@ from simcore.results.report import (
     TrafficRow,
 )
 from viz.markup import Markup, element, escape, number
-from viz.page import render
+from viz.pages.page import render
 
 GIB = 2**30
 EVIL = "<script>alert(1)</script>\"'&\x00\x1b[31m\ud800]]>"

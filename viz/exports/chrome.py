@@ -19,7 +19,7 @@ from collections.abc import Iterator, Sequence
 from typing import Any, Final
 
 from simcore.results.report import MemorySeries, Report
-from viz.slices import THREADS, Process, Slice, left_out, plain, processes
+from viz.exports.slices import THREADS, Process, Slice, left_out, plain, processes
 
 __all__ = ["chrome_trace"]
 

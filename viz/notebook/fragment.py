@@ -18,7 +18,8 @@ from importlib.resources import files
 from typing import Final
 
 from viz.markup import Markup, element
-from viz.palette import style_rules, texture_definitions
+from viz.palette import texture_definitions
+from viz.stylesheet import stylesheet
 
 __all__ = ["DARK", "piece"]
 
@@ -56,8 +57,7 @@ def _textures(text: str) -> Markup:
 
 @cache
 def _sheet() -> str:
-    text = f"{style_rules()}\n{files('viz').joinpath('style.css').read_text(encoding='utf-8')}"
-    return re.sub(r"/\*.*?\*/", "", text, flags=re.DOTALL)
+    return re.sub(r"/\*.*?\*/", "", stylesheet(), flags=re.DOTALL)
 
 
 @cache
@@ -69,7 +69,7 @@ def _class_rules() -> tuple[tuple[str, str], ...]:
 
 
 def _rules(inside: str) -> str:
-    own = files("viz").joinpath("notebook.css").read_text(encoding="utf-8").strip()
+    own = files("viz.notebook").joinpath("notebook.css").read_text(encoding="utf-8").strip()
     classes = {name for group in re.findall(r'class="([^"]*)"', inside) for name in group.split()}
     kept = (f"& {selector}{{{body}}}" for selector, body in _class_rules()
             if set(re.findall(r"\.([a-z][\w-]*)", selector)) <= classes)

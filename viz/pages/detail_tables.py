@@ -6,7 +6,7 @@ from simcore.results.detail import ClassDetail, TensorRow
 from simcore.results.report import RankReport
 from simcore.units import format_bytes
 from viz.markup import Child, Markup, element
-from viz.tables import code, table
+from viz.pages.tables import code, table
 
 __all__ = ["tensor_table"]
 

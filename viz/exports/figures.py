@@ -10,23 +10,23 @@ import re
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from functools import cache
-from importlib.resources import files
 from typing import Final
 
 from simcore.results.report import RankReport, Report
-from viz.bars import short
-from viz.batch import cost_scatter, time_scatter
-from viz.holders import holder_bars
-from viz.keys import Look, drawn_key
-from viz.lanes import lane_looks, lanes, names
+from viz.charts.bars import short
+from viz.charts.lanes import lane_looks, lanes, names
+from viz.charts.legend import Look, drawn_key
+from viz.charts.memory import chart
+from viz.charts.peak_owners import holder_bars
+from viz.charts.placement import component_looks, placement
+from viz.charts.stack import Clock, has_time
+from viz.charts.traffic import link_looks, traffic_bars
 from viz.markup import Markup, element
-from viz.memory import chart
-from viz.palette import style_rules, texture_definitions
-from viz.placement import component_looks, placement
-from viz.ranks import by_part, class_detail
-from viz.stack import Clock, has_time
-from viz.tables import category_looks
-from viz.wires import link_looks, traffic_bars
+from viz.pages.batch import cost_scatter, time_scatter
+from viz.pages.ranks import by_part, class_detail
+from viz.pages.tables import category_looks
+from viz.palette import texture_definitions
+from viz.stylesheet import stylesheet
 
 __all__ = ["WIDTH", "as_png", "figures", "letters"]
 
@@ -134,21 +134,17 @@ def _alone(figure: _Figure) -> str:
     return f'<?xml version="1.0" encoding="UTF-8"?>\n{_VARIABLE.sub(lambda m: _tokens()[m[1]], whole)}\n'
 
 
-def _sheet() -> str:
-    return style_rules() + files("viz").joinpath("style.css").read_text(encoding="utf-8")
-
-
 def _tokens() -> dict[str, str]:
     """Colours on light paper, by name: the first that the sheet gives each."""
     found: dict[str, str] = {}
-    for name, value in re.findall(r"--([a-z0-9-]+): ([^;]+);", _sheet()):
+    for name, value in re.findall(r"--([a-z0-9-]+): ([^;]+);", stylesheet()):
         found.setdefault(name, value)
     return found
 
 
 def _rules() -> str:
     """Rules for what is inside a drawing; those of media and of the page around it are left out."""
-    plain = re.sub(r"@media[^{]*\{(?:[^{}]*\{[^{}]*\})*[^{}]*\}|:root \{[^}]*\}|/\*.*?\*/", "", _sheet())
+    plain = re.sub(r"@media[^{]*\{(?:[^{}]*\{[^{}]*\})*[^{}]*\}|:root \{[^}]*\}|/\*.*?\*/", "", stylesheet())
     rules = re.findall(r"([^{}]+)\{([^{}]*)\}", plain)
     kept = (f"{selector.strip()}{{{body.strip()}}}" for selector, body in rules
             if re.match(r"[a-z]*\.", selector.strip()) and ":" not in selector)

@@ -10,10 +10,10 @@ from typing import Any, Final
 
 from simcore.results.report import Report
 from simcore.units import format_seconds
-from viz.choices import differing
+from viz.charts.scatter import Point, edge, scatter
 from viz.markup import Child, Markup, element, escape
-from viz.scatter import Point, edge, scatter
-from viz.verdicts import optional_bytes, signed_bytes, verdict_bar, verdict_key
+from viz.pages.scenario_keys import differing
+from viz.pages.verdict import optional_bytes, signed_bytes, verdict_bar, verdict_key
 
 __all__ = ["batch", "cost_scatter", "time_scatter"]
 

@@ -7,10 +7,10 @@ from typing import Final
 from simcore.results.detail import ClassDetail, Holder
 from simcore.results.report import RankReport
 from simcore.units import format_bytes
-from viz.bars import Bar, Segment, bars, of_category
+from viz.charts.bars import Bar, Segment, bars, of_category
 from viz.markup import Markup, element
+from viz.pages.tables import code, table
 from viz.palette import swatch
-from viz.tables import code, table
 
 __all__ = ["all_holders", "holder_bars"]
 

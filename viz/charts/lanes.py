@@ -12,10 +12,10 @@ from typing import Final
 from simcore.results.detail import ClassDetail, Span
 from simcore.results.report import RankReport, Report
 from simcore.units import format_seconds
-from viz.axes import phase_class
-from viz.keys import Look
+from viz.charts.axes import phase_class
+from viz.charts.legend import Look
+from viz.charts.stack import ticks
 from viz.markup import Markup, element, number
-from viz.stack import ticks
 
 __all__ = ["drawn_classes", "lane_looks", "lanes", "names"]
 

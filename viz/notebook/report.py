@@ -1,6 +1,6 @@
 """What results show in a notebook: a card each, with figures, that needs no script and no network.
 
-It stands in a page with rules and a theme of its own: see `viz/sheet.py`.
+It stands in a page with rules and a theme of its own: see `viz/notebook/fragment.py`.
 """
 
 from __future__ import annotations
@@ -11,17 +11,17 @@ from typing import Final
 from simcore.results.compare import Comparison
 from simcore.results.report import RankReport, Report, StepTime
 from simcore.units import format_bytes, format_seconds
-from viz.bars import Bar, Segment, bars, of_category, short
-from viz.keys import Look, key, look_of
+from viz.charts.bars import Bar, Segment, bars, of_category, short
+from viz.charts.legend import Look, key, look_of
+from viz.charts.memory import chart
+from viz.charts.traffic import link_looks, traffic_bars
 from viz.markup import Child, Markup, element, join
-from viz.memory import chart
-from viz.phases import phases, serving
-from viz.ranks import worst
-from viz.sheet import piece
-from viz.tables import at_rest_table, category_looks, category_table, code, table
-from viz.verdicts import optional_bytes, signed_bytes, verdict
-from viz.versus import number_tables
-from viz.wires import link_looks, traffic_bars
+from viz.notebook.fragment import piece
+from viz.pages.comparison import number_tables
+from viz.pages.phases import phases, serving
+from viz.pages.ranks import worst
+from viz.pages.tables import at_rest_table, category_looks, category_table, code, table
+from viz.pages.verdict import optional_bytes, signed_bytes, verdict
 
 __all__ = ["comparison_html", "report_html"]
 

@@ -6,8 +6,8 @@ from collections.abc import Sequence
 
 from simcore.results.report import RankReport, Report
 from simcore.units import format_bytes, format_seconds
-from viz.bars import Bar, Segment, bars
-from viz.keys import Look
+from viz.charts.bars import Bar, Segment, bars
+from viz.charts.legend import Look
 from viz.markup import Markup
 
 __all__ = ["link_looks", "traffic_bars"]

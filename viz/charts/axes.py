@@ -6,10 +6,10 @@ from collections.abc import Mapping, Sequence
 from typing import Final
 
 from simcore.units import format_bytes, format_seconds
+from viz.charts.scale import BOTTOM, HEIGHT, LETTER, TOP, Scale, percent
+from viz.charts.stack import Clock, PhaseRun, gib_ticks, ticks
 from viz.markup import Markup, element
 from viz.palette import swatch
-from viz.scale import BOTTOM, HEIGHT, LETTER, TOP, Scale, percent
-from viz.stack import Clock, PhaseRun, gib_ticks, ticks
 
 __all__ = ["capacity_line", "layer_bands", "phase_bands", "phase_class", "x_axis", "y_axis"]
 

@@ -13,7 +13,7 @@ from typing import Final
 
 from simcore.results.detail import ClassDetail, Span
 from simcore.results.report import RankReport, Report
-from viz.lanes import WAITS
+from viz.charts.lanes import WAITS
 
 __all__ = ["THREADS", "Process", "Slice", "left_out", "plain", "processes"]
 

@@ -24,7 +24,7 @@ from typing import Any, Final
 
 from simcore.results.report import Report
 from simcore.units import DTYPE_BYTES
-from viz.slices import THREADS, Process, Slice, left_out, plain, processes
+from viz.exports.slices import THREADS, Process, Slice, left_out, plain, processes
 
 __all__ = ["kineto_traces", "overlap"]
 

@@ -6,8 +6,8 @@ from dataclasses import dataclass
 from typing import Final
 
 from simcore.results.report import MemorySeries, RankReport
+from viz.charts.stack import Clock, edges, totals
 from viz.markup import number
-from viz.stack import Clock, edges, totals
 
 __all__ = ["BOTTOM", "HEIGHT", "LETTER", "TOP", "Scale", "percent", "scale_of"]
 

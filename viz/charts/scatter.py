@@ -8,9 +8,9 @@ from dataclasses import dataclass
 from typing import Final
 
 from simcore.units import format_bytes
+from viz.charts.scale import percent
+from viz.charts.stack import gib_ticks, ticks
 from viz.markup import Markup, element, number
-from viz.scale import percent
-from viz.stack import gib_ticks, ticks
 
 __all__ = ["Point", "edge", "scatter"]
 

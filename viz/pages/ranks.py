@@ -8,15 +8,15 @@ from typing import Final
 from simcore.results.detail import ClassDetail
 from simcore.results.report import RankReport, Report
 from simcore.units import format_bytes
-from viz.bars import short
-from viz.holders import all_holders, holder_bars
-from viz.keys import key
+from viz.charts.bars import short
+from viz.charts.legend import key
+from viz.charts.memory import chart
+from viz.charts.peak_owners import all_holders, holder_bars
+from viz.charts.placement import letter
+from viz.charts.stack import Clock, has_time, peak_index
+from viz.charts.traffic import link_looks, traffic_bars
 from viz.markup import Markup, element, join
-from viz.memory import chart
-from viz.placement import letter
-from viz.stack import Clock, has_time, peak_index
-from viz.tables import at_rest_table, category_table, legend, owner_table, phase_key, traffic_table
-from viz.wires import link_looks, traffic_bars
+from viz.pages.tables import at_rest_table, category_table, legend, owner_table, phase_key, traffic_table
 
 __all__ = ["Stacked", "by_part", "class_detail", "rank_section", "worst"]
 

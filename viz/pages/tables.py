@@ -8,11 +8,11 @@ from typing import Final
 
 from simcore.results.report import RankReport
 from simcore.units import format_bytes
-from viz.axes import phase_class
-from viz.keys import Look, look_of
+from viz.charts.axes import phase_class
+from viz.charts.legend import Look, look_of
+from viz.charts.stack import layer_order
 from viz.markup import Child, Markup, element, join
 from viz.palette import swatch
-from viz.stack import layer_order
 
 __all__ = ["at_rest_table", "category_looks", "category_table", "code", "legend", "owner_table", "phase_key", "table",
            "traffic_table"]

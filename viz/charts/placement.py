@@ -16,10 +16,10 @@ from typing import Final
 from simcore.results.detail import AxisDigit, Detail
 from simcore.results.report import RankReport, Report
 from simcore.units import format_bytes
-from viz.keys import Look, look_of
+from viz.charts.legend import Look, look_of
+from viz.charts.scale import percent
 from viz.markup import Markup, element, number
 from viz.palette import swatch
-from viz.scale import percent
 
 __all__ = ["MAX_CELLS", "component_looks", "components", "letter", "members", "peers", "placement"]
 

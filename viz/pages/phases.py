@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from simcore.results.report import Report
 from simcore.units import format_bytes, format_seconds
-from viz.bars import Bar, Segment, bars, of_category
-from viz.keys import Look, key, look_of
+from viz.charts.bars import Bar, Segment, bars, of_category
+from viz.charts.legend import Look, key, look_of
 from viz.markup import Child, Markup, element, join
-from viz.tables import table
+from viz.pages.tables import table
 
 __all__ = ["phases", "serving"]
 

@@ -10,21 +10,17 @@ from typing import Final
 
 from simcore.results.detail import MAX_DETAILED
 from simcore.results.report import Report
-from viz.article import article
-from viz.batch import batch
 from viz.markup import Markup, element, join
-from viz.palette import style_rules, texture_definitions
-from viz.versus import versus
+from viz.pages.batch import batch
+from viz.pages.comparison import versus
+from viz.pages.report import article
+from viz.palette import texture_definitions
+from viz.stylesheet import stylesheet
 
 __all__ = ["render"]
 
-
-def _packaged(name: str) -> str:
-    return files("viz").joinpath(name).read_text(encoding="utf-8").strip()
-
-
-_STYLE: Final = f"{style_rules()}\n{_packaged('style.css')}"
-_SCRIPT: Final = _packaged("page.js")
+_STYLE: Final = stylesheet()
+_SCRIPT: Final = files("viz.pages").joinpath("page.js").read_text(encoding="utf-8").strip()
 _NOTE: Final = "1 GiB is 2\u00b3\u2070 bytes. \u201cAllocated\u201d is what the device\u2019s allocator has handed out."
 
 

@@ -6,9 +6,9 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Final
 
+from viz.charts.scale import percent
 from viz.markup import Markup, element, join
 from viz.palette import swatch
-from viz.scale import percent
 
 __all__ = ["Bar", "Segment", "bars", "of_category", "short"]
 

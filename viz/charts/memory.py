@@ -11,12 +11,12 @@ from typing import Final
 
 from simcore.results.report import MemorySeries, Peak, RankReport
 from simcore.units import format_bytes
-from viz.axes import capacity_line, layer_bands, phase_bands, x_axis, y_axis
-from viz.bars import short
+from viz.charts.axes import capacity_line, layer_bands, phase_bands, x_axis, y_axis
+from viz.charts.bars import short
+from viz.charts.scale import BOTTOM, HEIGHT, LETTER, TOP, Scale, percent, scale_of
+from viz.charts.stack import Band, Clock, layer_order, layer_runs, peak_index, phase_runs, stack, totals
 from viz.markup import Markup, element, join
 from viz.palette import swatch
-from viz.scale import BOTTOM, HEIGHT, LETTER, TOP, Scale, percent, scale_of
-from viz.stack import Band, Clock, layer_order, layer_runs, peak_index, phase_runs, stack, totals
 
 __all__ = ["WIDTH", "chart", "text_alternative"]
 

@@ -8,9 +8,9 @@ from typing import Final
 
 from simcore.results.frame import Frame, Value
 from simcore.units import format_bytes, format_seconds
+from viz.charts.scatter import Point, scatter
 from viz.markup import Child, Markup, element, join
-from viz.scatter import Point, scatter
-from viz.sheet import piece
+from viz.notebook.fragment import piece
 
 __all__ = ["frame_html"]
 

@@ -8,15 +8,15 @@ from typing import Final
 
 from simcore.results.report import Report, StepTime
 from simcore.units import format_bytes, format_seconds
-from viz.keys import key
+from viz.charts.legend import key
+from viz.charts.placement import component_looks, peers, placement
 from viz.markup import Child, Markup, element, join
-from viz.phases import phases, serving
-from viz.placement import component_looks, peers, placement
-from viz.ranks import class_detail, rank_section
-from viz.tables import code, table
-from viz.tensors import tensor_table
-from viz.timeline import timeline
-from viz.verdicts import device_fill, signed_bytes, verdict
+from viz.pages.detail_tables import tensor_table
+from viz.pages.phases import phases, serving
+from viz.pages.ranks import class_detail, rank_section
+from viz.pages.tables import code, table
+from viz.pages.timeline import timeline
+from viz.pages.verdict import device_fill, signed_bytes, verdict
 
 __all__ = ["article"]
 

@@ -8,14 +8,14 @@ from typing import Final
 from simcore.results.compare import Comparison, Row, compare
 from simcore.results.report import Report
 from simcore.units import format_bytes, format_seconds
-from viz.choices import differing
-from viz.keys import key
+from viz.charts.legend import key
+from viz.charts.memory import chart
 from viz.markup import Child, Markup, element
-from viz.memory import chart
-from viz.ranks import worst
-from viz.tables import category_looks, table
-from viz.timeline import timeline
-from viz.verdicts import device_fill, verdict
+from viz.pages.ranks import worst
+from viz.pages.scenario_keys import differing
+from viz.pages.tables import category_looks, table
+from viz.pages.timeline import timeline
+from viz.pages.verdict import device_fill, verdict
 
 __all__ = ["number_tables", "versus"]
 

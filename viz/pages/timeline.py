@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from simcore.results.report import Report
 from simcore.units import format_seconds
-from viz.keys import key
-from viz.lanes import drawn_classes, lane_looks, lanes, names
+from viz.charts.lanes import drawn_classes, lane_looks, lanes, names
+from viz.charts.legend import key
 from viz.markup import Markup, element
 
 __all__ = ["timeline"]
