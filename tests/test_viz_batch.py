@@ -13,10 +13,11 @@ import pytest
 from simcore.results.report import Report
 from simcore.results.time import Cost
 from test_viz_page import EVIL, GIB, a_report, parsed
+from viz.charts.pareto import time_scatter
 from viz.charts.scatter import Point, edge
-from viz.pages.batch import batch, time_scatter
+from viz.pages.batch import batch
 from viz.pages.page import render
-from viz.pages.scenario_keys import differing, flat
+from viz.pages.scenario_keys import differing_keys, flat_keys
 
 
 def scenario(n: int, **changes: Any) -> Report:
@@ -33,12 +34,12 @@ def scenario(n: int, **changes: Any) -> Report:
 
 def test_only_what_differs_can_be_filtered_by_and_axes_come_first() -> None:
     reports = [scenario(n) for n in range(12)]
-    assert list(differing(reports)) == ["mesh.tp", "training.seq_len"]
-    assert differing(reports, most=3) == {"training.seq_len": ["0", "1024", "2048"] * 4}
+    assert list(differing_keys(reports)) == ["mesh.tp", "training.seq_len"]
+    assert differing_keys(reports, most=3) == {"training.seq_len": ["0", "1024", "2048"] * 4}
 
 
 def test_scenarios_are_flat_text() -> None:
-    found = flat({"name": "x", "a": {"b": None, "c": {}, "d": [1, "two"]}, "e": True, "f": 2.5})
+    found = flat_keys({"name": "x", "a": {"b": None, "c": {}, "d": [1, "two"]}, "e": True, "f": 2.5})
     assert found == {"a.b": "\u2013", "a.c": "\u2013", "a.d": "1, two", "e": "true", "f": "2.5"}
 
 

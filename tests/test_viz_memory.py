@@ -9,7 +9,7 @@ import xml.etree.ElementTree as ET
 import pytest
 
 from simcore.results.report import AtRest, MemorySeries, Owner, Peak, RankReport
-from viz.charts.memory import chart, text_alternative
+from viz.charts.memory import memory_chart, text_alternative
 from viz.charts.scale import BOTTOM, TOP
 from viz.charts.stack import edges, gib_ticks, has_time, layer_order, peak_index, phase_runs, stack, ticks, totals
 from viz.palette import CATEGORIES, TONES, luminance
@@ -55,7 +55,7 @@ def small_rank(series: MemorySeries | None = None, **peak: object) -> RankReport
 
 
 def drawn(rank: RankReport | None = None, capacity: int | None = CAPACITY, clock: str = "issue") -> ET.Element:
-    return ET.fromstring(chart(rank or small_rank(), capacity, "time" if clock == "time" else "issue", "r1"))  # noqa: S314
+    return ET.fromstring(memory_chart(rank or small_rank(), capacity, "time" if clock == "time" else "issue", "r1"))  # noqa: S314
 
 
 def with_class(root: ET.Element, name: str) -> list[ET.Element]:
@@ -205,7 +205,7 @@ def test_memory_that_is_always_zero_can_be_drawn() -> None:
 
 def test_no_series_is_refused() -> None:
     with pytest.raises(ValueError, match="no memory series"):
-        chart(small_rank().model_copy(update={"memory": None}), CAPACITY, "issue", "r1")
+        memory_chart(small_rank().model_copy(update={"memory": None}), CAPACITY, "issue", "r1")
 
 
 @pytest.mark.parametrize("gib", [0.003, 0.4, 1, 7, 79.65, 180, 20_000])

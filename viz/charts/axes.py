@@ -1,4 +1,4 @@
-"""The frame of the stacked chart: phase bands, both axes, the capacity line."""
+"""The frame of the memory chart: phase bands, layer bands, both axes, the capacity line."""
 
 from __future__ import annotations
 
@@ -14,18 +14,20 @@ from viz.palette import swatch
 __all__ = ["capacity_line", "layer_bands", "phase_bands", "phase_class", "x_axis", "y_axis"]
 
 _STRIP: Final = 18
+"""Height in pixels of the strip with the names of phases."""
 _BANDS: Final = 10
+"""Height in pixels of the strip of layers below it."""
 _PHASES: Final = ("forward", "loss", "backward", "recompute", "optimizer", "generation", "logprob", "reference",
                   "refit")
 
 
 def phase_class(phase: str) -> str:
-    """CSS class of a phase's band; phases that are not known share one."""
+    """Returns the CSS class of a phase's band; unknown phases share one class."""
     return f"phase-{phase}" if phase in _PHASES else "phase-other"
 
 
 def phase_bands(runs: Sequence[PhaseRun], scale: Scale) -> Markup:
-    """A wash behind the plot and a strip under it for each phase."""
+    """Draws for each phase a pale background behind the plot and a strip below it."""
     return element("g", *(part for run in runs for part in _phase(run, scale)), class_="phases")
 
 
@@ -44,7 +46,10 @@ def _phase(run: PhaseRun, scale: Scale) -> list[Markup]:
 
 
 def layer_bands(runs: Sequence[PhaseRun], kinds: Mapping[str, str], scale: Scale) -> Markup:
-    """A thin strip under that of the phases: layers one after another, each in the look of its kind."""
+    """Draws a thin strip below that of the phases: each run of a layer in the colour of the layer's kind.
+
+    `kinds`: the kind of each layer (`attention`, `moe`), by the layer's path.
+    """
     return element("g", *(_layer(run, kinds.get(run.phase, ""), scale) for run in runs if run.phase), class_="bands")
 
 
@@ -56,7 +61,7 @@ def _layer(run: PhaseRun, kind: str, scale: Scale) -> Markup:
 
 
 def y_axis(scale: Scale) -> Markup:
-    """Grid lines and their bytes in GiB."""
+    """Draws horizontal grid lines, labelled in GiB."""
     parts = []
     for num_bytes, label in gib_ticks(scale.top_bytes):
         y = scale.y(num_bytes)
@@ -67,7 +72,7 @@ def y_axis(scale: Scale) -> Markup:
 
 
 def x_axis(scale: Scale, clock: Clock) -> Markup:
-    """Marks of the clock under the phase strip."""
+    """Draws the ticks of the clock below the strips: event numbers, or times."""
     marks = ticks(scale.first, scale.first + scale.span, 8)
     parts = [_x_tick(mark, index, scale, clock) for index, mark in enumerate(marks)]
     name = "event, in issue order" if clock == "issue" else "time since the step began"
@@ -87,7 +92,10 @@ def _x_tick(mark: float, index: int, scale: Scale, clock: Clock) -> Markup:
 
 
 def capacity_line(scale: Scale, peak_share: float) -> Markup | None:
-    """The line of the device, its words on the side away from the peak."""
+    """Draws the line of the device's capacity, with its label on the side away from the peak.
+
+    `peak_share`: where the peak is across the plot, 0 to 1. Returns None without a capacity.
+    """
     if scale.capacity_bytes is None:
         return None
     y = scale.y(min(scale.capacity_bytes, scale.top_bytes))

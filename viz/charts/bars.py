@@ -1,4 +1,4 @@
-"""Labelled bars, one below the other: words on a line, the bar under it, so that it fits any width."""
+"""Horizontal bars with labels, one below the other; each label is above its bar, so that a chart fits any width."""
 
 from __future__ import annotations
 
@@ -10,19 +10,19 @@ from viz.charts.scale import percent
 from viz.markup import Markup, element, join
 from viz.palette import swatch
 
-__all__ = ["Bar", "Segment", "bars", "of_category", "short"]
+__all__ = ["Bar", "Segment", "bars", "category_segment", "shortened"]
 
 ROW: Final = 38
 _BAR: Final = 11
 _WIDE: Final = 92
-"""Letters of a label that fit beside its value on a screen."""
+"""Characters of a label that fit next to its value on a screen."""
 _NARROW: Final = 37
-"""Letters of both that fit on a telephone."""
+"""Characters of label and value together that fit on a telephone."""
 
 
 @dataclass(frozen=True)
 class Segment:
-    """A part of a bar: its share of the plot's width, how it is filled, and what it is."""
+    """A part of a bar: its share of the plot's width (0 to 1), its title, and the class or paint that fills it."""
 
     share: float
     title: str
@@ -32,9 +32,9 @@ class Segment:
 
 @dataclass(frozen=True)
 class Bar:
-    """`label` stands on the left, `value` on the right, the segments end to end below.
+    """A row of the chart: `label` on the left, `value` on the right, and below them the segments end to end.
 
-    `brief`: both where there is little room, if they differ there.
+    `brief`: label and value for a narrow screen, where they differ from those for a wide one.
     """
 
     label: str
@@ -43,14 +43,14 @@ class Bar:
     brief: tuple[str, str] | None = None
 
 
-def of_category(share: float, category: str, title: str) -> Segment:
-    """A segment that is filled as the category is everywhere."""
+def category_segment(share: float, category: str, title: str) -> Segment:
+    """Returns a segment filled with the swatch of a memory category."""
     drawn = swatch(category)
     return Segment(share, title, drawn.css_class, drawn.fill)
 
 
 def bars(rows: Sequence[Bar], title: str, identity: str, *, end: float | None = None) -> Markup:
-    """The picture, as high as it has rows. `end`: the share of the width where a device ends, if it is marked."""
+    """Draws the rows as one SVG. `end`: the share of the width at which the device's capacity is marked, if it is."""
     words = "; ".join(f"{row.label}: {row.value}" for row in rows[:24])
     return element(
         "svg", element("title", title, id=f"{identity}-title"), element("desc", words, id=f"{identity}-desc"),
@@ -62,18 +62,19 @@ def bars(rows: Sequence[Bar], title: str, identity: str, *, end: float | None = 
 
 def _row(row: Bar, top: int) -> Markup:
     parts, at = [], 0.0
-    for one in row.segments:
-        if one.share > 0:
-            shape = " ".join(filter(None, ("segment", one.css_class)))
-            parts.append(element("rect", element("title", one.title), x=percent(at), y=top + 19,
-                                 width=percent(max(one.share, 0.001)), height=_BAR, class_=shape, fill=one.fill))
-        at += one.share
+    for segment in row.segments:
+        if segment.share > 0:
+            css_class = " ".join(filter(None, ("segment", segment.css_class)))
+            width = percent(max(segment.share, 0.001))
+            parts.append(element("rect", element("title", segment.title), x=percent(at), y=top + 19, width=width,
+                                 height=_BAR, class_=css_class, fill=segment.fill))
+        at += segment.share
     track = element("rect", x="0", y=top + 19, width="100%", height=_BAR, class_="track")
     label, value = row.brief or (row.label, row.value)
-    names = (element("text", short(text, most), x="0", y=top + 13, class_=css)
+    names = (element("text", shortened(text, most), x="0", y=top + 13, class_=css)
              for text, most, css in ((row.label, _WIDE, "wide"), (label, _NARROW - len(value), "narrow")))
-    told = {"value": value} if row.brief is None else {"value wide": row.value, "value narrow": value}
-    values = (element("text", text, x="100%", y=top + 13, text_anchor="end", class_=css) for css, text in told.items())
+    texts = {"value": value} if row.brief is None else {"value wide": row.value, "value narrow": value}
+    values = (element("text", text, x="100%", y=top + 13, text_anchor="end", class_=css) for css, text in texts.items())
     return element("g", *names, *values, track, *parts)
 
 
@@ -81,6 +82,6 @@ def _end(share: float, top: int) -> Markup:
     return element("line", x1=percent(share), x2=percent(share), y1=top + 16, y2=top + 33, class_="end")
 
 
-def short(text: str, most: int) -> str:
-    """`text` with its middle left out when it is long; its ends tell most."""
+def shortened(text: str, most: int) -> str:
+    """Returns `text`, or where it is longer than `most` characters, its two ends around an ellipsis."""
     return text if len(text) <= most else f"{text[: most // 2 - 1]}\u2026{text[-most // 2 + 1 :]}"

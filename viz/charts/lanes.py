@@ -1,7 +1,7 @@
-"""Streams over time: a compute lane and lanes of collectives for each class of ranks; what is waited for is marked.
+"""Streams over time: for each class of ranks a lane of kernels and lanes of collectives, with waits marked.
 
-Spans lie in percent of the width, so a wider frame zooms without stretching letters or textures. Names of lanes stand
-above them, at the left edge, and stay there when the frame is scrolled.
+Positions of spans are percentages of the width, so that a wider frame zooms without stretching text or textures. The
+names of the lanes are a drawing of their own, `lane_names`, which stays in place when the frame is scrolled.
 """
 
 from __future__ import annotations
@@ -13,43 +13,43 @@ from simcore.results.detail import ClassDetail, Span
 from simcore.results.report import RankReport, Report
 from simcore.units import format_seconds
 from viz.charts.axes import phase_class
-from viz.charts.legend import Look
+from viz.charts.legend import LegendEntry
 from viz.charts.stack import ticks
 from viz.markup import Markup, element, number
 
-__all__ = ["drawn_classes", "lane_looks", "lanes", "names"]
+__all__ = ["drawn_classes", "lane_entries", "lane_names", "lanes"]
 
 HEAD: Final = 24
 LANE: Final = 22
 _FOOT: Final = 30
 _MOST: Final = 8
-"""Classes of ranks that are drawn."""
+"""Most classes of ranks that are drawn."""
 _TITLED: Final = 0.0012
-"""Share of the step from which on a span says what it is."""
+"""Least share of the step at which a span has a title."""
 _THIN: Final = 0.004
-"""Share of the step below which no texture is seen."""
+"""Share of the step below which a texture would not be visible and a plain colour is used."""
 WAITS: Final = {"communication": "waiting for communication (exposed)", "bubble": "waiting for another stage (bubble)",
                 "host": "waiting for the host"}
 _PASS_OF: Final = {"forward": "F", "loss": "F", "backward": "B", "recompute": "B", "optimizer": "opt"}
 _NAMED: Final = 0.024
-"""Share of the frame from which on a pass bears its name."""
+"""Least share of the frame at which a pass is labelled."""
 _PHASES: Final = ("forward", "loss", "backward", "recompute", "optimizer")
 
 
 def drawn_classes(report: Report) -> list[tuple[RankReport, ClassDetail]]:
-    """The classes that have a timeline, of many the first and the last stages' (and the fullest)."""
+    """Returns the classes that have a timeline; of more than eight, the first and the last (stages) and the fullest."""
     if report.detail is None:
         return []
-    every = [pair for pair in zip(report.ranks, report.detail.classes, strict=True) if pair[1].spans]
-    if len(every) <= _MOST:
-        return every
-    chosen = {id(pair[0]): pair for pair in (*every[: _MOST // 2], *every[-(_MOST // 2 - 1) :])}
-    worst = [pair for pair in every if pair[0] is report.peak_rank]
-    return list((chosen | {id(pair[0]): pair for pair in worst}).values())
+    timed = [pair for pair in zip(report.ranks, report.detail.classes, strict=True) if pair[1].spans]
+    if len(timed) <= _MOST:
+        return timed
+    chosen = {id(pair[0]): pair for pair in (*timed[: _MOST // 2], *timed[-(_MOST // 2 - 1) :])}
+    fullest = [pair for pair in timed if pair[0] is report.peak_rank]
+    return list((chosen | {id(pair[0]): pair for pair in fullest}).values())
 
 
-def names(report: Report) -> Markup:
-    """The names of all lanes, as high as the lanes."""
+def lane_names(report: Report) -> Markup:
+    """Draws the names of all lanes, at the heights at which `lanes` draws them."""
     texts, top = [], 0
     for rank, detail in drawn_classes(report):
         words = f"ranks {', '.join(rank.ranks)}" if rank.num_ranks > 1 else f"rank {', '.join(rank.ranks)}"
@@ -62,20 +62,20 @@ def names(report: Report) -> Markup:
 
 
 def lanes(report: Report, identity: str, until_s: float | None = None) -> Markup | None:
-    """The picture; `until_s` is where the frame ends, where several are compared."""
+    """Draws the lanes; None without a timeline. `until_s`: end of the frame in s, where two reports are compared."""
     classes = drawn_classes(report)
     if report.detail is None or not classes:
         return None
-    whole = until_s or report.detail.end_s or 1e-9
+    frame_s = until_s or report.detail.end_s or 1e-9
     parts, top = [], 0
     for _, detail in classes:
-        parts.append(_class(detail, top, whole))
+        parts.append(_class(detail, top, frame_s))
         top += _height(detail)
     title = "Streams over one step"
-    words = "; ".join(f"ranks {', '.join(rank.ranks)}: {_told(detail)}" for rank, detail in classes)
+    words = "; ".join(f"ranks {', '.join(rank.ranks)}: {_sums(detail)}" for rank, detail in classes)
     return element(
         "svg", element("title", title, id=f"{identity}-title"), element("desc", words, id=f"{identity}-desc"),
-        _grid(whole, top), *parts, class_="chart lanes", role="img", width="100%", height=top + _FOOT,
+        _grid(frame_s, top), *parts, class_="chart lanes", role="img", width="100%", height=top + _FOOT,
         aria_labelledby=f"{identity}-title", aria_describedby=f"{identity}-desc")
 
 
@@ -87,7 +87,7 @@ def _lane_names(detail: ClassDetail) -> tuple[str, ...]:
     return tuple(dict.fromkeys(span.lane for span in detail.spans))
 
 
-def _told(detail: ClassDetail) -> str:
+def _sums(detail: ClassDetail) -> str:
     sums: dict[str, float] = {}
     for span in detail.spans:
         if span.lane == "compute":
@@ -95,28 +95,28 @@ def _told(detail: ClassDetail) -> str:
     return ", ".join(f"{kind} {format_seconds(seconds)}" for kind, seconds in sums.items())
 
 
-def _class(detail: ClassDetail, top: int, whole: float) -> Markup:
+def _class(detail: ClassDetail, top: int, frame_s: float) -> Markup:
     at = {lane: top + HEAD + LANE * n for n, lane in enumerate(_lane_names(detail))}
     tracks = (element("rect", x="0", width="100%", y=y, height=LANE - 4, class_="track") for y in at.values())
     is_wait = [span.kind in WAITS for span in detail.spans]
-    first = (_span(span, at[span.lane], whole) for span, wait in zip(detail.spans, is_wait, strict=True) if not wait)
-    over = (_span(span, at[span.lane], whole) for span, wait in zip(detail.spans, is_wait, strict=True) if wait)
-    passes = (_pass(*one, at["compute"], whole) for one in _passes(detail)) if "compute" in at else ()
-    marks = (_exposed(span, at[span.lane], whole) for span in detail.spans if span.exposed_s)
-    return element("g", *tracks, *first, *over, *marks, *passes)
+    busy = (_span(span, at[span.lane], frame_s) for span, wait in zip(detail.spans, is_wait, strict=True) if not wait)
+    waits = (_span(span, at[span.lane], frame_s) for span, wait in zip(detail.spans, is_wait, strict=True) if wait)
+    passes = (_pass(*run, at["compute"], frame_s) for run in _passes(detail)) if "compute" in at else ()
+    marks = (_exposed(span, at[span.lane], frame_s) for span in detail.spans if span.exposed_s)
+    return element("g", *tracks, *busy, *waits, *marks, *passes)
 
 
-def _span(span: Span, y: int, whole: float) -> Markup:
-    share = (span.end_s - span.start_s) / whole
+def _span(span: Span, y: int, frame_s: float) -> Markup:
+    share = (span.end_s - span.start_s) / frame_s
     thin = " thin" if share < _THIN else ""
-    looks = phase_class(span.kind) if span.kind in _PHASES else f"wait-{span.kind}" if span.kind in WAITS else "call"
+    css = phase_class(span.kind) if span.kind in _PHASES else f"wait-{span.kind}" if span.kind in WAITS else "call"
     title = element("title", _words(span)) if share > _TITLED else None
-    return element("rect", *([title] if title else []), x=_percent(span.start_s / whole), width=_percent(share), y=y,
-                   height=LANE - 4, class_=f"span {looks}{thin}")
+    return element("rect", *([title] if title else []), x=_percent(span.start_s / frame_s), width=_percent(share), y=y,
+                   height=LANE - 4, class_=f"span {css}{thin}")
 
 
 def _passes(detail: ClassDetail) -> Iterator[tuple[str, float, float]]:
-    """Passes of microbatches one after another: their name, from when to when."""
+    """Yields the passes of microbatches in order of time: (name, start in s, end in s)."""
     runs: list[tuple[str, float, float]] = []
     for span in detail.spans:
         if span.lane == "compute" and span.kind in _PASS_OF:
@@ -128,51 +128,53 @@ def _passes(detail: ClassDetail) -> Iterator[tuple[str, float, float]]:
     yield from runs
 
 
-def _pass(name: str, start_s: float, end_s: float, y: int, whole: float) -> Markup | None:
-    """A pass's name in its middle, where there is room; on a telephone less fits."""
-    share = (end_s - start_s) / whole
+def _pass(name: str, start_s: float, end_s: float, y: int, frame_s: float) -> Markup | None:
+    """Draws the name of a pass in its middle, or None where it is too narrow; a narrow screen hides more names."""
+    share = (end_s - start_s) / frame_s
     if share < _NAMED:
         return None
     css = "pass-name" if share > 3 * _NAMED else "pass-name wide"
-    return element("text", name, x=_percent((start_s + end_s) / 2 / whole), y=y + 13, text_anchor="middle", class_=css)
+    return element("text", name, x=_percent((start_s + end_s) / 2 / frame_s), y=y + 13, text_anchor="middle",
+                   class_=css)
 
 
-def _exposed(span: Span, y: int, whole: float) -> Markup:
-    """The end of a collective that was waited for."""
-    share = span.exposed_s / whole
-    return element("rect", x=_percent((span.end_s - span.exposed_s) / whole), width=_percent(share), y=y,
+def _exposed(span: Span, y: int, frame_s: float) -> Markup:
+    """Marks the exposed part of a collective: its end, for which a kernel waited."""
+    share = span.exposed_s / frame_s
+    return element("rect", x=_percent((span.end_s - span.exposed_s) / frame_s), width=_percent(share), y=y,
                    height=LANE - 4, class_=f"span wait-communication{' thin exposed' if share < _THIN else ''}")
 
 
 def _words(span: Span) -> str:
-    what = WAITS.get(span.kind, span.kind.replace("_", " "))
+    kind = WAITS.get(span.kind, span.kind.replace("_", " "))
     where = f" {span.label}" if span.label else ""
     many = f" ({span.count:,} together)" if span.count > 1 else ""
     waited = f", {format_seconds(span.exposed_s)} of it exposed" if span.exposed_s else ""
     which = f", microbatch {span.microbatch}" if span.lane != "compute" or span.kind in _PHASES else ""
-    return f"{what}{where}{many}: {format_seconds(span.end_s - span.start_s)}{waited}{which}"
+    return f"{kind}{where}{many}: {format_seconds(span.end_s - span.start_s)}{waited}{which}"
 
 
 def _percent(share: float) -> str:
     return f"{number(100 * share) if share > 1e-4 else round(100 * share, 4):}%"
 
 
-def _grid(whole: float, height: int) -> Markup:
+def _grid(frame_s: float, height: int) -> Markup:
     parts: list[Markup] = []
-    for place, mark in enumerate(ticks(0.0, whole, 8)):
-        share = mark / whole
+    for place, mark in enumerate(ticks(0.0, frame_s, 8)):
+        share = mark / frame_s
         anchor = "start" if share < 0.03 else "end" if share > 0.97 else "middle"
         x = _percent(share)
         parts += [element("line", x1=x, x2=x, y1=6, y2=height + 4, class_="grid"),
                   element("text", format_seconds(mark) if mark else "0", x=x, y=height + 20, text_anchor=anchor,
-                          class_="tick wide" if place % 2 else "tick")]  # where there is little room, every other
+                          class_="tick wide" if place % 2 else "tick")]  # a narrow screen hides every other one
     return element("g", *parts)
 
 
-def lane_looks(report: Report) -> list[Look]:
-    """What the looks of spans mean, of those that are there."""
+def lane_entries(report: Report) -> list[LegendEntry]:
+    """Returns the legend of the kinds of spans that are drawn."""
     kinds = {span.kind for _, detail in drawn_classes(report) for span in detail.spans}
-    looks = [Look(f"kernels of {kind}", f"span {phase_class(kind)}") for kind in _PHASES if kind in kinds]
-    looks += [Look(words, f"span wait-{kind}") for kind, words in WAITS.items() if kind in kinds]
-    beside = [Look("collective beside kernels (hidden)", "span call")] if kinds - set(_PHASES) - set(WAITS) else []
-    return [*looks, *beside, Look("F0, B0: forward, backward of microbatch 0")]
+    entries = [LegendEntry(f"kernels of {kind}", f"span {phase_class(kind)}") for kind in _PHASES if kind in kinds]
+    entries += [LegendEntry(words, f"span wait-{kind}") for kind, words in WAITS.items() if kind in kinds]
+    if kinds - set(_PHASES) - set(WAITS):
+        entries.append(LegendEntry("collective beside kernels (hidden)", "span call"))
+    return [*entries, LegendEntry("F0, B0: forward, backward of microbatch 0")]

@@ -1,7 +1,7 @@
-"""The stacked chart of one rank class: allocated bytes over the step, by category, as one SVG.
+"""The memory chart of one class of ranks: allocated bytes over the step, stacked by category, as one SVG.
 
-Across, everything is placed in percent, so the chart fills any width while its text keeps its size; the layers
-themselves lie in an inner SVG that stretches. Upright, units are CSS pixels.
+Horizontal positions are percentages, so that the chart fills any width while its text keeps its size; only the bands
+are in an inner SVG that stretches. Vertical positions are CSS pixels.
 """
 
 from __future__ import annotations
@@ -12,24 +12,26 @@ from typing import Final
 from simcore.results.report import MemorySeries, Peak, RankReport
 from simcore.units import format_bytes
 from viz.charts.axes import capacity_line, layer_bands, phase_bands, x_axis, y_axis
-from viz.charts.bars import short
+from viz.charts.bars import shortened
 from viz.charts.scale import BOTTOM, HEIGHT, LETTER, TOP, Scale, percent, scale_of
 from viz.charts.stack import Band, Clock, layer_order, layer_runs, peak_index, phase_runs, stack, totals
 from viz.markup import Markup, element, join
 from viz.palette import swatch
 
-__all__ = ["WIDTH", "chart", "text_alternative"]
+__all__ = ["WIDTH", "memory_chart", "text_alternative"]
 
 WIDTH: Final = 1000
-_READABLE: Final = 17  # pixels of a layer that can bear its name
-_ROOMY: Final = 30  # pixels from which on the place in the plot matters more
+_READABLE: Final = 17  # least height in pixels of a band that is labelled
+_ROOMY: Final = 30  # height in pixels above which the place in the plot decides where the label is
 
 
-def chart(rank: RankReport, capacity_bytes: int | None, clock: Clock, identity: str, *,
-          kinds: Mapping[str, str] | None = None, stacked_by: str = "category", at_least: int = 0) -> Markup:
-    """The chart on one clock; `identity` makes the ids of its text alternative unique on the page.
+def memory_chart(rank: RankReport, capacity_bytes: int | None, clock: Clock, identity: str, *,
+                 kinds: Mapping[str, str] | None = None, stacked_by: str = "category", at_least: int = 0) -> Markup:
+    """Draws the chart with events (`issue`) or seconds (`time`) on the x axis.
 
-    `kinds`: of layers, by path. `at_least`: bytes that the scale reaches, where charts are compared.
+    `identity`: makes the ids of the text alternative unique on the page. `kinds`: the kind of each layer, by path.
+    `stacked_by`: the word for what the bands are, in the title. `at_least`: bytes up to which the scale reaches, where
+    charts are compared. ValueError: the class has no memory series.
     """
     series = rank.memory
     if series is None or not series.event_index:
@@ -44,7 +46,7 @@ def chart(rank: RankReport, capacity_bytes: int | None, clock: Clock, identity: 
         phase_bands(phase_runs(series), scale),
         layer_bands(layer_runs(series), kinds or {}, scale),
         y_axis(scale),
-        _layers(bands, scale),
+        _bands(bands, scale),
         _names(bands, scale),
         x_axis(scale, clock),
         capacity_line(scale, scale.share(peak_index(series))),
@@ -55,7 +57,7 @@ def chart(rank: RankReport, capacity_bytes: int | None, clock: Clock, identity: 
 
 def text_alternative(rank: RankReport, capacity_bytes: int | None, clock: Clock, stacked_by: str = "category"
                      ) -> tuple[str, str]:
-    """Title and description of the chart in words."""
+    """Returns the title and the description of the chart, for screen readers."""
     axis = "in issue order" if clock == "issue" else "over time"
     title = f"Allocated memory of ranks {', '.join(rank.ranks)} {axis}, stacked by {stacked_by}"
     parts = [f"Capacity of the device {format_bytes(capacity_bytes)}."] if capacity_bytes is not None else []
@@ -69,43 +71,43 @@ def text_alternative(rank: RankReport, capacity_bytes: int | None, clock: Clock,
     return title, " ".join(parts)
 
 
-def _layers(bands: Sequence[Band], scale: Scale) -> Markup:
-    shapes = [_layer(band, scale) for band in bands]
+def _bands(bands: Sequence[Band], scale: Scale) -> Markup:
+    shapes = [_band(band, scale) for band in bands]
     upper = bands[0].upper if bands else ()
     line = element("path", d=_steps(upper, scale, 0, len(upper)), class_="total")
     return element("svg", *shapes, line, class_="layers", y=TOP, width="100%", height=BOTTOM - TOP,
                    viewBox=f"0 {TOP} {WIDTH} {BOTTOM - TOP}", preserveAspectRatio="none")
 
 
-def _layer(band: Band, scale: Scale) -> Markup | None:
+def _band(band: Band, scale: Scale) -> Markup | None:
     parts = [_outline(band, scale, first, end) for first, end in _present(band.heights)]
     if not parts:
         return None
-    drawn = swatch(band.category)
-    most = element("title", f"{band.category}, at most {format_bytes(max(band.heights))}")
-    return element("path", most, d="".join(parts), class_=" ".join(filter(None, ("layer", drawn.css_class))),
-                   fill=drawn.fill, data_category=band.category)
+    paint = swatch(band.category)
+    title = element("title", f"{band.category}, at most {format_bytes(max(band.heights))}")
+    return element("path", title, d="".join(parts), class_=" ".join(filter(None, ("layer", paint.css_class))),
+                   fill=paint.fill, data_category=band.category)
 
 
 def _present(heights: Sequence[int]) -> list[tuple[int, int]]:
-    """Stretches of samples in which the category has bytes."""
+    """Returns (first, end) of each run of samples in which the category has bytes."""
     marks = [i for i in range(len(heights) + 1)
              if bool(heights[i] if i < len(heights) else 0) != bool(heights[i - 1] if i else 0)]
     return list(zip(marks[::2], marks[1::2], strict=True))
 
 
 def _steps(levels: Sequence[int], scale: Scale, first: int, end: int) -> str:
-    """Path along the levels of samples first..end-1, from the left, each level held until the next sample."""
-    command = f"M{_short(WIDTH * scale.share(first))} {_short(scale.y(levels[first]))}"
+    """Returns the SVG path along the levels of samples first..end-1; each level holds until the next sample."""
+    command = f"M{_tenths(WIDTH * scale.share(first))} {_tenths(scale.y(levels[first]))}"
     return command + _along(levels, scale, range(first + 1, end), levels[first]) + _across(scale, end)
 
 
 def _outline(band: Band, scale: Scale, first: int, end: int) -> str:
-    """Closed path: along the upper edge to the right, back along the lower."""
-    back = f"V{_short(scale.y(band.lower[end - 1]))}"
+    """Returns the closed path of a band: along its upper edge to the right, back along its lower edge."""
+    back = f"V{_tenths(scale.y(band.lower[end - 1]))}"
     for i in range(end - 2, first - 1, -1):
         if band.lower[i] != band.lower[i + 1]:
-            back += f"{_across(scale, i + 1)}V{_short(scale.y(band.lower[i]))}"
+            back += f"{_across(scale, i + 1)}V{_tenths(scale.y(band.lower[i]))}"
     return f"{_steps(band.upper, scale, first, end)}{back}{_across(scale, first)}Z"
 
 
@@ -114,21 +116,21 @@ def _along(levels: Sequence[int], scale: Scale, samples: range, level: int) -> s
     for i in samples:
         if levels[i] != level:
             level = levels[i]
-            command += f"{_across(scale, i)}V{_short(scale.y(level))}"
+            command += f"{_across(scale, i)}V{_tenths(scale.y(level))}"
     return command
 
 
-def _short(value: float) -> str:
-    """A tenth of a pixel is as fine as anybody sees; paths are long."""
+def _tenths(value: float) -> str:
+    """Returns a coordinate to a tenth of a pixel: finer ones would not be visible, and paths are long."""
     return f"{value:.1f}".removesuffix(".0")
 
 
 def _across(scale: Scale, index: int) -> str:
-    return f"H{_short(WIDTH * scale.share(index))}"
+    return f"H{_tenths(WIDTH * scale.share(index))}"
 
 
 def _names(bands: Sequence[Band], scale: Scale) -> Markup:
-    """Names written on the layers that are thick enough for it."""
+    """Labels the bands that are thick enough, where the band is thickest over the width of the label."""
     return element("g", *(_name(band, scale) for band in bands), class_="names wide")
 
 
@@ -184,6 +186,6 @@ def _peak_words(series: MemorySeries, peak: Peak | None, at: int, share: float) 
 
 def _lines(lines: Sequence[str], x: str, anchor: str, css_class: str) -> Markup:
     most = 38 if "narrow" in css_class else 56
-    rows = (element("text", short(line, most), x=x, y=12 + 16 * row, text_anchor=anchor,
+    rows = (element("text", shortened(line, most), x=x, y=12 + 16 * row, text_anchor=anchor,
                     class_=None if row else "first") for row, line in enumerate(lines))
     return element("g", *rows, class_=css_class)

@@ -1,8 +1,8 @@
-"""The placement map: the mesh as a grid of ranks, a row of it a node, and what lies on each of them by component.
+"""The placement map: the ranks as a grid, a row for each node or a part of it, with the bytes of each component.
 
-A cell is a rank, its bar the device: components at rest, then what comes on top at the peak, up to the edge. Ranks of
-one class have one letter. Of very many ranks a cell is a run of ranks of one class, or,
-where runs are very many too, the first run of each class.
+A cell is a rank. Its bar is the memory of the device: the components at rest, then what is added at the peak. Ranks of
+one class have one letter. With more than 128 ranks a cell is a run of ranks of one class; with more than 128 runs it
+is the first run of each class.
 """
 
 from __future__ import annotations
@@ -16,12 +16,13 @@ from typing import Final
 from simcore.results.detail import AxisDigit, Detail
 from simcore.results.report import RankReport, Report
 from simcore.units import format_bytes
-from viz.charts.legend import Look, look_of
+from viz.charts.legend import LegendEntry, entry_of
+from viz.charts.rank_class import class_letter
 from viz.charts.scale import percent
 from viz.markup import Markup, element, number
 from viz.palette import swatch
 
-__all__ = ["MAX_CELLS", "component_looks", "components", "letter", "members", "peers", "placement"]
+__all__ = ["MAX_CELLS", "component_entries", "components", "members", "peers", "placement"]
 
 MAX_CELLS: Final = 128
 _WIDEST: Final = 12
@@ -32,20 +33,15 @@ _RANGE: Final = re.compile(r"(\d+)(?:-(\d+)(?::(\d+))?)?")
 
 @dataclass(frozen=True)
 class _Cell:
-    """`first`: a rank that stands for it; `words`: what is written on it; `number`: of its class."""
+    """A rank or a run of ranks. `first`: its first rank; `words`: its label; `number`: the number of its class."""
 
     first: int
     words: str
     number: int
 
 
-def letter(number: int) -> str:
-    """Of a class of ranks: A, B, ... Z, AA."""
-    return chr(65 + number) if number < 26 else letter(number // 26 - 1) + letter(number % 26)
-
-
 def members(text: str) -> range:
-    """`"0-128:64"` -> 0, 64, 128."""
+    """Reads a run of ranks: `"0-128:64"` is 0, 64, 128. Text of another form is an empty range."""
     match = _RANGE.fullmatch(text)
     if match is None:
         return range(0)
@@ -54,7 +50,7 @@ def members(text: str) -> range:
 
 
 def placement(report: Report, identity: str) -> Markup | None:
-    """The map; None without ranks."""
+    """Draws the map; None without ranks."""
     cells = sorted(_cells(report), key=lambda cell: cell.first)[:MAX_CELLS]
     if not cells:
         return None
@@ -64,11 +60,11 @@ def placement(report: Report, identity: str) -> Markup | None:
     num_rows = -(-len(cells) // columns)
     height = 96 if num_rows <= 2 else 64 if num_rows <= 6 else 46
     head = _HEAD if is_ranks and detail is not None and world > detail.ranks_per_node else 0
-    drawn = [_cell(report, cell, n, columns, height, head) for n, cell in enumerate(cells)]
+    boxes = [_cell(report, cell, n, columns, height, head) for n, cell in enumerate(cells)]
     heads = _heads(detail, len(cells), columns, height) if head and detail else ()
     title = f"{world:,} ranks, what lies on each by component"
     return element(
-        "svg", element("title", title, id=f"{identity}-title"), *heads, *drawn, class_="chart map", role="group",
+        "svg", element("title", title, id=f"{identity}-title"), *heads, *boxes, class_="chart map", role="group",
         width="100%", height=num_rows * (height + _GAP + head), aria_labelledby=f"{identity}-title",
         data_axes=json.dumps([[a.name, a.size, a.stride] for a in detail.axes] if detail and is_ranks else []),
         data_node=detail.ranks_per_node if detail else 0)
@@ -77,17 +73,17 @@ def placement(report: Report, identity: str) -> Markup | None:
 def _cells(report: Report) -> Iterator[_Cell]:
     world = sum(rank.num_ranks for rank in report.ranks)
     num_runs = sum(len(rank.ranks) for rank in report.ranks)
-    for of, rank in enumerate(report.ranks):
+    for place, rank in enumerate(report.ranks):
         for text in rank.ranks if num_runs <= MAX_CELLS else rank.ranks[:1]:
             runs = members(text)
             if world <= MAX_CELLS:
-                yield from (_Cell(one, str(one), of) for one in runs)
+                yield from (_Cell(member, str(member), place) for member in runs)
             elif len(runs):
-                yield _Cell(runs.start, text, of)
+                yield _Cell(runs.start, text, place)
 
 
 def _columns(per_node: int, count: int) -> int:
-    """The most cells in a row that divide a node."""
+    """Returns the most cells in a row, at most 12, whose number divides the ranks of a node."""
     if count <= per_node:
         per_node = max(count, 4)
     return next(n for n in range(min(per_node, _WIDEST), 0, -1) if per_node % n == 0)
@@ -114,7 +110,7 @@ def _cell(report: Report, cell: _Cell, place: int, columns: int, height: int, he
     inner = (element("rect", x="0", y="0", width="100%", height=height, rx=5, class_="cell-box"),
              element("text", cell.words, x="6", y=16, class_="cell-name"),
              element("text", peak, x="50%", y=16, text_anchor="middle", class_="cell-peak wide"),
-             element("text", letter(cell.number), x="100%", dx=-6, y=16, text_anchor="end", class_="cell-class"),
+             element("text", class_letter(cell.number), x="100%", dx=-6, y=16, text_anchor="end", class_="cell-class"),
              element("svg", *_fill(report, rank), x="4%", y=26, width="92%", height=height - 34, class_="cell-fill"))
     mark = element("path", d=f"M6 {number(height - 30)}h14", class_="peer-mark")
     return element("svg", element("title", _words(report, cell)), *inner, mark, x=percent(column / columns + 0.003),
@@ -124,33 +120,33 @@ def _cell(report: Report, cell: _Cell, place: int, columns: int, height: int, he
 
 
 def components(rank: RankReport) -> list[tuple[str, int]]:
-    """Components by what they hold at rest on the rank, largest first."""
+    """Returns (name, bytes) of the components at rest on a rank: weights, gradients, optimizer; largest first."""
     sizes = {name: c.params_bytes + c.grads_bytes + c.optimizer_bytes for name, c in rank.at_rest.items()}
     return sorted(((name, size) for name, size in sizes.items() if size), key=lambda item: (-item[1], item[0]))
 
 
 def scale_bytes(report: Report) -> int:
-    """Bytes of a whole bar: the device, or the fullest rank's peak where the device is far off."""
+    """Returns the bytes of a whole bar: the device's, or the fullest rank's peak where the device is far larger."""
     most = max(max(rank.peak.device_bytes if rank.peak else 0, rank.at_rest_bytes(), 1) for rank in report.ranks)
     capacity = report.capacity_bytes or 0
     return max(most, capacity) if capacity <= _FAR * most else most
 
 
 def _fill(report: Report, rank: RankReport) -> Iterator[Markup]:
-    """The device as a bar, as high as its frame. What is there at the peak beside what rests is one part."""
+    """Draws the bar of a device, as high as its frame; what the peak adds to the memory at rest is one part."""
     peak = rank.peak.device_bytes if rank.peak else 0
-    rest, whole = components(rank), scale_bytes(report)
+    at_rest, bar_bytes = components(rank), scale_bytes(report)
     yield element("rect", x="0", y="0", width="100%", height="100%", class_="track")
     at = 0
-    parts = [*((name, size, swatch(name).css_class, swatch(name).fill) for name, size in rest),
-             ("besides at the peak", peak - sum(size for _, size in rest), "besides", None)]
+    parts = [*((name, size, swatch(name).css_class, swatch(name).fill) for name, size in at_rest),
+             ("besides at the peak", peak - sum(size for _, size in at_rest), "besides", None)]
     for name, size, css, fill in parts:
         if size > 0:
-            yield element("rect", element("title", f"{name}: {format_bytes(size)}"), x=percent(at / whole), y="0",
-                          width=percent(size / whole), height="100%", class_=css, fill=fill)
+            yield element("rect", element("title", f"{name}: {format_bytes(size)}"), x=percent(at / bar_bytes), y="0",
+                          width=percent(size / bar_bytes), height="100%", class_=css, fill=fill)
             at += size
-    if report.capacity_bytes and report.capacity_bytes <= whole:
-        x = percent(report.capacity_bytes / whole)
+    if report.capacity_bytes and report.capacity_bytes <= bar_bytes:
+        x = percent(report.capacity_bytes / bar_bytes)
         yield element("line", x1=x, x2=x, y1="-3%", y2="103%", class_="end")
 
 
@@ -160,22 +156,25 @@ def _words(report: Report, cell: _Cell) -> str:
     places = [f"{axis.name} {_at(axis, cell.first)}" for axis in detail.axes] if detail and single else []
     peak = f"; peak {format_bytes(rank.peak.device_bytes)} of the device" if rank.peak else ""
     return (f"{'Rank' if single else 'Ranks'} {cell.words}{': ' if places else ''}{', '.join(places)}; class "
-            f"{letter(cell.number)}; {format_bytes(rank.at_rest_bytes())} at rest{peak}")
+            f"{class_letter(cell.number)}; {format_bytes(rank.at_rest_bytes())} at rest{peak}")
 
 
-def component_looks(report: Report) -> list[Look]:
-    """Components that lie on some rank, largest first, and what a whole bar is."""
+def component_entries(report: Report) -> list[LegendEntry]:
+    """Returns the legend: components that some rank holds, largest first, and the bytes of a whole bar."""
     sizes: dict[str, int] = {}
     for rank in report.ranks:
         for name, size in components(rank):
             sizes[name] = max(size, sizes.get(name, 0))
-    looks = [look_of(name, f"up to {format_bytes(sizes[name])}") for name in sorted(sizes, key=lambda n: -sizes[n])]
-    whole = Look(f"A whole bar is {format_bytes(scale_bytes(report))}.")
-    return [*looks, Look("besides at the peak", "besides"), whole]
+    entries = [entry_of(name, f"up to {format_bytes(sizes[name])}") for name in sorted(sizes, key=lambda n: -sizes[n])]
+    scale = LegendEntry(f"A whole bar is {format_bytes(scale_bytes(report))}.")
+    return [*entries, LegendEntry("besides at the peak", "besides"), scale]
 
 
 def peers(report: Report, identity: str) -> Markup | None:
-    """Radio buttons: whose peers are marked with the chosen rank. Shown by the script only."""
+    """Returns radio buttons that choose the axis on which the peers of a chosen rank are marked.
+
+    Only the script shows them. Returns None without axes, and where cells are not single ranks.
+    """
     axes = report.detail.axes if report.detail else ()
     if not axes or sum(rank.num_ranks for rank in report.ranks) > MAX_CELLS:
         return None

@@ -1,4 +1,4 @@
-"""Where bytes and samples lie in the chart."""
+"""The scale of the memory chart: bytes to pixels, samples to shares of the width."""
 
 from __future__ import annotations
 
@@ -15,14 +15,15 @@ TOP: Final = 66
 BOTTOM: Final = TOP + 320
 HEIGHT: Final = BOTTOM + 72
 LETTER: Final = 7 / 650
-"""Width of a letter as a share of the plot, where it is least wide and still shows names."""
+"""Width of a character as a share of the narrowest plot that still shows labels."""
 
 _OFF_SCALE: Final = 3.4
+"""Capacity over the highest bytes above which the line of the capacity is not in the plot."""
 
 
 @dataclass(frozen=True)
 class Scale:
-    """Bytes to pixels and samples to a share of the width; `capacity_y` is where the line of the device is drawn."""
+    """Where samples begin on the x axis (`x`, its `first` and its `span`), and the bytes at the top of the plot."""
 
     x: tuple[float, ...]
     first: float
@@ -31,21 +32,24 @@ class Scale:
     capacity_bytes: int | None
 
     def share(self, index: int) -> float:
-        """Where sample `index` begins, 0 to 1 across the plot."""
+        """Returns where sample `index` begins, 0 to 1 across the plot."""
         return (self.x[index] - self.first) / self.span
 
     def y(self, num_bytes: float) -> float:
-        """Height of so many bytes."""
+        """Returns the vertical position of `num_bytes`, in pixels from the top."""
         return BOTTOM - (BOTTOM - TOP) * num_bytes / self.top_bytes
 
     @property
     def off_scale(self) -> bool:
-        """Whether the capacity is so far above the peak that its line is drawn at the edge of the plot."""
+        """Says whether the capacity is so far above the peak that its line is drawn at the edge of the plot."""
         return self.capacity_bytes is not None and self.capacity_bytes > self.top_bytes
 
 
 def scale_of(rank: RankReport, series: MemorySeries, clock: Clock, capacity: int | None, at_least: int = 0) -> Scale:
-    """The scale of a chart: from zero to the capacity, or to a little over the peak where the capacity is far off."""
+    """Returns the scale: from zero to above the capacity, or to above the peak where the capacity is far larger.
+
+    `at_least`: bytes up to which the scale reaches, where charts are compared.
+    """
     x = edges(series, clock)
     highest = max(*totals(series), rank.peak.device_bytes if rank.peak else 0, at_least, 1)
     fits_in_view = capacity is not None and capacity <= _OFF_SCALE * highest
@@ -54,5 +58,5 @@ def scale_of(rank: RankReport, series: MemorySeries, clock: Clock, capacity: int
 
 
 def percent(share: float) -> str:
-    """`0.25` -> `"25%"`."""
+    """Returns a share as a coordinate: `0.25` is `"25%"`."""
     return f"{number(100 * share)}%"

@@ -1,4 +1,4 @@
-"""A scatter of scenarios: peak memory against something else, with the Pareto edge of those that fit."""
+"""A scatter chart of scenarios: peak memory against a time or a cost, with the Pareto edge of those that fit."""
 
 from __future__ import annotations
 
@@ -18,12 +18,12 @@ TOP: Final = 22
 BOTTOM: Final = TOP + 300
 HEIGHT: Final = BOTTOM + 44
 _WIDE_RANGE: Final = 12
-"""Largest over smallest from which on the axis is logarithmic."""
+"""Ratio of the largest to the smallest value above which the x axis is logarithmic."""
 
 
 @dataclass(frozen=True)
 class Point:
-    """Scenario number `row`, what it costs on the x axis, its peak, and whether it fits."""
+    """Scenario number `row`: its value on the x axis, its peak in bytes, and whether it fits."""
 
     row: int
     name: str
@@ -33,16 +33,19 @@ class Point:
 
 
 def edge(points: Sequence[Point]) -> list[Point]:
-    """Those that fit and that no other beats on both axes, from the left; of equal ones the first."""
-    found: list[Point] = []
+    """Returns the Pareto edge from the left: points that fit, of which no other that fits is lower on both axes.
+
+    Of equal points only the first is on the edge.
+    """
+    on_edge: list[Point] = []
     for point in sorted((p for p in points if p.fits), key=lambda p: (p.x, p.num_bytes, p.row)):
-        if not found or point.num_bytes < found[-1].num_bytes:
-            found.append(point)
-    return found
+        if not on_edge or point.num_bytes < on_edge[-1].num_bytes:
+            on_edge.append(point)
+    return on_edge
 
 
 class _Axis:
-    """The x axis: linear, or logarithmic where it spans much."""
+    """The x axis: linear, or logarithmic where the values span more than a factor of 12."""
 
     def __init__(self, values: Sequence[float]) -> None:
         low, high = min(values), max(values)
@@ -52,22 +55,26 @@ class _Axis:
         self.low, self.high = ends[0] - room * self.is_log, ends[1] + room
 
     def share(self, value: float) -> float:
-        """0 to 1 across the plot."""
+        """Returns where a value is, 0 to 1 across the plot."""
         return ((math.log10(value) if self.is_log else value) - self.low) / (self.high - self.low)
 
     def marks(self) -> Sequence[float]:
-        """Round values for ticks."""
+        """Returns round values for ticks."""
         if not self.is_log:
             return ticks(self.low, self.high, 6)
         powers = range(math.floor(self.low), math.ceil(self.high) + 1)
         steps = (1, 2, 5) if self.high - self.low < 3 else (1,)
-        every = (step * 10.0**power for power in powers for step in steps)
-        return [mark for mark in every if self.low <= math.log10(mark) <= self.high]
+        marks = (step * 10.0**power for power in powers for step in steps)
+        return [mark for mark in marks if self.low <= math.log10(mark) <= self.high]
 
 
 def scatter(points: Sequence[Point], title: str, x_name: str, show: Callable[[float], str], capacities: Sequence[int],
             identity: str) -> Markup | None:
-    """One picture; None without points. `capacities`: lines of devices, if they are few."""
+    """Draws the chart; None without points.
+
+    `x_name`, `show`: the name of the x axis, and the text of its values. `capacities`: bytes of devices, drawn as lines
+    where they are at most three and not far above the points.
+    """
     if not points:
         return None
     axis, on_edge = _Axis([p.x for p in points]), edge(points)
@@ -81,20 +88,20 @@ def scatter(points: Sequence[Point], title: str, x_name: str, show: Callable[[fl
     scale_note = " (logarithmic)" if axis.is_log else ""
     words = f"{len(points):,} scenarios, {len(on_edge)} on the Pareto edge; across {x_name}, upwards peak memory"
     marked = {point.row for point in on_edge}
-    drawn = sorted(points, key=lambda p: p.row in marked)  # those of the edge over all others
+    ordered = sorted(points, key=lambda p: p.row in marked)  # points of the edge are drawn over all others
     return element(
         "svg", element("title", title, id=f"{identity}-title"), element("desc", words, id=f"{identity}-desc"),
         *_frame(axis, top, y, show, f"{x_name}{scale_note}"),
         element("svg", element("path", d=_path([(axis.share(p.x), y(p.num_bytes)) for p in on_edge]), class_="edge"),
                 y="0", width="100%", height=BOTTOM, viewBox=f"0 0 1000 {BOTTOM}", preserveAspectRatio="none"),
-        *(_point(p, axis.share(p.x), y(p.num_bytes), " on-edge" if p.row in marked else "") for p in drawn),
+        *(_point(p, axis.share(p.x), y(p.num_bytes), " on-edge" if p.row in marked else "") for p in ordered),
         *_capacity_lines(lines, y),
         class_="chart scatter", role="img", width="100%", height=HEIGHT, aria_labelledby=f"{identity}-title",
         aria_describedby=f"{identity}-desc")
 
 
 def _path(corners: Sequence[tuple[float, float]]) -> str:
-    """A staircase: to the right nothing gets worse until the next point is reached."""
+    """Returns the SVG path of the edge, a staircase: each point holds to the right until the next one."""
     if not corners:
         return "M0 0"
     steps = "".join(f"H{number(1000 * x)}V{number(y)}" for x, y in corners[1:])
@@ -124,7 +131,7 @@ def _capacity_lines(lines: Sequence[int], y: Callable[[float], float]) -> Iterat
 
 
 def _point(point: Point, share: float, y: float, css: str) -> Markup:
-    """A disc fits, a cross does not; the script says whose it is."""
+    """Draws a disc for a scenario that fits, a cross for one that does not; the script shows its name."""
     x = percent(share)
     if point.fits:
         return element("circle", cx=x, cy=y, r=4.5, class_=f"point fits{css}", data_row=point.row)

@@ -1,4 +1,4 @@
-"""Traffic of one step and rank: by collective and axis, inside a node (over NVLink, or PCIe) or over the network."""
+"""Traffic of one rank in one step by collective and axis, inside a node (NVLink or PCIe) and over the network."""
 
 from __future__ import annotations
 
@@ -7,21 +7,24 @@ from collections.abc import Sequence
 from simcore.results.report import RankReport, Report
 from simcore.units import format_bytes, format_seconds
 from viz.charts.bars import Bar, Segment, bars
-from viz.charts.legend import Look
+from viz.charts.legend import LegendEntry
 from viz.markup import Markup
 
-__all__ = ["link_looks", "traffic_bars"]
+__all__ = ["link_entries", "traffic_bars"]
 
 _LINKS = (("nvlink", "inside a node"), ("network", "over the network"))
 
 
 def traffic_bars(report: Report, rank: RankReport, identity: str) -> Markup | None:
-    """What leaves the rank, the most first; all phases and formats of a collective on an axis together."""
+    """Draws the bytes that the rank sends, most first; phases and data types of a collective on an axis are summed.
+
+    Returns None without traffic.
+    """
     sums: dict[tuple[str, str, int], list[int]] = {}
     for row in rank.traffic:
-        each = sums.setdefault((row.collective, row.axis, row.group_size), [0, 0, 0])
+        totals = sums.setdefault((row.collective, row.axis, row.group_size), [0, 0, 0])
         for place, more in enumerate((row.nvlink_bytes, row.network_bytes, row.calls)):
-            each[place] += more
+            totals[place] += more
     if not sums:
         return None
     most = max(near + far for near, far, _ in sums.values()) or 1
@@ -32,23 +35,23 @@ def traffic_bars(report: Report, rank: RankReport, identity: str) -> Markup | No
 
 def _bar(report: Report, collective: str, axis: str, size: int, sizes: Sequence[int], most: int) -> Bar:
     label = f"{collective} \u00b7 {axis} \u00b7 {size:,} ranks \u00b7 {sizes[2]:,} calls"
-    segments = tuple(Segment(sizes[n] / most, f"{label}: {format_bytes(sizes[n])} {words}", *_look(link))
+    segments = tuple(Segment(sizes[n] / most, f"{label}: {format_bytes(sizes[n])} {words}", *_paint(link))
                      for n, (link, words) in enumerate(_LINKS))
-    whole = format_bytes(sizes[0] + sizes[1])
-    return Bar(label, f"{whole}{_waited(report, collective, axis)}", segments, (f"{collective} \u00b7 {axis}", whole))
+    total = format_bytes(sizes[0] + sizes[1])
+    return Bar(label, f"{total}{_waited(report, collective, axis)}", segments, (f"{collective} \u00b7 {axis}", total))
 
 
-def _look(link: str) -> tuple[str | None, str | None]:
+def _paint(link: str) -> tuple[str | None, str | None]:
     return ("fill-sky", None) if link == "nvlink" else (None, "url(#apricot-bars)")
 
 
 def _waited(report: Report, collective: str, axis: str) -> str:
     if report.time is None:
         return ""
-    found = [one for one in report.time.communication if (one.collective, one.axis) == (collective, axis)]
-    return f", {format_seconds(found[0].exposed_s)} exposed" if found else ""
+    rows = [row for row in report.time.communication if (row.collective, row.axis) == (collective, axis)]
+    return f", {format_seconds(rows[0].exposed_s)} exposed" if rows else ""
 
 
-def link_looks() -> list[Look]:
-    """Which look is which link."""
-    return [Look(words, *_look(link)) for link, words in _LINKS]
+def link_entries() -> list[LegendEntry]:
+    """Returns the legend of the two kinds of links."""
+    return [LegendEntry(words, *_paint(link)) for link, words in _LINKS]

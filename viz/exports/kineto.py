@@ -1,18 +1,18 @@
-"""A step as traces of PyTorch's profiler (Kineto), one file a rank, for HolisticTraceAnalysis and its kin.
+"""A step as traces of PyTorch's profiler (Kineto), one file per rank, for HolisticTraceAnalysis and similar tools.
 
-[Note: what the readers want]
-HolisticTraceAnalysis 0.5.0 (`hta/common/trace_file.py`, `trace.py`, `utils/utils.py`): the rank is what the expression
-for `"rank":`, spaces and digits finds first in the file, and a space there must be; a kernel is what has a `stream`; it
-is communication if its name begins with `nccl` and goes on to `Kernel`, a copy if with `Memcpy`, else computation
-(unless `Sync` is in the name). It takes the iteration of a kernel from the launch that has the same `correlation`, and
-keeps the last iteration only where there is no other. Times that are no integers it rounds inwards to microseconds,
-unless HTA_DISABLE_NS_ROUNDING is 1. Words of a collective's arguments are torch 2.13's
+[Note: what HolisticTraceAnalysis requires]
+HolisticTraceAnalysis 0.5.0 (`hta/common/trace_file.py`, `trace.py`, `utils/utils.py`): the rank is the first match of
+a regular expression for `"rank":`, at least one space, and digits. An event with a `stream` is a kernel:
+communication if its name matches `^nccl.*Kernel`, a copy if it begins with `Memcpy`, else computation (unless `Sync`
+is in the name). The iteration of a kernel is that of the launch with the same `correlation`; the last iteration is
+dropped unless it is the only one. Times that are not integers are rounded inwards to microseconds, unless
+HTA_DISABLE_NS_ROUNDING is 1. The names of a collective's arguments are those of torch 2.13
 (`torch/csrc/profiler/util.h`), those of copies Kineto's.
 
-[Note: when things are launched]
-When the host issues a kernel is known only where the device waits for it: the kernel starts as soon as it is there.
-All others are put a microsecond behind the launch before them, or where they begin: the host runs ahead. Launches lie
-on whole microseconds and take no time, so that rounding leaves them as they are.
+[Note: times of launches]
+When the host issues a kernel is known only where the device waits for the host: the kernel starts as soon as it is
+launched. Every other launch is put one microsecond after the launch before it, or where its kernel starts if that is
+earlier: the host runs ahead. Launches are at whole microseconds and take no time, so that rounding does not move them.
 """
 
 from __future__ import annotations
@@ -32,49 +32,50 @@ _Event = dict[str, Any]
 _COMMUNICATION: Final = ("in_layers", "all_gather", "reduce", "all_reduce", "send", "receive")
 _LANES: Final = ("compute", *_COMMUNICATION, "copy")
 _FIRST_STREAM: Final = 7
-"""Of the default stream, in Kineto's traces of torch; the others follow."""
+"""Number of the default stream in traces that Kineto makes of PyTorch; the other streams follow it."""
 _FIRST_CALL: Final = 1 << 20
-"""HolisticTraceAnalysis keeps these numbers in the least integers that hold them, and then writes the numbers of lines
-in their place, which pandas 3 refuses where these are larger; so they are as large as those of a real trace."""
+"""First correlation number. HolisticTraceAnalysis stores correlations in the smallest integer type that holds them and
+later replaces them by row numbers, which pandas 3 refuses where these need a larger type; so they begin as high as in a
+real trace."""
 _HOST: Final = {"pid": 1_000_000_000, "tid": 1_000_000_000}
-"""Above every rank's number."""
+"""Process and thread of the host: numbers above every rank."""
 _CALLS: Final = {
     "all_gather": ("AllGather", "_allgather_base"), "reduce_scatter": ("ReduceScatter", "_reduce_scatter_base"),
     "all_reduce": ("AllReduce", "allreduce"), "all_to_all": ("SendRecv", "all_to_allv"),
     "send_recv": ("SendRecv", "send"), "broadcast": ("Broadcast", "broadcast"), "reduce": ("Reduce", "reduce"),
     "gather": ("SendRecv", "gather"),
 }
-"""Of each collective, the word in NCCL's kernel and torch's name of the call."""
+"""For each collective, the word in the name of NCCL's kernel, and PyTorch's name of the call."""
 _DTYPES: Final = {"fp32": "Float", "bf16": "BFloat16", "fp16": "Half", "fp8": "Float8_e4m3fn", "int8": "Char",
                   "uint8": "Byte", "int32": "Int", "int64": "Long"}
 _COPIES: Final = {"to_host": "Memcpy DtoH (Device -> Pinned)", "to_device": "Memcpy HtoD (Pinned -> Device)"}
 
 
 def kineto_traces(report: Report, ranks: Sequence[int] = ()) -> tuple[dict[str, str], Sequence[str]]:
-    """Texts by the file's name, and a line for each thing that they leave out.
+    """Returns the texts of the traces by file name, and a line for each thing that they leave out.
 
-    One of each of `ranks`, or of the first rank of each class.
+    `ranks`: the ranks to write, instead of the first rank of each class.
     """
-    told = left_out(report, ranks)
+    omissions = left_out(report, ranks)
     world = sum(rank.num_ranks for rank in report.ranks)
-    return {f"rank{process.number}.pt.trace.json": _text(report, process, world, told)
-            for process in processes(report, ranks)}, told
+    return {f"rank{process.number}.pt.trace.json": _text(report, process, world, omissions)
+            for process in processes(report, ranks)}, omissions
 
 
 def overlap(threads: Mapping[str, Sequence[Slice]]) -> float:
-    """Of the time in which a rank communicates, the share in which it computes too; 0 where it never does.
+    """Returns the share of a rank's communication time in which it computes too, 0 to 1; 0 without communication.
 
-    HolisticTraceAnalysis calls that so (`hta/analyzers/communication_analysis.py`, get_comm_comp_overlap).
+    The definition of HolisticTraceAnalysis (`hta/analyzers/communication_analysis.py`, get_comm_comp_overlap).
     """
     computing = _union(threads.get("compute", ()))
     calling = _union(piece for lane in _COMMUNICATION for piece in threads.get(lane, ()) if not _is_copy(piece))
     return _common(computing, calling) / max(1, sum(end - start for start, end in calling))
 
 
-def _common(some: Sequence[tuple[int, int]], others: Sequence[tuple[int, int]]) -> int:
-    """How long both last together; each is in order, without overlaps."""
+def _common(intervals: Sequence[tuple[int, int]], others: Sequence[tuple[int, int]]) -> int:
+    """Returns the length of the intersection in ns; the intervals of each side are in order and do not overlap."""
     total = at = 0
-    for start, end in some:
+    for start, end in intervals:
         while at < len(others) and others[at][1] <= start:
             at += 1
         for first, last in islice(others, at, None):
@@ -85,21 +86,21 @@ def _common(some: Sequence[tuple[int, int]], others: Sequence[tuple[int, int]]) 
 
 
 def _is_copy(piece: Slice) -> bool:
-    """Whichever stream it is on."""
+    """Says whether a slice is a copy, on whichever stream it is."""
     return piece.span is not None and piece.span.kind == "copy"
 
 
 def _union(pieces: Iterable[Slice]) -> list[tuple[int, int]]:
-    found: list[tuple[int, int]] = []
+    union: list[tuple[int, int]] = []
     for start, end in sorted((piece.start, piece.end) for piece in pieces):
-        if found and start <= found[-1][1]:
-            found[-1] = (found[-1][0], max(end, found[-1][1]))
+        if union and start <= union[-1][1]:
+            union[-1] = (union[-1][0], max(end, union[-1][1]))
         else:
-            found.append((start, end))
-    return found
+            union.append((start, end))
+    return union
 
 
-def _text(report: Report, process: Process, world: int, told: Sequence[str]) -> str:
+def _text(report: Report, process: Process, world: int, omissions: Sequence[str]) -> str:
     device = process.number % report.detail.ranks_per_node if report.detail else 0
     about = {
         "schemaVersion": 1,
@@ -108,7 +109,7 @@ def _text(report: Report, process: Process, world: int, told: Sequence[str]) -> 
         "distributedInfo": {"backend": "nccl", "rank": process.number, "world_size": world},
         "rankscope": {"scenario": plain(report.name), "stands_for": ", ".join(process.rank.ranks),
                       "end_s": process.threads["step"][0].end / 1e9, "overlap": overlap(process.threads),
-                      "left_out": "; ".join(told)},
+                      "left_out": "; ".join(omissions)},
         "displayTimeUnit": "ms", "baseTimeNanoseconds": 0,
     }
     events = ",\n".join(json.dumps(_in_us(event)) for event in _events(report, process, device))
@@ -116,7 +117,7 @@ def _text(report: Report, process: Process, world: int, told: Sequence[str]) -> 
 
 
 def _in_us(event: _Event) -> _Event:
-    """Times are ns until here."""
+    """Converts the times of an event from ns to us."""
     return event | {key: event[key] / 1000 for key in ("ts", "dur") if key in event}
 
 
@@ -125,9 +126,9 @@ def _events(report: Report, process: Process, device: int) -> Iterator[_Event]:
     step, *passes = process.threads["step"]
     yield {"ph": "X", "cat": "user_annotation", "name": "ProfilerStep#0"} | _HOST | {
         "ts": step.start, "dur": step.end - step.start, "args": {"External id": 0, "Ev Idx": 0}}
-    for one in passes:
-        yield {"ph": "X", "cat": "gpu_user_annotation", "name": one.name, "pid": device, "tid": _FIRST_STREAM,
-               "ts": one.start, "dur": one.end - one.start, "args": {"External id": 0}}
+    for part in passes:
+        yield {"ph": "X", "cat": "gpu_user_annotation", "name": part.name, "pid": device, "tid": _FIRST_STREAM,
+               "ts": part.start, "dur": part.end - part.start, "args": {"External id": 0}}
     late = {piece.end for piece in process.threads.get("waits", ()) if piece.span and piece.span.kind == "host"}
     launched = -1000
     for number, (piece, lane) in enumerate(_in_order(process), _FIRST_CALL):
@@ -161,7 +162,7 @@ def _stream(lane: str) -> int:
 
 
 def _kernel(report: Report, process: Process, piece: Slice, lane: str) -> _Event:
-    """Its category and name."""
+    """Returns the category and the name of a kernel or a copy."""
     span = piece.span
     assert span is not None
     if _is_copy(piece):
@@ -189,7 +190,7 @@ def _args(process: Process, piece: Slice, lane: str) -> _Event:
 
 
 def _elements(collective: str, payload: int, size: int) -> tuple[int, int]:
-    """What goes in and comes out on a rank; a payload is the whole (see `TrafficRow`)."""
+    """Returns the elements that go in and come out on a rank; the payload is that of all ranks (see `TrafficRow`)."""
     if collective == "all_gather":
         return payload // size, payload
     return payload, payload // size if collective == "reduce_scatter" else payload

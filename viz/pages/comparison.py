@@ -1,4 +1,4 @@
-"""Two scenarios side by side: what was asked, what came out, their pictures at one scale."""
+"""Section of two scenarios side by side: keys that differ, numbers with their differences, charts at one scale."""
 
 from __future__ import annotations
 
@@ -8,35 +8,36 @@ from typing import Final
 from simcore.results.compare import Comparison, Row, compare
 from simcore.results.report import Report
 from simcore.units import format_bytes, format_seconds
-from viz.charts.legend import key
-from viz.charts.memory import chart
+from viz.charts.legend import legend
+from viz.charts.memory import memory_chart
+from viz.charts.memory_legend import category_entries
+from viz.charts.rank_class import fullest_class
 from viz.markup import Child, Markup, element
-from viz.pages.ranks import worst
-from viz.pages.scenario_keys import differing
-from viz.pages.tables import category_looks, table
+from viz.pages.scenario_keys import differing_keys
+from viz.pages.tables import table
 from viz.pages.timeline import timeline
 from viz.pages.verdict import device_fill, verdict
 
-__all__ = ["number_tables", "versus"]
+__all__ = ["comparison", "number_tables"]
 
 _SAME: Final = 0.5
-"""Percent below which two numbers are told as about the same."""
+"""Difference in percent below which two numbers are shown as the same."""
 _FACTOR: Final = 400
-"""Percent from which on a factor reads better."""
+"""Difference in percent above which a factor is shown instead."""
 
 
-def versus(a: Report, b: Report) -> Markup:
-    """The section."""
+def comparison(a: Report, b: Report) -> Markup:
+    """Returns the section."""
     both = compare(a, b)
     heads = (element("div", element("h3", element("span", mark, class_="badge side-mark"), " ", r.name, dir="auto"),
                      element("p", verdict(r)), device_fill(r)) for mark, r in (("A", a), ("B", b)))
-    return element("section", element("h2", "Side by side"), element("div", *heads, class_="side"), _asked(a, b),
+    return element("section", element("h2", "Side by side"), element("div", *heads, class_="side"), _scenario_keys(a, b),
                    element("div", *number_tables(both), class_="side numbers"), _memory(a, b), _streams(a, b),
                    class_="versus", aria_label="Two scenarios side by side")
 
 
 def number_tables(both: Comparison) -> Iterator[Markup]:
-    """Each number of both with its difference: memory, time, what rests, traffic."""
+    """Yields tables of each number of both with its difference: memory, time, memory at rest, traffic."""
     groups: Sequence[tuple[str, tuple[Row, ...], Callable[[float], str]]] = (
         ("Peak on the worst rank", both.peak, format_bytes), ("Time", both.time, format_seconds),
         ("At rest on the worst rank", both.at_rest, format_bytes),
@@ -44,12 +45,12 @@ def number_tables(both: Comparison) -> Iterator[Markup]:
     return (_table(name, rows, show) for name, rows, show in groups if rows)
 
 
-def _asked(a: Report, b: Report) -> Markup:
-    """Keys of the scenarios that differ."""
-    found = differing((a, b))
-    if not found:
+def _scenario_keys(a: Report, b: Report) -> Markup:
+    """Returns a table of the keys in which the scenarios differ."""
+    values = differing_keys((a, b))
+    if not values:
         return element("p", "Both ask the same; they differ in name alone.", class_="note")
-    rows = [[element("code", key), one, other] for key, (one, other) in found.items()]
+    rows = [[element("code", key), value_a, value_b] for key, (value_a, value_b) in values.items()]
     return table("Asked differently", ("key", "A", "B"), rows, 9)
 
 
@@ -65,7 +66,7 @@ def _row(row: Row, show: Callable[[float], str], most: float) -> list[Child]:
 
 
 def _difference(row: Row, show: Callable[[float], str]) -> Markup:
-    """An arrow, how much, and what share of A."""
+    """Returns an arrow, the difference, and its share of the value of A."""
     if row.percent is None:
         return element("span", "\u25b2 ", element("span", f"{show(row.difference)} ", class_="exact"), "new",
                        class_="more-of")
@@ -78,14 +79,14 @@ def _difference(row: Row, show: Callable[[float], str]) -> Markup:
 
 
 def _pair(row: Row, most: float) -> Markup:
-    drawn = (element("rect", x="0", y=y, height=6, rx=1, width=f"{100 * value / most:.1f}%", class_=css)
+    pair = (element("rect", x="0", y=y, height=6, rx=1, width=f"{100 * value / most:.1f}%", class_=css)
              for value, y, css in ((row.a, 1, "bar-a"), (row.b, 9, "bar-b")))
-    return element("svg", *drawn, width=64, height=16, aria_hidden="true", class_="pair-bars")
+    return element("svg", *pair, width=64, height=16, aria_hidden="true", class_="pair-bars")
 
 
 def _memory(a: Report, b: Report) -> Markup | None:
-    """Both worst ranks, at one scale of bytes."""
-    ranks = [(report, worst(report)) for report in (a, b)]
+    """Draws the memory of both fullest classes of ranks, at one scale of bytes."""
+    ranks = [(report, fullest_class(report)) for report in (a, b)]
     most = max((rank.peak.device_bytes for _, rank in ranks if rank and rank.peak), default=0)
     figures = list(_memory_figures(ranks, most))
     return element("div", *figures, class_="side") if len(figures) == len(ranks) else None
@@ -93,19 +94,19 @@ def _memory(a: Report, b: Report) -> Markup | None:
 
 def _memory_figures(ranks: Sequence[tuple[Report, object]], most: int) -> Iterator[Markup]:
     for mark, (report, _) in zip("AB", ranks, strict=True):
-        rank = worst(report)
+        rank = fullest_class(report)
         if rank is not None and rank.memory is not None and rank.memory.event_index:
-            drawn = chart(rank, report.capacity_bytes, "issue", f"versus-{mark}", at_least=most,
+            drawn = memory_chart(rank, report.capacity_bytes, "issue", f"versus-{mark}", at_least=most,
                           kinds=report.detail.layers if report.detail else {})
             caption = element("figcaption", f"{mark}: memory of ranks {', '.join(rank.ranks)} over the step")
             yield element("figure", caption, element("div", drawn, class_="plot"),
-                          key(category_looks(rank), "Categories at the peak"))
+                          legend(category_entries(rank), "Categories at the peak"))
 
 
 def _streams(a: Report, b: Report) -> Markup | None:
     ends = [r.detail.end_s for r in (a, b) if r.detail and r.detail.end_s]
-    drawn = [timeline(r, f"versus-{mark}-lanes", f"{mark}: streams", max(ends)) for mark, r in (("A", a), ("B", b))
+    timelines = [timeline(r, f"versus-{mark}-lanes", f"{mark}: streams", max(ends)) for mark, r in (("A", a), ("B", b))
              if ends]
-    return element("div", *drawn, class_="side") if drawn and all(drawn) else None
+    return element("div", *timelines, class_="side") if timelines and all(timelines) else None
 
 

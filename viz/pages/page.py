@@ -1,4 +1,4 @@
-"""Reports as one HTML page that needs nothing else: no network, no library, a strict content policy."""
+"""The HTML page: self-contained, without network access or libraries, with a strict content security policy."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from simcore.results.detail import MAX_DETAILED
 from simcore.results.report import Report
 from viz.markup import Markup, element, join
 from viz.pages.batch import batch
-from viz.pages.comparison import versus
+from viz.pages.comparison import comparison
 from viz.pages.report import article
 from viz.palette import texture_definitions
 from viz.stylesheet import stylesheet
@@ -25,7 +25,10 @@ _NOTE: Final = "1 GiB is 2\u00b3\u2070 bytes. \u201cAllocated\u201d is what the 
 
 
 def render(reports: Sequence[Report]) -> str:
-    """One self-contained page: for a report alone all of it, for two side by side, for more a table and scatters."""
+    """Returns the page: one report in full, two reports side by side, more as scatters and a table.
+
+    Two and a few more reports are also there in full, folded.
+    """
     main = element("main", element("h1", "rankscope report"), *_parts(reports))
     textures = element("svg", texture_definitions(), class_="textures", width=0, height=0, aria_hidden="true")
     body = element("body", textures, main, element("footer", element("p", _NOTE)), element("script", Markup(_SCRIPT)))
@@ -39,7 +42,7 @@ def _parts(reports: Sequence[Report]) -> Iterator[Markup]:
         yield article(reports[0], 1)
     else:
         is_few = len(reports) <= MAX_DETAILED
-        yield batch(reports, linked=is_few) if len(reports) > 2 else versus(*reports)
+        yield batch(reports, linked=is_few) if len(reports) > 2 else comparison(*reports)
         if is_few:
             yield from (_folded(report, n, len(reports)) for n, report in enumerate(reports, 1))
 
@@ -62,7 +65,7 @@ def _head(reports: Sequence[Report]) -> Markup:
 
 
 def _policy() -> str:
-    """Nothing may be loaded; of styles and scripts, only the two in this page may run."""
+    """Returns the content security policy: nothing is loaded, and only the style and the script of the page may run."""
     return (f"default-src 'none'; style-src {_digest(_STYLE)}; script-src {_digest(_SCRIPT)}; "
             "base-uri 'none'; form-action 'none'")
 

@@ -1,4 +1,4 @@
-"""A class of ranks on the page: memory over the step, the peak opened up, traffic, what rests on it."""
+"""Section of a class of ranks: memory over the step, owners at the peak, traffic, memory at rest."""
 
 from __future__ import annotations
 
@@ -8,49 +8,30 @@ from typing import Final
 from simcore.results.detail import ClassDetail
 from simcore.results.report import RankReport, Report
 from simcore.units import format_bytes
-from viz.charts.bars import short
-from viz.charts.legend import key
-from viz.charts.memory import chart
-from viz.charts.peak_owners import all_holders, holder_bars
-from viz.charts.placement import letter
-from viz.charts.stack import Clock, has_time, peak_index
-from viz.charts.traffic import link_looks, traffic_bars
+from viz.charts.bars import shortened
+from viz.charts.legend import legend
+from viz.charts.memory import memory_chart
+from viz.charts.memory_legend import memory_legend, phase_legend
+from viz.charts.peak_owners import peak_owner_bars
+from viz.charts.rank_class import by_part, class_detail, class_letter
+from viz.charts.stack import Clock, has_time
+from viz.charts.traffic import link_entries, traffic_bars
 from viz.markup import Markup, element, join
-from viz.pages.tables import at_rest_table, category_table, legend, owner_table, phase_key, traffic_table
+from viz.pages.detail_tables import peak_owner_table
+from viz.pages.tables import at_rest_table, category_table, owner_table, traffic_table
 
-__all__ = ["Stacked", "by_part", "class_detail", "rank_section", "worst"]
+__all__ = ["rank_section"]
 
 Stacked = tuple[str, RankReport]
-_MANY: Final = 4  # with more classes of ranks than this, only the highest is open
-
-
-def worst(report: Report) -> RankReport | None:
-    """The class that the verdict rests on."""
-    return report.peak_rank or (report.ranks[0] if report.ranks else None)
-
-
-def class_detail(report: Report, rank: RankReport) -> ClassDetail | None:
-    """What pictures show of a class, if the report has it."""
-    number = next(n for n, one in enumerate(report.ranks) if one is rank)
-    return report.detail.classes[number] if report.detail and number < len(report.detail.classes) else None
-
-
-def by_part(rank: RankReport, detail: ClassDetail) -> RankReport:
-    """The same ranks with memory stacked by part of the model, for the same charts."""
-    series = detail.by_part
-    if series is None or rank.peak is None or not series.event_index:
-        return rank
-    at = peak_index(series)
-    sizes = {name: values[at] for name, values in zip(series.categories, series.values, strict=True)}
-    return rank.model_copy(update={"memory": series, "peak": rank.peak.model_copy(update={"by_category": sizes})})
+_MANY: Final = 4  # with more classes of ranks than this, only the fullest is open
 
 
 def rank_section(report: Report, rank: RankReport, identity: str, *, is_full: bool = True) -> Markup:
-    """All of one class, which opens and closes. `is_full`: memory on both clocks, and by part."""
+    """Returns the section, which opens and closes. `is_full`: memory on both clocks, and also by part of the model."""
     is_highest = rank is report.peak_rank and len(report.ranks) > 1
-    name = f"{'Ranks' if rank.num_ranks > 1 else 'Rank'} {short(', '.join(rank.ranks), 90)}"
-    number = next(n for n, one in enumerate(report.ranks) if one is rank)
-    badges = [element("span", f"class {letter(number)}", class_="badge")]
+    name = f"{'Ranks' if rank.num_ranks > 1 else 'Rank'} {shortened(', '.join(rank.ranks), 90)}"
+    number = next(n for n, other in enumerate(report.ranks) if other is rank)
+    badges = [element("span", f"class {class_letter(number)}", class_="badge")]
     badges += [element("span", "highest", class_="badge")] if is_highest else []
     head = element("summary", element("h3", name, *badges), element("span", _place(rank), class_="place"))
     detail = class_detail(report, rank)
@@ -68,17 +49,17 @@ def _place(rank: RankReport) -> str:
 
 def _notes(rank: RankReport) -> Markup:
     persist = "survive into the next forward" if rank.grads_persist else "are freed before the next forward"
-    held, padding = format_bytes(rank.at_rest_bytes()), format_bytes(rank.padding_bytes)
-    return element("p", f"Held at rest {held}, and {padding} of padding; gradients {persist}.", class_="note")
+    at_rest, padding = format_bytes(rank.at_rest_bytes()), format_bytes(rank.padding_bytes)
+    return element("p", f"Held at rest {at_rest}, and {padding} of padding; gradients {persist}.", class_="note")
 
 
 def _peak(rank: RankReport, detail: ClassDetail | None, identity: str) -> Markup:
-    opened = None if detail is None else holder_bars(rank, detail, f"{identity}-holders")
-    if opened is None or detail is None:
+    owners = None if detail is None else peak_owner_bars(rank, detail, f"{identity}-holders")
+    if owners is None or detail is None:
         return element("div", category_table(rank), owner_table(rank), class_="pair")
     title = "Who is there at the peak, the largest first; % of all on the device"
-    figure = element("figure", element("figcaption", title), opened)
-    return join((element("div", category_table(rank), figure, class_="pair"), all_holders(detail)))
+    figure = element("figure", element("figcaption", title), owners)
+    return join((element("div", category_table(rank), figure, class_="pair"), peak_owner_table(detail)))
 
 
 def _traffic(report: Report, rank: RankReport, identity: str) -> Markup | None:
@@ -87,7 +68,7 @@ def _traffic(report: Report, rank: RankReport, identity: str) -> Markup | None:
         return None
     caption = element("figcaption", "What leaves a rank in one step, by collective and axis")
     more = element("details", element("summary", "By phase and format too"), traffic_table(rank), class_="more")
-    return join((element("figure", caption, drawn, key(link_looks(), "Link classes")), more))
+    return join((element("figure", caption, drawn, legend(link_entries(), "Link classes")), more))
 
 
 def _figure(report: Report, rank: RankReport, detail: ClassDetail | None, identity: str, *, is_full: bool
@@ -101,8 +82,9 @@ def _figure(report: Report, rank: RankReport, detail: ClassDetail | None, identi
         stacks.append(("part", by_part(rank, detail)))
     plots = [_plot(stacked, clock, report.capacity_bytes, kinds, f"{identity}-{name}-{clock}", name)
              for name, stacked in stacks for clock in clocks]
-    frame = element("div", *plots, phase_key(rank), class_="plots")
-    legends = (element("div", legend(stacked), data_stack=name, hidden=name != "category") for name, stacked in stacks)
+    frame = element("div", *plots, phase_legend(rank), class_="plots")
+    legends = (element("div", memory_legend(stacked), data_stack=name, hidden=name != "category")
+               for name, stacked in stacks)
     switches = (_switch(f"{identity}-stack", "stack by", {"category": "category", "part": "part of the model"}, "stack")
                 if len(stacks) > 1 else None,
                 _switch(f"{identity}-clock", "x axis", {"issue": "issue order", "time": "time"}, "clock")
@@ -115,12 +97,12 @@ def _figure(report: Report, rank: RankReport, detail: ClassDetail | None, identi
 def _plot(rank: RankReport, clock: Clock, capacity: int | None, kinds: Mapping[str, str], identity: str, name: str
           ) -> Markup:
     view = f"{name} {clock}"
-    return element("div", chart(rank, capacity, clock, identity, kinds=kinds, stacked_by=name), class_="plot",
+    return element("div", memory_chart(rank, capacity, clock, identity, kinds=kinds, stacked_by=name), class_="plot",
                    data_view=view, hidden=view != "category issue")
 
 
 def _switch(identity: str, title: str, choices: Mapping[str, str], what: str) -> Markup:
-    """Radio buttons, shown by the script only: without it they would do nothing."""
+    """Returns radio buttons that only the script shows: without it they would do nothing."""
     buttons = (element("label", element("input", type="radio", name=identity, value=value, checked=not n),
                        element("span", words)) for n, (value, words) in enumerate(choices.items()))
     return element("fieldset", element("legend", title), *buttons, class_="choice", hidden=True, data_switch=what)

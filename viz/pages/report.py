@@ -1,4 +1,4 @@
-"""One report on the page: verdict, key facts, the placement map, every class of ranks, streams, assumptions."""
+"""The article of one report: verdict, key facts, placement map, classes of ranks, streams, assumptions."""
 
 from __future__ import annotations
 
@@ -8,23 +8,24 @@ from typing import Final
 
 from simcore.results.report import Report, StepTime
 from simcore.units import format_bytes, format_seconds
-from viz.charts.legend import key
-from viz.charts.placement import component_looks, peers, placement
+from viz.charts.legend import legend
+from viz.charts.placement import component_entries, peers, placement
+from viz.charts.rank_class import class_detail
 from viz.markup import Child, Markup, element, join
 from viz.pages.detail_tables import tensor_table
-from viz.pages.phases import phases, serving
-from viz.pages.ranks import class_detail, rank_section
-from viz.pages.tables import code, table
+from viz.pages.phases import engine_section, phase_section
+from viz.pages.ranks import rank_section
+from viz.pages.tables import code, signed_bytes, table
 from viz.pages.timeline import timeline
-from viz.pages.verdict import device_fill, signed_bytes, verdict
+from viz.pages.verdict import device_fill, verdict
 
 __all__ = ["article"]
 
 Fact = tuple[str, Child]
 
 _MOST: Final = 12  # classes of ranks whose tensors are listed
-_ROOM: Final = 2_600_000  # letters for classes of ranks; beyond them only the highest is drawn
-_FULL: Final = 4  # classes whose memory can be looked at in several ways
+_ROOM: Final = 2_600_000  # characters for classes of ranks; beyond them only the fullest is drawn
+_FULL: Final = 4  # classes whose memory is drawn on both clocks and by part of the model
 _KINDS: Final = {
     "derived": "follows from the framework\u2019s source",
     "calibrated": "fitted to measured runs",
@@ -34,7 +35,7 @@ _KINDS: Final = {
 
 
 def article(report: Report, ordinal: int, share: float = 1.0) -> Markup:
-    """Everything about one report; `share`: of the room that a page has for classes of ranks."""
+    """Returns everything about one report. `share`: its share of the page's room for classes of ranks, 0 to 1."""
     head = element("header", element("h2", report.name, id=f"report-{ordinal}-name", dir="auto"),
                    element("p", verdict(report), " ", _sentence(report), class_="answer"), device_fill(report))
     classes = list(_classes(report, ordinal, share * _ROOM))
@@ -42,20 +43,20 @@ def article(report: Report, ordinal: int, share: float = 1.0) -> Markup:
     more = element("p", f"{left:,} more classes of ranks are in the result, not on this page.", class_="note")
     name = f"r{ordinal}"
     return element(
-        "article", head, _problems(report), _advice(report), _facts(report), phases(report, f"{name}-phases"),
-        serving(report, f"{name}-engine"), _map(report, f"{name}-map"), *classes, more if left else None,
+        "article", head, _problems(report), _advice(report), _facts(report), phase_section(report, f"{name}-phases"),
+        engine_section(report, f"{name}-engine"), _map(report, f"{name}-map"), *classes, more if left else None,
         _streams(report, f"{name}-streams"), _adapters(report), _assumptions(report), _communicators(report),
         _scenario(report), id=f"report-{ordinal}", aria_labelledby=f"report-{ordinal}-name")
 
 
 def _classes(report: Report, ordinal: int, room: float) -> Iterator[Markup]:
-    """Classes in their order, as long as there is room, and the highest."""
+    """Yields the sections of classes in order while there is room, and always that of the fullest class."""
     for number, rank in enumerate(report.ranks, 1):
         is_highest = rank is report.peak_rank
         if room > 0 or is_highest:
-            made = rank_section(report, rank, f"r{ordinal}-{number}", is_full=number <= _FULL or is_highest)
-            room -= len(made)
-            yield made
+            section = rank_section(report, rank, f"r{ordinal}-{number}", is_full=number <= _FULL or is_highest)
+            room -= len(section)
+            yield section
 
 
 def _sentence(report: Report) -> Markup | None:
@@ -75,10 +76,10 @@ def _map(report: Report, identity: str) -> Markup | None:
         return None
     words = "Placement: choose a rank to see its tensors" if report.detail else "Placement: what lies on each rank"
     caption = element("figcaption", words, peers(report, identity))
-    told = element("p", "", class_="chosen", aria_live="polite", hidden=True)
-    tensors = (element("div", tensor_table(rank, found, f"{identity}-tensors-{n}"), data_class=n)
-               for n, rank in enumerate(report.ranks[:_MOST]) if (found := class_detail(report, rank)) is not None)
-    return element("figure", caption, drawn, key(component_looks(report), "Components"), told,
+    chosen = element("p", "", class_="chosen", aria_live="polite", hidden=True)
+    tensors = (element("div", tensor_table(rank, detail, f"{identity}-tensors-{n}"), data_class=n)
+               for n, rank in enumerate(report.ranks[:_MOST]) if (detail := class_detail(report, rank)) is not None)
+    return element("figure", caption, drawn, legend(component_entries(report), "Components"), chosen,
                    element("div", *tensors, class_="inspector"), class_="placement card")
 
 
@@ -128,7 +129,7 @@ def _peak_facts(report: Report) -> list[Fact]:
 
 
 def _host_facts(report: Report) -> list[Fact]:
-    """Of each phase the fullest host."""
+    """Returns the capacity of a host, and the memory of the fullest host in each phase."""
     if report.host is None:
         return []
     words = {"fits": "", "oom": ", does not fit"}
@@ -151,7 +152,7 @@ def _time_facts(report: Report) -> list[Fact]:
 
 
 def _limits(time: StepTime) -> list[Fact]:
-    """What bounds the step, and what it costs; nothing in results of older versions."""
+    """Returns what bounds the step and what it costs; results of older versions have neither."""
     facts: list[Fact] = []
     if time.roofline:
         limit = f"{format_seconds(time.roofline.limit_s)} ({time.roofline.limit})"
@@ -173,26 +174,26 @@ def _problems(report: Report) -> Markup | None:
 
 
 def _advice(report: Report) -> Markup | None:
-    """What would make it fit, as text for `--set`."""
+    """Returns a table of changes that would make the scenario fit, as text for `--set`."""
     if not report.advice:
         return None
-    rows = [[code(" ".join(f"{key}={value}" for key, value in one.changes.items())),
-             "fits" if one.verdict == "fits" else "still does not fit", format_bytes(one.peak_bytes),
-             signed_bytes(one.headroom_bytes)] for one in report.advice]
+    rows = [[code(" ".join(f"{key}={value}" for key, value in advice.changes.items())),
+             "fits" if advice.verdict == "fits" else "still does not fit", format_bytes(advice.peak_bytes),
+             signed_bytes(advice.headroom_bytes)] for advice in report.advice]
     return _section("What would make it fit", table("The smallest changes first; each was simulated", (
         "--set", "verdict", "peak", "headroom"), rows, 2))
 
 
 def _adapters(report: Report) -> Markup | None:
-    """Modules that LoRA hits, and what a person would not expect."""
-    found = report.adapters
-    if found is None:
+    """Returns a table of the modules that LoRA adapts, and the patterns that match none; None without adapters."""
+    adapters = report.adapters
+    if adapters is None:
         return None
-    rows = [[code(path), f"{count:,}", "never learn: a fused kernel bypasses them" if path in found.without_gradient
-             else ""] for path, count in found.adapted.items()]
-    missed = element("p", f"These patterns hit nothing: {', '.join(found.unmatched_targets)}.", class_="note")
+    rows = [[code(path), f"{count:,}", "never learn: a fused kernel bypasses them" if path in adapters.without_gradient
+             else ""] for path, count in adapters.adapted.items()]
+    missed = element("p", f"These patterns hit nothing: {', '.join(adapters.unmatched_targets)}.", class_="note")
     return _section("Adapters", table("Modules that are adapted", ("module", "in layers", ""), rows, 9),
-                    missed if found.unmatched_targets else None)
+                    missed if adapters.unmatched_targets else None)
 
 
 def _assumptions(report: Report) -> Markup | None:

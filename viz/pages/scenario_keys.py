@@ -1,4 +1,4 @@
-"""Which keys of scenarios differ in a batch: what people filter by, and what two of them differ in."""
+"""Keys in which scenarios differ: the filters of a batch, and the table of a comparison."""
 
 from __future__ import annotations
 
@@ -7,14 +7,14 @@ from typing import Any, Final
 
 from simcore.results.report import Report
 
-__all__ = ["differing", "flat", "told"]
+__all__ = ["differing_keys", "flat_keys", "value_text"]
 
 _FIRST: Final = ("mesh.", "framework", "topology", "model", "training.method", "training.")
 _SKIPPED: Final = ("name",)
 
 
-def flat(scenario: Mapping[str, Any]) -> dict[str, str]:
-    """`{"mesh": {"tp": 2}}` -> `{"mesh.tp": "2"}`; what holds lists is told as text."""
+def flat_keys(scenario: Mapping[str, Any]) -> dict[str, str]:
+    """Returns the values of a scenario as text by dotted key: `{"mesh": {"tp": 2}}` is `{"mesh.tp": "2"}`."""
     return dict(_flat(scenario, ""))
 
 
@@ -24,24 +24,24 @@ def _flat(value: Mapping[str, Any], before: str) -> Iterator[tuple[str, str]]:
         if isinstance(inner, Mapping) and inner:
             yield from _flat(inner, f"{name}.")
         elif name not in _SKIPPED:
-            yield name, told(inner)
+            yield name, value_text(inner)
 
 
-def told(value: object) -> str:
-    """A value as a person would write it."""
+def value_text(value: object) -> str:
+    """Returns a value as text: a dash for none, lists separated by commas."""
     if value is None or (isinstance(value, dict | list) and not value):
         return "\u2013"
     if isinstance(value, bool):
         return str(value).lower()
-    return ", ".join(map(told, value)) if isinstance(value, list | tuple) else str(value)
+    return ", ".join(map(value_text, value)) if isinstance(value, list | tuple) else str(value)
 
 
-def differing(reports: Sequence[Report], most: int | None = None) -> dict[str, list[str]]:
-    """Keys that have more than one value (and at most `most`), each with its value in every report; axes first."""
-    every = [flat(report.scenario) for report in reports]
-    keys = dict.fromkeys(key for one in every for key in one)
-    found = {key: [one.get(key, "\u2013") for one in every] for key in keys}
-    kept = {key: values for key, values in found.items()
+def differing_keys(reports: Sequence[Report], most: int | None = None) -> dict[str, list[str]]:
+    """Returns the keys with more than one value (at most `most`), each with its values by report; axes first."""
+    scenarios = [flat_keys(report.scenario) for report in reports]
+    keys = dict.fromkeys(key for scenario in scenarios for key in scenario)
+    values_by_key = {key: [scenario.get(key, "\u2013") for scenario in scenarios] for key in keys}
+    kept = {key: values for key, values in values_by_key.items()
             if len(set(values)) > 1 and (most is None or len(set(values)) <= most)}
     return dict(sorted(kept.items(), key=lambda item: (_place(item[0]), item[0])))
 

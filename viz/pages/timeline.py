@@ -1,26 +1,26 @@
-"""The figure of streams: names of lanes on the left, a frame that zooms on the right, what its looks mean below."""
+"""The figure of streams: names of lanes on the left, a frame that zooms on the right, the legend below."""
 
 from __future__ import annotations
 
 from simcore.results.report import Report
 from simcore.units import format_seconds
-from viz.charts.lanes import drawn_classes, lane_looks, lanes, names
-from viz.charts.legend import key
+from viz.charts.lanes import drawn_classes, lane_entries, lane_names, lanes
+from viz.charts.legend import legend
 from viz.markup import Markup, element
 
 __all__ = ["timeline"]
 
 
 def timeline(report: Report, identity: str, title: str, until_s: float | None = None) -> Markup | None:
-    """None where the report has no spans."""
-    drawn = lanes(report, identity, until_s)
-    if drawn is None:
+    """Returns the figure; None where the report has no spans. `until_s`: end of the frame in s, to compare reports."""
+    drawing = lanes(report, identity, until_s)
+    if drawing is None:
         return None
-    frame = element("div", element("div", drawn, class_="wider"), class_="zoom", tabindex=0, role="region",
+    frame = element("div", element("div", drawing, class_="wider"), class_="zoom", tabindex=0, role="region",
                     aria_label=f"{title}; plus and minus zoom, arrows scroll")
     caption = element("figcaption", title, _buttons())
-    streams = element("div", element("div", names(report), class_="lane-names"), frame, class_="streams")
-    return element("figure", caption, streams, key(lane_looks(report), "Key of the streams"), _note(report),
+    streams = element("div", element("div", lane_names(report), class_="lane-names"), frame, class_="streams")
+    return element("figure", caption, streams, legend(lane_entries(report), "Key of the streams"), _note(report),
                    class_="timeline")
 
 
@@ -31,14 +31,14 @@ def _buttons() -> Markup:
 
 
 def _note(report: Report) -> Markup | None:
-    """What is drawn, and what is not."""
+    """Returns a note of the step time, and of the microbatches and classes of ranks that are not drawn."""
     detail = report.detail
     if detail is None or report.time is None or detail.end_s is None:
         return None
-    told = f"The step takes {format_seconds(report.time.step_s)}."
+    text = f"The step takes {format_seconds(report.time.step_s)}."
     if detail.written_out < detail.num_microbatches:
-        told += (f" Drawn are {detail.written_out:,} of {detail.num_microbatches:,} microbatches, in "
+        text += (f" Drawn are {detail.written_out:,} of {detail.num_microbatches:,} microbatches, in "
                  f"{format_seconds(detail.end_s)}: the others repeat steady ones.")
     if len(report.ranks) > len(drawn_classes(report)):
-        told += f" Drawn are {len(drawn_classes(report))} of {len(report.ranks):,} classes of ranks."
-    return element("p", told, class_="note")
+        text += f" Drawn are {len(drawn_classes(report))} of {len(report.ranks):,} classes of ranks."
+    return element("p", text, class_="note")

@@ -1,4 +1,4 @@
-"""The verdict of a scenario as a sign, a word and a colour, and as a bar."""
+"""The verdict of a scenario: a badge of a sign, a word and a colour, and bars that show how full the device is."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from simcore.results.report import Report
 from simcore.units import format_bytes
 from viz.markup import Markup, element
 
-__all__ = ["device_fill", "optional_bytes", "signed_bytes", "verdict", "verdict_bar", "verdict_key"]
+__all__ = ["device_fill", "verdict", "verdict_bar", "verdict_key"]
 
 _VERDICTS: Final = {
     "fits": ("\u2713", "Fits", "good"),
@@ -20,26 +20,26 @@ _VERDICTS: Final = {
 
 
 def verdict_key(report: Report) -> str:
-    """`fits`, `oom`, `illegal`, `error` or `none`."""
+    """Returns `fits`, `oom`, `illegal`, `error` or `none`."""
     return report.status if report.status != "ok" else report.verdict or "none"
 
 
 def verdict(report: Report) -> Markup:
-    """Sign, word and colour."""
+    """Returns the badge."""
     sign, word, css_class = _VERDICTS[verdict_key(report)]
     return element("strong", element("span", sign, aria_hidden="true"), " ", word, class_=f"verdict {css_class}")
 
 
 def verdict_bar(report: Report) -> Markup:
-    """For a row of a table: how full the fullest device is, with the sign; without a peak the verdict in words."""
+    """Returns a bar for a row of a table: how full the fullest device is, with the sign; without a peak the badge."""
     used, capacity = report.highest_bytes, report.capacity_bytes
     if used is None or not capacity:
         return verdict(report)
     sign, word, css_class = _VERDICTS[verdict_key(report)]
-    whole = max(used, capacity)
+    scale = max(used, capacity)
     parts = (element("rect", x="0", y="3", width="100%", height=10, rx=2, class_="room"),
-             element("rect", x="0", y="3", width=f"{100 * used / whole:.1f}%", height=10, rx=2, class_="used"),
-             element("line", x1=f"{100 * capacity / whole:.1f}%", x2=f"{100 * capacity / whole:.1f}%", y1="0", y2="16",
+             element("rect", x="0", y="3", width=f"{100 * used / scale:.1f}%", height=10, rx=2, class_="used"),
+             element("line", x1=f"{100 * capacity / scale:.1f}%", x2=f"{100 * capacity / scale:.1f}%", y1="0", y2="16",
                      class_="end"))
     bar = element("svg", *parts, class_="fill", width=84, height=16, aria_hidden="true")
     return element("span", element("span", sign, class_="sign", aria_hidden="true"), bar,
@@ -48,12 +48,12 @@ def verdict_bar(report: Report) -> Markup:
 
 
 def device_fill(report: Report) -> Markup | None:
-    """A bar of the device: how much is allocated, how much is in use besides, where it ends."""
+    """Draws a bar of the device: the allocated memory, all memory in use, the capacity; None without a peak."""
     peak = report.peak_rank.peak if report.peak_rank else None
     if peak is None or not report.capacity_bytes:
         return None
-    whole = max(peak.device_bytes, report.capacity_bytes)
-    allocated, used, end = (f"{100 * n / whole:.2f}%" for n in (peak.allocated_bytes, peak.device_bytes,
+    scale = max(peak.device_bytes, report.capacity_bytes)
+    allocated, used, end = (f"{100 * n / scale:.2f}%" for n in (peak.allocated_bytes, peak.device_bytes,
                                                                 report.capacity_bytes))
     bars = (element("rect", width="100%", height=12, rx=3, class_="room"),
             element("rect", width=used, height=12, rx=3, class_="used"),
@@ -62,13 +62,3 @@ def device_fill(report: Report) -> Markup | None:
     words = (f"Of {format_bytes(report.capacity_bytes)}, {format_bytes(peak.allocated_bytes)} allocated, "
              f"{format_bytes(peak.device_bytes)} needed in all")
     return element("svg", element("title", words), *bars, class_="fill", role="img", width="100%", height=12)
-
-
-def optional_bytes(num_bytes: int | None) -> str:
-    """A dash for none."""
-    return "\u2013" if num_bytes is None else format_bytes(num_bytes)
-
-
-def signed_bytes(num_bytes: int | None) -> str:
-    """With a true minus sign, so that a deficit is not overlooked."""
-    return optional_bytes(num_bytes).replace("-", "\u2212") if num_bytes is not None else "\u2013"
