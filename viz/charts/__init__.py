@@ -8,7 +8,7 @@ A function that finds nothing to draw returns None.
 - Other charts: `lanes` (streams over time), `placement` (ranks of the mesh), `peak_owners` and `traffic` (bars),
   `pareto` (scenarios by memory and time or cost).
 - Shapes that several charts share: `bars`, `scatter`.
-- Words beside a chart: `legend`, `memory_legend`; `rank_class` picks a class of ranks out of a report.
+- Legends: `legend`, `memory_legend`; `rank_class` picks a class of ranks out of a report.
 
-Start at `memory.py`, function `chart`.
+Start at `memory.py`, function `memory_chart`.
 """

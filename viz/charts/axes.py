@@ -54,10 +54,10 @@ def layer_bands(runs: Sequence[PhaseRun], kinds: Mapping[str, str], scale: Scale
 
 
 def _layer(run: PhaseRun, kind: str, scale: Scale) -> Markup:
-    left, drawn = scale.share(run.first), swatch(kind)
+    left, paint = scale.share(run.first), swatch(kind)
     words = element("title", f"{run.phase} \u00b7 {kind}" if kind else run.phase)
     return element("rect", words, x=percent(left), width=percent(scale.share(run.end) - left), y=BOTTOM + _STRIP + 2,
-                   height=_BANDS - 3, class_=drawn.css_class, fill=drawn.fill)
+                   height=_BANDS - 3, class_=paint.css_class, fill=paint.fill)
 
 
 def y_axis(scale: Scale) -> Markup:

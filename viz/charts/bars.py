@@ -45,8 +45,8 @@ class Bar:
 
 def category_segment(share: float, category: str, title: str) -> Segment:
     """Returns a segment filled with the swatch of a memory category."""
-    drawn = swatch(category)
-    return Segment(share, title, drawn.css_class, drawn.fill)
+    paint = swatch(category)
+    return Segment(share, title, paint.css_class, paint.fill)
 
 
 def bars(rows: Sequence[Bar], title: str, identity: str, *, end: float | None = None) -> Markup:

@@ -23,7 +23,7 @@ _OFF_SCALE: Final = 3.4
 
 @dataclass(frozen=True)
 class Scale:
-    """Where samples begin on the x axis (`x`, its `first` and its `span`), and the bytes at the top of the plot."""
+    """Positions on the x axis where samples begin (`x`, its `first`, its `span`), and the bytes at the plot's top."""
 
     x: tuple[float, ...]
     first: float

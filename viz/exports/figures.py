@@ -53,9 +53,9 @@ class _Figure:
 
     name: str
     title: str
-    drawn: Markup
+    drawing: Markup
     entries: Sequence[LegendEntry] = ()
-    beside: Markup | None = None
+    lane_names: Markup | None = None
 
 
 def figures(reports: Sequence[Report]) -> Iterator[tuple[str, str]]:
@@ -63,9 +63,9 @@ def figures(reports: Sequence[Report]) -> Iterator[tuple[str, str]]:
     if len(reports) > 1:
         scatters = (("pareto-time", "Peak memory against step time", time_scatter(reports, "t")),
                     ("pareto-cost", "Peak memory against cost", cost_scatter(reports, "c")))
-        for name, title, drawn in scatters:
-            if drawn is not None:
-                yield name, _alone(_Figure(name, f"{title}, {len(reports):,} scenarios", drawn, _SCATTER_ENTRIES))
+        for name, title, drawing in scatters:
+            if drawing is not None:
+                yield name, _alone(_Figure(name, f"{title}, {len(reports):,} scenarios", drawing, _SCATTER_ENTRIES))
     if len(reports) <= _LARGEST:
         for number, report in enumerate(reports, 1):
             start = f"{number:02}-{_slug(report.name)}"
@@ -106,8 +106,8 @@ def _of_rank(report: Report, rank: RankReport, number: int) -> Iterator[_Figure]
 
 def _memory(report: Report, rank: RankReport, clock: Clock, name: str, ranks: str) -> _Figure:
     kinds = report.detail.layers if report.detail else {}
-    drawn = memory_chart(rank, report.capacity_bytes, clock, "i", kinds=kinds)
-    return _Figure(name, f"Allocated memory over one step, {ranks}", drawn, category_entries(rank))
+    drawing = memory_chart(rank, report.capacity_bytes, clock, "i", kinds=kinds)
+    return _Figure(name, f"Allocated memory over one step, {ranks}", drawing, category_entries(rank))
 
 
 def _slug(name: str) -> str:
@@ -116,17 +116,17 @@ def _slug(name: str) -> str:
 
 def _alone(figure: _Figure) -> str:
     """Returns the SVG text of a figure: its title, the drawing below, and its legend below that."""
-    match = _SIZE.search(figure.drawn)
+    match = _SIZE.search(figure.drawing)
     height = int(match[1]) if match else 400
-    left = _MARGIN if figure.beside is None else _NAMES
+    left = _MARGIN if figure.lane_names is None else _NAMES
     frame = f'x="{left}" y="{_TITLE}" width="{WIDTH - left - 24}" height="{height}"'
-    drawn = Markup(_SIZE.sub(frame, figure.drawn, count=1))
-    beside = None if figure.beside is None else Markup(
-        _SIZE.sub(f'x="24" y="{_TITLE}" width="{left - 32}" height="{height}"', figure.beside, count=1))
+    drawing = Markup(_SIZE.sub(frame, figure.drawing, count=1))
+    names = None if figure.lane_names is None else Markup(
+        _SIZE.sub(f'x="24" y="{_TITLE}" width="{left - 32}" height="{height}"', figure.lane_names, count=1))
     legend, legend_height = legend_drawing(figure.entries, WIDTH - 48)
     total = _TITLE + height + 18 + legend_height + 10
     parts = (element("rect", width="100%", height="100%", fill=_tokens()["card"]),
-             element("text", shortened(figure.title, 110), x="24", y="30", class_="figure-title"), beside, drawn,
+             element("text", shortened(figure.title, 110), x="24", y="30", class_="figure-title"), names, drawing,
              element("svg", legend, x="24", y=_TITLE + height + 18, class_="open"))
     svg = element("svg", element("style", Markup(_rules())), texture_definitions(), *parts,
                     xmlns="http://www.w3.org/2000/svg", width=WIDTH, height=total, viewBox=f"0 0 {WIDTH} {total}",

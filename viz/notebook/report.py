@@ -98,12 +98,12 @@ def _ranks(report: Report) -> Markup | None:
         return None
     scale = max(report.capacity_bytes or 0, *(rank.peak.device_bytes for rank in shown if rank.peak), 1)
     end = report.capacity_bytes / scale if report.capacity_bytes else None
-    drawn = bars([_class(rank, scale, report.capacity_bytes) for rank in shown], "Memory of each class of ranks",
+    chart = bars([_class(rank, scale, report.capacity_bytes) for rank in shown], "Memory of each class of ranks",
                  "ranks", end=end)
     left = sum(1 for rank in report.ranks if rank.peak) - len(shown)
     caption = "Memory at the highest moment" + (f", {left:,} more classes left out" if left else "")
     names = dict.fromkeys(name for rank in shown for name, size in _sizes(rank) if size * 100 > scale)
-    return element("figure", element("figcaption", caption), drawn, legend([entry_of(name) for name in names],
+    return element("figure", element("figcaption", caption), chart, legend([entry_of(name) for name in names],
                                                                        "Categories"))
 
 
@@ -136,20 +136,20 @@ def _step(report: Report) -> Markup | None:
                      for entry, seconds in parts)
     label, title = ("training", "Where the time of training goes") if report.phases else (
         "one step", "Where the time of a step goes")
-    drawn = bars([Bar(label, format_seconds(total_s), segments)], title, "time")
+    chart = bars([Bar(label, format_seconds(total_s), segments)], title, "time")
     entries = [LegendEntry(entry.words, entry.css_class, None, f"{seconds / total_s:.1%}") for entry, seconds in parts]
-    return element("figure", element("figcaption", title), drawn, legend(entries, "Parts"))
+    return element("figure", element("figcaption", title), chart, legend(entries, "Parts"))
 
 
 def _sent(report: Report) -> Markup | None:
     rank = fullest_class(report)
-    drawn = traffic_bars(report, rank, "traffic") if rank else None
-    if drawn is None or rank is None:
+    chart = traffic_bars(report, rank, "traffic") if rank else None
+    if chart is None or rank is None:
         return None
     links = [entry for entry, is_used in zip(link_entries(), (any(row.nvlink_bytes for row in rank.traffic),
                                                         any(row.network_bytes for row in rank.traffic)),
                                          strict=True) if is_used]
-    return element("figure", element("figcaption", "What leaves a rank in one step"), drawn, legend(links, "Links"))
+    return element("figure", element("figcaption", "What leaves a rank in one step"), chart, legend(links, "Links"))
 
 
 def _at_rest(report: Report) -> Markup | None:
@@ -164,9 +164,9 @@ def _memory(report: Report) -> Markup | None:
     if rank is None or rank.memory is None or not rank.memory.event_index:
         return None
     kinds = report.detail.layers if report.detail else {}
-    drawn = memory_chart(rank, report.capacity_bytes, "issue", "memory", kinds=kinds)
+    chart = memory_chart(rank, report.capacity_bytes, "issue", "memory", kinds=kinds)
     caption = f"Allocated memory over one step, ranks {shortened(', '.join(rank.ranks), 60)}"
-    return element("figure", element("figcaption", caption), element("div", drawn, class_="plot"),
+    return element("figure", element("figcaption", caption), element("div", chart, class_="plot"),
                    legend(category_entries(rank), "Categories at the peak"))
 
 

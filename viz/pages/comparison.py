@@ -31,9 +31,9 @@ def comparison(a: Report, b: Report) -> Markup:
     both = compare(a, b)
     heads = (element("div", element("h3", element("span", mark, class_="badge side-mark"), " ", r.name, dir="auto"),
                      element("p", verdict(r)), device_fill(r)) for mark, r in (("A", a), ("B", b)))
-    return element("section", element("h2", "Side by side"), element("div", *heads, class_="side"), _scenario_keys(a, b),
-                   element("div", *number_tables(both), class_="side numbers"), _memory(a, b), _streams(a, b),
-                   class_="versus", aria_label="Two scenarios side by side")
+    return element("section", element("h2", "Side by side"), element("div", *heads, class_="side"),
+                   _scenario_keys(a, b), element("div", *number_tables(both), class_="side numbers"),
+                   _memory(a, b), _streams(a, b), class_="versus", aria_label="Two scenarios side by side")
 
 
 def number_tables(both: Comparison) -> Iterator[Markup]:
@@ -96,10 +96,10 @@ def _memory_figures(ranks: Sequence[tuple[Report, object]], most: int) -> Iterat
     for mark, (report, _) in zip("AB", ranks, strict=True):
         rank = fullest_class(report)
         if rank is not None and rank.memory is not None and rank.memory.event_index:
-            drawn = memory_chart(rank, report.capacity_bytes, "issue", f"versus-{mark}", at_least=most,
+            chart = memory_chart(rank, report.capacity_bytes, "issue", f"versus-{mark}", at_least=most,
                           kinds=report.detail.layers if report.detail else {})
             caption = element("figcaption", f"{mark}: memory of ranks {', '.join(rank.ranks)} over the step")
-            yield element("figure", caption, element("div", drawn, class_="plot"),
+            yield element("figure", caption, element("div", chart, class_="plot"),
                           legend(category_entries(rank), "Categories at the peak"))
 
 

@@ -40,8 +40,8 @@ def phase_section(report: Report, identity: str) -> Markup | None:
     owner_rows = [[phase.phase, _owners(phase.by_owner), _owners(phase.host_by_owner)] for phase in report.phases]
     more = element("details", element("summary", "Who holds it, on the device and on the host"), table(
         "By owner at the highest moment of each phase", ("phase", "device", "host"), owner_rows, 9), class_="more")
-    drawn = bars(rows, "Phases of a step", identity)
-    return element("section", element("figure", element("figcaption", caption), drawn, legend(
+    chart = bars(rows, "Phases of a step", identity)
+    return element("section", element("figure", element("figcaption", caption), chart, legend(
         [entry_of(name) for name in names], "Categories")), more, class_="card")
 
 
@@ -69,13 +69,13 @@ def engine_section(report: Report, identity: str) -> Markup | None:
              f"{engine.cache_tokens:,}"), ("sequences of the longest at once", f"{engine.concurrency:.1f}"),
              ("longest sequence let in", f"{engine.longest:,} tokens"))
     refused = element("p", f"It does not start: {engine.refusal}", class_="problems") if engine.refusal else None
-    drawn = bars([bar], "Memory of the engine", identity)
+    chart = bars([bar], "Memory of the engine", identity)
     rows: list[list[Child]] = [[f"{step.sequences:,}", f"{step.context_tokens:,}", format_seconds(step.seconds),
                                 f"{step.tokens_per_s:,.0f}"] for step in engine.decode]
     speed = table("Decoding, as fast as memory is read (assumed)", (
         "sequences", "tokens before", "a token of each", "tokens/s"), rows, 0) if rows else None
     note = element("p", join((f"{name}: {value}" for name, value in facts), "; "), class_="note")
-    return element("section", element("figure", element("figcaption", "The engine that generates"), drawn, legend(
+    return element("section", element("figure", element("figcaption", "The engine that generates"), chart, legend(
         entries, "Parts of the engine")), refused, note, speed, class_="card")
 
 

@@ -63,12 +63,12 @@ def _peak(rank: RankReport, detail: ClassDetail | None, identity: str) -> Markup
 
 
 def _traffic(report: Report, rank: RankReport, identity: str) -> Markup | None:
-    drawn = traffic_bars(report, rank, f"{identity}-traffic")
-    if drawn is None:
+    chart = traffic_bars(report, rank, f"{identity}-traffic")
+    if chart is None:
         return None
     caption = element("figcaption", "What leaves a rank in one step, by collective and axis")
     more = element("details", element("summary", "By phase and format too"), traffic_table(rank), class_="more")
-    return join((element("figure", caption, drawn, legend(link_entries(), "Link classes")), more))
+    return join((element("figure", caption, chart, legend(link_entries(), "Link classes")), more))
 
 
 def _figure(report: Report, rank: RankReport, detail: ClassDetail | None, identity: str, *, is_full: bool

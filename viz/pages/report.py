@@ -71,21 +71,21 @@ def _sentence(report: Report) -> Markup | None:
 
 
 def _map(report: Report, identity: str) -> Markup | None:
-    drawn = placement(report, identity)
-    if drawn is None:
+    chart = placement(report, identity)
+    if chart is None:
         return None
     words = "Placement: choose a rank to see its tensors" if report.detail else "Placement: what lies on each rank"
     caption = element("figcaption", words, peers(report, identity))
     chosen = element("p", "", class_="chosen", aria_live="polite", hidden=True)
     tensors = (element("div", tensor_table(rank, detail, f"{identity}-tensors-{n}"), data_class=n)
                for n, rank in enumerate(report.ranks[:_MOST]) if (detail := class_detail(report, rank)) is not None)
-    return element("figure", caption, drawn, legend(component_entries(report), "Components"), chosen,
+    return element("figure", caption, chart, legend(component_entries(report), "Components"), chosen,
                    element("div", *tensors, class_="inspector"), class_="placement card")
 
 
 def _streams(report: Report, identity: str) -> Markup | None:
-    drawn = timeline(report, identity, "Streams over one step")
-    return None if drawn is None else element("section", drawn, class_="card")
+    chart = timeline(report, identity, "Streams over one step")
+    return None if chart is None else element("section", chart, class_="card")
 
 
 def _facts(report: Report) -> Markup | None:
