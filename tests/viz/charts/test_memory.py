@@ -1,57 +1,19 @@
-"""The stacked chart: what is drawn is what the series says."""
+"""The memory chart: what is drawn is what the series says."""
 
 from __future__ import annotations
 
-import itertools
 import re
 import xml.etree.ElementTree as ET
 
 import pytest
 
-from simcore.results.report import AtRest, MemorySeries, Owner, Peak, RankReport
+from reports import GIB, small_rank, small_series
+from simcore.results.report import RankReport
 from viz.charts.memory import memory_chart, text_alternative
 from viz.charts.scale import BOTTOM, TOP
-from viz.charts.stack import edges, gib_ticks, has_time, layer_order, peak_index, phase_runs, stack, ticks, totals
-from viz.palette import CATEGORIES, TONES, luminance
+from viz.charts.stack import edges, phase_runs, totals
 
-GIB = 2**30
 CAPACITY = 40 * GIB
-
-# Machado, Oliveira and Fernandes 2009, severity 1: linear RGB as it is seen.
-SEEN = {
-    "all cones": ((1.0, 0.0, 0.0), (0.0, 1.0, 0.0), (0.0, 0.0, 1.0)),
-    "no red cones": ((0.152286, 1.052583, -0.204868), (0.114503, 0.786281, 0.099216), (-0.003882, -0.048116, 1.051998)),
-    "no green cones": ((0.367322, 0.860646, -0.227968), (0.280085, 0.672501, 0.047413), (-0.01182, 0.04294, 0.968881)),
-    "no blue cones": ((1.255528, -0.076749, -0.178779), (-0.078411, 0.930809, 0.147602), (0.004733, 0.691367, 0.3039)),
-}
-
-
-def small_series(**changes: object) -> MemorySeries:
-    values = {
-        "categories": ("opt_state", "activation", "sharded_param", "backward_temp"),
-        "event_index": (0, 10, 20, 40, 50, 60),
-        "time_s": (0.0, 0.1, 0.1, 0.5, 0.4, 0.9),
-        "phases": ("forward", "forward", "backward", "backward", "backward", "optimizer"),
-        "values": ((4 * GIB,) * 6, (0, 6 * GIB, 12 * GIB, 9 * GIB, 3 * GIB, 0), (8 * GIB,) * 6,
-                   (0, 0, 0, 5 * GIB, 0, 2 * GIB)),
-    }
-    return MemorySeries.model_validate(values | changes)
-
-
-def small_rank(series: MemorySeries | None = None, **peak: object) -> RankReport:
-    series = series or small_series()
-    at = peak_index(series)
-    highest = {name: values[at] for name, values in zip(series.categories, series.values, strict=True)}
-    facts = {
-        "allocated_bytes": sum(highest.values()), "reserved_bytes": 27 * GIB, "device_bytes": 29 * GIB,
-        "phase": series.phases[at], "event": "bwd:pre_backward_end:root", "layer": "model.layers.3", "microbatch": 0,
-        "by_category": highest, "by_phase": {"forward": 18 * GIB, "backward": 26 * GIB, "optimizer": 14 * GIB},
-        "top": (Owner(owner="model.layers.3/up_proj.x", category="activation", bytes=2 * GIB),),
-        "reserved_band_bytes": (26 * GIB, 28 * GIB), "outside": {"context": GIB}, "band_bytes": (25 * GIB, 28 * GIB),
-    }
-    return RankReport(ranks=("0-3",), num_ranks=4, coordinates={"pp": 0}, stage=0,
-                      at_rest={"mlp": AtRest(params_bytes=8 * GIB, num_params=4 * GIB)}, padding_bytes=0,
-                      grads_persist=False, peak=Peak.model_validate(facts | peak), memory=series)
 
 
 def drawn(rank: RankReport | None = None, capacity: int | None = CAPACITY, clock: str = "issue") -> ET.Element:
@@ -86,15 +48,6 @@ def height_at(path: str, x: float) -> float:
     return total
 
 
-def test_the_heights_of_the_layers_add_up_to_the_total_at_each_sample() -> None:
-    series = small_series()
-    bands = stack(series, layer_order(small_rank(series)))
-    assert tuple(map(sum, zip(*(band.heights for band in bands), strict=True))) == totals(series)
-    assert bands[0].upper == totals(series)
-    assert bands[-1].lower == (0,) * len(series.event_index)
-    assert all(above.lower == below.upper for above, below in itertools.pairwise(bands))
-
-
 _ROUNDED = 0.11
 """Pixels: both edges of a layer are drawn to a tenth."""
 
@@ -116,10 +69,6 @@ def test_the_drawn_layers_are_as_thick_as_their_bytes(clock: str) -> None:
             assert heights[name] == pytest.approx(values[i] * pixels_a_byte, abs=_ROUNDED)
         seen += 1
     assert seen >= 4
-
-
-def test_layers_that_come_and_go_lie_on_those_that_are_held_each_largest_first() -> None:
-    assert layer_order(small_rank()) == ("activation", "backward_temp", "sharded_param", "opt_state")
 
 
 def test_the_peak_is_marked_where_the_series_is_highest() -> None:
@@ -166,17 +115,6 @@ def test_phase_bands_cover_the_axis_once_and_are_named() -> None:
     assert [(r.first, r.end) for r in phase_runs(small_series())] == [(0, 2), (2, 5), (5, 6)]
 
 
-def test_dates_never_run_backwards() -> None:
-    x = edges(small_series(), "time")
-    assert list(x) == sorted(x)
-    assert x[:6] == (0.0, 0.1, 0.1, 0.5, 0.5, 0.9)
-
-
-def test_a_series_without_a_timeline_has_no_time() -> None:
-    assert has_time(small_series())
-    assert not has_time(small_series(time_s=(0.0,) * 6))
-
-
 def test_the_chart_can_be_told_in_words() -> None:
     root = drawn()
     title, description = text_alternative(small_rank(), CAPACITY, "issue")
@@ -206,53 +144,3 @@ def test_memory_that_is_always_zero_can_be_drawn() -> None:
 def test_no_series_is_refused() -> None:
     with pytest.raises(ValueError, match="no memory series"):
         memory_chart(small_rank().model_copy(update={"memory": None}), CAPACITY, "issue", "r1")
-
-
-@pytest.mark.parametrize("gib", [0.003, 0.4, 1, 7, 79.65, 180, 20_000])
-def test_ticks_are_round_and_few(gib: float) -> None:
-    marks = gib_ticks(gib * GIB)
-    assert marks[0][0] == 0
-    assert 3 <= len(marks) <= 10
-    assert len({label for _, label in marks}) == len(marks)
-    assert marks[-1][0] <= gib * GIB * 1.001
-
-
-def test_ticks_lie_inside() -> None:
-    assert ticks(3.0, 61.0, 8) == (10.0, 20.0, 30.0, 40.0, 50.0, 60.0)
-
-
-def test_each_category_of_the_interface_has_its_own_swatch() -> None:
-    looks = [(s.tone, s.texture) for s in CATEGORIES.values()]
-    assert len(set(looks)) == len(looks)
-    assert {s.tone for s in CATEGORIES.values()} == set(TONES)
-
-
-def _oklab(colour: str, seen: tuple[tuple[float, float, float], ...]) -> tuple[float, ...]:
-    """Place of a colour in Oklab (Ottosson 2020), as somebody sees it."""
-    raw = [int(colour[i : i + 2], 16) / 255 for i in (1, 3, 5)]
-    linear = [c / 12.92 if c <= 0.04045 else ((c + 0.055) / 1.055) ** 2.4 for c in raw]
-    r, g, b = (sum(x * y for x, y in zip(row, linear, strict=True)) for row in seen)
-    cones = (0.4122214708 * r + 0.5363325363 * g + 0.0514459929 * b,
-             0.2119034982 * r + 0.6806995451 * g + 0.1073969566 * b,
-             0.0883024619 * r + 0.2817188376 * g + 0.6299787005 * b)
-    l, m, s = (max(c, 0.0) ** (1 / 3) for c in cones)
-    return (0.2104542553 * l + 0.793617785 * m - 0.0040720468 * s,
-            1.9779984951 * l - 2.428592205 * m + 0.4505937099 * s,
-            0.0259040371 * l + 0.7827717662 * m - 0.808675766 * s)
-
-
-@pytest.mark.parametrize("eyes", SEEN)
-@pytest.mark.parametrize("scheme", [0, 1], ids=["light", "dark"])
-def test_tones_can_be_told_apart(eyes: str, scheme: int) -> None:
-    places = [_oklab(pair[scheme], SEEN[eyes]) for pair in TONES.values()]
-    nearest = min(sum((x - y) ** 2 for x, y in zip(a, b, strict=True)) ** 0.5
-                  for a, b in itertools.combinations(places, 2))
-    assert nearest > (0.1 if eyes == "all cones" else 0.055)
-
-
-@pytest.mark.parametrize("scheme", [0, 1], ids=["light", "dark"])
-def test_names_on_layers_can_be_read(scheme: int) -> None:
-    for name, pair in TONES.items():
-        tone = luminance(pair[scheme])
-        ink = 1.0 if tone < 0.26 else luminance("#10141a")
-        assert (max(tone, ink) + 0.05) / (min(tone, ink) + 0.05) >= 3.3, name

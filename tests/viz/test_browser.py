@@ -11,9 +11,9 @@ import pytest
 
 import small
 from browser import Tab, tab
+from reports import swept_report
 from simcore.results.report import Report
 from simcore.simulate import simulate
-from test_viz_batch import scenario
 from viz.pages.page import render
 
 pytestmark = pytest.mark.slow
@@ -91,13 +91,13 @@ def test_numbers_of_two_are_whole_and_marks_of_an_axis_are_apart(shown: Any, wid
 
 
 def test_a_page_ends_where_its_words_end(shown: Any) -> None:
-    page = shown(*(scenario(n) for n in range(250)))
+    page = shown(*(swept_report(n) for n in range(250)))
     below = "document.documentElement.scrollHeight - document.querySelector('footer').getBoundingClientRect().bottom"
     assert page.run(f"{below} - scrollY") < 60
 
 
 def test_points_of_the_edge_lie_over_the_others(shown: Any) -> None:
-    page = shown(*(scenario(n) for n in range(40)))
+    page = shown(*(swept_report(n) for n in range(40)))
     last = "[...document.querySelectorAll('.scatter')].map(s => [...s.querySelectorAll('.point')].map(" \
            "e => e.classList.contains('on-edge')))"
     for _ in range(2):
@@ -111,7 +111,7 @@ def test_points_of_the_edge_lie_over_the_others(shown: Any) -> None:
 @pytest.mark.parametrize("width", [1280, 390])
 @pytest.mark.parametrize("dark", [False, True])
 def test_every_chart_is_drawn_and_nothing_is_cut_off(shown: Any, width: int, dark: bool) -> None:
-    for reports in ((staged(),), (staged(), other()), tuple(scenario(n) for n in range(12))):
+    for reports in ((staged(),), (staged(), other()), tuple(swept_report(n) for n in range(12))):
         page = shown(*reports, width=width, dark=dark)
         charts = page.run(DRAWN)
         assert charts
@@ -199,7 +199,7 @@ SHOWN = "[...document.querySelectorAll('.batch tbody tr:not(.opened)')].filter(e
 
 
 def test_the_table_sorts_both_ways_and_by_numbers(shown: Any) -> None:
-    reports = [scenario(n) for n in range(12)]
+    reports = [swept_report(n) for n in range(12)]
     page = shown(*reports)
     step = "document.querySelectorAll('.batch thead button')[4]"
     page.run(f"{step}.click()")
@@ -213,7 +213,7 @@ def test_the_table_sorts_both_ways_and_by_numbers(shown: Any) -> None:
 
 
 def test_of_very_many_rows_the_first_are_in_view(shown: Any) -> None:
-    page = shown(*(scenario(n) for n in range(250)))
+    page = shown(*(swept_report(n) for n in range(250)))
     seen = "[...document.querySelectorAll('.batch tbody tr')].filter(e => e.checkVisibility()).length"
     assert page.run(seen) == 100
     page.run("document.querySelector('.later button').click()")
@@ -224,7 +224,7 @@ def test_of_very_many_rows_the_first_are_in_view(shown: Any) -> None:
 
 
 def test_filters_narrow_the_table_and_the_scatters(shown: Any) -> None:
-    page = shown(*(scenario(n) for n in range(24)))
+    page = shown(*(swept_report(n) for n in range(24)))
     edges = "[...document.querySelectorAll('.edge')].map(e => e.getAttribute('d'))"
     before = page.run(edges)
     page.run("document.querySelector('.filters fieldset input[value=\"2\"]').click()")
@@ -238,7 +238,7 @@ def test_filters_narrow_the_table_and_the_scatters(shown: Any) -> None:
 
 
 def test_the_edge_that_the_script_draws_is_ours(shown: Any) -> None:
-    reports = [scenario(n, verdict="oom" if n % 3 == 0 else "fits") for n in range(40)]
+    reports = [swept_report(n, verdict="oom" if n % 3 == 0 else "fits") for n in range(40)]
     page = shown(*reports)
     marked = "[...document.querySelectorAll('.scatter')].map(s => [...s.querySelectorAll('.on-edge')].map(" \
              "e => +e.dataset.row))"
@@ -254,7 +254,7 @@ def test_the_edge_that_the_script_draws_is_ours(shown: Any) -> None:
 
 
 def test_a_row_opens(shown: Any) -> None:
-    page = shown(*(scenario(n) for n in range(12)))
+    page = shown(*(swept_report(n) for n in range(12)))
     page.run("document.querySelectorAll('.opens')[3].click()")
     text = page.run("document.querySelector('tr.opened').textContent")
     assert "s[mesh.tp=3]" in text
@@ -265,7 +265,7 @@ def test_a_row_opens(shown: Any) -> None:
 
 def test_names_that_are_programs_stay_text(shown: Any) -> None:
     for reports in ((staged(EVIL),), (staged(EVIL), other()), tuple(
-            scenario(n).model_copy(update={"name": EVIL}) for n in range(12))):
+            swept_report(n).model_copy(update={"name": EVIL}) for n in range(12))):
         page = shown(*reports)
         assert page.run("document.title !== 'harmed' && !document.querySelector('img')")
         page.run("document.querySelectorAll('.opens').forEach(button => button.click())")
@@ -285,7 +285,7 @@ def test_the_policy_of_the_page_stops_what_is_put_in_later(browser: Tab, tmp_pat
 
 def test_a_page_of_a_thousand_opens_in_two_seconds(browser: Tab, tmp_path: Path) -> None:
     page = tmp_path / "page.html"
-    page.write_text(render([scenario(n) for n in range(1000)]), encoding="utf-8")
+    page.write_text(render([swept_report(n) for n in range(1000)]), encoding="utf-8")
     seconds = min(browser.open(page) for _ in range(3))
     assert min(seconds, browser.busy()) < 2  # busy: not what other programs on this machine take
     assert browser.run("document.querySelectorAll('.batch tbody tr').length") == 1000
