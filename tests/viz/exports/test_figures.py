@@ -1,4 +1,4 @@
-"""Figures stand by themselves: well-formed, with every colour and texture that they name."""
+"""Figures are complete files: well-formed, with every colour and texture that they use."""
 
 from __future__ import annotations
 
@@ -16,8 +16,8 @@ from viz.exports.figures import WIDTH, as_png, figures, letters
 
 @cache
 def report(name: str = "small") -> Report:
-    made = simulate(small.scenario("automodel", {"dp_shard": 2, "pp": 5}, microbatches=5), detail=True)
-    return made.model_copy(update={"name": name})
+    simulated = simulate(small.scenario("automodel", {"dp_shard": 2, "pp": 5}, microbatches=5), detail=True)
+    return simulated.model_copy(update={"name": name})
 
 
 def test_each_picture_is_there() -> None:
@@ -59,16 +59,16 @@ def test_names_of_files_are_harmless() -> None:
 
 
 def test_letters_are_drawn_in_a_family_of_this_machine() -> None:
-    """Else pictures would have none, and nobody would be told."""
+    """Without such a family PNG images would have no text, and no error would say so."""
     pytest.importorskip("resvg_py")
     if not letters():
         pytest.skip("this machine has none of the fonts")
-    made = next(text for name, text in figures([report()]) if name.endswith("streams"))
-    assert as_png(made) != as_png(re.sub(r"(<text[^>]*>)[^<]*", r"\1", made))
+    svg = next(text for name, text in figures([report()]) if name.endswith("streams"))
+    assert as_png(svg) != as_png(re.sub(r"(<text[^>]*>)[^<]*", r"\1", svg))
 
 
 def test_points_on_the_edge_look_different_from_others() -> None:
-    """Rules for an element of a class come along too: the legend says that those of the edge are black."""
+    """Rules for an element with a class are included too: the legend says that points of the edge are black."""
     _, text = next(iter(figures([report(), report("other")])))
     fills = dict(re.findall(r"circle\.point([\w.-]*)\{[^}]*?fill: (#\w+)", text))
     assert set(fills) == {"", ".on-edge"}

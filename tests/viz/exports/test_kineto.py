@@ -1,4 +1,4 @@
-"""Traces as PyTorch's profiler writes them: HolisticTraceAnalysis finds ranks, kernels and the overlap in them."""
+"""Traces as PyTorch's profiler writes them, in which HolisticTraceAnalysis finds ranks, kernels and the overlap."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ NO_COMPUTATION = re.compile(r"(^nccl.*Kernel)|(.*(Memcpy)|(Memset))|(.*Sync)")
 
 
 @cache
-def made(number: int) -> tuple[Report, dict[str, str]]:
+def traces_of(number: int) -> tuple[Report, dict[str, str]]:
     framework, mesh, microbatches, seq_len = CASES[number]
     asked = small.scenario(framework, mesh, microbatches=microbatches, seq_len=seq_len)
     report = simulate(asked, detail=True, whole=True)
@@ -45,7 +45,7 @@ def made(number: int) -> tuple[Report, dict[str, str]]:
 
 
 def files(number: int) -> list[dict[str, Any]]:
-    return [json.loads(text) for text in made(number)[1].values()]
+    return [json.loads(text) for text in traces_of(number)[1].values()]
 
 
 def of(file: dict[str, Any], category: str) -> list[dict[str, Any]]:
@@ -58,19 +58,19 @@ def ns(us: float) -> int:
 
 @EVERY
 def test_a_file_is_found_under_its_rank(number: int) -> None:
-    report, texts = made(number)
+    report, texts = traces_of(number)
     firsts = [int(rank.ranks[0].partition("-")[0]) for rank in report.ranks]
     assert list(texts) == [f"rank{first}.pt.trace.json" for first in firsts]
     for first, text in zip(firsts, texts.values(), strict=True):
-        found = RANK.search(text)
-        assert found is not None
-        assert int(found[1]) == first
+        match = RANK.search(text)
+        assert match is not None
+        assert int(match[1]) == first
         info = json.loads(text)["distributedInfo"]
         assert info == {"backend": "nccl", "rank": first, "world_size": sum(rank.num_ranks for rank in report.ranks)}
 
 
 def test_the_scenarios_name_is_not_taken_for_the_rank() -> None:
-    report, _ = made(3)
+    report, _ = traces_of(3)
     named = report.model_copy(update={"name": '"rank": 7 \x1b'})
     texts = kineto_traces(named)[0]
     assert [RANK.search(text)[1] for text in texts.values()] == ["0", "2", "4", "6", "8"]  # type: ignore[index]
@@ -79,7 +79,7 @@ def test_the_scenarios_name_is_not_taken_for_the_rank() -> None:
 
 @EVERY
 def test_one_iteration_is_as_long_as_the_step_and_holds_all_kernels(number: int) -> None:
-    report, _ = made(number)
+    report, _ = traces_of(number)
     assert report.time is not None
     for file in files(number):
         (step,) = [event for event in of(file, "user_annotation") if event["name"].startswith("ProfilerStep#")]
@@ -128,8 +128,8 @@ def test_the_stored_cases_have_all_shares() -> None:
 
 @EVERY
 def test_a_file_tells_the_overlap_of_the_timeline(number: int) -> None:
-    """Worked out again from the spans of the report, from one moment at which anything changes to the next."""
-    report, _ = made(number)
+    """Recomputed from the spans of the report, between each two times at which a span begins or ends."""
+    report, _ = traces_of(number)
     assert report.detail is not None
     for detail, file in zip(report.detail.classes, files(number), strict=True):
         changes = sorted((round(at * 1e9), kind_of(span), by) for span in detail.spans
@@ -156,7 +156,7 @@ def kind_of(span: Span) -> str:
 
 @EVERY
 def test_calls_say_what_they_move(number: int) -> None:
-    report, _ = made(number)
+    report, _ = traces_of(number)
     sizes = {(row.collective, row.axis): row.group_size for rank in report.ranks for row in rank.traffic}
     for event in (event for file in files(number) for event in of(file, "kernel")):
         args = event["args"]
@@ -181,7 +181,7 @@ def test_copies_are_no_kernels() -> None:
 
 
 def test_the_same_report_is_the_same_text() -> None:
-    report, texts = made(1)
+    report, texts = traces_of(1)
     assert kineto_traces(Report.model_validate_json(report.model_dump_json()))[0] == texts
 
 
@@ -191,9 +191,9 @@ def test_hta_itself_reads_the_same_numbers(tmp_path: Path) -> None:
     for number in range(len(CASES)):
         folder = tmp_path / str(number)
         folder.mkdir()
-        for name, text in made(number)[1].items():
+        for name, text in traces_of(number)[1].items():
             (folder / name).write_text(text, encoding="utf-8")
     ran = subprocess.run([sys.executable, str(TRUTH / "probe_hta.py"), "--check", *map(str, tmp_path.iterdir())],
                          capture_output=True, text=True, check=False)
     assert ran.returncode == 0, ran.stderr
-    assert ran.stdout.count("overlap") == sum(len(made(number)[1]) for number in range(len(CASES)))
+    assert ran.stdout.count("overlap") == sum(len(traces_of(number)[1]) for number in range(len(CASES)))

@@ -1,4 +1,4 @@
-"""Slices of a thread: what starts later covers what it falls into, and nothing is counted twice."""
+"""Slices of a thread: a span that starts later covers the one in which it starts; nothing is counted twice."""
 
 from __future__ import annotations
 

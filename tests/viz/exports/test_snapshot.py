@@ -1,6 +1,6 @@
-"""A memory snapshot: the report's memory, in the form that torch's tools and the web viewer read.
+"""A memory snapshot: the memory of the report, in the format that PyTorch's tools and its web viewer read.
 
-What the viewer accepts is `tests/truth/snapshot/viewer.json`, read from its source.
+The viewer's requirements are in `tests/truth/snapshot/viewer.json`; they were read from its source.
 """
 
 from __future__ import annotations
@@ -31,8 +31,8 @@ Snapshot = dict[str, Any]
 
 
 def simulated(framework: str = "fsdp2", mesh: dict[str, int] | None = None, postings: int = MAX_POSTINGS,
-              **given: Any) -> Report:
-    return simulate(small.scenario(framework, mesh or {"dp_shard": 4}, **given), detail=True, postings=postings)
+              **options: Any) -> Report:
+    return simulate(small.scenario(framework, mesh or {"dp_shard": 4}, **options), detail=True, postings=postings)
 
 
 @pytest.fixture(scope="module")
@@ -47,7 +47,7 @@ def staged() -> Report:
 
 @pytest.fixture(scope="module")
 def full() -> Report:
-    """One that its device has no room for."""
+    """A report whose memory does not fit on the device."""
     roomy = simulated()
     assert roomy.peak_rank is not None
     assert roomy.peak_rank.peak is not None
@@ -63,8 +63,8 @@ def report(request: pytest.FixtureRequest) -> Report:
     return request.getfixturevalue(request.param)  # type: ignore[no-any-return]
 
 
-def held(events: list[dict[str, Any]]) -> list[int]:
-    """Bytes after each event, as the viewer adds them up."""
+def allocated_bytes(events: list[dict[str, Any]]) -> list[int]:
+    """Returns the allocated bytes after each event, as the viewer sums them."""
     sign = {"alloc": 1, "free_completed": -1}
     return list(itertools.accumulate(sign.get(e["action"], 0) * e["size"] for e in events))
 
@@ -74,13 +74,13 @@ def test_replayed_it_is_the_report(report: Report) -> None:
     assert len(traces) == len(report.ranks)
     for rank, events in zip(report.ranks, traces, strict=True):
         assert rank.peak is not None
-        assert max(held(events)) == rank.peak.allocated_bytes
-        assert held(events)[-1] == rank.end_bytes
+        assert max(allocated_bytes(events)) == rank.peak.allocated_bytes
+        assert allocated_bytes(events)[-1] == rank.end_bytes
 
 
 def test_blocks_tile_their_segment_and_are_what_lives_on(report: Report) -> None:
-    made = snapshot(report)
-    for number, (segment, rank) in enumerate(zip(made["segments"], report.ranks, strict=True)):
+    data = snapshot(report)
+    for number, (segment, rank) in enumerate(zip(data["segments"], report.ranks, strict=True)):
         assert segment["device"] == number
         ends = [block["address"] + block["size"] for block in segment["blocks"]]
         assert [segment["address"], *ends[:-1]] == [block["address"] for block in segment["blocks"]]
@@ -93,9 +93,9 @@ def test_blocks_tile_their_segment_and_are_what_lives_on(report: Report) -> None
 
 def test_protocol_4_whatever_python_writes_by_itself(plain: Report, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(pickle, "DEFAULT_PROTOCOL", 5)
-    made = pickled(plain)
-    assert made[:2] == bytes([0x80, 4])
-    assert VIEWER["protocols"][0] <= made[1] <= VIEWER["protocols"][1]
+    data = pickled(plain)
+    assert data[:2] == bytes([0x80, 4])
+    assert VIEWER["protocols"][0] <= data[1] <= VIEWER["protocols"][1]
 
 
 def test_the_viewer_knows_every_opcode(report: Report) -> None:
@@ -110,8 +110,8 @@ def test_nothing_but_plain_data(report: Report) -> None:
         if isinstance(value, dict):
             value = [*value, *value.values()]
         if isinstance(value, list | tuple):
-            for one in value:
-                yield from kinds(one)
+            for member in value:
+                yield from kinds(member)
 
     assert set(kinds(snapshot(report))) <= {dict, list, tuple, str, int, float, bool, type(None)}
     assert pickle.loads(pickled(report)) == snapshot(report)  # noqa: S301 - our own bytes
@@ -125,21 +125,21 @@ def test_one_event_is_of_no_known_category_and_of_no_tensor(report: Report) -> N
 
 
 def test_what_lies_outside_the_allocator_is_told_and_not_counted(plain: Report) -> None:
-    made = snapshot(plain)
+    data = snapshot(plain)
     (rank,) = plain.ranks
     assert rank.peak is not None
     assert rank.peak.outside["context"] > 0
-    (device,) = made["rankscope"]["devices"]
+    (device,) = data["rankscope"]["devices"]
     assert (device["outside"], device["peak_allocated_bytes"]) == (rank.peak.outside, rank.peak.allocated_bytes)
-    assert not any(e.get("category") in rank.peak.outside for e in made["device_traces"][0])
+    assert not any(e.get("category") in rank.peak.outside for e in data["device_traces"][0])
 
 
 def test_addresses_are_javascripts_and_no_two_blocks_overlap(report: Report) -> None:
-    made = snapshot(report)
-    ends = [segment["address"] + segment["total_size"] for segment in made["segments"]]
+    data = snapshot(report)
+    ends = [segment["address"] + segment["total_size"] for segment in data["segments"]]
     assert max(ends) < 2**53
-    assert all(end <= after["address"] for end, after in zip(ends, made["segments"][1:], strict=False))
-    for segment, events in zip(made["segments"], made["device_traces"], strict=True):
+    assert all(end <= after["address"] for end, after in zip(ends, data["segments"][1:], strict=False))
+    for segment, events in zip(data["segments"], data["device_traces"], strict=True):
         live: dict[int, int] = {}
         for e in events:
             if e["action"] == "alloc":
@@ -176,8 +176,8 @@ def test_a_free_is_two_events_side_by_side(report: Report) -> None:
 
 
 def test_events_are_in_order_of_time_and_the_segment_is_there_first(report: Report) -> None:
-    made = snapshot(report)
-    for segment, events in zip(made["segments"], made["device_traces"], strict=True):
+    data = snapshot(report)
+    for segment, events in zip(data["segments"], data["device_traces"], strict=True):
         dates = [e["time_us"] for e in events]
         assert dates == sorted(dates)
         assert dates[-1] > 0
@@ -210,7 +210,7 @@ def test_where_it_does_not_fit_the_first_allocation_without_room_is_an_oom(full:
     assert refused["action"] == "alloc"
     assert refused["size"] == oom["size"] > oom["device_free"] >= 0
     assert "addr" not in oom
-    assert held(events)[at] < max(held(events))
+    assert allocated_bytes(events)[at] < max(allocated_bytes(events))
     assert not any(e["action"] == "oom" for e in snapshot(plain)["device_traces"][0])
 
 

@@ -32,21 +32,21 @@ def test_no_rule_reaches_what_is_around(every_result: list[Shown]) -> None:
         own, style = root.get("id"), root.find("style")
         assert style is not None
         flat = re.sub(r"@container[^{]*\{((?:[^{}]*\{[^{}]*\})*)\s*\}", r"\1", style.text or "")
-        selectors = [one.strip() for group in re.findall(r"([^{}]+)\{[^{}]*\}", flat) for one in group.split(",")]
+        selectors = [name.strip() for group in re.findall(r"([^{}]+)\{[^{}]*\}", flat) for name in group.split(",")]
         assert len(selectors) > 40
-        assert [one for one in selectors if not re.search(rf"#{own}(?![\w-])", one)] == []
+        assert [selector for selector in selectors if not re.search(rf"#{own}(?![\w-])", selector)] == []
 
 
 def test_ids_are_not_those_of_another_card(every_result: list[Shown]) -> None:
-    """A texture that another card brings goes away with that card."""
+    """Textures are not shared: a texture of another card is gone when that card is folded away."""
     cards = [parsed(shown) for shown in every_result]
     identities = [{e.get("id") for e in card.iter() if e.get("id")} for card in cards]
     assert sum(map(len, identities)) == len(set.union(*identities))
-    for card, held in zip(cards, identities, strict=True):
+    for card, own in zip(cards, identities, strict=True):
         text = ET.tostring(card, encoding="unicode")
-        assert set(re.findall(r"url\(#([^)]+)\)", text)) <= held
+        assert set(re.findall(r"url\(#([^)]+)\)", text)) <= own
         for name in ("aria-labelledby", "aria-describedby"):
-            assert {e.attrib[name] for e in card.iter() if name in e.attrib} <= held
+            assert {e.attrib[name] for e in card.iter() if name in e.attrib} <= own
 
 
 def test_a_card_is_the_same_each_time(simulated: Report) -> None:
@@ -71,14 +71,14 @@ JUPYTER = """<style>.jp dl dt { float: left; clear: left; width: 20%; font-weigh
   .jp td, .jp th { text-align: right; padding: 9em; white-space: normal; border: 9px solid }
   .jp tbody tr:nth-child(odd) { background: red } .jp ul { list-style: disc; padding: 2em } .jp p { margin: 5em }
   .jp svg { max-width: 10px } .jp code { background: red; padding: 3em }</style>"""
-"""Rules of the kinds that notebooks have for the HTML of a cell."""
+"""Rules such as notebooks have for the HTML of a cell."""
 INK = """(() => { const card = document.querySelector('.rankscope'), own = getComputedStyle(card);
   const lum = c => c.match(/[0-9.]+/g).slice(0, 3).reduce((s, v, i) => s + v / 255 * [0.2126, 0.7152, 0.0722][i], 0);
   return [lum(own.color), lum(own.backgroundColor)]; })()"""
 OVER = """[...document.querySelectorAll('.rankscope .bars g')].map(row => [...row.querySelectorAll('text')]
   .map(e => [e.textContent, e.getBoundingClientRect()]).filter(([, box]) => box.width))
   .filter(([a, b]) => a[1].right > b[1].left).map(([a, b]) => a[0] + ' over ' + b[0])"""
-"""Rows of bars whose name reaches into their value."""
+"""Rows of bars whose label overlaps their value."""
 AS_MEANT = """(() => { const found = [], all = what => [...document.querySelectorAll('.rankscope ' + what)];
   const box = e => e.getBoundingClientRect(), look = e => getComputedStyle(e);
   for (const e of all('.tiles dt')) if (box(e).bottom > box(e.nextSibling).top + 1)

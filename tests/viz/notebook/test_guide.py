@@ -20,7 +20,7 @@ def cells() -> list[str]:
 
 @pytest.fixture
 def files(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """What the page's cells read."""
+    """Writes the scenario files that the cells of the page read."""
     text = "name: {}\nmodel: nemotron-3-tiny\nframework: fsdp2\ntopology: dgx-h100\nmesh: {{dp_shard: 8}}\n" \
            "training: {{seq_len: 64}}\n"
     (tmp_path / "mine.yaml").write_text(text.format("mine"), encoding="utf-8")
@@ -30,24 +30,24 @@ def files(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
 
 @pytest.mark.usefixtures("files")
 def test_the_page_about_notebooks_runs() -> None:
-    held: dict[str, Any] = {}
+    variables: dict[str, Any] = {}
     for cell in cells()[:3]:
-        assert html(run_cell(cell, held))
+        assert html(run_cell(cell, variables))
 
 
 @pytest.mark.usefixtures("files")
 def test_pandas_takes_a_table_as_it_is() -> None:
     pytest.importorskip("pandas", reason="pandas is not installed: the last cell of docs/notebook.md was not run")
-    held: dict[str, Any] = {}
-    *_, shown = (run_cell(cell, held) for cell in cells())
+    variables: dict[str, Any] = {}
+    *_, shown = (run_cell(cell, variables) for cell in cells())
     assert list(shown["verdict"]) == ["fits"] * 3
     assert str(shown["device_bytes"].dtype) == "int64"
 
 
-def run_cell(cell: str, held: dict[str, Any]) -> Any:
-    """What a notebook would show: the value of the last line."""
+def run_cell(cell: str, variables: dict[str, Any]) -> Any:
+    """Runs a cell and returns the value of its last line, which a notebook would show."""
     tree = ast.parse(cell)
     last = tree.body.pop()
     assert isinstance(last, ast.Expr)
-    exec(compile(tree, "cell", "exec"), held)  # noqa: S102 - our own page
-    return eval(compile(ast.Expression(last.value), "cell", "eval"), held)  # noqa: S307 - our own page
+    exec(compile(tree, "cell", "exec"), variables)  # noqa: S102 - our own page
+    return eval(compile(ast.Expression(last.value), "cell", "eval"), variables)  # noqa: S307 - our own page

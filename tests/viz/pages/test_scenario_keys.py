@@ -13,5 +13,5 @@ def test_only_what_differs_can_be_filtered_by_and_axes_come_first() -> None:
 
 
 def test_scenarios_are_flat_text() -> None:
-    found = flat_keys({"name": "x", "a": {"b": None, "c": {}, "d": [1, "two"]}, "e": True, "f": 2.5})
-    assert found == {"a.b": "\u2013", "a.c": "\u2013", "a.d": "1, two", "e": "true", "f": "2.5"}
+    values = flat_keys({"name": "x", "a": {"b": None, "c": {}, "d": [1, "two"]}, "e": True, "f": 2.5})
+    assert values == {"a.b": "\u2013", "a.c": "\u2013", "a.d": "1, two", "e": "true", "f": "2.5"}
