@@ -8,7 +8,7 @@ from itertools import count
 from typing import TYPE_CHECKING
 
 from simcore.errors import IllegalLayout, InputError, NotYet, Problem, RankscopeError
-from simcore.frameworks.hooks import exact_at_rest, flow_of, padding_bytes
+from simcore.frameworks.registry import at_rest_of, hooks_of
 from simcore.frameworks.setup import prepare
 from simcore.hardware.device import Device
 from simcore.hardware.topology import Topology
@@ -17,24 +17,23 @@ from simcore.inputs.scenario import Scenario
 from simcore.pipeline.schedule import actions, lowered_microbatches, steady_microbatches
 from simcore.placement.fold import RankClass, joined, unfolded, unfolded_one
 from simcore.placement.fold import fold as fold_ranks
-from simcore.placement.framework import Framework, UnshardFlow
+from simcore.placement.framework import Framework
 from simcore.placement.job import Job, topology_of
 from simcore.placement.plan import Plan
 from simcore.placement.plan import place as place_rank
-from simcore.placement.zero_words import Zero
 from simcore.program.lower import lower
 from simcore.program.program import Program
 from simcore.program.record_layers import adds_in_place
 from simcore.program.row_cache import taken
 from simcore.results.report import Report
-from simcore.simulation.assemble import Parts, failed, report
+from simcore.simulation.assemble import Simulation, failed, report
 from simcore.simulation.detail import with_detail
 from simcore.simulation.hosts import hosted
 from simcore.simulation.random_lengths import is_drawn, with_lengths
 from simcore.simulation.random_routing import drawn
 from simcore.simulation.step_length import check_rows, num_rows, unlike
 from simcore.timing.routes import Routes
-from simcore.timing.step import Clocked, clock
+from simcore.timing.step import StepTiming, time_step
 from simcore.units import parse_quantity
 
 if TYPE_CHECKING:
@@ -136,7 +135,7 @@ def _simulate(scenario: Scenario, *, series: bool, detail: bool, folded: bool, r
         taken(num_rows(parts))
 
 
-def _write_out(parts: Parts, *, timed: bool) -> None:
+def _write_out(parts: Simulation, *, timed: bool) -> None:
     """A few microbatches; where the steady ones do not take the same time, twice as many, within bounds."""
     every = parts.job.scenario.num_microbatches
     for doublings in count(1):
@@ -151,7 +150,7 @@ def _write_out(parts: Parts, *, timed: bool) -> None:
         parts.lowered = more
 
 
-def _few(parts: Parts, doublings: int = 0) -> int:
+def _few(parts: Simulation, doublings: int = 0) -> int:
     """Microbatches to write out: one more where the first differs because later ones add to its gradients."""
     schedule, count = parts.framework.schedule, parts.job.scenario.num_microbatches
     few = lowered_microbatches(schedule, count, doublings)
@@ -160,28 +159,29 @@ def _few(parts: Parts, doublings: int = 0) -> int:
     return min(count, few + one_more)
 
 
-def _clock(parts: Parts) -> Clocked:
+def _clock(parts: Simulation) -> StepTiming:
     extra = parts.job.scenario.num_microbatches - parts.lowered
     programs = [parts.programs[c.representative] for c in parts.classes]
     steady = steady_microbatches(parts.framework.schedule, parts.lowered)
-    return clock(programs, parts.classes, parts.routes, parts.framework, steady, extra)
+    return time_step(programs, parts.classes, parts.routes, parts.framework, steady, extra)
 
 
 def _place(scenario: Scenario, *, rank: int | None) -> Report:
     parts = _parts(scenario, folded=True, rank=rank)
-    if rank is None and not isinstance(parts.framework.flow, UnshardFlow) and scenario.world_size <= EXACT_RANKS:
+    if rank is None and parts.framework.strategy.is_placed_by_rank and scenario.world_size <= EXACT_RANKS:
         parts = _exact_parts(parts)
     return report(parts, series=False)
 
 
-def _exact_parts(parts: Parts) -> Parts:
+def _exact_parts(parts: Simulation) -> Simulation:
     """Ranks that hold the same inside their flat shards, and the same padding, are one class."""
     mesh, graph, framework = parts.job.mesh, parts.job.graph, parts.framework
     alike: dict[object, list[RankClass]] = {}
+    at_rest = at_rest_of(framework)
     for single in unfolded(mesh):
         plan = place_rank(graph, mesh, framework, single.representative)
-        rest = exact_at_rest(plan)
-        held = tuple(sorted(rest.items(), key=lambda item: item[0])), padding_bytes(plan, rest, exact=True)
+        rest = at_rest.exact(plan)
+        held = tuple(sorted(rest.items(), key=lambda item: item[0])), at_rest.padding(plan, rest, exact=True)
         alike.setdefault((single.stage, held), []).append(single)
     classes = tuple(joined(group) for group in alike.values())
     plans = tuple(place_rank(graph, mesh, framework, c.representative) for c in classes)
@@ -195,15 +195,15 @@ def _check(scenario: Scenario) -> Report:
         legal(scenario, _trainer(series=False))
     topology = _topology(scenario)
     job, framework = prepare(scenario)
-    return report(Parts(job, framework, topology, Routes(job, framework, topology), (), (), 1), series=False)
+    return report(Simulation(job, framework, topology, Routes(job, framework, topology), (), (), 1), series=False)
 
 
-def _parts(scenario: Scenario, *, folded: bool, rank: int | None) -> Parts:
+def _parts(scenario: Scenario, *, folded: bool, rank: int | None) -> Simulation:
     topology = _topology(scenario)
     job, framework = prepare(scenario)
     classes = _classes(job, framework, folded=folded, rank=rank)
     plans = tuple(place_rank(job.graph, job.mesh, framework, c.representative) for c in classes)
-    return Parts(job, framework, topology, Routes(job, framework, topology), classes, plans, 1,
+    return Simulation(job, framework, topology, Routes(job, framework, topology), classes, plans, 1,
                  exact=rank is not None)
 
 
@@ -213,7 +213,7 @@ def _classes(job: Job, framework: Framework, *, folded: bool, rank: int | None) 
             raise InputError(Problem("--rank", f"expected a rank from 0 to {job.mesh.size - 1}, got {rank}"))
         every = unfolded_one(job.mesh, rank)
         return (every,)
-    alone = isinstance(framework.flow, Zero) and framework.flow.differs and job.mesh.size <= EXACT_RANKS
+    alone = framework.strategy.step_varies_by_rank and job.mesh.size <= EXACT_RANKS
     return fold_ranks(job.graph, job.mesh, framework) if folded and not alone else unfolded(job.mesh)
 
 
@@ -237,9 +237,9 @@ def _check_format(scenario: Scenario, device: Device) -> None:
         raise InputError(Problem(scenario.where("training", "precision", "compute"), told))
 
 
-def _program(parts: Parts, plan: Plan) -> Program:
+def _program(parts: Simulation, plan: Plan) -> Program:
     order = actions(parts.framework.schedule, plan.stage, parts.lowered)
-    return lower(plan, parts.workload(plan), order, flow_of(parts.framework))
+    return lower(plan, parts.workload(plan), order, hooks_of(parts.framework))
 
 
 def _trainer(*, series: bool) -> Trainer:

@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterable
 from itertools import accumulate
 from typing import Any
 
-from simcore.recording.layer import LayerTape
+from simcore.recording.layer import RecordedLayer
 from simcore.results.report import TrafficRow
 
 Events = list[Any]
@@ -81,7 +81,7 @@ def in_order_of(recorded: Sections, case: dict[str, Any]) -> Sections:
     return [(at, found[at]) for at, _ in recorded]
 
 
-def backwards(tapes: list[LayerTape], events: Callable[..., Events], last: Events) -> Sections:
+def backwards(tapes: list[RecordedLayer], events: Callable[..., Events], last: Events) -> Sections:
     """Sections from the loss down to the stem; `last` comes after the stem's backward."""
     stem, *layers, norm, head, loss = tapes
     found = [("loss", events(loss.seed, loss.backward, head.backward, norm.backward))]

@@ -7,7 +7,7 @@ from collections.abc import Iterator, Sequence
 from typing import Any
 
 import simcore.program.lower as lowering
-from simcore.frameworks.hooks import flow_of
+from simcore.frameworks.registry import hooks_of
 from simcore.frameworks.setup import prepare
 from simcore.inputs.document import parse_document
 from simcore.inputs.scenario import Scenario, parse_scenario
@@ -67,7 +67,7 @@ def program_of(framework: str, mesh: dict[str, int] | None = None, *, rank: int 
     plan = place(job.graph, job.mesh, table, rank)
     count = asked.num_microbatches
     workload = Workload(1, asked.training.seq_len // job.mesh.cp, 2 << 16)
-    return lower(plan, workload, actions(table.schedule, plan.stage, count), flow_of(table))
+    return lower(plan, workload, actions(table.schedule, plan.stage, count), hooks_of(table))
 
 
 def written(out: Builder, *layer_paths: str) -> Program:

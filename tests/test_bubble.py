@@ -13,8 +13,8 @@ import pytest
 from simcore.pipeline.schedule import Action, Schedule, actions
 from simcore.program.stage_borders import BORDER_HANDLES
 from simcore.recording.tape import Stream
-from simcore.timing.dependencies import Call, Item, Skeleton
-from simcore.timing.streams import Track
+from simcore.timing.dependencies import CollectiveCall, ComputeItem, ExecutionGraph
+from simcore.timing.streams import RankStreams
 from simcore.timing.timeline import ClassTimes, run
 
 SEND, RECEIVE = int(Stream.SEND), int(Stream.RECEIVE)
@@ -45,9 +45,9 @@ class _Rank:
     def __init__(self, schedule: Schedule, rank: int) -> None:
         self.schedule = schedule
         self.parts = schedule.parts_of(rank)
-        self.items: list[Item] = []
+        self.items: list[ComputeItem] = []
         self.item_ns: list[int] = []
-        self.calls: dict[int, list[Call]] = {SEND: [], RECEIVE: []}
+        self.calls: dict[int, list[CollectiveCall]] = {SEND: [], RECEIVE: []}
 
     def lay(self, action: Action, ns: int) -> None:
         part, last = self.parts[action.chunk], self.schedule.num_stages * self.schedule.num_chunks - 1
@@ -59,21 +59,21 @@ class _Rank:
             self._message(SEND, action, min(part, behind), gate=len(self.items) - 1)
 
     def _item(self, ns: int, wait_for: int = -1) -> None:
-        self.items.append(Item(len(self.items), None, wait_for))
+        self.items.append(ComputeItem(len(self.items), None, wait_for))
         self.item_ns.append(ns)
 
     def _message(self, stream: int, action: Action, border: int, gate: int = -1) -> int:
         number = sum(map(len, self.calls.values()))
         handle = BORDER_HANDLES[not action.forward]
-        self.calls[stream].append(Call(number, 0, stream, gate, 0, border, handle, action.microbatch, number))
+        self.calls[stream].append(CollectiveCall(number, 0, stream, gate, 0, border, handle, action.microbatch, number))
         return number
 
-    def track(self) -> Track:
+    def track(self) -> RankStreams:
         streams = {stream: tuple(calls) for stream, calls in self.calls.items()}
         nothing = np.zeros(0, dtype=np.int64)
         silent, at_once = (0,) * sum(map(len, streams.values())), (0,) * len(self.items)
-        skeleton = Skeleton(tuple(self.items), streams, nothing)
-        return Track(skeleton, tuple(self.item_ns), silent, nothing, at_once, at_once, stops=False)
+        skeleton = ExecutionGraph(tuple(self.items), streams, nothing)
+        return RankStreams(skeleton, tuple(self.item_ns), silent, nothing, at_once, at_once, stops=False)
 
 
 def ran(schedule: Schedule, num_microbatches: int, times: Times) -> list[ClassTimes]:

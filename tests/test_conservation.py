@@ -12,7 +12,7 @@ import small
 from layouts import Layout, layouts
 from simcore.frameworks.setup import prepare
 from simcore.inputs.scenario import Scenario
-from simcore.placement.form import Flat
+from simcore.placement.layout import Flat
 from simcore.placement.plan import place as place_rank
 from simcore.program.outline import Phase
 from simcore.program.tile import AMOUNT, OP, SLOT, STREAM
@@ -30,21 +30,21 @@ def _ok(report: Report) -> Report:
 
 @RARELY
 @given(layouts())
-def test_every_element_lies_somewhere_and_as_often_as_it_is_copied(layout: Layout) -> None:
-    name, mesh, options = layout
+def test_every_element_lies_somewhere_and_as_often_as_it_is_copied(placements: Layout) -> None:
+    name, mesh, options = placements
     job, table = prepare(small.scenario(name, mesh, options=options))
     plans = [place_rank(job.graph, job.mesh, table, rank) for rank in range(job.mesh.size)]
     for layer in job.graph.layers:
         for number, spec in enumerate(job.graph.tensors[layer.kind]):
-            cut = math.prod(job.mesh.axis(axis).size for axis, _ in table.life(spec).rest.layout)
+            cut = math.prod(job.mesh.axis(axis).size for axis, _ in table.policy(spec).at_rest.placements)
             held = sum(plan.of_layer(layer.index)[number].local for plan in plans if layer.index in plan.layers)
             assert held * cut == spec.numel * spec.copies * job.mesh.stage_size, spec.name
 
 
 @RARELY
 @given(layouts(frameworks=("fsdp2", "automodel")))
-def test_a_report_counts_dense_parameters_once_in_every_replica(layout: Layout) -> None:
-    name, mesh, options = layout
+def test_a_report_counts_dense_parameters_once_in_every_replica(placements: Layout) -> None:
+    name, mesh, options = placements
     asked = small.scenario(name, mesh, options=options)
     graph = prepare(asked)[0].graph
     dense = [c for c in graph.components() if c != "routed_experts"]
@@ -55,9 +55,9 @@ def test_a_report_counts_dense_parameters_once_in_every_replica(layout: Layout) 
 
 @RARELY
 @given(layouts(frameworks=("megatron",)))
-def test_optimizer_states_of_megatron_add_up_exactly(layout: Layout) -> None:
+def test_optimizer_states_of_megatron_add_up_exactly(placements: Layout) -> None:
     """fp32 master and two fp32 moments of every element, once in every data-parallel group."""
-    _, mesh, options = layout
+    _, mesh, options = placements
     asked = small.scenario("megatron", mesh, options=options)
     job, table = prepare(asked)
     want = 0
@@ -66,8 +66,8 @@ def test_optimizer_states_of_megatron_add_up_exactly(layout: Layout) -> None:
         for layer in plan.layers:
             for placed in plan.of_layer(layer):
                 if placed.trainable:
-                    _, form = placed.life.states[0]
-                    axis = next(axis for axis, cut in form.layout if isinstance(cut, Flat))
+                    _, layout = placed.policy.optimizer_states[0]
+                    axis = next(axis for axis, cut in layout.placements if isinstance(cut, Flat))
                     want += 12 * 5040 * placed.local // job.mesh.axis(axis).size
     held = sum(_exact_optimizer_bytes(asked, rank) for rank in range(job.mesh.size))
     assert held * 5040 == want
@@ -80,9 +80,9 @@ def _exact_optimizer_bytes(asked: Scenario, rank: int) -> int:
 
 @RARELY
 @given(layouts(frameworks=("fsdp2",)))
-def test_forward_gathers_whole_padded_parameters(layout: Layout) -> None:
+def test_forward_gathers_whole_padded_parameters(placements: Layout) -> None:
     """bf16 is gathered: ceil(rows / ranks) rows from each rank, in each of two microbatches."""
-    name, mesh, options = layout
+    name, mesh, options = placements
     asked = small.scenario(name, mesh, options=options, microbatches=2)
     job, _ = prepare(asked)
     gathered = {"dp_shard_cp": 0, "expert_dp": 0}
@@ -105,9 +105,9 @@ def test_forward_gathers_whole_padded_parameters(layout: Layout) -> None:
 
 @RARELY
 @given(layouts(most=24))
-def test_links_carry_what_leaves_a_rank_and_members_of_a_group_agree(layout: Layout) -> None:
+def test_links_carry_what_leaves_a_rank_and_members_of_a_group_agree(placements: Layout) -> None:
     """All ranks of a group tell the same calls and bytes, so what one of them sends the others receive."""
-    name, mesh, options = layout
+    name, mesh, options = placements
     asked = small.scenario(name, mesh, options=options)
     job, _ = prepare(asked)
     told: dict[object, set[object]] = {}
@@ -125,8 +125,8 @@ def test_links_carry_what_leaves_a_rank_and_members_of_a_group_agree(layout: Lay
 
 @RARELY
 @given(layouts(frameworks=("automodel", "megatron")))
-def test_stages_receive_what_stages_send(layout: Layout) -> None:
-    name, mesh, options = layout
+def test_stages_receive_what_stages_send(placements: Layout) -> None:
+    name, mesh, options = placements
     asked = small.scenario(name, mesh, options=options, microbatches=5)
     sent, received = 0, 0
     for stage in range(mesh["pp"]):

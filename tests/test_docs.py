@@ -14,8 +14,8 @@ import pytest
 from checkout import ROOT
 from simcore.docgen.glossary import CATEGORIES, COMPONENTS, OUTSIDE, SERVED, filled, glossary
 from simcore.errors import InputError, NotYet
-from simcore.frameworks.hooks import flow_of
-from simcore.frameworks.setup import IMPLEMENTATIONS, known_frameworks, prepare
+from simcore.frameworks.registry import hooks_of, known_frameworks
+from simcore.frameworks.setup import IMPLEMENTATIONS, prepare
 from simcore.inputs.document import parse_document
 from simcore.inputs.loading import load
 from simcore.inputs.scenario import parse_scenario
@@ -78,7 +78,7 @@ def small_program(change: dict[str, Any]) -> Program:
 
 
 def program_of(plan: Plan) -> Program:
-    return lower(plan, Workload(1, 128, 1 << 16), actions(plan.framework.schedule, 0, 1), flow_of(plan.framework))
+    return lower(plan, Workload(1, 128, 1 << 16), actions(plan.framework.schedule, 0, 1), hooks_of(plan.framework))
 
 
 def test_every_framework_is_among_the_small_jobs() -> None:

@@ -15,7 +15,7 @@ from simcore.frameworks.setup import prepare
 from simcore.inputs.scenario import Scenario
 from simcore.pipeline.schedule import Action, lowered_microbatches
 from simcore.placement.plan import Plan
-from simcore.program.hooks import FlowMaker
+from simcore.program.hooks import HooksFactory
 from simcore.program.program import Program
 from simcore.program.record_layers import Workload
 from simcore.results.report import RankReport, Report
@@ -111,9 +111,9 @@ def test_a_first_microbatch_that_differs_costs_one_more_and_not_twice_as_many(
     simulation, written = import_module("simcore.simulate"), []
     lower = simulation.lower
 
-    def noted(plan: Plan, workload: Workload, order: list[Action], flow: FlowMaker) -> Program:
+    def noted(plan: Plan, workload: Workload, order: list[Action], strategy: HooksFactory) -> Program:
         written.append(max(action.microbatch for action in order) + 1)
-        return cast(Program, lower(plan, workload, order, flow))
+        return cast(Program, lower(plan, workload, order, strategy))
 
     monkeypatch.setattr(simulation, "lower", noted)
     precision = {"params": "fp32", "compute": "bf16", "grad_reduce": reduce}

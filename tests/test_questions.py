@@ -17,7 +17,7 @@ import pytest
 from checkout import ROOT
 from simcore.batch.advice import advise
 from simcore.cli.tables import setting
-from simcore.frameworks.hooks import flow_of
+from simcore.frameworks.registry import hooks_of
 from simcore.frameworks.setup import prepare
 from simcore.inputs.loading import load
 from simcore.pipeline.schedule import actions
@@ -156,7 +156,7 @@ def kept(file: str, *overrides: str) -> Counter[str]:
     plan = place_rank(job.graph, job.mesh, framework, 0)
     training = scenario.training
     workload = Workload(training.micro_batch_size, training.seq_len // job.mesh.cp, TOP_K << 16)
-    program = lower(plan, workload, actions(framework.schedule, 0, 1), flow_of(framework))
+    program = lower(plan, workload, actions(framework.schedule, 0, 1), hooks_of(framework))
     owners = {number: owner for owner, number in program.tables.slots.items()}
     found: Counter[str] = Counter()
     for row, phase in zip(program.columns.tolist(), program.phase.tolist(), strict=True):

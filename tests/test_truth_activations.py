@@ -18,7 +18,7 @@ from simcore.inputs.scenario import parse_scenario
 from simcore.models.blocks import LayerKind
 from simcore.placement.plan import Plan, place
 from simcore.program.record_layers import Workload, run_of
-from simcore.recording.layer import LayerTape, Run
+from simcore.recording.layer import LayerWorkload, RecordedLayer
 from simcore.recording.tape import Op, Param, Section
 
 TRUTH: dict[str, list[dict[str, Any]]] = json.loads(
@@ -86,7 +86,7 @@ def plan_of(implementation: str, method: str, rank: int, recompute: str) -> Plan
     return place(job.graph, job.mesh, table, 0)
 
 
-def tape_of(plan: Plan, name: str, tokens: int, *, fp32_adapters: bool) -> LayerTape:
+def tape_of(plan: Plan, name: str, tokens: int, *, fp32_adapters: bool) -> RecordedLayer:
     """A layer that is not the first, recorded alone."""
     number, kind = next((i, k) for i, k in enumerate(plan.graph.kinds) if k.name == name)
     run = run_of(plan, (number, False, True, plan.framework.checkpoint, False, 0), Workload(1, tokens, 6 << 16))
@@ -99,9 +99,9 @@ def _fp32_if_adapter(param: Param) -> Param:
     return replace(param, dtype="fp32") if ".lora_" in param.name else param
 
 
-def _record(plan: Plan, kind: LayerKind, run: Run) -> LayerTape:
+def _record(plan: Plan, kind: LayerKind, run: LayerWorkload) -> RecordedLayer:
     operators = importlib.import_module(f"simcore.operators.{plan.graph.implementation}.implementation")
-    tape: LayerTape = operators.record(kind, run, {}, {})
+    tape: RecordedLayer = operators.record(kind, run, {}, {})
     return tape
 
 

@@ -37,7 +37,7 @@ def planned(model: str, **given: Any) -> Plan:
 @pytest.mark.parametrize("model", RECORDED)
 def test_the_modules_that_are_packed_are_those_that_transformers_replaces(model: str) -> None:
     plan, told = planned(model), TRUTH["models"][model]
-    packed = [p for layer in plan.layers for p in plan.of_layer(layer) if p.life.rest.packed]
+    packed = [p for layer in plan.layers for p in plan.of_layer(layer) if p.policy.at_rest.packed]
     assert Counter(p.spec.path.rpartition(".")[2] for p in packed) == told["packed"]
     assert sum(p.local for p in packed) == told["packed_elements"]
     adapters = sum(p.local for layer in plan.layers for p in plan.of_layer(layer) if p.trainable)
@@ -127,8 +127,8 @@ def test_a_step_allocates_what_bitsandbytes_and_automodel_allocate(name: str) ->
 def test_automodel_stores_columns_and_adapters_as_its_products_are() -> None:
     assert all(case["columns"] == case["adapters"] == ["torch.bfloat16"] for case in AUTOMODEL.values())
     plan = small.plan_of("automodel", {"dp_shard": 2}, model="llama-tiny", method="qlora")
-    forms = {placed.spec.module: placed.life.rest for layer in plan.layers for placed in plan.of_layer(layer)
-             if placed.life.rest.packed or placed.spec.module == "adapter"}
+    forms = {placed.spec.module: placed.policy.at_rest for layer in plan.layers for placed in plan.of_layer(layer)
+             if placed.policy.at_rest.packed or placed.spec.module == "adapter"}
     assert {form.dtype for form in forms.values()} == {"bf16"}
     assert set(forms) == {"linear", "adapter"}
 

@@ -11,10 +11,10 @@ import small
 from checkout import ROOT
 from simcore.frameworks.deepspeed.offload_buffers import beside_tensors, touched
 from simcore.frameworks.deepspeed.partitions import aligned, places
+from simcore.frameworks.deepspeed.strategy import ZeroStrategy
 from simcore.frameworks.deepspeed.zero12_hooks import LOOKED_AT
-from simcore.frameworks.hooks import exact_at_rest, padding_bytes
+from simcore.frameworks.registry import at_rest_of
 from simcore.placement.plan import Plan
-from simcore.placement.zero_words import Zero
 from simcore.program.outline import Phase
 from simcore.program.program import Program
 from simcore.recording.tape import Op
@@ -176,9 +176,9 @@ def test_infinities_are_looked_for_in_whole_gradients() -> None:
     """Of the tensors that touch the part of ZeRO-1 and 2; ZeRO-3 looks at none in bf16."""
     for name, case in AWAY.items():
         theirs, ours = case["found"]["looked_at"], away(name, small.plan_of)
-        flow = ours.framework.flow
-        assert isinstance(flow, Zero)
-        assert theirs == (sorted(touched(ours, flow)) if flow.stage < 3 else [])
+        strategy = ours.framework.strategy
+        assert isinstance(strategy, ZeroStrategy)
+        assert theirs == (sorted(touched(ours, strategy)) if strategy.stage < 3 else [])
         if theirs and case["rank"] == 0:
             taken = [size for *_, size in small.postings(away(name, small.program_of), "grad_on_its_way")]
             assert max(taken) == LOOKED_AT * max(theirs)
@@ -289,10 +289,10 @@ def of_rank(name: str, build: Any) -> Any:
 def test_what_rests_of_gradients_is_of_whole_parameters_that_touch_the_part(name: str) -> None:
     """Under ZeRO-1 too: no parameter has a gradient of its own any more."""
     made, found = of_rank(name, small.plan_of), AVERAGED[name]["found"]
-    rest = exact_at_rest(made)
+    rest = at_rest_of(made.framework).exact(made)
     grads = sum(r.grads_bytes for r in rest.values())
     assert found["own"] == 0
-    assert grads + padding_bytes(made, rest, exact=True)[1] == sum(found["averaged"])
+    assert grads + at_rest_of(made.framework).padding(made, rest, exact=True)[1] == sum(found["averaged"])
     assert grads <= 2 * aligned(made) // AVERAGED[name]["ranks"]
 
 

@@ -12,7 +12,7 @@ import pytest
 import small
 from checkout import ROOT
 from simcore.frameworks.fsdp1.flat_parameters import flat_units
-from simcore.frameworks.hooks import flow_of
+from simcore.frameworks.registry import hooks_of
 from simcore.frameworks.setup import prepare
 from simcore.inputs.document import parse_document
 from simcore.inputs.scenario import parse_scenario
@@ -97,7 +97,7 @@ def made(name: str) -> tuple[Program, Plan]:
     job, table = prepare(asked.model_copy(update={"implementation": "llmfoundry"}))
     plan = place(job.graph, job.mesh, table, 0)
     passes = actions(table.schedule, plan.stage, asked.num_microbatches)
-    return lower(plan, Workload(1, 32, 0), passes, flow_of(table)), plan
+    return lower(plan, Workload(1, 32, 0), passes, hooks_of(table)), plan
 
 
 @pytest.mark.parametrize("name", ROWS)

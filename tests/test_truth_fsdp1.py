@@ -11,7 +11,7 @@ import pytest
 import small
 from checkout import ROOT
 from simcore.frameworks.fsdp1.flat_parameters import flat_units
-from simcore.frameworks.hooks import exact_at_rest, padding_bytes
+from simcore.frameworks.registry import at_rest_of
 from simcore.program.program import Program
 from simcore.recording.tape import Op
 
@@ -77,8 +77,9 @@ def test_gradients_rest_in_the_parameters_dtype() -> None:
     assert {tuple(row["grads"]) for row in ROWS.values()} == {("torch.float32",)}
     for name in ROWS:
         mesh, rest = given(name)
-        lives = [rule.life for rule in small.plan_of("fsdp1", mesh, **rest).framework.rules if rule.life.states]
-        assert [life.grad.dtype for life in lives] == ["fp32"]
+        policies = [rule.policy for rule in small.plan_of("fsdp1", mesh,
+                                                          **rest).framework.rules if rule.policy.optimizer_states]
+        assert [policy.grad.dtype for policy in policies] == ["fp32"]
 
 
 # ---- LoRA -----------------------------------------------------------------------------------------------------
@@ -98,10 +99,10 @@ def test_a_ranks_part_of_adapted_units_is_torchs(name: str) -> None:
         lora={"rank": rank, "alpha": rank, "target_modules": modules},
         options=options | ({} if case.get("wrap", True) else {"wrap": "root"}),
         model={"config": "llama-3.2-3b", "overrides": LLAMA})
-    units, rest = flat_units(plan), exact_at_rest(plan)
+    units, rest = flat_units(plan), at_rest_of(plan.framework).exact(plan)
     assert [[unit.numel, unit.shard] for unit in units] == LORA[name]["units"]
     assert [unit.shard * unit.trains for unit in units] == theirs["grads"]
-    params, grads = padding_bytes(plan, rest, exact=True)
+    params, grads = at_rest_of(plan.framework).padding(plan, rest, exact=True)
     held = rest.values()
     assert sum(r.num_params for r in held) == theirs["params"]
     assert sum(r.params_bytes for r in held) + params == 4 * sum(unit.shard for unit in units)

@@ -52,7 +52,7 @@ def test_collectives_are_upstreams_in_their_order(name: str) -> None:
 def test_parts_are_cut_as_the_columns_lie(name: str) -> None:
     """Embedding, for each layer its linears and norms, the adapters, last norm and head: all as multisets."""
     plan = small.plan_of("zero3", {"dp_shard": 4}, **given(name))
-    ours = [placed.padded // placed.life.rest.values for layer in plan.layers for placed in plan.of_layer(layer)]
+    ours = [placed.padded // placed.policy.at_rest.values for layer in plan.layers for placed in plan.of_layer(layer)]
     assert sorted(ours) == sorted(TRUTH[name]["found"]["parts"])
 
 

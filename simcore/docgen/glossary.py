@@ -19,15 +19,15 @@ from enum import Enum
 from pathlib import Path
 from typing import Final, get_args
 
-from simcore.frameworks.hooks import flow_of
+from simcore.frameworks.registry import hooks_of
 from simcore.frameworks.setup import prepare
 from simcore.inputs.document import parse_document
 from simcore.inputs.scenario import Mesh as Degrees
 from simcore.inputs.scenario import parse_scenario
 from simcore.inputs.scenario_keys import key_rows
 from simcore.pipeline.schedule import actions
-from simcore.placement.form import Placement
-from simcore.placement.framework import Moment
+from simcore.placement.framework import UpdateTime
+from simcore.placement.layout import Placement
 from simcore.placement.mesh import Mesh
 from simcore.placement.plan import place
 from simcore.program.lower import lower
@@ -190,13 +190,13 @@ def _streams() -> tuple[str, str]:
 
 
 def _moments() -> tuple[str, str]:
-    note = "When a `Life` is brought, dropped, reduced, updated."
-    return "Moments", f"{note}\n\n{table(('moment', 'says'), [(f'`{m.name}`', m.value) for m in Moment])}"
+    note = "When the optimizer updates the tensors of a `TensorPolicy`."
+    return "Update times", f"{note}\n\n{table(('time', 'is'), [(f'`{m.name}`', m.value) for m in UpdateTime])}"
 
 
 def _placements() -> tuple[str, str]:
     rows = [(f"`{_signature(kind)}`", " ".join((inspect.getdoc(kind) or "").split())) for kind in get_args(Placement)]
-    return "Placements", f"How a tensor lies on one axis of its `Form`.\n\n{table(('placement', 'is'), rows)}"
+    return "Placements", f"How a tensor lies on one axis of its `TensorLayout`.\n\n{table(('placement', 'is'), rows)}"
 
 
 def _signature(kind: type) -> str:
@@ -230,7 +230,7 @@ def _sample() -> Program:
              "training": {"seq_len": 128, "global_batch_size": 8, "recompute": "full"}}
     job, framework = prepare(parse_scenario(parse_document(json.dumps(asked), "events")))
     plan = place(job.graph, job.mesh, framework, 0)
-    return lower(plan, Workload(1, 128, 1 << 16), actions(framework.schedule, 0, 2), flow_of(framework))
+    return lower(plan, Workload(1, 128, 1 << 16), actions(framework.schedule, 0, 2), hooks_of(framework))
 
 
 def scenario_keys() -> str:

@@ -2,16 +2,14 @@
 
 from __future__ import annotations
 
-import difflib
-import importlib
 from collections.abc import Mapping
 from dataclasses import replace
 from functools import lru_cache
-from types import ModuleType
-from typing import Any, Final
+from typing import Any
 
 from simcore.errors import IllegalLayout, InputError, NotYet, Problem, RankscopeError
-from simcore.frameworks.unknown import why_no_framework
+from simcore.frameworks.adapter import FrameworkAdapter
+from simcore.frameworks.registry import asked_adapter
 from simcore.inputs.scenario import ModelFile, Scenario
 from simcore.inputs.training import Imbalance, Quantization
 from simcore.models.blocks import Attention, Embedding, LayerKind, Moe, Mtp
@@ -26,7 +24,7 @@ from simcore.placement.mesh import Mesh
 from simcore.placement.plan import check_even
 from simcore.units import format_bytes
 
-__all__ = ["configuration", "framework_file", "framework_module", "known_frameworks", "prepare"]
+__all__ = ["configuration", "prepare"]
 
 IMPLEMENTATIONS = ("automodel", "hf", "hub", "kempnerforge", "llmfoundry", "megatron", "torchtitan")
 SERVED_FORMATS = ("auto", "none", "fp32", "bf16", "fp16")
@@ -34,50 +32,27 @@ IN_BLOCKS = {("optimizer", "moments"): "int8"}
 """Served with its scales, by the frameworks that say so."""
 
 
-_MODULES: Final = {
-    "automodel": "automodel.table", "ddp": "ddp.table", "fsdp1": "fsdp1.table", "fsdp2": "fsdp2.table",
-    "megatron": "megatron.table", "megatron_fsdp": "megatron_fsdp.table",
-    "zero1": "deepspeed.zero1", "zero2": "deepspeed.zero2", "zero3": "deepspeed.zero3",
-}  # fmt: skip
-"""The module of each framework, loaded when a scenario asks for it."""
-
-
-def known_frameworks() -> tuple[str, ...]:
-    """Names that a scenario may give its framework, in alphabetical order."""
-    return tuple(sorted(_MODULES))
-
-
-def framework_module(name: str) -> ModuleType:
-    """The module with the table of a known framework."""
-    return importlib.import_module(f"simcore.frameworks.{_MODULES[name]}")
-
-
-def framework_file(name: str) -> str:
-    """The file of that module, from the root of the repository."""
-    return f"simcore/frameworks/{_MODULES[name].replace('.', '/')}.py"
-
-
 def prepare(scenario: Scenario) -> tuple[Job, Framework]:
     """The job and its framework's table. Raises InputError, IllegalLayout or NotYet."""
     _refuse_unserved(scenario)
-    module = _asked_module(scenario)
-    base = _graph(scenario, module)
-    graph, unmatched = (base, ()) if scenario.training.method == "full" else _with_adapters(base, scenario, module)
+    adapter = asked_adapter(scenario)
+    base = _graph(scenario, adapter)
+    graph, unmatched = (base, ()) if scenario.training.method == "full" else _with_adapters(base, scenario, adapter)
     sizes = scenario.mesh
-    etp = sizes.etp if sizes.etp is not None else module.default_etp(sizes) if hasattr(module, "default_etp") else 1
+    etp = adapter.default_etp(sizes) if sizes.etp is None else sizes.etp
     mesh = Mesh(sizes.pp, sizes.dp_replicate, sizes.dp_shard, sizes.cp, sizes.tp, sizes.ep, etp)
-    if mesh.pp > 1 and hasattr(module, "COPIES_TIED_HEAD"):
+    if mesh.pp > 1 and adapter.copies_tied_head:
         graph = _with_copies(_untied(graph) if graph.architecture.tied else graph)
-    graph = _with_frozen(graph, scenario, module)
+    graph = _with_frozen(graph, scenario, adapter)
     job = _in_format(Job(scenario, graph, mesh, unmatched_targets=unmatched,
-                         casts_parameters=hasattr(module, "CASTS_PARAMETERS")), module)
+                         casts_parameters=adapter.casts_parameters), adapter)
     graph = job.graph
     _check_routing(job)
     _check_rotation(job)
     _check_positions(job)
-    _check_base(job, module)
+    _check_base(job, adapter)
     _check_host(job)
-    framework: Framework = module.table(job)
+    framework = adapter.table(job)
     check_even(graph, mesh, framework, f"{framework.name}: this cut must be even ({framework.version})")
     return job, framework
 
@@ -118,7 +93,7 @@ def _check_positions(job: Job) -> None:
             raise InputError(Problem(job.scenario.where("training", "seq_len"), f"seq_len: {told}"))
 
 
-def _check_base(job: Job, module: ModuleType) -> None:
+def _check_base(job: Job, adapter: FrameworkAdapter) -> None:
     """Weights in 4 bits are for qlora, and for frameworks that say so; others may say why they refuse."""
     training, at = job.scenario.training, "training.method"
     if training.method != "qlora":
@@ -126,23 +101,23 @@ def _check_base(job: Job, module: ModuleType) -> None:
             where = job.scenario.where("training", "quantization")
             raise InputError(Problem(where, f"quantization: changes nothing with method {training.method}"))
         return
-    if hasattr(module, "REFUSES_PACKED"):
-        raise job.illegal(at, *module.REFUSES_PACKED)
-    if not hasattr(module, "PACKS"):
+    if adapter.qlora_refusal is not None:
+        raise job.illegal(at, *adapter.qlora_refusal)
+    if not adapter.serves_qlora:
         raise job.not_yet(at, f"qlora under {job.scenario.framework}")
 
 
-def _in_format(job: Job, module: ModuleType) -> Job:
+def _in_format(job: Job, adapter: FrameworkAdapter) -> Job:
     """Linears that compute in 8 or 4 bits have weights of their own kind."""
     if not job.narrow:
         return job
     if job.narrow == "fp4" and job.graph.implementation != "megatron":
         raise job.not_yet("training.precision.compute", f"compute in fp4 in the layers of {job.graph.implementation} "
                           "(served: those of Megatron, by TransformerEngine's NVFP4)")
-    if not hasattr(module, "in_fp8"):
+    if adapter.in_low_precision is None:
         raise job.not_yet("training.precision.compute", f"compute in fp8 under {job.scenario.framework}, by "
                           "torchao's Float8Linear (tensorwise) or by a recipe of TransformerEngine")
-    return replace(job, graph=module.in_fp8(job))
+    return replace(job, graph=adapter.in_low_precision(job))
 
 
 @lru_cache(maxsize=64)
@@ -175,36 +150,17 @@ def _check_host(job: Job) -> None:
                           "device is there twice", topology.node.unified)
 
 
-def _asked_module(scenario: Scenario) -> ModuleType:
-    name = scenario.framework
-    if name not in known_frameworks():
-        why = why_no_framework(name)
-        if why is not None:
-            raise InputError(Problem(scenario.where("framework"), *why))
-        close = difflib.get_close_matches(name, known_frameworks(), n=1)
-        hint = f"; did you mean {close[0]!r}?" if close else ""
-        message = f"unknown framework {name!r}: this version has {', '.join(known_frameworks())}{hint}"
-        raise InputError(Problem(scenario.where("framework"), message))
-    module = framework_module(name)
-    if scenario.framework_version not in ("auto", *module.VERSIONS):
-        message = f"expected one of {', '.join(module.VERSIONS)}, got {scenario.framework_version!r}"
-        raise InputError(Problem(scenario.where("framework_version"), message))
-    return module
-
-
-def _graph(scenario: Scenario, module: ModuleType) -> ModelGraph:
+def _graph(scenario: Scenario, adapter: FrameworkAdapter) -> ModelGraph:
     where, fields = scenario.where("model"), configuration(scenario)
     implementation = scenario.implementation
     if implementation == "auto":
-        implementation = module.DEFAULT_IMPLEMENTATION
-        if hasattr(module, "implementation_of"):
-            implementation = module.implementation_of(str(fields.get("model_type")), scenario.training.method)
+        implementation = adapter.implementation_of(str(fields.get("model_type")), scenario.training.method)
     if implementation not in IMPLEMENTATIONS:
         message = f"expected auto or one of {', '.join(IMPLEMENTATIONS)}, got {implementation!r}"
         raise InputError(Problem(scenario.where("implementation"), message))
-    if implementation not in module.IMPLEMENTATIONS:
+    if implementation not in adapter.implementations:
         message = (f"not yet: the layers of {implementation} under {scenario.framework} "
-                   f"(served: {', '.join(module.IMPLEMENTATIONS)})")
+                   f"(served: {', '.join(adapter.implementations)})")
         raise NotYet(Problem(scenario.where("implementation"), message))
     return build(fields, implementation, where)
 
@@ -221,13 +177,14 @@ def _model_file(model: ModelFile) -> tuple[str, dict[str, object]]:
     return model.config, dict(model.overrides)
 
 
-def _with_adapters(graph: ModelGraph, scenario: Scenario, module: ModuleType) -> tuple[ModelGraph, tuple[str, ...]]:
+def _with_adapters(graph: ModelGraph, scenario: Scenario, adapter: FrameworkAdapter) -> tuple[ModelGraph,
+                                                                                              tuple[str, ...]]:
     """The model with its adapters, and the targets that hit nothing."""
     lora = scenario.training.lora
     targets = () if lora.target_modules == "auto" else tuple(lora.target_modules)
     choice = LoraChoice(lora.rank, targets, tuple(lora.exclude_modules), lora.expert_adapters)
     try:
-        adapted = _adapted(graph, choice, module.__name__)
+        adapted = _adapted(graph, choice, adapter)
     except RankscopeError as error:  # matchers know no file
         at = scenario.where("training", "lora")
         raise type(error)([replace(p, where=at) if p.where == "training.lora" else p for p in error.problems]) from None
@@ -236,16 +193,16 @@ def _with_adapters(graph: ModelGraph, scenario: Scenario, module: ModuleType) ->
                                     f"target_modules {', '.join(targets) or 'auto'}",
                                     "PEFT: target modules not found in the base model; no parameters to optimize"))
     unmatched = (t for t in targets if not _has_adapters(_adapted(graph, replace(choice, target_modules=(t,)),
-                                                                  module.__name__)))
+                                                                  adapter)))
     return adapted, tuple(unmatched)
 
 
-def _with_frozen(graph: ModelGraph, scenario: Scenario, module: ModuleType) -> ModelGraph:
+def _with_frozen(graph: ModelGraph, scenario: Scenario, adapter: FrameworkAdapter) -> ModelGraph:
     """The model without gradients for what `training.frozen` names."""
     patterns, where = tuple(scenario.training.frozen), scenario.where("training", "frozen")
     if not patterns:
         return graph
-    if graph.implementation not in getattr(module, "FREEZES", ()):
+    if graph.implementation not in adapter.freezes:
         raise NotYet(Problem(where, f"not yet: frozen parameters under {scenario.framework} with the layers of "
                              f"{graph.implementation} (served: fsdp2 with those of hf)"))
     if any(kind.shared for kind in graph.kinds):
@@ -267,11 +224,9 @@ def _has_adapters(graph: ModelGraph) -> bool:
 
 
 @lru_cache(maxsize=64)
-def _adapted(graph: ModelGraph, choice: LoraChoice, framework: str) -> ModelGraph:
-    adapters = importlib.import_module(framework).adapters
-
+def _adapted(graph: ModelGraph, choice: LoraChoice, adapter: FrameworkAdapter) -> ModelGraph:
     def change(kind: LayerKind, specs: tuple[TensorSpec, ...]) -> tuple[TensorSpec, ...]:
-        return (*(_frozen(t) for t in specs), *adapters(kind, specs, choice))
+        return (*(_frozen(t) for t in specs), *adapter.lora_tensors(kind, specs, choice))
 
     return graph.with_tensors(change)
 

@@ -10,9 +10,31 @@ from collections.abc import Mapping
 from types import MappingProxyType
 from typing import Final
 
-__all__ = ["ADVISED_LOADS", "ADVISED_ROWS", "BATCH", "BLOCK", "CONFIG", "DEGREE", "FACTOR", "GENERATIONS", "KINDS",
-           "LAYERS", "LORA_RANK", "MAX_LINE", "MAX_RESULTS", "PROMPTS", "QUANTITIES", "RANKS", "ROWS", "SEQUENCES",
-           "SHARED", "SEQ_LEN", "STAGES", "TOKENS", "most_of"]  # fmt: skip
+__all__ = [
+    "ADVISED_LOADS",
+    "ADVISED_ROWS",
+    "BATCH",
+    "BLOCK",
+    "CONFIG",
+    "DEGREE",
+    "FACTOR",
+    "GENERATIONS",
+    "KINDS",
+    "LAYERS",
+    "LORA_RANK",
+    "MAX_LINE",
+    "MAX_RESULTS",
+    "PROMPTS",
+    "QUANTITIES",
+    "RANKS",
+    "ROWS",
+    "SEQUENCES",
+    "SEQ_LEN",
+    "SHARED",
+    "STAGES",
+    "TOKENS",
+    "most_of",
+]  # fmt: skip
 
 # ---- files -----------------------------------------------------------------------------------------------------------
 MAX_LINE: Final = 2**26

@@ -20,10 +20,8 @@ from typing import Final
 from simcore.inputs.document import read_text
 from simcore.inputs.shipped import data_folder
 from simcore.models.blocks import Mamba2
-from simcore.placement.ddp_words import Reducer
-from simcore.placement.framework import Buckets, Framework
+from simcore.placement.framework import Framework
 from simcore.placement.job import Job
-from simcore.placement.zero_words import Zero
 
 __all__ = ["EVERY", "FEW", "Band", "band_of", "layout_class", "make_bands", "read_bands"]
 
@@ -43,16 +41,11 @@ class Band:
 
 def layout_class(job: Job, framework: Framework) -> str:
     """Such as `resident, moe, lora`, or `resident, dense, full, fp8`."""
-    flow = "resident" if isinstance(framework.flow, (Buckets, Reducer)) or _is_whole(framework) else "gathered"
+    parameters = "resident" if framework.strategy.holds_whole_parameters else "gathered"
     mamba = any(isinstance(b.block, Mamba2) for kind in job.graph.kinds for b in kind.branches)
     blocks = "hybrid" if mamba else "moe" if job.has_experts else "dense"
     method = "full" if job.scenario.training.method == "full" else "lora"
-    return f"{flow}, {blocks}, {method}{f', {job.narrow}' if job.narrow else ''}"
-
-
-def _is_whole(framework: Framework) -> bool:
-    """ZeRO-1 and ZeRO-2 gather no parameters."""
-    return isinstance(framework.flow, Zero) and framework.flow.stage < 3
+    return f"{parameters}, {blocks}, {method}{f', {job.narrow}' if job.narrow else ''}"
 
 
 def band_of(name: str) -> Band:

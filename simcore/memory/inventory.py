@@ -1,8 +1,8 @@
 """What lies on one rank, tensor by tensor, and who holds its bytes at the peak: rows for people to look through.
 
-Layers of one kind hold the same tensors, so a row stands for all of them. Comes in: a `Plan`, or a `Balance` with all
-of its owners. Goes out: rows of `detail`. Sums over rows are those that the report tells, but for flat cuts, where a
-row is its class's mean.
+Layers of one kind hold the same tensors, so a row stands for all of them. Comes in: a `Plan`, or a `MemoryPeak` with
+all of its owners. Goes out: rows of `detail`. Sums over rows are those that the report tells, but for flat cuts, where
+a row is its class's mean.
 """
 
 from __future__ import annotations
@@ -10,8 +10,8 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Iterator, Mapping
 
-from simcore.memory.ledger import Balance
-from simcore.placement.form import Flat, Layout, Shard
+from simcore.memory.ledger import MemoryPeak
+from simcore.placement.layout import Flat, Placements, Shard
 from simcore.placement.mesh import Mesh
 from simcore.placement.plan import Placed, Plan
 from simcore.results.detail import Holder, TensorRow
@@ -30,19 +30,20 @@ def tensor_rows(plan: Plan) -> tuple[TensorRow, ...]:
 
 
 def _row(layers: str, count: int, placed: Placed, mesh: Mesh) -> TensorRow:
-    spec, life = placed.spec, placed.life
+    spec, policy = placed.spec, placed.policy
     trained = placed.local if placed.trainable else 0
-    grads = trained // placed.grad_parts * dtype_bytes(life.grad.dtype) * (life.grad.space == "device")
+    grads = trained // placed.grad_parts * dtype_bytes(policy.grad.dtype) * (policy.grad.space == "device")
     return TensorRow(
         layers=layers, num_layers=count, name=spec.name, component="buffer" if spec.is_buffer else spec.component,
-        dtype=life.rest.dtype, shape=spec.shape, copies=spec.copies, num_elements=placed.local,
-        cut=tuple(_cuts(life.rest.layout, mesh)), params_bytes=count * placed.rest_bytes, grads_bytes=count * grads,
-        optimizer_bytes=count * placed.state_bytes, trainable=placed.trainable, life=life.name)
+        dtype=policy.at_rest.dtype, shape=spec.shape, copies=spec.copies, num_elements=placed.local,
+        cut=tuple(_cuts(policy.at_rest.placements, mesh)), params_bytes=count * placed.rest_bytes,
+        grads_bytes=count * grads, optimizer_bytes=count * placed.state_bytes, trainable=placed.trainable,
+        life=policy.name)
 
 
-def _cuts(layout: Layout, mesh: Mesh) -> Iterator[str]:
+def _cuts(placements: Placements, mesh: Mesh) -> Iterator[str]:
     """`ep 8: copies`, `tp 2: dim 0`, `dp_cp 4: flat in its buffer`; axes of one rank cut nothing."""
-    for name, placement in layout:
+    for name, placement in placements:
         size = mesh.axis(name).size
         if size > 1 and isinstance(placement, Shard):
             yield f"{name} {size}: {'copies' if placement.dim < 0 else f'dim {placement.dim}'}"
@@ -55,7 +56,7 @@ def kinds_by_path(plan: Plan) -> dict[str, str]:
     return {layer.path: plan.graph.kinds[layer.kind].name for layer in plan.graph.layers}
 
 
-def holders(balance: Balance, kinds: Mapping[str, str]) -> tuple[Holder, ...]:
+def holders(balance: MemoryPeak, kinds: Mapping[str, str]) -> tuple[Holder, ...]:
     """Owners at the peak, those of one name in layers of one kind together, largest first."""
     sizes: Counter[tuple[str, str, str]] = Counter()
     counts: Counter[tuple[str, str, str]] = Counter()

@@ -1,6 +1,6 @@
 """The ledger: postings of a program on its issue clock, by owner. Peak = the maximum of a running sum.
 
-Comes in: a `Program`. Goes out: `Balance`: the highest moment, who is there, the peak of each phase. Allocated bytes
+Comes in: a `Program`. Goes out: `MemoryPeak`: the highest moment, who is there, the peak of each phase. Allocated bytes
 depend on the order of issue alone (PyTorch lowers them in `free()` on the host), so no clock is needed. Sums run over
 pieces; only the piece that holds the peak is looked into.
 
@@ -25,13 +25,13 @@ from simcore.program.tile import AMOUNT, LAYER, OP, SLOT, posted_bytes
 from simcore.recording.exact_sums import fitting
 from simcore.recording.tape import Op
 
-__all__ = ["TRIAL_BYTES", "Balance", "balance", "first_step", "running"]
+__all__ = ["TRIAL_BYTES", "MemoryPeak", "balance", "first_step", "running"]
 
 TRIAL_BYTES: Final = 256 * 2**20
 
 
 @dataclass(frozen=True, eq=False)
-class Balance:
+class MemoryPeak:
     """The highest moment of a step."""
 
     peak_bytes: int
@@ -46,7 +46,7 @@ class Balance:
     first_scan_bytes: int | None = None
 
 
-def first_step(balance: Balance, born_in_step: int) -> int:
+def first_step(balance: MemoryPeak, born_in_step: int) -> int:
     """Peak of the very first step: [Note: the first step]."""
     before = max((size for phase, size in balance.by_phase.items() if phase != "optimizer"), default=0)
     if balance.first_scan_bytes is not None:
@@ -59,7 +59,7 @@ def running(program: Program) -> IntArray:
     return np.cumsum(fitting(posted_bytes(program.columns)))
 
 
-def balance(program: Program, num_top: int = 12) -> Balance:
+def balance(program: Program, num_top: int = 12) -> MemoryPeak:
     """Peak, owners at the peak, and the peak of each phase."""
     sums = _Sums(program)
     piece, row = sums.peak()
@@ -68,7 +68,7 @@ def balance(program: Program, num_top: int = 12) -> Balance:
     in_replay = at.tile >= 0 and bool(program.tiles[at.tile].replay[row])
     rows = program.outline.loose if at.tile < 0 else program.tiles[at.tile].rows
     layer = int(rows[row, LAYER]) + at.layer
-    return Balance(
+    return MemoryPeak(
         sums.peak_bytes(piece), (Phase.RECOMPUTE if in_replay else Phase(at.phase)).name.lower(),
         _event(program, piece, row), program.layer_paths[layer] if 0 <= layer < len(program.layer_paths) else "",
         at.microbatch, _by_category(program, held), sums.by_phase(), _owners(program, held, num_top), sums.end(),

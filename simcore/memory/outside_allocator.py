@@ -22,11 +22,11 @@ from dataclasses import dataclass
 from typing import Final, Literal
 
 from simcore.hardware.topology import Topology
-from simcore.placement.libraries import Libraries
+from simcore.placement.libraries import KernelLibraries
 from simcore.placement.mesh import Mesh
 from simcore.results.report import TrafficRow
 
-__all__ = ["Held", "Site", "deepep_bytes", "outside", "paged"]
+__all__ = ["CommSetup", "OutsideMemory", "deepep_bytes", "outside", "paged"]
 
 MIB: Final = 2**20
 AMPERE: Final = 8
@@ -44,7 +44,7 @@ _DEEPEP_RDMA_RECEIVED: Final = 128
 
 
 @dataclass(frozen=True, slots=True)
-class Held:
+class OutsideMemory:
     """Bytes of one category, and how far the number can be trusted."""
 
     category: Literal["context", "nccl", "dispatcher", "workspace", "paged_states"]
@@ -54,7 +54,7 @@ class Held:
 
 
 @dataclass(frozen=True, slots=True)
-class Site:
+class CommSetup:
     """What buffers depend on: the layout, the machine, tokens of a microbatch on this rank and their width.
 
     `expert_hidden`: of the rows that are sent to experts.
@@ -62,29 +62,29 @@ class Site:
 
     mesh: Mesh
     topology: Topology
-    libraries: Libraries
+    libraries: KernelLibraries
     tokens: int
     hidden: int
     expert_hidden: int
 
 
-def outside(site: Site, traffic: Iterable[TrafficRow]) -> tuple[Held, ...]:
+def outside(site: CommSetup, traffic: Iterable[TrafficRow]) -> tuple[OutsideMemory, ...]:
     """All that a rank with this traffic holds; what is 0 is left out."""
     context = site.topology.device.memory.context
     kind: Literal["calibrated", "assumed"] = "assumed" if context.kind == "assumed" else "calibrated"
-    found = (Held("context", int(context), kind, context.source), _nccl(site, list(traffic)), _dispatcher(site),
-             _user_buffers(site))
+    found = (OutsideMemory("context", int(context), kind, context.source), _nccl(site, list(traffic)),
+             _dispatcher(site), _user_buffers(site))
     return tuple(held for held in found if held.num_bytes)
 
 
-def paged(num_bytes: int) -> tuple[Held, ...]:
+def paged(num_bytes: int) -> tuple[OutsideMemory, ...]:
     """Managed memory of optimizer states: on the device as long as nothing else needs the room."""
     source = "bitsandbytes 95f9af30 functional.py get_paged: cudaMallocManaged; counted as resident on the device"
-    return (Held("paged_states", num_bytes, "assumed", source),) * bool(num_bytes)
+    return (OutsideMemory("paged_states", num_bytes, "assumed", source),) * bool(num_bytes)
 
 
 # ---- NCCL -----------------------------------------------------------------------------------------------------------
-def _nccl(site: Site, traffic: list[TrafficRow]) -> Held:
+def _nccl(site: CommSetup, traffic: list[TrafficRow]) -> OutsideMemory:
     """Of collectives; what is copied to the host and back is none of NCCL's."""
     traffic = [row for row in traffic if row.collective != "copy"]
     rings = {row.axis: row.group_size for row in traffic if row.collective not in _PAIRWISE}
@@ -92,16 +92,17 @@ def _nccl(site: Site, traffic: list[TrafficRow]) -> Held:
         rings["world"] = site.mesh.size
     pairs = {(row.axis, row.collective) for row in traffic if row.collective in _PAIRWISE}
     num_bytes = sum(_rings(site, size) for size in rings.values()) + sum(_pairs(site, *pair) for pair in pairs)
-    return Held("nccl", num_bytes, "assumed", "nccl issues 964 and 1685, aiconfigurator 095f58a5: single readings, for "
+    return OutsideMemory("nccl", num_bytes, "assumed",
+                         "nccl issues 964 and 1685, aiconfigurator 095f58a5: single readings, for "
                 f"{len(rings)} communicators with rings and {len(pairs)} with sends")
 
 
-def _rings(site: Site, size: int) -> int:
+def _rings(site: CommSetup, size: int) -> int:
     two, more = _RINGS[site.topology.device.architecture <= AMPERE]
     return (two if size == 2 else more) * MIB
 
 
-def _pairs(site: Site, axis: str, collective: str) -> int:
+def _pairs(site: CommSetup, axis: str, collective: str) -> int:
     """Experts' tokens go through the dispatcher's own buffers, if it has any."""
     if collective == "all_to_all" and axis == "ep" and site.libraries.dispatcher != "nccl":
         return 0
@@ -112,21 +113,22 @@ def _pairs(site: Site, axis: str, collective: str) -> int:
 
 
 # ---- TransformerEngine's user buffers --------------------------------------------------------------------------------
-def _user_buffers(site: Site) -> Held:
+def _user_buffers(site: CommSetup) -> OutsideMemory:
     """Six that are gathered into and four that are summed in, each of the size of a layer's whole input."""
-    return Held("workspace", site.libraries.user_buffer_bytes * site.tokens * site.hidden, "assumed",
+    return OutsideMemory("workspace", site.libraries.user_buffer_bytes * site.tokens * site.hidden, "assumed",
                 "TransformerEngine 2.18 pytorch/module/base.py initialize_ub: memory of its own, outside torch")
 
 
 # ---- token dispatchers ----------------------------------------------------------------------------------------------
-def _dispatcher(site: Site) -> Held:
+def _dispatcher(site: CommSetup) -> OutsideMemory:
     ep = site.mesh.ep if site.libraries.dispatcher != "nccl" else 1
     if ep == 1:
-        return Held("dispatcher", 0, "derived", "")
+        return OutsideMemory("dispatcher", 0, "derived", "")
     if site.libraries.dispatcher == "hybridep":
-        return Held("dispatcher", 2 * 2 * site.tokens * ep * site.expert_hidden, "assumed",
+        return OutsideMemory("dispatcher", 2 * 2 * site.tokens * ep * site.expert_hidden, "assumed",
                     "DeepEP branch hybrid-ep, allocator.cu: of the order of two buffers for every token of all ranks")
-    return Held("dispatcher", deepep_bytes(site.expert_hidden, ep), "derived", "DeepEP dd758ca csrc/legacy/config.hpp, "
+    return OutsideMemory("dispatcher", deepep_bytes(site.expert_hidden, ep), "derived",
+                         "DeepEP dd758ca csrc/legacy/config.hpp, "
                 "20 SMs; buffers of HBM outside torch")
 
 

@@ -27,22 +27,22 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Final
 
-__all__ = ["EXPANDABLE", "GATHERED", "ORDINARY", "Reserved", "Shares", "needed", "reserved"]
+__all__ = ["EXPANDABLE", "GATHERED", "ORDINARY", "Reserved", "ReservedModel", "needed", "reserved"]
 
 _SEGMENT: Final = 2 * 2**20
 
 
 @dataclass(frozen=True, slots=True)
-class Shares:
+class ReservedModel:
     """Of what is allocated, kept beyond it: the median and the high end."""
 
     middle: float
     high: float
 
 
-ORDINARY: Final = Shares(0.033, 0.073)
-EXPANDABLE: Final = Shares(0.018, 0.070)
-GATHERED: Final = Shares(0.226, 0.314)
+ORDINARY: Final = ReservedModel(0.033, 0.073)
+EXPANDABLE: Final = ReservedModel(0.018, 0.070)
+GATHERED: Final = ReservedModel(0.226, 0.314)
 
 
 @dataclass(frozen=True, slots=True)
@@ -54,12 +54,12 @@ class Reserved:
     high: int
 
 
-def needed(allocated: int, shares: Shares, usual: Shares = ORDINARY) -> Reserved:
+def needed(allocated: int, shares: ReservedModel, usual: ReservedModel = ORDINARY) -> Reserved:
     """What must be there for a peak of `allocated` bytes: blocks that do not fit together (`usual`), and no cache."""
-    return reserved(allocated, Shares(min(shares.middle, usual.middle), min(shares.high, usual.high)))
+    return reserved(allocated, ReservedModel(min(shares.middle, usual.middle), min(shares.high, usual.high)))
 
 
-def reserved(allocated: int, shares: Shares = ORDINARY, room: int | None = None) -> Reserved:
+def reserved(allocated: int, shares: ReservedModel = ORDINARY, room: int | None = None) -> Reserved:
     """What the allocator is seen to hold. `room`: cache fills no more than that."""
     ends = [_segments(allocated * (1 + share)) for share in (0, shares.middle, shares.high)]
     if room is None:

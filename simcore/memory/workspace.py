@@ -18,11 +18,11 @@ from dataclasses import dataclass
 from typing import Final, Literal
 
 from simcore.models.blocks import Attention, Head, LatentAttention, LayerKind, Moe
-from simcore.placement.libraries import Libraries
+from simcore.placement.libraries import KernelLibraries
 from simcore.placement.plan import Plan
 from simcore.units import dtype_bytes
 
-__all__ = ["Setting", "Space", "spaces"]
+__all__ = ["Workspace", "WorkspaceInputs", "spaces"]
 
 MIB: Final = 2**20
 _TORCH: Final = "torch aten/src/ATen/cuda/CublasHandlePool.cpp parseChosenWorkspaceSize"
@@ -36,7 +36,7 @@ _ROPE_ENTRIES: Final = 32
 
 
 @dataclass(frozen=True, slots=True)
-class Space:
+class Workspace:
     """One workspace: name, bytes, and how far the number can be trusted."""
 
     name: str
@@ -46,7 +46,7 @@ class Space:
 
 
 @dataclass(frozen=True, slots=True)
-class Setting:
+class WorkspaceInputs:
     """What workspaces depend on beside the plan: the GPU's major compute capability, cuBLAS's setting, positions.
 
     `cublas_bytes`: of one workspace, None for torch's default. `batch` sequences of `seq` positions on this rank.
@@ -58,7 +58,7 @@ class Setting:
     seq: int
 
 
-def spaces(plan: Plan, setting: Setting) -> tuple[Space, ...]:
+def spaces(plan: Plan, setting: WorkspaceInputs) -> tuple[Workspace, ...]:
     """The workspaces of the plan's rank; those of 0 bytes are left out."""
     libraries = plan.framework.libraries
     found = (*_torch(plan, setting), *_te(plan, setting, libraries), *_core(plan, setting, libraries))
@@ -66,11 +66,11 @@ def spaces(plan: Plan, setting: Setting) -> tuple[Space, ...]:
 
 
 # ---- torch ----------------------------------------------------------------------------------------------------------
-def _torch(plan: Plan, setting: Setting) -> tuple[Space, ...]:
+def _torch(plan: Plan, setting: WorkspaceInputs) -> tuple[Workspace, ...]:
     if not _runs_torch_gemms(plan):
         return ()
     size = _cublas_default(plan.framework.libraries, setting) if setting.cublas_bytes is None else setting.cublas_bytes
-    return tuple(Space(f"cublas_workspace.{thread}", size, "derived", _TORCH) for thread in ("forward", "backward"))
+    return tuple(Workspace(f"cublas_workspace.{thread}", size, "derived", _TORCH) for thread in ("forward", "backward"))
 
 
 def _runs_torch_gemms(plan: Plan) -> bool:
@@ -79,26 +79,26 @@ def _runs_torch_gemms(plan: Plan) -> bool:
         isinstance(kind.block, Head) or _has(kind, Moe) for kind in _kinds(plan))
 
 
-def _cublas_default(libraries: Libraries, setting: Setting) -> int:
+def _cublas_default(libraries: KernelLibraries, setting: WorkspaceInputs) -> int:
     """32 MiB on Hopper, and on Blackwell since 2026-02; else two of 4 MiB and eight of 16 KiB."""
     wide = setting.capability == 9 or (setting.capability in _BLACKWELL and libraries.date >= _WIDE_ON_BLACKWELL)
     return 32 * MIB if wide else 2 * 4096 * 1024 + 8 * 16 * 1024
 
 
 # ---- TransformerEngine ----------------------------------------------------------------------------------------------
-def _te(plan: Plan, setting: Setting, libraries: Libraries) -> tuple[Space, ...]:
+def _te(plan: Plan, setting: WorkspaceInputs, libraries: KernelLibraries) -> tuple[Workspace, ...]:
     if not libraries.te_linears:
         return ()
     tail = 1024 if libraries.date >= _TE_TAIL else 0
     size = 32 * MIB + tail if setting.capability >= 9 else 4 * MIB
     grouped = libraries.te_grouped and any(_has(kind, Moe) for kind in _kinds(plan))
-    return (Space("te_workspace", size, "derived", _TE),
-            Space("te_workspace.grouped_gemm", 4 * size * grouped, "derived", _TE),
-            Space("te_workspace.user_buffers", 3 * size * libraries.te_overlap, "derived", _TE))
+    return (Workspace("te_workspace", size, "derived", _TE),
+            Workspace("te_workspace.grouped_gemm", 4 * size * grouped, "derived", _TE),
+            Workspace("te_workspace.user_buffers", 3 * size * libraries.te_overlap, "derived", _TE))
 
 
 # ---- Megatron-Core --------------------------------------------------------------------------------------------------
-def _core(plan: Plan, setting: Setting, libraries: Libraries) -> tuple[Space, ...]:
+def _core(plan: Plan, setting: WorkspaceInputs, libraries: KernelLibraries) -> tuple[Workspace, ...]:
     if not libraries.core_buffers:
         return ()
     users = {
@@ -107,12 +107,12 @@ def _core(plan: Plan, setting: Setting, libraries: Libraries) -> tuple[Space, ..
         _scores_input(plan, setting, libraries),
         "transformer/moe/token_dispatcher.py:275: tokens gathered over ep": _gathered_tokens(plan, setting)}
     largest = max(users, key=lambda user: users[user])
-    return (Space("global_memory_buffer", users[largest], "derived", f"core 0.16.1 {largest}"),
-            Space("rope_cache", _angles(plan, setting), "derived",
+    return (Workspace("global_memory_buffer", users[largest], "derived", f"core 0.16.1 {largest}"),
+            Workspace("rope_cache", _angles(plan, setting), "derived",
                   "core 0.16.1 models/common/embeddings/rotary_pos_embedding.py:177: fp32, cached for good"))
 
 
-def _gathered_input(plan: Plan, setting: Setting) -> int:
+def _gathered_input(plan: Plan, setting: WorkspaceInputs) -> int:
     """Only a trained output layer gathers into it (`linear_with_frozen_weight` gathers into an ordinary tensor)."""
     if not plan.framework.sequence_parallel or plan.mesh.tp == 1:
         return 0
@@ -123,7 +123,7 @@ def _gathered_input(plan: Plan, setting: Setting) -> int:
     return setting.batch * setting.seq * hidden * dtype_bytes(plan.framework.compute_dtype)
 
 
-def _scores_input(plan: Plan, setting: Setting, libraries: Libraries) -> int:
+def _scores_input(plan: Plan, setting: WorkspaceInputs, libraries: KernelLibraries) -> int:
     """As large as the scores, for good; no product reads it (beta is 0)."""
     if not libraries.core_attention:
         return 0
@@ -133,7 +133,7 @@ def _scores_input(plan: Plan, setting: Setting, libraries: Libraries) -> int:
     return heads // plan.mesh.tp * square * dtype_bytes(plan.framework.compute_dtype)
 
 
-def _gathered_tokens(plan: Plan, setting: Setting) -> int:
+def _gathered_tokens(plan: Plan, setting: WorkspaceInputs) -> int:
     """The tokens of all ranks of ep and etp, before the dispatcher picks those of its experts."""
     hidden = max((branch.block.expert_hidden for kind in _kinds(plan) for branch in kind.branches
                   if isinstance(branch.block, Moe)), default=0)
@@ -144,7 +144,7 @@ def _gathered_tokens(plan: Plan, setting: Setting) -> int:
     return ranks * local * hidden * dtype_bytes(plan.framework.compute_dtype)
 
 
-def _angles(plan: Plan, setting: Setting) -> int:
+def _angles(plan: Plan, setting: WorkspaceInputs) -> int:
     """One table a model; latent attention has one a layer, the cache keeps 32 of them."""
     blocks = [(branch.block, count) for number, count in plan.kind_counts
               for branch in plan.graph.kinds[number].branches]

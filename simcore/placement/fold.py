@@ -1,7 +1,7 @@
 """Folding: ranks that hold and meet the same are one class.
 
 Comes in: mesh and the cuts of every tensor. Goes out: `RankClass`es. Facts are sizes at an axis coordinate, known by
-their breakpoints (`form.shard_intervals`); ranks are looked at only along the digits on which something changes, and
+their breakpoints (`layout.shard_intervals`); ranks are looked at only along the digits on which something changes, and
 classes are refined until members of one class meet the same classes in every group (coarsest equitable partition).
 """
 
@@ -15,8 +15,8 @@ from functools import cached_property, lru_cache
 import numpy as np
 
 from simcore.models.graph import ModelGraph
-from simcore.placement.form import shard_intervals
-from simcore.placement.framework import Framework, Lives
+from simcore.placement.framework import Framework, TensorPolicies
+from simcore.placement.layout import shard_intervals
 from simcore.placement.mesh import Axis, IntArray, Mesh
 from simcore.placement.plan import cuts
 
@@ -76,14 +76,14 @@ def _coordinates(ranks: RankClass, mesh: Mesh, axis: Axis) -> int | str:
 def fold(graph: ModelGraph, mesh: Mesh, framework: Framework) -> tuple[RankClass, ...]:
     """The classes of every stage, stage by stage, in order of their first rank."""
     apart = tuple((one.axes[0], one.heaviest()) for one in framework.dealt)
-    return _fold(graph, mesh, framework.lives(graph), framework.communicators, apart)
+    return _fold(graph, mesh, framework.policies(graph), framework.communicators, apart)
 
 
 @lru_cache(maxsize=256)
-def _fold(graph: ModelGraph, mesh: Mesh, lives: Lives, communicators: tuple[str, ...],
+def _fold(graph: ModelGraph, mesh: Mesh, policies: TensorPolicies, communicators: tuple[str, ...],
           apart: tuple[tuple[str, int], ...]) -> tuple[RankClass, ...]:
     """`apart`: coordinates that are classes of their own; where parameters are dealt out, those with most of them."""
-    edges = _breakpoints(graph, mesh, lives, apart)
+    edges = _breakpoints(graph, mesh, policies, apart)
     if not edges:
         offsets = np.arange(1, dtype=np.int64)
         return _per_stage(mesh, [offsets], 1)
@@ -123,11 +123,11 @@ def _per_stage(mesh: Mesh, groups: Sequence[IntArray], period: int) -> tuple[Ran
                  for stage in range(mesh.pp) for group in groups)
 
 
-def _breakpoints(graph: ModelGraph, mesh: Mesh, lives: Lives, apart: tuple[tuple[str, int], ...]
+def _breakpoints(graph: ModelGraph, mesh: Mesh, policies: TensorPolicies, apart: tuple[tuple[str, int], ...]
                  ) -> dict[str, list[int]]:
     """Axis -> coordinates at which some tensor's size changes."""
     edges: dict[str, set[int]] = {}
-    for shape, layout in cuts(graph, lives):
+    for shape, layout in cuts(graph, policies):
         local = [*shape]
         for name, cut in layout:
             size, at = mesh.axis(name).size, cut.dim + 1

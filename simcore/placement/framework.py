@@ -1,8 +1,8 @@
-"""The words a framework is written in.
+"""The vocabulary of framework tables.
 
-A framework is a table: for each class of tensors a `Life` (first matching rule wins), how tensors are grouped into
-`Unit`s, and how buffers flow. The files of `simcore/frameworks` fill it in from a scenario; nothing else in the engine
-knows a framework by name. Rules cite upstream file and version.
+A framework is a table: for each class of tensors a `TensorPolicy` (the first matching rule wins), how tensors are
+grouped into `Unit`s, and a `ParallelStrategy`. The folders of `simcore/frameworks` fill it in from a scenario; nothing
+else in the engine knows a framework by name. Rules cite upstream file and version.
 """
 
 from __future__ import annotations
@@ -11,87 +11,74 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from enum import Enum
 from functools import lru_cache
+from typing import TypeVar
 
 from simcore.models.graph import ModelGraph
 from simcore.models.tensor import TensorSpec
 from simcore.pipeline.schedule import Schedule
 from simcore.placement.checkpoint_files import Files
-from simcore.placement.ddp_words import Reducer
-from simcore.placement.form import Form
-from simcore.placement.fsdp1_words import Wrapped
-from simcore.placement.libraries import Libraries
-from simcore.placement.zero_words import Zero
+from simcore.placement.layout import TensorLayout
+from simcore.placement.libraries import KernelLibraries
+from simcore.placement.strategy import ParallelStrategy
 
-__all__ = ["Buckets", "Framework", "Life", "Lives", "Matches", "Moment", "Optimizer", "Padding",
-           "Queues", "Rule", "Unit", "UnshardFlow"]
+__all__ = ["Framework", "LayerwiseShards", "Matches", "Optimizer", "Padding", "Rule", "TensorPolicies", "TensorPolicy",
+           "Unit", "UpdateTime"]
 
 
+S = TypeVar("S", bound=ParallelStrategy)
 Matches = Callable[[TensorSpec], bool]
 
 
-class Moment(Enum):
-    """When something happens to a tensor."""
+class UpdateTime(Enum):
+    """When the optimizer updates a tensor."""
 
-    BUILD = "build"
-    STEP_BEGIN = "step begin"
-    MICROBATCH_BEGIN = "microbatch begin"
-    UNIT_FORWARD_BEGIN = "unit forward begin"
-    UNIT_FORWARD_END = "unit forward end"
-    UNIT_BACKWARD_BEGIN = "unit backward begin"
-    UNIT_BACKWARD_END = "unit backward end"
-    LAST_USE = "last use"
-    GRADIENT_READY = "gradient ready"
-    BUCKET_FULL = "bucket full"
-    MICROBATCH_END = "microbatch end"
-    LAST_MICROBATCH = "last microbatch"
-    OPTIMIZER_BEGIN = "optimizer begin"
-    OPTIMIZER_END = "optimizer end"
-    NEVER = "never"
+    OPTIMIZER_STEP = "in optimizer.step()"
+    GRADIENT_READY = "inside backward, as soon as its gradient is accumulated"
+    AFTER_REDUCE = "inside backward, when its unit's gradients are reduced"
+    NEVER = "never (buffers)"
 
 
 @dataclass(frozen=True, slots=True)
-class Life:
-    """How the tensors of one class live.
+class TensorPolicy:
+    """How the tensors of one class are stored, gathered, reduced and updated.
 
-    `rest` -> `use` is the unshard, `grad_made` -> `grad` the reduction; `states` are the optimizer's, by name.
+    `at_rest` -> `in_use` is the unshard, `unreduced_grad` -> `grad` the reduction; `optimizer_states`: by name.
     `pad_storage`: the parameter's storage on each rank is rounded up to the same size (FSDP2).
-    `grads_persist`: gradient storage survives into the next forward (Megatron's main_grad).
+    `grads_persist`: gradient storage survives into the next forward (Megatron's main_grad). The two categories are
+    those under which a report counts the parameter at rest and the gradient before its reduction.
     """
 
     name: str
-    rest: Form
-    use: Form
-    grad_made: Form
-    grad: Form
-    states: tuple[tuple[str, Form], ...] = ()
-    brought: Moment = Moment.NEVER
-    dropped: Moment = Moment.NEVER
-    reduced: Moment = Moment.NEVER
-    updated: Moment = Moment.OPTIMIZER_BEGIN
+    at_rest: TensorLayout
+    in_use: TensorLayout
+    unreduced_grad: TensorLayout
+    grad: TensorLayout
+    optimizer_states: tuple[tuple[str, TensorLayout], ...] = ()
+    updated: UpdateTime = UpdateTime.OPTIMIZER_STEP
     pad_storage: bool = False
     grads_persist: bool = False
-    rest_category: str = "sharded_param"
-    grad_made_category: str = "unsharded_grad"
+    at_rest_category: str = "sharded_param"
+    unreduced_grad_category: str = "unsharded_grad"
 
     @property
     def grad_waits(self) -> bool:
-        """Whether a gradient is on the device when backward is over: not if the optimizer's step ran inside it."""
-        return self.grad.space == "device" and self.updated not in (Moment.GRADIENT_READY, Moment.UNIT_BACKWARD_END)
+        """Tells whether gradients are on the device after backward: not if the optimizer ran inside it."""
+        return self.grad.space == "device" and self.updated not in (UpdateTime.GRADIENT_READY, UpdateTime.AFTER_REDUCE)
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Rule:
-    """Tensors that satisfy `matches` live like `life`. Equal to itself alone, like the function in it."""
+    """A policy for all tensors that satisfy `matches`. Rules are compared by identity, as functions are."""
 
     matches: Matches
-    life: Life
+    policy: TensorPolicy
 
 
 @dataclass(frozen=True, slots=True, eq=False)
-class Lives:
-    """Lives by kind and tensor. Tables with the same rules share one, so what follows from it is worked out once."""
+class TensorPolicies:
+    """Policies by kind of layer and tensor. Tables with the same rules share one, and what is derived from it."""
 
-    of: tuple[tuple[Life, ...], ...]
+    of: tuple[tuple[TensorPolicy, ...], ...]
 
 
 @dataclass(frozen=True, slots=True)
@@ -128,72 +115,6 @@ class Unit:
 
 
 @dataclass(frozen=True, slots=True)
-class UnshardFlow:
-    """Buffers of units that are gathered for use (FSDP2 and what is built on it).
-
-    `prefetch`, `prefetch_backward`: units of explicit look-ahead in forward and in backward, 0 for the framework's
-    implicit one.
-    `sync`: reduce gradients every microbatch, or only in the last one, or at the end, when its backward pass is over.
-    `reshard_after_backward`: parameters are freed after each microbatch's backward, not only after the last.
-    `finish`: what is left of reductions is waited for and freed after `every` microbatch's backward, or the `last`.
-    """
-
-    prefetch: int = 0
-    prefetch_backward: int = 0
-    sync: str = "last"
-    reshard_after_backward: bool = True
-    finish: str = "every"
-
-
-@dataclass(frozen=True, slots=True)
-class Buckets:
-    """Gradient (and parameter) buffers that are whole on every rank and reduced bucket by bucket.
-
-    `axes`: (dense, expert) axes over which gradients are reduced; `scatter`: reduce-scatter (distributed optimizer) or
-    all-reduce; `param_gather`: parameters are gathered after the step, in `gather_dtype` if not as they are stored.
-    `overlap`: buckets are reduced beside backward; `gathers_ahead`: gathered beside the next forward. Sizes in
-    elements.
-    """
-
-    bucket_numel: int
-    axes: tuple[str, str]
-    replicate_axes: tuple[str, str]
-    grad_dtype: str
-    scatter: bool
-    param_gather: bool
-    align_param: int
-    align_bucket: int
-    overlap: bool = True
-    gathers_ahead: bool = True
-    gather_dtype: str = ""
-
-
-@dataclass(frozen=True, slots=True)
-class Queues:
-    """Flat buckets that are gathered ahead of their use and reduced into a queue, both counted in elements.
-
-    `ahead`: gathered beyond what is asked for; `waiting`: reduced, and kept whole until more than this many wait.
-    `bucket_numel` closes a bucket of tensors that are in no unit, 0 never does. `axes`: (dense, expert).
-    `frees_at_end`: what is gathered after the step is freed before the next one. `keeps_outside`: buckets of no unit
-    stay whole for good and bring nothing ahead in forward. `reduces_in_place`: a reduced part is a piece of its bucket.
-    `double_buffer`: units that are alike share two buffers. `replicate_axis`: reduced parts are summed over it in the
-    last microbatch. `has_columns`: weights in fp8 lie in two buffers, rows for forward and columns for backward.
-    """
-
-    ahead: int
-    waiting: int
-    bucket_numel: int
-    axes: tuple[str, str]
-    grad_dtype: str
-    frees_at_end: bool = False
-    keeps_outside: bool = False
-    reduces_in_place: bool = False
-    double_buffer: bool = False
-    replicate_axis: str = ""
-    has_columns: bool = False
-
-
-@dataclass(frozen=True, slots=True)
 class Optimizer:
     """`implementation`: foreach, fused, for_loop, te. `grad_copy`: 16-bit gradients are copied to fp32 for the step.
 
@@ -209,7 +130,7 @@ class Optimizer:
 
 
 @dataclass(frozen=True, slots=True)
-class Dealt:
+class LayerwiseShards:
     """Parameters that are updated whole by one rank each, on one pipeline rank.
 
     `axes`: (dense, expert) over whose ranks they are dealt out; `shares`: for each, by coordinate, elements that Muon
@@ -252,7 +173,7 @@ class Framework:
     version: str
     rules: tuple[Rule, ...] = field(compare=False)
     units: tuple[Unit, ...]
-    flow: UnshardFlow | Buckets | Queues | Reducer | Zero | Wrapped
+    strategy: ParallelStrategy
     optimizer: Optimizer
     compute_dtype: str
     checkpoint: str
@@ -267,26 +188,31 @@ class Framework:
     buffered_microbatches: int = 0
     returns_outputs: bool = False
     deferred_heads: int = 0
-    dealt: tuple[Dealt, ...] = ()
+    dealt: tuple[LayerwiseShards, ...] = ()
     options: tuple[tuple[str, str], ...] = ()
     communicators: tuple[str, ...] = ()
-    libraries: Libraries = field(default_factory=Libraries)
+    libraries: KernelLibraries = field(default_factory=KernelLibraries)
     padding: Padding = field(default=Padding(), compare=False)
     files: Files = field(default=Files(), compare=False)
     assumptions: tuple[tuple[str, str, str, str], ...] = field(default=(), compare=False)
 
-    def life(self, spec: TensorSpec) -> Life:
-        """That of the first rule that matches."""
-        return _first_match(self.rules, spec).life
+    def strategy_as(self, kind: type[S]) -> S:
+        """Returns the strategy as the record that a framework's own hooks need."""
+        assert isinstance(self.strategy, kind), f"{self.name}: {kind.__name__} expected, got {self.strategy!r}"
+        return self.strategy
 
-    def lives(self, graph: ModelGraph) -> Lives:
+    def policy(self, spec: TensorSpec) -> TensorPolicy:
+        """That of the first rule that matches."""
+        return _first_match(self.rules, spec).policy
+
+    def policies(self, graph: ModelGraph) -> TensorPolicies:
         """Of every tensor of every kind of layer. Tables with one tuple of rules share them."""
-        return _lives(self.rules, graph)
+        return _policies(self.rules, graph)
 
 
 @lru_cache(maxsize=256)
-def _lives(rules: tuple[Rule, ...], graph: ModelGraph) -> Lives:
-    return Lives(tuple(tuple(_first_match(rules, spec).life for spec in specs) for specs in graph.tensors))
+def _policies(rules: tuple[Rule, ...], graph: ModelGraph) -> TensorPolicies:
+    return TensorPolicies(tuple(tuple(_first_match(rules, spec).policy for spec in specs) for specs in graph.tensors))
 
 
 def _first_match(rules: Sequence[Rule], spec: TensorSpec) -> Rule:

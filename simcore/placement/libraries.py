@@ -5,13 +5,13 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Final
 
-__all__ = ["FULL_ITERATION", "Libraries"]
+__all__ = ["FULL_ITERATION", "KernelLibraries"]
 
 FULL_ITERATION: Final = "full_iteration"
 
 
 @dataclass(frozen=True, slots=True)
-class Libraries:
+class KernelLibraries:
     """Whose matrix products run, and what the framework caches; their workspaces are in `simcore/memory/workspace.py`.
 
     `date`: the month of torch and TransformerEngine, whose defaults changed. `te_linears`: TransformerEngine's linears

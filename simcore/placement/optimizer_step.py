@@ -2,14 +2,14 @@
 
 [Note: optimizer in backward] torch's `Tensor.register_post_accumulate_grad_hook`: one optimizer a parameter, whose hook
 steps and drops the gradient (torchtune bd2a0fc7 `training/memory.py`, register_optim_in_bwd_hooks). Of a plain
-parameter autograd calls it when AccumulateGrad has run (`Moment.GRADIENT_READY`: the tape frees the gradient); of one
-that FSDP2 shards, FSDP2 does when the unit's gradients are reduced (torch 2.13 `_fsdp_collectives.py`, foreach_reduce;
-`Moment.UNIT_BACKWARD_END`: the flow frees them).
+parameter autograd calls it when AccumulateGrad has run (`UpdateTime.GRADIENT_READY`: the tape frees the gradient); of
+one that FSDP2 shards, FSDP2 does when the unit's gradients are reduced (torch 2.13 `_fsdp_collectives.py`,
+foreach_reduce; `UpdateTime.AFTER_REDUCE`: the hooks free them).
 """
 
 from __future__ import annotations
 
-from simcore.placement.framework import Moment
+from simcore.placement.framework import UpdateTime
 from simcore.placement.plan import Placed, Plan
 from simcore.recording.rows import Step
 from simcore.units import dtype_bytes
@@ -19,7 +19,7 @@ __all__ = ["is_updated_in_backward", "made_after_backward", "moment_dtype", "ste
 
 def is_updated_in_backward(placed: Placed) -> bool:
     """Whether its optimizer's step runs before the optimizer's own turn."""
-    return placed.trainable and placed.life.updated in (Moment.GRADIENT_READY, Moment.UNIT_BACKWARD_END)
+    return placed.trainable and placed.policy.updated in (UpdateTime.GRADIENT_READY, UpdateTime.AFTER_REDUCE)
 
 
 def made_after_backward(plan: Plan) -> int:
@@ -37,9 +37,10 @@ def step_of(placed: Placed, implementation: str) -> Step:
     size = placed.local * dtype_bytes(moment_dtype(placed))
     held = {"foreach": size, "for_loop": 2 * size}.get(implementation, 0)
     return Step(held, 12 * placed.local,
-                3 * placed.state_bytes // 2 + 3 * placed.local * dtype_bytes(placed.life.grad.dtype))
+                3 * placed.state_bytes // 2 + 3 * placed.local * dtype_bytes(placed.policy.grad.dtype))
 
 
 def moment_dtype(placed: Placed) -> str:
     """Of the second moment."""
-    return next((form.dtype for name, form in placed.life.states if name == "exp_avg_sq"), placed.life.rest.dtype)
+    return next((layout.dtype for name, layout in placed.policy.optimizer_states if name == "exp_avg_sq"),
+                placed.policy.at_rest.dtype)

@@ -13,7 +13,7 @@ from dataclasses import dataclass
 
 from simcore.inputs.training import Training
 
-__all__ = ["Packing", "assumptions", "pack"]
+__all__ = ["Packing", "assumptions", "pack_sequences"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -29,7 +29,7 @@ class Packing:
     attended: int
 
 
-def pack(training: Training) -> Packing:
+def pack_sequences(training: Training) -> Packing:
     """The rows that one microbatch is: packed sequences are of one length, the last of a pack is what is left."""
     batch, seq = training.micro_batch_size, training.seq_len
     if training.lengths != "packed":

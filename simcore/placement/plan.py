@@ -14,8 +14,8 @@ from functools import cached_property, lru_cache
 
 from simcore.models.graph import ModelGraph
 from simcore.models.tensor import TensorSpec
-from simcore.placement.form import Flat, Form, Layout, Shard, local_shape, padded_numel, require_even
-from simcore.placement.framework import Framework, Life, Lives
+from simcore.placement.framework import Framework, TensorPolicies, TensorPolicy
+from simcore.placement.layout import Flat, Placements, Shard, TensorLayout, local_shape, padded_numel, require_even
 from simcore.placement.mesh import Mesh
 from simcore.units import dtype_bytes
 
@@ -31,7 +31,7 @@ class Placed:
     """
 
     spec: TensorSpec
-    life: Life
+    policy: TensorPolicy
     local: int
     padded: int
     used_shape: tuple[int, ...]
@@ -53,12 +53,12 @@ class Placed:
     @property
     def rest_bytes(self) -> int:
         """Storage at rest on the device, padding included."""
-        return self.life.rest.num_bytes(self.padded) * self.rests_here + self.constants
+        return self.policy.at_rest.num_bytes(self.padded) * self.rests_here + self.constants
 
     @property
     def rests_here(self) -> bool:
         """Whether the parameter rests on the device."""
-        return self.life.rest.space == "device"
+        return self.policy.at_rest.space == "device"
 
     @property
     def state_bytes(self) -> int:
@@ -121,7 +121,7 @@ class PlacedKind(tuple[Placed, ...]):
     @cached_property
     def padding_bytes(self) -> int:
         """What storage adds to the parameters."""
-        return sum(p.life.rest.num_bytes(p.padded - p.local) * p.rests_here for p in self)
+        return sum(p.policy.at_rest.num_bytes(p.padded - p.local) * p.rests_here for p in self)
 
     @cached_property
     def elsewhere(self) -> dict[str, int]:
@@ -156,7 +156,7 @@ class Plan:
 
     def __hash__(self) -> int:
         """Of a part, for speed: a plan is looked up several times a scenario."""
-        return hash((self.graph, self.mesh, self.rank, self.chunks, self.framework.flow))
+        return hash((self.graph, self.mesh, self.rank, self.chunks, self.framework.strategy))
 
     def of_layer(self, layer: int) -> PlacedKind:
         """The tensors of layer number `layer`."""
@@ -212,89 +212,91 @@ def _kind_counts(graph: ModelGraph, layers: tuple[int, ...]) -> tuple[tuple[int,
 def place(graph: ModelGraph, mesh: Mesh, framework: Framework, rank: int) -> Plan:
     """The plan of one rank."""
     stage = mesh.axis("pp").coordinate(rank)
-    kinds = _kinds(graph, mesh, framework.lives(graph), rank)
+    kinds = _kinds(graph, mesh, framework.policies(graph), rank)
     chunks = tuple(framework.stages[part] for part in framework.schedule.parts_of(stage))
     return Plan(graph, mesh, framework, rank, stage, chunks, kinds)
 
 
 @lru_cache(maxsize=256)
-def _kinds(graph: ModelGraph, mesh: Mesh, lives: Lives, rank: int) -> tuple[PlacedKind, ...]:
-    return tuple(PlacedKind(_place_tensor(spec, life, mesh, rank) for spec, life in zip(specs, of, strict=True))
-                 for specs, of in zip(graph.tensors, lives.of, strict=True))
+def _kinds(graph: ModelGraph, mesh: Mesh, policies: TensorPolicies, rank: int) -> tuple[PlacedKind, ...]:
+    return tuple(PlacedKind(_place_tensor(spec, policy, mesh, rank) for spec, policy in zip(specs, of, strict=True))
+                 for specs, of in zip(graph.tensors, policies.of, strict=True))
 
 
-def _place_tensor(spec: TensorSpec, life: Life, mesh: Mesh, rank: int) -> Placed:
-    used_copies, *used_shape = local_shape(spec.copies, spec.shape, life.use.layout, mesh, rank)
+def _place_tensor(spec: TensorSpec, policy: TensorPolicy, mesh: Mesh, rank: int) -> Placed:
+    used_copies, *used_shape = local_shape(spec.copies, spec.shape, policy.in_use.placements, mesh, rank)
     if spec.tied:
-        return Placed(spec, life, 0, 0, tuple(used_shape), used_copies, ())
-    stored, values = life.rest.stored_shape(spec.shape), life.rest.values
-    whole = math.prod(local_shape(spec.copies, stored, life.rest.layout, mesh, rank)) * values
-    local = whole // _flat_parts(life.rest.layout, mesh)
-    padded = (padded_numel(spec.copies, stored, life.rest.layout, mesh) * values if life.pad_storage
-              else _storage(whole // values, life.rest.layout, mesh) * values)
+        return Placed(spec, policy, 0, 0, tuple(used_shape), used_copies, ())
+    stored, values = policy.at_rest.stored_shape(spec.shape), policy.at_rest.values
+    whole = math.prod(local_shape(spec.copies, stored, policy.at_rest.placements, mesh, rank)) * values
+    local = whole // _flat_parts(policy.at_rest.placements, mesh)
+    padded = (padded_numel(spec.copies, stored, policy.at_rest.placements, mesh) * values if policy.pad_storage
+              else _storage(whole // values, policy.at_rest.placements, mesh) * values)
     trains = spec.trainable and not spec.is_buffer
-    states = tuple((name, form.space_of(spec.numel // _flat_parts(form.layout, mesh)),
-                    _state_bytes(spec, form, life, whole, mesh, rank)) for name, form in life.states) if trains else ()
+    states = tuple((name, layout.space_of(spec.numel // _flat_parts(layout.placements, mesh)),
+                    _state_bytes(spec, layout, policy, whole, mesh, rank)) for name,
+                   layout in policy.optimizer_states) if trains else ()
     here = tuple((name, num_bytes) for name, space, num_bytes in states if space == "device")
-    cut_more = _flat_parts(tuple(cut for cut in life.grad.layout if cut not in life.rest.layout), mesh)
-    kept = (("parameters", life.rest.space, life.rest.num_bytes(padded)),
-            ("gradients", life.grad.space, local // cut_more * dtype_bytes(life.grad.dtype) * trains),
+    cut_more = _flat_parts(tuple(cut for cut in policy.grad.placements if cut not in policy.at_rest.placements), mesh)
+    kept = (("parameters", policy.at_rest.space, policy.at_rest.num_bytes(padded)),
+            ("gradients", policy.grad.space, local // cut_more * dtype_bytes(policy.grad.dtype) * trains),
             *(("gradients" if name == "grad_copy" else "optimizer states", space, num_bytes)
               for name, space, num_bytes in states))
     away = tuple((what, space, num_bytes) for what, space, num_bytes in kept if space != "device" and num_bytes)
-    return Placed(spec, life, local, padded, tuple(used_shape), used_copies, here, away, cut_more,
-                  spec.copies * life.rest.constants(spec.shape))
+    return Placed(spec, policy, local, padded, tuple(used_shape), used_copies, here, away, cut_more,
+                  spec.copies * policy.at_rest.constants(spec.shape))
 
 
-def _state_bytes(spec: TensorSpec, form: Form, life: Life, whole: int, mesh: Mesh, rank: int) -> int:
+def _state_bytes(spec: TensorSpec, layout: TensorLayout, policy: TensorPolicy, whole: int, mesh: Mesh,
+                 rank: int) -> int:
     """`whole`: elements of the parameter at rest before a flat cut, which most states are cut like."""
     numel = whole
-    if form.layout is not life.rest.layout:
-        numel = math.prod(local_shape(spec.copies, spec.shape, form.layout, mesh, rank))
-    if form.blocks is not None:
-        copies = max(1, local_shape(spec.copies, spec.shape, form.layout, mesh, rank)[0])
-        return copies * form.blocks.num_bytes(numel // copies // _flat_parts(form.layout, mesh), form.dtype)
-    if any(isinstance(cut, Flat) and cut.scope == "tensor" for _, cut in form.layout):
-        return _storage(numel, form.layout, mesh) * dtype_bytes(form.dtype)
-    return round(numel * dtype_bytes(form.dtype) * form.share) // _flat_parts(form.layout, mesh)
+    if layout.placements is not policy.at_rest.placements:
+        numel = math.prod(local_shape(spec.copies, spec.shape, layout.placements, mesh, rank))
+    if layout.blocks is not None:
+        copies = max(1, local_shape(spec.copies, spec.shape, layout.placements, mesh, rank)[0])
+        return copies * layout.blocks.num_bytes(numel // copies // _flat_parts(layout.placements, mesh), layout.dtype)
+    if any(isinstance(cut, Flat) and cut.scope == "tensor" for _, cut in layout.placements):
+        return _storage(numel, layout.placements, mesh) * dtype_bytes(layout.dtype)
+    return round(numel * dtype_bytes(layout.dtype) * layout.share) // _flat_parts(layout.placements, mesh)
 
 
-def _storage(numel: int, layout: Layout, mesh: Mesh) -> int:
+def _storage(numel: int, placements: Placements, mesh: Mesh) -> int:
     """Elements of a rank's part: padded where each tensor is cut alone, else the mean of what is cut together."""
-    parts = _flat_parts(layout, mesh)
-    is_alone = any(isinstance(cut, Flat) and cut.scope == "tensor" for _, cut in layout)
+    parts = _flat_parts(placements, mesh)
+    is_alone = any(isinstance(cut, Flat) and cut.scope == "tensor" for _, cut in placements)
     return -(-numel // parts) if is_alone else numel // parts
 
 
-def _flat_parts(layout: Layout, mesh: Mesh) -> int:
-    return math.prod(mesh.axis(axis).size for axis, cut in layout if isinstance(cut, Flat))
+def _flat_parts(placements: Placements, mesh: Mesh) -> int:
+    return math.prod(mesh.axis(axis).size for axis, cut in placements if isinstance(cut, Flat))
 
 
 def _at_rest(placed: Placed) -> AtRestBytes:
-    life = placed.life
+    policy = placed.policy
     trained = placed.local if placed.trainable else 0
-    grads = trained // placed.grad_parts * dtype_bytes(life.grad.dtype) * life.grad_waits
-    own = life.rest.num_bytes(placed.local) * placed.rests_here + placed.constants
+    grads = trained // placed.grad_parts * dtype_bytes(policy.grad.dtype) * policy.grad_waits
+    own = policy.at_rest.num_bytes(placed.local) * placed.rests_here + placed.constants
     return AtRestBytes(own, grads, placed.state_bytes, placed.local, trained)
 
 
 def check_even(graph: ModelGraph, mesh: Mesh, framework: Framework, rule: str) -> None:
     """IllegalLayout for the first tensor that a framework cuts evenly and that leaves a remainder."""
     kinds = tuple(dict.fromkeys(graph.layers[layer].kind for stage in framework.stages for layer in stage))
-    _check_even(graph, mesh, framework.lives(graph), kinds, rule)
+    _check_even(graph, mesh, framework.policies(graph), kinds, rule)
 
 
 @lru_cache(maxsize=256)
-def _check_even(graph: ModelGraph, mesh: Mesh, lives: Lives, kinds: tuple[int, ...], rule: str) -> None:
+def _check_even(graph: ModelGraph, mesh: Mesh, policies: TensorPolicies, kinds: tuple[int, ...], rule: str) -> None:
     for kind in kinds:
-        for spec, life in zip(graph.tensors[kind], lives.of[kind], strict=True):
+        for spec, policy in zip(graph.tensors[kind], policies.of[kind], strict=True):
             if not spec.is_buffer:
-                require_even(spec.name, spec.shape, spec.copies, life.rest.layout, mesh, rule)
+                require_even(spec.name, spec.shape, spec.copies, policy.at_rest.placements, mesh, rule)
 
 
-def cuts(graph: ModelGraph, lives: Lives) -> Iterable[tuple[tuple[int, ...], Sequence[tuple[str, Shard]]]]:
+def cuts(graph: ModelGraph, policies: TensorPolicies) -> Iterable[tuple[tuple[int, ...], Sequence[tuple[str, Shard]]]]:
     """(copies, dimensions...) of every distinct tensor, as stored, with the cuts of its resting layout, for folding."""
-    for specs, of in zip(graph.tensors, lives.of, strict=True):
-        for spec, life in zip(specs, of, strict=True):
-            shape = (spec.copies, *life.rest.stored_shape(spec.shape))
-            yield shape, tuple((axis, cut) for axis, cut in life.rest.layout if isinstance(cut, Shard))
+    for specs, of in zip(graph.tensors, policies.of, strict=True):
+        for spec, policy in zip(specs, of, strict=True):
+            shape = (spec.copies, *policy.at_rest.stored_shape(spec.shape))
+            yield shape, tuple((axis, cut) for axis, cut in policy.at_rest.placements if isinstance(cut, Shard))

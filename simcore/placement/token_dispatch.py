@@ -14,7 +14,7 @@ from typing import NamedTuple
 
 from simcore.models.blocks import Moe
 from simcore.models.graph import ModelGraph
-from simcore.placement.libraries import Libraries
+from simcore.placement.libraries import KernelLibraries
 
 __all__ = ["Dispatch", "dispatch_of"]
 
@@ -42,7 +42,7 @@ class Dispatch(NamedTuple):
         return (in_node - 1) / group_size + handed_on, copies * (num_nodes - 1) / num_nodes
 
 
-def dispatch_of(graph: ModelGraph, libraries: Libraries) -> Dispatch | None:
+def dispatch_of(graph: ModelGraph, libraries: KernelLibraries) -> Dispatch | None:
     """How tokens go to experts; None where a choice is a copy (NCCL's all-to-all), or there are no experts."""
     if libraries.dispatcher == "nccl":
         return None

@@ -6,8 +6,8 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from simcore.program.outline import Outline, Phase, Piece, Tables
-from simcore.program.tile import Tile
+from simcore.program.outline import Phase, StepTemplate, Tables, TemplateSegment
+from simcore.program.tile import LayerRows
 from simcore.recording.kernel_shape import MODULE_BITS
 from simcore.recording.tape import Kernel, Op, Stream
 
@@ -23,8 +23,8 @@ class Builder:
         self.microbatch = 0
         self._loose: list[int] = []
         self._taken = 0
-        self._pieces: list[Piece] = []
-        self._tiles: list[Tile] = []
+        self._pieces: list[TemplateSegment] = []
+        self._tiles: list[LayerRows] = []
         self._numbers: dict[int, int] = {}
 
     def at(self, phase: Phase, microbatch: int | None = None) -> None:
@@ -33,7 +33,7 @@ class Builder:
         self.phase = phase
         self.microbatch = self.microbatch if microbatch is None else microbatch
 
-    def tile(self, tile: Tile, layer: int) -> None:
+    def tile(self, tile: LayerRows, layer: int) -> None:
         """Lay a recorded section at a layer."""
         number = self._numbers.get(id(tile))
         if number is None:
@@ -41,7 +41,7 @@ class Builder:
             self._tiles.append(tile)
         if len(tile.rows):
             self._close()
-            self._pieces.append(Piece(number, 0, 0, layer, self.phase, self.microbatch))
+            self._pieces.append(TemplateSegment(number, 0, 0, layer, self.phase, self.microbatch))
 
     def alloc(self, layer: int, slot: int, num_bytes: int) -> None:
         """An owner takes bytes; nothing is posted for none."""
@@ -85,14 +85,14 @@ class Builder:
         """End the run of loose rows."""
         end = len(self._loose) // 6
         if end > self._taken:
-            self._pieces.append(Piece(-1, self._taken, end, 0, self.phase, self.microbatch))
+            self._pieces.append(TemplateSegment(-1, self._taken, end, 0, self.phase, self.microbatch))
             self._taken = end
 
-    def build(self, layer_paths: Sequence[str]) -> Outline:
+    def build(self, layer_paths: Sequence[str]) -> StepTemplate:
         """The finished outline."""
         self._close()
         loose = np.array(self._loose, dtype=np.int64).reshape(-1, 6)
-        return Outline(tuple(self._pieces), loose, tuple(self._tiles), self.tables, tuple(layer_paths))
+        return StepTemplate(tuple(self._pieces), loose, tuple(self._tiles), self.tables, tuple(layer_paths))
 
 
 assert tuple(range(8)) == (Op.ALLOC, Op.FREE, Op.COMPUTE, Op.COLLECTIVE, Op.COPY, Op.WAIT, Op.MARK, Op.HOST)

@@ -11,10 +11,10 @@ from simcore.program.builder import Builder
 from simcore.program.outline import Tables
 from simcore.recording.tape import Param
 
-__all__ = ["Flow", "FlowMaker"]
+__all__ = ["HooksFactory", "MemoryHooks"]
 
 
-class Flow(Protocol):
+class MemoryHooks(Protocol):
     """What a framework does at the borders. Layers are numbers of the graph."""
 
     def rest(self) -> None:
@@ -45,10 +45,10 @@ class Flow(Protocol):
         """The optimizer's step."""
 
 
-class FlowMaker(Protocol):
+class HooksFactory(Protocol):
     """Makes the framework's flow for one program."""
 
-    def __call__(self, plan: Plan, tables: Tables, builder: Builder) -> Flow:
+    def __call__(self, plan: Plan, tables: Tables, builder: Builder) -> MemoryHooks:
         """A fresh flow."""
 
     def __hash__(self) -> int:

@@ -13,31 +13,31 @@ from dataclasses import replace
 from simcore.pipeline.schedule import Action, Pass
 from simcore.placement.plan import Plan
 from simcore.program.builder import Builder
-from simcore.program.hooks import Flow, FlowMaker
-from simcore.program.outline import Outline, Phase, Tables
+from simcore.program.hooks import HooksFactory, MemoryHooks
+from simcore.program.outline import Phase, StepTemplate, Tables
 from simcore.program.program import Program
-from simcore.program.record_layers import LayerTiles, Recording, Workload, keys_of, record_layers
+from simcore.program.record_layers import LayerPasses, RecordedLayers, Workload, keys_of, record_layers
 from simcore.program.row_cache import held
 from simcore.program.stage_borders import Edges
 from simcore.program.stage_buffers import StageBuffers
 from simcore.program.stage_inputs import StageInput, StageInputs
-from simcore.program.tile import Tile
+from simcore.program.tile import LayerRows
 
 __all__ = ["lower"]
 
 
-def lower(plan: Plan, workload: Workload, actions: Iterable[Action], flow_of: FlowMaker) -> Program:
+def lower(plan: Plan, workload: Workload, actions: Iterable[Action], hooks_of: HooksFactory) -> Program:
     """The program of the plan's rank for the given order of passes."""
     order = tuple(actions)
     recording = record_layers(plan, workload, several=any(action.microbatch for action in order))
-    outline, places = _outline(plan, recording, order, flow_of)
+    outline, places = _outline(plan, recording, order, hooks_of)
     tiles = (own if place < 0 else recording.tiles[place] for own, place in zip(outline.tiles, places, strict=True))
     return Program(outline, tuple(tiles))
 
 
 @held(maxsize=64)
-def _outline(plan: Plan, recording: Recording, actions: tuple[Action, ...], flow_of: FlowMaker) -> tuple[
-        Outline, tuple[int, ...]]:
+def _outline(plan: Plan, recording: RecordedLayers, actions: tuple[Action, ...], hooks_of: HooksFactory) -> tuple[
+        StepTemplate, tuple[int, ...]]:
     """The outline, and for each of its tiles the number in `recording.tiles`, or -1 for a tile of the flow.
 
     The walk and the flow look at the plan, at the order of passes and at the recording's shape, which are the key; what
@@ -45,15 +45,15 @@ def _outline(plan: Plan, recording: Recording, actions: tuple[Action, ...], flow
     """
     tables = _own_copy(recording.tables)
     builder = Builder(tables)
-    flow = flow_of(plan, tables, builder)
-    walk = _Walk(plan, builder, flow, recording)
-    flow.rest()
+    hooks = hooks_of(plan, tables, builder)
+    walk = _Walk(plan, builder, hooks, recording)
+    hooks.rest()
     builder.tile(recording.standing, plan.layers[0])
     walk.rest()
     walk.step(actions)
     walk.finish()
     builder.at(Phase.OPTIMIZER)
-    flow.optimize()
+    hooks.optimize()
     outline = builder.build([layer.path for layer in plan.graph.layers])
     numbers = {id(tile): number for number, tile in enumerate(recording.tiles)}
     return outline, tuple(numbers.get(id(tile), -1) for tile in outline.tiles)
@@ -103,8 +103,8 @@ def _past(plan: Plan) -> type[StageInput] | type[StageInputs] | type[StageBuffer
 class _Walk:
     """Passes over the layers of one stage."""
 
-    def __init__(self, plan: Plan, builder: Builder, flow: Flow, recording: Recording) -> None:
-        self.plan, self.out, self.flow, self.edges, self.wide = plan, builder, flow, recording.edges, recording.wide
+    def __init__(self, plan: Plan, builder: Builder, hooks: MemoryHooks, recording: RecordedLayers) -> None:
+        self.plan, self.out, self.hooks, self.edges, self.wide = plan, builder, hooks, recording.edges, recording.wide
         self.tiles = {layer: recording.kinds[key] for layer, key in keys_of(plan).items()}
         self.later = {layer: recording.later.get(key, recording.kinds[key]) for layer, key in keys_of(plan).items()}
         self.have_grads: set[int] = set()
@@ -139,10 +139,10 @@ class _Walk:
                 self._drop_kept()
 
     def forward(self, action: Action, chunk: _Chunk) -> None:
-        out, flow = self.out, self.flow
+        out, hooks = self.out, self.hooks
         out.tile(self.edges.tokens, chunk.first)
         out.mark(self.begin[True])
-        flow.begin_microbatch(action)
+        hooks.begin_microbatch(action)
         out.tile(self.edges.mask, chunk.first)
         self._take_in(action, chunk)
         if not chunk.is_first:
@@ -150,9 +150,9 @@ class _Walk:
         for layer in chunk.layers:
             if _kind(self.plan, layer) == "loss":
                 out.at(Phase.LOSS)
-            flow.forward_begin(layer)
+            hooks.forward_begin(layer)
             self._pass(layer, self.tiles[layer], self.tiles[layer].forward)
-            flow.forward_end(layer)
+            hooks.forward_end(layer)
             if layer != chunk.head:
                 out.tile(self.tiles[layer].after, layer)
             if layer in chunk.unkept:
@@ -171,13 +171,13 @@ class _Walk:
                 out.tile(self.tiles[layer].casts, layer)
         self.past.end_forward(action)
         out.tile(self.edges.drop_mask, chunk.first)
-        flow.end_pass(action)
+        hooks.end_pass(action)
 
     def backward(self, action: Action, chunk: _Chunk) -> None:
         """The model's first part does nothing in a first half but receive, and all in the second (`zero_bubble.py`)."""
         self.out.mark(self.begin[False])
         mine = replace(action, part="whole") if chunk.is_first and action.part == "weight" else action
-        self.flow.begin_microbatch(mine)
+        self.hooks.begin_microbatch(mine)
         if action.part != "weight":
             self._take_in(action, chunk)
         if mine.part == "weight":
@@ -187,14 +187,14 @@ class _Walk:
 
     def _down(self, action: Action, chunk: _Chunk) -> None:
         """From the gradient of the chunk's output to that of its input."""
-        out, flow, tiles = self.out, self.flow, self._backward_tiles(action)
+        out, hooks, tiles = self.out, self.hooks, self._backward_tiles(action)
         for layer in reversed(chunk.layers):
             for again in chunk.replayed_at.get(layer, ()):
                 out.tile(self.tiles[again].again, again)
             out.tile(self.tiles[layer].seed, layer)
-            flow.backward_begin(layer)
+            hooks.backward_begin(layer)
             self._pass(layer, tiles[layer], tiles[layer].backward)
-            flow.backward_end(layer, tiles[layer].outer_grads)
+            hooks.backward_end(layer, tiles[layer].outer_grads)
             if layer in chunk.last_of:  # the replay's own output
                 out.tile(self.edges.drop_hidden, chunk.last_of[layer])
             if layer == chunk.head and action.microbatch < self.plan.framework.deferred_heads:
@@ -204,7 +204,7 @@ class _Walk:
             if not chunk.follows:
                 out.tile(self._behind(chunk.first - 1).send_grad, chunk.first)
             self.past.grad(action)
-        flow.end_pass(action)
+        hooks.end_pass(action)
         self._release(action, chunk)
         if chunk.is_last:
             out.tile(self.tiles[chunk.last].late, chunk.last)
@@ -223,12 +223,12 @@ class _Walk:
         tiles = self._backward_tiles(action)
         for layer in chunk.layers:
             self.out.tile(tiles[layer].weight, layer)
-            self.flow.backward_end(layer, tiles[layer].outer_grads)
+            self.hooks.backward_end(layer, tiles[layer].outer_grads)
             if layer == chunk.first:  # it has let go of the chunk's input, whose buffer stays
                 self.out.tile(self._behind(layer - 1).keep_hidden, layer - 1)
         for layer in chunk.layers:
             self.out.tile(tiles[layer].release, layer)
-        self.flow.end_pass(action)
+        self.hooks.end_pass(action)
         self.past.end_backward(action)
         self._let_go(action, chunk)
 
@@ -279,15 +279,15 @@ class _Walk:
             self.kept = None
 
     # ---- layers -----------------------------------------------------------------------------------------------------
-    def _backward_tiles(self, action: Action) -> dict[int, LayerTiles]:
+    def _backward_tiles(self, action: Action) -> dict[int, LayerPasses]:
         """Those of the chunk's first gradients of parameters, or of later ones."""
         tiles = self.later if action.chunk in self.have_grads else self.tiles
         if action.part != "input":
             self.have_grads.add(action.chunk)
         return tiles
 
-    def _pass(self, layer: int, tiles: LayerTiles, pieces: Sequence[tuple[Tile, int, bool]]) -> None:
+    def _pass(self, layer: int, tiles: LayerPasses, pieces: Sequence[tuple[LayerRows, int, bool]]) -> None:
         for tile, mark, replay in pieces:
             self.out.tile(tile, layer)
             if mark:
-                self.flow.experts(layer, mark, tiles.expert_grads, replay=replay)
+                self.hooks.experts(layer, mark, tiles.expert_grads, replay=replay)

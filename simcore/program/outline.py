@@ -14,11 +14,11 @@ from typing import NamedTuple
 import numpy as np
 
 from simcore.placement.mesh import IntArray
-from simcore.program.tile import AMOUNT, OP, SLOT, STREAM, Tile, posted_bytes
+from simcore.program.tile import AMOUNT, OP, SLOT, STREAM, LayerRows, posted_bytes
 from simcore.recording.exact_sums import fitting
 from simcore.recording.tape import Op, Stream
 
-__all__ = ["BACKWARD_GATHER", "BUCKET_GATHER", "FORWARD_GATHER", "Outline", "Phase", "Piece", "Tables"]
+__all__ = ["BACKWARD_GATHER", "BUCKET_GATHER", "FORWARD_GATHER", "Phase", "StepTemplate", "Tables", "TemplateSegment"]
 
 TAPE_MARKS = ("bwd:recompute_begin", "bwd:recompute_end", "experts:forward_begin", "experts:forward_end",
               "experts:backward_begin", "experts:backward_end", "bwd:gradients_begin")
@@ -68,7 +68,7 @@ class Tables:
         return self.hooks.setdefault(text, len(self.hooks))
 
 
-class Piece(NamedTuple):
+class TemplateSegment(NamedTuple):
     """A stretch of the step: tile number `tile` at a layer, or, if that is -1, loose rows `start` to `end`."""
 
     tile: int
@@ -80,15 +80,15 @@ class Piece(NamedTuple):
 
 
 @dataclass(frozen=True, eq=False)
-class Outline:
+class StepTemplate:
     """Pieces in order, and the rows that are no tile's. `tiles`: those it was written with, in order of number.
 
     `layer_paths` name layers, `tables` the rest. What needs no tile's bytes or FLOPs is worked out here, once.
     """
 
-    pieces: tuple[Piece, ...]
+    pieces: tuple[TemplateSegment, ...]
     loose: IntArray
-    tiles: tuple[Tile, ...]
+    tiles: tuple[LayerRows, ...]
     tables: Tables
     layer_paths: tuple[str, ...]
 
@@ -115,7 +115,7 @@ class Outline:
 
     @cached_property
     def columns(self) -> IntArray:
-        """The pieces' fields, a row each, in `Piece`'s order; tile numbers of loose rows are -1."""
+        """The pieces' fields, a row each, in `TemplateSegment`'s order; tile numbers of loose rows are -1."""
         columns: IntArray = np.array(self.pieces, dtype=np.int64).reshape(-1, 6).T
         return columns
 

@@ -12,8 +12,8 @@ from functools import cached_property
 import numpy as np
 
 from simcore.placement.mesh import IntArray
-from simcore.program.outline import Outline, Tables
-from simcore.program.tile import AMOUNT, LAYER, OP, SLOT, Tile
+from simcore.program.outline import StepTemplate, Tables
+from simcore.program.tile import AMOUNT, LAYER, OP, SLOT, LayerRows
 from simcore.recording.tape import RECOMPUTE_BEGIN, RECOMPUTE_END, Op
 
 __all__ = ["Program"]
@@ -26,8 +26,8 @@ class Program:
     `columns`, `phase` and `microbatch` write all rows out, for those who need each of them.
     """
 
-    outline: Outline
-    tiles: tuple[Tile, ...]
+    outline: StepTemplate
+    tiles: tuple[LayerRows, ...]
 
     @property
     def tables(self) -> Tables:

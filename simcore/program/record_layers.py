@@ -1,8 +1,8 @@
 """Recording: each kind of layer once, cut into tiles that a program lays end to end.
 
-Comes in: a plan (what parameters look like on this rank) and the workload. Goes out: a `Recording`: tiles of every kind
-of layer of the stage and of its borders, and the tables that their rows point into. Equal layers, and equal jobs, share
-their recording.
+Comes in: a plan (what parameters look like on this rank) and the workload. Goes out: a `RecordedLayers`: tiles of every
+kind of layer of the stage and of its borders, and the tables that their rows point into. Equal layers, and equal jobs,
+share their recording.
 """
 
 from __future__ import annotations
@@ -16,17 +16,17 @@ import numpy as np
 
 from simcore.models.blocks import Embedding, Head, LayerKind
 from simcore.models.graph import ModelGraph
-from simcore.placement.framework import Moment, UnshardFlow
+from simcore.placement.framework import UpdateTime
 from simcore.placement.optimizer_step import step_of
 from simcore.placement.plan import Placed, PlacedKind, Plan
 from simcore.program.outline import Tables
 from simcore.program.stage_borders import Edges, edges_of
 from simcore.program.stem import last_user
-from simcore.program.tile import Tile, small_tile
-from simcore.recording.layer import LayerTape, Run
+from simcore.program.tile import LayerRows, small_tile
+from simcore.recording.layer import LayerWorkload, RecordedLayer
 from simcore.recording.tape import HIDDEN, Op, Param
 
-__all__ = ["LayerTiles", "Recording", "Shape", "Workload", "adds_in_place", "keys_of", "record_layers", "run_of"]
+__all__ = ["LayerPasses", "RecordedLayers", "Shape", "Workload", "adds_in_place", "keys_of", "record_layers", "run_of"]
 
 TIED_HEAD = 1 << 30
 """Layer offset of rows that belong to a tied head, wherever it is."""
@@ -38,7 +38,7 @@ EXPERTS_MARKS = range(2, 6)
 
 @dataclass(frozen=True, slots=True)
 class Workload:
-    """What one rank computes per microbatch. `seq` positions of its own; rows of experts: see `recording.Run`.
+    """What one rank computes per microbatch. `seq`: its own positions; rows of experts: see `recording.LayerWorkload`.
 
     `spaces`: workspaces of libraries, as (name, bytes). `packed`: (sequences, attended), `packing.Packing`.
     """
@@ -52,27 +52,27 @@ class Workload:
 
 
 @dataclass(frozen=True, eq=False)
-class LayerTiles:
+class LayerPasses:
     """A recorded kind as tiles; passes are cut where an experts unit begins or ends: (tile, mark or 0, in replay).
 
     `rest`: before a step. `again`: the replay of a layer that is not replayed alone; others are part of `backward`.
-    `weight`, `release`, `casts`: see `recording.LayerTape`.
+    `weight`, `release`, `casts`: see `recording.RecordedLayer`.
     """
 
-    forward: tuple[tuple[Tile, int, bool], ...]
-    backward: tuple[tuple[Tile, int, bool], ...]
-    after: Tile
-    late: Tile
-    seed: Tile
-    again: Tile
+    forward: tuple[tuple[LayerRows, int, bool], ...]
+    backward: tuple[tuple[LayerRows, int, bool], ...]
+    after: LayerRows
+    late: LayerRows
+    seed: LayerRows
+    again: LayerRows
     grads: tuple[tuple[Param, int, int], ...]
-    rest: Tile
-    weight: Tile
-    release: Tile
-    casts: Tile
+    rest: LayerRows
+    weight: LayerRows
+    release: LayerRows
+    casts: LayerRows
 
     @property
-    def tiles(self) -> tuple[Tile, ...]:
+    def tiles(self) -> tuple[LayerRows, ...]:
         """All of them, in a fixed order."""
         passes = (t for t, _, _ in (*self.forward, *self.backward))
         return (*passes, self.after, self.late, self.seed, self.again, self.rest, self.weight, self.release,
@@ -107,7 +107,7 @@ class Shape:
 
 
 @dataclass(frozen=True)
-class Recording:
+class RecordedLayers:
     """Recorded kinds, by key; equal if of one shape. `standing`: what no layer can post; `wide`: edges of two parts.
 
     `later`: kinds whose backward pass differs where an earlier microbatch has left gradients.
@@ -115,14 +115,14 @@ class Recording:
 
     shape: Shape
     tables: Tables = field(compare=False)
-    kinds: dict[Key, LayerTiles] = field(compare=False)
-    later: dict[Key, LayerTiles] = field(compare=False)
+    kinds: dict[Key, LayerPasses] = field(compare=False)
+    later: dict[Key, LayerPasses] = field(compare=False)
     edges: Edges = field(compare=False)
     wide: Edges = field(compare=False)
-    standing: Tile = field(compare=False)
+    standing: LayerRows = field(compare=False)
 
     @cached_property
-    def tiles(self) -> tuple[Tile, ...]:
+    def tiles(self) -> tuple[LayerRows, ...]:
         """All tiles, in an order that equal recordings share."""
         kinds = (tile for kind in (*self.kinds.values(), *self.later.values()) for tile in kind.tiles)
         return (*kinds, *self.edges.tiles, *self.wide.tiles, self.standing)
@@ -140,7 +140,7 @@ def keys_of(plan: Plan) -> dict[int, Key]:
                     layer - plan.layers[0] if layer == lowest else 0) for layer in plan.layers}
 
 
-def record_layers(plan: Plan, workload: Workload, *, several: bool = False) -> Recording:
+def record_layers(plan: Plan, workload: Workload, *, several: bool = False) -> RecordedLayers:
     """Every kind of layer of the plan's stage; `several`: the step has more than one microbatch."""
     keys = tuple(dict.fromkeys(keys_of(plan).values()))
     runs = tuple((key, run_of(plan, key, workload)) for key in keys)
@@ -149,13 +149,13 @@ def record_layers(plan: Plan, workload: Workload, *, several: bool = False) -> R
     return _record(plan.graph, runs, later, workload.spaces)
 
 
-def run_of(plan: Plan, key: Key, workload: Workload, *, later: bool = False) -> Run:
+def run_of(plan: Plan, key: Key, workload: Workload, *, later: bool = False) -> LayerWorkload:
     """What an implementation is told of one kind of layer. `later`: an earlier microbatch has left gradients."""
     framework, mesh = plan.framework, plan.mesh
     tied = plan.graph.architecture.tied and isinstance(plan.graph.kinds[key[0]].block, Embedding | Head)
     params = _params(plan.kinds[key[0]], plan.graph.used_twice, framework.optimizer.implementation,
                      adds_in_place(plan, key[0]) if later else frozenset(), tied=tied)
-    return Run(workload.batch, workload.seq, framework.compute_dtype, params, framework.loss, key[3], mesh.tp,
+    return LayerWorkload(workload.batch, workload.seq, framework.compute_dtype, params, framework.loss, key[3], mesh.tp,
                framework.sequence_parallel, mesh.cp, mesh.ep, mesh.etp, "ep", workload.rows_per_token, key[1], key[2],
                framework.options, workload.sent_per_token, *workload.packed, split=key[4], stem=key[5])
 
@@ -179,14 +179,14 @@ def adds_in_place(plan: Plan, kind: int) -> frozenset[int]:
     have the type that is reduced; FSDP2 moves any other gradient into a copy of that type (torch 2.13 `_fsdp_param.py`,
     to_accumulated_grad_if_needed), and autograd makes a new one.
     """
-    flow = plan.framework.flow
-    if not isinstance(flow, UnshardFlow):
+    sync = plan.framework.strategy.unit_sync
+    if not sync:
         return frozenset()
     layer = next(layer for layer in plan.layers if plan.graph.layers[layer].kind == kind)
     reduced = {number: unit.reduce_dtype for unit in plan.framework.units
                for member, numbers in unit.members if member == layer for number in numbers}
-    stay = ((number, placed.life.updated is not Moment.GRADIENT_READY if number not in reduced
-             else flow.sync != "every" and reduced[number] == placed.life.grad_made.dtype)
+    stay = ((number, placed.policy.updated is not UpdateTime.GRADIENT_READY if number not in reduced
+             else sync != "every" and reduced[number] == placed.policy.unreduced_grad.dtype)
             for number, placed in enumerate(plan.kinds[kind]) if placed.trainable)
     return frozenset(number for number, stays in stay if stays)
 
@@ -199,13 +199,13 @@ def _params(kind: PlacedKind, twice: frozenset[str], optimizer: str, there: froz
 
 
 def _param(placed: Placed, optimizer: str, *, there: bool, tied: bool) -> Param:
-    life = placed.life
+    policy = placed.policy
     shape = (placed.used_copies, *placed.used_shape) if placed.spec.copies > 1 else placed.used_shape
     trainable = placed.spec.trainable and not placed.spec.is_buffer
-    return Param(placed.spec.name, shape, life.use.dtype, trainable, life.grad_made_category,
-                 there or life.grad_made_category == "", tied,
-                 step_of(placed, optimizer) if life.updated is Moment.GRADIENT_READY and trainable else None,
-                 life.rest.packed)
+    return Param(placed.spec.name, shape, policy.in_use.dtype, trainable, policy.unreduced_grad_category,
+                 there or policy.unreduced_grad_category == "", tied,
+                 step_of(placed, optimizer) if policy.updated is UpdateTime.GRADIENT_READY and trainable else None,
+                 policy.at_rest.packed)
 
 
 def _trained_below(plan: Plan) -> dict[int, bool]:
@@ -218,8 +218,8 @@ def _trained_below(plan: Plan) -> dict[int, bool]:
 
 
 @lru_cache(maxsize=128)
-def _record(graph: ModelGraph, runs: tuple[tuple[Key, Run], ...], later: tuple[tuple[Key, Run], ...],
-            spaces: tuple[tuple[str, int], ...]) -> Recording:
+def _record(graph: ModelGraph, runs: tuple[tuple[Key, LayerWorkload], ...],
+            later: tuple[tuple[Key, LayerWorkload], ...], spaces: tuple[tuple[str, int], ...]) -> RecordedLayers:
     operators = importlib.import_module(f"simcore.operators.{graph.implementation}.implementation")
     tables = Tables()
     tiles, then = ({key: _recorded(operators, graph, key, run, tables) for key, run in some} for some in (runs, later))
@@ -231,10 +231,10 @@ def _record(graph: ModelGraph, runs: tuple[tuple[Key, Run], ...], later: tuple[t
                             graph.architecture.hidden * width, tables) for width in (1, 2))
     shape = _shape(tuple(tables.slots), tuple(tables.comms), tuple(t.structure for t in (kept, *edges.tiles)),
                    tuple((key, kind.shape) for found in (tiles, then) for key, kind in found.items()))
-    return Recording(shape, tables, tiles, then, edges, wide, kept)
+    return RecordedLayers(shape, tables, tiles, then, edges, wide, kept)
 
 
-def _recorded(operators: ModuleType, graph: ModelGraph, key: Key, run: Run, tables: Tables) -> LayerTiles:
+def _recorded(operators: ModuleType, graph: ModelGraph, key: Key, run: LayerWorkload, tables: Tables) -> LayerPasses:
     """One kind of layer."""
     head = next((i for i, layer in enumerate(graph.layers) if graph.kinds[layer.kind].name == "head"), 0)
     kind: LayerKind = graph.kinds[key[0]]
@@ -253,17 +253,18 @@ def _no_standing(runs: object) -> dict[str, int]:
     return {}
 
 
-def _tiles(tape: LayerTape, head: int) -> LayerTiles:
+def _tiles(tape: RecordedLayer, head: int) -> LayerPasses:
     """`head`: where rows of the embedding that are a tied head's point to."""
-    backward = Tile.of(tape.backward)
+    backward = LayerRows.of(tape.backward)
     backward.rows[backward.rows[:, 1] >= TIED_HEAD, 1] = head
-    after, late, seed, rest, weight, release, casts = (Tile.of(part) if part.rows else small_tile() for part in (
+    after, late, seed, rest, weight, release, casts = (LayerRows.of(part) if part.rows else small_tile() for part in (
         tape.after, tape.late, tape.seed, tape.rest, tape.weight, tape.release, tape.casts))
-    return LayerTiles(_cut(Tile.of(tape.forward)), _cut(backward), after, late, seed, small_tile(), tape.grads, rest,
+    return LayerPasses(_cut(LayerRows.of(tape.forward)), _cut(backward), after, late, seed, small_tile(), tape.grads,
+                       rest,
                       weight, release, casts)
 
 
-def _together(lean: LayerTiles, whole: LayerTiles) -> LayerTiles:
+def _together(lean: LayerPasses, whole: LayerPasses) -> LayerPasses:
     """A layer of a group that is replayed as one: `lean` as it runs first, then forward and backward of `whole`.
 
     What the module itself still holds of the first run goes when the replay has put its own there.
@@ -275,20 +276,20 @@ def _together(lean: LayerTiles, whole: LayerTiles) -> LayerTiles:
                 left[slot] = left.get(slot, 0) + size
     freed = small_tile(*((Op.FREE, slot, -size) for slot, size in left.items() if size))
     rows = np.concatenate([*(t.rows for t, _, _ in whole.forward), whole.after.rows, whole.late.rows, freed.rows])
-    again = Tile(rows, np.ones(len(rows), dtype=np.int64))
-    return LayerTiles(lean.forward, whole.backward, lean.after, lean.late, whole.seed, again, whole.grads, lean.rest,
+    again = LayerRows(rows, np.ones(len(rows), dtype=np.int64))
+    return LayerPasses(lean.forward, whole.backward, lean.after, lean.late, whole.seed, again, whole.grads, lean.rest,
                       whole.weight, whole.release, whole.casts)
 
 
-def _cut(tile: Tile) -> tuple[tuple[Tile, int, bool], ...]:
+def _cut(tile: LayerRows) -> tuple[tuple[LayerRows, int, bool], ...]:
     """Split a pass at the borders of an experts unit, and at its first gradient where that is marked."""
     rows, pieces, start = tile.rows, [], 0
     at = np.flatnonzero((rows[:, 0] == _MARK) & (rows[:, 2] >= EXPERTS_MARKS.start))
     if not len(at):
         return ((tile, 0, False),)
     for border in at:
-        pieces.append((Tile(rows[start:border], tile.replay[start:border]), int(rows[border, 2]),
+        pieces.append((LayerRows(rows[start:border], tile.replay[start:border]), int(rows[border, 2]),
                        bool(tile.replay[border])))
         start = int(border) + 1
-    pieces.append((Tile(rows[start:], tile.replay[start:]), 0, False))
+    pieces.append((LayerRows(rows[start:], tile.replay[start:]), 0, False))
     return tuple(pieces)

@@ -1,7 +1,7 @@
 """What crosses the borders of a rank's part of the model, as tiles: tokens and labels, hidden states, their gradients.
 
-Comes in: what an implementation is told of a layer (`recording.Run`). Goes out: `Edges`, which the walk over a pass
-lays between the layers.
+Comes in: what an implementation is told of a layer (`recording.LayerWorkload`). Goes out: `Edges`, which the walk over
+a pass lays between the layers.
 """
 
 from __future__ import annotations
@@ -11,8 +11,8 @@ from dataclasses import dataclass, fields
 
 from simcore.models.blocks import Embedding, Head, Loss, Mtp
 from simcore.program.outline import Tables
-from simcore.program.tile import Tile, small_tile
-from simcore.recording.layer import Run
+from simcore.program.tile import LayerRows, small_tile
+from simcore.recording.layer import LayerWorkload
 from simcore.recording.tape import GRAD_HIDDEN, HIDDEN, Op, Stream
 from simcore.units import dtype_bytes
 
@@ -30,32 +30,32 @@ class Edges:
     `keep_output`: somebody holds the model's output. `defer`: the head's input and the gradient of its output wait.
     """
 
-    tokens: Tile
-    drop_tokens: Tile
-    mask: Tile
-    drop_mask: Tile
-    receive_hidden: Tile
-    await_hidden: Tile
-    send_hidden: Tile
-    keep_hidden: Tile
-    drop_hidden: Tile
-    receive_grad: Tile
-    await_grad: Tile
-    send_grad: Tile
-    keep_grad: Tile
-    drop_grad: Tile
-    keep_output: Tile
-    drop_output: Tile
-    defer: Tile
-    drop_deferred: Tile
+    tokens: LayerRows
+    drop_tokens: LayerRows
+    mask: LayerRows
+    drop_mask: LayerRows
+    receive_hidden: LayerRows
+    await_hidden: LayerRows
+    send_hidden: LayerRows
+    keep_hidden: LayerRows
+    drop_hidden: LayerRows
+    receive_grad: LayerRows
+    await_grad: LayerRows
+    send_grad: LayerRows
+    keep_grad: LayerRows
+    drop_grad: LayerRows
+    keep_output: LayerRows
+    drop_output: LayerRows
+    defer: LayerRows
+    drop_deferred: LayerRows
 
     @property
-    def tiles(self) -> tuple[Tile, ...]:
+    def tiles(self) -> tuple[LayerRows, ...]:
         """All of them, in a fixed order."""
         return tuple(getattr(self, one.name) for one in fields(self))
 
 
-def edges_of(run: Run, blocks: Sequence[object], hidden: int, tables: Tables) -> Edges:
+def edges_of(run: LayerWorkload, blocks: Sequence[object], hidden: int, tables: Tables) -> Edges:
     """Tokens and labels are int64, once more of the `whole_batch` that they are cut out of with their int32 positions.
 
     Hidden states are cut over tp where the framework keeps sequences parallel.
@@ -85,7 +85,7 @@ def edges_of(run: Run, blocks: Sequence[object], hidden: int, tables: Tables) ->
         small_tile((Op.ALLOC, waiting, of_head)), small_tile((Op.FREE, waiting, -of_head)))
 
 
-def _has(run: Run, option: str) -> bool:
+def _has(run: LayerWorkload, option: str) -> bool:
     return (option, "true") in run.options
 
 

@@ -16,7 +16,7 @@ from simcore.pipeline.schedule import Action, Pass
 from simcore.placement.plan import Plan
 from simcore.program.builder import Builder
 from simcore.program.stage_borders import Edges
-from simcore.program.tile import Tile
+from simcore.program.tile import LayerRows
 
 __all__ = ["StageBuffers"]
 
@@ -100,7 +100,7 @@ class StageBuffers:
         if self.returning >= 0:
             self._repeat(self.edges.drop_output, self.returning, self.count)
 
-    def _held(self, tile: Tile, count: int) -> None:
+    def _held(self, tile: LayerRows, count: int) -> None:
         for first in self.held:
             self._repeat(tile, first, count)
 
@@ -108,6 +108,6 @@ class StageBuffers:
         if self.returning >= 0:
             self._repeat(self.edges.keep_output, self.returning, count)
 
-    def _repeat(self, tile: Tile, layer: int, count: int) -> None:
+    def _repeat(self, tile: LayerRows, layer: int, count: int) -> None:
         for _ in range(count):
             self.out.tile(tile, layer)

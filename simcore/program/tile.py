@@ -17,7 +17,7 @@ from simcore.recording.exact_sums import fitting
 from simcore.recording.kernel_shape import module_of
 from simcore.recording.tape import RECOMPUTE_BEGIN, RECOMPUTE_END, Kernel, Op, Row, Section, Stream
 
-__all__ = ["AMOUNT", "AUX", "LAYER", "OP", "SLOT", "STREAM", "Tile", "posted_bytes", "small_tile"]
+__all__ = ["AMOUNT", "AUX", "LAYER", "OP", "SLOT", "STREAM", "LayerRows", "posted_bytes", "small_tile"]
 
 OP, LAYER, SLOT, AMOUNT, STREAM, AUX = range(6)
 _NOTHING = -(1 << 62)
@@ -33,14 +33,14 @@ def posted_bytes(rows: IntArray) -> IntArray:
 
 
 @dataclass(frozen=True, eq=False)
-class Tile:
+class LayerRows:
     """Rows with layers as offsets; `replay` marks those of a checkpoint's replay."""
 
     rows: IntArray
     replay: IntArray
 
     @classmethod
-    def of(cls, section: Section) -> Tile:
+    def of(cls, section: Section) -> LayerRows:
         """The tile of a recorded section; the marks of a replay become its flags."""
         kept: list[Row] = []
         replay: list[int] = []
@@ -117,13 +117,13 @@ class Tile:
 
 
 @lru_cache(maxsize=1024)
-def small_tile(*rows: tuple[int, ...]) -> Tile:
+def small_tile(*rows: tuple[int, ...]) -> LayerRows:
     """Rows of (op, slot, amount, stream, handle), of the layer where the tile is laid; what is left out is 0.
 
     Equal ones are one tile, and nobody changes its rows: those of stage borders do not depend on what a layer is.
     """
     full: list[Row] = [(op, 0, slot, amount, *(rest or (0, 0))) for op, slot, amount, *rest in rows]
-    return Tile.of(Section(tuple(full)))
+    return LayerRows.of(Section(tuple(full)))
 
 
 def _by_owner(rows: IntArray) -> IntArray:

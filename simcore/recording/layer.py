@@ -7,13 +7,13 @@ from dataclasses import dataclass
 
 from simcore.recording.tape import Param, Section
 
-__all__ = ["LayerTape", "Run"]
+__all__ = ["LayerWorkload", "RecordedLayer"]
 
 _EMPTY = Section(())
 
 
 @dataclass(frozen=True, slots=True)
-class Run:
+class LayerWorkload:
     """The workload of one layer on one rank.
 
     `seq`: tokens of one sequence on this rank, after context parallelism, before sequence parallelism.
@@ -59,7 +59,7 @@ class Run:
 
 
 @dataclass(frozen=True, slots=True)
-class LayerTape:
+class RecordedLayer:
     """One layer on the tape.
 
     `rest`: what is there before the first pass of a step, held over from the last; `forward`: until the module returns;

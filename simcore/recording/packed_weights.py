@@ -23,7 +23,7 @@ from typing import Final
 
 from simcore.units import dtype_bytes
 
-__all__ = ["Packed"]
+__all__ = ["PackedWeights"]
 
 _NESTED: Final = 256
 """Maxima that share one, and values of the table that gives them back."""
@@ -32,7 +32,7 @@ _TABLE: Final = 16
 
 
 @dataclass(frozen=True, slots=True)
-class Packed:
+class PackedWeights:
     """A format of 4 bits, or int8. `block_size`: values that share a maximum; `storage`: the type of what is stored.
 
     `is_tensor`: torchao's, one tensor with its constants. [Note: LLM.int8()] has rows for blocks.

@@ -12,7 +12,7 @@ from enum import IntEnum
 from typing import Any
 
 from simcore.recording.kernel_shape import MODULE_BITS
-from simcore.recording.packed_weights import Packed
+from simcore.recording.packed_weights import PackedWeights
 from simcore.units import DTYPE_BYTES
 
 __all__ = ["CATEGORY_OF_PHASE", "COMPUTE_STREAM", "GRADIENTS_BEGIN", "GRAD_HIDDEN", "HIDDEN", "HOST_DRAINS",
@@ -162,7 +162,7 @@ class Param:
     grad_exists: bool = False
     tied: bool = False
     step: Step | None = None
-    packed: Packed | None = None
+    packed: PackedWeights | None = None
 
     @property
     def numel(self) -> int:

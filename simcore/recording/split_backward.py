@@ -13,10 +13,10 @@ import math
 
 from simcore.recording.tape import Node, Param, Tape, Tensor
 
-__all__ = ["Halves"]
+__all__ = ["SplitBackward"]
 
 
-class Halves:
+class SplitBackward:
     """Backward of what a tape has recorded; gradients are seeded already."""
 
     def __init__(self, tape: Tape) -> None:

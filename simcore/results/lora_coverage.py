@@ -11,9 +11,8 @@ from collections import Counter
 from collections.abc import Iterable
 
 from simcore.models.graph import ModelGraph
-from simcore.placement.framework import UnshardFlow
 from simcore.placement.plan import Plan
-from simcore.program.record_layers import Recording, keys_of
+from simcore.program.record_layers import RecordedLayers, keys_of
 
 __all__ = ["adapted_modules", "modules_without_gradient"]
 
@@ -29,7 +28,7 @@ def adapted_modules(graph: ModelGraph) -> dict[str, int]:
     return dict(counts)
 
 
-def modules_without_gradient(recorded: Iterable[tuple[Plan, Recording]]) -> dict[str, int]:
+def modules_without_gradient(recorded: Iterable[tuple[Plan, RecordedLayers]]) -> dict[str, int]:
     """Adapted modules -> layers in which the adapter gets no gradient.
 
     Asked of FSDP2's hooks: Megatron's GEMMs add weight gradients into buffers and leave none to be seen, and nothing is
@@ -37,7 +36,7 @@ def modules_without_gradient(recorded: Iterable[tuple[Plan, Recording]]) -> dict
     """
     counts: Counter[str] = Counter()
     for plan, recording in recorded:
-        if isinstance(plan.framework.flow, UnshardFlow):
+        if plan.framework.strategy.unit_sync:
             for layer, key in keys_of(plan).items():
                 learns = {param.name for param, _, _ in recording.kinds[key].grads}
                 trained = (p.spec.name for p in plan.of_layer(layer) if p.spec.module == "adapter" and p.trainable)

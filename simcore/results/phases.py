@@ -6,7 +6,7 @@ from typing import Literal
 
 from pydantic import BaseModel, ConfigDict
 
-__all__ = ["PHASES", "PhaseReport", "PhaseName"]
+__all__ = ["PHASES", "PhaseName", "PhaseReport"]
 
 PhaseName = Literal["refit", "generation", "logprob", "reference", "training"]
 PHASES: dict[PhaseName, str] = {

@@ -16,8 +16,23 @@ from simcore.results.quantiles import Drawn, DrawnLengths, DrawnPeak
 from simcore.results.time import StepTime
 from simcore.units import format_bytes, format_seconds
 
-__all__ = ["SCHEMA_VERSION", "Advice", "AtRest", "Assumption", "Communicator", "Host", "HostPhase", "MemorySeries",
-           "Owner", "Peak", "ProblemRow", "RankReport", "Report", "StepTime", "TrafficRow"]
+__all__ = [
+    "SCHEMA_VERSION",
+    "Advice",
+    "Assumption",
+    "AtRest",
+    "Communicator",
+    "Host",
+    "HostPhase",
+    "MemorySeries",
+    "Owner",
+    "Peak",
+    "ProblemRow",
+    "RankReport",
+    "Report",
+    "StepTime",
+    "TrafficRow",
+]
 
 SCHEMA_VERSION = "1.0"
 

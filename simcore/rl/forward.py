@@ -18,19 +18,18 @@ from typing import Final
 
 import numpy as np
 
-from simcore.frameworks.hooks import flow_of
+from simcore.frameworks.registry import hooks_of
 from simcore.memory.ledger import running
 from simcore.models.blocks import LayerKind
 from simcore.models.tensor import TensorSpec
 from simcore.pipeline.schedule import actions
-from simcore.placement.framework import UnshardFlow
 from simcore.placement.plan import Plan, place
 from simcore.program.lower import lower
 from simcore.program.outline import Phase
 from simcore.program.program import Program
 from simcore.program.tile import AMOUNT, OP, SLOT
 from simcore.recording.tape import Op
-from simcore.simulation.assemble import Parts
+from simcore.simulation.assemble import Simulation
 from simcore.timing.step import forward_ns
 from simcore.units import dtype_bytes
 
@@ -57,7 +56,7 @@ class Passes:
         return self.ns[0] + (count - 1) * self.ns[1]
 
 
-def passes(parts: Parts) -> Passes:
+def passes(parts: Simulation) -> Passes:
     """Of the parts of a training step whose micro-batch is that of the passes."""
     frozen = parts.job.graph.with_tensors(_frozen)
     plans = [place(frozen, parts.job.mesh, parts.framework, c.representative) for c in parts.classes]
@@ -73,9 +72,9 @@ def _frozen(kind: LayerKind, specs: tuple[TensorSpec, ...]) -> tuple[TensorSpec,
     return tuple(replace(spec, trainable=False) for spec in specs)
 
 
-def _program(parts: Parts, plan: Plan, count: int) -> Program:
+def _program(parts: Simulation, plan: Plan, count: int) -> Program:
     order = tuple(action for action in actions(parts.framework.schedule, plan.stage, count) if action.forward)
-    return lower(plan, parts.workload(plan), order, flow_of(parts.framework))
+    return lower(plan, parts.workload(plan), order, hooks_of(parts.framework))
 
 
 def resting(program: Program) -> dict[str, int]:
@@ -95,7 +94,7 @@ def _held(program: Program, rows: int) -> dict[str, int]:
     return {category: size for category, size in found.items() if size}
 
 
-def _above(program: Program, rest: dict[str, int], parts: Parts) -> dict[str, int]:
+def _above(program: Program, rest: dict[str, int], parts: Simulation) -> dict[str, int]:
     """At the highest moment: inside the model, or where logits become log-probabilities."""
     first_loss = int(np.flatnonzero(program.phase == Phase.LOSS)[0])
     highest = int(np.argmax(running(program)[:first_loss]))
@@ -109,9 +108,9 @@ def _above(program: Program, rest: dict[str, int], parts: Parts) -> dict[str, in
     return max(inside, after, key=lambda sizes: sum(sizes.values()))
 
 
-def _is_whole(parts: Parts) -> bool:
+def _is_whole(parts: Simulation) -> bool:
     """Whether a rank has logits of the whole vocabulary."""
-    return isinstance(parts.framework.flow, UnshardFlow)
+    return parts.framework.strategy.rl_worker == "dtensor"
 
 
 def _beside(held: dict[str, int], rest: dict[str, int]) -> dict[str, int]:

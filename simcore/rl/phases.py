@@ -30,7 +30,7 @@ from simcore.rl.refit import Gathered, broadcast_buffers, ipc_buffers
 from simcore.timing.collective import collective_ns
 from simcore.vllm.engine import Engine
 
-__all__ = ["ENGINE", "FIXED", "POLICY", "REFERENCE", "REFIT", "Turn", "category_name", "dpo_step", "engine_step",
+__all__ = ["ENGINE", "FIXED", "POLICY", "REFERENCE", "REFIT", "GrpoStep", "category_name", "dpo_step", "engine_step",
            "grpo_step", "is_outside"]
 
 POLICY, FIXED, ENGINE, REFERENCE, REFIT = "policy", "policy, fixed", "engine", "reference policy", "refit"
@@ -41,7 +41,7 @@ _COPIES: Final = 4
 
 
 @dataclass(frozen=True, slots=True)
-class Turn:
+class GrpoStep:
     """What a step of GRPO does beside training. `has_reference`: a reference policy is asked for its opinion.
 
     `generate_ns`: decoding; `refit_share`: of free memory for refit buffers.
@@ -110,7 +110,7 @@ def dpo_step(policy: Policy, topology: Topology) -> Journal:
     return journal
 
 
-def grpo_step(policy: Policy, turn: Turn, topology: Topology) -> Journal:
+def grpo_step(policy: Policy, turn: GrpoStep, topology: Topology) -> Journal:
     """A steady step on a GPU that trains; [Note: the order of a step]."""
     journal = _start(policy, has_reference=turn.has_reference)
     colocated = turn.engine.generation.colocated
@@ -144,7 +144,7 @@ def _away(journal: Journal, sizes: Mapping[str, int], topology: Topology) -> Non
     journal.take(_copied(topology, journal.move(POLICY, "device", "host", sizes), to_host=True))
 
 
-def _refit(journal: Journal, policy: Policy, turn: Turn, topology: Topology) -> None:
+def _refit(journal: Journal, policy: Policy, turn: GrpoStep, topology: Topology) -> None:
     _away(journal, policy.states, topology)
     _wake(journal, turn.engine, topology)
     free = topology.device.usable_bytes - journal.size("device")
@@ -155,12 +155,12 @@ def _refit(journal: Journal, policy: Policy, turn: Turn, topology: Topology) -> 
         journal.put(ENGINE, {"kv_cache": turn.engine.cache.num_bytes}, event="cache wakes")
 
 
-def _broadcast(journal: Journal, policy: Policy, turn: Turn, topology: Topology) -> None:
+def _broadcast(journal: Journal, policy: Policy, turn: GrpoStep, topology: Topology) -> None:
     _stream(journal, turn, topology, broadcast_buffers(topology.device.usable_bytes, turn.gathered.largest,
                                                         sends=True))
 
 
-def _stream(journal: Journal, turn: Turn, topology: Topology, buffers: Mapping[str, int]) -> None:
+def _stream(journal: Journal, turn: GrpoStep, topology: Topology, buffers: Mapping[str, int]) -> None:
     sizes = {**buffers, "all_gather_output": turn.gathered.transient}
     rate = topology.device.memory_bandwidth.si * topology.efficiency.kernels.copy_.memory.si
     packing = round(_COPIES * turn.gathered.total / rate * 1e9)
@@ -201,7 +201,7 @@ def _sleep(journal: Journal, engine: Engine, topology: Topology) -> None:
         journal.drop(ENGINE, "device", _loaded(engine))
 
 
-def engine_step(turn: Turn, topology: Topology, waiting: Mapping[str, int]) -> Journal:
+def engine_step(turn: GrpoStep, topology: Topology, waiting: Mapping[str, int]) -> Journal:
     """A steady step on a GPU that only generates. `waiting`: ns of each phase on those that train."""
     journal, engine = Journal(), turn.engine
     journal.put(ENGINE, {**_outside(engine.outside()), **_loaded(engine), "graph_pool": engine.graph_bytes,

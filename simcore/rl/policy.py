@@ -13,10 +13,9 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass
 
-from simcore.placement.framework import UnshardFlow
 from simcore.placement.plan import Plan
 from simcore.results.report import RankReport
-from simcore.simulation.assemble import Parts
+from simcore.simulation.assemble import Simulation
 
 __all__ = ["Policy", "policy_of"]
 
@@ -45,7 +44,7 @@ class Policy:
     training_ns: int
 
 
-def policy_of(rank: RankReport, plan: Plan, rest: Mapping[str, int], above: Mapping[str, int], parts: Parts,
+def policy_of(rank: RankReport, plan: Plan, rest: Mapping[str, int], above: Mapping[str, int], parts: Simulation,
               ns: tuple[int, int]) -> Policy:
     """Of a rank whose training step is known. `rest`, `above`: of its forward passes; `ns`: of them, of all steps."""
     peak, states = rank.peak, _states(plan)
@@ -75,9 +74,9 @@ def _states(plan: Plan) -> dict[str, int]:
     return {category: size for category, size in states.items() if size}
 
 
-def _moving(plan: Plan, parts: Parts, rest: Mapping[str, int], states: Mapping[str, int]) -> dict[str, int]:
+def _moving(plan: Plan, parts: Simulation, rest: Mapping[str, int], states: Mapping[str, int]) -> dict[str, int]:
     """[Note: what moves]."""
-    if isinstance(plan.framework.flow, UnshardFlow):
+    if plan.framework.strategy.rl_worker == "dtensor":
         return {category: size for category, size in {**rest, **states}.items() if category != _WORKSPACE}
     learns = sum(count * placed.rest_bytes for kind, count in plan.kind_counts
                  for placed in plan.kinds[kind] if placed.trainable)
@@ -86,7 +85,7 @@ def _moving(plan: Plan, parts: Parts, rest: Mapping[str, int], states: Mapping[s
             **{category: size for category, size in states.items() if category not in kept}}
 
 
-def _is_precise(parts: Parts) -> bool:
+def _is_precise(parts: Simulation) -> bool:
     """Whether masters are states of the optimizer."""
     given = parts.job.scenario.framework_options.get(_PRECISE)
     default, _ = parts.job.autos.get(f"framework_options.{_PRECISE}", ("false", ""))

@@ -20,7 +20,6 @@ import re
 from dataclasses import dataclass
 from typing import Final
 
-from simcore.placement.framework import UnshardFlow
 from simcore.placement.plan import Placed, PlacedKind, Plan
 from simcore.timing.routes import Routes
 from simcore.units import dtype_bytes
@@ -50,7 +49,7 @@ class Gathered:
 
 def gathered(plan: Plan, routes: Routes) -> Gathered:
     """All parameters of the plan's stage but for adapters, whole."""
-    return (_by_unit if isinstance(plan.framework.flow, UnshardFlow) else _exported)(plan, routes)
+    return (_by_unit if plan.framework.strategy.rl_worker == "dtensor" else _exported)(plan, routes)
 
 
 def _by_unit(plan: Plan, routes: Routes) -> Gathered:
@@ -66,7 +65,7 @@ def _by_unit(plan: Plan, routes: Routes) -> Gathered:
             for kind, _ in plan.kind_counts for placed in plan.kinds[kind] if placed.spec.is_owned),
         max(numel // _parts(placed, splits=splits) * _SENT for placed, _, numel in sizes),
         sum(times * numel * _SENT for _, times, numel in sizes),
-        sum(times * route.ns(numel * dtype_bytes(placed.life.rest.dtype)) for placed, times, numel in sizes)
+        sum(times * route.ns(numel * dtype_bytes(placed.policy.at_rest.dtype)) for placed, times, numel in sizes)
         if route else 0)
 
 
@@ -97,7 +96,7 @@ def _parts(placed: Placed, *, splits: bool) -> int:
 
 def _transient(placed: Placed, parts: int, *, gathers: bool, adapted: bool) -> int:
     """The gathered weight, an adapter's product and their sum, and what is sent."""
-    numel, width = placed.spec.numel, dtype_bytes(placed.life.rest.dtype)
+    numel, width = placed.spec.numel, dtype_bytes(placed.policy.at_rest.dtype)
     return numel * width * (gathers + 2 * adapted) + numel // parts * _SENT
 
 

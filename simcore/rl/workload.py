@@ -15,16 +15,15 @@ from typing import Any
 from simcore.errors import IllegalLayout, InputError, NotYet, Problem
 from simcore.inputs.generation import Rl
 from simcore.inputs.scenario import Scenario
-from simcore.placement.framework import Buckets, UnshardFlow
 from simcore.placement.job import topology_of
 from simcore.results.report import Assumption, Report
 from simcore.rl.forward import passes
 from simcore.rl.journal import Journal
-from simcore.rl.phases import Turn, dpo_step, engine_step, grpo_step
+from simcore.rl.phases import GrpoStep, dpo_step, engine_step, grpo_step
 from simcore.rl.policy import Policy, policy_of
 from simcore.rl.refit import gathered
 from simcore.rl.report import Laid, phase_report
-from simcore.simulation.assemble import Parts
+from simcore.simulation.assemble import Simulation
 from simcore.vllm.decode import decode_seconds
 from simcore.vllm.engine import Engine
 from simcore.vllm.workload import assumptions, engine_of, serving
@@ -40,7 +39,7 @@ class Trainer:
     """Simulates a training step: the report of a scenario, and its parts before a program is made."""
 
     report: Callable[[Scenario], Report]
-    parts: Callable[[Scenario], Parts]
+    parts: Callable[[Scenario], Simulation]
 
 
 def in_phases(scenario: Scenario, trainer: Trainer) -> Report:
@@ -64,20 +63,20 @@ def _training(scenario: Scenario, **changed: Any) -> Scenario:
     return scenario.model_copy(update={"workload": "train", "rl": None, "generation": None, "training": training})
 
 
-def _parts(scenario: Scenario, trainer: Trainer, passing: Scenario) -> Parts:
+def _parts(scenario: Scenario, trainer: Trainer, passing: Scenario) -> Simulation:
     """Of the forward passes; refused but for what phases are described for."""
     parts = trainer.parts(passing)
     _check_worker(scenario, parts)
     return parts
 
 
-def _check_worker(scenario: Scenario, parts: Parts) -> None:
+def _check_worker(scenario: Scenario, parts: Simulation) -> None:
     """NotYet but for NeMo RL's two kinds of workers, on one stage; IllegalLayout for what its own refuse."""
-    workload, flow = scenario.workload, parts.framework.flow
-    if not isinstance(flow, UnshardFlow | Buckets):
+    workload, worker = scenario.workload, parts.framework.strategy.rl_worker
+    if not worker:
         raise NotYet(Problem(scenario.where("framework"), f"not yet: {workload} under {scenario.framework} (served: "
                              "automodel, fsdp2 and megatron, what NeMo RL trains policies with)"))
-    if scenario.generation is not None and scenario.generation.kv_dtype == "fp8" and isinstance(flow, UnshardFlow):
+    if scenario.generation is not None and scenario.generation.kv_dtype == "fp8" and worker == "dtensor":
         at = scenario.where("generation", "kv_dtype")
         raise IllegalLayout(Problem(at, f"kv_dtype: fp8 under {scenario.framework}", "NeMo RL 7ea279ab "
                                     "dtensor_policy_worker_v2.py stream_weights_via_ipc_zmq: FP8 kvcache is not "
@@ -92,7 +91,7 @@ def _check_worker(scenario: Scenario, parts: Parts) -> None:
         raise NotYet(Problem(scenario.where("training", "lengths"), f"not yet: {workload} with drawn lengths"))
 
 
-def _policies(scenario: Scenario, trainer: Trainer, trained: Report, passing: Scenario, parts: Parts,
+def _policies(scenario: Scenario, trainer: Trainer, trained: Report, passing: Scenario, parts: Simulation,
               steps: int) -> list[Policy]:
     """Of every class of ranks, in the report's order. `parts`: of `passing`."""
     forward = passes(parts)
@@ -137,7 +136,7 @@ def _grpo(scenario: Scenario, trainer: Trainer) -> Report:
     parts = _parts(scenario, trainer, passing)
     trained = trainer.report(_training(scenario, global_batch_size=sequences // steps))
     policies = _policies(scenario, trainer, trained, passing, parts, steps)
-    turn = Turn(engine, gathered(parts.plans[0], parts.routes),
+    turn = GrpoStep(engine, gathered(parts.plans[0], parts.routes),
                 rl.reference != "none", _generate_ns(engine, rl, -(-sequences // engines)), rl.refit_buffer)
     journals = [grpo_step(policy, turn, parts.topology) for policy in policies]
     beside = None if engine.generation.colocated else _beside(turn, journals, parts)
@@ -199,13 +198,13 @@ def _generate_ns(engine: Engine, rl: Rl, sequences: int) -> int:
     return round(1e9 * (full * whole + rest))
 
 
-def _beside(turn: Turn, journals: list[Journal], parts: Parts) -> Journal:
+def _beside(turn: GrpoStep, journals: list[Journal], parts: Simulation) -> Journal:
     """The GPUs that only generate."""
     slowest = max(journals, key=lambda one: sum(phase.ns for phase in one.phases))
     return engine_step(turn, parts.topology, {phase.phase: phase.ns for phase in slowest.phases})
 
 
-def _told(rl: Rl, engine: Engine, turn: Turn) -> list[Assumption]:
+def _told(rl: Rl, engine: Engine, turn: GrpoStep) -> list[Assumption]:
     """How generation and refit are timed, and what a reference costs."""
     found = [
         Assumption(what="generation", value=f"every sequence goes from {rl.prompt_tokens:,} to "

@@ -13,9 +13,9 @@ from simcore.placement.fold import RankClass
 from simcore.placement.plan import Plan
 from simcore.results.detail import AxisDigit, ClassDetail, Detail
 from simcore.results.report import Report
-from simcore.simulation.assemble import Parts
+from simcore.simulation.assemble import Simulation
 from simcore.timing.spans import MAX_SPANS, spans
-from simcore.timing.timeline import meeting
+from simcore.timing.timeline import rendezvous_key
 
 __all__ = ["with_detail"]
 
@@ -27,7 +27,7 @@ _FEWEST: Final = 1200
 """Spans that a class has however many classes there are."""
 
 
-def with_detail(parts: Parts, report: Report, most: int | None = None, postings: int = 0) -> Report:
+def with_detail(parts: Simulation, report: Report, most: int | None = None, postings: int = 0) -> Report:
     """The same report with `detail`. `most`: spans of all classes, instead of as many as a page can bear.
 
     `postings`: lifetimes of allocations too, at most so many births and deaths of all classes.
@@ -45,7 +45,7 @@ def with_detail(parts: Parts, report: Report, most: int | None = None, postings:
     return report.model_copy(update={"detail": detail})
 
 
-def _class(parts: Parts, number: int, ranks: RankClass, plan: Plan, most: int, postings: int) -> ClassDetail:
+def _class(parts: Simulation, number: int, ranks: RankClass, plan: Plan, most: int, postings: int) -> ClassDetail:
     program, clocked, kinds = parts.programs.get(ranks.representative), parts.clocked, kinds_by_path(plan)
     if program is None:
         return ClassDetail(tensors=tensor_rows(plan))
@@ -55,5 +55,5 @@ def _class(parts: Parts, number: int, ranks: RankClass, plan: Plan, most: int, p
         by_part=memory_by_part(program, row_ns, kinds),
         spans=() if clocked is None or row_ns is None else spans(
             program, clocked.tracks[number], clocked.times[number], row_ns,
-            max(_FEWEST, most // len(parts.classes)), partial(meeting, clocked.wiring, number)),
+            max(_FEWEST, most // len(parts.classes)), partial(rendezvous_key, clocked.wiring, number)),
         lifetimes=lifetimes(program, row_ns, postings) if postings else None)

@@ -19,13 +19,13 @@ import numpy.typing as npt
 
 from simcore.placement.mesh import IntArray
 
-__all__ = ["Floats", "Loads", "drawn_rows"]
+__all__ = ["ExpertLoad", "Floats", "sample_received_rows"]
 
 Floats = npt.NDArray[np.float64]
 
 
 @dataclass(frozen=True, slots=True)
-class Loads:
+class ExpertLoad:
     """What is drawn. `tokens` that each of `ep * etp` ranks sends; `num_groups` of them, and microbatches, each anew.
 
     `concentration` None: experts are alike popular.
@@ -53,7 +53,7 @@ class Loads:
         return self.tokens * self.ep * min(self.top_k, self.num_experts // self.ep)
 
 
-def drawn_rows(loads: Loads, layer: int) -> IntArray:
+def sample_received_rows(loads: ExpertLoad, layer: int) -> IntArray:
     """Rows received in one layer: [microbatch, draw, group, ep coordinate]; at least `top_k`, so that none is empty."""
     random = np.random.default_rng([loads.seed, layer])
     shares = _popularity(loads, random).reshape(loads.num_draws, loads.ep, -1).sum(axis=2)
@@ -64,7 +64,7 @@ def drawn_rows(loads: Loads, layer: int) -> IntArray:
     return np.clip(rows, loads.top_k, loads.most)
 
 
-def _popularity(loads: Loads, random: np.random.Generator) -> Floats:
+def _popularity(loads: ExpertLoad, random: np.random.Generator) -> Floats:
     """Shares of the experts, [draw, expert]; at most 1 / top_k each."""
     shape = loads.num_draws, loads.num_experts
     if loads.concentration is None:

@@ -14,7 +14,7 @@ from pydantic import BaseModel, ConfigDict
 
 from simcore.docgen.glossary import CATEGORIES, COMPONENTS
 from simcore.errors import InputError, Problem
-from simcore.frameworks.setup import framework_file
+from simcore.frameworks.registry import framework_file
 from simcore.results.detail import ClassDetail, Holder, TensorRow
 from simcore.results.report import RankReport, Report
 from simcore.timing.breakdown import PARTS

@@ -2,9 +2,9 @@
 
 [Note: what is counted]
 A host's ranks are neighbours, as many as the topology says share its memory. In each phase a rank holds what rests on
-the host by its Form's space, and what a checkpoint takes on its way (`transfer.Transfer`, each with its source): all
-of the model, its own part once or more often, or at least some tensors in flight. Pages of mapped files count as the
-system's cache, which gives way. Not counted: Python and its libraries, CUDA's own memory on the host, data loaders.
+the host by the space of its layout, and what a checkpoint takes on its way (`transfer.Transfer`, each with its source):
+all of the model, its own part once or more often, or at least some tensors in flight. Pages of mapped files count as
+the system's cache, which gives way. Not counted: Python and its libraries, CUDA's own memory on the host, data loaders.
 On the device a phase has what rests there by then, and for a moment a whole tensor or unit; the first step is the
 ledger's. Conversions of a checkpoint's names and shapes on the device are not modelled.
 """
@@ -19,17 +19,17 @@ from typing import Final, Literal
 
 import numpy as np
 
-from simcore.frameworks.deepspeed.offload_buffers import beside_tensors
+from simcore.frameworks.registry import framework_adapter
 from simcore.models.graph import ModelGraph
 from simcore.models.tensor import TensorSpec
 from simcore.placement.checkpoint_files import Files, Transfer
 from simcore.placement.fold import RankClass
-from simcore.placement.framework import Buckets, Framework, Life
+from simcore.placement.framework import Framework, TensorPolicy
 from simcore.placement.mesh import IntArray, Mesh
 from simcore.placement.on_host import waiting_bytes
 from simcore.placement.plan import Placed, Plan
 from simcore.results.report import Assumption, Host, HostPhase, RankReport, Report
-from simcore.simulation.assemble import Parts
+from simcore.simulation.assemble import Simulation
 from simcore.units import packed_bytes
 
 __all__ = ["hosted", "model_bytes"]
@@ -41,7 +41,7 @@ _MOST_RANKS: Final = 1 << 12
 """That are looked at one by one; those of a larger job repeat themselves within a stage."""
 
 
-def hosted(parts: Parts, report: Report) -> Report:
+def hosted(parts: Simulation, report: Report) -> Report:
     """The report with its hosts; unchanged where not all ranks were simulated."""
     mesh, topology = parts.job.mesh, parts.topology
     if sum(c.num_ranks for c in parts.classes) != mesh.size:
@@ -60,7 +60,7 @@ def _transfer(files: Files, phase: _Phase) -> Transfer | None:
     return {"load": files.load, "first_step": None, "save": files.save}[phase]
 
 
-def _phase(parts: Parts, report: Report, phase: _Phase, held: dict[str, int]) -> HostPhase:
+def _phase(parts: Simulation, report: Report, phase: _Phase, held: dict[str, int]) -> HostPhase:
     transfer = _transfer(parts.framework.files, phase)
     host_bytes, room = sum(held.values()), int(parts.topology.node.host_memory)
     device = max((_device(parts, plan, rank, phase, transfer) for plan, rank
@@ -132,7 +132,7 @@ def _of_rank(plan: Plan, phase: _Phase, transfer: Transfer | None, tokens: int) 
         for what, space, num_bytes in placed.elsewhere:
             if what in there:
                 held[what] += count * _rests(num_bytes, space)
-    for what, num_bytes in beside_tensors(plan, rounded=True).items():
+    for what, num_bytes in framework_adapter(plan.framework.name).host_buffers(plan, rounded=True).items():
         if what in there or phase == "first_step":
             held[what] += num_bytes
     if transfer is not None:
@@ -152,9 +152,8 @@ def _copied(plan: Plan, transfer: Transfer) -> int:
     total = 0.0
     for placed, count in _placed(plan):
         if placed.spec.is_owned and _is_moved(placed.spec, transfer):
-            own = _stored_bytes(placed.life, placed.local)
-            sharers, flow = _sharers(plan, placed, transfer), plan.framework.flow
-            whole = isinstance(flow, Buckets) and not flow.scatter
+            own = _stored_bytes(placed.policy, placed.local)
+            sharers, whole = _sharers(plan, placed, transfer), plan.framework.strategy.holds_whole_states
             total += count * (transfer.params * own / sharers
                               + transfer.states * placed.state_bytes / (sharers if whole else 1))
     return math.ceil(total)
@@ -169,7 +168,7 @@ def _sharers(plan: Plan, placed: Placed, transfer: Transfer) -> int:
 
 def _largest(plan: Plan, transfer: Transfer) -> int:
     """The largest tensor of a file, in which each expert has tensors of its own."""
-    return max((_stored_bytes(p.life, _stored_numel(p.spec)) for p, _ in _placed(plan)
+    return max((_stored_bytes(p.policy, _stored_numel(p.spec)) for p, _ in _placed(plan)
                 if _is_moved(p.spec, transfer)), default=0)
 
 
@@ -178,9 +177,9 @@ def _stored_numel(spec: TensorSpec) -> int:
     return math.prod(spec.shape[1:] if fused else spec.shape)
 
 
-def _stored_bytes(life: Life, numel: int) -> int:
+def _stored_bytes(policy: TensorPolicy, numel: int) -> int:
     """Elements as they are read or written: what is packed on the device is packed when it has been read."""
-    return packed_bytes(numel, life.use.dtype if life.rest.packed else life.rest.dtype)
+    return packed_bytes(numel, policy.in_use.dtype if policy.at_rest.packed else policy.at_rest.dtype)
 
 
 def _is_moved(spec: TensorSpec, transfer: Transfer) -> bool:
@@ -196,7 +195,7 @@ def _whole(plan: Plan, transfer: Transfer | None) -> int:
 def model_bytes(graph: ModelGraph, framework: Framework, *, trained_only: bool = False) -> int:
     """All parameters of the model, as they are stored; a tied head is the embedding's."""
     kinds = Counter(layer.kind for layer in graph.layers)
-    return sum(_stored_bytes(framework.life(spec), count * spec.copies * math.prod(spec.shape))
+    return sum(_stored_bytes(framework.policy(spec), count * spec.copies * math.prod(spec.shape))
                for kind, count in kinds.items() for spec in graph.tensors[kind]
                if spec.is_owned and (spec.trainable or not trained_only))
 
@@ -209,7 +208,7 @@ def _placed(plan: Plan) -> Iterator[tuple[Placed, int]]:
 
 
 # ---- the device -----------------------------------------------------------------------------------------------------
-def _device(parts: Parts, plan: Plan, rank: RankReport, phase: _Phase, transfer: Transfer | None) -> int:
+def _device(parts: Simulation, plan: Plan, rank: RankReport, phase: _Phase, transfer: Transfer | None) -> int:
     """Tensors of the phase, with blocks that do not fit together and what lies beside them."""
     assert rank.peak is not None
     if phase == "load":
@@ -238,16 +237,16 @@ def _built(plan: Plan) -> int:
 def _moment(plan: Plan, transfer: Transfer) -> int:
     """A whole tensor while it is sent, a unit before it is cut, or of the model what the rank will not keep."""
     if transfer.on_device == "tensor":
-        return max((_stored_bytes(p.life, p.spec.copies * math.prod(p.spec.shape)) for p, _ in _placed(plan)
+        return max((_stored_bytes(p.policy, p.spec.copies * math.prod(p.spec.shape)) for p, _ in _placed(plan)
                     if _is_moved(p.spec, transfer)), default=0)
     if transfer.on_device == "unit":
         units = ((plan.of_layer(layer)[n] for layer, numbers in unit.members for n in numbers)
                  for unit in plan.framework.units)
-        return max((sum(_stored_bytes(p.life, math.prod((p.spec.copies, *p.spec.shape))) for p in unit)
+        return max((sum(_stored_bytes(p.policy, math.prod((p.spec.copies, *p.spec.shape))) for p in unit)
                     for unit in units), default=0)
     if transfer.on_device == "model":
-        uncut = (count * p.spec.copies * (p.life.rest.num_bytes(math.prod(p.spec.shape)) +
-                                          p.life.rest.constants(p.spec.shape)) for p, count in _placed(plan)
+        uncut = (count * p.spec.copies * (p.policy.at_rest.num_bytes(math.prod(p.spec.shape)) +
+                                          p.policy.at_rest.constants(p.spec.shape)) for p, count in _placed(plan)
                  if p.spec.is_owned and not p.spec.is_buffer)
         return max(0, sum(uncut) - sum(count * p.rest_bytes for p, count in _placed(plan) if not p.spec.is_buffer))
     return 0

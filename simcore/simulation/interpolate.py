@@ -23,7 +23,7 @@ from simcore.program.program import Program
 from simcore.program.tile import posted_bytes
 from simcore.simulation.expert_loads import Floats
 
-__all__ = ["Spread", "spread"]
+__all__ = ["PiecewiseLinearStep", "spread"]
 
 _ROUNDED = 64
 """Bytes by which an operator's own rounding may be off, beside that of whole rows."""
@@ -44,7 +44,7 @@ class _Line:
 
 
 @dataclass(frozen=True, eq=False)
-class Spread:
+class PiecewiseLinearStep:
     """A step at `knots` received rows, rising; between two of them bytes are affine. `exact`: to the byte."""
 
     knots: tuple[int, ...]
@@ -118,7 +118,7 @@ def _line(prefix: Floats) -> _Line:
     return _Line(prefix[:, -1], prefix[:, kept])
 
 
-def spread(program_at: Callable[[int], Program], fewest: int, most: int, slack: int) -> Spread:
+def spread(program_at: Callable[[int], Program], fewest: int, most: int, slack: int) -> PiecewiseLinearStep:
     """The step between `fewest` and `most` received rows; rounding moves bytes as up to `slack` rows do."""
     found = {rows: program_at(rows) for rows in {fewest, most}}
     todo = [(fewest, most)] if most - fewest > 1 else []
@@ -135,7 +135,7 @@ def spread(program_at: Callable[[int], Program], fewest: int, most: int, slack: 
         else:
             exact &= is_exact
     knots = tuple(sorted(found))
-    return Spread(knots, tuple(found[rows] for rows in knots), exact)
+    return PiecewiseLinearStep(knots, tuple(found[rows] for rows in knots), exact)
 
 
 def _straight(low: Program, middle: Program, high: Program, share: float, slack: float) -> tuple[bool, bool]:

@@ -13,7 +13,7 @@ from typing import Final
 import numpy as np
 
 from simcore.errors import InputError, NotYet, Problem
-from simcore.frameworks.hooks import flow_of
+from simcore.frameworks.registry import hooks_of
 from simcore.inputs.training import Draws
 from simcore.models.blocks import Moe
 from simcore.pipeline.schedule import actions, lowered_microbatches
@@ -24,9 +24,9 @@ from simcore.program.lower import lower
 from simcore.program.program import Program
 from simcore.results.quantiles import Drawn, DrawnPeak, DrawnRows, Quantiles, quantiles
 from simcore.results.report import Assumption, RankReport, Report
-from simcore.simulation.assemble import Parts
-from simcore.simulation.expert_loads import Loads, drawn_rows
-from simcore.simulation.interpolate import Spread, spread
+from simcore.simulation.assemble import Simulation
+from simcore.simulation.expert_loads import ExpertLoad, sample_received_rows
+from simcore.simulation.interpolate import PiecewiseLinearStep, spread
 
 __all__ = ["drawn"]
 
@@ -44,13 +44,13 @@ _COLUMNS: Final = 1 << 15
 class _Stage:
     """What is drawn for one pipeline stage: rows[layer][microbatch, draw, group, ep coordinate]."""
 
-    loads: Loads
+    loads: ExpertLoad
     rows: dict[int, IntArray]
     fewest: int
     most: int
 
 
-def drawn(parts: Parts, report: Report) -> Report:
+def drawn(parts: Simulation, report: Report) -> Report:
     """The report with its draws; unchanged where routing is not drawn."""
     routing = parts.job.scenario.training.routing
     if not isinstance(routing, Draws):
@@ -80,16 +80,16 @@ def drawn(parts: Parts, report: Report) -> Report:
 
 
 # ---- what is drawn --------------------------------------------------------------------------------------------------
-def _stage(parts: Parts, stage: int, routing: Draws) -> _Stage:
+def _stage(parts: Simulation, stage: int, routing: Draws) -> _Stage:
     plan = next(plan for plan in parts.plans if plan.stage == stage)
     blocks = {layer: block for layer in plan.layers if (block := _moe(plan, layer))}
     block = next(iter(blocks.values()), None) or next(b for layer in range(len(plan.graph.layers))
                                                       if (b := _moe(plan, layer)))
     mesh, written = parts.job.mesh, _written(parts, routing)
     groups = max(1, min(mesh.expert_dp, _MOST_VALUES // (routing.draws * mesh.ep * written * max(1, len(blocks)))))
-    loads = Loads(routing.seed, routing.draws, routing.concentration, block.num_experts, block.top_k,
+    loads = ExpertLoad(routing.seed, routing.draws, routing.concentration, block.num_experts, block.top_k,
                   _tokens(parts, plan), mesh.ep, mesh.etp, groups, written)
-    rows = {layer: drawn_rows(loads, layer) for layer in blocks}
+    rows = {layer: sample_received_rows(loads, layer) for layer in blocks}
     return _Stage(loads, rows, min((int(r.min()) for r in rows.values()), default=loads.balanced),
                   max((int(r.max()) for r in rows.values()), default=loads.balanced))
 
@@ -99,13 +99,13 @@ def _moe(plan: Plan, layer: int) -> Moe | None:
     return next((branch.block for branch in branches if isinstance(branch.block, Moe)), None)
 
 
-def _tokens(parts: Parts, plan: Plan) -> int:
+def _tokens(parts: Simulation, plan: Plan) -> int:
     """That a rank sends in one microbatch: under sequence parallelism its own part of them."""
     setting = parts.setting()
     return -(-setting.batch * setting.seq // (parts.job.mesh.tp if plan.framework.sequence_parallel else 1))
 
 
-def _written(parts: Parts, routing: Draws) -> int:
+def _written(parts: Simulation, routing: Draws) -> int:
     """All microbatches, or as many as the schedule's pattern takes; InputError where those are too many to draw."""
     schedule, count = parts.framework.schedule, parts.job.scenario.num_microbatches
     layers = max(sum(_moe(plan, layer) is not None for layer in plan.layers) for plan in parts.plans)
@@ -124,13 +124,13 @@ def _written(parts: Parts, routing: Draws) -> int:
 
 
 # ---- what it takes --------------------------------------------------------------------------------------------------
-def _spread(parts: Parts, plan: Plan, stage: _Stage) -> Spread:
+def _spread(parts: Simulation, plan: Plan, stage: _Stage) -> PiecewiseLinearStep:
     order = actions(parts.framework.schedule, plan.stage, stage.loads.num_microbatches)
     workload, tokens = parts.workload(plan), stage.loads.tokens
 
     def program_at(rows: int) -> Program:
         received = replace(workload, rows_per_token=-(-(rows << 16) // tokens))
-        return lower(plan, received, order, flow_of(parts.framework))
+        return lower(plan, received, order, hooks_of(parts.framework))
 
     found = spread(program_at, stage.fewest, stage.most, stage.loads.top_k)
     if not found.varying_layers <= set(stage.rows):
@@ -139,7 +139,7 @@ def _spread(parts: Parts, plan: Plan, stage: _Stage) -> Spread:
     return found
 
 
-def _allocated(parts: Parts, rank_class: RankClass, steps: Spread, stage: _Stage) -> IntArray:
+def _allocated(parts: Simulation, rank_class: RankClass, steps: PiecewiseLinearStep, stage: _Stage) -> IntArray:
     """Peaks of the class's ranks: [draw, rank]. Ranks whose group is not drawn take those of one that is."""
     mesh, ranks = parts.job.mesh, rank_class.members(parts.job.mesh)
     places = np.unique(np.stack([mesh.axis("expert_dp").coordinates(ranks) % stage.loads.num_groups,
@@ -151,24 +151,24 @@ def _allocated(parts: Parts, rank_class: RankClass, steps: Spread, stage: _Stage
     return np.concatenate(found).reshape(stage.loads.num_draws, -1)
 
 
-def _device(parts: Parts, rank: RankReport, allocated: int) -> int:
+def _device(parts: Simulation, rank: RankReport, allocated: int) -> int:
     beside = sum(rank.peak.outside.values()) if rank.peak else 0
     return parts.needed(allocated).middle + beside
 
 
-def _hottest(parts: Parts, rank: RankReport, allocated: IntArray) -> IntArray:
+def _hottest(parts: Simulation, rank: RankReport, allocated: IntArray) -> IntArray:
     """[device or allocated, draw] of the class's highest rank."""
     highest = allocated.max(axis=1)
     return np.stack([np.array([_device(parts, rank, size) for size in highest.tolist()]), highest])
 
 
-def _peak(parts: Parts, rank: RankReport, allocated: IntArray) -> DrawnPeak:
+def _peak(parts: Simulation, rank: RankReport, allocated: IntArray) -> DrawnPeak:
     found = quantiles(allocated)
     device = {name: _device(parts, rank, size) for name, size in found.model_dump().items()}
     return DrawnPeak(allocated_bytes=found, device_bytes=Quantiles(**device))
 
 
-def _assumption(parts: Parts, found: Drawn) -> Assumption:
+def _assumption(parts: Simulation, found: Drawn) -> Assumption:
     """What the draws stand for, and what they leave out."""
     popularity = "all experts alike" if found.concentration is None else f"Dirichlet({found.concentration:g})"
     mesh, count = parts.job.mesh, parts.job.scenario.num_microbatches

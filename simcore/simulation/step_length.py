@@ -10,11 +10,10 @@ from typing import Final
 
 from simcore.errors import InputError, Problem
 from simcore.inputs.bounds import ROWS
-from simcore.placement.framework import UnshardFlow
 from simcore.placement.plan import Plan
 from simcore.program.record_layers import keys_of, record_layers
 from simcore.results.report import Assumption, Report
-from simcore.simulation.assemble import Parts
+from simcore.simulation.assemble import Simulation
 
 __all__ = ["check_rows", "num_rows", "unlike"]
 
@@ -28,7 +27,7 @@ _GLANCES: Final = 4
 """Units of a prefetch that are found to be there already, in the time of a row."""
 
 
-def num_rows(parts: Parts) -> int:
+def num_rows(parts: Simulation) -> int:
     """Rows of all programs, each microbatch that is written out with all of its layers."""
     least = _LEAST * parts.lowered * sum(len(plan.layers) for plan in parts.plans)
     if least < _LEAST * _FEW or least > ROWS:
@@ -36,7 +35,7 @@ def num_rows(parts: Parts) -> int:
     return sum(_of_plan(parts, plan) for plan in parts.plans)
 
 
-def _of_plan(parts: Parts, plan: Plan) -> int:
+def _of_plan(parts: Simulation, plan: Plan) -> int:
     kinds = record_layers(plan, parts.workload(plan)).kinds
     sizes = {key: sum(len(tile.rows) for tile in laid.tiles) for key, laid in kinds.items()}
     layers = sum(sizes[key] for key in keys_of(plan).values())
@@ -44,12 +43,11 @@ def _of_plan(parts: Parts, plan: Plan) -> int:
 
 
 def _looked_at(plan: Plan) -> int:
-    flow, num_layers = plan.framework.flow, len(plan.layers)
-    deepest = max(flow.prefetch, flow.prefetch_backward) if isinstance(flow, UnshardFlow) else 0
-    return 2 * num_layers * min(deepest, num_layers) // _GLANCES
+    num_layers = len(plan.layers)
+    return 2 * num_layers * min(plan.framework.strategy.prefetch_depth, num_layers) // _GLANCES
 
 
-def check_rows(parts: Parts) -> None:
+def check_rows(parts: Simulation) -> None:
     """InputError for a step that is too long, with the keys that make it so."""
     rows, scenario = num_rows(parts), parts.job.scenario
     if rows <= ROWS:
@@ -62,7 +60,7 @@ def check_rows(parts: Parts) -> None:
                              f"written out, got about {rows:,}: {told}"))
 
 
-def unlike(parts: Parts, report: Report) -> Report:
+def unlike(parts: Simulation, report: Report) -> Report:
     """The report; told, where so much of a step as can be written out has no two microbatches that take as long."""
     count = parts.job.scenario.num_microbatches
     if parts.clocked is None or parts.clocked.steady or parts.lowered == count:

@@ -23,14 +23,14 @@ import numpy as np
 from numpy.typing import NDArray
 
 from simcore.placement.mesh import IntArray
-from simcore.program.outline import Outline, Phase
+from simcore.program.outline import Phase, StepTemplate
 from simcore.program.program import Program
 from simcore.program.row_cache import held
 from simcore.program.tile import AMOUNT, SLOT
 from simcore.recording.exact_sums import countable, dot
 from simcore.recording.tape import Stream
 from simcore.timing.kernel import DTYPES, KERNELS
-from simcore.timing.streams import Track
+from simcore.timing.streams import RankStreams
 from simcore.timing.timeline import ClassTimes
 
 __all__ = ["PARTS", "Breakdown", "Kernels", "Sent", "Work", "breakdown"]
@@ -100,7 +100,7 @@ class Breakdown:
     sent: tuple[Sent, ...]
 
 
-def breakdown(program: Program, track: Track, times: ClassTimes, weight: IntArray, kernels: Kernels,
+def breakdown(program: Program, track: RankStreams, times: ClassTimes, weight: IntArray, kernels: Kernels,
               alone_ns: Callable[[int, int], int], once: int) -> Breakdown:
     """`weight`: how often each microbatch happens; `alone_ns(comm, payload)`; `once`: ns of the host once a step."""
     work = _work(program, weight, kernels)
@@ -138,7 +138,7 @@ def _work(program: Program, weight: IntArray, kernels: Kernels) -> tuple[Work, .
 
 
 @held(maxsize=64)
-def _often(outline: Outline, weight: bytes, num_rows: int) -> IntArray:
+def _often(outline: StepTemplate, weight: bytes, num_rows: int) -> IntArray:
     """How often each of `num_rows` distinct rows happens in each part. `weight`: int64, for each microbatch."""
     bins = outline.places * len(_COMPUTE) + _PART_OF[outline.phase]
     weights = np.frombuffer(weight, dtype=np.int64)[outline.microbatch]
@@ -152,7 +152,7 @@ class _Waits:
     `of_call`: exposed ns by call. `trailing`: ns for which a last call runs when the compute stream has ended.
     """
 
-    def __init__(self, track: Track, times: ClassTimes) -> None:
+    def __init__(self, track: RankStreams, times: ClassTimes) -> None:
         self.waited = np.array(times.waited_at, dtype=np.int64)
         self.exposed = self.waited.copy()
         self.of_call = np.zeros(len(track.call_ns), dtype=np.int64)
@@ -169,7 +169,7 @@ class _Waits:
             self.of_call[last.number] += self.trailing
 
 
-def _sent(program: Program, track: Track, weight: IntArray, waits: _Waits,
+def _sent(program: Program, track: RankStreams, weight: IntArray, waits: _Waits,
           alone_ns: Callable[[int, int], int]) -> tuple[Sent, ...]:
     """By collective and axis. Of a message only who receives it is asked: it is sent beside whatever is computed."""
     call_rows = track.skeleton.call_rows

@@ -1,7 +1,7 @@
 """What a device executes of an outline, in order, and what waits for what; nothing has a length yet.
 
-Comes in: an `Outline`. Goes out: a `Skeleton`, which programs share. Kernels of one pass with nothing to wait for
-between them are one item.
+Comes in: an `StepTemplate`. Goes out: a `ExecutionGraph`, which programs share. Kernels of one pass with nothing to
+wait for between them are one item.
 
 [Note: who waits]
 The host issues everything ahead. A reduction starts when the kernels before it are done
@@ -25,21 +25,21 @@ import numpy as np
 from numpy.typing import NDArray
 
 from simcore.placement.mesh import IntArray
-from simcore.program.outline import BACKWARD_GATHER, BUCKET_GATHER, FORWARD_GATHER, Outline, Phase
+from simcore.program.outline import BACKWARD_GATHER, BUCKET_GATHER, FORWARD_GATHER, Phase, StepTemplate
 from simcore.program.row_cache import held
 from simcore.program.stage_borders import BORDER_HANDLES
 from simcore.program.tile import AMOUNT, LAYER, OP, SLOT
 from simcore.recording.rows import HOST_DRAINS, HOST_STOPS
 from simcore.recording.tape import Kernel, Op, Stream
 
-__all__ = ["Call", "Item", "Skeleton", "skeleton_of"]
+__all__ = ["CollectiveCall", "ComputeItem", "ExecutionGraph", "execution_graph"]
 
 _COMPUTE, _GATHER, _SEND, _RECEIVE = map(int, (Stream.COMPUTE, Stream.ALL_GATHER, Stream.SEND, Stream.RECEIVE))
 _PASS = np.array([{Phase.LOSS: Phase.FORWARD, Phase.RECOMPUTE: Phase.BACKWARD}.get(phase, phase) for phase in Phase])
 """What a phase is part of."""
 
 
-class Call(NamedTuple):
+class CollectiveCall(NamedTuple):
     """One collective.
 
     `gate`: the compute item after which it may start (-1: at once). `serial`: its number among the calls of this kind,
@@ -58,25 +58,25 @@ class Call(NamedTuple):
     after: int = -1
 
 
-class Item(NamedTuple):
+class ComputeItem(NamedTuple):
     """One thing on the compute stream: kernels up to a row, then maybe an in-line call or a wait for `wait_for`.
 
     `stops_host`: the host waits until they are done. `message`: the call between stages that is sent or arrives here.
     """
 
     row: int
-    call: Call | None = None
+    call: CollectiveCall | None = None
     wait_for: int = -1
     stops_host: bool = False
     message: int = -1
 
 
 @dataclass(frozen=True, eq=False)
-class Skeleton:
+class ExecutionGraph:
     """The compute stream's items and, for every other stream, its calls in issue order; nothing has a length yet."""
 
-    items: tuple[Item, ...]
-    calls: dict[int, tuple[Call, ...]]
+    items: tuple[ComputeItem, ...]
+    calls: dict[int, tuple[CollectiveCall, ...]]
     call_rows: IntArray
 
     @cached_property
@@ -97,7 +97,7 @@ class Skeleton:
 
 
 @held(maxsize=64)
-def skeleton_of(outline: Outline) -> Skeleton:
+def execution_graph(outline: StepTemplate) -> ExecutionGraph:
     """What runs, in order, and who waits for whom, is the same for all programs of an outline.
 
     Outlines of ranks that differ in sizes alone have one too: what is seen of an outline is the key.
@@ -118,8 +118,8 @@ def skeleton_of(outline: Outline) -> Skeleton:
 
 
 @held(maxsize=64)
-def _compiled(seen: bytes, num_rows: int) -> Skeleton:
-    """`seen`: of each row its number, its fields (`tile.Tile`) without an amount, microbatch, kernels so far, flags."""
+def _compiled(seen: bytes, num_rows: int) -> ExecutionGraph:
+    """`seen`, by row: number, fields (`tile.LayerRows`) without an amount, microbatch, kernels so far, flags."""
     compiler = _Compiler()
     for row, *values, microbatch, before, is_seen, is_end in (
             np.frombuffer(seen, dtype=np.int64).reshape(-1, 11).tolist()):
@@ -129,11 +129,11 @@ def _compiled(seen: bytes, num_rows: int) -> Skeleton:
         if is_end and before > compiler.itemised:
             compiler.item(row)
     compiler.item(num_rows)
-    return Skeleton(tuple(compiler.items), {s: tuple(c) for s, c in compiler.calls.items()},
+    return ExecutionGraph(tuple(compiler.items), {s: tuple(c) for s, c in compiler.calls.items()},
                     np.array(compiler.call_rows, dtype=np.int64))
 
 
-def _ends_of_passes(outline: Outline) -> NDArray[np.bool_]:
+def _ends_of_passes(outline: StepTemplate) -> NDArray[np.bool_]:
     """Whether a row is the last of a microbatch's forward or backward pass, or of the optimizer's part of it.
 
     No item goes on behind it: what is idle or waited for belongs to one pass, and repeats with it.
@@ -149,8 +149,8 @@ class _Compiler:
     """
 
     def __init__(self) -> None:
-        self.items: list[Item] = []
-        self.calls: dict[int, list[Call]] = {}
+        self.items: list[ComputeItem] = []
+        self.calls: dict[int, list[CollectiveCall]] = {}
         self.call_rows: list[int] = []
         self.open: dict[tuple[int, int, int], int] = {}
         self.serials: dict[tuple[int, int], int] = {}
@@ -168,11 +168,11 @@ class _Compiler:
         elif op == Op.COMPUTE:
             self.copy(row)
         else:
-            self.call(Call(len(self.call_rows), slot, stream, -1, 0, layer, handle, microbatch, row))
+            self.call(CollectiveCall(len(self.call_rows), slot, stream, -1, 0, layer, handle, microbatch, row))
 
     def wait(self, row: int, layer: int, handle: int, microbatch: int) -> None:
         if handle in (HOST_STOPS, HOST_DRAINS):
-            self.items.append(Item(row, stops_host=True))
+            self.items.append(ComputeItem(row, stops_host=True))
             self.itemised = self.kernels
             self.drained = len(self.items) - 1 if handle == HOST_DRAINS else self.drained
             return
@@ -188,7 +188,7 @@ class _Compiler:
             self.copy_outs = [self.copy_outs[1], len(self.items) - 1]
             self.copies_out = False
 
-    def call(self, made: Call) -> None:
+    def call(self, made: CollectiveCall) -> None:
         kind = (made.comm, made.stream)
         serial = self.serials.get(kind, 0)
         self.serials[kind] = serial + 1
@@ -206,7 +206,7 @@ class _Compiler:
         """What a wait says of its call. A stage may have several microbatches on their way at one border."""
         return layer, handle, microbatch if handle in BORDER_HANDLES else 0
 
-    def _gate(self, call: Call) -> int:
+    def _gate(self, call: CollectiveCall) -> int:
         if call.handle in (FORWARD_GATHER, BACKWARD_GATHER) and call.stream == _GATHER:
             return self.copy_outs[call.handle]
         if call.stream in (_GATHER, _COMPUTE, _RECEIVE) and call.handle != BUCKET_GATHER:
@@ -215,6 +215,6 @@ class _Compiler:
             self.item(call.row)
         return len(self.items) - 1
 
-    def item(self, row: int, call: Call | None = None, wait_for: int = -1, message: int = -1) -> None:
-        self.items.append(Item(row, call, wait_for, message=message))
+    def item(self, row: int, call: CollectiveCall | None = None, wait_for: int = -1, message: int = -1) -> None:
+        self.items.append(ComputeItem(row, call, wait_for, message=message))
         self.itemised = self.kernels

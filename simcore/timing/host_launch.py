@@ -12,7 +12,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from simcore.hardware.efficiency import Host
-from simcore.placement.libraries import FULL_ITERATION, Libraries
+from simcore.placement.libraries import FULL_ITERATION, KernelLibraries
 from simcore.placement.mesh import IntArray
 from simcore.program.tile import AUX, OP, SLOT, STREAM
 from simcore.recording.kernel_shape import groups_in, module_of, shapes_in
@@ -32,7 +32,7 @@ _COUNTED: Final = tuple(KERNELS.index(name) for name in
 _MODULE_OF: Final = {module.name.lower(): int(module) for module in Module}
 
 
-def launch_ns(host: Host, rows: IntArray, kernel_rows: IntArray, kernels: IntArray, libraries: Libraries,
+def launch_ns(host: Host, rows: IntArray, kernel_rows: IntArray, kernels: IntArray, libraries: KernelLibraries,
               bytes_per_s: tuple[float, float, float]) -> IntArray:
     """Nanoseconds for which the host is busy with each row. `kernels`: the classes of `kernel_rows`.
 
@@ -52,14 +52,14 @@ def launch_ns(host: Host, rows: IntArray, kernel_rows: IntArray, kernels: IntArr
     return result
 
 
-def _kernel_s(host: Host, rows: IntArray, kernels: IntArray, libraries: Libraries) -> NDArray[np.float64]:
+def _kernel_s(host: Host, rows: IntArray, kernels: IntArray, libraries: KernelLibraries) -> NDArray[np.float64]:
     """Seconds of each kernel's row: a module, an operator of torch, or as many operators as the row stands for.
 
     A convolution costs nothing: what calls the scan calls it, and was timed with it (`operators/ssd.py`).
-    A group's products that are launched one by one (`Libraries.launches_each`) cost an operator each but for the first:
-    assumed, for what TransformerEngine does for each is C++ in one loop, and Python for its weight and its gradient.
-    Deterministic algorithms fill what a module allocates (`Libraries.fills`); torch's own operators fill nothing, and
-    that the kernels which fill write memory too is not counted.
+    A group's products that are launched one by one (`KernelLibraries.launches_each`) cost an operator each but for the
+    first: assumed, for what TransformerEngine does for each is C++ in one loop, and Python for its weight and its
+    gradient. Deterministic algorithms fill what a module allocates (`KernelLibraries.fills`); torch's own operators
+    fill nothing, and that the kernels which fill write memory too is not counted.
     """
     filling = host.filling.si if libraries.fills else 0.0
     found = np.full(len(rows), host.module.si * (1.0 + filling) if libraries.module_calls else host.operator.si)
@@ -79,7 +79,7 @@ def _kernel_s(host: Host, rows: IntArray, kernels: IntArray, libraries: Librarie
     return found
 
 
-def _call_s(host: Host, streams: IntArray, libraries: Libraries) -> NDArray[np.float64]:
+def _call_s(host: Host, streams: IntArray, libraries: KernelLibraries) -> NDArray[np.float64]:
     """Seconds of each collective. A message that the host stops for is a module's call, what it waits for besides.
 
     The last is assumed: nobody has timed `batch_isend_irecv` alone. A stage sends in the batch in which it receives

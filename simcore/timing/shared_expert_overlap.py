@@ -1,8 +1,8 @@
 """Kernels of a shared expert beside the exchanges of tokens: what of an exchange they hide.
 
-Where a framework gives the shared expert a stream of its own (`Libraries.shared_beside`), its kernels need no result of
-an exchange and none of theirs is needed before the sum. In a recording they are in line; so what they hide is taken
-off the exchanges of the same pass of the same layer.
+Where a framework gives the shared expert a stream of its own (`KernelLibraries.shared_beside`), its kernels need no
+result of an exchange and none of theirs is needed before the sum. In a recording they are in line; so what they hide is
+taken off the exchanges of the same pass of the same layer.
 """
 
 from __future__ import annotations

@@ -4,8 +4,8 @@ Comes in: a program that was run on the timeline. Goes out: `Span`s by lane, no 
 
 [Note: where waiting is drawn]
 The timeline knows of each item of the compute stream how long its kernels waited for the host, and how long it waited
-behind them for a call. The first is drawn before the kernels, the second behind them, as `Clocked.row_ns` has them; of
-waiting for a message from another stage, what is longer than the message is a bubble (see `breakdown`). A message is
+behind them for a call. The first is drawn before the kernels, the second behind them, as `StepTiming.row_ns` has them;
+of waiting for a message from another stage, what is longer than the message is a bubble (see `breakdown`). A message is
 drawn while it travels, not from when somebody was ready to receive it.
 """
 
@@ -25,8 +25,8 @@ from simcore.program.program import Program
 from simcore.program.tile import AMOUNT
 from simcore.recording.tape import Stream
 from simcore.results.detail import Span
-from simcore.timing.dependencies import Call
-from simcore.timing.streams import Track
+from simcore.timing.dependencies import CollectiveCall
+from simcore.timing.streams import RankStreams
 from simcore.timing.timeline import ClassTimes
 
 __all__ = ["MAX_SPANS", "spans"]
@@ -55,8 +55,8 @@ class _Bar:
     meets: str = ""
 
 
-def spans(program: Program, track: Track, times: ClassTimes, row_ns: IntArray, most: int,
-          meets: Callable[[Call], str]) -> tuple[Span, ...]:
+def spans(program: Program, track: RankStreams, times: ClassTimes, row_ns: IntArray, most: int,
+          meets: Callable[[CollectiveCall], str]) -> tuple[Span, ...]:
     """All lanes, the compute lane first; `most` spans in all. `meets`: what `detail.Span` calls so, of a call."""
     waits = list(_waits(track, times))
     lanes: dict[str, list[_Bar]] = {"compute": [*_beside(_kernels(program, row_ns), waits), *waits]}
@@ -69,7 +69,7 @@ def spans(program: Program, track: Track, times: ClassTimes, row_ns: IntArray, m
                  for lane, bars in _thinned(lanes, most, times.end).items() for bar in bars)
 
 
-def _calls(program: Program, track: Track, times: ClassTimes, meets: Callable[[Call], str]
+def _calls(program: Program, track: RankStreams, times: ClassTimes, meets: Callable[[CollectiveCall], str]
            ) -> Iterator[tuple[Stream, _Bar]]:
     exposed, comms, paths = _exposed(track, times), list(program.tables.comms), program.layer_paths
     payloads = program.distinct[program.places[track.skeleton.call_rows], AMOUNT].tolist()
@@ -109,7 +109,7 @@ def _beside(bars: Iterable[_Bar], waits: Sequence[_Bar]) -> Iterator[_Bar]:
             yield replace(bar, start=start, end=end)
 
 
-def _waits(track: Track, times: ClassTimes) -> Iterator[_Bar]:
+def _waits(track: RankStreams, times: ClassTimes) -> Iterator[_Bar]:
     received = {call.number for call in track.skeleton.calls.get(int(Stream.RECEIVE), ())}
     before = 0
     for item, end, waited, idle in zip(track.skeleton.items, times.item_ends, times.waited_at, times.idle_at,
@@ -127,7 +127,7 @@ def _waits(track: Track, times: ClassTimes) -> Iterator[_Bar]:
         yield _Bar("communication", "", before, times.end)
 
 
-def _exposed(track: Track, times: ClassTimes) -> dict[int, int]:
+def _exposed(track: RankStreams, times: ClassTimes) -> dict[int, int]:
     """By call, ns for which the compute stream waited for it, at its end."""
     found = {}
     for item, waited in zip(track.skeleton.items, times.waited_at, strict=True):

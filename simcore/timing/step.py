@@ -16,10 +16,10 @@ from simcore.placement.fold import RankClass
 from simcore.placement.framework import Framework
 from simcore.placement.libraries import FULL_ITERATION
 from simcore.placement.mesh import IntArray, Mesh
-from simcore.program.outline import Outline, Phase
+from simcore.program.outline import Phase, StepTemplate
 from simcore.program.program import Program
 from simcore.program.row_cache import held
-from simcore.program.tile import AMOUNT, AUX, OP, SLOT, STREAM, Tile
+from simcore.program.tile import AMOUNT, AUX, OP, SLOT, STREAM, LayerRows
 from simcore.recording.exact_sums import countable
 from simcore.recording.kernel_shape import shapes_in
 from simcore.recording.tape import Kernel, Op
@@ -28,16 +28,16 @@ from simcore.timing.host_launch import launch_ns
 from simcore.timing.kernel import DTYPES, KERNELS, added_ns, busy_ns, exposed_share, host_rates, worked_flops
 from simcore.timing.routes import HOST_WAYS, Routes
 from simcore.timing.shared_expert_overlap import hidden_shares
-from simcore.timing.streams import Track, tracks
-from simcore.timing.timeline import ClassTimes, Wiring, run
+from simcore.timing.streams import RankStreams, tracks
+from simcore.timing.timeline import ClassTimes, Communicators, run
 
-__all__ = ["Clocked", "clock", "forward_ns"]
+__all__ = ["StepTiming", "forward_ns", "time_step"]
 
 _DTYPE_ID = {name: DTYPES.index(name) for name in ("fp32", "bf16", "fp16", "fp8", "fp4")}
 
 
 @dataclass(frozen=True, eq=False)
-class Clocked:
+class StepTiming:
     """Times of one step, in ns.
 
     `steady`: microbatches around the steady ones take the same time on every rank (or nothing is extrapolated).
@@ -54,12 +54,12 @@ class Clocked:
     forward_flops: int
     row_ns: tuple[IntArray, ...]
     times: tuple[ClassTimes, ...]
-    tracks: tuple[Track, ...]
-    wiring: Wiring
+    tracks: tuple[RankStreams, ...]
+    wiring: Communicators
 
 
-def clock(programs: Sequence[Program], classes: Sequence[RankClass], routes: Routes, framework: Framework,
-          steady_ones: range, extra_microbatches: int) -> Clocked:
+def time_step(programs: Sequence[Program], classes: Sequence[RankClass], routes: Routes, framework: Framework,
+          steady_ones: range, extra_microbatches: int) -> StepTiming:
     """Run programs that wrote out some microbatches; `extra_microbatches` more are like the steady ones."""
     kernels = [_kernels(program, routes.topology, framework) for program in programs]
     alone = [_alone(program, routes) for program in programs]
@@ -81,7 +81,7 @@ def clock(programs: Sequence[Program], classes: Sequence[RankClass], routes: Rou
     spending = breakdown(programs[worst], compiled[worst], times[worst], weight, kernels[worst], alone[worst], once)
     phases = _phases(weight @ countable(spent[worst], weight[:, None]), once)
     flops = sum(_forward_flops(p, weight) * c.num_ranks for p, c in zip(programs, classes, strict=True))
-    return Clocked(max(t.end for t in times) + period * repeats + once, phases, spending, worst, steady, flops, rows,
+    return StepTiming(max(t.end for t in times) + period * repeats + once, phases, spending, worst, steady, flops, rows,
                    tuple(times), tuple(compiled), wires)
 
 
@@ -114,7 +114,7 @@ def _is_steady(starts: Sequence[IntArray], spent: Sequence[IntArray], hosts: Seq
 
 
 def _track(program: Program, kernels: Kernels, alone: Callable[[int, int], int], routes: Routes,
-           framework: Framework) -> Track:
+           framework: Framework) -> RankStreams:
     rows, efficiency, libraries = program.distinct, routes.topology.efficiency, framework.libraries
     ns = np.zeros(len(rows), dtype=np.int64)
     ns[kernels.rows] = kernels.ns
@@ -170,7 +170,7 @@ def _kinds(slots: IntArray, compute: str) -> tuple[IntArray, IntArray]:
 
 
 class _Wires:
-    """Implements `timeline.Wiring`: communicators by the numbers that each class's own program gave them."""
+    """Implements `timeline.Communicators`: communicators by the numbers that each class's own program gave them."""
 
     def __init__(self, programs: Sequence[Program], classes: Sequence[RankClass], routes: Routes) -> None:
         self.mesh, self.classes, self.topology = routes.mesh, tuple(classes), routes.topology
@@ -224,7 +224,7 @@ def _backward_starts(program: Program, rows: IntArray) -> IntArray:
 
 
 @held(maxsize=64)
-def _first_backward_rows(outline: Outline) -> IntArray:
+def _first_backward_rows(outline: StepTemplate) -> IntArray:
     at = np.flatnonzero((outline.phase == Phase.BACKWARD) | (outline.phase == Phase.RECOMPUTE))
     _, first = np.unique(outline.microbatch[at], return_index=True)
     rows: IntArray = at[first]
@@ -238,7 +238,7 @@ def _spent(program: Program, rows: IntArray) -> IntArray:
     return sums.astype(np.int64).reshape(-1, len(Phase))
 
 
-def _host_by_microbatch(program: Program, track: Track) -> IntArray:
+def _host_by_microbatch(program: Program, track: RankStreams) -> IntArray:
     """Ns that the host is busy with each microbatch, by its number."""
     rows, outline = np.minimum(track.skeleton.item_rows, len(program.places) - 1), program.outline
     sums = np.bincount(outline.microbatch[rows], weights=track.host_ns, minlength=int(outline.microbatch.max()) + 1)
@@ -246,13 +246,13 @@ def _host_by_microbatch(program: Program, track: Track) -> IntArray:
 
 
 @held(maxsize=64)
-def _bins(outline: Outline) -> tuple[IntArray, int]:
+def _bins(outline: StepTemplate) -> tuple[IntArray, int]:
     """For each row its place in a table of [microbatch, phase], and the places of that table."""
     num_microbatches = int(outline.microbatch.max()) + 1
     return outline.microbatch * len(Phase) + outline.phase, num_microbatches * len(Phase)
 
 
-def _row_ns(track: Track, times: ClassTimes, num_rows: int) -> IntArray:
+def _row_ns(track: RankStreams, times: ClassTimes, num_rows: int) -> IntArray:
     """When the compute stream reaches each row.
 
     What has added up when an item's kernels run is an idle host and contention before them; it waits behind them.
@@ -288,7 +288,7 @@ def _forward_flops(program: Program, weight: IntArray) -> int:
 
 
 @lru_cache(maxsize=4096)
-def _model_flops(tile: Tile) -> int:
+def _model_flops(tile: LayerRows) -> int:
     """FLOPs of the kernels that the model itself asks for."""
     rows = tile.rows[tile.rows[:, OP] == int(Op.COMPUTE)]
     return sum(rows[_IS_MODELS[rows[:, SLOT]], AMOUNT].tolist())

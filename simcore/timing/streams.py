@@ -1,7 +1,7 @@
 """A program as the streams of a device see it: how long what they execute takes.
 
-Comes in: a `Program` and the cost of its rows. Goes out: a `Track` for the timeline; what runs, in order, is its
-`Skeleton`.
+Comes in: a `Program` and the cost of its rows. Goes out: a `RankStreams` for the timeline; what runs, in order, is its
+`ExecutionGraph`.
 
 [Note: the host]
 The host issues kernels and calls one after another, each for some time, and a kernel does not start before it was
@@ -25,22 +25,22 @@ from simcore.program.program import Program
 from simcore.program.tile import AMOUNT, SLOT
 from simcore.recording.exact_sums import fitting
 from simcore.recording.tape import Stream
-from simcore.timing.dependencies import Skeleton, skeleton_of
+from simcore.timing.dependencies import ExecutionGraph, execution_graph
 
-__all__ = ["Track", "tracks"]
+__all__ = ["RankStreams", "tracks"]
 
 _BESIDE = (int(Stream.ALL_GATHER), int(Stream.REDUCE), int(Stream.ALL_REDUCE))
 """Streams of collectives that run beside kernels."""
 
 
 @dataclass(frozen=True, eq=False)
-class Track:
+class RankStreams:
     """A skeleton with lengths: ns of kernels of each item, of each call by number. `clock`: kernel ns by row.
 
     `host_ns`: how long the host is busy with an item; `host_tail`, `stops`, `stops_at_messages`: [Note: the host].
     """
 
-    skeleton: Skeleton
+    skeleton: ExecutionGraph
     item_ns: tuple[int, ...]
     call_ns: tuple[int, ...]
     clock: IntArray
@@ -57,13 +57,13 @@ class Track:
 
 def tracks(program: Program, kernel_ns: IntArray, host_ns: IntArray, call_ns: Callable[[int, int], int],
            contention: float, *, stops: bool, stops_at_messages: bool = False,
-           hidden: NDArray[np.float64] | None = None) -> Track:
+           hidden: NDArray[np.float64] | None = None) -> RankStreams:
     """Compile a program. `kernel_ns`, `host_ns`: per row, 0 where no kernel; `call_ns(comm, payload)` in nanoseconds.
 
     `contention`: of the time that kernels and a collective run together, the share by which the kernels take longer.
     `stops`, `stops_at_messages`: [Note: the host]. `hidden`: of each distinct row (`beside.py`).
     """
-    skeleton = skeleton_of(program.outline)
+    skeleton = execution_graph(program.outline)
     clock, at = np.cumsum(fitting(kernel_ns)), program.places[skeleton.call_rows]
     pairs = list(zip(*program.distinct[at][:, [SLOT, AMOUNT]].T.tolist(), strict=True))
     lengths = {pair: call_ns(*pair) for pair in dict.fromkeys(pairs)}
@@ -72,11 +72,12 @@ def tracks(program: Program, kernel_ns: IntArray, host_ns: IntArray, call_ns: Ca
     items = np.diff(clock[np.minimum(skeleton.item_rows, len(clock) - 1)], prepend=0)
     items += _slowed(skeleton, clock, call_lengths, [contention * (one[0] != "copy") for one in program.tables.comms])
     advance, tail = _hosted(skeleton.item_rows, clock, np.cumsum(fitting(host_ns)))
-    return Track(skeleton, tuple(items.tolist()), call_lengths, clock, tuple(advance.tolist()), tuple(tail.tolist()),
+    return RankStreams(skeleton, tuple(items.tolist()), call_lengths, clock, tuple(advance.tolist()),
+                       tuple(tail.tolist()),
                  stops, stops_at_messages)
 
 
-def _slowed(skeleton: Skeleton, clock: IntArray, call_ns: Sequence[int], shares: Sequence[float]) -> IntArray:
+def _slowed(skeleton: ExecutionGraph, clock: IntArray, call_ns: Sequence[int], shares: Sequence[float]) -> IntArray:
     """Ns that each item takes longer because of calls that run beside it. `clock`: kernel ns by row.
 
     Beside a call are the kernels from when it may start (behind its gate, or where it was issued) until one waits for

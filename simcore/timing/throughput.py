@@ -12,13 +12,13 @@ from simcore.models.flops import Asked, convention_of
 from simcore.models.graph import ModelGraph
 from simcore.placement.framework import Framework
 from simcore.placement.job import Job
-from simcore.placement.packing import pack
+from simcore.placement.packing import pack_sequences
 from simcore.results.report import TrafficRow
 from simcore.results.time import CommunicationTime, Cost, KernelTime, Roofline, StepTime
 from simcore.timing.breakdown import Breakdown, Sent, Work
 from simcore.timing.kernel import on_matrix_units
 from simcore.timing.routes import HOST_WAYS, Routes
-from simcore.timing.step import Clocked
+from simcore.timing.step import StepTiming
 
 __all__ = ["cost", "step_time"]
 
@@ -27,7 +27,7 @@ _LINKS: Final = {"nvlink": "nvlink", "self": "nvlink", "network": "network", "ho
 """Names of links in a roofline. `nvlink` is the level inside a node, also where it is PCIe."""
 
 
-def step_time(job: Job, framework: Framework, routes: Routes, clocked: Clocked, ranks: Sequence[str],
+def step_time(job: Job, framework: Framework, routes: Routes, clocked: StepTiming, ranks: Sequence[str],
               traffic: Sequence[TrafficRow]) -> StepTime:
     """The step of a job as `clocked` found it. `ranks`: those that end last; `traffic`: of one of them."""
     seconds, spending, topology = clocked.step_ns / 1e9, clocked.spending, routes.topology
@@ -57,10 +57,10 @@ def _tokens(job: Job) -> int:
     return sequences * training.seq_len
 
 
-def _counted(job: Job, framework: Framework, clocked: Clocked) -> tuple[str, float]:
+def _counted(job: Job, framework: Framework, clocked: StepTiming) -> tuple[str, float]:
     """Whose convention the framework prints by, and FLOPs of a token; ours where it prints nothing of such a model."""
     training, graph = job.scenario.training, job.graph
-    asked = Asked(graph, training.seq_len, pack(training).attended, job.mesh.tp,
+    asked = Asked(graph, training.seq_len, pack_sequences(training).attended, job.mesh.tp,
                   None if training.method == "full" else _adapted(graph))
     found = convention_of((graph.implementation, framework.name), framework.version)
     if found is not None and found.knows(asked):

@@ -1,7 +1,8 @@
 """The timeline: tracks of all rank classes run on concurrent streams and shared links, in simpy.
 
-Comes in: a `Track` per class, and a `Wiring` that says which classes meet in which communicator and over which links.
-Goes out: `ClassTimes` in whole nanoseconds. One process a stream; a `_Link` only where two streams of a rank share one.
+Comes in: a `RankStreams` per class, and a `Communicators` that says which classes meet in which communicator and over
+which links. Goes out: `ClassTimes` in whole nanoseconds. One process a stream; a `_Link` only where two streams of a
+rank share one.
 """
 
 from __future__ import annotations
@@ -16,10 +17,10 @@ import simpy
 from simpy.events import EventPriority
 
 from simcore.recording.tape import Stream
-from simcore.timing.dependencies import Call
-from simcore.timing.streams import Track
+from simcore.timing.dependencies import CollectiveCall
+from simcore.timing.streams import RankStreams
 
-__all__ = ["ClassTimes", "Deadlock", "Wiring", "meeting", "run"]
+__all__ = ["ClassTimes", "Communicators", "Deadlock", "rendezvous_key", "run"]
 
 _SEND = int(Stream.SEND)
 _MESSAGES = (_SEND, int(Stream.RECEIVE))
@@ -29,7 +30,7 @@ Process = Generator[simpy.Event, Any, None]
 Name = TypeVar("Name")
 
 
-class Wiring(Protocol):
+class Communicators(Protocol):
     """How classes are connected. `comm` is the number that the class's own program gives a communicator."""
 
     def meets(self, number: int, comm: int) -> tuple[int, ...]:
@@ -56,7 +57,7 @@ class ClassTimes:
     item_ends: list[int] = field(default_factory=list)
     waited_at: list[int] = field(default_factory=list)
     idle_at: list[int] = field(default_factory=list)
-    calls: list[tuple[Call, int, int]] = field(default_factory=list)
+    calls: list[tuple[CollectiveCall, int, int]] = field(default_factory=list)
 
     @cached_property
     def end(self) -> int:
@@ -69,7 +70,7 @@ class Deadlock(AssertionError):
     """Streams that wait for something that never happens: a fault of the tracks or of the wiring, not of the input."""
 
 
-def run(tracks: Sequence[Track], wiring: Wiring) -> list[ClassTimes]:
+def run(tracks: Sequence[RankStreams], wiring: Communicators) -> list[ClassTimes]:
     """Run all classes to the end of all their streams. Raises `Deadlock` where some of them cannot end."""
     machine = _Machine(tracks, wiring)
     machine.environment.run()
@@ -85,7 +86,7 @@ def _awaited(event: simpy.Event | None) -> str:
     return event.what() if isinstance(event, _Awaited) else repr(event)
 
 
-def meeting(wiring: Wiring, number: int, call: Call) -> str:
+def rendezvous_key(wiring: Communicators, number: int, call: CollectiveCall) -> str:
     """The same text for all ends of a call that are not in one class; empty where no other class has part in it.
 
     It says of a call what `_Machine` finds its other ends by.
@@ -97,7 +98,7 @@ def meeting(wiring: Wiring, number: int, call: Call) -> str:
 
 
 class _Machine:
-    def __init__(self, tracks: Sequence[Track], wiring: Wiring) -> None:
+    def __init__(self, tracks: Sequence[RankStreams], wiring: Communicators) -> None:
         self.environment = simpy.Environment()
         self.wiring, self.meets = wiring, lru_cache(maxsize=None)(wiring.meets)
         self.alone = lru_cache(maxsize=None)(lambda number, comm: len(wiring.meets(number, comm)) < 2)
@@ -108,7 +109,7 @@ class _Machine:
         for number, track in enumerate(tracks):
             self._start(number, track)
 
-    def _start(self, number: int, track: Track) -> None:
+    def _start(self, number: int, track: RankStreams) -> None:
         done, gates = _Dates[int](self.environment, "call"), _Dates[int](self.environment, "compute item")
         shared, begin = self._shared_links(number, track), self.environment.process
         for stream, calls in track.skeleton.calls.items():
@@ -116,7 +117,7 @@ class _Machine:
             self.streams[number, stream] = begin(handle(number, calls, track.call_ns, done, gates, shared))
         self.streams[number, int(Stream.COMPUTE)] = begin(self._compute(number, track, done, gates))
 
-    def _shared_links(self, number: int, track: Track) -> dict[int, _Link]:
+    def _shared_links(self, number: int, track: RankStreams) -> dict[int, _Link]:
         """Links on which more than one stream of a rank sends, by the communicators that cross them."""
         users: dict[str, set[int]] = {}
         crossed: dict[int, str] = {}
@@ -128,7 +129,7 @@ class _Machine:
         return {comm: links[link] for comm, link in crossed.items() if link in links}
 
     # ---- processes ----------------------------------------------------------------------------------------------
-    def _compute(self, number: int, track: Track, done: _Dates[int], gates: _Dates[int]) -> Process:
+    def _compute(self, number: int, track: RankStreams, done: _Dates[int], gates: _Dates[int]) -> Process:
         """Kernels one after another."""
         times, watched, known, now, host = self.times[number], track.skeleton.watched, done.known, 0, 0
         for place, (ns, busy, tail, (_, call, wait_for, stops, message)) in enumerate(zip(
@@ -159,8 +160,8 @@ class _Machine:
                     yield done.news(message)
                 host = max(host, now, known[message])
 
-    def _calls(self, number: int, calls: Sequence[Call], call_ns: Sequence[int], done: _Dates[int], gates: _Dates[int],
-               shared: dict[int, _Link]) -> Process:
+    def _calls(self, number: int, calls: Sequence[CollectiveCall], call_ns: Sequence[int], done: _Dates[int],
+               gates: _Dates[int], shared: dict[int, _Link]) -> Process:
         """Collectives one after another. A link that is shared is asked for when it is due: others may be first."""
         now, known, made = 0, gates.known, self.times[number].calls
         for call in calls:
@@ -185,7 +186,7 @@ class _Machine:
             made.append((call, start, now))
             done.tell(call.number, now)
 
-    def _together(self, number: int, call: Call, ns: int, ready: int) -> Generator[simpy.Event, Any, int]:
+    def _together(self, number: int, call: CollectiveCall, ns: int, ready: int) -> Generator[simpy.Event, Any, int]:
         """When a collective ends. It starts when the last class of its communicator is ready."""
         classes = self.meets(number, call.comm)
         key = (self.wiring.name(number, call.comm), call.stream, call.serial, classes)
@@ -199,7 +200,7 @@ class _Machine:
             meeting.over.succeed()
         return meeting.start + meeting.ns
 
-    def _messages(self, number: int, calls: Sequence[Call], call_ns: Sequence[int], done: _Dates[int],
+    def _messages(self, number: int, calls: Sequence[CollectiveCall], call_ns: Sequence[int], done: _Dates[int],
                   gates: _Dates[int], _: object) -> Process:
         """Send and receive between neighbouring stages: the receiver has it when the sender is done."""
         now, lane = 0, self.wiring.lane(number)

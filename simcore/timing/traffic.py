@@ -13,7 +13,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from simcore.placement.mesh import IntArray
-from simcore.program.outline import Outline, Phase
+from simcore.program.outline import Phase, StepTemplate
 from simcore.program.program import Program
 from simcore.program.row_cache import held
 from simcore.recording.exact_sums import countable
@@ -66,7 +66,7 @@ class _Counted:
 
 
 @held(maxsize=64)
-def _counted(outline: Outline, steady: range, repeats: int) -> _Counted:
+def _counted(outline: StepTemplate, steady: range, repeats: int) -> _Counted:
     """The loss is part of forward."""
     loose, tiles = outline.calls, outline.tile_calls
     numbers = np.concatenate([np.arange(len(loose)), len(loose) + tiles[:, 1]])

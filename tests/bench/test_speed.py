@@ -19,8 +19,8 @@ from simcore.inputs.document import parse_document
 from simcore.inputs.scenario import Scenario, parse_scenario
 from simcore.results.report import Report
 from simcore.simulate import simulate
-from simcore.timing.streams import Track
-from simcore.timing.timeline import ClassTimes, Wiring
+from simcore.timing.streams import RankStreams
+from simcore.timing.timeline import ClassTimes, Communicators
 
 ROOT = Path(__file__).parents[2]
 Benchmark = Any
@@ -85,7 +85,7 @@ def test_ops_of_a_stage(framework: str, monkeypatch: pytest.MonkeyPatch) -> None
     clocked, ops = import_module("simcore.timing.step"), list[int]()
     run = clocked.run
 
-    def counted(tracks: Sequence[Track], wiring: Wiring) -> list[ClassTimes]:
+    def counted(tracks: Sequence[RankStreams], wiring: Communicators) -> list[ClassTimes]:
         ops.extend(len(t.skeleton.items) + sum(map(len, t.skeleton.calls.values())) for t in tracks)
         found: list[ClassTimes] = run(tracks, wiring)
         return found

@@ -15,7 +15,7 @@ from simcore.calibration.kernels import KERNELS, collected, fp8_kept, kernel_val
 from simcore.calibration.mamba import conv_work, scan_work
 from simcore.calibration.reading import NotMeasured, Reading
 from simcore.calibration.sizes import sizes_of
-from simcore.frameworks.hooks import flow_of
+from simcore.frameworks.registry import hooks_of
 from simcore.frameworks.setup import prepare
 from simcore.hardware.topology import load_topology
 from simcore.inputs.document import parse_document
@@ -44,7 +44,7 @@ def posted(framework: str, kernel: Kernel) -> set[tuple[int, int]]:
             f"framework: {framework}\ntopology: dgx-h100\nmesh: {{dp_shard: 4}}\ntraining: {{seq_len: {SEQ}}}\n")
     job, table = prepare(parse_scenario(parse_document(text, "small")))
     plan = place(job.graph, job.mesh, table, 0)
-    program = lower(plan, Workload(1, SEQ, 1 << 16), actions(table.schedule, 0, 1), flow_of(table))
+    program = lower(plan, Workload(1, SEQ, 1 << 16), actions(table.schedule, 0, 1), hooks_of(table))
     rows = program.columns[(program.columns[:, OP] == Op.COMPUTE) & (program.columns[:, SLOT] == kernel)]
     return {(int(row[AMOUNT]), int(row[AUX])) for row in rows}
 

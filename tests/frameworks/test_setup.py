@@ -9,7 +9,8 @@ import pytest
 
 import small
 from simcore.errors import IllegalLayout, InputError, NotYet, RankscopeError
-from simcore.frameworks.setup import known_frameworks, prepare
+from simcore.frameworks.registry import known_frameworks
+from simcore.frameworks.setup import prepare
 from simcore.inputs.document import parse_document
 from simcore.inputs.scenario import parse_scenario
 

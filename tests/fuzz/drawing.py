@@ -12,10 +12,8 @@ from typing import Any, Final
 from fuzz.case import Tree
 from fuzz.models import drawn_model
 from simcore.errors import RankscopeError
-from simcore.frameworks.deepspeed import table as _deepspeed
-from simcore.frameworks.fsdp1 import table as fsdp1
-from simcore.frameworks.fsdp2 import table as fsdp2
-from simcore.frameworks.setup import framework_module, known_frameworks
+from simcore.frameworks.adapter import FrameworkAdapter
+from simcore.frameworks.registry import framework_adapter, known_frameworks
 from simcore.hardware.topology import topology_names
 from simcore.inputs.document import parse_document
 from simcore.inputs.scenario import Scenario, parse_scenario
@@ -109,7 +107,7 @@ def _bare(random: Random, workload: str) -> Tree:
         return tree | {"workload": workload, "generation": {"max_model_len": random.choice((1, 16, 512, 4096))}}
     tree |= {"framework": random.choice(known_frameworks()), "mesh": {}, "training": {"seq_len": _length(random)}}
     if random.random() < 0.3:
-        tree["implementation"] = random.choice(_module(tree).IMPLEMENTATIONS)
+        tree["implementation"] = random.choice(_adapter(tree).implementations)
     _DATA_PARALLEL.get(tree["framework"], _dp_shard)(random, tree)
     if workload == "dpo":
         tree["workload"] = workload
@@ -122,8 +120,8 @@ def _bare(random: Random, workload: str) -> Tree:
     return tree
 
 
-def _module(tree: Tree) -> Any:
-    return framework_module(tree["framework"])
+def _adapter(tree: Tree) -> FrameworkAdapter:
+    return framework_adapter(tree["framework"])
 
 
 def _length(random: Random) -> int:
@@ -232,12 +230,9 @@ def _option(random: Random, tree: Tree) -> None:
 @cache
 def _options(framework: str, implementation: str) -> dict[str, tuple[Any, ...]]:
     """The framework's own options and what they may be: values, or types."""
-    module = framework_module(framework)
-    code = module.DEFAULT_IMPLEMENTATION if implementation == "auto" else implementation
-    of_zero = _deepspeed._OF_ALL | (_deepspeed._OF_3 if framework == "zero3" else {})
-    of_layers = {"fsdp1": fsdp1.OF_LAYERS, "fsdp2": {name: layers.OPTIONS for name, layers in fsdp2.CODES.items()}}
-    known: dict[str, tuple[Any, ...]] = getattr(module, "OPTIONS", of_zero if framework.startswith("zero") else {})
-    return {**known, **of_layers.get(framework, {}).get(code, {})}
+    adapter = framework_adapter(framework)
+    return dict(adapter.options(adapter.implementation_of("llama",
+                                                          "full") if implementation == "auto" else implementation))
 
 
 _TRAINING: Final[list[Feature]] = [
@@ -263,7 +258,7 @@ _TRAINING: Final[list[Feature]] = [
     _of("checkpoint", "load", "every_rank", "rank0", "sharded", "none"),
     _of("checkpoint", "save", "full", "sharded", "none"),
     _of("limits", "usable_memory", "1 MiB", "9 GiB"), _of("limits", "max_fill", 0.5, 0.92),
-    lambda random, tree: tree.update(framework_version=random.choice(_module(tree).VERSIONS)),
+    lambda random, tree: tree.update(framework_version=random.choice(_adapter(tree).versions)),
 ]  # fmt: skip
 _GENERATION: Final[list[Feature]] = [
     _of("generation", "tp", 2, 4, 8), _of("generation", "gpu_memory_utilization", 0.3, 0.9),

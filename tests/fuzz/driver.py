@@ -209,8 +209,8 @@ def run(job: Job) -> Summary:
                 came = _collected(worker, job.seed) if worker.pipe in ready or is_lost else None
                 if came is not None:
                     workers.remove(worker)
-                    lives, died = _next(worker, job.seed, None if over else next(numbers, None))
-                    workers += lives
+                    policies, died = _next(worker, job.seed, None if over else next(numbers, None))
+                    workers += policies
                     faults = [*came.faults, *died]
                     _keep(job, summary.add(came.kind, came.checks, came.counts, faults))
     except KeyboardInterrupt:

@@ -6,7 +6,7 @@ import pytest
 
 import small
 from simcore.memory.inventory import holders, kinds_by_path, tensor_rows
-from simcore.memory.ledger import Balance
+from simcore.memory.ledger import MemoryPeak
 from simcore.results.report import AtRest
 from simcore.simulate import place, simulate
 
@@ -48,7 +48,7 @@ def test_whole_shapes_are_the_models() -> None:
 def test_owners_of_one_name_in_layers_of_one_kind_are_one_holder() -> None:
     top = (("a.0/x", "activation", 5), ("a.1/x", "activation", 5), ("a.2/x", "activation", 3), ("b/x", "buffer", 9),
            ("stage border 3/y", "input", 1))
-    balance = Balance(23, "forward", "", "", 0, {}, {}, top, 0)
+    balance = MemoryPeak(23, "forward", "", "", 0, {}, {}, top, 0)
     found = holders(balance, {"a.0": "moe", "a.1": "moe", "a.2": "mamba", "b": "moe"})
     assert [(h.owner, h.layers, h.num_layers, h.category, h.bytes) for h in found] == [
         ("x", "moe", 2, "activation", 10), ("x", "moe", 1, "buffer", 9), ("x", "mamba", 1, "activation", 3),

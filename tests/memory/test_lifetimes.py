@@ -22,10 +22,10 @@ MESHES = [("fsdp2", {"dp_shard": 4}), ("automodel", {"dp_shard": 4, "ep": 2}), (
           ("automodel", {"dp_shard": 2, "pp": 5})]
 
 
-def sums(lives: Lifetimes) -> list[int]:
+def sums(policies: Lifetimes) -> list[int]:
     """Bytes after each moment."""
-    change = [0] * len(lives.time_us)
-    for size, born, died in zip(lives.bytes, lives.born, lives.died, strict=True):
+    change = [0] * len(policies.time_us)
+    for size, born, died in zip(policies.bytes, policies.born, policies.died, strict=True):
         change[born] += size
         if died >= 0:
             change[died] -= size
@@ -40,11 +40,11 @@ def posted(program: Program) -> list[int]:
 @pytest.mark.parametrize(("framework", "mesh"), MESHES, ids=str)
 def test_sums_are_the_ledgers_at_every_moment(framework: str, mesh: dict[str, int]) -> None:
     program = small.program_of(framework, mesh, microbatches=5)
-    lives = lifetimes(program, None, 1 << 30)
-    assert sums(lives) == posted(program)
-    assert lives.merged == 0
-    assert all(size > 0 for size in lives.bytes)
-    assert all(died > born for born, died in zip(lives.born, lives.died, strict=True) if died >= 0)
+    policies = lifetimes(program, None, 1 << 30)
+    assert sums(policies) == posted(program)
+    assert policies.merged == 0
+    assert all(size > 0 for size in policies.bytes)
+    assert all(died > born for born, died in zip(policies.born, policies.died, strict=True) if died >= 0)
 
 
 @pytest.mark.parametrize(("framework", "mesh"), MESHES, ids=str)
@@ -53,17 +53,17 @@ def test_told_together_the_highest_moment_stays(framework: str, mesh: dict[str, 
     program = small.program_of(framework, mesh, microbatches=5)
     whole = posted(program)
     assert len(whole) > limit
-    lives = lifetimes(program, None, limit)
-    found = sums(lives)
+    policies = lifetimes(program, None, limit)
+    found = sums(policies)
     assert (max(found), found[-1]) == (max(whole), whole[-1])
-    assert len(lives.bytes) < len(whole) / 2
-    assert lives.merged == sum(later > before for before, later in itertools.pairwise([0, *whole]))
-    assert {name for _, name, _ in lives.owners} == {TOGETHER}
+    assert len(policies.bytes) < len(whole) / 2
+    assert policies.merged == sum(later > before for before, later in itertools.pairwise([0, *whole]))
+    assert {name for _, name, _ in policies.owners} == {TOGETHER}
 
 
 def test_what_rests_is_there_first() -> None:
-    lives = lifetimes(small.program_of("fsdp2", {"dp_shard": 4}), None, 1 << 30)
-    phases = [lives.phases[moment] for moment in lives.born]
+    policies = lifetimes(small.program_of("fsdp2", {"dp_shard": 4}), None, 1 << 30)
+    phases = [policies.phases[moment] for moment in policies.born]
     assert phases[0] == "build"
     assert "build" not in phases[phases.index("forward"):]
 
@@ -78,8 +78,8 @@ def by_hand(*steps: tuple[str, int]) -> Program:
 
 
 def rows(program: Program) -> list[tuple[int, int, int]]:
-    lives = lifetimes(program, None, 1 << 30)
-    return list(zip(lives.bytes, lives.born, lives.died, strict=True))
+    policies = lifetimes(program, None, 1 << 30)
+    return list(zip(policies.bytes, policies.born, policies.died, strict=True))
 
 
 def test_of_equal_blocks_the_youngest_goes() -> None:
@@ -101,8 +101,8 @@ def test_parts_that_go_together() -> None:
 def test_names_dates_and_microbatches() -> None:
     program = small.program_of("megatron", {"dp_shard": 2}, microbatches=5)
     row_ns = 1500 * np.arange(len(program.columns))
-    lives = lifetimes(program, row_ns, 1 << 30)
-    assert list(lives.time_us) == sorted(lives.time_us)
-    assert lives.time_us[-1] > 0
-    assert {0, 1} <= {lives.microbatches[moment] for moment in lives.born}
-    assert all(layer and tensor and category for layer, tensor, category in lives.owners)
+    policies = lifetimes(program, row_ns, 1 << 30)
+    assert list(policies.time_us) == sorted(policies.time_us)
+    assert policies.time_us[-1] > 0
+    assert {0, 1} <= {policies.microbatches[moment] for moment in policies.born}
+    assert all(layer and tensor and category for layer, tensor, category in policies.owners)

@@ -13,11 +13,11 @@ import pytest
 
 from replay import Allocator, fragmentation
 from simcore.errors import RankscopeError
-from simcore.frameworks.hooks import flow_of
+from simcore.frameworks.registry import hooks_of
 from simcore.frameworks.setup import prepare
 from simcore.inputs.scenario import Scenario
 from simcore.memory.ledger import running
-from simcore.memory.reserved import EXPANDABLE, GATHERED, ORDINARY, Shares, needed, reserved
+from simcore.memory.reserved import EXPANDABLE, GATHERED, ORDINARY, ReservedModel, needed, reserved
 from simcore.pipeline.schedule import actions, lowered_microbatches
 from simcore.placement.plan import place
 from simcore.program.lower import lower
@@ -70,7 +70,7 @@ def test_most_readings_lie_in_the_interval() -> None:
 
 @pytest.mark.parametrize("shares", [ORDINARY, EXPANDABLE, GATHERED])
 @pytest.mark.parametrize("allocated", [1, 2 * MIB, 5 * MIB + 1, 80 * 2**30])
-def test_whole_segments_from_what_is_allocated_up(allocated: int, shares: Shares) -> None:
+def test_whole_segments_from_what_is_allocated_up(allocated: int, shares: ReservedModel) -> None:
     found = reserved(allocated, shares)
     assert allocated <= found.low < allocated + 2 * MIB
     assert found.low <= found.middle <= found.high
@@ -105,7 +105,7 @@ def _program(scenario: Scenario | None, rank: int | str) -> Program | None:
     plan = place(job.graph, job.mesh, table, int(rank))
     workload = Workload(scenario.training.micro_batch_size, scenario.training.seq_len // job.mesh.cp, 0)
     count = lowered_microbatches(table.schedule, scenario.num_microbatches)
-    return lower(plan, workload, actions(table.schedule, plan.stage, count), flow_of(table))
+    return lower(plan, workload, actions(table.schedule, plan.stage, count), hooks_of(table))
 
 
 def test_the_measured_runs_had_ordinary_segments() -> None:

@@ -10,7 +10,7 @@ import pytest
 import small
 from simcore.frameworks.setup import prepare
 from simcore.inputs.scenario import Scenario
-from simcore.memory.workspace import Setting, spaces
+from simcore.memory.workspace import WorkspaceInputs, spaces
 from simcore.models.blocks import Attention
 from simcore.placement.plan import Plan, place
 from simcore.simulate import simulate
@@ -21,7 +21,7 @@ GPT = {"config": "gpt2", "overrides": {"n_embd": 256, "n_head": 4, "n_layer": 2,
 MIB = 2**20
 OLD_DEFAULT = 8_519_680  # :4096:2:16:8
 TE = 32 * MIB + 1024
-HOPPER = Setting(9, None, 2, 64)
+HOPPER = WorkspaceInputs(9, None, 2, 64)
 
 
 def plan(scenario: Scenario, rank: int = 0, **libraries: Any) -> Plan:
@@ -30,7 +30,7 @@ def plan(scenario: Scenario, rank: int = 0, **libraries: Any) -> Plan:
     return place(job.graph, job.mesh, framework, rank)
 
 
-def sizes(plan: Plan, setting: Setting = HOPPER) -> dict[str, int]:
+def sizes(plan: Plan, setting: WorkspaceInputs = HOPPER) -> dict[str, int]:
     return {space.name: space.num_bytes for space in spaces(plan, setting)}
 
 

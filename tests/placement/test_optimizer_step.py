@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 import small
-from simcore.placement.framework import Moment
+from simcore.placement.framework import UpdateTime
 from simcore.placement.optimizer_step import is_updated_in_backward, step_of
 from simcore.placement.plan import Placed
 from simcore.recording.rows import Step
@@ -34,8 +34,8 @@ def test_a_step_alone_needs_its_own_temporaries(implementation: str, held: int) 
 def test_moments_that_are_backward() -> None:
     head = placed()
     assert not is_updated_in_backward(head)
-    for moment in (Moment.GRADIENT_READY, Moment.UNIT_BACKWARD_END):
-        assert is_updated_in_backward(replace(head, life=replace(head.life, updated=moment)))
+    for moment in (UpdateTime.GRADIENT_READY, UpdateTime.AFTER_REDUCE):
+        assert is_updated_in_backward(replace(head, policy=replace(head.policy, updated=moment)))
 
 
 def test_a_gradient_dies_when_its_parameter_is_updated() -> None:

@@ -8,7 +8,7 @@ import pytest
 
 import small
 from simcore.inputs.training import Training
-from simcore.placement.packing import Packing, pack
+from simcore.placement.packing import Packing, pack_sequences
 from simcore.results.report import Report
 from simcore.simulate import simulate
 
@@ -20,7 +20,7 @@ from simcore.simulate import simulate
     ({"lengths": "packed", "packed_length": 3072}, Packing(1, 4096, 2, (3072**2 + 1024**2) // 4096)),
     ({"lengths": "packed", "packed_length": 8192, "micro_batch_size": 2}, Packing(1, 8192, 2, 4096))])
 def test_a_microbatch_of_packs_is_one_row(given: dict[str, Any], made: Packing) -> None:
-    assert pack(Training(seq_len=4096, **given)) == made
+    assert pack_sequences(Training(seq_len=4096, **given)) == made
 
 
 def test_a_length_of_packed_sequences_needs_packs() -> None:

@@ -102,5 +102,5 @@ def test_even_cuts_are_checked_for_every_kind() -> None:
     check_even(job.graph, job.mesh, table, "rule")
     with pytest.raises(IllegalLayout):
         small.prepared("automodel", {"dp_shard": 12, "ep": 4})  # expert_dp 3 does not divide 256
-    found = cuts(job.graph, table.lives(job.graph))
+    found = cuts(job.graph, table.policies(job.graph))
     assert {axis for _, layout in found for axis, _ in layout} == {"dp_shard_cp", "ep", "expert_dp"}

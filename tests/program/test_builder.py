@@ -4,14 +4,14 @@ from __future__ import annotations
 
 from simcore.program.builder import Builder
 from simcore.program.outline import Phase, Tables
-from simcore.program.tile import AMOUNT, AUX, OP, SLOT, STREAM, Tile
+from simcore.program.tile import AMOUNT, AUX, OP, SLOT, STREAM, LayerRows
 from simcore.recording.kernel_shape import shapes_in
 from simcore.recording.tape import Kernel, Op, Section, Stream
 
 
 def test_rows_come_in_issue_order_and_runs_end_at_tiles_and_phases() -> None:
     out = Builder(Tables())
-    tile = Tile.of(Section(((Op.ALLOC, 0, 0, 8, 0, 0),)))
+    tile = LayerRows.of(Section(((Op.ALLOC, 0, 0, 8, 0, 0),)))
     out.at(Phase.FORWARD, 0)
     out.alloc(0, 0, 5)
     out.tile(tile, 1)

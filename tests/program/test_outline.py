@@ -10,7 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 import small
-from simcore.frameworks.hooks import flow_of
+from simcore.frameworks.registry import hooks_of
 from simcore.frameworks.setup import prepare
 from simcore.pipeline.schedule import actions
 from simcore.placement.plan import Plan, place
@@ -19,7 +19,7 @@ from simcore.program.lower import lower
 from simcore.program.outline import Phase, Tables
 from simcore.program.program import Program
 from simcore.program.record_layers import Workload
-from simcore.program.tile import AMOUNT, OP, Tile
+from simcore.program.tile import AMOUNT, OP, LayerRows
 from simcore.recording.tape import Op, Section, Stream
 
 POSTINGS = st.lists(st.tuples(st.booleans(), st.integers(1, 50), st.booleans()), min_size=1, max_size=30)
@@ -29,7 +29,7 @@ POSTINGS = st.lists(st.tuples(st.booleans(), st.integers(1, 50), st.booleans()),
 def test_sums_of_pieces_are_sums_of_rows(found: list[tuple[bool, int, bool]]) -> None:
     """Each posting loose or a tile, with another phase now and then."""
     out = Builder(Tables())
-    tiles = {size: Tile.of(Section(((Op.ALLOC, 0, 0, size, 0, 0),))) for _, size, _ in found}
+    tiles = {size: LayerRows.of(Section(((Op.ALLOC, 0, 0, size, 0, 0),))) for _, size, _ in found}
     for is_tile, size, turns in found:
         if is_tile:
             out.tile(tiles[size], 0)
@@ -51,7 +51,7 @@ def test_sums_of_pieces_are_sums_of_rows(found: list[tuple[bool, int, bool]]) ->
 
 def test_a_step_of_tiles_alone_has_no_loose_sums() -> None:
     out = Builder(Tables())
-    out.tile(Tile.of(Section(((Op.ALLOC, 0, 0, 8, 0, 0),))), 0)
+    out.tile(LayerRows.of(Section(((Op.ALLOC, 0, 0, 8, 0, 0),))), 0)
     outline = small.written(out, "a").outline
     assert (outline.nets.tolist(), outline.tops.tolist(), outline.calls.tolist()) == ([0], [0], [])
 
@@ -72,7 +72,7 @@ def plan_of(framework: str, mesh: dict[str, int], **training: Any) -> Plan:
 
 def program(plan: Plan, batch: int, seq: int, microbatches: int = 2) -> Program:
     order = actions(plan.framework.schedule, plan.stage, microbatches)
-    return lower(plan, Workload(batch, seq, 2 << 16), order, flow_of(plan.framework))
+    return lower(plan, Workload(batch, seq, 2 << 16), order, hooks_of(plan.framework))
 
 
 NOTHING: dict[str, Any] = {}

@@ -9,7 +9,7 @@ import small
 from simcore.program.builder import Builder
 from simcore.program.outline import Phase, Tables
 from simcore.program.program import Program
-from simcore.program.tile import AMOUNT, LAYER, Tile
+from simcore.program.tile import AMOUNT, LAYER, LayerRows
 from simcore.recording.tape import RECOMPUTE_BEGIN, RECOMPUTE_END, Op, Row, Section, Stream
 
 PATHS = ("embedding", "layers.0", "layers.1")
@@ -20,8 +20,8 @@ def out() -> Builder:
     return Builder(Tables())
 
 
-def tile(*rows: Row) -> Tile:
-    return Tile.of(Section(rows))
+def tile(*rows: Row) -> LayerRows:
+    return LayerRows.of(Section(rows))
 
 
 def build(out: Builder) -> Program:

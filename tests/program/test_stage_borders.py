@@ -7,19 +7,19 @@ import pytest
 from simcore.models.blocks import Embedding
 from simcore.program.outline import Tables
 from simcore.program.stage_borders import Edges, edges_of
-from simcore.program.tile import AMOUNT, Tile
-from simcore.recording.layer import Run
+from simcore.program.tile import AMOUNT, LayerRows
+from simcore.recording.layer import LayerWorkload
 
 HIDDEN_SIZE = 16
 
 
 def edges(*, tp: int = 1, sequence_parallel: bool = False, mask: bool = False, width: int = 1) -> Edges:
     options = (("create_attention_mask", "true"),) if mask else ()
-    run = Run(2, 8, "bf16", {}, "hf", "none", tp=tp, sequence_parallel=sequence_parallel, options=options)
+    run = LayerWorkload(2, 8, "bf16", {}, "hf", "none", tp=tp, sequence_parallel=sequence_parallel, options=options)
     return edges_of(run, [Embedding(32, HIDDEN_SIZE)], HIDDEN_SIZE * width, Tables())
 
 
-def posted(tile: Tile) -> int:
+def posted(tile: LayerRows) -> int:
     return int(tile.rows[0, AMOUNT])
 
 

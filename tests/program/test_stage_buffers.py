@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 import small
-from simcore.frameworks.hooks import flow_of
+from simcore.frameworks.registry import hooks_of
 from simcore.frameworks.setup import prepare
 from simcore.pipeline.schedule import actions
 from simcore.placement.plan import place
@@ -34,7 +34,7 @@ def _asked(pipeline: Pipeline, **given: Any) -> Any:
 def _program(rank: int, pipeline: Pipeline, written: int = COUNT, **given: Any) -> Program:
     job, table = prepare(_asked(pipeline, **given))
     plan = place(job.graph, job.mesh, table, rank)
-    return lower(plan, Workload(1, 64, 0), actions(table.schedule, plan.stage, written), flow_of(table))
+    return lower(plan, Workload(1, 64, 0), actions(table.schedule, plan.stage, written), hooks_of(table))
 
 
 def _held(program: Program, slot: int, layer: int, *, before: bool) -> int:
@@ -135,7 +135,7 @@ def test_kempnerforge_s_stages_have_whole_sequences_and_a_whole_head() -> None:
     assert table.stages == ((0, 1, 2, 3, 4), (5, 6, 7, 8, 9, 10, 11))
     assert not table.sequence_parallel
     head = next(spec for kind in job.graph.tensors for spec in kind if spec.component == "lm_head")
-    assert table.life(head).use.layout == ()
+    assert table.policy(head).in_use.placements == ()
     report = simulate(_kempner())
     assert report.status == "ok", report.problems
 

@@ -5,15 +5,16 @@ from __future__ import annotations
 from hypothesis import given
 from hypothesis import strategies as st
 
-from simcore.program.tile import Tile, posted_bytes
+from simcore.program.tile import LayerRows, posted_bytes
 from simcore.recording.tape import RECOMPUTE_BEGIN, RECOMPUTE_END, Op, Section
 
 POSTINGS = st.lists(st.tuples(st.integers(0, 2), st.integers(0, 3), st.integers(1, 50), st.booleans()), min_size=1,
                     max_size=20)
 
 
-def tile(found: list[tuple[int, int, int, bool]]) -> Tile:
-    return Tile.of(Section(tuple((Op.ALLOC, layer, slot, size, 0, 0) if born else (Op.FREE, layer, slot, -size, 0, 0)
+def tile(found: list[tuple[int, int, int, bool]]) -> LayerRows:
+    return LayerRows.of(Section(tuple((Op.ALLOC, layer, slot, size, 0, 0) if born else (Op.FREE, layer, slot, -size, 0,
+                                                                                        0)
                                  for layer, slot, size, born in found)))
 
 
@@ -39,7 +40,8 @@ def test_what_owners_hold(found: list[tuple[int, int, int, bool]], row: int) -> 
 
 def test_a_replay_is_marked_and_has_its_own_top() -> None:
     mark = (Op.MARK, 0, RECOMPUTE_BEGIN, 0, 0, 0), (Op.MARK, 0, RECOMPUTE_END, 0, 0, 0)
-    made = Tile.of(Section(((Op.ALLOC, 0, 0, 9, 0, 0), (Op.FREE, 0, 0, -9, 0, 0), mark[0], (Op.ALLOC, 0, 1, 4, 0, 0),
+    made = LayerRows.of(Section(((Op.ALLOC, 0, 0, 9, 0, 0), (Op.FREE, 0, 0, -9, 0, 0), mark[0],
+                                 (Op.ALLOC, 0, 1, 4, 0, 0),
                             (Op.COLLECTIVE, 0, 3, 64, 0, 0), mark[1], (Op.COLLECTIVE, 0, 2, 32, 0, 0))))
     assert made.replayed
     assert (made.top, made.top_of_replay) == (9, 4)

@@ -13,9 +13,9 @@ import small
 from checkout import ROOT
 from simcore.errors import IllegalLayout, InputError, NotYet, RankscopeError
 from simcore.operators.hf.packed import packed_linear
-from simcore.placement.form import Form
-from simcore.recording.layer import Run
-from simcore.recording.packed_weights import Packed
+from simcore.placement.layout import TensorLayout
+from simcore.recording.layer import LayerWorkload
+from simcore.recording.packed_weights import PackedWeights
 from simcore.recording.rows import HOST_STOPS
 from simcore.recording.tape import Op, Param, Tape, Tensor
 
@@ -24,8 +24,8 @@ TRUTH: dict[str, Any] = json.loads(
 STORED = {"uint8": "uint8", "bfloat16": "bf16", "float32": "fp32"}
 
 
-def packed_of(row: dict[str, Any]) -> Packed:
-    return Packed(row["format"], 64, row["double_quant"], STORED[row["storage"]])
+def packed_of(row: dict[str, Any]) -> PackedWeights:
+    return PackedWeights(row["format"], 64, row["double_quant"], STORED[row["storage"]])
 
 
 @pytest.mark.parametrize("row", TRUTH["weights"], ids=lambda row: (
@@ -45,14 +45,15 @@ def test_no_two_weights_share_a_table() -> None:
 @pytest.mark.parametrize(("double_quant", "bits"), [(True, 4.127), (False, 4.5)])
 def test_bits_of_a_value_are_those_of_the_paper(double_quant: bool, bits: float) -> None:
     """Dettmers 2023, section 3: 0.5 bits a parameter for constants, 0.127 with double quantisation."""
-    packed, numel = Packed("nf4", 64, double_quant), 2**28
+    packed, numel = PackedWeights("nf4", 64, double_quant), 2**28
     assert 8 * (packed.data_bytes(numel) + packed.constant_bytes((numel,))) / numel == pytest.approx(bits, abs=1e-3)
 
 
 @pytest.mark.parametrize("row", TRUTH["tensors"], ids=lambda row: "x".join(map(str, row["shape"])))
 def test_a_tensor_of_torchao_lies_as_it_is_stored(row: dict[str, Any]) -> None:
     """And what is cut with its rows is all but a table and a mean."""
-    numel, packed, parts = math.prod(row["shape"]), Packed("nf4", 64, double_quant=True, is_tensor=True), row["parts"]
+    numel, parts = math.prod(row["shape"]), row["parts"]
+    packed = PackedWeights("nf4", 64, double_quant=True, is_tensor=True)
     assert packed.constant_bytes((numel,)) == parts["nf4"] + parts["scaler_mean"]
     assert packed.data_bytes(numel) + packed.constant_bytes((numel,)) == sum(parts.values())
 
@@ -63,20 +64,20 @@ def test_what_torchaos_product_makes_for_a_moment(row: dict[str, Any], *, compil
     """Compiled, nothing but the weight, with the product beside it."""
     shape, numel = tuple(row["shape"]), math.prod(row["shape"])
     tape = Tape({}, {})
-    packed = Packed("nf4", 64, double_quant=True, is_tensor=True)
+    packed = PackedWeights("nf4", 64, double_quant=True, is_tensor=True)
     param = Param("up.weight", shape, "bf16", trainable=False, packed=packed)
-    run = Run(1, 8, "bf16", {"up.weight": param}, options=(("compile", "true"),) if compiled else ())
+    run = LayerWorkload(1, 8, "bf16", {"up.weight": param}, options=(("compile", "true"),) if compiled else ())
     packed_linear(tape, run, "up.", "up", Tensor(None, (1, 8, shape[1]), "bf16"))
     found = list(accumulate(amount for op, _, _, amount, *_ in tape.cut().rows if op in (Op.ALLOC, Op.FREE)))
     assert max(found) == (2 * numel + 2 * 8 * shape[0] if compiled else row["peak"])
 
 
 def test_int8_has_a_maximum_for_each_row() -> None:
-    packed = Packed("int8", 0, double_quant=False, storage="int8")
-    form = Form((), "int8", packed=packed)
-    assert form.stored_shape((300, 70)) == (300, 70)
-    assert form.num_bytes(300 * 70) == 300 * 70
-    assert form.constants((300, 70)) == 4 * 300
+    packed = PackedWeights("int8", 0, double_quant=False, storage="int8")
+    layout = TensorLayout((), "int8", packed=packed)
+    assert layout.stored_shape((300, 70)) == (300, 70)
+    assert layout.num_bytes(300 * 70) == 300 * 70
+    assert layout.constants((300, 70)) == 4 * 300
 
 
 @pytest.mark.parametrize(("given", "kind", "told"), [

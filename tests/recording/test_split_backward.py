@@ -12,7 +12,7 @@ from simcore.operators.torchtitan import implementation as torchtitan
 from simcore.placement.job import Job
 from simcore.placement.plan import Plan, place
 from simcore.program.record_layers import Workload, keys_of, run_of
-from simcore.recording.layer import LayerTape
+from simcore.recording.layer import RecordedLayer
 from simcore.recording.tape import HIDDEN, Kernel, Op, Section
 from simcore.results.report import Report
 from simcore.simulate import simulate
@@ -34,7 +34,7 @@ def _plan() -> tuple[Job, Plan]:
     return job, place(job.graph, job.mesh, table, 2)
 
 
-def _layer(*, split: bool) -> LayerTape:
+def _layer(*, split: bool) -> RecordedLayer:
     """A block of the last stage."""
     job, plan = _plan()
     kind, first, below, how, _, stem = keys_of(plan)[plan.layers[1]]

@@ -12,7 +12,7 @@ from simcore.inputs.document import parse_document
 from simcore.inputs.scenario import parse_scenario
 from simcore.rl.forward import passes
 from simcore.simulate import _parts, simulate
-from simcore.simulation.assemble import Parts
+from simcore.simulation.assemble import Simulation
 
 BASE: dict[str, Any] = {"name": "f", "model": "nemotron-3-tiny", "framework": "fsdp2", "topology": "dgx-h100",
                         "mesh": {"dp_shard": 8}}  # fmt: skip
@@ -20,7 +20,7 @@ parts_of = partial(_parts, folded=True, rank=None)
 
 
 def parts(framework: str = "fsdp2", model: str = "nemotron-3-tiny", mesh: dict[str, int] | None = None,
-          framework_options: dict[str, Any] | None = None, **training: Any) -> Parts:
+          framework_options: dict[str, Any] | None = None, **training: Any) -> Simulation:
     asked = BASE | {"framework": framework, "model": model, "mesh": mesh or BASE["mesh"],
                     "framework_options": framework_options or {}, "training": {"seq_len": 256, **training}}
     return parts_of(parse_scenario(parse_document(json.dumps(asked), "f.json")))

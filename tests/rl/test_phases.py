@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from simcore.rl.journal import Journal
-from simcore.rl.phases import ENGINE, FIXED, POLICY, REFERENCE, Turn, dpo_step, engine_step, grpo_step
+from simcore.rl.phases import ENGINE, FIXED, POLICY, REFERENCE, GrpoStep, dpo_step, engine_step, grpo_step
 from simcore.rl.policy import Policy
 from simcore.rl.refit import Gathered
 from vllm.test_engine import H100, engine
@@ -18,8 +18,8 @@ POLICY_OF = Policy({"sharded_param": 3 * GIB}, {"opt_state": 6 * GIB}, {}, {"sha
                    {"activation": 2 * GIB}, {"activation": 20 * GIB}, 1000, 5000)
 
 
-def turn(*, has_reference: bool = True, **given: Any) -> Turn:
-    return Turn(engine(2048, gpu_memory_utilization=0.7, **given), Gathered(GIB, GIB, 60 * GIB, 100), has_reference,
+def turn(*, has_reference: bool = True, **given: Any) -> GrpoStep:
+    return GrpoStep(engine(2048, gpu_memory_utilization=0.7, **given), Gathered(GIB, GIB, 60 * GIB, 100), has_reference,
                 7000, 0.3)
 
 

@@ -9,12 +9,13 @@ import numpy as np
 import pytest
 
 import small
-from simcore.frameworks.fsdp2 import table as fsdp2
+from simcore.frameworks import setup
+from simcore.frameworks.registry import framework_adapter
 from simcore.placement.checkpoint_files import Files, Transfer
 from simcore.placement.fold import RankClass
-from simcore.placement.form import Form
 from simcore.placement.framework import Framework, Rule
 from simcore.placement.job import Job
+from simcore.placement.layout import TensorLayout
 from simcore.placement.mesh import Mesh
 from simcore.results.report import Host, HostPhase, Report
 from simcore.simulate import place, simulate
@@ -68,7 +69,7 @@ def test_where_rank_0_reads_one_does() -> None:
 def test_where_each_reads_its_own_a_tensor_is_there_at_a_time(framework: str) -> None:
     job, table = small.prepared(framework, {"dp_shard": 2})
     embedding = next(t for kind in job.graph.tensors for t in kind if t.component == "embedding")
-    width = {"bf16": 2, "fp32": 4}[table.life(embedding).rest.dtype]
+    width = {"bf16": 2, "fp32": 4}[table.policy(embedding).at_rest.dtype]
     found = phase("load", framework, {"dp_shard": 2}, load="sharded")
     assert found.host_bytes == 2 * width * embedding.shape[0] * embedding.shape[1]
 
@@ -135,23 +136,24 @@ def test_megatron_writes_adapters_alone() -> None:
 
 
 # ---- what rests on the host -----------------------------------------------------------------------------------------
-def moved(form: Form, space: str) -> Form:
-    return dataclasses.replace(form, space=space)
+def moved(layout: TensorLayout, space: str) -> TensorLayout:
+    return dataclasses.replace(layout, space=space)
 
 
 @pytest.mark.parametrize("space", ["host", "host_pinned"])
 def test_spaces_on_the_host_are_summed(monkeypatch: pytest.MonkeyPatch, space: str) -> None:
-    table = fsdp2.table
+    adapter = framework_adapter("fsdp2")
 
     def offloaded(job: Job) -> Framework:
-        framework = table(job)
+        framework = adapter.table(job)
         rules = tuple(Rule(rule.matches, dataclasses.replace(
-            rule.life, rest=moved(rule.life.rest, space), grad=moved(rule.life.grad, space),
-            states=tuple((name, moved(form, space)) for name, form in rule.life.states))) for rule in framework.rules)
+            rule.policy, at_rest=moved(rule.policy.at_rest, space), grad=moved(rule.policy.grad, space),
+            optimizer_states=tuple((name, moved(layout, space)) for name,
+                                   layout in rule.policy.optimizer_states))) for rule in framework.rules)
         return dataclasses.replace(framework, rules=rules, files=Files())
 
     plain = place(small.scenario("fsdp2", {"dp_shard": 4}, model=DENSE)).ranks[0].at_rest.values()
-    monkeypatch.setattr(fsdp2, "table", offloaded)
+    monkeypatch.setattr(setup, "asked_adapter", lambda scenario: dataclasses.replace(adapter, table=offloaded))
     report = run("fsdp2", {"dp_shard": 4}, model=DENSE)
     assert report.host is not None
     load, step, save = report.host.phases

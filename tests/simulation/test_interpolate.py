@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 
 import small
-from simcore.frameworks.hooks import flow_of
+from simcore.frameworks.registry import hooks_of
 from simcore.frameworks.setup import prepare
 from simcore.pipeline.schedule import Action, actions
 from simcore.placement.plan import Plan, place
@@ -19,7 +19,7 @@ from simcore.program.lower import lower
 from simcore.program.program import Program
 from simcore.program.record_layers import Workload
 from simcore.program.tile import posted_bytes
-from simcore.simulation.interpolate import Spread, _line, spread
+from simcore.simulation.interpolate import PiecewiseLinearStep, _line, spread
 
 TOKENS, TOP_K, EP = 512, 2, 4
 MICROBATCHES = 3
@@ -47,7 +47,7 @@ def programs(framework: str, **given: Any) -> Callable[[int], Program]:
 def _programs(plan: Plan, order: tuple[Action, ...], top_k: int) -> Callable[[int], Program]:
     workload = Workload(1, TOKENS, 0, top_k << 16)
     return lambda rows: lower(plan, replace(workload, rows_per_token=-(-(rows << 16) // TOKENS)), order,
-                              flow_of(plan.framework))
+                              hooks_of(plan.framework))
 
 
 def brute_force(program_at: Callable[[int], Program], rows: dict[int, list[int]]) -> int:
@@ -60,7 +60,7 @@ def brute_force(program_at: Callable[[int], Program], rows: dict[int, list[int]]
     return int(np.cumsum(posted_bytes(np.concatenate(every))).max())
 
 
-def spread_of(program_at: Callable[[int], Program]) -> Spread:
+def spread_of(program_at: Callable[[int], Program]) -> PiecewiseLinearStep:
     return spread(program_at, TOP_K, TOKENS * EP * TOP_K, TOP_K)
 
 

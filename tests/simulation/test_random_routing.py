@@ -33,7 +33,7 @@ def run(framework: str, mesh: dict[str, int], routing: Any, **given: Any) -> Rep
 def test_rows_that_are_alike_in_all_layers_are_an_imbalance_to_the_byte(framework: str, given: dict[str, Any],
                                                                         factor: float, monkeypatch: Any) -> None:
     received = received_per_token(Imbalance(imbalance=factor), 2, 4) * 1024 >> 16
-    monkeypatch.setattr("simcore.simulation.random_routing.drawn_rows", lambda loads, layer: np.concatenate(
+    monkeypatch.setattr("simcore.simulation.random_routing.sample_received_rows", lambda loads, layer: np.concatenate(
         [np.full((1, 1, 1, 4), rows) for rows in (received, 2, 8192)], axis=1))
     found = run(framework, MESH, {"seed": 0, "draws": 3}, **given).drawn
     assert found is not None

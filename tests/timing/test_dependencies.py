@@ -8,7 +8,7 @@ from simcore.program.outline import BUCKET_GATHER, Phase, Tables
 from simcore.program.stage_borders import BORDER_HANDLES
 from simcore.recording.rows import HOST_DRAINS, HOST_STOPS
 from simcore.recording.tape import Kernel, Stream
-from simcore.timing.dependencies import Skeleton, skeleton_of
+from simcore.timing.dependencies import ExecutionGraph, execution_graph
 
 GATHER = 0
 """A handle."""
@@ -20,8 +20,8 @@ def builder() -> Builder:
     return out
 
 
-def skeleton(out: Builder) -> Skeleton:
-    return skeleton_of(small.written(out, "a", "b", "c").outline)
+def skeleton(out: Builder) -> ExecutionGraph:
+    return execution_graph(small.written(out, "a", "b", "c").outline)
 
 
 def test_a_wait_for_what_nobody_issued_is_none() -> None:

@@ -9,7 +9,7 @@ import small
 from simcore.program.builder import Builder
 from simcore.program.outline import Phase, Tables
 from simcore.program.program import Program
-from simcore.program.tile import AUX, OP, Tile
+from simcore.program.tile import AUX, OP, LayerRows
 from simcore.recording.kernel_shape import MODULE_BITS, shape_of
 from simcore.recording.rows import Module, Row, Section
 from simcore.recording.tape import Kernel, Op
@@ -26,7 +26,7 @@ def _program(*, shared: int, calls: tuple[int, ...], collective: str = "all_to_a
     rows: list[Row] = [(int(Op.COMPUTE), 0, int(Kernel.GEMM), 0, module, shared),
                        (int(Op.COMPUTE), 0, int(Kernel.GROUPED_GEMM), 0, int(Module.MOE), 1000)]
     rows += [(int(Op.COLLECTIVE), 0, number, payload, 0, int(Module.MOE)) for payload in calls]
-    out.tile(Tile.of(Section(tuple(rows))), 0)
+    out.tile(LayerRows.of(Section(tuple(rows))), 0)
     return small.written(out, "a")
 
 

@@ -14,19 +14,19 @@ from simcore.placement.fold import fold
 from simcore.program.tile import AMOUNT, AUX, OP
 from simcore.recording.tape import Op
 from simcore.timing.routes import Routes
-from simcore.timing.step import Clocked, clock
+from simcore.timing.step import StepTiming, time_step
 
 
-def clocked(name: str, mesh: dict[str, int], *, microbatches: int = 2, **given: Any) -> Clocked:
+def clocked(name: str, mesh: dict[str, int], *, microbatches: int = 2, **given: Any) -> StepTiming:
     """Every microbatch written out."""
     job, table = prepare(small.scenario(name, mesh, microbatches=microbatches, **given))
     classes = fold(job.graph, job.mesh, table)
     programs = [small.program_of(name, mesh, rank=c.representative, microbatches=microbatches, **given)
                 for c in classes]
-    return clock(programs, classes, Routes(job, table, load_topology("dgx-h100", None)), table, range(1), 0)
+    return time_step(programs, classes, Routes(job, table, load_topology("dgx-h100", None)), table, range(1), 0)
 
 
-def exposed(made: Clocked) -> int:
+def exposed(made: StepTiming) -> int:
     return made.spending.parts["communication"]
 
 

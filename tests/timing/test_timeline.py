@@ -9,33 +9,34 @@ import numpy as np
 import pytest
 
 from simcore.recording.tape import Stream
-from simcore.timing.dependencies import Call, Item, Skeleton
-from simcore.timing.streams import Track
+from simcore.timing.dependencies import CollectiveCall, ComputeItem, ExecutionGraph
+from simcore.timing.streams import RankStreams
 from simcore.timing.timeline import ClassTimes, Deadlock, run
 
 GATHER, REDUCE = int(Stream.ALL_GATHER), int(Stream.REDUCE)
 
 
-Timed = tuple[Call, int]
+Timed = tuple[CollectiveCall, int]
 """A call, and how long it takes."""
 
 
 def call(number: int, ns: int, stream: int, *, gate: int = -1, serial: int = 0, comm: int = 0, layer: int = 0) -> Timed:
-    return Call(number, comm, Stream(stream), gate, serial, layer, 0, 0, number), ns
+    return CollectiveCall(number, comm, Stream(stream), gate, serial, layer, 0, 0, number), ns
 
 
 def item(ns: int, call: Timed | None = None, wait_for: int = -1) -> tuple[int, Timed | None, int]:
     return ns, call, wait_for
 
 
-def track(items: list[tuple[int, Timed | None, int]], calls: Mapping[int, list[Timed]] | None = None) -> Track:
+def track(items: list[tuple[int, Timed | None, int]], calls: Mapping[int, list[Timed]] | None = None) -> RankStreams:
     streams = {int(stream): tuple(made for made, _ in found) for stream, found in (calls or {}).items()}
     every = [timed for found in (calls or {}).values() for timed in found] + [made for _, made, _ in items if made]
     lengths = tuple(ns for _, ns in sorted(every, key=lambda timed: timed[0].number))
-    made = tuple(Item(row, timed and timed[0], wait_for) for row, (_, timed, wait_for) in enumerate(items))
+    made = tuple(ComputeItem(row, timed and timed[0], wait_for) for row, (_, timed, wait_for) in enumerate(items))
     nothing = np.zeros(0, dtype=np.int64)
     at_once = (0,) * len(items)
-    return Track(Skeleton(made, streams, nothing), tuple(ns for ns, _, _ in items), lengths, nothing, at_once, at_once,
+    return RankStreams(ExecutionGraph(made, streams, nothing), tuple(ns for ns, _, _ in items), lengths, nothing,
+                       at_once, at_once,
                  stops=False)
 
 
@@ -66,7 +67,7 @@ class Pair(Wires):
         return (0, 1) if comm == 0 else (number,)
 
 
-def run_one(one: Track, *, shared: bool = False) -> ClassTimes:
+def run_one(one: RankStreams, *, shared: bool = False) -> ClassTimes:
     (times,) = run([one], Wires(shared=shared))
     return times
 
@@ -123,7 +124,7 @@ def test_a_link_stays_taken_while_its_call_waits_for_another_rank() -> None:
 
 
 def test_unequal_parts_take_as_long_as_the_largest() -> None:
-    def one(ns: int) -> Track:
+    def one(ns: int) -> RankStreams:
         return track([item(1, call=call(0, ns, Stream.COMPUTE))])
 
     assert [times.end for times in run([one(4), one(9)], Wires(together=(0, 1)))] == [10, 10]
@@ -135,7 +136,7 @@ def test_an_in_line_call_stops_the_kernels() -> None:
 
 
 def test_a_collective_begins_when_the_last_rank_is_there() -> None:
-    def one(before: int) -> Track:
+    def one(before: int) -> RankStreams:
         return track([item(before, call=call(0, 4, Stream.COMPUTE)), item(1)])
 
     fast, slow = run([one(2), one(10)], Wires(together=(0, 1)))
@@ -144,7 +145,7 @@ def test_a_collective_begins_when_the_last_rank_is_there() -> None:
 
 
 def test_groups_that_do_not_meet_do_not_wait() -> None:
-    def one(before: int) -> Track:
+    def one(before: int) -> RankStreams:
         return track([item(before, call=call(0, 4, Stream.COMPUTE))])
 
     fast, slow = run([one(2), one(10)], Wires())
@@ -166,11 +167,11 @@ def test_a_message_that_is_there_already_is_not_waited_for() -> None:
     assert (second.end, sum(second.waited_at)) == (20, 0)
 
 
-def hosted(host_ns: tuple[int, ...], tails: tuple[int, ...], *, stops: bool = False) -> Track:
+def hosted(host_ns: tuple[int, ...], tails: tuple[int, ...], *, stops: bool = False) -> RankStreams:
     """Two items of 10 ns each; the host is told to stop at the first."""
-    items = (Item(0, stops_host=True), Item(1))
+    items = (ComputeItem(0, stops_host=True), ComputeItem(1))
     nothing = np.zeros(0, dtype=np.int64)
-    return Track(Skeleton(items, {}, nothing), (10, 10), (), nothing, host_ns, tails, stops=stops)
+    return RankStreams(ExecutionGraph(items, {}, nothing), (10, 10), (), nothing, host_ns, tails, stops=stops)
 
 
 def test_kernels_wait_for_a_slow_host() -> None:
@@ -195,8 +196,9 @@ def test_a_host_that_waits_for_messages_issues_nothing_until_one_is_sent(stops: 
     """Sent 10 ns after the first kernel; the second is issued 1 ns later, or at once."""
     sent, length = call(0, 10, Stream.SEND, gate=0)
     nothing = np.zeros(0, dtype=np.int64)
-    items = (Item(0), Item(0, message=0), Item(1))
-    made = Track(Skeleton(items, {int(Stream.SEND): (sent,)}, nothing), (10, 0, 10), (length,), nothing, (0, 0, 1),
+    items = (ComputeItem(0), ComputeItem(0, message=0), ComputeItem(1))
+    made = RankStreams(ExecutionGraph(items, {int(Stream.SEND): (sent,)}, nothing), (10, 0, 10), (length,), nothing,
+                       (0, 0, 1),
                  (0, 0, 11), stops=True, stops_at_messages=stops)
     [times] = run([made], Wires())
     assert [times.item_ends[0], times.item_ends[2]] == ends
@@ -206,8 +208,9 @@ def test_a_host_that_waits_for_messages_goes_on_when_one_has_arrived() -> None:
     sender = track([item(30)], {Stream.SEND: [call(0, 5, Stream.SEND, gate=0, layer=3)]})
     received, length = call(0, 5, Stream.RECEIVE, layer=3)
     nothing = np.zeros(0, dtype=np.int64)
-    items = (Item(0, wait_for=0, message=0), Item(1))
-    receiver = Track(Skeleton(items, {int(Stream.RECEIVE): (received,)}, nothing), (1, 10), (length,), nothing, (0, 4),
+    items = (ComputeItem(0, wait_for=0, message=0), ComputeItem(1))
+    receiver = RankStreams(ExecutionGraph(items, {int(Stream.RECEIVE): (received,)}, nothing), (1, 10), (length,),
+                           nothing, (0, 4),
                      (0, 14), stops=True, stops_at_messages=True)
     _, times = run([sender, receiver], Wires())
     assert times.item_ends == [35, 49]
@@ -235,7 +238,7 @@ class Missed(Wires):
         return (0, 1) if number else (0,)
 
 
-def told(tracks: list[Track], wires: Wires) -> str:
+def told(tracks: list[RankStreams], wires: Wires) -> str:
     with pytest.raises(Deadlock) as caught:
         run(tracks, wires)
     return str(caught.value)
@@ -268,7 +271,7 @@ def test_a_link_that_is_never_given_back_is_told() -> None:
 
 def test_calls_in_unlike_order_are_told() -> None:
     """Each of two ranks waits in its first call for the other."""
-    def one(first: int, second: int) -> Track:
+    def one(first: int, second: int) -> RankStreams:
         return track([item(1, call=call(0, 4, Stream.COMPUTE, serial=first)),
                       item(1, call=call(1, 4, Stream.COMPUTE, serial=second))])
 

@@ -20,7 +20,6 @@ from functools import lru_cache
 from typing import Any
 
 from simcore.frameworks.automodel.checks import QUANTISED, check
-from simcore.frameworks.automodel.lora import adapters
 from simcore.frameworks.automodel.units import is_sharded, units
 from simcore.frameworks.common import transformers as _transformers
 from simcore.frameworks.common.checkpoint_files import automodel_files
@@ -28,16 +27,17 @@ from simcore.frameworks.common.kernels import SDPA_BACKENDS, torch_libraries
 from simcore.frameworks.common.liger import LIGER, LIGER_FAMILIES, LIGER_OPTION, liger_kernels
 from simcore.frameworks.common.qlora import STORAGE_OPTION, STORAGES, is_packed, packed_of
 from simcore.frameworks.common.torch import States, all_or_no_checkpoint, states_of, torch_optimizer
+from simcore.frameworks.fsdp2.strategy import Fsdp2Strategy
 from simcore.operators.automodel.implementation import RELEASE_0_7_0, SNAPSHOT_2026_06_08
 from simcore.pipeline.schedule import Schedule
-from simcore.placement.form import Form, Layout, Partial, Shard
-from simcore.placement.framework import Framework, Life, Moment, Padding, Rule, UnshardFlow
+from simcore.placement.framework import Framework, Padding, Rule, TensorPolicy
 from simcore.placement.job import Job
-from simcore.placement.libraries import Libraries
+from simcore.placement.layout import Partial, Placements, Shard, TensorLayout
+from simcore.placement.libraries import KernelLibraries
 from simcore.placement.stages import contiguous, remainder_first, stage_layers
-from simcore.recording.packed_weights import Packed
+from simcore.recording.packed_weights import PackedWeights
 
-__all__ = ["DEFAULT_IMPLEMENTATION", "IMPLEMENTATIONS", "PACKS", "VERSIONS", "adapters", "table"]
+__all__ = ["OPTIONS", "VERSIONS", "implementation_of", "table"]
 
 VERSIONS = ("0.7.0", "main 2026-06-08", "0.4.0", "0.3.0")
 _LAYERS = {"0.7.0": RELEASE_0_7_0, "main 2026-06-08": SNAPSHOT_2026_06_08, "0.4.0": SNAPSHOT_2026_06_08,
@@ -48,10 +48,6 @@ e42584e30, 2026-05-22)."""
 _ONE_TYPE = ("main 2026-06-08", *_BESIDE)
 """Those that keep all parameters of a layer in one (`_fp32_params` came with 4bdfc405c, 2026-06-23); what lay in it has
 its name here all the same."""
-DEFAULT_IMPLEMENTATION = "automodel"
-IMPLEMENTATIONS = ("automodel", "hf")
-PACKS = True
-"""Serves frozen weights in 4 bits, of transformers' layers."""
 BOTH = ("llama", "mixtral", "qwen2", "qwen3", "qwen3_moe")
 """Families of which transformers' layers are served too (`force_hf: true`)."""
 OPTIONS = {
@@ -73,7 +69,7 @@ OPTIONS = {
 
 def implementation_of(family: str, method: str) -> str:
     """What Automodel runs of itself: own code wherever its registry has some, but for what bitsandbytes packs."""
-    return "hf" if family == "mixtral" or method == "qlora" else DEFAULT_IMPLEMENTATION
+    return "hf" if family == "mixtral" or method == "qlora" else "automodel"
 
 
 def table(job: Job) -> Framework:
@@ -93,7 +89,7 @@ def table(job: Job) -> Framework:
         name="automodel", version=version,
         rules=_rules(job, stored, _packed(job, options), holds_fp32=version not in _ONE_TYPE),
         units=units(job, stages, options, reduce, holds_fp32=version not in _ONE_TYPE),
-        flow=_flow(job, options),
+        strategy=_strategy(job, options),
         optimizer=torch_optimizer(job, "recipes: torch.optim.Adam, foreach by default on CUDA",
                                   plain=not is_sharded(job)),
         compute_dtype=job.compute,
@@ -106,7 +102,7 @@ def table(job: Job) -> Framework:
         communicators=_communicators(job),
         files=automodel_files(job),
         padding=Padding(1, "0.7.0 components/datasets/utils.py default_collater: pad_seq_len_divisible None"),
-        libraries=Libraries(dispatcher=_dispatcher(job, options).replace("torch", "nccl"),
+        libraries=KernelLibraries(dispatcher=_dispatcher(job, options).replace("torch", "nccl"),
                             attention=_attention(job, options), te_calls=_te_calls(job, options),
                             shared_beside=version in _BESIDE),
         assumptions=_assumptions(job, options),
@@ -197,11 +193,11 @@ def _assumptions(job: Job, options: dict[str, object]) -> tuple[tuple[str, str, 
              f"{job.mesh.tp}) requested but NemotronHForCausalLM has no TP plan'; only lm_head would be split"),)
 
 
-def _flow(job: Job, options: dict[str, object]) -> UnshardFlow:
+def _strategy(job: Job, options: dict[str, object]) -> Fsdp2Strategy:
     """Under pipeline stages torch keeps parameters gathered until the last backward (`pipelining/stage.py`, 2.13)."""
     defer = job.flag(options, "defer_fsdp_grad_sync", "0.7.0 config.py:340", default=True)
     kept = bool(options.get("enable_fsdp_optimizations", False)) or job.mesh.pp > 1
-    return UnshardFlow(*_ahead(job, options), "last" if defer else "every", reshard_after_backward=not kept)
+    return Fsdp2Strategy(*_ahead(job, options), "last" if defer else "every", reshard_after_backward=not kept)
 
 
 def _ahead(job: Job, options: dict[str, object]) -> tuple[int, int]:
@@ -279,11 +275,11 @@ class _Choice:
     splits_head: bool
     splits_experts: bool
     experts_dp: int
-    packed: Packed | None = None
+    packed: PackedWeights | None = None
     holds_fp32: bool = True
 
 
-def _packed(job: Job, options: dict[str, Any]) -> Packed | None:
+def _packed(job: Job, options: dict[str, Any]) -> PackedWeights | None:
     """A column of bf16 by default, which FSDP2 cuts and gathers as it does other parameters."""
     packed = packed_of(job, options, ("bfloat16", "0.7.0 components/quantization/qlora.py create_bnb_config"))
     if packed is None or packed.storage == job.compute:
@@ -295,7 +291,7 @@ def _packed(job: Job, options: dict[str, Any]) -> Packed | None:
                       "torch 2.13 distributed/fsdp/_fully_shard/_fsdp_param.py init_dtype_attrs")
 
 
-def _rules(job: Job, stored: str, packed: Packed | None, *, holds_fp32: bool) -> tuple[Rule, ...]:
+def _rules(job: Job, stored: str, packed: PackedWeights | None, *, holds_fp32: bool) -> tuple[Rule, ...]:
     mesh, training = job.mesh, job.scenario.training
     frozen = job.compute if training.method != "full" else stored
     experts = training.precision.experts
@@ -313,50 +309,53 @@ def _adapters(job: Job, stored: str) -> str:
 
 @lru_cache(maxsize=256)
 def _made_rules(choice: _Choice) -> tuple[Rule, ...]:
-    dense: Layout = (("dp_shard_cp", Shard(0)),)
+    dense: Placements = (("dp_shard_cp", Shard(0)),)
     frozen, compute = choice.frozen, choice.compute
     rules = [Rule(lambda t: t.is_buffer, _buffer())]
     if choice.holds_fp32:
-        rules.append(Rule(lambda t: t.stored == "fp32", _life(choice, "fp32 holder", dense, (), "fp32", "fp32")))
+        rules.append(Rule(lambda t: t.stored == "fp32", _policy(choice, "fp32 holder", dense, (), "fp32", "fp32")))
     if choice.splits_experts:
         rules.append(Rule(lambda t: t.component == "routed_experts", _experts(choice, choice.experts)))
         rules.append(Rule(lambda t: t.component == "expert_adapters", _experts(choice, choice.stored)))
     if choice.splits_head:  # ep = 1: only the head, over its vocabulary (0.7.0 nemotron_v3/parallelization.py)
-        split: Layout = (("tp", Shard(0, even=True)),)
+        split: Placements = (("tp", Shard(0, even=True)),)
         rules.append(Rule(lambda t: t.component == "lm_head",
-                          _life(choice, "split head", (*split, *dense), split, frozen, compute)))
-    rules.append(Rule(lambda t: t.module == "adapter", _life(choice, "adapters", dense, (), choice.adapters, compute)))
+                          _policy(choice, "split head", (*split, *dense), split, frozen, compute)))
+    rules.append(Rule(lambda t: t.module == "adapter", _policy(choice, "adapters", dense, (), choice.adapters,
+                                                               compute)))
     if choice.packed is not None:
-        life = _life(choice, "packed", dense, (), choice.packed.storage, compute)
-        rules.append(Rule(is_packed, replace(life, rest=replace(life.rest, packed=choice.packed))))
-    rules.append(Rule(lambda t: True, _life(choice, "sharded", dense, (), frozen, compute)))
+        policy = _policy(choice, "packed", dense, (), choice.packed.storage, compute)
+        rules.append(Rule(is_packed, replace(policy, at_rest=replace(policy.at_rest, packed=choice.packed))))
+    rules.append(Rule(lambda t: True, _policy(choice, "sharded", dense, (), frozen, compute)))
     return tuple(rules)
 
 
-def _buffer() -> Life:
-    form = Form((), "fp32")
-    return Life("buffer", form, form, form, form, rest_category="buffer")
+def _buffer() -> TensorPolicy:
+    layout = TensorLayout((), "fp32")
+    return TensorPolicy("buffer", layout, layout, layout, layout, at_rest_category="buffer")
 
 
-def _experts(choice: _Choice, stored: str) -> Life:
-    split: Layout = (("ep", Shard(0, even=True)),)
+def _experts(choice: _Choice, stored: str) -> TensorPolicy:
+    split: Placements = (("ep", Shard(0, even=True)),)
     if choice.experts_dp > 1:
-        layout = (*split, ("expert_dp", Shard(1, even=True)))
-        return _life(choice, "experts, sharded on dimension 1", layout, split, stored, choice.compute)
-    form = Form(split, stored)
-    return Life("experts, local", form, form, form, form, choice.kept.of(split, stored),
-                rest_category="ignored_param", grad_made_category="ignored_grad")
+        placements = (*split, ("expert_dp", Shard(1, even=True)))
+        return _policy(choice, "experts, sharded on dimension 1", placements, split, stored, choice.compute)
+    layout = TensorLayout(split, stored)
+    return TensorPolicy("experts, local", layout, layout, layout, layout, choice.kept.of(split, stored),
+                at_rest_category="ignored_param", unreduced_grad_category="ignored_grad")
 
 
-def _life(choice: _Choice, name: str, layout: Layout, used: Layout, stored: str, compute: str) -> Life:
+def _policy(choice: _Choice, name: str, placements: Placements, used: Placements, stored: str,
+            compute: str) -> TensorPolicy:
     if not choice.is_sharded:
-        form = Form(used, stored)
-        return Life(f"{name}, alone", form, Form(used, compute), form, form, choice.kept.of(used, stored),
-                    grad_made_category="sharded_grad")
-    partial: Layout = (*used, ("dp_shard_cp", Partial()))
-    return Life(name, Form(layout, stored), Form(used, compute), Form(partial, compute), Form(layout, stored),
-                choice.kept.of(layout, stored), Moment.UNIT_FORWARD_BEGIN, Moment.UNIT_BACKWARD_END,
-                Moment.UNIT_BACKWARD_END, pad_storage=True)
+        layout = TensorLayout(used, stored)
+        return TensorPolicy(f"{name}, alone", layout, TensorLayout(used, compute), layout, layout,
+                            choice.kept.of(used, stored),
+                    unreduced_grad_category="sharded_grad")
+    partial: Placements = (*used, ("dp_shard_cp", Partial()))
+    return TensorPolicy(name, TensorLayout(placements, stored), TensorLayout(used, compute),
+                        TensorLayout(partial, compute), TensorLayout(placements, stored),
+                choice.kept.of(placements, stored), pad_storage=True)
 
 
 def _communicators(job: Job) -> tuple[str, ...]:

@@ -31,8 +31,9 @@ def cpu_bytes(optimizer: str, implementation: str, elements: int, size: int) -> 
 
 def share_on_host(plan: Plan) -> float:
     """Of the optimizer's states, those that a CPU updates: the same of every trained tensor."""
-    lives = (placed.life for kind, _ in plan.kind_counts for placed in plan.kinds[kind] if placed.trainable)
-    return max((form.share for life in lives for _, form in life.states if form.space == "host"), default=0.0)
+    policies = (placed.policy for kind, _ in plan.kind_counts for placed in plan.kinds[kind] if placed.trainable)
+    return max((layout.share for policy in policies for _, layout in policy.optimizer_states if layout.space == "host"),
+               default=0.0)
 
 
 def copied(layer: int, direction: str, dtype: str, num_bytes: int, tables: Tables, builder: Builder) -> None:
@@ -48,7 +49,7 @@ def updated(plan: Plan, builder: Builder) -> None:
     if away:
         waits_for_device(plan.layers[0], builder)
         builder.host(sum(count * cpu_bytes(optimizer.name, optimizer.implementation, placed.local, dtype_bytes(
-            placed.life.rest.dtype)) for placed, count in away))
+            placed.policy.at_rest.dtype)) for placed, count in away))
 
 
 def waits_for_device(layer: int, builder: Builder) -> None:

@@ -7,7 +7,7 @@ from typing import Any, Final
 
 from simcore.models.blocks import Attention, LatentAttention
 from simcore.placement.job import Job
-from simcore.placement.libraries import Libraries
+from simcore.placement.libraries import KernelLibraries
 
 __all__ = ["FUSED", "SDPA_BACKENDS", "torch_libraries"]
 
@@ -24,11 +24,11 @@ _RULE: Final = (f"{_FILE}, check_prefer_cudnn_attention: on compute capability 9
                 "later; else flash-attention 2; where that cannot, the memory-efficient kernel")
 
 
-def torch_libraries(job: Job, options: Mapping[str, Any]) -> Libraries:
+def torch_libraries(job: Job, options: Mapping[str, Any]) -> KernelLibraries:
     """Torch's own linears and operators, and the attention that it chooses where a scenario does not."""
     compiled = bool(options.get("compile"))
     as_eager = compiled and job.graph.implementation != "torchtitan"
-    return Libraries(attention=_attention(job, options), eager=not compiled, fused=FUSED if as_eager else 1.0)
+    return KernelLibraries(attention=_attention(job, options), eager=not compiled, fused=FUSED if as_eager else 1.0)
 
 
 def _attention(job: Job, options: Mapping[str, Any]) -> str:

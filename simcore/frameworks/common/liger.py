@@ -12,7 +12,7 @@ __all__ = ["LIGER", "LIGER_FAMILIES", "LIGER_OPTION", "liger_kernels", "loss_wit
 LIGER_OPTION: Final = "use_liger_kernel"
 LIGER_FAMILIES: Final = ("llama", "mistral", "qwen2", "qwen3")
 LIGER: Final = (("kernels", "liger"),)
-"""`Run.options` of layers that have them."""
+"""`LayerWorkload.options` of layers that have them."""
 _RULE: Final = "Liger-Kernel 0.7.0 transformers/monkey_patch.py"
 
 

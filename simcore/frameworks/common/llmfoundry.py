@@ -21,8 +21,8 @@ from simcore.frameworks.common.torch import Defaults, all_or_no_checkpoint
 from simcore.models.blocks import Attention, Embedding
 from simcore.models.graph import ModelGraph
 from simcore.models.tensor import TensorSpec
-from simcore.placement.form import Layout
 from simcore.placement.job import Job
+from simcore.placement.layout import Placements
 
 __all__ = ["DEFAULTS", "FSDP1", "OPTIONS", "check", "checkpoint", "in_fp8", "options_of", "stages_of", "tp_layout"]
 
@@ -100,7 +100,7 @@ def _marked(graph: ModelGraph) -> ModelGraph:
 
 
 def options_of(job: Job, options: dict[str, Any]) -> tuple[tuple[str, str], ...]:
-    """`Run.options`."""
+    """`LayerWorkload.options`."""
     attention = job.auto("framework_options.attn_impl", options.get("attn_impl", "auto"), "triton",
                          f"{_CODE} models/mpt/configuration_mpt.py attn_config_defaults")
     learned = any(isinstance(kind.block, Embedding) and kind.block.positions for kind in job.graph.kinds)
@@ -108,6 +108,6 @@ def options_of(job: Job, options: dict[str, Any]) -> tuple[tuple[str, str], ...]
     return (("attn_impl", attention), *((("positions", "learned"),) * learned), *((("fp8", "true"),) * fp8))
 
 
-def tp_layout(_spec: TensorSpec) -> Layout:
+def tp_layout(_spec: TensorSpec) -> Placements:
     """Whole: `check` refuses."""
     return ()

@@ -86,7 +86,7 @@ def released_after(plan: Plan, layer: int) -> int:
 
 
 def _saves_nothing(plan: Plan, layer: int, linear: _Linear) -> bool:
-    packed = plan.of_layer(layer)[linear.own[0]].life.rest.packed
+    packed = plan.of_layer(layer)[linear.own[0]].policy.at_rest.packed
     return packed is not None and not packed.is_tensor
 
 

@@ -12,7 +12,7 @@ from simcore.placement.optimizer_step import is_updated_in_backward, moment_dtyp
 from simcore.placement.plan import Placed, Plan
 from simcore.program.builder import Builder
 from simcore.program.outline import Phase, Tables
-from simcore.program.tile import Tile
+from simcore.program.tile import LayerRows
 from simcore.recording.tape import Kernel, Op
 from simcore.units import dtype_bytes
 
@@ -25,14 +25,14 @@ Posting = tuple[str, str, int]
 def post_rest(plan: Plan, tables: Tables, builder: Builder, of: Callable[[Placed], list[Posting]]) -> None:
     """Post what `of` says of each tensor, layer by layer; layers of a kind are tiles."""
     builder.at(Phase.BUILD)
-    tiles: dict[int, Tile] = {}
+    tiles: dict[int, LayerRows] = {}
     for layer in plan.layers:
         kind = plan.graph.layers[layer].kind
         if kind not in tiles:
             rows = [(Op.ALLOC, 0, tables.slot(name, category), num_bytes, 0, 0)
                     for placed in plan.kinds[kind] for name, category, num_bytes in of(placed) if num_bytes]
             columns: IntArray = np.array(rows, dtype=np.int64).reshape(-1, 6)
-            tiles[kind] = Tile(columns, np.zeros(len(rows), dtype=np.int64))
+            tiles[kind] = LayerRows(columns, np.zeros(len(rows), dtype=np.int64))
         builder.tile(tiles[kind], layer)
     slot = tables.slot("buffers", "buffer")
     for _, num_bytes in plan.graph.architecture.buffers if plan.stage == 0 else ():
@@ -43,10 +43,10 @@ def rest_postings(placed: Placed) -> list[Posting]:
     """Parameters and optimizer states; buffers by their own category."""
     name = placed.spec.name
     if placed.spec.is_buffer:
-        return [(name, "buffer", placed.local * dtype_bytes(placed.life.rest.dtype))]
+        return [(name, "buffer", placed.local * dtype_bytes(placed.policy.at_rest.dtype))]
     states = [(f"{name}.{state}", "main_param" if state == "master_param" else "opt_state", num_bytes)
               for state, num_bytes in placed.states]
-    return [(name, placed.life.rest_category, placed.rest_bytes), *states]
+    return [(name, placed.policy.at_rest_category, placed.rest_bytes), *states]
 
 
 def optimizer_temporaries(plan: Plan, tables: Tables, builder: Builder) -> None:
@@ -85,7 +85,7 @@ def _largest_group(plan: Plan, per_kind: Mapping[int, Sequence[Placed]]) -> int:
     sums = {True: 0, False: 0}
     for kind, count in plan.kind_counts:
         for placed in per_kind[kind]:
-            apart = plan.framework.optimizer.groups_apart and placed.life.rest_category == "ignored_param"
+            apart = plan.framework.optimizer.groups_apart and placed.policy.at_rest_category == "ignored_param"
             sums[apart] += count * _root_bytes(placed) * (not _is_muons(plan, placed))
     return max(sums.values())
 
@@ -97,7 +97,7 @@ def _moved(placed: Placed, implementation: str) -> int:
     quotient, add and addcdiv, of the gradient two, of the parameter four. Composer 0.16.4's DecoupledAdamW has as many
     (`optim/decoupled_weight_decay.py`): one more over a moment, and none for a weight decay of 0.
     """
-    states, grads = placed.state_bytes, placed.local * dtype_bytes(placed.life.grad.dtype)
+    states, grads = placed.state_bytes, placed.local * dtype_bytes(placed.policy.grad.dtype)
     return 7 * states + 6 * grads if implementation == "for_loop" else 3 * states // 2 + 3 * grads
 
 
@@ -143,7 +143,7 @@ def _muon_bytes(plan: Plan, kind: int, placed: Placed) -> int:
 
 
 def _is_muons(plan: Plan, placed: Placed) -> bool:
-    return plan.framework.optimizer.name == "muon" and placed.life.states[0][0] == "momentum_buffer"
+    return plan.framework.optimizer.name == "muon" and placed.policy.optimizer_states[0][0] == "momentum_buffer"
 
 
 def newton_schulz_bytes(placed: Placed) -> int:
@@ -154,7 +154,7 @@ def newton_schulz_bytes(placed: Placed) -> int:
     Gram matrices.
     """
     rows, columns = placed.spec.shape
-    shards = placed.local * (dtype_bytes(placed.life.grad.dtype) + 2 * 2)
+    shards = placed.local * (dtype_bytes(placed.policy.grad.dtype) + 2 * 2)
     gram, whole = 2 * min(rows, columns) ** 2, 2 * rows * columns
     is_wide = rows <= columns and placed.local < placed.spec.numel
     return shards + (2 * whole + gram if is_wide else 3 * gram)

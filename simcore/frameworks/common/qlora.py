@@ -15,7 +15,7 @@ from simcore.errors import InputError, Problem
 from simcore.inputs.training import Quantization
 from simcore.models.tensor import TensorSpec
 from simcore.placement.job import Job
-from simcore.recording.packed_weights import Packed
+from simcore.recording.packed_weights import PackedWeights
 
 __all__ = ["OUTLIERS", "STORAGES", "STORAGE_OPTION", "THRESHOLD_OPTION", "TUNE_OPTION", "is_packed", "packed_of"]
 
@@ -34,7 +34,7 @@ _TURING: Final = (7, 5)
 _COLUMN: Final = ("uint8", "transformers 5.23 utils/quantization_config.py BitsAndBytesConfig")
 
 
-def packed_of(job: Job, options: dict[str, Any], default: tuple[str, str] = _COLUMN) -> Packed | None:
+def packed_of(job: Job, options: dict[str, Any], default: tuple[str, str] = _COLUMN) -> PackedWeights | None:
     """How frozen linears lie; None where the method is another one. `default`: the column's type, and who says so."""
     asked, at = job.scenario.training.quantization, "training.quantization"
     if job.scenario.training.method != "qlora":
@@ -58,10 +58,10 @@ def packed_of(job: Job, options: dict[str, Any], default: tuple[str, str] = _COL
                           "setting, Params4bit takes 64", f"{_BNB} nn/modules.py, transformers 5.23 "
                           "utils/quantization_config.py")
     storage = job.auto(f"framework_options.{STORAGE_OPTION}", options.get(STORAGE_OPTION) or "auto", *default)
-    return Packed(asked.format, asked.block_size, asked.double_quant, _TYPES[storage])
+    return PackedWeights(asked.format, asked.block_size, asked.double_quant, _TYPES[storage])
 
 
-def _int8(job: Job, options: dict[str, Any]) -> Packed:
+def _int8(job: Job, options: dict[str, Any]) -> PackedWeights:
     """Nothing of it is asked for but a threshold, which frameworks take that serve it."""
     asked = job.scenario.training.quantization
     if job.scenario.framework != "ddp":
@@ -80,10 +80,10 @@ def _int8(job: Job, options: dict[str, Any]) -> Packed:
     given = options.get(THRESHOLD_OPTION)
     job.auto(f"framework_options.{THRESHOLD_OPTION}", "auto" if given is None else str(given), "6.0",
              "transformers 5.23 utils/quantization_config.py BitsAndBytesConfig")
-    return Packed("int8", 0, double_quant=False, storage="int8")
+    return PackedWeights("int8", 0, double_quant=False, storage="int8")
 
 
-def _torchaos(job: Job, options: dict[str, Any]) -> Packed:
+def _torchaos(job: Job, options: dict[str, Any]) -> PackedWeights:
     """Blocks of 64, whose maxima are quantised by 256; a weight must be whole ones of those."""
     asked, source = job.scenario.training.quantization, "torchao 0.18 nf4_tensor.py to_nf4, from_tensor"
     job.refuse_idle(options, STORAGE_OPTION, f"with {TUNE_OPTION}")
@@ -93,7 +93,7 @@ def _torchaos(job: Job, options: dict[str, Any]) -> Packed:
                 if is_packed(spec) and spec.numel % (_SIZES[1] * 256)), None)
     if bad:
         raise job.illegal("model", f"{bad}: number of scalers must be divisible by scaler block size 256", source)
-    return Packed("nf4", _SIZES[1], double_quant=True, is_tensor=True)
+    return PackedWeights("nf4", _SIZES[1], double_quant=True, is_tensor=True)
 
 
 def is_packed(spec: TensorSpec) -> bool:

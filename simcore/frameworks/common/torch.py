@@ -6,9 +6,9 @@ from dataclasses import dataclass, replace
 from typing import Final
 
 from simcore.frameworks.common.lora import DEFAULT_TARGETS
-from simcore.placement.form import Blocks, Form, Layout
 from simcore.placement.framework import Optimizer
 from simcore.placement.job import Job
+from simcore.placement.layout import Blocks, Placements, TensorLayout
 
 __all__ = ["Defaults", "Sourced", "States", "all_or_no_checkpoint", "check_named_adapters",
            "check_optimizer_in_backward", "offloaded_together", "refuse_virtual_stages", "states_of", "torch_optimizer"]
@@ -118,8 +118,8 @@ class States:
     paged: bool
     has_momentum: bool
 
-    def of(self, layout: Layout, stored: str, space: str = "device", *,
-           hidden: bool = False) -> tuple[tuple[str, Form], ...]:
+    def of(self, placements: Placements, stored: str, space: str = "device", *,
+           hidden: bool = False) -> tuple[tuple[str, TensorLayout], ...]:
         """Of a parameter that is stored in `stored`, like its gradient.
 
         SGD keeps a buffer if it has momentum, which it has not unless asked (torch 2.13 `optim/sgd.py`); Muon keeps one
@@ -127,15 +127,15 @@ class States:
         """
         if self.name == "sgd" or (self.name == "muon" and hidden):
             kept = self.has_momentum or self.name == "muon"
-            return (("momentum_buffer", Form(layout, stored, space)),) * kept
-        form, names = self._moment(layout, stored, space), ("exp_avg", "exp_avg_sq")
-        if not (self.paged and form.blocks):
-            return tuple((name, form) for name in names)
-        scales = replace(form, space=space, blocks=replace(form.blocks, part="scales"))
-        form = replace(form, blocks=replace(form.blocks, part="values"))
-        return (*((name, form) for name in names), *((f"{name}.absmax", scales) for name in names))
+            return (("momentum_buffer", TensorLayout(placements, stored, space)),) * kept
+        layout, names = self._moment(placements, stored, space), ("exp_avg", "exp_avg_sq")
+        if not (self.paged and layout.blocks):
+            return tuple((name, layout) for name in names)
+        scales = replace(layout, space=space, blocks=replace(layout.blocks, part="scales"))
+        layout = replace(layout, blocks=replace(layout.blocks, part="values"))
+        return (*((name, layout) for name in names), *((f"{name}.absmax", scales) for name in names))
 
-    def _moment(self, layout: Layout, stored: str, space: str) -> Form:
+    def _moment(self, placements: Placements, stored: str, space: str) -> TensorLayout:
         """Like the parameter, as asked, or in blocks of 8 bits.
 
         [Note: moments of 8 bits] Blocks of 256 with a scale in fp32, from 4096 values on. bitsandbytes 95f9af30
@@ -148,10 +148,10 @@ class States:
         if self.low_bit == "bitsandbytes":
             blocks = Blocks(256, 4096, "fp32") if self.moments == "int8" else None
             away = ("managed", _LEAST_PAGED) if self.paged else (space, 0)
-            return Form(layout, "int8" if blocks else "fp32", away[0], blocks=blocks, least_away=away[1])
+            return TensorLayout(placements, "int8" if blocks else "fp32", away[0], blocks=blocks, least_away=away[1])
         if self.moments == "int8":
-            return Form(layout, "int8", space, blocks=Blocks(256, 4096, stored, table=1024, whole=True))
-        return Form(layout, stored if self.moments == "auto" else self.moments, space)
+            return TensorLayout(placements, "int8", space, blocks=Blocks(256, 4096, stored, table=1024, whole=True))
+        return TensorLayout(placements, stored if self.moments == "auto" else self.moments, space)
 
 
 def states_of(job: Job, *, plain: bool = False) -> States:

@@ -12,8 +12,8 @@ from simcore.frameworks.common.torch import Defaults, all_or_no_checkpoint, chec
 from simcore.inputs.training import Draws
 from simcore.models.blocks import Attention, Mamba2
 from simcore.models.tensor import TensorSpec
-from simcore.placement.form import Layout
 from simcore.placement.job import Job
+from simcore.placement.layout import Placements
 
 __all__ = ["DEFAULTS", "OPTIONS", "VLLM_FLASH_ATTN3", "check", "check_layers", "checkpoint", "options_of", "replayed",
            "stages_of", "tp_layout"]
@@ -82,7 +82,7 @@ def _check_activations(job: Job) -> None:
 
 
 def replayed(job: Job) -> tuple[tuple[str, str], ...]:
-    """`Run.options` of layers that transformers checkpoints itself: the embedding's output requires a gradient.
+    """`LayerWorkload.options` of layers that transformers checkpoints: the embedding's output requires a gradient.
 
     transformers 5.23 `modeling_utils.py`, _activation_checkpointing_enable: enable_input_require_grads.
     """
@@ -97,7 +97,7 @@ def _by_transformers(job: Job, options: dict[str, Any]) -> tuple[tuple[str, str]
 
 
 def options_of(job: Job, options: dict[str, Any]) -> tuple[tuple[str, str], ...]:
-    """`Run.options`: transformers' own grouped products, or the stand-in that expert parallelism needs."""
+    """`LayerWorkload.options`: transformers' own grouped products, or the stand-in that expert parallelism needs."""
     unit = job.mesh.ep > 1 and options.get("experts", "fully_shard") == "fully_shard"
     away = job.scenario.training.offload.part("activations")[1] > 0
     apart = (*((("experts", "unit"),) if unit else ()), *((("inputs", "on_host"),) if away else ()),
@@ -156,6 +156,6 @@ def _attention(job: Job, options: dict[str, Any]) -> tuple[tuple[str, str], ...]
     return (("attn_implementation", "flash_attention_2"),) if given == "flash_attention_2" else ()
 
 
-def tp_layout(_spec: TensorSpec) -> Layout:
+def tp_layout(_spec: TensorSpec) -> Placements:
     """Whole: `check` refuses."""
     return ()

@@ -5,40 +5,40 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from simcore.frameworks.common.optimizer_memory import optimizer_temporaries, post_rest, rest_postings
+from simcore.frameworks.ddp.strategy import DdpStrategy
 from simcore.pipeline.schedule import Action
-from simcore.placement.ddp_words import Reducer
 from simcore.placement.plan import Plan
 from simcore.program.builder import Builder
 from simcore.program.outline import Tables
 from simcore.recording.tape import Kernel, Param, Stream
 from simcore.units import dtype_bytes
 
-__all__ = ["ReducedFlow"]
+__all__ = ["DdpHooks"]
 
 HANDLE = 16
 
 
-class ReducedFlow:
-    """Implements `lower.Flow`; buckets are filled in the order in which gradients are ready."""
+class DdpHooks:
+    """Implements `lower.MemoryHooks`; buckets are filled in the order in which gradients are ready."""
 
     def __init__(self, plan: Plan, tables: Tables, builder: Builder) -> None:
-        assert isinstance(plan.framework.flow, Reducer)
-        self.plan, self.tables, self.out, self.flow = plan, tables, builder, plan.framework.flow
+        self.plan, self.tables, self.out = plan, tables, builder
+        self.strategy = plan.framework.strategy_as(DdpStrategy)
         self.marks = [tables.hook(text) for text in ("opt:begin", "opt:end", "step:end")]
         self.grads: dict[tuple[int, int], int] = {}
         self.filled: dict[str, int] = {}
         self.caps: dict[str, int] = {}
         self.is_last = False
 
-    # ---- lower.Flow ---------------------------------------------------------------------------------------------
+    # ---- MemoryHooks --------------------------------------------------------------------------------------------
     def rest(self) -> None:
         post_rest(self.plan, self.tables, self.out, rest_postings)
-        if self.flow.axis:
+        if self.strategy.axis:
             self.out.alloc(self.plan.layers[0], self.tables.slot("buckets", "main_grad"), self._bucket_bytes())
 
     def _bucket_bytes(self) -> int:
         """One element for each of every gradient."""
-        return sum(count * sum(p.local * dtype_bytes(p.life.grad.dtype) for p in self.plan.kinds[kind] if p.trainable)
+        return sum(count * sum(p.local * dtype_bytes(p.policy.grad.dtype) for p in self.plan.kinds[kind] if p.trainable)
                    for kind, count in self.plan.kind_counts)
 
     def begin_microbatch(self, action: Action) -> None:
@@ -56,37 +56,37 @@ class ReducedFlow:
     def backward_end(self, layer: int, grads: Sequence[tuple[Param, int, int]]) -> None:
         """New gradients are added to those that are there; in the last microbatch they fill buckets."""
         for param, slot, num_bytes in grads:
-            if (layer, slot) in self.grads or (self.flow.axis and self.flow.is_view):
+            if (layer, slot) in self.grads or (self.strategy.axis and self.strategy.is_view):
                 self.out.free(layer, slot, num_bytes)
             else:
                 self.grads[layer, slot] = num_bytes
-            if self.is_last and self.flow.axis:
+            if self.is_last and self.strategy.axis:
                 self._fill(layer, param.dtype, num_bytes)
 
     def _fill(self, layer: int, dtype: str, num_bytes: int) -> None:
         """Into the bucket of its dtype, which is reduced as soon as it has reached its cap."""
         self.out.compute(Kernel.COPY, 0, 2 * num_bytes)
         self.filled[dtype] = self.filled.get(dtype, 0) + num_bytes
-        if self.filled[dtype] >= self.caps.setdefault(dtype, self.flow.first_bytes):
+        if self.filled[dtype] >= self.caps.setdefault(dtype, self.strategy.first_bytes):
             self._reduce(layer, dtype)
 
     def _reduce(self, layer: int, dtype: str) -> None:
-        comm = self.tables.comm("all_reduce", self.flow.axis, dtype)
+        comm = self.tables.comm("all_reduce", self.strategy.axis, dtype)
         self.out.collective(layer, comm, self.filled[dtype], Stream.REDUCE, HANDLE)
-        self.filled[dtype], self.caps[dtype] = 0, self.flow.bucket_bytes
+        self.filled[dtype], self.caps[dtype] = 0, self.strategy.bucket_bytes
 
     def experts(self, layer: int, mark: int, grads: Sequence[tuple[Param, int, int]], *, replay: bool) -> None:
         """Never: experts are not a unit of their own here."""
 
     def end_pass(self, action: Action) -> None:
         """The last buckets are reduced, then every gradient is copied back."""
-        if action.forward or not self.is_last or not self.flow.axis:
+        if action.forward or not self.is_last or not self.strategy.axis:
             return
         first = self.plan.layers[0]
         for dtype in [dtype for dtype, num_bytes in self.filled.items() if num_bytes]:
             self._reduce(first, dtype)
         self.out.wait(first, HANDLE)
-        if not self.flow.is_view:
+        if not self.strategy.is_view:
             self.out.compute(Kernel.COPY, 0, 2 * sum(self.grads.values()))
 
     def optimize(self) -> None:

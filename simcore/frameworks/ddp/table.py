@@ -2,7 +2,7 @@
 
 Parameters, gradients and states are whole on every rank, in the dtype of the products (`model.to(dtype)`): nothing is
 cast. The mesh is `dp_replicate` alone. Rules: `torch/nn/parallel/distributed.py`, see [Note: the reducer] in
-`simcore/placement/ddp_words.py`. Buffers that are broadcast before forward (`broadcast_buffers`) are in no traffic:
+`simcore/frameworks/ddp/strategy.py`. Buffers that are broadcast before forward (`broadcast_buffers`) are in no traffic:
 rotary frequencies.
 """
 
@@ -17,7 +17,6 @@ from simcore.frameworks.common.autocast import AUTOCAST_OPTIONS, Mixed, mixed_of
 from simcore.frameworks.common.checkpoint_files import plain_files
 from simcore.frameworks.common.kernels import FUSED, SDPA_BACKENDS, torch_libraries
 from simcore.frameworks.common.liger import LIGER_OPTION, loss_with
-from simcore.frameworks.common.lora import name_adapters
 from simcore.frameworks.common.qlora import (
     OUTLIERS,
     STORAGE_OPTION,
@@ -35,22 +34,18 @@ from simcore.frameworks.common.torch import (
     states_of,
     torch_optimizer,
 )
+from simcore.frameworks.ddp.strategy import DdpStrategy
 from simcore.frameworks.ddp.unsloth import FAST_OPTION, FAST_RELEASES, adapter_dtype, fast_layers
 from simcore.models.blocks import Attention
 from simcore.operators.hf.int8 import NO_THRESHOLD
-from simcore.placement.ddp_words import Reducer
-from simcore.placement.form import Form, Layout, Partial
-from simcore.placement.framework import Framework, Life, Moment, Rule
+from simcore.placement.framework import Framework, Rule, TensorPolicy, UpdateTime
 from simcore.placement.job import Job
-from simcore.recording.packed_weights import Packed
+from simcore.placement.layout import Partial, Placements, TensorLayout
+from simcore.recording.packed_weights import PackedWeights
 
-__all__ = ["DEFAULT_IMPLEMENTATION", "IMPLEMENTATIONS", "PACKS", "VERSIONS", "adapters", "table"]
+__all__ = ["OPTIONS", "VERSIONS", "table"]
 
 VERSIONS = ("torch 2.13",)
-DEFAULT_IMPLEMENTATION = "hf"
-IMPLEMENTATIONS = ("hf",)
-PACKS = True
-"""Serves frozen weights in 4 bits."""
 RULE: Final = "torch 2.13 torch/nn/parallel/distributed.py"
 MIB: Final = 2**20
 OPTIONS: Final[dict[str, tuple[Any, ...]]] = {
@@ -73,8 +68,6 @@ OPTIONS: Final[dict[str, tuple[Any, ...]]] = {
 }
 LOSSES: Final = ("auto", "hf", "hf_keep_logits", "cut", "liger", "chunked")
 
-adapters = name_adapters
-
 
 def table(job: Job) -> Framework:
     """DDP applied to a job."""
@@ -86,9 +79,9 @@ def table(job: Job) -> Framework:
         name="ddp", version=VERSIONS[0],
         rules=_rules(stored, adapter_dtype(job, options, stored), job.compute, states_of(job, plain=True),
                      packed_of(job, options),
-                     Moment.GRADIENT_READY if options.get("optimizer_in_bwd") else Moment.OPTIMIZER_BEGIN),
+                     UpdateTime.GRADIENT_READY if options.get("optimizer_in_bwd") else UpdateTime.OPTIMIZER_STEP),
         units=(),
-        flow=_reducer(job, options),
+        strategy=_reducer(job, options),
         optimizer=torch_optimizer(job, "torch 2.13 optim/adam.py: foreach by default on CUDA", "foreach", plain=True),
         compute_dtype=job.compute,
         checkpoint=all_or_no_checkpoint(job),
@@ -142,14 +135,14 @@ def _mixed(job: Job, options: dict[str, Any]) -> Mixed:
     return mixed
 
 
-def _reducer(job: Job, options: dict[str, Any]) -> Reducer:
+def _reducer(job: Job, options: dict[str, Any]) -> DdpStrategy:
     if job.mesh.dp_replicate == 1:
-        return Reducer()
+        return DdpStrategy()
     view = job.flag(options, "gradient_as_bucket_view", f"{RULE}: gradient_as_bucket_view=False", default=False)
     given = options.get("bucket_cap_mb")
     cap = job.auto("framework_options.bucket_cap_mb", "auto" if given is None else str(given), "25",
                    f"{RULE}: _set_bucket_cap_mb, 25 MiB; the first bucket 1 MiB if none is given")
-    return Reducer("dp_replicate", MIB if given is None else int(cap) * MIB, int(cap) * MIB, view)
+    return DdpStrategy("dp_replicate", MIB if given is None else int(cap) * MIB, int(cap) * MIB, view)
 
 
 def _compiled(options: dict[str, Any]) -> tuple[tuple[str, str], ...]:
@@ -182,21 +175,22 @@ def _assumptions(job: Job, options: dict[str, Any]) -> tuple[tuple[str, str, str
 
 
 @lru_cache(maxsize=64)
-def _rules(stored: str, adapter: str, compute: str, kept: States, packed: Packed | None,
-           updated: Moment) -> tuple[Rule, ...]:
+def _rules(stored: str, adapter: str, compute: str, kept: States, packed: PackedWeights | None,
+           updated: UpdateTime) -> tuple[Rule, ...]:
     """Everything whole; adapters may have another dtype, frozen linears may lie in 4 bits."""
-    rest = Form((), "fp32")
-    buffer = Life("buffer", rest, rest, rest, rest, rest_category="buffer", updated=Moment.NEVER)
-    whole = _life("whole", stored, kept, updated)
+    rest = TensorLayout((), "fp32")
+    buffer = TensorPolicy("buffer", rest, rest, rest, rest, at_rest_category="buffer", updated=UpdateTime.NEVER)
+    whole = _policy("whole", stored, kept, updated)
     in_bits = () if packed is None else (Rule(is_packed, replace(
-        whole, name="packed", rest=Form((), packed.storage, packed=packed), use=Form((), compute))),)
+        whole, name="packed", at_rest=TensorLayout((), packed.storage, packed=packed),
+        in_use=TensorLayout((), compute))),)
     return (Rule(lambda t: t.is_buffer, buffer), *in_bits,
-            Rule(lambda t: t.module == "adapter", _life("adapters", adapter, kept, updated)),
+            Rule(lambda t: t.module == "adapter", _policy("adapters", adapter, kept, updated)),
             Rule(lambda t: True, whole))
 
 
-def _life(name: str, stored: str, kept: States, updated: Moment) -> Life:
-    summand: Layout = (("dp_replicate", Partial()),)
-    rest = Form((), stored)
-    return Life(name, rest, rest, Form(summand, stored), rest,
-                kept.of((), stored), reduced=Moment.BUCKET_FULL, updated=updated)
+def _policy(name: str, stored: str, kept: States, updated: UpdateTime) -> TensorPolicy:
+    summand: Placements = (("dp_replicate", Partial()),)
+    rest = TensorLayout((), stored)
+    return TensorPolicy(name, rest, rest, TensorLayout(summand, stored), rest,
+                kept.of((), stored), updated=updated)

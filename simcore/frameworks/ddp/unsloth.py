@@ -21,7 +21,7 @@ _LINEARS: Final = frozenset({"q_proj", "k_proj", "v_proj", "o_proj", "gate_proj"
 
 
 def fast_layers(job: Job, options: dict[str, Any]) -> tuple[tuple[str, str], ...]:
-    """`Run.options` of its layers, where they are asked for."""
+    """`LayerWorkload.options` of its layers, where they are asked for."""
     if not options.get(FAST_OPTION):
         return ()
     at, training = f"framework_options.{FAST_OPTION}", job.scenario.training

@@ -2,23 +2,23 @@
 
 from __future__ import annotations
 
+from simcore.frameworks.deepspeed.strategy import ZeroStrategy
 from simcore.placement.plan import Plan
-from simcore.placement.zero_words import Zero
 from simcore.program.builder import Builder
 from simcore.program.outline import Tables
 
-__all__ = ["Key", "Secondary"]
+__all__ = ["HpzShards", "Key"]
 
 Key = tuple[int, int]
 """(layer, number) of a parameter."""
 
 
-class Secondary:
+class HpzShards:
     """Which parameters have one, and its rows; of nothing where hpZ is not asked for."""
 
-    def __init__(self, plan: Plan, tables: Tables, out: Builder, flow: Zero) -> None:
-        self.out, self.parts = out, flow.secondary
-        axis = f"{flow.axis}/{flow.secondary}"
+    def __init__(self, plan: Plan, tables: Tables, out: Builder, strategy: ZeroStrategy) -> None:
+        self.out, self.parts = out, strategy.secondary
+        axis = f"{strategy.axis}/{strategy.secondary}"
         self.comm = tables.comm("all_gather", axis, plan.framework.compute_dtype) if self.parts else -1
         self.slot = tables.slot("secondary_part", "post_forward_shard")
         self.kept: dict[Key, int] = {}

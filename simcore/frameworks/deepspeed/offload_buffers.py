@@ -6,10 +6,10 @@ from collections import Counter
 from collections.abc import Iterator, Sequence
 
 from simcore.frameworks.deepspeed.partitions import aligned, touching, trained_of
+from simcore.frameworks.deepspeed.strategy import ZeroStrategy
 from simcore.hardware.nvme import aligned as aligned_to_drives
 from simcore.hardware.nvme import is_swapped
 from simcore.placement.plan import Placed, Plan
-from simcore.placement.zero_words import Zero
 from simcore.units import dtype_bytes
 
 __all__ = ["beside_tensors", "num_moments", "sub_groups", "touched", "trained"]
@@ -22,12 +22,12 @@ def beside_tensors(plan: Plan, *, rounded: bool) -> Counter[str]:
 
     Pinned blocks are powers of two (torch 2.13 ATen/core/CachingHostAllocator.h:300); flat buffers are one block each.
     """
-    flow = plan.framework.flow
-    if not isinstance(flow, Zero) or not (flow.states_on_host or flow.params_on_host):
+    strategy = plan.framework.strategy_as(ZeroStrategy)
+    if not (strategy.states_on_host or strategy.params_on_host):
         return Counter()
     held = Counter[str]()
-    for owner, num_bytes, pinned in _buffers(plan, flow):
-        held[owner] += _block(num_bytes) if rounded and pinned and flow.pinned else num_bytes
+    for owner, num_bytes, pinned in _buffers(plan, strategy):
+        held[owner] += _block(num_bytes) if rounded and pinned and strategy.pinned else num_bytes
     for owner, size in _of_tensors(plan).items():
         held[owner] -= size
     return held
@@ -46,34 +46,34 @@ def _of_tensors(plan: Plan) -> Counter[str]:
     return held
 
 
-def _buffers(plan: Plan, flow: Zero) -> Iterator[tuple[str, int, bool]]:
+def _buffers(plan: Plan, strategy: ZeroStrategy) -> Iterator[tuple[str, int, bool]]:
     """(owner, bytes, whether they are pinned) of every buffer on the host."""
     size, moments = dtype_bytes(plan.framework.compute_dtype), num_moments(plan)
-    if flow.stage < 3:
-        part = aligned(plan) // plan.mesh.axis(flow.axis).size
+    if strategy.stage < 3:
+        part = aligned(plan) // plan.mesh.axis(strategy.axis).size
         yield from (("optimizer states", FP32 * part, True), ("optimizer states", FP32 * moments * part, False),
                     ("gradients", FP32 * part, True), ("copies on their way", size * part, True),
                     ("copies on their way", size * _largest(plan), True))
-        if flow.accumulates and flow.stage == 2:
-            yield from (("gradients", size * numel, True) for numel in touched(plan, flow))
+        if strategy.accumulates and strategy.stage == 2:
+            yield from (("gradients", size * numel, True) for numel in touched(plan, strategy))
         return
     parts = sum(placed.padded for placed in trained(plan))
-    if flow.params_on_host:
-        yield "parameters", sum(p.life.rest.num_bytes(p.padded) for p in _owned(plan)), True
-    if flow.swap_buffers:
-        yield from _beside_drives(plan, flow, size * parts)
-    elif flow.states_on_host:
+    if strategy.params_on_host:
+        yield "parameters", sum(p.policy.at_rest.num_bytes(p.padded) for p in _owned(plan)), True
+    if strategy.swap_buffers:
+        yield from _beside_drives(plan, strategy, size * parts)
+    elif strategy.states_on_host:
         yield from (("optimizer states", FP32 * (1 + moments) * parts, False), ("gradients", size * parts, True),
                     ("gradients", FP32 * parts, True))
 
 
-def _beside_drives(plan: Plan, flow: Zero, gradients: int) -> Iterator[tuple[str, int, bool]]:
+def _beside_drives(plan: Plan, strategy: ZeroStrategy, gradients: int) -> Iterator[tuple[str, int, bool]]:
     """16-bit gradients, buffers (which torch does not round), and sub-groups that are too small to be files."""
-    groups = list(sub_groups([placed.padded for placed in trained(plan)], flow.sub_group))
+    groups = list(sub_groups([placed.padded for placed in trained(plan)], strategy.sub_group))
     left = sum(numel for numel in groups if not is_swapped(numel))
     yield from (("gradients", gradients, True), ("gradients", FP32 * left, True),
                 ("optimizer states", FP32 * (1 + num_moments(plan)) * left, False),
-                ("buffers of drives", FP32 * flow.swap_buffers * aligned_to_drives(max(groups, default=0)), False))
+                ("buffers of drives", FP32 * strategy.swap_buffers * aligned_to_drives(max(groups, default=0)), False))
 
 
 def sub_groups(parts: Sequence[int], size: int) -> Iterator[int]:
@@ -90,8 +90,8 @@ def sub_groups(parts: Sequence[int], size: int) -> Iterator[int]:
 
 def num_moments(plan: Plan) -> int:
     """Beside the master of a parameter."""
-    lives = [placed.life for placed in trained(plan)]
-    return sum(name not in ("master_param", "grad_copy") for name, _ in lives[0].states) if lives else 0
+    policies = [placed.policy for placed in trained(plan)]
+    return sum(name not in ("master_param", "grad_copy") for name, _ in policies[0].optimizer_states) if policies else 0
 
 
 def _owned(plan: Plan) -> Iterator[Placed]:
@@ -107,6 +107,6 @@ def _largest(plan: Plan) -> int:
     return max((numel for layer in plan.layers for _, numel in trained_of(plan, layer)), default=0)
 
 
-def touched(plan: Plan, flow: Zero) -> list[int]:
+def touched(plan: Plan, strategy: ZeroStrategy) -> list[int]:
     """Elements of every parameter of which some lies in this rank's part, whole."""
-    return touching(plan, plan.mesh.axis(flow.axis).coordinate(plan.rank))
+    return touching(plan, plan.mesh.axis(strategy.axis).coordinate(plan.rank))

@@ -6,9 +6,9 @@ from collections.abc import Sequence
 
 from simcore.frameworks.common.cpu_optimizer import copied, updated_on_host
 from simcore.frameworks.deepspeed.offload_buffers import num_moments
+from simcore.frameworks.deepspeed.strategy import ZeroStrategy
 from simcore.hardware.nvme import aligned, is_swapped, stays_on_device, whole_pieces
 from simcore.placement.plan import Plan
-from simcore.placement.zero_words import Zero
 from simcore.program.builder import Builder
 from simcore.program.outline import Tables
 from simcore.units import dtype_bytes
@@ -22,8 +22,8 @@ READ, WRITE = 1, 2
 class GradientsOnHost:
     """Rows of copies and of what they need on the device; nothing where states are there."""
 
-    def __init__(self, plan: Plan, tables: Tables, out: Builder, flow: Zero) -> None:
-        self.plan, self.tables, self.out, self.flow, self.first = plan, tables, out, flow, plan.layers[0]
+    def __init__(self, plan: Plan, tables: Tables, out: Builder, strategy: ZeroStrategy) -> None:
+        self.plan, self.tables, self.out, self.strategy, self.first = plan, tables, out, strategy, plan.layers[0]
         self.size = dtype_bytes(plan.framework.compute_dtype)
         self.slot = tables.slot("grad_on_its_way", "reduce_scatter_output")
         self.num_states = 1 + num_moments(plan)
@@ -34,14 +34,14 @@ class GradientsOnHost:
 
         `each`: their elements. To drives they go in fp32 together, but for those that wait on the device.
         """
-        if not self.flow.states_on_host:
+        if not self.strategy.states_on_host:
             return
         parts, largest = sum(each), max(each, default=0)
-        waiting = FP32 * sum(filter(stays_on_device, each)) * (is_last and self.flow.swap_buffers > 0)
+        waiting = FP32 * sum(filter(stays_on_device, each)) * (is_last and self.strategy.swap_buffers > 0)
         self.out.alloc(self.first, self.waiting, waiting)
         self.num_waiting += waiting
         self.num_written += FP32 * sum(map(whole_pieces, filter(is_swapped, each))) * is_last
-        together = parts - waiting // FP32 if self.flow.swap_buffers else largest
+        together = parts - waiting // FP32 if self.strategy.swap_buffers else largest
         taken = largest * self.size + FP32 * together * is_last
         self.out.alloc(self.first, self.slot, taken)
         for direction in ("to_host", "to_device"):
@@ -52,7 +52,7 @@ class GradientsOnHost:
     def step(self, groups: Sequence[int]) -> None:
         """All groups, of drives too; the way back is none where parameters rest there too."""
         elements = sum(groups)
-        swapped = FP32 * sum(map(aligned, filter(is_swapped, groups))) * (self.flow.swap_buffers > 0)
+        swapped = FP32 * sum(map(aligned, filter(is_swapped, groups))) * (self.strategy.swap_buffers > 0)
         if swapped:  # gradients are waited for when they are read again
             self.out.host(self.num_written, WRITE)
             self.out.host(self.num_states * swapped + self.num_written, READ)
@@ -62,7 +62,7 @@ class GradientsOnHost:
         self.out.free(self.first, self.waiting, self.num_waiting)
         self.num_waiting = self.num_written = 0
         self._copied("to_device", self.plan.framework.compute_dtype,
-                     self.size * elements * (not self.flow.params_on_host))
+                     self.size * elements * (not self.strategy.params_on_host))
 
     def _copied(self, direction: str, dtype: str, num_bytes: int) -> None:
         if num_bytes:

@@ -6,8 +6,8 @@ import math
 
 import numpy as np
 
+from simcore.frameworks.deepspeed.strategy import ZeroStrategy
 from simcore.placement.plan import AtRestBytes, Plan
-from simcore.placement.zero_words import Zero
 from simcore.units import dtype_bytes
 
 __all__ = ["aligned", "exact_in_parts", "flat_padding", "gradient_elements", "places", "touching", "trained_of"]
@@ -32,9 +32,8 @@ def _trained(plan: Plan) -> int:
 
 def aligned(plan: Plan) -> int:
     """Elements of the flat parameters, so that parts are equal."""
-    flow = plan.framework.flow
-    assert isinstance(flow, Zero)
-    unit = ALIGN * plan.mesh.axis(flow.axis).size
+    strategy = plan.framework.strategy_as(ZeroStrategy)
+    unit = ALIGN * plan.mesh.axis(strategy.axis).size
     return math.ceil(_trained(plan) / unit) * unit
 
 
@@ -43,10 +42,9 @@ def places(plan: Plan) -> dict[tuple[int, int], tuple[int, int]]:
 
     In the order of registration, or dealt out to the ranks one by one (`_round_robin_reorder`).
     """
-    flow, found, at = plan.framework.flow, {}, 0
-    assert isinstance(flow, Zero)
+    strategy, found, at = plan.framework.strategy_as(ZeroStrategy), {}, 0
     every = [(layer, number, numel) for layer in plan.layers for number, numel in trained_of(plan, layer)]
-    ranks = plan.mesh.axis(flow.axis).size if flow.round_robin else 1
+    ranks = plan.mesh.axis(strategy.axis).size if strategy.round_robin else 1
     for layer, number, numel in (one for rank in range(ranks) for one in every[rank::ranks]):
         found[layer, number] = (at, at + numel)
         at += numel
@@ -55,9 +53,8 @@ def places(plan: Plan) -> dict[tuple[int, int], tuple[int, int]]:
 
 def touching(plan: Plan, coordinate: int) -> list[int]:
     """Elements of every parameter of which some lies in the part of the rank at `coordinate`, whole."""
-    flow = plan.framework.flow
-    assert isinstance(flow, Zero)
-    part = aligned(plan) // plan.mesh.axis(flow.axis).size
+    strategy = plan.framework.strategy_as(ZeroStrategy)
+    part = aligned(plan) // plan.mesh.axis(strategy.axis).size
     low = coordinate * part
     return [end - start for start, end in places(plan).values() if start < low + part and end > low]
 
@@ -68,9 +65,8 @@ def gradient_elements(plan: Plan, *, exact: bool = False) -> int:
     DeepSpeed 0.19.6 `stage_1_and_2.py`:1680, copy_grads_in_partition: the sum of `param_in_partition.numel()`. Without
     `exact` as on the rank with the most; one that no parameter touches has zeros of a part (get_flat_partition).
     """
-    flow = plan.framework.flow
-    assert isinstance(flow, Zero)
-    axis, part = plan.mesh.axis(flow.axis), aligned(plan) // plan.mesh.axis(flow.axis).size
+    strategy = plan.framework.strategy_as(ZeroStrategy)
+    axis, part = plan.mesh.axis(strategy.axis), aligned(plan) // plan.mesh.axis(strategy.axis).size
     if exact:
         return sum(touching(plan, axis.coordinate(plan.rank))) or part
     ends = np.array(sorted(places(plan).values()), dtype=np.int64).reshape(-1, 2)
@@ -86,9 +82,8 @@ def exact_in_parts(plan: Plan) -> dict[str, AtRestBytes]:
 
     Tensors lie in the order of registration, as one parameter group (`bit16_groups_flat`).
     """
-    flow, totals, where = plan.framework.flow, dict[str, AtRestBytes](), places(plan)
-    assert isinstance(flow, Zero)
-    axis = plan.mesh.axis(flow.axis)
+    strategy, totals, where = plan.framework.strategy_as(ZeroStrategy), dict[str, AtRestBytes](), places(plan)
+    axis = plan.mesh.axis(strategy.axis)
     part = aligned(plan) // axis.size
     low = axis.coordinate(plan.rank) * part
     owned = ((layer, number, placed) for layer in plan.layers for number, placed in enumerate(plan.of_layer(layer))
@@ -96,9 +91,10 @@ def exact_in_parts(plan: Plan) -> dict[str, AtRestBytes]:
     for layer, number, placed in owned:
         start, end = where.get((layer, number), (0, 0))
         numel, inside = end - start, max(0, min(end, low + part) - max(start, low))
-        states = sum(dtype_bytes(form.dtype) for _, form in placed.life.states if form.space == "device")
-        component, here = placed.spec.component, placed.life.grad.space == "device"
-        grads = here * inside * dtype_bytes(placed.life.grad.dtype)
+        states = sum(dtype_bytes(layout.dtype) for _,
+                     layout in placed.policy.optimizer_states if layout.space == "device")
+        component, here = placed.spec.component, placed.policy.grad.space == "device"
+        grads = here * inside * dtype_bytes(placed.policy.grad.dtype)
         totals[component] = totals.get(component, AtRestBytes()) + AtRestBytes(
             placed.rest_bytes, grads, inside * states, placed.local, numel)
     return totals

@@ -18,10 +18,10 @@ from collections.abc import Iterable, Iterator, Set
 
 from simcore.frameworks.common.module_order import Calls, backward_calls, forward_calls, released_after, replayed
 from simcore.frameworks.deepspeed.hpz import Key
+from simcore.frameworks.deepspeed.strategy import PERSISTENT
 from simcore.placement.plan import Placed, Plan
-from simcore.placement.zero_words import PERSISTENT
 
-__all__ = ["Pins", "bytes_by_dtype", "recorded", "seen_by_nodes"]
+__all__ = ["LivePackedWeights", "bytes_by_dtype", "recorded", "seen_by_nodes"]
 
 
 def bytes_by_dtype(params: Iterable[tuple[str, int]]) -> list[tuple[str, int]]:
@@ -46,7 +46,7 @@ def _keys(plan: Plan, layer: int, calls: Calls) -> list[list[Key]]:
     placed = plan.of_layer(layer)
     found = [[(plan.layers[0], 0) if placed[number].spec.tied else (layer, number) for number in call]
              for call in calls]
-    return [[key for key in keys if _placed(plan, key).life.name != PERSISTENT] for keys in found]
+    return [[key for key in keys if _placed(plan, key).policy.name != PERSISTENT] for keys in found]
 
 
 def _placed(plan: Plan, key: Key) -> Placed:
@@ -57,10 +57,10 @@ def seen_by_nodes(plan: Plan) -> Set[Key]:
     """Packed weights of which nodes of the graph hold a view: those that backward calls."""
     found = (key for layer in plan.layers for calls in backward_calls(plan, layer)
              for keys in _keys(plan, layer, calls) for key in keys)
-    return {key for key in found if (packed := _placed(plan, key).life.rest.packed) and not packed.is_tensor}
+    return {key for key in found if (packed := _placed(plan, key).policy.at_rest.packed) and not packed.is_tensor}
 
 
-class Pins:
+class LivePackedWeights:
     """Frozen parameters that a replay has called: [Note: ZeRO-3 and frozen parameters]. Calls are numbered."""
 
     def __init__(self, plan: Plan) -> None:

@@ -23,16 +23,15 @@ from simcore.frameworks.common.torch import (
     refuse_virtual_stages,
     torch_optimizer,
 )
-from simcore.placement.form import Flat, Form, Layout, Partial
-from simcore.placement.framework import Framework, Life, Moment, Optimizer, Rule
+from simcore.frameworks.deepspeed.strategy import PERSISTENT, ZeroStrategy
+from simcore.placement.framework import Framework, Optimizer, Rule, TensorPolicy, UpdateTime
 from simcore.placement.job import Job, topology_of
-from simcore.placement.zero_words import PERSISTENT, Zero
-from simcore.recording.packed_weights import Packed
+from simcore.placement.layout import Flat, Partial, Placements, TensorLayout
+from simcore.recording.packed_weights import PackedWeights
 
-__all__ = ["IMPLEMENTATIONS", "VERSIONS", "zero_table"]
+__all__ = ["VERSIONS", "options_of_stage", "zero_table"]
 
 VERSIONS = ("deepspeed 0.19.6",)
-IMPLEMENTATIONS = ("hf",)
 CONFIG: Final = "deepspeed 0.19.6 runtime/zero/config.py"
 OFFLOAD: Final = "deepspeed 0.19.6 runtime/zero/offload_config.py"
 FILLED: Final = "transformers 5.23 integrations/deepspeed.py trainer_config_finalize"
@@ -80,31 +79,36 @@ _OVERLAPPED: Final = ("time of overlap_comm", "reductions run beside the product
                       "it decides on buffers; without it DeepSpeed waits for each reduction")
 
 
+def options_of_stage(stage: int) -> dict[str, tuple[Any, ...]]:
+    """Framework options of a stage."""
+    return _OF_ALL | (_OF_3 if stage == 3 else {})
+
+
 def zero_table(job: Job, stage: int) -> Framework:
     """ZeRO applied to a job."""
-    options = job.options(_OF_ALL | (_OF_3 if stage == 3 else {}))
+    options = job.options(options_of_stage(stage))
     _check(job)
     _check_shards(job, stage)
     threshold = _size(job, options, "stage3_param_persistence_threshold", 100_000) if stage == 3 else 0
-    flow = _flow(job, options, stage)
+    strategy = _strategy(job, options, stage)
     return Framework(
         name=f"zero{stage}", version=VERSIONS[0],
-        rules=_rules(stage, job.compute, threshold, _states(job), _spaces(flow), _packed(job, options),
-                     apart=flow.is_apart),
+        rules=_rules(stage, job.compute, threshold, _states(job), _spaces(strategy), _packed(job, options),
+                     apart=strategy.is_apart),
         units=(),
-        flow=flow,
-        optimizer=_optimizer(job, flow),
+        strategy=strategy,
+        optimizer=_optimizer(job, strategy),
         compute_dtype=job.compute,
         checkpoint=all_or_no_checkpoint(job),
         loss=job.auto("training.loss", job.scenario.training.loss, *loss_with(options, _transformers.DEFAULTS.loss)),
         sequence_parallel=False,
         stages=(tuple(range(len(job.graph.layers))),),
         options=(*_transformers.options_of(job, options), *_transformers.replayed(job)),
-        communicators=_communicators(job, flow),
+        communicators=_communicators(job, strategy),
         files=plain_files(job),
         libraries=torch_libraries(job, options),
-        assumptions=(_OVERLAPPED, *(_fetched_by_layer() if stage == 3 else ()), *_of_host(flow),
-                     *((_ALIKE,) if flow.differs else ())),
+        assumptions=(_OVERLAPPED, *(_fetched_by_layer() if stage == 3 else ()), *_of_host(strategy),
+                     *((_ALIKE,) if strategy.step_varies_by_rank else ())),
     )
 
 
@@ -128,7 +132,7 @@ def _check(job: Job) -> None:
     job.one_of("training.loss", job.scenario.training.loss, LOSSES)
 
 
-def _packed(job: Job, options: dict[str, Any]) -> Packed | None:
+def _packed(job: Job, options: dict[str, Any]) -> PackedWeights | None:
     """A column of bytes stays as it is; one of another floating type than the model's would be cast, value by value."""
     packed = packed_of(job, options)
     if packed and packed.storage not in ("uint8", job.compute):
@@ -137,7 +141,7 @@ def _packed(job: Job, options: dict[str, Any]) -> Packed | None:
     return packed
 
 
-def _flow(job: Job, options: dict[str, Any], stage: int) -> Zero:
+def _strategy(job: Job, options: dict[str, Any], stage: int) -> ZeroStrategy:
     overlapped = job.flag(options, "overlap_comm", f"{CONFIG} overlap_comm_valid: with stage 3", default=stage == 3)
     bucket = _size(job, options, "reduce_bucket_size", 500_000_000)
     states, params = _offloaded(job, options, stage)
@@ -149,8 +153,8 @@ def _flow(job: Job, options: dict[str, Any], stage: int) -> Zero:
     if stage < 3:
         apart = apart and not states
         turns = job.flag(options, "round_robin_gradients", f"{CONFIG} round_robin_gradients", default=False)
-        return Zero(stage, AXIS, bucket, 1 + overlapped, 0, 0, 0, 0, *away, round_robin=turns, is_apart=apart)
-    return Zero(stage, AXIS, bucket, 1, _size(job, options, "stage3_prefetch_bucket_size", 50_000_000),
+        return ZeroStrategy(stage, AXIS, bucket, 1 + overlapped, 0, 0, 0, 0, *away, round_robin=turns, is_apart=apart)
+    return ZeroStrategy(stage, AXIS, bucket, 1, _size(job, options, "stage3_prefetch_bucket_size", 50_000_000),
                 _size(job, options, "stage3_max_live_parameters", 1_000_000_000),
                 _size(job, options, "stage3_max_reuse_distance", 1_000_000_000),
                 _size(job, options, "sub_group_size", 1_000_000_000), *away,
@@ -172,9 +176,9 @@ def _check_shards(job: Job, stage: int) -> None:
                           "another length than the parts, the next ones have none; served: zero_hpz_partition_size)")
 
 
-def _communicators(job: Job, flow: Zero) -> tuple[str, ...]:
+def _communicators(job: Job, strategy: ZeroStrategy) -> tuple[str, ...]:
     """All ranks, and the fewer that second parts of parameters are cut over."""
-    names = (AXIS, *((f"{AXIS}/{flow.secondary}",) if flow.secondary else ()))
+    names = (AXIS, *((f"{AXIS}/{strategy.secondary}",) if strategy.secondary else ()))
     return tuple(name for name in names if job.mesh.axis(name).size > 1)
 
 
@@ -254,9 +258,9 @@ def _check_block(job: Job, options: dict[str, Any], key: str, *, is_on: bool) ->
             raise InputError(Problem(where, f"{key}.{name}: expected {wanted}, got {value!r}"))
 
 
-def _optimizer(job: Job, flow: Zero) -> Optimizer:
+def _optimizer(job: Job, strategy: ZeroStrategy) -> Optimizer:
     """On the host it is DeepSpeedCPUAdam, whatever was asked for (`zero_force_ds_cpu_optimizer`)."""
-    if not flow.states_on_host:
+    if not strategy.states_on_host:
         return torch_optimizer(job, "transformers 5.23 training_args.py: adamw_torch_fused from torch 2.8 on",
                                "fused", plain=True)
     name, kind = job.scenario.training.optimizer.name, job.scenario.training.optimizer.implementation
@@ -270,10 +274,10 @@ def _optimizer(job: Job, flow: Zero) -> Optimizer:
     return Optimizer(name, "fused")
 
 
-def _of_host(flow: Zero) -> tuple[tuple[str, str, str, str], ...]:
-    if not (flow.states_on_host or flow.params_on_host):
+def _of_host(strategy: ZeroStrategy) -> tuple[tuple[str, str, str, str], ...]:
+    if not (strategy.states_on_host or strategy.params_on_host):
         return ()
-    drives = "; drives are read, then the CPU updates, then they are written" * (flow.swap_buffers > 0)
+    drives = "; drives are read, then the CPU updates, then they are written" * (strategy.swap_buffers > 0)
     return (("time of offload", "copies at the pace of pinned memory, of gradients in line with kernels; the CPU's "
              f"step at 0.7 of its memory bandwidth{drives}", "assumed", "deepspeed 0.19.6 ops/adam/cpu_adam.py: a "
              "fused step; no time is published"),)
@@ -303,44 +307,44 @@ def _fetched_by_layer() -> tuple[tuple[str, str, str, str], ...]:
              "assumed", "up to a layer too much in forward; the recorded order, so not the first step"),)
 
 
-def _spaces(flow: Zero) -> tuple[str, str]:
-    away = "nvme" if flow.swap_buffers else "host"
-    return (away if flow.states_on_host else "device"), ("host" if flow.params_on_host else "device")
+def _spaces(strategy: ZeroStrategy) -> tuple[str, str]:
+    away = "nvme" if strategy.swap_buffers else "host"
+    return (away if strategy.states_on_host else "device"), ("host" if strategy.params_on_host else "device")
 
 
 @lru_cache(maxsize=64)
 def _rules(stage: int, stored: str, threshold: int, kept: tuple[str, ...], spaces: tuple[str, str],
-           packed: Packed | None, *, apart: bool) -> tuple[Rule, ...]:
+           packed: PackedWeights | None, *, apart: bool) -> tuple[Rule, ...]:
     """16-bit parameters and gradients, masters and moments in fp32; on the host, gradients are in fp32 too.
 
     `spaces`: of states and of parameters, as if nothing were pinned: what is, is flat buffers, which
     `simcore/frameworks/deepspeed/offload_buffers.py` counts.
     """
     away, states_away = spaces[0], spaces[0] != "device"
-    whole = Form((), stored)
-    part: Layout = ((AXIS, Flat("tensor" if stage == 3 else "group")),)
-    states = tuple((name, Form(part, "fp32", away)) for name in ("master_param", *kept))
-    rest = Form(part, stored, spaces[1]) if stage == 3 else whole
-    grad = Form(part, stored)
+    whole = TensorLayout((), stored)
+    part: Placements = ((AXIS, Flat("tensor" if stage == 3 else "group")),)
+    states = tuple((name, TensorLayout(part, "fp32", away)) for name in ("master_param", *kept))
+    rest = TensorLayout(part, stored, spaces[1]) if stage == 3 else whole
+    grad = TensorLayout(part, stored)
     if states_away:
-        grad = Form(part, stored if stage == 3 else "fp32", "host")
-        states += (("grad_copy", Form(part, "fp32", "host")),) * (stage == 3 and away == "host")
-    made = Form(((AXIS, Partial()),), stored)
-    fp32 = Form((), "fp32")
-    buffer = Life("buffer", fp32, fp32, fp32, fp32, rest_category="buffer", updated=Moment.NEVER)
+        grad = TensorLayout(part, stored if stage == 3 else "fp32", "host")
+        states += (("grad_copy", TensorLayout(part, "fp32", "host")),) * (stage == 3 and away == "host")
+    made = TensorLayout(((AXIS, Partial()),), stored)
+    fp32 = TensorLayout((), "fp32")
+    buffer = TensorPolicy("buffer", fp32, fp32, fp32, fp32, at_rest_category="buffer", updated=UpdateTime.NEVER)
 
-    def life(name: str) -> Life:
-        return Life(name, rest, whole, made, grad, states, reduced=Moment.BUCKET_FULL,
-                    grads_persist=stage == 3 and not states_away,
-                    grad_made_category="unsharded_grad" if stage == 1 or apart else "")
+    def policy(name: str) -> TensorPolicy:
+        return TensorPolicy(name, rest, whole, made, grad, states,
+                            grads_persist=stage == 3 and not states_away,
+                            unreduced_grad_category="unsharded_grad" if stage == 1 or apart else "")
 
-    def in_bits(name: str) -> Life:
+    def in_bits(name: str) -> TensorPolicy:
         assert packed is not None
-        return replace(life(name), rest=replace(rest, dtype=packed.storage, packed=packed))
+        return replace(policy(name), at_rest=replace(rest, dtype=packed.storage, packed=packed))
 
     columns = () if packed is None else (
         Rule(lambda t: is_packed(t) and stage == 3 and packed.rows(t.numel) <= threshold, in_bits(PERSISTENT)),
         Rule(is_packed, in_bits("packed")))
     return (Rule(lambda t: t.is_buffer, buffer), *columns,
-            Rule(lambda t: stage == 3 and t.numel * t.copies <= threshold, life(PERSISTENT)),
-            Rule(lambda t: True, life("partitioned")))
+            Rule(lambda t: stage == 3 and t.numel * t.copies <= threshold, policy(PERSISTENT)),
+            Rule(lambda t: True, policy("partitioned")))

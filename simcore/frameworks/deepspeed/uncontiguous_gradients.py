@@ -8,10 +8,10 @@ from simcore.frameworks.deepspeed.hpz import Key
 from simcore.program.builder import Builder
 from simcore.recording.tape import Kernel
 
-__all__ = ["GradientsApart"]
+__all__ = ["UnbucketedGradients"]
 
 
-class GradientsApart:
+class UnbucketedGradients:
     """Where they lie, as (slot, bytes). `is_mine`: whether something of it lies in the rank's part.
 
     `behind`: others go behind the next reduction, not this one.

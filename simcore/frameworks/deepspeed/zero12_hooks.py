@@ -8,40 +8,40 @@ from simcore.frameworks.common.cpu_optimizer import copied, updated_on_host
 from simcore.frameworks.common.module_order import readiness
 from simcore.frameworks.common.optimizer_memory import post_rest, rest_postings, step_temporaries
 from simcore.frameworks.deepspeed.partitions import aligned, flat_padding, gradient_elements, places, trained_of
-from simcore.frameworks.deepspeed.uncontiguous_gradients import GradientsApart
+from simcore.frameworks.deepspeed.strategy import ZeroStrategy
+from simcore.frameworks.deepspeed.uncontiguous_gradients import UnbucketedGradients
 from simcore.pipeline.schedule import Action
 from simcore.placement.plan import Plan
-from simcore.placement.zero_words import Zero
 from simcore.program.builder import Builder
 from simcore.program.outline import Tables
 from simcore.recording.rows import Module
 from simcore.recording.tape import Kernel, Param, Stream
 from simcore.units import dtype_bytes
 
-__all__ = ["PartitionFlow"]
+__all__ = ["Zero12Hooks"]
 
 REDUCE_HANDLE = 16
 LOOKED_AT = 11
 """Bytes an element: fp32, its absolute value and three masks while infinities are looked for (`_has_inf_or_nan`)."""
 
 
-class PartitionFlow:
-    """Implements `lower.Flow`. Of ZeRO-2 gradients die where autograd made them: they are in the bucket."""
+class Zero12Hooks:
+    """Implements `lower.MemoryHooks`. Of ZeRO-2 gradients die where autograd made them: they are in the bucket."""
 
     def __init__(self, plan: Plan, tables: Tables, builder: Builder) -> None:
-        assert isinstance(plan.framework.flow, Zero)
-        self.plan, self.tables, self.out, self.flow = plan, tables, builder, plan.framework.flow
+        self.plan, self.tables, self.out = plan, tables, builder
+        self.strategy = plan.framework.strategy_as(ZeroStrategy)
         self.size = dtype_bytes(plan.framework.compute_dtype)
         self.first = plan.layers[0]
-        self.part = aligned(plan) // plan.mesh.axis(self.flow.axis).size
+        self.part = aligned(plan) // plan.mesh.axis(self.strategy.axis).size
         self.kept = gradient_elements(plan) * self.size
-        self.apart = GradientsApart(builder, self._is_mine, behind=self.flow.num_buffers > 1)
+        self.apart = UnbucketedGradients(builder, self._is_mine, behind=self.strategy.num_buffers > 1)
         self.in_bucket: list[tuple[int, int]] = []
         self.places = places(plan)
         self.slices: list[tuple[int, int]] = []
         self.largest = max((numel for layer in plan.layers for _, numel in trained_of(plan, layer)), default=0)
         self.largest_in_bucket = self.touched_in_bucket = self.mine_in_bucket = self.microbatch = 0
-        self.own, self.dtype = plan.mesh.axis(self.flow.axis).coordinate(plan.rank), plan.framework.compute_dtype
+        self.own, self.dtype = plan.mesh.axis(self.strategy.axis).coordinate(plan.rank), plan.framework.compute_dtype
         self.filled = self.parts = 0
         self.has_bucket = self.has_part = self.is_last = False
         self.slots = {name: tables.slot(name, category) for name, category in (
@@ -49,12 +49,12 @@ class PartitionFlow:
             ("grads_in_partition", "sharded_grad"), ("grad_on_its_way", "reduce_scatter_output"))}
         self.marks = [tables.hook(text) for text in ("opt:begin", "opt:end", "step:end")]
 
-    # ---- lower.Flow ---------------------------------------------------------------------------------------------
+    # ---- MemoryHooks --------------------------------------------------------------------------------------------
     def rest(self) -> None:
         """Whole parameters, and this rank's part of master and moments, alignment included."""
         post_rest(self.plan, self.tables, self.out, rest_postings)
         self._alloc("flat_buffer.padding", "sharded_param", self.size * flat_padding(self.plan))
-        if self.flow.states_on_host:
+        if self.strategy.states_on_host:
             self._alloc("grad_buffer_for_offload", "reduce_scatter_input", self.size * self.largest)
             return
         for name, category in (("master_param", "main_param"), *((n, "opt_state") for n in self._moments())):
@@ -62,8 +62,8 @@ class PartitionFlow:
             self._alloc(f"flat_partition.{name}", category, 4 * self.part - held)
 
     def _moments(self) -> list[str]:
-        lives = [p.life for kind, _ in self.plan.kind_counts for p in self.plan.kinds[kind] if p.trainable]
-        return [name for name, _ in lives[0].states if name != "master_param"]
+        policies = [p.policy for kind, _ in self.plan.kind_counts for p in self.plan.kinds[kind] if p.trainable]
+        return [name for name, _ in policies[0].optimizer_states if name != "master_param"]
 
     def _alloc(self, name: str, category: str, num_bytes: int) -> None:
         self.out.alloc(self.first, self.tables.slot(name, category), num_bytes)
@@ -79,35 +79,35 @@ class PartitionFlow:
 
     def backward_begin(self, layer: int) -> None:
         """The first gradient of a microbatch finds the bucket."""
-        if not (self.has_bucket or self.flow.is_apart) and trained_of(self.plan, layer):
+        if not (self.has_bucket or self.strategy.is_apart) and trained_of(self.plan, layer):
             self.out.alloc(self.first, self.slots["ipg_bucket"], self._bucket_bytes())
             self.has_bucket = True
 
     def _bucket_bytes(self) -> int:
-        return self.flow.num_buffers * self.flow.bucket * self.size
+        return self.strategy.num_buffers * self.strategy.bucket * self.size
 
     def backward_end(self, layer: int, grads: Sequence[tuple[Param, int, int]]) -> None:
         """ZeRO-1 keeps whole gradients, ZeRO-2 has put them into the bucket."""
         numbers = {placed.spec.name: number for number, placed in enumerate(self.plan.of_layer(layer))}
         for param, slot, num_bytes in grads:
             self.apart.made((layer, numbers[param.name]), slot, num_bytes)
-        if self.flow.stage > 1:
+        if self.strategy.stage > 1:
             for number in readiness(self.plan, layer):
                 self._put((layer, number))
 
     def _put_whole(self) -> None:
         """ZeRO-1's, in the order of the parameters (`reduce_gradients`)."""
-        for key in sorted(self.apart.fresh) if self.flow.stage == 1 or not self.flow.is_apart else ():
+        for key in sorted(self.apart.fresh) if self.strategy.stage == 1 or not self.strategy.is_apart else ():
             self._put(key)
-            if not self.flow.is_apart:
+            if not self.strategy.is_apart:
                 self.apart.sent(key)
 
     def _put(self, key: tuple[int, int]) -> None:
         """Into the bucket, which is reduced first if there is no room."""
         start, end = self.places[key]
         numel = end - start
-        copied = not self.flow.is_apart
-        if self.filled and self.filled + numel > self.flow.bucket:
+        copied = not self.strategy.is_apart
+        if self.filled and self.filled + numel > self.strategy.bucket:
             self._reduce()
         self.out.compute(Kernel.COPY, 0, 2 * numel * self.size * copied)
         self.in_bucket.append(key)
@@ -129,17 +129,17 @@ class PartitionFlow:
         """
         if not self.filled:
             return
-        comm = self.tables.comm("all_reduce", self.flow.axis, self.plan.framework.compute_dtype)
+        comm = self.tables.comm("all_reduce", self.strategy.axis, self.plan.framework.compute_dtype)
         for pieces in self._together():
             num_bytes = sum(pieces) * self.size
-            is_copied = len(self.in_bucket if self.flow.is_apart else pieces) > 1
+            is_copied = len(self.in_bucket if self.strategy.is_apart else pieces) > 1
             self.out.alloc(self.first, self.slots["flat_bucket"], num_bytes * is_copied)
             self.out.collective(self.first, comm, num_bytes, Stream.REDUCE, REDUCE_HANDLE)
             self.out.free(self.first, self.slots["flat_bucket"], num_bytes * is_copied)
-        if self.flow.states_on_host:
+        if self.strategy.states_on_host:
             self._send_to_host()
-        elif self.flow.is_apart:
-            self.apart.reduced(self.in_bucket if self.flow.stage > 1 else ())
+        elif self.strategy.is_apart:
+            self.apart.reduced(self.in_bucket if self.strategy.stage > 1 else ())
         elif not self.has_part:
             self.out.alloc(self.first, self.slots["grads_in_partition"], self.kept)
             self.has_part, self.parts = True, self.parts + 1
@@ -157,7 +157,7 @@ class PartitionFlow:
         found: list[list[int]] = [[]]
         filled = 0
         for _, piece in self.slices:
-            if not self.flow.is_apart and filled > self.flow.bucket:
+            if not self.strategy.is_apart and filled > self.strategy.bucket:
                 found.append([])
                 filled = 0
             found[-1].append(piece)
@@ -174,7 +174,7 @@ class PartitionFlow:
             taken = LOOKED_AT * self.largest_in_bucket
             self.out.alloc(self.first, self.slots["grad_on_its_way"], taken)
             self.out.free(self.first, self.slots["grad_on_its_way"], taken)
-        if self.flow.accumulates and self.flow.stage > 1:
+        if self.strategy.accumulates and self.strategy.stage > 1:
             self._copied("to_device", self.dtype, self.size * self.touched_in_bucket * (self.microbatch > 0))
             self._copied("to_host", self.dtype, self.size * self.touched_in_bucket)
         self._copied("to_host", "fp32", 4 * self.mine_in_bucket * self.is_last)
@@ -188,12 +188,12 @@ class PartitionFlow:
 
     def end_pass(self, action: Action) -> None:
         """The last bucket is reduced, and the part of a further microbatch added to that of the first."""
-        if action.forward or (self.flow.stage == 1 and not self.is_last):
+        if action.forward or (self.strategy.stage == 1 and not self.is_last):
             return
         self._put_whole()
         self._reduce()
         self.out.wait(self.first, REDUCE_HANDLE)
-        if self.flow.is_apart:
+        if self.strategy.is_apart:
             self.apart.end_microbatch()
         if self.has_bucket:
             self.out.free(self.first, self.slots["ipg_bucket"], self._bucket_bytes())
@@ -210,13 +210,13 @@ class PartitionFlow:
         """
         begin, end, step_end = self.marks
         self.out.mark(begin)
-        if self.flow.states_on_host:
+        if self.strategy.states_on_host:
             updated_on_host(self.plan, self.part, self.out)
             self._copied("to_device", self.dtype, self.size * self.part)
         else:
             looked_at = LOOKED_AT * min(self.largest, self.part)
             step_temporaries(self.plan, self.tables, self.out, (looked_at, self.part), self._drop_part)
-        comm = self.tables.comm("all_gather", self.flow.axis, self.plan.framework.compute_dtype)
+        comm = self.tables.comm("all_gather", self.strategy.axis, self.plan.framework.compute_dtype)
         self.out.collective(self.first, comm, aligned(self.plan) * self.size, Stream.COMPUTE, int(Module.NONE))
         self.out.mark(end)
         self.out.mark(step_end)

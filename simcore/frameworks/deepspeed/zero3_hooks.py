@@ -14,40 +14,40 @@ from itertools import accumulate
 
 from simcore.frameworks.common.module_order import backward_calls, forward_calls, readiness
 from simcore.frameworks.common.optimizer_memory import post_rest, rest_postings, step_temporaries
-from simcore.frameworks.deepspeed.hpz import Key, Secondary
+from simcore.frameworks.deepspeed.hpz import HpzShards, Key
 from simcore.frameworks.deepspeed.offload_buffers import sub_groups
 from simcore.frameworks.deepspeed.offload_gradients import GradientsOnHost
 from simcore.frameworks.deepspeed.partitions import trained_of
-from simcore.frameworks.deepspeed.prefetch_trace import Pins, bytes_by_dtype, recorded, seen_by_nodes
+from simcore.frameworks.deepspeed.prefetch_trace import LivePackedWeights, bytes_by_dtype, recorded, seen_by_nodes
+from simcore.frameworks.deepspeed.strategy import PERSISTENT, ZeroStrategy
 from simcore.frameworks.deepspeed.zero12_copies import FlatBuffers
 from simcore.frameworks.deepspeed.zero12_hooks import REDUCE_HANDLE
 from simcore.pipeline.schedule import Action
 from simcore.placement.plan import Placed, Plan
-from simcore.placement.zero_words import PERSISTENT, Zero
 from simcore.program.builder import Builder
 from simcore.program.outline import Tables
 from simcore.recording.rows import HOST_DRAINS, Module
 from simcore.recording.tape import Kernel, Param, Stream
 from simcore.units import dtype_bytes
 
-__all__ = ["FetchedFlow"]
+__all__ = ["Zero3Hooks"]
 
 GATHER_HANDLE = 17
 
 
-class FetchedFlow:
-    """Implements `lower.Flow` over a recorded order of calls, which is the same in every microbatch."""
+class Zero3Hooks:
+    """Implements `lower.MemoryHooks` over a recorded order of calls, which is the same in every microbatch."""
 
     def __init__(self, plan: Plan, tables: Tables, builder: Builder) -> None:
-        assert isinstance(plan.framework.flow, Zero)
-        self.plan, self.tables, self.out, self.flow = plan, tables, builder, plan.framework.flow
-        self.size, self.ranks = dtype_bytes(plan.framework.compute_dtype), plan.mesh.axis(self.flow.axis).size
+        self.plan, self.tables, self.out = plan, tables, builder
+        self.strategy = plan.framework.strategy_as(ZeroStrategy)
+        self.size, self.ranks = dtype_bytes(plan.framework.compute_dtype), plan.mesh.axis(self.strategy.axis).size
         self.first = plan.layers[0]
         self.calls = list(recorded(plan))
-        self.pins = Pins(plan)
+        self.pins = LivePackedWeights(plan)
         self.trace = [(at, key) for at, keys in enumerate(self.calls) for key in keys]
         placed = {key: self._placed(key) for _, key in self.trace}
-        self.elements = {key: -(-one.used // one.life.rest.values) for key, one in placed.items()}  # as stored
+        self.elements = {key: -(-one.used // one.policy.at_rest.values) for key, one in placed.items()}  # as stored
         self.upto = [0, *accumulate(sum(self.elements[key] for key in keys) for keys in self.calls)]
         self.needed_at: dict[Key, list[int]] = {}
         for at, key in self.trace:
@@ -60,9 +60,9 @@ class FetchedFlow:
         self.held: dict[Key, int] = {}
         self.seen_by_nodes = seen_by_nodes(plan)
         self.at = self.cursor = self.filled = self.num_in_bucket = self.padded = 0
-        stored = sorted({one.life.rest.dtype for one in placed.values()} | {plan.framework.compute_dtype})
-        self.gather = {dtype: tables.comm("all_gather", self.flow.axis, dtype) for dtype in stored}
-        self.reduce = tables.comm("reduce_scatter", self.flow.axis, plan.framework.compute_dtype)
+        stored = sorted({one.policy.at_rest.dtype for one in placed.values()} | {plan.framework.compute_dtype})
+        self.gather = {dtype: tables.comm("all_gather", self.strategy.axis, dtype) for dtype in stored}
+        self.reduce = tables.comm("reduce_scatter", self.strategy.axis, plan.framework.compute_dtype)
         self.slots = [tables.slot(name, category) for name, category in (
             ("fetched", "unsharded_param"), ("prefetched", "all_gather_output"),
             ("flat_bucket", "reduce_scatter_input"), ("persistent", "unsharded_param"),
@@ -70,9 +70,9 @@ class FetchedFlow:
         self.flat, self.is_last = FlatBuffers(builder, self.slots[1]), False
         self.waiting: list[tuple[int, int, int]] = []
         self.in_bucket: list[int] = []
-        self.on_host = GradientsOnHost(plan, tables, builder, self.flow)
+        self.on_host = GradientsOnHost(plan, tables, builder, self.strategy)
         self.from_host = tables.comm("copy", "to_device", plan.framework.compute_dtype)
-        self.secondary = Secondary(plan, tables, builder, self.flow)
+        self.secondary = HpzShards(plan, tables, builder, self.strategy)
         self.marks = [tables.hook(text) for text in ("opt:begin", "opt:end", "step:end")]
 
     def _placed(self, key: Key) -> Placed:
@@ -81,15 +81,15 @@ class FetchedFlow:
     def _whole(self, key: Key) -> int:
         """Bytes of a gathered parameter, padding included."""
         placed = self._placed(key)
-        return placed.life.rest.num_bytes(placed.padded * self.ranks)
+        return placed.policy.at_rest.num_bytes(placed.padded * self.ranks)
 
-    # ---- lower.Flow ---------------------------------------------------------------------------------------------
+    # ---- MemoryHooks --------------------------------------------------------------------------------------------
     def rest(self) -> None:
         """Parts of parameters, masters, moments and gradients; the bucket; small parameters whole."""
         post_rest(self.plan, self.tables, self.out, rest_postings)
         for name, category, num_bytes in (
-                ("grad_partitions", "main_grad", self.size * sum(self._parts()) * (not self.flow.states_on_host)),
-                ("ipg_bucket", "reduce_scatter_input", self.size * self.flow.bucket * (not self.flow.is_apart)),
+                ("grad_partitions", "main_grad", self.size * sum(self._parts()) * (not self.strategy.states_on_host)),
+                ("ipg_bucket", "reduce_scatter_input", self.size * self.strategy.bucket * (not self.strategy.is_apart)),
                 ("persistent", "unsharded_param", self._persistent())):
             self.out.alloc(self.first, self.tables.slot(name, category), num_bytes)
 
@@ -100,8 +100,8 @@ class FetchedFlow:
 
     def _persistent(self, *, padded: bool = False) -> int:
         """Bytes of small parameters, as they lie there or as they are gathered."""
-        return sum(count * sum(p.life.rest.num_bytes(p.padded * self.ranks if padded else p.used)
-                               for p in self.plan.kinds[kind] if p.life.name == PERSISTENT and p.spec.is_owned)
+        return sum(count * sum(p.policy.at_rest.num_bytes(p.padded * self.ranks if padded else p.used)
+                               for p in self.plan.kinds[kind] if p.policy.name == PERSISTENT and p.spec.is_owned)
                    for kind, count in self.plan.kind_counts)
 
     def begin_microbatch(self, action: Action) -> None:
@@ -125,10 +125,10 @@ class FetchedFlow:
     def backward_end(self, layer: int, grads: Sequence[tuple[Param, int, int]]) -> None:
         """Gradients are in the bucket, parameters go."""
         replay, rest = backward_calls(self.plan, layer)
-        if not self.flow.is_apart:
+        if not self.strategy.is_apart:
             for _, slot, num_bytes in grads:
                 self.out.free(layer, slot, num_bytes)
-        made = {param.name: [(layer, slot, num_bytes)] for param, slot, num_bytes in grads if self.flow.is_apart}
+        made = {param.name: [(layer, slot, num_bytes)] for param, slot, num_bytes in grads if self.strategy.is_apart}
         for number in readiness(self.plan, layer, weight_first=True):
             placed = self.plan.of_layer(layer)[number]
             self._put(placed.used, placed.padded * self.ranks)
@@ -162,9 +162,9 @@ class FetchedFlow:
         norm = 8 * max(parts, default=0)  # in fp64, tensor by tensor (`get_grad_norm_direct`)
         if self.plan.framework.compute_dtype == "fp16":  # has_overflow: absolute values and a mask of all gradients
             norm = max(norm, (self.size + 1) * sum(parts))
-        if self.flow.states_on_host:
-            self.on_host.step(list(sub_groups(parts, self.flow.sub_group)))
-        for group in () if self.flow.states_on_host else sub_groups(parts, self.flow.sub_group):
+        if self.strategy.states_on_host:
+            self.on_host.step(list(sub_groups(parts, self.strategy.sub_group)))
+        for group in () if self.strategy.states_on_host else sub_groups(parts, self.strategy.sub_group):
             step_temporaries(self.plan, self.tables, self.out, (norm, group))
             norm = 0
         self.out.alloc(self.first, self.slots[3], small)
@@ -207,18 +207,18 @@ class FetchedFlow:
         self.coming.update(dict.fromkeys(group, group))
         self.live += sum(self.elements[key] for key in group)
         self.out.alloc(group[0][0], self.slots[1], num_bytes)
-        brought = num_bytes // self.ranks * self.flow.params_on_host
+        brought = num_bytes // self.ranks * self.strategy.params_on_host
         self.out.alloc(group[0][0], self.slots[4], brought)
         self.out.free(group[0][0], self.slots[4], brought)
         if brought:
             self.out.copy(group[0][0], self.from_host, brought, Stream.ALL_GATHER, GATHER_HANDLE)
-        for dtype, size in bytes_by_dtype((self._placed(key).life.rest.dtype, self._whole(key)) for key in group):
+        for dtype, size in bytes_by_dtype((self._placed(key).policy.at_rest.dtype, self._whole(key)) for key in group):
             comm = self.secondary.comm if self.secondary.has(group[0]) else self.gather[dtype]
             self.out.collective(group[0][0], comm, size, Stream.ALL_GATHER, GATHER_HANDLE)
 
     def _fetch_ahead(self) -> None:
         """Whole parameters, until as many elements are under way as are allowed (`_fetch_sub_module_impl`)."""
-        room = min(self.flow.live - self.live, self.flow.ahead)
+        room = min(self.strategy.live - self.live, self.strategy.ahead)
         group: dict[Key, None] = {}
         while self.cursor < len(self.trace) and room > 0:
             at, key = self.trace[self.cursor]
@@ -254,7 +254,7 @@ class FetchedFlow:
         """Within so many elements of the calls that follow; the call that passes the limit counts."""
         calls = self.needed_at[key]
         following = bisect_left(calls, self.at)
-        return following < len(calls) and self.upto[calls[following]] - self.upto[self.at] < self.flow.reuse
+        return following < len(calls) and self.upto[calls[following]] - self.upto[self.at] < self.strategy.reuse
 
     def _drop(self, key: Key) -> None:
         is_held = key in self.seen_by_nodes and key not in self.held
@@ -273,9 +273,9 @@ class FetchedFlow:
     # ---- gradients ----------------------------------------------------------------------------------------------
     def _put(self, numel: int, padded: int) -> None:
         """Into the bucket, which is reduced first if there is no room."""
-        if self.filled and self.filled + numel > self.flow.bucket:
+        if self.filled and self.filled + numel > self.strategy.bucket:
             self._reduce()
-        self.out.compute(Kernel.COPY, 0, 2 * numel * self.size * (not self.flow.is_apart))
+        self.out.compute(Kernel.COPY, 0, 2 * numel * self.size * (not self.strategy.is_apart))
         self.filled += numel
         self.num_in_bucket += 1
         self.padded += padded

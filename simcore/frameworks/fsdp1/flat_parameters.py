@@ -1,17 +1,18 @@
-"""How long the flat parameters of FSDP1's units are: [Note: FSDP1] in `simcore.placement.fsdp1_words`."""
+"""How long the flat parameters of FSDP1's units are: [Note: FSDP1] in `simcore.frameworks.fsdp1.strategy`."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 
-from simcore.placement.form import Form
-from simcore.placement.framework import Life, Moment, Unit
-from simcore.placement.fsdp1_words import Wrapped
+from simcore.frameworks.fsdp1.strategy import Fsdp1Strategy
+from simcore.placement.framework import TensorPolicy, Unit, UpdateTime
+from simcore.placement.layout import TensorLayout
 from simcore.placement.plan import AtRestBytes, Placed, Plan
 from simcore.units import dtype_bytes
 
-__all__ = ["FlatUnit", "exact_in_units", "flat_life", "flat_units", "mean_in_units", "unit_padding", "unit_storage"]
+__all__ = ["FlatUnit", "exact_in_units", "flat_policy", "flat_units", "mean_in_units", "unit_padding",
+           "unit_padding_bytes"]
 
 ALIGN = 16
 """Bytes at whose multiples parameters begin (`_get_aligned_numel`)."""
@@ -35,22 +36,20 @@ def flat_units(plan: Plan) -> list[FlatUnit]:
     return [_flat_unit(plan, unit) for unit in plan.framework.units]
 
 
-def flat_life(plan: Plan) -> Life:
+def flat_policy(plan: Plan) -> TensorPolicy:
     """Of parameters in flat ones, which are updated; an optimizer may keep no states of them (SGD)."""
-    return next(rule.life for rule in plan.framework.rules if rule.life.updated is not Moment.NEVER)
+    return next(rule.policy for rule in plan.framework.rules if rule.policy.updated is not UpdateTime.NEVER)
 
 
 def parts_of(plan: Plan) -> int:
     """How many ranks share a flat parameter."""
-    flow = plan.framework.flow
-    assert isinstance(flow, Wrapped)
-    return 1 if flow.strategy == "NO_SHARD" else plan.mesh.axis(flow.axis).size
+    strategy = plan.framework.strategy_as(Fsdp1Strategy)
+    return 1 if strategy.sharding_strategy == "NO_SHARD" else plan.mesh.axis(strategy.axis).size
 
 
 def _flat_unit(plan: Plan, unit: Unit) -> FlatUnit:
-    flow, parts = plan.framework.flow, parts_of(plan)
-    assert isinstance(flow, Wrapped)
-    align = ALIGN // dtype_bytes(plan.framework.compute_dtype) if flow.aligned else 1
+    strategy, parts = plan.framework.strategy_as(Fsdp1Strategy), parts_of(plan)
+    align = ALIGN // dtype_bytes(plan.framework.compute_dtype) if strategy.aligned else 1
     end, places, trains = 0, [], False
     for layer, number, placed in _members(plan, unit):
         start = -(-end // align) * align
@@ -58,7 +57,7 @@ def _flat_unit(plan: Plan, unit: Unit) -> FlatUnit:
         end = start + placed.used
         trains = trains or placed.trainable
     shard = -(-end // parts)
-    return FlatUnit(shard * parts if flow.aligned else end, shard, trains, tuple(places))
+    return FlatUnit(shard * parts if strategy.aligned else end, shard, trains, tuple(places))
 
 
 def _members(plan: Plan, unit: Unit) -> Iterator[tuple[int, int, Placed]]:
@@ -81,15 +80,17 @@ def unit_padding(plan: Plan) -> int:
     return sum(unit.shard for unit in flat_units(plan)) - held
 
 
-def unit_storage(plan: Plan) -> tuple[int, int]:
-    """Bytes on the device of (a rank's parts of parameters, of their gradients), alignment included.
+def unit_padding_bytes(plan: Plan, components: Mapping[str, AtRestBytes], *, exact: bool) -> tuple[int, int]:
+    """Bytes on the device that a rank's parts of (parameters, gradients) have beyond `components`.
 
     The gradient of a flat parameter is whole: with `use_orig_params` those of the parameters are views of it, and it is
     there on ranks too whose part holds none of them (torch 2.13 `_flat_param.py`, prepare_gradient_for_optim).
     """
-    life, units = flat_life(plan), flat_units(plan)
-    return (sum(u.shard for u in units) * dtype_bytes(life.rest.dtype) * (life.rest.space == "device"),
-            sum(u.shard for u in units if u.trains) * dtype_bytes(life.grad.dtype) * (life.grad.space == "device"))
+    policy, units = flat_policy(plan), flat_units(plan)
+    params = sum(u.shard for u in units) * dtype_bytes(policy.at_rest.dtype) * (policy.at_rest.space == "device")
+    grads = sum(u.shard for u in units if u.trains) * dtype_bytes(policy.grad.dtype) * (policy.grad.space == "device")
+    return (params - sum(c.params_bytes for c in components.values()),
+            grads - sum(c.grads_bytes for c in components.values()))
 
 
 def mean_in_units(plan: Plan) -> dict[str, AtRestBytes]:
@@ -97,9 +98,9 @@ def mean_in_units(plan: Plan) -> dict[str, AtRestBytes]:
     totals = plan.at_rest()
     for unit in flat_units(plan):
         for placed in (plan.of_layer(layer)[number] for layer, number, _ in unit.places if unit.trains):
-            life, component = placed.life, placed.spec.component
-            frozen = placed.local * (not placed.trainable) * (life.grad.space == "device")
-            totals[component] = totals[component] + AtRestBytes(grads_bytes=frozen * dtype_bytes(life.grad.dtype))
+            policy, component = placed.policy, placed.spec.component
+            frozen = placed.local * (not placed.trainable) * (policy.grad.space == "device")
+            totals[component] = totals[component] + AtRestBytes(grads_bytes=frozen * dtype_bytes(policy.grad.dtype))
     return totals
 
 
@@ -108,9 +109,8 @@ def exact_in_units(plan: Plan) -> dict[str, AtRestBytes]:
 
     The gradient of a unit is whole: where some of it is trained, all of it has one.
     """
-    flow, totals = plan.framework.flow, dict[str, AtRestBytes]()
-    assert isinstance(flow, Wrapped)
-    at = plan.mesh.axis(flow.axis).coordinate(plan.rank) if parts_of(plan) > 1 else 0
+    strategy, totals = plan.framework.strategy_as(Fsdp1Strategy), dict[str, AtRestBytes]()
+    at = plan.mesh.axis(strategy.axis).coordinate(plan.rank) if parts_of(plan) > 1 else 0
     for unit in flat_units(plan):
         low, high = at * unit.shard, (at + 1) * unit.shard
         for layer, number, start in unit.places:
@@ -122,11 +122,12 @@ def exact_in_units(plan: Plan) -> dict[str, AtRestBytes]:
 
 
 def _held(placed: Placed, inside: int, *, trains: bool) -> AtRestBytes:
-    life, trained = placed.life, inside * placed.trainable
-    grads = inside * trains * dtype_bytes(life.grad.dtype) * (life.grad.space == "device")
-    states = sum(_state_bytes(form, trained) for _, form in life.states if form.space_of(inside) == "device")
-    return AtRestBytes(inside * dtype_bytes(life.rest.dtype) * placed.rests_here, grads, states, inside, trained)
+    policy, trained = placed.policy, inside * placed.trainable
+    grads = inside * trains * dtype_bytes(policy.grad.dtype) * (policy.grad.space == "device")
+    states = sum(_state_bytes(layout, trained) for _,
+                 layout in policy.optimizer_states if layout.space_of(inside) == "device")
+    return AtRestBytes(inside * dtype_bytes(policy.at_rest.dtype) * placed.rests_here, grads, states, inside, trained)
 
 
-def _state_bytes(form: Form, numel: int) -> int:
-    return numel * dtype_bytes(form.dtype) if form.blocks is None else form.blocks.num_bytes(numel, form.dtype)
+def _state_bytes(layout: TensorLayout, numel: int) -> int:
+    return numel * dtype_bytes(layout.dtype) if layout.blocks is None else layout.blocks.num_bytes(numel, layout.dtype)

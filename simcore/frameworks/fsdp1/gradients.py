@@ -1,11 +1,11 @@
-"""Flat gradients of FSDP1's units, the gradient half of [Note: FSDP1] in `simcore.placement.fsdp1_words`."""
+"""Flat gradients of FSDP1's units, the gradient half of [Note: FSDP1] in `simcore.frameworks.fsdp1.strategy`."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 
-from simcore.frameworks.fsdp1.flat_parameters import FlatUnit, flat_life, parts_of
-from simcore.placement.fsdp1_words import Wrapped
+from simcore.frameworks.fsdp1.flat_parameters import FlatUnit, flat_policy, parts_of
+from simcore.frameworks.fsdp1.strategy import Fsdp1Strategy
 from simcore.placement.plan import Plan
 from simcore.program.builder import Builder
 from simcore.program.outline import Tables
@@ -21,24 +21,25 @@ class FlatGradients:
     """From a unit's own gradients to a rank's part of their sum, in bytes; one object runs through one step."""
 
     def __init__(self, plan: Plan, tables: Tables, out: Builder, flats: Sequence[FlatUnit]) -> None:
-        assert isinstance(plan.framework.flow, Wrapped)
-        self.flow, self.flats, self.out, self.first = plan.framework.flow, flats, out, plan.layers[0]
+        self.strategy = plan.framework.strategy_as(Fsdp1Strategy)
+        self.flats, self.out, self.first = flats, out, plan.layers[0]
         self.parts = parts_of(plan)
-        life = flat_life(plan)
+        policy = flat_policy(plan)
         self.made, self.sent, self.stored = (dtype_bytes(dtype) for dtype in (
-            plan.framework.compute_dtype, self.flow.reduce_dtype, life.grad.dtype))
+            plan.framework.compute_dtype, self.strategy.reduce_dtype, policy.grad.dtype))
         self.single: list[list[tuple[int, int, int]]] = [[] for _ in flats]
         self.flat = [False] * len(flats)
         self.reduced: dict[int, tuple[int, int]] = {}
         self.slots = {name: tables.slot(name, category) for name, category in (
             ("flat_grad", "unsharded_grad"), ("flat_grad_to_reduce", "reduce_scatter_input"),
             ("reduced_part", "reduce_scatter_output"), ("flat_grad_part", "sharded_grad"))}
-        self.to_host = tables.comm("copy", "to_host", life.grad.dtype) if self.flow.on_host else -1
+        self.to_host = tables.comm("copy", "to_host", policy.grad.dtype) if self.strategy.on_host else -1
         scattered = "reduce_scatter" if self.parts > 1 else "all_reduce"
-        axis = self.flow.axis if self.parts > 1 else self.flow.replicate_axis
-        self.comm = tables.comm(scattered, axis, self.flow.reduce_dtype) if axis else -1
-        hybrid = self.parts > 1 and self.flow.replicate_axis
-        self.copies = tables.comm("all_reduce", self.flow.replicate_axis, self.flow.reduce_dtype) if hybrid else -1
+        axis = self.strategy.axis if self.parts > 1 else self.strategy.replicate_axis
+        self.comm = tables.comm(scattered, axis, self.strategy.reduce_dtype) if axis else -1
+        hybrid = self.parts > 1 and self.strategy.replicate_axis
+        self.copies = tables.comm("all_reduce", self.strategy.replicate_axis,
+                                  self.strategy.reduce_dtype) if hybrid else -1
 
     def add(self, u: int, grads: Sequence[tuple[int, int, int]]) -> None:
         """They wait for the unit's others."""
@@ -80,7 +81,7 @@ class FlatGradients:
         if self.copies >= 0:
             self.out.collective(layer, self.copies, flat.shard * self.sent, Stream.ALL_REDUCE, REDUCE_HANDLE)
         self._cast_part(layer, part, flat.shard)
-        if self.flow.on_host:
+        if self.strategy.on_host:
             stream = Stream.ALL_REDUCE if self.copies >= 0 else Stream.REDUCE
             self.out.copy(self.first, self.to_host, flat.shard * self.stored, stream, TO_HOST)
         self._keep(u, layer, flat.shard * self.stored)
@@ -115,7 +116,7 @@ class FlatGradients:
         """Backward is over when reductions are; what the host has got goes."""
         if self.comm >= 0:
             self.out.wait(self.first, REDUCE_HANDLE)
-        if self.flow.on_host:
+        if self.strategy.on_host:
             self.out.wait(self.first, TO_HOST)
             self.drop()
 

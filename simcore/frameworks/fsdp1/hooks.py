@@ -1,4 +1,4 @@
-"""The flow of torch's FullyShardedDataParallel: [Note: FSDP1] in `simcore.placement.fsdp1_words`."""
+"""The flow of torch's FullyShardedDataParallel: [Note: FSDP1] in `simcore.frameworks.fsdp1.strategy`."""
 
 from __future__ import annotations
 
@@ -6,38 +6,38 @@ from collections.abc import Sequence
 
 from simcore.frameworks.common.cpu_optimizer import updated
 from simcore.frameworks.common.optimizer_memory import optimizer_temporaries, post_rest, rest_postings
-from simcore.frameworks.fsdp1.flat_parameters import flat_life, flat_units, parts_of, unit_padding
+from simcore.frameworks.fsdp1.flat_parameters import flat_policy, flat_units, parts_of, unit_padding
 from simcore.frameworks.fsdp1.gradients import FlatGradients
+from simcore.frameworks.fsdp1.strategy import Fsdp1Strategy
 from simcore.pipeline.schedule import Action
-from simcore.placement.form import Form
-from simcore.placement.fsdp1_words import Wrapped
+from simcore.placement.layout import TensorLayout
 from simcore.placement.plan import Plan
 from simcore.program.builder import Builder
 from simcore.program.outline import BACKWARD_GATHER, FORWARD_GATHER, Tables
 from simcore.recording.tape import Kernel, Param, Stream
 from simcore.units import dtype_bytes
 
-__all__ = ["WrappedFlow"]
+__all__ = ["Fsdp1Hooks"]
 
 
-class WrappedFlow:
-    """Implements `lower.Flow` over units; the root is the first of them and holds what no layer has."""
+class Fsdp1Hooks:
+    """Implements `lower.MemoryHooks` over units; the root is the first of them and holds what no layer has."""
 
     def __init__(self, plan: Plan, tables: Tables, builder: Builder) -> None:
-        assert isinstance(plan.framework.flow, Wrapped)
-        self.plan, self.tables, self.out, self.flow = plan, tables, builder, plan.framework.flow
+        self.plan, self.tables, self.out = plan, tables, builder
+        self.strategy = plan.framework.strategy_as(Fsdp1Strategy)
         self.units, self.flats = plan.framework.units, flat_units(plan)
         self.parts, self.size = parts_of(plan), dtype_bytes(plan.framework.compute_dtype)
-        stored = flat_life(plan).rest.dtype
+        stored = flat_policy(plan).at_rest.dtype
         self.stored = dtype_bytes(stored)
-        self.is_cast = self.flow.on_host or plan.framework.compute_dtype != stored
+        self.is_cast = self.strategy.on_host or plan.framework.compute_dtype != stored
         self.grads = FlatGradients(plan, tables, builder, self.flats)
         self.whole = [False] * len(self.units)
         self.unit_of = {layer: u for u, unit in enumerate(self.units) for layer, _ in unit.members}
         self.again = {unit.last: u for u, unit in enumerate(self.units) if u and unit.last != unit.first}
         self.order = sorted(range(1, len(self.units)), key=lambda u: self.units[u].first)
-        self.gather = tables.comm("all_gather", self.flow.axis, plan.framework.compute_dtype)
-        self.from_host = tables.comm("copy", "to_device", stored) if self.flow.on_host else -1
+        self.gather = tables.comm("all_gather", self.strategy.axis, plan.framework.compute_dtype)
+        self.from_host = tables.comm("copy", "to_device", stored) if self.strategy.on_host else -1
         self.slots = {name: tables.slot(name, category) for name, category in (
             ("low_precision_shard", "all_gather_cast_input"), ("copy_from_host", "all_gather_cast_input"),
             ("flat_param", "unsharded_param"))}
@@ -46,18 +46,18 @@ class WrappedFlow:
         self.syncs, self.due = True, list[int]()
         self.marks = [tables.hook(text) for text in ("opt:begin", "opt:end", "step:end")]
 
-    # ---- lower.Flow ---------------------------------------------------------------------------------------------
+    # ---- MemoryHooks --------------------------------------------------------------------------------------------
     def rest(self) -> None:
         """A rank's parts, alignment included."""
         post_rest(self.plan, self.tables, self.out, rest_postings)
-        if not self.flow.on_host:
+        if not self.strategy.on_host:
             padding, first = unit_padding(self.plan), self.plan.layers[0]
             self.out.alloc(first, self.tables.slot("flat_param.padding", "sharded_param"), self.stored * padding)
-            states = 0 if self.flow.aligned else sum(dtype_bytes(form.dtype) for form in _states(self.plan))
+            states = 0 if self.strategy.aligned else sum(dtype_bytes(layout.dtype) for layout in _states(self.plan))
             self.out.alloc(first, self.tables.slot("flat_param.padding.states", "opt_state"), states * padding)
 
     def begin_microbatch(self, action: Action) -> None:
-        self.syncs = self.flow.sync == "every" or action.is_last
+        self.syncs = self.strategy.sync == "every" or action.is_last
 
     def forward_begin(self, layer: int) -> None:
         """The root is gathered before the embedding runs, a layer's unit before the layer."""
@@ -66,15 +66,15 @@ class WrappedFlow:
         u = self._own(layer)
         if u:
             self._unshard(u, FORWARD_GATHER)
-        if self.flow.ahead and layer not in self.again and (u or layer == self.units[0].first):
+        if self.strategy.ahead and layer not in self.again and (u or layer == self.units[0].first):
             self._unshard(self._neighbour(u, +1), FORWARD_GATHER, waits=False)
 
     def forward_end(self, layer: int) -> None:
         """A low-precision copy that is the parameter goes whatever the strategy says of the unit."""
         u = self._own(layer)
-        if u and self.flow.strategy != "SHARD_GRAD_OP":
+        if u and self.strategy.sharding_strategy != "SHARD_GRAD_OP":
             self._free(u)
-        if layer == self.units[0].last and self.flow.strategy == "NO_SHARD":
+        if layer == self.units[0].last and self.strategy.sharding_strategy == "NO_SHARD":
             self._free(0)
 
     def backward_begin(self, layer: int) -> None:
@@ -89,7 +89,7 @@ class WrappedFlow:
         u = self.unit_of.get(layer, 0)
         self.grads.add(u, [(layer, slot, num_bytes) for _, slot, num_bytes in grads])
         due = [u] if self._own(layer) and layer not in self.again else []
-        if self.flow.ahead:  # the split was made when the unit before was about to run, so that one's backward is first
+        if self.strategy.ahead:  # split when the unit before was about to run: that unit's backward is first
             due, self.due = self.due, due
         if layer == self.units[0].first:
             due += [*self.due, 0]
@@ -154,7 +154,7 @@ class WrappedFlow:
     def _gather(self, layer: int, shard: int, handle: int) -> None:
         """Under NO_SHARD the copy in low precision is the parameter; without one there is nothing to do."""
         low, staged = self.slots["low_precision_shard"], self.slots["copy_from_host"]
-        from_host = shard * self.stored * (self.flow.on_host and self.stored != self.size)
+        from_host = shard * self.stored * (self.strategy.on_host and self.stored != self.size)
         self.out.alloc(layer, staged, from_host)
         if self.parts == 1:
             self.out.alloc(layer, self.slots["flat_param"], shard * self.size * self.is_cast)
@@ -166,7 +166,7 @@ class WrappedFlow:
         if self.parts > 1:
             whole = shard * self.parts * self.size
             self.out.alloc(layer, self.slots["flat_param"], whole)
-            if self.flow.on_host:  # in the stream that gathers, before it (`_runtime_utils.py`, _unshard)
+            if self.strategy.on_host:  # in the stream that gathers, before it (`_runtime_utils.py`, _unshard)
                 self.out.copy(layer, self.from_host, shard * self.stored, Stream.ALL_GATHER, handle)
             self.out.collective(layer, self.gather, whole, Stream.ALL_GATHER, handle)
             self.out.free(layer, low, shard * self.size * self.is_cast)
@@ -179,11 +179,11 @@ class WrappedFlow:
 
     def _is_freed(self) -> bool:
         """After backward: always, but without a reduction only what forward frees too (`_should_free_in_backward`)."""
-        return self.syncs or self.flow.strategy != "SHARD_GRAD_OP"
+        return self.syncs or self.strategy.sharding_strategy != "SHARD_GRAD_OP"
 
     def _pre_backward(self, u: int) -> None:
         self._unshard(u, BACKWARD_GATHER)
-        if self.flow.prefetch == "pre":
+        if self.strategy.prefetch == "pre":
             self._prefetch(u)
 
     def _prefetch(self, u: int) -> None:
@@ -198,12 +198,12 @@ class WrappedFlow:
         self.grads.lay_together(u, layer)
         if self._is_freed():
             self._free(u)
-        if self.flow.prefetch == "post" and u:
+        if self.strategy.prefetch == "post" and u:
             self._prefetch(u)
         if self.syncs:
             self.grads.reduce(u, layer)
 
 
-def _states(plan: Plan) -> list[Form]:
+def _states(plan: Plan) -> list[TensorLayout]:
     """Of the optimizer, which knows the flat parameter, padding and all, unless it knows those in it."""
-    return [form for rule in plan.framework.rules for _, form in rule.life.states if not form.blocks]
+    return [layout for rule in plan.framework.rules for _, layout in rule.policy.optimizer_states if not layout.blocks]

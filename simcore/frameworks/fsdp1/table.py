@@ -1,6 +1,6 @@
 """torch's FullyShardedDataParallel (FSDP1, HSDP), torch 2.13, around Hugging Face models.
 
-What it does with every unit: [Note: FSDP1] in `simcore/placement/fsdp1_words.py`. Defaults are the class's own
+What it does with every unit: [Note: FSDP1] in `simcore/frameworks/fsdp1/strategy.py`. Defaults are the class's own
 (`torch/distributed/fsdp/fully_sharded_data_parallel.py`); those of trainers around it are scenarios. Parameters rest in
 fp32 and are used in the compute dtype (MixedPrecision(param_dtype)), as accelerate 1.15 makes it. Every layer is a
 unit, the root is one of all that no layer has (transformer_auto_wrap_policy); `wrap: root` leaves out the policy.
@@ -18,7 +18,6 @@ from simcore.frameworks.common import transformers as _transformers
 from simcore.frameworks.common.checkpoint_files import fsdp1_files
 from simcore.frameworks.common.kernels import SDPA_BACKENDS, torch_libraries
 from simcore.frameworks.common.liger import LIGER_OPTION, loss_with
-from simcore.frameworks.common.lora import name_adapters
 from simcore.frameworks.common.torch import (
     Defaults,
     States,
@@ -29,22 +28,18 @@ from simcore.frameworks.common.torch import (
     states_of,
     torch_optimizer,
 )
+from simcore.frameworks.fsdp1.strategy import Fsdp1Strategy, ShardingStrategy
 from simcore.frameworks.fsdp2.units import Wrapping, units
 from simcore.models.graph import ModelGraph
-from simcore.placement.form import Flat, Form, Layout, Partial
-from simcore.placement.framework import Framework, Life, Moment, Rule, Unit
-from simcore.placement.fsdp1_words import Strategy, Wrapped
+from simcore.placement.framework import Framework, Rule, TensorPolicy, Unit, UpdateTime
 from simcore.placement.job import Job
+from simcore.placement.layout import Flat, Partial, Placements, TensorLayout
 
-__all__ = ["CASTS_PARAMETERS", "DEFAULT_IMPLEMENTATION", "IMPLEMENTATIONS", "VERSIONS", "adapters", "table"]
+__all__ = ["CODES", "OF_LAYERS", "OPTIONS", "VERSIONS", "in_fp8", "table"]
 
 VERSIONS = ("torch 2.13",)
-DEFAULT_IMPLEMENTATION = "hf"
 CODES: Final[dict[str, ModuleType]] = {"hf": _transformers, "llmfoundry": _llmfoundry}
 """What the trainer around each implementation sets and refuses."""
-IMPLEMENTATIONS = tuple(CODES)
-CASTS_PARAMETERS = True
-"""They rest as asked, and are gathered in the compute dtype (torch 2.13 `fsdp/api.py`, MixedPrecision)."""
 RULE: Final = "torch 2.13 torch/distributed/fsdp/fully_sharded_data_parallel.py"
 INIT: Final = "torch 2.13 torch/distributed/fsdp/_init_utils.py"
 OPTIONS: Final[dict[str, tuple[Any, ...]]] = {
@@ -76,12 +71,10 @@ ASKED: Final[dict[str, tuple[Any, str]]] = {
 }
 """The class's own defaults, for which a trainer may have others."""
 LOSSES: Final = ("auto", "hf", "hf_keep_logits", "cut", "liger")
-WITHIN: Final[dict[str, Strategy]] = {"FULL_SHARD": "FULL_SHARD", "HYBRID_SHARD": "FULL_SHARD",
+WITHIN: Final[dict[str, ShardingStrategy]] = {"FULL_SHARD": "FULL_SHARD", "HYBRID_SHARD": "FULL_SHARD",
                                       "SHARD_GRAD_OP": "SHARD_GRAD_OP", "_HYBRID_SHARD_ZERO2": "SHARD_GRAD_OP",
                                       "NO_SHARD": "NO_SHARD"}
 PREFETCH: Final = {"BACKWARD_PRE": "pre", "BACKWARD_POST": "post", "NO_PREFETCH": ""}
-
-adapters = name_adapters
 
 
 def table(job: Job) -> Framework:
@@ -92,13 +85,13 @@ def table(job: Job) -> Framework:
     precision = job.scenario.training.precision
     stored = job.auto("training.precision.params", precision.params, *given.stored)
     reduce = job.auto("training.precision.grad_reduce", precision.grad_reduce, job.compute, given.reduce[1])
-    flow = _flow(job, options, reduce)
-    _check_offload(job, flow)
+    strategy = _strategy(job, options, reduce)
+    _check_offload(job, strategy)
     return Framework(
         name="fsdp1", version=VERSIONS[0],
-        rules=_rules(stored, job.compute, states_of(job, plain=True), flow),
+        rules=_rules(stored, job.compute, states_of(job, plain=True), strategy),
         units=_units(job, options, reduce),
-        flow=flow,
+        strategy=strategy,
         optimizer=torch_optimizer(job, *reversed(given.optimizer), plain=True),
         compute_dtype=job.compute,
         checkpoint=all_or_no_checkpoint(job),
@@ -109,7 +102,7 @@ def table(job: Job) -> Framework:
         communicators=tuple(axis for axis in ("dp_shard", "dp_replicate") if job.mesh.axis(axis).size > 1),
         files=fsdp1_files(job),
         libraries=torch_libraries(job, options),
-        assumptions=_assumptions(flow),
+        assumptions=_assumptions(strategy),
     )
 
 
@@ -140,8 +133,8 @@ def _check(job: Job, options: dict[str, Any]) -> None:
 
 
 # ---- what is asked for ----------------------------------------------------------------------------------------------
-def _flow(job: Job, options: dict[str, Any], reduce: str) -> Wrapped:
-    strategy, mesh = _strategy(job, options), job.mesh
+def _strategy(job: Job, options: dict[str, Any], reduce: str) -> Fsdp1Strategy:
+    strategy, mesh = _sharding_strategy(job, options), job.mesh
     asked = ASKED | getattr(CODES[job.graph.implementation], "FSDP1", {})
     original, source = asked["use_orig_params"]
     aligned = job.flag(options, "use_orig_params", source, default=bool(original))
@@ -151,12 +144,13 @@ def _flow(job: Job, options: dict[str, Any], reduce: str) -> Wrapped:
     job.flag(options, "limit_all_gathers", f"{RULE}: limit_all_gathers=True", default=True)
     sync = job.auto("framework_options.sync_gradients", options.get("sync_gradients") or "auto", "every",
                     f"{RULE}: gradients are reduced after every backward outside no_sync()")
-    return Wrapped(strategy, "dp_shard", "dp_replicate" if mesh.dp_replicate > 1 else "", reduce, PREFETCH[prefetch],
+    return Fsdp1Strategy(strategy, "dp_shard", "dp_replicate" if mesh.dp_replicate > 1 else "", reduce,
+                         PREFETCH[prefetch],
                    job.flag(options, "forward_prefetch", f"{RULE}: forward_prefetch=False", default=False), aligned,
                    sync, job.scenario.training.offload.part("params")[1] > 0)
 
 
-def _strategy(job: Job, options: dict[str, Any]) -> Strategy:
+def _sharding_strategy(job: Job, options: dict[str, Any]) -> ShardingStrategy:
     """The one that is asked for, on the axes that it has; a second axis makes it a hybrid one."""
     mesh, at = job.mesh, "framework_options.sharding_strategy"
     hybrid = mesh.dp_shard > 1 and mesh.dp_replicate > 1
@@ -190,15 +184,15 @@ def _check_adapters(job: Job, options: dict[str, Any], *, aligned: bool) -> None
                           "torch 2.13 torch/distributed/fsdp/_flat_param.py _validate_tensors_to_flatten")
 
 
-def _check_offload(job: Job, flow: Wrapped) -> None:
+def _check_offload(job: Job, strategy: Fsdp1Strategy) -> None:
     """CPUOffload(offload_params=True): parameters, and with them gradients and the step."""
     offloaded_together(job, "offload_params moves parameters, and with them gradients and optimizer states",
                        "torch 2.13 torch/distributed/fsdp/api.py CPUOffload")
-    if flow.on_host and flow.sync == "every" and job.scenario.num_microbatches > 1:
+    if strategy.on_host and strategy.sync == "every" and job.scenario.num_microbatches > 1:
         raise job.illegal("training.offload", "Gradient accumulation outside no_sync() does not work with CPU "
                           "offloading (sync_gradients: last is inside it)",
                           "torch 2.13 torch/distributed/fsdp/_flat_param.py prepare_gradient_for_backward")
-    if flow.on_host and flow.strategy == "NO_SHARD":
+    if strategy.on_host and strategy.sharding_strategy == "NO_SHARD":
         raise job.not_yet("training.offload", "parameters on the host that are not sharded")
 
 
@@ -232,8 +226,8 @@ def _with_embedding(job: Job, units_: tuple[Unit, ...]) -> tuple[Unit, ...]:
     return (replace(root, members=members), token, *layers)
 
 
-def _assumptions(flow: Wrapped) -> tuple[tuple[str, str, str, str], ...]:
-    if not flow.on_host:
+def _assumptions(strategy: Fsdp1Strategy) -> tuple[tuple[str, str, str, str], ...]:
+    if not strategy.on_host:
         return ()
     return (("time of offload", "copies at the pace of pinned memory, beside kernels; the CPU's step at 0.7 of its "
              "memory bandwidth", "assumed", "torch 2.13 distributed/fsdp/_runtime_utils.py; optim/adam.py; no time is "
@@ -241,18 +235,17 @@ def _assumptions(flow: Wrapped) -> tuple[tuple[str, str, str, str], ...]:
 
 
 @lru_cache(maxsize=64)
-def _rules(stored: str, compute: str, kept: States, flow: Wrapped) -> tuple[Rule, ...]:
+def _rules(stored: str, compute: str, kept: States, strategy: Fsdp1Strategy) -> tuple[Rule, ...]:
     """Parts of flat parameters; all of a unit is stored in one dtype."""
-    cut: Layout = () if flow.strategy == "NO_SHARD" else ((flow.axis, Flat("unit")),)
-    space = "host_pinned" if flow.on_host else "device"
-    rest, whole = Form(cut, stored, space), Form((), compute)
-    made = Form(((flow.axis, Partial()),), compute)
-    plain = Form((), "fp32")
-    buffer = Life("buffer", plain, plain, plain, plain, rest_category="buffer", updated=Moment.NEVER)
-    states = kept.of(cut, stored, "host" if flow.on_host else "device")
-    if not flow.aligned:  # the optimizer sees flat parameters: their parts are large enough for blocks, and to be paged
-        states = tuple((name, replace(form, least_away=0, blocks=form.blocks and replace(form.blocks, least=0)))
-                       for name, form in states)
-    life = Life("flat", rest, whole, made, rest, states,
-                Moment.UNIT_FORWARD_BEGIN, Moment.UNIT_FORWARD_END, Moment.UNIT_BACKWARD_END)
-    return Rule(lambda t: t.is_buffer, buffer), Rule(lambda t: True, life)
+    cut: Placements = () if strategy.sharding_strategy == "NO_SHARD" else ((strategy.axis, Flat("unit")),)
+    space = "host_pinned" if strategy.on_host else "device"
+    rest, whole = TensorLayout(cut, stored, space), TensorLayout((), compute)
+    made = TensorLayout(((strategy.axis, Partial()),), compute)
+    plain = TensorLayout((), "fp32")
+    buffer = TensorPolicy("buffer", plain, plain, plain, plain, at_rest_category="buffer", updated=UpdateTime.NEVER)
+    states = kept.of(cut, stored, "host" if strategy.on_host else "device")
+    if not strategy.aligned:  # the optimizer sees flat parameters, large enough for blocks and paging
+        states = tuple((name, replace(layout, least_away=0, blocks=layout.blocks and replace(layout.blocks, least=0)))
+                       for name, layout in states)
+    policy = TensorPolicy("flat", rest, whole, made, rest, states)
+    return Rule(lambda t: t.is_buffer, buffer), Rule(lambda t: True, policy)

@@ -18,8 +18,9 @@ from collections.abc import Sequence
 from simcore.frameworks.fsdp2.all_gather import Gathers
 from simcore.frameworks.fsdp2.host_cost import releasing
 from simcore.frameworks.fsdp2.reduce_scatter import Reductions
+from simcore.frameworks.fsdp2.strategy import Fsdp2Strategy
 from simcore.frameworks.fsdp2.unit_bytes import Weigher
-from simcore.placement.framework import Unit, UnshardFlow
+from simcore.placement.framework import Unit
 from simcore.placement.plan import Plan
 from simcore.program.builder import Builder
 from simcore.program.outline import Tables
@@ -35,8 +36,9 @@ _POST_BACKWARD = "bwd:post_backward_begin:{}:grads="
 class UnshardHooks:
     """FSDP2's hooks over units, writing rows. One object runs through one step of one rank class."""
 
-    def __init__(self, plan: Plan, units: Sequence[Unit], flow: UnshardFlow, tables: Tables, builder: Builder) -> None:
-        self.units, self.flow, self.out = units, flow, builder
+    def __init__(self, plan: Plan, units: Sequence[Unit], strategy: Fsdp2Strategy, tables: Tables,
+                 builder: Builder) -> None:
+        self.units, self.strategy, self.out = units, strategy, builder
         weigh = Weigher(plan)
         weights = [weigh(unit) for unit in units]
         self.gathers = Gathers(units, weights, tables, builder)
@@ -122,7 +124,7 @@ class UnshardHooks:
             self.reductions.wait_for_inputs()
             self.reductions.reduce(u)
         else:
-            if self.flow.reshard_after_backward:
+            if self.strategy.reshard_after_backward:
                 self.gathers.reshard(u)
             self.reductions.keep(u)
         self._mark(u, "bwd:post_backward_end")
@@ -165,7 +167,7 @@ class UnshardHooks:
 
     def _explicit(self, u: int, direction: int) -> list[int]:
         """Targets of explicit prefetch: the next layers' own units (not the root's, not the experts')."""
-        depth = self.flow.prefetch if direction > 0 else self.flow.prefetch_backward
+        depth = self.strategy.prefetch if direction > 0 else self.strategy.prefetch_backward
         if not depth or self.replay or not self.units[u].explicit:
             return []
         chain, at = self.chains[id(self.order[u])], self.links[u]

@@ -7,28 +7,28 @@ from collections.abc import Sequence
 from simcore.frameworks.common.cpu_optimizer import updated
 from simcore.frameworks.common.optimizer_memory import optimizer_temporaries, post_rest, rest_postings
 from simcore.frameworks.fsdp2.hand_over import UnshardHooks
+from simcore.frameworks.fsdp2.strategy import Fsdp2Strategy
 from simcore.pipeline.schedule import Action, Part
-from simcore.placement.framework import UnshardFlow
 from simcore.placement.plan import Plan
 from simcore.program.builder import Builder
 from simcore.program.outline import Phase, Tables
 from simcore.recording.tape import Param
 
-__all__ = ["GatheredFlow"]
+__all__ = ["Fsdp2Hooks"]
 
 FORWARD_BEGIN, FORWARD_END, BACKWARD_BEGIN, BACKWARD_END = range(2, 6)
 
 
-class GatheredFlow:
-    """Implements `lower.Flow` over the framework's units."""
+class Fsdp2Hooks:
+    """Implements `lower.MemoryHooks` over the framework's units."""
 
     def __init__(self, plan: Plan, tables: Tables, builder: Builder) -> None:
-        assert isinstance(plan.framework.flow, UnshardFlow)
-        self.plan, self.tables, self.out, self.flow = plan, tables, builder, plan.framework.flow
+        self.plan, self.tables, self.out = plan, tables, builder
+        self.strategy = plan.framework.strategy_as(Fsdp2Strategy)
         inside = set(plan.layers)
         units = [u for u in plan.framework.units if u.first in inside]
         self.units = units
-        self.hooks = UnshardHooks(plan, units, self.flow, tables, builder)
+        self.hooks = UnshardHooks(plan, units, self.strategy, tables, builder)
         outer = [u for u in range(len(units)) if not units[u].inner]
         self.starting: dict[int, list[int]] = {layer: [] for layer in plan.layers}
         self.ending: dict[int, list[int]] = {layer: [] for layer in plan.layers}
@@ -58,16 +58,16 @@ class GatheredFlow:
     def _trains(self, layer: int) -> bool:
         return self.plan.of_layer(layer).is_trained
 
-    # ---- lower.Flow ---------------------------------------------------------------------------------------------
+    # ---- MemoryHooks --------------------------------------------------------------------------------------------
     def rest(self) -> None:
         post_rest(self.plan, self.tables, self.out, rest_postings)
 
     def begin_microbatch(self, action: Action) -> None:
         self.part = action.part
         if not action.forward:
-            at_end = self.flow.sync == "end"
-            self.hooks.reduce_grads = self.flow.sync == "every" or (action.is_last and not at_end)
-            every = self.flow.reshard_after_backward and self.flow.finish == "every"
+            at_end = self.strategy.sync == "end"
+            self.hooks.reduce_grads = self.strategy.sync == "every" or (action.is_last and not at_end)
+            every = self.strategy.reshard_after_backward and self.strategy.finish == "every"
             self.hooks.is_last_backward = every or (action.is_last and not at_end)
 
     def forward_begin(self, layer: int) -> None:
@@ -114,7 +114,7 @@ class GatheredFlow:
         inside = [u for u, unit in enumerate(self.units) if unit.first in chunk]
         if action.part != "weight":
             self.hooks.end_backward(inside)
-        if action.is_last and self.flow.sync == "end":
+        if action.is_last and self.strategy.sync == "end":
             self.hooks.reduce_all(inside)
 
     def optimize(self) -> None:

@@ -14,8 +14,8 @@ from simcore.frameworks.common.torch import Defaults
 from simcore.inputs.training import Capacity, Draws, Imbalance
 from simcore.models.blocks import Attention, Moe
 from simcore.models.tensor import TensorSpec
-from simcore.placement.form import Layout, Shard
 from simcore.placement.job import Job
+from simcore.placement.layout import Placements, Shard
 
 __all__ = ["DEFAULTS", "OPTIONS", "assumptions", "check", "checkpoint", "options_of", "stages_of", "tp_layout"]
 
@@ -123,7 +123,7 @@ def _check_packed(job: Job) -> None:
 
 
 def checkpoint(job: Job) -> str:
-    """`Run.checkpoint`: none, full, or per_module ("selective": attention alone)."""
+    """`LayerWorkload.checkpoint`: none, full, or per_module ("selective": attention alone)."""
     recompute = job.scenario.training.recompute
     if recompute in ("none", "full"):
         return str(recompute)
@@ -134,7 +134,7 @@ def checkpoint(job: Job) -> str:
 
 
 def options_of(job: Job, options: dict[str, Any]) -> tuple[tuple[str, str], ...]:
-    """`Run.options`. Blocks of all experts are as long as the fullest: `imbalance` times the mean."""
+    """`LayerWorkload.options`. Blocks of all experts are as long as the fullest: `imbalance` times the mean."""
     if job.mesh.pp > 1:
         job.autos["outputs of the last stage"] = (
             "all microbatches' logits, kept and joined", f"{_CODE} scripts/train.py: pp_schedule.step returns them")
@@ -169,7 +169,7 @@ def _fullest(job: Job) -> float:
     return fullest
 
 
-def tp_layout(spec: TensorSpec) -> Layout:
+def tp_layout(spec: TensorSpec) -> Placements:
     """Column-parallel linears are cut on rows, row-parallel ones on columns; norms, embedding and experts are whole."""
     if len(spec.shape) == 1 or spec.component in ("embedding", "router", "routed_experts"):
         return ()

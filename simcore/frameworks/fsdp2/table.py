@@ -18,7 +18,6 @@ from simcore.frameworks.common import transformers as _transformers
 from simcore.frameworks.common.checkpoint_files import fsdp2_files
 from simcore.frameworks.common.kernels import torch_libraries
 from simcore.frameworks.common.liger import loss_with
-from simcore.frameworks.common.lora import name_adapters
 from simcore.frameworks.common.pipeline import check_schedule, pipeline_schedule
 from simcore.frameworks.common.qlora import STORAGE_OPTION, is_packed, packed_of
 from simcore.frameworks.common.torch import (
@@ -35,33 +34,23 @@ from simcore.frameworks.common.torch import (
 from simcore.frameworks.fsdp2 import hub as _hub
 from simcore.frameworks.fsdp2 import kempnerforge as _kempnerforge
 from simcore.frameworks.fsdp2 import torchtitan as _torchtitan
+from simcore.frameworks.fsdp2.strategy import Fsdp2Strategy
 from simcore.frameworks.fsdp2.units import Wrapping, units
 from simcore.models.blocks import Moe
 from simcore.models.graph import ModelGraph
 from simcore.models.tensor import TensorSpec
-from simcore.placement.form import Form, Layout, Partial, Shard
-from simcore.placement.framework import Framework, Life, Matches, Moment, Optimizer, Rule, Unit, UnshardFlow
+from simcore.placement.framework import Framework, Matches, Optimizer, Rule, TensorPolicy, Unit, UpdateTime
 from simcore.placement.job import Job
-from simcore.recording.packed_weights import Packed
+from simcore.placement.layout import Partial, Placements, Shard, TensorLayout
+from simcore.recording.packed_weights import PackedWeights
 
-__all__ = ["CASTS_PARAMETERS", "DEFAULT_IMPLEMENTATION", "IMPLEMENTATIONS", "PACKS", "VERSIONS",
-           "adapters", "table"]
+__all__ = ["CODES", "VERSIONS", "in_fp8", "table"]
 
 VERSIONS = ("torch 2.13",)
-DEFAULT_IMPLEMENTATION = "hf"
 CODES: dict[str, ModuleType] = {"hf": _transformers, "hub": _hub, "torchtitan": _torchtitan,
                                 "kempnerforge": _kempnerforge, "llmfoundry": _llmfoundry}
 """What the trainer of each implementation sets, refuses and cuts."""
-IMPLEMENTATIONS = tuple(CODES)
-FREEZES = ("hf",)
-"""Layers with parameters that are frozen one by one: a unit may have both (torch 2.13 `_fsdp_param_group.py`)."""
-PACKS = True
-"""Serves frozen weights in 4 bits, of transformers' layers."""
-CASTS_PARAMETERS = True
-"""They rest as asked, and are gathered in the compute dtype (torch 2.13 `_fsdp_api.py`, MixedPrecisionPolicy)."""
 RULE = "torch 2.13 torch/distributed/fsdp/_fully_shard/_fsdp_init.py"
-
-adapters = name_adapters
 
 
 def in_fp8(job: Job) -> ModelGraph:
@@ -96,7 +85,7 @@ def table(job: Job) -> Framework:
         name="fsdp2", version=VERSIONS[0],
         rules=_rules(job, stored, packed, fully=fully, in_backward=options.get("optimizer_in_bwd", False)),
         units=made,
-        flow=_flow(job, options, given),
+        strategy=_strategy(job, options, given),
         optimizer=optimizer,
         compute_dtype=job.compute,
         checkpoint=code.checkpoint(job),
@@ -115,7 +104,7 @@ def table(job: Job) -> Framework:
     )
 
 
-def _flow(job: Job, options: dict[str, Any], given: Defaults) -> UnshardFlow:
+def _strategy(job: Job, options: dict[str, Any], given: Defaults) -> Fsdp2Strategy:
     """[Note: FSDP2 under pipeline stages] A stage keeps its parameters whole, and reduces when the last pass is over.
 
     torch 2.13 `distributed/pipelining/stage.py`, backward_maybe_with_nosync: no backward pass reshards or reduces;
@@ -124,8 +113,8 @@ def _flow(job: Job, options: dict[str, Any], given: Defaults) -> UnshardFlow:
     prefetch = options.get("prefetch") or 0
     if job.mesh.pp > 1:
         job.refuse_idle(options, "set_is_last_backward", "beside pipeline stages, which call it themselves")
-        return UnshardFlow(prefetch, prefetch, "end", reshard_after_backward=False)
-    return UnshardFlow(prefetch, prefetch, options.get("sync_gradients", given.sync),
+        return Fsdp2Strategy(prefetch, prefetch, "end", reshard_after_backward=False)
+    return Fsdp2Strategy(prefetch, prefetch, options.get("sync_gradients", given.sync),
                        finish=options.get("set_is_last_backward", "every"))
 
 
@@ -276,7 +265,7 @@ def _check_last_backward(job: Job, options: dict[str, Any]) -> None:
                           "torch 2.13 _fsdp_param_group.py wait_for_unshard")
 
 
-def _policy(job: Job, reshard: object, shards: int) -> bool | int:
+def _reshard_policy(job: Job, reshard: object, shards: int) -> bool | int:
     """A group of 1 means False, of all shards True (torch 2.13 `_fsdp_init.py`, `_get_post_forward_mesh_info`)."""
     assert isinstance(reshard, (bool, int))
     if isinstance(reshard, bool) or reshard == 1:
@@ -304,10 +293,10 @@ class _Choice:
     fully: bool
     on_host: bool
     in_backward: bool
-    packed: Packed | None
+    packed: PackedWeights | None
 
 
-def _packed(job: Job, options: dict[str, Any]) -> Packed | None:
+def _packed(job: Job, options: dict[str, Any]) -> PackedWeights | None:
     """[Note: FSDP2 and weights in 4 bits] Columns of bytes are whole on every rank, others are cut.
 
     accelerate 1.15 `utils/fsdp_utils.py:797` has FSDP ignore uint8. A column of a floating type is gathered like other
@@ -325,7 +314,7 @@ def _packed(job: Job, options: dict[str, Any]) -> Packed | None:
     return packed
 
 
-def _rules(job: Job, stored: str, packed: Packed | None, *, fully: bool, in_backward: bool) -> tuple[Rule, ...]:
+def _rules(job: Job, stored: str, packed: PackedWeights | None, *, fully: bool, in_backward: bool) -> tuple[Rule, ...]:
     adapter = job.scenario.training.lora.dtype
     choice = _Choice(stored, job.compute, _gathered_weights(job), stored if adapter == "auto" else adapter,
                      states_of(job), job.mesh.ep > 1, fully,
@@ -336,32 +325,33 @@ def _rules(job: Job, stored: str, packed: Packed | None, *, fully: bool, in_back
 
 
 @lru_cache(maxsize=256)
-def _made_rules(choice: _Choice, tp_cuts: tuple[Layout, ...], code: str, whole: tuple[str, ...]) -> tuple[Rule, ...]:
+def _made_rules(choice: _Choice, tp_cuts: tuple[Placements, ...], code: str, whole: tuple[str, ...]) -> tuple[Rule,
+                                                                                                              ...]:
     """FSDP2 cuts on dimension 0 what tensor parallelism has left (torch 2.13 `_fsdp_param.py`, strided shards).
 
     `whole`: components that it leaves whole.
     """
-    dense: Layout = (("dp_shard_cp", Shard(0)),)
+    dense: Placements = (("dp_shard_cp", Shard(0)),)
     stored = choice.stored
-    buffer = replace(_life("buffer", (), "fp32", replace(choice, compute="fp32", on_host=False)), pad_storage=False)
+    buffer = replace(_policy("buffer", (), "fp32", replace(choice, compute="fp32", on_host=False)), pad_storage=False)
     rules = [Rule(lambda t: t.is_buffer, buffer)]
     if choice.splits_experts:
-        split: Layout = (("ep", Shard(0, even=True)),)
-        experts = (_life("experts, sharded", (*split, ("expert_dp", Shard(0))), stored, choice, used=split)
+        split: Placements = (("ep", Shard(0, even=True)),)
+        experts = (_policy("experts, sharded", (*split, ("expert_dp", Shard(0))), stored, choice, used=split)
                    if choice.fully else _plain_experts(split, choice))
         rules.append(Rule(lambda t: t.component == "routed_experts", experts))
-    rules.append(Rule(lambda t: t.module == "adapter", _life("adapters", dense, choice.adapters, choice)))
+    rules.append(Rule(lambda t: t.module == "adapter", _policy("adapters", dense, choice.adapters, choice)))
     if choice.packed is not None:
-        rules.append(Rule(is_packed, _packed_life(dense, choice.packed, choice)))
-    rules.append(Rule(lambda t: t.component in whole, _life("sharded", dense, stored, choice)))
+        rules.append(Rule(is_packed, _packed_policy(dense, choice.packed, choice)))
+    rules.append(Rule(lambda t: t.component in whole, _policy("sharded", dense, stored, choice)))
     if choice.weights != choice.compute:
-        rules += [Rule(_narrow(code, cut), _life("sharded, fp8", (*cut, *dense), stored, choice, used=cut,
+        rules += [Rule(_narrow(code, cut), _policy("sharded, fp8", (*cut, *dense), stored, choice, used=cut,
                                                  in_use=choice.weights)) for cut in (*tp_cuts, ())]
-    rules += [Rule(_lies_like(code, cut), _life("sharded, tp", (*cut, *dense), stored, choice, used=cut))
+    rules += [Rule(_lies_like(code, cut), _policy("sharded, tp", (*cut, *dense), stored, choice, used=cut))
               for cut in tp_cuts]
     if choice.kept.name == "muon":
-        rules.append(Rule(_is_hidden_matrix, _life("sharded, muon", dense, stored, choice, hidden=True)))
-    rules.append(Rule(lambda t: True, _life("sharded", dense, stored, choice)))
+        rules.append(Rule(_is_hidden_matrix, _policy("sharded, muon", dense, stored, choice, hidden=True)))
+    rules.append(Rule(lambda t: True, _policy("sharded", dense, stored, choice)))
     return tuple(rules)
 
 
@@ -370,7 +360,7 @@ def _gathered_weights(job: Job) -> str:
     return _torchtitan.gathered_weights(job) if CODES[job.graph.implementation] is _torchtitan else job.compute
 
 
-def _narrow(code: str, cut: Layout) -> Matches:
+def _narrow(code: str, cut: Placements) -> Matches:
     """A linear of a block that torchao converts, cut so; torchtitan's filter leaves the output alone."""
     return lambda spec: (spec.module == "linear" and spec.component != "lm_head"
                          and (not cut or CODES[code].tp_layout(spec) == cut))
@@ -382,45 +372,45 @@ def _is_hidden_matrix(spec: TensorSpec) -> bool:
 
 
 @lru_cache(maxsize=64)
-def _tp_cuts(graph: ModelGraph) -> tuple[Layout, ...]:
+def _tp_cuts(graph: ModelGraph) -> tuple[Placements, ...]:
     """Every way in which tensor parallelism cuts a tensor of the model."""
     tp_layout = CODES[graph.implementation].tp_layout
     cuts = (tp_layout(spec) for specs in graph.tensors for spec in specs)
     return tuple(dict.fromkeys(cut for cut in cuts if cut))
 
 
-def _lies_like(code: str, cut: Layout) -> Matches:
+def _lies_like(code: str, cut: Placements) -> Matches:
     return lambda spec: CODES[code].tp_layout(spec) == cut
 
 
-def _life(name: str, layout: Layout, stored: str, choice: _Choice, used: Layout = (), *,
-          hidden: bool = False, in_use: str = "") -> Life:
-    partial: Layout = (("dp_shard_cp", Partial()),)
-    rest = Form(layout, stored, "host_pinned" if choice.on_host else "device")
-    states = choice.kept.of(layout, stored, "host" if choice.on_host else "device", hidden=hidden)
-    return Life(name, rest, Form(used, in_use or choice.compute), Form((*used, *partial), choice.compute), rest, states,
-                Moment.UNIT_FORWARD_BEGIN, Moment.UNIT_FORWARD_END, Moment.UNIT_BACKWARD_END,
-                Moment.UNIT_BACKWARD_END if choice.in_backward else Moment.OPTIMIZER_BEGIN, pad_storage=True)
+def _policy(name: str, placements: Placements, stored: str, choice: _Choice, used: Placements = (), *,
+          hidden: bool = False, in_use: str = "") -> TensorPolicy:
+    partial: Placements = (("dp_shard_cp", Partial()),)
+    rest = TensorLayout(placements, stored, "host_pinned" if choice.on_host else "device")
+    states = choice.kept.of(placements, stored, "host" if choice.on_host else "device", hidden=hidden)
+    return TensorPolicy(name, rest, TensorLayout(used, in_use or choice.compute),
+                        TensorLayout((*used, *partial), choice.compute), rest, states,
+                UpdateTime.AFTER_REDUCE if choice.in_backward else UpdateTime.OPTIMIZER_STEP, pad_storage=True)
 
 
-def _packed_life(layout: Layout, packed: Packed, choice: _Choice) -> Life:
+def _packed_policy(placements: Placements, packed: PackedWeights, choice: _Choice) -> TensorPolicy:
     """A column of bytes is whole on every rank, one of another type is cut."""
-    life = _life("sharded, packed", layout, choice.stored, choice)
+    policy = _policy("sharded, packed", placements, choice.stored, choice)
     if packed.storage != "uint8" or packed.is_tensor:
-        return replace(life, rest=Form(layout, packed.storage, life.rest.space, packed=packed))
-    return replace(life, name="packed, ignored", rest=Form((), packed.storage, packed=packed), pad_storage=False,
-                   rest_category="ignored_param")
+        return replace(policy, at_rest=TensorLayout(placements, packed.storage, policy.at_rest.space, packed=packed))
+    return replace(policy, name="packed, ignored", at_rest=TensorLayout((), packed.storage, packed=packed),
+                   pad_storage=False, at_rest_category="ignored_param")
 
 
-def _plain_experts(split: Layout, choice: _Choice) -> Life:
+def _plain_experts(split: Placements, choice: _Choice) -> TensorPolicy:
     """Local slices outside FSDP: mixed precision does not reach them, nothing reduces their gradients."""
-    form = Form(split, choice.compute)
-    return Life("experts, ignored", form, form, form, form, choice.kept.of(split, choice.compute),
-                updated=Moment.GRADIENT_READY if choice.in_backward else Moment.OPTIMIZER_BEGIN,
-                rest_category="ignored_param", grad_made_category="ignored_grad")
+    layout = TensorLayout(split, choice.compute)
+    return TensorPolicy("experts, ignored", layout, layout, layout, layout, choice.kept.of(split, choice.compute),
+                updated=UpdateTime.GRADIENT_READY if choice.in_backward else UpdateTime.OPTIMIZER_STEP,
+                at_rest_category="ignored_param", unreduced_grad_category="ignored_grad")
 
 
-def _wrapping(job: Job, options: dict[str, Any], reduce: str, packed: Packed | None, *, fully: bool) -> Wrapping:
+def _wrapping(job: Job, options: dict[str, Any], reduce: str, packed: PackedWeights | None, *, fully: bool) -> Wrapping:
     """By default children reshard; whether the root does its code says (torch 2.13 left alone: it does not).
 
     `set_reshard_after_forward` of the last layer is of all units inside it too (`_fully_shard.py`, recurse).
@@ -431,12 +421,12 @@ def _wrapping(job: Job, options: dict[str, Any], reduce: str, packed: Packed | N
     in_stages = mesh.pp > 1
     children = (not in_stages or given.reshard_in_stages[0].startswith("true")) if asked is None else asked
     return Wrapping(
-        root=_policy(job, given.root_resharded if asked is None else asked, shards),
-        layers=_policy(job, children, shards),
-        last=_policy(job, children if last is None else last, shards),
+        root=_reshard_policy(job, given.root_resharded if asked is None else asked, shards),
+        layers=_reshard_policy(job, children, shards),
+        last=_reshard_policy(job, children if last is None else last, shards),
         head=given.last_follows and asked is True,
-        experts=_policy(job, children, mesh.expert_dp) if fully else True,
-        last_experts=_policy(job, children if last is None else last, mesh.expert_dp) if fully else True,
+        experts=_reshard_policy(job, children, mesh.expert_dp) if fully else True,
+        last_experts=_reshard_policy(job, children if last is None else last, mesh.expert_dp) if fully else True,
         separate=options.get("wrap", given.wrap) != "layers_root",
         loss_inside=given.loss_inside,
         experts_unit=fully,

@@ -17,8 +17,8 @@ from simcore.models.blocks import Attention
 from simcore.models.graph import ModelGraph
 from simcore.models.tensor import TensorSpec
 from simcore.pipeline.schedule import ZERO_BUBBLE
-from simcore.placement.form import Layout, Shard
 from simcore.placement.job import Job
+from simcore.placement.layout import Placements, Shard
 
 __all__ = ["DEFAULTS", "OPTIONS", "check", "checkpoint", "gathered_weights", "in_fp8", "options_of", "stages_of",
            "tp_layout"]
@@ -140,7 +140,7 @@ def gathered_weights(job: Job) -> str:
 
 
 def checkpoint(job: Job) -> str:
-    """`Run.checkpoint`: none, full or per_op (`selective_ac_option = "op"`)."""
+    """`LayerWorkload.checkpoint`: none, full or per_op (`selective_ac_option = "op"`)."""
     recompute = job.scenario.training.recompute
     if recompute in ("none", "full"):
         return str(recompute)
@@ -153,7 +153,7 @@ def checkpoint(job: Job) -> str:
 
 
 def options_of(job: Job, options: dict[str, Any]) -> tuple[tuple[str, str], ...]:
-    """`Run.options`."""
+    """`LayerWorkload.options`."""
     stop = job.flag(options, "early_stop", "torchtitan 0.2.2 config/job_config.py: early_stop = False", default=False)
     whole = job.mesh.tp > 1 and job.flag(options, "disable_loss_parallel",
                                          "torchtitan 0.2.2 config/job_config.py: disable_loss_parallel = False",
@@ -188,7 +188,7 @@ def _splits_sequences(job: Job) -> bool:
     return job.mesh.cp > 1
 
 
-def tp_layout(spec: TensorSpec) -> Layout:
+def tp_layout(spec: TensorSpec) -> Placements:
     """Column-parallel linears and the embedding are cut on rows, row-parallel ones on columns, norms are whole."""
     if len(spec.shape) == 1:
         return ()

@@ -5,8 +5,8 @@ from __future__ import annotations
 import re
 from dataclasses import dataclass
 
-from simcore.placement.form import Shard
 from simcore.placement.framework import Unit
+from simcore.placement.layout import Shard
 from simcore.placement.optimizer_step import is_updated_in_backward, step_of
 from simcore.placement.plan import Placed, Plan
 from simcore.recording.rows import Step
@@ -124,19 +124,20 @@ def _unit_bytes(plan: Plan, unit: Unit) -> UnitBytes:
     params = tuple(_param_bytes(plan, p, unit, world, partial) for p in placed)
     shard = sum(_gathered(unit, p, p.padded) for p in placed)
     away = [p for p in placed if not p.rests_here]
-    uses_cast = bool(away) or any(p.life.rest.num_bytes(p.padded) != _gathered(unit, p, p.padded) for p in placed)
+    uses_cast = bool(away) or any(p.policy.at_rest.num_bytes(p.padded) != _gathered(unit, p, p.padded) for p in placed)
     alone = _cast_alone(plan, unit, placed, away=bool(away)) if world == 1 else 0
     return UnitBytes(params, world, shard if uses_cast else 0, alone, shard * world, sum(p.used for p in params),
                      sum(p.kept_shard for p in params), sum(p.extra_copy for p in params),
                      _staged(unit, placed) if away else 0,
-                     sum(p.life.rest.num_bytes(p.padded) for p in away), away[0].life.rest.dtype if away else "")
+                     sum(p.policy.at_rest.num_bytes(p.padded) for p in away),
+                     away[0].policy.at_rest.dtype if away else "")
 
 
 def _staged(unit: Unit, placed: list[Placed]) -> int:
     """The most that lies on the device while shards are copied and cast, beyond all that was cast."""
     done = most = 0
     for p in placed:
-        stored, gathered = p.life.rest.num_bytes(p.padded), _gathered(unit, p, p.padded)
+        stored, gathered = p.policy.at_rest.num_bytes(p.padded), _gathered(unit, p, p.padded)
         most = max(most, done + stored + gathered * (stored != gathered))
         done += gathered
     return max(0, most - done)
@@ -154,7 +155,7 @@ def _cast_alone(plan: Plan, unit: Unit, placed: list[Placed], *, away: bool) -> 
     for p in (p for layer, numbers in unit.members for p in _registered([plan.of_layer(layer)[i] for i in numbers])):
         copies = 1 if unit.joins_copies else p.used_copies
         one = _gathered(unit, p, p.padded) // copies
-        cast = one * (p.life.rest.num_bytes(p.padded) != one * copies)
+        cast = one * (p.policy.at_rest.num_bytes(p.padded) != one * copies)
         most = max(most, done + last + cast, done + copies * one + cast)
         done, last = done + copies * one, cast
     return max(0, most - done)
@@ -168,10 +169,11 @@ def _registered(placed: list[Placed]) -> list[Placed]:
 
 def _param_bytes(plan: Plan, placed: Placed, unit: Unit, world: int, partial: int) -> ParamBytes:
     full = _gathered(unit, placed, placed.padded) * world
-    sideways = world > 1 and any(isinstance(cut, Shard) and cut.dim > 0 for axis, cut in placed.life.rest.layout
+    sideways = world > 1 and any(isinstance(cut, Shard) and cut.dim > 0 for axis,
+                                 cut in placed.policy.at_rest.placements
                                  if axis == unit.shard_axis)
     reduce_bytes = dtype_bytes(unit.reduce_dtype) if placed.trainable else 0
-    stored_bytes = dtype_bytes(placed.life.grad.dtype) if placed.trainable else 0
+    stored_bytes = dtype_bytes(placed.policy.grad.dtype) if placed.trainable else 0
     implementation = plan.framework.optimizer.implementation
     copies = 1 if unit.joins_copies else placed.used_copies
     return ParamBytes(placed.spec.name, copies, full, full // partial if partial else 0,
@@ -185,11 +187,11 @@ def _gathered(unit: Unit, placed: Placed, numel: int) -> int:
 
     A column of packed values has the type of the products already, or is none of the unit's.
     """
-    if placed.life.use.dtype == "fp8":
+    if placed.policy.in_use.dtype == "fp8":
         return numel
-    if placed.life.rest.packed is not None:
-        return placed.life.rest.num_bytes(numel)
-    return numel * dtype_bytes(unit.param_dtype or placed.life.rest.dtype)
+    if placed.policy.at_rest.packed is not None:
+        return placed.policy.at_rest.num_bytes(numel)
+    return numel * dtype_bytes(unit.param_dtype or placed.policy.at_rest.dtype)
 
 
 def _is_int(value: object) -> bool:

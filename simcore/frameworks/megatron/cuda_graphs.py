@@ -42,7 +42,7 @@ _RULE: Final = "core 0.16.1 transformer_config.py"
 
 
 def graphs_of(job: Job, options: dict[str, object]) -> tuple[str, ...]:
-    """`Libraries.graphs`, checked: [Note: graphed modules]."""
+    """`KernelLibraries.graphs`, checked: [Note: graphed modules]."""
     implementation, scope = str(options.get("cuda_graph_impl", "none")), _scope(job, options)
     if implementation == "none":
         return ()

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
 from itertools import groupby
@@ -11,13 +11,13 @@ from itertools import groupby
 import numpy as np
 
 from simcore.frameworks.megatron.buffers import FlatBuffer, lay_out
+from simcore.frameworks.megatron.strategy import MegatronDdpStrategy
 from simcore.models.blocks import Head, Mtp
-from simcore.placement.framework import Buckets
 from simcore.placement.mesh import IntArray
 from simcore.placement.plan import AtRestBytes, Placed, Plan
 from simcore.units import dtype_bytes, packed_bytes
 
-__all__ = ["RankBuffer", "exact_at_rest", "padding_bytes", "padding_elements", "rank_buffers"]
+__all__ = ["RankBuffer", "buffer_padding", "exact_at_rest", "padding_bytes", "padding_elements", "rank_buffers"]
 
 
 @dataclass(frozen=True, eq=False)
@@ -36,20 +36,19 @@ class RankBuffer:
 @lru_cache(maxsize=8)  # one plan asks twice: for its flow and for its padding
 def rank_buffers(plan: Plan) -> tuple[RankBuffer, ...]:
     """The dense and the expert buffers of each chunk, one for each stored format; a chunk is a module of its own."""
-    flow = plan.framework.flow
-    assert isinstance(flow, Buckets)
-    found = (_buffer(plan, flow, chunk, expert, dtype) for chunk in range(len(plan.chunks)) for expert in (0, 1)
+    strategy = plan.framework.strategy_as(MegatronDdpStrategy)
+    found = (_buffer(plan, strategy, chunk, expert, dtype) for chunk in range(len(plan.chunks)) for expert in (0, 1)
              for dtype in _stored(plan))
     return tuple(b for b in found if len(b.layers))
 
 
 def _stored(plan: Plan) -> tuple[str, ...]:
     """Formats of trained parameters, in order of first appearance."""
-    return tuple(dict.fromkeys(p.life.rest.dtype for kind, _ in plan.kind_counts for p in plan.kinds[kind]
+    return tuple(dict.fromkeys(p.policy.at_rest.dtype for kind, _ in plan.kind_counts for p in plan.kinds[kind]
                                if p.trainable))
 
 
-def _buffer(plan: Plan, flow: Buckets, chunk: int, expert: int, dtype: str) -> RankBuffer:
+def _buffer(plan: Plan, strategy: MegatronDdpStrategy, chunk: int, expert: int, dtype: str) -> RankBuffer:
     layers, tensors, sizes = [], [], []
     entries = {kind: _entries(plan.kinds[kind], expert=bool(expert), dtype=dtype) for kind, _ in plan.kind_counts}
     for layer in plan.chunks[chunk]:
@@ -57,15 +56,15 @@ def _buffer(plan: Plan, flow: Buckets, chunk: int, expert: int, dtype: str) -> R
         layers += [layer] * len(mine)
         tensors += [number for number, _ in mine]
         sizes += [size for _, size in mine]
-    parts = plan.mesh.axis(flow.axes[expert]).size
+    parts = plan.mesh.axis(strategy.axes[expert]).size
     # Only the model's first chunk has several: core 0.16.1 distributed_data_parallel.py:101, `disable_bucketing or
     # pp_rank > 0`; Bridge 0.3.1 models/model_provider.py:718, `model_chunk_idx > 0`.
-    bucket = flow.bucket_numel if plan.stage == 0 and chunk == 0 else 0
-    align = math.lcm(parts, flow.align_bucket) if flow.align_bucket > 1 else 1
-    own = _shared(plan) if flow.scatter else frozenset()
+    bucket = strategy.bucket_numel if plan.stage == 0 and chunk == 0 else 0
+    align = math.lcm(parts, strategy.align_bucket) if strategy.align_bucket > 1 else 1
+    own = _shared(plan) if strategy.scatter else frozenset()
     alone = [i for i, at in enumerate(zip(layers, tensors, strict=True)) if at in own]
-    flat = lay_out(sizes, bucket_numel=bucket, align_param=flow.align_param, align_bucket=align, alone=alone)
-    return RankBuffer(chunk, flow.axes[expert], flow.replicate_axes[expert], dtype,
+    flat = lay_out(sizes, bucket_numel=bucket, align_param=strategy.align_param, align_bucket=align, alone=alone)
+    return RankBuffer(chunk, strategy.axes[expert], strategy.replicate_axes[expert], dtype,
                       np.array(layers, dtype=np.int64), np.array(tensors, dtype=np.int64), flat)
 
 
@@ -90,7 +89,7 @@ def _entries(kind: Sequence[Placed], *, expert: bool, dtype: str) -> list[tuple[
     found = []
     for _, group in groupby(enumerate(kind), key=lambda at: at[1].spec.path if at[1].spec.copies > 1 else str(at[0])):
         mine = [(number, placed) for number, placed in group if placed.trainable
-                and (placed.life.name == "expert") == expert and placed.life.rest.dtype == dtype]
+                and (placed.policy.name == "expert") == expert and placed.policy.at_rest.dtype == dtype]
         copies = max((placed.used_copies for _, placed in mine), default=0)
         found += [(number, placed.local // copies) for _ in range(copies) for number, placed in mine]
     return found
@@ -106,11 +105,16 @@ def padding_elements(plan: Plan) -> int:
     return sum(buffer.flat.padding for buffer in rank_buffers(plan))
 
 
+def buffer_padding(plan: Plan, components: Mapping[str, AtRestBytes], *, exact: bool) -> tuple[int, int]:
+    """Bytes of (parameters, gradients) that belong to no parameter."""
+    strategy = plan.framework.strategy_as(MegatronDdpStrategy)
+    return padding_bytes(plan), padding_elements(plan) * dtype_bytes(strategy.grad_dtype)
+
+
 def exact_at_rest(plan: Plan) -> dict[str, AtRestBytes]:
     """`Plan.at_rest` with optimizer states counted inside this rank's own part of every bucket, if they are cut."""
-    flow = plan.framework.flow
-    assert isinstance(flow, Buckets)
-    if not flow.scatter:
+    strategy = plan.framework.strategy_as(MegatronDdpStrategy)
+    if not strategy.scatter:
         return plan.at_rest()
     totals = {name: AtRestBytes(r.params_bytes, r.grads_bytes, 0, r.num_params, r.num_trainable_params)
               for name, r in plan.at_rest().items()}
@@ -126,4 +130,5 @@ def exact_at_rest(plan: Plan) -> dict[str, AtRestBytes]:
 
 
 def _state_bytes_per_element(placed: Placed) -> float:
-    return sum(dtype_bytes(form.dtype) * form.share for _, form in placed.life.states if form.space == "device")
+    return sum(dtype_bytes(layout.dtype) * layout.share for _,
+               layout in placed.policy.optimizer_states if layout.space == "device")

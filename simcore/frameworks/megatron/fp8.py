@@ -29,13 +29,22 @@ from simcore.frameworks.megatron.rules import whole_layout
 from simcore.models.blocks import LayerKind, Mtp
 from simcore.models.graph import ModelGraph
 from simcore.models.tensor import TensorSpec
-from simcore.placement.form import local_shape
 from simcore.placement.job import Job
+from simcore.placement.layout import local_shape
 from simcore.placement.mesh import Mesh
 from simcore.recording.fp8_scaling import RECIPES, Scaling, in_model, matched
 
-__all__ = ["Fp8", "OPTIONS", "assumptions", "check_shapes", "check_user_buffers", "fp8_of", "quantized", "run_options",
-           "user_buffer_bytes"]
+__all__ = [
+    "OPTIONS",
+    "Fp8",
+    "assumptions",
+    "check_shapes",
+    "check_user_buffers",
+    "fp8_of",
+    "quantized",
+    "run_options",
+    "user_buffer_bytes",
+]
 
 OPTIONS = {
     "fp8_format": ("e4m3", "hybrid"),

@@ -26,8 +26,8 @@ import numpy as np
 from simcore.frameworks.common.cpu_optimizer import copied, cpu_bytes, share_on_host, waits_for_device
 from simcore.frameworks.common.optimizer_memory import muon_transient, post_rest
 from simcore.frameworks.megatron.flat_parameters import RankBuffer, padding_bytes, rank_buffers
+from simcore.frameworks.megatron.strategy import MegatronDdpStrategy
 from simcore.pipeline.schedule import Action
-from simcore.placement.framework import Buckets
 from simcore.placement.plan import Placed, Plan
 from simcore.program.builder import Builder
 from simcore.program.outline import Tables
@@ -35,21 +35,21 @@ from simcore.recording.rows import Module
 from simcore.recording.tape import Kernel, Param, Stream
 from simcore.units import dtype_bytes, packed_bytes
 
-__all__ = ["ResidentFlow"]
+__all__ = ["MegatronHooks"]
 
 REDUCE_HANDLE, GATHER_HANDLE = 16, 1 << 20
 IN_LINE = int(Module.NONE)
 """What stands where a handle would: the module of a call in line with kernels."""
 
 
-class ResidentFlow:
-    """Implements `lower.Flow` over flat buffers."""
+class MegatronHooks:
+    """Implements `lower.MemoryHooks` over flat buffers."""
 
     def __init__(self, plan: Plan, tables: Tables, builder: Builder) -> None:
-        assert isinstance(plan.framework.flow, Buckets)
-        self.plan, self.tables, self.out, self.flow = plan, tables, builder, plan.framework.flow
+        self.plan, self.tables, self.out = plan, tables, builder
+        self.strategy = plan.framework.strategy_as(MegatronDdpStrategy)
         self.buffers = rank_buffers(plan)
-        self.grad_bytes = dtype_bytes(self.flow.grad_dtype)
+        self.grad_bytes = dtype_bytes(self.strategy.grad_dtype)
         self.first_use = [_first_layers(buffer) for buffer in self.buffers]
         self.is_last = False
         self.gathered: set[tuple[int, int]] = set()
@@ -57,7 +57,7 @@ class ResidentFlow:
         self.seen_forward: set[int] = set()
         self.chunk = 0
 
-    # ---- lower.Flow ---------------------------------------------------------------------------------------------
+    # ---- MemoryHooks --------------------------------------------------------------------------------------------
     def rest(self) -> None:
         """Parameters, main gradients, masters and moments; what alignment adds is the buffers' own."""
         post_rest(self.plan, self.tables, self.out, self._postings)
@@ -71,20 +71,20 @@ class ResidentFlow:
             self.out.alloc(layer, self.tables.slot("layer_wise.states", "opt_state"), 4 * muon + 8 * adam)
 
     def _postings(self, placed: Placed) -> list[tuple[str, str, int]]:
-        name, life = placed.spec.name, placed.life
+        name, policy = placed.spec.name, placed.policy
         if placed.spec.is_buffer:
-            return [(name, "buffer", placed.local * dtype_bytes(life.rest.dtype))]
+            return [(name, "buffer", placed.local * dtype_bytes(policy.at_rest.dtype))]
         grads = placed.local * self.grad_bytes if placed.trainable else 0
         states = [(f"{name}.{state}", "main_param" if state == "master_param" else "opt_state", size)
                   for state, size in (() if self.plan.framework.dealt else placed.states)]
-        return [(name, life.rest_category, placed.rest_bytes), (f"{name}.main_grad", "main_grad", grads), *states]
+        return [(name, policy.at_rest_category, placed.rest_bytes), (f"{name}.main_grad", "main_grad", grads), *states]
 
     def begin_microbatch(self, action: Action) -> None:
         self.is_last, self.chunk = action.is_last, action.chunk
 
     def forward_begin(self, layer: int) -> None:
         """In the first forward the buckets that this layer uses must have been gathered."""
-        if self.chunk in self.seen_forward or not (self.flow.param_gather and self.flow.gathers_ahead):
+        if self.chunk in self.seen_forward or not (self.strategy.param_gather and self.strategy.gathers_ahead):
             return
         for b, buffer in enumerate(self.buffers):
             for bucket in np.flatnonzero(self.first_use[b] == layer).tolist():
@@ -103,7 +103,7 @@ class ResidentFlow:
         """Gradients that an operator allocated are added into main_grad and die; full buckets are reduced."""
         for _, slot, num_bytes in grads:
             self.out.free(layer, slot, num_bytes)
-        if self.is_last and self.flow.overlap and len(self.plan.chunks) == 1:
+        if self.is_last and self.strategy.overlap and len(self.plan.chunks) == 1:
             for b, buffer in enumerate(self.buffers):
                 for bucket in np.flatnonzero(self.first_use[b] == layer).tolist():
                     self._reduce(b, buffer, bucket)
@@ -115,12 +115,12 @@ class ResidentFlow:
         """After its first forward a chunk is gathered; after the step's last backward everything is reduced."""
         if action.forward:
             self.seen_forward.add(action.chunk)
-        for chunk in action.reduces if self.flow.overlap else ():
+        for chunk in action.reduces if self.strategy.overlap else ():
             self._reduce_chunk(chunk)
         if not action.forward and action.is_last and action.chunk == 0:
             for b, buffer in enumerate(self.buffers):
                 for bucket in range(len(buffer.flat.buckets)):
-                    if not self.flow.overlap:
+                    if not self.strategy.overlap:
                         self._reduce(b, buffer, bucket)
                     self.out.wait(bucket, REDUCE_HANDLE + b)
 
@@ -141,7 +141,7 @@ class ResidentFlow:
         self.out.free(layer, work, held_for_muon)
         self._on_host(layer, away)
         self._exchange_updated()
-        if self.flow.param_gather and not self.flow.gathers_ahead:
+        if self.strategy.param_gather and not self.strategy.gathers_ahead:
             for b, buffer in enumerate(self.buffers):
                 for bucket in range(len(buffer.flat.buckets)):
                     self._gather(b, buffer, bucket, Stream.COMPUTE)
@@ -167,7 +167,7 @@ class ResidentFlow:
         layer, slot = self.plan.layers[0], self.tables.slot("updated_parameters", "optim_temp")
         mine = self.plan.framework.dealt[self.plan.stage]
         for axis_name, share in zip(mine.axes, mine.shares, strict=True):
-            axis, dtype = self.plan.mesh.axis(axis_name), self.plan.of_layer(layer)[0].life.rest.dtype
+            axis, dtype = self.plan.mesh.axis(axis_name), self.plan.of_layer(layer)[0].policy.at_rest.dtype
             size = dtype_bytes(dtype)
             total = size * sum(muon + adam for muon, adam in share)
             if axis.size == 1 or not total:
@@ -185,7 +185,7 @@ class ResidentFlow:
         if (b, bucket) in self.gathered:
             return
         self.gathered.add((b, bucket))
-        dtype = self.flow.gather_dtype or buffer.dtype
+        dtype = self.strategy.gather_dtype or buffer.dtype
         comm = self.tables.comm("all_gather", buffer.axis, dtype)
         start, end = buffer.flat.buckets[bucket]
         payload = packed_bytes(end - start, dtype)
@@ -194,12 +194,12 @@ class ResidentFlow:
     def _reduce(self, b: int, buffer: RankBuffer, bucket: int) -> None:
         start, end = buffer.flat.buckets[bucket]
         payload = (end - start) * self.grad_bytes
-        name = "reduce_scatter" if self.flow.scatter else "all_reduce"
-        comm = self.tables.comm(name, buffer.axis, self.flow.grad_dtype)
+        name = "reduce_scatter" if self.strategy.scatter else "all_reduce"
+        comm = self.tables.comm(name, buffer.axis, self.strategy.grad_dtype)
         self.out.collective(bucket, comm, payload, Stream.REDUCE, REDUCE_HANDLE + b)
         if buffer.replicate_axis:
-            part = payload // self.plan.mesh.axis(buffer.axis).size if self.flow.scatter else payload
-            comm = self.tables.comm("all_reduce", buffer.replicate_axis, self.flow.grad_dtype)
+            part = payload // self.plan.mesh.axis(buffer.axis).size if self.strategy.scatter else payload
+            comm = self.tables.comm("all_reduce", buffer.replicate_axis, self.strategy.grad_dtype)
             self.out.collective(bucket, comm, part, Stream.REDUCE, REDUCE_HANDLE + b)
 
     def _reduce_chunk(self, chunk: int) -> None:
@@ -212,8 +212,8 @@ class ResidentFlow:
         if self.plan.framework.dealt:
             muon, adam = self.plan.dealt
             return muon + adam, 8 * muon + 12 * adam
-        elements = sum(int((b.flat.ends - b.flat.starts).sum()) // (self.plan.mesh.axis(b.axis).size
-                                                                    if self.flow.scatter else 1) for b in self.buffers)
+        parts = {b.axis: self.plan.mesh.axis(b.axis).size if self.strategy.scatter else 1 for b in self.buffers}
+        elements = sum(int((b.flat.ends - b.flat.starts).sum()) // parts[b.axis] for b in self.buffers)
         held = sum(count * sum(p.state_bytes for p in self.plan.kinds[kind]) for kind, count in self.plan.kind_counts)
         return elements, held
 

@@ -17,9 +17,9 @@ import math
 from collections.abc import Iterator, Sequence
 
 from simcore.models.tensor import TensorSpec
-from simcore.placement.form import COPIES, Shard
-from simcore.placement.framework import Dealt, Rule
+from simcore.placement.framework import LayerwiseShards, Rule
 from simcore.placement.job import Job
+from simcore.placement.layout import COPIES, Shard
 
 __all__ = ["assumptions", "dealt"]
 
@@ -29,7 +29,7 @@ _SLACK = 1.3
 
 
 def dealt(job: Job, rules: Sequence[Rule], stages: tuple[tuple[int, ...], ...], axes: tuple[str, str], *,
-          by_parts: bool = False) -> tuple[Dealt, ...]:
+          by_parts: bool = False) -> tuple[LayerwiseShards, ...]:
     """Who updates how much, for each pipeline rank. `by_parts`: [Note: layer-wise parts of buffers]."""
     if job.scenario.training.optimizer.name != "dist_muon":
         return ()
@@ -41,7 +41,7 @@ def dealt(job: Job, rules: Sequence[Rule], stages: tuple[tuple[int, ...], ...], 
         deal = _pack if by_parts else _deal
         shares = [deal([one for one in found if one[2] == expert], job.mesh.axis(axes[expert]).size)
                   for expert in (False, True)]
-        made.append(Dealt(axes, (shares[0], shares[1]), in_place=by_parts))
+        made.append(LayerwiseShards(axes, (shares[0], shares[1]), in_place=by_parts))
     return tuple(made)
 
 
@@ -58,17 +58,18 @@ def assumptions(job: Job, *, packed: bool) -> tuple[tuple[str, str, str, str], .
 
 
 def _parameters(job: Job, rules: Sequence[Rule], layers: Sequence[int]) -> Iterator[Parameter]:
-    lives = {id(spec): next(rule.life for rule in rules if rule.matches(spec))
+    policies = {id(spec): next(rule.policy for rule in rules if rule.matches(spec))
              for specs in job.graph.tensors for spec in specs}
     for layer in layers:
         for spec in job.graph.tensors[job.graph.layers[layer].kind]:
             if spec.trainable and spec.is_owned:
-                life = lives[id(spec)]
-                cuts = [(cut.dim, job.mesh.axis(axis).size) for axis, cut in life.rest.layout if isinstance(cut, Shard)]
-                is_muons = any(name == "momentum_buffer" for name, _ in life.states)
+                policy = policies[id(spec)]
+                cuts = [(cut.dim, job.mesh.axis(axis).size) for axis,
+                        cut in policy.at_rest.placements if isinstance(cut, Shard)]
+                is_muons = any(name == "momentum_buffer" for name, _ in policy.optimizer_states)
                 size = _local(spec, cuts)
                 work = size * min(size // spec.shape[1], spec.shape[1]) if len(spec.shape) > 1 else size
-                yield from [(size, is_muons, life.name == "expert", work)] * _copies(spec, cuts)
+                yield from [(size, is_muons, policy.name == "expert", work)] * _copies(spec, cuts)
 
 
 def _local(spec: TensorSpec, cuts: Sequence[tuple[int, int]]) -> int:

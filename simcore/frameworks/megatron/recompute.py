@@ -24,7 +24,7 @@ _NEEDED: Final = {
 
 
 def checkpoint(job: Job) -> str:
-    """`Run.checkpoint`: none, full, uniform (several layers together), or the names of recomputed modules."""
+    """`LayerWorkload.checkpoint`: none, full, uniform (several layers together), or the names of recomputed modules."""
     recompute = job.scenario.training.recompute
     if isinstance(recompute, str):
         return recompute

@@ -12,9 +12,9 @@ from functools import lru_cache
 from simcore.frameworks.megatron.precision import Formats
 from simcore.models.graph import ModelGraph
 from simcore.models.tensor import TensorSpec
-from simcore.placement.form import COPIES, Flat, Form, Layout, Partial, Shard
-from simcore.placement.framework import Life, Matches, Moment, Rule
+from simcore.placement.framework import Matches, Rule, TensorPolicy
 from simcore.placement.job import Job
+from simcore.placement.layout import COPIES, Flat, Partial, Placements, Shard, TensorLayout
 
 __all__ = ["rules", "rules_of", "shard_axes", "whole_layout"]
 
@@ -44,10 +44,10 @@ def rules(job: Job, made: Formats) -> tuple[Rule, ...]:
 
 @lru_cache(maxsize=256)
 def _rules(graph: ModelGraph, choice: _Choice) -> tuple[Rule, ...]:
-    return rules_of(graph, lambda spec: _life(spec, choice))
+    return rules_of(graph, lambda spec: _policy(spec, choice))
 
 
-def rules_of(graph: ModelGraph, life_of: Callable[[TensorSpec], Life]) -> tuple[Rule, ...]:
+def rules_of(graph: ModelGraph, life_of: Callable[[TensorSpec], TensorPolicy]) -> tuple[Rule, ...]:
     """Rules that give every tensor the life of those that are cut like it."""
     made_of: dict[_Key, Rule] = {}
     for specs in graph.tensors:
@@ -80,7 +80,7 @@ def _is_expert(spec: TensorSpec, choice: _Choice) -> bool:
     return choice.splits_experts and (spec.copies > 1 or spec.component in ("routed_experts", "expert_adapters"))
 
 
-def whole_layout(spec: TensorSpec) -> Layout:
+def whole_layout(spec: TensorSpec) -> Placements:
     """How tensor and expert parallelism cut a tensor, and nothing else."""
     cut: list[tuple[str, Shard]] = []
     if spec.copies > 1:
@@ -92,24 +92,24 @@ def whole_layout(spec: TensorSpec) -> Layout:
     return tuple(cut)
 
 
-def _life(spec: TensorSpec, choice: _Choice) -> Life:
-    layout, made = whole_layout(spec), choice.made
+def _policy(spec: TensorSpec, choice: _Choice) -> TensorPolicy:
+    placements, made = whole_layout(spec), choice.made
     if spec.is_buffer:
-        form = Form(layout, spec.stored or made.params)
-        return Life("buffer", form, form, form, form, rest_category="buffer")
+        layout = TensorLayout(placements, spec.stored or made.params)
+        return TensorPolicy("buffer", layout, layout, layout, layout, at_rest_category="buffer")
     expert = _is_expert(spec, choice)
     axis = choice.axes[expert]
     dealt = choice.optimizer == "dist_muon"  # whole parameters: a cut is the mean of all ranks
-    whole: Layout = ((axis, Flat("buffer")),) if made.scatter or dealt else ()
-    rest = Form(layout, spec.stored or made.params)
-    return Life(
-        "expert" if expert else "dense", rest, Form(layout, choice.compute),
-        Form((*layout, (axis, Partial())), made.grads), Form(layout, made.grads),
-        _states(spec, (*layout, *whole), choice), Moment.NEVER, Moment.NEVER, Moment.BUCKET_FULL,
-        grads_persist=True, rest_category="sharded_param", grad_made_category="")
+    whole: Placements = ((axis, Flat("buffer")),) if made.scatter or dealt else ()
+    rest = TensorLayout(placements, spec.stored or made.params)
+    return TensorPolicy(
+        "expert" if expert else "dense", rest, TensorLayout(placements, choice.compute),
+        TensorLayout((*placements, (axis, Partial())), made.grads), TensorLayout(placements, made.grads),
+        _states(spec, (*placements, *whole), choice),
+        grads_persist=True, at_rest_category="sharded_param", unreduced_grad_category="")
 
 
-def _states(spec: TensorSpec, layout: Layout, choice: _Choice) -> tuple[tuple[str, Form], ...]:
+def _states(spec: TensorSpec, placements: Placements, choice: _Choice) -> tuple[tuple[str, TensorLayout], ...]:
     """[Note: optimizer on the host] core 0.16.1 optimizer/cpu_offloading/hybrid_optimizer.py.
 
     Whole parameters are given to the CPU until the fraction is reached: here the same share of each. Of theirs the host
@@ -123,12 +123,12 @@ def _states(spec: TensorSpec, layout: Layout, choice: _Choice) -> tuple[tuple[st
     if choice.has_momentum:
         formats += [("momentum_buffer", "fp32")]
     if not made.offloaded:
-        return tuple((name, Form(layout, dtype)) for name, dtype in formats)
+        return tuple((name, TensorLayout(placements, dtype)) for name, dtype in formats)
     away = made.offloaded
-    states = [(name, Form(layout, dtype, "host", away)) for name, dtype in formats]
-    states.append(("grad_copy", Form(layout, "fp32", "host_pinned", away)))
+    states = [(name, TensorLayout(placements, dtype, "host", away)) for name, dtype in formats]
+    states.append(("grad_copy", TensorLayout(placements, "fp32", "host_pinned", away)))
     if away < 1:
-        states += [(name, Form(layout, dtype, share=1 - away)) for name, dtype in formats]
+        states += [(name, TensorLayout(placements, dtype, share=1 - away)) for name, dtype in formats]
     return tuple(states)
 
 

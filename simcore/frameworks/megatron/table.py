@@ -25,30 +25,25 @@ from simcore.frameworks.megatron.fp8 import (
 from simcore.frameworks.megatron.fp8 import assumptions as fp8_assumptions
 from simcore.frameworks.megatron.layerwise_optimizer import assumptions as muon_assumptions
 from simcore.frameworks.megatron.layerwise_optimizer import dealt
-from simcore.frameworks.megatron.lora import adapters
 from simcore.frameworks.megatron.pipeline_layout import OPTION as LAYOUT
 from simcore.frameworks.megatron.precision import Formats, formats
 from simcore.frameworks.megatron.recompute import assumptions as recompute_assumptions
 from simcore.frameworks.megatron.recompute import check_groups, checkpoint, kept_whole, together
 from simcore.frameworks.megatron.rules import rules, shard_axes
 from simcore.frameworks.megatron.stages import OVERLAP, overlaps, schedule, stages
+from simcore.frameworks.megatron.strategy import MegatronDdpStrategy
 from simcore.inputs.scenario import Mesh as Degrees
 from simcore.models.blocks import Attention, Head, LatentAttention
 from simcore.models.graph import ModelGraph
-from simcore.placement.framework import Buckets, Framework, Optimizer, Padding
+from simcore.placement.framework import Framework, Optimizer, Padding
 from simcore.placement.job import Job
-from simcore.placement.libraries import Libraries
+from simcore.placement.libraries import KernelLibraries
 from simcore.units import dtype_bytes
 
-__all__ = ["COPIES_TIED_HEAD", "DEFAULT_IMPLEMENTATION", "IMPLEMENTATIONS", "OPTIONS", "VERSIONS", "adapters",
-           "default_etp", "in_fp8", "table", "table_of"]
+__all__ = ["OPTIONS", "QLORA_REFUSAL", "VERSIONS", "default_etp", "in_fp8", "table", "table_of"]
 
 VERSIONS = ("core 0.16.1 + bridge 0.3.1", "main 2026-08-22")
-DEFAULT_IMPLEMENTATION = "megatron"
-IMPLEMENTATIONS = ("megatron",)
-COPIES_TIED_HEAD = True
-"""Over pipeline stages the last holds a copy of the embedding (core 0.16.1 language_module.py:167)."""
-REFUSES_PACKED = (
+QLORA_REFUSAL = (
     "a base in 4 bits: bitsandbytes packs torch.nn.Linear, and Megatron's linears are TransformerEngine's or its own, "
     "cut over tp; nothing in core or bridge packs those",
     "bridge 0.3.1 peft/lora_layers.py:701 (quant_state of a nn.Linear alone), core 0.16.1 tensor_parallel/layers.py")
@@ -137,13 +132,13 @@ def table_of(job: Job, options: dict[str, object]) -> Framework:
     training, made, fp8 = job.scenario.training, formats(job, options), fp8_of(job, options)
     check_user_buffers(job, options, fp8)
     check_fuser(job, options)
-    lives = rules(job, made)
+    policies = rules(job, made)
     _note_defaults(job)
     return Framework(
         name="megatron", version=_version(job),
-        rules=lives,
+        rules=policies,
         units=(),
-        flow=_buckets(job, options, made, fp8),
+        strategy=_buckets(job, options, made, fp8),
         optimizer=Optimizer(training.optimizer.name, "te", grad_copy=made.grads != "fp32" and not made.precise,
                             late_master=made.precise and not made.offloaded),
         compute_dtype=job.compute,
@@ -157,7 +152,7 @@ def table_of(job: Job, options: dict[str, object]) -> Framework:
         frees_sent_output=True,
         keeps_received=True,
         deferred_heads=_deferred(job, options),
-        dealt=dealt(job, lives, made_stages, shard_axes(job), by_parts=_by_parts(job, options)),
+        dealt=dealt(job, policies, made_stages, shard_axes(job), by_parts=_by_parts(job, options)),
         options=(*_run_options(job, options, made.grads), *run_options(fp8)),
         communicators=_communicators(job),
         libraries=_libraries(job, options, fp8),
@@ -253,11 +248,11 @@ def _of_host(made: Formats) -> tuple[tuple[str, str, str, str], ...]:
              "without overlap_cpu_optimizer_d2h_h2d; torch 2.13 optim/adam.py; no time is published"),)
 
 
-def _libraries(job: Job, options: dict[str, object], fp8: Fp8 | None) -> Libraries:
+def _libraries(job: Job, options: dict[str, object], fp8: Fp8 | None) -> KernelLibraries:
     """TE's specs, or core's own with TE for experts alone; core 0.16.1 trains in a container of early 2026."""
     local = options.get("transformer_impl") == "local"
     flex = options.get("moe_token_dispatcher_type") == "flex"
-    return Libraries(
+    return KernelLibraries(
         date="2026-08" if _version(job).startswith("main") else "2026-01", te_linears=job.has_experts or not local,
         te_grouped=not local and options.get("moe_grouped_gemm") is not False,
         te_overlap=options.get("tp_comm_overlap") is True, core_buffers=True,
@@ -401,7 +396,7 @@ def _rotation(job: Job, options: dict[str, object]) -> list[tuple[str, str]]:
     return [("apply_rope_fusion", str(fused).lower())]
 
 
-def _buckets(job: Job, options: dict[str, object], made: Formats, fp8: Fp8 | None) -> Buckets:
+def _buckets(job: Job, options: dict[str, object], made: Formats, fp8: Fp8 | None) -> MegatronDdpStrategy:
     """Mxfp8 parameters are gathered in 16 bits, through the gradient buffer (reuse_grad_buf_for_mxfp8_param_ag)."""
     mesh, scatter = job.mesh, made.scatter
     if mesh.dp_replicate > 1 and not scatter:
@@ -413,7 +408,7 @@ def _buckets(job: Job, options: dict[str, object], made: Formats, fp8: Fp8 | Non
         job.refuse_idle(options, "bucket_size", "without overlap_grad_reduce")
     bucket = _bucket_size(job, options) if overlap else 0
     replicate = ("dp_replicate", "expert_dp_replicate") if mesh.dp_replicate > 1 else ("", "")
-    return Buckets(bucket, (dense, expert), replicate, made.grads, scatter, scatter, 64 if scatter else 1,
+    return MegatronDdpStrategy(bucket, (dense, expert), replicate, made.grads, scatter, scatter, 64 if scatter else 1,
                    128 if scatter else 1, overlap, gathers_ahead,
                    job.compute if fp8 and fp8.params and fp8.scaling.recipe == "mxfp8" else "")
 

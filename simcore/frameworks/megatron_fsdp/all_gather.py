@@ -8,28 +8,28 @@ from functools import cached_property
 from itertools import accumulate
 
 from simcore.frameworks.megatron_fsdp.buckets import POOL, Bucket, shared_units, together
-from simcore.placement.framework import Queues
+from simcore.frameworks.megatron_fsdp.strategy import MegatronFsdpStrategy
 from simcore.program.builder import Builder
 from simcore.program.outline import BUCKET_GATHER, Tables
 from simcore.recording.tape import Stream
 from simcore.units import dtype_bytes
 
-__all__ = ["GathersAhead"]
+__all__ = ["ParameterPrefetch"]
 
 
-class GathersAhead:
+class ParameterPrefetch:
     """Which buckets are whole, and which of them may go (AllGatherPipeline).
 
     Columns of fp8 weights, which backward gathers, have numbers behind all buckets: [Note: fp8 weights in buckets] in
     `frameworks/megatron_fsdp.py`.
     """
 
-    def __init__(self, buckets: Sequence[Bucket], flow: Queues, tables: Tables, out: Builder) -> None:
-        self.ahead, self.out, self.count = flow.ahead, out, len(buckets)
+    def __init__(self, buckets: Sequence[Bucket], strategy: MegatronFsdpStrategy, tables: Tables, out: Builder) -> None:
+        self.ahead, self.out, self.count = strategy.ahead, out, len(buckets)
         self.columns = {b: b + self.count for b, bucket in enumerate(buckets)
-                        if flow.has_columns and bucket.dtype == "fp8"}
-        self.kept = [b for b, bucket in enumerate(buckets) if bucket.unit < 0] if flow.keeps_outside else []
-        self.pooled = shared_units(buckets) if flow.double_buffer else frozenset()
+                        if strategy.has_columns and bucket.dtype == "fp8"}
+        self.kept = [b for b, bucket in enumerate(buckets) if bucket.unit < 0] if strategy.keeps_outside else []
+        self.pooled = shared_units(buckets) if strategy.double_buffer else frozenset()
         self.groups = together(buckets)
         buckets = self.buckets = [*buckets, *buckets]
         self.slot = tables.slot("unsharded_bucket", "unsharded_param")

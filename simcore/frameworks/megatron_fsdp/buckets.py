@@ -2,22 +2,22 @@
 
 Tensors are together that are of one unit (or of none), of one dtype, experts' or not, trained or not; buckets are
 numbered in the order in which their first tensor is registered (core 0.16.1 `param_and_grad_buffer.py`,
-`_get_parameter_groups`). What is in no unit is closed at `Queues.bucket_numel` elements.
+`_get_parameter_groups`). What is in no unit is closed at `MegatronFsdpStrategy.bucket_numel` elements.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
 
 from simcore.frameworks.megatron_fsdp.chunks import Chunked, lay_in_chunks
-from simcore.placement.framework import Queues
+from simcore.frameworks.megatron_fsdp.strategy import MegatronFsdpStrategy
 from simcore.placement.plan import AtRestBytes, Placed, Plan
 from simcore.units import dtype_bytes
 
-__all__ = ["POOL", "Bucket", "bucket_padding", "bucket_storage", "exact_in_buckets", "rank_buckets", "shared_units",
-           "together"]
+__all__ = ["POOL", "Bucket", "bucket_padding", "bucket_padding_bytes", "exact_in_buckets", "rank_buckets",
+           "shared_units", "together"]
 
 POOL = 2
 """Buffers that units share (core 0.16.1 param_and_grad_buffer.py, UB_BUFFER_NUM)."""
@@ -61,18 +61,17 @@ _Entry = tuple[int, int, tuple[int, ...]]
 @lru_cache(maxsize=8)
 def rank_buckets(plan: Plan) -> tuple[Bucket, ...]:
     """All buckets of the rank, in order of their numbers."""
-    flow = plan.framework.flow
-    assert isinstance(flow, Queues)
+    strategy = plan.framework.strategy_as(MegatronFsdpStrategy)
     unit_of = {layer: number for number, unit in enumerate(plan.framework.units) for layer, _ in unit.members}
     groups: dict[_Key, list[_Entry]] = {}
     for layer in plan.layers:
         for number, placed in enumerate(plan.of_layer(layer)):
             if placed.spec.is_owned and not placed.spec.is_buffer:
-                key = (unit_of.get(layer, -1), flow.axes[placed.life.name == "expert"], placed.life.rest.dtype,
-                       placed.trainable)
+                key = (unit_of.get(layer, -1), strategy.axes[placed.policy.name == "expert"],
+                       placed.policy.at_rest.dtype, placed.trainable)
                 groups.setdefault(key, []).extend([(layer, number, placed.used_shape)] * placed.used_copies)
     return tuple(_bucket(plan, key, piece) for key, entries in groups.items()
-                 for piece in _closed(entries, flow.bucket_numel if key[0] < 0 else 0))
+                 for piece in _closed(entries, strategy.bucket_numel if key[0] < 0 else 0))
 
 
 def _closed(entries: Sequence[_Entry], limit: int) -> Iterator[list[_Entry]]:
@@ -103,7 +102,7 @@ def _bucket(plan: Plan, key: _Key, entries: Sequence[_Entry]) -> Bucket:
                   lay_in_chunks(tuple(shape for _, _, shape in entries), parts))
 
 
-def bucket_storage(plan: Plan) -> tuple[int, int]:
+def _bucket_storage(plan: Plan) -> tuple[int, int]:
     """(bytes of parameters, elements of trained parameters) of the rank's parts of buckets, padding included."""
     buckets = rank_buckets(plan)
     return sum(b.shard * dtype_bytes(b.dtype) for b in buckets), sum(b.shard for b in buckets if b.trainable)
@@ -111,11 +110,19 @@ def bucket_storage(plan: Plan) -> tuple[int, int]:
 
 def bucket_padding(plan: Plan) -> tuple[int, int]:
     """The same beyond the class mean of what tensors own."""
-    params, trained = bucket_storage(plan)
+    params, trained = _bucket_storage(plan)
     owned = [(count, p) for kind, count in plan.kind_counts for p in plan.kinds[kind]
              if p.spec.is_owned and not p.spec.is_buffer]
     return (params - sum(count * p.rest_bytes for count, p in owned),
             trained - sum(count * p.local for count, p in owned if p.trainable))
+
+
+def bucket_padding_bytes(plan: Plan, components: Mapping[str, AtRestBytes], *, exact: bool) -> tuple[int, int]:
+    """Bytes of (parameters, gradients) that the rank's parts of buckets have beyond `components`."""
+    params, trained = _bucket_storage(plan)
+    grads = trained * dtype_bytes(plan.framework.strategy_as(MegatronFsdpStrategy).grad_dtype)
+    return (params - sum(c.params_bytes for c in components.values()),
+            grads - sum(c.grads_bytes for c in components.values()))
 
 
 def exact_in_buckets(plan: Plan) -> dict[str, AtRestBytes]:
@@ -135,9 +142,9 @@ def exact_in_buckets(plan: Plan) -> dict[str, AtRestBytes]:
 
 def _at_rest(placed: Placed, inside: int) -> AtRestBytes:
     trained = inside if placed.trainable else 0
-    states = sum(dtype_bytes(form.dtype) for _, form in placed.life.states)
-    return AtRestBytes(inside * dtype_bytes(placed.life.rest.dtype), trained * dtype_bytes(placed.life.grad.dtype),
-                       trained * states, inside, trained)
+    states = sum(dtype_bytes(layout.dtype) for _, layout in placed.policy.optimizer_states)
+    return AtRestBytes(inside * dtype_bytes(placed.policy.at_rest.dtype),
+                       trained * dtype_bytes(placed.policy.grad.dtype), trained * states, inside, trained)
 
 
 def together(buckets: Sequence[Bucket]) -> list[list[int]]:

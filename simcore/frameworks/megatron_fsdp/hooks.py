@@ -29,36 +29,36 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from simcore.frameworks.common.optimizer_memory import Posting, post_rest
-from simcore.frameworks.megatron_fsdp.all_gather import GathersAhead
+from simcore.frameworks.megatron_fsdp.all_gather import ParameterPrefetch
 from simcore.frameworks.megatron_fsdp.buckets import Bucket, bucket_padding, rank_buckets
-from simcore.frameworks.megatron_fsdp.reduce_scatter import GradQueue
+from simcore.frameworks.megatron_fsdp.reduce_scatter import ReduceScatterQueue
+from simcore.frameworks.megatron_fsdp.strategy import MegatronFsdpStrategy
 from simcore.pipeline.schedule import Action
-from simcore.placement.framework import Queues
 from simcore.placement.plan import Placed, Plan
 from simcore.program.builder import Builder
 from simcore.program.outline import Tables
 from simcore.recording.tape import Kernel, Param
 from simcore.units import dtype_bytes
 
-__all__ = ["QueuedFlow"]
+__all__ = ["MegatronFsdpHooks"]
 
 
-class QueuedFlow:
-    """Implements `lower.Flow` over buckets."""
+class MegatronFsdpHooks:
+    """Implements `lower.MemoryHooks` over buckets."""
 
     def __init__(self, plan: Plan, tables: Tables, builder: Builder) -> None:
-        assert isinstance(plan.framework.flow, Queues)
-        self.plan, self.tables, self.out, self.flow = plan, tables, builder, plan.framework.flow
+        self.plan, self.tables, self.out = plan, tables, builder
+        self.strategy = plan.framework.strategy_as(MegatronFsdpStrategy)
         self.buckets = buckets = rank_buckets(plan)
-        self.gathers = GathersAhead(buckets, self.flow, tables, builder)
-        self.reductions = GradQueue(buckets, self.flow, tables, builder)
+        self.gathers = ParameterPrefetch(buckets, self.strategy, tables, builder)
+        self.reductions = ReduceScatterQueue(buckets, self.strategy, tables, builder)
         self.uses = _uses(plan, buckets)
         self.units = {layer for unit in plan.framework.units for layer, _ in unit.members}
         self.replayed = self.units - set(plan.framework.kept_whole) if plan.framework.checkpoint == "full" else set()
         self.is_last = self.is_fresh = False
         self.marks = [tables.hook(text) for text in ("opt:begin", "opt:end", "step:end")]
 
-    # ---- lower.Flow ---------------------------------------------------------------------------------------------
+    # ---- MemoryHooks --------------------------------------------------------------------------------------------
     def rest(self) -> None:
         """Parts of parameters, masters, moments and main gradients; and what the last step's end has gathered."""
         post_rest(self.plan, self.tables, self.out, self._postings)
@@ -68,31 +68,32 @@ class QueuedFlow:
         self.out.alloc(layer, self.tables.slot("param_buffer.padding", "sharded_param"), params)
         self.out.alloc(layer, self.tables.slot("main_param_buffer.padding", "main_param"), trained * master)
         self.out.alloc(layer, self.tables.slot("grad_buffer.padding", "main_grad"),
-                       trained * dtype_bytes(self.flow.grad_dtype))
+                       trained * dtype_bytes(self.strategy.grad_dtype))
         columns = sum(self.buckets[b].shard for b in self.gathers.columns)
         self.out.alloc(layer, self.tables.slot("transpose_weight_buffer", "buffer"), columns)
         self.gathers.rest()
         self.reductions.rest()
-        if not self.flow.frees_at_end:
+        if not self.strategy.frees_at_end:
             self.gathers.gather([0], +1)
 
     def _has_master(self) -> bool:
-        return any(name == "master_param" for rule in self.plan.framework.rules for name, _ in rule.life.states)
+        return any(name == "master_param" for rule in self.plan.framework.rules for name,
+                   _ in rule.policy.optimizer_states)
 
     def _postings(self, placed: Placed) -> list[Posting]:
-        name, life = placed.spec.name, placed.life
+        name, policy = placed.spec.name, placed.policy
         if placed.spec.is_buffer:
-            return [(name, "buffer", placed.spec.numel * placed.spec.copies * dtype_bytes(life.rest.dtype))]
-        grads = placed.local * dtype_bytes(self.flow.grad_dtype) if placed.trainable else 0
+            return [(name, "buffer", placed.spec.numel * placed.spec.copies * dtype_bytes(policy.at_rest.dtype))]
+        grads = placed.local * dtype_bytes(self.strategy.grad_dtype) if placed.trainable else 0
         states = [(f"{name}.{state}", "main_param" if state == "master_param" else "opt_state", size)
                   for state, size in placed.states]
-        return [(name, life.rest_category, placed.rest_bytes), (f"{name}.main_grad", "main_grad", grads), *states]
+        return [(name, policy.at_rest_category, placed.rest_bytes), (f"{name}.main_grad", "main_grad", grads), *states]
 
     def begin_microbatch(self, action: Action) -> None:
         self.is_last, self.is_fresh = action.is_last, not action.forward
 
     def forward_begin(self, layer: int) -> None:
-        ahead = 0 if self.flow.keeps_outside and layer not in self.units else +1
+        ahead = 0 if self.strategy.keeps_outside and layer not in self.units else +1
         for wanted in self.uses[layer]:
             self.gathers.gather(wanted, ahead)
             self.gathers.wait(wanted)
@@ -148,11 +149,11 @@ class QueuedFlow:
         elements = bucket_elements(self.plan)
         held = sum(count * sum(p.state_bytes for p in self.plan.kinds[kind]) for kind, count in self.plan.kind_counts)
         self.out.mark(begin)
-        moved = 2 * held + (dtype_bytes(self.flow.grad_dtype) + 2) * elements
+        moved = 2 * held + (dtype_bytes(self.strategy.grad_dtype) + 2) * elements
         self.out.compute(Kernel.OPTIMIZER, 12 * elements, moved)
         self.out.mark(end)
         self.gathers.gather([0], +1)
-        if self.flow.frees_at_end:
+        if self.strategy.frees_at_end:
             self.gathers.reset()
         self.out.mark(step_end)
 

@@ -5,30 +5,31 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from simcore.frameworks.megatron_fsdp.buckets import POOL, Bucket, shared_units, together
-from simcore.placement.framework import Queues
+from simcore.frameworks.megatron_fsdp.strategy import MegatronFsdpStrategy
 from simcore.program.builder import Builder
 from simcore.program.outline import Tables
 from simcore.recording.tape import Stream
 from simcore.units import dtype_bytes
 
-__all__ = ["GradQueue"]
+__all__ = ["ReduceScatterQueue"]
 
 REDUCE_HANDLE, REPLICATE_HANDLE = 2, 3
 
 
-class GradQueue:
+class ReduceScatterQueue:
     """Whole gradient buckets: being filled, or reduced and waiting (GradReducePipeline)."""
 
-    def __init__(self, buckets: Sequence[Bucket], flow: Queues, tables: Tables, out: Builder) -> None:
-        self.buckets, self.waiting, self.out = buckets, flow.waiting, out
-        self.pooled = shared_units(buckets) if flow.double_buffer else frozenset()
+    def __init__(self, buckets: Sequence[Bucket], strategy: MegatronFsdpStrategy, tables: Tables, out: Builder) -> None:
+        self.buckets, self.waiting, self.out = buckets, strategy.waiting, out
+        self.pooled = shared_units(buckets) if strategy.double_buffer else frozenset()
         self.whole = tables.slot("unsharded_grad_bucket", "unsharded_grad")
         self.part = tables.slot("reduced_grad_shard", "reduce_scatter_output")
-        self.comms = [tables.comm("reduce_scatter", b.axis, flow.grad_dtype) for b in buckets]
-        self.replicate = tables.comm("all_reduce", flow.replicate_axis, flow.grad_dtype) if flow.replicate_axis else -1
-        size = dtype_bytes(flow.grad_dtype)
+        self.comms = [tables.comm("reduce_scatter", b.axis, strategy.grad_dtype) for b in buckets]
+        self.replicate = tables.comm("all_reduce", strategy.replicate_axis,
+                                     strategy.grad_dtype) if strategy.replicate_axis else -1
+        size = dtype_bytes(strategy.grad_dtype)
         self.sizes = [b.numel * size * (b.parts > 1) for b in buckets]
-        self.shards = [b.shard * size * (not flow.reduces_in_place) for b in buckets]
+        self.shards = [b.shard * size * (not strategy.reduces_in_place) for b in buckets]
         self.kept = [b.shard * size for b in buckets]
         self.layers = [b.first_layer for b in buckets]
         self.ending: dict[int, list[list[int]]] = {}

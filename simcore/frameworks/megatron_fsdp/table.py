@@ -21,22 +21,20 @@ from functools import lru_cache
 from simcore.frameworks.common.checkpoint_files import megatron_fsdp_files
 from simcore.frameworks.megatron import table as megatron
 from simcore.frameworks.megatron.fp8 import Fp8, check_shapes, fp8_of, quantized
-from simcore.frameworks.megatron.lora import adapters
 from simcore.frameworks.megatron.precision import Formats, formats
 from simcore.frameworks.megatron.recompute import together
 from simcore.frameworks.megatron.rules import rules_of, whole_layout
+from simcore.frameworks.megatron_fsdp.strategy import MegatronFsdpStrategy
 from simcore.models.blocks import Mamba2
 from simcore.models.graph import ModelGraph
 from simcore.models.tensor import TensorSpec
-from simcore.placement.form import Flat, Form, Layout, Partial
-from simcore.placement.framework import Framework, Life, Moment, Queues, Rule, Unit
+from simcore.placement.framework import Framework, Rule, TensorPolicy, Unit
 from simcore.placement.job import Job
+from simcore.placement.layout import Flat, Partial, Placements, TensorLayout
 
-__all__ = ["DEFAULT_IMPLEMENTATION", "IMPLEMENTATIONS", "VERSIONS", "adapters", "default_etp", "in_fp8", "table"]
+__all__ = ["OPTIONS", "VERSIONS", "in_fp8", "table"]
 
 VERSIONS = ("core 0.16.1", "main 2026-08-22")
-DEFAULT_IMPLEMENTATION = "megatron"
-IMPLEMENTATIONS = ("megatron",)
 SOURCE = "core 0.16.1 distributed/fsdp/src/megatron_fsdp"
 EXPERTS = "expert_dp"
 """Routed experts have a group of their own with and without expert parallelism (".experts." in the name,
@@ -56,9 +54,6 @@ _OWN = {
     "log_params_norm": (True, False),
 }
 OPTIONS = megatron.OPTIONS | _OWN
-
-default_etp = megatron.default_etp
-REFUSES_PACKED = megatron.REFUSES_PACKED
 
 
 def in_fp8(job: Job) -> ModelGraph:
@@ -99,7 +94,7 @@ def table(job: Job) -> Framework:
         base, name="megatron_fsdp", version=VERSIONS[_is_main(job)],
         rules=_rules(job.graph, _choice(job, made)),
         units=_units(job),
-        flow=_queues(job, options, made, has_columns=fp8 is not None and fp8.scaling.has_columns),
+        strategy=_queues(job, options, made, has_columns=fp8 is not None and fp8.scaling.has_columns),
         files=megatron_fsdp_files(job),
         options=(*base.options, ("gradient_buckets", "true")),
         communicators=tuple(dict.fromkeys((*base.communicators, *_communicators(job)))),
@@ -140,7 +135,7 @@ def _check(job: Job, options: dict[str, object]) -> None:
         raise job.not_yet("training.recompute", "several layers that are replayed together, under megatron_fsdp")
 
 
-def _queues(job: Job, options: dict[str, object], made: Formats, *, has_columns: bool) -> Queues:
+def _queues(job: Job, options: dict[str, object], made: Formats, *, has_columns: bool) -> MegatronFsdpStrategy:
     """Twice a unit's elements, but no less than a billion; half of it is gathered ahead."""
     given = options.get("suggested_communication_unit_size")
     waiting = int(str(given)) if given is not None else max(LEAST_AHEAD, 2 * _mean_unit(job))
@@ -149,7 +144,7 @@ def _queues(job: Job, options: dict[str, object], made: Formats, *, has_columns:
                  f"{SOURCE}/megatron_fsdp.py: max(1e9, twice a unit's elements)")
     double = job.flag(options, "fsdp_double_buffer", "core 0.16.1 distributed/distributed_data_parallel_config.py:117",
                       default=False)
-    return Queues(waiting // 2, waiting, _bucket_size(job, options), _axes(job), made.grads,
+    return MegatronFsdpStrategy(waiting // 2, waiting, _bucket_size(job, options), _axes(job), made.grads,
                   frees_at_end=_frees_at_end(job, options),
                   keeps_outside=_is_main(job), reduces_in_place=double or _is_main(job), double_buffer=double,
                   replicate_axis="dp_replicate" if job.mesh.dp_replicate > 1 else "", has_columns=has_columns)
@@ -229,26 +224,26 @@ def _choice(job: Job, made: Formats) -> _Choice:
 
 @lru_cache(maxsize=256)
 def _rules(graph: ModelGraph, choice: _Choice) -> tuple[Rule, ...]:
-    return rules_of(graph, lambda spec: _life(spec, choice))
+    return rules_of(graph, lambda spec: _policy(spec, choice))
 
 
-def _life(spec: TensorSpec, choice: _Choice) -> Life:
+def _policy(spec: TensorSpec, choice: _Choice) -> TensorPolicy:
     whole, made = whole_layout(spec), choice.made
     if spec.is_buffer:
-        form = Form((), spec.stored or made.params)
-        return Life("buffer", form, form, form, form, rest_category="buffer")
+        layout = TensorLayout((), spec.stored or made.params)
+        return TensorPolicy("buffer", layout, layout, layout, layout, at_rest_category="buffer")
     expert = spec.component == "routed_experts" or spec.copies > 1
     axis = choice.axes[expert]
-    cut: Layout = (*whole, (axis, Flat("bucket")))
+    cut: Placements = (*whole, (axis, Flat("bucket")))
     stored, used = spec.stored or made.params, spec.stored or choice.compute
-    return Life(
-        "expert" if expert else "dense", Form(cut, stored), Form(whole, used),
-        Form((*whole, (axis, Partial())), made.grads), Form(cut, made.grads), _states(cut, choice),
-        Moment.UNIT_FORWARD_BEGIN, Moment.UNIT_FORWARD_END, Moment.UNIT_BACKWARD_END, grads_persist=True,
-        grad_made_category="")
+    return TensorPolicy(
+        "expert" if expert else "dense", TensorLayout(cut, stored), TensorLayout(whole, used),
+        TensorLayout((*whole, (axis, Partial())), made.grads), TensorLayout(cut, made.grads), _states(cut, choice),
+        grads_persist=True,
+        unreduced_grad_category="")
 
 
-def _states(layout: Layout, choice: _Choice) -> tuple[tuple[str, Form], ...]:
+def _states(placements: Placements, choice: _Choice) -> tuple[tuple[str, TensorLayout], ...]:
     moments = ("exp_avg", "exp_avg_sq") if choice.has_moments else ()
-    return (("master_param", Form(layout, choice.made.master)),
-            *((name, Form(layout, choice.made.moments)) for name in moments))
+    return (("master_param", TensorLayout(placements, choice.made.master)),
+            *((name, TensorLayout(placements, choice.made.moments)) for name in moments))

@@ -1,6 +1,6 @@
 """The output projection and the losses of NeMo Automodel (nemo-automodel 0.7.0, `components/loss/`).
 
-| `Run.loss` | upstream | logits |
+| `LayerWorkload.loss` | upstream | logits |
 |---|---|---|
 | masked_fp32 (default of the recipes) | `MaskedCrossEntropy(fp32_upcast=True)` | all, bf16 and fp32 |
 | masked | `MaskedCrossEntropy(fp32_upcast=False)` | all |

@@ -3,10 +3,10 @@
 Layers: `automodel_layers.py`, `automodel_{dense,latent,moe,qwen3_moe}.py`, `automodel_lora.py`; head and losses:
 `automodel_head.py`; parameters: `automodel_tensors.py`.
 
-`Run.checkpoint`: "none" or "full". With expert parallelism every block is wrapped whole and saves the router's product
-and its top-k (`components/moe/parallelizer.py`, `apply_ac`); without it Nemotron-H wraps its Mamba and MLP blocks only
-(`models/nemotron_v3/parallelization.py`), and each norm, attention and MLP of all others is a checkpoint of its
-own: layers whose class is Automodel's are no case of `_should_use_hf_native_gradient_checkpointing`
+`LayerWorkload.checkpoint`: "none" or "full". With expert parallelism every block is wrapped whole and saves the
+router's product and its top-k (`components/moe/parallelizer.py`, `apply_ac`); without it Nemotron-H wraps its Mamba and
+MLP blocks only (`models/nemotron_v3/parallelization.py`), and each norm, attention and MLP of all others is a
+checkpoint of its own: layers whose class is Automodel's are no case of `_should_use_hf_native_gradient_checkpointing`
 (`components/distributed/{parallelizer,activation_checkpointing}.py`, apply_submodule_checkpointing).
 
 `run.options`, where upstream leaves a choice or versions differ; the first value is the default:
@@ -49,7 +49,7 @@ from simcore.operators.automodel.qwen3_moe import qwen3_moe_attention
 from simcore.operators.automodel.tensors import tensors
 from simcore.operators.shared import aten
 from simcore.operators.shared.layer_borders import leave_waiting, meet_waiting
-from simcore.recording.layer import LayerTape, Run
+from simcore.recording.layer import LayerWorkload, RecordedLayer
 from simcore.recording.rows import Module
 from simcore.recording.tape import GRAD_HIDDEN, HIDDEN, Node, Section, Tape, Tensor
 
@@ -65,7 +65,7 @@ _BEFORE, _AFTER = -1, 1
 _EMPTY = Section(())
 
 
-def standing(runs: Sequence[tuple[LayerKind, Run]]) -> dict[str, int]:
+def standing(runs: Sequence[tuple[LayerKind, LayerWorkload]]) -> dict[str, int]:
     """The tables that dense models index theirs from: fp32 cosines and sines of every position so far.
 
     `models/llama/rope_utils.py`, LlamaRotaryEmbedding._build_cache: made in the first step and kept.
@@ -75,8 +75,8 @@ def standing(runs: Sequence[tuple[LayerKind, Run]]) -> dict[str, int]:
     return {"rotary_cache": max(found, default=0)}
 
 
-def record(kind: LayerKind, run: Run, slots: dict[tuple[str, str], int],
-           comms: dict[tuple[str, str, str], int]) -> LayerTape:
+def record(kind: LayerKind, run: LayerWorkload, slots: dict[tuple[str, str], int],
+           comms: dict[tuple[str, str, str], int]) -> RecordedLayer:
     """Record one layer or part."""
     env = Env(Tape(slots, comms), run, dict(run.options))
     if isinstance(kind.block, Embedding):
@@ -86,7 +86,7 @@ def record(kind: LayerKind, run: Run, slots: dict[tuple[str, str], int],
     return _part(env, kind)
 
 
-def _part(env: Env, kind: LayerKind) -> LayerTape:
+def _part(env: Env, kind: LayerKind) -> RecordedLayer:
     """A layer, the final norm or the head: its caller drops the input when it has returned."""
     tape, run = env.tape, env.run
     hidden: Tensor | None = _input(env, (run.batch, run.seq, kind.hidden), run.compute)
@@ -108,7 +108,7 @@ def _part(env: Env, kind: LayerKind) -> LayerTape:
         leave_waiting(tape)
     _hand_back(tape, leaf)
     sections = (_EMPTY, dropped) if late else (dropped, _EMPTY)
-    return LayerTape(forward, tape.cut(), *sections, grads=tape.release_grads())
+    return RecordedLayer(forward, tape.cut(), *sections, grads=tape.release_grads())
 
 
 def _input(env: Env, shape: tuple[int, ...], dtype: str) -> Tensor:
@@ -139,12 +139,12 @@ def _run(env: Env, kind: LayerKind, hidden: Tensor) -> Tensor:
     return env.tape.checkpoint(partial(_layer, env, kind, hidden))
 
 
-def _checkpointed(kind: LayerKind, run: Run) -> bool:
+def _checkpointed(kind: LayerKind, run: LayerWorkload) -> bool:
     everything = run.ep > 1 or kind.family != "nemotron_h"
     return run.checkpoint == "full" and (everything or isinstance(kind.branches[0].block, Mamba2 | Mlp))
 
 
-def _by_parts(kind: LayerKind, run: Run) -> bool:
+def _by_parts(kind: LayerKind, run: LayerWorkload) -> bool:
     """Norms, attention and MLP are checkpoints of their own, see `_checkpointed`."""
     return run.checkpoint == "full" and run.ep == 1 and kind.family in (*DENSE, "qwen3_moe")
 
@@ -206,7 +206,7 @@ def _mixed(env: Env, kind: LayerKind, branch: Branch, x: Tensor) -> Tensor:
 
 
 # ---- the parts around the layers --------------------------------------------------------------------------------
-def _embedding(env: Env, kind: LayerKind, block: Embedding) -> LayerTape:
+def _embedding(env: Env, kind: LayerKind, block: Embedding) -> RecordedLayer:
     tape, run = env.tape, env.run
     out = aten.embedding(tape, env.param("model.embed_tokens.weight"), run.batch, run.seq)
     tape.rename(out.storage, HIDDEN)
@@ -220,7 +220,7 @@ def _embedding(env: Env, kind: LayerKind, block: Embedding) -> LayerTape:
     tape.backward()
     if env.param("model.embed_tokens.weight").tied:
         meet_waiting(tape)
-    return LayerTape(forward, tape.cut(), grads=tape.release_grads())
+    return RecordedLayer(forward, tape.cut(), grads=tape.release_grads())
 
 
 def _tables(env: Env, kind: LayerKind, block: Embedding) -> list[Tensor]:
@@ -238,7 +238,7 @@ def _tables(env: Env, kind: LayerKind, block: Embedding) -> list[Tensor]:
                         for name in ("cos", "sin") if block.rotary_dim]
 
 
-def _loss(env: Env, block: Loss) -> LayerTape:
+def _loss(env: Env, block: Loss) -> RecordedLayer:
     tape, run = env.tape, env.run
     linear_loss = run.loss in LINEAR_LOSSES
     shape = () if linear_loss else (run.batch, run.seq, block.vocab // run.tp)
@@ -262,4 +262,4 @@ def _loss(env: Env, block: Loss) -> LayerTape:
     backward = tape.cut()
     held.clear()
     ones = value = None
-    return LayerTape(forward, backward, after, tape.cut(), seed)
+    return RecordedLayer(forward, backward, after, tape.cut(), seed)

@@ -20,7 +20,7 @@ from simcore.operators.shared import aten
 from simcore.operators.shared.aten import Grads, Operand, Saved, needs_grad, new
 from simcore.operators.shared.mamba_scan_cost import BACKWARD_OPERATORS, FORWARD_OPERATORS
 from simcore.recording.kernel_shape import shape_of_heads
-from simcore.recording.layer import Run
+from simcore.recording.layer import LayerWorkload
 from simcore.recording.tape import Kernel, Param, Tape, Tensor
 from simcore.units import dtype_bytes
 
@@ -35,7 +35,7 @@ class Env:
     """What every operator of one layer needs. `cache`: results that a checkpoint keeps, None outside one."""
 
     tape: Tape
-    run: Run
+    run: LayerWorkload
     options: dict[str, str] = field(default_factory=dict)
     cache: dict[str, tuple[Tensor, ...]] | None = None
 

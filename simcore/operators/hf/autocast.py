@@ -11,23 +11,23 @@ take what they get, norms and losses are fp32 in the modelling code already.
 from __future__ import annotations
 
 from simcore.operators.shared import aten
-from simcore.recording.layer import Run
+from simcore.recording.layer import LayerWorkload
 from simcore.recording.tape import Param, Tape, Tensor
 
 __all__ = ["is_autocast", "narrowed", "product"]
 
 
-def is_autocast(run: Run) -> bool:
+def is_autocast(run: LayerWorkload) -> bool:
     """Whether forward runs under autocast to the type of the products."""
     return ("autocast", "on") in run.options
 
 
-def narrowed(tape: Tape, run: Run, x: Tensor) -> Tensor:
+def narrowed(tape: Tape, run: LayerWorkload, x: Tensor) -> Tensor:
     """What an operator of autocast's list takes of `x`."""
     return aten.cast(tape, x, run.compute) if is_autocast(run) else x
 
 
-def product(tape: Tape, run: Run, x: Tensor, weight: Param, label: str, bias: Param | None = None) -> Tensor:
+def product(tape: Tape, run: LayerWorkload, x: Tensor, weight: Param, label: str, bias: Param | None = None) -> Tensor:
     """`F.linear`."""
     if not is_autocast(run):
         return aten.linear(tape, x, weight, label, bias=bias)
@@ -35,7 +35,7 @@ def product(tape: Tape, run: Run, x: Tensor, weight: Param, label: str, bias: Pa
     return aten.linear(tape, aten.cast(tape, x, run.compute), narrow, label, bias=bias)
 
 
-def _weight(tape: Tape, run: Run, weight: Param) -> aten.Operand:
+def _weight(tape: Tape, run: LayerWorkload, weight: Param) -> aten.Operand:
     if weight.dtype == run.compute or not weight.trainable:
         return aten.cast(tape, weight, run.compute)
     if weight.name not in tape.casts:

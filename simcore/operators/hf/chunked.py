@@ -13,7 +13,7 @@ from typing import Final
 
 from simcore.operators.shared import aten
 from simcore.operators.shared.aten import Grads, Saved
-from simcore.recording.layer import Run
+from simcore.recording.layer import LayerWorkload
 from simcore.recording.tape import Kernel, Tape, Tensor
 
 __all__ = ["CHUNKS", "chunked_loss"]
@@ -22,7 +22,7 @@ CHUNKS: Final = 8
 """num_output_chunks."""
 
 
-def chunked_loss(tape: Tape, run: Run, hidden: Tensor) -> Tensor:
+def chunked_loss(tape: Tape, run: LayerWorkload, hidden: Tensor) -> Tensor:
     """The loss of a head without an adapter, from its input."""
     weight, dtype, moved = run.params["weight"], hidden.dtype, hidden.nbytes + run.params["weight"].nbytes
     needs, rows = (aten.needs_grad(hidden), weight.trainable), _rows(run.tokens)

@@ -14,7 +14,7 @@ from simcore.models.blocks import Branch, Moe
 from simcore.operators.hf.layers import Core
 from simcore.operators.hf.moe import as_rows
 from simcore.operators.shared import aten
-from simcore.recording.layer import Run
+from simcore.recording.layer import LayerWorkload
 from simcore.recording.tape import Param, Tape, Tensor
 
 __all__ = ["eager_core", "moe", "rms_norm", "rotate"]
@@ -37,7 +37,7 @@ def rotate(tape: Tape, x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
     return aten.cat(tape, left, right)
 
 
-def eager_core(tape: Tape, run: Run, name: str, mask: Tensor | None, held: list[Tensor]) -> Core:
+def eager_core(tape: Tape, run: LayerWorkload, name: str, mask: Tensor | None, held: list[Tensor]) -> Core:
     """`eager_attention_forward`; `held`: the probabilities, which the module returns to the layer."""
     assert mask is not None
     sinks = run.params[f"{name}.sinks"]
@@ -112,7 +112,7 @@ def _without_sinks(tape: Tape, x: Tensor, shape: tuple[int, ...]) -> Tensor:
     return Tensor(x.storage, shape, dtype, node)
 
 
-def moe(tape: Tape, run: Run, branch: Branch, x: Tensor) -> tuple[Tensor, Tensor]:
+def moe(tape: Tape, run: LayerWorkload, branch: Branch, x: Tensor) -> tuple[Tensor, Tensor]:
     """`GptOssMLP` of x [b, s, h]: what it puts out, and the router's scores."""
     block, name = branch.block, branch.name
     assert isinstance(block, Moe)
@@ -122,7 +122,7 @@ def moe(tape: Tape, run: Run, branch: Branch, x: Tensor) -> tuple[Tensor, Tensor
     return _experts(tape, run, name, block, flat, indices, scores).view(*x.shape), scores
 
 
-def _route(tape: Tape, run: Run, name: str, block: Moe, x: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+def _route(tape: Tape, run: LayerWorkload, name: str, block: Moe, x: Tensor) -> tuple[Tensor, Tensor, Tensor]:
     """Logits with a bias, the top k of them, their softmax in the compute dtype."""
     weight, bias = run.params[f"{name}.router.weight"], run.params[f"{name}.router.bias"]
     logits = aten.linear(tape, x, weight, "router", bias=bias)
@@ -130,7 +130,8 @@ def _route(tape: Tape, run: Run, name: str, block: Moe, x: Tensor) -> tuple[Tens
     return logits, aten.softmax(tape, values), indices
 
 
-def _experts(tape: Tape, run: Run, name: str, block: Moe, hidden: Tensor, indices: Tensor, scores: Tensor) -> Tensor:
+def _experts(tape: Tape, run: LayerWorkload, name: str, block: Moe, hidden: Tensor, indices: Tensor,
+             scores: Tensor) -> Tensor:
     """`grouped_mm_experts_forward` of transformers 5.23 `integrations/moe.py`, with biases of every row's expert."""
     rows, params = run.tokens * block.top_k, {part: run.params[f"{name}.experts.{part}"] for part in (
         "gate_up_proj", "gate_up_proj_bias", "down_proj", "down_proj_bias")}

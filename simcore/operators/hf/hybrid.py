@@ -10,13 +10,13 @@ from simcore.models.blocks import Branch, Moe
 from simcore.operators.hf.layers import linear
 from simcore.operators.hf.moe import as_rows, routed
 from simcore.operators.shared import aten
-from simcore.recording.layer import Run
+from simcore.recording.layer import LayerWorkload
 from simcore.recording.tape import Tape, Tensor
 
 __all__ = ["moe", "shared_mlp"]
 
 
-def moe(tape: Tape, run: Run, branch: Branch, x: Tensor) -> tuple[Tensor, Tensor]:
+def moe(tape: Tape, run: LayerWorkload, branch: Branch, x: Tensor) -> tuple[Tensor, Tensor]:
     """Experts and the shared MLP of x [b, s, h], and what the experts put out."""
     block = branch.block
     assert isinstance(block, Moe)
@@ -24,21 +24,21 @@ def moe(tape: Tape, run: Run, branch: Branch, x: Tensor) -> tuple[Tensor, Tensor
     return aten.add(tape, chosen, shared_mlp(tape, run, "shared_mlp", x)), chosen
 
 
-def _experts(tape: Tape, run: Run, name: str, block: Moe, x: Tensor) -> Tensor:
+def _experts(tape: Tape, run: LayerWorkload, name: str, block: Moe, x: Tensor) -> Tensor:
     """`GraniteMoeHybridMoE`: the logits stay in a local variable that nobody reads."""
     flat = as_rows(tape, x, (run.tokens, block.hidden))
     _logits, weights, indices = _route(tape, run, name, block, flat)
     return routed(tape, run, name, block, flat, indices, weights).view(*x.shape)
 
 
-def _route(tape: Tape, run: Run, name: str, block: Moe, x: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+def _route(tape: Tape, run: LayerWorkload, name: str, block: Moe, x: Tensor) -> tuple[Tensor, Tensor, Tensor]:
     """`GraniteMoeHybridTopKRouter`."""
     logits = aten.cast(tape, aten.linear(tape, x, run.params[f"{name}.router.weight"], "router"), "fp32")
     values, indices = aten.topk(tape, logits, block.top_k)
     return logits, aten.cast(tape, aten.softmax(tape, values), run.compute), indices
 
 
-def shared_mlp(tape: Tape, run: Run, name: str, x: Tensor) -> Tensor:
+def shared_mlp(tape: Tape, run: LayerWorkload, name: str, x: Tensor) -> Tensor:
     """`GraniteMoeHybridMLP`: both halves of one product live until it returns."""
     gate, up = aten.chunk(tape, linear(tape, run, f"{name}.input_linear", x))
     product = aten.mul(tape, aten.silu(tape, gate), up)

@@ -63,7 +63,7 @@ from simcore.operators.shared.layer_borders import (
 )
 from simcore.operators.shared.rms_norm import rms_norm
 from simcore.recording.kernel_shape import shape_of
-from simcore.recording.layer import LayerTape, Run
+from simcore.recording.layer import LayerWorkload, RecordedLayer
 from simcore.recording.tape import HIDDEN, Kernel, Node, Param, Section, Tape, Tensor
 
 __all__ = ["TIED_HEAD", "record", "standing", "tensors"]
@@ -79,8 +79,8 @@ SERVED: Final = frozenset({"norms of query and key", "biases of query, key and v
 _BEFORE = -1
 
 
-def record(kind: LayerKind, run: Run, slots: dict[tuple[str, str], int],
-           comms: dict[tuple[str, str, str], int]) -> LayerTape:
+def record(kind: LayerKind, run: LayerWorkload, slots: dict[tuple[str, str], int],
+           comms: dict[tuple[str, str, str], int]) -> RecordedLayer:
     """Record one layer or part."""
     refuse(kind, SERVED, "hf")
     assert run.tp == run.cp == run.etp == 1, "transformers' own tensor and context parallelism are not modelled"
@@ -100,13 +100,13 @@ def record(kind: LayerKind, run: Run, slots: dict[tuple[str, str], int],
     return _layer(tape, kind, run)
 
 
-def _outside(run: Run) -> dict[str, Param]:
+def _outside(run: LayerWorkload) -> dict[str, Param]:
     """The head's parameters as they are called outside of it."""
     return {f"lm_head.{name}": param for name, param in run.params.items()}
 
 
 # ---- layers -----------------------------------------------------------------------------------------------------
-def _layer(tape: Tape, kind: LayerKind, run: Run) -> LayerTape:
+def _layer(tape: Tape, kind: LayerKind, run: LayerWorkload) -> RecordedLayer:
     inputs: Inputs | None = _stem(tape, kind, run)
     assert inputs is not None
     positions = inputs.positions
@@ -139,7 +139,7 @@ def _layer(tape: Tape, kind: LayerKind, run: Run) -> LayerTape:
     after, late = (empty, dropped) if run.first else (dropped, empty)
     back = run_backward(tape, out, leaf, nothing, held)
     tape.graph.clear()
-    return LayerTape(forward, back, after, late, grads=tape.release_grads(), casts=casts, release=tape.cut())
+    return RecordedLayer(forward, back, after, late, grads=tape.release_grads(), casts=casts, release=tape.cut())
 
 
 class _Function:
@@ -166,7 +166,7 @@ class _Function:
         return out
 
 
-def _stem(tape: Tape, kind: LayerKind, run: Run) -> Inputs:
+def _stem(tape: Tape, kind: LayerKind, run: LayerWorkload) -> Inputs:
     """One layer posts deaths of what all layers share: the lowest that keeps it, or the first; a mask's the first."""
     hidden = hidden_state(tape, run, run.seq, kind.hidden, "fp32" if kind.wide and not run.first else "")
     down = -(run.stem or run.first)
@@ -194,7 +194,7 @@ def _window(kind: LayerKind) -> int:
     return max((block.window for block in blocks if not block.sinks), default=0)
 
 
-def _mask(tape: Tape, run: Run, window: int) -> Tensor | None:
+def _mask(tape: Tape, run: LayerWorkload, window: int) -> Tensor | None:
     """Which keys a query of packed sequences sees, or one within a window, a byte a pair.
 
     The stem makes it, unless flash-attn runs (`masking_utils.py`: _ignore_causal_mask_sdpa, flash_attention_mask).
@@ -208,12 +208,12 @@ def _mask(tape: Tape, run: Run, window: int) -> Tensor | None:
     return tape.external((run.seq, run.seq), "uint8", slot, _BEFORE)
 
 
-def _is_masked(run: Run, window: int) -> bool:
+def _is_masked(run: LayerWorkload, window: int) -> bool:
     special = run.sequences > 0 or 0 < window <= run.seq
     return has_eager_attention(run) or (special and not has_flash_attention(run))
 
 
-def _body(tape: Tape, kind: LayerKind, run: Run, inputs: Inputs) -> Tensor:
+def _body(tape: Tape, kind: LayerKind, run: LayerWorkload, inputs: Inputs) -> Tensor:
     """`x + block(norm(x))` for every branch. A replay is a region of autocast's own."""
     try:
         return _branches(tape, kind, run, inputs)
@@ -222,7 +222,7 @@ def _body(tape: Tape, kind: LayerKind, run: Run, inputs: Inputs) -> Tensor:
             tape.casts.clear()
 
 
-def _branches(tape: Tape, kind: LayerKind, run: Run, inputs: Inputs) -> Tensor:
+def _branches(tape: Tape, kind: LayerKind, run: LayerWorkload, inputs: Inputs) -> Tensor:
     if has_fast_layers(run):
         return unsloth_layer(tape, kind, run, inputs.hidden)
     x = inputs.hidden
@@ -241,12 +241,12 @@ def _branches(tape: Tape, kind: LayerKind, run: Run, inputs: Inputs) -> Tensor:
     return x
 
 
-def standing(runs: Sequence[tuple[LayerKind, Run]]) -> dict[str, int]:
+def standing(runs: Sequence[tuple[LayerKind, LayerWorkload]]) -> dict[str, int]:
     """Buffers that all layers share."""
     return weight_buffer(runs)
 
 
-def _norm(tape: Tape, run: Run, weight: Param, x: Tensor, family: str) -> Tensor:
+def _norm(tape: Tape, run: LayerWorkload, weight: Param, x: Tensor, family: str) -> Tensor:
     if hf_liger.has_liger(run):
         return hf_liger.rms_norm(tape, weight, x)
     if family == "gpt_oss":
@@ -254,7 +254,7 @@ def _norm(tape: Tape, run: Run, weight: Param, x: Tensor, family: str) -> Tensor
     return rms_norm(tape, weight, x, weight_in_fp32=family == "nemotron_h")
 
 
-def _mix(tape: Tape, run: Run, branch: Branch, inputs: Inputs, family: str) -> tuple[Tensor, object]:
+def _mix(tape: Tape, run: LayerWorkload, branch: Branch, inputs: Inputs, family: str) -> tuple[Tensor, object]:
     """The block's output, and what the layer holds of it until it returns."""
     if family == "phi3":
         return _of_phi3(tape, run, branch, inputs), None
@@ -279,14 +279,14 @@ def _mix(tape: Tape, run: Run, branch: Branch, inputs: Inputs, family: str) -> t
     return hf_nemotron.mamba(tape, run, branch, inputs.hidden), None
 
 
-def _of_phi3(tape: Tape, run: Run, branch: Branch, inputs: Inputs) -> Tensor:
+def _of_phi3(tape: Tape, run: LayerWorkload, branch: Branch, inputs: Inputs) -> Tensor:
     if isinstance(branch.block, Attention):
         return hf_phi3.attention(tape, run, branch, inputs)
     return hf_phi3.mlp(tape, run, branch.name, inputs.hidden)
 
 
 # ---- parts around the layers ------------------------------------------------------------------------------------
-def _embedding(tape: Tape, kind: LayerKind, block: Embedding, run: Run) -> LayerTape:
+def _embedding(tape: Tape, kind: LayerKind, block: Embedding, run: LayerWorkload) -> RecordedLayer:
     weight = run.params["weight"]
     out = aten.embedding(tape, weight, run.batch, run.seq)
     if kind.scaled:
@@ -298,10 +298,10 @@ def _embedding(tape: Tape, kind: LayerKind, block: Embedding, run: Run) -> Layer
     if out.node is None and ("embeddings", "require_grad") in run.options:
         out.node = tape.node((Tensor(None, (), "fp32", Node()),), (), lambda tape, grads, saved: [None])
     back = run_backward(tape, out, None, meet if weight.tied else nothing)
-    return LayerTape(forward, back, grads=tape.release_grads())
+    return RecordedLayer(forward, back, grads=tape.release_grads())
 
 
-def _shared_tables(tape: Tape, family: str, block: Embedding, run: Run) -> None:
+def _shared_tables(tape: Tape, family: str, block: Embedding, run: LayerWorkload) -> None:
     """Position ids and, for rotary models, cos and sin: the layers' to free. GPT-OSS has tables of half a head's size.
 
     Mamba-2 alone knows no positions.
@@ -328,7 +328,7 @@ def _block_diagonal(tape: Tape, seq: int) -> Tensor:
     return aten.new(tape, (seq, seq), "uint8", "causal_mask", seen.nbytes + earlier.nbytes)
 
 
-def _added_masks(tape: Tape, run: Run) -> Tensor:
+def _added_masks(tape: Tape, run: LayerWorkload) -> Tensor:
     """Both masks as one, each made of truth values (`masking_utils.py`, eager_mask); smaller things are left out."""
     if is_of_hub(run):
         return remote_code.causal_mask(tape, run)
@@ -336,7 +336,7 @@ def _added_masks(tape: Tape, run: Run) -> Tensor:
     return aten.new(tape, (2, run.seq, run.seq), run.compute, "causal_mask", 2 * seen.nbytes)
 
 
-def _positions(tape: Tape, run: Run, family: str) -> Tensor:
+def _positions(tape: Tape, run: LayerWorkload, family: str) -> Tensor:
     """What a cache has seen already is added, a zero, but by Bamba."""
     count = aten.new(tape, (run.seq,), "int64", "arange")
     if family == "bamba":
@@ -344,7 +344,8 @@ def _positions(tape: Tape, run: Run, family: str) -> Tensor:
     return aten.select(tape, count, (run.seq,), "int64", "position_ids")
 
 
-def _rotary_tables(tape: Tape, run: Run, dim: int, positions: Tensor, *, halves: bool) -> tuple[Tensor, Tensor]:
+def _rotary_tables(tape: Tape, run: LayerWorkload, dim: int, positions: Tensor, *, halves: bool) -> tuple[Tensor,
+                                                                                                          Tensor]:
     """The tables of cos and sin, made in fp32."""
     shape = (run.seq, dim // 2 if halves else dim)
     freqs = _frequencies(tape, run, dim, aten.select(tape, positions, positions.shape, "fp32", "positions"))
@@ -354,13 +355,13 @@ def _rotary_tables(tape: Tape, run: Run, dim: int, positions: Tensor, *, halves:
     return aten.cast(tape, cos, stream_dtype(run)), aten.cast(tape, sin, stream_dtype(run))
 
 
-def _frequencies(tape: Tape, run: Run, dim: int, positions: Tensor) -> Tensor:
+def _frequencies(tape: Tape, run: LayerWorkload, dim: int, positions: Tensor) -> Tensor:
     half, stored = dim // 2, dict(run.options).get("inv_freq", "fp32")
     _inverse = None if stored == "fp32" else aten.new(tape, (half,), "fp32", "inv_freq")
     return aten.select(tape, positions, (run.seq, half), "fp32", "freqs")
 
 
-def _final_norm(tape: Tape, kind: LayerKind, run: Run) -> LayerTape:
+def _final_norm(tape: Tape, kind: LayerKind, run: LayerWorkload) -> RecordedLayer:
     weight = run.params["weight"]
     if has_fast_layers(run):
         return simple_part(tape, run, nothing, kind.hidden, lambda hidden: fast_norm(tape, hidden, weight, last=True))
@@ -373,7 +374,7 @@ def _stream(kind: LayerKind) -> str:
     return "fp32" if kind.wide else ""
 
 
-def _head(tape: Tape, kind: LayerKind, block: Head, run: Run) -> LayerTape:
+def _head(tape: Tape, kind: LayerKind, block: Head, run: LayerWorkload) -> RecordedLayer:
     """Losses that make the logits themselves know nothing of what they are divided by."""
     weight = run.params["weight"]
     body = {"cut": _cut_loss, "liger": _liger_loss, "chunked": chunked_loss}.get(run.loss, _logits)
@@ -386,15 +387,15 @@ def _head(tape: Tape, kind: LayerKind, block: Head, run: Run) -> LayerTape:
                            tape, run, aten.cast(tape, hidden, run.compute) if kind.wide else hidden), _stream(kind))
 
 
-def _logits(tape: Tape, run: Run, hidden: Tensor) -> Tensor:
+def _logits(tape: Tape, run: LayerWorkload, hidden: Tensor) -> Tensor:
     return linear(tape, run, "", hidden)
 
 
-def _scaled_logits(tape: Tape, run: Run, hidden: Tensor) -> Tensor:
+def _scaled_logits(tape: Tape, run: LayerWorkload, hidden: Tensor) -> Tensor:
     return aten.mul_scalar(tape, _logits(tape, run, hidden))
 
 
-def _cut_loss(tape: Tape, run: Run, hidden: Tensor) -> Tensor:
+def _cut_loss(tape: Tape, run: LayerWorkload, hidden: Tensor) -> Tensor:
     """The loss from hidden state and weight, block by block (cut-cross-entropy d42911f7 `cce.py`, impl "cce").
 
     Kept: both, the log-sum-exp, labels, which of them count, the mean of each logit. Gradients are summed in the
@@ -427,7 +428,7 @@ def _cut_loss(tape: Tape, run: Run, hidden: Tensor) -> Tensor:
     return out
 
 
-def _liger_loss(tape: Tape, run: Run, hidden: Tensor) -> Tensor:
+def _liger_loss(tape: Tape, run: LayerWorkload, hidden: Tensor) -> Tensor:
     """Loss and gradients in forward, chunk by chunk (Liger-Kernel ead96b61 `ops/fused_linear_cross_entropy.py`).
 
     Both gradients are all that is kept; a chunk's part of the weight's is made in the compute dtype, then in fp32. A
@@ -468,7 +469,7 @@ def _liger_loss(tape: Tape, run: Run, hidden: Tensor) -> Tensor:
 
 
 # ---- loss -------------------------------------------------------------------------------------------------------
-def _loss(tape: Tape, block: Loss, run: Run) -> LayerTape:
+def _loss(tape: Tape, block: Loss, run: LayerWorkload) -> RecordedLayer:
     cut = run.loss in ("cut", "liger", "chunked")  # the head has made it already, it is divided by the number of labels
     logits: Tensor | None = _scalar(tape, run) if cut else hidden_state(tape, run, run.seq, block.vocab,
                                                                                 run.compute)
@@ -484,16 +485,16 @@ def _loss(tape: Tape, block: Loss, run: Run) -> LayerTape:
     seed, backward, ones = run_backward_of_loss(tape, loss, leaf)
     del ones, loss
     outputs.clear()
-    return LayerTape(forward, backward, after, tape.cut(), seed)
+    return RecordedLayer(forward, backward, after, tape.cut(), seed)
 
 
-def _scalar(tape: Tape, run: Run) -> Tensor:
+def _scalar(tape: Tape, run: LayerWorkload) -> Tensor:
     loss = tape.external((), "fp32", HIDDEN, _BEFORE)
     loss.node = Node() if run.input_requires_grad else None
     return loss
 
 
-def _causal_loss(tape: Tape, run: Run, logits: Tensor) -> Tensor:
+def _causal_loss(tape: Tape, run: LayerWorkload, logits: Tensor) -> Tensor:
     """Logits in fp32, labels shifted by one, cross entropy."""
     logits = aten.cast(tape, logits, "fp32")
     labels = aten.new(tape, (run.batch, run.seq + 1), "int64", "labels", 8 * run.tokens)

@@ -13,7 +13,7 @@ from __future__ import annotations
 
 from simcore.operators.shared import aten
 from simcore.operators.shared.aten import Grads, Saved
-from simcore.recording.layer import Run
+from simcore.recording.layer import LayerWorkload
 from simcore.recording.tape import Kernel, Param, Tape, Tensor
 
 __all__ = ["NO_THRESHOLD", "int8_product"]
@@ -21,7 +21,7 @@ __all__ = ["NO_THRESHOLD", "int8_product"]
 NO_THRESHOLD = ("int8_threshold", "0")
 
 
-def int8_product(tape: Tape, run: Run, x: Tensor, weight: Param, bias: Param | None, label: str) -> Tensor:
+def int8_product(tape: Tape, run: LayerWorkload, x: Tensor, weight: Param, bias: Param | None, label: str) -> Tensor:
     """`Linear8bitLt.forward` of x [..., k]; a bias is added in place."""
     shape, dtype, rows = x.shape, x.dtype, x.numel // x.shape[-1]
     width, flops = weight.shape[0], 2 * x.numel * weight.shape[0]
@@ -43,7 +43,7 @@ def int8_product(tape: Tape, run: Run, x: Tensor, weight: Param, bias: Param | N
     return out
 
 
-def _quantised(tape: Tape, run: Run, x: Tensor, rows: int) -> tuple[Tensor, Tensor]:
+def _quantised(tape: Tape, run: LayerWorkload, x: Tensor, rows: int) -> tuple[Tensor, Tensor]:
     """Rows in int8 and their maxima; nothing else of `int8_vectorwise_quant` is left."""
     half = aten.cast(tape, x.detach(), "fp16")
     scales = aten.new(tape, (rows,), "fp32", "int8.maxima", 0)

@@ -15,7 +15,7 @@ from simcore.operators.hf.autocast import is_autocast, narrowed, product
 from simcore.operators.hf.packed import packed_linear
 from simcore.operators.shared import aten
 from simcore.operators.shared.rms_norm import rms_norm
-from simcore.recording.layer import Run
+from simcore.recording.layer import LayerWorkload
 from simcore.recording.tape import Tape, Tensor
 
 __all__ = ["Inputs", "attention", "core_of", "has_eager_attention", "has_flash_attention", "is_of_hub", "linear", "mlp",
@@ -32,7 +32,7 @@ class Inputs(NamedTuple):
     mask: Tensor | None = None
 
 
-def linear(tape: Tape, run: Run, name: str, x: Tensor) -> Tensor:
+def linear(tape: Tape, run: LayerWorkload, name: str, x: Tensor) -> Tensor:
     """A linear module, with its adapter where there is one: `base(x) + lora_b(lora_a(x)) * scale`.
 
     Adapters of another type work on a copy of x in theirs, one a module (PEFT 0.21 `_cast_input_dtype`). Automodel's
@@ -64,7 +64,7 @@ Core = Callable[[Tensor, Tensor, Tensor], Tensor]
 """(query, key, value) by heads, rotated -> output by heads."""
 
 
-def attention(tape: Tape, run: Run, branch: Branch, inputs: Inputs, turn: Rotate | None = None,
+def attention(tape: Tape, run: LayerWorkload, branch: Branch, inputs: Inputs, turn: Rotate | None = None,
               core: Core | None = None) -> Tensor:
     """Grouped-query attention over `inputs.hidden`; head counts follow from the weights that this rank has."""
     block = branch.block
@@ -89,22 +89,22 @@ def attention(tape: Tape, run: Run, branch: Branch, inputs: Inputs, turn: Rotate
     return linear(tape, run, f"{name}.o_proj", out.view(*out.shape[:2], out.shape[2] * dim))
 
 
-def has_eager_attention(run: Run) -> bool:
+def has_eager_attention(run: LayerWorkload) -> bool:
     """Whether attention is matrix products of torch's (attn_implementation)."""
     return dict(run.options).get("attn_implementation") == "eager"
 
 
-def has_flash_attention(run: Run) -> bool:
+def has_flash_attention(run: LayerWorkload) -> bool:
     """Whether attention is flash-attn's own and not torch's SDPA (attn_implementation)."""
     return dict(run.options).get("attn_implementation") == "flash_attention_2"
 
 
-def is_of_hub(run: Run) -> bool:
+def is_of_hub(run: LayerWorkload) -> bool:
     """Whether the layers are those of the model's own repository."""
     return ("code", "hub") in run.options
 
 
-def core_of(tape: Tape, run: Run, block: Attention, parts: tuple[Tensor, Tensor, Tensor],
+def core_of(tape: Tape, run: LayerWorkload, block: Attention, parts: tuple[Tensor, Tensor, Tensor],
             mask: Tensor | None) -> Tensor:
     """Attention itself; a mask of packed sequences or of a window is read by a kernel of its own.
 
@@ -121,7 +121,8 @@ def core_of(tape: Tape, run: Run, block: Attention, parts: tuple[Tensor, Tensor,
     return aten.scaled_dot_product_attention(tape, query, key, value)
 
 
-def _heads(tape: Tape, run: Run, name: str, part: str, x: Tensor, block: Attention, *, copy_grad: bool) -> Tensor:
+def _heads(tape: Tape, run: LayerWorkload, name: str, part: str, x: Tensor, block: Attention, *,
+           copy_grad: bool) -> Tensor:
     """Query or key by heads, with their norm where there is one (`Qwen3Attention`)."""
     # A rotary gradient comes in [b, heads, s, d] order and is copied back, SDPA's own does not.
     heads = aten.to_heads(tape, linear(tape, run, f"{name}.{part}_proj", x), block.head_dim, copy_grad=copy_grad)
@@ -152,7 +153,7 @@ def _rotate_half(tape: Tape, x: Tensor) -> Tensor:
     return aten.cat(tape, aten.neg(tape, second), first)
 
 
-def mlp(tape: Tape, run: Run, name: str, block: Mlp, x: Tensor) -> Tensor:
+def mlp(tape: Tape, run: LayerWorkload, name: str, block: Mlp, x: Tensor) -> Tensor:
     """SwiGLU, or relu squared between two linears."""
     if not block.gated:
         return linear(tape, run, f"{name}.down_proj", relu2(tape, linear(tape, run, f"{name}.up_proj", x)))

@@ -10,7 +10,7 @@ from __future__ import annotations
 from typing import Final
 
 from simcore.operators.shared.aten import Grads, Saved, needs_grad, new
-from simcore.recording.layer import Run
+from simcore.recording.layer import LayerWorkload
 from simcore.recording.tape import Kernel, Param, Tape, Tensor
 
 __all__ = ["has_liger", "rms_norm", "rotate_both", "silu_mul"]
@@ -18,7 +18,7 @@ __all__ = ["has_liger", "rms_norm", "rotate_both", "silu_mul"]
 _NUM_SMS: Final = 132  # an H100's: each sums a part of the weight's gradient
 
 
-def has_liger(run: Run) -> bool:
+def has_liger(run: LayerWorkload) -> bool:
     """Whether Liger's kernels stand in the layers' place."""
     return ("kernels", "liger") in run.options
 

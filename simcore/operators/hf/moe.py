@@ -9,7 +9,7 @@ from simcore.models.blocks import Branch, Mlp, Moe
 from simcore.operators.hf import remote_code
 from simcore.operators.hf.layers import is_of_hub, linear, mlp, relu2
 from simcore.operators.shared import aten
-from simcore.recording.layer import Run
+from simcore.recording.layer import LayerWorkload
 from simcore.recording.tape import (
     INNER_BACKWARD_BEGIN,
     INNER_BACKWARD_END,
@@ -23,7 +23,7 @@ from simcore.recording.tape import (
 __all__ = ["as_rows", "moe", "routed"]
 
 
-def moe(tape: Tape, run: Run, branch: Branch, x: Tensor, family: str) -> Tensor:
+def moe(tape: Tape, run: LayerWorkload, branch: Branch, x: Tensor, family: str) -> Tensor:
     """Router, routed experts, and where there is one a shared expert on the same input."""
     block = branch.block
     assert isinstance(block, Moe)
@@ -48,7 +48,8 @@ def moe(tape: Tape, run: Run, branch: Branch, x: Tensor, family: str) -> Tensor:
     return aten.add(tape, y, mlp(tape, run, f"{name}.shared_experts", shared, x))
 
 
-def routed(tape: Tape, run: Run, name: str, block: Moe, x: Tensor, indices: Tensor, weights: Tensor) -> Tensor:
+def routed(tape: Tape, run: LayerWorkload, name: str, block: Moe, x: Tensor, indices: Tensor,
+           weights: Tensor) -> Tensor:
     """The experts' output for rows x [tokens, h], by the way that `run.options` names."""
     if is_of_hub(run):
         return remote_code.experts(tape, run, name, block, x, indices, weights)
@@ -59,7 +60,7 @@ def routed(tape: Tape, run: Run, name: str, block: Moe, x: Tensor, indices: Tens
     return _experts(tape, run, name, block, x, indices, weights)
 
 
-def _with_gated_shared(tape: Tape, run: Run, name: str, block: Moe, x: Tensor) -> Tensor:
+def _with_gated_shared(tape: Tape, run: LayerWorkload, name: str, block: Moe, x: Tensor) -> Tensor:
     """`Qwen2MoeSparseMoeBlock`: the shared expert first, its gate last."""
     flat = as_rows(tape, x, (run.tokens, block.hidden))
     shared = mlp(tape, run, f"{name}.shared_expert", Mlp(block.hidden, block.shared_ffn), flat)
@@ -82,7 +83,7 @@ def as_rows(tape: Tape, x: Tensor, shape: tuple[int, ...]) -> Tensor:
     return Tensor(x.storage, shape, x.dtype, tape.node((x,), (), backward))
 
 
-def _route(tape: Tape, run: Run, name: str, block: Moe, x: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+def _route(tape: Tape, run: LayerWorkload, name: str, block: Moe, x: Tensor) -> tuple[Tensor, Tensor, Tensor]:
     """Sigmoid scores, one group of experts, top k, normalised and scaled. All in fp32."""
     tokens, experts = run.tokens, block.num_experts
     weight = run.params[f"{name}.gate.weight"]
@@ -105,7 +106,7 @@ def _route(tape: Tape, run: Run, name: str, block: Moe, x: Tensor) -> tuple[Tens
     return logits, weights, indices
 
 
-def _route_by_softmax(tape: Tape, run: Run, name: str, block: Moe, x: Tensor,
+def _route_by_softmax(tape: Tape, run: LayerWorkload, name: str, block: Moe, x: Tensor,
                       dtype: str) -> tuple[Tensor, Tensor, Tensor]:
     """Logits in the compute dtype, softmax in fp32, top k, normalised or not (`Qwen3MoeTopKRouter` and its like)."""
     logits = linear(tape, run, f"{name}.gate", x)
@@ -118,7 +119,8 @@ def _route_by_softmax(tape: Tape, run: Run, name: str, block: Moe, x: Tensor,
     return logits, weights, indices
 
 
-def _inner_unit(tape: Tape, run: Run, name: str, block: Moe, x: Tensor, indices: Tensor, weights: Tensor) -> Tensor:
+def _inner_unit(tape: Tape, run: LayerWorkload, name: str, block: Moe, x: Tensor, indices: Tensor,
+                weights: Tensor) -> Tensor:
     """The experts as a data-parallel unit of their own: it casts floating inputs, its hooks run inside the layer.
 
     Where nothing behind the experts keeps a tensor, their pre-backward hook runs before the replay: FSDP2 then leaves
@@ -154,7 +156,8 @@ def _unit_backward_end(tape: Tape, grads: list[Tensor | None], saved: list[Tenso
     return [*grads, None][:2]
 
 
-def _experts(tape: Tape, run: Run, name: str, block: Moe, hidden: Tensor, indices: Tensor, weights: Tensor) -> Tensor:
+def _experts(tape: Tape, run: LayerWorkload, name: str, block: Moe, hidden: Tensor, indices: Tensor,
+             weights: Tensor) -> Tensor:
     """Rows sorted by expert, two batched products, rows weighted and added back."""
     rows = run.tokens * block.top_k
     order = aten.sort(tape, indices.view(rows))
@@ -180,7 +183,7 @@ def _experts(tape: Tape, run: Run, name: str, block: Moe, hidden: Tensor, indice
     return aten.index_add(tape, aten.select(tape, hidden, hidden.shape, hidden.dtype, "zeros"), token, y)
 
 
-def _grouped_experts(tape: Tape, run: Run, name: str, block: Moe, hidden: Tensor, indices: Tensor,
+def _grouped_experts(tape: Tape, run: LayerWorkload, name: str, block: Moe, hidden: Tensor, indices: Tensor,
                      weights: Tensor) -> Tensor:
     """`grouped_mm_experts_forward` of transformers 5.23 `integrations/moe.py`, its default on a GPU; local experts."""
     rows = run.tokens * block.top_k
@@ -209,12 +212,12 @@ def _swiglu(tape: Tape, x: Tensor) -> Tensor:
     return aten.mul(tape, aten.silu(tape, gate), up)
 
 
-def _regroup(tape: Tape, run: Run, name: str, x: Tensor, label: str) -> Tensor:
+def _regroup(tape: Tape, run: LayerWorkload, name: str, x: Tensor, label: str) -> Tensor:
     """Rows by rank and expert become rows by expert and rank, or back: a copy, unless there is only one expert."""
     return aten.swap_dims(tape, x, label) if run.params[f"{name}.experts.down_proj"].shape[0] > 1 else x
 
 
-def _product(tape: Tape, run: Run, name: str, x: Tensor, matrices: list[Tensor], number: int) -> Tensor:
+def _product(tape: Tape, run: LayerWorkload, name: str, x: Tensor, matrices: list[Tensor], number: int) -> Tensor:
     matrix = matrices[number] if matrices else aten.strided(tape, run.params[name])
     return aten.bmm(tape, x, matrix, name.removeprefix(tape.scope))
 

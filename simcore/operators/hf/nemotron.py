@@ -12,13 +12,13 @@ from simcore.operators.hf.layers import linear
 from simcore.operators.shared import aten
 from simcore.operators.shared.mamba_scan_cost import BACKWARD_OPERATORS, FORWARD_OPERATORS
 from simcore.recording.kernel_shape import shape_of
-from simcore.recording.layer import Run
+from simcore.recording.layer import LayerWorkload
 from simcore.recording.tape import Kernel, Param, Tape, Tensor
 
 __all__ = ["mamba"]
 
 
-def mamba(tape: Tape, run: Run, branch: Branch, x: Tensor) -> Tensor:
+def mamba(tape: Tape, run: LayerWorkload, branch: Branch, x: Tensor) -> Tensor:
     """The input projection, then one fused kernel: convolution, scan, gated norm, output projection."""
     block = branch.block
     assert isinstance(block, Mamba2)
@@ -30,7 +30,7 @@ def mamba(tape: Tape, run: Run, branch: Branch, x: Tensor) -> Tensor:
 class _FusedMamba:
     """Saved: the input projection's output, the scan's output before the norm, the inverse RMS of each group."""
 
-    def __init__(self, run: Run, name: str, block: Mamba2, z: Tensor) -> None:
+    def __init__(self, run: LayerWorkload, name: str, block: Mamba2, z: Tensor) -> None:
         self.block, self.dtype, self.z_shape = block, z.dtype, z.shape
         self.rows = (z.shape[0], z.shape[1])
         chunks = -(-run.seq // block.chunk)

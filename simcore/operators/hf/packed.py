@@ -22,13 +22,13 @@ from simcore.operators.hf.autocast import is_autocast, product
 from simcore.operators.hf.int8 import int8_product
 from simcore.operators.shared import aten
 from simcore.operators.shared.aten import Grads, Saved
-from simcore.recording.layer import Run
+from simcore.recording.layer import LayerWorkload
 from simcore.recording.tape import Kernel, Param, Tape, Tensor
 
 __all__ = ["packed_linear"]
 
 
-def packed_linear(tape: Tape, run: Run, prefix: str, label: str, x: Tensor) -> Tensor:
+def packed_linear(tape: Tape, run: LayerWorkload, prefix: str, label: str, x: Tensor) -> Tensor:
     """The module whose parameters' names begin with `prefix`, with its adapter where there is one."""
     weight = run.params[f"{prefix}weight"]
     is_int8 = weight.packed is not None and weight.packed.is_int8
@@ -49,12 +49,12 @@ def packed_linear(tape: Tape, run: Run, prefix: str, label: str, x: Tensor) -> T
     return aten.add(tape, base, scaled, f"{label}.sum")
 
 
-def _is_torchaos(run: Run, prefix: str) -> bool:
+def _is_torchaos(run: LayerWorkload, prefix: str) -> bool:
     packed = run.params[f"{prefix}weight"].packed
     return packed is not None and packed.is_tensor
 
 
-def _module(tape: Tape, run: Run, x: Tensor, weight: Param, bias: Param | None, label: str) -> Tensor:
+def _module(tape: Tape, run: LayerWorkload, x: Tensor, weight: Param, bias: Param | None, label: str) -> Tensor:
     dtype = x.dtype
     x = aten.cast(tape, x, weight.dtype)
     out = _product(tape, run, x, weight, label)
@@ -63,7 +63,7 @@ def _module(tape: Tape, run: Run, x: Tensor, weight: Param, bias: Param | None, 
     return aten.cast(tape, out, dtype)
 
 
-def _product(tape: Tape, run: Run, x: Tensor, weight: Param, label: str) -> Tensor:
+def _product(tape: Tape, run: LayerWorkload, x: Tensor, weight: Param, label: str) -> Tensor:
     shape, dtype, x_bytes, flops = x.shape, x.dtype, x.nbytes, 2 * x.numel * weight.shape[0]
 
     def backward(tape: Tape, grads: Grads, saved: Saved) -> Grads:
@@ -83,7 +83,7 @@ def _product(tape: Tape, run: Run, x: Tensor, weight: Param, label: str) -> Tens
     return out
 
 
-def _beside(tape: Tape, run: Run, weight: Param) -> Tensor | None:
+def _beside(tape: Tape, run: LayerWorkload, weight: Param) -> Tensor | None:
     """What is made before the weight: maxima in fp32, if they were quantised; torchao's halves and indices."""
     assert weight.packed is not None
     blocks = weight.packed.blocks(weight.numel)

@@ -9,13 +9,13 @@ from __future__ import annotations
 from simcore.models.blocks import Attention, Branch
 from simcore.operators.hf.layers import Inputs, core_of, linear, rotate
 from simcore.operators.shared import aten
-from simcore.recording.layer import Run
+from simcore.recording.layer import LayerWorkload
 from simcore.recording.tape import Tape, Tensor
 
 __all__ = ["attention", "mlp"]
 
 
-def attention(tape: Tape, run: Run, branch: Branch, inputs: Inputs) -> Tensor:
+def attention(tape: Tape, run: LayerWorkload, branch: Branch, inputs: Inputs) -> Tensor:
     """`Phi3Attention` over `inputs.hidden`."""
     block, name = branch.block, branch.name
     assert isinstance(block, Attention)
@@ -44,7 +44,7 @@ def _parts(tape: Tape, x: Tensor, size: int) -> tuple[Tensor, Tensor]:
     return (x if size == dim else aten.slice_last(tape, x, size)), aten.slice_last(tape, x, dim - size)
 
 
-def mlp(tape: Tape, run: Run, name: str, x: Tensor) -> Tensor:
+def mlp(tape: Tape, run: LayerWorkload, name: str, x: Tensor) -> Tensor:
     """`Phi3MLP`: the gate pins both halves until it returns."""
     gate, up = aten.chunk(tape, linear(tape, run, f"{name}.gate_up_proj", x))
     up = aten.mul(tape, up, aten.silu(tape, gate))

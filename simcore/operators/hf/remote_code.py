@@ -19,13 +19,13 @@ from simcore.errors import NotYet, Problem
 from simcore.models.blocks import Mlp, Moe
 from simcore.operators.hf.layers import Core, has_flash_attention, mlp
 from simcore.operators.shared import aten
-from simcore.recording.layer import Run
+from simcore.recording.layer import LayerWorkload
 from simcore.recording.tape import Kernel, Param, Tape, Tensor
 
 __all__ = ["causal_mask", "core", "experts", "shifted"]
 
 
-def causal_mask(tape: Tape, run: Run) -> Tensor:
+def causal_mask(tape: Tape, run: LayerWorkload) -> Tensor:
     """`_update_causal_mask`: filled, then its upper triangle, then made 0 where a key comes no later."""
     filled = aten.new(tape, (run.seq, run.seq), run.compute, "filled")
     mask = aten.new(tape, filled.shape, run.compute, "causal_mask", filled.nbytes)
@@ -35,7 +35,7 @@ def causal_mask(tape: Tape, run: Run) -> Tensor:
     return mask
 
 
-def core(tape: Tape, run: Run) -> Core:
+def core(tape: Tape, run: LayerWorkload) -> Core:
     """See [Note: eager attention of the hub's code]; flash-attn gets repeated heads too."""
     def of(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
         k = aten.repeat_heads(tape, k, q.shape[2] // k.shape[2])
@@ -47,7 +47,8 @@ def core(tape: Tape, run: Run) -> Core:
     return of
 
 
-def experts(tape: Tape, run: Run, name: str, block: Moe, hidden: Tensor, indices: Tensor, weights: Tensor) -> Tensor:
+def experts(tape: Tape, run: LayerWorkload, name: str, block: Moe, hidden: Tensor, indices: Tensor,
+            weights: Tensor) -> Tensor:
     """See [Note: the hub's experts]; hidden [tokens, h], weights [tokens, k] in fp32."""
     rows = run.tokens * block.top_k
     if rows < block.num_experts:
@@ -72,7 +73,7 @@ def experts(tape: Tape, run: Run, name: str, block: Moe, hidden: Tensor, indices
     return aten.cast(tape, final, hidden.dtype)
 
 
-def _of_one(run: Run, name: str) -> dict[str, Param]:
+def _of_one(run: LayerWorkload, name: str) -> dict[str, Param]:
     """Parameters of one expert, which are those of every other."""
     return {key: replace(param, shape=param.shape[1:]) for key, param in run.params.items()
             if key.startswith(f"{name}.experts.")}

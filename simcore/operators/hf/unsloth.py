@@ -23,30 +23,30 @@ from collections.abc import Sequence
 from simcore.models.blocks import Attention, LayerKind
 from simcore.operators.shared import aten
 from simcore.operators.shared.aten import Grads, Saved
-from simcore.recording.layer import Run
+from simcore.recording.layer import LayerWorkload
 from simcore.recording.tape import Kernel, Param, Tape, Tensor
 
 __all__ = ["fast_norm", "has_fast_layers", "unsloth_layer", "weight_buffer"]
 
 
-def has_fast_layers(run: Run) -> bool:
+def has_fast_layers(run: LayerWorkload) -> bool:
     """Whether Unsloth's functions run the layers."""
     return "layers" in dict(run.options)
 
 
-def _has_sums(run: Run) -> bool:
+def _has_sums(run: LayerWorkload) -> bool:
     """Whether parts are added as tensors of their own."""
     return ("layers", "unsloth 2024.12") in run.options
 
 
-def weight_buffer(runs: Sequence[tuple[LayerKind, Run]]) -> dict[str, int]:
+def weight_buffer(runs: Sequence[tuple[LayerKind, LayerWorkload]]) -> dict[str, int]:
     """The buffers that forward makes weights and their maxima in: as large as the largest."""
     packed = [p for _, run in runs if has_fast_layers(run) and not _has_sums(run)
               for p in run.params.values() if p.packed is not None]
     return {"weight_buffer": max((p.nbytes + 4 * p.packed.blocks(p.numel) for p in packed if p.packed), default=0)}
 
 
-def unsloth_layer(tape: Tape, kind: LayerKind, run: Run, hidden: Tensor) -> Tensor:
+def unsloth_layer(tape: Tape, kind: LayerKind, run: LayerWorkload, hidden: Tensor) -> Tensor:
     """`x + attention(norm(x))`, then `x + mlp(norm(x))`."""
     first, second = kind.branches
     block = first.block
@@ -70,7 +70,7 @@ def unsloth_layer(tape: Tape, kind: LayerKind, run: Run, hidden: Tensor) -> Tens
 class _Module:
     """A linear and its adapter."""
 
-    def __init__(self, run: Run, name: str) -> None:
+    def __init__(self, run: LayerWorkload, name: str) -> None:
         self.weight, self.a, self.b = (run.params[f"{name}.{part}.weight" if part else f"{name}.weight"]
                                        for part in ("", "lora_a", "lora_b"))
         self.label, self.sums = name.rpartition(".")[2], _has_sums(run)
@@ -98,7 +98,7 @@ def fast_norm(tape: Tape, x: Tensor, weight: Param, *, last: bool = False) -> Te
     return out
 
 
-def _attention(tape: Tape, run: Run, name: str, block: Attention, x: Tensor) -> Tensor:
+def _attention(tape: Tape, run: LayerWorkload, name: str, block: Attention, x: Tensor) -> Tensor:
     parts = [_Module(run, f"{name}.{part}_proj") for part in ("q", "k", "v")]
     made = _together(tape, parts, x)
     heads = [_rotated(tape, one.view(*one.shape[:-1], one.shape[-1] // block.head_dim, block.head_dim))

@@ -19,7 +19,7 @@ from simcore.models.blocks import LayerKind
 from simcore.models.tensor import TensorSpec
 from simcore.operators.hf import implementation as hf
 from simcore.operators.hf import tensors as hf_tensors
-from simcore.recording.layer import LayerTape, Run
+from simcore.recording.layer import LayerWorkload, RecordedLayer
 from simcore.recording.tape import Param
 
 __all__ = ["record", "tensors"]
@@ -43,14 +43,14 @@ def _apart(spec: TensorSpec) -> TensorSpec:
                    copies=spec.shape[0])
 
 
-def record(kind: LayerKind, run: Run, slots: dict[tuple[str, str], int],
-           comms: dict[tuple[str, str, str], int]) -> LayerTape:
+def record(kind: LayerKind, run: LayerWorkload, slots: dict[tuple[str, str], int],
+           comms: dict[tuple[str, str, str], int]) -> RecordedLayer:
     """Record one layer or part; gradients of the experts count as one of all."""
     tape = hf.record(kind, replace(run, options=(*run.options, _CODE)), slots, comms)
     return replace(tape, grads=_joined(tape.grads, run))
 
 
-def _joined(grads: tuple[tuple[Param, int, int], ...], run: Run) -> tuple[tuple[Param, int, int], ...]:
+def _joined(grads: tuple[tuple[Param, int, int], ...], run: LayerWorkload) -> tuple[tuple[Param, int, int], ...]:
     """Experts come one after the other, with the same name and slot."""
     order = {name: place for place, name in enumerate(dict.fromkeys(param.name for param, _, _ in grads))}
     found = groupby(sorted(grads, key=lambda grad: order[grad[0].name]), lambda grad: (grad[0].name, grad[1]))

@@ -50,7 +50,7 @@ from simcore.operators.shared.layer_borders import (
     run_backward_of_loss,
     simple_part,
 )
-from simcore.recording.layer import LayerTape, Run
+from simcore.recording.layer import LayerWorkload, RecordedLayer
 from simcore.recording.rows import Op, Param, Section
 from simcore.recording.tape import Tape, Tensor
 
@@ -67,15 +67,15 @@ class Tables(NamedTuple):
     sin: Tensor
 
 
-def standing(runs: Sequence[tuple[LayerKind, Run]]) -> dict[str, int]:
+def standing(runs: Sequence[tuple[LayerKind, LayerWorkload]]) -> dict[str, int]:
     """The model's fp32 cosines and sines: one each for every pair of a head's dimensions and position."""
     found = [run.seq * block.block.head_dim // 2 * 8 for kind, run in runs for block in kind.branches
              if isinstance(block.block, Attention)]
     return {"rotary_tables": max(found, default=0)}
 
 
-def record(kind: LayerKind, run: Run, slots: dict[tuple[str, str], int],
-           comms: dict[tuple[str, str, str], int]) -> LayerTape:
+def record(kind: LayerKind, run: LayerWorkload, slots: dict[tuple[str, str], int],
+           comms: dict[tuple[str, str, str], int]) -> RecordedLayer:
     """Record one layer or part."""
     refuse(kind, SERVED, "kempnerforge")
     assert run.cp == run.etp == 1, "KempnerForge has neither"
@@ -98,14 +98,14 @@ Left = list[list[tuple[int, int]]]
 """What a router holds after a step: (slot, bytes) of what hangs on its one loss, then on the other."""
 
 
-def _layer(kind: LayerKind, run: Run, slots: dict[tuple[str, str], int],
-           comms: dict[tuple[str, str, str], int]) -> LayerTape:
+def _layer(kind: LayerKind, run: LayerWorkload, slots: dict[tuple[str, str], int],
+           comms: dict[tuple[str, str, str], int]) -> RecordedLayer:
     """Recorded twice where a router holds something: what the first recording leaves, the second finds."""
     layer, left = _recorded(Tape(slots, comms), kind, run, [[], []])
     return _recorded(Tape(slots, comms), kind, run, left)[0] if any(left) else layer
 
 
-def _recorded(tape: Tape, kind: LayerKind, run: Run, left: Left) -> tuple[LayerTape, Left]:
+def _recorded(tape: Tape, kind: LayerKind, run: LayerWorkload, left: Left) -> tuple[RecordedLayer, Left]:
     router = Router(*([tape.external((size,), "int8", slot, 0) for slot, size in of] for of in left))
     rest = Section(tuple((Op.ALLOC, 0, slot, size, 0, 0) for of in left for slot, size in of))
     seq = run.seq if run.first or not run.sequence_parallel else run.seq // run.tp
@@ -123,7 +123,7 @@ def _recorded(tape: Tape, kind: LayerKind, run: Run, left: Left) -> tuple[LayerT
     back = run_backward(tape, out, leaf, lambda tape: sum_norms(tape, run) if run.sequence_parallel else None)
     grads = tape.release_grads()
     del balance, out
-    return LayerTape(forward, back, after, grads=grads, rest=rest), _what_is_left(tape, router)
+    return RecordedLayer(forward, back, after, grads=grads, rest=rest), _what_is_left(tape, router)
 
 
 def _seeded(tape: Tape, router: Router) -> list[Tensor]:
@@ -140,7 +140,7 @@ def _what_is_left(tape: Tape, router: Router) -> Left:
     return [[(row[2], -row[3]) for row in section.rows] for section in (of_balance, tape.cut())]
 
 
-def _tables(tape: Tape, kind: LayerKind, run: Run) -> Tables:
+def _tables(tape: Tape, kind: LayerKind, run: LayerWorkload) -> Tables:
     """FSDP2's pre-forward casts what the layer is given."""
     mixer = kind.branches[0].block
     assert isinstance(mixer, Attention)
@@ -150,7 +150,7 @@ def _tables(tape: Tape, kind: LayerKind, run: Run) -> Tables:
     return Tables(aten.new(tape, shape, run.compute, "rotary.cos"), aten.new(tape, shape, run.compute, "rotary.sin"))
 
 
-def _body(tape: Tape, kind: LayerKind, run: Run, x: Tensor, tables: Tables,
+def _body(tape: Tape, kind: LayerKind, run: LayerWorkload, x: Tensor, tables: Tables,
           router: Router) -> Tensor:
     """`TransformerBlock.forward`."""
     mixer = kind.branches[0].block
@@ -182,7 +182,7 @@ def _rms_norm(tape: Tape, x: Tensor, weight: Param) -> Tensor:
     return aten.cast(tape, aten.mul(tape, norm, weight), dtype)
 
 
-def _column(tape: Tape, run: Run, name: str, x: Tensor, gathered: list[Tensor]) -> Tensor:
+def _column(tape: Tape, run: LayerWorkload, name: str, x: Tensor, gathered: list[Tensor]) -> Tensor:
     """A linear whose output is cut: it gathers its input for itself, unless it is compiled with one that has.
 
     `gathered`: what those before it have gathered of x. See [Note: compiled gathers].
@@ -197,7 +197,7 @@ def _column(tape: Tape, run: Run, name: str, x: Tensor, gathered: list[Tensor]) 
     return aten.linear(tape, x, run.params[f"{name}.weight"], label)
 
 
-def _row(tape: Tape, run: Run, name: str, x: Tensor) -> Tensor:
+def _row(tape: Tape, run: LayerWorkload, name: str, x: Tensor) -> Tensor:
     """A linear whose input is cut: its output is summed and scattered."""
     label = name.rpartition(".")[2]
     out = aten.linear(tape, x, run.params[f"{name}.weight"], label)
@@ -206,7 +206,7 @@ def _row(tape: Tape, run: Run, name: str, x: Tensor) -> Tensor:
     return sum_everywhere(tape, out, label)
 
 
-def _attention(tape: Tape, run: Run, block: Attention, x: Tensor, tables: Tables) -> Tensor:
+def _attention(tape: Tape, run: LayerWorkload, block: Attention, x: Tensor, tables: Tables) -> Tensor:
     """`Attention.forward`. A rotated gradient comes in [b, heads, s, d] order, and so does a summed one.
 
     That is another order than [b, s, heads, d] where there is more than one head.
@@ -236,7 +236,7 @@ def _rotate(tape: Tape, x: Tensor, tables: Tables) -> Tensor:
         aten.add(tape, aten.mul(tape, second, cos, "rotary"), aten.mul(tape, first, sin, "rotary"), "rotary"))
 
 
-def _feed_forward(tape: Tape, run: Run, x: Tensor) -> Tensor:
+def _feed_forward(tape: Tape, run: LayerWorkload, x: Tensor) -> Tensor:
     """`SwiGLUMLP.forward`."""
     gathered: list[Tensor] = []
     gate = aten.silu(tape, _column(tape, run, "mlp.gate_proj", x, gathered))
@@ -247,22 +247,22 @@ def _feed_forward(tape: Tape, run: Run, x: Tensor) -> Tensor:
 
 
 # ---- parts around the layers ----------------------------------------------------------------------------------------
-def _embedding(tape: Tape, run: Run) -> LayerTape:
+def _embedding(tape: Tape, run: LayerWorkload) -> RecordedLayer:
     out = aten.embedding(tape, run.params["weight"], run.batch, run.seq)
     if run.tp > 1:
         out = whole_gradient(tape, run, out)
     hand_on(tape, out)
     forward = tape.cut()
-    return LayerTape(forward, run_backward(tape, out, None, lambda _: None), grads=tape.release_grads())
+    return RecordedLayer(forward, run_backward(tape, out, None, lambda _: None), grads=tape.release_grads())
 
 
-def _output(tape: Tape, run: Run, x: Tensor) -> Tensor:
+def _output(tape: Tape, run: LayerWorkload, x: Tensor) -> Tensor:
     logits = aten.linear(tape, gather_sequence(tape, run, x, "output_in"), run.params["weight"], "logits")
     return gather_last(tape, run, logits) if run.tp > 1 else logits
 
 
 # ---- loss -----------------------------------------------------------------------------------------------------------
-def _loss(tape: Tape, block: Loss, run: Run) -> LayerTape:
+def _loss(tape: Tape, block: Loss, run: LayerWorkload) -> RecordedLayer:
     """`logits = model(...)` drops the last ones; these are kept until the next."""
     if _option(run, "stage"):
         return _loss_of_stage(tape, block, run)
@@ -278,10 +278,10 @@ def _loss(tape: Tape, block: Loss, run: Run) -> LayerTape:
     del ones, loss, scaled
     logits = None
     hold_logits(tape, run, block.vocab)
-    return LayerTape(forward, backward, late=tape.cut(), seed=seed, rest=rest)
+    return RecordedLayer(forward, backward, late=tape.cut(), seed=seed, rest=rest)
 
 
-def _loss_of_stage(tape: Tape, block: Loss, run: Run) -> LayerTape:
+def _loss_of_stage(tape: Tape, block: Loss, run: LayerWorkload) -> RecordedLayer:
     """The stage holds what it puts out until its backward pass is over (torch 2.13 `pipelining/stage.py`)."""
     logits: Tensor | None = hidden_state(tape, run, run.seq, block.vocab)
     assert logits is not None
@@ -291,10 +291,10 @@ def _loss_of_stage(tape: Tape, block: Loss, run: Run) -> LayerTape:
     seed, backward, ones = run_backward_of_loss(tape, loss, leaf)
     del ones, loss
     logits = None
-    return LayerTape(forward, backward, late=tape.cut(), seed=seed)
+    return RecordedLayer(forward, backward, late=tape.cut(), seed=seed)
 
 
-def _option(run: Run, name: str) -> bool:
+def _option(run: LayerWorkload, name: str) -> bool:
     return (name, "true") in run.options
 
 

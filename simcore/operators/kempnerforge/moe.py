@@ -19,7 +19,7 @@ from dataclasses import dataclass
 
 from simcore.models.blocks import Moe
 from simcore.operators.shared import aten
-from simcore.recording.layer import Run
+from simcore.recording.layer import LayerWorkload
 from simcore.recording.tape import Kernel, Param, Tape, Tensor
 from simcore.units import dtype_bytes
 
@@ -38,7 +38,7 @@ class Router:
     z: Sequence[Tensor] = ()
 
 
-def moe(tape: Tape, run: Run, block: Moe, router: Router, x: Tensor) -> Tensor:
+def moe(tape: Tape, run: LayerWorkload, block: Moe, router: Router, x: Tensor) -> Tensor:
     """`MoEMLP.forward` on one rank."""
     rows = x.view(run.tokens, block.hidden)
     weights, indices = _route(tape, run, block, router, rows)
@@ -46,7 +46,7 @@ def moe(tape: Tape, run: Run, block: Moe, router: Router, x: Tensor) -> Tensor:
 
 
 # ---- router ---------------------------------------------------------------------------------------------------------
-def _route(tape: Tape, run: Run, block: Moe, router: Router, x: Tensor) -> tuple[Tensor, Tensor]:
+def _route(tape: Tape, run: LayerWorkload, block: Moe, router: Router, x: Tensor) -> tuple[Tensor, Tensor]:
     """`SoftmaxTopKRouter.forward`: weights and numbers of the chosen experts."""
     logits = aten.linear(tape, x, run.params["mlp.router.gate.weight"], "gate")
     probabilities = aten.softmax(tape, logits)
@@ -112,7 +112,7 @@ def _not_run(tape: Tape, grads: Grads, saved: Saved) -> Grads:
 
 
 # ---- experts --------------------------------------------------------------------------------------------------------
-def _experts(tape: Tape, run: Run, block: Moe, x: Tensor, weights: Tensor, indices: Tensor) -> Tensor:
+def _experts(tape: Tape, run: LayerWorkload, block: Moe, x: Tensor, weights: Tensor, indices: Tensor) -> Tensor:
     """`MoEMLP._local_forward`."""
     rows = run.tokens * block.top_k
     _token_ids = _repeated(tape, run.tokens, rows)
@@ -132,7 +132,7 @@ def _repeated(tape: Tape, tokens: int, rows: int) -> Tensor:
     return aten.new(tape, (rows,), "int64", "token_ids")
 
 
-def _grouped(tape: Tape, run: Run, block: Moe, x: Tensor) -> Tensor:
+def _grouped(tape: Tape, run: LayerWorkload, block: Moe, x: Tensor) -> Tensor:
     """`grouped_expert_forward`, or `_packed` with weights that are one tensor already; every expert is as full."""
     up, down, gate = (_matrices(tape, run, name) for name in ("up", "down", "gate"))
     experts = block.num_experts
@@ -144,13 +144,13 @@ def _grouped(tape: Tape, run: Run, block: Moe, x: Tensor) -> Tensor:
     return _copied(tape, out, x.shape, experts, "expert_rows")
 
 
-def _longest(run: Run, block: Moe) -> int:
+def _longest(run: LayerWorkload, block: Moe) -> int:
     """Rows of the fullest expert: a token goes to it once at most."""
     mean = run.tokens * block.top_k / block.num_experts
     return min(run.tokens, math.ceil(mean * float(dict(run.options).get("imbalance", 1))))
 
 
-def _matrices(tape: Tape, run: Run, name: str) -> Operand:
+def _matrices(tape: Tape, run: LayerWorkload, name: str) -> Operand:
     """All experts' matrices of one name: packed, or stacked; a stack's gradient is copied out, transposed."""
     param = run.params[f"mlp.experts.{name}_proj.weight"]
     if ("packed_experts", "true") in run.options:

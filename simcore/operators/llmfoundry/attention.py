@@ -5,7 +5,7 @@ from __future__ import annotations
 from simcore.models.blocks import Attention
 from simcore.operators.shared import aten
 from simcore.recording.kernel_shape import shape_of_heads
-from simcore.recording.layer import Run
+from simcore.recording.layer import LayerWorkload
 from simcore.recording.tape import Kernel, Node, Tape, Tensor
 
 __all__ = ["flash", "triton"]
@@ -14,7 +14,7 @@ Grads = list[Tensor | None]
 Saved = list[Tensor]
 
 
-def triton(tape: Tape, run: Run, block: Attention, qkv: Tensor, bias: Tensor | None) -> Tensor:
+def triton(tape: Tape, run: LayerWorkload, block: Attention, qkv: Tensor, bias: Tensor | None) -> Tensor:
     """`triton_flash_attn_fn` of qkv [b, s, 3 * h * d]: views of it are read and kept, and the bias.
 
     `models/layers/flash_attn_triton.py`, _flash_attn_forward and _flash_attn_backward: rows of statistics are rounded
@@ -43,7 +43,7 @@ def triton(tape: Tape, run: Run, block: Attention, qkv: Tensor, bias: Tensor | N
     return out.view(batch, seq, heads * dim)
 
 
-def flash(tape: Tape, run: Run, block: Attention, qkv: Tensor) -> Tensor:
+def flash(tape: Tape, run: LayerWorkload, block: Attention, qkv: Tensor) -> Tensor:
     """`flash_attn_fn` of qkv [b, s, 3 * h * d] without padding: rows are gathered all the same, and scattered back.
 
     flash-attn 2.4.2 `bert_padding.py`, unpad_input (IndexFirstAxis) and pad_input (IndexPutFirstAxis). That each of the
@@ -56,7 +56,7 @@ def flash(tape: Tape, run: Run, block: Attention, qkv: Tensor) -> Tensor:
     return _padded(tape, out).view(batch, seq, width)
 
 
-def _over_rows(tape: Tape, run: Run, heads: int, parts: tuple[Tensor, Tensor, Tensor]) -> Tensor:
+def _over_rows(tape: Tape, run: LayerWorkload, heads: int, parts: tuple[Tensor, Tensor, Tensor]) -> Tensor:
     """flash-attn 2.4.2 `csrc/flash_attn/flash_api.cpp`, mha_varlen_fwd and mha_varlen_bwd.
 
     dq is summed in fp32, in 128 rows more for each sequence.

@@ -37,7 +37,7 @@ from simcore.operators.shared.layer_borders import (
     simple_part,
 )
 from simcore.operators.shared.mpt_tensors import tensors
-from simcore.recording.layer import LayerTape, Run
+from simcore.recording.layer import LayerWorkload, RecordedLayer
 from simcore.recording.tape import Kernel, Tape, Tensor
 
 __all__ = ["record", "standing", "tensors"]
@@ -49,15 +49,15 @@ SERVED: Final = frozenset({"LayerNorm", "LayerNorm without a bias", "learned pos
 _BEFORE = -1
 
 
-def standing(runs: Sequence[tuple[LayerKind, Run]]) -> dict[str, int]:
+def standing(runs: Sequence[tuple[LayerKind, LayerWorkload]]) -> dict[str, int]:
     """ALiBi's bias in fp32, a number each for a head and position (`modeling_mpt.py`, _attn_bias)."""
     found = [run.seq * branch.block.num_heads * 4 for kind, run in runs for branch in kind.branches
              if isinstance(branch.block, Attention) and branch.block.alibi]
     return {"attn_bias": max(found, default=0)}
 
 
-def record(kind: LayerKind, run: Run, slots: dict[tuple[str, str], int],
-           comms: dict[tuple[str, str, str], int]) -> LayerTape:
+def record(kind: LayerKind, run: LayerWorkload, slots: dict[tuple[str, str], int],
+           comms: dict[tuple[str, str, str], int]) -> RecordedLayer:
     """Record one layer or part."""
     refuse(kind, SERVED, "llmfoundry")
     assert run.tp == run.cp == 1, "llm-foundry 0.3.0 has neither"
@@ -75,13 +75,13 @@ def record(kind: LayerKind, run: Run, slots: dict[tuple[str, str], int],
     return _layer(tape, kind, run)
 
 
-def _norm(tape: Tape, run: Run, at: str, x: Tensor) -> Tensor:
+def _norm(tape: Tape, run: LayerWorkload, at: str, x: Tensor) -> Tensor:
     """`LPLayerNorm`: under FSDP's mixed precision weights and input have autocast's type already."""
     return aten.layer_norm(tape, x, run.params[f"{at}weight"], run.params.get(f"{at}bias"))
 
 
 # ---- layers ---------------------------------------------------------------------------------------------------------
-def _layer(tape: Tape, kind: LayerKind, run: Run) -> LayerTape:
+def _layer(tape: Tape, kind: LayerKind, run: LayerWorkload) -> RecordedLayer:
     """`MPTModel.forward` holds the embeddings of tokens and positions until it returns; the first layer posts that."""
     x: Tensor | None = hidden_state(tape, run, run.seq, kind.hidden)
     assert x is not None
@@ -96,10 +96,10 @@ def _layer(tape: Tape, kind: LayerKind, run: Run) -> LayerTape:
     after = tape.cut()
     held.clear()
     late = tape.cut()
-    return LayerTape(forward, run_backward(tape, out, leaf, nothing), after, late, grads=tape.release_grads())
+    return RecordedLayer(forward, run_backward(tape, out, leaf, nothing), after, late, grads=tape.release_grads())
 
 
-def _stem(tape: Tape, run: Run, width: int) -> list[Tensor]:
+def _stem(tape: Tape, run: LayerWorkload, width: int) -> list[Tensor]:
     """What the embedding made and the stem's local variables hold; nothing but in the first layer.
 
     Without learned positions the embedding of tokens is the first layer's input itself.
@@ -110,7 +110,7 @@ def _stem(tape: Tape, run: Run, width: int) -> list[Tensor]:
             for name, batch in (("tok_emb", run.batch), ("pos_emb", 1))]
 
 
-def _bias(tape: Tape, kind: LayerKind, run: Run) -> Tensor | None:
+def _bias(tape: Tape, kind: LayerKind, run: LayerWorkload) -> Tensor | None:
     """ALiBi's bias in the compute dtype: FSDP casts what a block is given (`cast_forward_inputs`)."""
     block = kind.branches[0].block
     if not (isinstance(block, Attention) and block.alibi):
@@ -119,7 +119,7 @@ def _bias(tape: Tape, kind: LayerKind, run: Run) -> Tensor | None:
     return Tensor(None, shape, "fp32") if run.compute == "fp32" else aten.new(tape, shape, run.compute, "attn_bias")
 
 
-def _body(tape: Tape, kind: LayerKind, run: Run, x: Tensor, bias: Tensor | None) -> Tensor:
+def _body(tape: Tape, kind: LayerKind, run: LayerWorkload, x: Tensor, bias: Tensor | None) -> Tensor:
     """`MPTBlock.forward`."""
     attention, mlp = kind.branches
     a = _norm(tape, run, "norm_1.", x)
@@ -130,7 +130,7 @@ def _body(tape: Tape, kind: LayerKind, run: Run, x: Tensor, bias: Tensor | None)
     return aten.add(tape, x, n, "residual")
 
 
-def _linear(tape: Tape, kind: LayerKind, run: Run, name: str, x: Tensor) -> Tensor:
+def _linear(tape: Tape, kind: LayerKind, run: LayerWorkload, name: str, x: Tensor) -> Tensor:
     weight, bias = run.params[f"{name}.weight"], run.params.get(f"{name}.bias")
     label = name.rpartition(".")[2]
     if kind.fp8:
@@ -138,7 +138,8 @@ def _linear(tape: Tape, kind: LayerKind, run: Run, name: str, x: Tensor) -> Tens
     return aten.linear(tape, x, weight, label, bias=bias)
 
 
-def _attention(tape: Tape, kind: LayerKind, run: Run, branch: Branch, x: Tensor, bias: Tensor | None) -> Tensor:
+def _attention(tape: Tape, kind: LayerKind, run: LayerWorkload, branch: Branch, x: Tensor,
+               bias: Tensor | None) -> Tensor:
     """`GroupedQueryAttention.forward`."""
     block = branch.block
     assert isinstance(block, Attention)
@@ -148,14 +149,14 @@ def _attention(tape: Tape, kind: LayerKind, run: Run, branch: Branch, x: Tensor,
     return _linear(tape, kind, run, f"{branch.name}.out_proj", out)
 
 
-def _mlp(tape: Tape, kind: LayerKind, run: Run, branch: Branch, x: Tensor) -> Tensor:
+def _mlp(tape: Tape, kind: LayerKind, run: LayerWorkload, branch: Branch, x: Tensor) -> Tensor:
     """`MPTMLP.forward`."""
     activated = aten.gelu(tape, _linear(tape, kind, run, f"{branch.name}.up_proj", x))
     return _linear(tape, kind, run, f"{branch.name}.down_proj", activated)
 
 
 # ---- parts around the layers ----------------------------------------------------------------------------------------
-def _embedding(tape: Tape, block: Embedding, run: Run) -> LayerTape:
+def _embedding(tape: Tape, block: Embedding, run: LayerWorkload) -> RecordedLayer:
     """`wte(input_ids) + wpe(pos)`: the sum is the first layer's, its parts are variables of the stem."""
     token = run.params["wte.weight" if block.positions else "weight"]
     out = aten.embedding(tape, token, run.batch, run.seq)
@@ -168,11 +169,11 @@ def _embedding(tape: Tape, block: Embedding, run: Run) -> LayerTape:
         parts.clear()
     hand_on(tape, out)
     forward = tape.cut()
-    return LayerTape(forward, run_backward(tape, out, None, meet_waiting if token.tied else nothing),
+    return RecordedLayer(forward, run_backward(tape, out, None, meet_waiting if token.tied else nothing),
                      grads=tape.release_grads())
 
 
-def _positions(tape: Tape, run: Run) -> Tensor:
+def _positions(tape: Tape, run: LayerWorkload) -> Tensor:
     """The embedding of the numbers of positions, which its node keeps."""
     numbers = aten.new(tape, (run.seq,), "int64", "pos")
     table = replace(run.params["wpe.weight"], tied=False)  # whatever the table beside it is
@@ -182,7 +183,7 @@ def _positions(tape: Tape, run: Run) -> Tensor:
 
 
 # ---- loss -----------------------------------------------------------------------------------------------------------
-def _loss(tape: Tape, block: Loss, run: Run) -> LayerTape:
+def _loss(tape: Tape, block: Loss, run: LayerWorkload) -> RecordedLayer:
     """`self.state.outputs` has the logits of the microbatch before until this one's are there."""
     rest = drop_held_logits(tape, run, block.vocab)
     logits: Tensor | None = hidden_state(tape, run, run.seq, block.vocab)
@@ -196,7 +197,7 @@ def _loss(tape: Tape, block: Loss, run: Run) -> LayerTape:
         _metric(tape, logits.view(run.tokens, block.vocab), in_fp32=("fp8", "true") not in run.options)
     logits = None
     hold_logits(tape, run, block.vocab)
-    return LayerTape(forward, backward, late=tape.cut(), seed=seed, rest=rest)
+    return RecordedLayer(forward, backward, late=tape.cut(), seed=seed, rest=rest)
 
 
 def _fused_cross_entropy(tape: Tape, logits: Tensor) -> Tensor:

@@ -11,7 +11,7 @@ from dataclasses import dataclass, field, replace
 from simcore.models.blocks import LayerKind, Mtp
 from simcore.recording.fp8_scaling import Scaling, in_model, matched
 from simcore.recording.kernel_shape import shape_of
-from simcore.recording.layer import Run
+from simcore.recording.layer import LayerWorkload
 from simcore.recording.tape import (
     GRADIENTS_BEGIN,
     RECOMPUTE_BEGIN,
@@ -32,7 +32,7 @@ Saved = list[Tensor]
 _ADAPTER = "adapter.linear_{}.weight"
 
 
-def fuses_wgrad(run: Run) -> bool:
+def fuses_wgrad(run: LayerWorkload) -> bool:
     """Whether a weight gradient is added to main_grad by its GEMM (gradient_accumulation_fusion)."""
     return dict(run.options).get("gradient_accumulation_fusion", "true") == "true"
 
@@ -48,7 +48,7 @@ class Context:
     """
 
     tape: Tape
-    run: Run
+    run: LayerWorkload
     kind: LayerKind
     held: dict[str, Tensor] = field(default_factory=dict)
     locals: list[Tensor] = field(default_factory=list)

@@ -214,7 +214,7 @@ def _with_adapter(c: Context, x: Tensor, out: Tensor, pair: tuple[Param, Param] 
 
 
 def loss(c: Context, logits: Tensor) -> Tensor:
-    """Cross entropy of the logits by the head that `Run.loss` names; returns one fp32 number a token."""
+    """Cross entropy of the logits by the head that `LayerWorkload.loss` names; returns one fp32 number a token."""
     heads = {"megatron": _native, "megatron_unfused": _unfused, "te": _te, "te_inplace": _te_inplace}
     if c.run.loss not in heads:
         raise NotYet(Problem("training.loss", f"Megatron-Core has no loss {c.run.loss!r}; known: {', '.join(heads)}"))

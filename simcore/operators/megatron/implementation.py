@@ -5,8 +5,9 @@ Layers: `megatron_mamba.py`, `megatron_moe.py`, `megatron_attention.py`, `megatr
 gradients: `megatron_ops.py`. Versions: megatron-core 0.16.1 (core_v0.16.1), TransformerEngine 2.18 unless a rule says
 otherwise, mamba_ssm of August 2026.
 
-Recompute is Megatron's own spelling in `Run.checkpoint`: "none", "full" (each layer keeps its input), or a comma list
-of selective modules: moe, layernorm, moe_act, shared_experts, mlp, core_attn, mla_up_proj (`transformer_config.py`).
+Recompute is Megatron's own spelling in `LayerWorkload.checkpoint`: "none", "full" (each layer keeps its input), or a
+comma list of selective modules: moe, layernorm, moe_act, shared_experts, mlp, core_attn, mla_up_proj
+(`transformer_config.py`).
 """
 
 from __future__ import annotations
@@ -40,7 +41,7 @@ from simcore.operators.megatron.mtp import heads, predict
 from simcore.operators.megatron.ops import add, add_dropped, norm
 from simcore.operators.megatron.tensors import FINAL_NORM, tensors
 from simcore.operators.shared.features import LATENT, refuse
-from simcore.recording.layer import LayerTape, Run
+from simcore.recording.layer import LayerWorkload, RecordedLayer
 from simcore.recording.rows import Module
 from simcore.recording.tape import GRAD_HIDDEN, HIDDEN, Param, Section, Tape, Tensor
 from simcore.units import dtype_bytes
@@ -60,7 +61,7 @@ SERVED: Final = frozenset({"norms of query and key", "biases of query, key and v
 _EMPTY = Section(())
 
 
-def idle_gradients(kind: LayerKind, run: Run) -> frozenset[tuple[tuple[int, ...], str]]:
+def idle_gradients(kind: LayerKind, run: LayerWorkload) -> frozenset[tuple[tuple[int, ...], str]]:
     """Shapes of the tensors that GEMMs return in place of a gradient that went into main_grad.
 
     TE makes one for each shape and dtype of the whole process at its first backward and never frees it
@@ -74,14 +75,14 @@ def idle_gradients(kind: LayerKind, run: Run) -> frozenset[tuple[tuple[int, ...]
                      if p.trainable and not p.grad_category and (name in made_by_gemm or ".adapter." in name))
 
 
-def standing(runs: Sequence[tuple[LayerKind, Run]]) -> dict[str, int]:
+def standing(runs: Sequence[tuple[LayerKind, LayerWorkload]]) -> dict[str, int]:
     """Workspaces that no layer can post because all share them: name -> bytes."""
     shapes = frozenset().union(*(idle_gradients(kind, run) for kind, run in runs))
     return {"idle_weight_gradients": sum(prod(shape) * dtype_bytes(dtype) for shape, dtype in shapes)}
 
 
-def record(kind: LayerKind, run: Run, slots: dict[tuple[str, str], int],
-           comms: dict[tuple[str, str, str], int]) -> LayerTape:
+def record(kind: LayerKind, run: LayerWorkload, slots: dict[tuple[str, str], int],
+           comms: dict[tuple[str, str, str], int]) -> RecordedLayer:
     """One layer of `kind`, forward and backward, on a tape of its own."""
     refuse(kind, SERVED, "megatron")
     c = Context(Tape(slots, comms), run, kind)
@@ -111,10 +112,10 @@ def record(kind: LayerKind, run: Run, slots: dict[tuple[str, str], int],
     for end in caught:
         _hand_over(tape, end, GRAD_HIDDEN)
     grads = tape.release_grads()
-    return LayerTape(forward, tape.cut(), after, late, seed, grads)
+    return RecordedLayer(forward, tape.cut(), after, late, seed, grads)
 
 
-def _with_own_backward(run: Run) -> Run:
+def _with_own_backward(run: LayerWorkload) -> LayerWorkload:
     """Head and embedding run their own backward if layers are cut into nodes: no tied gradient waits for the other."""
     return replace(run, params={name: replace(param, tied=False) for name, param in run.params.items()})
 

@@ -4,9 +4,9 @@ megatron-core 0.16.1: `transformer/transformer_layer.py` (`_forward_mlp`), `tran
 `router.py`, `moe_utils.py`, `token_dispatcher.py` (`MoEAlltoAllTokenDispatcher`, permute fusion on), `experts.py`
 (`TEGroupedMLP`), `fusions/fused_weighted_squared_relu.py`; TransformerEngine 2.18 `pytorch/permutation.py`.
 
-`Run.rows_per_token` counts the rows that this rank receives in its all-to-all for each token that it sends: under
-sequence parallelism every tp rank sends its own part of the sequence. Expert tensor parallelism then gathers the rows
-of its etp ranks, so the experts see etp times as many.
+`LayerWorkload.rows_per_token` counts the rows that this rank receives in its all-to-all for each token that it sends:
+under sequence parallelism every tp rank sends its own part of the sequence. Expert tensor parallelism then gathers the
+rows of its etp ranks, so the experts see etp times as many.
 """
 
 from __future__ import annotations

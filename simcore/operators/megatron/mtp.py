@@ -27,7 +27,7 @@ from simcore.operators.megatron.context import Context, Grads, Saved
 from simcore.operators.megatron.head import Backward, embedding, head, loss
 from simcore.operators.megatron.ops import column, norm
 from simcore.operators.megatron.parts import all_gather
-from simcore.recording.layer import Run
+from simcore.recording.layer import LayerWorkload
 from simcore.recording.tape import Kernel, Node, Tape, Tensor
 
 __all__ = ["heads", "predict"]
@@ -78,7 +78,8 @@ def heads(c: Context, block: Head, x: Tensor) -> Tensor:
 
 def _inner(c: Context) -> Context:
     """The same tape for the module's layer, whose parameters go by the names of a decoder's."""
-    run: Run = replace(c.run, params={name.removeprefix(_INNER): param for name, param in c.run.params.items()})
+    run: LayerWorkload = replace(c.run, params={name.removeprefix(_INNER): param for name,
+                                                param in c.run.params.items()})
     return replace(c, run=run)
 
 

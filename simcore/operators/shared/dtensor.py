@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Callable
 
 from simcore.operators.shared import aten
-from simcore.recording.layer import Run
+from simcore.recording.layer import LayerWorkload
 from simcore.recording.tape import Kernel, Tape, Tensor
 
 __all__ = ["cut_sequence", "gather_last", "gather_sequence", "own_rows", "own_sequence", "same_everywhere",
@@ -18,7 +18,7 @@ __all__ = ["cut_sequence", "gather_last", "gather_sequence", "own_rows", "own_se
 Grads = list[Tensor | None]
 
 
-def gather_sequence(tape: Tape, run: Run, x: Tensor, name: str, made: Tensor | None = None) -> Tensor:
+def gather_sequence(tape: Tape, run: LayerWorkload, x: Tensor, name: str, made: Tensor | None = None) -> Tensor:
     """[b, s / tp, k] to [b, s, k] on every rank; the gradients are summed and scattered.
 
     `made`: what was gathered of x before; a compiler takes it again, each use scatters a gradient of its own.
@@ -32,7 +32,7 @@ def gather_sequence(tape: Tape, run: Run, x: Tensor, name: str, made: Tensor | N
     return out
 
 
-def scatter_sequence(tape: Tape, run: Run, x: Tensor, name: str) -> Tensor:
+def scatter_sequence(tape: Tape, run: LayerWorkload, x: Tensor, name: str) -> Tensor:
     """Partial sums [b, s, k] to [b, s / tp, k]; the gradient is gathered."""
     if run.tp == 1:
         return x
@@ -57,7 +57,7 @@ def sum_everywhere(tape: Tape, x: Tensor, name: str) -> Tensor:
     return out
 
 
-def cut_sequence(tape: Tape, run: Run, x: Tensor, name: str) -> Tensor:
+def cut_sequence(tape: Tape, run: LayerWorkload, x: Tensor, name: str) -> Tensor:
     """A replicated [b, s, k] to [b, s / tp, k] as a module's input is redistributed: the gradient comes back whole.
 
     The gradient that waits for it at x is cut (`own_sequence`): this one is cut too before both are added.
@@ -77,21 +77,21 @@ def cut_sequence(tape: Tape, run: Run, x: Tensor, name: str) -> Tensor:
     return out
 
 
-def own_sequence(tape: Tape, run: Run, x: Tensor, name: str) -> Tensor:
+def own_sequence(tape: Tape, run: LayerWorkload, x: Tensor, name: str) -> Tensor:
     """A replicated [b, s, k] to [b, s / tp, k] inside an operator of DTensors: the gradient stays cut."""
     out = _part(tape, run.tp, x, name)
     out.node = x.node
     return out
 
 
-def whole_gradient(tape: Tape, run: Run, x: Tensor) -> Tensor:
+def whole_gradient(tape: Tape, run: LayerWorkload, x: Tensor) -> Tensor:
     """A replicated [b, s, k] made of a plain tensor: seen as [b, s / tp, k], whose gradient is gathered."""
     tp, (batch, seq, *rest) = run.tp, x.shape
     node = tape.node((x,), (), lambda tape, grads, saved: [_gather(tape, tp, _only(grads), "grad_embedding")])
     return Tensor(x.storage, (batch, seq // tp, *rest), x.dtype, node)
 
 
-def gather_last(tape: Tape, run: Run, x: Tensor) -> Tensor:
+def gather_last(tape: Tape, run: LayerWorkload, x: Tensor) -> Tensor:
     """The last dimension whole on every rank; the gradient is this rank's part of it, copied."""
     shape, dtype, tp = x.shape, x.dtype, run.tp
 
@@ -112,13 +112,13 @@ def summed(tape: Tape, x: Tensor, name: str) -> Tensor:
     return tape.empty(x.shape, x.dtype, name)
 
 
-def sum_norms(tape: Tape, run: Run) -> None:
+def sum_norms(tape: Tape, run: LayerWorkload) -> None:
     """Norms see a part of each sequence: FSDP2's post-backward sums their gradients over tp before it reduces them."""
     if run.tp > 1:
         _replace(tape, lambda grad: summed(tape, grad, "grad_norm"), only_norms=True)
 
 
-def own_rows(tape: Tape, run: Run) -> None:
+def own_rows(tape: Tape, run: LayerWorkload) -> None:
     """The embedding's gradient is made whole; FSDP2's post-backward copies this rank's rows out of it."""
     if run.tp > 1:
         shapes = {param.name: param.shape for param, _ in tape.grads}

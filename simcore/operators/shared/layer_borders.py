@@ -6,8 +6,8 @@ from collections.abc import Callable
 from dataclasses import replace
 from typing import Any, Final
 
-from simcore.recording.layer import LayerTape, Run
-from simcore.recording.split_backward import Halves
+from simcore.recording.layer import LayerWorkload, RecordedLayer
+from simcore.recording.split_backward import SplitBackward
 from simcore.recording.tape import GRAD_HIDDEN, HIDDEN, Node, Op, Section, Tape, Tensor
 
 __all__ = ["TIED_HEAD", "drop_held_logits", "hand_back", "hand_on", "hidden_state", "hold_logits", "leave_waiting",
@@ -20,12 +20,12 @@ TIED_HEAD: Final = 1 << 30
 _BEFORE, _AFTER = -1, 1
 
 
-def stream_dtype(run: Run) -> str:
+def stream_dtype(run: LayerWorkload) -> str:
     """The type of what layers hand on: that of the products, unless ("hidden", dtype) says another."""
     return dict(run.options).get("hidden", run.compute)
 
 
-def hidden_state(tape: Tape, run: Run, seq: int, width: int, dtype: str = "") -> Tensor:
+def hidden_state(tape: Tape, run: LayerWorkload, seq: int, width: int, dtype: str = "") -> Tensor:
     """The input, which the layer before has made; its node collects the gradient. `dtype`: if not the stream's."""
     hidden = tape.external((run.batch, seq, width), dtype or stream_dtype(run), HIDDEN, _BEFORE)
     hidden.node = Node() if run.input_requires_grad else None
@@ -38,14 +38,14 @@ def hand_on(tape: Tape, out: Tensor) -> None:
     out.disown()
 
 
-def drop_held_logits(tape: Tape, run: Run, vocab: int) -> Section:
+def drop_held_logits(tape: Tape, run: LayerWorkload, vocab: int) -> Section:
     """Logits that a loop holds until the next ones are there: their death, and what rests when a step begins."""
     held = tape.external((run.batch, run.seq, vocab), run.compute, tape.slot("held_logits", "activation"), 0)
     assert held.storage is not None
     return Section(((Op.ALLOC, 0, held.storage.slot, held.nbytes, 0, 0),))
 
 
-def hold_logits(tape: Tape, run: Run, vocab: int) -> None:
+def hold_logits(tape: Tape, run: LayerWorkload, vocab: int) -> None:
     """They stay where they are, under another name, until the next step's are there."""
     tape.empty((run.batch, run.seq, vocab), run.compute, "held_logits", "activation").disown()
 
@@ -82,7 +82,7 @@ def run_backward_of_loss(tape: Tape, loss: Tensor, inputs: Node | None, *,
     seed = tape.cut()
     tape.seed(loss, ones)
     if split:
-        Halves(tape).run_input()
+        SplitBackward(tape).run_input()
     else:
         tape.backward()
     if inputs is not None:
@@ -90,8 +90,8 @@ def run_backward_of_loss(tape: Tape, loss: Tensor, inputs: Node | None, *,
     return seed, tape.cut(), ones
 
 
-def simple_part(tape: Tape, run: Run, finish: Callable[[Tape], None], width: int,
-                body: Callable[[Tensor], Tensor], dtype: str = "") -> LayerTape:
+def simple_part(tape: Tape, run: LayerWorkload, finish: Callable[[Tape], None], width: int,
+                body: Callable[[Tensor], Tensor], dtype: str = "") -> RecordedLayer:
     """A part that is one function of the hidden state [b, s / tp, width], which its caller drops after it has returned.
 
     `finish`: what is left to do after backward. `dtype`: of the hidden state, the compute dtype if empty.
@@ -107,15 +107,16 @@ def simple_part(tape: Tape, run: Run, finish: Callable[[Tape], None], width: int
     tape.casts.clear()
     casts = tape.cut()
     if run.split:
-        return run_halves(tape, run, out, leaf, LayerTape(forward, after, after))
-    return LayerTape(forward, run_backward(tape, out, leaf, finish), after, grads=tape.release_grads(), casts=casts)
+        return run_halves(tape, run, out, leaf, RecordedLayer(forward, after, after))
+    return RecordedLayer(forward, run_backward(tape, out, leaf, finish), after, grads=tape.release_grads(), casts=casts)
 
 
-def run_halves(tape: Tape, run: Run, out: Tensor, inputs: Node | None, recorded: LayerTape) -> LayerTape:
+def run_halves(tape: Tape, run: LayerWorkload, out: Tensor, inputs: Node | None,
+               recorded: RecordedLayer) -> RecordedLayer:
     """`recorded` with a backward pass whose gradients of parameters are a pass of their own (`halves.py`)."""
     assert inputs is not None, "there is no first half without a gradient of the input"
     tape.seed(out, tape.external(out.shape, out.dtype, GRAD_HIDDEN, _AFTER))
-    halves = Halves(tape)
+    halves = SplitBackward(tape)
     halves.run_input()
     hand_back(tape, inputs)
     backward = tape.cut()

@@ -15,7 +15,7 @@ from __future__ import annotations
 
 from simcore.operators.shared import aten
 from simcore.recording.kernel_shape import shape_of_heads
-from simcore.recording.layer import Run
+from simcore.recording.layer import LayerWorkload
 from simcore.recording.tape import Kernel, Tape, Tensor
 
 __all__ = ["Ring", "ring_attention"]
@@ -24,7 +24,7 @@ Grads = list[Tensor | None]
 Shape = tuple[int, ...]
 
 
-def ring_attention(tape: Tape, run: Run, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+def ring_attention(tape: Tape, run: LayerWorkload, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
     """Causal attention of this rank's q [b, s, heads, d] over the sequences of all `run.cp` ranks.
 
     It saves its inputs, the merged output and the fp32 log-sum-exp. The output comes in the order of heads; so do the

@@ -12,13 +12,13 @@ from simcore.models.blocks import Attention, LatentAttention, LayerKind
 from simcore.operators.shared import aten
 from simcore.operators.shared.dtensor import gather_sequence, scatter_sequence
 from simcore.operators.shared.ring_attention import ring_attention
-from simcore.recording.layer import Run
+from simcore.recording.layer import LayerWorkload
 from simcore.recording.tape import Kernel, Tape, Tensor
 
 __all__ = ["attention", "linear", "rotary_buffer", "rotary_entries", "rotary_table"]
 
 
-def rotary_buffer(runs: Sequence[tuple[LayerKind, Run]]) -> dict[str, int]:
+def rotary_buffer(runs: Sequence[tuple[LayerKind, LayerWorkload]]) -> dict[str, int]:
     """Bytes of the table: for each position a complex64 a pair of dimensions, or cosine and sine of each dimension."""
     blocks = [(run, branch.block) for kind, run in runs for branch in kind.branches
               if isinstance(branch.block, Attention | LatentAttention)]
@@ -32,7 +32,7 @@ def _turned_size(block: Attention | LatentAttention) -> int:
     return block.head_dim if isinstance(block, Attention) else block.rope
 
 
-def rotary_table(tape: Tape, run: Run, kind: LayerKind) -> Tensor | None:
+def rotary_table(tape: Tape, run: LayerWorkload, kind: LayerKind) -> Tensor | None:
     """This layer's copy of Qwen3's table [s x cp, 2 d] in the compute dtype; in fp32 it is the buffer itself."""
     block = kind.branches[0].block
     if not isinstance(block, Attention) or not block.qk_norm:
@@ -41,12 +41,12 @@ def rotary_table(tape: Tape, run: Run, kind: LayerKind) -> Tensor | None:
     return aten.cast(tape, whole, run.compute)
 
 
-def linear(tape: Tape, run: Run, name: str, x: Tensor) -> Tensor:
+def linear(tape: Tape, run: LayerWorkload, name: str, x: Tensor) -> Tensor:
     """A linear of the layer, by its name in it."""
     return aten.linear(tape, x, run.params[f"{name}.weight"], name.rpartition(".")[2])
 
 
-def attention(tape: Tape, run: Run, block: Attention, x: Tensor, table: Tensor | None) -> Tensor:
+def attention(tape: Tape, run: LayerWorkload, block: Attention, x: Tensor, table: Tensor | None) -> Tensor:
     """`Attention.forward` of x [b, s, k]; `table`: Qwen3's, none in Llama 3."""
     dim = block.head_dim
     x = gather_sequence(tape, run, x, "attention_in")
@@ -64,7 +64,7 @@ def attention(tape: Tape, run: Run, block: Attention, x: Tensor, table: Tensor |
     return scatter_sequence(tape, run, out, "attention_out")  # the linear's hook: its input is still there
 
 
-def _rotated_pairs(tape: Tape, run: Run, q: Tensor, k: Tensor) -> tuple[Tensor, Tensor]:
+def _rotated_pairs(tape: Tape, run: LayerWorkload, q: Tensor, k: Tensor) -> tuple[Tensor, Tensor]:
     """Llama 3's `apply_rotary_emb`: everything lives until it returns."""
     wide_q, wide_k = aten.cast(tape, q, "fp32"), aten.cast(tape, k, "fp32")
     table = rotary_entries(tape, run, q.shape[-1])
@@ -72,14 +72,14 @@ def _rotated_pairs(tape: Tape, run: Run, q: Tensor, k: Tensor) -> tuple[Tensor, 
     return aten.cast(tape, out_q, q.dtype), aten.cast(tape, out_k, k.dtype)
 
 
-def rotary_entries(tape: Tape, run: Run, dim: int) -> Tensor:
+def rotary_entries(tape: Tape, run: LayerWorkload, dim: int) -> Tensor:
     """The rotary table of this rank's tokens [s, dim / 2, 2]: whole, or picked for every sequence by `positions`."""
     if run.cp == 1:
         return Tensor(None, (run.seq, dim // 2, 2), "fp32")
     return aten.new(tape, (run.batch, run.seq, dim // 2, 2), "fp32", "freqs_cis", kernel=Kernel.PERMUTE)
 
 
-def _rotated_halves(tape: Tape, run: Run, q: Tensor, k: Tensor, table: Tensor) -> tuple[Tensor, Tensor]:
+def _rotated_halves(tape: Tape, run: LayerWorkload, q: Tensor, k: Tensor, table: Tensor) -> tuple[Tensor, Tensor]:
     """Qwen3's: cosine and sine are the halves of the table, or of the rows picked by `positions`, views of it."""
     dim, rows = q.shape[-1], (1, table.shape[0])
     if run.cp > 1:

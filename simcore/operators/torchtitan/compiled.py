@@ -24,7 +24,7 @@ from simcore.models.blocks import Attention, LayerKind
 from simcore.operators.shared import aten
 from simcore.operators.shared.ring_attention import Ring
 from simcore.recording.kernel_shape import shape_of_heads
-from simcore.recording.layer import Run
+from simcore.recording.layer import LayerWorkload
 from simcore.recording.tape import Kernel, Param, Tape, Tensor
 
 __all__ = ["block", "cross_entropy"]
@@ -37,12 +37,12 @@ KEPT: Final = {
     "per_op": frozenset({"wq", "wv", "attention", "log_sum_exp", "w1"}),  # the seventh product, w2, nobody needs again
     "full": frozenset[str](),
 }
-"""What is kept beside the input, by `Run.checkpoint`."""
+"""What is kept beside the input, by `LayerWorkload.checkpoint`."""
 REPLAYED: Final = KEPT["none"] - {"product"}
 """What backward of a block that kept nothing makes before it begins; the product comes with its gradients."""
 
 
-def block(tape: Tape, kind: LayerKind, run: Run, x: Tensor, table: Tensor | None) -> Tensor:
+def block(tape: Tape, kind: LayerKind, run: LayerWorkload, x: Tensor, table: Tensor | None) -> Tensor:
     """`TransformerBlock.forward` of x [b, s / tp, h]; `table`: Qwen3's, none in Llama 3."""
     mixer = kind.branches[0].block
     assert isinstance(mixer, Attention)
@@ -90,7 +90,7 @@ class _Code:
     """Kernels of one block, each of which writes new buffers."""
 
     tape: Tape
-    run: Run
+    run: LayerWorkload
     mixer: Attention
     fp8: bool
 

@@ -55,7 +55,7 @@ from simcore.operators.torchtitan.loss import cross_entropy, parallel_cross_entr
 from simcore.operators.torchtitan.moe import moe
 from simcore.operators.torchtitan.tensors import tensors
 from simcore.recording.checkpoint import Keeps
-from simcore.recording.layer import LayerTape, Run
+from simcore.recording.layer import LayerWorkload, RecordedLayer
 from simcore.recording.tape import Tape, Tensor
 
 __all__ = ["record", "standing", "tensors"]
@@ -65,13 +65,13 @@ SERVED: Final = frozenset({"norms of query and key", "latent attention", "gated 
 """What of `features.py` is recorded here."""
 
 
-def standing(runs: Sequence[tuple[LayerKind, Run]]) -> dict[str, int]:
+def standing(runs: Sequence[tuple[LayerKind, LayerWorkload]]) -> dict[str, int]:
     """The rotary table, a buffer of the model: `freqs_cis` of Llama 3, `rope_cache` of Qwen3."""
     return rotary_buffer(runs)
 
 
-def record(kind: LayerKind, run: Run, slots: dict[tuple[str, str], int],
-           comms: dict[tuple[str, str, str], int]) -> LayerTape:
+def record(kind: LayerKind, run: LayerWorkload, slots: dict[tuple[str, str], int],
+           comms: dict[tuple[str, str, str], int]) -> RecordedLayer:
     """Record one layer or part."""
     refuse(kind, SERVED, "torchtitan")
     assert run.etp == 1, "torchtitan's experts split by width are not modelled"
@@ -88,12 +88,12 @@ def record(kind: LayerKind, run: Run, slots: dict[tuple[str, str], int],
     return _layer(tape, kind, run)
 
 
-def _option(run: Run, name: str) -> bool:
+def _option(run: LayerWorkload, name: str) -> bool:
     return dict(run.options).get(name) == "true"
 
 
 # ---- layers ---------------------------------------------------------------------------------------------------------
-def _layer(tape: Tape, kind: LayerKind, run: Run) -> LayerTape:
+def _layer(tape: Tape, kind: LayerKind, run: LayerWorkload) -> RecordedLayer:
     x: Tensor | None = hidden_state(tape, run, run.seq // run.tp, kind.hidden)
     assert x is not None
     leaf = x.node
@@ -112,8 +112,8 @@ def _layer(tape: Tape, kind: LayerKind, run: Run) -> LayerTape:
     del body  # FSDP2's cast of what the layer was given lasts as long as the call
     after = tape.cut()
     if run.split:
-        return run_halves(tape, run, out, leaf, LayerTape(forward, after, after))
-    return LayerTape(forward, run_backward(tape, out, leaf, lambda tape: sum_norms(tape, run)), after,
+        return run_halves(tape, run, out, leaf, RecordedLayer(forward, after, after))
+    return RecordedLayer(forward, run_backward(tape, out, leaf, lambda tape: sum_norms(tape, run)), after,
                      grads=tape.release_grads())
 
 
@@ -122,7 +122,7 @@ def _every_second_product() -> Keeps:
     return lambda operator: operator != "gate" and (operator != "mm" or next(products) % 2 == 1)
 
 
-def _body(tape: Tape, kind: LayerKind, run: Run, table: Tensor | None, x: Tensor) -> Tensor:
+def _body(tape: Tape, kind: LayerKind, run: LayerWorkload, table: Tensor | None, x: Tensor) -> Tensor:
     """`TransformerBlock.forward`."""
     mixer, block = (branch.block for branch in kind.branches)
     normed: Tensor | None = aten.rms_norm(tape, x, run.params["attention_norm.weight"], "attention_norm")
@@ -138,14 +138,14 @@ def _body(tape: Tape, kind: LayerKind, run: Run, table: Tensor | None, x: Tensor
     return aten.add(tape, hidden, mixed, "residual")
 
 
-def _mixed(tape: Tape, run: Run, mixer: Mixer, x: Tensor, table: Tensor | None) -> Tensor:
+def _mixed(tape: Tape, run: LayerWorkload, mixer: Mixer, x: Tensor, table: Tensor | None) -> Tensor:
     if isinstance(mixer, LatentAttention):
         return latent_attention(tape, run, mixer, x)
     assert isinstance(mixer, Attention)
     return attention(tape, run, mixer, x, table)
 
 
-def _feed_forward(tape: Tape, run: Run, x: Tensor) -> Tensor:
+def _feed_forward(tape: Tape, run: LayerWorkload, x: Tensor) -> Tensor:
     x = gather_sequence(tape, run, x, "feed_forward_in")
     gate = aten.silu(tape, linear(tape, run, "feed_forward.w1", x))
     product = aten.mul(tape, gate, linear(tape, run, "feed_forward.w3", x))
@@ -155,15 +155,15 @@ def _feed_forward(tape: Tape, run: Run, x: Tensor) -> Tensor:
 
 
 # ---- parts around the layers ----------------------------------------------------------------------------------------
-def _embedding(tape: Tape, run: Run) -> LayerTape:
+def _embedding(tape: Tape, run: LayerWorkload) -> RecordedLayer:
     out = scatter_sequence(tape, run, _rows(tape, run), "embedding")
     hand_on(tape, out)
     forward = tape.cut()
-    return LayerTape(forward, run_backward(tape, out, None, lambda tape: own_rows(tape, run)),
+    return RecordedLayer(forward, run_backward(tape, out, None, lambda tape: own_rows(tape, run)),
                      grads=tape.release_grads())
 
 
-def _rows(tape: Tape, run: Run) -> Tensor:
+def _rows(tape: Tape, run: LayerWorkload) -> Tensor:
     """The table's rows; with tp each rank looks up what it has and puts zeros elsewhere. Its gradient is whole."""
     weight = run.params["weight"]
     if run.tp == 1:
@@ -181,12 +181,12 @@ def _outside(tape: Tape, shape: tuple[int, int]) -> Tensor:
     return out
 
 
-def _output(tape: Tape, run: Run, x: Tensor) -> Tensor:
+def _output(tape: Tape, run: LayerWorkload, x: Tensor) -> Tensor:
     logits = aten.linear(tape, gather_sequence(tape, run, x, "output_in"), run.params["weight"], "logits")
     return gather_last(tape, run, logits) if run.tp > 1 and _option(run, "disable_loss_parallel") else logits
 
 
-def _loss(tape: Tape, block: Loss, run: Run) -> LayerTape:
+def _loss(tape: Tape, block: Loss, run: LayerWorkload) -> RecordedLayer:
     split = run.tp > 1 and not _option(run, "disable_loss_parallel")
     logits: Tensor | None = hidden_state(tape, run, run.seq, block.vocab // (run.tp if split else 1))
     assert logits is not None
@@ -197,10 +197,10 @@ def _loss(tape: Tape, block: Loss, run: Run) -> LayerTape:
     forward = tape.cut()
     seed, backward, ones = run_backward_of_loss(tape, loss, leaf, split=run.split)
     del ones, loss, held
-    return LayerTape(forward, backward, late=tape.cut(), seed=seed)
+    return RecordedLayer(forward, backward, late=tape.cut(), seed=seed)
 
 
-def _loss_function(run: Run, *, split: bool) -> Callable[[Tape, Tensor], Tensor]:
+def _loss_function(run: LayerWorkload, *, split: bool) -> Callable[[Tape, Tensor], Tensor]:
     """Assumed: loss parallel allocates what eager DTensor does, compiled or not; that was not measured."""
     if split:
         return parallel_cross_entropy

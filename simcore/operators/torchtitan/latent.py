@@ -10,13 +10,13 @@ from simcore.models.blocks import LatentAttention
 from simcore.operators.shared import aten
 from simcore.operators.shared.ring_attention import ring_attention
 from simcore.operators.torchtitan.attention import linear, rotary_entries
-from simcore.recording.layer import Run
+from simcore.recording.layer import LayerWorkload
 from simcore.recording.tape import Tape, Tensor
 
 __all__ = ["latent_attention"]
 
 
-def latent_attention(tape: Tape, run: Run, block: LatentAttention, x: Tensor) -> Tensor:
+def latent_attention(tape: Tape, run: LayerWorkload, block: LatentAttention, x: Tensor) -> Tensor:
     """`Attention.forward` of x [b, s, k]."""
     heads, batch = block.num_heads, (run.batch, run.seq)
     q = _query(tape, run, block, x).view(*batch, heads, block.nope + block.rope)
@@ -33,7 +33,7 @@ def latent_attention(tape: Tape, run: Run, block: LatentAttention, x: Tensor) ->
     return linear(tape, run, "attention.wo", mixed.view(*batch, block.out_size))
 
 
-def _query(tape: Tape, run: Run, block: LatentAttention, x: Tensor) -> Tensor:
+def _query(tape: Tape, run: LayerWorkload, block: LatentAttention, x: Tensor) -> Tensor:
     if not block.q_rank:
         return linear(tape, run, "attention.wq", x)
     down = linear(tape, run, "attention.wq_a", x)
@@ -41,7 +41,7 @@ def _query(tape: Tape, run: Run, block: LatentAttention, x: Tensor) -> Tensor:
                                                              "q_norm"))
 
 
-def _rotated(tape: Tape, run: Run, x: Tensor, *, copy_grad: bool = False) -> Tensor:
+def _rotated(tape: Tape, run: LayerWorkload, x: Tensor, *, copy_grad: bool = False) -> Tensor:
     """`apply_rotary_emb`: complex numbers in fp32; everything lives until it returns."""
     wide = aten.cast(tape, x, "fp32")
     table = rotary_entries(tape, run, x.shape[-1])

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from simcore.models.blocks import Moe
 from simcore.operators.shared import aten
-from simcore.recording.layer import Run
+from simcore.recording.layer import LayerWorkload
 from simcore.recording.tape import Kernel, Tape, Tensor
 
 __all__ = ["moe"]
@@ -19,7 +19,7 @@ ALIGNMENT = 8
 Grads = list[Tensor | None]
 
 
-def moe(tape: Tape, run: Run, block: Moe, x: Tensor) -> Tensor:
+def moe(tape: Tape, run: LayerWorkload, block: Moe, x: Tensor) -> Tensor:
     """`MoE.forward` of x [b, s, k]."""
     shape, rows = x.shape, run.tokens * block.top_k
     x = x.view(run.tokens, block.hidden)
@@ -33,7 +33,7 @@ def moe(tape: Tape, run: Run, block: Moe, x: Tensor) -> Tensor:
     return (combined if out is None else aten.add(tape, out, combined)).view(*shape)
 
 
-def _route(tape: Tape, run: Run, block: Moe, x: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+def _route(tape: Tape, run: LayerWorkload, block: Moe, x: Tensor) -> tuple[Tensor, Tensor, Tensor]:
     """`TokenChoiceTopKRouter.forward`: weights, numbers of experts, tokens of each expert.
 
     Per-operator checkpoints neither keep nor count the gate (per_op_sac_force_recompute_mm_shapes_by_fqns).
@@ -60,7 +60,7 @@ def _reorder(tape: Tape, block: Moe, weights: Tensor, indices: Tensor) -> tuple[
 
 
 # ---- experts --------------------------------------------------------------------------------------------------------
-def _experts(tape: Tape, run: Run, block: Moe, x: Tensor) -> Tensor:
+def _experts(tape: Tape, run: LayerWorkload, block: Moe, x: Tensor) -> Tensor:
     """`indices_padding_wrapper` around `_run_experts_grouped_mm`."""
     rows, hidden = x.shape
     padded = -(-(rows + block.num_experts * ALIGNMENT) // ALIGNMENT) * ALIGNMENT
@@ -95,7 +95,7 @@ def _without_last(tape: Tape, x: Tensor) -> Tensor:
     return Tensor(x.storage, (shape[0] - 1, shape[1]), dtype, node)
 
 
-def _grouped(tape: Tape, run: Run, block: Moe, x: Tensor) -> Tensor:
+def _grouped(tape: Tape, run: LayerWorkload, block: Moe, x: Tensor) -> Tensor:
     offsets = tape.empty((block.num_experts,), "int32", "offsets")
     w1, w2, w3 = (run.params[f"moe.experts.{name}"] for name in ("w1", "w2", "w3"))
     h = aten.silu(tape, aten.grouped_mm(tape, x, w1, offsets, "experts.w1"))
@@ -112,7 +112,7 @@ def _put(tape: Tape, into: Tensor, rows: Tensor, x: Tensor) -> Tensor:
     return Tensor(into.storage, into.shape, dtype, node)
 
 
-def _shared_expert(tape: Tape, run: Run, x: Tensor) -> Tensor:
+def _shared_expert(tape: Tape, run: LayerWorkload, x: Tensor) -> Tensor:
     """`FeedForward.forward` of all tokens."""
     w1, w2, w3 = (run.params[f"moe.shared_experts.{name}.weight"] for name in ("w1", "w2", "w3"))
     gate = aten.silu(tape, aten.linear(tape, x, w1, "shared_experts.w1"))
@@ -121,7 +121,7 @@ def _shared_expert(tape: Tape, run: Run, x: Tensor) -> Tensor:
     return aten.linear(tape, product, w2, "shared_experts.w2")
 
 
-def _combined(tape: Tape, run: Run, weights: Tensor, x: Tensor) -> Tensor:
+def _combined(tape: Tape, run: LayerWorkload, weights: Tensor, x: Tensor) -> Tensor:
     """`bmm(weights, x.float())` of weights [t, 1, k] and x [t, k, h], in the compute dtype."""
     return aten.cast(tape, _weighted(tape, weights, aten.cast(tape, x, "fp32")), run.compute)
 

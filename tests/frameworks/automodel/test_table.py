@@ -325,6 +325,7 @@ def test_older_releases_keep_all_parameters_of_a_layer_together(version: str, ho
     _, table = small.prepared("automodel", mesh, version=version)
     assert any(unit.name.endswith("_fp32_params") for unit in table.units) is holders
     plan = small.plan_of("automodel", mesh, version=version)
-    stored = {placed.life.rest.dtype for kind in plan.kinds for placed in kind if placed.spec.name.endswith("A_log")}
+    stored = {placed.policy.at_rest.dtype for kind in plan.kinds for placed in kind
+              if placed.spec.name.endswith("A_log")}
     assert stored == {"fp32" if holders else "bf16"}
     assert _ran(mesh, version=version).status == "ok"

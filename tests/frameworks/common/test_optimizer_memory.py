@@ -11,8 +11,8 @@ import small
 from simcore.frameworks.common.optimizer_memory import newton_schulz_bytes
 from simcore.memory.ledger import running
 from simcore.models.tensor import TensorSpec
-from simcore.placement.form import Form
-from simcore.placement.framework import Life
+from simcore.placement.framework import TensorPolicy
+from simcore.placement.layout import TensorLayout
 from simcore.placement.plan import Placed
 from simcore.program.outline import Phase
 from simcore.program.tile import AUX, OP
@@ -93,9 +93,9 @@ def test_muon_keeps_one_buffer_of_each_hidden_matrix() -> None:
     ((512, 512), 2621440)])
 def test_newton_schulz_needs_what_was_measured_on_two_ranks(shape: tuple[int, int], largest: int) -> None:
     """torch 2.13 Muon on a DTensor in fp32 cut over two ranks, on a CPU; scratch of its matrix products left out."""
-    life = Life("m", *(Form((), "fp32"),) * 4)
+    policy = TensorPolicy("m", *(TensorLayout((), "fp32"),) * 4)
     local = shape[0] // 2 * shape[1]
-    placed = Placed(TensorSpec("w", shape, ("a", "b"), "mlp"), life, local, local, shape, 1, ())
+    placed = Placed(TensorSpec("w", shape, ("a", "b"), "mlp"), policy, local, local, shape, 1, ())
     assert newton_schulz_bytes(placed) == largest
 
 

@@ -9,7 +9,7 @@ import pytest
 
 import small
 from simcore.errors import IllegalLayout, InputError, NotYet, RankscopeError
-from simcore.placement.ddp_words import FIRST_BUCKET_BYTES, Reducer
+from simcore.frameworks.ddp.strategy import FIRST_BUCKET_BYTES, DdpStrategy
 from simcore.simulate import simulate
 
 LLAMA = "llama-tiny"
@@ -30,19 +30,20 @@ def test_all_ranks_are_alike() -> None:
     assert [(one.axis, one.size) for one in report.communicators] == [("dp_replicate", 6)]
 
 
-def flow(options: dict[str, Any] | None = None, copies: int = 2) -> object:
-    return small.prepared("ddp", {"dp_replicate": copies}, model=LLAMA, options=options)[1].flow
+def strategy(options: dict[str, Any] | None = None, copies: int = 2) -> object:
+    return small.prepared("ddp", {"dp_replicate": copies}, model=LLAMA, options=options)[1].strategy
 
 
 def test_only_default_buckets_begin_with_a_small_one() -> None:
     """torch 2.13 nn/parallel/distributed.py, _BucketCapacityConfig.create: `if is_using_default`."""
-    assert flow() == Reducer("dp_replicate", FIRST_BUCKET_BYTES, 25 * 2**20)
-    assert flow({"bucket_cap_mb": 25}) == Reducer("dp_replicate", 25 * 2**20, 25 * 2**20)
-    assert flow({"gradient_as_bucket_view": True}) == Reducer("dp_replicate", FIRST_BUCKET_BYTES, 25 * 2**20, True)
+    assert strategy() == DdpStrategy("dp_replicate", FIRST_BUCKET_BYTES, 25 * 2**20)
+    assert strategy({"bucket_cap_mb": 25}) == DdpStrategy("dp_replicate", 25 * 2**20, 25 * 2**20)
+    assert strategy({"gradient_as_bucket_view": True}) == DdpStrategy("dp_replicate", FIRST_BUCKET_BYTES, 25 * 2**20,
+                                                                      True)
 
 
 def test_one_process_is_not_wrapped() -> None:
-    assert flow({"bucket_cap_mb": 1, "gradient_as_bucket_view": True}, copies=1) == Reducer()
+    assert strategy({"bucket_cap_mb": 1, "gradient_as_bucket_view": True}, copies=1) == DdpStrategy()
 
 
 @pytest.mark.parametrize(("mesh", "given", "kind", "told"), [
@@ -109,7 +110,7 @@ def test_a_packed_weight_is_made_for_each_product_and_dropped() -> None:
     """In forward and once more in backward, and never two at once."""
     given: dict[str, Any] = {"model": LLAMA, "method": "qlora", "lora": {"target_modules": ["q_proj", "down_proj"]}}
     plan = small.plan_of("ddp", **given)
-    packed = [p.spec.numel for layer in plan.layers for p in plan.of_layer(layer) if p.life.rest.packed]
+    packed = [p.spec.numel for layer in plan.layers for p in plan.of_layer(layer) if p.policy.at_rest.packed]
     made = [(phase, size) for part in ("self_attn", "mlp")
             for _, phase, size in small.postings(small.program_of("ddp", **given), f"{part}.dequantised")]
     forward = [size for phase, size in made if phase == "forward" and size > 0]

@@ -8,8 +8,8 @@ import pytest
 
 import small
 from simcore.frameworks.deepspeed.offload_buffers import beside_tensors, touched, trained
+from simcore.frameworks.deepspeed.strategy import ZeroStrategy
 from simcore.placement.plan import Plan
-from simcore.placement.zero_words import Zero
 from simcore.results.report import Host
 from simcore.simulate import simulate
 
@@ -61,11 +61,11 @@ def test_zero3_pins_parameters_and_gradients() -> None:
 def test_accumulation_keeps_whole_gradients_of_what_touches_the_part() -> None:
     """On ranks together: every tensor as often as parts have some of it."""
     one, several = (plan_of("zero2", 4, **AWAY, microbatches=count) for count in (1, 3))
-    flow = several.framework.flow
-    assert isinstance(flow, Zero)
+    strategy = several.framework.strategy
+    assert isinstance(strategy, ZeroStrategy)
     more = beside_tensors(several, rounded=False) - beside_tensors(one, rounded=False)
-    assert more == {"gradients": 2 * sum(touched(several, flow))}
-    every = [touched(plan_of("zero2", 4, rank, **AWAY, microbatches=3), flow) for rank in range(4)]
+    assert more == {"gradients": 2 * sum(touched(several, strategy))}
+    every = [touched(plan_of("zero2", 4, rank, **AWAY, microbatches=3), strategy) for rank in range(4)]
     tensors = sum(1 for _ in trained(several))
     assert tensors <= sum(map(len, every)) <= tensors + 3
 

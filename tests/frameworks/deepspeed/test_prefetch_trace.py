@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 import small
-from simcore.frameworks.deepspeed.prefetch_trace import Pins, recorded, seen_by_nodes
+from simcore.frameworks.deepspeed.prefetch_trace import LivePackedWeights, recorded, seen_by_nodes
 from simcore.placement.plan import Plan
 
 NOTHING_STAYS = {"stage3_param_persistence_threshold": 0}
@@ -18,7 +18,7 @@ def plan(method: str = "lora", recompute: str = "full", **given: Any) -> Plan:
 
 def pinned(made: Plan) -> list[set[str]]:
     """Names of what is released after each replay, in order."""
-    pins, found = Pins(made), []
+    pins, found = LivePackedWeights(made), []
     for at, keys in enumerate(recorded(made)):
         pins.called(at, list(keys))
         found.append({made.of_layer(layer)[number].spec.name for layer, number in pins.released(at + 1)})
@@ -48,7 +48,7 @@ def test_nodes_see_packed_weights_alone() -> None:
     assert seen_by_nodes(plan()) == set()
     made = plan("qlora")
     packed = {(layer, number) for layer in made.layers for number, p in enumerate(made.of_layer(layer))
-              if p.life.rest.packed}
+              if p.policy.at_rest.packed}
     assert seen_by_nodes(made) == packed
 
 

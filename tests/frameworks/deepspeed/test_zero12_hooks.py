@@ -61,7 +61,8 @@ def test_no_bucket_is_larger_than_asked_unless_it_is_one_tensor(stage: str) -> N
 
 @pytest.mark.parametrize(("stage", "microbatches", "lives"), [("zero1", 1, 1), ("zero1", 3, 1), ("zero2", 1, 1),
                                                                ("zero2", 3, 3)])
-def test_the_bucket_lives_from_the_first_gradient_to_the_reduction(stage: str, microbatches: int, lives: int) -> None:
+def test_the_bucket_lives_from_the_first_gradient_to_the_reduction(stage: str, microbatches: int,
+                                                                   lives: int) -> None:
     found = small.postings(made(stage, microbatches=microbatches), "ipg_bucket")
     assert [size for *_, size in found] == [2 * 300_000, -2 * 300_000] * lives
     assert {phase for _, phase, _ in found} == {"backward"}

@@ -10,16 +10,21 @@ import pytest
 import small
 from simcore.errors import IllegalLayout, NotYet, RankscopeError
 from simcore.frameworks.fsdp1.flat_parameters import flat_units
-from simcore.frameworks.hooks import exact_at_rest
-from simcore.placement.fsdp1_words import Wrapped
+from simcore.frameworks.fsdp1.strategy import Fsdp1Strategy
+from simcore.frameworks.registry import at_rest_of
+from simcore.placement.plan import AtRestBytes, Plan
 from simcore.simulate import place, simulate
 
 LLAMA = "llama-tiny"
 
 
+def _exact(plan: Plan) -> dict[str, AtRestBytes]:
+    return at_rest_of(plan.framework).exact(plan)
+
+
 def rests(mesh: dict[str, int], rank: int = 0, **given: Any) -> tuple[int, int, int]:
     """(parameters, gradients, states) on a rank."""
-    rest = exact_at_rest(small.plan_of("fsdp1", mesh, rank=rank, model=LLAMA, **given)).values()
+    rest = _exact(small.plan_of("fsdp1", mesh, rank=rank, model=LLAMA, **given)).values()
     return (sum(r.params_bytes for r in rest), sum(r.grads_bytes for r in rest), sum(r.optimizer_bytes for r in rest))
 
 
@@ -122,11 +127,11 @@ def test_states_of_8_bits_and_paged_ones_are_cut_as_flat_parameters_are(ranks: i
 
 def test_defaults_are_torchs_own() -> None:
     _, table = small.prepared("fsdp1", {"dp_shard": 4}, model=LLAMA)
-    assert table.flow == Wrapped("FULL_SHARD", "dp_shard", "", "bf16", "pre", False, False, "every", False)
+    assert table.strategy == Fsdp1Strategy("FULL_SHARD", "dp_shard", "", "bf16", "pre", False, False, "every", False)
     _, table = small.prepared("fsdp1", {"dp_shard": 4, "dp_replicate": 2}, model=LLAMA)
-    assert table.flow == Wrapped("FULL_SHARD", "dp_shard", "dp_replicate", "bf16")
+    assert table.strategy == Fsdp1Strategy("FULL_SHARD", "dp_shard", "dp_replicate", "bf16")
     _, table = small.prepared("fsdp1", model=LLAMA)
-    assert table.flow == Wrapped("NO_SHARD", "dp_shard", "", "bf16")
+    assert table.strategy == Fsdp1Strategy("NO_SHARD", "dp_shard", "", "bf16")
 
 
 HOST = {"params": "host", "gradients": "host", "optimizer": "host"}

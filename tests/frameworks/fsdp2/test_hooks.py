@@ -5,15 +5,15 @@ from __future__ import annotations
 import pytest
 
 import small
-from simcore.frameworks.fsdp2.hooks import GatheredFlow
-from simcore.frameworks.hooks import flow_of
-from simcore.frameworks.megatron.hooks import ResidentFlow
+from simcore.frameworks.fsdp2.hooks import Fsdp2Hooks
+from simcore.frameworks.megatron.hooks import MegatronHooks
+from simcore.frameworks.registry import hooks_of
 
 
-@pytest.mark.parametrize(("name", "flow"), [("fsdp2", GatheredFlow), ("automodel", GatheredFlow),
-                                            ("megatron", ResidentFlow)])
-def test_the_table_decides(name: str, flow: object) -> None:
-    assert flow_of(small.prepared(name)[1]) is flow
+@pytest.mark.parametrize(("name", "hooks"), [("fsdp2", Fsdp2Hooks), ("automodel", Fsdp2Hooks),
+                                            ("megatron", MegatronHooks)])
+def test_the_table_decides(name: str, hooks: object) -> None:
+    assert hooks_of(small.prepared(name)[1]) is hooks
 
 
 def test_ignored_experts_keep_their_gradients_until_zero_grad() -> None:

@@ -118,7 +118,7 @@ def test_adapters_of_experts_may_be_refused_by_name() -> None:
 def test_ignored_experts_have_the_moments_that_were_asked_for() -> None:
     def moments(**given: Any) -> int:
         plan = small.plan_of("fsdp2", {"dp_shard": 4, "ep": 2}, options={"experts": "ignored"}, **given)
-        return sum(size for layer in plan.layers for p in plan.of_layer(layer) if p.life.name == "experts, ignored"
+        return sum(size for layer in plan.layers for p in plan.of_layer(layer) if p.policy.name == "experts, ignored"
                    for _, size in p.states)
 
     assert moments(optimizer={"moments": "fp32"}) == 2 * moments() > 0

@@ -58,7 +58,7 @@ def test_weights_in_fp8_take_a_byte_and_their_columns_another() -> None:
     placed = _layer(1, options=EVERY)
     weights = [one for name, one in placed.items() if name.endswith("linear_fc1.weight")]
     assert [one.rest_bytes for one in weights] == [256 * 1024]
-    assert weights[0].life.use.dtype == "bf16"
+    assert weights[0].policy.in_use.dtype == "bf16"
     assert placed["mlp.linear_fc1.layer_norm_weight"].rest_bytes == 2 * 256
     buffers = _buffers(placed)
     assert buffers["mlp.linear_fc1.weight.scale_inv"] == 4

@@ -12,12 +12,12 @@ from simcore.frameworks.megatron.flat_parameters import rank_buffers
 from simcore.frameworks.megatron.layerwise_optimizer import _deal, _pack
 from simcore.hardware.efficiency import load_efficiency
 from simcore.inputs.scenario import Scenario
-from simcore.placement.libraries import Libraries
+from simcore.placement.libraries import KernelLibraries
 from simcore.program.outline import Phase
 from simcore.program.tile import AMOUNT, LAYER, OP, SLOT
 from simcore.recording.tape import HIDDEN, Op
 from simcore.simulate import place, simulate
-from simcore.timing.streams import Track, tracks
+from simcore.timing.streams import RankStreams, tracks
 
 PRECISE = {"use_precision_aware_optimizer": True}
 OWNING = PRECISE | {"fp8_recipe": "delayed"}
@@ -1128,7 +1128,7 @@ def test_a_hybrid_predicts_further_tokens_in_the_main_branch() -> None:
     assert "runs several times, with stages" in simulate(staged).problems[0].message
 
 
-def _libraries(mesh: dict[str, int], **given: Any) -> Libraries:
+def _libraries(mesh: dict[str, int], **given: Any) -> KernelLibraries:
     return small.prepared("megatron", mesh, **given)[1].libraries
 
 
@@ -1150,7 +1150,7 @@ def test_a_host_that_waits_for_messages_makes_the_bubble_longer(monkeypatch: pyt
         work = found.parts["host"] - load_efficiency("h100").host.step.si
         return found.parts["bubble"] / work, found.step_s
 
-    def at_once(*given: Any, stops_at_messages: bool, **more: Any) -> Track:
+    def at_once(*given: Any, stops_at_messages: bool, **more: Any) -> RankStreams:
         assert stops_at_messages
         return tracks(*given, **more)
 

@@ -9,9 +9,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 import small
-from simcore.frameworks.megatron_fsdp.all_gather import GathersAhead
+from simcore.frameworks.megatron_fsdp.all_gather import ParameterPrefetch
 from simcore.frameworks.megatron_fsdp.buckets import rank_buckets
-from simcore.placement.framework import Queues
+from simcore.frameworks.megatron_fsdp.strategy import MegatronFsdpStrategy
 from simcore.program.builder import Builder
 from simcore.program.outline import Tables
 
@@ -21,15 +21,15 @@ UNIT = BUCKETS[1].numel
 
 
 def gathers(ahead: int, *, double_buffer: bool = False, keeps_outside: bool = False,
-            has_columns: bool = False) -> GathersAhead:
-    flow = Queues(ahead, 2 * ahead, 0, ("dp_cp", "expert_dp"), "fp32", double_buffer=double_buffer,
+            has_columns: bool = False) -> ParameterPrefetch:
+    strategy = MegatronFsdpStrategy(ahead, 2 * ahead, 0, ("dp_cp", "expert_dp"), "fp32", double_buffer=double_buffer,
                   keeps_outside=keeps_outside, has_columns=has_columns)
     tables = Tables()
     buckets = tuple(replace(b, dtype="fp8") if b.unit >= 0 else b for b in BUCKETS) if has_columns else BUCKETS
-    return GathersAhead(buckets, flow, tables, Builder(tables))
+    return ParameterPrefetch(buckets, strategy, tables, Builder(tables))
 
 
-def whole(made: GathersAhead) -> list[int]:
+def whole(made: ParameterPrefetch) -> list[int]:
     return [b for b, is_whole in enumerate(made.whole) if is_whole]
 
 

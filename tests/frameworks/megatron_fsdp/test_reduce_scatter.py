@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import small
 from simcore.frameworks.megatron_fsdp.buckets import rank_buckets
-from simcore.frameworks.megatron_fsdp.reduce_scatter import GradQueue
-from simcore.placement.framework import Queues
+from simcore.frameworks.megatron_fsdp.reduce_scatter import ReduceScatterQueue
+from simcore.frameworks.megatron_fsdp.strategy import MegatronFsdpStrategy
 from simcore.program.builder import Builder
 from simcore.program.outline import Tables
 
@@ -14,11 +14,11 @@ BUCKETS = rank_buckets(small.plan_of("megatron_fsdp", {"dp_shard": 8}, model=MOD
 UNIT = BUCKETS[1].numel
 
 
-def after_backward(waiting: int, *, double_buffer: bool = False, until: int = 1) -> GradQueue:
+def after_backward(waiting: int, *, double_buffer: bool = False, until: int = 1) -> ReduceScatterQueue:
     """Layers 5 down to `until` have given their gradients."""
     tables = Tables()
-    flow = Queues(waiting, waiting, 0, ("dp_cp", "expert_dp"), "fp32", double_buffer=double_buffer)
-    made = GradQueue(BUCKETS, flow, tables, Builder(tables))
+    strategy = MegatronFsdpStrategy(waiting, waiting, 0, ("dp_cp", "expert_dp"), "fp32", double_buffer=double_buffer)
+    made = ReduceScatterQueue(BUCKETS, strategy, tables, Builder(tables))
     for layer in range(5, until - 1, -1):
         made.open([layer])
         made.finish(layer, is_last=True)

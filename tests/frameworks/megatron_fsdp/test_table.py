@@ -9,7 +9,7 @@ import pytest
 import small
 from simcore.errors import IllegalLayout, NotYet
 from simcore.frameworks.megatron_fsdp.buckets import rank_buckets
-from simcore.placement.framework import Queues
+from simcore.frameworks.megatron_fsdp.strategy import MegatronFsdpStrategy
 from simcore.simulate import simulate
 
 
@@ -130,19 +130,19 @@ def test_megatrons_own_rules_hold() -> None:
 def test_small_units_are_gathered_ahead_as_if_they_were_large() -> None:
     """core 0.16.1 megatron_fsdp.py: `max(1_000_000_000, ...)`; half of it is gathered ahead."""
     _, table = small.prepared("megatron_fsdp", {"dp_shard": 4})
-    assert isinstance(table.flow, Queues)
-    assert (table.flow.ahead, table.flow.waiting) == (500_000_000, 1_000_000_000)
+    assert isinstance(table.strategy, MegatronFsdpStrategy)
+    assert (table.strategy.ahead, table.strategy.waiting) == (500_000_000, 1_000_000_000)
 
 
 def test_large_units_are_gathered_one_ahead() -> None:
     """Twice the elements of a unit are in flight (deepseek-v3: 11 billion a layer over 64 expert ranks, and more)."""
     _, table = small.prepared("megatron_fsdp", {"dp_shard": 8}, model="llama-3-70b")
     job, wide = small.prepared("megatron_fsdp", {"dp_shard": 8}, model="deepseek-v3")
-    assert isinstance(table.flow, Queues)
-    assert table.flow.waiting == 2 * 855_654_400
-    assert isinstance(wide.flow, Queues)
-    assert wide.flow.waiting > 10**10
-    assert job.autos["framework_options.suggested_communication_unit_size"][0] == str(wide.flow.waiting)
+    assert isinstance(table.strategy, MegatronFsdpStrategy)
+    assert table.strategy.waiting == 2 * 855_654_400
+    assert isinstance(wide.strategy, MegatronFsdpStrategy)
+    assert wide.strategy.waiting > 10**10
+    assert job.autos["framework_options.suggested_communication_unit_size"][0] == str(wide.strategy.waiting)
 
 
 def test_a_rank_rests_on_eighteen_bytes_of_its_part() -> None:

@@ -12,6 +12,7 @@ import small
 from checkout import ROOT
 from eventlog import grouped
 from simcore.frameworks.automodel.lora import adapters
+from simcore.frameworks.fsdp2.strategy import Fsdp2Strategy
 from simcore.frameworks.setup import prepare
 from simcore.inputs.scenario import Scenario
 from simcore.models.blocks import Moe
@@ -20,8 +21,7 @@ from simcore.models.lora import LoraChoice
 from simcore.operators.automodel.implementation import RELEASE_0_7_0, record
 from simcore.operators.automodel.layers import Env
 from simcore.operators.automodel.moe import softmax_gate
-from simcore.placement.framework import UnshardFlow
-from simcore.recording.layer import LayerTape, Run
+from simcore.recording.layer import LayerWorkload, RecordedLayer
 from simcore.recording.rows import Op
 from simcore.recording.tape import GRAD_HIDDEN, HIDDEN, Node, Param, Section, Tape, Tensor
 from simcore.simulate import simulate
@@ -56,11 +56,12 @@ def test_tensors_are_those_that_automodel_registers(family: str) -> None:
     assert found == STORED["registered"][family]
 
 
-def _record(family: str, batch: int, seq: int, checkpoint: str, options: tuple[tuple[str, str], ...] = ()) -> LayerTape:
+def _record(family: str, batch: int, seq: int, checkpoint: str,
+            options: tuple[tuple[str, str], ...] = ()) -> RecordedLayer:
     graph = _graph(family, **({"mlp_only_layers": [0]} if family == "qwen3_moe" else {}))
     kind = graph.layers[1].kind
     params = {t.name: Param(t.name, t.shape, "bf16", trainable=True) for t in graph.tensors[kind]}
-    run = Run(batch, seq, "bf16", params, checkpoint=checkpoint, options=options)
+    run = LayerWorkload(batch, seq, "bf16", params, checkpoint=checkpoint, options=options)
     return record(graph.kinds[kind], run, {}, {})
 
 
@@ -101,7 +102,8 @@ def test_a_gate_allocates_what_automodel_s_does(name: str) -> None:
     x: Tensor | None = tape.external((192, block.hidden), "bf16", HIDDEN, -1)
     assert x is not None
     x.node = leaf = Node()
-    weights: Tensor | None = softmax_gate(Env(tape, Run(1, 192, "bf16", {"gate.weight": weight})), x, block, "gate")[0]
+    weights: Tensor | None = softmax_gate(Env(tape, LayerWorkload(1, 192, "bf16", {"gate.weight": weight})), x, block,
+                                          "gate")[0]
     assert weights is not None
     forward = _changes(tape.cut())
     tape.seed(weights, tape.external(weights.shape, "bf16", GRAD_HIDDEN, 1))
@@ -123,7 +125,7 @@ def test_backward_of_experts_leaves_only_gradients(checkpoint: str, ep: int, dis
     kind = graph.layers[1].kind
     params = {t.name: Param(t.name, (t.shape[0] // ep, *t.shape[1:]) if t.dims[0] == "experts" else t.shape, "bf16",
                             trainable=True) for t in graph.tensors[kind]}
-    run = Run(1, 192, "bf16", params, checkpoint=checkpoint, ep=ep, rows_per_token=2 << 16,
+    run = LayerWorkload(1, 192, "bf16", params, checkpoint=checkpoint, ep=ep, rows_per_token=2 << 16,
               options=(*RELEASE_0_7_0, ("dispatcher", dispatcher)))
     layer = record(graph.kinds[kind], run, {}, {})
     live = sum(sum(_changes(s)) for s in (layer.forward, layer.after, layer.late, layer.backward))
@@ -172,12 +174,13 @@ def test_layers_are_gathered_ahead_as_automodel_chains_them() -> None:
     """One layer ahead in forward, two in backward; tables are gathered in the order of the step."""
     row = STORED["wrapped"]["llama ahead"]
     _, table = prepare(_asked(row["case"]))
-    assert isinstance(table.flow, UnshardFlow)
+    assert isinstance(table.strategy, Fsdp2Strategy)
     chain = [unit.name for unit in table.units if unit.explicit]
     for unit in row["units"]:
         at = chain.index(unit["unit"]) if unit["unit"] in chain else len(chain)
-        behind = [chain[at - n] for n in range(1, table.flow.prefetch_backward + 1) if at - n >= 0 and at < len(chain)]
-        assert unit["ahead"] == [chain[at + 1:at + 1 + table.flow.prefetch], behind]
+        behind = [chain[at - n] for n in range(1,
+                                               table.strategy.prefetch_backward + 1) if at - n >= 0 and at < len(chain)]
+        assert unit["ahead"] == [chain[at + 1:at + 1 + table.strategy.prefetch], behind]
 
 
 @pytest.mark.parametrize(("options", "most"), [

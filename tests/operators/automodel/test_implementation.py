@@ -22,7 +22,7 @@ from simcore.models.blocks import (
 from simcore.models.lora import LoraChoice
 from simcore.operators.automodel.implementation import RELEASE_0_7_0, record, tensors
 from simcore.operators.automodel.moe import received_rows
-from simcore.recording.layer import LayerTape, Run
+from simcore.recording.layer import LayerWorkload, RecordedLayer
 from simcore.recording.tape import Kernel, Op, Param, Section
 
 H, V = 2688, 131072
@@ -138,8 +138,9 @@ def _params(kind: LayerKind, lora: LoraChoice | None, ep: int) -> dict[str, Para
 def _record(kind: LayerKind, tokens: int = TOKENS, lora: LoraChoice | None = None, ep: int = 8,
             loss: str = "masked_fp32", checkpoint: str = "none", options: tuple[tuple[str, str], ...] = (), cp: int = 1,
             first: bool = False, packed: tuple[int, int] = (0, 0),
-            ) -> tuple[LayerTape, dict[tuple[str, str, str], int]]:
-    run = Run(1, tokens, "bf16", _params(kind, lora, ep), loss=loss, checkpoint=checkpoint, ep=ep, options=options,
+            ) -> tuple[RecordedLayer, dict[tuple[str, str, str], int]]:
+    run = LayerWorkload(1, tokens, "bf16", _params(kind, lora, ep), loss=loss, checkpoint=checkpoint, ep=ep,
+                        options=options,
               rows_per_token=6 << 16, cp=cp, first=first, sequences=packed[0], attended=packed[1])
     comms: dict[tuple[str, str, str], int] = {}
     return record(kind, run, {}, comms), comms
@@ -304,7 +305,7 @@ def test_packed_sequences_cost_a_scan_their_numbers_and_see_themselves_alone() -
     assert whole == packed * TOKENS // 1024
 
 
-def _sent(layer: LayerTape, comms: dict[tuple[str, str, str], int]) -> list[tuple[str, str, int]]:
+def _sent(layer: RecordedLayer, comms: dict[tuple[str, str, str], int]) -> list[tuple[str, str, int]]:
     names = {number: key for key, number in comms.items()}
     return [(*names[row[2]][:2], row[3]) for section in (layer.forward, layer.backward) for row in section.rows
             if row[0] == Op.COLLECTIVE]

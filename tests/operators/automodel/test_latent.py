@@ -12,7 +12,7 @@ from eventlog import grouped
 from simcore.errors import NotYet
 from simcore.models.graph import ModelGraph, build, model_config
 from simcore.operators.automodel.implementation import SNAPSHOT_2026_06_08, record
-from simcore.recording.layer import LayerTape, Run
+from simcore.recording.layer import LayerWorkload, RecordedLayer
 from simcore.recording.rows import Op
 from simcore.recording.tape import Param, Section
 
@@ -39,7 +39,7 @@ def test_tensors_are_those_that_automodel_registers() -> None:
 
 
 # ---- a dense layer, event by event -----------------------------------------------------------------------------------
-def _record(number: int, batch: int, seq: int, *, ep: int = 1, **given: Any) -> LayerTape:
+def _record(number: int, batch: int, seq: int, *, ep: int = 1, **given: Any) -> RecordedLayer:
     graph = _graph(**given.pop("overrides", {}))
     kind = graph.layers[1 + number].kind
     params = {}
@@ -47,7 +47,7 @@ def _record(number: int, batch: int, seq: int, *, ep: int = 1, **given: Any) -> 
         if not t.is_buffer:
             shape = (t.shape[0] // ep, *t.shape[1:]) if t.dims[0] == "experts" else t.shape
             params[t.name] = Param(t.name, shape, "bf16", trainable=True)
-    run = Run(batch, seq, "bf16", params, ep=ep, rows_per_token=2 << 16, **given)
+    run = LayerWorkload(batch, seq, "bf16", params, ep=ep, rows_per_token=2 << 16, **given)
     return record(graph.kinds[kind], run, {}, {})
 
 

@@ -12,7 +12,7 @@ from checkout import ROOT
 from simcore.models.graph import build, model_config
 from simcore.operators.hf import implementation as hf
 from simcore.operators.hf.chunked import CHUNKS
-from simcore.recording.layer import LayerTape, Run
+from simcore.recording.layer import LayerWorkload, RecordedLayer
 from simcore.recording.tape import Op, Param, Section
 
 TRUTH: dict[str, Any] = json.loads(
@@ -20,13 +20,13 @@ TRUTH: dict[str, Any] = json.loads(
 VOCAB, HIDDEN, TOKENS = 5000, 64, 128
 
 
-def tapes(*, trainable: bool = True) -> dict[str, LayerTape]:
+def tapes(*, trainable: bool = True) -> dict[str, RecordedLayer]:
     """Of embedding and head, which share a weight."""
     graph = build(model_config("llama-3.2-3b", {"vocab_size": VOCAB, "hidden_size": HIDDEN, "num_attention_heads": 2,
                                                 "num_key_value_heads": 1, "head_dim": 32}, "test"), "hf")
     weight = Param("weight", (VOCAB, HIDDEN), "bf16", trainable, tied=True)
     slots: dict[tuple[str, str], int] = {}
-    run = Run(1, TOKENS, "bf16", {"weight": weight}, "chunked")
+    run = LayerWorkload(1, TOKENS, "bf16", {"weight": weight}, "chunked")
     return {kind.name: hf.record(kind, run, slots, {}) for kind in graph.kinds if kind.name in ("embedding", "head")}
 
 

@@ -17,7 +17,7 @@ from simcore.models.graph import ModelGraph, build, model_config
 from simcore.models.tensor import TensorSpec
 from simcore.operators.hf import implementation as hf
 from simcore.operators.hf import liger as hf_liger
-from simcore.recording.layer import LayerTape, Run
+from simcore.recording.layer import LayerWorkload, RecordedLayer
 from simcore.recording.tape import GRAD_HIDDEN, Kernel, Op, Param, Section
 
 TRUTH = ROOT / "tests/truth" / "tape"
@@ -40,7 +40,7 @@ class Model:
         self.slots: dict[tuple[str, str], int] = {}
         graph = build(model_config(case["preset"], case["overrides"], "test"), "hf")
         trains, found = "lora" not in case, False
-        self.tapes: list[LayerTape] = []
+        self.tapes: list[RecordedLayer] = []
         for layer in graph.layers:
             kind = graph.kinds[layer.kind]
             params = self.params(graph, layer.kind, kind)
@@ -73,7 +73,7 @@ class Model:
         return made
 
     def record(self, kind: LayerKind, params: dict[str, Param], *, first: bool, trained_below: bool,
-               stem: int = 0) -> LayerTape:
+               stem: int = 0) -> RecordedLayer:
         case = self.case
         options: tuple[tuple[str, str], ...] = (("experts", "unit"),) if case.get("experts") == "unit" else ()
         if "experts_implementation" in case:
@@ -86,7 +86,7 @@ class Model:
             options = (*options, ("kernels", "liger"))
         if kind.wide and kind.block is None:
             options = (*options, ("stream", "cast"))
-        run = Run(
+        run = LayerWorkload(
             case.get("batch", 1), case["seq"], case.get("compute", "bf16"), params, case.get("loss", "hf"),
             "layer" if case.get("checkpoint") and kind.block is None else "none", ep=case.get("ep", 1), first=first,
             input_requires_grad=trained_below, options=(*options, ("inv_freq", case.get("inv_freq", "fp32"))),

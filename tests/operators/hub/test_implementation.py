@@ -11,7 +11,7 @@ import small
 from checkout import ROOT
 from simcore.errors import NotYet
 from simcore.frameworks.common.lora import name_adapters
-from simcore.frameworks.hooks import flow_of
+from simcore.frameworks.registry import hooks_of
 from simcore.frameworks.setup import prepare
 from simcore.models.blocks import Moe
 from simcore.models.graph import ModelGraph, build, model_config
@@ -23,7 +23,7 @@ from simcore.placement.plan import place
 from simcore.program.lower import lower
 from simcore.program.program import Program
 from simcore.program.record_layers import Workload
-from simcore.recording.layer import LayerTape, Run
+from simcore.recording.layer import LayerWorkload, RecordedLayer
 from simcore.recording.tape import Node, Op, Param, Section, Tape
 from simcore.results.report import Report
 from simcore.simulate import simulate
@@ -103,14 +103,14 @@ def test_adapters_of_experts_learn_but_not_those_of_a_projection_that_a_kernel_t
 TOKENS = 64
 
 
-def moe_tape(**given: Any) -> tuple[LayerTape, dict[int, str]]:
+def moe_tape(**given: Any) -> tuple[RecordedLayer, dict[int, str]]:
     """The layer of experts of the tiny model: 8 of them, 16 rows each; and names of its slots."""
     graph = graph_of(small.TINY)
     slots: dict[tuple[str, str], int] = {}
     (number,) = (i for i, kind in enumerate(graph.kinds) if kind.name == "moe")
     params = {spec.name: Param(spec.name, (spec.copies, *spec.shape) if spec.copies > 1 else spec.shape, "bf16", True)
               for spec in graph.tensors[number] if not spec.is_buffer}
-    tape = hub.record(graph.kinds[number], Run(1, TOKENS, "bf16", params, **given), slots, {})
+    tape = hub.record(graph.kinds[number], LayerWorkload(1, TOKENS, "bf16", params, **given), slots, {})
     return tape, {slot: name for (name, _), slot in slots.items()}
 
 
@@ -159,7 +159,7 @@ def test_the_loop_is_torch_s_own_birth_by_birth() -> None:
     hidden, weights, indices = (tape.external(shape, dtype, tape.slot(dtype, "activation"), -1) for shape, dtype in (
         ((TOKENS, 256), "bf16"), ((TOKENS, 2), "fp32"), ((TOKENS, 2), "int64")))
     hidden.node, weights.node = Node(), Node()
-    run, block = Run(1, TOKENS, "bf16", params), Moe(256, 8, 2, 128, 0)
+    run, block = LayerWorkload(1, TOKENS, "bf16", params), Moe(256, 8, 2, 128, 0)
     out = remote_code.experts(tape, run, "m", block, hidden, indices, weights)
     forward = amounts(tape.cut())
     tape.seed(out, hidden)
@@ -195,7 +195,7 @@ def test_logits_without_the_last_are_a_copy_where_there_are_several_rows(batch: 
     slots: dict[tuple[str, str], int] = {}
     graph = graph_of(small.TINY)
     (loss,) = (kind for kind in graph.kinds if kind.name == "loss")
-    tape = hub.record(loss, Run(batch, TOKENS, "bf16", {}), slots, {})
+    tape = hub.record(loss, LayerWorkload(batch, TOKENS, "bf16", {}), slots, {})
     copied = slots.get(("shifted_logits", "activation"))
     whole, cut = batch * TOKENS * 1024 * 4, batch * (TOKENS - 1) * 1024 * 4
     assert [row[3] for row in tape.forward.rows if row[0] == Op.ALLOC and row[2] == copied] == [cut] * copies
@@ -206,4 +206,4 @@ def program_of(**given: Any) -> Program:
     asked = small.scenario("fsdp2", {"dp_shard": 2}, **given).model_copy(update={"implementation": "hub"})
     job, table = prepare(asked)
     plan = place(job.graph, job.mesh, table, 0)
-    return lower(plan, Workload(1, TOKENS, 2 << 16), actions(table.schedule, plan.stage, 1), flow_of(table))
+    return lower(plan, Workload(1, TOKENS, 2 << 16), actions(table.schedule, plan.stage, 1), hooks_of(table))

@@ -12,7 +12,7 @@ from checkout import ROOT
 from eventlog import Events, Sections, backwards, in_order_of, same_births, same_events, same_summits
 from simcore.models.graph import ModelGraph, build, model_config
 from simcore.operators.kempnerforge import implementation as kempnerforge
-from simcore.recording.layer import LayerTape, Run
+from simcore.recording.layer import LayerWorkload, RecordedLayer
 from simcore.recording.tape import Op, Param, Section
 
 TRUTH = ROOT / "tests/truth" / "tape" / "kempnerforge-5666d0d16153-torch-2.13.0.json"
@@ -48,11 +48,11 @@ class Model:
             made[spec.name] = Param(spec.name, (*copies, *shape), "bf16", trainable=True)
         return made
 
-    def record(self, graph: ModelGraph, number: int, *, first: bool, below: bool) -> LayerTape:
+    def record(self, graph: ModelGraph, number: int, *, first: bool, below: bool) -> RecordedLayer:
         case, kind = self.case, graph.kinds[number]
         mode = case.get("checkpoint", "none") if kind.block is None else "none"
         tp, is_stage = case.get("tp", 1), case.get("stage", False)
-        run = Run(case.get("batch", 1), case["seq"], "bf16", self.params(graph, number), "kempnerforge",
+        run = LayerWorkload(case.get("batch", 1), case["seq"], "bf16", self.params(graph, number), "kempnerforge",
                   MODES.get(mode, mode), tp, tp > 1 and not is_stage, first=first,
                   input_requires_grad=below, options=(("packed_experts", "true"),) * case.get("packed", False))
         return kempnerforge.record(kind, run, self.slots, self.comms)

@@ -13,7 +13,7 @@ from eventlog import Events, Sections, backwards, in_order_of, same_births, same
 from simcore.models.blocks import Embedding, Head
 from simcore.models.graph import ModelGraph, build, model_config
 from simcore.operators.llmfoundry import implementation as llmfoundry
-from simcore.recording.layer import LayerTape, Run
+from simcore.recording.layer import LayerWorkload, RecordedLayer
 from simcore.recording.tape import Op, Param, Section
 
 TRUTH = ROOT / "tests/truth" / "tape" / "llmfoundry-0.3.0-torch-2.13.0.json"
@@ -34,14 +34,14 @@ class Model:
         self.tapes = [self.record(graph, layer.kind, first=layer.index == 1, below=layer.index > 0)
                       for layer in graph.layers]
 
-    def record(self, graph: ModelGraph, number: int, *, first: bool, below: bool) -> LayerTape:
+    def record(self, graph: ModelGraph, number: int, *, first: bool, below: bool) -> RecordedLayer:
         case, kind = self.case, graph.kinds[number]
         tied = isinstance(kind.block, Embedding | Head)
         params = {spec.name: Param(spec.name, spec.shape, "bf16", trainable=True, tied=tied)
                   for spec in graph.tensors[number]}
         mode = "full" if case.get("checkpoint") and kind.block is None else "none"
         learned = (("positions", "learned"),) * ("alibi" not in case.get("attn", {}))
-        run = Run(case["batch"], case["seq"], "bf16", params, "llmfoundry", mode, first=first,
+        run = LayerWorkload(case["batch"], case["seq"], "bf16", params, "llmfoundry", mode, first=first,
                   input_requires_grad=below, options=(("attn_impl", case["attn_impl"]), *learned))
         return llmfoundry.record(kind, run, self.slots, {})
 

@@ -31,7 +31,7 @@ from simcore.models.blocks import LayerKind
 from simcore.operators.megatron.implementation import record
 from simcore.recording.fp8_scaling import RECIPES
 from simcore.recording.kernel_shape import MODULE_BITS
-from simcore.recording.layer import Run
+from simcore.recording.layer import LayerWorkload
 from simcore.recording.rows import Kernel, Op
 
 EVERY = [replace(kind, fp8=True) for kind in (MAMBA, MOE, ATTENTION, LLAMA, QWEN3, V2, V3, GPT, GPT_MOE)]
@@ -42,7 +42,7 @@ BF16 = 2 * H + 4 + 2 * H + 2 * 1024 + 2 * 1024 + 2 * H + 4 * 32 + 2 * H + 4 + 4 
 
 
 def run8(kind: LayerKind, recipe: str = "tensorwise", *, transposes: bool = True, weights: str = "lasting",
-         options: tuple[tuple[str, str], ...] = (), **given: object) -> Run:
+         options: tuple[tuple[str, str], ...] = (), **given: object) -> LayerWorkload:
     words = (("fp8_recipe", recipe), ("fp8_transposes", str(transposes).lower()), ("fp8_weights", weights))
     return _run(kind, options=(*words, *options), **given)  # type: ignore[arg-type]
 
@@ -198,7 +198,7 @@ def test_latent_attention_keeps_fp8_of_what_goes_down_and_up() -> None:
     assert _kept(V3, _run(V3)) / T - per_token == pytest.approx(2 * 7168 - down + 1536 + 512 + 7168 + 18432, abs=0.1)
 
 
-def made_in_backward(run: Run) -> dict[str, list[int]]:
+def made_in_backward(run: LayerWorkload) -> dict[str, list[int]]:
     """Bytes of what a Llama layer's backward allocates, by name, in order."""
     slots: dict[tuple[str, str], int] = {}
     rows = record(LLAMA8, run, slots, {}).backward.rows
@@ -349,7 +349,7 @@ def test_attention_in_fp8_casts_what_it_reads() -> None:
 
 def test_filling_rows_up_is_no_permutation() -> None:
     """A dispatcher's permutation keeps the host busy with maps and counts; a copy of rows does not."""
-    def permutations(kind: LayerKind, run: Run) -> int:
+    def permutations(kind: LayerKind, run: LayerWorkload) -> int:
         tape = record(kind, run, {}, {})
         return sum(row[0] == Op.COMPUTE and row[2] == Kernel.PERMUTE for part in (tape.forward, tape.backward)
                    for row in part.rows)

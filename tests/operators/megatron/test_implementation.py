@@ -34,7 +34,7 @@ from simcore.models.lora import LoraChoice
 from simcore.operators.megatron.implementation import idle_gradients, record, tensors
 from simcore.operators.megatron.moe import distinct_ranks
 from simcore.recording.kernel_shape import shapes_in
-from simcore.recording.layer import LayerTape, Run
+from simcore.recording.layer import LayerWorkload, RecordedLayer
 from simcore.recording.rows import HOST_STOPS, Module
 from simcore.recording.tape import GRAD_HIDDEN, HIDDEN, RECOMPUTE_BEGIN, RECOMPUTE_END, Kernel, Op, Param, Section
 
@@ -202,7 +202,7 @@ _TP = ("vocab", "heads", "shared_ffn", "ffn", "mamba_in", "mamba_conv", "mamba_h
 
 
 def _run(kind: LayerKind, *, lora: int = 0, frozen: bool = False, tokens: int = T, top_k: int = 6,
-         **options: object) -> Run:
+         **options: object) -> LayerWorkload:
     tp, etp, ep = (int(str(options.get(n, 1))) for n in ("tp", "etp", "ep"))
     params = {}
     specs = tensors(kind)
@@ -215,7 +215,7 @@ def _run(kind: LayerKind, *, lora: int = 0, frozen: bool = False, tokens: int = 
         trains = spec in extra or not (lora or frozen)
         params[spec.name] = Param(spec.name, tuple(shape), "bf16", trains, "", grad_exists=True)
     options.setdefault("loss", "megatron")
-    return Run(1, tokens, "bf16", params, rows_per_token=top_k << 16, **options)  # type: ignore[arg-type]
+    return LayerWorkload(1, tokens, "bf16", params, rows_per_token=top_k << 16, **options)  # type: ignore[arg-type]
 
 
 def _bytes(sections: Iterable[Section], skip: tuple[int, ...] = ()) -> tuple[int, int]:
@@ -229,7 +229,7 @@ def _bytes(sections: Iterable[Section], skip: tuple[int, ...] = ()) -> tuple[int
     return now, peak
 
 
-def _kept(kind: LayerKind, run: Run) -> int:
+def _kept(kind: LayerKind, run: LayerWorkload) -> int:
     """Bytes that the layer keeps for backward, its input among them, its output not."""
     tape = record(kind, run, {}, {})
     rows = [r for s in (tape.forward, tape.after) for r in s.rows]
@@ -240,7 +240,7 @@ def _kept(kind: LayerKind, run: Run) -> int:
     return own + local * width + dropped
 
 
-def _closes(kind: LayerKind, run: Run, tape: LayerTape) -> None:
+def _closes(kind: LayerKind, run: LayerWorkload, tape: RecordedLayer) -> None:
     """All that is born dies, but for the output and the input's gradient, which the neighbours free."""
     sections = (tape.forward, tape.after, tape.late, tape.seed, tape.backward)
     balance: dict[tuple[int, int], int] = {}
@@ -1031,5 +1031,5 @@ def test_idle_gradients_are_one_for_each_shape() -> None:
 def test_gradients_of_other_frameworks_stay() -> None:
     run = _run(ATTENTION)
     params = {n: Param(n, p.shape, p.dtype, trainable=True) for n, p in run.params.items()}
-    tape = record(ATTENTION, Run(1, T, "bf16", params), {}, {})
+    tape = record(ATTENTION, LayerWorkload(1, T, "bf16", params), {}, {})
     assert sorted((p.name, size) for p, _, size in tape.grads) == sorted((n, 2 * p.numel) for n, p in params.items())

@@ -10,7 +10,7 @@ from simcore.errors import NotYet
 from simcore.models.graph import build, model_config
 from simcore.operators.hf import implementation as hf
 from simcore.operators.shared.features import features, refuse
-from simcore.recording.layer import Run
+from simcore.recording.layer import LayerWorkload
 
 NEEDS = {
     "llama-tiny": set(), "nemotron-3-tiny": set(),
@@ -62,7 +62,7 @@ def test_recording_refuses_what_it_would_ignore() -> None:
     """A layer of GPT-2 would pass for one that drops nothing."""
     layer = build(model_config("gpt2", {}, "test"), "hf").kinds[1]
     with pytest.raises(NotYet, match="dropout"):
-        hf.record(layer, Run(1, 8, "bf16", {}), {}, {})
+        hf.record(layer, LayerWorkload(1, 8, "bf16", {}), {}, {})
 
 
 @pytest.mark.parametrize("field", ["attn_pdrop", "resid_pdrop", "embd_pdrop"])

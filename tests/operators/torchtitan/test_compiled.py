@@ -17,7 +17,7 @@ from simcore.models.blocks import LayerKind, Loss
 from simcore.models.graph import build, model_config
 from simcore.models.tensor import TensorSpec
 from simcore.operators.torchtitan import implementation as torchtitan
-from simcore.recording.layer import LayerTape, Run
+from simcore.recording.layer import LayerWorkload, RecordedLayer
 from simcore.recording.tape import GRAD_HIDDEN, HIDDEN, Op, Param
 
 TRUTH = ROOT / "tests/truth" / "tape" / "torchtitan-compiled-0.2.2-torch-2.13.0.json"
@@ -44,7 +44,7 @@ def cut(spec: TensorSpec, tp: int) -> tuple[int, ...]:
 
 
 @cache
-def recorded(name: str) -> tuple[LayerTape, dict[tuple[str, str], int]]:
+def recorded(name: str) -> tuple[RecordedLayer, dict[tuple[str, str], int]]:
     case = CASES[name]["case"]
     kind, specs = kind_of(case)
     fp8 = case.get("fp8", "")
@@ -52,7 +52,7 @@ def recorded(name: str) -> tuple[LayerTape, dict[tuple[str, str], int]]:
     gathered = "fp8" if fp8 == "gathered" else "bf16"
     params = {spec.name: Param(spec.name, cut(spec, tp), gathered if len(spec.shape) == 2 else "bf16", trainable=True)
               for spec in specs}
-    run = Run(case["batch"], case["seq"], "bf16", params, "torchtitan", MODES.get(mode, mode), tp, tp > 1,
+    run = LayerWorkload(case["batch"], case["seq"], "bf16", params, "torchtitan", MODES.get(mode, mode), tp, tp > 1,
               options=(("compiled_blocks", "true"), ("compiled_loss", "true")))
     slots: dict[tuple[str, str], int] = {}
     return torchtitan.record(replace(kind, fp8=bool(fp8)), run, slots, {}), slots
@@ -98,7 +98,7 @@ def test_what_is_kept_beside_inputs_has_the_measured_sizes(name: str) -> None:
     assert sum(changes(name, "forward")) == out + kept
 
 
-def sent(run: Run, kind: LayerKind) -> list[Counter[str]]:
+def sent(run: LayerWorkload, kind: LayerKind) -> list[Counter[str]]:
     """Collectives of both passes."""
     comms: dict[tuple[str, str, str], int] = {}
     tape = torchtitan.record(kind, run, {}, comms)
@@ -111,7 +111,7 @@ def test_tensor_parallelism_gathers_and_scatters_each_way() -> None:
     """Before and after attention and the MLP; backward makes the first half again."""
     kind, specs = kind_of(CASES["small-op"]["case"])
     params = {spec.name: Param(spec.name, cut(spec, 2), "bf16", trainable=True) for spec in specs}
-    run = Run(1, 256, "bf16", params, "torchtitan", "full", 2, sequence_parallel=True,
+    run = LayerWorkload(1, 256, "bf16", params, "torchtitan", "full", 2, sequence_parallel=True,
               options=(("compiled_blocks", "true"),))
     assert sent(run, kind) == [
         {"all_gather tp": 2, "reduce_scatter tp": 2}, {"all_gather tp": 4, "reduce_scatter tp": 3, "all_reduce tp": 2}]
@@ -120,6 +120,6 @@ def test_tensor_parallelism_gathers_and_scatters_each_way() -> None:
 def test_context_parallelism_sends_what_eager_attention_sends() -> None:
     kind, specs = kind_of(CASES["small-op"]["case"])
     params = {spec.name: Param(spec.name, spec.shape, "bf16", trainable=True) for spec in specs}
-    eager, compiled = (Run(1, 256, "bf16", params, "torchtitan", "full", cp=4, options=options)
+    eager, compiled = (LayerWorkload(1, 256, "bf16", params, "torchtitan", "full", cp=4, options=options)
                        for options in ((), (("compiled_blocks", "true"),)))
     assert sent(compiled, kind) == sent(eager, kind)

@@ -12,7 +12,7 @@ from checkout import ROOT
 from eventlog import Events, Sections, backwards, same_births, same_events, same_summits
 from simcore.models.graph import ModelGraph, build, model_config
 from simcore.operators.torchtitan import implementation as torchtitan
-from simcore.recording.layer import LayerTape, Run
+from simcore.recording.layer import LayerWorkload, RecordedLayer
 from simcore.recording.tape import Op, Param, Section
 
 TRUTH = ROOT / "tests/truth" / "tape" / "torchtitan-0.2.2-torch-2.13.0.json"
@@ -47,12 +47,13 @@ class Model:
             made[spec.name] = Param(spec.name, shape, self.case.get("compute", "bf16"), trainable=True)
         return made
 
-    def record(self, graph: ModelGraph, number: int, *, first: bool, below: bool) -> LayerTape:
+    def record(self, graph: ModelGraph, number: int, *, first: bool, below: bool) -> RecordedLayer:
         case, kind = self.case, graph.kinds[number]
         options = tuple((name, "true") for name in ("early_stop", "disable_loss_parallel") if case.get(name))
         mode = case.get("checkpoint", "none") if kind.block is None else "none"
         cp = case.get("cp", 1)
-        run = Run(case.get("batch", 1), case["seq"] // cp, case.get("compute", "bf16"), self.params(graph, number),
+        run = LayerWorkload(case.get("batch", 1), case["seq"] // cp, case.get("compute", "bf16"),
+                            self.params(graph, number),
                   "torchtitan", MODES.get(mode, mode), case.get("tp", 1), case.get("tp", 1) > 1, first=first,
                   input_requires_grad=below, options=options, cp=cp)
         return torchtitan.record(kind, run, self.slots, self.comms)
@@ -68,7 +69,7 @@ class Model:
                 found.append(f"{kinds[slot]} {amount}")
         return found
 
-    def cast_first(self, layer: LayerTape) -> tuple[Events, Events]:
+    def cast_first(self, layer: RecordedLayer) -> tuple[Events, Events]:
         """What FSDP2's hook casts before the layer begins (Qwen3's rotary table), and the rest of forward."""
         events = self.events(layer.forward)
         cast = int("head_dim" in self.case["model"] and self.case.get("compute", "bf16") != "fp32")

@@ -23,14 +23,16 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Literal
 
-__all__ = ["Strategy", "Wrapped"]
+from simcore.placement.strategy import ParallelStrategy
 
-Strategy = Literal["FULL_SHARD", "SHARD_GRAD_OP", "NO_SHARD"]
+__all__ = ["Fsdp1Strategy", "ShardingStrategy"]
+
+ShardingStrategy = Literal["FULL_SHARD", "SHARD_GRAD_OP", "NO_SHARD"]
 """Within the ranks that share a model; HYBRID_SHARD is FULL_SHARD with a second axis."""
 
 
 @dataclass(frozen=True, slots=True)
-class Wrapped:
+class Fsdp1Strategy(ParallelStrategy):
     """`axis`: whose ranks share a flat parameter; `replicate_axis`: whose hold the same part, "" for nobody.
 
     `prefetch`: the next unit of backward is gathered before (`pre`) or after (`post`) this one's, or not (""); `ahead`:
@@ -38,7 +40,7 @@ class Wrapped:
     microbatch alone, or after every one. `on_host`: parts and reduced gradients rest there.
     """
 
-    strategy: Strategy
+    sharding_strategy: ShardingStrategy
     axis: str
     replicate_axis: str
     reduce_dtype: str
@@ -47,3 +49,8 @@ class Wrapped:
     aligned: bool = False
     sync: str = "every"
     on_host: bool = False
+
+    @property
+    def gathers_on_side_streams(self) -> bool:
+        """Torch 2.13 `_runtime_utils.py`, _init_streams: _unshard_stream."""
+        return True

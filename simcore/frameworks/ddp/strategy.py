@@ -14,17 +14,34 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Final
 
-__all__ = ["FIRST_BUCKET_BYTES", "Reducer"]
+from simcore.placement.strategy import ParallelStrategy
+
+__all__ = ["FIRST_BUCKET_BYTES", "DdpStrategy"]
 
 FIRST_BUCKET_BYTES: Final = 2**20
 """torch 2.13 csrc/distributed/c10d/reducer.hpp kDefaultFirstBucketBytes."""
 
 
 @dataclass(frozen=True, slots=True)
-class Reducer:
+class DdpStrategy(ParallelStrategy):
     """`axis` "": one process, which has neither buckets nor traffic. Caps in bytes. `is_view`: see above."""
 
     axis: str = ""
     first_bytes: int = FIRST_BUCKET_BYTES
     bucket_bytes: int = 25 * 2**20
     is_view: bool = False
+
+    @property
+    def holds_whole_parameters(self) -> bool:
+        """DDP replicates the model."""
+        return True
+
+    @property
+    def holds_whole_states(self) -> bool:
+        """Every replica has its own optimizer."""
+        return True
+
+    @property
+    def is_flat(self) -> bool:
+        """Nothing is cut."""
+        return False

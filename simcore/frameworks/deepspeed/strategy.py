@@ -52,14 +52,16 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-__all__ = ["PERSISTENT", "Zero"]
+from simcore.placement.strategy import ParallelStrategy
+
+__all__ = ["PERSISTENT", "ZeroStrategy"]
 
 PERSISTENT = "persistent"
 """Name of the life of parameters that stay gathered."""
 
 
 @dataclass(frozen=True, slots=True)
-class Zero:
+class ZeroStrategy(ParallelStrategy):
     """Sizes in elements. `bucket`: reduce_bucket_size; `num_buffers`: two with overlap_comm under ZeRO-1 and 2.
 
     Of ZeRO-3 alone: `ahead`, stage3_prefetch_bucket_size; `live`, stage3_max_live_parameters; `reuse`,
@@ -87,9 +89,14 @@ class Zero:
     swap_buffers: int = 0
 
     @property
-    def differs(self) -> bool:
-        """Whether a step differs from rank to rank: by which tensors, and how many, something of lies in their parts.
+    def holds_whole_parameters(self) -> bool:
+        """ZeRO-1 and ZeRO-2 shard no parameters."""
+        return self.stage < 3
 
-        Those are kept without `contiguous_gradients`, and copied to the host one by one.
+    @property
+    def step_varies_by_rank(self) -> bool:
+        """Tells whether a step depends on which tensors, and how many, have elements in a rank's partition.
+
+        Gradients of those are kept without `contiguous_gradients`, and copied to the host one by one.
         """
         return self.stage < 3 and (self.is_apart or self.states_on_host)

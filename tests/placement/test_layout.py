@@ -9,14 +9,14 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from simcore.errors import IllegalLayout
-from simcore.placement.form import (
+from simcore.placement.layout import (
     COPIES,
     Blocks,
     Flat,
-    Layout,
     Local,
     Partial,
     Placement,
+    Placements,
     Replicate,
     Shard,
     collective,
@@ -53,22 +53,22 @@ def test_intervals_are_where_rows_change(size: int, parts: int) -> None:
 
 def test_local_shapes_follow_cuts_in_order() -> None:
     mesh = Mesh(dp_shard=4, tp=2)
-    layout: Layout = (("tp", Shard(0)), ("dp_shard", Shard(0)))
-    assert [local_shape(1, (10, 3), layout, mesh, rank) for rank in (0, 6)] == [(1, 2, 3), (1, 0, 3)]
+    placements: Placements = (("tp", Shard(0)), ("dp_shard", Shard(0)))
+    assert [local_shape(1, (10, 3), placements, mesh, rank) for rank in (0, 6)] == [(1, 2, 3), (1, 0, 3)]
     assert local_shape(8, (4, 6), (("tp", Shard(COPIES)), ("dp_shard", Shard(1))), mesh, 7) == (4, 4, 0)
 
 
 @given(SIZES, st.integers(1, 20))
 def test_padding_is_the_largest_part_everywhere(size: int, parts: int) -> None:
-    mesh, layout = Mesh(dp_shard=parts), (("dp_shard", Shard(0)),)
-    assert padded_numel(1, (size, 7), layout, mesh) == 7 * max(chunked(size, parts))
+    mesh, placements = Mesh(dp_shard=parts), (("dp_shard", Shard(0)),)
+    assert padded_numel(1, (size, 7), placements, mesh) == 7 * max(chunked(size, parts))
 
 
 def test_an_even_cut_refuses_a_remainder() -> None:
-    layout: Layout = (("tp", Shard(0, even=True)),)
-    require_even("w", (8, 3), 1, layout, Mesh(tp=4), "rule")
+    placements: Placements = (("tp", Shard(0, even=True)),)
+    require_even("w", (8, 3), 1, placements, Mesh(tp=4), "rule")
     with pytest.raises(IllegalLayout) as refused:
-        require_even("w", (9, 3), 1, layout, Mesh(tp=4), "rule")
+        require_even("w", (9, 3), 1, placements, Mesh(tp=4), "rule")
     (problem,) = refused.value.problems
     assert (problem.where, problem.rule) == ("mesh.tp", "rule")
     assert "w: dimension 0" in problem.message
@@ -76,10 +76,10 @@ def test_an_even_cut_refuses_a_remainder() -> None:
 
 
 def test_an_even_cut_looks_at_what_earlier_cuts_left() -> None:
-    layout: Layout = (("dp_shard", Shard(0)), ("tp", Shard(0, even=True)))
-    require_even("w", (10,), 1, layout, Mesh(dp_shard=3, tp=4), "rule")  # ceil(10 / 3) is 4
+    placements: Placements = (("dp_shard", Shard(0)), ("tp", Shard(0, even=True)))
+    require_even("w", (10,), 1, placements, Mesh(dp_shard=3, tp=4), "rule")  # ceil(10 / 3) is 4
     with pytest.raises(IllegalLayout):
-        require_even("w", (16,), 1, layout, Mesh(dp_shard=3, tp=4), "rule")  # ceil(16 / 3) is 6
+        require_even("w", (16,), 1, placements, Mesh(dp_shard=3, tp=4), "rule")  # ceil(16 / 3) is 6
 
 
 def test_copies_are_named() -> None:

@@ -1,4 +1,4 @@
-"""How a tensor lies on the mesh: a Form is (layout, dtype, space); a Move is the difference of two Forms.
+"""How a tensor lies on the mesh: its placements, dtype and memory space.
 
 Layouts are DTensor's (torch 2.13 `tensor/placement_types.py`) and two that DTensor has no word for: `Flat`, a
 one-dimensional cut of many tensors laid end to end (Megatron, ZeRO, FSDP1), and `Local`, unrelated copies.
@@ -11,11 +11,25 @@ from dataclasses import dataclass
 
 from simcore.errors import IllegalLayout, Problem
 from simcore.placement.mesh import Mesh
-from simcore.recording.packed_weights import Packed
+from simcore.recording.packed_weights import PackedWeights
 from simcore.units import dtype_bytes, packed_bytes
 
-__all__ = ["COPIES", "Blocks", "Flat", "Form", "Layout", "Local", "Partial", "Placement", "Replicate", "Shard",
-           "collective", "local_shape", "shard_intervals", "shard_rows"]
+__all__ = [
+    "COPIES",
+    "Blocks",
+    "Flat",
+    "Local",
+    "Partial",
+    "Placement",
+    "Placements",
+    "Replicate",
+    "Shard",
+    "TensorLayout",
+    "collective",
+    "local_shape",
+    "shard_intervals",
+    "shard_rows",
+]
 
 COPIES = -1
 """Dimension number that means: the copies of a tensor themselves (one weight an expert)."""
@@ -52,7 +66,7 @@ class Local:
 
 
 Placement = Shard | Flat | Replicate | Partial | Local
-Layout = tuple[tuple[str, Placement], ...]
+Placements = tuple[tuple[str, Placement], ...]
 """Outermost cut first; axes not named are Replicate."""
 
 
@@ -80,19 +94,19 @@ class Blocks:
 
 
 @dataclass(frozen=True, slots=True)
-class Form:
+class TensorLayout:
     """Where and how a tensor lies. `share` of its elements is in `space`: device, managed, host_pinned, host, ...
 
     `packed`: values lie in 4 or 8 bits; `dtype` is then that of what is stored, which `layout` cuts. `least_away`: a
     tensor of fewer elements is on the device all the same.
     """
 
-    layout: Layout
+    placements: Placements
     dtype: str
     space: str = "device"
     share: float = 1.0
     blocks: Blocks | None = None
-    packed: Packed | None = None
+    packed: PackedWeights | None = None
     least_away: int = 0
 
     def space_of(self, numel: int) -> str:
@@ -131,10 +145,10 @@ def shard_intervals(size: int, parts: int) -> tuple[int, ...]:
     return tuple(edge for edge in edges if edge < parts)
 
 
-def local_shape(copies: int, shape: tuple[int, ...], layout: Layout, mesh: Mesh, rank: int) -> tuple[int, ...]:
+def local_shape(copies: int, shape: tuple[int, ...], placements: Placements, mesh: Mesh, rank: int) -> tuple[int, ...]:
     """(copies, dimensions...) of `rank`'s own part, without padding; Flat cuts are not applied here."""
     local = [copies, *shape]
-    for name, placement in layout:
+    for name, placement in placements:
         if isinstance(placement, Shard):
             axis = mesh.axis(name)
             at = placement.dim + 1
@@ -142,19 +156,19 @@ def local_shape(copies: int, shape: tuple[int, ...], layout: Layout, mesh: Mesh,
     return tuple(local)
 
 
-def padded_numel(copies: int, shape: tuple[int, ...], layout: Layout, mesh: Mesh) -> int:
+def padded_numel(copies: int, shape: tuple[int, ...], placements: Placements, mesh: Mesh) -> int:
     """Elements of storage on every rank: each cut dimension rounded up."""
     local = [copies, *shape]
-    for name, placement in layout:
+    for name, placement in placements:
         if isinstance(placement, Shard):
             local[placement.dim + 1] = -(-local[placement.dim + 1] // mesh.axis(name).size)
     return math.prod(local)
 
 
-def require_even(name: str, shape: tuple[int, ...], copies: int, layout: Layout, mesh: Mesh, rule: str) -> None:
+def require_even(name: str, shape: tuple[int, ...], copies: int, placements: Placements, mesh: Mesh, rule: str) -> None:
     """IllegalLayout when an `even` cut leaves a remainder."""
     local = [copies, *shape]
-    for axis_name, placement in layout:
+    for axis_name, placement in placements:
         if not isinstance(placement, Shard):
             continue
         size, at = mesh.axis(axis_name).size, placement.dim + 1

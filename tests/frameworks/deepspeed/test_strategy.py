@@ -11,9 +11,9 @@ import pytest
 import small
 from simcore.errors import IllegalLayout, InputError, NotYet, RankscopeError
 from simcore.frameworks.deepspeed.partitions import places
-from simcore.frameworks.hooks import exact_at_rest
+from simcore.frameworks.deepspeed.strategy import PERSISTENT, ZeroStrategy
+from simcore.frameworks.registry import at_rest_of
 from simcore.placement.plan import AtRestBytes, Plan
-from simcore.placement.zero_words import PERSISTENT, Zero
 from simcore.program.program import Program
 from simcore.results.report import Report
 from simcore.simulate import place, simulate
@@ -22,6 +22,10 @@ LLAMA = "llama-tiny"
 STAGES = ("zero1", "zero2", "zero3")
 NOTHING_KEPT = {"stage3_param_persistence_threshold": 0, "stage3_max_reuse_distance": 0,
                 "stage3_prefetch_bucket_size": 0}
+
+
+def _exact(plan: Plan) -> dict[str, AtRestBytes]:
+    return at_rest_of(plan.framework).exact(plan)
 
 
 def plan_of(stage: str, ranks: int, rank: int = 0, **given: Any) -> Plan:
@@ -50,7 +54,7 @@ def test_each_stage_cuts_more(stage: str, whole: tuple[int, ...], cut: tuple[int
 @pytest.mark.parametrize("stage", ["zero1", "zero2"])
 def test_all_ranks_together_hold_every_state_once(stage: str, ranks: int) -> None:
     """Tensors that lie on a border are cut there, whatever the number of ranks."""
-    found = [summed(exact_at_rest(plan_of(stage, ranks, rank))) for rank in range(ranks)]
+    found = [summed(_exact(plan_of(stage, ranks, rank))) for rank in range(ranks)]
     count = plan_of(stage, ranks).graph.count()
     assert sum(states for *_, states in found) == 12 * count
     assert sum(grads for _, grads, _ in found) == 2 * count
@@ -153,15 +157,15 @@ def test_each_stage_needs_less() -> None:
 
 
 # ---- options --------------------------------------------------------------------------------------------------------
-def flow(stage: str, **options: Any) -> object:
-    return small.prepared(stage, {"dp_shard": 2}, model=LLAMA, options=options)[1].flow
+def strategy(stage: str, **options: Any) -> object:
+    return small.prepared(stage, {"dp_shard": 2}, model=LLAMA, options=options)[1].strategy
 
 
 def test_defaults_are_deepspeeds_own() -> None:
     """0.19.6 runtime/zero/config.py; overlap_comm is on for stage 3 alone."""
-    assert flow("zero1") == Zero(1, "dp_shard", 500_000_000)
-    assert flow("zero2", overlap_comm=True) == Zero(2, "dp_shard", 500_000_000, 2)
-    assert flow("zero3") == Zero(3, "dp_shard", 500_000_000, 1, 50_000_000, 10**9, 10**9, 10**9)
+    assert strategy("zero1") == ZeroStrategy(1, "dp_shard", 500_000_000)
+    assert strategy("zero2", overlap_comm=True) == ZeroStrategy(2, "dp_shard", 500_000_000, 2)
+    assert strategy("zero3") == ZeroStrategy(3, "dp_shard", 500_000_000, 1, 50_000_000, 10**9, 10**9, 10**9)
 
 
 @pytest.mark.parametrize("framework", ["ddp", "zero2", "fsdp2"])
@@ -172,14 +176,14 @@ def test_a_tied_head_has_no_adapter(framework: str) -> None:
 
 def test_sizes_are_written_as_deepspeed_writes_them() -> None:
     _, table = small.prepared("zero2", model=LLAMA, options={"reduce_bucket_size": 5e8})
-    assert isinstance(table.flow, Zero)
-    assert table.flow.bucket == 500_000_000
+    assert isinstance(table.strategy, ZeroStrategy)
+    assert table.strategy.bucket == 500_000_000
 
 
 @pytest.mark.parametrize("name", ["contiguous_gradients", "overlap_comm", "round_robin_gradients"])
 @pytest.mark.parametrize("stage", STAGES)
 def test_null_is_left_out(stage: str, name: str) -> None:
-    asked, plain = (small.prepared(stage, {"dp_shard": 2}, model=LLAMA, options=options)[1].flow
+    asked, plain = (small.prepared(stage, {"dp_shard": 2}, model=LLAMA, options=options)[1].strategy
                     for options in ({name: None}, {}))
     assert asked == plain
 
@@ -196,10 +200,10 @@ def test_auto_is_what_transformers_fills_in() -> None:
     job, table = small.prepared("zero3", {"dp_shard": 2}, model="llama-3.2-3b", options={
         "reduce_bucket_size": "auto", "stage3_prefetch_bucket_size": "auto",
         "stage3_param_persistence_threshold": "auto"})
-    assert isinstance(table.flow, Zero)
-    assert (table.flow.bucket, table.flow.ahead) == (3072**2, int(0.9 * 3072**2))
+    assert isinstance(table.strategy, ZeroStrategy)
+    assert (table.strategy.bucket, table.strategy.ahead) == (3072**2, int(0.9 * 3072**2))
     assert job.autos["framework_options.stage3_param_persistence_threshold"][0] == "30720"
-    kept = {t.name for specs in job.graph.tensors for t in specs if table.life(t).name == PERSISTENT}
+    kept = {t.name for specs in job.graph.tensors for t in specs if table.policy(t).name == PERSISTENT}
     assert kept
     assert all("norm" in name or name == "weight" for name in kept)
 
@@ -261,7 +265,7 @@ def test_what_lies_on_the_host(stage: str, away: dict[str, str], device: tuple[f
     plan = plan_of(stage, 4, offload=away)
     count = plan.graph.count()
     assert summed(plan.at_rest()) == tuple(int(each * count) for each in device)
-    assert summed(exact_at_rest(plan))[:2] == tuple(int(each * count) for each in device[:2])
+    assert summed(at_rest_of(plan.framework).exact(plan))[:2] == tuple(int(each * count) for each in device[:2])
     found: dict[str, int] = dict.fromkeys(("parameters", "gradients", "optimizer states"), 0)
     for layer in plan.layers:
         for what, _, num_bytes in (one for placed in plan.of_layer(layer) for one in placed.elsewhere):
@@ -311,8 +315,8 @@ def test_hpz_keeps_a_second_part_from_forward_to_the_step() -> None:
 def test_round_robin_deals_tensors_out(stage: str) -> None:
     """Ranks together hold the same; what lies where is another thing."""
     given: dict[str, Any] = {"options": {"round_robin_gradients": True}}
-    dealt = [exact_at_rest(plan_of(stage, 4, rank, **given)) for rank in range(4)]
-    plain = [exact_at_rest(plan_of(stage, 4, rank)) for rank in range(4)]
+    dealt = [_exact(plan_of(stage, 4, rank, **given)) for rank in range(4)]
+    plain = [_exact(plan_of(stage, 4, rank)) for rank in range(4)]
     assert sum(summed(rest)[2] for rest in dealt) == sum(summed(rest)[2] for rest in plain)
     assert [rest["attention"] for rest in dealt] != [rest["attention"] for rest in plain]
     first = [key for key, (start, _) in places(plan_of(stage, 4, **given)).items() if start == 0]

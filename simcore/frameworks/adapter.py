@@ -1,0 +1,105 @@
+"""A framework as the rest of the engine sees it: one frozen record, `FrameworkAdapter`.
+
+Each framework's folder has a module `adapter.py` that fills it in. Nothing outside the folder looks further.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from typing import Any, Protocol
+
+from simcore.inputs.scenario import Mesh as Degrees
+from simcore.models.blocks import LayerKind
+from simcore.models.graph import ModelGraph
+from simcore.models.lora import LoraChoice
+from simcore.models.tensor import TensorSpec
+from simcore.placement.framework import Framework
+from simcore.placement.job import Job
+from simcore.placement.plan import AtRestBytes, Plan
+from simcore.program.hooks import HooksFactory
+from simcore.units import dtype_bytes
+
+__all__ = ["AtRest", "FrameworkAdapter", "Options", "even_padding"]
+
+Options = Mapping[str, tuple[Any, ...]]
+"""Keys of `framework_options`, each with its values or types; the first is the default where that is fixed."""
+Components = dict[str, AtRestBytes]
+"""Bytes at rest by component of the model."""
+
+
+class _Padding(Protocol):
+    def __call__(self, plan: Plan, components: Mapping[str, AtRestBytes], *, exact: bool) -> tuple[int, int]: ...
+
+
+class _HostBuffers(Protocol):
+    def __call__(self, plan: Plan, *, rounded: bool) -> Counter[str]: ...
+
+
+def even_padding(plan: Plan, components: Mapping[str, AtRestBytes], *, exact: bool) -> tuple[int, int]:
+    """Bytes of (parameters, gradients) by which every rank's storage is rounded up to the same size.
+
+    Frozen parameters have no gradients, nor have those that the optimizer updates inside backward once that is over.
+    """
+    grads = sum(count * sum((p.padded - p.local) // p.grad_parts * dtype_bytes(p.policy.grad.dtype)
+                            for p in plan.kinds[kind] if p.trainable and p.policy.grad_waits)
+                for kind, count in plan.kind_counts)
+    return plan.padding_bytes(), grads
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class AtRest:
+    """How bytes at rest are counted, by component.
+
+    A flat cut gives every rank a part of equal length, in which more or less of each tensor lies. `exact` counts the
+    elements inside one rank's own part, `mean` those of a class of ranks on average. Storage is the same either way:
+    what it holds beyond those elements is `padding`, in bytes of (parameters, gradients).
+    """
+
+    mean: Callable[[Plan], Components] = Plan.at_rest
+    exact: Callable[[Plan], Components] = Plan.at_rest
+    padding: _Padding = even_padding
+
+
+def _no_buffers(plan: Plan, *, rounded: bool) -> Counter[str]:
+    return Counter()
+
+
+def _undivided(degrees: Degrees) -> int:
+    return 1
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class FrameworkAdapter:
+    """One framework: how a job becomes its table, and what else the engine asks before and after.
+
+    `table`: the framework applied to a job. `hooks`: makes what runs at the borders of layers. `lora_tensors`: the
+    adapters of a kind of layer. `versions`: releases, the default first. `implementations`: model code that it can
+    train. `implementation_of`: the one for (model family, training method) if the scenario names none.
+    `options`: the framework options that it takes around the layers of an implementation.
+
+    `in_low_precision`: the model whose linears compute in 8 or 4 bits, None where that is not served.
+    `default_etp`: expert tensor parallelism if the mesh leaves it out. `serves_qlora`: frozen weights in 4 bits;
+    `qlora_refusal`: why they are impossible, as (message, rule). `casts_parameters`: they rest as asked and are
+    gathered in the compute dtype. `copies_tied_head`: over pipeline stages the last holds a copy of the embedding.
+    `freezes`: implementations whose parameters can be frozen one by one. `host_buffers`: bytes on the host by owner
+    beyond tensors; `rounded` adds what pinned blocks are rounded up by.
+    """
+
+    table: Callable[[Job], Framework]
+    hooks: HooksFactory
+    lora_tensors: Callable[[LayerKind, tuple[TensorSpec, ...], LoraChoice], tuple[TensorSpec, ...]]
+    versions: tuple[str, ...]
+    implementations: tuple[str, ...]
+    implementation_of: Callable[[str, str], str]
+    options: Callable[[str], Options]
+    at_rest: AtRest = field(default_factory=AtRest)
+    in_low_precision: Callable[[Job], ModelGraph] | None = None
+    default_etp: Callable[[Degrees], int] = _undivided
+    serves_qlora: bool = False
+    qlora_refusal: tuple[str, str] | None = None
+    casts_parameters: bool = False
+    copies_tied_head: bool = False
+    freezes: tuple[str, ...] = ()
+    host_buffers: _HostBuffers = _no_buffers

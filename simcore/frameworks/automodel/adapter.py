@@ -1,0 +1,17 @@
+"""NeMo Automodel as the engine sees it: FSDP2's hooks around its own layers."""
+
+from __future__ import annotations
+
+from simcore.frameworks.adapter import FrameworkAdapter
+from simcore.frameworks.automodel.lora import adapters
+from simcore.frameworks.automodel.table import OPTIONS, VERSIONS, implementation_of, table
+from simcore.frameworks.fsdp2.hooks import Fsdp2Hooks
+
+__all__ = ["ADAPTERS"]
+
+ADAPTERS = {"automodel": FrameworkAdapter(
+    table=table, hooks=Fsdp2Hooks, lora_tensors=adapters, versions=VERSIONS,
+    implementations=("automodel", "hf"), implementation_of=implementation_of,
+    options=lambda implementation: OPTIONS,
+    serves_qlora=True,
+)}

@@ -1,0 +1,33 @@
+"""The three stages of DeepSpeed's ZeRO as the engine sees them."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from functools import partial
+
+from simcore.frameworks.adapter import AtRest, FrameworkAdapter
+from simcore.frameworks.common.lora import name_adapters
+from simcore.frameworks.deepspeed.at_rest import exact_in_pieces, partition_padding, piece_padding
+from simcore.frameworks.deepspeed.offload_buffers import beside_tensors
+from simcore.frameworks.deepspeed.partitions import exact_in_parts
+from simcore.frameworks.deepspeed.table import VERSIONS, options_of_stage, zero_table
+from simcore.frameworks.deepspeed.zero3_hooks import Zero3Hooks
+from simcore.frameworks.deepspeed.zero12_hooks import Zero12Hooks
+
+__all__ = ["ADAPTERS"]
+
+_ZERO3 = FrameworkAdapter(
+    table=partial(zero_table, stage=3), hooks=Zero3Hooks, lora_tensors=name_adapters, versions=VERSIONS,
+    implementations=("hf",), implementation_of=lambda family, method: "hf",
+    options=lambda implementation: options_of_stage(3),
+    at_rest=AtRest(exact=exact_in_pieces, padding=piece_padding),
+    serves_qlora=True, host_buffers=beside_tensors,
+)
+_PARTITIONED = AtRest(exact=exact_in_parts, padding=partition_padding)
+ADAPTERS = {
+    "zero1": replace(_ZERO3, table=partial(zero_table, stage=1), hooks=Zero12Hooks, at_rest=_PARTITIONED,
+                     options=lambda implementation: options_of_stage(1)),
+    "zero2": replace(_ZERO3, table=partial(zero_table, stage=2), hooks=Zero12Hooks, at_rest=_PARTITIONED,
+                     options=lambda implementation: options_of_stage(2)),
+    "zero3": _ZERO3,
+}

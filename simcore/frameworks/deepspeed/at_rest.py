@@ -1,0 +1,60 @@
+"""Bytes at rest under ZeRO: what lies in a rank's own part, and what storage adds to it."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+
+from simcore.frameworks.deepspeed.partitions import flat_padding, gradient_elements
+from simcore.frameworks.deepspeed.strategy import ZeroStrategy
+from simcore.placement.plan import AtRestBytes, Placed, Plan
+from simcore.units import dtype_bytes
+
+__all__ = ["exact_in_pieces", "partition_padding", "piece_padding"]
+
+
+def partition_padding(plan: Plan, components: Mapping[str, AtRestBytes], *, exact: bool) -> tuple[int, int]:
+    """Bytes of (parameters, gradients) that ZeRO-1 and 2 hold beyond `components`.
+
+    Parameters are whole in one padded flat buffer; gradients are those, whole, of all that touches the rank's part.
+    """
+    strategy = plan.framework.strategy_as(ZeroStrategy)
+    size = dtype_bytes(plan.framework.compute_dtype)
+    kept = gradient_elements(plan, exact=exact) * size * (not strategy.states_on_host)
+    return flat_padding(plan) * size, kept - sum(c.grads_bytes for c in components.values())
+
+
+def piece_padding(plan: Plan, components: Mapping[str, AtRestBytes], *, exact: bool) -> tuple[int, int]:
+    """Bytes of (parameters, gradients) by which ZeRO-3 rounds its piece of every tensor up."""
+    size = dtype_bytes(plan.framework.compute_dtype)
+    mine = [(count, p) for kind, count in plan.kind_counts for p in plan.kinds[kind] if p.spec.is_owned]
+    stored = sum(count * p.rest_bytes for count, p in mine)
+    parts = sum(count * p.padded for count, p in mine if p.trainable and p.policy.grad.space == "device")
+    return (stored - sum(c.params_bytes for c in components.values()),
+            parts * size - sum(c.grads_bytes for c in components.values()))
+
+
+def exact_in_pieces(plan: Plan) -> dict[str, AtRestBytes]:
+    """Bytes by component where every tensor is cut by itself; the last ranks have what is left of it (ZeRO-3).
+
+    Optimizer states are as long as the padded piece.
+    """
+    strategy = plan.framework.strategy_as(ZeroStrategy)
+    at, totals = plan.mesh.axis(strategy.axis).coordinate(plan.rank), dict[str, AtRestBytes]()
+    for kind, count in plan.kind_counts:
+        for placed in (placed for placed in plan.kinds[kind] if placed.spec.is_owned):
+            component = placed.spec.component
+            totals[component] = totals.get(component, AtRestBytes()) + _piece(placed, at).times(count)
+    return totals
+
+
+def _piece(placed: Placed, at: int) -> AtRestBytes:
+    """Bytes of piece number `at` of a tensor, in whole elements of what is stored."""
+    rest, grad, spec = placed.policy.at_rest, placed.policy.grad, placed.spec
+    piece = placed.padded // rest.values
+    stored = spec.copies * math.prod(rest.stored_shape(spec.shape))
+    inside = rest.values * max(0, min(piece, stored - at * piece))
+    trained = inside * placed.trainable
+    return AtRestBytes(rest.num_bytes(inside) * placed.rests_here + placed.constants,
+                       trained * dtype_bytes(grad.dtype) * (grad.space == "device"), placed.state_bytes, inside,
+                       trained)

@@ -1,0 +1,20 @@
+"""Megatron-Core under Megatron-Bridge as the engine sees it."""
+
+from __future__ import annotations
+
+from simcore.frameworks.adapter import AtRest, FrameworkAdapter
+from simcore.frameworks.megatron.flat_parameters import buffer_padding, exact_at_rest
+from simcore.frameworks.megatron.hooks import MegatronHooks
+from simcore.frameworks.megatron.lora import adapters
+from simcore.frameworks.megatron.table import OPTIONS, QLORA_REFUSAL, VERSIONS, default_etp, in_fp8, table
+
+__all__ = ["ADAPTERS"]
+
+ADAPTERS = {"megatron": FrameworkAdapter(
+    table=table, hooks=MegatronHooks, lora_tensors=adapters, versions=VERSIONS,
+    implementations=("megatron",), implementation_of=lambda family, method: "megatron",
+    options=lambda implementation: OPTIONS,
+    at_rest=AtRest(exact=exact_at_rest, padding=buffer_padding),
+    in_low_precision=in_fp8, default_etp=default_etp, qlora_refusal=QLORA_REFUSAL,
+    copies_tied_head=True,  # the last stage's copy of the embedding: core 0.16.1 language_module.py:167
+)}

@@ -1,0 +1,20 @@
+"""Megatron-FSDP as the engine sees it: Megatron's layers in flat buckets that are sharded."""
+
+from __future__ import annotations
+
+from simcore.frameworks.adapter import AtRest, FrameworkAdapter
+from simcore.frameworks.megatron.lora import adapters
+from simcore.frameworks.megatron.table import QLORA_REFUSAL, default_etp
+from simcore.frameworks.megatron_fsdp.buckets import bucket_padding_bytes, exact_in_buckets
+from simcore.frameworks.megatron_fsdp.hooks import MegatronFsdpHooks
+from simcore.frameworks.megatron_fsdp.table import OPTIONS, VERSIONS, in_fp8, table
+
+__all__ = ["ADAPTERS"]
+
+ADAPTERS = {"megatron_fsdp": FrameworkAdapter(
+    table=table, hooks=MegatronFsdpHooks, lora_tensors=adapters, versions=VERSIONS,
+    implementations=("megatron",), implementation_of=lambda family, method: "megatron",
+    options=lambda implementation: OPTIONS,
+    at_rest=AtRest(exact=exact_in_buckets, padding=bucket_padding_bytes),
+    in_low_precision=in_fp8, default_etp=default_etp, qlora_refusal=QLORA_REFUSAL,
+)}
