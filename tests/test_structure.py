@@ -18,6 +18,10 @@ PACKAGES = ("pipeline", "recording", "inputs", "hardware", "models", "operators"
             "frameworks", "results", "memory", "timing", "validation", "vllm", "docgen", "simulation", "rl",
             "calibration", "batch", "cli")
 
+# Folders of `viz`, and those from which each imports; any of them may import the modules in the root.
+VIZ_FOLDERS: dict[str, set[str]] = {"charts": set(), "exports": {"charts"}, "pages": {"charts"},
+                                    "notebook": {"charts", "pages"}}
+
 # A library has one door: what it does could be replaced by rewriting the files named here.
 DOORS = {
     "networkx": {
@@ -126,15 +130,14 @@ READS_OWN = {
         "os.open(os.devnull, os.O_RDWR)",
     },
     # of viz: styles and scripts of pages
-    "viz/page.py": {
-        "files('viz').joinpath(name).read_text(encoding='utf-8')",
-    },
-    "viz/sheet.py": {
+    "viz/stylesheet.py": {
         "files('viz').joinpath('style.css').read_text(encoding='utf-8')",
-        "files('viz').joinpath('notebook.css').read_text(encoding='utf-8')",
     },
-    "viz/figures.py": {
-        "files('viz').joinpath('style.css').read_text(encoding='utf-8')",
+    "viz/pages/page.py": {
+        "files('viz.pages').joinpath('page.js').read_text(encoding='utf-8')",
+    },
+    "viz/notebook/fragment.py": {
+        "files('viz.notebook').joinpath('notebook.css').read_text(encoding='utf-8')",
     },
 }
 READERS = {"read_text", "read_bytes", "open", "fdopen", "fromfile", "genfromtxt", "loadtxt", "memmap", "mmap"}
@@ -144,6 +147,8 @@ VIZ_READS = {"simcore.results.compare", "simcore.results.detail", "simcore.resul
              "simcore.results.time", "simcore.units"}
 
 MAX_FILE, MAX_FUNCTION, MAX_MEDIAN = 400, 40, 10
+MAX_VIZ_ROOT, MAX_VIZ_FOLDER = 6, 20
+"""Modules in the root of `viz`, and in each of its folders."""
 TABLES = ("simcore/operators/", "simcore/frameworks/")  # data in the shape of code, as long as it has to be
 
 Function = ast.FunctionDef | ast.AsyncFunctionDef
@@ -276,6 +281,26 @@ def _writes(call: ast.Call) -> bool:
 def test_viz_reads_reports_alone(path: Path) -> None:
     assert within("simcore", path) <= VIZ_READS
     assert "simcore" not in imported(path)
+
+
+def test_every_folder_of_viz_has_its_place_and_is_small() -> None:
+    folders = {name_of(path.parent): len(list(path.parent.glob("*.py"))) for path in files("viz")}
+    assert folders.pop("viz") <= MAX_VIZ_ROOT
+    assert folders.keys() == {f"viz/{folder}" for folder in VIZ_FOLDERS}
+    assert [folder for folder, num_modules in folders.items() if num_modules > MAX_VIZ_FOLDER] == []
+
+
+@pytest.mark.parametrize("path", files("viz"), ids=name_of)
+def test_imports_of_viz_run_one_way(path: Path) -> None:
+    folder = path.parent.name
+    allowed = {folder, *VIZ_FOLDERS[folder]} if folder in VIZ_FOLDERS else set()
+    used = {parts[1] for parts in (name.split(".") for name in within("viz", path)) if len(parts) > 2}
+    assert used <= allowed
+
+
+def test_no_module_and_no_folder_of_viz_imports_itself_in_a_circle() -> None:
+    assert circles({module_of(path): within("viz", path) for path in files("viz")}) == []
+    assert circles(VIZ_FOLDERS) == []
 
 
 @pytest.mark.parametrize("path", [*files("simcore"), *files("viz")], ids=name_of)

@@ -1,4 +1,4 @@
-"""HTML and SVG text in which nothing is trusted: a plain `str` is escaped wherever it lands, only `Markup` is not."""
+"""HTML and SVG text in which nothing is trusted: a plain `str` is always escaped, only `Markup` is not."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ _SPECIAL: Final = re.compile("[&<>\"']")
 
 
 def escape(text: object) -> Markup:
-    """`text` as it reads, harmless in an element and in a quoted attribute; control characters become U+FFFD."""
+    """Returns `text` escaped for an element and for a quoted attribute; control characters become U+FFFD."""
     if isinstance(text, Markup):
         return text
     visible = _UNPRINTABLE.sub("\ufffd", str(text))
@@ -34,18 +34,21 @@ def escape(text: object) -> Markup:
 
 
 def join(parts: Iterable[Child], separator: str = "") -> Markup:
-    """The parts one after the other, each escaped unless it is markup."""
+    """Returns the parts in order, each escaped unless it is `Markup`; None is left out."""
     return Markup(escape(separator).join(escape(part) for part in parts if part is not None))
 
 
 def number(value: float) -> str:
-    """A coordinate with at most two decimals and no padding."""
+    """Returns a coordinate with at most two decimals and no trailing zeros."""
     text = f"{value:.2f}".rstrip("0").rstrip(".")
     return "0" if text == "-0" else text
 
 
 def element(name: str, /, *children: Child, **attributes: Attribute) -> Markup:
-    """`<name attribute="...">children</name>`: `class_` is class, `aria_label` aria-label, None and False left out."""
+    """Returns `<name attribute="...">children</name>`.
+
+    `class_` is written as class, `aria_label` as aria-label; attributes that are None or False are left out.
+    """
     opening = f"<{name}{''.join(_attribute(key, value) for key, value in attributes.items())}"
     if name in _VOID and not children:
         return Markup(f"{opening}/>")

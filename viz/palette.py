@@ -1,8 +1,8 @@
 """One fixed colour and texture for each category of memory, the same on every page.
 
-A hue is a family: blues are weights, purple the optimizer, oranges gradients, yellows what reduce-scatter moves,
-greens activations, greys the rest. Within a family lightness and texture tell members apart, so that no two
-categories differ by hue alone; the distances are tested under simulated colour blindness.
+A hue is a family: blues are weights, purples the optimizer, oranges gradients, yellows the buffers of reduce-scatter,
+greens activations, greys the rest. Members of a family differ in lightness and texture, so that no two categories
+differ by hue alone; the distances are tested under simulated colour blindness.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ Texture = Literal["plain", "hatch", "bars"]
 
 @dataclass(frozen=True)
 class Swatch:
-    """How a category is drawn; `held` says that its bytes usually live for the whole step."""
+    """The tone and the texture of a category. `held`: its bytes usually live for the whole step."""
 
     tone: str
     texture: Texture = "plain"
@@ -28,12 +28,12 @@ class Swatch:
 
     @property
     def css_class(self) -> str | None:
-        """Class that fills a shape with the plain tone."""
+        """CSS class that fills a shape with the plain tone; None for a texture."""
         return f"fill-{self.tone}" if self.texture == "plain" else None
 
     @property
     def fill(self) -> str | None:
-        """Presentation attribute that fills a shape with the texture."""
+        """Presentation attribute that fills a shape with the texture; None for a plain tone."""
         return None if self.texture == "plain" else f"url(#{self.tone}-{self.texture})"
 
 
@@ -83,7 +83,7 @@ CATEGORIES: Final[dict[str, Swatch]] = {
     "dispatcher": Swatch("lilac", "hatch"),
     "fragmentation": Swatch("mint", "bars"),
 }
-# Components that rest on a rank, and kinds of layers: never in one picture with categories.
+# Components at rest on a rank, and kinds of layers; no chart shows them together with categories.
 PARTS: Final[dict[str, Swatch]] = {
     "routed_experts": Swatch("navy", held=True),
     "shared_experts": Swatch("navy", "hatch", held=True),
@@ -112,19 +112,19 @@ _OTHER: Final = Swatch("apricot", "bars")
 
 
 def swatch(category: str) -> Swatch:
-    """The swatch of a category, component or kind of layer; those that are not known share one of their own."""
+    """Returns the swatch of a category, component or kind of layer; unknown names share one swatch."""
     return CATEGORIES.get(category) or PARTS.get(category, _OTHER)
 
 
 def luminance(colour: str) -> float:
-    """Relative luminance of `#rrggbb`, 0 to 1."""
+    """Returns the relative luminance of `#rrggbb`, 0 to 1."""
     channels = (int(colour[i : i + 2], 16) / 255 for i in (1, 3, 5))
     linear = [c / 12.92 if c <= 0.04045 else ((c + 0.055) / 1.055) ** 2.4 for c in channels]
     return 0.2126 * linear[0] + 0.7152 * linear[1] + 0.0722 * linear[2]
 
 
 def style_rules() -> str:
-    """Style rules for every tone: the colours of both schemes, and classes for fills and for labels on a fill."""
+    """Returns the CSS rules of every tone: its colours on light and dark paper, its fill, and labels on it."""
     schemes = [" ".join(_variables(name, pair[dark]) for name, pair in TONES.items()) for dark in (0, 1)]
     rules = [f":root {{ {schemes[0]} }}", f"@media (prefers-color-scheme: dark) {{ :root {{ {schemes[1]} }} }}"]
     for name in TONES:
@@ -139,14 +139,14 @@ def _variables(name: str, colour: str) -> str:
 
 
 def texture_definitions() -> Markup:
-    """Pattern definitions for every textured swatch; once on a page."""
+    """Returns the SVG pattern definitions of every texture; a page contains them once."""
     textured = {s for s in (*CATEGORIES.values(), *PARTS.values(), _OTHER) if s.texture != "plain"}
-    looks = {(s.tone, s.texture): s for s in textured}
-    return element("defs", *_waits(), *(_pattern(looks[look]) for look in sorted(looks)))
+    patterns = {(s.tone, s.texture): s for s in textured}
+    return element("defs", *_waits(), *(_pattern(patterns[name]) for name in sorted(patterns)))
 
 
 def _waits() -> Iterator[Markup]:
-    """Of a stream that waits: slanted red for communication, dots for another stage, upright lines for the host."""
+    """Yields textures of waits: slanted red lines for communication, dots for a bubble, upright lines for the host."""
     marks = {"communication": element("path", d="M-1 7L7-1", class_="wait-line"),
              "bubble": element("circle", cx=3, cy=3, r=1.1, class_="wait-dot"),
              "host": element("path", d="M3 0V6", class_="wait-host-line")}
@@ -155,10 +155,10 @@ def _waits() -> Iterator[Markup]:
         yield element("pattern", ground, mark, id=f"wait-{name}", width=6, height=6, patternUnits="userSpaceOnUse")
 
 
-def _pattern(drawn: Swatch) -> Markup:
-    """Slanted or upright threads on the tone: both show on a layer of any thickness."""
-    period, tilt = (7, "rotate(45)") if drawn.texture == "hatch" else (11, "rotate(90)")
-    ground = element("rect", width=period, height=period, class_=f"fill-{drawn.tone}")
+def _pattern(paint: Swatch) -> Markup:
+    """Returns slanted or upright lines on the tone: both are visible on a band of any thickness."""
+    period, tilt = (7, "rotate(45)") if paint.texture == "hatch" else (11, "rotate(90)")
+    ground = element("rect", width=period, height=period, class_=f"fill-{paint.tone}")
     thread = element("rect", width=period, height=2.5, class_="thread")
-    return element("pattern", join((ground, thread)), id=f"{drawn.tone}-{drawn.texture}", width=period, height=period,
+    return element("pattern", join((ground, thread)), id=f"{paint.tone}-{paint.texture}", width=period, height=period,
                    patternUnits="userSpaceOnUse", patternTransform=tilt)

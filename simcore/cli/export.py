@@ -121,7 +121,7 @@ def _drawn(scenario: Scenario, ranks: Sequence[int]) -> Report:
 
 def _chrome(scenario: Scenario, output: Path, ranks: Sequence[int] = ()) -> Sequence[str]:
     from simcore.inputs.paths import write_whole, writing
-    from viz.chrome import chrome_trace
+    from viz.exports.chrome import chrome_trace
 
     text, told = chrome_trace(_drawn(scenario, ranks), ranks)
     with writing(output):
@@ -132,7 +132,7 @@ def _chrome(scenario: Scenario, output: Path, ranks: Sequence[int] = ()) -> Sequ
 def _kineto(scenario: Scenario, output: Path, ranks: Sequence[int] = ()) -> Sequence[str]:
     """A folder, with a file for each rank."""
     from simcore.inputs.paths import write_whole, writing
-    from viz.kineto import kineto_traces
+    from viz.exports.kineto import kineto_traces
 
     if scenario.workload != "train":
         why = f"not yet: {scenario.workload}, whose phases have no kernels; expected train (chrome takes phases too)"
@@ -157,7 +157,7 @@ def _snapshot(scenario: Scenario, output: Path) -> Sequence[str]:
     """PyTorch's memory snapshot of every class of ranks."""
     from simcore.inputs.paths import write_whole, writing
     from simcore.simulate import simulate
-    from viz.snapshot import MAX_POSTINGS, notes, pickled, whole_fits
+    from viz.exports.snapshot import MAX_POSTINGS, notes, pickled, whole_fits
 
     if scenario.workload != "train":
         raise NotYet(Problem(scenario.where("workload"), f"not yet: a memory snapshot of {scenario.workload}"))

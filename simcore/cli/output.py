@@ -132,7 +132,7 @@ def progress(total: int, done: int = 0) -> Iterator[Callable[[], None]]:
 
 def write_page(path: Path, reports: Sequence[Report]) -> None:
     """A page to look at; InputError when it cannot be written."""
-    from viz.page import render
+    from viz.pages.page import render
 
     text = render(reports)
     with writing(path):
@@ -144,7 +144,7 @@ def write_figures(folder: Path, reports: Sequence[Report], *, png: bool) -> list
 
     One that cannot be written costs that alone: the others are tried.
     """
-    from viz.figures import as_png, figures
+    from viz.exports.figures import as_png, figures
 
     with writing(folder):
         folder.mkdir(parents=True, exist_ok=True)

@@ -76,7 +76,7 @@ def _check_png(figures: Path | None, *, png: bool) -> None:
 
 
 def _has_letters() -> bool:
-    from viz.figures import letters
+    from viz.exports.figures import letters
 
     return bool(letters())
 

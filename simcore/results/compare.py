@@ -50,7 +50,7 @@ class Comparison(BaseModel):
 
     def _repr_html_(self) -> str:
         """What a notebook shows; see `Report`."""
-        from viz.notebook import comparison_html
+        from viz.notebook.comparison import comparison_html
 
         return comparison_html(self)
 

@@ -70,7 +70,7 @@ class Frame:
         return f"<table of {self.kind}: {len(self.rows):,} rows, {len(self.columns)} columns>"
 
     def _repr_html_(self) -> str:
-        from viz.grid import frame_html  # see `Report`
+        from viz.notebook.frame import frame_html  # see `Report`
 
         return frame_html(self)
 

@@ -278,6 +278,6 @@ class Report(_Frozen):
 
     def _repr_html_(self) -> str:
         """What a notebook shows. Pictures are made from reports, so `viz` comes in only when it is asked."""
-        from viz.notebook import report_html
+        from viz.notebook.report import report_html
 
         return report_html(self)

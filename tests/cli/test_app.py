@@ -211,9 +211,9 @@ def test_an_output_folder_that_is_a_file_is_a_wrong_input(ran: Run, tmp_path: Pa
 
 
 def test_a_page_is_written_from_all_results(ran: Run, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    page = ModuleType("viz.page")
+    page = ModuleType("viz.pages.page")
     vars(page)["render"] = lambda reports: ",".join(r.name for r in reports)
-    monkeypatch.setitem(sys.modules, "viz.page", page)
+    monkeypatch.setitem(sys.modules, "viz.pages.page", page)
     assert ran("run", "a", "b", "--html", tmp_path / "page.html").code == 0
     assert (tmp_path / "page.html").read_text() == "a,b"
 

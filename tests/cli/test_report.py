@@ -13,7 +13,7 @@ import small
 from command import Run
 from simcore.inputs.scenario import Scenario
 from simcore.simulate import simulate
-from viz.figures import letters
+from viz.exports.figures import letters
 
 PNG = b"\x89PNG\r\n\x1a\n"
 
@@ -131,7 +131,7 @@ def test_figures_are_png_too(ran: Run, tmp_path: Path) -> None:
 def test_a_machine_without_fonts_is_told_that_pngs_have_no_letters(ran: Run, tmp_path: Path,
                                                                    monkeypatch: pytest.MonkeyPatch) -> None:
     pytest.importorskip("resvg_py")
-    monkeypatch.setattr("viz.figures._FAMILIES", ("of nobody",))
+    monkeypatch.setattr("viz.exports.figures._FAMILIES", ("of nobody",))
     letters.cache_clear()
     made = ran("report", results(tmp_path, asked()), "--figures", "figures", "--png")
     letters.cache_clear()

@@ -12,7 +12,7 @@ from fuzz.drawing import parsed
 from simcore.inputs.document import read_document
 from simcore.inputs.shipped import data_folder
 from simcore.simulate import simulate
-from viz.snapshot import MAX_POSTINGS, pickled
+from viz.exports.snapshot import MAX_POSTINGS, pickled
 
 __all__ = ["LOGS", "PLAIN", "measured", "results", "scenarios", "shipped", "snapshots", "tree_of"]
 

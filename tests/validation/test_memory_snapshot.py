@@ -14,7 +14,7 @@ from recorded import BACKWARD, FORWARD, LOADED, MIB, STATES
 from simcore.errors import InputError
 from simcore.simulate import simulate
 from simcore.validation.memory_snapshot import Dump, read_dump
-from viz.snapshot import MAX_POSTINGS, pickled
+from viz.exports.snapshot import MAX_POSTINGS, pickled
 
 
 def read(value: object) -> Dump:

@@ -16,7 +16,7 @@ from simcore.simulate import simulate
 from simcore.validation.memory_snapshot import Dump, read_dump
 from simcore.validation.side_by_side import Beside, SideBySide, beside_dump, beside_log
 from simcore.validation.training_log import Log, Reading
-from viz.snapshot import MAX_POSTINGS, pickled
+from viz.exports.snapshot import MAX_POSTINGS, pickled
 
 MIB = 2**20
 SEQ, BATCH, GPUS = 64, 8, 4

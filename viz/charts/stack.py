@@ -1,0 +1,133 @@
+"""A memory series as the memory chart stacks it: order and edges of the bands, runs of phases and layers, ticks."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+from itertools import accumulate, groupby
+from typing import Final, Literal
+
+from simcore.results.report import MemorySeries, RankReport
+from viz.palette import swatch
+
+__all__ = ["Band", "Clock", "PhaseRun", "edges", "gib_ticks", "has_time", "layer_order", "layer_runs", "peak_index",
+           "phase_runs", "stack", "ticks", "totals"]
+
+Clock = Literal["issue", "time"]
+_GIB: Final = 2**30
+
+
+@dataclass(frozen=True)
+class Band:
+    """A category of the stack: the bytes below its lower and below its upper edge at each sample."""
+
+    category: str
+    lower: tuple[int, ...]
+    upper: tuple[int, ...]
+
+    @property
+    def heights(self) -> tuple[int, ...]:
+        """Returns the bytes of the category at each sample."""
+        return tuple(high - low for low, high in zip(self.lower, self.upper, strict=True))
+
+
+@dataclass(frozen=True)
+class PhaseRun:
+    """A run of samples in one phase or layer: its first sample, and the one after its last."""
+
+    phase: str
+    first: int
+    end: int
+
+
+def totals(series: MemorySeries) -> tuple[int, ...]:
+    """Returns the allocated bytes at each sample."""
+    return tuple(map(sum, zip(*series.values, strict=True))) if series.values else ()
+
+
+def peak_index(series: MemorySeries) -> int:
+    """Returns the index of the first sample with the most bytes."""
+    total = totals(series)
+    return total.index(max(total))
+
+
+def layer_order(rank: RankReport) -> tuple[str, ...]:
+    """Returns the categories from top to bottom: those that come and go above those that are held for the whole step.
+
+    Both groups are sorted by bytes at the peak, largest first.
+    """
+    sizes = _sizes_at_peak(rank)
+    return tuple(sorted(sizes, key=lambda name: (swatch(name).held, -sizes[name], name)))
+
+
+def _sizes_at_peak(rank: RankReport) -> dict[str, int]:
+    sizes = dict(rank.peak.by_category) if rank.peak else {}
+    if rank.memory is None:
+        return sizes
+    sample = peak_index(rank.memory) if rank.memory.event_index else 0
+    shown = {name: values[sample] if values else 0 for name, values in zip(rank.memory.categories, rank.memory.values,
+                                                                      strict=True)}
+    return {name: sizes.get(name, bytes_shown) for name, bytes_shown in shown.items()}
+
+
+def stack(series: MemorySeries, order: Sequence[str]) -> tuple[Band, ...]:
+    """Returns the bands from top to bottom, in the order given."""
+    by_name = dict(zip(series.categories, series.values, strict=True))
+    base = (0,) * len(series.event_index)
+    bands = []
+    for name in reversed(order):
+        upper = tuple(low + more for low, more in zip(base, by_name[name], strict=True))
+        bands.append(Band(name, base, upper))
+        base = upper
+    return tuple(reversed(bands))
+
+
+def has_time(series: MemorySeries) -> bool:
+    """Says whether the samples have times: without a timeline they all have the same one."""
+    return len(set(series.time_s)) > 1
+
+
+def edges(series: MemorySeries, clock: Clock) -> tuple[float, ...]:
+    """Returns where each sample begins on the x axis, and where the last one ends; the values never decrease.
+
+    A sample holds until the next one: memory changes in steps. Times are those at which the host issues; where a time
+    is earlier than the one before it (streams run in parallel), the later time is used.
+    """
+    if clock == "issue":
+        starts = tuple(float(index) for index in series.event_index)
+        return (*starts, starts[-1] + 1.0)
+    times = tuple(accumulate(series.time_s, max))
+    return (*times, times[-1] + (times[-1] - times[0]) / max(1, len(times)))
+
+
+def phase_runs(series: MemorySeries) -> tuple[PhaseRun, ...]:
+    """Returns the phases in order, neighbouring samples of one phase joined."""
+    return _runs(series.phases)
+
+
+def layer_runs(series: MemorySeries) -> tuple[PhaseRun, ...]:
+    """Returns the layers in order as runs; the name of a run between layers is empty."""
+    return _runs(series.layers)
+
+
+def _runs(names: Sequence[str]) -> tuple[PhaseRun, ...]:
+    runs = [(name, len(list(members))) for name, members in groupby(names)]
+    ends = accumulate(length for _, length in runs)
+    return tuple(PhaseRun(name, end - length, end) for (name, length), end in zip(runs, ends, strict=True))
+
+
+def ticks(low: float, high: float, count: int) -> tuple[float, ...]:
+    """Returns about `count` round numbers from `low` to `high`, in steps of 1, 2 or 5 times a power of ten."""
+    rough = max(high - low, 1e-12) / max(count, 1)
+    power = 10.0 ** math.floor(math.log10(rough))
+    step = next(power * factor for factor in (1, 2, 5, 10) if power * factor >= rough * 0.7)
+    first, last = math.ceil(low / step - 1e-9), math.floor(high / step + 1e-9)
+    return tuple(index * step for index in range(first, last + 1))
+
+
+def gib_ticks(top_bytes: float) -> tuple[tuple[int, str], ...]:
+    """Returns (bytes, label in GiB) of the ticks of the y axis."""
+    marks = ticks(0.0, top_bytes / _GIB, 5)
+    digits = max(0, -math.floor(math.log10(marks[1]))) if len(marks) > 1 else 2
+    return tuple((round(mark * _GIB), f"{mark:.{digits}f}") for mark in marks)

@@ -1,0 +1,57 @@
+"""Traffic of one rank in one step by collective and axis, inside a node (NVLink or PCIe) and over the network."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from simcore.results.report import RankReport, Report
+from simcore.units import format_bytes, format_seconds
+from viz.charts.bars import Bar, Segment, bars
+from viz.charts.legend import LegendEntry
+from viz.markup import Markup
+
+__all__ = ["link_entries", "traffic_bars"]
+
+_LINKS = (("nvlink", "inside a node"), ("network", "over the network"))
+
+
+def traffic_bars(report: Report, rank: RankReport, identity: str) -> Markup | None:
+    """Draws the bytes that the rank sends, most first; phases and data types of a collective on an axis are summed.
+
+    Returns None without traffic.
+    """
+    sums: dict[tuple[str, str, int], list[int]] = {}
+    for row in rank.traffic:
+        totals = sums.setdefault((row.collective, row.axis, row.group_size), [0, 0, 0])
+        for place, more in enumerate((row.nvlink_bytes, row.network_bytes, row.calls)):
+            totals[place] += more
+    if not sums:
+        return None
+    most = max(near + far for near, far, _ in sums.values()) or 1
+    order = sorted(sums.items(), key=lambda item: (-sum(item[1][:2]), item[0]))
+    rows = [_bar(report, *key, sizes, most) for key, sizes in order]
+    return bars(rows, f"What leaves a rank of {', '.join(rank.ranks)} in one step", identity)
+
+
+def _bar(report: Report, collective: str, axis: str, size: int, sizes: Sequence[int], most: int) -> Bar:
+    label = f"{collective} \u00b7 {axis} \u00b7 {size:,} ranks \u00b7 {sizes[2]:,} calls"
+    segments = tuple(Segment(sizes[n] / most, f"{label}: {format_bytes(sizes[n])} {words}", *_paint(link))
+                     for n, (link, words) in enumerate(_LINKS))
+    total = format_bytes(sizes[0] + sizes[1])
+    return Bar(label, f"{total}{_waited(report, collective, axis)}", segments, (f"{collective} \u00b7 {axis}", total))
+
+
+def _paint(link: str) -> tuple[str | None, str | None]:
+    return ("fill-sky", None) if link == "nvlink" else (None, "url(#apricot-bars)")
+
+
+def _waited(report: Report, collective: str, axis: str) -> str:
+    if report.time is None:
+        return ""
+    rows = [row for row in report.time.communication if (row.collective, row.axis) == (collective, axis)]
+    return f", {format_seconds(rows[0].exposed_s)} exposed" if rows else ""
+
+
+def link_entries() -> list[LegendEntry]:
+    """Returns the legend of the two kinds of links."""
+    return [LegendEntry(words, *_paint(link)) for link, words in _LINKS]

@@ -1,0 +1,23 @@
+"""The card of a comparison of two results: each number of both with its difference."""
+
+from __future__ import annotations
+
+from simcore.results.compare import Comparison
+from viz.markup import element, join
+from viz.notebook.fragment import fragment
+from viz.pages.comparison import number_tables
+
+__all__ = ["comparison_html"]
+
+
+def comparison_html(both: Comparison) -> str:
+    """Returns the card: each number of both results with its difference, or which of them has no numbers."""
+    rows = [*both.at_rest, *both.peak, *both.time]
+    has_numbers = {"A": any(row.a for row in rows), "B": any(row.b for row in rows)}
+    missing = [side for side, has_any in has_numbers.items() if not has_any]
+    names = (element("p", f"{side}  {name}", class_="headline", dir="auto") for side, name in zip("AB", (
+        both.a, both.b), strict=True))
+    body = (element("p", f"{' and '.join(missing)} {'have' if len(missing) > 1 else 'has'} no numbers, so there is "
+                    "nothing to compare: the layout was refused, or could not be answered.", class_="answer")
+            if missing else element("div", *number_tables(both), class_="numbers"))
+    return fragment(join((*names, body)))

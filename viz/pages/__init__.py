@@ -1,0 +1,14 @@
+"""The HTML page: one file with every picture and number of its reports, without network access or libraries.
+
+Comes in: the reports of one run. Goes out: the text of the page (`rankscope run --html`, `rankscope report`). Its
+content policy lets nothing run but its own style sheet and its own script, `page.js`; without the script everything
+is still on the page.
+
+- `page`: the page around everything; it chooses among the next three.
+- `report` (one report), `comparison` (two, side by side), `batch` (many: filters, scatters, a table).
+- Sections of a report: `phases` (reinforcement learning, inference engine), `ranks` (a class of ranks), `timeline`.
+- Parts: `tables`, `detail_tables` (every tensor, every owner at the peak), `verdict` (its badge and bars),
+  `scenario_keys` (keys in which scenarios differ).
+
+Start at `page.py`, function `render`.
+"""

@@ -1,0 +1,74 @@
+"""The HTML page: self-contained, without network access or libraries, with a strict content security policy."""
+
+from __future__ import annotations
+
+import base64
+import hashlib
+from collections.abc import Iterator, Sequence
+from importlib.resources import files
+from typing import Final
+
+from simcore.results.detail import MAX_DETAILED
+from simcore.results.report import Report
+from viz.markup import Markup, element, join
+from viz.pages.batch import batch
+from viz.pages.comparison import comparison
+from viz.pages.report import article
+from viz.palette import texture_definitions
+from viz.stylesheet import stylesheet
+
+__all__ = ["render"]
+
+_STYLE: Final = stylesheet()
+_SCRIPT: Final = files("viz.pages").joinpath("page.js").read_text(encoding="utf-8").strip()
+_NOTE: Final = "1 GiB is 2\u00b3\u2070 bytes. \u201cAllocated\u201d is what the device\u2019s allocator has handed out."
+
+
+def render(reports: Sequence[Report]) -> str:
+    """Returns the page: one report in full, two reports side by side, more as scatters and a table.
+
+    Two and a few more reports are also there in full, folded.
+    """
+    main = element("main", element("h1", "rankscope report"), *_parts(reports))
+    textures = element("svg", texture_definitions(), class_="textures", width=0, height=0, aria_hidden="true")
+    body = element("body", textures, main, element("footer", element("p", _NOTE)), element("script", Markup(_SCRIPT)))
+    return f"<!DOCTYPE html>\n{element('html', _head(reports), body, lang='en')}\n"
+
+
+def _parts(reports: Sequence[Report]) -> Iterator[Markup]:
+    if not reports:
+        yield element("p", "There is no report to show.")
+    elif len(reports) == 1:
+        yield article(reports[0], 1)
+    else:
+        is_few = len(reports) <= MAX_DETAILED
+        yield batch(reports, linked=is_few) if len(reports) > 2 else comparison(*reports)
+        if is_few:
+            yield from (_folded(report, n, len(reports)) for n, report in enumerate(reports, 1))
+
+
+def _folded(report: Report, ordinal: int, count: int) -> Markup:
+    head = element("summary", element("span", f"Everything about {report.name}", dir="auto"))
+    return element("details", head, article(report, ordinal, 1 / count), class_="whole")
+
+
+def _head(reports: Sequence[Report]) -> Markup:
+    names = join((report.name for report in reports[:3]), ", ") or "no reports"
+    return element(
+        "head",
+        element("meta", charset="utf-8"),
+        element("meta", http_equiv="Content-Security-Policy", content=_policy()),
+        element("meta", name="viewport", content="width=device-width, initial-scale=1"),
+        element("meta", name="color-scheme", content="light dark"),
+        element("title", join((names, Markup(" \u00b7 rankscope")))),
+        element("style", Markup(_STYLE)))
+
+
+def _policy() -> str:
+    """Returns the content security policy: nothing is loaded, and only the style and the script of the page may run."""
+    return (f"default-src 'none'; style-src {_digest(_STYLE)}; script-src {_digest(_SCRIPT)}; "
+            "base-uri 'none'; form-action 'none'")
+
+
+def _digest(text: str) -> str:
+    return f"'sha256-{base64.b64encode(hashlib.sha256(text.encode()).digest()).decode()}'"

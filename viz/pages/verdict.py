@@ -1,0 +1,64 @@
+"""The verdict of a scenario: a badge of a sign, a word and a colour, and bars that show how full the device is."""
+
+from __future__ import annotations
+
+from typing import Final
+
+from simcore.results.report import Report
+from simcore.units import format_bytes
+from viz.markup import Markup, element
+
+__all__ = ["device_fill", "verdict", "verdict_bar", "verdict_key"]
+
+_VERDICTS: Final = {
+    "fits": ("\u2713", "Fits", "good"),
+    "oom": ("\u2715", "Out of memory", "bad"),
+    "illegal": ("\u26a0", "Illegal layout", "warn"),
+    "error": ("\u26a0", "Could not be answered", "warn"),
+    "none": ("\u2013", "No verdict", "plain"),
+}
+
+
+def verdict_key(report: Report) -> str:
+    """Returns `fits`, `oom`, `illegal`, `error` or `none`."""
+    return report.status if report.status != "ok" else report.verdict or "none"
+
+
+def verdict(report: Report) -> Markup:
+    """Returns the badge."""
+    sign, word, css_class = _VERDICTS[verdict_key(report)]
+    return element("strong", element("span", sign, aria_hidden="true"), " ", word, class_=f"verdict {css_class}")
+
+
+def verdict_bar(report: Report) -> Markup:
+    """Returns a bar for a row of a table: how full the fullest device is, with the sign; without a peak the badge."""
+    used, capacity = report.highest_bytes, report.capacity_bytes
+    if used is None or not capacity:
+        return verdict(report)
+    sign, word, css_class = _VERDICTS[verdict_key(report)]
+    scale = max(used, capacity)
+    parts = (element("rect", x="0", y="3", width="100%", height=10, rx=2, class_="room"),
+             element("rect", x="0", y="3", width=f"{100 * used / scale:.1f}%", height=10, rx=2, class_="used"),
+             element("line", x1=f"{100 * capacity / scale:.1f}%", x2=f"{100 * capacity / scale:.1f}%", y1="0", y2="16",
+                     class_="end"))
+    bar = element("svg", *parts, class_="fill", width=84, height=16, aria_hidden="true")
+    return element("span", element("span", sign, class_="sign", aria_hidden="true"), bar,
+                   element("span", f" {used / capacity:.0%}", class_="share"),
+                   element("span", f" {word}", class_="unseen"), class_=f"verdict-bar {css_class}")
+
+
+def device_fill(report: Report) -> Markup | None:
+    """Draws a bar of the device: the allocated memory, all memory in use, the capacity; None without a peak."""
+    peak = report.peak_rank.peak if report.peak_rank else None
+    if peak is None or not report.capacity_bytes:
+        return None
+    scale = max(peak.device_bytes, report.capacity_bytes)
+    allocated, used, end = (f"{100 * n / scale:.2f}%" for n in (peak.allocated_bytes, peak.device_bytes,
+                                                                report.capacity_bytes))
+    bars = (element("rect", width="100%", height=12, rx=3, class_="room"),
+            element("rect", width=used, height=12, rx=3, class_="used"),
+            element("rect", width=allocated, height=12, rx=3, class_="allocated"),
+            element("line", x1=end, x2=end, y1=-4, y2=16, class_="end"))
+    words = (f"Of {format_bytes(report.capacity_bytes)}, {format_bytes(peak.allocated_bytes)} allocated, "
+             f"{format_bytes(peak.device_bytes)} needed in all")
+    return element("svg", element("title", words), *bars, class_="fill", role="img", width="100%", height=12)
