@@ -1,12 +1,24 @@
-"""rankscope's engine: what a training job does to every GPU, before anyone rents one.
+"""rankscope's engine: simulates what a training job does on every GPU, in memory, traffic and time.
 
     from simcore import compare, load, simulate, table
     reports = [simulate(scenario) for scenario in load("scenarios/nano-ep4/automodel-4gpu.yaml")]
     table(reports)
 
-In a notebook each of these shows itself: see `docs/notebook.md`.
+In a notebook each of these displays itself: see `docs/notebook.md`. Names are loaded when first used, so that the
+command line starts without the engine.
 
-Names are looked up when first asked for, so that the command line starts without the engine.
+Start: `simulate.simulate`, the path of the data from a `Scenario` to a `Report`. `errors`: what a user can act on.
+`units`: bytes, nanoseconds, quantities with units. Packages, each with its own page in its `__init__`:
+
+    inputs       scenario files -> `Scenario`          program      plan + layers -> `Program` (a step in issue order)
+    hardware     topology files -> `Topology`          memory       `Program` -> peak, reserved, device memory
+    models       config.json -> `ModelGraph`           timing       `Program` + `Topology` -> step time
+    pipeline     order of microbatches on a stage      simulation   everything -> `Report`; random draws, hosts
+    recording    one layer -> rows on a tape           results      `Report` and its parts, JSON
+    operators    what each implementation's layers do  validation   measured runs, snapshots, logs
+    placement    mesh, layouts, plan of a rank         vllm, rl     inference engine; DPO and GRPO
+    frameworks   FSDP, ZeRO, Megatron, ...: rules      calibration  measuring a machine with PyTorch
+                 and memory hooks                      batch, cli, docgen   many scenarios, command line, docs
 """
 
 from __future__ import annotations

@@ -28,10 +28,12 @@ from simcore.program.record_layers import Workload
 from simcore.program.tile import OP, SLOT
 from simcore.recording.tape import Op
 from simcore.simulate import check
+from test_structure import PACKAGES
 from viz.palette import CATEGORIES as DRAWN
 
 DOCS = ROOT / "docs"
-PAGES = sorted(DOCS.glob("*.md"))
+PAGES = sorted(DOCS.rglob("*.md"))
+TOP = ("README.md", "CONTRIBUTING.md")
 
 
 def text(name: str) -> str:
@@ -117,25 +119,44 @@ def named(page: str) -> set[str]:
     return set(re.findall(rf"`((?:{top})/[\w./-]*)`", page))
 
 
-@pytest.mark.parametrize("page", [*(f"docs/{page.name}" for page in PAGES), "README.md"])
+@pytest.mark.parametrize("page", [*(page.relative_to(ROOT).as_posix() for page in PAGES), *TOP])
 def test_what_a_page_names_exists(page: str) -> None:
     assert [path for path in sorted(named(text(page))) if not (ROOT / path).exists()] == []
 
 
-def test_the_readmes_table_names_folders_that_exist() -> None:
-    rows = re.findall(r"^\| (`[^|]*`) \|", text("README.md"), re.MULTILINE)
-    folders = re.findall(r"`([^`]+/)`", " ".join(rows))
-    assert folders
-    assert [folder for folder in folders if not (ROOT / folder).is_dir()] == []
+def test_the_architecture_names_every_package_in_its_order() -> None:
+    assert tuple(re.findall(r"^\*\*`(\w+)`", text("docs/architecture.md"), re.MULTILINE)) == PACKAGES
 
 
-@pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)
+def test_the_architecture_is_one_page() -> None:
+    assert len(text("docs/architecture.md").splitlines()) <= 150
+
+
+def test_the_index_links_every_page_once() -> None:
+    links = re.findall(r"\]\(([\w/.-]+\.md)\)", text("docs/README.md"))
+    pages = {path.name for path in DOCS.glob("*.md")} - {"README.md"}
+    assert sorted(links) == sorted([*pages, "decisions/README.md", "../CONTRIBUTING.md"])
+
+
+def test_the_index_of_decisions_links_every_one() -> None:
+    files = sorted(path.name for path in (DOCS / "decisions").glob("*.md") if path.name != "README.md")
+    assert sorted(re.findall(r"\]\(([\w-]+\.md)\)", text("docs/decisions/README.md"))) == files
+
+
+@pytest.mark.parametrize("page", sorted((DOCS / "decisions").glob("*-*.md")), ids=lambda page: page.stem)
+def test_a_decision_says_context_decision_and_consequence(page: Path) -> None:
+    lines = page.read_text(encoding="utf-8").splitlines()
+    assert [line for line in lines if line.startswith("## ")] == ["## Context", "## Decision", "## Consequence"]
+    assert 10 <= len(lines) <= 30
+
+
+@pytest.mark.parametrize("page", [*PAGES, *(ROOT / name for name in TOP)], ids=lambda page: page.name)
 def test_links_between_pages_hold(page: Path) -> None:
     targets = re.findall(r"\]\(([^)#:]+)\)", page.read_text(encoding="utf-8"))
     assert [target for target in targets if not (page.parent / target).exists()] == []
 
 
-@pytest.mark.parametrize("page", [*PAGES, ROOT / "README.md"], ids=lambda page: page.name)
+@pytest.mark.parametrize("page", [*PAGES, *(ROOT / name for name in TOP)], ids=lambda page: page.name)
 def test_no_page_knows_a_machine(page: Path) -> None:
     absolute = re.findall(r"(?<![\w.:/<])/(?:[a-z]+/)+[\w.-]+|[A-Z]:\\\w+|~/\w+", page.read_text(encoding="utf-8"))
     assert absolute == []

@@ -1,1 +1,12 @@
-"""Many scenarios: worker processes, folders of results, gates for CI, advice, tables of results."""
+"""Many scenarios: worker processes, folders of results that survive a kill, gates for CI, advice, tables.
+
+Input: `Entry`s of `inputs/loading.py`. Output: `Outcome`s (report and exit code), files of results, `Finding`s,
+`Frame`s.
+Start: `run.run_batch`.
+
+Running: `worker_pool` (processes), `interrupts` (Ctrl-C, SIGTERM), `advice` (smallest changes that make a scenario
+fit). Folder of `run -o`: `folder` (opened, continued, refused), `unfinished` (results under way), `manifest` (which
+batches are in it), `fingerprint` (when two batches are the same), `lock`. Gates: `gate` (`--max-fill`, `--baseline`;
+output for GitHub and JUnit). Tables: `tabulate` (results to rows), `fields` (their columns), `frame_file` (CSV and
+Parquet).
+"""

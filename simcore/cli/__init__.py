@@ -1,1 +1,11 @@
-"""The command line: its verbs, tables for a terminal, streams and exit codes."""
+"""The command line `rankscope`: arguments in, tables and files out, exit codes. It computes nothing itself.
+
+Input: arguments. Output: text on standard output, problems on standard error, files, an exit code.
+Start: `app.main`; commands `run`, `place`, `check`, `compare`, `validate`, `schema`, `init` are functions of `app`,
+the others have a module: `calibrate`, `explain`, `export`, `read`, `report`.
+
+Terminal tables: `summary` (one line a scenario), `memory` (bars), `time` (where time goes), `engine` (vLLM), `phases`
+(RL), `tables` (placement, advice, comparison, validation), `columns` (layout of wide tables), `ascii` (terminals
+without UTF-8). `session`: one command's batch. `output`: where results go (JSON, pages, figures, CI). `stdio`: closed
+or full streams. `exit_codes`: how the process ends. `first_scenario`: the file that `init` writes.
+"""

@@ -51,6 +51,27 @@ Jobs = Annotated[int | None, typer.Option(
     "-j", "--jobs", min=1, max=256, help="Worker processes; omitted: as many as pay off.")]
 
 
+def _print_version(asked: bool) -> None:  # noqa: FBT001  a typer callback takes the value by position
+    """Prints name and version of the installed distribution, and ends."""
+    if asked:
+        from importlib.metadata import PackageNotFoundError, version
+
+        try:
+            typer.echo(f"rankscope {version('rankscope')}")
+        except PackageNotFoundError:  # run from a folder of sources that nobody installed
+            typer.echo("rankscope, not installed")
+        raise typer.Exit
+
+
+@app.callback()
+def rankscope(
+    *,
+    version: Annotated[bool, typer.Option("--version", callback=_print_version, is_eager=True,
+                                          help="Print the version and exit.")] = False,
+) -> None:
+    """Options of the command itself; the text of its help is that of `app`."""
+
+
 class Format(StrEnum):
     """How a build server wants to be told."""
 

@@ -1,1 +1,9 @@
-"""Pages of `docs/` that are made from the code: glossary, scenario keys, machines, models."""
+"""Documentation pages that are generated from the code and the data, so that they cannot go out of date.
+
+Input: tables of the engine, presets, topology files. Output: Markdown text; tests compare it with the files in
+`docs/`.
+Start: `glossary.glossary`. Each module is run as `python -m simcore.docgen.<module>`.
+
+`glossary`: `docs/glossary.md`, and the tables of keys inside `docs/scenario.md`. `machines`: `docs/machines.md`.
+`models`: `docs/models.md`. (`docs/columns.md` comes from `batch/tabulate.py`.)
+"""

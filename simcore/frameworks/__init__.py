@@ -1,1 +1,14 @@
-"""Frameworks: one folder each, with the table of its rules, what it refuses, its hooks and its buffers."""
+"""Frameworks: one package each, with its table of rules, its refusals, and its memory hooks around the layers.
+
+Input: a `Scenario`, from which `setup.prepare` makes a `Job`. Output: a `Framework` (how each tensor is cut, stored
+and updated; units; options with their defaults) and `MemoryHooks` (what is gathered, reduced and freed at each
+border).
+Start: `setup.prepare` (scenario to job and table), `hooks.hooks_of` (table to hooks). In a package: `table` of
+`<package>/table.py`.
+
+`fsdp2`: PyTorch `fully_shard` and HSDP. `fsdp1`: FullyShardedDataParallel. `ddp`: DistributedDataParallel.
+`deepspeed`: ZeRO-1, 2, 3. `megatron`: Megatron-Core and Bridge. `megatron_fsdp`: Megatron-FSDP. `automodel`: NeMo
+Automodel. `common`: what several of them share. `bytes_at_rest`: bytes that a rank owns, and padding on top of them.
+`unknown`: names of frameworks that do not exist, and why. What layers themselves allocate is in `operators/`; the
+vocabulary of a table is in `placement/framework.py`.
+"""

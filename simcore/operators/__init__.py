@@ -1,1 +1,13 @@
-"""One file per implementation: its tensors, and what each operator keeps, holds for a moment, computes and sends."""
+"""Implementations of models: what each operator of a layer allocates, saves, frees, computes and sends.
+
+One package an implementation, because the same architecture runs differently in each code base. A module reads like
+the upstream module, with its class and variable names, over tensors without values.
+Input: a `LayerKind` and its `LayerWorkload` (shapes, parallel degrees, options). Output: a `RecordedLayer`.
+Start: `<implementation>/implementation.py`: `record` (one layer), `tensors` (its parameters and buffers), and for most
+`standing` (buffers that all layers share). Such a module is chosen by name in `program/record_layers.py`.
+
+`hf`: Hugging Face transformers, also with PEFT, bitsandbytes, Liger, Unsloth. `hub`: modelling code from a
+checkpoint's repository. `automodel`: NeMo Automodel. `megatron`: Megatron-Core with Transformer Engine. `torchtitan`,
+`kempnerforge`, `llmfoundry`: those trainers' own models. `shared`: operators of ATen and DTensor, and what several of
+them call. How parameters are gathered and gradients reduced around a layer is in `frameworks/`, not here.
+"""

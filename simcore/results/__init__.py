@@ -1,1 +1,11 @@
-"""Results: frozen values that every view reads, from JSON and to JSON; two results side by side."""
+"""Results: frozen values that every view reads, written as JSON and read back.
+
+Input: numbers of a simulation, or JSON of an earlier run. Output: `Report` (one scenario), `Comparison`, `Frame`.
+Start: `report.Report`. Nothing here computes memory or time.
+
+`report`: status, ranks with peak, parts and traffic, host memory, assumptions, advice. `time`: step time, its parts,
+communication, kernels, roofline, cost. `phases`: phases of a DPO or GRPO step. `engine`: memory and decoding of a vLLM
+engine. `quantiles`: results over random draws. `detail`: what pictures need in addition (memory series, spans,
+tensors, lifetimes). `compare`: two reports side by side. `frame`: results as typed columns. `lora_coverage`: which
+modules LoRA reaches, which targets match nothing, which adapters get no gradient.
+"""

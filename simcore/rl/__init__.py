@@ -1,1 +1,10 @@
-"""DPO and GRPO: forward passes, phases of a step, weights on their way to the engine, and the report of all this."""
+"""DPO and GRPO as NeMo RL runs them: phases of a step, weights sent to the engine, and the report of all this.
+
+Input: a `Scenario` whose workload is `dpo` or `grpo`, and a `Trainer` that simulates training steps.
+Output: a `Report` with phases. Start: `workload.in_phases`.
+
+`phases`: the order of a step, phase by phase (`GrpoStep`): generation, log-probabilities, training, refit. `journal`:
+the ledger of device and host over phases. `forward`: a forward pass without gradients. `policy`: what a class of ranks
+holds, and what moves to the host. `refit`: how weights get to the engine, and its buffers. `series`: memory over
+phases. `report`: the result. The engine that generates: `vllm/`.
+"""

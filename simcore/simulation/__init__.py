@@ -1,1 +1,11 @@
-"""Parts of an answer put together: the report, random routing and lengths, hosts, details, explanations."""
+"""Puts the parts of a simulation together: the report, and what random draws, hosts and details add to it.
+
+Input: `Simulation` (job, framework, classes, plans, programs, timing), filled in by `simcore/simulate.py`.
+Output: a `Report`.
+Start: `assemble.report`: each number gets its published name, the verdict is made, assumptions are listed.
+
+`random_routing`: peaks of all draws of expert loads; `expert_loads` draws them; `interpolate` (`PiecewiseLinearStep`)
+gives a step's bytes at any number of rows without simulating it again. `random_lengths`: padded lengths drawn from a
+distribution. `hosts`: host memory while a model is read, trained and written. `step_length`: refuses steps that are
+too long to write out. `detail`: what pictures need. `explanation`: from a number to its formula and rule.
+"""

@@ -5,14 +5,17 @@ from __future__ import annotations
 import json
 import subprocess
 import sys
+import tomllib
 from collections.abc import Callable
 from functools import partial
+from importlib import metadata
 from pathlib import Path
 from types import ModuleType
 from xml.etree import ElementTree
 
 import pytest
 
+from checkout import ROOT
 from fakes import FakeEntry, FakeScenario, entry, report, unreadable, work
 from simcore.cli import app as cli
 from simcore.errors import InputError, Problem
@@ -237,6 +240,20 @@ def test_usage_errors_are_exit_2(ran: Run) -> None:
     assert ran("run", "--no-such-option").code == 2
     assert ran("no-such-command").code == 2
     assert ran("run", "--example", "no-such-example").code == 2
+
+
+def test_version_is_that_of_the_project(ran: Run) -> None:
+    project = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["project"]
+    told = ran("--version")
+    assert (told.code, told.out, told.err) == (0, f"{project['name']} {project['version']}\n", "")
+
+
+def test_version_of_sources_that_are_not_installed(ran: Run, monkeypatch: pytest.MonkeyPatch) -> None:
+    def missing(name: str) -> str:
+        raise metadata.PackageNotFoundError(name)
+
+    monkeypatch.setattr(metadata, "version", missing)
+    assert ran("--version").out == "rankscope, not installed\n"
 
 
 def test_help_starts_without_the_engine() -> None:

@@ -12,6 +12,7 @@ from functools import cache
 
 import pytest
 
+from measured_memory import compared_memory, measured_rows
 from simcore.errors import RankscopeError
 from simcore.frameworks.setup import prepare
 from simcore.inputs.document import parse_document
@@ -19,8 +20,8 @@ from simcore.inputs.scenario import Scenario, parse_scenario
 from simcore.inputs.shipped import data_folder
 from simcore.memory.band import EVERY, FEW, band_of, layout_class, make_bands, read_bands
 from simcore.simulate import simulate
-from simcore.validation.runs import Measured, layout_of, read_measured
-from simcore.validation.validate import Compared, layouts, validate
+from simcore.validation.runs import Measured
+from simcore.validation.validate import Compared
 
 NEAREST_FIRST = ("allocated_peak", "reserved_peak", "device_peak")
 HELD = 0.75
@@ -30,12 +31,10 @@ HELD = 0.75
 @cache
 def residuals() -> dict[str, list[float]]:
     """Measured over simulated of every observation that can be simulated, by class."""
-    rows, _ = read_measured()
-    reports = {layout_of(entry): simulate(entry.scenario, timed=False) for entry in layouts(rows) if entry.scenario}
-    scenario_of = {one.row.id: one for one in rows}
+    scenario_of = {one.row.id: one for one in measured_rows()}
     found: dict[str, list[float]] = defaultdict(list)
     nearest: dict[tuple[str, object], Compared] = {}
-    for one in sorted(validate(rows, reports).compared, key=_nearness, reverse=True):
+    for one in sorted(compared_memory().compared, key=_nearness, reverse=True):
         nearest[one.rows[0], one.rank] = one
     for (row, _), one in sorted(nearest.items(), key=str):
         found[_class_of(scenario_of[row])].append(one.measured_bytes / one.simulated_bytes)

@@ -1,1 +1,11 @@
-"""One file a model family: a Hugging Face configuration in, layers made of blocks out."""
+"""Model families: each module turns the configuration of one family into layers made of blocks.
+
+Input: `Config` (a `config.json`, read strictly: an unknown or odd field is an error that names it).
+Output: `Architecture`: the chain of layer kinds from the embedding to the loss, built of `models/blocks.py`.
+Start: `llama.architecture`, the shortest one; `models/graph.py` maps each `model_type` to its module.
+
+Dense decoders: `llama`, `mistral`, `phi3`, `qwen` (2, 3, and the MoE variants), `gemma` (2 and 3), `nemotron_nas`
+(searched layers), `gpt2`, `mpt`. Mixtures of experts: `mixtral`, `gpt_oss`, `deepseek` (V2, V3: latent attention).
+State-space and hybrid models: `mamba2`, `bamba`, `granitemoehybrid` (Granite 4), `nemotron_h`, `zamba2`. `decoder`:
+what decoders with rotary embeddings share. Upstream: transformers 5.23 `models/<family>`.
+"""

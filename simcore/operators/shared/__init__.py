@@ -1,1 +1,12 @@
-"""Operators and kernels that more than one implementation calls: ATen, DTensor, ring attention, layer borders."""
+"""Operators that several implementations call: ATen, DTensor, layer borders, context parallel attention.
+
+Input: a `Tape` and `Tensor`s. Output: `Tensor`s; as a side effect rows on the tape, with FLOPs, bytes and what
+autograd saves. Upstream: PyTorch 2.13.
+Start: `aten` (each eager operator: output, saved tensors, backward), `layer_borders` (hidden state in, gradient out,
+how backward of a layer is run).
+
+`rms_norm`: RMSNorm as transformers writes it. `dtensor`: collectives of tensor parallel plans. `ring_attention`:
+PyTorch's context parallelism. `features`: what a layer needs beyond plain blocks; an implementation refuses what it
+does not serve. `plain_tensors`, `mpt_tensors`: parameters that implementations register alike. `mamba_scan_cost`,
+`permutation_cost`: host time of the Triton kernels around a Mamba-2 scan and around experts.
+"""

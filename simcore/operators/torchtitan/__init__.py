@@ -1,1 +1,10 @@
-"""torchtitan 0.2.2: tensors, layers and losses, eager and compiled, operator by operator."""
+"""torchtitan 0.2.2 on PyTorch 2.13: Llama 3, Qwen3 and DeepSeek V3, eager and compiled, operator by operator.
+
+Input: `LayerKind`, `LayerWorkload`. Output: `RecordedLayer`, `TensorSpec`s.
+Start: `implementation.record`, `tensors.tensors`.
+
+`attention`: grouped-query attention with torchtitan's rotary tables. `latent`: latent attention. `moe`: router and
+grouped experts on one rank. `loss`: cross entropy, also over a vocabulary cut by tensor parallelism. `compiled`:
+blocks and loss under `torch.compile` (what AOTAutograd saves, what Inductor allocates), also with torchao's fp8. Its
+tensor parallel plan, activation checkpointing and options: `frameworks/fsdp2/torchtitan.py`.
+"""
