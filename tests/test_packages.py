@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ast
 import re
+from functools import cache
 from pathlib import Path
 
 import pytest
@@ -12,6 +13,9 @@ from checkout import ROOT
 
 ENGINE = ROOT / "simcore"
 PACKAGES = sorted(path.parent for path in ENGINE.rglob("__init__.py") if "_data" not in path.parts)
+
+UPSTREAM = {"AllGatherPipeline", "DistributedDataParallel", "FastLanguageModel", "FullyShardedDataParallel",
+            "GradReducePipeline"}
 
 
 def name_of(package: Path) -> str:
@@ -49,6 +53,22 @@ def test_paths_that_a_page_names_exist(package: Path) -> None:
             assert (ENGINE / path).exists(), path
         elif path.startswith(("topologies/", "docs/", "tests/", "simcore/")):
             assert (ROOT / path).exists(), path
+
+
+@pytest.mark.parametrize("package", PACKAGES, ids=name_of)
+def test_types_that_a_page_names_exist(package: Path) -> None:
+    named = set(re.findall(r"`(?:\w+\.)?([A-Z][a-z0-9]+[A-Za-z0-9]*)`", page_of(package)))
+    assert sorted(named - defined()) == []
+
+
+@cache
+def defined() -> set[str]:
+    """Classes and names of types of the engine, and upstream's that pages explain."""
+    found = set(UPSTREAM)
+    for path in ENGINE.rglob("*.py"):
+        source = path.read_text(encoding="utf-8")
+        found |= {one[1] or one[2] for one in re.finditer(r"(?m)^class (\w+)|^([A-Z]\w+)(?:: \w+)? = ", source)}
+    return found
 
 
 def test_the_engines_page_names_every_package() -> None:

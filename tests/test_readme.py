@@ -20,13 +20,13 @@ import pytest
 
 from checkout import ROOT
 from measured_memory import compared_memory
-from simcore.frameworks.setup import known_frameworks
+from simcore.frameworks.registry import known_frameworks
 from simcore.inputs.document import parse_document
 from simcore.inputs.scenario import Scenario, parse_scenario
 from simcore.inputs.shipped import data_folder
 from simcore.simulate import check, simulate
 from simcore.validation.tolerance import Judged
-from viz.figures import figures
+from viz.exports.figures import figures
 
 FILE = ROOT / "README.md"
 README = FILE.read_text(encoding="utf-8")

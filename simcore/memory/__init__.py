@@ -5,7 +5,7 @@ owners, the peak of each phase), `Reserved`, `OutsideMemory`, `Band`.
 Start: `ledger.balance`: the peak is the maximum of a running sum over the program's allocations and frees.
 
 `reserved`: what torch's caching allocator reserves beyond what is allocated. `workspace`: workspaces of cuBLAS and
-other libraries (`WorkspaceSpec`). `outside_allocator`: CUDA context, NCCL and DeepEP buffers. `band`: how far measured
+other libraries (`Workspace`). `outside_allocator`: CUDA context, NCCL and DeepEP buffers. `band`: how far measured
 runs of the same class of layout were off. For pictures: `series` (memory over the step), `lifetimes` (each
 allocation), `inventory` (tensors of a rank, holders of the peak).
 """

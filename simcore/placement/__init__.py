@@ -4,11 +4,10 @@ Input: a `ModelGraph`, a `Mesh` and a `Framework` (the table that a module of `f
 Output: a `Plan` a rank (each tensor in elements and bytes: parameters, gradients, optimizer states), `RankClass`es.
 Start: `plan.place`, `fold.fold`. The words of a framework's table: `framework.Framework`.
 
-`job`: a scenario with its graph and mesh, the argument of every table. `mesh`: axes as digits of the rank. `form`:
-`Layout` of a tensor (shard, flat, replicate, partial; dtype; device or host). `framework`: `TensorPolicy`, rules,
-units, and the specs `Fsdp2Spec`, `MegatronDdpSpec`, `MegatronFsdpSpec`; specs of others: `ddp_words`, `fsdp1_words`,
-`zero_words`. `libraries`: whose kernels run. `checkpoint_files`: host memory of checkpoint reading and writing.
-`stages`: layers of a pipeline stage. `packing`: packed sequences. `routing`: rows that experts receive.
-`token_dispatch`: copies of a token that cross ranks. `optimizer_step`: the optimizer's step of one parameter.
-`on_host`: what a rank keeps in host memory.
+`job`: a scenario with its graph and mesh, the argument of every table. `mesh`: axes as digits of the rank. `layout`:
+`TensorLayout` of a tensor (shard, flat, replicate, partial; dtype; device or host). `framework`: `TensorPolicy`, rules,
+units. `strategy`: what the engine asks of a framework's `ParallelStrategy`. `libraries`: whose kernels run.
+`checkpoint_files`: host memory of checkpoint reading and writing. `stages`: layers of a pipeline stage. `packing`:
+packed sequences. `routing`: rows that experts receive. `token_dispatch`: copies of a token that cross ranks.
+`optimizer_step`: the optimizer's step of one parameter. `on_host`: what a rank keeps in host memory.
 """

@@ -1,6 +1,6 @@
 """NeMo Automodel 0.7.0: FSDP2 over a dense mesh, experts over a mesh of their own (ep_shard x ep).
 
-Input: a `Job`. Output: a `Framework` with an `Fsdp2Spec` and `Unit`s; the hooks are those of `frameworks/fsdp2`.
+Input: a `Job`. Output: a `Framework` with an `Fsdp2Strategy` and `Unit`s; the hooks are those of `frameworks/fsdp2`.
 Start: `table.table`; its [Note: Automodel's two paths] says how wrapping depends on expert parallelism.
 
 `units`: what is wrapped by `fully_shard`, at ep = 1 and ep > 1. `checks`: refusals, each with its rule. `lora`: which

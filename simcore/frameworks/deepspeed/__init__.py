@@ -1,13 +1,14 @@
 """DeepSpeed 0.19.6: ZeRO-1, ZeRO-2 and ZeRO-3, offload to host memory and NVMe, hpZ.
 
-Input: a `Job`, later a `Plan`. Output: a `Framework` with a `ZeroSpec`; `Zero12Hooks` or `Zero3Hooks`.
-Start: `table.zero_table` (called by `zero1`, `zero2`, `zero3`), `zero12_hooks`, `zero3_hooks`. Upstream's behaviour,
-in notes: `placement/zero_words.py`.
+Input: a `Job`, later a `Plan`. Output: a `Framework` with a `ZeroStrategy`; `Zero12Hooks` or `Zero3Hooks`.
+Start: `adapter` (the three stages), `table.zero_table`, `zero12_hooks`, `zero3_hooks`. Upstream's behaviour, in notes:
+`frameworks/deepspeed/strategy.py`.
 
 ZeRO-1 and 2: `zero12_hooks` (gradient bucket, all-reduce, step), `partitions` (each rank's part of the flat group).
 ZeRO-3: `zero3_hooks` (parameters gathered and released around each module; which stay gathered), `prefetch_trace` (the
 recorded order of module calls that gathers ahead; frozen and packed weights: `LivePackedWeights`), `zero12_copies`
 (flat buffers of coalesced gathers, used by ZeRO-3 only), `hpz` (secondary partitions: `HpzShards`).
 All stages: `uncontiguous_gradients` (no bucket), `offload_gradients` and `offload_buffers` (host memory; NVMe's rule
-for what is swapped is in `hardware/nvme.py`). Upstream: `deepspeed/runtime/zero/`.
+for what is swapped is in `hardware/nvme.py`), `at_rest` (bytes at rest and padding).
+Upstream: `deepspeed/runtime/zero/`.
 """

@@ -1,7 +1,7 @@
 """PyTorch FullyShardedDataParallel (FSDP1, torch 2.13), also HSDP: each unit is one flat parameter.
 
-Input: a `Job`, later a `Plan`. Output: a `Framework` with an `Fsdp1Spec`; `Fsdp1Hooks`.
-Start: `table.table`, `hooks.Fsdp1Hooks`. What happens to a unit: [Note: FSDP1] in `placement/fsdp1_words.py`.
+Input: a `Job`, later a `Plan`. Output: a `Framework` with an `Fsdp1Strategy`; `Fsdp1Hooks`.
+Start: `table.table`, `hooks.Fsdp1Hooks`. What happens to a unit: [Note: FSDP1] in `frameworks/fsdp1/strategy.py`.
 
 `table`: options, defaults, refusals, which layers are units. `hooks`: when a flat parameter is gathered and freed.
 `flat_parameters`: lengths of flat parameters and of a rank's part, padding included. `gradients`: from a unit's flat

@@ -1,6 +1,6 @@
 """PyTorch FSDP2 (`fully_shard`, torch 2.13) and HSDP, around layers of several trainers.
 
-Input: a `Job`, later a `Plan`. Output: a `Framework` with an `Fsdp2Spec` and `Unit`s; `Fsdp2Hooks`.
+Input: a `Job`, later a `Plan`. Output: a `Framework` with an `Fsdp2Strategy` and `Unit`s; `Fsdp2Hooks`.
 Start: `table.table`, `hooks.Fsdp2Hooks`.
 
 `units`: which `fully_shard` calls wrap what, and whether each reshards after forward. `hand_over`: FSDP2's own hooks

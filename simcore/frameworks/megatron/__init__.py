@@ -1,6 +1,6 @@
 """Megatron-Core 0.16.1 with Megatron-Bridge: gradient buffers, distributed optimizer, TP, PP, CP, EP.
 
-Input: a `Job`, later a `Plan`. Output: a `Framework` with a `MegatronDdpSpec`; `MegatronHooks`.
+Input: a `Job`, later a `Plan`. Output: a `Framework` with a `MegatronDdpStrategy`; `MegatronHooks`.
 Start: `table.table`, `hooks.MegatronHooks`.
 
 Table: `rules` (how tensors are cut over tensor and expert parallel ranks), `precision` (stored, master and gradient
