@@ -8,8 +8,6 @@ derived from the one scenario, and laid end to end (`laid.py`).
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
-from dataclasses import dataclass
 from typing import Any
 
 from simcore.errors import IllegalLayout, InputError, NotYet, Problem
@@ -23,37 +21,30 @@ from simcore.rl.phases import GrpoStep, dpo_step, engine_step, grpo_step
 from simcore.rl.policy import Policy, policy_of
 from simcore.rl.refit import gathered
 from simcore.rl.report import Laid, phase_report
-from simcore.simulation.assemble import Simulation
+from simcore.simulation.simulation import Simulation, placed_simulation
+from simcore.simulation.step import Request, training_step
 from simcore.vllm.decode import decode_seconds
 from simcore.vllm.engine import Engine
 from simcore.vllm.workload import assumptions, engine_of, serving
 
-__all__ = ["Trainer", "in_phases", "legal"]
+__all__ = ["in_phases", "legal"]
 
 _PAIR = 2
 """Sequences of a preference, chosen and rejected (NeMo RL 7ea279ab `algorithms/dpo.py:602`: batch sizes doubled)."""
 
 
-@dataclass(frozen=True, slots=True)
-class Trainer:
-    """Simulates a training step: the report of a scenario, and its parts before a program is made."""
-
-    report: Callable[[Scenario], Report]
-    parts: Callable[[Scenario], Simulation]
-
-
-def in_phases(scenario: Scenario, trainer: Trainer) -> Report:
+def in_phases(scenario: Scenario, *, series: bool) -> Report:
     """One steady step of the scenario's workload. Refusals as of the training step, and of the engine."""
-    return {"dpo": _dpo, "grpo": _grpo}[scenario.workload](scenario, trainer)
+    return {"dpo": _dpo, "grpo": _grpo}[scenario.workload](scenario, Request(series=series))
 
 
-def legal(scenario: Scenario, trainer: Trainer) -> None:
+def legal(scenario: Scenario) -> None:
     """Raises what would refuse the engine or the phases, beside what the training step's own check finds."""
     if scenario.workload == "grpo":
         rl, engine = _asked(scenario)
         _num_steps(scenario, rl.prompts * rl.generations)
         _num_engines(scenario, engine)
-    _parts(scenario, trainer, _training(scenario))
+    _passes_of(scenario, _training(scenario))
 
 
 # ---- the scenarios inside --------------------------------------------------------------------------------------------
@@ -63,16 +54,16 @@ def _training(scenario: Scenario, **changed: Any) -> Scenario:
     return scenario.model_copy(update={"workload": "train", "rl": None, "generation": None, "training": training})
 
 
-def _parts(scenario: Scenario, trainer: Trainer, passing: Scenario) -> Simulation:
+def _passes_of(scenario: Scenario, passing: Scenario) -> Simulation:
     """Of the forward passes; refused but for what phases are described for."""
-    parts = trainer.parts(passing)
-    _check_worker(scenario, parts)
-    return parts
+    simulation = placed_simulation(passing)
+    _check_worker(scenario, simulation)
+    return simulation
 
 
-def _check_worker(scenario: Scenario, parts: Simulation) -> None:
+def _check_worker(scenario: Scenario, simulation: Simulation) -> None:
     """NotYet but for NeMo RL's two kinds of workers, on one stage; IllegalLayout for what its own refuse."""
-    workload, worker = scenario.workload, parts.framework.strategy.rl_worker
+    workload, worker = scenario.workload, simulation.framework.strategy.rl_worker
     if not worker:
         raise NotYet(Problem(scenario.where("framework"), f"not yet: {workload} under {scenario.framework} (served: "
                              "automodel, fsdp2 and megatron, what NeMo RL trains policies with)"))
@@ -91,18 +82,19 @@ def _check_worker(scenario: Scenario, parts: Simulation) -> None:
         raise NotYet(Problem(scenario.where("training", "lengths"), f"not yet: {workload} with drawn lengths"))
 
 
-def _policies(scenario: Scenario, trainer: Trainer, trained: Report, passing: Scenario, parts: Simulation,
+def _policies(scenario: Scenario, trained: Report, passing: Scenario, simulation: Simulation,
               steps: int) -> list[Policy]:
     """Of every class of ranks, in the report's order. `parts`: of `passing`."""
-    forward = passes(parts)
+    forward = passes(simulation)
     step_ns = round((trained.time.step_s if trained.time else 0.0) * 1e9)
     ns = forward.total_ns(passing.num_microbatches), steps * step_ns
-    plans = trainer.parts(_training(scenario)).plans
-    return [policy_of(*each, parts, ns) for each in zip(trained.ranks, plans, forward.rest, forward.above, strict=True)]
+    plans = placed_simulation(_training(scenario)).plans
+    return [policy_of(*each, simulation, ns) for each in zip(trained.ranks, plans, forward.rest, forward.above,
+                                                             strict=True)]
 
 
 # ---- DPO -------------------------------------------------------------------------------------------------------------
-def _dpo(scenario: Scenario, trainer: Trainer) -> Report:
+def _dpo(scenario: Scenario, request: Request) -> Report:
     if scenario.generation is not None:
         raise InputError(Problem(scenario.where("generation"), "generation: nothing is generated in dpo"))
     training = scenario.training
@@ -110,15 +102,15 @@ def _dpo(scenario: Scenario, trainer: Trainer) -> Report:
     doubled = {"micro_batch_size": _PAIR * training.micro_batch_size,
                "global_batch_size": None if given is None else _PAIR * given}
     passing = _training(scenario, **doubled, recompute="none")
-    parts = _parts(scenario, trainer, passing)
-    trained = trainer.report(_training(scenario, **doubled))
-    policies = _policies(scenario, trainer, trained, passing, parts, 1)
-    journals = [dpo_step(policy, parts.topology) for policy in policies]
+    simulation = _passes_of(scenario, passing)
+    trained = training_step(_training(scenario, **doubled), request)
+    policies = _policies(scenario, trained, passing, simulation, 1)
+    journals = [dpo_step(policy, simulation.topology) for policy in policies]
     told = [Assumption(what="training.micro_batch_size, global_batch_size", value="counted in pairs, doubled to "
                        "sequences", kind="derived", source="NeMo RL 7ea279ab algorithms/dpo.py:602"),
             Assumption(what="reference policy", value="on the host, swapped in for its pass", kind="derived",
                        source="NeMo RL 7ea279ab dtensor_policy_worker_v2.py use_reference_model"), _LOSS]
-    return phase_report(Laid(scenario, trained, tuple(journals), parts), told)
+    return phase_report(Laid(scenario, trained, tuple(journals), simulation), told)
 
 
 _LOSS = Assumption(what="training.loss", value="a cross entropy stands in for the loss of log-probabilities",
@@ -127,20 +119,20 @@ _LOSS = Assumption(what="training.loss", value="a cross entropy stands in for th
 
 
 # ---- GRPO ------------------------------------------------------------------------------------------------------------
-def _grpo(scenario: Scenario, trainer: Trainer) -> Report:
+def _grpo(scenario: Scenario, request: Request) -> Report:
     rl, engine = _asked(scenario)
     sequences = rl.prompts * rl.generations
     steps, engines = _num_steps(scenario, sequences), _num_engines(scenario, engine)
     passing = _training(scenario, micro_batch_size=rl.logprob_batch_size, global_batch_size=sequences,
                         recompute="none")
-    parts = _parts(scenario, trainer, passing)
-    trained = trainer.report(_training(scenario, global_batch_size=sequences // steps))
-    policies = _policies(scenario, trainer, trained, passing, parts, steps)
-    turn = GrpoStep(engine, gathered(parts.plans[0], parts.routes),
+    simulation = _passes_of(scenario, passing)
+    trained = training_step(_training(scenario, global_batch_size=sequences // steps), request)
+    policies = _policies(scenario, trained, passing, simulation, steps)
+    turn = GrpoStep(engine, gathered(simulation.plans[0], simulation.routes),
                 rl.reference != "none", _generate_ns(engine, rl, -(-sequences // engines)), rl.refit_buffer)
-    journals = [grpo_step(policy, turn, parts.topology) for policy in policies]
-    beside = None if engine.generation.colocated else _beside(turn, journals, parts)
-    laid = Laid(scenario, trained, tuple(journals), parts, beside, engines * engine.tp if beside else 0)
+    journals = [grpo_step(policy, turn, simulation.topology) for policy in policies]
+    beside = None if engine.generation.colocated else _beside(turn, journals, simulation)
+    laid = Laid(scenario, trained, tuple(journals), simulation, beside, engines * engine.tp if beside else 0)
     told = [*assumptions(engine), *_told(rl, engine, turn), _LOSS]
     found = phase_report(laid, told)
     return found.model_copy(update={"serving": serving(engine), "verdict": "oom" if engine.refusal else found.verdict})
@@ -198,10 +190,10 @@ def _generate_ns(engine: Engine, rl: Rl, sequences: int) -> int:
     return round(1e9 * (full * whole + rest))
 
 
-def _beside(turn: GrpoStep, journals: list[Journal], parts: Simulation) -> Journal:
+def _beside(turn: GrpoStep, journals: list[Journal], simulation: Simulation) -> Journal:
     """The GPUs that only generate."""
     slowest = max(journals, key=lambda one: sum(phase.ns for phase in one.phases))
-    return engine_step(turn, parts.topology, {phase.phase: phase.ns for phase in slowest.phases})
+    return engine_step(turn, simulation.topology, {phase.phase: phase.ns for phase in slowest.phases})
 
 
 def _told(rl: Rl, engine: Engine, turn: GrpoStep) -> list[Assumption]:
