@@ -196,7 +196,7 @@ def _torchtitan(asked: Asked) -> float:
     met, experts = graph.count(), graph.count("routed_experts")
     if moe := next((mixer for mixer in asked.own if isinstance(mixer, Moe)), None):
         met += experts * moe.top_k // moe.num_experts - experts
-    looked_up = 0 if graph.architecture.tied else graph.count("embedding")
+    looked_up = 0 if graph.has_tied_head else graph.count("embedding")
     return 6 * (met - looked_up + asked.seq_len * sum(map(_both_products, asked.own)))
 
 

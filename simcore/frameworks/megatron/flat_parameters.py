@@ -12,7 +12,6 @@ import numpy as np
 
 from simcore.frameworks.megatron.buffers import FlatBuffer, lay_out
 from simcore.frameworks.megatron.strategy import MegatronDdpStrategy
-from simcore.models.blocks import Head, Mtp
 from simcore.placement.mesh import IntArray
 from simcore.placement.plan import AtRestBytes, Placed, Plan
 from simcore.units import dtype_bytes, packed_bytes
@@ -73,12 +72,7 @@ def _shared(plan: Plan) -> frozenset[tuple[int, int]]:
 
     Core 0.16.1 models/common/language_module/language_module.py:203 (`shared_embedding`).
     """
-    blocks = [kind.block for kind in plan.graph.kinds]
-    if plan.mesh.pp == 1 or not any(isinstance(b, Mtp) or (isinstance(b, Head) and b.tied) for b in blocks):
-        return frozenset()
-    return frozenset((layer, number) for layer in plan.layers
-                     for number, spec in enumerate(plan.graph.tensors[plan.graph.layers[layer].kind])
-                     if spec.component == "embedding" and spec.dims[0] == "vocab")
+    return plan.graph.copied
 
 
 def _entries(kind: Sequence[Placed], *, expert: bool, dtype: str) -> list[tuple[int, int]]:
