@@ -9,7 +9,7 @@ import pytest
 
 import small
 from checkout import ROOT
-from simcore.models.graph import FAMILIES as FAMILY_FILES
+from simcore.models.families.registry import known_families
 from simcore.models.graph import ModelGraph, build, known_presets, model_config
 from simcore.models.tensor import TensorSpec
 
@@ -47,7 +47,7 @@ def test_every_family_is_asked_for_in_two_sizes() -> None:
     for name, row in ROWS.items():
         preset = OTHER_SIZES[name]["preset"] if name in OTHER_SIZES else name
         counts.setdefault(str(model_config(preset, None, "test")["model_type"]), set()).add(row["parameters"])
-    assert set(counts) == {family for family in FAMILY_FILES if family not in REMOTE}
+    assert set(counts) == {family for family in known_families() if family not in REMOTE}
     assert {family for family, sizes in counts.items() if len(sizes) < 2} == set()
 
 

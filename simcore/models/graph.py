@@ -13,6 +13,7 @@ from dataclasses import dataclass, replace
 from functools import cached_property, lru_cache
 from importlib import resources
 from itertools import accumulate
+from operator import itemgetter
 from typing import Any
 
 from simcore.errors import InputError, NotYet, Problem
@@ -80,15 +81,15 @@ class ModelGraph:
 
     # ---- edges --------------------------------------------------------------------------------------------------
     @cached_property
-    def _ends(self) -> dict[Edge, list[tuple[int, int]]]:
+    def _ends(self) -> dict[Edge, tuple[tuple[int, int], ...]]:
         number = {layer.path: layer.index for layer in self.layers}
         found: dict[Edge, list[tuple[int, int]]] = {kind: [] for kind in Edge}
         for first, second, kind, _ in edges(self.network):
             found[kind].append((number[first], number[second]))
-        return found
+        return {kind: tuple(sorted(ends, key=itemgetter(1, 0))) for kind, ends in found.items()}
 
-    def ends(self, kind: Edge) -> list[tuple[int, int]]:
-        """Layers at both ends of each edge of a kind."""
+    def ends(self, kind: Edge) -> tuple[tuple[int, int], ...]:
+        """Layers at both ends of each edge of a kind, in the order of those to which they lead."""
         return self._ends[kind]
 
     def leads(self, kind: Edge, layer: int) -> bool:

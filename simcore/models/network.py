@@ -143,6 +143,8 @@ def renumbered(network: Network, numbers: Mapping[str, int]) -> Network:
     """The same edges, and each layer of the kind that `numbers` says."""
     import networkx as nx
 
+    if all(network.nodes[path]["kind"] == number for path, number in numbers.items()):
+        return network
     changed: Network = nx.MultiDiGraph(network)
     nx.set_node_attributes(changed, numbers, "kind")
     return _frozen(changed)
