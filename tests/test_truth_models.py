@@ -9,8 +9,8 @@ import pytest
 
 import small
 from checkout import ROOT
-from simcore.models.families.registry import known_families
 from simcore.models.graph import ModelGraph, build, known_presets, model_config
+from simcore.models.registry import known_families
 from simcore.models.tensor import TensorSpec
 
 TRUTH = ROOT / "tests/truth" / "models" / "transformers-5.23.0.json"

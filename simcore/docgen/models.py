@@ -10,8 +10,8 @@ import textwrap
 from typing import Final
 
 from simcore.docgen.glossary import table
-from simcore.models.families.registry import known_families
 from simcore.models.graph import ModelGraph, build, known_presets, model_config
+from simcore.models.registry import known_families
 
 __all__ = ["graph_of", "presets"]
 

@@ -21,8 +21,8 @@ from simcore.inputs.bounds import KINDS, LAYERS
 from simcore.inputs.document import read_document
 from simcore.models.blocks import Head, LayerKind, Mtp
 from simcore.models.config import Architecture, Config
-from simcore.models.families.registry import family_of, known_families
 from simcore.models.network import BORROWED, DATA, Edge, Network, borrowed, connect, edges, renumbered, running_order
+from simcore.models.registry import family_of, known_families
 from simcore.models.tensor import TensorSpec
 
 __all__ = ["Layer", "ModelGraph", "architecture_of", "build", "known_presets", "layer_kinds", "model_config"]

@@ -7,8 +7,8 @@ import pytest
 import small
 from checkout import ROOT
 from simcore.docgen.models import graph_of, presets
-from simcore.models.families.registry import known_families
 from simcore.models.graph import build, known_presets, model_config
+from simcore.models.registry import known_families
 from simcore.simulate import simulate
 
 MADE_UP = ("llama-tiny", "nemotron-3-tiny")
