@@ -65,9 +65,8 @@ def _without_gradient(specs: tuple[TensorSpec, ...], cold: tuple[int, ...]) -> t
 
 def _with_tied_head(graph: ModelGraph) -> ModelGraph:
     """A tied head's weight is trained if the embedding's is."""
-    if not graph.has_tied_head:
-        return graph
-    trained = all(spec.trainable for spec in graph.tensors[graph.layers[0].kind])
-    return graph.with_tensors(lambda kind, specs: tuple(
-        replace(spec, trainable=trained and spec.trainable) if spec.tied and kind.name == "head" else spec
-        for spec in specs))
+    cold = {(graph.layers[layer].kind, number) for (layer, number), (owner, its) in graph.owners.items()
+            if not graph.tensors[graph.layers[owner].kind][its].trainable}
+    tensors = [tuple(replace(spec, trainable=spec.trainable and (kind, number) not in cold)
+                     for number, spec in enumerate(specs)) for kind, specs in enumerate(graph.tensors)]
+    return replace(graph, tensors=tuple(tensors))
