@@ -53,7 +53,7 @@ class Asked:
         return tuple(self._mixers())
 
     def _mixers(self) -> Iterator[tuple[Mixer, bool]]:
-        for _, kind in self.graph.architecture.parts:
+        for kind in (self.graph.kinds[layer.kind] for layer in self.graph.layers):
             further = isinstance(kind.block, Mtp)
             times = kind.block.depths if isinstance(kind.block, Mtp) else 1
             yield from ((branch.block, further) for branch in kind.branches for _ in range(times))
@@ -66,7 +66,8 @@ class Asked:
     @cached_property
     def num_further(self) -> int:
         """Tokens that are predicted besides the next."""
-        return sum(kind.block.depths for _, kind in self.graph.architecture.parts if isinstance(kind.block, Mtp))
+        kinds = (self.graph.kinds[self.graph.layers[layer].kind] for layer in self.graph.branches)
+        return sum(kind.block.depths for kind in kinds if isinstance(kind.block, Mtp))
 
     @property
     def hidden(self) -> int:

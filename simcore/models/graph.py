@@ -165,11 +165,6 @@ class ModelGraph:
                     for specs in self.tensors]
         return sum(per_kind[layer.kind] for layer in self.layers)
 
-    def components(self) -> tuple[str, ...]:
-        """Components that hold parameters, in order of first appearance."""
-        seen = {t.component: None for layer in self.layers for t in self.tensors[layer.kind] if t.is_owned}
-        return tuple(seen)
-
     # ---- changed graphs -----------------------------------------------------------------------------------------
     def with_tensors(self, change: Callable[[LayerKind, tuple[TensorSpec, ...]], tuple[TensorSpec, ...]]) -> ModelGraph:
         """The same graph with each kind's tensors changed (adapters added, weights frozen)."""

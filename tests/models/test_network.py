@@ -2,24 +2,26 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import replace
 from itertools import pairwise
 
 import networkx as nx
 import pytest
 
+import simcore.models.graph as graphs
 import small
 from simcore.docgen.models import graph_of
 from simcore.frameworks.megatron.flat_parameters import rank_buffers
 from simcore.models.blocks import LayerKind
 from simcore.models.graph import ModelGraph, build, known_presets, model_config
-from simcore.models.network import DATA, Edge, Network, running_order
+from simcore.models.network import DATA, Edge, Network, connect, running_order
 from simcore.models.tensor import TensorSpec
 from simcore.operators.hf.tensors import tensors
 from simcore.operators.megatron.tensors import NOT_BUILT
 from simcore.placement.mesh import Mesh
 from simcore.placement.plan import Plan, place
+from simcore.simulate import check, simulate
 
 EMBEDDING, HEAD = "model.embed_tokens", "lm_head"
 TIED_LLAMA = {"config": "llama-tiny", "overrides": {"tie_word_embeddings": True}}
@@ -32,16 +34,20 @@ def changed(network: Network, change: Callable[[Network], None]) -> Network:
     return copy
 
 
-def without(graph: ModelGraph, kind: Edge) -> ModelGraph:
-    """The same model without its edges of a kind."""
-    ends = [(first, second) for first, second, key in graph.network.edges(keys=True) if key == kind]
+def removed(network: Network, kind: Edge) -> Network:
+    """The same network without its edges of a kind."""
+    ends = [(first, second) for first, second, key in network.edges(keys=True) if key == kind]
     assert ends
 
-    def remove(network: Network) -> None:
+    def remove(copy: Network) -> None:
         for first, second in ends:
-            network.remove_edge(first, second, kind)
+            copy.remove_edge(first, second, kind)
 
-    return graph.with_network(changed(graph.network, remove))
+    return changed(network, remove)
+
+
+def without(graph: ModelGraph, kind: Edge) -> ModelGraph:
+    return graph.with_network(removed(graph.network, kind))
 
 
 def numel(specs: Iterable[TensorSpec]) -> int:
@@ -241,6 +247,39 @@ def test_stages_have_copies_of_every_tied_weight() -> None:
     assert not job.graph.ends(Edge.TIED)
     assert job.graph.ends(Edge.COPY) == ((0, *job.graph.branches),)
     assert {layer for layer, _ in job.graph.copied} == {0, *job.graph.branches}
+
+
+# ---- whole answers --------------------------------------------------------------------------------------------------
+@pytest.fixture
+def unlinked(monkeypatch: pytest.MonkeyPatch) -> Iterator[Callable[[Edge], None]]:
+    """Models are built without edges of a kind from then on."""
+    def leave_out(kind: Edge) -> None:
+        monkeypatch.setattr(graphs, "connect", lambda *given: removed(connect(*given), kind))
+        graphs._build.cache_clear()
+
+    yield leave_out
+    graphs._build.cache_clear()
+
+
+def test_layers_that_share_no_edge_are_units_of_their_own(unlinked: Callable[[Edge], None]) -> None:
+    """FSDP2 refuses Zamba2 because two layers have one parameter: without edges they have two."""
+    asked = small.scenario("fsdp2", {"dp_shard": 2}, model="zamba2-1.2b")
+    assert "is shared with a parameter already managed by another FSDP group" in check(asked).problems[0].message
+    unlinked(Edge.SHARED)
+    assert check(asked).status == "ok"
+
+
+def test_a_report_says_what_edges_say(unlinked: Callable[[Edge], None]) -> None:
+    """Under Megatron the first and the last stage reduce a tied table; without the edge they have nothing in common."""
+    asked = small.scenario("megatron", {"pp": 2, "dp_shard": 2}, model=TIED_LLAMA)
+    tied = simulate(asked)
+    unlinked(Edge.TIED)
+    free = simulate(asked)
+    first, last = tied.ranks[0], tied.ranks[-1]
+    assert (tied.status, free.status) == ("ok", "ok")
+    assert first.at_rest["embedding"].num_params == last.at_rest["embedding"].num_params
+    assert "tied embedding" in {one.what for one in tied.assumptions} - {one.what for one in free.assumptions}
+    assert tied.ranks[-1] != free.ranks[-1]
 
 
 @pytest.mark.parametrize("preset", [name for name in known_presets() if str(
