@@ -25,7 +25,7 @@ VIZ_FOLDERS: dict[str, set[str]] = {"charts": set(), "exports": {"charts"}, "pag
 # A library has one door: what it does could be replaced by rewriting the files named here.
 DOORS = {
     "networkx": {
-        "simcore/models/graph.py",
+        "simcore/models/network.py",
     },
     "simpy": {
         "simcore/timing/timeline.py",
