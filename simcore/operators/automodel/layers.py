@@ -189,7 +189,7 @@ def te_attention(env: Env, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
     """TE's DotProductAttention by cuDNN: keeps q, k, v, the output and the softmax statistics (fp32, one a head).
 
     Of q [b, s, heads, d], and k and v with as many heads or fewer. Estimate: backward sums dq in fp32, and one number a
-    row and head, like Megatron's (`megatron_attention.py`).
+    row and head, like Megatron's (`operators/megatron/attention.py`).
     """
     tape, run = env.tape, env.run
     shapes, dtype = [t.shape for t in (q, k, v)], q.dtype

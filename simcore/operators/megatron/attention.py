@@ -11,8 +11,9 @@ from collections.abc import Sequence
 
 from simcore.errors import NotYet, Problem
 from simcore.models.blocks import Attention, Mlp
-from simcore.operators.megatron.context import Context, Grads, Saved
-from simcore.operators.megatron.ops import act, norm_linear, row
+from simcore.operators.megatron.ops.context import Context, Grads, Saved
+from simcore.operators.megatron.ops.elementwise import act
+from simcore.operators.megatron.ops.linear import norm_linear, row
 from simcore.operators.megatron.unfused import unfused_core
 from simcore.recording.kernel_shape import shape_of_heads
 from simcore.recording.tape import Kernel, Param, Tape, Tensor

@@ -1,9 +1,8 @@
 """Megatron-Core with Transformer Engine: what each kind of layer holds, computes and sends.
 
-Layers: `megatron_mamba.py`, `megatron_moe.py`, `megatron_attention.py`, `megatron_latent.py`; around them:
-`megatron_head.py`, `megatron_mtp.py`; their parameters: `megatron_tensors.py`; shared operators and notes on weight
-gradients: `megatron_ops.py`. Versions: megatron-core 0.16.1 (core_v0.16.1), TransformerEngine 2.18 unless a rule says
-otherwise, mamba_ssm of August 2026.
+Layers: `mamba`, `moe`, `attention`, `latent`; around them: `head`, `mtp`; their parameters: `tensors`; shared operators
+and notes on weight gradients: `ops/linear.py`. Versions: megatron-core 0.16.1 (core_v0.16.1), TransformerEngine 2.18
+unless a rule says otherwise, mamba_ssm of August 2026.
 
 Recompute is Megatron's own spelling in `LayerWorkload.checkpoint`: "none", "full" (each layer keeps its input), or a
 comma list of selective modules: moe, layernorm, moe_act, shared_experts, mlp, core_attn, mla_up_proj
@@ -32,13 +31,14 @@ from simcore.models.blocks import (
     Mtp,
 )
 from simcore.operators.megatron.attention import attention, mlp
-from simcore.operators.megatron.context import Context, fuses_wgrad
 from simcore.operators.megatron.head import TIED_GRAD, embedding, head, loss
 from simcore.operators.megatron.latent import latent_attention
 from simcore.operators.megatron.mamba import mamba
 from simcore.operators.megatron.moe import moe
 from simcore.operators.megatron.mtp import heads, predict
-from simcore.operators.megatron.ops import add, add_dropped, norm
+from simcore.operators.megatron.ops.context import Context, fuses_wgrad
+from simcore.operators.megatron.ops.elementwise import add, add_dropped
+from simcore.operators.megatron.ops.norm import norm
 from simcore.operators.megatron.tensors import FINAL_NORM, tensors
 from simcore.operators.shared.features import LATENT, refuse
 from simcore.recording.layer import LayerWorkload, RecordedLayer

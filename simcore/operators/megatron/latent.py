@@ -12,17 +12,11 @@ from __future__ import annotations
 from simcore.errors import NotYet, Problem
 from simcore.models.blocks import LatentAttention
 from simcore.operators.megatron.attention import core, turning_passes
-from simcore.operators.megatron.context import Context, Grads, Saved, discarded_region
-from simcore.operators.megatron.ops import (
-    column,
-    gather_backward,
-    identity,
-    norm,
-    norm_discarded,
-    norm_linear,
-    row,
-    whole,
-)
+from simcore.operators.megatron.ops.context import Context, Grads, Saved
+from simcore.operators.megatron.ops.elementwise import identity
+from simcore.operators.megatron.ops.linear import column, gather_backward, norm_linear, row, whole
+from simcore.operators.megatron.ops.norm import norm, norm_discarded
+from simcore.operators.megatron.ops.recompute import discarded_region
 from simcore.recording.tape import Kernel, Tape, Tensor
 
 __all__ = ["latent_attention"]

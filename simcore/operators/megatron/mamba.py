@@ -18,8 +18,8 @@ import math
 from dataclasses import dataclass, replace
 
 from simcore.models.blocks import Mamba2
-from simcore.operators.megatron.context import Context, Grads, Saved
-from simcore.operators.megatron.ops import norm_linear, row
+from simcore.operators.megatron.ops.context import Context, Grads, Saved
+from simcore.operators.megatron.ops.linear import norm_linear, row
 from simcore.operators.shared.mamba_scan_cost import BACKWARD_OPERATORS, FORWARD_OPERATORS, MIXER, NORM
 from simcore.recording.tape import Kernel, Tape, Tensor
 

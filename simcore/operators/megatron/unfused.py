@@ -9,8 +9,8 @@ from __future__ import annotations
 
 from typing import Final
 
-from simcore.operators.megatron.context import Context, Grads, Saved
-from simcore.operators.megatron.ops import dropped
+from simcore.operators.megatron.ops.context import Context, Grads, Saved
+from simcore.operators.megatron.ops.elementwise import dropped
 from simcore.recording.tape import Kernel, Tape, Tensor
 
 __all__ = ["unfused_core"]

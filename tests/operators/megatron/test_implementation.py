@@ -31,8 +31,8 @@ from simcore.models.blocks import (
     Mtp,
 )
 from simcore.models.lora import LoraChoice
+from simcore.operators.megatron.dispatch_flex import distinct_ranks
 from simcore.operators.megatron.implementation import idle_gradients, record, tensors
-from simcore.operators.megatron.moe import distinct_ranks
 from simcore.recording.kernel_shape import shapes_in
 from simcore.recording.layer import LayerWorkload, RecordedLayer
 from simcore.recording.rows import HOST_STOPS, Module

@@ -12,7 +12,7 @@ comm_gemm_overlap.cpp`); the output before its sum is allocated all the same (`c
 
 from __future__ import annotations
 
-from simcore.operators.megatron.context import Context
+from simcore.operators.megatron.ops.context import Context
 from simcore.recording.tape import Tensor
 
 __all__ = ["all_gather", "biased", "gathered_input", "input_grad", "reduced", "statistics"]

@@ -26,8 +26,8 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from simcore.operators.megatron.context import Context, Grads, Saved
-from simcore.operators.megatron.parts import all_gather, biased, input_grad, reduced, statistics
+from simcore.operators.megatron.ops.context import Context, Grads, Saved
+from simcore.operators.megatron.ops.parts import all_gather, biased, input_grad, reduced, statistics
 from simcore.recording.tape import Kernel, Param, Tape, Tensor
 
 __all__ = ["column_fp8", "grouped_fp8", "norm_linear_fp8", "plain_fp8", "row_fp8"]

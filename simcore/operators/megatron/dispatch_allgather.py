@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from typing import Final
 
-from simcore.operators.megatron.context import Context, Grads, Saved
+from simcore.operators.megatron.ops.context import Context, Grads, Saved
 from simcore.recording.tape import Tape, Tensor
 
 __all__ = ["PERMUTED", "UNPERMUTED", "gather_tokens", "reduce_tokens"]
