@@ -22,7 +22,8 @@ from typing import Final
 
 from simcore.errors import NotYet, Problem
 from simcore.models.blocks import Head, Loss
-from simcore.operators.automodel.layers import Env, linear
+from simcore.operators.automodel.env import Env
+from simcore.operators.automodel.layers import linear
 from simcore.operators.shared import aten
 from simcore.operators.shared.aten import Grads, Saved, needs_grad, new
 from simcore.recording.kernel_shape import shape_of

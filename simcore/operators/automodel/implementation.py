@@ -40,15 +40,17 @@ from simcore.models.blocks import (
     Moe,
 )
 from simcore.operators.automodel.dense import DENSE, dense_attention, dense_norm
+from simcore.operators.automodel.env import Env
 from simcore.operators.automodel.head import LINEAR_LOSSES, head, loss
 from simcore.operators.automodel.latent import latent_attention
-from simcore.operators.automodel.layers import Env, attention, mamba, mlp
+from simcore.operators.automodel.layers import attention, mlp
+from simcore.operators.automodel.mamba import mamba
 from simcore.operators.automodel.moe import moe
 from simcore.operators.automodel.python import ALONE, BESIDE, around
 from simcore.operators.automodel.qwen3_moe import qwen3_moe_attention
 from simcore.operators.automodel.tensors import tensors
 from simcore.operators.shared import aten
-from simcore.operators.shared.layer_borders import leave_waiting, meet_waiting
+from simcore.operators.shared.layer_borders import AFTER, BEFORE, leave_waiting, meet_waiting
 from simcore.recording.layer import LayerWorkload, RecordedLayer
 from simcore.recording.rows import Module
 from simcore.recording.tape import GRAD_HIDDEN, HIDDEN, Node, Section, Tape, Tensor
@@ -61,7 +63,6 @@ RELEASE_0_7_0: Final = (
 # 77f112399: `recipes/llm/train_ft.py` has no `del out`, `moe/megatron/fused_a2a.py` no recorder, and apply_ac's
 # `ignore_router_for_ac` is False (`moe/parallelizer.py`, `distributed/config.py`).
 SNAPSHOT_2026_06_08: Final = (("router", "again"),)
-_BEFORE, _AFTER = -1, 1
 _EMPTY = Section(())
 
 
@@ -101,7 +102,7 @@ def _part(env: Env, kind: LayerKind) -> RecordedLayer:
     # Other models still hold the stem's output as `inputs_embeds`, these reuse the variable.
     late = run.first and kind.family not in ("nemotron_h", "qwen3_moe")
     if out.node is not None:
-        tape.seed(out, tape.external(out.shape, out.dtype, GRAD_HIDDEN, _AFTER))
+        tape.seed(out, tape.external(out.shape, out.dtype, GRAD_HIDDEN, AFTER))
     tape.backward()
     env.cache = None
     if isinstance(kind.block, Head) and env.param("lm_head.weight").tied:
@@ -113,7 +114,7 @@ def _part(env: Env, kind: LayerKind) -> RecordedLayer:
 
 def _input(env: Env, shape: tuple[int, ...], dtype: str) -> Tensor:
     """What the layer before has made; its node collects the gradient."""
-    hidden = env.tape.external(shape, dtype, HIDDEN, _BEFORE)
+    hidden = env.tape.external(shape, dtype, HIDDEN, BEFORE)
     hidden.node = Node() if env.run.input_requires_grad else None
     return hidden
 
@@ -215,7 +216,7 @@ def _embedding(env: Env, kind: LayerKind, block: Embedding) -> RecordedLayer:
     tables = _tables(env, kind, block)
     forward = tape.cut()
     if out.node is not None:
-        tape.seed(out, tape.external(out.shape, out.dtype, GRAD_HIDDEN, _AFTER))
+        tape.seed(out, tape.external(out.shape, out.dtype, GRAD_HIDDEN, AFTER))
     tables.clear()
     tape.backward()
     if env.param("model.embed_tokens.weight").tied:

@@ -23,8 +23,8 @@ from simcore.recording.tape import (
 __all__ = ["as_rows", "moe", "routed"]
 
 
-def moe(tape: Tape, run: LayerWorkload, branch: Branch, x: Tensor, family: str) -> Tensor:
-    """Router, routed experts, and where there is one a shared expert on the same input."""
+def moe(tape: Tape, run: LayerWorkload, branch: Branch, x: Tensor, *, wide: bool = False) -> Tensor:
+    """Router, routed experts, and where there is one a shared expert on the same input; `wide`: weights in fp32."""
     block = branch.block
     assert isinstance(block, Moe)
     if block.shared_gate:
@@ -34,8 +34,8 @@ def moe(tape: Tape, run: LayerWorkload, branch: Branch, x: Tensor, family: str) 
     # The logits stay in a local variable that nobody reads.
     if block.router == "sigmoid":
         _logits, weights, indices = _route(tape, run, name, block, rows)
-    else:  # Mixtral leaves the weights in fp32
-        dtype = "fp32" if family == "mixtral" else run.compute
+    else:
+        dtype = "fp32" if wide else run.compute
         _logits, weights, indices = _route_by_softmax(tape, run, name, block, rows, dtype)
     del rows
     flat = as_rows(tape, x, (run.tokens, block.hidden))

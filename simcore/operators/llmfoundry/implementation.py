@@ -25,6 +25,7 @@ from simcore.operators.llmfoundry.fp8 import te_linear
 from simcore.operators.shared import aten
 from simcore.operators.shared.features import refuse
 from simcore.operators.shared.layer_borders import (
+    BEFORE,
     drop_held_logits,
     hand_on,
     hidden_state,
@@ -46,7 +47,6 @@ SERVED: Final = frozenset({"LayerNorm", "LayerNorm without a bias", "learned pos
                            "biases of the MLP", "biases of attention", "ALiBi"})
 """What of `features.py` is recorded here."""
 
-_BEFORE = -1
 
 
 def standing(runs: Sequence[tuple[LayerKind, LayerWorkload]]) -> dict[str, int]:
@@ -106,7 +106,7 @@ def _stem(tape: Tape, run: LayerWorkload, width: int) -> list[Tensor]:
     """
     if not run.first or ("positions", "learned") not in run.options:
         return []
-    return [tape.external((batch, run.seq, width), run.compute, tape.slot(name, "activation"), _BEFORE)
+    return [tape.external((batch, run.seq, width), run.compute, tape.slot(name, "activation"), BEFORE)
             for name, batch in (("tok_emb", run.batch), ("pos_emb", 1))]
 
 

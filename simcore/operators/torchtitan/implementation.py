@@ -20,25 +20,9 @@ from functools import partial
 from itertools import count
 from typing import Final
 
-from simcore.models.blocks import (
-    Attention,
-    Embedding,
-    FinalNorm,
-    Head,
-    LatentAttention,
-    LayerKind,
-    Loss,
-    Mixer,
-    Moe,
-)
+from simcore.models.blocks import Attention, Embedding, FinalNorm, Head, LatentAttention, LayerKind, Loss, Mixer, Moe
 from simcore.operators.shared import aten
-from simcore.operators.shared.dtensor import (
-    gather_last,
-    gather_sequence,
-    own_rows,
-    scatter_sequence,
-    sum_norms,
-)
+from simcore.operators.shared.dtensor import gather_last, gather_sequence, own_rows, scatter_sequence, sum_norms
 from simcore.operators.shared.features import refuse
 from simcore.operators.shared.layer_borders import (
     hand_on,

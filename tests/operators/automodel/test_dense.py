@@ -18,9 +18,9 @@ from simcore.inputs.scenario import Scenario
 from simcore.models.blocks import Moe
 from simcore.models.graph import ModelGraph, build, model_config
 from simcore.models.lora import LoraChoice
+from simcore.operators.automodel.env import Env
 from simcore.operators.automodel.implementation import RELEASE_0_7_0, record
-from simcore.operators.automodel.layers import Env
-from simcore.operators.automodel.moe import softmax_gate
+from simcore.operators.automodel.router import softmax_gate
 from simcore.recording.layer import LayerWorkload, RecordedLayer
 from simcore.recording.rows import Op
 from simcore.recording.tape import GRAD_HIDDEN, HIDDEN, Node, Param, Section, Tape, Tensor

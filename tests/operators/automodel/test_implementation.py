@@ -20,8 +20,8 @@ from simcore.models.blocks import (
     Moe,
 )
 from simcore.models.lora import LoraChoice
+from simcore.operators.automodel.experts import received_rows
 from simcore.operators.automodel.implementation import RELEASE_0_7_0, record, tensors
-from simcore.operators.automodel.moe import received_rows
 from simcore.recording.layer import LayerWorkload, RecordedLayer
 from simcore.recording.tape import Kernel, Op, Param, Section
 

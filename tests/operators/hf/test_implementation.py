@@ -17,6 +17,7 @@ from simcore.models.graph import ModelGraph, build, model_config
 from simcore.models.tensor import TensorSpec
 from simcore.operators.hf import implementation as hf
 from simcore.operators.hf import liger as hf_liger
+from simcore.operators.shared.layer_borders import TIED_HEAD
 from simcore.recording.layer import LayerWorkload, RecordedLayer
 from simcore.recording.tape import GRAD_HIDDEN, Kernel, Op, Param, Section
 
@@ -214,7 +215,7 @@ def test_slots_balance_layer_by_layer(case: dict[str, Any]) -> None:
         for section in (tape.forward, tape.after, tape.late, tape.seed, tape.backward):
             for op, offset, slot, amount, _, _ in section.rows:
                 if op in (Op.ALLOC, Op.FREE):
-                    balance[len(model.tapes) - 2 if offset == hf.TIED_HEAD else i + offset, slot] += amount
+                    balance[len(model.tapes) - 2 if offset == TIED_HEAD else i + offset, slot] += amount
         for _, slot, num_bytes in tape.grads:
             balance[i, slot] -= num_bytes
     assert not +balance

@@ -12,14 +12,7 @@ from simcore.models.blocks import LayerKind, Mtp
 from simcore.recording.fp8_scaling import Scaling, in_model, matched
 from simcore.recording.kernel_shape import shape_of
 from simcore.recording.layer import LayerWorkload
-from simcore.recording.tape import (
-    GRADIENTS_BEGIN,
-    Kernel,
-    Node,
-    Param,
-    Tape,
-    Tensor,
-)
+from simcore.recording.tape import GRADIENTS_BEGIN, Kernel, Node, Param, Tape, Tensor
 from simcore.units import dtype_bytes
 
 __all__ = ["Context", "Grads", "Saved", "fuses_wgrad", "region_end"]

@@ -8,14 +8,7 @@ from __future__ import annotations
 from collections.abc import Callable
 
 from simcore.operators.megatron.ops.context import Context, Grads, Saved, region_end
-from simcore.recording.tape import (
-    RECOMPUTE_BEGIN,
-    RECOMPUTE_END,
-    Kernel,
-    Storage,
-    Tape,
-    Tensor,
-)
+from simcore.recording.tape import RECOMPUTE_BEGIN, RECOMPUTE_END, Kernel, Storage, Tape, Tensor
 
 __all__ = ["Discarded", "discarded_region"]
 

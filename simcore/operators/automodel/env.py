@@ -1,0 +1,44 @@
+"""What every operator of one layer of NeMo Automodel needs: its tape, parameters, options, and a checkpoint's cache."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass, field
+
+from simcore.recording.layer import LayerWorkload
+from simcore.recording.tape import Param, Tape, Tensor
+
+__all__ = ["Env"]
+
+
+@dataclass(slots=True)
+class Env:
+    """What every operator of one layer needs. `cache`: results that a checkpoint keeps, None outside one."""
+
+    tape: Tape
+    run: LayerWorkload
+    options: dict[str, str] = field(default_factory=dict)
+    cache: dict[str, tuple[Tensor, ...]] | None = None
+
+    def param(self, name: str) -> Param:
+        """A parameter by its name in the layer."""
+        return self.run.params[name]
+
+    def adapters(self, path: str) -> tuple[Param, Param] | None:
+        """The two matrices of an adapted linear layer."""
+        a = self.run.params.get(f"{path}.lora_A.weight")
+        return (a, self.run.params[f"{path}.lora_B.weight"]) if a is not None else None
+
+    def option(self, name: str, default: str) -> str:
+        """A choice that the framework's table made, or what activations were measured with."""
+        return self.options.get(name, default)
+
+    def kept(self, name: str, make: Callable[[], tuple[Tensor, ...]]) -> tuple[Tensor, ...]:
+        """`make()`, but a checkpoint that must save it takes it from its cache in the recomputation."""
+        if self.cache is None:
+            return make()
+        if self.tape.phase == "recompute":
+            return self.cache.pop(name)
+        made = make()
+        self.cache[name] = tuple(t.detach() for t in made)
+        return made
