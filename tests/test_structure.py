@@ -149,7 +149,6 @@ VIZ_READS = {"simcore.results.compare", "simcore.results.detail", "simcore.resul
 MAX_FILE, MAX_FUNCTION, MAX_MEDIAN = 400, 40, 10
 MAX_VIZ_ROOT, MAX_VIZ_FOLDER = 6, 20
 """Modules in the root of `viz`, and in each of its folders."""
-TABLES = ("simcore/operators/", "simcore/frameworks/")  # data in the shape of code, as long as it has to be
 
 Function = ast.FunctionDef | ast.AsyncFunctionDef
 
@@ -305,8 +304,6 @@ def test_no_module_and_no_folder_of_viz_imports_itself_in_a_circle() -> None:
 
 @pytest.mark.parametrize("path", [*files("simcore"), *files("viz")], ids=name_of)
 def test_files_and_functions_are_small(path: Path) -> None:
-    if name_of(path).startswith(TABLES):
-        return
     num_lines = len(path.read_text(encoding="utf-8").splitlines())
     assert num_lines <= MAX_FILE
     assert [f"{f.name}: {length(f)} lines" for f in functions(path) if length(f) > MAX_FUNCTION] == []

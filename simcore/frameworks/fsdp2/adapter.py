@@ -5,7 +5,8 @@ from __future__ import annotations
 from simcore.frameworks.adapter import FrameworkAdapter
 from simcore.frameworks.common.lora import name_adapters
 from simcore.frameworks.fsdp2.hooks import Fsdp2Hooks
-from simcore.frameworks.fsdp2.table import CODES, VERSIONS, in_fp8, table
+from simcore.frameworks.fsdp2.table import VERSIONS, in_fp8, table
+from simcore.frameworks.fsdp2.trainers import CODES
 
 __all__ = ["ADAPTERS"]
 
