@@ -14,17 +14,16 @@ from __future__ import annotations
 
 from dataclasses import replace
 from functools import lru_cache
-from typing import Any
+from typing import Any, Final
 
 from simcore.frameworks.common.pipeline import weighed_stages
 from simcore.frameworks.common.torch import Defaults, all_or_no_checkpoint
+from simcore.frameworks.common.trainer import Trainer
 from simcore.models.blocks import Attention, Embedding
 from simcore.models.graph import ModelGraph
-from simcore.models.tensor import TensorSpec
 from simcore.placement.job import Job
-from simcore.placement.layout import Placements
 
-__all__ = ["DEFAULTS", "FSDP1", "OPTIONS", "check", "checkpoint", "in_fp8", "options_of", "stages_of", "tp_layout"]
+__all__ = ["TRAINER", "DEFAULTS", "FSDP1", "OPTIONS", "check", "in_fp8", "options_of"]
 
 _CODE, _TRAINER = "llm-foundry 0.3.0", "Composer 0.16.4"
 OPTIONS: dict[str, tuple[Any, ...]] = {
@@ -48,8 +47,6 @@ FSDP1: dict[str, tuple[Any, str]] = {
              "and the final norm, small beside it, are taken into the root"),
 }
 """Composer's defaults where they are not the class's own."""
-checkpoint = all_or_no_checkpoint
-stages_of = weighed_stages
 
 
 def check(job: Job, options: dict[str, Any]) -> None:
@@ -108,6 +105,5 @@ def options_of(job: Job, options: dict[str, Any]) -> tuple[tuple[str, str], ...]
     return (("attn_impl", attention), *((("positions", "learned"),) * learned), *((("fp8", "true"),) * fp8))
 
 
-def tp_layout(_spec: TensorSpec) -> Placements:
-    """Whole: `check` refuses."""
-    return ()
+TRAINER: Final = Trainer(options=OPTIONS, defaults=DEFAULTS, check=check, layer_options=options_of,
+                         checkpoint=all_or_no_checkpoint, stages=weighed_stages, in_fp8=in_fp8)

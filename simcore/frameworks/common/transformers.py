@@ -9,14 +9,12 @@ from simcore.frameworks.common.liger import LIGER_OPTION, liger_kernels
 from simcore.frameworks.common.pipeline import weighed_stages
 from simcore.frameworks.common.qlora import STORAGE_OPTION, STORAGES, TUNE_OPTION
 from simcore.frameworks.common.torch import Defaults, all_or_no_checkpoint, check_optimizer_in_backward
+from simcore.frameworks.common.trainer import Trainer
 from simcore.inputs.training import Draws
 from simcore.models.blocks import Attention, Mamba2
-from simcore.models.tensor import TensorSpec
 from simcore.placement.job import Job
-from simcore.placement.layout import Placements
 
-__all__ = ["DEFAULTS", "OPTIONS", "VLLM_FLASH_ATTN3", "check", "check_layers", "checkpoint", "options_of", "replayed",
-           "stages_of", "tp_layout"]
+__all__ = ["TRAINER", "DEFAULTS", "OPTIONS", "VLLM_FLASH_ATTN3", "check", "check_layers", "options_of", "replayed"]
 
 VLLM_FLASH_ATTN3: Final = "kernels-community/vllm-flash-attn3"
 OPTIONS: dict[str, tuple[Any, ...]] = {
@@ -45,9 +43,6 @@ DEFAULTS = Defaults(
     wrap="layers_root", sync="last", root_resharded=False, last_follows=False, loss_inside=True,
     reshard=("true for layers, false for the root", "torch 2.13 _fully_shard/_fully_shard.py: "
              "reshard_after_forward=None"))
-checkpoint = all_or_no_checkpoint
-
-stages_of = weighed_stages
 
 
 def check(job: Job, options: dict[str, Any]) -> None:
@@ -76,7 +71,7 @@ def _check_activations(job: Job) -> None:
     if not fraction:
         return
     job.one_of("training.offload.activations", space, ("none", "host"))
-    if fraction < 1 or checkpoint(job) == "none":
+    if fraction < 1 or all_or_no_checkpoint(job) == "none":
         raise job.not_yet("training.offload.activations", "a part of what is kept, or all that layers keep without "
                           "recompute, on the host (served: the inputs of replayed layers, with recompute: full)")
 
@@ -86,13 +81,13 @@ def replayed(job: Job) -> tuple[tuple[str, str], ...]:
 
     transformers 5.23 `modeling_utils.py`, _activation_checkpointing_enable: enable_input_require_grads.
     """
-    asked = job.scenario.training.method != "full" and checkpoint(job) != "none"
+    asked = job.scenario.training.method != "full" and all_or_no_checkpoint(job) != "none"
     return (("embeddings", "require_grad"),) if asked else ()
 
 
 def _by_transformers(job: Job, options: dict[str, Any]) -> tuple[tuple[str, str], ...]:
     """`replayed`, whatever is trained: transformers asks for the gradient wherever a model takes token ids."""
-    asked = options.get("recompute_by") == "transformers" and checkpoint(job) != "none"
+    asked = options.get("recompute_by") == "transformers" and all_or_no_checkpoint(job) != "none"
     return (("embeddings", "require_grad"),) if asked else ()
 
 
@@ -156,6 +151,5 @@ def _attention(job: Job, options: dict[str, Any]) -> tuple[tuple[str, str], ...]
     return (("attn_implementation", "flash_attention_2"),) if given == "flash_attention_2" else ()
 
 
-def tp_layout(_spec: TensorSpec) -> Placements:
-    """Whole: `check` refuses."""
-    return ()
+TRAINER: Final = Trainer(options=OPTIONS, defaults=DEFAULTS, check=check, layer_options=options_of,
+                         checkpoint=all_or_no_checkpoint, stages=weighed_stages, serves_muon=True)

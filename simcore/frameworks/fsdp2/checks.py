@@ -9,7 +9,7 @@ from typing import Any
 
 from simcore.frameworks.common.pipeline import check_schedule
 from simcore.frameworks.common.torch import check_named_adapters, offloaded_together, refuse_virtual_stages
-from simcore.frameworks.fsdp2.trainers import CODES
+from simcore.frameworks.fsdp2.trainers import TRAINERS
 from simcore.models.blocks import Moe
 from simcore.placement.framework import Unit
 from simcore.placement.job import Job
@@ -22,7 +22,7 @@ RULE = "torch 2.13 torch/distributed/fsdp/_fully_shard/_fsdp_init.py"
 def check(job: Job) -> None:
     """Refuses what no `fully_shard` job is served with: axes, training settings, offload, experts."""
     mesh, training = job.mesh, job.scenario.training
-    axes = CODES[job.graph.implementation].DEFAULTS.axes
+    axes = TRAINERS[job.graph.implementation].defaults.axes
     if mesh.pp > 1 and "pp" not in axes:
         raise job.not_yet("mesh.pp", "fsdp2 with pipeline stages (torch.distributed.pipelining)")
     if mesh.cp > 1 and "cp" not in axes:

@@ -10,7 +10,7 @@ from typing import Any
 from simcore.frameworks.common.torch import Defaults, all_or_no_checkpoint
 from simcore.frameworks.fsdp2.checks import RULE
 from simcore.frameworks.fsdp2.strategy import Fsdp2Strategy
-from simcore.frameworks.fsdp2.trainers import CODES
+from simcore.frameworks.fsdp2.trainers import TRAINERS
 from simcore.frameworks.fsdp2.units import Wrapping
 from simcore.placement.job import Job
 from simcore.recording.packed_weights import PackedWeights
@@ -49,7 +49,7 @@ def wrapping(job: Job, options: dict[str, Any], reduce: str, packed: PackedWeigh
     `set_reshard_after_forward` of the last layer is of all units inside it too (`_fully_shard.py`, recurse).
     """
     mesh, asked = job.mesh, options.get("reshard_after_forward")
-    given: Defaults = CODES[job.graph.implementation].DEFAULTS
+    given: Defaults = TRAINERS[job.graph.implementation].defaults
     shards, last = mesh.axis("dp_shard_cp").size, options.get("set_last_reshard")
     in_stages = mesh.pp > 1
     children = (not in_stages or given.reshard_in_stages[0].startswith("true")) if asked is None else asked

@@ -12,8 +12,7 @@ from typing import Any
 
 from simcore.frameworks.common.qlora import STORAGE_OPTION, is_packed, packed_of
 from simcore.frameworks.common.torch import States, states_of
-from simcore.frameworks.fsdp2 import torchtitan as _torchtitan
-from simcore.frameworks.fsdp2.trainers import CODES
+from simcore.frameworks.fsdp2.trainers import TRAINERS
 from simcore.models.graph import ModelGraph
 from simcore.models.tensor import TensorSpec
 from simcore.placement.framework import Matches, Rule, TensorPolicy, UpdateTime
@@ -65,13 +64,12 @@ def packed_weights(job: Job, options: dict[str, Any]) -> PackedWeights | None:
 def rules_of(job: Job, stored: str, packed: PackedWeights | None, *, fully: bool,
              in_backward: bool) -> tuple[Rule, ...]:
     """Layouts of all tensors; the first rule that a tensor falls under counts."""
-    adapter = job.scenario.training.lora.dtype
-    choice = _Choice(stored, job.compute, _gathered_weights(job), stored if adapter == "auto" else adapter,
+    adapter, trainer = job.scenario.training.lora.dtype, TRAINERS[job.graph.implementation]
+    choice = _Choice(stored, job.compute, trainer.gathered_weights(job), stored if adapter == "auto" else adapter,
                      states_of(job), job.mesh.ep > 1, fully,
                      job.scenario.training.offload.part("params")[1] > 0, in_backward, packed)
-    code = job.graph.implementation
-    whole = CODES[code].DEFAULTS.whole_in_stages if job.mesh.pp > 1 else ()
-    return _made_rules(choice, _tp_cuts(job.graph) if job.mesh.tp > 1 else (), code, whole)
+    whole = trainer.defaults.whole_in_stages if job.mesh.pp > 1 else ()
+    return _made_rules(choice, _tp_cuts(job.graph) if job.mesh.tp > 1 else (), job.graph.implementation, whole)
 
 
 @lru_cache(maxsize=256)
@@ -105,15 +103,10 @@ def _made_rules(choice: _Choice, tp_cuts: tuple[Placements, ...], code: str, who
     return tuple(rules)
 
 
-def _gathered_weights(job: Job) -> str:
-    """In use, linears of blocks are of this type."""
-    return _torchtitan.gathered_weights(job) if CODES[job.graph.implementation] is _torchtitan else job.compute
-
-
 def _narrow(code: str, cut: Placements) -> Matches:
     """A linear of a block that torchao converts, cut so; torchtitan's filter leaves the output alone."""
     return lambda spec: (spec.module == "linear" and spec.component != "lm_head"
-                         and (not cut or CODES[code].tp_layout(spec) == cut))
+                         and (not cut or TRAINERS[code].tp_layout(spec) == cut))
 
 
 def _is_hidden_matrix(spec: TensorSpec) -> bool:
@@ -124,13 +117,13 @@ def _is_hidden_matrix(spec: TensorSpec) -> bool:
 @lru_cache(maxsize=64)
 def _tp_cuts(graph: ModelGraph) -> tuple[Placements, ...]:
     """Every way in which tensor parallelism cuts a tensor of the model."""
-    tp_layout = CODES[graph.implementation].tp_layout
+    tp_layout = TRAINERS[graph.implementation].tp_layout
     cuts = (tp_layout(spec) for specs in graph.tensors for spec in specs)
     return tuple(dict.fromkeys(cut for cut in cuts if cut))
 
 
 def _lies_like(code: str, cut: Placements) -> Matches:
-    return lambda spec: CODES[code].tp_layout(spec) == cut
+    return lambda spec: TRAINERS[code].tp_layout(spec) == cut
 
 
 def _policy(name: str, placements: Placements, stored: str, choice: _Choice, used: Placements = (), *,

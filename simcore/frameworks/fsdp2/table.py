@@ -10,17 +10,15 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from simcore.frameworks.common import transformers as _transformers
 from simcore.frameworks.common.checkpoint_files import fsdp2_files
 from simcore.frameworks.common.kernels import torch_libraries
 from simcore.frameworks.common.liger import loss_with
 from simcore.frameworks.common.pipeline import pipeline_schedule
 from simcore.frameworks.common.torch import Sourced, torch_optimizer
-from simcore.frameworks.fsdp2 import kempnerforge as _kempnerforge
 from simcore.frameworks.fsdp2.checks import check, check_last_backward, check_shared, check_units
 from simcore.frameworks.fsdp2.options import strategy, wrapping
 from simcore.frameworks.fsdp2.rules import packed_weights, rules_of
-from simcore.frameworks.fsdp2.trainers import CODES
+from simcore.frameworks.fsdp2.trainers import TRAINERS
 from simcore.frameworks.fsdp2.units import units
 from simcore.models.graph import ModelGraph
 from simcore.placement.framework import Framework, Optimizer, Unit
@@ -33,29 +31,28 @@ VERSIONS = ("torch 2.13",)
 
 def in_fp8(job: Job) -> ModelGraph:
     """The job's model where linears compute in fp8."""
-    code = CODES[job.graph.implementation]
-    if not hasattr(code, "in_fp8"):
+    trainer = TRAINERS[job.graph.implementation]
+    if trainer.in_fp8 is None:
         raise job.not_yet("training.precision.compute", f"compute in fp8 in the layers of {job.graph.implementation}, "
                           "by torchao's Float8Linear (tensorwise) or by a recipe of TransformerEngine")
-    graph: ModelGraph = code.in_fp8(job)
-    return graph
+    return trainer.in_fp8(job)
 
 
 def table(job: Job) -> Framework:
     """FSDP2 applied to a job."""
-    code = CODES[job.graph.implementation]
+    trainer = TRAINERS[job.graph.implementation]
     check(job)
-    options, precision, given = job.options(code.OPTIONS), job.scenario.training.precision, code.DEFAULTS
-    code.check(job, options)
+    options, precision, given = job.options(trainer.options), job.scenario.training.precision, trainer.defaults
+    trainer.check(job, options)
     stored = job.auto("training.precision.params", precision.params, *_typed(job, given.stored))
     reduce = job.auto("training.precision.grad_reduce", precision.grad_reduce, *_typed(job, given.reduce))
     _note_defaults(job, options)
     check_last_backward(job, options)
-    stages = code.stages_of(job)
+    stages = trainer.stages(job)
     packed = packed_weights(job, options)
     fully = job.mesh.ep > 1 and options.get("experts", "fully_shard") == "fully_shard"
     check_shared(job, separate=options.get("wrap", given.wrap) != "layers_root")
-    optimizer = _grouped(job, torch_optimizer(job, *reversed(given.optimizer), muon=code is _transformers),
+    optimizer = _grouped(job, torch_optimizer(job, *reversed(given.optimizer), muon=trainer.serves_muon),
                          mixes=job.mesh.ep > 1 and not fully and stored == job.compute)
     made = units(job.graph, stages, wrapping(job, options, reduce, packed, fully=fully))
     check_units(job, made)
@@ -66,19 +63,18 @@ def table(job: Job) -> Framework:
         strategy=strategy(job, options, given),
         optimizer=optimizer,
         compute_dtype=job.compute,
-        checkpoint=code.checkpoint(job),
+        checkpoint=trainer.checkpoint(job),
         loss=job.auto("training.loss", job.scenario.training.loss, *loss_with(options, given.loss)),
         sequence_parallel=job.mesh.tp > 1 and not (job.mesh.pp > 1 and given.whole_in_stages),
         stages=stages,
         schedule=pipeline_schedule(job),
         buffered_microbatches=job.scenario.num_microbatches if job.mesh.pp > 1 else 0,
         returns_outputs=job.mesh.pp > 1 and bool(options.get("return_outputs", given.returns_outputs)),
-        options=(*code.options_of(job, options), *_cast_stream(job)),
+        options=(*trainer.layer_options(job, options), *_cast_stream(job)),
         communicators=_communicators(job, made, fully=fully),
         files=fsdp2_files(job),
         libraries=torch_libraries(job, options),
-        assumptions=(*_of_host(job), *_of_muon(job), *_of_groups(optimizer),
-                     *(_kempnerforge.assumptions(job, options) if code is _kempnerforge else ())),
+        assumptions=(*_of_host(job), *_of_muon(job), *_of_groups(optimizer), *trainer.assumptions(job, options)),
     )
 
 
@@ -133,7 +129,7 @@ def _cast_stream(job: Job) -> tuple[tuple[str, str], ...]:
 def _note_defaults(job: Job, options: dict[str, object]) -> None:
     """What is decided tensor by tensor or unit by unit further down."""
     if options.get("reshard_after_forward") is None:
-        given = CODES[job.graph.implementation].DEFAULTS
+        given = TRAINERS[job.graph.implementation].defaults
         job.auto("framework_options.reshard_after_forward", "auto",
                  *(given.reshard if job.mesh.pp == 1 else given.reshard_in_stages))
     if job.scenario.training.optimizer.name != "sgd":

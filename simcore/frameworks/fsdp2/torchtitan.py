@@ -7,12 +7,13 @@ from __future__ import annotations
 
 from dataclasses import replace
 from functools import lru_cache
-from typing import Any
+from typing import Any, Final
 
 from simcore.frameworks.common.kernels import SDPA_BACKENDS
 from simcore.frameworks.common.pipeline import weighed_stages
 from simcore.frameworks.common.torch import Defaults
-from simcore.inputs.training import Draws
+from simcore.frameworks.common.trainer import Trainer
+from simcore.inputs.training import Draws, Recompute
 from simcore.models.blocks import Attention
 from simcore.models.graph import ModelGraph
 from simcore.models.tensor import TensorSpec
@@ -20,8 +21,7 @@ from simcore.pipeline.schedule import ZERO_BUBBLE
 from simcore.placement.job import Job
 from simcore.placement.layout import Placements, Shard
 
-__all__ = ["DEFAULTS", "OPTIONS", "check", "checkpoint", "gathered_weights", "in_fp8", "options_of", "stages_of",
-           "tp_layout"]
+__all__ = ["TRAINER"]
 
 OPTIONS: dict[str, tuple[Any, ...]] = {
     "wrap": ("layers_root", "separate_embedding_head"),
@@ -113,9 +113,6 @@ def _check_cuts(job: Job) -> None:
                                   f"tp {tp}", f"torchtitan 0.2.2 models/llama3/model/model.py: {_EVEN}")
 
 
-stages_of = weighed_stages
-
-
 def in_fp8(job: Job) -> ModelGraph:
     """Linears of blocks become torchao's Float8Linear, with one scale a tensor; the output is filtered out."""
     if not job.options(OPTIONS).get("compile"):
@@ -144,8 +141,8 @@ def checkpoint(job: Job) -> str:
     recompute = job.scenario.training.recompute
     if recompute in ("none", "full"):
         return str(recompute)
-    if getattr(recompute, "mode", "") == "per_op":
-        if recompute.modules:  # type: ignore[union-attr]
+    if isinstance(recompute, Recompute) and recompute.mode == "per_op":
+        if recompute.modules:
             raise job.not_yet("training.recompute.modules", "another list of operators than torchtitan's own")
         return "per_op"
     raise job.not_yet("training.recompute", "checkpointing of every n-th layer under torchtitan (served: none, full, "
@@ -196,3 +193,8 @@ def tp_layout(spec: TensorSpec) -> Placements:
         return (("tp", Shard(0, even=True)),)
     assert spec.dims[1] in ROWS, spec.name
     return (("tp", Shard(1, even=True)),)
+
+
+TRAINER: Final = Trainer(options=OPTIONS, defaults=DEFAULTS, check=check, layer_options=options_of,
+                         checkpoint=checkpoint, stages=weighed_stages, tp_layout=tp_layout, in_fp8=in_fp8,
+                         gathered_weights=gathered_weights)

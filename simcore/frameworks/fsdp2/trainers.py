@@ -1,17 +1,16 @@
-"""What the trainer of each implementation sets, refuses and cuts under FSDP2."""
+"""Trainers whose layers FSDP2 wraps, by the name of the implementation."""
 
 from __future__ import annotations
 
-from types import ModuleType
+from typing import Final
 
-from simcore.frameworks.common import llmfoundry as _llmfoundry
-from simcore.frameworks.common import transformers as _transformers
-from simcore.frameworks.fsdp2 import hub as _hub
-from simcore.frameworks.fsdp2 import kempnerforge as _kempnerforge
-from simcore.frameworks.fsdp2 import torchtitan as _torchtitan
+from simcore.frameworks.common import llmfoundry, transformers
+from simcore.frameworks.common.trainer import Trainers
+from simcore.frameworks.fsdp2 import hub, kempnerforge, torchtitan
 
-__all__ = ["CODES"]
+__all__ = ["TRAINERS"]
 
-CODES: dict[str, ModuleType] = {"hf": _transformers, "hub": _hub, "torchtitan": _torchtitan,
-                                "kempnerforge": _kempnerforge, "llmfoundry": _llmfoundry}
-"""What the trainer of each implementation sets, refuses and cuts."""
+TRAINERS: Final[Trainers] = {
+    "hf": transformers.TRAINER, "hub": hub.TRAINER, "torchtitan": torchtitan.TRAINER,
+    "kempnerforge": kempnerforge.TRAINER, "llmfoundry": llmfoundry.TRAINER,
+}

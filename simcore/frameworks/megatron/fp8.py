@@ -26,6 +26,7 @@ from dataclasses import dataclass, replace
 from functools import lru_cache
 
 from simcore.frameworks.megatron.rules import whole_layout
+from simcore.inputs.training import Recompute
 from simcore.models.blocks import LayerKind, Mtp
 from simcore.models.graph import ModelGraph
 from simcore.models.tensor import TensorSpec
@@ -200,7 +201,9 @@ def _check(job: Job, options: dict[str, object], recipe: str) -> None:
 
 def _recomputed(job: Job) -> tuple[str, ...]:
     given = job.scenario.training.recompute
-    return given if isinstance(given, tuple) else getattr(given, "modules", ())
+    if isinstance(given, Recompute):
+        return given.modules
+    return given if isinstance(given, tuple) else ()
 
 
 def _check_device(job: Job, recipe: str) -> None:

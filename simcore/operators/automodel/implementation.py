@@ -49,13 +49,14 @@ from simcore.operators.automodel.moe import moe
 from simcore.operators.automodel.python import ALONE, BESIDE, around
 from simcore.operators.automodel.qwen3_moe import qwen3_moe_attention
 from simcore.operators.automodel.tensors import tensors
+from simcore.operators.implementation import Implementation
 from simcore.operators.shared import aten
 from simcore.operators.shared.layer_borders import AFTER, BEFORE, leave_waiting, meet_waiting
 from simcore.recording.layer import LayerWorkload, RecordedLayer
 from simcore.recording.rows import Module
 from simcore.recording.tape import GRAD_HIDDEN, HIDDEN, Node, Section, Tape, Tensor
 
-__all__ = ["RELEASE_0_7_0", "SNAPSHOT_2026_06_08", "record", "standing", "tensors"]
+__all__ = ["IMPLEMENTATION", "RELEASE_0_7_0", "SNAPSHOT_2026_06_08", "record", "standing", "tensors"]
 
 RELEASE_0_7_0: Final = (
     ("dispatch_replay", "yes"), ("logits", "released"), ("lora_mlp", "separate"), ("norm_rstd", "no"),
@@ -264,3 +265,6 @@ def _loss(env: Env, block: Loss) -> RecordedLayer:
     held.clear()
     ones = value = None
     return RecordedLayer(forward, backward, after, tape.cut(), seed)
+
+
+IMPLEMENTATION: Final = Implementation(record=record, tensors=tensors, standing=standing)

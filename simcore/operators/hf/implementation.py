@@ -34,13 +34,14 @@ from simcore.operators.hf.layers import Inputs, has_eager_attention
 from simcore.operators.hf.losses import loss_of
 from simcore.operators.hf.tensors import tensors
 from simcore.operators.hf.unsloth import has_fast_layers, unsloth_layer, weight_buffer
+from simcore.operators.implementation import Implementation
 from simcore.operators.shared import aten
 from simcore.operators.shared.features import refuse
 from simcore.operators.shared.layer_borders import hand_on, hidden_state, nothing, run_backward, stream_dtype
 from simcore.recording.layer import LayerWorkload, RecordedLayer
 from simcore.recording.tape import Param, Section, Tape, Tensor
 
-__all__ = ["record", "standing", "tensors"]
+__all__ = ["IMPLEMENTATION", "record", "standing", "tensors"]
 
 SERVED: Final = frozenset({"norms of query and key", "biases of query, key and value", "biases of attention",
                            "attention sinks", "attention within a window", "gated experts", "a router by softmax",
@@ -192,3 +193,6 @@ def _branches(tape: Tape, kind: LayerKind, run: LayerWorkload, inputs: Inputs) -
 def standing(runs: Sequence[tuple[LayerKind, LayerWorkload]]) -> dict[str, int]:
     """Buffers that all layers share."""
     return weight_buffer(runs)
+
+
+IMPLEMENTATION: Final = Implementation(record=record, tensors=tensors, standing=standing)

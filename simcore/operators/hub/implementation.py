@@ -19,10 +19,11 @@ from simcore.models.blocks import LayerKind
 from simcore.models.tensor import TensorSpec
 from simcore.operators.hf import implementation as hf
 from simcore.operators.hf import tensors as hf_tensors
+from simcore.operators.implementation import Implementation
 from simcore.recording.layer import LayerWorkload, RecordedLayer
 from simcore.recording.tape import Param
 
-__all__ = ["record", "tensors"]
+__all__ = ["IMPLEMENTATION", "record", "tensors"]
 
 _CODE: Final = ("code", "hub")
 
@@ -55,3 +56,6 @@ def _joined(grads: tuple[tuple[Param, int, int], ...], run: LayerWorkload) -> tu
     order = {name: place for place, name in enumerate(dict.fromkeys(param.name for param, _, _ in grads))}
     found = groupby(sorted(grads, key=lambda grad: order[grad[0].name]), lambda grad: (grad[0].name, grad[1]))
     return tuple((run.params[name], slot, sum(num_bytes for _, _, num_bytes in same)) for (name, slot), same in found)
+
+
+IMPLEMENTATION: Final = Implementation(record=record, tensors=tensors)

@@ -26,6 +26,7 @@ from functools import partial
 from typing import Final, NamedTuple
 
 from simcore.models.blocks import Attention, Embedding, FinalNorm, Head, LayerKind, Loss, Moe
+from simcore.operators.implementation import Implementation
 from simcore.operators.kempnerforge.moe import Router, moe
 from simcore.operators.kempnerforge.tensors import tensors
 from simcore.operators.shared import aten
@@ -54,7 +55,7 @@ from simcore.recording.layer import LayerWorkload, RecordedLayer
 from simcore.recording.rows import Op, Param, Section
 from simcore.recording.tape import Tape, Tensor
 
-__all__ = ["record", "standing", "tensors"]
+__all__ = ["IMPLEMENTATION", "record", "standing", "tensors"]
 
 SERVED: Final = frozenset({"gated experts", "a router by softmax"})
 """What of `features.py` is recorded here."""
@@ -313,3 +314,6 @@ def _is_any_left(tape: Tape, rows: int) -> None:
 def _divided(tape: Tape, loss: Tensor) -> Tensor:
     """By the number of microbatches."""
     return aten.mul_scalar(tape, loss)
+
+
+IMPLEMENTATION: Final = Implementation(record=record, tensors=tensors, standing=standing)

@@ -20,6 +20,7 @@ from functools import partial
 from typing import Final
 
 from simcore.models.blocks import Attention, Branch, Embedding, FinalNorm, Head, LayerKind, Loss
+from simcore.operators.implementation import Implementation
 from simcore.operators.llmfoundry.attention import flash, triton
 from simcore.operators.llmfoundry.fp8 import te_linear
 from simcore.operators.shared import aten
@@ -41,7 +42,7 @@ from simcore.operators.shared.mpt_tensors import tensors
 from simcore.recording.layer import LayerWorkload, RecordedLayer
 from simcore.recording.tape import Kernel, Tape, Tensor
 
-__all__ = ["record", "standing", "tensors"]
+__all__ = ["IMPLEMENTATION", "record", "standing", "tensors"]
 
 SERVED: Final = frozenset({"LayerNorm", "LayerNorm without a bias", "learned positions", "a GELU MLP",
                            "biases of the MLP", "biases of attention", "ALiBi"})
@@ -230,3 +231,6 @@ def _metric(tape: Tape, logits: Tensor, *, in_fp32: bool) -> None:
     if in_fp32:
         likelihoods = aten.select(tape, likelihoods, logits.shape, "fp32", "to_fp32")
     aten.new(tape, (), "fp32", "metric", 8 * logits.shape[0])
+
+
+IMPLEMENTATION: Final = Implementation(record=record, tensors=tensors, standing=standing)

@@ -122,7 +122,7 @@ def _moved(c: Context, x: Tensor, name: str) -> Tensor:
         _turned(c, grad, fused=fused, is_backward=True)
         return [grad]
 
-    rotary = name == "key" or any(getattr(b.block, "rotary", False) for b in c.kind.branches)
+    rotary = name == "key" or any(isinstance(b.block, Attention) and b.block.rotary for b in c.kind.branches)
     fused = not rotary or (c.kind.family != "gpt_oss" and dict(c.run.options).get("apply_rope_fusion") != "false")
     out = c.new(rows, columns, name)
     _turned(c, out, fused=fused, is_backward=False)

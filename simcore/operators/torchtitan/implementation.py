@@ -21,6 +21,7 @@ from itertools import count
 from typing import Final
 
 from simcore.models.blocks import Attention, Embedding, FinalNorm, Head, LatentAttention, LayerKind, Loss, Mixer, Moe
+from simcore.operators.implementation import Implementation
 from simcore.operators.shared import aten
 from simcore.operators.shared.dtensor import gather_last, gather_sequence, own_rows, scatter_sequence, sum_norms
 from simcore.operators.shared.features import refuse
@@ -42,7 +43,7 @@ from simcore.recording.checkpoint import Keeps
 from simcore.recording.layer import LayerWorkload, RecordedLayer
 from simcore.recording.tape import Tape, Tensor
 
-__all__ = ["record", "standing", "tensors"]
+__all__ = ["IMPLEMENTATION", "record", "standing", "tensors"]
 
 SERVED: Final = frozenset({"norms of query and key", "latent attention", "gated experts",
                            "a router by softmax, not normalised", "gated experts with a shared one"})
@@ -194,3 +195,6 @@ def _loss_function(run: LayerWorkload, *, split: bool) -> Callable[[Tape, Tensor
 def _divided(tape: Tape, loss: Tensor) -> Tensor:
     """By the number of tokens that count."""
     return aten.mul_scalar(tape, loss)
+
+
+IMPLEMENTATION: Final = Implementation(record=record, tensors=tensors, standing=standing)
